@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+
+namespace distill::losses {
+
+// Divergence between the teacher p = softmax(teacher / T) and the student q = softmax(student / T).
+enum class Divergence {
+  kNone, // hard labels only
+  kJsd, // generalised JSD; beta = 0 is forward KL(p||q), beta = 1 is reverse KL(q||p)
+  kForwardKl, // KL(p || q)
+  kReverseKl, // KL(q || p)
+  kSkewForwardKl, // KL(p || skew_alpha p + (1 - skew_alpha) q)
+  kSkewReverseKl, // KL(q || skew_alpha q + (1 - skew_alpha) p)
+  kTotalVariation, // 1/2 sum |p - q|
+};
+
+enum class LogitsDtype {
+  kFloat32,
+  kBFloat16
+};
+
+// Targets with this value carry no loss, hard or soft.
+inline constexpr int64_t kIgnoreIndex = -100;
+
+// What one token's loss is:
+//   hard_weight * (CE(labels, label_smoothing) + z_loss * lse^2) + soft_weight * T^2? * divergence(p, q).
+struct LossOptions {
+  Divergence divergence = Divergence::kJsd;
+  double beta = 0.5;
+  double skew_alpha = 0.1;
+  double temperature = 1.0;
+  bool scale_by_temperature_squared = false; // multiplies the soft loss and its gradient by T^2
+  double hard_weight = 0.0;
+  double soft_weight = 1.0;
+  double label_smoothing = 0.0;
+  double z_loss = 0.0;
+  double student_softcap = 0.0; // 0: off; logits = cap * tanh(logits / cap)
+  double teacher_softcap = 0.0;
+  LogitsDtype logits_dtype = LogitsDtype::kFloat32;
+};
+
+// How many tokens' logits exist at once. memory_cap_mb is hard and wins over the other two.
+struct ChunkOptions {
+  int64_t chunk_size = 0; // tokens; 0: automatic
+  int64_t memory_cap_mb = 1024; // MiB
+  int64_t min_chunk_size = 256; // tokens
+};
+
+} // namespace distill::losses

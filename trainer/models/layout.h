@@ -1,0 +1,56 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "trainer/models/model_config.h"
+
+// How a model's parameters lie in flat buffers. A unit is what is gathered together: the embedding, each decoder block,
+// the final norm with the lm_head; with tied embeddings, embedding, final norm and head are one unit.
+namespace distill::models {
+
+// Rows [first_row, first_row + rows) of a fused parameter are the Hugging Face tensor `hf_name`.
+struct ParamPart {
+  std::string hf_name;
+  int64_t first_row = 0;
+  int64_t rows = 0;
+};
+
+struct ParamLayout {
+  std::string name; // within the unit: "qkv", "down", "attn_norm", ...
+  std::vector<int64_t> shape;
+  int64_t offset = 0; // elements from the unit's start; a multiple of kParamAlignment
+  bool is_matrix = false; // weight decay applies
+  std::vector<ParamPart> parts;
+
+  int64_t numel() const;
+};
+
+enum class UnitKind {
+  kEmbedding,
+  kBlock,
+  kHead,
+  kTiedEmbeddingHead
+};
+
+struct UnitLayout {
+  std::string name; // "embedding", "block 3", "head"
+  UnitKind kind = UnitKind::kBlock;
+  int64_t block = -1; // index of a decoder block
+  int64_t numel = 0; // elements including alignment gaps; vectors first, then matrices
+  std::vector<ParamLayout> params;
+
+  const ParamLayout* find(std::string_view param) const; // null: no such parameter
+  // View of one parameter in a flat buffer [numel or more] of any dtype; undefined where the unit has none of the name.
+  at::Tensor view(const at::Tensor& flat, std::string_view param) const;
+};
+
+// Elements: 128 bytes in bf16, so that every parameter starts aligned in each dtype.
+inline constexpr int64_t kParamAlignment = 64;
+
+// All units of a model in forward order: [embedding, block 0.., head], or [tied, block 0..].
+std::vector<UnitLayout> unit_layouts(const ModelConfig& config);
+
+} // namespace distill::models

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Makes a relocatable folder that runs on another machine with the same libtorch:
+#   scripts/bundle.sh OUT_DIR [PRESET] [PROGRAM...]
+# It holds the programs (default: distill), the few shared libraries that are neither libtorch's, CUDA's nor the C library's,
+# and a launcher per program that finds the other machine's torch (DISTILL_TORCH_DIR, or the python3 on its PATH).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ $# -ge 1 ] || { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+out=$1
+preset=${2:-release}
+shift
+[ $# -gt 0 ] && shift
+build=build/$preset
+[ $# -gt 0 ] || set -- distill
+
+rm -rf "$out.partial"
+mkdir -p "$out.partial/bin" "$out.partial/lib"
+for name in "$@"; do
+  program=$(find "$build" -type f -name "$name" \( -perm -u+x -o -name '*.so' \) | head -n 1)
+  [ -n "$program" ] || { echo "bundle.sh: no program '$name' under $build; run scripts/build.sh $preset first" >&2; exit 1; }
+  case "$name" in
+    *.so) copy="$out.partial/lib/$name" ;;
+    *) copy="$out.partial/bin/$name" ;;
+  esac
+  cp "$program" "$copy"
+  strip --strip-debug "$copy"
+  ldd "$program" | awk '$3 ~ /^\// {print $3}' | while read -r library; do
+    case "$library" in
+      */torch/lib/* | */nvidia/* | */cuda*/* | */libc.so* | */libm.so* | */libdl.so* | */libpthread.so* | */librt.so* | */ld-linux* | */libstdc++.so* | */libgcc_s.so* | */libgomp*) ;;
+      *) cp -n "$library" "$out.partial/lib/" ;;
+    esac
+  done
+  [[ "$name" == *.so ]] && continue
+  cat >"$out.partial/$name" <<'LAUNCHER'
+#!/usr/bin/env bash
+# Runs the program beside this machine's libtorch.
+here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
+torch=${DISTILL_TORCH_DIR:-$(python3 -c 'import importlib.util, os; print(os.path.dirname(importlib.util.find_spec("torch").origin))')}
+if [ ! -e "$torch/lib/libtorch_cpu.so" ]; then
+  echo "$(basename "$0"): no libtorch in '$torch'; name the torch package's folder in DISTILL_TORCH_DIR" >&2
+  exit 1
+fi
+nvidia=$(printf '%s:' "$(dirname "$torch")"/nvidia/*/lib)
+export LD_LIBRARY_PATH="$here/lib:$torch/lib:$nvidia${LD_LIBRARY_PATH:-}"
+exec "$here/bin/$(basename "$0")" "$@"
+LAUNCHER
+  chmod +x "$out.partial/$name"
+done
+rm -rf "$out"
+mv "$out.partial" "$out"
+du -sh "$out"

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Checks the include edges between folders: apps -> trainer -> {losses, data}, and the edges inside trainer.
+
+Prints one line for each forbidden include and exits 1 if there is any.
+"""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# folder -> folders whose headers it may include (besides its own).
+ALLOWED = {
+    "losses": set(),
+    "data": set(),
+    "trainer/models": set(),
+    "trainer/config": {"losses"},
+    "trainer/metrics": {"losses", "data", "trainer/config", "trainer/models"},
+    "trainer/optim": {"trainer/config", "trainer/models"},
+    "trainer/sharding": {"trainer/models", "trainer/optim"},
+    "trainer/checkpoint": {"trainer/models", "trainer/optim", "trainer/sharding", "trainer/config", "trainer/metrics"},
+    "trainer/launch": {"trainer/config", "trainer/metrics"},
+    "trainer/memory": {"losses", "trainer/config", "trainer/models", "trainer/sharding"},
+    "trainer": {"losses", "data", "trainer"},
+    "apps": {"losses", "data", "trainer"},
+}
+# Headers that no header of ours may pull in: they cost every includer tens of seconds.
+HEAVY = ("torch/torch.h", "torch/extension.h", "ATen/ATen.h", "torch/all.h")
+INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]')
+
+
+def folder_of(path: str) -> str | None:
+    """The longest key of ALLOWED that is a prefix of `path`."""
+    keys = [k for k in ALLOWED if path == k or path.startswith(k + "/")]
+    return max(keys, key=len, default=None)
+
+
+def allowed(source: str, target: str) -> bool:
+    if source == target:
+        return True
+    return any(target == a or target.startswith(a + "/") for a in ALLOWED[source])
+
+
+def main() -> int:
+    problems = []
+    for top in ("losses", "data", "trainer", "apps"):
+        for file in sorted((ROOT / top).rglob("*")):
+            if file.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
+                continue
+            relative = file.relative_to(ROOT).as_posix()
+            source = folder_of(relative)
+            for number, line in enumerate(file.read_text().splitlines(), 1):
+                match = INCLUDE.match(line)
+                if not match:
+                    continue
+                header = match.group(1)
+                if header in HEAVY and file.suffix in {".h", ".cuh"}:
+                    problems.append(f"{relative}:{number}: a header includes <{header}>; include the thin header it needs")
+                target = folder_of(header)
+                if target and (ROOT / header).exists() and not allowed(source, target):
+                    may = ", ".join(sorted(ALLOWED[source])) or "nothing"
+                    problems.append(f"{relative}:{number}: {source} includes {header}, but may include only {may}")
+                elif '"' in line and target is None and (file.parent / header).exists():
+                    problems.append(f"{relative}:{number}: include {header} from the repository's root")
+    print("\n".join(problems) if problems else "include edges: clean")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Installs everything that building and running distill needs. Can be run again: with nothing to do it takes a second.
+#   scripts/setup.sh            system packages (as root), .venv with pinned wheels, a CUDA toolkit if the system has none
+#   scripts/setup.sh --no-cuda  leaves the CUDA toolkit out (build with -DDISTILL_CUDA=OFF, preset cpu)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+with_cuda=1
+for arg in "$@"; do
+  case "$arg" in
+    --no-cuda) with_cuda=0 ;;
+    -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "setup.sh: unknown argument '$arg' (expected: --no-cuda)" >&2; exit 2 ;;
+  esac
+done
+
+packages=(g++ make ccache git ca-certificates python3 python3-venv python3-dev unzip
+  libyaml-cpp-dev libabsl-dev libcli11-dev libspdlog-dev nlohmann-json3-dev libgtest-dev libgmock-dev)
+
+install_system_packages() {
+  command -v dpkg-query >/dev/null || { echo "setup.sh: not a Debian-like system; install the equivalents of: ${packages[*]}"; return; }
+  local missing=()
+  local installed
+  installed=$(dpkg-query -W -f='${db:Status-Abbrev}${Package}\n' "${packages[@]}" 2>/dev/null | sed -n 's/^ii *//p' || true)
+  for package in "${packages[@]}"; do
+    grep -qx -- "$package" <<<"$installed" || missing+=("$package")
+  done
+  [ ${#missing[@]} -eq 0 ] && return
+  if [ "$(id -u)" -ne 0 ]; then
+    echo "setup.sh: system packages are missing. Run as root, then run setup.sh again:" >&2
+    echo "  apt-get update && apt-get install -y ${missing[*]}" >&2
+    exit 1
+  fi
+  echo "setup.sh: installing ${missing[*]}"
+  apt-get update -q >/dev/null
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+install_wheels() {
+  local stamp=.venv/.requirements
+  cmp -s scripts/requirements.txt "$stamp" && [ -x .venv/bin/python ] && return
+  echo "setup.sh: installing Python wheels into .venv (torch with its CUDA libraries: 4.6 GB, a few minutes)"
+  [ -x .venv/bin/python ] || python3 -m venv .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt
+  cp scripts/requirements.txt "$stamp"
+}
+
+# The toolkit as wheels, laid out as CMake and nvcc expect it.
+install_cuda_toolkit() {
+  [ -d .venv/cuda-toolkit ] && return
+  command -v nvcc >/dev/null && return
+  [ -x /usr/local/cuda/bin/nvcc ] && return
+  echo "setup.sh: no CUDA toolkit on this system; installing 13.0 from wheels"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check "cuda-toolkit[nvcc,cccl,crt,nvvm]==13.0.2"
+  local wheels toolkit=.venv/cuda-toolkit.partial
+  wheels=$(.venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/nvidia/cu13
+  rm -rf "$toolkit"
+  mkdir -p "$toolkit/lib64"
+  for name in bin include nvvm; do ln -s "$wheels/$name" "$toolkit/$name"; done
+  ln -s lib64 "$toolkit/lib"
+  for library in "$wheels"/lib/*; do
+    ln -s "$library" "$toolkit/lib64/$(basename "$library")"
+    case "$library" in
+      *.so.*) ln -sf "$library" "$toolkit/lib64/$(basename "${library%%.so.*}").so" ;;
+    esac
+  done
+  mv "$toolkit" .venv/cuda-toolkit
+}
+
+install_system_packages
+install_wheels
+[ "$with_cuda" -eq 0 ] || install_cuda_toolkit
+echo "setup.sh: ready"

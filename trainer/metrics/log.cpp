@@ -1,0 +1,45 @@
+// No torch header here: torch carries its own fmt, which would clash with spdlog's.
+#include "trainer/metrics/log.h"
+
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+namespace distill::metrics {
+namespace {
+
+spdlog::logger& logger() {
+  static const std::shared_ptr<spdlog::logger> instance = [] {
+    auto made = std::make_shared<spdlog::logger>("distill", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    made->set_pattern("%Y-%m-%d %H:%M:%S %^%L%$ %v");
+    made->flush_on(spdlog::level::info);
+    return made;
+  }();
+  return *instance;
+}
+
+} // namespace
+
+void open_log_file(const std::string& path) {
+  auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path, /*truncate=*/false);
+  file->set_pattern("%Y-%m-%d %H:%M:%S %L %v");
+  logger().sinks().push_back(std::move(file));
+}
+
+void log_info(std::string_view message) {
+  logger().info(message);
+}
+
+void log_warning(std::string_view message) {
+  logger().warn(message);
+}
+
+void log_error(std::string_view message) {
+  logger().error(message);
+}
+
+void flush_log() {
+  logger().flush();
+}
+
+} // namespace distill::metrics

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+// The program's log: standard error and, once a run folder exists, its log.txt. One line a message.
+namespace distill::metrics {
+
+// Also writes to `path` from now on (appends).
+void open_log_file(const std::string& path);
+
+void log_info(std::string_view message);
+void log_warning(std::string_view message);
+void log_error(std::string_view message);
+
+void flush_log();
+
+} // namespace distill::metrics

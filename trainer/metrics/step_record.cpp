@@ -1,0 +1,121 @@
+#include "trainer/metrics/step_record.h"
+
+#include <nlohmann/json.hpp>
+
+namespace distill::metrics {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct RowName {
+  losses::Row row;
+  const char* name;
+  bool needs_teacher;
+};
+constexpr RowName kRowNames[] = {
+    {losses::kLoss, "loss", false},
+    {losses::kHard, "hard", false},
+    {losses::kSoft, "soft", true},
+    {losses::kZLoss, "z_loss", false},
+    {losses::kForwardKl, "forward_kl", true},
+    {losses::kReverseKl, "reverse_kl", true},
+    {losses::kStudentEntropy, "student_entropy", false},
+    {losses::kTeacherEntropy, "teacher_entropy", true},
+    {losses::kAgreement, "agreement", true},
+    {losses::kAccuracy, "accuracy", false},
+    {losses::kStudentLse, "student_lse", false},
+    {losses::kTeacherLse, "teacher_lse", true},
+};
+
+// JSON has no NaN; null says that a value was not finite.
+Json number(double value) {
+  return std::isfinite(value) ? Json(value) : Json(nullptr);
+}
+
+void add_means(Json& json, const LossMeans& means) {
+  for (const RowName& row : kRowNames) {
+    if (means.has_teacher || !row.needs_teacher) {
+      json[row.name] = number(means.rows[row.row]);
+    }
+  }
+  json["valid_tokens"] = means.valid_tokens;
+}
+
+std::string means_text(const LossMeans& means) {
+  const auto& rows = means.rows;
+  std::string text = absl::StrFormat("loss %.4f  ce %.4f", rows[losses::kLoss], rows[losses::kHard]);
+  if (means.has_teacher) {
+    absl::StrAppendFormat(
+        &text, "  soft %.4f  kl %.4f/%.4f  agree %.1f%%", rows[losses::kSoft], rows[losses::kForwardKl],
+        rows[losses::kReverseKl], 100 * rows[losses::kAgreement]);
+  }
+  return text;
+}
+
+} // namespace
+
+LossMeans loss_means(const std::array<double, losses::kNumRows>& sums, int64_t valid_tokens, bool has_teacher) {
+  LossMeans means;
+  means.valid_tokens = valid_tokens;
+  means.has_teacher = has_teacher;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    means.rows[i] = valid_tokens > 0 ? sums[i] / static_cast<double>(valid_tokens) : 0.0;
+  }
+  return means;
+}
+
+std::string step_line(const StepRecord& r) {
+  std::string line = absl::StrFormat("step %d/%d  %s", r.step, r.total_steps, means_text(r.means));
+  absl::StrAppendFormat(
+      &line, "  |g| %.3g  lr %.2e  %.4g tok/s", r.grad_norm, r.lr, r.tokens_per_second);
+  if (r.mfu_causal > 0) {
+    absl::StrAppendFormat(&line, "  mfu %.1f%%/%.1f%%", 100 * r.mfu_causal, 100 * r.mfu_full);
+  }
+  absl::StrAppendFormat(
+      &line, "  mem %.2f GiB  eta %s", static_cast<double>(r.peak_memory_bytes) / (1 << 30),
+      format_duration(r.eta_seconds));
+  if (r.skipped) {
+    absl::StrAppendFormat(&line, "  SKIPPED (gradients not finite; %d so far)", r.skipped_total);
+  }
+  return line;
+}
+
+std::string step_json(const StepRecord& r) {
+  Json json;
+  json["step"] = r.step;
+  add_means(json, r.means);
+  json["grad_norm"] = number(r.grad_norm);
+  json["skipped"] = r.skipped;
+  json["skipped_total"] = r.skipped_total;
+  json["lr"] = r.lr;
+  json["tokens"] = r.tokens;
+  json["seconds"] = r.seconds;
+  json["tokens_per_second"] = number(r.tokens_per_second);
+  if (r.mfu_causal > 0) {
+    json["mfu_causal"] = r.mfu_causal;
+    json["mfu_full"] = r.mfu_full;
+  }
+  json["peak_memory_bytes"] = r.peak_memory_bytes;
+  return json.dump();
+}
+
+std::string eval_line(int64_t step, const LossMeans& means) {
+  return absl::StrFormat("eval after step %d  %s  (%d tokens)", step, means_text(means), means.valid_tokens);
+}
+
+std::string eval_json(int64_t step, const LossMeans& means) {
+  Json json, values;
+  add_means(values, means);
+  json["step"] = step;
+  json["eval"] = values;
+  return json.dump();
+}
+
+std::string format_duration(double seconds) {
+  const int64_t total = std::isfinite(seconds) ? std::llround(std::max(0.0, seconds)) : 0;
+  const int64_t hours = total / 3600, minutes = total / 60 % 60;
+  return hours > 0 ? absl::StrFormat("%d:%02d:%02d", hours, minutes, total % 60)
+                   : absl::StrFormat("%d:%02d", minutes, total % 60);
+}
+
+} // namespace distill::metrics

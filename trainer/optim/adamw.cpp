@@ -1,0 +1,55 @@
+#include "trainer/optim/adamw.h"
+
+#include <ATen/ops/_fused_adamw.h>
+
+namespace distill::optim {
+
+AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& options)
+    : model_(model), options_(options) {
+  matrices_.weight_decay = options.weight_decay;
+  for (int64_t i = 0; i < model.num_units(); ++i) {
+    const sharding::UnitShard& unit = model.unit(i);
+    moments_.push_back({at::zeros_like(unit.master), at::zeros_like(unit.master)});
+    // A unit's vectors lie before its matrices: two slices at most.
+    int64_t first_matrix = unit.layout.numel;
+    for (const models::ParamLayout& param : unit.layout.params) {
+      if (param.is_matrix) {
+        first_matrix = std::min(first_matrix, param.offset);
+      }
+    }
+    add_slice(vectors_, i, 0, first_matrix);
+    add_slice(matrices_, i, first_matrix, unit.layout.numel);
+  }
+  step_count_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(model.options().device));
+}
+
+void AdamW::add_slice(Group& group, int64_t unit, int64_t begin, int64_t end) {
+  const sharding::UnitShard& shard = model_.unit(unit);
+  const int64_t first = std::max(begin, shard.shard.begin) - shard.shard.begin;
+  const int64_t last = std::min(end, shard.shard.end()) - shard.shard.begin;
+  if (first >= last) {
+    return;
+  }
+  group.params.push_back(shard.master.narrow(0, first, last - first));
+  group.grads.push_back(shard.gradient.narrow(0, first, last - first));
+  group.exp_avgs.push_back(moments_[unit].exp_avg.narrow(0, first, last - first));
+  group.exp_avg_sqs.push_back(moments_[unit].exp_avg_sq.narrow(0, first, last - first));
+}
+
+void AdamW::step(double lr, const GradNorm& grad_norm) {
+  // The counter is per tensor in the fused op; all of ours are equal, and the op only reads it.
+  step_count_.add_(1.0 - grad_norm.found_inf);
+  for (Group* group : {&vectors_, &matrices_}) {
+    if (group->params.empty()) {
+      continue;
+    }
+    const std::vector<at::Tensor> steps(group->params.size(), step_count_);
+    at::_fused_adamw_(
+        group->params, group->grads, group->exp_avgs, group->exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps, lr,
+        options_.beta1, options_.beta2, group->weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
+        grad_norm.grad_scale, grad_norm.found_inf);
+  }
+  model_.refresh_weights();
+}
+
+} // namespace distill::optim

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/status.h>
+
+#include <functional>
+#include <vector>
+
+#include "trainer/models/layout.h"
+#include "trainer/sharding/shard_range.h"
+
+namespace distill::sharding {
+
+// One unit's state on this rank. All tensors are flat, [shard.numel].
+struct UnitShard {
+  models::UnitLayout layout;
+  ShardRange shard;
+  at::Tensor weights; // compute dtype: what is gathered
+  at::Tensor master; // fp32, what the optimizer updates; the same tensor as `weights` when that is fp32; undefined: frozen
+  at::Tensor gradient; // fp32, accumulated over micro-batches; undefined: frozen
+};
+
+struct ShardOptions {
+  at::Device device = at::kCPU;
+  at::ScalarType compute_dtype = at::kFloat;
+  bool trainable = false;
+  int64_t rank = 0;
+  int64_t world_size = 1;
+};
+
+// The units of one model, sharded. The passes over the model ask it for whole units and give them back:
+// weights(u) ... release(u) around every use, gradient(u) ... reduce(u) around every unit's backward.
+// On one process a shard is the whole unit: gathering and reducing are the identity.
+class ModelShards {
+ public:
+  ModelShards(models::ModelConfig config, const ShardOptions& options);
+
+  // Fills every shard: `fill(layout, first element, destination)` writes the elements [first, first + numel) of a unit's
+  // flat buffer into `destination` (on the host, any dtype).
+  using FillRange = std::function<absl::Status(const models::UnitLayout&, int64_t first, at::Tensor destination)>;
+  absl::Status load(const FillRange& fill);
+
+  const models::ModelConfig& config() const {
+    return config_;
+  }
+  bool trainable() const {
+    return options_.trainable;
+  }
+  const ShardOptions& options() const {
+    return options_;
+  }
+  int64_t num_units() const {
+    return static_cast<int64_t>(units_.size());
+  }
+  int64_t num_parameters() const; // without padding
+  UnitShard& unit(int64_t index) {
+    return units_[index];
+  }
+  const UnitShard& unit(int64_t index) const {
+    return units_[index];
+  }
+  // Index of the unit of a decoder block, of the embedding, and of the final norm and lm_head.
+  int64_t block_unit(int64_t block) const {
+    return block + 1;
+  }
+  int64_t embedding_unit() const {
+    return 0;
+  }
+  int64_t head_unit() const {
+    return config_.tie_word_embeddings ? 0 : num_units() - 1;
+  }
+
+  // The whole unit's flat weights, compute dtype. Valid until release().
+  at::Tensor weights(int64_t index);
+  void release(int64_t index);
+  // The whole unit's flat fp32 gradient, to accumulate into. reduce() hands it over when the unit's backward is done.
+  at::Tensor gradient(int64_t index);
+  void reduce(int64_t index);
+
+  void zero_gradients();
+  // After the optimizer changed the master weights.
+  void refresh_weights();
+
+ private:
+  models::ModelConfig config_;
+  ShardOptions options_;
+  std::vector<UnitShard> units_;
+};
+
+} // namespace distill::sharding

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <string>
+
+#include "trainer/config/config.h"
+#include "trainer/metrics/step_record.h"
+
+namespace distill::trainer {
+
+enum class StartMode {
+  kFresh, // the run folder must not exist, or be empty
+  kResume, // continues from the newest complete checkpoint of the run folder
+  kOverwrite, // removes what an earlier run left in the run folder
+};
+
+struct RunResult {
+  bool stopped_by_signal = false; // the state was saved
+  int64_t steps = 0; // done since the start of the run, earlier parts included
+};
+
+// Runs the whole job: builds, trains, closes. Statuses carry configuration and file errors (kInvalidArgument,
+// kNotFound, kFailedPrecondition: nothing was started) and runtime failures (every other code).
+absl::StatusOr<RunResult> train(const config::Config& config, StartMode mode);
+
+// Checks all that can be checked without training: model folders and their tensors, tokenizers, data, the loss head's
+// memory. Prints a summary on standard output.
+absl::Status dry_run(const config::Config& config);
+
+struct EvalReport {
+  metrics::LossMeans means;
+  int64_t samples = 0; // sequences
+  double seconds = 0;
+
+  std::string text() const; // a table for people
+  std::string json() const; // one object with the names of metrics.jsonl
+};
+
+// Evaluates student.path against the teacher on data.eval, over eval.batches micro-batches (0: the whole set).
+absl::StatusOr<EvalReport> evaluate(const config::Config& config);
+
+} // namespace distill::trainer

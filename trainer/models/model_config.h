@@ -29,14 +29,28 @@ struct ModelConfig {
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
-  std::optional<Llama3RopeScaling> rope_scaling;
+  std::optional<Llama3RopeScaling> rope_scaling; // rope_type llama3
+  double rope_linear_factor = 1.0; // rope_type linear: frequencies are divided by it
+  // Set where some layer attends to a window of tokens. Sequences no longer than it are computed exactly; longer ones
+  // are refused (check_sequence_length, and block_forward).
+  std::optional<int64_t> sliding_window;
   bool tie_word_embeddings = false;
   bool qkv_bias = false;
   bool qk_norm = false; // RMSNorm over head_dim on q and k before RoPE
-  std::string dtype = "bfloat16"; // of the stored weights
+  double initializer_range = 0.02; // standard deviation of randomly initialised matrices
+  std::string dtype = "float32"; // of the stored weights: float32 | float16 | bfloat16
 };
 
-// Reads folder/config.json. Whatever it asks for that is not supported is an error that names it.
+// Reads folder/config.json, in the spellings of transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5
+// (rope_parameters, dtype). Whatever it asks for that is not supported, and every key that is not known, is an error
+// that names it; one report holds all of them. NotFoundError: no such file; InvalidArgumentError: everything else.
 absl::StatusOr<ModelConfig> read_model_config(const std::string& folder);
+
+// The same from the file's text; `source` names it in errors.
+absl::StatusOr<ModelConfig> parse_model_config(const std::string& json_text, const std::string& source);
+
+// Whether sequences of this many tokens are computed as the model means them: no longer than max_position_embeddings
+// and the attention window.
+absl::Status check_sequence_length(const ModelConfig& config, int64_t seq_len);
 
 } // namespace distill::models

@@ -1,0 +1,226 @@
+#include "trainer/models/ops/attention.h"
+
+#include "trainer/models/ops/attention_math.h"
+
+namespace distill::models {
+namespace {
+
+constexpr int64_t kCudnnMaxHeadDim = 128;
+constexpr int64_t kCudnnMinLength = 128;
+constexpr int64_t kFlashMaxHeadDim = 256;
+
+enum class Backend {
+  kCudnn,
+  kFlash,
+  kCpuFlash,
+  kMath
+};
+
+Backend choose_backend(const at::Tensor& q_NAD, const SequenceInfo& seq) {
+  const int64_t head_dim = q_NAD.size(2);
+  const bool half = q_NAD.scalar_type() == at::kBFloat16 || q_NAD.scalar_type() == at::kHalf;
+  if (q_NAD.is_cpu()) {
+    return Backend::kCpuFlash;
+  }
+  if (!q_NAD.is_cuda() || !half || head_dim > kFlashMaxHeadDim) {
+    return Backend::kMath;
+  }
+  if (!seq.packed && head_dim % 8 == 0 && head_dim <= kCudnnMaxHeadDim && seq.seq_len >= kCudnnMinLength) {
+    return Backend::kCudnn;
+  }
+  return Backend::kFlash;
+}
+
+double softmax_scale(const at::Tensor& q_NAD) {
+  return 1.0 / std::sqrt(static_cast<double>(q_NAD.size(2)));
+}
+
+// [N, heads, D] or [N, heads * D] seen as [B, heads, S, D]; no copy.
+at::Tensor as_bhsd(const at::Tensor& x, const SequenceInfo& seq, int64_t heads) {
+  return x.view({seq.batch, seq.seq_len, heads, -1}).transpose(1, 2);
+}
+
+at::Tensor from_bhsd(const at::Tensor& x_BASD) {
+  const at::Tensor x_BSAD = x_BASD.transpose(1, 2);
+  return x_BSAD.reshape({x_BSAD.size(0) * x_BSAD.size(1), -1});
+}
+
+AttentionResult cudnn_forward(
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq) {
+  const auto result = at::_scaled_dot_product_cudnn_attention(
+      as_bhsd(q_NAD, seq, q_NAD.size(1)), as_bhsd(k_NKD, seq, k_NKD.size(1)), as_bhsd(v_NKD, seq, v_NKD.size(1)),
+      /*attn_bias=*/std::nullopt, /*compute_log_sumexp=*/true, /*dropout_p=*/0.0, /*is_causal=*/true,
+      /*return_debug_mask=*/false, softmax_scale(q_NAD));
+  return {from_bhsd(std::get<0>(result)), std::get<1>(result)};
+}
+
+void cudnn_backward(
+    const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
+    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
+  const int64_t heads = q_NAD.size(1);
+  // Without dropout the seed and offset are handed through and never read.
+  const at::Tensor unused = at::empty({}, q_NAD.options().dtype(at::kLong));
+  const auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
+      as_bhsd(dout_NQ.contiguous(), seq, heads), as_bhsd(q_NAD, seq, heads), as_bhsd(k_NKD, seq, k_NKD.size(1)),
+      as_bhsd(v_NKD, seq, v_NKD.size(1)), as_bhsd(kept.out_NQ, seq, heads), kept.lse, unused, unused,
+      /*attn_bias=*/{}, /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, seq.seq_len, seq.seq_len, /*dropout_p=*/0.0,
+      /*is_causal=*/true, softmax_scale(q_NAD));
+  as_bhsd(dq_NAD, seq, heads).copy_(dq);
+  as_bhsd(dk_NKD, seq, k_NKD.size(1)).copy_(dk);
+  as_bhsd(dv_NKD, seq, k_NKD.size(1)).copy_(dv);
+}
+
+// FlashAttention-2 wants head_dim to be a multiple of 8; zeros change neither scores nor outputs.
+at::Tensor pad_head_dim(const at::Tensor& x_NAD) {
+  const int64_t missing = (8 - x_NAD.size(2) % 8) % 8;
+  return missing == 0 ? x_NAD : at::constant_pad_nd(x_NAD, {0, missing});
+}
+
+// One-token segments with grouped queries take a path with another layout of lse; a bound of 2 avoids it.
+int64_t flash_max_seqlen(const SequenceInfo& seq) {
+  return std::max<int64_t>(seq.max_seqlen, 2);
+}
+
+AttentionResult flash_forward(
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq) {
+  const int64_t max_seqlen = flash_max_seqlen(seq);
+  const auto result = at::_flash_attention_forward(
+      pad_head_dim(q_NAD), pad_head_dim(k_NKD), pad_head_dim(v_NKD), seq.cu_seqlens, seq.cu_seqlens, max_seqlen,
+      max_seqlen, /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false, softmax_scale(q_NAD));
+  const at::Tensor out_NAD = std::get<0>(result).narrow(2, 0, q_NAD.size(2));
+  return {out_NAD.reshape({q_NAD.size(0), -1}), std::get<1>(result)};
+}
+
+void flash_backward(
+    const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
+    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
+  const int64_t max_seqlen = flash_max_seqlen(seq);
+  const int64_t head_dim = q_NAD.size(2);
+  const at::Tensor rng_state = at::empty({2}, q_NAD.options().dtype(at::kUInt64));
+  const at::Tensor unused = at::empty({}, q_NAD.options().dtype(at::kUInt64));
+  const auto [dq, dk, dv] = at::_flash_attention_backward(
+      pad_head_dim(dout_NQ.reshape(q_NAD.sizes())), pad_head_dim(q_NAD), pad_head_dim(k_NKD), pad_head_dim(v_NKD),
+      pad_head_dim(kept.out_NQ.view(q_NAD.sizes())), kept.lse, seq.cu_seqlens, seq.cu_seqlens, max_seqlen, max_seqlen,
+      /*dropout_p=*/0.0, /*is_causal=*/true, rng_state, unused, softmax_scale(q_NAD));
+  dq_NAD.copy_(dq.narrow(2, 0, head_dim));
+  dk_NKD.copy_(dk.narrow(2, 0, head_dim));
+  dv_NKD.copy_(dv.narrow(2, 0, head_dim));
+}
+
+// Segment [begin, begin + length) as a batch of one; a dense batch is one call over all rows.
+struct CpuSpan {
+  int64_t begin = 0;
+  int64_t length = 0;
+  int64_t batch = 1;
+};
+
+std::vector<CpuSpan> cpu_spans(const SequenceInfo& seq) {
+  if (!seq.packed) {
+    return {{0, seq.seq_len, seq.batch}};
+  }
+  std::vector<CpuSpan> spans;
+  for (size_t s = 0; s + 1 < seq.segments_host.size(); ++s) {
+    const int64_t length = seq.segments_host[s + 1] - seq.segments_host[s];
+    if (length > 0) {
+      spans.push_back({seq.segments_host[s], length, 1});
+    }
+  }
+  return spans;
+}
+
+at::Tensor span_bhsd(const at::Tensor& x_NAD, const CpuSpan& span) {
+  return x_NAD.narrow(0, span.begin, span.batch * span.length)
+      .view({span.batch, span.length, x_NAD.size(1), x_NAD.size(2)})
+      .transpose(1, 2);
+}
+
+at::Tensor span_lse(const at::Tensor& lse_NA, const CpuSpan& span) {
+  return lse_NA.narrow(0, span.begin, span.batch * span.length)
+      .view({span.batch, span.length, lse_NA.size(1)})
+      .transpose(1, 2);
+}
+
+AttentionResult cpu_forward(
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq) {
+  const auto lse_dtype = q_NAD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor out_NAD = at::empty(q_NAD.sizes(), q_NAD.options());
+  at::Tensor lse_NA = at::empty({q_NAD.size(0), q_NAD.size(1)}, q_NAD.options().dtype(lse_dtype));
+  for (const CpuSpan& span : cpu_spans(seq)) {
+    const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
+        span_bhsd(q_NAD, span), span_bhsd(k_NKD, span), span_bhsd(v_NKD, span), /*dropout_p=*/0.0, /*is_causal=*/true,
+        /*attn_mask=*/{}, softmax_scale(q_NAD));
+    span_bhsd(out_NAD, span).copy_(out);
+    span_lse(lse_NA, span).copy_(lse);
+  }
+  return {out_NAD.view({q_NAD.size(0), -1}), lse_NA};
+}
+
+void cpu_backward(
+    const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
+    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
+  const at::Tensor dout_NAD = dout_NQ.contiguous().view(q_NAD.sizes());
+  const at::Tensor out_NAD = kept.out_NQ.view(q_NAD.sizes());
+  for (const CpuSpan& span : cpu_spans(seq)) {
+    const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        span_bhsd(dout_NAD, span), span_bhsd(q_NAD, span), span_bhsd(k_NKD, span), span_bhsd(v_NKD, span),
+        span_bhsd(out_NAD, span), span_lse(kept.lse, span), /*dropout_p=*/0.0, /*is_causal=*/true,
+        /*attn_mask=*/{}, softmax_scale(q_NAD));
+    span_bhsd(dq_NAD, span).copy_(dq);
+    span_bhsd(dk_NKD, span).copy_(dk);
+    span_bhsd(dv_NKD, span).copy_(dv);
+  }
+}
+
+void check_inputs(const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq) {
+  TORCH_CHECK(
+      q_NAD.dim() == 3 && k_NKD.dim() == 3 && k_NKD.sizes() == v_NKD.sizes() && q_NAD.size(2) == k_NKD.size(2),
+      "attention: q [N, heads, D] and k, v [N, kv_heads, D] are expected, found ", q_NAD.sizes(), ", ", k_NKD.sizes(),
+      ", ", v_NKD.sizes());
+  TORCH_CHECK(
+      q_NAD.size(0) == seq.batch * seq.seq_len && k_NKD.size(0) == q_NAD.size(0),
+      "attention: batch * seq_len = ", seq.batch * seq.seq_len, " tokens are expected, found ", q_NAD.size(0), " and ",
+      k_NKD.size(0));
+  TORCH_CHECK(
+      k_NKD.size(1) > 0 && q_NAD.size(1) % k_NKD.size(1) == 0,
+      "attention: query heads must be a multiple of key/value heads, found ", q_NAD.size(1), " and ", k_NKD.size(1));
+  TORCH_CHECK(
+      seq.segments_host.size() >= 2 && seq.segments_host.front() == 0 && seq.segments_host.back() == q_NAD.size(0),
+      "attention: segments from 0 to ", q_NAD.size(0), " are expected");
+}
+
+} // namespace
+
+AttentionResult attention_forward(
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq) {
+  check_inputs(q_NAD, k_NKD, v_NKD, seq);
+  switch (choose_backend(q_NAD, seq)) {
+    case Backend::kCudnn:
+      return cudnn_forward(q_NAD, k_NKD, v_NKD, seq);
+    case Backend::kFlash:
+      return flash_forward(q_NAD, k_NKD, v_NKD, seq);
+    case Backend::kCpuFlash:
+      return cpu_forward(q_NAD, k_NKD, v_NKD, seq);
+    case Backend::kMath:
+      break;
+  }
+  return attention_math_forward(q_NAD, k_NKD, v_NKD, seq);
+}
+
+void attention_backward(
+    const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
+    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
+  check_inputs(q_NAD, k_NKD, v_NKD, seq);
+  switch (choose_backend(q_NAD, seq)) {
+    case Backend::kCudnn:
+      return cudnn_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq, dq_NAD, dk_NKD, dv_NKD);
+    case Backend::kFlash:
+      return flash_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq, dq_NAD, dk_NKD, dv_NKD);
+    case Backend::kCpuFlash:
+      return cpu_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq, dq_NAD, dk_NKD, dv_NKD);
+    case Backend::kMath:
+      break;
+  }
+  attention_math_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq, dq_NAD, dk_NKD, dv_NKD);
+}
+
+} // namespace distill::models

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "trainer/models/sequence.h"
+
+// Causal attention within each segment, grouped queries. N tokens, A query heads, K key/value heads, D head_dim,
+// Q = A * D. Inputs are [N, heads, D] views whose last dimension is contiguous; the scale is 1 / sqrt(D).
+//
+//   CUDA, bf16/fp16, rows of one length   cuDNN (head_dim a multiple of 8, at most 128, rows of 128 tokens or more)
+//   CUDA, bf16/fp16, otherwise            FlashAttention-2 over cu_seqlens (head_dim padded to a multiple of 8)
+//   CPU                                   ATen's flash attention for CPU, per segment when packed
+//   anything else (fp32 on CUDA)          matrix products and an exact softmax, a block of queries at a time
+namespace distill::models {
+
+struct AttentionResult {
+  at::Tensor out_NQ;
+  at::Tensor lse; // log-sum-exp of the scores, in the shape the backend wants back
+};
+
+AttentionResult attention_forward(
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq);
+
+// Writes the gradients into dq, dk, dv: views shaped like q, k, v, of the same dtype, wholly overwritten.
+void attention_backward(
+    const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
+    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD);
+
+} // namespace distill::models

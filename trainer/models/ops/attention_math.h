@@ -1,0 +1,16 @@
+#pragma once
+
+#include "trainer/models/ops/attention.h"
+
+// The backend for what no fused kernel takes: any device, dtype and head_dim. Scores exist for one block of queries of
+// one segment at a time.
+namespace distill::models {
+
+AttentionResult attention_math_forward(
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq);
+
+void attention_math_backward(
+    const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
+    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD);
+
+} // namespace distill::models

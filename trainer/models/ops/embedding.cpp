@@ -1,0 +1,78 @@
+#include "trainer/models/ops/embedding.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+
+namespace distill::models {
+namespace {
+
+// Tokens converted to fp32 at a time: bounds the temporary on CUDA.
+constexpr int64_t kCudaChunk = 4096;
+
+template <typename T, typename G>
+void backward_cpu(const at::Tensor& tokens_N, const at::Tensor& dx_NH, at::Tensor& grad_VH) {
+  const auto [sorted, order] = tokens_N.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const int64_t* token = sorted.template const_data_ptr<int64_t>();
+  const int64_t* source = order.template const_data_ptr<int64_t>();
+  const int64_t size = dx_NH.size(1);
+  std::vector<int64_t> starts; // where runs of one token begin
+  for (int64_t n = 0; n < tokens_N.size(0); ++n) {
+    if (n == 0 || token[n] != token[n - 1]) {
+      starts.push_back(n);
+    }
+  }
+  starts.push_back(tokens_N.size(0));
+  const T* dx = dx_NH.const_data_ptr<T>();
+  G* grad = grad_VH.mutable_data_ptr<G>();
+  const int64_t row_stride = grad_VH.stride(0);
+  at::parallel_for(0, static_cast<int64_t>(starts.size()) - 1, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t run = begin; run < end; ++run) {
+      G* row = grad + token[starts[run]] * row_stride;
+      for (int64_t n = starts[run]; n < starts[run + 1]; ++n) {
+        const T* values = dx + source[n] * size;
+        for (int64_t h = 0; h < size; ++h) {
+          row[h] += static_cast<G>(values[h]);
+        }
+      }
+    }
+  });
+}
+
+} // namespace
+
+at::Tensor embedding_forward(const at::Tensor& tokens_N, const at::Tensor& weight_VH) {
+  return weight_VH.index_select(0, tokens_N);
+}
+
+void embedding_backward(const at::Tensor& tokens_N, const at::Tensor& dx_in, at::Tensor& grad_VH) {
+  if (!grad_VH.defined() || tokens_N.numel() == 0) {
+    return;
+  }
+  TORCH_CHECK(
+      dx_in.dim() == 2 && dx_in.size(0) == tokens_N.numel() && dx_in.size(1) == grad_VH.size(1),
+      "embedding_backward: dx [", tokens_N.numel(), ", ", grad_VH.size(1), "] is expected, found ", dx_in.sizes());
+  if (grad_VH.is_cuda()) {
+    // index_put_ with accumulate sorts the indices on CUDA; chunks one after the other keep the order fixed.
+    for (int64_t first = 0; first < tokens_N.size(0); first += kCudaChunk) {
+      const int64_t count = std::min(kCudaChunk, tokens_N.size(0) - first);
+      grad_VH.index_put_(
+          {tokens_N.narrow(0, first, count)}, dx_in.narrow(0, first, count).to(grad_VH.scalar_type()),
+          /*accumulate=*/true);
+    }
+    return;
+  }
+  TORCH_CHECK(
+      tokens_N.min().item<int64_t>() >= 0 && tokens_N.max().item<int64_t>() < grad_VH.size(0),
+      "embedding_backward: token ids in [0, ", grad_VH.size(0), ") are expected");
+  const at::Tensor dx_NH = dx_in.contiguous();
+  TORCH_CHECK(grad_VH.stride(1) == 1, "embedding_backward: rows of the gradient must be contiguous");
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dx_NH.scalar_type(), "embedding_backward", [&] {
+    if (grad_VH.scalar_type() == at::kDouble) {
+      backward_cpu<scalar_t, double>(tokens_N, dx_NH, grad_VH);
+    } else {
+      backward_cpu<scalar_t, float>(tokens_N, dx_NH, grad_VH);
+    }
+  });
+}
+
+} // namespace distill::models

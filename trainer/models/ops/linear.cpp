@@ -1,0 +1,36 @@
+#include "trainer/models/ops/linear.h"
+
+namespace distill::models {
+
+at::Tensor linear_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O) {
+  return bias_O.defined() ? at::addmm(bias_O, x_NI, weight_OI.t()) : at::mm(x_NI, weight_OI.t());
+}
+
+at::Tensor linear_residual_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& residual_NO) {
+  return at::addmm(residual_NO, x_NI, weight_OI.t());
+}
+
+at::Tensor linear_backward_input(const at::Tensor& dy_NO, const at::Tensor& weight_OI) {
+  return at::mm(dy_NO, weight_OI);
+}
+
+void linear_backward_weight(const at::Tensor& dy_NO, const at::Tensor& x_NI, at::Tensor& grad_OI) {
+  if (!grad_OI.defined()) {
+    return;
+  }
+  if (grad_OI.scalar_type() == x_NI.scalar_type()) {
+    grad_OI.addmm_(dy_NO.t(), x_NI);
+  } else if (x_NI.is_cuda()) {
+    at::addmm_out(grad_OI, grad_OI, dy_NO.t(), x_NI, grad_OI.scalar_type());
+  } else {
+    grad_OI.addmm_(dy_NO.to(grad_OI.scalar_type()).t(), x_NI.to(grad_OI.scalar_type()));
+  }
+}
+
+void linear_backward_bias(const at::Tensor& dy_NO, at::Tensor& grad_O) {
+  if (grad_O.defined()) {
+    grad_O.add_(at::sum(dy_NO, {0}, /*keepdim=*/false, grad_O.scalar_type()));
+  }
+}
+
+} // namespace distill::models

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+// Matrix products of a linear layer. N tokens, I inputs, O outputs; weights lie as Hugging Face stores them, [O, I].
+namespace distill::models {
+
+// x W^T (+ bias). `bias_O` may be undefined.
+at::Tensor linear_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O = {});
+
+// residual + x W^T in one product; `residual_NO` is left as it is.
+at::Tensor linear_residual_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& residual_NO);
+
+// dy W.
+at::Tensor linear_backward_input(const at::Tensor& dy_NO, const at::Tensor& weight_OI);
+
+// grad += dy^T x, accumulated in the gradient's dtype (fp32, or the inputs' own). On CUDA one product that writes fp32
+// straight into the gradient; elsewhere low-precision inputs are converted first. An undefined gradient is skipped.
+void linear_backward_weight(const at::Tensor& dy_NO, const at::Tensor& x_NI, at::Tensor& grad_OI);
+
+// grad += sum of dy over tokens. An undefined gradient is skipped.
+void linear_backward_bias(const at::Tensor& dy_NO, at::Tensor& grad_O);
+
+} // namespace distill::models

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "trainer/models/model_config.h"
+
+// Rotary position embedding in Hugging Face's convention: the pair of element i is element i + D/2 ("rotate_half").
+// N tokens, D head_dim, R = D / 2, P positions.
+namespace distill::models {
+
+struct RopeTable {
+  at::Tensor cos_PR; // fp32
+  at::Tensor sin_PR;
+};
+
+// A row of the table for each token of a micro-batch: gathered once, used by every block.
+struct RopeAngles {
+  at::Tensor cos_NR; // fp32
+  at::Tensor sin_NR;
+};
+
+// fp32 [R], with the configuration's rope scaling applied; as transformers' modeling_rope_utils computes them.
+at::Tensor rope_inverse_frequencies(const ModelConfig& config);
+
+// Positions 0 .. num_positions - 1.
+RopeTable make_rope_table(const ModelConfig& config, int64_t num_positions, at::Device device);
+
+RopeAngles rope_angles(const RopeTable& table, const at::Tensor& positions_N);
+
+// Rotates x [N, heads, D] in place; the last dimension must be contiguous, the others may be strided. fp32 mathematics.
+void rope_forward_(at::Tensor& x_NAD, const RopeAngles& angles);
+
+// The inverse rotation, in place: turns the gradient with respect to the output into that with respect to the input.
+void rope_backward_(at::Tensor& dx_NAD, const RopeAngles& angles);
+
+} // namespace distill::models

@@ -1,0 +1,79 @@
+#include "trainer/models/units.h"
+
+#include "trainer/models/ops/embedding.h"
+#include "trainer/models/ops/rms_norm.h"
+
+namespace distill::models {
+namespace {
+
+at::Tensor required_view(const UnitLayout& layout, const at::Tensor& flat, const char* param) {
+  at::Tensor view = layout.view(flat, param);
+  TORCH_CHECK(view.defined(), "unit '", layout.name, "' has no parameter '", param, "'");
+  return view;
+}
+
+size_t find_unit(const std::vector<UnitLayout>& layouts, UnitKind kind) {
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    if (layouts[i].kind == kind || layouts[i].kind == UnitKind::kTiedEmbeddingHead) {
+      return i;
+    }
+  }
+  TORCH_CHECK(false, "the model has no such unit among ", layouts.size());
+}
+
+} // namespace
+
+at::Tensor embedding_weight(const UnitLayout& layout, const at::Tensor& flat) {
+  return required_view(layout, flat, "embedding");
+}
+
+at::Tensor final_norm_weight(const UnitLayout& layout, const at::Tensor& flat) {
+  return required_view(layout, flat, "final_norm");
+}
+
+at::Tensor lm_head_weight(const UnitLayout& layout, const at::Tensor& flat) {
+  return required_view(layout, flat, layout.kind == UnitKind::kTiedEmbeddingHead ? "embedding" : "lm_head");
+}
+
+size_t embedding_unit(const std::vector<UnitLayout>& layouts) {
+  return find_unit(layouts, UnitKind::kEmbedding);
+}
+
+size_t head_unit(const std::vector<UnitLayout>& layouts) {
+  return find_unit(layouts, UnitKind::kHead);
+}
+
+int64_t FinalNormKept::bytes() const {
+  return x_NH.defined() ? static_cast<int64_t>(x_NH.nbytes() + rstd_N.nbytes()) : 0;
+}
+
+at::Tensor final_norm_forward(
+    const ModelConfig& config, const at::Tensor& norm_H, const at::Tensor& x_NH, FinalNormKept* kept) {
+  RmsNormResult result = rms_norm_forward(x_NH, norm_H, config.rms_norm_eps);
+  if (kept != nullptr) {
+    *kept = {x_NH, result.rstd_N};
+  }
+  return result.y_NH;
+}
+
+at::Tensor final_norm_backward(
+    const at::Tensor& norm_H, const at::Tensor& dhidden_NH, const FinalNormKept& kept, at::Tensor& grad_H) {
+  return rms_norm_backward(dhidden_NH, kept.x_NH, kept.rstd_N, norm_H, grad_H);
+}
+
+at::Tensor model_forward_hidden(
+    const ModelConfig& config, const std::vector<UnitLayout>& layouts, const SequenceInfo& seq,
+    const RopeTable& rope_table, const at::Tensor& tokens_N, const UnitWeights& weights) {
+  const size_t first = embedding_unit(layouts);
+  const RopeAngles rope = rope_angles(rope_table, seq.positions_N);
+  at::Tensor x_NH = embedding_forward(tokens_N, embedding_weight(layouts[first], weights(first)));
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    if (layouts[i].kind == UnitKind::kBlock) {
+      x_NH = block_forward(config, seq, rope, block_params(layouts[i], weights(i)), x_NH, /*kept=*/nullptr);
+    }
+  }
+  const size_t last = head_unit(layouts);
+  return final_norm_forward(config, final_norm_weight(layouts[last], weights(last)), x_NH, /*kept=*/nullptr);
+}
+
+} // namespace distill::models

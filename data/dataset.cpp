@@ -1,0 +1,162 @@
+#include "data/dataset.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "data/random.h"
+
+namespace distill::data {
+
+namespace {
+
+void check_options(const DataOptions& options, std::vector<std::string>& problems) {
+  if (options.sources.empty()) {
+    problems.push_back("data: expected at least one token shard or folder of shards, found none");
+  }
+  if (options.sources.size() >= static_cast<size_t>(Mixer::kPeriod)) {
+    problems.push_back(
+        absl::StrCat("data: expected fewer than ", Mixer::kPeriod, " sources, found ", options.sources.size()));
+  }
+  for (const DataSource& source : options.sources) {
+    if (!std::isfinite(source.weight) || source.weight <= 0) {
+      problems.push_back(
+          absl::StrCat(source.path, ": weight: expected a positive finite number, found ", source.weight));
+    }
+  }
+  if (options.seq_len < 2 || options.seq_len > INT32_MAX) {
+    problems.push_back(absl::StrCat("seq_len: expected 2 to 2^31 - 1, found ", options.seq_len));
+  }
+  if (options.packing != "pack" && options.packing != "concat") {
+    problems.push_back(absl::StrCat("packing: expected pack or concat, found \"", options.packing, "\""));
+  }
+  if (options.pin_memory && !at::hasCUDA()) {
+    problems.push_back("pin_memory: expected a CUDA device, found none");
+  }
+}
+
+void check_shard(const Shard& shard, const DataOptions& options, std::vector<std::string>& problems) {
+  if (options.tokenizer_hash && shard.tokenizer_hash() != *options.tokenizer_hash) {
+    problems.push_back(absl::StrCat(
+        shard.path(), ": header field `tokenizer_hash`: expected ", hex(*options.tokenizer_hash),
+        " (the model's tokenizer), found ", hex(shard.tokenizer_hash()),
+        "; tokenise the text again with the model's tokenizer"));
+  }
+  if (options.vocab_size > 0 && shard.header().vocab_size > static_cast<uint64_t>(options.vocab_size)) {
+    problems.push_back(absl::StrCat(
+        shard.path(), ": header field `vocab_size`: expected at most ", options.vocab_size,
+        " (the model's vocabulary), found ", shard.header().vocab_size));
+  }
+  if (options.verify) {
+    if (absl::Status status = shard.verify(); !status.ok()) {
+      problems.emplace_back(status.message());
+    }
+  }
+  shard.advise(options.shuffle ? Access::kRandom : Access::kSequential);
+}
+
+} // namespace
+
+absl::StatusOr<std::unique_ptr<Dataset>> Dataset::open(const DataOptions& options) {
+  std::vector<std::string> problems;
+  check_options(options, problems);
+  std::unique_ptr<Dataset> dataset(new Dataset());
+  dataset->options_ = options;
+  std::vector<double> weights;
+  for (const DataSource& spec : options.sources) {
+    absl::StatusOr<std::vector<Shard>> shards = open_shards(spec.path);
+    if (!shards.ok()) {
+      problems.emplace_back(shards.status().message());
+      continue;
+    }
+    for (const Shard& shard : *shards) {
+      check_shard(shard, options, problems);
+    }
+    const Source* first = dataset->sources_.empty() ? nullptr : &dataset->sources_[0];
+    if (!options.tokenizer_hash && first != nullptr &&
+        first->shards[0].tokenizer_hash() != (*shards)[0].tokenizer_hash()) {
+      problems.push_back(absl::StrCat(
+          (*shards)[0].path(), ": header field `tokenizer_hash`: expected ", hex(first->shards[0].tokenizer_hash()),
+          " as in ", first->shards[0].path(), ", found ", hex((*shards)[0].tokenizer_hash())));
+    }
+    Source source;
+    source.shards = *std::move(shards);
+    dataset->sources_.push_back(std::move(source));
+    weights.push_back(spec.weight);
+  }
+  if (!problems.empty()) {
+    return absl::InvalidArgumentError(absl::StrJoin(problems, "\n"));
+  }
+  for (size_t i = 0; i < dataset->sources_.size(); ++i) {
+    SourceStats stats;
+    stats.path = options.sources[i].path;
+    plan(dataset->sources_[i], stats, options, static_cast<int64_t>(i));
+    dataset->num_samples_ += stats.samples;
+    dataset->stats_.push_back(std::move(stats));
+  }
+  if (!options.once) {
+    dataset->mixer_.emplace(weights);
+  }
+  return dataset;
+}
+
+void Dataset::plan(Source& source, SourceStats& stats, const DataOptions& options, int64_t index) {
+  std::vector<int64_t> lengths;
+  source.first_document = {0};
+  for (const Shard& shard : source.shards) {
+    for (int64_t document = 0; document < shard.documents(); ++document) {
+      lengths.push_back(shard.document_length(document));
+    }
+    source.first_document.push_back(static_cast<int64_t>(lengths.size()));
+    stats.loss_mask = stats.loss_mask || shard.has_loss_mask();
+  }
+  source.key = derive_key(static_cast<uint64_t>(options.seed), static_cast<uint64_t>(index));
+  const std::optional<uint64_t> key = options.shuffle ? std::make_optional(source.key) : std::nullopt;
+  stats.shards = static_cast<int64_t>(source.shards.size());
+  stats.documents = static_cast<int64_t>(lengths.size());
+  stats.tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  if (options.packing == "pack") {
+    PackedRows rows = pack_documents(lengths, options.seq_len, key);
+    source.samples = rows.rows();
+    stats.padding = rows.padding;
+    stats.split_documents =
+        std::count_if(lengths.begin(), lengths.end(), [&](int64_t length) { return length > options.seq_len; });
+    source.rows = std::move(rows);
+  } else {
+    ConcatRows rows = concat_documents(lengths, options.seq_len, key);
+    source.samples = rows.rows();
+    stats.padding = rows.rows() * options.seq_len - (rows.tokens() - 1);
+    source.rows = std::move(rows);
+  }
+  stats.samples = source.samples;
+}
+
+int64_t Dataset::vocab_size() const {
+  uint64_t largest = 0;
+  for (const Source& source : sources_) {
+    largest = std::max(largest, source.shards[0].header().vocab_size);
+  }
+  return static_cast<int64_t>(largest);
+}
+
+Digest Dataset::fingerprint() const {
+  Sha256 hash;
+  const auto add = [&](auto value) { hash.update(&value, sizeof(value)); };
+  add(options_.seq_len);
+  add(options_.seed);
+  add(static_cast<uint8_t>(options_.packing == "pack"));
+  add(static_cast<uint8_t>(options_.shuffle));
+  add(static_cast<uint8_t>(options_.once));
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    add(options_.sources[i].weight);
+    add(static_cast<uint64_t>(sources_[i].shards.size()));
+    for (const Shard& shard : sources_[i].shards) {
+      hash.update(shard.header().header_hash, sizeof(ShardHeader::header_hash));
+    }
+  }
+  return hash.finish();
+}
+
+} // namespace distill::data

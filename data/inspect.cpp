@@ -1,0 +1,136 @@
+#include "data/inspect.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include <filesystem>
+
+#include "data/shard.h"
+
+namespace distill::data {
+
+namespace {
+
+constexpr int64_t kShownIds = 24;
+
+struct Statistics {
+  int64_t documents = 0;
+  int64_t tokens = 0;
+  int64_t in_loss = 0;
+  std::vector<int64_t> lengths;
+
+  void add(const Shard& shard) {
+    documents += shard.documents();
+    tokens += shard.tokens();
+    for (int64_t i = 0; i < shard.documents(); ++i) {
+      lengths.push_back(shard.document_length(i));
+    }
+    for (int64_t token = 0; token < shard.tokens(); ++token) {
+      in_loss += shard.in_loss(token) ? 1 : 0;
+    }
+  }
+
+  std::string text() {
+    std::sort(lengths.begin(), lengths.end());
+    const auto at = [&](double quantile) {
+      return lengths[static_cast<size_t>(quantile * static_cast<double>(lengths.size() - 1))];
+    };
+    return absl::StrFormat(
+        "documents        %d\n"
+        "tokens           %d\n"
+        "document length  mean %.1f, min %d, median %d, p90 %d, max %d tokens\n"
+        "tokens in loss   %d (%.2f %%)\n",
+        documents, tokens, static_cast<double>(tokens) / static_cast<double>(documents), lengths.front(), at(0.5),
+        at(0.9), lengths.back(), in_loss, 100.0 * static_cast<double>(in_loss) / static_cast<double>(tokens));
+  }
+};
+
+std::string id_text(int64_t id) {
+  return id < 0 ? "none" : absl::StrCat(id);
+}
+
+// Ids of the first documents; an id without loss stands in brackets.
+absl::StatusOr<std::string> first_documents(const Shard& shard, int64_t documents) {
+  std::string out;
+  for (int64_t i = 0; i < std::min(documents, shard.documents()); ++i) {
+    const int64_t begin = shard.document_begin(i);
+    const int64_t length = shard.document_length(i);
+    std::vector<int64_t> ids(std::min(length, kShownIds));
+    if (absl::Status status = shard.read_tokens(begin, absl::MakeSpan(ids)); !status.ok()) {
+      return status;
+    }
+    absl::StrAppend(&out, "document ", i, " (", length, " tokens):");
+    for (size_t j = 0; j < ids.size(); ++j) {
+      const bool in_loss = shard.in_loss(begin + static_cast<int64_t>(j));
+      absl::StrAppend(&out, in_loss ? " " : " [", ids[j], in_loss ? "" : "]");
+    }
+    absl::StrAppend(&out, length > kShownIds ? " ...\n" : "\n");
+  }
+  return out;
+}
+
+std::string header_text(const Shard& shard) {
+  const ShardHeader& header = shard.header();
+  return absl::StrFormat(
+      "token shard      %s\n"
+      "version          %d\n"
+      "file size        %d bytes\n"
+      "token type       %s\n"
+      "vocab size       %d\n"
+      "bos / eos id     %s / %s\n"
+      "loss mask        %s\n"
+      "tokenizer hash   %s\n",
+      shard.path(), header.version, header.file_bytes, header.token_bytes == 2 ? "uint16" : "uint32", header.vocab_size,
+      id_text(header.bos_id), id_text(header.eos_id), shard.has_loss_mask() ? "yes" : "no",
+      hex(shard.tokenizer_hash()));
+}
+
+} // namespace
+
+absl::StatusOr<std::string> describe_shard(const std::string& path, int64_t documents) {
+  absl::StatusOr<Shard> shard = Shard::open(path);
+  if (!shard.ok()) {
+    return shard.status();
+  }
+  if (absl::Status status = shard->verify(); !status.ok()) {
+    return status;
+  }
+  Statistics statistics;
+  statistics.add(*shard);
+  absl::StatusOr<std::string> first = first_documents(*shard, documents);
+  if (!first.ok()) {
+    return first.status();
+  }
+  return absl::StrCat(header_text(*shard), statistics.text(), "payload          intact (SHA-256)\n", *first);
+}
+
+absl::StatusOr<std::string> describe_data(const std::string& path, int64_t documents) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) {
+    return describe_shard(path, documents);
+  }
+  absl::StatusOr<std::vector<Shard>> shards = open_shards(path);
+  if (!shards.ok()) {
+    return shards.status();
+  }
+  std::string list;
+  Statistics statistics;
+  for (const Shard& shard : *shards) {
+    if (absl::Status status = shard.verify(); !status.ok()) {
+      return status;
+    }
+    statistics.add(shard);
+    const std::string name = std::filesystem::path(shard.path()).filename().string();
+    absl::StrAppendFormat(&list, "  %s: %d documents, %d tokens\n", name, shard.documents(), shard.tokens());
+  }
+  absl::StatusOr<std::string> first = first_documents((*shards)[0], documents);
+  if (!first.ok()) {
+    return first.status();
+  }
+  return absl::StrCat(
+      "token shards     ", path, " (", shards->size(), " files)\n", list, "vocab size       ",
+      (*shards)[0].header().vocab_size, "\ntokenizer hash   ", hex((*shards)[0].tokenizer_hash()), "\n",
+      statistics.text(), "payload          intact (SHA-256)\n", *first);
+}
+
+} // namespace distill::data

@@ -1,0 +1,227 @@
+#include "data/row_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <numeric>
+
+#include "data/random.h"
+
+namespace distill::data {
+
+namespace {
+
+constexpr size_t kShuffledWindow = 65536; // pieces
+constexpr size_t kOrderedWindow = 1024;
+
+// A set of integers in [0, size): insert, erase and "smallest element >= x" in three steps (64-way trie of bits).
+class CapacitySet {
+ public:
+  explicit CapacitySet(size_t size) {
+    do {
+      size = (size + 63) / 64;
+      levels_.emplace_back(size, 0);
+    } while (size > 1);
+  }
+
+  void insert(size_t value) {
+    for (auto& level : levels_) {
+      level[value / 64] |= uint64_t{1} << (value % 64);
+      value /= 64;
+    }
+  }
+
+  void erase(size_t value) {
+    for (auto& level : levels_) {
+      level[value / 64] &= ~(uint64_t{1} << (value % 64));
+      if (level[value / 64] != 0) {
+        return;
+      }
+      value /= 64;
+    }
+  }
+
+  // -1: none.
+  int64_t at_least(size_t value) const {
+    for (size_t depth = 0; depth < levels_.size(); ++depth) {
+      const size_t word = value / 64;
+      if (word >= levels_[depth].size()) {
+        return -1;
+      }
+      const uint64_t rest = levels_[depth][word] >> (value % 64);
+      if (rest != 0) {
+        value += static_cast<size_t>(std::countr_zero(rest));
+        for (; depth > 0; --depth) {
+          value = value * 64 + static_cast<size_t>(std::countr_zero(levels_[depth - 1][value]));
+        }
+        return static_cast<int64_t>(value);
+      }
+      value = word + 1;
+    }
+    return -1;
+  }
+
+ private:
+  std::vector<std::vector<uint64_t>> levels_;
+};
+
+// Open rows of one window, by the room that is left in them.
+class OpenRows {
+ public:
+  explicit OpenRows(int64_t seq_len) : seq_len_(seq_len), rooms_(seq_len + 1), first_with_room_(seq_len + 1, -1) {}
+
+  // The row that the piece goes to; a new one when it fits nowhere.
+  int32_t place(int64_t length) {
+    int64_t room = rooms_.at_least(static_cast<size_t>(length));
+    int32_t row;
+    if (room < 0) {
+      row = static_cast<int32_t>(next_.size());
+      next_.push_back(-1);
+      room = seq_len_;
+    } else {
+      row = first_with_room_[room];
+      first_with_room_[room] = next_[row];
+      if (next_[row] < 0) {
+        rooms_.erase(static_cast<size_t>(room));
+      }
+    }
+    const int64_t left = room - length;
+    if (left > 0) {
+      next_[row] = first_with_room_[left];
+      first_with_room_[left] = row;
+      rooms_.insert(static_cast<size_t>(left));
+    }
+    return row;
+  }
+
+  size_t rows() const {
+    return next_.size();
+  }
+
+  void clear() {
+    for (int64_t room = rooms_.at_least(0); room >= 0; room = rooms_.at_least(static_cast<size_t>(room))) {
+      rooms_.erase(static_cast<size_t>(room));
+      first_with_room_[room] = -1;
+    }
+    next_.clear();
+  }
+
+ private:
+  int64_t seq_len_;
+  CapacitySet rooms_;
+  std::vector<int32_t> first_with_room_; // [seq_len + 1] head of a list of rows
+  std::vector<int32_t> next_; // [rows]
+};
+
+std::vector<Piece> cut(absl::Span<const int64_t> lengths, int64_t seq_len) {
+  size_t count = 0;
+  for (const int64_t length : lengths) {
+    count += static_cast<size_t>((length + seq_len - 1) / seq_len);
+  }
+  std::vector<Piece> pieces;
+  pieces.reserve(count);
+  for (size_t document = 0; document < lengths.size(); ++document) {
+    const int64_t parts = (lengths[document] + seq_len - 1) / seq_len;
+    for (int64_t part = 0; part < parts; ++part) {
+      pieces.push_back({static_cast<uint32_t>(document), static_cast<uint32_t>(part)});
+    }
+  }
+  return pieces;
+}
+
+// Packs one window in place: reorders its pieces row by row (rows by their first piece, pieces in their old order) and
+// appends the rows' ends.
+class WindowPacker {
+ public:
+  WindowPacker(absl::Span<const int64_t> lengths, int64_t seq_len)
+      : lengths_(lengths), seq_len_(seq_len), open_(seq_len) {}
+
+  void pack(absl::Span<Piece> window, uint64_t window_begin, std::vector<uint64_t>& row_begin) {
+    by_length_.resize(window.size());
+    std::iota(by_length_.begin(), by_length_.end(), 0);
+    std::stable_sort(by_length_.begin(), by_length_.end(), [&](uint32_t a, uint32_t b) {
+      return piece_length(window[a]) > piece_length(window[b]);
+    });
+    open_.clear();
+    row_of_.resize(window.size());
+    for (const uint32_t index : by_length_) {
+      row_of_[index] = open_.place(piece_length(window[index]));
+    }
+    // Number the rows by their first piece, then a counting sort.
+    renumbered_.assign(open_.rows(), -1);
+    ends_.assign(open_.rows(), 0);
+    int32_t rows = 0;
+    for (int32_t& row : row_of_) {
+      if (renumbered_[row] < 0) {
+        renumbered_[row] = rows++;
+      }
+      row = renumbered_[row];
+      ++ends_[row];
+    }
+    std::exclusive_scan(ends_.begin(), ends_.end(), ends_.begin(), size_t{0});
+    sorted_.resize(window.size());
+    for (size_t i = 0; i < window.size(); ++i) {
+      sorted_[ends_[row_of_[i]]++] = window[i];
+    }
+    std::copy(sorted_.begin(), sorted_.end(), window.begin());
+    for (const size_t end : ends_) {
+      row_begin.push_back(window_begin + end);
+    }
+  }
+
+  int64_t piece_length(const Piece& piece) const {
+    return std::min(lengths_[piece.document] - piece.part * seq_len_, seq_len_);
+  }
+
+ private:
+  absl::Span<const int64_t> lengths_;
+  int64_t seq_len_;
+  OpenRows open_;
+  std::vector<uint32_t> by_length_;
+  std::vector<int32_t> row_of_;
+  std::vector<int32_t> renumbered_;
+  std::vector<size_t> ends_;
+  std::vector<Piece> sorted_;
+};
+
+} // namespace
+
+PackedRows pack_documents(absl::Span<const int64_t> lengths, int64_t seq_len, std::optional<uint64_t> shuffle_key) {
+  TORCH_CHECK(seq_len >= 1, "seq_len: expected at least 1, found ", seq_len);
+  TORCH_CHECK(lengths.size() <= UINT32_MAX, "a data set has at most 2^32 - 1 documents, found ", lengths.size());
+  PackedRows plan;
+  plan.seq_len = seq_len;
+  plan.pieces = cut(lengths, seq_len);
+  plan.row_begin = {0};
+  if (shuffle_key) {
+    shuffle(plan.pieces, *shuffle_key);
+  }
+  const size_t window = shuffle_key ? kShuffledWindow : kOrderedWindow;
+  WindowPacker packer(lengths, seq_len);
+  for (size_t begin = 0; begin < plan.pieces.size(); begin += window) {
+    const auto span = absl::MakeSpan(plan.pieces).subspan(begin, window);
+    packer.pack(span, begin, plan.row_begin);
+  }
+  plan.padding = plan.rows() * seq_len - std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  return plan;
+}
+
+ConcatRows concat_documents(absl::Span<const int64_t> lengths, int64_t seq_len, std::optional<uint64_t> shuffle_key) {
+  TORCH_CHECK(seq_len >= 1, "seq_len: expected at least 1, found ", seq_len);
+  TORCH_CHECK(lengths.size() <= UINT32_MAX, "a data set has at most 2^32 - 1 documents, found ", lengths.size());
+  ConcatRows plan;
+  plan.seq_len = seq_len;
+  plan.order.resize(lengths.size());
+  std::iota(plan.order.begin(), plan.order.end(), 0);
+  if (shuffle_key) {
+    shuffle(plan.order, *shuffle_key);
+  }
+  plan.begin.reserve(lengths.size() + 1);
+  plan.begin.push_back(0);
+  for (const uint32_t document : plan.order) {
+    plan.begin.push_back(plan.begin.back() + lengths[document]);
+  }
+  return plan;
+}
+
+} // namespace distill::data

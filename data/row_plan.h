@@ -1,0 +1,56 @@
+#pragma once
+
+#include <absl/types/span.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+// Which documents make up each row (one sample of seq_len tokens). Plans are made once, from the documents' lengths
+// alone; the epochs then permute the rows.
+namespace distill::data {
+
+// Tokens [part * seq_len, min(length, (part + 1) * seq_len)) of a document.
+struct Piece {
+  uint32_t document;
+  uint32_t part;
+};
+
+// Rows of whole documents. Documents longer than seq_len are cut into parts of seq_len and a rest.
+struct PackedRows {
+  int64_t seq_len = 0;
+  std::vector<Piece> pieces;
+  std::vector<uint64_t> row_begin; // [rows + 1] into pieces
+  int64_t padding = 0; // tokens, over all rows
+
+  int64_t rows() const {
+    return static_cast<int64_t>(row_begin.size()) - 1;
+  }
+  absl::Span<const Piece> row(int64_t index) const {
+    return absl::MakeConstSpan(pieces).subspan(row_begin[index], row_begin[index + 1] - row_begin[index]);
+  }
+};
+
+// Best fit decreasing within windows of the (shuffled) pieces: each piece, longest first, goes to the fullest row of
+// its window that still has room. O(pieces log window). With `shuffle_key` the pieces are shuffled first; without, the
+// window is small, so that rows follow the order of the documents closely.
+PackedRows pack_documents(absl::Span<const int64_t> lengths, int64_t seq_len, std::optional<uint64_t> shuffle_key);
+
+// Rows cut from one stream of documents: row r has inputs [r * seq_len, (r + 1) * seq_len) of the stream and, as
+// targets, the tokens one further. The last row may be short.
+struct ConcatRows {
+  int64_t seq_len = 0;
+  std::vector<uint32_t> order; // documents in the order of the stream
+  std::vector<int64_t> begin; // [documents + 1] positions in the stream
+
+  int64_t tokens() const {
+    return begin.back();
+  }
+  int64_t rows() const {
+    return std::max<int64_t>((tokens() - 1 + seq_len - 1) / seq_len, 1);
+  }
+};
+
+ConcatRows concat_documents(absl::Span<const int64_t> lengths, int64_t seq_len, std::optional<uint64_t> shuffle_key);
+
+} // namespace distill::data

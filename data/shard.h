@@ -1,0 +1,77 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "data/mapped_file.h"
+#include "data/shard_format.h"
+
+namespace distill::data {
+
+// One memory-mapped token shard. Opening checks the header, the document offsets and the padding bytes against each
+// other and the file's size, in O(documents), without touching the tokens. Token ids are checked when they are read
+// (read_tokens) or all at once (verify).
+class Shard {
+ public:
+  // Errors name the file, the field, what was expected and what was found.
+  static absl::StatusOr<Shard> open(const std::string& path);
+
+  const std::string& path() const {
+    return file_.path();
+  }
+  const ShardHeader& header() const {
+    return header_;
+  }
+  Digest tokenizer_hash() const;
+  bool has_loss_mask() const {
+    return layout_.mask_at != 0;
+  }
+  int64_t documents() const {
+    return static_cast<int64_t>(header_.document_count);
+  }
+  int64_t tokens() const {
+    return static_cast<int64_t>(header_.token_count);
+  }
+  // Position of a document's first token; document == documents() gives the number of tokens.
+  int64_t document_begin(int64_t document) const {
+    uint64_t offset;
+    std::memcpy(&offset, file_.bytes() + layout_.offsets_at + document * sizeof(offset), sizeof(offset));
+    return static_cast<int64_t>(offset);
+  }
+  int64_t document_length(int64_t document) const {
+    return document_begin(document + 1) - document_begin(document);
+  }
+  // Widens tokens [begin, begin + out.size()) into `out`. DataLoss names the file, the document, the position in it
+  // and the id that is not below vocab_size.
+  absl::Status read_tokens(int64_t begin, absl::Span<int64_t> out) const;
+  // Whether the loss is taken on this token as a target; true everywhere without a loss mask.
+  bool in_loss(int64_t token) const {
+    return layout_.mask_at == 0 || ((file_.bytes()[layout_.mask_at + token / 8] >> (token % 8)) & 1) != 0;
+  }
+  // Reads the whole file: payload hash, every token id.
+  absl::Status verify() const;
+  void advise(Access access) const;
+
+ private:
+  Shard(MappedFile file, const ShardHeader& header);
+  absl::Status check_offsets() const;
+  absl::Status check_padding() const;
+  absl::Status bad_token(int64_t token, int64_t id) const;
+
+  MappedFile file_;
+  ShardHeader header_;
+  ShardLayout layout_;
+};
+
+// A data set's shards: the file itself, or every *.dtok of the folder in the order of their names. All of them have one
+// tokenizer hash and one vocab_size. Every unreadable shard is reported, not only the first.
+absl::StatusOr<std::vector<Shard>> open_shards(const std::string& path);
+
+// True if the path is a file that begins with a shard's magic, or a folder that holds a *.dtok.
+bool is_token_data(const std::string& path);
+
+} // namespace distill::data

@@ -1,0 +1,114 @@
+#include "data/shard_format.h"
+
+#include <absl/strings/escaping.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace distill::data {
+
+namespace {
+
+constexpr uint64_t kMaxVocab = uint64_t{1} << 32;
+
+uint64_t aligned(uint64_t bytes) {
+  return (bytes + kShardAlignment - 1) / kShardAlignment * kShardAlignment;
+}
+
+class HeaderCheck {
+ public:
+  explicit HeaderCheck(const std::string& path) : path_(path) {}
+
+  template <typename Found>
+  void expect(bool ok, const char* field, const std::string& expected, const Found& found) {
+    if (!ok) {
+      problems_.push_back(absl::StrCat(path_, ": header field `", field, "`: expected ", expected, ", found ", found));
+    }
+  }
+
+  absl::Status status() const {
+    return problems_.empty() ? absl::OkStatus() : absl::DataLossError(absl::StrJoin(problems_, "\n"));
+  }
+
+ private:
+  const std::string& path_;
+  std::vector<std::string> problems_;
+};
+
+absl::Status check_identity(const ShardHeader& header, const std::string& path) {
+  if (std::memcmp(header.magic, kShardMagic, sizeof(header.magic)) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": not a token shard: header field `magic`: expected \"", kShardMagic, "\", found \"",
+        absl::CHexEscape({header.magic, sizeof(header.magic)}), "\" (scripts/tokenize.py writes token shards)"));
+  }
+  if (header.version != kShardVersion) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": header field `version`: expected ", kShardVersion, ", found ", header.version,
+        " (tokenise again with this version's scripts/tokenize.py)"));
+  }
+  const Digest expected = shard_header_hash(header);
+  if (std::memcmp(expected.data(), header.header_hash, expected.size()) != 0) {
+    Digest found;
+    std::memcpy(found.data(), header.header_hash, found.size());
+    return absl::DataLossError(absl::StrCat(
+        path, ": header field `header_hash`: expected ", hex(expected), ", found ", hex(found),
+        " (the header is damaged)"));
+  }
+  return absl::OkStatus();
+}
+
+} // namespace
+
+ShardLayout shard_layout(const ShardHeader& header) {
+  ShardLayout layout;
+  layout.offsets_at = sizeof(ShardHeader);
+  layout.tokens_at = aligned(layout.offsets_at + (header.document_count + 1) * sizeof(uint64_t));
+  layout.file_bytes = layout.tokens_at + header.token_count * header.token_bytes;
+  if ((header.flags & kFlagLossMask) != 0) {
+    layout.mask_at = aligned(layout.file_bytes);
+    layout.file_bytes = layout.mask_at + (header.token_count + 7) / 8;
+  }
+  return layout;
+}
+
+Digest shard_header_hash(const ShardHeader& header) {
+  return sha256(&header, offsetof(ShardHeader, header_hash));
+}
+
+absl::Status check_shard_header(const ShardHeader& header, uint64_t file_bytes, const std::string& path) {
+  if (absl::Status status = check_identity(header, path); !status.ok()) {
+    return status;
+  }
+  HeaderCheck check(path);
+  const auto vocab = static_cast<int64_t>(std::min(header.vocab_size, kMaxVocab));
+  check.expect(header.header_bytes == sizeof(ShardHeader), "header_bytes", "256", header.header_bytes);
+  check.expect(header.token_bytes == 2 || header.token_bytes == 4, "token_bytes", "2 or 4", header.token_bytes);
+  check.expect((header.flags & ~kFlagLossMask) == 0, "flags", "0 or 1 (loss mask)", header.flags);
+  check.expect(header.vocab_size >= 1 && header.vocab_size <= kMaxVocab, "vocab_size", "1 to 2^32", header.vocab_size);
+  check.expect(
+      header.token_bytes != 2 || header.vocab_size <= 65536, "vocab_size", "at most 65536 with tokens of 2 bytes",
+      header.vocab_size);
+  const bool tokens_ok = header.token_count >= 1 && header.token_count <= kMaxShardTokens;
+  check.expect(tokens_ok, "token_count", "1 to 2^40", header.token_count);
+  const uint64_t most_documents = std::min<uint64_t>(header.token_count, UINT32_MAX);
+  const bool documents_ok = header.document_count >= 1 && header.document_count <= most_documents;
+  check.expect(documents_ok, "document_count", absl::StrCat("1 to ", most_documents), header.document_count);
+  const std::string ids = absl::StrCat("-1 (none) or an id below vocab_size ", header.vocab_size);
+  check.expect(header.bos_id >= -1 && header.bos_id < vocab, "bos_id", ids, header.bos_id);
+  check.expect(header.eos_id >= -1 && header.eos_id < vocab, "eos_id", ids, header.eos_id);
+  const auto* reserved_end = header.reserved + sizeof(header.reserved);
+  const auto* set = std::find_if(header.reserved, reserved_end, [](uint8_t byte) { return byte != 0; });
+  check.expect(set == reserved_end, "reserved", "zeros", "other bytes");
+  check.expect(
+      header.file_bytes == file_bytes, "file_bytes", absl::StrCat(file_bytes, " (the file's size)"), header.file_bytes);
+  if (check.status().ok()) {
+    const uint64_t needed = shard_layout(header).file_bytes;
+    check.expect(
+        needed == file_bytes, "file_bytes",
+        absl::StrCat(needed, " for ", header.token_count, " tokens and ", header.document_count, " documents"),
+        file_bytes);
+  }
+  return check.status();
+}
+
+} // namespace distill::data

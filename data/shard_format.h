@@ -1,0 +1,61 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "data/sha256.h"
+
+// The token shard file, version 1; docs/data.md describes it byte by byte. scripts/token_shards/shard_file.py is the
+// same in Python.
+namespace distill::data {
+
+static_assert(std::endian::native == std::endian::little, "shards are little-endian and are read in place");
+
+inline constexpr char kShardMagic[9] = "DISTTOKS";
+inline constexpr uint32_t kShardVersion = 1;
+inline constexpr uint32_t kFlagLossMask = 1;
+inline constexpr uint64_t kShardAlignment = 64; // bytes; each section starts at a multiple
+inline constexpr uint64_t kMaxShardTokens = uint64_t{1} << 40;
+inline constexpr const char* kShardExtension = ".dtok";
+
+struct ShardHeader {
+  char magic[8];
+  uint32_t version;
+  uint32_t header_bytes; // 256
+  uint32_t token_bytes; // 2 (uint16) or 4 (uint32)
+  uint32_t flags;
+  uint64_t token_count;
+  uint64_t document_count;
+  uint64_t vocab_size; // every id is below it
+  uint64_t file_bytes;
+  int64_t bos_id; // -1: none
+  int64_t eos_id; // -1: none
+  uint8_t tokenizer_hash[32];
+  uint8_t payload_hash[32]; // SHA-256 of all bytes after the header
+  uint8_t reserved[88]; // 0
+  uint8_t header_hash[32]; // SHA-256 of the 224 bytes before it
+};
+static_assert(sizeof(ShardHeader) == 256);
+static_assert(offsetof(ShardHeader, header_hash) == 224);
+
+// Where the sections lie, in bytes from the start of the file.
+struct ShardLayout {
+  uint64_t offsets_at = 0; // uint64 [document_count + 1]
+  uint64_t tokens_at = 0; // uint16 or uint32 [token_count]
+  uint64_t mask_at = 0; // bits, the lowest of each byte first; 0: no loss mask
+  uint64_t file_bytes = 0;
+};
+
+// The header's counts must be within their limits.
+ShardLayout shard_layout(const ShardHeader& header);
+
+Digest shard_header_hash(const ShardHeader& header);
+
+// Everything that the header alone can show, against the file's true size. `path` begins each message.
+absl::Status check_shard_header(const ShardHeader& header, uint64_t file_bytes, const std::string& path);
+
+} // namespace distill::data

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include <string>
+#include <vector>
+
+#include "data/shard_format.h"
+
+namespace distill::data {
+
+struct ShardSpec {
+  uint64_t vocab_size = 0;
+  Digest tokenizer_hash = {};
+  int64_t bos_id = -1;
+  int64_t eos_id = -1;
+  bool loss_mask = false;
+};
+
+// Collects documents in memory and writes them as one token shard. uint16 tokens where vocab_size allows it.
+class ShardWriter {
+ public:
+  explicit ShardWriter(const ShardSpec& spec);
+
+  // With spec.loss_mask one value for each token (0: no loss on it as a target); without, `in_loss` is empty.
+  // InvalidArgument: an empty document, an id that is not below vocab_size, a mask of another length.
+  absl::Status add(absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> in_loss = {});
+
+  // The file's bytes. At least one document has been added.
+  std::vector<uint8_t> bytes() const;
+
+  // Writes to a temporary name in the same folder, syncs, renames.
+  absl::Status write(const std::string& path) const;
+
+ private:
+  ShardSpec spec_;
+  std::vector<uint64_t> offsets_ = {0};
+  std::vector<uint32_t> tokens_;
+  std::vector<uint8_t> mask_bits_;
+};
+
+// Recomputes payload and header hashes of a shard's bytes in place (for tools and tests that edit one).
+void sign_shard(absl::Span<uint8_t> bytes);
+
+} // namespace distill::data

@@ -1,0 +1,310 @@
+#include "data/tokenizer.h"
+
+#include <absl/strings/escaping.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "data/mapped_file.h"
+
+namespace distill::data {
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kMaxId = (int64_t{1} << 32) - 1;
+
+// Carries a message to read_tokenizer; never leaves this file.
+struct BadTokenizer : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+void expect(bool ok, const std::string& key, const std::string& expected, const Json& found) {
+  if (!ok) {
+    std::string text = found.dump(-1, ' ', false, Json::error_handler_t::replace);
+    if (text.size() > 80) {
+      text = absl::StrCat(text.substr(0, 77), "...");
+    }
+    throw BadTokenizer(absl::StrCat("`", key, "`: expected ", expected, ", found ", text));
+  }
+}
+
+const Json& member(const Json& object, const char* name) {
+  static const Json null;
+  const auto it = object.find(name);
+  return it == object.end() ? null : *it;
+}
+
+int64_t token_id(const Json& id, const std::string& key) {
+  expect(id.is_number_integer(), key, "an id", id);
+  const auto value = id.get<int64_t>();
+  expect(value >= 0 && value <= kMaxId, key, "an id of 0 to 2^32 - 1", id);
+  return value;
+}
+
+// Members that spell out what is the default anyway (other versions of the library leave them out) or that only
+// concern offsets do not make two tokenizers different.
+Json without_defaults(const Json& json) {
+  if (json.is_array()) {
+    Json out = Json::array();
+    for (const Json& item : json) {
+      out.push_back(without_defaults(item));
+    }
+    return out;
+  }
+  if (!json.is_object()) {
+    return json;
+  }
+  Json out = Json::object();
+  for (const auto& [name, value] : json.items()) {
+    const bool is_default = value.is_null() || value == false || name == "trim_offsets" ||
+        (name == "use_regex" && value == true) || (name == "split" && value == true);
+    if (!is_default) {
+      out[name] = without_defaults(value);
+    }
+  }
+  return out;
+}
+
+std::string canonical(const Json& json) {
+  return without_defaults(json).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+void read_vocab(const Json& vocab, Tokenizer& out) {
+  if (out.model == "Unigram") {
+    expect(vocab.is_array(), "model.vocab", "a list of [token, score]", vocab);
+    for (const Json& entry : vocab) {
+      const std::string key = absl::StrCat("model.vocab[", out.tokens.size(), "]");
+      expect(
+          entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_number(), key, "[token, score]",
+          entry);
+      out.scores.push_back(entry[1].get<double>());
+      out.tokens.emplace_back(static_cast<int64_t>(out.tokens.size()), entry[0].get_ref<const std::string&>());
+    }
+    return;
+  }
+  expect(vocab.is_object(), "model.vocab", "an object of token: id", vocab);
+  out.tokens.reserve(vocab.size());
+  for (auto it = vocab.begin(); it != vocab.end(); ++it) {
+    const Json& id = it.value();
+    const bool plain = id.is_number_unsigned() && id.get<uint64_t>() <= static_cast<uint64_t>(kMaxId);
+    out.tokens.emplace_back(
+        plain ? id.get<int64_t>() : token_id(id, absl::StrCat("model.vocab[\"", it.key(), "\"]")), it.key());
+  }
+}
+
+void read_merges(const Json& merges, Tokenizer& out) {
+  expect(merges.is_null() || merges.is_array(), "model.merges", "a list", merges);
+  out.merges.reserve(merges.size());
+  for (const Json& merge : merges) {
+    if (merge.is_string()) { // "a b", the older spelling
+      const auto& text = merge.get_ref<const std::string&>();
+      const size_t space = text.find(' ');
+      const std::string key = absl::StrCat("model.merges[", out.merges.size(), "]");
+      expect(space != std::string::npos, key, "two tokens with a space between", merge);
+      out.merges.emplace_back(text.substr(0, space), text.substr(space + 1));
+    } else {
+      const bool pair = merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string();
+      if (!pair) {
+        expect(false, absl::StrCat("model.merges[", out.merges.size(), "]"), "[token, token]", merge);
+      }
+      out.merges.emplace_back(merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>());
+    }
+  }
+}
+
+// Older files leave model.type out.
+std::string model_type(const Json& model) {
+  if (member(model, "type").is_string()) {
+    return model["type"].get<std::string>();
+  }
+  expect(member(model, "type").is_null(), "model.type", "a string", member(model, "type"));
+  return model.contains("merges") ? "BPE" : member(model, "vocab").is_array() ? "Unigram" : "WordPiece";
+}
+
+Tokenizer parse(const Json& root) {
+  Tokenizer out;
+  expect(root.is_object(), "tokenizer.json", "an object", root);
+  const Json& model = member(root, "model");
+  expect(model.is_object(), "model", "an object", model);
+  out.model = model_type(model);
+  read_vocab(member(model, "vocab"), out);
+  read_merges(member(model, "merges"), out);
+  const Json& added = member(root, "added_tokens");
+  expect(added.is_null() || added.is_array(), "added_tokens", "a list", added);
+  for (size_t i = 0; i < added.size(); ++i) {
+    const std::string key = absl::StrCat("added_tokens[", i, "]");
+    expect(added[i].is_object(), key, "an object", added[i]);
+    const Json& content = member(added[i], "content");
+    expect(content.is_string(), absl::StrCat(key, ".content"), "a string", content);
+    const int64_t id = token_id(member(added[i], "id"), absl::StrCat(key, ".id"));
+    out.tokens.emplace_back(id, content.get<std::string>());
+  }
+  std::sort(out.tokens.begin(), out.tokens.end());
+  out.tokens.erase(std::unique(out.tokens.begin(), out.tokens.end()), out.tokens.end());
+  expect(!out.tokens.empty(), "model.vocab", "at least one token", member(model, "vocab"));
+  Json options = Json::object();
+  for (const auto& [name, value] : model.items()) {
+    if (name != "vocab" && name != "merges" && name != "type") {
+      options[name] = value;
+    }
+  }
+  out.model_options = canonical(options);
+  out.normalizer = canonical(member(root, "normalizer"));
+  out.pre_tokenizer = canonical(member(root, "pre_tokenizer"));
+  return out;
+}
+
+std::string quoted(const std::string& text) {
+  return absl::StrCat("\"", absl::Utf8SafeCEscape(text), "\"");
+}
+
+} // namespace
+
+absl::StatusOr<Tokenizer> read_tokenizer(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  std::string file = path;
+  if (fs::is_directory(path, error)) {
+    file = (fs::path(path) / "tokenizer.json").string();
+    if (!fs::exists(file, error)) {
+      return absl::NotFoundError(absl::StrCat(
+          file,
+          ": no such file (AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of transformers writes it)"));
+    }
+  }
+  absl::StatusOr<MappedFile> mapped = MappedFile::open(file);
+  if (!mapped.ok()) {
+    return mapped.status();
+  }
+  try {
+    Tokenizer tokenizer = parse(Json::parse(mapped->bytes(), mapped->bytes() + mapped->size()));
+    tokenizer.path = file;
+    return tokenizer;
+  } catch (const BadTokenizer& bad) {
+    return absl::InvalidArgumentError(absl::StrCat(file, ": ", bad.what()));
+  } catch (const Json::exception& bad) {
+    return absl::InvalidArgumentError(absl::StrCat(file, ": not valid JSON: ", bad.what()));
+  }
+}
+
+Digest Tokenizer::hash() const {
+  Sha256 sha;
+  std::string buffer;
+  const auto flush = [&](size_t limit) {
+    if (buffer.size() >= limit) {
+      sha.update(buffer.data(), buffer.size());
+      buffer.clear();
+    }
+  };
+  const auto put = [&](auto value) { buffer.append(reinterpret_cast<const char*>(&value), sizeof(value)); };
+  const auto put_text = [&](const std::string& text) {
+    put(static_cast<uint32_t>(text.size()));
+    buffer.append(text);
+    flush(1 << 16);
+  };
+  put_text("distill tokenizer 1");
+  put_text(model);
+  put(static_cast<uint64_t>(tokens.size()));
+  for (const auto& [id, text] : tokens) {
+    put(static_cast<uint32_t>(id));
+    put_text(text);
+  }
+  put(static_cast<uint64_t>(merges.size()));
+  for (const auto& [left, right] : merges) {
+    put_text(left);
+    put_text(right);
+  }
+  put(static_cast<uint64_t>(scores.size()));
+  for (const double score : scores) {
+    put(score);
+  }
+  flush(0);
+  return sha.finish();
+}
+
+namespace {
+
+constexpr int64_t kShown = 5;
+
+// One line for each id whose texts differ, up to kShown, and how many there are.
+std::string token_differences(const Tokenizer& teacher, const Tokenizer& student) {
+  std::vector<std::string> lines;
+  int64_t differences = 0;
+  const auto note = [&](int64_t id, const std::string& of_teacher, const std::string& of_student) {
+    if (++differences <= kShown) {
+      lines.push_back(absl::StrCat("  id ", id, ": teacher ", of_teacher, ", student ", of_student));
+    }
+  };
+  auto t = teacher.tokens.begin();
+  auto s = student.tokens.begin();
+  while (t != teacher.tokens.end() || s != student.tokens.end()) {
+    if (s == student.tokens.end() || (t != teacher.tokens.end() && t->first < s->first)) {
+      note(t->first, quoted(t->second), "has no such id");
+      ++t;
+    } else if (t == teacher.tokens.end() || s->first < t->first) {
+      note(s->first, "has no such id", quoted(s->second));
+      ++s;
+    } else {
+      if (t->second != s->second) {
+        note(t->first, quoted(t->second), quoted(s->second));
+      }
+      ++t;
+      ++s;
+    }
+  }
+  if (differences > kShown) {
+    lines.push_back(absl::StrCat("  and ", differences - kShown, " more"));
+  }
+  return absl::StrJoin(lines, "\n");
+}
+
+std::string merge_difference(const Tokenizer& teacher, const Tokenizer& student) {
+  const auto text = [](const Tokenizer& tokenizer, size_t rank) {
+    return rank < tokenizer.merges.size()
+        ? absl::StrCat(quoted(tokenizer.merges[rank].first), " + ", quoted(tokenizer.merges[rank].second))
+        : absl::StrCat("has ", tokenizer.merges.size(), " merges");
+  };
+  size_t rank = 0;
+  while (rank < std::min(teacher.merges.size(), student.merges.size()) &&
+         teacher.merges[rank] == student.merges[rank]) {
+    ++rank;
+  }
+  return absl::StrCat("  merge ", rank, ": teacher ", text(teacher, rank), ", student ", text(student, rank));
+}
+
+} // namespace
+
+absl::Status compare_tokenizers(const Tokenizer& teacher, const Tokenizer& student) {
+  std::vector<std::string> problems;
+  const auto component = [&](const char* name, const std::string& of_teacher, const std::string& of_student) {
+    if (of_teacher != of_student) {
+      problems.push_back(absl::StrCat("  ", name, ": teacher ", of_teacher, ", student ", of_student));
+    }
+  };
+  component("model.type", teacher.model, student.model);
+  if (teacher.tokens != student.tokens) {
+    problems.push_back(token_differences(teacher, student));
+  }
+  if (teacher.merges != student.merges) {
+    problems.push_back(merge_difference(teacher, student));
+  }
+  if (teacher.scores != student.scores) {
+    problems.emplace_back("  model.vocab: the scores differ");
+  }
+  component("model", teacher.model_options, student.model_options);
+  component("normalizer", teacher.normalizer, student.normalizer);
+  component("pre_tokenizer", teacher.pre_tokenizer, student.pre_tokenizer);
+  if (problems.empty()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "teacher and student have different tokenizers: ", teacher.path, " and ", student.path, "\n",
+      absl::StrJoin(problems, "\n")));
+}
+
+} // namespace distill::data

@@ -10,8 +10,8 @@ namespace {
 
 // Dense bf16 peaks of NVIDIA's data sheets, SXM parts. The first name that the device's name contains counts.
 constexpr std::pair<std::string_view, double> kPeakFlops[] = {
-    {"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"H100", 989e12}, {"H200", 989e12},    {"GH200", 989e12},
-    {"B200", 2250e12},     {"B300", 2250e12},    {"A100", 312e12}, {"A800", 312e12},    {"H800", 989e12},
+    {"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"H100", 989e12}, {"H200", 989e12},     {"GH200", 989e12},
+    {"B200", 2250e12},     {"B300", 2250e12},    {"A100", 312e12}, {"A800", 312e12},     {"H800", 989e12},
     {"L40S", 362e12},      {"L4", 121e12},       {"A10G", 70e12},  {"RTX 4090", 165e12}, {"RTX 3090", 71e12}};
 
 } // namespace

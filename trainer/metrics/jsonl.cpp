@@ -38,7 +38,8 @@ absl::StatusOr<JsonLines> JsonLines::open(const std::string& path, int64_t last_
   if (!lines.file_) {
     return file_error(partial, "create");
   }
-  if (std::fwrite(kept.data(), 1, kept.size(), lines.file_.get()) != kept.size() || std::fflush(lines.file_.get()) != 0) {
+  if (std::fwrite(kept.data(), 1, kept.size(), lines.file_.get()) != kept.size() ||
+      std::fflush(lines.file_.get()) != 0) {
     return file_error(partial, "write");
   }
   if (std::rename(partial.c_str(), path.c_str()) != 0) {

@@ -66,8 +66,7 @@ LossMeans loss_means(const std::array<double, losses::kNumRows>& sums, int64_t v
 
 std::string step_line(const StepRecord& r) {
   std::string line = absl::StrFormat("step %d/%d  %s", r.step, r.total_steps, means_text(r.means));
-  absl::StrAppendFormat(
-      &line, "  |g| %.3g  lr %.2e  %.4g tok/s", r.grad_norm, r.lr, r.tokens_per_second);
+  absl::StrAppendFormat(&line, "  |g| %.3g  lr %.2e  %.4g tok/s", r.grad_norm, r.lr, r.tokens_per_second);
   if (r.mfu_causal > 0) {
     absl::StrAppendFormat(&line, "  mfu %.1f%%/%.1f%%", 100 * r.mfu_causal, 100 * r.mfu_full);
   }
@@ -96,6 +95,12 @@ std::string step_json(const StepRecord& r) {
     json["mfu_full"] = r.mfu_full;
   }
   json["peak_memory_bytes"] = r.peak_memory_bytes;
+  return json.dump();
+}
+
+std::string means_json(const LossMeans& means) {
+  Json json;
+  add_means(json, means);
   return json.dump();
 }
 

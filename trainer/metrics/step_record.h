@@ -39,6 +39,9 @@ std::string step_line(const StepRecord& record);
 // One line of metrics.jsonl, without the newline.
 std::string step_json(const StepRecord& record);
 
+// The means alone, one JSON object.
+std::string means_json(const LossMeans& means);
+
 // The same for an evaluation after `step` steps.
 std::string eval_line(int64_t step, const LossMeans& means);
 std::string eval_json(int64_t step, const LossMeans& means);

@@ -4,8 +4,7 @@
 
 namespace distill::optim {
 
-AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& options)
-    : model_(model), options_(options) {
+AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& options) : model_(model), options_(options) {
   matrices_.weight_decay = options.weight_decay;
   for (int64_t i = 0; i < model.num_units(); ++i) {
     const sharding::UnitShard& unit = model.unit(i);

@@ -10,8 +10,8 @@
 
 namespace distill::optim {
 
-// AdamW (Loshchilov and Hutter, 2019) on the flat fp32 master shards of every unit. Decay applies to matrices only, not to
-// norms and biases. A step whose gradients are not finite changes nothing, its step counter included.
+// AdamW (Loshchilov and Hutter, 2019) on the flat fp32 master shards of every unit. Decay applies to matrices only, not
+// to norms and biases. A step whose gradients are not finite changes nothing, its step counter included.
 class AdamW {
  public:
   AdamW(sharding::ModelShards& model, const config::OptimizerSection& options);

@@ -10,8 +10,7 @@ GradNorm measure_grad_norm(const sharding::ModelShards& model, double max_norm) 
   GradNorm result;
   result.norm = at::linalg_vector_norm(at::stack(norms)).reshape({1});
   result.found_inf = at::isfinite(result.norm).logical_not().to(at::kFloat);
-  result.grad_scale =
-      max_norm > 0 ? at::clamp_min(result.norm / max_norm, 1.0) : at::ones_like(result.norm);
+  result.grad_scale = max_norm > 0 ? at::clamp_min(result.norm / max_norm, 1.0) : at::ones_like(result.norm);
   return result;
 }
 

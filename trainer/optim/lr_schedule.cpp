@@ -4,8 +4,7 @@
 
 namespace distill::optim {
 
-double learning_rate(
-    const config::SchedulerSection& scheduler, double peak_lr, int64_t step, int64_t total_steps) {
+double learning_rate(const config::SchedulerSection& scheduler, double peak_lr, int64_t step, int64_t total_steps) {
   if (step < scheduler.warmup_steps) {
     return peak_lr * static_cast<double>(step + 1) / static_cast<double>(scheduler.warmup_steps);
   }

@@ -12,8 +12,9 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
     // Zeros, so that alignment gaps and the padded tail stay zero in weights, gradients and moments alike.
     unit.weights = at::zeros({unit.shard.numel}, host_or_device.dtype(options.compute_dtype));
     if (options.trainable) {
-      unit.master = options.compute_dtype == at::kFloat ? unit.weights
-                                                        : at::zeros({unit.shard.numel}, host_or_device.dtype(at::kFloat));
+      unit.master = options.compute_dtype == at::kFloat
+          ? unit.weights
+          : at::zeros({unit.shard.numel}, host_or_device.dtype(at::kFloat));
       unit.gradient = at::zeros({unit.shard.numel}, host_or_device.dtype(at::kFloat));
     }
     units_.push_back(std::move(unit));

@@ -16,7 +16,8 @@ struct UnitShard {
   models::UnitLayout layout;
   ShardRange shard;
   at::Tensor weights; // compute dtype: what is gathered
-  at::Tensor master; // fp32, what the optimizer updates; the same tensor as `weights` when that is fp32; undefined: frozen
+  at::Tensor
+      master; // fp32, what the optimizer updates; the same tensor as `weights` when that is fp32; undefined: frozen
   at::Tensor gradient; // fp32, accumulated over micro-batches; undefined: frozen
 };
 
@@ -35,8 +36,8 @@ class ModelShards {
  public:
   ModelShards(models::ModelConfig config, const ShardOptions& options);
 
-  // Fills every shard: `fill(layout, first element, destination)` writes the elements [first, first + numel) of a unit's
-  // flat buffer into `destination` (on the host, any dtype).
+  // Fills every shard: `fill(layout, first element, destination)` writes the elements [first, first + numel) of a
+  // unit's flat buffer into `destination` (on the host, any dtype).
   using FillRange = std::function<absl::Status(const models::UnitLayout&, int64_t first, at::Tensor destination)>;
   absl::Status load(const FillRange& fill);
 

@@ -1,0 +1,49 @@
+#include "trainer/metrics/jsonl.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+namespace distill::metrics {
+namespace {
+
+class JsonLinesTest : public testing::Test {
+ protected:
+  std::string path_ = testing::TempDir() + "jsonl_test.jsonl";
+
+  void SetUp() override {
+    std::filesystem::remove(path_);
+  }
+  std::string content() const {
+    std::ifstream file(path_);
+    std::stringstream text;
+    text << file.rdbuf();
+    return text.str();
+  }
+};
+
+TEST_F(JsonLinesTest, ResumingDropsLaterStepsAndATornLine) {
+  std::ofstream(path_) << R"({"step":1,"loss":2}
+{"step":2,"loss":1}
+{"step":2,"eval":{"loss":1}}
+{"step":3,"loss":0.5}
+not json
+{"step":1,"torn")";
+  auto lines = JsonLines::open(path_, 2);
+  ASSERT_TRUE(lines.ok()) << lines.status();
+  ASSERT_TRUE(lines->append(R"({"step":3,"loss":0.25})").ok());
+  EXPECT_EQ(content(), R"({"step":1,"loss":2}
+{"step":2,"loss":1}
+{"step":2,"eval":{"loss":1}}
+{"step":3,"loss":0.25}
+)");
+}
+
+TEST_F(JsonLinesTest, ErrorNamesTheFile) {
+  const auto lines = JsonLines::open("/nowhere/metrics.jsonl", 0);
+  EXPECT_NE(lines.status().message().find("/nowhere/metrics.jsonl"), std::string::npos);
+}
+
+} // namespace
+} // namespace distill::metrics

@@ -1,0 +1,75 @@
+#include "trainer/metrics/step_record.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace distill::metrics {
+namespace {
+
+StepRecord record() {
+  StepRecord r;
+  r.step = 3;
+  r.total_steps = 10;
+  std::array<double, losses::kNumRows> sums{};
+  for (size_t i = 0; i < sums.size(); ++i) {
+    sums[i] = 2.0 * static_cast<double>(i + 1);
+  }
+  r.means = loss_means(sums, 4, /*has_teacher=*/true);
+  r.grad_norm = 1.5;
+  r.lr = 1e-3;
+  r.tokens_per_second = 1234;
+  return r;
+}
+
+TEST(LossMeans, DividesByTheValidTokensOfTheWholeBatch) {
+  const auto means = record().means;
+  EXPECT_DOUBLE_EQ(means.rows[losses::kLoss], 0.5);
+  EXPECT_DOUBLE_EQ(means.rows[losses::kTeacherLse], 2.0 * (losses::kTeacherLse + 1) / 4);
+}
+
+TEST(LossMeans, NoValidTokenGivesZeroAndNotNan) {
+  std::array<double, losses::kNumRows> sums{};
+  EXPECT_EQ(loss_means(sums, 0, false).rows[losses::kLoss], 0);
+}
+
+TEST(StepJson, NamesEveryRowAndKeepsFullPrecision) {
+  auto r = record();
+  r.means.rows[losses::kLoss] = 0.1 + 0.2;
+  const auto json = nlohmann::json::parse(step_json(r));
+  EXPECT_EQ(json["step"], 3);
+  EXPECT_EQ(json["loss"].get<double>(), 0.1 + 0.2);
+  for (const char* name :
+       {"hard", "soft", "z_loss", "forward_kl", "reverse_kl", "student_entropy", "teacher_entropy", "agreement",
+        "accuracy", "student_lse", "teacher_lse", "grad_norm", "lr", "tokens", "tokens_per_second"}) {
+    EXPECT_TRUE(json.contains(name)) << name;
+  }
+  r.means.has_teacher = false;
+  EXPECT_FALSE(nlohmann::json::parse(step_json(r)).contains("forward_kl"));
+}
+
+TEST(StepJson, NonFiniteNumbersAreNull) {
+  auto r = record();
+  r.grad_norm = std::nan("");
+  EXPECT_TRUE(nlohmann::json::parse(step_json(r))["grad_norm"].is_null());
+}
+
+TEST(StepLine, ShowsWhatAPersonLooksFor) {
+  auto r = record();
+  EXPECT_THAT(step_line(r), testing::AllOf(testing::HasSubstr("step 3/10"), testing::HasSubstr("kl ")));
+  EXPECT_THAT(step_line(r), testing::Not(testing::HasSubstr("mfu")));
+  r.mfu_causal = 0.4;
+  EXPECT_THAT(step_line(r), testing::HasSubstr("mfu 40.0%"));
+  r.skipped = true;
+  EXPECT_THAT(step_line(r), testing::HasSubstr("SKIPPED"));
+}
+
+TEST(FormatDuration, HoursOnlyWhenThereAreAny) {
+  EXPECT_EQ(format_duration(59.6), "1:00");
+  EXPECT_EQ(format_duration(3661), "1:01:01");
+  EXPECT_EQ(format_duration(std::nan("")), "0:00");
+}
+
+} // namespace
+} // namespace distill::metrics

@@ -1,0 +1,173 @@
+#include "trainer/optim/adamw.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <gtest/gtest.h>
+
+namespace distill::optim {
+namespace {
+
+models::ModelConfig tiny_config(bool tied) {
+  models::ModelConfig config;
+  config.model_type = "qwen3";
+  config.vocab_size = 37;
+  config.hidden_size = 24;
+  config.intermediate_size = 40;
+  config.num_layers = 2;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = 6;
+  config.max_position_embeddings = 64;
+  config.qk_norm = true;
+  config.qkv_bias = true;
+  config.tie_word_embeddings = tied;
+  return config;
+}
+
+// A model whose parameters and gradients are random, gaps and padding zero.
+std::unique_ptr<sharding::ModelShards> random_model(bool tied, int64_t rank = 0, int64_t world_size = 1) {
+  sharding::ShardOptions options;
+  options.trainable = true;
+  options.rank = rank;
+  options.world_size = world_size;
+  auto model = std::make_unique<sharding::ModelShards>(tiny_config(tied), options);
+  for (int64_t i = 0; i < model->num_units(); ++i) {
+    sharding::UnitShard& unit = model->unit(i);
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(100 + i);
+    at::Tensor weights = at::zeros({unit.shard.padded_numel}), gradient = at::zeros({unit.shard.padded_numel});
+    for (const models::ParamLayout& param : unit.layout.params) {
+      unit.layout.view(weights, param.name).normal_(0, 1, generator);
+      unit.layout.view(gradient, param.name).normal_(0, 1, generator);
+    }
+    unit.master.copy_(weights.narrow(0, unit.shard.begin, unit.shard.numel));
+    unit.gradient.copy_(gradient.narrow(0, unit.shard.begin, unit.shard.numel));
+  }
+  return model;
+}
+
+config::OptimizerSection optimizer_options() {
+  config::OptimizerSection options;
+  options.beta1 = 0.9;
+  options.beta2 = 0.95;
+  options.eps = 1e-8;
+  options.weight_decay = 0.1;
+  return options;
+}
+
+// Loshchilov and Hutter's algorithm 2 in fp64, one parameter after the other.
+struct Reference {
+  std::vector<at::Tensor> params, exp_avg, exp_avg_sq;
+  int64_t t = 0;
+
+  void step(const std::vector<at::Tensor>& gradients, const std::vector<bool>& decays, double lr) {
+    const auto options = optimizer_options();
+    ++t;
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (decays[i]) {
+        params[i] = params[i] * (1 - lr * options.weight_decay);
+      }
+      exp_avg[i] = options.beta1 * exp_avg[i] + (1 - options.beta1) * gradients[i];
+      exp_avg_sq[i] = options.beta2 * exp_avg_sq[i] + (1 - options.beta2) * gradients[i] * gradients[i];
+      const at::Tensor m = exp_avg[i] / (1 - std::pow(options.beta1, t));
+      const at::Tensor v = exp_avg_sq[i] / (1 - std::pow(options.beta2, t));
+      params[i] = params[i] - lr * m / (v.sqrt() + options.eps);
+    }
+  }
+};
+
+class AdamWTest : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(TiedAndUntied, AdamWTest, testing::Bool());
+
+TEST_P(AdamWTest, FollowsTheAlgorithmInFp64WithDecayOnMatricesOnly) {
+  auto model = random_model(GetParam());
+  AdamW optimizer(*model, optimizer_options());
+  Reference reference;
+  std::vector<at::Tensor> gradients;
+  std::vector<bool> decays;
+  std::vector<at::Tensor> views;
+  for (int64_t i = 0; i < model->num_units(); ++i) {
+    for (const models::ParamLayout& param : model->unit(i).layout.params) {
+      views.push_back(model->unit(i).layout.view(model->unit(i).master, param.name));
+      reference.params.push_back(views.back().to(at::kDouble));
+      reference.exp_avg.push_back(at::zeros_like(reference.params.back()));
+      reference.exp_avg_sq.push_back(at::zeros_like(reference.params.back()));
+      gradients.push_back(model->unit(i).layout.view(model->unit(i).gradient, param.name).to(at::kDouble));
+      decays.push_back(param.shape.size() > 1);
+    }
+  }
+  at::Tensor squares = at::zeros({}, at::kDouble);
+  for (const at::Tensor& gradient : gradients) {
+    squares += gradient.pow(2).sum();
+  }
+  const double norm = squares.sqrt().item<double>();
+  const double max_norm = norm / 3;
+  for (int step = 0; step < 3; ++step) {
+    std::vector<at::Tensor> clipped;
+    for (const at::Tensor& gradient : gradients) {
+      clipped.push_back(gradient / 3);
+    }
+    // The fused CPU kernel writes the clipped gradient back, so every step gets a fresh copy.
+    auto fresh = random_model(GetParam());
+    for (int64_t i = 0; i < model->num_units(); ++i) {
+      model->unit(i).gradient.copy_(fresh->unit(i).gradient);
+    }
+    const GradNorm grad_norm = measure_grad_norm(*model, max_norm);
+    EXPECT_NEAR(grad_norm.norm.item<float>() / norm, 1, 1e-6);
+    optimizer.step(0.01 * (step + 1), grad_norm);
+    reference.step(clipped, decays, 0.01 * (step + 1));
+  }
+  for (size_t i = 0; i < views.size(); ++i) {
+    EXPECT_TRUE(at::allclose(views[i].to(at::kDouble), reference.params[i], 1e-5, 1e-6)) << i;
+  }
+}
+
+TEST(AdamW, NonFiniteGradientsChangeNothing) {
+  auto model = random_model(false);
+  AdamW optimizer(*model, optimizer_options());
+  for (const double bad : {std::nan(""), static_cast<double>(INFINITY)}) {
+    const at::Tensor before = model->unit(1).master.clone();
+    const at::Tensor clean = model->unit(1).gradient.clone();
+    model->unit(1).gradient[3] = bad;
+    const GradNorm grad_norm = measure_grad_norm(*model, 1.0);
+    EXPECT_EQ(grad_norm.found_inf.item<float>(), 1);
+    optimizer.step(0.1, grad_norm);
+    EXPECT_TRUE(at::equal(before, model->unit(1).master));
+    EXPECT_TRUE(at::equal(optimizer.moments(1).exp_avg, at::zeros_like(before)));
+    EXPECT_EQ(optimizer.step_count().item<float>(), 0);
+    model->unit(1).gradient.copy_(clean);
+  }
+  optimizer.step(0.1, measure_grad_norm(*model, 1.0));
+  EXPECT_EQ(optimizer.step_count().item<float>(), 1);
+}
+
+TEST(AdamW, ShardsUpdateLikeTheWholeUnit) {
+  auto whole = random_model(false);
+  AdamW whole_optimizer(*whole, optimizer_options());
+  const GradNorm grad_norm = measure_grad_norm(*whole, 0);
+  whole_optimizer.step(0.05, grad_norm);
+  constexpr int64_t kRanks = 3;
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    auto part = random_model(false, rank, kRanks);
+    AdamW optimizer(*part, optimizer_options());
+    optimizer.step(0.05, grad_norm);
+    for (int64_t i = 0; i < part->num_units(); ++i) {
+      const sharding::ShardRange& shard = part->unit(i).shard;
+      const int64_t count = std::min(shard.end(), whole->unit(i).layout.numel) - shard.begin;
+      if (count > 0) {
+        EXPECT_TRUE(
+            at::equal(part->unit(i).master.narrow(0, 0, count), whole->unit(i).master.narrow(0, shard.begin, count)));
+      }
+    }
+  }
+}
+
+TEST(GradNorm, NoClippingWithoutAMaximum) {
+  auto model = random_model(false);
+  EXPECT_EQ(measure_grad_norm(*model, 0).grad_scale.item<float>(), 1);
+  EXPECT_EQ(measure_grad_norm(*model, 1e9).grad_scale.item<float>(), 1);
+  const GradNorm clipped = measure_grad_norm(*model, 0.5);
+  EXPECT_NEAR(clipped.grad_scale.item<float>(), clipped.norm.item<float>() / 0.5, 1e-3);
+}
+
+} // namespace
+} // namespace distill::optim

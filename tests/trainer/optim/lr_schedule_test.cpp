@@ -1,0 +1,59 @@
+#include "trainer/optim/lr_schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <numbers>
+
+namespace distill::optim {
+namespace {
+
+config::SchedulerSection scheduler(const char* type, int64_t warmup, double min_ratio = 0, int64_t decay = 0) {
+  config::SchedulerSection section;
+  section.type = type;
+  section.warmup_steps = warmup;
+  section.min_lr_ratio = min_ratio;
+  section.decay_steps = decay;
+  return section;
+}
+
+TEST(LearningRate, WarmUpRisesLinearlyFromTheFirstStep) {
+  for (const char* type : {"constant", "linear", "cosine", "wsd"}) {
+    const auto section = scheduler(type, 4);
+    EXPECT_DOUBLE_EQ(learning_rate(section, 2.0, 0, 20), 0.5) << type;
+    EXPECT_DOUBLE_EQ(learning_rate(section, 2.0, 1, 20), 1.0) << type;
+    EXPECT_DOUBLE_EQ(learning_rate(section, 2.0, 3, 20), 2.0) << type;
+    EXPECT_DOUBLE_EQ(learning_rate(section, 2.0, 4, 20), 2.0) << type;
+  }
+}
+
+TEST(LearningRate, LastStepHasTheMinimum) {
+  for (const char* type : {"linear", "cosine", "wsd"}) {
+    EXPECT_NEAR(learning_rate(scheduler(type, 3, 0.1), 2.0, 49, 50), 0.2, 1e-12) << type;
+  }
+  EXPECT_DOUBLE_EQ(learning_rate(scheduler("constant", 3, 0.1), 2.0, 49, 50), 2.0);
+}
+
+TEST(LearningRate, ShapesHalfWay) {
+  EXPECT_DOUBLE_EQ(learning_rate(scheduler("linear", 0), 1.0, 50, 101), 0.5);
+  EXPECT_NEAR(learning_rate(scheduler("cosine", 0), 1.0, 50, 101), 0.5, 1e-12);
+  EXPECT_NEAR(learning_rate(scheduler("cosine", 0), 1.0, 25, 101), 0.5 * (1 + std::cos(std::numbers::pi / 4)), 1e-12);
+}
+
+TEST(LearningRate, WsdIsFlatUntilItsDecay) {
+  const auto section = scheduler("wsd", 10, 0, 20);
+  for (int64_t step = 10; step <= 80; ++step) {
+    EXPECT_DOUBLE_EQ(learning_rate(section, 3.0, step, 100), 3.0) << step;
+  }
+  EXPECT_LT(learning_rate(section, 3.0, 81, 100), 3.0);
+  EXPECT_DOUBLE_EQ(learning_rate(section, 3.0, 99, 100), 0.0);
+  // Unset, the decay takes the last tenth.
+  EXPECT_DOUBLE_EQ(learning_rate(scheduler("wsd", 0), 3.0, 90, 100), 3.0);
+  EXPECT_LT(learning_rate(scheduler("wsd", 0), 3.0, 91, 100), 3.0);
+}
+
+TEST(LearningRate, RunOfOneStepHasTheFullRate) {
+  EXPECT_DOUBLE_EQ(learning_rate(scheduler("cosine", 0), 1.0, 0, 1), 1.0);
+}
+
+} // namespace
+} // namespace distill::optim

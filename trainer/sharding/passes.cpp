@@ -1,0 +1,91 @@
+#include "trainer/sharding/passes.h"
+
+#include "trainer/models/ops/embedding.h"
+
+namespace distill::sharding {
+namespace {
+
+at::Tensor embed(ModelShards& model, const at::Tensor& tokens_N) {
+  const int64_t unit = model.embedding_unit();
+  const at::Tensor weight = models::embedding_weight(model.unit(unit).layout, model.weights(unit));
+  at::Tensor x_NH = models::embedding_forward(tokens_N, weight);
+  model.release(unit);
+  return x_NH;
+}
+
+at::Tensor final_norm(ModelShards& model, const at::Tensor& x_NH, models::FinalNormKept* kept) {
+  const int64_t unit = model.head_unit();
+  const at::Tensor norm_H = models::final_norm_weight(model.unit(unit).layout, model.weights(unit));
+  at::Tensor hidden_NH = models::final_norm_forward(model.config(), norm_H, x_NH, kept);
+  model.release(unit);
+  return hidden_NH;
+}
+
+at::Tensor run_block(
+    ModelShards& model, int64_t block, const models::SequenceInfo& seq, const models::RopeAngles& angles,
+    const at::Tensor& x_NH, models::BlockKept* kept) {
+  const int64_t unit = model.block_unit(block);
+  const models::BlockParams params = models::block_params(model.unit(unit).layout, model.weights(unit));
+  at::Tensor y_NH = models::block_forward(model.config(), seq, angles, params, x_NH, kept);
+  model.release(unit);
+  return y_NH;
+}
+
+} // namespace
+
+at::Tensor forward_hidden(ModelShards& model, const models::RopeTable& rope, const MicroBatch& batch) {
+  const models::RopeAngles angles = models::rope_angles(rope, batch.seq.positions_N);
+  at::Tensor x_NH = embed(model, batch.tokens_N);
+  for (int64_t block = 0; block < model.config().num_layers; ++block) {
+    x_NH = run_block(model, block, batch.seq, angles, x_NH, /*kept=*/nullptr);
+  }
+  return final_norm(model, x_NH, /*kept=*/nullptr);
+}
+
+at::Tensor TrainingPass::forward(const MicroBatch& batch) {
+  angles_ = models::rope_angles(rope_, batch.seq.positions_N);
+  kept_.clear();
+  at::Tensor x_NH = embed(model_, batch.tokens_N);
+  for (int64_t block = 0; block < model_.config().num_layers; ++block) {
+    if (activation_ == Activation::kRecompute) {
+      kept_.push_back(models::keep_input_only(x_NH));
+      x_NH = run_block(model_, block, batch.seq, angles_, x_NH, /*kept=*/nullptr);
+    } else {
+      kept_.emplace_back();
+      x_NH = run_block(model_, block, batch.seq, angles_, x_NH, &kept_.back());
+    }
+  }
+  return final_norm(model_, x_NH, &norm_kept_);
+}
+
+void TrainingPass::backward(const MicroBatch& batch, const at::Tensor& dhidden_NH) {
+  const int64_t head = model_.head_unit();
+  const models::UnitLayout& head_layout = model_.unit(head).layout;
+  at::Tensor norm_gradient = models::final_norm_weight(head_layout, model_.gradient(head));
+  at::Tensor dx_NH = models::final_norm_backward(
+      models::final_norm_weight(head_layout, model_.weights(head)), dhidden_NH, norm_kept_, norm_gradient);
+  norm_kept_ = {};
+  model_.release(head);
+  if (head != model_.embedding_unit()) {
+    model_.reduce(head);
+  }
+
+  for (int64_t block = model_.config().num_layers - 1; block >= 0; --block) {
+    const int64_t unit = model_.block_unit(block);
+    const models::UnitLayout& layout = model_.unit(unit).layout;
+    const models::BlockParams params = models::block_params(layout, model_.weights(unit));
+    models::BlockParams gradients = models::block_params(layout, model_.gradient(unit));
+    dx_NH =
+        models::block_backward(model_.config(), batch.seq, angles_, params, dx_NH, std::move(kept_.back()), gradients);
+    kept_.pop_back();
+    model_.release(unit);
+    model_.reduce(unit);
+  }
+
+  const int64_t embedding = model_.embedding_unit();
+  at::Tensor embedding_gradient = models::embedding_weight(model_.unit(embedding).layout, model_.gradient(embedding));
+  models::embedding_backward(batch.tokens_N, dx_NH, embedding_gradient);
+  model_.reduce(embedding);
+}
+
+} // namespace distill::sharding

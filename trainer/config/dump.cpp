@@ -1,0 +1,57 @@
+#include "trainer/config/dump.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "trainer/config/field.h"
+
+namespace distill::config {
+
+std::string dump(const Config& config) {
+  std::string text = "# The whole configuration of a distill run, defaults included.\n";
+  for (const Section& section : sections()) {
+    std::string body;
+    for (const Field& field : section.fields) {
+      if (field.applies(config)) {
+        absl::StrAppend(&body, "  ", field.name, ": ", to_yaml(field, config), "\n");
+      }
+    }
+    absl::StrAppend(&text, section.name, ":\n", body);
+  }
+  return text;
+}
+
+std::vector<std::string> differences(const Config& before, const Config& after) {
+  std::vector<std::string> out;
+  for (const Section& section : sections()) {
+    for (const Field& field : section.fields) {
+      const std::string was = to_yaml(field, before);
+      const std::string is = to_yaml(field, after);
+      if (was != is) {
+        out.push_back(absl::StrCat(field.key(), ": ", was, " -> ", is));
+      }
+    }
+  }
+  return out;
+}
+
+absl::Status write_config(const Config& config, const std::string& path) {
+  const std::string partial = path + ".partial";
+  std::ofstream out(partial, std::ios::binary | std::ios::trunc);
+  out << dump(config);
+  out.close();
+  std::error_code error;
+  if (out) {
+    std::filesystem::rename(partial, path, error);
+  }
+  if (!out || error) {
+    std::error_code ignored;
+    std::filesystem::remove(partial, ignored);
+    return absl::InternalError(absl::StrCat(path, ": cannot write", error ? ": " + error.message() : ""));
+  }
+  return absl::OkStatus();
+}
+
+} // namespace distill::config

@@ -1,0 +1,131 @@
+#include "trainer/config/field.h"
+
+#include <absl/strings/escaping.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
+
+#include <cmath>
+#include <limits>
+
+namespace distill::config {
+
+namespace {
+
+template <typename... Ts>
+struct Overloaded : Ts... {
+  using Ts::operator()...;
+};
+
+// The fewest digits that read back equal.
+std::string shortest(double value) {
+  for (int digits = 6; digits < 17; ++digits) {
+    const std::string text = absl::StrFormat("%.*g", digits, value);
+    double back = 0;
+    if (absl::SimpleAtod(text, &back) && back == value) {
+      return text;
+    }
+  }
+  return absl::StrFormat("%.17g", value);
+}
+
+std::string in_quotes(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      absl::StrAppendFormat(&out, "\\x%02x", static_cast<unsigned char>(c));
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+std::string describe(const Integer& kind) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  return kind.max == kMax ? absl::StrCat("an integer of at least ", kind.min)
+                          : absl::StrCat("an integer from ", kind.min, " to ", kind.max);
+}
+
+std::string describe(const Real& kind) {
+  const std::string low = absl::StrCat(kind.min_excluded ? "above " : "of at least ", shortest(kind.min));
+  if (std::isinf(kind.max)) {
+    return absl::StrCat("a number ", low);
+  }
+  if (!kind.min_excluded && !kind.max_excluded) {
+    return absl::StrCat("a number from ", shortest(kind.min), " to ", shortest(kind.max));
+  }
+  return absl::StrCat("a number ", low, " and ", kind.max_excluded ? "below " : "at most ", shortest(kind.max));
+}
+
+} // namespace
+
+const Section* find_section(const std::string& name) {
+  for (const Section& section : sections()) {
+    if (section.name == name) {
+      return &section;
+    }
+  }
+  return nullptr;
+}
+
+const Field* find_field(const std::string& key) {
+  const size_t dot = key.find('.');
+  const Section* section = dot == std::string::npos ? nullptr : find_section(key.substr(0, dot));
+  if (section == nullptr) {
+    return nullptr;
+  }
+  for (const Field& field : section->fields) {
+    if (field.name == key.substr(dot + 1)) {
+      return &field;
+    }
+  }
+  return nullptr;
+}
+
+std::string type_name(const Field& field) {
+  return std::visit(
+      Overloaded{
+          [](const Boolean&) { return "boolean"; }, [](const Integer&) { return "integer"; },
+          [](const Real&) { return "number"; }, [](const Text&) { return "text"; },
+          [](const Choice&) { return "choice"; }, [](const DataSets&) { return "data sets"; }},
+      field.kind);
+}
+
+std::string expectation(const Field& field) {
+  return std::visit(
+      Overloaded{
+          [](const Boolean&) -> std::string { return "true or false"; },
+          [](const Integer& kind) -> std::string { return describe(kind); },
+          [](const Real& kind) -> std::string { return describe(kind); },
+          [](const Text&) -> std::string { return "text"; },
+          [](const Choice& kind) { return absl::StrCat("one of ", absl::StrJoin(kind.names, ", ")); },
+          [](const DataSets&) -> std::string { return "a path, {path, weight}, or a list of these"; }},
+      field.kind);
+}
+
+std::string to_yaml(const Field& field, const Config& config) {
+  // The accessors are written for reading; nothing below writes.
+  auto& values = const_cast<Config&>(config);
+  return std::visit(
+      Overloaded{
+          [&](const Boolean& kind) -> std::string { return kind.value(values) ? "true" : "false"; },
+          [&](const Integer& kind) -> std::string { return absl::StrCat(kind.value(values)); },
+          [&](const Real& kind) -> std::string { return shortest(kind.value(values)); },
+          [&](const Text& kind) -> std::string { return in_quotes(kind.value(values)); },
+          [&](const Choice& kind) -> std::string { return kind.get(values); },
+          [&](const DataSets& kind) -> std::string {
+            std::vector<std::string> items;
+            for (const DataSet& set : kind.value(values)) {
+              items.push_back(absl::StrCat("{path: ", in_quotes(set.path), ", weight: ", shortest(set.weight), "}"));
+            }
+            return absl::StrCat("[", absl::StrJoin(items, ", "), "]");
+          }},
+      field.kind);
+}
+
+} // namespace distill::config

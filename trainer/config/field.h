@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "trainer/config/config.h"
+
+// What one key of the configuration is. trainer/config/fields.cpp lists them; reading, overrides, help, the dump and
+// the suggestions are loops over that list.
+namespace distill::config {
+
+template <typename T>
+using Ref = T& (*)(Config&);
+
+struct Boolean {
+  Ref<bool> value;
+};
+
+struct Integer {
+  Ref<int64_t> value;
+  int64_t min;
+  int64_t max;
+};
+
+struct Real {
+  Ref<double> value;
+  double min;
+  double max; // may be infinite; the value may not
+  bool min_excluded = false;
+  bool max_excluded = false;
+};
+
+struct Text {
+  Ref<std::string> value;
+};
+
+// One of a list of names.
+struct Choice {
+  std::vector<std::string> names;
+  std::function<std::string(Config&)> get;
+  std::function<void(Config&, size_t)> set; // an index into names
+};
+
+// A path, a mapping of path and weight, or a list of either.
+struct DataSets {
+  Ref<std::vector<DataSet>> value;
+};
+
+using Kind = std::variant<Boolean, Integer, Real, Text, Choice, DataSets>;
+
+// A key that other keys may switch off. Giving it while it is off is an error; the dump leaves it out.
+struct Condition {
+  std::function<bool(const Config&)> holds; // null: always
+  std::string text; // "loss.divergence is jsd"
+  std::string key; // the key it looks at
+};
+
+struct Field {
+  std::string section;
+  std::string name;
+  Kind kind;
+  std::string unit; // empty: none
+  std::string help;
+  Condition only_when = {};
+
+  std::string key() const {
+    return section + "." + name;
+  }
+  bool applies(const Config& config) const {
+    return !only_when.holds || only_when.holds(config);
+  }
+};
+
+struct Section {
+  std::string name;
+  std::string help;
+  std::vector<Field> fields;
+};
+
+// Every section and key, in the order of the help and the dump.
+const std::vector<Section>& sections();
+
+const Section* find_section(const std::string& name);
+// `key` is dotted; null: no such key.
+const Field* find_field(const std::string& key);
+
+// "integer", "number", "true or false", "text", "choice", "list of data sets".
+std::string type_name(const Field& field);
+// What a value of the field must be: "an integer from 1 to 100", "one of pack, concat".
+std::string expectation(const Field& field);
+// The value as YAML that reads back equal.
+std::string to_yaml(const Field& field, const Config& config);
+
+} // namespace distill::config

@@ -1,0 +1,21 @@
+#include "trainer/config/load.h"
+
+#include "trainer/config/paths.h"
+#include "trainer/config/reader.h"
+#include "trainer/config/rules.h"
+
+namespace distill::config {
+
+LoadResult load(const std::string& path, absl::Span<const std::string> overrides, Purpose purpose) {
+  ReadResult read = read_file(path, overrides);
+  std::vector<Problem> problems = std::move(read.problems);
+  const CheckContext context{path, purpose, read.origins, suspect_keys(problems)};
+  for (auto* check : {&check_rules, &check_paths}) {
+    for (Problem& problem : (*check)(read.config, context)) {
+      problems.push_back(std::move(problem));
+    }
+  }
+  return {std::move(read.config), std::move(problems)};
+}
+
+} // namespace distill::config

@@ -1,0 +1,142 @@
+#include "trainer/config/paths.h"
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+
+#include <filesystem>
+
+#include "data/shard_format.h"
+
+namespace distill::config {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+bool is_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored);
+}
+
+bool has_file_with_extension(const fs::path& folder, const std::string& extension) {
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().extension() == extension) {
+      return true;
+    }
+  }
+  return false;
+}
+
+class Paths {
+ public:
+  Paths(const Config& config, const CheckContext& context) : config_(config), context_(context) {}
+
+  std::vector<Problem> run() {
+    model("student", config_.student);
+    if (!config_.teacher.path.empty()) {
+      model("teacher", config_.teacher);
+    }
+    if (context_.purpose == Purpose::kTrain) {
+      data_sets("data.train", config_.data.train);
+      run_folder();
+    }
+    data_sets("data.eval", config_.data.eval);
+    return std::move(problems_);
+  }
+
+ private:
+  void fail(
+      const std::string& field, const std::string& key, std::string expected, std::string found,
+      std::string hint = "") {
+    Problem problem;
+    problem.key = key;
+    problem.expected = std::move(expected);
+    problem.found = std::move(found);
+    problem.hint = std::move(hint);
+    add_problem(context_, {field}, std::move(problem), &problems_);
+  }
+
+  // False, with a problem, when there is nothing at the path.
+  bool check_exists(
+      const std::string& field, const std::string& key, const std::string& expected, const std::string& path) {
+    if (is_there(path)) {
+      return true;
+    }
+    std::error_code ignored;
+    std::string hint;
+    if (absl::StartsWith(path, "~")) {
+      hint = "~ is not expanded: write the whole path";
+    } else if (fs::path(path).is_relative()) {
+      hint = absl::StrCat("the path is relative to the working directory, ", fs::current_path(ignored).string());
+    }
+    fail(field, key, expected, absl::StrCat("nothing at ", path), hint);
+    return false;
+  }
+
+  void model(const std::string& section, const ModelSection& model) {
+    const std::string key = section + ".path";
+    if (!model.path.empty() && check_exists(key, key, "a Hugging Face folder", model.path)) {
+      const fs::path folder = model.path;
+      if (!is_folder(folder)) {
+        fail(key, key, "a Hugging Face folder", absl::StrCat("the file ", model.path));
+      } else if (!is_there(folder / "config.json")) {
+        fail(key, key, "a Hugging Face folder with config.json", absl::StrCat("none in ", model.path));
+      } else if (
+          model.init == "pretrained" && !is_there(folder / "model.safetensors") &&
+          !is_there(folder / "model.safetensors.index.json")) {
+        fail(
+            key, key, "model.safetensors or model.safetensors.index.json", absl::StrCat("neither in ", model.path),
+            has_file_with_extension(folder, ".bin")
+                ? "save the model again with transformers, which writes safetensors"
+                : absl::StrCat("with ", section, ".init: random no weights are needed"));
+      }
+    }
+    if (!model.tokenizer.empty()) {
+      tokenizer(section + ".tokenizer", model.tokenizer);
+    }
+  }
+
+  void tokenizer(const std::string& key, const std::string& path) {
+    if (check_exists(key, key, "a folder with tokenizer.json, or the file itself", path) && is_folder(path) &&
+        !is_there(fs::path(path) / "tokenizer.json")) {
+      fail(key, key, "a folder with tokenizer.json", absl::StrCat("none in ", path));
+    }
+  }
+
+  void data_sets(const std::string& key, const std::vector<DataSet>& sets) {
+    for (size_t i = 0; i < sets.size(); ++i) {
+      const std::string item = sets.size() == 1 ? key : absl::StrCat(key, "[", i, "]");
+      const std::string& path = sets[i].path;
+      if (check_exists(key, item, "a token shard or a folder of them", path) && is_folder(path) &&
+          !has_file_with_extension(path, data::kShardExtension)) {
+        fail(
+            key, item, "a folder of token shards", absl::StrCat("no *", data::kShardExtension, " in ", path),
+            "scripts/tokenize.py writes token shards");
+      }
+    }
+  }
+
+  void run_folder() {
+    if (!config_.run.dir.empty() && is_there(config_.run.dir) && !is_folder(config_.run.dir)) {
+      fail("run.dir", "run.dir", "a folder, or nothing yet", absl::StrCat("the file ", config_.run.dir));
+    }
+  }
+
+  const Config& config_;
+  const CheckContext& context_;
+  std::vector<Problem> problems_;
+};
+
+} // namespace
+
+std::vector<Problem> check_paths(const Config& config, const CheckContext& context) {
+  return Paths(config, context).run();
+}
+
+} // namespace distill::config

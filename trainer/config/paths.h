@@ -1,0 +1,13 @@
+#pragma once
+
+#include <vector>
+
+#include "trainer/config/rules.h"
+
+namespace distill::config {
+
+// Whether the files that the configuration names exist and are of the right kind: model folders with config.json and
+// weights, tokenizers, token shards. Their content is not read.
+std::vector<Problem> check_paths(const Config& config, const CheckContext& context);
+
+} // namespace distill::config

@@ -1,0 +1,275 @@
+#include "trainer/config/reader.h"
+
+#include <absl/strings/escaping.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/strip.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "trainer/config/field.h"
+#include "trainer/config/suggest.h"
+#include "trainer/config/value.h"
+
+namespace distill::config {
+
+namespace {
+
+constexpr uintmax_t kMaxFileBytes = 1 << 20;
+constexpr char kOverrideFile[] = "--set";
+
+struct Pair {
+  YAML::Node key;
+  YAML::Node value;
+};
+
+// The pairs of a mapping as written, duplicates included. `<<` merges other mappings in, where the mapping itself does
+// not have the key.
+std::vector<Pair> pairs_of(const YAML::Node& map, int depth = 0) {
+  std::vector<Pair> own;
+  std::vector<Pair> merged;
+  const auto merge = [&](const YAML::Node& from) {
+    if (from.IsMap() && depth < 8) {
+      const std::vector<Pair> pairs = pairs_of(from, depth + 1);
+      merged.insert(merged.end(), pairs.begin(), pairs.end());
+    }
+  };
+  for (const auto& item : map) {
+    if (!item.first.IsScalar() || item.first.Scalar() != "<<") {
+      own.push_back({item.first, item.second});
+    } else if (item.second.IsSequence()) {
+      for (const auto& from : item.second) {
+        merge(from);
+      }
+    } else {
+      merge(item.second);
+    }
+  }
+  for (const Pair& pair : merged) {
+    const auto same = [&](const Pair& other) {
+      return other.key.IsScalar() && pair.key.IsScalar() && other.key.Scalar() == pair.key.Scalar();
+    };
+    if (std::none_of(own.begin(), own.end(), same)) {
+      own.push_back(pair);
+    }
+  }
+  return own;
+}
+
+class Reader {
+ public:
+  explicit Reader(std::string file) : file_(std::move(file)) {}
+
+  void read_text(std::string_view yaml);
+  void read_override(const std::string& text);
+  void fail(int64_t line, std::string key, std::string expected, std::string found, std::string hint = "") {
+    result_.problems.push_back({file_, line, std::move(key), std::move(expected), std::move(found), std::move(hint)});
+  }
+  ReadResult finish() {
+    return std::move(result_);
+  }
+
+ private:
+  bool check_characters(std::string_view yaml);
+  void read_document(const YAML::Node& root);
+  void read_section(const Section& section, const YAML::Node& node, int64_t line);
+  void unknown_key(const std::string& section, const std::string& name, int64_t line);
+  // False, with a problem, when the key was given before.
+  bool first_of_its_name(const std::string& key, int64_t line);
+
+  std::string file_;
+  std::map<std::string, int64_t, std::less<>> lines_; // of sections and keys seen in the file
+  ReadResult result_;
+};
+
+// What yaml-cpp reads in a way that nobody means.
+bool Reader::check_characters(std::string_view yaml) {
+  if (yaml.find('\0') != std::string_view::npos) {
+    fail(0, "", "a YAML text", "a binary file");
+    return false;
+  }
+  int64_t line = 0;
+  for (const std::string& text : std::vector<std::string>(absl::StrSplit(std::string(yaml), '\n'))) {
+    ++line;
+    const size_t first = text.find_first_not_of(" \t\r");
+    if (first != std::string::npos && text[first] != '#' && text.find('\t') < first) {
+      fail(line, "", "spaces as indentation", "a tab");
+      return false;
+    }
+  }
+  return true;
+}
+
+void Reader::read_text(std::string_view yaml) {
+  if (!check_characters(yaml)) {
+    return;
+  }
+  std::vector<YAML::Node> documents;
+  try {
+    documents = YAML::LoadAll(std::string(yaml));
+  } catch (const YAML::Exception& error) {
+    fail(
+        error.mark.is_null() ? 0 : error.mark.line + 1, "", "a YAML mapping of sections",
+        absl::StrCat("YAML that does not parse: ", error.msg));
+    return;
+  }
+  if (documents.size() > 1) {
+    fail(documents[1].Mark().line + 1, "", "one YAML document", absl::StrCat(documents.size(), " of them"));
+    return;
+  }
+  if (documents.empty() || documents[0].IsNull()) {
+    fail(0, "", "a YAML mapping of sections", "an empty file", "`distill --help-config` lists every key");
+  } else if (!documents[0].IsMap()) {
+    fail(documents[0].Mark().line + 1, "", "a YAML mapping of sections", describe(documents[0]));
+  } else {
+    read_document(documents[0]);
+  }
+}
+
+void Reader::read_document(const YAML::Node& root) {
+  for (const Pair& pair : pairs_of(root)) {
+    const int64_t line = pair.key.Mark().line + 1;
+    if (!pair.key.IsScalar()) {
+      fail(line, "", "the name of a section", describe(pair.key));
+      continue;
+    }
+    const std::string& name = pair.key.Scalar();
+    const Section* section = find_section(name);
+    if (section == nullptr) {
+      unknown_key("", name, line);
+    } else if (first_of_its_name(name, line)) {
+      read_section(*section, pair.value, line);
+    }
+  }
+}
+
+void Reader::read_section(const Section& section, const YAML::Node& node, int64_t line) {
+  if (node.IsNull()) {
+    return; // everything in it is commented out
+  }
+  if (!node.IsMap()) {
+    fail(line, section.name, "a mapping of keys", describe(node));
+    return;
+  }
+  for (const Pair& pair : pairs_of(node)) {
+    const int64_t key_line = pair.key.Mark().line + 1;
+    if (!pair.key.IsScalar()) {
+      fail(key_line, section.name, "the name of a key", describe(pair.key));
+      continue;
+    }
+    const std::string key = absl::StrCat(section.name, ".", pair.key.Scalar());
+    const Field* field = find_field(key);
+    if (field == nullptr) {
+      unknown_key(section.name, pair.key.Scalar(), key_line);
+    } else if (first_of_its_name(key, key_line)) {
+      result_.origins[key] = {file_, key_line};
+      assign(*field, pair.value, {file_, key_line, key, "", "", ""}, result_.config, result_.problems);
+    }
+  }
+}
+
+bool Reader::first_of_its_name(const std::string& key, int64_t line) {
+  const auto [seen, is_new] = lines_.emplace(key, line);
+  if (!is_new) {
+    fail(line, key, "one value", absl::StrCat("a second one (the first is on line ", seen->second, ")"));
+  }
+  return is_new;
+}
+
+void Reader::unknown_key(const std::string& section, const std::string& name, int64_t line) {
+  const std::string key = section.empty() ? name : absl::StrCat(section, ".", name);
+  const std::string found = section.empty() ? "an unknown section" : "an unknown key";
+  const std::string expected =
+      section.empty() ? "a section of the configuration" : absl::StrCat("a key of section ", section);
+  std::string hint;
+  if (section.empty() && find_field(name) != nullptr) {
+    hint = absl::StrCat("write ", name.substr(name.find('.') + 1), ": below ", name.substr(0, name.find('.')), ":");
+  } else if (const std::string close = closest_key(section, name); !close.empty()) {
+    hint = absl::StrCat("did you mean ", close, "?");
+  } else {
+    hint = "`distill --help-config` lists every key";
+  }
+  fail(line, absl::Utf8SafeCEscape(key), expected, found, hint);
+}
+
+void Reader::read_override(const std::string& text) {
+  file_ = kOverrideFile;
+  const size_t equals = text.find('=');
+  std::string key = text.substr(0, equals);
+  absl::StripAsciiWhitespace(&key);
+  if (equals == std::string::npos || key.empty()) {
+    fail(0, "", "section.key=VALUE", absl::StrCat("\"", absl::Utf8SafeCEscape(text), "\""));
+    return;
+  }
+  const Field* field = find_field(key);
+  if (field == nullptr) {
+    const size_t dot = key.find('.');
+    const bool in_section = dot != std::string::npos && find_section(key.substr(0, dot)) != nullptr;
+    if (find_section(key) != nullptr) {
+      fail(0, key, "section.key=VALUE", "a whole section");
+    } else {
+      unknown_key(in_section ? key.substr(0, dot) : "", in_section ? key.substr(dot + 1) : key, 0);
+    }
+    return;
+  }
+  YAML::Node node;
+  const std::string value = text.substr(equals + 1);
+  try {
+    node = YAML::Load(value);
+  } catch (const YAML::Exception& error) {
+    fail(0, key, expectation(*field), absl::StrCat("YAML that does not parse: ", error.msg));
+    return;
+  }
+  if (node.IsNull() && !absl::StripAsciiWhitespace(value).empty()) {
+    const Config defaults;
+    assign(
+        *field, YAML::Load(to_yaml(*field, defaults)), {file_, 0, key, "", "", ""}, result_.config, result_.problems);
+    result_.origins.erase(key);
+    return;
+  }
+  result_.origins[key] = {file_, 0};
+  assign(*field, node, {file_, 0, key, "", "", ""}, result_.config, result_.problems);
+}
+
+} // namespace
+
+ReadResult read(std::string_view yaml, const std::string& file, absl::Span<const std::string> overrides) {
+  Reader reader(file);
+  reader.read_text(yaml);
+  for (const std::string& text : overrides) {
+    reader.read_override(text);
+  }
+  return reader.finish();
+}
+
+ReadResult read_file(const std::string& path, absl::Span<const std::string> overrides) {
+  const auto problem = [&](std::string found) {
+    ReadResult result;
+    result.problems.push_back({path, 0, "", "a configuration file", std::move(found), ""});
+    return result;
+  };
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (!std::filesystem::exists(status)) {
+    return problem(error && status.type() == std::filesystem::file_type::none ? error.message() : "no such file");
+  }
+  if (!std::filesystem::is_regular_file(status)) {
+    return problem(std::filesystem::is_directory(status) ? "a folder" : "something that is not a regular file");
+  }
+  if (const uintmax_t bytes = std::filesystem::file_size(path, error); !error && bytes > kMaxFileBytes) {
+    return problem(absl::StrCat("a file of ", bytes, " bytes, which is no configuration"));
+  }
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) {
+    return problem("a file that cannot be read");
+  }
+  return read(text.str(), path, overrides);
+}
+
+} // namespace distill::config

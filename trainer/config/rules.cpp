@@ -1,0 +1,209 @@
+#include "trainer/config/rules.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+
+#include "trainer/config/field.h"
+
+namespace distill::config {
+
+namespace {
+
+// One section's rules after the other, over one list of problems.
+class Rules {
+ public:
+  Rules(const Config& config, const CheckContext& context) : config_(config), context_(context) {}
+
+  std::vector<Problem> run() {
+    switched_off_keys();
+    required();
+    loss();
+    if (training()) {
+      length_and_batch();
+      scheduler();
+    }
+    evaluation();
+    return std::move(problems_);
+  }
+
+ private:
+  bool training() const {
+    return context_.purpose == Purpose::kTrain;
+  }
+  bool given(const std::string& key) const {
+    return context_.origins.find(key) != context_.origins.end();
+  }
+  void fail(std::vector<std::string> keys, std::string expected, std::string found, std::string hint = "") {
+    Problem problem;
+    problem.key = keys.front();
+    problem.expected = std::move(expected);
+    problem.found = std::move(found);
+    problem.hint = std::move(hint);
+    add_problem(context_, std::move(keys), std::move(problem), &problems_);
+  }
+
+  void switched_off_keys() {
+    for (const Section& section : sections()) {
+      for (const Field& field : section.fields) {
+        const std::string key = field.key();
+        if (given(key) && !field.applies(config_)) {
+          const std::string& other = field.only_when.key;
+          fail(
+              {key, other}, absl::StrCat("this key only when ", field.only_when.text),
+              absl::StrCat(other, ": ", to_yaml(*find_field(other), config_)),
+              "remove the key, which would have no effect");
+        }
+      }
+    }
+  }
+
+  void required() {
+    if (config_.student.path.empty()) {
+      fail({"student.path"}, "the folder of the model to train", "none");
+    }
+    if (training() && config_.data.train.empty()) {
+      fail({"data.train"}, "token shards to train on", "none", "scripts/tokenize.py writes them");
+    }
+    if (training() && config_.run.dir.empty()) {
+      fail({"run.dir"}, "the run folder", "none");
+    }
+  }
+
+  void loss() {
+    const losses::LossOptions& loss = config_.loss;
+    const bool soft = loss.divergence != losses::Divergence::kNone && loss.soft_weight > 0;
+    const std::string weights = absl::StrCat(
+        "hard_weight ", loss.hard_weight, ", soft_weight ", loss.soft_weight, ", divergence ",
+        to_yaml(*find_field("loss.divergence"), config_));
+    if (!soft && loss.hard_weight == 0) {
+      fail(
+          {"loss.hard_weight", "loss.soft_weight", "loss.divergence"}, "a loss that is not zero everywhere", weights,
+          "give loss.hard_weight, or loss.soft_weight with a divergence");
+    }
+    if (soft && config_.teacher.path.empty()) {
+      fail(
+          {"teacher.path", "loss.soft_weight", "loss.divergence"}, "a teacher for the divergence", "none",
+          "set teacher.path, or loss.divergence: none and loss.hard_weight: 1 to train on labels alone");
+    }
+    const losses::ChunkOptions& chunks = config_.chunks;
+    if (chunks.chunk_size > 0 && given("loss.min_chunk_size") && chunks.min_chunk_size > chunks.chunk_size) {
+      fail(
+          {"loss.min_chunk_size", "loss.chunk_size"}, absl::StrCat("at most loss.chunk_size, ", chunks.chunk_size),
+          absl::StrCat(chunks.min_chunk_size));
+    }
+  }
+
+  void length_and_batch() {
+    const TrainSection& train = config_.train;
+    if (train.steps > 0 && train.tokens > 0) {
+      fail(
+          {"train.steps", "train.tokens"}, "exactly one of train.steps and train.tokens",
+          absl::StrCat("steps: ", train.steps, " and tokens: ", train.tokens));
+    } else if (train.steps == 0 && train.tokens == 0) {
+      fail({"train.steps", "train.tokens"}, "exactly one of train.steps and train.tokens", "neither");
+    }
+    if (train.global_batch_size % train.micro_batch_size != 0) {
+      fail(
+          {"train.global_batch_size", "train.micro_batch_size"},
+          absl::StrCat("a multiple of train.micro_batch_size, ", train.micro_batch_size),
+          absl::StrCat(train.global_batch_size));
+    }
+  }
+
+  void scheduler() {
+    const SchedulerSection& scheduler = config_.scheduler;
+    const int64_t steps = total_steps(config_);
+    if (steps == 0) {
+      return;
+    }
+    std::vector<std::string> length = {"train.steps", "train.tokens", "train.global_batch_size", "data.seq_len"};
+    const auto with = [&](std::string key) {
+      std::vector<std::string> keys = {std::move(key)};
+      keys.insert(keys.end(), length.begin(), length.end());
+      return keys;
+    };
+    if (scheduler.warmup_steps >= steps) {
+      fail(
+          with("scheduler.warmup_steps"), absl::StrCat("fewer than the run's ", steps, " steps"),
+          absl::StrCat(scheduler.warmup_steps));
+    } else if (scheduler.type == "wsd" && scheduler.warmup_steps + scheduler.decay_steps > steps) {
+      fail(
+          with("scheduler.decay_steps"),
+          absl::StrCat(
+              "at most ", steps - scheduler.warmup_steps, ", the run's ", steps, " steps without the ",
+              scheduler.warmup_steps, " of warm-up"),
+          absl::StrCat(scheduler.decay_steps));
+    }
+  }
+
+  void evaluation() {
+    const bool during_training = config_.eval.every > 0 || config_.eval.at_start;
+    if (config_.data.eval.empty() && (!training() || during_training)) {
+      std::vector<std::string> keys = {"data.eval"};
+      if (training()) {
+        keys.push_back(config_.eval.every > 0 ? "eval.every" : "eval.at_start");
+      }
+      fail(
+          std::move(keys), "held-out token shards to evaluate on", "none",
+          training() ? "set data.eval, or remove eval.every and eval.at_start" : "");
+    }
+  }
+
+  const Config& config_;
+  const CheckContext& context_;
+  std::vector<Problem> problems_;
+};
+
+} // namespace
+
+std::set<std::string, std::less<>> suspect_keys(const std::vector<Problem>& problems) {
+  std::set<std::string, std::less<>> keys;
+  for (const Problem& problem : problems) {
+    keys.insert(problem.key.substr(0, problem.key.find('[')));
+    // "data.train.weight" of a single mapping is about data.train.
+    for (const Section& section : sections()) {
+      for (const Field& field : section.fields) {
+        const std::string key = field.key();
+        const bool names_all_keys = problem.key.empty() || problem.key == section.name;
+        if (names_all_keys || problem.key.rfind(key + ".", 0) == 0 ||
+            problem.hint == absl::StrCat("did you mean ", key, "?")) {
+          keys.insert(key);
+        }
+      }
+    }
+  }
+  return keys;
+}
+
+void add_problem(
+    const CheckContext& context, std::vector<std::string> keys, Problem problem, std::vector<Problem>* problems) {
+  problem.file = context.file;
+  bool placed = false;
+  for (const std::string& key : keys) {
+    if (context.suspect.count(key) > 0) {
+      return;
+    }
+    const auto origin = context.origins.find(key);
+    if (!placed && origin != context.origins.end()) {
+      problem.file = origin->second.file;
+      problem.line = origin->second.line;
+      placed = true;
+    }
+  }
+  problems->push_back(std::move(problem));
+}
+
+std::vector<Problem> check_rules(const Config& config, const CheckContext& context) {
+  return Rules(config, context).run();
+}
+
+int64_t total_steps(const Config& config) {
+  if (config.train.tokens == 0) {
+    return config.train.steps;
+  }
+  const int64_t tokens_per_step = config.train.global_batch_size * config.data.seq_len;
+  return (config.train.tokens + tokens_per_step - 1) / tokens_per_step;
+}
+
+} // namespace distill::config

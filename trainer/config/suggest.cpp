@@ -1,0 +1,184 @@
+#include "trainer/config/suggest.h"
+
+#include <absl/strings/ascii.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "trainer/config/field.h"
+
+namespace distill::config {
+
+namespace {
+
+// Names of the same thing in other trainers.
+constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
+    {"learning_rate", "optimizer.lr"},
+    {"max_lr", "optimizer.lr"},
+    {"clip_grad", "optimizer.max_grad_norm"},
+    {"grad_clip", "optimizer.max_grad_norm"},
+    {"gradient_clipping", "optimizer.max_grad_norm"},
+    {"epsilon", "optimizer.eps"},
+    {"adam_epsilon", "optimizer.eps"},
+    {"adam_beta1", "optimizer.beta1"},
+    {"adam_beta2", "optimizer.beta2"},
+    {"betas", "optimizer.beta1"},
+    {"batch_size", "train.global_batch_size"},
+    {"train_batch_size", "train.global_batch_size"},
+    {"per_device_train_batch_size", "train.micro_batch_size"},
+    {"local_batch_size", "train.micro_batch_size"},
+    {"gradient_accumulation_steps", "train.global_batch_size"},
+    {"accumulation", "train.global_batch_size"},
+    {"max_steps", "train.steps"},
+    {"train_iters", "train.steps"},
+    {"iterations", "train.steps"},
+    {"epochs", "train.steps"},
+    {"num_train_epochs", "train.steps"},
+    {"max_tokens", "train.tokens"},
+    {"precision", "train.dtype"},
+    {"bf16", "train.dtype"},
+    {"max_length", "data.seq_len"},
+    {"max_seq_len", "data.seq_len"},
+    {"max_seq_length", "data.seq_len"},
+    {"sequence_length", "data.seq_len"},
+    {"context_length", "data.seq_len"},
+    {"dataset", "data.train"},
+    {"validation", "data.eval"},
+    {"model", "student.path"},
+    {"model_name_or_path", "student.path"},
+    {"student_model", "student.path"},
+    {"teacher_model", "teacher.path"},
+    {"teacher_model_name_or_path", "teacher.path"},
+    {"type", "scheduler.type"},
+    {"lr_scheduler_type", "scheduler.type"},
+    {"warmup", "scheduler.warmup_steps"},
+    {"warmup_ratio", "scheduler.warmup_steps"},
+    {"min_lr", "scheduler.min_lr_ratio"},
+    {"output_dir", "run.dir"},
+    {"logging_steps", "run.log_every"},
+    {"save_steps", "checkpoint.every"},
+    {"save_total_limit", "checkpoint.keep"},
+    {"eval_steps", "eval.every"},
+    {"activation_checkpointing", "memory.activation"},
+    {"gradient_checkpointing", "memory.activation"},
+    {"alpha", "loss.soft_weight"},
+    {"kd_ratio", "loss.soft_weight"},
+    {"kd_weight", "loss.soft_weight"},
+    {"ce_weight", "loss.hard_weight"},
+    {"kl_type", "loss.divergence"},
+    {"temp", "loss.temperature"},
+    {"chunk", "loss.chunk_size"},
+    // Values of choices.
+    {"kl", "forward_kl"},
+    {"fkl", "forward_kl"},
+    {"rkl", "reverse_kl"},
+    {"js", "jsd"},
+    {"tvd", "total_variation"},
+    {"tv", "total_variation"},
+    {"ce", "none"},
+    {"bf16", "bfloat16"},
+    {"fp32", "float32"},
+    {"float", "float32"},
+    {"gpu", "cuda"},
+    {"cosine_with_warmup", "cosine"},
+    {"packed", "pack"},
+    {"packing", "pack"},
+    {"full", "recompute"},
+    {"checkpoint", "recompute"},
+};
+
+// How far off a name of this length may be.
+size_t tolerance(std::string_view name) {
+  return std::max<size_t>(1, name.size() / 3);
+}
+
+} // namespace
+
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) {
+    for (size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        d[i][j] = i + j;
+        continue;
+      }
+      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+      }
+    }
+  }
+  return d[a.size()][b.size()];
+}
+
+std::string closest_key(const std::string& section, const std::string& raw_name) {
+  if (raw_name.size() > 64) {
+    return "";
+  }
+  const std::string name = absl::StrReplaceAll(absl::AsciiStrToLower(raw_name), {{"-", "_"}});
+  if (find_section(name) != nullptr && section.empty()) {
+    return name;
+  }
+  std::string best;
+  size_t best_distance = std::numeric_limits<size_t>::max();
+  const auto offer = [&](const std::string& candidate, size_t distance, size_t limit) {
+    if (distance <= limit && distance < best_distance) {
+      best = candidate;
+      best_distance = distance;
+    }
+  };
+  // Same section first, so that ties go to it; elsewhere only an almost exact name counts.
+  for (const Section& candidate : sections()) {
+    for (const Field& field : candidate.fields) {
+      if (candidate.name == section) {
+        offer(field.key(), edit_distance(name, field.name), tolerance(name));
+      }
+    }
+  }
+  if (best.empty()) {
+    for (const auto& [other, key] : kElsewhere) {
+      if (name == other && find_field(std::string(key)) != nullptr) {
+        return std::string(key);
+      }
+    }
+  }
+  const size_t limit_elsewhere = section.empty() ? tolerance(name) : name.size() / 4;
+  for (const Section& candidate : sections()) {
+    if (section.empty()) {
+      offer(candidate.name, edit_distance(name, candidate.name), tolerance(name));
+    }
+    for (const Field& field : candidate.fields) {
+      offer(field.key(), edit_distance(name, field.name), limit_elsewhere);
+      offer(field.key(), edit_distance(absl::StrCat(section, ".", name), field.key()), name.size() / 4);
+    }
+  }
+  return best;
+}
+
+std::string closest_name(const std::string& raw_name, absl::Span<const std::string> names) {
+  if (raw_name.size() > 64) {
+    return "";
+  }
+  const std::string name = absl::StrReplaceAll(absl::AsciiStrToLower(raw_name), {{"-", "_"}});
+  for (const auto& [other, value] : kElsewhere) {
+    if (name == other && std::find(names.begin(), names.end(), value) != names.end()) {
+      return std::string(value);
+    }
+  }
+  std::string best;
+  size_t best_distance = tolerance(name) + 1;
+  for (const std::string& candidate : names) {
+    const size_t distance = edit_distance(name, candidate);
+    if (distance < best_distance) {
+      best = candidate;
+      best_distance = distance;
+    }
+  }
+  return best;
+}
+
+} // namespace distill::config

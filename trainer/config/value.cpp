@@ -1,0 +1,234 @@
+#include "trainer/config/value.h"
+
+#include <absl/strings/escaping.h>
+#include <absl/strings/str_cat.h>
+
+#include "trainer/config/numbers.h"
+#include "trainer/config/suggest.h"
+
+namespace distill::config {
+
+namespace {
+
+constexpr size_t kMaxShown = 60;
+
+// yaml-cpp tags quoted scalars "!" and plain ones "?".
+bool is_quoted(const YAML::Node& node) {
+  return node.IsScalar() && node.Tag() == "!";
+}
+
+// One value on its way into one field.
+class Assignment {
+ public:
+  Assignment(
+      const Field& field, const YAML::Node& node, const Problem& place, Config& config, std::vector<Problem>& problems)
+      : field_(field), node_(node), place_(place), config_(config), problems_(problems) {}
+
+  void operator()(const Boolean& kind) {
+    const std::string* text = plain_scalar();
+    if (text == nullptr) {
+      return;
+    }
+    if (*text == "true" || *text == "True" || *text == "TRUE") {
+      kind.value(config_) = true;
+    } else if (*text == "false" || *text == "False" || *text == "FALSE") {
+      kind.value(config_) = false;
+    } else {
+      fail(describe(node_));
+    }
+  }
+
+  void operator()(const Integer& kind) {
+    const std::string* text = plain_scalar();
+    if (text == nullptr) {
+      return;
+    }
+    std::string why;
+    const std::optional<int64_t> value = parse_integer(*text, &why);
+    if (!value) {
+      fail(absl::StrCat(describe(node_), " (", why, ")"));
+    } else if (*value < kind.min || *value > kind.max) {
+      fail(describe(node_));
+    } else {
+      kind.value(config_) = *value;
+    }
+  }
+
+  void operator()(const Real& kind) {
+    const std::string* text = plain_scalar();
+    if (text == nullptr) {
+      return;
+    }
+    std::string why;
+    const std::optional<double> value = parse_real(*text, &why);
+    if (!value) {
+      fail(absl::StrCat(describe(node_), " (", why, ")"));
+    } else if (
+        *value < kind.min || *value > kind.max || (kind.min_excluded && *value == kind.min) ||
+        (kind.max_excluded && *value == kind.max)) {
+      fail(describe(node_));
+    } else {
+      kind.value(config_) = *value;
+    }
+  }
+
+  // Nothing stands for the empty text: `teacher: {path: }` is "no teacher".
+  void operator()(const Text& kind) {
+    if (node_.IsNull()) {
+      kind.value(config_).clear();
+    } else if (!node_.IsScalar()) {
+      fail(describe(node_));
+    } else if (node_.Scalar().find('\0') != std::string::npos) {
+      fail(absl::StrCat(describe(node_), " (a zero byte)"));
+    } else {
+      kind.value(config_) = node_.Scalar();
+    }
+  }
+
+  void operator()(const Choice& kind) {
+    if (!node_.IsScalar()) {
+      fail(describe(node_));
+      return;
+    }
+    for (size_t i = 0; i < kind.names.size(); ++i) {
+      if (kind.names[i] == node_.Scalar()) {
+        kind.set(config_, i);
+        return;
+      }
+    }
+    const std::string close = closest_name(node_.Scalar(), kind.names);
+    fail(describe(node_), close.empty() ? "" : absl::StrCat("did you mean ", close, "?"));
+  }
+
+  void operator()(const DataSets& kind) {
+    std::vector<DataSet> sets;
+    const size_t before = problems_.size();
+    if (node_.IsSequence()) {
+      for (size_t i = 0; i < node_.size(); ++i) {
+        add_data_set(node_[i], absl::StrCat(place_.key, "[", i, "]"), sets);
+      }
+    } else {
+      add_data_set(node_, place_.key, sets);
+    }
+    if (problems_.size() == before) {
+      kind.value(config_) = std::move(sets);
+    }
+  }
+
+ private:
+  // Null, with a problem, unless the node is a scalar without quotes.
+  const std::string* plain_scalar() {
+    if (!node_.IsScalar() || is_quoted(node_)) {
+      fail(describe(node_), node_.IsScalar() ? "quotes make it a text: write the value without them" : "");
+      return nullptr;
+    }
+    return &node_.Scalar();
+  }
+
+  void fail(std::string found, std::string hint = "") {
+    fail_at(node_, place_.key, expectation(field_), std::move(found), std::move(hint));
+  }
+
+  void fail_at(
+      const YAML::Node& node, std::string key, std::string expected, std::string found, std::string hint = "") {
+    Problem problem = place_;
+    // A list may go over several lines. An alias carries the anchor's line, an override none.
+    if (problem.line > 0 && node.Mark().line >= problem.line) {
+      problem.line = node.Mark().line + 1;
+    }
+    problem.key = std::move(key);
+    problem.expected = std::move(expected);
+    problem.found = std::move(found);
+    problem.hint = std::move(hint);
+    problems_.push_back(std::move(problem));
+  }
+
+  void add_data_set(const YAML::Node& node, const std::string& key, std::vector<DataSet>& sets) {
+    DataSet set;
+    if (node.IsScalar()) {
+      set.path = node.Scalar();
+    } else if (!node.IsMap()) {
+      fail_at(node, key, "a path, or a mapping of path and weight", describe(node));
+      return;
+    }
+    if (node.IsMap() && !read_data_set(node, key, set)) {
+      return;
+    }
+    if (set.path.empty()) {
+      fail_at(node, key, "the path of a token shard or of a folder of them", "none");
+      return;
+    }
+    sets.push_back(std::move(set));
+  }
+
+  bool read_data_set(const YAML::Node& node, const std::string& key, DataSet& set) {
+    static const std::vector<std::string> kKeys = {"path", "weight"};
+    const size_t before = problems_.size();
+    std::vector<std::string> seen;
+    for (const auto& item : node) {
+      const std::string name = item.first.IsScalar() ? item.first.Scalar() : describe(item.first);
+      const std::string item_key = absl::StrCat(key, ".", name);
+      if (std::find(seen.begin(), seen.end(), name) != seen.end()) {
+        fail_at(item.first, item_key, "one value", "a second one");
+      } else if (name == "path" && item.second.IsScalar()) {
+        set.path = item.second.Scalar();
+      } else if (name == "path") {
+        fail_at(item.second, item_key, "text", describe(item.second));
+      } else if (name == "weight") {
+        std::string why = "not a number";
+        const auto weight =
+            item.second.IsScalar() && !is_quoted(item.second) ? parse_real(item.second.Scalar(), &why) : std::nullopt;
+        if (!weight || *weight <= 0) {
+          fail_at(item.second, item_key, "a number above 0", describe(item.second));
+        } else {
+          set.weight = *weight;
+        }
+      } else {
+        const std::string close = closest_name(name, kKeys);
+        fail_at(
+            item.first, item_key, "path or weight", "an unknown key",
+            close.empty() ? "" : absl::StrCat("did you mean ", close, "?"));
+      }
+      seen.push_back(name);
+    }
+    return problems_.size() == before;
+  }
+
+  const Field& field_;
+  const YAML::Node& node_;
+  const Problem& place_;
+  Config& config_;
+  std::vector<Problem>& problems_;
+};
+
+} // namespace
+
+std::string describe(const YAML::Node& node) {
+  switch (node.Type()) {
+    case YAML::NodeType::Undefined:
+    case YAML::NodeType::Null:
+      return "nothing";
+    case YAML::NodeType::Sequence:
+      return "a list";
+    case YAML::NodeType::Map:
+      return "a mapping";
+    case YAML::NodeType::Scalar:
+      break;
+  }
+  std::string text = node.Scalar();
+  const bool cut = text.size() > kMaxShown;
+  if (cut) {
+    text.resize(kMaxShown);
+  }
+  text = absl::Utf8SafeCEscape(text) + (cut ? "..." : "");
+  std::string why;
+  const bool number = !is_quoted(node) && parse_real(text, &why).has_value();
+  return number || (!is_quoted(node) && (text == "true" || text == "false")) ? text : absl::StrCat("\"", text, "\"");
+}
+
+void assign(
+    const Field& field, const YAML::Node& node, const Problem& place, Config& config, std::vector<Problem>& problems) {
+  std::visit(Assignment(field, node, place, config, problems), field.kind);
+}
+
+} // namespace distill::config

@@ -1,0 +1,318 @@
+#include "tests/trainer/models/reference_model.h"
+#include "tests/trainer/models/test_device.h"
+#include "trainer/models/ops/embedding.h"
+#include "trainer/models/units.h"
+
+namespace distill::models {
+namespace {
+
+struct Shape {
+  const char* name;
+  int64_t hidden, ffn, heads, kv_heads, head_dim;
+  bool qkv_bias, qk_norm;
+  std::vector<int64_t> boundaries; // of a batch of 2 x 24 tokens; empty: dense
+};
+
+ModelConfig make_config(const Shape& shape) {
+  ModelConfig config;
+  config.model_type = "llama";
+  config.vocab_size = 37;
+  config.hidden_size = shape.hidden;
+  config.intermediate_size = shape.ffn;
+  config.num_layers = 2;
+  config.num_heads = shape.heads;
+  config.num_kv_heads = shape.kv_heads;
+  config.head_dim = shape.head_dim;
+  config.max_position_embeddings = 64;
+  config.qkv_bias = shape.qkv_bias;
+  config.qk_norm = shape.qk_norm;
+  return config;
+}
+
+std::vector<at::Tensor*> fields(BlockParams& params) {
+  std::vector<at::Tensor*> defined;
+  for (at::Tensor* tensor :
+       {&params.attn_norm_H, &params.qkv_AH, &params.qkv_bias_A, &params.q_norm_D, &params.k_norm_D, &params.o_HQ,
+        &params.mlp_norm_H, &params.gate_up_2FH, &params.down_HF}) {
+    if (tensor->defined()) {
+      defined.push_back(tensor);
+    }
+  }
+  return defined;
+}
+
+class BlockTest : public DeviceTest {
+ protected:
+  static constexpr int64_t kBatch = 2;
+  static constexpr int64_t kSeqLen = 24;
+
+  static std::vector<Shape> shapes() {
+    return {
+        {"mha", 32, 48, 4, 4, 8, false, false, {}},
+        {"grouped", 40, 56, 6, 2, 10, false, false, {}},
+        {"bias, packed", 32, 40, 4, 1, 8, true, false, {0, 5, 24, 25, 48}},
+        {"q/k norm, wide heads", 24, 64, 4, 2, 40, false, true, {}},
+        {"q/k norm, packed", 24, 36, 2, 2, 80, false, true, {0, 24, 30, 48}},
+    };
+  }
+
+  struct Case {
+    ModelConfig config;
+    UnitLayout layout;
+    SequenceInfo seq;
+    RopeAngles rope;
+    at::Tensor flat;
+    at::Tensor x_NH;
+    at::Tensor dy_NH;
+  };
+
+  static Case make_case(const Shape& shape, at::ScalarType dtype = at::kDouble) {
+    Case c;
+    c.config = make_config(shape);
+    c.layout = unit_layouts(c.config)[1];
+    c.seq = shape.boundaries.empty() ? dense_sequences(kBatch, kSeqLen, test_device())
+                                     : packed_sequences(kBatch, kSeqLen, shape.boundaries, test_device());
+    c.rope = rope_angles(make_rope_table(c.config, kSeqLen, test_device()), c.seq.positions_N);
+    c.flat = at::zeros({c.layout.numel}, options(dtype));
+    BlockParams params = block_params(c.layout, c.flat);
+    for (at::Tensor* param : fields(params)) {
+      const double scale = param->dim() == 2 ? 1.0 / std::sqrt(static_cast<double>(param->size(1))) : 0.3;
+      param->copy_(randn(param->sizes(), dtype).mul_(scale));
+      if (param->dim() == 1) {
+        param->add_(1.0);
+      }
+    }
+    c.x_NH = randn({kBatch * kSeqLen, c.config.hidden_size}, dtype);
+    c.dy_NH = randn({kBatch * kSeqLen, c.config.hidden_size}, dtype);
+    return c;
+  }
+
+  struct Gradients {
+    at::Tensor y_NH, dx_NH, flat;
+  };
+
+  static Gradients run(const Case& c, bool recompute = false) {
+    Gradients result;
+    const bool fp64 = c.flat.scalar_type() == at::kDouble;
+    result.flat = at::zeros({c.layout.numel}, options(fp64 ? at::kDouble : at::kFloat));
+    const BlockParams params = block_params(c.layout, c.flat);
+    BlockParams grads = block_params(c.layout, result.flat);
+    BlockKept kept;
+    result.y_NH = block_forward(c.config, c.seq, c.rope, params, c.x_NH, &kept);
+    if (recompute) {
+      kept = keep_input_only(c.x_NH);
+    }
+    result.dx_NH = block_backward(c.config, c.seq, c.rope, params, c.dy_NH, std::move(kept), grads);
+    return result;
+  }
+
+  // Autograd through the reference, in `dtype`.
+  static Gradients reference(const Case& c, at::ScalarType dtype) {
+    const at::Tensor flat = leaf(c.flat.to(dtype));
+    const at::Tensor x = leaf(c.x_NH.to(dtype));
+    Gradients result;
+    result.y_NH = reference_block(c.config, c.seq, c.rope, block_params(c.layout, flat), x);
+    const auto grads = reference_gradients(result.y_NH, c.dy_NH.to(dtype), {x, flat});
+    result.y_NH = result.y_NH.detach();
+    result.dx_NH = grads[0];
+    result.flat = grads[1];
+    return result;
+  }
+};
+
+TEST_F(BlockTest, EveryGradientMatchesAutogradInFp64) {
+  for (const Shape& shape : shapes()) {
+    SCOPED_TRACE(shape.name);
+    const Case c = make_case(shape);
+    const Gradients expected = reference(c, at::kDouble);
+    const Gradients actual = run(c);
+    EXPECT_LT(relative_error(actual.y_NH, expected.y_NH), 1e-12);
+    EXPECT_LT(relative_error(actual.dx_NH, expected.dx_NH), 1e-11);
+    for (const ParamLayout& param : c.layout.params) {
+      EXPECT_LT(relative_error(c.layout.view(actual.flat, param.name), c.layout.view(expected.flat, param.name)), 1e-11)
+          << param.name;
+    }
+  }
+}
+
+TEST_F(BlockTest, GradientsAddToWhatIsThere) {
+  const Case c = make_case(shapes()[2]);
+  const Gradients once = run(c);
+  const BlockParams params = block_params(c.layout, c.flat);
+  at::Tensor flat = at::zeros({c.layout.numel}, options());
+  BlockParams grads = block_params(c.layout, flat);
+  for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
+    BlockKept kept;
+    block_forward(c.config, c.seq, c.rope, params, c.x_NH, &kept);
+    block_backward(c.config, c.seq, c.rope, params, c.dy_NH, std::move(kept), grads);
+  }
+  EXPECT_LT(relative_error(flat, once.flat * 3), 1e-12);
+}
+
+TEST_F(BlockTest, RecomputeGivesTheSameBits) {
+  for (const Shape& shape : shapes()) {
+    const Case c = make_case(shape, at::kFloat);
+    const Gradients kept = run(c);
+    const Gradients again = run(c, /*recompute=*/true);
+    EXPECT_TRUE(at::equal(kept.dx_NH, again.dx_NH)) << shape.name;
+    EXPECT_TRUE(at::equal(kept.flat, again.flat)) << shape.name;
+  }
+}
+
+TEST_F(BlockTest, WithoutKeptOrGradientsTheRestIsTheSame) {
+  const Case c = make_case(shapes()[3]);
+  const Gradients full = run(c);
+  const BlockParams params = block_params(c.layout, c.flat);
+  EXPECT_TRUE(at::equal(block_forward(c.config, c.seq, c.rope, params, c.x_NH, nullptr), full.y_NH));
+  BlockParams no_gradients;
+  const at::Tensor dx = block_backward(c.config, c.seq, c.rope, params, c.dy_NH, keep_input_only(c.x_NH), no_gradients);
+  EXPECT_LT(relative_error(dx, full.dx_NH), 1e-12);
+}
+
+TEST_F(BlockTest, ForwardLeavesInputAndWeightsAlone) {
+  const Case c = make_case(shapes()[4]);
+  const at::Tensor flat = c.flat.clone();
+  const at::Tensor x = c.x_NH.clone();
+  const at::Tensor dy = c.dy_NH.clone();
+  run(c);
+  EXPECT_TRUE(at::equal(c.flat, flat));
+  EXPECT_TRUE(at::equal(c.x_NH, x));
+  EXPECT_TRUE(at::equal(c.dy_NH, dy));
+}
+
+TEST_F(BlockTest, PackedDocumentsEqualTheSameDocumentsOneByOne) {
+  for (const Shape& shape : shapes()) {
+    if (shape.boundaries.empty()) {
+      continue;
+    }
+    const Case c = make_case(shape);
+    const Gradients packed = run(c);
+    at::Tensor summed = at::zeros_like(packed.flat);
+    for (size_t s = 0; s + 1 < shape.boundaries.size(); ++s) {
+      Case document = c;
+      const int64_t begin = shape.boundaries[s];
+      const int64_t length = shape.boundaries[s + 1] - begin;
+      document.seq = dense_sequences(1, length, test_device());
+      document.rope = rope_angles(make_rope_table(c.config, length, test_device()), document.seq.positions_N);
+      document.x_NH = c.x_NH.narrow(0, begin, length);
+      document.dy_NH = c.dy_NH.narrow(0, begin, length);
+      const Gradients alone = run(document);
+      EXPECT_LT(relative_error(packed.y_NH.narrow(0, begin, length), alone.y_NH), 1e-12);
+      EXPECT_LT(relative_error(packed.dx_NH.narrow(0, begin, length), alone.dx_NH), 1e-12);
+      summed.add_(alone.flat);
+    }
+    EXPECT_LT(relative_error(packed.flat, summed), 1e-12);
+  }
+}
+
+// The bar: no worse than twice the error of the plain computation in the same precision.
+TEST_F(BlockTest, LowPrecisionIsAsCloseAsThePlainComputation) {
+  for (const Shape& shape : shapes()) {
+    SCOPED_TRACE(shape.name);
+    const Case c = make_case(shape, at::kBFloat16);
+    const Gradients exact = reference(c, at::kDouble);
+    const Gradients plain = reference(c, at::kBFloat16);
+    const Gradients actual = run(c);
+    EXPECT_LT(relative_error(actual.y_NH, exact.y_NH), 2 * relative_error(plain.y_NH, exact.y_NH) + 4e-3);
+    EXPECT_LT(relative_error(actual.dx_NH, exact.dx_NH), 2 * relative_error(plain.dx_NH, exact.dx_NH) + 4e-3);
+    for (const ParamLayout& param : c.layout.params) {
+      const at::Tensor expected = c.layout.view(exact.flat, param.name);
+      EXPECT_LT(
+          relative_error(c.layout.view(actual.flat, param.name), expected),
+          2 * relative_error(c.layout.view(plain.flat, param.name), expected) + 4e-3)
+          << param.name;
+    }
+  }
+}
+
+TEST_F(BlockTest, KeptBytesAreThePlannersBytes) {
+  for (const Shape& shape : shapes()) {
+    const Case c = make_case(shape, at::kBFloat16);
+    BlockKept kept;
+    block_forward(c.config, c.seq, c.rope, block_params(c.layout, c.flat), c.x_NH, &kept);
+    EXPECT_EQ(kept.bytes(), block_kept_bytes_per_token(c.config, 2) * kBatch * kSeqLen) << shape.name;
+    EXPECT_EQ(keep_input_only(c.x_NH).bytes(), 2 * c.config.hidden_size * kBatch * kSeqLen);
+  }
+}
+
+TEST_F(BlockTest, ALlama8BBlockKeeps92KiBPerToken) {
+  ModelConfig config;
+  config.hidden_size = 4096;
+  config.intermediate_size = 14336;
+  config.num_heads = 32;
+  config.num_kv_heads = 8;
+  config.head_dim = 128;
+  EXPECT_NEAR(static_cast<double>(block_kept_bytes_per_token(config, 2)) / 1024.0, 92.0, 0.5);
+}
+
+TEST_F(BlockTest, SequencesLongerThanTheAttentionWindowAreRefused) {
+  Case c = make_case(shapes()[0]);
+  const BlockParams params = block_params(c.layout, c.flat);
+  c.config.sliding_window = kSeqLen;
+  EXPECT_NO_THROW(block_forward(c.config, c.seq, c.rope, params, c.x_NH, nullptr));
+  c.config.sliding_window = kSeqLen - 1;
+  EXPECT_THROW(block_forward(c.config, c.seq, c.rope, params, c.x_NH, nullptr), c10::Error);
+}
+
+// The whole model over flat units: forward hidden states, and the gradient of every unit through units' own functions.
+TEST_F(BlockTest, AWholeModelMatchesAutograd) {
+  for (const bool tied : {false, true}) {
+    ModelConfig config = make_config(shapes()[1]);
+    config.tie_word_embeddings = tied;
+    const std::vector<UnitLayout> layouts = unit_layouts(config);
+    const SequenceInfo seq = dense_sequences(kBatch, kSeqLen, test_device());
+    const RopeTable table = make_rope_table(config, kSeqLen, test_device());
+    const RopeAngles rope = rope_angles(table, seq.positions_N);
+    const at::Tensor tokens = at::randint(0, config.vocab_size, {kBatch * kSeqLen}, at::kLong).to(test_device());
+    std::vector<at::Tensor> flats, leaves, grads;
+    for (const UnitLayout& layout : layouts) {
+      flats.push_back(randn({layout.numel}).mul_(0.3));
+      leaves.push_back(leaf(flats.back()));
+      grads.push_back(at::zeros({layout.numel}, options()));
+    }
+    const size_t first = embedding_unit(layouts);
+    const size_t last = head_unit(layouts);
+
+    at::Tensor expected = embedding_weight(layouts[first], leaves[first]).index({tokens});
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      if (layouts[i].kind == UnitKind::kBlock) {
+        expected = reference_block(config, seq, rope, block_params(layouts[i], leaves[i]), expected);
+      }
+    }
+    expected = reference_rms_norm(expected, final_norm_weight(layouts[last], leaves[last]), config.rms_norm_eps);
+    const at::Tensor dhidden = randn(expected.sizes());
+    const auto expected_grads = reference_gradients(expected, dhidden, leaves);
+
+    EXPECT_LT(
+        relative_error(
+            model_forward_hidden(config, layouts, seq, table, tokens, [&](size_t i) { return flats[i]; }), expected),
+        1e-11);
+
+    std::vector<BlockKept> kept(layouts.size());
+    at::Tensor x = embedding_forward(tokens, embedding_weight(layouts[first], flats[first]));
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      if (layouts[i].kind == UnitKind::kBlock) {
+        x = block_forward(config, seq, rope, block_params(layouts[i], flats[i]), x, &kept[i]);
+      }
+    }
+    FinalNormKept norm_kept;
+    const at::Tensor norm = final_norm_weight(layouts[last], flats[last]);
+    EXPECT_LT(relative_error(final_norm_forward(config, norm, x, &norm_kept), expected), 1e-11);
+    at::Tensor norm_grad = final_norm_weight(layouts[last], grads[last]);
+    at::Tensor dx = final_norm_backward(norm, dhidden, norm_kept, norm_grad);
+    for (size_t i = layouts.size(); i-- > 0;) {
+      if (layouts[i].kind == UnitKind::kBlock) {
+        BlockParams block_grads = block_params(layouts[i], grads[i]);
+        dx = block_backward(config, seq, rope, block_params(layouts[i], flats[i]), dx, std::move(kept[i]), block_grads);
+      }
+    }
+    at::Tensor table_grad = embedding_weight(layouts[first], grads[first]);
+    embedding_backward(tokens, dx, table_grad);
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      EXPECT_LT(relative_error(grads[i], expected_grads[i]), 1e-10) << layouts[i].name << (tied ? ", tied" : "");
+    }
+  }
+}
+
+} // namespace
+} // namespace distill::models

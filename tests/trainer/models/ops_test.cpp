@@ -1,0 +1,346 @@
+#include "tests/trainer/models/reference_model.h"
+#include "tests/trainer/models/test_device.h"
+#include "trainer/models/ops/attention.h"
+#include "trainer/models/ops/attention_math.h"
+#include "trainer/models/ops/embedding.h"
+#include "trainer/models/ops/linear.h"
+#include "trainer/models/ops/rms_norm.h"
+#include "trainer/models/ops/swiglu.h"
+
+namespace distill::models {
+namespace {
+
+constexpr double kExact = 1e-12; // fp64
+
+using LinearTest = DeviceTest;
+using RmsNormTest = DeviceTest;
+using RopeTest = DeviceTest;
+using SwigluTest = DeviceTest;
+using EmbeddingTest = DeviceTest;
+
+TEST_F(LinearTest, GradientsMatchAutogradAndAccumulate) {
+  const at::Tensor x = leaf(randn({7, 5}));
+  const at::Tensor weight = leaf(randn({3, 5}));
+  const at::Tensor bias = leaf(randn({3}));
+  const at::Tensor dy = randn({7, 3});
+  const auto expected = reference_gradients(at::matmul(x, weight.t()) + bias, dy, {x, weight, bias});
+  at::Tensor dweight = at::ones({3, 5}, options());
+  at::Tensor dbias = at::ones({3}, options());
+  linear_backward_weight(dy, x.detach(), dweight);
+  linear_backward_bias(dy, dbias);
+  EXPECT_LT(
+      relative_error(linear_forward(x.detach(), weight.detach(), bias.detach()), at::matmul(x, weight.t()) + bias),
+      kExact);
+  EXPECT_LT(relative_error(linear_backward_input(dy, weight.detach()), expected[0]), kExact);
+  EXPECT_LT(relative_error(dweight, expected[1] + 1), kExact);
+  EXPECT_LT(relative_error(dbias, expected[2] + 1), kExact);
+}
+
+// Many bf16 micro-batches into one fp32 gradient: a bf16 accumulator would lose all small additions.
+TEST_F(LinearTest, LowPrecisionWeightGradientsAccumulateInFp32) {
+  const at::Tensor x = randn({16, 8}, at::kBFloat16);
+  const at::Tensor dy = randn({16, 4}, at::kBFloat16).mul_(1e-3);
+  at::Tensor grad = at::full({4, 8}, 100.0, options(at::kFloat));
+  const at::Tensor step = at::matmul(dy.to(at::kDouble).t(), x.to(at::kDouble));
+  for (int i = 0; i < 100; ++i) {
+    linear_backward_weight(dy, x, grad);
+  }
+  EXPECT_LT((grad.to(at::kDouble) - 100.0 - 100.0 * step).abs().max().item<double>(), 1e-3);
+}
+
+TEST_F(LinearTest, ResidualIsAddedAndLeftAlone) {
+  const at::Tensor x = randn({4, 6});
+  const at::Tensor weight = randn({3, 6});
+  const at::Tensor residual = randn({4, 3});
+  const at::Tensor before = residual.clone();
+  EXPECT_LT(relative_error(linear_residual_forward(x, weight, residual), residual + at::matmul(x, weight.t())), kExact);
+  EXPECT_TRUE(at::equal(residual, before));
+}
+
+TEST_F(RmsNormTest, GradientsMatchAutogradForOddWidths) {
+  for (const int64_t width : {1, 5, 16, 40, 257}) {
+    const at::Tensor x = leaf(randn({19, width}));
+    const at::Tensor weight = leaf(randn({width}));
+    const at::Tensor dy = randn({19, width});
+    const at::Tensor residual = randn({19, width});
+    const at::Tensor expected_y = reference_rms_norm(x, weight, 1e-5);
+    const auto expected = reference_gradients(expected_y, dy, {x, weight});
+    const RmsNormResult result = rms_norm_forward(x.detach(), weight.detach(), 1e-5);
+    at::Tensor grad = at::ones({width}, options());
+    const at::Tensor dx = rms_norm_backward(dy, x.detach(), result.rstd_N, weight.detach(), grad, residual);
+    EXPECT_LT(relative_error(result.y_NH, expected_y), kExact) << width;
+    EXPECT_LT(relative_error(rms_norm_apply(x.detach(), result.rstd_N, weight.detach()), expected_y), kExact) << width;
+    EXPECT_LT(relative_error(dx, expected[0] + residual), 1e-11) << width;
+    EXPECT_LT(relative_error(grad, expected[1] + 1), kExact) << width;
+  }
+}
+
+// The error of a bf16 norm is that of rounding its output once.
+TEST_F(RmsNormTest, LowPrecisionRoundsOnlyTheResult) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor x = randn({33, 64}, dtype);
+    const at::Tensor weight = randn({64}, dtype);
+    const at::Tensor expected = reference_rms_norm(x.to(at::kDouble), weight.to(at::kDouble), 1e-5).to(dtype);
+    const RmsNormResult result = rms_norm_forward(x, weight, 1e-5);
+    EXPECT_EQ(result.rstd_N.scalar_type(), at::kFloat);
+    EXPECT_LT(relative_error(result.y_NH, expected), dtype == at::kHalf ? 1e-3 : 4e-3);
+    const double differing = result.y_NH.ne(expected).to(at::kDouble).mean().item<double>();
+    EXPECT_LT(differing, 0.01);
+  }
+}
+
+TEST_F(RmsNormTest, MismatchedWeightIsRefused) {
+  EXPECT_THROW(rms_norm_forward(randn({2, 4}), randn({5}), 1e-5), c10::Error);
+  EXPECT_THROW(rms_norm_forward(randn({2, 4}), randn({4}, at::kFloat), 1e-5), c10::Error);
+}
+
+TEST_F(RopeTest, MatchesRotateHalfInPlaceOnStridedHeads) {
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+    const at::Tensor fused = randn({9, 100}, dtype);
+    at::Tensor x = fused.narrow(1, 20, 60).unflatten(1, {3, 20});
+    const at::Tensor cos = randn({9, 10}, at::kFloat);
+    const at::Tensor sin = randn({9, 10}, at::kFloat);
+    const at::Tensor expected = reference_rope(x.clone(), cos, sin);
+    const at::Tensor left_alone = fused.narrow(1, 0, 20).clone();
+    rope_forward_(x, {cos, sin});
+    EXPECT_LT(relative_error(x, expected), dtype == at::kDouble ? kExact : 1e-6);
+    EXPECT_TRUE(at::equal(fused.narrow(1, 0, 20), left_alone));
+  }
+}
+
+TEST_F(RopeTest, BackwardIsTheGradient) {
+  const at::Tensor x = leaf(randn({6, 2, 8}));
+  const at::Tensor cos = randn({6, 4}, at::kFloat);
+  const at::Tensor sin = randn({6, 4}, at::kFloat);
+  at::Tensor dx = randn({6, 2, 8});
+  const auto expected = reference_gradients(reference_rope(x, cos, sin), dx, {x});
+  rope_backward_(dx, {cos, sin});
+  EXPECT_LT(relative_error(dx, expected[0]), kExact);
+}
+
+TEST_F(RopeTest, LowPrecisionRoundsOnlyTheResult) {
+  at::Tensor x = randn({12, 2, 16}, at::kBFloat16);
+  const at::Tensor angle = randn({12, 8}, at::kFloat);
+  const at::Tensor expected = reference_rope(x.to(at::kDouble), angle.cos(), angle.sin()).to(at::kBFloat16);
+  rope_forward_(x, {angle.cos(), angle.sin()});
+  EXPECT_LT(x.ne(expected).to(at::kDouble).mean().item<double>(), 0.01);
+}
+
+// Reference values: transformers 5.17, ROPE_INIT_FUNCTIONS["llama3"], head_dim 32, Llama 3.1's parameters.
+TEST_F(RopeTest, Llama3FrequenciesAreThoseOfTransformers) {
+  ModelConfig config;
+  config.head_dim = 32;
+  config.rope_theta = 500000.0;
+  config.rope_scaling = Llama3RopeScaling{8.0, 1.0, 4.0, 8192};
+  const std::vector<double> expected{
+      1.0,
+      0.44036662578582764,
+      0.193922758102417,
+      0.08539710193872452,
+      0.03760603070259094,
+      0.016560440883040428,
+      0.00729266507551074,
+      0.0032114461064338684,
+      0.0005248460220173001,
+      7.784655463183299e-05,
+      3.428102354519069e-05,
+      1.5096217794052791e-05,
+      6.647869668086059e-06,
+      2.927499735960737e-06,
+      1.289173155782919e-06,
+      5.677088097399974e-07};
+  const at::Tensor frequencies = rope_inverse_frequencies(config).to(at::kDouble);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(frequencies[static_cast<int64_t>(i)].item<double>() / expected[i], 1.0, 2e-7) << i;
+  }
+}
+
+TEST_F(RopeTest, LinearScalingStretchesPositions) {
+  ModelConfig config;
+  config.head_dim = 16;
+  const RopeTable plain = make_rope_table(config, 8, test_device());
+  config.rope_linear_factor = 2.0;
+  const RopeTable stretched = make_rope_table(config, 16, test_device());
+  EXPECT_LT(relative_error(stretched.sin_PR.slice(0, 0, 16, 2), plain.sin_PR), 1e-6);
+}
+
+TEST_F(RopeTest, AnglesFollowPositions) {
+  ModelConfig config;
+  config.head_dim = 8;
+  const RopeTable table = make_rope_table(config, 10, test_device());
+  const RopeAngles angles = rope_angles(table, at::tensor({0, 3, 0, 9}, options(at::kLong)));
+  EXPECT_TRUE(at::equal(angles.cos_NR[1], table.cos_PR[3]));
+  EXPECT_TRUE(at::equal(angles.sin_NR[3], table.sin_PR[9]));
+  EXPECT_TRUE(at::equal(angles.cos_NR[2], at::ones({4}, options(at::kFloat))));
+}
+
+TEST_F(SwigluTest, GradientsMatchAutograd) {
+  const at::Tensor gate_up = leaf(randn({5, 14}));
+  const at::Tensor dact = randn({5, 7});
+  const at::Tensor expected_act = reference_swiglu(gate_up);
+  const auto expected = reference_gradients(expected_act, dact, {gate_up});
+  EXPECT_LT(relative_error(swiglu_forward(gate_up.detach()), expected_act), kExact);
+  const SwigluBackward result = swiglu_backward(dact, gate_up.detach(), /*needs_act=*/true);
+  EXPECT_LT(relative_error(result.dgate_up_N2F, expected[0]), kExact);
+  EXPECT_LT(relative_error(result.act_NF, expected_act), kExact);
+  EXPECT_FALSE(swiglu_backward(dact, gate_up.detach(), /*needs_act=*/false).act_NF.defined());
+}
+
+TEST_F(EmbeddingTest, RepeatedTokensAddUp) {
+  const at::Tensor tokens = at::tensor({3, 0, 3, 3, 4, 0}, options(at::kLong));
+  const at::Tensor weight = leaf(randn({6, 5}));
+  const at::Tensor dx = randn({6, 5});
+  const auto expected = reference_gradients(weight.index({tokens}), dx, {weight});
+  at::Tensor grad = at::ones({6, 5}, options());
+  embedding_backward(tokens, dx, grad);
+  EXPECT_TRUE(at::equal(embedding_forward(tokens, weight.detach()), weight.detach().index({tokens})));
+  EXPECT_LT(relative_error(grad, expected[0] + 1), kExact);
+}
+
+TEST_F(EmbeddingTest, LowPrecisionAddsInFp32AndRepeatsBitForBit) {
+  const at::Tensor tokens = at::randint(0, 7, {9000}, at::kLong).to(test_device());
+  const at::Tensor dx = randn({9000, 24}, at::kBFloat16);
+  at::Tensor expected = at::zeros({7, 24}, options());
+  expected.index_put_({tokens}, dx.to(at::kDouble), /*accumulate=*/true);
+  at::Tensor first = at::zeros({7, 24}, options(at::kFloat));
+  at::Tensor second = at::zeros({7, 24}, options(at::kFloat));
+  embedding_backward(tokens, dx, first);
+  embedding_backward(tokens, dx, second);
+  EXPECT_LT(relative_error(first, expected), 1e-5);
+  EXPECT_TRUE(at::equal(first, second));
+}
+
+TEST_F(EmbeddingTest, TokensOutsideTheVocabularyAreRefused) {
+  if (test_device().is_cuda()) {
+    GTEST_SKIP() << "a device assertion on CUDA";
+  }
+  at::Tensor grad = at::zeros({4, 2}, options(at::kFloat));
+  EXPECT_THROW(embedding_backward(at::tensor({0, 4}, at::kLong), randn({2, 2}, at::kFloat), grad), c10::Error);
+  EXPECT_THROW(embedding_backward(at::tensor({-1, 2}, at::kLong), randn({2, 2}, at::kFloat), grad), c10::Error);
+  EXPECT_THROW(embedding_forward(at::tensor({4}, at::kLong), grad), c10::Error);
+}
+
+// Attention over views of one fused buffer, as the block calls it.
+struct AttentionShape {
+  int64_t heads, kv_heads, head_dim, batch, seq_len;
+  std::vector<int64_t> boundaries; // empty: dense
+};
+
+class AttentionTest : public DeviceTest {
+ protected:
+  struct Errors {
+    double out = 0, dq = 0, dk = 0, dv = 0;
+    double worst() const {
+      return std::max({out, dq, dk, dv});
+    }
+  };
+
+  static SequenceInfo sequences(const AttentionShape& shape) {
+    return shape.boundaries.empty() ? dense_sequences(shape.batch, shape.seq_len, test_device())
+                                    : packed_sequences(shape.batch, shape.seq_len, shape.boundaries, test_device());
+  }
+
+  // Errors against autograd in fp64 from the same (rounded) inputs.
+  static Errors errors(const AttentionShape& shape, at::ScalarType dtype, bool math) {
+    const int64_t tokens = shape.batch * shape.seq_len;
+    const int64_t width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
+    const at::Tensor qkv = randn({tokens, width}, dtype).mul_(1.5);
+    const at::Tensor dout = randn({tokens, shape.heads * shape.head_dim}, dtype);
+    const SequenceInfo seq = sequences(shape);
+    const auto views = [&](const at::Tensor& fused) {
+      const auto parts = fused.unflatten(1, {shape.heads + 2 * shape.kv_heads, shape.head_dim})
+                             .split_with_sizes({shape.heads, shape.kv_heads, shape.kv_heads}, 1);
+      return std::vector<at::Tensor>(parts.begin(), parts.end());
+    };
+    const auto inputs = views(qkv);
+    const at::Tensor q = leaf(inputs[0].to(at::kDouble));
+    const at::Tensor k = leaf(inputs[1].to(at::kDouble));
+    const at::Tensor v = leaf(inputs[2].to(at::kDouble));
+    const at::Tensor expected_out = reference_attention(q, k, v, seq.segments_host);
+    const auto expected = reference_gradients(expected_out, dout.to(at::kDouble), {q, k, v});
+
+    at::Tensor dqkv = at::full_like(qkv, std::numeric_limits<double>::quiet_NaN());
+    auto grads = views(dqkv);
+    AttentionResult result;
+    if (math) {
+      result = attention_math_forward(inputs[0], inputs[1], inputs[2], seq);
+      attention_math_backward(dout, inputs[0], inputs[1], inputs[2], result, seq, grads[0], grads[1], grads[2]);
+    } else {
+      result = attention_forward(inputs[0], inputs[1], inputs[2], seq);
+      attention_backward(dout, inputs[0], inputs[1], inputs[2], result, seq, grads[0], grads[1], grads[2]);
+    }
+    constexpr double kUnit = 1.0; // a lone token's score has no gradient at all
+    return {
+        relative_error(result.out_NQ, expected_out, kUnit), relative_error(grads[0], expected[0], kUnit),
+        relative_error(grads[1], expected[1], kUnit), relative_error(grads[2], expected[2], kUnit)};
+  }
+
+  static std::vector<AttentionShape> shapes() {
+    return {
+        {4, 4, 16, 2, 33, {}},
+        {9, 3, 40, 1, 50, {}},
+        {4, 1, 80, 2, 7, {}},
+        {2, 2, 6, 3, 1, {}},
+        {8, 2, 64, 2, 192, {}},
+        {6, 2, 40, 1, 40, {0, 1, 18, 18, 40}},
+        {4, 2, 64, 2, 130, {0, 100, 130, 131, 260}},
+        {2, 1, 128, 1, 600, {0, 590, 600}},
+    };
+  }
+};
+
+TEST_F(AttentionTest, ExactInFp64) {
+  for (const AttentionShape& shape : shapes()) {
+    const Errors error = errors(shape, at::kDouble, /*math=*/false);
+    EXPECT_LT(error.worst(), 1e-11) << shape.heads << " heads of " << shape.head_dim << ", " << shape.seq_len;
+  }
+}
+
+TEST_F(AttentionTest, MathBackendIsExactInFp64) {
+  for (const AttentionShape& shape : shapes()) {
+    const Errors error = errors(shape, at::kDouble, /*math=*/true);
+    EXPECT_LT(error.worst(), 1e-11) << shape.heads << " heads of " << shape.head_dim << ", " << shape.seq_len;
+  }
+}
+
+TEST_F(AttentionTest, CloseInFp32) {
+  for (const AttentionShape& shape : shapes()) {
+    EXPECT_LT(errors(shape, at::kFloat, /*math=*/false).worst(), 1e-5) << shape.head_dim << ", " << shape.seq_len;
+  }
+}
+
+// bf16 rounds inputs of the products to 8 bits: about 2^-8 of the largest value.
+TEST_F(AttentionTest, CloseInLowPrecision) {
+  for (const AttentionShape& shape : shapes()) {
+    EXPECT_LT(errors(shape, at::kBFloat16, /*math=*/false).worst(), 2e-2) << shape.head_dim << ", " << shape.seq_len;
+    EXPECT_LT(errors(shape, at::kHalf, /*math=*/false).worst(), 3e-3) << shape.head_dim << ", " << shape.seq_len;
+  }
+}
+
+TEST_F(AttentionTest, InputsThatDoNotFitAreRefused) {
+  const SequenceInfo seq = dense_sequences(1, 4, test_device());
+  EXPECT_THROW(attention_forward(randn({4, 3, 8}), randn({4, 2, 8}), randn({4, 2, 8}), seq), c10::Error);
+  EXPECT_THROW(attention_forward(randn({5, 2, 8}), randn({5, 2, 8}), randn({5, 2, 8}), seq), c10::Error);
+  EXPECT_THROW(attention_forward(randn({4, 2, 8}), randn({4, 2, 6}), randn({4, 2, 6}), seq), c10::Error);
+}
+
+using SequenceTest = DeviceTest;
+
+TEST_F(SequenceTest, PositionsRestartWithEverySegment) {
+  const SequenceInfo seq = packed_sequences(2, 4, std::vector<int64_t>{0, 1, 4, 8}, test_device());
+  EXPECT_TRUE(at::equal(seq.positions_N.cpu(), at::tensor({0, 0, 1, 2, 0, 1, 2, 3}, at::kLong)));
+  EXPECT_TRUE(at::equal(seq.cu_seqlens.cpu(), at::tensor({0, 1, 4, 8}, at::kInt)));
+  EXPECT_EQ(seq.max_seqlen, 4);
+  EXPECT_TRUE(seq.packed);
+}
+
+TEST_F(SequenceTest, BoundariesThatCrossARowAreRefused) {
+  EXPECT_THROW(packed_sequences(2, 4, std::vector<int64_t>{0, 3, 6, 8}, test_device()), c10::Error);
+  EXPECT_THROW(packed_sequences(2, 4, std::vector<int64_t>{0, 8}, test_device()), c10::Error);
+  EXPECT_THROW(packed_sequences(2, 4, std::vector<int64_t>{0, 4}, test_device()), c10::Error);
+  EXPECT_THROW(packed_sequences(2, 4, std::vector<int64_t>{0, 3, 2, 4, 8}, test_device()), c10::Error);
+  EXPECT_NO_THROW(packed_sequences(2, 4, std::vector<int64_t>{0, 4, 4, 8}, test_device()));
+}
+
+} // namespace
+} // namespace distill::models

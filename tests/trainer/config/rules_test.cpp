@@ -1,0 +1,121 @@
+#include "trainer/config/rules.h"
+
+#include <gmock/gmock.h>
+
+#include "tests/trainer/config/config_test_util.h"
+
+namespace distill::config {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+TEST(Rules, TheValidConfigurationHasNoProblem) {
+  EXPECT_THAT(rule_problems({}), IsEmpty()) << report(rule_problems({}));
+}
+
+struct Broken {
+  std::vector<std::string> overrides;
+  const char* key;
+  const char* expected;
+};
+
+class RulesBroken : public ::testing::TestWithParam<Broken> {};
+
+TEST_P(RulesBroken, IsOneProblemOfTheKey) {
+  const std::vector<Problem> problems = rule_problems(GetParam().overrides);
+  ASSERT_THAT(problems, SizeIs(1)) << report(problems);
+  EXPECT_EQ(problems[0].key, GetParam().key);
+  EXPECT_THAT(problems[0].expected, HasSubstr(GetParam().expected));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, RulesBroken,
+    ::testing::Values(
+        Broken{{"student.path=null"}, "student.path", "the folder of the model"},
+        Broken{{"data.train=null"}, "data.train", "token shards to train on"},
+        Broken{{"run.dir=null"}, "run.dir", "the run folder"},
+        Broken{{"train.steps=null"}, "train.steps", "exactly one"},
+        Broken{{"train.tokens=1e6"}, "train.steps", "exactly one"},
+        Broken{{"train.micro_batch_size=3"}, "train.global_batch_size", "a multiple of train.micro_batch_size, 3"},
+        Broken{{"train.micro_batch_size=16"}, "train.global_batch_size", "a multiple"},
+        Broken{{"teacher.path=null"}, "teacher.path", "a teacher for the divergence"},
+        Broken{{"loss.soft_weight=0"}, "loss.hard_weight", "a loss that is not zero"},
+        Broken{{"loss.divergence=none", "loss.beta=null"}, "loss.hard_weight", "a loss that is not zero"},
+        Broken{{"loss.divergence=forward_kl"}, "loss.beta", "only when loss.divergence is jsd"},
+        Broken{{"loss.skew_alpha=0.2"}, "loss.skew_alpha", "only when loss.divergence is skew_forward_kl"},
+        Broken{
+            {"loss.divergence=none", "loss.beta=null", "loss.hard_weight=1", "loss.temperature=2"},
+            "loss.temperature",
+            "only when loss.divergence is not none"},
+        Broken{{"loss.label_smoothing=0.1"}, "loss.label_smoothing", "only when loss.hard_weight is above 0"},
+        Broken{{"loss.z_loss=1e-4"}, "loss.z_loss", "only when loss.hard_weight is above 0"},
+        Broken{
+            {"teacher.path=null", "teacher.dtype=float32", "loss.soft_weight=0", "loss.hard_weight=1"},
+            "teacher.dtype",
+            "only when teacher.path is set"},
+        Broken{{"scheduler.warmup_steps=100"}, "scheduler.warmup_steps", "fewer than the run's 100 steps"},
+        Broken{{"scheduler.decay_steps=10"}, "scheduler.decay_steps", "only when scheduler.type is wsd"},
+        Broken{{"scheduler.type=wsd", "scheduler.decay_steps=91"}, "scheduler.decay_steps", "at most 90"},
+        Broken{{"scheduler.type=constant", "scheduler.min_lr_ratio=0.1"}, "scheduler.min_lr_ratio", "not constant"},
+        Broken{{"data.eval=null", "eval.every=5"}, "data.eval", "held-out token shards"},
+        Broken{{"data.eval=null", "eval.at_start=true"}, "data.eval", "held-out token shards"},
+        Broken{{"loss.chunk_size=64", "loss.min_chunk_size=128"}, "loss.min_chunk_size", "at most loss.chunk_size"}));
+
+class RulesAllowed : public ::testing::TestWithParam<std::vector<std::string>> {};
+
+TEST_P(RulesAllowed, IsNoProblem) {
+  const std::vector<Problem> problems = rule_problems(GetParam());
+  EXPECT_THAT(problems, IsEmpty()) << report(problems);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, RulesAllowed,
+    ::testing::Values(
+        std::vector<std::string>{"teacher.path=null", "loss.divergence=none", "loss.beta=null", "loss.hard_weight=1"},
+        std::vector<std::string>{"teacher.path=null", "loss.soft_weight=0", "loss.hard_weight=1"},
+        std::vector<std::string>{"train.steps=null", "train.tokens=1e6"},
+        std::vector<std::string>{"scheduler.type=wsd", "scheduler.decay_steps=90"},
+        std::vector<std::string>{"scheduler.warmup_steps=99"}, std::vector<std::string>{"data.eval=null"},
+        std::vector<std::string>{"loss.chunk_size=64"},
+        std::vector<std::string>{"train.device=cpu", "train.dtype=bfloat16"}, std::vector<std::string>{"loss.beta=0"},
+        std::vector<std::string>{"loss.beta=1"}));
+
+TEST(Rules, EvaluationNeedsDataEvalAndNothingOfTraining) {
+  EXPECT_THAT(rule_problems({"data.train=null", "train.steps=null", "run.dir=null"}, Purpose::kEvaluate), IsEmpty());
+  const std::vector<Problem> problems = rule_problems({"data.eval=null"}, Purpose::kEvaluate);
+  ASSERT_THAT(problems, SizeIs(1));
+  EXPECT_EQ(problems[0].key, "data.eval");
+}
+
+TEST(Rules, AKeyThatCouldNotBeReadBreaksNoRuleAsWell) {
+  EXPECT_THAT(rule_problems({"train.steps=many"}), SizeIs(1));
+  EXPECT_THAT(rule_problems({"student.path=null", "student.pth=x"}), SizeIs(1));
+  EXPECT_THAT(rule_problems({}, Purpose::kTrain, "loss: {beta: [}"), SizeIs(1));
+  EXPECT_THAT(rule_problems({}, Purpose::kTrain, ""), SizeIs(1));
+}
+
+TEST(Rules, AProblemStandsWhereTheKeyWasGiven) {
+  Problem problem = rule_problems({"train.micro_batch_size=3"}).at(0);
+  EXPECT_EQ(problem.file, "test.yaml");
+  EXPECT_EQ(problem.line, 15);
+  problem = rule_problems({"train.global_batch_size=7"}).at(0);
+  EXPECT_EQ(problem.file, "--set");
+}
+
+TEST(TotalSteps, RoundsATokenBudgetUp) {
+  Config config;
+  config.train.steps = 5;
+  EXPECT_EQ(total_steps(config), 5);
+  config.train.steps = 0;
+  config.data.seq_len = 100;
+  config.train.global_batch_size = 4;
+  config.train.tokens = 400;
+  EXPECT_EQ(total_steps(config), 1);
+  config.train.tokens = 401;
+  EXPECT_EQ(total_steps(config), 2);
+}
+
+} // namespace
+} // namespace distill::config

@@ -1,0 +1,80 @@
+#include "trainer/launch/ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace distill::launch {
+namespace {
+
+absl::StatusOr<RankInfo> detect(std::map<std::string, std::string> variables) {
+  return detect_ranks([variables = std::move(variables)](const char* name) -> std::optional<std::string> {
+    const auto it = variables.find(name);
+    return it != variables.end() ? std::optional(it->second) : std::nullopt;
+  });
+}
+
+TEST(DetectRanks, NothingSetIsOneProcess) {
+  const auto info = detect({});
+  ASSERT_TRUE(info.ok());
+  EXPECT_EQ(info->world_size, 1);
+  EXPECT_EQ(info->launcher, "single process");
+}
+
+TEST(DetectRanks, Torchrun) {
+  const auto info = detect(
+      {{"RANK", "5"},
+       {"WORLD_SIZE", "8"},
+       {"LOCAL_RANK", "1"},
+       {"LOCAL_WORLD_SIZE", "4"},
+       {"MASTER_ADDR", "a"},
+       {"MASTER_PORT", "1234"}});
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ(info->rank, 5);
+  EXPECT_EQ(info->world_size, 8);
+  EXPECT_EQ(info->local_rank, 1);
+  EXPECT_EQ(info->master_addr, "a");
+  EXPECT_EQ(info->master_port, 1234);
+}
+
+TEST(DetectRanks, SlurmTakesTheFirstHostOfItsList) {
+  const auto info = detect(
+      {{"SLURM_PROCID", "9"},
+       {"SLURM_NTASKS", "16"},
+       {"SLURM_LOCALID", "1"},
+       {"SLURM_NTASKS_PER_NODE", "8"},
+       {"SLURM_NODELIST", "gpu[007-008]"}});
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ(info->launcher, "Slurm");
+  EXPECT_EQ(info->master_addr, "gpu007");
+}
+
+TEST(DetectRanks, OpenMpiAndPmi) {
+  EXPECT_EQ(detect({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}})->launcher, "Open MPI");
+  EXPECT_EQ(detect({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}})->rank, 1);
+}
+
+TEST(DetectRanks, BadValuesNameTheVariable) {
+  const std::pair<std::map<std::string, std::string>, const char*> cases[] = {
+      {{{"RANK", "x"}, {"WORLD_SIZE", "2"}}, "RANK"},
+      {{{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK"},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "WORLD_SIZE"},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "99999"}}, "MASTER_PORT"},
+      {{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "16"}, {"SLURM_NTASKS_PER_NODE", "8"}}, "MASTER_ADDR"},
+  };
+  for (const auto& [variables, name] : cases) {
+    const auto info = detect(variables);
+    ASSERT_FALSE(info.ok()) << name;
+    EXPECT_THAT(std::string(info.status().message()), testing::HasSubstr(name));
+  }
+}
+
+TEST(FirstSlurmHost, ReadsListsAndRanges) {
+  EXPECT_EQ(first_slurm_host("node1"), "node1");
+  EXPECT_EQ(first_slurm_host("node1,node2"), "node1");
+  EXPECT_EQ(first_slurm_host("node[007-009,12],x3"), "node007");
+  EXPECT_EQ(first_slurm_host("n[1,3]-ib,m4"), "n1-ib");
+  EXPECT_EQ(first_slurm_host("node["), "");
+}
+
+} // namespace
+} // namespace distill::launch

@@ -1,0 +1,116 @@
+#include "trainer/launch/ranks.h"
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+
+#include <cstdlib>
+
+namespace distill::launch {
+namespace {
+
+// How one launcher names its variables. A launcher is recognised by its rank and size.
+struct Launcher {
+  const char* name;
+  const char* rank;
+  const char* size;
+  const char* local_rank;
+  const char* local_size;
+};
+constexpr Launcher kLaunchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+};
+
+absl::StatusOr<int64_t> integer(const Environ& environ, const char* name, int64_t min, int64_t max) {
+  const std::string text = environ(name).value_or("");
+  int64_t value = 0;
+  if (!absl::SimpleAtoi(text, &value) || value < min || value > max) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "environment variable ", name, ": expected an integer from ", min, " to ", max, ", found '", text, "'"));
+  }
+  return value;
+}
+
+} // namespace
+
+Environ process_environ() {
+  return [](const char* name) -> std::optional<std::string> {
+    const char* value = std::getenv(name);
+    return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+  };
+}
+
+std::string first_slurm_host(const std::string& node_list) {
+  const size_t bracket = node_list.find('[');
+  const size_t comma = node_list.find(',');
+  if (bracket == std::string::npos || comma < bracket) {
+    return node_list.substr(0, comma);
+  }
+  const size_t end = node_list.find_first_of(",-]", bracket);
+  if (end == std::string::npos) {
+    return "";
+  }
+  const size_t close = node_list.find(']', end);
+  const size_t suffix_end = node_list.find(',', close);
+  return node_list.substr(0, bracket) + node_list.substr(bracket + 1, end - bracket - 1) +
+      (close == std::string::npos ? "" : node_list.substr(close + 1, suffix_end - close - 1));
+}
+
+absl::StatusOr<RankInfo> detect_ranks(const Environ& environ) {
+  constexpr int64_t kMaxRanks = 1 << 20;
+  RankInfo info;
+  for (const Launcher& launcher : kLaunchers) {
+    if (!environ(launcher.rank) || !environ(launcher.size)) {
+      continue;
+    }
+    const auto size = integer(environ, launcher.size, 1, kMaxRanks);
+    if (!size.ok()) {
+      return size.status();
+    }
+    const auto rank = integer(environ, launcher.rank, 0, *size - 1);
+    if (!rank.ok()) {
+      return rank.status();
+    }
+    info.launcher = launcher.name;
+    info.rank = *rank;
+    info.world_size = *size;
+    info.local_rank = *rank;
+    info.local_world_size = *size;
+    for (const auto& [name, value, max] :
+         {std::tuple(launcher.local_rank, &info.local_rank, *size - 1),
+          std::tuple(launcher.local_size, &info.local_world_size, *size)}) {
+      if (environ(name)) {
+        const auto read = integer(environ, name, 0, max);
+        if (!read.ok()) {
+          return read.status();
+        }
+        *value = *read;
+      }
+    }
+    break;
+  }
+  if (const auto address = environ("MASTER_ADDR")) {
+    info.master_addr = *address;
+  } else if (info.world_size > info.local_world_size) {
+    const std::string host = first_slurm_host(environ("SLURM_NODELIST").value_or(""));
+    if (host.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "environment variable MASTER_ADDR is not set, but the ", info.world_size, " ranks of ", info.launcher,
+          " are on several nodes; set it to the host of rank 0"));
+    }
+    info.master_addr = host;
+  }
+  if (environ("MASTER_PORT")) {
+    const auto port = integer(environ, "MASTER_PORT", 1, 65535);
+    if (!port.ok()) {
+      return port.status();
+    }
+    info.master_port = *port;
+  }
+  return info;
+}
+
+} // namespace distill::launch

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace distill::launch {
+
+// Which process of the job this is.
+struct RankInfo {
+  int64_t rank = 0;
+  int64_t world_size = 1;
+  int64_t local_rank = 0; // on its node: the GPU it takes
+  int64_t local_world_size = 1;
+  std::string master_addr = "127.0.0.1"; // where rank 0 listens
+  int64_t master_port = 29500;
+  std::string launcher = "single process"; // torchrun | Slurm | Open MPI | PMI | single process
+};
+
+// An environment variable's value; nullopt: not set.
+using Environ = std::function<std::optional<std::string>(const char* name)>;
+Environ process_environ();
+
+// Reads the variables that torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Slurm
+// (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_NTASKS_PER_NODE, SLURM_NODELIST), Open MPI (OMPI_COMM_WORLD_*) and
+// PMI (PMI_RANK, PMI_SIZE, MPI_LOCALRANKID) set, in this order; with none of them, a single process. MASTER_ADDR and
+// MASTER_PORT apply to all of them; Slurm's first host stands in where MASTER_ADDR is not set. InvalidArgument names
+// the variable, what was expected and what was found.
+absl::StatusOr<RankInfo> detect_ranks(const Environ& environ);
+
+// First host of a Slurm node list: "node[007-009,12],gpu3" gives "node007". Empty where it cannot be read.
+std::string first_slurm_host(const std::string& node_list);
+
+} // namespace distill::launch

@@ -1,0 +1,16 @@
+#pragma once
+
+#include "losses/linear_head.h"
+
+namespace distill::losses {
+
+// Throws c10::Error naming the tensor, what was expected and what was found.
+void check_linear_head(const LinearHeadInputs& inputs, const LossOptions& options, const LinearHeadGrads* grads);
+
+// Columns that exist on both sides.
+int64_t effective_vocab(const LinearHeadInputs& inputs);
+
+// fp64 for fp64 inputs, else fp32.
+at::ScalarType compute_type(at::ScalarType input);
+
+} // namespace distill::losses

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <absl/status/statusor.h>
+
+#include "losses/options.h"
+
+// How many tokens' logits, and how many tokens' gradient rows, the head keeps at once.
+//
+// Two sizes: logits exist for C tokens at a time (student and teacher, fp32), their gradients are gathered for D >= C
+// tokens (in the hidden dtype), and the two backward products run once per D tokens. The product that accumulates the
+// weight gradient reads and writes 8 bytes per weight each time, so it wants D large; the logits products are content
+// with a few hundred tokens.
+namespace distill::losses {
+
+// What decides the bytes per token. All counts are numbers of elements, not bytes.
+struct HeadShape {
+  int64_t tokens = 0; // N: no more rows than this are allocated
+  int64_t vocab = 0; // columns of the logits
+  int64_t student_hidden = 0;
+  int64_t teacher_hidden = 0; // 0: no teacher
+  int64_t logits_bytes = 4; // per logit: 2, 4 or 8
+  int64_t gradient_bytes = 2; // per logit gradient: the hidden dtype's
+  int64_t hidden_bytes = 2; // per hidden element, for gathered rows
+  bool needs_grad = true;
+  bool gathers_rows = false; // ignored rows are left out, so hidden rows are copied chunk by chunk
+  int64_t fixed_bytes = 0; // scratch that does not grow with the chunk
+  int64_t extra_bytes_per_row = 0; // for each of the D rows
+};
+
+struct ChunkPlan {
+  int64_t logits_rows = 0; // C
+  int64_t gradient_rows = 0; // D, a multiple of C
+  int64_t bytes = 0; // of all scratch, at most the cap
+  std::string description; // one line for the log
+};
+
+// Rows of the logits and gradient buffers start 256 bytes apart: this many columns hold `vocab` elements of `bytes`
+// each.
+int64_t padded_columns(int64_t vocab, int64_t element_bytes);
+
+// Bytes of scratch for these two sizes.
+int64_t scratch_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);
+
+// memory_cap_mb is a hard limit and wins over chunk_size and min_chunk_size; where it cuts them, C becomes a power of
+// two. InvalidArgument when it is too small for one token, with the smallest value that works.
+absl::StatusOr<ChunkPlan> resolve_chunks(const ChunkOptions& options, const HeadShape& shape);
+
+} // namespace distill::losses

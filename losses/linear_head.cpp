@@ -1,0 +1,284 @@
+#include "losses/linear_head.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
+
+#include "losses/checks.h"
+#include "losses/products.h"
+#include "losses/rows_aten.h"
+
+namespace distill::losses {
+
+namespace {
+
+ElementType element_type(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return ElementType::kFloat32;
+    case at::kBFloat16:
+      return ElementType::kBFloat16;
+    case at::kDouble:
+      return ElementType::kFloat64;
+    default:
+      TORCH_CHECK(false, "expected fp32, bf16 or fp64, found ", type);
+  }
+}
+
+// fp32, unless bf16 is asked for bf16 inputs.
+at::ScalarType logits_type(at::ScalarType input, const LossOptions& options) {
+  const bool rounds = options.logits_dtype == LogitsDtype::kBFloat16 && input == at::kBFloat16;
+  return rounds ? at::kBFloat16 : compute_type(input);
+}
+
+bool gathers_rows(const LinearHeadInputs& in) {
+  return in.valid_tokens >= 0 && in.valid_tokens < in.hidden_NH.size(0);
+}
+
+HeadShape head_shape(const LinearHeadInputs& in, const LossOptions& options, bool needs_grad) {
+  const at::ScalarType dtype = in.hidden_NH.scalar_type();
+  const int64_t hidden = in.hidden_NH.size(1);
+  const int64_t teacher_hidden = in.teacher_hidden_NG.defined() ? in.teacher_hidden_NG.size(1) : 0;
+  const ConversionBytes conversion = conversion_bytes(in.hidden_NH.is_cuda(), dtype, std::max(hidden, teacher_hidden));
+  return {
+      .tokens = gathers_rows(in) ? in.valid_tokens : in.hidden_NH.size(0),
+      .vocab = effective_vocab(in),
+      .student_hidden = hidden,
+      .teacher_hidden = teacher_hidden,
+      .logits_bytes = static_cast<int64_t>(c10::elementSize(logits_type(dtype, options))),
+      .gradient_bytes = static_cast<int64_t>(c10::elementSize(dtype)),
+      .hidden_bytes = static_cast<int64_t>(c10::elementSize(dtype)),
+      .needs_grad = needs_grad,
+      .gathers_rows = gathers_rows(in),
+      .fixed_bytes = conversion.fixed,
+      .extra_bytes_per_row = conversion.per_row};
+}
+
+// Cuts the arena into matrices whose rows start 256 bytes apart.
+class Scratch {
+ public:
+  explicit Scratch(at::Tensor arena) : arena_(std::move(arena)) {}
+
+  at::Tensor matrix(int64_t rows, int64_t columns, at::ScalarType type) {
+    const int64_t bytes = static_cast<int64_t>(c10::elementSize(type));
+    const int64_t stride = padded_columns(columns, bytes);
+    const at::Tensor piece = arena_.narrow(0, used_, rows * stride * bytes).view(type);
+    used_ += rows * stride * bytes;
+    return piece.view({rows, stride}).narrow(1, 0, columns);
+  }
+
+ private:
+  at::Tensor arena_; // uint8
+  int64_t used_ = 0;
+};
+
+// What one call works on: the rows that count, their buffers, where results go.
+class HeadRun {
+ public:
+  HeadRun(
+      const LinearHeadInputs& in, const LossOptions& options, LinearHeadGrads* grads, const ChunkPlan& plan,
+      at::Tensor arena);
+  at::Tensor run();
+
+ private:
+  void logits_and_rows(int64_t begin, int64_t count, int64_t offset);
+  void backward(int64_t begin, int64_t count);
+  void assert_labels() const;
+  at::Tensor rows_of(const at::Tensor& source, int64_t begin, int64_t count, const at::Tensor& gathered) const;
+
+  const LinearHeadInputs& in_;
+  const LossOptions& options_;
+  LinearHeadGrads* grads_;
+  ChunkPlan plan_;
+  int64_t vocab_;
+  int64_t num_rows_; // that are computed
+  at::Tensor index_; // of those rows; undefined: all of them
+  at::Tensor targets_; // of those rows, contiguous
+  at::Tensor token_weights_;
+  at::Tensor student_bias_;
+  at::Tensor teacher_bias_;
+  at::Tensor student_logits_;
+  at::Tensor teacher_logits_;
+  at::Tensor gradient_;
+  at::Tensor hidden_; // gathered rows, undefined when every row is computed
+  at::Tensor teacher_hidden_;
+  at::Tensor hidden_gradient_;
+  at::Tensor rows_; // [kNumRows, computed rows]
+};
+
+at::Tensor contiguous_or_undefined(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.contiguous() : at::Tensor();
+}
+
+HeadRun::HeadRun(
+    const LinearHeadInputs& in, const LossOptions& options, LinearHeadGrads* grads, const ChunkPlan& plan,
+    at::Tensor arena)
+    : in_(in),
+      options_(options),
+      grads_(grads),
+      plan_(plan),
+      vocab_(effective_vocab(in)),
+      num_rows_(in.hidden_NH.size(0)) {
+  targets_ = contiguous_or_undefined(in.targets_N);
+  token_weights_ = contiguous_or_undefined(in.token_weights_N);
+  student_bias_ = contiguous_or_undefined(in.bias_V);
+  teacher_bias_ = contiguous_or_undefined(in.teacher_bias_V);
+  const at::ScalarType dtype = in.hidden_NH.scalar_type();
+  const bool has_teacher = in.teacher_hidden_NG.defined();
+  Scratch scratch(std::move(arena));
+  const at::ScalarType logits = logits_type(dtype, options);
+  student_logits_ = scratch.matrix(plan.logits_rows, vocab_, logits);
+  if (has_teacher) {
+    teacher_logits_ = scratch.matrix(plan.logits_rows, vocab_, logits);
+  }
+  if (grads != nullptr) {
+    gradient_ = scratch.matrix(plan.gradient_rows, vocab_, dtype);
+  }
+  if (in.valid_tokens >= 0 && in.targets_N.defined()) {
+    const at::Tensor valid = targets_.ne(kIgnoreIndex);
+    at::_assert_async(
+        valid.sum().eq(in.valid_tokens), "linear_head: valid_tokens is not the number of targets that are not ignored");
+    num_rows_ = in.valid_tokens;
+    if (gathers_rows(in)) {
+      index_ = at::nonzero_static(valid, num_rows_, /*fill_value=*/0).squeeze(1);
+      targets_ = targets_.index_select(0, index_);
+      token_weights_ = token_weights_.defined() ? token_weights_.index_select(0, index_) : token_weights_;
+      hidden_ = scratch.matrix(plan.gradient_rows, in.hidden_NH.size(1), dtype);
+      if (grads != nullptr) {
+        hidden_gradient_ = scratch.matrix(plan.gradient_rows, in.hidden_NH.size(1), dtype);
+      }
+      if (has_teacher) {
+        teacher_hidden_ = scratch.matrix(plan.logits_rows, in.teacher_hidden_NG.size(1), dtype);
+      }
+    }
+  }
+  rows_ = at::empty({kNumRows, num_rows_}, in.hidden_NH.options().dtype(compute_type(dtype)));
+}
+
+// Rows [begin, begin + count) of those that are computed; `gathered` receives them where rows are left out.
+at::Tensor HeadRun::rows_of(const at::Tensor& source, int64_t begin, int64_t count, const at::Tensor& gathered) const {
+  if (!index_.defined()) {
+    return source.narrow(0, begin, count);
+  }
+  at::Tensor destination = gathered.narrow(0, 0, count);
+  at::index_select_out(destination, source, 0, index_.narrow(0, begin, count));
+  return destination;
+}
+
+// `offset`: where this chunk's rows stand in the gradient buffer.
+void HeadRun::logits_and_rows(int64_t begin, int64_t count, int64_t offset) {
+  const bool gathers = index_.defined();
+  const at::Tensor student = student_logits_.narrow(0, 0, count);
+  const at::Tensor hidden =
+      rows_of(in_.hidden_NH, begin, count, gathers ? hidden_.narrow(0, offset, count) : at::Tensor());
+  logits_product(student, hidden, in_.weight_VH.narrow(0, 0, vocab_));
+  RowArgs args;
+  args.student = student.data_ptr();
+  args.student_stride = student.stride(0);
+  args.logits_type = element_type(student.scalar_type());
+  args.bias_type = element_type(in_.hidden_NH.scalar_type());
+  args.student_bias = student_bias_.defined() ? student_bias_.data_ptr() : nullptr;
+  if (teacher_logits_.defined()) {
+    const at::Tensor teacher = teacher_logits_.narrow(0, 0, count);
+    logits_product(
+        teacher, rows_of(in_.teacher_hidden_NG, begin, count, teacher_hidden_),
+        in_.teacher_weight_VG.narrow(0, 0, vocab_));
+    args.teacher = teacher.data_ptr();
+    args.teacher_stride = teacher.stride(0);
+    args.teacher_bias = teacher_bias_.defined() ? teacher_bias_.data_ptr() : nullptr;
+  }
+  if (gradient_.defined()) {
+    const at::Tensor gradient = gradient_.narrow(0, offset, count);
+    args.gradient = gradient.data_ptr();
+    args.gradient_stride = gradient.stride(0);
+    args.gradient_type = element_type(gradient.scalar_type());
+  }
+  args.targets = targets_.defined() ? targets_.const_data_ptr<int64_t>() + begin : nullptr;
+  const at::Tensor weights = token_weights_.defined() ? token_weights_.narrow(0, begin, count) : at::Tensor();
+  args.token_weights = weights.defined() ? weights.data_ptr() : nullptr;
+  args.rows = rows_.narrow(1, begin, count).data_ptr();
+  args.rows_stride = rows_.stride(0);
+  args.num_rows = count;
+  args.vocab = vocab_;
+  args.options = options_;
+  rows_aten(args, in_.hidden_NH.device());
+}
+
+void HeadRun::backward(int64_t begin, int64_t count) {
+  const bool gathers = index_.defined();
+  const at::Tensor gradient = gradient_.narrow(0, 0, count);
+  const at::Tensor hidden = gathers ? hidden_.narrow(0, 0, count) : in_.hidden_NH.narrow(0, begin, count);
+  at::Tensor hidden_gradient =
+      gathers ? hidden_gradient_.narrow(0, 0, count) : grads_->hidden_NH.narrow(0, begin, count);
+  hidden_gradient_product(hidden_gradient, gradient, in_.weight_VH.narrow(0, 0, vocab_), grads_->grad_scale);
+  if (gathers) {
+    grads_->hidden_NH.index_copy_(0, index_.narrow(0, begin, count), hidden_gradient);
+  }
+  if (grads_->weight_VH.defined()) {
+    add_weight_gradient_product(grads_->weight_VH.narrow(0, 0, vocab_), gradient, hidden, grads_->grad_scale);
+  }
+  if (grads_->bias_V.defined()) {
+    at::Tensor bias = grads_->bias_V.narrow(0, 0, vocab_);
+    bias.add_(gradient.sum(0, /*keepdim=*/false, bias.scalar_type()), grads_->grad_scale);
+  }
+}
+
+// A label outside the vocabulary would otherwise be read as another token's, or past the row.
+void HeadRun::assert_labels() const {
+  if (targets_.defined() && targets_.numel() > 0) {
+    at::_assert_async(
+        targets_.eq(kIgnoreIndex).logical_or(targets_.ge(0).logical_and(targets_.lt(vocab_))).all(),
+        "linear_head: a target is neither kIgnoreIndex nor in [0, vocab_size)");
+  }
+}
+
+at::Tensor HeadRun::run() {
+  assert_labels();
+  if (grads_ != nullptr && (index_.defined() || num_rows_ == 0)) {
+    grads_->hidden_NH.zero_();
+  }
+  for (int64_t begin = 0; begin < num_rows_; begin += plan_.gradient_rows) {
+    const int64_t count = std::min(plan_.gradient_rows, num_rows_ - begin);
+    for (int64_t offset = 0; offset < count; offset += plan_.logits_rows) {
+      logits_and_rows(begin + offset, std::min(plan_.logits_rows, count - offset), offset);
+    }
+    if (grads_ != nullptr) {
+      backward(begin, count);
+    }
+  }
+  if (num_rows_ == in_.hidden_NH.size(0)) {
+    return rows_;
+  }
+  at::Tensor rows_KN = at::zeros({kNumRows, in_.hidden_NH.size(0)}, rows_.options());
+  return index_.defined() ? rows_KN.index_copy_(1, index_, rows_) : rows_KN;
+}
+
+} // namespace
+
+absl::StatusOr<ChunkPlan> linear_head_plan(
+    const LinearHeadInputs& inputs, const LossOptions& options, const ChunkOptions& chunks, bool needs_grad) {
+  return resolve_chunks(chunks, head_shape(inputs, options, needs_grad));
+}
+
+LinearHeadOutput linear_head(
+    const LinearHeadInputs& inputs, const LossOptions& options, const ChunkOptions& chunks, LinearHeadGrads* grads,
+    const at::Tensor& arena) {
+  const c10::NoGradGuard no_grad;
+  check_linear_head(inputs, options, grads);
+  const c10::DeviceGuard device(inputs.hidden_NH.device());
+  const absl::StatusOr<ChunkPlan> plan = linear_head_plan(inputs, options, chunks, grads != nullptr);
+  TORCH_CHECK(plan.ok(), std::string(plan.status().message()));
+  at::Tensor scratch = arena;
+  if (arena.defined()) {
+    TORCH_CHECK(
+        arena.scalar_type() == at::kByte && arena.is_contiguous() && arena.device() == inputs.hidden_NH.device(),
+        "arena: expected a contiguous uint8 tensor on ", inputs.hidden_NH.device());
+    TORCH_CHECK(
+        arena.numel() >= plan->bytes, "arena: expected at least ", plan->bytes, " bytes, found ", arena.numel());
+  } else {
+    scratch = at::empty({plan->bytes}, inputs.hidden_NH.options().dtype(at::kByte));
+  }
+  return {HeadRun(inputs, options, grads, *plan, std::move(scratch)).run()};
+}
+
+} // namespace distill::losses

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <string>
+
+#include "losses/linear_head.h"
+#include "tests/losses/device.h"
+
+// Random problems for the head, and running them.
+namespace distill::losses::testing {
+
+struct ProblemSpec {
+  int64_t tokens = 13;
+  int64_t vocab = 101; // rows of the student's lm_head
+  int64_t teacher_vocab = 0; // 0: the same
+  int64_t vocab_size = 0;
+  int64_t hidden = 16;
+  int64_t teacher_hidden = 24; // 0: no teacher
+  double logit_scale = 3.0; // standard deviation of the logits
+  double gap = 1.0; // of the student's logits from the teacher's, relative; 0: identical models
+  bool targets = true;
+  double ignored = 0.3; // fraction of the tokens
+  bool token_weights = false;
+  bool biases = false;
+  at::ScalarType dtype = at::kDouble;
+  at::Device device = test_device();
+  uint64_t seed = 1;
+};
+
+LinearHeadInputs make_problem(const ProblemSpec& spec);
+
+// Zeroed gradient buffers for every gradient that the inputs allow.
+LinearHeadGrads make_grads(const LinearHeadInputs& inputs, double grad_scale = 1.0);
+
+struct HeadResult {
+  at::Tensor rows_KN;
+  LinearHeadGrads grads;
+};
+
+HeadResult run_head(
+    const LinearHeadInputs& inputs, const LossOptions& options, const ChunkOptions& chunks = {},
+    double grad_scale = 1.0);
+
+// ||a - b|| / ||b||, in fp64 on the CPU; the plain norm of a where b is 0. NaN or a shape mismatch gives infinity.
+double relative_error(const at::Tensor& a, const at::Tensor& b);
+
+} // namespace distill::losses::testing

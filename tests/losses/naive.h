@@ -1,0 +1,27 @@
+#pragma once
+
+#include "losses/linear_head.h"
+
+// The textbook computation in fp64 on the full [N, V] logits, differentiated by autograd. Shares no code with losses/.
+namespace distill::losses::testing {
+
+struct NaiveResult {
+  at::Tensor loss_N; // weighted, 0 at ignored tokens
+  at::Tensor hard_N;
+  at::Tensor soft_N;
+  at::Tensor forward_kl_N;
+  at::Tensor reverse_kl_N;
+  at::Tensor student_entropy_N;
+  at::Tensor teacher_entropy_N;
+  at::Tensor student_lse_N;
+  at::Tensor teacher_lse_N;
+  at::Tensor agreement_N;
+  at::Tensor accuracy_N;
+  at::Tensor d_hidden_NH; // gradients of grad_scale * sum(loss_N)
+  at::Tensor d_weight_VH;
+  at::Tensor d_bias_V;
+};
+
+NaiveResult naive_head(const LinearHeadInputs& inputs, const LossOptions& options, double grad_scale = 1.0);
+
+} // namespace distill::losses::testing

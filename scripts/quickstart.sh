@@ -80,14 +80,14 @@ tokenise() {
   local set
   for set in train eval; do
     "$python" scripts/tokenize.py --tokenizer "$work/teacher" --eos-token '<|endoftext|>' --overwrite --quiet \
-      --output "$work/tokens/$set" "$work/text/$set.jsonl"
+      --output "$work/data/$set" "$work/text/$set.jsonl"
   done
 }
 
 # A run of the same config and data that was interrupted is continued; anything else starts afresh.
 train() {
   local code=0 mode=--overwrite started=$work/stamps/training-started key
-  key=$(fingerprint "$config" "$work/student" "$work/teacher" "$work/tokens")
+  key=$(fingerprint "$config" "$work/student" "$work/teacher" "$work/data")
   if [ "$force" -eq 0 ] && [ "$key" = "$(cat "$started" 2>/dev/null)" ] && compgen -G "$run/checkpoints/step-*" >/dev/null; then
     mode=--resume
     echo "   continuing the interrupted run"
@@ -106,7 +106,7 @@ train() {
 # evaluate NAME FOLDER: on the held-out text, into $work/eval-NAME.json
 evaluate() {
   local report=$work/eval-$1.json
-  "$distill" eval --config "$config" --set "student.path=$2" --json >"$report.partial"
+  "$distill" eval --config "$config" --set "student.path=$2" --set eval.batches=0 --json >"$report.partial"
   mv "$report.partial" "$report"
 }
 
@@ -124,7 +124,7 @@ stage "text" "sources and docstrings of Python's standard library and of torch; 
   "$work/text/train.jsonl" "scripts/collect_text.py scripts/requirements.txt .venv/pyvenv.cfg" \
   "$python" scripts/collect_text.py --out "$work/text" --train-mb 12 --eval-kb 48 --eval-excerpt 2000
 
-stage "tokens" "token shards with the teacher's tokenizer" "$work/tokens/eval" \
+stage "tokens" "token shards with the teacher's tokenizer" "$work/data/eval" \
   "scripts/tokenize.py scripts/token_shards $work/teacher/tokenizer.json $work/text" tokenise
 
 stage "student" "every third of the teacher's layers" "$work/student/config.json" \
@@ -132,16 +132,16 @@ stage "student" "every third of the teacher's layers" "$work/student/config.json
   "$python" scripts/prune_layers.py --teacher "$work/teacher" --out "$work/student" --every 3 --force
 
 stage "before" "the pruned student on the held-out text (distill eval)" "$work/eval-before.json" \
-  "$distill $config $work/student $work/teacher $work/tokens" evaluate before "$work/student"
+  "$distill $config $work/student $work/teacher $work/data" evaluate before "$work/student"
 
 stage "training" "distill --config $config" "$run/model/config.json" \
-  "$distill $config $work/student $work/teacher $work/tokens" train
+  "$distill $config $work/student $work/teacher $work/data" train
 
 stage "after" "the trained student on the held-out text (distill eval)" "$work/eval-after.json" \
-  "$distill $config $run/model $work/teacher $work/tokens" evaluate after "$run/model"
+  "$distill $config $run/model $work/teacher $work/data" evaluate after "$run/model"
 
 stage "limit" "the teacher as its own student: how far the numbers could go" "$work/eval-teacher.json" \
-  "$distill $config $work/teacher $work/tokens" evaluate teacher "$work/teacher"
+  "$distill $config $work/teacher $work/data" evaluate teacher "$work/teacher"
 
 announce "comparison" "held-out text, before and after"
 "$python" scripts/compare_eval.py "before=$work/eval-before.json" "after=$work/eval-after.json" \

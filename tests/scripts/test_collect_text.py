@@ -1,8 +1,13 @@
 """scripts/collect_text.py on the libraries of the interpreter that runs the tests."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "collect_text.py"
 
 
 def read(path):
@@ -11,13 +16,8 @@ def read(path):
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory):
-    import subprocess
-    import sys
-
-    from conftest import SCRIPTS
-
     folder = tmp_path_factory.mktemp("text") / "all"
-    subprocess.run([sys.executable, SCRIPTS / "collect_text.py", "--out", folder], check=True, capture_output=True)
+    subprocess.run([sys.executable, SCRIPT, "--out", folder], check=True, capture_output=True)
     return folder
 
 

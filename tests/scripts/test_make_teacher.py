@@ -3,16 +3,17 @@
 import importlib.util
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
-from conftest import SCRIPTS
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_teacher.py"
 
 
 @pytest.fixture(scope="module")
 def make_teacher():
     path = list(sys.path)
-    spec = importlib.util.spec_from_file_location("make_teacher", SCRIPTS / "make_teacher.py")
+    spec = importlib.util.spec_from_file_location("make_teacher", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     sys.path[:] = path

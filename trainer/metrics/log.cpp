@@ -18,12 +18,20 @@ spdlog::logger& logger() {
   return *instance;
 }
 
+// Null until a log file is open.
+std::shared_ptr<spdlog::logger>& file_logger() {
+  static std::shared_ptr<spdlog::logger> instance;
+  return instance;
+}
+
 } // namespace
 
 void open_log_file(const std::string& path) {
   auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path, /*truncate=*/false);
-  file->set_pattern("%Y-%m-%d %H:%M:%S %L %v");
-  logger().sinks().push_back(std::move(file));
+  logger().sinks().push_back(file);
+  file_logger() = std::make_shared<spdlog::logger>("file", std::move(file));
+  file_logger()->flush_on(spdlog::level::info);
+  file_logger()->set_pattern("%Y-%m-%d %H:%M:%S %L %v");
 }
 
 void log_info(std::string_view message) {
@@ -38,8 +46,10 @@ void log_error(std::string_view message) {
   logger().error(message);
 }
 
-void flush_log() {
-  logger().flush();
+void log_to_file(std::string_view message) {
+  if (file_logger()) {
+    file_logger()->info(message);
+  }
 }
 
 } // namespace distill::metrics

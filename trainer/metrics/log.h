@@ -13,6 +13,7 @@ void log_info(std::string_view message);
 void log_warning(std::string_view message);
 void log_error(std::string_view message);
 
-void flush_log();
+// Into the log file alone, for what standard output shows already.
+void log_to_file(std::string_view message);
 
 } // namespace distill::metrics

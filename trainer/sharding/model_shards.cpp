@@ -21,29 +21,11 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
   }
 }
 
-absl::Status ModelShards::load(const FillRange& fill) {
-  constexpr int64_t kChunk = int64_t{1} << 24; // elements staged on the host at a time
+void ModelShards::load(const models::WeightSource& source) {
   for (UnitShard& unit : units_) {
-    const at::Tensor& destination = unit.master.defined() ? unit.master : unit.weights;
-    const int64_t last = std::min(unit.shard.end(), unit.layout.numel);
-    for (int64_t first = unit.shard.begin; first < last; first += kChunk) {
-      const int64_t count = std::min(kChunk, last - first);
-      at::Tensor part = destination.narrow(0, first - unit.shard.begin, count);
-      if (destination.is_cpu()) {
-        if (absl::Status status = fill(unit.layout, first, part); !status.ok()) {
-          return status;
-        }
-      } else {
-        at::Tensor staged = at::empty({count}, destination.options().device(at::kCPU));
-        if (absl::Status status = fill(unit.layout, first, staged); !status.ok()) {
-          return status;
-        }
-        part.copy_(staged);
-      }
-    }
+    source.copy_range(unit.layout, unit.shard.begin, unit.master.defined() ? unit.master : unit.weights);
   }
   refresh_weights();
-  return absl::OkStatus();
 }
 
 int64_t ModelShards::num_parameters() const {

@@ -1,12 +1,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <absl/status/status.h>
 
-#include <functional>
 #include <vector>
 
 #include "trainer/models/layout.h"
+#include "trainer/models/weights.h"
 #include "trainer/sharding/shard_range.h"
 
 namespace distill::sharding {
@@ -36,10 +35,8 @@ class ModelShards {
  public:
   ModelShards(models::ModelConfig config, const ShardOptions& options);
 
-  // Fills every shard: `fill(layout, first element, destination)` writes the elements [first, first + numel) of a
-  // unit's flat buffer into `destination` (on the host, any dtype).
-  using FillRange = std::function<absl::Status(const models::UnitLayout&, int64_t first, at::Tensor destination)>;
-  absl::Status load(const FillRange& fill);
+  // Reads this rank's part of every unit.
+  void load(const models::WeightSource& source);
 
   const models::ModelConfig& config() const {
     return config_;

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/statusor.h>
+
+#include "trainer/config/config.h"
+
+namespace distill::trainer {
+
+// Where and in which precision a run computes, resolved from train.device, train.dtype, student.dtype and
+// teacher.dtype.
+struct Environment {
+  at::Device device = at::kCPU;
+  at::ScalarType student_dtype = at::kFloat;
+  at::ScalarType teacher_dtype = at::kFloat;
+};
+
+// Error where a GPU is asked for and none is visible.
+absl::StatusOr<Environment> resolve_environment(const config::Config& config);
+
+// Global switches of libtorch that the run needs (seed, deterministic algorithms).
+void configure_libtorch(const config::TrainSection& train);
+
+} // namespace distill::trainer

@@ -1,0 +1,90 @@
+#include "trainer/micro_step.h"
+
+namespace distill::trainer {
+namespace {
+
+sharding::Activation activation_policy(const config::MemorySection& memory) {
+  return memory.activation == "recompute" ? sharding::Activation::kRecompute : sharding::Activation::kKeep;
+}
+
+sharding::MicroBatch to_device(const data::Batch& batch, at::Device device) {
+  const auto move = [device](const at::Tensor& tensor) { return tensor.to(device, /*non_blocking=*/true); };
+  sharding::MicroBatch micro;
+  micro.tokens_N = move(batch.tokens_BS.flatten());
+  micro.seq.batch = batch.tokens_BS.size(0);
+  micro.seq.seq_len = batch.tokens_BS.size(1);
+  micro.seq.positions_N = move(batch.positions_BS.flatten());
+  micro.seq.cu_seqlens = move(batch.cu_seqlens);
+  const int32_t* boundaries = batch.cu_seqlens.const_data_ptr<int32_t>();
+  micro.seq.segments_host.assign(boundaries, boundaries + batch.cu_seqlens.numel());
+  micro.seq.max_seqlen = batch.max_seqlen;
+  micro.seq.packed = batch.packed;
+  return micro;
+}
+
+at::Tensor lm_head(sharding::ModelShards& model) {
+  return models::lm_head_weight(model.unit(model.head_unit()).layout, model.weights(model.head_unit()));
+}
+
+} // namespace
+
+MicroStep::MicroStep(const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher)
+    : config_(config),
+      student_(student),
+      teacher_(teacher),
+      student_rope_(models::make_rope_table(student.config(), config.data.seq_len, student.options().device)),
+      pass_(student, student_rope_, activation_policy(config.memory)) {
+  if (teacher_ != nullptr) {
+    teacher_rope_ = models::make_rope_table(teacher_->config(), config.data.seq_len, teacher_->options().device);
+  }
+}
+
+losses::LinearHeadInputs MicroStep::head_inputs(
+    const data::Batch& batch, const sharding::MicroBatch& micro, const at::Tensor& hidden_NH) {
+  losses::LinearHeadInputs inputs;
+  inputs.hidden_NH = hidden_NH;
+  inputs.weight_VH = lm_head(student_);
+  inputs.targets_N = batch.targets_BS.flatten().to(hidden_NH.device(), /*non_blocking=*/true);
+  inputs.valid_tokens = batch.valid_tokens;
+  if (teacher_ != nullptr) {
+    inputs.teacher_hidden_NG = sharding::forward_hidden(*teacher_, teacher_rope_, micro);
+    inputs.teacher_weight_VG = lm_head(*teacher_);
+  }
+  return inputs;
+}
+
+void MicroStep::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_K) {
+  const at::Device device = student_.options().device;
+  const sharding::MicroBatch micro = to_device(batch, device);
+  const at::Tensor hidden_NH = pass_.forward(micro);
+  const losses::LinearHeadInputs inputs = head_inputs(batch, micro, hidden_NH);
+  const int64_t head = student_.head_unit();
+  losses::LinearHeadGrads grads;
+  grads.hidden_NH = at::empty_like(hidden_NH);
+  grads.weight_VH = models::lm_head_weight(student_.unit(head).layout, student_.gradient(head));
+  grads.grad_scale = grad_scale;
+  const losses::LinearHeadOutput out = losses::linear_head(inputs, config_.loss, config_.chunks, &grads);
+  sums_K += out.rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
+  pass_.backward(micro, grads.hidden_NH);
+}
+
+void MicroStep::evaluate(const data::Batch& batch, at::Tensor& sums_K) {
+  const sharding::MicroBatch micro = to_device(batch, student_.options().device);
+  const at::Tensor hidden_NH = sharding::forward_hidden(student_, student_rope_, micro);
+  const losses::LinearHeadInputs inputs = head_inputs(batch, micro, hidden_NH);
+  const losses::LinearHeadOutput out = losses::linear_head(inputs, config_.loss, config_.chunks, /*grads=*/nullptr);
+  sums_K += out.rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
+}
+
+at::Tensor MicroStep::zero_sums() const {
+  return at::zeros({losses::kNumRows}, at::TensorOptions().dtype(at::kDouble).device(student_.options().device));
+}
+
+std::array<double, losses::kNumRows> sums_to_host(const at::Tensor& sums_K) {
+  const at::Tensor host = sums_K.cpu();
+  std::array<double, losses::kNumRows> sums{};
+  std::copy_n(host.const_data_ptr<double>(), sums.size(), sums.begin());
+  return sums;
+}
+
+} // namespace distill::trainer

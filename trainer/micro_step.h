@@ -1,0 +1,41 @@
+#pragma once
+
+#include <array>
+
+#include "data/batch.h"
+#include "losses/linear_head.h"
+#include "trainer/config/config.h"
+#include "trainer/sharding/passes.h"
+
+namespace distill::trainer {
+
+// The computation of one micro-batch: teacher forward, student forward, loss head, student backward.
+// K = losses::kNumRows.
+class MicroStep {
+ public:
+  // `teacher` null: hard labels only. Both models outlive this.
+  MicroStep(const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher);
+
+  // Accumulates the gradients of grad_scale * sum of the tokens' losses into the student's units and adds the sums of
+  // every row over the tokens to sums_K (fp64, on the device).
+  void train(const data::Batch& batch, double grad_scale, at::Tensor& sums_K);
+  // The same losses without gradients.
+  void evaluate(const data::Batch& batch, at::Tensor& sums_K);
+
+  at::Tensor zero_sums() const; // fp64 [K] on the device
+
+ private:
+  losses::LinearHeadInputs head_inputs(
+      const data::Batch& batch, const sharding::MicroBatch& micro, const at::Tensor& hidden_NH);
+
+  const config::Config& config_;
+  sharding::ModelShards& student_;
+  sharding::ModelShards* teacher_;
+  models::RopeTable student_rope_, teacher_rope_;
+  sharding::TrainingPass pass_;
+};
+
+// Waits for the device.
+std::array<double, losses::kNumRows> sums_to_host(const at::Tensor& sums_K);
+
+} // namespace distill::trainer

@@ -11,8 +11,13 @@ namespace distill::data {
 
 namespace {
 
-constexpr size_t kShuffledWindow = 65536; // pieces
-constexpr size_t kOrderedWindow = 1024;
+// A window has at least this many pieces and rows; its last rows are the ones that are not full.
+struct WindowSize {
+  size_t pieces;
+  int64_t rows;
+};
+constexpr WindowSize kShuffledWindow = {65536, 1024};
+constexpr WindowSize kOrderedWindow = {1024, 128};
 
 // A set of integers in [0, size): insert, erase and "smallest element >= x" in three steps (64-way trie of bits).
 class CapacitySet {
@@ -138,14 +143,14 @@ class WindowPacker {
 
   void pack(absl::Span<Piece> window, uint64_t window_begin, std::vector<uint64_t>& row_begin) {
     by_length_.resize(window.size());
-    std::iota(by_length_.begin(), by_length_.end(), 0);
-    std::stable_sort(by_length_.begin(), by_length_.end(), [&](uint32_t a, uint32_t b) {
-      return piece_length(window[a]) > piece_length(window[b]);
-    });
+    for (size_t i = 0; i < window.size(); ++i) {
+      by_length_[i] = static_cast<uint64_t>(seq_len_ - piece_length(window[i])) << 32 | i;
+    }
+    std::sort(by_length_.begin(), by_length_.end());
     open_.clear();
     row_of_.resize(window.size());
-    for (const uint32_t index : by_length_) {
-      row_of_[index] = open_.place(piece_length(window[index]));
+    for (const uint64_t entry : by_length_) {
+      row_of_[static_cast<uint32_t>(entry)] = open_.place(seq_len_ - static_cast<int64_t>(entry >> 32));
     }
     // Number the rows by their first piece, then a counting sort.
     renumbered_.assign(open_.rows(), -1);
@@ -177,7 +182,7 @@ class WindowPacker {
   absl::Span<const int64_t> lengths_;
   int64_t seq_len_;
   OpenRows open_;
-  std::vector<uint32_t> by_length_;
+  std::vector<uint64_t> by_length_; // seq_len - length, then index: the longest first
   std::vector<int32_t> row_of_;
   std::vector<int32_t> renumbered_;
   std::vector<size_t> ends_;
@@ -196,11 +201,18 @@ PackedRows pack_documents(absl::Span<const int64_t> lengths, int64_t seq_len, st
   if (shuffle_key) {
     shuffle(plan.pieces, *shuffle_key);
   }
-  const size_t window = shuffle_key ? kShuffledWindow : kOrderedWindow;
+  const WindowSize least = shuffle_key ? kShuffledWindow : kOrderedWindow;
   WindowPacker packer(lengths, seq_len);
-  for (size_t begin = 0; begin < plan.pieces.size(); begin += window) {
-    const auto span = absl::MakeSpan(plan.pieces).subspan(begin, window);
-    packer.pack(span, begin, plan.row_begin);
+  size_t begin = 0;
+  int64_t tokens = 0;
+  for (size_t end = 1; end <= plan.pieces.size(); ++end) {
+    tokens += packer.piece_length(plan.pieces[end - 1]);
+    const bool complete = end - begin >= least.pieces && tokens >= least.rows * seq_len;
+    if (complete || end == plan.pieces.size()) {
+      packer.pack(absl::MakeSpan(plan.pieces).subspan(begin, end - begin), begin, plan.row_begin);
+      begin = end;
+      tokens = 0;
+    }
   }
   plan.padding = plan.rows() * seq_len - std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   return plan;

@@ -118,4 +118,36 @@ std::vector<UnitLayout> unit_layouts(const ModelConfig& config) {
   return units;
 }
 
+int64_t parameter_count(const std::vector<UnitLayout>& layouts) {
+  int64_t total = 0;
+  for (const UnitLayout& layout : layouts) {
+    for (const ParamLayout& param : layout.params) {
+      total += param.numel();
+    }
+  }
+  return total;
+}
+
+std::vector<int64_t> part_shape(const ParamLayout& param, const ParamPart& part) {
+  std::vector<int64_t> shape = param.shape;
+  shape.front() = part.rows;
+  return shape;
+}
+
+std::vector<FlatPiece> flat_pieces(const UnitLayout& layout, int64_t begin, int64_t end) {
+  std::vector<FlatPiece> pieces;
+  for (const ParamLayout& param : layout.params) {
+    const int64_t row = param.numel() / param.shape.front();
+    for (const ParamPart& part : param.parts) {
+      const int64_t part_begin = param.offset + part.first_row * row;
+      const int64_t first = std::max(begin, part_begin);
+      const int64_t last = std::min(end, part_begin + part.rows * row);
+      if (first < last) {
+        pieces.push_back({&param, &part, first - part_begin, first, last - first});
+      }
+    }
+  }
+  return pieces;
+}
+
 } // namespace distill::models

@@ -53,4 +53,22 @@ inline constexpr int64_t kParamAlignment = 64;
 // All units of a model in forward order: [embedding, block 0.., head], or [tied, block 0..].
 std::vector<UnitLayout> unit_layouts(const ModelConfig& config);
 
+// Parameters of the whole model, alignment gaps not counted.
+int64_t parameter_count(const std::vector<UnitLayout>& layouts);
+
+// The Hugging Face tensor's own shape: the parameter's, with the part's rows.
+std::vector<int64_t> part_shape(const ParamLayout& param, const ParamPart& part);
+
+// Elements [tensor_begin, tensor_begin + count) of one Hugging Face tensor, which lie at flat_begin of the flat buffer.
+struct FlatPiece {
+  const ParamLayout* param = nullptr;
+  const ParamPart* part = nullptr;
+  int64_t tensor_begin = 0;
+  int64_t flat_begin = 0;
+  int64_t count = 0;
+};
+
+// What lies in elements [begin, end) of the unit's flat buffer, in order; alignment gaps are left out.
+std::vector<FlatPiece> flat_pieces(const UnitLayout& layout, int64_t begin, int64_t end);
+
 } // namespace distill::models

@@ -156,7 +156,10 @@ class ConfigReader {
 
   static std::string text(const Json& value) {
     std::string dumped = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-    return dumped.size() > 100 ? dumped.substr(0, 100) + "..." : dumped;
+    if (dumped.size() > 100) {
+      dumped.replace(100, std::string::npos, "...");
+    }
+    return dumped;
   }
 
   // Null where the key is absent or null.

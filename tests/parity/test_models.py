@@ -1,0 +1,232 @@
+"""Logits, gradients and saved folders of tiny random models, against transformers.
+
+One process of model_probe runs all models; the C++ side never sees transformers and this side never sees the C++ code.
+"""
+
+import json
+import os
+import subprocess
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.utils import logging as transformers_logging
+
+PROBE = Path(os.environ.get("DISTILL_BUILD", "build/release")) / "tests/parity/model_probe"
+
+SMALL = dict(
+    vocab_size=211,
+    hidden_size=64,
+    intermediate_size=112,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    initializer_range=0.15,
+    rms_norm_eps=1e-5,
+)
+LLAMA3_ROPE = dict(
+    rope_type="llama3",
+    rope_theta=500000.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=64,
+)
+
+
+def small(**overrides):
+    return {**SMALL, **overrides}
+
+
+# name -> (configuration, dtype of the files, shard size, rewrite config.json in transformers 4's spelling)
+MODELS = {
+    "llama2": (LlamaConfig(**small(num_key_value_heads=4)), torch.float32, None, False),
+    "llama2_old_spelling": (LlamaConfig(**small(num_key_value_heads=4)), torch.float16, None, True),
+    "llama3_grouped": (LlamaConfig(**small(num_attention_heads=8, num_key_value_heads=2)), torch.bfloat16, None, False),
+    "llama31_rope_scaling": (LlamaConfig(**small(rope_parameters=LLAMA3_ROPE)), torch.float32, "60KB", False),
+    "llama32_tied_old_spelling": (
+        LlamaConfig(**small(rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True)),
+        torch.bfloat16,
+        None,
+        True,
+    ),
+    "llama_linear_rope": (
+        LlamaConfig(**small(rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0))),
+        torch.float32,
+        None,
+        False,
+    ),
+    "llama_wide_heads": (LlamaConfig(**small(head_dim=40)), torch.float32, None, False),
+    "mistral": (MistralConfig(**small(sliding_window=None)), torch.float32, None, False),
+    "mistral_window": (MistralConfig(**small(sliding_window=128, head_dim=24)), torch.bfloat16, None, False),
+    "qwen2": (Qwen2Config(**small()), torch.float32, None, False),
+    "qwen2_tied": (Qwen2Config(**small(tie_word_embeddings=True)), torch.bfloat16, "60KB", True),
+    "qwen3": (Qwen3Config(**small(head_dim=32)), torch.float32, None, False),
+    "qwen3_tied": (Qwen3Config(**small(head_dim=80, tie_word_embeddings=True)), torch.float32, None, False),
+}
+PACKED = "llama31_rope_scaling"  # run as packed documents as well
+
+
+def perturb(model):
+    """Norms away from one and biases away from zero, so that mixing them up shows."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+
+
+def use_old_spelling(folder):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype")
+    path.write_text(json.dumps(config, indent=2))
+
+
+def reference(folder, tokens, targets):
+    """Logits, loss and gradients in fp32 from the stored weights."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    logits = model(tokens).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+    loss.backward()
+    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return logits.detach().flatten(0, 1), loss.detach(), grads
+
+
+def tokens_and_targets(vocab_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, vocab_size, (2, 48), generator=generator)
+    targets = torch.randint(0, vocab_size, (2, 48), generator=generator)
+    targets[torch.rand(targets.shape, generator=generator) < 0.3] = -100
+    return tokens, targets
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Every model made, run by transformers, and run by one model_probe process."""
+    root = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    jobs, expected = [], {}
+    for seed, (name, (config, dtype, shard_size, old_spelling)) in enumerate(MODELS.items()):
+        folder = root / name
+        model = AutoModelForCausalLM.from_config(config)
+        perturb(model)
+        model.to(dtype).save_pretrained(folder, **({"max_shard_size": shard_size} if shard_size else {}))
+        if shard_size:
+            assert len(list(folder.glob("model-*.safetensors"))) > 1
+        if old_spelling:
+            use_old_spelling(folder)
+        tokens, targets = tokens_and_targets(config.vocab_size, seed)
+        save_file({"tokens": tokens, "targets": targets}, root / f"{name}.in.safetensors")
+        expected[name] = reference(folder, tokens, targets)
+        save_dtype = str(dtype).removeprefix("torch.")
+        jobs.append(
+            {
+                "model": str(folder),
+                "input": str(root / f"{name}.in.safetensors"),
+                "output": str(root / f"{name}.out.safetensors"),
+                "save": str(root / f"{name}.saved"),
+                "save_dtype": save_dtype,
+            }
+        )
+    boundaries = [0, 5, 48, 49, 80, 96]
+    tokens, targets = tokens_and_targets(SMALL["vocab_size"], list(MODELS).index(PACKED))
+    packed_input = {"tokens": tokens, "targets": targets, "boundaries": torch.tensor(boundaries)}
+    save_file(packed_input, root / "packed.in.safetensors")
+    jobs.append(
+        {
+            "model": str(root / PACKED),
+            "input": str(root / "packed.in.safetensors"),
+            "output": str(root / "packed.out.safetensors"),
+        }
+    )
+    (root / "jobs.json").write_text(json.dumps(jobs))
+    subprocess.run([PROBE, root / "jobs.json"], check=True)
+    return root, expected, boundaries
+
+
+def relative_error(actual, expected):
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_transformers(results, name):
+    root, expected, _ = results
+    logits, loss, _ = expected[name]
+    actual = load_file(root / f"{name}.out.safetensors")
+    assert logits.std() > 0.3, "logits of unit scale"
+    assert (actual["logits"] - logits).abs().max() < 1e-4
+    assert relative_error(actual["logits"], logits) < 1e-5
+    assert abs(actual["loss"] - loss) < 1e-5 * loss
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_gradient_equals_autograd(results, name):
+    root, expected, _ = results
+    grads = expected[name][2]
+    actual = {
+        key.removeprefix("grad."): value
+        for key, value in load_file(root / f"{name}.out.safetensors").items()
+        if key.startswith("grad.")
+    }
+    assert actual.keys() == grads.keys()
+    for parameter, grad in grads.items():
+        assert grad.abs().max() > 1e-8, parameter
+        assert relative_error(actual[parameter], grad) < 1e-4, parameter
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_saved_folder_loads_without_a_warning_and_gives_the_same_logits(results, name, caplog):
+    root, expected, _ = results
+    saved = root / f"{name}.saved"
+    transformers_logging.enable_propagation()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model, info = AutoModelForCausalLM.from_pretrained(
+            saved, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+    transformers_logging.disable_propagation()
+    assert not [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert not any(info[key] for key in info), info
+    tokens = load_file(root / f"{name}.in.safetensors")["tokens"]
+    with torch.no_grad():
+        logits = model.eval()(tokens).logits.flatten(0, 1)
+    assert torch.equal(logits, expected[name][0])
+    written = json.loads((saved / "config.json").read_text())
+    dtype = str(MODELS[name][1]).removeprefix("torch.")
+    assert written.get("dtype", written.get("torch_dtype")) == dtype
+    assert len(list(saved.glob("model-*.safetensors"))) > 1, "more than one shard was asked for"
+
+
+def test_packed_documents_equal_the_documents_one_by_one(results):
+    root, _, boundaries = results
+    model = AutoModelForCausalLM.from_pretrained(root / PACKED, dtype=torch.float32, attn_implementation="eager").eval()
+    packed = load_file(root / "packed.out.safetensors")["logits"]
+    tokens = load_file(root / "packed.in.safetensors")["tokens"].flatten()
+    for begin, end in zip(boundaries, boundaries[1:]):
+        with torch.no_grad():
+            logits = model(tokens[None, begin:end]).logits[0]
+        assert (packed[begin:end] - logits).abs().max() < 1e-4
+
+
+def test_probe_names_a_model_that_is_not_supported(tmp_path):
+    config = json.loads(LlamaConfig(**SMALL).to_json_string())
+    config["mlp_bias"] = True
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "jobs.json").write_text(json.dumps([{"model": str(tmp_path), "input": "", "output": ""}]))
+    result = subprocess.run([PROBE, tmp_path / "jobs.json"], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "mlp_bias" in result.stderr

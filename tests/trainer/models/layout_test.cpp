@@ -1,0 +1,111 @@
+#include "trainer/models/layout.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace distill::models {
+namespace {
+
+ModelConfig make_config(bool tied) {
+  ModelConfig config;
+  config.vocab_size = 51;
+  config.hidden_size = 24;
+  config.intermediate_size = 40;
+  config.num_layers = 3;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = 10;
+  config.qkv_bias = true;
+  config.qk_norm = true;
+  config.tie_word_embeddings = tied;
+  return config;
+}
+
+TEST(LayoutTest, UnitsAreInForwardOrder) {
+  const auto untied = unit_layouts(make_config(false));
+  ASSERT_EQ(untied.size(), 5U);
+  EXPECT_EQ(untied[0].kind, UnitKind::kEmbedding);
+  EXPECT_EQ(untied[2].name, "block 1");
+  EXPECT_EQ(untied[2].block, 1);
+  EXPECT_EQ(untied[4].kind, UnitKind::kHead);
+  const auto tied = unit_layouts(make_config(true));
+  ASSERT_EQ(tied.size(), 4U);
+  EXPECT_EQ(tied[0].kind, UnitKind::kTiedEmbeddingHead);
+}
+
+TEST(LayoutTest, ParametersAreAlignedAndDoNotOverlap) {
+  for (const bool tied : {false, true}) {
+    for (const UnitLayout& unit : unit_layouts(make_config(tied))) {
+      int64_t end = 0;
+      bool seen_matrix = false;
+      for (const ParamLayout& param : unit.params) {
+        EXPECT_EQ(param.offset % kParamAlignment, 0) << param.name;
+        EXPECT_GE(param.offset, end) << param.name;
+        EXPECT_LT(param.offset - end, kParamAlignment) << param.name;
+        EXPECT_FALSE(seen_matrix && !param.is_matrix) << "vectors first: " << param.name;
+        seen_matrix |= param.is_matrix;
+        end = param.offset + param.numel();
+      }
+      EXPECT_EQ(unit.numel, (end + kParamAlignment - 1) / kParamAlignment * kParamAlignment);
+    }
+  }
+}
+
+TEST(LayoutTest, PartsCoverEachParameterOnce) {
+  std::set<std::string> names;
+  for (const UnitLayout& unit : unit_layouts(make_config(false))) {
+    for (const ParamLayout& param : unit.params) {
+      int64_t row = 0;
+      for (const ParamPart& part : param.parts) {
+        EXPECT_EQ(part.first_row, row);
+        row += part.rows;
+        EXPECT_TRUE(names.insert(part.hf_name).second) << part.hf_name;
+      }
+      EXPECT_EQ(row, param.shape.front());
+    }
+  }
+  EXPECT_TRUE(names.contains("model.layers.2.self_attn.k_proj.bias"));
+  EXPECT_TRUE(names.contains("model.layers.0.self_attn.q_norm.weight"));
+  EXPECT_TRUE(names.contains("lm_head.weight"));
+  EXPECT_EQ(names.size(), 3U + 3U * 14U);
+}
+
+TEST(LayoutTest, ParameterCountIsThatOfTheShapes) {
+  const int64_t attention = 24 * 10 * (4 + 2 + 2) + 10 * (4 + 2 + 2) + 4 * 10 * 24 + 2 * 10;
+  const int64_t block = attention + 3 * 24 * 40 + 2 * 24;
+  EXPECT_EQ(parameter_count(unit_layouts(make_config(false))), 3 * block + 2 * 51 * 24 + 24);
+  EXPECT_EQ(parameter_count(unit_layouts(make_config(true))), 3 * block + 51 * 24 + 24);
+}
+
+TEST(LayoutTest, ViewsShareTheFlatBuffer) {
+  const UnitLayout block = unit_layouts(make_config(false))[1];
+  at::Tensor flat = at::zeros({block.numel + 5}, at::kBFloat16);
+  at::Tensor qkv = block.view(flat, "qkv");
+  EXPECT_EQ(qkv.sizes(), at::IntArrayRef({80, 24}));
+  qkv.fill_(1);
+  EXPECT_EQ(flat.sum().item<float>(), 80 * 24);
+  EXPECT_FALSE(block.view(flat, "lm_head").defined());
+  EXPECT_THROW(block.view(at::zeros({block.numel - 1}), "qkv"), c10::Error);
+}
+
+TEST(LayoutTest, PiecesOfRangesAddUpToTheWhole) {
+  const UnitLayout block = unit_layouts(make_config(false))[1];
+  for (const int64_t shard : {1, 7, 64, 999, 100000}) {
+    std::map<std::string, int64_t> next; // element of each tensor that must come next
+    int64_t covered = 0;
+    for (int64_t begin = 0; begin < block.numel; begin += shard) {
+      for (const FlatPiece& piece : flat_pieces(block, begin, std::min(begin + shard, block.numel))) {
+        EXPECT_EQ(piece.tensor_begin, next[piece.part->hf_name]);
+        EXPECT_GE(piece.flat_begin, begin);
+        next[piece.part->hf_name] += piece.count;
+        covered += piece.count;
+      }
+    }
+    EXPECT_EQ(covered, parameter_count({block})) << shard;
+  }
+}
+
+} // namespace
+} // namespace distill::models

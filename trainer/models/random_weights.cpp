@@ -1,0 +1,86 @@
+#include <ATen/Parallel.h>
+#include <ATen/core/PhiloxRNGEngine.h>
+#include <absl/strings/match.h>
+
+#include <numbers>
+
+#include "trainer/models/weights.h"
+
+namespace distill::models {
+namespace {
+
+uint64_t fnv1a(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  }
+  return hash;
+}
+
+// Finaliser of splitmix64: neighbouring seeds give unrelated keys.
+uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ULL;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
+  return x ^ x >> 31;
+}
+
+// Four standard normal values, the i-th group of the stream of `key` (Philox counter, Box-Muller).
+std::array<float, 4> normal_group(uint64_t key, int64_t group) {
+  at::Philox4_32 engine(key, static_cast<uint64_t>(group), /*offset=*/0);
+  std::array<float, 4> values{};
+  for (size_t pair = 0; pair < 4; pair += 2) {
+    const double u1 = (static_cast<double>(engine()) + 1.0) * 0x1p-32; // (0, 1]
+    const double u2 = static_cast<double>(engine()) * 0x1p-32;
+    const auto radius = std::sqrt(-2.0F * std::log(static_cast<float>(u1)));
+    const auto angle = static_cast<float>(2.0 * std::numbers::pi * u2);
+    values[pair] = radius * std::cos(angle);
+    values[pair + 1] = radius * std::sin(angle);
+  }
+  return values;
+}
+
+class RandomWeights : public WeightSource {
+ public:
+  RandomWeights(double initializer_range, uint64_t seed) : scale_(static_cast<float>(initializer_range)), seed_(seed) {}
+
+ protected:
+  void copy_tensor(const FlatPiece& piece, int64_t first, at::Tensor dst) const override {
+    if (!piece.param->is_matrix) {
+      dst.fill_(absl::StrContains(piece.param->name, "bias") ? 0.0 : 1.0);
+      return;
+    }
+    const uint64_t key = mix(mix(seed_) ^ fnv1a(piece.part->hf_name));
+    constexpr int64_t kChunk = int64_t{1} << 20;
+    for (int64_t done = 0; done < dst.numel(); done += kChunk) {
+      const int64_t count = std::min(kChunk, dst.numel() - done);
+      const at::Tensor values = at::empty({count}, at::kFloat);
+      fill(key, first + done, absl::MakeSpan(values.mutable_data_ptr<float>(), static_cast<size_t>(count)));
+      dst.narrow(0, done, count).copy_(values);
+    }
+  }
+
+ private:
+  void fill(uint64_t key, int64_t first, absl::Span<float> values) const {
+    const int64_t last = first + static_cast<int64_t>(values.size());
+    at::parallel_for(first / 4, (last + 3) / 4, /*grain_size=*/4096, [&](int64_t begin, int64_t end) {
+      for (int64_t group = begin; group < end; ++group) {
+        const std::array<float, 4> normal = normal_group(key, group);
+        for (int64_t i = std::max(first, group * 4); i < std::min(last, group * 4 + 4); ++i) {
+          values[static_cast<size_t>(i - first)] = normal[static_cast<size_t>(i - group * 4)] * scale_;
+        }
+      }
+    });
+  }
+
+  float scale_;
+  uint64_t seed_;
+};
+
+} // namespace
+
+std::unique_ptr<WeightSource> random_weights(const ModelConfig& config, uint64_t seed) {
+  return std::make_unique<RandomWeights>(config.initializer_range, seed);
+}
+
+} // namespace distill::models

@@ -20,7 +20,8 @@ std::string model_line(
     const char* role, const config::ModelSection& section, const models::ModelConfig& config, at::ScalarType dtype) {
   return absl::StrFormat(
       "%s: %s (%s), %.1f M parameters, computes in %s; %s", role, section.path, section.init,
-      static_cast<double>(parameter_count(config)) / 1e6, c10::toString(dtype), describe_shape(config));
+      static_cast<double>(parameter_count(config)) / 1e6, dtype == at::kFloat ? "float32" : "bfloat16",
+      describe_shape(config));
 }
 
 void add_data_lines(const char* name, const data::Dataset& data, std::vector<std::string>& lines) {
@@ -53,7 +54,7 @@ std::vector<std::string> start_report(
   if (inputs.eval_data) {
     add_data_lines("data.eval", *inputs.eval_data, lines);
   }
-  lines.push_back("loss head: " + inputs.head.description);
+  lines.push_back(inputs.head.description);
   if (inputs.train_data) {
     const int64_t steps = config::total_steps(config);
     const int64_t tokens = config.train.global_batch_size * config.data.seq_len;

@@ -23,6 +23,7 @@
 namespace distill::trainer {
 namespace {
 
+namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
@@ -307,9 +308,10 @@ absl::Status Trainer::save_checkpoint() {
 absl::Status Trainer::save_model() {
   models::SaveOptions options;
   options.config_folder = config_.student.path;
-  options.dtype = student_->config().dtype == "float32" ? at::kFloat
-      : student_->config().dtype == "float16"           ? at::kHalf
-                                                        : at::kBFloat16;
+  options.tokenizer_folder = fs::is_directory(config_.student.tokenizer) ? config_.student.tokenizer : "";
+  const std::string& dtype =
+      config_.checkpoint.model_dtype == "auto" ? student_->config().dtype : config_.checkpoint.model_dtype;
+  options.dtype = dtype == "float32" ? at::kFloat : dtype == "float16" ? at::kHalf : at::kBFloat16;
   options.replace = true;
   const std::string folder = config_.run.dir + "/model";
   const auto flat = [this](size_t unit) -> absl::StatusOr<at::Tensor> { return student_->unit(unit).master; };
@@ -323,10 +325,11 @@ absl::Status Trainer::save_model() {
 absl::Status Trainer::close() {
   const bool finished = state_.step >= total_steps_;
   absl::Status status = finished && config_.eval.every > 0 ? evaluate() : absl::OkStatus();
-  if (status.ok()) {
+  const bool write = !finished || config_.checkpoint.at_end;
+  if (status.ok() && write) {
     status = save_checkpoint();
   }
-  if (status.ok() && finished) {
+  if (status.ok() && finished && write) {
     status = save_model();
   }
   if (status.ok() && !finished) {

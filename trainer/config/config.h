@@ -68,6 +68,8 @@ struct EvalSection {
 struct CheckpointSection {
   int64_t every = 0; // steps; 0: only at the end and on a signal
   int64_t keep = 2;
+  bool at_end = true; // state and model are written when the run has done all its steps
+  std::string model_dtype = "auto"; // of the model written at the end: auto (as student.path stores it) | float32 | ...
 };
 
 struct MemorySection {

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Measures training with random weights and random tokens of a named shape; prints the run's step lines.
+#   scripts/bench_trainer.sh STUDENT TEACHER [STEPS] [distill arguments...]
+#   scripts/bench_trainer.sh 1b 8b 8 --set train.micro_batch_size=2 --set train.global_batch_size=2
+# Shapes: tiny, 1b, 3b, 8b, 70b (scripts/bench_inputs.py). DISTILL and PYTHON name other programs than the build's.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ $# -ge 2 ] || { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+student=$1 teacher=$2 steps=${3:-8}
+shift $(($# < 3 ? $# : 3))
+distill=${DISTILL:-build/release/apps/distill/distill}
+python=${PYTHON:-.venv/bin/python}
+seq_len=${SEQ_LEN:-4096}
+work=work/bench-$seq_len
+"$python" scripts/bench_inputs.py --out "$work" --shapes "$student,$teacher" --seq-len "$seq_len" --rows 64
+cat >"$work/bench.yaml" <<YAML
+student: {path: $work/$student, init: random}
+teacher: {path: $work/$teacher, init: random}
+data: {train: $work/tokens.dtok, seq_len: $seq_len}
+loss: {divergence: jsd, beta: 0.5}
+train: {steps: $steps, micro_batch_size: 2, global_batch_size: 2}
+scheduler: {type: constant}
+checkpoint: {at_end: false}
+run: {dir: $work/run}
+YAML
+"$distill" --config "$work/bench.yaml" --overwrite "$@"

@@ -30,8 +30,8 @@ at::Tensor head_norm(const at::Tensor& x_NAD, const at::Tensor& weight_D, double
   return result.y_NH.view(x_NAD.sizes());
 }
 
-at::Tensor head_norm_again(const at::Tensor& x_NAD, const at::Tensor& weight_D, const at::Tensor& rstd) {
-  return rms_norm_apply(x_NAD.reshape({-1, x_NAD.size(2)}), rstd, weight_D).view(x_NAD.sizes());
+at::Tensor head_norm_again(const at::Tensor& x_NAD, const at::Tensor& weight_D, const at::Tensor& rstd, double eps) {
+  return rms_norm_apply(x_NAD.reshape({-1, x_NAD.size(2)}), rstd, weight_D, eps).view(x_NAD.sizes());
 }
 
 // In place on the gradient views of q or k.
@@ -74,7 +74,8 @@ BlockKept forward_to_gate_up(
 }
 
 // Returns the gradient with respect to the residual stream after attention.
-at::Tensor mlp_backward(const BlockParams& params, const at::Tensor& dy_NH, BlockKept& kept, BlockParams& grads) {
+at::Tensor mlp_backward(
+    const BlockParams& params, const at::Tensor& dy_NH, double eps, BlockKept& kept, BlockParams& grads) {
   at::Tensor dact_NF = linear_backward_input(dy_NH, params.down_HF);
   SwigluBackward swiglu = swiglu_backward(dact_NF, kept.gate_up_N2F, /*needs_act=*/grads.down_HF.defined());
   dact_NF.reset();
@@ -82,7 +83,7 @@ at::Tensor mlp_backward(const BlockParams& params, const at::Tensor& dy_NH, Bloc
   linear_backward_weight(dy_NH, swiglu.act_NF, grads.down_HF);
   swiglu.act_NF.reset();
   if (grads.gate_up_2FH.defined()) {
-    const at::Tensor normed_NH = rms_norm_apply(kept.mid_NH, kept.mlp_rstd_N, params.mlp_norm_H);
+    const at::Tensor normed_NH = rms_norm_apply(kept.mid_NH, kept.mlp_rstd_N, params.mlp_norm_H, eps);
     linear_backward_weight(swiglu.dgate_up_N2F, normed_NH, grads.gate_up_2FH);
   }
   const at::Tensor dnormed_NH = linear_backward_input(swiglu.dgate_up_N2F, params.gate_up_2FH);
@@ -98,8 +99,8 @@ at::Tensor qkv_backward(
   const QkvViews projected = split_qkv(config, kept.qkv_NA);
   QkvViews qkv = projected;
   if (config.qk_norm) {
-    qkv.q_NAD = head_norm_again(projected.q_NAD, params.q_norm_D, kept.q_rstd);
-    qkv.k_NKD = head_norm_again(projected.k_NKD, params.k_norm_D, kept.k_rstd);
+    qkv.q_NAD = head_norm_again(projected.q_NAD, params.q_norm_D, kept.q_rstd, config.rms_norm_eps);
+    qkv.k_NKD = head_norm_again(projected.k_NKD, params.k_norm_D, kept.k_rstd, config.rms_norm_eps);
     rope_forward_(qkv.q_NAD, rope);
     rope_forward_(qkv.k_NKD, rope);
   }
@@ -187,7 +188,7 @@ at::Tensor block_backward(
   if (kept.input_only()) {
     kept = forward_to_gate_up(config, seq, rope, params, kept.x_NH);
   }
-  const at::Tensor dmid_NH = mlp_backward(params, dy_NH, kept, grads);
+  const at::Tensor dmid_NH = mlp_backward(params, dy_NH, config.rms_norm_eps, kept, grads);
   kept.mid_NH.reset();
 
   linear_backward_weight(dmid_NH, kept.attn_NQ, grads.o_HQ);
@@ -198,7 +199,7 @@ at::Tensor block_backward(
 
   linear_backward_bias(dqkv_NA, grads.qkv_bias_A);
   if (grads.qkv_AH.defined()) {
-    const at::Tensor normed_NH = rms_norm_apply(kept.x_NH, kept.attn_rstd_N, params.attn_norm_H);
+    const at::Tensor normed_NH = rms_norm_apply(kept.x_NH, kept.attn_rstd_N, params.attn_norm_H, config.rms_norm_eps);
     linear_backward_weight(dqkv_NA, normed_NH, grads.qkv_AH);
   }
   const at::Tensor dnormed_NH = linear_backward_input(dqkv_NA, params.qkv_AH);

@@ -2,6 +2,7 @@
 
 #include <absl/container/flat_hash_set.h>
 
+#include "trainer/models/config_keys.h"
 #include "trainer/models/json.h"
 
 namespace distill::models {
@@ -13,122 +14,6 @@ constexpr int64_t kMaxConfigBytes = 8 << 20;
 constexpr int64_t kMaxSize = int64_t{1} << 24; // of any one dimension
 constexpr int64_t kMaxLayers = 4096;
 constexpr double kMaxParameters = 1e13;
-
-const absl::flat_hash_set<std::string>& supported_model_types() {
-  static const absl::flat_hash_set<std::string> types{"llama", "mistral", "qwen2", "qwen3"};
-  return types;
-}
-
-// Keys that change nothing about logits and gradients: bookkeeping, generation, training-time switches of transformers.
-const absl::flat_hash_set<std::string>& ignored_keys() {
-  static const absl::flat_hash_set<std::string> keys{
-      "architectures",
-      "model_type",
-      "transformers_version",
-      "_name_or_path",
-      "_commit_hash",
-      "name_or_path",
-      "torch_dtype",
-      "dtype",
-      "use_cache",
-      "vocab_size",
-      "bos_token_id",
-      "eos_token_id",
-      "pad_token_id",
-      "unk_token_id",
-      "sep_token_id",
-      "cls_token_id",
-      "mask_token_id",
-      "decoder_start_token_id",
-      "initializer_range",
-      "max_window_layers",
-      "layer_types",
-      "id2label",
-      "label2id",
-      "num_labels",
-      "problem_type",
-      "task_specific_params",
-      "tokenizer_class",
-      "finetuning_task",
-      "prefix",
-      "output_attentions",
-      "output_hidden_states",
-      "return_dict",
-      "return_dict_in_generate",
-      "output_scores",
-      "torchscript",
-      "use_bfloat16",
-      "chunk_size_feed_forward",
-      "keys_to_ignore_at_inference",
-      "attn_implementation",
-      "_attn_implementation",
-      "_attn_implementation_autoset",
-      "_attn_implementation_internal",
-      "unsloth_version",
-      "unsloth_fixed",
-      "is_llama_config",
-      "transformers.js_config",
-      "model_max_length",
-      "max_sequence_length",
-      "bad_words_ids",
-      "begin_suppress_tokens",
-      "diversity_penalty",
-      "do_sample",
-      "early_stopping",
-      "encoder_no_repeat_ngram_size",
-      "exponential_decay_length_penalty",
-      "forced_bos_token_id",
-      "forced_eos_token_id",
-      "length_penalty",
-      "max_length",
-      "max_new_tokens",
-      "min_length",
-      "no_repeat_ngram_size",
-      "num_beam_groups",
-      "num_beams",
-      "num_return_sequences",
-      "remove_invalid_values",
-      "repetition_penalty",
-      "suppress_tokens",
-      "temperature",
-      "top_k",
-      "top_p",
-      "typical_p",
-      "gradient_checkpointing",
-      "pruned_heads"};
-  return keys;
-}
-
-// Keys whose one value is what is computed here anyway.
-const std::map<std::string, Json>& neutral_values() {
-  static const std::map<std::string, Json> values{
-      {"hidden_act", "silu"},
-      {"mlp_bias", false},
-      {"attention_bias", false},
-      {"o_bias", false},
-      {"attention_dropout", 0},
-      {"hidden_dropout", 0},
-      {"resid_pdrop", 0},
-      {"embd_pdrop", 0},
-      {"residual_dropout", 0},
-      {"embedding_dropout", 0},
-      {"pretraining_tp", 1},
-      {"partial_rotary_factor", 1},
-      {"rope_interleaved", false},
-      {"is_encoder_decoder", false},
-      {"is_decoder", false},
-      {"add_cross_attention", false},
-      {"cross_attention_hidden_size", nullptr},
-      {"tie_encoder_decoder", false},
-      {"embedding_multiplier", 1},
-      {"residual_multiplier", 1},
-      {"logits_scaling", 1},
-      {"logit_scale", 1},
-      {"use_mrope", false},
-      {"num_nextn_predict_layers", 0},
-      {"attn_output_gate", false}};
-  return values;
-}
 
 // Reads one configuration, collecting every complaint.
 class ConfigReader {

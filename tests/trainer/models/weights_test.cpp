@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <fstream>
 
 #include "tests/trainer/models/temporary_folder.h"
 #include "trainer/models/describe.h"
@@ -135,6 +138,26 @@ TEST_F(WeightsTest, GapsAndTheTailAreZero) {
     used.narrow(0, param.offset, param.numel()).fill_(1);
   }
   EXPECT_EQ(flat.mul(1 - used).abs().sum().item<float>(), 0);
+}
+
+// Bytes of file pages resident in this process.
+int64_t resident_file_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t size = 0, resident = 0, shared = 0;
+  statm >> size >> resident >> shared;
+  return shared * ::sysconf(_SC_PAGESIZE);
+}
+
+TEST_F(WeightsTest, LoadingLeavesNoPagesOfTheFileResident) {
+  constexpr int64_t kElements = int64_t{16} << 20;
+  ASSERT_TRUE(write_safetensors(path("big"), {{"w", at::ones({kElements})}}).ok());
+  const auto file = SafetensorsFile::open(path("big"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  const int64_t before = resident_file_bytes();
+  at::Tensor copy = at::empty({kElements}, at::kBFloat16);
+  file->copy_elements(*file->find("w"), 0, copy);
+  EXPECT_LT(resident_file_bytes() - before, int64_t{20} << 20) << "of a file of 64 MiB";
+  EXPECT_EQ(copy.sum().item<float>(), static_cast<float>(kElements));
 }
 
 TEST_F(WeightsTest, ASavedFolderGivesTheSameWeights) {

@@ -163,11 +163,11 @@ RmsNormResult rms_norm_forward(const at::Tensor& x_in, const at::Tensor& weight_
   return result;
 }
 
-at::Tensor rms_norm_apply(const at::Tensor& x_in, const at::Tensor& rstd_N, const at::Tensor& weight_H) {
+at::Tensor rms_norm_apply(const at::Tensor& x_in, const at::Tensor& rstd_N, const at::Tensor& weight_H, double eps) {
   check_input(x_in, weight_H);
   const at::Tensor x_NH = x_in.contiguous();
   if (x_NH.is_cuda()) {
-    return at::mul(x_NH, rstd_N.unsqueeze(1)).mul_(weight_H).to(x_NH.scalar_type());
+    return std::get<0>(at::_fused_rms_norm(x_NH, {x_NH.size(1)}, weight_H, eps));
   }
   at::Tensor y_NH = at::empty_like(x_NH);
   DISTILL_DISPATCH(x_NH.scalar_type(), "rms_norm_apply", [&] {

@@ -12,8 +12,9 @@ struct RmsNormResult {
 
 RmsNormResult rms_norm_forward(const at::Tensor& x_NH, const at::Tensor& weight_H, double eps);
 
-// y again, from the kept input and rstd.
-at::Tensor rms_norm_apply(const at::Tensor& x_NH, const at::Tensor& rstd_N, const at::Tensor& weight_H);
+// y again, bit for bit, from the kept input and rstd (CUDA's one kernel makes rstd anew, which is why eps is asked
+// for).
+at::Tensor rms_norm_apply(const at::Tensor& x_NH, const at::Tensor& rstd_N, const at::Tensor& weight_H, double eps);
 
 // Returns dx, plus `dresidual_NH` where it is defined (x usually goes on as the residual as well). Adds to grad_H
 // (fp32, or fp64 in an fp64 model) unless it is undefined.

@@ -13,7 +13,7 @@ namespace distill::config {
 
 namespace {
 
-constexpr size_t kWidth = 118;
+constexpr size_t kWidth = 132;
 
 // What a row says besides the meaning: the choices, the range, the condition.
 std::string details(const Field& field) {

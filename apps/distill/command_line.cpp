@@ -1,0 +1,115 @@
+#include "apps/distill/command_line.h"
+
+#include <ATen/Version.h>
+#include <CLI/CLI.hpp>
+#include <torch/headeronly/version.h>
+
+#include <iostream>
+
+#include "apps/distill/exit_code.h"
+
+namespace distill::cli {
+
+namespace {
+
+constexpr char kFooter[] = R"(
+Examples:
+  distill --config configs/quickstart.yaml
+  distill --config llama8b.yaml --set optimizer.lr=2e-5 --set "data.train=[a.dtok, {path: b, weight: 2}]"
+  distill eval --config llama8b.yaml --set student.path=runs/llama8b/model
+  distill inspect runs/llama8b
+
+Exit codes: 0 success; 1 failure while running; 2 bad command line, configuration or input file;
+3 stopped by SIGINT, SIGTERM or SIGUSR1 with the state saved (continue with --resume).)";
+
+std::string version_text() {
+#ifdef DISTILL_WITH_CUDA
+  const char* cuda = "with CUDA";
+#else
+  const char* cuda = "without CUDA";
+#endif
+  return std::string("distill " DISTILL_VERSION " (libtorch " TORCH_VERSION ", ") + cuda + ")";
+}
+
+void add_config_options(CLI::App& app, std::string& config, std::vector<std::string>& overrides) {
+  app.add_option("--config", config, "Configuration file, YAML; --help-config lists its keys")->type_name("FILE");
+  app.add_option("--set", overrides, "Override one key of the configuration; may be given many times")
+      ->type_name("KEY=VALUE")
+      ->take_all()
+      ->allow_extra_args(false);
+}
+
+void add_train_options(CLI::App& app, TrainCommand& train) {
+  add_config_options(app, train.config, train.overrides);
+  CLI::Option* resume =
+      app.add_flag("--resume", train.resume, "Continue the run in run.dir from its newest complete checkpoint");
+  app.add_flag("--overwrite", train.overwrite, "Remove what an earlier run left in run.dir and start afresh")
+      ->excludes(resume);
+  app.add_flag(
+      "--dry-run", train.dry_run,
+      "Check configuration, models, tokenizers, data and memory of the loss head, then leave");
+}
+
+void require(const CLI::App& app, const std::string& value, const char* option) {
+  if (value.empty()) {
+    throw CLI::RequiredError(app.get_name().empty() ? option : app.get_name() + ": " + option);
+  }
+}
+
+} // namespace
+
+CommandLine parse_command_line(int argc, const char* const* argv) {
+  CLI::App app{"Distils a student language model from a frozen teacher. Without a command: train.", "distill"};
+  app.footer(kFooter);
+  app.require_subcommand(0, 1);
+  TrainCommand train;
+  TrainCommand named_train;
+  EvalCommand eval;
+  InspectCommand inspect;
+  bool help_config = false;
+  app.set_help_flag("-h,--help", "Print this help");
+  app.add_flag("--help-config", help_config, "Print every key of the configuration with type, default and meaning");
+  app.set_version_flag("--version", version_text(), "Print the versions of distill and libtorch");
+  add_train_options(app, train);
+  CLI::App* train_app = app.add_subcommand("train", "Train; the same as no command");
+  add_train_options(*train_app, named_train);
+  CLI::App* eval_app = app.add_subcommand("eval", "Evaluate student.path against teacher.path on data.eval");
+  add_config_options(*eval_app, eval.config, eval.overrides);
+  eval_app->add_flag("--json", eval.json, "Print one JSON object, named as in metrics.jsonl");
+  CLI::App* inspect_app =
+      app.add_subcommand("inspect", "Describe and check a token shard, a model folder, a run folder or a checkpoint");
+  inspect_app->add_option("PATH", inspect.path, "File or folder")->required();
+
+  try {
+    app.parse(argc, argv);
+    const bool has_command = !app.get_subcommands().empty();
+    if (help_config) {
+      return {HelpConfigCommand{}};
+    }
+    if (has_command &&
+        (app.count("--config") + app.count("--set") + app.count("--resume") + app.count("--overwrite") +
+         app.count("--dry-run")) > 0) {
+      throw CLI::ValidationError(
+          "options stand after the command: distill " + app.get_subcommands()[0]->get_name() + " ...");
+    }
+    if (eval_app->parsed()) {
+      require(*eval_app, eval.config, "--config");
+      return {eval};
+    }
+    if (inspect_app->parsed()) {
+      return {inspect};
+    }
+    const TrainCommand& chosen = train_app->parsed() ? named_train : train;
+    require(train_app->parsed() ? *train_app : app, chosen.config, "--config");
+    return {chosen};
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) { // --help, --version
+      app.exit(error, std::cout, std::cerr);
+      return {std::nullopt, kSuccess};
+    }
+    std::cerr << "distill: error: " << error.what() << "\nRun `distill --help` for more information.\n";
+    return {std::nullopt, kBadInput};
+  }
+}
+
+} // namespace distill::cli

@@ -1,0 +1,144 @@
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "apps/distill/inspect.h"
+#include "trainer/config/field.h"
+#include "trainer/config/reader.h"
+#include "trainer/config/rules.h"
+#include "trainer/models/json.h"
+
+namespace distill::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kMaxIndexBytes = int64_t{64} << 20;
+
+// The last step's and the last evaluation's objects of metrics.jsonl; null where there is none.
+struct LastMetrics {
+  Json step;
+  Json eval;
+};
+
+LastMetrics last_metrics(const fs::path& file) {
+  LastMetrics last;
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (object.is_object()) { // a killed run may leave a torn last line
+      (object.contains("eval") ? last.eval : last.step) = std::move(object);
+    }
+  }
+  return last;
+}
+
+std::string metrics_text(const std::string& title, const Json& values) {
+  std::string text = title + "\n";
+  for (const auto& [name, value] : values.items()) {
+    if (value.is_number_float()) {
+      absl::StrAppendFormat(&text, "  %-18s %.6g\n", name, value.get<double>());
+    }
+  }
+  return text;
+}
+
+std::string config_text(const config::Config& config) {
+  std::string text;
+  for (const char* key :
+       {"student.path", "teacher.path", "data.train", "loss.divergence", "loss.hard_weight", "loss.soft_weight",
+        "train.global_batch_size", "data.seq_len", "optimizer.lr"}) {
+    absl::StrAppendFormat(&text, "%-24s %s\n", key, config::to_yaml(*config::find_field(key), config));
+  }
+  return text;
+}
+
+std::string checkpoints_text(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    const bool complete = fs::exists(it->path() / "COMPLETE", ignored);
+    names.push_back(absl::StrCat(it->path().filename().string(), complete ? "" : " (incomplete)"));
+  }
+  // step-9 before step-10.
+  std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
+    return std::make_pair(a.size(), a) < std::make_pair(b.size(), b);
+  });
+  return absl::StrFormat("%-24s %s\n", "checkpoints", names.empty() ? "none" : absl::StrJoin(names, ", "));
+}
+
+// A member as text, whatever its type; "?" where there is none.
+std::string member_text(const Json& object, const char* key) {
+  if (!object.is_object() || !object.contains(key)) {
+    return "?";
+  }
+  const Json& value = object[key];
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+} // namespace
+
+absl::StatusOr<std::string> describe_run(const std::string& folder) {
+  const fs::path root = folder;
+  const config::ReadResult read = config::read_file((root / "config.yaml").string(), {});
+  if (!read.problems.empty()) {
+    return absl::InvalidArgumentError(config::report(read.problems));
+  }
+  const LastMetrics last = last_metrics(root / "metrics.jsonl");
+  const std::string steps_done = last.step.is_object() ? member_text(last.step, "step") : "0";
+  std::error_code error;
+  std::string text = absl::StrFormat("%-24s %s\n", "run folder", folder);
+  absl::StrAppend(&text, config_text(read.config));
+  absl::StrAppendFormat(&text, "%-24s %s of %d\n", "steps done", steps_done, config::total_steps(read.config));
+  absl::StrAppend(&text, checkpoints_text(root / "checkpoints"));
+  absl::StrAppendFormat(
+      &text, "%-24s %s\n", "trained model",
+      fs::exists(root / "model" / "config.json", error) ? (root / "model").string() : "not written yet");
+  if (last.step.is_object()) {
+    absl::StrAppend(&text, metrics_text("training after step " + member_text(last.step, "step"), last.step));
+  }
+  if (last.eval.is_object()) {
+    absl::StrAppend(&text, metrics_text("evaluation after step " + member_text(last.eval, "step"), last.eval["eval"]));
+  }
+  return text;
+}
+
+absl::StatusOr<std::string> describe_checkpoint(const std::string& folder) {
+  const std::string file = (fs::path(folder) / "index.json").string();
+  const auto content = models::read_text_file(file, kMaxIndexBytes);
+  if (!content.ok()) {
+    return content.status();
+  }
+  const auto index = models::parse_json(*content, file, /*max_depth=*/8);
+  if (!index.ok()) {
+    return index.status();
+  }
+  if (!index->is_object() || !index->contains("format") || (*index)["format"] != "distill-checkpoint") {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ": expected the index of a distill checkpoint, found another file"));
+  }
+  std::error_code error;
+  std::string text = absl::StrFormat("%-16s %s\n", "checkpoint", folder);
+  absl::StrAppendFormat(
+      &text, "%-16s %s\n", "complete", fs::exists(fs::path(folder) / "COMPLETE", error) ? "yes" : "no, it is not used");
+  for (const char* key : {"version", "step", "samples", "tokens", "skipped_total", "world_size", "model", "data"}) {
+    absl::StrAppendFormat(&text, "%-16s %s\n", key, member_text(*index, key));
+  }
+  const auto units = index->find("units");
+  if (units != index->end()) {
+    absl::StrAppendFormat(&text, "%-16s %d\n", "units", units->size());
+    for (const Json& unit : *units) {
+      absl::StrAppendFormat(&text, "  %-14s %s elements\n", member_text(unit, "name"), member_text(unit, "numel"));
+    }
+  }
+  return text;
+}
+
+} // namespace distill::cli

@@ -1,0 +1,368 @@
+"""The table of bad inputs. Each row changes a job that works, or the arguments, and says what the error must name."""
+
+import json
+import shutil
+import struct
+from dataclasses import dataclass, field
+
+import tiny_job
+
+
+@dataclass
+class Row:
+    name: str
+    says: list  # each must stand in standard error
+    change: object = None  # called with the job's folder
+    args: list = field(default_factory=lambda: ["--config", "config.yaml", "--dry-run"])
+    code: int = 2
+
+
+def dry_run(*overrides):
+    return ["--config", "config.yaml", "--dry-run", *[part for text in overrides for part in ("--set", text)]]
+
+
+def config_text(text):
+    return lambda job: (job / "config.yaml").write_text(text)
+
+
+def replaced(old, new):
+    def change(job):
+        text = (job / "config.yaml").read_text()
+        assert old in text, old
+        (job / "config.yaml").write_text(text.replace(old, new))
+    return change
+
+
+def removed(path):
+    def change(job):
+        target = job / path
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+    return change
+
+
+COMMAND_LINE = [
+    Row("nothing", ["--config is required"], args=[]),
+    Row("unknown flag", ["--confg"], args=["--confg", "config.yaml"]),
+    Row("unknown command", ["trian"], args=["trian", "--config", "config.yaml"]),
+    Row("config without a value", ["--config"], args=["--config"]),
+    Row("set without a value", ["--set"], args=["--config", "config.yaml", "--set"]),
+    Row("set with two values", ["train.steps=3"],
+        args=["--config", "config.yaml", "--set", "loss.beta=0.1", "train.steps=3"]),
+    Row("resume and overwrite", ["--resume", "--overwrite"], args=["--config", "config.yaml", "--resume", "--overwrite"]),
+    Row("eval without a config", ["eval", "--config is required"], args=["eval"]),
+    Row("eval with a flag of train", ["--resume"], args=["eval", "--config", "config.yaml", "--resume"]),
+    Row("options before the command", ["after the command"], args=["--config", "config.yaml", "eval"]),
+    Row("inspect without a path", ["PATH"], args=["inspect"]),
+    Row("inspect nothing", ["gone: no such file"], args=["inspect", "gone"]),
+    Row("inspect a folder of nothing", ["empty", "found none of these"], lambda job: (job / "empty").mkdir(),
+        args=["inspect", "empty"]),
+    Row("inspect a text", ["config.yaml", "not a token shard"], args=["inspect", "config.yaml"]),
+    Row("config is missing", ["gone.yaml", "no such file"], args=["--config", "gone.yaml"]),
+    Row("config is a folder", ["student", "found a folder"], args=["--config", "student"]),
+    Row("config is a model", ["model.safetensors", "a binary file"],
+        args=["--config", "student/model.safetensors"]),
+]
+
+CONFIG_FILES = [
+    Row("empty file", ["config.yaml", "an empty file"], config_text("")),
+    Row("list", ["config.yaml:1", "found a list"], config_text("- a\n- b\n")),
+    Row("bad YAML", ["config.yaml:3", "does not parse"], config_text("loss:\n  beta: 0.5\n bad: 1\n")),
+    Row("tab", ["config.yaml:2", "found a tab"], config_text("loss:\n\tbeta: 0.5\n")),
+    Row("two documents", ["one YAML document"], config_text("run: {dir: a}\n---\nrun: {dir: b}\n")),
+    Row("unknown section", ["config.yaml:9", "lss", "did you mean loss?"], replaced("loss:", "lss:")),
+    Row("unknown key", ["config.yaml:11", "loss.betta", "did you mean loss.beta?"], replaced("beta:", "betta:")),
+    Row("key of another section", ["loss.lr", "did you mean optimizer.lr?"], replaced("  beta: 0.5", "  lr: 0.5")),
+    Row("duplicate key", ["config.yaml:12", "loss.beta", "first is on line 11"],
+        replaced("  beta: 0.5\n", "  beta: 0.5\n  beta: 0.6\n")),
+    Row("duplicate section", ["config.yaml:3", "student", "first is on line 1"],
+        replaced("teacher:", "student:")),
+    Row("section is a list", ["config.yaml:9", "loss", "a mapping of keys, found a list"],
+        replaced("loss:\n  divergence: jsd\n  beta: 0.5\n", "loss: [1]\n")),
+    Row("text for a number", ["config.yaml:11", "loss.beta", "a number from 0 to 1", "\"half\""],
+        replaced("beta: 0.5", "beta: half")),
+    Row("fraction for an integer", ["config.yaml:13", "train.steps", "a fraction"], replaced("steps: 2\n", "steps: 2.5\n")),
+    Row("quoted number", ["loss.beta", "without them"], replaced("beta: 0.5", "beta: '0.5'")),
+    Row("null", ["train.steps", "found nothing"], replaced("steps: 2\n", "steps:\n")),
+    Row("out of range", ["loss.beta", "a number from 0 to 1, found 1.5"], replaced("beta: 0.5", "beta: 1.5")),
+    Row("not a number", ["optimizer.lr", "not a finite number"], replaced("lr: 1.0e-3", "lr: .nan")),
+    Row("infinite", ["optimizer.lr", "not a finite number"], replaced("lr: 1.0e-3", "lr: .inf")),
+    Row("overflow", ["train.steps", "beyond 64 bits"], replaced("steps: 2\n", "steps: 1e30\n")),
+    Row("unknown choice", ["loss.divergence", "one of none, jsd", "did you mean forward_kl?"],
+        replaced("divergence: jsd", "divergence: forward-kl")),
+    Row("many at once", ["3 problems", "loss.beta", "train.steps", "optimizer.lr"],
+        lambda job: [replaced(*change)(job) for change in
+                     (("beta: 0.5", "beta: 2"), ("steps: 2\n", "steps: -2\n"), ("lr: 1.0e-3", "lr: fast"))]),
+    Row("no steps", ["train.steps", "exactly one of train.steps and train.tokens"], replaced("  steps: 2\n", "")),
+    Row("no student", ["student.path"], replaced("student:\n  path: student\n", "")),
+]
+
+OVERRIDES = [
+    Row("no equals sign", ["--set", "section.key=VALUE", "loss.beta"], args=dry_run("loss.beta")),
+    Row("misspelt key", ["--set: loss.betta", "did you mean loss.beta?"], args=dry_run("loss.betta=1")),
+    Row("no section", ["--set: lr", "did you mean optimizer.lr?"], args=dry_run("lr=1e-4")),
+    Row("whole section", ["--set: loss", "a whole section"], args=dry_run("loss={beta: 0.5}")),
+    Row("bad value", ["--set: loss.beta", "found 3"], args=dry_run("loss.beta=3")),
+    Row("empty value", ["--set: loss.beta", "found nothing"], args=dry_run("loss.beta=")),
+    Row("value is bad YAML", ["--set: data.train", "does not parse"], args=dry_run("data.train=[a")),
+    Row("steps and tokens", ["--set: train.steps", "exactly one", "tokens: 100"],
+        args=dry_run("train.tokens=100", "train.steps=3")),
+    Row("global batch not a multiple", ["--set: train.global_batch_size", "a multiple of train.micro_batch_size, 2"],
+        args=dry_run("train.global_batch_size=5")),
+    Row("divergence without a teacher", ["teacher.path", "a teacher for the divergence"],
+        args=dry_run("teacher.path=null")),
+    Row("no loss at all", ["loss.hard_weight", "not zero"], args=dry_run("loss.soft_weight=0")),
+    Row("key without effect", ["loss.beta", "only when loss.divergence is jsd"],
+        args=dry_run("loss.divergence=forward_kl")),
+    Row("warm-up longer than the run", ["scheduler.warmup_steps", "fewer than the run's 2 steps"],
+        args=dry_run("scheduler.warmup_steps=2")),
+    Row("evaluation without data", ["data.eval", "held-out"], args=dry_run("eval.every=1", "data.eval=null")),
+    Row("eval command without data", ["data.eval", "held-out"],
+        args=["eval", "--config", "config.yaml", "--set", "data.eval=null"]),
+    Row("sequences longer than the model", ["max_position_embeddings", "1024"], args=dry_run("data.seq_len=1024")),
+    Row("memory cap too small for one token", ["memory_cap_mb"],
+        lambda job: [tiny_job.write_model(job / name, {**tiny_job.MODEL, "vocab_size": 400_000, "hidden_size": 4,
+                                                   "intermediate_size": 4, "head_dim": 2})
+                     for name in ("student", "teacher")],
+        args=dry_run("loss.memory_cap_mb=1")),
+]
+
+PATHS = [
+    Row("student is missing", ["config.yaml:2", "student.path", "nothing at student"], removed("student")),
+    Row("student is a file", ["student.path", "found the file"], args=dry_run("student.path=eval.dtok")),
+    Row("teacher without config.json", ["teacher.path", "config.json", "none in teacher"], removed("teacher/config.json")),
+    Row("teacher without weights", ["teacher.path", "model.safetensors"], removed("teacher/model.safetensors")),
+    Row("home folder", ["student.path", "~ is not expanded"], args=dry_run("student.path=~/student")),
+    Row("tokenizer is missing", ["student.tokenizer", "nothing at gone"], args=dry_run("student.tokenizer=gone")),
+    Row("data is missing", ["data.train[1]", "nothing at gone.dtok"], args=dry_run("data.train=[train, gone.dtok]")),
+    Row("data folder without shards", ["data.train", "no *.dtok in teacher"], args=dry_run("data.train=teacher")),
+    Row("run folder is a file", ["run.dir", "found the file"], args=dry_run("run.dir=eval.dtok")),
+]
+
+
+def old_run(job):
+    (job / "run").mkdir()
+    (job / "run" / "metrics.jsonl").write_text("{}\n")
+
+
+def foreign_folder(job):
+    old_run(job)
+    (job / "run" / "thesis.tex").write_text("years of work")
+
+
+TRAIN = ["--config", "config.yaml"]
+RUN_FOLDERS = [
+    Row("the run exists", ["run", "--resume", "--overwrite"], old_run, args=TRAIN),
+    Row("resume nothing", ["--resume", "does not exist"], args=[*TRAIN, "--resume"]),
+    Row("resume an empty folder", ["--resume", "empty"], lambda job: (job / "run").mkdir(), args=[*TRAIN, "--resume"]),
+    Row("resume without a checkpoint", ["--resume", "checkpoint"], old_run, args=[*TRAIN, "--resume"]),
+    Row("overwrite somebody's files", ["--overwrite", "thesis.tex"], foreign_folder, args=[*TRAIN, "--overwrite"]),
+]
+
+
+def model_config(path="student", drop=None, **values):
+    """config.json with other values; weights as they were."""
+    def change(job):
+        file = job / path / "config.json"
+        config = {**json.loads(file.read_text()), **values}
+        config.pop(drop, None)
+        tiny_job.write_json(file, config)
+    return change
+
+
+def text_file(path, text):
+    return lambda job: (job / path).write_text(text)
+
+
+MODEL_FOLDERS = [
+    Row("config.json is no JSON", ["student/config.json"], text_file("student/config.json", "{")),
+    Row("config.json is a list", ["student/config.json"], text_file("student/config.json", "[]")),
+    Row("duplicate key in config.json", ["student/config.json", "hidden_size"],
+        text_file("student/config.json", json.dumps(tiny_job.MODEL)[:-1] + ', "hidden_size": 8}')),
+    Row("config.json of deep nesting", ["student/config.json"], text_file("student/config.json", "[" * 100_000)),
+    Row("unsupported family", ["student/config.json", "model_type", "mamba"], model_config(model_type="mamba")),
+    Row("no hidden_size", ["hidden_size"], model_config(drop="hidden_size")),
+    Row("hidden_size is text", ["hidden_size"], model_config(hidden_size="16")),
+    Row("hidden_size is negative", ["hidden_size"], model_config(hidden_size=-16)),
+    Row("hidden_size is huge", ["hidden_size"], model_config(hidden_size=2**62)),
+    Row("heads not a multiple of kv heads", ["num_key_value_heads"],
+        model_config(num_attention_heads=3, num_key_value_heads=2)),
+    Row("odd head_dim", ["head_dim"], model_config(head_dim=7)),
+    Row("unsupported activation", ["hidden_act", "gelu"], model_config(hidden_act="gelu")),
+    Row("unsupported rope", ["rope", "yarn"], model_config(rope_scaling={"rope_type": "yarn", "factor": 4.0})),
+    Row("quantised model", ["quantization_config"], model_config(quantization_config={"quant_method": "gptq"})),
+    Row("mlp bias", ["mlp_bias"], model_config(mlp_bias=True)),
+    Row("negative epsilon", ["rms_norm_eps"], model_config(rms_norm_eps=-1.0)),
+    Row("weights of another width", ["student", "model.layers.0.mlp.up_proj.weight", "[48, 16]", "[32, 16]"],
+        model_config(intermediate_size=48)),
+    Row("more layers than weights", ["model.layers.1"], model_config(num_hidden_layers=2)),
+    Row("fewer layers than weights", ["teacher", "model.layers.1"], model_config("teacher", num_hidden_layers=1)),
+]
+
+
+def weights(edit, path="student/model.safetensors"):
+    """The file with its header or data changed: edit(header, data) -> (header, data)."""
+    def change(job):
+        content = (job / path).read_bytes()
+        length = struct.unpack("<Q", content[:8])[0]
+        header, data = json.loads(content[8:8 + length]), content[8 + length:]
+        tiny_job.write_safetensors(job / path, *edit(header, data))
+    return change
+
+
+def tensor(**values):
+    """One tensor's header entry with other values."""
+    def edit(header, data):
+        header["lm_head.weight"].update(values)
+        return header, data
+    return weights(edit)
+
+
+def without_tensor(header, data):
+    entry = header.pop("model.norm.weight")
+    begin, end = entry["data_offsets"]
+    for name, other in header.items():
+        if name != "__metadata__" and other["data_offsets"][0] >= end:
+            other["data_offsets"] = [at - (end - begin) for at in other["data_offsets"]]
+    return header, data[:begin] + data[end:]
+
+
+def extra_tensor(header, data):
+    header["model.layers.0.mystery.weight"] = {"dtype": "F32", "shape": [2], "data_offsets": [len(data), len(data) + 8]}
+    return header, data + bytes(8)
+
+
+def overlapping(header, data):
+    header["model.layers.0.twin.weight"] = header["lm_head.weight"]
+    return header, data
+
+
+def raw_weights(content):
+    return lambda job: (job / "student/model.safetensors").write_bytes(content)
+
+
+def cut_weights(size):
+    def change(job):
+        file = job / "student/model.safetensors"
+        file.write_bytes(file.read_bytes()[:size])
+    return change
+
+
+def index_to(file_name):
+    def change(job):
+        (job / "student/model.safetensors").unlink()
+        tiny_job.write_json(job / "student/model.safetensors.index.json",
+                        {"metadata": {}, "weight_map": {"lm_head.weight": file_name}})
+    return change
+
+
+FILE = "student/model.safetensors"
+SAFETENSORS = [
+    Row("missing tensor", [FILE.split("/")[0], "model.norm.weight"], weights(without_tensor)),
+    Row("unexpected tensor", ["model.layers.0.mystery.weight"], weights(extra_tensor)),
+    Row("empty weights", [FILE], raw_weights(b"")),
+    Row("seven bytes", [FILE], raw_weights(b"1234567")),
+    Row("header length of 2^63", [FILE], raw_weights(struct.pack("<Q", 2**63) + b"{}")),
+    Row("header longer than the file", [FILE], raw_weights(struct.pack("<Q", 1000) + b"{}")),
+    Row("header is no JSON", [FILE], raw_weights(struct.pack("<Q", 4) + b"{{{{")),
+    Row("header is a list", [FILE], raw_weights(struct.pack("<Q", 2) + b"[]")),
+    Row("data cut short", [FILE, "data_offsets", "truncated"], cut_weights(-4)),
+    Row("bytes after the data", [FILE], weights(lambda header, data: (header, data + b"tail"))),
+    Row("overlapping tensors", [FILE, "tensor"], weights(overlapping)),
+    Row("offsets backwards", [FILE, "lm_head.weight", "data_offsets"], tensor(data_offsets=[64, 0])),
+    Row("offsets beyond the file", [FILE, "lm_head.weight", "data_offsets"], tensor(data_offsets=[0, 2**60])),
+    Row("three offsets", [FILE, "lm_head.weight", "data_offsets"], tensor(data_offsets=[0, 1, 2])),
+    Row("unknown dtype", [FILE, "lm_head.weight", "F3"], tensor(dtype="F3")),
+    Row("dtype of integers", ["lm_head.weight", "I32"], tensor(dtype="I32")),
+    Row("shape against offsets", [FILE, "lm_head.weight", "shape"], tensor(shape=[64, 17])),
+    Row("negative shape", [FILE, "lm_head.weight", "shape"], tensor(shape=[-64, 16])),
+    Row("shape that overflows", [FILE, "lm_head.weight", "shape"], tensor(shape=[2**40, 2**40])),
+    Row("transposed", ["lm_head.weight", "shape"], tensor(shape=[16, 64])),
+    Row("index names a missing file", ["gone.safetensors"], index_to("gone.safetensors")),
+    Row("index leaves the folder", ["student/model.safetensors.index.json"], index_to("../teacher/model.safetensors")),
+]
+
+
+def shard(edit, path="train/shard-00000.dtok"):
+    """The shard with its bytes changed: edit(bytearray)."""
+    def change(job):
+        content = bytearray((job / path).read_bytes())
+        edited = edit(content)
+        (job / path).write_bytes(bytes(content if edited is None else edited))
+    return change
+
+
+def header_field(offset, form, value, rehash=True):
+    def edit(content):
+        struct.pack_into(form, content, offset, value)
+        if rehash:
+            import hashlib
+            content[224:256] = hashlib.sha256(bytes(content[:224])).digest()
+    return shard(edit)
+
+
+SHARD = "train/shard-00000.dtok"
+SHARDS = [
+    Row("shard of another kind", [SHARD, "magic"], header_field(0, "8s", b"notashar")),
+    Row("shard of a later version", [SHARD, "version"], header_field(8, "<I", 99)),
+    Row("shard with a damaged header", [SHARD, "header_hash"], header_field(24, "<Q", 5, rehash=False)),
+    Row("shard with tokens of 3 bytes", [SHARD, "token_bytes"], header_field(16, "<I", 3)),
+    Row("shard with too many tokens", [SHARD, "token_count"], header_field(24, "<Q", 2**63)),
+    Row("shard with other counts", [SHARD, "file_bytes"], header_field(24, "<Q", 9)),
+    Row("empty shard", [SHARD], shard(lambda content: bytes())),
+    Row("shard of 100 bytes", [SHARD], shard(lambda content: content[:100])),
+    Row("shard cut short", [SHARD, "file_bytes"], shard(lambda content: content[:-10])),
+    Row("document offsets backwards", [SHARD, "document"], shard(lambda c: struct.pack_into("<Q", c, 264, 2**40))),
+    Row("shard of another tokenizer", [SHARD, "tokenizer"],
+        lambda job: tiny_job.write_shard(job / SHARD, tokenizer_json=tiny_job.tokenizer(63), vocab=63)),
+    Row("shard with a larger vocabulary", [SHARD, "vocab"],
+        lambda job: tiny_job.write_shard(job / SHARD, vocab=100)),
+    Row("shards of two tokenizers", ["train", "tokenizer"],
+        lambda job: tiny_job.write_shard(job / "train/shard-00001.dtok", tokenizer_json=tiny_job.tokenizer(63), vocab=63)),
+    Row("inspect finds flipped bits", [SHARD], shard(lambda c: c.__setitem__(-1, c[-1] ^ 1)),
+        args=["inspect", SHARD]),
+]
+
+
+def tokenizer_file(path, edit):
+    def change(job):
+        value = tiny_job.tokenizer()
+        edit(value)
+        tiny_job.write_json(job / path / "tokenizer.json", value)
+    return change
+
+
+def swap_two(value):
+    vocab = value["model"]["vocab"]
+    vocab["t7"], vocab["t9"] = 9, 7
+
+
+TOKENIZERS = [
+    Row("tokens that differ", ["student/tokenizer.json", "teacher/tokenizer.json", "id 7", "\"t9\""],
+        tokenizer_file("student", swap_two)),
+    Row("merges that differ", ["merge 0"],
+        tokenizer_file("teacher", lambda value: value["model"]["merges"].append("t1 t2"))),
+    Row("normalizers that differ", ["normalizer", "NFC"],
+        tokenizer_file("teacher", lambda value: value.update(normalizer={"type": "NFC"}))),
+    Row("tokenizer is no JSON", ["student/tokenizer.json"], text_file("student/tokenizer.json", "{")),
+    Row("tokenizer without a model", ["student/tokenizer.json", "model"], text_file("student/tokenizer.json", "{}")),
+    Row("token id is text", ["student/tokenizer.json", "vocab"],
+        tokenizer_file("student", lambda value: value["model"]["vocab"].update(t3="three"))),
+    Row("tokenizer larger than the model", ["vocab"],
+        lambda job: [[tiny_job.write_json(job / name / "tokenizer.json", tiny_job.tokenizer(100))
+                      for name in ("student", "teacher")],
+                     [tiny_job.write_shard(job / name, vocab=100, tokenizer_json=tiny_job.tokenizer(100))
+                      for name in (SHARD, "eval.dtok")]]),
+]
+
+GROUPS = {
+    "command line": COMMAND_LINE,
+    "config file": CONFIG_FILES,
+    "override": OVERRIDES,
+    "path": PATHS,
+    "run folder": RUN_FOLDERS,
+    "model folder": MODEL_FOLDERS,
+    "safetensors": SAFETENSORS,
+    "token shard": SHARDS,
+    "tokenizer": TOKENIZERS,
+}
+ROWS = {f"{group}: {row.name}": row for group, rows in GROUPS.items() for row in rows}

@@ -1,0 +1,36 @@
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def distill_program():
+    named = os.environ.get("DISTILL_BIN")
+    build = Path(os.environ.get("DISTILL_BUILD", ROOT / "build" / "release"))
+    return Path(named) if named else build / "apps" / "distill" / "distill"
+
+
+@pytest.fixture(scope="session")
+def distill():
+    """Runs distill: distill(folder, *args) -> CompletedProcess with text."""
+    program = distill_program()
+    assert program.exists(), f"{program}: not built; run scripts/build.sh, or name the program in DISTILL_BIN"
+
+    def run(folder, *args, timeout=120):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.run([str(program), *args], cwd=folder, env=environment, capture_output=True, text=True,
+                              errors="replace", timeout=timeout)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def job(tmp_path_factory):
+    """A folder with everything that tiny_job.CONFIG names. Read-only: copy it to change it."""
+    import tiny_job
+    folder = tmp_path_factory.mktemp("job")
+    tiny_job.write_job(folder)
+    return folder

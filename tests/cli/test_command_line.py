@@ -1,0 +1,58 @@
+"""What the command line prints and returns when nothing is wrong."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_help_names_commands_options_and_exit_codes(distill, tmp_path):
+    done = distill(tmp_path, "--help")
+    assert done.returncode == 0
+    for text in ("--config", "--set", "--resume", "--overwrite", "--dry-run", "--help-config", "eval", "inspect",
+                 "Exit codes: 0", "3 stopped by"):
+        assert text in done.stdout
+
+
+def test_version_names_libtorch(distill, tmp_path):
+    done = distill(tmp_path, "--version")
+    assert done.returncode == 0
+    assert re.fullmatch(r"distill \d+\.\d+\.\d+ \(libtorch 2\.11\.0, with(out)? CUDA\)\n", done.stdout)
+
+
+def test_documentation_holds_the_help_of_every_key(distill, tmp_path):
+    done = distill(tmp_path, "--help-config")
+    assert done.returncode == 0
+    reference = (ROOT / "docs" / "configuration.md").read_text()
+    assert done.stdout in reference, "docs/configuration.md is behind: run tests/cli/update_reference.py"
+
+
+def test_dry_run_checks_a_good_job_and_writes_nothing(distill, job):
+    before = sorted(job.rglob("*"))
+    done = distill(job, "--config", "config.yaml", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert sorted(job.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "configs").glob("*.yaml")))
+def test_example_configs_pass_a_dry_run_on_tiny_models(distill, job, name):
+    done = distill(job, "--config", str(ROOT / "configs" / name), "--dry-run", *[
+        part for text in ("student.path=student", "teacher.path=teacher", "data.train=train", "data.eval=eval.dtok",
+                          "data.seq_len=32", "train.device=cpu", "run.dir=run", "scheduler.warmup_steps=1")
+        for part in ("--set", text)])
+    assert done.returncode == 0, done.stderr
+    assert not (job / "run").exists()
+
+
+@pytest.mark.parametrize("path, says", [
+    ("student", ["llama", "parameters", "lm_head.weight", "tokenizer", "hash"]),
+    ("train", ["token shards", "documents", "tokenizer hash"]),
+    ("eval.dtok", ["token shard", "documents", "intact"]),
+])
+def test_inspect_describes(distill, job, path, says):
+    done = distill(job, "inspect", path)
+    assert done.returncode == 0, done.stderr
+    for text in says:
+        assert text in done.stdout

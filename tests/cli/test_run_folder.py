@@ -1,0 +1,99 @@
+"""The life of a run folder: trained, refused, overwritten, stopped by a signal, resumed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from conftest import distill_program
+
+
+@pytest.fixture
+def place(job, tmp_path):
+    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def steps(run):
+    return [line["step"] for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+            if "eval" not in line]
+
+
+def test_a_run_is_refused_then_replaced_and_what_stands_beside_it_stays(distill, place):
+    train = ["--config", "config.yaml"]
+    assert distill(place, *train).returncode == 0
+    run = place / "run"
+    assert sorted(path.name for path in run.iterdir()) == [
+        "checkpoints", "config.yaml", "log.txt", "metrics.jsonl", "model"]
+    assert steps(run) == [1, 2]
+    trained = (run / "model" / "model.safetensors").read_bytes()
+
+    again = distill(place, *train)
+    assert again.returncode == 2
+    assert "--resume" in again.stderr and "--overwrite" in again.stderr
+    assert (run / "model" / "model.safetensors").read_bytes() == trained
+
+    (run / "notes.md").write_text("mine")
+    refused = distill(place, *train, "--overwrite")
+    assert refused.returncode == 2 and "notes.md" in refused.stderr
+    assert steps(run) == [1, 2]
+    (run / "notes.md").unlink()
+
+    assert distill(place, *train, "--overwrite", "--set", "train.steps=3").returncode == 0
+    assert steps(run) == [1, 2, 3]
+
+    # The resolved configuration runs the same again.
+    assert distill(place, "--config", "run/config.yaml", "--set", "run.dir=again").returncode == 0
+    assert (place / "again" / "config.yaml").read_text().replace("again", "run") == (run / "config.yaml").read_text()
+    assert (place / "again" / "model" / "model.safetensors").read_bytes() == (
+        run / "model" / "model.safetensors").read_bytes()
+
+
+def test_inspect_describes_a_run_and_its_checkpoint(distill, place):
+    assert distill(place, "--config", "config.yaml", "--set", "eval.every=1").returncode == 0
+    done = distill(place, "inspect", "run")
+    assert done.returncode == 0, done.stderr
+    for text in ("steps done               2 of 2", "step-2", "training after step 2", "evaluation after step 2"):
+        assert text in done.stdout
+    done = distill(place, "inspect", "run/checkpoints/step-2")
+    assert done.returncode == 0, done.stderr
+    for text in ("complete         yes", "samples          8", "block 0"):
+        assert text in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_the_state_and_exits_with_3(distill, place, number):
+    args = ["--config", "config.yaml", "--set", "scheduler.type=constant", "--set", "data.eval=null"]
+    process = subprocess.Popen(
+        [str(distill_program()), *args, "--set", "train.steps=1000000"], cwd=place, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"})
+    metrics = place / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_size > 0):
+        assert time.monotonic() < deadline and process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3, errors
+    assert "--resume" in errors
+    done = steps(place / "run")[-1]
+    assert (place / "run" / "checkpoints" / f"step-{done}" / "COMPLETE").exists()
+    assert not (place / "run" / "model").exists()
+
+    resumed = distill(place, *args, "--set", f"train.steps={done + 2}", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert steps(place / "run") == list(range(1, done + 3))
+    assert (place / "run" / "model" / "model.safetensors").exists()
+
+
+def test_a_damaged_checkpoint_is_an_error(distill, place):
+    assert distill(place, "--config", "config.yaml").returncode == 0
+    index = place / "run" / "checkpoints" / "step-2" / "index.json"
+    index.write_text("{}")
+    done = distill(place, "--config", "config.yaml", "--resume", "--set", "train.steps=3")
+    assert done.returncode == 2
+    assert "index.json" in done.stderr

@@ -17,6 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kMaxId = (int64_t{1} << 32) - 1;
+constexpr int64_t kMaxDepth = 100; // of nesting; printing a value takes a stack frame for each level
 
 // Carries a message to read_tokenizer; never leaves this file.
 struct BadTokenizer : std::runtime_error {
@@ -31,6 +32,26 @@ void expect(bool ok, const std::string& key, const std::string& expected, const 
     }
     throw BadTokenizer(absl::StrCat("`", key, "`: expected ", expected, ", found ", text));
   }
+}
+
+int64_t nesting_depth(absl::Span<const uint8_t> json) {
+  int64_t depth = 0;
+  int64_t deepest = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < json.size(); ++i) {
+    const uint8_t c = json[i];
+    if (in_string) {
+      i += c == '\\' ? 1 : 0;
+      in_string = c != '"';
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      deepest = std::max(deepest, ++depth);
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  return deepest;
 }
 
 const Json& member(const Json& object, const char* name) {
@@ -180,6 +201,10 @@ absl::StatusOr<Tokenizer> read_tokenizer(const std::string& path) {
   absl::StatusOr<MappedFile> mapped = MappedFile::open(file);
   if (!mapped.ok()) {
     return mapped.status();
+  }
+  if (const int64_t depth = nesting_depth({mapped->bytes(), mapped->size()}); depth > kMaxDepth) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ": expected JSON nested at most ", kMaxDepth, " deep, found ", depth));
   }
   try {
     Tokenizer tokenizer = parse(Json::parse(mapped->bytes(), mapped->bytes() + mapped->size()));

@@ -58,6 +58,8 @@ def kind_of(path, kind):
     if kind != "auto":
         return kind
     name = path.removesuffix(".gz")
+    if name.endswith(".json"):
+        raise InputError(f"{path}: .json may be one document or one a line: say which with --format text or jsonl")
     return "jsonl" if name.endswith((".jsonl", ".ndjson")) else "parquet" if name.endswith(".parquet") else "text"
 
 

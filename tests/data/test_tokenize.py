@@ -274,6 +274,8 @@ def test_bad_arguments_and_folders_are_errors(tmp_path, model):
     out = tmp_path / "out"
     assert "a.txt: not UTF-8: byte 3 is 0xff" in tokenise(model, out, tmp_path / "a.txt", code=1)
     assert "missing: no such file" in tokenise(model, out, tmp_path / "missing", code=1)
+    write_jsonl(tmp_path / "c.json", [{"text": "c"}])
+    assert "c.json: .json may be one document or" in tokenise(model, out, tmp_path / "c.json", code=1)
     (tmp_path / "none").mkdir()
     assert "expected files named *.txt" in tokenise(model, out, tmp_path / "none", code=1)
     assert "tokenizer.json: no such file" in tokenise(tmp_path / "none", out, tmp_path / "b.txt", code=1)

@@ -121,6 +121,9 @@ TEST_F(TokenizerTest, BadFilesAreErrorsThatNameTheKey) {
   EXPECT_THAT(message("{\"model\": "), AllOf(HasSubstr("bad.json: not valid JSON"), HasSubstr("column 11")));
   EXPECT_THAT(message("\xff\xfe"), HasSubstr("not valid JSON"));
   EXPECT_THAT(message(""), HasSubstr("the file is empty"));
+  const std::string deep(1'000'000, '[');
+  EXPECT_THAT(message("{\"model\": " + deep), HasSubstr("nested at most 100 deep, found 1000001"));
+  EXPECT_THAT(message("{\"model\": \"\\\"" + deep + "\"}"), HasSubstr("`model`: expected an object, found \"\\\"[[[["));
   EXPECT_THAT(message("[]"), HasSubstr("`tokenizer.json`: expected an object, found []"));
   EXPECT_THAT(message("{}"), HasSubstr("`model`: expected an object, found null"));
   EXPECT_THAT(damaged("/model/vocab", 3), HasSubstr("`model.vocab`: expected an object of token: id, found 3"));

@@ -1,0 +1,56 @@
+"""Training follows a plain PyTorch script step by step."""
+
+import pytest
+import reference_training
+import tiny
+
+LOSSES = {
+    "llama": {"divergence": "jsd", "beta": 0.5, "hard_weight": 0.5, "soft_weight": 1.0},
+    "qwen3": {"divergence": "jsd", "beta": 0.2, "temperature": 2.0, "scale_by_temperature_squared": True,
+              "hard_weight": 0.3, "soft_weight": 0.7},
+}
+MAX_GRAD_NORM = {"llama": 2.0, "qwen3": 1.0}  # some steps are above, some below
+MEANS = ("loss", "hard", "soft", "forward_kl", "reverse_kl", "student_entropy", "teacher_entropy")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_twenty_steps_with_accumulation_follow_the_reference(tmp_path, models, ragged_shard, family):
+    student, teacher = models[family]
+    config = tiny.base_config(tmp_path, student, teacher, ragged_shard, loss=LOSSES[family],
+                              optimizer={"max_grad_norm": MAX_GRAD_NORM[family]})
+    expected, model = reference_training.train(config)
+    run = tiny.train(tmp_path, config)
+    found, _ = tiny.read_metrics(run)
+
+    assert [record["step"] for record in found] == list(range(1, 21))
+    clipped = [record["grad_norm"] > MAX_GRAD_NORM[family] for record in expected]
+    assert 3 <= sum(clipped) <= 17, "some steps are clipped and some are not"
+    for step, reference in zip(found, expected):
+        where = f"step {step['step']}"
+        assert step["valid_tokens"] == reference["valid_tokens"], where
+        for name in MEANS + ("grad_norm",):
+            assert step[name] == pytest.approx(reference[name], rel=1e-4), f"{where}: {name}"
+        assert step["lr"] == pytest.approx(reference["lr"], rel=1e-9), where
+        for name in ("agreement", "accuracy"):  # one token on the edge of a tie may fall either way
+            assert step[name] == pytest.approx(reference[name], abs=1.01 / reference["valid_tokens"]), f"{where}: {name}"
+
+    trained = tiny.load_weights(run / "model")
+    reference = {name: value for name, value in model.state_dict().items() if name in trained}
+    assert tiny.relative_difference(trained, reference) < 1e-4
+    initial = tiny.load_weights(student)
+    update = {name: reference[name] - initial[name] for name in trained}
+    assert tiny.relative_difference({name: trained[name] - initial[name] for name in trained}, update) < 2e-4
+
+
+def test_hard_labels_alone_without_a_teacher(tmp_path, models, ragged_shard):
+    student, teacher = models["llama"]
+    config = tiny.base_config(tmp_path, student, teacher, ragged_shard, train={"steps": 5}, scheduler={"type": "constant"})
+    config["loss"] = {"hard_weight": 1.0, "soft_weight": 0.0}
+    expected, _ = reference_training.train(config)  # the reference looks at the teacher, with weight 0
+    config["loss"] = {"divergence": "none", "hard_weight": 1.0}
+    del config["teacher"], config["scheduler"]["min_lr_ratio"]
+    found, _ = tiny.read_metrics(tiny.train(tmp_path, config))
+    for step, reference in zip(found, expected, strict=True):
+        assert step["loss"] == pytest.approx(reference["hard"], rel=1e-4)
+        assert step["grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-4)
+        assert "forward_kl" not in step

@@ -1,0 +1,127 @@
+"""Tiny random models, token shards and runs of the distill program for the tests of this folder."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from token_shard import write_shard
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SUCCESS, RUNTIME_FAILURE, BAD_INPUT, STOPPED_BY_SIGNAL = range(4)  # exit codes
+VOCAB = 211
+TEACHER_VOCAB = 224  # the same tokens, padded further
+
+
+def binary():
+    build = os.environ.get("DISTILL_BUILD", REPOSITORY / "build" / "release")
+    return os.environ.get("DISTILL_BIN", str(Path(build) / "apps" / "distill" / "distill"))
+
+
+def make_model(folder, family, seed, tied, vocab=VOCAB, hidden=48, layers=2):
+    """Writes a random model in fp32; weights larger than usual, so that its predictions are far from uniform."""
+    kind = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}[family]
+    config = kind(vocab_size=vocab, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
+                  num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
+                  tie_word_embeddings=tied, initializer_range=0.15, bos_token_id=None, eos_token_id=None,
+                  pad_token_id=None)
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:  # norms that are not all ones
+                parameter.normal_(1.0, 0.2)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def random_documents(seed, lengths, loss_share=0.6):
+    """Random tokens; the loss mask of each document is ragged, with whole spans and whole documents out of it."""
+    random = np.random.default_rng(seed)
+    documents = []
+    for index, length in enumerate(lengths):
+        in_loss = random.random(length) < loss_share
+        in_loss[: random.integers(0, length)] = False  # a prompt
+        if index % 7 == 3:
+            in_loss[:] = False
+        documents.append((random.integers(0, VOCAB, length), in_loss))
+    return documents
+
+
+def make_shard(path, documents):
+    write_shard(path, documents, VOCAB)
+    return str(path)
+
+
+def base_config(folder, student, teacher, shard, **sections):
+    """A config as a nested dictionary; `sections` are merged over the defaults of these tests."""
+    config = {
+        "student": {"path": student},
+        "teacher": {"path": teacher},
+        "data": {"train": [{"path": shard}], "seq_len": 32, "packing": "concat", "shuffle": False},
+        "loss": {"divergence": "jsd", "beta": 0.5, "hard_weight": 0.5, "soft_weight": 1.0},
+        "train": {"steps": 20, "micro_batch_size": 2, "global_batch_size": 8, "device": "cpu", "dtype": "float32"},
+        "optimizer": {"lr": 2e-3, "weight_decay": 0.1, "max_grad_norm": 2.0},
+        "scheduler": {"type": "cosine", "warmup_steps": 3, "min_lr_ratio": 0.1},
+        "run": {"dir": str(folder / "run"), "progress": "none"},
+    }
+    for section, values in sections.items():
+        config.setdefault(section, {}).update(values)
+    return config
+
+
+def write_config(folder, config):
+    path = Path(folder) / "config.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(config, indent=2))  # JSON is YAML
+    return str(path)
+
+
+def environment(threads=1):
+    """Tiny tensors are fastest on one thread, and where the machine is busy, with threads that do not spin."""
+    return os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+
+
+def distill(*arguments, code=SUCCESS, threads=1):
+    """Runs the program to its end and checks its exit code."""
+    done = subprocess.run([binary(), *map(str, arguments)], capture_output=True, text=True, timeout=120,
+                          env=environment(threads))
+    assert done.returncode == code, (
+        f"distill {' '.join(map(str, arguments))}: expected exit code {code}, found {done.returncode}\n"
+        f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    return done
+
+
+def train(folder, config, *flags, **options):
+    """Trains and returns the run folder."""
+    distill("--config", write_config(folder, config), *flags, **options)
+    return Path(config["run"]["dir"])
+
+
+def evaluate(folder, config, **overrides):
+    """`distill eval`; overrides such as student_path="..." become --set student.path=..."""
+    sets = [part for key, value in overrides.items() for part in ("--set", f"{key.replace('_', '.', 1)}={value}")]
+    return json.loads(distill("eval", "--config", write_config(Path(folder) / "eval", config), *sets, "--json").stdout)
+
+
+def read_metrics(run):
+    """(step records, evaluation records) of a run folder."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "eval" not in line], [line for line in lines if "eval" in line]
+
+
+def load_weights(folder):
+    from safetensors.torch import load_file
+
+    return load_file(Path(folder) / "model.safetensors")
+
+
+def relative_difference(found, expected):
+    """Norm of the difference over the norm of what is expected, over all tensors."""
+    assert set(found) == set(expected)
+    difference = sum((found[name].double() - expected[name].double()).square().sum() for name in expected)
+    return float((difference / sum(value.double().square().sum() for value in expected.values())).sqrt())

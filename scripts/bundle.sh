@@ -26,7 +26,7 @@ for name in "$@"; do
   strip --strip-debug "$copy"
   ldd "$program" | awk '$3 ~ /^\// {print $3}' | while read -r library; do
     case "$library" in
-      */torch/lib/* | */nvidia/* | */cuda*/* | */libc.so* | */libm.so* | */libdl.so* | */libpthread.so* | */librt.so* | */ld-linux* | */libstdc++.so* | */libgcc_s.so* | */libgomp*) ;;
+      */torch/lib/* | */nvidia/* | */cuda*/* | */libc.so* | */libm.so* | */libdl.so* | */libpthread.so* | */librt.so* | */libutil.so* | */ld-linux* | */libstdc++.so* | */libgcc_s.so* | */libgomp*) ;;
       *) cp -n "$library" "$out.partial/lib/" ;;
     esac
   done

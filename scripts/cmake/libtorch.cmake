@@ -34,7 +34,8 @@ distill_import_torch_library(torch_cpu)
 add_library(distill_torch INTERFACE)
 target_include_directories(distill_torch SYSTEM INTERFACE
   ${torch_dir}/include ${torch_dir}/include/torch/csrc/api/include)
-target_link_libraries(distill_torch INTERFACE torch::torch_cpu torch::c10)
+# The OpenMP runtime must be the one that libtorch brings.
+target_link_libraries(distill_torch INTERFACE torch::torch_cpu torch::c10 ${torch_dir}/lib/libgomp.so.1)
 target_compile_definitions(distill_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
 
 if(DISTILL_WITH_CUDA)

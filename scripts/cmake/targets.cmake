@@ -1,14 +1,16 @@
 # How every target here is compiled, and the one precompiled header they share.
+# -fopenmp: ATen's parallel_for is a header and runs on one thread without it.
 add_library(distill_flags INTERFACE)
 target_compile_options(distill_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-fPIC -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Winvalid-pch -Wshadow=local>
+  $<$<COMPILE_LANGUAGE:CXX>:-fPIC -fopenmp -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Winvalid-pch -Wshadow=local>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fPIC,-Wall --expt-relaxed-constexpr --extended-lambda -lineinfo>)
 if(DISTILL_WERROR)
   target_compile_options(distill_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
 if(DISTILL_SANITIZE)
   target_compile_options(distill_flags INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-sanitize=vptr -fno-omit-frame-pointer>)
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-sanitize=vptr -fno-omit-frame-pointer
+      -Wno-maybe-uninitialized>)
   target_link_options(distill_flags INTERFACE -fsanitize=address,undefined)
 endif()
 target_include_directories(distill_flags INTERFACE ${CMAKE_SOURCE_DIR})

@@ -5,8 +5,6 @@
 
 #include <filesystem>
 
-#include "data/shard_format.h"
-
 namespace distill::config {
 
 namespace {
@@ -114,9 +112,9 @@ class Paths {
       const std::string item = sets.size() == 1 ? key : absl::StrCat(key, "[", i, "]");
       const std::string& path = sets[i].path;
       if (check_exists(key, item, "a token shard or a folder of them", path) && is_folder(path) &&
-          !has_file_with_extension(path, data::kShardExtension)) {
+          !has_file_with_extension(path, kShardExtension)) {
         fail(
-            key, item, "a folder of token shards", absl::StrCat("no *", data::kShardExtension, " in ", path),
+            key, item, "a folder of token shards", absl::StrCat("no *", kShardExtension, " in ", path),
             "scripts/tokenize.py writes token shards");
       }
     }

@@ -6,6 +6,9 @@
 
 namespace distill::config {
 
+// What the names of token shards end in.
+inline constexpr char kShardExtension[] = ".dtok";
+
 // Whether the files that the configuration names exist and are of the right kind: model folders with config.json and
 // weights, tokenizers, token shards. Their content is not read.
 std::vector<Problem> check_paths(const Config& config, const CheckContext& context);

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include "data/shard_format.h"
 #include "tests/trainer/config/config_test_util.h"
 
 namespace distill::config {
@@ -87,6 +88,10 @@ TEST_F(Paths, DataIsAShardOrAFolderOfShards) {
   expect_one("data.train[1]", "nothing at");
   config_.data.train = {{folder_ / "empty", 1.0}};
   expect_one("data.train", "no *.dtok in");
+}
+
+TEST_F(Paths, ShardsEndInWhatTheDataLibraryCallsThem) {
+  EXPECT_STREQ(kShardExtension, data::kShardExtension);
 }
 
 TEST_F(Paths, RunFolderMustNotBeAFile) {

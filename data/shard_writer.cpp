@@ -38,6 +38,7 @@ absl::Status ShardWriter::add(absl::Span<const uint32_t> tokens, absl::Span<cons
 }
 
 std::vector<uint8_t> ShardWriter::bytes() const {
+  TORCH_CHECK(!tokens_.empty(), "a shard has at least one document");
   ShardHeader header = {};
   std::memcpy(header.magic, kShardMagic, sizeof(header.magic));
   header.version = kShardVersion;
@@ -70,6 +71,9 @@ std::vector<uint8_t> ShardWriter::bytes() const {
 }
 
 absl::Status ShardWriter::write(const std::string& path) const {
+  if (tokens_.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(path, ": a shard has at least one document, found none"));
+  }
   const std::vector<uint8_t> content = bytes();
   const std::string temporary = absl::StrCat(path, ".tmp.", ::getpid());
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);

@@ -59,7 +59,9 @@ TEST_F(ShardTest, RefusesDocumentsThatCannotBeStored) {
   EXPECT_THAT(std::string(writer.add({}, {}).message()), HasSubstr("document 0 is empty"));
   EXPECT_THAT(std::string(writer.add({10}, {1}).message()), HasSubstr("expected ids below 10, found 10"));
   EXPECT_THAT(std::string(writer.add({1, 2}, {1}).message()), HasSubstr("expected 2 loss mask values, found 1"));
-  EXPECT_FALSE(writer.write(path("no/such/folder/a.dtok")).ok());
+  EXPECT_THAT(std::string(writer.write(path("a.dtok")).message()), HasSubstr("at least one document"));
+  ASSERT_TRUE(writer.add({1, 2}, {1, 1}).ok());
+  EXPECT_THAT(std::string(writer.write(path("no/such/folder/a.dtok")).message()), HasSubstr("cannot create"));
 }
 
 // Whatever the file's end: an error, never a crash or a short read.

@@ -50,7 +50,7 @@ def read(argument):
 
 
 def change(before, after):
-    return f"{100 * (after - before) / before:+.1f} %" if before else ""
+    return f"{100 * (after - before) / before:+.1f} %" if before and before != after else ""
 
 
 def table(evaluations):
@@ -60,7 +60,7 @@ def table(evaluations):
     for label, key, transform, decimals in ROWS:
         numbers = [transform(values[key]) if transform else values[key] for _, values in evaluations]
         cells = [f"{number:,.{decimals}f}" for number in numbers]
-        moved = change(*numbers[:2]) if len(numbers) > 1 and key != "valid_tokens" else ""
+        moved = change(*(round(number, decimals + 2) for number in numbers[:2]))
         lines.append([label, *cells[:2], moved, *cells[2:]])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return ["  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:]))]).rstrip()

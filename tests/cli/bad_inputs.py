@@ -68,7 +68,7 @@ CONFIG_FILES = [
     Row("list", ["config.yaml:1", "found a list"], config_text("- a\n- b\n")),
     Row("bad YAML", ["config.yaml:3", "does not parse"], config_text("loss:\n  beta: 0.5\n bad: 1\n")),
     Row("tab", ["config.yaml:2", "found a tab"], config_text("loss:\n\tbeta: 0.5\n")),
-    Row("two documents", ["one YAML document"], config_text("run: {dir: a}\n---\nrun: {dir: b}\n")),
+    Row("two documents", ["config.yaml:2", "a second YAML document"], config_text("run: {dir: a}\n---\nrun: {dir: b}\n")),
     Row("unknown section", ["config.yaml:9", "lss", "did you mean loss?"], replaced("loss:", "lss:")),
     Row("unknown key", ["config.yaml:11", "loss.betta", "did you mean loss.beta?"], replaced("beta:", "betta:")),
     Row("key of another section", ["loss.lr", "did you mean optimizer.lr?"], replaced("  beta: 0.5", "  lr: 0.5")),

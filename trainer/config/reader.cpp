@@ -4,6 +4,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
 #include <absl/strings/strip.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -60,6 +61,54 @@ std::vector<Pair> pairs_of(const YAML::Node& map, int depth = 0) {
   return own;
 }
 
+// Where documents begin, and nothing else.
+class DocumentStarts : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    starts.push_back(mark);
+  }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+
+  std::vector<YAML::Mark> starts;
+};
+
+struct Document {
+  YAML::Node root; // null: an empty text
+  std::string error; // empty: it parses
+  int64_t line = 0; // of the error, 0: unknown
+};
+
+// The one document of a text. YAML::LoadAll would show a second one, but it never ends, and takes all memory, on a text
+// such as ", a": the parser finds a document that consumes nothing, again and again.
+Document load_document(const std::string& text) {
+  Document document;
+  try {
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    DocumentStarts handler;
+    while (handler.starts.size() < 2 && parser.HandleNextDocument(handler)) {
+    }
+    if (handler.starts.size() > 1) {
+      const bool stuck = handler.starts[0].pos == handler.starts[1].pos;
+      document.error = stuck ? "YAML that does not parse" : "a second YAML document";
+      document.line = handler.starts[1].line + 1;
+    } else {
+      document.root = YAML::Load(text);
+    }
+  } catch (const YAML::Exception& error) {
+    document.error = absl::StrCat("YAML that does not parse: ", error.msg);
+    document.line = error.mark.is_null() ? 0 : error.mark.line + 1;
+  }
+  return document;
+}
+
 class Reader {
  public:
   explicit Reader(std::string file) : file_(std::move(file)) {}
@@ -108,25 +157,16 @@ void Reader::read_text(std::string_view yaml) {
   if (!check_characters(yaml)) {
     return;
   }
-  std::vector<YAML::Node> documents;
-  try {
-    documents = YAML::LoadAll(std::string(yaml));
-  } catch (const YAML::Exception& error) {
-    fail(
-        error.mark.is_null() ? 0 : error.mark.line + 1, "", "a YAML mapping of sections",
-        absl::StrCat("YAML that does not parse: ", error.msg));
-    return;
-  }
-  if (documents.size() > 1) {
-    fail(documents[1].Mark().line + 1, "", "one YAML document", absl::StrCat(documents.size(), " of them"));
-    return;
-  }
-  if (documents.empty() || documents[0].IsNull()) {
+  const Document document = load_document(std::string(yaml));
+  const YAML::Node& root = document.root;
+  if (!document.error.empty()) {
+    fail(document.line, "", "a YAML mapping of sections", document.error);
+  } else if (root.IsNull()) {
     fail(0, "", "a YAML mapping of sections", "an empty file", "`distill --help-config` lists every key");
-  } else if (!documents[0].IsMap()) {
-    fail(documents[0].Mark().line + 1, "", "a YAML mapping of sections", describe(documents[0]));
+  } else if (!root.IsMap()) {
+    fail(root.Mark().line + 1, "", "a YAML mapping of sections", describe(root));
   } else {
-    read_document(documents[0]);
+    read_document(root);
   }
 }
 
@@ -216,12 +256,11 @@ void Reader::read_override(const std::string& text) {
     }
     return;
   }
-  YAML::Node node;
   const std::string value = text.substr(equals + 1);
-  try {
-    node = YAML::Load(value);
-  } catch (const YAML::Exception& error) {
-    fail(0, key, expectation(*field), absl::StrCat("YAML that does not parse: ", error.msg));
+  const Document document = load_document(value);
+  const YAML::Node& node = document.root;
+  if (!document.error.empty()) {
+    fail(0, key, expectation(*field), document.error);
     return;
   }
   if (node.IsNull() && !absl::StripAsciiWhitespace(value).empty()) {

@@ -20,8 +20,9 @@ std::string another_value(const Field& field) {
   if (std::holds_alternative<Boolean>(field.kind)) {
     return to_yaml(field, {}) == "true" ? "false" : "true";
   }
-  if (std::holds_alternative<Integer>(field.kind)) {
-    return "777";
+  if (const auto* integer = std::get_if<Integer>(&field.kind)) {
+    const std::string most = absl::StrCat(std::min<int64_t>(integer->max, 777));
+    return to_yaml(field, {}) == most ? absl::StrCat(integer->min) : most;
   }
   if (std::holds_alternative<Real>(field.kind)) {
     return "0.12345678901234567";

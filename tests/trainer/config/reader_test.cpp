@@ -184,7 +184,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"loss: {beta: 0.5\n", "", "a YAML mapping", "does not parse"},
         BadValue{"loss: *nothing\n", "", "a YAML mapping", "does not parse"},
         BadValue{"loss:\n  beta: 0.5\n temperature: 1\n", "", "a YAML mapping", "does not parse"},
-        BadValue{"run: {dir: a}\n---\nrun: {dir: b}\n", "", "one YAML document", "2"}));
+        BadValue{"run: {dir: a}\n---\nrun: {dir: b}\n", "", "a YAML mapping", "a second YAML document"},
+        BadValue{", a\n", "", "a YAML mapping", "does not parse"}));
 
 TEST(Reader, ManyOpenBracketsAreAProblemAndNotACrash) {
   EXPECT_THAT(read_text("loss: " + std::string(100000, '[')).problems, SizeIs(1));
@@ -269,6 +270,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadOverride{"loss.beta=", "loss.beta", "found nothing"},
         BadOverride{"loss.beta=3", "loss.beta", "expected a number from 0 to 1, found 3"},
         BadOverride{"loss.beta=[", "loss.beta", "does not parse"},
+        BadOverride{"data.train=[a] b", "data.train", "a second YAML document"},
+        BadOverride{"loss.beta=, 1", "loss.beta", "does not parse"},
         BadOverride{"data.train=[{weight: 3}]", "data.train[0]", "the path of a token shard"}));
 
 TEST(ReadFile, SaysWhatIsWrongWithTheFile) {

@@ -141,11 +141,14 @@ absl::StatusOr<Inputs> open_inputs(
   return inputs;
 }
 
-std::unique_ptr<sharding::ModelShards> load_model(const Environment& environment, const ModelInput& input, Role role) {
+std::unique_ptr<sharding::ModelShards> load_model(
+    const Environment& environment, const ModelInput& input, Role role, int64_t shard_rank, int64_t shard_size) {
   sharding::ShardOptions options;
   options.device = environment.device;
   options.compute_dtype = role == Role::kTeacher ? environment.teacher_dtype : environment.student_dtype;
   options.trainable = role == Role::kStudent;
+  options.rank = shard_rank;
+  options.world_size = shard_size;
   auto model = std::make_unique<sharding::ModelShards>(input.config, options);
   model->load(*input.weights);
   return model;

@@ -40,8 +40,9 @@ enum class Role {
   kFrozenStudent
 };
 
-// Puts the weights on the environment's device.
-std::unique_ptr<sharding::ModelShards> load_model(const Environment& environment, const ModelInput& input, Role role);
+// Puts this rank's shards of the weights on the environment's device.
+std::unique_ptr<sharding::ModelShards> load_model(
+    const Environment& environment, const ModelInput& input, Role role, int64_t shard_rank = 0, int64_t shard_size = 1);
 
 // For a checkpoint's identity and for people.
 std::string describe_shape(const models::ModelConfig& config);

@@ -1,6 +1,7 @@
 #include "trainer/environment.h"
 
 #include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "trainer/metrics/device.h"
 
@@ -16,7 +17,7 @@ at::ScalarType resolve_dtype(const std::string& name, at::ScalarType otherwise) 
 
 } // namespace
 
-absl::StatusOr<Environment> resolve_environment(const config::Config& config) {
+absl::StatusOr<Environment> resolve_environment(const config::Config& config, int64_t local_rank) {
   Environment environment;
   const int64_t gpus = metrics::cuda_device_count();
   if (config.train.device == "cuda" && gpus == 0) {
@@ -25,7 +26,12 @@ absl::StatusOr<Environment> resolve_environment(const config::Config& config) {
         "and CUDA_VISIBLE_DEVICES");
   }
   if (config.train.device != "cpu" && gpus > 0) {
-    environment.device = at::Device(at::kCUDA, 0);
+    if (local_rank >= gpus) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "local rank %d has no GPU: %d are visible on this host; start at most one rank for each GPU", local_rank,
+          gpus));
+    }
+    environment.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
   }
   const at::ScalarType device_dtype = environment.device.is_cuda() ? at::kBFloat16 : at::kFloat;
   const at::ScalarType run_dtype = resolve_dtype(config.train.dtype, device_dtype);
@@ -34,7 +40,10 @@ absl::StatusOr<Environment> resolve_environment(const config::Config& config) {
   return environment;
 }
 
-void configure_libtorch(const config::TrainSection& train) {
+void configure_libtorch(const config::TrainSection& train, at::Device device) {
+  if (!device.is_cpu()) {
+    c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  }
   at::manual_seed(static_cast<uint64_t>(train.seed));
   at::globalContext().setDeterministicAlgorithms(train.deterministic, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);

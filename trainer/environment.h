@@ -15,10 +15,10 @@ struct Environment {
   at::ScalarType teacher_dtype = at::kFloat;
 };
 
-// Error where a GPU is asked for and none is visible.
-absl::StatusOr<Environment> resolve_environment(const config::Config& config);
+// `local_rank` picks the GPU. Error where a GPU is asked for and none is visible.
+absl::StatusOr<Environment> resolve_environment(const config::Config& config, int64_t local_rank = 0);
 
-// Global switches of libtorch that the run needs (seed, deterministic algorithms).
-void configure_libtorch(const config::TrainSection& train);
+// Global switches of libtorch that the run needs (current device, seed, deterministic algorithms).
+void configure_libtorch(const config::TrainSection& train, at::Device device);
 
 } // namespace distill::trainer

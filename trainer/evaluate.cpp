@@ -10,11 +10,11 @@
 namespace distill::trainer {
 
 absl::StatusOr<EvalReport> evaluate(const config::Config& config) {
-  configure_libtorch(config.train);
   const auto environment = resolve_environment(config);
   if (!environment.ok()) {
     return environment.status();
   }
+  configure_libtorch(config.train, environment->device);
   const auto inputs = open_inputs(config, *environment, config::Purpose::kEvaluate);
   if (!inputs.ok()) {
     return inputs.status();
@@ -29,7 +29,7 @@ absl::StatusOr<EvalReport> evaluate(const config::Config& config) {
   MicroStep micro(config, *student, teacher.get());
   const auto result = evaluate_dataset(
       micro, *inputs->eval_data, config.train.micro_batch_size, config.eval.batches, inputs->teacher.has_value(),
-      [&stop] { return stop.received() != 0; });
+      sharding::Mesh{}, [&stop] { return stop.received() != 0; });
   if (!result.ok()) {
     return result.status();
   }

@@ -7,6 +7,7 @@
 #include "data/dataset.h"
 #include "trainer/metrics/step_record.h"
 #include "trainer/micro_step.h"
+#include "trainer/sharding/mesh.h"
 
 namespace distill::trainer {
 
@@ -16,10 +17,10 @@ struct EvaluationResult {
   bool interrupted = false; // should_stop said so; the means cover the samples so far
 };
 
-// Runs over the first max_batches * micro_batch_size samples of `data` (0: all of them) without gradients.
-// `should_stop` is asked before every micro-batch.
+// Runs over the first max_batches * micro_batch_size samples of `data` (0: all of them) without gradients, the ranks
+// taking turns; every rank gets the same result. `should_stop` is asked after every micro-batch, on all ranks alike.
 absl::StatusOr<EvaluationResult> evaluate_dataset(
     MicroStep& micro, const data::Dataset& data, int64_t micro_batch_size, int64_t max_batches, bool has_teacher,
-    const std::function<bool()>& should_stop);
+    const sharding::Mesh& mesh, const std::function<bool()>& should_stop);
 
 } // namespace distill::trainer

@@ -18,7 +18,8 @@ sharding::MicroBatch to_device(const data::Batch& batch, at::Device device) {
   const int32_t* boundaries = batch.cu_seqlens.const_data_ptr<int32_t>();
   micro.seq.segments_host.assign(boundaries, boundaries + batch.cu_seqlens.numel());
   micro.seq.max_seqlen = batch.max_seqlen;
-  micro.seq.packed = batch.packed;
+  // Segments that are exactly the rows need no document mask.
+  micro.seq.packed = batch.cu_seqlens.numel() != micro.seq.batch + 1;
   return micro;
 }
 
@@ -39,12 +40,9 @@ MicroStep::MicroStep(const config::Config& config, sharding::ModelShards& studen
   }
 }
 
-losses::LinearHeadInputs MicroStep::head_inputs(
-    const data::Batch& batch, const sharding::MicroBatch& micro, const at::Tensor& hidden_NH) {
+losses::LinearHeadInputs MicroStep::run_teacher(const data::Batch& batch, const sharding::MicroBatch& micro) {
   losses::LinearHeadInputs inputs;
-  inputs.hidden_NH = hidden_NH;
-  inputs.weight_VH = lm_head(student_);
-  inputs.targets_N = batch.targets_BS.flatten().to(hidden_NH.device(), /*non_blocking=*/true);
+  inputs.targets_N = batch.targets_BS.flatten().to(micro.tokens_N.device(), /*non_blocking=*/true);
   inputs.valid_tokens = batch.valid_tokens;
   if (teacher_ != nullptr) {
     inputs.teacher_hidden_NG = sharding::forward_hidden(*teacher_, teacher_rope_, micro);
@@ -53,27 +51,38 @@ losses::LinearHeadInputs MicroStep::head_inputs(
   return inputs;
 }
 
+losses::LinearHeadOutput MicroStep::run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads) {
+  inputs.weight_VH = lm_head(student_);
+  losses::LinearHeadOutput out = losses::linear_head(inputs, config_.loss, config_.chunks, grads);
+  student_.release(student_.head_unit());
+  if (teacher_ != nullptr) {
+    teacher_->release(teacher_->head_unit());
+  }
+  return out;
+}
+
+// The teacher runs first: what the student keeps for its backward pass does not exist yet then.
 void MicroStep::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_K) {
-  const at::Device device = student_.options().device;
-  const sharding::MicroBatch micro = to_device(batch, device);
-  const at::Tensor hidden_NH = pass_.forward(micro);
-  const losses::LinearHeadInputs inputs = head_inputs(batch, micro, hidden_NH);
+  const sharding::MicroBatch micro = to_device(batch, student_.options().device);
+  losses::LinearHeadInputs inputs = run_teacher(batch, micro);
+  inputs.hidden_NH = pass_.forward(micro);
   const int64_t head = student_.head_unit();
   losses::LinearHeadGrads grads;
-  grads.hidden_NH = at::empty_like(hidden_NH);
+  grads.hidden_NH = at::empty_like(inputs.hidden_NH);
   grads.weight_VH = models::lm_head_weight(student_.unit(head).layout, student_.gradient(head));
   grads.grad_scale = grad_scale;
-  const losses::LinearHeadOutput out = losses::linear_head(inputs, config_.loss, config_.chunks, &grads);
+  const losses::LinearHeadOutput out = run_head(inputs, &grads);
   sums_K += out.rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
-  pass_.backward(micro, grads.hidden_NH);
+  const at::Tensor dhidden_NH = grads.hidden_NH;
+  inputs = {};
+  pass_.backward(micro, dhidden_NH);
 }
 
 void MicroStep::evaluate(const data::Batch& batch, at::Tensor& sums_K) {
   const sharding::MicroBatch micro = to_device(batch, student_.options().device);
-  const at::Tensor hidden_NH = sharding::forward_hidden(student_, student_rope_, micro);
-  const losses::LinearHeadInputs inputs = head_inputs(batch, micro, hidden_NH);
-  const losses::LinearHeadOutput out = losses::linear_head(inputs, config_.loss, config_.chunks, /*grads=*/nullptr);
-  sums_K += out.rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
+  losses::LinearHeadInputs inputs = run_teacher(batch, micro);
+  inputs.hidden_NH = sharding::forward_hidden(student_, student_rope_, micro);
+  sums_K += run_head(inputs, /*grads=*/nullptr).rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
 }
 
 at::Tensor MicroStep::zero_sums() const {

@@ -25,8 +25,10 @@ class MicroStep {
   at::Tensor zero_sums() const; // fp64 [K] on the device
 
  private:
-  losses::LinearHeadInputs head_inputs(
-      const data::Batch& batch, const sharding::MicroBatch& micro, const at::Tensor& hidden_NH);
+  // Targets, and the teacher's hidden states with its lm_head, whose unit stays gathered until run_head is done with
+  // it.
+  losses::LinearHeadInputs run_teacher(const data::Batch& batch, const sharding::MicroBatch& micro);
+  losses::LinearHeadOutput run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads);
 
   const config::Config& config_;
   sharding::ModelShards& student_;

@@ -147,34 +147,43 @@ absl::Status check_identity(const std::string& file, const char* what, const Jso
 
 absl::StatusOr<std::string> save(
     const std::string& run_dir, const TrainState& state, const RunIdentity& identity, sharding::ModelShards& model,
-    optim::AdamW& optimizer, int64_t keep) {
+    optim::AdamW& optimizer, int64_t keep, const sharding::Mesh& mesh) {
   const fs::path final_folder = fs::path(run_dir) / kFolder / absl::StrCat("step-", state.step);
   const fs::path partial = final_folder.string() + ".partial";
   std::error_code error;
-  fs::remove_all(partial, error);
-  fs::create_directories(partial, error);
-  if (error) {
-    return absl::InternalError(absl::StrCat(partial.string(), ": cannot create: ", error.message()));
-  }
-  const auto write = [&]() -> absl::Status {
-    absl::Status status = models::write_safetensors(
-        (partial / rank_file(model.options().rank)).string(), state_tensors(model, optimizer));
-    if (status.ok()) {
-      status = write_file((partial / "index.json").string(), index_json(state, identity, model).dump(1) + "\n");
+  absl::Status status;
+  if (mesh.is_main()) {
+    fs::remove_all(partial, error);
+    fs::create_directories(partial, error);
+    if (error) {
+      status = absl::InternalError(absl::StrCat(partial.string(), ": cannot create: ", error.message()));
     }
+  }
+  status = sharding::agree(mesh, status);
+  if (status.ok() && mesh.replicate_rank == 0) { // every replica has the same shards
+    status = models::write_safetensors(
+        (partial / rank_file(model.options().rank)).string(), state_tensors(model, optimizer));
+  }
+  status = sharding::agree(mesh, status);
+  if (status.ok() && mesh.is_main()) {
+    status = write_file((partial / "index.json").string(), index_json(state, identity, model).dump(1) + "\n");
     if (status.ok()) {
       status = write_file((partial / kMarker).string(), "");
     }
     if (status.ok()) {
       status = publish_folder(partial.string(), final_folder.string());
     }
-    return status;
-  };
-  if (absl::Status status = write(); !status.ok()) {
-    fs::remove_all(partial, error);
+  }
+  status = sharding::agree(mesh, status);
+  if (!status.ok()) {
+    if (mesh.is_main()) {
+      fs::remove_all(partial, error);
+    }
     return status;
   }
-  remove_old(run_dir, keep);
+  if (mesh.is_main()) {
+    remove_old(run_dir, keep);
+  }
   return final_folder.string();
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "trainer/optim/adamw.h"
+#include "trainer/sharding/mesh.h"
 #include "trainer/sharding/model_shards.h"
 
 // A run's state in <run folder>/checkpoints/step-N: index.json, one safetensors file of flat shards per rank, and the
@@ -30,11 +31,11 @@ struct RunIdentity {
   std::string data; // the training set, its order and packing
 };
 
-// Saves and returns the checkpoint's folder. Keeps the newest `keep` complete ones (at least one) and removes the
-// others.
+// Saves and returns the checkpoint's folder; all ranks call it together, and all get an error where one fails. Keeps
+// the newest `keep` complete ones (at least one) and removes the others.
 absl::StatusOr<std::string> save(
     const std::string& run_dir, const TrainState& state, const RunIdentity& identity, sharding::ModelShards& model,
-    optim::AdamW& optimizer, int64_t keep);
+    optim::AdamW& optimizer, int64_t keep, const sharding::Mesh& mesh);
 
 // The newest complete checkpoint of a run folder; nullopt: there is none.
 absl::StatusOr<std::optional<std::string>> newest_complete(const std::string& run_dir);

@@ -76,6 +76,15 @@ struct MemorySection {
   std::string activation = "keep"; // keep | recompute
 };
 
+struct ParallelSection {
+  int64_t processes = 0; // ranks that distill starts on this host itself; 0: one per visible GPU, or 1 on a CPU
+  int64_t shard = 0; // ranks that hold one copy of the models between them; 0: all of them / replicate
+  int64_t replicate = 1; // such copies
+  std::string reduce_dtype = "float32"; // float32 | bfloat16
+  int64_t prefetch = 1; // units gathered ahead
+  int64_t timeout_s = 600; // for ranks to arrive, and for a collective
+};
+
 struct RunSection {
   std::string dir; // run folder
   int64_t log_every = 1; // steps
@@ -94,6 +103,7 @@ struct Config {
   EvalSection eval;
   CheckpointSection checkpoint;
   MemorySection memory;
+  ParallelSection parallel;
   RunSection run;
 };
 

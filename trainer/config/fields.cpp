@@ -203,6 +203,24 @@ std::vector<Field> eval_fields() {
   };
 }
 
+std::vector<Field> parallel_fields() {
+  constexpr auto kParallel = &Config::parallel;
+  return {
+      {"parallel", "processes", Integer{member<kParallel, &ParallelSection::processes>, 0, 4096}, "ranks",
+       "Ranks that distill starts on this host itself, when no launcher did. 0: one for each visible GPU, 1 on a CPU."},
+      {"parallel", "shard", Integer{member<kParallel, &ParallelSection::shard>, 0, kMaxInt}, "ranks",
+       "Ranks that hold one copy of the models between them. 0: all ranks divided by parallel.replicate."},
+      {"parallel", "replicate", Integer{member<kParallel, &ParallelSection::replicate>, 1, kMaxInt}, "copies",
+       "Copies of the sharded models (HSDP), usually one for each node."},
+      {"parallel", "reduce_dtype", one_of<kParallel, &ParallelSection::reduce_dtype>({"float32", "bfloat16"}), "",
+       "Dtype in which gradients travel; bfloat16 halves the traffic and rounds every rank's part."},
+      {"parallel", "prefetch", Integer{member<kParallel, &ParallelSection::prefetch>, 1, 16}, "units",
+       "Units gathered ahead of the one that computes; each costs a slot."},
+      {"parallel", "timeout_s", Integer{member<kParallel, &ParallelSection::timeout_s>, 1, 86400}, "seconds",
+       "How long ranks wait for each other to arrive, and for a collective to end."},
+  };
+}
+
 std::vector<Field> run_fields() {
   constexpr auto kRun = &Config::run;
   return {
@@ -241,6 +259,7 @@ std::vector<Section> make_sections() {
        "what the backward pass keeps",
        {{"memory", "activation", one_of<&Config::memory, &MemorySection::activation>({"keep", "recompute"}), "",
          "recompute keeps the input of each block only and runs its forward pass again."}}},
+      {"parallel", "ranks, and how models are spread over them", parallel_fields()},
       {"run", "the run folder and what is printed", run_fields()},
   };
 }

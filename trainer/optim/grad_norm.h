@@ -13,7 +13,9 @@ struct GradNorm {
   at::Tensor found_inf; // 1 where the norm is not finite, else 0
 };
 
-// max_norm 0: no clipping; the norm is still measured and non-finite gradients are still found.
-GradNorm measure_grad_norm(const sharding::ModelShards& model, double max_norm);
+// max_norm 0: no clipping; the norm is still measured and non-finite gradients are still found. `shard_axis`: the ranks
+// that hold the other shards, null where there are none; all of them get the same result.
+GradNorm measure_grad_norm(
+    const sharding::ModelShards& model, double max_norm, sharding::Communicator* shard_axis = nullptr);
 
 } // namespace distill::optim

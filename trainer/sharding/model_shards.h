@@ -7,6 +7,7 @@
 #include "trainer/models/layout.h"
 #include "trainer/models/weights.h"
 #include "trainer/sharding/shard_range.h"
+#include "trainer/sharding/slots.h"
 
 namespace distill::sharding {
 
@@ -18,6 +19,7 @@ struct UnitShard {
   at::Tensor
       master; // fp32, what the optimizer updates; the same tensor as `weights` when that is fp32; undefined: frozen
   at::Tensor gradient; // fp32, accumulated over micro-batches; undefined: frozen
+  bool has_gradient = false; // since zero_gradients(); with slots, the first reduction of a step overwrites
 };
 
 struct ShardOptions {
@@ -30,7 +32,7 @@ struct ShardOptions {
 
 // The units of one model, sharded. The passes over the model ask it for whole units and give them back:
 // weights(u) ... release(u) around every use, gradient(u) ... reduce(u) around every unit's backward.
-// On one process a shard is the whole unit: gathering and reducing are the identity.
+// On one process a shard is the whole unit, and gathering and reducing are the identity.
 class ModelShards {
  public:
   ModelShards(models::ModelConfig config, const ShardOptions& options);
@@ -68,21 +70,45 @@ class ModelShards {
     return config_.tie_word_embeddings ? 0 : num_units() - 1;
   }
 
+  // From now on whole units are gathered into, and gradients are reduced from, these slots. Null: one process.
+  // Both outlive this.
+  void use_slots(WeightSlots* weights, GradientSlots* gradients) {
+    weight_slots_ = weights;
+    gradient_slots_ = gradients;
+  }
+  // Adds what this model's units need to a plan of slots.
+  void add_to_plan(SlotPlan& weights, SlotPlan& gradients) const;
+
   // The whole unit's flat weights, compute dtype. Valid until release().
   at::Tensor weights(int64_t index);
   void release(int64_t index);
+  // Starts gathering a unit that will be needed soon.
+  void prefetch(int64_t index);
   // The whole unit's flat fp32 gradient, to accumulate into. reduce() hands it over when the unit's backward is done.
   at::Tensor gradient(int64_t index);
   void reduce(int64_t index);
+  // After the last backward pass: the compute stream waits until the gradient shards hold the sums over all ranks.
+  void finish_gradients();
 
+  // The whole unit's fp32 master weights; all ranks of the shard axis call it together. Null: this rank holds it all.
+  at::Tensor gather_master(int64_t index, Communicator* shard_axis) const;
+
+  // Before the first backward pass of a step.
   void zero_gradients();
   // After the optimizer changed the master weights.
   void refresh_weights();
 
  private:
+  UnitKey key(int64_t index) const {
+    return {this, index};
+  }
+  SlotSize slot_size(int64_t index) const;
+
   models::ModelConfig config_;
   ShardOptions options_;
   std::vector<UnitShard> units_;
+  WeightSlots* weight_slots_ = nullptr;
+  GradientSlots* gradient_slots_ = nullptr;
 };
 
 } // namespace distill::sharding

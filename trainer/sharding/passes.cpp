@@ -8,6 +8,7 @@ namespace {
 at::Tensor embed(ModelShards& model, const at::Tensor& tokens_N) {
   const int64_t unit = model.embedding_unit();
   const at::Tensor weight = models::embedding_weight(model.unit(unit).layout, model.weights(unit));
+  model.prefetch(model.block_unit(0));
   at::Tensor x_NH = models::embedding_forward(tokens_N, weight);
   model.release(unit);
   return x_NH;
@@ -26,6 +27,8 @@ at::Tensor run_block(
     const at::Tensor& x_NH, models::BlockKept* kept) {
   const int64_t unit = model.block_unit(block);
   const models::BlockParams params = models::block_params(model.unit(unit).layout, model.weights(unit));
+  const bool last = block + 1 == model.config().num_layers;
+  model.prefetch(last ? model.head_unit() : model.block_unit(block + 1));
   at::Tensor y_NH = models::block_forward(model.config(), seq, angles, params, x_NH, kept);
   model.release(unit);
   return y_NH;
@@ -74,6 +77,9 @@ void TrainingPass::backward(const MicroBatch& batch, const at::Tensor& dhidden_N
     const int64_t unit = model_.block_unit(block);
     const models::UnitLayout& layout = model_.unit(unit).layout;
     const models::BlockParams params = models::block_params(layout, model_.weights(unit));
+    if (block > 0) {
+      model_.prefetch(model_.block_unit(block - 1));
+    }
     models::BlockParams gradients = models::block_params(layout, model_.gradient(unit));
     dx_NH =
         models::block_backward(model_.config(), batch.seq, angles_, params, dx_NH, std::move(kept_.back()), gradients);

@@ -9,8 +9,8 @@
 #include "trainer/models/units.h"
 #include "trainer/sharding/model_shards.h"
 
-// The passes over a model's units: plain loops that ask ModelShards for a unit, compute, and give it back.
-// N tokens, H hidden size.
+// The passes over a model's units: plain loops that ask ModelShards for a unit, start the next one's gather, compute,
+// and give the unit back. N tokens, H hidden size.
 namespace distill::sharding {
 
 // The tokens of a micro-batch on the model's device.

@@ -61,7 +61,7 @@ class CheckpointTest : public testing::Test {
   }
   std::string save(TrainedModel& run, int64_t step, int64_t keep = 2) {
     state_.step = step;
-    const auto folder = checkpoint::save(dir_, state_, identity_, run.model, run.optimizer, keep);
+    const auto folder = checkpoint::save(dir_, state_, identity_, run.model, run.optimizer, keep, {});
     EXPECT_TRUE(folder.ok()) << folder.status();
     return folder.value_or("");
   }
@@ -141,7 +141,7 @@ TEST_F(CheckpointTest, BrokenFilesAreErrorsThatNameThem) {
 TEST_F(CheckpointTest, FailedSaveLeavesNothingBehind) {
   TrainedModel run(1);
   std::ofstream(dir_ + "/checkpoints") << "a file where the folder should be";
-  const auto folder = checkpoint::save(dir_, state_, identity_, run.model, run.optimizer, 2);
+  const auto folder = checkpoint::save(dir_, state_, identity_, run.model, run.optimizer, 2, {});
   EXPECT_FALSE(folder.ok());
   EXPECT_THAT(std::string(folder.status().message()), HasSubstr("checkpoints"));
 }

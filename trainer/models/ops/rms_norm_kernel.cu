@@ -1,0 +1,400 @@
+#include "trainer/models/ops/rms_norm_kernel.h"
+
+#include <algorithm>
+
+#include "trainer/models/ops/device.cuh"
+
+namespace distill::models {
+
+namespace {
+
+// A thread holds up to kHeld packs of its row in registers; longer rows read the rest of their packs twice.
+constexpr int kHeld = 4;
+constexpr int kMaxThreads = 512;
+constexpr int kMinThreads = 128;
+constexpr int kThreadsPerMultiprocessor = 512; // of the backward pass, which its registers allow
+
+// threadIdx.x runs over a row, threadIdx.y over the block's rows. A row has a power of two of lanes of a warp, or a block
+// of its own: sums then go through shared memory.
+dim3 block_shape(int64_t packs) {
+  const int64_t wanted = ceil_div<int64_t>(packs, kHeld);
+  if (wanted > kWarp) {
+    return dim3(static_cast<unsigned>(std::min<int64_t>(ceil_div<int64_t>(wanted, kWarp) * kWarp, kMaxThreads)));
+  }
+  unsigned lanes = 1;
+  while (lanes < wanted) {
+    lanes *= 2;
+  }
+  return dim3(lanes, kMinThreads / lanes);
+}
+
+// Sum over the threads of a row, the same bits on each. Calls must alternate between two `shared` arrays: a warp may
+// still read the one while another writes the other.
+template <typename acc_t>
+__device__ __forceinline__ acc_t row_sum(acc_t value, acc_t* shared) {
+  if (blockDim.x <= kWarp) {
+    return lane_sum(value, static_cast<int>(blockDim.x));
+  }
+  value = lane_sum(value, kWarp);
+  if (threadIdx.x % kWarp == 0) {
+    shared[threadIdx.x / kWarp] = value;
+  }
+  __syncthreads();
+  acc_t total = 0;
+  for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarp; ++warp) {
+    total += shared[warp];
+  }
+  return total;
+}
+
+template <typename T, int V>
+__device__ __forceinline__ Pack<T, V> scaled(const Pack<T, V>& x, acc_type<T> rstd, const Pack<T, V>& weight) {
+  Pack<T, V> y;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    y.set(i, x[i] * rstd * weight[i]);
+  }
+  return y;
+}
+
+enum class ForwardMode {
+  kPlain,
+  kResidual,
+  kApply
+};
+
+// x, or the rounded sum, which is stored as well.
+template <typename T, int V, ForwardMode kMode>
+__device__ __forceinline__ Pack<T, V> load_input(const T* x, const T* residual, T* sum, int64_t at) {
+  Pack<T, V> value = load_pack<T, V>(x + at);
+  if constexpr (kMode == ForwardMode::kResidual) {
+    const Pack<T, V> other = load_pack<T, V>(residual + at);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      value.set(i, value[i] + other[i]);
+    }
+    store_pack(sum + at, value);
+  }
+  return value;
+}
+
+template <typename T, int V>
+__device__ __forceinline__ acc_type<T> squares_of(const Pack<T, V>& x) {
+  acc_type<T> sum = 0;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    sum += x[i] * x[i];
+  }
+  return sum;
+}
+
+template <typename T, int V, ForwardMode kMode>
+__global__ __launch_bounds__(kMaxThreads) void rms_norm_forward(const __grid_constant__ RmsNormArgs args) {
+  using acc_t = acc_type<T>;
+  __shared__ acc_t shared[kMaxThreads / kWarp];
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool active = row < args.rows;
+  const int64_t packs = active ? args.hidden / V : 0;
+  const int64_t offset = row * args.hidden;
+  const T* x = static_cast<const T*>(args.x) + offset;
+  const T* residual = static_cast<const T*>(args.residual) + offset;
+  const T* weight = static_cast<const T*>(args.weight);
+  T* sum = static_cast<T*>(args.sum) + offset;
+  T* y = static_cast<T*>(args.y) + offset;
+  acc_t* rstd_N = static_cast<acc_t*>(args.rstd);
+
+  Pack<T, V> held[kHeld];
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j) {
+    const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
+    if (p < packs) {
+      held[j] = load_input<T, V, kMode>(x, residual, sum, p * V);
+    }
+  }
+  const int64_t first_again = threadIdx.x + static_cast<int64_t>(kHeld) * blockDim.x;
+
+  acc_t rstd = 0;
+  if constexpr (kMode == ForwardMode::kApply) {
+    rstd = active ? rstd_N[row] : acc_t(0);
+  } else {
+    acc_t squares = 0;
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      if (threadIdx.x + static_cast<int64_t>(j) * blockDim.x < packs) {
+        squares += squares_of(held[j]);
+      }
+    }
+    for (int64_t p = first_again; p < packs; p += blockDim.x) {
+      squares += squares_of(load_input<T, V, kMode>(x, residual, sum, p * V));
+    }
+    squares = row_sum(squares, shared);
+    rstd = acc_t(1) / sqrt(squares / static_cast<acc_t>(args.hidden) + static_cast<acc_t>(args.eps));
+    if (active && threadIdx.x == 0) {
+      rstd_N[row] = rstd;
+    }
+  }
+
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j) {
+    const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
+    if (p < packs) {
+      store_pack(y + p * V, scaled(held[j], rstd, load_pack<T, V>(weight + p * V)));
+    }
+  }
+  // Each thread reads back its own sums.
+  const T* normalised = kMode == ForwardMode::kResidual ? sum : x;
+  for (int64_t p = first_again; p < packs; p += blockDim.x) {
+    store_pack(y + p * V, scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V)));
+  }
+}
+
+__device__ __forceinline__ int64_t row_offset(int64_t row, int64_t inner, const RowStrides& strides) {
+  return inner == 1 ? row * strides.outer : row / inner * strides.outer + row % inner * strides.inner;
+}
+
+template <typename T, int V>
+__device__ __forceinline__ acc_type<T> dot_of(const Pack<T, V>& dy, const Pack<T, V>& x, const Pack<T, V>& weight) {
+  acc_type<T> sum = 0;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    sum += dy[i] * weight[i] * x[i];
+  }
+  return sum;
+}
+
+// dx of one pack, and the terms of the weight's gradient added to `sums`.
+template <typename T, int V>
+__device__ __forceinline__ Pack<T, V> input_gradient(
+    const Pack<T, V>& dy, const Pack<T, V>& x, const Pack<T, V>& weight, const Pack<T, V>& dresidual, acc_type<T> rstd,
+    acc_type<T> scale, acc_type<T> (&sums)[V]) {
+  Pack<T, V> dx;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    dx.set(i, rstd * weight[i] * dy[i] - scale * x[i] + dresidual[i]);
+    sums[i] += dy[i] * (x[i] * rstd);
+  }
+  return dx;
+}
+
+// Persistent blocks: a thread keeps its columns of the weight and of the weight's gradient over all rows of its block.
+template <typename T, int V>
+__global__ __launch_bounds__(kMaxThreads) void rms_norm_backward(const __grid_constant__ RmsNormBackwardArgs args) {
+  using acc_t = acc_type<T>;
+  __shared__ acc_t shared[2][kMaxThreads / kWarp];
+  extern __shared__ __align__(16) unsigned char dynamic_shared[];
+  const int64_t packs = args.hidden / V;
+  const int64_t first_again = threadIdx.x + static_cast<int64_t>(kHeld) * blockDim.x;
+  const T* weight = static_cast<const T*>(args.weight);
+  acc_t* partial = static_cast<acc_t*>(args.partials) + static_cast<int64_t>(blockIdx.x) * args.hidden;
+
+  Pack<T, V> held_weight[kHeld];
+  acc_t sums[kHeld][V] = {};
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j) {
+    const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
+    if (p < packs) {
+      held_weight[j] = load_pack<T, V>(weight + p * V);
+    }
+  }
+
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  const int64_t first_base = static_cast<int64_t>(blockIdx.x) * blockDim.y;
+  int parity = 0;
+  // All rows of a block take every round together, since sums are over whole warps.
+  for (int64_t base = first_base; base < args.rows; base += step, parity ^= 1) {
+    const int64_t row = base + threadIdx.y;
+    const bool active = row < args.rows;
+    const int64_t row_packs = active ? packs : 0;
+    const T* dy = static_cast<const T*>(args.dy) + row_offset(row, args.inner, args.dy_strides);
+    const T* x = static_cast<const T*>(args.x) + row_offset(row, args.inner, args.x_strides);
+    const T* dresidual =
+        args.dresidual == nullptr ? nullptr : static_cast<const T*>(args.dresidual) + row * args.hidden;
+    T* dx = static_cast<T*>(args.dx) + row_offset(row, args.inner, args.dx_strides);
+    const acc_t rstd = active ? static_cast<const acc_t*>(args.rstd)[row] : acc_t(0);
+
+    Pack<T, V> held_dy[kHeld], held_x[kHeld], held_residual[kHeld];
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
+      if (p < row_packs) {
+        held_dy[j] = load_pack<T, V>(dy + p * V);
+        held_x[j] = load_pack<T, V>(x + p * V);
+        held_residual[j] = dresidual == nullptr ? Pack<T, V>{} : load_pack<T, V>(dresidual + p * V);
+      }
+    }
+    acc_t dot = 0;
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      if (threadIdx.x + static_cast<int64_t>(j) * blockDim.x < row_packs) {
+        dot += dot_of(held_dy[j], held_x[j], held_weight[j]);
+      }
+    }
+    for (int64_t p = first_again; p < row_packs; p += blockDim.x) {
+      dot += dot_of(load_pack<T, V>(dy + p * V), load_pack<T, V>(x + p * V), load_pack<T, V>(weight + p * V));
+    }
+    dot = row_sum(dot, shared[parity]);
+    const acc_t scale = dot * rstd * rstd * rstd / static_cast<acc_t>(args.hidden);
+
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
+      if (p < row_packs) {
+        store_pack(
+            dx + p * V, input_gradient(held_dy[j], held_x[j], held_weight[j], held_residual[j], rstd, scale, sums[j]));
+      }
+    }
+    for (int64_t p = first_again; p < row_packs; p += blockDim.x) {
+      const bool add = args.partials != nullptr && base != first_base;
+      acc_t terms[V];
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        terms[i] = add ? partial[p * V + i] : acc_t(0);
+      }
+      const Pack<T, V> residual = dresidual == nullptr ? Pack<T, V>{} : load_pack<T, V>(dresidual + p * V);
+      const Pack<T, V> result = input_gradient(
+          load_pack<T, V>(dy + p * V), load_pack<T, V>(x + p * V), load_pack<T, V>(weight + p * V), residual, rstd,
+          scale, terms);
+      store_pack(dx + p * V, result);
+      if (args.partials != nullptr) {
+#pragma unroll
+        for (int i = 0; i < V; ++i) {
+          partial[p * V + i] = terms[i];
+        }
+      }
+    }
+  }
+
+  if (args.partials == nullptr) {
+    return;
+  }
+  // Rows side by side in a block are summed in order through shared memory; a row with a block of its own is done.
+  acc_t* out = blockDim.y == 1 ? partial : reinterpret_cast<acc_t*>(dynamic_shared) + threadIdx.y * args.hidden;
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j) {
+    const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
+    if (p < packs) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        out[p * V + i] = sums[j][i];
+      }
+    }
+  }
+  if (blockDim.y > 1) {
+    __syncthreads();
+    const acc_t* all = reinterpret_cast<const acc_t*>(dynamic_shared);
+    for (int64_t h = threadIdx.y * blockDim.x + threadIdx.x; h < args.hidden; h += blockDim.x * blockDim.y) {
+      acc_t total = 0;
+      for (int y = 0; y < static_cast<int>(blockDim.y); ++y) {
+        total += all[y * args.hidden + h];
+      }
+      partial[h] = total;
+    }
+  }
+}
+
+constexpr int kSumColumns = 32;
+constexpr int kSumRows = 16;
+
+// grad += sum of partials over their rows, in a fixed order.
+template <typename acc_t>
+__global__ __launch_bounds__(kSumColumns* kSumRows) void add_partials(
+    const acc_t* partials_PH, acc_t* grad_H, int64_t count, int64_t hidden) {
+  __shared__ acc_t shared[kSumRows][kSumColumns];
+  const int64_t h = static_cast<int64_t>(blockIdx.x) * kSumColumns + threadIdx.x;
+  acc_t sum = 0;
+  if (h < hidden) {
+#pragma unroll 8
+    for (int64_t p = threadIdx.y; p < count; p += kSumRows) {
+      sum += partials_PH[p * hidden + h];
+    }
+  }
+  shared[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y == 0 && h < hidden) {
+    acc_t total = 0;
+    for (int y = 0; y < kSumRows; ++y) {
+      total += shared[y][threadIdx.x];
+    }
+    grad_H[h] += total;
+  }
+}
+
+bool whole_packs(ElementType type, int64_t hidden) {
+  return hidden * element_bytes(type) % kAccessBytes == 0;
+}
+
+// Elements to a pack.
+int pack_size(const RmsNormArgs& args) {
+  const bool wide = whole_packs(args.type, args.hidden) && aligned(args.x, args.residual, args.weight, args.sum, args.y);
+  return wide ? kAccessBytes / element_bytes(args.type) : 1;
+}
+
+int pack_size(const RmsNormBackwardArgs& args) {
+  bool wide = whole_packs(args.type, args.hidden) && aligned(args.dy, args.x, args.dresidual, args.weight, args.dx);
+  for (const RowStrides& strides : {args.dy_strides, args.x_strides, args.dx_strides}) {
+    wide = wide && whole_packs(args.type, strides.outer) && (args.inner == 1 || whole_packs(args.type, strides.inner));
+  }
+  return wide ? kAccessBytes / element_bytes(args.type) : 1;
+}
+
+template <ForwardMode kMode>
+const char* launch_forward(const RmsNormArgs& args, CUstream_st* stream) {
+  const int pack = pack_size(args);
+  const dim3 block = block_shape(args.hidden / pack);
+  const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(args.rows, block.y)));
+  with_type(args.type, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (pack == 1) {
+      rms_norm_forward<T, 1, kMode><<<grid, block, 0, stream>>>(args);
+    } else {
+      rms_norm_forward<T, kAccessBytes / sizeof(T), kMode><<<grid, block, 0, stream>>>(args);
+    }
+  });
+  return launch_problem();
+}
+
+} // namespace
+
+const char* launch_rms_norm_forward(const RmsNormArgs& args, CUstream_st* stream) {
+  return args.residual == nullptr ? launch_forward<ForwardMode::kPlain>(args, stream)
+                                  : launch_forward<ForwardMode::kResidual>(args, stream);
+}
+
+const char* launch_rms_norm_apply(const RmsNormArgs& args, CUstream_st* stream) {
+  return launch_forward<ForwardMode::kApply>(args, stream);
+}
+
+int64_t rms_norm_backward_blocks(const RmsNormBackwardArgs& args) {
+  int device = 0;
+  int multiprocessors = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  const dim3 block = block_shape(args.hidden / pack_size(args));
+  const int64_t resident = static_cast<int64_t>(multiprocessors) * kThreadsPerMultiprocessor / (block.x * block.y);
+  return std::min(resident, ceil_div<int64_t>(args.rows, block.y));
+}
+
+const char* launch_rms_norm_backward(const RmsNormBackwardArgs& args, CUstream_st* stream) {
+  const int pack = pack_size(args);
+  const dim3 block = block_shape(args.hidden / pack);
+  const int64_t blocks = rms_norm_backward_blocks(args);
+  const dim3 grid(static_cast<unsigned>(blocks));
+  with_type(args.type, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using acc_t = acc_type<T>;
+    const size_t shared = args.grad != nullptr && block.y > 1 ? block.y * args.hidden * sizeof(acc_t) : 0;
+    if (pack == 1) {
+      rms_norm_backward<T, 1><<<grid, block, shared, stream>>>(args);
+    } else {
+      rms_norm_backward<T, kAccessBytes / sizeof(T)><<<grid, block, shared, stream>>>(args);
+    }
+    if (args.grad != nullptr) {
+      add_partials<acc_t>
+          <<<static_cast<unsigned>(ceil_div<int64_t>(args.hidden, kSumColumns)), dim3(kSumColumns, kSumRows), 0, stream>>>(
+              static_cast<const acc_t*>(args.partials), static_cast<acc_t*>(args.grad), blocks, args.hidden);
+    }
+  });
+  return launch_problem();
+}
+
+} // namespace distill::models

@@ -1,0 +1,67 @@
+#include "trainer/ranks.h"
+
+#include "trainer/metrics/device.h"
+
+namespace distill::trainer {
+
+absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
+    const config::Config& config, const launch::RankInfo& ranks, at::Device device) {
+  const config::ParallelSection& parallel = config.parallel;
+  if (ranks.world_size % parallel.replicate != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "parallel.replicate: expected a divisor of the %d ranks (%s), found %d", ranks.world_size, ranks.launcher,
+        parallel.replicate));
+  }
+  const int64_t shard = parallel.shard > 0 ? parallel.shard : ranks.world_size / parallel.replicate;
+  const int64_t samples = ranks.world_size * config.train.micro_batch_size;
+  if (config.train.global_batch_size % samples != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "train.global_batch_size: expected a multiple of %d (%d ranks x train.micro_batch_size %d), found %d", samples,
+        ranks.world_size, config.train.micro_batch_size, config.train.global_batch_size));
+  }
+  sharding::RendezvousOptions options;
+  options.master_addr = ranks.master_addr;
+  options.master_port = ranks.master_port;
+  options.rank = ranks.rank;
+  options.world_size = ranks.world_size;
+  options.timeout = std::chrono::seconds(parallel.timeout_s);
+  return sharding::make_mesh(options, shard, parallel.replicate, device);
+}
+
+int64_t ranks_to_start(const config::Config& config, const launch::RankInfo& ranks) {
+  if (ranks.launcher != "single process") {
+    return 1;
+  }
+  if (config.parallel.processes > 0) {
+    return config.parallel.processes;
+  }
+  return config.train.device == "cpu" ? 1 : std::max<int64_t>(1, metrics::cuda_device_count());
+}
+
+Slots make_slots(
+    const config::ParallelSection& parallel, const sharding::Mesh& mesh, sharding::ModelShards& student,
+    sharding::ModelShards* teacher) {
+  Slots slots;
+  if (mesh.gather == nullptr) {
+    return slots;
+  }
+  sharding::SlotPlan weights, gradients;
+  student.add_to_plan(weights, gradients);
+  if (teacher != nullptr) {
+    teacher->add_to_plan(weights, gradients);
+  }
+  weights.block_slots = parallel.prefetch + 1;
+  gradients.large_slots = 1;
+  const at::Device device = student.options().device;
+  slots.weights = std::make_unique<sharding::WeightSlots>(device, *mesh.gather, weights);
+  slots.gradients = std::make_unique<sharding::GradientSlots>(
+      device, *mesh.reduce, mesh.replicate.get(), parallel.reduce_dtype == "bfloat16" ? at::kBFloat16 : at::kFloat,
+      gradients);
+  student.use_slots(slots.weights.get(), slots.gradients.get());
+  if (teacher != nullptr) {
+    teacher->use_slots(slots.weights.get(), nullptr);
+  }
+  return slots;
+}
+
+} // namespace distill::trainer

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <memory>
+
+#include "trainer/config/config.h"
+#include "trainer/launch/ranks.h"
+#include "trainer/sharding/mesh.h"
+#include "trainer/sharding/model_shards.h"
+
+// What the trainer needs to be one rank of many.
+namespace distill::trainer {
+
+// Joins the other ranks as parallel.* says. One process: a mesh without groups.
+absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
+    const config::Config& config, const launch::RankInfo& ranks, at::Device device);
+
+// Ranks that distill has to start on this host itself: 1 under a launcher, or where the configuration asks for one.
+int64_t ranks_to_start(const config::Config& config, const launch::RankInfo& ranks);
+
+// The fixed buffers that gathered weights and whole gradients pass through. Empty on one process.
+struct Slots {
+  std::unique_ptr<sharding::WeightSlots> weights;
+  std::unique_ptr<sharding::GradientSlots> gradients;
+};
+
+// Makes the slots for both models and has the models use them. `teacher` may be null.
+Slots make_slots(
+    const config::ParallelSection& parallel, const sharding::Mesh& mesh, sharding::ModelShards& student,
+    sharding::ModelShards* teacher);
+
+} // namespace distill::trainer

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trainer/config/config.h"
+#include "trainer/metrics/jsonl.h"
+#include "trainer/metrics/progress.h"
+#include "trainer/metrics/step_record.h"
+
+namespace distill::trainer {
+
+// What a run tells the world: progress on standard output, log.txt, metrics.jsonl and config.yaml in the run folder. On
+// ranks other than 0 it says nothing.
+class RunJournal {
+ public:
+  // Lines of metrics.jsonl beyond `last_step` are dropped: a resumed run holds every step once.
+  static absl::StatusOr<RunJournal> open(const config::Config& config, bool is_main, int64_t last_step);
+
+  void info(const std::string& line); // the log
+  absl::Status step(const metrics::StepRecord& record);
+  absl::Status evaluation(int64_t step, const metrics::LossMeans& means);
+  void message(const std::string& line); // standard output and log.txt
+
+ private:
+  bool is_main_ = true;
+  std::optional<metrics::JsonLines> metrics_;
+  std::unique_ptr<metrics::Progress> progress_;
+};
+
+} // namespace distill::trainer

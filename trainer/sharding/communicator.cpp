@@ -1,0 +1,179 @@
+#include "trainer/sharding/communicator.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "trainer/sharding/nccl_backend.h"
+
+namespace distill::sharding {
+namespace {
+
+// A c10d backend behind our interface.
+class BackendCommunicator : public Communicator {
+ public:
+  BackendCommunicator(c10::intrusive_ptr<c10d::Backend> backend, bool on_host)
+      : backend_(std::move(backend)), on_host_(on_host) {}
+
+  int64_t rank() const override {
+    return backend_->getRank();
+  }
+  int64_t size() const override {
+    return backend_->getSize();
+  }
+  void all_gather(at::Tensor full, const at::Tensor& shard) override {
+    c10d::AllgatherOptions options;
+    options.asyncOp = false;
+    at::Tensor input = shard;
+    finish(backend_->_allgather_base(full, input, options));
+  }
+  void reduce_scatter(at::Tensor shard, const at::Tensor& full) override {
+    c10d::ReduceScatterOptions options;
+    options.asyncOp = false;
+    at::Tensor input = full;
+    finish(backend_->_reduce_scatter_base(shard, input, options));
+  }
+  void all_reduce(at::Tensor tensor) override {
+    c10d::AllreduceOptions options;
+    options.asyncOp = false;
+    std::vector<at::Tensor> tensors{std::move(tensor)};
+    finish(backend_->allreduce(tensors, options));
+  }
+  void broadcast(at::Tensor tensor, int64_t root) override {
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    options.asyncOp = false;
+    std::vector<at::Tensor> tensors{std::move(tensor)};
+    finish(backend_->broadcast(tensors, options));
+  }
+  void abort() override {
+    backend_->abort();
+  }
+
+ private:
+  // On CUDA the work lies on the current stream already; waiting for it would be the host's business.
+  void finish(const c10::intrusive_ptr<c10d::Work>& work) const {
+    if (on_host_ && work) {
+      work->wait();
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  bool on_host_;
+};
+
+class StoreRendezvous : public Rendezvous {
+ public:
+  StoreRendezvous(c10::intrusive_ptr<c10d::Store> store, RendezvousOptions options)
+      : store_(std::move(store)), options_(std::move(options)) {}
+
+  int64_t rank() const override {
+    return options_.rank;
+  }
+  int64_t world_size() const override {
+    return options_.world_size;
+  }
+
+  std::unique_ptr<Communicator> gloo_group(const std::string& name, const std::vector<int64_t>& members) override {
+    const auto place = place_in(members);
+    if (!place) {
+      return nullptr;
+    }
+    auto options = c10d::ProcessGroupGloo::Options::create();
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(host_address()));
+    options->timeout = options_.timeout;
+    options->threads = 2;
+    auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(
+        c10::make_intrusive<c10d::PrefixStore>(name, store_), static_cast<int>(*place),
+        static_cast<int>(members.size()), std::move(options));
+    return std::make_unique<BackendCommunicator>(std::move(backend), /*on_host=*/true);
+  }
+
+  std::unique_ptr<Communicator> nccl_group(
+      const std::string& name, const std::vector<int64_t>& members, at::Device device) override {
+    const auto place = place_in(members);
+    if (!place) {
+      return nullptr;
+    }
+    auto backend = make_nccl_backend(
+        c10::make_intrusive<c10d::PrefixStore>(name, store_), *place, static_cast<int64_t>(members.size()),
+        options_.timeout, device);
+    return std::make_unique<BackendCommunicator>(std::move(backend), /*on_host=*/false);
+  }
+
+ private:
+  std::optional<int64_t> place_in(const std::vector<int64_t>& members) const {
+    const auto it = std::find(members.begin(), members.end(), options_.rank);
+    return it == members.end() ? std::nullopt : std::optional<int64_t>(it - members.begin());
+  }
+  // The address Gloo listens on: loopback where all ranks are on this host, else the one the host's name stands for.
+  std::string host_address() const {
+    const bool local = options_.master_addr == "127.0.0.1" || options_.master_addr == "localhost";
+    if (local) {
+      return "127.0.0.1";
+    }
+    std::array<char, 256> name{};
+    TORCH_CHECK(gethostname(name.data(), name.size() - 1) == 0, "cannot read this host's name");
+    return name.data();
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  RendezvousOptions options_;
+};
+
+std::string arrived_key(int64_t rank) {
+  return absl::StrCat("arrived/", rank);
+}
+
+// Ranks whose arrival the store has not seen.
+std::vector<int64_t> missing_ranks(c10d::Store& store, int64_t world_size) {
+  std::vector<int64_t> missing;
+  for (int64_t rank = 0; rank < world_size; ++rank) {
+    if (!store.check({arrived_key(rank)})) {
+      missing.push_back(rank);
+    }
+  }
+  return missing;
+}
+
+} // namespace
+
+absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::join(const RendezvousOptions& options) {
+  const std::string place =
+      absl::StrCat(options.master_addr, ":", options.master_port, ", rank ", options.rank, " of ", options.world_size);
+  c10::intrusive_ptr<c10d::Store> store;
+  try {
+    c10d::TCPStoreOptions store_options;
+    store_options.port = static_cast<uint16_t>(options.master_port);
+    store_options.isServer = options.rank == 0;
+    store_options.numWorkers = static_cast<size_t>(options.world_size);
+    store_options.waitWorkers = false;
+    store_options.timeout = options.timeout;
+    store = c10::make_intrusive<c10d::TCPStore>(options.master_addr, store_options);
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(absl::StrCat(
+        options.rank == 0 ? "cannot listen at " : "cannot reach rank 0 at ", place, ": ", error.what(),
+        "; check MASTER_ADDR and MASTER_PORT, and that the port is free and not blocked"));
+  }
+  try {
+    const std::vector<uint8_t> here{1};
+    store->set(arrived_key(options.rank), here);
+    std::vector<std::string> keys;
+    for (int64_t rank = 0; rank < options.world_size; ++rank) {
+      keys.push_back(arrived_key(rank));
+    }
+    store->wait(keys, options.timeout);
+  } catch (const std::exception&) {
+    std::string missing = "unknown";
+    try {
+      missing = absl::StrJoin(missing_ranks(*store, options.world_size), ", ");
+    } catch (const std::exception&) { // rank 0 is gone
+    }
+    return absl::DeadlineExceededError(absl::StrCat(
+        "at ", place, ": after ", options.timeout.count() / 1000, " s these ranks had not arrived: ", missing,
+        "; check that they were started with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"));
+  }
+  return std::make_unique<StoreRendezvous>(std::move(store), options);
+}
+
+} // namespace distill::sharding

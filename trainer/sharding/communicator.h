@@ -1,0 +1,57 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/statusor.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+// Collectives over c10d: NCCL between GPUs, Gloo between CPU processes. No collective is written by hand.
+namespace distill::sharding {
+
+// One group of ranks with its own communicator. Operations of one communicator run one after the other, whatever their
+// streams; operations of two do not wait for each other.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int64_t rank() const = 0;
+  virtual int64_t size() const = 0;
+
+  // CUDA: queued on the current stream, the caller owns the tensors' lifetimes. CPU: done on return. Errors of the
+  // transport are thrown (c10::Error).
+  virtual void all_gather(at::Tensor full, const at::Tensor& shard) = 0; // full: [size * shard.numel]
+  virtual void reduce_scatter(at::Tensor shard, const at::Tensor& full) = 0; // sums
+  virtual void all_reduce(at::Tensor tensor) = 0; // sums, in place
+  virtual void broadcast(at::Tensor tensor, int64_t root) = 0;
+
+  // Ends all operations with an error, so that no rank waits for one that has failed.
+  virtual void abort() = 0;
+};
+
+struct RendezvousOptions {
+  std::string master_addr = "127.0.0.1";
+  int64_t master_port = 29500;
+  int64_t rank = 0;
+  int64_t world_size = 1;
+  std::chrono::milliseconds timeout{std::chrono::minutes(10)};
+};
+
+// The meeting point of all ranks (a c10d TCPStore; rank 0 serves it), from which groups are made.
+class Rendezvous {
+ public:
+  // Deadline exceeded: some rank did not arrive in time; the message names the missing ones where rank 0 knows them.
+  static absl::StatusOr<std::unique_ptr<Rendezvous>> join(const RendezvousOptions& options);
+  virtual ~Rendezvous() = default;
+
+  // Every rank makes the same groups in the same order; `members` holds global ranks in ascending order. Returns null
+  // on a rank that is not a member. `name` must differ between groups.
+  virtual std::unique_ptr<Communicator> gloo_group(const std::string& name, const std::vector<int64_t>& members) = 0;
+  virtual std::unique_ptr<Communicator> nccl_group(
+      const std::string& name, const std::vector<int64_t>& members, at::Device device) = 0;
+
+  virtual int64_t rank() const = 0;
+  virtual int64_t world_size() const = 0;
+};
+
+} // namespace distill::sharding

@@ -1,0 +1,92 @@
+#include "trainer/sharding/mesh.h"
+
+namespace distill::sharding {
+
+absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
+    const RendezvousOptions& options, int64_t shard, int64_t replicate, at::Device device) {
+  auto mesh = std::make_unique<Mesh>();
+  mesh->rank = options.rank;
+  mesh->world_size = options.world_size;
+  mesh->shard_size = shard;
+  mesh->replicate_size = replicate;
+  mesh->shard_rank = options.rank % shard;
+  mesh->replicate_rank = options.rank / shard;
+  if (shard * replicate != options.world_size) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "parallel.shard %d x parallel.replicate %d is %d ranks, but %d are running", shard, replicate,
+        shard * replicate, options.world_size));
+  }
+  if (options.world_size == 1) {
+    return mesh;
+  }
+  auto rendezvous = Rendezvous::join(options);
+  if (!rendezvous.ok()) {
+    return rendezvous.status();
+  }
+  mesh->rendezvous = *std::move(rendezvous);
+  const auto group = [&](const std::string& name, const std::vector<int64_t>& members) {
+    return device.is_cuda() ? mesh->rendezvous->nccl_group(name, members, device)
+                            : mesh->rendezvous->gloo_group(name, members);
+  };
+  std::vector<int64_t> all, shard_axis, replicate_axis;
+  for (int64_t rank = 0; rank < options.world_size; ++rank) {
+    all.push_back(rank);
+    if (rank / shard == mesh->replicate_rank) {
+      shard_axis.push_back(rank);
+    }
+    if (rank % shard == mesh->shard_rank) {
+      replicate_axis.push_back(rank);
+    }
+  }
+  try {
+    mesh->host = mesh->rendezvous->gloo_group("host", all);
+    mesh->world = group("world", all);
+    mesh->gather = group(absl::StrCat("gather/", mesh->replicate_rank), shard_axis);
+    mesh->reduce = group(absl::StrCat("reduce/", mesh->replicate_rank), shard_axis);
+    if (replicate > 1) {
+      mesh->replicate = group(absl::StrCat("replicate/", mesh->shard_rank), replicate_axis);
+    }
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(
+        absl::StrCat("rank ", options.rank, ": a group of ranks could not be connected: ", error.what()));
+  }
+  return mesh;
+}
+
+int64_t sum_over_ranks(const Mesh& mesh, int64_t value) {
+  if (mesh.host == nullptr) {
+    return value;
+  }
+  at::Tensor total = at::full({1}, value, at::kLong);
+  mesh.host->all_reduce(total);
+  return total.item<int64_t>();
+}
+
+absl::Status agree(const Mesh& mesh, const absl::Status& status) {
+  const int64_t failed = sum_over_ranks(mesh, status.ok() ? 0 : 1);
+  if (failed == 0 || !status.ok()) {
+    return status;
+  }
+  return absl::AbortedError(absl::StrFormat("%d other rank(s) failed; their messages say why", failed));
+}
+
+absl::Status check_equal_on_all_ranks(const Mesh& mesh, const std::string& what, const std::string& content) {
+  if (mesh.host == nullptr) {
+    return absl::OkStatus();
+  }
+  // FNV-1a: tells configurations apart, is not meant to withstand anyone.
+  uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const char c : content) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  }
+  at::Tensor main_hash = at::full({1}, static_cast<int64_t>(hash), at::kLong);
+  mesh.host->broadcast(main_hash, /*root=*/0);
+  const auto expected = static_cast<uint64_t>(main_hash.item<int64_t>());
+  const absl::Status status = hash == expected
+      ? absl::OkStatus()
+      : absl::FailedPreconditionError(absl::StrFormat(
+            "rank %d has another %s than rank 0: hash %016x, rank 0 has %016x", mesh.rank, what, hash, expected));
+  return agree(mesh, status);
+}
+
+} // namespace distill::sharding

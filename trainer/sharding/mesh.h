@@ -1,0 +1,47 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <memory>
+
+#include "trainer/sharding/communicator.h"
+
+namespace distill::sharding {
+
+// The ranks as shard x replicate: `shard` neighbouring ranks hold one copy of the models between them, and there are
+// `replicate` such copies (HSDP; 1 x n is plain data parallelism, n x 1 is fully sharded). Every group has a
+// communicator of its own, so that gathers, reductions and the host's small sums do not wait for each other.
+struct Mesh {
+  int64_t rank = 0; // global
+  int64_t world_size = 1;
+  int64_t shard_rank = 0; // within the shard axis
+  int64_t shard_size = 1;
+  int64_t replicate_rank = 0;
+  int64_t replicate_size = 1;
+  std::unique_ptr<Rendezvous> rendezvous; // null: one process
+  std::unique_ptr<Communicator> gather; // shard axis; null where shard_size is 1
+  std::unique_ptr<Communicator> reduce; // shard axis
+  std::unique_ptr<Communicator> replicate; // replicate axis; null where replicate_size is 1
+  std::unique_ptr<Communicator> world; // all ranks, on the device: sums of metrics and norms
+  std::unique_ptr<Communicator> host; // all ranks, over Gloo: numbers that the host needs
+
+  bool is_main() const {
+    return rank == 0;
+  }
+};
+
+// Joins the other ranks and makes the groups. shard * replicate must be the number of ranks.
+absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
+    const RendezvousOptions& options, int64_t shard, int64_t replicate, at::Device device);
+
+// Sums over all ranks on the host; the value itself on one process.
+int64_t sum_over_ranks(const Mesh& mesh, int64_t value);
+
+// Called by all ranks with how something went on each: this rank's own error, Aborted where only others failed, ok
+// where nobody did.
+absl::Status agree(const Mesh& mesh, const absl::Status& status);
+
+// FailedPrecondition on the ranks whose `content` is not that of rank 0, with both hashes; `what` names it.
+absl::Status check_equal_on_all_ranks(const Mesh& mesh, const std::string& what, const std::string& content);
+
+} // namespace distill::sharding

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+
+// nccl_backend_cuda.cpp, or nccl_backend_no_cuda.cpp in a build without CUDA.
+namespace distill::sharding {
+
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
+    const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size, std::chrono::milliseconds timeout,
+    at::Device device);
+
+} // namespace distill::sharding

@@ -1,0 +1,18 @@
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "trainer/sharding/nccl_backend.h"
+
+namespace distill::sharding {
+
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
+    const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size, std::chrono::milliseconds timeout,
+    at::Device device) {
+  auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
+  options->timeout = timeout;
+  auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      store, static_cast<int>(rank), static_cast<int>(size), std::move(options));
+  backend->eagerConnectSingleDevice(device);
+  return backend;
+}
+
+} // namespace distill::sharding

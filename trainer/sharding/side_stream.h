@@ -1,0 +1,63 @@
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <optional>
+
+// Streams and events of a device. On the CPU, where everything is done on return, they do nothing.
+namespace distill::sharding {
+
+// A place in a stream that other streams can wait for.
+class Fence {
+ public:
+  explicit Fence(at::Device device) : device_(device) {
+    if (!device.is_cpu()) {
+      event_.emplace(device.type());
+    }
+  }
+  // Everything queued on the current stream so far.
+  void record() {
+    if (event_) {
+      event_->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+      recorded_ = true;
+    }
+  }
+  // What is queued on the current stream from now on waits for the recorded place; nothing where none was recorded.
+  void wait() const {
+    if (event_ && recorded_) {
+      event_->block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    }
+  }
+
+ private:
+  at::Device device_;
+  std::optional<c10::Event> event_;
+  bool recorded_ = false;
+};
+
+// A stream beside the compute stream, for collectives and copies.
+class SideStream {
+ public:
+  explicit SideStream(at::Device device) {
+    if (!device.is_cpu()) {
+      stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    }
+  }
+  // Queues what `work` queues on this stream.
+  template <typename Work>
+  void run(Work&& work) const {
+    if (stream_) {
+      const c10::StreamGuard guard(*stream_);
+      work();
+    } else {
+      work();
+    }
+  }
+
+ private:
+  std::optional<c10::Stream> stream_;
+};
+
+} // namespace distill::sharding

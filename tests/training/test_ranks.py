@@ -1,0 +1,165 @@
+"""Any number of ranks, however they share the models, train as one process does."""
+
+import shutil
+import subprocess
+import time
+
+import pytest
+import tiny
+
+STEPS = 4
+
+
+def config_of(folder, pair, shard, **sections):
+    # 12 sequences a step: divisible by 1, 2, 3 and 4 ranks. The hidden size divides by none of the shard counts' paddings.
+    sections.setdefault("train", {"steps": STEPS, "micro_batch_size": 1, "global_batch_size": 12})
+    return tiny.base_config(folder, *pair, shard, scheduler={"warmup_steps": 1}, **sections)
+
+
+def losses_and_weights(folder, pair, shard, **sections):
+    run = tiny.train(folder, config_of(folder, pair, shard, **sections))
+    steps, _ = tiny.read_metrics(run)
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
+    return steps, tiny.load_weights(run / "model")
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory, models, ragged_shard):
+    return {family: losses_and_weights(tmp_path_factory.mktemp(family), models[family], ragged_shard)
+            for family in models}
+
+
+@pytest.mark.parametrize("family, parallel, memory", [
+    ("llama", {"processes": 2}, "keep"),
+    ("qwen3", {"processes": 3}, "recompute"),
+    ("llama", {"processes": 4, "prefetch": 2}, "keep"),
+    ("qwen3", {"processes": 4, "shard": 2, "replicate": 2}, "keep"),
+    ("llama", {"processes": 2, "shard": 1, "replicate": 2}, "recompute"),
+])
+def test_ranks_train_as_one_process_does(tmp_path, models, ragged_shard, one_process, family, parallel, memory):
+    steps, weights = losses_and_weights(tmp_path, models[family], ragged_shard, parallel=parallel,
+                                        memory={"activation": memory})
+    expected_steps, expected_weights = one_process[family]
+    for found, expected in zip(steps, expected_steps, strict=True):
+        assert found["valid_tokens"] == expected["valid_tokens"]
+        for name in ("loss", "hard", "soft", "forward_kl", "agreement", "grad_norm"):
+            assert found[name] == pytest.approx(expected[name], rel=2e-5, abs=1e-7), f"step {found['step']}: {name}"
+    assert tiny.relative_difference(weights, expected_weights) < 2e-6
+
+
+def test_packed_documents_and_evaluation_on_three_ranks(tmp_path, models, ragged_shard):
+    runs = []
+    for processes in (1, 3):
+        folder = tmp_path / str(processes)
+        config = config_of(folder, models["llama"], ragged_shard,
+                           data={"packing": "pack", "shuffle": True, "eval": [{"path": ragged_shard}]},
+                           parallel={"processes": processes}, eval={"every": 2, "batches": 7})
+        runs.append(tiny.read_metrics(tiny.train(folder, config)))
+    for found, expected in zip(runs[1][0] + [e["eval"] for e in runs[1][1]],
+                               runs[0][0] + [e["eval"] for e in runs[0][1]], strict=True):
+        assert found["valid_tokens"] == expected["valid_tokens"]
+        assert found["loss"] == pytest.approx(expected["loss"], rel=2e-5)
+
+
+def test_resuming_on_the_same_ranks_is_bit_for_bit(tmp_path, models, ragged_shard):
+    parallel = {"processes": 2}
+    whole = tiny.train(tmp_path / "whole", config_of(tmp_path / "whole", models["qwen3"], ragged_shard,
+                                                     parallel=parallel, checkpoint={"every": 2, "keep": 5}))
+    # The same run as a folder that stopped after step 2.
+    shutil.rmtree(whole / "checkpoints" / "step-4")
+    expected, weights = tiny.read_metrics(whole)[0], tiny.load_weights(whole / "model")
+    config = config_of(tmp_path / "whole", models["qwen3"], ragged_shard, parallel=parallel,
+                       checkpoint={"every": 2, "keep": 5})
+    resumed = tiny.train(tmp_path / "whole", config, "--resume")
+    found = tiny.read_metrics(resumed)[0]
+    assert [(s["step"], s["loss"], s["grad_norm"]) for s in found] == [
+        (s["step"], s["loss"], s["grad_norm"]) for s in expected]
+    assert tiny.relative_difference(tiny.load_weights(resumed / "model"), weights) == 0
+
+
+def start(folder, config):
+    return subprocess.Popen([tiny.binary(), "--config", tiny.write_config(folder, config)], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=tiny.environment())
+
+
+def wait_for_steps(config, steps, seconds=60):
+    metrics = tiny.Path(config["run"]["dir"]) / "metrics.jsonl"
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if metrics.exists() and metrics.read_text().count("\n") >= steps:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"no {steps} steps within {seconds} s")
+
+
+def ranks_of(launcher):
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher.pid)], capture_output=True, text=True)
+    return [int(pid) for pid in children.stdout.split()]
+
+
+LONG = {"steps": 100000, "micro_batch_size": 1, "global_batch_size": 6}
+
+
+def test_a_killed_rank_ends_the_job_with_its_name(tmp_path, models, ragged_shard):
+    config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"processes": 3}, train=LONG)
+    job = start(tmp_path, config)
+    wait_for_steps(config, 2)
+    victim = ranks_of(job)[1]
+    began = time.monotonic()
+    subprocess.run(["kill", "-9", str(victim)], check=True)
+    _, errors = job.communicate(timeout=30)
+    assert time.monotonic() - began < 15
+    assert job.returncode == 1
+    assert "rank 1 failed first" in errors
+    assert "signal 9" in errors.splitlines()[-1]
+
+
+def test_sigterm_stops_all_ranks_at_one_step_and_saves(tmp_path, models, ragged_shard):
+    config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"processes": 2}, train=LONG)
+    job = start(tmp_path, config)
+    wait_for_steps(config, 2)
+    subprocess.run(["kill", "-TERM", str(ranks_of(job)[1])], check=True)  # one rank alone
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == tiny.STOPPED_BY_SIGNAL, errors
+    run = tiny.Path(config["run"]["dir"])
+    last = tiny.read_metrics(run)[0][-1]["step"]
+    assert (run / "checkpoints" / f"step-{last}" / "COMPLETE").exists()
+
+
+def test_a_rank_that_does_not_arrive_is_named(tmp_path, models, ragged_shard):
+    config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"timeout_s": 3})
+    path = tiny.write_config(tmp_path, config)
+    environment = tiny.environment() | {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+                                        "MASTER_PORT": "29631"}
+    done = subprocess.run([tiny.binary(), "--config", path], capture_output=True, text=True, timeout=60,
+                          env=environment)
+    assert done.returncode == tiny.RUNTIME_FAILURE
+    assert "had not arrived: 1" in done.stderr
+
+
+def test_ranks_with_other_configurations_are_refused(tmp_path, models, ragged_shard):
+    paths = []
+    for rank in (0, 1):
+        config = config_of(tmp_path, models["llama"], ragged_shard, optimizer={"lr": 1e-3 * (1 + rank)})
+        paths.append(tiny.write_config(tmp_path / str(rank), config))
+    jobs = [subprocess.Popen([tiny.binary(), "--config", paths[rank]], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             text=True,
+                             env=tiny.environment() | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+                                                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29632"})
+            for rank in (0, 1)]
+    errors = [job.communicate(timeout=60)[1] for job in jobs]
+    assert all(job.returncode != 0 for job in jobs)
+    assert "rank 1 has another configuration" in errors[1]
+
+
+@pytest.mark.parametrize("sections, named", [
+    ({"parallel": {"processes": 5}}, "train.global_batch_size"),
+    ({"parallel": {"processes": 2, "replicate": 3}}, "parallel.replicate"),
+    ({"parallel": {"processes": 2, "shard": 3}}, "parallel.shard"),
+])
+def test_impossible_meshes_name_the_key(tmp_path, models, ragged_shard, sections, named):
+    config = config_of(tmp_path, models["llama"], ragged_shard, **sections)
+    done = subprocess.run([tiny.binary(), "--config", tiny.write_config(tmp_path, config)], capture_output=True,
+                          text=True, timeout=60, env=tiny.environment())
+    assert done.returncode in (tiny.RUNTIME_FAILURE, tiny.BAD_INPUT)
+    assert named in done.stderr

@@ -1,5 +1,6 @@
 #include "losses/checks.h"
 
+#include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
 namespace distill::losses {
@@ -60,6 +61,14 @@ void check_grads(const LinearHeadInputs& in, const LinearHeadGrads& grads, at::S
 
 at::ScalarType compute_type(at::ScalarType input) {
   return input == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+void assert_labels(const at::Tensor& targets_N, int64_t vocab) {
+  if (targets_N.numel() > 0) {
+    at::_assert_async(
+        targets_N.eq(kIgnoreIndex).logical_or(targets_N.ge(0).logical_and(targets_N.lt(vocab))).all(),
+        "a target is neither the ignore index (-100) nor in [0, vocabulary size)");
+  }
 }
 
 int64_t effective_vocab(const LinearHeadInputs& in) {

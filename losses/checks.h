@@ -7,6 +7,10 @@ namespace distill::losses {
 // Throws c10::Error naming the tensor, what was expected and what was found.
 void check_linear_head(const LinearHeadInputs& inputs, const LossOptions& options, const LinearHeadGrads* grads);
 
+// Throws (on CUDA a device-side assertion, without a synchronisation) for a target that is neither kIgnoreIndex nor in
+// [0, vocab): it would be read as another token's, or past the row.
+void assert_labels(const at::Tensor& targets_N, int64_t vocab);
+
 // Columns that exist on both sides.
 int64_t effective_vocab(const LinearHeadInputs& inputs);
 

@@ -6,24 +6,11 @@
 
 #include "losses/checks.h"
 #include "losses/products.h"
-#include "losses/rows_aten.h"
+#include "losses/row_dispatch.h"
 
 namespace distill::losses {
 
 namespace {
-
-ElementType element_type(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return ElementType::kFloat32;
-    case at::kBFloat16:
-      return ElementType::kBFloat16;
-    case at::kDouble:
-      return ElementType::kFloat64;
-    default:
-      TORCH_CHECK(false, "expected fp32, bf16 or fp64, found ", type);
-  }
-}
 
 // fp32, unless bf16 is asked for bf16 inputs.
 at::ScalarType logits_type(at::ScalarType input, const LossOptions& options) {
@@ -83,7 +70,6 @@ class HeadRun {
  private:
   void logits_and_rows(int64_t begin, int64_t count, int64_t offset);
   void backward(int64_t begin, int64_t count);
-  void assert_labels() const;
   at::Tensor rows_of(const at::Tensor& source, int64_t begin, int64_t count, const at::Tensor& gathered) const;
 
   const LinearHeadInputs& in_;
@@ -201,7 +187,7 @@ void HeadRun::logits_and_rows(int64_t begin, int64_t count, int64_t offset) {
   args.num_rows = count;
   args.vocab = vocab_;
   args.options = options_;
-  rows_aten(args, in_.hidden_NH.device());
+  run_rows(args, student.device());
 }
 
 void HeadRun::backward(int64_t begin, int64_t count) {
@@ -223,17 +209,10 @@ void HeadRun::backward(int64_t begin, int64_t count) {
   }
 }
 
-// A label outside the vocabulary would otherwise be read as another token's, or past the row.
-void HeadRun::assert_labels() const {
-  if (targets_.defined() && targets_.numel() > 0) {
-    at::_assert_async(
-        targets_.eq(kIgnoreIndex).logical_or(targets_.ge(0).logical_and(targets_.lt(vocab_))).all(),
-        "linear_head: a target is neither kIgnoreIndex nor in [0, vocab_size)");
-  }
-}
-
 at::Tensor HeadRun::run() {
-  assert_labels();
+  if (targets_.defined()) {
+    assert_labels(targets_, vocab_);
+  }
   if (grads_ != nullptr && (index_.defined() || num_rows_ == 0)) {
     grads_->hidden_NH.zero_();
   }

@@ -53,8 +53,8 @@ at::Tensor divergence_of(const LossOptions& o, const at::Tensor& lp, const at::T
   return {};
 }
 
-at::Tensor leaf(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.detach().to(at::kDouble).clone().set_requires_grad(true) : at::Tensor();
+at::Tensor leaf(const at::Tensor& tensor, at::ScalarType compute) {
+  return tensor.defined() ? tensor.detach().to(compute).clone().set_requires_grad(true) : at::Tensor();
 }
 
 at::Tensor grad_of(const at::Tensor& tensor) {
@@ -63,10 +63,10 @@ at::Tensor grad_of(const at::Tensor& tensor) {
 
 } // namespace
 
-NaiveResult naive_head(const LinearHeadInputs& in, const LossOptions& o, double grad_scale) {
-  const at::Tensor hidden = leaf(in.hidden_NH);
-  const at::Tensor weight = leaf(in.weight_VH);
-  const at::Tensor bias = leaf(in.bias_V);
+NaiveResult naive_head(const LinearHeadInputs& in, const LossOptions& o, double grad_scale, at::ScalarType compute) {
+  const at::Tensor hidden = leaf(in.hidden_NH, compute);
+  const at::Tensor weight = leaf(in.weight_VH, compute);
+  const at::Tensor bias = leaf(in.bias_V, compute);
   const bool has_teacher = in.teacher_hidden_NG.defined();
   int64_t vocab = in.weight_VH.size(0);
   if (has_teacher) {
@@ -90,7 +90,7 @@ NaiveResult naive_head(const LinearHeadInputs& in, const LossOptions& o, double 
       hard = (1 - o.label_smoothing) * hard - o.label_smoothing * log_probs.mean(1);
     }
     result.hard_N = where_valid(hard);
-    result.accuracy_N = where_valid((logits.argmax(1) == in.targets_N).to(at::kDouble));
+    result.accuracy_N = where_valid((logits.argmax(1) == in.targets_N).to(compute));
     if (o.hard_weight > 0) {
       loss = loss + o.hard_weight * (hard + o.z_loss * lse.square());
     }
@@ -99,9 +99,9 @@ NaiveResult naive_head(const LinearHeadInputs& in, const LossOptions& o, double 
   result.student_lse_N = where_valid(lse);
   result.student_entropy_N = where_valid(-at::xlogy(lq.exp(), lq.exp()).sum(1));
   if (has_teacher) {
-    const auto fp64 = [](const at::Tensor& t) { return t.defined() ? t.to(at::kDouble) : t; };
+    const auto cast = [&](const at::Tensor& t) { return t.defined() ? t.to(compute) : t; };
     const at::Tensor teacher = logits_of(
-        fp64(in.teacher_hidden_NG), fp64(in.teacher_weight_VG), fp64(in.teacher_bias_V), o.teacher_softcap, vocab);
+        cast(in.teacher_hidden_NG), cast(in.teacher_weight_VG), cast(in.teacher_bias_V), o.teacher_softcap, vocab);
     const at::Tensor lp = (teacher / o.temperature).log_softmax(1);
     const double scale = o.scale_by_temperature_squared ? o.temperature * o.temperature : 1.0;
     const at::Tensor soft = divergence_of(o, lp, lq) * scale;
@@ -110,13 +110,13 @@ NaiveResult naive_head(const LinearHeadInputs& in, const LossOptions& o, double 
     result.reverse_kl_N = where_valid(kl(lq.exp(), lq, lp));
     result.teacher_entropy_N = where_valid(-at::xlogy(lp.exp(), lp.exp()).sum(1));
     result.teacher_lse_N = where_valid(teacher.logsumexp(1));
-    result.agreement_N = where_valid((logits.argmax(1) == teacher.argmax(1)).to(at::kDouble));
+    result.agreement_N = where_valid((logits.argmax(1) == teacher.argmax(1)).to(compute));
     if (o.soft_weight > 0 && o.divergence != Divergence::kNone) {
       loss = loss + o.soft_weight * soft;
     }
   }
   loss = at::where(valid, loss, zero);
-  loss = in.token_weights_N.defined() ? loss * in.token_weights_N.to(at::kDouble) : loss;
+  loss = in.token_weights_N.defined() ? loss * in.token_weights_N.to(compute) : loss;
   result.loss_N = loss.detach();
   if (loss.requires_grad()) {
     (loss.sum() * grad_scale).backward();

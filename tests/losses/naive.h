@@ -22,6 +22,9 @@ struct NaiveResult {
   at::Tensor d_bias_V;
 };
 
-NaiveResult naive_head(const LinearHeadInputs& inputs, const LossOptions& options, double grad_scale = 1.0);
+// `compute`: fp64, or fp32 for the error that a plain computation with fp32 logits makes.
+NaiveResult naive_head(
+    const LinearHeadInputs& inputs, const LossOptions& options, double grad_scale = 1.0,
+    at::ScalarType compute = at::kDouble);
 
 } // namespace distill::losses::testing

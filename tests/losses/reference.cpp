@@ -1,8 +1,8 @@
-#include "losses/rows_aten.h"
+#include "tests/losses/reference.h"
 
 #include <ATen/ATen.h>
 
-namespace distill::losses {
+namespace distill::losses::testing {
 
 namespace {
 
@@ -105,7 +105,7 @@ Soft soft_loss(Divergence divergence, const LossOptions& o, const Side& student,
 
 } // namespace
 
-void rows_aten(const RowArgs& args, c10::Device device) {
+void reference_rows(const RowArgs& args, c10::Device device) {
   const LossOptions& o = args.options;
   const at::ScalarType compute = args.logits_type == ElementType::kFloat64 ? at::kDouble : at::kFloat;
   const int64_t R = args.num_rows;
@@ -181,4 +181,4 @@ void rows_aten(const RowArgs& args, c10::Device device) {
   }
 }
 
-} // namespace distill::losses
+} // namespace distill::losses::testing

@@ -34,7 +34,8 @@ MicroStep::MicroStep(const config::Config& config, sharding::ModelShards& studen
       student_(student),
       teacher_(teacher),
       student_rope_(models::make_rope_table(student.config(), config.data.seq_len, student.options().device)),
-      pass_(student, student_rope_, activation_policy(config.memory)) {
+      pass_(student, student_rope_, activation_policy(config.memory)),
+      phases_(student.options().device) {
   if (teacher_ != nullptr) {
     teacher_rope_ = models::make_rope_table(teacher_->config(), config.data.seq_len, teacher_->options().device);
   }
@@ -64,8 +65,11 @@ losses::LinearHeadOutput MicroStep::run_head(losses::LinearHeadInputs& inputs, l
 // The teacher runs first: what the student keeps for its backward pass does not exist yet then.
 void MicroStep::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_K) {
   const sharding::MicroBatch micro = to_device(batch, student_.options().device);
+  phases_.begin(metrics::Phase::kTeacher);
   losses::LinearHeadInputs inputs = run_teacher(batch, micro);
+  phases_.begin(metrics::Phase::kForward);
   inputs.hidden_NH = pass_.forward(micro);
+  phases_.begin(metrics::Phase::kHead);
   const int64_t head = student_.head_unit();
   losses::LinearHeadGrads grads;
   grads.hidden_NH = at::empty_like(inputs.hidden_NH);
@@ -75,6 +79,7 @@ void MicroStep::train(const data::Batch& batch, double grad_scale, at::Tensor& s
   sums_K += out.rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
   const at::Tensor dhidden_NH = grads.hidden_NH;
   inputs = {};
+  phases_.begin(metrics::Phase::kBackward);
   pass_.backward(micro, dhidden_NH);
 }
 

@@ -5,6 +5,7 @@
 #include "data/batch.h"
 #include "losses/linear_head.h"
 #include "trainer/config/config.h"
+#include "trainer/metrics/phase_timer.h"
 #include "trainer/sharding/passes.h"
 
 namespace distill::trainer {
@@ -22,6 +23,11 @@ class MicroStep {
   // The same losses without gradients.
   void evaluate(const data::Batch& batch, at::Tensor& sums_K);
 
+  // Of the training micro-batches since it was last read.
+  metrics::PhaseTimer& phases() {
+    return phases_;
+  }
+
   at::Tensor zero_sums() const; // fp64 [K] on the device
 
  private:
@@ -35,6 +41,7 @@ class MicroStep {
   sharding::ModelShards* teacher_;
   models::RopeTable student_rope_, teacher_rope_;
   sharding::TrainingPass pass_;
+  metrics::PhaseTimer phases_;
 };
 
 // Waits for the device.

@@ -249,6 +249,7 @@ absl::StatusOr<metrics::StepRecord> Trainer::step() {
   for (const data::Batch& batch : *batches) {
     micro_->train(batch, 1.0 / static_cast<double>(std::max<int64_t>(1, valid_tokens)), sums_K);
   }
+  micro_->phases().begin(metrics::Phase::kOptimizer);
   student_->finish_gradients();
   const optim::GradNorm grad_norm =
       optim::measure_grad_norm(*student_, config_.optimizer.max_grad_norm, mesh_->reduce.get());
@@ -272,6 +273,7 @@ absl::StatusOr<metrics::StepRecord> Trainer::step() {
   record.total_steps = total_steps_;
   record.skipped_total = state_.skipped_total;
   record.tokens = state_.tokens;
+  record.phases = micro_->phases().finish();
   add_throughput(record, start);
   return record;
 }

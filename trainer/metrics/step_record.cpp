@@ -89,6 +89,9 @@ std::string step_json(const StepRecord& r) {
   json["lr"] = r.lr;
   json["tokens"] = r.tokens;
   json["seconds"] = r.seconds;
+  for (size_t i = 0; i < r.phases.size(); ++i) {
+    json["phase_seconds"][phase_name(static_cast<Phase>(i))] = r.phases[i];
+  }
   json["tokens_per_second"] = number(r.tokens_per_second);
   if (r.mfu_causal > 0) {
     json["mfu_causal"] = r.mfu_causal;

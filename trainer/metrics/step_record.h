@@ -5,6 +5,7 @@
 #include <string>
 
 #include "losses/linear_head.h"
+#include "trainer/metrics/phase_timer.h"
 
 namespace distill::metrics {
 
@@ -28,6 +29,7 @@ struct StepRecord {
   double lr = 0;
   int64_t tokens = 0; // seen since the start of the run, padding included
   double seconds = 0; // of this step
+  PhaseSeconds phases{};
   double tokens_per_second = 0;
   double mfu_causal = 0, mfu_full = 0; // fractions of the device's peak; 0: unknown device
   int64_t peak_memory_bytes = 0;

@@ -134,6 +134,11 @@ inline int element_bytes(ElementType type) {
   return type == ElementType::kFloat64 ? 8 : (type == ElementType::kFloat32 ? 4 : 2);
 }
 
+// Whether `count` elements are a whole number of 16-byte accesses.
+inline bool whole_packs(ElementType type, int64_t count) {
+  return count * element_bytes(type) % kAccessBytes == 0;
+}
+
 // A null pointer is aligned.
 template <typename... Pointers>
 bool aligned(const Pointers*... pointers) {

@@ -8,16 +8,17 @@ namespace distill::models {
 
 namespace {
 
-// A thread holds up to kHeld packs of its row in registers; longer rows read the rest of their packs twice.
-constexpr int kHeld = 4;
+// Packs of its row that a thread holds in registers; longer rows read the rest of their packs twice.
+constexpr int kForwardHeld = 4;
+constexpr int kBackwardHeld = 2;
 constexpr int kMaxThreads = 512;
 constexpr int kMinThreads = 128;
-constexpr int kThreadsPerMultiprocessor = 512; // of the backward pass, which its registers allow
+constexpr int kBackwardThreadsPerMultiprocessor = 768; // as many as its registers allow
 
 // threadIdx.x runs over a row, threadIdx.y over the block's rows. A row has a power of two of lanes of a warp, or a block
 // of its own: sums then go through shared memory.
-dim3 block_shape(int64_t packs) {
-  const int64_t wanted = ceil_div<int64_t>(packs, kHeld);
+dim3 block_shape(int64_t packs, int held) {
+  const int64_t wanted = ceil_div<int64_t>(packs, held);
   if (wanted > kWarp) {
     return dim3(static_cast<unsigned>(std::min<int64_t>(ceil_div<int64_t>(wanted, kWarp) * kWarp, kMaxThreads)));
   }
@@ -103,15 +104,15 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_forward(const __grid_con
   T* y = static_cast<T*>(args.y) + offset;
   acc_t* rstd_N = static_cast<acc_t*>(args.rstd);
 
-  Pack<T, V> held[kHeld];
+  Pack<T, V> held[kForwardHeld];
 #pragma unroll
-  for (int j = 0; j < kHeld; ++j) {
+  for (int j = 0; j < kForwardHeld; ++j) {
     const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
     if (p < packs) {
       held[j] = load_input<T, V, kMode>(x, residual, sum, p * V);
     }
   }
-  const int64_t first_again = threadIdx.x + static_cast<int64_t>(kHeld) * blockDim.x;
+  const int64_t first_again = threadIdx.x + static_cast<int64_t>(kForwardHeld) * blockDim.x;
 
   acc_t rstd = 0;
   if constexpr (kMode == ForwardMode::kApply) {
@@ -119,7 +120,7 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_forward(const __grid_con
   } else {
     acc_t squares = 0;
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
+    for (int j = 0; j < kForwardHeld; ++j) {
       if (threadIdx.x + static_cast<int64_t>(j) * blockDim.x < packs) {
         squares += squares_of(held[j]);
       }
@@ -135,7 +136,7 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_forward(const __grid_con
   }
 
 #pragma unroll
-  for (int j = 0; j < kHeld; ++j) {
+  for (int j = 0; j < kForwardHeld; ++j) {
     const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
     if (p < packs) {
       store_pack(y + p * V, scaled(held[j], rstd, load_pack<T, V>(weight + p * V)));
@@ -183,14 +184,14 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_backward(const __grid_co
   __shared__ acc_t shared[2][kMaxThreads / kWarp];
   extern __shared__ __align__(16) unsigned char dynamic_shared[];
   const int64_t packs = args.hidden / V;
-  const int64_t first_again = threadIdx.x + static_cast<int64_t>(kHeld) * blockDim.x;
+  const int64_t first_again = threadIdx.x + static_cast<int64_t>(kBackwardHeld) * blockDim.x;
   const T* weight = static_cast<const T*>(args.weight);
   acc_t* partial = static_cast<acc_t*>(args.partials) + static_cast<int64_t>(blockIdx.x) * args.hidden;
 
-  Pack<T, V> held_weight[kHeld];
-  acc_t sums[kHeld][V] = {};
+  Pack<T, V> held_weight[kBackwardHeld];
+  acc_t sums[kBackwardHeld][V] = {};
 #pragma unroll
-  for (int j = 0; j < kHeld; ++j) {
+  for (int j = 0; j < kBackwardHeld; ++j) {
     const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
     if (p < packs) {
       held_weight[j] = load_pack<T, V>(weight + p * V);
@@ -212,9 +213,9 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_backward(const __grid_co
     T* dx = static_cast<T*>(args.dx) + row_offset(row, args.inner, args.dx_strides);
     const acc_t rstd = active ? static_cast<const acc_t*>(args.rstd)[row] : acc_t(0);
 
-    Pack<T, V> held_dy[kHeld], held_x[kHeld], held_residual[kHeld];
+    Pack<T, V> held_dy[kBackwardHeld], held_x[kBackwardHeld], held_residual[kBackwardHeld];
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
+    for (int j = 0; j < kBackwardHeld; ++j) {
       const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
       if (p < row_packs) {
         held_dy[j] = load_pack<T, V>(dy + p * V);
@@ -224,7 +225,7 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_backward(const __grid_co
     }
     acc_t dot = 0;
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
+    for (int j = 0; j < kBackwardHeld; ++j) {
       if (threadIdx.x + static_cast<int64_t>(j) * blockDim.x < row_packs) {
         dot += dot_of(held_dy[j], held_x[j], held_weight[j]);
       }
@@ -236,7 +237,7 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_backward(const __grid_co
     const acc_t scale = dot * rstd * rstd * rstd / static_cast<acc_t>(args.hidden);
 
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
+    for (int j = 0; j < kBackwardHeld; ++j) {
       const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
       if (p < row_packs) {
         store_pack(
@@ -270,7 +271,7 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_backward(const __grid_co
   // Rows side by side in a block are summed in order through shared memory; a row with a block of its own is done.
   acc_t* out = blockDim.y == 1 ? partial : reinterpret_cast<acc_t*>(dynamic_shared) + threadIdx.y * args.hidden;
 #pragma unroll
-  for (int j = 0; j < kHeld; ++j) {
+  for (int j = 0; j < kBackwardHeld; ++j) {
     const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
     if (p < packs) {
 #pragma unroll
@@ -319,10 +320,6 @@ __global__ __launch_bounds__(kSumColumns* kSumRows) void add_partials(
   }
 }
 
-bool whole_packs(ElementType type, int64_t hidden) {
-  return hidden * element_bytes(type) % kAccessBytes == 0;
-}
-
 // Elements to a pack.
 int pack_size(const RmsNormArgs& args) {
   const bool wide = whole_packs(args.type, args.hidden) && aligned(args.x, args.residual, args.weight, args.sum, args.y);
@@ -340,7 +337,7 @@ int pack_size(const RmsNormBackwardArgs& args) {
 template <ForwardMode kMode>
 const char* launch_forward(const RmsNormArgs& args, CUstream_st* stream) {
   const int pack = pack_size(args);
-  const dim3 block = block_shape(args.hidden / pack);
+  const dim3 block = block_shape(args.hidden / pack, kForwardHeld);
   const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(args.rows, block.y)));
   with_type(args.type, [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -369,14 +366,14 @@ int64_t rms_norm_backward_blocks(const RmsNormBackwardArgs& args) {
   int multiprocessors = 1;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  const dim3 block = block_shape(args.hidden / pack_size(args));
-  const int64_t resident = static_cast<int64_t>(multiprocessors) * kThreadsPerMultiprocessor / (block.x * block.y);
+  const dim3 block = block_shape(args.hidden / pack_size(args), kBackwardHeld);
+  const int64_t resident = static_cast<int64_t>(multiprocessors) * kBackwardThreadsPerMultiprocessor / (block.x * block.y);
   return std::min(resident, ceil_div<int64_t>(args.rows, block.y));
 }
 
 const char* launch_rms_norm_backward(const RmsNormBackwardArgs& args, CUstream_st* stream) {
   const int pack = pack_size(args);
-  const dim3 block = block_shape(args.hidden / pack);
+  const dim3 block = block_shape(args.hidden / pack, kBackwardHeld);
   const int64_t blocks = rms_norm_backward_blocks(args);
   const dim3 grid(static_cast<unsigned>(blocks));
   with_type(args.type, [&](auto tag) {

@@ -1,0 +1,49 @@
+#include "trainer/models/ops/embedding_kernel.h"
+#include "trainer/models/ops/rms_norm_kernel.h"
+#include "trainer/models/ops/rope_kernel.h"
+#include "trainer/models/ops/swiglu_kernel.h"
+
+namespace distill::models {
+namespace {
+
+constexpr const char* kNoKernels = "this build of distill has no CUDA kernels: configure it with DISTILL_CUDA=ON";
+
+} // namespace
+
+const char* launch_rms_norm_forward(const RmsNormArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_rms_norm_apply(const RmsNormArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+int64_t rms_norm_backward_blocks(const RmsNormBackwardArgs&) {
+  return 1;
+}
+
+const char* launch_rms_norm_backward(const RmsNormBackwardArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_rope(const RopeArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_norm_rope(const RopeArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_swiglu_forward(const SwigluArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_swiglu_backward(const SwigluBackwardArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_embedding_backward(const EmbeddingBackwardArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+} // namespace distill::models

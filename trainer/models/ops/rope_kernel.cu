@@ -1,0 +1,182 @@
+#include "trainer/models/ops/rope_kernel.h"
+
+#include <algorithm>
+
+#include "trainer/models/ops/device.cuh"
+
+namespace distill::models {
+
+namespace {
+
+constexpr int kThreads = 128;
+
+// One head of one token.
+template <typename T>
+struct Head {
+  const T* in;
+  T* out;
+  const T* norm_weight;
+  acc_type<T>* rstd;
+};
+
+template <typename T>
+__device__ __forceinline__ Head<T> head_of(const RopeHeads& part, int64_t token, int64_t head) {
+  Head<T> result;
+  result.in = static_cast<const T*>(part.in) + token * part.in_token_stride + head * part.in_head_stride;
+  result.out = static_cast<T*>(part.out) + token * part.out_token_stride + head * part.out_head_stride;
+  result.norm_weight = static_cast<const T*>(part.norm_weight);
+  result.rstd = static_cast<acc_type<T>*>(part.rstd) + token * part.heads + head;
+  return result;
+}
+
+// q's heads come first, then k's.
+template <typename T>
+__device__ __forceinline__ Head<T> head_of(const RopeArgs& args, int64_t token, int64_t head) {
+  return head < args.q.heads ? head_of<T>(args.q, token, head) : head_of<T>(args.k, token, head - args.q.heads);
+}
+
+template <typename T, int V>
+struct Halves {
+  Pack<T, V> low;
+  Pack<T, V> high;
+};
+
+template <typename T, int V>
+__device__ __forceinline__ Halves<T, V> load_halves(const T* head, int64_t at, int64_t half) {
+  return {load_pack<T, V>(head + at), load_pack<T, V>(head + half + at)};
+}
+
+// One block a token. threadIdx.x: packs of a half; threadIdx.y: heads. A thread reads its angles once for all heads.
+template <typename T, int V>
+__global__ __launch_bounds__(kThreads) void rope(const __grid_constant__ RopeArgs args) {
+  using acc_t = acc_type<T>;
+  const int64_t token = blockIdx.x;
+  const int64_t half = args.head_dim / 2;
+  const int64_t heads = args.q.heads + args.k.heads;
+  const acc_t direction = args.inverse ? acc_t(-1) : acc_t(1);
+  for (int64_t at = threadIdx.x * V; at < half; at += static_cast<int64_t>(blockDim.x) * V) {
+    const Pack<float, V> cos = load_pack<float, V>(args.cos + token * half + at);
+    const Pack<float, V> sin = load_pack<float, V>(args.sin + token * half + at);
+    for (int64_t h = threadIdx.y; h < heads; h += blockDim.y) {
+      const Head<T> head = head_of<T>(args, token, h);
+      Halves<T, V> x = load_halves<T, V>(head.in, at, half);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const acc_t c = cos[i];
+        const acc_t s = direction * static_cast<acc_t>(sin[i]);
+        const acc_t a = x.low[i];
+        const acc_t b = x.high[i];
+        x.low.set(i, a * c - b * s);
+        x.high.set(i, b * c + a * s);
+      }
+      store_pack(head.out + at, x.low);
+      store_pack(head.out + half + at, x.high);
+    }
+  }
+}
+
+// As above, but threadIdx.x is a power of two of lanes of one warp that sum a head's squares; it reads a head twice, the
+// second time from the cache.
+template <typename T, int V>
+__global__ __launch_bounds__(kThreads) void norm_rope(const __grid_constant__ RopeArgs args) {
+  using acc_t = acc_type<T>;
+  const int64_t token = blockIdx.x;
+  const int64_t half = args.head_dim / 2;
+  const int64_t heads = args.q.heads + args.k.heads;
+  const int64_t step = static_cast<int64_t>(blockDim.x) * V;
+  // Whole warps take every round together, since sums are over their lanes.
+  for (int64_t base = 0; base < heads; base += blockDim.y) {
+    const int64_t h = base + threadIdx.y;
+    const int64_t end = h < heads ? half : 0;
+    const Head<T> head = head_of<T>(args, token, h);
+    acc_t squares = 0;
+    for (int64_t at = threadIdx.x * V; at < end; at += step) {
+      const Halves<T, V> x = load_halves<T, V>(head.in, at, half);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        squares += x.low[i] * x.low[i] + x.high[i] * x.high[i];
+      }
+    }
+    squares = lane_sum(squares, static_cast<int>(blockDim.x));
+    const acc_t rstd = acc_t(1) / sqrt(squares / static_cast<acc_t>(args.head_dim) + static_cast<acc_t>(args.eps));
+    if (h < heads && threadIdx.x == 0) {
+      *head.rstd = rstd;
+    }
+    for (int64_t at = threadIdx.x * V; at < end; at += step) {
+      const Pack<float, V> cos = load_pack<float, V>(args.cos + token * half + at);
+      const Pack<float, V> sin = load_pack<float, V>(args.sin + token * half + at);
+      const Halves<T, V> weight = load_halves<T, V>(head.norm_weight, at, half);
+      Halves<T, V> x = load_halves<T, V>(head.in, at, half);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const acc_t c = cos[i];
+        const acc_t s = sin[i];
+        const acc_t a = x.low[i] * rstd * weight.low[i];
+        const acc_t b = x.high[i] * rstd * weight.high[i];
+        x.low.set(i, a * c - b * s);
+        x.high.set(i, b * c + a * s);
+      }
+      store_pack(head.out + at, x.low);
+      store_pack(head.out + half + at, x.high);
+    }
+  }
+}
+
+bool wide(ElementType type, const RopeHeads& part) {
+  if (part.heads == 0) {
+    return true;
+  }
+  return aligned(part.in, part.out, part.norm_weight) && whole_packs(type, part.in_token_stride) &&
+      whole_packs(type, part.in_head_stride) && whole_packs(type, part.out_token_stride) &&
+      whole_packs(type, part.out_head_stride);
+}
+
+// Elements to a pack.
+int pack_size(const RopeArgs& args) {
+  const bool all_wide = whole_packs(args.type, args.head_dim / 2) && wide(args.type, args.q) &&
+      wide(args.type, args.k) && aligned(args.cos, args.sin);
+  return all_wide ? kAccessBytes / element_bytes(args.type) : 1;
+}
+
+} // namespace
+
+const char* launch_rope(const RopeArgs& args, CUstream_st* stream) {
+  const int pack = pack_size(args);
+  const int64_t packs = args.head_dim / 2 / pack;
+  const int64_t heads = args.q.heads + args.k.heads;
+  const int64_t width = std::min<int64_t>(packs, kThreads);
+  // As many heads side by side as leave the last round full.
+  const int64_t rounds = ceil_div<int64_t>(heads, kThreads / width);
+  const dim3 block(static_cast<unsigned>(width), static_cast<unsigned>(ceil_div(heads, rounds)));
+  const dim3 grid(static_cast<unsigned>(args.tokens));
+  with_type(args.type, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (pack == 1) {
+      rope<T, 1><<<grid, block, 0, stream>>>(args);
+    } else {
+      rope<T, kAccessBytes / sizeof(T)><<<grid, block, 0, stream>>>(args);
+    }
+  });
+  return launch_problem();
+}
+
+const char* launch_norm_rope(const RopeArgs& args, CUstream_st* stream) {
+  const int pack = pack_size(args);
+  unsigned width = 1;
+  while (width < kWarp && width < args.head_dim / 2 / pack) {
+    width *= 2;
+  }
+  const dim3 block(width, kThreads / width);
+  const dim3 grid(static_cast<unsigned>(args.tokens));
+  with_type(args.type, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (pack == 1) {
+      norm_rope<T, 1><<<grid, block, 0, stream>>>(args);
+    } else {
+      norm_rope<T, kAccessBytes / sizeof(T)><<<grid, block, 0, stream>>>(args);
+    }
+  });
+  return launch_problem();
+}
+
+} // namespace distill::models

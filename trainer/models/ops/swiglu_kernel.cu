@@ -1,0 +1,140 @@
+#include "trainer/models/ops/swiglu_kernel.h"
+
+#include "trainer/models/ops/device.cuh"
+
+namespace distill::models {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kPacksPerThread = 2;
+
+// The quick exponential and quotient are off by a few units of fp32's last place: far below bf16's and fp16's rounding.
+template <typename T>
+__device__ __forceinline__ acc_type<T> sigmoid(acc_type<T> x) {
+  using acc_t = acc_type<T>;
+  if constexpr (sizeof(T) == 2) {
+    return __fdividef(1.0F, 1.0F + __expf(-x));
+  } else {
+    return acc_t(1) / (acc_t(1) + exp(-x));
+  }
+}
+
+// Where a thread's pack lies: packs are numbered row by row, and a block's packs follow one another.
+struct PackPosition {
+  int64_t row;
+  int64_t column; // of the first element
+};
+
+template <int V>
+__device__ __forceinline__ PackPosition pack_position(int j, int64_t ffn) {
+  const unsigned row_packs = static_cast<unsigned>(ffn / V);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kPacksPerThread);
+  const int64_t first_row = first / row_packs;
+  const unsigned pack = static_cast<unsigned>(first - first_row * row_packs) + j * kThreads + threadIdx.x;
+  return {first_row + pack / row_packs, static_cast<int64_t>(pack % row_packs) * V};
+}
+
+template <typename T, int V>
+__global__ __launch_bounds__(kThreads) void swiglu_forward(const __grid_constant__ SwigluArgs args) {
+  using acc_t = acc_type<T>;
+  Pack<T, V> gate[kPacksPerThread], up[kPacksPerThread];
+#pragma unroll
+  for (int j = 0; j < kPacksPerThread; ++j) {
+    const PackPosition at = pack_position<V>(j, args.ffn);
+    if (at.row < args.rows) {
+      const T* row = static_cast<const T*>(args.gate_up) + at.row * 2 * args.ffn + at.column;
+      gate[j] = load_pack<T, V>(row);
+      up[j] = load_pack<T, V>(row + args.ffn);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kPacksPerThread; ++j) {
+    const PackPosition at = pack_position<V>(j, args.ffn);
+    if (at.row < args.rows) {
+      Pack<T, V> act;
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const acc_t g = gate[j][i];
+        act.set(i, g * sigmoid<T>(g) * up[j][i]);
+      }
+      store_pack(static_cast<T*>(args.act) + at.row * args.ffn + at.column, act);
+    }
+  }
+}
+
+template <typename T, int V>
+__global__ __launch_bounds__(kThreads) void swiglu_backward(const __grid_constant__ SwigluBackwardArgs args) {
+  using acc_t = acc_type<T>;
+  Pack<T, V> gate[kPacksPerThread], up[kPacksPerThread], dact[kPacksPerThread];
+#pragma unroll
+  for (int j = 0; j < kPacksPerThread; ++j) {
+    const PackPosition at = pack_position<V>(j, args.ffn);
+    if (at.row < args.rows) {
+      const T* row = static_cast<const T*>(args.gate_up) + at.row * 2 * args.ffn + at.column;
+      gate[j] = load_pack<T, V>(row);
+      up[j] = load_pack<T, V>(row + args.ffn);
+      dact[j] = load_pack<T, V>(static_cast<const T*>(args.dact) + at.row * args.ffn + at.column);
+    }
+  }
+  // Stores come after all of this thread's loads: results may lie where the inputs lay.
+#pragma unroll
+  for (int j = 0; j < kPacksPerThread; ++j) {
+    const PackPosition at = pack_position<V>(j, args.ffn);
+    if (at.row < args.rows) {
+      Pack<T, V> act;
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const acc_t g = gate[j][i];
+        const acc_t u = up[j][i];
+        const acc_t d = dact[j][i];
+        const acc_t s = sigmoid<T>(g);
+        act.set(i, g * s * u);
+        gate[j].set(i, d * u * s * (acc_t(1) + g * (acc_t(1) - s)));
+        up[j].set(i, d * (g * s));
+      }
+      T* row = static_cast<T*>(args.dgate_up) + at.row * 2 * args.ffn + at.column;
+      store_pack(row, gate[j]);
+      store_pack(row + args.ffn, up[j]);
+      if (args.act != nullptr) {
+        store_pack(static_cast<T*>(args.act) + at.row * args.ffn + at.column, act);
+      }
+    }
+  }
+}
+
+dim3 grid_of(int64_t rows, int64_t ffn, int pack) {
+  return dim3(static_cast<unsigned>(ceil_div<int64_t>(rows * (ffn / pack), kThreads * kPacksPerThread)));
+}
+
+} // namespace
+
+const char* launch_swiglu_forward(const SwigluArgs& args, CUstream_st* stream) {
+  const bool wide = whole_packs(args.type, args.ffn) && aligned(args.gate_up, args.act);
+  with_type(args.type, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    constexpr int kPack = kAccessBytes / sizeof(T);
+    if (wide) {
+      swiglu_forward<T, kPack><<<grid_of(args.rows, args.ffn, kPack), kThreads, 0, stream>>>(args);
+    } else {
+      swiglu_forward<T, 1><<<grid_of(args.rows, args.ffn, 1), kThreads, 0, stream>>>(args);
+    }
+  });
+  return launch_problem();
+}
+
+const char* launch_swiglu_backward(const SwigluBackwardArgs& args, CUstream_st* stream) {
+  const bool wide = whole_packs(args.type, args.ffn) && aligned(args.dact, args.gate_up, args.dgate_up, args.act);
+  with_type(args.type, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    constexpr int kPack = kAccessBytes / sizeof(T);
+    if (wide) {
+      swiglu_backward<T, kPack><<<grid_of(args.rows, args.ffn, kPack), kThreads, 0, stream>>>(args);
+    } else {
+      swiglu_backward<T, 1><<<grid_of(args.rows, args.ffn, 1), kThreads, 0, stream>>>(args);
+    }
+  });
+  return launch_problem();
+}
+
+} // namespace distill::models

@@ -217,31 +217,38 @@ at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& scale, at::Scala
   return (gradient * scale.to(gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)).to(type);
 }
 
+// Which of hidden, weight and bias want a gradient.
+std::vector<int64_t> needed_gradients(const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& bias) {
+  const bool enabled = c10::GradMode::is_enabled();
+  return {
+      enabled && hidden.requires_grad() ? 1 : 0, enabled && weight.requires_grad() ? 1 : 0,
+      enabled && bias.has_value() && bias->requires_grad() ? 1 : 0};
+}
+
 // linear head -> rows, differentiable in hidden, weight and bias through rows[0].
 class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> {
  public:
   static at::Tensor forward(
-      AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
-      const at::Tensor& teacher_hidden, const at::Tensor& teacher_weight, const at::Tensor& targets,
-      const at::Tensor& teacher_bias, const at::Tensor& token_weights, std::vector<double> options,
-      std::vector<int64_t> sizes, bool per_token) {
-    const std::array<int64_t, 3> needed{
-        ctx->needs_input_grad(0), ctx->needs_input_grad(1), bias.defined() && ctx->needs_input_grad(2)};
+      AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& bias,
+      const OptionalTensor& teacher_hidden, const OptionalTensor& teacher_weight, const OptionalTensor& targets,
+      const OptionalTensor& teacher_bias, const OptionalTensor& token_weights, std::vector<double> options,
+      std::vector<int64_t> sizes, bool per_token, std::vector<int64_t> needed) {
     // Reduction none: any gradient may come back for each token, so the gradients wait for the backward.
-    const std::array<int64_t, 3> now = per_token ? std::array<int64_t, 3>{} : needed;
+    const std::vector<int64_t> now = per_token ? std::vector<int64_t>(3) : needed;
     const auto [rows, hidden_gradient, weight_gradient, bias_gradient] = call_linear_head().call(
-        hidden, weight, or_none(teacher_hidden), or_none(teacher_weight), or_none(targets), or_none(bias),
-        or_none(teacher_bias), or_none(token_weights), options, sizes, now);
+        hidden, weight, teacher_hidden, teacher_weight, targets, bias, teacher_bias, token_weights, options, sizes,
+        now);
     if (per_token) {
       ctx->save_for_backward(
-          {hidden, weight, bias, teacher_hidden, teacher_weight, targets, teacher_bias, token_weights});
+          {hidden, weight, or_undefined(bias), or_undefined(teacher_hidden), or_undefined(teacher_weight),
+           or_undefined(targets), or_undefined(teacher_bias), or_undefined(token_weights)});
     } else {
       ctx->save_for_backward({hidden_gradient, weight_gradient, bias_gradient});
     }
     ctx->saved_data["options"] = options;
     ctx->saved_data["sizes"] = sizes;
     ctx->saved_data["per_token"] = per_token;
-    ctx->saved_data["needed"] = std::vector<int64_t>{needed[0], needed[1], needed[2]};
+    ctx->saved_data["needed"] = needed;
     ctx->saved_data["type"] = static_cast<int64_t>(weight.scalar_type());
     return rows;
   }
@@ -268,7 +275,7 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
       // The first token's; for no tokens an empty sum gives 0.
       scale = incoming[0].select(0, kLoss).narrow(0, 0, std::min<int64_t>(1, incoming[0].size(1))).sum();
     }
-    variable_list out(11);
+    variable_list out(12);
     for (size_t i = 0; i < 3; ++i) {
       if (needed[i] != 0) {
         out[i] = scale.defined() ? scaled(gradients[i], scale, type) : gradients[i].to(type);
@@ -282,12 +289,11 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
 class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
  public:
   static at::Tensor forward(
-      AutogradContext* ctx, const at::Tensor& student, const at::Tensor& teacher, const at::Tensor& targets,
-      const at::Tensor& token_weights, std::vector<double> options) {
-    ctx->save_for_backward({student, teacher, targets, token_weights});
+      AutogradContext* ctx, const at::Tensor& student, const OptionalTensor& teacher, const OptionalTensor& targets,
+      const OptionalTensor& token_weights, std::vector<double> options) {
+    ctx->save_for_backward({student, or_undefined(teacher), or_undefined(targets), or_undefined(token_weights)});
     ctx->saved_data["options"] = options;
-    return call_logits_rows().call(
-        student, or_none(teacher), or_none(targets), or_none(token_weights), options, std::nullopt, 0, 0, 0);
+    return call_logits_rows().call(student, teacher, targets, token_weights, options, std::nullopt, 0, 0, 0);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& incoming) {
@@ -344,9 +350,10 @@ std::tuple<at::Tensor, at::Tensor> linear_jsd(
       .teacher_softcap = teacher_softcap,
       .logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32};
   const at::Tensor rows = LinearHeadFunction::apply(
-      hidden, weight, or_undefined(bias), teacher_hidden, teacher_weight, or_undefined(targets),
-      or_undefined(teacher_bias), or_undefined(token_weights), numbers(options),
-      std::vector<int64_t>{vocab_size, valid_tokens, chunk_size, memory_cap_mb, min_chunk_size}, reduction == "none");
+      hidden, weight, bias, OptionalTensor(teacher_hidden), OptionalTensor(teacher_weight), targets, teacher_bias,
+      token_weights, numbers(options),
+      std::vector<int64_t>{vocab_size, valid_tokens, chunk_size, memory_cap_mb, min_chunk_size}, reduction == "none",
+      needed_gradients(hidden, weight, bias));
   return {reduce(rows, or_undefined(targets), reduction, num_tokens), rows.detach()};
 }
 
@@ -364,9 +371,10 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(
       .student_softcap = softcap,
       .logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32};
   const at::Tensor rows = LinearHeadFunction::apply(
-      hidden, weight, or_undefined(bias), at::Tensor(), at::Tensor(), targets, at::Tensor(),
-      or_undefined(token_weights), numbers(options),
-      std::vector<int64_t>{vocab_size, valid_tokens, chunk_size, memory_cap_mb, min_chunk_size}, reduction == "none");
+      hidden, weight, bias, OptionalTensor(), OptionalTensor(), OptionalTensor(targets), OptionalTensor(),
+      token_weights, numbers(options),
+      std::vector<int64_t>{vocab_size, valid_tokens, chunk_size, memory_cap_mb, min_chunk_size}, reduction == "none",
+      needed_gradients(hidden, weight, bias));
   return {reduce(rows, targets, reduction, num_tokens), rows.detach()};
 }
 
@@ -389,7 +397,7 @@ std::tuple<at::Tensor, at::Tensor> jsd(
       .student_softcap = student_softcap,
       .teacher_softcap = teacher_softcap};
   const at::Tensor rows =
-      LogitsFunction::apply(student, teacher, or_undefined(targets), or_undefined(token_weights), numbers(options));
+      LogitsFunction::apply(student, OptionalTensor(teacher), targets, token_weights, numbers(options));
   return {reduce(rows, or_undefined(targets), reduction, num_tokens), rows.detach()};
 }
 
@@ -404,7 +412,7 @@ std::tuple<at::Tensor, at::Tensor> cross_entropy(
       .z_loss = z_loss,
       .student_softcap = softcap};
   const at::Tensor rows =
-      LogitsFunction::apply(logits, at::Tensor(), targets, or_undefined(token_weights), numbers(options));
+      LogitsFunction::apply(logits, OptionalTensor(), OptionalTensor(targets), token_weights, numbers(options));
   return {reduce(rows, targets, reduction, num_tokens), rows.detach()};
 }
 

@@ -59,7 +59,7 @@ def test_linear_jsd(reduction, with_bias):
     if reduction == "none":
         close(gradients((loss * incoming).sum(), *leaves), gradients((expected * incoming).sum(), *leaves))
         return
-    scale = {"sum": 1.0, "mean": 1 / (y != IGNORE).sum(), "count": 1 / 7.0}[reduction]
+    scale = {"sum": 1.0, "mean": 1 / (y != IGNORE).sum().item(), "count": 1 / 7.0}[reduction]
     torch.testing.assert_close(loss, expected.sum() * scale)
     close(gradients(3.0 * loss, *leaves), gradients(3.0 * expected.sum() * scale, *leaves))
 

@@ -192,7 +192,7 @@ TEST_P(RowKernels, MatchTheReference) {
   expect_matches_reference({.gradient = at::kBFloat16, .biases = true}, options, 1e-5);
   expect_matches_reference({.in_place = true}, options, 1e-5);
   expect_matches_reference({.no_gradient = true}, options, 1e-5);
-  expect_matches_reference({.vocab = 16389, .padding = 11, .weights = false}, options, 2e-5);
+  expect_matches_reference({.rows = 3, .vocab = 16389, .padding = 11, .weights = false}, options, 2e-5);
 }
 
 TEST_P(RowKernels, WithoutATeacherOrTargets) {
@@ -221,6 +221,9 @@ TEST(RowKernelShapes, AnyWidthAndAlignment) {
 
 TEST(RowKernelShapes, WideVocabularies) {
   for (const int64_t vocab : {128256, 151665, 151936, 262143}) {
+    if (test_device().is_cpu() && vocab != 151665) {
+      continue; // the CPU kernel has one path for all widths
+    }
     const int64_t padding = (vocab + 63) / 64 * 64 - vocab;
     expect_matches_reference(
         {.vocab = vocab, .padding = padding, .gradient = at::kBFloat16}, {.hard_weight = 0.5}, 5e-5);
@@ -230,7 +233,8 @@ TEST(RowKernelShapes, WideVocabularies) {
 
 TEST(RowKernelShapes, ManyRows) {
   expect_matches_reference({.rows = 1000, .vocab = 320, .padding = 0}, {.hard_weight = 0.5}, 2e-5);
-  expect_matches_reference({.rows = 700, .vocab = 16640, .padding = 0}, {.hard_weight = 0.5}, 2e-5);
+  expect_matches_reference(
+      {.rows = test_device().is_cpu() ? 20 : 700, .vocab = 16640, .padding = 0}, {.hard_weight = 0.5}, 2e-5);
 }
 
 TEST(RowKernels, NoRowsDoNothing) {

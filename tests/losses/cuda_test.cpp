@@ -1,0 +1,116 @@
+// What only a GPU can show: 64-bit offsets, no synchronisation, graphs, other streams, the memory really taken.
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <gtest/gtest.h>
+
+#include "losses/logits_loss.h"
+#include "tests/losses/cases.h"
+
+namespace distill::losses::testing {
+namespace {
+
+TEST(Cuda, MoreThanTwoToThe31Logits) {
+  const int64_t rows = 8210;
+  const int64_t vocab = 262144;
+  const auto on = at::TensorOptions(at::kFloat).device(test_device());
+  const at::Tensor student = at::randn({rows, vocab}, on);
+  const at::Tensor teacher = at::randn({rows, vocab}, on);
+  const at::Tensor targets = at::randint(vocab, {rows}, on.dtype(at::kLong));
+  for (const RowStrategy strategy : {RowStrategy::kCluster, RowStrategy::kStreaming}) {
+    const at::Tensor gradient = at::empty({rows, vocab}, on.dtype(at::kBFloat16));
+    const at::Tensor all =
+        logits_loss({student, teacher, targets, {}}, {.hard_weight = 1}, gradient, {.strategy = strategy});
+    const int64_t begin = rows - 5; // beyond 2^31 elements
+    const at::Tensor alone_gradient = at::empty({5, vocab}, on.dtype(at::kBFloat16));
+    const at::Tensor alone = logits_loss(
+        {student.narrow(0, begin, 5), teacher.narrow(0, begin, 5), targets.narrow(0, begin, 5), {}}, {.hard_weight = 1},
+        alone_gradient, {.strategy = strategy});
+    EXPECT_TRUE(at::equal(all.narrow(1, begin, 5), alone));
+    EXPECT_TRUE(at::equal(gradient.narrow(0, begin, 5), alone_gradient));
+    EXPECT_TRUE(at::isfinite(all).all().item<bool>());
+  }
+}
+
+LinearHeadInputs bf16_problem(int64_t tokens) {
+  LinearHeadInputs in =
+      make_problem({.tokens = tokens, .vocab = 32000, .hidden = 256, .teacher_hidden = 512, .dtype = at::kBFloat16});
+  return in;
+}
+
+TEST(Cuda, NeverSynchronisesWithTheHost) {
+  LinearHeadInputs in = bf16_problem(600);
+  const int64_t valid = in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>();
+  LinearHeadGrads grads = make_grads(in);
+  linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = 64}, &grads);
+  for (const int64_t known : {int64_t{-1}, valid}) {
+    in.valid_tokens = known;
+    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
+    EXPECT_NO_THROW(linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = 64}, &grads)) << known;
+    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+  }
+}
+
+TEST(Cuda, RunsInAGraphAndOnAnotherStream) {
+  LinearHeadInputs in = bf16_problem(600);
+  const HeadResult eager = run_head(in, {.hard_weight = 1}, {.memory_cap_mb = 64});
+  LinearHeadGrads grads = make_grads(in);
+  const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
+  at::cuda::CUDAGraph graph;
+  at::Tensor rows;
+  {
+    const c10::cuda::CUDAStreamGuard guard(stream);
+    stream.synchronize();
+    c10::cuda::device_synchronize();
+    linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = 64}, &grads);
+    grads.weight_VH.zero_();
+    stream.synchronize();
+    graph.capture_begin();
+    rows = linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = 64}, &grads).rows_KN;
+    graph.capture_end();
+    grads.weight_VH.zero_();
+    grads.hidden_NH.zero_();
+    graph.replay();
+    stream.synchronize();
+  }
+  EXPECT_TRUE(at::equal(rows, eager.rows_KN));
+  EXPECT_TRUE(at::equal(grads.hidden_NH, eager.grads.hidden_NH));
+  EXPECT_TRUE(at::equal(grads.weight_VH, eager.grads.weight_VH));
+}
+
+// The cap holds for what the allocator really hands out, beyond the rows and compaction's small vectors.
+TEST(Cuda, PeakMemoryStaysUnderTheCap) {
+  for (const auto& [tokens, known] : {std::pair{4096, false}, std::pair{4096, true}, std::pair{333, false}}) {
+    LinearHeadInputs in = bf16_problem(tokens);
+    in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+    for (const int64_t cap : {16, 64, 256}) {
+      LinearHeadGrads grads = make_grads(in);
+      linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = cap}, &grads); // cuBLAS takes its workspace once
+      c10::cuda::device_synchronize();
+      const auto index = test_device().index();
+      const auto allocated = [&] { return c10::cuda::CUDACachingAllocator::getDeviceStats(index).allocated_bytes[0]; };
+      const int64_t before = allocated().current;
+      c10::cuda::CUDACachingAllocator::resetPeakStats(index);
+      linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = cap}, &grads);
+      const int64_t small = tokens * (2 * kNumRows * 4 + 64) + (1 << 16);
+      EXPECT_LE(allocated().peak - before, (cap << 20) + small) << "cap " << cap << " tokens " << tokens;
+    }
+  }
+}
+
+TEST(Cuda, StrategiesThatCannotRunSayWhy) {
+  const auto on = at::TensorOptions(at::kFloat).device(test_device());
+  const at::Tensor odd = at::randn({3, 1001}, on);
+  const LossOptions hard{.divergence = Divergence::kNone, .hard_weight = 0, .soft_weight = 0};
+  EXPECT_THROW(logits_loss({odd, {}, {}, {}}, hard, {}, {.strategy = RowStrategy::kCluster}), c10::Error);
+  EXPECT_NO_THROW(logits_loss({odd, {}, {}, {}}, hard));
+  const at::Tensor wide = at::randn({1, 1 << 20}, on);
+  EXPECT_THROW(
+      logits_loss({wide, wide, {}, {}}, {}, {}, {.strategy = RowStrategy::kCluster, .cluster_size = 1}), c10::Error);
+  EXPECT_NO_THROW(logits_loss({wide, wide, {}, {}}, {}));
+}
+
+} // namespace
+} // namespace distill::losses::testing

@@ -8,6 +8,9 @@ namespace fs = std::filesystem;
 constexpr const char* kRunFiles[] = {"config.yaml", "log.txt", "metrics.jsonl", "checkpoints", "model"};
 
 bool is_run_file(const std::string& name) {
+  if (name.starts_with("trace-rank")) {
+    return true;
+  }
   return std::any_of(std::begin(kRunFiles), std::end(kRunFiles), [&](std::string_view file) {
     return name == file || name == std::string(file) + ".partial";
   });

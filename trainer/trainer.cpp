@@ -13,6 +13,7 @@
 #include "trainer/metrics/device.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/log.h"
+#include "trainer/metrics/trace.h"
 #include "trainer/models/save_model.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/optim/lr_schedule.h"
@@ -191,15 +192,22 @@ absl::StatusOr<RunResult> Trainer::run() {
   batches_ = std::make_unique<data::Prefetcher>(
       *train_data_, data::BatchSchedule{state_.samples + mesh_->rank * micro, micro, mesh_->world_size * micro},
       /*depth=*/2 * config_.train.global_batch_size / (micro * mesh_->world_size));
+  metrics::TraceRecorder trace(
+      config_.profile.trace_start, config_.profile.trace_steps, environment_.device.is_cuda(),
+      absl::StrCat(config_.run.dir, "/trace-rank", mesh_->rank, ".json"));
   if (config_.eval.at_start && state_.step == 0) {
     if (absl::Status status = evaluate(); !status.ok()) {
       return status;
     }
   }
   while (state_.step < total_steps_ && !(stopped_ = stopped_ || stop_requested())) {
+    trace.before_step(state_.step + 1);
     const auto record = step();
     if (!record.ok()) {
       return record.status();
+    }
+    if (trace.after_step(record->step)) {
+      journal_->message("wrote the trace to " + trace.path());
     }
     absl::Status status = report(*record);
     if (status.ok() && due(config_.eval.every)) {

@@ -6,11 +6,15 @@ import time
 
 import pytest
 import tiny
+import torch
 
 STEPS = 4
 
 
 def config_of(folder, pair, shard, **sections):
+    ranks = sections.setdefault("parallel", {}).setdefault("processes", 1)
+    if tiny.DEVICE == "cuda" and ranks > torch.cuda.device_count():
+        pytest.skip(f"needs {ranks} GPUs, {torch.cuda.device_count()} are visible")
     # 12 sequences a step: divisible by 1, 2, 3 and 4 ranks. The hidden size divides by none of the shard counts' paddings.
     sections.setdefault("train", {"steps": STEPS, "micro_batch_size": 1, "global_batch_size": 12})
     return tiny.base_config(folder, *pair, shard, scheduler={"warmup_steps": 1}, **sections)

@@ -13,6 +13,7 @@ from token_shard import write_shard
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUCCESS, RUNTIME_FAILURE, BAD_INPUT, STOPPED_BY_SIGNAL = range(4)  # exit codes
+DEVICE = os.environ.get("DISTILL_TEST_DEVICE", "cpu")  # cuda: the same tests on GPUs (scripts/test_gpu.sh)
 VOCAB = 211
 TEACHER_VOCAB = 224  # the same tokens, padded further
 
@@ -64,7 +65,7 @@ def base_config(folder, student, teacher, shard, **sections):
         "teacher": {"path": teacher},
         "data": {"train": [{"path": shard}], "seq_len": 32, "packing": "concat", "shuffle": False},
         "loss": {"divergence": "jsd", "beta": 0.5, "hard_weight": 0.5, "soft_weight": 1.0},
-        "train": {"steps": 20, "micro_batch_size": 2, "global_batch_size": 8, "device": "cpu", "dtype": "float32"},
+        "train": {"steps": 20, "micro_batch_size": 2, "global_batch_size": 8, "device": DEVICE, "dtype": "float32"},
         "optimizer": {"lr": 2e-3, "weight_decay": 0.1, "max_grad_norm": 2.0},
         "scheduler": {"type": "cosine", "warmup_steps": 3, "min_lr_ratio": 0.1},
         "run": {"dir": str(folder / "run"), "progress": "none"},

@@ -85,6 +85,11 @@ struct ParallelSection {
   int64_t timeout_s = 600; // for ranks to arrive, and for a collective
 };
 
+struct ProfileSection {
+  int64_t trace_steps = 0; // steps recorded into run.dir/trace-rank<N>.json; 0: none
+  int64_t trace_start = 4; // the first of them, 1-based
+};
+
 struct RunSection {
   std::string dir; // run folder
   int64_t log_every = 1; // steps
@@ -104,6 +109,7 @@ struct Config {
   CheckpointSection checkpoint;
   MemorySection memory;
   ParallelSection parallel;
+  ProfileSection profile;
   RunSection run;
 };
 

@@ -260,6 +260,12 @@ std::vector<Section> make_sections() {
        {{"memory", "activation", one_of<&Config::memory, &MemorySection::activation>({"keep", "recompute"}), "",
          "recompute keeps the input of each block only and runs its forward pass again."}}},
       {"parallel", "ranks, and how models are spread over them", parallel_fields()},
+      {"profile",
+       "traces",
+       {{"profile", "trace_steps", Integer{member<&Config::profile, &ProfileSection::trace_steps>, 0, 1000}, "steps",
+         "Record so many steps into run.dir/trace-rank<N>.json, a Chrome trace. 0: none."},
+        {"profile", "trace_start", Integer{member<&Config::profile, &ProfileSection::trace_start>, 1, kMaxSteps}, "",
+         "The first step recorded, counted from 1."}}},
       {"run", "the run folder and what is printed", run_fields()},
   };
 }

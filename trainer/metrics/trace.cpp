@@ -1,0 +1,44 @@
+#include "trainer/metrics/trace.h"
+
+#include <torch/csrc/autograd/profiler_kineto.h>
+
+namespace distill::metrics {
+namespace {
+
+using torch::profiler::impl::ActivityType;
+
+} // namespace
+
+TraceRecorder::TraceRecorder(int64_t first, int64_t count, bool cuda, std::string path)
+    : first_(first), last_(first + count - 1), cuda_(cuda), path_(std::move(path)) {}
+
+TraceRecorder::~TraceRecorder() {
+  if (recording_) {
+    torch::autograd::profiler::disableProfiler();
+  }
+}
+
+void TraceRecorder::before_step(int64_t step) {
+  if (step != first_ || last_ < first_) {
+    return;
+  }
+  std::set<ActivityType> activities{ActivityType::CPU};
+  if (cuda_) {
+    activities.insert(ActivityType::CUDA);
+  }
+  const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  torch::autograd::profiler::prepareProfiler(config, activities);
+  torch::autograd::profiler::enableProfiler(config, activities, {at::RecordScope::FUNCTION});
+  recording_ = true;
+}
+
+bool TraceRecorder::after_step(int64_t step) {
+  if (!recording_ || step < last_) {
+    return false;
+  }
+  torch::autograd::profiler::disableProfiler()->save(path_);
+  recording_ = false;
+  return true;
+}
+
+} // namespace distill::metrics

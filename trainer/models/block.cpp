@@ -23,25 +23,14 @@ QkvViews split_qkv(const ModelConfig& config, const at::Tensor& qkv_NA) {
   return {heads(0, q_width), heads(q_width, kv_width), heads(q_width + kv_width, kv_width)};
 }
 
-// RMSNorm over head_dim of every head of [N, heads, D]; contiguous result, rstd [N * heads].
-at::Tensor head_norm(const at::Tensor& x_NAD, const at::Tensor& weight_D, double eps, at::Tensor& rstd) {
-  RmsNormResult result = rms_norm_forward(x_NAD.reshape({-1, x_NAD.size(2)}), weight_D, eps);
-  rstd = result.rstd_N;
-  return result.y_NH.view(x_NAD.sizes());
-}
-
-at::Tensor head_norm_again(const at::Tensor& x_NAD, const at::Tensor& weight_D, const at::Tensor& rstd, double eps) {
-  return rms_norm_apply(x_NAD.reshape({-1, x_NAD.size(2)}), rstd, weight_D, eps).view(x_NAD.sizes());
-}
-
-// In place on the gradient views of q or k.
-void head_norm_backward(
-    at::Tensor& dx_NAD, const at::Tensor& x_NAD, const at::Tensor& weight_D, const at::Tensor& rstd,
-    at::Tensor& grad_D) {
-  const int64_t head_dim = x_NAD.size(2);
-  const at::Tensor dx =
-      rms_norm_backward(dx_NAD.reshape({-1, head_dim}), x_NAD.reshape({-1, head_dim}), rstd, weight_D, grad_D);
-  dx_NAD.copy_(dx.view(x_NAD.sizes()));
+// The residual stream after attention, and its norm. On CUDA the norm's pass adds the residual, on the CPU the product.
+RmsNormResult residual_and_norm(const BlockParams& params, const at::Tensor& x_NH, double eps, BlockKept& kept) {
+  if (x_NH.is_cuda()) {
+    kept.mid_NH = linear_forward(kept.attn_NQ, params.o_HQ);
+    return add_rms_norm_forward_(kept.mid_NH, x_NH, params.mlp_norm_H, eps);
+  }
+  kept.mid_NH = linear_residual_forward(kept.attn_NQ, params.o_HQ, x_NH);
+  return rms_norm_forward(kept.mid_NH, params.mlp_norm_H, eps);
 }
 
 // Everything but the last matrix product: fills what is kept.
@@ -57,37 +46,39 @@ BlockKept forward_to_gate_up(
 
   QkvViews qkv = split_qkv(config, kept.qkv_NA);
   if (config.qk_norm) {
-    qkv.q_NAD = head_norm(qkv.q_NAD, params.q_norm_D, config.rms_norm_eps, kept.q_rstd);
-    qkv.k_NKD = head_norm(qkv.k_NKD, params.k_norm_D, config.rms_norm_eps, kept.k_rstd);
+    NormRopeResult result =
+        norm_rope_forward(qkv.q_NAD, qkv.k_NKD, params.q_norm_D, params.k_norm_D, config.rms_norm_eps, rope);
+    qkv.q_NAD = std::move(result.q_NAD);
+    qkv.k_NKD = std::move(result.k_NKD);
+    kept.q_rstd = std::move(result.q_rstd);
+    kept.k_rstd = std::move(result.k_rstd);
+  } else {
+    rope_forward_(qkv.q_NAD, qkv.k_NKD, rope);
   }
-  rope_forward_(qkv.q_NAD, rope);
-  rope_forward_(qkv.k_NKD, rope);
   AttentionResult attention = attention_forward(qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, seq);
   kept.attn_NQ = attention.out_NQ;
   kept.lse = attention.lse;
 
-  kept.mid_NH = linear_residual_forward(kept.attn_NQ, params.o_HQ, x_NH);
-  const RmsNormResult mlp_norm = rms_norm_forward(kept.mid_NH, params.mlp_norm_H, config.rms_norm_eps);
+  const RmsNormResult mlp_norm = residual_and_norm(params, x_NH, config.rms_norm_eps, kept);
   kept.mlp_rstd_N = mlp_norm.rstd_N;
   kept.gate_up_N2F = linear_forward(mlp_norm.y_NH, params.gate_up_2FH);
   return kept;
 }
 
 // Returns the gradient with respect to the residual stream after attention.
-at::Tensor mlp_backward(
-    const BlockParams& params, const at::Tensor& dy_NH, double eps, BlockKept& kept, BlockParams& grads) {
+at::Tensor mlp_backward(const BlockParams& params, const at::Tensor& dy_NH, BlockKept& kept, BlockParams& grads) {
   at::Tensor dact_NF = linear_backward_input(dy_NH, params.down_HF);
-  SwigluBackward swiglu = swiglu_backward(dact_NF, kept.gate_up_N2F, /*needs_act=*/grads.down_HF.defined());
-  dact_NF.reset();
-  kept.gate_up_N2F.reset();
-  linear_backward_weight(dy_NH, swiglu.act_NF, grads.down_HF);
-  swiglu.act_NF.reset();
+  swiglu_backward_(dact_NF, kept.gate_up_N2F, /*needs_act=*/grads.down_HF.defined());
+  at::Tensor act_NF = std::move(dact_NF);
+  at::Tensor dgate_up_N2F = std::move(kept.gate_up_N2F);
+  linear_backward_weight(dy_NH, act_NF, grads.down_HF);
+  act_NF.reset();
   if (grads.gate_up_2FH.defined()) {
-    const at::Tensor normed_NH = rms_norm_apply(kept.mid_NH, kept.mlp_rstd_N, params.mlp_norm_H, eps);
-    linear_backward_weight(swiglu.dgate_up_N2F, normed_NH, grads.gate_up_2FH);
+    const at::Tensor normed_NH = rms_norm_apply(kept.mid_NH, kept.mlp_rstd_N, params.mlp_norm_H);
+    linear_backward_weight(dgate_up_N2F, normed_NH, grads.gate_up_2FH);
   }
-  const at::Tensor dnormed_NH = linear_backward_input(swiglu.dgate_up_N2F, params.gate_up_2FH);
-  swiglu.dgate_up_N2F.reset();
+  const at::Tensor dnormed_NH = linear_backward_input(dgate_up_N2F, params.gate_up_2FH);
+  dgate_up_N2F.reset();
   return rms_norm_backward(
       dnormed_NH, kept.mid_NH, kept.mlp_rstd_N, params.mlp_norm_H, grads.mlp_norm_H, /*dresidual_NH=*/dy_NH);
 }
@@ -99,20 +90,19 @@ at::Tensor qkv_backward(
   const QkvViews projected = split_qkv(config, kept.qkv_NA);
   QkvViews qkv = projected;
   if (config.qk_norm) {
-    qkv.q_NAD = head_norm_again(projected.q_NAD, params.q_norm_D, kept.q_rstd, config.rms_norm_eps);
-    qkv.k_NKD = head_norm_again(projected.k_NKD, params.k_norm_D, kept.k_rstd, config.rms_norm_eps);
-    rope_forward_(qkv.q_NAD, rope);
-    rope_forward_(qkv.k_NKD, rope);
+    NormRopeResult again = norm_rope_forward(
+        projected.q_NAD, projected.k_NKD, params.q_norm_D, params.k_norm_D, config.rms_norm_eps, rope);
+    qkv.q_NAD = std::move(again.q_NAD);
+    qkv.k_NKD = std::move(again.k_NKD);
   }
   at::Tensor dqkv_NA = at::empty_like(kept.qkv_NA);
   QkvViews grad = split_qkv(config, dqkv_NA);
   attention_backward(
       dattn_NQ, qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, {kept.attn_NQ, kept.lse}, seq, grad.q_NAD, grad.k_NKD, grad.v_NKD);
-  rope_backward_(grad.q_NAD, rope);
-  rope_backward_(grad.k_NKD, rope);
+  rope_backward_(grad.q_NAD, grad.k_NKD, rope);
   if (config.qk_norm) {
-    head_norm_backward(grad.q_NAD, projected.q_NAD, params.q_norm_D, kept.q_rstd, grads.q_norm_D);
-    head_norm_backward(grad.k_NKD, projected.k_NKD, params.k_norm_D, kept.k_rstd, grads.k_norm_D);
+    head_rms_norm_backward_(grad.q_NAD, projected.q_NAD, kept.q_rstd, params.q_norm_D, grads.q_norm_D);
+    head_rms_norm_backward_(grad.k_NKD, projected.k_NKD, kept.k_rstd, params.k_norm_D, grads.k_norm_D);
   }
   return dqkv_NA;
 }
@@ -188,7 +178,7 @@ at::Tensor block_backward(
   if (kept.input_only()) {
     kept = forward_to_gate_up(config, seq, rope, params, kept.x_NH);
   }
-  const at::Tensor dmid_NH = mlp_backward(params, dy_NH, config.rms_norm_eps, kept, grads);
+  const at::Tensor dmid_NH = mlp_backward(params, dy_NH, kept, grads);
   kept.mid_NH.reset();
 
   linear_backward_weight(dmid_NH, kept.attn_NQ, grads.o_HQ);
@@ -199,7 +189,7 @@ at::Tensor block_backward(
 
   linear_backward_bias(dqkv_NA, grads.qkv_bias_A);
   if (grads.qkv_AH.defined()) {
-    const at::Tensor normed_NH = rms_norm_apply(kept.x_NH, kept.attn_rstd_N, params.attn_norm_H, config.rms_norm_eps);
+    const at::Tensor normed_NH = rms_norm_apply(kept.x_NH, kept.attn_rstd_N, params.attn_norm_H);
     linear_backward_weight(dqkv_NA, normed_NH, grads.qkv_AH);
   }
   const at::Tensor dnormed_NH = linear_backward_input(dqkv_NA, params.qkv_AH);

@@ -100,6 +100,18 @@ __device__ __forceinline__ void store_pack(T* address, const Pack<T, V>& pack) {
   }
 }
 
+// Makes the compiler forget the pack's unpacked values, which it would otherwise hold in twice the registers from one
+// use to the next.
+template <typename T, int V>
+__device__ __forceinline__ void keep_packed(Pack<T, V>& pack) {
+  if constexpr (sizeof(T) == 2 && sizeof(pack) == sizeof(uint4)) {
+    uint4 words;
+    memcpy(&words, &pack, sizeof(pack));
+    asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+    memcpy(&pack, &words, sizeof(pack));
+  }
+}
+
 // Sum over groups of `width` neighbouring lanes (a power of two up to a warp), the same bits on every lane. The whole
 // warp must call it.
 template <typename T>

@@ -3,11 +3,11 @@
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 
+#include "trainer/models/ops/embedding_kernel.h"
+#include "trainer/models/ops/kernel_launch.h"
+
 namespace distill::models {
 namespace {
-
-// Tokens converted to fp32 at a time: bounds the temporary on CUDA.
-constexpr int64_t kCudaChunk = 4096;
 
 template <typename T, typename G>
 void backward_cpu(const at::Tensor& tokens_N, const at::Tensor& dx_NH, at::Tensor& grad_VH) {
@@ -38,6 +38,25 @@ void backward_cpu(const at::Tensor& tokens_N, const at::Tensor& dx_NH, at::Tenso
   });
 }
 
+void backward_cuda(const at::Tensor& tokens_N, const at::Tensor& dx_NH, at::Tensor& grad_VH) {
+  const at::ScalarType expected = dx_NH.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  TORCH_CHECK(
+      grad_VH.scalar_type() == expected, "embedding_backward: a gradient of dtype ", expected, " is expected, found ",
+      grad_VH.scalar_type());
+  const auto [sorted, order] = tokens_N.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+  EmbeddingBackwardArgs args{};
+  args.sorted = sorted.const_data_ptr<int64_t>();
+  args.order = order.const_data_ptr<int64_t>();
+  args.dx = dx_NH.const_data_ptr();
+  args.grad = grad_VH.mutable_data_ptr();
+  args.grad_stride = grad_VH.stride(0);
+  args.tokens = dx_NH.size(0);
+  args.hidden = dx_NH.size(1);
+  args.vocab = grad_VH.size(0);
+  args.type = element_type(dx_NH.scalar_type());
+  run_kernel("embedding_backward", launch_embedding_backward, args, dx_NH.device());
+}
+
 } // namespace
 
 at::Tensor embedding_forward(const at::Tensor& tokens_N, const at::Tensor& weight_VH) {
@@ -51,21 +70,15 @@ void embedding_backward(const at::Tensor& tokens_N, const at::Tensor& dx_in, at:
   TORCH_CHECK(
       dx_in.dim() == 2 && dx_in.size(0) == tokens_N.numel() && dx_in.size(1) == grad_VH.size(1),
       "embedding_backward: dx [", tokens_N.numel(), ", ", grad_VH.size(1), "] is expected, found ", dx_in.sizes());
+  TORCH_CHECK(grad_VH.stride(1) == 1, "embedding_backward: rows of the gradient must be contiguous");
+  const at::Tensor dx_NH = dx_in.contiguous();
   if (grad_VH.is_cuda()) {
-    // index_put_ with accumulate sorts the indices on CUDA; chunks one after the other keep the order fixed.
-    for (int64_t first = 0; first < tokens_N.size(0); first += kCudaChunk) {
-      const int64_t count = std::min(kCudaChunk, tokens_N.size(0) - first);
-      grad_VH.index_put_(
-          {tokens_N.narrow(0, first, count)}, dx_in.narrow(0, first, count).to(grad_VH.scalar_type()),
-          /*accumulate=*/true);
-    }
+    backward_cuda(tokens_N, dx_NH, grad_VH);
     return;
   }
   TORCH_CHECK(
       tokens_N.min().item<int64_t>() >= 0 && tokens_N.max().item<int64_t>() < grad_VH.size(0),
       "embedding_backward: token ids in [0, ", grad_VH.size(0), ") are expected");
-  const at::Tensor dx_NH = dx_in.contiguous();
-  TORCH_CHECK(grad_VH.stride(1) == 1, "embedding_backward: rows of the gradient must be contiguous");
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dx_NH.scalar_type(), "embedding_backward", [&] {
     if (grad_VH.scalar_type() == at::kDouble) {
       backward_cpu<scalar_t, double>(tokens_N, dx_NH, grad_VH);

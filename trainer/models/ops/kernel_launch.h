@@ -16,7 +16,8 @@ CUstream_st* current_stream(at::Device device);
 
 // Queues `launch` on the device's current stream. A launch function returns null, or what CUDA complained of.
 template <typename Args>
-void run_kernel(const char* name, const char* (*launch)(const Args&, CUstream_st*), const Args& args, at::Device device) {
+void run_kernel(
+    const char* name, const char* (*launch)(const Args&, CUstream_st*), const Args& args, at::Device device) {
   const at::DeviceGuard guard(device);
   const char* problem = launch(args, current_stream(device));
   TORCH_CHECK(problem == nullptr, name, ": ", problem);

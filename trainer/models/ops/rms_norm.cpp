@@ -4,6 +4,9 @@
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 
+#include "trainer/models/ops/kernel_launch.h"
+#include "trainer/models/ops/rms_norm_kernel.h"
+
 namespace distill::models {
 namespace {
 
@@ -143,33 +146,123 @@ void check_input(const at::Tensor& x_NH, const at::Tensor& weight_H) {
       x_NH.scalar_type(), " and ", weight_H.scalar_type());
 }
 
+void check_like_input(const at::Tensor& other, const at::Tensor& x) {
+  TORCH_CHECK(
+      other.sizes() == x.sizes() && other.scalar_type() == x.scalar_type(), "rms_norm: a tensor like the input, ",
+      x.sizes(), " of dtype ", x.scalar_type(), ", is expected, found ", other.sizes(), " of dtype ",
+      other.scalar_type());
+}
+
 at::ScalarType statistics_dtype(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+RmsNormResult empty_result(const at::Tensor& x_NH) {
+  return {at::empty_like(x_NH), at::empty({x_NH.size(0)}, x_NH.options().dtype(statistics_dtype(x_NH)))};
+}
+
+// Without result and residual.
+RmsNormArgs kernel_args(const at::Tensor& x_NH, const at::Tensor& weight_H, double eps) {
+  RmsNormArgs args{};
+  args.x = x_NH.const_data_ptr();
+  args.weight = weight_H.const_data_ptr();
+  args.rows = x_NH.size(0);
+  args.hidden = x_NH.size(1);
+  args.eps = eps;
+  args.type = element_type(x_NH.scalar_type());
+  return args;
+}
+
+void check_rstd(const at::Tensor& rstd, const at::Tensor& x, int64_t rows) {
+  TORCH_CHECK(
+      rstd.numel() == rows && rstd.is_contiguous() && rstd.scalar_type() == statistics_dtype(x), "rms_norm: rstd of ",
+      rows, " contiguous elements of dtype ", statistics_dtype(x), " is expected, found ", rstd.sizes(), " of dtype ",
+      rstd.scalar_type());
+}
+
+// Completes and runs `args`, which has dy, x, dx and their strides.
+void backward_cuda(
+    RmsNormBackwardArgs args, const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& weight_H,
+    at::Tensor& grad_H) {
+  check_rstd(rstd, x, args.rows);
+  const at::Tensor weight = weight_H.contiguous();
+  args.weight = weight.const_data_ptr();
+  args.rstd = rstd.const_data_ptr();
+  args.hidden = weight.size(0);
+  args.type = element_type(x.scalar_type());
+  at::Tensor partials;
+  if (grad_H.defined()) {
+    TORCH_CHECK(
+        grad_H.scalar_type() == statistics_dtype(x) && grad_H.sizes() == weight.sizes() && grad_H.is_contiguous(),
+        "rms_norm: a contiguous gradient ", weight.sizes(), " of dtype ", statistics_dtype(x), " is expected, found ",
+        grad_H.sizes(), " of dtype ", grad_H.scalar_type());
+    const at::DeviceGuard guard(x.device());
+    partials = at::empty({rms_norm_backward_blocks(args), args.hidden}, grad_H.options());
+    args.partials = partials.mutable_data_ptr();
+    args.grad = grad_H.mutable_data_ptr();
+  }
+  run_kernel("rms_norm_backward", launch_rms_norm_backward, args, x.device());
+}
+
 } // namespace
 
-RmsNormResult rms_norm_forward(const at::Tensor& x_in, const at::Tensor& weight_H, double eps) {
-  check_input(x_in, weight_H);
+RmsNormResult rms_norm_forward(const at::Tensor& x_in, const at::Tensor& weight_in, double eps) {
+  check_input(x_in, weight_in);
   const at::Tensor x_NH = x_in.contiguous();
-  if (x_NH.is_cuda()) {
-    auto [y, rstd] = at::_fused_rms_norm(x_NH, {x_NH.size(1)}, weight_H, eps);
-    return {y, rstd.view({-1})};
+  const at::Tensor weight_H = weight_in.contiguous();
+  RmsNormResult result = empty_result(x_NH);
+  if (x_NH.numel() == 0) {
+    return result;
   }
-  RmsNormResult result{at::empty_like(x_NH), at::empty({x_NH.size(0)}, x_NH.options().dtype(statistics_dtype(x_NH)))};
+  if (x_NH.is_cuda()) {
+    RmsNormArgs args = kernel_args(x_NH, weight_H, eps);
+    args.y = result.y_NH.mutable_data_ptr();
+    args.rstd = result.rstd_N.mutable_data_ptr();
+    run_kernel("rms_norm_forward", launch_rms_norm_forward, args, x_NH.device());
+    return result;
+  }
   DISTILL_DISPATCH(x_NH.scalar_type(), "rms_norm_forward", [&] {
-    forward_cpu<scalar_t>(x_NH, weight_H.contiguous(), eps, result.y_NH, result.rstd_N);
+    forward_cpu<scalar_t>(x_NH, weight_H, eps, result.y_NH, result.rstd_N);
   });
   return result;
 }
 
-at::Tensor rms_norm_apply(const at::Tensor& x_in, const at::Tensor& rstd_N, const at::Tensor& weight_H, double eps) {
-  check_input(x_in, weight_H);
-  const at::Tensor x_NH = x_in.contiguous();
-  if (x_NH.is_cuda()) {
-    return std::get<0>(at::_fused_rms_norm(x_NH, {x_NH.size(1)}, weight_H, eps));
+RmsNormResult add_rms_norm_forward_(
+    at::Tensor& x_NH, const at::Tensor& residual_in, const at::Tensor& weight_in, double eps) {
+  check_input(x_NH, weight_in);
+  check_like_input(residual_in, x_NH);
+  if (!x_NH.is_cuda() || x_NH.numel() == 0) {
+    return rms_norm_forward(x_NH.add_(residual_in), weight_in, eps);
   }
+  TORCH_CHECK(x_NH.is_contiguous(), "rms_norm: an input that is added to must be contiguous");
+  const at::Tensor residual_NH = residual_in.contiguous();
+  const at::Tensor weight_H = weight_in.contiguous();
+  RmsNormResult result = empty_result(x_NH);
+  RmsNormArgs args = kernel_args(x_NH, weight_H, eps);
+  args.residual = residual_NH.const_data_ptr();
+  args.sum = x_NH.mutable_data_ptr();
+  args.y = result.y_NH.mutable_data_ptr();
+  args.rstd = result.rstd_N.mutable_data_ptr();
+  run_kernel("add_rms_norm_forward", launch_rms_norm_forward, args, x_NH.device());
+  return result;
+}
+
+at::Tensor rms_norm_apply(const at::Tensor& x_in, const at::Tensor& rstd_N, const at::Tensor& weight_in) {
+  check_input(x_in, weight_in);
+  check_rstd(rstd_N, x_in, x_in.size(0));
+  const at::Tensor x_NH = x_in.contiguous();
+  const at::Tensor weight_H = weight_in.contiguous();
   at::Tensor y_NH = at::empty_like(x_NH);
+  if (x_NH.numel() == 0) {
+    return y_NH;
+  }
+  if (x_NH.is_cuda()) {
+    RmsNormArgs args = kernel_args(x_NH, weight_H, /*eps=*/0);
+    args.y = y_NH.mutable_data_ptr();
+    args.rstd = const_cast<void*>(rstd_N.const_data_ptr()); // only read
+    run_kernel("rms_norm_apply", launch_rms_norm_apply, args, x_NH.device());
+    return y_NH;
+  }
   DISTILL_DISPATCH(x_NH.scalar_type(), "rms_norm_apply", [&] {
     using acc_t = at::opmath_type<scalar_t>;
     const int64_t size = x_NH.size(1);
@@ -190,19 +283,29 @@ at::Tensor rms_norm_backward(
     const at::Tensor& dy_in, const at::Tensor& x_in, const at::Tensor& rstd_N, const at::Tensor& weight_H,
     at::Tensor& grad_H, const at::Tensor& dresidual_NH) {
   check_input(x_in, weight_H);
+  check_like_input(dy_in, x_in);
+  if (dresidual_NH.defined()) {
+    check_like_input(dresidual_NH, x_in);
+  }
   const at::Tensor x_NH = x_in.contiguous();
   const at::Tensor dy_NH = dy_in.contiguous();
-  if (x_NH.is_cuda()) {
-    // The weight's gradient of one call is rounded to the weight's dtype before it is added in fp32.
-    auto [dx, dweight] = at::_fused_rms_norm_backward(
-        dy_NH, x_NH, {x_NH.size(1)}, rstd_N.unsqueeze(1), weight_H, {true, grad_H.defined()});
-    if (grad_H.defined()) {
-      grad_H.add_(dweight);
-    }
-    return dresidual_NH.defined() ? dx.add_(dresidual_NH) : dx;
-  }
   at::Tensor dx_NH = at::empty_like(x_NH);
   const at::Tensor dresidual = dresidual_NH.defined() ? dresidual_NH.contiguous() : at::Tensor();
+  if (x_NH.numel() == 0) {
+    return dx_NH;
+  }
+  if (x_NH.is_cuda()) {
+    RmsNormBackwardArgs args{};
+    args.dy = dy_NH.const_data_ptr();
+    args.x = x_NH.const_data_ptr();
+    args.dresidual = dresidual.defined() ? dresidual.const_data_ptr() : nullptr;
+    args.dx = dx_NH.mutable_data_ptr();
+    args.rows = x_NH.size(0);
+    args.inner = 1;
+    args.dy_strides = args.x_strides = args.dx_strides = {x_NH.size(1), 0};
+    backward_cuda(args, x_NH, rstd_N, weight_H, grad_H);
+    return dx_NH;
+  }
   DISTILL_DISPATCH(x_NH.scalar_type(), "rms_norm_backward", [&] {
     backward_input_cpu<scalar_t>(
         dy_NH, x_NH, rstd_N, weight_H.contiguous(),
@@ -212,6 +315,35 @@ at::Tensor rms_norm_backward(
     }
   });
   return dx_NH;
+}
+
+void head_rms_norm_backward_(
+    at::Tensor& dy_NAD, const at::Tensor& x_NAD, const at::Tensor& rstd, const at::Tensor& weight_D,
+    at::Tensor& grad_D) {
+  TORCH_CHECK(x_NAD.dim() == 3, "rms_norm: heads [N, heads, D] are expected, found ", x_NAD.sizes());
+  check_like_input(dy_NAD, x_NAD);
+  const int64_t head_dim = x_NAD.size(2);
+  if (x_NAD.is_cuda() && x_NAD.numel() > 0) {
+    TORCH_CHECK(
+        dy_NAD.stride(2) == 1 && x_NAD.stride(2) == 1 && weight_D.numel() == head_dim &&
+            weight_D.scalar_type() == x_NAD.scalar_type(),
+        "rms_norm: contiguous heads and a weight [", head_dim, "] of dtype ", x_NAD.scalar_type(),
+        " are expected, found strides ", dy_NAD.strides(), " and ", x_NAD.strides(), ", weight ", weight_D.sizes(),
+        " of dtype ", weight_D.scalar_type());
+    RmsNormBackwardArgs args{};
+    args.dy = dy_NAD.const_data_ptr();
+    args.x = x_NAD.const_data_ptr();
+    args.dx = dy_NAD.mutable_data_ptr();
+    args.rows = x_NAD.size(0) * x_NAD.size(1);
+    args.inner = x_NAD.size(1);
+    args.dy_strides = args.dx_strides = {dy_NAD.stride(0), dy_NAD.stride(1)};
+    args.x_strides = {x_NAD.stride(0), x_NAD.stride(1)};
+    backward_cuda(args, x_NAD, rstd, weight_D, grad_D);
+    return;
+  }
+  const at::Tensor dx =
+      rms_norm_backward(dy_NAD.reshape({-1, head_dim}), x_NAD.reshape({-1, head_dim}), rstd, weight_D, grad_D);
+  dy_NAD.copy_(dx.view(x_NAD.sizes()));
 }
 
 } // namespace distill::models

@@ -12,14 +12,22 @@ struct RmsNormResult {
 
 RmsNormResult rms_norm_forward(const at::Tensor& x_NH, const at::Tensor& weight_H, double eps);
 
-// y again, bit for bit, from the kept input and rstd (CUDA's one kernel makes rstd anew, which is why eps is asked
-// for).
-at::Tensor rms_norm_apply(const at::Tensor& x_NH, const at::Tensor& rstd_N, const at::Tensor& weight_H, double eps);
+// x_NH becomes x + residual, which is normalised: one pass on CUDA.
+RmsNormResult add_rms_norm_forward_(
+    at::Tensor& x_NH, const at::Tensor& residual_NH, const at::Tensor& weight_H, double eps);
+
+// y again, bit for bit, from the kept input and rstd.
+at::Tensor rms_norm_apply(const at::Tensor& x_NH, const at::Tensor& rstd_N, const at::Tensor& weight_H);
 
 // Returns dx, plus `dresidual_NH` where it is defined (x usually goes on as the residual as well). Adds to grad_H
-// (fp32, or fp64 in an fp64 model) unless it is undefined.
+// (fp32, or fp64 in an fp64 model) unless it is undefined; on CUDA the same bits in every run on one kind of GPU.
 at::Tensor rms_norm_backward(
     const at::Tensor& dy_NH, const at::Tensor& x_NH, const at::Tensor& rstd_N, const at::Tensor& weight_H,
     at::Tensor& grad_H, const at::Tensor& dresidual_NH = {});
+
+// The norm over each head of [N, heads, D] views with contiguous D: dy becomes dx in place. rstd [N * heads].
+void head_rms_norm_backward_(
+    at::Tensor& dy_NAD, const at::Tensor& x_NAD, const at::Tensor& rstd, const at::Tensor& weight_D,
+    at::Tensor& grad_D);
 
 } // namespace distill::models

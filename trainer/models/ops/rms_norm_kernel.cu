@@ -13,10 +13,10 @@ constexpr int kForwardHeld = 4;
 constexpr int kBackwardHeld = 2;
 constexpr int kMaxThreads = 512;
 constexpr int kMinThreads = 128;
-constexpr int kBackwardThreadsPerMultiprocessor = 768; // as many as its registers allow
+constexpr int kBackwardThreadsPerMultiprocessor = 768; // also bounds a thread's registers, at 80
 
-// threadIdx.x runs over a row, threadIdx.y over the block's rows. A row has a power of two of lanes of a warp, or a block
-// of its own: sums then go through shared memory.
+// threadIdx.x runs over a row, threadIdx.y over the block's rows. A row has a power of two of lanes of a warp, or a
+// block of its own: sums then go through shared memory.
 dim3 block_shape(int64_t packs, int held) {
   const int64_t wanted = ceil_div<int64_t>(packs, held);
   if (wanted > kWarp) {
@@ -95,7 +95,7 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_forward(const __grid_con
   __shared__ acc_t shared[kMaxThreads / kWarp];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool active = row < args.rows;
-  const int64_t packs = active ? args.hidden / V : 0;
+  const int packs = active ? static_cast<int>(args.hidden / V) : 0;
   const int64_t offset = row * args.hidden;
   const T* x = static_cast<const T*>(args.x) + offset;
   const T* residual = static_cast<const T*>(args.residual) + offset;
@@ -107,12 +107,12 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_forward(const __grid_con
   Pack<T, V> held[kForwardHeld];
 #pragma unroll
   for (int j = 0; j < kForwardHeld; ++j) {
-    const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
+    const int p = threadIdx.x + j * blockDim.x;
     if (p < packs) {
       held[j] = load_input<T, V, kMode>(x, residual, sum, p * V);
     }
   }
-  const int64_t first_again = threadIdx.x + static_cast<int64_t>(kForwardHeld) * blockDim.x;
+  const int first_again = threadIdx.x + kForwardHeld * blockDim.x;
 
   acc_t rstd = 0;
   if constexpr (kMode == ForwardMode::kApply) {
@@ -121,11 +121,11 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_forward(const __grid_con
     acc_t squares = 0;
 #pragma unroll
     for (int j = 0; j < kForwardHeld; ++j) {
-      if (threadIdx.x + static_cast<int64_t>(j) * blockDim.x < packs) {
+      if (static_cast<int>(threadIdx.x + j * blockDim.x) < packs) {
         squares += squares_of(held[j]);
       }
     }
-    for (int64_t p = first_again; p < packs; p += blockDim.x) {
+    for (int p = first_again; p < packs; p += blockDim.x) {
       squares += squares_of(load_input<T, V, kMode>(x, residual, sum, p * V));
     }
     squares = row_sum(squares, shared);
@@ -137,14 +137,14 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_forward(const __grid_con
 
 #pragma unroll
   for (int j = 0; j < kForwardHeld; ++j) {
-    const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
+    const int p = threadIdx.x + j * blockDim.x;
     if (p < packs) {
       store_pack(y + p * V, scaled(held[j], rstd, load_pack<T, V>(weight + p * V)));
     }
   }
   // Each thread reads back its own sums.
   const T* normalised = kMode == ForwardMode::kResidual ? sum : x;
-  for (int64_t p = first_again; p < packs; p += blockDim.x) {
+  for (int p = first_again; p < packs; p += blockDim.x) {
     store_pack(y + p * V, scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V)));
   }
 }
@@ -178,13 +178,15 @@ __device__ __forceinline__ Pack<T, V> input_gradient(
 }
 
 // Persistent blocks: a thread keeps its columns of the weight and of the weight's gradient over all rows of its block.
-template <typename T, int V>
-__global__ __launch_bounds__(kMaxThreads) void rms_norm_backward(const __grid_constant__ RmsNormBackwardArgs args) {
+// kLong: rows are longer than what the block's threads hold.
+template <typename T, int V, bool kLong>
+__global__ __launch_bounds__(kLong ? kMaxThreads : kBackwardThreadsPerMultiprocessor) void rms_norm_backward(
+    const __grid_constant__ RmsNormBackwardArgs args) {
   using acc_t = acc_type<T>;
   __shared__ acc_t shared[2][kMaxThreads / kWarp];
   extern __shared__ __align__(16) unsigned char dynamic_shared[];
-  const int64_t packs = args.hidden / V;
-  const int64_t first_again = threadIdx.x + static_cast<int64_t>(kBackwardHeld) * blockDim.x;
+  const int packs = static_cast<int>(args.hidden / V);
+  const int first_again = threadIdx.x + kBackwardHeld * blockDim.x;
   const T* weight = static_cast<const T*>(args.weight);
   acc_t* partial = static_cast<acc_t*>(args.partials) + static_cast<int64_t>(blockIdx.x) * args.hidden;
 
@@ -192,7 +194,7 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_backward(const __grid_co
   acc_t sums[kBackwardHeld][V] = {};
 #pragma unroll
   for (int j = 0; j < kBackwardHeld; ++j) {
-    const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
+    const int p = threadIdx.x + j * blockDim.x;
     if (p < packs) {
       held_weight[j] = load_pack<T, V>(weight + p * V);
     }
@@ -205,7 +207,7 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_backward(const __grid_co
   for (int64_t base = first_base; base < args.rows; base += step, parity ^= 1) {
     const int64_t row = base + threadIdx.y;
     const bool active = row < args.rows;
-    const int64_t row_packs = active ? packs : 0;
+    const int row_packs = active ? packs : 0;
     const T* dy = static_cast<const T*>(args.dy) + row_offset(row, args.inner, args.dy_strides);
     const T* x = static_cast<const T*>(args.x) + row_offset(row, args.inner, args.x_strides);
     const T* dresidual =
@@ -213,10 +215,14 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_backward(const __grid_co
     T* dx = static_cast<T*>(args.dx) + row_offset(row, args.inner, args.dx_strides);
     const acc_t rstd = active ? static_cast<const acc_t*>(args.rstd)[row] : acc_t(0);
 
+#pragma unroll
+    for (int j = 0; j < kBackwardHeld; ++j) {
+      keep_packed(held_weight[j]);
+    }
     Pack<T, V> held_dy[kBackwardHeld], held_x[kBackwardHeld], held_residual[kBackwardHeld];
 #pragma unroll
     for (int j = 0; j < kBackwardHeld; ++j) {
-      const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
+      const int p = threadIdx.x + j * blockDim.x;
       if (p < row_packs) {
         held_dy[j] = load_pack<T, V>(dy + p * V);
         held_x[j] = load_pack<T, V>(x + p * V);
@@ -226,25 +232,31 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_backward(const __grid_co
     acc_t dot = 0;
 #pragma unroll
     for (int j = 0; j < kBackwardHeld; ++j) {
-      if (threadIdx.x + static_cast<int64_t>(j) * blockDim.x < row_packs) {
+      if (static_cast<int>(threadIdx.x + j * blockDim.x) < row_packs) {
         dot += dot_of(held_dy[j], held_x[j], held_weight[j]);
       }
     }
-    for (int64_t p = first_again; p < row_packs; p += blockDim.x) {
+    for (int p = first_again; kLong && p < row_packs; p += blockDim.x) {
       dot += dot_of(load_pack<T, V>(dy + p * V), load_pack<T, V>(x + p * V), load_pack<T, V>(weight + p * V));
     }
     dot = row_sum(dot, shared[parity]);
+#pragma unroll
+    for (int j = 0; j < kBackwardHeld; ++j) {
+      keep_packed(held_dy[j]);
+      keep_packed(held_x[j]);
+      keep_packed(held_weight[j]);
+    }
     const acc_t scale = dot * rstd * rstd * rstd / static_cast<acc_t>(args.hidden);
 
 #pragma unroll
     for (int j = 0; j < kBackwardHeld; ++j) {
-      const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
+      const int p = threadIdx.x + j * blockDim.x;
       if (p < row_packs) {
         store_pack(
             dx + p * V, input_gradient(held_dy[j], held_x[j], held_weight[j], held_residual[j], rstd, scale, sums[j]));
       }
     }
-    for (int64_t p = first_again; p < row_packs; p += blockDim.x) {
+    for (int p = first_again; kLong && p < row_packs; p += blockDim.x) {
       const bool add = args.partials != nullptr && base != first_base;
       acc_t terms[V];
 #pragma unroll
@@ -272,7 +284,7 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_backward(const __grid_co
   acc_t* out = blockDim.y == 1 ? partial : reinterpret_cast<acc_t*>(dynamic_shared) + threadIdx.y * args.hidden;
 #pragma unroll
   for (int j = 0; j < kBackwardHeld; ++j) {
-    const int64_t p = threadIdx.x + static_cast<int64_t>(j) * blockDim.x;
+    const int p = threadIdx.x + j * blockDim.x;
     if (p < packs) {
 #pragma unroll
       for (int i = 0; i < V; ++i) {
@@ -322,7 +334,8 @@ __global__ __launch_bounds__(kSumColumns* kSumRows) void add_partials(
 
 // Elements to a pack.
 int pack_size(const RmsNormArgs& args) {
-  const bool wide = whole_packs(args.type, args.hidden) && aligned(args.x, args.residual, args.weight, args.sum, args.y);
+  const bool wide =
+      whole_packs(args.type, args.hidden) && aligned(args.x, args.residual, args.weight, args.sum, args.y);
   return wide ? kAccessBytes / element_bytes(args.type) : 1;
 }
 
@@ -367,7 +380,8 @@ int64_t rms_norm_backward_blocks(const RmsNormBackwardArgs& args) {
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   const dim3 block = block_shape(args.hidden / pack_size(args), kBackwardHeld);
-  const int64_t resident = static_cast<int64_t>(multiprocessors) * kBackwardThreadsPerMultiprocessor / (block.x * block.y);
+  const int64_t resident =
+      static_cast<int64_t>(multiprocessors) * kBackwardThreadsPerMultiprocessor / (block.x * block.y);
   return std::min(resident, ceil_div<int64_t>(args.rows, block.y));
 }
 
@@ -380,15 +394,15 @@ const char* launch_rms_norm_backward(const RmsNormBackwardArgs& args, CUstream_s
     using T = typename decltype(tag)::type;
     using acc_t = acc_type<T>;
     const size_t shared = args.grad != nullptr && block.y > 1 ? block.y * args.hidden * sizeof(acc_t) : 0;
-    if (pack == 1) {
-      rms_norm_backward<T, 1><<<grid, block, shared, stream>>>(args);
-    } else {
-      rms_norm_backward<T, kAccessBytes / sizeof(T)><<<grid, block, shared, stream>>>(args);
-    }
+    constexpr int kPack = kAccessBytes / sizeof(T);
+    const bool is_long = args.hidden / pack > static_cast<int64_t>(block.x) * kBackwardHeld;
+    const auto kernel = pack == 1 ? (is_long ? rms_norm_backward<T, 1, true> : rms_norm_backward<T, 1, false>)
+                                  : (is_long ? rms_norm_backward<T, kPack, true> : rms_norm_backward<T, kPack, false>);
+    kernel<<<grid, block, shared, stream>>>(args);
     if (args.grad != nullptr) {
       add_partials<acc_t>
-          <<<static_cast<unsigned>(ceil_div<int64_t>(args.hidden, kSumColumns)), dim3(kSumColumns, kSumRows), 0, stream>>>(
-              static_cast<const acc_t*>(args.partials), static_cast<acc_t*>(args.grad), blocks, args.hidden);
+          <<<static_cast<unsigned>(ceil_div<int64_t>(args.hidden, kSumColumns)), dim3(kSumColumns, kSumRows), 0,
+             stream>>>(static_cast<const acc_t*>(args.partials), static_cast<acc_t*>(args.grad), blocks, args.hidden);
     }
   });
   return launch_problem();

@@ -6,6 +6,10 @@
 
 #include <numbers>
 
+#include "trainer/models/ops/kernel_launch.h"
+#include "trainer/models/ops/rms_norm.h"
+#include "trainer/models/ops/rope_kernel.h"
+
 namespace distill::models {
 namespace {
 
@@ -39,28 +43,94 @@ void rotate_cpu(at::Tensor& x_NAD, const RopeAngles& angles, float direction) {
   });
 }
 
-void rotate(at::Tensor& x_NAD, const RopeAngles& angles, float direction) {
+void check_heads(const at::Tensor& x_NAD, const RopeAngles& angles) {
   TORCH_CHECK(
       x_NAD.dim() == 3 && x_NAD.size(2) % 2 == 0 && x_NAD.stride(2) == 1,
       "rope: [N, heads, head_dim] with an even, contiguous head_dim is expected, found sizes ", x_NAD.sizes(),
       ", strides ", x_NAD.strides());
   const int64_t half = x_NAD.size(2) / 2;
+  for (const at::Tensor* table : {&angles.cos_NR, &angles.sin_NR}) {
+    TORCH_CHECK(
+        table->dim() == 2 && table->size(0) == x_NAD.size(0) && table->size(1) == half && table->is_contiguous() &&
+            table->scalar_type() == at::kFloat,
+        "rope: contiguous fp32 angles [", x_NAD.size(0), ", ", half, "] are expected, found ", table->sizes(),
+        " of dtype ", table->scalar_type());
+  }
+}
+
+// `in` may be `out`.
+RopeHeads kernel_heads(const at::Tensor& in, const at::Tensor& out) {
+  RopeHeads heads{};
+  heads.in = in.const_data_ptr();
+  heads.out = out.mutable_data_ptr();
+  heads.heads = in.size(1);
+  heads.in_token_stride = in.stride(0);
+  heads.in_head_stride = in.stride(1);
+  heads.out_token_stride = out.stride(0);
+  heads.out_head_stride = out.stride(1);
+  return heads;
+}
+
+// All but the heads.
+RopeArgs kernel_args(const at::Tensor& x_NAD, const RopeAngles& angles) {
+  RopeArgs args{};
+  args.cos = angles.cos_NR.const_data_ptr<float>();
+  args.sin = angles.sin_NR.const_data_ptr<float>();
+  args.tokens = x_NAD.size(0);
+  args.head_dim = x_NAD.size(2);
+  args.type = element_type(x_NAD.scalar_type());
+  return args;
+}
+
+void check_pair(const at::Tensor& q_NAD, const at::Tensor& k_NKD) {
   TORCH_CHECK(
-      angles.cos_NR.size(0) == x_NAD.size(0) && angles.cos_NR.size(1) == half, "rope: angles [", x_NAD.size(0), ", ",
-      half, "] are expected, found ", angles.cos_NR.sizes());
-  if (x_NAD.is_cpu()) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(
-        at::kHalf, at::kBFloat16, x_NAD.scalar_type(), "rope", [&] { rotate_cpu<scalar_t>(x_NAD, angles, direction); });
+      q_NAD.size(0) == k_NKD.size(0) && q_NAD.size(2) == k_NKD.size(2) && q_NAD.scalar_type() == k_NKD.scalar_type() &&
+          q_NAD.device() == k_NKD.device(),
+      "rope: q and k of the same tokens, head_dim, dtype and device are expected, found ", q_NAD.sizes(), " of dtype ",
+      q_NAD.scalar_type(), " and ", k_NKD.sizes(), " of dtype ", k_NKD.scalar_type());
+}
+
+// `k` null: q alone.
+void rotate(at::Tensor& q_NAD, at::Tensor* k_NKD, const RopeAngles& angles, float direction) {
+  check_heads(q_NAD, angles);
+  if (k_NKD != nullptr) {
+    check_heads(*k_NKD, angles);
+    check_pair(q_NAD, *k_NKD);
+  }
+  if (q_NAD.is_cpu()) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, q_NAD.scalar_type(), "rope", [&] {
+      rotate_cpu<scalar_t>(q_NAD, angles, direction);
+      if (k_NKD != nullptr) {
+        rotate_cpu<scalar_t>(*k_NKD, angles, direction);
+      }
+    });
     return;
   }
-  at::Tensor low = x_NAD.narrow(2, 0, half);
-  at::Tensor high = x_NAD.narrow(2, half, half);
-  const at::Tensor cos = angles.cos_NR.unsqueeze(1);
-  const at::Tensor sin = (direction < 0 ? angles.sin_NR.neg() : angles.sin_NR).unsqueeze(1);
-  const at::Tensor rotated_low = at::mul(low, cos).sub_(at::mul(high, sin));
-  const at::Tensor rotated_high = at::mul(high, cos).add_(at::mul(low, sin));
-  low.copy_(rotated_low);
-  high.copy_(rotated_high);
+  if (q_NAD.numel() == 0) {
+    return;
+  }
+  RopeArgs args = kernel_args(q_NAD, angles);
+  args.q = kernel_heads(q_NAD, q_NAD);
+  if (k_NKD != nullptr) {
+    args.k = kernel_heads(*k_NKD, *k_NKD);
+  }
+  args.inverse = direction < 0;
+  run_kernel("rope", launch_rope, args, q_NAD.device());
+}
+
+// RMSNorm over head_dim of every head; contiguous result, rstd [N * heads].
+at::Tensor head_norm(const at::Tensor& x_NAD, const at::Tensor& weight_D, double eps, at::Tensor& rstd) {
+  RmsNormResult result = rms_norm_forward(x_NAD.reshape({-1, x_NAD.size(2)}), weight_D, eps);
+  rstd = result.rstd_N;
+  return result.y_NH.view(x_NAD.sizes());
+}
+
+void check_norm(const at::Tensor& weight_D, const at::Tensor& x_NAD) {
+  TORCH_CHECK(
+      weight_D.dim() == 1 && weight_D.size(0) == x_NAD.size(2) && weight_D.is_contiguous() &&
+          weight_D.scalar_type() == x_NAD.scalar_type(),
+      "rope: a contiguous norm weight [", x_NAD.size(2), "] of dtype ", x_NAD.scalar_type(), " is expected, found ",
+      weight_D.sizes(), " of dtype ", weight_D.scalar_type());
 }
 
 } // namespace
@@ -101,11 +171,54 @@ RopeAngles rope_angles(const RopeTable& table, const at::Tensor& positions_N) {
 }
 
 void rope_forward_(at::Tensor& x_NAD, const RopeAngles& angles) {
-  rotate(x_NAD, angles, 1.0F);
+  rotate(x_NAD, /*k_NKD=*/nullptr, angles, 1.0F);
+}
+
+void rope_forward_(at::Tensor& q_NAD, at::Tensor& k_NKD, const RopeAngles& angles) {
+  rotate(q_NAD, &k_NKD, angles, 1.0F);
 }
 
 void rope_backward_(at::Tensor& dx_NAD, const RopeAngles& angles) {
-  rotate(dx_NAD, angles, -1.0F);
+  rotate(dx_NAD, /*k_NKD=*/nullptr, angles, -1.0F);
+}
+
+void rope_backward_(at::Tensor& dq_NAD, at::Tensor& dk_NKD, const RopeAngles& angles) {
+  rotate(dq_NAD, &dk_NKD, angles, -1.0F);
+}
+
+NormRopeResult norm_rope_forward(
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& q_norm_D, const at::Tensor& k_norm_D,
+    double eps, const RopeAngles& angles) {
+  check_heads(q_NAD, angles);
+  check_heads(k_NKD, angles);
+  check_pair(q_NAD, k_NKD);
+  check_norm(q_norm_D, q_NAD);
+  check_norm(k_norm_D, k_NKD);
+  NormRopeResult result;
+  if (q_NAD.is_cpu()) {
+    result.q_NAD = head_norm(q_NAD, q_norm_D, eps, result.q_rstd);
+    result.k_NKD = head_norm(k_NKD, k_norm_D, eps, result.k_rstd);
+    rope_forward_(result.q_NAD, result.k_NKD, angles);
+    return result;
+  }
+  const auto statistics = q_NAD.options().dtype(q_NAD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  result.q_NAD = at::empty(q_NAD.sizes(), q_NAD.options());
+  result.k_NKD = at::empty(k_NKD.sizes(), k_NKD.options());
+  result.q_rstd = at::empty({q_NAD.size(0) * q_NAD.size(1)}, statistics);
+  result.k_rstd = at::empty({k_NKD.size(0) * k_NKD.size(1)}, statistics);
+  if (q_NAD.numel() == 0) {
+    return result;
+  }
+  RopeArgs args = kernel_args(q_NAD, angles);
+  args.q = kernel_heads(q_NAD, result.q_NAD);
+  args.q.norm_weight = q_norm_D.const_data_ptr();
+  args.q.rstd = result.q_rstd.mutable_data_ptr();
+  args.k = kernel_heads(k_NKD, result.k_NKD);
+  args.k.norm_weight = k_norm_D.const_data_ptr();
+  args.k.rstd = result.k_rstd.mutable_data_ptr();
+  args.eps = eps;
+  run_kernel("norm_rope", launch_norm_rope, args, q_NAD.device());
+  return result;
 }
 
 } // namespace distill::models

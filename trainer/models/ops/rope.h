@@ -30,7 +30,24 @@ RopeAngles rope_angles(const RopeTable& table, const at::Tensor& positions_N);
 // Rotates x [N, heads, D] in place; the last dimension must be contiguous, the others may be strided. fp32 mathematics.
 void rope_forward_(at::Tensor& x_NAD, const RopeAngles& angles);
 
+// q and k of one fused buffer: a single launch on CUDA.
+void rope_forward_(at::Tensor& q_NAD, at::Tensor& k_NKD, const RopeAngles& angles);
+
 // The inverse rotation, in place: turns the gradient with respect to the output into that with respect to the input.
 void rope_backward_(at::Tensor& dx_NAD, const RopeAngles& angles);
+void rope_backward_(at::Tensor& dq_NAD, at::Tensor& dk_NKD, const RopeAngles& angles);
+
+struct NormRopeResult {
+  at::Tensor q_NAD; // contiguous
+  at::Tensor k_NKD;
+  at::Tensor q_rstd; // [N * heads], fp32 (fp64 for fp64)
+  at::Tensor k_rstd; // [N * kv heads]
+};
+
+// RMSNorm over each head of q and k, then the rotation; q and k are left as they are. One launch on CUDA, where the
+// norm's output is not rounded in between. The same bits every time.
+NormRopeResult norm_rope_forward(
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& q_norm_D, const at::Tensor& k_norm_D,
+    double eps, const RopeAngles& angles);
 
 } // namespace distill::models

@@ -75,8 +75,8 @@ __global__ __launch_bounds__(kThreads) void rope(const __grid_constant__ RopeArg
   }
 }
 
-// As above, but threadIdx.x is a power of two of lanes of one warp that sum a head's squares; it reads a head twice, the
-// second time from the cache.
+// As above, but threadIdx.x is a power of two of lanes of one warp that sum a head's squares; it reads a head twice,
+// the second time from the cache.
 template <typename T, int V>
 __global__ __launch_bounds__(kThreads) void norm_rope(const __grid_constant__ RopeArgs args) {
   using acc_t = acc_type<T>;

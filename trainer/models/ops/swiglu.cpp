@@ -1,30 +1,77 @@
 #include "trainer/models/ops/swiglu.h"
 
-namespace distill::models {
+#include "trainer/models/ops/kernel_launch.h"
+#include "trainer/models/ops/swiglu_kernel.h"
 
-at::Tensor swiglu_forward(const at::Tensor& gate_up_N2F) {
+namespace distill::models {
+namespace {
+
+void check_gate_up(const at::Tensor& gate_up_N2F) {
   TORCH_CHECK(
       gate_up_N2F.dim() == 2 && gate_up_N2F.size(1) % 2 == 0, "swiglu: [N, 2F] is expected, found ",
       gate_up_N2F.sizes());
-  const int64_t ffn = gate_up_N2F.size(1) / 2;
-  return at::silu(gate_up_N2F.narrow(1, 0, ffn)).mul_(gate_up_N2F.narrow(1, ffn, ffn));
 }
 
-SwigluBackward swiglu_backward(const at::Tensor& dact_NF, const at::Tensor& gate_up_N2F, bool needs_act) {
-  const int64_t ffn = gate_up_N2F.size(1) / 2;
-  const at::Tensor gate = gate_up_N2F.narrow(1, 0, ffn);
-  const at::Tensor up = gate_up_N2F.narrow(1, ffn, ffn);
-  SwigluBackward result;
-  result.dgate_up_N2F = at::empty_like(gate_up_N2F);
-  at::Tensor dgate = result.dgate_up_N2F.narrow(1, 0, ffn);
-  at::Tensor dup = result.dgate_up_N2F.narrow(1, ffn, ffn);
-  at::Tensor gated = at::silu(gate);
-  at::mul_out(dup, dact_NF, gated);
-  if (needs_act) {
-    result.act_NF = gated.mul_(up);
+void backward_cuda(at::Tensor& dact_NF, at::Tensor& gate_up_N2F, bool needs_act) {
+  if (gate_up_N2F.numel() == 0) {
+    return;
   }
-  at::silu_backward_out(dgate, at::mul(dact_NF, up), gate);
-  return result;
+  SwigluBackwardArgs args{};
+  args.dact = dact_NF.const_data_ptr();
+  args.gate_up = gate_up_N2F.const_data_ptr();
+  args.dgate_up = gate_up_N2F.mutable_data_ptr();
+  args.act = needs_act ? dact_NF.mutable_data_ptr() : nullptr;
+  args.rows = dact_NF.size(0);
+  args.ffn = dact_NF.size(1);
+  args.type = element_type(dact_NF.scalar_type());
+  run_kernel("swiglu_backward", launch_swiglu_backward, args, dact_NF.device());
+}
+
+} // namespace
+
+at::Tensor swiglu_forward(const at::Tensor& gate_up_in) {
+  check_gate_up(gate_up_in);
+  const int64_t ffn = gate_up_in.size(1) / 2;
+  if (!gate_up_in.is_cuda()) {
+    return at::silu(gate_up_in.narrow(1, 0, ffn)).mul_(gate_up_in.narrow(1, ffn, ffn));
+  }
+  const at::Tensor gate_up_N2F = gate_up_in.contiguous();
+  at::Tensor act_NF = at::empty({gate_up_N2F.size(0), ffn}, gate_up_N2F.options());
+  if (act_NF.numel() > 0) {
+    SwigluArgs args{};
+    args.gate_up = gate_up_N2F.const_data_ptr();
+    args.act = act_NF.mutable_data_ptr();
+    args.rows = act_NF.size(0);
+    args.ffn = ffn;
+    args.type = element_type(act_NF.scalar_type());
+    run_kernel("swiglu_forward", launch_swiglu_forward, args, act_NF.device());
+  }
+  return act_NF;
+}
+
+void swiglu_backward_(at::Tensor& dact_NF, at::Tensor& gate_up_N2F, bool needs_act) {
+  check_gate_up(gate_up_N2F);
+  const int64_t ffn = gate_up_N2F.size(1) / 2;
+  TORCH_CHECK(
+      dact_NF.dim() == 2 && dact_NF.size(0) == gate_up_N2F.size(0) && dact_NF.size(1) == ffn &&
+          dact_NF.scalar_type() == gate_up_N2F.scalar_type() && dact_NF.is_contiguous() && gate_up_N2F.is_contiguous(),
+      "swiglu: contiguous dact [", gate_up_N2F.size(0), ", ", ffn, "] and gate_up of one dtype are expected, found ",
+      dact_NF.sizes(), " of dtype ", dact_NF.scalar_type(), " and ", gate_up_N2F.sizes(), " of dtype ",
+      gate_up_N2F.scalar_type());
+  if (gate_up_N2F.is_cuda()) {
+    backward_cuda(dact_NF, gate_up_N2F, needs_act);
+    return;
+  }
+  at::Tensor gate = gate_up_N2F.narrow(1, 0, ffn);
+  at::Tensor up = gate_up_N2F.narrow(1, ffn, ffn);
+  const at::Tensor gated = at::silu(gate);
+  const at::Tensor dup = at::mul(dact_NF, gated);
+  const at::Tensor dgated = at::mul(dact_NF, up);
+  if (needs_act) {
+    at::mul_out(dact_NF, gated, up);
+  }
+  up.copy_(dup);
+  at::silu_backward_out(gate, dgated, gate);
 }
 
 } // namespace distill::models

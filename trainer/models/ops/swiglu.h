@@ -7,12 +7,8 @@ namespace distill::models {
 
 at::Tensor swiglu_forward(const at::Tensor& gate_up_N2F);
 
-struct SwigluBackward {
-  at::Tensor dgate_up_N2F;
-  at::Tensor act_NF; // the product again, for the gradient of the down projection; undefined unless asked for
-};
-
-// `needs_act`: whether the caller wants the recomputed product.
-SwigluBackward swiglu_backward(const at::Tensor& dact_NF, const at::Tensor& gate_up_N2F, bool needs_act);
+// In place, so that the widest tensors of a block exist once: gate_up becomes its own gradient. dact becomes act again,
+// for the gradient of the down projection, where `needs_act`; otherwise it is left as it is. Both must be contiguous.
+void swiglu_backward_(at::Tensor& dact_NF, at::Tensor& gate_up_N2F, bool needs_act);
 
 } // namespace distill::models

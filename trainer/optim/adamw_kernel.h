@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+
+struct CUstream_st; // cudaStream_t is a pointer to it
+
+namespace distill::optim {
+
+// One step of AdamW (Loshchilov and Hutter, 2019) on n flat fp32 elements, as at::_fused_adamw_ computes it, with the
+// bf16 copy written in the same pass. The gradient is only read: at::_fused_adamw_ also writes it back divided.
+struct AdamWArgs {
+  float* params; // [n]
+  const float* gradient; // [n]
+  float* exp_avg; // [n]
+  float* exp_avg_sq; // [n]
+  void* bf16_copy; // [n] bf16, or null: the parameters after the step, rounded
+  int64_t n;
+  int64_t decay_begin; // elements before it (norms and biases) are not decayed
+  double lr;
+  double beta1;
+  double beta2;
+  double eps;
+  double weight_decay;
+  const float* step_count; // [1] on the device: this step's number, from 1
+  const float* grad_scale; // [1] on the device: the gradient is divided by it; null: it is taken as it is
+  const float* found_inf; // [1] on the device: not 0: nothing is written; null: never
+};
+
+// Queues the step; null, or what CUDA complained of. Pointers need the alignment of their elements only; one pass of
+// 16-byte accesses where the fp32 pointers are multiples of 16 bytes and the copy of 8.
+const char* launch_adamw(const AdamWArgs& args, CUstream_st* stream);
+
+} // namespace distill::optim

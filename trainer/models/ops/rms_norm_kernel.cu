@@ -177,6 +177,35 @@ __device__ __forceinline__ Pack<T, V> input_gradient(
   return dx;
 }
 
+// A block's row of the workspace. Rows side by side in a block are summed in order through shared memory; of a row with
+// a block of its own the threads hold all there is.
+template <typename T, int V>
+__device__ __forceinline__ void store_partial(
+    const acc_type<T> (&sums)[kBackwardHeld][V], acc_type<T>* partial, int64_t hidden, acc_type<T>* shared) {
+  using acc_t = acc_type<T>;
+  acc_t* out = blockDim.y == 1 ? partial : shared + threadIdx.y * hidden;
+#pragma unroll
+  for (int j = 0; j < kBackwardHeld; ++j) {
+    const int p = threadIdx.x + j * blockDim.x;
+    if (p < static_cast<int>(hidden / V)) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        out[p * V + i] = sums[j][i];
+      }
+    }
+  }
+  if (blockDim.y > 1) {
+    __syncthreads();
+    for (int64_t h = threadIdx.y * blockDim.x + threadIdx.x; h < hidden; h += blockDim.x * blockDim.y) {
+      acc_t total = 0;
+      for (int y = 0; y < static_cast<int>(blockDim.y); ++y) {
+        total += shared[y * hidden + h];
+      }
+      partial[h] = total;
+    }
+  }
+}
+
 // Persistent blocks: a thread keeps its columns of the weight and of the weight's gradient over all rows of its block.
 // kLong: rows are longer than what the block's threads hold.
 template <typename T, int V, bool kLong>
@@ -280,29 +309,7 @@ __global__ __launch_bounds__(kLong ? kMaxThreads : kBackwardThreadsPerMultiproce
   if (args.partials == nullptr) {
     return;
   }
-  // Rows side by side in a block are summed in order through shared memory; a row with a block of its own is done.
-  acc_t* out = blockDim.y == 1 ? partial : reinterpret_cast<acc_t*>(dynamic_shared) + threadIdx.y * args.hidden;
-#pragma unroll
-  for (int j = 0; j < kBackwardHeld; ++j) {
-    const int p = threadIdx.x + j * blockDim.x;
-    if (p < packs) {
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        out[p * V + i] = sums[j][i];
-      }
-    }
-  }
-  if (blockDim.y > 1) {
-    __syncthreads();
-    const acc_t* all = reinterpret_cast<const acc_t*>(dynamic_shared);
-    for (int64_t h = threadIdx.y * blockDim.x + threadIdx.x; h < args.hidden; h += blockDim.x * blockDim.y) {
-      acc_t total = 0;
-      for (int y = 0; y < static_cast<int>(blockDim.y); ++y) {
-        total += all[y * args.hidden + h];
-      }
-      partial[h] = total;
-    }
-  }
+  store_partial<T, V>(sums, partial, args.hidden, reinterpret_cast<acc_t*>(dynamic_shared));
 }
 
 constexpr int kSumColumns = 32;

@@ -2,6 +2,9 @@
 
 #include <ATen/ops/_fused_adamw.h>
 
+#include "trainer/models/ops/kernel_launch.h"
+#include "trainer/optim/adamw_kernel.h"
+
 namespace distill::optim {
 
 AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& options) : model_(model), options_(options) {
@@ -16,6 +19,7 @@ AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& optio
         first_matrix = std::min(first_matrix, param.offset);
       }
     }
+    first_matrix_.push_back(first_matrix);
     add_slice(vectors_, i, 0, first_matrix);
     add_slice(matrices_, i, first_matrix, unit.layout.numel);
   }
@@ -36,12 +40,48 @@ void AdamW::add_slice(Group& group, int64_t unit, int64_t begin, int64_t end) {
 }
 
 void AdamW::step(double lr, const GradNorm& grad_norm) {
-  // The counter is per tensor in the fused op; all of ours are equal, and the op only reads it.
   step_count_.add_(1.0 - grad_norm.found_inf);
+  if (model_.options().device.is_cuda()) {
+    step_on_gpu(lr, grad_norm);
+  } else {
+    step_with_aten(lr, grad_norm);
+  }
+}
+
+void AdamW::step_on_gpu(double lr, const GradNorm& grad_norm) {
+  for (int64_t i = 0; i < model_.num_units(); ++i) {
+    const sharding::UnitShard& unit = model_.unit(i);
+    const int64_t count = std::min(unit.shard.end(), unit.layout.numel) - unit.shard.begin;
+    if (count <= 0) {
+      continue; // padding alone
+    }
+    AdamWArgs args{};
+    args.params = unit.master.mutable_data_ptr<float>();
+    args.gradient = unit.gradient.const_data_ptr<float>();
+    args.exp_avg = moments_[i].exp_avg.mutable_data_ptr<float>();
+    args.exp_avg_sq = moments_[i].exp_avg_sq.mutable_data_ptr<float>();
+    args.bf16_copy = unit.weights.scalar_type() == at::kBFloat16 ? unit.weights.mutable_data_ptr() : nullptr;
+    args.n = count;
+    args.decay_begin = std::clamp<int64_t>(first_matrix_[i] - unit.shard.begin, 0, count);
+    args.lr = lr;
+    args.beta1 = options_.beta1;
+    args.beta2 = options_.beta2;
+    args.eps = options_.eps;
+    args.weight_decay = options_.weight_decay;
+    args.step_count = step_count_.const_data_ptr<float>();
+    args.grad_scale = grad_norm.grad_scale.const_data_ptr<float>();
+    args.found_inf = grad_norm.found_inf.const_data_ptr<float>();
+    models::run_kernel("AdamW", launch_adamw, args, model_.options().device);
+  }
+  model_.weights_changed();
+}
+
+void AdamW::step_with_aten(double lr, const GradNorm& grad_norm) {
   for (Group* group : {&vectors_, &matrices_}) {
     if (group->params.empty()) {
       continue;
     }
+    // The counter is per tensor in the fused op; all of ours are equal, and the op only reads it.
     const std::vector<at::Tensor> steps(group->params.size(), step_count_);
     at::_fused_adamw_(
         group->params, group->grads, group->exp_avgs, group->exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps, lr,

@@ -33,6 +33,10 @@ class AdamW {
   }
 
  private:
+  // One fused pass over each unit's shard, the bf16 copies included.
+  void step_on_gpu(double lr, const GradNorm& grad_norm);
+  void step_with_aten(double lr, const GradNorm& grad_norm);
+
   // Tensors of all units that share one weight decay.
   struct Group {
     double weight_decay = 0;
@@ -43,6 +47,7 @@ class AdamW {
   sharding::ModelShards& model_;
   config::OptimizerSection options_;
   std::vector<Moments> moments_;
+  std::vector<int64_t> first_matrix_; // of each unit, elements from its start: decay applies from there on
   Group vectors_, matrices_;
   at::Tensor step_count_;
 };

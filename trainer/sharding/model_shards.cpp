@@ -118,6 +118,10 @@ void ModelShards::refresh_weights() {
       unit.weights.copy_(unit.master);
     }
   }
+  weights_changed();
+}
+
+void ModelShards::weights_changed() {
   if (weight_slots_ != nullptr) {
     weight_slots_->invalidate(this);
   }

@@ -95,8 +95,10 @@ class ModelShards {
 
   // Before the first backward pass of a step.
   void zero_gradients();
-  // After the optimizer changed the master weights.
+  // After the master weights changed: makes the compute copies anew.
   void refresh_weights();
+  // After the compute copies changed too.
+  void weights_changed();
 
  private:
   UnitKey key(int64_t index) const {

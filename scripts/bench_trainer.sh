@@ -16,7 +16,7 @@ work=work/bench-$seq_len
 cat >"$work/bench.yaml" <<YAML
 student: {path: $work/$student, init: random}
 teacher: {path: $work/$teacher, init: random}
-data: {train: $work/tokens.dtok, seq_len: $seq_len}
+data: {train: $work/tokens.dtok, seq_len: $seq_len, packing: concat, shuffle: false}
 loss: {divergence: jsd, beta: 0.5}
 train: {steps: $steps, micro_batch_size: 2, global_batch_size: 2}
 scheduler: {type: constant}

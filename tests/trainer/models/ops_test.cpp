@@ -69,8 +69,7 @@ TEST_F(RmsNormTest, GradientsMatchAutogradForOddWidths) {
     at::Tensor grad = at::ones({width}, options());
     const at::Tensor dx = rms_norm_backward(dy, x.detach(), result.rstd_N, weight.detach(), grad, residual);
     EXPECT_LT(relative_error(result.y_NH, expected_y), kExact) << width;
-    EXPECT_LT(relative_error(rms_norm_apply(x.detach(), result.rstd_N, weight.detach()), expected_y), kExact)
-        << width;
+    EXPECT_LT(relative_error(rms_norm_apply(x.detach(), result.rstd_N, weight.detach()), expected_y), kExact) << width;
     EXPECT_LT(relative_error(dx, expected[0] + residual), 1e-11) << width;
     EXPECT_LT(relative_error(grad, expected[1] + 1), kExact) << width;
   }

@@ -122,7 +122,7 @@ GradientSlots::GradientSlots(
     large_slots_.emplace_back(at::empty({plan.large_bytes / floats}, options.dtype(at::kFloat)), device);
   }
   const int64_t largest = std::max(plan.block_bytes, plan.large_bytes) / floats;
-  staged_ = at::empty({largest / reduce.size()}, options.dtype(at::kFloat));
+  largest_shard_ = largest / reduce.size();
   if (reduce_dtype != at::kFloat) {
     low_precision_ = at::empty({largest + largest / reduce.size()}, options.dtype(reduce_dtype));
   }
@@ -155,6 +155,9 @@ at::Tensor GradientSlots::acquire(UnitKey key, SlotSize size, int64_t numel) {
 void GradientSlots::reduce(UnitKey key, at::Tensor shard, bool accumulate) {
   Slot* slot = find(key);
   TORCH_CHECK(slot != nullptr && slot->in_use, "unit ", key.unit, " is reduced, but has no gradient");
+  if (accumulate && !staged_.defined()) { // a step of several micro-batches
+    staged_ = at::empty({largest_shard_}, shard.options());
+  }
   slot->ready.record();
   stream_.run([&] {
     slot->ready.wait(); // the unit's backward has written the slot

@@ -106,7 +106,8 @@ class GradientSlots {
   at::ScalarType reduce_dtype_;
   SideStream stream_;
   std::vector<Slot> block_slots_, large_slots_;
-  at::Tensor staged_; // fp32, one shard: what is added to a shard that holds earlier micro-batches
+  int64_t largest_shard_ = 0; // elements
+  at::Tensor staged_; // fp32, one shard: what is added to a shard that holds earlier micro-batches; made when needed
   at::Tensor low_precision_; // whole unit and shard in reduce_dtype, unless that is fp32
   uint64_t clock_ = 0;
 };

@@ -483,7 +483,8 @@ DISTILL_ROW_INLINE T softcap_slope(T capped_logit, T cap) {
 template <typename T>
 DISTILL_ROW_INLINE RowSums<T> merge(const RowSums<T>& a, const RowSums<T>& b) {
   return {a.loss + b.loss, a.q_a + b.q_a,   a.p_d + b.p_d,   a.q_d + b.q_d,
-          a.mass + b.mass, a.q_lq + b.q_lq, a.p_lp + b.p_lp, a.below_max + b.below_max};
+          a.mass + b.mass, a.q_lq + b.q_lq, a.p_lp + b.p_lp, a.below_max + b.below_max,
+          a.q + b.q};
 }
 
 // A sum that is non-negative but for rounding, and infinite beyond kInfiniteLoss. NaN stays.

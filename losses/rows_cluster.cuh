@@ -42,7 +42,7 @@ constexpr bool is_general(RowMode mode) {
 }
 
 constexpr Divergence divergence_of(RowMode mode) {
-  return mode == RowMode::kJsd ? Divergence::kJsd
+  return mode == RowMode::kJsd      ? Divergence::kJsd
       : mode == RowMode::kForwardKl ? Divergence::kForwardKl
       : mode == RowMode::kReverseKl ? Divergence::kReverseKl
                                     : Divergence::kNone;
@@ -80,11 +80,10 @@ __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes
 __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t done = 0;
   while (done == 0) {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
   }
 }
 
@@ -341,7 +340,8 @@ __global__ __launch_bounds__(kThreads, 512 / kThreads) void rows_cluster(
   const int64_t row_step = gridDim.x / size;
   const int64_t first_row = blockIdx.x / size;
   const int64_t first_column = static_cast<int64_t>(rank) * plan.slice;
-  const int columns = static_cast<int>(min(max(args.vocab - first_column, int64_t{0}), static_cast<int64_t>(plan.slice)));
+  const int columns =
+      static_cast<int>(min(max(args.vocab - first_column, int64_t{0}), static_cast<int64_t>(plan.slice)));
   TileRing ring{shared, full, args, plan, first_column, columns, row_step, first_row};
   if (tid == 0) {
     for (int s = 0; s < plan.stages; ++s) {
@@ -526,8 +526,7 @@ __global__ __launch_bounds__(kThreads, 512 / kThreads) void rows_cluster(
       }
       visit(i, zs, zt, true);
     });
-    const SumPartial warp_sums{
-        warp_merge(sums.sums), warp_min(sums.student_best), warp_min(sums.teacher_best)};
+    const SumPartial warp_sums{warp_merge(sums.sums), warp_min(sums.student_best), warp_min(sums.teacher_best)};
     if (lane < size) {
       cluster.map_shared_rank(sum_slots, lane)[rank * kWarps + warp] = warp_sums;
     }
@@ -609,8 +608,8 @@ __global__ __launch_bounds__(kThreads, 512 / kThreads) void rows_cluster(
 template <int kThreads, typename Logit, RowMode kMode>
 const char* launch(const RowArgs& args, const ClusterPlan& plan, int cluster_size, cudaStream_t stream) {
   const auto kernel = rows_cluster<kThreads, Logit, kMode>;
-  const int bytes = shared_bytes(
-      kThreads, static_cast<int>(sizeof(Logit)), has_teacher(kMode) ? 2 : 1, cluster_size, plan.stages);
+  const int bytes =
+      shared_bytes(kThreads, static_cast<int>(sizeof(Logit)), has_teacher(kMode) ? 2 : 1, cluster_size, plan.stages);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = static_cast<unsigned>(cluster_size);
@@ -628,7 +627,8 @@ const char* launch(const RowArgs& args, const ClusterPlan& plan, int cluster_siz
   static std::array<std::atomic<int>, kMaxCluster + 1> at_once{};
   int clusters = at_once[static_cast<size_t>(cluster_size)].load();
   if (clusters == 0) {
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, available_shared(kThreads)) != cudaSuccess ||
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, available_shared(kThreads)) !=
+            cudaSuccess ||
         cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess ||
         cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess || clusters == 0) {
       cudaGetLastError();

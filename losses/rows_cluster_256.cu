@@ -3,7 +3,8 @@
 
 namespace distill::losses {
 
-const char* launch_cluster_256(const RowArgs& args, const ClusterPlan& plan, int cluster_size, RowMode mode, void* raw) {
+const char* launch_cluster_256(
+    const RowArgs& args, const ClusterPlan& plan, int cluster_size, RowMode mode, void* raw) {
   using cluster_detail::launch;
   auto* stream = static_cast<cudaStream_t>(raw);
   switch (args.logits_type == ElementType::kFloat32 ? mode : RowMode::kGeneral) {

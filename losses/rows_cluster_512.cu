@@ -5,7 +5,8 @@ namespace distill::losses {
 
 namespace {
 
-const char* launch_fp32(const RowArgs& args, const ClusterPlan& plan, int cluster_size, RowMode mode, cudaStream_t stream) {
+const char* launch_fp32(
+    const RowArgs& args, const ClusterPlan& plan, int cluster_size, RowMode mode, cudaStream_t stream) {
   using cluster_detail::launch;
   switch (mode) {
     case RowMode::kJsd:
@@ -26,7 +27,8 @@ const char* launch_fp32(const RowArgs& args, const ClusterPlan& plan, int cluste
 
 } // namespace
 
-const char* launch_cluster_512(const RowArgs& args, const ClusterPlan& plan, int cluster_size, RowMode mode, void* raw) {
+const char* launch_cluster_512(
+    const RowArgs& args, const ClusterPlan& plan, int cluster_size, RowMode mode, void* raw) {
   using cluster_detail::launch;
   auto* stream = static_cast<cudaStream_t>(raw);
   if (args.logits_type == ElementType::kFloat32) {

@@ -57,7 +57,8 @@ ClusterPlan plan_for(const RowArgs& args, int cluster_size, int threads) {
   const int fixed = cluster_detail::shared_bytes(threads, logit_bytes(args), sides, cluster_size, 0);
   plan.stages = std::min(
       kMaxStages,
-      (cluster_detail::available_shared(threads) - fixed) / (sides * cluster_detail::tile_bytes(threads, logit_bytes(args))));
+      (cluster_detail::available_shared(threads) - fixed) /
+          (sides * cluster_detail::tile_bytes(threads, logit_bytes(args))));
   return plan;
 }
 

@@ -43,8 +43,8 @@ __device__ __forceinline__ void store_as(void* data, int64_t index, ElementType 
 
 // Logit `column` of a row after bias and softcap.
 template <typename T>
-__device__ __forceinline__ T logit_at(
-    const void* row_start, int64_t column, ElementType type, const void* bias, ElementType bias_type, T softcap) {
+__device__ __forceinline__ T
+logit_at(const void* row_start, int64_t column, ElementType type, const void* bias, ElementType bias_type, T softcap) {
   T z = load_as<T>(row_start, column, type);
   if (bias != nullptr) {
     z += load_as<T>(bias, column, bias_type);
@@ -100,16 +100,8 @@ __device__ __forceinline__ SideSums<T> warp_merge(const SideSums<T>& mine, T to_
 
 template <typename T>
 __device__ __forceinline__ RowSums<T> warp_merge(const RowSums<T>& mine) {
-  return {
-      warp_sum(mine.loss),
-      warp_sum(mine.q_a),
-      warp_sum(mine.p_d),
-      warp_sum(mine.q_d),
-      warp_sum(mine.mass),
-      warp_sum(mine.q_lq),
-      warp_sum(mine.p_lp),
-      warp_sum(mine.below_max),
-      warp_sum(mine.q)};
+  return {warp_sum(mine.loss), warp_sum(mine.q_a),  warp_sum(mine.p_d),       warp_sum(mine.q_d), warp_sum(mine.mass),
+          warp_sum(mine.q_lq), warp_sum(mine.p_lp), warp_sum(mine.below_max), warp_sum(mine.q)};
 }
 
 // One column by a divergence that is known at run time only.

@@ -54,7 +54,8 @@ __device__ SideStats<T> block_stats(SideSums<T>* partials, const SideSums<T>& mi
 }
 
 template <typename T, bool kTeacher>
-__global__ __launch_bounds__(kThreads) void rows_streaming(const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<T> c) {
+__global__ __launch_bounds__(kThreads) void rows_streaming(
+    const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<T> c) {
   __shared__ __align__(16) unsigned char storage[sizeof(BlockPartials<T>)];
   auto& shared = *reinterpret_cast<BlockPartials<T>*>(storage);
   const int64_t row = blockIdx.x;
@@ -76,19 +77,22 @@ __global__ __launch_bounds__(kThreads) void rows_streaming(const __grid_constant
     return logit_at(student_row, v, args.logits_type, args.student_bias, args.bias_type, c.student_softcap);
   };
   const auto teacher_logit = [&](int64_t v) {
-    return kTeacher ? logit_at(teacher_row, v, args.logits_type, args.teacher_bias, args.bias_type, c.teacher_softcap) : T(0);
+    return kTeacher ? logit_at(teacher_row, v, args.logits_type, args.teacher_bias, args.bias_type, c.teacher_softcap)
+                    : T(0);
   };
   // Read before any gradient is written: the two may share memory.
   const T label_logit = args.targets == nullptr ? T(0) : student_logit(target);
 
   const SideStats<T> student = block_stats(
       shared.student,
-      thread_side_sums(student_row, args.logits_type, args.student_bias, args.bias_type, c.student_softcap, vocab, c), c);
+      thread_side_sums(student_row, args.logits_type, args.student_bias, args.bias_type, c.student_softcap, vocab, c),
+      c);
   SideStats<T> teacher;
   if constexpr (kTeacher) {
     teacher = block_stats(
         shared.teacher,
-        thread_side_sums(teacher_row, args.logits_type, args.teacher_bias, args.bias_type, c.teacher_softcap, vocab, c), c);
+        thread_side_sums(teacher_row, args.logits_type, args.teacher_bias, args.bias_type, c.teacher_softcap, vocab, c),
+        c);
   }
 
   RowSums<T> mine;

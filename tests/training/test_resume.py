@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-TIMES = ("seconds", "phase_seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes", "mfu_causal", "mfu_full")
+TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes", "mfu_causal", "mfu_full")
 
 
 def timeless(records):

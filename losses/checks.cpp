@@ -28,7 +28,8 @@ void check_optional(const at::Tensor& tensor, const char* name, const Expected& 
   }
 }
 
-void check_teacher(const LinearHeadInputs& in, const Expected& hidden) {
+// The teacher's head has its own width and dtype, but for fp64: its logits stand beside the student's.
+void check_teacher(const LinearHeadInputs& in) {
   if (!in.teacher_hidden_NG.defined()) {
     TORCH_CHECK(
         !in.teacher_weight_VG.defined() && !in.teacher_bias_V.defined(),
@@ -40,11 +41,19 @@ void check_teacher(const LinearHeadInputs& in, const Expected& hidden) {
   TORCH_CHECK(in.teacher_weight_VG.defined(), "teacher_weight_VG: expected a tensor, found none");
   TORCH_CHECK(
       in.teacher_weight_VG.dim() == 2, "teacher_weight_VG: expected 2 dimensions, found ", in.teacher_weight_VG.dim());
+  const int64_t tokens = in.hidden_NH.size(0);
   const int64_t width = in.teacher_hidden_NG.size(1);
   const int64_t vocab = in.teacher_weight_VG.size(0);
-  check_tensor(in.teacher_hidden_NG, "teacher_hidden_NG", {{hidden.sizes[0], width}, hidden.dtype, hidden.device});
-  check_tensor(in.teacher_weight_VG, "teacher_weight_VG", {{vocab, width}, hidden.dtype, hidden.device});
-  check_optional(in.teacher_bias_V, "teacher_bias_V", {{vocab}, hidden.dtype, hidden.device});
+  const at::ScalarType student = in.hidden_NH.scalar_type();
+  const at::ScalarType dtype = in.teacher_hidden_NG.scalar_type();
+  const at::Device device = in.hidden_NH.device();
+  TORCH_CHECK(
+      student == at::kDouble ? dtype == at::kDouble : dtype == at::kFloat || dtype == at::kBFloat16,
+      "teacher_hidden_NG: expected ", student == at::kDouble ? "fp64" : "fp32 or bf16", " beside a student of ",
+      student, ", found ", dtype);
+  check_tensor(in.teacher_hidden_NG, "teacher_hidden_NG", {{tokens, width}, dtype, device});
+  check_tensor(in.teacher_weight_VG, "teacher_weight_VG", {{vocab, width}, dtype, device});
+  check_optional(in.teacher_bias_V, "teacher_bias_V", {{vocab}, dtype, device});
 }
 
 void check_grads(const LinearHeadInputs& in, const LinearHeadGrads& grads, at::ScalarType compute) {
@@ -96,7 +105,7 @@ void check_linear_head(const LinearHeadInputs& in, const LossOptions& options, c
   check_optional(in.bias_V, "bias_V", {{vocab}, dtype, device});
   check_optional(in.targets_N, "targets_N", {{tokens}, at::kLong, device});
   check_optional(in.token_weights_N, "token_weights_N", {{tokens}, compute, device});
-  check_teacher(in, {in.hidden_NH.sizes(), dtype, device});
+  check_teacher(in);
 
   const bool has_teacher = in.teacher_hidden_NG.defined();
   TORCH_CHECK(

@@ -41,6 +41,7 @@ int64_t largest_gradient_rows(const HeadShape& shape, int64_t logits_rows, int64
 ChunkPlan describe(const ChunkOptions& options, const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows) {
   ChunkPlan plan{.logits_rows = logits_rows, .gradient_rows = gradient_rows};
   plan.bytes = scratch_bytes(shape, logits_rows, gradient_rows);
+  plan.arena_bytes = arena_bytes(shape, logits_rows, gradient_rows);
   plan.description = absl::StrFormat(
       "loss head: logits of %d tokens at a time, gradients of %d, %.1f MiB of scratch (cap %d MiB, vocabulary %d)",
       logits_rows, gradient_rows, static_cast<double>(plan.bytes) / kMiB, options.memory_cap_mb, shape.vocab);
@@ -53,19 +54,24 @@ int64_t padded_columns(int64_t vocab, int64_t element_bytes) {
   return ceil_div(vocab * element_bytes, kRowAlignment) * kRowAlignment / element_bytes;
 }
 
-int64_t scratch_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows) {
+int64_t row_bytes(int64_t columns, int64_t element_bytes) {
+  return padded_columns(columns, element_bytes) * element_bytes;
+}
+
+int64_t arena_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows) {
   const int64_t sides = shape.teacher_hidden > 0 ? 2 : 1;
-  int64_t per_logits_row = sides * padded_columns(shape.vocab, shape.logits_bytes) * shape.logits_bytes;
-  int64_t per_gradient_row = shape.extra_bytes_per_row;
-  if (shape.needs_grad) {
-    per_gradient_row += padded_columns(shape.vocab, shape.gradient_bytes) * shape.gradient_bytes;
-  }
+  int64_t per_logits_row = sides * row_bytes(shape.vocab, shape.logits_bytes);
+  int64_t per_gradient_row = shape.needs_grad ? row_bytes(shape.vocab, shape.gradient_bytes) : 0;
   if (shape.gathers_rows) {
-    const auto row = [&](int64_t hidden) { return padded_columns(hidden, shape.hidden_bytes) * shape.hidden_bytes; };
-    per_logits_row += row(shape.teacher_hidden);
-    per_gradient_row += row(shape.student_hidden) * (shape.needs_grad ? 2 : 1);
+    per_logits_row += row_bytes(shape.teacher_hidden, shape.teacher_hidden_bytes);
+    per_gradient_row += row_bytes(shape.student_hidden, shape.hidden_bytes) * (shape.needs_grad ? 2 : 1);
   }
-  return shape.fixed_bytes + per_logits_row * logits_rows + per_gradient_row * gradient_rows;
+  return shape.fixed_arena_bytes + per_logits_row * logits_rows + per_gradient_row * gradient_rows;
+}
+
+int64_t scratch_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows) {
+  return arena_bytes(shape, logits_rows, gradient_rows) + shape.fixed_bytes +
+      shape.extra_bytes_per_row * gradient_rows + shape.row_thread_bytes * std::min(shape.row_threads, logits_rows);
 }
 
 absl::StatusOr<ChunkPlan> resolve_chunks(const ChunkOptions& options, const HeadShape& shape) {

@@ -23,25 +23,33 @@ struct HeadShape {
   int64_t teacher_hidden = 0; // 0: no teacher
   int64_t logits_bytes = 4; // per logit: 2, 4 or 8
   int64_t gradient_bytes = 2; // per logit gradient: the hidden dtype's
-  int64_t hidden_bytes = 2; // per hidden element, for gathered rows
+  int64_t hidden_bytes = 2; // per hidden element of the student, for gathered rows
+  int64_t teacher_hidden_bytes = 2; // likewise of the teacher
   bool needs_grad = true;
   bool gathers_rows = false; // ignored rows are left out, so hidden rows are copied chunk by chunk
-  int64_t fixed_bytes = 0; // scratch that does not grow with the chunk
+  int64_t fixed_arena_bytes = 0; // scratch of the arena that does not grow with the chunk
+  // What the products and the row kernel allocate beside the arena while they run, on the CPU.
+  int64_t fixed_bytes = 0;
   int64_t extra_bytes_per_row = 0; // for each of the D rows
+  int64_t row_threads = 0; // threads of the row kernel: no more of them than rows of a chunk
+  int64_t row_thread_bytes = 0; // what each of them allocates
 };
 
 struct ChunkPlan {
   int64_t logits_rows = 0; // C
   int64_t gradient_rows = 0; // D, a multiple of C
   int64_t bytes = 0; // of all scratch, at most the cap
+  int64_t arena_bytes = 0; // of these, what linear_head cuts out of its arena; on CUDA that is all
   std::string description; // one line for the log
 };
 
 // Rows of the logits and gradient buffers start 256 bytes apart: this many columns hold `vocab` elements of `bytes`
 // each.
 int64_t padded_columns(int64_t vocab, int64_t element_bytes);
+int64_t row_bytes(int64_t columns, int64_t element_bytes);
 
-// Bytes of scratch for these two sizes.
+// Bytes of scratch for these two sizes: in the arena, and all together.
+int64_t arena_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);
 int64_t scratch_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);
 
 // memory_cap_mb is a hard limit and wins over chunk_size and min_chunk_size; where it cuts them, C becomes a power of

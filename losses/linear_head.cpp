@@ -5,59 +5,13 @@
 #include <c10/core/GradMode.h>
 
 #include "losses/checks.h"
+#include "losses/head_scratch.h"
 #include "losses/products.h"
 #include "losses/row_dispatch.h"
 
 namespace distill::losses {
 
 namespace {
-
-// fp32, unless bf16 is asked for bf16 inputs.
-at::ScalarType logits_type(at::ScalarType input, const LossOptions& options) {
-  const bool rounds = options.logits_dtype == LogitsDtype::kBFloat16 && input == at::kBFloat16;
-  return rounds ? at::kBFloat16 : compute_type(input);
-}
-
-bool gathers_rows(const LinearHeadInputs& in) {
-  return in.valid_tokens >= 0 && in.valid_tokens < in.hidden_NH.size(0);
-}
-
-HeadShape head_shape(const LinearHeadInputs& in, const LossOptions& options, bool needs_grad) {
-  const at::ScalarType dtype = in.hidden_NH.scalar_type();
-  const int64_t hidden = in.hidden_NH.size(1);
-  const int64_t teacher_hidden = in.teacher_hidden_NG.defined() ? in.teacher_hidden_NG.size(1) : 0;
-  const ConversionBytes conversion = conversion_bytes(in.hidden_NH.is_cuda(), dtype, std::max(hidden, teacher_hidden));
-  return {
-      .tokens = gathers_rows(in) ? in.valid_tokens : in.hidden_NH.size(0),
-      .vocab = effective_vocab(in),
-      .student_hidden = hidden,
-      .teacher_hidden = teacher_hidden,
-      .logits_bytes = static_cast<int64_t>(c10::elementSize(logits_type(dtype, options))),
-      .gradient_bytes = static_cast<int64_t>(c10::elementSize(dtype)),
-      .hidden_bytes = static_cast<int64_t>(c10::elementSize(dtype)),
-      .needs_grad = needs_grad,
-      .gathers_rows = gathers_rows(in),
-      .fixed_bytes = conversion.fixed,
-      .extra_bytes_per_row = conversion.per_row};
-}
-
-// Cuts the arena into matrices whose rows start 256 bytes apart.
-class Scratch {
- public:
-  explicit Scratch(at::Tensor arena) : arena_(std::move(arena)) {}
-
-  at::Tensor matrix(int64_t rows, int64_t columns, at::ScalarType type) {
-    const int64_t bytes = static_cast<int64_t>(c10::elementSize(type));
-    const int64_t stride = padded_columns(columns, bytes);
-    const at::Tensor piece = arena_.narrow(0, used_, rows * stride * bytes).view(type);
-    used_ += rows * stride * bytes;
-    return piece.view({rows, stride}).narrow(1, 0, columns);
-  }
-
- private:
-  at::Tensor arena_; // uint8
-  int64_t used_ = 0;
-};
 
 // What one call works on: the rows that count, their buffers, where results go.
 class HeadRun {
@@ -70,6 +24,7 @@ class HeadRun {
  private:
   void logits_and_rows(int64_t begin, int64_t count, int64_t offset);
   void backward(int64_t begin, int64_t count);
+  void zero_what_no_product_writes();
   at::Tensor rows_of(const at::Tensor& source, int64_t begin, int64_t count, const at::Tensor& gathered) const;
 
   const LinearHeadInputs& in_;
@@ -81,6 +36,10 @@ class HeadRun {
   at::Tensor index_; // of those rows; undefined: all of them
   at::Tensor targets_; // of those rows, contiguous
   at::Tensor token_weights_;
+  at::Tensor hidden_NH_;
+  at::Tensor weight_VH_; // the vocab_ rows that exist on both sides
+  at::Tensor teacher_hidden_NG_;
+  at::Tensor teacher_weight_VG_;
   at::Tensor student_bias_;
   at::Tensor teacher_bias_;
   at::Tensor student_logits_;
@@ -89,6 +48,7 @@ class HeadRun {
   at::Tensor hidden_; // gathered rows, undefined when every row is computed
   at::Tensor teacher_hidden_;
   at::Tensor hidden_gradient_;
+  at::Tensor bias_gradient_; // of a chunk
   at::Tensor rows_; // [kNumRows, computed rows]
 };
 
@@ -107,12 +67,27 @@ HeadRun::HeadRun(
       num_rows_(in.hidden_NH.size(0)) {
   targets_ = contiguous_or_undefined(in.targets_N);
   token_weights_ = contiguous_or_undefined(in.token_weights_N);
-  student_bias_ = contiguous_or_undefined(in.bias_V);
-  teacher_bias_ = contiguous_or_undefined(in.teacher_bias_V);
+  hidden_NH_ = readable_by_products(in.hidden_NH);
+  weight_VH_ = readable_by_products(in.weight_VH).narrow(0, 0, vocab_);
   const at::ScalarType dtype = in.hidden_NH.scalar_type();
   const bool has_teacher = in.teacher_hidden_NG.defined();
+  if (has_teacher) {
+    teacher_hidden_NG_ = readable_by_products(in.teacher_hidden_NG);
+    teacher_weight_VG_ = readable_by_products(in.teacher_weight_VG).narrow(0, 0, vocab_);
+  }
   Scratch scratch(std::move(arena));
-  const at::ScalarType logits = logits_type(dtype, options);
+  const auto bias = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.scalar_type() == bias_type(in)) {
+      return contiguous_or_undefined(tensor);
+    }
+    return scratch.matrix(1, vocab_, bias_type(in)).squeeze(0).copy_(tensor.narrow(0, 0, vocab_));
+  };
+  student_bias_ = bias(in.bias_V);
+  teacher_bias_ = bias(in.teacher_bias_V);
+  if (grads != nullptr && grads->bias_V.defined()) {
+    bias_gradient_ = scratch.matrix(1, vocab_, grads->bias_V.scalar_type()).squeeze(0);
+  }
+  const at::ScalarType logits = logits_type(in, options);
   student_logits_ = scratch.matrix(plan.logits_rows, vocab_, logits);
   if (has_teacher) {
     teacher_logits_ = scratch.matrix(plan.logits_rows, vocab_, logits);
@@ -134,7 +109,8 @@ HeadRun::HeadRun(
         hidden_gradient_ = scratch.matrix(plan.gradient_rows, in.hidden_NH.size(1), dtype);
       }
       if (has_teacher) {
-        teacher_hidden_ = scratch.matrix(plan.logits_rows, in.teacher_hidden_NG.size(1), dtype);
+        teacher_hidden_ =
+            scratch.matrix(plan.logits_rows, in.teacher_hidden_NG.size(1), in.teacher_hidden_NG.scalar_type());
       }
     }
   }
@@ -156,19 +132,17 @@ void HeadRun::logits_and_rows(int64_t begin, int64_t count, int64_t offset) {
   const bool gathers = index_.defined();
   const at::Tensor student = student_logits_.narrow(0, 0, count);
   const at::Tensor hidden =
-      rows_of(in_.hidden_NH, begin, count, gathers ? hidden_.narrow(0, offset, count) : at::Tensor());
-  logits_product(student, hidden, in_.weight_VH.narrow(0, 0, vocab_));
+      rows_of(hidden_NH_, begin, count, gathers ? hidden_.narrow(0, offset, count) : at::Tensor());
+  logits_product(student, hidden, weight_VH_);
   RowArgs args;
   args.student = student.data_ptr();
   args.student_stride = student.stride(0);
   args.logits_type = element_type(student.scalar_type());
-  args.bias_type = element_type(in_.hidden_NH.scalar_type());
+  args.bias_type = element_type(bias_type(in_));
   args.student_bias = student_bias_.defined() ? student_bias_.data_ptr() : nullptr;
   if (teacher_logits_.defined()) {
     const at::Tensor teacher = teacher_logits_.narrow(0, 0, count);
-    logits_product(
-        teacher, rows_of(in_.teacher_hidden_NG, begin, count, teacher_hidden_),
-        in_.teacher_weight_VG.narrow(0, 0, vocab_));
+    logits_product(teacher, rows_of(teacher_hidden_NG_, begin, count, teacher_hidden_), teacher_weight_VG_);
     args.teacher = teacher.data_ptr();
     args.teacher_stride = teacher.stride(0);
     args.teacher_bias = teacher_bias_.defined() ? teacher_bias_.data_ptr() : nullptr;
@@ -193,19 +167,42 @@ void HeadRun::logits_and_rows(int64_t begin, int64_t count, int64_t offset) {
 void HeadRun::backward(int64_t begin, int64_t count) {
   const bool gathers = index_.defined();
   const at::Tensor gradient = gradient_.narrow(0, 0, count);
-  const at::Tensor hidden = gathers ? hidden_.narrow(0, 0, count) : in_.hidden_NH.narrow(0, begin, count);
+  const at::Tensor hidden = gathers ? hidden_.narrow(0, 0, count) : hidden_NH_.narrow(0, begin, count);
   at::Tensor hidden_gradient =
       gathers ? hidden_gradient_.narrow(0, 0, count) : grads_->hidden_NH.narrow(0, begin, count);
-  hidden_gradient_product(hidden_gradient, gradient, in_.weight_VH.narrow(0, 0, vocab_), grads_->grad_scale);
+  hidden_gradient_product(hidden_gradient, gradient, weight_VH_, grads_->grad_scale);
   if (gathers) {
     grads_->hidden_NH.index_copy_(0, index_.narrow(0, begin, count), hidden_gradient);
   }
+  const bool accumulates = grads_->accumulate || begin > 0;
   if (grads_->weight_VH.defined()) {
-    add_weight_gradient_product(grads_->weight_VH.narrow(0, 0, vocab_), gradient, hidden, grads_->grad_scale);
+    weight_gradient_product(grads_->weight_VH.narrow(0, 0, vocab_), gradient, hidden, grads_->grad_scale, accumulates);
   }
   if (grads_->bias_V.defined()) {
+    bias_gradient_sum(bias_gradient_, gradient);
     at::Tensor bias = grads_->bias_V.narrow(0, 0, vocab_);
-    bias.add_(gradient.sum(0, /*keepdim=*/false, bias.scalar_type()), grads_->grad_scale);
+    if (accumulates) {
+      bias.add_(bias_gradient_, grads_->grad_scale);
+    } else {
+      bias.copy_(bias_gradient_).mul_(grads_->grad_scale);
+    }
+  }
+}
+
+// What no product writes: hidden rows that are not computed, and in a written weight gradient the vocabulary rows
+// beyond vocab_, or all of them where there is no token.
+void HeadRun::zero_what_no_product_writes() {
+  if (index_.defined() || num_rows_ == 0) {
+    grads_->hidden_NH.zero_();
+  }
+  if (grads_->accumulate) {
+    return;
+  }
+  const int64_t written = num_rows_ > 0 ? vocab_ : 0;
+  for (const at::Tensor& gradient : {grads_->weight_VH, grads_->bias_V}) {
+    if (gradient.defined()) {
+      gradient.narrow(0, written, gradient.size(0) - written).zero_();
+    }
   }
 }
 
@@ -213,8 +210,8 @@ at::Tensor HeadRun::run() {
   if (targets_.defined()) {
     assert_labels(targets_, vocab_);
   }
-  if (grads_ != nullptr && (index_.defined() || num_rows_ == 0)) {
-    grads_->hidden_NH.zero_();
+  if (grads_ != nullptr) {
+    zero_what_no_product_writes();
   }
   for (int64_t begin = 0; begin < num_rows_; begin += plan_.gradient_rows) {
     const int64_t count = std::min(plan_.gradient_rows, num_rows_ - begin);
@@ -235,8 +232,10 @@ at::Tensor HeadRun::run() {
 } // namespace
 
 absl::StatusOr<ChunkPlan> linear_head_plan(
-    const LinearHeadInputs& inputs, const LossOptions& options, const ChunkOptions& chunks, bool needs_grad) {
-  return resolve_chunks(chunks, head_shape(inputs, options, needs_grad));
+    const LinearHeadInputs& inputs, const LossOptions& options, const ChunkOptions& chunks, bool needs_grad,
+    std::optional<c10::DeviceType> device) {
+  return resolve_chunks(
+      chunks, head_shape(inputs, options, needs_grad, device.value_or(inputs.hidden_NH.device().type())));
 }
 
 LinearHeadOutput linear_head(
@@ -253,9 +252,10 @@ LinearHeadOutput linear_head(
         arena.scalar_type() == at::kByte && arena.is_contiguous() && arena.device() == inputs.hidden_NH.device(),
         "arena: expected a contiguous uint8 tensor on ", inputs.hidden_NH.device());
     TORCH_CHECK(
-        arena.numel() >= plan->bytes, "arena: expected at least ", plan->bytes, " bytes, found ", arena.numel());
+        arena.numel() >= plan->arena_bytes, "arena: expected at least ", plan->arena_bytes, " bytes, found ",
+        arena.numel());
   } else {
-    scratch = at::empty({plan->bytes}, inputs.hidden_NH.options().dtype(at::kByte));
+    scratch = at::empty({plan->arena_bytes}, inputs.hidden_NH.options().dtype(at::kByte));
   }
   return {HeadRun(inputs, options, grads, *plan, std::move(scratch)).run()};
 }

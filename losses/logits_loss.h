@@ -22,4 +22,12 @@ at::Tensor logits_loss(
     const LogitsInputs& inputs, const LossOptions& options, const at::Tensor& gradient_NV = {},
     const RowLaunch& launch = {});
 
+// The gradient of sum(scale_N * loss_N) with respect to the logits, where loss_N is the hard part of logits_loss (no
+// divergence), from the row kStudentLse that it gave: one read of the logits, one write, no reduction. `lse_N` and
+// `scale_N` (token weights included) are fp32, fp64 for fp64 logits. `gradient_NV` has the logits' dtype and may be the
+// logits themselves. Throws c10::Error.
+void cross_entropy_backward(
+    const at::Tensor& logits_NV, const at::Tensor& targets_N, const at::Tensor& lse_N, const at::Tensor& scale_N,
+    const LossOptions& options, const at::Tensor& gradient_NV);
+
 } // namespace distill::losses

@@ -48,23 +48,41 @@ void hidden_gradient_product(
   out_RH.copy_(sum);
 }
 
-void add_weight_gradient_product(
-    at::Tensor sum_VH, const at::Tensor& gradient_RV, const at::Tensor& hidden_RH, double scale) {
+void weight_gradient_product(
+    at::Tensor sum_VH, const at::Tensor& gradient_RV, const at::Tensor& hidden_RH, double scale, bool accumulates) {
+  const double beta = accumulates ? 1 : 0;
   if (sum_VH.scalar_type() == gradient_RV.scalar_type()) {
-    sum_VH.addmm_(gradient_RV.t(), hidden_RH, /*beta=*/1, /*alpha=*/scale);
+    sum_VH.addmm_(gradient_RV.t(), hidden_RH, beta, /*alpha=*/scale);
   } else if (gradient_RV.is_cpu()) {
     const at::Tensor hidden = hidden_RH.to(sum_VH.scalar_type());
     for_vocabulary_blocks(sum_VH.size(0), [&](int64_t begin, int64_t count) {
       const at::Tensor gradient = gradient_RV.narrow(1, begin, count).to(sum_VH.scalar_type());
-      sum_VH.narrow(0, begin, count).addmm_(gradient.t(), hidden, /*beta=*/1, /*alpha=*/scale);
+      sum_VH.narrow(0, begin, count).addmm_(gradient.t(), hidden, beta, /*alpha=*/scale);
     });
   } else {
-    at::addmm_out(sum_VH, sum_VH, gradient_RV.t(), hidden_RH, sum_VH.scalar_type(), /*beta=*/1, /*alpha=*/scale);
+    at::addmm_out(sum_VH, sum_VH, gradient_RV.t(), hidden_RH, sum_VH.scalar_type(), beta, /*alpha=*/scale);
   }
 }
 
-ConversionBytes conversion_bytes(bool is_cuda, at::ScalarType dtype, int64_t hidden) {
-  if (is_cuda || dtype != at::kBFloat16) {
+void bias_gradient_sum(at::Tensor sum_V, const at::Tensor& gradient_RV) {
+  if (gradient_RV.is_cuda() || sum_V.scalar_type() == gradient_RV.scalar_type()) {
+    at::sum_out(sum_V, gradient_RV, 0, /*keepdim=*/false, sum_V.scalar_type());
+    return;
+  }
+  for_vocabulary_blocks(sum_V.size(0), [&](int64_t begin, int64_t count) {
+    at::Tensor block = sum_V.narrow(0, begin, count);
+    at::sum_out(block, gradient_RV.narrow(1, begin, count).to(sum_V.scalar_type()), 0);
+  });
+}
+
+at::Tensor readable_by_products(const at::Tensor& matrix) {
+  const bool rows = matrix.stride(1) == 1 && matrix.stride(0) >= matrix.size(1);
+  const bool columns = matrix.stride(0) == 1 && matrix.stride(1) >= matrix.size(0);
+  return rows || columns ? matrix : matrix.contiguous();
+}
+
+ConversionBytes conversion_bytes(at::DeviceType device, at::ScalarType dtype, int64_t hidden) {
+  if (device != at::kCPU || dtype != at::kBFloat16) {
     return {};
   }
   constexpr int64_t kFloatBytes = 4;

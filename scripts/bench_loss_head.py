@@ -92,17 +92,21 @@ class Problem:
                         torch.mm(self.tx[c : c + chunk], self.tw.t(), out=tz)
                 rows = slice(start, start + gradient_chunk)
                 torch.mm(g, self.w, out=self.gx[rows])
-                torch.addmm(self.gw, g.t(), self.x[rows], out_dtype=FP32, out=self.gw)
+                if start == 0:
+                    torch.mm(g.t(), self.x[rows], out_dtype=FP32, out=self.gw)
+                else:
+                    torch.addmm(self.gw, g.t(), self.x[rows], out_dtype=FP32, out=self.gw)
 
         return run
 
-    def head(self, cap, chunk=0, opts=None):
-        opts = opts or (options() if self.g else options("none", hard_weight=1.0, soft_weight=0.0))
-        sizes = [0, -1, chunk, cap, 256]
+    def loss(self):
+        return {} if self.g else {"divergence": "none", "hard_weight": 1.0, "soft_weight": 0.0}
 
+    def head(self, cap, chunk=0):
         def run():
             return torch.ops.distill.linear_head_into(
-                self.x, self.w, self.tx, self.tw, self.y, None, opts, sizes, 1.0 / self.n, self.gx, self.gw)
+                self.x, self.w, self.tx, self.tw, self.y, hidden_gradient=self.gx, weight_gradient=self.gw,
+                grad_scale=1.0 / self.n, accumulate=False, chunk_size=chunk, memory_cap_mb=cap, **self.loss())
 
         return run
 
@@ -162,10 +166,10 @@ class Problem:
         """Relative error of loss and gradients on the first tokens against fp64 on the same bf16 inputs."""
         n = min(tokens, self.n)
         gx, gw = torch.empty_like(self.x[:n]), torch.zeros_like(self.gw)
-        opts = options() if self.g else options("none", hard_weight=1.0, soft_weight=0.0)
         tx = self.tx[:n] if self.g else None
         rows = torch.ops.distill.linear_head_into(
-            self.x[:n], self.w, tx, self.tw, self.y[:n], None, opts, [0, -1, 0, cap, 256], 1.0, gx, gw)
+            self.x[:n], self.w, tx, self.tw, self.y[:n], hidden_gradient=gx, weight_gradient=gw, memory_cap_mb=cap,
+            **self.loss())
         exact = Fp64(self.x[:n], self.w, tx, self.tw, self.y[:n])
         relative = lambda a, b: ((a.double() - b).norm() / b.norm()).item()
         sample = slice(0, self.v, max(self.v // 2048, 1))

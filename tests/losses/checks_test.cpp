@@ -46,6 +46,12 @@ const std::vector<Mistake> kMistakes {
       MISTAKE(
           teacher_width, "teacher_weight_VG: expected shape [101, 24], found [101, 23]",
           in.teacher_weight_VG = in.teacher_weight_VG.narrow(1, 0, 23)),
+      MISTAKE(
+          teacher_dtype, "teacher_hidden_NG: expected fp64 beside a student of Double, found Float",
+          in.teacher_hidden_NG = in.teacher_hidden_NG.to(at::kFloat)),
+      MISTAKE(
+          teacher_weight_dtype, "teacher_weight_VG: expected Double, found Float",
+          in.teacher_weight_VG = in.teacher_weight_VG.to(at::kFloat)),
       MISTAKE(teacher_weight_missing, "teacher_weight_VG: expected a tensor", in.teacher_weight_VG = at::Tensor()),
       MISTAKE(
           teacher_hidden_missing, "teacher_weight_VG or teacher_bias_V is given without teacher_hidden_NG",

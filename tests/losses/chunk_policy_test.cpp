@@ -23,6 +23,7 @@ TEST(ChunkPolicy, NeverExceedsTheCap) {
           ASSERT_TRUE(plan.ok()) << plan.status();
           EXPECT_LE(plan->bytes, cap * kMiB);
           EXPECT_EQ(plan->bytes, scratch_bytes(shape, plan->logits_rows, plan->gradient_rows));
+          EXPECT_EQ(plan->arena_bytes, plan->bytes);
           EXPECT_GE(plan->logits_rows, 1);
           EXPECT_EQ(plan->gradient_rows % plan->logits_rows, 0);
           if (chunk > 0) {
@@ -98,6 +99,27 @@ TEST(ChunkPolicy, HugeShapesDoNotOverflow) {
   shape.tokens = int64_t{1} << 24;
   EXPECT_FALSE(resolve_chunks({}, shape).ok());
   EXPECT_EQ(scratch_bytes(shape, 1024, 4096), (int64_t{1} << 32) * (8 * 1024 + 2 * 4096));
+}
+
+TEST(ChunkPolicy, TheRowKernelsThreadsCountButNoMoreOfThemThanRows) {
+  HeadShape shape = llama(32000);
+  const int64_t plain = scratch_bytes(shape, 1, 1);
+  shape.row_threads = 64;
+  shape.row_thread_bytes = 256000;
+  EXPECT_EQ(scratch_bytes(shape, 1, 1), plain + 256000);
+  EXPECT_EQ(scratch_bytes(shape, 1000, 1000) - arena_bytes(shape, 1000, 1000), 64 * 256000);
+  const auto plan = resolve_chunks({.memory_cap_mb = 20}, shape);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_LE(plan->bytes, 20 * kMiB);
+  EXPECT_LT(plan->arena_bytes, plan->bytes);
+}
+
+TEST(ChunkPolicy, EachSidesHiddenRowsCountInTheirOwnDtype) {
+  HeadShape shape = llama();
+  const int64_t plain = arena_bytes(shape, 3, 5);
+  shape.gathers_rows = true;
+  shape.teacher_hidden_bytes = 4;
+  EXPECT_EQ(arena_bytes(shape, 3, 5) - plain, 3 * 4096 * 4 + 5 * 2 * 4096 * 2);
 }
 
 TEST(ChunkPolicy, DescriptionNamesTheNumbers) {

@@ -145,6 +145,48 @@ TEST_P(Head, CompactionChangesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Options, Head, ::testing::ValuesIn(cases()), [](const auto& c) { return c.param.name; });
 
+// Each head is computed in its own dtype: what the inputs hold is exact, so only the products' rounding may differ from
+// fp64, and that is fp32's on both sides.
+class HeadDtypes : public ::testing::TestWithParam<std::tuple<at::ScalarType, at::ScalarType>> {};
+
+TEST_P(HeadDtypes, OfTeacherAndStudentMayDiffer) {
+  const auto [student, teacher] = GetParam();
+  for (const bool biases : {false, true}) {
+    LinearHeadInputs in = make_problem({.ignored = 0.4, .biases = biases, .dtype = student});
+    LinearHeadInputs other = make_problem({.ignored = 0.4, .biases = biases, .dtype = teacher});
+    in.teacher_hidden_NG = other.teacher_hidden_NG;
+    in.teacher_weight_VG = other.teacher_weight_VG;
+    in.teacher_bias_V = other.teacher_bias_V;
+    for (const bool known : {false, true}) {
+      in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+      const HeadResult ours = run_head(in, {.hard_weight = 0.3}, {.chunk_size = 4});
+      const NaiveResult naive = naive_head(in, {.hard_weight = 0.3});
+      EXPECT_LT(relative_error(ours.rows_KN[kSoft], naive.soft_N), 1e-5) << biases << known;
+      EXPECT_LT(relative_error(ours.rows_KN[kTeacherLse], naive.teacher_lse_N), 1e-6);
+      const double rounding = student == at::kBFloat16 ? 4e-3 : 1e-5; // of the logits' gradient, kept in that dtype
+      EXPECT_LT(relative_error(ours.grads.weight_VH, naive.d_weight_VH), rounding);
+      EXPECT_LT(relative_error(ours.grads.hidden_NH, naive.d_hidden_NH), rounding);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Pairs, HeadDtypes,
+    ::testing::Values(
+        std::tuple{at::kFloat, at::kBFloat16}, std::tuple{at::kBFloat16, at::kFloat},
+        std::tuple{at::kBFloat16, at::kBFloat16}));
+
+// bf16 logits are for two bf16 heads: an fp32 teacher's would be rounded.
+TEST(HeadDtypes, LogitsAreRoundedOnlyWhereBothSidesAreBf16) {
+  LinearHeadInputs in = make_problem({.dtype = at::kBFloat16});
+  const LinearHeadInputs other = make_problem({.dtype = at::kFloat});
+  const LossOptions rounded{.logits_dtype = LogitsDtype::kBFloat16};
+  EXPECT_FALSE(at::equal(linear_head(in, rounded, {}, nullptr).rows_KN, linear_head(in, {}, {}, nullptr).rows_KN));
+  in.teacher_hidden_NG = other.teacher_hidden_NG;
+  in.teacher_weight_VG = other.teacher_weight_VG;
+  EXPECT_TRUE(at::equal(linear_head(in, rounded, {}, nullptr).rows_KN, linear_head(in, {}, {}, nullptr).rows_KN));
+}
+
 class HeadShapes : public ::testing::TestWithParam<std::tuple<int64_t, int64_t>> {};
 
 TEST_P(HeadShapes, MatchNaive) {
@@ -224,6 +266,26 @@ TEST(HeadGradients, WeightIsAccumulatedHiddenIsWritten) {
   EXPECT_TRUE(at::equal(grads.hidden_NH, hidden_once));
 }
 
+// What the buffers held does not count: here it is NaN.
+TEST(HeadGradients, AreWrittenWhereTheyDoNotAccumulate) {
+  for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16}) {
+    for (const double ignored : {0.3, 1.0}) {
+      LinearHeadInputs in =
+          make_problem({.vocab = 120, .vocab_size = 101, .ignored = ignored, .biases = true, .dtype = dtype});
+      in.valid_tokens = in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>();
+      const HeadResult added = run_head(in, {.hard_weight = 1}, {.chunk_size = 4}, 0.37);
+      LinearHeadGrads written = make_grads(in, 0.37);
+      written.weight_VH.fill_(NAN);
+      written.bias_V.fill_(NAN);
+      written.accumulate = false;
+      linear_head(in, {.hard_weight = 1}, {.chunk_size = 4}, &written);
+      EXPECT_TRUE(at::equal(written.weight_VH, added.grads.weight_VH));
+      EXPECT_TRUE(at::equal(written.bias_V, added.grads.bias_V));
+      EXPECT_TRUE(at::equal(written.hidden_NH, added.grads.hidden_NH));
+    }
+  }
+}
+
 TEST(HeadGradients, PaddedWeightRowsGetNone) {
   const LinearHeadInputs in = make_problem({.vocab = 120, .vocab_size = 101});
   const HeadResult ours = run_head(in, {.hard_weight = 1, .label_smoothing = 0.1});
@@ -279,7 +341,7 @@ TEST(HeadScratch, ArenaOfTheCallerGivesTheSameResult) {
   for (const bool known : {false, true}) {
     in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
     const ChunkOptions chunks{.chunk_size = 8};
-    const int64_t bytes = linear_head_plan(in, {}, chunks, /*needs_grad=*/true)->bytes;
+    const int64_t bytes = linear_head_plan(in, {}, chunks, /*needs_grad=*/true)->arena_bytes;
     const at::Tensor arena = at::full({bytes}, 255, in.hidden_NH.options().dtype(at::kByte));
     const HeadResult own = run_head(in, {}, chunks);
     LinearHeadGrads grads = make_grads(in);
@@ -289,6 +351,19 @@ TEST(HeadScratch, ArenaOfTheCallerGivesTheSameResult) {
     EXPECT_TRUE(at::equal(grads.hidden_NH, own.grads.hidden_NH));
     EXPECT_THROW(linear_head(in, {}, chunks, &grads, arena.narrow(0, 0, 100)), c10::Error);
   }
+}
+
+TEST(HeadScratch, PlanOfMetaTensorsIsThatOfTheDevice) {
+  LinearHeadInputs in = make_problem({.tokens = 40, .dtype = at::kBFloat16});
+  const auto plan = linear_head_plan(in, {}, {}, /*needs_grad=*/true);
+  for (at::Tensor* tensor : {&in.hidden_NH, &in.weight_VH, &in.teacher_hidden_NG, &in.teacher_weight_VG}) {
+    *tensor = tensor->to(at::kMeta);
+  }
+  const auto meta = linear_head_plan(in, {}, {}, /*needs_grad=*/true, test_device().type());
+  EXPECT_EQ(meta->bytes, plan->bytes);
+  EXPECT_EQ(meta->arena_bytes, plan->arena_bytes);
+  EXPECT_EQ(
+      linear_head_plan(in, {}, {}, true, at::kCUDA)->bytes, linear_head_plan(in, {}, {}, true, at::kCUDA)->arena_bytes);
 }
 
 TEST(HeadRuns, AreDeterministic) {

@@ -3,10 +3,6 @@
 namespace distill::trainer {
 namespace {
 
-sharding::Activation activation_policy(const config::MemorySection& memory) {
-  return memory.activation == "recompute" ? sharding::Activation::kRecompute : sharding::Activation::kKeep;
-}
-
 sharding::MicroBatch to_device(const data::Batch& batch, at::Device device) {
   const auto move = [device](const at::Tensor& tensor) { return tensor.to(device, /*non_blocking=*/true); };
   sharding::MicroBatch micro;
@@ -29,12 +25,14 @@ at::Tensor lm_head(sharding::ModelShards& model) {
 
 } // namespace
 
-MicroStep::MicroStep(const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher)
+MicroStep::MicroStep(
+    const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher,
+    ActivationMemory memory)
     : config_(config),
       student_(student),
       teacher_(teacher),
       student_rope_(models::make_rope_table(student.config(), config.data.seq_len, student.options().device)),
-      pass_(student, student_rope_, activation_policy(config.memory)),
+      pass_(student, student_rope_, std::move(memory.policies), std::move(memory.host)),
       phases_(student.options().device) {
   if (teacher_ != nullptr) {
     teacher_rope_ = models::make_rope_table(teacher_->config(), config.data.seq_len, teacher_->options().device);
@@ -46,7 +44,7 @@ losses::LinearHeadInputs MicroStep::run_teacher(const data::Batch& batch, const 
   inputs.targets_N = batch.targets_BS.flatten().to(micro.tokens_N.device(), /*non_blocking=*/true);
   inputs.valid_tokens = batch.valid_tokens;
   if (teacher_ != nullptr) {
-    inputs.teacher_hidden_NG = sharding::forward_hidden(*teacher_, teacher_rope_, micro);
+    inputs.teacher_hidden_NG = sharding::forward_hidden(*teacher_, teacher_rope_, micro, /*next=*/&student_);
     inputs.teacher_weight_VG = lm_head(*teacher_);
   }
   return inputs;
@@ -55,15 +53,20 @@ losses::LinearHeadInputs MicroStep::run_teacher(const data::Batch& batch, const 
 losses::LinearHeadOutput MicroStep::run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads) {
   inputs.weight_VH = lm_head(student_);
   losses::LinearHeadOutput out = losses::linear_head(inputs, config_.loss, config_.chunks, grads);
+  inputs = {}; // views of the heads' units
   student_.release(student_.head_unit());
+  if (grads == nullptr) { // the backward pass needs it once more
+    student_.retire(student_.head_unit());
+  }
   if (teacher_ != nullptr) {
     teacher_->release(teacher_->head_unit());
+    teacher_->retire(teacher_->head_unit());
   }
   return out;
 }
 
 // The teacher runs first: what the student keeps for its backward pass does not exist yet then.
-void MicroStep::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_K) {
+void MicroStep::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_K, bool last) {
   const sharding::MicroBatch micro = to_device(batch, student_.options().device);
   phases_.begin(metrics::Phase::kTeacher);
   losses::LinearHeadInputs inputs = run_teacher(batch, micro);
@@ -75,12 +78,17 @@ void MicroStep::train(const data::Batch& batch, double grad_scale, at::Tensor& s
   grads.hidden_NH = at::empty_like(inputs.hidden_NH);
   grads.weight_VH = models::lm_head_weight(student_.unit(head).layout, student_.gradient(head));
   grads.grad_scale = grad_scale;
-  const losses::LinearHeadOutput out = run_head(inputs, &grads);
-  sums_K += out.rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
-  const at::Tensor dhidden_NH = grads.hidden_NH;
-  inputs = {};
+  sums_K += run_head(inputs, &grads).rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
+  at::Tensor dhidden_NH = std::move(grads.hidden_NH);
+  grads = {}; // a view of the head's gradient, which is gone once it is reduced
   phases_.begin(metrics::Phase::kBackward);
-  pass_.backward(micro, dhidden_NH);
+  pass_.backward(micro, std::move(dhidden_NH), last);
+}
+
+void MicroStep::prefetch_first() {
+  if (teacher_ != nullptr) {
+    sharding::prefetch_first(*teacher_);
+  }
 }
 
 void MicroStep::evaluate(const data::Batch& batch, at::Tensor& sums_K) {

@@ -10,16 +10,27 @@
 
 namespace distill::trainer {
 
+// Where the student's activations wait for the backward pass. No policies: evaluation alone.
+struct ActivationMemory {
+  std::vector<models::ActivationPolicy> policies; // of each block
+  std::shared_ptr<device::HostSlab> host; // null: nothing is offloaded
+};
+
 // The computation of one micro-batch: teacher forward, student forward, loss head, student backward.
 // K = losses::kNumRows.
 class MicroStep {
  public:
   // `teacher` null: hard labels only. Both models outlive this.
-  MicroStep(const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher);
+  MicroStep(
+      const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher,
+      ActivationMemory memory = {});
 
   // Accumulates the gradients of grad_scale * sum of the tokens' losses into the student's units and adds the sums of
   // every row over the tokens to sums_K (fp64, on the device).
-  void train(const data::Batch& batch, double grad_scale, at::Tensor& sums_K);
+  // `last`: of the step's micro-batches.
+  void train(const data::Batch& batch, double grad_scale, at::Tensor& sums_K, bool last);
+  // Starts gathering what the next micro-batch begins with, as far as the optimizer does not change it.
+  void prefetch_first();
   // The same losses without gradients.
   void evaluate(const data::Batch& batch, at::Tensor& sums_K);
 

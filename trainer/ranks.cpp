@@ -3,6 +3,17 @@
 #include "trainer/metrics/device.h"
 
 namespace distill::trainer {
+namespace {
+
+void name_units(sharding::SlotChecks& checks, const std::string& role, const sharding::ModelShards& model) {
+  std::vector<std::string> names;
+  for (int64_t i = 0; i < model.num_units(); ++i) {
+    names.push_back(model.unit(i).layout.name);
+  }
+  checks.name_units(&model, role, names);
+}
+
+} // namespace
 
 absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
     const config::Config& config, const launch::RankInfo& ranks, at::Device device) {
@@ -45,21 +56,28 @@ Slots make_slots(
   if (mesh.gather == nullptr) {
     return slots;
   }
-  sharding::SlotPlan weights, gradients;
-  student.add_to_plan(weights, gradients);
-  if (teacher != nullptr) {
-    teacher->add_to_plan(weights, gradients);
-  }
-  weights.block_slots = parallel.prefetch + 1;
-  gradients.large_slots = 1;
+  const auto accumulation =
+      parallel.accumulate == "keep_full" ? sharding::Accumulation::kKeepFull : sharding::Accumulation::kReduceEach;
   const at::Device device = student.options().device;
-  slots.weights = std::make_unique<sharding::WeightSlots>(device, *mesh.gather, weights);
-  slots.gradients = std::make_unique<sharding::GradientSlots>(
-      device, *mesh.reduce, mesh.replicate.get(), parallel.reduce_dtype == "bfloat16" ? at::kBFloat16 : at::kFloat,
-      gradients);
-  student.use_slots(slots.weights.get(), slots.gradients.get());
+  sharding::SlotPlan plan;
+  plan.block_slots = parallel.prefetch + 1;
+  student.add_to_plan(plan);
   if (teacher != nullptr) {
-    teacher->use_slots(slots.weights.get(), nullptr);
+    teacher->add_to_plan(plan);
+  }
+  if (parallel.debug_checks) {
+    slots.checks = std::make_unique<sharding::SlotChecks>(device);
+    name_units(*slots.checks, "student", student);
+    if (teacher != nullptr) {
+      name_units(*slots.checks, "teacher", *teacher);
+    }
+  }
+  slots.weights = std::make_unique<sharding::WeightSlots>(device, *mesh.gather, plan, slots.checks.get());
+  slots.gradients = std::make_unique<sharding::GradientSlots>(
+      device, *mesh.reduce, mesh.replicate.get(), parallel.reduce_dtype == "bfloat16" ? at::kBFloat16 : at::kFloat);
+  student.use_slots(slots.weights.get(), slots.gradients.get(), accumulation);
+  if (teacher != nullptr) {
+    teacher->use_slots(slots.weights.get(), nullptr, accumulation);
   }
   return slots;
 }

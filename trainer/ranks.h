@@ -19,8 +19,9 @@ absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
 // Ranks that distill has to start on this host itself: 1 under a launcher, or where the configuration asks for one.
 int64_t ranks_to_start(const config::Config& config, const launch::RankInfo& ranks);
 
-// The fixed buffers that gathered weights and whole gradients pass through. Empty on one process.
+// The buffers that gathered weights and whole gradients pass through. Empty on one process.
 struct Slots {
+  std::unique_ptr<sharding::SlotChecks> checks; // null unless parallel.debug_checks
   std::unique_ptr<sharding::WeightSlots> weights;
   std::unique_ptr<sharding::GradientSlots> gradients;
 };

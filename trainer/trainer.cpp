@@ -1,9 +1,11 @@
 #include "trainer/trainer.h"
 
+#include <ATen/record_function.h>
+
 #include <chrono>
+#include <deque>
 
 #include "data/prefetch.h"
-#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/components.h"
 #include "trainer/config/dump.h"
 #include "trainer/config/rules.h"
@@ -13,14 +15,17 @@
 #include "trainer/metrics/device.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/log.h"
+#include "trainer/metrics/readout.h"
 #include "trainer/metrics/trace.h"
 #include "trainer/models/save_model.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/optim/lr_schedule.h"
 #include "trainer/ranks.h"
+#include "trainer/run_checkpoints.h"
 #include "trainer/run_folder.h"
 #include "trainer/run_journal.h"
 #include "trainer/start_report.h"
+#include "trainer/step_gate.h"
 
 namespace distill::trainer {
 namespace {
@@ -32,24 +37,35 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// A run from its first step to its last, on one rank.
+// What a step leaves for the host, fp64: the sums of the loss rows, and these. All but the last are summed over ranks.
+enum StepNumber : int64_t {
+  kGradNormSquare = losses::kNumRows,
+  kFailedJournals, // ranks that could not write what they had to
+  kFailedUnit, // of the slot checks
+  kStepNumbers
+};
+
+// A run from its first step to its last, on one rank. Steps are queued on the device; their numbers are read, and their
+// lines written, when `lag` further ones have been queued.
 class Trainer {
  public:
   static absl::StatusOr<std::unique_ptr<Trainer>> build(
-      const config::Config& config, StartMode mode, const launch::RankInfo& ranks);
+      const config::Config& config, const StartOptions& start, const launch::RankInfo& ranks);
   absl::StatusOr<RunResult> run();
 
  private:
   explicit Trainer(const config::Config& config) : config_(config) {}
   absl::Status read_inputs();
-  absl::Status open(StartMode mode);
-  absl::Status resume();
-  absl::StatusOr<std::vector<data::Batch>> global_batch();
-  absl::StatusOr<metrics::StepRecord> step();
+  absl::Status open(const StartOptions& start);
+  absl::Status open_journal();
+  absl::Status step(const GlobalBatch& batch, Clock::time_point start);
+  void queue_step(const std::vector<data::Batch>& batches, int64_t valid_tokens, double lr);
+  absl::Status read_steps(bool all);
+  absl::Status read_step(const std::vector<double>& numbers);
   void add_throughput(metrics::StepRecord& record, Clock::time_point start) const;
-  absl::Status report(const metrics::StepRecord& record);
+  void report(const metrics::StepRecord& record);
   absl::Status evaluate();
-  absl::Status save_checkpoint();
+  absl::Status save_checkpoint(bool periodic);
   absl::Status save_model();
   absl::Status close();
   checkpoint::RunIdentity identity() const;
@@ -71,19 +87,30 @@ class Trainer {
   std::unique_ptr<data::Prefetcher> batches_; // after the data it reads
   std::unique_ptr<MicroStep> micro_;
   std::unique_ptr<optim::AdamW> optimizer_;
+  std::unique_ptr<StepGate> gate_; // after the batches it takes
+  // Steps whose numbers are on their way.
+  struct QueuedStep {
+    metrics::StepRecord record; // without what the device knows
+    Clock::time_point start;
+  };
+  std::unique_ptr<metrics::Readout> readout_;
+  std::deque<QueuedStep> queued_;
+  Clock::time_point last_read_;
   std::optional<RunJournal> journal_;
+  std::unique_ptr<RunCheckpoints> checkpoints_; // after all that it saves and tells
+  absl::Status journal_status_; // the first failure to write a step's line
   launch::StopSignal stop_;
   metrics::DeviceInfo device_;
   checkpoint::TrainState state_;
+  std::optional<checkpoint::Resumed> resumed_;
   int64_t total_steps_ = 0;
-  int64_t saved_step_ = -1, evaluated_step_ = -1;
   int64_t first_step_ = 0; // of this process
   bool stopped_ = false;
   Clock::time_point started_;
 };
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::build(
-    const config::Config& config, StartMode mode, const launch::RankInfo& ranks) {
+    const config::Config& config, const StartOptions& start, const launch::RankInfo& ranks) {
   auto trainer = std::unique_ptr<Trainer>(new Trainer(config));
   auto environment = resolve_environment(config, ranks.local_rank);
   if (!environment.ok()) {
@@ -98,14 +125,14 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::build(
   trainer->mesh_ = *std::move(mesh);
   absl::Status status;
   if (trainer->mesh_->is_main()) {
-    status = check_run_folder(config.run.dir, mode);
+    status = check_run_folder(config.run.dir, start.mode);
   }
   status = sharding::agree(*trainer->mesh_, status);
   if (status.ok()) {
     status = sharding::agree(*trainer->mesh_, trainer->read_inputs());
   }
   if (status.ok()) {
-    status = trainer->open(mode);
+    status = trainer->open(start);
   }
   return status.ok() ? absl::StatusOr<std::unique_ptr<Trainer>>(std::move(trainer)) : status;
 }
@@ -125,29 +152,58 @@ absl::Status Trainer::read_inputs() {
     teacher_ = load_model(environment_, *inputs->teacher, Role::kTeacher, mesh_->shard_rank, mesh_->shard_size);
   }
   slots_ = make_slots(config_.parallel, *mesh_, *student_, teacher_.get());
-  micro_ = std::make_unique<MicroStep>(config_, *student_, teacher_.get());
+  auto policies = models::parse_policies(config_.memory.activation, student_->config().num_layers);
+  if (!policies.ok()) {
+    return policies.status();
+  }
+  micro_ = std::make_unique<MicroStep>(config_, *student_, teacher_.get(), ActivationMemory{*std::move(policies), {}});
+  if (slots_.weights != nullptr) {
+    const auto observe = [this](bool waits) { micro_->phases().waiting(waits); };
+    slots_.weights->observe_waits(observe);
+    slots_.gradients->observe_waits(observe);
+  }
+  // On the CPU a step's numbers are there when it has been called.
+  readout_ = std::make_unique<metrics::Readout>(
+      environment_.device, kStepNumbers, /*lag=*/environment_.device.is_cpu() ? 0 : 1);
   optimizer_ = std::make_unique<optim::AdamW>(*student_, config_.optimizer);
   total_steps_ = config::total_steps(config_);
   return absl::OkStatus();
 }
 
 // From here on the run folder changes.
-absl::Status Trainer::open(StartMode mode) {
+absl::Status Trainer::open(const StartOptions& start) {
+  const checkpoint::RunIdentity own = identity();
   absl::Status status = sharding::check_equal_on_all_ranks(
-      *mesh_, "configuration, model shape or data", config::dump(config_) + identity().model + identity().data);
+      *mesh_, "configuration, model shape or data",
+      absl::StrCat(config::dump(config_), own.model, own.optimizer, own.data, own.tokenizer, start.resume_from));
   if (status.ok()) {
-    status = sharding::agree(*mesh_, mesh_->is_main() ? open_run_folder(config_.run.dir, mode) : absl::OkStatus());
-  }
-  if (status.ok() && mode == StartMode::kResume) {
-    status = sharding::agree(*mesh_, resume());
+    status =
+        sharding::agree(*mesh_, mesh_->is_main() ? open_run_folder(config_.run.dir, start.mode) : absl::OkStatus());
   }
   if (!status.ok()) {
     return status;
   }
-  auto journal = RunJournal::open(config_, mesh_->is_main(), state_.step);
-  status = sharding::agree(*mesh_, journal.status());
-  if (!status.ok()) {
-    return status;
+  checkpoints_ = std::make_unique<RunCheckpoints>(config_, own, *student_, *optimizer_, *mesh_);
+  const bool resumes = start.mode == StartMode::kResume || !start.resume_from.empty();
+  if (resumes) {
+    auto resumed = checkpoints_->resume(start.resume_from);
+    if (!resumed.ok()) {
+      return resumed.status();
+    }
+    state_ = resumed->state;
+    resumed_ = *std::move(resumed);
+  }
+  status = sharding::agree(*mesh_, open_journal());
+  if (status.ok()) {
+    checkpoints_->open(*journal_, state_.step);
+  }
+  return status;
+}
+
+absl::Status Trainer::open_journal() {
+  auto journal = RunJournal::open(config_, mesh_->is_main(), {state_.step, state_.evaluated_step});
+  if (!journal.ok()) {
+    return journal.status();
   }
   journal_ = *std::move(journal);
   for (const std::string& line : start_report_) {
@@ -157,32 +213,18 @@ absl::Status Trainer::open(StartMode mode) {
     journal_->info(absl::StrFormat(
         "ranks: %d, sharded over %d, %d replica(s)", mesh_->world_size, mesh_->shard_size, mesh_->replicate_size));
   }
-  if (mode == StartMode::kResume) {
-    journal_->info(absl::StrFormat("resumed after step %d (%d samples)", state_.step, state_.samples));
+  if (resumed_) {
+    for (const std::string& line : describe_resumption(*resumed_, config_)) {
+      journal_->info(line);
+    }
   }
-  return absl::OkStatus();
-}
-
-absl::Status Trainer::resume() {
-  const auto folder = checkpoint::newest_complete(config_.run.dir);
-  if (!folder.ok()) {
-    return folder.status();
-  }
-  if (!folder->has_value()) {
-    return absl::NotFoundError(absl::StrCat(
-        "--resume: ", config_.run.dir, "/checkpoints holds no complete checkpoint; start afresh with --overwrite"));
-  }
-  const auto state = checkpoint::load(**folder, identity(), *student_, *optimizer_);
-  if (!state.ok()) {
-    return state.status();
-  }
-  state_ = *state;
-  saved_step_ = state_.step;
   return absl::OkStatus();
 }
 
 checkpoint::RunIdentity Trainer::identity() const {
-  return {describe_shape(student_->config()), describe_data(*train_data_)};
+  return {
+      describe_shape(student_->config()), "AdamW, float32 moments", describe_data(*train_data_),
+      data::hex(train_data_->tokenizer_hash())};
 }
 
 absl::StatusOr<RunResult> Trainer::run() {
@@ -192,29 +234,40 @@ absl::StatusOr<RunResult> Trainer::run() {
   batches_ = std::make_unique<data::Prefetcher>(
       *train_data_, data::BatchSchedule{state_.samples + mesh_->rank * micro, micro, mesh_->world_size * micro},
       /*depth=*/2 * config_.train.global_batch_size / (micro * mesh_->world_size));
+  gate_ = std::make_unique<StepGate>(
+      *mesh_, stop_, *checkpoints_, *batches_, config_.train.global_batch_size / (micro * mesh_->world_size));
   metrics::TraceRecorder trace(
       config_.profile.trace_start, config_.profile.trace_steps, environment_.device.is_cuda(),
       absl::StrCat(config_.run.dir, "/trace-rank", mesh_->rank, ".json"));
-  if (config_.eval.at_start && state_.step == 0) {
+  // An evaluation that was due when the run was stopped comes now.
+  if (state_.step == 0 ? config_.eval.at_start : state_.step < total_steps_ && due(config_.eval.every)) {
     if (absl::Status status = evaluate(); !status.ok()) {
       return status;
     }
   }
-  while (state_.step < total_steps_ && !(stopped_ = stopped_ || stop_requested())) {
-    trace.before_step(state_.step + 1);
-    const auto record = step();
-    if (!record.ok()) {
-      return record.status();
+  while (state_.step < total_steps_ && !stopped_) {
+    const Clock::time_point start = Clock::now();
+    const auto batch = gate_->next();
+    if (!batch.ok()) {
+      return batch.status();
     }
-    if (trace.after_step(record->step)) {
+    if (!batch->has_value()) {
+      stopped_ = true;
+      break;
+    }
+    trace.before_step(state_.step + 1);
+    absl::Status status = step(**batch, start);
+    if (status.ok() && trace.after_step(state_.step)) {
       journal_->message("wrote the trace to " + trace.path());
     }
-    absl::Status status = report(*record);
+    if (status.ok()) {
+      status = read_steps(/*all=*/false);
+    }
     if (status.ok() && due(config_.eval.every)) {
       status = evaluate();
     }
     if (status.ok() && due(config_.checkpoint.every)) {
-      status = save_checkpoint();
+      status = save_checkpoint(/*periodic=*/true);
     }
     if (!status.ok()) {
       return status;
@@ -226,66 +279,108 @@ absl::StatusOr<RunResult> Trainer::run() {
   return RunResult{stopped_ && state_.step < total_steps_, state_.step};
 }
 
-// This rank's micro-batches of the next global batch. All of them are read before the first one runs, since the loss is
-// divided by the number of valid tokens of the whole batch.
-absl::StatusOr<std::vector<data::Batch>> Trainer::global_batch() {
-  std::vector<data::Batch> batches;
-  const int64_t samples = config_.train.micro_batch_size * mesh_->world_size;
-  for (int64_t first = 0; first < config_.train.global_batch_size; first += samples) {
-    auto batch = batches_->next();
-    if (!batch.ok()) {
-      return batch.status();
-    }
-    batches.push_back(*std::move(batch));
-  }
-  return batches;
-}
-
-absl::StatusOr<metrics::StepRecord> Trainer::step() {
-  const Clock::time_point start = Clock::now();
-  const auto batches = global_batch();
-  if (!batches.ok()) {
-    return batches.status();
-  }
-  int64_t valid_tokens = 0;
-  for (const data::Batch& batch : *batches) {
-    valid_tokens += batch.valid_tokens;
-  }
-  valid_tokens = sharding::sum_over_ranks(*mesh_, valid_tokens);
-  student_->zero_gradients();
-  at::Tensor sums_K = micro_->zero_sums();
-  for (const data::Batch& batch : *batches) {
-    micro_->train(batch, 1.0 / static_cast<double>(std::max<int64_t>(1, valid_tokens)), sums_K);
-  }
-  micro_->phases().begin(metrics::Phase::kOptimizer);
-  student_->finish_gradients();
-  const optim::GradNorm grad_norm =
-      optim::measure_grad_norm(*student_, config_.optimizer.max_grad_norm, mesh_->reduce.get());
+// Queues a step. All of its micro-batches are read before the first one runs, since the loss is divided by the number
+// of valid tokens of the whole batch.
+absl::Status Trainer::step(const GlobalBatch& batch, Clock::time_point start) {
   const double lr = optim::learning_rate(config_.scheduler, config_.optimizer.lr, state_.step, total_steps_);
-  optimizer_->step(lr, grad_norm);
-  if (mesh_->world != nullptr) {
-    mesh_->world->all_reduce(sums_K);
-  }
+  queue_step(batch.micro_batches, batch.valid_tokens, lr);
 
-  metrics::StepRecord record;
-  record.means = metrics::loss_means(sums_to_host(sums_K), valid_tokens, teacher_ != nullptr);
-  record.grad_norm = grad_norm.norm.item<float>();
-  record.skipped = !std::isfinite(record.grad_norm);
-  record.lr = lr;
   state_.step += 1;
   state_.samples += config_.train.global_batch_size;
   state_.tokens += config_.train.global_batch_size * config_.data.seq_len;
-  state_.skipped_total += record.skipped ? 1 : 0;
-  state_.skipped_in_row = record.skipped ? state_.skipped_in_row + 1 : 0;
-  record.step = state_.step;
-  record.total_steps = total_steps_;
-  record.skipped_total = state_.skipped_total;
-  record.tokens = state_.tokens;
-  record.phases = micro_->phases().finish();
-  add_throughput(record, start);
-  return record;
+  QueuedStep queued;
+  queued.start = start;
+  queued.record.step = state_.step;
+  queued.record.total_steps = total_steps_;
+  queued.record.means.valid_tokens = batch.valid_tokens;
+  queued.record.lr = lr;
+  queued.record.tokens = state_.tokens;
+  queued_.push_back(queued);
+  return absl::OkStatus();
 }
 
+// Nothing here waits for the device.
+void Trainer::queue_step(const std::vector<data::Batch>& batches, int64_t valid_tokens, double lr) {
+  RECORD_USER_SCOPE("distill::step");
+  const metrics::ForbidSynchronization forbid(config_.parallel.debug_checks);
+  at::Tensor numbers = at::zeros({kStepNumbers}, micro_->zero_sums().options());
+  at::Tensor sums_K = numbers.narrow(0, 0, losses::kNumRows);
+  const double grad_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, valid_tokens));
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const bool last = i + 1 == batches.size();
+    micro_->train(batches[i], grad_scale, sums_K, last);
+    if (!last) {
+      micro_->prefetch_first();
+    }
+  }
+  micro_->phases().begin(metrics::Phase::kOptimizer);
+  student_->finish_gradients();
+  if (state_.step + 1 < total_steps_) {
+    micro_->prefetch_first();
+  }
+  numbers.narrow(0, kGradNormSquare, 1).copy_(optim::grad_norm_square(*student_));
+  numbers[kFailedJournals].fill_(journal_status_.ok() ? 0 : 1);
+  if (mesh_->world != nullptr) {
+    mesh_->world->all_reduce(numbers);
+  }
+  // Every replica has added the same shards.
+  numbers.narrow(0, kGradNormSquare, 1).div_(static_cast<double>(mesh_->replicate_size));
+  checkpoints_->before_update();
+  optimizer_->step(
+      lr, optim::grad_norm_of_square(numbers.narrow(0, kGradNormSquare, 1), config_.optimizer.max_grad_norm));
+  student_->drop_gradients();
+  if (slots_.checks != nullptr) {
+    numbers.narrow(0, kFailedUnit, 1).copy_(slots_.checks->failed_unit());
+  }
+  micro_->phases().end_step();
+  readout_->push(numbers);
+}
+
+// Reads the steps that are due, in order; `all`: every one that has been queued.
+absl::Status Trainer::read_steps(bool all) {
+  while (const auto numbers = readout_->pop(all)) {
+    if (absl::Status status = read_step(*numbers); !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::read_step(const std::vector<double>& numbers) {
+  const QueuedStep queued = queued_.front();
+  queued_.pop_front();
+  metrics::StepRecord record = queued.record;
+  std::array<double, losses::kNumRows> sums{};
+  std::copy_n(numbers.begin(), sums.size(), sums.begin());
+  record.means = metrics::loss_means(sums, record.means.valid_tokens, teacher_ != nullptr);
+  record.grad_norm = static_cast<float>(std::sqrt(numbers[kGradNormSquare]));
+  record.skipped = !std::isfinite(record.grad_norm);
+  state_.skipped_total += record.skipped ? 1 : 0;
+  state_.skipped_in_row = record.skipped ? state_.skipped_in_row + 1 : 0;
+  record.skipped_total = state_.skipped_total;
+  record.phases = micro_->phases().take();
+  add_throughput(record, std::max(queued.start, last_read_));
+  last_read_ = Clock::now();
+  report(record);
+  if (numbers[kFailedUnit] > 0) {
+    return absl::InternalError(absl::StrFormat(
+        "step %d: parallel.debug_checks: the gathered weights of %s changed between two uses", record.step,
+        slots_.checks->describe(static_cast<int64_t>(numbers[kFailedUnit]))));
+  }
+  if (numbers[kFailedJournals] > 0) {
+    return journal_status_.ok() ? absl::AbortedError("another rank failed; its message says why") : journal_status_;
+  }
+  if (state_.skipped_in_row >= config_.train.max_skipped_steps) {
+    return absl::AbortedError(absl::StrFormat(
+        "step %d: %d steps in a row had gradients that are not finite (train.max_skipped_steps: %d); lower "
+        "optimizer.lr, or look at the samples before %d",
+        record.step, state_.skipped_in_row, config_.train.max_skipped_steps,
+        record.step * config_.train.global_batch_size));
+  }
+  return absl::OkStatus();
+}
+
+// `start`: when the step before had been read, or this one began where that was later.
 void Trainer::add_throughput(metrics::StepRecord& record, Clock::time_point start) const {
   record.seconds = seconds_since(start);
   record.tokens_per_second =
@@ -299,31 +394,28 @@ void Trainer::add_throughput(metrics::StepRecord& record, Clock::time_point star
     record.mfu_full = metrics::step_flops_per_token(student, teacher, false) * record.tokens_per_second / peak;
   }
   record.peak_memory_bytes = metrics::peak_memory_bytes(environment_.device);
-  record.eta_seconds = seconds_since(started_) / static_cast<double>(state_.step - first_step_) *
-      static_cast<double>(total_steps_ - state_.step);
+  record.eta_seconds = seconds_since(started_) / static_cast<double>(record.step - first_step_) *
+      static_cast<double>(total_steps_ - record.step);
 }
 
-absl::Status Trainer::report(const metrics::StepRecord& record) {
-  if (absl::Status status = sharding::agree(*mesh_, journal_->step(record)); !status.ok()) {
-    return status;
+void Trainer::report(const metrics::StepRecord& record) {
+  const absl::Status status = journal_->step(record);
+  if (journal_status_.ok()) {
+    journal_status_ = status;
   }
   if (record.skipped && mesh_->is_main()) {
     metrics::log_warning(absl::StrFormat(
         "step %d: gradients are not finite (loss %g); the step was skipped (%d in a row, %d in all)", record.step,
         record.means.rows[losses::kLoss], state_.skipped_in_row, state_.skipped_total));
   }
-  if (state_.skipped_in_row >= config_.train.max_skipped_steps) {
-    return absl::AbortedError(absl::StrFormat(
-        "step %d: %d steps in a row had gradients that are not finite (train.max_skipped_steps: %d); lower "
-        "optimizer.lr, or look at the samples before %d",
-        record.step, state_.skipped_in_row, config_.train.max_skipped_steps, state_.samples));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status Trainer::evaluate() {
-  if (eval_data_ == nullptr || evaluated_step_ == state_.step) {
+  if (eval_data_ == nullptr || state_.evaluated_step == state_.step) {
     return absl::OkStatus();
+  }
+  if (absl::Status status = read_steps(/*all=*/true); !status.ok()) {
+    return status;
   }
   const auto result = evaluate_dataset(
       *micro_, *eval_data_, config_.train.micro_batch_size, config_.eval.batches, teacher_ != nullptr, *mesh_,
@@ -335,22 +427,15 @@ absl::Status Trainer::evaluate() {
     stopped_ = true;
     return absl::OkStatus();
   }
-  evaluated_step_ = state_.step;
+  state_.evaluated_step = state_.step;
   return sharding::agree(*mesh_, journal_->evaluation(state_.step, result->means));
 }
 
-absl::Status Trainer::save_checkpoint() {
-  if (saved_step_ == state_.step) {
-    return absl::OkStatus();
+absl::Status Trainer::save_checkpoint(bool periodic) {
+  if (absl::Status status = read_steps(/*all=*/true); !status.ok()) {
+    return status; // the numbers of skipped steps are part of the state
   }
-  const auto folder =
-      checkpoint::save(config_.run.dir, state_, identity(), *student_, *optimizer_, config_.checkpoint.keep, *mesh_);
-  if (!folder.ok()) {
-    return folder.status();
-  }
-  saved_step_ = state_.step;
-  journal_->message("saved " + *folder);
-  return absl::OkStatus();
+  return periodic ? checkpoints_->save_periodic(state_) : checkpoints_->save_final(state_);
 }
 
 // The trained student as a Hugging Face folder. Every rank takes part in gathering; the main one writes.
@@ -384,10 +469,17 @@ absl::Status Trainer::save_model() {
 
 absl::Status Trainer::close() {
   const bool finished = state_.step >= total_steps_;
-  absl::Status status = finished && config_.eval.every > 0 ? evaluate() : absl::OkStatus();
+  absl::Status status = read_steps(/*all=*/true);
+  status = sharding::agree(*mesh_, status.ok() ? journal_status_ : status);
+  if (status.ok() && finished && config_.eval.every > 0) {
+    status = evaluate();
+  }
   const bool write = !finished || config_.checkpoint.at_end;
   if (status.ok() && write) {
-    status = save_checkpoint();
+    status = save_checkpoint(/*periodic=*/false);
+  }
+  if (status.ok()) {
+    status = checkpoints_->finish();
   }
   if (status.ok() && finished && write) {
     status = save_model();
@@ -401,12 +493,12 @@ absl::Status Trainer::close() {
 
 } // namespace
 
-absl::StatusOr<RunResult> train(const config::Config& config, StartMode mode) {
+absl::StatusOr<RunResult> train(const config::Config& config, const StartOptions& start) {
   const auto ranks = launch::detect_ranks(launch::process_environ());
   if (!ranks.ok()) {
     return ranks.status();
   }
-  auto trainer = Trainer::build(config, mode, *ranks);
+  auto trainer = Trainer::build(config, start, *ranks);
   if (!trainer.ok()) {
     return trainer.status();
   }

@@ -68,12 +68,19 @@ struct EvalSection {
 struct CheckpointSection {
   int64_t every = 0; // steps; 0: only at the end and on a signal
   int64_t keep = 2;
+  bool async = true; // periodic saves are copied to host memory and written while training goes on
+  std::string on_error = "stop"; // stop | continue: when a periodic save fails
   bool at_end = true; // state and model are written when the run has done all its steps
   std::string model_dtype = "auto"; // of the model written at the end: auto (as student.path stores it) | float32 | ...
 };
 
 struct MemorySection {
-  std::string activation = "keep"; // keep | recompute
+  std::string activation = "keep"; // a policy for all blocks, a list for each, or auto
+  std::string optimizer = "device"; // device | host: where master weights and moments lie
+  double budget_gib = 0; // what tensors may take at the peak; 0: all that the device has
+  double limit_gib = 0; // what the allocator may take; 0: all that the device has
+  std::string on_overflow = "refuse"; // refuse | warn: when the plan does not fit
+  std::string machine; // speeds measured by `distill plan --calibrate`; empty: the built-in table
 };
 
 struct ParallelSection {
@@ -82,6 +89,9 @@ struct ParallelSection {
   int64_t replicate = 1; // such copies
   std::string reduce_dtype = "float32"; // float32 | bfloat16
   int64_t prefetch = 1; // units gathered ahead
+  std::string accumulate = "reduce_each"; // reduce_each | keep_full: gradients of a step's micro-batches
+  int64_t nccl_max_ctas = 0; // multiprocessors a collective may take; 0: NCCL's choice
+  bool debug_checks = false;
   int64_t timeout_s = 600; // for ranks to arrive, and for a collective
 };
 

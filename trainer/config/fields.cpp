@@ -216,8 +216,36 @@ std::vector<Field> parallel_fields() {
        "Dtype in which gradients travel; bfloat16 halves the traffic and rounds every rank's part."},
       {"parallel", "prefetch", Integer{member<kParallel, &ParallelSection::prefetch>, 1, 16}, "units",
        "Units gathered ahead of the one that computes; each costs a slot."},
+      {"parallel", "accumulate", one_of<kParallel, &ParallelSection::accumulate>({"reduce_each", "keep_full"}), "",
+       "With several micro-batches in a step: reduce_each adds every one's gradients to the shards; keep_full keeps whole "
+       "float32 gradients and reduces once a step, at 4 bytes per parameter on every rank."},
+      {"parallel", "nccl_max_ctas", Integer{member<kParallel, &ParallelSection::nccl_max_ctas>, 0, 64}, "",
+       "Multiprocessors that one NCCL collective may take from the computation beside it. 0: NCCL decides."},
+      {"parallel", "debug_checks", Boolean{member<kParallel, &ParallelSection::debug_checks>}, "",
+       "Compares checksums of every gathered unit between its uses, and makes an error of anything in a step for which the "
+       "host waits for the GPU. Costs time and memory."},
       {"parallel", "timeout_s", Integer{member<kParallel, &ParallelSection::timeout_s>, 1, 86400}, "seconds",
        "How long ranks wait for each other to arrive, and for a collective to end."},
+  };
+}
+
+std::vector<Field> memory_fields() {
+  constexpr auto kMemory = &Config::memory;
+  return {
+      {"memory", "activation", Text{member<kMemory, &MemorySection::activation>}, "",
+       "What each block keeps for its backward pass: keep (all of it), recompute (its input; the forward pass runs again), "
+       "offload (all of it, in host memory), offload_input (its input, in host memory), a list of runs in forward order "
+       "such as recompute*24,keep*8, or auto: the fastest mix that fits."},
+      {"memory", "optimizer", one_of<kMemory, &MemorySection::optimizer>({"device", "host"}), "",
+       "Where float32 master weights and moments lie. host: they pass through the device unit by unit at each update."},
+      {"memory", "budget_gib", Real{member<kMemory, &MemorySection::budget_gib>, 0, kInf}, "GiB",
+       "What tensors may take on the device at the peak; auto plans for it. 0: all that the device has."},
+      {"memory", "limit_gib", Real{member<kMemory, &MemorySection::limit_gib>, 0, kInf}, "GiB",
+       "The allocator takes no more than this from the device; a request beyond it is out of memory. 0: no limit."},
+      {"memory", "on_overflow", one_of<kMemory, &MemorySection::on_overflow>({"refuse", "warn"}), "",
+       "When the plan does not fit: refuse to start, or warn and try anyway."},
+      {"memory", "machine", Text{member<kMemory, &MemorySection::machine>}, "file",
+       "Speeds that `distill plan --calibrate` measured. Empty: the built-in table."},
   };
 }
 
@@ -249,16 +277,20 @@ std::vector<Section> make_sections() {
        {{"checkpoint", "every", Integer{member<kCheckpoint, &CheckpointSection::every>, 0, kMaxSteps}, "steps",
          "Save every so many steps. 0: only at the end and when a signal stops the run."},
         {"checkpoint", "keep", Integer{member<kCheckpoint, &CheckpointSection::keep>, 1, kMaxSteps}, "",
-         "How many of the newest checkpoints stay."},
+         "How many of the newest checkpoints stay. One more is on the disk while the next one is written."},
+        {"checkpoint", "async", Boolean{member<kCheckpoint, &CheckpointSection::async>}, "",
+         "Copy the state to host memory (12 bytes for each parameter of this rank's shard) and write it while training goes "
+         "on. false: training waits until it is written."},
+        {"checkpoint", "on_error", one_of<kCheckpoint, &CheckpointSection::on_error>({"stop", "continue"}), "",
+         "When a save at checkpoint.every fails (full disk, folder gone): stop ends the run, continue warns and tries again "
+         "at the next one. The checkpoints before stay as they are; a save at the end or on a signal that fails is an error "
+         "always."},
         {"checkpoint", "at_end", Boolean{member<kCheckpoint, &CheckpointSection::at_end>}, "",
          "Write a checkpoint and the trained model when the run has done all its steps. false: for measurements."},
         {"checkpoint", "model_dtype",
          one_of<kCheckpoint, &CheckpointSection::model_dtype>({"auto", "float32", "bfloat16", "float16"}), "",
          "Stored dtype of the trained model. auto: the one that student.path is stored in."}}},
-      {"memory",
-       "what the backward pass keeps",
-       {{"memory", "activation", one_of<&Config::memory, &MemorySection::activation>({"keep", "recompute"}), "",
-         "recompute keeps the input of each block only and runs its forward pass again."}}},
+      {"memory", "what lies where, and what the backward pass keeps (docs/memory.md)", memory_fields()},
       {"parallel", "ranks, and how models are spread over them", parallel_fields()},
       {"profile",
        "traces",

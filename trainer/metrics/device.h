@@ -20,6 +20,19 @@ DeviceInfo device_info(at::Device device);
 int64_t peak_memory_bytes(at::Device device);
 void reset_peak_memory(at::Device device);
 
+// While it exists, and if `active`, anything that makes the host wait for a GPU is an error (c10::Error) as far as
+// libtorch knows of it.
+class ForbidSynchronization {
+ public:
+  explicit ForbidSynchronization(bool active);
+  ~ForbidSynchronization();
+  ForbidSynchronization(const ForbidSynchronization&) = delete;
+  ForbidSynchronization& operator=(const ForbidSynchronization&) = delete;
+
+ private:
+  bool active_;
+};
+
 // Waits until the device has finished all that was queued.
 void synchronize(at::Device device);
 

@@ -49,6 +49,18 @@ void reset_peak_memory(at::Device device) {
   }
 }
 
+ForbidSynchronization::ForbidSynchronization(bool active) : active_(active) {
+  if (active_) {
+    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
+  }
+}
+
+ForbidSynchronization::~ForbidSynchronization() {
+  if (active_) {
+    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+  }
+}
+
 void synchronize(at::Device device) {
   if (device.is_cuda()) {
     c10::cuda::CUDAGuard guard(device.index());

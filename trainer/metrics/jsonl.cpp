@@ -1,5 +1,7 @@
 #include "trainer/metrics/jsonl.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -8,14 +10,23 @@
 namespace distill::metrics {
 namespace {
 
-// Bytes at the file's start that hold whole lines of steps up to last_step.
-std::string kept_lines(const std::string& path, int64_t last_step) {
+bool is_kept(const nlohmann::json& line, const KeptSteps& kept) {
+  if (!line.is_object()) {
+    return false;
+  }
+  const auto step = line.find("step");
+  const int64_t number = step != line.end() && step->is_number_integer() ? step->get<int64_t>() : 0;
+  return number <= (line.contains("eval") ? kept.last_evaluation : kept.last_step);
+}
+
+// The whole lines that stay.
+std::string kept_lines(const std::string& path, const KeptSteps& steps) {
   std::ifstream file(path, std::ios::binary);
   std::string kept;
   for (std::string line; std::getline(file, line);) {
     const bool torn = file.eof(); // no newline at its end
     const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (torn || !json.is_object() || json.value("step", int64_t{0}) > last_step) {
+    if (torn || !is_kept(json, steps)) {
       continue;
     }
     kept += line + "\n";
@@ -29,8 +40,8 @@ absl::Status file_error(const std::string& path, const char* action) {
 
 } // namespace
 
-absl::StatusOr<JsonLines> JsonLines::open(const std::string& path, int64_t last_step) {
-  const std::string kept = kept_lines(path, last_step);
+absl::StatusOr<JsonLines> JsonLines::open(const std::string& path, const KeptSteps& steps) {
+  const std::string kept = kept_lines(path, steps);
   const std::string partial = path + ".partial";
   JsonLines lines;
   lines.path_ = path;
@@ -39,13 +50,17 @@ absl::StatusOr<JsonLines> JsonLines::open(const std::string& path, int64_t last_
     return file_error(partial, "create");
   }
   if (std::fwrite(kept.data(), 1, kept.size(), lines.file_.get()) != kept.size() ||
-      std::fflush(lines.file_.get()) != 0) {
+      std::fflush(lines.file_.get()) != 0 || ::fsync(::fileno(lines.file_.get())) != 0) {
     return file_error(partial, "write");
   }
   if (std::rename(partial.c_str(), path.c_str()) != 0) {
     return file_error(path, "replace");
   }
   return lines;
+}
+
+absl::Status JsonLines::sync() const {
+  return ::fsync(::fileno(file_.get())) == 0 ? absl::OkStatus() : file_error(path_, "sync");
 }
 
 absl::Status JsonLines::append(const std::string& line) {

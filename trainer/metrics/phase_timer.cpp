@@ -5,42 +5,59 @@
 namespace distill::metrics {
 
 const char* phase_name(Phase phase) {
-  constexpr const char* kNames[] = {"teacher", "forward", "head", "backward", "optimizer"};
+  constexpr const char* kNames[] = {"teacher", "forward", "head", "backward", "optimizer", "communication"};
   return kNames[static_cast<size_t>(phase)];
 }
 
 void PhaseTimer::mark(Phase phase) {
-  const size_t index = marks_.size();
+  Mark mark{phase, std::chrono::steady_clock::now(), nullptr};
   if (!device_.is_cpu()) {
-    if (index == events_.size()) {
+    if (events_.empty()) {
       events_.push_back(std::make_unique<c10::Event>(device_.type(), c10::EventFlag::BACKEND_DEFAULT));
     }
-    events_[index]->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    mark.event = std::move(events_.back());
+    events_.pop_back();
+    mark.event->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   }
-  marks_.push_back({phase, std::chrono::steady_clock::now(), index});
+  marks_.push_back(std::move(mark));
 }
 
 void PhaseTimer::begin(Phase phase) {
+  phase_ = phase;
   mark(phase);
 }
 
-PhaseSeconds PhaseTimer::finish() {
+void PhaseTimer::waiting(bool waits) {
+  if (phase_ != Phase::kCount) {
+    mark(waits ? Phase::kCommunication : phase_);
+  }
+}
+
+void PhaseTimer::end_step() {
+  mark(Phase::kCount);
+  phase_ = Phase::kCount;
+  ended_.push_back(std::exchange(marks_, {}));
+}
+
+PhaseSeconds PhaseTimer::take() {
   PhaseSeconds seconds{};
-  if (marks_.empty()) {
+  if (ended_.empty()) {
     return seconds;
   }
-  mark(Phase::kCount);
-  if (!device_.is_cpu()) {
-    events_[marks_.back().event]->synchronize();
+  Marks marks = std::move(ended_.front());
+  ended_.pop_front();
+  for (size_t i = 0; i + 1 < marks.size(); ++i) {
+    const Mark& from = marks[i];
+    const Mark& to = marks[i + 1];
+    seconds[static_cast<size_t>(from.phase)] += device_.is_cpu()
+        ? std::chrono::duration<double>(to.time - from.time).count()
+        : 1e-3 * from.event->elapsedTime(*to.event);
   }
-  for (size_t i = 0; i + 1 < marks_.size(); ++i) {
-    const Mark& from = marks_[i];
-    const Mark& to = marks_[i + 1];
-    const double duration = device_.is_cpu() ? std::chrono::duration<double>(to.time - from.time).count()
-                                             : 1e-3 * events_[from.event]->elapsedTime(*events_[to.event]);
-    seconds[static_cast<size_t>(from.phase)] += duration;
+  for (Mark& mark : marks) {
+    if (mark.event) {
+      events_.push_back(std::move(mark.event));
+    }
   }
-  marks_.clear();
   return seconds;
 }
 

@@ -5,18 +5,20 @@
 
 #include <array>
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <vector>
 
 namespace distill::metrics {
 
-// The parts of a training step, in the order of a micro-batch.
+// The parts of a training step, in the order of a micro-batch, and what any of them waits for.
 enum class Phase {
   kTeacher,
   kForward,
   kHead,
   kBackward,
   kOptimizer,
+  kCommunication, // the compute stream waits for a gather or a reduction
   kCount
 };
 const char* phase_name(Phase phase);
@@ -24,27 +26,35 @@ const char* phase_name(Phase phase);
 using PhaseSeconds = std::array<double, static_cast<size_t>(Phase::kCount)>;
 
 // How long each phase of a step took on the device: events on the compute stream, which cost no synchronisation; on the
-// CPU the clock. What the compute stream waits for (a gather that comes late) counts to the phase that waits.
+// CPU the clock. Every moment of a step counts to one phase.
 class PhaseTimer {
  public:
   explicit PhaseTimer(c10::Device device) : device_(device) {}
 
   // The phase from here on; ends the one before.
   void begin(Phase phase);
-  // Ends the last phase and returns the sums since the last call. The device must have finished the step.
-  PhaseSeconds finish();
+  // Between true and false, communication that is waited for; then the phase before goes on. Ignored between steps.
+  void waiting(bool waits);
+  // Ends the last phase of a step.
+  void end_step();
+  // The sums of the oldest step that was ended and not taken yet; zeros where there is none. The device must have
+  // finished that step.
+  PhaseSeconds take();
 
  private:
   struct Mark {
     Phase phase;
     std::chrono::steady_clock::time_point time;
-    size_t event; // index into events_
+    std::unique_ptr<c10::Event> event; // null on the CPU
   };
+  using Marks = std::vector<Mark>;
   void mark(Phase phase);
 
   c10::Device device_;
-  std::vector<Mark> marks_;
-  std::vector<std::unique_ptr<c10::Event>> events_; // reused step after step
+  Marks marks_; // of the step that is being queued
+  std::deque<Marks> ended_;
+  Phase phase_ = Phase::kCount; // kCount: between steps
+  std::vector<std::unique_ptr<c10::Event>> events_; // for reuse
 };
 
 } // namespace distill::metrics

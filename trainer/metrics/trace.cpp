@@ -28,7 +28,7 @@ void TraceRecorder::before_step(int64_t step) {
   }
   const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
   torch::autograd::profiler::prepareProfiler(config, activities);
-  torch::autograd::profiler::enableProfiler(config, activities, {at::RecordScope::FUNCTION});
+  torch::autograd::profiler::enableProfiler(config, activities, {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE});
   recording_ = true;
 }
 

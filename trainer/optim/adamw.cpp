@@ -7,8 +7,15 @@
 
 namespace distill::optim {
 
+namespace {
+
+bool has_bf16_copy(const sharding::UnitShard& unit) {
+  return unit.weights.defined() && unit.weights.scalar_type() == at::kBFloat16;
+}
+
+} // namespace
+
 AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& options) : model_(model), options_(options) {
-  matrices_.weight_decay = options.weight_decay;
   for (int64_t i = 0; i < model.num_units(); ++i) {
     const sharding::UnitShard& unit = model.unit(i);
     moments_.push_back({at::zeros_like(unit.master), at::zeros_like(unit.master)});
@@ -20,8 +27,6 @@ AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& optio
       }
     }
     first_matrix_.push_back(first_matrix);
-    add_slice(vectors_, i, 0, first_matrix);
-    add_slice(matrices_, i, first_matrix, unit.layout.numel);
   }
   step_count_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(model.options().device));
 }
@@ -60,7 +65,7 @@ void AdamW::step_on_gpu(double lr, const GradNorm& grad_norm) {
     args.gradient = unit.gradient.const_data_ptr<float>();
     args.exp_avg = moments_[i].exp_avg.mutable_data_ptr<float>();
     args.exp_avg_sq = moments_[i].exp_avg_sq.mutable_data_ptr<float>();
-    args.bf16_copy = unit.weights.scalar_type() == at::kBFloat16 ? unit.weights.mutable_data_ptr() : nullptr;
+    args.bf16_copy = has_bf16_copy(unit) ? unit.weights.mutable_data_ptr() : nullptr;
     args.n = count;
     args.decay_begin = std::clamp<int64_t>(first_matrix_[i] - unit.shard.begin, 0, count);
     args.lr = lr;
@@ -77,7 +82,13 @@ void AdamW::step_on_gpu(double lr, const GradNorm& grad_norm) {
 }
 
 void AdamW::step_with_aten(double lr, const GradNorm& grad_norm) {
-  for (Group* group : {&vectors_, &matrices_}) {
+  Group vectors, matrices;
+  matrices.weight_decay = options_.weight_decay;
+  for (int64_t i = 0; i < model_.num_units(); ++i) {
+    add_slice(vectors, i, 0, first_matrix_[i]);
+    add_slice(matrices, i, first_matrix_[i], model_.unit(i).layout.numel);
+  }
+  for (Group* group : {&vectors, &matrices}) {
     if (group->params.empty()) {
       continue;
     }

@@ -48,7 +48,6 @@ class AdamW {
   config::OptimizerSection options_;
   std::vector<Moments> moments_;
   std::vector<int64_t> first_matrix_; // of each unit, elements from its start: decay applies from there on
-  Group vectors_, matrices_;
   at::Tensor step_count_;
 };
 

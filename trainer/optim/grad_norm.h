@@ -13,9 +13,10 @@ struct GradNorm {
   at::Tensor found_inf; // 1 where the norm is not finite, else 0
 };
 
-// max_norm 0: no clipping; the norm is still measured and non-finite gradients are still found. `shard_axis`: the ranks
-// that hold the other shards, null where there are none; all of them get the same result.
-GradNorm measure_grad_norm(
-    const sharding::ModelShards& model, double max_norm, sharding::Communicator* shard_axis = nullptr);
+// fp64 [1]: the square of the L2 norm of this rank's gradient shards. What the ranks of a shard axis hold adds up.
+at::Tensor grad_norm_square(const sharding::ModelShards& model);
+
+// From the square over all shards. max_norm 0: no clipping; gradients that are not finite are found all the same.
+GradNorm grad_norm_of_square(const at::Tensor& square, double max_norm);
 
 } // namespace distill::optim

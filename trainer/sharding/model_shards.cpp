@@ -9,13 +9,12 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
     UnitShard unit;
     unit.shard = shard_range(layout.numel, options.rank, options.world_size);
     unit.layout = std::move(layout);
-    // Zeros, so that alignment gaps and the padded tail stay zero in weights, gradients and moments alike.
+    // Zeros, so that alignment gaps and the padded tail stay zero in weights and moments alike.
     unit.weights = at::zeros({unit.shard.numel}, host_or_device.dtype(options.compute_dtype));
     if (options.trainable) {
       unit.master = options.compute_dtype == at::kFloat
           ? unit.weights
           : at::zeros({unit.shard.numel}, host_or_device.dtype(at::kFloat));
-      unit.gradient = at::zeros({unit.shard.numel}, host_or_device.dtype(at::kFloat));
     }
     units_.push_back(std::move(unit));
   }
@@ -42,22 +41,32 @@ SlotSize ModelShards::slot_size(int64_t index) const {
   return units_[index].layout.kind == models::UnitKind::kBlock ? SlotSize::kBlock : SlotSize::kLarge;
 }
 
-void ModelShards::add_to_plan(SlotPlan& weights, SlotPlan& gradients) const {
-  for (int64_t i = 0; i < num_units(); ++i) {
-    const int64_t numel = units_[i].shard.padded_numel;
-    const bool block = slot_size(i) == SlotSize::kBlock;
-    int64_t& weight_bytes = block ? weights.block_bytes : weights.large_bytes;
-    weight_bytes = std::max(weight_bytes, numel * static_cast<int64_t>(c10::elementSize(options_.compute_dtype)));
-    if (options_.trainable) {
-      int64_t& gradient_bytes = block ? gradients.block_bytes : gradients.large_bytes;
-      gradient_bytes = std::max(gradient_bytes, numel * static_cast<int64_t>(sizeof(float)));
+void ModelShards::use_slots(WeightSlots* weights, GradientSlots* gradients, Accumulation accumulation) {
+  weight_slots_ = weights;
+  gradient_slots_ = gradients;
+  accumulation_ = accumulation;
+  for (UnitShard& unit : units_) {
+    if (weights != nullptr && unit.master.defined() && !unit.master.is_same(unit.weights)) {
+      unit.weights.reset();
     }
   }
 }
 
+void ModelShards::add_to_plan(SlotPlan& weights) const {
+  for (int64_t i = 0; i < num_units(); ++i) {
+    int64_t& bytes = slot_size(i) == SlotSize::kBlock ? weights.block_bytes : weights.large_bytes;
+    bytes =
+        std::max(bytes, units_[i].shard.padded_numel * static_cast<int64_t>(c10::elementSize(options_.compute_dtype)));
+  }
+}
+
+UnitSource ModelShards::source(int64_t index) const {
+  const UnitShard& unit = units_[index];
+  return {key(index), slot_size(index), unit.weights.defined() ? unit.weights : unit.master, options_.compute_dtype};
+}
+
 at::Tensor ModelShards::weights(int64_t index) {
-  const at::Tensor& shard = units_[index].weights;
-  return weight_slots_ != nullptr ? weight_slots_->acquire(key(index), slot_size(index), shard) : shard;
+  return weight_slots_ != nullptr ? weight_slots_->acquire(source(index)) : units_[index].weights;
 }
 
 void ModelShards::release(int64_t index) {
@@ -66,30 +75,51 @@ void ModelShards::release(int64_t index) {
   }
 }
 
+void ModelShards::retire(int64_t index) {
+  if (weight_slots_ != nullptr) {
+    weight_slots_->retire(key(index));
+  }
+}
+
 void ModelShards::prefetch(int64_t index) {
   if (weight_slots_ != nullptr) {
-    weight_slots_->prefetch(key(index), slot_size(index), units_[index].weights);
+    weight_slots_->prefetch(source(index));
   }
 }
 
 at::Tensor ModelShards::gradient(int64_t index) {
   UnitShard& unit = units_[index];
-  return gradient_slots_ != nullptr ? gradient_slots_->acquire(key(index), slot_size(index), unit.shard.padded_numel)
-                                    : unit.gradient;
+  if (gradient_slots_ != nullptr) {
+    return gradient_slots_->acquire(key(index), slot_size(index), unit.shard.padded_numel);
+  }
+  if (!unit.gradient.defined()) {
+    unit.gradient = at::zeros({unit.shard.numel}, unit.master.options());
+  }
+  return unit.gradient;
 }
 
-void ModelShards::reduce(int64_t index) {
-  UnitShard& unit = units_[index];
-  if (gradient_slots_ != nullptr) {
-    gradient_slots_->reduce(key(index), unit.gradient, /*accumulate=*/unit.has_gradient);
-    unit.has_gradient = true;
+void ModelShards::reduce(int64_t index, bool last) {
+  if (gradient_slots_ == nullptr || (accumulation_ == Accumulation::kKeepFull && !last)) {
+    return; // the sum stays where it is
   }
+  UnitShard& unit = units_[index];
+  const bool accumulate = unit.gradient.defined();
+  if (!accumulate) {
+    unit.gradient = at::empty({unit.shard.numel}, unit.master.options());
+  }
+  gradient_slots_->reduce(key(index), unit.gradient, {accumulate, last});
 }
 
 void ModelShards::finish_gradients() {
   if (gradient_slots_ != nullptr) {
     gradient_slots_->finish();
-    weight_slots_->wait_for_gathers();
+    weight_slots_->wait_for_gathers(this);
+  }
+}
+
+void ModelShards::drop_gradients() {
+  for (UnitShard& unit : units_) {
+    unit.gradient.reset();
   }
 }
 
@@ -103,18 +133,9 @@ at::Tensor ModelShards::gather_master(int64_t index, Communicator* shard_axis) c
   return whole;
 }
 
-void ModelShards::zero_gradients() {
-  for (UnitShard& unit : units_) {
-    unit.has_gradient = false;
-    if (gradient_slots_ == nullptr) {
-      unit.gradient.zero_();
-    }
-  }
-}
-
 void ModelShards::refresh_weights() {
   for (UnitShard& unit : units_) {
-    if (unit.master.defined() && !unit.master.is_same(unit.weights)) {
+    if (unit.master.defined() && unit.weights.defined() && !unit.master.is_same(unit.weights)) {
       unit.weights.copy_(unit.master);
     }
   }

@@ -6,8 +6,9 @@
 
 #include "trainer/models/layout.h"
 #include "trainer/models/weights.h"
+#include "trainer/sharding/gradient_slots.h"
 #include "trainer/sharding/shard_range.h"
-#include "trainer/sharding/slots.h"
+#include "trainer/sharding/weight_slots.h"
 
 namespace distill::sharding {
 
@@ -15,11 +16,19 @@ namespace distill::sharding {
 struct UnitShard {
   models::UnitLayout layout;
   ShardRange shard;
-  at::Tensor weights; // compute dtype: what is gathered
-  at::Tensor
-      master; // fp32, what the optimizer updates; the same tensor as `weights` when that is fp32; undefined: frozen
-  at::Tensor gradient; // fp32, accumulated over micro-batches; undefined: frozen
-  bool has_gradient = false; // since zero_gradients(); with slots, the first reduction of a step overwrites
+  // Compute dtype. Undefined where gathers round the master weights (a trainable model with slots and another compute
+  // dtype than fp32).
+  at::Tensor weights;
+  at::Tensor master; // fp32, what the optimizer updates; the same tensor as `weights` in fp32; undefined: frozen
+  // fp32, the sum over micro-batches. Exists from the unit's first backward pass of a step to drop_gradients():
+  // activations and the loss head's buffers lie in the same memory before.
+  at::Tensor gradient;
+};
+
+// How the gradients of a step's micro-batches are added up over ranks.
+enum class Accumulation {
+  kReduceEach, // every micro-batch is reduced into the shards: memory stays flat
+  kKeepFull, // whole fp32 gradients are kept and reduced once: 4 bytes per parameter, communication once a step
 };
 
 struct ShardOptions {
@@ -70,31 +79,36 @@ class ModelShards {
     return config_.tie_word_embeddings ? 0 : num_units() - 1;
   }
 
-  // From now on whole units are gathered into, and gradients are reduced from, these slots. Null: one process.
-  // Both outlive this.
-  void use_slots(WeightSlots* weights, GradientSlots* gradients) {
-    weight_slots_ = weights;
-    gradient_slots_ = gradients;
-  }
+  // From now on whole units are gathered into `weights`, and gradients are reduced through `gradients`, null for a
+  // frozen model. Both outlive this.
+  void use_slots(WeightSlots* weights, GradientSlots* gradients, Accumulation accumulation);
   // Adds what this model's units need to a plan of slots.
-  void add_to_plan(SlotPlan& weights, SlotPlan& gradients) const;
+  void add_to_plan(SlotPlan& weights) const;
 
   // The whole unit's flat weights, compute dtype. Valid until release().
   at::Tensor weights(int64_t index);
   void release(int64_t index);
+  // Released, and not needed again soon: its slot may give its memory back.
+  void retire(int64_t index);
   // Starts gathering a unit that will be needed soon.
   void prefetch(int64_t index);
-  // The whole unit's flat fp32 gradient, to accumulate into. reduce() hands it over when the unit's backward is done.
+  // How many blocks it makes sense to gather ahead.
+  int64_t prefetch_depth() const {
+    return weight_slots_ != nullptr ? weight_slots_->prefetch_depth() : 0;
+  }
+  // The whole unit's flat fp32 gradient, zero at first, to accumulate into. reduce() hands it over when the unit's
+  // backward is done; `last`: in the step's last micro-batch.
   at::Tensor gradient(int64_t index);
-  void reduce(int64_t index);
-  // After the last backward pass: the compute stream waits until the gradient shards hold the sums over all ranks.
+  void reduce(int64_t index, bool last);
+  // After the last backward pass: the compute stream waits until the gradient shards hold the sums over all ranks, and
+  // until no gather reads the master weights.
   void finish_gradients();
+  // After the optimizer: frees the gradient shards.
+  void drop_gradients();
 
   // The whole unit's fp32 master weights; all ranks of the shard axis call it together. Null: this rank holds it all.
   at::Tensor gather_master(int64_t index, Communicator* shard_axis) const;
 
-  // Before the first backward pass of a step.
-  void zero_gradients();
   // After the master weights changed: makes the compute copies anew.
   void refresh_weights();
   // After the compute copies changed too.
@@ -105,12 +119,14 @@ class ModelShards {
     return {this, index};
   }
   SlotSize slot_size(int64_t index) const;
+  UnitSource source(int64_t index) const;
 
   models::ModelConfig config_;
   ShardOptions options_;
   std::vector<UnitShard> units_;
   WeightSlots* weight_slots_ = nullptr;
   GradientSlots* gradient_slots_ = nullptr;
+  Accumulation accumulation_ = Accumulation::kReduceEach;
 };
 
 } // namespace distill::sharding

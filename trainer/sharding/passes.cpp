@@ -11,6 +11,9 @@ at::Tensor embed(ModelShards& model, const at::Tensor& tokens_N) {
   model.prefetch(model.block_unit(0));
   at::Tensor x_NH = models::embedding_forward(tokens_N, weight);
   model.release(unit);
+  if (unit != model.head_unit()) {
+    model.retire(unit);
+  }
   return x_NH;
 }
 
@@ -24,11 +27,19 @@ at::Tensor final_norm(ModelShards& model, const at::Tensor& x_NH, models::FinalN
 
 at::Tensor run_block(
     ModelShards& model, int64_t block, const models::SequenceInfo& seq, const models::RopeAngles& angles,
-    const at::Tensor& x_NH, models::BlockKept* kept) {
+    const at::Tensor& x_NH, models::BlockKept* kept, ModelShards* next = nullptr) {
   const int64_t unit = model.block_unit(block);
   const models::BlockParams params = models::block_params(model.unit(unit).layout, model.weights(unit));
-  const bool last = block + 1 == model.config().num_layers;
-  model.prefetch(last ? model.head_unit() : model.block_unit(block + 1));
+  const int64_t blocks = model.config().num_layers;
+  for (int64_t ahead = block + 1; ahead < std::min(blocks, block + 1 + model.prefetch_depth()); ++ahead) {
+    model.prefetch(model.block_unit(ahead));
+  }
+  if (block + 1 == blocks) {
+    model.prefetch(model.head_unit());
+    if (next != nullptr) {
+      prefetch_first(*next);
+    }
+  }
   at::Tensor y_NH = models::block_forward(model.config(), seq, angles, params, x_NH, kept);
   model.release(unit);
   return y_NH;
@@ -36,62 +47,77 @@ at::Tensor run_block(
 
 } // namespace
 
-at::Tensor forward_hidden(ModelShards& model, const models::RopeTable& rope, const MicroBatch& batch) {
+void prefetch_first(ModelShards& model) {
+  model.prefetch(model.embedding_unit());
+  model.prefetch(model.block_unit(0));
+}
+
+at::Tensor forward_hidden(
+    ModelShards& model, const models::RopeTable& rope, const MicroBatch& batch, ModelShards* next) {
   const models::RopeAngles angles = models::rope_angles(rope, batch.seq.positions_N);
   at::Tensor x_NH = embed(model, batch.tokens_N);
   for (int64_t block = 0; block < model.config().num_layers; ++block) {
-    x_NH = run_block(model, block, batch.seq, angles, x_NH, /*kept=*/nullptr);
+    x_NH = run_block(model, block, batch.seq, angles, x_NH, /*kept=*/nullptr, next);
   }
   return final_norm(model, x_NH, /*kept=*/nullptr);
 }
 
 at::Tensor TrainingPass::forward(const MicroBatch& batch) {
   angles_ = models::rope_angles(rope_, batch.seq.positions_N);
-  kept_.clear();
   at::Tensor x_NH = embed(model_, batch.tokens_N);
   for (int64_t block = 0; block < model_.config().num_layers; ++block) {
-    if (activation_ == Activation::kRecompute) {
-      kept_.push_back(models::keep_input_only(x_NH));
+    if (models::keeps_input_only(store_.policy(block))) {
+      models::BlockKept kept = models::keep_input_only(x_NH);
       x_NH = run_block(model_, block, batch.seq, angles_, x_NH, /*kept=*/nullptr);
+      store_.put(block, std::move(kept));
     } else {
-      kept_.emplace_back();
-      x_NH = run_block(model_, block, batch.seq, angles_, x_NH, &kept_.back());
+      models::BlockKept kept;
+      x_NH = run_block(model_, block, batch.seq, angles_, x_NH, &kept);
+      store_.put(block, std::move(kept));
     }
   }
+  store_.finish_forward();
   return final_norm(model_, x_NH, &norm_kept_);
 }
 
-void TrainingPass::backward(const MicroBatch& batch, const at::Tensor& dhidden_NH) {
+void TrainingPass::backward(const MicroBatch& batch, at::Tensor dhidden_NH, bool last) {
   const int64_t head = model_.head_unit();
   const models::UnitLayout& head_layout = model_.unit(head).layout;
-  at::Tensor norm_gradient = models::final_norm_weight(head_layout, model_.gradient(head));
-  at::Tensor dx_NH = models::final_norm_backward(
-      models::final_norm_weight(head_layout, model_.weights(head)), dhidden_NH, norm_kept_, norm_gradient);
+  at::Tensor dx_NH;
+  { // views of large buffers, which live no longer than they do
+    at::Tensor norm_gradient = models::final_norm_weight(head_layout, model_.gradient(head));
+    dx_NH = models::final_norm_backward(
+        models::final_norm_weight(head_layout, model_.weights(head)), dhidden_NH, norm_kept_, norm_gradient);
+  }
   norm_kept_ = {};
+  dhidden_NH.reset();
   model_.release(head);
+  model_.retire(head);
   if (head != model_.embedding_unit()) {
-    model_.reduce(head);
+    model_.reduce(head, last);
   }
 
   for (int64_t block = model_.config().num_layers - 1; block >= 0; --block) {
     const int64_t unit = model_.block_unit(block);
     const models::UnitLayout& layout = model_.unit(unit).layout;
     const models::BlockParams params = models::block_params(layout, model_.weights(unit));
+    models::BlockKept kept = store_.take(block);
+    for (int64_t ahead = block - 1; ahead >= std::max<int64_t>(0, block - model_.prefetch_depth()); --ahead) {
+      model_.prefetch(model_.block_unit(ahead));
+    }
     if (block > 0) {
-      model_.prefetch(model_.block_unit(block - 1));
+      store_.prefetch(block - 1);
     }
     models::BlockParams gradients = models::block_params(layout, model_.gradient(unit));
-    dx_NH =
-        models::block_backward(model_.config(), batch.seq, angles_, params, dx_NH, std::move(kept_.back()), gradients);
-    kept_.pop_back();
+    dx_NH = models::block_backward(model_.config(), batch.seq, angles_, params, dx_NH, std::move(kept), gradients);
     model_.release(unit);
-    model_.reduce(unit);
+    model_.reduce(unit, last);
   }
 
   const int64_t embedding = model_.embedding_unit();
   at::Tensor embedding_gradient = models::embedding_weight(model_.unit(embedding).layout, model_.gradient(embedding));
   models::embedding_backward(batch.tokens_N, dx_NH, embedding_gradient);
-  model_.reduce(embedding);
+  model_.reduce(embedding, last);
 }
 
 } // namespace distill::sharding

@@ -7,6 +7,7 @@
 #include "trainer/models/ops/rope.h"
 #include "trainer/models/sequence.h"
 #include "trainer/models/units.h"
+#include "trainer/sharding/activation_store.h"
 #include "trainer/sharding/model_shards.h"
 
 // The passes over a model's units: plain loops that ask ModelShards for a unit, start the next one's gather, compute,
@@ -19,31 +20,35 @@ struct MicroBatch {
   at::Tensor tokens_N; // int64
 };
 
-enum class Activation {
-  kKeep, // everything the backward pass wants
-  kRecompute, // a block's input only
-};
+// Starts gathering the first units of a pass over the model.
+void prefetch_first(ModelShards& model);
 
-// Final hidden states (after the last norm) with nothing kept: the teacher, evaluation.
-at::Tensor forward_hidden(ModelShards& model, const models::RopeTable& rope, const MicroBatch& batch);
+// Final hidden states (after the last norm) with nothing kept: the teacher, evaluation. The head's unit stays in its
+// slot, for the loss head. `next`: the model whose pass follows, null: none; its first units are gathered under the last
+// block's work.
+at::Tensor forward_hidden(
+    ModelShards& model, const models::RopeTable& rope, const MicroBatch& batch, ModelShards* next = nullptr);
 
 // One forward and one backward pass of a trainable model over one micro-batch.
 class TrainingPass {
  public:
-  TrainingPass(ModelShards& model, const models::RopeTable& rope, Activation activation)
-      : model_(model), rope_(rope), activation_(activation) {}
+  // A policy for each block; `host` as ActivationStore wants it. No policies: forward and backward are not called.
+  TrainingPass(
+      ModelShards& model, const models::RopeTable& rope, std::vector<models::ActivationPolicy> policies,
+      std::shared_ptr<device::HostSlab> host)
+      : model_(model), rope_(rope), store_(std::move(policies), model.options().device, std::move(host)) {}
 
   // Final hidden states [N, H].
   at::Tensor forward(const MicroBatch& batch);
   // Accumulates every unit's gradient from that of the hidden states. The lm_head's own gradient is the loss head's.
-  void backward(const MicroBatch& batch, const at::Tensor& dhidden_NH);
+  // `last`: of the step's micro-batches.
+  void backward(const MicroBatch& batch, at::Tensor dhidden_NH, bool last);
 
  private:
   ModelShards& model_;
   const models::RopeTable& rope_;
-  Activation activation_;
+  ActivationStore store_;
   models::RopeAngles angles_;
-  std::vector<models::BlockKept> kept_;
   models::FinalNormKept norm_kept_;
 };
 

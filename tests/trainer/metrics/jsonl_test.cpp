@@ -30,7 +30,7 @@ TEST_F(JsonLinesTest, ResumingDropsLaterStepsAndATornLine) {
 {"step":3,"loss":0.5}
 not json
 {"step":1,"torn")";
-  auto lines = JsonLines::open(path_, 2);
+  auto lines = JsonLines::open(path_, {2, 2});
   ASSERT_TRUE(lines.ok()) << lines.status();
   ASSERT_TRUE(lines->append(R"({"step":3,"loss":0.25})").ok());
   EXPECT_EQ(content(), R"({"step":1,"loss":2}
@@ -40,8 +40,22 @@ not json
 )");
 }
 
+// The checkpoint was made before the evaluation, which will come again.
+TEST_F(JsonLinesTest, EvaluationsHaveALimitOfTheirOwn) {
+  std::ofstream(path_) << R"({"step":1,"loss":2}
+{"step":1,"eval":{"loss":2}}
+{"step":2,"loss":1}
+{"step":2,"eval":{"loss":1}}
+)";
+  ASSERT_TRUE(JsonLines::open(path_, {2, 1}).ok());
+  EXPECT_EQ(content(), R"({"step":1,"loss":2}
+{"step":1,"eval":{"loss":2}}
+{"step":2,"loss":1}
+)");
+}
+
 TEST_F(JsonLinesTest, ErrorNamesTheFile) {
-  const auto lines = JsonLines::open("/nowhere/metrics.jsonl", 0);
+  const auto lines = JsonLines::open("/nowhere/metrics.jsonl", {});
   EXPECT_NE(lines.status().message().find("/nowhere/metrics.jsonl"), std::string::npos);
 }
 

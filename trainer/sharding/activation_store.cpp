@@ -1,0 +1,119 @@
+#include "trainer/sharding/activation_store.h"
+
+namespace distill::sharding {
+ActivationStore::ActivationStore(
+    std::vector<models::ActivationPolicy> policies, at::Device device, std::shared_ptr<device::HostSlab> host)
+    : policies_(std::move(policies)),
+      host_(std::move(host)),
+      device_(device),
+      out_(device),
+      in_(device),
+      computed_(device),
+      left_(device),
+      allocated_(device) {
+  for (size_t i = 0; i < policies_.size(); ++i) {
+    blocks_.emplace_back(device);
+  }
+}
+
+int64_t ActivationStore::host_bytes(
+    const std::vector<models::ActivationPolicy>& policies, const models::ModelConfig& config, int64_t tokens,
+    int64_t element_size) {
+  int64_t total = 0;
+  for (const models::ActivationPolicy policy : policies) {
+    if (models::is_offloaded(policy)) {
+      for (const int64_t bytes :
+           models::block_kept_bytes(config, tokens, element_size, models::keeps_input_only(policy))) {
+        total += device::HostSlab::aligned(bytes);
+      }
+    }
+  }
+  return total;
+}
+
+at::Tensor ActivationStore::host_view(const Away& away) const {
+  return away.bytes.view(away.dtype).as_strided(away.sizes, away.strides);
+}
+
+// Queues the copies to the host. The first micro-batch decides each tensor's place in the slab.
+void ActivationStore::send_away(Stored& stored) {
+  const std::vector<at::Tensor*> tensors = stored.kept.places();
+  stored.away.resize(tensors.size());
+  computed_.record();
+  out_.run([&] {
+    computed_.wait(); // the block's forward pass has written them
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (!tensors[i]->defined()) {
+        continue;
+      }
+      const at::Tensor& tensor = *tensors[i];
+      TORCH_CHECK(tensor.is_non_overlapping_and_dense(), "a kept tensor has gaps: strides ", tensor.strides());
+      Away& away = stored.away[i];
+      const auto bytes = static_cast<int64_t>(tensor.nbytes());
+      if (!away.bytes.defined() || away.bytes.numel() != bytes) {
+        away.bytes = device::HostSlab::take(host_, bytes);
+      }
+      away.dtype = tensor.scalar_type();
+      away.sizes = tensor.sizes().vec();
+      away.strides = tensor.strides().vec();
+      host_view(away).copy_(tensor, /*non_blocking=*/true);
+    }
+    left_.record();
+  });
+}
+
+void ActivationStore::finish_forward() {
+  if (leaving_) {
+    left_.wait();
+    leaving_.reset();
+  }
+}
+
+void ActivationStore::put(int64_t block, models::BlockKept kept) {
+  finish_forward(); // the block before
+  Stored& stored = blocks_[block];
+  stored.kept = std::move(kept);
+  stored.is_away = models::is_offloaded(policies_[block]);
+  if (stored.is_away) {
+    send_away(stored);
+    leaving_ = std::move(stored.kept);
+    stored.kept = {};
+  }
+}
+
+void ActivationStore::prefetch(int64_t block) {
+  Stored& stored = blocks_[block];
+  if (!stored.is_away || stored.is_returning) {
+    return;
+  }
+  const std::vector<at::Tensor*> tensors = stored.kept.places();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Away& away = stored.away[i];
+    if (!away.sizes.empty()) {
+      *tensors[i] = at::empty_strided(away.sizes, away.strides, at::TensorOptions().dtype(away.dtype).device(device_));
+    }
+  }
+  allocated_.record();
+  in_.run([&] {
+    allocated_.wait(); // the memory's last kernels are done
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i]->defined()) {
+        tensors[i]->copy_(host_view(stored.away[i]), /*non_blocking=*/true);
+      }
+    }
+    stored.arrived.record();
+  });
+  stored.is_returning = true;
+}
+
+models::BlockKept ActivationStore::take(int64_t block) {
+  prefetch(block);
+  Stored& stored = blocks_[block];
+  if (stored.is_returning) {
+    stored.arrived.wait();
+  }
+  stored.is_away = stored.is_returning = false;
+  return std::exchange(stored.kept, {});
+}
+
+} // namespace distill::sharding

@@ -1,0 +1,100 @@
+#include "trainer/sharding/gradient_slots.h"
+
+namespace distill::sharding {
+namespace {
+
+// Reductions that may still run when the next unit of their size wants a buffer.
+constexpr int64_t kReducingBlocks = 1;
+constexpr int64_t kReducingLarge = 0;
+
+} // namespace
+
+GradientSlots::GradientSlots(
+    at::Device device, Communicator& reduce, Communicator* replicate, at::ScalarType reduce_dtype)
+    : reduce_(reduce), replicate_(replicate), device_(device), reduce_dtype_(reduce_dtype), stream_(device) {}
+
+GradientSlots::Slot* GradientSlots::find_open(UnitKey key) {
+  for (Slot& slot : slots_) {
+    if (slot.key == key && !slot.reducing) {
+      return &slot;
+    }
+  }
+  return nullptr;
+}
+
+void GradientSlots::leave_reducing(SlotSize size, int64_t limit) {
+  const auto counts = [size](const Slot& slot) { return slot.size == size && slot.reducing; };
+  int64_t excess = std::count_if(slots_.begin(), slots_.end(), counts) - limit;
+  if (excess <= 0) {
+    return;
+  }
+  const Waiting waiting(observer_);
+  for (auto slot = slots_.begin(); slot != slots_.end() && excess > 0;) {
+    if (!counts(*slot)) {
+      ++slot;
+      continue;
+    }
+    slot->events.wait(); // then its memory is the compute stream's again
+    slot = slots_.erase(slot);
+    --excess;
+  }
+}
+
+at::Tensor GradientSlots::acquire(UnitKey key, SlotSize size, int64_t numel) {
+  if (Slot* open = find_open(key)) {
+    return open->gradient;
+  }
+  leave_reducing(size, size == SlotSize::kBlock ? kReducingBlocks : kReducingLarge);
+  Slot& slot = slots_.emplace_back(key, size, device_);
+  slot.events.write_begins();
+  slot.gradient = at::zeros({numel}, at::TensorOptions().dtype(at::kFloat).device(device_));
+  return slot.gradient;
+}
+
+void GradientSlots::reduce(UnitKey key, at::Tensor shard, const Reduction& options) {
+  Slot* slot = find_open(key);
+  TORCH_CHECK(slot != nullptr, "unit ", key.unit, " is reduced, but has no gradient");
+  // A buffer that has been open since an earlier micro-batch adds to those that wait.
+  leave_reducing(slot->size, slot->size == SlotSize::kBlock ? kReducingBlocks : kReducingLarge);
+  if (options.accumulate) {
+    slot->staged = at::empty({shard.numel()}, shard.options());
+  }
+  if (reduce_dtype_ != at::kFloat) {
+    slot->low_precision = at::empty({slot->gradient.numel() + shard.numel()}, shard.options().dtype(reduce_dtype_));
+  }
+  slot->events.write_ends();
+  const auto run = [&] {
+    slot->events.read_begins(); // the unit's backward has written the buffer
+    at::Tensor target = options.accumulate ? slot->staged : shard;
+    if (reduce_dtype_ == at::kFloat) {
+      reduce_.reduce_scatter(target, slot->gradient);
+    } else {
+      at::Tensor whole = slot->low_precision.narrow(0, 0, slot->gradient.numel());
+      at::Tensor part = slot->low_precision.narrow(0, whole.numel(), shard.numel());
+      whole.copy_(slot->gradient);
+      reduce_.reduce_scatter(part, whole);
+      target.copy_(part);
+    }
+    if (options.accumulate) {
+      shard.add_(target);
+    }
+    if (replicate_ != nullptr && options.last) {
+      replicate_->all_reduce(shard);
+    }
+    slot->events.read_ends();
+  };
+  if (device_.is_cpu()) { // done on return: all of it is waited for
+    const Waiting waiting(observer_);
+    run();
+  } else {
+    stream_.run(run);
+  }
+  slot->reducing = true;
+}
+
+void GradientSlots::finish() {
+  leave_reducing(SlotSize::kBlock, 0);
+  leave_reducing(SlotSize::kLarge, 0);
+}
+
+} // namespace distill::sharding

@@ -1,0 +1,162 @@
+#include "trainer/sharding/weight_slots.h"
+
+namespace distill::sharding {
+
+WeightSlots::WeightSlots(at::Device device, Communicator& gather, const SlotPlan& plan, SlotChecks* checks)
+    : gather_(gather), device_(device), checks_(checks), stream_(device), allocated_(device), shards_current_(device) {
+  const auto options = at::TensorOptions().dtype(at::kByte).device(device);
+  for (int64_t i = 0; i < plan.block_slots; ++i) {
+    block_slots_.emplace_back(at::empty({plan.block_bytes}, options), device);
+  }
+  for (int64_t i = 0; i < plan.large_slots; ++i) {
+    large_slots_.emplace_back(at::Tensor(), device);
+  }
+}
+
+WeightSlots::Slot* WeightSlots::find(UnitKey key) {
+  for (std::vector<Slot>* slots : {&block_slots_, &large_slots_}) {
+    for (Slot& slot : *slots) {
+      if (slot.key == key) {
+        return &slot;
+      }
+    }
+  }
+  return nullptr;
+}
+
+WeightSlots::Slot* WeightSlots::free_slot(SlotSize size, bool ahead) {
+  Slot* best = nullptr;
+  for (Slot& slot : size == SlotSize::kBlock ? block_slots_ : large_slots_) {
+    const bool taken = slot.in_use || (!ahead && slot.key.model != nullptr && slot.events.unread());
+    if (!taken && (best == nullptr || slot.last_use < best->last_use)) {
+      best = &slot;
+    }
+  }
+  return best;
+}
+
+void WeightSlots::gather(Slot& slot, const UnitSource& unit) {
+  const at::Tensor& shard = unit.shard;
+  const int64_t bytes = gather_.size() * shard.numel() * static_cast<int64_t>(c10::elementSize(unit.dtype));
+  if (unit.size == SlotSize::kLarge && (!slot.bytes.defined() || slot.bytes.numel() != bytes)) {
+    give_back(slot);
+    slot.bytes = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device_));
+    allocated_.record();
+  }
+  TORCH_CHECK(
+      bytes <= slot.bytes.numel(), "weight slot of ", slot.bytes.numel(), " bytes cannot hold unit ", unit.key.unit,
+      " of ", bytes, " bytes");
+  slot.key = unit.key;
+  slot.last_use = ++clock_;
+  slot.whole = slot.bytes.narrow(0, 0, bytes).view(unit.dtype);
+  stream_.run([&] {
+    slot.events.write_begins(); // the last unit's kernels have read the slot
+    allocated_.wait();
+    shards_current_.wait(); // the optimizer has written the shard
+    if (shard.scalar_type() == unit.dtype) {
+      gather_.all_gather(slot.whole, shard);
+    } else {
+      // Rounded into its place; the collective then works in place.
+      at::Tensor part = slot.whole.narrow(0, gather_.rank() * shard.numel(), shard.numel());
+      part.copy_(shard);
+      gather_.all_gather(slot.whole, part);
+    }
+    slot.events.write_ends();
+  });
+}
+
+void WeightSlots::prefetch(const UnitSource& unit) {
+  if (find(unit.key) != nullptr) {
+    return;
+  }
+  Slot* slot = free_slot(unit.size, /*ahead=*/false);
+  if (slot == nullptr) {
+    return;
+  }
+  if (device_.is_cpu()) { // the gather is done on return: all of it is waited for
+    const Waiting waiting(observer_);
+    gather(*slot, unit);
+  } else {
+    gather(*slot, unit);
+  }
+}
+
+at::Tensor WeightSlots::acquire(const UnitSource& unit) {
+  Slot* slot = find(unit.key);
+  {
+    const Waiting waiting(observer_);
+    if (slot == nullptr) {
+      slot = free_slot(unit.size, /*ahead=*/false);
+      slot = slot != nullptr ? slot : free_slot(unit.size, /*ahead=*/true);
+      TORCH_CHECK(
+          slot != nullptr, "no weight slot is free for unit ", unit.key.unit, ": an earlier unit was not released");
+      gather(*slot, unit);
+    }
+    slot->events.read_begins();
+  }
+  slot->in_use = true;
+  slot->last_use = ++clock_;
+  if (checks_ != nullptr) {
+    checks_->check(unit.key, slot->whole);
+  }
+  return slot->whole;
+}
+
+void WeightSlots::release(UnitKey key) {
+  Slot* slot = find(key);
+  TORCH_CHECK(slot != nullptr && slot->in_use, "unit ", key.unit, " was released without being acquired");
+  if (checks_ != nullptr) {
+    checks_->check(key, slot->whole);
+  }
+  slot->events.read_ends();
+  slot->in_use = false;
+}
+
+void WeightSlots::give_back(Slot& slot) {
+  slot.events.wait(); // a prefetch that nobody used may still be writing
+  slot.bytes.reset();
+  slot.whole.reset();
+  slot.key = {};
+}
+
+void WeightSlots::retire(UnitKey key) {
+  for (Slot& slot : large_slots_) {
+    if (slot.key == key) {
+      TORCH_CHECK(!slot.in_use, "unit ", key.unit, " is retired while it is in use");
+      give_back(slot);
+    }
+  }
+}
+
+void WeightSlots::wait_for_gathers(const void* model) {
+  const Waiting waiting(observer_);
+  for (std::vector<Slot>* slots : {&block_slots_, &large_slots_}) {
+    for (Slot& slot : *slots) {
+      if (slot.key.model == model) {
+        slot.events.wait_for_write();
+      }
+    }
+  }
+}
+
+void WeightSlots::invalidate(const void* model) {
+  shards_current_.record();
+  if (checks_ != nullptr) {
+    checks_->forget(model);
+  }
+  for (Slot& slot : block_slots_) {
+    if (slot.key.model == model) {
+      TORCH_CHECK(!slot.in_use, "unit ", slot.key.unit, " is in use while its weights change");
+      slot.key = {};
+      slot.last_use = 0; // the first to be taken
+    }
+  }
+  for (Slot& slot : large_slots_) {
+    if (slot.key.model == model) {
+      TORCH_CHECK(!slot.in_use, "unit ", slot.key.unit, " is in use while its weights change");
+      give_back(slot);
+    }
+  }
+}
+
+} // namespace distill::sharding

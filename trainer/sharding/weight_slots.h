@@ -1,0 +1,84 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "trainer/sharding/communicator.h"
+#include "trainer/sharding/slot_checks.h"
+#include "trainer/sharding/slot_events.h"
+#include "trainer/sharding/slots.h"
+#include "trainer/sharding/wait_observer.h"
+
+namespace distill::sharding {
+
+// Where a unit's gathered weights come from.
+struct UnitSource {
+  UnitKey key;
+  SlotSize size = SlotSize::kBlock;
+  at::Tensor shard; // this rank's part, flat; rounded to `dtype` on its way into the slot
+  at::ScalarType dtype = at::kFloat; // of the whole unit
+};
+
+// Gathered weights. A collective writes straight into a slot; parameters are views of it. Slots of blocks are fixed
+// buffers for the life of the process. A large slot's memory exists from its gather until the unit is retired, taken
+// from and given back to the compute stream's allocator, so that what lives at other times can lie there.
+// All of it is called from the compute thread, with the compute stream current.
+class WeightSlots {
+ public:
+  // `checks` null: no checksums.
+  WeightSlots(at::Device device, Communicator& gather, const SlotPlan& plan, SlotChecks* checks = nullptr);
+
+  // Starts the gather unless the unit is there or no slot is free: all in use, or gathered ahead themselves.
+  void prefetch(const UnitSource& unit);
+  // The whole unit [world_size * shard.numel()]; the compute stream waits for its gather. Stays in its slot until
+  // release(), and after that until the slot is needed or the unit is retired.
+  at::Tensor acquire(const UnitSource& unit);
+  void release(UnitKey key);
+  // The unit, released, will not be used for long: a large slot gives its memory back. Nothing for one that is not
+  // there.
+  void retire(UnitKey key);
+  // Before the model's shards change: the compute stream waits for every gather that reads them.
+  void wait_for_gathers(const void* model);
+  // After the changes have been queued: what was gathered from this model is not current any more, and gathers from now
+  // on wait for the changes.
+  void invalidate(const void* model);
+
+  // Blocks that fit beside the one in use.
+  int64_t prefetch_depth() const {
+    return static_cast<int64_t>(block_slots_.size()) - 1;
+  }
+  void observe_waits(WaitObserver observer) {
+    observer_ = std::move(observer);
+  }
+
+ private:
+  struct Slot {
+    at::Tensor bytes; // uint8; a large slot's is undefined while it is empty
+    at::Tensor whole; // the part in use, in the unit's dtype
+    UnitKey key;
+    bool in_use = false;
+    uint64_t last_use = 0;
+    SlotEvents events;
+
+    Slot(at::Tensor buffer, at::Device device) : bytes(std::move(buffer)), events(device) {}
+  };
+  Slot* find(UnitKey key);
+  // The slot that has been unused for longest, null where all are taken; `ahead`: one that holds a unit gathered ahead
+  // and not used yet may be taken too.
+  Slot* free_slot(SlotSize size, bool ahead);
+  void gather(Slot& slot, const UnitSource& unit);
+  void give_back(Slot& slot);
+
+  Communicator& gather_;
+  at::Device device_;
+  SlotChecks* checks_;
+  SideStream stream_;
+  Fence allocated_; // a large slot's memory has no earlier user
+  Fence shards_current_; // the last change of any shard
+  std::vector<Slot> block_slots_, large_slots_;
+  uint64_t clock_ = 0;
+  WaitObserver observer_;
+};
+
+} // namespace distill::sharding

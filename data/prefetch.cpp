@@ -55,6 +55,20 @@ void Prefetcher::work() {
 absl::StatusOr<Batch> Prefetcher::next() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return !ready_.empty() || ended_; });
+  return take(std::move(lock));
+}
+
+absl::StatusOr<std::optional<Batch>> Prefetcher::next_within(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_for(lock, timeout, [&] { return !ready_.empty() || ended_; })) {
+    return std::optional<Batch>();
+  }
+  absl::StatusOr<Batch> batch = take(std::move(lock));
+  return batch.ok() ? absl::StatusOr<std::optional<Batch>>(*std::move(batch)) : batch.status();
+}
+
+// With a batch ready, or the thread ended.
+absl::StatusOr<Batch> Prefetcher::take(std::unique_lock<std::mutex> lock) {
   if (!ready_.empty()) {
     absl::StatusOr<Batch> batch = std::move(ready_.front());
     ready_.pop_front();

@@ -2,11 +2,13 @@
 
 #include <absl/status/statusor.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "data/dataset.h"
@@ -35,9 +37,12 @@ class Prefetcher {
   // The next batch in order. OutOfRange after schedule.batches. An error of the thread comes at the batch it belongs
   // to, and again at each later call; an exception is rethrown here.
   absl::StatusOr<Batch> next();
+  // The same, or nothing where it is not ready within `timeout`.
+  absl::StatusOr<std::optional<Batch>> next_within(std::chrono::milliseconds timeout);
 
  private:
   void work();
+  absl::StatusOr<Batch> take(std::unique_lock<std::mutex> lock);
 
   const Dataset& dataset_;
   const BatchSchedule schedule_;

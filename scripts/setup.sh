@@ -15,7 +15,7 @@ for arg in "$@"; do
 done
 
 packages=(g++ make ccache git ca-certificates python3 python3-venv python3-dev unzip
-  libyaml-cpp-dev libabsl-dev libcli11-dev libspdlog-dev nlohmann-json3-dev libgtest-dev libgmock-dev)
+  libyaml-cpp-dev libabsl-dev libcli11-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev libgtest-dev libgmock-dev)
 
 install_system_packages() {
   command -v dpkg-query >/dev/null || { echo "setup.sh: not a Debian-like system; install the equivalents of: ${packages[*]}"; return; }

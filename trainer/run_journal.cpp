@@ -5,7 +5,8 @@
 
 namespace distill::trainer {
 
-absl::StatusOr<RunJournal> RunJournal::open(const config::Config& config, bool is_main, int64_t last_step) {
+absl::StatusOr<RunJournal> RunJournal::open(
+    const config::Config& config, bool is_main, const metrics::KeptSteps& kept_steps) {
   RunJournal journal;
   journal.is_main_ = is_main;
   if (!is_main) {
@@ -16,7 +17,7 @@ absl::StatusOr<RunJournal> RunJournal::open(const config::Config& config, bool i
   if (absl::Status status = config::write_config(config, dir + "/config.yaml"); !status.ok()) {
     return status;
   }
-  auto file = metrics::JsonLines::open(dir + "/metrics.jsonl", last_step);
+  auto file = metrics::JsonLines::open(dir + "/metrics.jsonl", kept_steps);
   if (!file.ok()) {
     return file.status();
   }

@@ -17,13 +17,18 @@ namespace distill::trainer {
 // ranks other than 0 it says nothing.
 class RunJournal {
  public:
-  // Lines of metrics.jsonl beyond `last_step` are dropped: a resumed run holds every step once.
-  static absl::StatusOr<RunJournal> open(const config::Config& config, bool is_main, int64_t last_step);
+  // Lines of metrics.jsonl that are not kept are dropped: a resumed run holds every step once.
+  static absl::StatusOr<RunJournal> open(
+      const config::Config& config, bool is_main, const metrics::KeptSteps& kept_steps);
 
   void info(const std::string& line); // the log
   absl::Status step(const metrics::StepRecord& record);
   absl::Status evaluation(int64_t step, const metrics::LossMeans& means);
   void message(const std::string& line); // standard output and log.txt
+  // metrics.jsonl is on the disk when this returns ok. May run on another thread than the rest.
+  absl::Status sync() const {
+    return metrics_ ? metrics_->sync() : absl::OkStatus();
+  }
 
  private:
   bool is_main_ = true;

@@ -12,8 +12,15 @@ namespace distill::trainer {
 
 enum class StartMode {
   kFresh, // the run folder must not exist, or be empty
-  kResume, // continues from the newest complete checkpoint of the run folder
+  kResume, // continues the run folder
   kOverwrite, // removes what an earlier run left in the run folder
+};
+
+struct StartOptions {
+  StartMode mode = StartMode::kFresh;
+  // A checkpoint's folder to go on from, of this run or of another one. Empty: with kResume the newest complete
+  // checkpoint of the run folder, else from the start.
+  std::string resume_from;
 };
 
 struct RunResult {
@@ -23,7 +30,7 @@ struct RunResult {
 
 // Runs the whole job: builds, trains, closes. Statuses carry configuration and file errors (kInvalidArgument,
 // kNotFound, kFailedPrecondition: nothing was started) and runtime failures (every other code).
-absl::StatusOr<RunResult> train(const config::Config& config, StartMode mode);
+absl::StatusOr<RunResult> train(const config::Config& config, const StartOptions& start);
 
 // Checks all that can be checked without training: model folders and their tensors, tokenizers, data, the loss head's
 // memory. Prints a summary on standard output.

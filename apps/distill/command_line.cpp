@@ -43,6 +43,12 @@ void add_train_options(CLI::App& app, TrainCommand& train) {
   add_config_options(app, train.config, train.overrides);
   CLI::Option* resume =
       app.add_flag("--resume", train.resume, "Continue the run in run.dir from its newest complete checkpoint");
+  app.add_option(
+         "--resume-from", train.resume_from,
+         "Continue from this checkpoint. One of run.dir: as --resume, what lies beyond it is set aside. One of another "
+         "run: run.dir must be empty or new")
+      ->type_name("DIR")
+      ->excludes(resume);
   app.add_flag("--overwrite", train.overwrite, "Remove what an earlier run left in run.dir and start afresh")
       ->excludes(resume);
   app.add_flag(
@@ -87,8 +93,8 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
       return {HelpConfigCommand{}};
     }
     if (has_command &&
-        (app.count("--config") + app.count("--set") + app.count("--resume") + app.count("--overwrite") +
-         app.count("--dry-run")) > 0) {
+        (app.count("--config") + app.count("--set") + app.count("--resume") + app.count("--resume-from") +
+         app.count("--overwrite") + app.count("--dry-run")) > 0) {
       throw CLI::ValidationError(
           "options stand after the command: distill " + app.get_subcommands()[0]->get_name() + " ...");
     }

@@ -11,6 +11,7 @@ struct TrainCommand {
   std::string config;
   std::vector<std::string> overrides; // "section.key=VALUE"
   bool resume = false;
+  std::string resume_from; // a checkpoint's folder
   bool overwrite = false;
   bool dry_run = false;
 };

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/distill/inspect.h"
+#include "trainer/checkpoint/folder.h"
 #include "trainer/config/field.h"
 #include "trainer/config/reader.h"
 #include "trainer/config/rules.h"
@@ -19,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kMaxIndexBytes = int64_t{64} << 20;
+constexpr int64_t kMaxIndexBytes = int64_t{1} << 30;
 
 // The last step's and the last evaluation's objects of metrics.jsonl; null where there is none.
 struct LastMetrics {
@@ -64,8 +65,10 @@ std::string checkpoints_text(const fs::path& folder) {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     std::error_code ignored;
-    const bool complete = fs::exists(it->path() / "COMPLETE", ignored);
-    names.push_back(absl::StrCat(it->path().filename().string(), complete ? "" : " (incomplete)"));
+    const std::string name = it->path().filename().string();
+    const bool complete = fs::exists(it->path() / checkpoint::kMarkerFile, ignored);
+    const bool used = name.find('.') == std::string::npos; // step-N.damaged and the like
+    names.push_back(absl::StrCat(name, complete ? (used ? "" : " (not used)") : " (incomplete)"));
   }
   // step-9 before step-10.
   std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
@@ -111,32 +114,40 @@ absl::StatusOr<std::string> describe_run(const std::string& folder) {
 }
 
 absl::StatusOr<std::string> describe_checkpoint(const std::string& folder) {
-  const std::string file = (fs::path(folder) / "index.json").string();
+  const std::string file = (fs::path(folder) / checkpoint::kIndexFile).string();
   const auto content = models::read_text_file(file, kMaxIndexBytes);
   if (!content.ok()) {
     return content.status();
   }
-  const auto index = models::parse_json(*content, file, /*max_depth=*/8);
+  const auto index = checkpoint::parse_index(*content, file);
   if (!index.ok()) {
     return index.status();
   }
-  if (!index->is_object() || !index->contains("format") || (*index)["format"] != "distill-checkpoint") {
-    return absl::InvalidArgumentError(
-        absl::StrCat(file, ": expected the index of a distill checkpoint, found another file"));
-  }
   std::error_code error;
-  std::string text = absl::StrFormat("%-16s %s\n", "checkpoint", folder);
-  absl::StrAppendFormat(
-      &text, "%-16s %s\n", "complete", fs::exists(fs::path(folder) / "COMPLETE", error) ? "yes" : "no, it is not used");
-  for (const char* key : {"version", "step", "samples", "tokens", "skipped_total", "world_size", "model", "data"}) {
-    absl::StrAppendFormat(&text, "%-16s %s\n", key, member_text(*index, key));
+  std::string text;
+  const auto line = [&](const char* name, const std::string& value) {
+    absl::StrAppendFormat(&text, "%-16s %s\n", name, value);
+  };
+  line("checkpoint", folder);
+  line("complete", fs::exists(fs::path(folder) / checkpoint::kMarkerFile, error) ? "yes" : "no, it is not used");
+  line("written by", absl::StrCat(index->info.program, ", format version ", checkpoint::kFormatVersion));
+  line("step", absl::StrCat(index->state.step));
+  line("samples", absl::StrCat(index->state.samples));
+  line("tokens", absl::StrCat(index->state.tokens));
+  line("skipped_total", absl::StrCat(index->state.skipped_total));
+  line("ranks", absl::StrCat("sharded over ", index->shard, ", ", index->replicate, " replica(s)"));
+  line("model", index->info.identity.model);
+  line("optimizer", index->info.identity.optimizer);
+  line("data", index->info.identity.data);
+  line("tokenizer", index->info.identity.tokenizer);
+  int64_t bytes = 0;
+  for (const checkpoint::ShardFile& shard : index->files) {
+    bytes += shard.bytes;
   }
-  const auto units = index->find("units");
-  if (units != index->end()) {
-    absl::StrAppendFormat(&text, "%-16s %d\n", "units", units->size());
-    for (const Json& unit : *units) {
-      absl::StrAppendFormat(&text, "  %-14s %s elements\n", member_text(unit, "name"), member_text(unit, "numel"));
-    }
+  line("files", absl::StrCat(index->files.size(), " shards, ", bytes, " bytes"));
+  line("units", absl::StrCat(index->units.size()));
+  for (const checkpoint::Unit& unit : index->units) {
+    absl::StrAppendFormat(&text, "  %-14s %d elements\n", unit.name, unit.numel);
   }
   return text;
 }

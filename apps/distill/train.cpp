@@ -12,15 +12,50 @@
 
 namespace distill::cli {
 
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::StatusOr<trainer::StartOptions> start_options(const TrainCommand& command, const std::string& run_dir) {
+  trainer::StartOptions start;
+  start.mode = command.resume ? trainer::StartMode::kResume
+      : command.overwrite     ? trainer::StartMode::kOverwrite
+                              : trainer::StartMode::kFresh;
+  if (command.resume_from.empty()) {
+    return start;
+  }
+  std::error_code error;
+  fs::path from = fs::weakly_canonical(command.resume_from, error);
+  if (error || !fs::is_directory(from, error)) {
+    return absl::NotFoundError(
+        absl::StrCat("--resume-from: expected a checkpoint's folder, found none at ", command.resume_from));
+  }
+  from = from.has_filename() ? from : from.parent_path();
+  start.resume_from = from.string();
+  if (from.parent_path() == fs::weakly_canonical(fs::path(run_dir) / "checkpoints", error)) {
+    if (command.overwrite) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--resume-from ", command.resume_from,
+          " with --overwrite, which would remove that checkpoint; leave "
+          "--overwrite out to go on in run.dir, or name another run.dir"));
+    }
+    start.mode = trainer::StartMode::kResume;
+  }
+  return start;
+}
+
+} // namespace
+
 int run_train(const TrainCommand& command) {
   const config::LoadResult loaded = config::load(command.config, command.overrides, config::Purpose::kTrain);
   if (!loaded.problems.empty()) {
     return fail(absl::InvalidArgumentError(config::report(loaded.problems)));
   }
-  const auto mode = command.resume ? trainer::StartMode::kResume
-      : command.overwrite          ? trainer::StartMode::kOverwrite
-                                   : trainer::StartMode::kFresh;
-  if (absl::Status status = trainer::check_run_folder(loaded.config.run.dir, mode); !status.ok()) {
+  const auto start = start_options(command, loaded.config.run.dir);
+  if (!start.ok()) {
+    return fail(start.status());
+  }
+  if (absl::Status status = trainer::check_run_folder(loaded.config.run.dir, start->mode); !status.ok()) {
     return fail(status);
   }
   if (command.dry_run) {
@@ -35,7 +70,7 @@ int run_train(const TrainCommand& command) {
     const absl::StatusOr<int> code = launch::spawn_ranks({.processes = count});
     return code.ok() ? *code : fail(code.status());
   }
-  const absl::StatusOr<trainer::RunResult> result = trainer::train(loaded.config, mode);
+  const absl::StatusOr<trainer::RunResult> result = trainer::train(loaded.config, *start);
   if (!result.ok()) {
     metrics::log_error(std::string(result.status().message()));
     return exit_code(result.status());

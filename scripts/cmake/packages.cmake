@@ -8,6 +8,13 @@ FetchContent_Declare(CLI11 URL https://github.com/CLIUtils/CLI11/archive/refs/ta
 FetchContent_Declare(nlohmann_json URL https://github.com/nlohmann/json/archive/refs/tags/v3.11.3.tar.gz SYSTEM FIND_PACKAGE_ARGS)
 FetchContent_Declare(spdlog URL https://github.com/gabime/spdlog/archive/refs/tags/v1.14.1.tar.gz SYSTEM FIND_PACKAGE_ARGS)
 FetchContent_MakeAvailable(yaml-cpp absl CLI11 nlohmann_json spdlog)
+# XXH3: a header alone.
+find_path(DISTILL_XXHASH_DIR xxhash.h)
+if(NOT DISTILL_XXHASH_DIR)
+  FetchContent_Declare(xxhash URL https://github.com/Cyan4973/xxHash/archive/refs/tags/v0.8.2.tar.gz SOURCE_SUBDIR none)
+  FetchContent_MakeAvailable(xxhash)
+  set(DISTILL_XXHASH_DIR ${xxhash_SOURCE_DIR})
+endif()
 if(NOT TARGET yaml-cpp::yaml-cpp)
   add_library(yaml-cpp::yaml-cpp ALIAS yaml-cpp)
 endif()

@@ -61,7 +61,8 @@ def test_inspect_describes_a_run_and_its_checkpoint(distill, place):
         assert text in done.stdout
     done = distill(place, "inspect", "run/checkpoints/step-2")
     assert done.returncode == 0, done.stderr
-    for text in ("complete         yes", "samples          8", "block 0"):
+    for text in ("complete         yes", "samples          8", "block 0",
+                 "ranks            sharded over 1, 1 replica(s)", "format version 2"):
         assert text in done.stdout
 
 

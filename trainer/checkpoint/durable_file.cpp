@@ -54,11 +54,22 @@ absl::Status publish_folder(const std::string& complete, const std::string& targ
   if (absl::Status status = sync_folder(complete); !status.ok()) {
     return status;
   }
+  // An older folder steps aside first, so that there is no moment without either.
+  const std::string old = target + ".old";
   std::error_code error;
-  fs::remove_all(target, error);
-  fs::rename(complete, target, error);
+  fs::remove_all(old, error);
+  const bool replaces = fs::exists(target, error);
+  if (replaces) {
+    fs::rename(target, old, error);
+  }
+  if (!error) {
+    fs::rename(complete, target, error);
+  }
   if (error) {
     return absl::InternalError(absl::StrCat(complete, ": cannot rename to ", target, ": ", error.message()));
+  }
+  if (replaces) {
+    fs::remove_all(old, error);
   }
   return sync_folder(fs::path(target).parent_path().string());
 }

@@ -69,7 +69,8 @@ void SafetensorsFile::copy_elements(const TensorInfo& tensor, int64_t first, at:
 }
 
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
-    const std::string& path, std::vector<Entry> entries, const std::map<std::string, std::string>& metadata) {
+    const std::string& path, std::vector<Entry> entries, const std::map<std::string, std::string>& metadata,
+    ByteSink sink) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (!metadata.empty()) {
     json["__metadata__"] = metadata;
@@ -98,7 +99,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
   if (fd < 0) {
     return system_error(path, "create");
   }
-  std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(path, fd, offset));
+  std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(path, fd, offset, std::move(sink)));
   if (absl::Status status = writer->write(start.data(), static_cast<int64_t>(start.size())); !status.ok()) {
     return status;
   }
@@ -112,6 +113,9 @@ SafetensorsWriter::~SafetensorsWriter() {
 }
 
 absl::Status SafetensorsWriter::write(const char* data, int64_t size) {
+  if (sink_) {
+    sink_(data, static_cast<size_t>(size));
+  }
   while (size > 0) {
     const ssize_t count = ::write(fd_, data, static_cast<size_t>(std::min<int64_t>(size, int64_t{1} << 30)));
     if (count < 0 && errno != EINTR) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "trainer/models/checksum.h"
 #include "trainer/models/mapped_file.h"
 
 // The safetensors format: 8 bytes little-endian header length, a JSON header, the tensors' bytes one after the other.
@@ -67,8 +68,10 @@ class SafetensorsFile {
 class SafetensorsWriter {
  public:
   using Entry = std::pair<std::string, TensorInfo>; // offsets are filled in by the writer
+  // `sink`, where there is one, sees every byte of the file in order.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> create(
-      const std::string& path, std::vector<Entry> entries, const std::map<std::string, std::string>& metadata);
+      const std::string& path, std::vector<Entry> entries, const std::map<std::string, std::string>& metadata,
+      ByteSink sink = {});
   ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
@@ -79,14 +82,15 @@ class SafetensorsWriter {
   absl::Status finish();
 
  private:
-  SafetensorsWriter(std::string path, int fd, int64_t data_bytes)
-      : path_(std::move(path)), fd_(fd), data_bytes_(data_bytes) {}
+  SafetensorsWriter(std::string path, int fd, int64_t data_bytes, ByteSink sink)
+      : path_(std::move(path)), fd_(fd), data_bytes_(data_bytes), sink_(std::move(sink)) {}
   absl::Status write(const char* data, int64_t size);
 
   std::string path_;
   int fd_ = -1;
   int64_t data_bytes_ = 0;
   int64_t written_ = 0; // of the data
+  ByteSink sink_;
 };
 
 // Named tensors at once, for checkpoints and tools. Tensors may lie on any device and be strided; the file is synced.

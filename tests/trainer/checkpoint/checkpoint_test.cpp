@@ -1,9 +1,14 @@
-#include "trainer/checkpoint/checkpoint.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <fstream>
+
+#include "tests/trainer/checkpoint/tiny_run.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/checkpoint/resume.h"
+#include "trainer/checkpoint/saver.h"
 
 namespace distill::checkpoint {
 namespace {
@@ -11,140 +16,281 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-models::ModelConfig tiny_config() {
-  models::ModelConfig config;
-  config.model_type = "llama";
-  config.vocab_size = 19;
-  config.hidden_size = 8;
-  config.intermediate_size = 12;
-  config.num_layers = 2;
-  config.num_heads = 2;
-  config.num_kv_heads = 1;
-  config.head_dim = 4;
-  config.max_position_embeddings = 32;
-  return config;
-}
-
-// A model and its optimizer after one step on random gradients.
-struct TrainedModel {
-  sharding::ModelShards model;
-  optim::AdamW optimizer;
-
-  explicit TrainedModel(int64_t seed) : model(tiny_config(), {.trainable = true}), optimizer(model, {}) {
-    at::manual_seed(seed);
-    for (int64_t i = 0; i < model.num_units(); ++i) {
-      model.unit(i).master.normal_();
-      model.unit(i).gradient.normal_();
-    }
-    optimizer.step(0.1, optim::measure_grad_norm(model, 1.0));
+// No file of this process grows beyond `bytes`, as on a full disk.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) {
+    former_handler_ = std::signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &former_);
+    const rlimit limit{bytes, former_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
   }
-  bool same_as(TrainedModel& other) {
-    bool same = at::equal(optimizer.step_count(), other.optimizer.step_count());
-    for (int64_t i = 0; i < model.num_units(); ++i) {
-      same = same && at::equal(model.unit(i).master, other.model.unit(i).master) &&
-          at::equal(optimizer.moments(i).exp_avg, other.optimizer.moments(i).exp_avg) &&
-          at::equal(optimizer.moments(i).exp_avg_sq, other.optimizer.moments(i).exp_avg_sq);
-    }
-    return same;
+  ~FileSizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &former_);
+    std::signal(SIGXFSZ, former_handler_);
   }
+
+ private:
+  rlimit former_{};
+  void (*former_handler_)(int);
 };
 
-class CheckpointTest : public testing::Test {
+// `async`: whether checkpoints are written on a thread.
+class CheckpointTest : public testing::TestWithParam<bool> {
  protected:
   std::string dir_ = testing::TempDir() + "checkpoint_test";
-  RunIdentity identity_{"a model", "a data set"};
-  TrainState state_{.step = 7, .samples = 56, .tokens = 5600, .skipped_total = 2, .skipped_in_row = 1};
+  RunInfo info_{
+      {"a model", "an optimizer", "a data set", "a tokenizer"},
+      "run: {dir: x}\n",
+      "distill test",
+      "/student"};
+  TrainState
+      state_{.step = 7, .samples = 56, .tokens = 5600, .skipped_total = 2, .skipped_in_row = 1, .evaluated_step = 5};
+  sharding::Mesh mesh_;
 
   void SetUp() override {
     fs::remove_all(dir_);
     fs::create_directories(dir_);
   }
-  std::string save(TrainedModel& run, int64_t step, int64_t keep = 2) {
+  absl::StatusOr<Saved> try_save(TrainedModel& run, int64_t step, int64_t keep = 2) {
     state_.step = step;
-    const auto folder = checkpoint::save(dir_, state_, identity_, run.model, run.optimizer, keep, {});
-    EXPECT_TRUE(folder.ok()) << folder.status();
-    return folder.value_or("");
+    Saver saver({.run_dir = dir_, .keep = keep, .async = GetParam()}, info_, run.model, run.optimizer, mesh_);
+    if (absl::Status status = saver.begin(state_); !status.ok()) {
+      return status;
+    }
+    return *saver.finish();
+  }
+  std::string save(TrainedModel& run, int64_t step, int64_t keep = 2) {
+    const auto saved = try_save(run, step, keep);
+    EXPECT_TRUE(saved.ok()) << saved.status();
+    return saved.ok() ? saved->folder : "";
+  }
+  absl::StatusOr<Resumed> load(const std::string& folder, TrainedModel& run) {
+    return resume_from(folder, info_.identity, run.model, run.optimizer, mesh_);
+  }
+  absl::StatusOr<Resumed> load_newest(TrainedModel& run) {
+    return resume_newest(dir_, info_.identity, run.model, run.optimizer, mesh_);
+  }
+  std::set<std::string> checkpoints() const {
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator(fs::path(dir_) / "checkpoints")) {
+      names.insert(entry.path().filename().string());
+    }
+    return names;
+  }
+  static void flip(const std::string& file, int64_t offset) {
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(offset);
+    const int byte = stream.get();
+    stream.seekp(offset);
+    stream.put(static_cast<char>(byte ^ 1));
   }
 };
 
-TEST_F(CheckpointTest, RoundTripIsBitForBit) {
+TEST_P(CheckpointTest, RoundTripIsBitForBit) {
   TrainedModel saved(1), other(2);
   ASSERT_FALSE(saved.same_as(other));
+  at::manual_seed(99);
   const std::string folder = save(saved, 7);
-  const auto state = load(folder, identity_, other.model, other.optimizer);
-  ASSERT_TRUE(state.ok()) << state.status();
-  EXPECT_EQ(*state, state_);
+  const at::Tensor expected = at::rand({4});
+  const auto resumed = load(folder, other);
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_EQ(resumed->state, state_);
+  EXPECT_EQ(resumed->info.identity, info_.identity);
+  EXPECT_EQ(resumed->info.config, info_.config);
   EXPECT_TRUE(saved.same_as(other));
+  EXPECT_TRUE(at::equal(at::rand({4}), expected)) << "the random generator goes on where it was";
 }
 
-TEST_F(CheckpointTest, NewestCompleteIgnoresUnfinishedOnes) {
-  EXPECT_EQ(newest_complete(dir_)->has_value(), false);
+TEST_P(CheckpointTest, WhatIsSavedIsTheStateAtTheBegin) {
+  TrainedModel run(1), as_it_was(1), resumed(3);
+  Saver saver({.run_dir = dir_, .async = true}, info_, run.model, run.optimizer, mesh_);
+  ASSERT_TRUE(saver.begin(state_).ok());
+  saver.before_update();
+  for (int64_t i = 0; i < run.model.num_units(); ++i) {
+    run.model.unit(i).master.fill_(0); // the next steps
+    run.optimizer.moments(i).exp_avg.fill_(0);
+  }
+  const auto saved = *saver.finish();
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  ASSERT_TRUE(load(saved->folder, resumed).ok());
+  EXPECT_TRUE(resumed.same_as(as_it_was));
+}
+
+TEST_P(CheckpointTest, NewestCompleteIgnoresUnfinishedOnes) {
+  EXPECT_FALSE(newest_complete(dir_).has_value());
   TrainedModel run(1);
   const std::string good = save(run, 9);
   const std::string torn = save(run, 10);
-  fs::remove(fs::path(torn) / "COMPLETE");
+  fs::remove(fs::path(torn) / kMarkerFile);
   fs::create_directories(fs::path(dir_) / "checkpoints" / "step-11.partial");
   fs::create_directories(fs::path(dir_) / "checkpoints" / "step-x");
-  EXPECT_EQ(newest_complete(dir_)->value(), good);
+  EXPECT_EQ(newest_complete(dir_), good);
 }
 
-TEST_F(CheckpointTest, NewestIsByNumberNotByName) {
+TEST_P(CheckpointTest, NewestIsByNumberNotByName) {
   TrainedModel run(1);
   save(run, 9);
   const std::string newest = save(run, 100);
-  EXPECT_EQ(newest_complete(dir_)->value(), newest);
+  EXPECT_EQ(newest_complete(dir_), newest);
 }
 
-TEST_F(CheckpointTest, RetentionKeepsTheNewestAndNeverTheLastOneLess) {
+TEST_P(CheckpointTest, RetentionKeepsTheNewestAndNeverTheLastOneLess) {
   TrainedModel run(1);
+  fs::create_directories(fs::path(dir_) / "checkpoints" / "step-1.partial"); // of a killed run
   for (const int64_t step : {1, 2, 3}) {
     save(run, step, /*keep=*/0);
   }
-  EXPECT_FALSE(fs::exists(fs::path(dir_) / "checkpoints" / "step-2"));
-  EXPECT_TRUE(fs::exists(fs::path(dir_) / "checkpoints" / "step-3" / "COMPLETE"));
+  EXPECT_EQ(checkpoints(), std::set<std::string>{"step-3"});
 }
 
-TEST_F(CheckpointTest, AnotherModelOrDataSetIsRefusedWithBothValues) {
+// A checkpoint beyond the one just saved belongs to another past of the run; it does not push out this one's.
+TEST_P(CheckpointTest, RetentionCountsOnlyWhatLiesBeforeTheNewOne) {
   TrainedModel run(1);
-  const std::string folder = save(run, 1);
-  for (const RunIdentity& other : {RunIdentity{"another", "a data set"}, RunIdentity{"a model", "another"}}) {
-    const auto state = load(folder, other, run.model, run.optimizer);
-    EXPECT_EQ(state.status().code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(
-        std::string(state.status().message()),
-        testing::AllOf(HasSubstr("another"), HasSubstr(other.model == "another" ? "a model" : "a data set")));
+  for (const int64_t step : {9, 1, 2}) {
+    save(run, step, /*keep=*/2);
   }
+  EXPECT_EQ(checkpoints(), (std::set<std::string>{"step-1", "step-2", "step-9"}));
 }
 
-TEST_F(CheckpointTest, BrokenFilesAreErrorsThatNameThem) {
+TEST_P(CheckpointTest, AnotherRunIsRefusedWithBothValuesOfEverythingThatDiffers) {
   TrainedModel run(1), untouched(1);
   const std::string folder = save(run, 1);
-  const auto index_with = [&](const std::string& text) {
-    std::ofstream(folder + "/index.json", std::ios::trunc) << text;
-    const auto state = load(folder, identity_, run.model, run.optimizer);
-    EXPECT_FALSE(state.ok()) << text;
-    EXPECT_THAT(std::string(state.status().message()), HasSubstr("index.json")) << text;
-  };
-  for (const char* text :
-       {"", "{", "[]", "{}", R"({"format": 3})", R"({"format": "distill-checkpoint"})",
-        R"({"format": "distill-checkpoint", "version": "1"})"}) {
-    index_with(text);
+  const RunIdentity own = info_.identity;
+  const RunIdentity others[] = {
+      {"model B", own.optimizer, own.data, own.tokenizer},
+      {own.model, "optimizer B", own.data, own.tokenizer},
+      {own.model, own.optimizer, "data B", own.tokenizer},
+      {own.model, own.optimizer, own.data, "tokenizer B"}};
+  for (const RunIdentity& other : others) {
+    const auto resumed = resume_from(folder, other, run.model, run.optimizer, mesh_);
+    EXPECT_EQ(resumed.status().code(), absl::StatusCode::kFailedPrecondition);
+    const std::string message(resumed.status().message());
+    EXPECT_THAT(message, HasSubstr(" B\n"));
+    EXPECT_THAT(message, testing::ContainsRegex("checkpoint: an? (model|optimizer|data set|tokenizer)"));
   }
-  save(run, 2);
-  const std::string shard = dir_ + "/checkpoints/step-2/rank-00000.safetensors";
-  fs::resize_file(shard, fs::file_size(shard) - 1);
-  const auto state = load(dir_ + "/checkpoints/step-2", identity_, run.model, run.optimizer);
-  EXPECT_THAT(std::string(state.status().message()), HasSubstr("rank-00000.safetensors"));
   EXPECT_TRUE(run.same_as(untouched));
+  EXPECT_TRUE(fs::exists(folder)) << "it is not damaged and must stay";
 }
 
-TEST_F(CheckpointTest, FailedSaveLeavesNothingBehind) {
-  TrainedModel run(1);
-  std::ofstream(dir_ + "/checkpoints") << "a file where the folder should be";
-  const auto folder = checkpoint::save(dir_, state_, identity_, run.model, run.optimizer, 2, {});
-  EXPECT_FALSE(folder.ok());
-  EXPECT_THAT(std::string(folder.status().message()), HasSubstr("checkpoints"));
+TEST_P(CheckpointTest, ADamagedCheckpointIsSetAsideAndTheOneBeforeUsed) {
+  const int64_t shard_bytes = [&] {
+    TrainedModel run(1);
+    return static_cast<int64_t>(fs::file_size(save(run, 1) + "/rank-00000.safetensors"));
+  }();
+  struct Damage {
+    const char* file;
+    int64_t offset; // -1: the file is cut by one byte, -2: it is gone
+  };
+  const Damage damages[] = {
+      {"rank-00000.safetensors", 3},
+      {"rank-00000.safetensors", 100},
+      {"rank-00000.safetensors", shard_bytes - 1},
+      {"rank-00000.safetensors", -1},
+      {"rank-00000.safetensors", -2},
+      {"index.json", 0},
+      {"index.json", 200},
+      {"index.json", -1},
+      {"index.json", -2},
+      {"COMPLETE", 30},
+      {"COMPLETE", -1}};
+  for (const Damage& damage : damages) {
+    SetUp();
+    TrainedModel good(1), newer(2), resumed(3);
+    save(good, 3);
+    const std::string damaged = save(newer, 4);
+    const std::string file = damaged + "/" + damage.file;
+    if (damage.offset == -2) {
+      fs::remove(file);
+    } else if (damage.offset == -1) {
+      fs::resize_file(file, fs::file_size(file) - 1);
+    } else {
+      flip(file, damage.offset);
+    }
+    const auto result = load_newest(resumed);
+    ASSERT_TRUE(result.ok()) << file << " at " << damage.offset << ": " << result.status();
+    EXPECT_EQ(result->state.step, 3) << file << " at " << damage.offset;
+    EXPECT_TRUE(resumed.same_as(good));
+    EXPECT_THAT(result->damaged, HasSubstr(damage.file));
+    EXPECT_EQ(checkpoints(), (std::set<std::string>{"step-3", "step-4.damaged"}));
+  }
 }
+
+TEST_P(CheckpointTest, WithoutAnyUndamagedCheckpointTheErrorSaysWhatIsWrongWithEach) {
+  TrainedModel run(1);
+  fs::remove(save(run, 1) + "/rank-00000.safetensors");
+  flip(save(run, 2) + "/index.json", 40);
+  const auto resumed = load_newest(run);
+  EXPECT_EQ(resumed.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(
+      std::string(resumed.status().message()),
+      testing::AllOf(HasSubstr("step-1/rank-00000.safetensors"), HasSubstr("step-2/index.json")));
+}
+
+TEST_P(CheckpointTest, AFailingWriteIsReportedAndKeepsWhatIsThere) {
+  TrainedModel run(1), resumed(2);
+  save(run, 1);
+  for (const rlim_t bytes : {0, 10, 5000}) {
+    const FileSizeLimit full(bytes);
+    const auto saved = try_save(run, 2);
+    EXPECT_EQ(saved.status().code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(
+        std::string(saved.status().message()), HasSubstr("rank-00000.safetensors: cannot write: File too large"));
+    EXPECT_EQ(checkpoints(), std::set<std::string>{"step-1"});
+  }
+  save(run, 2); // the next one is fine again
+  ASSERT_TRUE(load_newest(resumed).ok());
+  EXPECT_TRUE(resumed.same_as(run));
+}
+
+TEST_P(CheckpointTest, AVanishedFolderIsAnErrorThatNamesIt) {
+  TrainedModel run(1);
+  save(run, 1);
+  fs::remove_all(dir_);
+  const auto gone = try_save(run, 2);
+  EXPECT_THAT(std::string(gone.status().message()), HasSubstr(dir_));
+  EXPECT_FALSE(fs::exists(dir_));
+
+  fs::create_directories(dir_);
+  state_.step = 3;
+  Saver saver({.run_dir = dir_, .async = true}, info_, run.model, run.optimizer, mesh_);
+  ASSERT_TRUE(saver.begin(state_).ok());
+  while (saver.vote().writing > 0) { // the shards are written
+  }
+  fs::remove_all(fs::path(dir_) / "checkpoints");
+  const auto vanished = *saver.finish();
+  EXPECT_THAT(std::string(vanished.status().message()), HasSubstr("step-3"));
+}
+
+TEST_P(CheckpointTest, WhatBelongsToTheCheckpointIsSyncedBeforeItCounts) {
+  TrainedModel run(1);
+  bool complete_before = true;
+  SaverOptions options{.run_dir = dir_, .async = GetParam()};
+  options.before_publish = [&] {
+    complete_before = newest_complete(dir_).has_value();
+    return absl::InternalError("metrics.jsonl: cannot sync");
+  };
+  Saver saver(options, info_, run.model, run.optimizer, mesh_);
+  ASSERT_TRUE(saver.begin(state_).ok());
+  const auto saved = *saver.finish();
+  EXPECT_THAT(std::string(saved.status().message()), HasSubstr("metrics.jsonl"));
+  EXPECT_FALSE(complete_before);
+  EXPECT_FALSE(newest_complete(dir_).has_value());
+}
+
+TEST_P(CheckpointTest, LaterCheckpointsAreSetAsideWhenTheRunGoesOnFromAnEarlierOne) {
+  TrainedModel run(1);
+  for (const int64_t step : {1, 2, 3}) {
+    save(run, step, /*keep=*/9);
+  }
+  EXPECT_EQ(set_aside_after(dir_, 1).size(), 2);
+  EXPECT_EQ(checkpoints(), (std::set<std::string>{"step-1", "step-2.superseded", "step-3.superseded"}));
+  EXPECT_EQ(newest_complete(dir_), checkpoint_folder(dir_, 1).string());
+}
+
+INSTANTIATE_TEST_SUITE_P(, CheckpointTest, testing::Bool(), [](const auto& param) {
+  return param.param ? "Async" : "Sync";
+});
 
 } // namespace
 } // namespace distill::checkpoint

@@ -1,0 +1,94 @@
+#include "trainer/checkpoint/index.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "tests/trainer/checkpoint/tiny_run.h"
+
+namespace distill::checkpoint {
+namespace {
+
+using testing::HasSubstr;
+
+// Two ranks, units of 100 and 70 elements.
+Index sample_index() {
+  Index index;
+  index.state = {12, 96, 3072, 1, 0, 10};
+  index.info = {{"m", "o", "d", "t"}, "run:\n  dir: x\n", "distill 1", "/models/s"};
+  index.shard = 2;
+  index.replicate = 3;
+  index.units = {
+      {"embedding", 100, {{"weight", 0, {10, 10}}}}, {"head", 70, {{"norm", 0, {6}}, {"lm_head", 64, {6, 1}}}}};
+  index.files = {
+      {"rank-00000.safetensors", kBlockBytes + 1, {{0, 64}, {0, 64}}, {1, 2}},
+      {"rank-00001.safetensors", kBlockBytes, {{64, 64}, {64, 64}}, {0xffffffffffffffff}}};
+  return index;
+}
+
+TEST(IndexTest, RoundTrip) {
+  const Index index = sample_index();
+  const auto read = parse_index(to_json(index), "index.json");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->state, index.state);
+  EXPECT_EQ(read->info.identity, index.info.identity);
+  EXPECT_EQ(read->info.config, index.info.config);
+  EXPECT_EQ(read->info.student_folder, index.info.student_folder);
+  EXPECT_EQ(read->units, index.units);
+  EXPECT_EQ(read->replicate, 3);
+  ASSERT_EQ(read->files.size(), 2);
+  EXPECT_EQ(read->files[1].ranges, index.files[1].ranges);
+  EXPECT_EQ(read->files[1].block_sums, index.files[1].block_sums);
+}
+
+TEST(IndexTest, WhatDoesNotFitIsNamed) {
+  struct Case {
+    const char* says;
+    std::function<void(Index&)> change;
+  };
+  const Case cases[] = {
+      {"files[0].name", [](Index& i) { i.files[0].name = "../../etc/passwd"; }},
+      {"files[0].name", [](Index& i) { i.files[0].name = "/etc/passwd"; }},
+      {"files[0].name", [](Index& i) { i.files[0].name = ".."; }},
+      {"files[0].name", [](Index& i) { i.files[0].name = std::string("a\0b", 3); }},
+      {"files[0].name", [](Index& i) { i.files[0].name = ""; }},
+      {"files[0].bytes", [](Index& i) { i.files[0].bytes = -1; }},
+      {"files[0].bytes", [](Index& i) { i.files[0].bytes = INT64_MAX; }},
+      {"expected 2 checksums", [](Index& i) { i.files[0].block_sums.pop_back(); }},
+      {"units[0].numel", [](Index& i) { i.units[0].numel = INT64_MAX; }},
+      {"expected to begin at element 64, found 65", [](Index& i) { i.files[1].ranges[0].begin = 65; }},
+      {"unit head: 70 elements, but the files hold 69", [](Index& i) { i.files[1].ranges[1].numel = 5; }},
+      {"expected one for each of 2 units, found 1", [](Index& i) { i.files[1].ranges.pop_back(); }},
+      {"expected one for each of 2 ranks, found 1", [](Index& i) { i.files.pop_back(); }},
+      {"ranges", [](Index& i) { i.files[0].ranges[0].numel = -64; }},
+      {"layout.shard", [](Index& i) { i.shard = 0; }},
+      {"step", [](Index& i) { i.state.step = -1; }}};
+  for (const Case& one : cases) {
+    Index index = sample_index();
+    one.change(index);
+    const auto read = parse_index(to_json(index), "index.json");
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss) << one.says;
+    EXPECT_THAT(std::string(read.status().message()), testing::AllOf(HasSubstr("index.json"), HasSubstr(one.says)));
+  }
+}
+
+TEST(IndexTest, AnotherVersionIsNotDamage) {
+  std::string text = to_json(sample_index());
+  text.replace(text.find("\"version\": 2"), 12, "\"version\": 9");
+  const auto read = parse_index(text, "index.json");
+  EXPECT_EQ(read.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(read.status().message()), HasSubstr("version 9; this program reads version 2"));
+}
+
+TEST(IndexTest, EveryTruncationIsAnErrorThatNamesTheFile) {
+  const std::string text = to_json(sample_index());
+  for (size_t length = 0; length + 1 < text.size(); ++length) { // the last byte is a newline
+    const auto read = parse_index(std::string_view(text).substr(0, length), "index.json");
+    ASSERT_EQ(read.status().code(), absl::StatusCode::kDataLoss) << length;
+    ASSERT_THAT(std::string(read.status().message()), HasSubstr("index.json"));
+  }
+}
+
+} // namespace
+} // namespace distill::checkpoint

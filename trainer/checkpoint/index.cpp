@@ -1,0 +1,313 @@
+#include "trainer/checkpoint/index.h"
+
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "trainer/models/checksum.h"
+#include "trainer/models/json.h"
+
+namespace distill::checkpoint {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kFormat = "distill-checkpoint";
+constexpr int kMaxDepth = 8;
+constexpr int64_t kMaxElements = int64_t{1} << 50;
+constexpr int64_t kMaxRanks = 1 << 20;
+
+// Members of the index that are plain integers of the state.
+struct StateKey {
+  const char* name;
+  int64_t TrainState::*member;
+  int64_t least;
+};
+constexpr StateKey kStateKeys[] = {
+    {"step", &TrainState::step, 0},
+    {"samples", &TrainState::samples, 0},
+    {"tokens", &TrainState::tokens, 0},
+    {"skipped_total", &TrainState::skipped_total, 0},
+    {"skipped_in_row", &TrainState::skipped_in_row, 0},
+    {"evaluated_step", &TrainState::evaluated_step, -1}};
+
+// Reads members of untrusted JSON; the first error stays.
+class Reader {
+ public:
+  explicit Reader(const std::string& source) : source_(source) {}
+
+  const absl::Status& status() const {
+    return status_;
+  }
+  void fail(const std::string& where, const std::string& what) {
+    if (status_.ok()) {
+      status_ = absl::DataLossError(absl::StrCat(source_, ": ", where, ": ", what));
+    }
+  }
+
+  int64_t integer(const Json& object, const std::string& where, const char* key, int64_t least, int64_t most) {
+    const Json* value = member(object, where, key);
+    if (value == nullptr) {
+      return least;
+    }
+    const bool fits = value->is_number_integer() &&
+        !(value->is_number_unsigned() &&
+          value->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
+    if (!fits || value->get<int64_t>() < least || value->get<int64_t>() > most) {
+      fail(where + key, absl::StrCat("expected an integer from ", least, " to ", most, ", found ", brief(*value)));
+      return least;
+    }
+    return value->get<int64_t>();
+  }
+
+  std::string text(const Json& object, const std::string& where, const char* key) {
+    const Json* value = member(object, where, key);
+    if (value == nullptr) {
+      return "";
+    }
+    if (!value->is_string()) {
+      fail(where + key, "expected a text, found " + brief(*value));
+      return "";
+    }
+    return value->get<std::string>();
+  }
+
+  // The elements of a list; none where there is no list.
+  const Json& list(const Json& object, const std::string& where, const char* key) {
+    static const Json empty = Json::array();
+    const Json* value = member(object, where, key);
+    if (value != nullptr && !value->is_array()) {
+      fail(where + key, "expected a list, found " + brief(*value));
+      return empty;
+    }
+    return value == nullptr ? empty : *value;
+  }
+
+  static std::string brief(const Json& value) {
+    std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+    return text.size() > 60 ? text.substr(0, 60) + "..." : text;
+  }
+
+ private:
+  const Json* member(const Json& object, const std::string& where, const char* key) {
+    if (!object.is_object()) {
+      fail(where, "expected an object, found " + brief(object));
+      return nullptr;
+    }
+    const auto it = object.find(key);
+    if (it == object.end()) {
+      fail(where + key, "is missing");
+      return nullptr;
+    }
+    return &*it;
+  }
+
+  std::string source_;
+  absl::Status status_;
+};
+
+std::vector<Unit> read_units(const Json& index, Reader& reader) {
+  std::vector<Unit> units;
+  for (const Json& entry : reader.list(index, "", "units")) {
+    const std::string where = absl::StrCat("units[", units.size(), "].");
+    Unit unit;
+    unit.name = reader.text(entry, where, "name");
+    unit.numel = reader.integer(entry, where, "numel", 1, kMaxElements);
+    for (const Json& param_entry : reader.list(entry, where, "params")) {
+      const std::string param_where = absl::StrCat(where, "params[", unit.params.size(), "].");
+      Param param;
+      param.name = reader.text(param_entry, param_where, "name");
+      param.offset = reader.integer(param_entry, param_where, "offset", 0, kMaxElements);
+      for (const Json& size : reader.list(param_entry, param_where, "shape")) {
+        param.shape.push_back(size.is_number_integer() ? size.get<int64_t>() : -1);
+      }
+      unit.params.push_back(std::move(param));
+    }
+    units.push_back(std::move(unit));
+  }
+  return units;
+}
+
+// A file beside the index, and nothing else.
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name[0] != '.' && name.size() <= 255 &&
+      std::all_of(
+          name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '.'; });
+}
+
+void read_ranges(const Json& entry, const std::string& where, Reader& reader, ShardFile& file) {
+  for (const Json& range : reader.list(entry, where, "ranges")) {
+    const bool pair = range.is_array() && range.size() == 2 && range[0].is_number_unsigned() &&
+        range[1].is_number_unsigned() && range[0].get<uint64_t>() <= static_cast<uint64_t>(kMaxElements) &&
+        range[1].get<uint64_t>() <= static_cast<uint64_t>(kMaxElements);
+    if (!pair) {
+      reader.fail(where + "ranges", "expected pairs of first element and count, found " + Reader::brief(range));
+      return;
+    }
+    file.ranges.push_back({range[0].get<int64_t>(), range[1].get<int64_t>()});
+  }
+}
+
+void read_sums(const Json& entry, const std::string& where, Reader& reader, ShardFile& file) {
+  for (const Json& sum : reader.list(entry, where, "xxh3")) {
+    const auto value = sum.is_string() ? models::parse_checksum(sum.get_ref<const std::string&>()) : std::nullopt;
+    if (!value) {
+      reader.fail(where + "xxh3", "expected 16 hexadecimal digits, found " + Reader::brief(sum));
+      return;
+    }
+    file.block_sums.push_back(*value);
+  }
+  const int64_t blocks = (file.bytes + kBlockBytes - 1) / kBlockBytes;
+  if (static_cast<int64_t>(file.block_sums.size()) != blocks) {
+    reader.fail(
+        where + "xxh3",
+        absl::StrCat(
+            "expected ", blocks, " checksums for ", file.bytes, " bytes in blocks of ", kBlockBytes, ", found ",
+            file.block_sums.size()));
+  }
+}
+
+std::vector<ShardFile> read_files(const Json& index, Reader& reader) {
+  std::vector<ShardFile> files;
+  for (const Json& entry : reader.list(index, "", "files")) {
+    const std::string where = absl::StrCat("files[", files.size(), "].");
+    ShardFile file;
+    file.name = reader.text(entry, where, "name");
+    if (reader.status().ok() && !is_plain_name(file.name)) {
+      reader.fail(where + "name", "expected the name of a file in this folder, found " + Reader::brief(file.name));
+    }
+    file.bytes = reader.integer(entry, where, "bytes", 1, std::numeric_limits<int64_t>::max() - kBlockBytes);
+    reader.integer(entry, where, "block_bytes", kBlockBytes, kBlockBytes);
+    read_ranges(entry, where, reader, file);
+    read_sums(entry, where, reader, file);
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+// Every unit lies in the files from its first element to its last, file after file.
+void check_coverage(const Index& index, Reader& reader) {
+  if (static_cast<int64_t>(index.files.size()) != index.shard) {
+    reader.fail("files", absl::StrCat("expected one for each of ", index.shard, " ranks, found ", index.files.size()));
+    return;
+  }
+  for (const ShardFile& file : index.files) {
+    if (file.ranges.size() != index.units.size()) {
+      reader.fail(
+          absl::StrCat("ranges of ", file.name),
+          absl::StrCat("expected one for each of ", index.units.size(), " units, found ", file.ranges.size()));
+      return;
+    }
+  }
+  for (size_t unit = 0; unit < index.units.size(); ++unit) {
+    int64_t next = 0;
+    for (const ShardFile& file : index.files) {
+      const Range& range = file.ranges[unit];
+      if (range.begin != next) {
+        reader.fail(
+            absl::StrCat("ranges of ", file.name, ", unit ", index.units[unit].name),
+            absl::StrCat("expected to begin at element ", next, ", found ", range.begin));
+        return;
+      }
+      next += range.numel;
+    }
+    if (next < index.units[unit].numel) {
+      reader.fail(
+          absl::StrCat("unit ", index.units[unit].name),
+          absl::StrCat(index.units[unit].numel, " elements, but the files hold ", next));
+      return;
+    }
+  }
+}
+
+} // namespace
+
+std::vector<Unit> describe_units(const std::vector<models::UnitLayout>& layouts) {
+  std::vector<Unit> units;
+  for (const models::UnitLayout& layout : layouts) {
+    Unit unit{layout.name, layout.numel, {}};
+    for (const models::ParamLayout& param : layout.params) {
+      unit.params.push_back({param.name, param.offset, param.shape});
+    }
+    units.push_back(std::move(unit));
+  }
+  return units;
+}
+
+std::string to_json(const Index& index) {
+  Json json{{"format", kFormat}, {"version", kFormatVersion}, {"program", index.info.program}};
+  for (const StateKey& key : kStateKeys) {
+    json[key.name] = index.state.*key.member;
+  }
+  json["model"] = index.info.identity.model;
+  json["optimizer"] = index.info.identity.optimizer;
+  json["data"] = index.info.identity.data;
+  json["tokenizer"] = index.info.identity.tokenizer;
+  json["student_folder"] = index.info.student_folder;
+  json["layout"] = {{"shard", index.shard}, {"replicate", index.replicate}};
+  json["units"] = Json::array();
+  for (const Unit& unit : index.units) {
+    Json params = Json::array();
+    for (const Param& param : unit.params) {
+      params.push_back({{"name", param.name}, {"offset", param.offset}, {"shape", param.shape}});
+    }
+    json["units"].push_back({{"name", unit.name}, {"numel", unit.numel}, {"params", params}});
+  }
+  json["files"] = Json::array();
+  for (const ShardFile& file : index.files) {
+    Json ranges = Json::array(), sums = Json::array();
+    for (const Range& range : file.ranges) {
+      ranges.push_back({range.begin, range.numel});
+    }
+    for (const uint64_t sum : file.block_sums) {
+      sums.push_back(models::checksum_text(sum));
+    }
+    json["files"].push_back(
+        {{"name", file.name}, {"bytes", file.bytes}, {"ranges", ranges}, {"block_bytes", kBlockBytes}, {"xxh3", sums}});
+  }
+  json["config"] = index.info.config;
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+absl::StatusOr<Index> parse_index(std::string_view text, const std::string& source) {
+  const auto json = models::parse_json(text, source, kMaxDepth);
+  if (!json.ok()) {
+    return absl::DataLossError(json.status().message());
+  }
+  Reader reader(source);
+  if (reader.text(*json, "", "format") != kFormat) {
+    return absl::DataLossError(absl::StrCat(source, ": not the index of a distill checkpoint"));
+  }
+  const int64_t version = reader.integer(*json, "", "version", 0, std::numeric_limits<int64_t>::max());
+  if (reader.status().ok() && version != kFormatVersion) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s: checkpoint format version %d; this program reads version %d", source, version, kFormatVersion));
+  }
+  Index index;
+  for (const StateKey& key : kStateKeys) {
+    index.state.*key.member = reader.integer(*json, "", key.name, key.least, std::numeric_limits<int64_t>::max() / 2);
+  }
+  index.info.program = reader.text(*json, "", "program");
+  index.info.identity.model = reader.text(*json, "", "model");
+  index.info.identity.optimizer = reader.text(*json, "", "optimizer");
+  index.info.identity.data = reader.text(*json, "", "data");
+  index.info.identity.tokenizer = reader.text(*json, "", "tokenizer");
+  index.info.student_folder = reader.text(*json, "", "student_folder");
+  index.info.config = reader.text(*json, "", "config");
+  if (const auto layout = json->find("layout"); layout != json->end()) {
+    index.shard = reader.integer(*layout, "layout.", "shard", 1, kMaxRanks);
+    index.replicate = reader.integer(*layout, "layout.", "replicate", 1, kMaxRanks);
+  } else {
+    reader.fail("layout", "is missing");
+  }
+  index.units = read_units(*json, reader);
+  index.files = read_files(*json, reader);
+  if (reader.status().ok()) {
+    check_coverage(index, reader);
+  }
+  if (!reader.status().ok()) {
+    return reader.status();
+  }
+  return index;
+}
+
+} // namespace distill::checkpoint

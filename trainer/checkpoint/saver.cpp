@@ -1,0 +1,264 @@
+#include "trainer/checkpoint/saver.h"
+
+#include "trainer/checkpoint/folder.h"
+#include "trainer/checkpoint/verified_file.h"
+#include "trainer/models/safetensors.h"
+
+namespace distill::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+int64_t total_bytes(const std::vector<NamedTensor>& tensors) {
+  int64_t bytes = 0;
+  for (const NamedTensor& named : tensors) {
+    bytes += static_cast<int64_t>(named.tensor.nbytes());
+  }
+  return bytes;
+}
+
+absl::StatusOr<std::vector<models::SafetensorsWriter::Entry>> file_entries(const std::vector<NamedTensor>& tensors) {
+  std::vector<models::SafetensorsWriter::Entry> entries;
+  for (const NamedTensor& named : tensors) {
+    auto dtype = models::safetensors_dtype(named.tensor.scalar_type());
+    if (!dtype.ok()) {
+      return dtype.status();
+    }
+    entries.emplace_back(named.name, models::TensorInfo{*std::move(dtype), named.tensor.sizes().vec(), 0, 0});
+  }
+  return entries;
+}
+
+// The boundary that a thread's exceptions travel to.
+absl::Status guarded(const std::function<absl::Status()>& work) {
+  try {
+    return work();
+  } catch (const c10::Error& error) {
+    return absl::InternalError(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
+
+} // namespace
+
+std::string Saved::text() const {
+  return absl::StrFormat(
+      "saved %s: %.3g GB written in %.2f s, training stood still for %.3f s", folder, 1e-9 * static_cast<double>(bytes),
+      write_seconds, stall_seconds);
+}
+
+Saver::Saver(
+    SaverOptions options, RunInfo info, sharding::ModelShards& model, optim::AdamW& optimizer,
+    const sharding::Mesh& mesh)
+    : options_(std::move(options)), info_(std::move(info)), model_(model), optimizer_(optimizer), mesh_(mesh) {
+  if (options_.async && mesh.replicate_rank == 0) {
+    snapshot_ = std::make_unique<Snapshot>(total_bytes(state_tensors(model, optimizer)), model.options().device);
+  }
+}
+
+Saver::~Saver() {
+  if (saving_ && saving_->work.valid()) {
+    saving_->work.wait();
+  }
+}
+
+absl::Status Saver::begin(const TrainState& state) {
+  TORCH_CHECK(!saving_, "a checkpoint is being saved already");
+  const Clock::time_point began = Clock::now();
+  const absl::Status made =
+      sharding::agree(mesh_, mesh_.is_main() ? make_partial(options_.run_dir, state.step) : absl::OkStatus());
+  if (!made.ok()) {
+    return made;
+  }
+  saving_.emplace();
+  saving_->state = state;
+  saving_->began = began;
+  if (mesh_.replicate_rank == 0) { // every replica has the same shards
+    std::vector<NamedTensor> tensors = state_tensors(model_, optimizer_);
+    if (snapshot_) {
+      snapshot_->take(tensors);
+    }
+    start([this, tensors = std::move(tensors)] { return write_shards(tensors); }, /*on_thread=*/options_.async);
+  }
+  saving_->stall_seconds = seconds_since(began);
+  return absl::OkStatus();
+}
+
+void Saver::start(std::function<absl::Status()> work, bool on_thread) {
+  if (on_thread) {
+    saving_->work = std::async(std::launch::async, [work = std::move(work)] { return guarded(work); });
+  } else {
+    saving_->result = guarded(work);
+  }
+}
+
+// From the snapshot, where there is one; else from the tensors themselves.
+absl::Status Saver::write_shards(const std::vector<NamedTensor>& tensors) {
+  const fs::path folder = partial_folder(options_.run_dir, saving_->state.step);
+  const auto entries = file_entries(tensors);
+  if (!entries.ok()) {
+    return entries.status();
+  }
+  BlockSums sums;
+  const auto sink = [&](const char* data, size_t size) {
+    sums.update(data, size);
+    saving_->file_bytes += static_cast<int64_t>(size);
+  };
+  auto writer = models::SafetensorsWriter::create((folder / rank_file(mesh_.shard_rank)).string(), *entries, {}, sink);
+  if (!writer.ok()) {
+    return writer.status();
+  }
+  absl::Status status;
+  if (snapshot_) {
+    status = snapshot_->read([&](const at::Tensor& bytes) { return (*writer)->append(bytes); });
+  } else {
+    for (const NamedTensor& named : tensors) {
+      status = status.ok() ? (*writer)->append(named.tensor.cpu().contiguous()) : status;
+    }
+  }
+  if (status.ok()) {
+    status = (*writer)->finish();
+  }
+  saving_->block_sums = sums.finish();
+  return status;
+}
+
+void Saver::before_update() {
+  if (snapshot_) {
+    snapshot_->before_update();
+  }
+}
+
+// The thread's result, once it has ended.
+void Saver::collect_result() {
+  if (saving_->work.valid() && saving_->work.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+    saving_->result = saving_->work.get();
+  }
+}
+
+Saver::Vote Saver::vote() {
+  if (!saving_) {
+    return {};
+  }
+  collect_result();
+  return {saving_->work.valid() ? 1 : 0, saving_->result.ok() ? 0 : 1};
+}
+
+// Checksums of every shard's file; all ranks take part, all get them.
+std::vector<std::vector<uint64_t>> Saver::exchange_sums() {
+  if (mesh_.host == nullptr) {
+    return {saving_->block_sums};
+  }
+  at::Tensor size = at::tensor({saving_->file_bytes, static_cast<int64_t>(saving_->block_sums.size())}, at::kLong);
+  mesh_.host->broadcast(size, /*root=*/0); // the shards are equal in size
+  saving_->file_bytes = size[0].item<int64_t>();
+  const int64_t blocks = size[1].item<int64_t>();
+  saving_->block_sums.resize(static_cast<size_t>(blocks));
+  const at::Tensor own = at::from_blob(saving_->block_sums.data(), {blocks}, at::kLong);
+  at::Tensor all = at::empty({mesh_.world_size * blocks}, at::kLong);
+  mesh_.host->all_gather(all, own);
+  std::vector<std::vector<uint64_t>> sums;
+  for (int64_t rank = 0; rank < mesh_.shard_size; ++rank) {
+    const auto* first = reinterpret_cast<const uint64_t*>(all.const_data_ptr<int64_t>()) + rank * blocks;
+    sums.emplace_back(first, first + blocks);
+  }
+  return sums;
+}
+
+absl::Status Saver::publish_on_main(const std::vector<std::vector<uint64_t>>& sums) {
+  Index index;
+  index.state = saving_->state;
+  index.info = info_;
+  index.shard = mesh_.shard_size;
+  index.replicate = mesh_.replicate_size;
+  std::vector<models::UnitLayout> layouts;
+  for (int64_t unit = 0; unit < model_.num_units(); ++unit) {
+    layouts.push_back(model_.unit(unit).layout);
+  }
+  index.units = describe_units(layouts);
+  for (int64_t rank = 0; rank < mesh_.shard_size; ++rank) {
+    ShardFile file;
+    file.name = rank_file(rank);
+    file.bytes = saving_->file_bytes;
+    file.block_sums = sums[static_cast<size_t>(rank)];
+    for (const models::UnitLayout& layout : layouts) {
+      const sharding::ShardRange range = sharding::shard_range(layout.numel, rank, mesh_.shard_size);
+      file.ranges.push_back({range.begin, range.numel});
+    }
+    index.files.push_back(std::move(file));
+  }
+  if (options_.before_publish) {
+    if (absl::Status status = options_.before_publish(); !status.ok()) {
+      return status;
+    }
+  }
+  if (absl::Status status = publish(options_.run_dir, index); !status.ok()) {
+    return status;
+  }
+  remove_old(options_.run_dir, index.state.step, options_.keep);
+  return absl::OkStatus();
+}
+
+std::optional<absl::StatusOr<Saved>> Saver::advance(const Vote& sums) {
+  if (!saving_ || sums.writing > 0) {
+    return std::nullopt;
+  }
+  if (sums.failed > 0) {
+    return end(
+        saving_->result.ok()
+            ? absl::AbortedError(absl::StrFormat("%d other rank(s) failed; their messages say why", sums.failed))
+            : saving_->result);
+  }
+  if (saving_->publishing) {
+    return end(absl::OkStatus());
+  }
+  saving_->publishing = true;
+  auto all_sums = exchange_sums();
+  if (mesh_.is_main()) {
+    start([this, all_sums = std::move(all_sums)] { return publish_on_main(all_sums); }, /*on_thread=*/options_.async);
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<Saved> Saver::end(absl::Status status) {
+  Saved saved;
+  saved.step = saving_->state.step;
+  saved.folder = checkpoint_folder(options_.run_dir, saved.step).string();
+  saved.bytes = saving_->file_bytes * mesh_.shard_size;
+  saved.stall_seconds = saving_->stall_seconds + (snapshot_ ? snapshot_->stall_seconds() : 0);
+  saved.write_seconds = seconds_since(saving_->began);
+  saving_.reset();
+  if (status.ok()) {
+    return saved;
+  }
+  if (mesh_.is_main()) {
+    std::error_code ignored;
+    fs::remove_all(partial_folder(options_.run_dir, saved.step), ignored);
+  }
+  return absl::Status(
+      status.code(), absl::StrCat("checkpoint of step ", saved.step, ": ", std::string(status.message())));
+}
+
+std::optional<absl::StatusOr<Saved>> Saver::finish() {
+  const Clock::time_point began = Clock::now();
+  const double stall_before = saving_ ? saving_->stall_seconds : 0;
+  while (saving_) {
+    if (saving_->work.valid()) {
+      saving_->work.wait();
+    }
+    const int64_t failed = sharding::sum_over_ranks(mesh_, vote().failed);
+    saving_->stall_seconds = stall_before + seconds_since(began);
+    if (auto result = advance({0, failed})) {
+      return result;
+    }
+  }
+  return std::nullopt;
+}
+
+} // namespace distill::checkpoint

@@ -1,0 +1,108 @@
+#include "trainer/checkpoint/snapshot.h"
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace distill::checkpoint {
+namespace {
+
+// A power of two: the allocator of page-locked memory rounds up to one.
+constexpr int64_t kChunkBytes = int64_t{64} << 20;
+
+c10::Stream current_stream(at::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+} // namespace
+
+Snapshot::Snapshot(int64_t bytes, at::Device device) : device_(device), bytes_(bytes) {
+  const bool pinned = !device.is_cpu();
+  for (int64_t begin = 0; begin < bytes; begin += kChunkBytes) {
+    const int64_t size = std::min(kChunkBytes, bytes - begin);
+    chunks_.push_back(at::empty({size}, at::TensorOptions().dtype(at::kByte).pinned_memory(pinned)));
+  }
+  if (pinned) {
+    stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+    ready_.emplace(device.type());
+    copied_.emplace(device.type());
+    wait_begin_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+    wait_end_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+  } else {
+    for (at::Tensor& chunk : chunks_) {
+      chunk.zero_(); // touched now, so that the first save is no slower than the others
+    }
+  }
+}
+
+void Snapshot::take(const std::vector<NamedTensor>& tensors) {
+  const auto copy = [&] {
+    int64_t position = 0;
+    for (const NamedTensor& named : tensors) {
+      TORCH_CHECK(named.tensor.is_contiguous(), named.name, ": a contiguous tensor is expected");
+      const at::Tensor bytes = named.tensor.view({-1}).view(at::kByte);
+      for (int64_t done = 0; done < bytes.numel();) {
+        at::Tensor& chunk = chunks_[static_cast<size_t>(position / kChunkBytes)];
+        const int64_t within = position % kChunkBytes;
+        const int64_t count = std::min(bytes.numel() - done, chunk.numel() - within);
+        chunk.narrow(0, within, count).copy_(bytes.narrow(0, done, count), /*non_blocking=*/true);
+        done += count;
+        position += count;
+      }
+    }
+    TORCH_CHECK(position == bytes_, position, " bytes copied where ", bytes_, " were announced");
+  };
+  if (!stream_) {
+    copy();
+    return;
+  }
+  // State that lies in host memory is copied by the host itself: everything that writes to it must be over.
+  // (Generators' states are bytes, and copies already.)
+  const bool any_on_host = std::any_of(tensors.begin(), tensors.end(), [](const NamedTensor& named) {
+    return named.tensor.is_cpu() && named.tensor.is_floating_point();
+  });
+  if (any_on_host) {
+    c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+  }
+  ready_->record(current_stream(device_)); // the update that these tensors hold
+  const c10::StreamGuard guard(*stream_);
+  ready_->block(*stream_);
+  copy();
+  copied_->record(*stream_);
+  waited_ = false;
+  timed_ = false;
+}
+
+void Snapshot::before_update() {
+  if (waited_) {
+    return;
+  }
+  const c10::Stream compute = current_stream(device_);
+  wait_begin_->record(compute);
+  copied_->block(compute);
+  wait_end_->record(compute);
+  waited_ = true;
+  timed_ = true;
+}
+
+double Snapshot::stall_seconds() {
+  if (!timed_) {
+    return 0;
+  }
+  timed_ = false;
+  wait_end_->synchronize();
+  return 1e-3 * wait_begin_->elapsedTime(*wait_end_);
+}
+
+absl::Status Snapshot::read(const std::function<absl::Status(const at::Tensor&)>& piece) {
+  if (copied_) {
+    copied_->synchronize();
+  }
+  for (const at::Tensor& chunk : chunks_) {
+    if (absl::Status status = piece(chunk); !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+} // namespace distill::checkpoint

@@ -1,0 +1,130 @@
+#include "trainer/run_checkpoints.h"
+
+#include <chrono>
+
+#include "trainer/config/dump.h"
+#include "trainer/config/reader.h"
+#include "trainer/metrics/log.h"
+
+namespace distill::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+std::string absolute_path(const std::string& path) {
+  std::error_code error;
+  const fs::path absolute = fs::absolute(path, error);
+  return error ? path : absolute.lexically_normal().string();
+}
+
+} // namespace
+
+std::vector<std::string> describe_resumption(const checkpoint::Resumed& resumed, const config::Config& config) {
+  std::vector<std::string> lines;
+  if (!resumed.damaged.empty()) {
+    lines.push_back("checkpoints that were damaged are set aside:" + resumed.damaged);
+  }
+  lines.push_back(absl::StrFormat(
+      "resumed from %s after step %d (%d samples)", resumed.folder, resumed.state.step, resumed.state.samples));
+  const config::ReadResult saved = config::read(resumed.info.config, resumed.folder, {});
+  if (!saved.problems.empty()) {
+    return lines; // written by a version with other keys
+  }
+  for (const std::string& difference : config::differences(saved.config, config)) {
+    lines.push_back("changed since the checkpoint: " + difference);
+  }
+  return lines;
+}
+
+RunCheckpoints::RunCheckpoints(
+    const config::Config& config, checkpoint::RunIdentity identity, sharding::ModelShards& student,
+    optim::AdamW& optimizer, const sharding::Mesh& mesh)
+    : config_(config), student_(student), optimizer_(optimizer), mesh_(mesh) {
+  info_.identity = std::move(identity);
+  info_.config = config::dump(config);
+  info_.program = "distill " DISTILL_VERSION;
+  info_.student_folder = absolute_path(config.student.path);
+}
+
+absl::StatusOr<checkpoint::Resumed> RunCheckpoints::resume(const std::string& folder) {
+  auto resumed = folder.empty()
+      ? checkpoint::resume_newest(config_.run.dir, info_.identity, student_, optimizer_, mesh_)
+      : checkpoint::resume_from(folder, info_.identity, student_, optimizer_, mesh_);
+  if (resumed.ok() && folder.empty()) {
+    saved_step_ = resumed->state.step;
+  }
+  return resumed;
+}
+
+void RunCheckpoints::open(RunJournal& journal, int64_t resumed_step) {
+  journal_ = &journal;
+  if (mesh_.is_main()) {
+    for (const std::string& folder : checkpoint::set_aside_after(config_.run.dir, resumed_step)) {
+      journal.info("set aside, since the run goes on from an earlier step: " + folder);
+    }
+  }
+  checkpoint::SaverOptions options;
+  options.run_dir = config_.run.dir;
+  options.keep = config_.checkpoint.keep;
+  options.async = config_.checkpoint.async && config_.checkpoint.every > 0;
+  options.before_publish = [this] { return journal_->sync(); };
+  saver_ = std::make_unique<checkpoint::Saver>(std::move(options), info_, student_, optimizer_, mesh_);
+}
+
+absl::Status RunCheckpoints::report(const absl::StatusOr<checkpoint::Saved>& saved, bool tolerated) {
+  if (saved.ok()) {
+    saved_step_ = saved->step;
+    journal_->message(saved->text());
+    return absl::OkStatus();
+  }
+  if (!tolerated) {
+    return saved.status();
+  }
+  metrics::log_warning(absl::StrCat(
+      std::string(saved.status().message()),
+      "; the checkpoints before it are as they were, training goes on (checkpoint.on_error: continue)"));
+  return absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::finish() {
+  const auto ended = saver_->finish();
+  return ended ? report(*ended, config_.checkpoint.on_error == "continue") : absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::advance(const checkpoint::Saver::Vote& sums) {
+  const auto ended = saver_->advance(sums);
+  return ended ? report(*ended, config_.checkpoint.on_error == "continue") : absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::save_periodic(const checkpoint::TrainState& state) {
+  if (saver_->in_flight()) {
+    const Clock::time_point began = Clock::now();
+    if (absl::Status status = finish(); !status.ok()) {
+      return status;
+    }
+    journal_->message(absl::StrFormat(
+        "the checkpoint of step %d waited %.2f s for the one before it; checkpoint.every is short for this disk",
+        state.step, std::chrono::duration<double>(Clock::now() - began).count()));
+  }
+  absl::Status status = saver_->begin(state);
+  if (!status.ok()) {
+    return report(status, config_.checkpoint.on_error == "continue");
+  }
+  return config_.checkpoint.async ? absl::OkStatus() : finish();
+}
+
+absl::Status RunCheckpoints::save_final(const checkpoint::TrainState& state) {
+  if (absl::Status status = finish(); !status.ok()) {
+    return status;
+  }
+  if (saved_step_ == state.step) {
+    return absl::OkStatus();
+  }
+  if (absl::Status status = saver_->begin(state); !status.ok()) {
+    return status;
+  }
+  return report(*saver_->finish(), /*tolerated=*/false);
+}
+
+} // namespace distill::trainer

@@ -14,14 +14,16 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ALLOWED = {
     "losses": set(),
     "data": set(),
+    "trainer/device": set(),
     "trainer/models": set(),
-    "trainer/config": {"losses"},
-    "trainer/metrics": {"losses", "data", "trainer/config", "trainer/models"},
-    "trainer/optim": {"trainer/config", "trainer/models", "trainer/sharding"},
-    "trainer/sharding": {"trainer/models"},
+    "trainer/config": {"losses", "trainer/models"},
+    "trainer/metrics": {"losses", "data", "trainer/config", "trainer/device", "trainer/models"},
+    "trainer/optim": {"trainer/config", "trainer/device", "trainer/models", "trainer/sharding"},
+    "trainer/sharding": {"trainer/device", "trainer/models"},
     "trainer/checkpoint": {"trainer/models", "trainer/optim", "trainer/sharding", "trainer/config", "trainer/metrics"},
     "trainer/launch": {"trainer/config", "trainer/metrics"},
-    "trainer/memory": {"losses", "trainer/config", "trainer/models", "trainer/sharding"},
+    "trainer/plan": {
+        "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/optim", "trainer/sharding"},
     "trainer": {"losses", "data", "trainer"},
     "apps": {"losses", "data", "trainer"},
 }

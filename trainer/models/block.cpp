@@ -124,10 +124,13 @@ BlockParams block_params(const UnitLayout& layout, const at::Tensor& flat) {
   };
 }
 
+std::vector<at::Tensor*> BlockKept::places() {
+  return {&x_NH, &attn_rstd_N, &qkv_NA, &q_rstd, &k_rstd, &attn_NQ, &lse, &mid_NH, &mlp_rstd_N, &gate_up_N2F};
+}
+
 std::vector<at::Tensor*> BlockKept::tensors() {
   std::vector<at::Tensor*> defined;
-  for (at::Tensor* tensor :
-       {&x_NH, &attn_rstd_N, &qkv_NA, &q_rstd, &k_rstd, &attn_NQ, &lse, &mid_NH, &mlp_rstd_N, &gate_up_N2F}) {
+  for (at::Tensor* tensor : places()) {
     if (tensor->defined()) {
       defined.push_back(tensor);
     }
@@ -143,12 +146,34 @@ int64_t BlockKept::bytes() const {
   return total;
 }
 
-int64_t block_kept_bytes_per_token(const ModelConfig& config, int64_t element_size) {
+std::vector<int64_t> block_kept_bytes(
+    const ModelConfig& config, int64_t tokens, int64_t element_size, bool input_only) {
+  const int64_t statistic = 4 * tokens;
+  const int64_t hidden = config.hidden_size * tokens * element_size;
+  if (input_only) {
+    return {hidden};
+  }
   const int64_t q_width = config.num_heads * config.head_dim;
   const int64_t kv_width = config.num_kv_heads * config.head_dim;
-  const int64_t elements = 2 * config.hidden_size + 2 * q_width + 2 * kv_width + 2 * config.intermediate_size;
-  const int64_t statistics = 2 + config.num_heads + (config.qk_norm ? config.num_heads + config.num_kv_heads : 0);
-  return elements * element_size + statistics * 4;
+  std::vector<int64_t> bytes{hidden, statistic, (q_width + 2 * kv_width) * tokens * element_size};
+  if (config.qk_norm) {
+    bytes.push_back(config.num_heads * statistic);
+    bytes.push_back(config.num_kv_heads * statistic);
+  }
+  bytes.push_back(q_width * tokens * element_size);
+  bytes.push_back(config.num_heads * statistic);
+  bytes.push_back(hidden);
+  bytes.push_back(statistic);
+  bytes.push_back(2 * config.intermediate_size * tokens * element_size);
+  return bytes;
+}
+
+int64_t block_kept_bytes_per_token(const ModelConfig& config, int64_t element_size) {
+  int64_t total = 0;
+  for (const int64_t bytes : block_kept_bytes(config, /*tokens=*/1, element_size, /*input_only=*/false)) {
+    total += bytes;
+  }
+  return total;
 }
 
 BlockKept keep_input_only(const at::Tensor& x_NH) {

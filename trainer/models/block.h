@@ -49,13 +49,17 @@ struct BlockKept {
   bool input_only() const {
     return !gate_up_N2F.defined();
   }
-  // Defined tensors, for offload.
+  // Every tensor in one order, the undefined ones too: which of them a block keeps never changes.
+  std::vector<at::Tensor*> places();
+  // The defined ones.
   std::vector<at::Tensor*> tensors();
   int64_t bytes() const;
 };
 
-// Bytes per token that BlockKept holds, without running anything: for the memory plan. `element_size` of the compute
-// dtype; statistics count 4 bytes each.
+// Bytes of each tensor of BlockKept, in the order of BlockKept::tensors(), without running anything: for the memory plan
+// and for the host memory that offloaded blocks need. `element_size` of the compute dtype; statistics count 4 bytes
+// each.
+std::vector<int64_t> block_kept_bytes(const ModelConfig& config, int64_t tokens, int64_t element_size, bool input_only);
 int64_t block_kept_bytes_per_token(const ModelConfig& config, int64_t element_size);
 
 // Keeps the input alone: block_backward then runs the forward pass again first.

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+
+// What only CUDA can do: device_hooks_cuda.cpp or device_hooks_no_cuda.cpp.
+namespace distill::device {
+
+// The device's allocator reports to hooks:: (memory_tracker.h) from now on, failed requests included.
+void hook_device_allocator(at::Device device);
+
+// Makes mapped host memory known to the driver, so that copies to and from the device run beside the kernels. Null, or
+// what the driver complained of.
+const char* pin_host_memory(void* data, size_t bytes);
+void unpin_host_memory(void* data);
+
+// NUMA node of the device; nullopt: unknown.
+std::optional<int> numa_node(at::Device device);
+
+// Bytes that tensors have allocated, and that the allocator has taken from the device; peaks since the last reset.
+struct AllocatorBytes {
+  int64_t allocated = 0;
+  int64_t allocated_peak = 0;
+  int64_t reserved = 0;
+  int64_t reserved_peak = 0;
+};
+AllocatorBytes allocator_bytes(at::Device device); // zeros on the CPU
+void reset_allocator_peaks(at::Device device);
+// Taken on the device by all processes; 0 on the CPU.
+int64_t used_device_bytes(at::Device device);
+
+// The allocator takes no more than this from the device.
+void limit_device_memory(at::Device device, int64_t bytes);
+
+// Every block from now on, for memory_viz; and the snapshot as a pickle. On the CPU: empty.
+void record_allocator_history(bool enabled);
+std::string allocator_snapshot_pickle();
+
+} // namespace distill::device

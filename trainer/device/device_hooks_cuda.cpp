@@ -1,0 +1,102 @@
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/csrc/cuda/memory_snapshot.h>
+
+#include <fstream>
+
+#include "trainer/device/device_hooks.h"
+#include "trainer/device/memory_tracker.h"
+
+namespace distill::device {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+void hook_device_allocator(at::Device device) {
+  using Entry = c10::CachingDeviceAllocator::TraceEntry;
+  // Called under the allocator's lock: nothing here may allocate device memory.
+  allocator::attachAllocatorTraceTracker([index = device.index()](const Entry& entry) {
+    if (entry.device_ != index) {
+      return;
+    }
+    const auto* address = reinterpret_cast<const void*>(entry.addr_);
+    if (entry.action_ == Entry::ALLOC) {
+      hooks::on_allocate(address, static_cast<int64_t>(entry.size_));
+    } else if (entry.action_ == Entry::FREE_COMPLETED) {
+      hooks::on_release(address);
+    }
+  });
+  allocator::attachOutOfMemoryObserver([](int64_t, int64_t bytes, int64_t, int64_t) { hooks::on_failure(bytes); });
+}
+
+const char* pin_host_memory(void* data, size_t bytes) {
+  const cudaError_t error = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();
+    return cudaGetErrorString(error);
+  }
+  return nullptr;
+}
+
+void unpin_host_memory(void* data) {
+  (void)cudaHostUnregister(data);
+}
+
+std::optional<int> numa_node(at::Device device) {
+  char id[32] = {};
+  if (!device.is_cuda() || cudaDeviceGetPCIBusId(id, sizeof(id), device.index()) != cudaSuccess) {
+    return std::nullopt;
+  }
+  std::string name = id;
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  std::ifstream file("/sys/bus/pci/devices/" + name + "/numa_node");
+  int node = -1;
+  return file >> node && node >= 0 ? std::optional(node) : std::nullopt;
+}
+
+AllocatorBytes allocator_bytes(at::Device device) {
+  if (!device.is_cuda()) {
+    return {};
+  }
+  const auto stats = allocator::getDeviceStats(device.index());
+  return {
+      stats.allocated_bytes[0].current, stats.allocated_bytes[0].peak, stats.reserved_bytes[0].current,
+      stats.reserved_bytes[0].peak};
+}
+
+void reset_allocator_peaks(at::Device device) {
+  if (device.is_cuda()) {
+    allocator::resetPeakStats(device.index());
+  }
+}
+
+int64_t used_device_bytes(at::Device device) {
+  if (!device.is_cuda()) {
+    return 0;
+  }
+  const c10::cuda::CUDAGuard guard(device.index());
+  size_t free = 0, total = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return static_cast<int64_t>(total - free);
+}
+
+void limit_device_memory(at::Device device, int64_t bytes) {
+  if (!device.is_cuda()) {
+    return;
+  }
+  const c10::cuda::CUDAGuard guard(device.index());
+  size_t free = 0, total = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  allocator::setMemoryFraction(std::min(1.0, static_cast<double>(bytes) / static_cast<double>(total)), device.index());
+}
+
+void record_allocator_history(bool enabled) {
+  torch::cuda::_record_memory_history(
+      enabled ? std::optional<std::string>("all") : std::nullopt, /*context=*/std::nullopt, /*stacks=*/"python",
+      /*max_entries=*/200'000);
+}
+
+std::string allocator_snapshot_pickle() {
+  return torch::cuda::_memory_snapshot_pickled();
+}
+
+} // namespace distill::device

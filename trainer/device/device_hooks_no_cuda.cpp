@@ -1,0 +1,29 @@
+#include "trainer/device/device_hooks.h"
+
+// A build without CUDA has no device but the CPU, for which there is nothing to do.
+namespace distill::device {
+
+void hook_device_allocator(at::Device device) {
+  TORCH_CHECK(device.is_cpu(), "this build has no CUDA: ", device, " cannot be tracked");
+}
+const char* pin_host_memory(void*, size_t) {
+  return nullptr;
+}
+void unpin_host_memory(void*) {}
+std::optional<int> numa_node(at::Device) {
+  return std::nullopt;
+}
+AllocatorBytes allocator_bytes(at::Device) {
+  return {};
+}
+void reset_allocator_peaks(at::Device) {}
+int64_t used_device_bytes(at::Device) {
+  return 0;
+}
+void limit_device_memory(at::Device, int64_t) {}
+void record_allocator_history(bool) {}
+std::string allocator_snapshot_pickle() {
+  return {};
+}
+
+} // namespace distill::device

@@ -1,0 +1,132 @@
+#include "trainer/device/host_slab.h"
+
+#include <ATen/ops/from_blob.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <thread>
+
+#include "trainer/device/device_hooks.h"
+
+namespace distill::device {
+namespace {
+
+constexpr int64_t kPage = 4096;
+constexpr double kGiB = 1 << 30;
+
+// The number in a file of one line; nullopt for "max", or where there is no such file.
+std::optional<int64_t> read_number(const std::string& path) {
+  std::ifstream file(path);
+  int64_t value = 0;
+  return file >> value ? std::optional(value) : std::nullopt;
+}
+
+int64_t system_available() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string key; file >> key;) {
+    int64_t kib = 0;
+    if (key == "MemAvailable:" && file >> kib) {
+      return kib * 1024;
+    }
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return std::numeric_limits<int64_t>::max();
+}
+
+// Room under the control group's limit, version 2 or 1.
+std::optional<int64_t> group_available() {
+  const std::pair<const char*, const char*> kFiles[] = {
+      {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
+      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
+  for (const auto& [limit_file, usage_file] : kFiles) {
+    const auto limit = read_number(limit_file);
+    const auto usage = read_number(usage_file);
+    if (limit && usage) {
+      return *limit - *usage;
+    }
+  }
+  return std::nullopt;
+}
+
+// Pages that are not touched yet come from this node where it has room (libnuma's mbind, without the library).
+void prefer_node(void* data, int64_t bytes, int node) {
+  constexpr int kMpolPreferred = 1;
+  if (node < 64) {
+    const unsigned long mask = 1UL << node;
+    ::syscall(SYS_mbind, data, bytes, kMpolPreferred, &mask, sizeof(mask) * 8, 0); // best effort
+  }
+}
+
+void touch(char* data, int64_t bytes) {
+  const int64_t workers = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, 16);
+  const int64_t share = (bytes / workers + kPage) / kPage * kPage;
+  std::vector<std::thread> threads;
+  for (int64_t begin = 0; begin < bytes; begin += share) {
+    threads.emplace_back([=] { std::memset(data + begin, 0, static_cast<size_t>(std::min(share, bytes - begin))); });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+} // namespace
+
+int64_t available_host_bytes() {
+  return std::min(system_available(), group_available().value_or(std::numeric_limits<int64_t>::max()));
+}
+
+absl::StatusOr<std::shared_ptr<HostSlab>> HostSlab::allocate(
+    int64_t bytes, at::Device device, int64_t processes_on_host, const std::string& what) {
+  const int64_t available = available_host_bytes();
+  if (bytes > available / std::max<int64_t>(1, processes_on_host)) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%s: expected %.2f GiB of host memory for each of %d process(es) on this host, found %.2f GiB available in "
+        "all; keep more on the device (memory.activation: recompute, memory.optimizer: device), use a smaller "
+        "train.micro_batch_size, or run on a host with more memory",
+        what, static_cast<double>(bytes) / kGiB, processes_on_host, static_cast<double>(available) / kGiB));
+  }
+  const int64_t mapped = std::max<int64_t>(kPage, (bytes + kPage - 1) / kPage * kPage);
+  void* data = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%s: cannot map %.2f GiB of host memory: %s", what, static_cast<double>(bytes) / kGiB, std::strerror(errno)));
+  }
+  ::madvise(data, mapped, MADV_HUGEPAGE);
+  if (const auto node = numa_node(device)) {
+    prefer_node(data, mapped, *node);
+  }
+  touch(static_cast<char*>(data), mapped);
+  if (device.is_cuda()) {
+    if (const char* problem = pin_host_memory(data, mapped)) {
+      ::munmap(data, mapped);
+      return absl::ResourceExhaustedError(absl::StrFormat(
+          "%s: cannot pin %.2f GiB of host memory: %s; raise the limit of locked memory (ulimit -l)", what,
+          static_cast<double>(bytes) / kGiB, problem));
+    }
+  }
+  return std::shared_ptr<HostSlab>(new HostSlab(static_cast<char*>(data), mapped, device.is_cuda()));
+}
+
+HostSlab::~HostSlab() {
+  if (pinned_) {
+    unpin_host_memory(data_);
+  }
+  ::munmap(data_, bytes_);
+}
+
+at::Tensor HostSlab::take(const std::shared_ptr<HostSlab>& slab, int64_t bytes) {
+  TORCH_CHECK(
+      slab != nullptr && slab->used_ + bytes <= slab->bytes_, "host slab of ", slab ? slab->bytes_ : 0,
+      " bytes, of which ", slab ? slab->used_ : 0, " are used, has no ", bytes, " bytes left");
+  char* data = slab->data_ + slab->used_;
+  slab->used_ += aligned(bytes);
+  return at::from_blob(
+      data, {bytes}, [slab](void*) {}, at::TensorOptions().dtype(at::kByte));
+}
+
+} // namespace distill::device

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/statusor.h>
+
+#include <memory>
+#include <string>
+
+namespace distill::device {
+
+// Host memory that this process may still take: what the system says is available, or less where a control group sets
+// a limit.
+int64_t available_host_bytes();
+
+// One stretch of host memory for the life of the run, for what does not stay on the device. On CUDA it lies on the
+// device's NUMA node and is pinned; every page is touched at the start. Anonymous memory: it ends with the process,
+// however that ends.
+class HostSlab {
+ public:
+  // `what`: the keys that ask for it. ResourceExhausted where the host has less than `bytes` for each of
+  // `processes_on_host`, with both numbers; nothing was taken then.
+  static absl::StatusOr<std::shared_ptr<HostSlab>> allocate(
+      int64_t bytes, at::Device device, int64_t processes_on_host, const std::string& what);
+  ~HostSlab();
+  HostSlab(const HostSlab&) = delete;
+  HostSlab& operator=(const HostSlab&) = delete;
+
+  // The next `bytes` as a uint8 tensor, aligned to kAlignment; keeps the slab alive. Throws where the slab is used up.
+  static at::Tensor take(const std::shared_ptr<HostSlab>& slab, int64_t bytes);
+
+  int64_t bytes() const {
+    return bytes_;
+  }
+
+  static constexpr int64_t kAlignment = 512;
+  static int64_t aligned(int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+ private:
+  HostSlab(char* data, int64_t bytes, bool pinned) : data_(data), bytes_(bytes), pinned_(pinned) {}
+
+  char* data_;
+  int64_t bytes_;
+  bool pinned_;
+  int64_t used_ = 0;
+};
+
+} // namespace distill::device

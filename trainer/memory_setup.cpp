@@ -1,0 +1,145 @@
+#include "trainer/memory_setup.h"
+
+#include <ATen/Parallel.h>
+
+#include "trainer/device/device_hooks.h"
+#include "trainer/device/memory_tracker.h"
+#include "trainer/metrics/device.h"
+#include "trainer/metrics/log.h"
+
+namespace distill::trainer {
+namespace {
+
+constexpr double kGiB = 1 << 30;
+
+double gib(int64_t bytes) {
+  return static_cast<double>(bytes) / kGiB;
+}
+
+std::string changes_text(const plan::Plan& plan) {
+  std::string text;
+  for (const plan::Change& change : plan.changes) {
+    absl::StrAppend(
+        &text, "\n  ", change.text(), absl::StrFormat("  (predicted peak %.2f GiB)", gib(change.peak_bytes)));
+  }
+  return text;
+}
+
+} // namespace
+
+absl::StatusOr<plan::Plan> plan_run(
+    const config::Config& config, const Environment& environment, const models::ModelConfig& student,
+    const models::ModelConfig* teacher, int64_t world_size, int64_t ranks_on_host) {
+  const bool cuda = environment.device.is_cuda();
+  const auto machine = plan::machine_of(config, cuda);
+  if (!machine.ok()) {
+    return machine.status();
+  }
+  ranks_on_host = std::max<int64_t>(1, ranks_on_host);
+  plan::Target target;
+  target.cuda = cuda;
+  target.student_dtype = environment.student_dtype;
+  target.teacher_dtype = environment.teacher_dtype;
+  target.world_size = world_size;
+  target.ranks_per_node = ranks_on_host;
+  target.threads = at::get_num_threads();
+  const int64_t memory = metrics::device_info(environment.device).memory_bytes;
+  return plan::make_plan(
+      {config, student, teacher, target, *machine,
+       /*device_bytes=*/cuda ? memory : memory / ranks_on_host,
+       /*host_bytes=*/device::available_host_bytes() / ranks_on_host});
+}
+
+absl::Status check_fits(const config::Config& config, const plan::Plan& plan) {
+  if (plan.fits() || config.memory.on_overflow == "warn") {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the memory plan does not fit: ", absl::StrJoin(plan.overflows, "; "),
+      plan.changes.empty() ? "" : "\nwhat would fit, the fastest first:", changes_text(plan),
+      "\n`distill plan` shows the whole plan; memory.on_overflow=warn tries anyway"));
+}
+
+absl::StatusOr<MemorySetup> set_up_memory(
+    const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks) {
+  const models::ModelConfig* teacher = inputs.teacher ? &inputs.teacher->config : nullptr;
+  auto plan = plan_run(config, environment, inputs.student.config, teacher, ranks.world_size, ranks.local_world_size);
+  if (!plan.ok()) {
+    return plan.status();
+  }
+  if (absl::Status status = check_fits(config, *plan); !status.ok()) {
+    return status;
+  }
+  if (!plan->fits() && ranks.rank == 0) {
+    metrics::log_warning("the memory plan does not fit, trying anyway: " + absl::StrJoin(plan->overflows, "; "));
+  }
+  if (environment.device.is_cuda() || config.memory.limit_gib > 0) {
+    device::track_memory(environment.device);
+  }
+  if (config.memory.limit_gib > 0) {
+    const auto limit = static_cast<int64_t>(config.memory.limit_gib * kGiB);
+    if (environment.device.is_cuda()) {
+      device::limit_device_memory(environment.device, limit);
+    } else {
+      device::limit_cpu_memory(limit);
+    }
+  }
+  MemorySetup setup;
+  setup.plan = *std::move(plan);
+  const auto take = [&](int64_t bytes, const char* key) -> absl::StatusOr<std::shared_ptr<device::HostSlab>> {
+    if (bytes == 0) {
+      return nullptr;
+    }
+    return device::HostSlab::allocate(bytes, environment.device, ranks.local_world_size, key);
+  };
+  auto activations = take(setup.plan.memory.host_activations, "memory.activation");
+  if (!activations.ok()) {
+    return activations.status();
+  }
+  setup.activations = *std::move(activations);
+  auto optimizer = take(setup.plan.memory.host_optimizer, "memory.optimizer");
+  if (!optimizer.ok()) {
+    return optimizer.status();
+  }
+  setup.optimizer = *std::move(optimizer);
+  return setup;
+}
+
+std::string out_of_memory_report(
+    const config::Config& config, const launch::RankInfo& ranks, const std::string& error) {
+  const device::MemoryUse use = device::memory_use();
+  const int64_t held = device::total(use.now), asked = device::failed_request_bytes();
+  std::string text = absl::StrFormat(
+      "out of memory on rank %d: %.3f GiB were asked for while tensors held %.3f GiB", ranks.rank, gib(asked),
+      gib(held));
+  for (size_t i = 0; i < device::kNumCategories; ++i) {
+    if (use.now[i] > 0) {
+      absl::StrAppendFormat(
+          &text, "\n  %-14s %8.3f GiB", device::category_name(static_cast<device::Category>(i)), gib(use.now[i]));
+    }
+  }
+  const auto environment = resolve_environment(config, ranks.local_rank);
+  const auto student = models::read_model_config(config.student.path);
+  const auto teacher = config.teacher.path.empty() ? student : models::read_model_config(config.teacher.path);
+  if (environment.ok() && student.ok() && teacher.ok()) {
+    const auto plan_of = [&](const config::Config& changed) {
+      return plan_run(
+          changed, *environment, *student, config.teacher.path.empty() ? nullptr : &*teacher, ranks.world_size,
+          ranks.local_world_size);
+    };
+    if (const auto plan = plan_of(config); plan.ok()) {
+      absl::StrAppendFormat(&text, "\nthe plan had predicted a peak of %.3f GiB", gib(plan->memory.peak()));
+      // What is missing is missing from the prediction too: the changes have to fit that much better.
+      config::Config tighter = config;
+      const double share = static_cast<double>(held) / static_cast<double>(std::max<int64_t>(1, held + asked));
+      tighter.memory.budget_gib = std::min(share, 0.98) * gib(plan->memory.peak());
+      const auto other = plan_of(tighter);
+      if (other.ok() && !other->changes.empty()) {
+        absl::StrAppend(&text, "\nwhat would fit, the fastest first:", changes_text(*other));
+      }
+    }
+  }
+  return absl::StrCat(text, "\n  the allocator said: ", error.substr(0, error.find('\n')));
+}
+
+} // namespace distill::trainer

@@ -1,0 +1,127 @@
+#include "trainer/plan/advice.h"
+
+namespace distill::plan {
+namespace {
+
+constexpr size_t kMaxChanges = 3;
+
+// One key with a value that may help.
+struct Candidate {
+  std::string key;
+  std::string value;
+  std::function<void(config::Config&)> apply;
+  std::function<void(Target&)> apply_target = nullptr;
+};
+
+std::vector<Candidate> candidates_of(const PlanRequest& request) {
+  const config::Config& config = request.config;
+  std::vector<Candidate> candidates;
+  const auto add = [&](std::string key, std::string value, std::function<void(config::Config&)> apply) {
+    candidates.push_back({std::move(key), std::move(value), std::move(apply)});
+  };
+  const auto add_number = [&](std::string key, int64_t value, std::function<void(config::Config&)> apply) {
+    add(std::move(key), absl::StrCat(value), std::move(apply));
+  };
+  if (config.memory.activation != "auto") {
+    add("memory.activation", "auto", [](config::Config& c) { c.memory.activation = "auto"; });
+  }
+  if (config.memory.optimizer == "device") {
+    add("memory.optimizer", "host", [](config::Config& c) { c.memory.optimizer = "host"; });
+  }
+  for (int64_t cap = config.chunks.memory_cap_mb / 2; cap >= 64; cap /= 2) {
+    add_number("loss.memory_cap_mb", cap, [cap](config::Config& c) { c.chunks.memory_cap_mb = cap; });
+  }
+  for (int64_t batch = config.train.micro_batch_size / 2; batch >= 1; batch /= 2) {
+    if (config.train.global_batch_size % (batch * request.target.world_size) == 0) {
+      add_number("train.micro_batch_size", batch, [batch](config::Config& c) { c.train.micro_batch_size = batch; });
+    }
+  }
+  for (int64_t length = config.data.seq_len / 2; length >= 256; length /= 2) {
+    add_number("data.seq_len", length, [length](config::Config& c) { c.data.seq_len = length; });
+  }
+  for (int64_t copies = config.parallel.replicate - 1; copies >= 1; --copies) {
+    if (config.parallel.shard == 0 && request.target.world_size % copies == 0) {
+      add_number("parallel.replicate", copies, [copies](config::Config& c) { c.parallel.replicate = copies; });
+    }
+  }
+  if (config.parallel.replicate == 1 && config.parallel.shard == 0) {
+    for (int64_t ranks = request.target.world_size * 2; ranks <= request.target.world_size * 8; ranks *= 2) {
+      // The same micro-batch on more ranks; the global batch grows where it must.
+      Candidate more{"ranks", absl::StrCat(ranks), [ranks](config::Config& c) {
+                       const int64_t samples = ranks * c.train.micro_batch_size;
+                       c.train.global_batch_size = (c.train.global_batch_size + samples - 1) / samples * samples;
+                     }};
+      more.apply_target = [ranks](Target& target) { target.world_size = ranks; };
+      candidates.push_back(std::move(more));
+    }
+  }
+  return candidates;
+}
+
+std::optional<Change> attempt(
+    const PlanRequest& request, const std::vector<const Candidate*>& together, const Planner& planner) {
+  config::Config config = request.config;
+  Target target = request.target;
+  Change change;
+  for (const Candidate* candidate : together) {
+    candidate->apply(config);
+    if (candidate->apply_target) {
+      candidate->apply_target(target);
+    }
+    change.settings.emplace_back(candidate->key, candidate->value);
+  }
+  const PlanRequest changed{config,          request.student,      request.teacher,   target,
+                            request.machine, request.device_bytes, request.host_bytes};
+  const auto plan = planner(changed);
+  if (!plan.ok() || !plan->fits()) {
+    return std::nullopt;
+  }
+  for (auto& [key, value] : change.settings) {
+    if (key == "memory.activation") { // what auto came to, which is what there is to write
+      value = models::policies_text(plan->shape.policies);
+    }
+  }
+  change.peak_bytes = plan->memory.peak();
+  change.seconds_per_token = 1 / plan->time.tokens_per_second * static_cast<double>(plan->shape.ranks()) /
+      static_cast<double>(request.target.world_size);
+  return change;
+}
+
+} // namespace
+
+std::vector<Change> cheapest_changes(const PlanRequest& request, const Planner& planner) {
+  const std::vector<Candidate> candidates = candidates_of(request);
+  std::vector<Change> changes;
+  std::vector<std::string> solved; // keys whose mildest value that fits was found
+  for (const Candidate& candidate : candidates) {
+    if (std::find(solved.begin(), solved.end(), candidate.key) == solved.end()) {
+      if (auto change = attempt(request, {&candidate}, planner)) {
+        changes.push_back(*std::move(change));
+        solved.push_back(candidate.key);
+      }
+    }
+  }
+  if (changes.empty()) {
+    std::vector<std::pair<std::string, std::string>> solved_pairs;
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      for (size_t k = i + 1; k < candidates.size(); ++k) {
+        const std::pair keys(candidates[i].key, candidates[k].key);
+        if (keys.first == keys.second ||
+            std::find(solved_pairs.begin(), solved_pairs.end(), keys) != solved_pairs.end()) {
+          continue;
+        }
+        if (auto change = attempt(request, {&candidates[i], &candidates[k]}, planner)) {
+          changes.push_back(*std::move(change));
+          solved_pairs.push_back(keys);
+        }
+      }
+    }
+  }
+  std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) {
+    return a.seconds_per_token < b.seconds_per_token;
+  });
+  changes.resize(std::min(changes.size(), kMaxChanges));
+  return changes;
+}
+
+} // namespace distill::plan

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+// What an allocator makes of requests, without memory behind it.
+namespace distill::plan {
+
+// Stands for one allocated block.
+using BlockId = int64_t;
+
+class AllocatorModel {
+ public:
+  virtual ~AllocatorModel() = default;
+  virtual BlockId allocate(int64_t bytes) = 0;
+  virtual void release(BlockId block) = 0;
+  // Bytes that the block counts with.
+  virtual int64_t size(BlockId block) const = 0;
+  // Taken from the device.
+  virtual int64_t reserved() const = 0;
+};
+
+// libtorch's CPU allocator: as many bytes as were asked for.
+std::unique_ptr<AllocatorModel> exact_allocator();
+
+// libtorch's CUDA caching allocator on one stream, with its default settings: requests are rounded up to 512 bytes and
+// cut, best fit, from segments of 2 MiB (requests up to 1 MiB), 20 MiB (below 10 MiB) or a multiple of 2 MiB; a rest is
+// split off where it is worth it, and neighbours are merged again (c10/cuda/CUDACachingAllocator.cpp).
+std::unique_ptr<AllocatorModel> caching_allocator();
+
+} // namespace distill::plan

@@ -1,0 +1,110 @@
+#include "trainer/plan/machine.h"
+
+#include <ATen/Parallel.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "trainer/metrics/host_memory.h"
+#include "trainer/models/json.h"
+
+namespace distill::plan {
+namespace {
+
+struct Member {
+  const char* name;
+  double Machine::*value;
+};
+constexpr Member kMembers[] = {
+    {"memory_gib", &Machine::memory_gib},
+    {"matmul_flops", &Machine::matmul_flops},
+    {"attention_forward_flops", &Machine::attention_forward_flops},
+    {"attention_backward_flops", &Machine::attention_backward_flops},
+    {"memory_bytes", &Machine::memory_bytes},
+    {"host_bytes", &Machine::host_bytes},
+    {"gather_bytes", &Machine::gather_bytes},
+    {"reduce_bytes", &Machine::reduce_bytes},
+    {"node_bytes", &Machine::node_bytes},
+    {"overlap_cost", &Machine::overlap_cost},
+    {"copy_cost", &Machine::copy_cost},
+    {"launch_seconds", &Machine::launch_seconds},
+};
+constexpr int64_t kMaxBytes = 1 << 20;
+
+} // namespace
+
+Machine h200() {
+  return {
+      .name = "NVIDIA H200",
+      .memory_gib = 139.8,
+      .matmul_flops = 740e12,
+      .attention_forward_flops = 560e12,
+      .attention_backward_flops = 450e12,
+      .memory_bytes = 3.9e12,
+      .host_bytes = 54e9,
+      .gather_bytes = 334e9,
+      .reduce_bytes = 344e9,
+      .node_bytes = 45e9,
+      .overlap_cost = 0.85,
+      .copy_cost = 0.05,
+      .launch_seconds = 4e-6};
+}
+
+Machine generic_cpu() {
+  const double cores = at::get_num_threads();
+  return {
+      .name = "CPU",
+      .memory_gib = static_cast<double>(metrics::host_memory_bytes()) / (1 << 30),
+      .matmul_flops = 40e9 * cores,
+      .attention_forward_flops = 15e9 * cores,
+      .attention_backward_flops = 15e9 * cores,
+      .memory_bytes = 8e9,
+      .host_bytes = 8e9,
+      .gather_bytes = 1e9,
+      .reduce_bytes = 0.5e9,
+      .node_bytes = 0.5e9,
+      .overlap_cost = 1,
+      .copy_cost = 1,
+      .launch_seconds = 5e-6};
+}
+
+absl::StatusOr<Machine> read_machine(const std::string& path) {
+  const auto text = models::read_text_file(path, kMaxBytes);
+  if (!text.ok()) {
+    return text.status();
+  }
+  const auto json = models::parse_json(*text, path, /*max_depth=*/4);
+  if (!json.ok()) {
+    return json.status();
+  }
+  Machine machine;
+  if (!json->is_object() || !json->contains("name") || !(*json)["name"].is_string()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": expected what `distill plan --calibrate` writes, an object with a name, found another"));
+  }
+  machine.name = (*json)["name"];
+  for (const Member& member : kMembers) {
+    const auto found = json->find(member.name);
+    const bool is_cost = member.value == &Machine::overlap_cost || member.value == &Machine::copy_cost;
+    if (found == json->end() || !found->is_number() || !(is_cost ? *found >= 0.0 : *found > 0.0)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          path, ": ", member.name, ": expected a positive number, found ",
+          found == json->end() ? "none" : found->dump(), "; `distill plan --calibrate` writes such a file"));
+    }
+    machine.*member.value = *found;
+  }
+  return machine;
+}
+
+absl::Status write_machine(const Machine& machine, const std::string& path) {
+  nlohmann::ordered_json json{{"name", machine.name}};
+  for (const Member& member : kMembers) {
+    json[member.name] = machine.*member.value;
+  }
+  std::ofstream file(path);
+  file << json.dump(1) << "\n";
+  file.close();
+  return file ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrCat(path, ": cannot write"));
+}
+
+} // namespace distill::plan

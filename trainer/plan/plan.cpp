@@ -1,0 +1,96 @@
+#include "trainer/plan/plan.h"
+
+#include "trainer/plan/advice.h"
+#include "trainer/plan/solver.h"
+
+namespace distill::plan {
+namespace {
+
+constexpr double kGiB = 1 << 30;
+
+int64_t gib_to_bytes(double gib) {
+  return static_cast<int64_t>(gib * kGiB);
+}
+
+// What of a prediction is beyond a limit.
+std::vector<std::string> overflows_of(const Plan& plan, int64_t host_bytes) {
+  std::vector<std::string> overflows;
+  const auto check = [&](int64_t needed, int64_t limit, const std::string& what) {
+    if (limit > 0 && needed > limit) {
+      overflows.push_back(absl::StrFormat(
+          "%s: %.2f GiB are predicted, %.2f GiB are there", what, static_cast<double>(needed) / kGiB,
+          static_cast<double>(limit) / kGiB));
+    }
+  };
+  check(plan.memory.peak(), plan.budget_bytes, "memory.budget_gib");
+  check(plan.memory.device_bytes(), plan.device_bytes, "device memory");
+  check(plan.memory.host_activations + plan.memory.host_optimizer, host_bytes, "host memory of a rank");
+  return overflows;
+}
+
+// Memory, time and what does not fit, for the shape's policies.
+void evaluate(Plan& plan, int64_t host_bytes) {
+  plan.memory = predict_memory(plan.shape);
+  plan.time = predict_time(plan.shape, plan.machine);
+  plan.overflows = overflows_of(plan, host_bytes);
+}
+
+void choose_policies(Plan& plan, int64_t host_bytes) {
+  const auto with = [&](const std::vector<models::ActivationPolicy>& policies) { plan.shape.policies = policies; };
+  const PassTimer timer(plan.shape, plan.machine);
+  const Solution solution = fastest_mix(
+      plan.shape.student.num_layers,
+      [&](const std::vector<models::ActivationPolicy>& policies) { return timer.seconds(policies); },
+      [&](const std::vector<models::ActivationPolicy>& policies) {
+        with(policies);
+        plan.memory = predict_memory(plan.shape);
+        return overflows_of(plan, host_bytes).empty();
+      });
+  plan.mixes = solution.mixes;
+  with(
+      solution.policies.empty()
+          ? std::vector<models::ActivationPolicy>(
+                static_cast<size_t>(plan.shape.student.num_layers), models::ActivationPolicy::kOffloadInput)
+          : solution.policies);
+}
+
+absl::StatusOr<Plan> plan_alone(const PlanRequest& request) {
+  auto shape = run_shape(request.config, request.student, request.teacher, request.target);
+  if (!shape.ok()) {
+    return shape.status();
+  }
+  const config::MemorySection& memory = request.config.memory;
+  Plan plan;
+  plan.shape = *std::move(shape);
+  plan.machine = request.machine;
+  plan.activation = memory.activation;
+  plan.budget_bytes = gib_to_bytes(memory.budget_gib);
+  plan.device_bytes = request.device_bytes > 0 ? request.device_bytes : gib_to_bytes(request.machine.memory_gib);
+  if (memory.limit_gib > 0) {
+    plan.device_bytes = std::min(plan.device_bytes, gib_to_bytes(memory.limit_gib));
+  }
+  if (memory.activation == "auto") {
+    choose_policies(plan, request.host_bytes);
+  }
+  evaluate(plan, request.host_bytes);
+  return plan;
+}
+
+} // namespace
+
+absl::StatusOr<Plan> make_plan(const PlanRequest& request) {
+  auto plan = plan_alone(request);
+  if (plan.ok() && !plan->fits()) {
+    plan->changes = cheapest_changes(request, plan_alone);
+  }
+  return plan;
+}
+
+absl::StatusOr<Machine> machine_of(const config::Config& config, bool cuda) {
+  if (!config.memory.machine.empty()) {
+    return read_machine(config.memory.machine);
+  }
+  return cuda ? h200() : generic_cpu();
+}
+
+} // namespace distill::plan

@@ -1,0 +1,196 @@
+#include <nlohmann/json.hpp>
+
+#include "trainer/plan/plan.h"
+
+namespace distill::plan {
+namespace {
+
+using Json = nlohmann::ordered_json;
+constexpr double kGiB = 1 << 30;
+
+double gib(int64_t bytes) {
+  return static_cast<double>(bytes) / kGiB;
+}
+
+// What a change does to the speed of the plan it belongs to, per rank.
+std::string speed_text(const Change& change, const Plan& plan) {
+  const double factor = 1 / (change.seconds_per_token * plan.time.tokens_per_second);
+  return absl::StrFormat("%.2f GiB, %.0f%% of the speed", gib(change.peak_bytes), 100 * factor);
+}
+
+std::string dtype_name(at::ScalarType dtype) {
+  return dtype == at::kFloat ? "float32" : "bfloat16";
+}
+
+void add_row(std::string& text, const std::string& name, const std::string& value) {
+  absl::StrAppendFormat(&text, "  %-34s %s\n", name, value);
+}
+
+std::string category_table(const Plan& plan) {
+  const device::MemoryPhase phase = plan.memory.use.peak_phase();
+  const device::PhasePeak& peak = plan.memory.use.phases[static_cast<size_t>(phase)];
+  std::string text = absl::StrFormat(
+      "memory of one rank's device, GiB           at the peak (%s)   highest\n", device::phase_name(phase));
+  for (size_t i = 0; i < device::kNumCategories; ++i) {
+    int64_t highest = 0;
+    for (const device::PhasePeak& other : plan.memory.use.phases) {
+      highest = std::max(highest, other.highest[i]);
+    }
+    if (highest > 0) {
+      absl::StrAppendFormat(
+          &text, "  %-34s %18.3f %16.3f\n", device::category_name(static_cast<device::Category>(i)),
+          gib(peak.at_peak[i]), gib(highest));
+    }
+  }
+  absl::StrAppendFormat(&text, "  %-34s %18.3f\n", "tensors, in all", gib(plan.memory.peak()));
+  absl::StrAppendFormat(&text, "  %-34s %18.3f\n", "allocator slack", gib(plan.memory.slack()));
+  absl::StrAppendFormat(&text, "  %-34s %18.3f\n", "communicators", gib(plan.memory.communicators));
+  absl::StrAppendFormat(&text, "  %-34s %18.3f\n", "driver and libraries", gib(plan.memory.context));
+  absl::StrAppendFormat(
+      &text, "  %-34s %18.3f of %.1f\n", "the device, in all", gib(plan.memory.device_bytes()), gib(plan.device_bytes));
+  return text;
+}
+
+} // namespace
+
+std::string Change::text() const {
+  return absl::StrJoin(settings, " ", [](std::string* out, const auto& setting) {
+    absl::StrAppend(out, setting.first, "=", setting.second);
+  });
+}
+
+std::vector<std::string> Plan::lines() const {
+  const device::MemoryPhase phase = memory.use.peak_phase();
+  std::vector<std::string> lines;
+  lines.push_back(absl::StrFormat(
+      "memory plan: %.2f GiB of tensors at the peak (%s), %.2f GiB of %.1f GiB of device memory%s; %.2f GiB pinned on "
+      "the host",
+      gib(memory.peak()), device::phase_name(phase), gib(memory.device_bytes()), gib(device_bytes),
+      budget_bytes > 0 ? absl::StrFormat(", budget %.2f GiB", gib(budget_bytes)) : "",
+      gib(memory.host_activations + memory.host_optimizer)));
+  std::vector<std::string> parts;
+  const device::PhasePeak& peak = memory.use.phases[static_cast<size_t>(phase)];
+  for (size_t i = 0; i < device::kNumCategories; ++i) {
+    if (peak.at_peak[i] > 0) {
+      parts.push_back(
+          absl::StrFormat("%s %.2f", device::category_name(static_cast<device::Category>(i)), gib(peak.at_peak[i])));
+    }
+  }
+  lines.push_back("memory plan, GiB: " + absl::StrJoin(parts, ", "));
+  lines.push_back(absl::StrFormat(
+      "activations: %s%s; predicted %.4g s a step, %.4g tok/s (%s)", models::policies_text(shape.policies),
+      activation == "auto" ? absl::StrFormat(" (auto, the fastest of %d mixes that fits)", mixes) : "", time.total(),
+      time.tokens_per_second, machine.name));
+  return lines;
+}
+
+std::string Plan::text() const {
+  std::string text = category_table(*this);
+  text += "host memory of one rank, GiB\n";
+  add_row(text, "offloaded activations", absl::StrFormat("%18.3f", gib(memory.host_activations)));
+  add_row(text, "optimizer state", absl::StrFormat("%18.3f", gib(memory.host_optimizer)));
+  text += "run\n";
+  add_row(
+      text, "ranks",
+      absl::StrFormat("%d: sharded over %d, %d replica(s)", shape.ranks(), shape.shard, shape.replicate));
+  add_row(
+      text, "a step on each rank",
+      absl::StrFormat(
+          "%d micro-batch(es) of %d x %d tokens, student %s, teacher %s", shape.micro_batches, shape.batch,
+          shape.seq_len, dtype_name(shape.student_dtype), shape.teacher ? dtype_name(shape.teacher_dtype) : "none"));
+  add_row(
+      text, "blocks",
+      absl::StrCat(
+          models::policies_text(shape.policies),
+          activation == "auto" ? absl::StrFormat("  (auto: the fastest of %d mixes that fits)", mixes) : ""));
+  add_row(text, "loss head", shape.head.description);
+  absl::StrAppendFormat(&text, "time, predicted for %s\n", machine.name);
+  for (size_t i = 0; i < time.phases.size(); ++i) {
+    add_row(text, metrics::phase_name(static_cast<metrics::Phase>(i)), absl::StrFormat("%18.4f s", time.phases[i]));
+  }
+  add_row(
+      text, "a step",
+      absl::StrFormat(
+          "%18.4f s, of which %.4f lost to collectives (%.4f beside the compute stream)", time.total(), time.exposed,
+          time.collectives));
+  add_row(
+      text, "tokens per second",
+      absl::StrFormat(
+          "%18.0f, %.0f for each rank", time.tokens_per_second,
+          time.tokens_per_second / static_cast<double>(shape.ranks())));
+  for (const std::string& overflow : overflows) {
+    absl::StrAppend(&text, "does not fit: ", overflow, "\n");
+  }
+  if (!fits()) {
+    text += changes.empty() ? "no change of up to two keys would make it fit: use a smaller model or more ranks\n"
+                            : "what would fit, the fastest first\n";
+  }
+  for (const Change& change : changes) {
+    absl::StrAppend(&text, "  ", change.text(), "  (", speed_text(change, *this), ")\n");
+  }
+  return text;
+}
+
+std::string Plan::json() const {
+  Json json;
+  json["fits"] = fits();
+  json["ranks"] = shape.ranks();
+  json["shard"] = shape.shard;
+  json["replicate"] = shape.replicate;
+  json["micro_batches"] = shape.micro_batches;
+  json["tokens_per_micro_batch"] = shape.tokens();
+  Json policies = Json::array();
+  for (const models::ActivationPolicy policy : shape.policies) {
+    policies.push_back(models::policy_name(policy));
+  }
+  json["activation"] = models::policies_text(shape.policies);
+  json["policies"] = policies;
+  json["mixes_considered"] = mixes;
+  json["head"] = {
+      {"chunk_size", shape.head.logits_rows}, {"gradient_rows", shape.head.gradient_rows}, {"bytes", shape.head.bytes}};
+  Json& bytes = json["bytes"];
+  bytes["peak"] = memory.peak();
+  bytes["static"] = memory.static_bytes;
+  bytes["allocator_slack"] = memory.slack();
+  bytes["communicators"] = memory.communicators;
+  bytes["context"] = memory.context;
+  bytes["device"] = memory.device_bytes();
+  bytes["device_available"] = device_bytes;
+  bytes["budget"] = budget_bytes;
+  bytes["host_activations"] = memory.host_activations;
+  bytes["host_optimizer"] = memory.host_optimizer;
+  for (size_t p = 0; p < device::kNumMemoryPhases; ++p) {
+    const device::PhasePeak& peak = memory.use.phases[p];
+    Json& phase = json["phases"][device::phase_name(static_cast<device::MemoryPhase>(p))];
+    phase["peak"] = peak.bytes;
+    for (size_t i = 0; i < device::kNumCategories; ++i) {
+      const char* name = device::category_name(static_cast<device::Category>(i));
+      phase["at_peak"][name] = peak.at_peak[i];
+      phase["highest"][name] = peak.highest[i];
+    }
+  }
+  json["peak_phase"] = device::phase_name(memory.use.peak_phase());
+  for (size_t i = 0; i < time.phases.size(); ++i) {
+    json["seconds"][metrics::phase_name(static_cast<metrics::Phase>(i))] = time.phases[i];
+  }
+  json["seconds"]["step"] = time.total();
+  json["seconds"]["collectives"] = time.collectives;
+  json["seconds"]["copies"] = time.copies;
+  json["tokens_per_second"] = time.tokens_per_second;
+  json["machine"] = machine.name;
+  json["overflows"] = overflows;
+  json["changes"] = Json::array();
+  for (const Change& change : changes) {
+    Json settings;
+    for (const auto& [key, value] : change.settings) {
+      settings[key] = value;
+    }
+    json["changes"].push_back(
+        {{"settings", settings},
+         {"peak_bytes", change.peak_bytes},
+         {"speed", 1 / (change.seconds_per_token * time.tokens_per_second)}});
+  }
+  return json.dump(1);
+}
+
+} // namespace distill::plan

@@ -1,0 +1,33 @@
+#pragma once
+
+#include "trainer/device/memory_tracker.h"
+#include "trainer/plan/run_shape.h"
+
+namespace distill::plan {
+
+// What a run of this shape holds on one rank's device.
+struct MemoryPrediction {
+  device::MemoryUse use; // by category, phase by phase
+  int64_t static_bytes = 0; // from the start to the end: shards, optimizer state, slots
+  int64_t reserved_peak = 0; // what the allocator takes from the device, its slack included
+  int64_t communicators = 0; // outside the allocator
+  int64_t context = 0; // the driver's and the libraries' own
+  int64_t host_activations = 0; // pinned
+  int64_t host_optimizer = 0; // pinned
+
+  int64_t peak() const { // of what tensors have allocated
+    return use.peak();
+  }
+  int64_t slack() const {
+    return reserved_peak - peak();
+  }
+  int64_t device_bytes() const { // all that is taken from the device
+    return reserved_peak + communicators + context;
+  }
+};
+
+// Runs the allocations of building, of a step (two micro-batches where a step has several) and of the optimizer on a
+// timeline. shape.policies names every block.
+MemoryPrediction predict_memory(const RunShape& shape);
+
+} // namespace distill::plan

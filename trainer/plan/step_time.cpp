@@ -1,0 +1,241 @@
+#include "trainer/plan/step_time.h"
+
+#include "trainer/models/block.h"
+#include "trainer/models/layout.h"
+
+namespace distill::plan {
+namespace {
+
+constexpr double kKernelsForward = 12; // of a block
+constexpr double kKernelsBackward = 26;
+
+struct Widths {
+  double hidden, query, key_value, ffn;
+};
+
+Widths widths_of(const models::ModelConfig& config) {
+  return {
+      static_cast<double>(config.hidden_size), static_cast<double>(config.num_heads * config.head_dim),
+      static_cast<double>(config.num_kv_heads * config.head_dim), static_cast<double>(config.intermediate_size)};
+}
+
+// [rows, inner] x [inner, columns].
+double product(const Machine& machine, double rows, double inner, double columns, double element, double out_element) {
+  return 2 * rows * inner * columns / machine.matmul_flops +
+      ((rows * inner + inner * columns) * element + rows * columns * out_element) / machine.memory_bytes;
+}
+
+double element_bytes(at::ScalarType dtype) {
+  return static_cast<double>(c10::elementSize(dtype));
+}
+
+// All ranks of the shard axis move `bytes` of one unit.
+double collective(const RunShape& shape, double bytes, double bandwidth, double node_bandwidth) {
+  if (shape.shard == 1) {
+    return 0;
+  }
+  const double share = static_cast<double>(shape.shard - 1) / static_cast<double>(shape.shard);
+  return bytes * share / (shape.shard > shape.ranks_per_node ? node_bandwidth : bandwidth);
+}
+
+double unit_gather(const RunShape& shape, const Machine& machine, double elements, at::ScalarType dtype) {
+  return collective(shape, elements * element_bytes(dtype), machine.gather_bytes, machine.node_bytes);
+}
+
+// The sum over the shard axis, and over replicas for each rank's shard.
+double unit_reduce(const RunShape& shape, const Machine& machine, double elements) {
+  const double bytes = elements * (shape.bf16_reduce ? 2 : 4);
+  double seconds = collective(shape, bytes, machine.reduce_bytes, machine.node_bytes);
+  if (shape.replicate > 1) {
+    const double share = static_cast<double>(shape.replicate - 1) / static_cast<double>(shape.replicate);
+    const double bandwidth = shape.ranks() > shape.ranks_per_node ? machine.node_bytes : machine.reduce_bytes;
+    seconds += 2 * share * elements * 4 / static_cast<double>(shape.shard) / bandwidth;
+  }
+  return seconds;
+}
+
+// Chunk by chunk: logits of both sides, rows, the two gradient products.
+double head_seconds(const RunShape& shape, const Machine& machine) {
+  const auto tokens = static_cast<double>(shape.tokens());
+  const auto vocab = static_cast<double>(shape.vocab());
+  const double element = element_bytes(shape.student_dtype);
+  const double logit = shape.bf16_logits ? 2 : std::max(4.0, element);
+  const double hidden = static_cast<double>(shape.student.hidden_size);
+  const double teacher = shape.teacher ? static_cast<double>(shape.teacher->hidden_size) : 0;
+  const double chunks = std::ceil(tokens / static_cast<double>(std::max<int64_t>(1, shape.head.logits_rows)));
+  const double gradients = std::ceil(tokens / static_cast<double>(std::max<int64_t>(1, shape.head.gradient_rows)));
+  const double sides = teacher > 0 ? 2 : 1;
+  const double flops = 2 * tokens * vocab * (3 * hidden + teacher);
+  const double bytes = chunks * vocab * (hidden + teacher) * element // weights of each chunk's logits
+      + 2 * sides * tokens * vocab * logit // logits, written and read
+      + 3 * tokens * vocab * element // their gradient, written once, read by two products
+      + gradients * vocab * hidden * (element + 8); // weights for d_hidden, d_weight read and written
+  return flops / machine.matmul_flops + bytes / machine.memory_bytes;
+}
+
+} // namespace
+
+BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher) {
+  const models::ModelConfig& config = teacher ? *shape.teacher : shape.student;
+  const at::ScalarType dtype = teacher ? shape.teacher_dtype : shape.student_dtype;
+  const Widths w = widths_of(config);
+  const auto tokens = static_cast<double>(shape.tokens());
+  const double e = element_bytes(dtype);
+  const double qkv = w.query + 2 * w.key_value;
+  BlockTime time;
+  const double down =
+      product(machine, tokens, w.ffn, w.hidden, e, e) + tokens * (3 * w.ffn + 2 * w.hidden) * e / machine.memory_bytes;
+  const double products = product(machine, tokens, w.hidden, qkv, e, e) +
+      product(machine, tokens, w.query, w.hidden, e, e) + product(machine, tokens, w.hidden, 2 * w.ffn, e, e);
+  // Heads of 64 reach less than those of 128.
+  const double efficiency = config.head_dim >= 128 ? 1.0 : 0.72;
+  const double attention = 2 * tokens * static_cast<double>(shape.seq_len) * w.query; // 4, halved
+  const double elementwise = tokens * (2 * w.hidden + 2 * (w.query + w.key_value) + 5 * w.hidden) * e;
+  time.rebuild = products + attention / (machine.attention_forward_flops * efficiency) +
+      elementwise / machine.memory_bytes + kKernelsForward * machine.launch_seconds;
+  time.forward = time.rebuild + down;
+
+  // Each product has two in the backward pass; the weight's is added to an fp32 buffer.
+  const auto backward_of = [&](double inner, double columns) {
+    return product(machine, tokens, columns, inner, e, e) + product(machine, inner, tokens, columns, e, 8);
+  };
+  time.backward = backward_of(w.hidden, qkv) + backward_of(w.query, w.hidden) + backward_of(w.hidden, 2 * w.ffn) +
+      backward_of(w.ffn, w.hidden) + 2.5 * attention / (machine.attention_backward_flops * efficiency) +
+      tokens * (6 * w.ffn + 14 * w.hidden + 4 * qkv) * e / machine.memory_bytes +
+      kKernelsBackward * machine.launch_seconds;
+  const auto layouts = models::unit_layouts(config);
+  const auto elements = static_cast<double>(layouts[1].numel);
+  time.gather = unit_gather(shape, machine, elements, dtype);
+  time.reduce = unit_reduce(shape, machine, elements);
+  return time;
+}
+
+PassTimer::PassTimer(const RunShape& shape, const Machine& machine)
+    : block_(block_time(shape, machine, /*teacher=*/false)), copy_cost_(machine.copy_cost) {
+  const auto element = static_cast<int64_t>(c10::elementSize(shape.student_dtype));
+  const auto copy = [&](bool input_only) {
+    double total = 0;
+    for (const int64_t bytes : models::block_kept_bytes(shape.student, shape.tokens(), element, input_only)) {
+      total += static_cast<double>(bytes);
+    }
+    return total / machine.host_bytes;
+  };
+  copy_all_ = copy(/*input_only=*/false);
+  copy_input_ = copy(/*input_only=*/true);
+}
+
+PassTimer::PassTime PassTimer::time(const std::vector<models::ActivationPolicy>& policies) const {
+  PassTime time;
+  const auto copy_of = [&](size_t i) {
+    return models::is_offloaded(policies[i]) ? (models::keeps_input_only(policies[i]) ? copy_input_ : copy_all_) : 0.0;
+  };
+  double now = 0, channel = 0;
+  double leaving_ends = 0; // of the block before
+  for (size_t i = 0; i < policies.size(); ++i) {
+    now += block_.forward;
+    now = std::max(now, leaving_ends); // its device memory returns
+    leaving_ends = 0;
+    if (const double copy = copy_of(i); copy > 0) {
+      channel = std::max(channel, now) + copy;
+      leaving_ends = channel;
+      time.copies += copy;
+    }
+  }
+  time.forward = std::max(now, leaving_ends);
+  now = channel = 0;
+  double arrives = 0;
+  for (size_t left = policies.size(); left > 0; --left) {
+    const size_t i = left - 1;
+    if (left == policies.size() && copy_of(i) > 0) { // nothing ran ahead of it
+      channel = now + copy_of(i);
+      arrives = channel;
+      time.copies += copy_of(i);
+    }
+    now = std::max(now, arrives);
+    arrives = 0;
+    if (i > 0 && copy_of(i - 1) > 0) { // begins with this block's work
+      channel = std::max(channel, now) + copy_of(i - 1);
+      arrives = channel;
+      time.copies += copy_of(i - 1);
+    }
+    now += block_.backward + (models::keeps_input_only(policies[i]) ? block_.rebuild : 0);
+  }
+  time.backward = now;
+  const double lost = copy_cost_ * time.copies / 2;
+  time.forward += lost;
+  time.backward += lost;
+  return time;
+}
+
+double StepTime::total() const {
+  double sum = 0;
+  for (const double seconds : phases) {
+    sum += seconds;
+  }
+  return sum;
+}
+
+StepTime predict_time(const RunShape& shape, const Machine& machine) {
+  using metrics::Phase;
+  const auto micro = static_cast<double>(shape.micro_batches);
+  const auto tokens = static_cast<double>(shape.tokens());
+  const auto at_phase = [](StepTime& time, Phase phase) -> double& { return time.phases[static_cast<size_t>(phase)]; };
+  StepTime time;
+  const double head = head_seconds(shape, machine);
+  const BlockTime student = block_time(shape, machine, /*teacher=*/false);
+  const double element = element_bytes(shape.student_dtype);
+  const PassTimer::PassTime pass = PassTimer(shape, machine).time(shape.policies);
+  // Embedding, final norm.
+  const double hidden = static_cast<double>(shape.student.hidden_size);
+  const double around = tokens * hidden * element * 6 / machine.memory_bytes;
+  at_phase(time, Phase::kForward) = micro * (pass.forward + around);
+  at_phase(time, Phase::kBackward) = micro * (pass.backward + 2 * around);
+  at_phase(time, Phase::kHead) = micro * head;
+  time.copies = micro * pass.copies;
+
+  const auto layers = static_cast<double>(shape.student.num_layers);
+  const double table = static_cast<double>(shape.student.vocab_size) * hidden;
+  const double tables = shape.student.tie_word_embeddings ? 1 : 2;
+  double gathers = layers * student.gather * 2 + tables * unit_gather(shape, machine, table, shape.student_dtype);
+  const double reduces = layers * student.reduce + tables * unit_reduce(shape, machine, table);
+  double teacher_gathers = 0;
+  if (shape.teacher) {
+    const BlockTime teacher = block_time(shape, machine, /*teacher=*/true);
+    const auto teacher_layers = static_cast<double>(shape.teacher->num_layers);
+    at_phase(time, Phase::kTeacher) = micro * teacher_layers * teacher.forward;
+    const double teacher_table = static_cast<double>(shape.teacher->vocab_size * shape.teacher->hidden_size);
+    teacher_gathers = teacher_layers * teacher.gather +
+        (shape.teacher->tie_word_embeddings ? 1 : 2) * unit_gather(shape, machine, teacher_table, shape.teacher_dtype);
+  }
+  // Collectives run beside the compute stream and take multiprocessors and bandwidth from it; what is longer than the
+  // phase is waited for.
+  const auto overlap = [&](Phase phase, double seconds) {
+    double& compute = at_phase(time, phase);
+    const double lost = std::max(machine.overlap_cost * seconds, seconds - compute);
+    time.collectives += seconds;
+    time.exposed += std::max(0.0, lost);
+    compute += std::max(0.0, lost);
+  };
+  if (shape.ranks() > 1) {
+    overlap(Phase::kTeacher, micro * teacher_gathers);
+    overlap(Phase::kForward, micro * gathers / 2);
+    overlap(Phase::kBackward, micro * (gathers / 2 + reduces));
+  }
+  // AdamW: master, moments and gradient read, master and moments and the bf16 copy written; the norm reads the
+  // gradient.
+  double parameters = 0;
+  for (const models::UnitLayout& layout : models::unit_layouts(shape.student)) {
+    parameters += static_cast<double>(layout.numel) / static_cast<double>(shape.shard);
+  }
+  double& optimizer = at_phase(time, Phase::kOptimizer);
+  optimizer = parameters * (28 + (element < 4 ? 2 : 0) + 4 + 4) / machine.memory_bytes;
+  if (shape.optimizer_on_host) {
+    const double copies = parameters * 12 / machine.host_bytes; // each way, at once
+    time.copies += 2 * copies;
+    optimizer = std::max(optimizer, copies);
+  }
+  time.tokens_per_second = tokens * micro * static_cast<double>(shape.ranks()) / time.total();
+  return time;
+}
+
+} // namespace distill::plan

@@ -1,0 +1,56 @@
+#pragma once
+
+#include "trainer/metrics/phase_timer.h"
+#include "trainer/plan/machine.h"
+#include "trainer/plan/run_shape.h"
+
+namespace distill::plan {
+
+// Seconds of one optimizer step on every rank, by the phases that metrics.jsonl reports.
+struct StepTime {
+  metrics::PhaseSeconds phases{};
+  double collectives = 0; // how long they run beside the compute stream
+  double copies = 0; // to and from the host, likewise
+  double exposed = 0; // what the compute stream loses to both; part of the phases
+
+  double total() const;
+  double tokens_per_second = 0; // of all ranks
+};
+
+// One block of a model. Seconds.
+struct BlockTime {
+  double forward = 0;
+  double rebuild = 0; // forward again as far as the backward pass wants it
+  double backward = 0;
+  double gather = 0; // of its weights; 0 on one rank
+  double reduce = 0; // of its gradient
+};
+BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher);
+
+// Each product counts its operations at machine.matmul_flops and the traffic of its operands at machine.memory_bytes,
+// every other kernel its traffic. Offloaded blocks run against the copies' channel, block after block.
+StepTime predict_time(const RunShape& shape, const Machine& machine);
+
+// The student's forward and backward passes over one micro-batch under any policies.
+class PassTimer {
+ public:
+  PassTimer(const RunShape& shape, const Machine& machine);
+
+  struct PassTime {
+    double forward = 0; // seconds, the copies waited for included
+    double backward = 0;
+    double copies = 0; // how long they run
+  };
+  PassTime time(const std::vector<models::ActivationPolicy>& policies) const;
+  double seconds(const std::vector<models::ActivationPolicy>& policies) const {
+    const PassTime t = time(policies);
+    return t.forward + t.backward;
+  }
+
+ private:
+  BlockTime block_;
+  double copy_all_ = 0, copy_input_ = 0; // of one block, one way
+  double copy_cost_ = 0;
+};
+
+} // namespace distill::plan

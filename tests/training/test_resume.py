@@ -1,4 +1,4 @@
-"""Stopping and resuming changes no bit; a signal loses nothing."""
+"""Stopping and resuming changes no bit; on other ranks only rounding; a signal loses nothing."""
 
 import json
 import shutil
@@ -31,23 +31,129 @@ def config(tmp_path, models, ragged_shard):
     return build
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_two_halves_equal_the_whole_bit_for_bit(tmp_path, config, threads):
-    whole = config("whole", 12, checkpoint={"every": 6})
+def state_files(run, step):
+    """Every tensor of a checkpoint: parameters, moments, step counter, random generators."""
+    return {path.name: path.read_bytes() for path in (run / "checkpoints" / f"step-{step}").glob("rank-*")}
+
+
+@pytest.mark.parametrize("threads, parallel", [
+    (1, {"processes": 1}),
+    (2, {"processes": 1}),
+    (1, {"processes": 2}),
+    (1, {"processes": 4}),
+    (1, {"processes": 4, "shard": 2, "replicate": 2}),
+])
+def test_two_halves_equal_the_whole_bit_for_bit(tmp_path, config, threads, parallel):
+    sections = {"checkpoint": {"every": 6}, "parallel": parallel}
+    whole = config("whole", 12, **sections)
+    whole["train"]["micro_batch_size"] = 1
     run = tiny.train(tmp_path / "whole", whole, threads=threads)
-    expected, metrics = files(run / "model"), tiny.read_metrics(run)
+    model, state, metrics = files(run / "model"), state_files(run, 12), tiny.read_metrics(run)
+    assert len(state) == parallel.get("shard", parallel["processes"])
 
     # The second run has done all 12 steps too; the end of it is then lost, as if it had been killed after step 6.
-    half = config("half", 12, checkpoint={"every": 6})
+    half = config("half", 12, **sections)
+    half["train"]["micro_batch_size"] = 1
     run = tiny.train(tmp_path / "half", half, threads=threads)
     checkpoints = sorted((run / "checkpoints").iterdir(), key=lambda path: int(path.name.split("-")[1]))
     assert [path.name for path in checkpoints] == ["step-6", "step-12"]
     shutil.rmtree(checkpoints[1])
     shutil.rmtree(run / "model")
     tiny.train(tmp_path / "half", half, "--resume", threads=threads)
-    assert files(run / "model") == expected
-    for found, reference in zip(tiny.read_metrics(run), metrics):
+    assert files(run / "model") == model
+    assert state_files(run, 12) == state
+    for found, reference in zip(tiny.read_metrics(run), metrics, strict=True):
         assert timeless(found) == timeless(reference)
+
+
+def test_the_ranks_may_change_from_one_part_of_a_run_to_the_next(tmp_path, config):
+    """4 ranks, 2, 3, 1, then replicas; other micro-batches too: the samples are the same, only sums round otherwise."""
+    parts = [({"processes": 4}, 1), ({"processes": 2}, 3), ({"processes": 3}, 4), ({"processes": 1}, 6),
+             ({"processes": 4, "shard": 2, "replicate": 2}, 1), ({"processes": 1}, 2)]
+    steps = 3 * len(parts)
+
+    def part(name, parallel, micro, total):
+        result = config(name, total, parallel=parallel, checkpoint={"keep": 9}, scheduler={"type": "constant", "warmup_steps": 2})
+        result["train"] |= {"micro_batch_size": micro, "global_batch_size": 12}
+        result["eval"] = {"every": 3, "batches": 0}
+        del result["scheduler"]["min_lr_ratio"]
+        return result
+
+    expected = tiny.train(tmp_path / "whole", part("whole", {"processes": 1}, 2, steps))
+    for index, (parallel, micro) in enumerate(parts):
+        run = tiny.train(tmp_path / "parts", part("parts", parallel, micro, 3 * (index + 1)),
+                         *(["--resume"] if index else []))
+        index_json = json.loads((run / "checkpoints" / f"step-{3 * (index + 1)}" / "index.json").read_text())
+        assert index_json["samples"] == 36 * (index + 1)
+        assert len(index_json["files"]) == parallel.get("shard", parallel["processes"])
+    for found, reference in zip(tiny.read_metrics(run), tiny.read_metrics(expected), strict=True):
+        assert [line["step"] for line in found] == [line["step"] for line in reference]
+        for line, correct in zip(found, reference, strict=True):
+            line, correct = line.get("eval", line), correct.get("eval", correct)
+            assert line["valid_tokens"] == correct["valid_tokens"], "the same samples in the same global batches"
+            assert line["loss"] == pytest.approx(correct["loss"], rel=3e-5)
+    difference = tiny.relative_difference(tiny.load_weights(run / "model"), tiny.load_weights(expected / "model"))
+    assert difference < 1e-4
+
+
+def test_resuming_from_an_earlier_checkpoint_sets_the_later_ones_aside(tmp_path, config):
+    whole = config("run", 12, checkpoint={"every": 4, "keep": 9})
+    run = tiny.train(tmp_path / "run", whole)
+    model, metrics = files(run / "model"), tiny.read_metrics(run)
+    tiny.train(tmp_path / "run", whole, "--resume-from", run / "checkpoints" / "step-4")
+    assert files(run / "model") == model
+    for found, reference in zip(tiny.read_metrics(run), metrics, strict=True):
+        assert timeless(found) == timeless(reference)
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {
+        "step-4", "step-8", "step-12", "step-8.superseded", "step-12.superseded"}
+    tiny.distill("--config", tiny.write_config(tmp_path / "run", whole), "--overwrite", "--resume-from",
+                 run / "checkpoints" / "step-4", code=tiny.BAD_INPUT)
+
+
+def test_a_run_may_branch_off_from_another_ones_checkpoint(tmp_path, config):
+    sections = {"checkpoint": {"every": 4, "keep": 9}}
+    run = tiny.train(tmp_path / "run", config("run", 12, **sections))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    branch = tiny.train(tmp_path / "branch", config("branch", 12, **sections), "--resume-from",
+                        run / "checkpoints" / "step-8")
+    assert files(branch / "model") == files(run / "model")
+    assert [record["step"] for record in tiny.read_metrics(branch)[0]] == [9, 10, 11, 12]
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("change, says", [
+    ({"student": "llama"}, ["qwen3", "llama"]),
+    ({"data": {"seed": 6}}, ["seed 5", "seed 6"]),
+    ({"data": {"packing": "concat"}}, ["pack", "concat"]),
+])
+def test_a_run_that_cannot_go_on_is_refused_with_both_values(tmp_path, config, models, change, says):
+    first = config("run", 4)
+    run = tiny.train(tmp_path / "run", first)
+    other = config("run", 8)
+    if "student" in change:
+        other["student"]["path"], other["teacher"]["path"] = models[change.pop("student")]
+    for section, values in change.items():
+        other[section] |= values
+    refused = tiny.distill("--config", tiny.write_config(tmp_path / "run", other), "--resume", code=tiny.BAD_INPUT)
+    lines = [line for line in refused.stderr.splitlines() if "checkpoint: " in line or "this run:" in line]
+    assert any(says[0] in line for line in lines if "checkpoint: " in line), refused.stderr
+    assert any(says[1] in line for line in lines if "this run:" in line), refused.stderr
+    assert (run / "checkpoints" / "step-4" / "COMPLETE").exists()
+
+
+def test_an_evaluation_that_is_due_and_not_in_the_checkpoint_comes_after_the_resumption(tmp_path, config):
+    """As after a signal during the evaluation. A run without evaluations stands in for that."""
+    expected = tiny.read_metrics(tiny.train(tmp_path / "whole", config("whole", 12)))[1]
+    first = config("run", 12, checkpoint={"every": 4, "keep": 9})
+    first["eval"]["every"] = 0
+    run = tiny.train(tmp_path / "run", first)
+    assert tiny.read_metrics(run)[1] == []
+    first["eval"]["every"] = 4
+    tiny.train(tmp_path / "run", first, "--resume-from", run / "checkpoints" / "step-8")
+    assert tiny.read_metrics(run)[1] == [line for line in expected if line["step"] >= 8]
+    # The last evaluation is not in the last checkpoint, and does not come twice.
+    tiny.train(tmp_path / "run", first, "--resume")
+    assert tiny.read_metrics(run)[1] == [line for line in expected if line["step"] >= 8]
 
 
 def stop_after(steps, configuration, folder, number, *flags):

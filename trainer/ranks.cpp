@@ -36,6 +36,7 @@ absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
   options.rank = ranks.rank;
   options.world_size = ranks.world_size;
   options.timeout = std::chrono::seconds(parallel.timeout_s);
+  options.nccl_max_ctas = parallel.nccl_max_ctas;
   return sharding::make_mesh(options, shard, parallel.replicate, device);
 }
 

@@ -97,7 +97,7 @@ class StoreRendezvous : public Rendezvous {
     }
     auto backend = make_nccl_backend(
         c10::make_intrusive<c10d::PrefixStore>(name, store_), *place, static_cast<int64_t>(members.size()),
-        options_.timeout, device);
+        options_.timeout, options_.nccl_max_ctas, device);
     return std::make_unique<BackendCommunicator>(std::move(backend), /*on_host=*/false);
   }
 

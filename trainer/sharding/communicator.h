@@ -35,6 +35,7 @@ struct RendezvousOptions {
   int64_t rank = 0;
   int64_t world_size = 1;
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
+  int64_t nccl_max_ctas = 0; // multiprocessors a collective of NCCL may take; 0: its own choice
 };
 
 // The meeting point of all ranks (a c10d TCPStore; rank 0 serves it), from which groups are made.

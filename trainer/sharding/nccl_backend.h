@@ -10,6 +10,6 @@ namespace distill::sharding {
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
     const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size, std::chrono::milliseconds timeout,
-    at::Device device);
+    int64_t max_ctas, at::Device device);
 
 } // namespace distill::sharding

@@ -1,6 +1,7 @@
 #include "trainer/components.h"
 
 #include "losses/linear_head.h"
+#include "trainer/device/memory_tracker.h"
 #include "trainer/metrics/log.h"
 #include "trainer/tokenizers.h"
 
@@ -98,7 +99,7 @@ absl::StatusOr<losses::ChunkPlan> plan_head(
     head.teacher_weight_VG = meta({teacher.vocab_size, teacher.hidden_size}, environment.teacher_dtype);
   }
   head.valid_tokens = tokens;
-  return losses::linear_head_plan(head, config.loss, config.chunks, needs_grad);
+  return losses::linear_head_plan(head, config.loss, config.chunks, needs_grad, environment.device.type());
 }
 
 } // namespace
@@ -149,6 +150,7 @@ std::unique_ptr<sharding::ModelShards> load_model(
   options.trainable = role == Role::kStudent;
   options.rank = shard_rank;
   options.world_size = shard_size;
+  const device::LabelScope label(role == Role::kTeacher ? device::Category::kTeacher : device::Category::kStudent);
   auto model = std::make_unique<sharding::ModelShards>(input.config, options);
   model->load(*input.weights);
   return model;

@@ -2,7 +2,9 @@
 
 #include "trainer/components.h"
 #include "trainer/config/rules.h"
-#include "trainer/metrics/device.h"
+#include "trainer/launch/ranks.h"
+#include "trainer/memory_setup.h"
+#include "trainer/ranks.h"
 #include "trainer/start_report.h"
 #include "trainer/trainer.h"
 
@@ -19,6 +21,21 @@ absl::Status dry_run(const config::Config& config) {
   }
   for (const std::string& line : start_report(config, *environment, *inputs)) {
     std::puts(line.c_str());
+  }
+  const auto ranks = launch::detect_ranks(launch::process_environ());
+  if (!ranks.ok()) {
+    return ranks.status();
+  }
+  const int64_t started = ranks_to_start(config, *ranks);
+  const auto plan = plan_run(
+      config, *environment, inputs->student.config, inputs->teacher ? &inputs->teacher->config : nullptr,
+      std::max(started, ranks->world_size), std::max(started, ranks->local_world_size));
+  if (!plan.ok()) {
+    return plan.status();
+  }
+  std::fputs(plan->text().c_str(), stdout);
+  if (absl::Status status = check_fits(config, *plan); !status.ok()) {
+    return status;
   }
   std::puts("dry run: everything checks out; nothing was written");
   return absl::OkStatus();

@@ -1,5 +1,7 @@
 #include "trainer/micro_step.h"
 
+#include "trainer/device/memory_tracker.h"
+
 namespace distill::trainer {
 namespace {
 
@@ -52,6 +54,7 @@ losses::LinearHeadInputs MicroStep::run_teacher(const data::Batch& batch, const 
 
 losses::LinearHeadOutput MicroStep::run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads) {
   inputs.weight_VH = lm_head(student_);
+  const device::LabelScope label(device::Category::kHead);
   losses::LinearHeadOutput out = losses::linear_head(inputs, config_.loss, config_.chunks, grads);
   inputs = {}; // views of the heads' units
   student_.release(student_.head_unit());
@@ -76,7 +79,12 @@ void MicroStep::train(const data::Batch& batch, double grad_scale, at::Tensor& s
   const int64_t head = student_.head_unit();
   losses::LinearHeadGrads grads;
   grads.hidden_NH = at::empty_like(inputs.hidden_NH);
-  grads.weight_VH = models::lm_head_weight(student_.unit(head).layout, student_.gradient(head));
+  device::label(grads.hidden_NH, device::Category::kHidden);
+  {
+    const sharding::UnitGradient gradient = student_.gradient(head);
+    grads.weight_VH = models::lm_head_weight(student_.unit(head).layout, gradient.flat);
+    grads.accumulate = !gradient.is_new;
+  }
   grads.grad_scale = grad_scale;
   sums_K += run_head(inputs, &grads).rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
   at::Tensor dhidden_NH = std::move(grads.hidden_NH);

@@ -12,6 +12,7 @@
 #include "trainer/evaluation.h"
 #include "trainer/launch/ranks.h"
 #include "trainer/launch/stop_signal.h"
+#include "trainer/memory_setup.h"
 #include "trainer/metrics/device.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/log.h"
@@ -79,7 +80,9 @@ class Trainer {
 
   config::Config config_;
   Environment environment_;
+  launch::RankInfo ranks_;
   std::unique_ptr<sharding::Mesh> mesh_;
+  MemorySetup memory_;
   std::vector<std::string> start_report_;
   Slots slots_; // outlive the models that use them
   std::unique_ptr<sharding::ModelShards> student_, teacher_;
@@ -117,6 +120,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::build(
     return environment.status();
   }
   trainer->environment_ = *environment;
+  trainer->ranks_ = ranks;
   configure_libtorch(config.train, environment->device);
   auto mesh = join_ranks(config, ranks, environment->device);
   if (!mesh.ok()) {
@@ -145,6 +149,13 @@ absl::Status Trainer::read_inputs() {
     return inputs.status();
   }
   start_report_ = start_report(config_, environment_, *inputs);
+  auto memory = set_up_memory(config_, environment_, *inputs, ranks_);
+  if (!memory.ok()) {
+    return memory.status();
+  }
+  memory_ = *std::move(memory);
+  const std::vector<std::string> plan_lines = memory_.plan.lines();
+  start_report_.insert(start_report_.end(), plan_lines.begin(), plan_lines.end());
   train_data_ = std::move(inputs->train_data);
   eval_data_ = std::move(inputs->eval_data);
   student_ = load_model(environment_, inputs->student, Role::kStudent, mesh_->shard_rank, mesh_->shard_size);
@@ -152,11 +163,8 @@ absl::Status Trainer::read_inputs() {
     teacher_ = load_model(environment_, *inputs->teacher, Role::kTeacher, mesh_->shard_rank, mesh_->shard_size);
   }
   slots_ = make_slots(config_.parallel, *mesh_, *student_, teacher_.get());
-  auto policies = models::parse_policies(config_.memory.activation, student_->config().num_layers);
-  if (!policies.ok()) {
-    return policies.status();
-  }
-  micro_ = std::make_unique<MicroStep>(config_, *student_, teacher_.get(), ActivationMemory{*std::move(policies), {}});
+  micro_ = std::make_unique<MicroStep>(
+      config_, *student_, teacher_.get(), ActivationMemory{memory_.plan.shape.policies, memory_.activations});
   if (slots_.weights != nullptr) {
     const auto observe = [this](bool waits) { micro_->phases().waiting(waits); };
     slots_.weights->observe_waits(observe);
@@ -498,11 +506,12 @@ absl::StatusOr<RunResult> train(const config::Config& config, const StartOptions
   if (!ranks.ok()) {
     return ranks.status();
   }
-  auto trainer = Trainer::build(config, start, *ranks);
-  if (!trainer.ok()) {
-    return trainer.status();
+  try {
+    auto trainer = Trainer::build(config, start, *ranks);
+    return trainer.ok() ? (*trainer)->run() : trainer.status();
+  } catch (const c10::OutOfMemoryError& error) {
+    return absl::ResourceExhaustedError(out_of_memory_report(config, *ranks, error.what_without_backtrace()));
   }
-  return (*trainer)->run();
 }
 
 } // namespace distill::trainer

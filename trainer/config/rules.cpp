@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "trainer/config/field.h"
+#include "trainer/models/activation_policy.h"
 
 namespace distill::config {
 
@@ -19,6 +20,7 @@ class Rules {
     switched_off_keys();
     required();
     loss();
+    memory();
     if (training()) {
       length_and_batch();
       scheduler();
@@ -91,6 +93,16 @@ class Rules {
       fail(
           {"loss.min_chunk_size", "loss.chunk_size"}, absl::StrCat("at most loss.chunk_size, ", chunks.chunk_size),
           absl::StrCat(chunks.min_chunk_size));
+    }
+  }
+
+  void memory() {
+    const std::string& activation = config_.memory.activation;
+    if (activation != "auto" && !models::check_policies(activation).ok()) {
+      fail(
+          {"memory.activation"},
+          "auto, keep, recompute, offload, offload_input, or a list of them such as recompute*24,keep*8",
+          absl::StrCat("\"", activation, "\""));
     }
   }
 

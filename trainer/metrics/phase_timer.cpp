@@ -2,7 +2,20 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "trainer/device/memory_tracker.h"
+
 namespace distill::metrics {
+
+namespace {
+
+device::MemoryPhase memory_phase(Phase phase) {
+  constexpr device::MemoryPhase kPhases[] = {
+      device::MemoryPhase::kTeacher, device::MemoryPhase::kForward, device::MemoryPhase::kHead,
+      device::MemoryPhase::kBackward, device::MemoryPhase::kOptimizer};
+  return kPhases[static_cast<size_t>(phase)];
+}
+
+} // namespace
 
 const char* phase_name(Phase phase) {
   constexpr const char* kNames[] = {"teacher", "forward", "head", "backward", "optimizer", "communication"};
@@ -25,6 +38,7 @@ void PhaseTimer::mark(Phase phase) {
 void PhaseTimer::begin(Phase phase) {
   phase_ = phase;
   mark(phase);
+  device::enter_phase(memory_phase(phase));
 }
 
 void PhaseTimer::waiting(bool waits) {
@@ -36,6 +50,7 @@ void PhaseTimer::waiting(bool waits) {
 void PhaseTimer::end_step() {
   mark(Phase::kCount);
   phase_ = Phase::kCount;
+  device::enter_phase(device::MemoryPhase::kBetween);
   ended_.push_back(std::exchange(marks_, {}));
 }
 

@@ -31,7 +31,7 @@ class PhaseTimer {
  public:
   explicit PhaseTimer(c10::Device device) : device_(device) {}
 
-  // The phase from here on; ends the one before.
+  // The phase from here on, of time and of memory (device::enter_phase); ends the one before.
   void begin(Phase phase);
   // Between true and false, communication that is waited for; then the phase before goes on. Ignored between steps.
   void waiting(bool waits);

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/_fused_adamw.h>
 
+#include "trainer/device/memory_tracker.h"
 #include "trainer/models/ops/kernel_launch.h"
 #include "trainer/optim/adamw_kernel.h"
 
@@ -16,6 +17,7 @@ bool has_bf16_copy(const sharding::UnitShard& unit) {
 } // namespace
 
 AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& options) : model_(model), options_(options) {
+  const device::LabelScope label(device::Category::kMoments);
   for (int64_t i = 0; i < model.num_units(); ++i) {
     const sharding::UnitShard& unit = model.unit(i);
     moments_.push_back({at::zeros_like(unit.master), at::zeros_like(unit.master)});

@@ -1,5 +1,7 @@
 #include "trainer/sharding/activation_store.h"
 
+#include "trainer/device/memory_tracker.h"
+
 namespace distill::sharding {
 ActivationStore::ActivationStore(
     std::vector<models::ActivationPolicy> policies, at::Device device, std::shared_ptr<device::HostSlab> host)
@@ -73,6 +75,9 @@ void ActivationStore::put(int64_t block, models::BlockKept kept) {
   finish_forward(); // the block before
   Stored& stored = blocks_[block];
   stored.kept = std::move(kept);
+  for (const at::Tensor* tensor : stored.kept.tensors()) {
+    device::label(*tensor, device::Category::kActivations);
+  }
   stored.is_away = models::is_offloaded(policies_[block]);
   if (stored.is_away) {
     send_away(stored);
@@ -87,6 +92,7 @@ void ActivationStore::prefetch(int64_t block) {
     return;
   }
   const std::vector<at::Tensor*> tensors = stored.kept.places();
+  const device::LabelScope label(device::Category::kActivations);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Away& away = stored.away[i];
     if (!away.sizes.empty()) {

@@ -1,5 +1,7 @@
 #include "trainer/sharding/gradient_slots.h"
 
+#include "trainer/device/memory_tracker.h"
+
 namespace distill::sharding {
 namespace {
 
@@ -40,15 +42,16 @@ void GradientSlots::leave_reducing(SlotSize size, int64_t limit) {
   }
 }
 
-at::Tensor GradientSlots::acquire(UnitKey key, SlotSize size, int64_t numel) {
+GradientSlots::Gradient GradientSlots::acquire(UnitKey key, SlotSize size, int64_t numel) {
   if (Slot* open = find_open(key)) {
-    return open->gradient;
+    return {open->gradient, /*is_new=*/false};
   }
   leave_reducing(size, size == SlotSize::kBlock ? kReducingBlocks : kReducingLarge);
   Slot& slot = slots_.emplace_back(key, size, device_);
   slot.events.write_begins();
-  slot.gradient = at::zeros({numel}, at::TensorOptions().dtype(at::kFloat).device(device_));
-  return slot.gradient;
+  const device::LabelScope label(device::Category::kSlots);
+  slot.gradient = at::empty({numel}, at::TensorOptions().dtype(at::kFloat).device(device_));
+  return {slot.gradient, /*is_new=*/true};
 }
 
 void GradientSlots::reduce(UnitKey key, at::Tensor shard, const Reduction& options) {
@@ -56,11 +59,14 @@ void GradientSlots::reduce(UnitKey key, at::Tensor shard, const Reduction& optio
   TORCH_CHECK(slot != nullptr, "unit ", key.unit, " is reduced, but has no gradient");
   // A buffer that has been open since an earlier micro-batch adds to those that wait.
   leave_reducing(slot->size, slot->size == SlotSize::kBlock ? kReducingBlocks : kReducingLarge);
-  if (options.accumulate) {
-    slot->staged = at::empty({shard.numel()}, shard.options());
-  }
-  if (reduce_dtype_ != at::kFloat) {
-    slot->low_precision = at::empty({slot->gradient.numel() + shard.numel()}, shard.options().dtype(reduce_dtype_));
+  {
+    const device::LabelScope label(device::Category::kSlots);
+    if (options.accumulate) {
+      slot->staged = at::empty({shard.numel()}, shard.options());
+    }
+    if (reduce_dtype_ != at::kFloat) {
+      slot->low_precision = at::empty({slot->gradient.numel() + shard.numel()}, shard.options().dtype(reduce_dtype_));
+    }
   }
   slot->events.write_ends();
   const auto run = [&] {

@@ -1,5 +1,7 @@
 #include "trainer/sharding/model_shards.h"
 
+#include "trainer/device/memory_tracker.h"
+
 namespace distill::sharding {
 
 ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options)
@@ -15,6 +17,9 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
       unit.master = options.compute_dtype == at::kFloat
           ? unit.weights
           : at::zeros({unit.shard.numel}, host_or_device.dtype(at::kFloat));
+      if (!unit.master.is_same(unit.weights)) {
+        device::label(unit.master, device::Category::kMaster);
+      }
     }
     units_.push_back(std::move(unit));
   }
@@ -94,6 +99,7 @@ at::Tensor ModelShards::gradient(int64_t index) {
   }
   if (!unit.gradient.defined()) {
     unit.gradient = at::zeros({unit.shard.numel}, unit.master.options());
+    device::label(unit.gradient, device::Category::kGradients);
   }
   return unit.gradient;
 }
@@ -105,7 +111,8 @@ void ModelShards::reduce(int64_t index, bool last) {
   UnitShard& unit = units_[index];
   const bool accumulate = unit.gradient.defined();
   if (!accumulate) {
-    unit.gradient = at::empty({unit.shard.numel}, unit.master.options());
+    unit.gradient = at::empty({unit.shard.numel}, at::TensorOptions().dtype(at::kFloat).device(options_.device));
+    device::label(unit.gradient, device::Category::kGradients);
   }
   gradient_slots_->reduce(key(index), unit.gradient, {accumulate, last});
 }

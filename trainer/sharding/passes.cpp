@@ -1,5 +1,6 @@
 #include "trainer/sharding/passes.h"
 
+#include "trainer/device/memory_tracker.h"
 #include "trainer/models/ops/embedding.h"
 
 namespace distill::sharding {
@@ -21,6 +22,11 @@ at::Tensor final_norm(ModelShards& model, const at::Tensor& x_NH, models::FinalN
   const int64_t unit = model.head_unit();
   const at::Tensor norm_H = models::final_norm_weight(model.unit(unit).layout, model.weights(unit));
   at::Tensor hidden_NH = models::final_norm_forward(model.config(), norm_H, x_NH, kept);
+  device::label(hidden_NH, device::Category::kHidden);
+  if (kept != nullptr) {
+    device::label(kept->x_NH, device::Category::kHidden);
+    device::label(kept->rstd_N, device::Category::kHidden);
+  }
   model.release(unit);
   return hidden_NH;
 }
@@ -85,7 +91,7 @@ void TrainingPass::backward(const MicroBatch& batch, at::Tensor dhidden_NH, bool
   const models::UnitLayout& head_layout = model_.unit(head).layout;
   at::Tensor dx_NH;
   { // views of large buffers, which live no longer than they do
-    at::Tensor norm_gradient = models::final_norm_weight(head_layout, model_.gradient(head));
+    at::Tensor norm_gradient = models::final_norm_weight(head_layout, model_.gradient(head).flat);
     dx_NH = models::final_norm_backward(
         models::final_norm_weight(head_layout, model_.weights(head)), dhidden_NH, norm_kept_, norm_gradient);
   }
@@ -108,15 +114,23 @@ void TrainingPass::backward(const MicroBatch& batch, at::Tensor dhidden_NH, bool
     if (block > 0) {
       store_.prefetch(block - 1);
     }
-    models::BlockParams gradients = models::block_params(layout, model_.gradient(unit));
+    const UnitGradient gradient = model_.gradient(unit);
+    models::BlockParams gradients = models::block_params(layout, gradient.flat);
+    gradients.write_matrices = gradient.is_new;
     dx_NH = models::block_backward(model_.config(), batch.seq, angles_, params, dx_NH, std::move(kept), gradients);
     model_.release(unit);
     model_.reduce(unit, last);
   }
 
   const int64_t embedding = model_.embedding_unit();
-  at::Tensor embedding_gradient = models::embedding_weight(model_.unit(embedding).layout, model_.gradient(embedding));
-  models::embedding_backward(batch.tokens_N, dx_NH, embedding_gradient);
+  {
+    const UnitGradient gradient = model_.gradient(embedding);
+    at::Tensor embedding_gradient = models::embedding_weight(model_.unit(embedding).layout, gradient.flat);
+    if (gradient.is_new) { // rows are only added to
+      embedding_gradient.zero_();
+    }
+    models::embedding_backward(batch.tokens_N, dx_NH, embedding_gradient);
+  }
   model_.reduce(embedding, last);
 }
 

@@ -1,5 +1,7 @@
 #include "trainer/sharding/weight_slots.h"
 
+#include "trainer/device/memory_tracker.h"
+
 namespace distill::sharding {
 
 WeightSlots::WeightSlots(at::Device device, Communicator& gather, const SlotPlan& plan, SlotChecks* checks)
@@ -7,6 +9,7 @@ WeightSlots::WeightSlots(at::Device device, Communicator& gather, const SlotPlan
   const auto options = at::TensorOptions().dtype(at::kByte).device(device);
   for (int64_t i = 0; i < plan.block_slots; ++i) {
     block_slots_.emplace_back(at::empty({plan.block_bytes}, options), device);
+    device::label(block_slots_.back().bytes, device::Category::kSlots);
   }
   for (int64_t i = 0; i < plan.large_slots; ++i) {
     large_slots_.emplace_back(at::Tensor(), device);
@@ -41,6 +44,7 @@ void WeightSlots::gather(Slot& slot, const UnitSource& unit) {
   if (unit.size == SlotSize::kLarge && (!slot.bytes.defined() || slot.bytes.numel() != bytes)) {
     give_back(slot);
     slot.bytes = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device_));
+    device::label(slot.bytes, device::Category::kSlots);
     allocated_.record();
   }
   TORCH_CHECK(

@@ -35,7 +35,7 @@ run_sanitised_library() {
   LD_PRELOAD="$runtimes" ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0" run_pytest "$library_tests"
 }
 
-library_tests=tests/losses/operators_test.py
+library_tests=tests/losses
 export DISTILL_BUILD="$PWD/build/$preset"
 export DISTILL_LOSSES_LIBRARY="$DISTILL_BUILD/losses/libdistill_losses.so"
 if [ "$preset" = asan ]; then

@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Errors of loss and gradient against fp64 as the student approaches the teacher, ours and others'.
+
+  jsd  the gap is the mean KL(teacher || student) in nats; the student's hidden states are the teacher's with noise
+  ce   the gap is the mean cross-entropy on the label, as the label's probability goes to 1
+
+Inputs are bf16 (or --dtype float32); fp64 starts from the same rounded inputs, so every error is the computation's own.
+Plain PyTorch with fp32 and with bf16 logits runs beside ours, and with --peers Liger-Kernel and cut-cross-entropy where
+Python can import them (most of theirs needs a GPU). Results go to --out as JSON and as a PNG.
+Example: scripts/accuracy_loss_head.py --peers --out results/accuracy
+"""
+
+import argparse
+import json
+import os
+import sys
+
+# This folder's tokenize.py must not stand in for Python's own module of that name.
+_HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [os.path.join(_HERE, "loss_head")] + [p for p in sys.path if os.path.abspath(p) != _HERE]
+
+import torch  # noqa: E402
+
+import heads  # noqa: E402
+from exact import errors, exact  # noqa: E402
+from problem import Problem, load_operators, random_problem  # noqa: E402
+from timing import first_line  # noqa: E402
+
+GAPS = [3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001]
+
+
+def mean_kl(problem):
+    """KL(teacher || student) in fp64."""
+    return exact(Problem(problem.hidden, problem.weight, problem.targets, problem.teacher_hidden, problem.teacher_weight,
+                         beta=0)).mean.item()
+
+
+def solved(make, measure, gap):
+    """make(x) with measure(make(x)) == gap, for a measure that grows with x; and the gap that was reached."""
+    low, high = 1e-6, 1e3
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if measure(make(middle)) < gap else (low, middle)
+        if high / low < 1.0005:
+            break
+    problem = make(high)
+    return problem, measure(problem)
+
+
+def jsd_problem(base, gap, beta):
+    """The teacher is `base`; the student is the same model whose hidden states are off by noise."""
+    noise = torch.randn(base.hidden.shape, generator=torch.Generator().manual_seed(1)).to(base.hidden.device)
+
+    def make(x):
+        hidden = (base.hidden.float() + x * noise).to(base.hidden.dtype)
+        return Problem(hidden, base.weight, base.targets, base.hidden, base.weight, beta)
+
+    return solved(make, mean_kl, gap)
+
+
+def ce_problem(base, gap):
+    """Hidden states moved towards the label's row of the weight, so that the cross-entropy is `gap`."""
+    towards = base.weight[base.targets].float()
+    towards = towards / towards.square().sum(-1, keepdim=True)
+
+    def make(x):
+        return Problem((base.hidden.float() + towards / x).to(base.hidden.dtype), base.weight, base.targets)
+
+    return solved(make, lambda problem: exact(problem).mean.item(), gap)
+
+
+def study(kind, base, gaps, implementations, beta):
+    rows = []
+    for gap in gaps:
+        problem, reached = jsd_problem(base, gap, beta) if kind == "jsd" else ce_problem(base, gap)
+        expected = exact(problem)
+        print(f"\n{kind}, gap {reached:.3g} nat, loss {expected.mean.item():.4g}", flush=True)
+        for head in implementations:
+            try:
+                found = errors(head.run(problem), expected)
+            except Exception as error:  # a peer that cannot run this
+                print(f"  {head.name:42s} failed, {first_line(error)}", flush=True)
+                continue
+            print(f"  {head.name:42s} loss {found['loss']:.2e}  d_hidden {found['d_hidden']:.2e}  "
+                  f"d_weight {found['d_weight']:.2e}", flush=True)
+            rows.append({"kind": kind, "gap": gap, "reached": reached, "exact_loss": expected.mean.item(),
+                         "name": head.name, **found})
+    return rows
+
+
+def plot(path, rows, title):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    kinds = sorted({row["kind"] for row in rows}, reverse=True)
+    measures = ["loss", "d_hidden", "d_weight"]
+    figure, axes = pyplot.subplots(len(kinds), 3, figsize=(15, 4.2 * len(kinds)), squeeze=False)
+    for line, kind in zip(axes, kinds):
+        for axis, measure in zip(line, measures):
+            for name in dict.fromkeys(row["name"] for row in rows if row["kind"] == kind):
+                points = [(row["reached"], row[measure]) for row in rows if row["kind"] == kind and row["name"] == name]
+                axis.loglog(*zip(*points), marker="o", markersize=3, linewidth=2 if name == "distill" else 1, label=name)
+            axis.invert_xaxis()
+            axis.set_title(f"{kind}: {measure}")
+            axis.set_xlabel("KL(teacher || student), nat" if kind == "jsd" else "cross-entropy, nat")
+            axis.grid(True, which="major", alpha=0.3)
+        line[0].set_ylabel("relative error against fp64")
+        line[0].legend(fontsize=7)
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", default="build/release/losses/libdistill_losses.so")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of the inputs")
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--vocab", type=int, default=32000)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--logit-scale", type=float, default=3.0, help="standard deviation of the teacher's logits")
+    parser.add_argument("--beta", type=float, default=0.5)
+    parser.add_argument("--kinds", default="jsd,ce")
+    parser.add_argument("--gaps", type=lambda text: [float(x) for x in text.split(",")], default=GAPS, help="nats")
+    parser.add_argument("--peers", action="store_true", help="peers too, where Python can import them")
+    parser.add_argument("--out", default="accuracy_loss_head", help="results: OUT.json and OUT.png")
+    args = parser.parse_args()
+    device = args.device if args.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    load_operators(args.library)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    base = random_problem(
+        args.tokens, args.vocab, args.hidden, 0, device, getattr(torch, args.dtype), logit_scale=args.logit_scale)
+    where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    title = (f"{where}, torch {torch.__version__}, {args.dtype} inputs, N {args.tokens}, V {args.vocab}, H {args.hidden}, "
+             f"logits of scale {args.logit_scale:g}, beta {args.beta:g}")
+    print(title, flush=True)
+    rows = []
+    for kind in args.kinds.split(","):
+        if kind not in ("jsd", "ce"):
+            sys.exit(f"--kinds: expected jsd, ce or both, found {kind}")
+        implementations = [heads.ours(), *heads.plain_heads()]
+        if args.peers:
+            implementations += heads.importable_peers(kind, device == "cuda", compiled=False)
+        rows += study(kind, base, args.gaps, implementations, args.beta)
+    os.makedirs(os.path.dirname(os.path.abspath(args.out)), exist_ok=True)
+    with open(args.out + ".json", "w") as file:
+        json.dump({"title": title, "device": where, "torch": torch.__version__, "arguments": vars(args), "rows": rows},
+                  file, indent=1)
+    plot(args.out + ".png", rows, title)
+    print(f"\nwrote {args.out}.json and {args.out}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Random inputs of a loss head: hidden states and lm_head weights of a student and, with a teacher, of the teacher."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class Problem:
+    """N tokens, V vocabulary, H and G hidden sizes. Without a teacher the loss is cross-entropy on `targets`."""
+
+    hidden: torch.Tensor  # [N, H]
+    weight: torch.Tensor  # [V, H]
+    targets: torch.Tensor  # [N]
+    teacher_hidden: torch.Tensor | None = None  # [N, G]
+    teacher_weight: torch.Tensor | None = None  # [V, G]
+    beta: float = 0.5
+
+    @property
+    def tokens(self):
+        return self.hidden.shape[0]
+
+    @property
+    def vocab(self):
+        return self.weight.shape[0]
+
+    @property
+    def kind(self):
+        return "ce" if self.teacher_hidden is None else "jsd"
+
+    def loss_arguments(self):
+        """Of distill::linear_head_into."""
+        if self.teacher_hidden is None:
+            return {"divergence": "none", "hard_weight": 1.0, "soft_weight": 0.0}
+        return {"divergence": "jsd", "beta": self.beta}
+
+    def first(self, tokens):
+        """The same problem on its first tokens."""
+        rows = slice(0, min(tokens, self.tokens))
+        teacher = None if self.teacher_hidden is None else self.teacher_hidden[rows]
+        return Problem(self.hidden[rows], self.weight, self.targets[rows], teacher, self.teacher_weight, self.beta)
+
+
+def random_problem(tokens, vocab, hidden, teacher_hidden, device, dtype=torch.bfloat16, logit_scale=1.0, seed=0):
+    """Logits of standard deviation `logit_scale`; `teacher_hidden` 0: no teacher."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(*shape, scale=1.0):
+        return (torch.randn(*shape, device=device, dtype=torch.float32, generator=generator) * scale).to(dtype)
+
+    problem = Problem(
+        normal(tokens, hidden), normal(vocab, hidden, scale=logit_scale * hidden**-0.5),
+        torch.randint(0, vocab, (tokens,), device=device, generator=generator))
+    if teacher_hidden:
+        problem.teacher_hidden = normal(tokens, teacher_hidden)
+        problem.teacher_weight = normal(vocab, teacher_hidden, scale=logit_scale * teacher_hidden**-0.5)
+    return problem
+
+
+def load_operators(library):
+    """Registers torch.ops.distill from libdistill_losses.so, whose folder or build it may stand in."""
+    path = os.path.abspath(library)
+    if not os.path.exists(path):
+        raise SystemExit(f"--library: expected libdistill_losses.so, found nothing at {path}; run scripts/build.sh")
+    torch.ops.load_library(path)

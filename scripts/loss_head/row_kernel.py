@@ -1,0 +1,57 @@
+"""The row kernel alone, every geometry, against the copy bandwidth measured in the same run."""
+
+import torch
+
+from timing import interleaved
+
+STREAMING, CLUSTER = 2, 1
+BYTES_JSD, BYTES_CE = 10, 6  # per element: fp32 logits of each side read, a bf16 gradient written
+DIVERGENCES = ["none", "jsd", "forward_kl", "reverse_kl", "skew_forward_kl", "skew_reverse_kl", "total_variation"]
+
+
+def options(divergence="jsd", beta=0.5, temperature=1.0, hard_weight=0.0, soft_weight=1.0):
+    """The option list of distill::_logits_rows."""
+    kind = float(DIVERGENCES.index(divergence))
+    return [kind, beta, 0.1, temperature, 0.0, hard_weight, soft_weight, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def bench_rows(vocab, teacher, reps, geometries=True):
+    rows = max(512, int(1.5e9 / (vocab * 4)) // 132 * 132)
+    padded = (vocab + 63) // 64 * 64
+
+    def buffer(dtype):
+        return torch.randn(rows, padded, device="cuda", dtype=dtype)[:, :vocab]
+
+    student, teacher_logits = buffer(torch.float32), buffer(torch.float32) if teacher else None
+    gradient = torch.empty(rows, padded, device="cuda", dtype=torch.bfloat16)[:, :vocab]
+    targets = torch.randint(0, vocab, (rows,), device="cuda")
+    opts = options("jsd", hard_weight=0.5) if teacher else options("none", hard_weight=1.0, soft_weight=0.0)
+    source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
+    target = torch.empty_like(source)
+    functions = {"copy": lambda: target.copy_(source)}
+
+    def add(name, strategy, cluster, threads):
+        functions[name] = lambda: torch.ops.distill._logits_rows(
+            student, teacher_logits, targets, None, opts, gradient, strategy, cluster, threads)
+
+    add("automatic", 0, 0, 0)
+    if geometries:
+        add("streaming", STREAMING, 0, 0)
+        for threads in (512, 256):
+            for cluster in (1, 2, 3, 4, 6, 8, 10, 12, 16):
+                vectors = -(-(-(-vocab // cluster)) // (4 * threads))
+                if 2 <= vectors <= 18:
+                    add(f"cluster {cluster} x {threads}", CLUSTER, cluster, threads)
+    times = interleaved(functions, reps)
+    copy = 2 * source.numel() / times["copy"][0] / 1e6
+    moved = rows * vocab * (BYTES_JSD if teacher else BYTES_CE)
+    print(f"\nrow kernel, {'JSD' if teacher else 'CE'}, {rows} rows of {vocab}, copy {copy:.0f} GB/s", flush=True)
+    results = []
+    for name, (median, low, _) in times.items():
+        if name == "copy":
+            continue
+        rate = moved / median / 1e6
+        print(f"  {name:20s} {median:8.3f} ms  {rate:7.0f} GB/s  {100 * rate / copy:5.1f} % of copy", flush=True)
+        results.append({"v": vocab, "rows": rows, "teacher": teacher, "name": name, "ms": median, "min": low,
+                        "gb_s": rate, "of_copy": rate / copy, "copy_gb_s": copy})
+    return results

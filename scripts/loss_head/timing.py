@@ -1,0 +1,56 @@
+"""Time and memory of functions on one GPU."""
+
+import statistics
+
+import torch
+
+WARM_UP = 2
+
+
+def elapsed(function):
+    """Milliseconds between two events on the current stream."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    function()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
+def interleaved(functions, reps):
+    """name -> (median, minimum, maximum) milliseconds, the functions run in turn so that clocks and heat are shared.
+    One that fails is left out and says why."""
+    times, dead = {name: [] for name in functions}, {}
+    for repetition in range(reps + WARM_UP):
+        for name, function in functions.items():
+            if name in dead:
+                continue
+            try:
+                t = elapsed(function)
+            except Exception as error:  # a peer or a geometry that this machine cannot run
+                dead[name] = first_line(error)
+                torch.cuda.empty_cache()
+                continue
+            if repetition >= WARM_UP:
+                times[name].append(t)
+    for name, why in dead.items():
+        print(f"  {name}: failed, {why}", flush=True)
+    return {name: (statistics.median(t), min(t), max(t)) for name, t in times.items() if t}
+
+
+def first_line(error):
+    """An exception as one short line."""
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text[:160]}"
+
+
+def extra_peak_mib(function):
+    """MiB allocated at the peak beyond what was there before, and what the function returned."""
+    function()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = function()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20, result

@@ -1,0 +1,99 @@
+"""The scripts that load the operators: the example's training loop, the accuracy study, the exact losses it trusts."""
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+LIBRARY = os.path.abspath(os.environ.get("DISTILL_LOSSES_LIBRARY", "build/release/losses/libdistill_losses.so"))
+# Some CPUs announce instructions for bf16 products that they do not have.
+ENVIRONMENT = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+
+
+def run(name, *arguments, code=0):
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / name, *map(str, arguments)], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == code, f"{name}: expected exit code {code}, found {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stderr if code else done.stdout
+
+
+def test_the_transformers_example_trains_as_the_plain_loss_does():
+    output = run("example_transformers.py", "--library", LIBRARY, "--loss", "both", "--steps", "4", "--lr", "1e-2")
+    losses = {kind: [float(x) for x in re.findall(kind + r"_loss step .* loss (\S+)", output)] for kind in ("plain", "fused")}
+    assert len(losses["plain"]) == len(losses["fused"]) == 4
+    assert losses["fused"] == pytest.approx(losses["plain"], abs=2e-5)
+    assert len(set(losses["fused"])) == 4  # it trains
+
+
+def test_the_example_in_bf16_with_a_text(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<unk>", "the", "cat", "sat", "on", "a", "mat"]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=512, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)).save_pretrained(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on a mat " * 20)
+    output = run("example_transformers.py", "--library", LIBRARY, "--student", tmp_path, "--text", text, "--steps", "2",
+                 "--length", "16", "--dtype", "bfloat16")
+    assert "fused_loss step 2/2" in output
+    text.write_text("the cat")
+    assert "expected at least 32 tokens" in run(
+        "example_transformers.py", "--library", LIBRARY, "--student", tmp_path, "--text", text, "--length", "16", code=1)
+
+
+def test_the_accuracy_study_finds_what_rounding_costs(tmp_path):
+    run("accuracy_loss_head.py", "--library", LIBRARY, "--device", "cpu", "--tokens", "32", "--vocab", "700", "--hidden", "64",
+        "--gaps", "1,0.01", "--out", tmp_path / "result")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["result.json", "result.png"]
+    rows = json.loads((tmp_path / "result.json").read_text())["rows"]
+    found = {(row["kind"], row["gap"], row["name"]): row for row in rows}
+    for gap in (1.0, 0.01):
+        ours = found["jsd", gap, "distill"]
+        assert ours["reached"] == pytest.approx(gap, rel=0.1)
+        assert ours["loss"] < 1e-4 and ours["d_hidden"] < 5e-3 and ours["d_weight"] < 5e-3
+        assert ours["smallest_token_loss"] >= 0
+        assert found["ce", gap, "distill"]["d_weight"] < 5e-3
+    # The study can tell: bf16 logits are wrong by tens of per cent close to the teacher.
+    assert found["jsd", 0.01, "plain, bf16 logits"]["d_weight"] > 0.05
+
+
+@pytest.fixture
+def loss_head(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS / "loss_head"))
+    import exact
+    import heads
+    import problem
+
+    return exact, heads, problem
+
+
+@pytest.mark.parametrize("beta", [0, 0.3, 1])
+@pytest.mark.parametrize("teacher_hidden", [0, 24])
+def test_the_exact_losses_are_those_of_autograd(loss_head, beta, teacher_hidden):
+    exact, heads, problem = loss_head
+    case = problem.random_problem(70, 31, 16, teacher_hidden, "cpu", torch.float64)
+    case.beta = beta
+    expected = exact.exact(case)
+    # The plain computation is written apart, and differentiated by autograd, in fp32.
+    found = exact.errors(heads.plain(torch.float32)(case), expected)
+    assert max(found.values()) < 1e-5
+
+
+def test_the_benchmark_needs_a_gpu_and_says_so():
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert "needs a GPU" in run("bench_loss_head.py", "--library", LIBRARY, code=1)
+    assert "--shapes: expected kind:Hs:Ht" in run("bench_loss_head.py", "--shapes", "jsd:16", code=2)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))

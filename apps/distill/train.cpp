@@ -47,7 +47,12 @@ absl::StatusOr<trainer::StartOptions> start_options(const TrainCommand& command,
 } // namespace
 
 int run_train(const TrainCommand& command) {
-  const config::LoadResult loaded = config::load(command.config, command.overrides, config::Purpose::kTrain);
+  const auto ranks = launch::detect_ranks(launch::process_environ());
+  if (!ranks.ok()) {
+    return fail(ranks.status());
+  }
+  const int64_t launched = ranks->launcher == "single process" ? 0 : ranks->world_size;
+  const config::LoadResult loaded = config::load(command.config, command.overrides, config::Purpose::kTrain, launched);
   if (!loaded.problems.empty()) {
     return fail(absl::InvalidArgumentError(config::report(loaded.problems)));
   }
@@ -61,10 +66,6 @@ int run_train(const TrainCommand& command) {
   if (command.dry_run) {
     const absl::Status status = trainer::dry_run(loaded.config);
     return status.ok() ? kSuccess : fail(status);
-  }
-  const auto ranks = launch::detect_ranks(launch::process_environ());
-  if (!ranks.ok()) {
-    return fail(ranks.status());
   }
   if (const int64_t count = trainer::ranks_to_start(loaded.config, *ranks); count > 1) {
     const absl::StatusOr<int> code = launch::spawn_ranks({.processes = count});

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t kMaxInt = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMaxSteps = 1'000'000'000'000;
+constexpr int64_t kMaxRanks = 1 << 20;
 constexpr int64_t kMaxTokens = 1'000'000'000'000'000'000;
 constexpr int64_t kMaxBatch = 1 << 24;
 constexpr int64_t kMaxSeqLen = 1 << 26;
@@ -208,9 +209,9 @@ std::vector<Field> parallel_fields() {
   return {
       {"parallel", "processes", Integer{member<kParallel, &ParallelSection::processes>, 0, 4096}, "ranks",
        "Ranks that distill starts on this host itself, when no launcher did. 0: one for each visible GPU, 1 on a CPU."},
-      {"parallel", "shard", Integer{member<kParallel, &ParallelSection::shard>, 0, kMaxInt}, "ranks",
+      {"parallel", "shard", Integer{member<kParallel, &ParallelSection::shard>, 0, kMaxRanks}, "ranks",
        "Ranks that hold one copy of the models between them. 0: all ranks divided by parallel.replicate."},
-      {"parallel", "replicate", Integer{member<kParallel, &ParallelSection::replicate>, 1, kMaxInt}, "copies",
+      {"parallel", "replicate", Integer{member<kParallel, &ParallelSection::replicate>, 1, kMaxRanks}, "copies",
        "Copies of the sharded models (HSDP), usually one for each node."},
       {"parallel", "reduce_dtype", one_of<kParallel, &ParallelSection::reduce_dtype>({"float32", "bfloat16"}), "",
        "Dtype in which gradients travel; bfloat16 halves the traffic and rounds every rank's part."},

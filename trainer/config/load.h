@@ -13,6 +13,7 @@ namespace distill::config {
 enum class Purpose {
   kTrain,
   kEvaluate, // data.eval is needed; data.train, the run's length and run.dir are not
+  kPlan, // the models' config.json are needed; weights, data, the run's length and run.dir are not
 };
 
 struct LoadResult {
@@ -21,7 +22,8 @@ struct LoadResult {
 };
 
 // Reads a configuration file with overrides and checks everything that needs neither a model nor a GPU: keys and values
-// (read), the rules between keys (check_rules), and the paths (check_paths). All problems come back together.
-LoadResult load(const std::string& path, absl::Span<const std::string> overrides, Purpose purpose);
+// (read), the rules between keys (check_rules), and the paths (check_paths). All problems come back together. `ranks`:
+// how many a launcher started; 0: none did.
+LoadResult load(const std::string& path, absl::Span<const std::string> overrides, Purpose purpose, int64_t ranks = 0);
 
 } // namespace distill::config

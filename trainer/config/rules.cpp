@@ -23,9 +23,12 @@ class Rules {
     memory();
     if (training()) {
       length_and_batch();
+      mesh();
       scheduler();
     }
-    evaluation();
+    if (context_.purpose != Purpose::kPlan) {
+      evaluation();
+    }
     return std::move(problems_);
   }
 
@@ -120,6 +123,48 @@ class Rules {
           {"train.global_batch_size", "train.micro_batch_size"},
           absl::StrCat("a multiple of train.micro_batch_size, ", train.micro_batch_size),
           absl::StrCat(train.global_batch_size));
+    }
+  }
+
+  // The ranks are shard x replicate, and each takes an equal part of the global batch. A number of ranks that only the
+  // machine knows, one for each visible GPU, is checked when they join.
+  void mesh() {
+    const ParallelSection& parallel = config_.parallel;
+    const int64_t micro = config_.train.micro_batch_size;
+    std::vector<std::string> keys = {"parallel.replicate"};
+    int64_t ranks = context_.ranks;
+    std::string which = absl::StrCat("the ", ranks, " ranks that were launched");
+    if (ranks == 0 && parallel.processes > 0) {
+      keys = {"parallel.replicate", "parallel.processes"};
+      ranks = parallel.processes;
+      which = absl::StrCat("parallel.processes, ", ranks);
+    }
+    if (ranks > 0 && ranks % parallel.replicate != 0) {
+      fail(keys, absl::StrCat("a divisor of ", which), absl::StrCat(parallel.replicate));
+      return;
+    }
+    if (parallel.shard > 0) {
+      keys.insert(keys.begin(), "parallel.shard");
+      const int64_t product = parallel.shard * parallel.replicate;
+      if (ranks > 0 && product != ranks) {
+        fail(
+            keys, absl::StrCat(ranks / parallel.replicate, ": ", which, ", divided by parallel.replicate"),
+            absl::StrCat(parallel.shard), "0 takes what the ranks allow");
+        return;
+      }
+      ranks = product;
+    }
+    // Where the number of ranks is not known, it is a multiple of parallel.replicate.
+    const int64_t at_once = (ranks > 0 ? ranks : parallel.replicate) * micro;
+    const int64_t global = config_.train.global_batch_size;
+    if (global % micro == 0 && global % at_once != 0) {
+      keys.insert(keys.begin(), {"train.global_batch_size", "train.micro_batch_size"});
+      fail(
+          std::move(keys),
+          absl::StrCat(
+              "a multiple of ", at_once, ", ", ranks > 0 ? ranks : parallel.replicate,
+              ranks > 0 ? " ranks" : " copies (parallel.replicate)", " with train.micro_batch_size ", micro, " each"),
+          absl::StrCat(global));
     }
   }
 

@@ -15,6 +15,7 @@ struct CheckContext {
   Purpose purpose = Purpose::kTrain;
   Origins origins;
   std::set<std::string, std::less<>> suspect; // keys whose value is not what the author wrote: rules skip them
+  int64_t ranks = 0; // that a launcher started; 0: none did
 };
 
 // Keys that a reader's problems are about, and those it took misspelt keys for.

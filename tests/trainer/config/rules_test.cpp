@@ -61,7 +61,23 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{{"scheduler.type=constant", "scheduler.min_lr_ratio=0.1"}, "scheduler.min_lr_ratio", "not constant"},
         Broken{{"data.eval=null", "eval.every=5"}, "data.eval", "held-out token shards"},
         Broken{{"data.eval=null", "eval.at_start=true"}, "data.eval", "held-out token shards"},
-        Broken{{"loss.chunk_size=64", "loss.min_chunk_size=128"}, "loss.min_chunk_size", "at most loss.chunk_size"}));
+        Broken{{"loss.chunk_size=64", "loss.min_chunk_size=128"}, "loss.min_chunk_size", "at most loss.chunk_size"},
+        Broken{
+            {"parallel.processes=4", "parallel.replicate=3"},
+            "parallel.replicate",
+            "a divisor of parallel.processes, 4"},
+        Broken{
+            {"parallel.processes=4", "parallel.shard=3"},
+            "parallel.shard",
+            "4: parallel.processes, 4, divided by parallel.replicate"},
+        Broken{
+            {"parallel.processes=4", "parallel.shard=4", "parallel.replicate=2"},
+            "parallel.shard",
+            "2: parallel.processes, 4, divided by parallel.replicate"},
+        Broken{{"parallel.processes=3"}, "train.global_batch_size", "a multiple of 6, 3 ranks"},
+        Broken{{"parallel.shard=8"}, "train.global_batch_size", "a multiple of 16, 8 ranks"},
+        Broken{{"parallel.shard=1048576", "parallel.replicate=1048576"}, "train.global_batch_size", "a multiple of"},
+        Broken{{"parallel.replicate=8"}, "train.global_batch_size", "a multiple of 16, 8 copies"}));
 
 class RulesAllowed : public ::testing::TestWithParam<std::vector<std::string>> {};
 
@@ -78,9 +94,32 @@ INSTANTIATE_TEST_SUITE_P(
         std::vector<std::string>{"train.steps=null", "train.tokens=1e6"},
         std::vector<std::string>{"scheduler.type=wsd", "scheduler.decay_steps=90"},
         std::vector<std::string>{"scheduler.warmup_steps=99"}, std::vector<std::string>{"data.eval=null"},
-        std::vector<std::string>{"loss.chunk_size=64"},
+        std::vector<std::string>{"loss.chunk_size=64"}, std::vector<std::string>{"parallel.processes=4"},
+        std::vector<std::string>{"parallel.processes=4", "parallel.replicate=2"},
+        std::vector<std::string>{"parallel.processes=4", "parallel.shard=2", "parallel.replicate=2"},
+        std::vector<std::string>{"parallel.shard=2", "parallel.replicate=2"},
         std::vector<std::string>{"train.device=cpu", "train.dtype=bfloat16"}, std::vector<std::string>{"loss.beta=0"},
         std::vector<std::string>{"loss.beta=1"}));
+
+// kValid's global batch of 8 in micro-batches of 2 is for 1, 2 or 4 ranks.
+TEST(Rules, LaunchedRanksAreTheOnesThatCount) {
+  const auto problems = [](int64_t ranks, const std::vector<std::string>& overrides) {
+    const ReadResult result = read_text(kValid, overrides);
+    return check_rules(result.config, {"test.yaml", Purpose::kTrain, result.origins, {}, ranks});
+  };
+  EXPECT_THAT(problems(4, {}), IsEmpty());
+  EXPECT_THAT(problems(4, {"parallel.processes=3"}), IsEmpty()) << "a launcher's ranks take its place";
+  EXPECT_THAT(problems(4, {"parallel.shard=2", "parallel.replicate=2"}), IsEmpty());
+  for (const auto& [overrides, key] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"parallel.shard=2"}, "parallel.shard"},
+           {{"parallel.replicate=3"}, "parallel.replicate"},
+           {{"train.micro_batch_size=4"}, "train.global_batch_size"}}) {
+    const std::vector<Problem> found = problems(4, overrides);
+    ASSERT_THAT(found, SizeIs(1)) << report(found);
+    EXPECT_EQ(found[0].key, key);
+  }
+  EXPECT_THAT(problems(4, {"parallel.replicate=3"})[0].expected, HasSubstr("the 4 ranks that were launched"));
+}
 
 TEST(Rules, EvaluationNeedsDataEvalAndNothingOfTraining) {
   EXPECT_THAT(rule_problems({"data.train=null", "train.steps=null", "run.dir=null"}, Purpose::kEvaluate), IsEmpty());

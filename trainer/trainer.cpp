@@ -9,6 +9,7 @@
 #include "trainer/components.h"
 #include "trainer/config/dump.h"
 #include "trainer/config/rules.h"
+#include "trainer/device/device_hooks.h"
 #include "trainer/evaluation.h"
 #include "trainer/launch/ranks.h"
 #include "trainer/launch/stop_signal.h"
@@ -284,7 +285,10 @@ absl::StatusOr<RunResult> Trainer::run() {
   if (absl::Status status = close(); !status.ok()) {
     return status;
   }
-  return RunResult{stopped_ && state_.step < total_steps_, state_.step};
+  const int64_t outside = device::used_device_bytes(environment_.device) -
+      device::allocator_bytes(environment_.device).reserved;
+  return RunResult{
+      stopped_ && state_.step < total_steps_, state_.step, std::make_shared<plan::Plan>(memory_.plan), outside};
 }
 
 // Queues a step. All of its micro-batches are read before the first one runs, since the loss is divided by the number
@@ -476,12 +480,12 @@ absl::Status Trainer::save_model() {
 }
 
 absl::Status Trainer::close() {
-  const bool finished = state_.step >= total_steps_;
   absl::Status status = read_steps(/*all=*/true);
   status = sharding::agree(*mesh_, status.ok() ? journal_status_ : status);
-  if (status.ok() && finished && config_.eval.every > 0) {
+  if (status.ok() && !stopped_ && config_.eval.every > 0) {
     status = evaluate();
   }
+  const bool finished = !stopped_; // a signal may have cut the last evaluation short: that comes after the resumption
   const bool write = !finished || config_.checkpoint.at_end;
   if (status.ok() && write) {
     status = save_checkpoint(/*periodic=*/false);

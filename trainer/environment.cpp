@@ -17,8 +17,16 @@ at::ScalarType resolve_dtype(const std::string& name, at::ScalarType otherwise) 
 
 } // namespace
 
-absl::StatusOr<Environment> resolve_environment(const config::Config& config, int64_t local_rank) {
+Environment environment_on(const config::Config& config, at::Device device) {
   Environment environment;
+  environment.device = device;
+  const at::ScalarType run_dtype = resolve_dtype(config.train.dtype, device.is_cuda() ? at::kBFloat16 : at::kFloat);
+  environment.student_dtype = resolve_dtype(config.student.dtype, run_dtype);
+  environment.teacher_dtype = resolve_dtype(config.teacher.dtype, run_dtype);
+  return environment;
+}
+
+absl::StatusOr<Environment> resolve_environment(const config::Config& config, int64_t local_rank) {
   const int64_t gpus = metrics::cuda_device_count();
   if (config.train.device == "cuda" && gpus == 0) {
     return absl::FailedPreconditionError(
@@ -31,13 +39,9 @@ absl::StatusOr<Environment> resolve_environment(const config::Config& config, in
           "local rank %d has no GPU: %d are visible on this host; start at most one rank for each GPU", local_rank,
           gpus));
     }
-    environment.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
+    return environment_on(config, at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank)));
   }
-  const at::ScalarType device_dtype = environment.device.is_cuda() ? at::kBFloat16 : at::kFloat;
-  const at::ScalarType run_dtype = resolve_dtype(config.train.dtype, device_dtype);
-  environment.student_dtype = resolve_dtype(config.student.dtype, run_dtype);
-  environment.teacher_dtype = resolve_dtype(config.teacher.dtype, run_dtype);
-  return environment;
+  return environment_on(config, at::kCPU);
 }
 
 void configure_libtorch(const config::TrainSection& train, at::Device device) {

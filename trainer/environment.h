@@ -15,6 +15,9 @@ struct Environment {
   at::ScalarType teacher_dtype = at::kFloat;
 };
 
+// The precisions on a device that need not be there.
+Environment environment_on(const config::Config& config, at::Device device);
+
 // `local_rank` picks the GPU. Error where a GPU is asked for and none is visible.
 absl::StatusOr<Environment> resolve_environment(const config::Config& config, int64_t local_rank = 0);
 

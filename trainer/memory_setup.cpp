@@ -50,6 +50,38 @@ absl::StatusOr<plan::Plan> plan_run(
        /*host_bytes=*/device::available_host_bytes() / ranks_on_host});
 }
 
+absl::StatusOr<plan::Plan> plan_on_paper(const config::Config& config, int64_t world_size, int64_t ranks_per_node) {
+  const auto student = models::read_model_config(config.student.path);
+  if (!student.ok()) {
+    return student.status();
+  }
+  const bool has_teacher = !config.teacher.path.empty();
+  const auto teacher = has_teacher ? models::read_model_config(config.teacher.path) : student;
+  if (!teacher.ok()) {
+    return teacher.status();
+  }
+  for (const models::ModelConfig* model : {&*student, &*teacher}) {
+    if (absl::Status status = models::check_sequence_length(*model, config.data.seq_len); !status.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("data.seq_len against a model's config.json: ", std::string(status.message())));
+    }
+  }
+  const bool cuda = config.train.device != "cpu";
+  const auto machine = plan::machine_of(config, cuda);
+  if (!machine.ok()) {
+    return machine.status();
+  }
+  const Environment environment = environment_on(config, cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
+  plan::Target target;
+  target.cuda = cuda;
+  target.student_dtype = environment.student_dtype;
+  target.teacher_dtype = environment.teacher_dtype;
+  target.world_size = world_size;
+  target.ranks_per_node = ranks_per_node;
+  target.threads = at::get_num_threads();
+  return plan::make_plan({config, *student, has_teacher ? &*teacher : nullptr, target, *machine});
+}
+
 absl::Status check_fits(const config::Config& config, const plan::Plan& plan) {
   if (plan.fits() || config.memory.on_overflow == "warn") {
     return absl::OkStatus();

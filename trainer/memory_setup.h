@@ -25,6 +25,10 @@ absl::StatusOr<plan::Plan> plan_run(
     const config::Config& config, const Environment& environment, const models::ModelConfig& student,
     const models::ModelConfig* teacher, int64_t world_size, int64_t ranks_on_host);
 
+// The same without a device, weights or data: for any number of ranks, on the machine that memory.machine or the
+// built-in table describes.
+absl::StatusOr<plan::Plan> plan_on_paper(const config::Config& config, int64_t world_size, int64_t ranks_per_node);
+
 // FailedPrecondition, with what would fit, where the plan does not (and memory.on_overflow is refuse).
 absl::Status check_fits(const config::Config& config, const plan::Plan& plan);
 

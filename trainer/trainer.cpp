@@ -288,7 +288,7 @@ absl::StatusOr<RunResult> Trainer::run() {
   const int64_t outside = device::used_device_bytes(environment_.device) -
       device::allocator_bytes(environment_.device).reserved;
   return RunResult{
-      stopped_ && state_.step < total_steps_, state_.step, std::make_shared<plan::Plan>(memory_.plan), outside};
+      stopped_, state_.step, std::make_shared<plan::Plan>(memory_.plan), outside};
 }
 
 // Queues a step. All of its micro-batches are read before the first one runs, since the loss is divided by the number

@@ -3,10 +3,12 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include <memory>
 #include <string>
 
 #include "trainer/config/config.h"
 #include "trainer/metrics/step_record.h"
+#include "trainer/plan/plan.h"
 
 namespace distill::trainer {
 
@@ -26,6 +28,8 @@ struct StartOptions {
 struct RunResult {
   bool stopped_by_signal = false; // the state was saved
   int64_t steps = 0; // done since the start of the run, earlier parts included
+  std::shared_ptr<const plan::Plan> plan; // what had been predicted
+  int64_t outside_allocator_bytes = 0; // taken on the device beside the allocator, at the end; 0 on the CPU
 };
 
 // Runs the whole job: builds, trains, closes. Statuses carry configuration and file errors (kInvalidArgument,

@@ -18,6 +18,8 @@ Examples:
   distill --config llama8b.yaml --set optimizer.lr=2e-5 --set "data.train=[a.dtok, {path: b, weight: 2}]"
   distill eval --config llama8b.yaml --set student.path=runs/llama8b/model
   distill inspect runs/llama8b
+  distill plan --config llama8b.yaml --ranks 64
+  distill profile-memory --config llama8b.yaml --sweep loss.memory_cap_mb=512,1024,4096
 
 Exit codes: 0 success; 1 failure while running; 2 bad command line, configuration or input file;
 3 stopped by SIGINT, SIGTERM or SIGUSR1 with the state saved (continue with --resume).)";
@@ -56,6 +58,37 @@ void add_train_options(CLI::App& app, TrainCommand& train) {
       "Check configuration, models, tokenizers, data and memory of the loss head, then leave");
 }
 
+void add_plan_options(CLI::App& app, PlanCommand& plan) {
+  add_config_options(app, plan.config, plan.overrides);
+  app.add_option("--ranks", plan.ranks, "Plan for so many ranks; default: those that would start here")
+      ->type_name("N")
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--ranks-per-node", plan.ranks_per_node, "Ranks that share a node's links")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_flag("--json", plan.json, "Print one JSON object; bytes and seconds");
+  app.add_option(
+         "--calibrate", plan.calibrate,
+         "Measure this machine's products, attention, copies and, with several ranks, collectives, and write them to a file "
+         "for memory.machine")
+      ->type_name("FILE");
+}
+
+void add_profile_options(CLI::App& app, ProfileMemoryCommand& profile) {
+  add_config_options(app, profile.config, profile.overrides);
+  app.add_option("--steps", profile.steps, "Steps to run")
+      ->type_name("N")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  app.add_option("--sweep", profile.sweep, "Run once for each value of one key and print a table")
+      ->type_name("KEY=V1,V2,...");
+  app.add_option("--out", profile.out, "Folder for the report, the timeline and the memory_viz snapshot")
+      ->type_name("DIR")
+      ->capture_default_str();
+  app.add_flag("--json", profile.json, "Print the report as JSON");
+}
+
 void require(const CLI::App& app, const std::string& value, const char* option) {
   if (value.empty()) {
     throw CLI::RequiredError(app.get_name().empty() ? option : app.get_name() + ": " + option);
@@ -85,6 +118,14 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   CLI::App* inspect_app =
       app.add_subcommand("inspect", "Describe and check a token shard, a model folder, a run folder or a checkpoint");
   inspect_app->add_option("PATH", inspect.path, "File or folder")->required();
+  PlanCommand plan;
+  CLI::App* plan_app = app.add_subcommand(
+      "plan", "Predict memory by category, time and speed, from shapes alone: no GPU, no weights, no data");
+  add_plan_options(*plan_app, plan);
+  ProfileMemoryCommand profile;
+  CLI::App* profile_app = app.add_subcommand(
+      "profile-memory", "Run a few steps and compare each phase's and category's peak with the plan");
+  add_profile_options(*profile_app, profile);
 
   try {
     app.parse(argc, argv);
@@ -104,6 +145,16 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     }
     if (inspect_app->parsed()) {
       return {inspect};
+    }
+    if (plan_app->parsed()) {
+      if (plan.calibrate.empty()) {
+        require(*plan_app, plan.config, "--config");
+      }
+      return {plan};
+    }
+    if (profile_app->parsed()) {
+      require(*profile_app, profile.config, "--config");
+      return {profile};
     }
     const TrainCommand& chosen = train_app->parsed() ? named_train : train;
     require(train_app->parsed() ? *train_app : app, chosen.config, "--config");

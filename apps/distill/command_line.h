@@ -26,9 +26,28 @@ struct InspectCommand {
   std::string path;
 };
 
+struct PlanCommand {
+  std::string config;
+  std::vector<std::string> overrides;
+  int64_t ranks = 0; // 0: as the configuration and this host say
+  int64_t ranks_per_node = 8;
+  bool json = false;
+  std::string calibrate; // file to write; empty: plan
+};
+
+struct ProfileMemoryCommand {
+  std::string config;
+  std::vector<std::string> overrides;
+  int64_t steps = 3;
+  std::string sweep; // "section.key=VALUE,VALUE"; empty: one run
+  std::string out = "memory-profile"; // folder
+  bool json = false;
+};
+
 struct HelpConfigCommand {};
 
-using Command = std::variant<TrainCommand, EvalCommand, InspectCommand, HelpConfigCommand>;
+using Command =
+    std::variant<TrainCommand, EvalCommand, InspectCommand, PlanCommand, ProfileMemoryCommand, HelpConfigCommand>;
 
 struct CommandLine {
   std::optional<Command> command; // nullopt: leave with exit_code; help, version or the error was printed

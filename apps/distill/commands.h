@@ -8,5 +8,7 @@ namespace distill::cli {
 int run_train(const TrainCommand& command);
 int run_eval(const EvalCommand& command);
 int run_inspect(const InspectCommand& command);
+int run_plan(const PlanCommand& command);
+int run_profile_memory(const ProfileMemoryCommand& command);
 
 } // namespace distill::cli

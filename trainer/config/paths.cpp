@@ -44,7 +44,9 @@ class Paths {
       data_sets("data.train", config_.data.train);
       run_folder();
     }
-    data_sets("data.eval", config_.data.eval);
+    if (context_.purpose != Purpose::kPlan) {
+      data_sets("data.eval", config_.data.eval);
+    }
     return std::move(problems_);
   }
 
@@ -86,7 +88,7 @@ class Paths {
       } else if (!is_there(folder / "config.json")) {
         fail(key, key, "a Hugging Face folder with config.json", absl::StrCat("none in ", model.path));
       } else if (
-          model.init == "pretrained" && !is_there(folder / "model.safetensors") &&
+          model.init == "pretrained" && context_.purpose != Purpose::kPlan && !is_there(folder / "model.safetensors") &&
           !is_there(folder / "model.safetensors.index.json")) {
         fail(
             key, key, "model.safetensors or model.safetensors.index.json", absl::StrCat("neither in ", model.path),

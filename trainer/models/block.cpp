@@ -71,11 +71,11 @@ at::Tensor mlp_backward(const BlockParams& params, const at::Tensor& dy_NH, Bloc
   swiglu_backward_(dact_NF, kept.gate_up_N2F, /*needs_act=*/grads.down_HF.defined());
   at::Tensor act_NF = std::move(dact_NF);
   at::Tensor dgate_up_N2F = std::move(kept.gate_up_N2F);
-  linear_backward_weight(dy_NH, act_NF, grads.down_HF);
+  linear_backward_weight(dy_NH, act_NF, grads.down_HF, !grads.write_matrices);
   act_NF.reset();
   if (grads.gate_up_2FH.defined()) {
     const at::Tensor normed_NH = rms_norm_apply(kept.mid_NH, kept.mlp_rstd_N, params.mlp_norm_H);
-    linear_backward_weight(dgate_up_N2F, normed_NH, grads.gate_up_2FH);
+    linear_backward_weight(dgate_up_N2F, normed_NH, grads.gate_up_2FH, !grads.write_matrices);
   }
   const at::Tensor dnormed_NH = linear_backward_input(dgate_up_N2F, params.gate_up_2FH);
   dgate_up_N2F.reset();
@@ -206,7 +206,7 @@ at::Tensor block_backward(
   const at::Tensor dmid_NH = mlp_backward(params, dy_NH, kept, grads);
   kept.mid_NH.reset();
 
-  linear_backward_weight(dmid_NH, kept.attn_NQ, grads.o_HQ);
+  linear_backward_weight(dmid_NH, kept.attn_NQ, grads.o_HQ, !grads.write_matrices);
   const at::Tensor dattn_NQ = linear_backward_input(dmid_NH, params.o_HQ);
   const at::Tensor dqkv_NA = qkv_backward(config, seq, rope, params, dattn_NQ, kept, grads);
   kept.qkv_NA.reset();
@@ -215,7 +215,7 @@ at::Tensor block_backward(
   linear_backward_bias(dqkv_NA, grads.qkv_bias_A);
   if (grads.qkv_AH.defined()) {
     const at::Tensor normed_NH = rms_norm_apply(kept.x_NH, kept.attn_rstd_N, params.attn_norm_H);
-    linear_backward_weight(dqkv_NA, normed_NH, grads.qkv_AH);
+    linear_backward_weight(dqkv_NA, normed_NH, grads.qkv_AH, !grads.write_matrices);
   }
   const at::Tensor dnormed_NH = linear_backward_input(dqkv_NA, params.qkv_AH);
   return rms_norm_backward(

@@ -25,6 +25,7 @@ struct BlockParams {
   at::Tensor mlp_norm_H;
   at::Tensor gate_up_2FH;
   at::Tensor down_HF;
+  bool write_matrices = false; // of gradients: matrices hold nothing yet and are written, not added to
 };
 
 BlockParams block_params(const UnitLayout& layout, const at::Tensor& flat);

@@ -19,8 +19,12 @@ class GradientSlots {
   // `replicate` null: one replica. `reduce_dtype`: fp32, or bf16 for half the traffic.
   GradientSlots(at::Device device, Communicator& reduce, Communicator* replicate, at::ScalarType reduce_dtype);
 
-  // The whole unit's gradient [numel], zero at first, to accumulate into; the same tensor until reduce().
-  at::Tensor acquire(UnitKey key, SlotSize size, int64_t numel);
+  struct Gradient {
+    at::Tensor flat; // [numel]; the same tensor until reduce()
+    bool is_new = false; // it holds nothing yet
+  };
+  // The whole unit's gradient.
+  Gradient acquire(UnitKey key, SlotSize size, int64_t numel);
 
   struct Reduction {
     bool accumulate = false; // the shard holds earlier micro-batches; otherwise it is written

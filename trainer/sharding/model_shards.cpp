@@ -92,16 +92,45 @@ void ModelShards::prefetch(int64_t index) {
   }
 }
 
-at::Tensor ModelShards::gradient(int64_t index) {
+UnitGradient ModelShards::gradient(int64_t index) {
   UnitShard& unit = units_[index];
+  UnitGradient gradient;
   if (gradient_slots_ != nullptr) {
-    return gradient_slots_->acquire(key(index), slot_size(index), unit.shard.padded_numel);
+    const auto slot = gradient_slots_->acquire(key(index), slot_size(index), unit.shard.padded_numel);
+    gradient = {slot.flat, slot.is_new};
+  } else {
+    gradient.is_new = !unit.gradient.defined();
+    if (gradient.is_new) {
+      unit.gradient = new_gradient_shard(unit);
+    }
+    gradient.flat = unit.gradient;
   }
-  if (!unit.gradient.defined()) {
-    unit.gradient = at::zeros({unit.shard.numel}, unit.master.options());
-    device::label(unit.gradient, device::Category::kGradients);
+  if (gradient.is_new) {
+    zero_all_but_matrices(index, gradient.flat);
   }
-  return unit.gradient;
+  return gradient;
+}
+
+at::Tensor ModelShards::new_gradient_shard(const UnitShard& unit) const {
+  at::Tensor gradient = at::empty({unit.shard.numel}, at::TensorOptions().dtype(at::kFloat).device(options_.device));
+  device::label(gradient, device::Category::kGradients);
+  return gradient;
+}
+
+void ModelShards::zero_all_but_matrices(int64_t index, at::Tensor flat) const {
+  int64_t begin = 0;
+  for (const models::ParamLayout& param : units_[index].layout.params) { // in the order of their offsets
+    if (!param.is_matrix) {
+      continue;
+    }
+    if (param.offset > begin) {
+      flat.narrow(0, begin, param.offset - begin).zero_();
+    }
+    begin = param.offset + param.numel();
+  }
+  if (flat.numel() > begin) {
+    flat.narrow(0, begin, flat.numel() - begin).zero_();
+  }
 }
 
 void ModelShards::reduce(int64_t index, bool last) {
@@ -111,8 +140,7 @@ void ModelShards::reduce(int64_t index, bool last) {
   UnitShard& unit = units_[index];
   const bool accumulate = unit.gradient.defined();
   if (!accumulate) {
-    unit.gradient = at::empty({unit.shard.numel}, at::TensorOptions().dtype(at::kFloat).device(options_.device));
-    device::label(unit.gradient, device::Category::kGradients);
+    unit.gradient = new_gradient_shard(unit);
   }
   gradient_slots_->reduce(key(index), unit.gradient, {accumulate, last});
 }

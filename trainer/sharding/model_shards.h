@@ -25,6 +25,12 @@ struct UnitShard {
   at::Tensor gradient;
 };
 
+// A whole unit's flat fp32 gradient, to accumulate into.
+struct UnitGradient {
+  at::Tensor flat;
+  bool is_new = false; // all but the matrices is zero; the matrices hold anything, and are to be written
+};
+
 // How the gradients of a step's micro-batches are added up over ranks.
 enum class Accumulation {
   kReduceEach, // every micro-batch is reduced into the shards: memory stays flat
@@ -96,9 +102,9 @@ class ModelShards {
   int64_t prefetch_depth() const {
     return weight_slots_ != nullptr ? weight_slots_->prefetch_depth() : 0;
   }
-  // The whole unit's flat fp32 gradient, zero at first, to accumulate into. reduce() hands it over when the unit's
-  // backward is done; `last`: in the step's last micro-batch.
-  at::Tensor gradient(int64_t index);
+  // The whole unit's flat fp32 gradient. reduce() hands it over when the unit's backward is done; `last`: in the step's
+  // last micro-batch.
+  UnitGradient gradient(int64_t index);
   void reduce(int64_t index, bool last);
   // After the last backward pass: the compute stream waits until the gradient shards hold the sums over all ranks, and
   // until no gather reads the master weights.
@@ -120,6 +126,9 @@ class ModelShards {
   }
   SlotSize slot_size(int64_t index) const;
   UnitSource source(int64_t index) const;
+  at::Tensor new_gradient_shard(const UnitShard& unit) const; // not initialised
+  // Zeroes what no matrix product writes: vectors, alignment gaps, the padded tail.
+  void zero_all_but_matrices(int64_t index, at::Tensor flat) const;
 
   models::ModelConfig config_;
   ShardOptions options_;

@@ -24,8 +24,8 @@ struct MicroBatch {
 void prefetch_first(ModelShards& model);
 
 // Final hidden states (after the last norm) with nothing kept: the teacher, evaluation. The head's unit stays in its
-// slot, for the loss head. `next`: the model whose pass follows, null: none; its first units are gathered under the last
-// block's work.
+// slot, for the loss head. `next`: the model whose pass follows, null: none; its first units are gathered under the
+// last block's work.
 at::Tensor forward_hidden(
     ModelShards& model, const models::RopeTable& rope, const MicroBatch& batch, ModelShards* next = nullptr);
 

@@ -28,7 +28,7 @@ struct TrainedModel {
     at::manual_seed(seed);
     for (int64_t i = 0; i < model.num_units(); ++i) {
       model.unit(i).master.normal_();
-      model.gradient(i).normal_();
+      model.gradient(i).flat.normal_();
     }
     optimizer.step(0.1, optim::grad_norm_of_square(optim::grad_norm_square(model), 1.0));
   }

@@ -48,6 +48,18 @@ TEST_F(LinearTest, LowPrecisionWeightGradientsAccumulateInFp32) {
   EXPECT_LT((grad.to(at::kDouble) - 100.0 - 100.0 * step).abs().max().item<double>(), 1e-3);
 }
 
+TEST_F(LinearTest, AWrittenWeightGradientDoesNotReadWhatWasThere) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = randn({16, 8}, dtype);
+    const at::Tensor dy = randn({16, 8}, dtype);
+    at::Tensor grad = at::full({8, 8}, std::numeric_limits<double>::quiet_NaN(), options(at::kFloat));
+    at::Tensor sum = at::zeros({8, 8}, options(at::kFloat));
+    linear_backward_weight(dy, x, grad, /*accumulate=*/false);
+    linear_backward_weight(dy, x, sum);
+    EXPECT_TRUE(at::equal(grad, sum));
+  }
+}
+
 TEST_F(LinearTest, ResidualIsAddedAndLeftAlone) {
   const at::Tensor x = randn({4, 6});
   const at::Tensor weight = randn({3, 6});

@@ -161,9 +161,9 @@ INSTANTIATE_TEST_SUITE_P(ReduceDtype, GradientSlotsTest, testing::Values(at::kFl
 
 TEST_P(GradientSlotsTest, MicroBatchesAddUpAndReplicasOnlyAtTheEnd) {
   for (int64_t batch = 0; batch < 2; ++batch) {
-    at::Tensor whole = slots_.acquire({&model_a, 1}, SlotSize::kBlock, kRanks * kShard);
-    EXPECT_TRUE(at::equal(whole, at::zeros({kRanks * kShard})));
-    whole.add_(2.0);
+    const auto whole = slots_.acquire({&model_a, 1}, SlotSize::kBlock, kRanks * kShard);
+    EXPECT_TRUE(whole.is_new);
+    whole.flat.fill_(2.0);
     slots_.reduce({&model_a, 1}, shard_, {.accumulate = batch > 0, .last = batch == 1});
     EXPECT_EQ(replicas_.sums, batch);
   }
@@ -173,16 +173,18 @@ TEST_P(GradientSlotsTest, MicroBatchesAddUpAndReplicasOnlyAtTheEnd) {
 
 TEST_P(GradientSlotsTest, AnOpenGradientIsKeptAndItsMemoryGoesWhenItIsReduced) {
   const UnitKey key{&model_a, 1};
-  at::Tensor whole = slots_.acquire(key, SlotSize::kBlock, kRanks * kShard);
-  whole.add_(1.0);
+  at::Tensor whole = slots_.acquire(key, SlotSize::kBlock, kRanks * kShard).flat;
+  whole.fill_(1.0);
   for (int64_t unit = 2; unit < 6; ++unit) { // all units of a model are open at once when full gradients are kept
     slots_.acquire({&model_a, unit}, SlotSize::kBlock, kRanks * kShard);
   }
-  EXPECT_TRUE(slots_.acquire(key, SlotSize::kBlock, kRanks * kShard).is_same(whole));
+  const auto again = slots_.acquire(key, SlotSize::kBlock, kRanks * kShard);
+  EXPECT_FALSE(again.is_new);
+  EXPECT_TRUE(again.flat.is_same(whole));
   slots_.reduce(key, shard_, {});
   EXPECT_THROW(slots_.reduce(key, shard_, {}), c10::Error);
   slots_.finish();
-  EXPECT_EQ(whole.storage().use_count(), 1);
+  EXPECT_TRUE(whole.use_count() == 2 && whole.storage().use_count() == 1); // ours alone
   EXPECT_EQ(ranks_.reductions, 1);
   EXPECT_TRUE(at::equal(shard_, at::full({kShard}, 1.0 * kRanks * 2)));
 }

@@ -14,16 +14,17 @@ at::Tensor linear_backward_input(const at::Tensor& dy_NO, const at::Tensor& weig
   return at::mm(dy_NO, weight_OI);
 }
 
-void linear_backward_weight(const at::Tensor& dy_NO, const at::Tensor& x_NI, at::Tensor& grad_OI) {
+void linear_backward_weight(const at::Tensor& dy_NO, const at::Tensor& x_NI, at::Tensor& grad_OI, bool accumulate) {
   if (!grad_OI.defined()) {
     return;
   }
+  const double beta = accumulate ? 1 : 0;
   if (grad_OI.scalar_type() == x_NI.scalar_type()) {
-    grad_OI.addmm_(dy_NO.t(), x_NI);
+    grad_OI.addmm_(dy_NO.t(), x_NI, beta);
   } else if (x_NI.is_cuda()) {
-    at::addmm_out(grad_OI, grad_OI, dy_NO.t(), x_NI, grad_OI.scalar_type());
+    at::addmm_out(grad_OI, grad_OI, dy_NO.t(), x_NI, grad_OI.scalar_type(), beta);
   } else {
-    grad_OI.addmm_(dy_NO.to(grad_OI.scalar_type()).t(), x_NI.to(grad_OI.scalar_type()));
+    grad_OI.addmm_(dy_NO.to(grad_OI.scalar_type()).t(), x_NI.to(grad_OI.scalar_type()), beta);
   }
 }
 

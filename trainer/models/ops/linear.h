@@ -14,9 +14,11 @@ at::Tensor linear_residual_forward(const at::Tensor& x_NI, const at::Tensor& wei
 // dy W.
 at::Tensor linear_backward_input(const at::Tensor& dy_NO, const at::Tensor& weight_OI);
 
-// grad += dy^T x, accumulated in the gradient's dtype (fp32, or the inputs' own). On CUDA one product that writes fp32
-// straight into the gradient; elsewhere low-precision inputs are converted first. An undefined gradient is skipped.
-void linear_backward_weight(const at::Tensor& dy_NO, const at::Tensor& x_NI, at::Tensor& grad_OI);
+// grad += dy^T x, accumulated in the gradient's dtype (fp32, or the inputs' own); `accumulate` false: grad = dy^T x,
+// and what the gradient held before is not read. On CUDA one product that writes fp32 straight into the gradient;
+// elsewhere low-precision inputs are converted first. An undefined gradient is skipped.
+void linear_backward_weight(
+    const at::Tensor& dy_NO, const at::Tensor& x_NI, at::Tensor& grad_OI, bool accumulate = true);
 
 // grad += sum of dy over tokens. An undefined gradient is skipped.
 void linear_backward_bias(const at::Tensor& dy_NO, at::Tensor& grad_O);

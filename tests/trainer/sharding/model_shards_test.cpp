@@ -1,0 +1,121 @@
+#include "trainer/sharding/model_shards.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/trainer/sharding/one_of_many.h"
+
+namespace distill::sharding {
+namespace {
+
+models::ModelConfig tiny_config(bool tied) {
+  models::ModelConfig config;
+  config.model_type = "qwen2";
+  config.vocab_size = 37;
+  config.hidden_size = 20; // matrices whose sizes are no multiples of the alignment
+  config.intermediate_size = 28;
+  config.num_layers = 2;
+  config.num_heads = 2;
+  config.num_kv_heads = 1;
+  config.head_dim = 10;
+  config.max_position_embeddings = 64;
+  config.qkv_bias = true;
+  config.tie_word_embeddings = tied;
+  return config;
+}
+
+// Memory that nobody wrote is NaN.
+class UninitializedIsNan {
+ public:
+  UninitializedIsNan() {
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    at::globalContext().setDeterministicFillUninitializedMemory(true);
+  }
+  ~UninitializedIsNan() {
+    at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
+  }
+};
+
+class ModelShardsTest : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(TiedAndUntied, ModelShardsTest, testing::Bool());
+
+TEST_P(ModelShardsTest, ANewGradientIsZeroExceptForItsMatrices) {
+  const UninitializedIsNan nan;
+  OneOfMany ranks(1, 3);
+  for (const bool slots : {false, true}) {
+    ModelShards model(tiny_config(GetParam()), {.trainable = true, .rank = slots ? 1 : 0, .world_size = slots ? 3 : 1});
+    SlotPlan plan;
+    model.add_to_plan(plan);
+    WeightSlots weight_slots(at::kCPU, ranks, plan);
+    GradientSlots gradient_slots(at::kCPU, ranks, nullptr, at::kFloat);
+    if (slots) {
+      model.use_slots(&weight_slots, &gradient_slots, Accumulation::kReduceEach);
+    }
+    for (int64_t i = 0; i < model.num_units(); ++i) {
+      const UnitGradient gradient = model.gradient(i);
+      ASSERT_TRUE(gradient.is_new);
+      EXPECT_EQ(gradient.flat.numel(), model.unit(i).shard.padded_numel);
+      at::Tensor written = gradient.flat.clone();
+      for (const models::ParamLayout& param : model.unit(i).layout.params) {
+        at::Tensor view = model.unit(i).layout.view(written, param.name);
+        EXPECT_EQ(view.isnan().all().item<bool>(), param.is_matrix) << model.unit(i).layout.name << " " << param.name;
+        view.zero_();
+      }
+      EXPECT_TRUE(written.eq(0).all().item<bool>()) << model.unit(i).layout.name << ": gaps and padding";
+      EXPECT_FALSE(model.gradient(i).is_new);
+    }
+  }
+}
+
+TEST(ModelShards, GradientsExistFromTheBackwardPassUntilTheyAreDropped) {
+  ModelShards model(tiny_config(false), {.trainable = true});
+  EXPECT_FALSE(model.unit(1).gradient.defined());
+  at::Tensor flat = model.gradient(1).flat;
+  model.reduce(1, /*last=*/true);
+  model.finish_gradients();
+  EXPECT_TRUE(model.unit(1).gradient.is_same(flat));
+  model.drop_gradients();
+  EXPECT_EQ(flat.storage().use_count(), 1);
+}
+
+TEST(ModelShards, FullGradientsAreReducedInTheLastMicroBatchAlone) {
+  for (const Accumulation accumulation : {Accumulation::kReduceEach, Accumulation::kKeepFull}) {
+    OneOfMany ranks(0, 2);
+    ModelShards model(tiny_config(false), {.trainable = true, .rank = 0, .world_size = 2});
+    SlotPlan plan;
+    model.add_to_plan(plan);
+    WeightSlots weight_slots(at::kCPU, ranks, plan);
+    GradientSlots gradient_slots(at::kCPU, ranks, nullptr, at::kFloat);
+    model.use_slots(&weight_slots, &gradient_slots, accumulation);
+    for (int64_t batch = 0; batch < 3; ++batch) {
+      const UnitGradient gradient = model.gradient(1);
+      gradient.is_new ? gradient.flat.fill_(1) : gradient.flat.add_(1);
+      model.reduce(1, /*last=*/batch == 2);
+    }
+    model.finish_gradients();
+    EXPECT_EQ(ranks.reductions, accumulation == Accumulation::kKeepFull ? 1 : 3);
+    EXPECT_TRUE(model.unit(1).gradient.eq(3 * 2).all().item<bool>());
+  }
+}
+
+TEST(ModelShards, WithSlotsThereIsNoCopyBesidesTheMasterWeights) {
+  OneOfMany ranks(0, 2);
+  ModelShards model(
+      tiny_config(false), {.compute_dtype = at::kBFloat16, .trainable = true, .rank = 0, .world_size = 2});
+  ModelShards frozen(tiny_config(false), {.compute_dtype = at::kBFloat16, .rank = 0, .world_size = 2});
+  model.unit(1).master.normal_();
+  SlotPlan plan;
+  model.add_to_plan(plan);
+  WeightSlots weight_slots(at::kCPU, ranks, plan);
+  GradientSlots gradient_slots(at::kCPU, ranks, nullptr, at::kFloat);
+  model.use_slots(&weight_slots, &gradient_slots, Accumulation::kReduceEach);
+  frozen.use_slots(&weight_slots, nullptr, Accumulation::kReduceEach);
+  EXPECT_FALSE(model.unit(1).weights.defined());
+  EXPECT_TRUE(frozen.unit(1).weights.defined());
+  model.refresh_weights();
+  const at::Tensor whole = model.weights(1);
+  EXPECT_EQ(whole.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at::equal(whole.narrow(0, 0, model.unit(1).shard.numel), model.unit(1).master.to(at::kBFloat16)));
+}
+
+} // namespace
+} // namespace distill::sharding

@@ -7,15 +7,19 @@ Writes <out>/<shape>/config.json for each shape and <out>/tokens.dtok with as ma
 Train with `--set student.init=random --set teacher.init=random`; scripts/bench_trainer.sh does.
 """
 
-import argparse
-import json
+import os
 import sys
-from pathlib import Path
 
-import numpy as np
+# This folder holds a tokenize.py, which must not take the place of the standard library's.
+_HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [os.path.join(_HERE, "token_shards")] + [p for p in sys.path if os.path.abspath(p) != _HERE]
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from token_shards.shard_file import Shard, ShardSpec  # noqa: E402
+import argparse  # noqa: E402
+import json  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import numpy as np  # noqa: E402
+from shard_file import Shard, ShardSpec  # noqa: E402
 
 # hidden, ffn, layers, heads, kv heads, head_dim: Llama 3.2's and 3.1's shapes, embeddings untied.
 SHAPES = {

@@ -85,7 +85,7 @@ void StepModel::build() {
     weight_slots_ = std::make_unique<WeightSlotsModel>(
         timeline_, shape_.prefetch + 1,
         std::max(student_.largest_block_bytes(), teacher_ ? teacher_->largest_block_bytes() : 0));
-    gradient_slots_ = std::make_unique<GradientSlotsModel>(timeline_, shape_.bf16_reduce);
+    gradient_slots_ = std::make_unique<GradientSlotsModel>(timeline_, shape_.bf16_reduce, shape_.cuda);
     student_.use_slots(weight_slots_.get(), gradient_slots_.get());
     if (teacher_) {
       teacher_->use_slots(weight_slots_.get(), nullptr);

@@ -152,6 +152,9 @@ void GradientSlotsModel::reduce(SlotKey key, int64_t shard_numel, bool accumulat
   if (bf16_) {
     slot->low_precision = timeline_.allocate(Category::kSlots, (slot->numel + shard_numel) * 2);
   }
+  if (!cuda_) { // Gloo works on a copy
+    const Buffer copy = timeline_.allocate(Category::kWorkspace, slot->numel * (bf16_ ? 2 : kFloat));
+  }
   slot->reducing = true;
 }
 

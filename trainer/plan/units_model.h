@@ -53,7 +53,7 @@ class WeightSlotsModel {
 // sharding::GradientSlots.
 class GradientSlotsModel {
  public:
-  GradientSlotsModel(Timeline& timeline, bool bf16) : timeline_(timeline), bf16_(bf16) {}
+  GradientSlotsModel(Timeline& timeline, bool bf16, bool cuda) : timeline_(timeline), bf16_(bf16), cuda_(cuda) {}
   void acquire(SlotKey key, bool large, int64_t numel);
   void reduce(SlotKey key, int64_t shard_numel, bool accumulate);
   void finish();
@@ -71,6 +71,7 @@ class GradientSlotsModel {
 
   Timeline& timeline_;
   bool bf16_;
+  bool cuda_;
   std::list<Slot> slots_;
 };
 

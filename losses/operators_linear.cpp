@@ -104,7 +104,7 @@ auto call_linear_head_into() {
 }
 
 // Multiplied out of place: what was saved stays, so a second backward gives the same. The scale never reaches the host.
-// It has one dimension, so that it counts in type promotion: as a scalar it would be rounded to a bf16 gradient's type.
+// It has one dimension, so that it counts in type promotion: CUDA would round a scalar to a bf16 gradient's type.
 at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& scale, at::ScalarType type) {
   at::Tensor out = at::empty_like(gradient, gradient.options().dtype(type));
   return at::mul_out(out, gradient, scale.reshape({1}));

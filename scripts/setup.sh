@@ -45,12 +45,18 @@ install_wheels() {
   cp scripts/requirements.txt "$stamp"
 }
 
-# The toolkit as wheels, laid out as CMake and nvcc expect it.
+# Whether the system's toolkit, where CMake would look for it, works and is version 13 or newer.
+system_toolkit_serves() {
+  local nvcc=/usr/local/cuda/bin/nvcc
+  [ -x "$nvcc" ] || nvcc=$(command -v nvcc) || return
+  "$nvcc" --version 2>/dev/null | grep -qE 'release (1[3-9]|[2-9][0-9])\.'
+}
+
+# The toolkit as wheels, laid out as CMake and nvcc expect it; CMake prefers it to the system's.
 install_cuda_toolkit() {
   [ -d .venv/cuda-toolkit ] && return
-  command -v nvcc >/dev/null && return
-  [ -x /usr/local/cuda/bin/nvcc ] && return
-  echo "setup.sh: no CUDA toolkit on this system; installing 13.0 from wheels"
+  system_toolkit_serves && return
+  echo "setup.sh: this system has no CUDA toolkit of version 13 or newer; installing 13.0 from wheels"
   .venv/bin/python -m pip install --quiet --disable-pip-version-check "cuda-toolkit[nvcc,cccl,crt,nvvm]==13.0.2"
   local wheels toolkit=.venv/cuda-toolkit.partial
   wheels=$(.venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/nvidia/cu13

@@ -1,54 +1,100 @@
 """Any number of ranks, however they share the models, train as one process does."""
 
+import itertools
 import shutil
 import subprocess
 import time
 
+import numpy as np
 import pytest
 import tiny
-import torch
 
-STEPS = 4
+STEPS = 20
+BATCH = 48  # sequences a step: divisible by 1, 2, 3 and 4 ranks with 1 or 4 micro-batches each
+SEQ_LEN = 32
 
 
 def config_of(folder, pair, shard, **sections):
-    ranks = sections.setdefault("parallel", {}).setdefault("processes", 1)
-    if tiny.DEVICE == "cuda" and ranks > torch.cuda.device_count():
-        pytest.skip(f"needs {ranks} GPUs, {torch.cuda.device_count()} are visible")
-    # 12 sequences a step: divisible by 1, 2, 3 and 4 ranks. The hidden size divides by none of the shard counts' paddings.
-    sections.setdefault("train", {"steps": STEPS, "micro_batch_size": 1, "global_batch_size": 12})
+    tiny.need_devices(sections.setdefault("parallel", {}).setdefault("processes", 1))
+    # 12 sequences a step: divisible by 1, 2, 3 and 4 ranks.
+    sections.setdefault("train", {"steps": 4, "micro_batch_size": 1, "global_batch_size": 12})
     return tiny.base_config(folder, *pair, shard, scheduler={"warmup_steps": 1}, **sections)
 
 
-def losses_and_weights(folder, pair, shard, **sections):
-    run = tiny.train(folder, config_of(folder, pair, shard, **sections))
+@pytest.fixture(scope="module")
+def shard_with_gaps(tmp_path_factory):
+    """Documents of many lengths with ragged masks. In the order of the file, the second half of the third step has no
+    token in the loss, nor has all of the fifth: ranks and whole batches without a valid token."""
+    documents = tiny.random_documents(7, [5, 61, 17, 128, 2, 33, 90, 47, 250] * 60)
+    begin = 0
+    for tokens, in_loss in documents:
+        row = (begin + np.arange(len(tokens))) // SEQ_LEN
+        in_loss[(row >= 2.5 * BATCH) & (row < 3 * BATCH) | (row >= 4 * BATCH) & (row <= 5 * BATCH)] = False
+        begin += len(tokens)
+    assert begin > STEPS * BATCH * SEQ_LEN
+    return tiny.make_shard(tmp_path_factory.mktemp("gaps") / "gaps.dtok", documents)
+
+
+def train_in_ranks(folder, pair, shard, packing, micro_batches, activation, parallel):
+    ranks = parallel["processes"]
+    config = config_of(
+        folder, pair, shard, parallel=dict(parallel), data={"packing": packing}, memory={"activation": activation},
+        train={"steps": STEPS, "micro_batch_size": BATCH // ranks // micro_batches, "global_batch_size": BATCH})
+    run = tiny.train(folder, config)
     steps, _ = tiny.read_metrics(run)
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     return steps, tiny.load_weights(run / "model")
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory, models, ragged_shard):
-    return {family: losses_and_weights(tmp_path_factory.mktemp(family), models[family], ragged_shard)
-            for family in models}
+def one_process(tmp_path_factory, models, shard_with_gaps):
+    """Steps and weights of one process, by (family, packing); each is run when it is first asked for."""
+    runs = {}
+
+    def run(family, packing):
+        if (family, packing) not in runs:
+            folder = tmp_path_factory.mktemp(f"{family}-{packing}")
+            runs[family, packing] = train_in_ranks(folder, models[family], shard_with_gaps, packing, 1, "keep",
+                                                   {"processes": 1})
+        return runs[family, packing]
+
+    return run
 
 
-@pytest.mark.parametrize("family, parallel, memory", [
-    ("llama", {"processes": 2}, "keep"),
-    ("qwen3", {"processes": 3}, "recompute"),
-    ("llama", {"processes": 4, "prefetch": 2}, "keep"),
-    ("qwen3", {"processes": 4, "shard": 2, "replicate": 2}, "keep"),
-    ("llama", {"processes": 2, "shard": 1, "replicate": 2}, "recompute"),
-])
-def test_ranks_train_as_one_process_does(tmp_path, models, ragged_shard, one_process, family, parallel, memory):
-    steps, weights = losses_and_weights(tmp_path, models[family], ragged_shard, parallel=parallel,
-                                        memory={"activation": memory})
-    expected_steps, expected_weights = one_process[family]
+# llama has untied embeddings, qwen3 tied ones; no unit's size divides by the ranks. Every value of every column is here
+# once; the long tests have all combinations.
+SHORT = [
+    ("llama", "concat", {"processes": 1}, 4, "recompute"),
+    ("llama", "concat", {"processes": 2}, 1, "keep"),
+    ("qwen3", "pack", {"processes": 2, "accumulate": "keep_full"}, 4, "recompute"),
+    ("llama", "pack", {"processes": 3}, 4, "keep"),
+    ("qwen3", "concat", {"processes": 4, "prefetch": 2, "debug_checks": True}, 1, "recompute"),
+    ("llama", "concat", {"processes": 4, "shard": 2, "replicate": 2}, 4, "keep"),
+    ("qwen3", "concat", {"processes": 4, "shard": 2, "replicate": 2, "accumulate": "keep_full"}, 4, "keep"),
+    ("llama", "pack", {"processes": 2, "shard": 1, "replicate": 2}, 1, "recompute"),
+]
+MESHES = [{"processes": 1}, {"processes": 2}, {"processes": 3}, {"processes": 4},
+          {"processes": 4, "shard": 2, "replicate": 2}]
+ALL = [pytest.param(family, packing, mesh | {"accumulate": accumulate, "debug_checks": True}, micro_batches, activation,
+                    marks=tiny.LONG)
+       for family, packing, mesh, (micro_batches, accumulate), activation in itertools.product(
+           ("llama", "qwen3"), ("concat", "pack"), MESHES, [(1, "reduce_each"), (4, "reduce_each"), (4, "keep_full")],
+           ("keep", "recompute"))]
+
+
+@pytest.mark.parametrize("family, packing, parallel, micro_batches, activation", SHORT + ALL)
+def test_ranks_train_as_one_process_does(tmp_path, models, shard_with_gaps, one_process, family, packing, parallel,
+                                         micro_batches, activation):
+    steps, weights = train_in_ranks(tmp_path, models[family], shard_with_gaps, packing, micro_batches, activation,
+                                    parallel)
+    expected_steps, expected_weights = one_process(family, packing)
+    if packing == "concat":
+        assert [step["step"] for step in steps if step["valid_tokens"] == 0] == [5]
     for found, expected in zip(steps, expected_steps, strict=True):
         assert found["valid_tokens"] == expected["valid_tokens"]
         for name in ("loss", "hard", "soft", "forward_kl", "agreement", "grad_norm"):
-            assert found[name] == pytest.approx(expected[name], rel=2e-5, abs=1e-7), f"step {found['step']}: {name}"
-    assert tiny.relative_difference(weights, expected_weights) < 2e-6
+            assert found[name] == pytest.approx(expected[name], rel=5e-5, abs=1e-7), f"step {found['step']}: {name}"
+    assert tiny.relative_difference(weights, expected_weights) < 5e-6
 
 
 def test_packed_documents_and_evaluation_on_three_ranks(tmp_path, models, ragged_shard):

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import transformers
 
@@ -14,6 +15,8 @@ from token_shard import write_shard
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUCCESS, RUNTIME_FAILURE, BAD_INPUT, STOPPED_BY_SIGNAL = range(4)  # exit codes
 DEVICE = os.environ.get("DISTILL_TEST_DEVICE", "cpu")  # cuda: the same tests on GPUs (scripts/test_gpu.sh)
+# For tests that take minutes: they run where DISTILL_LONG_TESTS is set.
+LONG = pytest.mark.skipif(not os.environ.get("DISTILL_LONG_TESTS"), reason="long: set DISTILL_LONG_TESTS=1")
 VOCAB = 211
 TEACHER_VOCAB = 224  # the same tokens, padded further
 
@@ -21,6 +24,12 @@ TEACHER_VOCAB = 224  # the same tokens, padded further
 def binary():
     build = os.environ.get("DISTILL_BUILD", REPOSITORY / "build" / "release")
     return os.environ.get("DISTILL_BIN", str(Path(build) / "apps" / "distill" / "distill"))
+
+
+def need_devices(ranks):
+    """Skips a test that needs more GPUs than there are."""
+    if DEVICE == "cuda" and ranks > torch.cuda.device_count():
+        pytest.skip(f"needs {ranks} GPUs, {torch.cuda.device_count()} are visible")
 
 
 def make_model(folder, family, seed, tied, vocab=VOCAB, hidden=48, layers=2):

@@ -11,10 +11,10 @@
 namespace distill::losses::testing {
 namespace {
 
-// Counts the bytes alive while it is the CPU allocator.
+// Counts the bytes alive, and the allocations of at least `large` bytes, while it is the CPU allocator.
 class CountingAllocator : public c10::Allocator {
  public:
-  CountingAllocator() : inner_(c10::GetCPUAllocator()) {
+  explicit CountingAllocator(int64_t large = 0) : inner_(c10::GetCPUAllocator()), large_(large) {
     c10::SetCPUAllocator(this, /*priority=*/100);
   }
   ~CountingAllocator() override {
@@ -30,6 +30,7 @@ class CountingAllocator : public c10::Allocator {
     auto* block = new Block{inner_->allocate(bytes), this, static_cast<int64_t>(bytes)};
     now_ += block->bytes;
     peak_ = std::max(peak_, now_);
+    large_allocations_ += block->bytes >= large_ ? 1 : 0;
     return {
         block->data.get(), block,
         [](void* context) {
@@ -45,11 +46,16 @@ class CountingAllocator : public c10::Allocator {
   int64_t peak() const {
     return peak_;
   }
+  int64_t large_allocations() const {
+    return large_allocations_;
+  }
 
  private:
   c10::Allocator* inner_;
   int64_t now_ = 0;
   int64_t peak_ = 0;
+  int64_t large_;
+  int64_t large_allocations_ = 0;
 };
 
 TEST(CpuMemory, PeakStaysUnderTheCap) {
@@ -57,7 +63,7 @@ TEST(CpuMemory, PeakStaysUnderTheCap) {
        {std::pair{at::kFloat, at::kFloat}, std::pair{at::kBFloat16, at::kBFloat16},
         std::pair{at::kBFloat16, at::kFloat}, std::pair{at::kFloat, at::kBFloat16}}) {
     for (const bool known : {false, true}) {
-      const ProblemSpec spec{.tokens = 600, .vocab = 9001, .hidden = 48, .teacher_hidden = 80, .biases = true};
+      const ProblemSpec spec{.tokens = 200, .vocab = 9001, .hidden = 48, .teacher_hidden = 80, .biases = true};
       ProblemSpec student_spec = spec, teacher_spec = spec;
       student_spec.dtype = student;
       teacher_spec.dtype = teacher;
@@ -81,6 +87,24 @@ TEST(CpuMemory, PeakStaysUnderTheCap) {
       }
     }
   }
+}
+
+// And inputs as they come from a model, or transposed, are not copied at all.
+TEST(CpuMemory, AnInputThatNoProductCanReadIsCopiedOnce) {
+  LinearHeadInputs in = make_problem({.tokens = 40, .vocab = 2001, .hidden = 64, .dtype = at::kFloat});
+  const ChunkOptions chunks{.chunk_size = 4, .memory_cap_mb = 1};
+  const auto copies_of_weight = [&] {
+    LinearHeadGrads grads = make_grads(in);
+    CountingAllocator counter(in.weight_VH.numel() * 4);
+    linear_head(in, {.hard_weight = 1}, chunks, &grads);
+    return counter.large_allocations();
+  };
+  EXPECT_EQ(copies_of_weight(), 0);
+  const at::Tensor weight = in.weight_VH;
+  in.weight_VH = weight.t().contiguous().t();
+  EXPECT_EQ(copies_of_weight(), 0);
+  in.weight_VH = at::stack({weight, weight}, -1).select(-1, 1);
+  EXPECT_EQ(copies_of_weight(), 1);
 }
 
 // Its buffers are its own, which no allocator of ours sees: the plan counts them by this number.

@@ -52,11 +52,12 @@ enum StepNumber : int64_t {
 class Trainer {
  public:
   static absl::StatusOr<std::unique_ptr<Trainer>> build(
-      const config::Config& config, const StartOptions& start, const launch::RankInfo& ranks);
+      const config::Config& config, const StartOptions& start, const launch::RankInfo& ranks,
+      const launch::StopSignal& stop);
   absl::StatusOr<RunResult> run();
 
  private:
-  explicit Trainer(const config::Config& config) : config_(config) {}
+  Trainer(const config::Config& config, const launch::StopSignal& stop) : config_(config), stop_(stop) {}
   absl::Status read_inputs();
   absl::Status open(const StartOptions& start);
   absl::Status open_journal();
@@ -103,7 +104,7 @@ class Trainer {
   std::optional<RunJournal> journal_;
   std::unique_ptr<RunCheckpoints> checkpoints_; // after all that it saves and tells
   absl::Status journal_status_; // the first failure to write a step's line
-  launch::StopSignal stop_;
+  const launch::StopSignal& stop_;
   metrics::DeviceInfo device_;
   checkpoint::TrainState state_;
   std::optional<checkpoint::Resumed> resumed_;
@@ -114,8 +115,9 @@ class Trainer {
 };
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::build(
-    const config::Config& config, const StartOptions& start, const launch::RankInfo& ranks) {
-  auto trainer = std::unique_ptr<Trainer>(new Trainer(config));
+    const config::Config& config, const StartOptions& start, const launch::RankInfo& ranks,
+    const launch::StopSignal& stop) {
+  auto trainer = std::unique_ptr<Trainer>(new Trainer(config, stop));
   auto environment = resolve_environment(config, ranks.local_rank);
   if (!environment.ok()) {
     return environment.status();
@@ -159,7 +161,8 @@ absl::Status Trainer::read_inputs() {
   start_report_.insert(start_report_.end(), plan_lines.begin(), plan_lines.end());
   train_data_ = std::move(inputs->train_data);
   eval_data_ = std::move(inputs->eval_data);
-  student_ = load_model(environment_, inputs->student, Role::kStudent, mesh_->shard_rank, mesh_->shard_size);
+  student_ = load_model(
+      environment_, inputs->student, Role::kStudent, mesh_->shard_rank, mesh_->shard_size, memory_.optimizer);
   if (inputs->teacher) {
     teacher_ = load_model(environment_, *inputs->teacher, Role::kTeacher, mesh_->shard_rank, mesh_->shard_size);
   }
@@ -285,10 +288,9 @@ absl::StatusOr<RunResult> Trainer::run() {
   if (absl::Status status = close(); !status.ok()) {
     return status;
   }
-  const int64_t outside = device::used_device_bytes(environment_.device) -
-      device::allocator_bytes(environment_.device).reserved;
-  return RunResult{
-      stopped_, state_.step, std::make_shared<plan::Plan>(memory_.plan), outside};
+  const int64_t outside =
+      device::used_device_bytes(environment_.device) - device::allocator_bytes(environment_.device).reserved;
+  return RunResult{stopped_, state_.step, std::make_shared<plan::Plan>(memory_.plan), outside};
 }
 
 // Queues a step. All of its micro-batches are read before the first one runs, since the loss is divided by the number
@@ -505,17 +507,23 @@ absl::Status Trainer::close() {
 
 } // namespace
 
-absl::StatusOr<RunResult> train(const config::Config& config, const StartOptions& start) {
+absl::StatusOr<RunResult> train(
+    const config::Config& config, const StartOptions& start, const launch::StopSignal& stop) {
   const auto ranks = launch::detect_ranks(launch::process_environ());
   if (!ranks.ok()) {
     return ranks.status();
   }
   try {
-    auto trainer = Trainer::build(config, start, *ranks);
+    auto trainer = Trainer::build(config, start, *ranks, stop);
     return trainer.ok() ? (*trainer)->run() : trainer.status();
   } catch (const c10::OutOfMemoryError& error) {
     return absl::ResourceExhaustedError(out_of_memory_report(config, *ranks, error.what_without_backtrace()));
   }
+}
+
+absl::StatusOr<RunResult> train(const config::Config& config, const StartOptions& start) {
+  const launch::StopSignal stop;
+  return train(config, start, stop);
 }
 
 } // namespace distill::trainer

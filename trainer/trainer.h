@@ -7,6 +7,7 @@
 #include <string>
 
 #include "trainer/config/config.h"
+#include "trainer/launch/stop_signal.h"
 #include "trainer/metrics/step_record.h"
 #include "trainer/plan/plan.h"
 
@@ -34,6 +35,9 @@ struct RunResult {
 
 // Runs the whole job: builds, trains, closes. Statuses carry configuration and file errors (kInvalidArgument,
 // kNotFound, kFailedPrecondition: nothing was started) and runtime failures (every other code).
+absl::StatusOr<RunResult> train(
+    const config::Config& config, const StartOptions& start, const launch::StopSignal& stop);
+// The same, handling signals while it runs.
 absl::StatusOr<RunResult> train(const config::Config& config, const StartOptions& start);
 
 // Checks all that can be checked without training: model folders and their tensors, tokenizers, data, the loss head's

@@ -5,6 +5,7 @@
 #include "trainer/config/load.h"
 #include "trainer/launch/ranks.h"
 #include "trainer/launch/spawn.h"
+#include "trainer/launch/stop_signal.h"
 #include "trainer/metrics/log.h"
 #include "trainer/ranks.h"
 #include "trainer/run_folder.h"
@@ -71,7 +72,9 @@ int run_train(const TrainCommand& command) {
     const absl::StatusOr<int> code = launch::spawn_ranks({.processes = count});
     return code.ok() ? *code : fail(code.status());
   }
-  const absl::StatusOr<trainer::RunResult> result = trainer::train(loaded.config, *start);
+  // Until the process has ended: a signal that comes when all is done does not undo it.
+  static const auto* stop = new launch::StopSignal();
+  const absl::StatusOr<trainer::RunResult> result = trainer::train(loaded.config, *start, *stop);
   if (!result.ok()) {
     metrics::log_error(std::string(result.status().message()));
     return exit_code(result.status());

@@ -98,7 +98,11 @@ Launcher::~Launcher() {
 }
 
 void Launcher::become_rank(int64_t rank, int port, int error_fd) {
-  ::sigprocmask(SIG_SETMASK, &former_signals_, nullptr);
+  sigset_t inherited = former_signals_;
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1}) { // until the rank handles them (StopSignal)
+    ::sigaddset(&inherited, number);
+  }
+  ::sigprocmask(SIG_SETMASK, &inherited, nullptr);
   ::setpgid(0, 0); // a terminal's Ctrl-C reaches the parent alone, which forwards it once
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   ::dup2(error_fd, STDERR_FILENO);

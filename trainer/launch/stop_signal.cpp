@@ -29,6 +29,12 @@ StopSignal::StopSignal() {
   for (size_t i = 0; i < std::size(kSignals); ++i) {
     sigaction(kSignals[i], &action, &former_actions[i]);
   }
+  sigset_t handled;
+  sigemptyset(&handled);
+  for (const int number : kSignals) {
+    sigaddset(&handled, number);
+  }
+  pthread_sigmask(SIG_UNBLOCK, &handled, nullptr);
 }
 
 StopSignal::~StopSignal() {

@@ -3,7 +3,8 @@
 namespace distill::launch {
 
 // Turns SIGINT, SIGTERM and SIGUSR1 into a request to stop after the current step. A second SIGINT ends the process at
-// once. Restores the former handlers when destroyed. One at a time in a process.
+// once. Unblocks them: distill starts its ranks with these signals blocked, so that one that comes early waits for
+// this. Restores the former handlers when destroyed. One at a time in a process.
 class StopSignal {
  public:
   StopSignal();

@@ -66,6 +66,9 @@ def competitors(args, kind):
         found[f"distill, cap {cap} MiB"] = heads.ours(buffers, memory_cap_mb=cap), cap, None
     for chunk in args.chunk:
         found[f"distill, chunk {chunk}"] = heads.ours(buffers, memory_cap_mb=UNCAPPED, chunk_size=chunk), None, chunk
+    for cap, chunk in args.cap_chunk:
+        head = heads.ours(buffers, memory_cap_mb=cap, chunk_size=chunk)
+        found[f"distill, cap {cap} MiB, chunk {chunk}"] = head, cap, chunk
     if args.autograd:
         head = heads.Head("distill autograd", ("jsd", "ce"), heads.our_autograd(memory_cap_mb=args.cap[0]))
         found[f"distill autograd, cap {args.cap[0]} MiB"] = head, args.cap[0], None
@@ -169,6 +172,7 @@ def plot(path, rows):
 
 def parse_arguments():
     numbers = lambda text: [int(x) for x in text.split(",") if x]
+    pairs = lambda text: [tuple(map(int, pair.split(":"))) for pair in text.split(",") if pair]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", default="build/release/losses/libdistill_losses.so")
     parser.add_argument("--what", default="rows,head")
@@ -179,6 +183,7 @@ def parse_arguments():
     parser.add_argument("--row-automatic", action="store_true", help="of the row kernel only what it picks itself")
     parser.add_argument("--cap", type=numbers, default=[1024, 4096], help="memory_cap_mb values, automatic chunks")
     parser.add_argument("--chunk", type=numbers, default=[], help="explicit chunk sizes as well, without a cap")
+    parser.add_argument("--cap-chunk", type=pairs, default=[], help="cap:chunk, comma-separated: explicit chunks under a cap")
     parser.add_argument("--products", type=numbers, default=[1024, 2048, 4096], help="chunks of the matrix products alone")
     parser.add_argument("--sweep", action="store_true", help=f"the table over N, V, H and chunk: {SWEEP}")
     parser.add_argument("--peers", action="store_true", help="peers too, where Python can import them")

@@ -139,6 +139,15 @@ def test_cross_entropy_keeps_the_logits_and_a_number_for_each_row():
     close([gradient], [expected], 1e-5)
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_jsd_keeps_no_more_than_the_logits_it_was_given(inplace):
+    logits, teacher = torch.randn(64, 1000, requires_grad=True) * 1, torch.randn(64, 1000)
+    held, _ = saved_bytes(lambda: ops.jsd(logits, teacher, reduction="sum", inplace=inplace))
+    of_logits = logits.untyped_storage().nbytes()
+    given = of_logits if inplace else 2 * of_logits  # in place the teacher's can be freed before the backward
+    assert given <= held <= given + 4096
+
+
 @pytest.mark.parametrize("operator", ["jsd", "cross_entropy"])
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_gradient_in_place_of_the_logits(operator, reduction):

@@ -218,6 +218,7 @@ absl::StatusOr<plan::Machine> Calibration::run(const std::string& file) {
   const metrics::DeviceInfo info = metrics::device_info(device_);
   machine_.name = absl::StrFormat("%s, measured on %d rank(s)", info.name, mesh_.world_size);
   machine_.memory_gib = static_cast<double>(info.memory_bytes) / (1 << 30);
+  machine_.host_gib = static_cast<double>(metrics::device_info(at::kCPU).memory_bytes) / (1 << 30);
   streaming();
   products();
   attention();

@@ -143,13 +143,15 @@ absl::StatusOr<Inputs> open_inputs(
 }
 
 std::unique_ptr<sharding::ModelShards> load_model(
-    const Environment& environment, const ModelInput& input, Role role, int64_t shard_rank, int64_t shard_size) {
+    const Environment& environment, const ModelInput& input, Role role, int64_t shard_rank, int64_t shard_size,
+    std::shared_ptr<device::HostSlab> host_state) {
   sharding::ShardOptions options;
   options.device = environment.device;
   options.compute_dtype = role == Role::kTeacher ? environment.teacher_dtype : environment.student_dtype;
   options.trainable = role == Role::kStudent;
   options.rank = shard_rank;
   options.world_size = shard_size;
+  options.host_state = std::move(host_state);
   const device::LabelScope label(role == Role::kTeacher ? device::Category::kTeacher : device::Category::kStudent);
   auto model = std::make_unique<sharding::ModelShards>(input.config, options);
   model->load(*input.weights);

@@ -40,9 +40,11 @@ enum class Role {
   kFrozenStudent
 };
 
-// Puts this rank's shards of the weights on the environment's device.
+// Puts this rank's shards of the weights on the environment's device; with `host_state`, master weights and moments
+// there.
 std::unique_ptr<sharding::ModelShards> load_model(
-    const Environment& environment, const ModelInput& input, Role role, int64_t shard_rank = 0, int64_t shard_size = 1);
+    const Environment& environment, const ModelInput& input, Role role, int64_t shard_rank = 0, int64_t shard_size = 1,
+    std::shared_ptr<device::HostSlab> host_state = nullptr);
 
 // For a checkpoint's identity and for people.
 std::string describe_shape(const models::ModelConfig& config);

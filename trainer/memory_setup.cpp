@@ -12,6 +12,9 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
+// Of a host's memory, what may be pinned when nothing is known of its other users.
+constexpr double kHostShare = 0.8;
+
 double gib(int64_t bytes) {
   return static_cast<double>(bytes) / kGiB;
 }
@@ -79,7 +82,49 @@ absl::StatusOr<plan::Plan> plan_on_paper(const config::Config& config, int64_t w
   target.world_size = world_size;
   target.ranks_per_node = ranks_per_node;
   target.threads = at::get_num_threads();
-  return plan::make_plan({config, *student, has_teacher ? &*teacher : nullptr, target, *machine});
+  const bool here = cuda && metrics::cuda_device_count() > 0;
+  const int64_t sharing = std::max<int64_t>(1, std::min(world_size, ranks_per_node));
+  const auto host_bytes = static_cast<int64_t>(machine->host_gib * kGiB * kHostShare);
+  return plan::make_plan(
+      {config, *student, has_teacher ? &*teacher : nullptr, target, *machine,
+       /*device_bytes=*/here ? metrics::device_info(environment.device).memory_bytes : 0,
+       /*host_bytes=*/(here ? device::available_host_bytes() : host_bytes) / sharing});
+}
+
+absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_size, int64_t ranks_per_node) {
+  constexpr int64_t kStep = 1024;
+  constexpr int64_t kSearched = int64_t{1} << 26;
+  constexpr double kSpare = 0.98;
+  const auto fits = [&](int64_t length) -> absl::StatusOr<bool> {
+    config.data.seq_len = length;
+    const auto plan = plan_on_paper(config, world_size, ranks_per_node);
+    if (!plan.ok()) {
+      return plan.status();
+    }
+    return plan->fits() &&
+        static_cast<double>(plan->memory.device_bytes()) <= kSpare * static_cast<double>(plan->device_bytes);
+  };
+  int64_t longest = 0, beyond = kSearched;
+  for (const std::string& path : {config.student.path, config.teacher.path}) {
+    if (!path.empty()) {
+      const auto model = models::read_model_config(path);
+      if (!model.ok()) {
+        return model.status();
+      }
+      const int64_t limit =
+          std::min(model->max_position_embeddings, model->sliding_window.value_or(model->max_position_embeddings));
+      beyond = std::min(beyond, limit / kStep * kStep + kStep);
+    }
+  }
+  while (beyond - longest > kStep) {
+    const int64_t middle = (longest + beyond) / (2 * kStep) * kStep;
+    const auto fitting = fits(middle);
+    if (!fitting.ok()) {
+      return fitting.status();
+    }
+    (*fitting ? longest : beyond) = middle;
+  }
+  return longest;
 }
 
 absl::Status check_fits(const config::Config& config, const plan::Plan& plan) {

@@ -42,21 +42,46 @@ absl::Status write_file(const std::string& path, const std::string& content) {
   return file ? absl::OkStatus() : absl::InternalError(absl::StrCat(path, ": cannot write"));
 }
 
-// Tokens per second of the run's steps, without the first.
-double median_speed(const std::string& run_folder) {
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : values[values.size() / 2];
+}
+
+// Medians over the run's steps without the first two, which wait for the allocator and for libraries to load.
+struct Speed {
+  double tokens_per_second = 0;
+  Json phase_seconds = Json::object();
+};
+
+Speed measured_speed(const std::string& run_folder) {
   std::ifstream in(run_folder + "/metrics.jsonl");
-  std::vector<double> speeds;
+  std::vector<Json> steps;
   for (std::string line; std::getline(in, line);) {
-    const Json step = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    Json step = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (step.is_object() && step.contains("tokens_per_second") && step["tokens_per_second"].is_number()) {
-      speeds.push_back(step["tokens_per_second"]);
+      steps.push_back(std::move(step));
     }
   }
-  if (speeds.size() > 1) {
-    speeds.erase(speeds.begin());
+  constexpr size_t kWarmUp = 2;
+  if (steps.size() > kWarmUp) {
+    steps.erase(steps.begin(), steps.begin() + kWarmUp);
   }
-  std::sort(speeds.begin(), speeds.end());
-  return speeds.empty() ? 0 : speeds[speeds.size() / 2];
+  const auto median_of = [&](const auto& value) {
+    std::vector<double> values;
+    for (const Json& step : steps) {
+      values.push_back(value(step));
+    }
+    return median(std::move(values));
+  };
+  Speed speed;
+  speed.tokens_per_second = median_of([](const Json& step) { return step["tokens_per_second"].get<double>(); });
+  if (!steps.empty()) {
+    for (const auto& [phase, seconds] : steps[0]["phase_seconds"].items()) {
+      speed.phase_seconds[phase] =
+          median_of([&name = phase](const Json& step) { return step["phase_seconds"][name].template get<double>(); });
+    }
+  }
+  return speed;
 }
 
 Json use_json(const device::MemoryUse& use) {
@@ -97,7 +122,7 @@ Json timeline_json(const std::vector<device::MemoryEvent>& events, int64_t peak)
 
 Json report_json(
     const plan::Plan& plan, const device::MemoryUse& use, const device::AllocatorBytes& allocator,
-    int64_t outside_allocator, double speed) {
+    int64_t outside_allocator, const Speed& speed) {
   Json json;
   json["plan"] = Json::parse(plan.json());
   json["measured"]["phases"] = use_json(use);
@@ -112,9 +137,10 @@ Json report_json(
   const device::PhasePeak& head = use.phases[static_cast<size_t>(device::MemoryPhase::kHead)];
   json["measured"]["head_share"] = static_cast<double>(head.highest[static_cast<size_t>(Category::kHead)]) /
       static_cast<double>(std::max<int64_t>(1, peak));
-  json["measured"]["tokens_per_second"] = speed;
+  json["measured"]["tokens_per_second"] = speed.tokens_per_second;
+  json["measured"]["phase_seconds"] = speed.phase_seconds;
   json["peak_error"] = static_cast<double>(plan.memory.peak()) / static_cast<double>(std::max<int64_t>(1, peak)) - 1;
-  json["speed_error"] = speed > 0 ? plan.time.tokens_per_second / speed - 1 : 0.0;
+  json["speed_error"] = speed.tokens_per_second > 0 ? plan.time.tokens_per_second / speed.tokens_per_second - 1 : 0.0;
   return json;
 }
 
@@ -148,7 +174,8 @@ absl::StatusOr<std::string> profile_memory(
   const device::MemoryUse use = device::memory_use();
   const std::vector<device::MemoryEvent> events = device::memory_events();
   const std::string report =
-      report_json(*result->plan, use, allocator, result->outside_allocator_bytes, median_speed(config.run.dir)).dump(1);
+      report_json(*result->plan, use, allocator, result->outside_allocator_bytes, measured_speed(config.run.dir))
+          .dump(1);
   if (ranks.rank != 0) {
     return report;
   }

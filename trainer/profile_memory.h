@@ -15,7 +15,7 @@ struct ProfileOptions {
 };
 
 // Trains for a few steps, counting every allocation, and compares with the plan: each phase's peak and each category's
-// highest, fragmentation, the loss head's share, tokens per second (the median without the first step). Every rank
+// highest, fragmentation, the loss head's share, tokens per second (the median without the first two steps). Every rank
 // calls it; rank 0 writes the files. Returns report.json's content. The configuration's checkpoints and evaluations are
 // left out.
 absl::StatusOr<std::string> profile_memory(

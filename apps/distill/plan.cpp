@@ -55,11 +55,25 @@ int run_plan(const PlanCommand& command) {
     }
     ranks = std::max(here->world_size, trainer::ranks_to_start(config, *here));
   }
+  if (command.longest) {
+    const auto longest = trainer::longest_sequence(config, ranks, command.ranks_per_node);
+    if (!longest.ok()) {
+      return fail(longest.status());
+    }
+    if (*longest == 0) {
+      return fail(absl::FailedPreconditionError("--longest: not even 1024 tokens fit; `distill plan` says what would"));
+    }
+    config.data.seq_len = *longest;
+    std::printf(
+        command.json ? "{\"longest_seq_len\": %ld, \"plan\": " : "longest sequence that fits: %ld tokens\n",
+        static_cast<long>(*longest));
+  }
   const auto plan = trainer::plan_on_paper(config, ranks, std::min(ranks, command.ranks_per_node));
   if (!plan.ok()) {
     return fail(plan.status());
   }
-  std::printf("%s%s", command.json ? plan->json().c_str() : plan->text().c_str(), command.json ? "\n" : "");
+  std::fputs((command.json ? plan->json() : plan->text()).c_str(), stdout);
+  std::fputs(command.json ? (command.longest ? "}\n" : "\n") : "", stdout);
   return kSuccess;
 }
 

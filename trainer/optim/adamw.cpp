@@ -18,9 +18,11 @@ bool has_bf16_copy(const sharding::UnitShard& unit) {
 
 AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& options) : model_(model), options_(options) {
   const device::LabelScope label(device::Category::kMoments);
+  int64_t largest = 0;
   for (int64_t i = 0; i < model.num_units(); ++i) {
     const sharding::UnitShard& unit = model.unit(i);
-    moments_.push_back({at::zeros_like(unit.master), at::zeros_like(unit.master)});
+    moments_.push_back({model.zeros_beside_master(i), model.zeros_beside_master(i)});
+    largest = std::max(largest, unit.shard.numel);
     // A unit's vectors lie before its matrices: two slices at most.
     int64_t first_matrix = unit.layout.numel;
     for (const models::ParamLayout& param : unit.layout.params) {
@@ -31,77 +33,116 @@ AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& optio
     first_matrix_.push_back(first_matrix);
   }
   step_count_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(model.options().device));
+  if (model.options().host_state != nullptr) {
+    host_state_ = std::make_unique<HostState>(model.options().device, largest);
+  }
 }
 
-void AdamW::add_slice(Group& group, int64_t unit, int64_t begin, int64_t end) {
+void AdamW::add_slice(Group& group, int64_t unit, const OptimizerState& state, int64_t begin, int64_t end) {
   const sharding::UnitShard& shard = model_.unit(unit);
   const int64_t first = std::max(begin, shard.shard.begin) - shard.shard.begin;
   const int64_t last = std::min(end, shard.shard.end()) - shard.shard.begin;
   if (first >= last) {
     return;
   }
-  group.params.push_back(shard.master.narrow(0, first, last - first));
+  group.params.push_back(state.master.narrow(0, first, last - first));
   group.grads.push_back(shard.gradient.narrow(0, first, last - first));
-  group.exp_avgs.push_back(moments_[unit].exp_avg.narrow(0, first, last - first));
-  group.exp_avg_sqs.push_back(moments_[unit].exp_avg_sq.narrow(0, first, last - first));
+  group.exp_avgs.push_back(state.exp_avg.narrow(0, first, last - first));
+  group.exp_avg_sqs.push_back(state.exp_avg_sq.narrow(0, first, last - first));
 }
 
 void AdamW::step(double lr, const GradNorm& grad_norm) {
   step_count_.add_(1.0 - grad_norm.found_inf);
-  if (model_.options().device.is_cuda()) {
+  if (host_state_ != nullptr) {
+    step_through_device(lr, grad_norm);
+  } else if (model_.options().device.is_cuda()) {
     step_on_gpu(lr, grad_norm);
   } else {
     step_with_aten(lr, grad_norm);
   }
 }
 
+void AdamW::update_on_gpu(int64_t index, const OptimizerState& state, double lr, const GradNorm& grad_norm) {
+  const sharding::UnitShard& unit = model_.unit(index);
+  const int64_t count = std::min(unit.shard.end(), unit.layout.numel) - unit.shard.begin;
+  if (count <= 0) {
+    return; // padding alone
+  }
+  AdamWArgs args{};
+  args.params = state.master.mutable_data_ptr<float>();
+  args.gradient = unit.gradient.const_data_ptr<float>();
+  args.exp_avg = state.exp_avg.mutable_data_ptr<float>();
+  args.exp_avg_sq = state.exp_avg_sq.mutable_data_ptr<float>();
+  args.bf16_copy = has_bf16_copy(unit) ? unit.weights.mutable_data_ptr() : nullptr;
+  args.n = count;
+  args.decay_begin = std::clamp<int64_t>(first_matrix_[index] - unit.shard.begin, 0, count);
+  args.lr = lr;
+  args.beta1 = options_.beta1;
+  args.beta2 = options_.beta2;
+  args.eps = options_.eps;
+  args.weight_decay = options_.weight_decay;
+  args.step_count = step_count_.const_data_ptr<float>();
+  args.grad_scale = grad_norm.grad_scale.const_data_ptr<float>();
+  args.found_inf = grad_norm.found_inf.const_data_ptr<float>();
+  models::run_kernel("AdamW", launch_adamw, args, model_.options().device);
+}
+
 void AdamW::step_on_gpu(double lr, const GradNorm& grad_norm) {
   for (int64_t i = 0; i < model_.num_units(); ++i) {
-    const sharding::UnitShard& unit = model_.unit(i);
-    const int64_t count = std::min(unit.shard.end(), unit.layout.numel) - unit.shard.begin;
-    if (count <= 0) {
-      continue; // padding alone
-    }
-    AdamWArgs args{};
-    args.params = unit.master.mutable_data_ptr<float>();
-    args.gradient = unit.gradient.const_data_ptr<float>();
-    args.exp_avg = moments_[i].exp_avg.mutable_data_ptr<float>();
-    args.exp_avg_sq = moments_[i].exp_avg_sq.mutable_data_ptr<float>();
-    args.bf16_copy = has_bf16_copy(unit) ? unit.weights.mutable_data_ptr() : nullptr;
-    args.n = count;
-    args.decay_begin = std::clamp<int64_t>(first_matrix_[i] - unit.shard.begin, 0, count);
-    args.lr = lr;
-    args.beta1 = options_.beta1;
-    args.beta2 = options_.beta2;
-    args.eps = options_.eps;
-    args.weight_decay = options_.weight_decay;
-    args.step_count = step_count_.const_data_ptr<float>();
-    args.grad_scale = grad_norm.grad_scale.const_data_ptr<float>();
-    args.found_inf = grad_norm.found_inf.const_data_ptr<float>();
-    models::run_kernel("AdamW", launch_adamw, args, model_.options().device);
+    update_on_gpu(i, state(i), lr, grad_norm);
   }
   model_.weights_changed();
+}
+
+void AdamW::update_with_aten(const Group& group, double lr, const GradNorm& grad_norm) {
+  if (group.params.empty()) {
+    return;
+  }
+  // The counter is per tensor in the fused op; all of ours are equal, and the op only reads it.
+  const std::vector<at::Tensor> steps(group.params.size(), step_count_);
+  at::_fused_adamw_(
+      group.params, group.grads, group.exp_avgs, group.exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps, lr, options_.beta1,
+      options_.beta2, group.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false, grad_norm.grad_scale,
+      grad_norm.found_inf);
 }
 
 void AdamW::step_with_aten(double lr, const GradNorm& grad_norm) {
   Group vectors, matrices;
   matrices.weight_decay = options_.weight_decay;
   for (int64_t i = 0; i < model_.num_units(); ++i) {
-    add_slice(vectors, i, 0, first_matrix_[i]);
-    add_slice(matrices, i, first_matrix_[i], model_.unit(i).layout.numel);
+    add_slice(vectors, i, state(i), 0, first_matrix_[i]);
+    add_slice(matrices, i, state(i), first_matrix_[i], model_.unit(i).layout.numel);
   }
-  for (Group* group : {&vectors, &matrices}) {
-    if (group->params.empty()) {
-      continue;
-    }
-    // The counter is per tensor in the fused op; all of ours are equal, and the op only reads it.
-    const std::vector<at::Tensor> steps(group->params.size(), step_count_);
-    at::_fused_adamw_(
-        group->params, group->grads, group->exp_avgs, group->exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps, lr,
-        options_.beta1, options_.beta2, group->weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
-        grad_norm.grad_scale, grad_norm.found_inf);
-  }
+  update_with_aten(vectors, lr, grad_norm);
+  update_with_aten(matrices, lr, grad_norm);
   model_.refresh_weights();
+}
+
+void AdamW::step_through_device(double lr, const GradNorm& grad_norm) {
+  const int64_t units = model_.num_units();
+  host_state_->fetch(0, state(0));
+  for (int64_t i = 0; i < units; ++i) {
+    if (i + 1 < units) {
+      host_state_->fetch(i + 1, state(i + 1));
+    }
+    sharding::UnitShard& unit = model_.unit(i);
+    const OptimizerState staged = host_state_->take(i, unit.shard.numel);
+    if (model_.options().device.is_cuda()) {
+      update_on_gpu(i, staged, lr, grad_norm);
+    } else {
+      Group vectors, matrices;
+      matrices.weight_decay = options_.weight_decay;
+      add_slice(vectors, i, staged, 0, first_matrix_[i]);
+      add_slice(matrices, i, staged, first_matrix_[i], unit.layout.numel);
+      update_with_aten(vectors, lr, grad_norm);
+      update_with_aten(matrices, lr, grad_norm);
+    }
+    if (!model_.options().device.is_cuda() || !has_bf16_copy(unit)) {
+      unit.weights.copy_(staged.master);
+    }
+    host_state_->send_back(i, state(i));
+  }
+  model_.weights_changed();
 }
 
 } // namespace distill::optim

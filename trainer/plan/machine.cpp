@@ -17,6 +17,7 @@ struct Member {
 };
 constexpr Member kMembers[] = {
     {"memory_gib", &Machine::memory_gib},
+    {"host_gib", &Machine::host_gib},
     {"matmul_flops", &Machine::matmul_flops},
     {"attention_forward_flops", &Machine::attention_forward_flops},
     {"attention_backward_flops", &Machine::attention_backward_flops},
@@ -37,6 +38,7 @@ Machine h200() {
   return {
       .name = "NVIDIA H200",
       .memory_gib = 139.8,
+      .host_gib = 1024,
       .matmul_flops = 740e12,
       .attention_forward_flops = 560e12,
       .attention_backward_flops = 450e12,
@@ -55,6 +57,7 @@ Machine generic_cpu() {
   return {
       .name = "CPU",
       .memory_gib = static_cast<double>(metrics::host_memory_bytes()) / (1 << 30),
+      .host_gib = static_cast<double>(metrics::host_memory_bytes()) / (1 << 30),
       .matmul_flops = 40e9 * cores,
       .attention_forward_flops = 15e9 * cores,
       .attention_backward_flops = 15e9 * cores,

@@ -10,6 +10,7 @@ namespace distill::plan {
 struct Machine {
   std::string name;
   double memory_gib = 0; // of one device
+  double host_gib = 0; // of a node's host
   double matmul_flops = 0; // large products in the compute dtype, sustained; the traffic of their operands counts apart
   double attention_forward_flops = 0; // causal attention, halved count, heads of 128
   double attention_backward_flops = 0;

@@ -46,7 +46,7 @@ class StepModel {
   Timeline timeline_;
   BlockShape student_block_;
   BlockModel blocks_;
-  std::vector<Buffer> static_, staging_;
+  std::vector<Buffer> static_;
   Buffer angles_[2]; // of the last micro-batch; the training pass holds them
   std::unique_ptr<WeightSlotsModel> weight_slots_;
   std::unique_ptr<GradientSlotsModel> gradient_slots_;
@@ -98,7 +98,15 @@ void StepModel::build() {
       hold(Category::kWorkspace, shape_.seq_len * config->head_dim / 2 * kFloat);
     }
   }
-  if (!shape_.optimizer_on_host) {
+  if (shape_.optimizer_on_host) { // two units' state is on the device at a time
+    int64_t largest = 0;
+    for (int64_t unit = 0; unit < student_.num_units(); ++unit) {
+      largest = std::max(largest, student_.shard_numel(unit));
+    }
+    for (int64_t i = 0; i < 2 * 3; ++i) {
+      hold(Category::kStaging, largest * kFloat);
+    }
+  } else {
     for (int64_t unit = 0; unit < student_.num_units(); ++unit) {
       hold(Category::kMoments, student_.shard_numel(unit) * kFloat);
       hold(Category::kMoments, student_.shard_numel(unit) * kFloat);
@@ -277,15 +285,6 @@ void StepModel::optimizer() {
   student_.finish_gradients();
   if (teacher_) {
     teacher_->prefetch_first();
-  }
-  if (shape_.optimizer_on_host) { // two units' state is on the device at a time
-    int64_t largest = 0;
-    for (int64_t unit = 0; unit < student_.num_units(); ++unit) {
-      largest = std::max(largest, student_.shard_numel(unit));
-    }
-    while (staging_.size() < 2 * 3) {
-      staging_.push_back(make(Category::kStaging, largest * kFloat));
-    }
   }
   student_.weights_changed();
   student_.drop_gradients();

@@ -14,9 +14,9 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
     // Zeros, so that alignment gaps and the padded tail stay zero in weights and moments alike.
     unit.weights = at::zeros({unit.shard.numel}, host_or_device.dtype(options.compute_dtype));
     if (options.trainable) {
-      unit.master = options.compute_dtype == at::kFloat
+      unit.master = options.compute_dtype == at::kFloat && options.host_state == nullptr
           ? unit.weights
-          : at::zeros({unit.shard.numel}, host_or_device.dtype(at::kFloat));
+          : zeros_of_state(unit.shard.numel);
       if (!unit.master.is_same(unit.weights)) {
         device::label(unit.master, device::Category::kMaster);
       }
@@ -51,7 +51,8 @@ void ModelShards::use_slots(WeightSlots* weights, GradientSlots* gradients, Accu
   gradient_slots_ = gradients;
   accumulation_ = accumulation;
   for (UnitShard& unit : units_) {
-    if (weights != nullptr && unit.master.defined() && !unit.master.is_same(unit.weights)) {
+    const bool rounds_master = unit.master.defined() && !unit.master.is_same(unit.weights);
+    if (weights != nullptr && rounds_master && options_.host_state == nullptr) {
       unit.weights.reset();
     }
   }
@@ -158,13 +159,26 @@ void ModelShards::drop_gradients() {
   }
 }
 
+at::Tensor ModelShards::zeros_of_state(int64_t numel) const {
+  if (options_.host_state == nullptr) {
+    return at::zeros({numel}, at::TensorOptions().dtype(at::kFloat).device(options_.device));
+  }
+  const auto bytes = numel * static_cast<int64_t>(sizeof(float));
+  return device::HostSlab::take(options_.host_state, bytes).view(at::kFloat).zero_();
+}
+
+at::Tensor ModelShards::zeros_beside_master(int64_t index) const {
+  return zeros_of_state(units_[index].shard.numel);
+}
+
 at::Tensor ModelShards::gather_master(int64_t index, Communicator* shard_axis) const {
   const UnitShard& unit = units_[index];
   if (shard_axis == nullptr) {
     return unit.master;
   }
-  at::Tensor whole = at::empty({unit.shard.padded_numel}, unit.master.options());
-  shard_axis->all_gather(whole, unit.master);
+  const at::Tensor part = unit.master.to(options_.device);
+  at::Tensor whole = at::empty({unit.shard.padded_numel}, part.options());
+  shard_axis->all_gather(whole, part);
   return whole;
 }
 

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "trainer/device/host_slab.h"
 #include "trainer/models/layout.h"
 #include "trainer/models/weights.h"
 #include "trainer/sharding/gradient_slots.h"
@@ -43,6 +44,7 @@ struct ShardOptions {
   bool trainable = false;
   int64_t rank = 0;
   int64_t world_size = 1;
+  std::shared_ptr<device::HostSlab> host_state; // where master weights and moments lie; null: on the device
 };
 
 // The units of one model, sharded. The passes over the model ask it for whole units and give them back:
@@ -112,6 +114,9 @@ class ModelShards {
   // After the optimizer: frees the gradient shards.
   void drop_gradients();
 
+  // Zeros like the unit's master weights, where they are: for the optimizer's moments.
+  at::Tensor zeros_beside_master(int64_t index) const;
+
   // The whole unit's fp32 master weights; all ranks of the shard axis call it together. Null: this rank holds it all.
   at::Tensor gather_master(int64_t index, Communicator* shard_axis) const;
 
@@ -125,6 +130,7 @@ class ModelShards {
     return {this, index};
   }
   SlotSize slot_size(int64_t index) const;
+  at::Tensor zeros_of_state(int64_t numel) const; // fp32, on the device or in host memory
   UnitSource source(int64_t index) const;
   at::Tensor new_gradient_shard(const UnitShard& unit) const; // not initialised
   // Zeroes what no matrix product writes: vectors, alignment gaps, the padded tail.

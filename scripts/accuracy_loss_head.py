@@ -12,6 +12,7 @@ Example: scripts/accuracy_loss_head.py --peers --out results/accuracy
 
 import argparse
 import json
+import math
 import os
 import sys
 
@@ -36,15 +37,24 @@ def mean_kl(problem):
 
 
 def solved(make, measure, gap):
-    """make(x) with measure(make(x)) == gap, for a measure that grows with x; and the gap that was reached."""
-    low, high = 1e-6, 1e3
-    for _ in range(60):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if measure(make(middle)) < gap else (low, middle)
-        if high / low < 1.0005:
+    """make(x) with measure(make(x)) within 1 % of gap, for a measure that grows with x; and the gap that was reached.
+    A bracket in log x, cut where the measure's logarithm would be if it were straight, alternating with halves."""
+    low, high = math.log(1e-3), math.log(1e2)
+    at_low = at_high = None  # log(measure / gap), where it was measured
+    for step in range(40):
+        middle = 0.5 * (low + high)
+        if step % 2 and at_low is not None and at_high is not None:
+            middle = low + (high - low) * at_low / (at_low - at_high)
+        problem = make(math.exp(middle))
+        reached = measure(problem)
+        error = math.log(max(reached, 1e-30) / gap)
+        if abs(error) < 0.01:
             break
-    problem = make(high)
-    return problem, measure(problem)
+        if error < 0:
+            low, at_low = middle, error
+        else:
+            high, at_high = middle, error
+    return problem, reached
 
 
 def jsd_problem(base, gap, beta):

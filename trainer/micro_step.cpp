@@ -71,11 +71,11 @@ losses::LinearHeadOutput MicroStep::run_head(losses::LinearHeadInputs& inputs, l
 // The teacher runs first: what the student keeps for its backward pass does not exist yet then.
 void MicroStep::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_K, bool last) {
   const sharding::MicroBatch micro = to_device(batch, student_.options().device);
-  phases_.begin(metrics::Phase::kTeacher);
+  begin(metrics::Phase::kTeacher);
   losses::LinearHeadInputs inputs = run_teacher(batch, micro);
-  phases_.begin(metrics::Phase::kForward);
+  begin(metrics::Phase::kForward);
   inputs.hidden_NH = pass_.forward(micro);
-  phases_.begin(metrics::Phase::kHead);
+  begin(metrics::Phase::kHead);
   const int64_t head = student_.head_unit();
   losses::LinearHeadGrads grads;
   grads.hidden_NH = at::empty_like(inputs.hidden_NH);
@@ -89,8 +89,15 @@ void MicroStep::train(const data::Batch& batch, double grad_scale, at::Tensor& s
   sums_K += run_head(inputs, &grads).rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
   at::Tensor dhidden_NH = std::move(grads.hidden_NH);
   grads = {}; // a view of the head's gradient, which is gone once it is reduced
-  phases_.begin(metrics::Phase::kBackward);
+  begin(metrics::Phase::kBackward);
   pass_.backward(micro, std::move(dhidden_NH), last);
+}
+
+void MicroStep::begin(metrics::Phase phase) {
+  phases_.begin(phase);
+  if (phase_observer_) {
+    phase_observer_(metrics::phase_name(phase));
+  }
 }
 
 void MicroStep::prefetch_first() {

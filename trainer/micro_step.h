@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 
 #include "data/batch.h"
 #include "losses/linear_head.h"
@@ -34,6 +35,11 @@ class MicroStep {
   // The same losses without gradients.
   void evaluate(const data::Batch& batch, at::Tensor& sums_K);
 
+  // Begins a phase of a training step, which the observer hears of.
+  void begin(metrics::Phase phase);
+  void observe_phases(std::function<void(const char* phase)> observer) {
+    phase_observer_ = std::move(observer);
+  }
   // Of the training micro-batches since it was last read.
   metrics::PhaseTimer& phases() {
     return phases_;
@@ -53,6 +59,7 @@ class MicroStep {
   models::RopeTable student_rope_, teacher_rope_;
   sharding::TrainingPass pass_;
   metrics::PhaseTimer phases_;
+  std::function<void(const char* phase)> phase_observer_;
 };
 
 // Waits for the device.

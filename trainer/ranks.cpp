@@ -1,5 +1,7 @@
 #include "trainer/ranks.h"
 
+#include <unistd.h>
+
 #include "trainer/metrics/device.h"
 
 namespace distill::trainer {
@@ -14,6 +16,11 @@ void name_units(sharding::SlotChecks& checks, const std::string& role, const sha
 }
 
 } // namespace
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
 
 absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
     const config::Config& config, const launch::RankInfo& ranks, at::Device device) {
@@ -36,6 +43,7 @@ absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
   options.rank = ranks.rank;
   options.world_size = ranks.world_size;
   options.timeout = std::chrono::seconds(parallel.timeout_s);
+  options.host = host_name();
   options.nccl_max_ctas = parallel.nccl_max_ctas;
   return sharding::make_mesh(options, shard, parallel.replicate, device);
 }

@@ -12,6 +12,9 @@
 // What the trainer needs to be one rank of many.
 namespace distill::trainer {
 
+// Of this machine.
+std::string host_name();
+
 // Joins the other ranks as parallel.* says. One process: a mesh without groups.
 absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
     const config::Config& config, const launch::RankInfo& ranks, at::Device device);

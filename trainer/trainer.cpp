@@ -1,9 +1,7 @@
 #include "trainer/trainer.h"
 
-#include <ATen/record_function.h>
-
 #include <chrono>
-#include <deque>
+#include <thread>
 
 #include "data/prefetch.h"
 #include "trainer/components.h"
@@ -17,7 +15,6 @@
 #include "trainer/metrics/device.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/log.h"
-#include "trainer/metrics/readout.h"
 #include "trainer/metrics/trace.h"
 #include "trainer/models/save_model.h"
 #include "trainer/optim/adamw.h"
@@ -28,6 +25,7 @@
 #include "trainer/run_journal.h"
 #include "trainer/start_report.h"
 #include "trainer/step_gate.h"
+#include "trainer/step_queue.h"
 
 namespace distill::trainer {
 namespace {
@@ -38,14 +36,6 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
-
-// What a step leaves for the host, fp64: the sums of the loss rows, and these. All but the last are summed over ranks.
-enum StepNumber : int64_t {
-  kGradNormSquare = losses::kNumRows,
-  kFailedJournals, // ranks that could not write what they had to
-  kFailedUnit, // of the slot checks
-  kStepNumbers
-};
 
 // A run from its first step to its last, on one rank. Steps are queued on the device; their numbers are read, and their
 // lines written, when `lag` further ones have been queued.
@@ -61,11 +51,12 @@ class Trainer {
   absl::Status read_inputs();
   absl::Status open(const StartOptions& start);
   absl::Status open_journal();
-  absl::Status step(const GlobalBatch& batch, Clock::time_point start);
-  void queue_step(const std::vector<data::Batch>& batches, int64_t valid_tokens, double lr);
+  absl::StatusOr<RunResult> run_steps();
+  void step(const GlobalBatch& batch, Clock::time_point start);
   absl::Status read_steps(bool all);
-  absl::Status read_step(const std::vector<double>& numbers);
-  void add_throughput(metrics::StepRecord& record, Clock::time_point start) const;
+  absl::Status finish_step(StepQueue::DoneStep done);
+  absl::Status lost_ranks(const std::string& error);
+  void add_throughput(metrics::StepRecord& record) const;
   void report(const metrics::StepRecord& record);
   absl::Status evaluate();
   absl::Status save_checkpoint(bool periodic);
@@ -93,14 +84,7 @@ class Trainer {
   std::unique_ptr<MicroStep> micro_;
   std::unique_ptr<optim::AdamW> optimizer_;
   std::unique_ptr<StepGate> gate_; // after the batches it takes
-  // Steps whose numbers are on their way.
-  struct QueuedStep {
-    metrics::StepRecord record; // without what the device knows
-    Clock::time_point start;
-  };
-  std::unique_ptr<metrics::Readout> readout_;
-  std::deque<QueuedStep> queued_;
-  Clock::time_point last_read_;
+  std::unique_ptr<StepQueue> steps_; // after all that a step works on
   std::optional<RunJournal> journal_;
   std::unique_ptr<RunCheckpoints> checkpoints_; // after all that it saves and tells
   absl::Status journal_status_; // the first failure to write a step's line
@@ -124,6 +108,10 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::build(
   }
   trainer->environment_ = *environment;
   trainer->ranks_ = ranks;
+  if (ranks.rank > 0) {
+    metrics::set_log_prefix(
+        absl::StrFormat("[rank %d on %s, %s] ", ranks.rank, host_name(), environment->device.str()));
+  }
   configure_libtorch(config.train, environment->device);
   auto mesh = join_ranks(config, ranks, environment->device);
   if (!mesh.ok()) {
@@ -174,10 +162,8 @@ absl::Status Trainer::read_inputs() {
     slots_.weights->observe_waits(observe);
     slots_.gradients->observe_waits(observe);
   }
-  // On the CPU a step's numbers are there when it has been called.
-  readout_ = std::make_unique<metrics::Readout>(
-      environment_.device, kStepNumbers, /*lag=*/environment_.device.is_cpu() ? 0 : 1);
   optimizer_ = std::make_unique<optim::AdamW>(*student_, config_.optimizer);
+  steps_ = std::make_unique<StepQueue>(config_, *mesh_, *student_, *micro_, *optimizer_, slots_.checks.get());
   total_steps_ = config::total_steps(config_);
   return absl::OkStatus();
 }
@@ -240,6 +226,32 @@ checkpoint::RunIdentity Trainer::identity() const {
 }
 
 absl::StatusOr<RunResult> Trainer::run() {
+  try {
+    return run_steps();
+  } catch (const sharding::CommunicationError& error) {
+    return lost_ranks(error.what());
+  } catch (const metrics::DeviceTimeout& error) {
+    return lost_ranks(error.what());
+  }
+}
+
+// Which ranks are to blame. Where a device hangs in a collective, nothing that frees its memory would come back: the
+// process says what it knows and ends.
+absl::Status Trainer::lost_ranks(const std::string& error) {
+  std::string message = absl::StrFormat("step %d: %s", state_.step, error);
+  if (mesh_->heartbeat != nullptr) {
+    const std::string laggards = mesh_->heartbeat->laggards();
+    absl::StrAppend(&message, "\n  ranks ", laggards.empty() ? "that hold the others up: none is seen" : laggards);
+  }
+  if (!environment_.device.is_cpu()) {
+    metrics::log_error(message);
+    std::this_thread::sleep_for(std::chrono::seconds(mesh_->is_main() ? 2 : 0)); // rank 0 serves what the others ask
+    std::_Exit(1);
+  }
+  return absl::UnavailableError(message);
+}
+
+absl::StatusOr<RunResult> Trainer::run_steps() {
   started_ = Clock::now();
   first_step_ = state_.step;
   const int64_t micro = config_.train.micro_batch_size;
@@ -259,6 +271,7 @@ absl::StatusOr<RunResult> Trainer::run() {
   }
   while (state_.step < total_steps_ && !stopped_) {
     const Clock::time_point start = Clock::now();
+    mesh_->at(state_.step + 1, "data");
     const auto batch = gate_->next();
     if (!batch.ok()) {
       return batch.status();
@@ -268,13 +281,11 @@ absl::StatusOr<RunResult> Trainer::run() {
       break;
     }
     trace.before_step(state_.step + 1);
-    absl::Status status = step(**batch, start);
-    if (status.ok() && trace.after_step(state_.step)) {
+    step(**batch, start);
+    if (trace.after_step(state_.step)) {
       journal_->message("wrote the trace to " + trace.path());
     }
-    if (status.ok()) {
-      status = read_steps(/*all=*/false);
-    }
+    absl::Status status = read_steps(/*all=*/false);
     if (status.ok() && due(config_.eval.every)) {
       status = evaluate();
     }
@@ -295,93 +306,45 @@ absl::StatusOr<RunResult> Trainer::run() {
 
 // Queues a step. All of its micro-batches are read before the first one runs, since the loss is divided by the number
 // of valid tokens of the whole batch.
-absl::Status Trainer::step(const GlobalBatch& batch, Clock::time_point start) {
-  const double lr = optim::learning_rate(config_.scheduler, config_.optimizer.lr, state_.step, total_steps_);
-  queue_step(batch.micro_batches, batch.valid_tokens, lr);
-
+void Trainer::step(const GlobalBatch& batch, Clock::time_point start) {
+  metrics::StepRecord record;
+  record.lr = optim::learning_rate(config_.scheduler, config_.optimizer.lr, state_.step, total_steps_);
   state_.step += 1;
   state_.samples += config_.train.global_batch_size;
   state_.tokens += config_.train.global_batch_size * config_.data.seq_len;
-  QueuedStep queued;
-  queued.start = start;
-  queued.record.step = state_.step;
-  queued.record.total_steps = total_steps_;
-  queued.record.means.valid_tokens = batch.valid_tokens;
-  queued.record.lr = lr;
-  queued.record.tokens = state_.tokens;
-  queued_.push_back(queued);
-  return absl::OkStatus();
-}
-
-// Nothing here waits for the device.
-void Trainer::queue_step(const std::vector<data::Batch>& batches, int64_t valid_tokens, double lr) {
-  RECORD_USER_SCOPE("distill::step");
-  const metrics::ForbidSynchronization forbid(config_.parallel.debug_checks);
-  at::Tensor numbers = at::zeros({kStepNumbers}, micro_->zero_sums().options());
-  at::Tensor sums_K = numbers.narrow(0, 0, losses::kNumRows);
-  const double grad_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, valid_tokens));
-  for (size_t i = 0; i < batches.size(); ++i) {
-    const bool last = i + 1 == batches.size();
-    micro_->train(batches[i], grad_scale, sums_K, last);
-    if (!last) {
-      micro_->prefetch_first();
-    }
-  }
-  micro_->phases().begin(metrics::Phase::kOptimizer);
-  student_->finish_gradients();
-  if (state_.step + 1 < total_steps_) {
-    micro_->prefetch_first();
-  }
-  numbers.narrow(0, kGradNormSquare, 1).copy_(optim::grad_norm_square(*student_));
-  numbers[kFailedJournals].fill_(journal_status_.ok() ? 0 : 1);
-  if (mesh_->world != nullptr) {
-    mesh_->world->all_reduce(numbers);
-  }
-  // Every replica has added the same shards.
-  numbers.narrow(0, kGradNormSquare, 1).div_(static_cast<double>(mesh_->replicate_size));
-  checkpoints_->before_update();
-  optimizer_->step(
-      lr, optim::grad_norm_of_square(numbers.narrow(0, kGradNormSquare, 1), config_.optimizer.max_grad_norm));
-  student_->drop_gradients();
-  if (slots_.checks != nullptr) {
-    numbers.narrow(0, kFailedUnit, 1).copy_(slots_.checks->failed_unit());
-  }
-  micro_->phases().end_step();
-  readout_->push(numbers);
+  record.step = state_.step;
+  record.total_steps = total_steps_;
+  record.means.valid_tokens = batch.valid_tokens;
+  record.means.has_teacher = teacher_ != nullptr;
+  record.tokens = state_.tokens;
+  steps_->push(batch, record, {start, /*failed=*/!journal_status_.ok(), /*more=*/state_.step < total_steps_, [this] {
+                                 checkpoints_->before_update();
+                               }});
 }
 
 // Reads the steps that are due, in order; `all`: every one that has been queued.
 absl::Status Trainer::read_steps(bool all) {
-  while (const auto numbers = readout_->pop(all)) {
-    if (absl::Status status = read_step(*numbers); !status.ok()) {
+  while (auto done = steps_->pop(all)) {
+    if (absl::Status status = finish_step(*std::move(done)); !status.ok()) {
       return status;
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status Trainer::read_step(const std::vector<double>& numbers) {
-  const QueuedStep queued = queued_.front();
-  queued_.pop_front();
-  metrics::StepRecord record = queued.record;
-  std::array<double, losses::kNumRows> sums{};
-  std::copy_n(numbers.begin(), sums.size(), sums.begin());
-  record.means = metrics::loss_means(sums, record.means.valid_tokens, teacher_ != nullptr);
-  record.grad_norm = static_cast<float>(std::sqrt(numbers[kGradNormSquare]));
-  record.skipped = !std::isfinite(record.grad_norm);
+absl::Status Trainer::finish_step(StepQueue::DoneStep done) {
+  metrics::StepRecord& record = done.record;
   state_.skipped_total += record.skipped ? 1 : 0;
   state_.skipped_in_row = record.skipped ? state_.skipped_in_row + 1 : 0;
   record.skipped_total = state_.skipped_total;
-  record.phases = micro_->phases().take();
-  add_throughput(record, std::max(queued.start, last_read_));
-  last_read_ = Clock::now();
+  add_throughput(record);
   report(record);
-  if (numbers[kFailedUnit] > 0) {
+  if (!done.changed_unit.empty()) {
     return absl::InternalError(absl::StrFormat(
         "step %d: parallel.debug_checks: the gathered weights of %s changed between two uses", record.step,
-        slots_.checks->describe(static_cast<int64_t>(numbers[kFailedUnit]))));
+        done.changed_unit));
   }
-  if (numbers[kFailedJournals] > 0) {
+  if (done.failed_ranks > 0) {
     return journal_status_.ok() ? absl::AbortedError("another rank failed; its message says why") : journal_status_;
   }
   if (state_.skipped_in_row >= config_.train.max_skipped_steps) {
@@ -394,9 +357,7 @@ absl::Status Trainer::read_step(const std::vector<double>& numbers) {
   return absl::OkStatus();
 }
 
-// `start`: when the step before had been read, or this one began where that was later.
-void Trainer::add_throughput(metrics::StepRecord& record, Clock::time_point start) const {
-  record.seconds = seconds_since(start);
+void Trainer::add_throughput(metrics::StepRecord& record) const {
   record.tokens_per_second =
       static_cast<double>(config_.train.global_batch_size * config_.data.seq_len) / record.seconds;
   if (device_.peak_bf16_flops > 0) {
@@ -431,6 +392,7 @@ absl::Status Trainer::evaluate() {
   if (absl::Status status = read_steps(/*all=*/true); !status.ok()) {
     return status;
   }
+  mesh_->at(state_.step, "evaluation");
   const auto result = evaluate_dataset(
       *micro_, *eval_data_, config_.train.micro_batch_size, config_.eval.batches, teacher_ != nullptr, *mesh_,
       [this] { return stop_requested(); });

@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+import socket
 import subprocess
 import time
 
@@ -162,6 +163,33 @@ def test_a_killed_rank_ends_the_job_with_its_name(tmp_path, models, ragged_shard
     assert job.returncode == 1
     assert "rank 1 failed first" in errors
     assert "signal 9" in errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_rank_is_named_when_the_others_have_waited_long_enough(tmp_path, models, ragged_shard, victim):
+    config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"processes": 3, "timeout_s": 5}, train=LONG)
+    job = start(tmp_path, config)
+    wait_for_steps(config, 2)
+    subprocess.run(["kill", "-STOP", str(ranks_of(job)[victim])], check=True)
+    began = time.monotonic()
+    _, errors = job.communicate(timeout=60)
+    assert time.monotonic() - began < 5 + 15
+    assert job.returncode == 1
+    last = errors[errors.index("failed first; it said last:"):]
+    if victim == 0:  # which serves the store
+        assert "rank 0, which serves the store, does not answer" in last
+    else:
+        assert "not running any more, stopped or cut off: rank 1 on " in last
+        assert "rank 2 on" not in last[last.index("cut off"):]
+
+
+def test_log_lines_of_other_ranks_say_rank_host_and_device(tmp_path, models, ragged_shard):
+    config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"processes": 2})
+    errors = tiny.distill("--config", tiny.write_config(tmp_path, config)).stderr
+    device = "cpu" if tiny.DEVICE == "cpu" else "cuda:1"
+    lines = [line for line in errors.splitlines() if "rank 1" in line]
+    assert lines and all(f" [rank 1 on {socket.gethostname()}, {device}] " in line for line in lines), errors
+    assert "rank 0" not in errors
 
 
 def test_sigterm_stops_all_ranks_at_one_step_and_saves(tmp_path, models, ragged_shard):

@@ -142,7 +142,9 @@ absl::Status Launcher::start(int64_t rank, int port) {
 }
 
 void Launcher::show(Child& child, const std::string& line) {
-  const std::string text = child.rank == 0 ? line : absl::StrCat("[rank ", child.rank, "] ", line);
+  // A rank's log says which one it is, with host and device; what libraries print does not.
+  const bool named = child.rank == 0 || line.find(absl::StrCat("[rank ", child.rank, " on ")) != std::string::npos;
+  const std::string text = named ? line : absl::StrCat("[rank ", child.rank, "] ", line);
   std::fprintf(stderr, "%s\n", text.c_str());
   child.last_lines.push_back(text);
   if (child.last_lines.size() > kRememberedLines) {

@@ -19,7 +19,7 @@ void reset_peak_memory(at::Device device) {}
 
 ForbidSynchronization::ForbidSynchronization(bool active) : active_(active) {}
 
-ForbidSynchronization::~ForbidSynchronization() {}
+ForbidSynchronization::~ForbidSynchronization() = default;
 
 void synchronize(at::Device device) {}
 

@@ -24,6 +24,11 @@ std::shared_ptr<spdlog::logger>& file_logger() {
   return instance;
 }
 
+std::string& message_prefix() {
+  static std::string instance;
+  return instance;
+}
+
 } // namespace
 
 void open_log_file(const std::string& path) {
@@ -34,16 +39,20 @@ void open_log_file(const std::string& path) {
   file_logger()->set_pattern("%Y-%m-%d %H:%M:%S %L %v");
 }
 
+void set_log_prefix(std::string prefix) {
+  message_prefix() = std::move(prefix);
+}
+
 void log_info(std::string_view message) {
-  logger().info(message);
+  logger().info("{}{}", message_prefix(), message);
 }
 
 void log_warning(std::string_view message) {
-  logger().warn(message);
+  logger().warn("{}{}", message_prefix(), message);
 }
 
 void log_error(std::string_view message) {
-  logger().error(message);
+  logger().error("{}{}", message_prefix(), message);
 }
 
 void log_to_file(std::string_view message) {

@@ -9,6 +9,9 @@ namespace distill::metrics {
 // Also writes to `path` from now on (appends).
 void open_log_file(const std::string& path);
 
+// Stands before every message from now on: which rank of many this is. Call it before threads log.
+void set_log_prefix(std::string prefix);
+
 void log_info(std::string_view message);
 void log_warning(std::string_view message);
 void log_error(std::string_view message);

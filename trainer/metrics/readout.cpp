@@ -2,9 +2,28 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <thread>
+
 namespace distill::metrics {
 
-Readout::Readout(c10::Device device, int64_t count, int64_t lag) : device_(device), count_(count), lag_(lag) {}
+namespace {
+
+// Looked at again and again: an event's own wait has no end when the device hangs.
+void wait_for(const c10::Event& event, std::chrono::milliseconds timeout) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  while (!event.query()) {
+    if (std::chrono::steady_clock::now() > end) {
+      throw DeviceTimeout(
+          absl::StrFormat("the device did not finish a step within %d s of being waited for", timeout.count() / 1000));
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+} // namespace
+
+Readout::Readout(c10::Device device, int64_t count, int64_t lag, std::chrono::milliseconds timeout)
+    : device_(device), count_(count), lag_(lag), timeout_(timeout) {}
 
 void Readout::push(const at::Tensor& numbers) {
   TORCH_CHECK(
@@ -35,7 +54,7 @@ std::optional<std::vector<double>> Readout::pop(bool all) {
   Pending slot = std::move(pending_.front());
   pending_.pop_front();
   if (slot.arrived) {
-    slot.arrived->synchronize();
+    wait_for(*slot.arrived, timeout_);
   }
   const auto* data = slot.host.const_data_ptr<double>();
   std::vector<double> numbers(data, data + count_);

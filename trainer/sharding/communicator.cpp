@@ -12,8 +12,8 @@ namespace {
 // A c10d backend behind our interface.
 class BackendCommunicator : public Communicator {
  public:
-  BackendCommunicator(c10::intrusive_ptr<c10d::Backend> backend, bool on_host)
-      : backend_(std::move(backend)), on_host_(on_host) {}
+  BackendCommunicator(c10::intrusive_ptr<c10d::Backend> backend, std::string name, bool on_host)
+      : backend_(std::move(backend)), name_(std::move(name)), on_host_(on_host) {}
 
   int64_t rank() const override {
     return backend_->getRank();
@@ -25,26 +25,26 @@ class BackendCommunicator : public Communicator {
     c10d::AllgatherOptions options;
     options.asyncOp = false;
     at::Tensor input = shard;
-    finish(backend_->_allgather_base(full, input, options));
+    run("an all-gather", [&] { return backend_->_allgather_base(full, input, options); });
   }
   void reduce_scatter(at::Tensor shard, const at::Tensor& full) override {
     c10d::ReduceScatterOptions options;
     options.asyncOp = false;
     at::Tensor input = full;
-    finish(backend_->_reduce_scatter_base(shard, input, options));
+    run("a reduce-scatter", [&] { return backend_->_reduce_scatter_base(shard, input, options); });
   }
   void all_reduce(at::Tensor tensor) override {
     c10d::AllreduceOptions options;
     options.asyncOp = false;
     std::vector<at::Tensor> tensors{std::move(tensor)};
-    finish(backend_->allreduce(tensors, options));
+    run("an all-reduce", [&] { return backend_->allreduce(tensors, options); });
   }
   void broadcast(at::Tensor tensor, int64_t root) override {
     c10d::BroadcastOptions options;
     options.rootRank = root;
     options.asyncOp = false;
     std::vector<at::Tensor> tensors{std::move(tensor)};
-    finish(backend_->broadcast(tensors, options));
+    run("a broadcast", [&] { return backend_->broadcast(tensors, options); });
   }
   void abort() override {
     backend_->abort();
@@ -52,14 +52,47 @@ class BackendCommunicator : public Communicator {
 
  private:
   // On CUDA the work lies on the current stream already; waiting for it would be the host's business.
-  void finish(const c10::intrusive_ptr<c10d::Work>& work) const {
-    if (on_host_ && work) {
-      work->wait();
+  template <typename Queue>
+  void run(const char* operation, Queue&& queue) const {
+    try {
+      const c10::intrusive_ptr<c10d::Work> work = queue();
+      if (on_host_ && work) {
+        work->wait();
+      }
+    } catch (const c10::OutOfMemoryError&) {
+      throw;
+    } catch (const c10::Error& error) {
+      fail(operation, error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      fail(operation, error.what());
     }
+  }
+  [[noreturn]] void fail(const char* operation, const std::string& reason) const {
+    throw CommunicationError(absl::StrCat(operation, " of group '", name_, "' failed: ", reason));
   }
 
   c10::intrusive_ptr<c10d::Backend> backend_;
+  std::string name_;
   bool on_host_;
+};
+
+class StoreBoard : public Board {
+ public:
+  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& text) override {
+    store_->set(key, std::vector<uint8_t>(text.begin(), text.end()));
+  }
+  std::optional<std::string> get(const std::string& key) override {
+    if (!store_->check({key})) {
+      return std::nullopt;
+    }
+    const std::vector<uint8_t> bytes = store_->get(key);
+    return std::string(bytes.begin(), bytes.end());
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
 };
 
 class StoreRendezvous : public Rendezvous {
@@ -74,6 +107,9 @@ class StoreRendezvous : public Rendezvous {
     return options_.world_size;
   }
 
+  std::unique_ptr<Board> board() const override {
+    return std::make_unique<StoreBoard>(store_->clone());
+  }
   std::unique_ptr<Communicator> gloo_group(const std::string& name, const std::vector<int64_t>& members) override {
     const auto place = place_in(members);
     if (!place) {
@@ -86,7 +122,7 @@ class StoreRendezvous : public Rendezvous {
     auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(
         c10::make_intrusive<c10d::PrefixStore>(name, store_), static_cast<int>(*place),
         static_cast<int>(members.size()), std::move(options));
-    return std::make_unique<BackendCommunicator>(std::move(backend), /*on_host=*/true);
+    return std::make_unique<BackendCommunicator>(std::move(backend), name, /*on_host=*/true);
   }
 
   std::unique_ptr<Communicator> nccl_group(
@@ -98,7 +134,7 @@ class StoreRendezvous : public Rendezvous {
     auto backend = make_nccl_backend(
         c10::make_intrusive<c10d::PrefixStore>(name, store_), *place, static_cast<int64_t>(members.size()),
         options_.timeout, options_.nccl_max_ctas, device);
-    return std::make_unique<BackendCommunicator>(std::move(backend), /*on_host=*/false);
+    return std::make_unique<BackendCommunicator>(std::move(backend), name, /*on_host=*/false);
   }
 
  private:

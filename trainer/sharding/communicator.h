@@ -5,7 +5,10 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 // Collectives over c10d: NCCL between GPUs, Gloo between CPU processes. No collective is written by hand.
 namespace distill::sharding {
@@ -19,7 +22,7 @@ class Communicator {
   virtual int64_t size() const = 0;
 
   // CUDA: queued on the current stream, the caller owns the tensors' lifetimes. CPU: done on return. Errors of the
-  // transport are thrown (c10::Error).
+  // transport are thrown (CommunicationError).
   virtual void all_gather(at::Tensor full, const at::Tensor& shard) = 0; // full: [size * shard.numel]
   virtual void reduce_scatter(at::Tensor shard, const at::Tensor& full) = 0; // sums
   virtual void all_reduce(at::Tensor tensor) = 0; // sums, in place
@@ -29,12 +32,27 @@ class Communicator {
   virtual void abort() = 0;
 };
 
+// Short texts under keys that all ranks see. For one thread at a time. Throws c10::Error when rank 0 is gone.
+class Board {
+ public:
+  virtual ~Board() = default;
+  virtual void set(const std::string& key, const std::string& text) = 0;
+  virtual std::optional<std::string> get(const std::string& key) = 0; // nullopt: nobody has set it
+};
+
+// A collective that failed, or did not end in time: another rank is gone, stopped or late.
+class CommunicationError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 struct RendezvousOptions {
   std::string master_addr = "127.0.0.1";
   int64_t master_port = 29500;
   int64_t rank = 0;
   int64_t world_size = 1;
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
+  std::string host; // this rank's, for messages
   int64_t nccl_max_ctas = 0; // multiprocessors a collective of NCCL may take; 0: its own choice
 };
 
@@ -50,6 +68,9 @@ class Rendezvous {
   virtual std::unique_ptr<Communicator> gloo_group(const std::string& name, const std::vector<int64_t>& members) = 0;
   virtual std::unique_ptr<Communicator> nccl_group(
       const std::string& name, const std::vector<int64_t>& members, at::Device device) = 0;
+
+  // A connection of its own to the store, for a thread of its own.
+  virtual std::unique_ptr<Board> board() const = 0;
 
   virtual int64_t rank() const = 0;
   virtual int64_t world_size() const = 0;

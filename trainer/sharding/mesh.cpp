@@ -1,6 +1,11 @@
 #include "trainer/sharding/mesh.h"
 
 namespace distill::sharding {
+namespace {
+
+constexpr std::chrono::milliseconds kHeartbeat{500};
+
+} // namespace
 
 absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
     const RendezvousOptions& options, int64_t shard, int64_t replicate, at::Device device) {
@@ -24,6 +29,7 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
     return rendezvous.status();
   }
   mesh->rendezvous = *std::move(rendezvous);
+  mesh->heartbeat = std::make_unique<Heartbeat>(*mesh->rendezvous, options.host, kHeartbeat);
   const auto group = [&](const std::string& name, const std::vector<int64_t>& members) {
     return device.is_cuda() ? mesh->rendezvous->nccl_group(name, members, device)
                             : mesh->rendezvous->gloo_group(name, members);
@@ -47,8 +53,9 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
       mesh->replicate = group(absl::StrCat("replicate/", mesh->shard_rank), replicate_axis);
     }
   } catch (const std::exception& error) {
-    return absl::UnavailableError(
-        absl::StrCat("rank ", options.rank, ": a group of ranks could not be connected: ", error.what()));
+    return absl::UnavailableError(absl::StrCat(
+        "rank ", options.rank, ": a group of ranks could not be connected: ", error.what(), "; ",
+        mesh->heartbeat->laggards()));
   }
   return mesh;
 }

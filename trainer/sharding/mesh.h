@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "trainer/sharding/communicator.h"
+#include "trainer/sharding/heartbeat.h"
 
 namespace distill::sharding {
 
@@ -19,6 +20,7 @@ struct Mesh {
   int64_t replicate_rank = 0;
   int64_t replicate_size = 1;
   std::unique_ptr<Rendezvous> rendezvous; // null: one process
+  std::unique_ptr<Heartbeat> heartbeat; // null: one process
   std::unique_ptr<Communicator> gather; // shard axis; null where shard_size is 1
   std::unique_ptr<Communicator> reduce; // shard axis
   std::unique_ptr<Communicator> replicate; // replicate axis; null where replicate_size is 1
@@ -27,6 +29,12 @@ struct Mesh {
 
   bool is_main() const {
     return rank == 0;
+  }
+  // For the other ranks to know, when this one keeps them waiting.
+  void at(int64_t step, const char* place) const {
+    if (heartbeat != nullptr) {
+      heartbeat->at(step, place);
+    }
   }
 };
 

@@ -11,7 +11,7 @@ at::Tensor numbers(double first) {
 
 TEST(Readout, GivesStepsInOrderAndLate) {
   for (const int64_t lag : {0, 1, 2}) {
-    Readout readout(at::kCPU, 3, lag);
+    Readout readout(at::kCPU, 3, lag, std::chrono::seconds(1));
     EXPECT_FALSE(readout.pop(/*all=*/true).has_value());
     for (int64_t step = 0; step < 6; ++step) {
       at::Tensor sent = numbers(10.0 * static_cast<double>(step));
@@ -32,7 +32,7 @@ TEST(Readout, GivesStepsInOrderAndLate) {
 }
 
 TEST(Readout, RefusesOtherNumbersThanItWasMadeFor) {
-  Readout readout(at::kCPU, 3, 1);
+  Readout readout(at::kCPU, 3, 1, std::chrono::seconds(1));
   EXPECT_THROW(readout.push(at::zeros({4}, at::kDouble)), c10::Error);
   EXPECT_THROW(readout.push(at::zeros({3}, at::kFloat)), c10::Error);
 }

@@ -18,6 +18,8 @@ Examples:
   distill --config llama8b.yaml --set optimizer.lr=2e-5 --set "data.train=[a.dtok, {path: b, weight: 2}]"
   distill eval --config llama8b.yaml --set student.path=runs/llama8b/model
   distill inspect runs/llama8b
+  distill verify runs/llama8b
+  distill export --checkpoint runs/llama8b --out models/llama8b-distilled --dtype bfloat16
   distill plan --config llama8b.yaml --ranks 64
   distill profile-memory --config llama8b.yaml --sweep loss.memory_cap_mb=512,1024,4096
 
@@ -68,6 +70,7 @@ void add_plan_options(CLI::App& app, PlanCommand& plan) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_flag("--json", plan.json, "Print one JSON object; bytes and seconds");
+  app.add_flag("--longest", plan.longest, "Find the largest data.seq_len that fits, and plan for it");
   app.add_option(
          "--calibrate", plan.calibrate,
          "Measure this machine's products, attention, copies and, with several ranks, collectives, and write them to a file "
@@ -87,6 +90,18 @@ void add_profile_options(CLI::App& app, ProfileMemoryCommand& profile) {
       ->type_name("DIR")
       ->capture_default_str();
   app.add_flag("--json", profile.json, "Print the report as JSON");
+}
+
+void add_export_options(CLI::App& app, ExportCommand& command) {
+  app.add_option("--checkpoint", command.checkpoint, "A checkpoint, or a run folder: its newest complete one")
+      ->type_name("DIR")
+      ->required();
+  app.add_option("--out", command.out, "Model folder to write; must be empty or new")->type_name("DIR")->required();
+  app.add_option("--dtype", command.dtype, "Stored dtype; auto: the one that the student's folder is stored in")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}));
+  app.add_option(
+         "--model", command.model, "Where config.json and the tokenizer come from. Default: the run's student.path")
+      ->type_name("DIR");
 }
 
 void require(const CLI::App& app, const std::string& value, const char* option) {
@@ -118,6 +133,14 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   CLI::App* inspect_app =
       app.add_subcommand("inspect", "Describe and check a token shard, a model folder, a run folder or a checkpoint");
   inspect_app->add_option("PATH", inspect.path, "File or folder")->required();
+  VerifyCommand verify;
+  CLI::App* verify_app =
+      app.add_subcommand("verify", "Compare every checksum of a checkpoint, a model folder or a whole run folder");
+  verify_app->add_option("DIR", verify.path, "Folder")->required();
+  ExportCommand exported;
+  CLI::App* export_app =
+      app.add_subcommand("export", "Write a checkpoint's model as a Hugging Face folder; needs no GPU");
+  add_export_options(*export_app, exported);
   PlanCommand plan;
   CLI::App* plan_app = app.add_subcommand(
       "plan", "Predict memory by category, time and speed, from shapes alone: no GPU, no weights, no data");
@@ -145,6 +168,12 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     }
     if (inspect_app->parsed()) {
       return {inspect};
+    }
+    if (verify_app->parsed()) {
+      return {verify};
+    }
+    if (export_app->parsed()) {
+      return {exported};
     }
     if (plan_app->parsed()) {
       if (plan.calibrate.empty()) {

@@ -26,12 +26,24 @@ struct InspectCommand {
   std::string path;
 };
 
+struct VerifyCommand {
+  std::string path; // checkpoint, model folder or run folder
+};
+
+struct ExportCommand {
+  std::string checkpoint; // its folder, or a run folder: the newest one
+  std::string out;
+  std::string dtype = "auto";
+  std::string model; // empty: the run's student.path
+};
+
 struct PlanCommand {
   std::string config;
   std::vector<std::string> overrides;
   int64_t ranks = 0; // 0: as the configuration and this host say
   int64_t ranks_per_node = 8;
   bool json = false;
+  bool longest = false;
   std::string calibrate; // file to write; empty: plan
 };
 
@@ -46,8 +58,9 @@ struct ProfileMemoryCommand {
 
 struct HelpConfigCommand {};
 
-using Command =
-    std::variant<TrainCommand, EvalCommand, InspectCommand, PlanCommand, ProfileMemoryCommand, HelpConfigCommand>;
+using Command = std::variant<
+    TrainCommand, EvalCommand, InspectCommand, VerifyCommand, ExportCommand, PlanCommand, ProfileMemoryCommand,
+    HelpConfigCommand>;
 
 struct CommandLine {
   std::optional<Command> command; // nullopt: leave with exit_code; help, version or the error was printed

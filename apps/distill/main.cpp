@@ -25,6 +25,8 @@ int run(int argc, const char* const* argv) {
           [](const TrainCommand& command) { return run_train(command); },
           [](const EvalCommand& command) { return run_eval(command); },
           [](const InspectCommand& command) { return run_inspect(command); },
+          [](const VerifyCommand& command) { return run_verify(command); },
+          [](const ExportCommand& command) { return run_export(command); },
           [](const PlanCommand& command) { return run_plan(command); },
           [](const ProfileMemoryCommand& command) { return run_profile_memory(command); },
           [](const HelpConfigCommand&) {

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "trainer/models/json.h"
+#include "trainer/models/model_checksums.h"
 #include "trainer/models/safetensors.h"
 
 namespace distill::models {
@@ -129,7 +130,12 @@ class WeightStream {
   }
 
   absl::Status finish() {
-    return writer_ ? writer_->finish() : absl::OkStatus();
+    return writer_ ? finish_shard() : absl::OkStatus();
+  }
+
+  // Of the files written, by name.
+  const std::map<std::string, uint64_t>& checksums() const {
+    return checksums_;
   }
 
  private:
@@ -150,15 +156,22 @@ class WeightStream {
     return absl::OkStatus();
   }
 
+  absl::Status finish_shard() {
+    checksums_[shards_[shard_].file] = checksum_.value();
+    return writer_->finish();
+  }
+
   absl::Status next_shard() {
     if (writer_) {
-      if (absl::Status status = writer_->finish(); !status.ok()) {
+      if (absl::Status status = finish_shard(); !status.ok()) {
         return status;
       }
       ++shard_;
     }
+    checksum_.reset();
+    const ByteSink sink = [this](const char* data, size_t size) { checksum_.update(data, size); };
     const Shard& shard = shards_[shard_];
-    auto writer = SafetensorsWriter::create((folder_ / shard.file).string(), shard.entries, {{"format", "pt"}});
+    auto writer = SafetensorsWriter::create((folder_ / shard.file).string(), shard.entries, {{"format", "pt"}}, sink);
     if (!writer.ok()) {
       return writer.status();
     }
@@ -170,6 +183,8 @@ class WeightStream {
   Path folder_;
   const std::vector<Shard>& shards_;
   at::ScalarType dtype_;
+  Checksum checksum_; // of the shard that is being written
+  std::map<std::string, uint64_t> checksums_;
   std::unique_ptr<SafetensorsWriter> writer_;
   size_t shard_ = 0;
   size_t entry_ = 0;
@@ -224,6 +239,21 @@ absl::Status copy_tokenizer(const Path& folder, const SaveOptions& options) {
   return absl::OkStatus();
 }
 
+// Of every file in the folder; `known` are not read again.
+absl::Status write_checksums(const Path& folder, std::map<std::string, uint64_t> known) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (known.count(name) == 0) {
+      const auto sum = file_checksum(entry.path().string());
+      if (!sum.ok()) {
+        return sum.status();
+      }
+      known[name] = *sum;
+    }
+  }
+  return write_text(folder / kChecksumsFile, checksums_text(known));
+}
+
 absl::Status write_folder(
     const Path& folder, const ModelConfig& config, const UnitFlat& units, const SaveOptions& options) {
   const std::vector<UnitLayout> layouts = unit_layouts(config);
@@ -254,6 +284,9 @@ absl::Status write_folder(
     if (absl::Status status = write_index(folder, *shards); !status.ok()) {
       return status;
     }
+  }
+  if (absl::Status status = write_checksums(folder, stream.checksums()); !status.ok()) {
+    return status;
   }
   return sync_path(folder);
 }

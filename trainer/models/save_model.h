@@ -24,8 +24,9 @@ struct SaveOptions {
 // in order; it is used until the next call.
 using UnitFlat = std::function<absl::StatusOr<at::Tensor>(size_t unit)>;
 
-// Writes a Hugging Face folder that transformers and vLLM load. Units are streamed: host memory stays at one unit.
-// Everything is written to "<target>.tmp", synced, and renamed at the end; on failure nothing is left behind.
+// Writes a Hugging Face folder, with checksums.xxh3 for `distill verify`, that transformers and vLLM load. Units are
+// streamed: host memory stays at one unit. Everything is written to "<target>.tmp", synced, and renamed at the end; on
+// failure nothing is left behind.
 absl::Status save_model(
     const std::string& target, const ModelConfig& config, const UnitFlat& units, const SaveOptions& options);
 

@@ -1,0 +1,97 @@
+"""`distill export` and `distill verify`."""
+
+import shutil
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, models, ragged_shard):
+    """A run of three ranks with two checkpoints and a model."""
+    folder = tmp_path_factory.mktemp("export")
+    student, teacher = models["qwen3"]
+    config = tiny.base_config(folder, student, teacher, ragged_shard, parallel={"processes": 3},
+                              checkpoint={"every": 2, "keep": 3},
+                              train={"steps": 4, "micro_batch_size": 1, "global_batch_size": 6})
+    return tiny.train(folder, config)
+
+
+def test_an_exported_checkpoint_is_the_model_that_the_run_wrote(tmp_path, run):
+    tiny.distill("export", "--checkpoint", run / "checkpoints" / "step-4", "--out", tmp_path / "model")
+    found = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    assert found == {path.name: path.read_bytes() for path in (run / "model").iterdir()}
+    tiny.distill("verify", tmp_path / "model")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_other_dtypes_are_the_master_weights_rounded_once(tmp_path, run, dtype):
+    tiny.distill("export", "--checkpoint", run, "--out", tmp_path / "model", "--dtype", dtype)  # the newest one
+    found = load_file(tmp_path / "model" / "model.safetensors")
+    for name, weight in tiny.load_weights(run / "model").items():
+        assert torch.equal(found[name], weight.to(getattr(torch, dtype))), name
+
+
+def test_an_earlier_checkpoint_gives_an_earlier_model(tmp_path, run):
+    tiny.distill("export", "--checkpoint", run / "checkpoints" / "step-2", "--out", tmp_path / "model")
+    assert tiny.relative_difference(tiny.load_weights(tmp_path / "model"), tiny.load_weights(run / "model")) > 1e-4
+
+
+def test_what_cannot_be_exported_says_why(tmp_path, run, models):
+    def refused(*arguments):
+        return tiny.distill("export", "--checkpoint", run, "--out", tmp_path / "model", *arguments,
+                            code=tiny.BAD_INPUT).stderr
+
+    assert "its units are not those of" in refused("--model", models["llama"][0])
+    assert "--model" in refused("--model", tmp_path / "gone")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    assert "exists already" in refused()
+    assert "step-9" in tiny.distill("export", "--checkpoint", run / "checkpoints" / "step-9", "--out", tmp_path / "x",
+                                    code=tiny.BAD_INPUT).stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_verify_finds_a_flipped_bit_in_any_file(tmp_path, run):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    done = tiny.distill("verify", copy)
+    assert done.stdout.count("every checksum fits") == 3
+    files = [path for folder in ("checkpoints", "model") for path in sorted((copy / folder).rglob("*")) if path.is_file()]
+    assert len(files) == 2 * 5 + len(list((run / "model").iterdir()))
+    for path in files:
+        content = path.read_bytes()
+        changed = bytearray(content)
+        changed[len(changed) // 3] ^= 4
+        path.write_bytes(changed)
+        assert path.name in tiny.distill("verify", copy, code=tiny.BAD_INPUT).stderr, path
+        path.write_bytes(content)
+    tiny.distill("verify", copy)
+
+
+def test_an_export_from_a_damaged_checkpoint_writes_nothing(tmp_path, run):
+    copy = tmp_path / "step-4"
+    shutil.copytree(run / "checkpoints" / "step-4", copy)
+    shard = copy / "rank-00002.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    errors = tiny.distill("export", "--checkpoint", copy, "--out", tmp_path / "model", code=tiny.BAD_INPUT).stderr
+    assert "rank-00002.safetensors" in errors and "damaged" in errors
+    assert not (tmp_path / "model").exists()
+
+
+def test_verify_refuses_what_it_knows_nothing_about(tmp_path, models):
+    assert "checksums.xxh3" in tiny.distill("verify", models["llama"][0], code=tiny.BAD_INPUT).stderr
+    assert "found none of these" in tiny.distill("verify", tmp_path, code=tiny.BAD_INPUT).stderr
+
+
+def test_a_list_of_checksums_cannot_reach_out_of_its_folder(tmp_path):
+    (tmp_path / "secret").write_text("x")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "checksums.xxh3").write_text("XXH3 (../secret) = 0000000000000000\n")
+    errors = tiny.distill("verify", folder, code=tiny.BAD_INPUT).stderr
+    assert "expected XXH3 (<file>) = <16 digits>" in errors

@@ -1,0 +1,76 @@
+#include "trainer/checkpoint/export.h"
+
+#include "trainer/checkpoint/folder.h"
+#include "trainer/checkpoint/state_reader.h"
+#include "trainer/config/reader.h"
+#include "trainer/models/save_model.h"
+
+namespace distill::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::StatusOr<at::ScalarType> parse_dtype(const std::string& name) {
+  if (name == "float32") {
+    return at::kFloat;
+  }
+  if (name == "bfloat16") {
+    return at::kBFloat16;
+  }
+  if (name == "float16") {
+    return at::kHalf;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--dtype: expected auto, float32, bfloat16 or float16, found ", name));
+}
+
+// Where the run took its tokenizer from, when that was another folder than the model's.
+std::string tokenizer_folder(const Index& index) {
+  const config::ReadResult read = config::read(index.info.config, "config", {});
+  std::error_code error;
+  return fs::is_directory(read.config.student.tokenizer, error) ? read.config.student.tokenizer : "";
+}
+
+} // namespace
+
+absl::Status export_model(const ExportOptions& options) {
+  const auto index = read_index(options.checkpoint);
+  if (!index.ok()) {
+    return index.status();
+  }
+  const std::string source = options.model.empty() ? index->info.student_folder : options.model;
+  const auto config = models::read_model_config(source);
+  if (!config.ok()) {
+    return absl::Status(
+        config.status().code(),
+        absl::StrCat(
+            std::string(config.status().message()),
+            "; config.json and tokenizer come from the run's student.path, or from the folder that --model names"));
+  }
+  const std::vector<models::UnitLayout> layouts = models::unit_layouts(*config);
+  if (describe_units(layouts) != index->units) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        options.checkpoint, ": its units are not those of ", source, "/config.json\n  checkpoint: ",
+        index->info.identity.model, "\n  name the folder the student was made from with --model"));
+  }
+  const auto dtype = parse_dtype(options.dtype == "auto" ? config->dtype : options.dtype);
+  if (!dtype.ok()) {
+    return dtype.status();
+  }
+  models::SaveOptions save;
+  save.config_folder = source;
+  save.tokenizer_folder = options.model.empty() ? tokenizer_folder(*index) : "";
+  save.dtype = *dtype;
+  StateReader reader(options.checkpoint, *index);
+  at::Tensor flat;
+  return models::save_model(
+      options.out, *config,
+      [&](size_t unit) -> absl::StatusOr<at::Tensor> {
+        flat = at::Tensor(); // the former unit's memory goes first
+        flat = at::empty({layouts[unit].numel}, at::kFloat);
+        absl::Status status = reader.read(static_cast<int64_t>(unit), "master", 0, flat);
+        return status.ok() ? absl::StatusOr<at::Tensor>(flat) : status;
+      },
+      save);
+}
+
+} // namespace distill::checkpoint

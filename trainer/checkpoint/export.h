@@ -1,0 +1,20 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <string>
+
+namespace distill::checkpoint {
+
+struct ExportOptions {
+  std::string checkpoint; // its folder
+  std::string out; // the model folder to write; must not exist, or be empty
+  std::string dtype = "auto"; // float32 | bfloat16 | float16; auto: as the student's folder stores it
+  std::string model; // folder with config.json and tokenizer; empty: the student.path of the run
+};
+
+// Writes a checkpoint's master weights as a Hugging Face folder. Every byte read is compared with its checksum. Units
+// pass through host memory one after the other; no GPU is used.
+absl::Status export_model(const ExportOptions& options);
+
+} // namespace distill::checkpoint

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <map>
+#include <string>
+
+// checksums.xxh3 of a model folder: a line "XXH3_<16 hexadecimal digits>  <file>" for each file, as `xxhsum -H3`
+// prints.
+namespace distill::models {
+
+inline constexpr const char* kChecksumsFile = "checksums.xxh3";
+
+std::string checksums_text(const std::map<std::string, uint64_t>& checksums);
+
+struct VerifiedFolder {
+  int64_t files = 0;
+  int64_t bytes = 0;
+};
+
+// Compares every file that the folder's checksums.xxh3 names. NotFound: the folder has none (only folders that distill
+// wrote do). DataLoss lists every file that is missing or damaged.
+absl::StatusOr<VerifiedFolder> verify_model_folder(const std::string& folder);
+
+} // namespace distill::models

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "trainer/sharding/local_address.h"
 #include "trainer/sharding/nccl_backend.h"
 
 namespace distill::sharding {
@@ -76,6 +77,15 @@ class BackendCommunicator : public Communicator {
   bool on_host_;
 };
 
+// The device that Gloo listens on and connects from: GLOO_SOCKET_IFNAME's where it is set, otherwise the one through
+// which this host reaches rank 0. The host's own name may stand for loopback.
+std::shared_ptr<gloo::transport::Device> gloo_device(const std::string& master_addr) {
+  if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"); interface != nullptr && *interface != '\0') {
+    return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+  }
+  return c10d::ProcessGroupGloo::createDeviceForHostname(address_towards(master_addr));
+}
+
 class StoreBoard : public Board {
  public:
   explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
@@ -116,7 +126,7 @@ class StoreRendezvous : public Rendezvous {
       return nullptr;
     }
     auto options = c10d::ProcessGroupGloo::Options::create();
-    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(host_address()));
+    options->devices.push_back(gloo_device(options_.master_addr));
     options->timeout = options_.timeout;
     options->threads = 2;
     auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(
@@ -142,17 +152,6 @@ class StoreRendezvous : public Rendezvous {
     const auto it = std::find(members.begin(), members.end(), options_.rank);
     return it == members.end() ? std::nullopt : std::optional<int64_t>(it - members.begin());
   }
-  // The address Gloo listens on: loopback where all ranks are on this host, else the one the host's name stands for.
-  std::string host_address() const {
-    const bool local = options_.master_addr == "127.0.0.1" || options_.master_addr == "localhost";
-    if (local) {
-      return "127.0.0.1";
-    }
-    std::array<char, 256> name{};
-    TORCH_CHECK(gethostname(name.data(), name.size() - 1) == 0, "cannot read this host's name");
-    return name.data();
-  }
-
   c10::intrusive_ptr<c10d::Store> store_;
   RendezvousOptions options_;
 };

@@ -2,6 +2,7 @@
 
 #include <absl/status/statusor.h>
 
+#include <functional>
 #include <memory>
 
 #include "trainer/sharding/communicator.h"
@@ -26,12 +27,16 @@ struct Mesh {
   std::unique_ptr<Communicator> replicate; // replicate axis; null where replicate_size is 1
   std::unique_ptr<Communicator> world; // all ranks, on the device: sums of metrics and norms
   std::unique_ptr<Communicator> host; // all ranks, over Gloo: numbers that the host needs
+  std::function<void(int64_t step, const char* place)> watch; // what else wants to know of at()
 
   bool is_main() const {
     return rank == 0;
   }
   // For the other ranks to know, when this one keeps them waiting.
   void at(int64_t step, const char* place) const {
+    if (watch) {
+      watch(step, place);
+    }
     if (heartbeat != nullptr) {
       heartbeat->at(step, place);
     }

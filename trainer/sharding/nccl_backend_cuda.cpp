@@ -18,4 +18,8 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
   return backend;
 }
 
+std::string nccl_flight_record() {
+  return c10d::dump_nccl_trace_json(/*includeCollectives=*/true, /*onlyActive=*/false);
+}
+
 } // namespace distill::sharding

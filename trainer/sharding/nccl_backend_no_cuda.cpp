@@ -8,4 +8,8 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
   TORCH_CHECK(false, "this build of distill has no CUDA, so no NCCL; build the release preset with a CUDA toolkit");
 }
 
+std::string nccl_flight_record() {
+  return "";
+}
+
 } // namespace distill::sharding

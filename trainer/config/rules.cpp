@@ -199,7 +199,7 @@ class Rules {
     if (config_.data.eval.empty() && (!training() || during_training)) {
       std::vector<std::string> keys = {"data.eval"};
       if (training()) {
-        keys.push_back(config_.eval.every > 0 ? "eval.every" : "eval.at_start");
+        keys.emplace_back(config_.eval.every > 0 ? "eval.every" : "eval.at_start");
       }
       fail(
           std::move(keys), "held-out token shards to evaluate on", "none",

@@ -16,18 +16,16 @@ using torch::autograd::variable_list;
 at::Tensor logits_rows(
     const at::Tensor& student, const OptionalTensor& teacher, const OptionalTensor& targets,
     const OptionalTensor& token_weights, at::ArrayRef<double> options, const OptionalTensor& gradient, int64_t strategy,
-    int64_t cluster_size, int64_t threads) {
+    int64_t cluster_size) {
   return logits_loss(
       {student, or_undefined(teacher), or_undefined(targets), or_undefined(token_weights)}, options_from(options),
       or_undefined(gradient),
-      {.strategy = static_cast<RowStrategy>(strategy),
-       .cluster_size = static_cast<int>(cluster_size),
-       .threads = static_cast<int>(threads)});
+      {.strategy = static_cast<RowStrategy>(strategy), .cluster_size = static_cast<int>(cluster_size)});
 }
 
 at::Tensor logits_rows_meta(
     const at::Tensor& student, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-    at::ArrayRef<double>, const OptionalTensor&, int64_t, int64_t, int64_t) {
+    at::ArrayRef<double>, const OptionalTensor&, int64_t, int64_t) {
   return at::empty_symint({c10::SymInt(kNumRows), student.sym_size(0)}, sum_options(student));
 }
 
@@ -70,8 +68,7 @@ class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
     ctx->saved_data["in_place"] = in_place;
     const at::Tensor gradient = in_place ? student.detach() : at::Tensor();
     const at::Tensor rows = call_logits_rows().call(
-        student, teacher, targets, token_weights, options, or_none(gradient), /*strategy=*/0, /*cluster_size=*/0,
-        /*threads=*/0);
+        student, teacher, targets, token_weights, options, or_none(gradient), /*strategy=*/0, /*cluster_size=*/0);
     if (in_place) {
       // Whoever else saved these logits is told by autograd that they are gone.
       gradient.unsafeGetTensorImpl()->bump_version();
@@ -99,8 +96,7 @@ class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
     } else {
       gradient = at::empty_like(saved[0]);
       call_logits_rows().call(
-          saved[0], saved[4], or_none(saved[1]), weights, options, gradient, /*strategy=*/0, /*cluster_size=*/0,
-          /*threads=*/0);
+          saved[0], saved[4], or_none(saved[1]), weights, options, gradient, /*strategy=*/0, /*cluster_size=*/0);
     }
     return {gradient, {}, {}, {}, {}, {}};
   }
@@ -147,7 +143,7 @@ TORCH_LIBRARY_FRAGMENT(distill, m)
 {
   m.def(
       "_logits_rows(Tensor student, Tensor? teacher, Tensor? targets, Tensor? token_weights, float[] options, "
-      "Tensor(a!)? gradient, int strategy=0, int cluster_size=0, int threads=0) -> Tensor");
+      "Tensor(a!)? gradient, int strategy=0, int cluster_size=0) -> Tensor");
   m.def("_cross_entropy_gradient(Tensor logits, Tensor targets, Tensor lse, Tensor scale, float[] options) -> Tensor");
   m.def(
       "jsd(Tensor student, Tensor teacher, Tensor? targets=None, *, Tensor? token_weights=None, " DISTILL_SOFT_OPTIONS

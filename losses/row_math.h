@@ -1,148 +1,18 @@
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-
+#include "losses/row_functions.h"
 #include "losses/rows.h"
-
-#if defined(__CUDACC__)
-#define DISTILL_ROW_INLINE __host__ __device__ __forceinline__
-#else
-#define DISTILL_ROW_INLINE inline __attribute__((always_inline))
-#endif
 
 // The mathematics of one row, for the CPU kernel and the CUDA kernels alike. T is float or double.
 //
-// Everything is in base-2 logarithms of probabilities: lq = log2 q, lp = log2 p, d = lp - lq, gap = |d|,
-// t = 2^-gap = smaller / larger. Every term then needs two exponentials and one logarithm, neither log(0) nor 0 * inf
-// can occur (log-probabilities have a floor), and d = 0 gives exactly 0 in every term. A row is four steps:
+// Everything is in base-2 logarithms of probabilities: lq = log2 q, lp = log2 p, d = lp - lq, r = 2^d = p / q. Every
+// term then needs three exponentials and one logarithm, neither log(0) nor 0 * inf can occur (log-probabilities have a
+// floor, r a ceiling), and d = 0 gives exactly 0 in every term. A row is four steps:
 //   1. SideSums over the columns of each side, merged, give SideStats (the normalisers);
 //   2. row_factors(): what the columns are multiplied by in this row;
 //   3. column() for each column: its contributions to RowSums, and a and q;
-//   4. finish_row() writes the output rows, column_gradient() the gradient.
+//   4. finish_row() writes the output rows; unit_gradient() or general_gradient() make the gradient of a and q.
 namespace distill::losses {
-
-template <typename T>
-inline constexpr T kLog2E = static_cast<T>(1.4426950408889634074);
-template <typename T>
-inline constexpr T kLn2 = static_cast<T>(0.69314718055994530942);
-// Stands for log2(0): products with a probability of 0 stay 0.
-template <typename T>
-inline constexpr T kLogFloor = static_cast<T>(-1e30);
-// A sum beyond it met log2(0) where the other side has mass: infinite.
-template <typename T>
-inline constexpr T kInfiniteLoss = static_cast<T>(1e20);
-
-// exp2 and log2 that vectorise on the host and are one instruction on the device. Absolute error of log2 on (0, 2] and
-// relative error of exp2 on (-126, 1]: about 2e-7 in fp32. exp2(0) = 1 and log2(1) = 0 exactly; exp2(x < -126) = 0.
-DISTILL_ROW_INLINE double row_exp2(double x) {
-  return exp2(x);
-}
-
-DISTILL_ROW_INLINE double row_log2(double x) {
-  return log2(x);
-}
-
-DISTILL_ROW_INLINE double row_tanh(double x) {
-  return tanh(x);
-}
-
-#if defined(__CUDA_ARCH__)
-DISTILL_ROW_INLINE float row_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-DISTILL_ROW_INLINE float row_log2(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-DISTILL_ROW_INLINE float row_tanh(float x) {
-  return tanhf(x);
-}
-#else
-DISTILL_ROW_INLINE int32_t row_bits(float x) {
-  int32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return bits;
-}
-
-DISTILL_ROW_INLINE float row_float(int32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-
-// Cephes' exp2f: 2^x = 2^n 2^f with n the nearest integer (found by adding 1.5 * 2^23) and a polynomial in f.
-DISTILL_ROW_INLINE float row_exp2(float x) {
-  const float bounded = x < -126.0F ? -126.0F : x;
-  const float shifted = bounded + 12582912.0F;
-  const float f = bounded - (shifted - 12582912.0F);
-  float y = 1.535336188319500e-4F;
-  y = y * f + 1.339887440266574e-3F;
-  y = y * f + 9.618437357674640e-3F;
-  y = y * f + 5.550332471162809e-2F;
-  y = y * f + 2.402264791363012e-1F;
-  y = y * f + 6.931472028550421e-1F;
-  y = y * f + 1.0F;
-  const auto exponent = static_cast<int32_t>((static_cast<uint32_t>(row_bits(shifted)) + 127U) << 23U);
-  return x < -126.0F ? 0.0F : y * row_float(exponent);
-}
-
-// Cephes' logf on [sqrt(1/2), sqrt(2)) times 2^n. For normal x > 0.
-DISTILL_ROW_INLINE float row_log2(float x) {
-  const int32_t shifted = row_bits(x) - 0x3f3504f3;
-  const int32_t n = shifted >> 23;
-  const float f = row_float((shifted & 0x007fffff) + 0x3f3504f3) - 1.0F;
-  float y = 7.0376836292e-2F;
-  y = y * f - 1.1514610310e-1F;
-  y = y * f + 1.1676998740e-1F;
-  y = y * f - 1.2420140846e-1F;
-  y = y * f + 1.4249322787e-1F;
-  y = y * f - 1.6668057665e-1F;
-  y = y * f + 2.0000714765e-1F;
-  y = y * f - 2.4999993993e-1F;
-  y = y * f + 3.3333331174e-1F;
-  const float square = f * f;
-  return (f + (y * f * square - 0.5F * square)) * kLog2E<float> + static_cast<float>(n);
-}
-
-// The rational approximation that Eigen uses.
-DISTILL_ROW_INLINE float row_tanh(float value) {
-  const float x = value < -7.9F ? -7.9F : (value > 7.9F ? 7.9F : value);
-  const float s = x * x;
-  float a = -2.76076847742355e-16F;
-  a = a * s + 2.00018790482477e-13F;
-  a = a * s - 8.60467152213735e-11F;
-  a = a * s + 5.12229709037114e-08F;
-  a = a * s + 1.48572235717979e-05F;
-  a = a * s + 6.37261928875436e-04F;
-  a = a * s + 4.89352455891786e-03F;
-  float b = 1.19825839466702e-06F;
-  b = b * s + 1.18534705686654e-04F;
-  b = b * s + 2.26843463243900e-03F;
-  b = b * s + 4.89352518554385e-03F;
-  return x * a / b;
-}
-#endif
-
-// b where a is NaN.
-DISTILL_ROW_INLINE double row_max(double a, double b) {
-  return a > b ? a : b;
-}
-
-DISTILL_ROW_INLINE float row_max(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  return fmaxf(a, b);
-#else
-  return a > b ? a : b;
-#endif
-}
 
 // What the options come to, once per launch.
 template <typename T>
@@ -150,8 +20,8 @@ struct RowConstants {
   Divergence divergence = Divergence::kNone;
   bool unit_temperature = true;
   T to_log2 = 0; // log2(e) / T: from logits to base-2 logarithms
-  T p_weight = 0; // of p in the mixture m; q has the rest
-  T skew_alpha = 0;
+  T p_weight = 0; // of p in the mixture m
+  T q_weight = 0; // the rest
   T soft_gradient = 0; // what q (a - sum q a) is multiplied by
   T soft_scale = 1; // 1 or T^2
   T soft_weight = 0;
@@ -170,7 +40,6 @@ RowConstants<T> row_constants(const RowArgs& args) {
   c.divergence = args.teacher == nullptr ? Divergence::kNone : effective_divergence(o);
   c.unit_temperature = o.temperature == 1;
   c.to_log2 = static_cast<T>(kLog2E<double> / o.temperature);
-  c.skew_alpha = static_cast<T>(o.skew_alpha);
   double through = 1;
   double p_weight = o.beta;
   switch (c.divergence) {
@@ -191,6 +60,7 @@ RowConstants<T> row_constants(const RowArgs& args) {
       break;
   }
   c.p_weight = static_cast<T>(p_weight);
+  c.q_weight = T(1) - c.p_weight; // so that the two add up to exactly 1
   const double scale = o.scale_by_temperature_squared ? o.temperature * o.temperature : 1.0;
   c.soft_scale = static_cast<T>(scale);
   c.soft_weight = static_cast<T>(c.divergence == Divergence::kNone ? 0 : o.soft_weight);
@@ -296,11 +166,11 @@ struct RowSums {
   T q_lq = 0;
   T p_lp = 0;
   T below_max = 0; // sum (max - z) of the student, for label smoothing
-  T q = 0; // sum q, where mean_q_a() needs it
+  T q = 0; // sum q, where mean_a() needs it
 };
 
-// With d divergence / d q = a + const, the gradient through the softmax is q (a - sum q a). Forward KL needs no sum:
-// its gradient is q - p, which stands in the place of a.
+// With a = d divergence / d q + const, the gradient through the softmax is q (a - sum q a). Forward KL needs no sum:
+// its gradient is q - p.
 template <Divergence kDivergence>
 inline constexpr bool kUsesQa = kDivergence != Divergence::kForwardKl&& kDivergence != Divergence::kNone;
 
@@ -308,39 +178,26 @@ inline constexpr bool kUsesQa = kDivergence != Divergence::kForwardKl&& kDiverge
 template <Divergence kDivergence>
 inline constexpr bool kUsesLoss = kUsesQa<kDivergence>&& kDivergence != Divergence::kReverseKl;
 
-// Whether p's and q's larger one is the student's, and their ratios.
 template <typename T>
 struct ColumnPair {
   T d;
-  T gap;
-  T larger;
-  T ratio;
   T p;
   T q;
-  bool student_larger;
 };
 
 template <typename T>
 DISTILL_ROW_INLINE ColumnPair<T> column_pair(T lp, T lq) {
-  ColumnPair<T> x;
-  x.d = lp - lq;
-  x.student_larger = x.d < 0;
-  x.gap = x.student_larger ? -x.d : x.d;
-  x.larger = row_exp2(row_max(lp, lq));
-  x.ratio = row_exp2(-x.gap);
-  const T smaller = x.larger * x.ratio;
-  x.p = x.student_larger ? smaller : x.larger;
-  x.q = x.student_larger ? x.larger : smaller;
-  return x;
+  return {lp - lq, row_exp2(lp), row_exp2(lq)};
 }
 
 template <typename T>
 struct SoftTerms {
   T loss = 0;
-  T a = 0;
+  T a = 0; // forward KL: the gradient itself
 };
 
-// Formulas: with w the weight of the smaller one in m, m = larger * (1 - w + w t), so log2(larger / m) = -log2(mixed).
+// The mixture m = p_weight p + q_weight q enters as mixed = m / q = p_weight r + q_weight. Where d is beyond the
+// ceiling q is 0, and p (d + log2(q / m)) is still right because both its terms use the same d.
 template <Divergence kDivergence, typename T>
 DISTILL_ROW_INLINE SoftTerms<T> soft_terms(const ColumnPair<T>& x, const RowConstants<T>& c) {
   SoftTerms<T> out;
@@ -349,27 +206,22 @@ DISTILL_ROW_INLINE SoftTerms<T> soft_terms(const ColumnPair<T>& x, const RowCons
   } else if constexpr (kDivergence == Divergence::kReverseKl) {
     out.a = -x.d;
   } else if constexpr (kDivergence == Divergence::kTotalVariation) {
-    const T difference = x.q - x.p;
-    out.loss = T(0.5) * (x.student_larger ? difference : -difference);
-    out.a = x.d == 0 ? T(0) : (x.student_larger ? T(0.5) : T(-0.5));
+    out.loss = T(0.5) * (x.d < 0 ? x.q - x.p : x.p - x.q);
+    out.a = x.d == 0 ? T(0) : (x.d < 0 ? T(0.5) : T(-0.5));
   } else if constexpr (kDivergence != Divergence::kNone) {
-    const T smaller_weight = x.student_larger ? c.p_weight : T(1) - c.p_weight;
-    const T smaller_part = smaller_weight * x.ratio;
-    const T mixed = (T(1) - smaller_weight) + smaller_part;
-    const T log_mixed = row_log2(mixed);
-    const T log2_q_over_m = -log_mixed - (x.student_larger ? T(0) : x.gap);
+    const T d = row_min(x.d, kMaxLogRatio<T>);
+    const T r = row_exp2(d);
+    const T mixed = c.p_weight * r + c.q_weight;
+    const T log2_m_over_q = row_log2(mixed);
     if constexpr (kDivergence == Divergence::kJsd) {
-      out.loss = -x.larger * (log_mixed * mixed + smaller_part * x.gap);
-      out.a = log2_q_over_m;
+      out.loss = x.p * (d - log2_m_over_q);
+      out.a = -log2_m_over_q;
+    } else if constexpr (kDivergence == Divergence::kSkewForwardKl) {
+      out.loss = x.p * (d - log2_m_over_q);
+      out.a = -r / mixed; // -p / m
     } else {
-      if constexpr (kDivergence == Divergence::kSkewForwardKl) {
-        out.loss = x.p * (-log_mixed - (x.student_larger ? x.gap : T(0)));
-        out.a = -(x.student_larger ? x.ratio : T(1)) / mixed; // -p / m
-      } else {
-        const T difference = (x.student_larger ? T(1) - x.ratio : x.ratio - T(1)) / mixed; // (q - p) / m
-        out.loss = x.q * log2_q_over_m;
-        out.a = kLn2<T> * log2_q_over_m - c.skew_alpha * (T(1) - c.skew_alpha) * difference;
-      }
+      out.loss = -x.q * log2_m_over_q;
+      out.a = -(kLn2<T> * log2_m_over_q + c.p_weight * c.q_weight * (T(1) - r) / mixed);
     }
   }
   return out;
@@ -377,27 +229,27 @@ DISTILL_ROW_INLINE SoftTerms<T> soft_terms(const ColumnPair<T>& x, const RowCons
 
 // sum q a, the mean of a. Skew forward KL's a is -1 throughout for identical models, and only a mean over the same
 // rounded q is then exactly -1 too.
-template <typename T>
-DISTILL_ROW_INLINE T mean_q_a(Divergence divergence, const RowSums<T>& sums) {
-  return divergence == Divergence::kSkewForwardKl ? sums.q_a / sums.q : sums.q_a;
+template <Divergence kDivergence, typename T>
+DISTILL_ROW_INLINE T mean_a(T sum_q_a, T sum_q) {
+  return kDivergence == Divergence::kSkewForwardKl ? sum_q_a / sum_q : sum_q_a;
 }
 
 // The divergence of a row from its sums, nats, before T^2.
 template <typename T>
-DISTILL_ROW_INLINE T soft_loss(Divergence divergence, const RowSums<T>& sums, T skew_alpha) {
+DISTILL_ROW_INLINE T soft_loss(Divergence divergence, const RowSums<T>& sums, const RowConstants<T>& c) {
   switch (divergence) {
     case Divergence::kNone:
       return 0;
     case Divergence::kJsd:
-      return kLn2<T> * sums.loss;
+      return kLn2<T> * (c.p_weight * sums.loss + c.q_weight * sums.q_a);
     case Divergence::kForwardKl:
       return kLn2<T> * sums.p_d + sums.mass;
     case Divergence::kReverseKl:
       return -kLn2<T> * sums.q_d - sums.mass;
     case Divergence::kSkewForwardKl:
-      return kLn2<T> * sums.loss + (T(1) - skew_alpha) * sums.mass;
+      return kLn2<T> * sums.loss + c.q_weight * sums.mass;
     case Divergence::kSkewReverseKl:
-      return kLn2<T> * sums.loss - (T(1) - skew_alpha) * sums.mass;
+      return kLn2<T> * sums.loss - c.p_weight * sums.mass;
     case Divergence::kTotalVariation:
       return sums.loss;
   }
@@ -419,8 +271,9 @@ DISTILL_ROW_INLINE T unit_prob(T logit, const SideStats<T>& side) {
 
 template <typename T>
 struct ColumnResult {
-  T a = 0;
+  T a = 0; // SoftTerms::a
   T q = 0;
+  T lq = 0;
 };
 
 // One column with both sides, added to the row's sums (a reference for each, so that they may be lanes of a vector).
@@ -431,23 +284,23 @@ DISTILL_ROW_INLINE ColumnResult<T> column(
     const RowConstants<T>& c, RowSums<T>& add) {
   const T lq = log2_prob<kGeneral>(student_logit, student, c);
   const T lp = log2_prob<kGeneral>(teacher_logit, teacher, c);
-  const ColumnPair<T> x = column_pair(lp, lq);
-  const SoftTerms<T> soft = soft_terms<kDivergence>(x, c);
+  const ColumnPair<T> pair = column_pair(lp, lq);
+  const SoftTerms<T> soft = soft_terms<kDivergence>(pair, c);
   if constexpr (kUsesLoss<kDivergence>) {
     add.loss += soft.loss;
   }
   if constexpr (kUsesQa<kDivergence>) {
-    add.q_a += x.q * soft.a;
+    add.q_a += pair.q * soft.a;
   }
   if constexpr (kDivergence == Divergence::kSkewForwardKl) {
-    add.q += x.q;
+    add.q += pair.q;
   }
-  add.p_d += x.p * x.d;
-  add.q_d += x.q * x.d;
-  add.mass += x.q - x.p;
-  add.q_lq += x.q * lq;
-  add.p_lp += x.p * lp;
-  return {soft.a, x.q};
+  add.p_d += pair.p * pair.d;
+  add.q_d += pair.q * pair.d;
+  add.mass += pair.q - pair.p;
+  add.q_lq += pair.q * lq;
+  add.p_lp += pair.p * lp;
+  return {soft.a, pair.q, lq};
 }
 
 // One column of the student alone.
@@ -457,19 +310,31 @@ DISTILL_ROW_INLINE ColumnResult<T> column(
   const T lq = log2_prob<kGeneral>(student_logit, student, c);
   const T q = row_exp2(lq);
   add.q_lq += q * lq;
-  return {T(0), q};
+  return {T(0), q, lq};
 }
 
-// The gradient with respect to the capped logit, but for the label's column. unit_q: q at T = 1.
+// The gradient with respect to the logit, but for the label's column, where T = 1 and there is no softcap.
 template <Divergence kDivergence, typename T>
-DISTILL_ROW_INLINE T column_gradient(T a, T q, T unit_q, T sum_q_a, const RowFactors<T>& f) {
+DISTILL_ROW_INLINE T unit_gradient(T a, T q, T mean, const RowFactors<T>& f) {
+  if constexpr (kDivergence == Divergence::kNone) {
+    return f.hard * q - f.uniform;
+  } else if constexpr (!kUsesQa<kDivergence>) {
+    return f.soft * a + (f.hard * q - f.uniform);
+  } else {
+    return q * (f.soft * (a - mean) + f.hard) - f.uniform;
+  }
+}
+
+// The same in general. unit_q: q at T = 1; slope: of the softcap.
+template <Divergence kDivergence, typename T>
+DISTILL_ROW_INLINE T general_gradient(T a, T q, T unit_q, T slope, T mean, const RowFactors<T>& f) {
   const T hard = f.hard * unit_q - f.uniform;
   if constexpr (kDivergence == Divergence::kNone) {
-    return hard;
+    return slope * hard;
   } else if constexpr (!kUsesQa<kDivergence>) {
-    return f.soft * a + hard;
+    return slope * (f.soft * a + hard);
   } else {
-    return f.soft * (q * (a - sum_q_a)) + hard;
+    return slope * (f.soft * (q * (a - mean)) + hard);
   }
 }
 
@@ -522,17 +387,14 @@ DISTILL_ROW_INLINE void finish_row(
     }
     hard += bad;
   }
-  const T soft =
-      ends.has_teacher ? c.soft_scale * (non_negative(soft_loss(c.divergence, sums, c.skew_alpha)) + bad) : T(0);
+  const T soft = ends.has_teacher ? c.soft_scale * (non_negative(soft_loss(c.divergence, sums, c)) + bad) : T(0);
   const T loss = c.hard_weight * (hard + c.z_loss * z_loss) + (c.soft_weight > 0 ? c.soft_weight * soft : T(0));
   out[kLoss * stride] = ends.token_weight == 0 ? T(0) : ends.token_weight * loss;
   out[kHard * stride] = hard;
   out[kSoft * stride] = soft;
   out[kZLoss * stride] = z_loss;
-  out[kForwardKl * stride] =
-      ends.has_teacher ? non_negative(soft_loss(Divergence::kForwardKl, sums, T(0))) + bad : T(0);
-  out[kReverseKl * stride] =
-      ends.has_teacher ? non_negative(soft_loss(Divergence::kReverseKl, sums, T(0))) + bad : T(0);
+  out[kForwardKl * stride] = ends.has_teacher ? non_negative(soft_loss(Divergence::kForwardKl, sums, c)) + bad : T(0);
+  out[kReverseKl * stride] = ends.has_teacher ? non_negative(soft_loss(Divergence::kReverseKl, sums, c)) + bad : T(0);
   out[kStudentEntropy * stride] = non_negative(-kLn2<T> * sums.q_lq) + bad;
   out[kTeacherEntropy * stride] = ends.has_teacher ? non_negative(-kLn2<T> * sums.p_lp) + bad : T(0);
   out[kAgreement * stride] = ends.has_teacher && ends.student_best == ends.teacher_best ? T(1) : T(0);

@@ -236,26 +236,33 @@ RowSums<T> columns(
   return sums.total();
 }
 
+// The gradient of one column, but for the label.
+template <Divergence kDivergence, typename T>
+DISTILL_ROW_INLINE T
+gradient_at(T z, T a, T q, T mean, const SideStats<T>& stats, const RowFactors<T>& f, const RowConstants<T>& c) {
+  const T unit_q = c.unit_temperature ? q : unit_prob(z, stats);
+  const T slope = c.student_softcap > 0 ? softcap_slope(z, c.student_softcap) : T(1);
+  return general_gradient<kDivergence>(a, q, unit_q, slope, mean, f);
+}
+
 // The gradient of one row from its columns' a and q.
 template <Divergence kDivergence, typename T, typename Logit, typename Gradient>
 void write_gradient(
     const Side<T, Logit>& student, const SideStats<T>& stats, const RowFactors<T>& factors, const RowConstants<T>& c,
-    int64_t vocab, const T* a, const T* q, T sum_q_a, Gradient* out) {
+    int64_t vocab, const T* a, const T* q, T mean, Gradient* out) {
   for_blocks(vocab, [&](int64_t v, int64_t count) {
     Lanes<T> gradient;
     if (c.unit_temperature && c.student_softcap == 0) {
 #pragma omp simd
       for (int64_t l = 0; l < kLanes; ++l) {
-        gradient[l] = column_gradient<kDivergence>(a[v + l], q[v + l], q[v + l], sum_q_a, factors);
+        gradient[l] = unit_gradient<kDivergence>(a[v + l], q[v + l], mean, factors);
       }
     } else {
       Lanes<T> z;
       student.load(v, count, z);
 #pragma omp simd
       for (int64_t l = 0; l < kLanes; ++l) {
-        const T unit_q = c.unit_temperature ? q[v + l] : unit_prob(z[l], stats);
-        const T slope = c.student_softcap > 0 ? softcap_slope(z[l], c.student_softcap) : T(1);
-        gradient[l] = slope * column_gradient<kDivergence>(a[v + l], q[v + l], unit_q, sum_q_a, factors);
+        gradient[l] = gradient_at<kDivergence>(z[l], a[v + l], q[v + l], mean, stats, factors, c);
       }
     }
     for (int64_t l = 0; l < count; ++l) {
@@ -285,16 +292,16 @@ RowSums<T> columns_and_gradient(const Row<T, Logit>& row, T* a, T* q) {
     return sums;
   }
   const RowFactors<T> factors = row_factors(row.c, row.student_stats, row.teacher_stats, row.ends.token_weight);
-  const T mean = mean_q_a(row.c.divergence, sums);
+  const T mean = mean_a<kDivergence>(sums.q_a, sums.q);
   auto* out = static_cast<Gradient*>(args.gradient) + row.index * args.gradient_stride;
   T label_column = 0;
   if (row.ends.has_label) {
-    // Recomputed in full, so that the label's 1 is subtracted before the rounding.
+    // In full, so that the label's 1 is subtracted before the rounding.
     const T z = row.ends.label_logit;
-    const T unit_q = row.c.unit_temperature ? q[row.ends.label] : unit_prob(z, row.student_stats);
     const T slope = row.c.student_softcap > 0 ? softcap_slope(z, row.c.student_softcap) : T(1);
-    label_column = slope *
-        (column_gradient<kDivergence>(a[row.ends.label], q[row.ends.label], unit_q, mean, factors) - factors.label);
+    label_column =
+        gradient_at<kDivergence>(z, a[row.ends.label], q[row.ends.label], mean, row.student_stats, factors, row.c) -
+        slope * factors.label;
   }
   write_gradient<kDivergence>(row.student, row.student_stats, factors, row.c, args.vocab, a, q, mean, out);
   if (row.ends.has_label) {

@@ -3,16 +3,12 @@
 
 #include <algorithm>
 
-#include "losses/rows_cluster.cuh"
+#include "losses/rows_device.cuh"
+#include "losses/rows_pipeline_plan.h"
 
 namespace distill::losses {
 
 namespace {
-
-// Columns of a tile; a slice is made of these.
-int tile_columns(int threads) {
-  return threads * kVector;
-}
 
 bool aligned(const void* data, int64_t stride, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride * bytes % 16 == 0;
@@ -22,60 +18,40 @@ int logit_bytes(const RowArgs& args) {
   return args.logits_type == ElementType::kFloat32 ? 4 : 2;
 }
 
-RowMode mode_of(const RowArgs& args) {
+bool is_unit(const RowArgs& args) {
   const LossOptions& o = args.options;
-  const bool general = o.temperature != 1 || o.student_softcap > 0 || o.teacher_softcap > 0;
-  if (args.teacher == nullptr) {
-    return general ? RowMode::kGeneralHard : RowMode::kHard;
+  if (args.logits_type != ElementType::kFloat32 || o.temperature != 1 || o.student_softcap > 0 ||
+      o.teacher_softcap > 0 || o.label_smoothing > 0 || args.student_bias != nullptr || args.teacher_bias != nullptr) {
+    return false;
   }
-  if (general) {
-    return RowMode::kGeneral;
-  }
-  switch (effective_divergence(o)) {
-    case Divergence::kJsd:
-      return RowMode::kJsd;
-    case Divergence::kForwardKl:
-      return RowMode::kForwardKl;
-    case Divergence::kReverseKl:
-      return RowMode::kReverseKl;
-    default:
-      return RowMode::kGeneral;
-  }
+  const Divergence divergence = effective_divergence(o);
+  return args.teacher == nullptr || divergence == Divergence::kJsd || divergence == Divergence::kForwardKl ||
+      divergence == Divergence::kReverseKl;
 }
 
-// The longest slice that works: the register tiles, and in shared memory all but two stages of the ring.
-int most_vectors(int stages) {
-  return std::min(kRegisterVectors, stages) + std::max(stages - 2, 0);
-}
-
-ClusterPlan plan_for(const RowArgs& args, int cluster_size, int threads) {
-  ClusterPlan plan;
-  const int64_t slice = (args.vocab + cluster_size - 1) / cluster_size;
-  plan.slice = static_cast<int>((slice + 7) / 8 * 8);
-  plan.vectors = (plan.slice + tile_columns(threads) - 1) / tile_columns(threads);
-  const int sides = args.teacher == nullptr ? 1 : 2;
-  const int fixed = cluster_detail::shared_bytes(threads, logit_bytes(args), sides, cluster_size, 0);
-  plan.stages = std::min(
-      kMaxStages,
-      (cluster_detail::available_shared(threads) - fixed) /
-          (sides * cluster_detail::tile_bytes(threads, logit_bytes(args))));
+PipelinePlan plan_for(int64_t vocab, int cluster_size) {
+  constexpr int kTileColumns = kPipelineThreads * kPipelineVector;
+  PipelinePlan plan;
+  plan.slice = static_cast<int>(((vocab + cluster_size - 1) / cluster_size + 3) / 4 * 4);
+  plan.tiles = std::max((plan.slice + kTileColumns - 1) / kTileColumns, kLeastTiles);
   return plan;
 }
 
-// The fewest blocks whose registers hold the row, else the fewest that hold it at all; 0 where none do.
-int automatic_cluster(const RowArgs& args, int threads) {
-  for (const int size : {1, 2, 3, 4, 5, 6, 7, 8}) {
-    if (plan_for(args, size, threads).vectors <= kRegisterVectors) {
-      return size;
+// The size whose clusters get through most rows: a row takes a time that grows with its tiles but for what the
+// exchanges cost, worth about seven tiles (docs/loss_head.md), and as many clusters run as fit into groups of 16
+// multiprocessors. 0 where no size holds the row.
+int automatic_cluster(int64_t vocab) {
+  int best = 0;
+  double best_cost = 0;
+  for (int size = 1; size <= kMaxCluster; ++size) {
+    const PipelinePlan plan = plan_for(vocab, size);
+    const double cost = static_cast<double>(7 + plan.tiles) / (16 / size);
+    if (plan.tiles <= kPipelineTiles && (best == 0 || cost < best_cost)) {
+      best = size;
+      best_cost = cost;
     }
   }
-  for (const int size : {8, 16}) {
-    const ClusterPlan plan = plan_for(args, size, threads);
-    if (plan.vectors <= most_vectors(plan.stages)) {
-      return size;
-    }
-  }
-  return 0;
+  return best;
 }
 
 const char* why_not_cluster(const RowArgs& args) {
@@ -100,14 +76,16 @@ const char* why_not_cluster(const RowArgs& args) {
   return nullptr;
 }
 
-const char* launch_rows_cluster(const RowArgs& args, void* stream, int cluster_size, int threads) {
-  const ClusterPlan plan = plan_for(args, cluster_size, threads);
-  if (cluster_size < 1 || cluster_size > kMaxCluster || plan.vectors > most_vectors(plan.stages)) {
+const char* launch_rows_cluster(const RowArgs& args, void* stream, int cluster_size) {
+  const PipelinePlan plan = plan_for(args.vocab, cluster_size);
+  if (cluster_size < 1 || cluster_size > kMaxCluster || plan.tiles > kPipelineTiles) {
     return "the cluster row kernel cannot hold a row of this width with this cluster size";
   }
-  const RowMode mode = mode_of(args);
-  return threads == 256 ? launch_cluster_256(args, plan, cluster_size, mode, stream)
-                        : launch_cluster_512(args, plan, cluster_size, mode, stream);
+  if (is_unit(args)) {
+    return launch_pipeline_unit(args, plan, cluster_size, stream);
+  }
+  return args.logits_type == ElementType::kFloat32 ? launch_pipeline_general(args, plan, cluster_size, stream)
+                                                   : launch_pipeline_bf16(args, plan, cluster_size, stream);
 }
 
 } // namespace
@@ -121,10 +99,9 @@ const char* launch_rows(const RowArgs& args, void* stream, const RowLaunch& laun
   }
   if (launch.strategy != RowStrategy::kStreaming) {
     const char* problem = why_not_cluster(args);
-    const int threads = launch.threads == 0 ? 512 : launch.threads;
-    const int size = launch.cluster_size == 0 ? automatic_cluster(args, threads) : launch.cluster_size;
+    const int size = launch.cluster_size == 0 ? automatic_cluster(args.vocab) : launch.cluster_size;
     if (problem == nullptr && size > 0) {
-      return launch_rows_cluster(args, stream, size, threads);
+      return launch_rows_cluster(args, stream, size);
     }
     if (launch.strategy == RowStrategy::kCluster) {
       return problem == nullptr ? "the cluster row kernel cannot hold a row of this width" : problem;

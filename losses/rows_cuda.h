@@ -7,7 +7,7 @@ namespace distill::losses {
 enum class RowStrategy {
   kAutomatic, // the cluster kernel wherever it can run
   // A row's logits stay on the chip, spread over the blocks of a cluster: one read of the logits. Needs compute
-  // capability 9.0, 16-byte aligned rows, fp32 or bf16 logits, and a row that fits.
+  // capability 9.0, 16-byte aligned rows, fp32 or bf16 logits, and at most 262144 columns.
   kCluster,
   kStreaming, // one block a row, three reads of which the later two mostly hit L2: any type, alignment and width
 };
@@ -15,7 +15,6 @@ enum class RowStrategy {
 struct RowLaunch {
   RowStrategy strategy = RowStrategy::kAutomatic;
   int cluster_size = 0; // blocks to a row; 0: automatic
-  int threads = 0; // of a block, 256 (two blocks an SM) or 512; 0: automatic
 };
 
 // Queues the rows on `stream` (a cudaStream_t). Null, or what is wrong. no_cuda.cpp stands in for builds without CUDA.

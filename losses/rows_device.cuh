@@ -131,20 +131,20 @@ __device__ __forceinline__ ColumnResult<T> any_column(
   }
 }
 
-// The gradient of one column in general: any divergence, temperature and softcap.
+// The gradient of one column, but for the label, by a divergence that is known at run time only.
 template <typename T>
 __device__ __forceinline__ T any_gradient(
-    T zs, const ColumnResult<T>& x, const SideStats<T>& student, T sum_q_a, const RowFactors<T>& f,
+    T zs, const ColumnResult<T>& x, const SideStats<T>& student, T mean, const RowFactors<T>& f,
     const RowConstants<T>& c) {
   const T unit_q = c.unit_temperature ? x.q : unit_prob(zs, student);
   const T slope = c.student_softcap > 0 ? softcap_slope(zs, c.student_softcap) : T(1);
   switch (c.divergence) {
     case Divergence::kNone:
-      return slope * column_gradient<Divergence::kNone>(x.a, x.q, unit_q, sum_q_a, f);
+      return general_gradient<Divergence::kNone>(x.a, x.q, unit_q, slope, mean, f);
     case Divergence::kForwardKl:
-      return slope * column_gradient<Divergence::kForwardKl>(x.a, x.q, unit_q, sum_q_a, f);
+      return general_gradient<Divergence::kForwardKl>(x.a, x.q, unit_q, slope, mean, f);
     default:
-      return slope * column_gradient<Divergence::kJsd>(x.a, x.q, unit_q, sum_q_a, f);
+      return general_gradient<Divergence::kJsd>(x.a, x.q, unit_q, slope, mean, f);
   }
 }
 

@@ -141,7 +141,8 @@ __global__ __launch_bounds__(kThreads) void rows_streaming(
     return;
   }
   const RowFactors<T> factors = row_factors(c, student, teacher, weight);
-  const T mean = mean_q_a(c.divergence, sums);
+  const T mean =
+      c.divergence == Divergence::kSkewForwardKl ? mean_a<Divergence::kSkewForwardKl>(sums.q_a, sums.q) : sums.q_a;
   RowSums<T> unused;
   for (int64_t v = threadIdx.x; v < vocab; v += kThreads) {
     const T zs = student_logit(v);

@@ -57,9 +57,9 @@ has accuracy && stage accuracy 300 150 "$python" scripts/accuracy_loss_head.py -
 has memcheck && stage memcheck 100 4 compute-sanitizer --tool memcheck "$test_program" --gtest_filter="$small:*CrossEntropyBackward*"
 has racecheck && stage racecheck 100 4 compute-sanitizer --tool racecheck "$test_program" --gtest_filter='*RowKernels.MatchTheReference/jsd'
 if has ncu; then
-  stage ncu 90 0 ncu --clock-control none --kernel-name regex:rows_cluster --launch-count 3 --launch-skip 6 --set full --import-source no \
+  stage ncu 90 0 ncu --clock-control none --kernel-name regex:rows_pipeline --launch-count 3 --launch-skip 6 --set full --import-source no \
     "$python" scripts/bench_loss_head.py --library "$library" --what rows --row-automatic --row-vocab 128256 --reps 1 --out "$logs/ncu_rows"
-  grep -E "rows_cluster|Duration|DRAM Throughput|Memory Throughput|Registers Per|Achieved Occupancy|Issue Slots Busy|Issued Ipc|Stall|stall" \
+  grep -E "rows_pipeline|Duration|DRAM Throughput|Memory Throughput|Registers Per|Achieved Occupancy|Issue Slots Busy|Issued Ipc|Stall|stall" \
     "$logs/ncu" | head -60 | tee -a "$report"
 fi
 exit $status

@@ -30,18 +30,16 @@ def bench_rows(vocab, teacher, reps, geometries=True):
     target = torch.empty_like(source)
     functions = {"copy": lambda: target.copy_(source)}
 
-    def add(name, strategy, cluster, threads):
+    def add(name, strategy, cluster):
         functions[name] = lambda: torch.ops.distill._logits_rows(
-            student, teacher_logits, targets, None, opts, gradient, strategy, cluster, threads)
+            student, teacher_logits, targets, None, opts, gradient, strategy, cluster)
 
-    add("automatic", 0, 0, 0)
+    add("automatic", 0, 0)
     if geometries:
-        add("streaming", STREAMING, 0, 0)
-        for threads in (512, 256):
-            for cluster in (1, 2, 3, 4, 6, 8, 10, 12, 16):
-                vectors = -(-(-(-vocab // cluster)) // (4 * threads))
-                if 2 <= vectors <= 18:
-                    add(f"cluster {cluster} x {threads}", CLUSTER, cluster, threads)
+        add("streaming", STREAMING, 0)
+        for cluster in (1, 2, 3, 4, 5, 6, 7, 8, 16):
+            if 5 <= -(-(-(-vocab // cluster)) // 2048) <= 8:
+                add(f"cluster {cluster}", CLUSTER, cluster)
     times = interleaved(functions, reps)
     copy = 2 * source.numel() / times["copy"][0] / 1e6
     moved = rows * vocab * (BYTES_JSD if teacher else BYTES_CE)

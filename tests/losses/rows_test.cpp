@@ -89,9 +89,8 @@ Rows make_rows(const RowSpec& spec, const LossOptions& options) {
   return r;
 }
 
-// Every kernel, and every geometry that changes its path: a slice in registers, one that goes on into shared memory,
-// blocks of either size.
-std::vector<RowLaunch> launches(const RowSpec& spec, const LossOptions& options) {
+// Every kernel, and every size of cluster that holds the row.
+std::vector<RowLaunch> launches(const RowSpec& spec) {
   if (test_device().is_cpu()) {
     return {{}};
   }
@@ -103,15 +102,9 @@ std::vector<RowLaunch> launches(const RowSpec& spec, const LossOptions& options)
   if (spec.logits == at::kDouble || !aligned(spec.logits) || !aligned(spec.gradient)) {
     return all;
   }
-  const bool plain = options.temperature == 1 && options.student_softcap == 0 && spec.logits == at::kFloat &&
-      (!spec.teacher || options.divergence == Divergence::kJsd || options.divergence == Divergence::kForwardKl ||
-       options.divergence == Divergence::kReverseKl);
-  for (const int threads : {512, 256}) {
-    for (const int size : {1, 2, 3, 4, 8, 16}) {
-      const int64_t vectors = ((spec.vocab + size - 1) / size + 4 * threads - 1) / (4 * threads);
-      if (vectors <= 16 && (threads == 512 || plain)) {
-        all.push_back({.strategy = RowStrategy::kCluster, .cluster_size = size, .threads = threads});
-      }
+  for (const int size : {1, 2, 3, 4, 5, 8, 16}) {
+    if (spec.vocab <= static_cast<int64_t>(size) * 16384) {
+      all.push_back({.strategy = RowStrategy::kCluster, .cluster_size = size});
     }
   }
   return all;
@@ -120,10 +113,10 @@ std::vector<RowLaunch> launches(const RowSpec& spec, const LossOptions& options)
 void expect_matches_reference(const RowSpec& spec, const LossOptions& options, double tolerance) {
   Rows expected = make_rows(spec, options);
   reference_rows(expected.args, test_device());
-  for (const RowLaunch& launch : launches(spec, options)) {
+  for (const RowLaunch& launch : launches(spec)) {
     SCOPED_TRACE(
         ::testing::Message() << "V " << spec.vocab << " strategy " << static_cast<int>(launch.strategy) << " cluster "
-                             << launch.cluster_size << " threads " << launch.threads);
+                             << launch.cluster_size);
     Rows ours = make_rows(spec, options);
     run_rows(ours.args, test_device(), launch);
     for (int64_t k = 0; k < kNumRows; ++k) {
@@ -246,7 +239,7 @@ TEST(RowKernels, NoRowsDoNothing) {
 
 TEST(RowKernels, AreDeterministic) {
   const RowSpec spec{.rows = 33, .vocab = 32000, .padding = 0, .gradient = at::kBFloat16};
-  for (const RowLaunch& launch : launches(spec, {.hard_weight = 0.5})) {
+  for (const RowLaunch& launch : launches(spec)) {
     Rows a = make_rows(spec, {.hard_weight = 0.5});
     Rows b = make_rows(spec, {.hard_weight = 0.5});
     run_rows(a.args, test_device(), launch);

@@ -22,8 +22,7 @@ double gib(int64_t bytes) {
 std::string changes_text(const plan::Plan& plan) {
   std::string text;
   for (const plan::Change& change : plan.changes) {
-    absl::StrAppend(
-        &text, "\n  ", change.text(), absl::StrFormat("  (predicted peak %.2f GiB)", gib(change.peak_bytes)));
+    absl::StrAppend(&text, "\n  ", change.text(), "  (predicted peak ", device::bytes_text(change.peak_bytes), ")");
   }
   return text;
 }
@@ -184,15 +183,16 @@ absl::StatusOr<MemorySetup> set_up_memory(
 
 std::string out_of_memory_report(
     const config::Config& config, const launch::RankInfo& ranks, const std::string& error) {
-  const device::MemoryUse use = device::memory_use();
-  const int64_t held = device::total(use.now), asked = device::failed_request_bytes();
+  const device::FailedRequest failed = device::failed_request();
+  const int64_t held = device::total(failed.held);
   std::string text = absl::StrFormat(
-      "out of memory on rank %d: %.3f GiB were asked for while tensors held %.3f GiB", ranks.rank, gib(asked),
-      gib(held));
+      "out of memory on rank %d in the %s phase: %s were asked for while tensors held %s", ranks.rank,
+      device::phase_name(failed.phase), device::bytes_text(failed.bytes), device::bytes_text(held));
   for (size_t i = 0; i < device::kNumCategories; ++i) {
-    if (use.now[i] > 0) {
+    if (failed.held[i] > 0) {
       absl::StrAppendFormat(
-          &text, "\n  %-14s %8.3f GiB", device::category_name(static_cast<device::Category>(i)), gib(use.now[i]));
+          &text, "\n  %-12s %s", device::category_name(static_cast<device::Category>(i)),
+          device::bytes_text(failed.held[i]));
     }
   }
   const auto environment = resolve_environment(config, ranks.local_rank);
@@ -205,10 +205,10 @@ std::string out_of_memory_report(
           ranks.local_world_size);
     };
     if (const auto plan = plan_of(config); plan.ok()) {
-      absl::StrAppendFormat(&text, "\nthe plan had predicted a peak of %.3f GiB", gib(plan->memory.peak()));
+      absl::StrAppend(&text, "\nthe plan had predicted a peak of ", device::bytes_text(plan->memory.peak()));
       // What is missing is missing from the prediction too: the changes have to fit that much better.
       config::Config tighter = config;
-      const double share = static_cast<double>(held) / static_cast<double>(std::max<int64_t>(1, held + asked));
+      const double share = static_cast<double>(held) / static_cast<double>(std::max<int64_t>(1, held + failed.bytes));
       tighter.memory.budget_gib = std::min(share, 0.98) * gib(plan->memory.peak());
       const auto other = plan_of(tighter);
       if (other.ok() && !other->changes.empty()) {

@@ -12,12 +12,12 @@
 #include <thread>
 
 #include "trainer/device/device_hooks.h"
+#include "trainer/device/memory_tracker.h"
 
 namespace distill::device {
 namespace {
 
 constexpr int64_t kPage = 4096;
-constexpr double kGiB = 1 << 30;
 
 // The number in a file of one line; nullopt for "max", or where there is no such file.
 std::optional<int64_t> read_number(const std::string& path) {
@@ -85,16 +85,15 @@ absl::StatusOr<std::shared_ptr<HostSlab>> HostSlab::allocate(
   const int64_t available = available_host_bytes();
   if (bytes > available / std::max<int64_t>(1, processes_on_host)) {
     return absl::ResourceExhaustedError(absl::StrFormat(
-        "%s: expected %.2f GiB of host memory for each of %d process(es) on this host, found %.2f GiB available in "
-        "all; keep more on the device (memory.activation: recompute, memory.optimizer: device), use a smaller "
+        "%s: expected %s of host memory for each of %d process(es) on this host, found %s available in all; keep more on the device (memory.activation: recompute, memory.optimizer: device), use a smaller "
         "train.micro_batch_size, or run on a host with more memory",
-        what, static_cast<double>(bytes) / kGiB, processes_on_host, static_cast<double>(available) / kGiB));
+        what, bytes_text(bytes), processes_on_host, bytes_text(available)));
   }
   const int64_t mapped = std::max<int64_t>(kPage, (bytes + kPage - 1) / kPage * kPage);
   void* data = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "%s: cannot map %.2f GiB of host memory: %s", what, static_cast<double>(bytes) / kGiB, std::strerror(errno)));
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("%s: cannot map %s of host memory: %s", what, bytes_text(bytes), std::strerror(errno)));
   }
   ::madvise(data, mapped, MADV_HUGEPAGE);
   if (const auto node = numa_node(device)) {
@@ -105,8 +104,8 @@ absl::StatusOr<std::shared_ptr<HostSlab>> HostSlab::allocate(
     if (const char* problem = pin_host_memory(data, mapped)) {
       ::munmap(data, mapped);
       return absl::ResourceExhaustedError(absl::StrFormat(
-          "%s: cannot pin %.2f GiB of host memory: %s; raise the limit of locked memory (ulimit -l)", what,
-          static_cast<double>(bytes) / kGiB, problem));
+          "%s: cannot pin %s of host memory: %s; raise the limit of locked memory (ulimit -l)", what, bytes_text(bytes),
+          problem));
     }
   }
   return std::shared_ptr<HostSlab>(new HostSlab(static_cast<char*>(data), mapped, device.is_cuda()));

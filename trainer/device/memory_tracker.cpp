@@ -28,7 +28,7 @@ struct Tracker {
   MemoryPhase phase = MemoryPhase::kStart;
   int64_t now = 0;
   int64_t cpu_limit = 0;
-  int64_t failed_request = 0;
+  FailedRequest failed;
   std::vector<MemoryEvent> events;
   size_t max_events = 0;
   std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
@@ -71,7 +71,7 @@ class CountingAllocator : public c10::Allocator {
       Tracker& t = tracker();
       const std::lock_guard lock(t.mutex);
       if (t.cpu_limit > 0 && t.now + static_cast<int64_t>(bytes) > t.cpu_limit) {
-        t.failed_request = static_cast<int64_t>(bytes);
+        t.failed = {static_cast<int64_t>(bytes), t.use.now, t.phase};
         TORCH_CHECK_WITH(
             OutOfMemoryError, false, "tried to allocate ", bytes, " bytes on the CPU beside ", t.now, "; the limit is ",
             t.cpu_limit);
@@ -159,8 +159,10 @@ void label(const at::Tensor& tensor, Category category) {
     return;
   }
   t.add(found->second.category, -found->second.bytes);
+  t.record(found->first, -found->second.bytes, found->second.category);
   found->second.category = category;
   t.add(category, found->second.bytes);
+  t.record(found->first, found->second.bytes, category);
   t.changed();
 }
 
@@ -220,10 +222,22 @@ void limit_cpu_memory(int64_t bytes) {
   t.cpu_limit = bytes;
 }
 
-int64_t failed_request_bytes() {
+FailedRequest failed_request() {
   Tracker& t = tracker();
   const std::lock_guard lock(t.mutex);
-  return t.failed_request;
+  return t.failed;
+}
+
+std::string bytes_text(int64_t bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (std::abs(value) >= 1000 && unit + 1 < std::size(kUnits)) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? absl::StrCat(bytes, " B")
+                   : absl::StrFormat("%.*f %s", std::abs(value) < 10 ? 2 : 1, value, kUnits[unit]);
 }
 
 namespace hooks {
@@ -254,7 +268,7 @@ void on_release(const void* address) {
 void on_failure(int64_t bytes) {
   Tracker& t = tracker();
   const std::lock_guard lock(t.mutex);
-  t.failed_request = bytes;
+  t.failed = {bytes, t.use.now, t.phase};
 }
 
 } // namespace hooks

@@ -59,12 +59,12 @@ struct MemoryUse {
   MemoryPhase peak_phase() const;
 };
 
-// One allocation or release, for timelines.
+// One allocation or release, for timelines. A tensor that is labelled leaves its category and enters another at once.
 struct MemoryEvent {
   int64_t time_us = 0; // since the tracker began
   uint64_t address = 0;
   int64_t bytes = 0; // negative: released
-  Category category = Category::kWorkspace; // when it was made, or as it was labelled later
+  Category category = Category::kWorkspace;
   MemoryPhase phase = MemoryPhase::kStart;
 };
 
@@ -102,8 +102,16 @@ std::vector<MemoryEvent> memory_events();
 // that is full does. 0: no limit.
 void limit_cpu_memory(int64_t bytes);
 
-// The request that could not be met last; 0: there was none.
-int64_t failed_request_bytes();
+// The last request that could not be met, and what was allocated at that moment.
+struct FailedRequest {
+  int64_t bytes = 0; // 0: there was none
+  CategoryBytes held{};
+  MemoryPhase phase = MemoryPhase::kStart;
+};
+FailedRequest failed_request();
+
+// "1.23 GiB", "45.6 MiB": four figures at most.
+std::string bytes_text(int64_t bytes);
 
 // For the allocators.
 namespace hooks {

@@ -4,6 +4,7 @@ namespace distill::plan {
 namespace {
 
 constexpr size_t kMaxChanges = 3;
+constexpr int64_t kGpusOfANode = 8;
 
 // One key with a value that may help.
 struct Candidate {
@@ -47,10 +48,11 @@ std::vector<Candidate> candidates_of(const PlanRequest& request) {
   if (config.parallel.replicate == 1 && config.parallel.shard == 0) {
     for (int64_t ranks = request.target.world_size * 2; ranks <= request.target.world_size * 8; ranks *= 2) {
       // The same micro-batch on more ranks; the global batch grows where it must.
-      Candidate more{"ranks", absl::StrCat(ranks), [ranks](config::Config& c) {
-                       const int64_t samples = ranks * c.train.micro_batch_size;
-                       c.train.global_batch_size = (c.train.global_batch_size + samples - 1) / samples * samples;
-                     }};
+      Candidate more{
+          ranks <= kGpusOfANode ? "parallel.processes" : "ranks", absl::StrCat(ranks), [ranks](config::Config& c) {
+            const int64_t samples = ranks * c.train.micro_batch_size;
+            c.train.global_batch_size = (c.train.global_batch_size + samples - 1) / samples * samples;
+          }};
       more.apply_target = [ranks](Target& target) { target.world_size = ranks; };
       candidates.push_back(std::move(more));
     }

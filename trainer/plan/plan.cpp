@@ -17,9 +17,8 @@ std::vector<std::string> overflows_of(const Plan& plan, int64_t host_bytes) {
   std::vector<std::string> overflows;
   const auto check = [&](int64_t needed, int64_t limit, const std::string& what) {
     if (limit > 0 && needed > limit) {
-      overflows.push_back(absl::StrFormat(
-          "%s: %.2f GiB are predicted, %.2f GiB are there", what, static_cast<double>(needed) / kGiB,
-          static_cast<double>(limit) / kGiB));
+      overflows.push_back(absl::StrCat(
+          what, ": ", device::bytes_text(needed), " are predicted, ", device::bytes_text(limit), " are there"));
     }
   };
   check(plan.memory.peak(), plan.budget_bytes, "memory.budget_gib");

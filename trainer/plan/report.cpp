@@ -6,16 +6,13 @@ namespace distill::plan {
 namespace {
 
 using Json = nlohmann::ordered_json;
-constexpr double kGiB = 1 << 30;
 
-double gib(int64_t bytes) {
-  return static_cast<double>(bytes) / kGiB;
-}
+using device::bytes_text;
 
 // What a change does to the speed of the plan it belongs to, per rank.
 std::string speed_text(const Change& change, const Plan& plan) {
   const double factor = 1 / (change.seconds_per_token * plan.time.tokens_per_second);
-  return absl::StrFormat("%.2f GiB, %.0f%% of the speed", gib(change.peak_bytes), 100 * factor);
+  return absl::StrFormat("peak %s, %.0f%% of the speed", bytes_text(change.peak_bytes), 100 * factor);
 }
 
 std::string dtype_name(at::ScalarType dtype) {
@@ -29,8 +26,8 @@ void add_row(std::string& text, const std::string& name, const std::string& valu
 std::string category_table(const Plan& plan) {
   const device::MemoryPhase phase = plan.memory.use.peak_phase();
   const device::PhasePeak& peak = plan.memory.use.phases[static_cast<size_t>(phase)];
-  std::string text = absl::StrFormat(
-      "memory of one rank's device, GiB           at the peak (%s)   highest\n", device::phase_name(phase));
+  std::string text =
+      absl::StrFormat("memory of one rank's device     at the peak (%s)   highest\n", device::phase_name(phase));
   for (size_t i = 0; i < device::kNumCategories; ++i) {
     int64_t highest = 0;
     for (const device::PhasePeak& other : plan.memory.use.phases) {
@@ -38,16 +35,17 @@ std::string category_table(const Plan& plan) {
     }
     if (highest > 0) {
       absl::StrAppendFormat(
-          &text, "  %-34s %18.3f %16.3f\n", device::category_name(static_cast<device::Category>(i)),
-          gib(peak.at_peak[i]), gib(highest));
+          &text, "  %-34s %18s %16s\n", device::category_name(static_cast<device::Category>(i)),
+          bytes_text(peak.at_peak[i]), bytes_text(highest));
     }
   }
-  absl::StrAppendFormat(&text, "  %-34s %18.3f\n", "tensors, in all", gib(plan.memory.peak()));
-  absl::StrAppendFormat(&text, "  %-34s %18.3f\n", "allocator slack", gib(plan.memory.slack()));
-  absl::StrAppendFormat(&text, "  %-34s %18.3f\n", "communicators", gib(plan.memory.communicators));
-  absl::StrAppendFormat(&text, "  %-34s %18.3f\n", "driver and libraries", gib(plan.memory.context));
-  absl::StrAppendFormat(
-      &text, "  %-34s %18.3f of %.1f\n", "the device, in all", gib(plan.memory.device_bytes()), gib(plan.device_bytes));
+  add_row(text, "tensors, in all", absl::StrFormat("%18s", bytes_text(plan.memory.peak())));
+  add_row(text, "allocator slack", absl::StrFormat("%18s", bytes_text(plan.memory.slack())));
+  add_row(text, "communicators", absl::StrFormat("%18s", bytes_text(plan.memory.communicators)));
+  add_row(text, "driver and libraries", absl::StrFormat("%18s", bytes_text(plan.memory.context)));
+  add_row(
+      text, "the device, in all",
+      absl::StrFormat("%18s of %s", bytes_text(plan.memory.device_bytes()), bytes_text(plan.device_bytes)));
   return text;
 }
 
@@ -63,20 +61,19 @@ std::vector<std::string> Plan::lines() const {
   const device::MemoryPhase phase = memory.use.peak_phase();
   std::vector<std::string> lines;
   lines.push_back(absl::StrFormat(
-      "memory plan: %.2f GiB of tensors at the peak (%s), %.2f GiB of %.1f GiB of device memory%s; %.2f GiB pinned on "
-      "the host",
-      gib(memory.peak()), device::phase_name(phase), gib(memory.device_bytes()), gib(device_bytes),
-      budget_bytes > 0 ? absl::StrFormat(", budget %.2f GiB", gib(budget_bytes)) : "",
-      gib(memory.host_activations + memory.host_optimizer)));
+      "memory plan: %s of tensors at the peak (%s), %s of %s of device memory%s; %s pinned on the host",
+      bytes_text(memory.peak()), device::phase_name(phase), bytes_text(memory.device_bytes()), bytes_text(device_bytes),
+      budget_bytes > 0 ? ", budget " + bytes_text(budget_bytes) : "",
+      bytes_text(memory.host_activations + memory.host_optimizer)));
   std::vector<std::string> parts;
   const device::PhasePeak& peak = memory.use.phases[static_cast<size_t>(phase)];
   for (size_t i = 0; i < device::kNumCategories; ++i) {
     if (peak.at_peak[i] > 0) {
       parts.push_back(
-          absl::StrFormat("%s %.2f", device::category_name(static_cast<device::Category>(i)), gib(peak.at_peak[i])));
+          absl::StrCat(device::category_name(static_cast<device::Category>(i)), " ", bytes_text(peak.at_peak[i])));
     }
   }
-  lines.push_back("memory plan, GiB: " + absl::StrJoin(parts, ", "));
+  lines.push_back("memory plan: " + absl::StrJoin(parts, ", "));
   lines.push_back(absl::StrFormat(
       "activations: %s%s; predicted %.4g s a step, %.4g tok/s (%s)", models::policies_text(shape.policies),
       activation == "auto" ? absl::StrFormat(" (auto, the fastest of %d mixes that fits)", mixes) : "", time.total(),
@@ -86,9 +83,9 @@ std::vector<std::string> Plan::lines() const {
 
 std::string Plan::text() const {
   std::string text = category_table(*this);
-  text += "host memory of one rank, GiB\n";
-  add_row(text, "offloaded activations", absl::StrFormat("%18.3f", gib(memory.host_activations)));
-  add_row(text, "optimizer state", absl::StrFormat("%18.3f", gib(memory.host_optimizer)));
+  text += "host memory of one rank\n";
+  add_row(text, "offloaded activations", absl::StrFormat("%18s", bytes_text(memory.host_activations)));
+  add_row(text, "optimizer state", absl::StrFormat("%18s", bytes_text(memory.host_optimizer)));
   text += "run\n";
   add_row(
       text, "ranks",

@@ -1,0 +1,205 @@
+"""The memory plan says what the trainer's allocations come to, and policies change memory and nothing else."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+import tiny
+
+# Vectors of a few bytes, read-ahead batches and step counters are not in the plan.
+UNPLANNED = 120_000
+POLICIES = ["keep", "recompute", "offload", "offload_input", "auto", "recompute,keep", "offload,offload_input"]
+
+
+@pytest.fixture(scope="module")
+def long_shard(tmp_path_factory):
+    return tiny.make_shard(tmp_path_factory.mktemp("long") / "long.dtok", tiny.random_documents(5, [600] * 24, 1.0))
+
+
+def config_of(folder, pair, shard, **sections):
+    processes = sections.setdefault("parallel", {}).setdefault("processes", 1)
+    sections.setdefault("train", {"steps": 3, "micro_batch_size": 2, "global_batch_size": 4 * processes})
+    # Rows of 256 tokens: what the blocks keep is most of the memory. A head in several chunks.
+    sections.setdefault("data", {"seq_len": 256})
+    sections.setdefault("loss", {"memory_cap_mb": 1, "min_chunk_size": 16})
+    return tiny.base_config(folder, *pair, shard, scheduler={"warmup_steps": 1}, **sections)
+
+
+def profile(folder, config, *arguments):
+    path = tiny.write_config(folder, config)
+    done = tiny.distill("profile-memory", "--config", path, "--out", folder / "profile", "--json", *arguments)
+    return json.loads(done.stdout)
+
+
+def check_against_measured(report, workspace_too=True):
+    planned, measured = report["plan"], report["measured"]
+    for phase in ("teacher", "forward", "head", "backward"):
+        found, expected = measured["phases"][phase], planned["phases"][phase]
+        for category, bytes_found in found["highest"].items():
+            if category == "workspace":
+                continue
+            assert expected["highest"][category] == pytest.approx(bytes_found, rel=0.01, abs=8192), (phase, category)
+        if workspace_too:
+            assert found["peak"] - UNPLANNED <= expected["peak"] <= found["peak"] * 1.01, phase
+    assert report["peak_error"] == pytest.approx(0, abs=0.03)
+    assert planned["peak_phase"] == measured["peak_phase"]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_planned_bytes_are_those_allocated(tmp_path, models, long_shard, family, policy):
+    report = profile(tmp_path, config_of(tmp_path, models[family], long_shard, memory={"activation": policy}))
+    check_against_measured(report)
+
+
+@pytest.mark.parametrize("sections", [
+    {"parallel": {"processes": 2}},
+    {"parallel": {"processes": 3}, "memory": {"activation": "recompute"}},
+    {"parallel": {"processes": 4, "replicate": 2}},
+    {"parallel": {"processes": 2, "accumulate": "keep_full"}},
+    {"parallel": {"processes": 2, "reduce_dtype": "bfloat16"}, "memory": {"activation": "offload"}},
+    {"parallel": {"processes": 2}, "memory": {"optimizer": "host", "activation": "offload_input"}},
+    {"memory": {"optimizer": "host"}},
+    {"teacher": {"path": None}, "loss": {"divergence": "none", "hard_weight": 1, "memory_cap_mb": 1}},
+])
+def test_planned_bytes_are_those_allocated_on_any_ranks(tmp_path, models, long_shard, sections):
+    config = config_of(tmp_path, models["llama"], long_shard, **sections)
+    if config["teacher"]["path"] is None:
+        for key in ("beta", "soft_weight"):
+            config["loss"].pop(key, None)
+    # Gloo copies what it reduces on threads of its own.
+    check_against_measured(profile(tmp_path, config), workspace_too=False)
+
+
+def losses(folder, pair, shard, **sections):
+    config = config_of(folder, pair, shard, **sections)
+    config["checkpoint"] = {"at_end": False}
+    steps, _ = tiny.read_metrics(tiny.train(folder, config))
+    return [(step["loss"], step["grad_norm"]) for step in steps]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_every_policy_trains_bit_for_bit_alike(tmp_path, models, ragged_shard, family):
+    data = {"seq_len": 32, "packing": "pack"}
+    expected = losses(tmp_path / "keep", models[family], ragged_shard, data=data, memory={"activation": "keep"})
+    assert len(expected) == 3
+    for policy in POLICIES[1:]:
+        found = losses(tmp_path / policy, models[family], ragged_shard, data=data, memory={"activation": policy})
+        assert found == expected, policy
+    host = losses(tmp_path / "host", models[family], ragged_shard, data=data,
+                  memory={"activation": "offload", "optimizer": "host"})
+    assert host == expected
+
+
+def test_state_in_host_memory_is_saved_and_resumed_bit_for_bit(tmp_path, models, ragged_shard):
+    weights = []
+    for optimizer in ("device", "host"):
+        config = config_of(tmp_path / optimizer, models["llama"], ragged_shard, memory={"optimizer": optimizer},
+                           train={"steps": 4, "micro_batch_size": 2, "global_batch_size": 4}, data={"seq_len": 32},
+                           checkpoint={"every": 2, "keep": 5})
+        run = tiny.train(tmp_path / optimizer, config)
+        weights.append(tiny.load_weights(run / "model"))
+        if optimizer == "host":
+            import shutil
+            shutil.rmtree(run / "checkpoints" / "step-4")
+            weights.append(tiny.load_weights(tiny.train(tmp_path / optimizer, config, "--resume") / "model"))
+    assert tiny.relative_difference(weights[1], weights[0]) == 0
+    assert tiny.relative_difference(weights[2], weights[0]) == 0
+
+
+def test_a_plan_that_does_not_fit_stops_before_any_weight_is_read(tmp_path, models, long_shard):
+    config = config_of(tmp_path, models["llama"], long_shard, memory={"limit_gib": 0.004})
+    (tmp_path / "student").mkdir()
+    for name in ("config.json", "model.safetensors"):  # weights that would be an error if they were read
+        content = (tiny.Path(models["llama"][0]) / name).read_bytes()
+        (tmp_path / "student" / name).write_bytes(content)
+    config["student"]["path"] = str(tmp_path / "student")
+    done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.BAD_INPUT)
+    assert "the memory plan does not fit: device memory" in done.stderr
+    assert "what would fit, the fastest first:" in done.stderr
+    assert "memory.on_overflow=warn tries anyway" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_out_of_memory_says_what_was_held_and_what_would_fit(tmp_path, models, long_shard):
+    config = config_of(tmp_path, models["llama"], long_shard, memory={"limit_gib": 0.004, "on_overflow": "warn"})
+    done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.RUNTIME_FAILURE)
+    report = done.stderr[done.stderr.index("out of memory on rank 0"):]
+    for text in ("were asked for while tensors held", "activations", "moments", "the plan had predicted a peak of",
+                 "what would fit, the fastest first:"):
+        assert text in report, report
+    # The first change that is named fits.
+    setting = report.split("the fastest first:")[1].split()[0]
+    plan = tiny.distill("plan", "--config", tiny.write_config(tmp_path, config), "--set", setting, "--json")
+    assert json.loads(plan.stdout)["fits"]
+
+
+def test_offload_beyond_the_hosts_memory_is_refused_with_both_numbers(tmp_path, models, long_shard):
+    config = config_of(tmp_path, models["llama"], long_shard, memory={"activation": "offload"})
+    config["train"].update(micro_batch_size=1 << 20, global_batch_size=1 << 20)
+    done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.BAD_INPUT)
+    assert "host memory of a rank" in done.stderr
+
+
+def test_profile_leaves_a_snapshot_that_memory_viz_opens_and_a_timeline(tmp_path, models, long_shard):
+    config = config_of(tmp_path, models["llama"], long_shard)
+    profile(tmp_path, config)
+    folder = tmp_path / "profile"
+    with open(folder / "snapshot.pickle", "rb") as file:
+        snapshot = pickle.load(file)
+    from torch.cuda import _memory_viz
+    assert "activations" in str(snapshot["device_traces"][0][-200:])
+    assert len(_memory_viz.trace_plot(snapshot)) > 10_000
+    drawn = subprocess.run([sys.executable, str(tiny.REPOSITORY / "scripts" / "plot_memory.py"), str(folder)],
+                           capture_output=True, text=True, timeout=120)
+    assert drawn.returncode == 0, drawn.stderr
+    assert (folder / "timeline.png").read_bytes()[:4] == b"\x89PNG"
+    assert sorted(path.name for path in folder.iterdir()) == ["report.json", "snapshot.pickle", "timeline.json",
+                                                              "timeline.png"]
+
+
+def test_a_sweep_has_a_row_for_each_value(tmp_path, models, long_shard):
+    config = config_of(tmp_path, models["llama"], long_shard)
+    done = tiny.distill("profile-memory", "--config", tiny.write_config(tmp_path, config), "--out", tmp_path / "sweep",
+                        "--sweep", "loss.chunk_size=16,64", "--steps", "2")
+    rows = done.stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["loss.chunk_size", "16", "64"]
+    for row in rows[1:]:
+        assert abs(float(row.split()[3].rstrip("%"))) < 3, row
+
+
+def test_plan_needs_shapes_alone_and_any_number_of_ranks(tmp_path, models, long_shard):
+    config = config_of(tmp_path, models["llama"], long_shard)
+    for model in ("student", "teacher"):
+        folder = tmp_path / model
+        folder.mkdir()
+        (folder / "config.json").write_bytes((tiny.Path(config[model]["path"]) / "config.json").read_bytes())
+        config[model]["path"] = str(folder)
+    config["data"]["train"] = [{"path": str(tmp_path / "nothing.dtok")}]
+    config["train"]["global_batch_size"] = 2048
+    peaks = []
+    for ranks in (1, 4, 1024):
+        done = tiny.distill("plan", "--config", tiny.write_config(tmp_path, config), "--ranks", ranks, "--json")
+        plan = json.loads(done.stdout)
+        assert plan["ranks"] == ranks and plan["fits"]
+        peaks.append(plan["bytes"]["peak"])
+    assert peaks[0] > peaks[2]
+    text = tiny.distill("plan", "--config", tiny.write_config(tmp_path, config), "--ranks", 4).stdout
+    for part in ("activations", "moments", "allocator slack", "tokens per second", "offloaded activations"):
+        assert part in text
+    longest = tiny.distill("plan", "--config", tiny.write_config(tmp_path, config), "--ranks", 1, "--longest",
+                           "--json", "--set", "memory.budget_gib=0.05", code=tiny.BAD_INPUT)
+    assert "--longest" in longest.stderr  # the models have 256 positions
+
+
+def test_calibration_writes_speeds_that_plan_reads(tmp_path, models, long_shard):
+    config = tiny.write_config(tmp_path, config_of(tmp_path, models["llama"], long_shard))
+    done = tiny.distill("plan", "--config", config, "--ranks", 2, "--calibrate", tmp_path / "machine.json")
+    assert "all-gather" in done.stdout
+    machine = json.loads((tmp_path / "machine.json").read_text())
+    assert "2 rank(s)" in machine["name"] and machine["matmul_flops"] > 1e8
+    plan = tiny.distill("plan", "--config", config, "--ranks", 1, "--json", "--set",
+                        f"memory.machine={tmp_path / 'machine.json'}")
+    assert json.loads(plan.stdout)["machine"] == machine["name"]

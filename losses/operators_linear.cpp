@@ -40,9 +40,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_kernel(
   const HeadSizes sizes = sizes_from(sizes_as_list);
   const LinearHeadInputs in =
       inputs_of(hidden, weight, teacher_hidden, teacher_weight, targets, bias, teacher_bias, token_weights, sizes);
-  const at::Tensor none = at::empty({0}, sum_options(hidden));
+  // A new one each: no output of an operator may be another one.
+  const auto none = [&] { return at::empty({0}, sum_options(hidden)); };
   if (needed[0] == 0 && needed[1] == 0 && needed[2] == 0) {
-    return {linear_head(in, options_from(options), sizes.chunks, nullptr).rows_KN, none, none, none};
+    return {linear_head(in, options_from(options), sizes.chunks, nullptr).rows_KN, none(), none(), none()};
   }
   LinearHeadGrads grads;
   grads.hidden_NH = at::empty(hidden.sizes(), hidden.options().requires_grad(false));
@@ -50,20 +51,20 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_kernel(
   grads.bias_V = needed[2] != 0 ? at::empty(bias->sizes(), sum_options(hidden)) : at::Tensor();
   grads.accumulate = false;
   const at::Tensor rows = linear_head(in, options_from(options), sizes.chunks, &grads).rows_KN;
-  return {rows, grads.hidden_NH, needed[1] != 0 ? grads.weight_VH : none, needed[2] != 0 ? grads.bias_V : none};
+  return {rows, grads.hidden_NH, needed[1] != 0 ? grads.weight_VH : none(), needed[2] != 0 ? grads.bias_V : none()};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_meta(
     const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor&, const OptionalTensor&,
     const OptionalTensor&, const OptionalTensor& bias, const OptionalTensor&, const OptionalTensor&,
     at::ArrayRef<double>, at::IntArrayRef, at::IntArrayRef needed) {
-  const at::Tensor none = at::empty({0}, sum_options(hidden));
+  const auto none = [&] { return at::empty({0}, sum_options(hidden)); };
   const bool any = needed[0] + needed[1] + needed[2] > 0;
   return {
       at::empty_symint({c10::SymInt(kNumRows), hidden.sym_size(0)}, sum_options(hidden)),
-      any ? at::empty_symint(hidden.sym_sizes(), hidden.options()) : none,
-      needed[1] != 0 ? at::empty_symint(weight.sym_sizes(), sum_options(hidden)) : none,
-      needed[2] != 0 ? at::empty_symint(bias->sym_sizes(), sum_options(hidden)) : none};
+      any ? at::empty_symint(hidden.sym_sizes(), hidden.options()) : none(),
+      needed[1] != 0 ? at::empty_symint(weight.sym_sizes(), sum_options(hidden)) : none(),
+      needed[2] != 0 ? at::empty_symint(bias->sym_sizes(), sum_options(hidden)) : none()};
 }
 
 at::Tensor linear_head_into_kernel(

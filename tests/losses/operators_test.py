@@ -265,6 +265,22 @@ def test_torch_compile_traces_the_operators():
     close(gradients(compiled_loss, x, w, b), gradients(loss, x, w, b), 1e-5)
 
 
+@pytest.mark.parametrize("name", ["_linear_head", "_linear_head_into", "_logits_rows", "_cross_entropy_gradient"])
+def test_inner_operators_do_what_their_schemas_and_shape_functions_say(name):
+    x, w, b, tx, tw, y = (t.detach() for t in problem(torch.float32))
+    logits, options, sizes = x @ w.t(), [1.0, 0.5, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0, -1, 5, 16, 256]
+    calls = {
+        "_linear_head": [(x, w, tx, tw, y, b, None, None, options, sizes, needed)
+                         for needed in ([0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1])],
+        "_linear_head_into": [(x, w, tx, tw, y, None, options, sizes, 0.5, False, torch.empty_like(x), gradient, None)
+                              for gradient in (torch.empty_like(w), None)],
+        "_logits_rows": [(logits, tx @ tw.t(), y, None, options, gradient) for gradient in (None, torch.empty_like(logits))],
+        "_cross_entropy_gradient": [(logits, y, logits.logsumexp(-1), torch.ones(len(y)), options)],
+    }[name]
+    for arguments in calls:
+        torch.library.opcheck(getattr(ops, name).default, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
 def test_mistakes_name_the_argument():
     x, w, _, tx, tw, y = problem()
     for message, call in {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "trainer/metrics/device.h"
+#include "trainer/metrics/log.h"
 
 namespace distill::trainer {
 namespace {
@@ -45,6 +46,11 @@ absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
   options.timeout = std::chrono::seconds(parallel.timeout_s);
   options.host = host_name();
   options.nccl_max_ctas = parallel.nccl_max_ctas;
+  const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  if (device.is_cuda() && ranks.world_size > 1 && connections != nullptr && std::string_view(connections) == "1") {
+    metrics::log_warning(
+        "CUDA_DEVICE_MAX_CONNECTIONS is 1: communication waits for the computation beside it; unset it");
+  }
   return sharding::make_mesh(options, shard, parallel.replicate, device);
 }
 

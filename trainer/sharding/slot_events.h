@@ -39,11 +39,6 @@ class SlotEvents {
     written_.wait();
     read_.wait();
   }
-  // The current stream waits for the newest write.
-  void wait_for_write() const {
-    written_.wait();
-  }
-
   // Written and not read since.
   bool unread() const {
     return state_ == State::kWritten;

@@ -5,7 +5,7 @@
 namespace distill::sharding {
 
 WeightSlots::WeightSlots(at::Device device, Communicator& gather, const SlotPlan& plan, SlotChecks* checks)
-    : gather_(gather), device_(device), checks_(checks), stream_(device), allocated_(device), shards_current_(device) {
+    : gather_(gather), device_(device), checks_(checks), stream_(device), allocated_(device) {
   const auto options = at::TensorOptions().dtype(at::kByte).device(device);
   for (int64_t i = 0; i < plan.block_slots; ++i) {
     block_slots_.emplace_back(at::empty({plan.block_bytes}, options), device);
@@ -14,6 +14,10 @@ WeightSlots::WeightSlots(at::Device device, Communicator& gather, const SlotPlan
   for (int64_t i = 0; i < plan.large_slots; ++i) {
     large_slots_.emplace_back(at::Tensor(), device);
   }
+}
+
+WeightSlots::ShardFences& WeightSlots::shards_of(const void* model) {
+  return shards_.try_emplace(model, ShardFences{Fence(device_), Fence(device_)}).first->second;
 }
 
 WeightSlots::Slot* WeightSlots::find(UnitKey key) {
@@ -53,10 +57,11 @@ void WeightSlots::gather(Slot& slot, const UnitSource& unit) {
   slot.key = unit.key;
   slot.last_use = ++clock_;
   slot.whole = slot.bytes.narrow(0, 0, bytes).view(unit.dtype);
+  ShardFences& shards = shards_of(unit.key.model);
   stream_.run([&] {
     slot.events.write_begins(); // the last unit's kernels have read the slot
     allocated_.wait();
-    shards_current_.wait(); // the optimizer has written the shard
+    shards.changed.wait(); // the optimizer has written the shard
     if (shard.scalar_type() == unit.dtype) {
       gather_.all_gather(slot.whole, shard);
     } else {
@@ -66,6 +71,7 @@ void WeightSlots::gather(Slot& slot, const UnitSource& unit) {
       gather_.all_gather(slot.whole, part);
     }
     slot.events.write_ends();
+    shards.gathered.record();
   });
 }
 
@@ -134,17 +140,11 @@ void WeightSlots::retire(UnitKey key) {
 
 void WeightSlots::wait_for_gathers(const void* model) {
   const Waiting waiting(observer_);
-  for (std::vector<Slot>* slots : {&block_slots_, &large_slots_}) {
-    for (Slot& slot : *slots) {
-      if (slot.key.model == model) {
-        slot.events.wait_for_write();
-      }
-    }
-  }
+  shards_of(model).gathered.wait();
 }
 
 void WeightSlots::invalidate(const void* model) {
-  shards_current_.record();
+  shards_of(model).changed.record();
   if (checks_ != nullptr) {
     checks_->forget(model);
   }

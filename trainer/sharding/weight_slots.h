@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <vector>
 
 #include "trainer/sharding/communicator.h"
@@ -75,7 +76,12 @@ class WeightSlots {
   SlotChecks* checks_;
   SideStream stream_;
   Fence allocated_; // a large slot's memory has no earlier user
-  Fence shards_current_; // the last change of any shard
+  // Of each model's shards: the last change, and the last gather that read them.
+  struct ShardFences {
+    Fence changed, gathered;
+  };
+  ShardFences& shards_of(const void* model);
+  std::map<const void*, ShardFences> shards_;
   std::vector<Slot> block_slots_, large_slots_;
   uint64_t clock_ = 0;
   WaitObserver observer_;

@@ -9,8 +9,10 @@
 #include "trainer/config/rules.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/evaluation.h"
+#include "trainer/flight_recorder.h"
 #include "trainer/launch/ranks.h"
 #include "trainer/launch/stop_signal.h"
+#include "trainer/launch/watchdog.h"
 #include "trainer/memory_setup.h"
 #include "trainer/metrics/device.h"
 #include "trainer/metrics/flops.h"
@@ -48,6 +50,7 @@ class Trainer {
 
  private:
   Trainer(const config::Config& config, const launch::StopSignal& stop) : config_(config), stop_(stop) {}
+  void start_watchdog();
   absl::Status read_inputs();
   absl::Status open(const StartOptions& start);
   absl::Status open_journal();
@@ -89,6 +92,7 @@ class Trainer {
   std::unique_ptr<RunCheckpoints> checkpoints_; // after all that it saves and tells
   absl::Status journal_status_; // the first failure to write a step's line
   const launch::StopSignal& stop_;
+  std::unique_ptr<launch::Watchdog> watchdog_;
   metrics::DeviceInfo device_;
   checkpoint::TrainState state_;
   std::optional<checkpoint::Resumed> resumed_;
@@ -113,11 +117,13 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::build(
         absl::StrFormat("[rank %d on %s, %s] ", ranks.rank, host_name(), environment->device.str()));
   }
   configure_libtorch(config.train, environment->device);
+  enable_flight_recorder(config.run.dir);
   auto mesh = join_ranks(config, ranks, environment->device);
   if (!mesh.ok()) {
     return mesh.status();
   }
   trainer->mesh_ = *std::move(mesh);
+  trainer->start_watchdog();
   absl::Status status;
   if (trainer->mesh_->is_main()) {
     status = check_run_folder(config.run.dir, start.mode);
@@ -130,6 +136,19 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::build(
     status = trainer->open(start);
   }
   return status.ok() ? absl::StatusOr<std::unique_ptr<Trainer>>(std::move(trainer)) : status;
+}
+
+void Trainer::start_watchdog() {
+  const std::string& dir = config_.run.dir;
+  const int64_t rank = mesh_->rank;
+  launch::WatchdogOptions options;
+  options.who = absl::StrCat("rank ", rank);
+  options.step_timeout = std::chrono::seconds(config_.run.step_timeout_s);
+  options.grace = std::chrono::seconds(config_.run.grace_s);
+  options.stacks_file = absl::StrCat(dir, "/stacks-rank", rank, ".txt");
+  options.write_more = [dir, rank] { dump_flight_recorder(dir, rank); };
+  watchdog_ = std::make_unique<launch::Watchdog>(std::move(options), stop_);
+  mesh_->watch = [this](int64_t step, const char* place) { watchdog_->at(step, place); };
 }
 
 // Everything that is only read: data, models.
@@ -245,6 +264,7 @@ absl::Status Trainer::lost_ranks(const std::string& error) {
   }
   if (!environment_.device.is_cpu()) {
     metrics::log_error(message);
+    dump_flight_recorder(config_.run.dir, mesh_->rank);
     std::this_thread::sleep_for(std::chrono::seconds(mesh_->is_main() ? 2 : 0)); // rank 0 serves what the others ask
     std::_Exit(1);
   }
@@ -395,7 +415,10 @@ absl::Status Trainer::evaluate() {
   mesh_->at(state_.step, "evaluation");
   const auto result = evaluate_dataset(
       *micro_, *eval_data_, config_.train.micro_batch_size, config_.eval.batches, teacher_ != nullptr, *mesh_,
-      [this] { return stop_requested(); });
+      [this] {
+        watchdog_->at(state_.step, "evaluation");
+        return stop_requested();
+      });
   if (!result.ok()) {
     return result.status();
   }
@@ -411,6 +434,7 @@ absl::Status Trainer::save_checkpoint(bool periodic) {
   if (absl::Status status = read_steps(/*all=*/true); !status.ok()) {
     return status; // the numbers of skipped steps are part of the state
   }
+  mesh_->at(state_.step, "checkpoint");
   return periodic ? checkpoints_->save_periodic(state_) : checkpoints_->save_final(state_);
 }
 
@@ -424,6 +448,7 @@ absl::Status Trainer::save_model() {
   options.dtype = dtype == "float32" ? at::kFloat : dtype == "float16" ? at::kHalf : at::kBFloat16;
   options.replace = true;
   const std::string folder = config_.run.dir + "/model";
+  mesh_->at(state_.step, "model");
   int64_t gathered = 0;
   const auto flat = [&](size_t unit) -> absl::StatusOr<at::Tensor> {
     ++gathered;

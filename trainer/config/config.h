@@ -104,6 +104,8 @@ struct RunSection {
   std::string dir; // run folder
   int64_t log_every = 1; // steps
   std::string progress = "auto"; // auto | bar | lines | none
+  int64_t step_timeout_s = 1800; // without progress; 0: no limit
+  int64_t grace_s = 300; // from a signal to the end of the process; 0: no limit
 };
 
 struct Config {

@@ -259,6 +259,12 @@ std::vector<Field> run_fields() {
        "Steps between two lines of progress; metrics.jsonl has every step."},
       {"run", "progress", one_of<kRun, &RunSection::progress>({"auto", "bar", "lines", "none"}), "",
        "Progress on standard output. auto: a bar on a terminal, lines elsewhere."},
+      {"run", "step_timeout_s", Integer{member<kRun, &RunSection::step_timeout_s>, 0, 31536000}, "seconds",
+       "A rank that is in one phase of a step (or in a save) for longer ends the run, with its place and the stacks of its "
+       "threads in stacks-rank<N>.txt. 0: no limit."},
+      {"run", "grace_s", Integer{member<kRun, &RunSection::grace_s>, 0, 31536000}, "seconds",
+       "After SIGINT, SIGTERM or SIGUSR1 the run stops at the end of its step and saves. A rank that has not ended after "
+       "this long is ended all the same; the checkpoints before stay. 0: no limit."},
   };
 }
 

@@ -44,7 +44,7 @@ median = lambda key: statistics.median(step[key] for step in last)
 phases = {key: statistics.median(step["phase_seconds"][key] for step in last) for key in last[0]["phase_seconds"]}
 gib = [round(step["peak_memory_bytes"] / 2**30, 1) for step in steps]
 print(f"{name:24s} {median('tokens_per_second') / gpus:7.0f} tok/s/GPU  mfu {100 * median('mfu_causal'):.1f} %  "
-      f"{gib[-1]} GiB (first step {gib[0]})  loss {last[-1]['loss']:.5f}  "
+      f"{gib[-1]} GiB (first step {gib[0]}, reserved {last[-1]['peak_reserved_bytes'] / 2**30:.1f})  loss {last[-1]['loss']:.5f}  "
       + "  ".join(f"{key} {1000 * value:.0f}" for key, value in phases.items()) + " ms")
 PYTHON
 }

@@ -22,6 +22,7 @@
 #include "trainer/optim/adamw.h"
 #include "trainer/optim/lr_schedule.h"
 #include "trainer/ranks.h"
+#include "trainer/replay.h"
 #include "trainer/run_checkpoints.h"
 #include "trainer/run_folder.h"
 #include "trainer/run_journal.h"
@@ -58,9 +59,11 @@ class Trainer {
   void step(const GlobalBatch& batch, Clock::time_point start);
   absl::Status read_steps(bool all);
   absl::Status finish_step(StepQueue::DoneStep done);
+  std::string laggards() const;
   absl::Status lost_ranks(const std::string& error);
   void add_throughput(metrics::StepRecord& record) const;
   void report(const metrics::StepRecord& record);
+  absl::Status show_samples();
   absl::Status evaluate();
   absl::Status save_checkpoint(bool periodic);
   absl::Status save_model();
@@ -98,6 +101,8 @@ class Trainer {
   std::optional<checkpoint::Resumed> resumed_;
   int64_t total_steps_ = 0;
   int64_t first_step_ = 0; // of this process
+  int64_t last_step_ = 0; // after which this process ends the run; total_steps_ but for a replay
+  bool show_samples_ = false; // of the last step
   bool stopped_ = false;
   Clock::time_point started_;
 };
@@ -146,7 +151,12 @@ void Trainer::start_watchdog() {
   options.step_timeout = std::chrono::seconds(config_.run.step_timeout_s);
   options.grace = std::chrono::seconds(config_.run.grace_s);
   options.stacks_file = absl::StrCat(dir, "/stacks-rank", rank, ".txt");
-  options.write_more = [dir, rank] { dump_flight_recorder(dir, rank); };
+  options.write_more = [this, dir, rank] {
+    dump_flight_recorder(dir, rank);
+    if (const std::string blame = laggards(); !blame.empty()) {
+      metrics::log_error(blame);
+    }
+  };
   watchdog_ = std::make_unique<launch::Watchdog>(std::move(options), stop_);
   mesh_->watch = [this](int64_t step, const char* place) { watchdog_->at(step, place); };
 }
@@ -200,6 +210,8 @@ absl::Status Trainer::open(const StartOptions& start) {
   if (!status.ok()) {
     return status;
   }
+  last_step_ = start.last_step > 0 ? std::min(start.last_step, total_steps_) : total_steps_;
+  show_samples_ = start.show_samples;
   checkpoints_ = std::make_unique<RunCheckpoints>(config_, own, *student_, *optimizer_, *mesh_);
   const bool resumes = start.mode == StartMode::kResume || !start.resume_from.empty();
   if (resumes) {
@@ -254,14 +266,19 @@ absl::StatusOr<RunResult> Trainer::run() {
   }
 }
 
-// Which ranks are to blame. Where a device hangs in a collective, nothing that frees its memory would come back: the
+// Which ranks hold the others up; empty on one process.
+std::string Trainer::laggards() const {
+  if (mesh_->heartbeat == nullptr) {
+    return "";
+  }
+  const std::string found = mesh_->heartbeat->laggards();
+  return absl::StrCat("ranks ", found.empty() ? "that hold the others up: none is seen" : found);
+}
+
+// Where a device hangs in a collective, nothing that frees its memory would come back: the
 // process says what it knows and ends.
 absl::Status Trainer::lost_ranks(const std::string& error) {
-  std::string message = absl::StrFormat("step %d: %s", state_.step, error);
-  if (mesh_->heartbeat != nullptr) {
-    const std::string laggards = mesh_->heartbeat->laggards();
-    absl::StrAppend(&message, "\n  ranks ", laggards.empty() ? "that hold the others up: none is seen" : laggards);
-  }
+  const std::string message = absl::StrFormat("step %d: %s\n  %s", state_.step, error, laggards());
   if (!environment_.device.is_cpu()) {
     metrics::log_error(message);
     dump_flight_recorder(config_.run.dir, mesh_->rank);
@@ -289,7 +306,7 @@ absl::StatusOr<RunResult> Trainer::run_steps() {
       return status;
     }
   }
-  while (state_.step < total_steps_ && !stopped_) {
+  while (state_.step < last_step_ && !stopped_) {
     const Clock::time_point start = Clock::now();
     mesh_->at(state_.step + 1, "data");
     const auto batch = gate_->next();
@@ -299,6 +316,11 @@ absl::StatusOr<RunResult> Trainer::run_steps() {
     if (!batch->has_value()) {
       stopped_ = true;
       break;
+    }
+    if (show_samples_ && state_.step + 1 == last_step_) {
+      if (absl::Status status = show_samples(); !status.ok()) {
+        return status;
+      }
     }
     trace.before_step(state_.step + 1);
     step(**batch, start);
@@ -328,6 +350,8 @@ absl::StatusOr<RunResult> Trainer::run_steps() {
 // of valid tokens of the whole batch.
 void Trainer::step(const GlobalBatch& batch, Clock::time_point start) {
   metrics::StepRecord record;
+  record.first_sample = state_.samples;
+  record.num_samples = config_.train.global_batch_size;
   record.lr = optim::learning_rate(config_.scheduler, config_.optimizer.lr, state_.step, total_steps_);
   state_.step += 1;
   state_.samples += config_.train.global_batch_size;
@@ -337,7 +361,7 @@ void Trainer::step(const GlobalBatch& batch, Clock::time_point start) {
   record.means.valid_tokens = batch.valid_tokens;
   record.means.has_teacher = teacher_ != nullptr;
   record.tokens = state_.tokens;
-  steps_->push(batch, record, {start, /*failed=*/!journal_status_.ok(), /*more=*/state_.step < total_steps_, [this] {
+  steps_->push(batch, record, {start, /*failed=*/!journal_status_.ok(), /*more=*/state_.step < last_step_, [this] {
                                  checkpoints_->before_update();
                                }});
 }
@@ -368,6 +392,9 @@ absl::Status Trainer::finish_step(StepQueue::DoneStep done) {
     return journal_status_.ok() ? absl::AbortedError("another rank failed; its message says why") : journal_status_;
   }
   if (state_.skipped_in_row >= config_.train.max_skipped_steps) {
+    if (absl::Status status = checkpoints_->finish(); !status.ok()) { // one that is still being written counts
+      metrics::log_error(std::string(status.message()));
+    }
     return absl::AbortedError(absl::StrFormat(
         "step %d: %d steps in a row had gradients that are not finite (train.max_skipped_steps: %d); lower "
         "optimizer.lr, or look at the samples before %d",
@@ -389,6 +416,7 @@ void Trainer::add_throughput(metrics::StepRecord& record) const {
     record.mfu_full = metrics::step_flops_per_token(student, teacher, false) * record.tokens_per_second / peak;
   }
   record.peak_memory_bytes = metrics::peak_memory_bytes(environment_.device);
+  record.peak_reserved_bytes = metrics::peak_reserved_bytes(environment_.device);
   record.eta_seconds = seconds_since(started_) / static_cast<double>(record.step - first_step_) *
       static_cast<double>(total_steps_ - record.step);
 }
@@ -398,11 +426,19 @@ void Trainer::report(const metrics::StepRecord& record) {
   if (journal_status_.ok()) {
     journal_status_ = status;
   }
-  if (record.skipped && mesh_->is_main()) {
-    metrics::log_warning(absl::StrFormat(
-        "step %d: gradients are not finite (loss %g); the step was skipped (%d in a row, %d in all)", record.step,
-        record.means.rows[losses::kLoss], state_.skipped_in_row, state_.skipped_total));
+}
+
+// What each sample of the next step loses by itself.
+absl::Status Trainer::show_samples() {
+  const auto lines =
+      sample_losses(*micro_, *train_data_, state_.samples, config_.train.global_batch_size, *mesh_);
+  const absl::Status status = sharding::agree(*mesh_, lines.status());
+  if (status.ok()) {
+    for (const std::string& line : *lines) {
+      journal_->message(line);
+    }
   }
+  return status;
 }
 
 absl::Status Trainer::evaluate() {
@@ -414,8 +450,7 @@ absl::Status Trainer::evaluate() {
   }
   mesh_->at(state_.step, "evaluation");
   const auto result = evaluate_dataset(
-      *micro_, *eval_data_, config_.train.micro_batch_size, config_.eval.batches, teacher_ != nullptr, *mesh_,
-      [this] {
+      *micro_, *eval_data_, config_.train.micro_batch_size, config_.eval.batches, teacher_ != nullptr, *mesh_, [this] {
         watchdog_->at(state_.step, "evaluation");
         return stop_requested();
       });

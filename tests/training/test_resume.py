@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import tiny
 
-TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes", "mfu_causal", "mfu_full")
+TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes", "peak_reserved_bytes", "mfu_causal",
+         "mfu_full")
 
 
 def timeless(records):

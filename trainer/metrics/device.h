@@ -18,6 +18,8 @@ DeviceInfo device_info(at::Device device);
 
 // CUDA: peak bytes allocated by tensors since the last reset; CPU: peak resident bytes of the process.
 int64_t peak_memory_bytes(at::Device device);
+// CUDA: the most that the caching allocator had taken from the device; 0 on the CPU.
+int64_t peak_reserved_bytes(at::Device device);
 void reset_peak_memory(at::Device device);
 
 // While it exists, and if `active`, anything that makes the host wait for a GPU is an error (c10::Error) as far as

@@ -43,6 +43,10 @@ int64_t peak_memory_bytes(at::Device device) {
   return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak;
 }
 
+int64_t peak_reserved_bytes(at::Device device) {
+  return device.is_cuda() ? c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].peak : 0;
+}
+
 void reset_peak_memory(at::Device device) {
   if (device.is_cuda()) {
     c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());

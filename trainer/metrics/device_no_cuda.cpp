@@ -15,6 +15,10 @@ int64_t peak_memory_bytes(at::Device device) {
   return peak_resident_bytes();
 }
 
+int64_t peak_reserved_bytes(at::Device device) {
+  return 0;
+}
+
 void reset_peak_memory(at::Device device) {}
 
 ForbidSynchronization::ForbidSynchronization(bool active) : active_(active) {}

@@ -98,6 +98,9 @@ std::string step_json(const StepRecord& r) {
     json["mfu_full"] = r.mfu_full;
   }
   json["peak_memory_bytes"] = r.peak_memory_bytes;
+  if (r.peak_reserved_bytes > 0) {
+    json["peak_reserved_bytes"] = r.peak_reserved_bytes;
+  }
   return json.dump();
 }
 

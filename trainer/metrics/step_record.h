@@ -27,12 +27,14 @@ struct StepRecord {
   bool skipped = false; // gradients were not finite
   int64_t skipped_total = 0;
   double lr = 0;
+  int64_t first_sample = 0, num_samples = 0; // that the step was made of
   int64_t tokens = 0; // seen since the start of the run, padding included
   double seconds = 0; // of this step
   PhaseSeconds phases{};
   double tokens_per_second = 0;
   double mfu_causal = 0, mfu_full = 0; // fractions of the device's peak; 0: unknown device
-  int64_t peak_memory_bytes = 0;
+  int64_t peak_memory_bytes = 0; // of tensors; on the CPU of the process
+  int64_t peak_reserved_bytes = 0; // by the allocator; 0: CPU
   double eta_seconds = 0;
 };
 

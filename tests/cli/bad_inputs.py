@@ -350,6 +350,43 @@ def swap_two(value):
     vocab["t7"], vocab["t9"] = 9, 7
 
 
+PLANS = [
+    Row("unknown activation policy", ["memory.activation", "recompute*24,keep*8", "found \"kep\""],
+        args=dry_run("memory.activation=kep")),
+    Row("policy without a count", ["memory.activation"], args=dry_run('memory.activation="keep*,recompute"')),
+    Row("policies for other blocks", ["memory.activation", "the student's 1 blocks, found 3"],
+        args=dry_run('memory.activation="keep*2,recompute"')),
+    Row("negative budget", ["memory.budget_gib", "found -1"], args=dry_run("memory.budget_gib=-1")),
+    Row("budget that nothing fits", ["does not fit", "memory.budget_gib"], args=dry_run("memory.budget_gib=1e-6")),
+    Row("limit that nothing fits", ["does not fit", "device memory", "memory.on_overflow=warn"],
+        args=dry_run("memory.limit_gib=1e-6", "memory.activation=auto")),
+    Row("unknown place of the optimizer", ["memory.optimizer", "one of device, host"],
+        args=dry_run("memory.optimizer=disk")),
+    Row("machine is missing", ["gone.json"], args=dry_run("memory.machine=gone.json")),
+    Row("machine is something else", ["student/config.json", "distill plan --calibrate"],
+        args=dry_run("memory.machine=student/config.json")),
+    Row("machine of nothing", ["machine.json", "matmul_flops", "positive"],
+        lambda job: tiny_job.write_json(job / "machine.json", {"name": "x", "memory_gib": 1, "host_gib": 1,
+                                                                "matmul_flops": 0}),
+        args=dry_run("memory.machine=machine.json")),
+    Row("plan without a config", ["plan", "--config is required"], args=["plan"]),
+    Row("plan for no ranks", ["--ranks"], args=["plan", "--config", "config.yaml", "--ranks", "0"]),
+    Row("plan for ranks that do not divide", ["train.global_batch_size", "6 (3 ranks"],
+        args=["plan", "--config", "config.yaml", "--ranks", "3"]),
+    Row("plan of a missing model", ["student.path", "nothing at gone"],
+        args=["plan", "--config", "config.yaml", "--set", "student.path=gone"]),
+    Row("plan of sequences longer than the model", ["max_position_embeddings", "1024"],
+        args=["plan", "--config", "config.yaml", "--set", "data.seq_len=1024"]),
+    Row("longest sequence of a short model", ["--longest", "1024"],
+        args=["plan", "--config", "config.yaml", "--longest"]),
+    Row("profile without a config", ["profile-memory", "--config is required"], args=["profile-memory"]),
+    Row("profile of no steps", ["--steps"], args=["profile-memory", "--config", "config.yaml", "--steps", "0"]),
+    Row("sweep without values", ["--sweep", "section.key=VALUE,VALUE"],
+        args=["profile-memory", "--config", "config.yaml", "--sweep", "loss.chunk_size"]),
+    Row("profile into a file", ["--out", "eval.dtok"],
+        args=["profile-memory", "--config", "config.yaml", "--out", "eval.dtok"]),
+]
+
 TOKENIZERS = [
     Row("tokens that differ", ["student/tokenizer.json", "teacher/tokenizer.json", "id 7", "\"t9\""],
         tokenizer_file("student", swap_two)),
@@ -378,5 +415,6 @@ GROUPS = {
     "safetensors": SAFETENSORS,
     "token shard": SHARDS,
     "tokenizer": TOKENIZERS,
+    "plan": PLANS,
 }
 ROWS = {f"{group}: {row.name}": row for group, rows in GROUPS.items() for row in rows}

@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/cuda/memory_snapshot.h>
@@ -12,6 +13,7 @@ namespace distill::device {
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
 void hook_device_allocator(at::Device device) {
+  at::globalContext().lazyInitDevice(at::kCUDA); // before it there is no allocator to hook
   using Entry = c10::CachingDeviceAllocator::TraceEntry;
   // Called under the allocator's lock: nothing here may allocate device memory.
   allocator::attachAllocatorTraceTracker([index = device.index()](const Entry& entry) {

@@ -23,7 +23,7 @@ std::vector<std::string> overflows_of(const Plan& plan, int64_t host_bytes) {
   };
   check(plan.memory.peak(), plan.budget_bytes, "memory.budget_gib");
   check(plan.memory.device_bytes(), plan.device_bytes, "device memory");
-  check(plan.memory.host_activations + plan.memory.host_optimizer, host_bytes, "host memory of a rank");
+  check(plan.memory.host_bytes(), host_bytes, "host memory of a rank");
   return overflows;
 }
 

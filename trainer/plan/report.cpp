@@ -63,8 +63,7 @@ std::vector<std::string> Plan::lines() const {
   lines.push_back(absl::StrFormat(
       "memory plan: %s of tensors at the peak (%s), %s of %s of device memory%s; %s pinned on the host",
       bytes_text(memory.peak()), device::phase_name(phase), bytes_text(memory.device_bytes()), bytes_text(device_bytes),
-      budget_bytes > 0 ? ", budget " + bytes_text(budget_bytes) : "",
-      bytes_text(memory.host_activations + memory.host_optimizer)));
+      budget_bytes > 0 ? ", budget " + bytes_text(budget_bytes) : "", bytes_text(memory.host_bytes())));
   std::vector<std::string> parts;
   const device::PhasePeak& peak = memory.use.phases[static_cast<size_t>(phase)];
   for (size_t i = 0; i < device::kNumCategories; ++i) {
@@ -86,6 +85,7 @@ std::string Plan::text() const {
   text += "host memory of one rank\n";
   add_row(text, "offloaded activations", absl::StrFormat("%18s", bytes_text(memory.host_activations)));
   add_row(text, "optimizer state", absl::StrFormat("%18s", bytes_text(memory.host_optimizer)));
+  add_row(text, "copy for checkpoints", absl::StrFormat("%18s", bytes_text(memory.host_checkpoint)));
   text += "run\n";
   add_row(
       text, "ranks",
@@ -156,6 +156,7 @@ std::string Plan::json() const {
   bytes["budget"] = budget_bytes;
   bytes["host_activations"] = memory.host_activations;
   bytes["host_optimizer"] = memory.host_optimizer;
+  bytes["host_checkpoint"] = memory.host_checkpoint;
   for (size_t p = 0; p < device::kNumMemoryPhases; ++p) {
     const device::PhasePeak& peak = memory.use.phases[p];
     Json& phase = json["phases"][device::phase_name(static_cast<device::MemoryPhase>(p))];

@@ -23,7 +23,7 @@ absl::StatusOr<losses::ChunkPlan> plan_head(
     head.teacher_hidden_NG = meta({tokens, teacher->hidden_size}, target.teacher_dtype);
     head.teacher_weight_VG = meta({teacher->vocab_size, teacher->hidden_size}, target.teacher_dtype);
   }
-  head.valid_tokens = tokens;
+  head.valid_tokens = config.data.packing == "pack" ? tokens - 1 : tokens;
   return losses::linear_head_plan(head, config.loss, config.chunks, needs_grad, target.cuda ? at::kCUDA : at::kCPU);
 }
 
@@ -40,6 +40,7 @@ absl::StatusOr<RunShape> run_shape(
   shape.batch = config.train.micro_batch_size;
   shape.seq_len = config.data.seq_len;
   shape.packed = config.data.packing == "pack";
+  shape.gathers_rows = shape.packed;
   shape.bf16_logits = config.loss.logits_dtype == losses::LogitsDtype::kBFloat16;
   if (target.world_size % parallel.replicate != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -64,6 +65,7 @@ absl::StatusOr<RunShape> run_shape(
   shape.bf16_reduce = parallel.reduce_dtype == "bfloat16";
   shape.accumulate_whole = parallel.accumulate == "keep_full";
   shape.optimizer_on_host = config.memory.optimizer == "host";
+  shape.checkpoint_on_host = config.checkpoint.async && config.checkpoint.every > 0;
   shape.threads = target.threads;
   auto head = plan_head(config, student, teacher, target, /*needs_grad=*/true);
   if (!head.ok()) {

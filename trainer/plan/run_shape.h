@@ -25,6 +25,7 @@ struct RunShape {
   int64_t micro_batches = 1; // of a step, on one rank
   bool packed = false; // documents are packed: another attention kernel
   losses::ChunkPlan head;
+  bool gathers_rows = false; // the head leaves out tokens without a target: the last one of each packed document
   bool bf16_logits = false;
   int64_t shard = 1; // ranks that share one copy of the models
   int64_t replicate = 1;
@@ -33,6 +34,7 @@ struct RunShape {
   bool bf16_reduce = false;
   bool accumulate_whole = false; // parallel.accumulate: whole gradients are kept over micro-batches
   bool optimizer_on_host = false;
+  bool checkpoint_on_host = false; // periodic checkpoints are copied to host memory first
   int64_t threads = 1; // of the CPU
   std::vector<models::ActivationPolicy> policies; // of the student's blocks
 
@@ -55,7 +57,7 @@ struct Target {
   int64_t threads = 1;
 };
 
-// The head's chunks for a micro-batch in which every token counts, from shapes alone.
+// The head's chunks for a micro-batch, from shapes alone. Every token counts, but for packed documents' last ones.
 absl::StatusOr<losses::ChunkPlan> plan_head(
     const config::Config& config, const models::ModelConfig& student, const models::ModelConfig* teacher,
     const Target& target, bool needs_grad);

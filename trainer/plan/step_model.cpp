@@ -166,11 +166,15 @@ Buffer StepModel::student_forward(std::vector<KeptBuffers>& kept) {
     student_.prefetch_after(i, nullptr);
     Buffer y = blocks_.forward(models::keeps_input_only(policy) ? nullptr : &all);
     student_.release(student_.block_unit(i));
-    leaving = {};
     all.x = std::move(x);
     all.label(Category::kActivations);
     KeptBuffers& place = kept.emplace_back();
-    (models::is_offloaded(policy) ? leaving : place) = std::move(all);
+    if (models::is_offloaded(policy)) {
+      leaving = {};
+      leaving = std::move(all);
+    } else {
+      place = std::move(all);
+    }
     x = std::move(y);
   }
   return x;
@@ -205,8 +209,12 @@ void StepModel::micro_batch(bool last) {
     Buffer rows;
     {
       const Buffer arena = make(Category::kHead, shape_.head.arena_bytes);
+      // Which rows count, and their targets.
+      const Buffer index = make(Category::kHead, shape_.gathers_rows ? tokens * kInt64 : 0);
+      const Buffer targets = make(Category::kHead, shape_.gathers_rows ? tokens * kInt64 : 0);
       rows = make(Category::kHead, losses::kNumRows * tokens * kFloat);
-      const Buffer beside = make(Category::kHead, shape_.head.bytes - shape_.head.arena_bytes);
+      { const Buffer beside = make(Category::kHead, shape_.head.bytes - shape_.head.arena_bytes); }
+      const Buffer all_rows = make(Category::kHead, shape_.gathers_rows ? losses::kNumRows * tokens * kFloat : 0);
     }
     teacher_hidden.reset();
     hidden.reset();
@@ -316,11 +324,12 @@ MemoryPrediction StepModel::run() {
   prediction.reserved_peak = timeline_.reserved_peak();
   prediction.host_activations =
       sharding::ActivationStore::host_bytes(shape_.policies, shape_.student, shape_.tokens(), student_block_.element);
-  if (shape_.optimizer_on_host) {
-    for (int64_t unit = 0; unit < student_.num_units(); ++unit) {
-      prediction.host_optimizer += 3 * device::HostSlab::aligned(student_.shard_numel(unit) * kFloat);
-    }
+  int64_t state = 0; // master weights and moments
+  for (int64_t unit = 0; unit < student_.num_units(); ++unit) {
+    state += 3 * device::HostSlab::aligned(student_.shard_numel(unit) * kFloat);
   }
+  prediction.host_optimizer = shape_.optimizer_on_host ? state : 0;
+  prediction.host_checkpoint = shape_.checkpoint_on_host ? state : 0;
   return prediction;
 }
 

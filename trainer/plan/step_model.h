@@ -14,6 +14,11 @@ struct MemoryPrediction {
   int64_t context = 0; // the driver's and the libraries' own
   int64_t host_activations = 0; // pinned
   int64_t host_optimizer = 0; // pinned
+  int64_t host_checkpoint = 0; // pinned, made with the first periodic checkpoint
+
+  int64_t host_bytes() const {
+    return host_activations + host_optimizer + host_checkpoint;
+  }
 
   int64_t peak() const { // of what tensors have allocated
     return use.peak();

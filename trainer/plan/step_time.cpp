@@ -130,12 +130,11 @@ PassTimer::PassTime PassTimer::time(const std::vector<models::ActivationPolicy>&
     return models::is_offloaded(policies[i]) ? (models::keeps_input_only(policies[i]) ? copy_input_ : copy_all_) : 0.0;
   };
   double now = 0, channel = 0;
-  double leaving_ends = 0; // of the block before
+  double leaving_ends = 0; // of the last offloaded block
   for (size_t i = 0; i < policies.size(); ++i) {
     now += block_.forward;
-    now = std::max(now, leaving_ends); // its device memory returns
-    leaving_ends = 0;
     if (const double copy = copy_of(i); copy > 0) {
+      now = std::max(now, leaving_ends); // the last one's device memory returns
       channel = std::max(channel, now) + copy;
       leaving_ends = channel;
       time.copies += copy;

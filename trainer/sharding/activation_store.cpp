@@ -72,7 +72,6 @@ void ActivationStore::finish_forward() {
 }
 
 void ActivationStore::put(int64_t block, models::BlockKept kept) {
-  finish_forward(); // the block before
   Stored& stored = blocks_[block];
   stored.kept = std::move(kept);
   for (const at::Tensor* tensor : stored.kept.tensors()) {
@@ -80,6 +79,7 @@ void ActivationStore::put(int64_t block, models::BlockKept kept) {
   }
   stored.is_away = models::is_offloaded(policies_[block]);
   if (stored.is_away) {
+    finish_forward(); // of the offloaded block before
     send_away(stored);
     leaving_ = std::move(stored.kept);
     stored.kept = {};

@@ -62,6 +62,7 @@ TEST_F(MemoryTracker, EachPhaseHasAPeakOfItsOwn) {
 }
 
 TEST_F(MemoryTracker, ALimitThrowsWhatAFullDeviceThrows) {
+  const at::Tensor held = at::empty({64}, at::kByte);
   limit_cpu_memory(total(memory_use().now) + 10'000);
   EXPECT_NO_THROW(at::empty({9000}, at::kByte));
   EXPECT_THROW(at::empty({11'000}, at::kByte), c10::OutOfMemoryError);

@@ -25,7 +25,10 @@ Backend choose_backend(const at::Tensor& q_NAD, const SequenceInfo& seq) {
   if (!q_NAD.is_cuda() || !half || head_dim > kFlashMaxHeadDim) {
     return Backend::kMath;
   }
-  if (!seq.packed && head_dim % 8 == 0 && head_dim <= kCudnnMaxHeadDim && seq.seq_len >= kCudnnMinLength) {
+  // cuDNN's backward pass adds with atomics.
+  const bool deterministic = at::globalContext().deterministicAlgorithms();
+  if (!seq.packed && !deterministic && head_dim % 8 == 0 && head_dim <= kCudnnMaxHeadDim &&
+      seq.seq_len >= kCudnnMinLength) {
     return Backend::kCudnn;
   }
   return Backend::kFlash;

@@ -7,7 +7,8 @@
 // Causal attention within each segment, grouped queries. N tokens, A query heads, K key/value heads, D head_dim,
 // Q = A * D. Inputs are [N, heads, D] views whose last dimension is contiguous; the scale is 1 / sqrt(D).
 //
-//   CUDA, bf16/fp16, rows of one length   cuDNN (head_dim a multiple of 8, at most 128, rows of 128 tokens or more)
+//   CUDA, bf16/fp16, rows of one length   cuDNN (head_dim a multiple of 8, at most 128, rows of 128 tokens or more;
+//                                         not with deterministic algorithms)
 //   CUDA, bf16/fp16, otherwise            FlashAttention-2 over cu_seqlens (head_dim padded to a multiple of 8)
 //   CPU                                   ATen's flash attention for CPU, per segment when packed
 //   anything else (fp32 on CUDA)          matrix products and an exact softmax, a block of queries at a time

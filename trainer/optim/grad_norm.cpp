@@ -4,6 +4,7 @@ namespace distill::optim {
 
 at::Tensor grad_norm_square(const sharding::ModelShards& model) {
   std::vector<at::Tensor> norms;
+  norms.reserve(static_cast<size_t>(model.num_units()));
   for (int64_t i = 0; i < model.num_units(); ++i) {
     norms.push_back(at::linalg_vector_norm(model.unit(i).gradient));
   }

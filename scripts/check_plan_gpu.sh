@@ -55,12 +55,14 @@ LIST
 configure() { # GPUs, student, teacher, vocabulary, sequence length, sequences, micro-batches
   local inputs=$work/v$4-s$5 rows=$(($1 * $6 * $7 * 2 > 32 ? $1 * $6 * $7 * 2 : 32))
   [ "$5" -le 16384 ] || rows=$(($1 * 2))
-  "$python" scripts/bench_inputs.py --out "$inputs" --shapes "$2,$3" --vocab "$4" --seq-len "$5" --rows "$rows" || return 1
+  local shapes=$2,$3 teacher="teacher: {path: $inputs/$3, init: random}" loss="{divergence: jsd, beta: 0.5}"
+  [ "$3" != none ] || { shapes=$2 teacher="" loss="{divergence: none, hard_weight: 1}"; }
+  "$python" scripts/bench_inputs.py --out "$inputs" --shapes "$shapes" --vocab "$4" --seq-len "$5" --rows "$rows" || return 1
   cat >"$inputs/$2-$3.yaml" <<YAML
 student: {path: $inputs/$2, init: random}
-teacher: {path: $inputs/$3, init: random}
+$teacher
 data: {train: $inputs/tokens.dtok, seq_len: $5, packing: concat, shuffle: false}
-loss: {divergence: jsd, beta: 0.5}
+loss: $loss
 train: {steps: 5, micro_batch_size: $6, global_batch_size: $(($1 * $6 * $7))}
 parallel: {processes: $1}
 scheduler: {type: constant}
@@ -138,25 +140,21 @@ stage_auto() {
 }
 
 stage_long() {
-  local length config student=8b ranks=$gpus
-  [ "$gpus" -ge 4 ] || { student=1b; ranks=1; }
+  # 4 GPUs: the 8B student alone, on labels; one GPU: 1B from 8B.
+  local length config student=8b teacher=none ranks=$gpus
+  [ "$gpus" -ge 4 ] || { student=1b; teacher=8b; ranks=1; }
   if [ "$gpus" -ge 4 ]; then
     for length in 32768 65536; do
       config=$(configure 4 8b 8b 128256 "$length" 1 1) || return 1
       profile "one-sequence-$length" "$config" memory.activation=auto memory.budget_gib=130
     done
   fi
-  config=$(configure "$ranks" "$student" 8b 128256 4096 1 1) || return 1
-  local settings=(memory.activation=auto)
-  # 4 GPUs: the student alone, on labels; one GPU: 1B from 8B.
-  [ "$student" = 1b ] || settings+=(teacher.path=null loss.divergence=none loss.hard_weight=1)
-  local arguments=()
-  for setting in "${settings[@]}"; do arguments+=(--set "$setting"); done
-  length=$("$distill" plan --config "$config" --ranks "$ranks" --longest --json "${arguments[@]}" |
+  config=$(configure "$ranks" "$student" "$teacher" 128256 4096 1 1) || return 1
+  length=$("$distill" plan --config "$config" --ranks "$ranks" --longest --json --set memory.activation=auto |
     "$python" -c 'import json, sys; print(json.load(sys.stdin)["longest_seq_len"])') || return 1
   echo "the longest sequence that the plan says fits: $length" | tee -a "$folder/table.txt"
-  config=$(configure "$ranks" "$student" 8b 128256 "$length" 1 1) || return 1
-  profile "longest-$length" "$config" "${settings[@]}"
+  config=$(configure "$ranks" "$student" "$teacher" 128256 "$length" 1 1) || return 1
+  profile "longest-$length" "$config" memory.activation=auto
 }
 
 stage_bits() {

@@ -52,7 +52,8 @@ absl::StatusOr<plan::Plan> plan_run(
        /*host_bytes=*/device::available_host_bytes() / ranks_on_host});
 }
 
-absl::StatusOr<plan::Plan> plan_on_paper(const config::Config& config, int64_t world_size, int64_t ranks_per_node) {
+absl::StatusOr<plan::Plan> plan_on_paper(
+    const config::Config& config, int64_t world_size, int64_t ranks_per_node, double device_share) {
   const auto student = models::read_model_config(config.student.path);
   if (!student.ok()) {
     return student.status();
@@ -84,9 +85,11 @@ absl::StatusOr<plan::Plan> plan_on_paper(const config::Config& config, int64_t w
   const bool here = cuda && metrics::cuda_device_count() > 0;
   const int64_t sharing = std::max<int64_t>(1, std::min(world_size, ranks_per_node));
   const auto host_bytes = static_cast<int64_t>(machine->host_gib * kGiB * kHostShare);
+  const double device_bytes =
+      here ? static_cast<double>(metrics::device_info(environment.device).memory_bytes) : machine->memory_gib * kGiB;
   return plan::make_plan(
       {config, *student, has_teacher ? &*teacher : nullptr, target, *machine,
-       /*device_bytes=*/here ? metrics::device_info(environment.device).memory_bytes : 0,
+       /*device_bytes=*/static_cast<int64_t>(device_share * device_bytes),
        /*host_bytes=*/(here ? device::available_host_bytes() : host_bytes) / sharing});
 }
 
@@ -96,12 +99,8 @@ absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_si
   constexpr double kSpare = 0.98;
   const auto fits = [&](int64_t length) -> absl::StatusOr<bool> {
     config.data.seq_len = length;
-    const auto plan = plan_on_paper(config, world_size, ranks_per_node);
-    if (!plan.ok()) {
-      return plan.status();
-    }
-    return plan->fits() &&
-        static_cast<double>(plan->memory.device_bytes()) <= kSpare * static_cast<double>(plan->device_bytes);
+    const auto plan = plan_on_paper(config, world_size, ranks_per_node, kSpare);
+    return plan.ok() ? absl::StatusOr<bool>(plan->fits()) : plan.status();
   };
   int64_t longest = 0, beyond = kSearched;
   for (const std::string& path : {config.student.path, config.teacher.path}) {

@@ -27,7 +27,9 @@ absl::StatusOr<plan::Plan> plan_run(
 
 // The same without a device, weights or data: for any number of ranks, on the machine that memory.machine or the
 // built-in table describes, with the memory of this host and its GPU where there is one.
-absl::StatusOr<plan::Plan> plan_on_paper(const config::Config& config, int64_t world_size, int64_t ranks_per_node);
+// `device_share` of the device's memory is planned with.
+absl::StatusOr<plan::Plan> plan_on_paper(
+    const config::Config& config, int64_t world_size, int64_t ranks_per_node, double device_share = 1);
 
 // The largest data.seq_len, a multiple of 1024, that the plan says fits with two per cent to spare; 0: none does.
 absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_size, int64_t ranks_per_node);

@@ -116,6 +116,18 @@ def test_state_in_host_memory_is_saved_and_resumed_bit_for_bit(tmp_path, models,
     assert tiny.relative_difference(weights[2], weights[0]) == 0
 
 
+def test_memory_is_flat_over_many_steps_of_offload(tmp_path, models, long_shard):
+    peaks = []
+    for steps in (3, 60):
+        config = config_of(tmp_path / str(steps), models["llama"], long_shard,
+                           memory={"activation": "offload", "optimizer": "host"}, data={"seq_len": 64})
+        report = profile(tmp_path / str(steps), config, "--steps", steps)
+        peaks.append({phase: report["measured"]["phases"][phase]["highest"] for phase in ("forward", "head", "backward")})
+    for phase, categories in peaks[0].items():
+        for category, found in categories.items():
+            assert peaks[1][phase][category] == pytest.approx(found, abs=20_000), (phase, category)
+
+
 def test_a_plan_that_does_not_fit_stops_before_any_weight_is_read(tmp_path, models, long_shard):
     config = config_of(tmp_path, models["llama"], long_shard, memory={"limit_gib": 0.004})
     (tmp_path / "student").mkdir()

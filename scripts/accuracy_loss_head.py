@@ -25,7 +25,7 @@ import torch  # noqa: E402
 import heads  # noqa: E402
 from exact import errors, exact  # noqa: E402
 from problem import Problem, load_operators, random_problem  # noqa: E402
-from timing import first_line  # noqa: E402
+from report import first_line, pyplot  # noqa: E402
 
 GAPS = [3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001]
 
@@ -99,14 +99,12 @@ def study(kind, base, gaps, implementations, beta):
 
 
 def plot(path, rows, title):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    plt = pyplot()
+    if plt is None:
+        return
     kinds = sorted({row["kind"] for row in rows}, reverse=True)
     measures = ["loss", "d_hidden", "d_weight"]
-    figure, axes = pyplot.subplots(len(kinds), 3, figsize=(15, 4.2 * len(kinds)), squeeze=False)
+    figure, axes = plt.subplots(len(kinds), 3, figsize=(15, 4.2 * len(kinds)), squeeze=False)
     for line, kind in zip(axes, kinds):
         for axis, measure in zip(line, measures):
             for name in dict.fromkeys(row["name"] for row in rows if row["kind"] == kind):
@@ -137,7 +135,13 @@ def main():
     parser.add_argument("--gaps", type=lambda text: [float(x) for x in text.split(",")], default=GAPS, help="nats")
     parser.add_argument("--peers", action="store_true", help="peers too, where Python can import them")
     parser.add_argument("--out", default="accuracy_loss_head", help="results: OUT.json and OUT.png")
+    parser.add_argument("--plot", metavar="JSON", help="only the PNG, beside these results of an earlier run")
     args = parser.parse_args()
+    if args.plot:
+        with open(args.plot) as file:
+            report = json.load(file)
+        plot(os.path.splitext(args.plot)[0] + ".png", report["rows"], report["title"])
+        return
     device = args.device if args.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     load_operators(args.library)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -160,7 +164,7 @@ def main():
         json.dump({"title": title, "device": where, "torch": torch.__version__, "arguments": vars(args), "rows": rows},
                   file, indent=1)
     plot(args.out + ".png", rows, title)
-    print(f"\nwrote {args.out}.json and {args.out}.png")
+    print(f"\nwrote {args.out}.json")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ import heads  # noqa: E402
 from exact import errors, exact  # noqa: E402
 from problem import load_operators, random_problem  # noqa: E402
 from row_kernel import bench_rows  # noqa: E402
-from timing import extra_peak_mib, first_line, interleaved  # noqa: E402
+from report import first_line, pyplot  # noqa: E402
+from timing import extra_peak_mib, interleaved  # noqa: E402
 
 SWEEP = {"tokens": [4096, 16384], "vocab": [32000, 128256, 262144],
          "shapes": "jsd:2048:2048,jsd:2048:4096,jsd:4096:4096,ce:2048:0,ce:4096:0", "chunk": [512, 1024, 2048, 4096],
@@ -143,13 +144,11 @@ def table(rows):
 
 def plot(path, rows):
     """For each case the times, and scratch memory against the ratio to the products."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    plt = pyplot()
+    if plt is None:
+        return
     cases = list(dict.fromkeys(case_of(row) for row in rows))
-    figure, axes = pyplot.subplots(len(cases), 2, figsize=(15, 3.2 * len(cases)), squeeze=False)
+    figure, axes = plt.subplots(len(cases), 2, figsize=(15, 3.2 * len(cases)), squeeze=False)
     for (times, memory), case in zip(axes, cases):
         of_case = [row for row in rows if case_of(row) == case]
         colours = ["tab:gray" if "products" in row["name"] else "tab:blue" if "distill" in row["name"] else "tab:orange"
@@ -192,6 +191,7 @@ def parse_arguments():
     parser.add_argument("--error-tokens", type=int, default=256)
     parser.add_argument("--reps", type=int, default=20)
     parser.add_argument("--out", default="bench_loss_head", help="results: OUT.json and OUT.png")
+    parser.add_argument("--plot", metavar="JSON", help="only the PNG, beside these results of an earlier run")
     args = parser.parse_args()
     if args.sweep:
         for key, value in SWEEP.items():
@@ -207,6 +207,10 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
+    if args.plot:
+        with open(args.plot) as file:
+            plot(os.path.splitext(args.plot)[0] + ".png", json.load(file)["head"])
+        return
     if not torch.cuda.is_available():
         sys.exit("bench_loss_head.py needs a GPU, and PyTorch finds none on this machine")
     load_operators(args.library)
@@ -233,8 +237,8 @@ def main():
                     report["head"] += bench_head(args, kind, tokens, vocab, int(hidden), int(teacher_hidden))
                     torch.cuda.empty_cache()
                     save()
-        plot(args.out + ".png", report["head"])
         print("\n" + table(report["head"]))
+        plot(args.out + ".png", report["head"])
 
 
 if __name__ == "__main__":

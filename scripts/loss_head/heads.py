@@ -7,7 +7,7 @@ from typing import Callable
 import torch
 
 from exact import Result
-from timing import first_line
+from report import first_line
 
 
 @dataclass

@@ -4,6 +4,8 @@ import statistics
 
 import torch
 
+from report import first_line
+
 WARM_UP = 2
 
 
@@ -36,12 +38,6 @@ def interleaved(functions, reps):
     for name, why in dead.items():
         print(f"  {name}: failed, {why}", flush=True)
     return {name: (statistics.median(t), min(t), max(t)) for name, t in times.items() if t}
-
-
-def first_line(error):
-    """An exception as one short line."""
-    text = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {text[:160]}"
 
 
 def extra_peak_mib(function):

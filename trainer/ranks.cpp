@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include "trainer/config/dump.h"
 #include "trainer/metrics/device.h"
 #include "trainer/metrics/log.h"
+#include "trainer/models/fingerprint.h"
 
 namespace distill::trainer {
 namespace {
@@ -52,6 +54,27 @@ absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
         "CUDA_DEVICE_MAX_CONNECTIONS is 1: communication waits for the computation beside it; unset it");
   }
   return sharding::make_mesh(options, shard, parallel.replicate, device);
+}
+
+absl::Status check_same_inputs(
+    const config::Config& config, const sharding::Mesh& mesh, const std::string& data, const std::string& run) {
+  if (mesh.host == nullptr) {
+    return absl::OkStatus();
+  }
+  absl::Status status =
+      sharding::check_equal_on_all_ranks(mesh, "configuration", absl::StrCat(config::dump(config), run));
+  for (const auto& [name, section] : {std::pair("student", &config.student), std::pair("teacher", &config.teacher)}) {
+    if (!status.ok() || section->path.empty()) {
+      continue;
+    }
+    const auto files = models::folder_fingerprint(section->path);
+    status = sharding::agree(mesh, files.status());
+    if (status.ok()) {
+      const std::string what = absl::StrCat(name, ".path (model files in ", section->path, ")");
+      status = sharding::check_equal_on_all_ranks(mesh, what, *files);
+    }
+  }
+  return status.ok() ? sharding::check_equal_on_all_ranks(mesh, "data.train", data) : status;
 }
 
 int64_t ranks_to_start(const config::Config& config, const launch::RankInfo& ranks) {

@@ -200,9 +200,8 @@ absl::Status Trainer::read_inputs() {
 // From here on the run folder changes.
 absl::Status Trainer::open(const StartOptions& start) {
   const checkpoint::RunIdentity own = identity();
-  absl::Status status = sharding::check_equal_on_all_ranks(
-      *mesh_, "configuration, model shape or data",
-      absl::StrCat(config::dump(config_), own.model, own.optimizer, own.data, own.tokenizer, start.resume_from));
+  absl::Status status = check_same_inputs(
+      config_, *mesh_, absl::StrCat(own.data, own.tokenizer), absl::StrCat(own.model, own.optimizer, start.resume_from));
   if (status.ok()) {
     status =
         sharding::agree(*mesh_, mesh_->is_main() ? open_run_folder(config_.run.dir, start.mode) : absl::OkStatus());

@@ -1,6 +1,7 @@
 """Any number of ranks, however they share the models, train as one process does."""
 
 import itertools
+import re
 import shutil
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import tiny
+from safetensors.torch import save_file
 
 STEPS = 20
 BATCH = 48  # sequences a step: divisible by 1, 2, 3 and 4 ranks with 1 or 4 micro-batches each
@@ -244,6 +246,35 @@ def test_ranks_with_other_configurations_are_refused(tmp_path, models, ragged_sh
     errors = [job.communicate(timeout=60)[1] for job in jobs]
     assert all(job.returncode != 0 for job in jobs)
     assert "rank 1 has another configuration" in errors[1]
+
+
+@pytest.mark.parametrize("other", ["student", "teacher", "data"])
+def test_ranks_with_other_files_are_refused(tmp_path, models, ragged_shard, other):
+    # One configuration; its relative paths lead to other files on rank 1, as on a node whose disk is out of date.
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for folder in folders:
+        for name, model in zip(("student", "teacher"), models["llama"]):
+            shutil.copytree(model, folder / name)
+        shutil.copy(ragged_shard, folder / "data.dtok")
+    if other == "data":
+        tiny.make_shard(folders[1] / "data.dtok", tiny.random_documents(4, [200] * 10))
+    else:
+        weights = tiny.load_weights(folders[1] / other)
+        weights["model.norm.weight"][3] += 1e-3
+        save_file(weights, folders[1] / other / "model.safetensors", metadata={"format": "pt"})
+    tiny.need_devices(2)
+    config = tiny.base_config(tiny.Path("."), "student", "teacher", "data.dtok")
+    jobs = []
+    for rank, folder in enumerate(folders):
+        path = tiny.write_config(folder, config)
+        jobs.append(subprocess.Popen(
+            [tiny.binary(), "--config", path], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=tiny.environment() | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+                                      "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29633"}))
+    errors = [job.communicate(timeout=60)[1] for job in jobs]
+    assert all(job.returncode != 0 for job in jobs), errors
+    assert f"rank 1 has another {'data.train' if other == 'data' else other + '.path'}" in errors[1]
+    assert re.search("hash [0-9a-f]{16}, rank 0 has [0-9a-f]{16}", errors[1])
 
 
 @pytest.mark.parametrize("sections, named", [

@@ -31,13 +31,13 @@ runs=$(cat <<LIST
 1g-1b-8b-keep-v262k 1 1b 8b 262144 4096 2 1
 1g-3b-8b-offload 1 3b 8b 128256 4096 2 1 memory.activation=offload
 1g-1b-8b-input-16k-acc2 1 1b 8b 128256 4096 4 2 memory.activation=offload_input
-1g-3b-8b-auto 1 3b 8b 128256 4096 2 1 memory.activation=auto memory.budget_gib=70
+1g-3b-8b-auto 1 3b 8b 128256 4096 2 1 memory.activation=auto memory.budget_gib=76.5
 1g-1b-8b-host-optimizer 1 1b 8b 128256 4096 2 1 memory.optimizer=host
 1g-1b-8b-packed 1 1b 8b 128256 4096 2 1 data.packing=pack
 2g-8b-8b-keep 2 8b 8b 128256 4096 2 1
 2g-8b-8b-input 2 8b 8b 128256 4096 2 1 memory.activation=offload_input
 2g-8b-8b-recompute-acc2 2 8b 8b 128256 4096 2 2 memory.activation=recompute
-2g-3b-8b-auto-v262k 2 3b 8b 262144 4096 2 1 memory.activation=auto memory.budget_gib=40
+2g-3b-8b-auto-v262k 2 3b 8b 262144 4096 2 1 memory.activation=auto memory.budget_gib=48
 2g-3b-8b-full-acc2 2 3b 8b 32000 4096 2 2 parallel.accumulate=keep_full
 2g-1b-8b-replicas 2 1b 8b 128256 4096 2 1 parallel.replicate=2
 4g-8b-8b-keep 4 8b 8b 128256 4096 2 1

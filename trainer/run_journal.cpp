@@ -22,6 +22,11 @@ absl::StatusOr<RunJournal> RunJournal::open(
     return file.status();
   }
   journal.metrics_ = *std::move(file);
+  auto events = RunEvents::open(dir, kept_steps.last_step, config.train.spike_sigmas);
+  if (!events.ok()) {
+    return events.status();
+  }
+  journal.events_.emplace(*std::move(events));
   journal.progress_ = std::make_unique<metrics::Progress>(config.run.progress, config.run.log_every);
   return journal;
 }
@@ -38,7 +43,14 @@ absl::Status RunJournal::step(const metrics::StepRecord& record) {
   }
   progress_->step(record);
   metrics::log_to_file(metrics::step_line(record));
-  return metrics_->append(metrics::step_json(record));
+  if (absl::Status status = metrics_->append(metrics::step_json(record)); !status.ok()) {
+    return status;
+  }
+  const auto event = events_->step(record);
+  if (event.ok() && !event->empty()) {
+    metrics::log_warning(*event);
+  }
+  return event.status();
 }
 
 absl::Status RunJournal::evaluation(int64_t step, const metrics::LossMeans& means) {

@@ -10,6 +10,7 @@
 #include "trainer/metrics/jsonl.h"
 #include "trainer/metrics/progress.h"
 #include "trainer/metrics/step_record.h"
+#include "trainer/run_events.h"
 
 namespace distill::trainer {
 
@@ -33,6 +34,7 @@ class RunJournal {
  private:
   bool is_main_ = true;
   std::optional<metrics::JsonLines> metrics_;
+  std::optional<RunEvents> events_;
   std::unique_ptr<metrics::Progress> progress_;
 };
 

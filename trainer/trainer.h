@@ -24,6 +24,8 @@ struct StartOptions {
   // A checkpoint's folder to go on from, of this run or of another one. Empty: with kResume the newest complete
   // checkpoint of the run folder, else from the start.
   std::string resume_from;
+  int64_t last_step = 0; // end the run after this step, as if it were its last; 0: at its end
+  bool show_samples = false; // say what each sample of the last step loses
 };
 
 struct RunResult {
@@ -40,8 +42,8 @@ absl::StatusOr<RunResult> train(
 // The same, handling signals while it runs.
 absl::StatusOr<RunResult> train(const config::Config& config, const StartOptions& start);
 
-// Checks all that can be checked without training: model folders and their tensors, tokenizers, data, the loss head's
-// memory. Prints a summary on standard output.
+// Checks all that can be checked without training: model folders and their tensors, tokenizers, data, whether the memory
+// plan fits. Prints a summary and the plan on standard output.
 absl::Status dry_run(const config::Config& config);
 
 struct EvalReport {

@@ -57,7 +57,7 @@ void add_train_options(CLI::App& app, TrainCommand& train) {
       ->excludes(resume);
   app.add_flag(
       "--dry-run", train.dry_run,
-      "Check configuration, models, tokenizers, data and memory of the loss head, then leave");
+      "Check configuration, models, tokenizers and data, print the memory plan, then leave");
 }
 
 void add_plan_options(CLI::App& app, PlanCommand& plan) {
@@ -141,6 +141,11 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   CLI::App* export_app =
       app.add_subcommand("export", "Write a checkpoint's model as a Hugging Face folder; needs no GPU");
   add_export_options(*export_app, exported);
+  ReplayCommand replay;
+  CLI::App* replay_app = app.add_subcommand(
+      "replay", "Do one step of a run again, from the checkpoint before it, and say what each of its samples loses");
+  add_config_options(*replay_app, replay.config, replay.overrides);
+  replay_app->add_option("--step", replay.step, "The step, as in metrics.jsonl and events.jsonl")->required();
   PlanCommand plan;
   CLI::App* plan_app = app.add_subcommand(
       "plan", "Predict memory by category, time and speed, from shapes alone: no GPU, no weights, no data");
@@ -174,6 +179,10 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     }
     if (export_app->parsed()) {
       return {exported};
+    }
+    if (replay_app->parsed()) {
+      require(*replay_app, replay.config, "--config");
+      return {replay};
     }
     if (plan_app->parsed()) {
       if (plan.calibrate.empty()) {

@@ -37,6 +37,12 @@ struct ExportCommand {
   std::string model; // empty: the run's student.path
 };
 
+struct ReplayCommand {
+  std::string config;
+  std::vector<std::string> overrides;
+  int64_t step = 0;
+};
+
 struct PlanCommand {
   std::string config;
   std::vector<std::string> overrides;
@@ -59,8 +65,8 @@ struct ProfileMemoryCommand {
 struct HelpConfigCommand {};
 
 using Command = std::variant<
-    TrainCommand, EvalCommand, InspectCommand, VerifyCommand, ExportCommand, PlanCommand, ProfileMemoryCommand,
-    HelpConfigCommand>;
+    TrainCommand, EvalCommand, InspectCommand, VerifyCommand, ExportCommand, ReplayCommand, PlanCommand,
+    ProfileMemoryCommand, HelpConfigCommand>;
 
 struct CommandLine {
   std::optional<Command> command; // nullopt: leave with exit_code; help, version or the error was printed

@@ -10,6 +10,7 @@ int run_eval(const EvalCommand& command);
 int run_inspect(const InspectCommand& command);
 int run_verify(const VerifyCommand& command);
 int run_export(const ExportCommand& command);
+int run_replay(const ReplayCommand& command);
 int run_plan(const PlanCommand& command);
 int run_profile_memory(const ProfileMemoryCommand& command);
 

@@ -27,6 +27,7 @@ int run(int argc, const char* const* argv) {
           [](const InspectCommand& command) { return run_inspect(command); },
           [](const VerifyCommand& command) { return run_verify(command); },
           [](const ExportCommand& command) { return run_export(command); },
+          [](const ReplayCommand& command) { return run_replay(command); },
           [](const PlanCommand& command) { return run_plan(command); },
           [](const ProfileMemoryCommand& command) { return run_profile_memory(command); },
           [](const HelpConfigCommand&) {

@@ -28,7 +28,7 @@ def test_a_run_is_refused_then_replaced_and_what_stands_beside_it_stays(distill,
     assert distill(place, *train).returncode == 0
     run = place / "run"
     assert sorted(path.name for path in run.iterdir()) == [
-        "checkpoints", "config.yaml", "log.txt", "metrics.jsonl", "model"]
+        "checkpoints", "config.yaml", "events.jsonl", "log.txt", "metrics.jsonl", "model"]
     assert steps(run) == [1, 2]
     trained = (run / "model" / "model.safetensors").read_bytes()
 

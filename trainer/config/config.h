@@ -41,6 +41,7 @@ struct TrainSection {
   std::string dtype = "auto"; // compute: auto (bfloat16 on CUDA, float32 on CPU) | float32 | bfloat16
   int64_t max_skipped_steps = 10; // non-finite steps in a row before the run fails
   bool deterministic = false;
+  double spike_sigmas = 6; // a loss so many deviations above the last ones is recorded; 0: never
 };
 
 struct OptimizerSection {
@@ -90,6 +91,7 @@ struct ParallelSection {
   std::string reduce_dtype = "float32"; // float32 | bfloat16
   int64_t prefetch = 1; // units gathered ahead
   std::string accumulate = "reduce_each"; // reduce_each | keep_full: gradients of a step's micro-batches
+  std::string gather = "kernels"; // kernels | copy_engines
   int64_t nccl_max_ctas = 0; // multiprocessors a collective may take; 0: NCCL's choice
   bool debug_checks = false;
   int64_t timeout_s = 600; // for ranks to arrive, and for a collective

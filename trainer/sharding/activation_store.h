@@ -15,9 +15,9 @@ namespace distill::sharding {
 // Offloaded tensors leave for host memory beside the forward passes that follow and come back one block ahead of their
 // backward pass, on two streams of their own. On the CPU the copies are made at once, by the same code.
 //
-// Device memory of an offloaded block returns to the allocator once the compute stream waits for its copy, which it does
-// when the next block is to leave, or at the end of the forward pass. Tensors that come back are made on the compute
-// stream, and their copy waits for what that stream did with the memory before.
+// Device memory of an offloaded block returns to the allocator once the compute stream waits for its copy, which it
+// does when the next block is to leave, or at the end of the forward pass. Tensors that come back are made on the
+// compute stream, and their copy waits for what that stream did with the memory before.
 class ActivationStore {
  public:
   // `host`: at least host_bytes(...) of it is left; null where nothing is offloaded.

@@ -150,11 +150,11 @@ stage_long() {
     done
   fi
   config=$(configure "$ranks" "$student" "$teacher" 128256 4096 1 1) || return 1
-  length=$("$distill" plan --config "$config" --ranks "$ranks" --longest --json --set memory.activation=auto |
+  length=$("$distill" plan --config "$config" --ranks "$ranks" --longest --json --set memory.activation=auto --set memory.limit_gib=137 |
     "$python" -c 'import json, sys; print(json.load(sys.stdin)["longest_seq_len"])') || return 1
   echo "the longest sequence that the plan says fits: $length" | tee -a "$folder/table.txt"
   config=$(configure "$ranks" "$student" "$teacher" 128256 "$length" 1 1) || return 1
-  profile "longest-$length" "$config" memory.activation=auto
+  profile "longest-$length" "$config" memory.activation=auto memory.limit_gib=137
 }
 
 stage_bits() {

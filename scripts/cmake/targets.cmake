@@ -2,7 +2,7 @@
 # -fopenmp: ATen's parallel_for is a header and runs on one thread without it.
 add_library(distill_flags INTERFACE)
 target_compile_options(distill_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-fPIC -fopenmp -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Winvalid-pch -Wshadow=local>
+  $<$<COMPILE_LANGUAGE:CXX>:-fPIC $<$<CXX_COMPILER_ID:GNU>:-fopenmp> -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Winvalid-pch -Wshadow=local>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fPIC,-Wall --expt-relaxed-constexpr --extended-lambda -lineinfo>)
 if(DISTILL_WERROR)
   target_compile_options(distill_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)

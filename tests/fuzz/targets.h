@@ -1,0 +1,32 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+// The readers of files that are not trusted, each as a function of bytes. Used by fuzz_test (a short, deterministic run
+// in the tests) and by libFuzzer (scripts/fuzz.sh).
+namespace distill::fuzz {
+
+// Names the input in errors.
+inline constexpr const char* kSource = "the-input";
+
+struct Target {
+  const char* name; // also its folder in tests/fuzz/corpus
+  // Ok, or an error whose message must hold `kSource` (readers of files: the file's path, which holds it).
+  absl::Status (*read)(const uint8_t* data, size_t size);
+};
+
+absl::Status read_config_yaml(const uint8_t* data, size_t size);
+absl::Status read_safetensors_header(const uint8_t* data, size_t size);
+absl::Status read_token_shard(const uint8_t* data, size_t size);
+absl::Status read_checkpoint_index(const uint8_t* data, size_t size);
+absl::Status read_tokenizer_json(const uint8_t* data, size_t size);
+absl::Status read_model_config(const uint8_t* data, size_t size);
+
+const std::vector<Target>& targets();
+
+} // namespace distill::fuzz

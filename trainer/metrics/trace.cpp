@@ -1,11 +1,20 @@
 #include "trainer/metrics/trace.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
+
+#include "trainer/metrics/device.h"
 
 namespace distill::metrics {
 namespace {
 
 using torch::profiler::impl::ActivityType;
+
+void wait_for_device(bool cuda) {
+  if (cuda) {
+    synchronize(c10::impl::VirtualGuardImpl(at::kCUDA).getDevice());
+  }
+}
 
 } // namespace
 
@@ -22,13 +31,15 @@ void TraceRecorder::before_step(int64_t step) {
   if (step != first_ || last_ < first_) {
     return;
   }
+  wait_for_device(cuda_); // the trace begins with this step, not with what is left of the one before
   std::set<ActivityType> activities{ActivityType::CPU};
   if (cuda_) {
     activities.insert(ActivityType::CUDA);
   }
   const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
   torch::autograd::profiler::prepareProfiler(config, activities);
-  torch::autograd::profiler::enableProfiler(config, activities, {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE});
+  torch::autograd::profiler::enableProfiler(
+      config, activities, {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE});
   recording_ = true;
 }
 
@@ -36,6 +47,7 @@ bool TraceRecorder::after_step(int64_t step) {
   if (!recording_ || step < last_) {
     return false;
   }
+  wait_for_device(cuda_); // the step has been queued, and is to be seen whole
   torch::autograd::profiler::disableProfiler()->save(path_);
   recording_ = false;
   return true;

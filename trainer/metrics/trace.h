@@ -15,7 +15,7 @@ class TraceRecorder {
   TraceRecorder& operator=(const TraceRecorder&) = delete;
 
   void before_step(int64_t step);
-  // True when this step was the last and the file has been written. Waits for the device then.
+  // True when this step, which has been queued, was the last and the file has been written. Waits for the device then.
   bool after_step(int64_t step);
   const std::string& path() const {
     return path_;

@@ -34,7 +34,8 @@ LastMetrics last_metrics(const fs::path& file) {
   for (std::string line; std::getline(in, line);) {
     Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (object.is_object()) { // a killed run may leave a torn last line
-      (object.contains("eval") ? last.eval : last.step) = std::move(object);
+      Json& kept = object.contains("eval") ? last.eval : last.step; // chosen before the object is moved from
+      kept = std::move(object);
     }
   }
   return last;

@@ -34,6 +34,7 @@ absl::Status check_identity(const std::string& folder, const RunIdentity& saved,
 
 absl::Status check_units(const std::string& folder, const Index& index, const sharding::ModelShards& model) {
   std::vector<models::UnitLayout> layouts;
+  layouts.reserve(static_cast<size_t>(model.num_units()));
   for (int64_t unit = 0; unit < model.num_units(); ++unit) {
     layouts.push_back(model.unit(unit).layout);
   }

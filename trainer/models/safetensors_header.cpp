@@ -145,6 +145,7 @@ absl::StatusOr<TensorInfo> parse_tensor(const Json& entry, int64_t data_bytes) {
 
 absl::Status check_coverage(const SafetensorsHeader& header, int64_t data_bytes) {
   std::vector<std::pair<const std::string*, const TensorInfo*>> order;
+  order.reserve(header.tensors.size());
   for (const auto& [name, tensor] : header.tensors) {
     order.emplace_back(&name, &tensor);
   }

@@ -22,6 +22,7 @@ struct RowConstants {
   T to_log2 = 0; // log2(e) / T: from logits to base-2 logarithms
   T p_weight = 0; // of p in the mixture m
   T q_weight = 0; // the rest
+  T near[4] = {}; // log2(p_weight 2^d + q_weight) = near[0] d + near[1] d^2 + ... for small d
   T soft_gradient = 0; // what q (a - sum q a) is multiplied by
   T soft_scale = 1; // 1 or T^2
   T soft_weight = 0;
@@ -61,6 +62,12 @@ RowConstants<T> row_constants(const RowArgs& args) {
   }
   c.p_weight = static_cast<T>(p_weight);
   c.q_weight = T(1) - c.p_weight; // so that the two add up to exactly 1
+  // The cumulants of a coin that shows p with probability p_weight.
+  const double variance = p_weight * (1 - p_weight);
+  c.near[0] = static_cast<T>(p_weight);
+  c.near[1] = static_cast<T>(variance * kLn2<double> / 2);
+  c.near[2] = static_cast<T>(variance * (1 - 2 * p_weight) * kLn2<double> * kLn2<double> / 6);
+  c.near[3] = static_cast<T>(variance * (1 - 6 * variance) * kLn2<double> * kLn2<double> * kLn2<double> / 24);
   const double scale = o.scale_by_temperature_squared ? o.temperature * o.temperature : 1.0;
   c.soft_scale = static_cast<T>(scale);
   c.soft_weight = static_cast<T>(c.divergence == Divergence::kNone ? 0 : o.soft_weight);
@@ -112,7 +119,6 @@ template <typename T>
 struct SideStats {
   T max = 0;
   T log2_sum = 0; // lq = (z - max) to_log2 - log2_sum
-  T log2_norm = 0; // lq = z to_log2 - log2_norm: one operation less, a rounding of this number more
   T unit_log2_sum = 0; // log2_sum at T = 1
   T lse = 0; // log-sum-exp at T = 1, nats
 };
@@ -124,7 +130,6 @@ DISTILL_ROW_INLINE SideStats<T> side_stats(const SideSums<T>& sums, const RowCon
   stats.log2_sum = log2(sums.sum);
   stats.unit_log2_sum = c.unit_temperature ? stats.log2_sum : log2(sums.unit_sum);
   stats.max = sums.max;
-  stats.log2_norm = sums.max * c.to_log2 + stats.log2_sum;
   stats.lse = sums.max + stats.unit_log2_sum * kLn2<T>;
   return stats;
 }
@@ -198,7 +203,7 @@ struct SoftTerms {
 
 // The mixture m = p_weight p + q_weight q enters as mixed = m / q = p_weight r + q_weight. Where d is beyond the
 // ceiling q is 0, and p (d + log2(q / m)) is still right because both its terms use the same d.
-template <Divergence kDivergence, typename T>
+template <Divergence kDivergence, bool kGeneral, typename T>
 DISTILL_ROW_INLINE SoftTerms<T> soft_terms(const ColumnPair<T>& x, const RowConstants<T>& c) {
   SoftTerms<T> out;
   if constexpr (kDivergence == Divergence::kForwardKl) {
@@ -212,7 +217,12 @@ DISTILL_ROW_INLINE SoftTerms<T> soft_terms(const ColumnPair<T>& x, const RowCons
     const T d = row_min(x.d, kMaxLogRatio<T>);
     const T r = row_exp2(d);
     const T mixed = c.p_weight * r + c.q_weight;
-    const T log2_m_over_q = row_log2(mixed);
+    T log2_m_over_q = row_log2(mixed);
+    if constexpr (kGeneral && sizeof(T) == 4) {
+      // In fp32 the logarithm's error counts where p and q are close; the series' is below 1e-9 here.
+      const T series = d * (c.near[0] + d * (c.near[1] + d * (c.near[2] + d * c.near[3])));
+      log2_m_over_q = d * d < T(1.0 / 256) ? series : log2_m_over_q;
+    }
     if constexpr (kDivergence == Divergence::kJsd) {
       out.loss = x.p * (d - log2_m_over_q);
       out.a = -log2_m_over_q;
@@ -256,11 +266,10 @@ DISTILL_ROW_INLINE T soft_loss(Divergence divergence, const RowSums<T>& sums, co
   return 0;
 }
 
-// At small temperatures the logits over T are large, and what counts is their small difference from the maximum.
-template <bool kGeneral, typename T>
+// The difference from the maximum first: large logits keep their digits.
+template <typename T>
 DISTILL_ROW_INLINE T log2_prob(T logit, const SideStats<T>& side, const RowConstants<T>& c) {
-  const T log2_q = kGeneral ? (logit - side.max) * c.to_log2 - side.log2_sum : logit * c.to_log2 - side.log2_norm;
-  return row_max(log2_q, kLogFloor<T>);
+  return row_max((logit - side.max) * c.to_log2 - side.log2_sum, kLogFloor<T>);
 }
 
 // q at T = 1 where the temperature is another.
@@ -277,15 +286,15 @@ struct ColumnResult {
 };
 
 // One column with both sides, added to the row's sums (a reference for each, so that they may be lanes of a vector).
-// Logits after bias and softcap. kGeneral: any temperature and softcap; otherwise neither.
+// Logits after bias and softcap. kGeneral: more exact in fp32 where p and q are close, and slower.
 template <Divergence kDivergence, bool kGeneral, typename T>
 DISTILL_ROW_INLINE ColumnResult<T> column(
     T student_logit, T teacher_logit, const SideStats<T>& student, const SideStats<T>& teacher,
     const RowConstants<T>& c, RowSums<T>& add) {
-  const T lq = log2_prob<kGeneral>(student_logit, student, c);
-  const T lp = log2_prob<kGeneral>(teacher_logit, teacher, c);
+  const T lq = log2_prob(student_logit, student, c);
+  const T lp = log2_prob(teacher_logit, teacher, c);
   const ColumnPair<T> pair = column_pair(lp, lq);
-  const SoftTerms<T> soft = soft_terms<kDivergence>(pair, c);
+  const SoftTerms<T> soft = soft_terms<kDivergence, kGeneral>(pair, c);
   if constexpr (kUsesLoss<kDivergence>) {
     add.loss += soft.loss;
   }
@@ -304,10 +313,10 @@ DISTILL_ROW_INLINE ColumnResult<T> column(
 }
 
 // One column of the student alone.
-template <bool kGeneral, typename T>
+template <typename T>
 DISTILL_ROW_INLINE ColumnResult<T> column(
     T student_logit, const SideStats<T>& student, const RowConstants<T>& c, RowSums<T>& add) {
-  const T lq = log2_prob<kGeneral>(student_logit, student, c);
+  const T lq = log2_prob(student_logit, student, c);
   const T q = row_exp2(lq);
   add.q_lq += q * lq;
   return {T(0), q, lq};

@@ -209,7 +209,7 @@ RowSums<T> columns(
       RowSums<T> add;
       ColumnResult<T> r;
       if constexpr (!kTeacher) {
-        r = column<true>(zs[l], student_stats, c, add);
+        r = column(zs[l], student_stats, c, add);
       } else {
         r = column<kDivergence, true>(zs[l], zt[l], student_stats, teacher_stats, c, add);
         sums.loss[l] += add.loss;

@@ -43,7 +43,7 @@ PipelinePlan plan_for(int64_t vocab, int cluster_size) {
 int automatic_cluster(int64_t vocab) {
   int best = 0;
   double best_cost = 0;
-  for (int size = 1; size <= kMaxCluster; ++size) {
+  for (int size = 2; size <= kMaxCluster; ++size) {
     const PipelinePlan plan = plan_for(vocab, size);
     const double cost = static_cast<double>(7 + plan.tiles) / (16 / size);
     if (plan.tiles <= kPipelineTiles && (best == 0 || cost < best_cost)) {
@@ -78,7 +78,7 @@ const char* why_not_cluster(const RowArgs& args) {
 
 const char* launch_rows_cluster(const RowArgs& args, void* stream, int cluster_size) {
   const PipelinePlan plan = plan_for(args.vocab, cluster_size);
-  if (cluster_size < 1 || cluster_size > kMaxCluster || plan.tiles > kPipelineTiles) {
+  if (cluster_size < 2 || cluster_size > kMaxCluster || plan.tiles > kPipelineTiles) {
     return "the cluster row kernel cannot hold a row of this width with this cluster size";
   }
   if (is_unit(args)) {

@@ -14,7 +14,7 @@ enum class RowStrategy {
 
 struct RowLaunch {
   RowStrategy strategy = RowStrategy::kAutomatic;
-  int cluster_size = 0; // blocks to a row; 0: automatic
+  int cluster_size = 0; // blocks to a row, 2 to 16; 0: automatic
 };
 
 // Queues the rows on `stream` (a cudaStream_t). Null, or what is wrong. no_cuda.cpp stands in for builds without CUDA.

@@ -109,7 +109,7 @@ template <bool kTeacher, typename T>
 __device__ __forceinline__ ColumnResult<T> any_column(
     T zs, T zt, const SideStats<T>& student, const SideStats<T>& teacher, const RowConstants<T>& c, RowSums<T>& sums) {
   if constexpr (!kTeacher) {
-    return column<true>(zs, student, c, sums);
+    return column(zs, student, c, sums);
   } else {
     switch (c.divergence) {
       case Divergence::kJsd:

@@ -1,7 +1,9 @@
-// How the blocks of a cluster agree on a row's numbers without stopping: each warp leaves its part in shared memory,
-// the last warp of a block adds the parts up and sends the block's part to every block of the cluster (itself too), and
-// whoever needs the row's numbers waits until all parts have arrived. All merges have one fixed order, so every thread
-// of every block gets the same bits.
+// How the blocks of a cluster agree on a row's numbers without stopping: each
+// warp leaves its part in shared memory, the last warp of a block adds the
+// parts up and sends the block's part to every block of the cluster (itself
+// too), and whoever needs the row's numbers waits until all parts have arrived.
+// All merges have one fixed order, so every thread of every block gets the same
+// bits.
 #pragma once
 
 #include "losses/rows_device.cuh"
@@ -9,7 +11,8 @@
 
 namespace distill::losses {
 
-// The eight numbers that every row's sums come to, in the order in which lanes 0, 4, 8, ... hold them.
+// The eight numbers that every row's sums come to, in the order in which lanes
+// 0, 4, 8, ... hold them.
 struct RowNumbers {
   static constexpr int kLoss = 0;
   static constexpr int kQa = 1;
@@ -18,7 +21,7 @@ struct RowNumbers {
   static constexpr int kMass = 4;
   static constexpr int kQlq = 5;
   static constexpr int kPlp = 6;
-  static constexpr int kLabelLogit = 7;
+  static constexpr int kQ = 7; // of skew forward KL
   static constexpr int kCount = 8;
 };
 
@@ -29,26 +32,34 @@ struct alignas(16) SidePart {
   float unused = 0;
 };
 
-// What only the warp that finishes the row needs.
+// What only the warp that finishes the row needs. Parts of blocks that know
+// nothing hold kNoColumn and 0.
 struct alignas(16) SumRest {
   float below_max;
+  float label_logit;
   int student_best;
   int teacher_best;
-  float q; // everybody needs this one with skew forward KL
 };
+constexpr int kNoColumn = INT32_MAX;
 
-// Two rows are under way at a time: everything twice, by the parity of the row's turn.
+// Two rows are under way at a time: everything twice, by the parity of the
+// row's turn.
 template <int kWarps>
-struct ExchangeSlots {
+struct alignas(16) ExchangeSlots {
+  static_assert(kWarps == kMaxCluster, "sums are over 16 parts");
+
   uint64_t stats_full[2];
   uint64_t sums_full[2];
   SidePart stats_of_warp[2][2][kWarps]; // [parity][side][warp]
   SidePart stats_of_block[2][2][kMaxCluster];
   float numbers_of_warp[2][RowNumbers::kCount][kWarps];
   float numbers_of_block[2][RowNumbers::kCount][kMaxCluster];
-  SumRest rest_of_warp[2][kWarps];
+  float below_max_of_warp[2][kWarps];
   SumRest rest_of_block[2][kMaxCluster];
-  float4 label[2]; // what the thread with the label's column keeps from phase 2 to phase 3
+  float4 label[2]; // of the thread with the label's column: a, q, what the
+                   // label takes off, the logit
+  int label_thread[2]; // that thread, -1 where another block has the column
+  int best[2][2]; // [parity][side], the first column with the maximum
   float4 factors[2]; // what every thread needs again in phase 3
   unsigned stats_passed;
   unsigned sums_passed;
@@ -78,28 +89,34 @@ __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes
 __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t done = 0;
   while (done == 0) {
-    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done)
-                 : "r"(shared_address(barrier)), "r"(parity)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 "
+        "p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
   }
 }
 
 // Into another block's shared memory, counted by a barrier there.
 __device__ __forceinline__ void send(uint32_t address, float value, uint32_t barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(value),
-               "r"(barrier)
-               : "memory");
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 "
+      "[%0], %1, [%2];" ::"r"(address),
+      "f"(value), "r"(barrier)
+      : "memory");
 }
 
 __device__ __forceinline__ void send(uint32_t address, float4 value, uint32_t barrier) {
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+      "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
       "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
       : "memory");
 }
 
-// Whether this warp is the last of `warps` to pass; what the others stored before is visible to it.
+// Whether this warp is the last of `warps` to pass; what the others stored
+// before is visible to it.
 __device__ __forceinline__ bool last_warp(unsigned* counter, unsigned warps, int lane) {
   unsigned before = 0;
   __syncwarp();
@@ -113,14 +130,16 @@ __device__ __forceinline__ bool last_warp(unsigned* counter, unsigned warps, int
   return before % warps == warps - 1;
 }
 
-// The maximum over the lanes of `mask` in one instruction: floats compare like these integers. Never NaN.
+// The maximum over the lanes of `mask` in one instruction: floats compare like
+// these integers. Never NaN.
 __device__ __forceinline__ float lanes_max(unsigned mask, float value) {
   const int bits = __float_as_int(value);
   const int best = __reduce_max_sync(mask, bits ^ ((bits >> 31) & 0x7fffffff));
   return __int_as_float(best ^ ((best >> 31) & 0x7fffffff));
 }
 
-// The sum over the warp of two numbers: lanes 0 to 15 get the first's, the others the second's.
+// The sum over the warp of two numbers: lanes 0 to 15 get the first's, the
+// others the second's.
 __device__ __forceinline__ float warp_sum_of_two(float first, float second, int lane) {
   const bool upper = lane >= 16;
   float sum = (upper ? second : first) + __shfl_xor_sync(kAllLanes, upper ? first : second, 16);
@@ -140,7 +159,8 @@ __device__ __forceinline__ float half_sum(float value) {
   return value;
 }
 
-// The sum over the warp of eight numbers a lane: lane l gets number l / 4. Nine shuffles instead of forty.
+// The sum over the warp of eight numbers a lane: lane l gets number l / 4. Nine
+// shuffles instead of forty.
 __device__ __forceinline__ float warp_sum_of_eight(const float (&v)[8], int lane) {
   const bool upper = (lane & 16) != 0;
   float four[4];
@@ -168,7 +188,8 @@ struct Exchange {
   int warp;
   int lane;
 
-  // Every thread, before anything else; a barrier of the whole cluster must follow.
+  // Every thread, before anything else; a barrier of the whole cluster must
+  // follow.
   __device__ void open() {
     auto* words = reinterpret_cast<uint32_t*>(&slots);
     for (int k = warp * kWarp + lane; k < static_cast<int>(sizeof(slots) / 4); k += kWarps * kWarp) {
@@ -187,7 +208,8 @@ struct Exchange {
     if (warp == 0 && lane < kMaxCluster) {
       for (int k = 0; k < 4; ++k) {
         slots.stats_of_block[k / 2][k % 2][lane].max = -INFINITY;
-        slots.rest_of_block[k / 2][lane] = {0, INT32_MAX, INT32_MAX, 0};
+        slots.rest_of_block[k / 2][lane] = {0, 0, kNoColumn, kNoColumn};
+        slots.best[k / 2][k % 2] = kNoColumn;
       }
     }
   }
@@ -200,7 +222,8 @@ struct Exchange {
         static_cast<uint32_t>(cluster_size) * (RowNumbers::kCount * sizeof(float) + sizeof(SumRest)));
   }
 
-  // The warp's maxima (the same in all lanes) and each lane's sums relative to them.
+  // The warp's maxima (the same in all lanes) and each lane's sums relative to
+  // them.
   __device__ __forceinline__ void post_stats(
       int parity, const SidePart& student, const SidePart& teacher, const RowConstants<float>& c) {
     const bool upper = lane >= 16;
@@ -237,37 +260,46 @@ struct Exchange {
     teacher = of_lane(mine, 16);
   }
 
-  __device__ __forceinline__ void post_sums(
-      int parity, const RowSums<float>& mine, float label_logit, int student_best, int teacher_best,
-      const RowConstants<float>& c) {
-    const float numbers[8] = {mine.loss, mine.q_a, mine.p_d, mine.q_d, mine.mass, mine.q_lq, mine.p_lp, label_logit};
-    float number = warp_sum_of_eight(numbers, lane);
-    SumRest rest{};
-    rest.below_max = c.label_smoothing > 0 ? warp_sum(mine.below_max) : 0.0F;
-    rest.student_best = __reduce_min_sync(kAllLanes, student_best);
-    rest.teacher_best = __reduce_min_sync(kAllLanes, teacher_best);
-    rest.q = c.divergence == Divergence::kSkewForwardKl ? warp_sum(mine.q) : 0.0F;
+  // A thread that has the maximum of a side (0 student, 1 teacher), with its
+  // first column of that value.
+  __device__ __forceinline__ void post_best(int parity, int side, int column) {
+    atomicMin(&slots.best[parity][side], column);
+  }
+
+  // Each lane's sums; label and best are posted by then.
+  __device__ __forceinline__ void post_sums(int parity, const RowSums<float>& mine, const RowConstants<float>& c) {
+    const float numbers[8] = {mine.loss, mine.q_a, mine.p_d, mine.q_d, mine.mass, mine.q_lq, mine.p_lp, mine.q};
+    const float warp_number = warp_sum_of_eight(numbers, lane);
     if (lane % 4 == 0) {
-      slots.numbers_of_warp[parity][lane / 4][warp] = number;
+      slots.numbers_of_warp[parity][lane / 4][warp] = warp_number;
     }
-    if (lane == 0) {
-      slots.rest_of_warp[parity][warp] = rest;
+    if (c.label_smoothing > 0) {
+      const float below_max = warp_sum(mine.below_max);
+      if (lane == 0) {
+        slots.below_max_of_warp[parity][warp] = below_max;
+      }
     }
     if (!last_warp(&slots.sums_passed, kWarps, lane)) {
       return;
     }
-    number = number_over<kWarps>(slots.numbers_of_warp[parity]);
+    const float number = sum_of_parts(slots.numbers_of_warp[parity][lane / 4]);
     const uint32_t barrier = shared_address(slots.sums_full + parity);
     const uint32_t number_slot = shared_address(&slots.numbers_of_block[parity][lane / 4][rank]);
     for (int to = lane % 4; to < cluster_size; to += 4) {
       send(remote_address(number_slot, to), number, remote_address(barrier, to));
     }
-    rest = rest_over<kWarps>(slots.rest_of_warp[parity], c);
+    const float below_max = c.label_smoothing > 0 ? sum_of_parts(slots.below_max_of_warp[parity]) : 0.0F;
+    const float label_logit = slots.label_thread[parity] >= 0 ? slots.label[parity].w : 0.0F;
+    const float4 rest = make_float4(
+        below_max, label_logit, __int_as_float(slots.best[parity][0]), __int_as_float(slots.best[parity][1]));
     if (lane < cluster_size) {
       send(
-          remote_address(shared_address(&slots.rest_of_block[parity][rank]), lane),
-          make_float4(rest.below_max, __int_as_float(rest.student_best), __int_as_float(rest.teacher_best), rest.q),
+          remote_address(shared_address(&slots.rest_of_block[parity][rank]), lane), rest,
           remote_address(barrier, lane));
+    }
+    __syncwarp();
+    if (lane < 2) {
+      slots.best[parity][lane] = kNoColumn; // for the next but one row
     }
   }
 
@@ -278,35 +310,28 @@ struct Exchange {
   // The mean of a over the row, after wait_sums().
   template <Divergence kDivergence>
   __device__ __forceinline__ float mean(int parity) {
-    const auto* parts = reinterpret_cast<const float4*>(slots.numbers_of_block[parity][RowNumbers::kQa]);
-    float sum_q_a = 0;
-#pragma unroll
-    for (int k = 0; k < kMaxCluster / 4; ++k) {
-      const float4 four = parts[k];
-      sum_q_a += (four.x + four.y) + (four.z + four.w);
-    }
-    float sum_q = 0;
-    if constexpr (kDivergence == Divergence::kSkewForwardKl) {
-      sum_q = warp_sum(lane < kMaxCluster ? slots.rest_of_block[parity][lane].q : 0.0F);
-    }
+    const float sum_q_a = sum_of_parts(slots.numbers_of_block[parity][RowNumbers::kQa]);
+    const float sum_q =
+        kDivergence == Divergence::kSkewForwardKl ? sum_of_parts(slots.numbers_of_block[parity][RowNumbers::kQ]) : 0.0F;
     return mean_a<kDivergence>(sum_q_a, sum_q);
   }
 
   // All the sums of the row, after wait_sums(), in lane 0.
   __device__ RowSums<float> sums(int parity, const RowConstants<float>& c, RowEnds<float>& ends) {
     using N = RowNumbers;
-    const float number = number_over<kMaxCluster>(slots.numbers_of_block[parity]);
-    const SumRest rest = rest_over<kMaxCluster>(slots.rest_of_block[parity], c);
+    const float number = sum_of_parts(slots.numbers_of_block[parity][lane / 4]);
+    const SumRest rest = lane < kMaxCluster ? slots.rest_of_block[parity][lane] : SumRest{0, 0, kNoColumn, kNoColumn};
+    ends.label_logit = warp_sum(rest.label_logit);
+    ends.student_best = __reduce_min_sync(kAllLanes, rest.student_best);
+    ends.teacher_best = __reduce_min_sync(kAllLanes, rest.teacher_best);
+    const float below_max = c.label_smoothing > 0 ? warp_sum(rest.below_max) : 0.0F;
     float all[N::kCount];
 #pragma unroll
     for (int k = 0; k < N::kCount; ++k) {
       all[k] = __shfl_sync(kAllLanes, number, 4 * k);
     }
-    ends.label_logit = all[N::kLabelLogit];
-    ends.student_best = rest.student_best;
-    ends.teacher_best = rest.teacher_best;
-    return {all[N::kLoss], all[N::kQa],  all[N::kPd],    all[N::kQd], all[N::kMass],
-            all[N::kQlq],  all[N::kPlp], rest.below_max, rest.q};
+    return {all[N::kLoss], all[N::kQa],  all[N::kPd], all[N::kQd], all[N::kMass],
+            all[N::kQlq],  all[N::kPlp], below_max,   all[N::kQ]};
   }
 
  private:
@@ -327,33 +352,15 @@ struct Exchange {
   __device__ __forceinline__ static SideStats<float> of_lane(const SideStats<float>& s, int lane) {
     return {
         __shfl_sync(kAllLanes, s.max, lane), __shfl_sync(kAllLanes, s.log2_sum, lane),
-        __shfl_sync(kAllLanes, s.log2_norm, lane), __shfl_sync(kAllLanes, s.unit_log2_sum, lane),
-        __shfl_sync(kAllLanes, s.lse, lane)};
+        __shfl_sync(kAllLanes, s.unit_log2_sum, lane), __shfl_sync(kAllLanes, s.lse, lane)};
   }
 
-  // Number lane / 4, summed over its `kCount` parts.
-  template <int kCount>
-  __device__ __forceinline__ float number_over(const float (&parts)[RowNumbers::kCount][kCount]) {
-    float number = 0;
-    if constexpr (kCount >= 16) {
-      const float4 four = reinterpret_cast<const float4*>(parts[lane / 4])[lane % 4];
-      number = (four.x + four.y) + (four.z + four.w);
-    } else {
-      for (int part = lane % 4; part < kCount; part += 4) {
-        number += parts[lane / 4][part];
-      }
-    }
-    number += __shfl_xor_sync(kAllLanes, number, 2);
-    return number + __shfl_xor_sync(kAllLanes, number, 1);
-  }
-
-  template <int kCount>
-  __device__ __forceinline__ SumRest rest_over(const SumRest (&parts)[kCount], const RowConstants<float>& c) {
-    const SumRest part = lane < kCount ? parts[lane] : SumRest{0, INT32_MAX, INT32_MAX, 0};
-    return {
-        c.label_smoothing > 0 ? warp_sum(part.below_max) : 0.0F, __reduce_min_sync(kAllLanes, part.student_best),
-        __reduce_min_sync(kAllLanes, part.teacher_best),
-        c.divergence == Divergence::kSkewForwardKl ? warp_sum(part.q) : 0.0F};
+  // The sum of 16 parts, the same in four lanes that follow each other.
+  __device__ __forceinline__ float sum_of_parts(const float (&parts)[kMaxCluster]) {
+    const float4 four = reinterpret_cast<const float4*>(parts)[lane % 4];
+    float sum = (four.x + four.y) + (four.z + four.w);
+    sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    return sum + __shfl_xor_sync(kAllLanes, sum, 1);
   }
 };
 

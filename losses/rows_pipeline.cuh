@@ -1,15 +1,19 @@
-// A row on the blocks of a cluster, read once. Each thread copies its own columns of the rows ahead into its own part
-// of shared memory, so that nobody waits for anybody to load. A row passes three phases:
+// A row on the blocks of a cluster, read once. Each thread copies its own
+// columns of the rows ahead into its own part of shared memory, so that nobody
+// waits for anybody to load. A row passes three phases:
 //   1. maxima and normalising sums, from shared memory;
-//   2. the columns: the row's sums, and a and q into registers (the row's place in shared memory goes to rows ahead);
+//   2. the columns: the row's sums, and a and q into registers (the row's place
+//   in shared memory goes to rows ahead);
 //   3. the gradient from a and q, once sum q a is known.
-// Each phase but the first needs numbers of the whole row, which the blocks exchange. Phase 1 of the next row stands
-// between 2 and 3, so that neither exchange is waited for idly.
+// Each phase but the first needs numbers of the whole row, which the blocks
+// exchange. Phase 1 of the next row stands between 2 and 3, so that neither
+// exchange is waited for idly.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <utility>
 
 #include "losses/rows_exchange.cuh"
 
@@ -24,7 +28,8 @@ constexpr int kTileColumns = kThreads * kVector;
 template <int kTilesOfSlice, typename Logit, bool kTeacher>
 struct Geometry {
   static constexpr int kTiles = kTilesOfSlice;
-  static constexpr int kBlocks = kTeacher ? 1 : 2; // of an SM: one side needs half the memory and half the registers
+  static constexpr int kBlocks = kTeacher ? 1 : 2; // of an SM: one side needs half the memory and half the
+                                                   // registers
   static constexpr int kVectorBytes = kVector * static_cast<int>(sizeof(Logit));
   static constexpr uint32_t kSideBytes = kTileColumns * sizeof(Logit);
   static constexpr uint32_t kSlotBytes = kSideBytes * (kTeacher ? 2 : 1);
@@ -38,13 +43,23 @@ struct Geometry {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-template <int kBytes>
+// The offset is a constant of the instruction: as part of a pointer it would cost registers that there are not.
+template <int kBytes, int kOffset>
 __device__ __forceinline__ void copy_async(uint32_t shared, const void* global) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1 + %2], 16;" ::"r"(shared), "l"(global), "n"(kOffset) : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1 + %2], 8;" ::"r"(shared), "l"(global), "n"(kOffset) : "memory");
   }
+}
+
+// Calls body(constant) with integral constants from 0 to kCount - 1.
+template <int kCount, typename Body>
+__device__ __forceinline__ void for_constants(const Body& body) {
+  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+    (body(std::integral_constant<int, kIndex>{}), ...);
+  }
+  (std::make_integer_sequence<int, kCount>{});
 }
 
 __device__ __forceinline__ void commit_copies() {
@@ -56,7 +71,8 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// kSlots tiles were issued from a row's first on: all but kSlots - 1 - tile are needed. `tile` is a constant.
+// kSlots tiles were issued from a row's first on: all but kSlots - 1 - tile are
+// needed. `tile` is a constant.
 template <int kSlots, int kTile = 0>
 __device__ __forceinline__ void wait_for_tile(int tile) {
   if (tile == kTile) {
@@ -112,9 +128,10 @@ __device__ __forceinline__ void copy_part(uint32_t shared, const __nv_bfloat16* 
   }
 }
 
-// This thread's columns: kVector of them in each tile, as many as exist in the block's slice.
+// This thread's columns: kVector of them in each tile, as many as exist in the
+// block's slice.
 struct Share {
-  int64_t first; // column of the first tile's
+  int first; // column of the first tile's
   int full; // tiles in which all exist
   int part; // how many exist in tile `full`
 
@@ -123,8 +140,8 @@ struct Share {
   }
 };
 
-// The copies of this thread's columns, tile after tile, through the rows of the cluster that count. Targets are read a
-// row ahead of their use.
+// The copies of this thread's columns, tile after tile, through the rows of the
+// cluster that count. Targets are read a row ahead of their use.
 template <typename G, typename Logit, bool kTeacher>
 class Loader {
  public:
@@ -146,25 +163,24 @@ class Loader {
       ahead_ = target_of(row_);
     }
     ahead_ = target_of(row_ + row_step_);
-    const auto row = static_cast<int64_t>(row_);
-    full_ = row < args_.num_rows ? share_.full : -1;
-    student_ = static_cast<const Logit*>(args_.student) + row * args_.student_stride + share_.first;
-    if constexpr (kTeacher) {
-      teacher_ = static_cast<const Logit*>(args_.teacher) + row * args_.teacher_stride + share_.first;
-    }
+    at_ = row_ * args_.student_stride + share_.first;
   }
 
   // A tile of the row under way into one slot; always one group of copies, empty after the last row.
-  __device__ __forceinline__ void issue(int tile, uint32_t slot) const {
-    if (tile < full_) {
-      copy_async<G::kVectorBytes>(slot, student_ + tile * kTileColumns);
-      if constexpr (kTeacher) {
-        copy_async<G::kVectorBytes>(slot + G::kSideBytes, teacher_ + tile * kTileColumns);
-      }
-    } else if (full_ >= 0) {
-      copy_part(slot, student_ + tile * kTileColumns, share_.valid(tile));
-      if constexpr (kTeacher) {
-        copy_part(slot + G::kSideBytes, teacher_ + tile * kTileColumns, share_.valid(tile));
+  template <int kTile>
+  __device__ __forceinline__ void issue(uint32_t slot) const {
+    if (row_ < args_.num_rows) {
+      constexpr int kOffset = kTile * static_cast<int>(G::kSideBytes);
+      if (kTile < share_.full) {
+        copy_async<G::kVectorBytes, kOffset>(slot, student());
+        if constexpr (kTeacher) {
+          copy_async<G::kVectorBytes, kOffset>(slot + G::kSideBytes, teacher());
+        }
+      } else {
+        copy_part(slot, student() + kTile * kTileColumns, share_.valid(kTile));
+        if constexpr (kTeacher) {
+          copy_part(slot + G::kSideBytes, teacher() + kTile * kTileColumns, share_.valid(kTile));
+        }
       }
     }
     commit_copies();
@@ -173,7 +189,16 @@ class Loader {
  private:
   static constexpr int kIgnore = static_cast<int>(kIgnoreIndex);
 
-  // Labels are smaller than 2^31: the lower half of the little-endian number is all of it.
+  // This thread's first column of the row.
+  __device__ __forceinline__ const Logit* student() const {
+    return static_cast<const Logit*>(args_.student) + at_;
+  }
+  __device__ __forceinline__ const Logit* teacher() const {
+    return static_cast<const Logit*>(args_.teacher) + at_ + row_ * (args_.teacher_stride - args_.student_stride);
+  }
+
+  // Labels are smaller than 2^31: the lower half of the little-endian number is
+  // all of it.
   __device__ __forceinline__ int target_of(int row) const {
     return args_.targets == nullptr || row >= args_.num_rows
         ? -1
@@ -185,13 +210,12 @@ class Loader {
   int row_;
   const int row_step_;
   int ahead_;
-  const Logit* student_ = nullptr;
-  const Logit* teacher_ = nullptr;
-  int full_ = -1; // tiles to copy whole; -1: no row
+  int64_t at_ = 0; // of this thread's first column in the student's logits
 };
 
-// One side's sums of a thread, relative to the maximum of its warp's first tile. Should a later logit be so far above
-// that one that the sums may overflow, the warp adds its columns up again relative to their maximum.
+// One side's sums of a thread, relative to the maximum of its warp's first
+// tile. Should a later logit be so far above that one that the sums may
+// overflow, the warp adds its columns up again relative to their maximum.
 struct Running {
   static constexpr float kRoom = 80; // powers of two
 
@@ -246,7 +270,8 @@ struct Columns {
     slot -= slot < G::kSlots ? 0 : G::kSlots;
   }
 
-  // One side of a tile after bias and softcap; columns that do not exist are -inf.
+  // One side of a tile after bias and softcap; columns that do not exist are
+  // -inf.
   __device__ __forceinline__ void read(
       uint32_t address, int tile, const void* bias, float softcap, float (&z)[kVector]) const {
     read_vector(address, z, static_cast<const Logit*>(nullptr));
@@ -280,7 +305,7 @@ struct Columns {
       side(i, z);
 #pragma unroll
       for (int j = kVector - 1; j >= 0; --j) {
-        best = z[j] == value ? static_cast<int>(share.first) + i * kTileColumns + j : best;
+        best = z[j] == value ? share.first + i * kTileColumns + j : best;
       }
     }
     return best;
@@ -304,7 +329,10 @@ struct Columns {
         run.template add<kGeneral>(z, c);
       }
     }
-    out.sum = run.sum * row_exp2((run.base - out.max) * c.to_log2);
+    // In add() the base times to_log2 was rounded, which is made good here,
+    // once for all columns.
+    const float rounding = kGeneral ? 0.0F : fmaf(run.base, c.to_log2, -(run.base * c.to_log2));
+    out.sum = run.sum * row_exp2((run.base - out.max) * c.to_log2 - rounding);
     out.unit_sum = kGeneral ? run.unit_sum * row_exp2((run.base - out.max) * kLog2E<float>) : 0.0F;
     return out;
   }
@@ -380,7 +408,8 @@ struct Columns {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// The gradient of a column, but for the label; `kept` is q, or in general log2 q, from which the capped logit follows.
+// The gradient of a column, but for the label; `kept` is q, or in general log2
+// q, from which the capped logit follows.
 template <Divergence kDivergence, bool kGeneral>
 __device__ __forceinline__ float gradient_of(
     float a, float kept, float mean, const SideStats<float>& student, const RowFactors<float>& f,
@@ -406,7 +435,8 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   using G = Geometry<kTiles, Logit, kTeacher>;
   constexpr int kSlots = G::kSlots;
-  constexpr bool kKeeps = kUsesQa<kDivergence>; // a and q from phase 2 to phase 3; otherwise phase 2 writes
+  constexpr bool kKeeps = kUsesQa<kDivergence>; // a and q from phase 2 to phase
+                                                // 3; otherwise phase 2 writes
   extern __shared__ __align__(128) unsigned char shared[];
   const int tid = static_cast<int>(threadIdx.x);
   const int rank = static_cast<int>(blockIdx.x) % cluster_size;
@@ -441,16 +471,16 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
   int ahead[G::kRowsAhead + 1];
   Loader<G, Logit, kTeacher> loader(
       args, share, static_cast<int>(blockIdx.x) / cluster_size, static_cast<int>(gridDim.x) / cluster_size);
-#pragma unroll
-  for (int n = 0; n <= G::kRowsAhead; ++n) {
-    loader.next_row(zero);
-    ahead[n] = loader.row();
-#pragma unroll 1
-    for (int s = n * kTiles; s < min((n + 1) * kTiles, kSlots); ++s) {
-      loader.issue(s - n * kTiles, columns.base + static_cast<uint32_t>(s) * G::kSlotBytes);
+  for_constants<kSlots>([&](auto s) {
+    constexpr int kSlot = decltype(s)::value;
+    if constexpr (kSlot % kTiles == 0) {
+      loader.next_row(zero);
+      ahead[kSlot / kTiles] = loader.row();
     }
-  }
-  // The barriers exist, and every block of the cluster runs, before anybody sends anything.
+    loader.template issue<kSlot % kTiles>(columns.base + kSlot * G::kSlotBytes);
+  });
+  // The barriers exist, and every block of the cluster runs, before anybody
+  // sends anything.
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 
   // 1. Maxima and normalising sums.
@@ -494,7 +524,6 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
   if (ahead[0] < rows) {
     phase_1(0);
   }
-  int finisher = 0; // the block that finishes the row
   for (uint32_t turn = 0; ahead[0] < rows; ++turn) {
     const int row = ahead[0];
     const int parity = static_cast<int>(turn & 1U);
@@ -525,40 +554,46 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       if constexpr (kTeacher) {
         return column<kDivergence, kGeneral>(zs, zt, student, teacher, c, add);
       } else {
-        return column<kGeneral>(zs, student, c, add);
+        return column(zs, student, c, add);
       }
     };
-    const int student_best = student_max == student.max ? columns.first_of(student.max, student_side) : INT32_MAX;
-    const int teacher_best =
-        kTeacher && teacher_max == teacher.max ? columns.first_of(teacher.max, teacher_side) : INT32_MAX;
-    // From this thread's first column, where the label's is one of its columns: x, q and what the label takes off.
-    int label = target - first_column - mine;
-    label = label >= 0 && label % kTileColumns < kVector && label < existing - mine ? label : -1;
-    float label_logit = 0;
-    if (label >= 0) {
-      const int tile = label / kTileColumns;
-      const int at = label % kTileColumns;
+    if (student_max == student.max) {
+      exchange.post_best(parity, 0, columns.first_of(student.max, student_side));
+    }
+    if (kTeacher && teacher_max == teacher.max) {
+      exchange.post_best(parity, 1, columns.first_of(teacher.max, teacher_side));
+    }
+    if (tid == 0) {
+      // The thread with the label's column, if it is in this block.
+      const int local = target - first_column;
+      exchange_slots.label_thread[parity] = local >= 0 && local < existing ? local % kTileColumns / kVector : -1;
+    }
+    if (const int local = target - first_column;
+        local >= 0 && local < existing && local % kTileColumns / kVector == tid) {
+      const int tile = local / kTileColumns;
+      const int at = local % kVector;
       float zs[kVector];
       float zt[kVector] = {};
       columns.student(tile, zs);
       if constexpr (kTeacher) {
         columns.teacher(tile, zt);
       }
-      float zt_label = 0;
+      float label_logit = zs[0];
+      float teacher_logit = zt[0];
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) {
+      for (int j = 1; j < kVector; ++j) {
         label_logit = j == at ? zs[j] : label_logit;
-        zt_label = j == at ? zt[j] : zt_label;
+        teacher_logit = j == at ? zt[j] : teacher_logit;
       }
       RowSums<float> unused;
-      const ColumnResult<float> r = visit(tile, at, label_logit, zt_label, unused);
+      const ColumnResult<float> r = visit(tile, at, label_logit, teacher_logit, unused);
       const float taken = factors.label * (kGeneral ? label_slope(label_logit, c) : 1.0F);
-      exchange_slots.label[parity] = make_float4(r.a, kGeneral ? r.lq : r.q, taken, 0.0F);
+      exchange_slots.label[parity] = make_float4(r.a, kGeneral ? r.lq : r.q, taken, label_logit);
     }
     float a[kKeeps ? kTiles : 1][kVector];
     float q[kKeeps ? kTiles : 1][kVector]; // in general log2 q, from which all else follows
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
+    for_constants<kTiles>([&](auto constant) {
+      constexpr int i = decltype(constant)::value;
       const uint32_t place = columns.place(i);
       if (columns.exists(i)) {
         float zs[kVector];
@@ -584,18 +619,28 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
           }
         }
       }
-      if ((i + kSlots) % kTiles == 0) {
+      if constexpr ((i + kSlots) % kTiles == 0) {
         loader.next_row(zero);
       }
-      loader.issue((i + kSlots) % kTiles, place);
-    }
-    if (!kKeeps && label >= 0 && args.gradient != nullptr) {
+      loader.template issue<(i + kSlots) % kTiles>(place);
+    });
+    // The label's column again, with what the label takes off; by the thread
+    // that has written it before.
+    const auto write_label = [&](float mean, const RowFactors<float>& f) {
+      const int local = (args.targets == nullptr ? -1 : static_cast<int>(args.targets[row])) - first_column;
       const float4 kept = exchange_slots.label[parity];
-      const float g = gradient_of<kDivergence, kGeneral>(kept.x, kept.y, 0.0F, student, factors, c);
-      columns.write_one(row, label, g - kept.z);
+      const float g = gradient_of<kDivergence, kGeneral>(kept.x, kept.y, mean, student, f, c);
+      columns.write_one(row, local - mine, g - kept.z);
+    };
+    const auto has_label = [&] {
+      const int local = target - first_column;
+      return local >= 0 && local < existing && local % kTileColumns / kVector == tid;
+    };
+    if (!kKeeps && args.gradient != nullptr && has_label()) {
+      write_label(0.0F, factors);
     }
     columns.next_slots();
-    exchange.post_sums(parity, sums, label_logit, student_best, teacher_best, c);
+    exchange.post_sums(parity, sums, c);
 
 #pragma unroll
     for (int n = 0; n < G::kRowsAhead; ++n) {
@@ -607,7 +652,9 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
     }
 
     // 3. The gradient.
-    const bool finishes = rank == finisher && tid / kWarp == kWarps - 1;
+    // One warp of one block finishes the row; in turns, so that a block that is late for it is not so in every row.
+    const bool finishes =
+        tid / kWarp == kWarps - 1 && static_cast<int>(turn % static_cast<uint32_t>(cluster_size)) == rank;
     if (kKeeps || finishes || tid < kWarp) {
       exchange.wait_sums(parity, phase);
     }
@@ -619,10 +666,8 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
         return gradient_of<kDivergence, kGeneral>(
             a[kKeeps ? tile : 0][j], q[kKeeps ? tile : 0][j], mean, student, again, c);
       });
-      if (label >= 0) {
-        const float4 at_label = exchange_slots.label[parity];
-        const float g = gradient_of<kDivergence, kGeneral>(at_label.x, at_label.y, mean, student, again, c);
-        columns.write_one(row, label, g - at_label.z);
+      if (exchange_slots.label_thread[parity] == tid) {
+        write_label(mean, again);
       }
     }
     if (finishes) {
@@ -642,7 +687,6 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
             kTeacher ? teacher_again : SideStats<float>{}, all, ends);
       }
     }
-    finisher = finisher + 1 == cluster_size ? 0 : finisher + 1;
     if (tid == 0) {
       exchange.expect(parity); // the next but one row's
     }
@@ -669,7 +713,8 @@ const char* launch_as(const RowArgs& args, const PipelinePlan& plan, int cluster
   config.attrs = &attribute;
   config.numAttrs = 1;
 
-  // How many clusters run at once; asked once per size, on the first device used (nodes have one kind of GPU).
+  // How many clusters run at once; asked once per size, on the first device
+  // used (nodes have one kind of GPU).
   static std::array<std::atomic<int>, kMaxCluster + 1> at_once{};
   int clusters = at_once[static_cast<size_t>(cluster_size)].load();
   if (clusters == 0) {

@@ -56,6 +56,9 @@ has sweep && stage sweep 590 500 "$python" scripts/bench_loss_head.py --library 
 has accuracy && stage accuracy 300 150 "$python" scripts/accuracy_loss_head.py --library "$library" "${peers[@]}" --out "$out/accuracy"
 has memcheck && stage memcheck 100 4 compute-sanitizer --tool memcheck "$test_program" --gtest_filter="$small:*CrossEntropyBackward*"
 has racecheck && stage racecheck 100 4 compute-sanitizer --tool racecheck "$test_program" --gtest_filter='*RowKernels.MatchTheReference/jsd'
+for tool in memcheck racecheck; do
+  [ ! -f "$logs/$tool" ] || grep -E "^=========" "$logs/$tool" | cut -c1-160 | head -30 | tee -a "$report"
+done
 if has ncu; then
   stage ncu 90 0 ncu --clock-control none --kernel-name regex:rows_pipeline --launch-count 3 --launch-skip 6 --set full --import-source no \
     "$python" scripts/bench_loss_head.py --library "$library" --what rows --row-automatic --row-vocab 128256 --reps 1 --out "$logs/ncu_rows"

@@ -102,7 +102,7 @@ std::vector<RowLaunch> launches(const RowSpec& spec) {
   if (spec.logits == at::kDouble || !aligned(spec.logits) || !aligned(spec.gradient)) {
     return all;
   }
-  for (const int size : {1, 2, 3, 4, 5, 8, 16}) {
+  for (const int size : {2, 3, 4, 5, 8, 16}) {
     if (spec.vocab <= static_cast<int64_t>(size) * 16384) {
       all.push_back({.strategy = RowStrategy::kCluster, .cluster_size = size});
     }

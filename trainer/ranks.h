@@ -19,8 +19,8 @@ std::string host_name();
 absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
     const config::Config& config, const launch::RankInfo& ranks, at::Device device);
 
-// Refuses ranks that see another configuration, other model files or other data than rank 0, with both hashes. All ranks
-// call it together. `data`, `run`: what identifies the training data and the rest of this run.
+// Refuses ranks that see another configuration, other model files or other data than rank 0, with both hashes. All
+// ranks call it together. `data`, `run`: what identifies the training data and the rest of this run.
 absl::Status check_same_inputs(
     const config::Config& config, const sharding::Mesh& mesh, const std::string& data, const std::string& run);
 

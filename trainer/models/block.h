@@ -57,9 +57,9 @@ struct BlockKept {
   int64_t bytes() const;
 };
 
-// Bytes of each tensor of BlockKept, in the order of BlockKept::tensors(), without running anything: for the memory plan
-// and for the host memory that offloaded blocks need. `element_size` of the compute dtype; statistics count 4 bytes
-// each.
+// Bytes of each tensor of BlockKept, in the order of BlockKept::tensors(), without running anything: for the memory
+// plan and for the host memory that offloaded blocks need. `element_size` of the compute dtype; statistics count 4
+// bytes each.
 std::vector<int64_t> block_kept_bytes(const ModelConfig& config, int64_t tokens, int64_t element_size, bool input_only);
 int64_t block_kept_bytes_per_token(const ModelConfig& config, int64_t element_size);
 

@@ -4,6 +4,7 @@
 
 #include "trainer/config/dump.h"
 #include "trainer/config/reader.h"
+#include "trainer/device/host_slab.h"
 #include "trainer/metrics/log.h"
 
 namespace distill::trainer {
@@ -57,7 +58,22 @@ absl::StatusOr<checkpoint::Resumed> RunCheckpoints::resume(const std::string& fo
   return resumed;
 }
 
-void RunCheckpoints::open(RunJournal& journal, int64_t resumed_step) {
+at::Tensor RunCheckpoints::copy_memory(int64_t processes_on_host) const {
+  if (!config_.checkpoint.async || config_.checkpoint.every == 0 || mesh_.replicate_rank > 0) {
+    return {};
+  }
+  const int64_t bytes = checkpoint::state_bytes(checkpoint::state_tensors(student_, optimizer_));
+  const auto slab =
+      device::HostSlab::allocate(bytes, student_.options().device, processes_on_host, "checkpoint.async: true");
+  if (!slab.ok()) {
+    metrics::log_warning(
+        absl::StrCat(std::string(slab.status().message()), "\n  training waits for each checkpoint to be written"));
+    return {};
+  }
+  return device::HostSlab::take(*slab, bytes);
+}
+
+void RunCheckpoints::open(RunJournal& journal, int64_t resumed_step, int64_t processes_on_host) {
   journal_ = &journal;
   if (mesh_.is_main()) {
     for (const std::string& folder : checkpoint::set_aside_after(config_.run.dir, resumed_step)) {
@@ -67,7 +83,7 @@ void RunCheckpoints::open(RunJournal& journal, int64_t resumed_step) {
   checkpoint::SaverOptions options;
   options.run_dir = config_.run.dir;
   options.keep = config_.checkpoint.keep;
-  options.async = config_.checkpoint.async && config_.checkpoint.every > 0;
+  options.copy_memory = copy_memory(processes_on_host);
   options.before_publish = [this] { return journal_->sync(); };
   saver_ = std::make_unique<checkpoint::Saver>(std::move(options), info_, student_, optimizer_, mesh_);
 }
@@ -111,6 +127,7 @@ absl::Status RunCheckpoints::save_periodic(const checkpoint::TrainState& state) 
   if (!status.ok()) {
     return report(status, config_.checkpoint.on_error == "continue");
   }
+  // Written already where there is no copy, but not yet complete.
   return config_.checkpoint.async ? absl::OkStatus() : finish();
 }
 

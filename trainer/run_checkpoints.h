@@ -28,8 +28,9 @@ class RunCheckpoints {
   // file except checkpoints that turn out to be damaged.
   absl::StatusOr<checkpoint::Resumed> resume(const std::string& folder);
 
-  // From here on checkpoints can be saved. `resumed_step`: what lies beyond it is set aside.
-  void open(RunJournal& journal, int64_t resumed_step);
+  // From here on checkpoints can be saved. `resumed_step`: what lies beyond it is set aside. With checkpoint.async,
+  // takes the host memory for the copies; where there is not enough, says so, and training waits for each checkpoint.
+  void open(RunJournal& journal, int64_t resumed_step, int64_t processes_on_host);
 
   // At checkpoint.every: begins to save. A save that is still being written is waited for, and it is said for how long.
   absl::Status save_periodic(const checkpoint::TrainState& state);
@@ -51,6 +52,7 @@ class RunCheckpoints {
   }
 
  private:
+  at::Tensor copy_memory(int64_t processes_on_host) const;
   absl::Status report(const absl::StatusOr<checkpoint::Saved>& saved, bool tolerated);
 
   const config::Config& config_;

@@ -223,7 +223,7 @@ absl::Status Trainer::open(const StartOptions& start) {
   }
   status = sharding::agree(*mesh_, open_journal());
   if (status.ok()) {
-    checkpoints_->open(*journal_, state_.step);
+    checkpoints_->open(*journal_, state_.step, ranks_.local_world_size);
   }
   return status;
 }

@@ -203,7 +203,8 @@ def test_a_killed_run_resumes_from_its_newest_complete_checkpoint(tmp_path, conf
     assert code == -signal.SIGKILL, output
     run = Path(killed["run"]["dir"])
     # A checkpoint that was being written when the machine died: unfinished, and newer than every complete one.
-    newest = max((run / "checkpoints").glob("step-*"), key=lambda path: int(path.name.split("-")[1]))
+    newest = max((marker.parent for marker in (run / "checkpoints").glob("step-*/COMPLETE")),
+                 key=lambda path: int(path.name.split("-")[1]))
     torn = run / "checkpoints" / "step-299"
     torn.mkdir()
     largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)

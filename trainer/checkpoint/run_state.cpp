@@ -51,6 +51,14 @@ std::vector<NamedTensor> state_tensors(sharding::ModelShards& model, optim::Adam
   return tensors;
 }
 
+int64_t state_bytes(const std::vector<NamedTensor>& tensors) {
+  int64_t bytes = 0;
+  for (const NamedTensor& named : tensors) {
+    bytes += static_cast<int64_t>(named.tensor.nbytes());
+  }
+  return bytes;
+}
+
 absl::Status read_state(
     StateReader& reader, const Index& index, sharding::ModelShards& model, optim::AdamW& optimizer,
     const sharding::Mesh& mesh) {

@@ -24,6 +24,8 @@ struct NamedTensor {
 // order of the file.
 std::vector<NamedTensor> state_tensors(sharding::ModelShards& model, optim::AdamW& optimizer);
 
+int64_t state_bytes(const std::vector<NamedTensor>& tensors);
+
 // Reads this rank's ranges from a checkpoint, whatever the number of ranks that wrote it. With replicas, those of the
 // first one read; share_with_replicas() then gives the others what they read.
 absl::Status read_state(

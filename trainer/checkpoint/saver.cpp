@@ -14,14 +14,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-int64_t total_bytes(const std::vector<NamedTensor>& tensors) {
-  int64_t bytes = 0;
-  for (const NamedTensor& named : tensors) {
-    bytes += static_cast<int64_t>(named.tensor.nbytes());
-  }
-  return bytes;
-}
-
 absl::StatusOr<std::vector<models::SafetensorsWriter::Entry>> file_entries(const std::vector<NamedTensor>& tensors) {
   std::vector<models::SafetensorsWriter::Entry> entries;
   for (const NamedTensor& named : tensors) {
@@ -57,8 +49,8 @@ Saver::Saver(
     SaverOptions options, RunInfo info, sharding::ModelShards& model, optim::AdamW& optimizer,
     const sharding::Mesh& mesh)
     : options_(std::move(options)), info_(std::move(info)), model_(model), optimizer_(optimizer), mesh_(mesh) {
-  if (options_.async && mesh.replicate_rank == 0) {
-    snapshot_ = std::make_unique<Snapshot>(total_bytes(state_tensors(model, optimizer)), model.options().device);
+  if (options_.copy_memory.defined()) {
+    snapshot_ = std::make_unique<Snapshot>(options_.copy_memory, model.options().device);
   }
 }
 
@@ -84,14 +76,14 @@ absl::Status Saver::begin(const TrainState& state) {
     if (snapshot_) {
       snapshot_->take(tensors);
     }
-    start([this, tensors = std::move(tensors)] { return write_shards(tensors); }, /*on_thread=*/options_.async);
+    start([this, tensors = std::move(tensors)] { return write_shards(tensors); });
   }
   saving_->stall_seconds = seconds_since(began);
   return absl::OkStatus();
 }
 
-void Saver::start(std::function<absl::Status()> work, bool on_thread) {
-  if (on_thread) {
+void Saver::start(std::function<absl::Status()> work) {
+  if (snapshot_) {
     saving_->work = std::async(std::launch::async, [work = std::move(work)] { return guarded(work); });
   } else {
     saving_->result = guarded(work);
@@ -221,7 +213,7 @@ std::optional<absl::StatusOr<Saved>> Saver::advance(const Vote& sums) {
   saving_->publishing = true;
   auto all_sums = exchange_sums();
   if (mesh_.is_main()) {
-    start([this, all_sums = std::move(all_sums)] { return publish_on_main(all_sums); }, /*on_thread=*/options_.async);
+    start([this, all_sums = std::move(all_sums)] { return publish_on_main(all_sums); });
   }
   return std::nullopt;
 }

@@ -19,7 +19,9 @@ namespace distill::checkpoint {
 struct SaverOptions {
   std::string run_dir;
   int64_t keep = 2; // complete checkpoints that stay, the new one included
-  bool async = true; // copy the state to host memory and write it on a thread; else write at once
+  // Host memory of state_bytes(), to which the state is copied; a thread writes the copy. Undefined: the caller of
+  // begin() writes, or there is nothing to write on this rank.
+  at::Tensor copy_memory;
   // Called by the main rank before a checkpoint counts, on any thread: what belongs to it must reach the disk first.
   std::function<absl::Status()> before_publish;
 };
@@ -39,8 +41,7 @@ struct Saved {
 // was written is removed, and the checkpoints before stay as they are.
 class Saver {
  public:
-  // `model`, `optimizer` and `mesh` outlive this. With `async`, the host memory for a copy of this rank's state is
-  // allocated here.
+  // `model`, `optimizer` and `mesh` outlive this.
   Saver(
       SaverOptions options, RunInfo info, sharding::ModelShards& model, optim::AdamW& optimizer,
       const sharding::Mesh& mesh);
@@ -82,7 +83,7 @@ class Saver {
   };
 
   absl::Status write_shards(const std::vector<NamedTensor>& tensors);
-  void start(std::function<absl::Status()> work, bool on_thread);
+  void start(std::function<absl::Status()> work);
   void collect_result();
   std::vector<std::vector<uint64_t>> exchange_sums();
   absl::Status publish_on_main(const std::vector<std::vector<uint64_t>>& sums);

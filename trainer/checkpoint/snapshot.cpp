@@ -6,8 +6,7 @@
 namespace distill::checkpoint {
 namespace {
 
-// A power of two: the allocator of page-locked memory rounds up to one.
-constexpr int64_t kChunkBytes = int64_t{64} << 20;
+constexpr int64_t kPieceBytes = int64_t{64} << 20; // handed out at a time
 
 c10::Stream current_stream(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -15,22 +14,13 @@ c10::Stream current_stream(at::Device device) {
 
 } // namespace
 
-Snapshot::Snapshot(int64_t bytes, at::Device device) : device_(device), bytes_(bytes) {
-  const bool pinned = !device.is_cpu();
-  for (int64_t begin = 0; begin < bytes; begin += kChunkBytes) {
-    const int64_t size = std::min(kChunkBytes, bytes - begin);
-    chunks_.push_back(at::empty({size}, at::TensorOptions().dtype(at::kByte).pinned_memory(pinned)));
-  }
-  if (pinned) {
+Snapshot::Snapshot(at::Tensor memory, at::Device device) : device_(device), memory_(std::move(memory)) {
+  if (!device.is_cpu()) {
     stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
     ready_.emplace(device.type());
     copied_.emplace(device.type());
     wait_begin_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
     wait_end_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
-  } else {
-    for (at::Tensor& chunk : chunks_) {
-      chunk.zero_(); // touched now, so that the first save is no slower than the others
-    }
   }
 }
 
@@ -40,16 +30,10 @@ void Snapshot::take(const std::vector<NamedTensor>& tensors) {
     for (const NamedTensor& named : tensors) {
       TORCH_CHECK(named.tensor.is_contiguous(), named.name, ": a contiguous tensor is expected");
       const at::Tensor bytes = named.tensor.view({-1}).view(at::kByte);
-      for (int64_t done = 0; done < bytes.numel();) {
-        at::Tensor& chunk = chunks_[static_cast<size_t>(position / kChunkBytes)];
-        const int64_t within = position % kChunkBytes;
-        const int64_t count = std::min(bytes.numel() - done, chunk.numel() - within);
-        chunk.narrow(0, within, count).copy_(bytes.narrow(0, done, count), /*non_blocking=*/true);
-        done += count;
-        position += count;
-      }
+      memory_.narrow(0, position, bytes.numel()).copy_(bytes, /*non_blocking=*/true);
+      position += bytes.numel();
     }
-    TORCH_CHECK(position == bytes_, position, " bytes copied where ", bytes_, " were announced");
+    TORCH_CHECK(position == memory_.numel(), position, " bytes copied where ", memory_.numel(), " were announced");
   };
   if (!stream_) {
     copy();
@@ -97,8 +81,9 @@ absl::Status Snapshot::read(const std::function<absl::Status(const at::Tensor&)>
   if (copied_) {
     copied_->synchronize();
   }
-  for (const at::Tensor& chunk : chunks_) {
-    if (absl::Status status = piece(chunk); !status.ok()) {
+  for (int64_t begin = 0; begin < memory_.numel(); begin += kPieceBytes) {
+    const int64_t count = std::min(kPieceBytes, memory_.numel() - begin);
+    if (absl::Status status = piece(memory_.narrow(0, begin, count)); !status.ok()) {
       return status;
     }
   }

@@ -14,10 +14,11 @@
 namespace distill::checkpoint {
 
 // A copy of a rank's state in host memory (page-locked where the state lies on a GPU), so that training goes on while
-// the copy is written. The memory is allocated once.
+// the copy is written.
 class Snapshot {
  public:
-  Snapshot(int64_t bytes, at::Device device);
+  // `memory`: bytes on the host, as many as the tensors have. `device`: where those lie.
+  Snapshot(at::Tensor memory, at::Device device);
 
   // Copies contiguous tensors of `bytes` in all, one after the other. On a GPU the copies are queued on a stream of
   // their own: the tensors must not change until before_update() has been called.
@@ -34,8 +35,7 @@ class Snapshot {
 
  private:
   at::Device device_;
-  int64_t bytes_ = 0;
-  std::vector<at::Tensor> chunks_; // bytes
+  at::Tensor memory_;
   std::optional<c10::Stream> stream_;
   std::optional<c10::Event> ready_, copied_, wait_begin_, wait_end_;
   bool waited_ = true; // before_update() was called since take()

@@ -17,6 +17,8 @@ template <typename... Ts>
 struct Overloaded : Ts... {
   using Ts::operator()...;
 };
+template <typename... Ts>
+Overloaded(Ts...) -> Overloaded<Ts...>; // clang before 17 asks for it
 
 // The fewest digits that read back equal.
 std::string shortest(double value) {

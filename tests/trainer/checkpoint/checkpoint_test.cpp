@@ -52,9 +52,14 @@ class CheckpointTest : public testing::TestWithParam<bool> {
     fs::remove_all(dir_);
     fs::create_directories(dir_);
   }
+  static at::Tensor copy_memory(TrainedModel& run, bool async) {
+    return async ? at::empty({state_bytes(state_tensors(run.model, run.optimizer))}, at::kByte) : at::Tensor();
+  }
   absl::StatusOr<Saved> try_save(TrainedModel& run, int64_t step, int64_t keep = 2) {
     state_.step = step;
-    Saver saver({.run_dir = dir_, .keep = keep, .async = GetParam()}, info_, run.model, run.optimizer, mesh_);
+    Saver saver(
+        {.run_dir = dir_, .keep = keep, .copy_memory = copy_memory(run, GetParam())}, info_, run.model, run.optimizer,
+        mesh_);
     if (absl::Status status = saver.begin(state_); !status.ok()) {
       return status;
     }
@@ -104,7 +109,7 @@ TEST_P(CheckpointTest, RoundTripIsBitForBit) {
 
 TEST_P(CheckpointTest, WhatIsSavedIsTheStateAtTheBegin) {
   TrainedModel run(1), as_it_was(1), resumed(3);
-  Saver saver({.run_dir = dir_, .async = true}, info_, run.model, run.optimizer, mesh_);
+  Saver saver({.run_dir = dir_, .copy_memory = copy_memory(run, true)}, info_, run.model, run.optimizer, mesh_);
   ASSERT_TRUE(saver.begin(state_).ok());
   saver.before_update();
   for (int64_t i = 0; i < run.model.num_units(); ++i) {
@@ -253,7 +258,7 @@ TEST_P(CheckpointTest, AVanishedFolderIsAnErrorThatNamesIt) {
 
   fs::create_directories(dir_);
   state_.step = 3;
-  Saver saver({.run_dir = dir_, .async = true}, info_, run.model, run.optimizer, mesh_);
+  Saver saver({.run_dir = dir_, .copy_memory = copy_memory(run, true)}, info_, run.model, run.optimizer, mesh_);
   ASSERT_TRUE(saver.begin(state_).ok());
   while (saver.vote().writing > 0) { // the shards are written
   }
@@ -265,7 +270,7 @@ TEST_P(CheckpointTest, AVanishedFolderIsAnErrorThatNamesIt) {
 TEST_P(CheckpointTest, WhatBelongsToTheCheckpointIsSyncedBeforeItCounts) {
   TrainedModel run(1);
   bool complete_before = true;
-  SaverOptions options{.run_dir = dir_, .async = GetParam()};
+  SaverOptions options{.run_dir = dir_, .copy_memory = copy_memory(run, GetParam())};
   options.before_publish = [&] {
     complete_before = newest_complete(dir_).has_value();
     return absl::InternalError("metrics.jsonl: cannot sync");

@@ -43,7 +43,7 @@ def config(shape, vocab):
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "max_position_embeddings": 131072,
+        "max_position_embeddings": 1 << 20,
         "rms_norm_eps": 1e-5,
         "rope_theta": 500000.0,
         "tie_word_embeddings": False,

@@ -47,7 +47,7 @@ Machine h200() {
       .gather_bytes = 334e9,
       .reduce_bytes = 344e9,
       .node_bytes = 45e9,
-      .overlap_cost = 0.85,
+      .overlap_cost = 0.6,
       .copy_cost = 0.05,
       .launch_seconds = 4e-6};
 }

@@ -66,7 +66,9 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
   const double gradients = std::ceil(tokens / static_cast<double>(std::max<int64_t>(1, shape.head.gradient_rows)));
   const double sides = teacher > 0 ? 2 : 1;
   const double flops = 2 * tokens * vocab * (3 * hidden + teacher);
-  const double bytes = chunks * vocab * (hidden + teacher) * element // weights of each chunk's logits
+  // Weights are read beside the products, which hide part of it.
+  constexpr double kWeightsRead = 0.6;
+  const double bytes = kWeightsRead * chunks * vocab * (hidden + teacher) * element // for each chunk's logits
       + 2 * sides * tokens * vocab * logit // logits, written and read
       + 3 * tokens * vocab * element // their gradient, written once, read by two products
       + gradients * vocab * hidden * (element + 8); // weights for d_hidden, d_weight read and written
@@ -95,9 +97,12 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher
       elementwise / machine.memory_bytes + kKernelsForward * machine.launch_seconds;
   time.forward = time.rebuild + down;
 
-  // Each product has two in the backward pass; the weight's is added to an fp32 buffer.
+  // Each product has two in the backward pass; the weight's is written to an fp32 buffer, and by the micro-batches
+  // after the first one added to it.
+  const double gradient_traffic = 8 - 4 / static_cast<double>(std::max<int64_t>(1, shape.micro_batches));
   const auto backward_of = [&](double inner, double columns) {
-    return product(machine, tokens, columns, inner, e, e) + product(machine, inner, tokens, columns, e, 8);
+    return product(machine, tokens, columns, inner, e, e) +
+        product(machine, inner, tokens, columns, e, gradient_traffic);
   };
   time.backward = backward_of(w.hidden, qkv) + backward_of(w.query, w.hidden) + backward_of(w.hidden, 2 * w.ffn) +
       backward_of(w.ffn, w.hidden) + 2.5 * attention / (machine.attention_backward_flops * efficiency) +
@@ -220,14 +225,15 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
     overlap(Phase::kForward, micro * gathers / 2);
     overlap(Phase::kBackward, micro * (gathers / 2 + reduces));
   }
-  // AdamW: master, moments and gradient read, master and moments and the bf16 copy written; the norm reads the
-  // gradient.
+  // AdamW: master, moments and gradient read, master and moments written, and on one rank the copy that is computed
+  // with; the norm reads the gradient.
   double parameters = 0;
   for (const models::UnitLayout& layout : models::unit_layouts(shape.student)) {
     parameters += static_cast<double>(layout.numel) / static_cast<double>(shape.shard);
   }
+  const double copy = shape.ranks() == 1 && element < 4 ? element : 0;
   double& optimizer = at_phase(time, Phase::kOptimizer);
-  optimizer = parameters * (28 + (element < 4 ? 2 : 0) + 4 + 4) / machine.memory_bytes;
+  optimizer = parameters * (28 + copy + 4) / machine.memory_bytes;
   if (shape.optimizer_on_host) {
     const double copies = parameters * 12 / machine.host_bytes; // each way, at once
     time.copies += 2 * copies;

@@ -135,7 +135,7 @@ absl::Status check_fits(const config::Config& config, const plan::Plan& plan) {
       "\n`distill plan` shows the whole plan; memory.on_overflow=warn tries anyway"));
 }
 
-absl::StatusOr<MemorySetup> set_up_memory(
+absl::StatusOr<plan::Plan> plan_memory(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks) {
   const models::ModelConfig* teacher = inputs.teacher ? &inputs.teacher->config : nullptr;
   auto plan = plan_run(config, environment, inputs.student.config, teacher, ranks.world_size, ranks.local_world_size);
@@ -159,25 +159,25 @@ absl::StatusOr<MemorySetup> set_up_memory(
       device::limit_cpu_memory(limit);
     }
   }
-  MemorySetup setup;
-  setup.plan = *std::move(plan);
-  const auto take = [&](int64_t bytes, const char* key) -> absl::StatusOr<std::shared_ptr<device::HostSlab>> {
+  return plan;
+}
+
+absl::Status take_host_memory(const Environment& environment, MemorySetup& setup) {
+  const auto take = [&](int64_t bytes, const char* key, std::shared_ptr<device::HostSlab>& slab) -> absl::Status {
     if (bytes == 0) {
-      return nullptr;
+      return absl::OkStatus();
     }
-    return device::HostSlab::allocate(bytes, environment.device, ranks.local_world_size, key);
+    auto taken = device::HostSlab::allocate(bytes, environment.device, /*processes_on_host=*/1, key);
+    if (taken.ok()) {
+      slab = *std::move(taken);
+    }
+    return taken.status();
   };
-  auto activations = take(setup.plan.memory.host_activations, "memory.activation");
-  if (!activations.ok()) {
-    return activations.status();
+  if (absl::Status status = take(setup.plan.memory.host_activations, "memory.activation", setup.activations);
+      !status.ok()) {
+    return status;
   }
-  setup.activations = *std::move(activations);
-  auto optimizer = take(setup.plan.memory.host_optimizer, "memory.optimizer");
-  if (!optimizer.ok()) {
-    return optimizer.status();
-  }
-  setup.optimizer = *std::move(optimizer);
-  return setup;
+  return take(setup.plan.memory.host_optimizer, "memory.optimizer", setup.optimizer);
 }
 
 std::string out_of_memory_report(

@@ -37,9 +37,13 @@ absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_si
 // FailedPrecondition, with what would fit, where the plan does not (and memory.on_overflow is refuse).
 absl::Status check_fits(const config::Config& config, const plan::Plan& plan);
 
-// Plans, refuses what does not fit, limits the allocator and takes the host memory.
-absl::StatusOr<MemorySetup> set_up_memory(
+// Plans, refuses what does not fit, and limits the allocator. The plan divides the host memory that is free now among
+// the ranks of this host: all of them plan before one of them takes its part.
+absl::StatusOr<plan::Plan> plan_memory(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks);
+
+// Takes the host memory that setup.plan says.
+absl::Status take_host_memory(const Environment& environment, MemorySetup& setup);
 
 // What a run that ran out of memory ends with: what was asked for, what the device held by category, and the keys to
 // change with the values that fit. Reads the models' configurations again; whatever fails is left out.

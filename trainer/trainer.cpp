@@ -52,7 +52,8 @@ class Trainer {
  private:
   Trainer(const config::Config& config, const launch::StopSignal& stop) : config_(config), stop_(stop) {}
   void start_watchdog();
-  absl::Status read_inputs();
+  absl::Status plan();
+  absl::Status load();
   absl::Status open(const StartOptions& start);
   absl::Status open_journal();
   absl::StatusOr<RunResult> run_steps();
@@ -80,6 +81,7 @@ class Trainer {
   config::Config config_;
   Environment environment_;
   launch::RankInfo ranks_;
+  std::optional<Inputs> inputs_; // until the weights are read
   std::unique_ptr<sharding::Mesh> mesh_;
   MemorySetup memory_;
   std::vector<std::string> start_report_;
@@ -135,7 +137,10 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::build(
   }
   status = sharding::agree(*trainer->mesh_, status);
   if (status.ok()) {
-    status = sharding::agree(*trainer->mesh_, trainer->read_inputs());
+    status = sharding::agree(*trainer->mesh_, trainer->plan());
+  }
+  if (status.ok()) { // every rank has seen how much host memory is free before one takes its part
+    status = sharding::agree(*trainer->mesh_, trainer->load());
   }
   if (status.ok()) {
     status = trainer->open(start);
@@ -161,28 +166,38 @@ void Trainer::start_watchdog() {
   mesh_->watch = [this](int64_t step, const char* place) { watchdog_->at(step, place); };
 }
 
-// Everything that is only read: data, models.
-absl::Status Trainer::read_inputs() {
+// Opens and checks what is only read, and plans the memory.
+absl::Status Trainer::plan() {
   device_ = metrics::device_info(environment_.device);
   auto inputs = open_inputs(config_, environment_, config::Purpose::kTrain);
   if (!inputs.ok()) {
     return inputs.status();
   }
-  start_report_ = start_report(config_, environment_, *inputs);
-  auto memory = set_up_memory(config_, environment_, *inputs, ranks_);
+  inputs_ = *std::move(inputs);
+  start_report_ = start_report(config_, environment_, *inputs_);
+  auto memory = plan_memory(config_, environment_, *inputs_, ranks_);
   if (!memory.ok()) {
     return memory.status();
   }
-  memory_ = *std::move(memory);
+  memory_.plan = *std::move(memory);
   const std::vector<std::string> plan_lines = memory_.plan.lines();
   start_report_.insert(start_report_.end(), plan_lines.begin(), plan_lines.end());
-  train_data_ = std::move(inputs->train_data);
-  eval_data_ = std::move(inputs->eval_data);
-  student_ = load_model(
-      environment_, inputs->student, Role::kStudent, mesh_->shard_rank, mesh_->shard_size, memory_.optimizer);
-  if (inputs->teacher) {
-    teacher_ = load_model(environment_, *inputs->teacher, Role::kTeacher, mesh_->shard_rank, mesh_->shard_size);
+  return absl::OkStatus();
+}
+
+// Takes host memory, reads the weights, makes what a step needs.
+absl::Status Trainer::load() {
+  if (absl::Status status = take_host_memory(environment_, memory_); !status.ok()) {
+    return status;
   }
+  train_data_ = std::move(inputs_->train_data);
+  eval_data_ = std::move(inputs_->eval_data);
+  student_ = load_model(
+      environment_, inputs_->student, Role::kStudent, mesh_->shard_rank, mesh_->shard_size, memory_.optimizer);
+  if (inputs_->teacher) {
+    teacher_ = load_model(environment_, *inputs_->teacher, Role::kTeacher, mesh_->shard_rank, mesh_->shard_size);
+  }
+  inputs_.reset(); // its files are no longer mapped
   slots_ = make_slots(config_.parallel, *mesh_, *student_, teacher_.get());
   micro_ = std::make_unique<MicroStep>(
       config_, *student_, teacher_.get(), ActivationMemory{memory_.plan.shape.policies, memory_.activations});
@@ -201,7 +216,8 @@ absl::Status Trainer::read_inputs() {
 absl::Status Trainer::open(const StartOptions& start) {
   const checkpoint::RunIdentity own = identity();
   absl::Status status = check_same_inputs(
-      config_, *mesh_, absl::StrCat(own.data, own.tokenizer), absl::StrCat(own.model, own.optimizer, start.resume_from));
+      config_, *mesh_, absl::StrCat(own.data, own.tokenizer),
+      absl::StrCat(own.model, own.optimizer, start.resume_from));
   if (status.ok()) {
     status =
         sharding::agree(*mesh_, mesh_->is_main() ? open_run_folder(config_.run.dir, start.mode) : absl::OkStatus());
@@ -429,8 +445,7 @@ void Trainer::report(const metrics::StepRecord& record) {
 
 // What each sample of the next step loses by itself.
 absl::Status Trainer::show_samples() {
-  const auto lines =
-      sample_losses(*micro_, *train_data_, state_.samples, config_.train.global_batch_size, *mesh_);
+  const auto lines = sample_losses(*micro_, *train_data_, state_.samples, config_.train.global_batch_size, *mesh_);
   const absl::Status status = sharding::agree(*mesh_, lines.status());
   if (status.ok()) {
     for (const std::string& line : *lines) {

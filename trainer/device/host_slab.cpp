@@ -38,16 +38,30 @@ int64_t system_available() {
   return std::numeric_limits<int64_t>::max();
 }
 
+// The value of a line "key 123"; 0 where there is none.
+int64_t read_statistic(const std::string& path, const std::string& key) {
+  std::ifstream file(path);
+  int64_t value = 0;
+  for (std::string name; file >> name >> value;) {
+    if (name == key) {
+      return value;
+    }
+  }
+  return 0;
+}
+
 // Room under the control group's limit, version 2 or 1.
 std::optional<int64_t> group_available() {
-  const std::pair<const char*, const char*> kFiles[] = {
-      {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
-      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
-  for (const auto& [limit_file, usage_file] : kFiles) {
+  constexpr std::array<const char*, 4> kFiles[] = {
+      {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "inactive_file"},
+      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+       "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file"}};
+  for (const auto& [limit_file, usage_file, statistics_file, cache_key] : kFiles) {
+    const int64_t reclaimable = read_statistic(statistics_file, cache_key); // pages of files read once
     const auto limit = read_number(limit_file);
     const auto usage = read_number(usage_file);
     if (limit && usage) {
-      return *limit - *usage;
+      return *limit - *usage + reclaimable;
     }
   }
   return std::nullopt;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures what a checkpoint costs: seconds in which training stands still, seconds to write, bytes; then resuming.
 #   scripts/bench_checkpoint.sh STUDENT TEACHER [distill arguments...]     on every visible GPU; shapes as in bench_trainer.sh
-#   scripts/bench_checkpoint.sh 8b 1b --set parallel.processes=4
+#   scripts/bench_checkpoint.sh 8b 1b --set parallel.processes=4 --set train.global_batch_size=8
 # Saves twice within 14 steps, once while training goes on, then once with checkpoint.async: false for comparison. The disk needs
 # room for two checkpoints (12 bytes per parameter each), the host memory for a copy of all ranks' state.
 set -euo pipefail
@@ -11,7 +11,7 @@ student=$1 teacher=$2
 shift 2
 work=work/bench-${SEQ_LEN:-4096}
 show() {
-  grep -E "^saved |checkpoint of step|^step |resumed from" || true
+  grep -E "^saved |checkpoint of step|^step |resumed from|error|expected" || true
 }
 common=(--set checkpoint.keep=1 --set checkpoint.every=5 "$@")
 echo "== written by a thread"

@@ -79,6 +79,7 @@ double Snapshot::stall_seconds() {
 
 absl::Status Snapshot::read(const std::function<absl::Status(const at::Tensor&)>& piece) {
   if (copied_) {
+    c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_); // a thread of its own begins with the first GPU
     copied_->synchronize();
   }
   for (int64_t begin = 0; begin < memory_.numel(); begin += kPieceBytes) {

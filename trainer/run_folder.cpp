@@ -5,7 +5,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kRunFiles[] = {"config.yaml", "log.txt", "metrics.jsonl", "events.jsonl", "checkpoints", "model", "nccl-trace"};
+constexpr const char* kRunFiles[] = {"config.yaml", "log.txt", "metrics.jsonl", "events.jsonl",
+                                     "checkpoints", "model",   "nccl-trace"};
 
 bool is_run_file(const std::string& name) {
   if (name.starts_with("trace-rank") || name.starts_with("stacks-rank") || name.starts_with("replay-")) {

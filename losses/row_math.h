@@ -389,7 +389,8 @@ DISTILL_ROW_INLINE void finish_row(
   const T z_loss = student.lse * student.lse;
   T hard = 0;
   if (ends.has_label) {
-    hard = (T(1) - c.label_smoothing) * non_negative(student.lse - ends.label_logit);
+    hard =
+        (T(1) - c.label_smoothing) * non_negative((student.max - ends.label_logit) + student.unit_log2_sum * kLn2<T>);
     if (c.label_smoothing > 0) {
       const T mean_below = sums.below_max / static_cast<T>(ends.vocab) + (student.lse - student.max);
       hard += c.label_smoothing * non_negative(mean_below);

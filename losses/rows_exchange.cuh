@@ -127,6 +127,7 @@ __device__ __forceinline__ bool last_warp(unsigned* counter, unsigned warps, int
                  : "memory");
   }
   before = __shfl_sync(kAllLanes, before, 0);
+  __syncwarp(); // what the first lane has acquired is there for all
   return before % warps == warps - 1;
 }
 

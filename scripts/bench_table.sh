@@ -20,7 +20,6 @@ runs=$(cat <<LIST
 8b-8b-2gpu-ctas8 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.nccl_max_ctas=8
 8b-8b-2gpu-ctas16 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.nccl_max_ctas=16
 8b-8b-2gpu-prefetch2 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.prefetch=2
-8b-8b-2gpu-copy 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.gather=copy_engines
 1b-8b-2gpu 2 1b 8b --set train.global_batch_size=4 --set parallel.processes=2
 3b-8b-2gpu 2 3b 8b --set train.global_batch_size=4 --set parallel.processes=2
 3b-8b-2gpu-reduce-each 2 3b 8b --set train.global_batch_size=16 --set parallel.processes=2
@@ -30,8 +29,6 @@ runs=$(cat <<LIST
 8b-8b-4gpu-recompute 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set memory.activation=recompute
 8b-8b-4gpu-ctas8 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.nccl_max_ctas=8
 8b-8b-4gpu-ctas16 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.nccl_max_ctas=16
-8b-8b-4gpu-copy 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.gather=copy_engines
-1b-8b-4gpu-copy 4 1b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.gather=copy_engines
 1b-8b-4gpu 4 1b 8b --set train.global_batch_size=8 --set parallel.processes=4
 3b-8b-4gpu 4 3b 8b --set train.global_batch_size=8 --set parallel.processes=4
 LIST

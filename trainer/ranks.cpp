@@ -47,11 +47,6 @@ absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
   options.world_size = ranks.world_size;
   options.timeout = std::chrono::seconds(parallel.timeout_s);
   options.host = host_name();
-  options.gather_with_copy_engines = parallel.gather == "copy_engines";
-  if (options.gather_with_copy_engines && !device.is_cuda()) {
-    return absl::InvalidArgumentError(
-        "parallel.gather: copy_engines are a GPU's, but train.device is the CPU; set it to kernels");
-  }
   options.nccl_max_ctas = parallel.nccl_max_ctas;
   const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   if (device.is_cuda() && ranks.world_size > 1 && connections != nullptr && std::string_view(connections) == "1") {

@@ -100,20 +100,6 @@ def test_ranks_train_as_one_process_does(tmp_path, models, shard_with_gaps, one_
     assert tiny.relative_difference(weights, expected_weights) < 5e-6
 
 
-def test_copy_engines_gather_what_kernels_do(tmp_path, models, ragged_shard):
-    if tiny.DEVICE != "cuda":
-        config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"processes": 2, "gather": "copy_engines"})
-        done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.BAD_INPUT)
-        assert "parallel.gather" in done.stderr
-        return
-    runs = []
-    for gather in ("kernels", "copy_engines"):
-        config = config_of(tmp_path / gather, models["llama"], ragged_shard,
-                           parallel={"processes": 2, "gather": gather, "debug_checks": True})
-        runs.append(tiny.read_metrics(tiny.train(tmp_path / gather, config))[0])
-    assert [step["loss"] for step in runs[1]] == [step["loss"] for step in runs[0]]
-
-
 @pytest.mark.parametrize("parallel", [{"processes": 2}, {"processes": 2, "shard": 1, "replicate": 2}])
 def test_low_precision_copies_made_by_gathers_are_those_of_one_process(tmp_path, models, shard_with_gaps, monkeypatch,
                                                                        parallel):

@@ -91,7 +91,6 @@ struct ParallelSection {
   std::string reduce_dtype = "float32"; // float32 | bfloat16
   int64_t prefetch = 1; // units gathered ahead
   std::string accumulate = "reduce_each"; // reduce_each | keep_full: gradients of a step's micro-batches
-  std::string gather = "kernels"; // kernels | copy_engines
   int64_t nccl_max_ctas = 0; // multiprocessors a collective may take; 0: NCCL's choice
   bool debug_checks = false;
   int64_t timeout_s = 600; // for ranks to arrive, and for a collective

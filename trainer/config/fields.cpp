@@ -223,9 +223,6 @@ std::vector<Field> parallel_fields() {
       {"parallel", "accumulate", one_of<kParallel, &ParallelSection::accumulate>({"reduce_each", "keep_full"}), "",
        "With several micro-batches in a step: reduce_each adds every one's gradients to the shards; keep_full keeps whole "
        "float32 gradients and reduces once a step, at 4 bytes per parameter on every rank."},
-      {"parallel", "gather", one_of<kParallel, &ParallelSection::gather>({"kernels", "copy_engines"}), "",
-       "What moves gathered weights of blocks between the GPUs of a host: NCCL's kernels, on multiprocessors that the "
-       "computation beside them then lacks, or copy engines."},
       {"parallel", "nccl_max_ctas", Integer{member<kParallel, &ParallelSection::nccl_max_ctas>, 0, 64}, "",
        "Multiprocessors that one NCCL collective may take from the computation beside it. 0: NCCL decides."},
       {"parallel", "debug_checks", Boolean{member<kParallel, &ParallelSection::debug_checks>}, "",

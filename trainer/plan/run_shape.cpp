@@ -62,7 +62,6 @@ absl::StatusOr<RunShape> run_shape(
   shape.micro_batches = config.train.global_batch_size / samples;
   shape.ranks_per_node = target.ranks_per_node;
   shape.prefetch = parallel.prefetch;
-  shape.copy_engines = target.cuda && parallel.gather == "copy_engines";
   shape.bf16_reduce = parallel.reduce_dtype == "bfloat16";
   shape.accumulate_whole = parallel.accumulate == "keep_full";
   shape.optimizer_on_host = config.memory.optimizer == "host";

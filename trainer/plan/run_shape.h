@@ -31,7 +31,6 @@ struct RunShape {
   int64_t replicate = 1;
   int64_t ranks_per_node = 8;
   int64_t prefetch = 1;
-  bool copy_engines = false; // parallel.gather: NCCL allocates the blocks' slots itself
   bool bf16_reduce = false;
   bool accumulate_whole = false; // parallel.accumulate: whole gradients are kept over micro-batches
   bool optimizer_on_host = false;

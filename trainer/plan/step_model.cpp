@@ -47,7 +47,6 @@ class StepModel {
   BlockShape student_block_;
   BlockModel blocks_;
   std::vector<Buffer> static_;
-  int64_t slots_outside_allocator_ = 0;
   Buffer angles_[2]; // of the last micro-batch; the training pass holds them
   std::unique_ptr<WeightSlotsModel> weight_slots_;
   std::unique_ptr<GradientSlotsModel> gradient_slots_;
@@ -83,11 +82,9 @@ void StepModel::build() {
     teacher_->load();
   }
   if (shape_.ranks() > 1) {
-    const int64_t slots = shape_.prefetch + 1;
-    const int64_t block_bytes =
-        std::max(student_.largest_block_bytes(), teacher_ ? teacher_->largest_block_bytes() : 0);
-    slots_outside_allocator_ = shape_.copy_engines ? slots * block_bytes : 0;
-    weight_slots_ = std::make_unique<WeightSlotsModel>(timeline_, slots, shape_.copy_engines ? 0 : block_bytes);
+    weight_slots_ = std::make_unique<WeightSlotsModel>(
+        timeline_, shape_.prefetch + 1,
+        std::max(student_.largest_block_bytes(), teacher_ ? teacher_->largest_block_bytes() : 0));
     gradient_slots_ = std::make_unique<GradientSlotsModel>(timeline_, shape_.bf16_reduce, shape_.cuda);
     student_.use_slots(weight_slots_.get(), gradient_slots_.get());
     if (teacher_) {
@@ -309,7 +306,7 @@ MemoryPrediction StepModel::run() {
     hold(Category::kWorkspace, kBlasWorkspace);
     prediction.context = kContext;
     const int64_t communicators = shape_.ranks() == 1 ? 0 : shape_.replicate > 1 ? 4 : 3;
-    prediction.communicators = communicators * kCommunicator + slots_outside_allocator_;
+    prediction.communicators = communicators * kCommunicator;
   }
   for (int64_t step = 0; step < 2; ++step) { // the second begins with what the first has gathered ahead
     const int64_t micro_batches = std::min<int64_t>(shape_.micro_batches, 2);

@@ -13,12 +13,8 @@ namespace {
 // A c10d backend behind our interface.
 class BackendCommunicator : public Communicator {
  public:
-  BackendCommunicator(
-      c10::intrusive_ptr<c10d::Backend> backend, std::string name, bool on_host, bool registers_buffers = false)
-      : backend_(std::move(backend)),
-        name_(std::move(name)),
-        on_host_(on_host),
-        registers_buffers_(registers_buffers) {}
+  BackendCommunicator(c10::intrusive_ptr<c10d::Backend> backend, std::string name, bool on_host)
+      : backend_(std::move(backend)), name_(std::move(name)), on_host_(on_host) {}
 
   int64_t rank() const override {
     return backend_->getRank();
@@ -51,12 +47,6 @@ class BackendCommunicator : public Communicator {
     std::vector<at::Tensor> tensors{std::move(tensor)};
     run("a broadcast", [&] { return backend_->broadcast(tensors, options); });
   }
-  at::Tensor allocate(int64_t bytes, at::Device device) override {
-    return registers_buffers_ ? allocate_nccl_window(*backend_, bytes, device) : Communicator::allocate(bytes, device);
-  }
-  bool gathers_in_place() const override {
-    return registers_buffers_; // its copy engines read from registered buffers alone
-  }
   void abort() override {
     backend_->abort();
   }
@@ -85,7 +75,6 @@ class BackendCommunicator : public Communicator {
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::string name_;
   bool on_host_;
-  bool registers_buffers_;
 };
 
 // The device that Gloo listens on and connects from: GLOO_SOCKET_IFNAME's where it is set, otherwise the one through
@@ -147,15 +136,15 @@ class StoreRendezvous : public Rendezvous {
   }
 
   std::unique_ptr<Communicator> nccl_group(
-      const std::string& name, const std::vector<int64_t>& members, at::Device device, bool copy_engines) override {
+      const std::string& name, const std::vector<int64_t>& members, at::Device device) override {
     const auto place = place_in(members);
     if (!place) {
       return nullptr;
     }
     auto backend = make_nccl_backend(
         c10::make_intrusive<c10d::PrefixStore>(name, store_), *place, static_cast<int64_t>(members.size()),
-        options_.timeout, options_.nccl_max_ctas, copy_engines, device);
-    return std::make_unique<BackendCommunicator>(std::move(backend), name, /*on_host=*/false, copy_engines);
+        options_.timeout, options_.nccl_max_ctas, device);
+    return std::make_unique<BackendCommunicator>(std::move(backend), name, /*on_host=*/false);
   }
 
  private:
@@ -183,10 +172,6 @@ std::vector<int64_t> missing_ranks(c10d::Store& store, int64_t world_size) {
 }
 
 } // namespace
-
-at::Tensor Communicator::allocate(int64_t bytes, at::Device device) {
-  return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
-}
 
 absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::join(const RendezvousOptions& options) {
   const std::string place =

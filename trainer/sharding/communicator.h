@@ -28,13 +28,6 @@ class Communicator {
   virtual void all_reduce(at::Tensor tensor) = 0; // sums, in place
   virtual void broadcast(at::Tensor tensor, int64_t root) = 0;
 
-  // A uint8 buffer for the life of the process that collectives write; all ranks allocate the same in the same order.
-  virtual at::Tensor allocate(int64_t bytes, at::Device device);
-  // Whether a gather should find this rank's part in its place in the whole.
-  virtual bool gathers_in_place() const {
-    return false;
-  }
-
   // Ends all operations with an error, so that no rank waits for one that has failed.
   virtual void abort() = 0;
 };
@@ -60,7 +53,6 @@ struct RendezvousOptions {
   int64_t world_size = 1;
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
   std::string host; // this rank's, for messages
-  bool gather_with_copy_engines = false;
   int64_t nccl_max_ctas = 0; // multiprocessors a collective of NCCL may take; 0: its own choice
 };
 
@@ -74,10 +66,8 @@ class Rendezvous {
   // Every rank makes the same groups in the same order; `members` holds global ranks in ascending order. Returns null
   // on a rank that is not a member. `name` must differ between groups.
   virtual std::unique_ptr<Communicator> gloo_group(const std::string& name, const std::vector<int64_t>& members) = 0;
-  // `copy_engines`: gathers into buffers of allocate() are made by the GPUs' copy engines, not by kernels, where the
-  // ranks share a host.
   virtual std::unique_ptr<Communicator> nccl_group(
-      const std::string& name, const std::vector<int64_t>& members, at::Device device, bool copy_engines) = 0;
+      const std::string& name, const std::vector<int64_t>& members, at::Device device) = 0;
 
   // A connection of its own to the store, for a thread of its own.
   virtual std::unique_ptr<Board> board() const = 0;

@@ -30,8 +30,8 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
   }
   mesh->rendezvous = *std::move(rendezvous);
   mesh->heartbeat = std::make_unique<Heartbeat>(*mesh->rendezvous, options.host, kHeartbeat);
-  const auto group = [&](const std::string& name, const std::vector<int64_t>& members, bool copy_engines = false) {
-    return device.is_cuda() ? mesh->rendezvous->nccl_group(name, members, device, copy_engines)
+  const auto group = [&](const std::string& name, const std::vector<int64_t>& members) {
+    return device.is_cuda() ? mesh->rendezvous->nccl_group(name, members, device)
                             : mesh->rendezvous->gloo_group(name, members);
   };
   std::vector<int64_t> all, shard_axis, replicate_axis;
@@ -47,8 +47,7 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
   try {
     mesh->host = mesh->rendezvous->gloo_group("host", all);
     mesh->world = group("world", all);
-    mesh->gather =
-        group(absl::StrCat("gather/", mesh->replicate_rank), shard_axis, options.gather_with_copy_engines && shard > 1);
+    mesh->gather = group(absl::StrCat("gather/", mesh->replicate_rank), shard_axis);
     mesh->reduce = group(absl::StrCat("reduce/", mesh->replicate_rank), shard_axis);
     if (replicate > 1) {
       mesh->replicate = group(absl::StrCat("replicate/", mesh->shard_rank), replicate_axis);

@@ -9,14 +9,9 @@
 // nccl_backend_cuda.cpp, or nccl_backend_no_cuda.cpp in a build without CUDA.
 namespace distill::sharding {
 
-// `copy_engines`: collectives that can do without multiprocessors do, on buffers of allocate_nccl_window.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
     const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size, std::chrono::milliseconds timeout,
-    int64_t max_ctas, bool copy_engines, at::Device device);
-
-// A uint8 buffer that every rank of the group can write directly, for the life of the process. All ranks call it
-// together.
-at::Tensor allocate_nccl_window(c10d::Backend& backend, int64_t bytes, at::Device device);
+    int64_t max_ctas, at::Device device);
 
 // NCCL's flight recorder as JSON; empty where nothing was recorded.
 std::string nccl_flight_record();

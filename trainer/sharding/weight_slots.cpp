@@ -6,8 +6,9 @@ namespace distill::sharding {
 
 WeightSlots::WeightSlots(at::Device device, Communicator& gather, const SlotPlan& plan, SlotChecks* checks)
     : gather_(gather), device_(device), checks_(checks), stream_(device), allocated_(device) {
+  const auto options = at::TensorOptions().dtype(at::kByte).device(device);
   for (int64_t i = 0; i < plan.block_slots; ++i) {
-    block_slots_.emplace_back(gather.allocate(plan.block_bytes, device), device);
+    block_slots_.emplace_back(at::empty({plan.block_bytes}, options), device);
     device::label(block_slots_.back().bytes, device::Category::kSlots);
   }
   for (int64_t i = 0; i < plan.large_slots; ++i) {
@@ -61,9 +62,10 @@ void WeightSlots::gather(Slot& slot, const UnitSource& unit) {
     slot.events.write_begins(); // the last unit's kernels have read the slot
     allocated_.wait();
     shards.changed.wait(); // the optimizer has written the shard
-    if (shard.scalar_type() == unit.dtype && !gather_.gathers_in_place()) {
+    if (shard.scalar_type() == unit.dtype) {
       gather_.all_gather(slot.whole, shard);
-    } else { // copied or rounded into its place
+    } else {
+      // Rounded into its place; the collective then works in place.
       at::Tensor part = slot.whole.narrow(0, gather_.rank() * shard.numel(), shard.numel());
       part.copy_(shard);
       gather_.all_gather(slot.whole, part);

@@ -59,7 +59,7 @@ class FakeRendezvous : public Rendezvous {
   std::unique_ptr<Communicator> gloo_group(const std::string&, const std::vector<int64_t>&) override {
     return nullptr;
   }
-  std::unique_ptr<Communicator> nccl_group(const std::string&, const std::vector<int64_t>&, at::Device, bool) override {
+  std::unique_ptr<Communicator> nccl_group(const std::string&, const std::vector<int64_t>&, at::Device) override {
     return nullptr;
   }
   std::unique_ptr<Board> board() const override {

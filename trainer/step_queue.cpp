@@ -84,7 +84,8 @@ std::optional<StepQueue::DoneStep> StepQueue::pop(bool all) {
   done.record.skipped = !std::isfinite(done.record.grad_norm);
   done.record.phases = micro_.phases().take();
   const Clock::time_point now = Clock::now();
-  done.record.seconds = std::chrono::duration<double>(now - std::max(queued.start, last_read_)).count();
+  const std::chrono::duration<double> interval = now - std::max(queued.start, last_read_);
+  done.record.seconds = metrics::step_seconds(interval.count(), done.record.phases);
   last_read_ = now;
   done.failed_ranks = static_cast<int64_t>((*numbers)[kFailedRanks]);
   const auto changed = static_cast<int64_t>((*numbers)[kChangedUnit]);

@@ -2,6 +2,9 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
+#include <numeric>
+
 #include "trainer/device/memory_tracker.h"
 
 namespace distill::metrics {
@@ -20,6 +23,10 @@ device::MemoryPhase memory_phase(Phase phase) {
 const char* phase_name(Phase phase) {
   constexpr const char* kNames[] = {"teacher", "forward", "head", "backward", "optimizer", "communication"};
   return kNames[static_cast<size_t>(phase)];
+}
+
+double step_seconds(double interval, const PhaseSeconds& phases) {
+  return std::max(interval, std::accumulate(phases.begin(), phases.end(), 0.0));
 }
 
 void PhaseTimer::mark(Phase phase) {

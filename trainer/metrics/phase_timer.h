@@ -25,6 +25,11 @@ const char* phase_name(Phase phase);
 
 using PhaseSeconds = std::array<double, static_cast<size_t>(Phase::kCount)>;
 
+// How long a step took, of `interval`, the seconds from the end of the one before (or its own start) to its end, both
+// as the host reads them, and its phases. Two steps that are read one right after the other, as the last two of a run
+// are, leave no time between them, but neither takes less than its phases on the device.
+double step_seconds(double interval, const PhaseSeconds& phases);
+
 // How long each phase of a step took on the device: events on the compute stream, which cost no synchronisation; on the
 // CPU the clock. Every moment of a step counts to one phase.
 class PhaseTimer {

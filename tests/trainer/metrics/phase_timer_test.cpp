@@ -35,6 +35,16 @@ TEST(PhaseTimer, WaitsCountToCommunicationAndThePhaseGoesOnAfterThem) {
   EXPECT_EQ(of(seconds, Phase::kTeacher), 0);
 }
 
+TEST(PhaseTimer, AStepTakesNoLessThanItsPhases) {
+  PhaseSeconds phases{};
+  phases[static_cast<size_t>(Phase::kForward)] = 0.25;
+  phases[static_cast<size_t>(Phase::kOptimizer)] = 0.5;
+  phases[static_cast<size_t>(Phase::kCommunication)] = 0.25; // no part of another phase
+  EXPECT_EQ(step_seconds(0.01, phases), 1.0); // read right after the step before it
+  EXPECT_EQ(step_seconds(1.5, phases), 1.5); // the device waited for data
+  EXPECT_EQ(step_seconds(0.01, PhaseSeconds{}), 0.01);
+}
+
 TEST(PhaseTimer, StepsAreTakenInTheirOrder) {
   PhaseTimer timer(at::kCPU);
   for (const Phase phase : {Phase::kTeacher, Phase::kHead}) {

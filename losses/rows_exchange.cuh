@@ -1,9 +1,7 @@
-// How the blocks of a cluster agree on a row's numbers without stopping: each
-// warp leaves its part in shared memory, the last warp of a block adds the
-// parts up and sends the block's part to every block of the cluster (itself
-// too), and whoever needs the row's numbers waits until all parts have arrived.
-// All merges have one fixed order, so every thread of every block gets the same
-// bits.
+// How the blocks of a cluster agree on a row's numbers without stopping: each warp leaves its part in shared memory,
+// the last warp of a block adds the parts up and sends the block's part to every block of the cluster (itself too), and
+// whoever needs the row's numbers waits until all parts have arrived. All merges have one fixed order, so every thread
+// of every block gets the same bits.
 #pragma once
 
 #include "losses/rows_device.cuh"
@@ -11,8 +9,7 @@
 
 namespace distill::losses {
 
-// The eight numbers that every row's sums come to, in the order in which lanes
-// 0, 4, 8, ... hold them.
+// The eight numbers that every row's sums come to, in the order in which lanes 0, 4, 8, ... hold them.
 struct RowNumbers {
   static constexpr int kLoss = 0;
   static constexpr int kQa = 1;
@@ -32,8 +29,7 @@ struct alignas(16) SidePart {
   float unused = 0;
 };
 
-// What only the warp that finishes the row needs. Parts of blocks that know
-// nothing hold kNoColumn and 0.
+// What only the warp that finishes the row needs. Parts of blocks that know nothing hold kNoColumn and 0.
 struct alignas(16) SumRest {
   float below_max;
   float label_logit;
@@ -42,8 +38,7 @@ struct alignas(16) SumRest {
 };
 constexpr int kNoColumn = INT32_MAX;
 
-// Two rows are under way at a time: everything twice, by the parity of the
-// row's turn.
+// Two rows are under way at a time: everything twice, by the parity of the row's turn.
 template <int kWarps>
 struct alignas(16) ExchangeSlots {
   static_assert(kWarps == kMaxCluster, "sums are over 16 parts");
@@ -115,8 +110,7 @@ __device__ __forceinline__ void send(uint32_t address, float4 value, uint32_t ba
       : "memory");
 }
 
-// Whether this warp is the last of `warps` to pass; what the others stored
-// before is visible to it.
+// Whether this warp is the last of `warps` to pass; what the others stored before is visible to it.
 __device__ __forceinline__ bool last_warp(unsigned* counter, unsigned warps, int lane) {
   unsigned before = 0;
   __syncwarp();
@@ -131,16 +125,14 @@ __device__ __forceinline__ bool last_warp(unsigned* counter, unsigned warps, int
   return before % warps == warps - 1;
 }
 
-// The maximum over the lanes of `mask` in one instruction: floats compare like
-// these integers. Never NaN.
+// The maximum over the lanes of `mask` in one instruction: floats compare like these integers. Never NaN.
 __device__ __forceinline__ float lanes_max(unsigned mask, float value) {
   const int bits = __float_as_int(value);
   const int best = __reduce_max_sync(mask, bits ^ ((bits >> 31) & 0x7fffffff));
   return __int_as_float(best ^ ((best >> 31) & 0x7fffffff));
 }
 
-// The sum over the warp of two numbers: lanes 0 to 15 get the first's, the
-// others the second's.
+// The sum over the warp of two numbers: lanes 0 to 15 get the first's, the others the second's.
 __device__ __forceinline__ float warp_sum_of_two(float first, float second, int lane) {
   const bool upper = lane >= 16;
   float sum = (upper ? second : first) + __shfl_xor_sync(kAllLanes, upper ? first : second, 16);
@@ -160,8 +152,7 @@ __device__ __forceinline__ float half_sum(float value) {
   return value;
 }
 
-// The sum over the warp of eight numbers a lane: lane l gets number l / 4. Nine
-// shuffles instead of forty.
+// The sum over the warp of eight numbers a lane: lane l gets number l / 4. Nine shuffles instead of forty.
 __device__ __forceinline__ float warp_sum_of_eight(const float (&v)[8], int lane) {
   const bool upper = (lane & 16) != 0;
   float four[4];
@@ -189,8 +180,7 @@ struct Exchange {
   int warp;
   int lane;
 
-  // Every thread, before anything else; a barrier of the whole cluster must
-  // follow.
+  // Every thread, before anything else; a barrier of the whole cluster must follow.
   __device__ void open() {
     auto* words = reinterpret_cast<uint32_t*>(&slots);
     for (int k = warp * kWarp + lane; k < static_cast<int>(sizeof(slots) / 4); k += kWarps * kWarp) {
@@ -223,8 +213,7 @@ struct Exchange {
         static_cast<uint32_t>(cluster_size) * (RowNumbers::kCount * sizeof(float) + sizeof(SumRest)));
   }
 
-  // The warp's maxima (the same in all lanes) and each lane's sums relative to
-  // them.
+  // The warp's maxima (the same in all lanes) and each lane's sums relative to them.
   __device__ __forceinline__ void post_stats(
       int parity, const SidePart& student, const SidePart& teacher, const RowConstants<float>& c) {
     const bool upper = lane >= 16;
@@ -261,8 +250,7 @@ struct Exchange {
     teacher = of_lane(mine, 16);
   }
 
-  // A thread that has the maximum of a side (0 student, 1 teacher), with its
-  // first column of that value.
+  // A thread that has the maximum of a side (0 student, 1 teacher), with its first column of that value.
   __device__ __forceinline__ void post_best(int parity, int side, int column) {
     atomicMin(&slots.best[parity][side], column);
   }

@@ -1,432 +1,19 @@
-// A row on the blocks of a cluster, read once. Each thread copies its own
-// columns of the rows ahead into its own part of shared memory, so that nobody
-// waits for anybody to load. A row passes three phases:
+// A row on the blocks of a cluster, read once. Each thread copies its own columns of the rows ahead into its own part
+// of shared memory, so that nobody waits for anybody to load. A row passes three phases:
 //   1. maxima and normalising sums, from shared memory;
-//   2. the columns: the row's sums, and a and q into registers (the row's place
-//   in shared memory goes to rows ahead);
+//   2. the columns: the row's sums, and a and q into registers (the row's place in shared memory goes to rows ahead);
 //   3. the gradient from a and q, once sum q a is known.
-// Each phase but the first needs numbers of the whole row, which the blocks
-// exchange. Phase 1 of the next row stands between 2 and 3, so that neither
-// exchange is waited for idly.
+// Each phase but the first needs numbers of the whole row, which the blocks exchange. Phase 1 of the next row stands
+// between 2 and 3, so that neither exchange is waited for idly.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <utility>
 
-#include "losses/rows_exchange.cuh"
+#include "losses/rows_columns.cuh"
 
 namespace distill::losses::pipeline {
-
-constexpr int kVector = kPipelineVector;
-constexpr int kThreads = kPipelineThreads;
-constexpr int kWarps = kThreads / kWarp;
-constexpr int kTileColumns = kThreads * kVector;
-
-// Sizes that follow from what a slice holds; kTiles: of a slice, at most.
-template <int kTilesOfSlice, typename Logit, bool kTeacher>
-struct Geometry {
-  static constexpr int kTiles = kTilesOfSlice;
-  static constexpr int kBlocks = kTeacher ? 1 : 2; // of an SM: one side needs half the memory and half the
-                                                   // registers
-  static constexpr int kVectorBytes = kVector * static_cast<int>(sizeof(Logit));
-  static constexpr uint32_t kSideBytes = kTileColumns * sizeof(Logit);
-  static constexpr uint32_t kSlotBytes = kSideBytes * (kTeacher ? 2 : 1);
-  static constexpr int kExchangeBytes = static_cast<int>(sizeof(ExchangeSlots<kWarps>));
-  static constexpr int kAvailable = (kBlocks == 1 ? 227 : 113) * 1024;
-  static constexpr int kFit = (kAvailable - kExchangeBytes) / static_cast<int>(kSlotBytes);
-  static constexpr int kSlots = kFit < 24 ? kFit : 24; // tiles that shared memory holds: a row and what is on its way
-  static constexpr int kRowsAhead = (kSlots - 1) / kTiles; // that the copies have begun when phase 2 begins
-  static constexpr int kBytes = kSlots * static_cast<int>(kSlotBytes) + kExchangeBytes;
-};
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-
-// The offset is a constant of the instruction: as part of a pointer it would cost registers that there are not.
-template <int kBytes, int kOffset>
-__device__ __forceinline__ void copy_async(uint32_t shared, const void* global) {
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1 + %2], 16;" ::"r"(shared), "l"(global), "n"(kOffset) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1 + %2], 8;" ::"r"(shared), "l"(global), "n"(kOffset) : "memory");
-  }
-}
-
-// Calls body(constant) with integral constants from 0 to kCount - 1.
-template <int kCount, typename Body>
-__device__ __forceinline__ void for_constants(const Body& body) {
-  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
-    (body(std::integral_constant<int, kIndex>{}), ...);
-  }
-  (std::make_integer_sequence<int, kCount>{});
-}
-
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int kPending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-// kSlots tiles were issued from a row's first on: all but kSlots - 1 - tile are
-// needed. `tile` is a constant.
-template <int kSlots, int kTile = 0>
-__device__ __forceinline__ void wait_for_tile(int tile) {
-  if (tile == kTile) {
-    wait_copies<kSlots - 1 - kTile>();
-  } else if constexpr (kTile + 1 < kPipelineTiles) {
-    wait_for_tile<kSlots, kTile + 1>(tile);
-  }
-}
-
-__device__ __forceinline__ void read_vector(uint32_t address, float (&z)[kVector], const float*) {
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(z[0]), "=f"(z[1]), "=f"(z[2]), "=f"(z[3])
-               : "r"(address)
-               : "memory");
-}
-
-__device__ __forceinline__ void read_vector(uint32_t address, float (&z)[kVector], const __nv_bfloat16*) {
-  uint32_t low = 0;
-  uint32_t high = 0;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(address) : "memory");
-  z[0] = __uint_as_float(low << 16U);
-  z[1] = __uint_as_float(low & 0xffff0000U);
-  z[2] = __uint_as_float(high << 16U);
-  z[3] = __uint_as_float(high & 0xffff0000U);
-}
-
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
-// Four columns of which only the first `valid` exist; the others are -inf.
-__device__ __forceinline__ void copy_part(uint32_t shared, const float* global, int valid) {
-#pragma unroll 1
-  for (int j = 0; j < kVector; ++j) {
-    if (j < valid) {
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared + 4 * j), "l"(global + j) : "memory");
-    } else {
-      asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared + 4 * j), "f"(-INFINITY) : "memory");
-    }
-  }
-}
-
-__device__ __forceinline__ void copy_part(uint32_t shared, const __nv_bfloat16* global, int valid) {
-  uint16_t z[kVector];
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) {
-    z[j] = j < valid ? __bfloat16_as_ushort(global[j]) : uint16_t{0xff80}; // two bytes are too few for a copy
-  }
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) {
-    asm volatile("st.shared.u16 [%0], %1;" ::"r"(shared + 2 * j), "h"(z[j]) : "memory");
-  }
-}
-
-// This thread's columns: kVector of them in each tile, as many as exist in the
-// block's slice.
-struct Share {
-  int first; // column of the first tile's
-  int full; // tiles in which all exist
-  int part; // how many exist in tile `full`
-
-  __device__ int valid(int tile) const {
-    return tile < full ? kVector : (tile == full ? part : 0);
-  }
-};
-
-// The copies of this thread's columns, tile after tile, through the rows of the
-// cluster that count. Targets are read a row ahead of their use.
-template <typename G, typename Logit, bool kTeacher>
-class Loader {
- public:
-  __device__ Loader(const RowArgs& args, const Share& share, int row, int row_step)
-      : args_(args), share_(share), row_(row - row_step), row_step_(row_step), ahead_(target_of(row)) {}
-
-  // The row under way, or one beyond the last.
-  __device__ int row() const {
-    return row_;
-  }
-
-  // Goes to the next row that counts; calls skipped(row) for those in between.
-  template <typename Skipped>
-  __device__ __forceinline__ void next_row(const Skipped& skipped) {
-    row_ += row_step_;
-    while (ahead_ == kIgnore) {
-      skipped(row_);
-      row_ += row_step_;
-      ahead_ = target_of(row_);
-    }
-    ahead_ = target_of(row_ + row_step_);
-    at_ = row_ * args_.student_stride + share_.first;
-  }
-
-  // A tile of the row under way into one slot; always one group of copies, empty after the last row.
-  template <int kTile>
-  __device__ __forceinline__ void issue(uint32_t slot) const {
-    if (row_ < args_.num_rows) {
-      constexpr int kOffset = kTile * static_cast<int>(G::kSideBytes);
-      if (kTile < share_.full) {
-        copy_async<G::kVectorBytes, kOffset>(slot, student());
-        if constexpr (kTeacher) {
-          copy_async<G::kVectorBytes, kOffset>(slot + G::kSideBytes, teacher());
-        }
-      } else {
-        copy_part(slot, student() + kTile * kTileColumns, share_.valid(kTile));
-        if constexpr (kTeacher) {
-          copy_part(slot + G::kSideBytes, teacher() + kTile * kTileColumns, share_.valid(kTile));
-        }
-      }
-    }
-    commit_copies();
-  }
-
- private:
-  static constexpr int kIgnore = static_cast<int>(kIgnoreIndex);
-
-  // This thread's first column of the row.
-  __device__ __forceinline__ const Logit* student() const {
-    return static_cast<const Logit*>(args_.student) + at_;
-  }
-  __device__ __forceinline__ const Logit* teacher() const {
-    return static_cast<const Logit*>(args_.teacher) + at_ + row_ * (args_.teacher_stride - args_.student_stride);
-  }
-
-  // Labels are smaller than 2^31: the lower half of the little-endian number is
-  // all of it.
-  __device__ __forceinline__ int target_of(int row) const {
-    return args_.targets == nullptr || row >= args_.num_rows
-        ? -1
-        : reinterpret_cast<const int*>(args_.targets)[2 * static_cast<int64_t>(row)];
-  }
-
-  const RowArgs& args_;
-  const Share& share_;
-  int row_;
-  const int row_step_;
-  int ahead_;
-  int64_t at_ = 0; // of this thread's first column in the student's logits
-};
-
-// One side's sums of a thread, relative to the maximum of its warp's first
-// tile. Should a later logit be so far above that one that the sums may
-// overflow, the warp adds its columns up again relative to their maximum.
-struct Running {
-  static constexpr float kRoom = 80; // powers of two
-
-  float max = -INFINITY;
-  float base = 0;
-  float sum = 0;
-  float unit_sum = 0;
-
-  __device__ __forceinline__ void begin(const float (&z)[kVector]) {
-    base = fmaxf(lanes_max(kAllLanes, fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]))), -1e30F);
-  }
-
-  template <bool kGeneral>
-  __device__ __forceinline__ void add(const float (&z)[kVector], const RowConstants<float>& c) {
-    max = fmaxf(max, fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])));
-    const float scaled = base * c.to_log2;
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      sum += row_exp2(kGeneral ? (z[j] - base) * c.to_log2 : z[j] * c.to_log2 - scaled);
-    }
-    if (kGeneral && !c.unit_temperature) {
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        unit_sum += row_exp2((z[j] - base) * kLog2E<float>);
-      }
-    }
-  }
-};
-
-// A thread's columns of one row after another.
-template <typename G, typename Logit, bool kGeneral>
-struct Columns {
-  const RowArgs& args;
-  const RowConstants<float>& c;
-  const PipelinePlan& plan;
-  const Share& share;
-  uint32_t base; // this thread's place in slot 0
-  int slot = 0; // of the row's first tile
-
-  __device__ __forceinline__ bool exists(int tile) const {
-    return !kGeneral || tile < plan.tiles;
-  }
-
-  __device__ __forceinline__ uint32_t place(int tile) const {
-    const uint32_t first = base + static_cast<uint32_t>(slot) * G::kSlotBytes;
-    return (tile < G::kSlots - slot ? first : first - G::kSlots * G::kSlotBytes) +
-        static_cast<uint32_t>(tile) * G::kSlotBytes;
-  }
-
-  __device__ __forceinline__ void next_slots() {
-    slot += G::kTiles;
-    slot -= slot < G::kSlots ? 0 : G::kSlots;
-  }
-
-  // One side of a tile after bias and softcap; columns that do not exist are
-  // -inf.
-  __device__ __forceinline__ void read(
-      uint32_t address, int tile, const void* bias, float softcap, float (&z)[kVector]) const {
-    read_vector(address, z, static_cast<const Logit*>(nullptr));
-    if constexpr (kGeneral) {
-      const int valid = share.valid(tile);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        if (j < valid) {
-          z[j] += bias == nullptr ? 0.0F : load_as<float>(bias, share.first + tile * kTileColumns + j, args.bias_type);
-          z[j] = softcapped(z[j], softcap);
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void student(int tile, float (&z)[kVector]) const {
-    read(place(tile), tile, args.student_bias, c.student_softcap, z);
-  }
-
-  __device__ __forceinline__ void teacher(int tile, float (&z)[kVector]) const {
-    read(place(tile) + G::kSideBytes, tile, args.teacher_bias, c.teacher_softcap, z);
-  }
-
-  // The first of this thread's columns with `value`; side: student or teacher.
-  template <typename Side>
-  __device__ __forceinline__ int first_of(float value, const Side& side) const {
-    int best = INT32_MAX;
-#pragma unroll 1
-    for (int i = plan.tiles - 1; i >= 0; --i) {
-      float z[kVector];
-      side(i, z);
-#pragma unroll
-      for (int j = kVector - 1; j >= 0; --j) {
-        best = z[j] == value ? share.first + i * kTileColumns + j : best;
-      }
-    }
-    return best;
-  }
-
-  // Relative to the warp's maximum.
-  template <typename Side>
-  __device__ __forceinline__ SidePart part(Running run, const Side& side) const {
-    SidePart out;
-    out.max = lanes_max(kAllLanes, run.max);
-    if (out.max == -INFINITY) {
-      out.sum = run.sum; // 0, or the NaN that was met
-      return out;
-    }
-    if ((out.max - run.base) * fmaxf(c.to_log2, kLog2E<float>) > Running::kRoom) {
-      run = {run.max, out.max, 0, 0};
-#pragma unroll 1
-      for (int i = 0; i < plan.tiles; ++i) {
-        float z[kVector];
-        side(i, z);
-        run.template add<kGeneral>(z, c);
-      }
-    }
-    // In add() the base times to_log2 was rounded, which is made good here,
-    // once for all columns.
-    const float rounding = kGeneral ? 0.0F : fmaf(run.base, c.to_log2, -(run.base * c.to_log2));
-    out.sum = run.sum * row_exp2((run.base - out.max) * c.to_log2 - rounding);
-    out.unit_sum = kGeneral ? run.unit_sum * row_exp2((run.base - out.max) * kLog2E<float>) : 0.0F;
-    return out;
-  }
-
-  // value(tile, j): the gradient of this thread's column j in a tile.
-  template <typename Value>
-  __device__ __forceinline__ void write_row(int row, const Value& value) const {
-    if (args.gradient_type == ElementType::kBFloat16) {
-      write_row_as<__nv_bfloat16>(row, value);
-    } else {
-      write_row_as<float>(row, value);
-    }
-  }
-
-  __device__ __forceinline__ void write(int row, int tile, const float (&g)[kVector]) const {
-    if (args.gradient_type == ElementType::kBFloat16) {
-      write_as(gradient_of<__nv_bfloat16>(row), tile, g);
-    } else {
-      write_as(gradient_of<float>(row), tile, g);
-    }
-  }
-
-  __device__ __forceinline__ void write_one(int row, int local, float g) const {
-    const int64_t at = static_cast<int64_t>(row) * args.gradient_stride + share.first + local;
-    store_as(args.gradient, at, args.gradient_type, g);
-  }
-
- private:
-  template <typename Gradient>
-  __device__ __forceinline__ Gradient* gradient_of(int row) const {
-    return static_cast<Gradient*>(args.gradient) + static_cast<int64_t>(row) * args.gradient_stride + share.first;
-  }
-
-  template <typename Gradient, typename Value>
-  __device__ __forceinline__ void write_row_as(int row, const Value& value) const {
-    Gradient* out = gradient_of<Gradient>(row);
-#pragma unroll
-    for (int i = 0; i < G::kTiles; ++i) {
-      if (exists(i)) {
-        const float g[kVector] = {value(i, 0), value(i, 1), value(i, 2), value(i, 3)};
-        write_as(out, i, g);
-      }
-    }
-  }
-
-  template <typename Gradient>
-  __device__ __forceinline__ void write_as(Gradient* out, int tile, const float (&g)[kVector]) const {
-    Gradient* to = out + tile * kTileColumns;
-    if (tile < share.full) {
-      if constexpr (sizeof(Gradient) == 2) {
-        *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(g[0], g[1]), pack_bf16(g[2], g[3]));
-      } else {
-        *reinterpret_cast<float4*>(to) = make_float4(g[0], g[1], g[2], g[3]);
-      }
-    } else if (tile == share.full && share.part > 0) {
-      write_part(to, share.part, g[0], g[1], g[2]);
-    }
-  }
-
-  template <typename Gradient>
-  __device__ __forceinline__ static void write_part(Gradient* to, int valid, float g0, float g1, float g2) {
-    to[0] = static_cast<Gradient>(g0);
-    if (valid > 1) {
-      to[1] = static_cast<Gradient>(g1);
-    }
-    if (valid > 2) {
-      to[2] = static_cast<Gradient>(g2);
-    }
-  }
-};
-
-#endif
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-
-// The gradient of a column, but for the label; `kept` is q, or in general log2
-// q, from which the capped logit follows.
-template <Divergence kDivergence, bool kGeneral>
-__device__ __forceinline__ float gradient_of(
-    float a, float kept, float mean, const SideStats<float>& student, const RowFactors<float>& f,
-    const RowConstants<float>& c) {
-  if constexpr (!kGeneral) {
-    return unit_gradient<kDivergence>(a, kept, mean, f);
-  } else {
-    const float above = (kept + student.log2_sum) / c.to_log2; // logit - max
-    const float q = row_exp2(kept);
-    const float unit_lq = row_max(above * kLog2E<float> - student.unit_log2_sum, kLogFloor<float>);
-    const float unit_q = c.unit_temperature ? q : row_exp2(unit_lq);
-    const float slope = c.student_softcap > 0 ? softcap_slope(above + student.max, c.student_softcap) : 1.0F;
-    return general_gradient<kDivergence>(a, q, unit_q, slope, mean, f);
-  }
-}
-
-#endif
 
 template <int kTiles, typename Logit, Divergence kDivergence, bool kTeacher, bool kGeneral>
 __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBlocks)) void rows_pipeline(
@@ -435,8 +22,7 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   using G = Geometry<kTiles, Logit, kTeacher>;
   constexpr int kSlots = G::kSlots;
-  constexpr bool kKeeps = kUsesQa<kDivergence>; // a and q from phase 2 to phase
-                                                // 3; otherwise phase 2 writes
+  constexpr bool kKeeps = kUsesQa<kDivergence>; // a and q from phase 2 to phase 3; otherwise phase 2 writes
   extern __shared__ __align__(128) unsigned char shared[];
   const int tid = static_cast<int>(threadIdx.x);
   const int rank = static_cast<int>(blockIdx.x) % cluster_size;
@@ -479,8 +65,7 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
     }
     loader.template issue<kSlot % kTiles>(columns.base + kSlot * G::kSlotBytes);
   });
-  // The barriers exist, and every block of the cluster runs, before anybody
-  // sends anything.
+  // The barriers exist, and every block of the cluster runs, before anybody sends anything.
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 
   // 1. Maxima and normalising sums.
@@ -624,8 +209,7 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       }
       loader.template issue<(i + kSlots) % kTiles>(place);
     });
-    // The label's column again, with what the label takes off; by the thread
-    // that has written it before.
+    // The label's column again, with what the label takes off; by the thread that has written it before.
     const auto write_label = [&](float mean, const RowFactors<float>& f) {
       const int local = (args.targets == nullptr ? -1 : static_cast<int>(args.targets[row])) - first_column;
       const float4 kept = exchange_slots.label[parity];
@@ -651,8 +235,8 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       phase_1(1 - parity);
     }
 
-    // 3. The gradient.
-    // One warp of one block finishes the row; in turns, so that a block that is late for it is not so in every row.
+    // 3. The gradient. One warp of one block finishes the row; in turns, so that a block that is late for it is not so
+    // in every row.
     const bool finishes =
         tid / kWarp == kWarps - 1 && static_cast<int>(turn % static_cast<uint32_t>(cluster_size)) == rank;
     if (kKeeps || finishes || tid < kWarp) {
@@ -713,8 +297,7 @@ const char* launch_as(const RowArgs& args, const PipelinePlan& plan, int cluster
   config.attrs = &attribute;
   config.numAttrs = 1;
 
-  // How many clusters run at once; asked once per size, on the first device
-  // used (nodes have one kind of GPU).
+  // How many clusters run at once; asked once per size, on the first device used (nodes have one kind of GPU).
   static std::array<std::atomic<int>, kMaxCluster + 1> at_once{};
   int clusters = at_once[static_cast<size_t>(cluster_size)].load();
   if (clusters == 0) {

@@ -42,8 +42,8 @@ absl::StatusOr<RunResult> train(
 // The same, handling signals while it runs.
 absl::StatusOr<RunResult> train(const config::Config& config, const StartOptions& start);
 
-// Checks all that can be checked without training: model folders and their tensors, tokenizers, data, whether the memory
-// plan fits. Prints a summary and the plan on standard output.
+// Checks all that can be checked without training: model folders and their tensors, tokenizers, data, whether the
+// memory plan fits. Prints a summary and the plan on standard output.
 absl::Status dry_run(const config::Config& config);
 
 struct EvalReport {

@@ -46,7 +46,9 @@ def check_against_measured(report, workspace_too=True):
             assert expected["highest"][category] == pytest.approx(bytes_found, rel=0.01, abs=8192), (phase, category)
         if workspace_too:
             assert found["peak"] - UNPLANNED <= expected["peak"] <= found["peak"] * 1.01, phase
-    assert report["peak_error"] == pytest.approx(0, abs=0.03)
+    # Gloo's threads copy when they get to it, so how many copies there are at the peak differs from run to run.
+    slack = 0.03 * measured["peak"] + (0 if workspace_too else UNPLANNED)
+    assert abs(report["peak_error"]) * measured["peak"] <= slack
     assert planned["peak_phase"] == measured["peak_phase"]
 
 

@@ -27,6 +27,17 @@ std::string changes_text(const plan::Plan& plan) {
   return text;
 }
 
+plan::Target target_on(const Environment& environment, int64_t world_size, int64_t ranks_per_node) {
+  plan::Target target;
+  target.cuda = environment.device.is_cuda();
+  target.student_dtype = environment.student_dtype;
+  target.teacher_dtype = environment.teacher_dtype;
+  target.world_size = world_size;
+  target.ranks_per_node = ranks_per_node;
+  target.threads = at::get_num_threads();
+  return target;
+}
+
 } // namespace
 
 absl::StatusOr<plan::Plan> plan_run(
@@ -38,13 +49,7 @@ absl::StatusOr<plan::Plan> plan_run(
     return machine.status();
   }
   ranks_on_host = std::max<int64_t>(1, ranks_on_host);
-  plan::Target target;
-  target.cuda = cuda;
-  target.student_dtype = environment.student_dtype;
-  target.teacher_dtype = environment.teacher_dtype;
-  target.world_size = world_size;
-  target.ranks_per_node = ranks_on_host;
-  target.threads = at::get_num_threads();
+  const plan::Target target = target_on(environment, world_size, ranks_on_host);
   const int64_t memory = metrics::device_info(environment.device).memory_bytes;
   return plan::make_plan(
       {config, student, teacher, target, *machine,
@@ -75,13 +80,7 @@ absl::StatusOr<plan::Plan> plan_on_paper(
     return machine.status();
   }
   const Environment environment = environment_on(config, cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
-  plan::Target target;
-  target.cuda = cuda;
-  target.student_dtype = environment.student_dtype;
-  target.teacher_dtype = environment.teacher_dtype;
-  target.world_size = world_size;
-  target.ranks_per_node = ranks_per_node;
-  target.threads = at::get_num_threads();
+  const plan::Target target = target_on(environment, world_size, ranks_per_node);
   const bool here = cuda && metrics::cuda_device_count() > 0;
   const int64_t sharing = std::max<int64_t>(1, std::min(world_size, ranks_per_node));
   const auto host_bytes = static_cast<int64_t>(machine->host_gib * kGiB * kHostShare);

@@ -78,7 +78,7 @@ absl::Status check_same_inputs(
 }
 
 int64_t ranks_to_start(const config::Config& config, const launch::RankInfo& ranks) {
-  if (ranks.launcher != "single process") {
+  if (ranks.launched() > 0) {
     return 1;
   }
   if (config.parallel.processes > 0) {

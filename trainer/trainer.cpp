@@ -18,7 +18,6 @@
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/log.h"
 #include "trainer/metrics/trace.h"
-#include "trainer/models/save_model.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/optim/lr_schedule.h"
 #include "trainer/ranks.h"
@@ -29,11 +28,11 @@
 #include "trainer/start_report.h"
 #include "trainer/step_gate.h"
 #include "trainer/step_queue.h"
+#include "trainer/trained_model.h"
 
 namespace distill::trainer {
 namespace {
 
-namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
@@ -487,32 +486,11 @@ absl::Status Trainer::save_checkpoint(bool periodic) {
   return periodic ? checkpoints_->save_periodic(state_) : checkpoints_->save_final(state_);
 }
 
-// The trained student as a Hugging Face folder. Every rank takes part in gathering; the main one writes.
 absl::Status Trainer::save_model() {
-  models::SaveOptions options;
-  options.config_folder = config_.student.path;
-  options.tokenizer_folder = fs::is_directory(config_.student.tokenizer) ? config_.student.tokenizer : "";
-  const std::string& dtype =
-      config_.checkpoint.model_dtype == "auto" ? student_->config().dtype : config_.checkpoint.model_dtype;
-  options.dtype = dtype == "float32" ? at::kFloat : dtype == "float16" ? at::kHalf : at::kBFloat16;
-  options.replace = true;
-  const std::string folder = config_.run.dir + "/model";
   mesh_->at(state_.step, "model");
-  int64_t gathered = 0;
-  const auto flat = [&](size_t unit) -> absl::StatusOr<at::Tensor> {
-    ++gathered;
-    return student_->gather_master(static_cast<int64_t>(unit), mesh_->gather.get());
-  };
-  absl::Status status;
-  if (mesh_->is_main()) {
-    status = models::save_model(folder, student_->config(), flat, options);
-  }
-  while (gathered < student_->num_units()) { // ranks that write nothing, or a writer that failed half-way
-    flat(static_cast<size_t>(gathered)).IgnoreError();
-  }
-  status = sharding::agree(*mesh_, status);
+  const absl::Status status = save_trained_model(config_, *student_, *mesh_);
   if (status.ok()) {
-    journal_->message("wrote the model to " + folder);
+    journal_->message("wrote the model to " + trained_model_folder(config_));
   }
   return status;
 }

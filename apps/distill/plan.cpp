@@ -19,7 +19,7 @@ int calibrate(const PlanCommand& command, const config::Config& config) {
     return fail(ranks.status());
   }
   const int64_t count = command.ranks > 0 ? command.ranks : trainer::ranks_to_start(config, *ranks);
-  if (ranks->launcher == "single process" && count > 1) {
+  if (ranks->launched() == 0 && count > 1) {
     const absl::StatusOr<int> code = launch::spawn_ranks({.processes = count});
     return code.ok() ? *code : fail(code.status());
   }

@@ -2,8 +2,7 @@
 
 #include "apps/distill/commands.h"
 #include "apps/distill/exit_code.h"
-#include "trainer/config/load.h"
-#include "trainer/launch/ranks.h"
+#include "apps/distill/ranked_run.h"
 #include "trainer/launch/spawn.h"
 #include "trainer/ranks.h"
 #include "trainer/replay.h"
@@ -11,20 +10,15 @@
 namespace distill::cli {
 
 int run_replay(const ReplayCommand& command) {
-  const auto ranks = launch::detect_ranks(launch::process_environ());
-  if (!ranks.ok()) {
-    return fail(ranks.status());
+  const auto run = load_ranked_run(command.config, command.overrides);
+  if (!run.ok()) {
+    return fail(run.status());
   }
-  const int64_t launched = ranks->launcher == "single process" ? 0 : ranks->world_size;
-  const config::LoadResult loaded = config::load(command.config, command.overrides, config::Purpose::kTrain, launched);
-  if (!loaded.problems.empty()) {
-    return fail(absl::InvalidArgumentError(config::report(loaded.problems)));
-  }
-  const auto replay = trainer::plan_replay(loaded.config, command.step);
+  const auto replay = trainer::plan_replay(run->config, command.step);
   if (!replay.ok()) {
     return fail(replay.status());
   }
-  if (const int64_t count = trainer::ranks_to_start(loaded.config, *ranks); count > 1) {
+  if (const int64_t count = trainer::ranks_to_start(run->config, run->ranks); count > 1) {
     const absl::StatusOr<int> code = launch::spawn_ranks({.processes = count});
     return code.ok() ? *code : fail(code.status());
   }
@@ -35,10 +29,10 @@ int run_replay(const ReplayCommand& command) {
   if (result->stopped_by_signal) {
     return kStoppedBySignal;
   }
-  if (ranks->rank > 0) {
+  if (run->ranks.rank > 0) {
     return kSuccess;
   }
-  const auto comparison = trainer::compare_replay(loaded.config.run.dir, replay->config.run.dir, command.step);
+  const auto comparison = trainer::compare_replay(run->config.run.dir, replay->config.run.dir, command.step);
   if (!comparison.ok()) {
     return fail(comparison.status());
   }

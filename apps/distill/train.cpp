@@ -2,8 +2,7 @@
 
 #include "apps/distill/commands.h"
 #include "apps/distill/exit_code.h"
-#include "trainer/config/load.h"
-#include "trainer/launch/ranks.h"
+#include "apps/distill/ranked_run.h"
 #include "trainer/launch/spawn.h"
 #include "trainer/launch/stop_signal.h"
 #include "trainer/metrics/log.h"
@@ -48,33 +47,28 @@ absl::StatusOr<trainer::StartOptions> start_options(const TrainCommand& command,
 } // namespace
 
 int run_train(const TrainCommand& command) {
-  const auto ranks = launch::detect_ranks(launch::process_environ());
-  if (!ranks.ok()) {
-    return fail(ranks.status());
+  const auto run = load_ranked_run(command.config, command.overrides);
+  if (!run.ok()) {
+    return fail(run.status());
   }
-  const int64_t launched = ranks->launcher == "single process" ? 0 : ranks->world_size;
-  const config::LoadResult loaded = config::load(command.config, command.overrides, config::Purpose::kTrain, launched);
-  if (!loaded.problems.empty()) {
-    return fail(absl::InvalidArgumentError(config::report(loaded.problems)));
-  }
-  const auto start = start_options(command, loaded.config.run.dir);
+  const auto start = start_options(command, run->config.run.dir);
   if (!start.ok()) {
     return fail(start.status());
   }
-  if (absl::Status status = trainer::check_run_folder(loaded.config.run.dir, start->mode); !status.ok()) {
+  if (absl::Status status = trainer::check_run_folder(run->config.run.dir, start->mode); !status.ok()) {
     return fail(status);
   }
   if (command.dry_run) {
-    const absl::Status status = trainer::dry_run(loaded.config);
+    const absl::Status status = trainer::dry_run(run->config);
     return status.ok() ? kSuccess : fail(status);
   }
-  if (const int64_t count = trainer::ranks_to_start(loaded.config, *ranks); count > 1) {
+  if (const int64_t count = trainer::ranks_to_start(run->config, run->ranks); count > 1) {
     const absl::StatusOr<int> code = launch::spawn_ranks({.processes = count});
     return code.ok() ? *code : fail(code.status());
   }
   // Until the process has ended: a signal that comes when all is done does not undo it.
   static const auto* stop = new launch::StopSignal();
-  const absl::StatusOr<trainer::RunResult> result = trainer::train(loaded.config, *start, *stop);
+  const absl::StatusOr<trainer::RunResult> result = trainer::train(run->config, *start, *stop);
   if (!result.ok()) {
     metrics::log_error(std::string(result.status().message()));
     return exit_code(result.status());

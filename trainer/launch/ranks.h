@@ -18,6 +18,11 @@ struct RankInfo {
   std::string master_addr = "127.0.0.1"; // where rank 0 listens
   int64_t master_port = 29500;
   std::string launcher = "single process"; // torchrun | Slurm | Open MPI | PMI | single process
+
+  // How many ranks a launcher has started; 0: none has, the process may start its own.
+  int64_t launched() const {
+    return launcher == "single process" ? 0 : world_size;
+  }
 };
 
 // An environment variable's value; nullopt: not set.

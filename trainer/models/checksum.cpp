@@ -3,6 +3,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -60,10 +61,15 @@ std::optional<uint64_t> parse_checksum(std::string_view text) {
 }
 
 absl::StatusOr<uint64_t> file_checksum(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe must not hold us up
   if (fd < 0) {
     const std::string message = absl::StrCat(path, ": cannot open: ", std::strerror(errno));
     return errno == ENOENT ? absl::NotFoundError(message) : absl::DataLossError(message);
+  }
+  struct stat info {};
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    ::close(fd);
+    return absl::DataLossError(absl::StrCat(path, ": expected a regular file"));
   }
   Checksum sum;
   std::vector<char> buffer(size_t{4} << 20);

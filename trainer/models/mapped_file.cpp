@@ -19,7 +19,7 @@ absl::Status system_error(const std::string& path, const char* action) {
 } // namespace
 
 absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::open(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe must not hold us up
   if (fd < 0) {
     return system_error(path, "open");
   }

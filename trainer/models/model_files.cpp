@@ -34,28 +34,7 @@ bool is_plain_file_name(const std::string& name) {
 
 absl::StatusOr<std::map<std::string, std::string>> read_index(const std::string& path) {
   const absl::StatusOr<std::string> text = read_text_file(path, kMaxIndexBytes);
-  if (!text.ok()) {
-    return text.status();
-  }
-  const auto json = parse_json(*text, path, /*max_depth=*/8);
-  if (!json.ok()) {
-    return json.status();
-  }
-  if (!json->is_object() || !json->contains("weight_map") || !(*json)["weight_map"].is_object() ||
-      (*json)["weight_map"].empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": weight_map: an object of tensor names and files is expected"));
-  }
-  std::map<std::string, std::string> files;
-  for (const auto& [name, file] : (*json)["weight_map"].items()) {
-    if (!file.is_string() || !is_plain_file_name(file.get<std::string>())) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          path, ": weight_map[\"", name, "\"]: the name of a file in the same folder is expected, found ",
-          file.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)));
-    }
-    files[name] = file.get<std::string>();
-  }
-  return files;
+  return text.ok() ? parse_weight_map(*text, path) : text.status();
 }
 
 absl::StatusOr<ModelFiles> open_shards(const Path& folder) {
@@ -94,6 +73,28 @@ absl::StatusOr<ModelFiles> open_shards(const Path& folder) {
 }
 
 } // namespace
+
+absl::StatusOr<std::map<std::string, std::string>> parse_weight_map(std::string_view text, const std::string& source) {
+  const auto json = parse_json(text, source, /*max_depth=*/8);
+  if (!json.ok()) {
+    return json.status();
+  }
+  if (!json->is_object() || !json->contains("weight_map") || !(*json)["weight_map"].is_object() ||
+      (*json)["weight_map"].empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(source, ": weight_map: an object of tensor names and files is expected"));
+  }
+  std::map<std::string, std::string> files;
+  for (const auto& [name, file] : (*json)["weight_map"].items()) {
+    if (!file.is_string() || !is_plain_file_name(file.get<std::string>())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          source, ": weight_map[\"", name, "\"]: the name of a file in the same folder is expected, found ",
+          file.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace).substr(0, 100)));
+    }
+    files[name] = file.get<std::string>();
+  }
+  return files;
+}
 
 const TensorInfo* ModelFiles::find(const std::string& name) const {
   const auto found = file_of.find(name);

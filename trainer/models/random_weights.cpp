@@ -1,9 +1,9 @@
 #include <ATen/Parallel.h>
-#include <ATen/core/PhiloxRNGEngine.h>
 #include <absl/strings/match.h>
 
-#include <numbers>
-
+#include "trainer/models/ops/kernel_launch.h"
+#include "trainer/models/ops/normal_kernel.h"
+#include "trainer/models/ops/normal_math.h"
 #include "trainer/models/weights.h"
 
 namespace distill::models {
@@ -25,32 +25,25 @@ uint64_t mix(uint64_t x) {
   return x ^ x >> 31;
 }
 
-// Four standard normal values, the i-th group of the stream of `key` (Philox counter, Box-Muller).
-std::array<float, 4> normal_group(uint64_t key, int64_t group) {
-  at::Philox4_32 engine(key, static_cast<uint64_t>(group), /*offset=*/0);
-  std::array<float, 4> values{};
-  for (size_t pair = 0; pair < 4; pair += 2) {
-    const double u1 = (static_cast<double>(engine()) + 1.0) * 0x1p-32; // (0, 1]
-    const double u2 = static_cast<double>(engine()) * 0x1p-32;
-    const auto radius = std::sqrt(-2.0F * std::log(static_cast<float>(u1)));
-    const auto angle = static_cast<float>(2.0 * std::numbers::pi * u2);
-    values[pair] = radius * std::cos(angle);
-    values[pair + 1] = radius * std::sin(angle);
-  }
-  return values;
-}
-
 class RandomWeights : public WeightSource {
  public:
   RandomWeights(double initializer_range, uint64_t seed) : scale_(static_cast<float>(initializer_range)), seed_(seed) {}
 
  protected:
+  bool writes_to(at::Device device) const override {
+    return device.is_cpu() || device.is_cuda();
+  }
   void copy_tensor(const FlatPiece& piece, int64_t first, at::Tensor dst) const override {
     if (!piece.param->is_matrix) {
       dst.fill_(absl::StrContains(piece.param->name, "bias") ? 0.0 : 1.0);
       return;
     }
     const uint64_t key = mix(mix(seed_) ^ fnv1a(piece.part->hf_name));
+    if (dst.is_cuda()) {
+      const NormalArgs args{dst.mutable_data_ptr(), dst.numel(), first, key, scale_, element_type(dst.scalar_type())};
+      run_kernel("random weights", launch_normal, args, dst.device());
+      return;
+    }
     constexpr int64_t kChunk = int64_t{1} << 20;
     for (int64_t done = 0; done < dst.numel(); done += kChunk) {
       const int64_t count = std::min(kChunk, dst.numel() - done);
@@ -65,9 +58,10 @@ class RandomWeights : public WeightSource {
     const int64_t last = first + static_cast<int64_t>(values.size());
     at::parallel_for(first / 4, (last + 3) / 4, /*grain_size=*/4096, [&](int64_t begin, int64_t end) {
       for (int64_t group = begin; group < end; ++group) {
-        const std::array<float, 4> normal = normal_group(key, group);
+        float normal[kNormalGroup];
+        normal_group(key, group, normal);
         for (int64_t i = std::max(first, group * 4); i < std::min(last, group * 4 + 4); ++i) {
-          values[static_cast<size_t>(i - first)] = normal[static_cast<size_t>(i - group * 4)] * scale_;
+          values[static_cast<size_t>(i - first)] = normal[i - group * 4] * scale_;
         }
       }
     });

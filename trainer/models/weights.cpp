@@ -15,7 +15,7 @@ void WeightSource::copy_range(const UnitLayout& layout, int64_t flat_begin, at::
   dst.zero_();
   for (const FlatPiece& piece : flat_pieces(layout, flat_begin, flat_begin + dst.numel())) {
     at::Tensor part = dst.narrow(0, piece.flat_begin - flat_begin, piece.count);
-    if (part.is_cpu()) {
+    if (writes_to(part.device())) {
       copy_tensor(piece, piece.tensor_begin, part);
       continue;
     }

@@ -23,7 +23,11 @@ class WeightSource {
   void copy_range(const UnitLayout& layout, int64_t flat_begin, at::Tensor dst) const;
 
  protected:
-  // Elements [first, first + dst.numel()) of one Hugging Face tensor into a contiguous CPU tensor.
+  // Whether copy_tensor() takes tensors of this device; others come by way of the host.
+  virtual bool writes_to(at::Device device) const {
+    return device.is_cpu();
+  }
+  // Elements [first, first + dst.numel()) of one Hugging Face tensor into a contiguous one.
   virtual void copy_tensor(const FlatPiece& piece, int64_t first, at::Tensor dst) const = 0;
 };
 
@@ -34,7 +38,8 @@ absl::StatusOr<std::unique_ptr<WeightSource>> open_weights(
     const std::string& folder, const ModelConfig& config, std::vector<std::string>* notes = nullptr);
 
 // Matrices from normal(0, config.initializer_range), norms 1, biases 0. A value depends on the seed, the Hugging Face
-// name and the element alone: not on ranks, ranges, order or dtype (before rounding).
+// name and the element alone: not on ranks, ranges, order or dtype (before rounding). A GPU makes them itself; they
+// differ from the CPU's in the last bits.
 std::unique_ptr<WeightSource> random_weights(const ModelConfig& config, uint64_t seed);
 
 } // namespace distill::models

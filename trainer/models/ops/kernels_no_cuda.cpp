@@ -1,4 +1,5 @@
 #include "trainer/models/ops/embedding_kernel.h"
+#include "trainer/models/ops/normal_kernel.h"
 #include "trainer/models/ops/rms_norm_kernel.h"
 #include "trainer/models/ops/rope_kernel.h"
 #include "trainer/models/ops/swiglu_kernel.h"
@@ -39,6 +40,10 @@ const char* launch_swiglu_forward(const SwigluArgs&, CUstream_st*) {
 }
 
 const char* launch_swiglu_backward(const SwigluBackwardArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_normal(const NormalArgs&, CUstream_st*) {
   return kNoKernels;
 }
 

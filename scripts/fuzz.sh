@@ -1,37 +1,55 @@
 #!/usr/bin/env bash
 # Fuzzes the readers of untrusted files with libFuzzer, under the address and undefined-behaviour sanitizers. Needs clang.
-#   scripts/fuzz.sh                     builds, then runs every target for 60 s
-#   scripts/fuzz.sh TARGET [SECONDS]    one target (tests/fuzz/corpus/ has a folder for each); default: an hour
-# New inputs are kept in build/fuzz/corpus/TARGET, findings in build/fuzz/findings. What a finding was belongs into
-# tests/fuzz/corpus/TARGET/found-*, which fuzz_test reads.
+#   scripts/fuzz.sh [OPTION...] [TARGET...]   builds and runs; default: every folder of tests/fuzz/corpus for a minute
+#   scripts/fuzz.sh --long [--jobs N]         until each target has had 10 million inputs or an hour; goes on where it ended
+#   scripts/fuzz.sh --bundle DIR              makes DIR, which runs without compiler on another Linux x86-64 machine that
+#                                             has the same libtorch: DIR/run.sh SECONDS JOBS OUT
+# Options are those of scripts/fuzz_run.py: --seconds S, --jobs N, --runs N, --hours H. Results are in build/fuzz/out:
+# summary.txt, findings/. What a finding was belongs into tests/fuzz/corpus/TARGET/found-*, which fuzz_test reads.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v clang++ >/dev/null || { echo "fuzz.sh: no clang++; as root: apt-get install -y clang" >&2; exit 1; }
-targets=(config_yaml safetensors_header token_shard checkpoint_index tokenizer_json model_config)
-if [ $# -gt 0 ] && [[ ! " ${targets[*]} " == *" $1 "* ]]; then
-  echo "fuzz.sh: unknown target '$1'; expected one of: ${targets[*]}" >&2
-  exit 2
-fi
 build=build/fuzz
+program=$build/tests/fuzz/fuzz_readers
 sanitize="-fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=undefined -fno-sanitize=vptr -fno-omit-frame-pointer"
 export PATH="$PWD/.venv/bin:$PATH"
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=clang++ -DDISTILL_CUDA=OFF \
-  -DDISTILL_FUZZ=ON -DDISTILL_WERROR=OFF -DCMAKE_CXX_FLAGS="$sanitize" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" >/dev/null
-[ $# -gt 0 ] && targets=("$1")
-cmake --build "$build" -j "${DISTILL_BUILD_JOBS:-$(nproc)}" --target "${targets[@]/#/fuzz_}"
-seconds=${2:-$([ $# -gt 0 ] && echo 3600 || echo 60)}
-failed=()
-for target in "${targets[@]}"; do
-  mkdir -p "$build/corpus/$target" "$build/findings"
-  echo "== $target, $seconds s"
-  program=$(find "$build" -type f -name "fuzz_$target" -perm -u+x)
-  # A reader may take no more memory than 64 times what it reads, which is at most 64 KiB here, and the program itself.
-  "$program" -max_total_time="$seconds" -max_len=65536 -rss_limit_mb=2048 -malloc_limit_mb=256 -timeout=10 \
-    -print_final_stats=1 -artifact_prefix="$build/findings/$target-" \
-    "$build/corpus/$target" "tests/fuzz/corpus/$target" 2>"$build/$target.log" || failed+=("$target")
-  grep -E "stat::number_of_executed_units|SUMMARY|ERROR" "$build/$target.log" || true
-done
-if [ ${#failed[@]} -gt 0 ]; then
-  echo "findings in: ${failed[*]}; see $build/findings and $build/*.log" >&2
-  exit 1
+  -DDISTILL_FUZZ=ON -DDISTILL_WERROR=OFF -DCMAKE_CXX_FLAGS="$sanitize" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O2 -gline-tables-only" \
+  >/dev/null
+cmake --build "$build" -j "${DISTILL_BUILD_JOBS:-$(nproc)}" --target fuzz_readers
+
+if [ "${1:-}" = --bundle ]; then
+  out=${2:?fuzz.sh: --bundle wants a folder}
+  rm -rf "$out"
+  mkdir -p "$out/lib"
+  cp -r scripts/fuzz_run.py tests/fuzz/corpus "$out/"
+  objcopy --compress-debug-sections=zlib "$program" "$out/fuzz_readers"
+  ldd "$program" | awk '$3 ~ /^\// {print $3}' | grep -E '/lib(absl|yaml-cpp)' | xargs -I{} cp {} "$out/lib/"
+  cat >"$out/run.sh" <<'RUN'
+#!/usr/bin/env bash
+# run.sh SECONDS JOBS OUT [OPTION or TARGET...]: fuzzes beside this machine's libtorch; see fuzz_run.py --help.
+set -euo pipefail
+here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
+[ $# -ge 3 ] || { sed -n 2p "$0" >&2; exit 2; }
+torch=${DISTILL_TORCH_DIR:-$(python3 -c 'import importlib.util, os; print(os.path.dirname(importlib.util.find_spec("torch").origin))')}
+[ -e "$torch/lib/libtorch_cpu.so" ] || { echo "run.sh: no libtorch in '$torch'; name the torch package's folder in DISTILL_TORCH_DIR" >&2; exit 1; }
+export LD_LIBRARY_PATH="$here/lib:$torch/lib:$(printf '%s:' "$(dirname "$torch")"/nvidia/*/lib)${LD_LIBRARY_PATH:-}"
+seconds=$1 jobs=$2 out=$3
+shift 3
+exec python3 "$here/fuzz_run.py" --program "$here/fuzz_readers" --corpus "$here/corpus" --out "$out" --seconds "$seconds" \
+  --jobs "$jobs" "$@"
+RUN
+  chmod +x "$out/run.sh" "$out/fuzz_run.py"
+  du -sh "$out"
+  exit 0
 fi
+
+out=$build/out
+long=()
+if [ "${1:-}" = --long ]; then
+  shift
+else
+  rm -rf "$out/progress.json" "$out/findings"
+  long=(--hours 0.0167)
+fi
+exec python3 scripts/fuzz_run.py --program "$program" --corpus tests/fuzz/corpus --out "$out" "${long[@]}" "$@"

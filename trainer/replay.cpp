@@ -1,42 +1,13 @@
 #include "trainer/replay.h"
 
-#include <fstream>
-#include <nlohmann/json.hpp>
-
 #include "trainer/checkpoint/folder.h"
 #include "trainer/config/rules.h"
 
 namespace distill::trainer {
-namespace {
-
-namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
-
-// A step's record in metrics.jsonl.
-absl::StatusOr<Json> recorded_step(const std::string& run_dir, int64_t step) {
-  const std::string path = run_dir + "/metrics.jsonl";
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object() && !json.contains("eval") && json.contains("step") && json["step"] == step) {
-      return json;
-    }
-  }
-  return absl::NotFoundError(absl::StrCat(path, ": holds no step ", step));
-}
-
-// Names whose values depend on the machine and the moment.
-bool is_time(const std::string& name) {
-  constexpr const char* kTimes[] = {"seconds",           "phase_seconds", "tokens_per_second",
-                                    "peak_memory_bytes", "mfu_causal",    "mfu_full"};
-  return std::find(std::begin(kTimes), std::end(kTimes), name) != std::end(kTimes);
-}
-
-} // namespace
 
 absl::StatusOr<Replay> plan_replay(const config::Config& config, int64_t step) {
   std::error_code error;
-  if (!fs::is_directory(config.run.dir, error)) {
+  if (!std::filesystem::is_directory(config.run.dir, error)) {
     return absl::NotFoundError(absl::StrCat("run.dir: expected the folder of a run, found none at ", config.run.dir));
   }
   if (step < 1 || step > config::total_steps(config)) {
@@ -58,26 +29,6 @@ absl::StatusOr<Replay> plan_replay(const config::Config& config, int64_t step) {
     replay.start.resume_from = std::prev(after)->second.string();
   }
   return replay;
-}
-
-absl::StatusOr<std::string> compare_replay(const std::string& run_dir, const std::string& replay_dir, int64_t step) {
-  const auto recorded = recorded_step(run_dir, step);
-  if (!recorded.ok()) {
-    return recorded.status();
-  }
-  const auto replayed = recorded_step(replay_dir, step);
-  if (!replayed.ok()) {
-    return replayed.status();
-  }
-  std::string text;
-  for (const auto& [name, value] : recorded->items()) {
-    const Json again = replayed->value(name, Json());
-    if (!is_time(name) && value != again) {
-      absl::StrAppend(&text, "  ", name, ": recorded ", value.dump(), ", replayed ", again.dump(), "\n");
-    }
-  }
-  return text.empty() ? absl::StrCat("step ", step, ": the replay equals what was recorded, bit for bit\n")
-                      : absl::StrCat("step ", step, ": the replay differs from what was recorded:\n", text);
 }
 
 absl::StatusOr<std::vector<std::string>> sample_losses(

@@ -21,9 +21,6 @@ struct Replay {
 // NotFound: the run folder is not there. InvalidArgument: the run has no such step.
 absl::StatusOr<Replay> plan_replay(const config::Config& config, int64_t step);
 
-// Compares what metrics.jsonl of both folders says of the step; lines for people.
-absl::StatusOr<std::string> compare_replay(const std::string& run_dir, const std::string& replay_dir, int64_t step);
-
 // The loss of each sample [first, first + count) by itself, before the step's update; all ranks take part, each with an
 // equal share of the samples. Lines for people, on the main rank.
 absl::StatusOr<std::vector<std::string>> sample_losses(

@@ -1,7 +1,8 @@
 #include "trainer/run_events.h"
 
-#include <fstream>
 #include <nlohmann/json.hpp>
+
+#include "trainer/run_records.h"
 
 namespace distill::trainer {
 namespace {
@@ -11,25 +12,6 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kWindow = 64;
 constexpr size_t kFewest = 16;
 constexpr double kLeastDeviation = 0.01; // of the mean
-
-// Losses of the steps up to `last_step`, in order.
-std::vector<double> recorded_losses(const std::string& metrics_file, int64_t last_step) {
-  std::vector<double> losses;
-  std::ifstream file(metrics_file);
-  for (std::string line; std::getline(file, line);) {
-    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object() || !json.contains("loss") || !json.contains("step")) {
-      continue; // an evaluation, or a torn line
-    }
-    if (json.value("valid_tokens", Json(1)) == 0) {
-      continue; // a step without any target
-    }
-    if (json["step"].is_number_integer() && json["step"].get<int64_t>() <= last_step && json["loss"].is_number()) {
-      losses.push_back(json["loss"].get<double>());
-    }
-  }
-  return losses;
-}
 
 double median(std::vector<double>& values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -72,7 +54,7 @@ absl::StatusOr<RunEvents> RunEvents::open(const std::string& run_dir, int64_t la
     return file.status();
   }
   RunEvents events(run_dir, *std::move(file), spike_sigmas);
-  for (const double loss : recorded_losses(run_dir + "/metrics.jsonl", last_step)) {
+  for (const double loss : recorded_losses(run_dir, last_step)) {
     events.spikes_.next(loss);
   }
   return events;

@@ -3,7 +3,6 @@
 #include <absl/strings/str_format.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "apps/distill/inspect.h"
@@ -11,6 +10,7 @@
 #include "trainer/config/field.h"
 #include "trainer/config/reader.h"
 #include "trainer/config/rules.h"
+#include "trainer/metrics/jsonl.h"
 #include "trainer/models/json.h"
 
 namespace distill::cli {
@@ -30,14 +30,9 @@ struct LastMetrics {
 
 LastMetrics last_metrics(const fs::path& file) {
   LastMetrics last;
-  std::ifstream in(file);
-  for (std::string line; std::getline(in, line);) {
-    Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (object.is_object()) { // a killed run may leave a torn last line
-      Json& kept = object.contains("eval") ? last.eval : last.step; // chosen before the object is moved from
-      kept = std::move(object);
-    }
-  }
+  metrics::for_each_record(file.string(), [&](const std::string&, const Json& record) {
+    (record.contains("eval") ? last.eval : last.step) = record;
+  });
   return last;
 }
 

@@ -6,6 +6,7 @@
 #include "trainer/launch/spawn.h"
 #include "trainer/ranks.h"
 #include "trainer/replay.h"
+#include "trainer/run_records.h"
 
 namespace distill::cli {
 
@@ -32,7 +33,7 @@ int run_replay(const ReplayCommand& command) {
   if (run->ranks.rank > 0) {
     return kSuccess;
   }
-  const auto comparison = trainer::compare_replay(run->config.run.dir, replay->config.run.dir, command.step);
+  const auto comparison = trainer::compare_recorded_steps(run->config.run.dir, replay->config.run.dir, command.step);
   if (!comparison.ok()) {
     return fail(comparison.status());
   }

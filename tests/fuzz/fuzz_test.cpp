@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <set>
 
 #include "tests/fuzz/targets.h"
 
@@ -96,6 +97,17 @@ TEST_P(FuzzTest, RandomChangesAreReadOrRefused) {
       read(changed).IgnoreError();
     }
   }
+}
+
+TEST(Corpus, HasAFolderForEachTargetAndNoOther) {
+  std::set<std::string> folders, names;
+  for (const auto& entry : fs::directory_iterator(DISTILL_FUZZ_CORPUS)) {
+    folders.insert(entry.path().filename().string());
+  }
+  for (const Target& target : targets()) {
+    names.insert(target.name);
+  }
+  EXPECT_EQ(folders, names);
 }
 
 INSTANTIATE_TEST_SUITE_P(, FuzzTest, testing::ValuesIn(targets()), [](const auto& target) {

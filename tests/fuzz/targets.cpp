@@ -1,19 +1,31 @@
 #include "tests/fuzz/targets.h"
 
+#include <absl/strings/match.h>
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
 
+#include "data/dataset.h"
+#include "data/inspect.h"
 #include "data/sha256.h"
 #include "data/shard.h"
+#include "data/shard_format.h"
 #include "data/tokenizer.h"
 #include "trainer/checkpoint/index.h"
 #include "trainer/config/dump.h"
 #include "trainer/config/reader.h"
+#include "trainer/metrics/jsonl.h"
+#include "trainer/models/hf_weights.h"
 #include "trainer/models/layout.h"
+#include "trainer/models/model_checksums.h"
 #include "trainer/models/model_config.h"
 #include "trainer/models/safetensors.h"
+#include "trainer/plan/machine.h"
+#include "trainer/run_events.h"
+#include "trainer/run_records.h"
 
 namespace distill::fuzz {
 namespace {
@@ -22,21 +34,49 @@ std::string_view text(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-// The bytes as a file in memory, for readers that map one. One at a time.
-std::string file_with(const uint8_t* data, size_t size) {
-  static const std::string path = [] {
-    const char* folder = ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    return absl::StrCat(folder, "/", kSource, "-", ::getpid());
-  }();
+// Own folder in memory, for readers of files; removed at the end.
+const std::string& own_folder() {
+  static const struct Folder {
+    std::string path;
+    Folder() {
+      const char* parent = ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+      path = absl::StrCat(parent, "/", kSource, "-", ::getpid());
+      std::filesystem::create_directories(path);
+    }
+    ~Folder() {
+      std::error_code ignored;
+      std::filesystem::remove_all(path, ignored);
+    }
+  } folder;
+  return folder.path;
+}
+
+// The bytes as a file, for readers that map one. One at a time.
+std::string file_with(const uint8_t* data, size_t size, const char* name = "file") {
+  const std::string path = absl::StrCat(own_folder(), "/", name);
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   TORCH_CHECK(fd >= 0 && ::write(fd, data, size) == static_cast<ssize_t>(size), path, ": cannot write");
   ::close(fd);
-  static const struct Remove {
-    ~Remove() {
-      ::unlink(path.c_str());
-    }
-  } remove_at_exit;
   return path;
+}
+
+// Plans rows of an accepted shard and reads some.
+absl::Status read_samples(const std::string& path, const char* packing) {
+  data::DataOptions options;
+  options.sources = {{path, 1.0}};
+  options.seq_len = 16;
+  options.packing = packing;
+  const auto dataset = data::Dataset::open(options);
+  if (!dataset.ok()) {
+    return dataset.status();
+  }
+  for (int64_t sample = 0; sample < std::min<int64_t>((*dataset)->num_samples(), 64); ++sample) {
+    const auto batch = (*dataset)->batch(sample, 1);
+    if (!batch.ok()) {
+      return batch.status();
+    }
+  }
+  return absl::OkStatus();
 }
 
 } // namespace
@@ -64,15 +104,18 @@ absl::Status read_safetensors_header(const uint8_t* data, size_t size) {
   return absl::OkStatus();
 }
 
-absl::Status read_token_shard(const uint8_t* data, size_t size) {
-  // The header's own hash stops nearly every change; with the hash made to fit, what stands behind it is reached.
-  std::vector<uint8_t> bytes(data, data + size);
-  constexpr size_t kHashed = 224, kHash = 32;
-  if (size >= kHashed + kHash && size % 2 == 1) { // the corpus' shard has an odd size
-    data::Sha256 hash;
-    hash.update(bytes.data(), kHashed);
-    const data::Digest digest = hash.finish();
-    std::memcpy(bytes.data() + kHashed, digest.data(), kHash);
+absl::Status read_token_shard(const uint8_t* input, size_t size) {
+  // Hashes stop nearly every change; where they are made to fit, what stands behind them is reached.
+  std::vector<uint8_t> bytes(input, input + size);
+  if (size >= sizeof(data::ShardHeader) && size % 2 == 1) { // the corpus' shard has an odd size
+    data::ShardHeader header;
+    std::memcpy(&header, input, sizeof(header));
+    header.file_bytes = size;
+    const data::Digest payload = data::sha256(input + sizeof(header), size - sizeof(header));
+    std::memcpy(header.payload_hash, payload.data(), payload.size());
+    const data::Digest hash = data::shard_header_hash(header);
+    std::memcpy(header.header_hash, hash.data(), hash.size());
+    std::memcpy(bytes.data(), &header, sizeof(header));
   }
   const auto shard = data::Shard::open(file_with(bytes.data(), bytes.size()));
   if (!shard.ok()) {
@@ -85,7 +128,13 @@ absl::Status read_token_shard(const uint8_t* data, size_t size) {
       (void)shard->in_loss(shard->document_begin(document) + static_cast<int64_t>(i));
     }
   }
-  return shard->verify();
+  if (absl::Status status = shard->verify(); !status.ok()) {
+    return status;
+  }
+  const std::string path = shard->path();
+  TORCH_CHECK(data::describe_shard(path).ok(), "a shard that was accepted cannot be described");
+  absl::Status status = read_samples(path, "pack");
+  return status.ok() ? read_samples(path, "concat") : status;
 }
 
 absl::Status read_checkpoint_index(const uint8_t* data, size_t size) {
@@ -117,11 +166,66 @@ absl::Status read_model_config(const uint8_t* data, size_t size) {
   return config.status();
 }
 
+absl::Status read_weight_map(const uint8_t* data, size_t size) {
+  const auto files = models::parse_weight_map(text(data, size), kSource);
+  if (!files.ok()) {
+    return files.status();
+  }
+  for (const auto& [tensor, file] : *files) {
+    const std::filesystem::path path("folder/" + file);
+    TORCH_CHECK(
+        path.lexically_normal().parent_path() == "folder" && path.filename() == file, "a file outside of the folder");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status read_model_checksums(const uint8_t* data, size_t size) {
+  const auto sums = models::parse_checksums(text(data, size), kSource);
+  if (!sums.ok()) {
+    return sums.status();
+  }
+  for (const auto& [file, sum] : *sums) {
+    TORCH_CHECK(file.find('/') == std::string::npos && file != "..", "a file outside of the folder");
+  }
+  const auto again = models::parse_checksums(models::checksums_text(*sums), kSource);
+  TORCH_CHECK(again.ok() && *again == *sums, "checksums do not read back");
+  return absl::OkStatus();
+}
+
+// What a resumed run and a replay do with metrics.jsonl and events.jsonl.
+absl::Status read_metrics_jsonl(const uint8_t* data, size_t size) {
+  constexpr int64_t kLastStep = 5, kLastEvaluation = 3;
+  file_with(data, size, "metrics.jsonl");
+  file_with(data, size, "events.jsonl");
+  const std::string& folder = own_folder();
+  trainer::recorded_losses(folder, kLastStep);
+  const auto compared = trainer::compare_recorded_steps(folder, folder, kLastStep);
+  TORCH_CHECK(!compared.ok() || absl::StrContains(*compared, "bit for bit"), "a step differs from itself");
+  const auto events = trainer::RunEvents::open(folder, kLastStep, /*spike_sigmas=*/6);
+  const auto metrics = metrics::JsonLines::open(folder + "/metrics.jsonl", {kLastStep, kLastEvaluation});
+  TORCH_CHECK(events.ok() && metrics.ok(), "a run folder cannot be opened: ", events.status(), metrics.status());
+  metrics::for_each_record(folder + "/metrics.jsonl", [](const std::string&, const nlohmann::ordered_json& record) {
+    const int64_t last = record.contains("eval") ? kLastEvaluation : kLastStep;
+    TORCH_CHECK(metrics::record_step(record).value_or(0) <= last, "a later step was kept");
+  });
+  return absl::OkStatus();
+}
+
+absl::Status read_machine_json(const uint8_t* data, size_t size) {
+  const auto machine = plan::read_machine(file_with(data, size));
+  if (machine.ok()) {
+    TORCH_CHECK(machine->memory_gib > 0 && machine->memory_gib * (1 << 30) < 9e18, "memory that is no number of bytes");
+  }
+  return machine.status();
+}
+
 const std::vector<Target>& targets() {
   static const std::vector<Target> all{
-      {"config_yaml", read_config_yaml},       {"safetensors_header", read_safetensors_header},
-      {"token_shard", read_token_shard},       {"checkpoint_index", read_checkpoint_index},
-      {"tokenizer_json", read_tokenizer_json}, {"model_config", read_model_config}};
+      {"config_yaml", read_config_yaml},     {"safetensors_header", read_safetensors_header},
+      {"weight_map", read_weight_map},       {"model_checksums", read_model_checksums},
+      {"token_shard", read_token_shard},     {"checkpoint_index", read_checkpoint_index},
+      {"metrics_jsonl", read_metrics_jsonl}, {"tokenizer_json", read_tokenizer_json},
+      {"model_config", read_model_config},   {"machine_json", read_machine_json}};
   return all;
 }
 

@@ -20,13 +20,6 @@ struct Target {
   absl::Status (*read)(const uint8_t* data, size_t size);
 };
 
-absl::Status read_config_yaml(const uint8_t* data, size_t size);
-absl::Status read_safetensors_header(const uint8_t* data, size_t size);
-absl::Status read_token_shard(const uint8_t* data, size_t size);
-absl::Status read_checkpoint_index(const uint8_t* data, size_t size);
-absl::Status read_tokenizer_json(const uint8_t* data, size_t size);
-absl::Status read_model_config(const uint8_t* data, size_t size);
-
 const std::vector<Target>& targets();
 
 } // namespace distill::fuzz

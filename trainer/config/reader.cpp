@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "trainer/config/field.h"
@@ -28,38 +29,57 @@ struct Pair {
   YAML::Node value;
 };
 
+constexpr size_t kMaxMerged = 10000; // pairs that `<<` brings into one mapping
+
 // The pairs of a mapping as written, duplicates included. `<<` merges other mappings in, where the mapping itself does
-// not have the key.
-std::vector<Pair> pairs_of(const YAML::Node& map, int depth = 0) {
-  std::vector<Pair> own;
-  std::vector<Pair> merged;
-  const auto merge = [&](const YAML::Node& from) {
-    if (from.IsMap() && depth < 8) {
-      const std::vector<Pair> pairs = pairs_of(from, depth + 1);
-      merged.insert(merged.end(), pairs.begin(), pairs.end());
-    }
-  };
-  for (const auto& item : map) {
-    if (!item.first.IsScalar() || item.first.Scalar() != "<<") {
-      own.push_back({item.first, item.second});
-    } else if (item.second.IsSequence()) {
-      for (const auto& from : item.second) {
-        merge(from);
+// not have the key; nothing where that would bring in more than kMaxMerged, which a few lines of aliases to aliases
+// can.
+class Pairs {
+ public:
+  static std::optional<std::vector<Pair>> of(const YAML::Node& map) {
+    Pairs pairs;
+    std::vector<Pair> all = pairs.of(map, 0);
+    return pairs.merged_ <= kMaxMerged ? std::optional(std::move(all)) : std::nullopt;
+  }
+
+ private:
+  std::vector<Pair> of(const YAML::Node& map, int depth) {
+    std::vector<Pair> own, merged;
+    std::set<std::string> names;
+    for (const auto& item : map) {
+      if (!item.first.IsScalar()) {
+        own.push_back({item.first, item.second});
+      } else if (item.first.Scalar() != "<<") {
+        own.push_back({item.first, item.second});
+        names.insert(item.first.Scalar());
+      } else if (item.second.IsSequence()) {
+        for (const auto& from : item.second) {
+          merge(from, depth, merged);
+        }
+      } else {
+        merge(item.second, depth, merged);
       }
-    } else {
-      merge(item.second);
+    }
+    for (Pair& pair : merged) {
+      if (!pair.key.IsScalar() || names.insert(pair.key.Scalar()).second) {
+        own.push_back(std::move(pair));
+      }
+    }
+    return own;
+  }
+
+  void merge(const YAML::Node& from, int depth, std::vector<Pair>& merged) {
+    ++merged_; // an empty mapping counts too
+    if (from.IsMap() && depth < kMaxMergeDepth && merged_ <= kMaxMerged) {
+      std::vector<Pair> pairs = of(from, depth + 1);
+      merged_ += pairs.size();
+      std::move(pairs.begin(), pairs.end(), std::back_inserter(merged));
     }
   }
-  for (const Pair& pair : merged) {
-    const auto same = [&](const Pair& other) {
-      return other.key.IsScalar() && pair.key.IsScalar() && other.key.Scalar() == pair.key.Scalar();
-    };
-    if (std::none_of(own.begin(), own.end(), same)) {
-      own.push_back(pair);
-    }
-  }
-  return own;
-}
+
+  static constexpr int kMaxMergeDepth = 8;
+  size_t merged_ = 0;
+};
 
 // Where documents begin, and nothing else.
 class DocumentStarts : public YAML::EventHandler {
@@ -171,7 +191,12 @@ void Reader::read_text(std::string_view yaml) {
 }
 
 void Reader::read_document(const YAML::Node& root) {
-  for (const Pair& pair : pairs_of(root)) {
+  const auto pairs = Pairs::of(root);
+  if (!pairs) {
+    fail(0, "", absl::StrCat("at most ", kMaxMerged, " keys merged by <<"), "more");
+    return;
+  }
+  for (const Pair& pair : *pairs) {
     const int64_t line = pair.key.Mark().line + 1;
     if (!pair.key.IsScalar()) {
       fail(line, "", "the name of a section", describe(pair.key));
@@ -195,7 +220,12 @@ void Reader::read_section(const Section& section, const YAML::Node& node, int64_
     fail(line, section.name, "a mapping of keys", describe(node));
     return;
   }
-  for (const Pair& pair : pairs_of(node)) {
+  const auto pairs = Pairs::of(node);
+  if (!pairs) {
+    fail(line, section.name, absl::StrCat("at most ", kMaxMerged, " keys merged by <<"), "more");
+    return;
+  }
+  for (const Pair& pair : *pairs) {
     const int64_t key_line = pair.key.Mark().line + 1;
     if (!pair.key.IsScalar()) {
       fail(key_line, section.name, "the name of a key", describe(pair.key));

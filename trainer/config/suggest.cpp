@@ -5,7 +5,10 @@
 #include <absl/strings/str_replace.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <limits>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -96,23 +99,47 @@ size_t tolerance(std::string_view name) {
   return std::max<size_t>(1, name.size() / 3);
 }
 
+// The letters, digits and others that a name holds, as bits.
+uint64_t letters(std::string_view name) {
+  uint64_t bits = 0;
+  for (const char c : name) {
+    bits |= uint64_t{1} << (static_cast<unsigned char>(c) % 64);
+  }
+  return bits;
+}
+
 } // namespace
 
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
-  for (size_t i = 0; i <= a.size(); ++i) {
-    for (size_t j = 0; j <= b.size(); ++j) {
-      if (i == 0 || j == 0) {
-        d[i][j] = i + j;
-        continue;
-      }
-      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+size_t edit_distance(std::string_view a, std::string_view b, size_t limit) {
+  const uint64_t in_a = letters(a), in_b = letters(b);
+  // Each letter too many, and each that stands in one alone, costs an edit.
+  const auto least = static_cast<size_t>(std::max(std::popcount(in_a & ~in_b), std::popcount(in_b & ~in_a)));
+  if (std::max(least, std::max(a.size(), b.size()) - std::min(a.size(), b.size())) > limit) {
+    return limit + 1;
+  }
+  const size_t width = b.size() + 1;
+  std::vector<size_t> rows(3 * width); // of the table [a.size() + 1, b.size() + 1]
+  size_t* before = rows.data();
+  size_t* last = before + width;
+  size_t* row = last + width;
+  std::iota(row, row + width, size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    std::swap(before, last);
+    std::swap(last, row);
+    row[0] = i;
+    size_t best = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
       if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+        row[j] = std::min(row[j], before[j - 2] + 1);
       }
+      best = std::min(best, row[j]);
+    }
+    if (best > limit + 1) { // a swap takes one off the row before
+      return limit + 1;
     }
   }
-  return d[a.size()][b.size()];
+  return row[b.size()];
 }
 
 std::string closest_key(const std::string& section, const std::string& raw_name) {
@@ -125,17 +152,25 @@ std::string closest_key(const std::string& section, const std::string& raw_name)
   }
   std::string best;
   size_t best_distance = std::numeric_limits<size_t>::max();
-  const auto offer = [&](const std::string& candidate, size_t distance, size_t limit) {
-    if (distance <= limit && distance < best_distance) {
-      best = candidate;
+  // A name that is closer to what was `written` than those before it.
+  const auto offer = [&](const std::string& written, const std::string& name_there, const std::string& key,
+                         size_t limit) {
+    if (best_distance == 0) {
+      return;
+    }
+    const size_t closer = std::min(limit, best_distance - 1);
+    const size_t distance = edit_distance(written, name_there, closer);
+    if (distance <= closer) {
+      best = key;
       best_distance = distance;
     }
   };
+  const std::string whole = absl::StrCat(section, ".", name);
   // Same section first, so that ties go to it; elsewhere only an almost exact name counts.
   for (const Section& candidate : sections()) {
     for (const Field& field : candidate.fields) {
       if (candidate.name == section) {
-        offer(field.key(), edit_distance(name, field.name), tolerance(name));
+        offer(name, field.name, field.key(), tolerance(name));
       }
     }
   }
@@ -149,11 +184,12 @@ std::string closest_key(const std::string& section, const std::string& raw_name)
   const size_t limit_elsewhere = section.empty() ? tolerance(name) : name.size() / 4;
   for (const Section& candidate : sections()) {
     if (section.empty()) {
-      offer(candidate.name, edit_distance(name, candidate.name), tolerance(name));
+      offer(name, candidate.name, candidate.name, tolerance(name));
     }
     for (const Field& field : candidate.fields) {
-      offer(field.key(), edit_distance(name, field.name), limit_elsewhere);
-      offer(field.key(), edit_distance(absl::StrCat(section, ".", name), field.key()), name.size() / 4);
+      const std::string key = field.key();
+      offer(name, field.name, key, limit_elsewhere);
+      offer(whole, key, key, name.size() / 4);
     }
   }
   return best;
@@ -172,7 +208,7 @@ std::string closest_name(const std::string& raw_name, absl::Span<const std::stri
   std::string best;
   size_t best_distance = tolerance(name) + 1;
   for (const std::string& candidate : names) {
-    const size_t distance = edit_distance(name, candidate);
+    const size_t distance = edit_distance(name, candidate, best_distance);
     if (distance < best_distance) {
       best = candidate;
       best_distance = distance;

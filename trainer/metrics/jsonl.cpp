@@ -5,32 +5,28 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
+
+#include "trainer/models/json.h"
 
 namespace distill::metrics {
 namespace {
 
-bool is_kept(const nlohmann::json& line, const KeptSteps& kept) {
-  if (!line.is_object()) {
-    return false;
-  }
-  const auto step = line.find("step");
-  const int64_t number = step != line.end() && step->is_number_integer() ? step->get<int64_t>() : 0;
-  return number <= (line.contains("eval") ? kept.last_evaluation : kept.last_step);
+constexpr int kMaxDepth = 16;
+
+bool is_kept(const nlohmann::ordered_json& record, const KeptSteps& kept) {
+  return record_step(record).value_or(0) <= (record.contains("eval") ? kept.last_evaluation : kept.last_step);
 }
 
 // The whole lines that stay.
 std::string kept_lines(const std::string& path, const KeptSteps& steps) {
-  std::ifstream file(path, std::ios::binary);
   std::string kept;
-  for (std::string line; std::getline(file, line);) {
-    const bool torn = file.eof(); // no newline at its end
-    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (torn || !is_kept(json, steps)) {
-      continue;
+  for_each_record(path, [&](const std::string& line, const nlohmann::ordered_json& record) {
+    if (is_kept(record, steps)) {
+      kept += line + "\n";
     }
-    kept += line + "\n";
-  }
+  });
   return kept;
 }
 
@@ -39,6 +35,27 @@ absl::Status file_error(const std::string& path, const char* action) {
 }
 
 } // namespace
+
+void for_each_record(
+    const std::string& path, const std::function<void(const std::string&, const nlohmann::ordered_json&)>& visit) {
+  std::ifstream file(path, std::ios::binary);
+  for (std::string line; std::getline(file, line) && !file.eof();) { // the end of the file: no newline, a torn line
+    const auto record = models::parse_json(line, path, kMaxDepth);
+    if (record.ok() && record->is_object()) {
+      visit(line, *record);
+    }
+  }
+}
+
+std::optional<int64_t> record_step(const nlohmann::ordered_json& record) {
+  const auto step = record.find("step");
+  if (step == record.end() || !step->is_number_integer()) {
+    return std::nullopt;
+  }
+  constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  return step->is_number_unsigned() ? static_cast<int64_t>(std::min(step->get<uint64_t>(), kMost))
+                                    : step->get<int64_t>();
+}
 
 absl::StatusOr<JsonLines> JsonLines::open(const std::string& path, const KeptSteps& steps) {
   const std::string kept = kept_lines(path, steps);

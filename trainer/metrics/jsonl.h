@@ -5,10 +5,23 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 namespace distill::metrics {
+
+// Every whole line of a JSON-lines file that is an object, in order, as it stands and parsed; what else there is, a
+// torn last line among it, is passed over. A file that is not there has none. The file is not trusted: see
+// models::parse_json.
+void for_each_record(
+    const std::string& path,
+    const std::function<void(const std::string& line, const nlohmann::ordered_json& record)>& visit);
+
+// The step that a record belongs to; nothing where it names none.
+std::optional<int64_t> record_step(const nlohmann::ordered_json& record);
 
 // Which lines of an earlier run stay when it is resumed.
 struct KeptSteps {

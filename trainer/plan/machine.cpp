@@ -31,6 +31,7 @@ constexpr Member kMembers[] = {
     {"launch_seconds", &Machine::launch_seconds},
 };
 constexpr int64_t kMaxBytes = 1 << 20;
+constexpr double kMaxGib = 1 << 30; // its bytes fit 64 bits
 
 } // namespace
 
@@ -95,6 +96,12 @@ absl::StatusOr<Machine> read_machine(const std::string& path) {
           found == json->end() ? "none" : found->dump(), "; `distill plan --calibrate` writes such a file"));
     }
     machine.*member.value = *found;
+  }
+  for (const Member& member : {kMembers[0], kMembers[1]}) {
+    if (machine.*member.value > kMaxGib) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": ", member.name, ": expected at most ", kMaxGib, ", found ", machine.*member.value));
+    }
   }
   return machine;
 }

@@ -6,11 +6,27 @@ namespace distill::config {
 namespace {
 
 TEST(EditDistance, CountsASwapOfNeighboursAsOne) {
-  EXPECT_EQ(edit_distance("beta", "beta"), 0);
-  EXPECT_EQ(edit_distance("", "abc"), 3);
-  EXPECT_EQ(edit_distance("betta", "beta"), 1);
-  EXPECT_EQ(edit_distance("ebta", "beta"), 1);
-  EXPECT_EQ(edit_distance("kitten", "sitting"), 3);
+  EXPECT_EQ(edit_distance("beta", "beta", 9), 0);
+  EXPECT_EQ(edit_distance("", "abc", 9), 3);
+  EXPECT_EQ(edit_distance("betta", "beta", 9), 1);
+  EXPECT_EQ(edit_distance("ebta", "beta", 9), 1);
+  EXPECT_EQ(edit_distance("kitten", "sitting", 9), 3);
+}
+
+TEST(EditDistance, IsExactUpToItsLimitAndAboveItBeyond) {
+  const std::vector<std::string> names{
+      "",           "lr",          "seq_len",     "sqe_len",   "seqlen",     "hard_weight",
+      "har_dweigt", "soft_weight", "temperature", "tmperatre", "max_length", "zzzzzz"};
+  for (const std::string& a : names) {
+    for (const std::string& b : names) {
+      const size_t exact = edit_distance(a, b, 64);
+      EXPECT_EQ(exact, edit_distance(b, a, 64)) << a << " " << b;
+      for (size_t limit = 0; limit < 12; ++limit) {
+        const size_t found = edit_distance(a, b, limit);
+        EXPECT_TRUE(exact <= limit ? found == exact : found > limit) << a << " " << b << " " << limit;
+      }
+    }
+  }
 }
 
 struct Case {

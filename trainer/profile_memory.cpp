@@ -8,6 +8,7 @@
 #include "trainer/device/memory_viz.h"
 #include "trainer/environment.h"
 #include "trainer/memory_setup.h"
+#include "trainer/metrics/log.h"
 #include "trainer/trainer.h"
 
 namespace distill::trainer {
@@ -120,9 +121,15 @@ Json timeline_json(const std::vector<device::MemoryEvent>& events, int64_t peak)
   return json;
 }
 
+std::string outside_text(const OutsideAllocator& outside) {
+  return absl::StrFormat(
+      "beside the allocator: %s at the start, %s with the communicators, %s after the last step",
+      device::bytes_text(outside.start), device::bytes_text(outside.joined), device::bytes_text(outside.end));
+}
+
 Json report_json(
     const plan::Plan& plan, const device::MemoryUse& use, const device::AllocatorBytes& allocator,
-    int64_t outside_allocator, const Speed& speed) {
+    const OutsideAllocator& outside, const Speed& speed) {
   Json json;
   json["plan"] = Json::parse(plan.json());
   json["measured"]["phases"] = use_json(use);
@@ -133,7 +140,7 @@ Json report_json(
   json["measured"]["fragmentation"] = allocator.reserved_peak > 0
       ? static_cast<double>(allocator.reserved_peak - peak) / static_cast<double>(allocator.reserved_peak)
       : 0.0;
-  json["measured"]["outside_allocator"] = outside_allocator;
+  json["measured"]["outside_allocator"] = {{"start", outside.start}, {"joined", outside.joined}, {"end", outside.end}};
   const device::PhasePeak& head = use.phases[static_cast<size_t>(device::MemoryPhase::kHead)];
   json["measured"]["head_share"] = static_cast<double>(head.highest[static_cast<size_t>(Category::kHead)]) /
       static_cast<double>(std::max<int64_t>(1, peak));
@@ -174,9 +181,11 @@ absl::StatusOr<std::string> profile_memory(
   const device::MemoryUse use = device::memory_use();
   const std::vector<device::MemoryEvent> events = device::memory_events();
   const std::string report =
-      report_json(*result->plan, use, allocator, result->outside_allocator_bytes, measured_speed(config.run.dir))
-          .dump(1);
+      report_json(*result->plan, use, allocator, result->outside, measured_speed(config.run.dir)).dump(1);
   if (ranks.rank != 0) {
+    if (device.is_cuda()) {
+      metrics::log_info("memory " + outside_text(result->outside));
+    }
     return report;
   }
   const std::string snapshot =
@@ -218,8 +227,10 @@ std::string profile_text(const std::string& report_text) {
   if (measured["reserved_peak"].get<double>() > 0) {
     row("", "reserved", plan["bytes"]["peak"].get<double>() + plan["bytes"]["allocator_slack"].get<double>(),
         measured["reserved_peak"]);
+    const Json& outside = measured["outside_allocator"];
     row("", "outside it", plan["bytes"]["communicators"].get<double>() + plan["bytes"]["context"].get<double>(),
-        measured["outside_allocator"]);
+        outside["end"]);
+    absl::StrAppend(&text, outside_text({outside["start"], outside["joined"], outside["end"]}), "\n");
     absl::StrAppendFormat(
         &text, "fragmentation: %.1f%% of what the allocator took was not in use at its fullest\n",
         100 * measured["fragmentation"].get<double>());

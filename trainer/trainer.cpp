@@ -35,6 +35,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+int64_t outside_allocator(at::Device device) {
+  return device::used_device_bytes(device) - device::allocator_bytes(device).reserved;
+}
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -98,6 +102,7 @@ class Trainer {
   const launch::StopSignal& stop_;
   std::unique_ptr<launch::Watchdog> watchdog_;
   metrics::DeviceInfo device_;
+  OutsideAllocator outside_;
   checkpoint::TrainState state_;
   std::optional<checkpoint::Resumed> resumed_;
   int64_t total_steps_ = 0;
@@ -124,10 +129,12 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::build(
   }
   configure_libtorch(config.train, environment->device);
   enable_flight_recorder(config.run.dir);
+  trainer->outside_.start = outside_allocator(environment->device);
   auto mesh = join_ranks(config, ranks, environment->device);
   if (!mesh.ok()) {
     return mesh.status();
   }
+  trainer->outside_.joined = outside_allocator(environment->device);
   trainer->mesh_ = *std::move(mesh);
   trainer->start_watchdog();
   absl::Status status;
@@ -355,9 +362,8 @@ absl::StatusOr<RunResult> Trainer::run_steps() {
   if (absl::Status status = close(); !status.ok()) {
     return status;
   }
-  const int64_t outside =
-      device::used_device_bytes(environment_.device) - device::allocator_bytes(environment_.device).reserved;
-  return RunResult{stopped_, state_.step, std::make_shared<plan::Plan>(memory_.plan), outside};
+  outside_.end = outside_allocator(environment_.device);
+  return RunResult{stopped_, state_.step, std::make_shared<plan::Plan>(memory_.plan), outside_};
 }
 
 // Queues a step. All of its micro-batches are read before the first one runs, since the loss is divided by the number

@@ -28,11 +28,18 @@ struct StartOptions {
   bool show_samples = false; // say what each sample of the last step loses
 };
 
+// Device memory that is taken beside the allocator: the driver, libraries, communicators. 0 on the CPU.
+struct OutsideAllocator {
+  int64_t start = 0; // before the ranks are joined
+  int64_t joined = 0; // with the communicators
+  int64_t end = 0; // after the last step
+};
+
 struct RunResult {
   bool stopped_by_signal = false; // the state was saved
   int64_t steps = 0; // done since the start of the run, earlier parts included
   std::shared_ptr<const plan::Plan> plan; // what had been predicted
-  int64_t outside_allocator_bytes = 0; // taken on the device beside the allocator, at the end; 0 on the CPU
+  OutsideAllocator outside; // bytes
 };
 
 // Runs the whole job: builds, trains, closes. Statuses carry configuration and file errors (kInvalidArgument,

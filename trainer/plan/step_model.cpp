@@ -14,10 +14,12 @@ constexpr int64_t kInt64 = 8;
 
 // cuBLAS's scratch on Hopper, taken from the allocator at the first product.
 constexpr int64_t kBlasWorkspace = 32 * kMiB;
-// Driver, kernels' code, cuBLAS and cuDNN handles; measured as used memory of an H200 less what the allocator had.
-constexpr int64_t kContext = 620 * kMiB;
-// NCCL's buffers and proxies of one communicator, likewise.
-constexpr int64_t kCommunicator = 280 * kMiB;
+// What an H200 had in use beside the allocator after a run's last step: driver, kernels' code, cuBLAS and cuDNN
+// handles.
+constexpr int64_t kContext = 780 * kMiB;
+// The same on two GPUs, less kContext, for each communicator. NCCL's buffers account for it: 9.2 MiB for each
+// connection (4 simple, 4.7 LL128, 0.5 LL), up to 32 channels, ring and tree.
+constexpr int64_t kCommunicator = 577 * kMiB;
 
 class StepModel {
  public:

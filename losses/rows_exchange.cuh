@@ -38,6 +38,13 @@ struct alignas(16) SumRest {
 };
 constexpr int kNoColumn = INT32_MAX;
 
+// How often the warps of the block have passed a place, and a barrier that orders what they stored before it.
+struct WarpsPassed {
+  uint64_t barrier;
+  unsigned count;
+  unsigned unused;
+};
+
 // Two rows are under way at a time: everything twice, by the parity of the row's turn.
 template <int kWarps>
 struct alignas(16) ExchangeSlots {
@@ -56,8 +63,8 @@ struct alignas(16) ExchangeSlots {
   int label_thread[2]; // that thread, -1 where another block has the column
   int best[2][2]; // [parity][side], the first column with the maximum
   float4 factors[2]; // what every thread needs again in phase 3
-  unsigned stats_passed;
-  unsigned sums_passed;
+  WarpsPassed stats_passed;
+  WarpsPassed sums_passed;
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -72,8 +79,12 @@ __device__ __forceinline__ uint32_t remote_address(uint32_t local, int rank) {
   return remote;
 }
 
-__device__ __forceinline__ void barrier_init(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
@@ -110,19 +121,24 @@ __device__ __forceinline__ void send(uint32_t address, float4 value, uint32_t ba
       : "memory");
 }
 
-// Whether this warp is the last of `warps` to pass; what the others stored before is visible to it.
-__device__ __forceinline__ bool last_warp(unsigned* counter, unsigned warps, int lane) {
+// Whether this warp is the last of `warps` to pass; what the others stored before is then visible to it. The count
+// tells who is last; the barrier, complete by then, is what orders the stores. `phase`: 0 and 1 in turns.
+__device__ __forceinline__ bool last_warp(WarpsPassed* passed, unsigned warps, int lane, uint32_t phase) {
   unsigned before = 0;
   __syncwarp();
   if (lane == 0) {
-    asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;"
+    barrier_arrive(&passed->barrier);
+    asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], 1;"
                  : "=r"(before)
-                 : "r"(shared_address(counter))
+                 : "r"(shared_address(&passed->count))
                  : "memory");
   }
   before = __shfl_sync(kAllLanes, before, 0);
-  __syncwarp(); // what the first lane has acquired is there for all
-  return before % warps == warps - 1;
+  if (before % warps != warps - 1) {
+    return false;
+  }
+  barrier_wait(&passed->barrier, phase);
+  return true;
 }
 
 // The maximum over the lanes of `mask` in one instruction: floats compare like these integers. Never NaN.
@@ -189,9 +205,11 @@ struct Exchange {
     __syncthreads();
     if (warp == 0 && lane == 0) {
       for (int parity = 0; parity < 2; ++parity) {
-        barrier_init(slots.stats_full + parity);
-        barrier_init(slots.sums_full + parity);
+        barrier_init(slots.stats_full + parity, 1);
+        barrier_init(slots.sums_full + parity, 1);
       }
+      barrier_init(&slots.stats_passed.barrier, kWarps);
+      barrier_init(&slots.sums_passed.barrier, kWarps);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       expect(0);
       expect(1);
@@ -224,7 +242,7 @@ struct Exchange {
     if (lane % 16 == 0) {
       slots.stats_of_warp[parity][lane / 16][warp] = part;
     }
-    if (!last_warp(&slots.stats_passed, kWarps, lane)) {
+    if (!last_warp(&slots.stats_passed, kWarps, lane, static_cast<uint32_t>(parity))) {
       return;
     }
     part = merged(slots.stats_of_warp[parity][lane / 16], kWarps, c);
@@ -268,7 +286,7 @@ struct Exchange {
         slots.below_max_of_warp[parity][warp] = below_max;
       }
     }
-    if (!last_warp(&slots.sums_passed, kWarps, lane)) {
+    if (!last_warp(&slots.sums_passed, kWarps, lane, static_cast<uint32_t>(parity))) {
       return;
     }
     const float number = sum_of_parts(slots.numbers_of_warp[parity][lane / 4]);

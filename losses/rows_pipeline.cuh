@@ -153,8 +153,12 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       const int local = target - first_column;
       exchange_slots.label_thread[parity] = local >= 0 && local < existing ? local % kTileColumns / kVector : -1;
     }
-    if (const int local = target - first_column;
-        local >= 0 && local < existing && local % kTileColumns / kVector == tid) {
+    const auto has_label = [&] {
+      const int local = target - first_column;
+      return local >= 0 && local < existing && local % kTileColumns / kVector == tid;
+    };
+    if (has_label()) {
+      const int local = target - first_column;
       const int tile = local / kTileColumns;
       const int at = local % kVector;
       float zs[kVector];
@@ -187,7 +191,7 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
         if constexpr (kTeacher) {
           columns.teacher(i, zt);
         }
-        float g[kVector];
+        [[maybe_unused]] float g[kVector];
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
           const ColumnResult<float> r = visit(i, j, zs[j], zt[j], sums);
@@ -216,10 +220,6 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       const float g = gradient_of<kDivergence, kGeneral>(kept.x, kept.y, mean, student, f, c);
       columns.write_one(row, local - mine, g - kept.z);
     };
-    const auto has_label = [&] {
-      const int local = target - first_column;
-      return local >= 0 && local < existing && local % kTileColumns / kVector == tid;
-    };
     if (!kKeeps && args.gradient != nullptr && has_label()) {
       write_label(0.0F, factors);
     }
@@ -242,16 +242,17 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
     if (kKeeps || finishes || tid < kWarp) {
       exchange.wait_sums(parity, phase);
     }
-    if (kKeeps && args.gradient != nullptr) {
-      const float mean = exchange.template mean<kDivergence>(parity);
-      const float4 kept = exchange_slots.factors[parity];
-      const RowFactors<float> again{kept.x, kept.y, kept.z, 0.0F};
-      columns.write_row(row, [&](int tile, int j) {
-        return gradient_of<kDivergence, kGeneral>(
-            a[kKeeps ? tile : 0][j], q[kKeeps ? tile : 0][j], mean, student, again, c);
-      });
-      if (exchange_slots.label_thread[parity] == tid) {
-        write_label(mean, again);
+    if constexpr (kKeeps) {
+      if (args.gradient != nullptr) {
+        const float mean = exchange.template mean<kDivergence>(parity);
+        const float4 kept = exchange_slots.factors[parity];
+        const RowFactors<float> again{kept.x, kept.y, kept.z, 0.0F};
+        columns.write_row(row, [&](int tile, int j) {
+          return gradient_of<kDivergence, kGeneral>(a[tile][j], q[tile][j], mean, student, again, c);
+        });
+        if (exchange_slots.label_thread[parity] == tid) {
+          write_label(mean, again);
+        }
       }
     }
     if (finishes) {

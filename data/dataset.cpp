@@ -102,35 +102,38 @@ absl::StatusOr<std::unique_ptr<Dataset>> Dataset::open(const DataOptions& option
   return dataset;
 }
 
-void Dataset::plan(Source& source, SourceStats& stats, const DataOptions& options, int64_t index) {
+std::vector<int64_t> Dataset::document_lengths(const Source& source) {
   std::vector<int64_t> lengths;
-  source.first_document = {0};
+  lengths.reserve(static_cast<size_t>(source.first_document.back()));
   for (const Shard& shard : source.shards) {
     for (int64_t document = 0; document < shard.documents(); ++document) {
       lengths.push_back(shard.document_length(document));
     }
-    source.first_document.push_back(static_cast<int64_t>(lengths.size()));
+  }
+  return lengths;
+}
+
+void Dataset::plan(Source& source, SourceStats& stats, const DataOptions& options, int64_t index) {
+  source.first_document = {0};
+  for (const Shard& shard : source.shards) {
+    source.first_document.push_back(source.first_document.back() + shard.documents());
     stats.loss_mask = stats.loss_mask || shard.has_loss_mask();
   }
+  const std::vector<int64_t> lengths = document_lengths(source);
   source.key = derive_key(static_cast<uint64_t>(options.seed), static_cast<uint64_t>(index));
   const std::optional<uint64_t> key = options.shuffle ? std::make_optional(source.key) : std::nullopt;
+  source.epoch = plan_rows(lengths, options.seq_len, options.packing == "pack", key);
   stats.shards = static_cast<int64_t>(source.shards.size());
   stats.documents = static_cast<int64_t>(lengths.size());
   stats.tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-  if (options.packing == "pack") {
-    PackedRows rows = pack_documents(lengths, options.seq_len, key);
-    source.samples = rows.rows();
-    stats.padding = rows.padding;
+  stats.samples = source.epoch.size();
+  if (const auto* packed = std::get_if<PackedRows>(&source.epoch.rows)) {
+    stats.padding = packed->padding;
     stats.split_documents =
         std::count_if(lengths.begin(), lengths.end(), [&](int64_t length) { return length > options.seq_len; });
-    source.rows = std::move(rows);
   } else {
-    ConcatRows rows = concat_documents(lengths, options.seq_len, key);
-    source.samples = rows.rows();
-    stats.padding = rows.rows() * options.seq_len - (rows.tokens() - 1);
-    source.rows = std::move(rows);
+    stats.padding = stats.samples * options.seq_len - (stats.tokens - 1);
   }
-  stats.samples = source.samples;
 }
 
 int64_t Dataset::vocab_size() const {
@@ -141,12 +144,12 @@ int64_t Dataset::vocab_size() const {
   return static_cast<int64_t>(largest);
 }
 
-Digest Dataset::fingerprint() const {
+Digest Dataset::fingerprint(int64_t seq_len, const std::string& packing) const {
   Sha256 hash;
   const auto add = [&](auto value) { hash.update(&value, sizeof(value)); };
-  add(options_.seq_len);
+  add(seq_len);
   add(options_.seed);
-  add(static_cast<uint8_t>(options_.packing == "pack"));
+  add(static_cast<uint8_t>(packing == "pack"));
   add(static_cast<uint8_t>(options_.shuffle));
   add(static_cast<uint8_t>(options_.once));
   for (size_t i = 0; i < sources_.size(); ++i) {

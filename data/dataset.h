@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "data/batch.h"
@@ -36,6 +35,14 @@ struct DataOptions {
   bool verify = false; // read every shard completely: payload hash and token ids
 };
 
+// Part of a run's samples: those from `first_sample` on, up to the next stage. A run that is resumed with another
+// seq_len or packing has several.
+struct Stage {
+  int64_t first_sample = 0;
+  int64_t seq_len = 0; // tokens
+  std::string packing; // pack | concat
+};
+
 struct SourceStats {
   std::string path;
   int64_t shards = 0;
@@ -48,12 +55,17 @@ struct SourceStats {
 };
 
 // Random access to an endless, deterministic sequence of samples (rows of seq_len tokens). A sample is a function of
-// its number, the options and the files, of nothing else: k ranks that read disjoint numbers read what one would, and a
-// resumed run continues from the number where it stopped. Thread-safe.
+// its number, the options, the files and the run's stages, of nothing else: k ranks that read disjoint numbers read
+// what one would, and a resumed run continues from the number where it stopped. Thread-safe.
 class Dataset {
  public:
   // Reports every problem of every source in one error.
   static absl::StatusOr<std::unique_ptr<Dataset>> open(const DataOptions& options);
+
+  // Before samples are read, of a run that has used other lengths or packings before. The last stage is that of the
+  // options and the only one that can be read; it begins with what the epoch of each source has left: every token that
+  // has not been an input in this epoch. Returns lines for people on what that is. Not for options.once.
+  absl::StatusOr<std::vector<std::string>> continue_from(const std::vector<Stage>& stages);
 
   // Samples [first, first + count), count >= 1. DataLoss: a token id that is not below the shard's vocab_size.
   absl::StatusOr<Batch> batch(int64_t first, int64_t count) const;
@@ -72,16 +84,28 @@ class Dataset {
     return sources_[0].shards[0].tokenizer_hash();
   }
   int64_t vocab_size() const; // largest of the shards
-  // Hash of everything that decides what sample n is. Equal fingerprints: equal samples.
-  Digest fingerprint() const;
+  // Hash of everything that decides what sample n is, but for earlier stages. Equal fingerprints: equal samples.
+  Digest fingerprint() const {
+    return fingerprint(options_.seq_len, options_.packing);
+  }
+  // That of the same data with another length and packing.
+  Digest fingerprint(int64_t seq_len, const std::string& packing) const;
 
  private:
   struct Source {
     std::vector<Shard> shards;
     std::vector<int64_t> first_document; // [shards + 1]
-    std::variant<PackedRows, ConcatRows> rows;
-    int64_t samples = 0; // per epoch
+    RowPlan epoch; // the rows of every whole epoch
     uint64_t key = 0; // of its shuffles
+    // Where this stage begins. All zero and nothing in a run of one stage.
+    int64_t first_sample = 0; // of this source
+    int64_t first_epoch = 0; // that is whole
+    std::optional<RowPlan> rest; // rows of the epoch before that one, which come first
+    uint64_t rest_key = 0;
+  };
+  struct RowPlace {
+    const RowPlan* plan;
+    int64_t row;
   };
   struct DocumentPlace {
     const Shard* shard;
@@ -90,18 +114,30 @@ class Dataset {
   struct RowView;
 
   Dataset() = default;
+  static std::vector<int64_t> document_lengths(const Source& source);
   static void plan(Source& source, SourceStats& stats, const DataOptions& options, int64_t index);
   static DocumentPlace find(const Source& source, int64_t document);
+  static Fragment fragment_of(const Source& source, const RowPlan& plan, uint32_t index);
+  RowPlan plan_stage(const Source& source, absl::Span<const int64_t> lengths, const Stage& stage) const;
+  int64_t permuted(uint64_t key, int64_t size, int64_t index) const;
+  std::vector<bool> rows_read(uint64_t key, int64_t size, int64_t count) const;
+  void end_stage(
+      Source& source, absl::Span<const int64_t> lengths, const RowPlan& epoch, int64_t samples, const Stage& next,
+      int64_t stage_number) const;
   Mixer::Place locate(int64_t sample) const; // source -1: past the end
+  RowPlace find_row(const Source& source, int64_t sample) const;
   absl::Status fill_row(int64_t sample, RowView& row) const;
-  absl::Status fill_packed(const Source& source, const PackedRows& plan, int64_t index, RowView& row) const;
-  absl::Status fill_concat(const Source& source, const ConcatRows& plan, int64_t index, RowView& row) const;
+  absl::Status fill_packed(
+      const Source& source, const RowPlan& plan, const PackedRows& rows, int64_t index, RowView& row) const;
+  absl::Status fill_concat(
+      const Source& source, const RowPlan& plan, const ConcatRows& rows, int64_t index, RowView& row) const;
 
   DataOptions options_;
   std::vector<Source> sources_;
   std::vector<SourceStats> stats_;
   std::optional<Mixer> mixer_;
   int64_t num_samples_ = 0;
+  int64_t first_sample_ = 0; // that can be read: where the last stage begins
 };
 
 } // namespace distill::data

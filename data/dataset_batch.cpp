@@ -48,10 +48,10 @@ Mixer::Place Dataset::locate(int64_t sample) const {
     return mixer_->locate(sample);
   }
   for (size_t i = 0; i < sources_.size(); ++i) {
-    if (sample < sources_[i].samples) {
+    if (sample < stats_[i].samples) {
       return {static_cast<int64_t>(i), sample};
     }
-    sample -= sources_[i].samples;
+    sample -= stats_[i].samples;
   }
   return {-1, sample};
 }
@@ -70,26 +70,49 @@ absl::Status Dataset::fill_row(int64_t sample, RowView& row) const {
     return absl::OkStatus();
   }
   const Source& source = sources_[place.source];
-  const int64_t epoch = place.sample / source.samples;
-  int64_t index = place.sample % source.samples;
-  if (options_.shuffle) {
-    const uint64_t key = derive_key(source.key, static_cast<uint64_t>(epoch) + 1);
-    index = static_cast<int64_t>(Permutation(source.samples, key)(static_cast<uint64_t>(index)));
+  const auto [plan, index] = find_row(source, place.sample);
+  if (const auto* packed = std::get_if<PackedRows>(&plan->rows)) {
+    return fill_packed(source, *plan, *packed, index, row);
   }
-  if (const auto* packed = std::get_if<PackedRows>(&source.rows)) {
-    return fill_packed(source, *packed, index, row);
-  }
-  return fill_concat(source, std::get<ConcatRows>(source.rows), index, row);
+  return fill_concat(source, *plan, std::get<ConcatRows>(plan->rows), index, row);
 }
 
-absl::Status Dataset::fill_packed(const Source& source, const PackedRows& plan, int64_t index, RowView& row) const {
+Dataset::RowPlace Dataset::find_row(const Source& source, int64_t sample) const {
+  sample -= source.first_sample;
+  if (source.rest) {
+    if (sample < source.rest->size()) {
+      return {&*source.rest, permuted(source.rest_key, source.rest->size(), sample)};
+    }
+    sample -= source.rest->size();
+  }
+  const int64_t rows = source.epoch.size();
+  const int64_t epoch = source.first_epoch + sample / rows;
+  return {&source.epoch, permuted(derive_key(source.key, static_cast<uint64_t>(epoch) + 1), rows, sample % rows)};
+}
+
+int64_t Dataset::permuted(uint64_t key, int64_t size, int64_t index) const {
+  return options_.shuffle ? static_cast<int64_t>(Permutation(size, key)(static_cast<uint64_t>(index))) : index;
+}
+
+// What a plan's "document" is.
+Fragment Dataset::fragment_of(const Source& source, const RowPlan& plan, uint32_t index) {
+  if (!plan.whole) {
+    return plan.fragments[index];
+  }
+  const DocumentPlace place = find(source, index);
+  return {index, 0, place.shard->document_length(place.document)};
+}
+
+absl::Status Dataset::fill_packed(
+    const Source& source, const RowPlan& plan, const PackedRows& rows, int64_t index, RowView& row) const {
   int64_t at = 0;
-  for (const Piece& piece : plan.row(index)) {
-    const DocumentPlace place = find(source, piece.document);
+  for (const Piece& piece : rows.row(index)) {
+    const Fragment fragment = fragment_of(source, plan, piece.document);
+    const DocumentPlace place = find(source, fragment.document);
     const int64_t document_begin = place.shard->document_begin(place.document);
     const int64_t document_end = place.shard->document_begin(place.document + 1);
-    const int64_t begin = document_begin + piece.part * plan.seq_len;
-    const int64_t length = std::min(document_end - begin, plan.seq_len);
+    const int64_t begin = document_begin + fragment.begin + piece.part * rows.seq_len;
+    const int64_t length = std::min(document_begin + fragment.end - begin, rows.seq_len);
     // A part in the middle of a document still predicts the next part's first token.
     const int64_t readable = std::min(document_end - begin, length + 1);
     row.stream.resize(readable);
@@ -111,38 +134,51 @@ absl::Status Dataset::fill_packed(const Source& source, const PackedRows& plan, 
   return absl::OkStatus();
 }
 
-absl::Status Dataset::fill_concat(const Source& source, const ConcatRows& plan, int64_t index, RowView& row) const {
-  const int64_t first = index * plan.seq_len;
-  const int64_t readable = std::min(plan.tokens() - first, plan.seq_len + 1);
-  row.stream.resize(readable);
-  auto document = std::upper_bound(plan.begin.begin(), plan.begin.end(), first) - plan.begin.begin() - 1;
-  for (int64_t i = 0; i < readable; ++document) {
-    const DocumentPlace place = find(source, plan.order[document]);
-    const int64_t skip = first + i - plan.begin[document];
-    const int64_t count = std::min(plan.begin[document + 1] - plan.begin[document] - skip, readable - i);
-    const int64_t begin = place.shard->document_begin(place.document) + skip;
-    if (absl::Status status = place.shard->read_tokens(begin, absl::MakeSpan(row.stream).subspan(i, count));
-        !status.ok()) {
+absl::Status Dataset::fill_concat(
+    const Source& source, const RowPlan& plan, const ConcatRows& rows, int64_t index, RowView& row) const {
+  const int64_t first = index * rows.seq_len;
+  const int64_t count = std::min(rows.inputs - first, rows.seq_len);
+  auto entry = std::upper_bound(rows.begin.begin(), rows.begin.end(), first) - rows.begin.begin() - 1;
+  for (int64_t at = 0; at < count; ++entry) {
+    const Fragment fragment = fragment_of(source, plan, rows.order[entry]);
+    const DocumentPlace place = find(source, fragment.document);
+    const int64_t skip = first + at - rows.begin[entry];
+    const int64_t length = std::min(rows.begin[entry + 1] - rows.begin[entry] - skip, count - at);
+    const int64_t begin = place.shard->document_begin(place.document) + fragment.begin + skip;
+    const int64_t readable = std::min(place.shard->document_begin(place.document + 1) - begin, length + 1);
+    row.stream.resize(readable);
+    if (absl::Status status = place.shard->read_tokens(begin, absl::MakeSpan(row.stream)); !status.ok()) {
       return status;
     }
-    for (int64_t j = 0; j < count; ++j) {
-      if (i + j > 0) {
-        row.targets_S[i + j - 1] = place.shard->in_loss(begin + j) ? row.stream[i + j] : kIgnoreIndex;
+    for (int64_t i = 0; i < length; ++i) {
+      row.tokens_S[at + i] = row.stream[i];
+      const bool has_target = i + 1 < readable && place.shard->in_loss(begin + i + 1);
+      row.targets_S[at + i] = has_target ? row.stream[i + 1] : kIgnoreIndex;
+    }
+    at += length;
+    // A document's last token predicts the first one of the next document.
+    if (readable == length && entry + 1 < static_cast<int64_t>(rows.order.size())) {
+      const Fragment next = fragment_of(source, plan, rows.order[entry + 1]);
+      const DocumentPlace next_place = find(source, next.document);
+      const int64_t token = next_place.shard->document_begin(next_place.document);
+      if (next.begin == 0 && next_place.shard->in_loss(token)) {
+        absl::Status status = next_place.shard->read_tokens(token, absl::MakeSpan(&row.targets_S[at - 1], 1));
+        if (!status.ok()) {
+          return status;
+        }
       }
     }
-    i += count;
   }
-  std::copy_n(row.stream.begin(), std::min(readable, plan.seq_len), row.tokens_S);
-  row.pad(readable - 1);
+  row.pad(std::max<int64_t>(count, 0));
   row.close_segment(0, row.seq_len);
   return absl::OkStatus();
 }
 
 absl::StatusOr<Batch> Dataset::batch(int64_t first, int64_t count) const {
-  if (first < 0 || count < 1 || first > INT64_MAX - count || count > INT32_MAX / options_.seq_len) {
+  if (first < first_sample_ || count < 1 || first > INT64_MAX - count || count > INT32_MAX / options_.seq_len) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "batch: expected first >= 0, count >= 1 and fewer than 2^31 tokens, found first ", first, ", count ", count,
-        ", seq_len ", options_.seq_len));
+        "batch: expected first >= ", first_sample_, ", count >= 1 and fewer than 2^31 tokens, found first ", first,
+        ", count ", count, ", seq_len ", options_.seq_len));
   }
   const auto kind = at::TensorOptions().dtype(at::kLong).pinned_memory(options_.pin_memory);
   Batch batch;

@@ -74,4 +74,12 @@ Mixer::Place Mixer::locate(int64_t sample) const {
   return {source, sample / kPeriod * quota_[source] + before_[slot]};
 }
 
+int64_t Mixer::count_before(int64_t sample, int64_t source) const {
+  if (quota_.size() == 1) {
+    return sample;
+  }
+  const auto end = source_.begin() + sample % kPeriod;
+  return sample / kPeriod * quota_[source] + std::count(source_.begin(), end, static_cast<uint16_t>(source));
+}
+
 } // namespace distill::data

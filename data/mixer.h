@@ -23,6 +23,8 @@ class Mixer {
   explicit Mixer(absl::Span<const double> weights);
 
   Place locate(int64_t sample) const;
+  // How many of the samples before `sample` are the source's.
+  int64_t count_before(int64_t sample, int64_t source) const;
 
  private:
   std::vector<int64_t> quota_; // [sources] samples of each period

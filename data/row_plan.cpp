@@ -121,7 +121,11 @@ class OpenRows {
 std::vector<Piece> cut(absl::Span<const int64_t> lengths, int64_t seq_len) {
   size_t count = 0;
   for (const int64_t length : lengths) {
-    count += static_cast<size_t>((length + seq_len - 1) / seq_len);
+    const int64_t parts = (length + seq_len - 1) / seq_len;
+    TORCH_CHECK(
+        parts <= UINT32_MAX, "a document has at most 2^32 - 1 parts, found one of ", length, " tokens with seq_len ",
+        seq_len);
+    count += static_cast<size_t>(parts);
   }
   std::vector<Piece> pieces;
   pieces.reserve(count);
@@ -233,6 +237,7 @@ ConcatRows concat_documents(absl::Span<const int64_t> lengths, int64_t seq_len, 
   for (const uint32_t document : plan.order) {
     plan.begin.push_back(plan.begin.back() + lengths[document]);
   }
+  plan.inputs = plan.tokens() - 1;
   return plan;
 }
 

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <variant>
 #include <vector>
 
 // Which documents make up each row (one sample of seq_len tokens). Plans are made once, from the documents' lengths
-// alone; the epochs then permute the rows.
+// alone; the epochs then permute the rows. What is packed may also be fragments of documents, wherever a "document" is
+// spoken of: what an epoch has left when a run goes on with another seq_len.
 namespace distill::data {
 
 // Tokens [part * seq_len, min(length, (part + 1) * seq_len)) of a document.
@@ -42,15 +44,46 @@ struct ConcatRows {
   int64_t seq_len = 0;
   std::vector<uint32_t> order; // documents in the order of the stream
   std::vector<int64_t> begin; // [documents + 1] positions in the stream
+  int64_t inputs = 0; // positions from the start that are inputs: all but the last, which is a target only
 
   int64_t tokens() const {
     return begin.back();
   }
   int64_t rows() const {
-    return std::max<int64_t>((tokens() - 1 + seq_len - 1) / seq_len, 1);
+    return std::max<int64_t>((inputs + seq_len - 1) / seq_len, 1);
   }
 };
 
 ConcatRows concat_documents(absl::Span<const int64_t> lengths, int64_t seq_len, std::optional<uint64_t> shuffle_key);
+
+// Tokens [begin, end) of a document.
+struct Fragment {
+  uint32_t document;
+  int64_t begin;
+  int64_t end;
+
+  bool operator==(const Fragment&) const = default;
+};
+
+// The rows of an epoch, or of what is left of one.
+struct RowPlan {
+  bool whole = true; // documents, each of them
+  std::vector<Fragment> fragments; // otherwise: what the rows' "documents" are
+  std::variant<PackedRows, ConcatRows> rows;
+
+  int64_t size() const {
+    return std::visit([](const auto& plan) { return plan.rows(); }, rows);
+  }
+};
+
+RowPlan plan_rows(absl::Span<const int64_t> lengths, int64_t seq_len, bool pack, std::optional<uint64_t> shuffle_key);
+
+// The same for fragments, at least one. Every token of theirs is an input once, in concatenated rows as well.
+RowPlan plan_rows(std::vector<Fragment> fragments, int64_t seq_len, bool pack, std::optional<uint64_t> shuffle_key);
+
+// Which tokens are inputs of the rows that are not `read` ([rows]), as fragments in the order of the documents, as long
+// as they can be. `lengths`: of the documents.
+std::vector<Fragment> unread_fragments(
+    const RowPlan& plan, absl::Span<const int64_t> lengths, const std::vector<bool>& read);
 
 } // namespace distill::data

@@ -1,0 +1,124 @@
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include "data/dataset.h"
+#include "data/random.h"
+
+// How a run goes on with another sequence length or packing.
+namespace distill::data {
+
+namespace {
+
+constexpr uint64_t kRestKey = 0x7265737400000000; // tells the order of a rest from that of any epoch
+
+absl::Status check_stages(const std::vector<Stage>& stages, const DataOptions& options) {
+  if (stages.empty() || stages[0].first_sample != 0) {
+    return absl::InvalidArgumentError("data stages: expected the first one to begin with sample 0");
+  }
+  for (size_t i = 0; i < stages.size(); ++i) {
+    const Stage& stage = stages[i];
+    const bool fits = stage.seq_len >= 2 && stage.seq_len <= INT32_MAX &&
+        (stage.packing == "pack" || stage.packing == "concat") &&
+        (i == 0 || stage.first_sample > stages[i - 1].first_sample);
+    if (!fits) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "data stage %d: expected a later sample than the stage before it, seq_len of 2 to 2^31 - 1, packing pack or "
+          "concat; found sample %d, seq_len %d, packing \"%s\"",
+          i, stage.first_sample, stage.seq_len, stage.packing));
+    }
+  }
+  const Stage& last = stages.back();
+  if (last.seq_len != options.seq_len || last.packing != options.packing) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "data stages: expected the last one to be that of the options, seq_len %d and %s, found seq_len %d and %s",
+        options.seq_len, options.packing, last.seq_len, last.packing));
+  }
+  return absl::OkStatus();
+}
+
+int64_t count_tokens(const RowPlan& rest) {
+  int64_t tokens = 0;
+  for (const Fragment& fragment : rest.fragments) {
+    tokens += fragment.end - fragment.begin;
+  }
+  return tokens;
+}
+
+} // namespace
+
+// Whole epochs as in this stage.
+RowPlan Dataset::plan_stage(const Source& source, absl::Span<const int64_t> lengths, const Stage& stage) const {
+  const std::optional<uint64_t> key = options_.shuffle ? std::make_optional(source.key) : std::nullopt;
+  return plan_rows(lengths, stage.seq_len, stage.packing == "pack", key);
+}
+
+// Which of `size` rows the first `count` samples are.
+std::vector<bool> Dataset::rows_read(uint64_t key, int64_t size, int64_t count) const {
+  std::vector<bool> read(static_cast<size_t>(size), false);
+  for (int64_t sample = 0; sample < count; ++sample) {
+    read[static_cast<size_t>(permuted(key, size, sample))] = true;
+  }
+  return read;
+}
+
+// Moves a source from the beginning of a stage to that of the next one. `epoch`: rows of the stage that ends, of which
+// `samples` have been read.
+void Dataset::end_stage(
+    Source& source, absl::Span<const int64_t> lengths, const RowPlan& epoch, int64_t samples, const Stage& next,
+    int64_t stage_number) const {
+  source.first_sample += samples;
+  std::vector<Fragment> left;
+  const int64_t rest = source.rest ? source.rest->size() : 0;
+  if (samples < rest) {
+    left = unread_fragments(*source.rest, lengths, rows_read(source.rest_key, rest, samples));
+  } else {
+    const int64_t rows = epoch.size(), read = (samples - rest) % rows;
+    const int64_t current = source.first_epoch + (samples - rest) / rows;
+    source.first_epoch = current;
+    if (read > 0) {
+      const uint64_t key = derive_key(source.key, static_cast<uint64_t>(current) + 1);
+      left = unread_fragments(epoch, lengths, rows_read(key, rows, read));
+      source.first_epoch = current + 1;
+    }
+  }
+  source.rest.reset();
+  if (!left.empty()) {
+    source.rest_key = derive_key(source.key ^ kRestKey, static_cast<uint64_t>(stage_number));
+    const std::optional<uint64_t> key = options_.shuffle ? std::make_optional(source.rest_key) : std::nullopt;
+    source.rest = plan_rows(std::move(left), next.seq_len, next.packing == "pack", key);
+  }
+}
+
+absl::StatusOr<std::vector<std::string>> Dataset::continue_from(const std::vector<Stage>& stages) {
+  TORCH_CHECK(!options_.once, "an evaluation has no stages");
+  if (absl::Status status = check_stages(stages, options_); !status.ok()) {
+    return status;
+  }
+  std::vector<std::string> lines;
+  for (size_t s = 0; s < sources_.size(); ++s) {
+    Source& source = sources_[s];
+    const std::vector<int64_t> lengths = document_lengths(source);
+    source.first_sample = source.first_epoch = 0;
+    source.rest.reset();
+    for (size_t i = 0; i + 1 < stages.size(); ++i) {
+      const auto index = static_cast<int64_t>(s);
+      const int64_t samples =
+          mixer_->count_before(stages[i + 1].first_sample, index) - mixer_->count_before(stages[i].first_sample, index);
+      end_stage(
+          source, lengths, plan_stage(source, lengths, stages[i]), samples, stages[i + 1], static_cast<int64_t>(i) + 1);
+    }
+    if (source.rest) {
+      lines.push_back(absl::StrFormat(
+          "%s: epoch %d goes on with the %d tokens (%d fragments of documents) that were no input yet, in %d samples of "
+          "%d",
+          stats_[s].path, source.first_epoch, count_tokens(*source.rest), source.rest->fragments.size(),
+          source.rest->size(), options_.seq_len));
+    } else if (stages.size() > 1) {
+      lines.push_back(absl::StrFormat("%s: epoch %d begins", stats_[s].path, source.first_epoch + 1));
+    }
+  }
+  first_sample_ = stages.back().first_sample;
+  return lines;
+}
+
+} // namespace distill::data

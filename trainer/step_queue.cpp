@@ -36,6 +36,7 @@ void StepQueue::push(const GlobalBatch& batch, metrics::StepRecord record, const
   micro_.observe_phases([this, &record](const char* phase) { mesh_.at(record.step, phase); });
   at::Tensor numbers = at::zeros({kStepNumbers}, micro_.zero_sums().options());
   at::Tensor sums_K = numbers.narrow(0, 0, losses::kNumRows);
+  optimizer_.fetch_ahead();
   const double grad_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, batch.valid_tokens));
   for (size_t i = 0; i < batch.micro_batches.size(); ++i) {
     const bool last = i + 1 == batch.micro_batches.size();
@@ -65,7 +66,7 @@ void StepQueue::push(const GlobalBatch& batch, metrics::StepRecord record, const
   micro_.phases().end_step();
   micro_.observe_phases({});
   readout_.push(numbers);
-  queued_.push_back({std::move(record), start.time});
+  queued_.push_back(std::move(record));
 }
 
 std::optional<StepQueue::DoneStep> StepQueue::pop(bool all) {
@@ -73,20 +74,16 @@ std::optional<StepQueue::DoneStep> StepQueue::pop(bool all) {
   if (!numbers) {
     return std::nullopt;
   }
-  const Queued queued = std::move(queued_.front());
-  queued_.pop_front();
   DoneStep done;
-  done.record = queued.record;
+  done.record = std::move(queued_.front());
+  queued_.pop_front();
   std::array<double, losses::kNumRows> sums{};
   std::copy_n(numbers->begin(), sums.size(), sums.begin());
-  done.record.means = metrics::loss_means(sums, queued.record.means.valid_tokens, queued.record.means.has_teacher);
+  done.record.means = metrics::loss_means(sums, done.record.means.valid_tokens, done.record.means.has_teacher);
   done.record.grad_norm = static_cast<float>(std::sqrt((*numbers)[kGradNormSquare]));
   done.record.skipped = !std::isfinite(done.record.grad_norm);
   done.record.phases = micro_.phases().take();
-  const Clock::time_point now = Clock::now();
-  const std::chrono::duration<double> interval = now - std::max(queued.start, last_read_);
-  done.record.seconds = metrics::step_seconds(interval.count(), done.record.phases);
-  last_read_ = now;
+  done.record.seconds = metrics::total(done.record.phases);
   done.failed_ranks = static_cast<int64_t>((*numbers)[kFailedRanks]);
   const auto changed = static_cast<int64_t>((*numbers)[kChangedUnit]);
   if (changed > 0) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <deque>
 #include <functional>
 #include <optional>
@@ -20,15 +19,12 @@ namespace distill::trainer {
 // one has been queued (on the CPU at once), so that the device always has work.
 class StepQueue {
  public:
-  using Clock = std::chrono::steady_clock;
-
   // All of them outlive this. `checks` null: none.
   StepQueue(
       const config::Config& config, const sharding::Mesh& mesh, sharding::ModelShards& student, MicroStep& micro,
       optim::AdamW& optimizer, const sharding::SlotChecks* checks);
 
   struct Start {
-    Clock::time_point time; // when the host turned to the step
     bool failed = false; // this rank cannot go on, which all learn from the step's numbers
     bool more = true; // steps follow
     std::function<void()> before_update; // called when the optimizer's work is next
@@ -46,11 +42,6 @@ class StepQueue {
   std::optional<DoneStep> pop(bool all);
 
  private:
-  struct Queued {
-    metrics::StepRecord record;
-    Clock::time_point start;
-  };
-
   const config::Config& config_;
   const sharding::Mesh& mesh_;
   sharding::ModelShards& student_;
@@ -58,8 +49,7 @@ class StepQueue {
   optim::AdamW& optimizer_;
   const sharding::SlotChecks* checks_;
   metrics::Readout readout_;
-  std::deque<Queued> queued_;
-  Clock::time_point last_read_;
+  std::deque<metrics::StepRecord> queued_;
 };
 
 } // namespace distill::trainer

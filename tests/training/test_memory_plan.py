@@ -102,18 +102,23 @@ def test_every_policy_trains_bit_for_bit_alike(tmp_path, models, ragged_shard, f
     assert host == expected
 
 
-def test_state_in_host_memory_is_saved_and_resumed_bit_for_bit(tmp_path, models, ragged_shard):
-    weights = []
+@pytest.mark.parametrize("processes, asynchronous", [(1, True), (1, False), (2, True)])
+def test_state_in_host_memory_is_saved_and_resumed_bit_for_bit(tmp_path, models, ragged_shard, processes, asynchronous):
+    tiny.need_devices(processes)
+    weights, evaluations = [], []
     for optimizer in ("device", "host"):
         config = config_of(tmp_path / optimizer, models["llama"], ragged_shard, memory={"optimizer": optimizer},
-                           train={"steps": 4, "micro_batch_size": 2, "global_batch_size": 4}, data={"seq_len": 32},
-                           checkpoint={"every": 2, "keep": 5})
+                           train={"steps": 4, "micro_batch_size": 2, "global_batch_size": 4 * processes},
+                           data={"seq_len": 32, "eval": [{"path": ragged_shard}]}, eval={"every": 1, "batches": 2},
+                           parallel={"processes": processes}, checkpoint={"every": 2, "keep": 5, "async": asynchronous})
         run = tiny.train(tmp_path / optimizer, config)
         weights.append(tiny.load_weights(run / "model"))
+        evaluations.append([found["eval"]["loss"] for found in tiny.read_metrics(run)[1]])
         if optimizer == "host":
             import shutil
             shutil.rmtree(run / "checkpoints" / "step-4")
             weights.append(tiny.load_weights(tiny.train(tmp_path / optimizer, config, "--resume") / "model"))
+    assert evaluations[1] == evaluations[0] and len(evaluations[0]) == 4  # right after the update
     assert tiny.relative_difference(weights[1], weights[0]) == 0
     assert tiny.relative_difference(weights[2], weights[0]) == 0
 

@@ -2,7 +2,6 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <algorithm>
 #include <numeric>
 
 #include "trainer/device/memory_tracker.h"
@@ -21,12 +20,12 @@ device::MemoryPhase memory_phase(Phase phase) {
 } // namespace
 
 const char* phase_name(Phase phase) {
-  constexpr const char* kNames[] = {"teacher", "forward", "head", "backward", "optimizer", "communication"};
+  constexpr const char* kNames[] = {"teacher", "forward", "head", "backward", "optimizer", "communication", "data"};
   return kNames[static_cast<size_t>(phase)];
 }
 
-double step_seconds(double interval, const PhaseSeconds& phases) {
-  return std::max(interval, std::accumulate(phases.begin(), phases.end(), 0.0));
+double total(const PhaseSeconds& phases) {
+  return std::accumulate(phases.begin(), phases.end(), 0.0);
 }
 
 void PhaseTimer::mark(Phase phase) {
@@ -42,15 +41,29 @@ void PhaseTimer::mark(Phase phase) {
   marks_.push_back(std::move(mark));
 }
 
+void PhaseTimer::recycle(Marks& marks) {
+  for (Mark& mark : marks) {
+    if (mark.event) {
+      events_.push_back(std::move(mark.event));
+    }
+  }
+  marks.clear();
+}
+
+void PhaseTimer::begin_step() {
+  recycle(marks_);
+  mark(Phase::kData);
+}
+
 void PhaseTimer::begin(Phase phase) {
   phase_ = phase;
   mark(phase);
   device::enter_phase(memory_phase(phase));
 }
 
-void PhaseTimer::waiting(bool waits) {
+void PhaseTimer::waiting(bool waits, Phase what) {
   if (phase_ != Phase::kCount) {
-    mark(waits ? Phase::kCommunication : phase_);
+    mark(waits ? what : phase_);
   }
 }
 
@@ -59,6 +72,7 @@ void PhaseTimer::end_step() {
   phase_ = Phase::kCount;
   device::enter_phase(device::MemoryPhase::kBetween);
   ended_.push_back(std::exchange(marks_, {}));
+  mark(Phase::kData);
 }
 
 PhaseSeconds PhaseTimer::take() {
@@ -75,11 +89,7 @@ PhaseSeconds PhaseTimer::take() {
         ? std::chrono::duration<double>(to.time - from.time).count()
         : 1e-3 * from.event->elapsedTime(*to.event);
   }
-  for (Mark& mark : marks) {
-    if (mark.event) {
-      events_.push_back(std::move(mark.event));
-    }
-  }
+  recycle(marks);
   return seconds;
 }
 

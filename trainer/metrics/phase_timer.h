@@ -17,29 +17,31 @@ enum class Phase {
   kForward,
   kHead,
   kBackward,
-  kOptimizer,
+  kOptimizer, // and what the forward pass waits for of an update beside it
   kCommunication, // the compute stream waits for a gather or a reduction
+  kData, // from the end of the step before: the device waits for the next batch
   kCount
 };
 const char* phase_name(Phase phase);
 
 using PhaseSeconds = std::array<double, static_cast<size_t>(Phase::kCount)>;
 
-// How long a step took, of `interval`, the seconds from the end of the one before (or its own start) to its end, both
-// as the host reads them, and its phases. Two steps that are read one right after the other, as the last two of a run
-// are, leave no time between them, but neither takes less than its phases on the device.
-double step_seconds(double interval, const PhaseSeconds& phases);
+// How long a step took: all of its phases.
+double total(const PhaseSeconds& phases);
 
 // How long each phase of a step took on the device: events on the compute stream, which cost no synchronisation; on the
-// CPU the clock. Every moment of a step counts to one phase.
+// CPU the clock. Every moment from the end of one step to the end of the next counts to one phase, whenever the host comes
+// to queue or to read them, except where begin_step() says that something else was done between the two.
 class PhaseTimer {
  public:
   explicit PhaseTimer(c10::Device device) : device_(device) {}
 
+  // The next step begins here, and not where the last one ended.
+  void begin_step();
   // The phase from here on, of time and of memory (device::enter_phase); ends the one before.
   void begin(Phase phase);
-  // Between true and false, communication that is waited for; then the phase before goes on. Ignored between steps.
-  void waiting(bool waits);
+  // Between true and false, work of `what` that is waited for; then the phase before goes on. Ignored between steps.
+  void waiting(bool waits, Phase what = Phase::kCommunication);
   // Ends the last phase of a step.
   void end_step();
   // The sums of the oldest step that was ended and not taken yet; zeros where there is none. The device must have
@@ -54,6 +56,7 @@ class PhaseTimer {
   };
   using Marks = std::vector<Mark>;
   void mark(Phase phase);
+  void recycle(Marks& marks);
 
   c10::Device device_;
   Marks marks_; // of the step that is being queued

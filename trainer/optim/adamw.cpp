@@ -16,7 +16,8 @@ bool has_bf16_copy(const sharding::UnitShard& unit) {
 
 } // namespace
 
-AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& options) : model_(model), options_(options) {
+AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& options, int64_t piece)
+    : model_(model), options_(options) {
   const device::LabelScope label(device::Category::kMoments);
   int64_t largest = 0;
   for (int64_t i = 0; i < model.num_units(); ++i) {
@@ -33,25 +34,40 @@ AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& optio
     first_matrix_.push_back(first_matrix);
   }
   step_count_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(model.options().device));
-  if (model.options().host_state != nullptr) {
-    host_state_ = std::make_unique<HostState>(model.options().device, largest);
+  if (model.options().host_state == nullptr) {
+    return;
+  }
+  const int64_t stage = HostState::stage_numel(largest, piece);
+  host_state_ = std::make_unique<HostState>(model.options().device, stage);
+  for (int64_t i = 0; i < model.num_units(); ++i) {
+    for (int64_t begin = 0; begin < model.unit(i).shard.numel; begin += stage) {
+      pieces_.push_back({i, begin, std::min(stage, model.unit(i).shard.numel - begin)});
+    }
   }
 }
 
-void AdamW::add_slice(Group& group, int64_t unit, const OptimizerState& state, int64_t begin, int64_t end) {
-  const sharding::UnitShard& shard = model_.unit(unit);
-  const int64_t first = std::max(begin, shard.shard.begin) - shard.shard.begin;
-  const int64_t last = std::min(end, shard.shard.end()) - shard.shard.begin;
+void AdamW::add_slice(Group& group, const Piece& piece, const OptimizerState& state, int64_t begin, int64_t end) {
+  const sharding::UnitShard& unit = model_.unit(piece.unit);
+  const int64_t piece_begin = unit.shard.begin + piece.begin;
+  const int64_t first = std::max(begin, piece_begin) - piece_begin;
+  const int64_t last = std::min(end, piece_begin + piece.count) - piece_begin;
   if (first >= last) {
     return;
   }
   group.params.push_back(state.master.narrow(0, first, last - first));
-  group.grads.push_back(shard.gradient.narrow(0, first, last - first));
+  group.grads.push_back(unit.gradient.narrow(0, piece.begin + first, last - first));
   group.exp_avgs.push_back(state.exp_avg.narrow(0, first, last - first));
   group.exp_avg_sqs.push_back(state.exp_avg_sq.narrow(0, first, last - first));
 }
 
+void AdamW::wait() {
+  if (host_state_ != nullptr) {
+    host_state_->wait();
+  }
+}
+
 void AdamW::step(double lr, const GradNorm& grad_norm) {
+  model_.finish_updates(); // what the last update reads on its own stream may change now
   step_count_.add_(1.0 - grad_norm.found_inf);
   if (host_state_ != nullptr) {
     step_through_device(lr, grad_norm);
@@ -62,20 +78,21 @@ void AdamW::step(double lr, const GradNorm& grad_norm) {
   }
 }
 
-void AdamW::update_on_gpu(int64_t index, const OptimizerState& state, double lr, const GradNorm& grad_norm) {
-  const sharding::UnitShard& unit = model_.unit(index);
-  const int64_t count = std::min(unit.shard.end(), unit.layout.numel) - unit.shard.begin;
+void AdamW::update_on_gpu(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm) {
+  const sharding::UnitShard& unit = model_.unit(piece.unit);
+  const int64_t begin = unit.shard.begin + piece.begin; // in the whole unit
+  const int64_t count = std::min(begin + piece.count, unit.layout.numel) - begin;
   if (count <= 0) {
     return; // padding alone
   }
   AdamWArgs args{};
   args.params = state.master.mutable_data_ptr<float>();
-  args.gradient = unit.gradient.const_data_ptr<float>();
+  args.gradient = unit.gradient.const_data_ptr<float>() + piece.begin;
   args.exp_avg = state.exp_avg.mutable_data_ptr<float>();
   args.exp_avg_sq = state.exp_avg_sq.mutable_data_ptr<float>();
-  args.bf16_copy = has_bf16_copy(unit) ? unit.weights.mutable_data_ptr() : nullptr;
+  args.bf16_copy = has_bf16_copy(unit) ? unit.weights.mutable_data_ptr<at::BFloat16>() + piece.begin : nullptr;
   args.n = count;
-  args.decay_begin = std::clamp<int64_t>(first_matrix_[index] - unit.shard.begin, 0, count);
+  args.decay_begin = std::clamp<int64_t>(first_matrix_[piece.unit] - begin, 0, count);
   args.lr = lr;
   args.beta1 = options_.beta1;
   args.beta2 = options_.beta2;
@@ -89,7 +106,7 @@ void AdamW::update_on_gpu(int64_t index, const OptimizerState& state, double lr,
 
 void AdamW::step_on_gpu(double lr, const GradNorm& grad_norm) {
   for (int64_t i = 0; i < model_.num_units(); ++i) {
-    update_on_gpu(i, state(i), lr, grad_norm);
+    update_on_gpu(whole(i), state(whole(i)), lr, grad_norm);
   }
   model_.weights_changed();
 }
@@ -110,38 +127,55 @@ void AdamW::step_with_aten(double lr, const GradNorm& grad_norm) {
   Group vectors, matrices;
   matrices.weight_decay = options_.weight_decay;
   for (int64_t i = 0; i < model_.num_units(); ++i) {
-    add_slice(vectors, i, state(i), 0, first_matrix_[i]);
-    add_slice(matrices, i, state(i), first_matrix_[i], model_.unit(i).layout.numel);
+    add_slice(vectors, whole(i), state(whole(i)), 0, first_matrix_[i]);
+    add_slice(matrices, whole(i), state(whole(i)), first_matrix_[i], model_.unit(i).layout.numel);
   }
   update_with_aten(vectors, lr, grad_norm);
   update_with_aten(matrices, lr, grad_norm);
   model_.refresh_weights();
 }
 
-void AdamW::step_through_device(double lr, const GradNorm& grad_norm) {
-  const int64_t units = model_.num_units();
-  host_state_->fetch(0, state(0));
-  for (int64_t i = 0; i < units; ++i) {
-    if (i + 1 < units) {
-      host_state_->fetch(i + 1, state(i + 1));
-    }
-    sharding::UnitShard& unit = model_.unit(i);
-    const OptimizerState staged = host_state_->take(i, unit.shard.numel);
-    if (model_.options().device.is_cuda()) {
-      update_on_gpu(i, staged, lr, grad_norm);
-    } else {
-      Group vectors, matrices;
-      matrices.weight_decay = options_.weight_decay;
-      add_slice(vectors, i, staged, 0, first_matrix_[i]);
-      add_slice(matrices, i, staged, first_matrix_[i], unit.layout.numel);
-      update_with_aten(vectors, lr, grad_norm);
-      update_with_aten(matrices, lr, grad_norm);
-    }
-    if (!model_.options().device.is_cuda() || !has_bf16_copy(unit)) {
-      unit.weights.copy_(staged.master);
-    }
-    host_state_->send_back(i, state(i));
+void AdamW::update_staged(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm) {
+  sharding::UnitShard& unit = model_.unit(piece.unit);
+  if (model_.options().device.is_cuda()) {
+    update_on_gpu(piece, state, lr, grad_norm);
+  } else {
+    Group vectors, matrices;
+    matrices.weight_decay = options_.weight_decay;
+    add_slice(vectors, piece, state, 0, first_matrix_[piece.unit]);
+    add_slice(matrices, piece, state, first_matrix_[piece.unit], unit.layout.numel);
+    update_with_aten(vectors, lr, grad_norm);
+    update_with_aten(matrices, lr, grad_norm);
   }
+  if (!model_.options().device.is_cuda() || !has_bf16_copy(unit)) {
+    unit.weights.narrow(0, piece.begin, piece.count).copy_(state.master);
+  }
+}
+
+void AdamW::fetch_ahead() {
+  while (host_state_ != nullptr && fetched_ < std::min<size_t>(HostState::kStages, pieces_.size())) {
+    host_state_->fetch(state(pieces_[fetched_++]));
+  }
+}
+
+void AdamW::step_through_device(double lr, const GradNorm& grad_norm) {
+  fetch_ahead();
+  decision_ = grad_norm; // read by kernels of another stream
+  host_state_->begin_update();
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const Piece& piece = pieces_[i];
+    host_state_->update(state(piece), [&](const OptimizerState& staged) {
+      update_staged(piece, staged, lr, decision_);
+      if (i + 1 == pieces_.size() || pieces_[i + 1].unit != piece.unit) {
+        model_.unit_updated(piece.unit);
+      }
+    });
+    if (fetched_ < pieces_.size()) {
+      host_state_->fetch(state(pieces_[fetched_++]));
+    }
+  }
+  fetched_ = 0;
+  host_state_->end_update();
   model_.weights_changed();
 }
 

@@ -12,14 +12,24 @@
 namespace distill::optim {
 
 // AdamW (Loshchilov and Hutter, 2019) on the flat fp32 master shards of every unit. Decay applies to matrices only, not
-// to norms and biases. A step whose gradients are not finite changes nothing, its step counter included. Where the
-// model's master weights lie in host memory, the moments lie beside them and the state passes through the device.
+// to norms and biases. A step whose gradients are not finite changes nothing, its step counter included.
+//
+// Where the model's master weights lie in host memory, the moments lie beside them and the state passes through the
+// device, piece after piece, beside the compute stream: step() returns once the pieces are queued, and each unit waits
+// for its own update where it is used next (ModelShards::unit_updated). The next step's teacher runs meanwhile.
 class AdamW {
  public:
-  AdamW(sharding::ModelShards& model, const config::OptimizerSection& options);
+  // `piece`: elements of state in host memory that pass through the device together.
+  AdamW(sharding::ModelShards& model, const config::OptimizerSection& options, int64_t piece = HostState::kPiece);
 
+  // State in host memory: the first pieces of the next step start their way to the device, as soon as the last step has
+  // left it.
+  void fetch_ahead();
   // Updates the master weights and the compute copies from the units' gradients.
   void step(double lr, const GradNorm& grad_norm);
+  // The host waits until the master weights and moments are those of the last step. Nothing to wait for where they lie
+  // on the device.
+  void wait();
 
   // State of one unit, flat fp32 like its master weights and where they are.
   struct Moments {
@@ -27,6 +37,7 @@ class AdamW {
     at::Tensor exp_avg_sq;
   };
   Moments& moments(int64_t unit) {
+    wait();
     return moments_[unit];
   }
   // fp32 [1]: how many steps were taken (not skipped).
@@ -41,18 +52,30 @@ class AdamW {
   // The same for state in host memory.
   void step_through_device(double lr, const GradNorm& grad_norm);
 
-  OptimizerState state(int64_t unit) const {
-    return {model_.unit(unit).master, moments_[unit].exp_avg, moments_[unit].exp_avg_sq};
+  // Elements of a unit's shard that are updated together.
+  struct Piece {
+    int64_t unit = 0;
+    int64_t begin = 0;
+    int64_t count = 0;
+  };
+  Piece whole(int64_t unit) const {
+    return {unit, 0, model_.unit(unit).shard.numel};
   }
-  // Queues the update of one unit whose state is on the device.
-  void update_on_gpu(int64_t unit, const OptimizerState& state, double lr, const GradNorm& grad_norm);
+  OptimizerState state(const Piece& piece) const {
+    return OptimizerState{model_.unit(piece.unit).master, moments_[piece.unit].exp_avg, moments_[piece.unit].exp_avg_sq}
+        .narrow(piece.begin, piece.count);
+  }
+  // Queue the update of a piece whose state is on the device.
+  void update_on_gpu(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm);
+  void update_staged(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm);
 
   // Tensors of all units that share one weight decay.
   struct Group {
     double weight_decay = 0;
     std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs;
   };
-  void add_slice(Group& group, int64_t unit, const OptimizerState& state, int64_t begin, int64_t end);
+  // Elements [begin, end) of the piece's whole unit, as far as they lie in the piece.
+  void add_slice(Group& group, const Piece& piece, const OptimizerState& state, int64_t begin, int64_t end);
   void update_with_aten(const Group& group, double lr, const GradNorm& grad_norm);
 
   sharding::ModelShards& model_;
@@ -61,6 +84,9 @@ class AdamW {
   std::vector<int64_t> first_matrix_; // of each unit, elements from its start: decay applies from there on
   at::Tensor step_count_;
   std::unique_ptr<HostState> host_state_; // null: the state lies on the device
+  std::vector<Piece> pieces_; // of state in host memory, in the order of the forward pass
+  size_t fetched_ = 0; // of the next step's pieces
+  GradNorm decision_; // of the last step, while its pieces are updated
 };
 
 } // namespace distill::optim

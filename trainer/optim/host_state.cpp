@@ -3,20 +3,29 @@
 #include "trainer/device/memory_tracker.h"
 
 namespace distill::optim {
-namespace {
 
-OptimizerState narrow(const OptimizerState& state, int64_t numel) {
-  return {state.master.narrow(0, 0, numel), state.exp_avg.narrow(0, 0, numel), state.exp_avg_sq.narrow(0, 0, numel)};
-}
-
-} // namespace
-
-HostState::HostState(at::Device device, int64_t largest)
-    : in_(device), out_(device), stages_{Stage(device), Stage(device)} {
+HostState::HostState(at::Device device, int64_t stage_numel)
+    : in_(device),
+      update_(device),
+      out_(device),
+      decided_(device),
+      all_left_(device),
+      stages_{Stage(device), Stage(device), Stage(device)} {
   const device::LabelScope label(device::Category::kStaging);
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  const auto buffer = [&] { return at::empty({stage_numel}, options); };
   for (Stage& stage : stages_) {
-    stage.buffers = {at::empty({largest}, options), at::empty({largest}, options), at::empty({largest}, options)};
+    stage.buffers = {buffer(), buffer(), buffer()};
+  }
+}
+
+HostState::~HostState() {
+  try {
+    wait();
+    for (const Stage& stage : stages_) {
+      stage.arrived.synchronize();
+    }
+  } catch (const c10::Error&) { // the device has failed: nothing is copied any more
   }
 }
 
@@ -26,31 +35,36 @@ void HostState::copy(const OptimizerState& to, const OptimizerState& from) {
   to.exp_avg_sq.copy_(from.exp_avg_sq, /*non_blocking=*/true);
 }
 
-void HostState::fetch(int64_t turn, const OptimizerState& host) {
-  Stage& stage = stages_[turn % 2];
+void HostState::fetch(const OptimizerState& host) {
+  TORCH_CHECK(fetched_ < updated_ + kStages, "optimizer state is fetched into a stage that is not free");
+  Stage& stage = stages_[fetched_++ % kStages];
   in_.run([&] {
-    // The stage's last unit has left it. With both stages' newest marks waited for, a step's first two fetches have
-    // also seen all of the step before go out.
-    stage.left.wait();
-    copy(narrow(stage.buffers, host.master.numel()), host);
+    all_left_.wait(); // the host's memory holds what the last step has written
+    stage.left.wait(); // the stage's last piece
+    copy(stage.buffers.narrow(0, host.master.numel()), host);
     stage.arrived.record();
   });
 }
 
-OptimizerState HostState::take(int64_t turn, int64_t numel) const {
-  const Stage& stage = stages_[turn % 2];
-  stage.arrived.wait();
-  return narrow(stage.buffers, numel);
-}
-
-void HostState::send_back(int64_t turn, const OptimizerState& host) {
-  Stage& stage = stages_[turn % 2];
-  stage.updated.record();
+void HostState::send_back(Stage& stage, const OptimizerState& host) {
   out_.run([&] {
     stage.updated.wait();
-    copy(host, narrow(stage.buffers, host.master.numel()));
+    copy(host, stage.buffers.narrow(0, host.master.numel()));
     stage.left.record();
   });
+}
+
+void HostState::begin_update() {
+  decided_.record();
+  update_.run([&] { decided_.wait(); });
+}
+
+void HostState::end_update() {
+  out_.run([&] { all_left_.record(); });
+}
+
+void HostState::wait() const {
+  all_left_.synchronize();
 }
 
 } // namespace distill::optim

@@ -1,6 +1,7 @@
 #include "trainer/plan/step_model.h"
 
 #include "losses/rows.h"
+#include "trainer/optim/host_state.h"
 #include "trainer/plan/block_model.h"
 #include "trainer/plan/units_model.h"
 #include "trainer/sharding/activation_store.h"
@@ -100,13 +101,13 @@ void StepModel::build() {
       hold(Category::kWorkspace, shape_.seq_len * config->head_dim / 2 * kFloat);
     }
   }
-  if (shape_.optimizer_on_host) { // two units' state is on the device at a time
+  if (shape_.optimizer_on_host) {
     int64_t largest = 0;
     for (int64_t unit = 0; unit < student_.num_units(); ++unit) {
       largest = std::max(largest, student_.shard_numel(unit));
     }
-    for (int64_t i = 0; i < 2 * 3; ++i) {
-      hold(Category::kStaging, largest * kFloat);
+    for (int64_t i = 0; i < 3 * optim::HostState::kStages; ++i) {
+      hold(Category::kStaging, optim::HostState::stage_numel(largest) * kFloat);
     }
   } else {
     for (int64_t unit = 0; unit < student_.num_units(); ++unit) {
@@ -295,6 +296,9 @@ void StepModel::optimizer() {
   student_.finish_gradients();
   if (teacher_) {
     teacher_->prefetch_first();
+  }
+  if (shape_.optimizer_on_host) {
+    student_.units_updated();
   }
   student_.weights_changed();
   student_.drop_gradients();

@@ -75,6 +75,20 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
   return flops / machine.matmul_flops + bytes / machine.memory_bytes;
 }
 
+// State in host memory passes through the device beside the next step: its copies begin when the step before has ended,
+// unit after unit, and the student's forward pass waits where it comes to a unit that is not there yet. Seconds that it
+// waits for; `teacher` and `forward` of the first micro-batch, `leaving`: activations' way to the host, on the same
+// link.
+double wait_for_updates(const RunShape& shape, const Machine& machine, double teacher, double forward, double leaving) {
+  const auto layers = static_cast<double>(shape.student.num_layers);
+  double now = teacher, arrived = 0;
+  for (const models::UnitLayout& unit : models::unit_layouts(shape.student)) {
+    arrived += 12 * static_cast<double>(unit.numel) / static_cast<double>(shape.shard) / machine.host_bytes;
+    now = std::max(now, arrived) + (unit.kind == models::UnitKind::kBlock ? forward / layers : 0);
+  }
+  return std::max(now, arrived + leaving) - (teacher + forward);
+}
+
 } // namespace
 
 BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher) {
@@ -237,7 +251,11 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
   if (shape.optimizer_on_host) {
     const double copies = parameters * 12 / machine.host_bytes; // each way, at once
     time.copies += 2 * copies;
-    optimizer = std::max(optimizer, copies);
+    optimizer += machine.copy_cost * copies +
+        std::max(0.0,
+                 wait_for_updates(
+                     shape, machine, at_phase(time, Phase::kTeacher) / micro, at_phase(time, Phase::kForward) / micro,
+                     pass.copies / 2));
   }
   time.tokens_per_second = tokens * micro * static_cast<double>(shape.ranks()) / time.total();
   return time;

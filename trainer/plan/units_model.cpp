@@ -209,6 +209,9 @@ int64_t UnitsModel::largest_block_bytes() const {
 }
 
 void UnitsModel::weights(int64_t index) {
+  if (std::exchange(units_[index].updating, false)) {
+    units_[index].gradient.reset();
+  }
   if (weight_slots_ != nullptr) {
     weight_slots_->acquire(key(index), units_[index].large, units_[index].whole * element_);
   }
@@ -261,7 +264,15 @@ void UnitsModel::finish_gradients() {
 
 void UnitsModel::drop_gradients() {
   for (Unit& unit : units_) {
-    unit.gradient.reset();
+    if (!unit.updating) {
+      unit.gradient.reset();
+    }
+  }
+}
+
+void UnitsModel::units_updated() {
+  for (Unit& unit : units_) {
+    unit.updating = true;
   }
 }
 

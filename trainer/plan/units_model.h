@@ -114,6 +114,7 @@ class UnitsModel {
   void reduce(int64_t unit, bool last);
   void finish_gradients();
   void drop_gradients();
+  void units_updated(); // beside the next step
   void weights_changed();
 
   // As the pass over a block does before it computes.
@@ -125,6 +126,7 @@ class UnitsModel {
   struct Unit {
     int64_t shard = 0, whole = 0; // elements
     bool large = false;
+    bool updating = false; // until it is asked for next
     Buffer weights, master, gradient;
   };
   SlotKey key(int64_t unit) const {

@@ -47,6 +47,9 @@ class BackendCommunicator : public Communicator {
     std::vector<at::Tensor> tensors{std::move(tensor)};
     run("a broadcast", [&] { return backend_->broadcast(tensors, options); });
   }
+  void shutdown() override {
+    backend_->shutdown();
+  }
   void abort() override {
     backend_->abort();
   }

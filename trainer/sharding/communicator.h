@@ -28,6 +28,9 @@ class Communicator {
   virtual void all_reduce(at::Tensor tensor) = 0; // sums, in place
   virtual void broadcast(at::Tensor tensor, int64_t root) = 0;
 
+  // Closes the group once its operations are over; every member calls it, before the group is destroyed at the end of a
+  // run that went well. May wait for the others.
+  virtual void shutdown() = 0;
   // Ends all operations with an error, so that no rank waits for one that has failed.
   virtual void abort() = 0;
 };

@@ -1,5 +1,10 @@
 #include "trainer/sharding/mesh.h"
 
+#include <c10/core/DeviceGuard.h>
+
+#include <future>
+#include <thread>
+
 namespace distill::sharding {
 namespace {
 
@@ -58,6 +63,39 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
         mesh->heartbeat->laggards()));
   }
   return mesh;
+}
+
+bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds patience) {
+  if (mesh.host == nullptr) {
+    return true;
+  }
+  const auto groups = std::make_shared<std::vector<std::unique_ptr<Communicator>>>();
+  for (std::unique_ptr<Communicator>* group : {&mesh.gather, &mesh.reduce, &mesh.replicate, &mesh.world}) {
+    if (*group != nullptr) {
+      groups->push_back(std::move(*group));
+    }
+  }
+  const auto closed = std::make_shared<std::promise<bool>>();
+  std::future<bool> done = closed->get_future();
+  std::thread([groups, closed, device] {
+    try {
+      const c10::DeviceGuard guard(device);
+      for (const std::unique_ptr<Communicator>& group : *groups) {
+        group->shutdown();
+      }
+      groups->clear();
+      closed->set_value(true);
+    } catch (const std::exception&) {
+      closed->set_value(false);
+    }
+  }).detach();
+  const bool well = done.wait_for(patience) == std::future_status::ready && done.get();
+  try {
+    sum_over_ranks(mesh, 0); // rank 0 serves the store that the groups have used
+  } catch (const CommunicationError&) {
+    return false;
+  }
+  return well;
 }
 
 int64_t sum_over_ranks(const Mesh& mesh, int64_t value) {

@@ -22,7 +22,7 @@ struct Mesh {
   int64_t replicate_size = 1;
   std::unique_ptr<Rendezvous> rendezvous; // null: one process
   std::unique_ptr<Heartbeat> heartbeat; // null: one process
-  std::unique_ptr<Communicator> gather; // shard axis; null where shard_size is 1
+  std::unique_ptr<Communicator> gather; // shard axis; null on one process, like all groups
   std::unique_ptr<Communicator> reduce; // shard axis
   std::unique_ptr<Communicator> replicate; // replicate axis; null where replicate_size is 1
   std::unique_ptr<Communicator> world; // all ranks, on the device: sums of metrics and norms
@@ -46,6 +46,11 @@ struct Mesh {
 // Joins the other ranks and makes the groups. shard * replicate must be the number of ranks.
 absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
     const RendezvousOptions& options, int64_t shard, int64_t replicate, at::Device device);
+
+// At the end of a run that went well, called by all ranks: closes the groups between the devices, which nothing may use
+// any more, and returns when all ranks have. False where that took longer than `patience` or failed: the groups are
+// left to a thread that may be stuck in them.
+bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds patience);
 
 // Sums over all ranks on the host; the value itself on one process.
 int64_t sum_over_ranks(const Mesh& mesh, int64_t value);

@@ -22,6 +22,7 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
       }
     }
     units_.push_back(std::move(unit));
+    updates_.emplace_back(options.device);
   }
 }
 
@@ -68,11 +69,15 @@ void ModelShards::add_to_plan(SlotPlan& weights) const {
 
 UnitSource ModelShards::source(int64_t index) const {
   const UnitShard& unit = units_[index];
-  return {key(index), slot_size(index), unit.weights.defined() ? unit.weights : unit.master, options_.compute_dtype};
+  return {
+      key(index), slot_size(index), unit.weights.defined() ? unit.weights : unit.master, options_.compute_dtype,
+      updates_[index].pending ? &updates_[index].done : nullptr};
 }
 
 at::Tensor ModelShards::weights(int64_t index) {
-  return weight_slots_ != nullptr ? weight_slots_->acquire(source(index)) : units_[index].weights;
+  const UnitSource unit = source(index); // a gather that starts now waits for the update too
+  finish_update(index);
+  return weight_slots_ != nullptr ? weight_slots_->acquire(unit) : units_[index].weights;
 }
 
 void ModelShards::release(int64_t index) {
@@ -95,6 +100,7 @@ void ModelShards::prefetch(int64_t index) {
 
 UnitGradient ModelShards::gradient(int64_t index) {
   UnitShard& unit = units_[index];
+  TORCH_CHECK(!updates_[index].pending, "unit ", index, " has a new gradient before its update was waited for");
   UnitGradient gradient;
   if (gradient_slots_ != nullptr) {
     const auto slot = gradient_slots_->acquire(key(index), slot_size(index), unit.shard.padded_numel);
@@ -154,8 +160,34 @@ void ModelShards::finish_gradients() {
 }
 
 void ModelShards::drop_gradients() {
-  for (UnitShard& unit : units_) {
-    unit.gradient.reset();
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (!updates_[i].pending) {
+      units_[i].gradient.reset();
+    }
+  }
+}
+
+void ModelShards::unit_updated(int64_t index) {
+  updates_[index].done.record();
+  updates_[index].pending = true;
+}
+
+void ModelShards::finish_update(int64_t index) {
+  Update& update = updates_[index];
+  if (!update.pending) {
+    return;
+  }
+  {
+    const Waiting waiting(update_observer_);
+    update.done.wait();
+  }
+  update.pending = false;
+  units_[index].gradient.reset(); // the compute stream's allocator may hand out its memory
+}
+
+void ModelShards::finish_updates() {
+  for (int64_t i = 0; i < num_units(); ++i) {
+    finish_update(i);
   }
 }
 

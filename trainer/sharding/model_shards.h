@@ -21,8 +21,9 @@ struct UnitShard {
   // dtype than fp32).
   at::Tensor weights;
   at::Tensor master; // fp32, what the optimizer updates; the same tensor as `weights` in fp32; undefined: frozen
-  // fp32, the sum over micro-batches. Exists from the unit's first backward pass of a step to drop_gradients():
-  // activations and the loss head's buffers lie in the same memory before.
+  // fp32, the sum over micro-batches. Exists from the unit's first backward pass of a step to drop_gradients(), or
+  // where the update runs beside the next step, to the unit's next use: activations and the loss head's buffers lie in
+  // the same memory at other times.
   at::Tensor gradient;
 };
 
@@ -111,8 +112,18 @@ class ModelShards {
   // After the last backward pass: the compute stream waits until the gradient shards hold the sums over all ranks, and
   // until no gather reads the master weights.
   void finish_gradients();
-  // After the optimizer: frees the gradient shards.
+  // After the optimizer: frees the gradient shards, except those of units whose update is under way.
   void drop_gradients();
+
+  // An optimizer on a stream of its own has queued the unit's new weights there, the current stream. The compute stream
+  // goes on: where the unit is asked for next, it waits for them, and only then is the gradient freed.
+  void unit_updated(int64_t index);
+  // The compute stream waits for the updates of all units that were not asked for since.
+  void finish_updates();
+  // Called around the waits for updates.
+  void observe_updates(WaitObserver observer) {
+    update_observer_ = std::move(observer);
+  }
 
   // Zeros like the unit's master weights, where they are: for the optimizer's moments.
   at::Tensor zeros_beside_master(int64_t index) const;
@@ -133,12 +144,21 @@ class ModelShards {
   at::Tensor zeros_of_state(int64_t numel) const; // fp32, on the device or in host memory
   UnitSource source(int64_t index) const;
   at::Tensor new_gradient_shard(const UnitShard& unit) const; // not initialised
+  void finish_update(int64_t index);
   // Zeroes what no matrix product writes: vectors, alignment gaps, the padded tail.
   void zero_all_but_matrices(int64_t index, at::Tensor flat) const;
 
   models::ModelConfig config_;
   ShardOptions options_;
+  struct Update {
+    Fence done;
+    bool pending = false; // the compute stream has not waited for it
+
+    explicit Update(at::Device device) : done(device) {}
+  };
   std::vector<UnitShard> units_;
+  std::vector<Update> updates_; // of the units
+  WaitObserver update_observer_;
   WeightSlots* weight_slots_ = nullptr;
   GradientSlots* gradient_slots_ = nullptr;
   Accumulation accumulation_ = Accumulation::kReduceEach;

@@ -30,6 +30,12 @@ class Fence {
       event_->block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
     }
   }
+  // The host waits for the recorded place.
+  void synchronize() const {
+    if (event_ && recorded_) {
+      event_->synchronize();
+    }
+  }
 
  private:
   at::Device device_;

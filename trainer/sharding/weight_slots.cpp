@@ -62,6 +62,9 @@ void WeightSlots::gather(Slot& slot, const UnitSource& unit) {
     slot.events.write_begins(); // the last unit's kernels have read the slot
     allocated_.wait();
     shards.changed.wait(); // the optimizer has written the shard
+    if (unit.updated != nullptr) {
+      unit.updated->wait();
+    }
     if (shard.scalar_type() == unit.dtype) {
       gather_.all_gather(slot.whole, shard);
     } else {

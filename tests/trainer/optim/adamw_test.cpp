@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 namespace distill::optim {
@@ -25,8 +26,10 @@ models::ModelConfig tiny_config(bool tied) {
 }
 
 // A model whose parameters and gradients are random, gaps and padding zero.
-std::unique_ptr<sharding::ModelShards> random_model(bool tied, int64_t rank = 0, int64_t world_size = 1) {
+std::unique_ptr<sharding::ModelShards> random_model(
+    bool tied, int64_t rank = 0, int64_t world_size = 1, std::shared_ptr<device::HostSlab> host_state = nullptr) {
   sharding::ShardOptions options;
+  options.host_state = std::move(host_state);
   options.trainable = true;
   options.rank = rank;
   options.world_size = world_size;
@@ -79,7 +82,12 @@ struct Reference {
   }
 };
 
-class AdamWTest : public testing::TestWithParam<bool> {};
+class AdamWTest : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    at::set_num_threads(1); // tiny tensors: threads cost more than they save
+  }
+};
 INSTANTIATE_TEST_SUITE_P(TiedAndUntied, AdamWTest, testing::Bool());
 
 TEST_P(AdamWTest, FollowsTheAlgorithmInFp64WithDecayOnMatricesOnly) {
@@ -163,6 +171,68 @@ TEST(AdamW, ShardsUpdateLikeTheWholeUnit) {
       }
     }
   }
+}
+
+// Masters, moments and compute copies of both, once the host one's update has ended.
+void expect_equal(
+    sharding::ModelShards& device, AdamW& device_optimizer, sharding::ModelShards& host, AdamW& optimizer) {
+  for (int64_t i = 0; i < device.num_units(); ++i) {
+    EXPECT_TRUE(at::equal(host.weights(i), device.weights(i))) << i;
+    EXPECT_TRUE(at::equal(optimizer.moments(i).exp_avg, device_optimizer.moments(i).exp_avg)) << i;
+    EXPECT_TRUE(at::equal(optimizer.moments(i).exp_avg_sq, device_optimizer.moments(i).exp_avg_sq)) << i;
+    EXPECT_TRUE(at::equal(host.unit(i).master, device.unit(i).master)) << i;
+  }
+  EXPECT_TRUE(at::equal(optimizer.step_count(), device_optimizer.step_count()));
+}
+
+TEST_P(AdamWTest, StateInHostMemoryIsUpdatedBitForBitInPiecesOfAnySize) {
+  for (const int64_t piece : {int64_t{64}, int64_t{192}, HostState::kPiece}) {
+    for (const int64_t rank : {0, 2}) {
+      const auto slab = device::HostSlab::allocate(1 << 20, at::kCPU, 1, "test");
+      ASSERT_TRUE(slab.ok());
+      const int64_t ranks = rank == 0 ? 1 : 3;
+      auto host = random_model(GetParam(), rank, ranks, *slab), device = random_model(GetParam(), rank, ranks);
+      AdamW host_optimizer(*host, optimizer_options(), piece), device_optimizer(*device, optimizer_options());
+      for (int step = 0; step < 4; ++step) {
+        const auto gradients = random_model(GetParam(), rank, ranks);
+        for (int64_t i = 0; i < host->num_units(); ++i) {
+          host->unit(i).gradient = gradients->unit(i).gradient.clone();
+          device->unit(i).gradient = gradients->unit(i).gradient.clone();
+          if (step == 2) { // is skipped
+            host->unit(i).gradient[0] = device->unit(i).gradient[0] = std::nan("");
+          }
+        }
+        if (step % 2 == 1) {
+          host_optimizer.fetch_ahead();
+        }
+        host_optimizer.step(0.01 * (step + 1), measure(*host, 0.5));
+        device_optimizer.step(0.01 * (step + 1), measure(*device, 0.5));
+        host->drop_gradients();
+        expect_equal(*device, device_optimizer, *host, host_optimizer);
+      }
+    }
+  }
+}
+
+TEST(AdamW, GradientsLiveUntilTheirUnitIsAskedForAfterAnUpdateBesideTheNextStep) {
+  const auto slab = device::HostSlab::allocate(1 << 20, at::kCPU, 1, "test");
+  ASSERT_TRUE(slab.ok());
+  auto model = random_model(false, 0, 1, *slab);
+  AdamW optimizer(*model, optimizer_options());
+  std::vector<bool> waits;
+  model->observe_updates([&](bool begins) { waits.push_back(begins); });
+  optimizer.step(0.1, measure(*model, 1.0));
+  model->drop_gradients();
+  EXPECT_TRUE(model->unit(1).gradient.defined());
+  EXPECT_THROW(model->gradient(1), c10::Error) << "a backward pass before the unit's update was waited for";
+  model->weights(1);
+  EXPECT_FALSE(model->unit(1).gradient.defined());
+  EXPECT_TRUE(model->unit(2).gradient.defined());
+  EXPECT_EQ(waits, (std::vector<bool>{true, false}));
+  model->weights(1);
+  EXPECT_EQ(waits.size(), 2U) << "once a step";
+  model->finish_updates();
+  EXPECT_FALSE(model->unit(2).gradient.defined());
 }
 
 TEST(GradNorm, NoClippingWithoutAMaximum) {

@@ -110,6 +110,24 @@ TEST(Plan, OptimizerStateOnTheHostLeavesTheDevice) {
   EXPECT_EQ(highest(plan, Category::kMaster), 0);
   EXPECT_EQ(highest(plan, Category::kMoments), 0);
   EXPECT_NEAR(static_cast<double>(plan.memory.host_optimizer), 12 * 8.03e9 / 4, 0.01 * 12 * 8.03e9 / 4);
+  // Three pieces of three tensors, 128 MiB each, however large the embedding is.
+  EXPECT_NEAR(static_cast<double>(highest(plan, Category::kStaging)), 9.0 * (1 << 27), 9.0 * (1 << 21));
+  EXPECT_LT(plan.memory.peak(), plan_of(settings(4), 4, llama_8b(), llama_8b()).memory.peak());
+}
+
+// 12 bytes a parameter each way at 54 GB/s against what runs meanwhile: the next step's teacher and forward pass.
+TEST(Plan, OptimizerStateOnTheHostCostsWhatTheNextStepDoesNotHide) {
+  const auto seconds = [](int64_t sequences, const std::string& optimizer) {
+    config::Config config = settings(1);
+    config.train.micro_batch_size = config.train.global_batch_size = sequences;
+    config.memory.optimizer = optimizer;
+    return plan_of(config, 1, llama_1b(), llama_8b()).time;
+  };
+  constexpr double kCopies = 12 * 1.5e9 / 54e9; // 0.33 s
+  const double cost = seconds(2, "host").total() - seconds(2, "device").total();
+  const double hidden = seconds(2, "device").phases[0] + seconds(2, "device").phases[1];
+  EXPECT_NEAR(cost, kCopies - hidden, 0.05);
+  EXPECT_LT(seconds(8, "host").total(), 1.03 * seconds(8, "device").total()) << "hidden by 32768 tokens' work";
 }
 
 TEST(Plan, AutomaticPoliciesFitTheBudgetAndAreNoSlowerThanUniformOnes) {

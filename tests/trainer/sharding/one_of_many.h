@@ -36,6 +36,7 @@ class OneOfMany : public Communicator {
     tensor.mul_(size_);
   }
   void broadcast(at::Tensor, int64_t) override {}
+  void shutdown() override {}
   void abort() override {}
 
  private:

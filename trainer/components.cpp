@@ -167,10 +167,14 @@ std::string describe_shape(const models::ModelConfig& config) {
 }
 
 std::string describe_data(const data::Dataset& data) {
+  return describe_data(data, data.options().seq_len, data.options().packing);
+}
+
+std::string describe_data(const data::Dataset& data, int64_t seq_len, const std::string& packing) {
   const data::DataOptions& options = data.options();
   return absl::StrFormat(
-      "%d sources, seq_len %d, %s, %s, seed %d, sha256 %s", options.sources.size(), options.seq_len, options.packing,
-      options.shuffle ? "shuffled" : "in order", options.seed, data::hex(data.fingerprint()));
+      "%d sources, seq_len %d, %s, %s, seed %d, sha256 %s", options.sources.size(), seq_len, packing,
+      options.shuffle ? "shuffled" : "in order", options.seed, data::hex(data.fingerprint(seq_len, packing)));
 }
 
 } // namespace distill::trainer

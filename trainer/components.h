@@ -49,5 +49,7 @@ std::unique_ptr<sharding::ModelShards> load_model(
 // For a checkpoint's identity and for people.
 std::string describe_shape(const models::ModelConfig& config);
 std::string describe_data(const data::Dataset& data);
+// That of the same data with another length and packing.
+std::string describe_data(const data::Dataset& data, int64_t seq_len, const std::string& packing);
 
 } // namespace distill::trainer

@@ -10,11 +10,26 @@ absl::StatusOr<Replay> plan_replay(const config::Config& config, int64_t step) {
   if (!std::filesystem::is_directory(config.run.dir, error)) {
     return absl::NotFoundError(absl::StrCat("run.dir: expected the folder of a run, found none at ", config.run.dir));
   }
-  if (step < 1 || step > config::total_steps(config)) {
+  const auto checkpoints = checkpoint::complete_checkpoints(config.run.dir);
+  const int64_t newest = checkpoints.empty() ? 0 : checkpoints.rbegin()->first;
+  const int64_t last = std::max(config::total_steps(config), newest);
+  if (step < 1 || step > last) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--step: expected a step of the run, 1 to ", config::total_steps(config), ", found ", step));
+        absl::StrCat("--step: expected a step of the run, 1 to ", last, ", found ", step));
   }
   Replay replay{config, {}};
+  if (step <= newest) {
+    const auto index = checkpoint::read_index(checkpoints.rbegin()->second.string());
+    if (!index.ok()) {
+      return index.status();
+    }
+    for (const checkpoint::DataStage& stage : index->state.data_stages) {
+      if (stage.step < step) { // the step was made in this stage, or in a later one
+        replay.config.data.seq_len = stage.seq_len;
+        replay.config.data.packing = stage.packing;
+      }
+    }
+  }
   replay.config.run.dir = absl::StrCat(config.run.dir, "/replay-", step);
   replay.config.checkpoint.every = 0;
   replay.config.checkpoint.at_end = false;
@@ -23,7 +38,6 @@ absl::StatusOr<Replay> plan_replay(const config::Config& config, int64_t step) {
   replay.start.mode = StartMode::kOverwrite;
   replay.start.last_step = step;
   replay.start.show_samples = true;
-  const auto checkpoints = checkpoint::complete_checkpoints(config.run.dir);
   const auto after = checkpoints.lower_bound(step); // a checkpoint of the step itself comes after it
   if (after != checkpoints.begin()) {
     replay.start.resume_from = std::prev(after)->second.string();

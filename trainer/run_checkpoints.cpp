@@ -2,8 +2,10 @@
 
 #include <chrono>
 
+#include "trainer/components.h"
 #include "trainer/config/dump.h"
 #include "trainer/config/reader.h"
+#include "trainer/config/rules.h"
 #include "trainer/device/host_slab.h"
 #include "trainer/metrics/log.h"
 
@@ -28,6 +30,7 @@ std::vector<std::string> describe_resumption(const checkpoint::Resumed& resumed,
   }
   lines.push_back(absl::StrFormat(
       "resumed from %s after step %d (%d samples)", resumed.folder, resumed.state.step, resumed.state.samples));
+  lines.insert(lines.end(), resumed.data_lines.begin(), resumed.data_lines.end());
   const config::ReadResult saved = config::read(resumed.info.config, resumed.folder, {});
   if (!saved.problems.empty()) {
     return lines; // written by a version with other keys
@@ -38,6 +41,15 @@ std::vector<std::string> describe_resumption(const checkpoint::Resumed& resumed,
   return lines;
 }
 
+int64_t total_steps(const config::Config& config, const checkpoint::TrainState& state) {
+  if (config.train.tokens == 0) {
+    return config::total_steps(config);
+  }
+  const int64_t tokens_per_step = config.train.global_batch_size * config.data.seq_len;
+  const int64_t left = std::max<int64_t>(0, config.train.tokens - state.tokens);
+  return state.step + (left + tokens_per_step - 1) / tokens_per_step;
+}
+
 RunCheckpoints::RunCheckpoints(
     const config::Config& config, checkpoint::RunIdentity identity, sharding::ModelShards& student,
     optim::AdamW& optimizer, const sharding::Mesh& mesh)
@@ -46,16 +58,61 @@ RunCheckpoints::RunCheckpoints(
   info_.config = config::dump(config);
   info_.program = "distill " DISTILL_VERSION;
   info_.student_folder = absolute_path(config.student.path);
+  data_stages_ = {{0, 0, config.data.seq_len, config.data.packing}};
 }
 
-absl::StatusOr<checkpoint::Resumed> RunCheckpoints::resume(const std::string& folder) {
-  auto resumed = folder.empty()
-      ? checkpoint::resume_newest(config_.run.dir, info_.identity, student_, optimizer_, mesh_)
-      : checkpoint::resume_from(folder, info_.identity, student_, optimizer_, mesh_);
-  if (resumed.ok() && folder.empty()) {
+absl::StatusOr<checkpoint::Resumed> RunCheckpoints::resume(const std::string& folder, data::Dataset& data) {
+  const auto identity = [&](const checkpoint::DataStage& stage) {
+    checkpoint::RunIdentity own = info_.identity;
+    own.data = describe_data(data, stage.seq_len, stage.packing);
+    return own;
+  };
+  auto resumed = folder.empty() ? checkpoint::resume_newest(config_.run.dir, identity, student_, optimizer_, mesh_)
+                                : checkpoint::resume_from(folder, identity, student_, optimizer_, mesh_);
+  if (!resumed.ok()) {
+    return resumed.status();
+  }
+  if (absl::Status status = sharding::agree(mesh_, continue_data(*resumed, data)); !status.ok()) {
+    return status;
+  }
+  // A complete checkpoint of this step is there, and is not written over by another one of the same state.
+  std::error_code error;
+  const fs::path own = checkpoint::checkpoint_folder(config_.run.dir, resumed->state.step);
+  if (folder.empty() || fs::equivalent(folder, own, error)) {
     saved_step_ = resumed->state.step;
   }
   return resumed;
+}
+
+// Where length or packing are others than in the stage before, the next one begins here.
+absl::Status RunCheckpoints::continue_data(checkpoint::Resumed& resumed, data::Dataset& data) {
+  std::vector<checkpoint::DataStage>& stages = resumed.state.data_stages;
+  const auto same = [&] {
+    return !stages.empty() && stages.back().seq_len == config_.data.seq_len &&
+        stages.back().packing == config_.data.packing;
+  };
+  if (!same()) {
+    if (!stages.empty() && stages.back().first_sample == resumed.state.samples) {
+      stages.pop_back(); // nothing was read in it
+    }
+    if (!same()) {
+      stages.push_back({resumed.state.step, resumed.state.samples, config_.data.seq_len, config_.data.packing});
+    }
+  }
+  data_stages_ = stages;
+  std::vector<data::Stage> data_stages;
+  for (const checkpoint::DataStage& stage : stages) {
+    data_stages.push_back({stage.first_sample, stage.seq_len, stage.packing});
+  }
+  auto lines = data.continue_from(data_stages);
+  if (!lines.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(resumed.folder, "/index.json: ", std::string(lines.status().message())));
+  }
+  if (stages.back().first_sample == resumed.state.samples && stages.size() > 1) {
+    resumed.data_lines = *std::move(lines);
+  }
+  return absl::OkStatus();
 }
 
 at::Tensor RunCheckpoints::copy_memory(int64_t processes_on_host) const {
@@ -113,6 +170,11 @@ absl::Status RunCheckpoints::advance(const checkpoint::Saver::Vote& sums) {
   return ended ? report(*ended, config_.checkpoint.on_error == "continue") : absl::OkStatus();
 }
 
+absl::Status RunCheckpoints::begin(checkpoint::TrainState state) {
+  state.data_stages = data_stages_;
+  return saver_->begin(state);
+}
+
 absl::Status RunCheckpoints::save_periodic(const checkpoint::TrainState& state) {
   if (saver_->in_flight()) {
     const Clock::time_point began = Clock::now();
@@ -123,7 +185,7 @@ absl::Status RunCheckpoints::save_periodic(const checkpoint::TrainState& state) 
         "the checkpoint of step %d waited %.2f s for the one before it; checkpoint.every is short for this disk",
         state.step, std::chrono::duration<double>(Clock::now() - began).count()));
   }
-  absl::Status status = saver_->begin(state);
+  absl::Status status = begin(state);
   if (!status.ok()) {
     return report(status, config_.checkpoint.on_error == "continue");
   }
@@ -138,7 +200,7 @@ absl::Status RunCheckpoints::save_final(const checkpoint::TrainState& state) {
   if (saved_step_ == state.step) {
     return absl::OkStatus();
   }
-  if (absl::Status status = saver_->begin(state); !status.ok()) {
+  if (absl::Status status = begin(state); !status.ok()) {
     return status;
   }
   return report(*saver_->finish(), /*tolerated=*/false);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "data/dataset.h"
 #include "trainer/checkpoint/resume.h"
 #include "trainer/checkpoint/saver.h"
 #include "trainer/config/config.h"
@@ -16,6 +17,10 @@ namespace distill::trainer {
 // Lines that say where a resumed run goes on, and what is not as it was when the checkpoint was made.
 std::vector<std::string> describe_resumption(const checkpoint::Resumed& resumed, const config::Config& config);
 
+// Steps that the run has in all, `state` being where it stands: with train.tokens, as many as what is left of those
+// takes, whatever the steps before have taken.
+int64_t total_steps(const config::Config& config, const checkpoint::TrainState& state);
+
 // A run's checkpoints: when one is saved, what a failure means, what is said about it. All ranks call these together.
 class RunCheckpoints {
  public:
@@ -24,9 +29,10 @@ class RunCheckpoints {
       const config::Config& config, checkpoint::RunIdentity identity, sharding::ModelShards& student,
       optim::AdamW& optimizer, const sharding::Mesh& mesh);
 
-  // Continues from the folder, or where it is empty from the newest complete checkpoint of the run folder. Changes no
-  // file except checkpoints that turn out to be damaged.
-  absl::StatusOr<checkpoint::Resumed> resume(const std::string& folder);
+  // Continues from the folder, or where it is empty from the newest complete checkpoint of the run folder, and takes
+  // the training data to where the run stands; with another data.seq_len or data.packing a new stage of it begins.
+  // Changes no file except checkpoints that turn out to be damaged.
+  absl::StatusOr<checkpoint::Resumed> resume(const std::string& folder, data::Dataset& data);
 
   // From here on checkpoints can be saved. `resumed_step`: what lies beyond it is set aside. With checkpoint.async,
   // takes the host memory for the copies; where there is not enough, says so, and training waits for each checkpoint.
@@ -52,6 +58,8 @@ class RunCheckpoints {
   }
 
  private:
+  absl::Status continue_data(checkpoint::Resumed& resumed, data::Dataset& data);
+  absl::Status begin(checkpoint::TrainState state);
   at::Tensor copy_memory(int64_t processes_on_host) const;
   absl::Status report(const absl::StatusOr<checkpoint::Saved>& saved, bool tolerated);
 
@@ -60,6 +68,7 @@ class RunCheckpoints {
   sharding::ModelShards& student_;
   optim::AdamW& optimizer_;
   const sharding::Mesh& mesh_;
+  std::vector<checkpoint::DataStage> data_stages_;
   RunJournal* journal_ = nullptr;
   std::unique_ptr<checkpoint::Saver> saver_;
   int64_t saved_step_ = -1; // a complete checkpoint of this step exists

@@ -130,7 +130,8 @@ def test_a_run_may_branch_off_from_another_ones_checkpoint(tmp_path, config):
 @pytest.mark.parametrize("change, says", [
     ({"student": "llama"}, ["qwen3", "llama"]),
     ({"data": {"seed": 6}}, ["seed 5", "seed 6"]),
-    ({"data": {"packing": "concat"}}, ["pack", "concat"]),
+    ({"data": {"shuffle": False}}, ["shuffled", "in order"]),
+    ({"data": {"seed": 6, "seq_len": 64}}, ["seq_len 32, pack, shuffled, seed 5", "seq_len 32, pack, shuffled, seed 6"]),
 ])
 def test_a_run_that_cannot_go_on_is_refused_with_both_values(tmp_path, config, models, change, says):
     first = config("run", 4)

@@ -55,9 +55,8 @@ bool has_marker(const fs::path& folder) {
   return fs::is_regular_file(folder / kMarkerFile, error);
 }
 
-std::string marker_text(uint64_t index_sum) {
-  return absl::StrCat(
-      "distill-checkpoint ", kFormatVersion, " index.json xxh3 ", models::checksum_text(index_sum), "\n");
+std::string marker_text(int64_t version, uint64_t index_sum) {
+  return absl::StrCat("distill-checkpoint ", version, " index.json xxh3 ", models::checksum_text(index_sum), "\n");
 }
 
 // A checkpoint without its marker is incomplete from the first moment of its removal on.
@@ -121,7 +120,7 @@ absl::Status publish(const std::string& run_dir, const Index& index) {
   if (absl::Status status = publish_folder(partial.string(), target.string()); !status.ok()) {
     return status;
   }
-  const std::string marker = marker_text(models::checksum(text.data(), text.size()));
+  const std::string marker = marker_text(index.version, models::checksum(text.data(), text.size()));
   if (absl::Status status = write_file((target / kMarkerFile).string(), marker); !status.ok()) {
     std::error_code ignored;
     fs::remove(target / kMarkerFile, ignored); // it may be there in part
@@ -142,14 +141,15 @@ absl::StatusOr<Index> read_index(const std::string& folder) {
   if (!text.ok()) {
     return absl::DataLossError(text.status().message());
   }
-  const std::string expected = marker_text(models::checksum(text->data(), text->size()));
-  if (*marker == expected) {
-    return parse_index(*text, index_file);
-  }
-  // The marker of another format version says so; anything else is damage.
-  const auto index = parse_index(*text, index_file);
+  // An index of another format version says so; anything else that does not fit its marker is damage.
+  auto index = parse_index(*text, index_file);
   if (absl::IsFailedPrecondition(index.status())) {
     return index.status();
+  }
+  const int64_t version = index.ok() ? index->version : kFormatVersion;
+  const std::string expected = marker_text(version, models::checksum(text->data(), text->size()));
+  if (*marker == expected) {
+    return index;
   }
   return absl::DataLossError(absl::StrCat(
       index_file, ": its checksum is not the one in ", kMarkerFile, ": one of the two is damaged; expected ",

@@ -127,6 +127,29 @@ std::vector<Unit> read_units(const Json& index, Reader& reader) {
   return units;
 }
 
+// Stages of the training data: at least one, the first from the run's beginning, none beyond where the run stands.
+std::vector<DataStage> read_stages(const Json& index, Reader& reader, const TrainState& state) {
+  std::vector<DataStage> stages;
+  for (const Json& entry : reader.list(index, "", "data_stages")) {
+    const std::string where = absl::StrCat("data_stages[", stages.size(), "].");
+    const bool first = stages.empty();
+    DataStage stage;
+    stage.step = reader.integer(entry, where, "step", first ? 0 : stages.back().step + 1, first ? 0 : state.step);
+    stage.first_sample = reader.integer(
+        entry, where, "first_sample", first ? 0 : stages.back().first_sample + 1, first ? 0 : state.samples);
+    stage.seq_len = reader.integer(entry, where, "seq_len", 2, std::numeric_limits<int32_t>::max());
+    stage.packing = reader.text(entry, where, "packing");
+    if (stage.packing != "pack" && stage.packing != "concat") {
+      reader.fail(where + "packing", "expected pack or concat, found " + Reader::brief(stage.packing));
+    }
+    stages.push_back(std::move(stage));
+  }
+  if (stages.empty()) {
+    reader.fail("data_stages", "expected at least one");
+  }
+  return stages;
+}
+
 // A file beside the index, and nothing else.
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name[0] != '.' && name.size() <= 255 &&
@@ -234,9 +257,19 @@ std::vector<Unit> describe_units(const std::vector<models::UnitLayout>& layouts)
 }
 
 std::string to_json(const Index& index) {
-  Json json{{"format", kFormat}, {"version", kFormatVersion}, {"program", index.info.program}};
+  Json json{{"format", kFormat}, {"version", index.version}, {"program", index.info.program}};
   for (const StateKey& key : kStateKeys) {
     json[key.name] = index.state.*key.member;
+  }
+  if (index.version > kOldestVersion) {
+    json["data_stages"] = Json::array();
+    for (const DataStage& stage : index.state.data_stages) {
+      json["data_stages"].push_back(
+          {{"step", stage.step},
+           {"first_sample", stage.first_sample},
+           {"seq_len", stage.seq_len},
+           {"packing", stage.packing}});
+    }
   }
   json["model"] = index.info.identity.model;
   json["optimizer"] = index.info.identity.optimizer;
@@ -278,13 +311,18 @@ absl::StatusOr<Index> parse_index(std::string_view text, const std::string& sour
     return absl::DataLossError(absl::StrCat(source, ": not the index of a distill checkpoint"));
   }
   const int64_t version = reader.integer(*json, "", "version", 0, std::numeric_limits<int64_t>::max());
-  if (reader.status().ok() && version != kFormatVersion) {
+  if (reader.status().ok() && (version < kOldestVersion || version > kFormatVersion)) {
     return absl::FailedPreconditionError(absl::StrFormat(
-        "%s: checkpoint format version %d; this program reads version %d", source, version, kFormatVersion));
+        "%s: checkpoint format version %d; this program reads versions %d to %d", source, version, kOldestVersion,
+        kFormatVersion));
   }
   Index index;
+  index.version = version;
   for (const StateKey& key : kStateKeys) {
     index.state.*key.member = reader.integer(*json, "", key.name, key.least, std::numeric_limits<int64_t>::max() / 2);
+  }
+  if (version > kOldestVersion) {
+    index.state.data_stages = read_stages(*json, reader, index.state);
   }
   index.info.program = reader.text(*json, "", "program");
   index.info.identity.model = reader.text(*json, "", "model");

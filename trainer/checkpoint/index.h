@@ -12,7 +12,8 @@
 // index.json of a checkpoint: the state of the run, how its tensors lie in the files, and the files' checksums.
 namespace distill::checkpoint {
 
-inline constexpr int64_t kFormatVersion = 2;
+inline constexpr int64_t kFormatVersion = 3;
+inline constexpr int64_t kOldestVersion = 2; // that is read; it has no data_stages: its one stage is that of its config
 inline constexpr int64_t kBlockBytes = int64_t{4} << 20; // what one checksum covers
 
 struct Param {
@@ -46,6 +47,7 @@ struct ShardFile {
 };
 
 struct Index {
+  int64_t version = kFormatVersion;
   TrainState state;
   RunInfo info;
   int64_t shard = 1; // ranks that held one copy of the model

@@ -1,6 +1,7 @@
 #include "trainer/checkpoint/resume.h"
 
 #include "trainer/checkpoint/run_state.h"
+#include "trainer/config/reader.h"
 #include "trainer/metrics/log.h"
 
 namespace distill::checkpoint {
@@ -46,15 +47,25 @@ absl::Status check_units(const std::string& folder, const Index& index, const sh
   return absl::OkStatus();
 }
 
+// Of a checkpoint that does not say: what its configuration has.
+DataStage only_stage(const std::string& config) {
+  const config::DataSection data = config::read(config, "config", {}).config.data;
+  return {0, 0, data.seq_len, data.packing};
+}
+
 // What one rank does by itself.
 absl::Status read_on_this_rank(
-    const std::string& folder, const RunIdentity& identity, sharding::ModelShards& model, optim::AdamW& optimizer,
+    const std::string& folder, const IdentityAt& identity, sharding::ModelShards& model, optim::AdamW& optimizer,
     const sharding::Mesh& mesh, Resumed& resumed) {
-  const auto index = read_index(folder);
+  auto index = read_index(folder);
   if (!index.ok()) {
     return index.status();
   }
-  if (absl::Status status = check_identity(folder, index->info.identity, identity); !status.ok()) {
+  if (index->version == kOldestVersion) {
+    index->state.data_stages = {only_stage(index->info.config)};
+  }
+  const RunIdentity own = identity(index->state.data_stages.back());
+  if (absl::Status status = check_identity(folder, index->info.identity, own); !status.ok()) {
     return status;
   }
   if (absl::Status status = check_units(folder, *index, model); !status.ok()) {
@@ -64,7 +75,7 @@ absl::Status read_on_this_rank(
   if (absl::Status status = read_state(reader, *index, model, optimizer, mesh); !status.ok()) {
     return status;
   }
-  resumed = {folder, index->state, index->info, ""};
+  resumed = {folder, index->state, index->info, "", {}};
   return absl::OkStatus();
 }
 
@@ -94,7 +105,7 @@ int64_t newest_step(const std::string& run_dir, const sharding::Mesh& mesh) {
 } // namespace
 
 absl::StatusOr<Resumed> resume_from(
-    const std::string& folder, const RunIdentity& identity, sharding::ModelShards& model, optim::AdamW& optimizer,
+    const std::string& folder, const IdentityAt& identity, sharding::ModelShards& model, optim::AdamW& optimizer,
     const sharding::Mesh& mesh) {
   Resumed resumed;
   const absl::Status status =
@@ -108,7 +119,7 @@ absl::StatusOr<Resumed> resume_from(
 }
 
 absl::StatusOr<Resumed> resume_newest(
-    const std::string& run_dir, const RunIdentity& identity, sharding::ModelShards& model, optim::AdamW& optimizer,
+    const std::string& run_dir, const IdentityAt& identity, sharding::ModelShards& model, optim::AdamW& optimizer,
     const sharding::Mesh& mesh) {
   std::string damaged;
   for (int64_t step = 0; (step = newest_step(run_dir, mesh)) >= 0;) {

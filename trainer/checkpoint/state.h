@@ -2,8 +2,19 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace distill::checkpoint {
+
+// From optimizer step `step` and training sample `first_sample` on, rows had this length and packing.
+struct DataStage {
+  int64_t step = 0; // done before
+  int64_t first_sample = 0;
+  int64_t seq_len = 0;
+  std::string packing;
+
+  bool operator==(const DataStage&) const = default;
+};
 
 // Where the run stands, besides the tensors.
 struct TrainState {
@@ -13,6 +24,7 @@ struct TrainState {
   int64_t skipped_total = 0; // steps whose gradients were not finite
   int64_t skipped_in_row = 0;
   int64_t evaluated_step = -1; // the step after which the last evaluation was recorded; -1: none was
+  std::vector<DataStage> data_stages; // in order, the first one from 0; what `samples` counts
 
   bool operator==(const TrainState&) const = default;
 };
@@ -21,7 +33,7 @@ struct TrainState {
 struct RunIdentity {
   std::string model; // shape of the student
   std::string optimizer; // which one, and the dtype of its state
-  std::string data; // the training set, its order and packing
+  std::string data; // the training set and its order
   std::string tokenizer; // hash; empty where no tokenizer is known
 
   bool operator==(const RunIdentity&) const = default;

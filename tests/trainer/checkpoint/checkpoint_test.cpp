@@ -9,6 +9,7 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/resume.h"
 #include "trainer/checkpoint/saver.h"
+#include "trainer/models/checksum.h"
 
 namespace distill::checkpoint {
 namespace {
@@ -44,8 +45,14 @@ class CheckpointTest : public testing::TestWithParam<bool> {
       "run: {dir: x}\n",
       "distill test",
       "/student"};
-  TrainState
-      state_{.step = 7, .samples = 56, .tokens = 5600, .skipped_total = 2, .skipped_in_row = 1, .evaluated_step = 5};
+  TrainState state_{
+      .step = 7,
+      .samples = 56,
+      .tokens = 5600,
+      .skipped_total = 2,
+      .skipped_in_row = 1,
+      .evaluated_step = 5,
+      .data_stages = {{0, 0, 100, "pack"}}};
   sharding::Mesh mesh_;
 
   void SetUp() override {
@@ -70,11 +77,14 @@ class CheckpointTest : public testing::TestWithParam<bool> {
     EXPECT_TRUE(saved.ok()) << saved.status();
     return saved.ok() ? saved->folder : "";
   }
+  IdentityAt identity() const {
+    return [own = info_.identity](const DataStage&) { return own; };
+  }
   absl::StatusOr<Resumed> load(const std::string& folder, TrainedModel& run) {
-    return resume_from(folder, info_.identity, run.model, run.optimizer, mesh_);
+    return resume_from(folder, identity(), run.model, run.optimizer, mesh_);
   }
   absl::StatusOr<Resumed> load_newest(TrainedModel& run) {
-    return resume_newest(dir_, info_.identity, run.model, run.optimizer, mesh_);
+    return resume_newest(dir_, identity(), run.model, run.optimizer, mesh_);
   }
   std::set<std::string> checkpoints() const {
     std::set<std::string> names;
@@ -158,6 +168,38 @@ TEST_P(CheckpointTest, RetentionCountsOnlyWhatLiesBeforeTheNewOne) {
   EXPECT_EQ(checkpoints(), (std::set<std::string>{"step-1", "step-2", "step-9"}));
 }
 
+TEST_P(CheckpointTest, TheDataIsComparedAsOfTheStageItWasSavedIn) {
+  TrainedModel run(1);
+  state_.data_stages = {{0, 0, 32, "pack"}, {3, 24, 64, "concat"}};
+  const std::string folder = save(run, 7);
+  const auto at_stage = [&](const DataStage& stage) {
+    RunIdentity own = info_.identity;
+    own.data = stage.seq_len == 64 && stage.packing == "concat" ? own.data : "data of another stage";
+    return own;
+  };
+  const auto resumed = resume_from(folder, at_stage, run.model, run.optimizer, mesh_);
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_EQ(resumed->state.data_stages, state_.data_stages);
+}
+
+// It has no stages: the length and packing are those of its configuration.
+TEST_P(CheckpointTest, TheFormatBeforeIsReadWithTheStageOfItsConfiguration) {
+  TrainedModel run(1);
+  info_.config = "data: {seq_len: 48, packing: concat}\na_section_of_old: {}\n";
+  const std::string folder = save(run, 7);
+  auto index = read_index(folder);
+  ASSERT_TRUE(index.ok()) << index.status();
+  index->version = kOldestVersion;
+  const std::string text = to_json(*index);
+  std::ofstream(fs::path(folder) / kIndexFile) << text;
+  std::ofstream(fs::path(folder) / kMarkerFile)
+      << "distill-checkpoint 2 index.json xxh3 " << models::checksum_text(models::checksum(text.data(), text.size()))
+      << "\n";
+  const auto resumed = load(folder, run);
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_EQ(resumed->state.data_stages, (std::vector<DataStage>{{0, 0, 48, "concat"}}));
+}
+
 TEST_P(CheckpointTest, AnotherRunIsRefusedWithBothValuesOfEverythingThatDiffers) {
   TrainedModel run(1), untouched(1);
   const std::string folder = save(run, 1);
@@ -168,7 +210,8 @@ TEST_P(CheckpointTest, AnotherRunIsRefusedWithBothValuesOfEverythingThatDiffers)
       {own.model, own.optimizer, "data B", own.tokenizer},
       {own.model, own.optimizer, own.data, "tokenizer B"}};
   for (const RunIdentity& other : others) {
-    const auto resumed = resume_from(folder, other, run.model, run.optimizer, mesh_);
+    const auto resumed = resume_from(
+        folder, [&](const DataStage&) { return other; }, run.model, run.optimizer, mesh_);
     EXPECT_EQ(resumed.status().code(), absl::StatusCode::kFailedPrecondition);
     const std::string message(resumed.status().message());
     EXPECT_THAT(message, HasSubstr(" B\n"));

@@ -15,7 +15,7 @@ using testing::HasSubstr;
 // Two ranks, units of 100 and 70 elements.
 Index sample_index() {
   Index index;
-  index.state = {12, 96, 3072, 1, 0, 10};
+  index.state = {12, 96, 3072, 1, 0, 10, {{0, 0, 32, "pack"}, {7, 56, 64, "concat"}}};
   index.info = {{"m", "o", "d", "t"}, "run:\n  dir: x\n", "distill 1", "/models/s"};
   index.shard = 2;
   index.replicate = 3;
@@ -63,6 +63,13 @@ TEST(IndexTest, WhatDoesNotFitIsNamed) {
       {"expected one for each of 2 ranks, found 1", [](Index& i) { i.files.pop_back(); }},
       {"ranges", [](Index& i) { i.files[0].ranges[0].numel = -64; }},
       {"layout.shard", [](Index& i) { i.shard = 0; }},
+      {"data_stages: expected at least one", [](Index& i) { i.state.data_stages.clear(); }},
+      {"data_stages[0].first_sample", [](Index& i) { i.state.data_stages[0].first_sample = 1; }},
+      {"data_stages[1].first_sample", [](Index& i) { i.state.data_stages[1].first_sample = 97; }},
+      {"data_stages[1].first_sample", [](Index& i) { i.state.data_stages[1].first_sample = 0; }},
+      {"data_stages[1].step", [](Index& i) { i.state.data_stages[1].step = 13; }},
+      {"data_stages[0].seq_len", [](Index& i) { i.state.data_stages[0].seq_len = int64_t{1} << 31; }},
+      {"data_stages[1].packing", [](Index& i) { i.state.data_stages[1].packing = "best"; }},
       {"step", [](Index& i) { i.state.step = -1; }}};
   for (const Case& one : cases) {
     Index index = sample_index();
@@ -74,11 +81,26 @@ TEST(IndexTest, WhatDoesNotFitIsNamed) {
 }
 
 TEST(IndexTest, AnotherVersionIsNotDamage) {
-  std::string text = to_json(sample_index());
-  text.replace(text.find("\"version\": 2"), 12, "\"version\": 9");
-  const auto read = parse_index(text, "index.json");
-  EXPECT_EQ(read.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(read.status().message()), HasSubstr("version 9; this program reads version 2"));
+  for (const int version : {1, 4}) {
+    std::string text = to_json(sample_index());
+    text.replace(text.find("\"version\": 3"), 12, absl::StrCat("\"version\": ", version));
+    const auto read = parse_index(text, "index.json");
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(
+        std::string(read.status().message()),
+        HasSubstr(absl::StrCat("version ", version, "; this program reads versions 2 to 3")));
+  }
+}
+
+TEST(IndexTest, TheVersionBeforeIsRead) {
+  Index index = sample_index();
+  index.version = 2;
+  const auto read = parse_index(to_json(index), "index.json");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->version, 2);
+  EXPECT_TRUE(read->state.data_stages.empty());
+  index.state.data_stages.clear();
+  EXPECT_EQ(read->state, index.state);
 }
 
 TEST(IndexTest, EveryTruncationIsAnErrorThatNamesTheFile) {

@@ -25,11 +25,12 @@ def reads_in_steps(trace):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("micro_batches", [1, 3])
-def test_nothing_in_a_step_waits_for_the_device(tmp_path, models, ragged_shard, processes, micro_batches):
+@pytest.mark.parametrize("micro_batches, memory", [
+    (1, {}), (3, {}), (1, {"activation": "offload", "optimizer": "host"})])
+def test_nothing_in_a_step_waits_for_the_device(tmp_path, models, ragged_shard, processes, micro_batches, memory):
     tiny.need_devices(processes)
     config = tiny.base_config(
-        tmp_path, *models["llama"], ragged_shard, parallel={"processes": processes},
+        tmp_path, *models["llama"], ragged_shard, parallel={"processes": processes}, memory=memory,
         train={"steps": 6, "micro_batch_size": 2, "global_batch_size": 2 * micro_batches * processes},
         profile={"trace_start": 3, "trace_steps": 2})
     if processes > 1:
@@ -49,10 +50,11 @@ def test_the_first_step_takes_as_much_memory_as_the_tenth(tmp_path, models, ragg
     assert peaks[9] <= peaks[0] * 1.02 + (1 << 20)
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=tiny.LONG)])
-def test_two_thousand_steps_leak_nothing(tmp_path, models, ragged_shard, processes):
+@pytest.mark.parametrize("processes, memory", [
+    (1, {}), (1, {"activation": "offload", "optimizer": "host"}), pytest.param(2, {}, marks=tiny.LONG)])
+def test_two_thousand_steps_leak_nothing(tmp_path, models, ragged_shard, processes, memory):
     tiny.need_devices(processes)
-    config = tiny.base_config(tmp_path, *models["llama"], ragged_shard, parallel={"processes": processes},
+    config = tiny.base_config(tmp_path, *models["llama"], ragged_shard, parallel={"processes": processes}, memory=memory,
                               train={"steps": 2000, "micro_batch_size": 1, "global_batch_size": processes},
                               checkpoint={"at_end": False})
     peaks = [step["peak_memory_bytes"] for step in tiny.read_metrics(tiny.train(tmp_path, config))[0]]

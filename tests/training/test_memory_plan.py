@@ -1,9 +1,13 @@
 """The memory plan says what the trainer's allocations come to, and policies change memory and nothing else."""
 
 import json
+import os
 import pickle
+import re
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,6 +127,18 @@ def test_state_in_host_memory_is_saved_and_resumed_bit_for_bit(tmp_path, models,
     assert tiny.relative_difference(weights[2], weights[0]) == 0
 
 
+@pytest.mark.parametrize("parallel", [{"processes": 2}, {"processes": 3}, {"processes": 4, "replicate": 2}])
+def test_every_policy_trains_bit_for_bit_alike_on_any_ranks(tmp_path, models, ragged_shard, parallel):
+    tiny.need_devices(parallel["processes"])
+    sections = {"data": {"seq_len": 32, "packing": "pack"}, "parallel": parallel}
+    expected = losses(tmp_path / "keep", models["llama"], ragged_shard, **sections, memory={"activation": "keep"})
+    assert len(expected) == 3
+    for activation, optimizer in [("recompute", "device"), ("offload", "device"), ("offload_input,offload", "host")]:
+        memory = {"activation": activation, "optimizer": optimizer}
+        found = losses(tmp_path / activation, models["llama"], ragged_shard, **sections, memory=memory)
+        assert found == expected, memory
+
+
 def test_memory_is_flat_over_many_steps_of_offload(tmp_path, models, long_shard):
     peaks = []
     for steps in (3, 40):  # within the first epoch: its last row holds a token without a target
@@ -166,7 +182,76 @@ def test_offload_beyond_the_hosts_memory_is_refused_with_both_numbers(tmp_path, 
     config = config_of(tmp_path, models["llama"], long_shard, memory={"activation": "offload"})
     config["train"].update(micro_batch_size=1 << 20, global_batch_size=1 << 20)
     done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.BAD_INPUT)
-    assert "host memory of a rank" in done.stderr
+    found = re.search(r"host memory of a rank: ([\d.]+) (\w+) are predicted, ([\d.]+) (\w+) are there", done.stderr)
+    assert found, done.stderr
+    scale = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+    assert float(found[1]) * scale[found[2]] > float(found[3]) * scale[found[4]]
+    # Without the plan's word the slab itself refuses, before any of it is taken.
+    config["memory"]["on_overflow"] = "warn"
+    done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.RUNTIME_FAILURE)
+    assert re.search(r"memory.activation: expected [\d.]+ \w+ of host memory .*, found [\d.]+ \w+ available", done.stderr)
+
+
+def shared_files():
+    """Memory that could outlive a process: what this program's libraries are known to name so."""
+    return {path for path in os.listdir("/dev/shm") if re.match("nccl|gloo|torch|cuda|distill", path)}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killing_a_run_leaves_no_memory_or_temporary_files_behind(tmp_path, models, long_shard, processes):
+    tiny.need_devices(processes)
+    config = config_of(tmp_path, models["llama"], long_shard, memory={"activation": "offload", "optimizer": "host"},
+                       parallel={"processes": processes}, checkpoint={"every": 3})
+    config["train"]["steps"] = 100_000
+    before = shared_files()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = subprocess.Popen([tiny.binary(), "--config", tiny.write_config(tmp_path, config)],
+                               env=tiny.environment() | {"TMPDIR": str(temporary)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    try:
+        for _ in range(300):
+            if metrics.exists() and metrics.read_text().count("\n") >= 2:
+                break
+            time.sleep(0.1)
+        else:
+            pytest.fail("no step in 30 s")
+        children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+        assert len(children) == (processes if processes > 1 else 0)
+    finally:
+        process.kill()
+        process.wait()
+    for _ in range(100):  # ranks end with their parent
+        if not any(Path(f"/proc/{child}").exists() for child in children):
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("a rank outlived its parent")
+    assert shared_files() <= before
+    assert list(temporary.iterdir()) == []
+
+
+def test_each_change_that_a_plan_names_fits(tmp_path, models, long_shard):
+    config = tiny.write_config(tmp_path, config_of(tmp_path, models["llama"], long_shard,
+                                                   train={"steps": 3, "micro_batch_size": 8, "global_batch_size": 8}))
+    def plan(*sets, ranks=1):
+        done = tiny.distill("plan", "--config", config, "--ranks", ranks, "--json",
+                            *(part for setting in sets for part in ("--set", setting)))
+        return json.loads(done.stdout)
+    whole = plan()["bytes"]["peak"]
+    limit = f"memory.budget_gib={0.8 * whole / 2**30}"
+    found = plan(limit)
+    assert not found["fits"] and 1 <= len(found["changes"]) <= 3
+    for change in found["changes"]:
+        settings = dict(change["settings"])
+        ranks = int(settings.pop("ranks", settings.pop("parallel.processes", 1)))
+        sets = [f"{key}={value}" for key, value in settings.items()]
+        if ranks > 1:
+            sets.append(f"train.global_batch_size={8 * ranks}")
+        changed = plan(limit, *sets, ranks=ranks)
+        assert changed["fits"] and changed["bytes"]["peak"] == change["peak_bytes"], change
+        speed = changed["tokens_per_second"] / found["tokens_per_second"] / ranks
+        assert speed == pytest.approx(change["speed"], rel=0.01), change
 
 
 def test_profile_leaves_a_snapshot_that_memory_viz_opens_and_a_timeline(tmp_path, models, long_shard):

@@ -2,6 +2,10 @@
 
 #include <gmock/gmock.h>
 
+#include <set>
+
+#include "trainer/plan/solver.h"
+
 namespace distill::plan {
 namespace {
 
@@ -130,8 +134,62 @@ TEST(Plan, OptimizerStateOnTheHostCostsWhatTheNextStepDoesNotHide) {
   EXPECT_LT(seconds(8, "host").total(), 1.03 * seconds(8, "device").total()) << "hidden by 32768 tokens' work";
 }
 
+// Every mix by itself, without the solver's short cuts.
+TEST(Plan, AutomaticPoliciesAreTheFastestOfAllMixesThatFit) {
+  models::ModelConfig student = llama_8b();
+  models::ModelConfig teacher = llama_1b();
+  student.num_layers = 6;
+  student.vocab_size = teacher.vocab_size = 8192; // the blocks are what decides
+  config::Config config = settings(2);
+  config.train.micro_batch_size = 8;
+  config.train.global_batch_size = 16;
+  std::vector<Plan> mixes;
+  for (int64_t keep = 0; keep <= 6; ++keep) {
+    for (int64_t recompute = 0; keep + recompute <= 6; ++recompute) {
+      for (int64_t offload = 0; keep + recompute + offload <= 6; ++offload) {
+        config.memory.activation =
+            models::policies_text(arrange({keep, recompute, offload, 6 - keep - recompute - offload}));
+        mixes.push_back(plan_of(config, 2, student, teacher));
+      }
+    }
+  }
+  ASSERT_EQ(mixes.size(), 84U);
+  const auto [least, most] = std::minmax_element(
+      mixes.begin(), mixes.end(), [](const Plan& a, const Plan& b) { return a.memory.peak() < b.memory.peak(); });
+  const int64_t lowest = least->memory.peak(), highest = most->memory.peak();
+  config.memory.activation = "auto";
+  std::set<std::string> found;
+  for (int64_t i = 0; i <= 20; ++i) {
+    const int64_t budget = lowest + (highest - lowest) * i / 20;
+    config.memory.budget_gib = (static_cast<double>(budget) + 0.5) / kGiB;
+    const Plan plan = plan_of(config, 2, student, teacher);
+    ASSERT_TRUE(plan.fits()) << i;
+    found.insert(models::policies_text(plan.shape.policies));
+    for (const Plan& other : mixes) {
+      if (other.memory.peak() <= budget) {
+        EXPECT_LE(plan.time.total(), other.time.total() * 1.000001) << models::policies_text(other.shape.policies);
+      }
+    }
+  }
+  EXPECT_GE(found.size(), 5U); // the budgets ask for different mixes
+}
+
+TEST(Plan, AThousandRanksWithReplicas) {
+  config::Config config = settings(1024, "auto");
+  config.parallel.replicate = 128;
+  const Plan plan = plan_of(config, 1024, llama_8b(), llama_8b());
+  EXPECT_TRUE(plan.fits());
+  EXPECT_EQ(plan.shape.shard, 8);
+  EXPECT_EQ(
+      highest(plan, Category::kMaster), highest(plan_of(settings(8), 8, llama_8b(), llama_8b()), Category::kMaster));
+  EXPECT_GT(plan.memory.communicators, plan_of(settings(8), 8, llama_8b(), llama_8b()).memory.communicators);
+  const Plan flat = plan_of(settings(1024), 1024, llama_8b(), llama_8b());
+  EXPECT_LT(flat.memory.peak(), plan.memory.peak());
+  EXPECT_GT(plan.time.tokens_per_second, flat.time.tokens_per_second); // gathers stay on the node
+}
+
 TEST(Plan, AutomaticPoliciesFitTheBudgetAndAreNoSlowerThanUniformOnes) {
-  for (const double budget : {45.0, 55.0, 70.0, 100.0}) {
+  for (const double budget : {39.0, 40.0, 42.5, 45.0, 47.0, 50.0, 52.5, 55.0, 58.0, 62.0, 70.0, 100.0}) {
     config::Config config = settings(4, "auto");
     config.memory.budget_gib = budget;
     const Plan best = plan_of(config, 4, llama_8b(), llama_8b());

@@ -98,8 +98,8 @@ at::Tensor qkv_backward(
   at::Tensor dqkv_NA = at::empty_like(kept.qkv_NA);
   QkvViews grad = split_qkv(config, dqkv_NA);
   attention_backward(
-      dattn_NQ, qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, {kept.attn_NQ, kept.lse}, seq, grad.q_NAD, grad.k_NKD, grad.v_NKD);
-  rope_backward_(grad.q_NAD, grad.k_NKD, rope);
+      dattn_NQ, qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, {kept.attn_NQ, kept.lse}, seq, grad.q_NAD, grad.k_NKD, grad.v_NKD,
+      &rope);
   if (config.qk_norm) {
     head_rms_norm_backward_(grad.q_NAD, projected.q_NAD, kept.q_rstd, params.q_norm_D, grads.q_norm_D);
     head_rms_norm_backward_(grad.k_NKD, projected.k_NKD, kept.k_rstd, params.k_norm_D, grads.k_norm_D);

@@ -169,7 +169,14 @@ TEST_F(FusedHeadsTest, RopeTurnsQueriesAndKeysOfOneBuffer) {
       EXPECT_LT(relative_error(c.q, expected(original[0])), tolerance(dtype));
       EXPECT_LT(relative_error(c.k, expected(original[1])), tolerance(dtype));
       EXPECT_TRUE(at::equal(c.v, original[2]));
+      // From buffers of their own into one that is shared.
+      const at::Tensor elsewhere = at::full_like(c.fused, 7);
+      auto parts = split(elsewhere, shape);
+      rope_backward(c.q.contiguous(), c.k.contiguous(), parts[0], parts[1], c.angles);
       rope_backward_(c.q, c.k, c.angles);
+      EXPECT_TRUE(at::equal(parts[0], c.q));
+      EXPECT_TRUE(at::equal(parts[1], c.k));
+      EXPECT_TRUE(at::equal(parts[2], at::full_like(parts[2], 7)));
       // The angles are fp32.
       EXPECT_LT(relative_error(c.fused, before), std::max(2 * tolerance(dtype), 1e-6));
       EXPECT_TRUE(at::equal(c.v, original[2]));

@@ -57,9 +57,14 @@ AttentionResult cudnn_forward(
   return {from_bhsd(std::get<0>(result)), std::get<1>(result)};
 }
 
-void cudnn_backward(
+// Views [N, heads, D].
+struct Gradients {
+  at::Tensor dq_NAD, dk_NKD, dv_NKD;
+};
+
+Gradients cudnn_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
+    const AttentionResult& kept, const SequenceInfo& seq) {
   const int64_t heads = q_NAD.size(1);
   // Without dropout the seed and offset are handed through and never read.
   const at::Tensor unused = at::empty({}, q_NAD.options().dtype(at::kLong));
@@ -68,9 +73,10 @@ void cudnn_backward(
       as_bhsd(v_NKD, seq, v_NKD.size(1)), as_bhsd(kept.out_NQ, seq, heads), kept.lse, unused, unused,
       /*attn_bias=*/{}, /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, seq.seq_len, seq.seq_len, /*dropout_p=*/0.0,
       /*is_causal=*/true, softmax_scale(q_NAD));
-  as_bhsd(dq_NAD, seq, heads).copy_(dq);
-  as_bhsd(dk_NKD, seq, k_NKD.size(1)).copy_(dk);
-  as_bhsd(dv_NKD, seq, k_NKD.size(1)).copy_(dv);
+  const auto by_token = [](const at::Tensor& x_BASD, const at::Tensor& like) {
+    return x_BASD.transpose(1, 2).reshape(like.sizes());
+  };
+  return {by_token(dq, q_NAD), by_token(dk, k_NKD), by_token(dv, v_NKD)};
 }
 
 // FlashAttention-2 wants head_dim to be a multiple of 8; zeros change neither scores nor outputs.
@@ -94,9 +100,9 @@ AttentionResult flash_forward(
   return {out_NAD.reshape({q_NAD.size(0), -1}), std::get<1>(result)};
 }
 
-void flash_backward(
+Gradients flash_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
+    const AttentionResult& kept, const SequenceInfo& seq) {
   const int64_t max_seqlen = flash_max_seqlen(seq);
   const int64_t head_dim = q_NAD.size(2);
   const at::Tensor rng_state = at::empty({2}, q_NAD.options().dtype(at::kUInt64));
@@ -105,9 +111,17 @@ void flash_backward(
       pad_head_dim(dout_NQ.reshape(q_NAD.sizes())), pad_head_dim(q_NAD), pad_head_dim(k_NKD), pad_head_dim(v_NKD),
       pad_head_dim(kept.out_NQ.view(q_NAD.sizes())), kept.lse, seq.cu_seqlens, seq.cu_seqlens, max_seqlen, max_seqlen,
       /*dropout_p=*/0.0, /*is_causal=*/true, rng_state, unused, softmax_scale(q_NAD));
-  dq_NAD.copy_(dq.narrow(2, 0, head_dim));
-  dk_NKD.copy_(dk.narrow(2, 0, head_dim));
-  dv_NKD.copy_(dv.narrow(2, 0, head_dim));
+  return {dq.narrow(2, 0, head_dim), dk.narrow(2, 0, head_dim), dv.narrow(2, 0, head_dim)};
+}
+
+void store(const Gradients& from, const RopeAngles* rope, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
+  if (rope != nullptr) {
+    rope_backward(from.dq_NAD, from.dk_NKD, dq_NAD, dk_NKD, *rope);
+  } else {
+    dq_NAD.copy_(from.dq_NAD);
+    dk_NKD.copy_(from.dk_NKD);
+  }
+  dv_NKD.copy_(from.dv_NKD);
 }
 
 // Segment [begin, begin + length) as a batch of one; a dense batch is one call over all rows.
@@ -211,19 +225,24 @@ AttentionResult attention_forward(
 
 void attention_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
+    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD,
+    const RopeAngles* rope) {
   check_inputs(q_NAD, k_NKD, v_NKD, seq);
   switch (choose_backend(q_NAD, seq)) {
     case Backend::kCudnn:
-      return cudnn_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq, dq_NAD, dk_NKD, dv_NKD);
+      return store(cudnn_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq), rope, dq_NAD, dk_NKD, dv_NKD);
     case Backend::kFlash:
-      return flash_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq, dq_NAD, dk_NKD, dv_NKD);
+      return store(flash_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq), rope, dq_NAD, dk_NKD, dv_NKD);
     case Backend::kCpuFlash:
-      return cpu_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq, dq_NAD, dk_NKD, dv_NKD);
+      cpu_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq, dq_NAD, dk_NKD, dv_NKD);
+      break;
     case Backend::kMath:
+      attention_math_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq, dq_NAD, dk_NKD, dv_NKD);
       break;
   }
-  attention_math_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq, dq_NAD, dk_NKD, dv_NKD);
+  if (rope != nullptr) {
+    rope_backward_(dq_NAD, dk_NKD, *rope);
+  }
 }
 
 } // namespace distill::models

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "trainer/models/ops/rope.h"
 #include "trainer/models/sequence.h"
 
 // Causal attention within each segment, grouped queries. N tokens, A query heads, K key/value heads, D head_dim,
@@ -22,9 +23,12 @@ struct AttentionResult {
 AttentionResult attention_forward(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq);
 
-// Writes the gradients into dq, dk, dv: views shaped like q, k, v, of the same dtype, wholly overwritten.
+// Writes the gradients into dq, dk, dv: views shaped like q, k, v, of the same dtype, wholly overwritten. With `rope`,
+// by whose angles q and k were rotated, those of q and k before the rotation: on CUDA in the pass that moves them
+// there.
 void attention_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD);
+    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD,
+    const RopeAngles* rope = nullptr);
 
 } // namespace distill::models

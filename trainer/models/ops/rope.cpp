@@ -186,6 +186,34 @@ void rope_backward_(at::Tensor& dq_NAD, at::Tensor& dk_NKD, const RopeAngles& an
   rotate(dq_NAD, &dk_NKD, angles, -1.0F);
 }
 
+void rope_backward(
+    const at::Tensor& dq_NAD, const at::Tensor& dk_NKD, at::Tensor& dq_out_NAD, at::Tensor& dk_out_NKD,
+    const RopeAngles& angles) {
+  TORCH_CHECK(
+      dq_NAD.sizes() == dq_out_NAD.sizes() && dk_NKD.sizes() == dk_out_NKD.sizes() &&
+          dq_NAD.scalar_type() == dq_out_NAD.scalar_type() && dk_NKD.scalar_type() == dk_out_NKD.scalar_type(),
+      "rope: gradients of sizes ", dq_NAD.sizes(), " and ", dk_NKD.sizes(), " do not fit into ", dq_out_NAD.sizes(),
+      " and ", dk_out_NKD.sizes());
+  if (dq_NAD.is_cpu()) {
+    dq_out_NAD.copy_(dq_NAD);
+    dk_out_NKD.copy_(dk_NKD);
+    rope_backward_(dq_out_NAD, dk_out_NKD, angles);
+    return;
+  }
+  for (const at::Tensor* x_NAD : std::initializer_list<const at::Tensor*>{&dq_NAD, &dk_NKD, &dq_out_NAD, &dk_out_NKD}) {
+    check_heads(*x_NAD, angles);
+  }
+  check_pair(dq_NAD, dk_NKD);
+  if (dq_NAD.numel() == 0) {
+    return;
+  }
+  RopeArgs args = kernel_args(dq_NAD, angles);
+  args.q = kernel_heads(dq_NAD, dq_out_NAD);
+  args.k = kernel_heads(dk_NKD, dk_out_NKD);
+  args.inverse = true;
+  run_kernel("rope", launch_rope, args, dq_NAD.device());
+}
+
 NormRopeResult norm_rope_forward(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& q_norm_D, const at::Tensor& k_norm_D,
     double eps, const RopeAngles& angles) {

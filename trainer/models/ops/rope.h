@@ -37,6 +37,11 @@ void rope_forward_(at::Tensor& q_NAD, at::Tensor& k_NKD, const RopeAngles& angle
 void rope_backward_(at::Tensor& dx_NAD, const RopeAngles& angles);
 void rope_backward_(at::Tensor& dq_NAD, at::Tensor& dk_NKD, const RopeAngles& angles);
 
+// The same from one place into another: views [N, heads, D] of the same sizes that do not overlap.
+void rope_backward(
+    const at::Tensor& dq_NAD, const at::Tensor& dk_NKD, at::Tensor& dq_out_NAD, at::Tensor& dk_out_NKD,
+    const RopeAngles& angles);
+
 struct NormRopeResult {
   at::Tensor q_NAD; // contiguous
   at::Tensor k_NKD;

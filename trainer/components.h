@@ -25,8 +25,8 @@ struct ModelInput {
 struct Inputs {
   ModelInput student;
   std::optional<ModelInput> teacher; // nullopt: hard labels only
-  std::unique_ptr<data::Dataset> train_data; // null for evaluation
-  std::unique_ptr<data::Dataset> eval_data; // null without data.eval
+  std::shared_ptr<data::Dataset> train_data; // null for evaluation
+  std::shared_ptr<data::Dataset> eval_data; // null without data.eval
   losses::ChunkPlan head; // for one micro-batch
 };
 

@@ -28,8 +28,8 @@ absl::StatusOr<EvalReport> evaluate(const config::Config& config) {
   const auto start = std::chrono::steady_clock::now();
   MicroStep micro(config, *student, teacher.get());
   const auto result = evaluate_dataset(
-      micro, *inputs->eval_data, config.train.micro_batch_size, config.eval.batches, inputs->teacher.has_value(),
-      sharding::Mesh{}, [&stop] { return stop.received() != 0; });
+      micro, inputs->eval_data, config.train.micro_batch_size, config.eval.batches, inputs->teacher.has_value(),
+      sharding::Mesh{}, {.asked_to_stop = [&stop] { return stop.received() != 0; }});
   if (!result.ok()) {
     return result.status();
   }

@@ -32,7 +32,7 @@ struct Parts {
 
   Slots slots;
   std::unique_ptr<sharding::ModelShards> student, teacher; // no teacher: hard labels
-  std::unique_ptr<data::Dataset> train_data, eval_data;
+  std::shared_ptr<data::Dataset> train_data, eval_data;
   std::unique_ptr<MicroStep> micro;
   std::unique_ptr<optim::AdamW> optimizer;
   std::unique_ptr<StepQueue> steps;

@@ -57,10 +57,6 @@ class Trainer {
   absl::Status save_model();
   absl::Status close();
   checkpoint::RunIdentity identity() const;
-  // Whether any rank was asked to stop; all ranks ask together.
-  bool stop_requested() const {
-    return sharding::sum_over_ranks(mesh_, stop_.received() != 0 ? 1 : 0) > 0;
-  }
   bool due(int64_t every) const {
     return every > 0 && state_.step % every == 0;
   }
@@ -185,7 +181,7 @@ absl::StatusOr<RunResult> Trainer::run_steps() {
   first_step_ = state_.step;
   const int64_t micro = config_.train.micro_batch_size;
   batches_ = std::make_unique<data::Prefetcher>(
-      *parts_->train_data, data::BatchSchedule{state_.samples + mesh_.rank * micro, micro, mesh_.world_size * micro},
+      parts_->train_data, data::BatchSchedule{state_.samples + mesh_.rank * micro, micro, mesh_.world_size * micro},
       /*depth=*/2 * config_.train.global_batch_size / (micro * mesh_.world_size));
   gate_ = std::make_unique<StepGate>(
       mesh_, stop_, *checkpoints_, *batches_, config_.train.global_batch_size / (micro * mesh_.world_size));
@@ -346,11 +342,10 @@ absl::Status Trainer::evaluate() {
   }
   mesh_.at(state_.step, "evaluation");
   const auto result = evaluate_dataset(
-      *parts_->micro, *parts_->eval_data, config_.train.micro_batch_size, config_.eval.batches,
-      parts_->teacher != nullptr, mesh_, [this] {
-        parts_->watchdog->at(state_.step, "evaluation");
-        return stop_requested();
-      });
+      *parts_->micro, parts_->eval_data, config_.train.micro_batch_size, config_.eval.batches,
+      parts_->teacher != nullptr, mesh_,
+      {.asked_to_stop = [this] { return stop_.received() != 0; },
+       .before_batch = [this] { parts_->watchdog->at(state_.step, "evaluation"); }});
   if (!result.ok()) {
     return result.status();
   }

@@ -337,9 +337,9 @@ TEST_F(DatasetTest, VerifyFindsDamageOnOpening) {
 
 TEST_F(DatasetTest, PrefetchGivesTheBatchesOfItsScheduleInOrder) {
   two_shards(mixed_lengths(200, 60));
-  const auto dataset = open(options(32));
+  const std::shared_ptr<const Dataset> dataset = open(options(32));
   for (const int64_t depth : {1, 4}) {
-    Prefetcher prefetch(*dataset, {.first_sample = 6, .batch_size = 2, .stride = 6, .batches = 9}, depth);
+    Prefetcher prefetch(dataset, {.first_sample = 6, .batch_size = 2, .stride = 6, .batches = 9}, depth);
     for (int64_t i = 0; i < 9; ++i) {
       const auto batch = prefetch.next();
       ASSERT_TRUE(batch.ok());
@@ -348,16 +348,16 @@ TEST_F(DatasetTest, PrefetchGivesTheBatchesOfItsScheduleInOrder) {
     EXPECT_EQ(prefetch.next().status().code(), absl::StatusCode::kOutOfRange);
     EXPECT_EQ(prefetch.next().status().code(), absl::StatusCode::kOutOfRange);
   }
-  { Prefetcher abandoned(*dataset, {.first_sample = 0, .batch_size = 1, .stride = 1}); }
-  EXPECT_ANY_THROW(Prefetcher(*dataset, {.first_sample = -1}));
+  { Prefetcher abandoned(dataset, {.first_sample = 0, .batch_size = 1, .stride = 1}); }
+  EXPECT_ANY_THROW(Prefetcher(dataset, {.first_sample = -1}));
 }
 
 TEST_F(DatasetTest, PrefetchBringsErrorsToTheBatchTheyBelongTo) {
   DataOptions with = options(4);
   with.sources = {{damaged_shard(path("bad.dtok")), 1.0}};
   with.shuffle = false;
-  const auto dataset = open(with);
-  Prefetcher prefetch(*dataset, {.first_sample = 0, .batch_size = 1, .stride = 1});
+  const std::shared_ptr<const Dataset> dataset = open(with);
+  Prefetcher prefetch(dataset, {.first_sample = 0, .batch_size = 1, .stride = 1});
   for (int64_t i = 0; i < 3; ++i) {
     EXPECT_TRUE(prefetch.next().ok());
   }

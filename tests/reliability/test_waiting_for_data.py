@@ -1,0 +1,127 @@
+"""A signal that comes while a rank waits for its data stops all ranks at the same step, with a complete checkpoint."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+from held_thread import HeldThread, NotAllowed, find_thread
+from safetensors import safe_open
+
+RANKS, STEPS, GRACE_S, EVAL_EVERY = 4, 400, 30, 20
+TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes")
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    student = tiny.make_model(folder / "student", "llama", seed=1, tied=False)
+    teacher = tiny.make_model(folder / "teacher", "llama", seed=2, tied=False)
+    documents = tiny.random_documents(3, [5, 61, 17, 128, 2, 33, 90, 47] * 60)
+    return student, teacher, tiny.make_shard(folder / "data.dtok", documents)
+
+
+def configuration(folder, parts, steps=STEPS):
+    config = tiny.base_config(folder, *parts, parallel={"processes": RANKS},
+                              train={"steps": steps, "micro_batch_size": 1, "global_batch_size": 4},
+                              checkpoint={"every": 7}, eval={"every": EVAL_EVERY, "batches": 120})
+    config["data"] |= {"packing": "pack", "shuffle": True, "eval": [{"path": parts[2]}]}
+    config["run"]["grace_s"] = GRACE_S
+    config["scheduler"] = {"type": "constant", "warmup_steps": 0}
+    return config
+
+
+def ranks_of(launcher):
+    """Process ids by rank."""
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher)], capture_output=True, text=True, check=False)
+    found = {}
+    for pid in map(int, children.stdout.split()):
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if entry.startswith(b"RANK="):
+                found[int(entry[5:])] = pid
+    return found
+
+
+def until(condition, process, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.001)
+    return result
+
+
+def lines(run):
+    path = run / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def hold(pid, name, process):
+    """The process's thread of this name, as soon as there is one."""
+    while True:
+        try:
+            return HeldThread(until(lambda: find_thread(pid, name), process))
+        except ProcessLookupError:
+            continue  # it had ended before it was held
+        except NotAllowed as error:
+            pytest.skip(f"a thread cannot be held up here: {error}")
+
+
+@pytest.mark.parametrize("while_doing, thread", [("training", "data"), ("evaluation", "eval data")])
+@pytest.mark.parametrize("held_rank, asked_rank", [(2, 0), (1, 1)])
+def test_a_rank_that_waits_for_its_data_stops_with_the_others(
+        tmp_path, parts, while_doing, thread, held_rank, asked_rank):
+    config, run = configuration(tmp_path, parts), tmp_path / "run"
+    with open(tmp_path / "output.txt", "w") as output:
+        process = subprocess.Popen([tiny.binary(), "--config", tiny.write_config(tmp_path, config)], stdout=output,
+                                   stderr=output, env=tiny.environment())
+    try:
+        until(lambda: lines(run) > 6, process)
+        pids = ranks_of(process.pid)
+        assert len(pids) == RANKS
+        held = hold(pids[held_rank], thread, process)
+        # What has been read ahead is used up; then all wait, however long.
+        before = -1
+        while before != lines(run):
+            before = lines(run)
+            time.sleep(1.0)
+        assert process.poll() is None
+        evaluating = find_thread(pids[held_rank], "eval data") is not None
+        assert evaluating == (while_doing == "evaluation")
+        began = time.monotonic()
+        os.kill(pids[asked_rank], signal.SIGTERM)
+        code = process.wait(timeout=60)
+        took = time.monotonic() - began
+    finally:
+        for pid in ranks_of(process.pid).values():
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+    held.release()
+    text = (tmp_path / "output.txt").read_text()
+    assert code == tiny.STOPPED_BY_SIGNAL, text[-3000:]
+    assert took < GRACE_S / 2, "the storage has been waited for"
+    records, evaluations = tiny.read_metrics(run)
+    last = records[-1]["step"]
+    assert last < STEPS
+    if while_doing == "evaluation":
+        assert last % EVAL_EVERY == 0 and (not evaluations or evaluations[-1]["step"] < last)
+    saved = run / "checkpoints" / f"step-{last}"
+    assert (saved / "COMPLETE").exists(), list((run / "checkpoints").iterdir())
+    counters = []
+    for file in sorted(saved.glob("rank-*")):
+        with safe_open(file, "pt") as tensors:
+            counters.append(int(tensors.get_tensor("step_count").item()))
+    assert counters == [last] * RANKS
+
+    # Nothing of it is lost: the resumed run equals one that was never disturbed.
+    total = last + 6
+    tiny.train(tmp_path, configuration(tmp_path, parts, total), "--resume")
+    whole = tiny.train(tmp_path / "whole", configuration(tmp_path / "whole", parts, total))
+    for found, expected in zip(tiny.read_metrics(run), tiny.read_metrics(whole), strict=True):
+        assert [json.dumps({k: v for k, v in line.items() if k not in TIMES}) for line in found] == [
+            json.dumps({k: v for k, v in line.items() if k not in TIMES}) for line in expected]
+    for file in (whole / "model").iterdir():
+        assert (run / "model" / file.name).read_bytes() == file.read_bytes()

@@ -239,7 +239,7 @@ absl::StatusOr<plan::Machine> Calibration::run(const std::string& file) {
 
 absl::StatusOr<std::string> calibrate_machine(
     const config::Config& config, const launch::RankInfo& ranks, const std::string& file) {
-  const auto environment = resolve_environment(config, ranks.local_rank);
+  const auto environment = resolve_environment(config, ranks.local_gpu);
   if (!environment.ok()) {
     return environment.status();
   }

@@ -26,7 +26,7 @@ Environment environment_on(const config::Config& config, at::Device device) {
   return environment;
 }
 
-absl::StatusOr<Environment> resolve_environment(const config::Config& config, int64_t local_rank) {
+absl::StatusOr<Environment> resolve_environment(const config::Config& config, int64_t local_gpu) {
   const int64_t gpus = metrics::cuda_device_count();
   if (config.train.device == "cuda" && gpus == 0) {
     return absl::FailedPreconditionError(
@@ -34,12 +34,12 @@ absl::StatusOr<Environment> resolve_environment(const config::Config& config, in
         "and CUDA_VISIBLE_DEVICES");
   }
   if (config.train.device != "cpu" && gpus > 0) {
-    if (local_rank >= gpus) {
+    if (local_gpu >= gpus) {
       return absl::FailedPreconditionError(absl::StrFormat(
-          "local rank %d has no GPU: %d are visible on this host; start at most one rank for each GPU", local_rank,
+          "local rank %d has no GPU: %d are visible on this host; start at most one rank for each GPU", local_gpu,
           gpus));
     }
-    return environment_on(config, at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank)));
+    return environment_on(config, at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_gpu)));
   }
   return environment_on(config, at::kCPU);
 }

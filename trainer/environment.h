@@ -18,8 +18,8 @@ struct Environment {
 // The precisions on a device that need not be there.
 Environment environment_on(const config::Config& config, at::Device device);
 
-// `local_rank` picks the GPU. Error where a GPU is asked for and none is visible.
-absl::StatusOr<Environment> resolve_environment(const config::Config& config, int64_t local_rank = 0);
+// `local_gpu`: of the visible ones. Error where a GPU is asked for and none is visible.
+absl::StatusOr<Environment> resolve_environment(const config::Config& config, int64_t local_gpu = 0);
 
 // Global switches of libtorch that the run needs (current device, seed, deterministic algorithms).
 void configure_libtorch(const config::TrainSection& train, at::Device device);

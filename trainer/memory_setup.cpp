@@ -193,7 +193,7 @@ std::string out_of_memory_report(
           device::bytes_text(failed.held[i]));
     }
   }
-  const auto environment = resolve_environment(config, ranks.local_rank);
+  const auto environment = resolve_environment(config, ranks.local_gpu);
   const auto student = models::read_model_config(config.student.path);
   const auto teacher = config.teacher.path.empty() ? student : models::read_model_config(config.teacher.path);
   if (environment.ok() && student.ok() && teacher.ok()) {

@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<Parts>> join_run(
   auto parts = std::make_unique<Parts>();
   parts->config = config;
   parts->ranks = ranks;
-  auto environment = resolve_environment(config, ranks.local_rank);
+  auto environment = resolve_environment(config, ranks.local_gpu);
   if (!environment.ok()) {
     return environment.status();
   }

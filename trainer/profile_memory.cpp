@@ -156,7 +156,7 @@ Json report_json(
 absl::StatusOr<std::string> profile_memory(
     config::Config config, const launch::RankInfo& ranks, const ProfileOptions& options) {
   config = profiled(std::move(config), options);
-  const auto environment = resolve_environment(config, ranks.local_rank);
+  const auto environment = resolve_environment(config, ranks.local_gpu);
   if (!environment.ok()) {
     return environment.status();
   }

@@ -2,6 +2,8 @@
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/strip.h>
 
 #include <cstdlib>
 
@@ -35,6 +37,25 @@ absl::StatusOr<int64_t> integer(const Environ& environ, const char* name, int64_
 }
 
 } // namespace
+
+std::optional<int64_t> slurm_tasks_on_node(const std::string& tasks_per_node, int64_t node) {
+  int64_t first = 0; // node of the entry
+  for (const std::string& entry : std::vector<std::string>(absl::StrSplit(tasks_per_node, ','))) {
+    const std::pair<std::string, std::string> parts = absl::StrSplit(entry, absl::MaxSplits("(x", 1));
+    int64_t tasks = 0, nodes = 1;
+    if (!absl::SimpleAtoi(parts.first, &tasks) || tasks < 1) {
+      return std::nullopt;
+    }
+    if (!parts.second.empty() && (!absl::SimpleAtoi(absl::StripSuffix(parts.second, ")"), &nodes) || nodes < 1)) {
+      return std::nullopt;
+    }
+    if (node < first + nodes) {
+      return tasks;
+    }
+    first += nodes;
+  }
+  return std::nullopt;
+}
 
 Environ process_environ() {
   return [](const char* name) -> std::optional<std::string> {
@@ -90,7 +111,20 @@ absl::StatusOr<RankInfo> detect_ranks(const Environ& environ) {
         *value = *read;
       }
     }
+    if (info.launcher == "Slurm") { // the number that was asked for, if any, is not that of every node
+      int64_t node = 0;
+      const auto tasks = environ("SLURM_STEP_TASKS_PER_NODE");
+      if (tasks && absl::SimpleAtoi(environ("SLURM_NODEID").value_or(""), &node)) {
+        info.local_world_size = slurm_tasks_on_node(*tasks, node).value_or(info.local_world_size);
+      }
+    }
+    const std::string visible = environ("CUDA_VISIBLE_DEVICES").value_or("");
+    const bool sees_one = !visible.empty() && visible.find(',') == std::string::npos;
+    info.local_gpu = sees_one && info.launcher != "torchrun" ? 0 : info.local_rank;
     break;
+  }
+  if (const auto descriptor = environ(kListenFdVariable); descriptor && info.rank == 0) {
+    absl::SimpleAtoi(*descriptor, &info.master_listen_fd);
   }
   if (const auto address = environ("MASTER_ADDR")) {
     info.master_addr = *address;

@@ -17,6 +17,8 @@
 #include <deque>
 #include <fstream>
 
+#include "trainer/launch/ranks.h"
+
 namespace distill::launch {
 namespace {
 
@@ -27,20 +29,36 @@ absl::Status system_error(const char* action) {
   return absl::InternalError(absl::StrCat("cannot ", action, ": ", std::strerror(errno)));
 }
 
-// A TCP port that is free now.
-absl::StatusOr<int> free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  const bool found = fd >= 0 && ::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
-      ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0;
-  if (fd >= 0) {
-    ::close(fd);
+// A TCP port of this host that is ours: rank 0 is handed the socket, so that nobody takes the port before it listens.
+struct Port {
+  int fd = -1;
+  int number = 0;
+
+  Port() = default;
+  Port(const Port&) = delete;
+  Port& operator=(const Port&) = delete;
+  ~Port() {
+    release();
   }
-  return found ? absl::StatusOr<int>(ntohs(address.sin_port)) : system_error("find a free port");
-}
+  absl::Status take() {
+    fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(address);
+    if (fd < 0 || ::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
+        ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+      return system_error("take a free port");
+    }
+    number = ntohs(address.sin_port);
+    return absl::OkStatus();
+  }
+  void release() {
+    if (fd >= 0) {
+      ::close(std::exchange(fd, -1));
+    }
+  }
+};
 
 // One rank's process and the lines of its standard error.
 struct Child {
@@ -60,8 +78,8 @@ class Launcher {
   absl::StatusOr<int> run();
 
  private:
-  absl::Status start(int64_t rank, int port);
-  [[noreturn]] void become_rank(int64_t rank, int port, int error_fd);
+  absl::Status start(int64_t rank, const Port& port);
+  [[noreturn]] void become_rank(int64_t rank, const Port& port, int error_fd, pid_t parent);
   void relay(Child& child);
   void show(Child& child, const std::string& line);
   void collect_exits();
@@ -97,7 +115,7 @@ Launcher::~Launcher() {
   }
 }
 
-void Launcher::become_rank(int64_t rank, int port, int error_fd) {
+void Launcher::become_rank(int64_t rank, const Port& port, int error_fd, pid_t parent) {
   sigset_t inherited = former_signals_;
   for (const int number : {SIGINT, SIGTERM, SIGUSR1}) { // until the rank handles them (StopSignal)
     ::sigaddset(&inherited, number);
@@ -105,6 +123,9 @@ void Launcher::become_rank(int64_t rank, int port, int error_fd) {
   ::sigprocmask(SIG_SETMASK, &inherited, nullptr);
   ::setpgid(0, 0); // a terminal's Ctrl-C reaches the parent alone, which forwards it once
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) { // it has died before
+    std::_Exit(1);
+  }
   ::dup2(error_fd, STDERR_FILENO);
   const std::string size = std::to_string(options_.processes), number = std::to_string(rank);
   ::setenv("RANK", number.c_str(), 1);
@@ -112,20 +133,25 @@ void Launcher::become_rank(int64_t rank, int port, int error_fd) {
   ::setenv("WORLD_SIZE", size.c_str(), 1);
   ::setenv("LOCAL_WORLD_SIZE", size.c_str(), 1);
   ::setenv("MASTER_ADDR", "127.0.0.1", 1);
-  ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+  ::setenv("MASTER_PORT", std::to_string(port.number).c_str(), 1);
+  if (rank == 0) {
+    ::fcntl(port.fd, F_SETFD, 0); // stays open
+    ::setenv(kListenFdVariable, std::to_string(port.fd).c_str(), 1);
+  }
   ::execv("/proc/self/exe", argv_.data());
   std::fprintf(stderr, "cannot start rank %s: %s\n", number.c_str(), std::strerror(errno));
   std::_Exit(1);
 }
 
-absl::Status Launcher::start(int64_t rank, int port) {
+absl::Status Launcher::start(int64_t rank, const Port& port) {
   int fds[2];
   if (::pipe2(fds, O_CLOEXEC) != 0) {
     return system_error("make a pipe");
   }
+  const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid == 0) {
-    become_rank(rank, port, fds[1]);
+    become_rank(rank, port, fds[1], parent);
   }
   ::close(fds[1]);
   if (pid < 0) {
@@ -239,9 +265,9 @@ absl::StatusOr<int> Launcher::run() {
     argv_.push_back(argument.data());
   }
   argv_.push_back(nullptr);
-  const auto port = free_port();
-  if (!port.ok()) {
-    return port.status();
+  Port port;
+  if (absl::Status status = port.take(); !status.ok()) {
+    return status;
   }
   ::sigemptyset(&signals_);
   for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) {
@@ -251,10 +277,11 @@ absl::StatusOr<int> Launcher::run() {
   signal_fd_ = ::signalfd(-1, &signals_, SFD_NONBLOCK | SFD_CLOEXEC);
   children_.reserve(static_cast<size_t>(options_.processes)); // first_failed_ points into it
   for (int64_t rank = 0; rank < options_.processes; ++rank) {
-    if (absl::Status status = start(rank, *port); !status.ok()) {
+    if (absl::Status status = start(rank, port); !status.ok()) {
       return status;
     }
   }
+  port.release(); // once rank 0 is gone, nobody is to be kept waiting at its port
   while (any_running()) {
     std::vector<pollfd> polled{{signal_fd_, POLLIN, 0}};
     for (const Child& child : children_) {

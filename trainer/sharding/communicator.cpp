@@ -1,5 +1,7 @@
 #include "trainer/sharding/communicator.h"
 
+#include <arpa/inet.h>
+#include <sys/socket.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -49,9 +51,6 @@ class BackendCommunicator : public Communicator {
   }
   void shutdown() override {
     backend_->shutdown();
-  }
-  void abort() override {
-    backend_->abort();
   }
 
  private:
@@ -159,6 +158,13 @@ class StoreRendezvous : public Rendezvous {
   RendezvousOptions options_;
 };
 
+bool is_bound_to(int fd, int64_t port) {
+  sockaddr_in address{};
+  socklen_t length = sizeof(address);
+  return fd >= 0 && ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 &&
+      address.sin_family == AF_INET && ntohs(address.sin_port) == port;
+}
+
 std::string arrived_key(int64_t rank) {
   return absl::StrCat("arrived/", rank);
 }
@@ -187,6 +193,9 @@ absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::join(const RendezvousOpt
     store_options.numWorkers = static_cast<size_t>(options.world_size);
     store_options.waitWorkers = false;
     store_options.timeout = options.timeout;
+    if (store_options.isServer && is_bound_to(options.master_listen_fd, options.master_port)) {
+      store_options.masterListenFd = options.master_listen_fd;
+    }
     store = c10::make_intrusive<c10d::TCPStore>(options.master_addr, store_options);
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat(

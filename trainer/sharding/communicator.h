@@ -31,8 +31,6 @@ class Communicator {
   // Closes the group once its operations are over; every member calls it, before the group is destroyed at the end of a
   // run that went well. May wait for the others.
   virtual void shutdown() = 0;
-  // Ends all operations with an error, so that no rank waits for one that has failed.
-  virtual void abort() = 0;
 };
 
 // Short texts under keys that all ranks see. For one thread at a time. Throws c10::Error when rank 0 is gone.
@@ -52,6 +50,7 @@ class CommunicationError : public std::runtime_error {
 struct RendezvousOptions {
   std::string master_addr = "127.0.0.1";
   int64_t master_port = 29500;
+  int master_listen_fd = -1; // rank 0: a socket bound to the port already, which is used if it is; -1: none
   int64_t rank = 0;
   int64_t world_size = 1;
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};

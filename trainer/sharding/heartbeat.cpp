@@ -70,7 +70,8 @@ std::string describe_laggards(const std::vector<Beat>& before, const std::vector
 }
 
 struct Heartbeat::State {
-  std::unique_ptr<Board> posts, looks; // connections of their own: each is one thread's
+  std::unique_ptr<Board> posts, looks; // connections of their own, each for one thread at a time
+  std::mutex looking; // the watchdog and a rank that has lost the others may look at the same time
   std::chrono::milliseconds interval;
   int64_t world_size;
   std::mutex mutex;
@@ -128,6 +129,7 @@ std::string Heartbeat::laggards(std::chrono::milliseconds patience) const {
   std::future<std::string> future = answer->get_future();
   std::thread([state = state_, answer] {
     std::string text;
+    const std::lock_guard looking(state->looking);
     try {
       const std::vector<Beat> before = read_beats(*state->looks, state->world_size);
       std::this_thread::sleep_for(3 * state->interval);

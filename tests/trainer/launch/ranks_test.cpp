@@ -48,6 +48,40 @@ TEST(DetectRanks, SlurmTakesTheFirstHostOfItsList) {
   EXPECT_EQ(info->master_addr, "gpu007");
 }
 
+TEST(DetectRanks, SlurmSaysHowManyTasksEachNodeHas) {
+  std::map<std::string, std::string> variables{{"SLURM_PROCID", "17"},       {"SLURM_NTASKS", "20"},
+                                               {"SLURM_LOCALID", "1"},       {"SLURM_STEP_TASKS_PER_NODE", "8(x2),4"},
+                                               {"SLURM_NODELIST", "n[1-3]"}, {"SLURM_NODEID", "2"}};
+  const auto last = detect(variables);
+  ASSERT_TRUE(last.ok()) << last.status();
+  EXPECT_EQ(last->local_world_size, 4);
+  EXPECT_EQ(last->master_addr, "n1"); // several nodes, though nobody asked for a number of tasks on each
+  variables["SLURM_NODEID"] = "1";
+  EXPECT_EQ(detect(variables)->local_world_size, 8);
+  EXPECT_EQ(slurm_tasks_on_node("2,1(x2)", 2), 1);
+  EXPECT_EQ(slurm_tasks_on_node("2", 0), 2);
+  for (const char* bad : {"", "x", "0", "2(x", "2(x0)", "2(xy)", "-1"}) {
+    EXPECT_FALSE(slurm_tasks_on_node(bad, 5).has_value()) << bad;
+  }
+  EXPECT_FALSE(slurm_tasks_on_node("2(x2)", 2).has_value());
+}
+
+TEST(DetectRanks, ARankThatIsShownOneGpuTakesIt) {
+  std::map<std::string, std::string> slurm{
+      {"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "3"}, {"CUDA_VISIBLE_DEVICES", "3"}};
+  EXPECT_EQ(detect(slurm)->local_gpu, 0);
+  slurm["CUDA_VISIBLE_DEVICES"] = "0,1,2,3";
+  EXPECT_EQ(detect(slurm)->local_gpu, 3);
+  // Two ranks on the only GPU would be a mistake, which is said later.
+  EXPECT_EQ(detect({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"CUDA_VISIBLE_DEVICES", "0"}})->local_gpu, 1);
+}
+
+TEST(DetectRanks, TheListeningSocketIsRankZeros) {
+  EXPECT_EQ(detect({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {kListenFdVariable, "7"}})->master_listen_fd, 7);
+  EXPECT_EQ(detect({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {kListenFdVariable, "7"}})->master_listen_fd, -1);
+  EXPECT_EQ(detect({})->master_listen_fd, -1);
+}
+
 TEST(DetectRanks, OpenMpiAndPmi) {
   EXPECT_EQ(detect({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}})->launcher, "Open MPI");
   EXPECT_EQ(detect({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}})->rank, 1);

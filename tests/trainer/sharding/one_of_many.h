@@ -37,7 +37,6 @@ class OneOfMany : public Communicator {
   }
   void broadcast(at::Tensor, int64_t) override {}
   void shutdown() override {}
-  void abort() override {}
 
  private:
   int64_t rank_;

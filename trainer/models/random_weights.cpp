@@ -29,10 +29,11 @@ class RandomWeights : public WeightSource {
  public:
   RandomWeights(double initializer_range, uint64_t seed) : scale_(static_cast<float>(initializer_range)), seed_(seed) {}
 
- protected:
   bool writes_to(at::Device device) const override {
     return device.is_cpu() || device.is_cuda();
   }
+
+ protected:
   void copy_tensor(const FlatPiece& piece, int64_t first, at::Tensor dst) const override {
     if (!piece.param->is_matrix) {
       dst.fill_(absl::StrContains(piece.param->name, "bias") ? 0.0 : 1.0);

@@ -22,12 +22,14 @@ class WeightSource {
   // and everything past layout.numel become zero. dst: one-dimensional, contiguous, floating point, on any device.
   void copy_range(const UnitLayout& layout, int64_t flat_begin, at::Tensor dst) const;
 
- protected:
-  // Whether copy_tensor() takes tensors of this device; others come by way of the host.
+  // Whether the values come into being on this device; others get theirs by way of the host.
   virtual bool writes_to(at::Device device) const {
     return device.is_cpu();
   }
-  // Elements [first, first + dst.numel()) of one Hugging Face tensor into a contiguous one.
+
+ protected:
+  // Elements [first, first + dst.numel()) of one Hugging Face tensor into a contiguous one on a device that writes_to()
+  // says.
   virtual void copy_tensor(const FlatPiece& piece, int64_t first, at::Tensor dst) const = 0;
 };
 

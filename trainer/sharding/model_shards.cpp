@@ -28,7 +28,15 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
 
 void ModelShards::load(const models::WeightSource& source) {
   for (UnitShard& unit : units_) {
-    source.copy_range(unit.layout, unit.shard.begin, unit.master.defined() ? unit.master : unit.weights);
+    at::Tensor target = unit.master.defined() ? unit.master : unit.weights;
+    if (target.device() != options_.device && source.writes_to(options_.device)) {
+      // The same bits wherever the state lies: made on the device, as they would be for state there.
+      at::Tensor made = at::empty(target.sizes(), target.options().device(options_.device));
+      source.copy_range(unit.layout, unit.shard.begin, made);
+      target.copy_(made);
+    } else {
+      source.copy_range(unit.layout, unit.shard.begin, target);
+    }
   }
   refresh_weights();
 }

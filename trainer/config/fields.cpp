@@ -241,7 +241,8 @@ std::vector<Field> memory_fields() {
        "offload (all of it, in host memory), offload_input (its input, in host memory), a list of runs in forward order "
        "such as recompute*24,keep*8, or auto: the fastest mix that fits."},
       {"memory", "optimizer", one_of<kMemory, &MemorySection::optimizer>({"device", "host"}), "",
-       "Where float32 master weights and moments lie. host: they pass through the device unit by unit at each update."},
+       "Where float32 master weights and moments lie. host: they pass through the device in pieces, "
+       "beside the next step's teacher."},
       {"memory", "budget_gib", Real{member<kMemory, &MemorySection::budget_gib>, 0, kInf}, "GiB",
        "What tensors may take on the device at the peak; auto plans for it. 0: all that the device has."},
       {"memory", "limit_gib", Real{member<kMemory, &MemorySection::limit_gib>, 0, kInf}, "GiB",

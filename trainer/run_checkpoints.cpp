@@ -30,6 +30,9 @@ std::vector<std::string> describe_resumption(const checkpoint::Resumed& resumed,
   }
   lines.push_back(absl::StrFormat(
       "resumed from %s after step %d (%d samples)", resumed.folder, resumed.state.step, resumed.state.samples));
+  for (const std::string& folder : resumed.superseded) {
+    lines.push_back("set aside, since the run goes on from an earlier step: " + folder);
+  }
   lines.insert(lines.end(), resumed.data_lines.begin(), resumed.data_lines.end());
   const config::ReadResult saved = config::read(resumed.info.config, resumed.folder, {});
   if (!saved.problems.empty()) {
@@ -75,6 +78,12 @@ absl::StatusOr<checkpoint::Resumed> RunCheckpoints::resume(const std::string& fo
   if (absl::Status status = sharding::agree(mesh_, continue_data(*resumed, data)); !status.ok()) {
     return status;
   }
+  auto moved = mesh_.is_main() ? checkpoint::set_aside_after(config_.run.dir, resumed->state.step)
+                               : absl::StatusOr<std::vector<std::string>>(std::vector<std::string>());
+  if (absl::Status status = sharding::agree(mesh_, moved.status()); !status.ok()) {
+    return status;
+  }
+  resumed->superseded = *std::move(moved);
   // A complete checkpoint of this step is there, and is not written over by another one of the same state.
   std::error_code error;
   const fs::path own = checkpoint::checkpoint_folder(config_.run.dir, resumed->state.step);
@@ -130,13 +139,8 @@ at::Tensor RunCheckpoints::copy_memory(int64_t processes_on_host) const {
   return device::HostSlab::take(*slab, bytes);
 }
 
-void RunCheckpoints::open(RunJournal& journal, int64_t resumed_step, int64_t processes_on_host) {
+void RunCheckpoints::open(RunJournal& journal, int64_t processes_on_host) {
   journal_ = &journal;
-  if (mesh_.is_main()) {
-    for (const std::string& folder : checkpoint::set_aside_after(config_.run.dir, resumed_step)) {
-      journal.info("set aside, since the run goes on from an earlier step: " + folder);
-    }
-  }
   checkpoint::SaverOptions options;
   options.run_dir = config_.run.dir;
   options.keep = config_.checkpoint.keep;

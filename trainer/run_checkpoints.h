@@ -31,12 +31,13 @@ class RunCheckpoints {
 
   // Continues from the folder, or where it is empty from the newest complete checkpoint of the run folder, and takes
   // the training data to where the run stands; with another data.seq_len or data.packing a new stage of it begins.
-  // Changes no file except checkpoints that turn out to be damaged.
+  // Changes no file, but sets checkpoints aside: those that turn out to be damaged, and those beyond the one that is
+  // resumed, before a line about their steps is dropped from metrics.jsonl.
   absl::StatusOr<checkpoint::Resumed> resume(const std::string& folder, data::Dataset& data);
 
-  // From here on checkpoints can be saved. `resumed_step`: what lies beyond it is set aside. With checkpoint.async,
-  // takes the host memory for the copies; where there is not enough, says so, and training waits for each checkpoint.
-  void open(RunJournal& journal, int64_t resumed_step, int64_t processes_on_host);
+  // From here on checkpoints can be saved. With checkpoint.async, takes the host memory for the copies; where there is
+  // not enough, says so, and training waits for each checkpoint.
+  void open(RunJournal& journal, int64_t processes_on_host);
 
   // At checkpoint.every: begins to save. A save that is still being written is waited for, and it is said for how long.
   absl::Status save_periodic(const checkpoint::TrainState& state);

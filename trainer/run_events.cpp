@@ -54,7 +54,11 @@ absl::StatusOr<RunEvents> RunEvents::open(const std::string& run_dir, int64_t la
     return file.status();
   }
   RunEvents events(run_dir, *std::move(file), spike_sigmas);
-  for (const double loss : recorded_losses(run_dir, last_step)) {
+  const auto losses = recorded_losses(run_dir, last_step);
+  if (!losses.ok()) {
+    return losses.status();
+  }
+  for (const double loss : *losses) {
     events.spikes_.next(loss);
   }
   return events;

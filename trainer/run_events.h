@@ -41,6 +41,11 @@ class RunEvents {
   // What is to be said about the step; empty: nothing.
   absl::StatusOr<std::string> step(const metrics::StepRecord& record);
 
+  // See JsonLines::sync().
+  absl::Status sync() const {
+    return file_.sync();
+  }
+
  private:
   RunEvents(std::string run_dir, metrics::JsonLines file, double spike_sigmas)
       : run_dir_(std::move(run_dir)), file_(std::move(file)), spikes_(spike_sigmas) {}

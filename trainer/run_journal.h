@@ -26,9 +26,10 @@ class RunJournal {
   absl::Status step(const metrics::StepRecord& record);
   absl::Status evaluation(int64_t step, const metrics::LossMeans& means);
   void message(const std::string& line); // standard output and log.txt
-  // metrics.jsonl is on the disk when this returns ok. May run on another thread than the rest.
+  // metrics.jsonl and events.jsonl are on the disk when this returns ok. May run on another thread than the rest.
   absl::Status sync() const {
-    return metrics_ ? metrics_->sync() : absl::OkStatus();
+    const absl::Status status = metrics_ ? metrics_->sync() : absl::OkStatus();
+    return status.ok() && events_ ? events_->sync() : status;
   }
 
  private:

@@ -16,11 +16,15 @@ std::string metrics_file(const std::string& run_dir) {
 // A step's first record in metrics.jsonl.
 absl::StatusOr<Json> recorded_step(const std::string& run_dir, int64_t step) {
   std::optional<Json> found;
-  metrics::for_each_record(metrics_file(run_dir), [&](const std::string&, const Json& record) {
-    if (!found && !record.contains("eval") && metrics::record_step(record) == step) {
-      found = record;
-    }
-  });
+  const absl::Status status =
+      metrics::for_each_record(metrics_file(run_dir), [&](const std::string&, const Json& record) {
+        if (!found && !record.contains("eval") && metrics::record_step(record) == step) {
+          found = record;
+        }
+      });
+  if (!status.ok()) {
+    return status;
+  }
   return found ? absl::StatusOr<Json>(*std::move(found))
                : absl::NotFoundError(absl::StrCat(metrics_file(run_dir), ": holds no step ", step));
 }
@@ -34,18 +38,19 @@ bool is_time(const std::string& name) {
 
 } // namespace
 
-std::vector<double> recorded_losses(const std::string& run_dir, int64_t last_step) {
+absl::StatusOr<std::vector<double>> recorded_losses(const std::string& run_dir, int64_t last_step) {
   std::vector<double> losses;
-  metrics::for_each_record(metrics_file(run_dir), [&](const std::string&, const Json& record) {
-    const auto loss = record.find("loss");
-    const auto valid_tokens = record.find("valid_tokens");
-    const auto step = metrics::record_step(record);
-    const bool has_targets = valid_tokens == record.end() || *valid_tokens != 0;
-    if (step && *step <= last_step && loss != record.end() && loss->is_number() && has_targets) {
-      losses.push_back(loss->get<double>());
-    }
-  });
-  return losses;
+  const absl::Status status =
+      metrics::for_each_record(metrics_file(run_dir), [&](const std::string&, const Json& record) {
+        const auto loss = record.find("loss");
+        const auto valid_tokens = record.find("valid_tokens");
+        const auto step = metrics::record_step(record);
+        const bool has_targets = valid_tokens == record.end() || *valid_tokens != 0;
+        if (step && *step <= last_step && loss != record.end() && loss->is_number() && has_targets) {
+          losses.push_back(loss->get<double>());
+        }
+      });
+  return status.ok() ? absl::StatusOr<std::vector<double>>(std::move(losses)) : status;
 }
 
 absl::StatusOr<std::string> compare_recorded_steps(

@@ -7,7 +7,6 @@
 #include "trainer/evaluation.h"
 #include "trainer/launch/ranks.h"
 #include "trainer/launch/stop_signal.h"
-#include "trainer/metrics/flops.h"
 #include "trainer/metrics/log.h"
 #include "trainer/metrics/trace.h"
 #include "trainer/optim/lr_schedule.h"
@@ -50,7 +49,6 @@ class Trainer {
   absl::Status after_step();
   absl::Status read_steps(bool all);
   absl::Status finish_step(StepQueue::DoneStep done);
-  void add_throughput(metrics::StepRecord& record) const;
   absl::Status show_samples();
   absl::Status evaluate();
   absl::Status save_checkpoint(bool periodic);
@@ -130,7 +128,7 @@ absl::Status Trainer::open(const StartOptions& start) {
   last_step_ = start.last_step > 0 ? std::min(start.last_step, total_steps_) : total_steps_;
   status = sharding::agree(mesh_, open_journal());
   if (status.ok()) {
-    checkpoints_->open(*journal_, state_.step, parts_->ranks.local_world_size);
+    checkpoints_->open(*journal_, parts_->ranks.local_world_size);
   }
   return status;
 }
@@ -277,7 +275,9 @@ absl::Status Trainer::finish_step(StepQueue::DoneStep done) {
   state_.skipped_total += record.skipped ? 1 : 0;
   state_.skipped_in_row = record.skipped ? state_.skipped_in_row + 1 : 0;
   record.skipped_total = state_.skipped_total;
-  add_throughput(record);
+  add_throughput(*parts_, record);
+  record.eta_seconds = seconds_since(started_) / static_cast<double>(record.step - first_step_) *
+      static_cast<double>(total_steps_ - record.step);
   if (const absl::Status status = journal_->step(record); journal_status_.ok()) {
     journal_status_ = status;
   }
@@ -300,23 +300,6 @@ absl::Status Trainer::finish_step(StepQueue::DoneStep done) {
         record.step * config_.train.global_batch_size));
   }
   return absl::OkStatus();
-}
-
-void Trainer::add_throughput(metrics::StepRecord& record) const {
-  record.tokens_per_second =
-      static_cast<double>(config_.train.global_batch_size * config_.data.seq_len) / record.seconds;
-  if (parts_->device.peak_bf16_flops > 0) {
-    const metrics::TokenFlops student = metrics::token_flops(parts_->student->config(), config_.data.seq_len);
-    const metrics::TokenFlops teacher =
-        parts_->teacher ? metrics::token_flops(parts_->teacher->config(), config_.data.seq_len) : metrics::TokenFlops{};
-    const double peak = parts_->device.peak_bf16_flops * static_cast<double>(mesh_.world_size);
-    record.mfu_causal = metrics::step_flops_per_token(student, teacher, true) * record.tokens_per_second / peak;
-    record.mfu_full = metrics::step_flops_per_token(student, teacher, false) * record.tokens_per_second / peak;
-  }
-  record.peak_memory_bytes = metrics::peak_memory_bytes(parts_->environment.device);
-  record.peak_reserved_bytes = metrics::peak_reserved_bytes(parts_->environment.device);
-  record.eta_seconds = seconds_since(started_) / static_cast<double>(record.step - first_step_) *
-      static_cast<double>(total_steps_ - record.step);
 }
 
 // What each sample of the next step loses by itself.

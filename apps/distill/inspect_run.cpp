@@ -28,12 +28,12 @@ struct LastMetrics {
   Json eval;
 };
 
-LastMetrics last_metrics(const fs::path& file) {
+absl::StatusOr<LastMetrics> last_metrics(const fs::path& file) {
   LastMetrics last;
-  metrics::for_each_record(file.string(), [&](const std::string&, const Json& record) {
+  const absl::Status status = metrics::for_each_record(file.string(), [&](const std::string&, const Json& record) {
     (record.contains("eval") ? last.eval : last.step) = record;
   });
-  return last;
+  return status.ok() ? absl::StatusOr<LastMetrics>(std::move(last)) : status;
 }
 
 std::string metrics_text(const std::string& title, const Json& values) {
@@ -90,7 +90,11 @@ absl::StatusOr<std::string> describe_run(const std::string& folder) {
   if (!read.problems.empty()) {
     return absl::InvalidArgumentError(config::report(read.problems));
   }
-  const LastMetrics last = last_metrics(root / "metrics.jsonl");
+  const auto metrics = last_metrics(root / "metrics.jsonl");
+  if (!metrics.ok()) {
+    return metrics.status();
+  }
+  const LastMetrics& last = *metrics;
   const std::string steps_done = last.step.is_object() ? member_text(last.step, "step") : "0";
   std::error_code error;
   std::string text = absl::StrFormat("%-24s %s\n", "run folder", folder);

@@ -198,17 +198,17 @@ absl::Status read_metrics_jsonl(const uint8_t* data, size_t size) {
   file_with(data, size, "metrics.jsonl");
   file_with(data, size, "events.jsonl");
   const std::string& folder = own_folder();
-  trainer::recorded_losses(folder, kLastStep);
+  TORCH_CHECK(trainer::recorded_losses(folder, kLastStep).ok(), "losses cannot be read");
   const auto compared = trainer::compare_recorded_steps(folder, folder, kLastStep);
   TORCH_CHECK(!compared.ok() || absl::StrContains(*compared, "bit for bit"), "a step differs from itself");
   const auto events = trainer::RunEvents::open(folder, kLastStep, /*spike_sigmas=*/6);
   const auto metrics = metrics::JsonLines::open(folder + "/metrics.jsonl", {kLastStep, kLastEvaluation});
   TORCH_CHECK(events.ok() && metrics.ok(), "a run folder cannot be opened: ", events.status(), metrics.status());
-  metrics::for_each_record(folder + "/metrics.jsonl", [](const std::string&, const nlohmann::ordered_json& record) {
-    const int64_t last = record.contains("eval") ? kLastEvaluation : kLastStep;
-    TORCH_CHECK(metrics::record_step(record).value_or(0) <= last, "a later step was kept");
-  });
-  return absl::OkStatus();
+  return metrics::for_each_record(
+      folder + "/metrics.jsonl", [](const std::string&, const nlohmann::ordered_json& record) {
+        const int64_t last = record.contains("eval") ? kLastEvaluation : kLastStep;
+        TORCH_CHECK(metrics::record_step(record).value_or(0) <= last, "a later step was kept");
+      });
 }
 
 absl::Status read_machine_json(const uint8_t* data, size_t size) {

@@ -27,10 +27,8 @@ std::optional<std::pair<int64_t, std::string>> parse_name(const std::string& nam
   }
   const char* end = name.data() + name.size();
   const auto result = std::from_chars(name.data() + kPrefix.size(), end, step);
-  if (result.ec != std::errc() || step < 0) {
-    return std::nullopt;
-  }
-  return std::pair(step, std::string(result.ptr, end));
+  const bool plain = result.ec == std::errc() && step >= 0 && name.starts_with(absl::StrCat("step-", step));
+  return plain ? std::optional(std::pair(step, std::string(result.ptr, end))) : std::nullopt; // not step-007
 }
 
 struct Entry {
@@ -57,6 +55,16 @@ bool has_marker(const fs::path& folder) {
 
 std::string marker_text(int64_t version, uint64_t index_sum) {
   return absl::StrCat("distill-checkpoint ", version, " index.json xxh3 ", models::checksum_text(index_sum), "\n");
+}
+
+// Whether a marker is of a format that this program reads, whatever else stands in it.
+bool is_known_marker(const std::string& marker) {
+  for (int64_t version = kOldestVersion; version <= kFormatVersion; ++version) {
+    if (marker.starts_with(absl::StrCat("distill-checkpoint ", version, " "))) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // A checkpoint without its marker is incomplete from the first moment of its removal on.
@@ -106,8 +114,10 @@ absl::Status make_partial(const std::string& run_dir, int64_t step) {
   if (!error) {
     fs::create_directory(partial, error);
   }
-  return error ? absl::InternalError(absl::StrCat(partial.string(), ": cannot create: ", error.message()))
-               : absl::OkStatus();
+  if (error) {
+    return absl::InternalError(absl::StrCat(partial.string(), ": cannot create: ", error.message()));
+  }
+  return sync_folder(run_dir); // its entry of the folder of checkpoints, and of the run's other files
 }
 
 absl::Status publish(const std::string& run_dir, const Index& index) {
@@ -122,8 +132,7 @@ absl::Status publish(const std::string& run_dir, const Index& index) {
   }
   const std::string marker = marker_text(index.version, models::checksum(text.data(), text.size()));
   if (absl::Status status = write_file((target / kMarkerFile).string(), marker); !status.ok()) {
-    std::error_code ignored;
-    fs::remove(target / kMarkerFile, ignored); // it may be there in part
+    remove_checkpoint(target); // the marker may be there in part, and the disk may be full
     return status;
   }
   return sync_folder(target.string());
@@ -141,14 +150,20 @@ absl::StatusOr<Index> read_index(const std::string& folder) {
   if (!text.ok()) {
     return absl::DataLossError(text.status().message());
   }
-  // An index of another format version says so; anything else that does not fit its marker is damage.
+  // An index of another format version says so, and its marker too; anything else that does not fit its marker is
+  // damage.
   auto index = parse_index(*text, index_file);
-  if (absl::IsFailedPrecondition(index.status())) {
+  if (absl::IsFailedPrecondition(index.status()) && !is_known_marker(*marker)) {
     return index.status();
   }
   const int64_t version = index.ok() ? index->version : kFormatVersion;
   const std::string expected = marker_text(version, models::checksum(text->data(), text->size()));
   if (*marker == expected) {
+    const auto name = parse_name(fs::path(folder).lexically_normal().filename().string());
+    if (index.ok() && name && name->second.empty() && name->first != index->state.step) {
+      return absl::DataLossError(absl::StrCat(
+          folder, ": holds the checkpoint of step ", index->state.step, ": expected the one that its name says"));
+    }
     return index;
   }
   return absl::DataLossError(absl::StrCat(
@@ -179,11 +194,21 @@ std::string set_aside(const std::string& folder, const std::string& suffix) {
   return error ? folder : target;
 }
 
-std::vector<std::string> set_aside_after(const std::string& run_dir, int64_t step) {
+absl::StatusOr<std::vector<std::string>> set_aside_after(const std::string& run_dir, int64_t step) {
   std::vector<std::string> moved;
   for (const auto& [other, path] : complete_checkpoints(run_dir)) {
     if (other > step) {
       moved.push_back(set_aside(path.string(), "superseded"));
+      if (moved.back() == path.string()) {
+        return absl::InternalError(absl::StrCat(
+            path.string(), ": lies beyond step ", step,
+            ", from which the run is to go on, and cannot be renamed; move it away by hand"));
+      }
+    }
+  }
+  if (!moved.empty()) {
+    if (absl::Status status = sync_folder((fs::path(run_dir) / kFolder).string()); !status.ok()) {
+      return status;
     }
   }
   return moved;

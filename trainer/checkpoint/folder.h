@@ -33,7 +33,8 @@ absl::Status make_partial(const std::string& run_dir, int64_t step);
 // After every rank has written and synced its file: writes the index, syncs, renames and writes the marker.
 absl::Status publish(const std::string& run_dir, const Index& index);
 
-// Reads and checks the index of a complete checkpoint. DataLoss: incomplete or damaged.
+// Reads and checks the index of a complete checkpoint. DataLoss: incomplete or damaged, or of another step than its
+// name says. FailedPrecondition: of a format that this program does not read.
 absl::StatusOr<Index> read_index(const std::string& folder);
 
 // Keeps `saved_step` and the newest complete ones before it, `keep` in all, and removes older ones and unfinished
@@ -43,7 +44,8 @@ void remove_old(const std::string& run_dir, int64_t saved_step, int64_t keep);
 // Renames a checkpoint, so that it is not used any more, and returns its new path: "<folder>.damaged".
 std::string set_aside(const std::string& folder, const std::string& suffix);
 
-// Sets every checkpoint beyond `step` aside as superseded; returns the new paths.
-std::vector<std::string> set_aside_after(const std::string& run_dir, int64_t step);
+// Sets every checkpoint beyond `step` aside as superseded; returns the new paths. An error: one of them is still there,
+// and would be resumed from.
+absl::StatusOr<std::vector<std::string>> set_aside_after(const std::string& run_dir, int64_t step);
 
 } // namespace distill::checkpoint

@@ -75,7 +75,7 @@ absl::Status read_on_this_rank(
   if (absl::Status status = read_state(reader, *index, model, optimizer, mesh); !status.ok()) {
     return status;
   }
-  resumed = {folder, index->state, index->info, "", {}};
+  resumed = {folder, index->state, index->info, "", {}, {}};
   return absl::OkStatus();
 }
 

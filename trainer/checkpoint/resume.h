@@ -22,6 +22,7 @@ struct Resumed {
   TrainState state;
   RunInfo info; // of the run that saved
   std::string damaged; // what was set aside on the way, and why; one line each
+  std::vector<std::string> superseded; // checkpoints beyond this one that were set aside
   std::vector<std::string> data_lines; // for people: how the training data goes on where a new stage of it begins
 };
 

@@ -23,7 +23,13 @@ absl::Status read_generator(StateReader& reader, int64_t file, const char* name,
   if (state->defined()) { // a run on a CPU has saved none of a GPU
     at::Generator generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_state(*state);
+    try {
+      generator.set_state(*state);
+    } catch (const c10::Error& error) { // ATen is who knows what a state may be
+      return absl::DataLossError(absl::StrCat(
+          reader.file_path(file), ": tensor ", name,
+          ": no state of a random generator: ", error.what_without_backtrace()));
+    }
   }
   return absl::OkStatus();
 }

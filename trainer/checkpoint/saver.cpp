@@ -148,7 +148,11 @@ std::vector<std::vector<uint64_t>> Saver::exchange_sums() {
     return {saving_->block_sums};
   }
   at::Tensor size = at::tensor({saving_->file_bytes, static_cast<int64_t>(saving_->block_sums.size())}, at::kLong);
-  mesh_.host->broadcast(size, /*root=*/0); // the shards are equal in size
+  mesh_.host->broadcast(size, /*root=*/0);
+  TORCH_CHECK(
+      mesh_.replicate_rank != 0 || saving_->file_bytes == size[0].item<int64_t>(),
+      "the ranks' shards differ in size: ", saving_->file_bytes, " bytes on rank ", mesh_.rank, ", ",
+      size[0].item<int64_t>(), " on rank 0");
   saving_->file_bytes = size[0].item<int64_t>();
   const int64_t blocks = size[1].item<int64_t>();
   saving_->block_sums.resize(static_cast<size_t>(blocks));

@@ -18,7 +18,7 @@ absl::StatusOr<StateReader::File*> StateReader::open(int64_t index) {
     return &found->second;
   }
   const ShardFile& entry = index_.files[static_cast<size_t>(index)];
-  auto bytes = VerifiedFile::open(folder_ + "/" + entry.name, entry.bytes, entry.block_sums);
+  auto bytes = VerifiedFile::open(file_path(index), entry.bytes, entry.block_sums);
   if (!bytes.ok()) {
     return bytes.status();
   }

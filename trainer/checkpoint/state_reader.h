@@ -30,6 +30,10 @@ class StateReader {
   // A whole tensor of one rank's file, by name: the step counter, a generator's state. Undefined: the file has none.
   absl::StatusOr<at::Tensor> read_tensor(int64_t file, const std::string& name);
 
+  std::string file_path(int64_t file) const {
+    return folder_ + "/" + index_.files[static_cast<size_t>(file)].name;
+  }
+
  private:
   struct File {
     std::unique_ptr<VerifiedFile> bytes;

@@ -20,14 +20,14 @@ bool is_kept(const nlohmann::ordered_json& record, const KeptSteps& kept) {
 }
 
 // The whole lines that stay.
-std::string kept_lines(const std::string& path, const KeptSteps& steps) {
+absl::StatusOr<std::string> kept_lines(const std::string& path, const KeptSteps& steps) {
   std::string kept;
-  for_each_record(path, [&](const std::string& line, const nlohmann::ordered_json& record) {
+  const absl::Status status = for_each_record(path, [&](const std::string& line, const nlohmann::ordered_json& record) {
     if (is_kept(record, steps)) {
       kept += line + "\n";
     }
   });
-  return kept;
+  return status.ok() ? absl::StatusOr<std::string>(std::move(kept)) : status;
 }
 
 absl::Status file_error(const std::string& path, const char* action) {
@@ -36,15 +36,24 @@ absl::Status file_error(const std::string& path, const char* action) {
 
 } // namespace
 
-void for_each_record(
+absl::Status for_each_record(
     const std::string& path, const std::function<void(const std::string&, const nlohmann::ordered_json&)>& visit) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error) && !error) {
+    return absl::OkStatus();
+  }
   std::ifstream file(path, std::ios::binary);
+  if (error || !file) {
+    return absl::InternalError(
+        absl::StrCat(path, ": cannot open: ", error ? error.message() : std::string(std::strerror(errno))));
+  }
   for (std::string line; std::getline(file, line) && !file.eof();) { // the end of the file: no newline, a torn line
     const auto record = models::parse_json(line, path, kMaxDepth);
     if (record.ok() && record->is_object()) {
       visit(line, *record);
     }
   }
+  return file.bad() ? absl::InternalError(absl::StrCat(path, ": cannot be read to its end")) : absl::OkStatus();
 }
 
 std::optional<int64_t> record_step(const nlohmann::ordered_json& record) {
@@ -58,7 +67,10 @@ std::optional<int64_t> record_step(const nlohmann::ordered_json& record) {
 }
 
 absl::StatusOr<JsonLines> JsonLines::open(const std::string& path, const KeptSteps& steps) {
-  const std::string kept = kept_lines(path, steps);
+  const auto kept = kept_lines(path, steps);
+  if (!kept.ok()) {
+    return kept.status();
+  }
   const std::string partial = path + ".partial";
   JsonLines lines;
   lines.path_ = path;
@@ -66,7 +78,7 @@ absl::StatusOr<JsonLines> JsonLines::open(const std::string& path, const KeptSte
   if (!lines.file_) {
     return file_error(partial, "create");
   }
-  if (std::fwrite(kept.data(), 1, kept.size(), lines.file_.get()) != kept.size() ||
+  if (std::fwrite(kept->data(), 1, kept->size(), lines.file_.get()) != kept->size() ||
       std::fflush(lines.file_.get()) != 0 || ::fsync(::fileno(lines.file_.get())) != 0) {
     return file_error(partial, "write");
   }

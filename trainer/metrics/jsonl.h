@@ -14,9 +14,9 @@
 namespace distill::metrics {
 
 // Every whole line of a JSON-lines file that is an object, in order, as it stands and parsed; what else there is, a
-// torn last line among it, is passed over. A file that is not there has none. The file is not trusted: see
-// models::parse_json.
-void for_each_record(
+// torn last line among it, is passed over. A file that is not there has none. An error: the file cannot be
+// read, or not to its end. It is not trusted: see models::parse_json.
+absl::Status for_each_record(
     const std::string& path,
     const std::function<void(const std::string& line, const nlohmann::ordered_json& record)>& visit);
 
@@ -33,7 +33,7 @@ struct KeptSteps {
 class JsonLines {
  public:
   // Opens for appending. Lines that are not kept and a torn last line are dropped first, so that a resumed run holds
-  // every step and every evaluation once.
+  // every step and every evaluation once. An error leaves the file as it was.
   static absl::StatusOr<JsonLines> open(const std::string& path, const KeptSteps& kept);
 
   absl::Status append(const std::string& line);

@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <fstream>
@@ -10,6 +12,19 @@
 #include "trainer/checkpoint/resume.h"
 #include "trainer/checkpoint/saver.h"
 #include "trainer/models/checksum.h"
+
+namespace {
+
+std::vector<std::string> synced; // paths in order, of this program
+
+} // namespace
+
+// In the place of the C library's.
+extern "C" int fsync(int fd) {
+  const std::string link = absl::StrCat("/proc/self/fd/", fd);
+  synced.push_back(std::filesystem::read_symlink(link).string());
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
 
 namespace distill::checkpoint {
 namespace {
@@ -326,12 +341,79 @@ TEST_P(CheckpointTest, WhatBelongsToTheCheckpointIsSyncedBeforeItCounts) {
   EXPECT_FALSE(newest_complete(dir_).has_value());
 }
 
+TEST_P(CheckpointTest, EveryFileAndFolderIsOnTheDiskBeforeTheMarker) {
+  TrainedModel run(1);
+  synced.clear();
+  const fs::path folder = save(run, 4), parent = fs::canonical(folder.parent_path());
+  const std::string partial = (parent / "step-4.partial").string();
+  const std::vector<std::string> expected{
+      parent.parent_path().string(), // which holds the folder of checkpoints
+      partial + "/rank-00000.safetensors",
+      partial + "/index.json",
+      partial,
+      parent.string(),
+      (parent / "step-4" / "COMPLETE").string(),
+      (parent / "step-4").string()};
+  EXPECT_EQ(synced, expected);
+}
+
+TEST_P(CheckpointTest, AMarkerThatCannotBeWrittenLeavesNothingOnTheDisk) {
+  TrainedModel run(1);
+  save(run, 1);
+  // A folder in the marker's place.
+  SaverOptions options{.run_dir = dir_, .copy_memory = copy_memory(run, GetParam())};
+  options.before_publish = [&] {
+    fs::create_directory(partial_folder(dir_, 2) / kMarkerFile);
+    return absl::OkStatus();
+  };
+  state_.step = 2;
+  Saver saver(options, info_, run.model, run.optimizer, mesh_);
+  ASSERT_TRUE(saver.begin(state_).ok());
+  const auto saved = *saver.finish();
+  EXPECT_THAT(std::string(saved.status().message()), HasSubstr("step-2/COMPLETE: cannot create"));
+  EXPECT_EQ(checkpoints(), std::set<std::string>{"step-1"});
+}
+
+TEST_P(CheckpointTest, AFlippedVersionIsDamageAndAnotherVersionIsNot) {
+  TrainedModel good(1), newer(2), resumed(3);
+  save(good, 3);
+  const std::string folder = save(newer, 4);
+  std::ifstream index(folder + "/index.json");
+  const std::string text((std::istreambuf_iterator<char>(index)), std::istreambuf_iterator<char>());
+  flip(folder + "/index.json", static_cast<int64_t>(text.find("\"version\": ") + 11)); // 3 -> 2
+  auto result = load_newest(resumed);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->state.step, 3);
+
+  const std::string other = save(newer, 5);
+  std::string changed = text;
+  changed.replace(changed.find("\"version\": 3"), 12, "\"version\": 9");
+  std::ofstream(other + "/index.json") << changed;
+  EXPECT_EQ(load(other, resumed).status().code(), absl::StatusCode::kDataLoss) << "the marker is of this version";
+  std::ofstream(other + "/COMPLETE") << "distill-checkpoint 9 in a way of its own\n";
+  EXPECT_EQ(load(other, resumed).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_P(CheckpointTest, ACheckpointUnderAnothersNameIsNotUsed) {
+  TrainedModel good(1), resumed(3);
+  const fs::path folder = save(good, 3);
+  fs::copy(folder, folder.parent_path() / "step-8", fs::copy_options::recursive);
+  fs::copy(folder, folder.parent_path() / "step-0009", fs::copy_options::recursive);
+  const auto result = load_newest(resumed);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->state.step, 3);
+  EXPECT_THAT(result->damaged, HasSubstr("holds the checkpoint of step 3"));
+  EXPECT_EQ(checkpoints(), (std::set<std::string>{"step-3", "step-8.damaged", "step-0009"}));
+  fs::copy(folder, fs::path(dir_) / "elsewhere", fs::copy_options::recursive);
+  EXPECT_TRUE(load(dir_ + "/elsewhere", resumed).ok()) << "a name that says no step says nothing wrong";
+}
+
 TEST_P(CheckpointTest, LaterCheckpointsAreSetAsideWhenTheRunGoesOnFromAnEarlierOne) {
   TrainedModel run(1);
   for (const int64_t step : {1, 2, 3}) {
     save(run, step, /*keep=*/9);
   }
-  EXPECT_EQ(set_aside_after(dir_, 1).size(), 2);
+  EXPECT_EQ(set_aside_after(dir_, 1)->size(), 2);
   EXPECT_EQ(checkpoints(), (std::set<std::string>{"step-1", "step-2.superseded", "step-3.superseded"}));
   EXPECT_EQ(newest_complete(dir_), checkpoint_folder(dir_, 1).string());
 }

@@ -13,7 +13,7 @@ class JsonLinesTest : public testing::Test {
   std::string path_ = testing::TempDir() + "jsonl_test.jsonl";
 
   void SetUp() override {
-    std::filesystem::remove(path_);
+    std::filesystem::remove_all(path_);
   }
   std::string content() const {
     std::ifstream file(path_);
@@ -52,6 +52,21 @@ TEST_F(JsonLinesTest, EvaluationsHaveALimitOfTheirOwn) {
 {"step":1,"eval":{"loss":2}}
 {"step":2,"loss":1}
 )");
+}
+
+// Dropping every line because they cannot be read would lose the run's past.
+TEST_F(JsonLinesTest, AFileThatCannotBeReadIsAnErrorAndStays) {
+  std::filesystem::create_directory(path_);
+  const auto lines = JsonLines::open(path_, {2, 2});
+  EXPECT_NE(std::string(lines.status().message()).find(path_), std::string::npos);
+  EXPECT_TRUE(std::filesystem::is_directory(path_));
+}
+
+TEST_F(JsonLinesTest, StepsThatAreNoNumbersOfStepsAreNotKeptByMistake) {
+  std::ofstream(path_)
+      << "{\"step\":18446744073709551615}\n{\"step\":1.5}\n{\"step\":-1}\n[1]\n{\"step\":2,\"step\":3}\n";
+  ASSERT_TRUE(JsonLines::open(path_, {2, 2}).ok());
+  EXPECT_EQ(content(), "{\"step\":1.5}\n{\"step\":-1}\n");
 }
 
 TEST_F(JsonLinesTest, ErrorNamesTheFile) {

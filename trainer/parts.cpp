@@ -7,6 +7,7 @@
 
 #include "trainer/device/device_hooks.h"
 #include "trainer/flight_recorder.h"
+#include "trainer/metrics/flops.h"
 #include "trainer/metrics/log.h"
 #include "trainer/start_report.h"
 
@@ -120,6 +121,21 @@ absl::Status load_parts(Parts& parts) {
   parts.steps = std::make_unique<StepQueue>(
       parts.config, mesh, *parts.student, *parts.micro, *parts.optimizer, parts.slots.checks.get());
   return absl::OkStatus();
+}
+
+void add_throughput(const Parts& parts, metrics::StepRecord& record) {
+  const int64_t seq_len = parts.config.data.seq_len;
+  record.tokens_per_second = static_cast<double>(parts.config.train.global_batch_size * seq_len) / record.seconds;
+  if (parts.device.peak_bf16_flops > 0) {
+    const metrics::TokenFlops student = metrics::token_flops(parts.student->config(), seq_len);
+    const metrics::TokenFlops teacher =
+        parts.teacher ? metrics::token_flops(parts.teacher->config(), seq_len) : metrics::TokenFlops{};
+    const double peak = parts.device.peak_bf16_flops * static_cast<double>(parts.mesh->world_size);
+    record.mfu_causal = metrics::step_flops_per_token(student, teacher, true) * record.tokens_per_second / peak;
+    record.mfu_full = metrics::step_flops_per_token(student, teacher, false) * record.tokens_per_second / peak;
+  }
+  record.peak_memory_bytes = metrics::peak_memory_bytes(parts.environment.device);
+  record.peak_reserved_bytes = metrics::peak_reserved_bytes(parts.environment.device);
 }
 
 void leave_run(Parts& parts) {

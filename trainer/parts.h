@@ -46,6 +46,8 @@ absl::StatusOr<std::unique_ptr<Parts>> join_run(
 absl::Status plan_parts(Parts& parts);
 // Takes host memory, reads the weights, makes what a step needs.
 absl::Status load_parts(Parts& parts);
+// Completes a step's record, whose seconds are known: speed, MFU in both conventions, memory.
+void add_throughput(const Parts& parts, metrics::StepRecord& record);
 // The last steps have been read: leaves the other ranks in good order. Takes no longer than run.grace_s.
 void leave_run(Parts& parts);
 

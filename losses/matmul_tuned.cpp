@@ -100,17 +100,31 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
   TORCH_CUDABLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)));
 }
 
-bool sums_in_one_pass(const cublasLtMatmulHeuristicResult_t& result) {
-  int32_t splits = 0;
-  uint32_t reduction = 0;
+int32_t attribute_of(const cublasLtMatmulHeuristicResult_t& result, cublasLtMatmulAlgoConfigAttributes_t attribute) {
+  int32_t value = 0;
   size_t written = 0;
+  TORCH_CUDABLAS_CHECK(cublasLtMatmulAlgoConfigGetAttribute(&result.algo, attribute, &value, sizeof(value), &written));
+  return value;
+}
+
+bool sums_in_one_pass(const cublasLtMatmulHeuristicResult_t& result) {
   return result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize == 0 &&
-      cublasLtMatmulAlgoConfigGetAttribute(
-          &result.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof(splits), &written) == CUBLAS_STATUS_SUCCESS &&
-      cublasLtMatmulAlgoConfigGetAttribute(
-          &result.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &reduction, sizeof(reduction), &written) ==
-      CUBLAS_STATUS_SUCCESS &&
-      splits <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
+      attribute_of(result, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1 &&
+      attribute_of(result, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == CUBLASLT_REDUCTION_SCHEME_NONE;
+}
+
+// Large enough to be worth it, and laid out so that cublasLt offers tilings of one algorithm.
+bool worth_choosing(const MatmulProblem& p) {
+  constexpr double kLeastOperations = 4e9; // some microseconds
+  const int64_t m = p.out_MN.size(0);
+  const int64_t n = p.out_MN.size(1);
+  const int64_t k = p.a_MK.size(1);
+  const auto aligned = [](const at::Tensor& x) {
+    return alignment_of(x) >= 16 && (x.stride(0) == 1 ? x.stride(1) : x.stride(0)) * x.element_size() % 16 == 0;
+  };
+  return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) >= kLeastOperations &&
+      m % 8 == 0 && n % 8 == 0 && k % 8 == 0 && aligned(p.a_MK) && aligned(p.b_KN) && aligned(p.out_MN) &&
+      (p.beta == 0 || aligned(p.added_MN));
 }
 
 // A call that is timed and whose time has not been read.
@@ -147,6 +161,9 @@ class Product {
 };
 
 Product::Product(const MatmulProblem& p, const Operand& a, const Operand& b) {
+  if (!worth_choosing(p)) {
+    return;
+  }
   const cudaDataType_t type = p.out_MN.scalar_type() == at::kFloat ? CUDA_R_32F : CUDA_R_16BF;
   const int64_t rows = p.out_MN.size(0);
   const int64_t columns = p.out_MN.size(1);
@@ -174,9 +191,10 @@ Product::Product(const MatmulProblem& p, const Operand& a, const Operand& b) {
       at::cuda::getCurrentCUDABlasLtHandle(), description_.get(), b_.get(), a_.get(), added_.get(), out_.get(),
       wanted.get(), kAskedFor, found.data(), &count);
   if (status == CUBLAS_STATUS_SUCCESS && count > 0 && sums_in_one_pass(found[0])) {
-    for (int k = 0; k < count; ++k) {
-      if (sums_in_one_pass(found[static_cast<size_t>(k)])) {
-        kernels_.push_back(found[static_cast<size_t>(k)].algo);
+    const int32_t algorithm = attribute_of(found[0], CUBLASLT_ALGO_CONFIG_ID); // others may sum in another order
+    for (const cublasLtMatmulHeuristicResult_t& result : absl::MakeSpan(found.data(), static_cast<size_t>(count))) {
+      if (sums_in_one_pass(result) && attribute_of(result, CUBLASLT_ALGO_CONFIG_ID) == algorithm) {
+        kernels_.push_back(result.algo);
       }
     }
   }

@@ -127,7 +127,12 @@ TEST(Cuda, EveryKernelOfAProductGivesTheSameBits) {
            {2048, 16384, 4096},
            {8192, 6144, 4096},
            {4096, 1024, 8192},
-           {640, 50257, 1024},
+           {640, 50256, 1024},
+           {600, 32000, 256},
+           {200, 32000, 512},
+           {8192, 512, 512},
+           {1304, 8200, 200},
+           {128, 128256, 264},
            {1000, 4096, 14336}}) {
     for (const int layout : {0, 1, 2}) { // x W^T, dy W, dy^T x
       const at::Tensor a = matrix(m, k, layout != 2, at::kBFloat16);

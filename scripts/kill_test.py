@@ -2,7 +2,8 @@
 """Disturbs training runs at random instants and checks that nothing is lost.
 
   scripts/kill_test.py --mode kill --rounds 200     SIGKILL of a random rank, of all, or of the launcher
-  scripts/kill_test.py --mode disk --rounds 50      the disk (a small tmpfs) is full from a random instant on
+  scripts/kill_test.py --mode disk --rounds 50      the disk (a small tmpfs) has a few pages left from a random instant on,
+                                                    so that a write of any file fails; rounds in which none does do not count
   scripts/kill_test.py --mode flip --rounds 50      SIGKILL, then a byte of the newest checkpoint is flipped or cut off
   scripts/kill_test.py --mode stop --rounds 50      SIGTERM or SIGUSR1 to one random rank
 
@@ -15,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -30,6 +32,9 @@ sys.path[0] = str(ROOT / "tests" / "training")  # in the place of this folder, w
 import tiny  # noqa: E402
 
 TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes", "mfu_causal", "mfu_full")
+PAGE = 4096  # what a tmpfs gives at a time
+NO_SPACE = "No space left on device"
+NOT_COUNTED = "no write failed"
 TMPFS_BYTES = 6_000_000  # room for the checkpoints that are kept, the one being written, and the model
 
 
@@ -139,6 +144,7 @@ class Disturber:
         self.folder = folder
         self.random = random.Random(options.seed)
         self.seen = Counter()
+        self.failing_writes = 0
         self.startup = 2.0  # seconds until the first step, measured
         self.cycle = 1.0  # seconds from the first step to the end, measured
         models = folder / "models"
@@ -237,29 +243,51 @@ class Disturber:
         expect((damaged.parent / (damaged.name + ".damaged")).exists(), f"{damaged} is damaged and was not set aside")
         shutil.rmtree(damaged.parent / (damaged.name + ".damaged"))
 
+    def pages_left(self, run):
+        """How much room to leave: for nothing, for a part of a checkpoint, or for all of it but its last pages."""
+        steps = complete_steps(run) if run.exists() else []
+        newest = run / "checkpoints" / f"step-{steps[-1]}" if steps else None
+        pages = sum(-(-path.stat().st_size // PAGE) for path in newest.iterdir()) if newest else 200
+        return self.random.choice([
+            self.random.randint(0, 2),  # metrics.jsonl, log.txt, config.yaml
+            self.random.randint(0, pages + 4),  # a rank's file
+            pages + self.random.randint(-6, 3)])  # index.json, COMPLETE
+
     def disk(self, job, run):
-        """Leaves a random number of bytes free from a random instant on, for a while."""
+        """Leaves a few pages free from a random instant on, until a write has failed or for some seconds."""
         when = self.wait_for_instant(job, run)
+        before = complete_steps(run) if run.exists() else []
         ballast = run.parent / "ballast"
-        free = shutil.disk_usage(run.parent).free
-        keep_free = int(self.random.random() ** 2 * min(free, 1_500_000))
+        keep_free = PAGE * max(0, self.pages_left(run))
         try:
-            with open(ballast, "wb") as file:
-                file.write(b"\1" * max(0, free - keep_free))
+            with open(ballast, "wb", buffering=0) as file:
+                file.write(b"\1" * max(0, shutil.disk_usage(run.parent).free - keep_free))
         except OSError:
             pass  # the run was faster
-        end = time.monotonic() + 0.5 + 2 * self.random.random()
+        end = time.monotonic() + 6
+        while job.running() and time.monotonic() < end and NO_SPACE not in job.text():
+            time.sleep(0.01)
+        end = time.monotonic() + 4 * self.random.random()
         while job.running() and time.monotonic() < end:
             time.sleep(0.01)
-        if job.running():  # it goes on without saving; ended like any other run
+        if job.running():  # it goes on without saving, or is about to end; ended like any other run
             job.kill_all()
             self.seen["went on"] += 1
         code = job.wait()
-        expect(code in (0, 1, -9), f"exit code {code} with a full disk\n{job.text()[-3000:]}")
+        text = job.text()
+        expect(code in (0, 1, -9), f"exit code {code} with a full disk\n{text[-3000:]}")
         if code == 1:
-            expect("No space left on device" in job.text(), f"failed for another reason\n{job.text()[-3000:]}")
+            expect(NO_SPACE in text, f"failed for another reason\n{text[-3000:]}")
             self.seen["ended with an error that names the disk"] += 1
         ballast.unlink(missing_ok=True)
+        after = complete_steps(run) if run.exists() else []
+        expect(not before or (after and after[-1] >= before[-1]), f"complete before: {before}, after: {after}")
+        failed = {re.sub(r"\d+", "N", Path(path).name) for path in re.findall(rf"(\S+): cannot \w+[^:]*: {NO_SPACE}", text)}
+        for name in failed:
+            self.seen[f"a write failed of {name}"] += 1
+        if NO_SPACE not in text:
+            return "ended before" if code == 0 else NOT_COUNTED
+        self.failing_writes += 1
         return f"full {when}"
 
     def stop(self, job, run):
@@ -306,7 +334,7 @@ class Disturber:
             job = Job(self.config(place), place / "output.txt", *flags)
             what = disturb(job, run)
             self.seen[what] += 1
-            done += what != "ended before"
+            done += what not in ("ended before", NOT_COUNTED)
             if self.damaged is not None:
                 self.resume_after_damage(place, run)
         if done >= rounds or not (run / "model").exists():
@@ -394,6 +422,11 @@ def main():
             subprocess.run(["umount", "-l", str(place)], check=False)
     for what, count in sorted(disturber.seen.items()):
         print(f"  {count:4d}  {what}")
+    if options.mode == "disk":
+        print(f"kill_test: writes failed in {disturber.failing_writes} rounds")
+        if disturber.failing_writes == 0:
+            print("kill_test: FAILED: the disk was never full", file=sys.stderr)
+            return 1
     print(f"kill_test: passed: {done} disturbances in {runs} runs of {options.steps} steps, no bit differs")
     if options.work is None:
         shutil.rmtree(folder, ignore_errors=True)

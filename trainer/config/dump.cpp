@@ -2,6 +2,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 
@@ -39,17 +40,18 @@ std::vector<std::string> differences(const Config& before, const Config& after) 
 
 absl::Status write_config(const Config& config, const std::string& path) {
   const std::string partial = path + ".partial";
+  errno = 0;
   std::ofstream out(partial, std::ios::binary | std::ios::trunc);
   out << dump(config);
   out.close();
-  std::error_code error;
-  if (out) {
+  std::error_code error(out ? 0 : (errno != 0 ? errno : EIO), std::generic_category());
+  if (!error) {
     std::filesystem::rename(partial, path, error);
   }
-  if (!out || error) {
+  if (error) {
     std::error_code ignored;
     std::filesystem::remove(partial, ignored);
-    return absl::InternalError(absl::StrCat(path, ": cannot write", error ? ": " + error.message() : ""));
+    return absl::InternalError(absl::StrCat(path, ": cannot write: ", error.message()));
   }
   return absl::OkStatus();
 }

@@ -119,14 +119,24 @@ GradientSlotsModel::Slot* GradientSlotsModel::find_open(SlotKey key) {
 
 void GradientSlotsModel::leave_reducing(bool large, int64_t limit) {
   const auto counts = [large](const Slot& slot) { return slot.large == large && slot.reducing; };
-  int64_t excess = std::count_if(slots_.begin(), slots_.end(), counts) - limit;
-  for (auto slot = slots_.begin(); slot != slots_.end() && excess > 0;) {
-    if (counts(*slot)) {
-      slot = slots_.erase(slot);
-      --excess;
-    } else {
-      ++slot;
+  std::vector<int64_t> orders;
+  for (const Slot& slot : slots_) {
+    if (counts(slot)) {
+      orders.push_back(slot.order);
     }
+  }
+  const int64_t excess = static_cast<int64_t>(orders.size()) - limit;
+  if (excess > 0) {
+    std::sort(orders.begin(), orders.end());
+    const int64_t done = orders[static_cast<size_t>(excess - 1)];
+    slots_.remove_if([done](const Slot& slot) { return slot.reducing && slot.order <= done; });
+  }
+}
+
+void GradientSlotsModel::make_room(bool large) {
+  leave_reducing(/*large=*/false, kReducingBlocks);
+  if (large) {
+    leave_reducing(/*large=*/true, kReducingLarge);
   }
 }
 
@@ -134,7 +144,7 @@ void GradientSlotsModel::acquire(SlotKey key, bool large, int64_t numel) {
   if (find_open(key) != nullptr) {
     return;
   }
-  leave_reducing(large, large ? kReducingLarge : kReducingBlocks);
+  make_room(large);
   Slot& slot = slots_.emplace_back();
   slot.key = key;
   slot.large = large;
@@ -145,7 +155,7 @@ void GradientSlotsModel::acquire(SlotKey key, bool large, int64_t numel) {
 void GradientSlotsModel::reduce(SlotKey key, int64_t shard_numel, bool accumulate) {
   Slot* slot = find_open(key);
   TORCH_CHECK(slot != nullptr, "memory plan: unit ", key.unit, " is reduced, but has no gradient");
-  leave_reducing(slot->large, slot->large ? kReducingLarge : kReducingBlocks);
+  make_room(slot->large);
   if (accumulate) {
     slot->staged = timeline_.allocate(Category::kSlots, shard_numel * kFloat);
   }
@@ -156,6 +166,7 @@ void GradientSlotsModel::reduce(SlotKey key, int64_t shard_numel, bool accumulat
     const Buffer copy = timeline_.allocate(Category::kWorkspace, slot->numel * (bf16_ ? 2 : kFloat));
   }
   slot->reducing = true;
+  slot->order = ++reductions_;
 }
 
 void GradientSlotsModel::finish() {

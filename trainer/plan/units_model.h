@@ -63,15 +63,18 @@ class GradientSlotsModel {
     SlotKey key;
     bool large = false;
     bool reducing = false;
+    int64_t order = 0; // among reductions
     int64_t numel = 0;
     Buffer gradient, staged, low_precision;
   };
   Slot* find_open(SlotKey key);
+  void make_room(bool large);
   void leave_reducing(bool large, int64_t limit);
 
   Timeline& timeline_;
   bool bf16_;
   bool cuda_;
+  int64_t reductions_ = 0;
   std::list<Slot> slots_;
 };
 

@@ -17,36 +17,50 @@ GradientSlots::GradientSlots(
 
 GradientSlots::Slot* GradientSlots::find_open(UnitKey key) {
   for (Slot& slot : slots_) {
-    if (slot.key == key && !slot.reducing) {
+    if (slot.key == key && slot.reduction == 0) {
       return &slot;
     }
   }
   return nullptr;
 }
 
+void GradientSlots::make_room(SlotSize size) {
+  leave_reducing(SlotSize::kBlock, kReducingBlocks);
+  if (size == SlotSize::kLarge) {
+    leave_reducing(SlotSize::kLarge, kReducingLarge);
+  }
+}
+
 void GradientSlots::leave_reducing(SlotSize size, int64_t limit) {
-  const auto counts = [size](const Slot& slot) { return slot.size == size && slot.reducing; };
-  int64_t excess = std::count_if(slots_.begin(), slots_.end(), counts) - limit;
+  std::vector<int64_t> numbers;
+  for (const Slot& slot : slots_) {
+    if (slot.size == size && slot.reduction > 0) {
+      numbers.push_back(slot.reduction);
+    }
+  }
+  const int64_t excess = static_cast<int64_t>(numbers.size()) - limit;
   if (excess <= 0) {
     return;
   }
-  const Waiting waiting(observer_);
-  for (auto slot = slots_.begin(); slot != slots_.end() && excess > 0;) {
-    if (!counts(*slot)) {
-      ++slot;
-      continue;
+  std::sort(numbers.begin(), numbers.end());
+  const int64_t last = numbers[static_cast<size_t>(excess - 1)];
+  const auto is_over = [last](const Slot& slot) { return slot.reduction > 0 && slot.reduction <= last; };
+  {
+    const Waiting waiting(observer_);
+    for (const Slot& slot : slots_) {
+      if (is_over(slot)) {
+        slot.events.wait(); // then its memory is the compute stream's again
+      }
     }
-    slot->events.wait(); // then its memory is the compute stream's again
-    slot = slots_.erase(slot);
-    --excess;
   }
+  slots_.remove_if(is_over);
 }
 
 GradientSlots::Gradient GradientSlots::acquire(UnitKey key, SlotSize size, int64_t numel) {
   if (Slot* open = find_open(key)) {
     return {open->gradient, /*is_new=*/false};
   }
-  leave_reducing(size, size == SlotSize::kBlock ? kReducingBlocks : kReducingLarge);
+  make_room(size);
   Slot& slot = slots_.emplace_back(key, size, device_);
   slot.events.write_begins();
   const device::LabelScope label(device::Category::kSlots);
@@ -58,7 +72,7 @@ void GradientSlots::reduce(UnitKey key, at::Tensor shard, const Reduction& optio
   Slot* slot = find_open(key);
   TORCH_CHECK(slot != nullptr, "unit ", key.unit, " is reduced, but has no gradient");
   // A buffer that has been open since an earlier micro-batch adds to those that wait.
-  leave_reducing(slot->size, slot->size == SlotSize::kBlock ? kReducingBlocks : kReducingLarge);
+  make_room(slot->size);
   {
     const device::LabelScope label(device::Category::kSlots);
     if (options.accumulate) {
@@ -95,7 +109,7 @@ void GradientSlots::reduce(UnitKey key, at::Tensor shard, const Reduction& optio
   } else {
     stream_.run(run);
   }
-  slot->reducing = true;
+  slot->reduction = ++reductions_;
 }
 
 void GradientSlots::finish() {

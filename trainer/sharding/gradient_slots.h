@@ -46,13 +46,16 @@ class GradientSlots {
     at::Tensor gradient; // fp32
     at::Tensor low_precision; // whole unit and shard in the reduction's dtype, unless that is fp32
     at::Tensor staged; // fp32, a shard: what is added to earlier micro-batches
-    bool reducing = false;
+    int64_t reduction = 0; // its number, from 1; 0: not reducing yet
     SlotEvents events;
 
     Slot(UnitKey unit, SlotSize unit_size, at::Device device) : key(unit), size(unit_size), events(device) {}
   };
   Slot* find_open(UnitKey key);
-  // Waits for the oldest reductions of this size until at most `limit` are left.
+  // Before a buffer of this size is made, or takes part in a reduction.
+  void make_room(SlotSize size);
+  // Waits for the oldest reductions of this size until at most `limit` are left. Those queued before them are over then
+  // too, whatever their size: their buffers go without another wait.
   void leave_reducing(SlotSize size, int64_t limit);
 
   Communicator& reduce_;
@@ -60,7 +63,8 @@ class GradientSlots {
   at::Device device_;
   at::ScalarType reduce_dtype_;
   SideStream stream_;
-  std::list<Slot> slots_; // oldest first
+  int64_t reductions_ = 0; // queued so far
+  std::list<Slot> slots_;
   WaitObserver observer_;
 };
 

@@ -189,5 +189,28 @@ TEST_P(GradientSlotsTest, AnOpenGradientIsKeptAndItsMemoryGoesWhenItIsReduced) {
   EXPECT_TRUE(at::equal(shard_, at::full({kShard}, 1.0 * kRanks * 2)));
 }
 
+// The lm_head's gradient is reduced first: it goes as soon as a block's later reduction has been waited for.
+TEST_P(GradientSlotsTest, WhatWasReducedBeforeABlockThatIsWaitedForGivesItsMemoryBack) {
+  const UnitKey head{&model_a, 9};
+  at::Tensor large = slots_.acquire(head, SlotSize::kLarge, kRanks * kShard).flat;
+  slots_.reduce(head, shard_, {});
+  std::vector<at::Tensor> blocks;
+  const auto alive = [](const at::Tensor& tensor) { return tensor.use_count() > 1; };
+  for (int64_t unit = 0; unit < 3; ++unit) {
+    EXPECT_TRUE(alive(large)) << unit;
+    blocks.push_back(slots_.acquire({&model_a, unit}, SlotSize::kBlock, kRanks * kShard).flat);
+    slots_.reduce({&model_a, unit}, shard_, {});
+  }
+  EXPECT_FALSE(alive(large));
+  EXPECT_FALSE(alive(blocks[0]));
+  EXPECT_TRUE(alive(blocks[2]));
+  // A large unit leaves one block's reduction beside it, as a block does.
+  slots_.acquire({&model_a, 8}, SlotSize::kLarge, kRanks * kShard);
+  EXPECT_FALSE(alive(blocks[1]));
+  EXPECT_TRUE(alive(blocks[2]));
+  slots_.finish();
+  EXPECT_FALSE(alive(blocks[2]));
+}
+
 } // namespace
 } // namespace distill::sharding

@@ -70,7 +70,8 @@ class CapacitySet {
   std::vector<std::vector<uint64_t>> levels_;
 };
 
-// Open rows of one window, by the room that is left in them.
+// Open rows of one window, by the room that is left in them. Memory in proportion to seq_len, which is at most the
+// tokens there are: a row that holds them all needs no more.
 class OpenRows {
  public:
   explicit OpenRows(int64_t seq_len) : seq_len_(seq_len), rooms_(seq_len + 1), first_with_room_(seq_len + 1, -1) {}
@@ -143,7 +144,7 @@ std::vector<Piece> cut(absl::Span<const int64_t> lengths, int64_t seq_len) {
 class WindowPacker {
  public:
   WindowPacker(absl::Span<const int64_t> lengths, int64_t seq_len)
-      : lengths_(lengths), seq_len_(seq_len), open_(seq_len) {}
+      : lengths_(lengths), seq_len_(seq_len), open_(std::min(seq_len, total(lengths))) {}
 
   void pack(absl::Span<Piece> window, uint64_t window_begin, std::vector<uint64_t>& row_begin) {
     by_length_.resize(window.size());
@@ -176,6 +177,10 @@ class WindowPacker {
     for (const size_t end : ends_) {
       row_begin.push_back(window_begin + end);
     }
+  }
+
+  static int64_t total(absl::Span<const int64_t> lengths) {
+    return std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   }
 
   int64_t piece_length(const Piece& piece) const {

@@ -103,6 +103,19 @@ TEST(Packing, DISABLED_Measure) {
   }
 }
 
+// A plan for rows of 2^31 - 1 tokens takes no memory for what no document fills.
+TEST(Packing, ARowThatIsLongerThanAllDocumentsHoldsThemAll) {
+  const auto lengths = testing::mixed_lengths(300, 100);
+  const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  for (const int64_t seq_len : {tokens, tokens + 1, int64_t{INT32_MAX}}) {
+    const PackedRows plan = pack_documents(lengths, seq_len, 7);
+    ASSERT_EQ(plan.rows(), 1) << seq_len;
+    EXPECT_EQ(plan.row(0).size(), lengths.size());
+    EXPECT_EQ(plan.padding, seq_len - tokens);
+  }
+  EXPECT_GT(pack_documents(lengths, tokens - 1, 7).rows(), 1);
+}
+
 TEST(Packing, DependsOnTheKeyOnly) {
   const auto lengths = testing::mixed_lengths(500, 100);
   const auto documents = [&](std::optional<uint64_t> key) {

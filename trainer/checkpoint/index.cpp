@@ -15,6 +15,7 @@ constexpr const char* kFormat = "distill-checkpoint";
 constexpr int kMaxDepth = 8;
 constexpr int64_t kMaxElements = int64_t{1} << 50;
 constexpr int64_t kMaxRanks = 1 << 20;
+constexpr int64_t kMaxSeqLen = 1 << 26; // data.seq_len's limit
 
 // Members of the index that are plain integers of the state.
 struct StateKey {
@@ -137,7 +138,7 @@ std::vector<DataStage> read_stages(const Json& index, Reader& reader, const Trai
     stage.step = reader.integer(entry, where, "step", first ? 0 : stages.back().step + 1, first ? 0 : state.step);
     stage.first_sample = reader.integer(
         entry, where, "first_sample", first ? 0 : stages.back().first_sample + 1, first ? 0 : state.samples);
-    stage.seq_len = reader.integer(entry, where, "seq_len", 2, std::numeric_limits<int32_t>::max());
+    stage.seq_len = reader.integer(entry, where, "seq_len", 2, kMaxSeqLen);
     stage.packing = reader.text(entry, where, "packing");
     if (stage.packing != "pack" && stage.packing != "concat") {
       reader.fail(where + "packing", "expected pack or concat, found " + Reader::brief(stage.packing));

@@ -116,6 +116,24 @@ def test_resuming_from_an_earlier_checkpoint_sets_the_later_ones_aside(tmp_path,
                  run / "checkpoints" / "step-4", code=tiny.BAD_INPUT)
 
 
+def test_a_run_that_ends_between_setting_aside_and_dropping_lines_loses_none(tmp_path, config):
+    """Later checkpoints go first: with the lines gone and them still there, a resumption would leave a gap."""
+    whole = config("run", 12, checkpoint={"every": 4, "keep": 9})
+    run = tiny.train(tmp_path / "run", whole)
+    metrics = tiny.read_metrics(run)
+    (run / "metrics.jsonl").rename(tmp_path / "metrics.jsonl")
+    (run / "metrics.jsonl").mkdir()
+    failed = tiny.distill("--config", tiny.write_config(tmp_path / "run", whole), "--resume-from",
+                          run / "checkpoints" / "step-4", code=tiny.RUNTIME_FAILURE)
+    assert f"{run}/metrics.jsonl: cannot be read" in failed.stderr
+    (run / "metrics.jsonl").rmdir()
+    (tmp_path / "metrics.jsonl").rename(run / "metrics.jsonl")
+    tiny.train(tmp_path / "run", whole, "--resume")
+    assert "after step 4" in (run / "log.txt").read_text()
+    for found, reference in zip(tiny.read_metrics(run), metrics, strict=True):
+        assert timeless(found) == timeless(reference)
+
+
 def test_a_run_may_branch_off_from_another_ones_checkpoint(tmp_path, config):
     sections = {"checkpoint": {"every": 4, "keep": 9}}
     run = tiny.train(tmp_path / "run", config("run", 12, **sections))

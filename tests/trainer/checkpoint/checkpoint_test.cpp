@@ -12,6 +12,7 @@
 #include "trainer/checkpoint/resume.h"
 #include "trainer/checkpoint/saver.h"
 #include "trainer/models/checksum.h"
+#include "trainer/models/safetensors.h"
 
 namespace {
 
@@ -392,6 +393,35 @@ TEST_P(CheckpointTest, AFlippedVersionIsDamageAndAnotherVersionIsNot) {
   EXPECT_EQ(load(other, resumed).status().code(), absl::StatusCode::kDataLoss) << "the marker is of this version";
   std::ofstream(other + "/COMPLETE") << "distill-checkpoint 9 in a way of its own\n";
   EXPECT_EQ(load(other, resumed).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// Somebody who can write the files can make the checksums fit.
+TEST_P(CheckpointTest, AGeneratorsStateThatIsNoneIsAnError) {
+  TrainedModel run(1), resumed(2);
+  const std::string folder = save(run, 3), path = folder + "/rank-00000.safetensors";
+  {
+    const auto file = models::SafetensorsFile::open(path);
+    ASSERT_TRUE(file.ok()) << file.status();
+    const models::TensorInfo* state = file->find("rng.cpu");
+    ASSERT_NE(state, nullptr);
+    std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(file->header().data_begin + state->begin);
+    stream << std::string(static_cast<size_t>(state->end - state->begin), '\xff');
+  }
+  auto index = read_index(folder);
+  ASSERT_TRUE(index.ok()) << index.status();
+  std::ifstream stream(path, std::ios::binary);
+  const std::string content((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  index->files[0].block_sums = {models::checksum(content.data(), content.size())};
+  const std::string text = to_json(*index);
+  std::ofstream(folder + "/index.json") << text;
+  std::ofstream(folder + "/COMPLETE") << "distill-checkpoint 3 index.json xxh3 "
+                                      << models::checksum_text(models::checksum(text.data(), text.size())) << "\n";
+  const auto result = load(folder, resumed);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(
+      std::string(result.status().message()),
+      testing::AllOf(HasSubstr("rank-00000.safetensors"), HasSubstr("rng.cpu"), HasSubstr("no state of a random")));
 }
 
 TEST_P(CheckpointTest, ACheckpointUnderAnothersNameIsNotUsed) {

@@ -134,7 +134,10 @@ absl::Status Calibration::host_copies() {
   at::Tensor on_device = at::empty({sizes_.copy_bytes}, options().dtype(at::kByte));
   const double out = watch_.seconds([&] { host.copy_(on_device, /*non_blocking=*/true); });
   const double in = watch_.seconds([&] { on_device.copy_(host, /*non_blocking=*/true); });
-  machine_.host_bytes = static_cast<double>(sizes_.copy_bytes) / std::max(out, in);
+  const auto bytes = static_cast<double>(sizes_.copy_bytes);
+  // Several ranks copy at the same time, and what leaves for the host shares its memory's bandwidth.
+  machine_.host_bytes = bytes / (mesh_.world_size > 1 ? in : std::max(out, in));
+  machine_.host_store_bytes = bytes / out * static_cast<double>(mesh_.world_size);
   if (!device_.is_cuda()) {
     machine_.copy_cost = 1; // one after the other
     return absl::OkStatus();
@@ -259,12 +262,13 @@ absl::StatusOr<std::string> calibrate_machine(
   }
   return absl::StrFormat(
       "%s\n  products            %10.2f TFLOP/s\n  attention forward   %10.2f TFLOP/s\n"
-      "  attention backward  %10.2f TFLOP/s\n  device memory       %10.2f GB/s\n  copies to the host  %10.2f GB/s\n"
+      "  attention backward  %10.2f TFLOP/s\n  device memory       %10.2f GB/s\n  host copies         %10.2f GB/s\n"
+      "  to the host, all    %10.2f GB/s\n"
       "  all-gather          %10.2f GB/s\n  reduce-scatter      %10.2f GB/s\nwritten to %s; use it with "
       "memory.machine=%s\n",
       machine->name, machine->matmul_flops / 1e12, machine->attention_forward_flops / 1e12,
       machine->attention_backward_flops / 1e12, machine->memory_bytes / 1e9, machine->host_bytes / 1e9,
-      machine->gather_bytes / 1e9, machine->reduce_bytes / 1e9, file, file);
+      machine->host_store_bytes / 1e9, machine->gather_bytes / 1e9, machine->reduce_bytes / 1e9, file, file);
 }
 
 } // namespace distill::trainer

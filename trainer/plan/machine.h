@@ -15,7 +15,8 @@ struct Machine {
   double attention_forward_flops = 0; // causal attention, halved count, heads of 128
   double attention_backward_flops = 0;
   double memory_bytes = 0; // a kernel that streams through device memory
-  double host_bytes = 0; // pinned copies, each way
+  double host_bytes = 0; // pinned copies of one device, each way
+  double host_store_bytes = 0; // pinned copies to the host of all devices of a node together
   double gather_bytes = 0; // all-gather within a node: bytes of the whole tensor that a rank receives
   double reduce_bytes = 0; // reduce-scatter within a node
   double node_bytes = 0; // collectives that leave the node, per rank

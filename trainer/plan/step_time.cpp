@@ -38,6 +38,12 @@ double collective(const RunShape& shape, double bytes, double bandwidth, double 
   return bytes * share / (shape.shard > shape.ranks_per_node ? node_bandwidth : bandwidth);
 }
 
+// Copies to the host from one device, where all ranks of the node copy: the host's memory is shared.
+double to_host_bytes(const RunShape& shape, const Machine& machine) {
+  const auto sharing = static_cast<double>(std::min(shape.ranks(), shape.ranks_per_node));
+  return std::min(machine.host_bytes, machine.host_store_bytes / sharing);
+}
+
 double unit_gather(const RunShape& shape, const Machine& machine, double elements, at::ScalarType dtype) {
   return collective(shape, elements * element_bytes(dtype), machine.gather_bytes, machine.node_bytes);
 }
@@ -83,7 +89,7 @@ double wait_for_updates(const RunShape& shape, const Machine& machine, double te
   const auto layers = static_cast<double>(shape.student.num_layers);
   double now = teacher, arrived = 0;
   for (const models::UnitLayout& unit : models::unit_layouts(shape.student)) {
-    arrived += 12 * static_cast<double>(unit.numel) / static_cast<double>(shape.shard) / machine.host_bytes;
+    arrived += 12 * static_cast<double>(unit.numel) / static_cast<double>(shape.shard) / to_host_bytes(shape, machine);
     now = std::max(now, arrived) + (unit.kind == models::UnitKind::kBlock ? forward / layers : 0);
   }
   return std::max(now, arrived + leaving) - (teacher + forward);
@@ -130,7 +136,9 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher
 }
 
 PassTimer::PassTimer(const RunShape& shape, const Machine& machine)
-    : block_(block_time(shape, machine, /*teacher=*/false)), copy_cost_(machine.copy_cost) {
+    : block_(block_time(shape, machine, /*teacher=*/false)),
+      leaving_(machine.host_bytes / to_host_bytes(shape, machine)),
+      copy_cost_(machine.copy_cost) {
   const auto element = static_cast<int64_t>(c10::elementSize(shape.student_dtype));
   const auto copy = [&](bool input_only) {
     double total = 0;
@@ -152,7 +160,7 @@ PassTimer::PassTime PassTimer::time(const std::vector<models::ActivationPolicy>&
   double leaving_ends = 0; // of the last offloaded block
   for (size_t i = 0; i < policies.size(); ++i) {
     now += block_.forward;
-    if (const double copy = copy_of(i); copy > 0) {
+    if (const double copy = leaving_ * copy_of(i); copy > 0) {
       now = std::max(now, leaving_ends); // the last one's device memory returns
       channel = std::max(channel, now) + copy;
       leaving_ends = channel;
@@ -249,7 +257,7 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
   double& optimizer = at_phase(time, Phase::kOptimizer);
   optimizer = parameters * (28 + copy + 4) / machine.memory_bytes;
   if (shape.optimizer_on_host) {
-    const double copies = parameters * 12 / machine.host_bytes; // each way, at once
+    const double copies = parameters * 12 / to_host_bytes(shape, machine); // each way, at once
     time.copies += 2 * copies;
     optimizer += machine.copy_cost * copies +
         std::max(0.0,

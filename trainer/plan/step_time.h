@@ -49,7 +49,8 @@ class PassTimer {
 
  private:
   BlockTime block_;
-  double copy_all_ = 0, copy_input_ = 0; // of one block, one way
+  double copy_all_ = 0, copy_input_ = 0; // of one block, from the host
+  double leaving_ = 1; // how much longer its way there takes
   double copy_cost_ = 0;
 };
 

@@ -190,10 +190,12 @@ at::Tensor block_forward(
       *config.sliding_window, " tokens; a sequence of ", seq.max_seqlen, " tokens is longer. Use sequences of at most ",
       *config.sliding_window, " tokens");
   BlockKept all = forward_to_gate_up(config, seq, rope, params, x_NH);
-  at::Tensor y_NH = linear_residual_forward(swiglu_forward(all.gate_up_N2F), params.down_HF, all.mid_NH);
-  if (kept != nullptr) {
-    *kept = std::move(all);
+  const at::Tensor act_NF = swiglu_forward(all.gate_up_N2F);
+  if (kept == nullptr) { // nobody else has the residual stream: the product is added to it where it lies
+    return linear_residual_forward_(act_NF, params.down_HF, all.mid_NH);
   }
+  at::Tensor y_NH = linear_residual_forward(act_NF, params.down_HF, all.mid_NH);
+  *kept = std::move(all);
   return y_NH;
 }
 

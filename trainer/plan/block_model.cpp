@@ -92,7 +92,7 @@ Buffer BlockModel::forward(KeptBuffers* kept) {
   Buffer y;
   {
     const Buffer act = make(shape_.config.intermediate_size);
-    y = hidden();
+    y = kept != nullptr ? hidden() : std::move(all.mid); // added to where it lies
   }
   if (kept != nullptr) {
     *kept = std::move(all);

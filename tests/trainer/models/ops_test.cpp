@@ -65,7 +65,11 @@ TEST_F(LinearTest, ResidualIsAddedAndLeftAlone) {
   const at::Tensor weight = randn({3, 6});
   const at::Tensor residual = randn({4, 3});
   const at::Tensor before = residual.clone();
-  EXPECT_LT(relative_error(linear_residual_forward(x, weight, residual), residual + at::matmul(x, weight.t())), kExact);
+  const at::Tensor sum = linear_residual_forward(x, weight, residual);
+  EXPECT_LT(relative_error(sum, residual + at::matmul(x, weight.t())), kExact);
+  at::Tensor in_place = residual.clone();
+  EXPECT_TRUE(linear_residual_forward_(x, weight, in_place).is_same(in_place));
+  EXPECT_TRUE(at::equal(in_place, sum));
   EXPECT_TRUE(at::equal(residual, before));
 }
 

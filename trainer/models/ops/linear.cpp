@@ -1,28 +1,35 @@
 #include "trainer/models/ops/linear.h"
 
-#include "losses/matmul.h"
-
 namespace distill::models {
 
 at::Tensor linear_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O) {
-  return bias_O.defined() ? at::addmm(bias_O, x_NI, weight_OI.t()) : losses::matrix_product(x_NI, weight_OI.t());
+  return bias_O.defined() ? at::addmm(bias_O, x_NI, weight_OI.t()) : at::mm(x_NI, weight_OI.t());
 }
 
 at::Tensor linear_residual_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& residual_NO) {
-  return losses::matrix_product(x_NI, weight_OI.t(), residual_NO);
+  return at::addmm(residual_NO, x_NI, weight_OI.t());
+}
+
+at::Tensor linear_residual_forward_(const at::Tensor& x_NI, const at::Tensor& weight_OI, at::Tensor& residual_NO) {
+  return residual_NO.addmm_(x_NI, weight_OI.t());
 }
 
 at::Tensor linear_backward_input(const at::Tensor& dy_NO, const at::Tensor& weight_OI) {
-  return losses::matrix_product(dy_NO, weight_OI);
+  return at::mm(dy_NO, weight_OI);
 }
 
 void linear_backward_weight(const at::Tensor& dy_NO, const at::Tensor& x_NI, at::Tensor& grad_OI, bool accumulate) {
   if (!grad_OI.defined()) {
     return;
   }
-  const bool converts = !x_NI.is_cuda() && grad_OI.scalar_type() != x_NI.scalar_type();
-  const auto type = converts ? grad_OI.scalar_type() : x_NI.scalar_type();
-  losses::matrix_product_out(grad_OI, dy_NO.to(type).t(), x_NI.to(type), 1, accumulate ? grad_OI : at::Tensor());
+  const double beta = accumulate ? 1 : 0;
+  if (grad_OI.scalar_type() == x_NI.scalar_type()) {
+    grad_OI.addmm_(dy_NO.t(), x_NI, beta);
+  } else if (x_NI.is_cuda()) {
+    at::addmm_out(grad_OI, grad_OI, dy_NO.t(), x_NI, grad_OI.scalar_type(), beta);
+  } else {
+    grad_OI.addmm_(dy_NO.to(grad_OI.scalar_type()).t(), x_NI.to(grad_OI.scalar_type()), beta);
+  }
 }
 
 void linear_backward_bias(const at::Tensor& dy_NO, at::Tensor& grad_O) {

@@ -25,7 +25,9 @@ def stage(tmp_path, models, shards, seq_len, name="run", steps=40, sets=1, packi
     config = tiny.base_config(tmp_path / name, student, teacher, shards[0][0], **sections)
     config["data"] = {"train": [{"path": path} for path in shards[0][:sets]], "seq_len": seq_len, "packing": packing,
                       "shuffle": True, "seed": 5}
-    config["train"] |= {"steps": steps, "micro_batch_size": 1, "global_batch_size": 1} | (train or {})
+    config["train"] |= {"steps": steps, "micro_batch_size": 1, "global_batch_size": 1,
+                        "deterministic": tiny.DEVICE == "cuda"} | (train or {})
+    config["parallel"] = {"processes": 1} | sections.get("parallel", {})
     config["checkpoint"] = {"every": 4, "keep": 99} | sections.get("checkpoint", {})
     return config
 
@@ -87,6 +89,8 @@ def test_stopping_in_a_later_stage_changes_no_bit(tmp_path, models, shards):
 
 @pytest.mark.parametrize("parallel", [{"processes": 2}, {"processes": 4}, {"processes": 4, "shard": 2, "replicate": 2}])
 def test_other_ranks_read_the_same_samples_in_a_later_stage(tmp_path, models, shards, parallel):
+    tiny.need_devices(parallel["processes"])
+
     def config(name, seq_len, **sections):
         return stage(tmp_path, models, shards, seq_len, name=name, steps=16, sets=2,
                      train={"global_batch_size": 8, "micro_batch_size": 2}, **sections)

@@ -1,5 +1,4 @@
 #include "losses/cross_entropy_backward.h"
-#include "losses/matmul_tuned.h"
 #include "losses/rows_cuda.h"
 
 namespace distill::losses {
@@ -10,18 +9,6 @@ const char* launch_rows(const RowArgs&, void*, const RowLaunch&) {
 
 const char* launch_cross_entropy_backward(const CrossEntropyBackwardArgs&, void*) {
   return "this build of distill has no CUDA kernels: configure it with DISTILL_CUDA=ON";
-}
-
-bool tuned_matmul(const MatmulProblem&) {
-  return false;
-}
-
-size_t matmul_candidates(const MatmulProblem&) {
-  return 0;
-}
-
-void matmul_with_candidate(const MatmulProblem&, size_t) {
-  TORCH_CHECK(false, "this build of distill has no CUDA kernels: configure it with DISTILL_CUDA=ON");
 }
 
 } // namespace distill::losses

@@ -2,8 +2,6 @@
 
 #include <ATen/Functions.h>
 
-#include "losses/matmul.h"
-
 namespace distill::losses {
 
 namespace {
@@ -27,15 +25,17 @@ void logits_product(at::Tensor logits_RV, const at::Tensor& hidden_RH, const at:
     for_vocabulary_blocks(weight_VH.size(0), [&](int64_t begin, int64_t count) {
       logits_RV.narrow(1, begin, count).copy_(at::mm(hidden, weight_VH.narrow(0, begin, count).to(at::kFloat).t()));
     });
+  } else if (logits_RV.scalar_type() == hidden_RH.scalar_type()) {
+    at::mm_out(logits_RV, hidden_RH, weight_VH.t());
   } else {
-    matrix_product_out(logits_RV, hidden_RH, weight_VH.t());
+    at::mm_out(logits_RV, hidden_RH, weight_VH.t(), logits_RV.scalar_type());
   }
 }
 
 void hidden_gradient_product(
     at::Tensor out_RH, const at::Tensor& gradient_RV, const at::Tensor& weight_VH, double scale) {
   if (gradient_RV.is_cuda() || gradient_RV.scalar_type() != at::kBFloat16) {
-    matrix_product_out(out_RH, gradient_RV, weight_VH, scale);
+    at::addmm_out(out_RH, out_RH, gradient_RV, weight_VH, /*beta=*/0, /*alpha=*/scale);
     return;
   }
   at::Tensor sum = at::zeros(out_RH.sizes(), out_RH.options().dtype(at::kFloat));
@@ -51,14 +51,16 @@ void hidden_gradient_product(
 void weight_gradient_product(
     at::Tensor sum_VH, const at::Tensor& gradient_RV, const at::Tensor& hidden_RH, double scale, bool accumulates) {
   const double beta = accumulates ? 1 : 0;
-  if (gradient_RV.is_cpu() && sum_VH.scalar_type() != gradient_RV.scalar_type()) {
+  if (sum_VH.scalar_type() == gradient_RV.scalar_type()) {
+    sum_VH.addmm_(gradient_RV.t(), hidden_RH, beta, /*alpha=*/scale);
+  } else if (gradient_RV.is_cpu()) {
     const at::Tensor hidden = hidden_RH.to(sum_VH.scalar_type());
     for_vocabulary_blocks(sum_VH.size(0), [&](int64_t begin, int64_t count) {
       const at::Tensor gradient = gradient_RV.narrow(1, begin, count).to(sum_VH.scalar_type());
       sum_VH.narrow(0, begin, count).addmm_(gradient.t(), hidden, beta, /*alpha=*/scale);
     });
   } else {
-    matrix_product_out(sum_VH, gradient_RV.t(), hidden_RH, scale, accumulates ? sum_VH : at::Tensor());
+    at::addmm_out(sum_VH, sum_VH, gradient_RV.t(), hidden_RH, sum_VH.scalar_type(), beta, /*alpha=*/scale);
   }
 }
 

@@ -87,17 +87,20 @@ struct Columns {
     read(place(tile) + G::kSideBytes, tile, args.teacher_bias, c.teacher_softcap, z);
   }
 
-  // The first of this thread's columns with `value`; side: student or teacher.
+  // The first of this thread's columns with `value`; side: student or teacher. The few threads that are asked hold up
+  // all others, so the tiles are read at once where registers allow it.
   template <typename Side>
   __device__ __forceinline__ int first_of(float value, const Side& side) const {
     int best = INT32_MAX;
-#pragma unroll 1
-    for (int i = plan.tiles - 1; i >= 0; --i) {
-      float z[kVector];
-      side(i, z);
+#pragma unroll(kGeneral ? 1 : G::kTiles)
+    for (int i = G::kTiles - 1; i >= 0; --i) {
+      if (exists(i)) {
+        float z[kVector];
+        side(i, z);
 #pragma unroll
-      for (int j = kVector - 1; j >= 0; --j) {
-        best = z[j] == value ? share.first + i * kTileColumns + j : best;
+        for (int j = kVector - 1; j >= 0; --j) {
+          best = z[j] == value ? share.first + i * kTileColumns + j : best;
+        }
       }
     }
     return best;

@@ -62,7 +62,7 @@ struct alignas(16) ExchangeSlots {
                    // label takes off, the logit
   int label_thread[2]; // that thread, -1 where another block has the column
   int best[2][2]; // [parity][side], the first column with the maximum
-  float4 factors[2]; // what every thread needs again in phase 3
+  float4 factors[2][kWarps]; // what every warp needs again in phase 3
   WarpsPassed stats_passed;
   WarpsPassed sums_passed;
 };
@@ -125,9 +125,8 @@ __device__ __forceinline__ void send(uint32_t address, float4 value, uint32_t ba
 // tells who is last; the barrier, complete by then, is what orders the stores. `phase`: 0 and 1 in turns.
 __device__ __forceinline__ bool last_warp(WarpsPassed* passed, unsigned warps, int lane, uint32_t phase) {
   unsigned before = 0;
-  __syncwarp();
+  barrier_arrive(&passed->barrier); // every lane, for what it has stored itself
   if (lane == 0) {
-    barrier_arrive(&passed->barrier);
     asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], 1;"
                  : "=r"(before)
                  : "r"(shared_address(&passed->count))
@@ -208,8 +207,8 @@ struct Exchange {
         barrier_init(slots.stats_full + parity, 1);
         barrier_init(slots.sums_full + parity, 1);
       }
-      barrier_init(&slots.stats_passed.barrier, kWarps);
-      barrier_init(&slots.sums_passed.barrier, kWarps);
+      barrier_init(&slots.stats_passed.barrier, kWarps * kWarp);
+      barrier_init(&slots.sums_passed.barrier, kWarps * kWarp);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       expect(0);
       expect(1);

@@ -124,8 +124,8 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       teacher = SideStats<float>{};
     }
     const RowFactors<float> factors = row_factors(c, student, teacher, weight);
-    if (kKeeps && tid == 0) {
-      exchange_slots.factors[parity] = make_float4(factors.soft, factors.hard, factors.uniform, 0.0F);
+    if (kKeeps && exchange.lane == 0) {
+      exchange_slots.factors[parity][exchange.warp] = make_float4(factors.soft, factors.hard, factors.uniform, 0.0F);
     }
 
     // 2. The columns.
@@ -245,7 +245,8 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
     if constexpr (kKeeps) {
       if (args.gradient != nullptr) {
         const float mean = exchange.template mean<kDivergence>(parity);
-        const float4 kept = exchange_slots.factors[parity];
+        __syncwarp();
+        const float4 kept = exchange_slots.factors[parity][exchange.warp];
         const RowFactors<float> again{kept.x, kept.y, kept.z, 0.0F};
         columns.write_row(row, [&](int tile, int j) {
           return gradient_of<kDivergence, kGeneral>(a[tile][j], q[tile][j], mean, student, again, c);

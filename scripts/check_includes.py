@@ -15,7 +15,7 @@ ALLOWED = {
     "losses": set(),
     "data": set(),
     "trainer/device": set(),
-    "trainer/models": {"losses"},
+    "trainer/models": set(),
     "trainer/config": {"losses", "trainer/models"},
     "trainer/metrics": {"losses", "data", "trainer/config", "trainer/device", "trainer/models"},
     "trainer/optim": {"trainer/config", "trainer/device", "trainer/models", "trainer/sharding"},

@@ -46,7 +46,6 @@ if(DISTILL_WITH_CUDA)
     ${CUDAToolkit_INCLUDE_DIRS} ${site_packages}/nvidia/nccl/include ${site_packages}/nvidia/cudnn/include)
   # Nothing refers to torch_cuda's symbols by name, yet it must be loaded: it registers the CUDA backend.
   target_link_libraries(distill_torch INTERFACE torch::c10_cuda
-    -Wl,--no-as-needed,${torch_dir}/lib/libtorch_cuda.so,--as-needed CUDA::cudart
-    ${site_packages}/nvidia/cu13/lib/libcublasLt.so.13)
+    -Wl,--no-as-needed,${torch_dir}/lib/libtorch_cuda.so,--as-needed CUDA::cudart)
   target_compile_definitions(distill_torch INTERFACE DISTILL_WITH_CUDA USE_C10D_NCCL)
 endif()

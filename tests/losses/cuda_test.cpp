@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include "losses/logits_loss.h"
-#include "losses/matmul_tuned.h"
 #include "tests/losses/cases.h"
 
 namespace distill::losses::testing {
@@ -111,49 +110,6 @@ TEST(Cuda, StrategiesThatCannotRunSayWhy) {
   EXPECT_THROW(
       logits_loss({wide, wide, {}, {}}, {}, {}, {.strategy = RowStrategy::kCluster, .cluster_size = 1}), c10::Error);
   EXPECT_NO_THROW(logits_loss({wide, wide, {}, {}}, {}));
-}
-
-at::Tensor matrix(int64_t rows, int64_t columns, bool by_rows, at::ScalarType type) {
-  const auto on = at::TensorOptions(type).device(test_device());
-  return by_rows ? at::randn({rows, columns}, on) : at::randn({columns, rows}, on).t();
-}
-
-// The choice between kernels depends on the clock, so they must give the same bits.
-TEST(Cuda, EveryKernelOfAProductGivesTheSameBits) {
-  at::manual_seed(2);
-  size_t most = 0;
-  for (const auto& [m, n, k] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
-           {512, 32000, 2048},
-           {2048, 16384, 4096},
-           {8192, 6144, 4096},
-           {4096, 1024, 8192},
-           {640, 50256, 1024},
-           {600, 32000, 256},
-           {200, 32000, 512},
-           {8192, 512, 512},
-           {1304, 8200, 200},
-           {128, 128256, 264},
-           {1000, 4096, 14336}}) {
-    for (const int layout : {0, 1, 2}) { // x W^T, dy W, dy^T x
-      const at::Tensor a = matrix(m, k, layout != 2, at::kBFloat16);
-      const at::Tensor b = matrix(k, n, layout != 0, at::kBFloat16);
-      for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) {
-        const at::Tensor before = matrix(m, n, true, type);
-        for (const double beta : {0.0, 1.0}) {
-          at::Tensor expected;
-          const MatmulProblem problem{before.clone(), a, b, beta == 0 ? at::Tensor() : before, 1, beta};
-          const size_t candidates = matmul_candidates(problem);
-          most = std::max(most, candidates);
-          for (size_t k_th = 0; k_th < candidates; ++k_th) {
-            matmul_with_candidate(problem, k_th);
-            expected = expected.defined() ? expected : problem.out_MN.clone();
-            EXPECT_TRUE(at::equal(problem.out_MN, expected)) << m << " " << n << " " << k << " kernel " << k_th;
-          }
-        }
-      }
-    }
-  }
-  EXPECT_GT(most, 1) << "nothing to choose from: the test compares nothing";
 }
 
 } // namespace

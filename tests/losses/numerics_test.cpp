@@ -98,9 +98,6 @@ TEST(Exactness, ErrorsAreWithinTwiceThoseOfThePlainFp32Computation) {
   for (const Divergence divergence : kDivergences) {
     for (const double temperature : {1.0, 2.0, 0.3}) {
       for (const double gap : {1.0, 0.3, 0.03, 0.003}) {
-        if (divergence == Divergence::kTotalVariation && gap < 0.1) {
-          continue; // its gradient jumps where p = q, so rounding decides some columns
-        }
         const LossOptions options{.divergence = divergence, .temperature = temperature};
         const LinearHeadInputs in = make_problem(
             {.tokens = 16, .vocab = 1003, .hidden = 64, .gap = gap, .targets = false, .dtype = at::kFloat});
@@ -110,6 +107,9 @@ TEST(Exactness, ErrorsAreWithinTwiceThoseOfThePlainFp32Computation) {
         SCOPED_TRACE(::testing::Message() << static_cast<int>(divergence) << " T " << temperature << " gap " << gap);
         EXPECT_LT(
             relative_error(ours.rows_KN[kSoft], naive.soft_N), 1e-6 + 2 * relative_error(plain.soft_N, naive.soft_N));
+        if (divergence == Divergence::kTotalVariation) {
+          continue; // its gradient jumps where p = q: rounding decides some columns of either computation
+        }
         EXPECT_LT(
             relative_error(ours.grads.weight_VH, naive.d_weight_VH),
             1e-6 + 2 * relative_error(plain.d_weight_VH, naive.d_weight_VH));

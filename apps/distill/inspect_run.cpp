@@ -130,7 +130,7 @@ absl::StatusOr<std::string> describe_checkpoint(const std::string& folder) {
   };
   line("checkpoint", folder);
   line("complete", fs::exists(fs::path(folder) / checkpoint::kMarkerFile, error) ? "yes" : "no, it is not used");
-  line("written by", absl::StrCat(index->info.program, ", format version ", checkpoint::kFormatVersion));
+  line("written by", absl::StrCat(index->info.program, ", format version ", index->version));
   line("step", absl::StrCat(index->state.step));
   line("samples", absl::StrCat(index->state.samples));
   line("tokens", absl::StrCat(index->state.tokens));
@@ -139,6 +139,11 @@ absl::StatusOr<std::string> describe_checkpoint(const std::string& folder) {
   line("model", index->info.identity.model);
   line("optimizer", index->info.identity.optimizer);
   line("data", index->info.identity.data);
+  for (const checkpoint::DataStage& stage : index->state.data_stages) {
+    line(
+        "data stage",
+        absl::StrFormat("from sample %d: seq_len %d, %s", stage.first_sample, stage.seq_len, stage.packing));
+  }
   line("tokenizer", index->info.identity.tokenizer);
   int64_t bytes = 0;
   for (const checkpoint::ShardFile& shard : index->files) {

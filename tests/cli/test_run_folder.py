@@ -62,7 +62,7 @@ def test_inspect_describes_a_run_and_its_checkpoint(distill, place):
     done = distill(place, "inspect", "run/checkpoints/step-2")
     assert done.returncode == 0, done.stderr
     for text in ("complete         yes", "samples          8", "block 0",
-                 "ranks            sharded over 1, 1 replica(s)", "format version 2"):
+                 "ranks            sharded over 1, 1 replica(s)", "format version 3", "data stage       from sample 0: seq_len"):
         assert text in done.stdout
 
 

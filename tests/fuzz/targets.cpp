@@ -60,8 +60,17 @@ std::string file_with(const uint8_t* data, size_t size, const char* name = "file
   return path;
 }
 
-// Plans rows of an accepted shard and reads some.
-absl::Status read_samples(const std::string& path, const char* packing) {
+absl::Status read_samples(const data::Dataset& dataset, int64_t first) {
+  for (int64_t sample = first; sample < first + std::min<int64_t>(dataset.num_samples(), 64); ++sample) {
+    if (const auto batch = dataset.batch(sample, 1); !batch.ok()) {
+      return batch.status();
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Plans rows of an accepted shard and reads some; then as a run that has begun with another length and packing.
+absl::Status read_samples(const std::string& path, const char* packing, const char* packing_before) {
   data::DataOptions options;
   options.sources = {{path, 1.0}};
   options.seq_len = 16;
@@ -70,13 +79,12 @@ absl::Status read_samples(const std::string& path, const char* packing) {
   if (!dataset.ok()) {
     return dataset.status();
   }
-  for (int64_t sample = 0; sample < std::min<int64_t>((*dataset)->num_samples(), 64); ++sample) {
-    const auto batch = (*dataset)->batch(sample, 1);
-    if (!batch.ok()) {
-      return batch.status();
-    }
+  if (absl::Status status = read_samples(**dataset, 0); !status.ok()) {
+    return status;
   }
-  return absl::OkStatus();
+  constexpr int64_t kChange = 5;
+  const auto lines = (*dataset)->continue_from({{0, 7, packing_before}, {kChange, options.seq_len, packing}});
+  return lines.ok() ? read_samples(**dataset, kChange) : lines.status();
 }
 
 } // namespace
@@ -133,8 +141,8 @@ absl::Status read_token_shard(const uint8_t* input, size_t size) {
   }
   const std::string path = shard->path();
   TORCH_CHECK(data::describe_shard(path).ok(), "a shard that was accepted cannot be described");
-  absl::Status status = read_samples(path, "pack");
-  return status.ok() ? read_samples(path, "concat") : status;
+  absl::Status status = read_samples(path, "pack", "concat");
+  return status.ok() ? read_samples(path, "concat", "pack") : status;
 }
 
 absl::Status read_checkpoint_index(const uint8_t* data, size_t size) {

@@ -139,12 +139,13 @@ void add_throughput(const Parts& parts, metrics::StepRecord& record) {
 }
 
 void leave_run(Parts& parts) {
-  const std::chrono::seconds grace(parts.config.run.grace_s);
+  constexpr int64_t kWithoutLimit = 30; // run.grace_s 0: no limit after a signal, but this has one
+  const std::chrono::seconds grace(parts.config.run.grace_s > 0 ? parts.config.run.grace_s : kWithoutLimit);
   if (!sharding::leave(*parts.mesh, parts.environment.device, grace)) {
     // A thread may be stuck in the driver: what runs when a program ends could wait for it.
     ::on_exit([](int status, void*) { ::_exit(status); }, nullptr);
     metrics::log_warning(absl::StrFormat(
-        "the ranks' communicators did not close within %d s (run.grace_s); the run itself is complete", grace.count()));
+        "the ranks' communicators did not close within %d s; the run itself is complete", grace.count()));
   }
 }
 

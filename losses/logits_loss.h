@@ -16,11 +16,18 @@ struct LogitsInputs {
 
 // Rows [kNumRows, N] (see Row) and, where `gradient_NV` is defined, the gradient of the sum of rows[kLoss] with respect
 // to the student's logits. `gradient_NV` is fp32, bf16 or fp64 (fp64 exactly for fp64 logits) and may be `student_NV`
-// itself: in place. One read of the logits; the rows hold what a later backward needs (pass the incoming gradient as
-// token weights). Throws c10::Error.
+// itself: in place. One read of the logits. `saved_SN`, [kNumSavedRows, N] of the rows' dtype, receives what
+// logits_backward() needs. Throws c10::Error.
 at::Tensor logits_loss(
     const LogitsInputs& inputs, const LossOptions& options, const at::Tensor& gradient_NV = {},
-    const RowLaunch& launch = {});
+    const RowLaunch& launch = {}, const at::Tensor& saved_SN = {});
+
+// The gradient of sum(token_weights_N * loss_N) with respect to the student's logits, where loss_N is kLoss of
+// logits_loss() with the same options, which saved `saved_SN`. One read of both sides' logits, one write, no reduction;
+// on the CPU, where a row stays in the cache, the row kernel runs again. `gradient_NV` has the logits' dtype and may be
+// the student's logits themselves. A teacher is needed. Throws c10::Error.
+void logits_backward(
+    const LogitsInputs& inputs, const LossOptions& options, const at::Tensor& saved_SN, const at::Tensor& gradient_NV);
 
 // The gradient of sum(scale_N * loss_N) with respect to the logits, where loss_N is the hard part of logits_loss (no
 // divergence), from the row kStudentLse that it gave: one read of the logits, one write, no reduction. `lse_N` and

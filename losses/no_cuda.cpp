@@ -1,4 +1,5 @@
 #include "losses/cross_entropy_backward.h"
+#include "losses/logits_backward.h"
 #include "losses/rows_cuda.h"
 
 namespace distill::losses {
@@ -8,6 +9,10 @@ const char* launch_rows(const RowArgs&, void*, const RowLaunch&) {
 }
 
 const char* launch_cross_entropy_backward(const CrossEntropyBackwardArgs&, void*) {
+  return "this build of distill has no CUDA kernels: configure it with DISTILL_CUDA=ON";
+}
+
+const char* launch_logits_backward(const RowArgs&, void*) {
   return "this build of distill has no CUDA kernels: configure it with DISTILL_CUDA=ON";
 }
 

@@ -16,16 +16,17 @@ using torch::autograd::variable_list;
 at::Tensor logits_rows(
     const at::Tensor& student, const OptionalTensor& teacher, const OptionalTensor& targets,
     const OptionalTensor& token_weights, at::ArrayRef<double> options, const OptionalTensor& gradient, int64_t strategy,
-    int64_t cluster_size) {
+    int64_t cluster_size, const OptionalTensor& saved) {
   return logits_loss(
       {student, or_undefined(teacher), or_undefined(targets), or_undefined(token_weights)}, options_from(options),
       or_undefined(gradient),
-      {.strategy = static_cast<RowStrategy>(strategy), .cluster_size = static_cast<int>(cluster_size)});
+      {.strategy = static_cast<RowStrategy>(strategy), .cluster_size = static_cast<int>(cluster_size)},
+      or_undefined(saved));
 }
 
 at::Tensor logits_rows_meta(
     const at::Tensor& student, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-    at::ArrayRef<double>, const OptionalTensor&, int64_t, int64_t) {
+    at::ArrayRef<double>, const OptionalTensor&, int64_t, int64_t, const OptionalTensor&) {
   return at::empty_symint({c10::SymInt(kNumRows), student.sym_size(0)}, sum_options(student));
 }
 
@@ -40,6 +41,28 @@ at::Tensor cross_entropy_gradient(
 at::Tensor cross_entropy_gradient_meta(
     const at::Tensor& logits, const at::Tensor&, const at::Tensor&, const at::Tensor&, at::ArrayRef<double>) {
   return at::empty_symint(logits.sym_sizes(), logits.options());
+}
+
+// From what _logits_rows saved; `scale`: of each token, the incoming gradient and the token's weight.
+at::Tensor logits_gradient(
+    const at::Tensor& student, const at::Tensor& teacher, const OptionalTensor& targets, const at::Tensor& saved,
+    const at::Tensor& scale, at::ArrayRef<double> options) {
+  at::Tensor gradient = at::empty(student.sizes(), student.options().requires_grad(false));
+  logits_backward({student, teacher, or_undefined(targets), scale}, options_from(options), saved, gradient);
+  return gradient;
+}
+
+at::Tensor logits_gradient_meta(
+    const at::Tensor& student, const at::Tensor&, const OptionalTensor&, const at::Tensor&, const at::Tensor&,
+    at::ArrayRef<double>) {
+  return at::empty_symint(student.sym_sizes(), student.options());
+}
+
+auto call_logits_gradient() {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("distill::_logits_gradient", "")
+                             .typed<decltype(logits_gradient)>();
+  return op;
 }
 
 auto call_logits_rows() {
@@ -58,7 +81,7 @@ auto call_cross_entropy_gradient() {
 // Logits -> rows, differentiable in the student's logits through rows[0]. What waits for the backward:
 //   in place          the gradient itself, which the forward pass wrote over the logits
 //   cross-entropy     the logits (no copy) and each row's log-sum-exp; the backward then is one pass over the logits
-//   with a teacher    the logits of both (no copy); the backward runs the row kernel with the incoming gradient
+//   with a teacher    the logits of both (no copy) and six numbers for each row; the backward likewise is one pass
 class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
  public:
   static at::Tensor forward(
@@ -67,8 +90,13 @@ class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
     ctx->saved_data["options"] = options;
     ctx->saved_data["in_place"] = in_place;
     const at::Tensor gradient = in_place ? student.detach() : at::Tensor();
+    at::Tensor saved;
+    if (!in_place && teacher.has_value()) {
+      saved = at::empty_symint({c10::SymInt(kNumSavedRows), student.sym_size(0)}, sum_options(student));
+    }
     const at::Tensor rows = call_logits_rows().call(
-        student, teacher, targets, token_weights, options, or_none(gradient), /*strategy=*/0, /*cluster_size=*/0);
+        student, teacher, targets, token_weights, options, or_none(gradient), /*strategy=*/0, /*cluster_size=*/0,
+        or_none(saved));
     if (in_place) {
       // Whoever else saved these logits is told by autograd that they are gone.
       gradient.unsafeGetTensorImpl()->bump_version();
@@ -76,7 +104,7 @@ class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
     } else if (!teacher.has_value()) {
       ctx->save_for_backward({student, *targets, rows.select(0, kStudentLse).clone(), or_undefined(token_weights)});
     } else {
-      ctx->save_for_backward({student, or_undefined(targets), at::Tensor(), or_undefined(token_weights), *teacher});
+      ctx->save_for_backward({student, or_undefined(targets), saved, or_undefined(token_weights), *teacher});
     }
     return rows;
   }
@@ -91,12 +119,10 @@ class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
       return {gradient, {}, {}, {}, {}, {}};
     }
     const at::Tensor weights = (saved[3].defined() ? saved[3] * per_token : per_token).contiguous();
-    if (saved[2].defined()) {
-      gradient = call_cross_entropy_gradient().call(saved[0], saved[1], saved[2], weights, options);
+    if (saved.size() > 4) {
+      gradient = call_logits_gradient().call(saved[0], saved[4], or_none(saved[1]), saved[2], weights, options);
     } else {
-      gradient = at::empty_like(saved[0]);
-      call_logits_rows().call(
-          saved[0], saved[4], or_none(saved[1]), weights, options, gradient, /*strategy=*/0, /*cluster_size=*/0);
+      gradient = call_cross_entropy_gradient().call(saved[0], saved[1], saved[2], weights, options);
     }
     return {gradient, {}, {}, {}, {}, {}};
   }
@@ -143,7 +169,10 @@ TORCH_LIBRARY_FRAGMENT(distill, m)
 {
   m.def(
       "_logits_rows(Tensor student, Tensor? teacher, Tensor? targets, Tensor? token_weights, float[] options, "
-      "Tensor(a!)? gradient, int strategy=0, int cluster_size=0) -> Tensor");
+      "Tensor(a!)? gradient, int strategy=0, int cluster_size=0, Tensor(b!)? saved=None) -> Tensor");
+  m.def(
+      "_logits_gradient(Tensor student, Tensor teacher, Tensor? targets, Tensor saved, Tensor scale, float[] options) "
+      "-> Tensor");
   m.def("_cross_entropy_gradient(Tensor logits, Tensor targets, Tensor lse, Tensor scale, float[] options) -> Tensor");
   m.def(
       "jsd(Tensor student, Tensor teacher, Tensor? targets=None, *, Tensor? token_weights=None, " DISTILL_SOFT_OPTIONS
@@ -159,18 +188,21 @@ TORCH_LIBRARY_IMPL(distill, CPU, m)
 {
   m.impl("_logits_rows", logits_rows);
   m.impl("_cross_entropy_gradient", cross_entropy_gradient);
+  m.impl("_logits_gradient", logits_gradient);
 }
 
 TORCH_LIBRARY_IMPL(distill, CUDA, m)
 {
   m.impl("_logits_rows", logits_rows);
   m.impl("_cross_entropy_gradient", cross_entropy_gradient);
+  m.impl("_logits_gradient", logits_gradient);
 }
 
 TORCH_LIBRARY_IMPL(distill, Meta, m)
 {
   m.impl("_logits_rows", logits_rows_meta);
   m.impl("_cross_entropy_gradient", cross_entropy_gradient_meta);
+  m.impl("_logits_gradient", logits_gradient_meta);
 }
 
 } // namespace distill::losses

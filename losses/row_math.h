@@ -378,9 +378,10 @@ struct RowEnds {
   int64_t student_best = 0; // first column of the maximum
   int64_t teacher_best = 0;
   int64_t vocab = 1;
+  T* saved = nullptr; // this row's column of RowArgs::saved
 };
 
-// Writes column `row` of the [kNumRows, R] output.
+// Writes column `row` of the [kNumRows, R] output, and of what is saved.
 template <typename T>
 DISTILL_ROW_INLINE void finish_row(
     T* out, int64_t stride, const RowConstants<T>& c, const SideStats<T>& student, const SideStats<T>& teacher,
@@ -411,6 +412,14 @@ DISTILL_ROW_INLINE void finish_row(
   out[kAccuracy * stride] = ends.has_label && ends.student_best == ends.label ? T(1) : T(0);
   out[kStudentLse * stride] = student.lse;
   out[kTeacherLse * stride] = ends.has_teacher ? teacher.lse : T(0);
+  if (ends.saved != nullptr) {
+    ends.saved[kSavedStudentMax * stride] = student.max;
+    ends.saved[kSavedStudentLog2Sum * stride] = student.log2_sum;
+    ends.saved[kSavedStudentUnitLog2Sum * stride] = student.unit_log2_sum;
+    ends.saved[kSavedTeacherMax * stride] = teacher.max;
+    ends.saved[kSavedTeacherLog2Sum * stride] = teacher.log2_sum;
+    ends.saved[kSavedMean * stride] = c.divergence == Divergence::kSkewForwardKl ? sums.q_a / sums.q : sums.q_a;
+  }
 }
 
 template <typename T>

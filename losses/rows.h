@@ -30,6 +30,17 @@ enum Row : int64_t {
   kNumRows
 };
 
+// What a backward pass over given logits needs of each token's row beside the logits (losses/logits_backward.h).
+enum SavedRow : int64_t {
+  kSavedStudentMax,
+  kSavedStudentLog2Sum, // of 2^((logit - max) log2(e) / T)
+  kSavedStudentUnitLog2Sum, // the same at T = 1
+  kSavedTeacherMax,
+  kSavedTeacherLog2Sum,
+  kSavedMean, // of the divergence's slope under the student's distribution
+  kNumSavedRows
+};
+
 // R rows of V columns. Strides are in elements. Computation is in fp32, or fp64 where the logits are fp64.
 struct RowArgs {
   const void* student = nullptr; // [R, V] logits
@@ -40,6 +51,7 @@ struct RowArgs {
   const void* token_weights = nullptr; // [R] of the compute type (fp32, or fp64 for fp64 logits); null: 1
   void* gradient = nullptr; // [R, V] of gradient_type; null: none. May be `student` itself where the types are equal
   void* rows = nullptr; // [kNumRows, R] of the compute type
+  void* saved = nullptr; // [kNumSavedRows, R] likewise, for a later backward; null: none
   ElementType logits_type = ElementType::kFloat32;
   ElementType gradient_type = ElementType::kFloat32;
   ElementType bias_type = ElementType::kFloat32;
@@ -48,7 +60,7 @@ struct RowArgs {
   int64_t student_stride = 0;
   int64_t teacher_stride = 0;
   int64_t gradient_stride = 0;
-  int64_t rows_stride = 0; // of `rows`, at least R
+  int64_t rows_stride = 0; // of `rows` and `saved`, at least R
   LossOptions options;
 };
 

@@ -355,6 +355,7 @@ void one_row(const RowArgs& args, const RowConstants<T>& c, int64_t index, T* a,
       c.student_softcap};
   row.student_stats = side_stats(side_sums(row.student, args.vocab, c), c);
   row.ends.vocab = args.vocab;
+  row.ends.saved = args.saved == nullptr ? nullptr : static_cast<T*>(args.saved) + index;
   row.ends.has_teacher = args.teacher != nullptr;
   row.ends.has_label = args.targets != nullptr;
   row.ends.token_weight = args.token_weights == nullptr ? T(1) : static_cast<const T*>(args.token_weights)[index];

@@ -268,6 +268,7 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
         ends.label = ends.has_label ? args.targets[row] : -1;
         ends.token_weight = args.token_weights == nullptr ? 1.0F : static_cast<const float*>(args.token_weights)[row];
         ends.vocab = args.vocab;
+        ends.saved = args.saved == nullptr ? nullptr : static_cast<float*>(args.saved) + row;
         finish_row(
             static_cast<float*>(args.rows) + row, args.rows_stride, c, student_again,
             kTeacher ? teacher_again : SideStats<float>{}, all, ends);

@@ -135,6 +135,7 @@ __global__ __launch_bounds__(kThreads) void rows_streaming(
     ends.student_best = min(student_best, shared.student_best[0]);
     ends.teacher_best = min(teacher_best, shared.teacher_best[0]);
     ends.vocab = vocab;
+    ends.saved = args.saved == nullptr ? nullptr : static_cast<T*>(args.saved) + row;
     finish_row(out, args.rows_stride, c, student, teacher, sums, ends);
   }
   if (args.gradient == nullptr) {

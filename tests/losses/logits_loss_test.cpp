@@ -1,4 +1,4 @@
-// The backward of cross-entropy from saved log-sum-exps against the gradient that the row kernel makes.
+// The backward passes from what the forward pass saved against the gradient that the row kernel makes.
 #include <gtest/gtest.h>
 
 #include "losses/logits_loss.h"
@@ -102,6 +102,64 @@ TEST(CrossEntropyBackward, MistakesNameTheTensor) {
   EXPECT_THROW(
       cross_entropy_backward(in.logits_NV, in.targets_N, lse, in.scale_N, options, gradient.to(at::kBFloat16)),
       c10::Error);
+}
+
+class LogitsBackward : public ::testing::TestWithParam<std::tuple<at::ScalarType, int64_t, Divergence>> {};
+
+TEST_P(LogitsBackward, IsTheRowKernelsGradient) {
+  const auto [dtype, vocab, divergence] = GetParam();
+  const double tolerance = dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 2e-5 : 5e-3;
+  const LossOptions plain{.divergence = divergence};
+  LossOptions all = plain;
+  all.temperature = 1.7;
+  all.hard_weight = 0.7;
+  all.soft_weight = 0.6;
+  all.label_smoothing = 0.2;
+  all.z_loss = 0.05;
+  all.student_softcap = 6;
+  all.teacher_softcap = 9;
+  const Logits in = make_logits(9, vocab, dtype);
+  const at::Tensor teacher = in.logits_NV + at::randn_like(in.logits_NV);
+  for (const LossOptions& options : {plain, all}) {
+    const at::Tensor targets = options.hard_weight > 0 ? in.targets_N : at::Tensor();
+    const at::Tensor expected = at::empty_like(in.logits_NV);
+    logits_loss({in.logits_NV, teacher, targets, in.scale_N}, options, expected);
+    const at::Tensor saved = at::full({kNumSavedRows, 9}, NAN, in.scale_N.options());
+    const at::Tensor rows = logits_loss({in.logits_NV, teacher, targets, {}}, options, {}, {}, saved);
+    const at::Tensor gradient = at::full_like(in.logits_NV, NAN);
+    logits_backward({in.logits_NV, teacher, targets, in.scale_N}, options, saved, gradient);
+    if (divergence == Divergence::kTotalVariation) { // jumps where p = q: rounding may decide a column
+      EXPECT_LT((gradient - expected).ne(0).to(at::kDouble).mean().item<double>(), 0.5);
+    }
+    EXPECT_LT(relative_error(gradient, expected), divergence == Divergence::kTotalVariation ? 0.05 : tolerance);
+    const at::Tensor valid = targets.defined() ? targets.ne(kIgnoreIndex) : at::ones({9}, in.targets_N.options()).gt(0);
+    const at::Tensor lse = saved[kSavedStudentMax] + saved[kSavedStudentUnitLog2Sum] * std::log(2.0);
+    EXPECT_LT(relative_error(lse.index({valid}), rows[kStudentLse].index({valid})), 1e-6);
+    // In place.
+    const at::Tensor logits = in.logits_NV.clone();
+    logits_backward({logits, teacher, targets, in.scale_N}, options, saved, logits);
+    EXPECT_TRUE(at::equal(logits, gradient));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Types, LogitsBackward,
+    ::testing::Combine(
+        ::testing::Values(at::kFloat, at::kBFloat16, at::kDouble), ::testing::Values(1, 7, 8197, 32000),
+        ::testing::Values(
+            Divergence::kJsd, Divergence::kForwardKl, Divergence::kReverseKl, Divergence::kSkewForwardKl,
+            Divergence::kSkewReverseKl, Divergence::kTotalVariation)));
+
+TEST(LogitsBackward, MistakesNameTheTensor) {
+  const Logits in = make_logits(5, 33, at::kFloat);
+  const at::Tensor gradient = at::empty_like(in.logits_NV);
+  const at::Tensor saved = at::zeros({kNumSavedRows, 5}, in.scale_N.options());
+  const LossOptions options{.divergence = Divergence::kJsd};
+  EXPECT_THROW(logits_backward({in.logits_NV, {}, {}, in.scale_N}, options, saved, gradient), c10::Error);
+  EXPECT_THROW(
+      logits_backward({in.logits_NV, in.logits_NV, {}, in.scale_N}, options, saved, gradient.to(at::kDouble)),
+      c10::Error);
+  EXPECT_THROW(logits_loss({in.logits_NV, in.logits_NV, {}, {}}, options, {}, {}, saved.narrow(1, 0, 4)), c10::Error);
 }
 
 } // namespace

@@ -265,7 +265,8 @@ def test_torch_compile_traces_the_operators():
     close(gradients(compiled_loss, x, w, b), gradients(loss, x, w, b), 1e-5)
 
 
-@pytest.mark.parametrize("name", ["_linear_head", "_linear_head_into", "_logits_rows", "_cross_entropy_gradient"])
+@pytest.mark.parametrize("name", ["_linear_head", "_linear_head_into", "_logits_rows", "_cross_entropy_gradient",
+                                  "_logits_gradient"])
 def test_inner_operators_do_what_their_schemas_and_shape_functions_say(name):
     x, w, b, tx, tw, y = (t.detach() for t in problem(torch.float32))
     logits, options, sizes = x @ w.t(), [1.0, 0.5, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0, -1, 5, 16, 256]
@@ -275,6 +276,7 @@ def test_inner_operators_do_what_their_schemas_and_shape_functions_say(name):
         "_linear_head_into": [(x, w, tx, tw, y, None, options, sizes, 0.5, False, torch.empty_like(x), gradient, None)
                               for gradient in (torch.empty_like(w), None)],
         "_logits_rows": [(logits, tx @ tw.t(), y, None, options, gradient) for gradient in (None, torch.empty_like(logits))],
+        "_logits_gradient": [(logits, tx @ tw.t(), y, torch.zeros(6, len(y)), torch.ones(len(y)), options)],
         "_cross_entropy_gradient": [(logits, y, logits.logsumexp(-1), torch.ones(len(y)), options)],
     }[name]
     for arguments in calls:

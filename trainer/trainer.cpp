@@ -38,10 +38,7 @@ class Trainer {
 
  private:
   Trainer(std::unique_ptr<Parts> parts, const launch::StopSignal& stop)
-      : parts_(std::move(parts)),
-        config_(parts_->config),
-        mesh_(*parts_->mesh),
-        stop_(stop) {}
+      : parts_(std::move(parts)), config_(parts_->config), mesh_(*parts_->mesh), stop_(stop) {}
   absl::Status open(const StartOptions& start);
   absl::Status open_journal();
   absl::StatusOr<RunResult> run_steps();

@@ -30,8 +30,8 @@ using PhaseSeconds = std::array<double, static_cast<size_t>(Phase::kCount)>;
 double total(const PhaseSeconds& phases);
 
 // How long each phase of a step took on the device: events on the compute stream, which cost no synchronisation; on the
-// CPU the clock. Every moment from the end of one step to the end of the next counts to one phase, whenever the host comes
-// to queue or to read them, except where begin_step() says that something else was done between the two.
+// CPU the clock. Every moment from the end of one step to the end of the next counts to one phase, whenever the host
+// comes to queue or to read them, except where begin_step() says that something else was done between the two.
 class PhaseTimer {
  public:
   explicit PhaseTimer(c10::Device device) : device_(device) {}

@@ -15,8 +15,8 @@ struct ModelFiles {
   const TensorInfo* find(const std::string& name) const; // null: no such tensor
 };
 
-// The weight_map of a model.safetensors.index.json that is not trusted: tensor name -> name of a file in the same folder,
-// which cannot lead out of it. Errors name `source`, the tensor and what was found.
+// The weight_map of a model.safetensors.index.json that is not trusted: tensor name -> name of a file in the same
+// folder, which cannot lead out of it. Errors name `source`, the tensor and what was found.
 absl::StatusOr<std::map<std::string, std::string>> parse_weight_map(std::string_view text, const std::string& source);
 
 // folder/model.safetensors where it stands, else the shards of folder/model.safetensors.index.json. Every tensor that

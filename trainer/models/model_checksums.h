@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-// checksums.xxh3 of a model folder: a line "XXH3 (<file>) = <16 hexadecimal digits>" for each file, as `xxhsum -H3 --tag`
-// prints.
+// checksums.xxh3 of a model folder: a line "XXH3 (<file>) = <16 hexadecimal digits>" for each file, as `xxhsum -H3
+// --tag` prints.
 namespace distill::models {
 
 inline constexpr const char* kChecksumsFile = "checksums.xxh3";

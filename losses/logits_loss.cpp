@@ -6,7 +6,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "losses/checks.h"
-#include "losses/cross_entropy_backward.h"
 #include "losses/logits_backward.h"
 #include "losses/row_dispatch.h"
 
@@ -120,8 +119,6 @@ void logits_backward(
     const LogitsInputs& in, const LossOptions& options, const at::Tensor& saved_SN, const at::Tensor& gradient_NV) {
   const c10::NoGradGuard no_grad;
   TORCH_CHECK(
-      in.teacher_NV.defined(), "logits_backward: expected teacher_NV; without one there is cross_entropy_backward");
-  TORCH_CHECK(
       gradient_NV.defined() && gradient_NV.scalar_type() == in.student_NV.scalar_type(), "gradient_NV: expected ",
       in.student_NV.scalar_type(), ", the logits' dtype");
   if (in.student_NV.is_cpu()) {
@@ -135,51 +132,6 @@ void logits_backward(
   const char* problem =
       launch_logits_backward(call.args, guard.getStreamNativeHandle(guard.getStream(in.student_NV.device())));
   TORCH_CHECK(problem == nullptr, "logits_backward: ", problem);
-}
-
-void cross_entropy_backward(
-    const at::Tensor& logits_NV, const at::Tensor& targets_N, const at::Tensor& lse_N, const at::Tensor& scale_N,
-    const LossOptions& options, const at::Tensor& gradient_NV) {
-  const c10::NoGradGuard no_grad;
-  check_rows_of_columns(logits_NV, "logits_NV", logits_NV);
-  check_rows_of_columns(gradient_NV, "gradient_NV", logits_NV);
-  const int64_t tokens = logits_NV.size(0);
-  const at::ScalarType compute = compute_type(logits_NV.scalar_type());
-  const auto check_vector = [&](const at::Tensor& tensor, const char* name, at::ScalarType dtype) {
-    TORCH_CHECK(
-        tensor.scalar_type() == dtype && tensor.dim() == 1 && tensor.size(0) == tokens &&
-            tensor.device() == logits_NV.device(),
-        name, ": expected ", dtype, " of shape [", tokens, "] on ", logits_NV.device(), ", found ",
-        tensor.scalar_type(), " of shape ", tensor.sizes(), " on ", tensor.device());
-    return tensor.contiguous();
-  };
-  TORCH_CHECK(
-      gradient_NV.scalar_type() == logits_NV.scalar_type(), "gradient_NV: expected ", logits_NV.scalar_type(),
-      ", found ", gradient_NV.scalar_type());
-  const at::Tensor targets = check_vector(targets_N, "targets_N", at::kLong);
-  const at::Tensor lse = check_vector(lse_N, "lse_N", compute);
-  const at::Tensor scale = check_vector(scale_N, "scale_N", compute);
-  CrossEntropyBackwardArgs args;
-  args.logits = logits_NV.const_data_ptr();
-  args.gradient = gradient_NV.data_ptr();
-  args.targets = targets.const_data_ptr<int64_t>();
-  args.lse = lse.const_data_ptr();
-  args.scale = scale.const_data_ptr();
-  args.type = element_type(logits_NV.scalar_type());
-  args.num_rows = tokens;
-  args.vocab = logits_NV.size(1);
-  args.logits_stride = logits_NV.stride(0);
-  args.gradient_stride = gradient_NV.stride(0);
-  args.options = options;
-  if (logits_NV.is_cpu()) {
-    cross_entropy_backward_cpu(args);
-    return;
-  }
-  const c10::DeviceGuard device(logits_NV.device());
-  const c10::impl::VirtualGuardImpl guard(logits_NV.device().type());
-  const char* problem =
-      launch_cross_entropy_backward(args, guard.getStreamNativeHandle(guard.getStream(logits_NV.device())));
-  TORCH_CHECK(problem == nullptr, "cross_entropy_backward: ", problem);
 }
 
 } // namespace distill::losses

@@ -23,18 +23,10 @@ at::Tensor logits_loss(
     const RowLaunch& launch = {}, const at::Tensor& saved_SN = {});
 
 // The gradient of sum(token_weights_N * loss_N) with respect to the student's logits, where loss_N is kLoss of
-// logits_loss() with the same options, which saved `saved_SN`. One read of both sides' logits, one write, no reduction;
+// logits_loss() with the same options, which saved `saved_SN`. One read of each side's logits, one write, no reduction;
 // on the CPU, where a row stays in the cache, the row kernel runs again. `gradient_NV` has the logits' dtype and may be
-// the student's logits themselves. A teacher is needed. Throws c10::Error.
+// the student's logits themselves. Throws c10::Error.
 void logits_backward(
     const LogitsInputs& inputs, const LossOptions& options, const at::Tensor& saved_SN, const at::Tensor& gradient_NV);
-
-// The gradient of sum(scale_N * loss_N) with respect to the logits, where loss_N is the hard part of logits_loss (no
-// divergence), from the row kStudentLse that it gave: one read of the logits, one write, no reduction. `lse_N` and
-// `scale_N` (token weights included) are fp32, fp64 for fp64 logits. `gradient_NV` has the logits' dtype and may be the
-// logits themselves. Throws c10::Error.
-void cross_entropy_backward(
-    const at::Tensor& logits_NV, const at::Tensor& targets_N, const at::Tensor& lse_N, const at::Tensor& scale_N,
-    const LossOptions& options, const at::Tensor& gradient_NV);
 
 } // namespace distill::losses

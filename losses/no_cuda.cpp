@@ -1,14 +1,9 @@
-#include "losses/cross_entropy_backward.h"
 #include "losses/logits_backward.h"
 #include "losses/rows_cuda.h"
 
 namespace distill::losses {
 
 const char* launch_rows(const RowArgs&, void*, const RowLaunch&) {
-  return "this build of distill has no CUDA kernels: configure it with DISTILL_CUDA=ON";
-}
-
-const char* launch_cross_entropy_backward(const CrossEntropyBackwardArgs&, void*) {
   return "this build of distill has no CUDA kernels: configure it with DISTILL_CUDA=ON";
 }
 

@@ -30,30 +30,18 @@ at::Tensor logits_rows_meta(
   return at::empty_symint({c10::SymInt(kNumRows), student.sym_size(0)}, sum_options(student));
 }
 
-at::Tensor cross_entropy_gradient(
-    const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& lse, const at::Tensor& scale,
-    at::ArrayRef<double> options) {
-  at::Tensor gradient = at::empty(logits.sizes(), logits.options().requires_grad(false));
-  cross_entropy_backward(logits, targets, lse, scale, options_from(options), gradient);
-  return gradient;
-}
-
-at::Tensor cross_entropy_gradient_meta(
-    const at::Tensor& logits, const at::Tensor&, const at::Tensor&, const at::Tensor&, at::ArrayRef<double>) {
-  return at::empty_symint(logits.sym_sizes(), logits.options());
-}
-
 // From what _logits_rows saved; `scale`: of each token, the incoming gradient and the token's weight.
 at::Tensor logits_gradient(
-    const at::Tensor& student, const at::Tensor& teacher, const OptionalTensor& targets, const at::Tensor& saved,
+    const at::Tensor& student, const OptionalTensor& teacher, const OptionalTensor& targets, const at::Tensor& saved,
     const at::Tensor& scale, at::ArrayRef<double> options) {
   at::Tensor gradient = at::empty(student.sizes(), student.options().requires_grad(false));
-  logits_backward({student, teacher, or_undefined(targets), scale}, options_from(options), saved, gradient);
+  logits_backward(
+      {student, or_undefined(teacher), or_undefined(targets), scale}, options_from(options), saved, gradient);
   return gradient;
 }
 
 at::Tensor logits_gradient_meta(
-    const at::Tensor& student, const at::Tensor&, const OptionalTensor&, const at::Tensor&, const at::Tensor&,
+    const at::Tensor& student, const OptionalTensor&, const OptionalTensor&, const at::Tensor&, const at::Tensor&,
     at::ArrayRef<double>) {
   return at::empty_symint(student.sym_sizes(), student.options());
 }
@@ -71,17 +59,11 @@ auto call_logits_rows() {
   return op;
 }
 
-auto call_cross_entropy_gradient() {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("distill::_cross_entropy_gradient", "")
-                             .typed<decltype(cross_entropy_gradient)>();
-  return op;
-}
-
 // Logits -> rows, differentiable in the student's logits through rows[0]. What waits for the backward:
 //   in place          the gradient itself, which the forward pass wrote over the logits
-//   cross-entropy     the logits (no copy) and each row's log-sum-exp; the backward then is one pass over the logits
-//   with a teacher    the logits of both (no copy) and six numbers for each row; the backward likewise is one pass
+//   otherwise         the logits of each side (no copy) and six numbers for each row; the backward then is one pass
+//   over
+//                     the logits
 class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
  public:
   static at::Tensor forward(
@@ -91,7 +73,7 @@ class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
     ctx->saved_data["in_place"] = in_place;
     const at::Tensor gradient = in_place ? student.detach() : at::Tensor();
     at::Tensor saved;
-    if (!in_place && teacher.has_value()) {
+    if (!in_place) {
       saved = at::empty_symint({c10::SymInt(kNumSavedRows), student.sym_size(0)}, sum_options(student));
     }
     const at::Tensor rows = call_logits_rows().call(
@@ -101,10 +83,9 @@ class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
       // Whoever else saved these logits is told by autograd that they are gone.
       gradient.unsafeGetTensorImpl()->bump_version();
       ctx->save_for_backward({gradient});
-    } else if (!teacher.has_value()) {
-      ctx->save_for_backward({student, *targets, rows.select(0, kStudentLse).clone(), or_undefined(token_weights)});
     } else {
-      ctx->save_for_backward({student, or_undefined(targets), saved, or_undefined(token_weights), *teacher});
+      ctx->save_for_backward(
+          {student, or_undefined(targets), saved, or_undefined(token_weights), or_undefined(teacher)});
     }
     return rows;
   }
@@ -119,11 +100,7 @@ class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
       return {gradient, {}, {}, {}, {}, {}};
     }
     const at::Tensor weights = (saved[3].defined() ? saved[3] * per_token : per_token).contiguous();
-    if (saved.size() > 4) {
-      gradient = call_logits_gradient().call(saved[0], saved[4], or_none(saved[1]), saved[2], weights, options);
-    } else {
-      gradient = call_cross_entropy_gradient().call(saved[0], saved[1], saved[2], weights, options);
-    }
+    gradient = call_logits_gradient().call(saved[0], or_none(saved[4]), or_none(saved[1]), saved[2], weights, options);
     return {gradient, {}, {}, {}, {}, {}};
   }
 };
@@ -171,9 +148,8 @@ TORCH_LIBRARY_FRAGMENT(distill, m)
       "_logits_rows(Tensor student, Tensor? teacher, Tensor? targets, Tensor? token_weights, float[] options, "
       "Tensor(a!)? gradient, int strategy=0, int cluster_size=0, Tensor(b!)? saved=None) -> Tensor");
   m.def(
-      "_logits_gradient(Tensor student, Tensor teacher, Tensor? targets, Tensor saved, Tensor scale, float[] options) "
+      "_logits_gradient(Tensor student, Tensor? teacher, Tensor? targets, Tensor saved, Tensor scale, float[] options) "
       "-> Tensor");
-  m.def("_cross_entropy_gradient(Tensor logits, Tensor targets, Tensor lse, Tensor scale, float[] options) -> Tensor");
   m.def(
       "jsd(Tensor student, Tensor teacher, Tensor? targets=None, *, Tensor? token_weights=None, " DISTILL_SOFT_OPTIONS
           DISTILL_REDUCTION ", bool inplace=False) -> (Tensor, Tensor)",
@@ -187,21 +163,18 @@ TORCH_LIBRARY_FRAGMENT(distill, m)
 TORCH_LIBRARY_IMPL(distill, CPU, m)
 {
   m.impl("_logits_rows", logits_rows);
-  m.impl("_cross_entropy_gradient", cross_entropy_gradient);
   m.impl("_logits_gradient", logits_gradient);
 }
 
 TORCH_LIBRARY_IMPL(distill, CUDA, m)
 {
   m.impl("_logits_rows", logits_rows);
-  m.impl("_cross_entropy_gradient", cross_entropy_gradient);
   m.impl("_logits_gradient", logits_gradient);
 }
 
 TORCH_LIBRARY_IMPL(distill, Meta, m)
 {
   m.impl("_logits_rows", logits_rows_meta);
-  m.impl("_cross_entropy_gradient", cross_entropy_gradient_meta);
   m.impl("_logits_gradient", logits_gradient_meta);
 }
 

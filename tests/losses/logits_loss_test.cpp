@@ -23,103 +23,29 @@ Logits make_logits(int64_t tokens, int64_t vocab, at::ScalarType dtype) {
   return {at::matmul(in.hidden_NH, in.weight_VH.t()).to(dtype), in.targets_N, scale};
 }
 
-struct Expected {
-  at::Tensor lse_N;
-  at::Tensor gradient_NV;
-};
-
-Expected row_kernel(const Logits& in, const LossOptions& options) {
-  Expected out;
-  out.lse_N = logits_loss({in.logits_NV, {}, in.targets_N, {}}, options)[kStudentLse];
-  out.gradient_NV = at::empty_like(in.logits_NV);
-  logits_loss({in.logits_NV, {}, in.targets_N, in.scale_N}, options, out.gradient_NV);
-  return out;
-}
-
-std::vector<LossOptions> hard_losses() {
-  const LossOptions plain{.divergence = Divergence::kNone, .hard_weight = 1, .soft_weight = 0};
-  LossOptions all = plain;
-  all.hard_weight = 0.7;
-  all.label_smoothing = 0.2;
-  all.z_loss = 0.05;
-  all.student_softcap = 6;
-  return {plain, all};
-}
-
-class CrossEntropyBackward : public ::testing::TestWithParam<std::tuple<at::ScalarType, int64_t>> {};
-
-TEST_P(CrossEntropyBackward, IsTheRowKernelsGradient) {
-  const auto [dtype, vocab] = GetParam();
-  const double tolerance = dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 5e-6 : 1e-3;
-  for (const LossOptions& options : hard_losses()) {
-    const Logits in = make_logits(9, vocab, dtype);
-    const Expected expected = row_kernel(in, options);
-    const at::Tensor gradient = at::full_like(in.logits_NV, NAN);
-    cross_entropy_backward(in.logits_NV, in.targets_N, expected.lse_N, in.scale_N, options, gradient);
-    EXPECT_LT(relative_error(gradient, expected.gradient_NV), tolerance);
-    EXPECT_EQ(gradient[0].abs().max().item<double>(), 0) << "a token of weight 0";
-    // In place, and on rows that are wider than the vocabulary.
-    const at::Tensor wide = at::zeros({9, vocab + 7}, in.logits_NV.options());
-    const at::Tensor view = wide.narrow(1, 0, vocab);
-    view.copy_(in.logits_NV);
-    cross_entropy_backward(view, in.targets_N, expected.lse_N, in.scale_N, options, view);
-    EXPECT_TRUE(at::equal(view, gradient));
-    EXPECT_EQ(wide.narrow(1, vocab, 7).abs().max().item<double>(), 0) << "wrote beyond the row";
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Types, CrossEntropyBackward,
-    ::testing::Combine(
-        ::testing::Values(at::kFloat, at::kBFloat16, at::kDouble), ::testing::Values(1, 7, 64, 8197, 50257)));
-
-TEST(CrossEntropyBackward, AnInfiniteLogitIsNaNInItsRowAlone) {
-  Logits in = make_logits(5, 33, at::kFloat);
-  in.targets_N.fill_(3);
-  in.scale_N.fill_(1);
-  in.logits_NV[2][7] = INFINITY;
-  in.logits_NV[3][7] = -INFINITY;
-  const LossOptions options = hard_losses()[0];
-  const at::Tensor lse = logits_loss({in.logits_NV, {}, in.targets_N, {}}, options)[kStudentLse];
-  const at::Tensor gradient = at::empty_like(in.logits_NV);
-  cross_entropy_backward(in.logits_NV, in.targets_N, lse, in.scale_N, options, gradient);
-  EXPECT_TRUE(at::isnan(gradient[2]).all().item<bool>());
-  EXPECT_EQ(at::isnan(gradient).sum().item<int64_t>(), 33);
-  EXPECT_EQ(gradient[3][7].item<float>(), 0);
-}
-
-TEST(CrossEntropyBackward, MistakesNameTheTensor) {
-  const Logits in = make_logits(5, 33, at::kFloat);
-  const at::Tensor lse = at::zeros({5}, in.scale_N.options());
-  const at::Tensor gradient = at::empty_like(in.logits_NV);
-  const LossOptions options = hard_losses()[0];
-  EXPECT_THROW(
-      cross_entropy_backward(in.logits_NV, in.targets_N, lse.narrow(0, 0, 4), in.scale_N, options, gradient),
-      c10::Error);
-  EXPECT_THROW(
-      cross_entropy_backward(in.logits_NV, in.targets_N, lse, in.scale_N.to(at::kDouble), options, gradient),
-      c10::Error);
-  EXPECT_THROW(
-      cross_entropy_backward(in.logits_NV, in.targets_N, lse, in.scale_N, options, gradient.to(at::kBFloat16)),
-      c10::Error);
-}
-
 class LogitsBackward : public ::testing::TestWithParam<std::tuple<at::ScalarType, int64_t, Divergence>> {};
 
 TEST_P(LogitsBackward, IsTheRowKernelsGradient) {
   const auto [dtype, vocab, divergence] = GetParam();
   const double tolerance = dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 2e-5 : 5e-3;
-  const LossOptions plain{.divergence = divergence};
+  const bool with_teacher = divergence != Divergence::kNone;
+  LossOptions plain{.divergence = divergence};
+  if (!with_teacher) {
+    plain.hard_weight = 1;
+    plain.soft_weight = 0;
+  }
   LossOptions all = plain;
-  all.temperature = 1.7;
   all.hard_weight = 0.7;
   all.soft_weight = 0.6;
   all.label_smoothing = 0.2;
   all.z_loss = 0.05;
   all.student_softcap = 6;
-  all.teacher_softcap = 9;
+  if (with_teacher) {
+    all.temperature = 1.7;
+    all.teacher_softcap = 9;
+  }
   const Logits in = make_logits(9, vocab, dtype);
-  const at::Tensor teacher = in.logits_NV + at::randn_like(in.logits_NV);
+  const at::Tensor teacher = with_teacher ? in.logits_NV + at::randn_like(in.logits_NV) : at::Tensor();
   for (const LossOptions& options : {plain, all}) {
     const at::Tensor targets = options.hard_weight > 0 ? in.targets_N : at::Tensor();
     const at::Tensor expected = at::empty_like(in.logits_NV);
@@ -135,10 +61,14 @@ TEST_P(LogitsBackward, IsTheRowKernelsGradient) {
     const at::Tensor valid = targets.defined() ? targets.ne(kIgnoreIndex) : at::ones({9}, in.targets_N.options()).gt(0);
     const at::Tensor lse = saved[kSavedStudentMax] + saved[kSavedStudentUnitLog2Sum] * std::log(2.0);
     EXPECT_LT(relative_error(lse.index({valid}), rows[kStudentLse].index({valid})), 1e-6);
-    // In place.
-    const at::Tensor logits = in.logits_NV.clone();
-    logits_backward({logits, teacher, targets, in.scale_N}, options, saved, logits);
-    EXPECT_TRUE(at::equal(logits, gradient));
+    EXPECT_EQ(gradient[0].abs().max().item<double>(), 0) << "a token of weight 0";
+    // In place, and on rows that are wider than the vocabulary.
+    const at::Tensor wide = at::zeros({9, vocab + 7}, in.logits_NV.options());
+    const at::Tensor view = wide.narrow(1, 0, vocab);
+    view.copy_(in.logits_NV);
+    logits_backward({view, teacher, targets, in.scale_N}, options, saved, view);
+    EXPECT_TRUE(at::equal(view, gradient));
+    EXPECT_EQ(wide.narrow(1, vocab, 7).abs().max().item<double>(), 0) << "wrote beyond the row";
   }
 }
 
@@ -147,8 +77,24 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(
         ::testing::Values(at::kFloat, at::kBFloat16, at::kDouble), ::testing::Values(1, 7, 8197, 32000),
         ::testing::Values(
-            Divergence::kJsd, Divergence::kForwardKl, Divergence::kReverseKl, Divergence::kSkewForwardKl,
-            Divergence::kSkewReverseKl, Divergence::kTotalVariation)));
+            Divergence::kNone, Divergence::kJsd, Divergence::kForwardKl, Divergence::kReverseKl,
+            Divergence::kSkewForwardKl, Divergence::kSkewReverseKl, Divergence::kTotalVariation)));
+
+TEST(LogitsBackward, AnInfiniteLogitIsNaNInItsRowAlone) {
+  const LossOptions hard{.divergence = Divergence::kNone, .hard_weight = 1, .soft_weight = 0};
+  Logits in = make_logits(5, 33, at::kFloat);
+  in.targets_N.fill_(3);
+  in.scale_N.fill_(1);
+  in.logits_NV[2][7] = INFINITY;
+  in.logits_NV[3][7] = -INFINITY;
+  const at::Tensor saved = at::empty({kNumSavedRows, 5}, in.scale_N.options());
+  logits_loss({in.logits_NV, {}, in.targets_N, {}}, hard, {}, {}, saved);
+  const at::Tensor gradient = at::empty_like(in.logits_NV);
+  logits_backward({in.logits_NV, {}, in.targets_N, in.scale_N}, hard, saved, gradient);
+  EXPECT_TRUE(at::isnan(gradient[2]).all().item<bool>());
+  EXPECT_EQ(at::isnan(gradient).sum().item<int64_t>(), 33);
+  EXPECT_EQ(gradient[3][7].item<float>(), 0);
+}
 
 TEST(LogitsBackward, MistakesNameTheTensor) {
   const Logits in = make_logits(5, 33, at::kFloat);
@@ -156,6 +102,9 @@ TEST(LogitsBackward, MistakesNameTheTensor) {
   const at::Tensor saved = at::zeros({kNumSavedRows, 5}, in.scale_N.options());
   const LossOptions options{.divergence = Divergence::kJsd};
   EXPECT_THROW(logits_backward({in.logits_NV, {}, {}, in.scale_N}, options, saved, gradient), c10::Error);
+  EXPECT_THROW(
+      logits_backward({in.logits_NV, in.logits_NV, {}, in.scale_N.to(at::kDouble)}, options, saved, gradient),
+      c10::Error);
   EXPECT_THROW(
       logits_backward({in.logits_NV, in.logits_NV, {}, in.scale_N}, options, saved, gradient.to(at::kDouble)),
       c10::Error);

@@ -128,11 +128,11 @@ def saved_bytes(function):
     return sum(storages.values()), result
 
 
-def test_cross_entropy_keeps_the_logits_and_a_number_for_each_row():
+def test_cross_entropy_keeps_the_logits_and_a_few_numbers_for_each_row():
     logits = torch.randn(64, 1000, requires_grad=True) * 1
     y = torch.randint(0, 1000, (64,))
     held, (loss, _) = saved_bytes(lambda: ops.cross_entropy(logits, y, reduction="sum"))
-    small = 64 * (8 + 4) + 4096  # targets, log-sum-exps, scalars of the reduction
+    small = 64 * (8 + 6 * 4) + 4096  # targets, what is saved of each row, scalars of the reduction
     assert logits.untyped_storage().nbytes() <= held <= logits.untyped_storage().nbytes() + small
     (gradient,) = torch.autograd.grad(loss, logits)
     (expected,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, y, reduction="sum"), logits)
@@ -265,8 +265,7 @@ def test_torch_compile_traces_the_operators():
     close(gradients(compiled_loss, x, w, b), gradients(loss, x, w, b), 1e-5)
 
 
-@pytest.mark.parametrize("name", ["_linear_head", "_linear_head_into", "_logits_rows", "_cross_entropy_gradient",
-                                  "_logits_gradient"])
+@pytest.mark.parametrize("name", ["_linear_head", "_linear_head_into", "_logits_rows", "_logits_gradient"])
 def test_inner_operators_do_what_their_schemas_and_shape_functions_say(name):
     x, w, b, tx, tw, y = (t.detach() for t in problem(torch.float32))
     logits, options, sizes = x @ w.t(), [1.0, 0.5, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0, -1, 5, 16, 256]
@@ -277,7 +276,6 @@ def test_inner_operators_do_what_their_schemas_and_shape_functions_say(name):
                               for gradient in (torch.empty_like(w), None)],
         "_logits_rows": [(logits, tx @ tw.t(), y, None, options, gradient) for gradient in (None, torch.empty_like(logits))],
         "_logits_gradient": [(logits, tx @ tw.t(), y, torch.zeros(6, len(y)), torch.ones(len(y)), options)],
-        "_cross_entropy_gradient": [(logits, y, logits.logsumexp(-1), torch.ones(len(y)), options)],
     }[name]
     for arguments in calls:
         torch.library.opcheck(getattr(ops, name).default, arguments, test_utils=("test_schema", "test_faketensor"))

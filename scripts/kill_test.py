@@ -142,6 +142,7 @@ class Disturber:
     def __init__(self, options, folder):
         self.options = options
         self.folder = folder
+        self.output = folder / "output.txt"  # what a run says is not to be lost on a full disk
         self.random = random.Random(options.seed)
         self.seen = Counter()
         self.failing_writes = 0
@@ -163,7 +164,7 @@ class Disturber:
         return tiny.write_config(place, tiny.base_config(place, **json.loads(json.dumps(self.sections))))
 
     def run_to_end(self, place, *flags):
-        job = Job(self.config(place), place / "output.txt", *flags)
+        job = Job(self.config(place), self.output, *flags)
         metrics = place / "run" / "metrics.jsonl"
         while job.running() and not (metrics.exists() and metrics.stat().st_size):
             time.sleep(0.005)
@@ -331,7 +332,7 @@ class Disturber:
             flags = self.start_flags(run)
             if self.options.mode == "disk" and self.random.random() < 0.5:
                 flags += ["--set", "checkpoint.on_error=continue"]
-            job = Job(self.config(place), place / "output.txt", *flags)
+            job = Job(self.config(place), self.output, *flags)
             what = disturb(job, run)
             self.seen[what] += 1
             done += what not in ("ended before", NOT_COUNTED)
@@ -349,7 +350,7 @@ class Disturber:
         """Resumes, and kills the run again once it is under way or has refused."""
         others = [path for path in (run / "checkpoints").glob("step-*/COMPLETE") if path.parent != self.damaged
                   and path.parent.name.removeprefix("step-").isdigit()]
-        job = Job(self.config(place), place / "output.txt", "--resume")
+        job = Job(self.config(place), self.output, "--resume")
         aside = self.damaged.parent / (self.damaged.name + ".damaged")
         while job.running() and not (aside.exists() and "resumed from" in job.text()):
             time.sleep(0.005)

@@ -39,9 +39,14 @@ double collective(const RunShape& shape, double bytes, double bandwidth, double 
 }
 
 // Copies to the host from one device, where all ranks of the node copy: the host's memory is shared.
-double to_host_bytes(const RunShape& shape, const Machine& machine) {
-  const auto sharing = static_cast<double>(std::min(shape.ranks(), shape.ranks_per_node));
+double to_host_bytes(const RunShape& shape, const Machine& machine, double streams = 1) {
+  const auto sharing = streams * static_cast<double>(std::min(shape.ranks(), shape.ranks_per_node));
   return std::min(machine.host_bytes, machine.host_store_bytes / sharing);
+}
+
+// Each way, where copies go both ways at once: what is read there takes from the same bandwidth.
+double both_ways_bytes(const RunShape& shape, const Machine& machine) {
+  return to_host_bytes(shape, machine, /*streams=*/2);
 }
 
 double unit_gather(const RunShape& shape, const Machine& machine, double elements, at::ScalarType dtype) {
@@ -89,7 +94,8 @@ double wait_for_updates(const RunShape& shape, const Machine& machine, double te
   const auto layers = static_cast<double>(shape.student.num_layers);
   double now = teacher, arrived = 0;
   for (const models::UnitLayout& unit : models::unit_layouts(shape.student)) {
-    arrived += 12 * static_cast<double>(unit.numel) / static_cast<double>(shape.shard) / to_host_bytes(shape, machine);
+    arrived +=
+        12 * static_cast<double>(unit.numel) / static_cast<double>(shape.shard) / both_ways_bytes(shape, machine);
     now = std::max(now, arrived) + (unit.kind == models::UnitKind::kBlock ? forward / layers : 0);
   }
   return std::max(now, arrived + leaving) - (teacher + forward);
@@ -257,7 +263,7 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
   double& optimizer = at_phase(time, Phase::kOptimizer);
   optimizer = parameters * (28 + copy + 4) / machine.memory_bytes;
   if (shape.optimizer_on_host) {
-    const double copies = parameters * 12 / to_host_bytes(shape, machine); // each way, at once
+    const double copies = parameters * 12 / both_ways_bytes(shape, machine); // each way, at once
     time.copies += 2 * copies;
     optimizer += machine.copy_cost * copies +
         std::max(0.0,

@@ -240,15 +240,17 @@ TEST(Plan, AccumulationHoldsGradientShardsBesideActivations) {
 // Measured on H200s (docs/memory.md, docs/performance.md); the plan is to be within ten per cent.
 TEST(Plan, SpeedsAreThoseMeasured) {
   const auto expect = [](int64_t ranks, const models::ModelConfig& student, const std::string& activation,
-                         double tokens_per_second, int64_t sequences = 2, int64_t vocab = 128256) {
+                         double tokens_per_second, int64_t sequences = 2, int64_t vocab = 128256,
+                         const std::string& optimizer = "device") {
     config::Config config = settings(ranks, activation);
     config.train.micro_batch_size = sequences;
     config.train.global_batch_size = sequences * ranks;
+    config.memory.optimizer = optimizer;
     models::ModelConfig own = student, teacher = llama_8b();
     own.vocab_size = teacher.vocab_size = vocab;
     const Plan plan = plan_of(config, ranks, own, teacher);
     EXPECT_NEAR(plan.time.tokens_per_second, tokens_per_second, 0.1 * tokens_per_second)
-        << ranks << " ranks, hidden " << student.hidden_size << ", " << activation;
+        << ranks << " ranks, hidden " << student.hidden_size << ", " << activation << ", optimizer on " << optimizer;
   };
   const models::ModelConfig llama_3b = llama(3072, 8192, 28, 24, 8, 128);
   expect(1, llama_1b(), "keep", 23181);
@@ -265,6 +267,8 @@ TEST(Plan, SpeedsAreThoseMeasured) {
   expect(4, llama_8b(), "keep", 34792, 4);
   expect(4, llama_3b, "keep", 52908);
   expect(4, llama_1b(), "keep", 83168);
+  expect(1, llama_1b(), "keep", 18005, 2, 128256, "host");
+  expect(2, llama_3b, "keep", 18247, 2, 128256, "host");
 }
 
 TEST(Plan, ImpossibleRanksNameTheKey) {

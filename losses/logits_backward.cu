@@ -2,6 +2,8 @@
 // where all are aligned.
 #include "losses/logits_backward.h"
 
+#include <algorithm>
+
 #include "losses/rows_device.cuh"
 
 namespace distill::losses {

@@ -61,9 +61,7 @@ auto call_logits_rows() {
 
 // Logits -> rows, differentiable in the student's logits through rows[0]. What waits for the backward:
 //   in place          the gradient itself, which the forward pass wrote over the logits
-//   otherwise         the logits of each side (no copy) and six numbers for each row; the backward then is one pass
-//   over
-//                     the logits
+//   otherwise         each side's logits (no copy) and six numbers for each row: the backward is one pass
 class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
  public:
   static at::Tensor forward(

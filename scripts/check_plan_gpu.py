@@ -25,7 +25,7 @@ import sys
 
 # This folder holds a tokenize.py, which must not take the place of the standard library's.
 _HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [p for p in sys.path if os.path.abspath(p) != _HERE]
+sys.path[:] = [os.path.join(_HERE, "plan_check")] + [p for p in sys.path if os.path.abspath(p) != _HERE]
 
 import argparse  # noqa: E402
 import json  # noqa: E402
@@ -35,107 +35,11 @@ import subprocess  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
 from concurrent.futures import ThreadPoolExecutor  # noqa: E402
-from dataclasses import dataclass, field  # noqa: E402
 from pathlib import Path  # noqa: E402
 
+from rows import GIB, POLICIES, Row, rows  # noqa: E402
+
 REPOSITORY = Path(__file__).resolve().parent.parent
-GIB = 2**30
-POLICIES = ("keep", "recompute", "offload", "offload_input")
-
-
-@dataclass
-class Row:
-    name: str
-    group: str
-    gpus: int
-    student: str
-    teacher: str  # "none": labels alone
-    vocab: int = 128256
-    seq_len: int = 4096
-    batch: int = 2
-    micro_batches: int = 1
-    steps: int = 5
-    settings: tuple = ()
-    start_s: float = 14  # of the process, its libraries, the device and the weights; a guess
-    limit_s: int = 120
-    plan: dict = field(default_factory=dict)
-    report: dict = field(default_factory=dict)
-
-    def setting(self, key, otherwise=""):
-        return next((s.split("=", 1)[1] for s in self.settings if s.startswith(key + "=")), otherwise)
-
-    def model_text(self):
-        return self.student.upper() + ("" if self.teacher == "none" else f" <- {self.teacher.upper()}")
-
-    def estimate_s(self):
-        return self.start_s + 3 * (self.gpus > 1) + self.steps * self.plan.get("seconds", {}).get("step", 1)
-
-    def host_bytes(self):
-        found = self.plan.get("bytes", {})
-        return self.gpus * (found.get("host_activations", 0) + found.get("host_optimizer", 0))
-
-
-def rows():
-    activation = "memory.activation=".__add__
-    budget = "memory.budget_gib={}".format
-    host = "memory.optimizer=host"
-    found = [
-        Row("1g-1b-8b-keep", "plan", 1, "1b", "8b"),
-        Row("1g-1b-8b-recompute-v32k", "plan", 1, "1b", "8b", vocab=32000, settings=(activation("recompute"),)),
-        Row("1g-1b-8b-keep-v262k", "plan", 1, "1b", "8b", vocab=262144),
-        Row("1g-3b-8b-offload", "plan", 1, "3b", "8b", settings=(activation("offload"),)),
-        Row("1g-1b-8b-input-16k-acc2", "plan", 1, "1b", "8b", batch=4, micro_batches=2, steps=4,
-            settings=(activation("offload_input"),)),
-        Row("1g-3b-8b-auto", "plan", 1, "3b", "8b", settings=(activation("auto"), budget(76.5))),
-        Row("1g-1b-8b-host", "plan", 1, "1b", "8b", settings=(host,)),
-        Row("1g-3b-8b-host", "plan", 1, "3b", "8b", settings=(host,)),
-        Row("1g-1b-8b-packed", "plan", 1, "1b", "8b", settings=("data.packing=pack",)),
-        Row("1g-8b-8b-host", "big", 1, "8b", "8b", steps=4, settings=(host,), start_s=60, limit_s=240),
-        Row("2g-8b-8b-keep", "plan", 2, "8b", "8b"),
-        Row("2g-8b-8b-input", "plan", 2, "8b", "8b", settings=(activation("offload_input"),)),
-        Row("2g-8b-8b-recompute-acc2", "plan", 2, "8b", "8b", micro_batches=2, steps=4,
-            settings=(activation("recompute"),)),
-        Row("2g-3b-8b-auto-v262k", "plan", 2, "3b", "8b", vocab=262144, settings=(activation("auto"), budget(48))),
-        Row("2g-3b-8b-full-acc2-v32k", "plan", 2, "3b", "8b", vocab=32000, micro_batches=2,
-            settings=("parallel.accumulate=keep_full",)),
-        Row("2g-1b-8b-replicas", "plan", 2, "1b", "8b", settings=("parallel.replicate=2",)),
-        Row("2g-1b-70b-keep", "plan", 2, "1b", "70b", steps=4, start_s=25),
-        Row("2g-3b-8b-host", "plan", 2, "3b", "8b", settings=(host,)),
-        Row("4g-8b-8b-keep", "plan", 4, "8b", "8b"),
-        Row("4g-8b-8b-recompute", "plan", 4, "8b", "8b", settings=(activation("recompute"),)),
-        Row("4g-8b-8b-input", "plan", 4, "8b", "8b", settings=(activation("offload_input"),)),
-        Row("4g-8b-8b-auto50", "plan", 4, "8b", "8b", settings=(activation("auto"), budget(50))),
-        Row("4g-8b-8b-offload", "plan", 4, "8b", "8b", settings=(activation("offload"),)),
-        Row("4g-1b-70b-keep", "plan", 4, "1b", "70b", steps=4, start_s=25),
-        Row("4g-3b-8b-hsdp-acc2", "plan", 4, "3b", "8b", micro_batches=2, settings=("parallel.replicate=2",)),
-        Row("4g-8b-8b-keep-16k-v32k", "plan", 4, "8b", "8b", vocab=32000, batch=4),
-    ]
-    # What each policy costs, and the best that auto finds, at one shape for each number of GPUs.
-    shapes = {1: ("3b", "8b", 2, 76.5), 2: ("8b", "8b", 2, 76), 4: ("8b", "8b", 2, 50)}
-    for gpus, (student, teacher, batch, gib) in shapes.items():
-        for policy in POLICIES:
-            found.append(Row(f"{gpus}g-speed-{policy}", "speeds", gpus, student, teacher, batch=batch,
-                             settings=(activation(policy),)))
-        found.append(Row(f"{gpus}g-speed-auto{gib}", "speeds", gpus, student, teacher, batch=batch,
-                         settings=(activation("auto"), budget(gib))))
-    # Many tokens on few GPUs, so that the four budgets ask for different mixes there too.
-    shapes = {1: ("1b", "8b", 8), 2: ("3b", "8b", 4), 4: ("8b", "8b", 2)}
-    for gpus, (student, teacher, batch) in shapes.items():
-        for policy in POLICIES:
-            found.append(Row(f"{gpus}g-uniform-{policy}", "auto", gpus, student, teacher, batch=batch, steps=4,
-                             settings=(activation(policy),)))
-        for gib in (45, 55, 70, 100):
-            found.append(Row(f"{gpus}g-auto{gib}", "auto", gpus, student, teacher, batch=batch, steps=4,
-                             settings=(activation("auto"), budget(gib))))
-    for gpus, length in ((2, 32768), (4, 32768), (2, 65536), (4, 65536)):
-        found.append(Row(f"{gpus}g-8b-8b-one-{length}", "long", gpus, "8b", "8b", seq_len=length, batch=1, steps=3,
-                         settings=(activation("auto"), budget(130)), limit_s=300))
-    # Of the whole memory a single step would take 10 minutes: the planner's answer is run under a smaller limit.
-    for gpus, student, teacher, gib in ((1, "1b", "8b", 56), (1, "1b", "8b", 80), (2, "8b", "none", 80),
-                                        (4, "8b", "none", 56)):
-        found.append(Row(f"{gpus}g-{student}-{teacher}-longest-in-{gib}", "long", gpus, student, teacher, seq_len=0,
-                         batch=1, steps=2, settings=(activation("auto"), f"memory.limit_gib={gib}"), limit_s=400))
-    return found
 
 
 class Machine:

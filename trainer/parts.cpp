@@ -1,7 +1,5 @@
 #include "trainer/parts.h"
 
-#include <unistd.h>
-
 #include <cstdlib>
 #include <thread>
 
@@ -142,8 +140,6 @@ void leave_run(Parts& parts) {
   constexpr int64_t kWithoutLimit = 30; // run.grace_s 0: no limit after a signal, but this has one
   const std::chrono::seconds grace(parts.config.run.grace_s > 0 ? parts.config.run.grace_s : kWithoutLimit);
   if (!sharding::leave(*parts.mesh, parts.environment.device, grace)) {
-    // A thread may be stuck in the driver: what runs when a program ends could wait for it.
-    ::on_exit([](int status, void*) { ::_exit(status); }, nullptr);
     metrics::log_warning(absl::StrFormat(
         "the ranks' communicators did not close within %d s; the run itself is complete", grace.count()));
   }

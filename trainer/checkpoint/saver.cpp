@@ -41,8 +41,9 @@ absl::Status guarded(const std::function<absl::Status()>& work) {
 
 std::string Saved::text() const {
   return absl::StrFormat(
-      "saved %s: %.3g GB written in %.2f s, training stood still for %.3f s", folder, 1e-9 * static_cast<double>(bytes),
-      write_seconds, stall_seconds);
+      "saved %s: %.3g GB written in %.2f s, training stood still for %.3f s%s", folder,
+      1e-9 * static_cast<double>(bytes), write_seconds, stall_seconds,
+      wait_seconds < 0.01 ? "" : absl::StrFormat(" and then waited %.2f s for the end of the writing", wait_seconds));
 }
 
 Saver::Saver(
@@ -228,6 +229,7 @@ absl::StatusOr<Saved> Saver::end(absl::Status status) {
   saved.folder = checkpoint_folder(options_.run_dir, saved.step).string();
   saved.bytes = saving_->file_bytes * mesh_.shard_size;
   saved.stall_seconds = saving_->stall_seconds + (snapshot_ ? snapshot_->stall_seconds() : 0);
+  saved.wait_seconds = saving_->wait_seconds;
   saved.write_seconds = seconds_since(saving_->began);
   saving_.reset();
   if (status.ok()) {
@@ -243,13 +245,12 @@ absl::StatusOr<Saved> Saver::end(absl::Status status) {
 
 std::optional<absl::StatusOr<Saved>> Saver::finish() {
   const Clock::time_point began = Clock::now();
-  const double stall_before = saving_ ? saving_->stall_seconds : 0;
   while (saving_) {
     if (saving_->work.valid()) {
       saving_->work.wait();
     }
     const int64_t failed = sharding::sum_over_ranks(mesh_, vote().failed);
-    saving_->stall_seconds = stall_before + seconds_since(began);
+    saving_->wait_seconds = seconds_since(began);
     if (auto result = advance({0, failed})) {
       return result;
     }

@@ -30,7 +30,8 @@ struct Saved {
   int64_t step = 0;
   std::string folder;
   int64_t bytes = 0; // of all files
-  double stall_seconds = 0; // in which training stood still on this rank
+  double stall_seconds = 0; // in which training stood still on this rank, the next line's apart
+  double wait_seconds = 0; // in finish(), for what was still being written
   double write_seconds = 0; // from the start of the save until the marker was on the disk
 
   std::string text() const; // for people, one line
@@ -78,6 +79,7 @@ class Saver {
     std::future<absl::Status> work; // of this rank's thread; not valid: nothing to do on this rank
     absl::Status result; // of the work that has ended
     double stall_seconds = 0;
+    double wait_seconds = 0;
     std::vector<uint64_t> block_sums;
     int64_t file_bytes = 0; // of one rank's file
   };

@@ -1,7 +1,9 @@
 #include "trainer/sharding/mesh.h"
 
 #include <c10/core/DeviceGuard.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <future>
 #include <thread>
 
@@ -10,7 +12,36 @@ namespace {
 
 constexpr std::chrono::milliseconds kHeartbeat{500};
 
+std::vector<std::unique_ptr<Communicator>> take_device_groups(Mesh& mesh) {
+  std::vector<std::unique_ptr<Communicator>> groups;
+  for (std::unique_ptr<Communicator>* group : {&mesh.gather, &mesh.reduce, &mesh.replicate, &mesh.world}) {
+    if (*group != nullptr) {
+      groups.push_back(std::move(*group));
+    }
+  }
+  return groups;
+}
+
+// A thread may be stuck in the driver: what runs when a program ends could wait for it.
+void exit_without_destructors() {
+  ::on_exit([](int status, void*) { ::_exit(status); }, nullptr);
+}
+
 } // namespace
+
+Mesh::~Mesh() {
+  if (!groups_on_gpus) {
+    return;
+  }
+  std::vector<std::unique_ptr<Communicator>> groups = take_device_groups(*this);
+  if (groups.empty()) {
+    return;
+  }
+  for (std::unique_ptr<Communicator>& group : groups) {
+    (void)group.release();
+  }
+  exit_without_destructors();
+}
 
 absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
     const RendezvousOptions& options, int64_t shard, int64_t replicate, at::Device device) {
@@ -21,6 +52,7 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
   mesh->replicate_size = replicate;
   mesh->shard_rank = options.rank % shard;
   mesh->replicate_rank = options.rank / shard;
+  mesh->groups_on_gpus = device.is_cuda();
   if (shard * replicate != options.world_size) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "parallel.shard %d x parallel.replicate %d is %d ranks, but %d are running", shard, replicate,
@@ -69,12 +101,7 @@ bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds patience) {
   if (mesh.host == nullptr) {
     return true;
   }
-  const auto groups = std::make_shared<std::vector<std::unique_ptr<Communicator>>>();
-  for (std::unique_ptr<Communicator>* group : {&mesh.gather, &mesh.reduce, &mesh.replicate, &mesh.world}) {
-    if (*group != nullptr) {
-      groups->push_back(std::move(*group));
-    }
-  }
+  const auto groups = std::make_shared<std::vector<std::unique_ptr<Communicator>>>(take_device_groups(mesh));
   const auto closed = std::make_shared<std::promise<bool>>();
   std::future<bool> done = closed->get_future();
   std::thread([groups, closed, device] {
@@ -90,6 +117,9 @@ bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds patience) {
     }
   }).detach();
   const bool well = done.wait_for(patience) == std::future_status::ready && done.get();
+  if (!well) {
+    exit_without_destructors();
+  }
   try {
     sum_over_ranks(mesh, 0); // rank 0 serves the store that the groups have used
   } catch (const CommunicationError&) {

@@ -14,6 +14,13 @@ namespace distill::sharding {
 // `replicate` such copies (HSDP; 1 x n is plain data parallelism, n x 1 is fully sharded). Every group has a
 // communicator of its own, so that gathers, reductions and the host's small sums do not wait for each other.
 struct Mesh {
+  Mesh() = default;
+  // Groups between GPUs that leave() has not closed stay open, and the program's end runs no destructors: closing one
+  // would wait for ranks that may be gone, or closing another.
+  ~Mesh();
+  Mesh(const Mesh&) = delete;
+  Mesh& operator=(const Mesh&) = delete;
+
   int64_t rank = 0; // global
   int64_t world_size = 1;
   int64_t shard_rank = 0; // within the shard axis
@@ -27,6 +34,7 @@ struct Mesh {
   std::unique_ptr<Communicator> replicate; // replicate axis; null where replicate_size is 1
   std::unique_ptr<Communicator> world; // all ranks, on the device: sums of metrics and norms
   std::unique_ptr<Communicator> host; // all ranks, over Gloo: numbers that the host needs
+  bool groups_on_gpus = false; // all but `host`
   std::function<void(int64_t step, const char* place)> watch; // what else wants to know of at()
 
   bool is_main() const {
@@ -49,7 +57,7 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
 
 // At the end of a run that went well, called by all ranks: closes the groups between the devices, which nothing may use
 // any more, and returns when all ranks have. False where that took longer than `patience` or failed: the groups are
-// left to a thread that may be stuck in them.
+// left to a thread that may be stuck in them, and the program's end runs no destructors.
 bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds patience);
 
 // Sums over all ranks on the host; the value itself on one process.

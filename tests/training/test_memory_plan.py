@@ -71,6 +71,9 @@ def test_planned_bytes_are_those_allocated(tmp_path, models, long_shard, family,
     {"parallel": {"processes": 2, "reduce_dtype": "bfloat16"}, "memory": {"activation": "offload"}},
     {"parallel": {"processes": 2}, "memory": {"optimizer": "host", "activation": "offload_input"}},
     {"memory": {"optimizer": "host"}},
+    {"optimizer": {"overlap_update": False}},
+    {"optimizer": {"overlap_update": False}, "parallel": {"processes": 2}},
+    {"optimizer": {"overlap_update": False}, "memory": {"optimizer": "host", "activation": "recompute"}},
     {"data": {"seq_len": 256, "packing": "pack"}},
 ])
 def test_planned_bytes_are_those_allocated_on_any_ranks(tmp_path, models, long_shard, sections):

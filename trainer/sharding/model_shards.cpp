@@ -77,15 +77,15 @@ void ModelShards::add_to_plan(SlotPlan& weights) const {
 
 UnitSource ModelShards::source(int64_t index) const {
   const UnitShard& unit = units_[index];
+  // A gather waits for the unit's newest update also where the compute stream has waited for it already.
   return {
       key(index), slot_size(index), unit.weights.defined() ? unit.weights : unit.master, options_.compute_dtype,
-      updates_[index].pending ? &updates_[index].done : nullptr};
+      &updates_[index].done};
 }
 
 at::Tensor ModelShards::weights(int64_t index) {
-  const UnitSource unit = source(index); // a gather that starts now waits for the update too
   finish_update(index);
-  return weight_slots_ != nullptr ? weight_slots_->acquire(unit) : units_[index].weights;
+  return weight_slots_ != nullptr ? weight_slots_->acquire(source(index)) : units_[index].weights;
 }
 
 void ModelShards::release(int64_t index) {

@@ -43,12 +43,16 @@ class Fence {
   bool recorded_ = false;
 };
 
-// A stream beside the compute stream, for collectives and copies.
+// A stream beside the compute stream.
 class SideStream {
  public:
-  explicit SideStream(at::Device device) {
+  enum class Priority {
+    kHigh, // its blocks are placed before the compute stream's: collectives, copies
+    kLow // the device's lowest, which is the compute stream's too: work that nothing soon waits for
+  };
+  explicit SideStream(at::Device device, Priority priority = Priority::kHigh) {
     if (!device.is_cpu()) {
-      stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+      stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, priority == Priority::kHigh);
     }
   }
   // Queues what `work` queues on this stream.

@@ -19,7 +19,7 @@ struct UnitSource {
   SlotSize size = SlotSize::kBlock;
   at::Tensor shard; // this rank's part, flat; rounded to `dtype` on its way into the slot
   at::ScalarType dtype = at::kFloat; // of the whole unit
-  const Fence* updated = nullptr; // where the shard is written on a stream of its own; null: invalidate() says it
+  const Fence* updated = nullptr; // the shard's newest update on a stream of its own; null: invalidate() says it
 };
 
 // Gathered weights. A collective writes straight into a slot; parameters are views of it. Slots of blocks are fixed

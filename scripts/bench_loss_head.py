@@ -4,6 +4,7 @@
   head     forward + backward of JSD and cross-entropy: time, ratio to the matrix products at their best chunk, peak
            memory beyond inputs and gradients, and with --errors loss and gradient errors against fp64 on the first tokens
   rows     the row kernel alone, every geometry, against the copy bandwidth measured in the same run
+  logits   the kernels on given logits, forward and backward, beside PyTorch's cross-entropy and the copy
 
 --peers also times Liger-Kernel and cut-cross-entropy, where Python can import them. --sweep goes over tokens, vocabularies,
 hidden sizes and chunks instead of one case. Results go to OUT.json and OUT.png; needs one GPU, and no part of this
@@ -24,6 +25,7 @@ import torch  # noqa: E402
 
 import heads  # noqa: E402
 from exact import errors, exact  # noqa: E402
+from given_logits import bench_logits  # noqa: E402
 from problem import load_operators, random_problem  # noqa: E402
 from row_kernel import bench_rows  # noqa: E402
 from report import first_line, pyplot  # noqa: E402
@@ -216,7 +218,8 @@ def main():
     load_operators(args.library)
     device = torch.cuda.get_device_name()
     print(f"{device}, torch {torch.__version__}, {args.reps} repetitions, random data", flush=True)
-    report = {"device": device, "torch": torch.__version__, "arguments": vars(args), "rows": [], "head": []}
+    report = {"device": device, "torch": torch.__version__, "arguments": vars(args), "rows": [], "logits": [],
+              "head": []}
     os.makedirs(os.path.dirname(os.path.abspath(args.out)), exist_ok=True)
 
     def save():
@@ -228,6 +231,11 @@ def main():
             for teacher in (True, False):
                 report["rows"] += bench_rows(vocab, teacher, args.reps, geometries=not args.row_automatic)
                 torch.cuda.empty_cache()
+        save()
+    if "logits" in args.what:
+        for vocab in args.row_vocab:
+            report["logits"] += bench_logits(vocab, args.reps)
+            torch.cuda.empty_cache()
         save()
     if "head" in args.what:
         for shape in args.shapes.split(","):

@@ -1,15 +1,15 @@
 #!/bin/bash
 # Tests and benchmarks of the loss head on this machine's GPU, from a finished build.
 #   scripts/check_loss_head_gpu.sh [BUILD_DIR] [OUT_DIR] [STAGES]
-# STAGES: any of tests,rows,head,accuracy,sweep,memcheck,racecheck,ncu (default: all but sweep), and the word peers, with
+# STAGES: any of tests,rows,logits,head,accuracy,sweep,memcheck,racecheck,ncu (default: all but sweep), and the word peers, with
 # which head and accuracy also run Liger-Kernel and cut-cross-entropy where Python can import them.
-# OUT_DIR gets at most six small files: report.log, rows.json, head.json, head.png (sweep writes these two too),
+# OUT_DIR gets at most seven small files: report.log, rows.json, logits.json, head.json, head.png (sweep writes these two too),
 # accuracy.json, accuracy.png.
 # Python is $PYTHON, else .venv's, else python3; libraries that are not beside the build are looked for in BUILD_DIR/gpu_libs.
 set -u
 build=${1:-build/release}
 out=${2:-bench_results}
-stages=${3:-tests,rows,head,accuracy,memcheck,racecheck,ncu}
+stages=${3:-tests,rows,logits,head,accuracy,memcheck,racecheck,ncu}
 python=${PYTHON:-.venv/bin/python}
 [ -x "$(command -v "$python")" ] || python=python3
 mkdir -p "$out"
@@ -50,12 +50,13 @@ if has tests; then
   grep -E "Failure|FAILED|PASSED" -A4 "$logs/tests" | cut -c1-180 | tail -60 | tee -a "$report"
 fi
 has rows && stage rows 100 150 "$python" scripts/bench_loss_head.py --library "$library" --what rows --reps 12 --out "$out/rows"
+has logits && stage logits 60 60 "$python" scripts/bench_loss_head.py --library "$library" --what logits --reps 12 --out "$out/logits"
 has head && stage head 400 80 "$python" scripts/bench_loss_head.py --library "$library" --what head --reps 20 --errors \
   "${peers[@]}" --out "$out/head"
 has sweep && stage sweep 590 500 "$python" scripts/bench_loss_head.py --library "$library" --what head --reps 5 --sweep --out "$out/head"
 has accuracy && stage accuracy 300 150 "$python" scripts/accuracy_loss_head.py --library "$library" "${peers[@]}" --out "$out/accuracy"
-has memcheck && stage memcheck 100 4 compute-sanitizer --tool memcheck "$test_program" --gtest_filter="$small:*LogitsBackward*"
-has racecheck && stage racecheck 100 4 compute-sanitizer --tool racecheck "$test_program" --gtest_filter='*RowKernels.MatchTheReference/jsd'
+has memcheck && stage memcheck 150 4 compute-sanitizer --tool memcheck "$test_program" --gtest_filter="$small:*LogitsBackward*"
+has racecheck && stage racecheck 200 4 compute-sanitizer --tool racecheck "$test_program" --gtest_filter='*RowKernels.MatchTheReference/jsd'
 for tool in memcheck racecheck; do
   [ ! -f "$logs/$tool" ] || grep -E "^=========" "$logs/$tool" | cut -c1-160 | head -30 | tee -a "$report"
 done

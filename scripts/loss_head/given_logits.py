@@ -1,0 +1,46 @@
+"""The kernels on logits that the caller has, forward and backward, beside PyTorch's own cross-entropy."""
+
+import torch
+
+from timing import interleaved
+
+# Bytes for each element of fp32 logits: what forward and backward must read and write.
+FORWARD_CE, BACKWARD_CE = 4, 8
+FORWARD_JSD, BACKWARD_JSD = 8, 12
+
+
+def bench_logits(vocab, reps):
+    rows = max(512, int(1.5e9 / (vocab * 4)))
+    student = torch.randn(rows, vocab, device="cuda", requires_grad=True)
+    teacher = torch.randn(rows, vocab, device="cuda")
+    targets = torch.randint(0, vocab, (rows,), device="cuda")
+    forward = {
+        "cross_entropy": lambda: torch.ops.distill.cross_entropy(student, targets, reduction="sum")[0],
+        "jsd": lambda: torch.ops.distill.jsd(student, teacher, targets, reduction="sum")[0],
+        "torch cross_entropy": lambda: torch.nn.functional.cross_entropy(student, targets, reduction="sum"),
+    }
+    moved = {"cross_entropy": (FORWARD_CE, BACKWARD_CE), "jsd": (FORWARD_JSD, BACKWARD_JSD),
+             "torch cross_entropy": (FORWARD_CE, BACKWARD_CE)}
+    source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
+    target = torch.empty_like(source)
+    backward = {}
+
+    def backward_of(name):
+        loss = forward[name]()
+        return lambda: torch.autograd.grad(loss, student, retain_graph=True)
+
+    for name in forward:
+        backward[name + ", backward"] = backward_of(name)
+    times = interleaved({"copy": lambda: target.copy_(source), **forward, **backward}, reps)
+    copy = 2 * source.numel() / times["copy"][0] / 1e6
+    print(f"\nkernels on given logits, fp32, {rows} rows of {vocab}, copy {copy:.0f} GB/s", flush=True)
+    results = []
+    for name in forward:
+        for part, bytes_per_element in zip((name, name + ", backward"), moved[name]):
+            if part not in times:
+                continue
+            rate = rows * vocab * bytes_per_element / times[part][0] / 1e6
+            print(f"  {part:30s} {times[part][0]:8.3f} ms  {rate:7.0f} GB/s  {100 * rate / copy:5.1f} % of copy", flush=True)
+            results.append({"v": vocab, "rows": rows, "name": part, "ms": times[part][0], "gb_s": rate,
+                            "of_copy": rate / copy})
+    return results

@@ -89,6 +89,22 @@ def test_planned_bytes_are_those_allocated_without_a_teacher(tmp_path, models, l
     check_against_measured(profile(tmp_path, config))
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("optimizer, overlap", [("device", True), ("device", False), ("host", True), ("host", False)])
+def test_gradient_shards_live_as_long_as_planned_where_a_step_is_one_micro_batch(
+        tmp_path, models, long_shard, processes, optimizer, overlap):
+    tiny.need_devices(processes)
+    config = config_of(tmp_path, models["llama"], long_shard, parallel={"processes": processes},
+                       train={"steps": 3, "micro_batch_size": 2, "global_batch_size": 2 * processes},
+                       optimizer={"overlap_update": overlap}, memory={"optimizer": optimizer})
+    report = profile(tmp_path, config)
+    check_against_measured(report, workspace_too=processes == 1)
+    for phase in ("teacher", "between"):
+        found = report["measured"]["phases"][phase]["highest"].get("gradients", 0)
+        assert found == report["plan"]["phases"][phase]["highest"]["gradients"], phase
+        assert (found > 0) == overlap, phase
+
+
 def losses(folder, pair, shard, **sections):
     config = config_of(folder, pair, shard, **sections)
     config["checkpoint"] = {"at_end": False}

@@ -61,17 +61,18 @@ __device__ __forceinline__ void update(
   param -= f.step_size * exp_avg / (sqrtf(exp_avg_sq) / f.bias_correction2_sqrt + f.eps);
 }
 
-// kVector elements, or one, at `i`. Stores are written out: where a thread has several vectors, the compiler takes
-// plain ones apart.
-template <int V>
+// kVector elements, or one, at `i`. Streams: the device's cache is to keep others' bytes rather than these. (Beside
+// that, where a thread has several vectors, the compiler takes plain wide stores apart.)
+template <int V, bool Streams>
 struct Elements {
   float value[V];
 
   __device__ __forceinline__ void load(const float* data, int64_t i) {
     if constexpr (V == 1) {
-      value[0] = data[i];
+      value[0] = Streams ? __ldcs(data + i) : data[i];
     } else {
-      const float4 loaded = *reinterpret_cast<const float4*>(data + i);
+      const auto* wide = reinterpret_cast<const float4*>(data + i);
+      const float4 loaded = Streams ? __ldcs(wide) : *wide;
       value[0] = loaded.x;
       value[1] = loaded.y;
       value[2] = loaded.z;
@@ -80,32 +81,38 @@ struct Elements {
   }
   __device__ __forceinline__ void store(float* data, int64_t i) const {
     if constexpr (V == 1) {
-      data[i] = value[0];
+      put(data + i, value[0]);
     } else {
-      asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(data + i)), "f"(value[0]),
-                   "f"(value[1]), "f"(value[2]), "f"(value[3])
-                   : "memory");
+      put(reinterpret_cast<float4*>(data + i), make_float4(value[0], value[1], value[2], value[3]));
     }
   }
   __device__ __forceinline__ void store(__nv_bfloat16* data, int64_t i) const {
     if constexpr (V == 1) {
-      data[i] = __float2bfloat16_rn(value[0]);
+      put(data + i, __float2bfloat16_rn(value[0]));
     } else {
       const __nv_bfloat162 pairs[2] = {
           __floats2bfloat162_rn(value[0], value[1]), __floats2bfloat162_rn(value[2], value[3])};
       uint2 words;
       memcpy(&words, pairs, sizeof(words));
-      asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(data + i)), "r"(words.x),
-                   "r"(words.y)
-                   : "memory");
+      put(reinterpret_cast<uint2*>(data + i), words);
+    }
+  }
+
+ private:
+  template <typename T>
+  __device__ __forceinline__ static void put(T* place, const T& stored) {
+    if constexpr (Streams) {
+      __stcs(place, stored);
+    } else {
+      *place = stored;
     }
   }
 };
 
 // U vectors of V elements, `stride` elements apart: all are loaded before the first one is written.
-template <int V, int U>
+template <int V, int U, bool Streams>
 __device__ __forceinline__ void step_at(const AdamWArgs& args, const Factors& f, int64_t begin, int64_t stride) {
-  Elements<V> param[U], gradient[U], exp_avg[U], exp_avg_sq[U];
+  Elements<V, Streams> param[U], gradient[U], exp_avg[U], exp_avg_sq[U];
 #pragma unroll
   for (int u = 0; u < U; ++u) {
     const int64_t i = begin + u * stride;
@@ -138,22 +145,23 @@ __global__ __launch_bounds__(Threads) void adamw(const __grid_constant__ AdamWAr
     return;
   }
   const Factors f = factors_of(args);
+  constexpr bool kStreams = U > 1; // beside others
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Threads + threadIdx.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * Threads;
   const int64_t vectors = args.n / V;
   int64_t v = first;
   for (; v + (U - 1) * step < vectors; v += U * step) {
-    step_at<V, U>(args, f, v * V, step * V);
+    step_at<V, U, kStreams>(args, f, v * V, step * V);
   }
   if constexpr (U > 1) {
     for (; v < vectors; v += step) {
-      step_at<V, 1>(args, f, v * V, 0);
+      step_at<V, 1, kStreams>(args, f, v * V, 0);
     }
   }
   if constexpr (V > 1) {
     const int64_t rest = vectors * V + first;
     if (rest < args.n) {
-      step_at<1, 1>(args, f, rest, 0);
+      step_at<1, 1, kStreams>(args, f, rest, 0);
     }
   }
 }

@@ -9,8 +9,8 @@ namespace {
 constexpr double kKernelsForward = 12; // of a block
 constexpr double kKernelsBackward = 26;
 
-// Of an update beside the next step. Estimates, from what one multiprocessor has on its way at a time.
-constexpr double kCtaBytes = 120e9; // moved a second by each multiprocessor that it runs on
+// Of an update beside the next step. Estimates from the instructions that an element takes, not measured yet.
+constexpr double kCtaBytes = 75e9; // moved a second by each multiprocessor that it runs on
 constexpr double kMultiprocessors = 132; // that share the work
 
 struct Widths {

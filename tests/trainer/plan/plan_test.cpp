@@ -160,7 +160,7 @@ TEST(Plan, AnUpdateBesideTheNextStepHidesBehindItsTeacher) {
   const models::ModelConfig teacher = llama_8b();
   for (const int64_t ranks : {1, 4}) {
     const Orders with_teacher = both_orders(ranks, "keep", &teacher), without = both_orders(ranks, "keep", nullptr);
-    EXPECT_LT(optimizer_seconds(with_teacher.beside), 0.4 * optimizer_seconds(with_teacher.alone)) << ranks;
+    EXPECT_LT(optimizer_seconds(with_teacher.beside), 0.6 * optimizer_seconds(with_teacher.alone)) << ranks;
     EXPECT_LT(with_teacher.beside.time.total(), with_teacher.alone.time.total());
     // Nothing to hide behind but the student's own forward pass.
     EXPECT_GT(optimizer_seconds(without.beside), optimizer_seconds(with_teacher.beside));

@@ -101,7 +101,8 @@ def test_gradient_shards_live_as_long_as_planned_where_a_step_is_one_micro_batch
     check_against_measured(report, workspace_too=processes == 1)
     for phase in ("teacher", "between"):
         found = report["measured"]["phases"][phase]["highest"].get("gradients", 0)
-        assert found == report["plan"]["phases"][phase]["highest"]["gradients"], phase
+        expected = report["plan"]["phases"][phase]["highest"]["gradients"]
+        assert found == pytest.approx(expected, rel=0.01, abs=8192), phase
         assert (found > 0) == overlap, phase
 
 

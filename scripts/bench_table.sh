@@ -16,6 +16,7 @@ runs=$(cat <<LIST
 1b-8b-1gpu 1 1b 8b --set train.global_batch_size=2 --set parallel.processes=1
 3b-8b-1gpu 1 3b 8b --set train.global_batch_size=2 --set parallel.processes=1
 8b-8b-2gpu 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2
+8b-8b-2gpu-16k 2 8b 8b --set train.micro_batch_size=4 --set train.global_batch_size=8 --set parallel.processes=2
 8b-8b-2gpu-recompute 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set memory.activation=recompute
 8b-8b-2gpu-ctas8 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.nccl_max_ctas=8
 8b-8b-2gpu-ctas16 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.nccl_max_ctas=16

@@ -71,9 +71,6 @@ def test_planned_bytes_are_those_allocated(tmp_path, models, long_shard, family,
     {"parallel": {"processes": 2, "reduce_dtype": "bfloat16"}, "memory": {"activation": "offload"}},
     {"parallel": {"processes": 2}, "memory": {"optimizer": "host", "activation": "offload_input"}},
     {"memory": {"optimizer": "host"}},
-    {"optimizer": {"overlap_update": False}},
-    {"optimizer": {"overlap_update": False}, "parallel": {"processes": 2}},
-    {"optimizer": {"overlap_update": False}, "memory": {"optimizer": "host", "activation": "recompute"}},
     {"data": {"seq_len": 256, "packing": "pack"}},
 ])
 def test_planned_bytes_are_those_allocated_on_any_ranks(tmp_path, models, long_shard, sections):
@@ -87,23 +84,6 @@ def test_planned_bytes_are_those_allocated_without_a_teacher(tmp_path, models, l
     config["teacher"] = {"path": None}
     config["loss"] = {"divergence": "none", "hard_weight": 1, "memory_cap_mb": 1}
     check_against_measured(profile(tmp_path, config))
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("optimizer, overlap", [("device", True), ("device", False), ("host", True), ("host", False)])
-def test_gradient_shards_live_as_long_as_planned_where_a_step_is_one_micro_batch(
-        tmp_path, models, long_shard, processes, optimizer, overlap):
-    tiny.need_devices(processes)
-    config = config_of(tmp_path, models["llama"], long_shard, parallel={"processes": processes},
-                       train={"steps": 3, "micro_batch_size": 2, "global_batch_size": 2 * processes},
-                       optimizer={"overlap_update": overlap}, memory={"optimizer": optimizer})
-    report = profile(tmp_path, config)
-    check_against_measured(report, workspace_too=processes == 1)
-    for phase in ("teacher", "between"):
-        found = report["measured"]["phases"][phase]["highest"].get("gradients", 0)
-        expected = report["plan"]["phases"][phase]["highest"]["gradients"]
-        assert found == pytest.approx(expected, rel=0.01, abs=8192), phase
-        assert (found > 0) == overlap, phase
 
 
 def losses(folder, pair, shard, **sections):

@@ -51,8 +51,6 @@ struct OptimizerSection {
   double eps = 1e-8;
   double weight_decay = 0.1; // on matrices only
   double max_grad_norm = 1.0; // 0: no clipping
-  bool overlap_update = true; // beside the next step, up to each unit's first use in it
-  int64_t overlap_ctas = 20; // multiprocessors that it may take there
 };
 
 struct SchedulerSection {

@@ -161,9 +161,6 @@ std::vector<Field> train_fields() {
 
 std::vector<Field> optimizer_fields() {
   constexpr auto kOptimizer = &Config::optimizer;
-  static const Condition kOverlaps = {
-      [](const Config& c) { return c.optimizer.overlap_update; }, "optimizer.overlap_update is true",
-      "optimizer.overlap_update"};
   return {
       {"optimizer", "lr", Real{member<kOptimizer, &OptimizerSection::lr>, 0, kInf, true}, "",
        "Peak learning rate of AdamW."},
@@ -177,12 +174,6 @@ std::vector<Field> optimizer_fields() {
        "Decoupled decay of matrices; norms and biases have none."},
       {"optimizer", "max_grad_norm", Real{member<kOptimizer, &OptimizerSection::max_grad_norm>, 0, kInf}, "",
        "Gradients are clipped to this global L2 norm. 0: no clipping."},
-      {"optimizer", "overlap_update", Boolean{member<kOptimizer, &OptimizerSection::overlap_update>}, "",
-       "The update runs beside the next step's teacher, and each of the student's units waits for its own where it is "
-       "used first; gradient shards live until then. false: the next step begins after it. No bit of a weight depends on "
-       "it."},
-      {"optimizer", "overlap_ctas", Integer{member<kOptimizer, &OptimizerSection::overlap_ctas>, 1, 1024}, "",
-       "Multiprocessors that an update beside the next step may take from it on a GPU.", kOverlaps},
   };
 }
 

@@ -35,9 +35,6 @@ AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& optio
   }
   step_count_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(model.options().device));
   if (model.options().host_state == nullptr) {
-    if (options_.overlap_update) {
-      beside_.emplace(model.options().device);
-    }
     return;
   }
   const int64_t stage = HostState::stage_numel(largest, piece);
@@ -63,39 +60,21 @@ void AdamW::add_slice(Group& group, const Piece& piece, const OptimizerState& st
   group.exp_avg_sqs.push_back(state.exp_avg_sq.narrow(0, first, last - first));
 }
 
-AdamW::~AdamW() {
-  try {
-    model_.finish_updates();
-  } catch (const c10::Error&) { // the device has failed: nothing is updated any more
-  }
-}
-
 void AdamW::wait() {
   if (host_state_ != nullptr) {
     host_state_->wait();
-  } else {
-    model_.finish_updates();
   }
 }
 
 void AdamW::step(double lr, const GradNorm& grad_norm) {
   model_.finish_updates(); // what the last update reads on its own stream may change now
   step_count_.add_(1.0 - grad_norm.found_inf);
-  decision_ = grad_norm;
   if (host_state_ != nullptr) {
-    step_through_device(lr, decision_);
-  } else if (beside_) {
-    beside_->decided.record();
-    beside_->stream.run([&] {
-      beside_->decided.wait();
-      step_on_device(lr, decision_);
-    });
+    step_through_device(lr, grad_norm);
+  } else if (model_.options().device.is_cuda()) {
+    step_on_gpu(lr, grad_norm);
   } else {
-    step_on_device(lr, decision_);
-  }
-  model_.weights_changed();
-  if (!options_.overlap_update) {
-    model_.finish_updates();
+    step_with_aten(lr, grad_norm);
   }
 }
 
@@ -122,8 +101,14 @@ void AdamW::update_on_gpu(const Piece& piece, const OptimizerState& state, doubl
   args.step_count = step_count_.const_data_ptr<float>();
   args.grad_scale = grad_norm.grad_scale.const_data_ptr<float>();
   args.found_inf = grad_norm.found_inf.const_data_ptr<float>();
-  args.ctas = beside_ ? options_.overlap_ctas : 0;
   models::run_kernel("AdamW", launch_adamw, args, model_.options().device);
+}
+
+void AdamW::step_on_gpu(double lr, const GradNorm& grad_norm) {
+  for (int64_t i = 0; i < model_.num_units(); ++i) {
+    update_on_gpu(whole(i), state(whole(i)), lr, grad_norm);
+  }
+  model_.weights_changed();
 }
 
 void AdamW::update_with_aten(const Group& group, double lr, const GradNorm& grad_norm) {
@@ -138,10 +123,21 @@ void AdamW::update_with_aten(const Group& group, double lr, const GradNorm& grad
       grad_norm.found_inf);
 }
 
-void AdamW::update(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm) {
-  const sharding::UnitShard& unit = model_.unit(piece.unit);
-  const bool on_gpu = model_.options().device.is_cuda();
-  if (on_gpu) {
+void AdamW::step_with_aten(double lr, const GradNorm& grad_norm) {
+  Group vectors, matrices;
+  matrices.weight_decay = options_.weight_decay;
+  for (int64_t i = 0; i < model_.num_units(); ++i) {
+    add_slice(vectors, whole(i), state(whole(i)), 0, first_matrix_[i]);
+    add_slice(matrices, whole(i), state(whole(i)), first_matrix_[i], model_.unit(i).layout.numel);
+  }
+  update_with_aten(vectors, lr, grad_norm);
+  update_with_aten(matrices, lr, grad_norm);
+  model_.refresh_weights();
+}
+
+void AdamW::update_staged(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm) {
+  sharding::UnitShard& unit = model_.unit(piece.unit);
+  if (model_.options().device.is_cuda()) {
     update_on_gpu(piece, state, lr, grad_norm);
   } else {
     Group vectors, matrices;
@@ -151,18 +147,8 @@ void AdamW::update(const Piece& piece, const OptimizerState& state, double lr, c
     update_with_aten(vectors, lr, grad_norm);
     update_with_aten(matrices, lr, grad_norm);
   }
-  const bool has_copy = unit.weights.defined() && !unit.weights.is_same(unit.master);
-  if (has_copy && !(on_gpu && has_bf16_copy(unit))) {
+  if (!model_.options().device.is_cuda() || !has_bf16_copy(unit)) {
     unit.weights.narrow(0, piece.begin, piece.count).copy_(state.master);
-  }
-}
-
-void AdamW::step_on_device(double lr, const GradNorm& grad_norm) {
-  for (int64_t i = 0; i < model_.num_units(); ++i) {
-    update(whole(i), state(whole(i)), lr, grad_norm);
-    if (beside_) {
-      model_.unit_updated(i);
-    }
   }
 }
 
@@ -174,11 +160,12 @@ void AdamW::fetch_ahead() {
 
 void AdamW::step_through_device(double lr, const GradNorm& grad_norm) {
   fetch_ahead();
+  decision_ = grad_norm; // read by kernels of another stream
   host_state_->begin_update();
   for (size_t i = 0; i < pieces_.size(); ++i) {
     const Piece& piece = pieces_[i];
     host_state_->update(state(piece), [&](const OptimizerState& staged) {
-      update(piece, staged, lr, grad_norm);
+      update_staged(piece, staged, lr, decision_);
       if (i + 1 == pieces_.size() || pieces_[i + 1].unit != piece.unit) {
         model_.unit_updated(piece.unit);
       }
@@ -189,6 +176,7 @@ void AdamW::step_through_device(double lr, const GradNorm& grad_norm) {
   }
   fetched_ = 0;
   host_state_->end_update();
+  model_.weights_changed();
 }
 
 } // namespace distill::optim

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <vector>
 
 #include "trainer/config/config.h"
@@ -15,29 +14,21 @@ namespace distill::optim {
 // AdamW (Loshchilov and Hutter, 2019) on the flat fp32 master shards of every unit. Decay applies to matrices only, not
 // to norms and biases. A step whose gradients are not finite changes nothing, its step counter included.
 //
-// With optimizer.overlap_update the update runs on a stream of its own beside the compute stream, unit after unit in
-// the order of the forward pass, on a part of the GPU: step() returns once it is queued, and each unit waits for its
-// own update where it is used next (ModelShards::unit_updated). The next step's teacher runs meanwhile. On the CPU,
-// where the update is done on return, gradients live as long.
-//
-// Where the model's master weights lie in host memory, the moments lie beside them, and the state passes through the
-// device piece after piece.
+// Where the model's master weights lie in host memory, the moments lie beside them and the state passes through the
+// device, piece after piece, beside the compute stream: step() returns once the pieces are queued, and each unit waits
+// for its own update where it is used next (ModelShards::unit_updated). The next step's teacher runs meanwhile.
 class AdamW {
  public:
   // `piece`: elements of state in host memory that pass through the device together.
   AdamW(sharding::ModelShards& model, const config::OptimizerSection& options, int64_t piece = HostState::kPiece);
-  // The compute stream waits for the last update: memory may go next.
-  ~AdamW();
-  AdamW(const AdamW&) = delete;
-  AdamW& operator=(const AdamW&) = delete;
 
   // State in host memory: the first pieces of the next step start their way to the device, as soon as the last step has
   // left it.
   void fetch_ahead();
   // Updates the master weights and the compute copies from the units' gradients.
   void step(double lr, const GradNorm& grad_norm);
-  // Master weights and moments are those of the last step: for what is queued on the compute stream from now on, and
-  // where they lie in host memory, for the host, which waits.
+  // The host waits until the master weights and moments are those of the last step. Nothing to wait for where they lie
+  // on the device.
   void wait();
 
   // State of one unit, flat fp32 like its master weights and where they are.
@@ -55,8 +46,10 @@ class AdamW {
   }
 
  private:
-  // Queues the update of every unit on the current stream.
-  void step_on_device(double lr, const GradNorm& grad_norm);
+  // One fused pass over each unit's shard, the bf16 copies included.
+  void step_on_gpu(double lr, const GradNorm& grad_norm);
+  void step_with_aten(double lr, const GradNorm& grad_norm);
+  // The same for state in host memory.
   void step_through_device(double lr, const GradNorm& grad_norm);
 
   // Elements of a unit's shard that are updated together.
@@ -72,9 +65,9 @@ class AdamW {
     return OptimizerState{model_.unit(piece.unit).master, moments_[piece.unit].exp_avg, moments_[piece.unit].exp_avg_sq}
         .narrow(piece.begin, piece.count);
   }
-  // Queue the update of a piece whose state is on the device, its compute copy included.
-  void update(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm);
+  // Queue the update of a piece whose state is on the device.
   void update_on_gpu(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm);
+  void update_staged(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm);
 
   // Tensors of all units that share one weight decay.
   struct Group {
@@ -90,18 +83,10 @@ class AdamW {
   std::vector<Moments> moments_;
   std::vector<int64_t> first_matrix_; // of each unit, elements from its start: decay applies from there on
   at::Tensor step_count_;
-  // State on the device that is updated beside the compute stream.
-  struct Beside {
-    sharding::SideStream stream;
-    sharding::Fence decided; // what the update depends on
-
-    explicit Beside(at::Device device) : stream(device, sharding::SideStream::Priority::kLow), decided(device) {}
-  };
-  std::optional<Beside> beside_;
   std::unique_ptr<HostState> host_state_; // null: the state lies on the device
   std::vector<Piece> pieces_; // of state in host memory, in the order of the forward pass
   size_t fetched_ = 0; // of the next step's pieces
-  GradNorm decision_; // of the last step, read by its update's stream
+  GradNorm decision_; // of the last step, while its pieces are updated
 };
 
 } // namespace distill::optim

@@ -24,11 +24,10 @@ struct AdamWArgs {
   const float* step_count; // [1] on the device: this step's number, from 1
   const float* grad_scale; // [1] on the device: the gradient is divided by it; null: it is taken as it is
   const float* found_inf; // [1] on the device: not 0: nothing is written; null: never
-  int64_t ctas; // multiprocessors to work on, beside kernels that have the others; 0: all, for as long as it takes
 };
 
 // Queues the step; null, or what CUDA complained of. Pointers need the alignment of their elements only; one pass of
-// 16-byte accesses where the fp32 pointers are multiples of 16 bytes and the copy of 8. The same bits for any `ctas`.
+// 16-byte accesses where the fp32 pointers are multiples of 16 bytes and the copy of 8.
 const char* launch_adamw(const AdamWArgs& args, CUstream_st* stream);
 
 } // namespace distill::optim

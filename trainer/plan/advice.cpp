@@ -26,9 +26,6 @@ std::vector<Candidate> candidates_of(const PlanRequest& request) {
   if (config.memory.activation != "auto") {
     add("memory.activation", "auto", [](config::Config& c) { c.memory.activation = "auto"; });
   }
-  if (config.optimizer.overlap_update) { // gradient shards are gone before the teacher runs
-    add("optimizer.overlap_update", "false", [](config::Config& c) { c.optimizer.overlap_update = false; });
-  }
   if (config.memory.optimizer == "device") {
     add("memory.optimizer", "host", [](config::Config& c) { c.memory.optimizer = "host"; });
   }

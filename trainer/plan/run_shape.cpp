@@ -65,8 +65,6 @@ absl::StatusOr<RunShape> run_shape(
   shape.bf16_reduce = parallel.reduce_dtype == "bfloat16";
   shape.accumulate_whole = parallel.accumulate == "keep_full";
   shape.optimizer_on_host = config.memory.optimizer == "host";
-  shape.overlap_update = config.optimizer.overlap_update;
-  shape.overlap_ctas = config.optimizer.overlap_ctas;
   shape.checkpoint_on_host = config.checkpoint.async && config.checkpoint.every > 0;
   shape.threads = target.threads;
   auto head = plan_head(config, student, teacher, target, /*needs_grad=*/true);

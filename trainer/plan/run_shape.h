@@ -34,8 +34,6 @@ struct RunShape {
   bool bf16_reduce = false;
   bool accumulate_whole = false; // parallel.accumulate: whole gradients are kept over micro-batches
   bool optimizer_on_host = false;
-  bool overlap_update = true; // updates run beside the next step
-  int64_t overlap_ctas = 20; // multiprocessors that they take there, on a GPU
   bool checkpoint_on_host = false; // periodic checkpoints are copied to host memory first
   int64_t threads = 1; // of the CPU
   std::vector<models::ActivationPolicy> policies; // of the student's blocks

@@ -297,7 +297,7 @@ void StepModel::optimizer() {
   if (teacher_) {
     teacher_->prefetch_first();
   }
-  if (shape_.overlap_update) {
+  if (shape_.optimizer_on_host) {
     student_.units_updated();
   }
   student_.weights_changed();

@@ -9,10 +9,6 @@ namespace {
 constexpr double kKernelsForward = 12; // of a block
 constexpr double kKernelsBackward = 26;
 
-// Of an update beside the next step. Estimates from the instructions that an element takes, not measured yet.
-constexpr double kCtaBytes = 75e9; // moved a second by each multiprocessor that it runs on
-constexpr double kMultiprocessors = 132; // that share the work
-
 struct Widths {
   double hidden, query, key_value, ffn;
 };
@@ -90,18 +86,19 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
   return flops / machine.matmul_flops + bytes / machine.memory_bytes;
 }
 
-// An update beside the next step begins when the step before has ended, unit after unit, and the student's forward pass
-// waits where it comes to a unit that is not updated yet. Seconds that it waits for; `element`: seconds for an element
-// of a shard; `teacher` and `forward` of the first micro-batch; `leaving`: activations' way to the host, where state
-// passes through the same link.
-double wait_for_updates(const RunShape& shape, double element, double teacher, double forward, double leaving) {
+// State in host memory passes through the device beside the next step: its copies begin when the step before has ended,
+// unit after unit, and the student's forward pass waits where it comes to a unit that is not there yet. Seconds that it
+// waits for; `teacher` and `forward` of the first micro-batch, `leaving`: activations' way to the host, on the same
+// link.
+double wait_for_updates(const RunShape& shape, const Machine& machine, double teacher, double forward, double leaving) {
   const auto layers = static_cast<double>(shape.student.num_layers);
-  double now = teacher, updated = 0;
+  double now = teacher, arrived = 0;
   for (const models::UnitLayout& unit : models::unit_layouts(shape.student)) {
-    updated += element * static_cast<double>(unit.numel) / static_cast<double>(shape.shard);
-    now = std::max(now, updated) + (unit.kind == models::UnitKind::kBlock ? forward / layers : 0);
+    arrived +=
+        12 * static_cast<double>(unit.numel) / static_cast<double>(shape.shard) / both_ways_bytes(shape, machine);
+    now = std::max(now, arrived) + (unit.kind == models::UnitKind::kBlock ? forward / layers : 0);
   }
-  return std::max(0.0, std::max(now, updated + leaving) - (teacher + forward));
+  return std::max(now, arrived + leaving) - (teacher + forward);
 }
 
 } // namespace
@@ -263,26 +260,16 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
     parameters += static_cast<double>(layout.numel) / static_cast<double>(shape.shard);
   }
   const double copy = shape.ranks() == 1 && element < 4 ? element : 0;
-  const double update_bytes = 28 + copy;
   double& optimizer = at_phase(time, Phase::kOptimizer);
-  optimizer = parameters * 4 / machine.memory_bytes; // the norm
-  const auto waits = [&](double seconds_per_element, double leaving) {
-    return wait_for_updates(
-        shape, seconds_per_element, at_phase(time, Phase::kTeacher) / micro, at_phase(time, Phase::kForward) / micro,
-        leaving);
-  };
+  optimizer = parameters * (28 + copy + 4) / machine.memory_bytes;
   if (shape.optimizer_on_host) {
-    const double copy_seconds = 12 / both_ways_bytes(shape, machine); // each way, at once
-    const double copies = parameters * copy_seconds;
+    const double copies = parameters * 12 / both_ways_bytes(shape, machine); // each way, at once
     time.copies += 2 * copies;
-    optimizer += parameters * update_bytes / machine.memory_bytes;
-    optimizer += shape.overlap_update ? machine.copy_cost * copies + waits(copy_seconds, pass.copies / 2) : copies;
-  } else if (shape.overlap_update && shape.cuda) {
-    const double bandwidth = std::min(machine.memory_bytes, static_cast<double>(shape.overlap_ctas) * kCtaBytes);
-    const double share = std::min(1.0, static_cast<double>(shape.overlap_ctas) / kMultiprocessors);
-    optimizer += share * parameters * update_bytes / bandwidth + waits(update_bytes / bandwidth, /*leaving=*/0);
-  } else {
-    optimizer += parameters * update_bytes / machine.memory_bytes;
+    optimizer += machine.copy_cost * copies +
+        std::max(0.0,
+                 wait_for_updates(
+                     shape, machine, at_phase(time, Phase::kTeacher) / micro, at_phase(time, Phase::kForward) / micro,
+                     pass.copies / 2));
   }
   time.tokens_per_second = tokens * micro * static_cast<double>(shape.ranks()) / time.total();
   return time;

@@ -118,8 +118,7 @@ class ModelShards {
   // An optimizer on a stream of its own has queued the unit's new weights there, the current stream. The compute stream
   // goes on: where the unit is asked for next, it waits for them, and only then is the gradient freed.
   void unit_updated(int64_t index);
-  // The compute stream waits for the updates of all units that were not asked for since, and frees their gradients:
-  // before anything but weights() and prefetch() reads or writes master weights, moments or gradients.
+  // The compute stream waits for the updates of all units that were not asked for since.
   void finish_updates();
   // Called around the waits for updates.
   void observe_updates(WaitObserver observer) {

@@ -43,16 +43,12 @@ class Fence {
   bool recorded_ = false;
 };
 
-// A stream beside the compute stream.
+// A stream beside the compute stream, for collectives and copies.
 class SideStream {
  public:
-  enum class Priority {
-    kHigh, // its blocks are placed before the compute stream's: collectives, copies
-    kLow // the device's lowest, which is the compute stream's too: work that nothing soon waits for
-  };
-  explicit SideStream(at::Device device, Priority priority = Priority::kHigh) {
+  explicit SideStream(at::Device device) {
     if (!device.is_cpu()) {
-      stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, priority == Priority::kHigh);
+      stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
     }
   }
   // Queues what `work` queues on this stream.

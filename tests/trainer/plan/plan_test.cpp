@@ -134,63 +134,6 @@ TEST(Plan, OptimizerStateOnTheHostCostsWhatTheNextStepDoesNotHide) {
   EXPECT_LT(seconds(8, "host").total(), 1.03 * seconds(8, "device").total()) << "hidden by 32768 tokens' work";
 }
 
-// A run whose update comes before the next step, and the same with it beside that.
-struct Orders {
-  Plan alone, beside;
-};
-Orders both_orders(int64_t ranks, const std::string& activation, const models::ModelConfig* teacher) {
-  const models::ModelConfig student = llama_1b();
-  config::Config config = settings(ranks, activation);
-  Target target;
-  target.world_size = ranks;
-  const auto planned = [&](bool overlap) {
-    config.optimizer.overlap_update = overlap;
-    const auto plan = make_plan({config, student, teacher, target, h200()});
-    TORCH_CHECK(plan.ok(), std::string(plan.status().message()));
-    return *plan;
-  };
-  return {planned(false), planned(true)};
-}
-double optimizer_seconds(const Plan& plan) {
-  return plan.time.phases[static_cast<size_t>(metrics::Phase::kOptimizer)];
-}
-
-// Of AdamW's 11.4 ms on one GPU the teacher's 190 ms hide all but what its multiprocessors cost; the norm stays.
-TEST(Plan, AnUpdateBesideTheNextStepHidesBehindItsTeacher) {
-  const models::ModelConfig teacher = llama_8b();
-  for (const int64_t ranks : {1, 4}) {
-    const Orders with_teacher = both_orders(ranks, "keep", &teacher), without = both_orders(ranks, "keep", nullptr);
-    EXPECT_LT(optimizer_seconds(with_teacher.beside), 0.6 * optimizer_seconds(with_teacher.alone)) << ranks;
-    EXPECT_LT(with_teacher.beside.time.total(), with_teacher.alone.time.total());
-    // Nothing to hide behind but the student's own forward pass.
-    EXPECT_GT(optimizer_seconds(without.beside), optimizer_seconds(with_teacher.beside));
-  }
-}
-
-TEST(Plan, GradientShardsLiveThroughTheTeachersPhaseBesideAnUpdate) {
-  const models::ModelConfig teacher = llama_8b();
-  const auto gradients = [](const Plan& plan, device::MemoryPhase phase) {
-    return plan.memory.use.phases[static_cast<size_t>(phase)].highest[static_cast<size_t>(Category::kGradients)];
-  };
-  using device::MemoryPhase;
-  for (const int64_t ranks : {1, 4}) {
-    const auto [alone, beside] = both_orders(ranks, "keep", &teacher);
-    EXPECT_EQ(gradients(alone, MemoryPhase::kTeacher), 0);
-    EXPECT_EQ(gradients(beside, MemoryPhase::kTeacher), gradients(beside, MemoryPhase::kBackward));
-    EXPECT_EQ(gradients(beside, MemoryPhase::kHead), gradients(alone, MemoryPhase::kHead));
-    EXPECT_EQ(beside.memory.peak(), alone.memory.peak()) << "there is room for them: the peak is the head's";
-  }
-  // Where activations are few, the peak may be the teacher's, and the other order a change that fits.
-  const auto [alone, beside] = both_orders(1, "recompute", &teacher);
-  EXPECT_GT(beside.memory.peak(), alone.memory.peak());
-  config::Config config = settings(1, "recompute");
-  config.memory.budget_gib = static_cast<double>((alone.memory.peak() + beside.memory.peak()) / 2) / kGiB;
-  const Plan plan = plan_of(config, 1, llama_1b(), teacher);
-  ASSERT_FALSE(plan.fits());
-  const auto is_order = [](const Change& change) { return change.text() == "optimizer.overlap_update=false"; };
-  EXPECT_TRUE(std::any_of(plan.changes.begin(), plan.changes.end(), is_order));
-}
-
 // Every mix by itself, without the solver's short cuts.
 TEST(Plan, AutomaticPoliciesAreTheFastestOfAllMixesThatFit) {
   models::ModelConfig student = llama_8b();
@@ -303,7 +246,6 @@ TEST(Plan, SpeedsAreThoseMeasured) {
     config.train.micro_batch_size = sequences;
     config.train.global_batch_size = sequences * ranks;
     config.memory.optimizer = optimizer;
-    config.optimizer.overlap_update = optimizer == "host"; // as these runs did
     models::ModelConfig own = student, teacher = llama_8b();
     own.vocab_size = teacher.vocab_size = vocab;
     const Plan plan = plan_of(config, ranks, own, teacher);

@@ -1,0 +1,96 @@
+#include "trainer/optim/host_state.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "trainer/optim/adamw.h"
+
+namespace distill::optim {
+namespace {
+
+models::ModelConfig small_config() {
+  models::ModelConfig config;
+  config.model_type = "llama";
+  config.vocab_size = 5003;
+  config.hidden_size = 256;
+  config.intermediate_size = 704;
+  config.num_layers = 4;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = 64;
+  config.max_position_embeddings = 64;
+  return config;
+}
+
+class HostStateGpuTest : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) {
+      GTEST_SKIP() << "needs a CUDA device";
+    }
+    at::manual_seed(5);
+  }
+
+  // Two models with the same master weights: state in host memory, and on the device.
+  static std::unique_ptr<sharding::ModelShards> make_model(std::shared_ptr<device::HostSlab> slab) {
+    sharding::ShardOptions options;
+    options.device = at::Device(at::kCUDA, 0);
+    options.compute_dtype = GetParam();
+    options.trainable = true;
+    options.host_state = std::move(slab);
+    auto model = std::make_unique<sharding::ModelShards>(small_config(), options);
+    model->load(*models::random_weights(small_config(), /*seed=*/7));
+    return model;
+  }
+
+  static void keep_busy() {
+    const at::Tensor x = at::randn({2048, 2048}, at::kCUDA);
+    for (int i = 0; i < 20; ++i) {
+      at::mm(x, x);
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(ComputeDtype, HostStateGpuTest, testing::Values(at::kBFloat16, at::kFloat));
+
+// The compute stream is busy before each update and uses units right after it; memory of gradients that are freed is
+// written to at once.
+TEST_P(HostStateGpuTest, PassesThroughTheDeviceBitForBitBesideTheComputeStream) {
+  const auto slab = device::HostSlab::allocate(int64_t{256} << 20, at::Device(at::kCUDA, 0), 1, "test");
+  ASSERT_TRUE(slab.ok()) << slab.status();
+  auto host = make_model(*slab), device = make_model(nullptr);
+  config::OptimizerSection options;
+  options.weight_decay = 0.1;
+  AdamW host_optimizer(*host, options, /*piece=*/1 << 16), device_optimizer(*device, options);
+  for (int step = 0; step < 8; ++step) {
+    host_optimizer.fetch_ahead();
+    keep_busy();
+    for (int64_t i = 0; i < host->num_units(); ++i) {
+      host->unit(i).gradient = at::randn({host->unit(i).shard.numel}, at::kCUDA);
+      if (step == 3 && i == 2) { // is skipped
+        host->unit(i).gradient[5] = std::nan("");
+      }
+      device->unit(i).gradient = host->unit(i).gradient.clone();
+    }
+    const GradNorm norm = grad_norm_of_square(grad_norm_square(*host), 1.0);
+    host_optimizer.step(0.01 * (step + 1), norm);
+    host->drop_gradients();
+    device_optimizer.step(0.01 * (step + 1), norm);
+    at::Tensor same = at::ones({}, at::TensorOptions().dtype(at::kBool).device(at::kCUDA));
+    for (int64_t i = 0; i < host->num_units(); ++i) {
+      const at::Tensor weights = host->weights(i);
+      const at::Tensor overwrites = at::full({host->unit(i).shard.numel}, NAN, at::kCUDA);
+      same.logical_and_(weights.eq(device->weights(i)).all());
+    }
+    device->drop_gradients();
+    EXPECT_TRUE(same.item<bool>()) << step;
+  }
+  host_optimizer.wait();
+  for (int64_t i = 0; i < host->num_units(); ++i) {
+    EXPECT_TRUE(at::equal(host->unit(i).master, device->unit(i).master.cpu())) << i;
+    EXPECT_TRUE(at::equal(host_optimizer.moments(i).exp_avg, device_optimizer.moments(i).exp_avg.cpu())) << i;
+    EXPECT_TRUE(at::equal(host_optimizer.moments(i).exp_avg_sq, device_optimizer.moments(i).exp_avg_sq.cpu())) << i;
+  }
+}
+
+} // namespace
+} // namespace distill::optim

@@ -26,6 +26,10 @@ runs=$(cat <<LIST
 3b-8b-2gpu-reduce-each 2 3b 8b --set train.global_batch_size=16 --set parallel.processes=2
 3b-8b-2gpu-keep-full 2 3b 8b --set train.global_batch_size=16 --set parallel.processes=2 --set parallel.accumulate=keep_full
 8b-8b-4gpu 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4
+8b-8b-2gpu-whole-teacher 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.shard_teacher=false
+1b-8b-2gpu-whole-teacher 2 1b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.shard_teacher=false
+8b-8b-4gpu-whole-teacher 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.shard_teacher=false
+1b-8b-4gpu-whole-teacher 4 1b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.shard_teacher=false
 8b-8b-4gpu-16k 4 8b 8b --set train.micro_batch_size=4 --set train.global_batch_size=16 --set parallel.processes=4
 8b-8b-4gpu-recompute 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set memory.activation=recompute
 8b-8b-4gpu-ctas8 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.nccl_max_ctas=8

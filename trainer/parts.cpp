@@ -101,10 +101,13 @@ absl::Status load_parts(Parts& parts) {
   parts.student = load_model(
       parts.environment, inputs.student, Role::kStudent, mesh.shard_rank, mesh.shard_size, parts.memory.optimizer);
   if (inputs.teacher) {
-    parts.teacher = load_model(parts.environment, *inputs.teacher, Role::kTeacher, mesh.shard_rank, mesh.shard_size);
+    const bool shards = parts.config.parallel.shard_teacher;
+    parts.teacher = load_model(
+        parts.environment, *inputs.teacher, Role::kTeacher, shards ? mesh.shard_rank : 0, shards ? mesh.shard_size : 1);
   }
   parts.inputs.reset(); // its files are no longer mapped
-  parts.slots = make_slots(parts.config.parallel, mesh, *parts.student, parts.teacher.get());
+  parts.slots = make_slots(
+      parts.config.parallel, mesh, *parts.student, parts.config.parallel.shard_teacher ? parts.teacher.get() : nullptr);
   parts.micro = std::make_unique<MicroStep>(
       parts.config, *parts.student, parts.teacher.get(),
       ActivationMemory{parts.memory.plan.shape.policies, parts.memory.activations});

@@ -141,7 +141,8 @@ absl::Status Trainer::open_journal() {
   }
   if (mesh_.world_size > 1) {
     journal_->info(absl::StrFormat(
-        "ranks: %d, sharded over %d, %d replica(s)", mesh_.world_size, mesh_.shard_size, mesh_.replicate_size));
+        "ranks: %d, sharded over %d, %d replica(s)%s", mesh_.world_size, mesh_.shard_size, mesh_.replicate_size,
+        parts_->teacher && !config_.parallel.shard_teacher ? ", the teacher whole on each" : ""));
   }
   if (resumed_) {
     for (const std::string& line : describe_resumption(*resumed_, config_)) {

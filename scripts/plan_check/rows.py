@@ -61,6 +61,7 @@ def rows():
         Row("2g-3b-8b-auto-v262k", "plan", 2, "3b", "8b", vocab=262144, settings=(activation("auto"), budget(48))),
         Row("2g-3b-8b-full-acc2-v32k", "plan", 2, "3b", "8b", vocab=32000, micro_batches=2,
             settings=("parallel.accumulate=keep_full",)),
+        Row("2g-1b-8b-whole-teacher", "plan", 2, "1b", "8b", settings=("parallel.shard_teacher=false",)),
         Row("2g-1b-8b-replicas", "plan", 2, "1b", "8b", settings=("parallel.replicate=2",)),
         Row("2g-1b-70b-keep", "plan", 2, "1b", "70b", steps=4, start_s=25),
         Row("2g-3b-8b-host", "plan", 2, "3b", "8b", settings=(host,)),

@@ -73,6 +73,8 @@ SHORT = [
     ("llama", "pack", {"processes": 3}, 4, "keep"),
     ("qwen3", "concat", {"processes": 4, "prefetch": 2, "debug_checks": True}, 1, "recompute"),
     ("llama", "concat", {"processes": 4, "shard": 2, "replicate": 2}, 4, "keep"),
+    ("llama", "pack", {"processes": 2, "shard_teacher": False, "debug_checks": True}, 4, "recompute"),
+    ("qwen3", "concat", {"processes": 4, "shard": 2, "replicate": 2, "shard_teacher": False}, 1, "keep"),
     ("qwen3", "concat", {"processes": 4, "shard": 2, "replicate": 2, "accumulate": "keep_full"}, 4, "keep"),
     ("llama", "pack", {"processes": 2, "shard": 1, "replicate": 2}, 1, "recompute"),
 ]

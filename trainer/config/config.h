@@ -88,6 +88,7 @@ struct ParallelSection {
   int64_t processes = 0; // ranks that distill starts on this host itself; 0: one per visible GPU, or 1 on a CPU
   int64_t shard = 0; // ranks that hold one copy of the models between them; 0: all of them / replicate
   int64_t replicate = 1; // such copies
+  bool shard_teacher = true; // false: every rank has all of it
   std::string reduce_dtype = "float32"; // float32 | bfloat16
   int64_t prefetch = 1; // units gathered ahead
   std::string accumulate = "reduce_each"; // reduce_each | keep_full: gradients of a step's micro-batches

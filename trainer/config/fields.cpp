@@ -216,6 +216,9 @@ std::vector<Field> parallel_fields() {
        "Ranks that hold one copy of the models between them. 0: all ranks divided by parallel.replicate."},
       {"parallel", "replicate", Integer{member<kParallel, &ParallelSection::replicate>, 1, kMaxRanks}, "copies",
        "Copies of the sharded models (HSDP), usually one for each node."},
+      {"parallel", "shard_teacher", Boolean{member<kParallel, &ParallelSection::shard_teacher>}, "",
+       "The teacher is spread over the same ranks as the student. false: every rank holds all of it, at 2 bytes per "
+       "parameter (bfloat16), and gathers nothing for it."},
       {"parallel", "reduce_dtype", one_of<kParallel, &ParallelSection::reduce_dtype>({"float32", "bfloat16"}), "",
        "Dtype in which gradients travel; bfloat16 halves the traffic and rounds every rank's part."},
       {"parallel", "prefetch", Integer{member<kParallel, &ParallelSection::prefetch>, 1, 16}, "units",

@@ -40,6 +40,9 @@ std::vector<Candidate> candidates_of(const PlanRequest& request) {
   for (int64_t length = config.data.seq_len / 2; length >= 256; length /= 2) {
     add_number("data.seq_len", length, [length](config::Config& c) { c.data.seq_len = length; });
   }
+  if (!config.parallel.shard_teacher) {
+    add("parallel.shard_teacher", "true", [](config::Config& c) { c.parallel.shard_teacher = true; });
+  }
   for (int64_t copies = config.parallel.replicate - 1; copies >= 1; --copies) {
     if (config.parallel.shard == 0 && request.target.world_size % copies == 0) {
       add_number("parallel.replicate", copies, [copies](config::Config& c) { c.parallel.replicate = copies; });

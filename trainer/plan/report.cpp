@@ -89,7 +89,9 @@ std::string Plan::text() const {
   text += "run\n";
   add_row(
       text, "ranks",
-      absl::StrFormat("%d: sharded over %d, %d replica(s)", shape.ranks(), shape.shard, shape.replicate));
+      absl::StrFormat(
+          "%d: sharded over %d, %d replica(s)%s", shape.ranks(), shape.shard, shape.replicate,
+          shape.teacher && !shape.shard_teacher ? ", the teacher whole on each" : ""));
   add_row(
       text, "a step on each rank",
       absl::StrFormat(
@@ -134,6 +136,7 @@ std::string Plan::json() const {
   json["ranks"] = shape.ranks();
   json["shard"] = shape.shard;
   json["replicate"] = shape.replicate;
+  json["shard_teacher"] = shape.shard_teacher;
   json["micro_batches"] = shape.micro_batches;
   json["tokens_per_micro_batch"] = shape.tokens();
   Json policies = Json::array();

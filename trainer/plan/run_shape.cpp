@@ -53,6 +53,7 @@ absl::StatusOr<RunShape> run_shape(
         "parallel.shard %d x parallel.replicate %d is %d ranks, but the plan is for %d", shape.shard, shape.replicate,
         shape.ranks(), target.world_size));
   }
+  shape.shard_teacher = parallel.shard_teacher;
   const int64_t samples = target.world_size * config.train.micro_batch_size;
   if (config.train.global_batch_size % samples != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(

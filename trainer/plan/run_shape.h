@@ -28,6 +28,7 @@ struct RunShape {
   bool gathers_rows = false; // the head leaves out tokens without a target: the last one of each packed document
   bool bf16_logits = false;
   int64_t shard = 1; // ranks that share one copy of the models
+  bool shard_teacher = true; // false: each rank has all of the teacher
   int64_t replicate = 1;
   int64_t ranks_per_node = 8;
   int64_t prefetch = 1;

@@ -62,7 +62,7 @@ StepModel::StepModel(const RunShape& shape)
       timeline_(shape.cuda ? caching_allocator() : exact_allocator()),
       student_block_(block_shape(shape.student, shape.student_dtype)),
       blocks_(timeline_, student_block_),
-      student_(timeline_, shape, shape.student, shape.student_dtype, /*trainable=*/true) {}
+      student_(timeline_, shape, shape.student, shape.student_dtype, shape.shard, /*trainable=*/true) {}
 
 BlockShape StepModel::block_shape(const models::ModelConfig& config, at::ScalarType dtype) const {
   return {
@@ -80,17 +80,19 @@ BlockShape StepModel::block_shape(const models::ModelConfig& config, at::ScalarT
 void StepModel::build() {
   student_.load();
   if (shape_.teacher) {
-    teacher_ =
-        std::make_unique<UnitsModel>(timeline_, shape_, *shape_.teacher, shape_.teacher_dtype, /*trainable=*/false);
+    teacher_ = std::make_unique<UnitsModel>(
+        timeline_, shape_, *shape_.teacher, shape_.teacher_dtype, shape_.shard_teacher ? shape_.shard : 1,
+        /*trainable=*/false);
     teacher_->load();
   }
   if (shape_.ranks() > 1) {
+    const bool gathers_teacher = teacher_ && shape_.shard_teacher;
     weight_slots_ = std::make_unique<WeightSlotsModel>(
         timeline_, shape_.prefetch + 1,
-        std::max(student_.largest_block_bytes(), teacher_ ? teacher_->largest_block_bytes() : 0));
+        std::max(student_.largest_block_bytes(), gathers_teacher ? teacher_->largest_block_bytes() : 0));
     gradient_slots_ = std::make_unique<GradientSlotsModel>(timeline_, shape_.bf16_reduce, shape_.cuda);
     student_.use_slots(weight_slots_.get(), gradient_slots_.get());
-    if (teacher_) {
+    if (gathers_teacher) {
       teacher_->use_slots(weight_slots_.get(), nullptr);
     }
   }

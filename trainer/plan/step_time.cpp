@@ -236,8 +236,10 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
     const auto teacher_layers = static_cast<double>(shape.teacher->num_layers);
     at_phase(time, Phase::kTeacher) = micro * teacher_layers * teacher.forward;
     const double teacher_table = static_cast<double>(shape.teacher->vocab_size * shape.teacher->hidden_size);
-    teacher_gathers = teacher_layers * teacher.gather +
-        (shape.teacher->tie_word_embeddings ? 1 : 2) * unit_gather(shape, machine, teacher_table, shape.teacher_dtype);
+    if (shape.shard_teacher) {
+      const double tables_gather = unit_gather(shape, machine, teacher_table, shape.teacher_dtype);
+      teacher_gathers = teacher_layers * teacher.gather + (shape.teacher->tie_word_embeddings ? 1 : 2) * tables_gather;
+    }
   }
   // Collectives run beside the compute stream and take multiprocessors and bandwidth from it; what is longer than the
   // phase is waited for.

@@ -175,7 +175,8 @@ void GradientSlotsModel::finish() {
 }
 
 UnitsModel::UnitsModel(
-    Timeline& timeline, const RunShape& shape, const models::ModelConfig& config, at::ScalarType dtype, bool trainable)
+    Timeline& timeline, const RunShape& shape, const models::ModelConfig& config, at::ScalarType dtype,
+    int64_t shard_size, bool trainable)
     : timeline_(timeline),
       shape_(shape),
       config_(config),
@@ -183,7 +184,7 @@ UnitsModel::UnitsModel(
       trainable_(trainable),
       separate_master_(trainable && (dtype != at::kFloat || shape.optimizer_on_host)) {
   for (const models::UnitLayout& layout : models::unit_layouts(config)) {
-    const sharding::ShardRange range = sharding::shard_range(layout.numel, /*rank=*/0, shape.shard);
+    const sharding::ShardRange range = sharding::shard_range(layout.numel, /*rank=*/0, shard_size);
     Unit unit;
     unit.shard = range.numel;
     unit.whole = range.padded_numel;

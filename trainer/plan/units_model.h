@@ -83,7 +83,7 @@ class UnitsModel {
  public:
   UnitsModel(
       Timeline& timeline, const RunShape& shape, const models::ModelConfig& config, at::ScalarType dtype,
-      bool trainable);
+      int64_t shard_size, bool trainable);
 
   // The shards, in the order in which the model's constructor makes them.
   void load();

@@ -88,6 +88,30 @@ TEST(Plan, ReplicasShareNothing) {
   EXPECT_GT(hybrid.time.total(), eight.time.total()); // their gradients are added up
 }
 
+TEST(Plan, AWholeTeacherTakesItsBytesOnEveryRankAndGathersNothing) {
+  config::Config config = settings(4);
+  const Plan sharded = plan_of(config, 4, llama_1b(), llama_8b());
+  config.parallel.shard_teacher = false;
+  const Plan whole = plan_of(config, 4, llama_1b(), llama_8b());
+  const double teacher = 2 * 8.03e9;
+  EXPECT_NEAR(highest(whole, Category::kTeacher), teacher, 0.01 * teacher);
+  EXPECT_NEAR(highest(sharded, Category::kTeacher), teacher / 4, 0.02 * teacher / 4);
+  EXPECT_EQ(highest(whole, Category::kMaster), highest(sharded, Category::kMaster));
+  EXPECT_LT(highest(whole, Category::kSlots), highest(sharded, Category::kSlots)); // of the student's units alone
+  EXPECT_LT(whole.time.collectives, 0.5 * sharded.time.collectives);
+  EXPECT_LT(whole.time.total(), sharded.time.total());
+}
+
+TEST(Plan, AWholeTeacherThatDoesNotFitIsToBeSharded) {
+  config::Config config = settings(8, "recompute");
+  config.parallel.shard_teacher = false;
+  config.memory.limit_gib = 16;
+  const Plan plan = plan_of(config, 8, llama_1b(), llama_8b());
+  EXPECT_FALSE(plan.fits());
+  ASSERT_FALSE(plan.changes.empty());
+  EXPECT_THAT(plan.changes.front().text(), testing::HasSubstr("parallel.shard_teacher=true"));
+}
+
 // docs/models.md: a Llama-8B block keeps about 92 KiB a token, its input 8 KiB.
 TEST(Plan, KeptActivationsFollowThePolicy) {
   const double tokens = 8192, layers = 32;

@@ -1,8 +1,9 @@
-// The backward passes from what the forward pass saved against the gradient that the row kernel makes.
+// The backward pass from what the forward pass saved, against the reference's gradient.
 #include <gtest/gtest.h>
 
 #include "losses/logits_loss.h"
 #include "tests/losses/cases.h"
+#include "tests/losses/reference.h"
 
 namespace distill::losses::testing {
 namespace {
@@ -23,9 +24,33 @@ Logits make_logits(int64_t tokens, int64_t vocab, at::ScalarType dtype) {
   return {at::matmul(in.hidden_NH, in.weight_VH.t()).to(dtype), in.targets_N, scale};
 }
 
+// In fp64.
+at::Tensor reference_gradient(
+    const Logits& in, const at::Tensor& teacher_NV, const at::Tensor& targets_N, const LossOptions& options) {
+  const at::Tensor student = in.logits_NV.to(at::kDouble);
+  const at::Tensor teacher = teacher_NV.defined() ? teacher_NV.to(at::kDouble) : at::Tensor();
+  const at::Tensor scale = in.scale_N.to(at::kDouble);
+  const at::Tensor rows = at::empty({kNumRows, student.size(0)}, student.options());
+  at::Tensor gradient = at::empty_like(student);
+  RowArgs args;
+  args.student = student.data_ptr();
+  args.teacher = teacher.defined() ? teacher.data_ptr() : nullptr;
+  args.gradient = gradient.data_ptr();
+  args.student_stride = args.teacher_stride = args.gradient_stride = student.size(1);
+  args.logits_type = args.gradient_type = ElementType::kFloat64;
+  args.targets = targets_N.defined() ? targets_N.const_data_ptr<int64_t>() : nullptr;
+  args.token_weights = scale.data_ptr();
+  args.rows = rows.data_ptr();
+  args.rows_stride = args.num_rows = student.size(0);
+  args.vocab = student.size(1);
+  args.options = options;
+  reference_rows(args, student.device());
+  return gradient;
+}
+
 class LogitsBackward : public ::testing::TestWithParam<std::tuple<at::ScalarType, int64_t, Divergence>> {};
 
-TEST_P(LogitsBackward, IsTheRowKernelsGradient) {
+TEST_P(LogitsBackward, IsTheReferencesGradient) {
   const auto [dtype, vocab, divergence] = GetParam();
   const double tolerance = dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 2e-5 : 5e-3;
   const bool with_teacher = divergence != Divergence::kNone;
@@ -48,8 +73,7 @@ TEST_P(LogitsBackward, IsTheRowKernelsGradient) {
   const at::Tensor teacher = with_teacher ? in.logits_NV + at::randn_like(in.logits_NV) : at::Tensor();
   for (const LossOptions& options : {plain, all}) {
     const at::Tensor targets = options.hard_weight > 0 ? in.targets_N : at::Tensor();
-    const at::Tensor expected = at::empty_like(in.logits_NV);
-    logits_loss({in.logits_NV, teacher, targets, in.scale_N}, options, expected);
+    const at::Tensor expected = reference_gradient(in, teacher, targets, options);
     const at::Tensor saved = at::full({kNumSavedRows, 9}, NAN, in.scale_N.options());
     const at::Tensor rows = logits_loss({in.logits_NV, teacher, targets, {}}, options, {}, {}, saved);
     const at::Tensor gradient = at::full_like(in.logits_NV, NAN);

@@ -37,6 +37,21 @@ struct Dataset::RowView {
     max_seqlen = std::max(max_seqlen, end - begin);
   }
 
+  // `length` tokens of a shard from `begin` on come to `at`, with the next one as target. `readable`: how many there
+  // are before the document's end; one more than `length` where the last one has a target too.
+  absl::Status read(const Shard& shard, int64_t begin, int64_t length, int64_t readable, int64_t at) {
+    stream.resize(readable);
+    if (absl::Status status = shard.read_tokens(begin, absl::MakeSpan(stream)); !status.ok()) {
+      return status;
+    }
+    for (int64_t i = 0; i < length; ++i) {
+      tokens_S[at + i] = stream[i];
+      const bool has_target = i + 1 < readable && shard.in_loss(begin + i + 1);
+      targets_S[at + i] = has_target ? stream[i + 1] : kIgnoreIndex;
+    }
+    return absl::OkStatus();
+  }
+
   void pad(int64_t begin) {
     std::fill(tokens_S + begin, tokens_S + seq_len, kPadding);
     std::fill(targets_S + begin, targets_S + seq_len, kIgnoreIndex);
@@ -115,14 +130,8 @@ absl::Status Dataset::fill_packed(
     const int64_t length = std::min(document_begin + fragment.end - begin, rows.seq_len);
     // A part in the middle of a document still predicts the next part's first token.
     const int64_t readable = std::min(document_end - begin, length + 1);
-    row.stream.resize(readable);
-    if (absl::Status status = place.shard->read_tokens(begin, absl::MakeSpan(row.stream)); !status.ok()) {
+    if (absl::Status status = row.read(*place.shard, begin, length, readable, at); !status.ok()) {
       return status;
-    }
-    for (int64_t i = 0; i < length; ++i) {
-      row.tokens_S[at + i] = row.stream[i];
-      const bool has_target = i + 1 < readable && place.shard->in_loss(begin + i + 1);
-      row.targets_S[at + i] = has_target ? row.stream[i + 1] : kIgnoreIndex;
     }
     row.close_segment(at, at + length);
     at += length;
@@ -146,14 +155,8 @@ absl::Status Dataset::fill_concat(
     const int64_t length = std::min(rows.begin[entry + 1] - rows.begin[entry] - skip, count - at);
     const int64_t begin = place.shard->document_begin(place.document) + fragment.begin + skip;
     const int64_t readable = std::min(place.shard->document_begin(place.document + 1) - begin, length + 1);
-    row.stream.resize(readable);
-    if (absl::Status status = place.shard->read_tokens(begin, absl::MakeSpan(row.stream)); !status.ok()) {
+    if (absl::Status status = row.read(*place.shard, begin, length, readable, at); !status.ok()) {
       return status;
-    }
-    for (int64_t i = 0; i < length; ++i) {
-      row.tokens_S[at + i] = row.stream[i];
-      const bool has_target = i + 1 < readable && place.shard->in_loss(begin + i + 1);
-      row.targets_S[at + i] = has_target ? row.stream[i + 1] : kIgnoreIndex;
     }
     at += length;
     // A document's last token predicts the first one of the next document.

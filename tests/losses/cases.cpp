@@ -4,6 +4,16 @@
 
 namespace distill::losses::testing {
 
+std::vector<std::pair<std::string, Divergence>> soft_divergences() {
+  return {
+      {"jsd", Divergence::kJsd},
+      {"forward_kl", Divergence::kForwardKl},
+      {"reverse_kl", Divergence::kReverseKl},
+      {"skew_forward", Divergence::kSkewForwardKl},
+      {"skew_reverse", Divergence::kSkewReverseKl},
+      {"total_variation", Divergence::kTotalVariation}};
+}
+
 LinearHeadInputs make_problem(const ProblemSpec& spec) {
   auto generator = at::detail::createCPUGenerator(spec.seed);
   const auto normal = [&](at::IntArrayRef sizes, double scale) {

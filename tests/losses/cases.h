@@ -1,6 +1,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "losses/linear_head.h"
 #include "tests/losses/device.h"
@@ -27,6 +29,9 @@ struct ProblemSpec {
 };
 
 LinearHeadInputs make_problem(const ProblemSpec& spec);
+
+// Every divergence that compares two distributions, with a name for test cases.
+std::vector<std::pair<std::string, Divergence>> soft_divergences();
 
 // Zeroed gradient buffers for every gradient that the inputs allow.
 LinearHeadGrads make_grads(const LinearHeadInputs& inputs, double grad_scale = 1.0);

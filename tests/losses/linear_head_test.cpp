@@ -66,13 +66,7 @@ std::vector<Case> cases() {
   ProblemSpec no_targets = plain;
   no_targets.targets = false;
   std::vector<Case> all;
-  for (const auto& [name, divergence] : std::vector<std::pair<std::string, D>>{
-           {"jsd", D::kJsd},
-           {"forward_kl", D::kForwardKl},
-           {"reverse_kl", D::kReverseKl},
-           {"skew_forward", D::kSkewForwardKl},
-           {"skew_reverse", D::kSkewReverseKl},
-           {"total_variation", D::kTotalVariation}}) {
+  for (const auto& [name, divergence] : soft_divergences()) {
     all.push_back({name, {.divergence = divergence}, plain});
     all.push_back({name + "_hot", {.divergence = divergence, .temperature = 2.5}, plain});
     all.push_back(

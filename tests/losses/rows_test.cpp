@@ -147,16 +147,10 @@ void PrintTo(const Options& o, std::ostream* out) {
 }
 
 std::vector<Options> all_options() {
-  using D = Divergence;
   std::vector<Options> all;
-  for (const auto& [name, divergence] : std::vector<std::pair<std::string, D>>{
-           {"none", D::kNone},
-           {"jsd", D::kJsd},
-           {"forward_kl", D::kForwardKl},
-           {"reverse_kl", D::kReverseKl},
-           {"skew_forward", D::kSkewForwardKl},
-           {"skew_reverse", D::kSkewReverseKl},
-           {"total_variation", D::kTotalVariation}}) {
+  std::vector<std::pair<std::string, Divergence>> divergences = soft_divergences();
+  divergences.emplace_back("none", Divergence::kNone);
+  for (const auto& [name, divergence] : divergences) {
     all.push_back({name, {.divergence = divergence, .beta = 0.3, .hard_weight = 0.5}});
     all.push_back({name + "_soft", {.divergence = divergence, .beta = 0.3}});
     all.push_back(

@@ -41,6 +41,7 @@ def test_nothing_in_a_step_waits_for_the_device(tmp_path, models, ragged_shard, 
     assert reads_in_steps(run / "trace-rank0.json") == [expected, expected]
 
 
+@tiny.PAGES
 @pytest.mark.parametrize("activation", ["keep", "recompute"])
 def test_the_first_step_takes_as_much_memory_as_the_tenth(tmp_path, models, ragged_shard, activation):
     config = tiny.base_config(tmp_path, *models["qwen3"], ragged_shard, train={"steps": 12},
@@ -50,6 +51,7 @@ def test_the_first_step_takes_as_much_memory_as_the_tenth(tmp_path, models, ragg
     assert peaks[9] <= peaks[0] * 1.02 + (1 << 20)
 
 
+@tiny.PAGES
 @pytest.mark.parametrize("processes, memory", [
     (1, {}), (1, {"activation": "offload", "optimizer": "host"}), pytest.param(2, {}, marks=tiny.LONG)])
 def test_two_thousand_steps_leak_nothing(tmp_path, models, ragged_shard, processes, memory):

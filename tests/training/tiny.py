@@ -17,6 +17,8 @@ SUCCESS, RUNTIME_FAILURE, BAD_INPUT, STOPPED_BY_SIGNAL = range(4)  # exit codes
 DEVICE = os.environ.get("DISTILL_TEST_DEVICE", "cpu")  # cuda: the same tests on GPUs (scripts/test_gpu.sh)
 # For tests that take minutes: they run where DISTILL_LONG_TESTS is set.
 LONG = pytest.mark.skipif(not os.environ.get("DISTILL_LONG_TESTS"), reason="long: set DISTILL_LONG_TESTS=1")
+# For tests of resident pages: the address sanitizer, which scripts/test.sh asan announces, keeps what is freed.
+PAGES = pytest.mark.skipif("detect_leaks" in os.environ.get("ASAN_OPTIONS", ""), reason="resident pages under a sanitizer")
 VOCAB = 211
 TEACHER_VOCAB = 224  # the same tokens, padded further
 

@@ -144,8 +144,8 @@ absl::StatusOr<plan::Plan> plan_memory(
   if (absl::Status status = check_fits(config, *plan); !status.ok()) {
     return status;
   }
-  if (!plan->fits() && ranks.rank == 0) {
-    metrics::log_warning("the memory plan does not fit, trying anyway: " + absl::StrJoin(plan->overflows, "; "));
+  if (!plan->fits()) {
+    metrics::log_warning_once("the memory plan does not fit, trying anyway: " + absl::StrJoin(plan->overflows, "; "));
   }
   if (environment.device.is_cuda() || config.memory.limit_gib > 0) {
     device::track_memory(environment.device);

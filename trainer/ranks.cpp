@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
   options.nccl_max_ctas = parallel.nccl_max_ctas;
   const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   if (device.is_cuda() && ranks.world_size > 1 && connections != nullptr && std::string_view(connections) == "1") {
-    metrics::log_warning(
+    metrics::log_warning_once(
         "CUDA_DEVICE_MAX_CONNECTIONS is 1: communication waits for the computation beside it; unset it");
   }
   return sharding::make_mesh(options, shard, parallel.replicate, device);

@@ -51,6 +51,12 @@ void log_warning(std::string_view message) {
   logger().warn("{}{}", message_prefix(), message);
 }
 
+void log_warning_once(std::string_view message) {
+  if (message_prefix().empty()) {
+    log_warning(message);
+  }
+}
+
 void log_error(std::string_view message) {
   logger().error("{}{}", message_prefix(), message);
 }

@@ -15,6 +15,8 @@ void set_log_prefix(std::string prefix);
 void log_info(std::string_view message);
 void log_warning(std::string_view message);
 void log_error(std::string_view message);
+// What all ranks find alike: the one without a prefix says it.
+void log_warning_once(std::string_view message);
 
 // Into the log file alone, for what standard output shows already.
 void log_to_file(std::string_view message);

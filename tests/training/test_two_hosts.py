@@ -59,7 +59,6 @@ def test_a_replica_on_each_of_two_hosts_trains_as_one_process_does(tmp_path, mod
     ranks = [start_rank(hosts, "ab"[rank // 2], rank, path, 4) for rank in range(4)]
     outputs = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * 4, "\n".join(outputs)
-    assert "[rank 2 on host-b, cpu]" in outputs[2]
     run = tmp_path / "two" / "run"
     for found, expected in zip(tiny.read_metrics(run)[0], tiny.read_metrics(one)[0], strict=True):
         assert found["loss"] == pytest.approx(expected["loss"], rel=2e-5)

@@ -17,7 +17,8 @@ c10::Stream current_stream(at::Device device) {
 Snapshot::Snapshot(at::Tensor memory, at::Device device) : device_(device), memory_(std::move(memory)) {
   if (!device.is_cpu()) {
     stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-    ready_.emplace(device.type());
+    ready_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+    resumed_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
     copied_.emplace(device.type());
     wait_begin_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
     wait_end_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
@@ -47,11 +48,15 @@ void Snapshot::take(const std::vector<NamedTensor>& tensors) {
   if (any_on_host) {
     c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
   }
-  ready_->record(current_stream(device_)); // the update that these tensors hold
-  const c10::StreamGuard guard(*stream_);
-  ready_->block(*stream_);
-  copy();
-  copied_->record(*stream_);
+  const c10::Stream compute = current_stream(device_);
+  ready_->record(compute); // the update that these tensors hold
+  {
+    const c10::StreamGuard guard(*stream_);
+    ready_->block(*stream_);
+    copy();
+    copied_->record(*stream_);
+  }
+  resumed_->record(compute); // late where the copies keep the compute stream's work from starting
   waited_ = false;
   timed_ = false;
 }
@@ -74,7 +79,7 @@ double Snapshot::stall_seconds() {
   }
   timed_ = false;
   wait_end_->synchronize();
-  return 1e-3 * wait_begin_->elapsedTime(*wait_end_);
+  return 1e-3 * (ready_->elapsedTime(*resumed_) + wait_begin_->elapsedTime(*wait_end_));
 }
 
 absl::Status Snapshot::read(const std::function<absl::Status(const at::Tensor&)>& piece) {

@@ -27,7 +27,8 @@ class Snapshot {
   // What is queued on the compute stream from now on waits for the copies.
   void before_update();
 
-  // How long the compute stream stood still for the copies, once the device has finished the step.
+  // How long the compute stream stood still for the copies, once the device has finished the step: from take() until
+  // its next work could start, and before the update.
   double stall_seconds();
 
   // Waits for the copies and hands out the bytes in order, piece by piece. Ends at the first error.
@@ -37,7 +38,7 @@ class Snapshot {
   at::Device device_;
   at::Tensor memory_;
   std::optional<c10::Stream> stream_;
-  std::optional<c10::Event> ready_, copied_, wait_begin_, wait_end_;
+  std::optional<c10::Event> ready_, resumed_, copied_, wait_begin_, wait_end_;
   bool waited_ = true; // before_update() was called since take()
   bool timed_ = false;
 };

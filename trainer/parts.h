@@ -49,7 +49,7 @@ absl::Status load_parts(Parts& parts);
 // Completes a step's record, whose seconds are known: speed, MFU in both conventions, memory.
 void add_throughput(const Parts& parts, metrics::StepRecord& record);
 // The last steps have been read: leaves the other ranks in good order. Waits for a communicator that does not
-// close no longer than run.grace_s.
+// close no longer than run.grace_s, or 30 s where that is 0.
 void leave_run(Parts& parts);
 
 // Bytes of the device that are taken beside the allocator; 0 on the CPU.

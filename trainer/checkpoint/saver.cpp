@@ -77,7 +77,12 @@ absl::Status Saver::begin(const TrainState& state) {
     if (snapshot_) {
       snapshot_->take(tensors);
     }
-    start([this, tensors = std::move(tensors)] { return write_shards(tensors); });
+    start([this, tensors = std::move(tensors)] {
+      if (snapshot_) {
+        snapshot_->copy();
+      }
+      return write_shards(tensors);
+    });
   }
   saving_->stall_seconds = seconds_since(began);
   return absl::OkStatus();

@@ -1,76 +1,108 @@
 #include "trainer/checkpoint/snapshot.h"
 
+#include <absl/cleanup/cleanup.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace distill::checkpoint {
 namespace {
 
-constexpr int64_t kPieceBytes = int64_t{64} << 20; // handed out at a time
-
-c10::Stream current_stream(at::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
+// Copied at a time: 2.5 ms of the copy engine. Shorter copies lose more to the time between them (docs/reliability.md).
+constexpr int64_t kCopyBytes = int64_t{128} << 20;
+constexpr int64_t kReadBytes = int64_t{64} << 20; // handed out at a time
 
 } // namespace
 
 Snapshot::Snapshot(at::Tensor memory, at::Device device) : device_(device), memory_(std::move(memory)) {
   if (!device.is_cpu()) {
     stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-    ready_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
-    resumed_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
-    copied_.emplace(device.type());
+    ready_.emplace(device.type());
+    arrived_.emplace(device.type());
     wait_begin_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
     wait_end_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
   }
 }
 
-void Snapshot::take(const std::vector<NamedTensor>& tensors) {
-  const auto copy = [&] {
-    int64_t position = 0;
-    for (const NamedTensor& named : tensors) {
-      TORCH_CHECK(named.tensor.is_contiguous(), named.name, ": a contiguous tensor is expected");
-      const at::Tensor bytes = named.tensor.view({-1}).view(at::kByte);
-      memory_.narrow(0, position, bytes.numel()).copy_(bytes, /*non_blocking=*/true);
-      position += bytes.numel();
+void Snapshot::take(std::vector<NamedTensor> tensors) {
+  int64_t bytes = 0;
+  bool any_on_host = false;
+  for (const NamedTensor& named : tensors) {
+    TORCH_CHECK(named.tensor.is_contiguous(), named.name, ": a contiguous tensor is expected");
+    bytes += static_cast<int64_t>(named.tensor.nbytes());
+    // Generators' states are bytes, and copies already.
+    any_on_host = any_on_host || (named.tensor.is_cpu() && named.tensor.is_floating_point());
+  }
+  TORCH_CHECK(bytes == memory_.numel(), bytes, " bytes to copy where ", memory_.numel(), " were announced");
+  tensors_ = std::move(tensors);
+  if (stream_) {
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    ready_->record(guard.getStream(device_));
+    if (any_on_host) { // what writes to it has streams of its own
+      guard.synchronizeDevice(device_.index());
     }
-    TORCH_CHECK(position == memory_.numel(), position, " bytes copied where ", memory_.numel(), " were announced");
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  copying_ = true;
+  waited_ = timed_ = false;
+}
+
+// The device gets its copies one by one. The copy engine does in order what is queued for it, and a compute stream
+// whose last work was a copy to the host (the step's numbers) has its next events there too: with all of these copies
+// queued at once, the next step would begin behind them.
+void Snapshot::copy_tensor(const at::Tensor& bytes, int64_t position) {
+  for (int64_t begin = 0; begin < bytes.numel(); begin += kCopyBytes) {
+    const int64_t count = std::min(kCopyBytes, bytes.numel() - begin);
+    memory_.narrow(0, position + begin, count).copy_(bytes.narrow(0, begin, count), /*non_blocking=*/true);
+    if (!bytes.is_cpu()) {
+      arrived_->record(*stream_);
+      arrived_->synchronize(); // not the stream's own wait, which parallel.debug_checks takes for the step's
+    }
+  }
+}
+
+void Snapshot::copy() {
+  const absl::Cleanup end = [this] {
+    tensors_.clear();
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      copying_ = false;
+    }
+    ended_.notify_all();
   };
-  if (!stream_) {
-    copy();
-    return;
-  }
-  // State that lies in host memory is copied by the host itself: everything that writes to it must be over.
-  // (Generators' states are bytes, and copies already.)
-  const bool any_on_host = std::any_of(tensors.begin(), tensors.end(), [](const NamedTensor& named) {
-    return named.tensor.is_cpu() && named.tensor.is_floating_point();
-  });
-  if (any_on_host) {
-    c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
-  }
-  const c10::Stream compute = current_stream(device_);
-  ready_->record(compute); // the update that these tensors hold
-  {
-    const c10::StreamGuard guard(*stream_);
+  std::optional<c10::StreamGuard> guard;
+  if (stream_) {
+    guard.emplace(*stream_);
     ready_->block(*stream_);
-    copy();
-    copied_->record(*stream_);
   }
-  resumed_->record(compute); // late where the copies keep the compute stream's work from starting
-  waited_ = false;
-  timed_ = false;
+  int64_t position = 0;
+  for (const NamedTensor& named : tensors_) {
+    const at::Tensor bytes = named.tensor.view({-1}).view(at::kByte);
+    copy_tensor(bytes, position);
+    position += bytes.numel();
+  }
+}
+
+void Snapshot::wait_for_copy() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ended_.wait(lock, [this] { return !copying_; });
 }
 
 void Snapshot::before_update() {
   if (waited_) {
     return;
   }
-  const c10::Stream compute = current_stream(device_);
+  waited_ = timed_ = true;
+  if (!stream_) {
+    const auto began = std::chrono::steady_clock::now();
+    wait_for_copy();
+    host_stall_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    return;
+  }
+  // The step's work up to here is queued: the device goes on with it while the host waits.
+  const c10::Stream compute = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   wait_begin_->record(compute);
-  copied_->block(compute);
+  wait_for_copy();
   wait_end_->record(compute);
-  waited_ = true;
-  timed_ = true;
 }
 
 double Snapshot::stall_seconds() {
@@ -78,17 +110,16 @@ double Snapshot::stall_seconds() {
     return 0;
   }
   timed_ = false;
+  if (!stream_) {
+    return host_stall_seconds_;
+  }
   wait_end_->synchronize();
-  return 1e-3 * (ready_->elapsedTime(*resumed_) + wait_begin_->elapsedTime(*wait_end_));
+  return 1e-3 * wait_begin_->elapsedTime(*wait_end_);
 }
 
-absl::Status Snapshot::read(const std::function<absl::Status(const at::Tensor&)>& piece) {
-  if (copied_) {
-    c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_); // a thread of its own begins with the first GPU
-    copied_->synchronize();
-  }
-  for (int64_t begin = 0; begin < memory_.numel(); begin += kPieceBytes) {
-    const int64_t count = std::min(kPieceBytes, memory_.numel() - begin);
+absl::Status Snapshot::read(const std::function<absl::Status(const at::Tensor&)>& piece) const {
+  for (int64_t begin = 0; begin < memory_.numel(); begin += kReadBytes) {
+    const int64_t count = std::min(kReadBytes, memory_.numel() - begin);
     if (absl::Status status = piece(memory_.narrow(0, begin, count)); !status.ok()) {
       return status;
     }

@@ -5,7 +5,9 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
+#include <condition_variable>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -14,33 +16,46 @@
 namespace distill::checkpoint {
 
 // A copy of a rank's state in host memory (page-locked where the state lies on a GPU), so that training goes on while
-// the copy is written.
+// the copy is made and written. One thread trains and calls take() and before_update(); another one calls copy().
 class Snapshot {
  public:
-  // `memory`: bytes on the host, as many as the tensors have. `device`: where those lie.
+  // `memory`: bytes on the host, as many as the tensors have. `device`: where those lie, host memory aside.
   Snapshot(at::Tensor memory, at::Device device);
 
-  // Copies contiguous tensors of `bytes` in all, one after the other. On a GPU the copies are queued on a stream of
-  // their own: the tensors must not change until before_update() has been called.
-  void take(const std::vector<NamedTensor>& tensors);
+  // What copy() is to copy: contiguous tensors of `bytes` in all, as the work that is queued by now leaves them. They
+  // must not change until before_update() has returned.
+  void take(std::vector<NamedTensor> tensors);
 
-  // What is queued on the compute stream from now on waits for the copies.
+  // Copies the tensors, one after the other. Called once after each take(): before_update() waits for its end, which
+  // an error is too.
+  void copy();
+
+  // The host waits until copy() has ended.
   void before_update();
 
-  // How long the compute stream stood still for the copies, once the device has finished the step: from take() until
-  // its next work could start, and before the update.
+  // How long training stood still for the copy, once the step that followed take() has ended: between the last work
+  // that was queued before before_update() and the first after it.
   double stall_seconds();
 
-  // Waits for the copies and hands out the bytes in order, piece by piece. Ends at the first error.
-  absl::Status read(const std::function<absl::Status(const at::Tensor& bytes)>& piece);
+  // Hands out the copied bytes in order, piece by piece. Ends at the first error.
+  absl::Status read(const std::function<absl::Status(const at::Tensor& bytes)>& piece) const;
 
  private:
+  void copy_tensor(const at::Tensor& bytes, int64_t position);
+  void wait_for_copy();
+
   at::Device device_;
   at::Tensor memory_;
-  std::optional<c10::Stream> stream_;
-  std::optional<c10::Event> ready_, resumed_, copied_, wait_begin_, wait_end_;
+  std::vector<NamedTensor> tensors_;
+  std::optional<c10::Stream> stream_; // the rest is of a GPU
+  std::optional<c10::Event> ready_, arrived_, wait_begin_, wait_end_;
+
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool copying_ = false; // from take() to copy()'s end; under mutex_
   bool waited_ = true; // before_update() was called since take()
   bool timed_ = false;
+  double host_stall_seconds_ = 0; // where there is no GPU
 };
 
 } // namespace distill::checkpoint

@@ -4,6 +4,8 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "trainer/device/host_slab.h"
+
 namespace distill::checkpoint {
 namespace {
 
@@ -49,14 +51,12 @@ void Snapshot::take(std::vector<NamedTensor> tensors) {
 // The device gets its copies one by one. The copy engine does in order what is queued for it, and a compute stream
 // whose last work was a copy to the host (the step's numbers) has its next events there too: with all of these copies
 // queued at once, the next step would begin behind them.
-void Snapshot::copy_tensor(const at::Tensor& bytes, int64_t position) {
+void Snapshot::copy_from_device(const at::Tensor& bytes, int64_t position) {
   for (int64_t begin = 0; begin < bytes.numel(); begin += kCopyBytes) {
     const int64_t count = std::min(kCopyBytes, bytes.numel() - begin);
     memory_.narrow(0, position + begin, count).copy_(bytes.narrow(0, begin, count), /*non_blocking=*/true);
-    if (!bytes.is_cpu()) {
-      arrived_->record(*stream_);
-      arrived_->synchronize(); // not the stream's own wait, which parallel.debug_checks takes for the step's
-    }
+    arrived_->record(*stream_);
+    arrived_->synchronize(); // not the stream's own wait, which parallel.debug_checks takes for the step's
   }
 }
 
@@ -77,7 +77,11 @@ void Snapshot::copy() {
   int64_t position = 0;
   for (const NamedTensor& named : tensors_) {
     const at::Tensor bytes = named.tensor.view({-1}).view(at::kByte);
-    copy_tensor(bytes, position);
+    if (bytes.is_cpu()) {
+      device::copy_on_host(memory_.mutable_data_ptr<uint8_t>() + position, bytes.const_data_ptr(), bytes.numel());
+    } else {
+      copy_from_device(bytes, position);
+    }
     position += bytes.numel();
   }
 }

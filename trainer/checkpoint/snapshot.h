@@ -41,7 +41,7 @@ class Snapshot {
   absl::Status read(const std::function<absl::Status(const at::Tensor& bytes)>& piece) const;
 
  private:
-  void copy_tensor(const at::Tensor& bytes, int64_t position);
+  void copy_from_device(const at::Tensor& bytes, int64_t position);
   void wait_for_copy();
 
   at::Device device_;

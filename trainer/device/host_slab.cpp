@@ -76,22 +76,33 @@ void prefer_node(void* data, int64_t bytes, int node) {
   }
 }
 
+// Calls work(begin, count) for shares of whole pages on threads of their own, as many as shares of kMinShare go round.
+template <typename Work>
+void in_shares(int64_t bytes, const Work& work) {
+  constexpr int64_t kMinShare = int64_t{16} << 20, kMaxThreads = 16;
+  const int64_t threads = std::min<int64_t>({std::thread::hardware_concurrency(), bytes / kMinShare, kMaxThreads});
+  const int64_t share = (bytes / std::max<int64_t>(threads, 1) + kPage) / kPage * kPage;
+  std::vector<std::jthread> others;
+  for (int64_t begin = share; begin < bytes; begin += share) {
+    others.emplace_back([&work, begin, count = std::min(share, bytes - begin)] { work(begin, count); });
+  }
+  work(0, std::min(share, bytes));
+}
+
 void touch(char* data, int64_t bytes) {
-  const int64_t workers = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, 16);
-  const int64_t share = (bytes / workers + kPage) / kPage * kPage;
-  std::vector<std::thread> threads;
-  for (int64_t begin = 0; begin < bytes; begin += share) {
-    threads.emplace_back([=] { std::memset(data + begin, 0, static_cast<size_t>(std::min(share, bytes - begin))); });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
+  in_shares(bytes, [=](int64_t begin, int64_t count) { std::memset(data + begin, 0, static_cast<size_t>(count)); });
 }
 
 } // namespace
 
 int64_t available_host_bytes() {
   return std::min(system_available(), group_available().value_or(std::numeric_limits<int64_t>::max()));
+}
+
+void copy_on_host(void* to, const void* from, int64_t bytes) {
+  in_shares(bytes, [=](int64_t begin, int64_t count) {
+    std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, static_cast<size_t>(count));
+  });
 }
 
 absl::StatusOr<std::shared_ptr<HostSlab>> HostSlab::allocate(

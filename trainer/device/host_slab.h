@@ -12,6 +12,9 @@ namespace distill::device {
 // a limit.
 int64_t available_host_bytes();
 
+// Copies host memory, by several threads where it is large: one alone has a fraction of the host's bandwidth.
+void copy_on_host(void* to, const void* from, int64_t bytes);
+
 // One stretch of host memory for the life of the run, for what does not stay on the device. On CUDA it lies on the
 // device's NUMA node and is pinned; every page is touched at the start. Anonymous memory: it ends with the process,
 // however that ends.

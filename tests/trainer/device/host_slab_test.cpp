@@ -29,6 +29,16 @@ TEST(HostSlab, PiecesKeepTheirMemory) {
   EXPECT_EQ(piece.sum().item<int64_t>(), 1 << 20);
 }
 
+TEST(CopyOnHost, CopiesEveryByteAndNoMore) {
+  for (const int64_t bytes : {int64_t{0}, int64_t{1}, int64_t{4097}, (int64_t{64} << 20) + 4095}) {
+    const at::Tensor from = at::randint(0, 256, {bytes}, at::kByte);
+    const at::Tensor to = at::zeros({bytes + 1}, at::kByte);
+    copy_on_host(to.mutable_data_ptr(), from.const_data_ptr(), bytes);
+    EXPECT_TRUE(to.narrow(0, 0, bytes).equal(from)) << bytes;
+    EXPECT_EQ(to[bytes].item<int64_t>(), 0) << bytes;
+  }
+}
+
 TEST(HostSlab, MoreThanItHasIsRefused) {
   auto slab = HostSlab::allocate(4096, at::kCPU, 1, "memory.activation");
   ASSERT_TRUE(slab.ok());

@@ -20,7 +20,8 @@ ALLOWED = {
     "trainer/metrics": {"losses", "data", "trainer/config", "trainer/device", "trainer/models"},
     "trainer/optim": {"trainer/config", "trainer/device", "trainer/models", "trainer/sharding"},
     "trainer/sharding": {"trainer/device", "trainer/models"},
-    "trainer/checkpoint": {"trainer/models", "trainer/optim", "trainer/sharding", "trainer/config", "trainer/metrics"},
+    "trainer/checkpoint": {
+        "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/optim", "trainer/sharding"},
     "trainer/launch": {"trainer/config", "trainer/metrics"},
     "trainer/plan": {
         "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/optim", "trainer/sharding"},

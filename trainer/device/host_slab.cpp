@@ -76,7 +76,7 @@ void prefer_node(void* data, int64_t bytes, int node) {
   }
 }
 
-// Calls work(begin, count) for shares of whole pages on threads of their own, as many as shares of kMinShare go round.
+// Calls work(begin, count) for shares of whole pages, each on a thread of its own; none for less than kMinShare.
 template <typename Work>
 void in_shares(int64_t bytes, const Work& work) {
   constexpr int64_t kMinShare = int64_t{16} << 20, kMaxThreads = 16;
@@ -100,6 +100,9 @@ int64_t available_host_bytes() {
 }
 
 void copy_on_host(void* to, const void* from, int64_t bytes) {
+  if (bytes == 0) {
+    return; // tensors without elements have no address, which memcpy wants
+  }
   in_shares(bytes, [=](int64_t begin, int64_t count) {
     std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, static_cast<size_t>(count));
   });

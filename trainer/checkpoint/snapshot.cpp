@@ -9,9 +9,9 @@
 namespace distill::checkpoint {
 namespace {
 
-// Copied at a time: 2.5 ms of the copy engine. Shorter copies lose more to the time between them (docs/reliability.md).
-constexpr int64_t kCopyBytes = int64_t{128} << 20;
-constexpr int64_t kReadBytes = int64_t{64} << 20; // handed out at a time
+// Copied, and handed out, at a time: 2.5 ms of the copy engine. Shorter copies lose more to the time between them
+// (docs/reliability.md).
+constexpr int64_t kPieceBytes = int64_t{128} << 20;
 
 } // namespace
 
@@ -52,8 +52,8 @@ void Snapshot::take(std::vector<NamedTensor> tensors) {
 // whose last work was a copy to the host (the step's numbers) has its next events there too: with all of these copies
 // queued at once, the next step would begin behind them.
 void Snapshot::copy_from_device(const at::Tensor& bytes, int64_t position) {
-  for (int64_t begin = 0; begin < bytes.numel(); begin += kCopyBytes) {
-    const int64_t count = std::min(kCopyBytes, bytes.numel() - begin);
+  for (int64_t begin = 0; begin < bytes.numel(); begin += kPieceBytes) {
+    const int64_t count = std::min(kPieceBytes, bytes.numel() - begin);
     memory_.narrow(0, position + begin, count).copy_(bytes.narrow(0, begin, count), /*non_blocking=*/true);
     arrived_->record(*stream_);
     arrived_->synchronize(); // not the stream's own wait, which parallel.debug_checks takes for the step's
@@ -122,8 +122,8 @@ double Snapshot::stall_seconds() {
 }
 
 absl::Status Snapshot::read(const std::function<absl::Status(const at::Tensor&)>& piece) const {
-  for (int64_t begin = 0; begin < memory_.numel(); begin += kReadBytes) {
-    const int64_t count = std::min(kReadBytes, memory_.numel() - begin);
+  for (int64_t begin = 0; begin < memory_.numel(); begin += kPieceBytes) {
+    const int64_t count = std::min(kPieceBytes, memory_.numel() - begin);
     if (absl::Status status = piece(memory_.narrow(0, begin, count)); !status.ok()) {
       return status;
     }

@@ -99,9 +99,10 @@ def test_ranks_train_as_one_process_does(tmp_path, models, shard_with_gaps, one_
         assert found["valid_tokens"] == expected["valid_tokens"]
         for name in ("loss", "hard", "soft", "forward_kl", "agreement", "grad_norm"):
             assert found[name] == pytest.approx(expected[name], rel=5e-5, abs=1e-7), f"step {found['step']}: {name}"
-    # AdamW divides by a gradient's size: where that is next to nothing, another order of summation moves a weight by up to
-    # a learning rate. On the CPU it happens to none; on an H200 one weight makes up nearly all of the 2.3e-5 seen there.
-    assert tiny.relative_difference(weights, expected_weights) < (5e-6 if tiny.DEVICE == "cpu" else 5e-5)
+    if tiny.DEVICE == "cpu":
+        assert tiny.relative_difference(weights, expected_weights) < 5e-6
+    else:  # AdamW divides by a gradient's size: one weight, whose gradient is next to nothing, moved by half a learning rate
+        assert tiny.relative_difference(weights, expected_weights, without_largest=1) < 1e-5
 
 
 @pytest.mark.parametrize("parallel", [{"processes": 2}, {"processes": 2, "shard": 1, "replicate": 2}])

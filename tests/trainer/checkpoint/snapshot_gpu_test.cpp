@@ -108,6 +108,7 @@ TEST_F(SnapshotGpuTest, StepsGoOnBesideTheCopy) {
   std::printf(
       "copied %.2f GB in %.4f s; the first step beside it took %.4f s, %lld steps ended\n",
       1e-9 * static_cast<double>(memory_.numel()), copy_seconds, seconds(first - began), static_cast<long long>(steps));
+  ASSERT_GE(steps, 1) << "nothing ran beside the copy";
   EXPECT_LT(seconds(first - began), 0.25 * copy_seconds);
   snapshot.before_update();
   queue_update();

@@ -40,8 +40,8 @@ void check_options(const DataOptions& options, std::vector<std::string>& problem
 void check_shard(const Shard& shard, const DataOptions& options, std::vector<std::string>& problems) {
   if (options.tokenizer_hash && shard.tokenizer_hash() != *options.tokenizer_hash) {
     problems.push_back(absl::StrCat(
-        shard.path(), ": header field `tokenizer_hash`: expected ", hex(*options.tokenizer_hash),
-        " (the model's tokenizer), found ", hex(shard.tokenizer_hash()),
+        shard.path(), ": header field `tokenizer_hash`: expected ", base::hex(*options.tokenizer_hash),
+        " (the model's tokenizer), found ", base::hex(shard.tokenizer_hash()),
         "; tokenise the text again with the model's tokenizer"));
   }
   if (options.vocab_size > 0 && shard.header().vocab_size > static_cast<uint64_t>(options.vocab_size)) {
@@ -54,7 +54,7 @@ void check_shard(const Shard& shard, const DataOptions& options, std::vector<std
       problems.emplace_back(status.message());
     }
   }
-  shard.advise(options.shuffle ? Access::kRandom : Access::kSequential);
+  shard.advise(options.shuffle ? base::Access::kRandom : base::Access::kSequential);
 }
 
 } // namespace
@@ -78,8 +78,9 @@ absl::StatusOr<std::unique_ptr<Dataset>> Dataset::open(const DataOptions& option
     if (!options.tokenizer_hash && first != nullptr &&
         first->shards[0].tokenizer_hash() != (*shards)[0].tokenizer_hash()) {
       problems.push_back(absl::StrCat(
-          (*shards)[0].path(), ": header field `tokenizer_hash`: expected ", hex(first->shards[0].tokenizer_hash()),
-          " as in ", first->shards[0].path(), ", found ", hex((*shards)[0].tokenizer_hash())));
+          (*shards)[0].path(), ": header field `tokenizer_hash`: expected ",
+          base::hex(first->shards[0].tokenizer_hash()), " as in ", first->shards[0].path(), ", found ",
+          base::hex((*shards)[0].tokenizer_hash())));
     }
     Source source;
     source.shards = *std::move(shards);
@@ -144,8 +145,8 @@ int64_t Dataset::vocab_size() const {
   return static_cast<int64_t>(largest);
 }
 
-Digest Dataset::fingerprint(int64_t seq_len, const std::string& packing) const {
-  Sha256 hash;
+base::Digest Dataset::fingerprint(int64_t seq_len, const std::string& packing) const {
+  base::Sha256 hash;
   const auto add = [&](auto value) { hash.update(&value, sizeof(value)); };
   add(seq_len);
   add(options_.seed);

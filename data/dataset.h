@@ -29,7 +29,7 @@ struct DataOptions {
   // Evaluation: the sources one after the other, every document exactly once, weights ignored; samples from
   // num_samples() on are padding without targets, so that every rank can do the same number of batches.
   bool once = false;
-  std::optional<Digest> tokenizer_hash; // what every shard must have been written with
+  std::optional<base::Digest> tokenizer_hash; // what every shard must have been written with
   int64_t vocab_size = 0; // ids the model has; 0: not checked
   bool pin_memory = false; // batches in page-locked memory (needs CUDA)
   bool verify = false; // read every shard completely: payload hash and token ids
@@ -80,16 +80,16 @@ class Dataset {
   const std::vector<SourceStats>& stats() const {
     return stats_;
   }
-  Digest tokenizer_hash() const {
+  base::Digest tokenizer_hash() const {
     return sources_[0].shards[0].tokenizer_hash();
   }
   int64_t vocab_size() const; // largest of the shards
   // Hash of everything that decides what sample n is, but for earlier stages. Equal fingerprints: equal samples.
-  Digest fingerprint() const {
+  base::Digest fingerprint() const {
     return fingerprint(options_.seq_len, options_.packing);
   }
   // That of the same data with another length and packing.
-  Digest fingerprint(int64_t seq_len, const std::string& packing) const;
+  base::Digest fingerprint(int64_t seq_len, const std::string& packing) const;
 
  private:
   struct Source {

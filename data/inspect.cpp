@@ -82,7 +82,7 @@ std::string header_text(const Shard& shard) {
       "tokenizer hash   %s\n",
       shard.path(), header.version, header.file_bytes, header.token_bytes == 2 ? "uint16" : "uint32", header.vocab_size,
       id_text(header.bos_id), id_text(header.eos_id), shard.has_loss_mask() ? "yes" : "no",
-      hex(shard.tokenizer_hash()));
+      base::hex(shard.tokenizer_hash()));
 }
 
 } // namespace
@@ -129,7 +129,7 @@ absl::StatusOr<std::string> describe_data(const std::string& path, int64_t docum
   }
   return absl::StrCat(
       "token shards     ", path, " (", shards->size(), " files)\n", list, "vocab size       ",
-      (*shards)[0].header().vocab_size, "\ntokenizer hash   ", hex((*shards)[0].tokenizer_hash()), "\n",
+      (*shards)[0].header().vocab_size, "\ntokenizer hash   ", base::hex((*shards)[0].tokenizer_hash()), "\n",
       statistics.text(), "payload          intact (SHA-256)\n", *first);
 }
 

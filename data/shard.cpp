@@ -9,11 +9,11 @@ namespace distill::data {
 
 namespace fs = std::filesystem;
 
-Shard::Shard(MappedFile file, const ShardHeader& header)
+Shard::Shard(base::MappedFile file, const ShardHeader& header)
     : file_(std::move(file)), header_(header), layout_(shard_layout(header)) {}
 
 absl::StatusOr<Shard> Shard::open(const std::string& path) {
-  absl::StatusOr<MappedFile> file = MappedFile::open(path);
+  absl::StatusOr<base::MappedFile> file = base::MappedFile::open(path);
   if (!file.ok()) {
     return file.status();
   }
@@ -36,8 +36,8 @@ absl::StatusOr<Shard> Shard::open(const std::string& path) {
   return shard;
 }
 
-Digest Shard::tokenizer_hash() const {
-  Digest digest;
+base::Digest Shard::tokenizer_hash() const {
+  base::Digest digest;
   std::memcpy(digest.data(), header_.tokenizer_hash, digest.size());
   return digest;
 }
@@ -120,13 +120,14 @@ absl::Status Shard::read_tokens(int64_t begin, absl::Span<int64_t> out) const {
 }
 
 absl::Status Shard::verify() const {
-  advise(Access::kSequential);
-  const Digest found = sha256(file_.bytes() + sizeof(ShardHeader), file_.size() - sizeof(ShardHeader));
+  advise(base::Access::kSequential);
+  const base::Digest found = base::sha256(file_.bytes() + sizeof(ShardHeader), file_.size() - sizeof(ShardHeader));
   if (std::memcmp(found.data(), header_.payload_hash, found.size()) != 0) {
-    Digest expected;
+    base::Digest expected;
     std::memcpy(expected.data(), header_.payload_hash, expected.size());
     return absl::DataLossError(absl::StrCat(
-        path(), ": header field `payload_hash`: expected ", hex(expected), ", found ", hex(found), " in the file"));
+        path(), ": header field `payload_hash`: expected ", base::hex(expected), ", found ", base::hex(found),
+        " in the file"));
   }
   std::vector<int64_t> buffer(1 << 16);
   for (int64_t begin = 0; begin < tokens(); begin += static_cast<int64_t>(buffer.size())) {
@@ -138,7 +139,7 @@ absl::Status Shard::verify() const {
   return absl::OkStatus();
 }
 
-void Shard::advise(Access access) const {
+void Shard::advise(base::Access access) const {
   file_.advise(layout_.tokens_at, layout_.file_bytes, access);
 }
 
@@ -188,8 +189,8 @@ absl::StatusOr<std::vector<Shard>> open_shards(const std::string& path) {
     }
     if (!shards.empty() && shard->tokenizer_hash() != shards[0].tokenizer_hash()) {
       problems.push_back(absl::StrCat(
-          file, ": header field `tokenizer_hash`: expected ", hex(shards[0].tokenizer_hash()), " as in ",
-          shards[0].path(), ", found ", hex(shard->tokenizer_hash())));
+          file, ": header field `tokenizer_hash`: expected ", base::hex(shards[0].tokenizer_hash()), " as in ",
+          shards[0].path(), ", found ", base::hex(shard->tokenizer_hash())));
     }
     if (!shards.empty() && shard->header().vocab_size != shards[0].header().vocab_size) {
       problems.push_back(absl::StrCat(

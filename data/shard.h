@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "data/mapped_file.h"
+#include "data/base/mapped_file.h"
 #include "data/shard_format.h"
 
 namespace distill::data {
@@ -26,7 +26,7 @@ class Shard {
   const ShardHeader& header() const {
     return header_;
   }
-  Digest tokenizer_hash() const;
+  base::Digest tokenizer_hash() const;
   bool has_loss_mask() const {
     return layout_.mask_at != 0;
   }
@@ -54,15 +54,15 @@ class Shard {
   }
   // Reads the whole file: payload hash, every token id.
   absl::Status verify() const;
-  void advise(Access access) const;
+  void advise(base::Access access) const;
 
  private:
-  Shard(MappedFile file, const ShardHeader& header);
+  Shard(base::MappedFile file, const ShardHeader& header);
   absl::Status check_offsets() const;
   absl::Status check_padding() const;
   absl::Status bad_token(int64_t token, int64_t id) const;
 
-  MappedFile file_;
+  base::MappedFile file_;
   ShardHeader header_;
   ShardLayout layout_;
 };

@@ -46,12 +46,12 @@ absl::Status check_identity(const ShardHeader& header, const std::string& path) 
         path, ": header field `version`: expected ", kShardVersion, ", found ", header.version,
         " (tokenise again with this version's scripts/tokenize.py)"));
   }
-  const Digest expected = shard_header_hash(header);
+  const base::Digest expected = shard_header_hash(header);
   if (std::memcmp(expected.data(), header.header_hash, expected.size()) != 0) {
-    Digest found;
+    base::Digest found;
     std::memcpy(found.data(), header.header_hash, found.size());
     return absl::DataLossError(absl::StrCat(
-        path, ": header field `header_hash`: expected ", hex(expected), ", found ", hex(found),
+        path, ": header field `header_hash`: expected ", base::hex(expected), ", found ", base::hex(found),
         " (the header is damaged)"));
   }
   return absl::OkStatus();
@@ -71,8 +71,8 @@ ShardLayout shard_layout(const ShardHeader& header) {
   return layout;
 }
 
-Digest shard_header_hash(const ShardHeader& header) {
-  return sha256(&header, offsetof(ShardHeader, header_hash));
+base::Digest shard_header_hash(const ShardHeader& header) {
+  return base::sha256(&header, offsetof(ShardHeader, header_hash));
 }
 
 absl::Status check_shard_header(const ShardHeader& header, uint64_t file_bytes, const std::string& path) {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "data/sha256.h"
+#include "data/base/sha256.h"
 
 // The token shard file, version 1; docs/data.md describes it byte by byte. scripts/token_shards/shard_file.py is the
 // same in Python.
@@ -53,7 +53,7 @@ struct ShardLayout {
 // The header's counts must be within their limits.
 ShardLayout shard_layout(const ShardHeader& header);
 
-Digest shard_header_hash(const ShardHeader& header);
+base::Digest shard_header_hash(const ShardHeader& header);
 
 // Everything that the header alone can show, against the file's true size. `path` begins each message.
 absl::Status check_shard_header(const ShardHeader& header, uint64_t file_bytes, const std::string& path);

@@ -105,9 +105,9 @@ void sign_shard(absl::Span<uint8_t> bytes) {
   TORCH_CHECK(bytes.size() >= sizeof(ShardHeader), "a shard has at least a header, found ", bytes.size(), " bytes");
   ShardHeader header;
   std::memcpy(&header, bytes.data(), sizeof(header));
-  const Digest payload = sha256(bytes.data() + sizeof(header), bytes.size() - sizeof(header));
+  const base::Digest payload = base::sha256(bytes.data() + sizeof(header), bytes.size() - sizeof(header));
   std::memcpy(header.payload_hash, payload.data(), payload.size());
-  const Digest own = shard_header_hash(header);
+  const base::Digest own = shard_header_hash(header);
   std::memcpy(header.header_hash, own.data(), own.size());
   std::memcpy(bytes.data(), &header, sizeof(header));
 }

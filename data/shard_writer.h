@@ -12,7 +12,7 @@ namespace distill::data {
 
 struct ShardSpec {
   uint64_t vocab_size = 0;
-  Digest tokenizer_hash = {};
+  base::Digest tokenizer_hash = {};
   int64_t bos_id = -1;
   int64_t eos_id = -1;
   bool loss_mask = false;

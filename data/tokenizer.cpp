@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "data/mapped_file.h"
+#include "data/base/mapped_file.h"
 
 namespace distill::data {
 
@@ -198,7 +198,7 @@ absl::StatusOr<Tokenizer> read_tokenizer(const std::string& path) {
           ": no such file (AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of transformers writes it)"));
     }
   }
-  absl::StatusOr<MappedFile> mapped = MappedFile::open(file);
+  absl::StatusOr<base::MappedFile> mapped = base::MappedFile::open(file);
   if (!mapped.ok()) {
     return mapped.status();
   }
@@ -217,8 +217,8 @@ absl::StatusOr<Tokenizer> read_tokenizer(const std::string& path) {
   }
 }
 
-Digest Tokenizer::hash() const {
-  Sha256 sha;
+base::Digest Tokenizer::hash() const {
+  base::Sha256 sha;
   std::string buffer;
   const auto flush = [&](size_t limit) {
     if (buffer.size() >= limit) {

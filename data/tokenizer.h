@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "data/sha256.h"
+#include "data/base/sha256.h"
 
 namespace distill::data {
 
@@ -28,7 +28,7 @@ struct Tokenizer {
   }
   // SHA-256 over model, tokens, merges and scores in the form that docs/data.md gives; scripts/tokenize.py computes the
   // same and writes it into each shard.
-  Digest hash() const;
+  base::Digest hash() const;
 };
 
 // `path`: a model folder or a tokenizer.json. Errors name the file, the key, what was expected and what was found.

@@ -12,19 +12,26 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # folder -> folders whose headers it may include (besides its own).
 ALLOWED = {
-    "losses": set(),
-    "data": set(),
-    "trainer/device": set(),
-    "trainer/models": set(),
-    "trainer/config": {"losses", "trainer/models"},
-    "trainer/metrics": {"losses", "data", "trainer/config", "trainer/device", "trainer/models"},
-    "trainer/optim": {"trainer/config", "trainer/device", "trainer/models", "trainer/sharding"},
-    "trainer/sharding": {"trainer/device", "trainer/models"},
+    "data/base": set(),
+    "losses": {"data/base"},
+    "data": {"data/base"},
+    "trainer/device": {"data/base"},
+    "trainer/models": {"data/base"},
+    "trainer/hf": {"data/base", "trainer/models"},
+    "trainer/config": {"data/base", "losses", "trainer/hf", "trainer/models"},
+    "trainer/metrics": {"data", "data/base", "losses", "trainer/config", "trainer/device", "trainer/models"},
+    "trainer/optim": {"data/base", "trainer/config", "trainer/device", "trainer/models", "trainer/sharding"},
+    "trainer/sharding": {"data/base", "trainer/device", "trainer/models"},
     "trainer/checkpoint": {
-        "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/optim", "trainer/sharding"},
-    "trainer/launch": {"trainer/config", "trainer/metrics"},
+        "data/base", "trainer/config", "trainer/device", "trainer/hf", "trainer/metrics", "trainer/models",
+        "trainer/optim", "trainer/sharding"},
+    "trainer/launch": {"data/base", "trainer/config", "trainer/metrics"},
     "trainer/plan": {
-        "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/optim", "trainer/sharding"},
+        "data/base", "losses", "trainer/config", "trainer/device", "trainer/hf", "trainer/metrics", "trainer/models",
+        "trainer/optim", "trainer/sharding"},
+    "trainer/run_folder": {
+        "data/base", "losses", "trainer/config", "trainer/hf", "trainer/metrics", "trainer/models",
+        "trainer/sharding"},
     "trainer": {"losses", "data", "trainer"},
     "apps": {"losses", "data", "trainer"},
 }

@@ -4,10 +4,10 @@
 #include <thread>
 
 #include "trainer/device/device_hooks.h"
-#include "trainer/flight_recorder.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/log.h"
-#include "trainer/start_report.h"
+#include "trainer/setup/flight_recorder.h"
+#include "trainer/setup/start_report.h"
 
 namespace distill::trainer {
 namespace {

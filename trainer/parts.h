@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "trainer/launch/watchdog.h"
-#include "trainer/memory_setup.h"
 #include "trainer/metrics/device.h"
-#include "trainer/ranks.h"
-#include "trainer/step_queue.h"
+#include "trainer/setup/join_ranks.h"
+#include "trainer/setup/memory_setup.h"
+#include "trainer/train_step.h"
 #include "trainer/trainer.h"
 
 namespace distill::trainer {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "data/prefetch.h"
+#include "trainer/checkpointer.h"
 #include "trainer/launch/stop_signal.h"
-#include "trainer/run_checkpoints.h"
 #include "trainer/sharding/mesh.h"
 
 namespace distill::trainer {

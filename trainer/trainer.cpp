@@ -3,20 +3,20 @@
 #include <chrono>
 
 #include "data/prefetch.h"
+#include "trainer/checkpointer.h"
 #include "trainer/config/rules.h"
-#include "trainer/evaluation.h"
+#include "trainer/evaluator.h"
 #include "trainer/launch/ranks.h"
 #include "trainer/launch/stop_signal.h"
 #include "trainer/metrics/log.h"
 #include "trainer/metrics/trace.h"
 #include "trainer/optim/lr_schedule.h"
 #include "trainer/parts.h"
-#include "trainer/replay.h"
-#include "trainer/run_checkpoints.h"
-#include "trainer/run_folder.h"
-#include "trainer/run_journal.h"
+#include "trainer/run_folder/journal.h"
+#include "trainer/run_folder/run_folder.h"
+#include "trainer/run_folder/trained_model.h"
 #include "trainer/step_gate.h"
-#include "trainer/trained_model.h"
+#include "trainer/tools/replay.h"
 
 namespace distill::trainer {
 namespace {
@@ -155,7 +155,7 @@ absl::Status Trainer::open_journal() {
 checkpoint::RunIdentity Trainer::identity() const {
   return {
       describe_shape(parts_->student->config()), "AdamW, float32 moments", describe_data(*parts_->train_data),
-      data::hex(parts_->train_data->tokenizer_hash())};
+      base::hex(parts_->train_data->tokenizer_hash())};
 }
 
 absl::StatusOr<RunResult> Trainer::run() {

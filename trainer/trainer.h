@@ -10,14 +10,9 @@
 #include "trainer/launch/stop_signal.h"
 #include "trainer/metrics/step_record.h"
 #include "trainer/plan/plan.h"
+#include "trainer/run_folder/run_folder.h"
 
 namespace distill::trainer {
-
-enum class StartMode {
-  kFresh, // the run folder must not exist, or be empty
-  kResume, // continues the run folder
-  kOverwrite, // removes what an earlier run left in the run folder
-};
 
 struct StartOptions {
   StartMode mode = StartMode::kFresh;

@@ -4,7 +4,7 @@
 
 #include "apps/distill/inspect.h"
 #include "data/tokenizer.h"
-#include "trainer/models/describe.h"
+#include "trainer/hf/describe_model.h"
 
 namespace distill::cli {
 
@@ -21,14 +21,14 @@ absl::StatusOr<std::string> tokenizer_text(const std::string& folder) {
     return tokenizer.status();
   }
   return absl::StrCat(
-      "  tokenizer hash: ", data::hex(tokenizer->hash()), " (", tokenizer->model, ", ", tokenizer->tokens.size(),
+      "  tokenizer hash: ", base::hex(tokenizer->hash()), " (", tokenizer->model, ", ", tokenizer->tokens.size(),
       " tokens)\n");
 }
 
 } // namespace
 
 absl::StatusOr<std::string> describe_model(const std::string& folder) {
-  const auto model = models::describe_model(folder);
+  const auto model = hf::describe_model(folder);
   if (!model.ok()) {
     return model.status();
   }

@@ -6,12 +6,12 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/distill/inspect.h"
+#include "data/base/json.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/config/field.h"
 #include "trainer/config/reader.h"
 #include "trainer/config/rules.h"
 #include "trainer/metrics/jsonl.h"
-#include "trainer/models/json.h"
 
 namespace distill::cli {
 
@@ -115,7 +115,7 @@ absl::StatusOr<std::string> describe_run(const std::string& folder) {
 
 absl::StatusOr<std::string> describe_checkpoint(const std::string& folder) {
   const std::string file = (fs::path(folder) / checkpoint::kIndexFile).string();
-  const auto content = models::read_text_file(file, kMaxIndexBytes);
+  const auto content = base::read_text_file(file, kMaxIndexBytes);
   if (!content.ok()) {
     return content.status();
   }

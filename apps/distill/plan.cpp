@@ -2,12 +2,12 @@
 
 #include "apps/distill/commands.h"
 #include "apps/distill/exit_code.h"
-#include "trainer/calibrate_machine.h"
 #include "trainer/config/load.h"
 #include "trainer/launch/ranks.h"
 #include "trainer/launch/spawn.h"
-#include "trainer/memory_setup.h"
-#include "trainer/ranks.h"
+#include "trainer/setup/join_ranks.h"
+#include "trainer/setup/memory_setup.h"
+#include "trainer/tools/calibrate_machine.h"
 
 namespace distill::cli {
 namespace {

@@ -15,8 +15,8 @@
 #include "trainer/config/load.h"
 #include "trainer/launch/ranks.h"
 #include "trainer/launch/spawn.h"
-#include "trainer/profile_memory.h"
-#include "trainer/ranks.h"
+#include "trainer/setup/join_ranks.h"
+#include "trainer/tools/profile_memory.h"
 
 namespace distill::cli {
 namespace {

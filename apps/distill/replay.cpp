@@ -4,9 +4,9 @@
 #include "apps/distill/exit_code.h"
 #include "apps/distill/ranked_run.h"
 #include "trainer/launch/spawn.h"
-#include "trainer/ranks.h"
-#include "trainer/replay.h"
-#include "trainer/run_records.h"
+#include "trainer/run_folder/records.h"
+#include "trainer/setup/join_ranks.h"
+#include "trainer/tools/replay.h"
 
 namespace distill::cli {
 

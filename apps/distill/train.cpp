@@ -6,8 +6,8 @@
 #include "trainer/launch/spawn.h"
 #include "trainer/launch/stop_signal.h"
 #include "trainer/metrics/log.h"
-#include "trainer/ranks.h"
-#include "trainer/run_folder.h"
+#include "trainer/run_folder/run_folder.h"
+#include "trainer/setup/join_ranks.h"
 #include "trainer/trainer.h"
 
 namespace distill::cli {

@@ -8,7 +8,7 @@
 #include "apps/distill/exit_code.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/verify.h"
-#include "trainer/models/model_checksums.h"
+#include "trainer/hf/model_checksums.h"
 
 namespace distill::cli {
 
@@ -32,7 +32,7 @@ absl::Status verify_one_checkpoint(const std::string& folder) {
 }
 
 absl::Status verify_model(const std::string& folder) {
-  const auto verified = models::verify_model_folder(folder);
+  const auto verified = hf::verify_model_folder(folder);
   if (verified.ok()) {
     std::printf(
         "%s: model folder, %ld files, %ld bytes: every checksum fits\n", folder.c_str(),
@@ -67,7 +67,7 @@ absl::Status verify(const std::string& path) {
   if (holds(path, checkpoint::kMarkerFile) || holds(path, checkpoint::kIndexFile)) {
     return verify_one_checkpoint(path);
   }
-  if (holds(path, "config.json") || holds(path, models::kChecksumsFile)) {
+  if (holds(path, "config.json") || holds(path, hf::kChecksumsFile)) {
     return verify_model(path);
   }
   if (holds(path, "config.yaml") || holds(path, "checkpoints")) {

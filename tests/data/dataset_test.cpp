@@ -288,7 +288,7 @@ TEST_F(DatasetTest, ReportsEveryProblemAtOnce) {
   with.seq_len = 1;
   with.packing = "best";
   with.vocab_size = 400;
-  with.tokenizer_hash = Digest{};
+  with.tokenizer_hash = base::Digest{};
   with.tokenizer_hash->fill(7);
   const std::string message(Dataset::open(with).status().message());
   EXPECT_THAT(message, AllOf(HasSubstr("weight: expected a positive"), HasSubstr("found -1")));

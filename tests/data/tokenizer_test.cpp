@@ -40,21 +40,21 @@ TEST_F(TokenizerTest, TheHashIsTheOneThatTokenizePyComputes) {
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const auto shards = open_shards(DISTILL_GOLDEN);
   ASSERT_TRUE(shards.ok()) << shards.status();
-  EXPECT_EQ(hex(tokenizer->hash()), hex((*shards)[0].tokenizer_hash()));
+  EXPECT_EQ(base::hex(tokenizer->hash()), base::hex((*shards)[0].tokenizer_hash()));
   EXPECT_EQ(tokenizer->vocab_size(), static_cast<int64_t>((*shards)[0].header().vocab_size));
 }
 
 // The value that scripts/token_shards/tokenizer_hash.py gives for the same JSON (its test has it too).
 TEST_F(TokenizerTest, TheHashOfASmallTokenizerIsFixed) {
-  EXPECT_EQ(hex(read(bpe()).hash()), "08807459b3ded213b6da34e201713c57104a895b0266bbeebd70cda5b71a5804");
+  EXPECT_EQ(base::hex(read(bpe()).hash()), "08807459b3ded213b6da34e201713c57104a895b0266bbeebd70cda5b71a5804");
   const Json unigram = Json::parse(
       R"({"added_tokens": [{"id": 3, "content": "é\u0000"}],
           "model": {"type": "Unigram", "vocab": [["<unk>", 0], ["▁a", -1.25], ["b", -0.1]]}})");
-  EXPECT_EQ(hex(read(unigram).hash()), "9aa2e5fe182a3d1d0f0d4a09e18d2eb30dde3ef5477fc26af0ffd0c190f33e83");
+  EXPECT_EQ(base::hex(read(unigram).hash()), "9aa2e5fe182a3d1d0f0d4a09e18d2eb30dde3ef5477fc26af0ffd0c190f33e83");
 }
 
 TEST_F(TokenizerTest, SpellingDoesNotMatterMeaningDoes) {
-  const Digest hash = read(bpe()).hash();
+  const base::Digest hash = read(bpe()).hash();
   Json same = bpe();
   same["model"]["merges"] = Json::array({"a b", "ab c"}); // the older spelling
   same["model"].erase("byte_fallback");

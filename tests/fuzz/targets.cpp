@@ -8,24 +8,25 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "data/base/sha256.h"
 #include "data/dataset.h"
 #include "data/inspect.h"
-#include "data/sha256.h"
 #include "data/shard.h"
 #include "data/shard_format.h"
 #include "data/tokenizer.h"
 #include "trainer/checkpoint/index.h"
 #include "trainer/config/dump.h"
 #include "trainer/config/reader.h"
+#include "trainer/hf/config_json.h"
+#include "trainer/hf/folder_weights.h"
+#include "trainer/hf/model_checksums.h"
+#include "trainer/hf/safetensors.h"
 #include "trainer/metrics/jsonl.h"
-#include "trainer/models/hf_weights.h"
 #include "trainer/models/layout.h"
-#include "trainer/models/model_checksums.h"
 #include "trainer/models/model_config.h"
-#include "trainer/models/safetensors.h"
 #include "trainer/plan/machine.h"
-#include "trainer/run_events.h"
-#include "trainer/run_records.h"
+#include "trainer/run_folder/events.h"
+#include "trainer/run_folder/records.h"
 
 namespace distill::fuzz {
 namespace {
@@ -100,7 +101,7 @@ absl::Status read_config_yaml(const uint8_t* data, size_t size) {
 }
 
 absl::Status read_safetensors_header(const uint8_t* data, size_t size) {
-  const auto header = models::parse_safetensors_header(text(data, size), static_cast<int64_t>(size), kSource);
+  const auto header = hf::parse_safetensors_header(text(data, size), static_cast<int64_t>(size), kSource);
   if (!header.ok()) {
     return header.status();
   }
@@ -119,9 +120,9 @@ absl::Status read_token_shard(const uint8_t* input, size_t size) {
     data::ShardHeader header;
     std::memcpy(&header, input, sizeof(header));
     header.file_bytes = size;
-    const data::Digest payload = data::sha256(input + sizeof(header), size - sizeof(header));
+    const base::Digest payload = base::sha256(input + sizeof(header), size - sizeof(header));
     std::memcpy(header.payload_hash, payload.data(), payload.size());
-    const data::Digest hash = data::shard_header_hash(header);
+    const base::Digest hash = data::shard_header_hash(header);
     std::memcpy(header.header_hash, hash.data(), hash.size());
     std::memcpy(bytes.data(), &header, sizeof(header));
   }
@@ -167,7 +168,7 @@ absl::Status read_tokenizer_json(const uint8_t* data, size_t size) {
 }
 
 absl::Status read_model_config(const uint8_t* data, size_t size) {
-  const auto config = models::parse_model_config(std::string(text(data, size)), kSource);
+  const auto config = hf::parse_model_config(std::string(text(data, size)), kSource);
   if (config.ok() && config->num_layers <= 1000) {
     (void)models::parameter_count(models::unit_layouts(*config));
   }
@@ -175,7 +176,7 @@ absl::Status read_model_config(const uint8_t* data, size_t size) {
 }
 
 absl::Status read_weight_map(const uint8_t* data, size_t size) {
-  const auto files = models::parse_weight_map(text(data, size), kSource);
+  const auto files = hf::parse_weight_map(text(data, size), kSource);
   if (!files.ok()) {
     return files.status();
   }
@@ -188,14 +189,14 @@ absl::Status read_weight_map(const uint8_t* data, size_t size) {
 }
 
 absl::Status read_model_checksums(const uint8_t* data, size_t size) {
-  const auto sums = models::parse_checksums(text(data, size), kSource);
+  const auto sums = hf::parse_checksums(text(data, size), kSource);
   if (!sums.ok()) {
     return sums.status();
   }
   for (const auto& [file, sum] : *sums) {
     TORCH_CHECK(file.find('/') == std::string::npos && file != "..", "a file outside of the folder");
   }
-  const auto again = models::parse_checksums(models::checksums_text(*sums), kSource);
+  const auto again = hf::parse_checksums(hf::checksums_text(*sums), kSource);
   TORCH_CHECK(again.ok() && *again == *sums, "checksums do not read back");
   return absl::OkStatus();
 }

@@ -193,11 +193,13 @@ INSTANTIATE_TEST_SUITE_P(
     Sizes, HeadShapes,
     ::testing::Combine(::testing::Values(1, 2, 3, 7), ::testing::Values(1, 2, 3, 31, 257, 1023, 4099)));
 
+// The gradient of hidden is a sum over the vocabulary in fp32: some machines' products add its terms one after the other,
+// at a random walk of sqrt(151665) roundings of 6e-8 each.
 TEST(HeadLargeVocabulary, OddWidthsOfRealModels) {
   for (const int64_t vocab : {50257, 151665}) {
     expect_matches_naive(
         make_problem({.tokens = 3, .vocab = vocab, .hidden = 4, .teacher_hidden = 4, .dtype = at::kFloat}),
-        {.hard_weight = 0.5}, {.chunk_size = 2}, 2e-5);
+        {.hard_weight = 0.5}, {.chunk_size = 2}, 1e-4);
   }
 }
 

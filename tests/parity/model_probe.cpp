@@ -13,12 +13,14 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "trainer/hf/config_json.h"
+#include "trainer/hf/folder_weights.h"
+#include "trainer/hf/safetensors.h"
+#include "trainer/hf/save_model.h"
 #include "trainer/models/ops/embedding.h"
 #include "trainer/models/ops/linear.h"
-#include "trainer/models/safetensors.h"
-#include "trainer/models/save_model.h"
 #include "trainer/models/units.h"
-#include "trainer/models/weights.h"
+#include "trainer/models/weight_source.h"
 
 namespace distill::models {
 namespace {
@@ -34,10 +36,10 @@ T value_or_throw(absl::StatusOr<T> result) {
 class Probe {
  public:
   explicit Probe(const nlohmann::json& job)
-      : folder_(job.at("model")), config_(value_or_throw(read_model_config(folder_))), layouts_(unit_layouts(config_)) {
+      : folder_(job.at("model")), config_(value_or_throw(hf::read_model_config(folder_))), layouts_(unit_layouts(config_)) {
     const at::ScalarType dtype = job.value("dtype", "float32") == "float64" ? at::kDouble : at::kFloat;
     std::vector<std::string> notes;
-    const std::unique_ptr<WeightSource> source = value_or_throw(open_weights(folder_, config_, &notes));
+    const std::unique_ptr<WeightSource> source = value_or_throw(hf::open_weights(folder_, config_, &notes));
     for (const UnitLayout& layout : layouts_) {
       weights_.push_back(at::empty({layout.numel}, dtype));
       source->copy_range(layout, 0, weights_.back());
@@ -49,23 +51,23 @@ class Probe {
   }
 
   void run(const std::string& input, const std::string& output) {
-    const auto tensors = value_or_throw(read_safetensors(input)).tensors;
+    const auto tensors = value_or_throw(hf::read_safetensors(input)).tensors;
     const at::Tensor tokens = tensors.at("tokens");
     seq_ = tensors.contains("boundaries") ? packed(tokens, tensors.at("boundaries"))
                                           : dense_sequences(tokens.size(0), tokens.size(1), at::kCPU);
     rope_ = rope_angles(make_rope_table(config_, seq_.seq_len, at::kCPU), seq_.positions_N);
     const auto results = forward_backward(tokens.reshape({-1}), tensors.at("targets").reshape({-1}));
-    const absl::Status status = write_safetensors(output, results);
+    const absl::Status status = hf::write_safetensors(output, results);
     TORCH_CHECK(status.ok(), status.message());
   }
 
   void save(const std::string& target, const std::string& dtype) {
-    SaveOptions options;
+    hf::SaveOptions options;
     options.config_folder = folder_;
     options.dtype = dtype == "float32" ? at::kFloat : dtype == "float16" ? at::kHalf : at::kBFloat16;
     options.replace = true;
     options.max_shard_bytes = 100'000; // several shards even for tiny models
-    const absl::Status status = save_model(
+    const absl::Status status = hf::save_model(
         target, config_, [&](size_t i) -> absl::StatusOr<at::Tensor> { return weights_[i]; }, options);
     TORCH_CHECK(status.ok(), status.message());
   }

@@ -3,7 +3,8 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/state_reader.h"
 #include "trainer/config/reader.h"
-#include "trainer/models/save_model.h"
+#include "trainer/hf/config_json.h"
+#include "trainer/hf/save_model.h"
 
 namespace distill::checkpoint {
 namespace {
@@ -38,7 +39,7 @@ absl::Status export_model(const ExportOptions& options) {
     return index.status();
   }
   const std::string source = options.model.empty() ? index->info.student_folder : options.model;
-  const auto config = models::read_model_config(source);
+  const auto config = hf::read_model_config(source);
   if (!config.ok()) {
     return absl::Status(
         config.status().code(),
@@ -56,13 +57,13 @@ absl::Status export_model(const ExportOptions& options) {
   if (!dtype.ok()) {
     return dtype.status();
   }
-  models::SaveOptions save;
+  hf::SaveOptions save;
   save.config_folder = source;
   save.tokenizer_folder = options.model.empty() ? tokenizer_folder(*index) : "";
   save.dtype = *dtype;
   StateReader reader(options.checkpoint, *index);
   at::Tensor flat;
-  return models::save_model(
+  return hf::save_model(
       options.out, *config,
       [&](size_t unit) -> absl::StatusOr<at::Tensor> {
         flat = at::Tensor(); // the former unit's memory goes first

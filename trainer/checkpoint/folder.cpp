@@ -4,9 +4,9 @@
 
 #include <charconv>
 
-#include "trainer/checkpoint/durable_file.h"
-#include "trainer/models/checksum.h"
-#include "trainer/models/json.h"
+#include "data/base/checksum.h"
+#include "data/base/durable_file.h"
+#include "data/base/json.h"
 
 namespace distill::checkpoint {
 namespace {
@@ -54,7 +54,7 @@ bool has_marker(const fs::path& folder) {
 }
 
 std::string marker_text(int64_t version, uint64_t index_sum) {
-  return absl::StrCat("distill-checkpoint ", version, " index.json xxh3 ", models::checksum_text(index_sum), "\n");
+  return absl::StrCat("distill-checkpoint ", version, " index.json xxh3 ", base::checksum_text(index_sum), "\n");
 }
 
 // Whether a marker is of a format that this program reads, whatever else stands in it.
@@ -117,36 +117,36 @@ absl::Status make_partial(const std::string& run_dir, int64_t step) {
   if (error) {
     return absl::InternalError(absl::StrCat(partial.string(), ": cannot create: ", error.message()));
   }
-  return sync_folder(run_dir); // its entry of the folder of checkpoints, and of the run's other files
+  return base::sync_folder(run_dir); // its entry of the folder of checkpoints, and of the run's other files
 }
 
 absl::Status publish(const std::string& run_dir, const Index& index) {
   const fs::path partial = partial_folder(run_dir, index.state.step);
   const fs::path target = checkpoint_folder(run_dir, index.state.step);
   const std::string text = to_json(index);
-  if (absl::Status status = write_file((partial / kIndexFile).string(), text); !status.ok()) {
+  if (absl::Status status = base::write_file((partial / kIndexFile).string(), text); !status.ok()) {
     return status;
   }
-  if (absl::Status status = publish_folder(partial.string(), target.string()); !status.ok()) {
+  if (absl::Status status = base::publish_folder(partial.string(), target.string()); !status.ok()) {
     return status;
   }
-  const std::string marker = marker_text(index.version, models::checksum(text.data(), text.size()));
-  if (absl::Status status = write_file((target / kMarkerFile).string(), marker); !status.ok()) {
+  const std::string marker = marker_text(index.version, base::checksum(text.data(), text.size()));
+  if (absl::Status status = base::write_file((target / kMarkerFile).string(), marker); !status.ok()) {
     remove_checkpoint(target); // the marker may be there in part, and the disk may be full
     return status;
   }
-  return sync_folder(target.string());
+  return base::sync_folder(target.string());
 }
 
 absl::StatusOr<Index> read_index(const std::string& folder) {
   const std::string marker_file = (fs::path(folder) / kMarkerFile).string();
   const std::string index_file = (fs::path(folder) / kIndexFile).string();
-  const auto marker = models::read_text_file(marker_file, kMaxMarkerBytes);
+  const auto marker = base::read_text_file(marker_file, kMaxMarkerBytes);
   if (!marker.ok()) {
     return absl::DataLossError(absl::StrCat(
         std::string(marker.status().message()), "; the checkpoint is incomplete (its marker is written last)"));
   }
-  const auto text = models::read_text_file(index_file, kMaxIndexBytes);
+  const auto text = base::read_text_file(index_file, kMaxIndexBytes);
   if (!text.ok()) {
     return absl::DataLossError(text.status().message());
   }
@@ -157,7 +157,7 @@ absl::StatusOr<Index> read_index(const std::string& folder) {
     return index.status();
   }
   const int64_t version = index.ok() ? index->version : kFormatVersion;
-  const std::string expected = marker_text(version, models::checksum(text->data(), text->size()));
+  const std::string expected = marker_text(version, base::checksum(text->data(), text->size()));
   if (*marker == expected) {
     const auto name = parse_name(fs::path(folder).lexically_normal().filename().string());
     if (index.ok() && name && name->second.empty() && name->first != index->state.step) {
@@ -207,7 +207,7 @@ absl::StatusOr<std::vector<std::string>> set_aside_after(const std::string& run_
     }
   }
   if (!moved.empty()) {
-    if (absl::Status status = sync_folder((fs::path(run_dir) / kFolder).string()); !status.ok()) {
+    if (absl::Status status = base::sync_folder((fs::path(run_dir) / kFolder).string()); !status.ok()) {
       return status;
     }
   }

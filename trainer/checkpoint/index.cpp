@@ -3,8 +3,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "trainer/models/checksum.h"
-#include "trainer/models/json.h"
+#include "data/base/checksum.h"
+#include "data/base/json.h"
 
 namespace distill::checkpoint {
 namespace {
@@ -173,7 +173,7 @@ void read_ranges(const Json& entry, const std::string& where, Reader& reader, Sh
 
 void read_sums(const Json& entry, const std::string& where, Reader& reader, ShardFile& file) {
   for (const Json& sum : reader.list(entry, where, "xxh3")) {
-    const auto value = sum.is_string() ? models::parse_checksum(sum.get_ref<const std::string&>()) : std::nullopt;
+    const auto value = sum.is_string() ? base::parse_checksum(sum.get_ref<const std::string&>()) : std::nullopt;
     if (!value) {
       reader.fail(where + "xxh3", "expected 16 hexadecimal digits, found " + Reader::brief(sum));
       return;
@@ -293,7 +293,7 @@ std::string to_json(const Index& index) {
       ranges.push_back({range.begin, range.numel});
     }
     for (const uint64_t sum : file.block_sums) {
-      sums.push_back(models::checksum_text(sum));
+      sums.push_back(base::checksum_text(sum));
     }
     json["files"].push_back(
         {{"name", file.name}, {"bytes", file.bytes}, {"ranges", ranges}, {"block_bytes", kBlockBytes}, {"xxh3", sums}});
@@ -303,7 +303,7 @@ std::string to_json(const Index& index) {
 }
 
 absl::StatusOr<Index> parse_index(std::string_view text, const std::string& source) {
-  const auto json = models::parse_json(text, source, kMaxDepth);
+  const auto json = base::parse_json(text, source, kMaxDepth);
   if (!json.ok()) {
     return absl::DataLossError(json.status().message());
   }

@@ -2,7 +2,7 @@
 
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/verified_file.h"
-#include "trainer/models/safetensors.h"
+#include "trainer/hf/safetensors.h"
 
 namespace distill::checkpoint {
 namespace {
@@ -14,14 +14,14 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-absl::StatusOr<std::vector<models::SafetensorsWriter::Entry>> file_entries(const std::vector<NamedTensor>& tensors) {
-  std::vector<models::SafetensorsWriter::Entry> entries;
+absl::StatusOr<std::vector<hf::SafetensorsWriter::Entry>> file_entries(const std::vector<NamedTensor>& tensors) {
+  std::vector<hf::SafetensorsWriter::Entry> entries;
   for (const NamedTensor& named : tensors) {
-    auto dtype = models::safetensors_dtype(named.tensor.scalar_type());
+    auto dtype = hf::safetensors_dtype(named.tensor.scalar_type());
     if (!dtype.ok()) {
       return dtype.status();
     }
-    entries.emplace_back(named.name, models::TensorInfo{*std::move(dtype), named.tensor.sizes().vec(), 0, 0});
+    entries.emplace_back(named.name, hf::TensorInfo{*std::move(dtype), named.tensor.sizes().vec(), 0, 0});
   }
   return entries;
 }
@@ -108,7 +108,7 @@ absl::Status Saver::write_shards(const std::vector<NamedTensor>& tensors) {
     sums.update(data, size);
     saving_->file_bytes += static_cast<int64_t>(size);
   };
-  auto writer = models::SafetensorsWriter::create((folder / rank_file(mesh_.shard_rank)).string(), *entries, {}, sink);
+  auto writer = hf::SafetensorsWriter::create((folder / rank_file(mesh_.shard_rank)).string(), *entries, {}, sink);
   if (!writer.ok()) {
     return writer.status();
   }

@@ -40,7 +40,7 @@ absl::StatusOr<StateReader::File*> StateReader::open(int64_t index) {
   if (absl::Status status = (*bytes)->read(8, size, start.data() + 8); !status.ok()) {
     return status;
   }
-  auto header = models::parse_safetensors_header({start.data(), start.size()}, entry.bytes, (*bytes)->path());
+  auto header = hf::parse_safetensors_header({start.data(), start.size()}, entry.bytes, (*bytes)->path());
   if (!header.ok()) {
     return absl::DataLossError(header.status().message());
   }
@@ -50,7 +50,7 @@ absl::StatusOr<StateReader::File*> StateReader::open(int64_t index) {
   return &open_.emplace(index, File{*std::move(bytes), *std::move(header)}).first->second;
 }
 
-absl::Status StateReader::read_elements(File& file, const models::TensorInfo& tensor, int64_t first, at::Tensor dst) {
+absl::Status StateReader::read_elements(File& file, const hf::TensorInfo& tensor, int64_t first, at::Tensor dst) {
   const auto element = static_cast<int64_t>(dst.element_size());
   const int64_t offset = file.header.data_begin + tensor.begin + first * element;
   if (dst.is_cpu()) {
@@ -117,7 +117,7 @@ absl::StatusOr<at::Tensor> StateReader::read_tensor(int64_t index, const std::st
   if (found == (*file)->header.tensors.end()) {
     return at::Tensor();
   }
-  const auto dtype = models::scalar_type_of(found->second.dtype);
+  const auto dtype = hf::scalar_type_of(found->second.dtype);
   if (!dtype) {
     return absl::DataLossError(
         absl::StrCat((*file)->bytes->path(), ": tensor ", name, ": dtype ", found->second.dtype, " cannot be read"));

@@ -9,7 +9,7 @@
 
 #include "trainer/checkpoint/index.h"
 #include "trainer/checkpoint/verified_file.h"
-#include "trainer/models/safetensors.h"
+#include "trainer/hf/safetensors.h"
 
 namespace distill::checkpoint {
 
@@ -37,10 +37,10 @@ class StateReader {
  private:
   struct File {
     std::unique_ptr<VerifiedFile> bytes;
-    models::SafetensorsHeader header;
+    hf::SafetensorsHeader header;
   };
   absl::StatusOr<File*> open(int64_t index);
-  absl::Status read_elements(File& file, const models::TensorInfo& tensor, int64_t first, at::Tensor dst);
+  absl::Status read_elements(File& file, const hf::TensorInfo& tensor, int64_t first, at::Tensor dst);
 
   std::string folder_;
   const Index& index_;

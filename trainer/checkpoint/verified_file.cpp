@@ -7,8 +7,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "data/base/checksum.h"
 #include "trainer/checkpoint/index.h"
-#include "trainer/models/checksum.h"
 
 namespace distill::checkpoint {
 
@@ -18,12 +18,12 @@ void BlockSums::update(const char* data, size_t size) {
     size_t taken = 0;
     if (pending_.empty() && size >= kBlock) {
       taken = kBlock;
-      sums_.push_back(models::checksum(data, kBlock));
+      sums_.push_back(base::checksum(data, kBlock));
     } else {
       taken = std::min(size, kBlock - pending_.size());
       pending_.insert(pending_.end(), data, data + taken);
       if (pending_.size() == kBlock) {
-        sums_.push_back(models::checksum(pending_.data(), kBlock));
+        sums_.push_back(base::checksum(pending_.data(), kBlock));
         pending_.clear();
       }
     }
@@ -34,7 +34,7 @@ void BlockSums::update(const char* data, size_t size) {
 
 std::vector<uint64_t> BlockSums::finish() {
   if (!pending_.empty()) {
-    sums_.push_back(models::checksum(pending_.data(), pending_.size()));
+    sums_.push_back(base::checksum(pending_.data(), pending_.size()));
     pending_.clear();
   }
   return std::move(sums_);
@@ -82,12 +82,12 @@ absl::Status VerifiedFile::read_block(int64_t block, char* out) {
     }
     done += count;
   }
-  const uint64_t found = models::checksum(out, static_cast<size_t>(size));
+  const uint64_t found = base::checksum(out, static_cast<size_t>(size));
   const uint64_t expected = block_sums_[static_cast<size_t>(block)];
   if (found != expected) {
     return absl::DataLossError(absl::StrCat(
         path_, ": bytes ", begin, " to ", begin + size, " are damaged: expected checksum ",
-        models::checksum_text(expected), ", found ", models::checksum_text(found)));
+        base::checksum_text(expected), ", found ", base::checksum_text(found)));
   }
   return absl::OkStatus();
 }

@@ -8,7 +8,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "trainer/models/json.h"
+#include "data/base/json.h"
 
 namespace distill::metrics {
 namespace {
@@ -48,7 +48,7 @@ absl::Status for_each_record(
         absl::StrCat(path, ": cannot open: ", error ? error.message() : std::string(std::strerror(errno))));
   }
   for (std::string line; std::getline(file, line) && !file.eof();) { // the end of the file: no newline, a torn line
-    const auto record = models::parse_json(line, path, kMaxDepth);
+    const auto record = base::parse_json(line, path, kMaxDepth);
     if (record.ok() && record->is_object()) {
       visit(line, *record);
     }

@@ -15,7 +15,7 @@ namespace distill::metrics {
 
 // Every whole line of a JSON-lines file that is an object, in order, as it stands and parsed; what else there is, a
 // torn last line among it, is passed over. A file that is not there has none. An error: the file cannot be
-// read, or not to its end. It is not trusted: see models::parse_json.
+// read, or not to its end. It is not trusted: see base::parse_json.
 absl::Status for_each_record(
     const std::string& path,
     const std::function<void(const std::string& line, const nlohmann::ordered_json& record)>& visit);

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <absl/status/statusor.h>
+#include <absl/status/status.h>
 
 #include <cstdint>
 #include <optional>
@@ -40,14 +40,6 @@ struct ModelConfig {
   double initializer_range = 0.02; // standard deviation of randomly initialised matrices
   std::string dtype = "float32"; // of the stored weights: float32 | float16 | bfloat16
 };
-
-// Reads folder/config.json, in the spellings of transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5
-// (rope_parameters, dtype). Whatever it asks for that is not supported, and every key that is not known, is an error
-// that names it; one report holds all of them. NotFoundError: no such file; InvalidArgumentError: everything else.
-absl::StatusOr<ModelConfig> read_model_config(const std::string& folder);
-
-// The same from the file's text; `source` names it in errors.
-absl::StatusOr<ModelConfig> parse_model_config(const std::string& json_text, const std::string& source);
 
 // Whether sequences of this many tokens are computed as the model means them: no longer than max_position_embeddings
 // and the attention window.

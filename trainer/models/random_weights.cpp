@@ -1,10 +1,11 @@
+#include "trainer/models/random_weights.h"
+
 #include <ATen/Parallel.h>
 #include <absl/strings/match.h>
 
 #include "trainer/models/ops/kernel_launch.h"
 #include "trainer/models/ops/normal_kernel.h"
 #include "trainer/models/ops/normal_math.h"
-#include "trainer/models/weights.h"
 
 namespace distill::models {
 namespace {

@@ -5,8 +5,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "data/base/json.h"
 #include "trainer/metrics/host_memory.h"
-#include "trainer/models/json.h"
 
 namespace distill::plan {
 namespace {
@@ -76,11 +76,11 @@ Machine generic_cpu() {
 }
 
 absl::StatusOr<Machine> read_machine(const std::string& path) {
-  const auto text = models::read_text_file(path, kMaxBytes);
+  const auto text = base::read_text_file(path, kMaxBytes);
   if (!text.ok()) {
     return text.status();
   }
-  const auto json = models::parse_json(*text, path, /*max_depth=*/4);
+  const auto json = base::parse_json(*text, path, /*max_depth=*/4);
   if (!json.ok()) {
     return json.status();
   }

@@ -6,7 +6,7 @@
 
 #include "trainer/device/host_slab.h"
 #include "trainer/models/layout.h"
-#include "trainer/models/weights.h"
+#include "trainer/models/weight_source.h"
 #include "trainer/sharding/gradient_slots.h"
 #include "trainer/sharding/shard_range.h"
 #include "trainer/sharding/weight_slots.h"

@@ -2,9 +2,9 @@
 
 #include <csignal>
 
+#include "data/base/checksum.h"
 #include "tests/trainer/checkpoint/checkpoint_fixture.h"
-#include "trainer/models/checksum.h"
-#include "trainer/models/safetensors.h"
+#include "trainer/hf/safetensors.h"
 
 // Checkpoints that are damaged, cannot be written, or are not what they say.
 namespace distill::checkpoint {
@@ -164,9 +164,9 @@ TEST_P(CheckpointDamageTest, AGeneratorsStateThatIsNoneIsAnError) {
   TrainedModel run(1), resumed(2);
   const std::string folder = save(run, 3), path = folder + "/rank-00000.safetensors";
   {
-    const auto file = models::SafetensorsFile::open(path);
+    const auto file = hf::SafetensorsFile::open(path);
     ASSERT_TRUE(file.ok()) << file.status();
-    const models::TensorInfo* state = file->find("rng.cpu");
+    const hf::TensorInfo* state = file->find("rng.cpu");
     ASSERT_NE(state, nullptr);
     std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
     stream.seekp(file->header().data_begin + state->begin);
@@ -176,11 +176,11 @@ TEST_P(CheckpointDamageTest, AGeneratorsStateThatIsNoneIsAnError) {
   ASSERT_TRUE(index.ok()) << index.status();
   std::ifstream stream(path, std::ios::binary);
   const std::string content((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-  index->files[0].block_sums = {models::checksum(content.data(), content.size())};
+  index->files[0].block_sums = {base::checksum(content.data(), content.size())};
   const std::string text = to_json(*index);
   std::ofstream(folder + "/index.json") << text;
   std::ofstream(folder + "/COMPLETE") << "distill-checkpoint 3 index.json xxh3 "
-                                      << models::checksum_text(models::checksum(text.data(), text.size())) << "\n";
+                                      << base::checksum_text(base::checksum(text.data(), text.size())) << "\n";
   const auto result = load(folder, resumed);
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(

@@ -1,8 +1,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "data/base/checksum.h"
 #include "tests/trainer/checkpoint/checkpoint_fixture.h"
-#include "trainer/models/checksum.h"
 
 namespace {
 
@@ -113,7 +113,7 @@ TEST_P(CheckpointTest, TheFormatBeforeIsReadWithTheStageOfItsConfiguration) {
   const std::string text = to_json(*index);
   std::ofstream(fs::path(folder) / kIndexFile) << text;
   std::ofstream(fs::path(folder) / kMarkerFile)
-      << "distill-checkpoint 2 index.json xxh3 " << models::checksum_text(models::checksum(text.data(), text.size()))
+      << "distill-checkpoint 2 index.json xxh3 " << base::checksum_text(base::checksum(text.data(), text.size()))
       << "\n";
   const auto resumed = load(folder, run);
   ASSERT_TRUE(resumed.ok()) << resumed.status();

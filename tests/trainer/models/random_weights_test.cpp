@@ -3,7 +3,8 @@
 
 #include "tests/trainer/models/test_device.h"
 #include "trainer/models/ops/normal_math.h"
-#include "trainer/models/weights.h"
+#include "trainer/models/random_weights.h"
+#include "trainer/models/weight_source.h"
 
 namespace distill::models {
 namespace {

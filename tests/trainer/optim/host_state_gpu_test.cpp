@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "trainer/models/random_weights.h"
 #include "trainer/optim/adamw.h"
 
 namespace distill::optim {

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+// XXH3 with 64 bits: finds damaged files, does not withstand an attacker.
+namespace distill::base {
+
+uint64_t checksum(const void* data, size_t size);
+
+// The checksum of bytes that come in pieces.
+class Checksum {
+ public:
+  Checksum();
+  ~Checksum();
+  Checksum(Checksum&&) noexcept;
+  Checksum& operator=(Checksum&&) noexcept;
+
+  void update(const void* data, size_t size);
+  uint64_t value() const; // of all bytes so far
+  void reset();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// 16 hexadecimal digits, and back; nullopt for anything else.
+std::string checksum_text(uint64_t value);
+std::optional<uint64_t> parse_checksum(std::string_view text);
+
+// Sees every byte of a file in order, as it is written.
+using ByteSink = std::function<void(const char* data, size_t size)>;
+
+// A whole file's. NotFound or DataLoss name the file.
+absl::StatusOr<uint64_t> file_checksum(const std::string& path);
+
+} // namespace distill::base

@@ -1,0 +1,218 @@
+#include "trainer/models/model_config.h"
+
+#include <absl/strings/str_replace.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "data/base/json.h"
+#include "trainer/hf/config_json.h"
+
+namespace distill::hf {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const char* const kLlama = R"({
+  "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
+  "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+  "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "hidden_act": "silu",
+  "attention_bias": false, "attention_dropout": 0.0, "mlp_bias": false, "pretraining_tp": 1, "use_cache": true,
+  "bos_token_id": 1, "eos_token_id": [1, 2], "initializer_range": 0.02, "tie_word_embeddings": false,
+  "torch_dtype": "bfloat16", "transformers_version": "4.43.0"})";
+
+// kLlama with some keys replaced or added; a JSON null text removes the key.
+absl::StatusOr<models::ModelConfig> parse_with(const std::string& overrides) {
+  Json json = Json::parse(kLlama);
+  const Json changes = Json::parse(overrides);
+  for (const auto& [key, value] : changes.items()) {
+    if (value == "REMOVED") {
+      json.erase(key);
+    } else {
+      json[key] = value;
+    }
+  }
+  return parse_model_config(json.dump(), "config.json");
+}
+
+TEST(ModelConfigTest, ReadsLlama3) {
+  const auto config = parse_with("{}");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->model_type, "llama");
+  EXPECT_EQ(config->vocab_size, 128256);
+  EXPECT_EQ(config->hidden_size, 4096);
+  EXPECT_EQ(config->intermediate_size, 14336);
+  EXPECT_EQ(config->num_layers, 32);
+  EXPECT_EQ(config->num_kv_heads, 8);
+  EXPECT_EQ(config->head_dim, 128);
+  EXPECT_EQ(config->rope_theta, 500000.0);
+  EXPECT_EQ(config->rms_norm_eps, 1e-5);
+  EXPECT_EQ(config->dtype, "bfloat16");
+  EXPECT_FALSE(
+      config->tie_word_embeddings || config->qkv_bias || config->qk_norm || config->rope_scaling ||
+      config->sliding_window);
+}
+
+TEST(ModelConfigTest, MissingOptionalKeysTakeTransformersDefaults) {
+  const auto config =
+      parse_with(R"({"num_key_value_heads": "REMOVED", "rope_theta": "REMOVED", "torch_dtype": "REMOVED"})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->num_kv_heads, 32);
+  EXPECT_EQ(config->rope_theta, 10000.0);
+  EXPECT_EQ(config->dtype, "float32");
+}
+
+TEST(ModelConfigTest, HeadDimNeedNotBeDerived) {
+  const auto config = parse_with(R"({"head_dim": 96, "num_attention_heads": 24})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->head_dim, 96);
+}
+
+TEST(ModelConfigTest, FamiliesDiffer) {
+  const auto qwen2 = parse_with(
+      R"({"model_type": "qwen2", "use_sliding_window": false, "sliding_window": 32768, "max_window_layers": 28})");
+  ASSERT_TRUE(qwen2.ok()) << qwen2.status();
+  EXPECT_TRUE(qwen2->qkv_bias && !qwen2->qk_norm && !qwen2->sliding_window);
+  const auto qwen3 = parse_with(R"({"model_type": "qwen3"})");
+  ASSERT_TRUE(qwen3.ok()) << qwen3.status();
+  EXPECT_TRUE(qwen3->qk_norm && !qwen3->qkv_bias);
+  EXPECT_EQ(qwen3->head_dim, 128);
+  const auto mistral = parse_with(R"({"model_type": "mistral", "sliding_window": null})");
+  ASSERT_TRUE(mistral.ok()) << mistral.status();
+  EXPECT_FALSE(mistral->sliding_window);
+}
+
+TEST(ModelConfigTest, BothSpellingsOfLlama3ScalingAgree) {
+  const char* scaling = R"({"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+      "original_max_position_embeddings": 8192)";
+  const auto old_spelling = parse_with(absl::StrCat(R"({"rope_scaling": )", scaling, "}}"));
+  const auto new_spelling = parse_with(absl::StrCat(
+      R"({"rope_theta": "REMOVED", "torch_dtype": "REMOVED", "dtype": "float16", "rope_parameters": )", scaling,
+      R"(, "rope_theta": 500000.0}})"));
+  ASSERT_TRUE(old_spelling.ok()) << old_spelling.status();
+  ASSERT_TRUE(new_spelling.ok()) << new_spelling.status();
+  for (const auto& config : {*old_spelling, *new_spelling}) {
+    ASSERT_TRUE(config.rope_scaling);
+    EXPECT_EQ(config.rope_scaling->factor, 32.0);
+    EXPECT_EQ(config.rope_scaling->original_max_position_embeddings, 8192);
+    EXPECT_EQ(config.rope_theta, 500000.0);
+  }
+  EXPECT_EQ(new_spelling->dtype, "float16");
+}
+
+TEST(ModelConfigTest, LinearScalingAndTheOldNameOfItsType) {
+  const auto config = parse_with(R"({"rope_scaling": {"type": "linear", "factor": 2.5}})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->rope_linear_factor, 2.5);
+}
+
+TEST(ModelConfigTest, AWindowLimitsTheSequenceLength) {
+  const auto config = parse_with(R"({"model_type": "mistral", "sliding_window": 4096})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(models::check_sequence_length(*config, 4096).ok());
+  EXPECT_THAT(models::check_sequence_length(*config, 4097).message(), HasSubstr("sliding_window (4096)"));
+  EXPECT_THAT(models::check_sequence_length(*config, 131073).message(), HasSubstr("max_position_embeddings (131072)"));
+  const auto absent = parse_with(R"({"model_type": "mistral"})");
+  ASSERT_TRUE(absent.ok()) << absent.status();
+  EXPECT_EQ(absent->sliding_window, 4096);
+  const auto qwen = parse_with(R"({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": 1024})");
+  ASSERT_TRUE(qwen.ok()) << qwen.status();
+  EXPECT_EQ(qwen->sliding_window, 1024);
+}
+
+struct Refused {
+  const char* overrides;
+  const char* key; // must be named
+  const char* found; // must be quoted, or what was expected
+};
+
+TEST(ModelConfigTest, WhatIsNotSupportedIsNamed) {
+  const std::vector<Refused> cases{
+      {R"({"model_type": "gpt2"})", "model_type", "gpt2"},
+      {R"({"model_type": "REMOVED"})", "model_type", "missing"},
+      {R"({"model_type": 3})", "model_type", "3"},
+      {R"({"attention_bias": true})", "attention_bias", "true"},
+      {R"({"mlp_bias": true})", "mlp_bias", "true"},
+      {R"({"hidden_act": "gelu"})", "hidden_act", "gelu"},
+      {R"({"attention_dropout": 0.1})", "attention_dropout", "0.1"},
+      {R"({"pretraining_tp": 2})", "pretraining_tp", "2"},
+      {R"({"quantization_config": {"quant_method": "gptq"}})", "quantization_config", "gptq"},
+      {R"({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})", "rope_scaling.rope_type", "yarn"},
+      {R"({"rope_scaling": {"type": "dynamic", "factor": 4.0}})", "rope_scaling.rope_type", "dynamic"},
+      {R"({"rope_scaling": "llama3"})", "rope_scaling", "object"},
+      {R"({"rope_scaling": {"rope_type": "linear"}})", "rope_scaling.factor", "missing"},
+      {R"({"rope_scaling": {"rope_type": "linear", "factor": -1}})", "rope_scaling.factor", "-1"},
+      {R"({"rope_scaling": {"rope_type": "linear", "factor": 2, "beta_fast": 32}})", "rope_scaling.beta_fast", "32"},
+      {R"({"rope_scaling": {"rope_type": 7}})", "rope_scaling.rope_type", "7"},
+      {R"({"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1,
+            "original_max_position_embeddings": 8192}})",
+       "high_freq_factor", "low_freq_factor (4)"},
+      {R"({"rope_parameters": {"full_attention": {"rope_type": "default"}}})", "rope_parameters.full_attention",
+       "default"},
+      {R"({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}})", "partial_rotary_factor",
+       "0.5"},
+      {R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor", "0.5"},
+      {R"({"rope_theta": 0})", "rope_theta", "0"},
+      {R"({"rope_theta": "10000"})", "rope_theta", "10000"},
+      {R"({"hidden_size": "REMOVED"})", "hidden_size", "missing"},
+      {R"({"hidden_size": -4})", "hidden_size", "-4"},
+      {R"({"hidden_size": 4096.5})", "hidden_size", "4096.5"},
+      {R"({"hidden_size": 4097})", "hidden_size", "num_attention_heads (32)"},
+      {R"({"vocab_size": 0})", "vocab_size", "0"},
+      {R"({"vocab_size": 18446744073709551615})", "vocab_size", "18446744073709551615"},
+      {R"({"vocab_size": true})", "vocab_size", "true"},
+      {R"({"num_hidden_layers": 1000000})", "num_hidden_layers", "1000000"},
+      {R"({"num_attention_heads": 0})", "num_attention_heads", "0"},
+      {R"({"num_key_value_heads": 5})", "num_key_value_heads (5)", "32"},
+      {R"({"head_dim": 33})", "head_dim", "33"},
+      {R"({"rms_norm_eps": 0})", "rms_norm_eps", "0"},
+      {R"({"rms_norm_eps": "REMOVED"})", "rms_norm_eps", "missing"},
+      {R"({"tie_word_embeddings": "yes"})", "tie_word_embeddings", "yes"},
+      {R"({"torch_dtype": "int8"})", "torch_dtype", "int8"},
+      {R"({"dtype": 16})", "dtype", "16"},
+      {R"({"sliding_window": 4096})", "sliding_window", "4096"},
+      {R"({"num_experts": 8})", "num_experts", "unknown key"},
+      {R"({"final_logit_softcapping": 30.0})", "final_logit_softcapping", "30.0"},
+      {R"({"auto_map": {"AutoModel": "x.y"}})", "auto_map", "unknown key"},
+      {R"({"hidden_size": 16777216, "intermediate_size": 16777216})", "hidden_size", "parameters"},
+      {R"({"layer_types": ["full_attention", "linear_attention"]})", "layer_types", "linear_attention"},
+      {R"({"initializer_range": 7})", "initializer_range", "7"},
+  };
+  for (const Refused& c : cases) {
+    const auto config = parse_with(c.overrides);
+    ASSERT_FALSE(config.ok()) << c.overrides;
+    EXPECT_THAT(
+        std::string(config.status().message()), AllOf(HasSubstr("config.json: "), HasSubstr(c.key), HasSubstr(c.found)))
+        << c.overrides;
+  }
+}
+
+TEST(ModelConfigTest, OneReportHoldsEveryError) {
+  const auto config = parse_with(R"({"hidden_size": "REMOVED", "mlp_bias": true, "num_experts": 8})");
+  ASSERT_FALSE(config.ok());
+  EXPECT_THAT(
+      std::string(config.status().message()),
+      AllOf(HasSubstr("hidden_size"), HasSubstr("mlp_bias"), HasSubstr("num_experts")));
+}
+
+TEST(ModelConfigTest, BadJsonIsRefused) {
+  for (const char* text :
+       {"", "{", "[]", "3", "{\"a\": 1} x", "{\"model_type\": \"llama\", \"model_type\": \"llama\"}", "\xff\xfe"}) {
+    EXPECT_FALSE(parse_model_config(text, "config.json").ok()) << text;
+  }
+  const std::string deep = "{\"a\": " + std::string(100000, '[') + std::string(100000, ']') + "}";
+  EXPECT_THAT(std::string(parse_model_config(deep, "config.json").status().message()), HasSubstr("nested deeper"));
+  EXPECT_THAT(
+      std::string(parse_model_config("{\"a\": 1, \"a\": 2}", "config.json").status().message()),
+      HasSubstr("\"a\" stands twice"));
+}
+
+TEST(ModelConfigTest, AMissingFolderIsNamed) {
+  const auto config = read_model_config("/nonexistent/folder");
+  EXPECT_TRUE(absl::IsNotFound(config.status()));
+  EXPECT_THAT(std::string(config.status().message()), HasSubstr("/nonexistent/folder"));
+}
+
+} // namespace
+} // namespace distill::hf

@@ -1,0 +1,213 @@
+#include "trainer/checkpointer.h"
+
+#include <chrono>
+
+#include "trainer/config/dump.h"
+#include "trainer/config/reader.h"
+#include "trainer/config/rules.h"
+#include "trainer/device/host_slab.h"
+#include "trainer/metrics/log.h"
+#include "trainer/setup/inputs.h"
+
+namespace distill::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+std::string absolute_path(const std::string& path) {
+  std::error_code error;
+  const fs::path absolute = fs::absolute(path, error);
+  return error ? path : absolute.lexically_normal().string();
+}
+
+} // namespace
+
+std::vector<std::string> describe_resumption(const checkpoint::Resumed& resumed, const config::Config& config) {
+  std::vector<std::string> lines;
+  if (!resumed.damaged.empty()) {
+    lines.push_back("checkpoints that were damaged are set aside:" + resumed.damaged);
+  }
+  lines.push_back(absl::StrFormat(
+      "resumed from %s after step %d (%d samples)", resumed.folder, resumed.state.step, resumed.state.samples));
+  for (const std::string& folder : resumed.superseded) {
+    lines.push_back("set aside, since the run goes on from an earlier step: " + folder);
+  }
+  lines.insert(lines.end(), resumed.data_lines.begin(), resumed.data_lines.end());
+  const config::ReadResult saved = config::read(resumed.info.config, resumed.folder, {});
+  if (!saved.problems.empty()) {
+    return lines; // written by a version with other keys
+  }
+  for (const std::string& difference : config::differences(saved.config, config)) {
+    lines.push_back("changed since the checkpoint: " + difference);
+  }
+  return lines;
+}
+
+int64_t total_steps(const config::Config& config, const checkpoint::TrainState& state) {
+  if (config.train.tokens == 0) {
+    return config::total_steps(config);
+  }
+  const int64_t tokens_per_step = config.train.global_batch_size * config.data.seq_len;
+  const int64_t left = std::max<int64_t>(0, config.train.tokens - state.tokens);
+  return state.step + (left + tokens_per_step - 1) / tokens_per_step;
+}
+
+RunCheckpoints::RunCheckpoints(
+    const config::Config& config, checkpoint::RunIdentity identity, sharding::ModelShards& student,
+    optim::AdamW& optimizer, const sharding::Mesh& mesh)
+    : config_(config), student_(student), optimizer_(optimizer), mesh_(mesh) {
+  info_.identity = std::move(identity);
+  info_.config = config::dump(config);
+  info_.program = "distill " DISTILL_VERSION;
+  info_.student_folder = absolute_path(config.student.path);
+  data_stages_ = {{0, 0, config.data.seq_len, config.data.packing}};
+}
+
+absl::StatusOr<checkpoint::Resumed> RunCheckpoints::resume(const std::string& folder, data::Dataset& data) {
+  const auto identity = [&](const checkpoint::DataStage& stage) {
+    checkpoint::RunIdentity own = info_.identity;
+    own.data = describe_data(data, stage.seq_len, stage.packing);
+    return own;
+  };
+  auto resumed = folder.empty() ? checkpoint::resume_newest(config_.run.dir, identity, student_, optimizer_, mesh_)
+                                : checkpoint::resume_from(folder, identity, student_, optimizer_, mesh_);
+  if (!resumed.ok()) {
+    return resumed.status();
+  }
+  if (absl::Status status = sharding::agree(mesh_, continue_data(*resumed, data)); !status.ok()) {
+    return status;
+  }
+  auto moved = mesh_.is_main() ? checkpoint::set_aside_after(config_.run.dir, resumed->state.step)
+                               : absl::StatusOr<std::vector<std::string>>(std::vector<std::string>());
+  if (absl::Status status = sharding::agree(mesh_, moved.status()); !status.ok()) {
+    return status;
+  }
+  resumed->superseded = *std::move(moved);
+  // A complete checkpoint of this step is there, and is not written over by another one of the same state.
+  std::error_code error;
+  const fs::path own = checkpoint::checkpoint_folder(config_.run.dir, resumed->state.step);
+  if (folder.empty() || fs::equivalent(folder, own, error)) {
+    saved_step_ = resumed->state.step;
+  }
+  return resumed;
+}
+
+// Where length or packing are others than in the stage before, the next one begins here.
+absl::Status RunCheckpoints::continue_data(checkpoint::Resumed& resumed, data::Dataset& data) {
+  std::vector<checkpoint::DataStage>& stages = resumed.state.data_stages;
+  const auto same = [&] {
+    return !stages.empty() && stages.back().seq_len == config_.data.seq_len &&
+        stages.back().packing == config_.data.packing;
+  };
+  if (!same()) {
+    if (!stages.empty() && stages.back().first_sample == resumed.state.samples) {
+      stages.pop_back(); // nothing was read in it
+    }
+    if (!same()) {
+      stages.push_back({resumed.state.step, resumed.state.samples, config_.data.seq_len, config_.data.packing});
+    }
+  }
+  data_stages_ = stages;
+  std::vector<data::Stage> data_stages;
+  for (const checkpoint::DataStage& stage : stages) {
+    data_stages.push_back({stage.first_sample, stage.seq_len, stage.packing});
+  }
+  auto lines = data.continue_from(data_stages);
+  if (!lines.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(resumed.folder, "/index.json: ", std::string(lines.status().message())));
+  }
+  if (stages.back().first_sample == resumed.state.samples && stages.size() > 1) {
+    resumed.data_lines = *std::move(lines);
+  }
+  return absl::OkStatus();
+}
+
+at::Tensor RunCheckpoints::copy_memory(int64_t processes_on_host) const {
+  if (!config_.checkpoint.async || config_.checkpoint.every == 0 || mesh_.replicate_rank > 0) {
+    return {};
+  }
+  const int64_t bytes = checkpoint::state_bytes(checkpoint::state_tensors(student_, optimizer_));
+  const auto slab =
+      device::HostSlab::allocate(bytes, student_.options().device, processes_on_host, "checkpoint.async: true");
+  if (!slab.ok()) {
+    metrics::log_warning(
+        absl::StrCat(std::string(slab.status().message()), "\n  training waits for each checkpoint to be written"));
+    return {};
+  }
+  return device::HostSlab::take(*slab, bytes);
+}
+
+void RunCheckpoints::open(RunJournal& journal, int64_t processes_on_host) {
+  journal_ = &journal;
+  checkpoint::SaverOptions options;
+  options.run_dir = config_.run.dir;
+  options.keep = config_.checkpoint.keep;
+  options.copy_memory = copy_memory(processes_on_host);
+  options.before_publish = [this] { return journal_->sync(); };
+  saver_ = std::make_unique<checkpoint::Saver>(std::move(options), info_, student_, optimizer_, mesh_);
+}
+
+absl::Status RunCheckpoints::report(const absl::StatusOr<checkpoint::Saved>& saved, bool tolerated) {
+  if (saved.ok()) {
+    saved_step_ = saved->step;
+    journal_->message(saved->text());
+    return absl::OkStatus();
+  }
+  if (!tolerated) {
+    return saved.status();
+  }
+  metrics::log_warning(absl::StrCat(
+      std::string(saved.status().message()),
+      "; the checkpoints before it are as they were, training goes on (checkpoint.on_error: continue)"));
+  return absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::finish() {
+  const auto ended = saver_->finish();
+  return ended ? report(*ended, config_.checkpoint.on_error == "continue") : absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::advance(const checkpoint::Saver::Vote& sums) {
+  const auto ended = saver_->advance(sums);
+  return ended ? report(*ended, config_.checkpoint.on_error == "continue") : absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::begin(checkpoint::TrainState state) {
+  state.data_stages = data_stages_;
+  return saver_->begin(state);
+}
+
+absl::Status RunCheckpoints::save_periodic(const checkpoint::TrainState& state) {
+  if (saver_->in_flight()) {
+    const Clock::time_point began = Clock::now();
+    if (absl::Status status = finish(); !status.ok()) {
+      return status;
+    }
+    journal_->message(absl::StrFormat(
+        "the checkpoint of step %d waited %.2f s for the one before it; checkpoint.every is short for this disk",
+        state.step, std::chrono::duration<double>(Clock::now() - began).count()));
+  }
+  absl::Status status = begin(state);
+  if (!status.ok()) {
+    return report(status, config_.checkpoint.on_error == "continue");
+  }
+  // Written already where there is no copy, but not yet complete.
+  return config_.checkpoint.async ? absl::OkStatus() : finish();
+}
+
+absl::Status RunCheckpoints::save_final(const checkpoint::TrainState& state) {
+  if (absl::Status status = finish(); !status.ok()) {
+    return status;
+  }
+  if (saved_step_ == state.step) {
+    return absl::OkStatus();
+  }
+  if (absl::Status status = begin(state); !status.ok()) {
+    return status;
+  }
+  return report(*saver_->finish(), /*tolerated=*/false);
+}
+
+} // namespace distill::trainer

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/dataset.h"
+#include "trainer/checkpoint/resume.h"
+#include "trainer/checkpoint/saver.h"
+#include "trainer/config/config.h"
+#include "trainer/run_folder/journal.h"
+
+namespace distill::trainer {
+
+// Lines that say where a resumed run goes on, and what is not as it was when the checkpoint was made.
+std::vector<std::string> describe_resumption(const checkpoint::Resumed& resumed, const config::Config& config);
+
+// Steps that the run has in all, `state` being where it stands: with train.tokens, as many as what is left of those
+// takes, whatever the steps before have taken.
+int64_t total_steps(const config::Config& config, const checkpoint::TrainState& state);
+
+// A run's checkpoints: when one is saved, what a failure means, what is said about it. All ranks call these together.
+class RunCheckpoints {
+ public:
+  // All of them outlive this.
+  RunCheckpoints(
+      const config::Config& config, checkpoint::RunIdentity identity, sharding::ModelShards& student,
+      optim::AdamW& optimizer, const sharding::Mesh& mesh);
+
+  // Continues from the folder, or where it is empty from the newest complete checkpoint of the run folder, and takes
+  // the training data to where the run stands; with another data.seq_len or data.packing a new stage of it begins.
+  // Changes no file, but sets checkpoints aside: those that turn out to be damaged, and those beyond the one that is
+  // resumed, before a line about their steps is dropped from metrics.jsonl.
+  absl::StatusOr<checkpoint::Resumed> resume(const std::string& folder, data::Dataset& data);
+
+  // From here on checkpoints can be saved. With checkpoint.async, takes the host memory for the copies; where there is
+  // not enough, says so, and training waits for each checkpoint.
+  void open(RunJournal& journal, int64_t processes_on_host);
+
+  // At checkpoint.every: begins to save. A save that is still being written is waited for, and it is said for how long.
+  absl::Status save_periodic(const checkpoint::TrainState& state);
+  // At the end or on a signal: returns once the checkpoint of this state is complete, or says why it is not.
+  absl::Status save_final(const checkpoint::TrainState& state);
+  // Waits for what is being written.
+  absl::Status finish();
+
+  // Once for each step: what this rank contributes to sums over all ranks, and what follows from the sums.
+  checkpoint::Saver::Vote vote() {
+    return saver_ ? saver_->vote() : checkpoint::Saver::Vote{};
+  }
+  absl::Status advance(const checkpoint::Saver::Vote& sums);
+  // Before the optimizer changes the state.
+  void before_update() {
+    if (saver_) {
+      saver_->before_update();
+    }
+  }
+
+ private:
+  absl::Status continue_data(checkpoint::Resumed& resumed, data::Dataset& data);
+  absl::Status begin(checkpoint::TrainState state);
+  at::Tensor copy_memory(int64_t processes_on_host) const;
+  absl::Status report(const absl::StatusOr<checkpoint::Saved>& saved, bool tolerated);
+
+  const config::Config& config_;
+  checkpoint::RunInfo info_;
+  sharding::ModelShards& student_;
+  optim::AdamW& optimizer_;
+  const sharding::Mesh& mesh_;
+  std::vector<checkpoint::DataStage> data_stages_;
+  RunJournal* journal_ = nullptr;
+  std::unique_ptr<checkpoint::Saver> saver_;
+  int64_t saved_step_ = -1; // a complete checkpoint of this step exists
+};
+
+} // namespace distill::trainer

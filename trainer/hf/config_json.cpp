@@ -1,0 +1,353 @@
+#include "trainer/hf/config_json.h"
+
+#include <absl/container/flat_hash_set.h>
+
+#include "data/base/json.h"
+#include "trainer/hf/config_keys.h"
+
+namespace distill::hf {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kMaxConfigBytes = 8 << 20;
+constexpr int64_t kMaxSize = int64_t{1} << 24; // of any one dimension
+constexpr int64_t kMaxLayers = 4096;
+constexpr double kMaxParameters = 1e13;
+
+// Reads one configuration, collecting every complaint.
+class ConfigReader {
+ public:
+  ConfigReader(Json json, std::string source) : json_(std::move(json)), source_(std::move(source)) {}
+
+  absl::StatusOr<models::ModelConfig> read() {
+    read_family();
+    read_shape();
+    read_dtype();
+    read_rope();
+    read_sliding_window();
+    refuse_what_is_not_supported();
+    if (!errors_.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(source_, ": ", absl::StrJoin(errors_, "\n" + source_ + ": ")));
+    }
+    return config_;
+  }
+
+ private:
+  template <typename... Args>
+  void complain(const Args&... args) {
+    errors_.push_back(absl::StrCat(args...));
+  }
+
+  static std::string text(const Json& value) {
+    std::string dumped = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+    if (dumped.size() > 100) {
+      dumped.replace(100, std::string::npos, "...");
+    }
+    return dumped;
+  }
+
+  // Null where the key is absent or null.
+  const Json* take(const Json& object, const std::string& key) {
+    const auto found = object.find(key);
+    return found == object.end() || found->is_null() ? nullptr : &*found;
+  }
+  const Json* take(const std::string& key) {
+    known_.insert(key);
+    return take(json_, key);
+  }
+
+  std::optional<int64_t> as_integer(const std::string& key, const Json& value, int64_t low, int64_t high) {
+    if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(high)) {
+      complain(key, ": an integer in [", low, ", ", high, "] is expected, found ", text(value));
+      return std::nullopt;
+    }
+    if (!value.is_number_integer() || value.get<int64_t>() < low || value.get<int64_t>() > high) {
+      complain(key, ": an integer in [", low, ", ", high, "] is expected, found ", text(value));
+      return std::nullopt;
+    }
+    return value.get<int64_t>();
+  }
+
+  std::optional<int64_t> optional_integer(const std::string& key, int64_t low, int64_t high) {
+    const Json* value = take(key);
+    return value ? as_integer(key, *value, low, high) : std::nullopt;
+  }
+
+  int64_t required_integer(const std::string& key, int64_t high) {
+    const Json* value = take(key);
+    if (value == nullptr) {
+      complain(key, ": missing; an integer in [1, ", high, "] is expected");
+      return 1;
+    }
+    return as_integer(key, *value, 1, high).value_or(1);
+  }
+
+  // A finite number in (low, high].
+  double number(const std::string& key, const Json& value, double low, double high, double fallback) {
+    if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() <= low ||
+        value.get<double>() > high) {
+      complain(key, ": a number above ", low, " and at most ", high, " is expected, found ", text(value));
+      return fallback;
+    }
+    return value.get<double>();
+  }
+
+  bool boolean(const std::string& key, bool fallback) {
+    const Json* value = take(key);
+    if (value != nullptr && !value->is_boolean()) {
+      complain(key, ": true or false is expected, found ", text(*value));
+      return fallback;
+    }
+    return value ? value->get<bool>() : fallback;
+  }
+
+  void read_family() {
+    const Json* type = take("model_type");
+    if (type == nullptr || !type->is_string()) {
+      complain(
+          "model_type: ", type ? "a string is expected, found " + text(*type) : "missing",
+          "; llama, mistral, qwen2 or qwen3 is expected");
+      return;
+    }
+    config_.model_type = type->get<std::string>();
+    if (!supported_model_types().contains(config_.model_type)) {
+      complain("model_type: \"", config_.model_type, "\" is not supported; llama, mistral, qwen2 or qwen3 is expected");
+    }
+    config_.qkv_bias = config_.model_type == "qwen2";
+    config_.qk_norm = config_.model_type == "qwen3";
+  }
+
+  void read_shape() {
+    config_.vocab_size = required_integer("vocab_size", kMaxSize);
+    config_.hidden_size = required_integer("hidden_size", kMaxSize);
+    config_.intermediate_size = required_integer("intermediate_size", kMaxSize);
+    config_.num_layers = required_integer("num_hidden_layers", kMaxLayers);
+    config_.num_heads = required_integer("num_attention_heads", kMaxSize);
+    config_.num_kv_heads = optional_integer("num_key_value_heads", 1, kMaxSize).value_or(config_.num_heads);
+    if (config_.num_heads % config_.num_kv_heads != 0) {
+      complain(
+          "num_attention_heads: a multiple of num_key_value_heads (", config_.num_kv_heads, ") is expected, found ",
+          config_.num_heads);
+    }
+    read_head_dim();
+    config_.max_position_embeddings = required_integer("max_position_embeddings", int64_t{1} << 31);
+    config_.rms_norm_eps = required_number("rms_norm_eps", 0.0, 1.0);
+    if (const Json* range = take("initializer_range")) {
+      config_.initializer_range = number("initializer_range", *range, 0.0, 1.0, 0.02);
+    }
+    config_.tie_word_embeddings = boolean("tie_word_embeddings", false);
+    const double block = static_cast<double>(config_.hidden_size) *
+        (3.0 * static_cast<double>(config_.intermediate_size) +
+         2.0 * static_cast<double>(config_.num_heads + config_.num_kv_heads) * static_cast<double>(config_.head_dim));
+    const double total = block * static_cast<double>(config_.num_layers) +
+        2.0 * static_cast<double>(config_.vocab_size) * static_cast<double>(config_.hidden_size);
+    if (total > kMaxParameters) {
+      complain(
+          "hidden_size, intermediate_size, num_hidden_layers, vocab_size: a model of ", total, " parameters; at most ",
+          kMaxParameters, " are expected");
+    }
+  }
+
+  double required_number(const std::string& key, double low, double high) {
+    const Json* value = take(key);
+    if (value == nullptr) {
+      complain(key, ": missing; a number above ", low, " and at most ", high, " is expected");
+      return high;
+    }
+    return number(key, *value, low, high, high);
+  }
+
+  void read_head_dim() {
+    // Qwen3 alone has a default that is not derived.
+    const int64_t derived = config_.model_type == "qwen3" ? 128 : config_.hidden_size / config_.num_heads;
+    const std::optional<int64_t> given = optional_integer("head_dim", 1, 4096);
+    config_.head_dim = given.value_or(derived);
+    if (!given && config_.model_type != "qwen3" && config_.hidden_size % config_.num_heads != 0) {
+      complain(
+          "hidden_size: a multiple of num_attention_heads (", config_.num_heads,
+          ") is expected where head_dim is not given, found ", config_.hidden_size);
+    } else if (config_.head_dim % 2 != 0) {
+      complain("head_dim: an even number is expected (RoPE rotates pairs), found ", config_.head_dim);
+    }
+  }
+
+  void read_dtype() {
+    const Json* dtype = take("dtype");
+    const Json* torch_dtype = take("torch_dtype");
+    const char* key = dtype ? "dtype" : "torch_dtype";
+    dtype = dtype ? dtype : torch_dtype;
+    if (dtype == nullptr) {
+      return;
+    }
+    const std::string name = dtype->is_string() ? dtype->get<std::string>() : "";
+    if (name != "float32" && name != "float16" && name != "bfloat16") {
+      complain(key, ": float32, float16 or bfloat16 is expected, found ", text(*dtype));
+      return;
+    }
+    config_.dtype = name;
+  }
+
+  void read_rope() {
+    if (const Json* theta = take("rope_theta")) {
+      config_.rope_theta = number("rope_theta", *theta, 0.0, 1e12, 1e4);
+    }
+    const Json* parameters = take("rope_parameters");
+    const Json* scaling = take("rope_scaling");
+    const Json* outer_context = take("original_max_position_embeddings");
+    // transformers gives the old spelling precedence where both stand.
+    const std::string name = scaling ? "rope_scaling" : "rope_parameters";
+    const Json* rope = scaling ? scaling : parameters;
+    if (rope == nullptr) {
+      return;
+    }
+    if (!rope->is_object()) {
+      complain(name, ": an object is expected, found ", text(*rope));
+      return;
+    }
+    read_rope_object(name, *rope, outer_context);
+  }
+
+  void read_rope_object(const std::string& name, const Json& rope, const Json* outer_context) {
+    const Json* type_value = take(rope, "rope_type");
+    type_value = type_value ? type_value : take(rope, "type");
+    if (type_value != nullptr && !type_value->is_string()) {
+      complain(name, ".rope_type: a string is expected, found ", text(*type_value));
+      return;
+    }
+    const std::string type = type_value ? type_value->get<std::string>() : "default";
+    absl::flat_hash_set<std::string> allowed{"rope_type", "type", "rope_theta", "partial_rotary_factor"};
+    if (type == "llama3") {
+      read_llama3(name, rope, outer_context);
+      allowed.insert({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"});
+    } else if (type == "linear") {
+      config_.rope_linear_factor = rope_number(name, rope, "factor", 1e6);
+      allowed.insert({"factor"});
+    } else if (type != "default") {
+      complain(name, ".rope_type: \"", type, "\" is not supported; default, linear or llama3 is expected");
+      return;
+    }
+    if (const Json* theta = take(rope, "rope_theta")) {
+      config_.rope_theta = number(name + ".rope_theta", *theta, 0.0, 1e12, 1e4);
+    }
+    if (const Json* partial = take(rope, "partial_rotary_factor"); partial != nullptr && *partial != 1) {
+      complain(name, ".partial_rotary_factor: only 1 is supported, found ", text(*partial));
+    }
+    for (const auto& [key, value] : rope.items()) {
+      if (!allowed.contains(key) && !value.is_null()) {
+        complain(name, ".", key, ": not known for rope_type \"", type, "\" (value ", text(value), ")");
+      }
+    }
+  }
+
+  double rope_number(const std::string& name, const Json& rope, const std::string& key, double high) {
+    const Json* value = take(rope, key);
+    if (value == nullptr) {
+      complain(name, ".", key, ": missing; a number above 0 is expected");
+      return 1.0;
+    }
+    return number(absl::StrCat(name, ".", key), *value, 0.0, high, 1.0);
+  }
+
+  void read_llama3(const std::string& name, const Json& rope, const Json* outer_context) {
+    models::Llama3RopeScaling scaling;
+    scaling.factor = rope_number(name, rope, "factor", 1e6);
+    scaling.low_freq_factor = rope_number(name, rope, "low_freq_factor", 1e6);
+    scaling.high_freq_factor = rope_number(name, rope, "high_freq_factor", 1e6);
+    const std::string key = "original_max_position_embeddings";
+    const Json* context = outer_context ? outer_context : take(rope, key);
+    scaling.original_max_position_embeddings = config_.max_position_embeddings;
+    if (context != nullptr) {
+      scaling.original_max_position_embeddings =
+          as_integer(absl::StrCat(name, ".", key), *context, 1, int64_t{1} << 31).value_or(1);
+    }
+    if (scaling.high_freq_factor <= scaling.low_freq_factor && errors_.empty()) {
+      complain(
+          name, ".high_freq_factor: a number above low_freq_factor (", scaling.low_freq_factor, ") is expected, found ",
+          scaling.high_freq_factor);
+    }
+    config_.rope_scaling = scaling;
+  }
+
+  void read_sliding_window() {
+    const bool mistral = config_.model_type == "mistral";
+    const bool qwen = config_.model_type == "qwen2" || config_.model_type == "qwen3";
+    const bool used = mistral || (qwen && boolean("use_sliding_window", false));
+    const auto stands = json_.find("sliding_window") != json_.end();
+    const std::optional<int64_t> window = optional_integer("sliding_window", 1, int64_t{1} << 31);
+    if (used) {
+      // transformers' default for both families where the key is absent; null switches it off.
+      config_.sliding_window = stands ? window : std::optional<int64_t>(4096);
+    } else if (!qwen && window) {
+      complain("sliding_window: not known for model_type \"", config_.model_type, "\" (value ", *window, ")");
+    }
+    const Json* types = take("layer_types");
+    if (types == nullptr) {
+      return;
+    }
+    for (const Json& type : *types) {
+      if (type == "sliding_attention" && !config_.sliding_window && window) {
+        config_.sliding_window = window;
+      } else if (type != "full_attention" && !(type == "sliding_attention" && config_.sliding_window)) {
+        complain(
+            "layer_types: full_attention (or sliding_attention with sliding_window) is expected, found ", text(type));
+        return;
+      }
+    }
+  }
+
+  void refuse_what_is_not_supported() {
+    if (const Json* quantization = take("quantization_config")) {
+      complain(
+          "quantization_config: quantised weights are not supported (", text(*quantization),
+          "); save the model in bf16, fp16 or fp32 first");
+    }
+    for (const auto& [key, value] : json_.items()) {
+      if (known_.contains(key) || ignored_keys().contains(key) || value.is_null()) {
+        continue;
+      }
+      const auto neutral = neutral_values().find(key);
+      if (neutral == neutral_values().end()) {
+        complain(
+            key, ": unknown key (value ", text(value),
+            "). It may change the mathematics; remove it from the file if it does not");
+      } else if (value != neutral->second) {
+        complain(key, ": only ", neutral->second.dump(), " is supported, found ", text(value));
+      }
+    }
+  }
+
+  Json json_;
+  std::string source_;
+  models::ModelConfig config_;
+  absl::flat_hash_set<std::string> known_;
+  std::vector<std::string> errors_;
+};
+
+} // namespace
+
+absl::StatusOr<models::ModelConfig> parse_model_config(const std::string& json_text, const std::string& source) {
+  absl::StatusOr<Json> json = base::parse_json(json_text, source, /*max_depth=*/16);
+  if (!json.ok()) {
+    return json.status();
+  }
+  if (!json->is_object()) {
+    return absl::InvalidArgumentError(absl::StrCat(source, ": a JSON object is expected, found ", json->type_name()));
+  }
+  return ConfigReader(std::move(*json), source).read();
+}
+
+absl::StatusOr<models::ModelConfig> read_model_config(const std::string& folder) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error)) {
+    return absl::NotFoundError(absl::StrCat(folder, ": no such folder; a Hugging Face model folder is expected"));
+  }
+  const std::string path = (std::filesystem::path(folder) / "config.json").string();
+  const absl::StatusOr<std::string> text = base::read_text_file(path, kMaxConfigBytes);
+  if (!text.ok()) {
+    return text.status();
+  }
+  return parse_model_config(*text, path);
+}
+
+} // namespace distill::hf

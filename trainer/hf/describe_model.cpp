@@ -1,0 +1,121 @@
+#include "trainer/hf/describe_model.h"
+
+#include "trainer/hf/config_json.h"
+#include "trainer/hf/folder_weights.h"
+#include "trainer/hf/save_model.h"
+
+namespace distill::hf {
+namespace {
+
+std::string with_commas(int64_t value) {
+  const std::string digits = std::to_string(value);
+  std::string text;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) {
+      text += ',';
+    }
+    text += digits[i];
+  }
+  return text;
+}
+
+void append_architecture(std::string& text, const models::ModelConfig& config) {
+  absl::StrAppendFormat(
+      &text, "  %s, %d layers, hidden %d, ffn %d, vocabulary %d, %s embeddings\n", config.model_type, config.num_layers,
+      config.hidden_size, config.intermediate_size, config.vocab_size, config.tie_word_embeddings ? "tied" : "untied");
+  absl::StrAppendFormat(
+      &text, "  %d heads of %d, %d key/value heads%s%s\n", config.num_heads, config.head_dim, config.num_kv_heads,
+      config.qkv_bias ? ", qkv bias" : "", config.qk_norm ? ", q and k norms" : "");
+  absl::StrAppendFormat(&text, "  rope theta %g", config.rope_theta);
+  if (config.rope_scaling) {
+    absl::StrAppendFormat(
+        &text, ", llama3 scaling (factor %g, low %g, high %g, original context %d)", config.rope_scaling->factor,
+        config.rope_scaling->low_freq_factor, config.rope_scaling->high_freq_factor,
+        config.rope_scaling->original_max_position_embeddings);
+  }
+  if (config.rope_linear_factor != 1.0) {
+    absl::StrAppendFormat(&text, ", linear scaling (factor %g)", config.rope_linear_factor);
+  }
+  absl::StrAppendFormat(&text, ", context %d tokens", config.max_position_embeddings);
+  if (config.sliding_window) {
+    absl::StrAppendFormat(&text, ", of which sequences up to %d are computed (sliding window)", *config.sliding_window);
+  }
+  absl::StrAppendFormat(
+      &text, "\n  %s parameters\n", with_commas(models::parameter_count(models::unit_layouts(config))));
+}
+
+void append_unit(std::string& text, const models::UnitLayout& unit) {
+  for (const models::ParamLayout& param : unit.params) {
+    for (const models::ParamPart& part : param.parts) {
+      absl::StrAppendFormat(
+          &text, "    %-50s [%s]\n", part.hf_name, absl::StrJoin(models::part_shape(param, part), ", "));
+    }
+  }
+}
+
+void append_shapes(std::string& text, const models::ModelConfig& config) {
+  for (const models::UnitLayout& unit : models::unit_layouts(config)) {
+    if (unit.block <= 0) {
+      absl::StrAppend(
+          &text, "  ", unit.block == 0 ? absl::StrCat("each of ", config.num_layers, " blocks") : unit.name, "\n");
+      append_unit(text, unit);
+    }
+  }
+}
+
+void append_files(std::string& text, const ModelFiles& files) {
+  struct Count {
+    int64_t tensors = 0;
+    int64_t bytes = 0;
+  };
+  std::map<std::string, Count> by_dtype;
+  for (const SafetensorsFile& file : files.files) {
+    int64_t bytes = file.header().data_begin;
+    for (const auto& [name, tensor] : file.header().tensors) {
+      Count& count = by_dtype[tensor.dtype];
+      ++count.tensors;
+      count.bytes += tensor.end - tensor.begin;
+      bytes += tensor.end - tensor.begin;
+    }
+    absl::StrAppendFormat(
+        &text, "  %s: %d tensors, %s bytes\n", std::filesystem::path(file.path()).filename().string(),
+        file.header().tensors.size(), with_commas(bytes));
+  }
+  for (const auto& [dtype, count] : by_dtype) {
+    absl::StrAppendFormat(&text, "  %s: %d tensors, %s bytes\n", dtype, count.tensors, with_commas(count.bytes));
+  }
+}
+
+} // namespace
+
+absl::StatusOr<std::string> describe_model(const std::string& folder) {
+  const absl::StatusOr<models::ModelConfig> config = read_model_config(folder);
+  if (!config.ok()) {
+    return config.status();
+  }
+  std::string text = absl::StrCat("model folder ", folder, "\n");
+  append_architecture(text, *config);
+  append_shapes(text, *config);
+  const absl::StatusOr<ModelFiles> files = open_model_files(folder);
+  if (absl::IsNotFound(files.status()) &&
+      !std::filesystem::exists(std::filesystem::path(folder) / "model.safetensors.index.json")) {
+    absl::StrAppend(&text, "  no weights: ", files.status().message(), "\n");
+  } else if (!files.ok()) {
+    return files.status();
+  } else {
+    std::vector<std::string> notes;
+    const auto weights = open_weights(folder, *config, &notes);
+    if (!weights.ok()) {
+      return weights.status();
+    }
+    append_files(text, *files);
+    for (const std::string& note : notes) {
+      absl::StrAppend(&text, "  note: ", note, "\n");
+    }
+  }
+  const std::vector<std::string> tokenizer = tokenizer_files(folder);
+  absl::StrAppend(&text, "  tokenizer: ", tokenizer.empty() ? "none" : absl::StrJoin(tokenizer, ", "), "\n");
+  return text;
+}
+
+} // namespace distill::hf

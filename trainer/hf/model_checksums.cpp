@@ -1,0 +1,104 @@
+#include "trainer/hf/model_checksums.h"
+
+#include <absl/strings/escaping.h>
+
+#include "data/base/checksum.h"
+#include "data/base/json.h"
+
+namespace distill::hf {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMaxBytes = int64_t{16} << 20;
+constexpr std::string_view kPrefix = "XXH3 (", kMiddle = ") = ";
+constexpr size_t kDigits = 16;
+constexpr size_t kMaxProblems = 20; // that are listed
+
+// The checksum and the file of one line; a file in this folder and nothing else.
+std::optional<std::pair<uint64_t, std::string>> parse_line(std::string_view line) {
+  const size_t around = kPrefix.size() + kMiddle.size() + kDigits;
+  if (line.size() <= around || !line.starts_with(kPrefix)) {
+    return std::nullopt;
+  }
+  const std::string name(line.substr(kPrefix.size(), line.size() - around));
+  const std::string_view rest = line.substr(kPrefix.size() + name.size());
+  const auto sum = base::parse_checksum(rest.substr(kMiddle.size()));
+  const bool plain =
+      name != "." && name != ".." && name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
+  return sum && plain && rest.starts_with(kMiddle) ? std::optional(std::pair(*sum, name)) : std::nullopt;
+}
+
+} // namespace
+
+std::string checksums_text(const std::map<std::string, uint64_t>& checksums) {
+  std::string text;
+  for (const auto& [name, sum] : checksums) {
+    absl::StrAppend(&text, "XXH3 (", name, ") = ", base::checksum_text(sum), "\n");
+  }
+  return text;
+}
+
+absl::StatusOr<std::map<std::string, uint64_t>> parse_checksums(std::string_view text, const std::string& source) {
+  std::map<std::string, uint64_t> sums;
+  std::vector<std::string> problems;
+  for (int64_t number = 1; !text.empty() && problems.size() < kMaxProblems; ++number) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (line.empty()) {
+      continue;
+    }
+    const auto entry = parse_line(line);
+    if (!entry) {
+      problems.push_back(absl::StrCat(
+          source, ":", number, ": expected XXH3 (<file>) = <16 digits>, found \"",
+          absl::Utf8SafeCEscape(std::string(line.substr(0, 100))), "\""));
+    } else if (!sums.emplace(entry->second, entry->first).second) {
+      problems.push_back(absl::StrCat(
+          source, ":", number, ": expected each file once, found ", absl::Utf8SafeCEscape(entry->second), " again"));
+    }
+  }
+  if (sums.empty() && problems.empty()) {
+    problems.push_back(absl::StrCat(source, ": names no file"));
+  }
+  return problems.empty() ? absl::StatusOr<std::map<std::string, uint64_t>>(std::move(sums))
+                          : absl::InvalidArgumentError(absl::StrJoin(problems, "\n"));
+}
+
+absl::StatusOr<VerifiedFolder> verify_model_folder(const std::string& folder) {
+  const std::string list = (fs::path(folder) / kChecksumsFile).string();
+  const auto text = base::read_text_file(list, kMaxBytes);
+  if (!text.ok()) {
+    return absl::IsNotFound(text.status()) ? absl::NotFoundError(absl::StrCat(
+                                                 folder, ": holds no ", kChecksumsFile,
+                                                 ", so that nothing can be compared; distill writes one into every "
+                                                 "model folder"))
+                                           : text.status();
+  }
+  const auto sums = parse_checksums(*text, list);
+  if (!sums.ok()) {
+    return absl::DataLossError(sums.status().message());
+  }
+  VerifiedFolder verified;
+  std::vector<std::string> problems;
+  for (const auto& [name, expected] : *sums) {
+    const std::string file = (fs::path(folder) / name).string();
+    const auto sum = base::file_checksum(file);
+    if (!sum.ok()) {
+      problems.emplace_back(sum.status().message());
+    } else if (*sum != expected) {
+      problems.push_back(absl::StrCat(
+          file, ": is damaged, or its line in ", kChecksumsFile, " is: expected checksum ",
+          base::checksum_text(expected), ", found ", base::checksum_text(*sum)));
+    }
+    std::error_code error;
+    const auto bytes = fs::file_size(file, error);
+    verified.files += 1;
+    verified.bytes += error ? 0 : static_cast<int64_t>(bytes);
+  }
+  return problems.empty() ? absl::StatusOr<VerifiedFolder>(verified)
+                          : absl::DataLossError(absl::StrJoin(problems, "\n"));
+}
+
+} // namespace distill::hf

@@ -1,0 +1,124 @@
+#include "data/base/json.h"
+#include "trainer/hf/folder_weights.h"
+
+namespace distill::hf {
+namespace {
+
+using Path = std::filesystem::path;
+
+constexpr const char* kSingleFile = "model.safetensors";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+constexpr int64_t kMaxIndexBytes = 64 << 20;
+
+absl::Status add_file(ModelFiles& model, const std::string& path) {
+  absl::StatusOr<SafetensorsFile> file = SafetensorsFile::open(path);
+  if (!file.ok()) {
+    return file.status();
+  }
+  for (const auto& [name, tensor] : file->header().tensors) {
+    const auto [entry, added] = model.file_of.emplace(name, model.files.size());
+    if (!added) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": tensor \"", name, "\" stands in ", model.files[entry->second].path(), " as well"));
+    }
+  }
+  model.files.push_back(std::move(*file));
+  return absl::OkStatus();
+}
+
+// File names only: an index may not lead out of its folder.
+bool is_plain_file_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
+      name.find('\\') == std::string::npos && name.find('\0') == std::string::npos;
+}
+
+absl::StatusOr<std::map<std::string, std::string>> read_index(const std::string& path) {
+  const absl::StatusOr<std::string> text = base::read_text_file(path, kMaxIndexBytes);
+  return text.ok() ? parse_weight_map(*text, path) : text.status();
+}
+
+absl::StatusOr<ModelFiles> open_shards(const Path& folder) {
+  const std::string index_path = (folder / kIndexFile).string();
+  const absl::StatusOr<std::map<std::string, std::string>> index = read_index(index_path);
+  if (!index.ok()) {
+    return index.status();
+  }
+  std::map<std::string, size_t> opened; // file name -> index
+  ModelFiles model;
+  for (const auto& [name, file] : *index) {
+    if (opened.contains(file)) {
+      continue;
+    }
+    opened[file] = model.files.size();
+    if (absl::Status status = add_file(model, (folder / file).string()); !status.ok()) {
+      return absl::IsNotFound(status)
+          ? absl::NotFoundError(absl::StrCat(status.message(), " (", index_path, " lists it for \"", name, "\")"))
+          : status;
+    }
+  }
+  for (const auto& [name, file] : *index) {
+    const auto found = model.file_of.find(name);
+    if (found == model.file_of.end() || found->second != opened[file]) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          (folder / file).string(), ": tensor \"", name, "\" is missing, though ", index_path, " lists it here"));
+    }
+  }
+  for (const auto& [name, file] : model.file_of) {
+    if (!index->contains(name)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(model.files[file].path(), ": tensor \"", name, "\" is not listed in ", index_path));
+    }
+  }
+  return model;
+}
+
+} // namespace
+
+absl::StatusOr<std::map<std::string, std::string>> parse_weight_map(std::string_view text, const std::string& source) {
+  const auto json = base::parse_json(text, source, /*max_depth=*/8);
+  if (!json.ok()) {
+    return json.status();
+  }
+  if (!json->is_object() || !json->contains("weight_map") || !(*json)["weight_map"].is_object() ||
+      (*json)["weight_map"].empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(source, ": weight_map: an object of tensor names and files is expected"));
+  }
+  std::map<std::string, std::string> files;
+  for (const auto& [name, file] : (*json)["weight_map"].items()) {
+    if (!file.is_string() || !is_plain_file_name(file.get<std::string>())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          source, ": weight_map[\"", name, "\"]: the name of a file in the same folder is expected, found ",
+          file.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace).substr(0, 100)));
+    }
+    files[name] = file.get<std::string>();
+  }
+  return files;
+}
+
+const TensorInfo* ModelFiles::find(const std::string& name) const {
+  const auto found = file_of.find(name);
+  return found == file_of.end() ? nullptr : files[found->second].find(name);
+}
+
+absl::StatusOr<ModelFiles> open_model_files(const std::string& folder) {
+  const Path root(folder);
+  std::error_code error;
+  if (std::filesystem::exists(root / kSingleFile, error)) {
+    ModelFiles model;
+    if (absl::Status status = add_file(model, (root / kSingleFile).string()); !status.ok()) {
+      return status;
+    }
+    return model;
+  }
+  if (std::filesystem::exists(root / kIndexFile, error)) {
+    return open_shards(root);
+  }
+  const bool pickled = std::filesystem::exists(root / "pytorch_model.bin", error) ||
+      std::filesystem::exists(root / "pytorch_model.bin.index.json", error);
+  return absl::NotFoundError(absl::StrCat(
+      folder, ": neither ", kSingleFile, " nor ", kIndexFile,
+      pickled ? "; pytorch_model.bin is not read, save the model as safetensors first" : ""));
+}
+
+} // namespace distill::hf

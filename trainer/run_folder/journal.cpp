@@ -1,0 +1,68 @@
+#include "trainer/run_folder/journal.h"
+
+#include "trainer/config/dump.h"
+#include "trainer/metrics/log.h"
+
+namespace distill::trainer {
+
+absl::StatusOr<RunJournal> RunJournal::open(
+    const config::Config& config, bool is_main, const metrics::KeptSteps& kept_steps) {
+  RunJournal journal;
+  journal.is_main_ = is_main;
+  if (!is_main) {
+    return journal;
+  }
+  const std::string& dir = config.run.dir;
+  metrics::open_log_file(dir + "/log.txt");
+  if (absl::Status status = config::write_config(config, dir + "/config.yaml"); !status.ok()) {
+    return status;
+  }
+  auto file = metrics::JsonLines::open(dir + "/metrics.jsonl", kept_steps);
+  if (!file.ok()) {
+    return file.status();
+  }
+  journal.metrics_ = *std::move(file);
+  auto events = RunEvents::open(dir, kept_steps.last_step, config.train.spike_sigmas);
+  if (!events.ok()) {
+    return events.status();
+  }
+  journal.events_.emplace(*std::move(events));
+  journal.progress_ = std::make_unique<metrics::Progress>(config.run.progress, config.run.log_every);
+  return journal;
+}
+
+void RunJournal::info(const std::string& line) {
+  if (is_main_) {
+    metrics::log_info(line);
+  }
+}
+
+absl::Status RunJournal::step(const metrics::StepRecord& record) {
+  if (!is_main_) {
+    return absl::OkStatus();
+  }
+  progress_->step(record);
+  metrics::log_to_file(metrics::step_line(record));
+  if (absl::Status status = metrics_->append(metrics::step_json(record)); !status.ok()) {
+    return status;
+  }
+  const auto event = events_->step(record);
+  if (event.ok() && !event->empty()) {
+    metrics::log_warning(*event);
+  }
+  return event.status();
+}
+
+absl::Status RunJournal::evaluation(int64_t step, const metrics::LossMeans& means) {
+  message(metrics::eval_line(step, means));
+  return is_main_ ? metrics_->append(metrics::eval_json(step, means)) : absl::OkStatus();
+}
+
+void RunJournal::message(const std::string& line) {
+  if (is_main_) {
+    progress_->message(line);
+    metrics::log_to_file(line);
+  }
+}
+
+} // namespace distill::trainer

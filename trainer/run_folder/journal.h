@@ -1,0 +1,42 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trainer/config/config.h"
+#include "trainer/metrics/jsonl.h"
+#include "trainer/metrics/progress.h"
+#include "trainer/metrics/step_record.h"
+#include "trainer/run_folder/events.h"
+
+namespace distill::trainer {
+
+// What a run tells the world: progress on standard output, log.txt, metrics.jsonl and config.yaml in the run folder. On
+// ranks other than 0 it says nothing.
+class RunJournal {
+ public:
+  // Lines of metrics.jsonl that are not kept are dropped: a resumed run holds every step once.
+  static absl::StatusOr<RunJournal> open(
+      const config::Config& config, bool is_main, const metrics::KeptSteps& kept_steps);
+
+  void info(const std::string& line); // the log
+  absl::Status step(const metrics::StepRecord& record);
+  absl::Status evaluation(int64_t step, const metrics::LossMeans& means);
+  void message(const std::string& line); // standard output and log.txt
+  // metrics.jsonl and events.jsonl are on the disk when this returns ok. May run on another thread than the rest.
+  absl::Status sync() const {
+    const absl::Status status = metrics_ ? metrics_->sync() : absl::OkStatus();
+    return status.ok() && events_ ? events_->sync() : status;
+  }
+
+ private:
+  bool is_main_ = true;
+  std::optional<metrics::JsonLines> metrics_;
+  std::optional<RunEvents> events_;
+  std::unique_ptr<metrics::Progress> progress_;
+};
+
+} // namespace distill::trainer

@@ -1,0 +1,37 @@
+#include "trainer/run_folder/trained_model.h"
+
+#include <filesystem>
+
+#include "trainer/hf/save_model.h"
+
+namespace distill::trainer {
+
+std::string trained_model_folder(const config::Config& config) {
+  return config.run.dir + "/model";
+}
+
+absl::Status save_trained_model(
+    const config::Config& config, sharding::ModelShards& student, const sharding::Mesh& mesh) {
+  hf::SaveOptions options;
+  options.config_folder = config.student.path;
+  options.tokenizer_folder = std::filesystem::is_directory(config.student.tokenizer) ? config.student.tokenizer : "";
+  const std::string& dtype =
+      config.checkpoint.model_dtype == "auto" ? student.config().dtype : config.checkpoint.model_dtype;
+  options.dtype = dtype == "float32" ? at::kFloat : dtype == "float16" ? at::kHalf : at::kBFloat16;
+  options.replace = true;
+  int64_t gathered = 0;
+  const auto flat = [&](size_t unit) -> absl::StatusOr<at::Tensor> {
+    ++gathered;
+    return student.gather_master(static_cast<int64_t>(unit), mesh.gather.get());
+  };
+  absl::Status status;
+  if (mesh.is_main()) {
+    status = hf::save_model(trained_model_folder(config), student.config(), flat, options);
+  }
+  while (gathered < student.num_units()) { // ranks that write nothing, or a writer that failed half-way
+    flat(static_cast<size_t>(gathered)).IgnoreError();
+  }
+  return sharding::agree(mesh, status);
+}
+
+} // namespace distill::trainer

@@ -1,0 +1,183 @@
+#include "trainer/setup/inputs.h"
+
+#include "losses/linear_head.h"
+#include "trainer/device/memory_tracker.h"
+#include "trainer/hf/config_json.h"
+#include "trainer/hf/folder_weights.h"
+#include "trainer/metrics/log.h"
+#include "trainer/models/random_weights.h"
+#include "trainer/setup/tokenizers.h"
+
+namespace distill::trainer {
+namespace {
+
+// Collects errors, so that one report holds all of them.
+class Problems {
+ public:
+  // The value, or nothing and one problem more.
+  template <typename T>
+  std::optional<T> take(absl::StatusOr<T> result) {
+    if (!result.ok()) {
+      add(result.status());
+      return std::nullopt;
+    }
+    return *std::move(result);
+  }
+  void add(const absl::Status& status) {
+    if (!status.ok()) {
+      code_ = status.code();
+      messages_.emplace_back(status.message());
+    }
+  }
+  absl::Status status() const {
+    return messages_.empty() ? absl::OkStatus() : absl::Status(code_, absl::StrJoin(messages_, "\n"));
+  }
+
+ private:
+  absl::StatusCode code_ = absl::StatusCode::kOk;
+  std::vector<std::string> messages_;
+};
+
+absl::StatusOr<ModelInput> open_model(const config::ModelSection& section, int64_t seq_len, uint64_t seed) {
+  auto config = hf::read_model_config(section.path);
+  if (!config.ok()) {
+    return config.status();
+  }
+  if (absl::Status status = models::check_sequence_length(*config, seq_len); !status.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(section.path, "/config.json against data.seq_len: ", std::string(status.message())));
+  }
+  ModelInput input;
+  input.config = *config;
+  if (section.init == "random") {
+    input.weights = models::random_weights(*config, seed);
+    return input;
+  }
+  std::vector<std::string> notes;
+  auto weights = hf::open_weights(section.path, *config, &notes);
+  if (!weights.ok()) {
+    return weights.status();
+  }
+  for (const std::string& note : notes) {
+    metrics::log_info(note);
+  }
+  input.weights = *std::move(weights);
+  return input;
+}
+
+absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
+    const config::Config& config, config::Purpose purpose, const std::optional<base::Digest>& tokenizer,
+    int64_t vocab_size, bool pin_memory) {
+  const bool once = purpose == config::Purpose::kEvaluate;
+  data::DataOptions options;
+  for (const config::DataSet& set : once ? config.data.eval : config.data.train) {
+    options.sources.push_back({set.path, set.weight});
+  }
+  options.seq_len = config.data.seq_len;
+  options.packing = config.data.packing;
+  options.shuffle = config.data.shuffle && !once;
+  options.seed = config.data.seed;
+  options.once = once;
+  options.tokenizer_hash = tokenizer;
+  options.vocab_size = vocab_size;
+  options.pin_memory = pin_memory;
+  return data::Dataset::open(options);
+}
+
+// The head's scratch for one micro-batch, from shapes alone.
+absl::StatusOr<losses::ChunkPlan> plan_head(
+    const config::Config& config, const Environment& environment, const Inputs& inputs, bool needs_grad) {
+  const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
+  const auto meta = [](std::initializer_list<int64_t> shape, at::ScalarType dtype) {
+    return at::empty(shape, at::TensorOptions().dtype(dtype).device(at::kMeta));
+  };
+  losses::LinearHeadInputs head;
+  const models::ModelConfig& student = inputs.student.config;
+  head.hidden_NH = meta({tokens, student.hidden_size}, environment.student_dtype);
+  head.weight_VH = meta({student.vocab_size, student.hidden_size}, environment.student_dtype);
+  head.targets_N = meta({tokens}, at::kLong);
+  if (inputs.teacher) {
+    const models::ModelConfig& teacher = inputs.teacher->config;
+    head.teacher_hidden_NG = meta({tokens, teacher.hidden_size}, environment.teacher_dtype);
+    head.teacher_weight_VG = meta({teacher.vocab_size, teacher.hidden_size}, environment.teacher_dtype);
+  }
+  head.valid_tokens = tokens;
+  return losses::linear_head_plan(head, config.loss, config.chunks, needs_grad, environment.device.type());
+}
+
+} // namespace
+
+absl::StatusOr<Inputs> open_inputs(
+    const config::Config& config, const Environment& environment, config::Purpose purpose) {
+  Problems problems;
+  const bool has_teacher = !config.teacher.path.empty();
+  auto student = problems.take(open_model(config.student, config.data.seq_len, config.train.seed));
+  std::optional<ModelInput> teacher;
+  if (has_teacher) {
+    teacher = problems.take(open_model(config.teacher, config.data.seq_len, config.train.seed + 1));
+  }
+  const auto tokenizer = problems.take(check_tokenizers(config));
+  int64_t vocab_size = student ? student->config.vocab_size : 0; // 0: not known, not checked
+  if (has_teacher) {
+    vocab_size = student && teacher ? std::min(vocab_size, teacher->config.vocab_size) : 0;
+  }
+  Inputs inputs;
+  const bool pin_memory = environment.device.is_cuda();
+  const auto open = [&](config::Purpose kind) {
+    auto data = problems.take(open_data(config, kind, tokenizer.value_or(std::nullopt), vocab_size, pin_memory));
+    return data ? *std::move(data) : nullptr;
+  };
+  if (purpose == config::Purpose::kTrain) {
+    inputs.train_data = open(config::Purpose::kTrain);
+  }
+  if (!config.data.eval.empty()) {
+    inputs.eval_data = open(config::Purpose::kEvaluate);
+  }
+  if (student && (teacher || !has_teacher)) {
+    inputs.student = *std::move(student);
+    inputs.teacher = std::move(teacher);
+    const auto head = problems.take(plan_head(config, environment, inputs, purpose == config::Purpose::kTrain));
+    inputs.head = head.value_or(losses::ChunkPlan{});
+  }
+  if (absl::Status status = problems.status(); !status.ok()) {
+    return status;
+  }
+  return inputs;
+}
+
+std::unique_ptr<sharding::ModelShards> load_model(
+    const Environment& environment, const ModelInput& input, Role role, int64_t shard_rank, int64_t shard_size,
+    std::shared_ptr<device::HostSlab> host_state) {
+  sharding::ShardOptions options;
+  options.device = environment.device;
+  options.compute_dtype = role == Role::kTeacher ? environment.teacher_dtype : environment.student_dtype;
+  options.trainable = role == Role::kStudent;
+  options.rank = shard_rank;
+  options.world_size = shard_size;
+  options.host_state = std::move(host_state);
+  const device::LabelScope label(role == Role::kTeacher ? device::Category::kTeacher : device::Category::kStudent);
+  auto model = std::make_unique<sharding::ModelShards>(input.config, options);
+  model->load(*input.weights);
+  return model;
+}
+
+std::string describe_shape(const models::ModelConfig& config) {
+  return absl::StrFormat(
+      "%s, vocabulary %d, hidden %d, ffn %d, %d layers, %d heads of %d, %d kv heads, %s embeddings%s%s",
+      config.model_type, config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers,
+      config.num_heads, config.head_dim, config.num_kv_heads, config.tie_word_embeddings ? "tied" : "untied",
+      config.qkv_bias ? ", qkv bias" : "", config.qk_norm ? ", qk norm" : "");
+}
+
+std::string describe_data(const data::Dataset& data) {
+  return describe_data(data, data.options().seq_len, data.options().packing);
+}
+
+std::string describe_data(const data::Dataset& data, int64_t seq_len, const std::string& packing) {
+  const data::DataOptions& options = data.options();
+  return absl::StrFormat(
+      "%d sources, seq_len %d, %s, %s, seed %d, sha256 %s", options.sources.size(), seq_len, packing,
+      options.shuffle ? "shuffled" : "in order", options.seed, base::hex(data.fingerprint(seq_len, packing)));
+}
+
+} // namespace distill::trainer

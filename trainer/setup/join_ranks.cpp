@@ -1,0 +1,124 @@
+#include "trainer/setup/join_ranks.h"
+
+#include <unistd.h>
+
+#include "trainer/config/dump.h"
+#include "trainer/hf/fingerprint.h"
+#include "trainer/metrics/device.h"
+#include "trainer/metrics/log.h"
+
+namespace distill::trainer {
+namespace {
+
+void name_units(sharding::SlotChecks& checks, const std::string& role, const sharding::ModelShards& model) {
+  std::vector<std::string> names;
+  for (int64_t i = 0; i < model.num_units(); ++i) {
+    names.push_back(model.unit(i).layout.name);
+  }
+  checks.name_units(&model, role, names);
+}
+
+} // namespace
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
+    const config::Config& config, const launch::RankInfo& ranks, at::Device device) {
+  const config::ParallelSection& parallel = config.parallel;
+  if (ranks.world_size % parallel.replicate != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "parallel.replicate: expected a divisor of the %d ranks (%s), found %d", ranks.world_size, ranks.launcher,
+        parallel.replicate));
+  }
+  const int64_t shard = parallel.shard > 0 ? parallel.shard : ranks.world_size / parallel.replicate;
+  const int64_t samples = ranks.world_size * config.train.micro_batch_size;
+  if (config.train.global_batch_size % samples != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "train.global_batch_size: expected a multiple of %d (%d ranks x train.micro_batch_size %d), found %d", samples,
+        ranks.world_size, config.train.micro_batch_size, config.train.global_batch_size));
+  }
+  sharding::RendezvousOptions options;
+  options.master_addr = ranks.master_addr;
+  options.master_port = ranks.master_port;
+  options.master_listen_fd = ranks.master_listen_fd;
+  options.rank = ranks.rank;
+  options.world_size = ranks.world_size;
+  options.timeout = std::chrono::seconds(parallel.timeout_s);
+  options.host = host_name();
+  options.nccl_max_ctas = parallel.nccl_max_ctas;
+  const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  if (device.is_cuda() && ranks.world_size > 1 && connections != nullptr && std::string_view(connections) == "1") {
+    metrics::log_warning_once(
+        "CUDA_DEVICE_MAX_CONNECTIONS is 1: communication waits for the computation beside it; unset it");
+  }
+  return sharding::make_mesh(options, shard, parallel.replicate, device);
+}
+
+absl::Status check_same_inputs(
+    const config::Config& config, const sharding::Mesh& mesh, const std::string& data, const std::string& run) {
+  if (mesh.host == nullptr) {
+    return absl::OkStatus();
+  }
+  absl::Status status =
+      sharding::check_equal_on_all_ranks(mesh, "configuration", absl::StrCat(config::dump(config), run));
+  for (const auto& [name, section] : {std::pair("student", &config.student), std::pair("teacher", &config.teacher)}) {
+    if (!status.ok() || section->path.empty()) {
+      continue;
+    }
+    const auto files = hf::folder_fingerprint(section->path);
+    status = sharding::agree(mesh, files.status());
+    if (status.ok()) {
+      const std::string what = absl::StrCat(name, ".path (model files in ", section->path, ")");
+      status = sharding::check_equal_on_all_ranks(mesh, what, *files);
+    }
+  }
+  return status.ok() ? sharding::check_equal_on_all_ranks(mesh, "data.train", data) : status;
+}
+
+int64_t ranks_to_start(const config::Config& config, const launch::RankInfo& ranks) {
+  if (ranks.launched() > 0) {
+    return 1;
+  }
+  if (config.parallel.processes > 0) {
+    return config.parallel.processes;
+  }
+  return config.train.device == "cpu" ? 1 : std::max<int64_t>(1, metrics::cuda_device_count());
+}
+
+Slots make_slots(
+    const config::ParallelSection& parallel, const sharding::Mesh& mesh, sharding::ModelShards& student,
+    sharding::ModelShards* teacher) {
+  Slots slots;
+  if (mesh.gather == nullptr) {
+    return slots;
+  }
+  const auto accumulation =
+      parallel.accumulate == "keep_full" ? sharding::Accumulation::kKeepFull : sharding::Accumulation::kReduceEach;
+  const at::Device device = student.options().device;
+  sharding::SlotPlan plan;
+  plan.block_slots = parallel.prefetch + 1;
+  student.add_to_plan(plan);
+  if (teacher != nullptr) {
+    teacher->add_to_plan(plan);
+  }
+  if (parallel.debug_checks) {
+    slots.checks = std::make_unique<sharding::SlotChecks>(device);
+    name_units(*slots.checks, "student", student);
+    if (teacher != nullptr) {
+      name_units(*slots.checks, "teacher", *teacher);
+    }
+  }
+  slots.weights = std::make_unique<sharding::WeightSlots>(device, *mesh.gather, plan, slots.checks.get());
+  slots.gradients = std::make_unique<sharding::GradientSlots>(
+      device, *mesh.reduce, mesh.replicate.get(), parallel.reduce_dtype == "bfloat16" ? at::kBFloat16 : at::kFloat);
+  student.use_slots(slots.weights.get(), slots.gradients.get(), accumulation);
+  if (teacher != nullptr) {
+    teacher->use_slots(slots.weights.get(), nullptr, accumulation);
+  }
+  return slots;
+}
+
+} // namespace distill::trainer

@@ -1,0 +1,221 @@
+#include "trainer/setup/memory_setup.h"
+
+#include <ATen/Parallel.h>
+
+#include "trainer/device/device_hooks.h"
+#include "trainer/device/memory_tracker.h"
+#include "trainer/hf/config_json.h"
+#include "trainer/metrics/device.h"
+#include "trainer/metrics/log.h"
+
+namespace distill::trainer {
+namespace {
+
+constexpr double kGiB = 1 << 30;
+
+// Of a host's memory, what may be pinned when nothing is known of its other users.
+constexpr double kHostShare = 0.8;
+
+double gib(int64_t bytes) {
+  return static_cast<double>(bytes) / kGiB;
+}
+
+std::string changes_text(const plan::Plan& plan) {
+  std::string text;
+  for (const plan::Change& change : plan.changes) {
+    absl::StrAppend(&text, "\n  ", change.text(), "  (predicted peak ", device::bytes_text(change.peak_bytes), ")");
+  }
+  return text;
+}
+
+plan::Target target_on(const Environment& environment, int64_t world_size, int64_t ranks_per_node) {
+  plan::Target target;
+  target.cuda = environment.device.is_cuda();
+  target.student_dtype = environment.student_dtype;
+  target.teacher_dtype = environment.teacher_dtype;
+  target.world_size = world_size;
+  target.ranks_per_node = ranks_per_node;
+  target.threads = at::get_num_threads();
+  return target;
+}
+
+} // namespace
+
+absl::StatusOr<plan::Plan> plan_run(
+    const config::Config& config, const Environment& environment, const models::ModelConfig& student,
+    const models::ModelConfig* teacher, int64_t world_size, int64_t ranks_on_host) {
+  const bool cuda = environment.device.is_cuda();
+  const auto machine = plan::machine_of(config, cuda);
+  if (!machine.ok()) {
+    return machine.status();
+  }
+  ranks_on_host = std::max<int64_t>(1, ranks_on_host);
+  const plan::Target target = target_on(environment, world_size, ranks_on_host);
+  const int64_t memory = metrics::device_info(environment.device).memory_bytes;
+  return plan::make_plan(
+      {config, student, teacher, target, *machine,
+       /*device_bytes=*/cuda ? memory : memory / ranks_on_host,
+       /*host_bytes=*/device::available_host_bytes() / ranks_on_host});
+}
+
+absl::StatusOr<plan::Plan> plan_on_paper(
+    const config::Config& config, int64_t world_size, int64_t ranks_per_node, double device_share) {
+  const auto student = hf::read_model_config(config.student.path);
+  if (!student.ok()) {
+    return student.status();
+  }
+  const bool has_teacher = !config.teacher.path.empty();
+  const auto teacher = has_teacher ? hf::read_model_config(config.teacher.path) : student;
+  if (!teacher.ok()) {
+    return teacher.status();
+  }
+  for (const models::ModelConfig* model : {&*student, &*teacher}) {
+    if (absl::Status status = models::check_sequence_length(*model, config.data.seq_len); !status.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("data.seq_len against a model's config.json: ", std::string(status.message())));
+    }
+  }
+  const bool cuda = config.train.device != "cpu";
+  const auto machine = plan::machine_of(config, cuda);
+  if (!machine.ok()) {
+    return machine.status();
+  }
+  const Environment environment = environment_on(config, cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
+  const plan::Target target = target_on(environment, world_size, ranks_per_node);
+  const bool here = cuda && metrics::cuda_device_count() > 0;
+  const int64_t sharing = std::max<int64_t>(1, std::min(world_size, ranks_per_node));
+  const auto host_bytes = static_cast<int64_t>(machine->host_gib * kGiB * kHostShare);
+  const double device_bytes =
+      here ? static_cast<double>(metrics::device_info(environment.device).memory_bytes) : machine->memory_gib * kGiB;
+  return plan::make_plan(
+      {config, *student, has_teacher ? &*teacher : nullptr, target, *machine,
+       /*device_bytes=*/static_cast<int64_t>(device_share * device_bytes),
+       /*host_bytes=*/(here ? device::available_host_bytes() : host_bytes) / sharing});
+}
+
+absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_size, int64_t ranks_per_node) {
+  constexpr int64_t kStep = 1024;
+  constexpr int64_t kSearched = int64_t{1} << 26;
+  constexpr double kSpare = 0.98;
+  const auto fits = [&](int64_t length) -> absl::StatusOr<bool> {
+    config.data.seq_len = length;
+    const auto plan = plan_on_paper(config, world_size, ranks_per_node, kSpare);
+    return plan.ok() ? absl::StatusOr<bool>(plan->fits()) : plan.status();
+  };
+  int64_t longest = 0, beyond = kSearched;
+  for (const std::string& path : {config.student.path, config.teacher.path}) {
+    if (!path.empty()) {
+      const auto model = hf::read_model_config(path);
+      if (!model.ok()) {
+        return model.status();
+      }
+      const int64_t limit =
+          std::min(model->max_position_embeddings, model->sliding_window.value_or(model->max_position_embeddings));
+      beyond = std::min(beyond, limit / kStep * kStep + kStep);
+    }
+  }
+  while (beyond - longest > kStep) {
+    const int64_t middle = (longest + beyond) / (2 * kStep) * kStep;
+    const auto fitting = fits(middle);
+    if (!fitting.ok()) {
+      return fitting.status();
+    }
+    (*fitting ? longest : beyond) = middle;
+  }
+  return longest;
+}
+
+absl::Status check_fits(const config::Config& config, const plan::Plan& plan) {
+  if (plan.fits() || config.memory.on_overflow == "warn") {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the memory plan does not fit: ", absl::StrJoin(plan.overflows, "; "),
+      plan.changes.empty() ? "" : "\nwhat would fit, the fastest first:", changes_text(plan),
+      "\n`distill plan` shows the whole plan; memory.on_overflow=warn tries anyway"));
+}
+
+absl::StatusOr<plan::Plan> plan_memory(
+    const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks) {
+  const models::ModelConfig* teacher = inputs.teacher ? &inputs.teacher->config : nullptr;
+  auto plan = plan_run(config, environment, inputs.student.config, teacher, ranks.world_size, ranks.local_world_size);
+  if (!plan.ok()) {
+    return plan.status();
+  }
+  if (absl::Status status = check_fits(config, *plan); !status.ok()) {
+    return status;
+  }
+  if (!plan->fits()) {
+    metrics::log_warning_once("the memory plan does not fit, trying anyway: " + absl::StrJoin(plan->overflows, "; "));
+  }
+  if (environment.device.is_cuda() || config.memory.limit_gib > 0) {
+    device::track_memory(environment.device);
+  }
+  if (config.memory.limit_gib > 0) {
+    const auto limit = static_cast<int64_t>(config.memory.limit_gib * kGiB);
+    if (environment.device.is_cuda()) {
+      device::limit_device_memory(environment.device, limit);
+    } else {
+      device::limit_cpu_memory(limit);
+    }
+  }
+  return plan;
+}
+
+absl::Status take_host_memory(const Environment& environment, MemorySetup& setup) {
+  const auto take = [&](int64_t bytes, const char* key, std::shared_ptr<device::HostSlab>& slab) -> absl::Status {
+    if (bytes == 0) {
+      return absl::OkStatus();
+    }
+    auto taken = device::HostSlab::allocate(bytes, environment.device, /*processes_on_host=*/1, key);
+    if (taken.ok()) {
+      slab = *std::move(taken);
+    }
+    return taken.status();
+  };
+  if (absl::Status status = take(setup.plan.memory.host_activations, "memory.activation", setup.activations);
+      !status.ok()) {
+    return status;
+  }
+  return take(setup.plan.memory.host_optimizer, "memory.optimizer", setup.optimizer);
+}
+
+std::string out_of_memory_report(
+    const config::Config& config, const launch::RankInfo& ranks, const std::string& error) {
+  const device::FailedRequest failed = device::failed_request();
+  const int64_t held = device::total(failed.held);
+  std::string text = absl::StrFormat(
+      "out of memory on rank %d in the %s phase: %s were asked for while tensors held %s", ranks.rank,
+      device::phase_name(failed.phase), device::bytes_text(failed.bytes), device::bytes_text(held));
+  for (size_t i = 0; i < device::kNumCategories; ++i) {
+    if (failed.held[i] > 0) {
+      absl::StrAppendFormat(
+          &text, "\n  %-12s %s", device::category_name(static_cast<device::Category>(i)),
+          device::bytes_text(failed.held[i]));
+    }
+  }
+  const auto environment = resolve_environment(config, ranks.local_gpu);
+  const auto student = hf::read_model_config(config.student.path);
+  const auto teacher = config.teacher.path.empty() ? student : hf::read_model_config(config.teacher.path);
+  if (environment.ok() && student.ok() && teacher.ok()) {
+    const auto plan_of = [&](const config::Config& changed) {
+      return plan_run(
+          changed, *environment, *student, config.teacher.path.empty() ? nullptr : &*teacher, ranks.world_size,
+          ranks.local_world_size);
+    };
+    if (const auto plan = plan_of(config); plan.ok()) {
+      absl::StrAppend(&text, "\nthe plan had predicted a peak of ", device::bytes_text(plan->memory.peak()));
+      // What is missing is missing from the prediction too: the changes have to fit that much better.
+      config::Config tighter = config;
+      const double share = static_cast<double>(held) / static_cast<double>(std::max<int64_t>(1, held + failed.bytes));
+      tighter.memory.budget_gib = std::min(share, 0.98) * gib(plan->memory.peak());
+      const auto other = plan_of(tighter);
+      if (other.ok() && !other->changes.empty()) {
+        absl::StrAppend(&text, "\nwhat would fit, the fastest first:", changes_text(*other));
+      }
+    }
+  }
+  return absl::StrCat(text, "\n  the allocator said: ", error.substr(0, error.find('\n')));
+}
+
+} // namespace distill::trainer

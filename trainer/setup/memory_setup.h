@@ -1,0 +1,52 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <memory>
+#include <vector>
+
+#include "trainer/device/host_slab.h"
+#include "trainer/launch/ranks.h"
+#include "trainer/plan/plan.h"
+#include "trainer/setup/inputs.h"
+
+// What is decided about memory before any weight is read.
+namespace distill::trainer {
+
+struct MemorySetup {
+  plan::Plan plan; // with the policy of every block of the student
+  std::shared_ptr<device::HostSlab> activations; // for offloaded activations; null: none are
+  std::shared_ptr<device::HostSlab> optimizer; // for master weights and moments; null: they lie on the device
+};
+
+// The plan of a run on `world_size` ranks, `ranks_on_host` of them on each host, where it would start now: on this
+// device, with the host memory that is free. InvalidArgument names the key.
+absl::StatusOr<plan::Plan> plan_run(
+    const config::Config& config, const Environment& environment, const models::ModelConfig& student,
+    const models::ModelConfig* teacher, int64_t world_size, int64_t ranks_on_host);
+
+// The same without a device, weights or data: for any number of ranks, on the machine that memory.machine or the
+// built-in table describes, with the memory of this host and its GPU where there is one.
+// `device_share` of the device's memory is planned with.
+absl::StatusOr<plan::Plan> plan_on_paper(
+    const config::Config& config, int64_t world_size, int64_t ranks_per_node, double device_share = 1);
+
+// The largest data.seq_len, a multiple of 1024, that the plan says fits with two per cent to spare; 0: none does.
+absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_size, int64_t ranks_per_node);
+
+// FailedPrecondition, with what would fit, where the plan does not (and memory.on_overflow is refuse).
+absl::Status check_fits(const config::Config& config, const plan::Plan& plan);
+
+// Plans, refuses what does not fit, and limits the allocator. The plan divides the host memory that is free now among
+// the ranks of this host: all of them plan before one of them takes its part.
+absl::StatusOr<plan::Plan> plan_memory(
+    const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks);
+
+// Takes the host memory that setup.plan says.
+absl::Status take_host_memory(const Environment& environment, MemorySetup& setup);
+
+// What a run that ran out of memory ends with: what was asked for, what the device held by category, and the keys to
+// change with the values that fit. Reads the models' configurations again; whatever fails is left out.
+std::string out_of_memory_report(const config::Config& config, const launch::RankInfo& ranks, const std::string& error);
+
+} // namespace distill::trainer

@@ -1,0 +1,71 @@
+#include "trainer/setup/start_report.h"
+
+#include "trainer/config/rules.h"
+#include "trainer/metrics/device.h"
+
+namespace distill::trainer {
+namespace {
+
+int64_t parameter_count(const models::ModelConfig& config) {
+  int64_t count = 0;
+  for (const models::UnitLayout& unit : models::unit_layouts(config)) {
+    for (const models::ParamLayout& param : unit.params) {
+      count += param.numel();
+    }
+  }
+  return count;
+}
+
+std::string model_line(
+    const char* role, const config::ModelSection& section, const models::ModelConfig& config, at::ScalarType dtype) {
+  return absl::StrFormat(
+      "%s: %s (%s), %.1f M parameters, computes in %s; %s", role, section.path, section.init,
+      static_cast<double>(parameter_count(config)) / 1e6, dtype == at::kFloat ? "float32" : "bfloat16",
+      describe_shape(config));
+}
+
+void add_data_lines(const char* name, const data::Dataset& data, std::vector<std::string>& lines) {
+  for (const data::SourceStats& stats : data.stats()) {
+    lines.push_back(absl::StrFormat(
+        "%s: %s, %d documents, %d tokens, %d rows of %d (%.2f%% padding, %d documents cut)", name, stats.path,
+        stats.documents, stats.tokens, stats.samples, data.options().seq_len,
+        100.0 * static_cast<double>(stats.padding) /
+            static_cast<double>(std::max<int64_t>(1, stats.samples * data.options().seq_len)),
+        stats.split_documents));
+  }
+}
+
+} // namespace
+
+std::vector<std::string> start_report(
+    const config::Config& config, const Environment& environment, const Inputs& inputs) {
+  std::vector<std::string> lines;
+  const metrics::DeviceInfo device = metrics::device_info(environment.device);
+  lines.push_back(absl::StrFormat(
+      "device: %s (%s), %.1f GiB", environment.device.str(), device.name,
+      static_cast<double>(device.memory_bytes) / (1 << 30)));
+  lines.push_back(model_line("student", config.student, inputs.student.config, environment.student_dtype));
+  if (inputs.teacher) {
+    lines.push_back(model_line("teacher", config.teacher, inputs.teacher->config, environment.teacher_dtype));
+  }
+  if (inputs.train_data) {
+    add_data_lines("data.train", *inputs.train_data, lines);
+  }
+  if (inputs.eval_data) {
+    add_data_lines("data.eval", *inputs.eval_data, lines);
+  }
+  lines.push_back(inputs.head.description);
+  if (inputs.train_data) {
+    const int64_t steps = config::total_steps(config);
+    const int64_t tokens = config.train.global_batch_size * config.data.seq_len;
+    lines.push_back(absl::StrFormat(
+        "run: %d steps of %d tokens (%d micro-batches of %d x %d), %.1f M tokens, %.2f epochs", steps, tokens,
+        config.train.global_batch_size / config.train.micro_batch_size, config.train.micro_batch_size,
+        config.data.seq_len, static_cast<double>(steps * tokens) / 1e6,
+        static_cast<double>(steps * config.train.global_batch_size) /
+            static_cast<double>(std::max<int64_t>(1, inputs.train_data->num_samples()))));
+  }
+  return lines;
+}
+
+} // namespace distill::trainer

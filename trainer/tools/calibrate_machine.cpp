@@ -1,0 +1,274 @@
+#include "trainer/tools/calibrate_machine.h"
+
+#include <chrono>
+
+#include "trainer/device/host_slab.h"
+#include "trainer/metrics/device.h"
+#include "trainer/models/ops/attention.h"
+#include "trainer/plan/machine.h"
+#include "trainer/setup/environment.h"
+#include "trainer/setup/join_ranks.h"
+#include "trainer/sharding/mesh.h"
+#include "trainer/sharding/side_stream.h"
+
+namespace distill::trainer {
+namespace {
+
+// Sizes of what is timed: large enough to be what a step meets, small enough for seconds.
+struct Sizes {
+  int64_t rows, inner, columns; // of a product
+  int64_t tokens, heads, key_heads; // of an attention of head_dim 128
+  int64_t copy_bytes; // moved by a streaming kernel and by a copy to the host
+  int64_t unit; // elements that a collective moves
+};
+constexpr Sizes kDevice{8192, 4096, 14336, 4096, 32, 8, int64_t{1} << 30, int64_t{220'000'000}};
+constexpr Sizes kHost{512, 1024, 2048, 512, 8, 2, int64_t{1} << 26, int64_t{4'000'000}};
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(at::Device device) : device_(device) {}
+
+  // The median of five, of `work` repeated until it takes long enough to be timed. Seconds for one.
+  template <typename Work>
+  double seconds(const Work& work) const {
+    work();
+    int64_t repeats = 1;
+    for (double took = timed(work, 1); took < kShortest && repeats < 256; took = timed(work, repeats)) {
+      repeats *= 2;
+    }
+    std::vector<double> times;
+    for (int i = 0; i < 5; ++i) {
+      times.push_back(timed(work, repeats) / static_cast<double>(repeats));
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+
+ private:
+  static constexpr double kShortest = 0.02;
+
+  template <typename Work>
+  double timed(const Work& work, int64_t repeats) const {
+    metrics::synchronize(device_);
+    const auto start = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < repeats; ++i) {
+      work();
+    }
+    metrics::synchronize(device_);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  at::Device device_;
+};
+
+class Calibration {
+ public:
+  Calibration(const Environment& environment, const sharding::Mesh& mesh)
+      : device_(environment.device),
+        dtype_(environment.student_dtype),
+        mesh_(mesh),
+        sizes_(device_.is_cuda() ? kDevice : kHost),
+        watch_(device_) {}
+
+  absl::StatusOr<plan::Machine> run(const std::string& file);
+
+ private:
+  at::TensorOptions options() const {
+    return at::TensorOptions().device(device_).dtype(dtype_);
+  }
+  void streaming();
+  void products();
+  void attention();
+  absl::Status host_copies();
+  void collectives();
+
+  at::Device device_;
+  at::ScalarType dtype_;
+  const sharding::Mesh& mesh_;
+  Sizes sizes_;
+  Stopwatch watch_;
+  plan::Machine machine_;
+};
+
+void Calibration::streaming() {
+  const at::Tensor from = at::zeros({sizes_.copy_bytes}, options().dtype(at::kByte));
+  at::Tensor to = at::empty_like(from);
+  machine_.memory_bytes = 2 * static_cast<double>(sizes_.copy_bytes) / watch_.seconds([&] { to.copy_(from); });
+  at::Tensor small = at::zeros({64}, options());
+  machine_.launch_seconds = watch_.seconds([&] { small.add_(1); });
+}
+
+void Calibration::products() {
+  const at::Tensor a = at::randn({sizes_.rows, sizes_.inner}, options());
+  const at::Tensor b = at::randn({sizes_.columns, sizes_.inner}, options());
+  at::Tensor c = at::empty({sizes_.rows, sizes_.columns}, options());
+  const double seconds = watch_.seconds([&] { at::mm_out(c, a, b.t()); });
+  const double traffic = static_cast<double>(a.nbytes() + b.nbytes() + c.nbytes()) / machine_.memory_bytes;
+  const double flops = 2.0 * static_cast<double>(sizes_.rows * sizes_.inner) * static_cast<double>(sizes_.columns);
+  // The plan counts operations and traffic apart.
+  machine_.matmul_flops = flops / std::max(seconds - traffic, 0.5 * seconds);
+}
+
+void Calibration::attention() {
+  constexpr int64_t kHeadDim = 128;
+  const models::SequenceInfo seq = models::dense_sequences(/*batch=*/1, sizes_.tokens, device_);
+  const at::Tensor q = at::randn({sizes_.tokens, sizes_.heads, kHeadDim}, options());
+  const at::Tensor k = at::randn({sizes_.tokens, sizes_.key_heads, kHeadDim}, options());
+  const at::Tensor v = at::randn_like(k);
+  const double flops =
+      2.0 * static_cast<double>(sizes_.tokens * sizes_.tokens) * static_cast<double>(sizes_.heads * kHeadDim);
+  models::AttentionResult out;
+  machine_.attention_forward_flops = flops / watch_.seconds([&] { out = models::attention_forward(q, k, v, seq); });
+  const at::Tensor dout = at::randn_like(out.out_NQ);
+  at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
+  machine_.attention_backward_flops =
+      2.5 * flops / watch_.seconds([&] { models::attention_backward(dout, q, k, v, out, seq, dq, dk, dv); });
+}
+
+absl::Status Calibration::host_copies() {
+  auto slab = device::HostSlab::allocate(sizes_.copy_bytes, device_, /*processes_on_host=*/8, "--calibrate");
+  if (!slab.ok()) {
+    return slab.status();
+  }
+  at::Tensor host = device::HostSlab::take(*slab, sizes_.copy_bytes);
+  at::Tensor on_device = at::empty({sizes_.copy_bytes}, options().dtype(at::kByte));
+  const double out = watch_.seconds([&] { host.copy_(on_device, /*non_blocking=*/true); });
+  const double in = watch_.seconds([&] { on_device.copy_(host, /*non_blocking=*/true); });
+  const auto bytes = static_cast<double>(sizes_.copy_bytes);
+  // Several ranks copy at the same time, and what leaves for the host shares its memory's bandwidth.
+  machine_.host_bytes = bytes / (mesh_.world_size > 1 ? in : std::max(out, in));
+  machine_.host_store_bytes = bytes / out * static_cast<double>(mesh_.world_size);
+  if (!device_.is_cuda()) {
+    machine_.copy_cost = 1; // one after the other
+    return absl::OkStatus();
+  }
+  // Products with and without copies beside them.
+  const at::Tensor a = at::randn({sizes_.rows, sizes_.inner}, options());
+  const at::Tensor b = at::randn({sizes_.inner, sizes_.columns}, options());
+  at::Tensor c = at::empty({sizes_.rows, sizes_.columns}, options());
+  const auto compute = [&] {
+    for (int i = 0; i < 24; ++i) {
+      at::mm_out(c, a, b);
+    }
+  };
+  const sharding::SideStream side(device_);
+  const double alone = watch_.seconds(compute);
+  const double both = watch_.seconds([&] {
+    side.run([&] { host.copy_(on_device, /*non_blocking=*/true); });
+    compute();
+  });
+  machine_.copy_cost = std::clamp((both - alone) / out, 0.0, 1.0);
+  return absl::OkStatus();
+}
+
+void Calibration::collectives() {
+  if (mesh_.gather == nullptr) { // one rank: what it would be is not known here
+    const plan::Machine other = device_.is_cuda() ? plan::h200() : plan::generic_cpu();
+    machine_.gather_bytes = other.gather_bytes;
+    machine_.reduce_bytes = other.reduce_bytes;
+    machine_.node_bytes = other.node_bytes;
+    machine_.overlap_cost = other.overlap_cost;
+    return;
+  }
+  const int64_t ranks = mesh_.shard_size;
+  const int64_t shard = sizes_.unit / ranks;
+  const double share = static_cast<double>(ranks - 1) / static_cast<double>(ranks);
+  const at::Tensor part = at::zeros({shard}, options());
+  at::Tensor whole = at::zeros({shard * ranks}, options());
+  const auto gather = [&] { mesh_.gather->all_gather(whole, part); };
+  // A fixed number of rounds on every rank: collectives must match.
+  const auto time = [&](const auto& work, int rounds) {
+    work();
+    metrics::synchronize(device_);
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < rounds; ++i) {
+      work();
+    }
+    metrics::synchronize(device_);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / rounds;
+  };
+  const double gather_seconds = time(gather, 20);
+  machine_.gather_bytes = share * static_cast<double>(whole.nbytes()) / gather_seconds;
+  const at::Tensor full = at::zeros({shard * ranks}, options().dtype(at::kFloat));
+  at::Tensor sum = at::zeros({shard}, options().dtype(at::kFloat));
+  const double reduce_seconds = time([&] { mesh_.reduce->reduce_scatter(sum, full); }, 20);
+  machine_.reduce_bytes = share * static_cast<double>(full.nbytes()) / reduce_seconds;
+  machine_.node_bytes = std::min(machine_.gather_bytes, plan::h200().node_bytes);
+  if (!device_.is_cuda()) {
+    machine_.overlap_cost = 1; // one after the other
+    return;
+  }
+  const at::Tensor a = at::randn({sizes_.rows, sizes_.inner}, options());
+  const at::Tensor b = at::randn({sizes_.inner, sizes_.columns}, options());
+  at::Tensor c = at::empty({sizes_.rows, sizes_.columns}, options());
+  const auto compute = [&] {
+    for (int i = 0; i < 4; ++i) {
+      at::mm_out(c, a, b);
+    }
+  };
+  const sharding::SideStream side(device_);
+  const double alone = time(compute, 10);
+  const double both = time(
+      [&] {
+        side.run(gather);
+        compute();
+      },
+      10);
+  machine_.overlap_cost = std::clamp((both - alone) / gather_seconds, 0.0, 2.0);
+}
+
+absl::StatusOr<plan::Machine> Calibration::run(const std::string& file) {
+  const metrics::DeviceInfo info = metrics::device_info(device_);
+  machine_.name = absl::StrFormat("%s, measured on %d rank(s)", info.name, mesh_.world_size);
+  machine_.memory_gib = static_cast<double>(info.memory_bytes) / (1 << 30);
+  machine_.host_gib = static_cast<double>(metrics::device_info(at::kCPU).memory_bytes) / (1 << 30);
+  streaming();
+  products();
+  attention();
+  absl::Status status = host_copies();
+  status = sharding::agree(mesh_, status);
+  if (!status.ok()) {
+    return status;
+  }
+  collectives();
+  if (mesh_.is_main()) {
+    status = plan::write_machine(machine_, file);
+  }
+  status = sharding::agree(mesh_, status);
+  return status.ok() ? absl::StatusOr<plan::Machine>(machine_) : status;
+}
+
+} // namespace
+
+absl::StatusOr<std::string> calibrate_machine(
+    const config::Config& config, const launch::RankInfo& ranks, const std::string& file) {
+  const auto environment = resolve_environment(config, ranks.local_gpu);
+  if (!environment.ok()) {
+    return environment.status();
+  }
+  configure_libtorch(config.train, environment->device);
+  config::Config all = config; // every rank, one after the other in one shard axis
+  all.parallel.shard = 0;
+  all.parallel.replicate = 1;
+  all.train.micro_batch_size = 1;
+  all.train.global_batch_size = ranks.world_size;
+  const auto mesh = join_ranks(all, ranks, environment->device);
+  if (!mesh.ok()) {
+    return mesh.status();
+  }
+  const auto machine = Calibration(*environment, **mesh).run(file);
+  if (!machine.ok()) {
+    return machine.status();
+  }
+  return absl::StrFormat(
+      "%s\n  products            %10.2f TFLOP/s\n  attention forward   %10.2f TFLOP/s\n"
+      "  attention backward  %10.2f TFLOP/s\n  device memory       %10.2f GB/s\n  host copies         %10.2f GB/s\n"
+      "  to the host, all    %10.2f GB/s\n"
+      "  all-gather          %10.2f GB/s\n  reduce-scatter      %10.2f GB/s\nwritten to %s; use it with "
+      "memory.machine=%s\n",
+      machine->name, machine->matmul_flops / 1e12, machine->attention_forward_flops / 1e12,
+      machine->attention_backward_flops / 1e12, machine->memory_bytes / 1e9, machine->host_bytes / 1e9,
+      machine->host_store_bytes / 1e9, machine->gather_bytes / 1e9, machine->reduce_bytes / 1e9, file, file);
+}
+
+} // namespace distill::trainer

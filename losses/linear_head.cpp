@@ -232,10 +232,9 @@ at::Tensor HeadRun::run() {
 } // namespace
 
 absl::StatusOr<ChunkPlan> linear_head_plan(
-    const LinearHeadInputs& inputs, const LossOptions& options, const ChunkOptions& chunks, bool needs_grad,
-    std::optional<c10::DeviceType> device) {
-  return resolve_chunks(
-      chunks, head_shape(inputs, options, needs_grad, device.value_or(inputs.hidden_NH.device().type())));
+    const LinearHeadInputs& inputs, const LossOptions& options, const ChunkOptions& chunks, bool needs_grad) {
+  const auto device = inputs.hidden_NH.is_meta() ? inputs.meta_device : inputs.hidden_NH.device().type();
+  return resolve_chunks(chunks, head_shape(inputs, options, needs_grad, device));
 }
 
 LinearHeadOutput linear_head(
@@ -246,6 +245,22 @@ LinearHeadOutput linear_head(
   const c10::DeviceGuard device(inputs.hidden_NH.device());
   const absl::StatusOr<ChunkPlan> plan = linear_head_plan(inputs, options, chunks, grads != nullptr);
   TORCH_CHECK(plan.ok(), std::string(plan.status().message()));
+  if (inputs.hidden_NH.is_meta()) {
+    const int64_t tokens = inputs.hidden_NH.size(0);
+    const auto opt = inputs.hidden_NH.options();
+    const at::Tensor meta_arena = at::empty({plan->arena_bytes}, opt.dtype(at::kByte));
+    at::Tensor i, t;
+    if (gathers_rows(inputs)) {
+      i = at::empty({inputs.valid_tokens}, opt.dtype(at::kLong));
+      t = at::empty({inputs.valid_tokens}, opt.dtype(at::kLong));
+    }
+    at::Tensor rows = at::empty({kNumRows, gathers_rows(inputs) ? inputs.valid_tokens : tokens}, opt.dtype(at::kFloat));
+    { at::empty({plan->bytes - plan->arena_bytes}, opt.dtype(at::kByte)); }
+    if (gathers_rows(inputs)) {
+      rows = at::empty({kNumRows, tokens}, opt.dtype(at::kFloat));
+    }
+    return {rows};
+  }
   at::Tensor scratch = arena;
   if (arena.defined()) {
     TORCH_CHECK(

@@ -25,6 +25,7 @@ struct LinearHeadInputs {
   int64_t vocab_size = 0; // columns that exist on both sides; the rest have probability 0. 0: min of both V
   int64_t valid_tokens = -1; // how many targets are not kIgnoreIndex, where known: only those rows are computed. A
                              // wrong count is an error (on CUDA a device-side assertion: the host is never asked)
+  c10::DeviceType meta_device = c10::DeviceType::CUDA; // for meta tensors: where the head is planned to run
 };
 
 // Gradients of grad_scale * sum of rows_KN[kLoss].
@@ -50,7 +51,6 @@ LinearHeadOutput linear_head(
 // The chunk sizes and the scratch that linear_head will use for these inputs, which may be meta tensors. `device`:
 // where the head will run; nullopt: where the inputs are.
 absl::StatusOr<ChunkPlan> linear_head_plan(
-    const LinearHeadInputs& inputs, const LossOptions& options, const ChunkOptions& chunks, bool needs_grad,
-    std::optional<c10::DeviceType> device = std::nullopt);
+    const LinearHeadInputs& inputs, const LossOptions& options, const ChunkOptions& chunks, bool needs_grad);
 
 } // namespace distill::losses

@@ -193,8 +193,8 @@ INSTANTIATE_TEST_SUITE_P(
     Sizes, HeadShapes,
     ::testing::Combine(::testing::Values(1, 2, 3, 7), ::testing::Values(1, 2, 3, 31, 257, 1023, 4099)));
 
-// The gradient of hidden is a sum over the vocabulary in fp32: some machines' products add its terms one after the other,
-// at a random walk of sqrt(151665) roundings of 6e-8 each.
+// The gradient of hidden is a sum over the vocabulary in fp32: some machines' products add its terms one after the
+// other, at a random walk of sqrt(151665) roundings of 6e-8 each.
 TEST(HeadLargeVocabulary, OddWidthsOfRealModels) {
   for (const int64_t vocab : {50257, 151665}) {
     expect_matches_naive(
@@ -355,11 +355,13 @@ TEST(HeadScratch, PlanOfMetaTensorsIsThatOfTheDevice) {
   for (at::Tensor* tensor : {&in.hidden_NH, &in.weight_VH, &in.teacher_hidden_NG, &in.teacher_weight_VG}) {
     *tensor = tensor->to(at::kMeta);
   }
-  const auto meta = linear_head_plan(in, {}, {}, /*needs_grad=*/true, test_device().type());
+  in.meta_device = test_device().type();
+  const auto meta = linear_head_plan(in, {}, {}, /*needs_grad=*/true);
   EXPECT_EQ(meta->bytes, plan->bytes);
   EXPECT_EQ(meta->arena_bytes, plan->arena_bytes);
-  EXPECT_EQ(
-      linear_head_plan(in, {}, {}, true, at::kCUDA)->bytes, linear_head_plan(in, {}, {}, true, at::kCUDA)->arena_bytes);
+  in.meta_device = at::kCUDA;
+  const auto cuda = linear_head_plan(in, {}, {}, /*needs_grad=*/true);
+  EXPECT_EQ(cuda->bytes, cuda->arena_bytes);
 }
 
 TEST(HeadRuns, AreDeterministic) {

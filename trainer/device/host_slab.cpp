@@ -1,5 +1,6 @@
 #include "trainer/device/host_slab.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -12,7 +13,8 @@
 #include <thread>
 
 #include "trainer/device/device_hooks.h"
-#include "trainer/device/memory_tracker.h"
+#include "trainer/device/memory_use.h"
+#include "trainer/device/simulation.h"
 
 namespace distill::device {
 namespace {
@@ -139,7 +141,15 @@ absl::StatusOr<std::shared_ptr<HostSlab>> HostSlab::allocate(
   return std::shared_ptr<HostSlab>(new HostSlab(static_cast<char*>(data), mapped, device.is_cuda()));
 }
 
+std::shared_ptr<HostSlab> HostSlab::simulated() {
+  return std::shared_ptr<HostSlab>(
+      new HostSlab(/*data=*/nullptr, std::numeric_limits<int64_t>::max() / 2, /*pinned=*/false));
+}
+
 HostSlab::~HostSlab() {
+  if (data_ == nullptr) {
+    return;
+  }
   if (pinned_) {
     unpin_host_memory(data_);
   }
@@ -150,8 +160,12 @@ at::Tensor HostSlab::take(const std::shared_ptr<HostSlab>& slab, int64_t bytes) 
   TORCH_CHECK(
       slab != nullptr && slab->used_ + bytes <= slab->bytes_, "host slab of ", slab ? slab->bytes_ : 0,
       " bytes, of which ", slab ? slab->used_ : 0, " are used, has no ", bytes, " bytes left");
-  char* data = slab->data_ + slab->used_;
-  slab->used_ += aligned(bytes);
+  const int64_t begin = std::exchange(slab->used_, slab->used_ + aligned(bytes));
+  if (slab->data_ == nullptr) {
+    const UncountedScope host_memory;
+    return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(at::kMeta));
+  }
+  char* data = slab->data_ + begin;
   return at::from_blob(
       data, {bytes}, [slab](void*) {}, at::TensorOptions().dtype(at::kByte));
 }

@@ -28,11 +28,17 @@ class HostSlab {
   HostSlab(const HostSlab&) = delete;
   HostSlab& operator=(const HostSlab&) = delete;
 
+  // Host memory of a simulated run: it has no bytes and no end, and counts what is taken from it.
+  static std::shared_ptr<HostSlab> simulated();
+
   // The next `bytes` as a uint8 tensor, aligned to kAlignment; keeps the slab alive. Throws where the slab is used up.
   static at::Tensor take(const std::shared_ptr<HostSlab>& slab, int64_t bytes);
 
   int64_t bytes() const {
     return bytes_;
+  }
+  int64_t used() const { // bytes that were taken, alignment included
+    return used_;
   }
 
   static constexpr int64_t kAlignment = 512;
@@ -43,7 +49,7 @@ class HostSlab {
  private:
   HostSlab(char* data, int64_t bytes, bool pinned) : data_(data), bytes_(bytes), pinned_(pinned) {}
 
-  char* data_;
+  char* data_; // null: simulated
   int64_t bytes_;
   bool pinned_;
   int64_t used_ = 0;

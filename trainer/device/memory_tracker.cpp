@@ -9,11 +9,12 @@
 #include <mutex>
 
 #include "trainer/device/device_hooks.h"
+#include "trainer/device/simulation.h"
 
 namespace distill::device {
 namespace {
 
-thread_local Category current_category = Category::kWorkspace;
+thread_local Category scope_category = Category::kWorkspace;
 
 struct LiveBlock {
   int64_t bytes = 0;
@@ -24,35 +25,19 @@ struct LiveBlock {
 struct Tracker {
   std::mutex mutex;
   absl::flat_hash_map<const void*, LiveBlock> live;
-  MemoryUse use;
-  MemoryPhase phase = MemoryPhase::kStart;
-  int64_t now = 0;
+  MemoryLedger ledger;
   int64_t cpu_limit = 0;
   FailedRequest failed;
   std::vector<MemoryEvent> events;
   size_t max_events = 0;
   std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
 
-  void changed() {
-    PhasePeak& peak = use.phases[static_cast<size_t>(phase)];
-    if (now > peak.bytes) {
-      peak.bytes = now;
-      peak.at_peak = use.now;
-    }
-    for (size_t i = 0; i < kNumCategories; ++i) {
-      peak.highest[i] = std::max(peak.highest[i], use.now[i]);
-    }
-  }
-  void add(Category category, int64_t bytes) {
-    use.now[static_cast<size_t>(category)] += bytes;
-    now += bytes;
-  }
   void record(const void* address, int64_t bytes, Category category) {
     if (events.size() < max_events) {
       const auto elapsed = std::chrono::steady_clock::now() - began;
       events.push_back(
           {std::chrono::duration_cast<std::chrono::microseconds>(elapsed).count(), reinterpret_cast<uint64_t>(address),
-           bytes, category, phase});
+           bytes, category, ledger.phase()});
     }
   }
 };
@@ -70,11 +55,11 @@ class CountingAllocator : public c10::Allocator {
     {
       Tracker& t = tracker();
       const std::lock_guard lock(t.mutex);
-      if (t.cpu_limit > 0 && t.now + static_cast<int64_t>(bytes) > t.cpu_limit) {
-        t.failed = {static_cast<int64_t>(bytes), t.use.now, t.phase};
+      if (t.cpu_limit > 0 && t.ledger.now() + static_cast<int64_t>(bytes) > t.cpu_limit) {
+        t.failed = {static_cast<int64_t>(bytes), t.ledger.use().now, t.ledger.phase()};
         TORCH_CHECK_WITH(
-            OutOfMemoryError, false, "tried to allocate ", bytes, " bytes on the CPU beside ", t.now, "; the limit is ",
-            t.cpu_limit);
+            OutOfMemoryError, false, "tried to allocate ", bytes, " bytes on the CPU while ", t.ledger.now(),
+            " are in use; the limit is ", t.cpu_limit);
       }
     }
     void* data = c10::alloc_cpu(bytes);
@@ -97,41 +82,6 @@ class CountingAllocator : public c10::Allocator {
 
 } // namespace
 
-const char* category_name(Category category) {
-  constexpr const char* kNames[] = {"student",     "master", "moments", "gradients", "teacher",  "slots",
-                                    "activations", "hidden", "head",    "staging",   "workspace"};
-  static_assert(std::size(kNames) == kNumCategories);
-  return kNames[static_cast<size_t>(category)];
-}
-
-const char* phase_name(MemoryPhase phase) {
-  constexpr const char* kNames[] = {"start", "teacher", "forward", "head", "backward", "optimizer", "between"};
-  static_assert(std::size(kNames) == kNumMemoryPhases);
-  return kNames[static_cast<size_t>(phase)];
-}
-
-int64_t total(const CategoryBytes& bytes) {
-  int64_t sum = 0;
-  for (const int64_t value : bytes) {
-    sum += value;
-  }
-  return sum;
-}
-
-MemoryPhase MemoryUse::peak_phase() const {
-  size_t best = 0;
-  for (size_t i = 1; i < kNumMemoryPhases; ++i) {
-    if (phases[i].bytes > phases[best].bytes) {
-      best = i;
-    }
-  }
-  return static_cast<MemoryPhase>(best);
-}
-
-int64_t MemoryUse::peak() const {
-  return phases[static_cast<size_t>(peak_phase())].bytes;
-}
-
 void track_memory(at::Device device) {
   if (tracking.exchange(true)) {
     return;
@@ -149,7 +99,16 @@ bool is_tracking() {
 }
 
 void label(const at::Tensor& tensor, Category category) {
-  if (!tracking || !tensor.defined() || !tensor.has_storage()) {
+  if (!tensor.defined() || !tensor.has_storage()) {
+    return;
+  }
+  if (tensor.is_meta()) {
+    if (Simulation* simulation = Simulation::current()) {
+      simulation->label(tensor.storage().data(), category);
+    }
+    return;
+  }
+  if (!tracking) {
     return;
   }
   Tracker& t = tracker();
@@ -158,43 +117,47 @@ void label(const at::Tensor& tensor, Category category) {
   if (found == t.live.end() || found->second.category == category) {
     return;
   }
-  t.add(found->second.category, -found->second.bytes);
   t.record(found->first, -found->second.bytes, found->second.category);
+  t.ledger.relabelled(found->second.category, category, found->second.bytes);
   found->second.category = category;
-  t.add(category, found->second.bytes);
   t.record(found->first, found->second.bytes, category);
-  t.changed();
 }
 
-LabelScope::LabelScope(Category category) : before_(current_category) {
-  current_category = category;
+Category current_category() {
+  return scope_category;
+}
+
+LabelScope::LabelScope(Category category) : before_(scope_category) {
+  scope_category = category;
 }
 
 LabelScope::~LabelScope() {
-  current_category = before_;
+  scope_category = before_;
 }
 
 void enter_phase(MemoryPhase phase) {
+  if (Simulation* simulation = Simulation::current()) {
+    simulation->enter_phase(phase);
+    return;
+  }
   if (!tracking) {
     return;
   }
   Tracker& t = tracker();
   const std::lock_guard lock(t.mutex);
-  t.phase = phase;
-  t.changed();
+  t.ledger.enter(phase);
 }
 
 MemoryUse memory_use() {
   Tracker& t = tracker();
   const std::lock_guard lock(t.mutex);
-  return t.use;
+  return t.ledger.use();
 }
 
 void reset_memory_peaks() {
   Tracker& t = tracker();
   const std::lock_guard lock(t.mutex);
-  t.use.phases = {};
-  t.changed();
+  t.ledger.reset_peaks();
 }
 
 void record_memory_events(size_t max_events) {
@@ -228,18 +191,6 @@ FailedRequest failed_request() {
   return t.failed;
 }
 
-std::string bytes_text(int64_t bytes) {
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (std::abs(value) >= 1000 && unit + 1 < std::size(kUnits)) {
-    value /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? absl::StrCat(bytes, " B")
-                   : absl::StrFormat("%.*f %s", std::abs(value) < 10 ? 2 : 1, value, kUnits[unit]);
-}
-
 namespace hooks {
 
 void on_allocate(const void* address, int64_t bytes) {
@@ -248,10 +199,9 @@ void on_allocate(const void* address, int64_t bytes) {
   }
   Tracker& t = tracker();
   const std::lock_guard lock(t.mutex);
-  t.live[address] = {bytes, current_category};
-  t.add(current_category, bytes);
-  t.changed();
-  t.record(address, bytes, current_category);
+  t.live[address] = {bytes, scope_category};
+  t.ledger.allocated(scope_category, bytes);
+  t.record(address, bytes, scope_category);
 }
 
 void on_release(const void* address) {
@@ -259,7 +209,7 @@ void on_release(const void* address) {
   const std::lock_guard lock(t.mutex);
   const auto found = t.live.find(address);
   if (found != t.live.end()) { // allocated before the tracker began
-    t.add(found->second.category, -found->second.bytes);
+    t.ledger.released(found->second.category, found->second.bytes);
     t.record(address, -found->second.bytes, found->second.category);
     t.live.erase(found);
   }
@@ -268,7 +218,7 @@ void on_release(const void* address) {
 void on_failure(int64_t bytes) {
   Tracker& t = tracker();
   const std::lock_guard lock(t.mutex);
-  t.failed = {bytes, t.use.now, t.phase};
+  t.failed = {bytes, t.ledger.use().now, t.ledger.phase()};
 }
 
 } // namespace hooks

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "trainer/device/memory_tracker.h"
+#include "trainer/device/simulation.h"
 
 namespace distill::metrics {
 
@@ -30,7 +31,7 @@ double total(const PhaseSeconds& phases) {
 
 void PhaseTimer::mark(Phase phase) {
   Mark mark{phase, std::chrono::steady_clock::now(), nullptr};
-  if (!device_.is_cpu()) {
+  if (device::has_streams(device_)) {
     if (events_.empty()) {
       events_.push_back(std::make_unique<c10::Event>(device_.type(), c10::EventFlag::BACKEND_DEFAULT));
     }
@@ -85,7 +86,7 @@ PhaseSeconds PhaseTimer::take() {
   for (size_t i = 0; i + 1 < marks.size(); ++i) {
     const Mark& from = marks[i];
     const Mark& to = marks[i + 1];
-    seconds[static_cast<size_t>(from.phase)] += device_.is_cpu()
+    seconds[static_cast<size_t>(from.phase)] += !device::has_streams(device_)
         ? std::chrono::duration<double>(to.time - from.time).count()
         : 1e-3 * from.event->elapsedTime(*to.event);
   }

@@ -4,6 +4,8 @@
 
 #include <thread>
 
+#include "trainer/device/simulation.h"
+
 namespace distill::metrics {
 
 namespace {
@@ -32,7 +34,7 @@ void Readout::push(const at::Tensor& numbers) {
   if (free_.empty()) {
     Pending fresh;
     fresh.host = at::empty({count_}, at::TensorOptions().dtype(at::kDouble).pinned_memory(device_.is_cuda()));
-    if (!device_.is_cpu()) {
+    if (device::has_streams(device_)) {
       fresh.arrived = std::make_unique<c10::Event>(device_.type());
     }
     free_.push_back(std::move(fresh));

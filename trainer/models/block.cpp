@@ -1,5 +1,6 @@
 #include "trainer/models/block.h"
 
+#include "trainer/device/simulation.h"
 #include "trainer/models/ops/attention.h"
 #include "trainer/models/ops/linear.h"
 #include "trainer/models/ops/rms_norm.h"
@@ -25,7 +26,7 @@ QkvViews split_qkv(const ModelConfig& config, const at::Tensor& qkv_NA) {
 
 // The residual stream after attention, and its norm. On CUDA the norm's pass adds the residual, on the CPU the product.
 RmsNormResult residual_and_norm(const BlockParams& params, const at::Tensor& x_NH, double eps, BlockKept& kept) {
-  if (x_NH.is_cuda()) {
+  if (device::runs_on_cuda(x_NH)) {
     kept.mid_NH = linear_forward(kept.attn_NQ, params.o_HQ);
     return add_rms_norm_forward_(kept.mid_NH, x_NH, params.mlp_norm_H, eps);
   }
@@ -142,36 +143,6 @@ int64_t BlockKept::bytes() const {
   int64_t total = 0;
   for (const at::Tensor* tensor : const_cast<BlockKept*>(this)->tensors()) {
     total += static_cast<int64_t>(tensor->nbytes());
-  }
-  return total;
-}
-
-std::vector<int64_t> block_kept_bytes(
-    const ModelConfig& config, int64_t tokens, int64_t element_size, bool input_only) {
-  const int64_t statistic = 4 * tokens;
-  const int64_t hidden = config.hidden_size * tokens * element_size;
-  if (input_only) {
-    return {hidden};
-  }
-  const int64_t q_width = config.num_heads * config.head_dim;
-  const int64_t kv_width = config.num_kv_heads * config.head_dim;
-  std::vector<int64_t> bytes{hidden, statistic, (q_width + 2 * kv_width) * tokens * element_size};
-  if (config.qk_norm) {
-    bytes.push_back(config.num_heads * statistic);
-    bytes.push_back(config.num_kv_heads * statistic);
-  }
-  bytes.push_back(q_width * tokens * element_size);
-  bytes.push_back(config.num_heads * statistic);
-  bytes.push_back(hidden);
-  bytes.push_back(statistic);
-  bytes.push_back(2 * config.intermediate_size * tokens * element_size);
-  return bytes;
-}
-
-int64_t block_kept_bytes_per_token(const ModelConfig& config, int64_t element_size) {
-  int64_t total = 0;
-  for (const int64_t bytes : block_kept_bytes(config, /*tokens=*/1, element_size, /*input_only=*/false)) {
-    total += bytes;
   }
   return total;
 }

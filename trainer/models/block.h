@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <vector>
 
 #include "trainer/models/layout.h"
@@ -57,12 +58,6 @@ struct BlockKept {
   int64_t bytes() const;
 };
 
-// Bytes of each tensor of BlockKept, in the order of BlockKept::tensors(), without running anything: for the memory
-// plan and for the host memory that offloaded blocks need. `element_size` of the compute dtype; statistics count 4
-// bytes each.
-std::vector<int64_t> block_kept_bytes(const ModelConfig& config, int64_t tokens, int64_t element_size, bool input_only);
-int64_t block_kept_bytes_per_token(const ModelConfig& config, int64_t element_size);
-
 // Keeps the input alone: block_backward then runs the forward pass again first.
 BlockKept keep_input_only(const at::Tensor& x_NH);
 
@@ -75,5 +70,16 @@ at::Tensor block_forward(
 at::Tensor block_backward(
     const ModelConfig& config, const SequenceInfo& seq, const RopeAngles& rope, const BlockParams& params,
     const at::Tensor& dy_NH, BlockKept kept, BlockParams& grads);
+
+// The two functions as the passes over a model call them. A simulated run puts recordings of them in their place.
+struct BlockFunctions {
+  std::function<at::Tensor(
+      const ModelConfig&, const SequenceInfo&, const RopeAngles&, const BlockParams&, const at::Tensor&, BlockKept*)>
+      forward = block_forward;
+  std::function<at::Tensor(
+      const ModelConfig&, const SequenceInfo&, const RopeAngles&, const BlockParams&, const at::Tensor&, BlockKept,
+      BlockParams&)>
+      backward = block_backward;
+};
 
 } // namespace distill::models

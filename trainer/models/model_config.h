@@ -14,6 +14,8 @@ struct Llama3RopeScaling {
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
   int64_t original_max_position_embeddings = 8192;
+
+  bool operator==(const Llama3RopeScaling&) const = default;
 };
 
 // What a decoder's shape and mathematics need, read from a Hugging Face config.json.
@@ -39,6 +41,8 @@ struct ModelConfig {
   bool qk_norm = false; // RMSNorm over head_dim on q and k before RoPE
   double initializer_range = 0.02; // standard deviation of randomly initialised matrices
   std::string dtype = "float32"; // of the stored weights: float32 | float16 | bfloat16
+
+  bool operator==(const ModelConfig&) const = default;
 };
 
 // Whether sequences of this many tokens are computed as the model means them: no longer than max_position_embeddings

@@ -3,6 +3,7 @@
 #include <ATen/ops/_fused_adamw.h>
 
 #include "trainer/device/memory_tracker.h"
+#include "trainer/device/simulation.h"
 #include "trainer/models/ops/kernel_launch.h"
 #include "trainer/optim/adamw_kernel.h"
 
@@ -12,6 +13,10 @@ namespace {
 
 bool has_bf16_copy(const sharding::UnitShard& unit) {
   return unit.weights.defined() && unit.weights.scalar_type() == at::kBFloat16;
+}
+
+bool runs_on_cuda(const sharding::ModelShards& model) {
+  return device::kernel_device(model.options().device) == c10::DeviceType::CUDA;
 }
 
 } // namespace
@@ -71,7 +76,7 @@ void AdamW::step(double lr, const GradNorm& grad_norm) {
   step_count_.add_(1.0 - grad_norm.found_inf);
   if (host_state_ != nullptr) {
     step_through_device(lr, grad_norm);
-  } else if (model_.options().device.is_cuda()) {
+  } else if (runs_on_cuda(model_)) {
     step_on_gpu(lr, grad_norm);
   } else {
     step_with_aten(lr, grad_norm);
@@ -112,7 +117,7 @@ void AdamW::step_on_gpu(double lr, const GradNorm& grad_norm) {
 }
 
 void AdamW::update_with_aten(const Group& group, double lr, const GradNorm& grad_norm) {
-  if (group.params.empty()) {
+  if (group.params.empty() || group.params.front().is_meta()) { // the fused op has no meta kernel
     return;
   }
   // The counter is per tensor in the fused op; all of ours are equal, and the op only reads it.
@@ -137,7 +142,7 @@ void AdamW::step_with_aten(double lr, const GradNorm& grad_norm) {
 
 void AdamW::update_staged(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm) {
   sharding::UnitShard& unit = model_.unit(piece.unit);
-  if (model_.options().device.is_cuda()) {
+  if (runs_on_cuda(model_)) {
     update_on_gpu(piece, state, lr, grad_norm);
   } else {
     Group vectors, matrices;
@@ -147,7 +152,7 @@ void AdamW::update_staged(const Piece& piece, const OptimizerState& state, doubl
     update_with_aten(vectors, lr, grad_norm);
     update_with_aten(matrices, lr, grad_norm);
   }
-  if (!model_.options().device.is_cuda() || !has_bf16_copy(unit)) {
+  if (!runs_on_cuda(model_) || !has_bf16_copy(unit)) {
     unit.weights.narrow(0, piece.begin, piece.count).copy_(state.master);
   }
 }

@@ -18,21 +18,6 @@ ActivationStore::ActivationStore(
   }
 }
 
-int64_t ActivationStore::host_bytes(
-    const std::vector<models::ActivationPolicy>& policies, const models::ModelConfig& config, int64_t tokens,
-    int64_t element_size) {
-  int64_t total = 0;
-  for (const models::ActivationPolicy policy : policies) {
-    if (models::is_offloaded(policy)) {
-      for (const int64_t bytes :
-           models::block_kept_bytes(config, tokens, element_size, models::keeps_input_only(policy))) {
-        total += device::HostSlab::aligned(bytes);
-      }
-    }
-  }
-  return total;
-}
-
 at::Tensor ActivationStore::host_view(const Away& away) const {
   return away.bytes.view(away.dtype).as_strided(away.sizes, away.strides);
 }

@@ -20,14 +20,9 @@ namespace distill::sharding {
 // compute stream, and their copy waits for what that stream did with the memory before.
 class ActivationStore {
  public:
-  // `host`: at least host_bytes(...) of it is left; null where nothing is offloaded.
+  // `host`: as much of it is left as the memory plan says; null where nothing is offloaded.
   ActivationStore(
       std::vector<models::ActivationPolicy> policies, at::Device device, std::shared_ptr<device::HostSlab> host);
-
-  // Host memory for micro-batches of so many tokens; `element_size` of the compute dtype.
-  static int64_t host_bytes(
-      const std::vector<models::ActivationPolicy>& policies, const models::ModelConfig& config, int64_t tokens,
-      int64_t element_size);
 
   models::ActivationPolicy policy(int64_t block) const {
     return policies_[block];

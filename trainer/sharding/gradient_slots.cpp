@@ -103,7 +103,7 @@ void GradientSlots::reduce(UnitKey key, at::Tensor shard, const Reduction& optio
     }
     slot->events.read_ends();
   };
-  if (device_.is_cpu()) { // done on return: all of it is waited for
+  if (!device::has_streams(device_)) { // done on return: all of it is waited for
     const Waiting waiting(observer_);
     run();
   } else {

@@ -32,8 +32,8 @@ at::Tensor final_norm(ModelShards& model, const at::Tensor& x_NH, models::FinalN
 }
 
 at::Tensor run_block(
-    ModelShards& model, int64_t block, const models::SequenceInfo& seq, const models::RopeAngles& angles,
-    const at::Tensor& x_NH, models::BlockKept* kept, ModelShards* next = nullptr) {
+    const models::BlockFunctions& functions, ModelShards& model, int64_t block, const models::SequenceInfo& seq,
+    const models::RopeAngles& angles, const at::Tensor& x_NH, models::BlockKept* kept, ModelShards* next = nullptr) {
   const int64_t unit = model.block_unit(block);
   const models::BlockParams params = models::block_params(model.unit(unit).layout, model.weights(unit));
   const int64_t blocks = model.config().num_layers;
@@ -46,7 +46,7 @@ at::Tensor run_block(
       prefetch_first(*next);
     }
   }
-  at::Tensor y_NH = models::block_forward(model.config(), seq, angles, params, x_NH, kept);
+  at::Tensor y_NH = functions.forward(model.config(), seq, angles, params, x_NH, kept);
   model.release(unit);
   return y_NH;
 }
@@ -59,26 +59,27 @@ void prefetch_first(ModelShards& model) {
 }
 
 at::Tensor forward_hidden(
-    ModelShards& model, const models::RopeTable& rope, const MicroBatch& batch, ModelShards* next) {
+    ModelShards& model, const models::RopeTable& rope, const TokenBatch& batch, ModelShards* next,
+    const models::BlockFunctions& functions) {
   const models::RopeAngles angles = models::rope_angles(rope, batch.seq.positions_N);
   at::Tensor x_NH = embed(model, batch.tokens_N);
   for (int64_t block = 0; block < model.config().num_layers; ++block) {
-    x_NH = run_block(model, block, batch.seq, angles, x_NH, /*kept=*/nullptr, next);
+    x_NH = run_block(functions, model, block, batch.seq, angles, x_NH, /*kept=*/nullptr, next);
   }
   return final_norm(model, x_NH, /*kept=*/nullptr);
 }
 
-at::Tensor TrainingPass::forward(const MicroBatch& batch) {
+at::Tensor TrainingPass::forward(const TokenBatch& batch) {
   angles_ = models::rope_angles(rope_, batch.seq.positions_N);
   at::Tensor x_NH = embed(model_, batch.tokens_N);
   for (int64_t block = 0; block < model_.config().num_layers; ++block) {
     if (models::keeps_input_only(store_.policy(block))) {
       models::BlockKept kept = models::keep_input_only(x_NH);
-      x_NH = run_block(model_, block, batch.seq, angles_, x_NH, /*kept=*/nullptr);
+      x_NH = run_block(block_, model_, block, batch.seq, angles_, x_NH, /*kept=*/nullptr);
       store_.put(block, std::move(kept));
     } else {
       models::BlockKept kept;
-      x_NH = run_block(model_, block, batch.seq, angles_, x_NH, &kept);
+      x_NH = run_block(block_, model_, block, batch.seq, angles_, x_NH, &kept);
       store_.put(block, std::move(kept));
     }
   }
@@ -86,7 +87,7 @@ at::Tensor TrainingPass::forward(const MicroBatch& batch) {
   return final_norm(model_, x_NH, &norm_kept_);
 }
 
-void TrainingPass::backward(const MicroBatch& batch, at::Tensor dhidden_NH, bool last) {
+void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool last) {
   const int64_t head = model_.head_unit();
   const models::UnitLayout& head_layout = model_.unit(head).layout;
   at::Tensor dx_NH;
@@ -117,7 +118,7 @@ void TrainingPass::backward(const MicroBatch& batch, at::Tensor dhidden_NH, bool
     const UnitGradient gradient = model_.gradient(unit);
     models::BlockParams gradients = models::block_params(layout, gradient.flat);
     gradients.write_matrices = gradient.is_new;
-    dx_NH = models::block_backward(model_.config(), batch.seq, angles_, params, dx_NH, std::move(kept), gradients);
+    dx_NH = block_.backward(model_.config(), batch.seq, angles_, params, dx_NH, std::move(kept), gradients);
     model_.release(unit);
     model_.reduce(unit, last);
   }

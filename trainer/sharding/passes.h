@@ -15,7 +15,7 @@
 namespace distill::sharding {
 
 // The tokens of a micro-batch on the model's device.
-struct MicroBatch {
+struct TokenBatch {
   models::SequenceInfo seq;
   at::Tensor tokens_N; // int64
 };
@@ -27,7 +27,8 @@ void prefetch_first(ModelShards& model);
 // slot, for the loss head. `next`: the model whose pass follows, null: none; its first units are gathered under the
 // last block's work.
 at::Tensor forward_hidden(
-    ModelShards& model, const models::RopeTable& rope, const MicroBatch& batch, ModelShards* next = nullptr);
+    ModelShards& model, const models::RopeTable& rope, const TokenBatch& batch, ModelShards* next = nullptr,
+    const models::BlockFunctions& block = {});
 
 // One forward and one backward pass of a trainable model over one micro-batch.
 class TrainingPass {
@@ -35,18 +36,22 @@ class TrainingPass {
   // A policy for each block; `host` as ActivationStore wants it. No policies: forward and backward are not called.
   TrainingPass(
       ModelShards& model, const models::RopeTable& rope, std::vector<models::ActivationPolicy> policies,
-      std::shared_ptr<device::HostSlab> host)
-      : model_(model), rope_(rope), store_(std::move(policies), model.options().device, std::move(host)) {}
+      std::shared_ptr<device::HostSlab> host, models::BlockFunctions block = {})
+      : model_(model),
+        rope_(rope),
+        block_(std::move(block)),
+        store_(std::move(policies), model.options().device, std::move(host)) {}
 
   // Final hidden states [N, H].
-  at::Tensor forward(const MicroBatch& batch);
+  at::Tensor forward(const TokenBatch& batch);
   // Accumulates every unit's gradient from that of the hidden states. The lm_head's own gradient is the loss head's.
   // `last`: of the step's micro-batches.
-  void backward(const MicroBatch& batch, at::Tensor dhidden_NH, bool last);
+  void backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool last);
 
  private:
   ModelShards& model_;
   const models::RopeTable& rope_;
+  models::BlockFunctions block_;
   ActivationStore store_;
   models::RopeAngles angles_;
   models::FinalNormKept norm_kept_;

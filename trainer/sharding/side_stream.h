@@ -6,14 +6,16 @@
 
 #include <optional>
 
-// Streams and events of a device. On the CPU, where everything is done on return, they do nothing.
+#include "trainer/device/simulation.h"
+
+// Streams and events of a device. They do nothing where everything is done on return: on the CPU and in a simulation.
 namespace distill::sharding {
 
 // A place in a stream that other streams can wait for.
 class Fence {
  public:
   explicit Fence(at::Device device) : device_(device) {
-    if (!device.is_cpu()) {
+    if (device::has_streams(device)) {
       event_.emplace(device.type());
     }
   }
@@ -47,7 +49,7 @@ class Fence {
 class SideStream {
  public:
   explicit SideStream(at::Device device) {
-    if (!device.is_cpu()) {
+    if (device::has_streams(device)) {
       stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
     }
   }

@@ -86,7 +86,7 @@ void WeightSlots::prefetch(const UnitSource& unit) {
   if (slot == nullptr) {
     return;
   }
-  if (device_.is_cpu()) { // the gather is done on return: all of it is waited for
+  if (!device::has_streams(device_)) { // the gather is done on return: all of it is waited for
     const Waiting waiting(observer_);
     gather(*slot, unit);
   } else {

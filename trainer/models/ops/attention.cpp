@@ -1,38 +1,10 @@
 #include "trainer/models/ops/attention.h"
 
+#include "trainer/models/ops/attention_backends.h"
 #include "trainer/models/ops/attention_math.h"
 
 namespace distill::models {
 namespace {
-
-constexpr int64_t kCudnnMaxHeadDim = 128;
-constexpr int64_t kCudnnMinLength = 128;
-constexpr int64_t kFlashMaxHeadDim = 256;
-
-enum class Backend {
-  kCudnn,
-  kFlash,
-  kCpuFlash,
-  kMath
-};
-
-Backend choose_backend(const at::Tensor& q_NAD, const SequenceInfo& seq) {
-  const int64_t head_dim = q_NAD.size(2);
-  const bool half = q_NAD.scalar_type() == at::kBFloat16 || q_NAD.scalar_type() == at::kHalf;
-  if (q_NAD.is_cpu()) {
-    return Backend::kCpuFlash;
-  }
-  if (!q_NAD.is_cuda() || !half || head_dim > kFlashMaxHeadDim) {
-    return Backend::kMath;
-  }
-  // cuDNN's backward pass adds with atomics.
-  const bool deterministic = at::globalContext().deterministicAlgorithms();
-  if (!seq.packed && !deterministic && head_dim % 8 == 0 && head_dim <= kCudnnMaxHeadDim &&
-      seq.seq_len >= kCudnnMinLength) {
-    return Backend::kCudnn;
-  }
-  return Backend::kFlash;
-}
 
 double softmax_scale(const at::Tensor& q_NAD) {
   return 1.0 / std::sqrt(static_cast<double>(q_NAD.size(2)));
@@ -50,11 +22,10 @@ at::Tensor from_bhsd(const at::Tensor& x_BASD) {
 
 AttentionResult cudnn_forward(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq) {
-  const auto result = at::_scaled_dot_product_cudnn_attention(
+  const auto [out, lse] = cudnn_attention(
       as_bhsd(q_NAD, seq, q_NAD.size(1)), as_bhsd(k_NKD, seq, k_NKD.size(1)), as_bhsd(v_NKD, seq, v_NKD.size(1)),
-      /*attn_bias=*/std::nullopt, /*compute_log_sumexp=*/true, /*dropout_p=*/0.0, /*is_causal=*/true,
-      /*return_debug_mask=*/false, softmax_scale(q_NAD));
-  return {from_bhsd(std::get<0>(result)), std::get<1>(result)};
+      softmax_scale(q_NAD));
+  return {from_bhsd(out), lse};
 }
 
 // Views [N, heads, D].
@@ -66,13 +37,9 @@ Gradients cudnn_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
     const AttentionResult& kept, const SequenceInfo& seq) {
   const int64_t heads = q_NAD.size(1);
-  // Without dropout the seed and offset are handed through and never read.
-  const at::Tensor unused = at::empty({}, q_NAD.options().dtype(at::kLong));
-  const auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
+  const auto [dq, dk, dv] = cudnn_attention_backward(
       as_bhsd(dout_NQ.contiguous(), seq, heads), as_bhsd(q_NAD, seq, heads), as_bhsd(k_NKD, seq, k_NKD.size(1)),
-      as_bhsd(v_NKD, seq, v_NKD.size(1)), as_bhsd(kept.out_NQ, seq, heads), kept.lse, unused, unused,
-      /*attn_bias=*/{}, /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, seq.seq_len, seq.seq_len, /*dropout_p=*/0.0,
-      /*is_causal=*/true, softmax_scale(q_NAD));
+      as_bhsd(v_NKD, seq, v_NKD.size(1)), as_bhsd(kept.out_NQ, seq, heads), kept.lse, softmax_scale(q_NAD));
   const auto by_token = [](const at::Tensor& x_BASD, const at::Tensor& like) {
     return x_BASD.transpose(1, 2).reshape(like.sizes());
   };
@@ -92,25 +59,20 @@ int64_t flash_max_seqlen(const SequenceInfo& seq) {
 
 AttentionResult flash_forward(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq) {
-  const int64_t max_seqlen = flash_max_seqlen(seq);
-  const auto result = at::_flash_attention_forward(
-      pad_head_dim(q_NAD), pad_head_dim(k_NKD), pad_head_dim(v_NKD), seq.cu_seqlens, seq.cu_seqlens, max_seqlen,
-      max_seqlen, /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false, softmax_scale(q_NAD));
-  const at::Tensor out_NAD = std::get<0>(result).narrow(2, 0, q_NAD.size(2));
-  return {out_NAD.reshape({q_NAD.size(0), -1}), std::get<1>(result)};
+  const auto [out, lse] = flash_attention(
+      pad_head_dim(q_NAD), pad_head_dim(k_NKD), pad_head_dim(v_NKD), seq.cu_seqlens, flash_max_seqlen(seq),
+      softmax_scale(q_NAD));
+  return {out.narrow(2, 0, q_NAD.size(2)).reshape({q_NAD.size(0), -1}), lse};
 }
 
 Gradients flash_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
     const AttentionResult& kept, const SequenceInfo& seq) {
-  const int64_t max_seqlen = flash_max_seqlen(seq);
   const int64_t head_dim = q_NAD.size(2);
-  const at::Tensor rng_state = at::empty({2}, q_NAD.options().dtype(at::kUInt64));
-  const at::Tensor unused = at::empty({}, q_NAD.options().dtype(at::kUInt64));
-  const auto [dq, dk, dv] = at::_flash_attention_backward(
+  const auto [dq, dk, dv] = flash_attention_backward(
       pad_head_dim(dout_NQ.reshape(q_NAD.sizes())), pad_head_dim(q_NAD), pad_head_dim(k_NKD), pad_head_dim(v_NKD),
-      pad_head_dim(kept.out_NQ.view(q_NAD.sizes())), kept.lse, seq.cu_seqlens, seq.cu_seqlens, max_seqlen, max_seqlen,
-      /*dropout_p=*/0.0, /*is_causal=*/true, rng_state, unused, softmax_scale(q_NAD));
+      pad_head_dim(kept.out_NQ.view(q_NAD.sizes())), kept.lse, seq.cu_seqlens, flash_max_seqlen(seq),
+      softmax_scale(q_NAD));
   return {dq.narrow(2, 0, head_dim), dk.narrow(2, 0, head_dim), dv.narrow(2, 0, head_dim)};
 }
 
@@ -163,9 +125,8 @@ AttentionResult cpu_forward(
   at::Tensor out_NAD = at::empty(q_NAD.sizes(), q_NAD.options());
   at::Tensor lse_NA = at::empty({q_NAD.size(0), q_NAD.size(1)}, q_NAD.options().dtype(lse_dtype));
   for (const CpuSpan& span : cpu_spans(seq)) {
-    const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
-        span_bhsd(q_NAD, span), span_bhsd(k_NKD, span), span_bhsd(v_NKD, span), /*dropout_p=*/0.0, /*is_causal=*/true,
-        /*attn_mask=*/{}, softmax_scale(q_NAD));
+    const auto [out, lse] =
+        cpu_attention(span_bhsd(q_NAD, span), span_bhsd(k_NKD, span), span_bhsd(v_NKD, span), softmax_scale(q_NAD));
     span_bhsd(out_NAD, span).copy_(out);
     span_lse(lse_NA, span).copy_(lse);
   }
@@ -178,10 +139,9 @@ void cpu_backward(
   const at::Tensor dout_NAD = dout_NQ.contiguous().view(q_NAD.sizes());
   const at::Tensor out_NAD = kept.out_NQ.view(q_NAD.sizes());
   for (const CpuSpan& span : cpu_spans(seq)) {
-    const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+    const auto [dq, dk, dv] = cpu_attention_backward(
         span_bhsd(dout_NAD, span), span_bhsd(q_NAD, span), span_bhsd(k_NKD, span), span_bhsd(v_NKD, span),
-        span_bhsd(out_NAD, span), span_lse(kept.lse, span), /*dropout_p=*/0.0, /*is_causal=*/true,
-        /*attn_mask=*/{}, softmax_scale(q_NAD));
+        span_bhsd(out_NAD, span), span_lse(kept.lse, span), softmax_scale(q_NAD));
     span_bhsd(dq_NAD, span).copy_(dq);
     span_bhsd(dk_NKD, span).copy_(dk);
     span_bhsd(dv_NKD, span).copy_(dv);
@@ -210,14 +170,14 @@ void check_inputs(const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Te
 AttentionResult attention_forward(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq) {
   check_inputs(q_NAD, k_NKD, v_NKD, seq);
-  switch (choose_backend(q_NAD, seq)) {
-    case Backend::kCudnn:
+  switch (attention_backend(q_NAD, seq)) {
+    case AttentionBackend::kCudnn:
       return cudnn_forward(q_NAD, k_NKD, v_NKD, seq);
-    case Backend::kFlash:
+    case AttentionBackend::kFlash:
       return flash_forward(q_NAD, k_NKD, v_NKD, seq);
-    case Backend::kCpuFlash:
+    case AttentionBackend::kCpuFlash:
       return cpu_forward(q_NAD, k_NKD, v_NKD, seq);
-    case Backend::kMath:
+    case AttentionBackend::kMath:
       break;
   }
   return attention_math_forward(q_NAD, k_NKD, v_NKD, seq);
@@ -228,15 +188,15 @@ void attention_backward(
     const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD,
     const RopeAngles* rope) {
   check_inputs(q_NAD, k_NKD, v_NKD, seq);
-  switch (choose_backend(q_NAD, seq)) {
-    case Backend::kCudnn:
+  switch (attention_backend(q_NAD, seq)) {
+    case AttentionBackend::kCudnn:
       return store(cudnn_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq), rope, dq_NAD, dk_NKD, dv_NKD);
-    case Backend::kFlash:
+    case AttentionBackend::kFlash:
       return store(flash_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq), rope, dq_NAD, dk_NKD, dv_NKD);
-    case Backend::kCpuFlash:
+    case AttentionBackend::kCpuFlash:
       cpu_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq, dq_NAD, dk_NKD, dv_NKD);
       break;
-    case Backend::kMath:
+    case AttentionBackend::kMath:
       attention_math_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq, dq_NAD, dk_NKD, dv_NKD);
       break;
   }

@@ -3,15 +3,25 @@
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 
+#include "trainer/device/simulation.h"
 #include "trainer/models/ops/embedding_kernel.h"
 #include "trainer/models/ops/kernel_launch.h"
 
 namespace distill::models {
 namespace {
 
+// The ids in ascending order, and where each of them stood.
+std::tuple<at::Tensor, at::Tensor> sort_tokens(const at::Tensor& tokens_N) {
+  auto sorted = tokens_N.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+  if (tokens_N.is_meta() && device::runs_on_cuda(tokens_N)) { // the CUDA sort's own buffers
+    at::empty({2 * tokens_N.numel()}, tokens_N.options());
+  }
+  return sorted;
+}
+
 template <typename T, typename G>
 void backward_cpu(const at::Tensor& tokens_N, const at::Tensor& dx_NH, at::Tensor& grad_VH) {
-  const auto [sorted, order] = tokens_N.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const auto [sorted, order] = sort_tokens(tokens_N);
   const int64_t* token = sorted.template const_data_ptr<int64_t>();
   const int64_t* source = order.template const_data_ptr<int64_t>();
   const int64_t size = dx_NH.size(1);
@@ -43,7 +53,7 @@ void backward_cuda(const at::Tensor& tokens_N, const at::Tensor& dx_NH, at::Tens
   TORCH_CHECK(
       grad_VH.scalar_type() == expected, "embedding_backward: a gradient of dtype ", expected, " is expected, found ",
       grad_VH.scalar_type());
-  const auto [sorted, order] = tokens_N.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const auto [sorted, order] = sort_tokens(tokens_N);
   EmbeddingBackwardArgs args{};
   args.sorted = sorted.const_data_ptr<int64_t>();
   args.order = order.const_data_ptr<int64_t>();
@@ -72,8 +82,12 @@ void embedding_backward(const at::Tensor& tokens_N, const at::Tensor& dx_in, at:
       "embedding_backward: dx [", tokens_N.numel(), ", ", grad_VH.size(1), "] is expected, found ", dx_in.sizes());
   TORCH_CHECK(grad_VH.stride(1) == 1, "embedding_backward: rows of the gradient must be contiguous");
   const at::Tensor dx_NH = dx_in.contiguous();
-  if (grad_VH.is_cuda()) {
+  if (device::runs_on_cuda(grad_VH)) {
     backward_cuda(tokens_N, dx_NH, grad_VH);
+    return;
+  }
+  if (tokens_N.is_meta()) {
+    sort_tokens(tokens_N);
     return;
   }
   TORCH_CHECK(

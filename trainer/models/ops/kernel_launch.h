@@ -14,10 +14,14 @@ ElementType element_type(at::ScalarType type);
 
 CUstream_st* current_stream(at::Device device);
 
-// Queues `launch` on the device's current stream. A launch function returns null, or what CUDA complained of.
+// Queues `launch` on the device's current stream; nothing for meta tensors. A launch function returns null, or what
+// CUDA complained of.
 template <typename Args>
 void run_kernel(
     const char* name, const char* (*launch)(const Args&, CUstream_st*), const Args& args, at::Device device) {
+  if (device.is_meta()) {
+    return;
+  }
   const at::DeviceGuard guard(device);
   const char* problem = launch(args, current_stream(device));
   TORCH_CHECK(problem == nullptr, name, ": ", problem);

@@ -1,5 +1,7 @@
 #include "trainer/models/ops/linear.h"
 
+#include "trainer/device/simulation.h"
+
 namespace distill::models {
 
 at::Tensor linear_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O) {
@@ -25,7 +27,7 @@ void linear_backward_weight(const at::Tensor& dy_NO, const at::Tensor& x_NI, at:
   const double beta = accumulate ? 1 : 0;
   if (grad_OI.scalar_type() == x_NI.scalar_type()) {
     grad_OI.addmm_(dy_NO.t(), x_NI, beta);
-  } else if (x_NI.is_cuda()) {
+  } else if (device::runs_on_cuda(x_NI)) {
     at::addmm_out(grad_OI, grad_OI, dy_NO.t(), x_NI, grad_OI.scalar_type(), beta);
   } else {
     grad_OI.addmm_(dy_NO.to(grad_OI.scalar_type()).t(), x_NI.to(grad_OI.scalar_type()), beta);

@@ -4,6 +4,7 @@
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 
+#include "trainer/device/simulation.h"
 #include "trainer/models/ops/kernel_launch.h"
 #include "trainer/models/ops/rms_norm_kernel.h"
 
@@ -13,8 +14,14 @@ namespace {
 constexpr int64_t kRowsPerTask = 16;
 constexpr int64_t kLanes = 16; // partial sums: vectorises, and loses less than one running sum
 constexpr int64_t kColumnBlock = 64;
+// Of a simulated run: two blocks of threads for each of an H200's 132 multiprocessors.
+constexpr int64_t kSimulatedBackwardBlocks = 264;
 
-#define DISTILL_DISPATCH(...) AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, __VA_ARGS__)
+// Runs the CPU's code for the tensor's dtype; nothing for a meta tensor.
+#define DISTILL_DISPATCH(tensor, name, ...)                                                               \
+  if (!(tensor).is_meta()) {                                                                              \
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, (tensor).scalar_type(), name, __VA_ARGS__); \
+  }
 
 template <typename acc_t, typename F>
 acc_t row_sum(int64_t size, const F& term) {
@@ -180,6 +187,15 @@ void check_rstd(const at::Tensor& rstd, const at::Tensor& x, int64_t rows) {
       rstd.scalar_type());
 }
 
+// Rows of partial sums.
+int64_t backward_blocks(const RmsNormBackwardArgs& args, at::Device device) {
+  if (device.is_meta()) {
+    return kSimulatedBackwardBlocks;
+  }
+  const at::DeviceGuard guard(device);
+  return rms_norm_backward_blocks(args);
+}
+
 // Completes and runs `args`, which has dy, x, dx and their strides.
 void backward_cuda(
     RmsNormBackwardArgs args, const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& weight_H,
@@ -196,8 +212,7 @@ void backward_cuda(
         grad_H.scalar_type() == statistics_dtype(x) && grad_H.sizes() == weight.sizes() && grad_H.is_contiguous(),
         "rms_norm: a contiguous gradient ", weight.sizes(), " of dtype ", statistics_dtype(x), " is expected, found ",
         grad_H.sizes(), " of dtype ", grad_H.scalar_type());
-    const at::DeviceGuard guard(x.device());
-    partials = at::empty({rms_norm_backward_blocks(args), args.hidden}, grad_H.options());
+    partials = at::empty({backward_blocks(args, x.device()), args.hidden}, grad_H.options());
     args.partials = partials.mutable_data_ptr();
     args.grad = grad_H.mutable_data_ptr();
   }
@@ -214,16 +229,15 @@ RmsNormResult rms_norm_forward(const at::Tensor& x_in, const at::Tensor& weight_
   if (x_NH.numel() == 0) {
     return result;
   }
-  if (x_NH.is_cuda()) {
+  if (device::runs_on_cuda(x_NH)) {
     RmsNormArgs args = kernel_args(x_NH, weight_H, eps);
     args.y = result.y_NH.mutable_data_ptr();
     args.rstd = result.rstd_N.mutable_data_ptr();
     run_kernel("rms_norm_forward", launch_rms_norm_forward, args, x_NH.device());
     return result;
   }
-  DISTILL_DISPATCH(x_NH.scalar_type(), "rms_norm_forward", [&] {
-    forward_cpu<scalar_t>(x_NH, weight_H, eps, result.y_NH, result.rstd_N);
-  });
+  DISTILL_DISPATCH(
+      x_NH, "rms_norm_forward", [&] { forward_cpu<scalar_t>(x_NH, weight_H, eps, result.y_NH, result.rstd_N); });
   return result;
 }
 
@@ -231,7 +245,7 @@ RmsNormResult add_rms_norm_forward_(
     at::Tensor& x_NH, const at::Tensor& residual_in, const at::Tensor& weight_in, double eps) {
   check_input(x_NH, weight_in);
   check_like_input(residual_in, x_NH);
-  if (!x_NH.is_cuda() || x_NH.numel() == 0) {
+  if (!device::runs_on_cuda(x_NH) || x_NH.numel() == 0) {
     return rms_norm_forward(x_NH.add_(residual_in), weight_in, eps);
   }
   TORCH_CHECK(x_NH.is_contiguous(), "rms_norm: an input that is added to must be contiguous");
@@ -256,14 +270,14 @@ at::Tensor rms_norm_apply(const at::Tensor& x_in, const at::Tensor& rstd_N, cons
   if (x_NH.numel() == 0) {
     return y_NH;
   }
-  if (x_NH.is_cuda()) {
+  if (device::runs_on_cuda(x_NH)) {
     RmsNormArgs args = kernel_args(x_NH, weight_H, /*eps=*/0);
     args.y = y_NH.mutable_data_ptr();
     args.rstd = const_cast<void*>(rstd_N.const_data_ptr()); // only read
     run_kernel("rms_norm_apply", launch_rms_norm_apply, args, x_NH.device());
     return y_NH;
   }
-  DISTILL_DISPATCH(x_NH.scalar_type(), "rms_norm_apply", [&] {
+  DISTILL_DISPATCH(x_NH, "rms_norm_apply", [&] {
     using acc_t = at::opmath_type<scalar_t>;
     const int64_t size = x_NH.size(1);
     const scalar_t* x = x_NH.const_data_ptr<scalar_t>();
@@ -294,7 +308,7 @@ at::Tensor rms_norm_backward(
   if (x_NH.numel() == 0) {
     return dx_NH;
   }
-  if (x_NH.is_cuda()) {
+  if (device::runs_on_cuda(x_NH)) {
     RmsNormBackwardArgs args{};
     args.dy = dy_NH.const_data_ptr();
     args.x = x_NH.const_data_ptr();
@@ -306,7 +320,7 @@ at::Tensor rms_norm_backward(
     backward_cuda(args, x_NH, rstd_N, weight_H, grad_H);
     return dx_NH;
   }
-  DISTILL_DISPATCH(x_NH.scalar_type(), "rms_norm_backward", [&] {
+  DISTILL_DISPATCH(x_NH, "rms_norm_backward", [&] {
     backward_input_cpu<scalar_t>(
         dy_NH, x_NH, rstd_N, weight_H.contiguous(),
         dresidual.defined() ? dresidual.const_data_ptr<scalar_t>() : nullptr, dx_NH);
@@ -323,7 +337,7 @@ void head_rms_norm_backward_(
   TORCH_CHECK(x_NAD.dim() == 3, "rms_norm: heads [N, heads, D] are expected, found ", x_NAD.sizes());
   check_like_input(dy_NAD, x_NAD);
   const int64_t head_dim = x_NAD.size(2);
-  if (x_NAD.is_cuda() && x_NAD.numel() > 0) {
+  if (device::runs_on_cuda(x_NAD) && x_NAD.numel() > 0) {
     TORCH_CHECK(
         dy_NAD.stride(2) == 1 && x_NAD.stride(2) == 1 && weight_D.numel() == head_dim &&
             weight_D.scalar_type() == x_NAD.scalar_type(),

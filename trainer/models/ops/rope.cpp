@@ -6,6 +6,7 @@
 
 #include <numbers>
 
+#include "trainer/device/simulation.h"
 #include "trainer/models/ops/kernel_launch.h"
 #include "trainer/models/ops/rms_norm.h"
 #include "trainer/models/ops/rope_kernel.h"
@@ -97,6 +98,9 @@ void rotate(at::Tensor& q_NAD, at::Tensor* k_NKD, const RopeAngles& angles, floa
     check_heads(*k_NKD, angles);
     check_pair(q_NAD, *k_NKD);
   }
+  if (q_NAD.numel() == 0 || q_NAD.is_meta()) {
+    return;
+  }
   if (q_NAD.is_cpu()) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, q_NAD.scalar_type(), "rope", [&] {
       rotate_cpu<scalar_t>(q_NAD, angles, direction);
@@ -104,9 +108,6 @@ void rotate(at::Tensor& q_NAD, at::Tensor* k_NKD, const RopeAngles& angles, floa
         rotate_cpu<scalar_t>(*k_NKD, angles, direction);
       }
     });
-    return;
-  }
-  if (q_NAD.numel() == 0) {
     return;
   }
   RopeArgs args = kernel_args(q_NAD, angles);
@@ -161,6 +162,12 @@ at::Tensor rope_inverse_frequencies(const ModelConfig& config) {
 }
 
 RopeTable make_rope_table(const ModelConfig& config, int64_t num_positions, at::Device device) {
+  if (device.is_meta()) {
+    const auto table = [&] {
+      return at::empty({num_positions, config.head_dim / 2}, at::dtype(at::kFloat).device(device));
+    };
+    return {table(), table()};
+  }
   const at::Tensor positions = at::arange(num_positions, at::TensorOptions().dtype(at::kFloat));
   const at::Tensor angles_PR = at::outer(positions, rope_inverse_frequencies(config));
   return {angles_PR.cos().to(device), angles_PR.sin().to(device)};
@@ -194,7 +201,7 @@ void rope_backward(
           dq_NAD.scalar_type() == dq_out_NAD.scalar_type() && dk_NKD.scalar_type() == dk_out_NKD.scalar_type(),
       "rope: gradients of sizes ", dq_NAD.sizes(), " and ", dk_NKD.sizes(), " do not fit into ", dq_out_NAD.sizes(),
       " and ", dk_out_NKD.sizes());
-  if (dq_NAD.is_cpu()) {
+  if (device::runs_on_cpu(dq_NAD)) {
     dq_out_NAD.copy_(dq_NAD);
     dk_out_NKD.copy_(dk_NKD);
     rope_backward_(dq_out_NAD, dk_out_NKD, angles);
@@ -223,7 +230,7 @@ NormRopeResult norm_rope_forward(
   check_norm(q_norm_D, q_NAD);
   check_norm(k_norm_D, k_NKD);
   NormRopeResult result;
-  if (q_NAD.is_cpu()) {
+  if (device::runs_on_cpu(q_NAD)) {
     result.q_NAD = head_norm(q_NAD, q_norm_D, eps, result.q_rstd);
     result.k_NKD = head_norm(k_NKD, k_norm_D, eps, result.k_rstd);
     rope_forward_(result.q_NAD, result.k_NKD, angles);

@@ -1,5 +1,6 @@
 #include "trainer/models/ops/swiglu.h"
 
+#include "trainer/device/simulation.h"
 #include "trainer/models/ops/kernel_launch.h"
 #include "trainer/models/ops/swiglu_kernel.h"
 
@@ -32,7 +33,7 @@ void backward_cuda(at::Tensor& dact_NF, at::Tensor& gate_up_N2F, bool needs_act)
 at::Tensor swiglu_forward(const at::Tensor& gate_up_in) {
   check_gate_up(gate_up_in);
   const int64_t ffn = gate_up_in.size(1) / 2;
-  if (!gate_up_in.is_cuda()) {
+  if (!device::runs_on_cuda(gate_up_in)) {
     return at::silu(gate_up_in.narrow(1, 0, ffn)).mul_(gate_up_in.narrow(1, ffn, ffn));
   }
   const at::Tensor gate_up_N2F = gate_up_in.contiguous();
@@ -58,7 +59,7 @@ void swiglu_backward_(at::Tensor& dact_NF, at::Tensor& gate_up_N2F, bool needs_a
       "swiglu: contiguous dact [", gate_up_N2F.size(0), ", ", ffn, "] and gate_up of one dtype are expected, found ",
       dact_NF.sizes(), " of dtype ", dact_NF.scalar_type(), " and ", gate_up_N2F.sizes(), " of dtype ",
       gate_up_N2F.scalar_type());
-  if (gate_up_N2F.is_cuda()) {
+  if (device::runs_on_cuda(gate_up_N2F)) {
     backward_cuda(dact_NF, gate_up_N2F, needs_act);
     return;
   }

@@ -1,8 +1,8 @@
-#include "trainer/plan/allocator_model.h"
+#include "trainer/device/allocator_model.h"
 
 #include <absl/container/flat_hash_map.h>
 
-namespace distill::plan {
+namespace distill::device {
 namespace {
 
 class ExactAllocator : public AllocatorModel {
@@ -156,4 +156,4 @@ std::unique_ptr<AllocatorModel> caching_allocator() {
   return std::make_unique<CachingAllocator>();
 }
 
-} // namespace distill::plan
+} // namespace distill::device

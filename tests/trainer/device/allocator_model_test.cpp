@@ -1,10 +1,8 @@
-#include "trainer/plan/allocator_model.h"
+#include "trainer/device/allocator_model.h"
 
 #include <gtest/gtest.h>
 
-#include "trainer/plan/timeline.h"
-
-namespace distill::plan {
+namespace distill::device {
 namespace {
 
 constexpr int64_t kMiB = 1 << 20;
@@ -47,22 +45,5 @@ TEST(CachingAllocator, MergesNeighboursAndFitsBest) {
   EXPECT_EQ(allocator->reserved(), 20 * kMiB);
 }
 
-TEST(Timeline, ThePeakIsThatOfLifetimesAndNotASum) {
-  Timeline timeline(exact_allocator());
-  const Buffer whole_run = timeline.allocate(Category::kStudent, 100);
-  timeline.enter(MemoryPhase::kForward);
-  { const Buffer first = timeline.allocate(Category::kHead, 60); }
-  timeline.enter(MemoryPhase::kBackward);
-  Buffer second = timeline.allocate(Category::kWorkspace, 50);
-  second.label(Category::kGradients);
-  second.reset();
-  EXPECT_EQ(timeline.use().peak(), 160);
-  EXPECT_EQ(timeline.use().peak_phase(), MemoryPhase::kForward);
-  const device::PhasePeak& backward = timeline.use().phases[static_cast<size_t>(MemoryPhase::kBackward)];
-  EXPECT_EQ(backward.bytes, 150);
-  EXPECT_EQ(backward.highest[static_cast<size_t>(Category::kGradients)], 50);
-  EXPECT_EQ(timeline.allocated(), 100);
-}
-
 } // namespace
-} // namespace distill::plan
+} // namespace distill::device

@@ -7,7 +7,7 @@
 #include <vector>
 
 // What an allocator makes of requests, without memory behind it.
-namespace distill::plan {
+namespace distill::device {
 
 // Stands for one allocated block.
 using BlockId = int64_t;
@@ -31,4 +31,4 @@ std::unique_ptr<AllocatorModel> exact_allocator();
 // split off where it is worth it, and neighbours are merged again (c10/cuda/CUDACachingAllocator.cpp).
 std::unique_ptr<AllocatorModel> caching_allocator();
 
-} // namespace distill::plan
+} // namespace distill::device

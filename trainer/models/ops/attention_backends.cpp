@@ -1,0 +1,160 @@
+#include "trainer/models/ops/attention_backends.h"
+
+#include <ATen/Parallel.h>
+
+#include "trainer/device/simulation.h"
+
+namespace distill::models {
+namespace {
+
+constexpr int64_t kCudnnMaxHeadDim = 128;
+constexpr int64_t kCudnnMinLength = 128;
+constexpr int64_t kFlashMaxHeadDim = 256;
+
+at::Tensor floats(at::IntArrayRef sizes, const at::Tensor& like) {
+  return at::empty(sizes, like.options().dtype(at::kFloat));
+}
+
+// [B, heads, S, D] that lies in memory as [B, S, heads, D], as cuDNN makes it from inputs that lie so.
+at::Tensor empty_by_token(const at::Tensor& like_BASD) {
+  return at::empty(like_BASD.transpose(1, 2).sizes(), like_BASD.options()).transpose(1, 2);
+}
+
+// What the backward passes of cuDNN and FlashAttention-2 hold while they run: an fp32 sum of dq, whose rows are padded
+// to 32 elements, and a number for each row.
+struct BackwardScratch {
+  at::Tensor dq_sum;
+  at::Tensor row_sums;
+
+  explicit BackwardScratch(const at::Tensor& q) {
+    const int64_t head_dim = q.size(-1);
+    const int64_t rows = q.numel() / head_dim;
+    dq_sum = floats({rows, (head_dim + 31) / 32 * 32}, q);
+    row_sums = floats({rows}, q);
+  }
+};
+
+// ATen's flash attention for the CPU works on tiles of queries and keys, one set of buffers for each thread
+// (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp).
+struct CpuTiles {
+  int64_t queries = 0;
+  int64_t keys = 0;
+
+  explicit CpuTiles(int64_t length)
+      : queries(std::min<int64_t>(
+            length,
+            length >= 768       ? 256
+                : length >= 192 ? 64
+                                : 32)),
+        keys(std::min<int64_t>(length, 512)) {}
+};
+
+} // namespace
+
+AttentionBackend attention_backend(const at::Tensor& q_NAD, const SequenceInfo& seq) {
+  const int64_t head_dim = q_NAD.size(2);
+  const bool half = q_NAD.scalar_type() == at::kBFloat16 || q_NAD.scalar_type() == at::kHalf;
+  if (device::runs_on_cpu(q_NAD)) {
+    return AttentionBackend::kCpuFlash;
+  }
+  if (!device::runs_on_cuda(q_NAD) || !half || head_dim > kFlashMaxHeadDim) {
+    return AttentionBackend::kMath;
+  }
+  // cuDNN's backward pass adds with atomics.
+  const bool deterministic = at::globalContext().deterministicAlgorithms();
+  if (!seq.packed && !deterministic && head_dim % 8 == 0 && head_dim <= kCudnnMaxHeadDim &&
+      seq.seq_len >= kCudnnMinLength) {
+    return AttentionBackend::kCudnn;
+  }
+  return AttentionBackend::kFlash;
+}
+
+std::tuple<at::Tensor, at::Tensor> cudnn_attention(
+    const at::Tensor& q_BASD, const at::Tensor& k_BKSD, const at::Tensor& v_BKSD, double scale) {
+  if (q_BASD.is_meta()) {
+    at::Tensor out = empty_by_token(q_BASD);
+    return {std::move(out), floats({q_BASD.size(0), q_BASD.size(1), q_BASD.size(2), 1}, q_BASD)};
+  }
+  const auto result = at::_scaled_dot_product_cudnn_attention(
+      q_BASD, k_BKSD, v_BKSD, /*attn_bias=*/std::nullopt, /*compute_log_sumexp=*/true, /*dropout_p=*/0.0,
+      /*is_causal=*/true, /*return_debug_mask=*/false, scale);
+  return {std::get<0>(result), std::get<1>(result)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn_attention_backward(
+    const at::Tensor& dout_BASD, const at::Tensor& q_BASD, const at::Tensor& k_BKSD, const at::Tensor& v_BKSD,
+    const at::Tensor& out_BASD, const at::Tensor& lse, double scale) {
+  if (q_BASD.is_meta()) {
+    std::tuple gradients{empty_by_token(q_BASD), empty_by_token(k_BKSD), empty_by_token(v_BKSD)};
+    const BackwardScratch scratch(q_BASD);
+    return gradients;
+  }
+  // Without dropout the seed and offset are handed through and never read.
+  const at::Tensor unused = at::empty({}, q_BASD.options().dtype(at::kLong));
+  const int64_t seq_len = q_BASD.size(2);
+  return at::_scaled_dot_product_cudnn_attention_backward(
+      dout_BASD, q_BASD, k_BKSD, v_BKSD, out_BASD, lse, unused, unused, /*attn_bias=*/{}, /*cum_seq_q=*/{},
+      /*cum_seq_k=*/{}, seq_len, seq_len, /*dropout_p=*/0.0, /*is_causal=*/true, scale);
+}
+
+std::tuple<at::Tensor, at::Tensor> flash_attention(
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const at::Tensor& cu_seqlens,
+    int64_t max_seqlen, double scale) {
+  if (q_NAD.is_meta()) {
+    at::Tensor out = at::empty(q_NAD.sizes(), q_NAD.options());
+    return {std::move(out), floats({q_NAD.size(1), q_NAD.size(0)}, q_NAD)};
+  }
+  const auto result = at::_flash_attention_forward(
+      q_NAD, k_NKD, v_NKD, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, /*dropout_p=*/0.0, /*is_causal=*/true,
+      /*return_debug_mask=*/false, scale);
+  return {std::get<0>(result), std::get<1>(result)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_attention_backward(
+    const at::Tensor& dout_NAD, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
+    const at::Tensor& out_NAD, const at::Tensor& lse, const at::Tensor& cu_seqlens, int64_t max_seqlen, double scale) {
+  if (q_NAD.is_meta()) {
+    const auto like = [](const at::Tensor& x) { return at::empty(x.sizes(), x.options()); };
+    std::tuple gradients{like(q_NAD), like(k_NKD), like(v_NKD)};
+    const BackwardScratch scratch(q_NAD);
+    at::Tensor expanded_k, expanded_v; // gradients for each query head, summed over the heads of a group at the end
+    if (k_NKD.size(1) != q_NAD.size(1)) {
+      expanded_k = like(q_NAD);
+      expanded_v = like(q_NAD);
+    }
+    return gradients;
+  }
+  const at::Tensor rng_state = at::empty({2}, q_NAD.options().dtype(at::kUInt64));
+  const at::Tensor unused = at::empty({}, q_NAD.options().dtype(at::kUInt64));
+  return at::_flash_attention_backward(
+      dout_NAD, q_NAD, k_NKD, v_NKD, out_NAD, lse, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, /*dropout_p=*/0.0,
+      /*is_causal=*/true, rng_state, unused, scale);
+}
+
+std::tuple<at::Tensor, at::Tensor> cpu_attention(
+    const at::Tensor& q_BASD, const at::Tensor& k_BKSD, const at::Tensor& v_BKSD, double scale) {
+  if (q_BASD.is_meta()) {
+    at::Tensor out = empty_by_token(q_BASD);
+    at::Tensor lse = floats({q_BASD.size(0), q_BASD.size(1), q_BASD.size(2)}, q_BASD);
+    const CpuTiles tiles(q_BASD.size(2));
+    floats({at::get_num_threads(), tiles.queries * (tiles.keys + 2 + q_BASD.size(3))}, q_BASD);
+    return {std::move(out), std::move(lse)};
+  }
+  return at::_scaled_dot_product_flash_attention_for_cpu(
+      q_BASD, k_BKSD, v_BKSD, /*dropout_p=*/0.0, /*is_causal=*/true, /*attn_mask=*/{}, scale);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> cpu_attention_backward(
+    const at::Tensor& dout_BASD, const at::Tensor& q_BASD, const at::Tensor& k_BKSD, const at::Tensor& v_BKSD,
+    const at::Tensor& out_BASD, const at::Tensor& lse, double scale) {
+  if (q_BASD.is_meta()) {
+    std::tuple gradients{empty_by_token(q_BASD), empty_by_token(k_BKSD), empty_by_token(v_BKSD)};
+    const CpuTiles tiles(q_BASD.size(2));
+    floats({at::get_num_threads(), 2 * tiles.queries * tiles.keys}, q_BASD);
+    return gradients;
+  }
+  return at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      dout_BASD, q_BASD, k_BKSD, v_BKSD, out_BASD, lse, /*dropout_p=*/0.0, /*is_causal=*/true, /*attn_mask=*/{}, scale);
+}
+
+} // namespace distill::models

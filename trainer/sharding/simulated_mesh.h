@@ -1,0 +1,13 @@
+#pragma once
+
+#include <memory>
+
+#include "trainer/sharding/mesh.h"
+
+namespace distill::sharding {
+
+// Rank 0 of shard x replicate ranks that do not exist, for a simulated run: collectives do nothing, and allocate what
+// the target device's would.
+std::unique_ptr<Mesh> simulated_mesh(int64_t shard, int64_t replicate);
+
+} // namespace distill::sharding

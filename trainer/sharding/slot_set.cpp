@@ -1,0 +1,44 @@
+#include "trainer/sharding/slot_set.h"
+
+namespace distill::sharding {
+namespace {
+
+void name_units(SlotChecks& checks, const std::string& role, const ModelShards& model) {
+  std::vector<std::string> names;
+  for (int64_t i = 0; i < model.num_units(); ++i) {
+    names.push_back(model.unit(i).layout.name);
+  }
+  checks.name_units(&model, role, names);
+}
+
+} // namespace
+
+SlotSet make_slots(const SlotOptions& options, const Mesh& mesh, ModelShards& student, ModelShards* teacher) {
+  SlotSet slots;
+  if (mesh.gather == nullptr) {
+    return slots;
+  }
+  const at::Device device = student.options().device;
+  SlotPlan plan;
+  plan.block_slots = options.prefetch + 1;
+  student.add_to_plan(plan);
+  if (teacher != nullptr) {
+    teacher->add_to_plan(plan);
+  }
+  if (options.checks) {
+    slots.checks = std::make_unique<SlotChecks>(device);
+    name_units(*slots.checks, "student", student);
+    if (teacher != nullptr) {
+      name_units(*slots.checks, "teacher", *teacher);
+    }
+  }
+  slots.weights = std::make_unique<WeightSlots>(device, *mesh.gather, plan, slots.checks.get());
+  slots.gradients = std::make_unique<GradientSlots>(device, *mesh.reduce, mesh.replicate.get(), options.reduce_dtype);
+  student.use_slots(slots.weights.get(), slots.gradients.get(), options.accumulation);
+  if (teacher != nullptr) {
+    teacher->use_slots(slots.weights.get(), nullptr, options.accumulation);
+  }
+  return slots;
+}
+
+} // namespace distill::sharding

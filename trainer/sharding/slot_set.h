@@ -1,0 +1,30 @@
+#pragma once
+
+#include <memory>
+
+#include "trainer/sharding/gradient_slots.h"
+#include "trainer/sharding/mesh.h"
+#include "trainer/sharding/model_shards.h"
+#include "trainer/sharding/slot_checks.h"
+#include "trainer/sharding/weight_slots.h"
+
+namespace distill::sharding {
+
+// The buffers that gathered weights and whole gradients pass through. Empty on one process.
+struct SlotSet {
+  std::unique_ptr<SlotChecks> checks; // null: no checksums
+  std::unique_ptr<WeightSlots> weights;
+  std::unique_ptr<GradientSlots> gradients;
+};
+
+struct SlotOptions {
+  int64_t prefetch = 1; // blocks gathered ahead
+  Accumulation accumulation = Accumulation::kReduceEach;
+  at::ScalarType reduce_dtype = at::kFloat; // in which gradients travel
+  bool checks = false; // checksums of every gathered unit between its uses
+};
+
+// Makes the slots for both models and has the models use them. `teacher` null: none, or one that is not sharded.
+SlotSet make_slots(const SlotOptions& options, const Mesh& mesh, ModelShards& student, ModelShards* teacher);
+
+} // namespace distill::sharding

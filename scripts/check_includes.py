@@ -16,24 +16,34 @@ ALLOWED = {
     "losses": {"data/base"},
     "data": {"data/base"},
     "trainer/device": {"data/base"},
-    "trainer/models": {"data/base"},
+    "trainer/models": {"data/base", "trainer/device"},
     "trainer/hf": {"data/base", "trainer/models"},
     "trainer/config": {"data/base", "losses", "trainer/hf", "trainer/models"},
-    "trainer/metrics": {"data", "data/base", "losses", "trainer/config", "trainer/device", "trainer/models"},
-    "trainer/optim": {"data/base", "trainer/config", "trainer/device", "trainer/models", "trainer/sharding"},
     "trainer/sharding": {"data/base", "trainer/device", "trainer/models"},
+    "trainer/optim": {"data/base", "trainer/config", "trainer/device", "trainer/models", "trainer/sharding"},
+    "trainer/metrics": {"data/base", "losses", "trainer/config", "trainer/device", "trainer/models"},
+    "trainer/launch": {"data/base", "trainer/metrics"},
     "trainer/checkpoint": {
         "data/base", "trainer/config", "trainer/device", "trainer/hf", "trainer/metrics", "trainer/models",
         "trainer/optim", "trainer/sharding"},
-    "trainer/launch": {"data/base", "trainer/config", "trainer/metrics"},
-    "trainer/plan": {
-        "data/base", "losses", "trainer/config", "trainer/device", "trainer/hf", "trainer/metrics", "trainer/models",
-        "trainer/optim", "trainer/sharding"},
-    "trainer/run_folder": {
-        "data/base", "losses", "trainer/config", "trainer/hf", "trainer/metrics", "trainer/models",
+    "trainer/step": {
+        "data", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/optim",
         "trainer/sharding"},
-    "trainer": {"losses", "data", "trainer"},
-    "apps": {"losses", "data", "trainer"},
+    "trainer/plan": {
+        "data/base", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models",
+        "trainer/sharding", "trainer/step"},
+    "trainer/run_folder": {
+        "data/base", "losses", "trainer/config", "trainer/hf", "trainer/metrics", "trainer/sharding"},
+    "trainer/loader": {"data", "trainer/sharding", "trainer/step"},
+    "trainer/setup": {
+        "data", "losses", "trainer/config", "trainer/device", "trainer/hf", "trainer/launch", "trainer/metrics",
+        "trainer/models", "trainer/plan", "trainer/sharding", "trainer/step"},
+    "trainer": {  # the files that are the run
+        "data", "trainer/checkpoint", "trainer/config", "trainer/device", "trainer/launch", "trainer/loader",
+        "trainer/metrics", "trainer/optim", "trainer/plan", "trainer/run_folder", "trainer/setup", "trainer/sharding",
+        "trainer/step"},
+    "trainer/tools": {"data", "losses", "trainer"},
+    "apps": {"data", "trainer"},
 }
 # Headers that no header of ours may pull in: they cost every includer tens of seconds.
 HEAVY = ("torch/torch.h", "torch/extension.h", "ATen/ATen.h", "torch/all.h")

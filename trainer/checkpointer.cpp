@@ -53,7 +53,7 @@ int64_t total_steps(const config::Config& config, const checkpoint::TrainState& 
   return state.step + (left + tokens_per_step - 1) / tokens_per_step;
 }
 
-RunCheckpoints::RunCheckpoints(
+Checkpointer::Checkpointer(
     const config::Config& config, checkpoint::RunIdentity identity, sharding::ModelShards& student,
     optim::AdamW& optimizer, const sharding::Mesh& mesh)
     : config_(config), student_(student), optimizer_(optimizer), mesh_(mesh) {
@@ -64,7 +64,7 @@ RunCheckpoints::RunCheckpoints(
   data_stages_ = {{0, 0, config.data.seq_len, config.data.packing}};
 }
 
-absl::StatusOr<checkpoint::Resumed> RunCheckpoints::resume(const std::string& folder, data::Dataset& data) {
+absl::StatusOr<checkpoint::Resumed> Checkpointer::resume(const std::string& folder, data::Dataset& data) {
   const auto identity = [&](const checkpoint::DataStage& stage) {
     checkpoint::RunIdentity own = info_.identity;
     own.data = describe_data(data, stage.seq_len, stage.packing);
@@ -94,7 +94,7 @@ absl::StatusOr<checkpoint::Resumed> RunCheckpoints::resume(const std::string& fo
 }
 
 // Where length or packing are others than in the stage before, the next one begins here.
-absl::Status RunCheckpoints::continue_data(checkpoint::Resumed& resumed, data::Dataset& data) {
+absl::Status Checkpointer::continue_data(checkpoint::Resumed& resumed, data::Dataset& data) {
   std::vector<checkpoint::DataStage>& stages = resumed.state.data_stages;
   const auto same = [&] {
     return !stages.empty() && stages.back().seq_len == config_.data.seq_len &&
@@ -124,7 +124,7 @@ absl::Status RunCheckpoints::continue_data(checkpoint::Resumed& resumed, data::D
   return absl::OkStatus();
 }
 
-at::Tensor RunCheckpoints::copy_memory(int64_t processes_on_host) const {
+at::Tensor Checkpointer::copy_memory(int64_t processes_on_host) const {
   if (!config_.checkpoint.async || config_.checkpoint.every == 0 || mesh_.replicate_rank > 0) {
     return {};
   }
@@ -139,7 +139,7 @@ at::Tensor RunCheckpoints::copy_memory(int64_t processes_on_host) const {
   return device::HostSlab::take(*slab, bytes);
 }
 
-void RunCheckpoints::open(RunJournal& journal, int64_t processes_on_host) {
+void Checkpointer::open(RunJournal& journal, int64_t processes_on_host) {
   journal_ = &journal;
   checkpoint::SaverOptions options;
   options.run_dir = config_.run.dir;
@@ -149,7 +149,7 @@ void RunCheckpoints::open(RunJournal& journal, int64_t processes_on_host) {
   saver_ = std::make_unique<checkpoint::Saver>(std::move(options), info_, student_, optimizer_, mesh_);
 }
 
-absl::Status RunCheckpoints::report(const absl::StatusOr<checkpoint::Saved>& saved, bool tolerated) {
+absl::Status Checkpointer::report(const absl::StatusOr<checkpoint::Saved>& saved, bool tolerated) {
   if (saved.ok()) {
     saved_step_ = saved->step;
     journal_->message(saved->text());
@@ -164,22 +164,22 @@ absl::Status RunCheckpoints::report(const absl::StatusOr<checkpoint::Saved>& sav
   return absl::OkStatus();
 }
 
-absl::Status RunCheckpoints::finish() {
+absl::Status Checkpointer::finish() {
   const auto ended = saver_->finish();
   return ended ? report(*ended, config_.checkpoint.on_error == "continue") : absl::OkStatus();
 }
 
-absl::Status RunCheckpoints::advance(const checkpoint::Saver::Vote& sums) {
+absl::Status Checkpointer::advance(const checkpoint::Saver::Vote& sums) {
   const auto ended = saver_->advance(sums);
   return ended ? report(*ended, config_.checkpoint.on_error == "continue") : absl::OkStatus();
 }
 
-absl::Status RunCheckpoints::begin(checkpoint::TrainState state) {
+absl::Status Checkpointer::begin(checkpoint::TrainState state) {
   state.data_stages = data_stages_;
   return saver_->begin(state);
 }
 
-absl::Status RunCheckpoints::save_periodic(const checkpoint::TrainState& state) {
+absl::Status Checkpointer::save_periodic(const checkpoint::TrainState& state) {
   if (saver_->in_flight()) {
     const Clock::time_point began = Clock::now();
     if (absl::Status status = finish(); !status.ok()) {
@@ -197,7 +197,7 @@ absl::Status RunCheckpoints::save_periodic(const checkpoint::TrainState& state) 
   return config_.checkpoint.async ? absl::OkStatus() : finish();
 }
 
-absl::Status RunCheckpoints::save_final(const checkpoint::TrainState& state) {
+absl::Status Checkpointer::save_final(const checkpoint::TrainState& state) {
   if (absl::Status status = finish(); !status.ok()) {
     return status;
   }

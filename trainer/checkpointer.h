@@ -22,10 +22,10 @@ std::vector<std::string> describe_resumption(const checkpoint::Resumed& resumed,
 int64_t total_steps(const config::Config& config, const checkpoint::TrainState& state);
 
 // A run's checkpoints: when one is saved, what a failure means, what is said about it. All ranks call these together.
-class RunCheckpoints {
+class Checkpointer {
  public:
   // All of them outlive this.
-  RunCheckpoints(
+  Checkpointer(
       const config::Config& config, checkpoint::RunIdentity identity, sharding::ModelShards& student,
       optim::AdamW& optimizer, const sharding::Mesh& mesh);
 

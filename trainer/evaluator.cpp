@@ -1,56 +1,14 @@
 #include "trainer/evaluator.h"
 
+#include "data/base/status_macros.h"
 #include "data/prefetch.h"
+#include "trainer/loader/batch_loader.h"
 
 namespace distill::trainer {
-namespace {
-
-constexpr std::chrono::milliseconds kPatience{100}; // between two meetings of ranks that wait for data
-
-// The next batch, once every rank has one; nothing: a rank was asked to stop.
-absl::StatusOr<std::optional<data::Batch>> next_batch(
-    data::Prefetcher& batches, const sharding::Mesh& mesh, const EvaluationHooks& hooks) {
-  enum Sum : int64_t {
-    kStop,
-    kMissing,
-    kFailed,
-    kNumSums
-  };
-  std::optional<data::Batch> own;
-  absl::Status status;
-  while (true) {
-    if (!own && status.ok()) {
-      auto batch = batches.next_within(kPatience);
-      status = batch.status();
-      own = batch.ok() ? *std::move(batch) : std::nullopt;
-    }
-    at::Tensor sums = at::zeros({kNumSums}, at::kLong);
-    int64_t* values = sums.mutable_data_ptr<int64_t>();
-    values[kStop] = hooks.asked_to_stop() ? 1 : 0;
-    values[kMissing] = own ? 0 : 1;
-    values[kFailed] = status.ok() ? 0 : 1;
-    if (mesh.host != nullptr) {
-      mesh.host->all_reduce(sums);
-    }
-    if (values[kFailed] > 0) {
-      return status.ok() ? absl::AbortedError(absl::StrFormat(
-                               "%d other rank(s) could not read their data; their messages say why", values[kFailed]))
-                         : status;
-    }
-    if (values[kStop] > 0) {
-      return std::optional<data::Batch>();
-    }
-    if (values[kMissing] == 0) {
-      return own;
-    }
-  }
-}
-
-} // namespace
 
 absl::StatusOr<EvaluationResult> evaluate_dataset(
-    MicroStep& micro, const std::shared_ptr<const data::Dataset>& data, int64_t micro_batch_size, int64_t max_batches,
-    bool has_teacher, const sharding::Mesh& mesh, const EvaluationHooks& hooks) {
+    MicroBatchRunner& micro, const std::shared_ptr<const data::Dataset>& data, int64_t micro_batch_size,
+    int64_t max_batches, bool has_teacher, const sharding::Mesh& mesh, const EvaluationHooks& hooks) {
   EvaluationResult result;
   const int64_t num_samples = data->num_samples();
   const int64_t samples = max_batches > 0 ? std::min(num_samples, max_batches * micro_batch_size) : num_samples;
@@ -62,28 +20,51 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
     return own < samples ? data::SampleRange{own, std::min(micro_batch_size, samples - own)}
                          : data::SampleRange{num_samples, 1};
   };
-  data::Prefetcher batches(data, range_of, rounds, /*depth=*/2, "eval data");
+  data::Prefetcher prefetcher(data, range_of, rounds, /*depth=*/2, "eval data");
+  BatchLoader loader(mesh, prefetcher, /*micro_batches=*/1, {.asked_to_stop = hooks.asked_to_stop});
   at::Tensor sums_K = micro.zero_sums();
   int64_t valid_tokens = 0;
   for (int64_t round = 0; round < rounds; ++round) {
-    const auto batch = next_batch(batches, mesh, hooks);
-    if (!batch.ok()) {
-      return batch.status();
-    }
-    if (!batch->has_value()) {
+    ASSIGN_OR_RETURN(const std::optional<GlobalBatch> batch, loader.next());
+    if (!batch) {
       result.interrupted = true;
       break;
     }
     hooks.before_batch();
-    micro.evaluate(**batch, sums_K);
-    valid_tokens += (*batch)->valid_tokens;
+    micro.evaluate(batch->micro_batches.front(), sums_K);
+    valid_tokens += batch->valid_tokens;
     result.samples = std::min(samples, result.samples + round_samples);
   }
   if (mesh.world != nullptr) {
     mesh.world->all_reduce(sums_K);
   }
-  result.means = metrics::loss_means(sums_to_host(sums_K), sharding::sum_over_ranks(mesh, valid_tokens), has_teacher);
+  result.means = metrics::loss_means(sums_to_host(sums_K), valid_tokens, has_teacher);
   return result;
+}
+
+absl::StatusOr<std::vector<std::string>> sample_losses(
+    MicroBatchRunner& micro, const data::Dataset& data, int64_t first, int64_t count, const sharding::Mesh& mesh) {
+  const int64_t share = count / mesh.world_size;
+  at::Tensor own = at::zeros({share, 2}, at::kDouble); // tokens in the loss, mean loss
+  for (int64_t i = 0; i < share; ++i) {
+    ASSIGN_OR_RETURN(const data::Batch batch, data.batch(first + mesh.rank * share + i, 1));
+    at::Tensor sums_K = micro.zero_sums();
+    micro.evaluate(batch, sums_K);
+    own[i][0] = static_cast<double>(batch.valid_tokens);
+    own[i][1] = sums_to_host(sums_K)[losses::kLoss] / static_cast<double>(std::max<int64_t>(1, batch.valid_tokens));
+  }
+  at::Tensor all = own;
+  if (mesh.host != nullptr) {
+    all = at::empty({mesh.world_size * share, 2}, at::kDouble);
+    mesh.host->all_gather(all, own);
+  }
+  std::vector<std::string> lines;
+  for (int64_t i = 0; i < all.size(0); ++i) {
+    lines.push_back(absl::StrFormat(
+        "sample %d: loss %.6g over %d tokens", first + i, all[i][1].item<double>(),
+        static_cast<int64_t>(all[i][0].item<double>())));
+  }
+  return lines;
 }
 
 } // namespace distill::trainer

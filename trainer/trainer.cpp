@@ -2,21 +2,21 @@
 
 #include <chrono>
 
+#include "data/base/status_macros.h"
 #include "data/prefetch.h"
 #include "trainer/checkpointer.h"
 #include "trainer/config/rules.h"
 #include "trainer/evaluator.h"
-#include "trainer/launch/ranks.h"
-#include "trainer/launch/stop_signal.h"
+#include "trainer/loader/batch_loader.h"
 #include "trainer/metrics/log.h"
+#include "trainer/metrics/throughput.h"
 #include "trainer/metrics/trace.h"
 #include "trainer/optim/lr_schedule.h"
-#include "trainer/parts.h"
 #include "trainer/run_folder/journal.h"
-#include "trainer/run_folder/run_folder.h"
 #include "trainer/run_folder/trained_model.h"
-#include "trainer/step_gate.h"
-#include "trainer/tools/replay.h"
+#include "trainer/setup/join_ranks.h"
+#include "trainer/setup/memory_setup.h"
+#include "trainer/setup/prepared_run.h"
 
 namespace distill::trainer {
 namespace {
@@ -27,253 +27,245 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// A run from its first step to its last, on one rank. Steps are queued on the device; their numbers are read, and their
-// lines written, when `lag` further ones have been queued.
+// A run from its first step to its last, on one rank. Steps are queued on the device; their results are read, and their
+// lines written, when further ones have been queued.
 class Trainer {
  public:
+  // Everything up to the run folder: nothing is written.
   static absl::StatusOr<std::unique_ptr<Trainer>> build(
-      const config::Config& config, const StartOptions& start, const launch::RankInfo& ranks,
-      const launch::StopSignal& stop);
+      std::unique_ptr<RunContext> context, const StartOptions& start, const launch::StopSignal& stop);
   absl::StatusOr<RunResult> run();
 
  private:
-  Trainer(std::unique_ptr<Parts> parts, const launch::StopSignal& stop)
-      : parts_(std::move(parts)), config_(parts_->config), mesh_(*parts_->mesh), stop_(stop) {}
-  absl::Status open(const StartOptions& start);
-  absl::Status open_journal();
-  absl::StatusOr<RunResult> run_steps();
-  void step(const GlobalBatch& batch);
-  absl::Status after_step();
-  absl::Status read_steps(bool all);
-  absl::Status finish_step(StepQueue::DoneStep done);
-  absl::Status show_samples();
+  Trainer(std::unique_ptr<RunContext> context, const StartOptions& start, const launch::StopSignal& stop)
+      : context_(std::move(context)),
+        config_(context_->config()),
+        mesh_(context_->mesh()),
+        start_(start),
+        stop_(stop) {}
+  absl::Status load(PreparedRun prepared);
+  absl::Status open();
+  absl::Status open_journal(const std::optional<checkpoint::Resumed>& resumed);
+  void open_data();
+
+  absl::Status run_steps();
+  absl::StatusOr<std::optional<GlobalBatch>> next_batch();
+  void train_step(const GlobalBatch& batch);
+  absl::Status handle_results(bool all);
+  absl::Status handle(TrainStep::Results done);
+  absl::Status evaluate_and_save();
   absl::Status evaluate();
   absl::Status save_checkpoint(bool periodic);
-  absl::Status save_model();
+  absl::Status show_samples();
   absl::Status close();
-  checkpoint::RunIdentity identity() const;
+  absl::Status save_model();
+
   bool due(int64_t every) const {
     return every > 0 && state_.step % every == 0;
   }
 
-  std::unique_ptr<Parts> parts_;
+  std::unique_ptr<RunContext> context_;
   const config::Config& config_;
   const sharding::Mesh& mesh_;
+  const StartOptions start_;
   const launch::StopSignal& stop_;
-  std::unique_ptr<data::Prefetcher> batches_;
+  std::shared_ptr<const plan::Plan> plan_;
+  std::vector<std::string> report_; // what the run is about to do
+  std::shared_ptr<data::Dataset> train_data_, eval_data_;
+  LoadedModels models_;
+  std::unique_ptr<TrainStep> step_;
+  std::unique_ptr<metrics::Throughput> throughput_;
   std::optional<RunJournal> journal_;
-  std::unique_ptr<RunCheckpoints> checkpoints_; // after all that it saves and tells
-  std::unique_ptr<StepGate> gate_; // after what it takes and asks
+  std::unique_ptr<Checkpointer> checkpointer_; // after all that it saves and tells
+  std::unique_ptr<data::Prefetcher> prefetcher_;
+  std::unique_ptr<BatchLoader> loader_;
   absl::Status journal_status_; // the first failure to write a step's line
   checkpoint::TrainState state_;
-  std::optional<checkpoint::Resumed> resumed_;
   int64_t total_steps_ = 0;
   int64_t first_step_ = 0; // of this process
   int64_t last_step_ = 0; // after which this process ends the run; total_steps_ but for a replay
-  bool show_samples_ = false; // of the last step
   bool stopped_ = false;
   Clock::time_point started_;
 };
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::build(
-    const config::Config& config, const StartOptions& start, const launch::RankInfo& ranks,
-    const launch::StopSignal& stop) {
-  auto joined = join_run(config, ranks, stop);
-  if (!joined.ok()) {
-    return joined.status();
-  }
-  std::unique_ptr<Trainer> trainer(new Trainer(*std::move(joined), stop));
-  Parts& parts = *trainer->parts_;
+    std::unique_ptr<RunContext> context, const StartOptions& start, const launch::StopSignal& stop) {
+  std::unique_ptr<Trainer> trainer(new Trainer(std::move(context), start, stop));
   const sharding::Mesh& mesh = trainer->mesh_;
-  absl::Status status =
-      sharding::agree(mesh, mesh.is_main() ? check_run_folder(config.run.dir, start.mode) : absl::OkStatus());
-  if (status.ok()) {
-    status = sharding::agree(mesh, plan_parts(parts));
-  }
-  if (status.ok()) { // every rank has seen how much host memory is free before one takes its part
-    status = sharding::agree(mesh, load_parts(parts));
-  }
-  if (status.ok()) {
-    status = trainer->open(start);
-  }
-  return status.ok() ? absl::StatusOr<std::unique_ptr<Trainer>>(std::move(trainer)) : status;
+  RETURN_IF_ERROR(sharding::agree(
+      mesh, mesh.is_main() ? check_run_folder(trainer->config_.run.dir, start.mode) : absl::OkStatus()));
+  auto prepared = prepare_run(*trainer->context_);
+  RETURN_IF_ERROR(sharding::agree(mesh, prepared.status()));
+  // Every rank has seen how much host memory is free before one takes its part.
+  RETURN_IF_ERROR(sharding::agree(mesh, trainer->load(*std::move(prepared))));
+  RETURN_IF_ERROR(trainer->open());
+  return trainer;
+}
+
+// Takes host memory and reads the weights. The input files are no longer mapped afterwards.
+absl::Status Trainer::load(PreparedRun prepared) {
+  plan_ = std::make_shared<plan::Plan>(std::move(prepared.plan));
+  report_ = std::move(prepared.report);
+  const Environment& environment = context_->environment();
+  ASSIGN_OR_RETURN(HostMemory memory, take_host_memory(environment, *plan_));
+  Inputs& inputs = prepared.inputs;
+  models_ = load_models(
+      config_, environment, mesh_, inputs.student, inputs.teacher ? &*inputs.teacher : nullptr,
+      std::move(memory.optimizer));
+  step_ = std::make_unique<TrainStep>(
+      config_, mesh_, models_, ActivationMemory{plan_->shape.policies, std::move(memory.activations)});
+  throughput_ = std::make_unique<metrics::Throughput>(
+      environment.device, models_.student->config(), models_.teacher ? &models_.teacher->config() : nullptr,
+      config_.data.seq_len, config_.train.global_batch_size * config_.data.seq_len, mesh_.world_size);
+  train_data_ = std::move(inputs.train_data);
+  eval_data_ = std::move(inputs.eval_data);
+  return absl::OkStatus();
 }
 
 // From here on the run folder changes.
-absl::Status Trainer::open(const StartOptions& start) {
-  const checkpoint::RunIdentity own = identity();
-  absl::Status status = check_same_inputs(
-      config_, mesh_, absl::StrCat(own.data, own.tokenizer), absl::StrCat(own.model, own.optimizer, start.resume_from));
-  if (status.ok()) {
-    status = sharding::agree(mesh_, mesh_.is_main() ? open_run_folder(config_.run.dir, start.mode) : absl::OkStatus());
-  }
-  if (!status.ok()) {
-    return status;
-  }
-  show_samples_ = start.show_samples;
-  checkpoints_ = std::make_unique<RunCheckpoints>(config_, own, *parts_->student, *parts_->optimizer, mesh_);
-  const bool resumes = start.mode == StartMode::kResume || !start.resume_from.empty();
-  if (resumes) {
-    auto resumed = checkpoints_->resume(start.resume_from, *parts_->train_data);
-    if (!resumed.ok()) {
-      return resumed.status();
-    }
+absl::Status Trainer::open() {
+  const checkpoint::RunIdentity own{
+      describe_shape(models_.student->config()), "AdamW, float32 moments", describe_data(*train_data_),
+      base::hex(train_data_->tokenizer_hash())};
+  RETURN_IF_ERROR(check_same_inputs(
+      config_, mesh_, absl::StrCat(own.data, own.tokenizer),
+      absl::StrCat(own.model, own.optimizer, start_.resume_from)));
+  RETURN_IF_ERROR(
+      sharding::agree(mesh_, mesh_.is_main() ? open_run_folder(config_.run.dir, start_.mode) : absl::OkStatus()));
+  checkpointer_ = std::make_unique<Checkpointer>(config_, own, *models_.student, step_->optimizer(), mesh_);
+  std::optional<checkpoint::Resumed> resumed;
+  if (start_.mode == StartMode::kResume || !start_.resume_from.empty()) {
+    ASSIGN_OR_RETURN(resumed, checkpointer_->resume(start_.resume_from, *train_data_));
     state_ = resumed->state;
-    resumed_ = *std::move(resumed);
   }
+  first_step_ = state_.step;
   total_steps_ = total_steps(config_, state_);
-  last_step_ = start.last_step > 0 ? std::min(start.last_step, total_steps_) : total_steps_;
-  status = sharding::agree(mesh_, open_journal());
-  if (status.ok()) {
-    checkpoints_->open(*journal_, parts_->ranks.local_world_size);
-  }
-  return status;
+  last_step_ = start_.last_step > 0 ? std::min(start_.last_step, total_steps_) : total_steps_;
+  RETURN_IF_ERROR(sharding::agree(mesh_, open_journal(resumed)));
+  checkpointer_->open(*journal_, context_->ranks().local_world_size);
+  open_data();
+  return absl::OkStatus();
 }
 
-absl::Status Trainer::open_journal() {
-  auto journal = RunJournal::open(config_, mesh_.is_main(), {state_.step, state_.evaluated_step});
-  if (!journal.ok()) {
-    return journal.status();
-  }
-  journal_ = *std::move(journal);
-  for (const std::string& line : parts_->start_report) {
+absl::Status Trainer::open_journal(const std::optional<checkpoint::Resumed>& resumed) {
+  ASSIGN_OR_RETURN(journal_, RunJournal::open(config_, mesh_.is_main(), {state_.step, state_.evaluated_step}));
+  for (const std::string& line : report_) {
     journal_->info(line);
   }
   if (mesh_.world_size > 1) {
     journal_->info(absl::StrFormat(
         "ranks: %d, sharded over %d, %d replica(s)%s", mesh_.world_size, mesh_.shard_size, mesh_.replicate_size,
-        parts_->teacher && !config_.parallel.shard_teacher ? ", the teacher whole on each" : ""));
+        models_.teacher && !config_.parallel.shard_teacher ? ", the teacher whole on each" : ""));
   }
-  if (resumed_) {
-    for (const std::string& line : describe_resumption(*resumed_, config_)) {
+  if (resumed) {
+    for (const std::string& line : describe_resumption(*resumed, config_)) {
       journal_->info(line);
     }
   }
   return absl::OkStatus();
 }
 
-checkpoint::RunIdentity Trainer::identity() const {
-  return {
-      describe_shape(parts_->student->config()), "AdamW, float32 moments", describe_data(*parts_->train_data),
-      base::hex(parts_->train_data->tokenizer_hash())};
+void Trainer::open_data() {
+  const int64_t micro = config_.train.micro_batch_size;
+  const int64_t micro_batches = config_.train.global_batch_size / (micro * mesh_.world_size);
+  prefetcher_ = std::make_unique<data::Prefetcher>(
+      train_data_, data::BatchSchedule{state_.samples + mesh_.rank * micro, micro, mesh_.world_size * micro},
+      /*depth=*/2 * micro_batches);
+  BatchLoader::Hooks hooks;
+  hooks.asked_to_stop = [this] { return stop_.received() != 0; };
+  hooks.contribute = [this] {
+    const checkpoint::Saver::Vote vote = checkpointer_->vote();
+    return BatchLoader::Numbers{vote.writing, vote.failed};
+  };
+  hooks.take_sums = [this](const BatchLoader::Numbers& sums) { return checkpointer_->advance({sums[0], sums[1]}); };
+  loader_ = std::make_unique<BatchLoader>(mesh_, *prefetcher_, micro_batches, std::move(hooks));
 }
 
 absl::StatusOr<RunResult> Trainer::run() {
   try {
-    auto result = run_steps();
-    if (result.ok()) {
-      leave_run(*parts_);
-    }
+    RETURN_IF_ERROR(run_steps());
+    RETURN_IF_ERROR(close());
+    RunResult result{stopped_, state_.step, plan_, context_->outside()};
+    result.outside.end = outside_allocator(context_->environment().device);
+    context_->leave();
     return result;
   } catch (const sharding::CommunicationError& error) {
-    return lost_ranks(*parts_, state_.step, error.what());
+    return context_->lost_ranks(state_.step, error.what());
   } catch (const metrics::DeviceTimeout& error) {
-    return lost_ranks(*parts_, state_.step, error.what());
+    return context_->lost_ranks(state_.step, error.what());
   }
 }
 
-absl::StatusOr<RunResult> Trainer::run_steps() {
+absl::Status Trainer::run_steps() {
   started_ = Clock::now();
-  first_step_ = state_.step;
-  const int64_t micro = config_.train.micro_batch_size;
-  batches_ = std::make_unique<data::Prefetcher>(
-      parts_->train_data, data::BatchSchedule{state_.samples + mesh_.rank * micro, micro, mesh_.world_size * micro},
-      /*depth=*/2 * config_.train.global_batch_size / (micro * mesh_.world_size));
-  gate_ = std::make_unique<StepGate>(
-      mesh_, stop_, *checkpoints_, *batches_, config_.train.global_batch_size / (micro * mesh_.world_size));
   metrics::TraceRecorder trace(
-      config_.profile.trace_start, config_.profile.trace_steps, parts_->environment.device.is_cuda(),
+      config_.profile.trace_start, config_.profile.trace_steps, context_->environment().device.is_cuda(),
       absl::StrCat(config_.run.dir, "/trace-rank", mesh_.rank, ".json"));
   // An evaluation that was due when the run was stopped comes now.
-  absl::Status status;
   if (state_.step == 0 ? config_.eval.at_start : state_.step < total_steps_ && due(config_.eval.every)) {
-    status = evaluate();
+    RETURN_IF_ERROR(evaluate());
   }
-  parts_->micro->phases().begin_step();
-  while (status.ok() && state_.step < last_step_ && !stopped_) {
-    mesh_.at(state_.step + 1, "data");
-    const auto batch = gate_->next();
-    if (!batch.ok()) {
-      return batch.status();
-    }
-    if (!batch->has_value()) {
+  step_->micro_batches().phases().begin_step();
+  while (state_.step < last_step_ && !stopped_) {
+    ASSIGN_OR_RETURN(const std::optional<GlobalBatch> batch, next_batch());
+    if (!batch) { // a signal
       stopped_ = true;
       break;
     }
-    if (show_samples_ && state_.step + 1 == last_step_) {
-      if (status = show_samples(); !status.ok()) {
-        break;
-      }
-    }
     trace.before_step(state_.step + 1);
-    step(**batch);
+    train_step(*batch);
     if (trace.after_step(state_.step)) {
       journal_->message("wrote the trace to " + trace.path());
     }
-    status = after_step();
+    RETURN_IF_ERROR(handle_results(/*all=*/false));
+    RETURN_IF_ERROR(evaluate_and_save());
   }
-  if (status.ok()) {
-    status = close();
-  }
-  if (!status.ok()) {
-    return status;
-  }
-  parts_->outside.end = outside_allocator(parts_->environment.device);
-  return RunResult{stopped_, state_.step, std::make_shared<plan::Plan>(parts_->memory.plan), parts_->outside};
+  return absl::OkStatus();
 }
 
-// Reads the steps that are due, and does what is due between two steps.
-absl::Status Trainer::after_step() {
-  absl::Status status = read_steps(/*all=*/false);
-  const bool evaluates = due(config_.eval.every), saves = due(config_.checkpoint.every);
-  if (status.ok() && evaluates) {
-    status = evaluate();
+absl::StatusOr<std::optional<GlobalBatch>> Trainer::next_batch() {
+  mesh_.at(state_.step + 1, "data");
+  ASSIGN_OR_RETURN(std::optional<GlobalBatch> batch, loader_->next());
+  if (batch && start_.show_samples && state_.step + 1 == last_step_) {
+    RETURN_IF_ERROR(show_samples());
   }
-  if (status.ok() && saves) {
-    status = save_checkpoint(/*periodic=*/true);
-  }
-  if (evaluates || saves) {
-    parts_->micro->phases().begin_step(); // what they took is no step's time
-  }
-  return status;
+  return batch;
 }
 
-// Queues a step. All of its micro-batches are read before the first one runs, since the loss is divided by the number
-// of valid tokens of the whole batch.
-void Trainer::step(const GlobalBatch& batch) {
+void Trainer::train_step(const GlobalBatch& batch) {
   metrics::StepRecord record;
+  TrainStep::Options options;
+  record.lr = options.lr = optim::learning_rate(config_.scheduler, config_.optimizer.lr, state_.step, total_steps_);
   record.first_sample = state_.samples;
   record.num_samples = config_.train.global_batch_size;
-  record.lr = optim::learning_rate(config_.scheduler, config_.optimizer.lr, state_.step, total_steps_);
   state_.step += 1;
   state_.samples += config_.train.global_batch_size;
   state_.tokens += config_.train.global_batch_size * config_.data.seq_len;
   record.step = state_.step;
   record.total_steps = total_steps_;
   record.means.valid_tokens = batch.valid_tokens;
-  record.means.has_teacher = parts_->teacher != nullptr;
+  record.means.has_teacher = models_.teacher != nullptr;
   record.tokens = state_.tokens;
-  parts_->steps->push(batch, record, {/*failed=*/!journal_status_.ok(), /*more=*/state_.step < last_step_, [this] {
-                                        checkpoints_->before_update();
-                                      }});
+  options.failed = !journal_status_.ok();
+  options.more = state_.step < last_step_;
+  options.before_update = [this] { checkpointer_->before_update(); };
+  step_->enqueue(batch, options, std::move(record));
 }
 
-// Reads the steps that are due, in order; `all`: every one that has been queued.
-absl::Status Trainer::read_steps(bool all) {
-  while (auto done = parts_->steps->pop(all)) {
-    if (absl::Status status = finish_step(*std::move(done)); !status.ok()) {
-      return status;
-    }
+// Reads the results that are due, in order; `all`: of every step that has been queued.
+absl::Status Trainer::handle_results(bool all) {
+  while (auto done = step_->results(all)) {
+    RETURN_IF_ERROR(handle(*std::move(done)));
   }
   return absl::OkStatus();
 }
 
-absl::Status Trainer::finish_step(StepQueue::DoneStep done) {
+absl::Status Trainer::handle(TrainStep::Results done) {
   metrics::StepRecord& record = done.record;
   state_.skipped_total += record.skipped ? 1 : 0;
   state_.skipped_in_row = record.skipped ? state_.skipped_in_row + 1 : 0;
   record.skipped_total = state_.skipped_total;
-  add_throughput(*parts_, record);
+  throughput_->complete(record);
   record.eta_seconds = seconds_since(started_) / static_cast<double>(record.step - first_step_) *
       static_cast<double>(total_steps_ - record.step);
   if (const absl::Status status = journal_->step(record); journal_status_.ok()) {
@@ -288,7 +280,7 @@ absl::Status Trainer::finish_step(StepQueue::DoneStep done) {
     return journal_status_.ok() ? absl::AbortedError("another rank failed; its message says why") : journal_status_;
   }
   if (state_.skipped_in_row >= config_.train.max_skipped_steps) {
-    if (absl::Status status = checkpoints_->finish(); !status.ok()) { // one that is still being written counts
+    if (absl::Status status = checkpointer_->finish(); !status.ok()) { // one that is still being written counts
       metrics::log_error(std::string(status.message()));
     }
     return absl::AbortedError(absl::StrFormat(
@@ -300,105 +292,99 @@ absl::Status Trainer::finish_step(StepQueue::DoneStep done) {
   return absl::OkStatus();
 }
 
-// What each sample of the next step loses by itself.
-absl::Status Trainer::show_samples() {
-  const auto lines =
-      sample_losses(*parts_->micro, *parts_->train_data, state_.samples, config_.train.global_batch_size, mesh_);
-  parts_->micro->phases().begin_step();
-  const absl::Status status = sharding::agree(mesh_, lines.status());
-  if (status.ok()) {
-    for (const std::string& line : *lines) {
-      journal_->message(line);
-    }
+absl::Status Trainer::evaluate_and_save() {
+  const bool evaluates = due(config_.eval.every), saves = due(config_.checkpoint.every);
+  if (evaluates) {
+    RETURN_IF_ERROR(evaluate());
   }
-  return status;
+  if (saves) {
+    RETURN_IF_ERROR(save_checkpoint(/*periodic=*/true));
+  }
+  if (evaluates || saves) {
+    step_->micro_batches().phases().begin_step(); // what they took is no step's time
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::evaluate() {
-  if (parts_->eval_data == nullptr || state_.evaluated_step == state_.step) {
+  if (eval_data_ == nullptr || state_.evaluated_step == state_.step) {
     return absl::OkStatus();
   }
-  if (absl::Status status = read_steps(/*all=*/true); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(handle_results(/*all=*/true));
   mesh_.at(state_.step, "evaluation");
-  const auto result = evaluate_dataset(
-      *parts_->micro, parts_->eval_data, config_.train.micro_batch_size, config_.eval.batches,
-      parts_->teacher != nullptr, mesh_,
-      {.asked_to_stop = [this] { return stop_.received() != 0; },
-       .before_batch = [this] { parts_->watchdog->at(state_.step, "evaluation"); }});
-  if (!result.ok()) {
-    return result.status();
-  }
-  if (result->interrupted) {
+  ASSIGN_OR_RETURN(
+      const EvaluationResult result,
+      evaluate_dataset(
+          step_->micro_batches(), eval_data_, config_.train.micro_batch_size, config_.eval.batches,
+          models_.teacher != nullptr, mesh_,
+          {.asked_to_stop = [this] { return stop_.received() != 0; },
+           .before_batch = [this] { context_->watchdog().at(state_.step, "evaluation"); }}));
+  if (result.interrupted) {
     stopped_ = true;
     return absl::OkStatus();
   }
   state_.evaluated_step = state_.step;
-  return sharding::agree(mesh_, journal_->evaluation(state_.step, result->means));
+  return sharding::agree(mesh_, journal_->evaluation(state_.step, result.means));
 }
 
 absl::Status Trainer::save_checkpoint(bool periodic) {
-  if (absl::Status status = read_steps(/*all=*/true); !status.ok()) {
-    return status; // the numbers of skipped steps are part of the state
-  }
+  RETURN_IF_ERROR(handle_results(/*all=*/true)); // the numbers of skipped steps are part of the state
   mesh_.at(state_.step, "checkpoint");
-  return periodic ? checkpoints_->save_periodic(state_) : checkpoints_->save_final(state_);
+  return periodic ? checkpointer_->save_periodic(state_) : checkpointer_->save_final(state_);
+}
+
+// What each sample of the next step loses by itself.
+absl::Status Trainer::show_samples() {
+  const auto lines =
+      sample_losses(step_->micro_batches(), *train_data_, state_.samples, config_.train.global_batch_size, mesh_);
+  step_->micro_batches().phases().begin_step();
+  RETURN_IF_ERROR(sharding::agree(mesh_, lines.status()));
+  for (const std::string& line : *lines) {
+    journal_->message(line);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::close() {
+  absl::Status status = handle_results(/*all=*/true);
+  RETURN_IF_ERROR(sharding::agree(mesh_, status.ok() ? journal_status_ : status));
+  if (!stopped_ && config_.eval.every > 0) {
+    RETURN_IF_ERROR(evaluate());
+  }
+  const bool finished = !stopped_; // a signal may have cut the last evaluation short: that comes after the resumption
+  const bool write = !finished || config_.checkpoint.at_end;
+  if (write) {
+    RETURN_IF_ERROR(save_checkpoint(/*periodic=*/false));
+  }
+  RETURN_IF_ERROR(checkpointer_->finish());
+  if (!finished) {
+    journal_->info(
+        absl::StrFormat("stopped by a signal after step %d; the state is saved, continue with --resume", state_.step));
+    return absl::OkStatus();
+  }
+  return write ? save_model() : absl::OkStatus();
 }
 
 absl::Status Trainer::save_model() {
   mesh_.at(state_.step, "model");
-  parts_->optimizer->wait();
-  const absl::Status status = save_trained_model(config_, *parts_->student, mesh_);
-  if (status.ok()) {
-    journal_->message("wrote the model to " + trained_model_folder(config_));
-  }
-  return status;
-}
-
-absl::Status Trainer::close() {
-  absl::Status status = read_steps(/*all=*/true);
-  status = sharding::agree(mesh_, status.ok() ? journal_status_ : status);
-  if (status.ok() && !stopped_ && config_.eval.every > 0) {
-    status = evaluate();
-  }
-  const bool finished = !stopped_; // a signal may have cut the last evaluation short: that comes after the resumption
-  const bool write = !finished || config_.checkpoint.at_end;
-  if (status.ok() && write) {
-    status = save_checkpoint(/*periodic=*/false);
-  }
-  if (status.ok()) {
-    status = checkpoints_->finish();
-  }
-  if (status.ok() && finished && write) {
-    status = save_model();
-  }
-  if (status.ok() && !finished) {
-    journal_->info(
-        absl::StrFormat("stopped by a signal after step %d; the state is saved, continue with --resume", state_.step));
-  }
-  return status;
+  step_->optimizer().wait();
+  RETURN_IF_ERROR(save_trained_model(config_, *models_.student, mesh_));
+  journal_->message("wrote the model to " + trained_model_folder(config_));
+  return absl::OkStatus();
 }
 
 } // namespace
 
 absl::StatusOr<RunResult> train(
-    const config::Config& config, const StartOptions& start, const launch::StopSignal& stop) {
-  const auto ranks = launch::detect_ranks(launch::process_environ());
-  if (!ranks.ok()) {
-    return ranks.status();
-  }
+    const config::Config& config, const launch::RankInfo& ranks, const StartOptions& start,
+    const launch::StopSignal& stop) {
   try {
-    auto trainer = Trainer::build(config, start, *ranks, stop);
-    return trainer.ok() ? (*trainer)->run() : trainer.status();
+    ASSIGN_OR_RETURN(std::unique_ptr<RunContext> context, RunContext::join(config, ranks, stop));
+    ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer, Trainer::build(std::move(context), start, stop));
+    return trainer->run();
   } catch (const c10::OutOfMemoryError& error) {
-    return absl::ResourceExhaustedError(out_of_memory_report(config, *ranks, error.what_without_backtrace()));
+    return absl::ResourceExhaustedError(out_of_memory_report(config, ranks, error.what_without_backtrace()));
   }
-}
-
-absl::StatusOr<RunResult> train(const config::Config& config, const StartOptions& start) {
-  const launch::StopSignal stop;
-  return train(config, start, stop);
 }
 
 } // namespace distill::trainer

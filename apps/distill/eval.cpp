@@ -3,7 +3,7 @@
 #include "apps/distill/commands.h"
 #include "apps/distill/exit_code.h"
 #include "trainer/config/load.h"
-#include "trainer/trainer.h"
+#include "trainer/tools/evaluate_model.h"
 
 namespace distill::cli {
 
@@ -12,7 +12,7 @@ int run_eval(const EvalCommand& command) {
   if (!loaded.problems.empty()) {
     return fail(absl::InvalidArgumentError(config::report(loaded.problems)));
   }
-  const absl::StatusOr<trainer::EvalReport> report = trainer::evaluate(loaded.config);
+  const absl::StatusOr<trainer::EvalReport> report = trainer::evaluate_model(loaded.config);
   if (!report.ok()) {
     return fail(report.status());
   }

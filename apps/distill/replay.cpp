@@ -23,7 +23,8 @@ int run_replay(const ReplayCommand& command) {
     const absl::StatusOr<int> code = launch::spawn_ranks({.processes = count});
     return code.ok() ? *code : fail(code.status());
   }
-  const auto result = trainer::train(replay->config, replay->start);
+  const launch::StopSignal stop;
+  const auto result = trainer::train(replay->config, run->ranks, replay->start, stop);
   if (!result.ok()) {
     return fail(result.status());
   }

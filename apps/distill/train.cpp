@@ -8,6 +8,7 @@
 #include "trainer/metrics/log.h"
 #include "trainer/run_folder/run_folder.h"
 #include "trainer/setup/join_ranks.h"
+#include "trainer/tools/dry_run.h"
 #include "trainer/trainer.h"
 
 namespace distill::cli {
@@ -59,7 +60,7 @@ int run_train(const TrainCommand& command) {
     return fail(status);
   }
   if (command.dry_run) {
-    const absl::Status status = trainer::dry_run(run->config);
+    const absl::Status status = trainer::dry_run(run->config, run->ranks);
     return status.ok() ? kSuccess : fail(status);
   }
   if (const int64_t count = trainer::ranks_to_start(run->config, run->ranks); count > 1) {
@@ -68,7 +69,7 @@ int run_train(const TrainCommand& command) {
   }
   // Until the process has ended: a signal that comes when all is done does not undo it.
   static const auto* stop = new launch::StopSignal();
-  const absl::StatusOr<trainer::RunResult> result = trainer::train(run->config, *start, *stop);
+  const absl::StatusOr<trainer::RunResult> result = trainer::train(run->config, run->ranks, *start, *stop);
   if (!result.ok()) {
     metrics::log_error(std::string(result.status().message()));
     return exit_code(result.status());

@@ -36,7 +36,9 @@ T value_or_throw(absl::StatusOr<T> result) {
 class Probe {
  public:
   explicit Probe(const nlohmann::json& job)
-      : folder_(job.at("model")), config_(value_or_throw(hf::read_model_config(folder_))), layouts_(unit_layouts(config_)) {
+      : folder_(job.at("model")),
+        config_(value_or_throw(hf::read_model_config(folder_))),
+        layouts_(unit_layouts(config_)) {
     const at::ScalarType dtype = job.value("dtype", "float32") == "float64" ? at::kDouble : at::kFloat;
     std::vector<std::string> notes;
     const std::unique_ptr<WeightSource> source = value_or_throw(hf::open_weights(folder_, config_, &notes));

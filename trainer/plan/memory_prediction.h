@@ -1,11 +1,12 @@
 #pragma once
 
-#include "trainer/device/memory_tracker.h"
+#include "trainer/device/memory_use.h"
+#include "trainer/plan/block_recorder.h"
 #include "trainer/plan/run_shape.h"
 
 namespace distill::plan {
 
-// What a run of this shape holds on one rank's device.
+// What a run of this shape holds on one rank's device, and in its host's memory. Bytes.
 struct MemoryPrediction {
   device::MemoryUse use; // by category, phase by phase
   int64_t static_bytes = 0; // from the start to the end: shards, optimizer state, slots
@@ -31,8 +32,9 @@ struct MemoryPrediction {
   }
 };
 
-// Runs the allocations of building, of a step (two micro-batches where a step has several) and of the optimizer on a
-// timeline. shape.policies names every block.
-MemoryPrediction predict_memory(const RunShape& shape);
+// Runs the trainer's own code in a simulation (device/simulation.h): loading, and two steps of one micro-batch, or two
+// where a step has several; the second step begins with what the first one has prefetched. shape.policies names every
+// block. `blocks`: what the decoder blocks of runs with these models and micro-batches were seen to allocate.
+MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks);
 
 } // namespace distill::plan

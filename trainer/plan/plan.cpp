@@ -1,5 +1,6 @@
 #include "trainer/plan/plan.h"
 
+#include "data/base/status_macros.h"
 #include "trainer/plan/advice.h"
 #include "trainer/plan/solver.h"
 
@@ -28,13 +29,13 @@ std::vector<std::string> overflows_of(const Plan& plan, int64_t host_bytes) {
 }
 
 // Memory, time and what does not fit, for the shape's policies.
-void evaluate(Plan& plan, int64_t host_bytes) {
-  plan.memory = predict_memory(plan.shape);
+void evaluate(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
+  plan.memory = predict_memory(plan.shape, blocks);
   plan.time = predict_time(plan.shape, plan.machine);
   plan.overflows = overflows_of(plan, host_bytes);
 }
 
-void choose_policies(Plan& plan, int64_t host_bytes) {
+void choose_policies(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   const auto with = [&](const std::vector<models::ActivationPolicy>& policies) { plan.shape.policies = policies; };
   const PassTimer timer(plan.shape, plan.machine);
   const Solution solution = fastest_mix(
@@ -42,7 +43,7 @@ void choose_policies(Plan& plan, int64_t host_bytes) {
       [&](const std::vector<models::ActivationPolicy>& policies) { return timer.seconds(policies); },
       [&](const std::vector<models::ActivationPolicy>& policies) {
         with(policies);
-        plan.memory = predict_memory(plan.shape);
+        plan.memory = predict_memory(plan.shape, blocks);
         return overflows_of(plan, host_bytes).empty();
       });
   plan.mixes = solution.mixes;
@@ -53,14 +54,10 @@ void choose_policies(Plan& plan, int64_t host_bytes) {
           : solution.policies);
 }
 
-absl::StatusOr<Plan> plan_alone(const PlanRequest& request) {
-  auto shape = run_shape(request.config, request.student, request.teacher, request.target);
-  if (!shape.ok()) {
-    return shape.status();
-  }
+absl::StatusOr<Plan> plan_alone(const PlanRequest& request, BlockRecorder& blocks) {
   const config::MemorySection& memory = request.config.memory;
   Plan plan;
-  plan.shape = *std::move(shape);
+  ASSIGN_OR_RETURN(plan.shape, run_shape(request.config, request.student, request.teacher, request.target));
   plan.machine = request.machine;
   plan.activation = memory.activation;
   plan.budget_bytes = gib_to_bytes(memory.budget_gib);
@@ -69,18 +66,20 @@ absl::StatusOr<Plan> plan_alone(const PlanRequest& request) {
     plan.device_bytes = std::min(plan.device_bytes, gib_to_bytes(memory.limit_gib));
   }
   if (memory.activation == "auto") {
-    choose_policies(plan, request.host_bytes);
+    choose_policies(plan, request.host_bytes, blocks);
   }
-  evaluate(plan, request.host_bytes);
+  evaluate(plan, request.host_bytes, blocks);
   return plan;
 }
 
 } // namespace
 
 absl::StatusOr<Plan> make_plan(const PlanRequest& request) {
-  auto plan = plan_alone(request);
-  if (plan.ok() && !plan->fits()) {
-    plan->changes = cheapest_changes(request, plan_alone);
+  BlockRecorder blocks;
+  ASSIGN_OR_RETURN(Plan plan, plan_alone(request, blocks));
+  if (!plan.fits()) {
+    plan.changes =
+        cheapest_changes(request, [&blocks](const PlanRequest& changed) { return plan_alone(changed, blocks); });
   }
   return plan;
 }

@@ -7,8 +7,8 @@
 
 #include "trainer/config/config.h"
 #include "trainer/plan/machine.h"
+#include "trainer/plan/memory_prediction.h"
 #include "trainer/plan/run_shape.h"
-#include "trainer/plan/step_model.h"
 #include "trainer/plan/step_time.h"
 
 // What a run will need and how fast it will be, from the configuration and the models' shapes alone.

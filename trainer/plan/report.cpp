@@ -91,12 +91,13 @@ std::string Plan::text() const {
       text, "ranks",
       absl::StrFormat(
           "%d: sharded over %d, %d replica(s)%s", shape.ranks(), shape.shard, shape.replicate,
-          shape.teacher && !shape.shard_teacher ? ", the teacher whole on each" : ""));
+          shape.teacher && !shape.config.parallel.shard_teacher ? ", the teacher whole on each" : ""));
   add_row(
       text, "a step on each rank",
       absl::StrFormat(
-          "%d micro-batch(es) of %d x %d tokens, student %s, teacher %s", shape.micro_batches, shape.batch,
-          shape.seq_len, dtype_name(shape.student_dtype), shape.teacher ? dtype_name(shape.teacher_dtype) : "none"));
+          "%d micro-batch(es) of %d x %d tokens, student %s, teacher %s", shape.micro_batches,
+          shape.config.train.micro_batch_size, shape.config.data.seq_len, dtype_name(shape.environment.student_dtype),
+          shape.teacher ? dtype_name(shape.environment.teacher_dtype) : "none"));
   add_row(
       text, "blocks",
       absl::StrCat(
@@ -136,7 +137,7 @@ std::string Plan::json() const {
   json["ranks"] = shape.ranks();
   json["shard"] = shape.shard;
   json["replicate"] = shape.replicate;
-  json["shard_teacher"] = shape.shard_teacher;
+  json["shard_teacher"] = shape.config.parallel.shard_teacher;
   json["micro_batches"] = shape.micro_batches;
   json["tokens_per_micro_batch"] = shape.tokens();
   Json policies = Json::array();

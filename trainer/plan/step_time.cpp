@@ -1,7 +1,7 @@
 #include "trainer/plan/step_time.h"
 
-#include "trainer/models/block.h"
 #include "trainer/models/layout.h"
+#include "trainer/plan/saved_bytes.h"
 
 namespace distill::plan {
 namespace {
@@ -55,7 +55,7 @@ double unit_gather(const RunShape& shape, const Machine& machine, double element
 
 // The sum over the shard axis, and over replicas for each rank's shard.
 double unit_reduce(const RunShape& shape, const Machine& machine, double elements) {
-  const double bytes = elements * (shape.bf16_reduce ? 2 : 4);
+  const double bytes = elements * ((shape.config.parallel.reduce_dtype == "bfloat16") ? 2 : 4);
   double seconds = collective(shape, bytes, machine.reduce_bytes, machine.node_bytes);
   if (shape.replicate > 1) {
     const double share = static_cast<double>(shape.replicate - 1) / static_cast<double>(shape.replicate);
@@ -69,8 +69,9 @@ double unit_reduce(const RunShape& shape, const Machine& machine, double element
 double head_seconds(const RunShape& shape, const Machine& machine) {
   const auto tokens = static_cast<double>(shape.tokens());
   const auto vocab = static_cast<double>(shape.vocab());
-  const double element = element_bytes(shape.student_dtype);
-  const double logit = shape.bf16_logits ? 2 : std::max(4.0, element);
+  const double element = element_bytes(shape.environment.student_dtype);
+  const bool bf16_logits = shape.config.loss.logits_dtype == losses::LogitsDtype::kBFloat16;
+  const double logit = bf16_logits ? 2 : std::max(4.0, element);
   const double hidden = static_cast<double>(shape.student.hidden_size);
   const double teacher = shape.teacher ? static_cast<double>(shape.teacher->hidden_size) : 0;
   const double chunks = std::ceil(tokens / static_cast<double>(std::max<int64_t>(1, shape.head.logits_rows)));
@@ -105,7 +106,7 @@ double wait_for_updates(const RunShape& shape, const Machine& machine, double te
 
 BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher) {
   const models::ModelConfig& config = teacher ? *shape.teacher : shape.student;
-  const at::ScalarType dtype = teacher ? shape.teacher_dtype : shape.student_dtype;
+  const at::ScalarType dtype = teacher ? shape.environment.teacher_dtype : shape.environment.student_dtype;
   const Widths w = widths_of(config);
   const auto tokens = static_cast<double>(shape.tokens());
   const double e = element_bytes(dtype);
@@ -117,7 +118,7 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher
       product(machine, tokens, w.query, w.hidden, e, e) + product(machine, tokens, w.hidden, 2 * w.ffn, e, e);
   // Heads of 64 reach less than those of 128.
   const double efficiency = config.head_dim >= 128 ? 1.0 : 0.72;
-  const double attention = 2 * tokens * static_cast<double>(shape.seq_len) * w.query; // 4, halved
+  const double attention = 2 * tokens * static_cast<double>(shape.config.data.seq_len) * w.query; // 4, halved
   const double elementwise = tokens * (2 * w.hidden + 2 * (w.query + w.key_value) + 5 * w.hidden) * e;
   time.rebuild = products + attention / (machine.attention_forward_flops * efficiency) +
       elementwise / machine.memory_bytes + kKernelsForward * machine.launch_seconds;
@@ -145,16 +146,9 @@ PassTimer::PassTimer(const RunShape& shape, const Machine& machine)
     : block_(block_time(shape, machine, /*teacher=*/false)),
       leaving_(machine.host_bytes / to_host_bytes(shape, machine)),
       copy_cost_(machine.copy_cost) {
-  const auto element = static_cast<int64_t>(c10::elementSize(shape.student_dtype));
-  const auto copy = [&](bool input_only) {
-    double total = 0;
-    for (const int64_t bytes : models::block_kept_bytes(shape.student, shape.tokens(), element, input_only)) {
-      total += static_cast<double>(bytes);
-    }
-    return total / machine.host_bytes;
-  };
-  copy_all_ = copy(/*input_only=*/false);
-  copy_input_ = copy(/*input_only=*/true);
+  const BlockBytes saved = saved_bytes(shape);
+  copy_all_ = static_cast<double>(saved.all) / machine.host_bytes;
+  copy_input_ = static_cast<double>(saved.input) / machine.host_bytes;
 }
 
 PassTimer::PassTime PassTimer::time(const std::vector<models::ActivationPolicy>& policies) const {
@@ -215,7 +209,7 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
   StepTime time;
   const double head = head_seconds(shape, machine);
   const BlockTime student = block_time(shape, machine, /*teacher=*/false);
-  const double element = element_bytes(shape.student_dtype);
+  const double element = element_bytes(shape.environment.student_dtype);
   const PassTimer::PassTime pass = PassTimer(shape, machine).time(shape.policies);
   // Embedding, final norm.
   const double hidden = static_cast<double>(shape.student.hidden_size);
@@ -228,7 +222,8 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
   const auto layers = static_cast<double>(shape.student.num_layers);
   const double table = static_cast<double>(shape.student.vocab_size) * hidden;
   const double tables = shape.student.tie_word_embeddings ? 1 : 2;
-  double gathers = layers * student.gather * 2 + tables * unit_gather(shape, machine, table, shape.student_dtype);
+  double gathers =
+      layers * student.gather * 2 + tables * unit_gather(shape, machine, table, shape.environment.student_dtype);
   const double reduces = layers * student.reduce + tables * unit_reduce(shape, machine, table);
   double teacher_gathers = 0;
   if (shape.teacher) {
@@ -236,8 +231,8 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
     const auto teacher_layers = static_cast<double>(shape.teacher->num_layers);
     at_phase(time, Phase::kTeacher) = micro * teacher_layers * teacher.forward;
     const double teacher_table = static_cast<double>(shape.teacher->vocab_size * shape.teacher->hidden_size);
-    if (shape.shard_teacher) {
-      const double tables_gather = unit_gather(shape, machine, teacher_table, shape.teacher_dtype);
+    if (shape.config.parallel.shard_teacher) {
+      const double tables_gather = unit_gather(shape, machine, teacher_table, shape.environment.teacher_dtype);
       teacher_gathers = teacher_layers * teacher.gather + (shape.teacher->tie_word_embeddings ? 1 : 2) * tables_gather;
     }
   }
@@ -264,7 +259,7 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
   const double copy = shape.ranks() == 1 && element < 4 ? element : 0;
   double& optimizer = at_phase(time, Phase::kOptimizer);
   optimizer = parameters * (28 + copy + 4) / machine.memory_bytes;
-  if (shape.optimizer_on_host) {
+  if ((shape.config.memory.optimizer == "host")) {
     const double copies = parameters * 12 / both_ways_bytes(shape, machine); // each way, at once
     time.copies += 2 * copies;
     optimizer += machine.copy_cost * copies +

@@ -1,12 +1,11 @@
 #include "trainer/setup/inputs.h"
 
-#include "losses/linear_head.h"
-#include "trainer/device/memory_tracker.h"
 #include "trainer/hf/config_json.h"
 #include "trainer/hf/folder_weights.h"
 #include "trainer/metrics/log.h"
 #include "trainer/models/random_weights.h"
 #include "trainer/setup/tokenizers.h"
+#include "trainer/step/head_plan.h"
 
 namespace distill::trainer {
 namespace {
@@ -38,7 +37,7 @@ class Problems {
   std::vector<std::string> messages_;
 };
 
-absl::StatusOr<ModelInput> open_model(const config::ModelSection& section, int64_t seq_len, uint64_t seed) {
+absl::StatusOr<ModelSource> open_model(const config::ModelSection& section, int64_t seq_len, uint64_t seed) {
   auto config = hf::read_model_config(section.path);
   if (!config.ok()) {
     return config.status();
@@ -47,7 +46,7 @@ absl::StatusOr<ModelInput> open_model(const config::ModelSection& section, int64
     return absl::InvalidArgumentError(
         absl::StrCat(section.path, "/config.json against data.seq_len: ", std::string(status.message())));
   }
-  ModelInput input;
+  ModelSource input;
   input.config = *config;
   if (section.init == "random") {
     input.weights = models::random_weights(*config, seed);
@@ -84,27 +83,6 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
   return data::Dataset::open(options);
 }
 
-// The head's scratch for one micro-batch, from shapes alone.
-absl::StatusOr<losses::ChunkPlan> plan_head(
-    const config::Config& config, const Environment& environment, const Inputs& inputs, bool needs_grad) {
-  const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
-  const auto meta = [](std::initializer_list<int64_t> shape, at::ScalarType dtype) {
-    return at::empty(shape, at::TensorOptions().dtype(dtype).device(at::kMeta));
-  };
-  losses::LinearHeadInputs head;
-  const models::ModelConfig& student = inputs.student.config;
-  head.hidden_NH = meta({tokens, student.hidden_size}, environment.student_dtype);
-  head.weight_VH = meta({student.vocab_size, student.hidden_size}, environment.student_dtype);
-  head.targets_N = meta({tokens}, at::kLong);
-  if (inputs.teacher) {
-    const models::ModelConfig& teacher = inputs.teacher->config;
-    head.teacher_hidden_NG = meta({tokens, teacher.hidden_size}, environment.teacher_dtype);
-    head.teacher_weight_VG = meta({teacher.vocab_size, teacher.hidden_size}, environment.teacher_dtype);
-  }
-  head.valid_tokens = tokens;
-  return losses::linear_head_plan(head, config.loss, config.chunks, needs_grad, environment.device.type());
-}
-
 } // namespace
 
 absl::StatusOr<Inputs> open_inputs(
@@ -112,7 +90,7 @@ absl::StatusOr<Inputs> open_inputs(
   Problems problems;
   const bool has_teacher = !config.teacher.path.empty();
   auto student = problems.take(open_model(config.student, config.data.seq_len, config.train.seed));
-  std::optional<ModelInput> teacher;
+  std::optional<ModelSource> teacher;
   if (has_teacher) {
     teacher = problems.take(open_model(config.teacher, config.data.seq_len, config.train.seed + 1));
   }
@@ -136,29 +114,15 @@ absl::StatusOr<Inputs> open_inputs(
   if (student && (teacher || !has_teacher)) {
     inputs.student = *std::move(student);
     inputs.teacher = std::move(teacher);
-    const auto head = problems.take(plan_head(config, environment, inputs, purpose == config::Purpose::kTrain));
+    const auto head = problems.take(plan_head(
+        config, inputs.student.config, inputs.teacher ? &inputs.teacher->config : nullptr, environment,
+        /*needs_grad=*/purpose == config::Purpose::kTrain));
     inputs.head = head.value_or(losses::ChunkPlan{});
   }
   if (absl::Status status = problems.status(); !status.ok()) {
     return status;
   }
   return inputs;
-}
-
-std::unique_ptr<sharding::ModelShards> load_model(
-    const Environment& environment, const ModelInput& input, Role role, int64_t shard_rank, int64_t shard_size,
-    std::shared_ptr<device::HostSlab> host_state) {
-  sharding::ShardOptions options;
-  options.device = environment.device;
-  options.compute_dtype = role == Role::kTeacher ? environment.teacher_dtype : environment.student_dtype;
-  options.trainable = role == Role::kStudent;
-  options.rank = shard_rank;
-  options.world_size = shard_size;
-  options.host_state = std::move(host_state);
-  const device::LabelScope label(role == Role::kTeacher ? device::Category::kTeacher : device::Category::kStudent);
-  auto model = std::make_unique<sharding::ModelShards>(input.config, options);
-  model->load(*input.weights);
-  return model;
 }
 
 std::string describe_shape(const models::ModelConfig& config) {

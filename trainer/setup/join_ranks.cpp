@@ -8,18 +8,6 @@
 #include "trainer/metrics/log.h"
 
 namespace distill::trainer {
-namespace {
-
-void name_units(sharding::SlotChecks& checks, const std::string& role, const sharding::ModelShards& model) {
-  std::vector<std::string> names;
-  for (int64_t i = 0; i < model.num_units(); ++i) {
-    names.push_back(model.unit(i).layout.name);
-  }
-  checks.name_units(&model, role, names);
-}
-
-} // namespace
-
 std::string host_name() {
   std::array<char, 256> name{};
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
@@ -86,39 +74,6 @@ int64_t ranks_to_start(const config::Config& config, const launch::RankInfo& ran
     return config.parallel.processes;
   }
   return config.train.device == "cpu" ? 1 : std::max<int64_t>(1, metrics::cuda_device_count());
-}
-
-Slots make_slots(
-    const config::ParallelSection& parallel, const sharding::Mesh& mesh, sharding::ModelShards& student,
-    sharding::ModelShards* teacher) {
-  Slots slots;
-  if (mesh.gather == nullptr) {
-    return slots;
-  }
-  const auto accumulation =
-      parallel.accumulate == "keep_full" ? sharding::Accumulation::kKeepFull : sharding::Accumulation::kReduceEach;
-  const at::Device device = student.options().device;
-  sharding::SlotPlan plan;
-  plan.block_slots = parallel.prefetch + 1;
-  student.add_to_plan(plan);
-  if (teacher != nullptr) {
-    teacher->add_to_plan(plan);
-  }
-  if (parallel.debug_checks) {
-    slots.checks = std::make_unique<sharding::SlotChecks>(device);
-    name_units(*slots.checks, "student", student);
-    if (teacher != nullptr) {
-      name_units(*slots.checks, "teacher", *teacher);
-    }
-  }
-  slots.weights = std::make_unique<sharding::WeightSlots>(device, *mesh.gather, plan, slots.checks.get());
-  slots.gradients = std::make_unique<sharding::GradientSlots>(
-      device, *mesh.reduce, mesh.replicate.get(), parallel.reduce_dtype == "bfloat16" ? at::kBFloat16 : at::kFloat);
-  student.use_slots(slots.weights.get(), slots.gradients.get(), accumulation);
-  if (teacher != nullptr) {
-    teacher->use_slots(slots.weights.get(), nullptr, accumulation);
-  }
-  return slots;
 }
 
 } // namespace distill::trainer

@@ -27,16 +27,4 @@ absl::Status check_same_inputs(
 // Ranks that distill has to start on this host itself: 1 under a launcher, or where the configuration asks for one.
 int64_t ranks_to_start(const config::Config& config, const launch::RankInfo& ranks);
 
-// The buffers that gathered weights and whole gradients pass through. Empty on one process.
-struct Slots {
-  std::unique_ptr<sharding::SlotChecks> checks; // null unless parallel.debug_checks
-  std::unique_ptr<sharding::WeightSlots> weights;
-  std::unique_ptr<sharding::GradientSlots> gradients;
-};
-
-// Makes the slots for both models and has the models use them. `teacher` may be null.
-Slots make_slots(
-    const config::ParallelSection& parallel, const sharding::Mesh& mesh, sharding::ModelShards& student,
-    sharding::ModelShards* teacher);
-
 } // namespace distill::trainer

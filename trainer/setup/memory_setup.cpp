@@ -1,12 +1,12 @@
 #include "trainer/setup/memory_setup.h"
 
-#include <ATen/Parallel.h>
-
+#include "data/base/status_macros.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/hf/config_json.h"
 #include "trainer/metrics/device.h"
 #include "trainer/metrics/log.h"
+#include "trainer/setup/resolve_environment.h"
 
 namespace distill::trainer {
 namespace {
@@ -28,67 +28,53 @@ std::string changes_text(const plan::Plan& plan) {
   return text;
 }
 
-plan::Target target_on(const Environment& environment, int64_t world_size, int64_t ranks_per_node) {
-  plan::Target target;
-  target.cuda = environment.device.is_cuda();
-  target.student_dtype = environment.student_dtype;
-  target.teacher_dtype = environment.teacher_dtype;
-  target.world_size = world_size;
-  target.ranks_per_node = ranks_per_node;
-  target.threads = at::get_num_threads();
-  return target;
-}
-
 } // namespace
 
 absl::StatusOr<plan::Plan> plan_run(
     const config::Config& config, const Environment& environment, const models::ModelConfig& student,
     const models::ModelConfig* teacher, int64_t world_size, int64_t ranks_on_host) {
   const bool cuda = environment.device.is_cuda();
-  const auto machine = plan::machine_of(config, cuda);
-  if (!machine.ok()) {
-    return machine.status();
-  }
+  ASSIGN_OR_RETURN(const plan::Machine machine, plan::machine_of(config, cuda));
   ranks_on_host = std::max<int64_t>(1, ranks_on_host);
-  const plan::Target target = target_on(environment, world_size, ranks_on_host);
   const int64_t memory = metrics::device_info(environment.device).memory_bytes;
   return plan::make_plan(
-      {config, student, teacher, target, *machine,
+      {config,
+       student,
+       teacher,
+       {environment, world_size, ranks_on_host},
+       machine,
        /*device_bytes=*/cuda ? memory : memory / ranks_on_host,
        /*host_bytes=*/device::available_host_bytes() / ranks_on_host});
 }
 
 absl::StatusOr<plan::Plan> plan_on_paper(
     const config::Config& config, int64_t world_size, int64_t ranks_per_node, double device_share) {
-  const auto student = hf::read_model_config(config.student.path);
-  if (!student.ok()) {
-    return student.status();
-  }
   const bool has_teacher = !config.teacher.path.empty();
-  const auto teacher = has_teacher ? hf::read_model_config(config.teacher.path) : student;
-  if (!teacher.ok()) {
-    return teacher.status();
+  ASSIGN_OR_RETURN(const models::ModelConfig student, hf::read_model_config(config.student.path));
+  models::ModelConfig teacher;
+  if (has_teacher) {
+    ASSIGN_OR_RETURN(teacher, hf::read_model_config(config.teacher.path));
   }
-  for (const models::ModelConfig* model : {&*student, &*teacher}) {
+  for (const models::ModelConfig* model : {&student, has_teacher ? &teacher : &student}) {
     if (absl::Status status = models::check_sequence_length(*model, config.data.seq_len); !status.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("data.seq_len against a model's config.json: ", std::string(status.message())));
     }
   }
   const bool cuda = config.train.device != "cpu";
-  const auto machine = plan::machine_of(config, cuda);
-  if (!machine.ok()) {
-    return machine.status();
-  }
+  ASSIGN_OR_RETURN(const plan::Machine machine, plan::machine_of(config, cuda));
   const Environment environment = environment_on(config, cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
-  const plan::Target target = target_on(environment, world_size, ranks_per_node);
   const bool here = cuda && metrics::cuda_device_count() > 0;
   const int64_t sharing = std::max<int64_t>(1, std::min(world_size, ranks_per_node));
-  const auto host_bytes = static_cast<int64_t>(machine->host_gib * kGiB * kHostShare);
+  const auto host_bytes = static_cast<int64_t>(machine.host_gib * kGiB * kHostShare);
   const double device_bytes =
-      here ? static_cast<double>(metrics::device_info(environment.device).memory_bytes) : machine->memory_gib * kGiB;
+      here ? static_cast<double>(metrics::device_info(environment.device).memory_bytes) : machine.memory_gib * kGiB;
   return plan::make_plan(
-      {config, *student, has_teacher ? &*teacher : nullptr, target, *machine,
+      {config,
+       student,
+       has_teacher ? &teacher : nullptr,
+       {environment, world_size, ranks_per_node},
+       machine,
        /*device_bytes=*/static_cast<int64_t>(device_share * device_bytes),
        /*host_bytes=*/(here ? device::available_host_bytes() : host_bytes) / sharing});
 }
@@ -97,30 +83,20 @@ absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_si
   constexpr int64_t kStep = 1024;
   constexpr int64_t kSearched = int64_t{1} << 26;
   constexpr double kSpare = 0.98;
-  const auto fits = [&](int64_t length) -> absl::StatusOr<bool> {
-    config.data.seq_len = length;
-    const auto plan = plan_on_paper(config, world_size, ranks_per_node, kSpare);
-    return plan.ok() ? absl::StatusOr<bool>(plan->fits()) : plan.status();
-  };
   int64_t longest = 0, beyond = kSearched;
   for (const std::string& path : {config.student.path, config.teacher.path}) {
     if (!path.empty()) {
-      const auto model = hf::read_model_config(path);
-      if (!model.ok()) {
-        return model.status();
-      }
+      ASSIGN_OR_RETURN(const models::ModelConfig model, hf::read_model_config(path));
       const int64_t limit =
-          std::min(model->max_position_embeddings, model->sliding_window.value_or(model->max_position_embeddings));
+          std::min(model.max_position_embeddings, model.sliding_window.value_or(model.max_position_embeddings));
       beyond = std::min(beyond, limit / kStep * kStep + kStep);
     }
   }
   while (beyond - longest > kStep) {
     const int64_t middle = (longest + beyond) / (2 * kStep) * kStep;
-    const auto fitting = fits(middle);
-    if (!fitting.ok()) {
-      return fitting.status();
-    }
-    (*fitting ? longest : beyond) = middle;
+    config.data.seq_len = middle;
+    ASSIGN_OR_RETURN(const plan::Plan plan, plan_on_paper(config, world_size, ranks_per_node, kSpare));
+    (plan.fits() ? longest : beyond) = middle;
   }
   return longest;
 }
@@ -138,15 +114,12 @@ absl::Status check_fits(const config::Config& config, const plan::Plan& plan) {
 absl::StatusOr<plan::Plan> plan_memory(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks) {
   const models::ModelConfig* teacher = inputs.teacher ? &inputs.teacher->config : nullptr;
-  auto plan = plan_run(config, environment, inputs.student.config, teacher, ranks.world_size, ranks.local_world_size);
-  if (!plan.ok()) {
-    return plan.status();
-  }
-  if (absl::Status status = check_fits(config, *plan); !status.ok()) {
-    return status;
-  }
-  if (!plan->fits()) {
-    metrics::log_warning_once("the memory plan does not fit, trying anyway: " + absl::StrJoin(plan->overflows, "; "));
+  ASSIGN_OR_RETURN(
+      plan::Plan plan,
+      plan_run(config, environment, inputs.student.config, teacher, ranks.world_size, ranks.local_world_size));
+  RETURN_IF_ERROR(check_fits(config, plan));
+  if (!plan.fits()) {
+    metrics::log_warning_once("the memory plan does not fit, trying anyway: " + absl::StrJoin(plan.overflows, "; "));
   }
   if (environment.device.is_cuda() || config.memory.limit_gib > 0) {
     device::track_memory(environment.device);
@@ -162,22 +135,17 @@ absl::StatusOr<plan::Plan> plan_memory(
   return plan;
 }
 
-absl::Status take_host_memory(const Environment& environment, MemorySetup& setup) {
-  const auto take = [&](int64_t bytes, const char* key, std::shared_ptr<device::HostSlab>& slab) -> absl::Status {
+absl::StatusOr<HostMemory> take_host_memory(const Environment& environment, const plan::Plan& plan) {
+  const auto take = [&](int64_t bytes, const char* key) -> absl::StatusOr<std::shared_ptr<device::HostSlab>> {
     if (bytes == 0) {
-      return absl::OkStatus();
+      return nullptr;
     }
-    auto taken = device::HostSlab::allocate(bytes, environment.device, /*processes_on_host=*/1, key);
-    if (taken.ok()) {
-      slab = *std::move(taken);
-    }
-    return taken.status();
+    return device::HostSlab::allocate(bytes, environment.device, /*processes_on_host=*/1, key);
   };
-  if (absl::Status status = take(setup.plan.memory.host_activations, "memory.activation", setup.activations);
-      !status.ok()) {
-    return status;
-  }
-  return take(setup.plan.memory.host_optimizer, "memory.optimizer", setup.optimizer);
+  HostMemory memory;
+  ASSIGN_OR_RETURN(memory.activations, take(plan.memory.host_activations, "memory.activation"));
+  ASSIGN_OR_RETURN(memory.optimizer, take(plan.memory.host_optimizer, "memory.optimizer"));
+  return memory;
 }
 
 std::string out_of_memory_report(

@@ -13,9 +13,9 @@
 // What is decided about memory before any weight is read.
 namespace distill::trainer {
 
-struct MemorySetup {
-  plan::Plan plan; // with the policy of every block of the student
-  std::shared_ptr<device::HostSlab> activations; // for offloaded activations; null: none are
+// Host memory that a run takes for what does not stay on the device.
+struct HostMemory {
+  std::shared_ptr<device::HostSlab> activations; // null: no block's activations are offloaded
   std::shared_ptr<device::HostSlab> optimizer; // for master weights and moments; null: they lie on the device
 };
 
@@ -42,8 +42,8 @@ absl::Status check_fits(const config::Config& config, const plan::Plan& plan);
 absl::StatusOr<plan::Plan> plan_memory(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks);
 
-// Takes the host memory that setup.plan says.
-absl::Status take_host_memory(const Environment& environment, MemorySetup& setup);
+// Takes the host memory that the plan says.
+absl::StatusOr<HostMemory> take_host_memory(const Environment& environment, const plan::Plan& plan);
 
 // What a run that ran out of memory ends with: what was asked for, what the device held by category, and the keys to
 // change with the values that fit. Reads the models' configurations again; whatever fails is left out.

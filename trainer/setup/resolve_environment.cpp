@@ -1,4 +1,4 @@
-#include "trainer/setup/environment.h"
+#include "trainer/setup/resolve_environment.h"
 
 #include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>

@@ -1,19 +1,11 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
 
 #include "trainer/config/config.h"
+#include "trainer/step/environment.h"
 
 namespace distill::trainer {
-
-// Where and in which precision a run computes, resolved from train.device, train.dtype, student.dtype and
-// teacher.dtype.
-struct Environment {
-  at::Device device = at::kCPU;
-  at::ScalarType student_dtype = at::kFloat;
-  at::ScalarType teacher_dtype = at::kFloat;
-};
 
 // The precisions on a device that need not be there.
 Environment environment_on(const config::Config& config, at::Device device);

@@ -1,24 +1,17 @@
-#include "trainer/micro_batch.h"
+#include "trainer/step/micro_batch.h"
 
 #include "trainer/device/memory_tracker.h"
+#include "trainer/device/simulation.h"
 
 namespace distill::trainer {
 namespace {
 
-sharding::MicroBatch to_device(const data::Batch& batch, at::Device device) {
-  const auto move = [device](const at::Tensor& tensor) { return tensor.to(device, /*non_blocking=*/true); };
-  sharding::MicroBatch micro;
-  micro.tokens_N = move(batch.tokens_BS.flatten());
-  micro.seq.batch = batch.tokens_BS.size(0);
-  micro.seq.seq_len = batch.tokens_BS.size(1);
-  micro.seq.positions_N = move(batch.positions_BS.flatten());
-  micro.seq.cu_seqlens = move(batch.cu_seqlens);
-  const int32_t* boundaries = batch.cu_seqlens.const_data_ptr<int32_t>();
-  micro.seq.segments_host.assign(boundaries, boundaries + batch.cu_seqlens.numel());
-  micro.seq.max_seqlen = batch.max_seqlen;
-  // Segments that are exactly the rows need no document mask.
-  micro.seq.packed = batch.cu_seqlens.numel() != micro.seq.batch + 1;
-  return micro;
+at::Tensor copy_to_device(const at::Tensor& tensor, at::Device device) {
+  std::optional<device::UncountedScope> stays; // on the CPU a batch is used where it is
+  if (device.is_meta() && device::kernel_device(device) == c10::DeviceType::CPU) {
+    stays.emplace();
+  }
+  return tensor.to(device, /*non_blocking=*/true);
 }
 
 at::Tensor lm_head(sharding::ModelShards& model) {
@@ -27,32 +20,50 @@ at::Tensor lm_head(sharding::ModelShards& model) {
 
 } // namespace
 
-MicroStep::MicroStep(
+MicroBatchRunner::MicroBatchRunner(
     const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher,
-    ActivationMemory memory)
+    ActivationMemory memory, models::BlockFunctions block)
     : config_(config),
       student_(student),
       teacher_(teacher),
       student_rope_(models::make_rope_table(student.config(), config.data.seq_len, student.options().device)),
-      pass_(student, student_rope_, std::move(memory.policies), std::move(memory.host)),
+      block_(std::move(block)),
+      pass_(student, student_rope_, std::move(memory.policies), std::move(memory.host), block_),
       phases_(student.options().device) {
   if (teacher_ != nullptr) {
     teacher_rope_ = models::make_rope_table(teacher_->config(), config.data.seq_len, teacher_->options().device);
   }
 }
 
-losses::LinearHeadInputs MicroStep::run_teacher(const data::Batch& batch, const sharding::MicroBatch& micro) {
+sharding::TokenBatch MicroBatchRunner::to_device(const data::Batch& batch) const {
+  const at::Device device = student_.options().device;
+  sharding::TokenBatch tokens;
+  tokens.tokens_N = copy_to_device(batch.tokens_BS.flatten(), device);
+  tokens.seq.batch = batch.tokens_BS.size(0);
+  tokens.seq.seq_len = batch.tokens_BS.size(1);
+  tokens.seq.positions_N = copy_to_device(batch.positions_BS.flatten(), device);
+  tokens.seq.cu_seqlens = copy_to_device(batch.cu_seqlens, device);
+  const int32_t* boundaries = batch.cu_seqlens.const_data_ptr<int32_t>();
+  tokens.seq.segments_host.assign(boundaries, boundaries + batch.cu_seqlens.numel());
+  tokens.seq.max_seqlen = batch.max_seqlen;
+  // Segments that are exactly the rows need no document mask.
+  tokens.seq.packed = batch.cu_seqlens.numel() != tokens.seq.batch + 1;
+  return tokens;
+}
+
+losses::LinearHeadInputs MicroBatchRunner::run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens) {
   losses::LinearHeadInputs inputs;
-  inputs.targets_N = batch.targets_BS.flatten().to(micro.tokens_N.device(), /*non_blocking=*/true);
+  inputs.targets_N = copy_to_device(batch.targets_BS.flatten(), tokens.tokens_N.device());
   inputs.valid_tokens = batch.valid_tokens;
+  inputs.meta_device = device::kernel_device(tokens.tokens_N.device());
   if (teacher_ != nullptr) {
-    inputs.teacher_hidden_NG = sharding::forward_hidden(*teacher_, teacher_rope_, micro, /*next=*/&student_);
+    inputs.teacher_hidden_NG = sharding::forward_hidden(*teacher_, teacher_rope_, tokens, /*next=*/&student_, block_);
     inputs.teacher_weight_VG = lm_head(*teacher_);
   }
   return inputs;
 }
 
-losses::LinearHeadOutput MicroStep::run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads) {
+losses::LinearHeadOutput MicroBatchRunner::run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads) {
   inputs.weight_VH = lm_head(student_);
   const device::LabelScope label(device::Category::kHead);
   losses::LinearHeadOutput out = losses::linear_head(inputs, config_.loss, config_.chunks, grads);
@@ -68,14 +79,8 @@ losses::LinearHeadOutput MicroStep::run_head(losses::LinearHeadInputs& inputs, l
   return out;
 }
 
-// The teacher runs first: what the student keeps for its backward pass does not exist yet then.
-void MicroStep::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_K, bool last) {
-  const sharding::MicroBatch micro = to_device(batch, student_.options().device);
-  begin(metrics::Phase::kTeacher);
-  losses::LinearHeadInputs inputs = run_teacher(batch, micro);
-  begin(metrics::Phase::kForward);
-  inputs.hidden_NH = pass_.forward(micro);
-  begin(metrics::Phase::kHead);
+at::Tensor MicroBatchRunner::head_with_gradients(
+    losses::LinearHeadInputs& inputs, double grad_scale, at::Tensor& sums_K) {
   const int64_t head = student_.head_unit();
   losses::LinearHeadGrads grads;
   grads.hidden_NH = at::empty_like(inputs.hidden_NH);
@@ -87,33 +92,43 @@ void MicroStep::train(const data::Batch& batch, double grad_scale, at::Tensor& s
   }
   grads.grad_scale = grad_scale;
   sums_K += run_head(inputs, &grads).rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
-  at::Tensor dhidden_NH = std::move(grads.hidden_NH);
-  grads = {}; // a view of the head's gradient, which is gone once it is reduced
-  begin(metrics::Phase::kBackward);
-  pass_.backward(micro, std::move(dhidden_NH), last);
+  return std::move(grads.hidden_NH); // `grads` holds a view of the head's gradient, which must not outlive this
 }
 
-void MicroStep::begin(metrics::Phase phase) {
+// The teacher runs first: the student's activations do not exist yet then.
+void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_K, bool last) {
+  const sharding::TokenBatch tokens = to_device(batch);
+  begin(metrics::Phase::kTeacher);
+  losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
+  begin(metrics::Phase::kForward);
+  inputs.hidden_NH = pass_.forward(tokens);
+  begin(metrics::Phase::kHead);
+  at::Tensor dhidden_NH = head_with_gradients(inputs, grad_scale, sums_K);
+  begin(metrics::Phase::kBackward);
+  pass_.backward(tokens, std::move(dhidden_NH), last);
+}
+
+void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_K) {
+  const sharding::TokenBatch tokens = to_device(batch);
+  losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
+  inputs.hidden_NH = sharding::forward_hidden(student_, student_rope_, tokens, /*next=*/nullptr, block_);
+  sums_K += run_head(inputs, /*grads=*/nullptr).rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
+}
+
+void MicroBatchRunner::begin(metrics::Phase phase) {
   phases_.begin(phase);
   if (phase_observer_) {
     phase_observer_(metrics::phase_name(phase));
   }
 }
 
-void MicroStep::prefetch_first() {
+void MicroBatchRunner::prefetch_first() {
   if (teacher_ != nullptr) {
     sharding::prefetch_first(*teacher_);
   }
 }
 
-void MicroStep::evaluate(const data::Batch& batch, at::Tensor& sums_K) {
-  const sharding::MicroBatch micro = to_device(batch, student_.options().device);
-  losses::LinearHeadInputs inputs = run_teacher(batch, micro);
-  inputs.hidden_NH = sharding::forward_hidden(student_, student_rope_, micro);
-  sums_K += run_head(inputs, /*grads=*/nullptr).rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
-}
-
-at::Tensor MicroStep::zero_sums() const {
+at::Tensor MicroBatchRunner::zero_sums() const {
   return at::zeros({losses::kNumRows}, at::TensorOptions().dtype(at::kDouble).device(student_.options().device));
 }
 

@@ -19,28 +19,27 @@ struct ActivationMemory {
 
 // The computation of one micro-batch: teacher forward, student forward, loss head, student backward.
 // K = losses::kNumRows.
-class MicroStep {
+class MicroBatchRunner {
  public:
-  // `teacher` null: hard labels only. Both models outlive this.
-  MicroStep(
+  // `teacher` null: hard labels only. Both models outlive this. `block`: how a decoder block runs.
+  MicroBatchRunner(
       const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher,
-      ActivationMemory memory = {});
+      ActivationMemory memory = {}, models::BlockFunctions block = {});
 
   // Accumulates the gradients of grad_scale * sum of the tokens' losses into the student's units and adds the sums of
-  // every row over the tokens to sums_K (fp64, on the device).
-  // `last`: of the step's micro-batches.
+  // every row over the tokens to sums_K (fp64, on the device). `last`: of the step's micro-batches.
   void train(const data::Batch& batch, double grad_scale, at::Tensor& sums_K, bool last);
-  // Starts gathering what the next micro-batch begins with, as far as the optimizer does not change it.
-  void prefetch_first();
   // The same losses without gradients.
   void evaluate(const data::Batch& batch, at::Tensor& sums_K);
+  // Starts gathering what the next micro-batch begins with, as far as the optimizer does not change it.
+  void prefetch_first();
 
-  // Begins a phase of a training step, which the observer hears of.
+  // Begins a phase of a training step, of which the observer is told.
   void begin(metrics::Phase phase);
   void observe_phases(std::function<void(const char* phase)> observer) {
     phase_observer_ = std::move(observer);
   }
-  // Of the training micro-batches since it was last read.
+  // Times of the training micro-batches since they were last read.
   metrics::PhaseTimer& phases() {
     return phases_;
   }
@@ -48,15 +47,19 @@ class MicroStep {
   at::Tensor zero_sums() const; // fp64 [K] on the device
 
  private:
+  sharding::TokenBatch to_device(const data::Batch& batch) const;
   // Targets, and the teacher's hidden states with its lm_head, whose unit stays gathered until run_head is done with
   // it.
-  losses::LinearHeadInputs run_teacher(const data::Batch& batch, const sharding::MicroBatch& micro);
+  losses::LinearHeadInputs run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens);
   losses::LinearHeadOutput run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads);
+  // The head with gradients: adds to sums_K and to the lm_head's gradient, returns that of the hidden states.
+  at::Tensor head_with_gradients(losses::LinearHeadInputs& inputs, double grad_scale, at::Tensor& sums_K);
 
   const config::Config& config_;
   sharding::ModelShards& student_;
   sharding::ModelShards* teacher_;
   models::RopeTable student_rope_, teacher_rope_;
+  models::BlockFunctions block_;
   sharding::TrainingPass pass_;
   metrics::PhaseTimer phases_;
   std::function<void(const char* phase)> phase_observer_;

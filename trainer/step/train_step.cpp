@@ -1,7 +1,8 @@
-#include "trainer/train_step.h"
+#include "trainer/step/train_step.h"
 
 #include <ATen/record_function.h>
 
+#include "trainer/device/simulation.h"
 #include "trainer/metrics/device.h"
 
 namespace distill::trainer {
@@ -17,26 +18,29 @@ enum StepNumber : int64_t {
 
 } // namespace
 
-StepQueue::StepQueue(
-    const config::Config& config, const sharding::Mesh& mesh, sharding::ModelShards& student, MicroStep& micro,
-    optim::AdamW& optimizer, const sharding::SlotChecks* checks)
+TrainStep::TrainStep(
+    const config::Config& config, const sharding::Mesh& mesh, LoadedModels& models, ActivationMemory memory,
+    models::BlockFunctions block)
     : config_(config),
       mesh_(mesh),
-      student_(student),
-      micro_(micro),
-      optimizer_(optimizer),
-      checks_(checks),
+      models_(models),
+      micro_(config, *models.student, models.teacher.get(), std::move(memory), std::move(block)),
+      optimizer_(*models.student, config.optimizer),
       readout_(
-          student.options().device, kStepNumbers, /*lag=*/student.options().device.is_cpu() ? 0 : 1,
-          std::chrono::seconds(config.parallel.timeout_s)) {}
+          models.student->options().device, kStepNumbers,
+          /*lag=*/device::has_streams(models.student->options().device) ? 1 : 0,
+          std::chrono::seconds(config.parallel.timeout_s)) {
+  metrics::PhaseTimer& phases = micro_.phases();
+  if (models.slots.weights != nullptr) {
+    const auto observe = [&phases](bool waits) { phases.waiting(waits); };
+    models.slots.weights->observe_waits(observe);
+    models.slots.gradients->observe_waits(observe);
+  }
+  models.student->observe_updates([&phases](bool waits) { phases.waiting(waits, metrics::Phase::kOptimizer); });
+}
 
-void StepQueue::push(const GlobalBatch& batch, metrics::StepRecord record, const Start& start) {
-  RECORD_USER_SCOPE("distill::step");
-  const metrics::ForbidSynchronization forbid(config_.parallel.debug_checks);
-  micro_.observe_phases([this, &record](const char* phase) { mesh_.at(record.step, phase); });
-  at::Tensor numbers = at::zeros({kStepNumbers}, micro_.zero_sums().options());
+void TrainStep::accumulate_gradients(const GlobalBatch& batch, at::Tensor numbers) {
   at::Tensor sums_K = numbers.narrow(0, 0, losses::kNumRows);
-  optimizer_.fetch_ahead();
   const double grad_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, batch.valid_tokens));
   for (size_t i = 0; i < batch.micro_batches.size(); ++i) {
     const bool last = i + 1 == batch.micro_batches.size();
@@ -45,36 +49,60 @@ void StepQueue::push(const GlobalBatch& batch, metrics::StepRecord record, const
       micro_.prefetch_first();
     }
   }
-  micro_.begin(metrics::Phase::kOptimizer);
-  student_.finish_gradients();
-  if (start.more) {
+}
+
+// Waits for the last reductions; the next step's first gathers overlap with the update.
+void TrainStep::reduce_gradients(bool more) {
+  models_.student->finish_gradients();
+  if (more) {
     micro_.prefetch_first();
   }
+}
+
+// The norm over all shards, with one small all-reduce for all of the step's numbers.
+optim::GradNorm TrainStep::global_norm(at::Tensor numbers, bool failed) {
   at::Tensor square = numbers.narrow(0, kGradNormSquare, 1);
-  square.copy_(optim::grad_norm_square(student_));
-  numbers[kFailedRanks].fill_(start.failed ? 1 : 0);
+  square.copy_(optim::grad_norm_square(*models_.student));
+  numbers[kFailedRanks].fill_(failed ? 1 : 0);
   if (mesh_.world != nullptr) {
     mesh_.world->all_reduce(numbers);
   }
   square.div_(static_cast<double>(mesh_.replicate_size)); // every replica has added the same shards
-  start.before_update();
-  optimizer_.step(record.lr, optim::grad_norm_of_square(square, config_.optimizer.max_grad_norm));
-  student_.drop_gradients();
-  if (checks_ != nullptr) {
-    numbers.narrow(0, kChangedUnit, 1).copy_(checks_->failed_unit());
+  return optim::grad_norm_of_square(square, config_.optimizer.max_grad_norm);
+}
+
+at::Tensor TrainStep::run(const GlobalBatch& batch, const Options& options) {
+  at::Tensor numbers = at::zeros({kStepNumbers}, micro_.zero_sums().options());
+  optimizer_.fetch_ahead();
+  accumulate_gradients(batch, numbers);
+  micro_.begin(metrics::Phase::kOptimizer);
+  reduce_gradients(options.more);
+  const optim::GradNorm norm = global_norm(numbers, options.failed);
+  options.before_update();
+  optimizer_.step(options.lr, norm);
+  models_.student->drop_gradients();
+  if (models_.slots.checks != nullptr) {
+    numbers.narrow(0, kChangedUnit, 1).copy_(models_.slots.checks->failed_unit());
   }
   micro_.phases().end_step();
+  return numbers;
+}
+
+void TrainStep::enqueue(const GlobalBatch& batch, const Options& options, metrics::StepRecord record) {
+  RECORD_USER_SCOPE("distill::step");
+  const metrics::ForbidSynchronization forbid(config_.parallel.debug_checks);
+  micro_.observe_phases([this, &record](const char* phase) { mesh_.at(record.step, phase); });
+  readout_.push(run(batch, options));
   micro_.observe_phases({});
-  readout_.push(numbers);
   queued_.push_back(std::move(record));
 }
 
-std::optional<StepQueue::DoneStep> StepQueue::pop(bool all) {
+std::optional<TrainStep::Results> TrainStep::results(bool all) {
   const auto numbers = readout_.pop(all);
   if (!numbers) {
     return std::nullopt;
   }
-  DoneStep done;
+  Results done;
   done.record = std::move(queued_.front());
   queued_.pop_front();
   std::array<double, losses::kNumRows> sums{};
@@ -87,7 +115,7 @@ std::optional<StepQueue::DoneStep> StepQueue::pop(bool all) {
   done.failed_ranks = static_cast<int64_t>((*numbers)[kFailedRanks]);
   const auto changed = static_cast<int64_t>((*numbers)[kChangedUnit]);
   if (changed > 0) {
-    done.changed_unit = checks_->describe(changed);
+    done.changed_unit = models_.slots.checks->describe(changed);
   }
   return done;
 }

@@ -4,50 +4,74 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "data/batch.h"
 #include "trainer/config/config.h"
 #include "trainer/metrics/readout.h"
 #include "trainer/metrics/step_record.h"
-#include "trainer/micro_batch.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/sharding/mesh.h"
-#include "trainer/step_gate.h"
+#include "trainer/step/loaded_models.h"
+#include "trainer/step/micro_batch.h"
 
 namespace distill::trainer {
 
-// Optimizer steps on the device, which the host queues and does not wait for. A step's numbers come back when the next
-// one has been queued (on the CPU at once), so that the device always has work.
-class StepQueue {
+// A rank's part of one optimizer step. All of its micro-batches are read before the first one runs, since the loss is
+// divided by the number of valid tokens of the whole batch.
+struct GlobalBatch {
+  std::vector<data::Batch> micro_batches;
+  int64_t valid_tokens = 0; // over all ranks
+};
+
+// One optimizer step: micro-batches, reduce, norm and clip, update. Steps are queued on the device and the host does
+// not wait for them: a step's numbers come back when the next one has been queued (on the CPU at once), so that the
+// device always has work.
+class TrainStep {
  public:
-  // All of them outlive this. `checks` null: none.
-  StepQueue(
-      const config::Config& config, const sharding::Mesh& mesh, sharding::ModelShards& student, MicroStep& micro,
-      optim::AdamW& optimizer, const sharding::SlotChecks* checks);
+  // `mesh` and `models` outlive this. `memory`: where activations wait. `block`: how a decoder block runs.
+  TrainStep(
+      const config::Config& config, const sharding::Mesh& mesh, LoadedModels& models, ActivationMemory memory,
+      models::BlockFunctions block = {});
 
-  struct Start {
-    bool failed = false; // this rank cannot go on, which all learn from the step's numbers
+  struct Options {
+    double lr = 0;
+    bool failed = false; // this rank cannot go on, which all ranks learn from the step's numbers
     bool more = true; // steps follow
-    std::function<void()> before_update; // called when the optimizer's work is next
+    std::function<void()> before_update = [] {}; // called when the optimizer's work is next
   };
-  // Queues one step; nothing in it waits for the device. `record`: what the host knows of it.
-  void push(const GlobalBatch& batch, metrics::StepRecord record, const Start& start);
+  // Queues one step. `record`: what the host knows of it.
+  void enqueue(const GlobalBatch& batch, const Options& options, metrics::StepRecord record);
 
-  struct DoneStep {
+  struct Results {
     metrics::StepRecord record; // with losses, gradient norm, phases and seconds
     int64_t failed_ranks = 0;
     std::string changed_unit; // parallel.debug_checks found another checksum; empty: none
   };
   // The oldest step whose numbers are due; `all`: the oldest that has been queued. nullopt: none. Throws
   // metrics::DeviceTimeout when the device does not get there within parallel.timeout_s.
-  std::optional<DoneStep> pop(bool all);
+  std::optional<Results> results(bool all);
+
+  // The work of enqueue() on the device; returns the step's numbers there. A simulated run calls it directly.
+  at::Tensor run(const GlobalBatch& batch, const Options& options);
+
+  MicroBatchRunner& micro_batches() {
+    return micro_;
+  }
+  optim::AdamW& optimizer() {
+    return optimizer_;
+  }
 
  private:
+  void accumulate_gradients(const GlobalBatch& batch, at::Tensor numbers);
+  void reduce_gradients(bool more);
+  optim::GradNorm global_norm(at::Tensor numbers, bool failed);
+
   const config::Config& config_;
   const sharding::Mesh& mesh_;
-  sharding::ModelShards& student_;
-  MicroStep& micro_;
-  optim::AdamW& optimizer_;
-  const sharding::SlotChecks* checks_;
+  LoadedModels& models_;
+  MicroBatchRunner micro_;
+  optim::AdamW optimizer_;
   metrics::Readout readout_;
   std::deque<metrics::StepRecord> queued_;
 };

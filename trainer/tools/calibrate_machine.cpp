@@ -6,8 +6,8 @@
 #include "trainer/metrics/device.h"
 #include "trainer/models/ops/attention.h"
 #include "trainer/plan/machine.h"
-#include "trainer/setup/environment.h"
 #include "trainer/setup/join_ranks.h"
+#include "trainer/setup/resolve_environment.h"
 #include "trainer/sharding/mesh.h"
 #include "trainer/sharding/side_stream.h"
 

@@ -1,44 +1,39 @@
+#include "trainer/tools/evaluate_model.h"
+
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "data/base/status_macros.h"
 #include "trainer/evaluator.h"
 #include "trainer/launch/stop_signal.h"
-#include "trainer/metrics/log.h"
 #include "trainer/setup/inputs.h"
-#include "trainer/trainer.h"
+#include "trainer/setup/resolve_environment.h"
 
 namespace distill::trainer {
 
-absl::StatusOr<EvalReport> evaluate(const config::Config& config) {
-  const auto environment = resolve_environment(config);
-  if (!environment.ok()) {
-    return environment.status();
-  }
-  configure_libtorch(config.train, environment->device);
-  const auto inputs = open_inputs(config, *environment, config::Purpose::kEvaluate);
-  if (!inputs.ok()) {
-    return inputs.status();
-  }
-  const auto student = load_model(*environment, inputs->student, Role::kFrozenStudent);
+absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
+  ASSIGN_OR_RETURN(const Environment environment, resolve_environment(config));
+  configure_libtorch(config.train, environment.device);
+  ASSIGN_OR_RETURN(const Inputs inputs, open_inputs(config, environment, config::Purpose::kEvaluate));
+  const auto student = load_model(environment, inputs.student, Role::kFrozenStudent);
   std::unique_ptr<sharding::ModelShards> teacher;
-  if (inputs->teacher) {
-    teacher = load_model(*environment, *inputs->teacher, Role::kTeacher);
+  if (inputs.teacher) {
+    teacher = load_model(environment, *inputs.teacher, Role::kTeacher);
   }
   const launch::StopSignal stop;
   const auto start = std::chrono::steady_clock::now();
-  MicroStep micro(config, *student, teacher.get());
-  const auto result = evaluate_dataset(
-      micro, inputs->eval_data, config.train.micro_batch_size, config.eval.batches, inputs->teacher.has_value(),
-      sharding::Mesh{}, {.asked_to_stop = [&stop] { return stop.received() != 0; }});
-  if (!result.ok()) {
-    return result.status();
-  }
-  if (result->interrupted) {
+  MicroBatchRunner micro(config, *student, teacher.get());
+  ASSIGN_OR_RETURN(
+      const EvaluationResult result,
+      evaluate_dataset(
+          micro, inputs.eval_data, config.train.micro_batch_size, config.eval.batches, inputs.teacher.has_value(),
+          sharding::Mesh{}, {.asked_to_stop = [&stop] { return stop.received() != 0; }}));
+  if (result.interrupted) {
     return absl::CancelledError(absl::StrFormat("evaluation stopped by signal %d", stop.received()));
   }
   EvalReport report;
-  report.means = result->means;
-  report.samples = result->samples;
+  report.means = result.means;
+  report.samples = result.samples;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

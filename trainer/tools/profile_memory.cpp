@@ -7,8 +7,8 @@
 #include "trainer/device/memory_tracker.h"
 #include "trainer/device/memory_viz.h"
 #include "trainer/metrics/log.h"
-#include "trainer/setup/environment.h"
 #include "trainer/setup/memory_setup.h"
+#include "trainer/setup/resolve_environment.h"
 #include "trainer/trainer.h"
 
 namespace distill::trainer {
@@ -173,7 +173,8 @@ absl::StatusOr<std::string> profile_memory(
     device::record_allocator_history(ranks.rank == 0);
     device::reset_allocator_peaks(device);
   }
-  const auto result = train(config, {.mode = StartMode::kOverwrite});
+  const launch::StopSignal stop;
+  const auto result = train(config, ranks, {.mode = StartMode::kOverwrite}, stop);
   if (!result.ok()) {
     return result.status();
   }

@@ -45,32 +45,4 @@ absl::StatusOr<Replay> plan_replay(const config::Config& config, int64_t step) {
   return replay;
 }
 
-absl::StatusOr<std::vector<std::string>> sample_losses(
-    MicroStep& micro, const data::Dataset& data, int64_t first, int64_t count, const sharding::Mesh& mesh) {
-  const int64_t share = count / mesh.world_size;
-  at::Tensor own = at::zeros({share, 2}, at::kDouble); // tokens in the loss, mean loss
-  for (int64_t i = 0; i < share; ++i) {
-    const auto batch = data.batch(first + mesh.rank * share + i, 1);
-    if (!batch.ok()) {
-      return batch.status();
-    }
-    at::Tensor sums_K = micro.zero_sums();
-    micro.evaluate(*batch, sums_K);
-    own[i][0] = static_cast<double>(batch->valid_tokens);
-    own[i][1] = sums_to_host(sums_K)[losses::kLoss] / static_cast<double>(std::max<int64_t>(1, batch->valid_tokens));
-  }
-  at::Tensor all = own;
-  if (mesh.host != nullptr) {
-    all = at::empty({mesh.world_size * share, 2}, at::kDouble);
-    mesh.host->all_gather(all, own);
-  }
-  std::vector<std::string> lines;
-  for (int64_t i = 0; i < all.size(0); ++i) {
-    lines.push_back(absl::StrFormat(
-        "sample %d: loss %.6g over %d tokens", first + i, all[i][1].item<double>(),
-        static_cast<int64_t>(all[i][0].item<double>())));
-  }
-  return lines;
-}
-
 } // namespace distill::trainer

@@ -15,8 +15,7 @@ TEST(Sha256, GivesThePublishedDigests) {
       "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
   const std::string million(1000000, 'a');
   EXPECT_EQ(
-      hex(sha256(million.data(), million.size())),
-      "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+      hex(sha256(million.data(), million.size())), "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
 TEST(Sha256, PiecesOfAnySizeGiveTheSameDigest) {

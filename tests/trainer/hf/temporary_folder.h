@@ -15,8 +15,7 @@ class FolderTest : public ::testing::Test {
   void SetUp() override {
     const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
     root_ = std::filesystem::temp_directory_path() /
-        (std::string("distill_hf_") + info->test_suite_name() + "_" + info->name() + "_" +
-         std::to_string(::getpid()));
+        (std::string("distill_hf_") + info->test_suite_name() + "_" + info->name() + "_" + std::to_string(::getpid()));
     std::filesystem::remove_all(root_);
     std::filesystem::create_directories(root_);
   }

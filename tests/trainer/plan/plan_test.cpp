@@ -136,7 +136,7 @@ TEST(Plan, OptimizerStateOnTheHostLeavesTheDevice) {
   config.memory.optimizer = "host";
   const Plan plan = plan_of(config, 4, llama_8b(), llama_8b());
   EXPECT_EQ(highest(plan, Category::kMaster), 0);
-  EXPECT_EQ(highest(plan, Category::kMoments), 0);
+  EXPECT_LE(highest(plan, Category::kMoments), 512); // the step counter
   EXPECT_NEAR(static_cast<double>(plan.memory.host_optimizer), 12 * 8.03e9 / 4, 0.01 * 12 * 8.03e9 / 4);
   // Three pieces of three tensors, 128 MiB each, however large the embedding is.
   EXPECT_NEAR(static_cast<double>(highest(plan, Category::kStaging)), 9.0 * (1 << 27), 9.0 * (1 << 21));

@@ -1,0 +1,107 @@
+#include "trainer/step/train_step.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/trainer/step/tiny_step.h"
+
+namespace distill::trainer {
+namespace {
+
+double relative_difference(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).norm() / b.norm()).item<double>();
+}
+
+TEST(TrainStep, MicroBatchesAreOneBatch) {
+  TinyStep whole(tiny_config(4)), parts(tiny_config(1));
+  for (int step = 0; step < 3; ++step) {
+    const TrainStep::Results a = whole.run(tiny_batch(whole.config, step));
+    const TrainStep::Results b = parts.run(tiny_batch(parts.config, step));
+    EXPECT_NEAR(a.record.means.rows[losses::kLoss], b.record.means.rows[losses::kLoss], 1e-6);
+    EXPECT_NEAR(a.record.grad_norm, b.record.grad_norm, 1e-6 * a.record.grad_norm);
+  }
+  EXPECT_LT(relative_difference(whole.weights(), parts.weights()), 1e-5);
+}
+
+TEST(TrainStep, LearnsItsBatch) {
+  TinyStep tiny(tiny_config(2));
+  const GlobalBatch batch = tiny_batch(tiny.config);
+  const double first = tiny.run(batch).record.means.rows[losses::kLoss];
+  double last = first;
+  for (int step = 0; step < 30; ++step) {
+    last = tiny.run(batch).record.means.rows[losses::kLoss];
+  }
+  EXPECT_LT(last, 0.7 * first);
+}
+
+TEST(TrainStep, AStepThatIsNotFiniteChangesNothing) {
+  TinyStep tiny(tiny_config(4));
+  const GlobalBatch batch = tiny_batch(tiny.config);
+  tiny.run(batch);
+  const at::Tensor before = tiny.weights();
+  tiny.models.teacher->unit(tiny.models.teacher->head_unit()).weights.fill_(std::numeric_limits<float>::infinity());
+  const TrainStep::Results results = tiny.run(batch);
+  EXPECT_TRUE(results.record.skipped);
+  EXPECT_TRUE(at::equal(tiny.weights(), before));
+  EXPECT_EQ(tiny.step->optimizer().step_count().item<float>(), 1);
+}
+
+TEST(TrainStep, ClipsToTheNormOfTheWholeBatch) {
+  config::Config config = tiny_config(1);
+  config.optimizer.max_grad_norm = 1e-4;
+  TinyStep clipped(config), whole(tiny_config(1));
+  const GlobalBatch batch = tiny_batch(config);
+  EXPECT_EQ(clipped.run(batch).record.grad_norm, whole.run(batch).record.grad_norm); // of before the clipping
+  // AdamW's first moment after one step: (1 - beta1) times the clipped gradient.
+  double square = 0;
+  for (int64_t unit = 0; unit < clipped.models.student->num_units(); ++unit) {
+    const at::Tensor moment = clipped.step->optimizer().moments(unit).exp_avg.to(at::kDouble);
+    square += moment.square().sum().item<double>();
+  }
+  EXPECT_NEAR(std::sqrt(square), (1 - config.optimizer.beta1) * 1e-4, 1e-9);
+}
+
+TEST(TrainStep, ResultsComeInTheOrderOfTheSteps) {
+  TinyStep tiny(tiny_config(4));
+  const GlobalBatch batch = tiny_batch(tiny.config);
+  for (const int64_t step : {1, 2}) {
+    tiny.step->enqueue(batch, {.failed = step == 2}, {.step = step, .means = {.valid_tokens = batch.valid_tokens}});
+  }
+  const auto first = tiny.step->results(/*all=*/false), second = tiny.step->results(/*all=*/false);
+  ASSERT_TRUE(first && second);
+  EXPECT_EQ(first->record.step, 1);
+  EXPECT_EQ(first->failed_ranks, 0);
+  EXPECT_EQ(second->record.step, 2);
+  EXPECT_EQ(second->failed_ranks, 1);
+  EXPECT_FALSE(tiny.step->results(/*all=*/true));
+}
+
+TEST(TrainStep, TheUpdateIsAnnouncedAfterTheGradients) {
+  TinyStep tiny(tiny_config(2));
+  const at::Tensor before = tiny.weights();
+  int calls = 0;
+  TrainStep::Options options{.lr = 1e-2};
+  options.before_update = [&] {
+    ++calls;
+    EXPECT_TRUE(at::equal(tiny.weights(), before));
+    EXPECT_TRUE(tiny.models.student->unit(0).gradient.defined());
+  };
+  tiny.step->run(tiny_batch(tiny.config), options);
+  EXPECT_EQ(calls, 1);
+  EXPECT_FALSE(at::equal(tiny.weights(), before));
+}
+
+TEST(TrainStep, PoliciesChangeNoBit) {
+  using models::ActivationPolicy;
+  TinyStep keep(tiny_config(2));
+  auto slab = device::HostSlab::allocate(1 << 20, at::kCPU, 1, "test");
+  ASSERT_TRUE(slab.ok()) << slab.status();
+  TinyStep mixed(tiny_config(2), {ActivationPolicy::kOffload, ActivationPolicy::kRecompute}, *slab);
+  for (int step = 0; step < 2; ++step) {
+    keep.run(tiny_batch(keep.config, step));
+    mixed.run(tiny_batch(mixed.config, step));
+  }
+  EXPECT_TRUE(at::equal(keep.weights(), mixed.weights()));
+}
+
+} // namespace
+} // namespace distill::trainer

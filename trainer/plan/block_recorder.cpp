@@ -1,0 +1,181 @@
+#include "trainer/plan/block_recorder.h"
+
+#include "trainer/device/memory_tracker.h"
+
+namespace distill::plan {
+
+using models::BlockKept;
+
+// What decides a pass's allocations.
+struct BlockRecorder::Key {
+  models::ModelConfig config;
+  at::ScalarType dtype = at::kFloat;
+  int64_t tokens = 0;
+  int64_t seq_len = 0;
+  bool packed = false;
+  bool backward = false;
+  bool saves = false; // forward: tensors for the backward pass; backward: those are there, and not the input alone
+  bool matrices_are_new = false; // backward: the weight gradients hold nothing yet
+
+  bool operator==(const Key&) const = default;
+};
+
+// One pass: its allocations in order, and which of them are tensors that it returns.
+class BlockRecorder::Recording {
+ public:
+  explicit Recording(Key key) : key_(std::move(key)) {}
+
+  const Key& key() const {
+    return key_;
+  }
+
+  // Runs `pass` while its allocations are recorded. It returns the result and writes what it saves to `saved`, null:
+  // nothing. What it releases of `inputs` is recorded as well.
+  template <typename Pass>
+  at::Tensor record(
+      device::Simulation& simulation, const at::Tensor& x, BlockKept* saved, const std::vector<const void*>& inputs,
+      const Pass& pass) {
+    simulation.record(&trace_);
+    at::Tensor result = pass();
+    simulation.record(nullptr);
+    is_tensor_.assign(trace_.blocks.size(), -1);
+    describe(result, x);
+    if (saved != nullptr) {
+      for (const at::Tensor* tensor : saved->places()) {
+        describe(*tensor, x);
+      }
+    }
+    for (device::AllocationTrace::Event& event : trace_.events) {
+      const auto input = std::find(inputs.begin(), inputs.end(), event.outer);
+      if (event.outer != nullptr && input != inputs.end()) {
+        event.outer_input = input - inputs.begin();
+      }
+    }
+    return result;
+  }
+
+  // Makes and releases the same blocks. `inputs`: see record(), as tensors that are given up.
+  at::Tensor replay(
+      device::Simulation& simulation, const at::Tensor& x, BlockKept* saved,
+      const std::vector<at::Tensor*>& inputs) const {
+    std::vector<at::Tensor> tensors(tensors_.size());
+    std::vector<const void*> blocks(trace_.blocks.size());
+    for (const device::AllocationTrace::Event& event : trace_.events) {
+      if (event.slot < 0) {
+        if (event.outer_input >= 0) {
+          inputs[static_cast<size_t>(event.outer_input)]->reset();
+        }
+        continue;
+      }
+      const auto slot = static_cast<size_t>(event.slot);
+      if (event.bytes == 0) {
+        simulation.release(blocks[slot]);
+      } else if (is_tensor_[slot] >= 0) {
+        const Shape& shape = tensors_[static_cast<size_t>(is_tensor_[slot])];
+        tensors[static_cast<size_t>(is_tensor_[slot])] =
+            at::empty_strided(shape.sizes, shape.strides, x.options().dtype(shape.dtype));
+      } else {
+        blocks[slot] = simulation.allocate(event.bytes);
+      }
+    }
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (tensors_[i].is_x) {
+        tensors[i] = x;
+      }
+    }
+    if (saved != nullptr) {
+      const std::vector<at::Tensor*> places = saved->places();
+      for (size_t i = 0; i < places.size(); ++i) {
+        *places[i] = std::move(tensors[i + 1]);
+      }
+    }
+    return std::move(tensors[0]);
+  }
+
+ private:
+  struct Shape { // of a tensor that the pass returns
+    bool is_x = false; // the block's input
+    std::vector<int64_t> sizes, strides;
+    at::ScalarType dtype = at::kFloat;
+  };
+
+  void describe(const at::Tensor& tensor, const at::Tensor& x) {
+    Shape& shape = tensors_.emplace_back();
+    if (!tensor.defined()) {
+      return;
+    }
+    shape.is_x = tensor.is_alias_of(x);
+    shape.sizes = tensor.sizes().vec();
+    shape.strides = tensor.strides().vec();
+    shape.dtype = tensor.scalar_type();
+    const auto& blocks = trace_.blocks;
+    const auto found = std::find(blocks.rbegin(), blocks.rend(), tensor.storage().data());
+    TORCH_INTERNAL_ASSERT(shape.is_x || found != blocks.rend(), "a block returned a tensor that it did not make");
+    if (!shape.is_x) {
+      is_tensor_[static_cast<size_t>(blocks.rend() - found) - 1] = static_cast<int64_t>(tensors_.size()) - 1;
+    }
+  }
+
+  Key key_;
+  device::AllocationTrace trace_;
+  std::vector<Shape> tensors_; // the result, then BlockKept::places()
+  std::vector<int64_t> is_tensor_; // of each slot: an index into tensors_, -1: a temporary
+};
+
+BlockRecorder::BlockRecorder() = default;
+BlockRecorder::~BlockRecorder() = default;
+
+BlockRecorder::Recording* BlockRecorder::find(const Key& key) {
+  const auto found = std::find_if(
+      recordings_.begin(), recordings_.end(), [&key](const Recording& recording) { return recording.key() == key; });
+  return found == recordings_.end() ? nullptr : &*found;
+}
+
+models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) {
+  models::BlockFunctions functions;
+  functions.forward = [this, &simulation](
+                          const models::ModelConfig& config, const models::SequenceInfo& seq,
+                          const models::RopeAngles& rope, const models::BlockParams& params, const at::Tensor& x_NH,
+                          BlockKept* saved) {
+    const Key key{
+        config,
+        x_NH.scalar_type(),
+        x_NH.size(0),
+        seq.seq_len,
+        seq.packed,
+        /*backward=*/false,
+        /*saves=*/saved != nullptr};
+    if (const Recording* recording = find(key)) {
+      return recording->replay(simulation, x_NH, saved, {});
+    }
+    return recordings_.emplace_back(key).record(
+        simulation, x_NH, saved, {}, [&] { return models::block_forward(config, seq, rope, params, x_NH, saved); });
+  };
+  functions.backward = [this, &simulation](
+                           const models::ModelConfig& config, const models::SequenceInfo& seq,
+                           const models::RopeAngles& rope, const models::BlockParams& params, const at::Tensor& dy_NH,
+                           BlockKept kept, models::BlockParams& grads) {
+    const Key key{
+        config,
+        dy_NH.scalar_type(),
+        dy_NH.size(0),
+        seq.seq_len,
+        seq.packed,
+        /*backward=*/true,
+        /*saves=*/!kept.input_only(),
+        grads.write_matrices};
+    if (const Recording* recording = find(key)) {
+      return recording->replay(simulation, dy_NH, nullptr, kept.places());
+    }
+    std::vector<const void*> inputs;
+    for (const at::Tensor* tensor : kept.places()) {
+      inputs.push_back(tensor->defined() ? tensor->storage().data() : nullptr);
+    }
+    return recordings_.emplace_back(key).record(simulation, dy_NH, nullptr, inputs, [&] {
+      return models::block_backward(config, seq, rope, params, dy_NH, std::move(kept), grads);
+    });
+  };
+  return functions;
+}
+
+} // namespace distill::plan

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <list>
+#include <memory>
+
+#include "trainer/device/simulation.h"
+#include "trainer/models/block.h"
+
+namespace distill::plan {
+
+// Makes simulated runs fast. All blocks of a model allocate alike, so each kind of pass over a block runs once on meta
+// tensors while its allocations are recorded; from then on the recording is replayed, which costs a fraction of
+// dispatching the ops. A recorder may serve any number of runs for one target device.
+class BlockRecorder {
+ public:
+  BlockRecorder();
+  ~BlockRecorder();
+  BlockRecorder(const BlockRecorder&) = delete;
+  BlockRecorder& operator=(const BlockRecorder&) = delete;
+
+  // For one run in this simulation. Both outlive the functions.
+  models::BlockFunctions functions(device::Simulation& simulation);
+
+ private:
+  class Recording;
+  struct Key;
+  Recording* find(const Key& key);
+
+  std::list<Recording> recordings_;
+};
+
+} // namespace distill::plan

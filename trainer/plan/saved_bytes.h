@@ -1,0 +1,16 @@
+#pragma once
+
+#include "trainer/plan/run_shape.h"
+
+namespace distill::plan {
+
+// What one block of the student saves for its backward pass in one micro-batch.
+struct BlockBytes {
+  int64_t all = 0;
+  int64_t input = 0; // the block's input alone, as for recomputation
+};
+
+// From the block's own forward pass in a simulation.
+BlockBytes saved_bytes(const RunShape& shape);
+
+} // namespace distill::plan

@@ -1,0 +1,20 @@
+#include "trainer/setup/prepared_run.h"
+
+#include "data/base/status_macros.h"
+#include "trainer/setup/memory_setup.h"
+#include "trainer/setup/start_report.h"
+
+namespace distill::trainer {
+
+absl::StatusOr<PreparedRun> prepare_run(const RunContext& context) {
+  const config::Config& config = context.config();
+  PreparedRun prepared;
+  ASSIGN_OR_RETURN(prepared.inputs, open_inputs(config, context.environment(), config::Purpose::kTrain));
+  ASSIGN_OR_RETURN(prepared.plan, plan_memory(config, context.environment(), prepared.inputs, context.ranks()));
+  prepared.report = start_report(config, context.environment(), prepared.inputs);
+  const std::vector<std::string> lines = prepared.plan.lines();
+  prepared.report.insert(prepared.report.end(), lines.begin(), lines.end());
+  return prepared;
+}
+
+} // namespace distill::trainer

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <string>
+#include <vector>
+
+#include "trainer/plan/plan.h"
+#include "trainer/setup/inputs.h"
+#include "trainer/setup/run_context.h"
+
+namespace distill::trainer {
+
+// Everything that is known and checked before a weight is read.
+struct PreparedRun {
+  Inputs inputs;
+  plan::Plan plan; // with the policy of every block of the student
+  std::vector<std::string> report; // what the run is about to do, a line each
+};
+
+// Opens and checks models, tokenizers and data, plans the memory and refuses what does not fit. The plan divides the
+// host memory that is free now among the ranks of this host: all of them prepare before one of them takes its part.
+absl::StatusOr<PreparedRun> prepare_run(const RunContext& context);
+
+} // namespace distill::trainer

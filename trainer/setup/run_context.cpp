@@ -1,0 +1,91 @@
+#include "trainer/setup/run_context.h"
+
+#include <cstdlib>
+#include <thread>
+
+#include "data/base/status_macros.h"
+#include "trainer/device/device_hooks.h"
+#include "trainer/metrics/log.h"
+#include "trainer/setup/flight_recorder.h"
+#include "trainer/setup/join_ranks.h"
+#include "trainer/setup/resolve_environment.h"
+
+namespace distill::trainer {
+namespace {
+
+// Which ranks hold the others up; empty on one process.
+std::string laggards(const sharding::Mesh& mesh) {
+  if (mesh.heartbeat == nullptr) {
+    return "";
+  }
+  const std::string found = mesh.heartbeat->laggards();
+  return absl::StrCat("ranks ", found.empty() ? "that hold the others up: none is seen" : found);
+}
+
+} // namespace
+
+int64_t outside_allocator(at::Device device) {
+  return device::used_device_bytes(device) - device::allocator_bytes(device).reserved;
+}
+
+absl::StatusOr<std::unique_ptr<RunContext>> RunContext::join(
+    const config::Config& config, const launch::RankInfo& ranks, const launch::StopSignal& stop) {
+  ASSIGN_OR_RETURN(const Environment environment, resolve_environment(config, ranks.local_gpu));
+  std::unique_ptr<RunContext> context(new RunContext(config, ranks, environment));
+  RETURN_IF_ERROR(context->join_others(stop));
+  return context;
+}
+
+absl::Status RunContext::join_others(const launch::StopSignal& stop) {
+  const at::Device device = environment_.device;
+  if (ranks_.rank > 0) {
+    metrics::set_log_prefix(absl::StrFormat("[rank %d on %s, %s] ", ranks_.rank, host_name(), device.str()));
+  }
+  configure_libtorch(config_.train, device);
+  enable_flight_recorder(config_.run.dir);
+  outside_.start = outside_allocator(device);
+  ASSIGN_OR_RETURN(mesh_, join_ranks(config_, ranks_, device));
+  outside_.joined = outside_allocator(device);
+  start_watchdog(stop);
+  return absl::OkStatus();
+}
+
+void RunContext::start_watchdog(const launch::StopSignal& stop) {
+  const std::string& dir = config_.run.dir;
+  const int64_t rank = mesh_->rank;
+  launch::WatchdogOptions options;
+  options.who = absl::StrCat("rank ", rank);
+  options.step_timeout = std::chrono::seconds(config_.run.step_timeout_s);
+  options.grace = std::chrono::seconds(config_.run.grace_s);
+  options.stacks_file = absl::StrCat(dir, "/stacks-rank", rank, ".txt");
+  options.write_more = [mesh = mesh_.get(), dir, rank] {
+    dump_flight_recorder(dir, rank);
+    if (const std::string blame = laggards(*mesh); !blame.empty()) {
+      metrics::log_error(blame);
+    }
+  };
+  watchdog_ = std::make_unique<launch::Watchdog>(std::move(options), stop);
+  mesh_->watch = [watchdog = watchdog_.get()](int64_t step, const char* place) { watchdog->at(step, place); };
+}
+
+void RunContext::leave() {
+  constexpr int64_t kWithoutLimit = 30; // run.grace_s 0: no limit after a signal, but this has one
+  const std::chrono::seconds grace(config_.run.grace_s > 0 ? config_.run.grace_s : kWithoutLimit);
+  if (!sharding::leave(*mesh_, environment_.device, grace)) {
+    metrics::log_warning(absl::StrFormat(
+        "the ranks' communicators did not close within %d s; the run itself is complete", grace.count()));
+  }
+}
+
+absl::Status RunContext::lost_ranks(int64_t step, const std::string& error) const {
+  const std::string message = absl::StrFormat("step %d: %s\n  %s", step, error, laggards(*mesh_));
+  if (!environment_.device.is_cpu()) {
+    metrics::log_error(message);
+    dump_flight_recorder(config_.run.dir, mesh_->rank);
+    std::this_thread::sleep_for(std::chrono::seconds(mesh_->is_main() ? 2 : 0)); // rank 0 serves what the others ask
+    std::_Exit(1);
+  }
+  return absl::UnavailableError(message);
+}
+
+} // namespace distill::trainer

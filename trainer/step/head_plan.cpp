@@ -1,0 +1,32 @@
+#include "trainer/step/head_plan.h"
+
+#include "losses/linear_head.h"
+
+namespace distill::trainer {
+
+int64_t most_valid_tokens(const config::Config& config) {
+  const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
+  return config.data.packing == "pack" ? tokens - 1 : tokens;
+}
+
+absl::StatusOr<losses::ChunkPlan> plan_head(
+    const config::Config& config, const models::ModelConfig& student, const models::ModelConfig* teacher,
+    const Environment& environment, bool needs_grad) {
+  const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
+  const auto meta = [](std::initializer_list<int64_t> shape, at::ScalarType dtype) {
+    return at::empty(shape, at::TensorOptions().dtype(dtype).device(at::kMeta));
+  };
+  losses::LinearHeadInputs head;
+  head.hidden_NH = meta({tokens, student.hidden_size}, environment.student_dtype);
+  head.weight_VH = meta({student.vocab_size, student.hidden_size}, environment.student_dtype);
+  head.targets_N = meta({tokens}, at::kLong);
+  if (teacher != nullptr) {
+    head.teacher_hidden_NG = meta({tokens, teacher->hidden_size}, environment.teacher_dtype);
+    head.teacher_weight_VG = meta({teacher->vocab_size, teacher->hidden_size}, environment.teacher_dtype);
+  }
+  head.valid_tokens = most_valid_tokens(config);
+  head.meta_device = environment.device.type();
+  return losses::linear_head_plan(head, config.loss, config.chunks, needs_grad);
+}
+
+} // namespace distill::trainer

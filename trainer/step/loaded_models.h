@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+
+#include "trainer/config/config.h"
+#include "trainer/device/host_slab.h"
+#include "trainer/models/weight_source.h"
+#include "trainer/sharding/mesh.h"
+#include "trainer/sharding/model_shards.h"
+#include "trainer/sharding/slot_set.h"
+#include "trainer/step/environment.h"
+
+namespace distill::trainer {
+
+// A model whose weights are to be read.
+struct ModelSource {
+  models::ModelConfig config;
+  std::shared_ptr<const models::WeightSource> weights; // null in a simulated run, which reads none
+};
+
+enum class Role {
+  kStudent,
+  kTeacher,
+  kFrozenStudent, // for evaluation
+};
+
+// This rank's shards of one model on the environment's device. With `host_state`, master weights and moments lie there.
+std::unique_ptr<sharding::ModelShards> load_model(
+    const Environment& environment, const ModelSource& source, Role role, int64_t shard_rank = 0,
+    int64_t shard_size = 1, std::shared_ptr<device::HostSlab> host_state = nullptr);
+
+// Both models of a training run on this rank, and the slots that their gathered units pass through.
+struct LoadedModels {
+  sharding::SlotSet slots;
+  std::unique_ptr<sharding::ModelShards> student;
+  std::unique_ptr<sharding::ModelShards> teacher; // null: hard labels only
+};
+
+// `teacher` null: none. `host_state` as for load_model.
+LoadedModels load_models(
+    const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
+    const ModelSource& student, const ModelSource* teacher, std::shared_ptr<device::HostSlab> host_state);
+
+} // namespace distill::trainer

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <string>
+
+#include "trainer/config/config.h"
+#include "trainer/metrics/step_record.h"
+
+namespace distill::trainer {
+
+struct EvalReport {
+  metrics::LossMeans means;
+  int64_t samples = 0; // sequences
+  double seconds = 0;
+
+  std::string text() const; // a table for people
+  std::string json() const; // one object with the names of metrics.jsonl
+};
+
+// Evaluates student.path against the teacher on data.eval, over eval.batches micro-batches (0: the whole set).
+absl::StatusOr<EvalReport> evaluate_model(const config::Config& config);
+
+} // namespace distill::trainer

@@ -29,9 +29,6 @@ void check_options(const DataOptions& options, std::vector<std::string>& problem
   if (options.seq_len < 2 || options.seq_len > INT32_MAX) {
     problems.push_back(absl::StrCat("seq_len: expected 2 to 2^31 - 1, found ", options.seq_len));
   }
-  if (options.packing != "pack" && options.packing != "concat") {
-    problems.push_back(absl::StrCat("packing: expected pack or concat, found \"", options.packing, "\""));
-  }
   if (options.pin_memory && !at::hasCUDA()) {
     problems.push_back("pin_memory: expected a CUDA device, found none");
   }
@@ -123,7 +120,7 @@ void Dataset::plan(Source& source, SourceStats& stats, const DataOptions& option
   const std::vector<int64_t> lengths = document_lengths(source);
   source.key = derive_key(static_cast<uint64_t>(options.seed), static_cast<uint64_t>(index));
   const std::optional<uint64_t> key = options.shuffle ? std::make_optional(source.key) : std::nullopt;
-  source.epoch = plan_rows(lengths, options.seq_len, options.packing == "pack", key);
+  source.epoch = plan_rows(lengths, options.seq_len, options.packing == PackingMode::kPack, key);
   stats.shards = static_cast<int64_t>(source.shards.size());
   stats.documents = static_cast<int64_t>(lengths.size());
   stats.tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
@@ -145,12 +142,12 @@ int64_t Dataset::vocab_size() const {
   return static_cast<int64_t>(largest);
 }
 
-base::Digest Dataset::fingerprint(int64_t seq_len, const std::string& packing) const {
+base::Digest Dataset::fingerprint(int64_t seq_len, PackingMode packing) const {
   base::Sha256 hash;
   const auto add = [&](auto value) { hash.update(&value, sizeof(value)); };
   add(seq_len);
   add(options_.seed);
-  add(static_cast<uint8_t>(packing == "pack"));
+  add(static_cast<uint8_t>(packing == PackingMode::kPack));
   add(static_cast<uint8_t>(options_.shuffle));
   add(static_cast<uint8_t>(options_.once));
   for (size_t i = 0; i < sources_.size(); ++i) {

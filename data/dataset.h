@@ -10,6 +10,7 @@
 
 #include "data/batch.h"
 #include "data/mixer.h"
+#include "data/packing_mode.h"
 #include "data/row_plan.h"
 #include "data/shard.h"
 
@@ -23,7 +24,7 @@ struct DataSource {
 struct DataOptions {
   std::vector<DataSource> sources;
   int64_t seq_len = 2048; // tokens
-  std::string packing = "pack"; // pack | concat
+  PackingMode packing = PackingMode::kPack;
   bool shuffle = true;
   int64_t seed = 0;
   // Evaluation: the sources one after the other, every document exactly once, weights ignored; samples from
@@ -40,7 +41,7 @@ struct DataOptions {
 struct Stage {
   int64_t first_sample = 0;
   int64_t seq_len = 0; // tokens
-  std::string packing; // pack | concat
+  PackingMode packing = PackingMode::kPack;
 };
 
 struct SourceStats {
@@ -89,7 +90,7 @@ class Dataset {
     return fingerprint(options_.seq_len, options_.packing);
   }
   // That of the same data with another length and packing.
-  base::Digest fingerprint(int64_t seq_len, const std::string& packing) const;
+  base::Digest fingerprint(int64_t seq_len, PackingMode packing) const;
 
  private:
   struct Source {

@@ -188,7 +188,7 @@ absl::StatusOr<Batch> Dataset::batch(int64_t first, int64_t count) const {
   batch.tokens_BS = at::empty({count, options_.seq_len}, kind);
   batch.targets_BS = at::empty({count, options_.seq_len}, kind);
   batch.positions_BS = at::empty({count, options_.seq_len}, kind);
-  batch.packed = options_.packing == "pack";
+  batch.packed = options_.packing == PackingMode::kPack;
   std::vector<int32_t> cu_seqlens = {0};
   RowView row{
       batch.tokens_BS.mutable_data_ptr<int64_t>(),

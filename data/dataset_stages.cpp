@@ -17,21 +17,20 @@ absl::Status check_stages(const std::vector<Stage>& stages, const DataOptions& o
   }
   for (size_t i = 0; i < stages.size(); ++i) {
     const Stage& stage = stages[i];
-    const bool fits = stage.seq_len >= 2 && stage.seq_len <= INT32_MAX &&
-        (stage.packing == "pack" || stage.packing == "concat") &&
-        (i == 0 || stage.first_sample > stages[i - 1].first_sample);
+    const bool fits =
+        stage.seq_len >= 2 && stage.seq_len <= INT32_MAX && (i == 0 || stage.first_sample > stages[i - 1].first_sample);
     if (!fits) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "data stage %d: expected a later sample than the stage before it, seq_len of 2 to 2^31 - 1, packing pack or "
-          "concat; found sample %d, seq_len %d, packing \"%s\"",
-          i, stage.first_sample, stage.seq_len, stage.packing));
+          "data stage %d: expected a later sample than the stage before it and seq_len of 2 to 2^31 - 1, found sample %d, "
+          "seq_len %d",
+          i, stage.first_sample, stage.seq_len));
     }
   }
   const Stage& last = stages.back();
   if (last.seq_len != options.seq_len || last.packing != options.packing) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "data stages: expected the last one to be that of the options, seq_len %d and %s, found seq_len %d and %s",
-        options.seq_len, options.packing, last.seq_len, last.packing));
+        options.seq_len, base::enum_name(options.packing), last.seq_len, base::enum_name(last.packing)));
   }
   return absl::OkStatus();
 }
@@ -49,7 +48,7 @@ int64_t count_tokens(const RowPlan& rest) {
 // Whole epochs as in this stage.
 RowPlan Dataset::plan_stage(const Source& source, absl::Span<const int64_t> lengths, const Stage& stage) const {
   const std::optional<uint64_t> key = options_.shuffle ? std::make_optional(source.key) : std::nullopt;
-  return plan_rows(lengths, stage.seq_len, stage.packing == "pack", key);
+  return plan_rows(lengths, stage.seq_len, stage.packing == PackingMode::kPack, key);
 }
 
 // Which of `size` rows the first `count` samples are.
@@ -85,7 +84,7 @@ void Dataset::end_stage(
   if (!left.empty()) {
     source.rest_key = derive_key(source.key ^ kRestKey, static_cast<uint64_t>(stage_number));
     const std::optional<uint64_t> key = options_.shuffle ? std::make_optional(source.rest_key) : std::nullopt;
-    source.rest = plan_rows(std::move(left), next.seq_len, next.packing == "pack", key);
+    source.rest = plan_rows(std::move(left), next.seq_len, next.packing == PackingMode::kPack, key);
   }
 }
 

@@ -15,24 +15,9 @@ OptionalTensor or_none(const at::Tensor& tensor) {
 }
 
 Divergence divergence_named(std::string_view name) {
-  constexpr std::array<std::pair<std::string_view, Divergence>, 7> kNames{{
-      {"none", Divergence::kNone},
-      {"jsd", Divergence::kJsd},
-      {"forward_kl", Divergence::kForwardKl},
-      {"reverse_kl", Divergence::kReverseKl},
-      {"skew_forward_kl", Divergence::kSkewForwardKl},
-      {"skew_reverse_kl", Divergence::kSkewReverseKl},
-      {"total_variation", Divergence::kTotalVariation},
-  }};
-  for (const auto& [known, divergence] : kNames) {
-    if (name == known) {
-      return divergence;
-    }
-  }
-  TORCH_CHECK(
-      false,
-      "divergence: expected none, jsd, forward_kl, reverse_kl, skew_forward_kl, skew_reverse_kl or total_variation, found ",
-      name);
+  const std::optional<Divergence> divergence = base::enum_named<Divergence>(name);
+  TORCH_CHECK(divergence, "divergence: expected ", base::enum_choices<Divergence>(), ", found ", name);
+  return *divergence;
 }
 
 std::vector<double> options_list(const LossOptions& o) {

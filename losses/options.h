@@ -4,6 +4,8 @@
 
 #include <absl/status/status.h>
 
+#include "data/base/enum_names.h"
+
 namespace distill::losses {
 
 // Divergence between the teacher p = softmax(teacher / T) and the student q = softmax(student / T).
@@ -16,6 +18,10 @@ enum class Divergence {
   kSkewReverseKl, // KL(q || skew_alpha q + (1 - skew_alpha) p)
   kTotalVariation, // 1/2 sum |p - q|
 };
+constexpr auto enum_names(Divergence) {
+  return base::names_of<Divergence>(
+      "none", "jsd", "forward_kl", "reverse_kl", "skew_forward_kl", "skew_reverse_kl", "total_variation");
+}
 
 // JSD tends to 0 as beta goes to 0 or 1, while the ends themselves are defined as the two KLs, as elsewhere in the
 // field.
@@ -24,6 +30,9 @@ enum class LogitsDtype {
   kFloat32,
   kBFloat16
 };
+constexpr auto enum_names(LogitsDtype) {
+  return base::names_of<LogitsDtype>("float32", "bfloat16");
+}
 
 // Targets with this value carry no loss, hard or soft.
 inline constexpr int64_t kIgnoreIndex = -100;

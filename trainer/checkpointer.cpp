@@ -166,12 +166,12 @@ absl::Status Checkpointer::report(const absl::StatusOr<checkpoint::Saved>& saved
 
 absl::Status Checkpointer::finish() {
   const auto ended = saver_->finish();
-  return ended ? report(*ended, config_.checkpoint.on_error == "continue") : absl::OkStatus();
+  return ended ? report(*ended, config_.checkpoint.on_error == config::OnSaveError::kContinue) : absl::OkStatus();
 }
 
 absl::Status Checkpointer::advance(const checkpoint::Saver::Vote& sums) {
   const auto ended = saver_->advance(sums);
-  return ended ? report(*ended, config_.checkpoint.on_error == "continue") : absl::OkStatus();
+  return ended ? report(*ended, config_.checkpoint.on_error == config::OnSaveError::kContinue) : absl::OkStatus();
 }
 
 absl::Status Checkpointer::begin(checkpoint::TrainState state) {
@@ -191,7 +191,7 @@ absl::Status Checkpointer::save_periodic(const checkpoint::TrainState& state) {
   }
   absl::Status status = begin(state);
   if (!status.ok()) {
-    return report(status, config_.checkpoint.on_error == "continue");
+    return report(status, config_.checkpoint.on_error == config::OnSaveError::kContinue);
   }
   // Written already where there is no copy, but not yet complete.
   return config_.checkpoint.async ? absl::OkStatus() : finish();

@@ -6,7 +6,7 @@
 
 #include <iostream>
 
-#include "apps/distill/exit_code.h"
+#include "trainer/launch/exit_code.h"
 
 namespace distill::cli {
 
@@ -36,8 +36,8 @@ std::string version_text() {
 }
 
 void add_config_options(CLI::App& app, std::string& config, std::vector<std::string>& overrides) {
-  app.add_option("--config", config, "Configuration file, YAML; --help-config lists its keys")->type_name("FILE");
-  app.add_option("--set", overrides, "Override one key of the configuration; may be given many times")
+  app.add_option("--config", config, "Configuration file in YAML; --help-config lists its keys")->type_name("FILE");
+  app.add_option("--set", overrides, "Override a key of the configuration; may be given several times")
       ->type_name("KEY=VALUE")
       ->take_all()
       ->allow_extra_args(false);
@@ -49,42 +49,43 @@ void add_train_options(CLI::App& app, TrainCommand& train) {
       app.add_flag("--resume", train.resume, "Continue the run in run.dir from its newest complete checkpoint");
   app.add_option(
          "--resume-from", train.resume_from,
-         "Continue from this checkpoint. One of run.dir: as --resume, what lies beyond it is set aside. One of another "
-         "run: run.dir must be empty or new")
+         "Continue from this checkpoint. If it belongs to run.dir: like --resume, and later checkpoints are set aside. If "
+         "it belongs to another run: run.dir must be empty or new")
       ->type_name("DIR")
       ->excludes(resume);
-  app.add_flag("--overwrite", train.overwrite, "Remove what an earlier run left in run.dir and start afresh")
+  app.add_flag(
+         "--overwrite", train.overwrite,
+         "Remove what an earlier run has written to run.dir, and start from the beginning")
       ->excludes(resume);
   app.add_flag(
-      "--dry-run", train.dry_run,
-      "Check configuration, models, tokenizers and data, print the memory plan, then leave");
+      "--dry-run", train.dry_run, "Check configuration, models, tokenizers and data, print the memory plan, and exit");
 }
 
 void add_plan_options(CLI::App& app, PlanCommand& plan) {
   add_config_options(app, plan.config, plan.overrides);
-  app.add_option("--ranks", plan.ranks, "Plan for so many ranks; default: those that would start here")
+  app.add_option("--ranks", plan.ranks, "Number of ranks to plan for; default: the ranks that would start here")
       ->type_name("N")
       ->check(CLI::Range(1, 65536));
-  app.add_option("--ranks-per-node", plan.ranks_per_node, "Ranks that share a node's links")
+  app.add_option("--ranks-per-node", plan.ranks_per_node, "Ranks on one node")
       ->type_name("N")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app.add_flag("--json", plan.json, "Print one JSON object; bytes and seconds");
+  app.add_flag("--json", plan.json, "Print one JSON object, in bytes and seconds");
   app.add_flag("--longest", plan.longest, "Find the largest data.seq_len that fits, and plan for it");
   app.add_option(
          "--calibrate", plan.calibrate,
-         "Measure this machine's products, attention, copies and, with several ranks, collectives, and write them to a file "
-         "for memory.machine")
+         "Measure the speed of this machine's matrix products, attention, copies and (with several ranks) collectives, and "
+         "write them to a file for memory.machine")
       ->type_name("FILE");
 }
 
 void add_profile_options(CLI::App& app, ProfileMemoryCommand& profile) {
   add_config_options(app, profile.config, profile.overrides);
-  app.add_option("--steps", profile.steps, "Steps to run")
+  app.add_option("--steps", profile.steps, "Number of steps to run")
       ->type_name("N")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
-  app.add_option("--sweep", profile.sweep, "Run once for each value of one key and print a table")
+  app.add_option("--sweep", profile.sweep, "Run once for each value of one key, and print a table")
       ->type_name("KEY=V1,V2,...");
   app.add_option("--out", profile.out, "Folder for the report, the timeline and the memory_viz snapshot")
       ->type_name("DIR")
@@ -93,21 +94,118 @@ void add_profile_options(CLI::App& app, ProfileMemoryCommand& profile) {
 }
 
 void add_export_options(CLI::App& app, ExportCommand& command) {
-  app.add_option("--checkpoint", command.checkpoint, "A checkpoint, or a run folder: its newest complete one")
+  app.add_option("--checkpoint", command.checkpoint, "A checkpoint, or a run folder for its newest complete checkpoint")
       ->type_name("DIR")
       ->required();
-  app.add_option("--out", command.out, "Model folder to write; must be empty or new")->type_name("DIR")->required();
-  app.add_option("--dtype", command.dtype, "Stored dtype; auto: the one that the student's folder is stored in")
-      ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}));
+  app.add_option("--out", command.out, "Model folder to write; it must be empty or new")->type_name("DIR")->required();
+  constexpr auto kDtypes = enum_names(config::StoredDtype{});
+  app.add_option_function<std::string>(
+         "--dtype", [&](const std::string& name) { command.dtype = *base::enum_named<config::StoredDtype>(name); },
+         "Dtype of the stored weights. auto: the dtype that student.path is stored in")
+      ->check(CLI::IsMember(std::vector<std::string>(kDtypes.begin(), kDtypes.end())));
   app.add_option(
-         "--model", command.model, "Where config.json and the tokenizer come from. Default: the run's student.path")
+         "--model", command.model,
+         "Folder that config.json and the tokenizer are copied from. Default: student.path of the run")
       ->type_name("DIR");
 }
 
-void require(const CLI::App& app, const std::string& value, const char* option) {
-  if (value.empty()) {
-    throw CLI::RequiredError(app.get_name().empty() ? option : app.get_name() + ": " + option);
+// The commands with the values of their options; CLI11 fills in the one that is given.
+struct Commands {
+  TrainCommand train; // without a command
+  TrainCommand named_train;
+  EvalCommand eval;
+  InspectCommand inspect;
+  VerifyCommand verify;
+  ExportCommand exported;
+  ReplayCommand replay;
+  PlanCommand plan;
+  ProfileMemoryCommand profile;
+  bool help_config = false;
+};
+
+void add_commands(CLI::App& app, Commands& commands) {
+  app.require_subcommand(0, 1);
+  app.set_help_flag("-h,--help", "Print this help");
+  app.add_flag(
+      "--help-config", commands.help_config, "Print every key of the configuration with its type, default and meaning");
+  app.set_version_flag("--version", version_text(), "Print the versions of distill and libtorch");
+  add_train_options(app, commands.train);
+  add_train_options(*app.add_subcommand("train", "Train; the same as no command"), commands.named_train);
+  CLI::App* eval = app.add_subcommand("eval", "Evaluate student.path against teacher.path on data.eval");
+  add_config_options(*eval, commands.eval.config, commands.eval.overrides);
+  eval->add_flag("--json", commands.eval.json, "Print one JSON object, named as in metrics.jsonl");
+  app.add_subcommand("inspect", "Describe and check a token shard, a model folder, a run folder or a checkpoint")
+      ->add_option("PATH", commands.inspect.path, "File or folder")
+      ->required();
+  app.add_subcommand("verify", "Compare all checksums of a checkpoint, a model folder or a whole run folder")
+      ->add_option("DIR", commands.verify.path, "Folder")
+      ->required();
+  add_export_options(
+      *app.add_subcommand("export", "Write the model of a checkpoint as a Hugging Face folder; needs no GPU"),
+      commands.exported);
+  CLI::App* replay = app.add_subcommand(
+      "replay", "Repeat one step of a run, from the checkpoint before it, and print the loss of each of its samples");
+  add_config_options(*replay, commands.replay.config, commands.replay.overrides);
+  replay->add_option("--step", commands.replay.step, "The step, numbered as in metrics.jsonl and events.jsonl")
+      ->required();
+  add_plan_options(
+      *app.add_subcommand(
+          "plan", "Predict memory by category, and time, from shapes alone: needs no GPU, no weights and no data"),
+      commands.plan);
+  add_profile_options(
+      *app.add_subcommand(
+          "profile-memory", "Run a few steps, and compare the peak memory of each phase and category with the plan"),
+      commands.profile);
+}
+
+// Throws CLI::RequiredError unless the command was given a configuration file.
+void require_config(const std::string& command, const std::string& file) {
+  if (file.empty()) {
+    throw CLI::RequiredError(command.empty() ? "--config" : command + ": --config");
   }
+}
+
+// The command that was parsed. Throws CLI::ParseError for options that do not belong together.
+Command parsed_command(const CLI::App& app, const Commands& commands) {
+  if (commands.help_config) {
+    return HelpConfigCommand{};
+  }
+  const std::string name = app.get_subcommands().empty() ? "" : app.get_subcommands()[0]->get_name();
+  for (const char* option : {"--config", "--set", "--resume", "--resume-from", "--overwrite", "--dry-run"}) {
+    if (!name.empty() && app.count(option) > 0) {
+      throw CLI::ValidationError("options must be given after the command: distill " + name + " ...");
+    }
+  }
+  if (name == "eval") {
+    require_config(name, commands.eval.config);
+    return commands.eval;
+  }
+  if (name == "inspect") {
+    return commands.inspect;
+  }
+  if (name == "verify") {
+    return commands.verify;
+  }
+  if (name == "export") {
+    return commands.exported;
+  }
+  if (name == "replay") {
+    require_config(name, commands.replay.config);
+    return commands.replay;
+  }
+  if (name == "plan") {
+    if (commands.plan.calibrate.empty()) {
+      require_config(name, commands.plan.config);
+    }
+    return commands.plan;
+  }
+  if (name == "profile-memory") {
+    require_config(name, commands.profile.config);
+    return commands.profile;
+  }
+  const TrainCommand& train = name == "train" ? commands.named_train : commands.train;
+  require_config(name, train.config);
+  return train;
 }
 
 } // namespace
@@ -115,95 +213,18 @@ void require(const CLI::App& app, const std::string& value, const char* option) 
 CommandLine parse_command_line(int argc, const char* const* argv) {
   CLI::App app{"Distils a student language model from a frozen teacher. Without a command: train.", "distill"};
   app.footer(kFooter);
-  app.require_subcommand(0, 1);
-  TrainCommand train;
-  TrainCommand named_train;
-  EvalCommand eval;
-  InspectCommand inspect;
-  bool help_config = false;
-  app.set_help_flag("-h,--help", "Print this help");
-  app.add_flag("--help-config", help_config, "Print every key of the configuration with type, default and meaning");
-  app.set_version_flag("--version", version_text(), "Print the versions of distill and libtorch");
-  add_train_options(app, train);
-  CLI::App* train_app = app.add_subcommand("train", "Train; the same as no command");
-  add_train_options(*train_app, named_train);
-  CLI::App* eval_app = app.add_subcommand("eval", "Evaluate student.path against teacher.path on data.eval");
-  add_config_options(*eval_app, eval.config, eval.overrides);
-  eval_app->add_flag("--json", eval.json, "Print one JSON object, named as in metrics.jsonl");
-  CLI::App* inspect_app =
-      app.add_subcommand("inspect", "Describe and check a token shard, a model folder, a run folder or a checkpoint");
-  inspect_app->add_option("PATH", inspect.path, "File or folder")->required();
-  VerifyCommand verify;
-  CLI::App* verify_app =
-      app.add_subcommand("verify", "Compare every checksum of a checkpoint, a model folder or a whole run folder");
-  verify_app->add_option("DIR", verify.path, "Folder")->required();
-  ExportCommand exported;
-  CLI::App* export_app =
-      app.add_subcommand("export", "Write a checkpoint's model as a Hugging Face folder; needs no GPU");
-  add_export_options(*export_app, exported);
-  ReplayCommand replay;
-  CLI::App* replay_app = app.add_subcommand(
-      "replay", "Do one step of a run again, from the checkpoint before it, and say what each of its samples loses");
-  add_config_options(*replay_app, replay.config, replay.overrides);
-  replay_app->add_option("--step", replay.step, "The step, as in metrics.jsonl and events.jsonl")->required();
-  PlanCommand plan;
-  CLI::App* plan_app = app.add_subcommand(
-      "plan", "Predict memory by category, time and speed, from shapes alone: no GPU, no weights, no data");
-  add_plan_options(*plan_app, plan);
-  ProfileMemoryCommand profile;
-  CLI::App* profile_app = app.add_subcommand(
-      "profile-memory", "Run a few steps and compare each phase's and category's peak with the plan");
-  add_profile_options(*profile_app, profile);
-
+  Commands commands;
+  add_commands(app, commands);
   try {
     app.parse(argc, argv);
-    const bool has_command = !app.get_subcommands().empty();
-    if (help_config) {
-      return {HelpConfigCommand{}};
-    }
-    if (has_command &&
-        (app.count("--config") + app.count("--set") + app.count("--resume") + app.count("--resume-from") +
-         app.count("--overwrite") + app.count("--dry-run")) > 0) {
-      throw CLI::ValidationError(
-          "options stand after the command: distill " + app.get_subcommands()[0]->get_name() + " ...");
-    }
-    if (eval_app->parsed()) {
-      require(*eval_app, eval.config, "--config");
-      return {eval};
-    }
-    if (inspect_app->parsed()) {
-      return {inspect};
-    }
-    if (verify_app->parsed()) {
-      return {verify};
-    }
-    if (export_app->parsed()) {
-      return {exported};
-    }
-    if (replay_app->parsed()) {
-      require(*replay_app, replay.config, "--config");
-      return {replay};
-    }
-    if (plan_app->parsed()) {
-      if (plan.calibrate.empty()) {
-        require(*plan_app, plan.config, "--config");
-      }
-      return {plan};
-    }
-    if (profile_app->parsed()) {
-      require(*profile_app, profile.config, "--config");
-      return {profile};
-    }
-    const TrainCommand& chosen = train_app->parsed() ? named_train : train;
-    require(train_app->parsed() ? *train_app : app, chosen.config, "--config");
-    return {chosen};
+    return {parsed_command(app, commands)};
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) { // --help, --version
       app.exit(error, std::cout, std::cerr);
-      return {std::nullopt, kSuccess};
+      return {std::nullopt, launch::kSuccess};
     }
     std::cerr << "distill: error: " << error.what() << "\nRun `distill --help` for more information.\n";
-    return {std::nullopt, kBadInput};
+    return {std::nullopt, launch::kBadInput};
   }
 }
 

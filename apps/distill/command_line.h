@@ -5,6 +5,8 @@
 #include <variant>
 #include <vector>
 
+#include "trainer/config/config.h"
+
 namespace distill::cli {
 
 struct TrainCommand {
@@ -31,9 +33,9 @@ struct VerifyCommand {
 };
 
 struct ExportCommand {
-  std::string checkpoint; // its folder, or a run folder: the newest one
+  std::string checkpoint; // its folder, or a run folder for the newest one
   std::string out;
-  std::string dtype = "auto";
+  config::StoredDtype dtype = config::StoredDtype::kAuto;
   std::string model; // empty: the run's student.path
 };
 
@@ -46,7 +48,7 @@ struct ReplayCommand {
 struct PlanCommand {
   std::string config;
   std::vector<std::string> overrides;
-  int64_t ranks = 0; // 0: as the configuration and this host say
+  int64_t ranks = 0; // 0: the ranks that would start here
   int64_t ranks_per_node = 8;
   bool json = false;
   bool longest = false;
@@ -69,7 +71,7 @@ using Command = std::variant<
     ProfileMemoryCommand, HelpConfigCommand>;
 
 struct CommandLine {
-  std::optional<Command> command; // nullopt: leave with exit_code; help, version or the error was printed
+  std::optional<Command> command; // nullopt: help, version or an error was printed; exit with exit_code
   int exit_code = 0;
 };
 

@@ -1,17 +1,20 @@
 #pragma once
 
+#include <absl/status/statusor.h>
+
 #include "apps/distill/command_line.h"
 
 namespace distill::cli {
 
-// Each runs one command and returns the process's exit code.
-int run_train(const TrainCommand& command);
-int run_eval(const EvalCommand& command);
-int run_inspect(const InspectCommand& command);
-int run_verify(const VerifyCommand& command);
-int run_export(const ExportCommand& command);
-int run_replay(const ReplayCommand& command);
-int run_plan(const PlanCommand& command);
-int run_profile_memory(const ProfileMemoryCommand& command);
+// Each runs one command and returns the exit code of the process (launch::ExitCode), or an error that has not been
+// printed yet.
+absl::StatusOr<int> run_train(const TrainCommand& command);
+absl::StatusOr<int> run_eval(const EvalCommand& command);
+absl::StatusOr<int> run_inspect(const InspectCommand& command);
+absl::StatusOr<int> run_verify(const VerifyCommand& command);
+absl::StatusOr<int> run_export(const ExportCommand& command);
+absl::StatusOr<int> run_replay(const ReplayCommand& command);
+absl::StatusOr<int> run_plan(const PlanCommand& command);
+absl::StatusOr<int> run_profile_memory(const ProfileMemoryCommand& command);
 
 } // namespace distill::cli

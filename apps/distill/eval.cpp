@@ -1,27 +1,23 @@
 #include <cstdio>
 
 #include "apps/distill/commands.h"
-#include "apps/distill/exit_code.h"
+#include "data/base/status_macros.h"
 #include "trainer/config/load.h"
+#include "trainer/launch/exit_code.h"
 #include "trainer/tools/evaluate_model.h"
 
 namespace distill::cli {
 
-int run_eval(const EvalCommand& command) {
-  const config::LoadResult loaded = config::load(command.config, command.overrides, config::Purpose::kEvaluate);
-  if (!loaded.problems.empty()) {
-    return fail(absl::InvalidArgumentError(config::report(loaded.problems)));
-  }
-  const absl::StatusOr<trainer::EvalReport> report = trainer::evaluate_model(loaded.config);
-  if (!report.ok()) {
-    return fail(report.status());
-  }
+absl::StatusOr<int> run_eval(const EvalCommand& command) {
+  ASSIGN_OR_RETURN(
+      const config::Config config, config::load(command.config, command.overrides, config::Purpose::kEvaluate));
+  ASSIGN_OR_RETURN(const trainer::EvalReport report, trainer::evaluate_model(config));
   if (command.json) {
-    std::puts(report->json().c_str());
+    std::puts(report.json().c_str());
   } else {
-    std::fputs(report->text().c_str(), stdout);
+    std::fputs(report.text().c_str(), stdout);
   }
-  return kSuccess;
+  return launch::kSuccess;
 }
 
 } // namespace distill::cli

@@ -1,28 +1,23 @@
 #include <cstdio>
 
 #include "apps/distill/commands.h"
-#include "apps/distill/exit_code.h"
+#include "data/base/status_macros.h"
 #include "trainer/checkpoint/export.h"
 #include "trainer/checkpoint/folder.h"
+#include "trainer/launch/exit_code.h"
 
 namespace distill::cli {
 
-int run_export(const ExportCommand& command) {
+absl::StatusOr<int> run_export(const ExportCommand& command) {
   checkpoint::ExportOptions options;
-  options.checkpoint = command.checkpoint;
+  // A run folder stands for its newest complete checkpoint.
+  options.checkpoint = checkpoint::newest_complete(command.checkpoint).value_or(command.checkpoint);
   options.out = command.out;
   options.dtype = command.dtype;
   options.model = command.model;
-  // A run folder stands for its newest complete checkpoint.
-  if (const auto newest = checkpoint::newest_complete(command.checkpoint)) {
-    options.checkpoint = *newest;
-  }
-  const absl::Status status = checkpoint::export_model(options);
-  if (!status.ok()) {
-    return fail(status);
-  }
+  RETURN_IF_ERROR(checkpoint::export_model(options));
   std::printf("wrote %s from %s\n", options.out.c_str(), options.checkpoint.c_str());
-  return kSuccess;
+  return launch::kSuccess;
 }
 
 } // namespace distill::cli

@@ -3,8 +3,8 @@
 #include <cstdio>
 
 #include "apps/distill/commands.h"
-#include "apps/distill/exit_code.h"
 #include "trainer/config/help.h"
+#include "trainer/launch/exit_code.h"
 
 namespace distill::cli {
 
@@ -15,40 +15,54 @@ struct Overloaded : Ts... {
   using Ts::operator()...;
 };
 
+absl::StatusOr<int> run(const Command& command) {
+  using Result = absl::StatusOr<int>;
+  return std::visit(
+      Overloaded{
+          [](const TrainCommand& train) { return run_train(train); },
+          [](const EvalCommand& eval) { return run_eval(eval); },
+          [](const InspectCommand& inspect) { return run_inspect(inspect); },
+          [](const VerifyCommand& verify) { return run_verify(verify); },
+          [](const ExportCommand& exported) { return run_export(exported); },
+          [](const ReplayCommand& replay) { return run_replay(replay); },
+          [](const PlanCommand& plan) { return run_plan(plan); },
+          [](const ProfileMemoryCommand& profile) { return run_profile_memory(profile); },
+          [](const HelpConfigCommand&) -> Result {
+            std::fputs(config::help_text().c_str(), stdout);
+            return launch::kSuccess;
+          }},
+      command);
+}
+
+void print_error(const char* message) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "distill: error: %s\n", message);
+}
+
 int run(int argc, const char* const* argv) {
   const CommandLine line = parse_command_line(argc, argv);
   if (!line.command) {
     return line.exit_code;
   }
-  return std::visit(
-      Overloaded{
-          [](const TrainCommand& command) { return run_train(command); },
-          [](const EvalCommand& command) { return run_eval(command); },
-          [](const InspectCommand& command) { return run_inspect(command); },
-          [](const VerifyCommand& command) { return run_verify(command); },
-          [](const ExportCommand& command) { return run_export(command); },
-          [](const ReplayCommand& command) { return run_replay(command); },
-          [](const PlanCommand& command) { return run_plan(command); },
-          [](const ProfileMemoryCommand& command) { return run_profile_memory(command); },
-          [](const HelpConfigCommand&) {
-            std::fputs(config::help_text().c_str(), stdout);
-            return static_cast<int>(kSuccess);
-          }},
-      *line.command);
+  const absl::StatusOr<int> code = run(*line.command);
+  if (!code.ok()) {
+    print_error(std::string(code.status().message()).c_str());
+  }
+  return code.ok() ? *code : launch::exit_code(code.status());
 }
 
 } // namespace
 
 } // namespace distill::cli
 
-// The boundary that exceptions travel to.
+// All exceptions end here.
 int main(int argc, char** argv) {
   try {
     return distill::cli::run(argc, argv);
   } catch (const c10::Error& error) {
-    std::fprintf(stderr, "distill: error: %s\n", error.what_without_backtrace());
+    distill::cli::print_error(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "distill: error: %s\n", error.what());
+    distill::cli::print_error(error.what());
   }
-  return distill::cli::kRuntimeFailure;
+  return distill::launch::kRuntimeFailure;
 }

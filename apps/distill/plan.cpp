@@ -1,80 +1,67 @@
+#include <algorithm>
 #include <cstdio>
 
 #include "apps/distill/commands.h"
-#include "apps/distill/exit_code.h"
-#include "trainer/config/load.h"
-#include "trainer/launch/ranks.h"
-#include "trainer/launch/spawn.h"
+#include "apps/distill/ranked_run.h"
+#include "data/base/status_macros.h"
+#include "trainer/launch/exit_code.h"
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/memory_setup.h"
 #include "trainer/tools/calibrate_machine.h"
 
 namespace distill::cli {
+
 namespace {
 
-// Measures this machine, on several ranks where they are asked for or visible.
-int calibrate(const PlanCommand& command, const config::Config& config) {
-  const auto ranks = launch::detect_ranks(launch::process_environ());
-  if (!ranks.ok()) {
-    return fail(ranks.status());
+// Measures this machine on the ranks that --ranks or the configuration asks for.
+absl::StatusOr<int> calibrate(const PlanCommand& command, const RankedRun& run) {
+  const int64_t count = command.ranks > 0 ? command.ranks : trainer::ranks_to_start(run.config, run.ranks);
+  ASSIGN_OR_RETURN(const std::optional<int> code, start_ranks(run.ranks, count));
+  if (code) {
+    return *code;
   }
-  const int64_t count = command.ranks > 0 ? command.ranks : trainer::ranks_to_start(config, *ranks);
-  if (ranks->launched() == 0 && count > 1) {
-    const absl::StatusOr<int> code = launch::spawn_ranks({.processes = count});
-    return code.ok() ? *code : fail(code.status());
+  ASSIGN_OR_RETURN(const std::string report, trainer::calibrate_machine(run.config, run.ranks, command.calibrate));
+  if (run.ranks.rank == 0) {
+    std::fputs(report.c_str(), stdout);
   }
-  const auto report = trainer::calibrate_machine(config, *ranks, command.calibrate);
-  if (!report.ok()) {
-    return fail(report.status());
+  return launch::kSuccess;
+}
+
+// The configuration with the largest data.seq_len that fits.
+absl::StatusOr<config::Config> with_longest_sequence(config::Config config, int64_t ranks, const PlanCommand& command) {
+  ASSIGN_OR_RETURN(config.data.seq_len, trainer::longest_sequence(config, ranks, command.ranks_per_node));
+  if (config.data.seq_len == 0) {
+    return absl::FailedPreconditionError("--longest: not even 1024 tokens fit; `distill plan` says what would");
   }
-  if (ranks->rank == 0) {
-    std::fputs(report->c_str(), stdout);
-  }
-  return kSuccess;
+  return config;
 }
 
 } // namespace
 
-int run_plan(const PlanCommand& command) {
-  config::Config config;
-  if (!command.config.empty()) {
-    const config::LoadResult loaded = config::load(command.config, command.overrides, config::Purpose::kPlan);
-    if (!loaded.problems.empty()) {
-      return fail(absl::InvalidArgumentError(config::report(loaded.problems)));
-    }
-    config = loaded.config;
+absl::StatusOr<int> run_plan(const PlanCommand& command) {
+  RankedRun run;
+  if (command.config.empty()) { // --calibrate needs none
+    ASSIGN_OR_RETURN(run.ranks, launch::detect_ranks(launch::process_environ()));
+  } else {
+    ASSIGN_OR_RETURN(run, load_ranked_run(command.config, command.overrides, config::Purpose::kPlan));
   }
   if (!command.calibrate.empty()) {
-    return calibrate(command, config);
+    return calibrate(command, run);
   }
-  int64_t ranks = command.ranks;
-  if (ranks == 0) {
-    const auto here = launch::detect_ranks(launch::process_environ());
-    if (!here.ok()) {
-      return fail(here.status());
-    }
-    ranks = std::max(here->world_size, trainer::ranks_to_start(config, *here));
-  }
+  const int64_t ranks = command.ranks > 0
+      ? command.ranks
+      : std::max(run.ranks.world_size, trainer::ranks_to_start(run.config, run.ranks));
   if (command.longest) {
-    const auto longest = trainer::longest_sequence(config, ranks, command.ranks_per_node);
-    if (!longest.ok()) {
-      return fail(longest.status());
-    }
-    if (*longest == 0) {
-      return fail(absl::FailedPreconditionError("--longest: not even 1024 tokens fit; `distill plan` says what would"));
-    }
-    config.data.seq_len = *longest;
+    ASSIGN_OR_RETURN(run.config, with_longest_sequence(run.config, ranks, command));
     std::printf(
         command.json ? "{\"longest_seq_len\": %ld, \"plan\": " : "longest sequence that fits: %ld tokens\n",
-        static_cast<long>(*longest));
+        static_cast<long>(run.config.data.seq_len));
   }
-  const auto plan = trainer::plan_on_paper(config, ranks, std::min(ranks, command.ranks_per_node));
-  if (!plan.ok()) {
-    return fail(plan.status());
-  }
-  std::fputs((command.json ? plan->json() : plan->text()).c_str(), stdout);
+  ASSIGN_OR_RETURN(
+      const plan::Plan plan, trainer::plan_on_paper(run.config, ranks, std::min(ranks, command.ranks_per_node)));
+  std::fputs((command.json ? plan.json() : plan.text()).c_str(), stdout);
   std::fputs(command.json ? (command.longest ? "}\n" : "\n") : "", stdout);
-  return kSuccess;
+  return launch::kSuccess;
 }
 
 } // namespace distill::cli

@@ -1,19 +1,29 @@
 #include "apps/distill/ranked_run.h"
 
-#include "trainer/config/load.h"
+#include "data/base/status_macros.h"
+#include "trainer/launch/spawn.h"
+#include "trainer/setup/join_ranks.h"
 
 namespace distill::cli {
 
-absl::StatusOr<RankedRun> load_ranked_run(const std::string& config, const std::vector<std::string>& overrides) {
-  auto ranks = launch::detect_ranks(launch::process_environ());
-  if (!ranks.ok()) {
-    return ranks.status();
+absl::StatusOr<RankedRun> load_ranked_run(
+    const std::string& config_file, const std::vector<std::string>& overrides, config::Purpose purpose) {
+  RankedRun run;
+  ASSIGN_OR_RETURN(run.ranks, launch::detect_ranks(launch::process_environ()));
+  ASSIGN_OR_RETURN(run.config, config::load(config_file, overrides, purpose, run.ranks.launched()));
+  return run;
+}
+
+absl::StatusOr<std::optional<int>> start_ranks(const RankedRun& run) {
+  return start_ranks(run.ranks, trainer::ranks_to_start(run.config, run.ranks));
+}
+
+absl::StatusOr<std::optional<int>> start_ranks(const launch::RankInfo& ranks, int64_t count) {
+  if (count <= 1 || ranks.launched() > 0) {
+    return std::optional<int>();
   }
-  config::LoadResult loaded = config::load(config, overrides, config::Purpose::kTrain, ranks->launched());
-  if (!loaded.problems.empty()) {
-    return absl::InvalidArgumentError(config::report(loaded.problems));
-  }
-  return RankedRun{*std::move(ranks), std::move(loaded.config)};
+  ASSIGN_OR_RETURN(const int code, launch::spawn_ranks({.processes = count}));
+  return std::optional<int>(code);
 }
 
 } // namespace distill::cli

@@ -2,21 +2,31 @@
 
 #include <absl/status/statusor.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "trainer/config/config.h"
+#include "trainer/config/load.h"
 #include "trainer/launch/ranks.h"
 
 namespace distill::cli {
 
-// This process's place among the ranks, and a training configuration that was checked against their number.
+// What a command that runs on one or many ranks begins with.
 struct RankedRun {
-  launch::RankInfo ranks;
-  config::Config config;
+  launch::RankInfo ranks; // read from the launcher's environment, once for the process
+  config::Config config; // checked against the number of ranks
 };
 
-// Errors: the launcher's variables are off, or every problem of the configuration in one report.
-absl::StatusOr<RankedRun> load_ranked_run(const std::string& config, const std::vector<std::string>& overrides);
+// InvalidArgument: a launcher's variable is wrong, or one report of all problems of the configuration.
+absl::StatusOr<RankedRun> load_ranked_run(
+    const std::string& config_file, const std::vector<std::string>& overrides, config::Purpose purpose);
+
+// Starts the ranks where the run has several and no launcher has started them, waits for their end and returns their
+// exit code. nullopt: this process is a rank itself.
+absl::StatusOr<std::optional<int>> start_ranks(const RankedRun& run);
+// The same for `count` ranks.
+absl::StatusOr<std::optional<int>> start_ranks(const launch::RankInfo& ranks, int64_t count);
 
 } // namespace distill::cli

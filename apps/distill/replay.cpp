@@ -1,45 +1,33 @@
 #include <cstdio>
 
 #include "apps/distill/commands.h"
-#include "apps/distill/exit_code.h"
 #include "apps/distill/ranked_run.h"
-#include "trainer/launch/spawn.h"
+#include "data/base/status_macros.h"
+#include "trainer/launch/exit_code.h"
 #include "trainer/run_folder/records.h"
-#include "trainer/setup/join_ranks.h"
 #include "trainer/tools/replay.h"
 
 namespace distill::cli {
 
-int run_replay(const ReplayCommand& command) {
-  const auto run = load_ranked_run(command.config, command.overrides);
-  if (!run.ok()) {
-    return fail(run.status());
-  }
-  const auto replay = trainer::plan_replay(run->config, command.step);
-  if (!replay.ok()) {
-    return fail(replay.status());
-  }
-  if (const int64_t count = trainer::ranks_to_start(run->config, run->ranks); count > 1) {
-    const absl::StatusOr<int> code = launch::spawn_ranks({.processes = count});
-    return code.ok() ? *code : fail(code.status());
+absl::StatusOr<int> run_replay(const ReplayCommand& command) {
+  ASSIGN_OR_RETURN(const RankedRun run, load_ranked_run(command.config, command.overrides, config::Purpose::kTrain));
+  ASSIGN_OR_RETURN(const trainer::Replay replay, trainer::plan_replay(run.config, command.step));
+  ASSIGN_OR_RETURN(const std::optional<int> code, start_ranks(run));
+  if (code) {
+    return *code;
   }
   const launch::StopSignal stop;
-  const auto result = trainer::train(replay->config, run->ranks, replay->start, stop);
-  if (!result.ok()) {
-    return fail(result.status());
+  ASSIGN_OR_RETURN(const trainer::RunResult result, trainer::train(replay.config, run.ranks, replay.start, stop));
+  if (result.stopped_by_signal) {
+    return launch::kStoppedBySignal;
   }
-  if (result->stopped_by_signal) {
-    return kStoppedBySignal;
+  if (run.ranks.rank == 0) {
+    ASSIGN_OR_RETURN(
+        const std::string comparison,
+        trainer::compare_recorded_steps(run.config.run.dir, replay.config.run.dir, command.step));
+    std::fputs(comparison.c_str(), stdout);
   }
-  if (run->ranks.rank > 0) {
-    return kSuccess;
-  }
-  const auto comparison = trainer::compare_recorded_steps(run->config.run.dir, replay->config.run.dir, command.step);
-  if (!comparison.ok()) {
-    return fail(comparison.status());
-  }
-  std::fputs(comparison->c_str(), stdout);
-  return kSuccess;
+  return launch::kSuccess;
 }
 
 } // namespace distill::cli

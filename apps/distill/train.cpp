@@ -1,13 +1,14 @@
-#include <cstdio>
+#include <absl/strings/str_cat.h>
+
+#include <filesystem>
 
 #include "apps/distill/commands.h"
-#include "apps/distill/exit_code.h"
 #include "apps/distill/ranked_run.h"
-#include "trainer/launch/spawn.h"
+#include "data/base/status_macros.h"
+#include "trainer/launch/exit_code.h"
 #include "trainer/launch/stop_signal.h"
 #include "trainer/metrics/log.h"
 #include "trainer/run_folder/run_folder.h"
-#include "trainer/setup/join_ranks.h"
 #include "trainer/tools/dry_run.h"
 #include "trainer/trainer.h"
 
@@ -37,8 +38,8 @@ absl::StatusOr<trainer::StartOptions> start_options(const TrainCommand& command,
     if (command.overwrite) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--resume-from ", command.resume_from,
-          " with --overwrite, which would remove that checkpoint; leave "
-          "--overwrite out to go on in run.dir, or name another run.dir"));
+          " with --overwrite, which would remove that checkpoint; leave --overwrite out to continue in run.dir, or name "
+          "another run.dir"));
     }
     start.mode = trainer::StartMode::kResume;
   }
@@ -47,34 +48,26 @@ absl::StatusOr<trainer::StartOptions> start_options(const TrainCommand& command,
 
 } // namespace
 
-int run_train(const TrainCommand& command) {
-  const auto run = load_ranked_run(command.config, command.overrides);
-  if (!run.ok()) {
-    return fail(run.status());
-  }
-  const auto start = start_options(command, run->config.run.dir);
-  if (!start.ok()) {
-    return fail(start.status());
-  }
-  if (absl::Status status = trainer::check_run_folder(run->config.run.dir, start->mode); !status.ok()) {
-    return fail(status);
-  }
+absl::StatusOr<int> run_train(const TrainCommand& command) {
+  ASSIGN_OR_RETURN(const RankedRun run, load_ranked_run(command.config, command.overrides, config::Purpose::kTrain));
+  ASSIGN_OR_RETURN(const trainer::StartOptions start, start_options(command, run.config.run.dir));
+  RETURN_IF_ERROR(trainer::check_run_folder(run.config.run.dir, start.mode));
   if (command.dry_run) {
-    const absl::Status status = trainer::dry_run(run->config, run->ranks);
-    return status.ok() ? kSuccess : fail(status);
+    RETURN_IF_ERROR(trainer::dry_run(run.config, run.ranks));
+    return launch::kSuccess;
   }
-  if (const int64_t count = trainer::ranks_to_start(run->config, run->ranks); count > 1) {
-    const absl::StatusOr<int> code = launch::spawn_ranks({.processes = count});
-    return code.ok() ? *code : fail(code.status());
+  ASSIGN_OR_RETURN(const std::optional<int> code, start_ranks(run));
+  if (code) {
+    return *code;
   }
-  // Until the process has ended: a signal that comes when all is done does not undo it.
+  // Lives until the process ends: a signal that arrives when everything is saved must not kill the process.
   static const auto* stop = new launch::StopSignal();
-  const absl::StatusOr<trainer::RunResult> result = trainer::train(run->config, run->ranks, *start, *stop);
-  if (!result.ok()) {
+  const absl::StatusOr<trainer::RunResult> result = trainer::train(run.config, run.ranks, start, *stop);
+  if (!result.ok()) { // into the log, which names the rank
     metrics::log_error(std::string(result.status().message()));
-    return exit_code(result.status());
+    return launch::exit_code(result.status());
   }
-  return result->stopped_by_signal ? kStoppedBySignal : kSuccess;
+  return result->stopped_by_signal ? launch::kStoppedBySignal : launch::kSuccess;
 }
 
 } // namespace distill::cli

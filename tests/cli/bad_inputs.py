@@ -353,6 +353,8 @@ def swap_two(value):
 PLANS = [
     Row("unknown activation policy", ["memory.activation", "recompute*24,keep*8", "found \"kep\""],
         args=dry_run("memory.activation=kep")),
+    Row("unknown activation policy in the file", ["config.yaml:9: memory.activation: expected auto, keep", "found \"kep\""],
+        replaced("loss:\n", "memory: {activation: kep}\nloss:\n")),
     Row("policy without a count", ["memory.activation"], args=dry_run('memory.activation="keep*,recompute"')),
     Row("policies for other blocks", ["memory.activation", "the student's 1 blocks, found 3"],
         args=dry_run('memory.activation="keep*2,recompute"')),

@@ -33,7 +33,7 @@ class DatasetTest : public testing::FolderTest {
     testing::write_shard(path("set/b.dtok"), spec(60000), {half, documents.end()});
     return documents;
   }
-  DataOptions options(int64_t seq_len, const std::string& packing = "pack") const {
+  DataOptions options(int64_t seq_len, PackingMode packing = PackingMode::kPack) const {
     DataOptions out;
     out.sources = {{path("set"), 1.0}};
     out.seq_len = seq_len;
@@ -122,7 +122,7 @@ TEST_F(DatasetTest, APackedEpochHasEveryTokenAndTargetOnceAndNeverCrossesADocume
 TEST_F(DatasetTest, ConcatenationCutsOneStream) {
   const auto documents = two_shards({5, 3, 9, 1, 6}); // 24 tokens: 1 ... 24
   for (const bool shuffle : {false, true}) {
-    DataOptions with = options(7, "concat");
+    DataOptions with = options(7, PackingMode::kConcat);
     with.shuffle = shuffle;
     const auto dataset = open(with);
     ASSERT_EQ(dataset->num_samples(), 4); // 23 targets
@@ -163,11 +163,12 @@ TEST_F(DatasetTest, TheLossMaskIsThatOfTheTarget) {
   ShardWriter writer(spec(100, true));
   ASSERT_TRUE(writer.add({1, 2, 3, 4, 5}, {1, 0, 1, 1, 0}).ok());
   ASSERT_TRUE(writer.write(path("m.dtok")).ok());
-  for (const char* packing : {"pack", "concat"}) {
+  for (const PackingMode packing : {PackingMode::kPack, PackingMode::kConcat}) {
     DataOptions with = options(8, packing);
     with.sources = {{path("m.dtok"), 1.0}};
     const Batch batch = get(*open(with), 0, 1);
-    EXPECT_EQ(values(batch.targets_BS), (std::vector<int64_t>{-100, 3, 4, -100, -100, -100, -100, -100})) << packing;
+    EXPECT_EQ(values(batch.targets_BS), (std::vector<int64_t>{-100, 3, 4, -100, -100, -100, -100, -100}))
+        << base::enum_name(packing);
     EXPECT_EQ(batch.valid_tokens, 2);
   }
 }
@@ -193,7 +194,7 @@ std::vector<int64_t> tokens_of(const Dataset& dataset, int64_t first, int64_t co
 
 TEST_F(DatasetTest, RanksTogetherReadWhatOneWouldAndResumeIsExact) {
   two_shards(mixed_lengths(400, 60));
-  for (const char* packing : {"pack", "concat"}) {
+  for (const PackingMode packing : {PackingMode::kPack, PackingMode::kConcat}) {
     const auto one = open(options(64, packing));
     const auto again = open(options(64, packing)); // another process
     const int64_t total = 2 * one->num_samples() + 5; // across epochs
@@ -214,7 +215,7 @@ TEST_F(DatasetTest, RanksTogetherReadWhatOneWouldAndResumeIsExact) {
 
 TEST_F(DatasetTest, EpochsDifferSeedsDifferAndTheSameSeedIsTheSame) {
   two_shards(mixed_lengths(400, 60));
-  for (const char* packing : {"pack", "concat"}) {
+  for (const PackingMode packing : {PackingMode::kPack, PackingMode::kConcat}) {
     const DataOptions first = options(64, packing);
     DataOptions second = first;
     second.seed = 1;
@@ -286,14 +287,12 @@ TEST_F(DatasetTest, ReportsEveryProblemAtOnce) {
   DataOptions with;
   with.sources = {{path("a.dtok"), -1.0}, {path("b.dtok"), 1.0}, {path("missing"), 1.0}};
   with.seq_len = 1;
-  with.packing = "best";
   with.vocab_size = 400;
   with.tokenizer_hash = base::Digest{};
   with.tokenizer_hash->fill(7);
   const std::string message(Dataset::open(with).status().message());
   EXPECT_THAT(message, AllOf(HasSubstr("weight: expected a positive"), HasSubstr("found -1")));
   EXPECT_THAT(message, HasSubstr("seq_len: expected 2 to 2^31 - 1, found 1"));
-  EXPECT_THAT(message, HasSubstr("packing: expected pack or concat, found \"best\""));
   EXPECT_THAT(message, HasSubstr("missing: no such file or folder"));
   EXPECT_THAT(message, HasSubstr("a.dtok: header field `vocab_size`: expected at most 400"));
   EXPECT_THAT(message, HasSubstr("b.dtok: header field `tokenizer_hash`: expected 0707"));

@@ -9,6 +9,7 @@
 namespace distill::data {
 namespace {
 
+using enum PackingMode;
 using testing::distinct_documents;
 using testing::get;
 using ::testing::HasSubstr;
@@ -76,8 +77,8 @@ class StagesTest : public testing::FolderTest {
 TEST_F(StagesTest, NoTokenComesAgainBeforeAllOfItsSetHaveCome) {
   for (const bool shuffle : {true, false}) {
     // Lengths that grow, shrink, and do not divide each other; stops within epochs, across them, and at once.
-    const std::vector<Stage> stages{{0, 16, "pack"},  {41, 64, "pack"},  {52, 24, "pack"}, {53, 200, "pack"},
-                                    {54, 32, "pack"}, {700, 48, "pack"}, {731, 8, "pack"}};
+    const std::vector<Stage> stages{{0, 16, kPack},  {41, 64, kPack},  {52, 24, kPack}, {53, 200, kPack},
+                                    {54, 32, kPack}, {700, 48, kPack}, {731, 8, kPack}};
     Seen seen;
     for (size_t i = 0; i < stages.size(); ++i) {
       const auto dataset = at({stages.begin(), stages.begin() + static_cast<int64_t>(i) + 1}, shuffle);
@@ -100,7 +101,7 @@ TEST_F(StagesTest, NoTokenComesAgainBeforeAllOfItsSetHaveCome) {
 TEST_F(StagesTest, PackingMayChangeToo) {
   for (const bool shuffle : {true, false}) {
     const std::vector<Stage> stages{
-        {0, 16, "pack"}, {61, 40, "concat"}, {75, 24, "concat"}, {90, 16, "pack"}, {400, 32, "concat"}};
+        {0, 16, kPack}, {61, 40, kConcat}, {75, 24, kConcat}, {90, 16, kPack}, {400, 32, kConcat}};
     Seen seen;
     for (size_t i = 0; i < stages.size(); ++i) {
       const auto dataset = at({stages.begin(), stages.begin() + static_cast<int64_t>(i) + 1}, shuffle);
@@ -135,11 +136,11 @@ TEST_F(StagesTest, PackingMayChangeToo) {
 
 TEST_F(StagesTest, ADocumentGoesOnWhereItWasLeft) {
   testing::write_shard(path("a.dtok"), spec(60000), distinct_documents({100, 20}));
-  DataOptions with = options({0, 25, "pack"}, /*shuffle=*/false);
+  DataOptions with = options({0, 25, kPack}, /*shuffle=*/false);
   with.sources = {{path("a.dtok"), 1.0}};
   const auto dataset = open(with);
   // Three rows of 10 have been read.
-  const auto lines = dataset->continue_from({{0, 10, "pack"}, {3, 25, "pack"}});
+  const auto lines = dataset->continue_from({{0, 10, kPack}, {3, 25, kPack}});
   ASSERT_TRUE(lines.ok()) << lines.status();
   EXPECT_THAT(lines->at(0), HasSubstr("epoch 1 goes on with the 90 tokens (2 fragments of documents)"));
   std::vector<int64_t> expected(25);
@@ -153,15 +154,15 @@ TEST_F(StagesTest, ADocumentGoesOnWhereItWasLeft) {
 }
 
 TEST_F(StagesTest, AnEpochThatHasJustEndedLeavesNothing) {
-  const auto before = open(options({0, 16, "pack"}));
-  DataOptions with = options({0, 32, "pack"});
+  const auto before = open(options({0, 16, kPack}));
+  DataOptions with = options({0, 32, kPack});
   with.sources.resize(1);
   const auto fresh = open(with);
-  DataOptions first = options({0, 16, "pack"});
+  DataOptions first = options({0, 16, kPack});
   first.sources.resize(1);
   const int64_t samples = open(first)->num_samples();
   const auto dataset = open(with);
-  const auto lines = dataset->continue_from({{0, 16, "pack"}, {2 * samples, 32, "pack"}});
+  const auto lines = dataset->continue_from({{0, 16, kPack}, {2 * samples, 32, kPack}});
   ASSERT_TRUE(lines.ok()) << lines.status();
   EXPECT_THAT(lines->at(0), HasSubstr("epoch 3 begins"));
   // The third epoch of the new length, as a run with that length from its start would have it.
@@ -171,7 +172,7 @@ TEST_F(StagesTest, AnEpochThatHasJustEndedLeavesNothing) {
 }
 
 TEST_F(StagesTest, AnotherProcessReadsTheSameWhateverTheRanks) {
-  const std::vector<Stage> stages{{0, 16, "pack"}, {41, 64, "pack"}, {60, 24, "concat"}};
+  const std::vector<Stage> stages{{0, 16, kPack}, {41, 64, kPack}, {60, 24, kConcat}};
   const auto one = at(stages), again = at(stages);
   const auto all = values(get(*one, 60, 240).tokens_BS);
   std::vector<int64_t> joined;
@@ -185,26 +186,25 @@ TEST_F(StagesTest, AnotherProcessReadsTheSameWhateverTheRanks) {
 }
 
 TEST_F(StagesTest, OneStageIsARunAsEver) {
-  const Stage only{0, 24, "pack"};
+  const Stage only{0, 24, kPack};
   const auto plain = open(options(only)), staged = at({only});
   EXPECT_EQ(values(get(*plain, 0, 400).tokens_BS), values(get(*staged, 0, 400).tokens_BS));
   EXPECT_EQ(plain->fingerprint(), staged->fingerprint());
-  EXPECT_EQ(plain->fingerprint(64, "concat"), open(options({0, 64, "concat"}))->fingerprint());
-  EXPECT_NE(plain->fingerprint(64, "pack"), plain->fingerprint());
+  EXPECT_EQ(plain->fingerprint(64, kConcat), open(options({0, 64, kConcat}))->fingerprint());
+  EXPECT_NE(plain->fingerprint(64, kPack), plain->fingerprint());
 }
 
 TEST_F(StagesTest, RefusesStagesThatCannotBe) {
-  const auto dataset = open(options({0, 16, "pack"}));
+  const auto dataset = open(options({0, 16, kPack}));
   const auto error = [&](const std::vector<Stage>& stages) {
     return std::string(dataset->continue_from(stages).status().message());
   };
   EXPECT_THAT(error({}), HasSubstr("begin with sample 0"));
-  EXPECT_THAT(error({{3, 16, "pack"}}), HasSubstr("begin with sample 0"));
-  EXPECT_THAT(error({{0, 1, "pack"}, {3, 16, "pack"}}), HasSubstr("seq_len 1,"));
-  EXPECT_THAT(error({{0, 32, "best"}, {3, 16, "pack"}}), HasSubstr("packing \"best\""));
-  EXPECT_THAT(error({{0, 32, "pack"}, {0, 16, "pack"}}), HasSubstr("a later sample"));
-  EXPECT_THAT(error({{0, 16, "pack"}, {3, 32, "pack"}}), HasSubstr("expected the last one to be that of the options"));
-  ASSERT_TRUE(dataset->continue_from({{0, 32, "pack"}, {3, 16, "pack"}}).ok());
+  EXPECT_THAT(error({{3, 16, kPack}}), HasSubstr("begin with sample 0"));
+  EXPECT_THAT(error({{0, 1, kPack}, {3, 16, kPack}}), HasSubstr("found sample 0, seq_len 1"));
+  EXPECT_THAT(error({{0, 32, kPack}, {0, 16, kPack}}), HasSubstr("a later sample"));
+  EXPECT_THAT(error({{0, 16, kPack}, {3, 32, kPack}}), HasSubstr("expected the last one to be that of the options"));
+  ASSERT_TRUE(dataset->continue_from({{0, 32, kPack}, {3, 16, kPack}}).ok());
   EXPECT_TRUE(dataset->batch(3, 1).ok());
   EXPECT_THAT(std::string(dataset->batch(2, 1).status().message()), HasSubstr("expected first >= 3"));
 }

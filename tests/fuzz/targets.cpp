@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/base/sha256.h"
+#include "data/base/status_macros.h"
 #include "data/dataset.h"
 #include "data/inspect.h"
 #include "data/shard.h"
@@ -21,7 +22,7 @@
 #include "trainer/hf/folder_weights.h"
 #include "trainer/hf/model_checksums.h"
 #include "trainer/hf/safetensors.h"
-#include "trainer/metrics/jsonl.h"
+#include "trainer/metrics/json_lines.h"
 #include "trainer/models/layout.h"
 #include "trainer/models/model_config.h"
 #include "trainer/plan/machine.h"
@@ -71,7 +72,7 @@ absl::Status read_samples(const data::Dataset& dataset, int64_t first) {
 }
 
 // Plans rows of an accepted shard and reads some; then as a run that has begun with another length and packing.
-absl::Status read_samples(const std::string& path, const char* packing, const char* packing_before) {
+absl::Status read_samples(const std::string& path, data::PackingMode packing, data::PackingMode packing_before) {
   data::DataOptions options;
   options.sources = {{path, 1.0}};
   options.seq_len = 16;
@@ -142,8 +143,9 @@ absl::Status read_token_shard(const uint8_t* input, size_t size) {
   }
   const std::string path = shard->path();
   TORCH_CHECK(data::describe_shard(path).ok(), "a shard that was accepted cannot be described");
-  absl::Status status = read_samples(path, "pack", "concat");
-  return status.ok() ? read_samples(path, "concat", "pack") : status;
+  using data::PackingMode;
+  RETURN_IF_ERROR(read_samples(path, PackingMode::kPack, PackingMode::kConcat));
+  return read_samples(path, PackingMode::kConcat, PackingMode::kPack);
 }
 
 absl::Status read_checkpoint_index(const uint8_t* data, size_t size) {

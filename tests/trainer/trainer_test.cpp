@@ -32,19 +32,19 @@ class TrainerTest : public data::testing::FolderTest {
       }
     }
     const std::string shard = data::testing::write_shard(path("a.dtok"), data::testing::spec(64), documents);
-    config_.student = {.path = path("model"), .init = "random"};
-    config_.teacher = {.path = path("model"), .init = "random"};
+    config_.student = {.path = path("model"), .init = config::ModelInit::kRandom};
+    config_.teacher = {.path = path("model"), .init = config::ModelInit::kRandom};
     config_.data.train = config_.data.eval = {{shard, 1.0}};
     config_.data.seq_len = 16;
     config_.train.steps = 4;
     config_.train.micro_batch_size = 2;
     config_.train.global_batch_size = 4;
-    config_.train.device = "cpu";
+    config_.train.device = config::DeviceChoice::kCpu;
     config_.optimizer.lr = 1e-2;
     config_.eval.every = 2;
     config_.checkpoint.every = 2;
     config_.run.dir = path("run");
-    config_.run.progress = "none";
+    config_.run.progress = config::ProgressStyle::kNone;
   }
 
   absl::StatusOr<RunResult> run(const StartOptions& start = {}) {
@@ -102,7 +102,7 @@ TEST_F(TrainerTest, TwoHalvesAreTheWhole) {
 
 TEST_F(TrainerTest, EvaluatingTheTrainingBatchGivesTheTrainingLoss) {
   config_.data.shuffle = false;
-  config_.data.packing = "concat";
+  config_.data.packing = data::PackingMode::kConcat;
   config_.eval.batches = 2; // the first step's batch
   config_.eval.every = 0;
   config_.eval.at_start = true;

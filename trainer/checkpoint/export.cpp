@@ -2,6 +2,7 @@
 
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/state_reader.h"
+#include "trainer/config/dtypes.h"
 #include "trainer/config/reader.h"
 #include "trainer/hf/config_json.h"
 #include "trainer/hf/save_model.h"
@@ -10,19 +11,6 @@ namespace distill::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-
-absl::StatusOr<at::ScalarType> parse_dtype(const std::string& name) {
-  if (name == "float32") {
-    return at::kFloat;
-  }
-  if (name == "bfloat16") {
-    return at::kBFloat16;
-  }
-  if (name == "float16") {
-    return at::kHalf;
-  }
-  return absl::InvalidArgumentError(absl::StrCat("--dtype: expected auto, float32, bfloat16 or float16, found ", name));
-}
 
 // Where the run took its tokenizer from, when that was another folder than the model's.
 std::string tokenizer_folder(const Index& index) {
@@ -53,14 +41,10 @@ absl::Status export_model(const ExportOptions& options) {
         options.checkpoint, ": its units are not those of ", source, "/config.json\n  checkpoint: ",
         index->info.identity.model, "\n  name the folder the student was made from with --model"));
   }
-  const auto dtype = parse_dtype(options.dtype == "auto" ? config->dtype : options.dtype);
-  if (!dtype.ok()) {
-    return dtype.status();
-  }
   hf::SaveOptions save;
   save.config_folder = source;
   save.tokenizer_folder = options.model.empty() ? tokenizer_folder(*index) : "";
-  save.dtype = *dtype;
+  save.dtype = config::scalar_type(options.dtype, *config);
   StateReader reader(options.checkpoint, *index);
   at::Tensor flat;
   return hf::save_model(

@@ -4,12 +4,14 @@
 
 #include <string>
 
+#include "trainer/config/config.h"
+
 namespace distill::checkpoint {
 
 struct ExportOptions {
   std::string checkpoint; // its folder
   std::string out; // the model folder to write; must not exist, or be empty
-  std::string dtype = "auto"; // float32 | bfloat16 | float16; auto: as the student's folder stores it
+  config::StoredDtype dtype = config::StoredDtype::kAuto;
   std::string model; // folder with config.json and tokenizer; empty: the student.path of the run
 };
 

@@ -139,11 +139,15 @@ std::vector<DataStage> read_stages(const Json& index, Reader& reader, const Trai
     stage.first_sample = reader.integer(
         entry, where, "first_sample", first ? 0 : stages.back().first_sample + 1, first ? 0 : state.samples);
     stage.seq_len = reader.integer(entry, where, "seq_len", 2, kMaxSeqLen);
-    stage.packing = reader.text(entry, where, "packing");
-    if (stage.packing != "pack" && stage.packing != "concat") {
-      reader.fail(where + "packing", "expected pack or concat, found " + Reader::brief(stage.packing));
+    const std::string packing = reader.text(entry, where, "packing");
+    if (const auto mode = base::enum_named<data::PackingMode>(packing)) {
+      stage.packing = *mode;
+    } else {
+      reader.fail(
+          where + "packing",
+          absl::StrCat("expected ", base::enum_choices<data::PackingMode>(), ", found ", Reader::brief(packing)));
     }
-    stages.push_back(std::move(stage));
+    stages.push_back(stage);
   }
   if (stages.empty()) {
     reader.fail("data_stages", "expected at least one");
@@ -269,7 +273,7 @@ std::string to_json(const Index& index) {
           {{"step", stage.step},
            {"first_sample", stage.first_sample},
            {"seq_len", stage.seq_len},
-           {"packing", stage.packing}});
+           {"packing", base::enum_name(stage.packing)}});
     }
   }
   json["model"] = index.info.identity.model;

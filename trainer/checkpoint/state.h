@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "data/packing_mode.h"
+
 namespace distill::checkpoint {
 
 // From optimizer step `step` and training sample `first_sample` on, rows had this length and packing.
@@ -11,7 +13,7 @@ struct DataStage {
   int64_t step = 0; // done before
   int64_t first_sample = 0;
   int64_t seq_len = 0;
-  std::string packing;
+  data::PackingMode packing = data::PackingMode::kPack;
 
   bool operator==(const DataStage&) const = default;
 };

@@ -4,17 +4,123 @@
 #include <string>
 #include <vector>
 
+#include "data/base/enum_names.h"
+#include "data/packing_mode.h"
 #include "losses/options.h"
+#include "trainer/config/activation.h"
 
 // The whole configuration as plain structs with their defaults. trainer/config/fields.cpp names every key once.
 namespace distill::config {
+
+enum class ModelInit {
+  kPretrained,
+  kRandom, // config.json alone is read
+};
+constexpr auto enum_names(ModelInit) {
+  return base::names_of<ModelInit>("pretrained", "random");
+}
+
+enum class ComputeDtype {
+  kAuto, // of a model: train.dtype; of the run: bfloat16 on CUDA, float32 on the CPU
+  kFloat32,
+  kBFloat16,
+};
+constexpr auto enum_names(ComputeDtype) {
+  return base::names_of<ComputeDtype>("auto", "float32", "bfloat16");
+}
+
+enum class DeviceChoice {
+  kAuto, // a GPU where one is visible
+  kCpu,
+  kCuda,
+};
+constexpr auto enum_names(DeviceChoice) {
+  return base::names_of<DeviceChoice>("auto", "cpu", "cuda");
+}
+
+// The learning rate after the warm-up.
+enum class LrSchedule {
+  kConstant,
+  kLinear,
+  kCosine,
+  kWsd, // warm-up, stable, decay: constant, then linear
+};
+constexpr auto enum_names(LrSchedule) {
+  return base::names_of<LrSchedule>("constant", "linear", "cosine", "wsd");
+}
+
+// What happens when a periodic checkpoint cannot be written.
+enum class OnSaveError {
+  kStop,
+  kContinue,
+};
+constexpr auto enum_names(OnSaveError) {
+  return base::names_of<OnSaveError>("stop", "continue");
+}
+
+// Of a model folder that is written.
+enum class StoredDtype {
+  kAuto, // the one that the student's folder is stored in
+  kFloat32,
+  kBFloat16,
+  kFloat16,
+};
+constexpr auto enum_names(StoredDtype) {
+  return base::names_of<StoredDtype>("auto", "float32", "bfloat16", "float16");
+}
+
+// Where fp32 master weights and moments lie.
+enum class OptimizerMemory {
+  kDevice,
+  kHost,
+};
+constexpr auto enum_names(OptimizerMemory) {
+  return base::names_of<OptimizerMemory>("device", "host");
+}
+
+// What happens when the memory plan does not fit.
+enum class OnOverflow {
+  kRefuse,
+  kWarn,
+};
+constexpr auto enum_names(OnOverflow) {
+  return base::names_of<OnOverflow>("refuse", "warn");
+}
+
+// Of gradients between ranks.
+enum class ReduceDtype {
+  kFloat32,
+  kBFloat16,
+};
+constexpr auto enum_names(ReduceDtype) {
+  return base::names_of<ReduceDtype>("float32", "bfloat16");
+}
+
+// How the gradients of a step's micro-batches are added up over ranks.
+enum class Accumulate {
+  kReduceEach, // every micro-batch is reduced into the shards
+  kKeepFull, // whole fp32 gradients are kept and reduced once a step
+};
+constexpr auto enum_names(Accumulate) {
+  return base::names_of<Accumulate>("reduce_each", "keep_full");
+}
+
+enum class ProgressStyle {
+  kAuto, // a bar on a terminal, lines elsewhere
+  kBar,
+  kLines,
+  kNone,
+};
+constexpr auto enum_names(ProgressStyle) {
+  return base::names_of<ProgressStyle>("auto", "bar", "lines", "none");
+}
 
 // Student and teacher are described by the same keys.
 struct ModelSection {
   std::string path; // Hugging Face folder; teacher: empty means no teacher
   std::string tokenizer; // folder or tokenizer.json; empty: the model's folder
-  std::string init = "pretrained"; // pretrained | random (config.json alone is read)
-  std::string dtype = "auto"; // compute dtype: auto (train.dtype) | float32 | bfloat16
+  ModelInit init = ModelInit::kPretrained;
+  ComputeDtype dtype = ComputeDtype::kAuto;
 };
 
 struct DataSet {
@@ -26,7 +132,7 @@ struct DataSection {
   std::vector<DataSet> train;
   std::vector<DataSet> eval;
   int64_t seq_len = 2048; // tokens
-  std::string packing = "pack"; // pack (whole documents, document mask) | concat
+  data::PackingMode packing = data::PackingMode::kPack;
   bool shuffle = true;
   int64_t seed = 0;
 };
@@ -37,8 +143,8 @@ struct TrainSection {
   int64_t micro_batch_size = 1; // sequences per forward and rank
   int64_t global_batch_size = 1; // sequences per optimizer step over all ranks
   int64_t seed = 0;
-  std::string device = "auto"; // auto | cpu | cuda
-  std::string dtype = "auto"; // compute: auto (bfloat16 on CUDA, float32 on CPU) | float32 | bfloat16
+  DeviceChoice device = DeviceChoice::kAuto;
+  ComputeDtype dtype = ComputeDtype::kAuto;
   int64_t max_skipped_steps = 10; // non-finite steps in a row before the run fails
   bool deterministic = false;
   double spike_sigmas = 6; // a loss so many deviations above the last ones is recorded; 0: never
@@ -54,7 +160,7 @@ struct OptimizerSection {
 };
 
 struct SchedulerSection {
-  std::string type = "cosine"; // constant | linear | cosine | wsd
+  LrSchedule type = LrSchedule::kCosine;
   int64_t warmup_steps = 0;
   int64_t decay_steps = 0; // wsd: the last steps; 0: a tenth of the run
   double min_lr_ratio = 0.0; // final lr / lr
@@ -70,17 +176,17 @@ struct CheckpointSection {
   int64_t every = 0; // steps; 0: only at the end and on a signal
   int64_t keep = 2;
   bool async = true; // periodic saves are copied to host memory and written while training goes on
-  std::string on_error = "stop"; // stop | continue: when a periodic save fails
+  OnSaveError on_error = OnSaveError::kStop;
   bool at_end = true; // state and model are written when the run has done all its steps
-  std::string model_dtype = "auto"; // of the model written at the end: auto (as student.path stores it) | float32 | ...
+  StoredDtype model_dtype = StoredDtype::kAuto; // of the model written at the end
 };
 
 struct MemorySection {
-  std::string activation = "keep"; // a policy for all blocks, a list for each, or auto
-  std::string optimizer = "device"; // device | host: where master weights and moments lie
+  Activation activation = models::ActivationPolicy::kKeep;
+  OptimizerMemory optimizer = OptimizerMemory::kDevice;
   double budget_gib = 0; // what tensors may take at the peak; 0: all that the device has
   double limit_gib = 0; // what the allocator may take; 0: all that the device has
-  std::string on_overflow = "refuse"; // refuse | warn: when the plan does not fit
+  OnOverflow on_overflow = OnOverflow::kRefuse;
   std::string machine; // speeds measured by `distill plan --calibrate`; empty: the built-in table
 };
 
@@ -89,9 +195,9 @@ struct ParallelSection {
   int64_t shard = 0; // ranks that hold one copy of the models between them; 0: all of them / replicate
   int64_t replicate = 1; // such copies
   bool shard_teacher = true; // false: every rank has all of it
-  std::string reduce_dtype = "float32"; // float32 | bfloat16
+  ReduceDtype reduce_dtype = ReduceDtype::kFloat32;
   int64_t prefetch = 1; // units gathered ahead
-  std::string accumulate = "reduce_each"; // reduce_each | keep_full: gradients of a step's micro-batches
+  Accumulate accumulate = Accumulate::kReduceEach;
   int64_t nccl_max_ctas = 0; // multiprocessors a collective may take; 0: NCCL's choice
   bool debug_checks = false;
   int64_t timeout_s = 600; // for ranks to arrive, and for a collective
@@ -105,7 +211,7 @@ struct ProfileSection {
 struct RunSection {
   std::string dir; // run folder
   int64_t log_every = 1; // steps
-  std::string progress = "auto"; // auto | bar | lines | none
+  ProgressStyle progress = ProgressStyle::kAuto;
   int64_t step_timeout_s = 1800; // without progress; 0: no limit
   int64_t grace_s = 300; // from a signal to the end of the process; 0: no limit
 };

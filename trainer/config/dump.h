@@ -9,13 +9,13 @@
 
 namespace distill::config {
 
-// The whole configuration as YAML that reads back equal. Keys that other keys switch off are left out.
+// The whole configuration as YAML that reads back equal. Keys without effect (Field::only_when) are left out.
 std::string dump(const Config& config);
 
 // Writes the dump to a file, whole or not at all.
 absl::Status write_config(const Config& config, const std::string& path);
 
-// "loss.beta: 0.5 -> 0.3" for every key that differs.
+// A line "loss.beta: 0.5 -> 0.3" for every key that differs.
 std::vector<std::string> differences(const Config& before, const Config& after);
 
 } // namespace distill::config

@@ -20,7 +20,7 @@ struct Overloaded : Ts... {
 template <typename... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>; // clang before 17 asks for it
 
-// The fewest digits that read back equal.
+// The shortest text that reads back equal.
 std::string shortest(double value) {
   for (int digits = 6; digits < 17; ++digits) {
     const std::string text = absl::StrFormat("%.*g", digits, value);
@@ -94,7 +94,8 @@ std::string type_name(const Field& field) {
       Overloaded{
           [](const Boolean&) { return "boolean"; }, [](const Integer&) { return "integer"; },
           [](const Real&) { return "number"; }, [](const Text&) { return "text"; },
-          [](const Choice&) { return "choice"; }, [](const DataSets&) { return "data sets"; }},
+          [](const Choice&) { return "choice"; }, [](const ActivationPolicies&) { return "text"; },
+          [](const DataSets&) { return "data sets"; }},
       field.kind);
 }
 
@@ -106,6 +107,7 @@ std::string expectation(const Field& field) {
           [](const Real& kind) -> std::string { return describe(kind); },
           [](const Text&) -> std::string { return "text"; },
           [](const Choice& kind) { return absl::StrCat("one of ", absl::StrJoin(kind.names, ", ")); },
+          [](const ActivationPolicies&) { return activation_syntax(); },
           [](const DataSets&) -> std::string { return "a path, {path, weight}, or a list of these"; }},
       field.kind);
 }
@@ -119,7 +121,8 @@ std::string to_yaml(const Field& field, const Config& config) {
           [&](const Integer& kind) -> std::string { return absl::StrCat(kind.value(values)); },
           [&](const Real& kind) -> std::string { return shortest(kind.value(values)); },
           [&](const Text& kind) -> std::string { return in_quotes(kind.value(values)); },
-          [&](const Choice& kind) -> std::string { return kind.get(values); },
+          [&](const Choice& kind) -> std::string { return kind.names[kind.get(values)]; },
+          [&](const ActivationPolicies& kind) -> std::string { return in_quotes(activation_text(kind.value(values))); },
           [&](const DataSets& kind) -> std::string {
             std::vector<std::string> items;
             for (const DataSet& set : kind.value(values)) {

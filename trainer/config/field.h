@@ -9,8 +9,8 @@
 
 #include "trainer/config/config.h"
 
-// What one key of the configuration is. trainer/config/fields.cpp lists them; reading, overrides, help, the dump and
-// the suggestions are loops over that list.
+// The description of one key of the configuration. trainer/config/fields.cpp lists all keys; reading, overrides, help,
+// dump and suggestions are loops over that list.
 namespace distill::config {
 
 template <typename T>
@@ -29,7 +29,7 @@ struct Integer {
 struct Real {
   Ref<double> value;
   double min;
-  double max; // may be infinite; the value may not
+  double max; // infinity: no maximum (values are finite)
   bool min_excluded = false;
   bool max_excluded = false;
 };
@@ -38,11 +38,16 @@ struct Text {
   Ref<std::string> value;
 };
 
-// One of a list of names.
+// One of an enumeration's names, in the order of its enumerators.
 struct Choice {
   std::vector<std::string> names;
-  std::function<std::string(Config&)> get;
-  std::function<void(Config&, size_t)> set; // an index into names
+  size_t (*get)(const Config&); // an index into names
+  void (*set)(Config&, size_t);
+};
+
+// What parse_activation reads.
+struct ActivationPolicies {
+  Ref<Activation> value;
 };
 
 // A path, a mapping of path and weight, or a list of either.
@@ -50,13 +55,13 @@ struct DataSets {
   Ref<std::vector<DataSet>> value;
 };
 
-using Kind = std::variant<Boolean, Integer, Real, Text, Choice, DataSets>;
+using Kind = std::variant<Boolean, Integer, Real, Text, Choice, ActivationPolicies, DataSets>;
 
-// A key that other keys may switch off. Giving it while it is off is an error; the dump leaves it out.
+// When a key has an effect. To give it otherwise is an error, and the dump leaves it out.
 struct Condition {
   std::function<bool(const Config&)> holds; // null: always
   std::string text; // "loss.divergence is jsd"
-  std::string key; // the key it looks at
+  std::string key; // the key that decides
 };
 
 struct Field {
@@ -85,12 +90,12 @@ struct Section {
 const std::vector<Section>& sections();
 
 const Section* find_section(const std::string& name);
-// `key` is dotted; null: no such key.
+// `key` is "section.name"; null: there is no such key.
 const Field* find_field(const std::string& key);
 
-// "integer", "number", "true or false", "text", "choice", "list of data sets".
+// "integer", "number", "true or false", "text", "choice", "data sets".
 std::string type_name(const Field& field);
-// What a value of the field must be: "an integer from 1 to 100", "one of pack, concat".
+// What a value of the field must be, for errors: "an integer from 1 to 100", "one of pack, concat".
 std::string expectation(const Field& field);
 // The value as YAML that reads back equal.
 std::string to_yaml(const Field& field, const Config& config);

@@ -20,22 +20,15 @@ auto& member(Config& config) {
   return config.*kSection.*kMember;
 }
 
+// A key whose member is an enumeration with names (data/base/enum_names.h).
 template <auto kSection, auto kMember>
-Choice one_of(std::vector<std::string> names) {
+Choice one_of() {
+  using Enum = std::remove_cvref_t<decltype(Config{}.*kSection.*kMember)>;
+  constexpr auto kNames = enum_names(Enum{});
   return {
-      names, [](Config& config) -> std::string { return config.*kSection.*kMember; },
-      [names](Config& config, size_t index) { config.*kSection.*kMember = names[index]; }};
-}
-
-// Names in the order of the enumerators.
-template <auto kSection, auto kMember>
-Choice enumerator(std::vector<std::string> names) {
-  return {
-      names, [names](Config& config) { return names[static_cast<size_t>(config.*kSection.*kMember)]; },
-      [](Config& config, size_t index) {
-        auto& value = config.*kSection.*kMember;
-        value = static_cast<std::remove_reference_t<decltype(value)>>(index);
-      }};
+      {kNames.begin(), kNames.end()},
+      [](const Config& config) { return static_cast<size_t>(config.*kSection.*kMember); },
+      [](Config& config, size_t index) { config.*kSection.*kMember = static_cast<Enum>(index); }};
 }
 
 template <auto kModel>
@@ -43,12 +36,15 @@ std::vector<Field> model_fields(const std::string& section, Condition condition)
   return {
       {section, "path", Text{member<kModel, &ModelSection::path>}, "folder",
        section == "student" ? "Hugging Face folder of the model that is trained. Required."
-                            : "Hugging Face folder of the frozen teacher. Empty: no teacher, hard labels only."},
+                            : "Hugging Face folder of the frozen teacher. Empty: no teacher; the loss is the "
+                              "cross-entropy on the labels alone."},
       {section, "tokenizer", Text{member<kModel, &ModelSection::tokenizer>}, "path",
-       "Folder with tokenizer.json, or the file itself. Empty: the model's folder.", condition},
-      {section, "init", one_of<kModel, &ModelSection::init>({"pretrained", "random"}), "",
-       "random reads config.json alone and draws the weights from train.seed.", condition},
-      {section, "dtype", one_of<kModel, &ModelSection::dtype>({"auto", "float32", "bfloat16"}), "",
+       "Folder that holds tokenizer.json, or that file itself. Empty: the model's folder.", condition},
+      {section, "init", one_of<kModel, &ModelSection::init>(), "",
+       "pretrained: the weights of the folder. random: config.json alone is read, and the weights are drawn at random "
+       "from train.seed.",
+       condition},
+      {section, "dtype", one_of<kModel, &ModelSection::dtype>(), "",
        "Dtype that the model computes in. auto: train.dtype.", condition},
   };
 }
@@ -57,16 +53,17 @@ std::vector<Field> data_fields() {
   constexpr auto kData = &Config::data;
   return {
       {"data", "train", DataSets{member<kData, &DataSection::train>}, "",
-       "Token shards to train on, as scripts/tokenize.py writes them: a file or a folder of them. Several sets are mixed by "
-       "weight (default 1). Required."},
-      {"data", "eval", DataSets{member<kData, &DataSection::eval>}, "", "Held-out token shards."},
+       "Token shards to train on, written by scripts/tokenize.py: a file, or a folder of files. Several data sets are "
+       "mixed in proportion to their weights (default 1). Required."},
+      {"data", "eval", DataSets{member<kData, &DataSection::eval>}, "", "Held-out token shards for evaluation."},
       {"data", "seq_len", Integer{member<kData, &DataSection::seq_len>, 2, kMaxSeqLen}, "tokens",
-       "Tokens in a sequence."},
-      {"data", "packing", one_of<kData, &DataSection::packing>({"pack", "concat"}), "",
-       "pack: whole documents, no attention across them. concat: one stream of tokens cut into sequences."},
+       "Length of a training sequence."},
+      {"data", "packing", one_of<kData, &DataSection::packing>(), "",
+       "pack: a sequence holds whole documents, and no token attends to another document. concat: all documents form "
+       "one stream of tokens, which is cut into sequences."},
       {"data", "shuffle", Boolean{member<kData, &DataSection::shuffle>}, "",
-       "A new order in every epoch, from data.seed."},
-      {"data", "seed", Integer{member<kData, &DataSection::seed>, 0, kMaxInt}, "", "Seed of order and mixing."},
+       "Read the data in a new random order in every epoch."},
+      {"data", "seed", Integer{member<kData, &DataSection::seed>, 0, kMaxInt}, "", "Seed of the random order."},
   };
 }
 
@@ -93,41 +90,41 @@ std::vector<Field> loss_fields() {
   constexpr auto kLoss = &Config::loss;
   constexpr auto kChunks = &Config::chunks;
   return {
-      {"loss", "divergence",
-       enumerator<kLoss, &LossOptions::divergence>(
-           {"none", "jsd", "forward_kl", "reverse_kl", "skew_forward_kl", "skew_reverse_kl", "total_variation"}),
-       "", "Divergence of the student q from the teacher p. none: hard labels only."},
+      {"loss", "divergence", one_of<kLoss, &LossOptions::divergence>(), "",
+       "Divergence between the teacher's distribution p and the student's distribution q. none: the labels alone."},
       {"loss", "beta", Real{member<kLoss, &LossOptions::beta>, 0, 1}, "",
-       "Generalised JSD: 0 is forward KL(p||q), 1 is reverse KL(q||p). The JSD tends to 0 towards both ends, where the full "
-       "KLs stand instead.",
+       "Weight of the generalised JSD: 0 is forward KL(p || q), 1 is reverse KL(q || p). The JSD between them tends to "
+       "0 as beta goes to 0 or 1, so the loss jumps at both ends.",
        kJsdOnly},
       {"loss", "skew_alpha", Real{member<kLoss, &LossOptions::skew_alpha>, 0, 1, false, true}, "",
-       "Skew KL's share of its own side in the mixture.", kSkewOnly},
+       "Weight of the first distribution in the mixture it is compared with: KL(p || alpha p + (1 - alpha) q), or "
+       "KL(q || alpha q + (1 - alpha) p).",
+       kSkewOnly},
       {"loss", "temperature", Real{member<kLoss, &LossOptions::temperature>, 0, kInf, true}, "",
-       "Divides both logits in the divergence.", kSoftLoss},
+       "Divisor of the logits of both models in the divergence.", kSoftLoss},
       {"loss", "scale_by_temperature_squared", Boolean{member<kLoss, &LossOptions::scale_by_temperature_squared>}, "",
-       "Multiplies the divergence and its gradient by temperature^2 (Hinton et al. 2015).", kSoftLoss},
+       "Multiply the divergence and its gradient by temperature^2 (Hinton et al. 2015).", kSoftLoss},
       {"loss", "hard_weight", Real{member<kLoss, &LossOptions::hard_weight>, 0, kInf}, "",
        "Weight of the cross-entropy on the labels."},
       {"loss", "soft_weight", Real{member<kLoss, &LossOptions::soft_weight>, 0, kInf}, "", "Weight of the divergence.",
        kSoftLoss},
       {"loss", "label_smoothing", Real{member<kLoss, &LossOptions::label_smoothing>, 0, 1, false, true}, "",
-       "Share of the label's probability spread over the vocabulary.", kHardLoss},
+       "Part of the label's probability that is spread evenly over the vocabulary.", kHardLoss},
       {"loss", "z_loss", Real{member<kLoss, &LossOptions::z_loss>, 0, kInf}, "",
-       "Weight of log-sum-exp^2 within the hard loss.", kHardLoss},
+       "Coefficient of logsumexp(logits)^2, which is added to the cross-entropy.", kHardLoss},
       {"loss", "student_softcap", Real{member<kLoss, &LossOptions::student_softcap>, 0, kInf}, "",
-       "Logits become cap * tanh(logits / cap). 0: off."},
+       "Soft cap of the student's logits: cap * tanh(logits / cap). 0: none."},
       {"loss", "teacher_softcap", Real{member<kLoss, &LossOptions::teacher_softcap>, 0, kInf}, "",
-       "The same for the teacher's logits. 0: off.", kTeacher},
-      {"loss", "logits_dtype", enumerator<kLoss, &LossOptions::logits_dtype>({"float32", "bfloat16"}), "",
-       "bfloat16 halves the head's memory; its gradients are wrong by tens of per cent once the student is close to the "
-       "teacher."},
+       "Soft cap of the teacher's logits. 0: none.", kTeacher},
+      {"loss", "logits_dtype", one_of<kLoss, &LossOptions::logits_dtype>(), "",
+       "Dtype of the logits. bfloat16 halves the memory of the loss head, but its gradients are wrong by tens of per "
+       "cent once the student is close to the teacher."},
       {"loss", "chunk_size", Integer{member<kChunks, &ChunkOptions::chunk_size>, 0, kMaxSeqLen}, "tokens",
-       "Tokens whose logits exist at once. 0: automatic."},
+       "Number of tokens whose logits are computed at a time. 0: chosen automatically."},
       {"loss", "memory_cap_mb", Integer{member<kChunks, &ChunkOptions::memory_cap_mb>, 1, 1 << 24}, "MiB",
-       "Hard limit of the head's buffers; wins over chunk_size and min_chunk_size."},
+       "Hard limit of the loss head's scratch memory. It takes precedence over chunk_size and min_chunk_size."},
       {"loss", "min_chunk_size", Integer{member<kChunks, &ChunkOptions::min_chunk_size>, 1, kMaxSeqLen}, "tokens",
-       "The automatic chunk is no smaller, unless the memory cap says so."},
+       "Smallest chunk size that is chosen automatically, unless memory_cap_mb requires a smaller one."},
   };
 }
 
@@ -137,62 +134,63 @@ std::vector<Field> train_fields() {
       {"train", "steps", Integer{member<kTrain, &TrainSection::steps>, 0, kMaxSteps}, "steps",
        "Optimizer steps of the run. Exactly one of train.steps and train.tokens is given."},
       {"train", "tokens", Integer{member<kTrain, &TrainSection::tokens>, 0, kMaxTokens}, "tokens",
-       "Budget of tokens, padding included; rounded up to whole steps."},
+       "Training tokens of the run, padding included, rounded up to whole steps."},
       {"train", "micro_batch_size", Integer{member<kTrain, &TrainSection::micro_batch_size>, 1, kMaxBatch}, "sequences",
-       "Sequences in one forward pass on one rank."},
+       "Sequences in one forward and backward pass on one rank."},
       {"train", "global_batch_size", Integer{member<kTrain, &TrainSection::global_batch_size>, 1, kMaxBatch},
        "sequences",
-       "Sequences in one optimizer step over all ranks: a multiple of micro_batch_size x ranks; the rest is gradient "
-       "accumulation."},
-      {"train", "seed", Integer{member<kTrain, &TrainSection::seed>, 0, kMaxInt}, "", "Seed of random weights."},
-      {"train", "device", one_of<kTrain, &TrainSection::device>({"auto", "cpu", "cuda"}), "",
-       "auto: cuda where there is a GPU."},
-      {"train", "dtype", one_of<kTrain, &TrainSection::dtype>({"auto", "float32", "bfloat16"}), "",
-       "Dtype of the computation; master weights are float32 always. auto: bfloat16 on CUDA, float32 on CPU."},
+       "Sequences in one optimizer step over all ranks: a multiple of micro_batch_size x ranks. The quotient is the "
+       "number of gradient accumulation steps."},
+      {"train", "seed", Integer{member<kTrain, &TrainSection::seed>, 0, kMaxInt}, "",
+       "Seed of randomly initialised weights."},
+      {"train", "device", one_of<kTrain, &TrainSection::device>(), "", "auto: cuda where a GPU is visible, else cpu."},
+      {"train", "dtype", one_of<kTrain, &TrainSection::dtype>(), "",
+       "Dtype of the forward and backward passes; master weights are always float32. auto: bfloat16 on CUDA, float32 on "
+       "the CPU."},
       {"train", "max_skipped_steps", Integer{member<kTrain, &TrainSection::max_skipped_steps>, 1, kMaxInt}, "steps",
-       "Steps with non-finite gradients are skipped; so many in a row end the run."},
+       "A step whose gradients are not finite is skipped: it changes no weight. The run fails after so many skipped "
+       "steps in a row."},
       {"train", "deterministic", Boolean{member<kTrain, &TrainSection::deterministic>}, "",
-       "Only kernels that give the same bits every time."},
+       "Use only kernels whose results are bit for bit the same every time."},
       {"train", "spike_sigmas", Real{member<kTrain, &TrainSection::spike_sigmas>, 0, kInf}, "",
-       "A step whose loss is above the median of the last 64 by so many (robust) standard deviations is recorded in "
-       "events.jsonl with its samples. 0: none is."},
+       "A step is recorded in events.jsonl as a loss spike, with its samples, when its loss exceeds the median of the "
+       "last 64 steps by so many robust standard deviations. 0: spikes are not recorded."},
   };
 }
 
 std::vector<Field> optimizer_fields() {
   constexpr auto kOptimizer = &Config::optimizer;
   return {
-      {"optimizer", "lr", Real{member<kOptimizer, &OptimizerSection::lr>, 0, kInf, true}, "",
-       "Peak learning rate of AdamW."},
+      {"optimizer", "lr", Real{member<kOptimizer, &OptimizerSection::lr>, 0, kInf, true}, "", "Peak learning rate."},
       {"optimizer", "beta1", Real{member<kOptimizer, &OptimizerSection::beta1>, 0, 1, false, true}, "",
-       "Decay of the first moment."},
+       "Decay rate of the first moment."},
       {"optimizer", "beta2", Real{member<kOptimizer, &OptimizerSection::beta2>, 0, 1, false, true}, "",
-       "Decay of the second moment."},
+       "Decay rate of the second moment."},
       {"optimizer", "eps", Real{member<kOptimizer, &OptimizerSection::eps>, 0, kInf, true}, "",
-       "Added to the root of the second moment."},
+       "Added to the square root of the second moment."},
       {"optimizer", "weight_decay", Real{member<kOptimizer, &OptimizerSection::weight_decay>, 0, kInf}, "",
-       "Decoupled decay of matrices; norms and biases have none."},
+       "Decoupled weight decay of matrices. Norm weights and biases are not decayed."},
       {"optimizer", "max_grad_norm", Real{member<kOptimizer, &OptimizerSection::max_grad_norm>, 0, kInf}, "",
-       "Gradients are clipped to this global L2 norm. 0: no clipping."},
+       "Global L2 norm that gradients are clipped to. 0: no clipping."},
   };
 }
 
 std::vector<Field> scheduler_fields() {
   constexpr auto kScheduler = &Config::scheduler;
   static const Condition kDecays = {
-      [](const Config& c) { return c.scheduler.type != "constant"; }, "scheduler.type is not constant",
+      [](const Config& c) { return c.scheduler.type != LrSchedule::kConstant; }, "scheduler.type is not constant",
       "scheduler.type"};
   static const Condition kWsd = {
-      [](const Config& c) { return c.scheduler.type == "wsd"; }, "scheduler.type is wsd", "scheduler.type"};
+      [](const Config& c) { return c.scheduler.type == LrSchedule::kWsd; }, "scheduler.type is wsd", "scheduler.type"};
   return {
-      {"scheduler", "type", one_of<kScheduler, &SchedulerSection::type>({"constant", "linear", "cosine", "wsd"}), "",
-       "What follows the warm-up; wsd: constant, then linear decay."},
+      {"scheduler", "type", one_of<kScheduler, &SchedulerSection::type>(), "",
+       "Learning rate after the warm-up. wsd (warm-up, stable, decay): constant, then a linear decay."},
       {"scheduler", "warmup_steps", Integer{member<kScheduler, &SchedulerSection::warmup_steps>, 0, kMaxSteps}, "steps",
-       "Linear from lr / warmup_steps to lr."},
+       "Length of the linear warm-up from lr / warmup_steps to lr."},
       {"scheduler", "decay_steps", Integer{member<kScheduler, &SchedulerSection::decay_steps>, 0, kMaxSteps}, "steps",
-       "The last steps of the run, in which wsd decays. 0: a tenth of the run.", kWsd},
+       "Length of the linear decay at the end of the run. 0: a tenth of the run.", kWsd},
       {"scheduler", "min_lr_ratio", Real{member<kScheduler, &SchedulerSection::min_lr_ratio>, 0, 1}, "",
-       "Final learning rate divided by the peak.", kDecays},
+       "Learning rate of the last step divided by optimizer.lr.", kDecays},
   };
 }
 
@@ -200,10 +198,56 @@ std::vector<Field> eval_fields() {
   constexpr auto kEval = &Config::eval;
   return {
       {"eval", "every", Integer{member<kEval, &EvalSection::every>, 0, kMaxSteps}, "steps",
-       "Evaluate on data.eval every so many steps. 0: never."},
+       "Steps from one evaluation on data.eval to the next; the last step is followed by one, too. 0: no evaluation "
+       "during training."},
       {"eval", "batches", Integer{member<kEval, &EvalSection::batches>, 0, kMaxSteps}, "micro-batches",
-       "Size of one evaluation. 0: the whole set."},
-      {"eval", "at_start", Boolean{member<kEval, &EvalSection::at_start>}, "", "Also evaluate before the first step."},
+       "Size of one evaluation over all ranks. 0: all of data.eval."},
+      {"eval", "at_start", Boolean{member<kEval, &EvalSection::at_start>}, "", "Evaluate before the first step, too."},
+  };
+}
+
+std::vector<Field> checkpoint_fields() {
+  constexpr auto kCheckpoint = &Config::checkpoint;
+  return {
+      {"checkpoint", "every", Integer{member<kCheckpoint, &CheckpointSection::every>, 0, kMaxSteps}, "steps",
+       "Steps from one periodic checkpoint to the next. 0: save only at the end of the run and when a signal stops it."},
+      {"checkpoint", "keep", Integer{member<kCheckpoint, &CheckpointSection::keep>, 1, kMaxSteps}, "",
+       "Number of checkpoints that are kept; older ones are deleted. One more is on the disk while the next one is "
+       "being written."},
+      {"checkpoint", "async", Boolean{member<kCheckpoint, &CheckpointSection::async>}, "",
+       "Copy the state to host memory (12 bytes for each parameter of this rank's shard) and write it while training "
+       "continues. false: training waits until the checkpoint is written."},
+      {"checkpoint", "on_error", one_of<kCheckpoint, &CheckpointSection::on_error>(), "",
+       "What happens when a periodic checkpoint cannot be written (full disk, missing folder). stop: the run ends with "
+       "an error. continue: the run logs a warning and tries again at the next checkpoint. Earlier checkpoints are not "
+       "touched. A checkpoint at the end of the run or on a signal that cannot be written is always an error."},
+      {"checkpoint", "at_end", Boolean{member<kCheckpoint, &CheckpointSection::at_end>}, "",
+       "Write a checkpoint and the trained model after the last step. false: for measurements."},
+      {"checkpoint", "model_dtype", one_of<kCheckpoint, &CheckpointSection::model_dtype>(), "",
+       "Dtype that the trained model is stored in. auto: the one that student.path is stored in."},
+  };
+}
+
+std::vector<Field> memory_fields() {
+  constexpr auto kMemory = &Config::memory;
+  return {
+      {"memory", "activation", ActivationPolicies{member<kMemory, &MemorySection::activation>}, "",
+       "What each decoder block saves for its backward pass. keep: all its activations, on the device. recompute: its "
+       "input; the block's forward pass runs again. offload: all its activations, in host memory. offload_input: its "
+       "input, in host memory. recompute*24,keep*8: a policy for each block in forward order. auto: the fastest mix of "
+       "policies that fits."},
+      {"memory", "optimizer", one_of<kMemory, &MemorySection::optimizer>(), "",
+       "Where float32 master weights and AdamW's moments are stored. host: in pinned host memory; the update streams "
+       "them through the device, overlapped with the next step."},
+      {"memory", "budget_gib", Real{member<kMemory, &MemorySection::budget_gib>, 0, kInf}, "GiB",
+       "Device memory that tensors may take at the peak of a step, according to the memory plan. 0: all of the device."},
+      {"memory", "limit_gib", Real{member<kMemory, &MemorySection::limit_gib>, 0, kInf}, "GiB",
+       "Device memory that the allocator may take; a request beyond it fails as out of memory. 0: no limit."},
+      {"memory", "on_overflow", one_of<kMemory, &MemorySection::on_overflow>(), "",
+       "What happens when the memory plan does not fit. refuse: the run does not start. warn: the run logs a warning and "
+       "starts."},
+      {"memory", "machine", Text{member<kMemory, &MemorySection::machine>}, "file",
+       "Speeds measured by `distill plan --calibrate`, for the plan's times. Empty: the built-in table."},
   };
 }
 
@@ -211,49 +255,43 @@ std::vector<Field> parallel_fields() {
   constexpr auto kParallel = &Config::parallel;
   return {
       {"parallel", "processes", Integer{member<kParallel, &ParallelSection::processes>, 0, 4096}, "ranks",
-       "Ranks that distill starts on this host itself, when no launcher did. 0: one for each visible GPU, 1 on a CPU."},
+       "Ranks that distill itself starts on this host when no launcher has started any. 0: one for each visible GPU, "
+       "one on a CPU."},
       {"parallel", "shard", Integer{member<kParallel, &ParallelSection::shard>, 0, kMaxRanks}, "ranks",
-       "Ranks that hold one copy of the models between them. 0: all ranks divided by parallel.replicate."},
-      {"parallel", "replicate", Integer{member<kParallel, &ParallelSection::replicate>, 1, kMaxRanks}, "copies",
+       "Ranks that one copy of the models is sharded over (FSDP). 0: all ranks divided by parallel.replicate."},
+      {"parallel", "replicate", Integer{member<kParallel, &ParallelSection::replicate>, 1, kMaxRanks}, "replicas",
        "Copies of the sharded models (HSDP), usually one for each node."},
       {"parallel", "shard_teacher", Boolean{member<kParallel, &ParallelSection::shard_teacher>}, "",
-       "The teacher is spread over the same ranks as the student. false: every rank holds all of it, at 2 bytes per "
-       "parameter (bfloat16), and gathers nothing for it."},
-      {"parallel", "reduce_dtype", one_of<kParallel, &ParallelSection::reduce_dtype>({"float32", "bfloat16"}), "",
-       "Dtype in which gradients travel; bfloat16 halves the traffic and rounds every rank's part."},
+       "Shard the teacher over the same ranks as the student. false: every rank holds the whole teacher, at 2 bytes per "
+       "parameter in bfloat16, and the teacher's weights need no all-gather."},
+      {"parallel", "reduce_dtype", one_of<kParallel, &ParallelSection::reduce_dtype>(), "",
+       "Dtype in which gradients are reduced over ranks. bfloat16 halves the traffic and rounds every rank's "
+       "contribution."},
       {"parallel", "prefetch", Integer{member<kParallel, &ParallelSection::prefetch>, 1, 16}, "units",
-       "Units gathered ahead of the one that computes; each costs a slot."},
-      {"parallel", "accumulate", one_of<kParallel, &ParallelSection::accumulate>({"reduce_each", "keep_full"}), "",
-       "With several micro-batches in a step: reduce_each adds every one's gradients to the shards; keep_full keeps whole "
-       "float32 gradients and reduces once a step, at 4 bytes per parameter on every rank."},
+       "Units (embedding, decoder blocks, head) whose weights are all-gathered ahead of the unit that computes. Each "
+       "takes the memory of one whole unit."},
+      {"parallel", "accumulate", one_of<kParallel, &ParallelSection::accumulate>(), "",
+       "How gradients are accumulated over the micro-batches of a step. reduce_each: every micro-batch is reduced into "
+       "the shards. keep_full: whole float32 gradients are accumulated and reduced once a step, at 4 bytes per "
+       "parameter on every rank."},
       {"parallel", "nccl_max_ctas", Integer{member<kParallel, &ParallelSection::nccl_max_ctas>, 0, 64}, "",
-       "Multiprocessors that one NCCL collective may take from the computation beside it. 0: NCCL decides."},
+       "Streaming multiprocessors that one NCCL collective may take from the computation it is overlapped with. 0: NCCL "
+       "decides."},
       {"parallel", "debug_checks", Boolean{member<kParallel, &ParallelSection::debug_checks>}, "",
-       "Compares checksums of every gathered unit between its uses, and makes an error of anything in a step for which the "
-       "host waits for the GPU. Costs time and memory."},
+       "Compare checksums of every gathered unit between its uses, and fail when the host synchronises with the GPU "
+       "within a step. Costs time and memory."},
       {"parallel", "timeout_s", Integer{member<kParallel, &ParallelSection::timeout_s>, 1, 86400}, "seconds",
-       "How long ranks wait for each other to arrive, and for a collective to end."},
+       "Timeout for the ranks to join each other, and for a collective to finish."},
   };
 }
 
-std::vector<Field> memory_fields() {
-  constexpr auto kMemory = &Config::memory;
+std::vector<Field> profile_fields() {
+  constexpr auto kProfile = &Config::profile;
   return {
-      {"memory", "activation", Text{member<kMemory, &MemorySection::activation>}, "",
-       "What each block keeps for its backward pass: keep (all of it), recompute (its input; the forward pass runs again), "
-       "offload (all of it, in host memory), offload_input (its input, in host memory), a list of runs in forward order "
-       "such as recompute*24,keep*8, or auto: the fastest mix that fits."},
-      {"memory", "optimizer", one_of<kMemory, &MemorySection::optimizer>({"device", "host"}), "",
-       "Where float32 master weights and moments lie. host: they pass through the device in pieces, "
-       "beside the next step's teacher."},
-      {"memory", "budget_gib", Real{member<kMemory, &MemorySection::budget_gib>, 0, kInf}, "GiB",
-       "What tensors may take on the device at the peak; auto plans for it. 0: all that the device has."},
-      {"memory", "limit_gib", Real{member<kMemory, &MemorySection::limit_gib>, 0, kInf}, "GiB",
-       "The allocator takes no more than this from the device; a request beyond it is out of memory. 0: no limit."},
-      {"memory", "on_overflow", one_of<kMemory, &MemorySection::on_overflow>({"refuse", "warn"}), "",
-       "When the plan does not fit: refuse to start, or warn and try anyway."},
-      {"memory", "machine", Text{member<kMemory, &MemorySection::machine>}, "file",
-       "Speeds that `distill plan --calibrate` measured. Empty: the built-in table."},
+      {"profile", "trace_steps", Integer{member<kProfile, &ProfileSection::trace_steps>, 0, 1000}, "steps",
+       "Steps that are recorded into run.dir/trace-rank<N>.json, a Chrome trace. 0: none."},
+      {"profile", "trace_start", Integer{member<kProfile, &ProfileSection::trace_start>, 1, kMaxSteps}, "",
+       "First step that is recorded, counted from 1."},
   };
 }
 
@@ -261,58 +299,36 @@ std::vector<Field> run_fields() {
   constexpr auto kRun = &Config::run;
   return {
       {"run", "dir", Text{member<kRun, &RunSection::dir>}, "folder",
-       "Run folder: resolved config, log, metrics, checkpoints, the trained model. Required."},
+       "Run folder. It receives the resolved configuration, the log, metrics, checkpoints and the trained model. "
+       "Required."},
       {"run", "log_every", Integer{member<kRun, &RunSection::log_every>, 1, kMaxSteps}, "steps",
-       "Steps between two lines of progress; metrics.jsonl has every step."},
-      {"run", "progress", one_of<kRun, &RunSection::progress>({"auto", "bar", "lines", "none"}), "",
-       "Progress on standard output. auto: a bar on a terminal, lines elsewhere."},
+       "Steps from one progress line to the next. metrics.jsonl has a line for every step."},
+      {"run", "progress", one_of<kRun, &RunSection::progress>(), "",
+       "How progress is shown on standard output. auto: a progress bar on a terminal, lines elsewhere."},
       {"run", "step_timeout_s", Integer{member<kRun, &RunSection::step_timeout_s>, 0, 31536000}, "seconds",
-       "A rank that is in one phase of a step (or in a save) for longer ends the run, with its place and the stacks of its "
-       "threads in stacks-rank<N>.txt. 0: no limit."},
+       "Watchdog timeout. A rank that stays in one phase of a step, or in a save, for longer ends the run; the error "
+       "names the phase, and stacks-rank<N>.txt has the stacks of all threads. 0: no timeout."},
       {"run", "grace_s", Integer{member<kRun, &RunSection::grace_s>, 0, 31536000}, "seconds",
-       "After SIGINT, SIGTERM or SIGUSR1 the run stops at the end of its step and saves. A rank that has not ended after "
-       "this long is ended all the same; the checkpoints before stay. 0: no limit."},
+       "After SIGINT, SIGTERM or SIGUSR1 the run finishes its step, saves and ends. A rank that has not ended after so "
+       "long is killed; earlier checkpoints are not touched. 0: no limit."},
   };
 }
 
 std::vector<Section> make_sections() {
-  constexpr auto kCheckpoint = &Config::checkpoint;
   return {
       {"student", "the model that is trained", model_fields<&Config::student>("student", {})},
-      {"teacher", "the frozen model it learns from", model_fields<&Config::teacher>("teacher", kTeacher)},
-      {"data", "token shards and how they become sequences", data_fields()},
+      {"teacher", "the frozen model that the student learns from", model_fields<&Config::teacher>("teacher", kTeacher)},
+      {"data", "token shards and how documents become sequences", data_fields()},
       {"loss", "hard_weight x cross-entropy + soft_weight x divergence, per token in nats", loss_fields()},
-      {"train", "length, batch and device of the run", train_fields()},
+      {"train", "length, batch, device and precision of the run", train_fields()},
       {"optimizer", "AdamW", optimizer_fields()},
       {"scheduler", "the learning rate over the run", scheduler_fields()},
-      {"eval", "evaluation during training, and of `distill eval`", eval_fields()},
-      {"checkpoint",
-       "training state for --resume",
-       {{"checkpoint", "every", Integer{member<kCheckpoint, &CheckpointSection::every>, 0, kMaxSteps}, "steps",
-         "Save every so many steps. 0: only at the end and when a signal stops the run."},
-        {"checkpoint", "keep", Integer{member<kCheckpoint, &CheckpointSection::keep>, 1, kMaxSteps}, "",
-         "How many of the newest checkpoints stay. One more is on the disk while the next one is written."},
-        {"checkpoint", "async", Boolean{member<kCheckpoint, &CheckpointSection::async>}, "",
-         "Copy the state to host memory (12 bytes for each parameter of this rank's shard) and write it while training goes "
-         "on. false: training waits until it is written."},
-        {"checkpoint", "on_error", one_of<kCheckpoint, &CheckpointSection::on_error>({"stop", "continue"}), "",
-         "When a save at checkpoint.every fails (full disk, folder gone): stop ends the run, continue warns and tries again "
-         "at the next one. The checkpoints before stay as they are; a save at the end or on a signal that fails is an error "
-         "always."},
-        {"checkpoint", "at_end", Boolean{member<kCheckpoint, &CheckpointSection::at_end>}, "",
-         "Write a checkpoint and the trained model when the run has done all its steps. false: for measurements."},
-        {"checkpoint", "model_dtype",
-         one_of<kCheckpoint, &CheckpointSection::model_dtype>({"auto", "float32", "bfloat16", "float16"}), "",
-         "Stored dtype of the trained model. auto: the one that student.path is stored in."}}},
-      {"memory", "what lies where, and what the backward pass keeps (docs/memory.md)", memory_fields()},
-      {"parallel", "ranks, and how models are spread over them", parallel_fields()},
-      {"profile",
-       "traces",
-       {{"profile", "trace_steps", Integer{member<&Config::profile, &ProfileSection::trace_steps>, 0, 1000}, "steps",
-         "Record so many steps into run.dir/trace-rank<N>.json, a Chrome trace. 0: none."},
-        {"profile", "trace_start", Integer{member<&Config::profile, &ProfileSection::trace_start>, 1, kMaxSteps}, "",
-         "The first step recorded, counted from 1."}}},
-      {"run", "the run folder and what is printed", run_fields()},
+      {"eval", "evaluation during training, and by `distill eval`", eval_fields()},
+      {"checkpoint", "saved training state, for --resume", checkpoint_fields()},
+      {"memory", "where tensors are stored, and what is saved for the backward pass (docs/memory.md)", memory_fields()},
+      {"parallel", "ranks, and how the models are sharded over them (docs/ranks.md)", parallel_fields()},
+      {"profile", "traces of single steps", profile_fields()},
+      {"run", "the run folder, and what is printed", run_fields()},
   };
 }
 

@@ -6,7 +6,8 @@
 
 namespace distill::config {
 
-LoadResult load(const std::string& path, absl::Span<const std::string> overrides, Purpose purpose, int64_t ranks) {
+absl::StatusOr<Config> load(
+    const std::string& path, absl::Span<const std::string> overrides, Purpose purpose, int64_t ranks) {
   ReadResult read = read_file(path, overrides);
   std::vector<Problem> problems = std::move(read.problems);
   const CheckContext context{path, purpose, read.origins, suspect_keys(problems), ranks};
@@ -15,7 +16,10 @@ LoadResult load(const std::string& path, absl::Span<const std::string> overrides
       problems.push_back(std::move(problem));
     }
   }
-  return {std::move(read.config), std::move(problems)};
+  if (!problems.empty()) {
+    return absl::InvalidArgumentError(report(problems));
+  }
+  return std::move(read.config);
 }
 
 } // namespace distill::config

@@ -10,7 +10,7 @@ namespace distill::config {
 
 namespace {
 
-// A decimal number taken apart: value = sign digits * 10^exponent.
+// A parsed decimal number: value = sign digits * 10^exponent.
 struct Decimal {
   bool negative = false;
   std::string digits; // without leading zeros

@@ -7,12 +7,13 @@
 
 namespace distill::config {
 
-// Numbers as a YAML scalar writes them. On failure `why` says what the text is instead: "text", "a fraction", ....
+// Parse the text of a YAML scalar. For other texts they return nullopt and set `why` to what the text is: "text", "a
+// fraction", ....
 
-// Decimal, with underscores between digits and with an exponent where the result is whole: 1_000_000, 1e9, 2.5e3.
+// A whole decimal number; underscores between digits and an exponent are allowed: 1_000_000, 1e9, 2.5e3.
 std::optional<int64_t> parse_integer(std::string_view text, std::string* why);
 
-// Decimal and finite.
+// A finite decimal number, in the same notation.
 std::optional<double> parse_real(std::string_view text, std::string* why);
 
 } // namespace distill::config

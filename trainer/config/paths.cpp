@@ -5,6 +5,8 @@
 
 #include <filesystem>
 
+#include "data/shard_format.h"
+
 namespace distill::config {
 
 namespace {
@@ -88,8 +90,8 @@ class Paths {
       } else if (!is_there(folder / "config.json")) {
         fail(key, key, "a Hugging Face folder with config.json", absl::StrCat("none in ", model.path));
       } else if (
-          model.init == "pretrained" && context_.purpose != Purpose::kPlan && !is_there(folder / "model.safetensors") &&
-          !is_there(folder / "model.safetensors.index.json")) {
+          model.init == ModelInit::kPretrained && context_.purpose != Purpose::kPlan &&
+          !is_there(folder / "model.safetensors") && !is_there(folder / "model.safetensors.index.json")) {
         fail(
             key, key, "model.safetensors or model.safetensors.index.json", absl::StrCat("neither in ", model.path),
             has_file_with_extension(folder, ".bin")
@@ -114,9 +116,9 @@ class Paths {
       const std::string item = sets.size() == 1 ? key : absl::StrCat(key, "[", i, "]");
       const std::string& path = sets[i].path;
       if (check_exists(key, item, "a token shard or a folder of them", path) && is_folder(path) &&
-          !has_file_with_extension(path, kShardExtension)) {
+          !has_file_with_extension(path, data::kShardExtension)) {
         fail(
-            key, item, "a folder of token shards", absl::StrCat("no *", kShardExtension, " in ", path),
+            key, item, "a folder of token shards", absl::StrCat("no *", data::kShardExtension, " in ", path),
             "scripts/tokenize.py writes token shards");
       }
     }

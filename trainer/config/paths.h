@@ -6,11 +6,8 @@
 
 namespace distill::config {
 
-// What the names of token shards end in.
-inline constexpr char kShardExtension[] = ".dtok";
-
-// Whether the files that the configuration names exist and are of the right kind: model folders with config.json and
-// weights, tokenizers, token shards. Their content is not read.
+// Checks that the files and folders which the configuration names exist and are of the right kind: model folders with
+// config.json and weights, tokenizers, token shards. Their content is not read.
 std::vector<Problem> check_paths(const Config& config, const CheckContext& context);
 
 } // namespace distill::config

@@ -8,7 +8,7 @@
 
 namespace distill::config {
 
-// Something wrong with the configuration, in words for its author.
+// A mistake in the configuration, for its author to read.
 struct Problem {
   std::string file; // the file's path; "--set" for an override
   int64_t line = 0; // 1-based; 0: none
@@ -18,13 +18,13 @@ struct Problem {
   std::string hint; // empty: none
 };
 
-// "FILE:LINE: KEY: expected ..., found ..." and the hint on a line of its own.
+// "FILE:LINE: KEY: expected ..., found ...", and the hint on a line of its own.
 std::string format(const Problem& problem);
 
-// All problems, one after the other, under a line that counts them.
+// All problems below a line with their number.
 std::string report(absl::Span<const Problem> problems);
 
-// Where a key got its value. Keys that keep their default have none.
+// Where the value of a key was given. Keys that were not given have no origin.
 struct Origin {
   std::string file; // as Problem::file
   int64_t line = 0;

@@ -29,11 +29,11 @@ struct Pair {
   YAML::Node value;
 };
 
-constexpr size_t kMaxMerged = 10000; // pairs that `<<` brings into one mapping
+constexpr size_t kMaxMerged = 10000; // pairs that merge keys add to one mapping
 
-// The pairs of a mapping as written, duplicates included. `<<` merges other mappings in, where the mapping itself does
-// not have the key; nothing where that would bring in more than kMaxMerged, which a few lines of aliases to aliases
-// can.
+// The pairs of a mapping as written, duplicates included. A merge key `<<` adds the pairs of other mappings whose keys
+// the mapping itself does not have. nullopt: it would add more than kMaxMerged pairs, which a few lines of aliases to
+// aliases can.
 class Pairs {
  public:
   static std::optional<std::vector<Pair>> of(const YAML::Node& map) {
@@ -81,7 +81,7 @@ class Pairs {
   size_t merged_ = 0;
 };
 
-// Where documents begin, and nothing else.
+// Records where documents begin.
 class DocumentStarts : public YAML::EventHandler {
  public:
   void OnDocumentStart(const YAML::Mark& mark) override {
@@ -100,13 +100,13 @@ class DocumentStarts : public YAML::EventHandler {
 };
 
 struct Document {
-  YAML::Node root; // null: an empty text
-  std::string error; // empty: it parses
-  int64_t line = 0; // of the error, 0: unknown
+  YAML::Node root; // null: the text is empty
+  std::string error; // empty: the text parses
+  int64_t line = 0; // of the error; 0: unknown
 };
 
-// The one document of a text. YAML::LoadAll would show a second one, but it never ends, and takes all memory, on a text
-// such as ", a": the parser finds a document that consumes nothing, again and again.
+// Loads a text of one document. YAML::LoadAll would find a second document, but on a text such as ", a" it never
+// returns and takes all memory: the parser finds an empty document at the same position again and again.
 Document load_document(const std::string& text) {
   Document document;
   try {
@@ -147,7 +147,7 @@ class Reader {
   void read_document(const YAML::Node& root);
   void read_section(const Section& section, const YAML::Node& node, int64_t line);
   void unknown_key(const std::string& section, const std::string& name, int64_t line);
-  // False, with a problem, when the key was given before.
+  // False, with a problem, if the key was given before.
   bool first_of_its_name(const std::string& key, int64_t line);
 
   std::string file_;
@@ -155,7 +155,7 @@ class Reader {
   ReadResult result_;
 };
 
-// What yaml-cpp reads in a way that nobody means.
+// False, with a problem, for texts that yaml-cpp accepts and reads as nobody means them.
 bool Reader::check_characters(std::string_view yaml) {
   if (yaml.find('\0') != std::string_view::npos) {
     fail(0, "", "a YAML text", "a binary file");
@@ -214,7 +214,7 @@ void Reader::read_document(const YAML::Node& root) {
 
 void Reader::read_section(const Section& section, const YAML::Node& node, int64_t line) {
   if (node.IsNull()) {
-    return; // everything in it is commented out
+    return; // all its keys are commented out
   }
   if (!node.IsMap()) {
     fail(line, section.name, "a mapping of keys", describe(node));

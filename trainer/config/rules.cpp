@@ -5,13 +5,12 @@
 #include <algorithm>
 
 #include "trainer/config/field.h"
-#include "trainer/models/activation_policy.h"
 
 namespace distill::config {
 
 namespace {
 
-// One section's rules after the other, over one list of problems.
+// Collects the problems of all rules.
 class Rules {
  public:
   Rules(const Config& config, const CheckContext& context) : config_(config), context_(context) {}
@@ -20,7 +19,6 @@ class Rules {
     switched_off_keys();
     required();
     loss();
-    memory();
     if (training()) {
       length_and_batch();
       mesh();
@@ -80,7 +78,7 @@ class Rules {
     const bool soft = loss.divergence != losses::Divergence::kNone && loss.soft_weight > 0;
     const std::string weights = absl::StrCat(
         "hard_weight ", loss.hard_weight, ", soft_weight ", loss.soft_weight, ", divergence ",
-        to_yaml(*find_field("loss.divergence"), config_));
+        base::enum_name(loss.divergence));
     if (!soft && loss.hard_weight == 0) {
       fail(
           {"loss.hard_weight", "loss.soft_weight", "loss.divergence"}, "a loss that is not zero everywhere", weights,
@@ -96,16 +94,6 @@ class Rules {
       fail(
           {"loss.min_chunk_size", "loss.chunk_size"}, absl::StrCat("at most loss.chunk_size, ", chunks.chunk_size),
           absl::StrCat(chunks.min_chunk_size));
-    }
-  }
-
-  void memory() {
-    const std::string& activation = config_.memory.activation;
-    if (activation != "auto" && !models::check_policies(activation).ok()) {
-      fail(
-          {"memory.activation"},
-          "auto, keep, recompute, offload, offload_input, or a list of them such as recompute*24,keep*8",
-          absl::StrCat("\"", activation, "\""));
     }
   }
 
@@ -126,8 +114,8 @@ class Rules {
     }
   }
 
-  // The ranks are shard x replicate, and each takes an equal part of the global batch. A number of ranks that only the
-  // machine knows, one for each visible GPU, is checked when they join.
+  // The number of ranks is shard x replicate, and each rank takes an equal part of the global batch. Where it is the
+  // number of visible GPUs, it is not known here and is checked when the ranks join.
   void mesh() {
     const ParallelSection& parallel = config_.parallel;
     const int64_t micro = config_.train.micro_batch_size;
@@ -154,7 +142,7 @@ class Rules {
       }
       ranks = product;
     }
-    // Where the number of ranks is not known, it is a multiple of parallel.replicate.
+    // An unknown number of ranks is a multiple of parallel.replicate.
     const int64_t at_once = (ranks > 0 ? ranks : parallel.replicate) * micro;
     const int64_t global = config_.train.global_batch_size;
     if (global % micro == 0 && global % at_once != 0) {
@@ -184,7 +172,7 @@ class Rules {
       fail(
           with("scheduler.warmup_steps"), absl::StrCat("fewer than the run's ", steps, " steps"),
           absl::StrCat(scheduler.warmup_steps));
-    } else if (scheduler.type == "wsd" && scheduler.warmup_steps + scheduler.decay_steps > steps) {
+    } else if (scheduler.type == LrSchedule::kWsd && scheduler.warmup_steps + scheduler.decay_steps > steps) {
       fail(
           with("scheduler.decay_steps"),
           absl::StrCat(
@@ -218,7 +206,7 @@ std::set<std::string, std::less<>> suspect_keys(const std::vector<Problem>& prob
   std::set<std::string, std::less<>> keys;
   for (const Problem& problem : problems) {
     keys.insert(problem.key.substr(0, problem.key.find('[')));
-    // "data.train.weight" of a single mapping is about data.train.
+    // A problem of data.train.weight concerns data.train.
     for (const Section& section : sections()) {
       for (const Field& field : section.fields) {
         const std::string key = field.key();

@@ -11,21 +11,23 @@
 namespace distill::config {
 
 struct CheckContext {
-  std::string file; // the configuration's, for keys that have no origin of their own
+  std::string file; // of the configuration, for problems of keys that were not given
   Purpose purpose = Purpose::kTrain;
   Origins origins;
-  std::set<std::string, std::less<>> suspect; // keys whose value is not what the author wrote: rules skip them
-  int64_t ranks = 0; // that a launcher started; 0: none did
+  std::set<std::string, std::less<>>
+      suspect; // keys whose value is not what the author meant; no rule is checked on them
+  int64_t ranks = 0; // that a launcher has started; 0: none has
 };
 
-// Keys that a reader's problems are about, and those it took misspelt keys for.
+// The keys that the reader's problems are about, and the keys that misspelt keys probably stand for.
 std::set<std::string, std::less<>> suspect_keys(const std::vector<Problem>& problems);
 
-// A problem whose place is that of the first of `keys` that was given; nothing when one of them is suspect.
+// Appends the problem, with file and line of the first of `keys` that was given. Does nothing if one of them is
+// suspect.
 void add_problem(
     const CheckContext& context, std::vector<std::string> keys, Problem problem, std::vector<Problem>* problems);
 
-// The rules between keys. Ranges of single keys are checked when they are read.
+// Checks the rules between keys. The ranges of single keys are checked when they are read.
 std::vector<Problem> check_rules(const Config& config, const CheckContext& context);
 
 // Optimizer steps of the run: train.steps, or train.tokens divided by the tokens of a global batch, rounded up.

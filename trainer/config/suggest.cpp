@@ -18,7 +18,7 @@ namespace distill::config {
 
 namespace {
 
-// Names of the same thing in other trainers.
+// What other trainers call a key, and our key.
 constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"learning_rate", "optimizer.lr"},
     {"max_lr", "optimizer.lr"},
@@ -75,7 +75,7 @@ constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"kl_type", "loss.divergence"},
     {"temp", "loss.temperature"},
     {"chunk", "loss.chunk_size"},
-    // Values of choices.
+    // What other trainers call a value of a choice, and our value.
     {"kl", "forward_kl"},
     {"fkl", "forward_kl"},
     {"rkl", "reverse_kl"},
@@ -94,12 +94,12 @@ constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"checkpoint", "recompute"},
 };
 
-// How far off a name of this length may be.
+// The edit distance up to which a name of this length is suggested.
 size_t tolerance(std::string_view name) {
   return std::max<size_t>(1, name.size() / 3);
 }
 
-// The letters, digits and others that a name holds, as bits.
+// The set of characters of a name, as bits.
 uint64_t letters(std::string_view name) {
   uint64_t bits = 0;
   for (const char c : name) {
@@ -112,7 +112,7 @@ uint64_t letters(std::string_view name) {
 
 size_t edit_distance(std::string_view a, std::string_view b, size_t limit) {
   const uint64_t in_a = letters(a), in_b = letters(b);
-  // Each letter too many, and each that stands in one alone, costs an edit.
+  // A lower bound: every character that only one of the names has costs an edit, as does every difference in length.
   const auto least = static_cast<size_t>(std::max(std::popcount(in_a & ~in_b), std::popcount(in_b & ~in_a)));
   if (std::max(least, std::max(a.size(), b.size()) - std::min(a.size(), b.size())) > limit) {
     return limit + 1;
@@ -135,7 +135,7 @@ size_t edit_distance(std::string_view a, std::string_view b, size_t limit) {
       }
       best = std::min(best, row[j]);
     }
-    if (best > limit + 1) { // a swap takes one off the row before
+    if (best > limit + 1) { // + 1: a swap continues from the row before the last
       return limit + 1;
     }
   }
@@ -152,7 +152,7 @@ std::string closest_key(const std::string& section, const std::string& raw_name)
   }
   std::string best;
   size_t best_distance = std::numeric_limits<size_t>::max();
-  // A name that is closer to what was `written` than those before it.
+  // Takes the key if its name is closer to what was `written` than all names so far.
   const auto offer = [&](const std::string& written, const std::string& name_there, const std::string& key,
                          size_t limit) {
     if (best_distance == 0) {
@@ -166,7 +166,7 @@ std::string closest_key(const std::string& section, const std::string& raw_name)
     }
   };
   const std::string whole = absl::StrCat(section, ".", name);
-  // Same section first, so that ties go to it; elsewhere only an almost exact name counts.
+  // Keys of the same section first, so that they win ties; in other sections only an almost exact name is suggested.
   for (const Section& candidate : sections()) {
     for (const Field& field : candidate.fields) {
       if (candidate.name == section) {

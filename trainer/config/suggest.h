@@ -7,15 +7,16 @@
 
 namespace distill::config {
 
-// The key that the author of an unknown one probably meant, dotted, or just a section's name; empty: no idea.
-// `section` is where the name stands: empty at the top of the file. Knows the names that other trainers use.
+// The key that the author of the unknown key `name` probably meant, as "section.key", or the name of a section; empty:
+// no suggestion. `section` is the section that the key was found in; empty: the top level. Names that other trainers
+// use are known.
 std::string closest_key(const std::string& section, const std::string& name);
 
-// The same among the names of a choice.
+// The one of `names`, the values of a choice, that was probably meant; empty: no suggestion.
 std::string closest_name(const std::string& name, absl::Span<const std::string> names);
 
-// Insertions, deletions, substitutions and swaps of neighbours that turn one into the other. Where these are more than
-// `limit`, some number above it: most names are told apart without comparing them letter by letter.
+// The least number of insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b`. Some number
+// above `limit` if it exceeds `limit`, which is usually found without comparing letter by letter.
 size_t edit_distance(std::string_view a, std::string_view b, size_t limit);
 
 } // namespace distill::config

@@ -12,12 +12,12 @@ namespace {
 
 constexpr size_t kMaxShown = 60;
 
-// yaml-cpp tags quoted scalars "!" and plain ones "?".
+// yaml-cpp tags quoted scalars with "!" and plain scalars with "?".
 bool is_quoted(const YAML::Node& node) {
   return node.IsScalar() && node.Tag() == "!";
 }
 
-// One value on its way into one field.
+// Assigns one node to one field.
 class Assignment {
  public:
   Assignment(
@@ -72,7 +72,7 @@ class Assignment {
     }
   }
 
-  // Nothing stands for the empty text: `teacher: {path: }` is "no teacher".
+  // A missing value is the empty text: `teacher: {path: }` means no teacher.
   void operator()(const Text& kind) {
     if (node_.IsNull()) {
       kind.value(config_).clear();
@@ -100,6 +100,15 @@ class Assignment {
     fail(describe(node_), close.empty() ? "" : absl::StrCat("did you mean ", close, "?"));
   }
 
+  void operator()(const ActivationPolicies& kind) {
+    const auto activation = node_.IsScalar() ? parse_activation(node_.Scalar()) : std::nullopt;
+    if (!activation) {
+      fail(describe(node_));
+      return;
+    }
+    kind.value(config_) = *activation;
+  }
+
   void operator()(const DataSets& kind) {
     std::vector<DataSet> sets;
     const size_t before = problems_.size();
@@ -116,7 +125,7 @@ class Assignment {
   }
 
  private:
-  // Null, with a problem, unless the node is a scalar without quotes.
+  // The text of a scalar without quotes; null, with a problem, for other nodes.
   const std::string* plain_scalar() {
     if (!node_.IsScalar() || is_quoted(node_)) {
       fail(describe(node_), node_.IsScalar() ? "quotes make it a text: write the value without them" : "");
@@ -132,7 +141,8 @@ class Assignment {
   void fail_at(
       const YAML::Node& node, std::string key, std::string expected, std::string found, std::string hint = "") {
     Problem problem = place_;
-    // A list may go over several lines. An alias carries the anchor's line, an override none.
+    // The node of a long list may be on a later line than the key. An alias has the line of its anchor, an override
+    // none.
     if (problem.line > 0 && node.Mark().line >= problem.line) {
       problem.line = node.Mark().line + 1;
     }

@@ -10,10 +10,11 @@
 
 namespace distill::config {
 
-// A node in words, for "found ...": "\"abc\"", "1.5", "a list", "nothing".
+// The node after "found": "\"abc\"", "1.5", "a list", "nothing".
 std::string describe(const YAML::Node& node);
 
-// Writes the node's value into the field's member, or appends what is wrong with it. `place` gives file, line and key.
+// Sets the field's member of `config` to the node's value, or appends a problem. `place` has the problem's file, line
+// and key.
 void assign(
     const Field& field, const YAML::Node& node, const Problem& place, Config& config, std::vector<Problem>& problems);
 

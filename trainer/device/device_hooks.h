@@ -8,6 +8,30 @@
 // What only CUDA can do: device_hooks_cuda.cpp or device_hooks_no_cuda.cpp.
 namespace distill::device {
 
+int64_t cuda_device_count(); // visible ones; 0 in a build without CUDA
+
+struct GpuProperties {
+  std::string name;
+  int64_t memory_bytes = 0;
+};
+GpuProperties gpu_properties(at::Device device);
+
+// Waits until the device has finished all queued work. Nothing on the CPU.
+void synchronize(at::Device device);
+
+// While an active object exists, anything that makes the host wait for a GPU throws c10::Error, as far as libtorch
+// knows of it.
+class ForbidSynchronization {
+ public:
+  explicit ForbidSynchronization(bool active);
+  ~ForbidSynchronization();
+  ForbidSynchronization(const ForbidSynchronization&) = delete;
+  ForbidSynchronization& operator=(const ForbidSynchronization&) = delete;
+
+ private:
+  bool active_;
+};
+
 // The device's allocator reports to hooks:: (memory_tracker.h) from now on, failed requests included.
 void hook_device_allocator(at::Device device);
 

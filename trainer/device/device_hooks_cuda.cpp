@@ -1,5 +1,6 @@
 #include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/cuda/memory_snapshot.h>
 
@@ -11,6 +12,35 @@
 namespace distill::device {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
+
+int64_t cuda_device_count() {
+  return c10::cuda::device_count();
+}
+
+GpuProperties gpu_properties(at::Device device) {
+  cudaDeviceProp properties{};
+  C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
+  return {properties.name, static_cast<int64_t>(properties.totalGlobalMem)};
+}
+
+void synchronize(at::Device device) {
+  if (device.is_cuda()) {
+    const c10::cuda::CUDAGuard guard(device.index());
+    c10::cuda::device_synchronize();
+  }
+}
+
+ForbidSynchronization::ForbidSynchronization(bool active) : active_(active) {
+  if (active_) {
+    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
+  }
+}
+
+ForbidSynchronization::~ForbidSynchronization() {
+  if (active_) {
+    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+  }
+}
 
 void hook_device_allocator(at::Device device) {
   at::globalContext().lazyInitDevice(at::kCUDA); // before it there is no allocator to hook

@@ -3,6 +3,16 @@
 // A build without CUDA has no device but the CPU, for which there is nothing to do.
 namespace distill::device {
 
+int64_t cuda_device_count() {
+  return 0;
+}
+GpuProperties gpu_properties(at::Device device) {
+  TORCH_CHECK(false, "this build has no CUDA: ", device, " is not there");
+}
+void synchronize(at::Device) {}
+ForbidSynchronization::ForbidSynchronization(bool active) : active_(active) {}
+ForbidSynchronization::~ForbidSynchronization() = default;
+
 void hook_device_allocator(at::Device device) {
   TORCH_CHECK(device.is_cpu(), "this build has no CUDA: ", device, " cannot be tracked");
 }

@@ -8,11 +8,11 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <thread>
 
 #include "trainer/device/device_hooks.h"
+#include "trainer/device/host_memory.h"
 #include "trainer/device/memory_use.h"
 #include "trainer/device/simulation.h"
 
@@ -20,54 +20,6 @@ namespace distill::device {
 namespace {
 
 constexpr int64_t kPage = 4096;
-
-// The number in a file of one line; nullopt for "max", or where there is no such file.
-std::optional<int64_t> read_number(const std::string& path) {
-  std::ifstream file(path);
-  int64_t value = 0;
-  return file >> value ? std::optional(value) : std::nullopt;
-}
-
-int64_t system_available() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string key; file >> key;) {
-    int64_t kib = 0;
-    if (key == "MemAvailable:" && file >> kib) {
-      return kib * 1024;
-    }
-    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return std::numeric_limits<int64_t>::max();
-}
-
-// The value of a line "key 123"; 0 where there is none.
-int64_t read_statistic(const std::string& path, const std::string& key) {
-  std::ifstream file(path);
-  int64_t value = 0;
-  for (std::string name; file >> name >> value;) {
-    if (name == key) {
-      return value;
-    }
-  }
-  return 0;
-}
-
-// Room under the control group's limit, version 2 or 1.
-std::optional<int64_t> group_available() {
-  constexpr std::array<const char*, 4> kFiles[] = {
-      {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "inactive_file"},
-      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-       "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file"}};
-  for (const auto& [limit_file, usage_file, statistics_file, cache_key] : kFiles) {
-    const int64_t reclaimable = read_statistic(statistics_file, cache_key); // pages of files read once
-    const auto limit = read_number(limit_file);
-    const auto usage = read_number(usage_file);
-    if (limit && usage) {
-      return *limit - *usage + reclaimable;
-    }
-  }
-  return std::nullopt;
-}
 
 // Pages that are not touched yet come from this node where it has room (libnuma's mbind, without the library).
 void prefer_node(void* data, int64_t bytes, int node) {
@@ -96,10 +48,6 @@ void touch(char* data, int64_t bytes) {
 }
 
 } // namespace
-
-int64_t available_host_bytes() {
-  return std::min(system_available(), group_available().value_or(std::numeric_limits<int64_t>::max()));
-}
 
 void copy_on_host(void* to, const void* from, int64_t bytes) {
   if (bytes == 0) {

@@ -8,10 +8,6 @@
 
 namespace distill::device {
 
-// Host memory that this process may still take: what the system says is available, or less where a control group sets
-// a limit.
-int64_t available_host_bytes();
-
 // Copies host memory, by several threads where it is large: one alone has a fraction of the host's bandwidth.
 void copy_on_host(void* to, const void* from, int64_t bytes);
 

@@ -7,23 +7,25 @@
 
 #include <cstdlib>
 
+#include "data/base/status_macros.h"
+
 namespace distill::launch {
 namespace {
 
-// How one launcher names its variables. A launcher is recognised by its rank and size.
-struct Launcher {
-  const char* name;
+// The variables of one launcher. It is recognised by its rank and size.
+struct Variables {
+  Launcher launcher;
   const char* rank;
   const char* size;
   const char* local_rank;
   const char* local_size;
 };
-constexpr Launcher kLaunchers[] = {
-    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
-    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+constexpr Variables kLaunchers[] = {
+    {Launcher::kTorchrun, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {Launcher::kSlurm, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
+    {Launcher::kOpenMpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {Launcher::kPmi, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
 };
 
 absl::StatusOr<int64_t> integer(const Environ& environ, const char* name, int64_t min, int64_t max) {
@@ -34,6 +36,34 @@ absl::StatusOr<int64_t> integer(const Environ& environ, const char* name, int64_
         "environment variable ", name, ": expected an integer from ", min, " to ", max, ", found '", text, "'"));
   }
   return value;
+}
+
+// Rank, size and GPU as one launcher's variables say.
+absl::StatusOr<RankInfo> read_variables(const Environ& environ, const Variables& names) {
+  constexpr int64_t kMaxRanks = 1 << 20;
+  RankInfo info;
+  info.launcher = names.launcher;
+  ASSIGN_OR_RETURN(info.world_size, integer(environ, names.size, 1, kMaxRanks));
+  ASSIGN_OR_RETURN(info.rank, integer(environ, names.rank, 0, info.world_size - 1));
+  info.local_rank = info.rank;
+  info.local_world_size = info.world_size;
+  if (environ(names.local_rank)) {
+    ASSIGN_OR_RETURN(info.local_rank, integer(environ, names.local_rank, 0, info.world_size - 1));
+  }
+  if (environ(names.local_size)) {
+    ASSIGN_OR_RETURN(info.local_world_size, integer(environ, names.local_size, 0, info.world_size));
+  }
+  if (info.launcher == Launcher::kSlurm) { // SLURM_NTASKS_PER_NODE is what was requested; nodes may have fewer tasks
+    int64_t node = 0;
+    const auto tasks = environ("SLURM_STEP_TASKS_PER_NODE");
+    if (tasks && absl::SimpleAtoi(environ("SLURM_NODEID").value_or(""), &node)) {
+      info.local_world_size = slurm_tasks_on_node(*tasks, node).value_or(info.local_world_size);
+    }
+  }
+  const std::string visible = environ("CUDA_VISIBLE_DEVICES").value_or("");
+  const bool sees_one = !visible.empty() && visible.find(',') == std::string::npos;
+  info.local_gpu = sees_one && info.launcher != Launcher::kTorchrun ? 0 : info.local_rank;
+  return info;
 }
 
 } // namespace
@@ -81,47 +111,12 @@ std::string first_slurm_host(const std::string& node_list) {
 }
 
 absl::StatusOr<RankInfo> detect_ranks(const Environ& environ) {
-  constexpr int64_t kMaxRanks = 1 << 20;
   RankInfo info;
-  for (const Launcher& launcher : kLaunchers) {
-    if (!environ(launcher.rank) || !environ(launcher.size)) {
-      continue;
+  for (const Variables& names : kLaunchers) {
+    if (environ(names.rank) && environ(names.size)) {
+      ASSIGN_OR_RETURN(info, read_variables(environ, names));
+      break;
     }
-    const auto size = integer(environ, launcher.size, 1, kMaxRanks);
-    if (!size.ok()) {
-      return size.status();
-    }
-    const auto rank = integer(environ, launcher.rank, 0, *size - 1);
-    if (!rank.ok()) {
-      return rank.status();
-    }
-    info.launcher = launcher.name;
-    info.rank = *rank;
-    info.world_size = *size;
-    info.local_rank = *rank;
-    info.local_world_size = *size;
-    for (const auto& [name, value, max] :
-         {std::tuple(launcher.local_rank, &info.local_rank, *size - 1),
-          std::tuple(launcher.local_size, &info.local_world_size, *size)}) {
-      if (environ(name)) {
-        const auto read = integer(environ, name, 0, max);
-        if (!read.ok()) {
-          return read.status();
-        }
-        *value = *read;
-      }
-    }
-    if (info.launcher == "Slurm") { // the number that was asked for, if any, is not that of every node
-      int64_t node = 0;
-      const auto tasks = environ("SLURM_STEP_TASKS_PER_NODE");
-      if (tasks && absl::SimpleAtoi(environ("SLURM_NODEID").value_or(""), &node)) {
-        info.local_world_size = slurm_tasks_on_node(*tasks, node).value_or(info.local_world_size);
-      }
-    }
-    const std::string visible = environ("CUDA_VISIBLE_DEVICES").value_or("");
-    const bool sees_one = !visible.empty() && visible.find(',') == std::string::npos;
-    info.local_gpu = sees_one && info.launcher != "torchrun" ? 0 : info.local_rank;
-    break;
   }
   if (const auto descriptor = environ(kListenFdVariable); descriptor && info.rank == 0) {
     absl::SimpleAtoi(*descriptor, &info.master_listen_fd);
@@ -129,20 +124,15 @@ absl::StatusOr<RankInfo> detect_ranks(const Environ& environ) {
   if (const auto address = environ("MASTER_ADDR")) {
     info.master_addr = *address;
   } else if (info.world_size > info.local_world_size) {
-    const std::string host = first_slurm_host(environ("SLURM_NODELIST").value_or(""));
-    if (host.empty()) {
+    info.master_addr = first_slurm_host(environ("SLURM_NODELIST").value_or(""));
+    if (info.master_addr.empty()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "environment variable MASTER_ADDR is not set, but the ", info.world_size, " ranks of ", info.launcher,
-          " are on several nodes; set it to the host of rank 0"));
+          "environment variable MASTER_ADDR is not set, but the ", info.world_size, " ranks of ",
+          base::enum_name(info.launcher), " are on several nodes; set it to the host of rank 0"));
     }
-    info.master_addr = host;
   }
   if (environ("MASTER_PORT")) {
-    const auto port = integer(environ, "MASTER_PORT", 1, 65535);
-    if (!port.ok()) {
-      return port.status();
-    }
-    info.master_port = *port;
+    ASSIGN_OR_RETURN(info.master_port, integer(environ, "MASTER_PORT", 1, 65535));
   }
   return info;
 }

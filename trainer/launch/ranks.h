@@ -7,46 +7,60 @@
 #include <optional>
 #include <string>
 
+#include "data/base/enum_names.h"
+
 namespace distill::launch {
 
-// Which process of the job this is.
+// What started this process as one rank of many.
+enum class Launcher {
+  kNone, // a single process, which may start its own ranks
+  kTorchrun,
+  kSlurm,
+  kOpenMpi,
+  kPmi,
+};
+constexpr auto enum_names(Launcher) {
+  return base::names_of<Launcher>("a single process", "torchrun", "Slurm", "Open MPI", "PMI");
+}
+
+// This process's place among the ranks of the job. A command reads it once and hands it down.
 struct RankInfo {
   int64_t rank = 0;
   int64_t world_size = 1;
-  int64_t local_rank = 0; // on its node
-  int64_t local_gpu = 0; // the one it takes, of those that it sees
-  int64_t local_world_size = 1;
+  int64_t local_rank = 0; // on this node
+  int64_t local_gpu = 0; // index of the rank's GPU among the visible ones
+  int64_t local_world_size = 1; // ranks on this node
   std::string master_addr = "127.0.0.1"; // where rank 0 listens
   int64_t master_port = 29500;
-  int master_listen_fd = -1; // rank 0: a socket bound to the port, handed over by its parent; -1: none
-  std::string launcher = "single process"; // torchrun | Slurm | Open MPI | PMI | single process
+  int master_listen_fd = -1; // rank 0: a socket bound to the port, inherited from the parent process; -1: none
+  Launcher launcher = Launcher::kNone;
 
-  // How many ranks a launcher has started; 0: none has, the process may start its own.
+  // Number of ranks that a launcher has started; 0: none has.
   int64_t launched() const {
-    return launcher == "single process" ? 0 : world_size;
+    return launcher == Launcher::kNone ? 0 : world_size;
   }
 };
 
-// An environment variable's value; nullopt: not set.
+// Returns the value of an environment variable; nullopt: it is not set.
 using Environ = std::function<std::optional<std::string>(const char* name)>;
 Environ process_environ();
 
-// Reads the variables that torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Slurm
-// (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE with SLURM_NODEID, or SLURM_NTASKS_PER_NODE,
-// SLURM_NODELIST), Open MPI (OMPI_COMM_WORLD_*) and
-// PMI (PMI_RANK, PMI_SIZE, MPI_LOCALRANKID) set, in this order; with none of them, a single process. MASTER_ADDR and
-// MASTER_PORT apply to all of them; Slurm's first host stands in where MASTER_ADDR is not set. InvalidArgument names
-// the variable, what was expected and what was found. A rank takes the GPU of its local rank, or where Slurm or MPI
-// lets it see one alone (CUDA_VISIBLE_DEVICES), that one.
+// Reads the variables of the first of these launchers whose rank and size are set: torchrun (RANK, WORLD_SIZE,
+// LOCAL_RANK, LOCAL_WORLD_SIZE), Slurm (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE with
+// SLURM_NODEID, or SLURM_NTASKS_PER_NODE), Open MPI (OMPI_COMM_WORLD_*), PMI (PMI_RANK, PMI_SIZE, MPI_LOCALRANKID,
+// MPI_LOCALNRANKS). MASTER_ADDR and MASTER_PORT apply to all of them; without MASTER_ADDR, the first host of
+// SLURM_NODELIST does. A rank's GPU is the one of its local rank, or the only visible one where Slurm or MPI restricts
+// the rank to one GPU (CUDA_VISIBLE_DEVICES). InvalidArgument names the variable, what was expected and what was found.
 absl::StatusOr<RankInfo> detect_ranks(const Environ& environ);
 
-// The environment variable through which a parent hands over RankInfo::master_listen_fd.
+// The environment variable through which a parent process hands RankInfo::master_listen_fd down to rank 0.
 constexpr const char* kListenFdVariable = "DISTILL_MASTER_LISTEN_FD";
 
-// Tasks on a node, from what Slurm says of all nodes: "8(x2),4" is 8, 8 and 4. nullopt where it cannot be read.
+// Tasks on node number `node`, from Slurm's list for all nodes: "8(x2),4" stands for 8, 8 and 4 tasks. nullopt: the
+// list cannot be parsed, or has no such node.
 std::optional<int64_t> slurm_tasks_on_node(const std::string& tasks_per_node, int64_t node);
 
-// First host of a Slurm node list: "node[007-009,12],gpu3" gives "node007". Empty where it cannot be read.
+// First host of a Slurm node list: "node[007-009,12],gpu3" gives "node007". Empty: the list cannot be parsed.
 std::string first_slurm_host(const std::string& node_list);
 
 } // namespace distill::launch

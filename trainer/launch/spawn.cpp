@@ -17,6 +17,8 @@
 #include <deque>
 #include <fstream>
 
+#include "data/base/status_macros.h"
+#include "trainer/launch/exit_code.h"
 #include "trainer/launch/ranks.h"
 
 namespace distill::launch {
@@ -29,7 +31,8 @@ absl::Status system_error(const char* action) {
   return absl::InternalError(absl::StrCat("cannot ", action, ": ", std::strerror(errno)));
 }
 
-// A TCP port of this host that is ours: rank 0 is handed the socket, so that nobody takes the port before it listens.
+// A free TCP port of this host. Rank 0 inherits the bound socket, so that no other process takes the port before rank 0
+// listens on it.
 struct Port {
   int fd = -1;
   int number = 0;
@@ -60,21 +63,22 @@ struct Port {
   }
 };
 
-// One rank's process and the lines of its standard error.
+// The process of one rank, and the lines of its standard error.
 struct Child {
   int64_t rank = 0;
   pid_t pid = -1;
   int error_fd = -1;
   bool running = true;
   int exit_code = 0;
-  std::string pending; // an unfinished line
+  std::string pending; // a line whose end has not been read yet
   std::deque<std::string> last_lines;
 };
 
-class Launcher {
+// The ranks of this host as child processes.
+class RankProcesses {
  public:
-  explicit Launcher(const SpawnOptions& options) : options_(options) {}
-  ~Launcher();
+  explicit RankProcesses(const SpawnOptions& options) : options_(options) {}
+  ~RankProcesses();
   absl::StatusOr<int> run();
 
  private:
@@ -82,8 +86,12 @@ class Launcher {
   [[noreturn]] void become_rank(int64_t rank, const Port& port, int error_fd, pid_t parent);
   void relay(Child& child);
   void show(Child& child, const std::string& line);
+  void read_arguments();
+  void block_signals();
+  void wait_for_news() const;
+  void send_signal(int number) const; // to every rank that still runs
   void collect_exits();
-  void forward_signal();
+  void forward_signals();
   void end_others();
   int result() const;
   bool any_running() const {
@@ -92,7 +100,7 @@ class Launcher {
 
   SpawnOptions options_;
   std::vector<std::string> arguments_;
-  std::vector<char*> argv_; // of them, null-terminated
+  std::vector<char*> argv_; // arguments_ for execv, null-terminated
   std::vector<Child> children_;
   sigset_t signals_{}, former_signals_{};
   int signal_fd_ = -1;
@@ -100,11 +108,9 @@ class Launcher {
   Clock::time_point kill_at_{};
 };
 
-Launcher::~Launcher() {
+RankProcesses::~RankProcesses() {
+  send_signal(SIGKILL);
   for (const Child& child : children_) {
-    if (child.running) {
-      ::kill(child.pid, SIGKILL);
-    }
     if (child.error_fd >= 0) {
       ::close(child.error_fd);
     }
@@ -115,16 +121,16 @@ Launcher::~Launcher() {
   }
 }
 
-void Launcher::become_rank(int64_t rank, const Port& port, int error_fd, pid_t parent) {
+void RankProcesses::become_rank(int64_t rank, const Port& port, int error_fd, pid_t parent) {
   sigset_t inherited = former_signals_;
-  for (const int number : {SIGINT, SIGTERM, SIGUSR1}) { // until the rank handles them (StopSignal)
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1}) { // blocked until the rank handles them (StopSignal)
     ::sigaddset(&inherited, number);
   }
   ::sigprocmask(SIG_SETMASK, &inherited, nullptr);
-  ::setpgid(0, 0); // a terminal's Ctrl-C reaches the parent alone, which forwards it once
+  ::setpgid(0, 0); // Ctrl-C on a terminal reaches the parent alone, which forwards it once
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) { // it has died before
-    std::_Exit(1);
+  if (::getppid() != parent) { // the parent has died before prctl
+    std::_Exit(kRuntimeFailure);
   }
   ::dup2(error_fd, STDERR_FILENO);
   const std::string size = std::to_string(options_.processes), number = std::to_string(rank);
@@ -135,15 +141,15 @@ void Launcher::become_rank(int64_t rank, const Port& port, int error_fd, pid_t p
   ::setenv("MASTER_ADDR", "127.0.0.1", 1);
   ::setenv("MASTER_PORT", std::to_string(port.number).c_str(), 1);
   if (rank == 0) {
-    ::fcntl(port.fd, F_SETFD, 0); // stays open
+    ::fcntl(port.fd, F_SETFD, 0); // stays open in the new program
     ::setenv(kListenFdVariable, std::to_string(port.fd).c_str(), 1);
   }
   ::execv("/proc/self/exe", argv_.data());
   std::fprintf(stderr, "cannot start rank %s: %s\n", number.c_str(), std::strerror(errno));
-  std::_Exit(1);
+  std::_Exit(kRuntimeFailure);
 }
 
-absl::Status Launcher::start(int64_t rank, const Port& port) {
+absl::Status RankProcesses::start(int64_t rank, const Port& port) {
   int fds[2];
   if (::pipe2(fds, O_CLOEXEC) != 0) {
     return system_error("make a pipe");
@@ -167,8 +173,8 @@ absl::Status Launcher::start(int64_t rank, const Port& port) {
   return absl::OkStatus();
 }
 
-void Launcher::show(Child& child, const std::string& line) {
-  // A rank's log says which one it is, with host and device; what libraries print does not.
+void RankProcesses::show(Child& child, const std::string& line) {
+  // Log lines of ranks other than 0 name their rank, host and device; lines that libraries print do not.
   const bool named = child.rank == 0 || line.find(absl::StrCat("[rank ", child.rank, " on ")) != std::string::npos;
   const std::string text = named ? line : absl::StrCat("[rank ", child.rank, "] ", line);
   std::fprintf(stderr, "%s\n", text.c_str());
@@ -178,13 +184,13 @@ void Launcher::show(Child& child, const std::string& line) {
   }
 }
 
-// Passes on whole lines of a rank's standard error.
-void Launcher::relay(Child& child) {
+// Forwards the whole lines of a rank's standard error that are there.
+void RankProcesses::relay(Child& child) {
   char buffer[4096];
   while (child.error_fd >= 0) {
     const ssize_t count = ::read(child.error_fd, buffer, sizeof(buffer));
     if (count < 0) {
-      return; // nothing now
+      return; // no more for now
     }
     if (count == 0) {
       ::close(child.error_fd);
@@ -202,7 +208,7 @@ void Launcher::relay(Child& child) {
   }
 }
 
-void Launcher::collect_exits() {
+void RankProcesses::collect_exits() {
   for (Child& child : children_) {
     int status = 0;
     if (!child.running || ::waitpid(child.pid, &status, WNOHANG) != child.pid) {
@@ -210,11 +216,11 @@ void Launcher::collect_exits() {
     }
     relay(child);
     child.running = false;
-    child.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+    child.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : kRuntimeFailure;
     if (WIFSIGNALED(status)) {
-      show(child, absl::StrCat("was ended by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")"));
+      show(child, absl::StrCat("was killed by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")"));
     }
-    const bool failed = child.exit_code != 0 && child.exit_code != 3; // 3: stopped by a signal, state saved
+    const bool failed = child.exit_code != kSuccess && child.exit_code != kStoppedBySignal;
     if (failed && first_failed_ == nullptr) {
       first_failed_ = &child;
       end_others();
@@ -222,30 +228,29 @@ void Launcher::collect_exits() {
   }
 }
 
-void Launcher::end_others() {
+void RankProcesses::send_signal(int number) const {
   for (const Child& child : children_) {
     if (child.running) {
-      ::kill(child.pid, SIGTERM);
+      ::kill(child.pid, number);
     }
   }
+}
+
+void RankProcesses::end_others() {
+  send_signal(SIGTERM);
   kill_at_ = Clock::now() + options_.grace;
 }
 
-void Launcher::forward_signal() {
+void RankProcesses::forward_signals() {
   signalfd_siginfo info{};
   while (::read(signal_fd_, &info, sizeof(info)) == sizeof(info)) {
-    if (info.ssi_signo == SIGCHLD) {
-      continue;
-    }
-    for (const Child& child : children_) {
-      if (child.running) {
-        ::kill(child.pid, static_cast<int>(info.ssi_signo));
-      }
+    if (info.ssi_signo != SIGCHLD) {
+      send_signal(static_cast<int>(info.ssi_signo));
     }
   }
 }
 
-int Launcher::result() const {
+int RankProcesses::result() const {
   if (first_failed_ != nullptr) {
     return first_failed_->exit_code;
   }
@@ -256,7 +261,7 @@ int Launcher::result() const {
   return largest;
 }
 
-absl::StatusOr<int> Launcher::run() {
+void RankProcesses::read_arguments() {
   std::ifstream command_line("/proc/self/cmdline", std::ios::binary);
   for (std::string argument; std::getline(command_line, argument, '\0');) {
     arguments_.push_back(argument);
@@ -265,46 +270,51 @@ absl::StatusOr<int> Launcher::run() {
     argv_.push_back(argument.data());
   }
   argv_.push_back(nullptr);
-  Port port;
-  if (absl::Status status = port.take(); !status.ok()) {
-    return status;
-  }
+}
+
+void RankProcesses::block_signals() {
   ::sigemptyset(&signals_);
   for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) {
     ::sigaddset(&signals_, number);
   }
   ::sigprocmask(SIG_BLOCK, &signals_, &former_signals_);
   signal_fd_ = ::signalfd(-1, &signals_, SFD_NONBLOCK | SFD_CLOEXEC);
-  children_.reserve(static_cast<size_t>(options_.processes)); // first_failed_ points into it
-  for (int64_t rank = 0; rank < options_.processes; ++rank) {
-    if (absl::Status status = start(rank, port); !status.ok()) {
-      return status;
+}
+
+// Returns when a signal has arrived, a rank has printed something, or 200 ms have passed.
+void RankProcesses::wait_for_news() const {
+  std::vector<pollfd> polled{{signal_fd_, POLLIN, 0}};
+  for (const Child& child : children_) {
+    if (child.error_fd >= 0) {
+      polled.push_back({child.error_fd, POLLIN, 0});
     }
   }
-  port.release(); // once rank 0 is gone, nobody is to be kept waiting at its port
+  ::poll(polled.data(), polled.size(), /*timeout=*/200);
+}
+
+absl::StatusOr<int> RankProcesses::run() {
+  read_arguments();
+  Port port;
+  RETURN_IF_ERROR(port.take());
+  block_signals();
+  children_.reserve(static_cast<size_t>(options_.processes)); // first_failed_ points into it
+  for (int64_t rank = 0; rank < options_.processes; ++rank) {
+    RETURN_IF_ERROR(start(rank, port));
+  }
+  port.release(); // when rank 0 ends, connections to its port must fail and not wait
   while (any_running()) {
-    std::vector<pollfd> polled{{signal_fd_, POLLIN, 0}};
-    for (const Child& child : children_) {
-      if (child.error_fd >= 0) {
-        polled.push_back({child.error_fd, POLLIN, 0});
-      }
-    }
-    ::poll(polled.data(), polled.size(), /*timeout=*/200);
-    forward_signal();
+    wait_for_news();
+    forward_signals();
     for (Child& child : children_) {
       relay(child);
     }
     collect_exits();
     if (first_failed_ != nullptr && Clock::now() >= kill_at_) {
-      for (const Child& child : children_) {
-        if (child.running) {
-          ::kill(child.pid, SIGKILL);
-        }
-      }
+      send_signal(SIGKILL);
     }
   }
   if (first_failed_ != nullptr) {
-    std::fprintf(stderr, "distill: rank %ld failed first; it said last:\n", static_cast<long>(first_failed_->rank));
+    std::fprintf(stderr, "distill: rank %ld failed first; its last lines:\n", static_cast<long>(first_failed_->rank));
     for (const std::string& line : first_failed_->last_lines) {
       std::fprintf(stderr, "  %s\n", line.c_str());
     }
@@ -315,7 +325,7 @@ absl::StatusOr<int> Launcher::run() {
 } // namespace
 
 absl::StatusOr<int> spawn_ranks(const SpawnOptions& options) {
-  return Launcher(options).run();
+  return RankProcesses(options).run();
 }
 
 } // namespace distill::launch

@@ -3,8 +3,9 @@
 namespace distill::launch {
 
 // Turns SIGINT, SIGTERM and SIGUSR1 into a request to stop after the current step. A second SIGINT ends the process at
-// once. Unblocks them: distill starts its ranks with these signals blocked, so that one that comes early waits for
-// this. Restores the former handlers when destroyed. One at a time in a process.
+// once. The constructor unblocks the three signals: distill starts its ranks with them blocked, so that an early signal
+// waits until it is handled here. The destructor restores the former handlers. At most one object at a time may exist
+// in a process.
 class StopSignal {
  public:
   StopSignal();
@@ -12,7 +13,7 @@ class StopSignal {
   StopSignal(const StopSignal&) = delete;
   StopSignal& operator=(const StopSignal&) = delete;
 
-  // The signal's number, 0 while none has arrived.
+  // The signal's number; 0: none has arrived.
   int received() const;
 };
 

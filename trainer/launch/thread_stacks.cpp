@@ -19,14 +19,14 @@ namespace distill::launch {
 namespace {
 
 constexpr int kMaxFrames = 64;
-constexpr std::chrono::milliseconds kPatience{300};
+constexpr std::chrono::milliseconds kAnswerTimeout{300};
 
 int stack_signal() {
   return SIGRTMIN + 7;
 }
 
-// What the handler on the asked thread fills in. One thread is asked at a time; a late answer is recognised by its
-// number.
+// The signal handler of the asked thread writes its stack here. One thread is asked at a time; the handler of a thread
+// that is no longer asked does nothing.
 struct Answer {
   std::atomic<long> asked{0}; // thread id; 0: nobody
   void* frames[kMaxFrames];
@@ -51,7 +51,7 @@ std::string read_line(const std::string& path) {
   return line;
 }
 
-// Abseil's own demangler knows most names, this one all.
+// Abseil's demangler does not know all names.
 std::string demangled(const char* symbol) {
   int status = 0;
   char* name = symbol[0] == '_' ? abi::__cxa_demangle(symbol, nullptr, nullptr, &status) : nullptr;
@@ -64,7 +64,8 @@ std::string frame_text(void* address) {
   char symbol[512];
   Dl_info info{};
   std::string text = absl::StrFormat("    %p", address);
-  if (absl::Symbolize(static_cast<char*>(address) - 1, symbol, sizeof(symbol))) { // within the call
+  if (absl::Symbolize(
+          static_cast<char*>(address) - 1, symbol, sizeof(symbol))) { // an address within the call instruction
     absl::StrAppend(&text, " ", demangled(symbol));
   }
   if (::dladdr(address, &info) != 0 && info.dli_fname != nullptr) {
@@ -75,23 +76,23 @@ std::string frame_text(void* address) {
   return text;
 }
 
-// The frames of one thread; empty where it does not answer.
+// The frames of one thread, or a note that it has ended or does not answer.
 std::string ask(long thread) {
   answer.done.store(false);
   answer.asked.store(thread);
   if (::syscall(SYS_tgkill, ::getpid(), thread, stack_signal()) != 0) {
     return "    has ended\n";
   }
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = std::chrono::steady_clock::now() + kAnswerTimeout;
   while (!answer.done.load() && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   answer.asked.store(0);
   if (!answer.done.load()) {
-    return "    does not answer: it is in the kernel, or has its signals blocked\n";
+    return "    does not answer: it is in the kernel, or blocks signals\n";
   }
   std::string text;
-  for (int i = 2; i < answer.count; ++i) { // without the handler and what called it
+  for (int i = 2; i < answer.count; ++i) { // skips the handler and its caller
     absl::StrAppend(&text, frame_text(answer.frames[i]), "\n");
   }
   return text;

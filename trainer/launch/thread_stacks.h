@@ -4,12 +4,13 @@
 
 namespace distill::launch {
 
-// To be called once, before thread_stacks(): loads what walking a stack needs, so that nothing is allocated later.
+// Must be called once before thread_stacks(): loads the unwinder and the symbolizer, so that the signal handler which
+// walks a stack allocates no memory.
 void prepare_thread_stacks();
 
-// The stacks of all threads of this process, the caller's included: name, state, what it waits for in the kernel, and a
-// line for each frame. A thread that does not answer within a moment (in the kernel, or with signals blocked) is said
-// to. One caller at a time.
+// The stacks of all threads of this process, the calling one included. For each thread: its name, its state, the kernel
+// function it waits in, and a line for each frame, or a note that the thread did not answer in time because it is in
+// the kernel or blocks signals. Not thread-safe.
 std::string thread_stacks();
 
 } // namespace distill::launch

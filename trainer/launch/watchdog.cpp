@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "trainer/launch/exit_code.h"
 #include "trainer/launch/thread_stacks.h"
 #include "trainer/metrics/log.h"
 
@@ -16,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kPatienceForMore{5};
+constexpr std::chrono::seconds kWriteMoreTimeout{5};
 
 double seconds(std::chrono::milliseconds duration) {
   return 1e-3 * static_cast<double>(duration.count());
@@ -31,7 +32,7 @@ struct Watchdog::State {
   const StopSignal& stop;
   std::atomic<Clock::rep> last_progress{Clock::now().time_since_epoch().count()};
   std::atomic<int64_t> step{0};
-  std::atomic<const char*> place{"start"};
+  std::atomic<const char*> phase{"start"};
   std::mutex mutex;
   std::condition_variable ended_changed;
   bool ended = false; // guarded by mutex
@@ -40,7 +41,7 @@ struct Watchdog::State {
   Clock::duration idle() const {
     return Clock::now().time_since_epoch() - Clock::duration(last_progress.load());
   }
-  // A tenth of the shortest limit, so that it is kept well.
+  // A tenth of the shortest limit: the process ends at most a tenth too late.
   std::chrono::milliseconds interval() const {
     std::chrono::milliseconds shortest{10000};
     for (const auto limit : {options.step_timeout, options.grace}) {
@@ -70,7 +71,8 @@ struct Watchdog::State {
 
   [[noreturn]] void end_process(const std::string& why) {
     const std::string message = absl::StrFormat(
-        "%s: %s; it is at step %d, %s; the checkpoints are as they were", options.who, why, step.load(), place.load());
+        "%s: %s; it is in step %d, phase %s; its checkpoints were not touched", options.process, why, step.load(),
+        phase.load());
     metrics::log_error(message);
     const std::string stacks = thread_stacks();
     std::ofstream file(options.stacks_file);
@@ -80,11 +82,11 @@ struct Watchdog::State {
         file ? absl::StrCat("the stacks of all threads are in ", options.stacks_file)
              : absl::StrCat(options.stacks_file, ": cannot write; the stacks of all threads:\n", stacks));
     if (options.write_more) {
-      auto* more =
-          new std::future<void>(std::async(std::launch::async, options.write_more)); // never waited for to the end
-      more->wait_for(kPatienceForMore);
+      // Leaked, since the destructor of this future would wait without a limit.
+      auto* more = new std::future<void>(std::async(std::launch::async, options.write_more));
+      more->wait_for(kWriteMoreTimeout);
     }
-    std::_Exit(1);
+    std::_Exit(kRuntimeFailure);
   }
 };
 
@@ -103,9 +105,9 @@ Watchdog::~Watchdog() {
   state_->thread.join();
 }
 
-void Watchdog::at(int64_t step, const char* place) {
+void Watchdog::report_progress(int64_t step, const char* phase) {
   state_->step.store(step, std::memory_order_relaxed);
-  state_->place.store(place, std::memory_order_relaxed);
+  state_->phase.store(phase, std::memory_order_relaxed);
   state_->last_progress.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
 }
 

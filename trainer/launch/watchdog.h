@@ -11,26 +11,27 @@
 namespace distill::launch {
 
 struct WatchdogOptions {
-  std::string who; // "rank 3", for messages
-  std::chrono::milliseconds step_timeout{0}; // without coming to a new place; 0: no limit
-  std::chrono::milliseconds grace{0}; // from the signal to the end of the process; 0: no limit
-  std::string stacks_file; // where the threads' stacks go
-  // Called before the process is ended, for what else should be written down. Given a few seconds.
+  std::string process; // "rank 3", for messages
+  std::chrono::milliseconds step_timeout{0}; // longest time between two reports of progress; 0: no limit
+  std::chrono::milliseconds grace{0}; // longest time from a signal to the end of the process; 0: no limit
+  std::string stacks_file; // receives the stacks of all threads
+  // Writes further diagnostics before the process ends. It is given a few seconds.
   std::function<void()> write_more;
 };
 
-// Ends a process that has stopped making progress, or does not stop in time after a signal: with an error that names
-// the place where it is and the stacks of all threads in a file. The exit code is 1, what was saved stays.
+// A thread that ends the process when it makes no progress for too long, or does not stop in time after a signal. It
+// logs the phase that the process is in, writes the stacks of all threads to a file and exits with kRuntimeFailure.
+// Checkpoints are not touched.
 class Watchdog {
  public:
-  // `stop` outlives this.
+  // `stop` must outlive the watchdog.
   Watchdog(WatchdogOptions options, const StopSignal& stop);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // Progress. `place` lives as long as the program. Costs a few stores.
-  void at(int64_t step, const char* place);
+  // Restarts the timeout. `phase` must be a string literal. Costs three relaxed atomic stores.
+  void report_progress(int64_t step, const char* phase);
 
  private:
   struct State;

@@ -1,4 +1,4 @@
-// No torch header here: torch carries its own fmt, which would clash with spdlog's.
+// No torch header here: torch's include folder has a copy of fmt that clashes with the one spdlog uses.
 #include "trainer/metrics/log.h"
 
 #include <spdlog/sinks/basic_file_sink.h>
@@ -18,7 +18,7 @@ spdlog::logger& logger() {
   return *instance;
 }
 
-// Null until a log file is open.
+// Writes to the log file alone; null until it is open.
 std::shared_ptr<spdlog::logger>& file_logger() {
   static std::shared_ptr<spdlog::logger> instance;
   return instance;
@@ -51,7 +51,7 @@ void log_warning(std::string_view message) {
   logger().warn("{}{}", message_prefix(), message);
 }
 
-void log_warning_once(std::string_view message) {
+void log_warning_rank0(std::string_view message) {
   if (message_prefix().empty()) {
     log_warning(message);
   }

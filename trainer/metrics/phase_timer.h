@@ -11,41 +11,43 @@
 
 namespace distill::metrics {
 
-// The parts of a training step, in the order of a micro-batch, and what any of them waits for.
+// The parts of a training step in the order of a micro-batch, then what the compute stream waits for.
 enum class Phase {
   kTeacher,
   kForward,
   kHead,
   kBackward,
-  kOptimizer, // and what the forward pass waits for of an update beside it
-  kCommunication, // the compute stream waits for a gather or a reduction
-  kData, // from the end of the step before: the device waits for the next batch
+  kOptimizer, // and waiting in the forward pass for an update that is overlapped with it
+  kCommunication, // waiting for an all-gather or a reduction
+  kData, // waiting for the next batch, from the end of the previous step on
   kCount
 };
 const char* phase_name(Phase phase);
 
 using PhaseSeconds = std::array<double, static_cast<size_t>(Phase::kCount)>;
 
-// How long a step took: all of its phases.
+// The duration of a step: the sum of its phases.
 double total(const PhaseSeconds& phases);
 
-// How long each phase of a step took on the device: events on the compute stream, which cost no synchronisation; on the
-// CPU the clock. Every moment from the end of one step to the end of the next counts to one phase, whenever the host
-// comes to queue or to read them, except where begin_step() says that something else was done between the two.
+// Measures the time of each phase of a step on the device, with events on the compute stream, which need no
+// synchronisation; on the CPU with the clock. All time from the end of one step to the end of the next is attributed to
+// exactly one phase, no matter when the host queues work or reads results, unless begin_step() excludes the time
+// between two steps.
 class PhaseTimer {
  public:
   explicit PhaseTimer(c10::Device device) : device_(device) {}
 
-  // The next step begins here, and not where the last one ended.
+  // The next step begins here, and not at the end of the previous one.
   void begin_step();
-  // The phase from here on, of time and of memory (device::enter_phase); ends the one before.
+  // Ends the current phase and begins another one, for times and for memory (device::enter_phase).
   void begin(Phase phase);
-  // Between true and false, work of `what` that is waited for; then the phase before goes on. Ignored between steps.
+  // waiting(true) begins, and waiting(false) ends, a time in which the stream waits for `what`; the interrupted phase
+  // then continues. Ignored between steps.
   void waiting(bool waits, Phase what = Phase::kCommunication);
   // Ends the last phase of a step.
   void end_step();
-  // The sums of the oldest step that was ended and not taken yet; zeros where there is none. The device must have
-  // finished that step.
+  // The times of the oldest ended step that has not been taken; zeros: there is none. The device must have finished
+  // that step.
   PhaseSeconds take();
 
  private:
@@ -59,10 +61,10 @@ class PhaseTimer {
   void recycle(Marks& marks);
 
   c10::Device device_;
-  Marks marks_; // of the step that is being queued
+  Marks marks_; // of the current step
   std::deque<Marks> ended_;
   Phase phase_ = Phase::kCount; // kCount: between steps
-  std::vector<std::unique_ptr<c10::Event>> events_; // for reuse
+  std::vector<std::unique_ptr<c10::Event>> events_; // to be used again
 };
 
 } // namespace distill::metrics

@@ -27,7 +27,7 @@ constexpr RowName kRowNames[] = {
     {losses::kTeacherLse, "teacher_lse", true},
 };
 
-// JSON has no NaN; null says that a value was not finite.
+// JSON has no NaN: values that are not finite are null.
 Json number(double value) {
   return std::isfinite(value) ? Json(value) : Json(nullptr);
 }

@@ -9,44 +9,46 @@
 
 namespace distill::metrics {
 
-// Means over the valid tokens of a global batch, or of a whole evaluation, of every row that the head returns.
+// Means of all numbers that the loss head returns for a token, over the valid tokens of a global batch or of a whole
+// evaluation.
 struct LossMeans {
   std::array<double, losses::kNumRows> rows{};
   int64_t valid_tokens = 0;
   bool has_teacher = false;
 };
 
-// Divides sums by the number of valid tokens; all zero where there is none.
+// Divides sums by the number of valid tokens; all means are zero if it is zero.
 LossMeans loss_means(const std::array<double, losses::kNumRows>& sums, int64_t valid_tokens, bool has_teacher);
 
+// What is known of an optimizer step after it has run.
 struct StepRecord {
-  int64_t step = 0; // 1-based: steps done
+  int64_t step = 0; // counted from 1
   int64_t total_steps = 0;
   LossMeans means;
   double grad_norm = 0; // before clipping
-  bool skipped = false; // gradients were not finite
+  bool skipped = false; // the gradients were not finite, and the step changed nothing
   int64_t skipped_total = 0;
   double lr = 0;
-  int64_t first_sample = 0, num_samples = 0; // that the step was made of
-  int64_t tokens = 0; // seen since the start of the run, padding included
-  double seconds = 0; // of this step
+  int64_t first_sample = 0, num_samples = 0; // of the global batch
+  int64_t tokens = 0; // since the start of the run, padding included
+  double seconds = 0; // duration of this step
   PhaseSeconds phases{};
   double tokens_per_second = 0;
-  double mfu_causal = 0, mfu_full = 0; // fractions of the device's peak; 0: unknown device
-  int64_t peak_memory_bytes = 0; // of tensors; on the CPU of the process
-  int64_t peak_reserved_bytes = 0; // by the allocator; 0: CPU
-  double eta_seconds = 0;
+  double mfu_causal = 0, mfu_full = 0; // model FLOPs utilisation, fractions (metrics/flops.h); 0: unknown device
+  int64_t peak_memory_bytes = 0; // of tensors; on the CPU, of the process
+  int64_t peak_reserved_bytes = 0; // by the caching allocator; 0: CPU
+  double eta_seconds = 0; // until the end of the run
 };
 
-// The one line a step prints.
+// The progress line of a step.
 std::string step_line(const StepRecord& record);
 // One line of metrics.jsonl, without the newline.
 std::string step_json(const StepRecord& record);
 
-// The means alone, one JSON object.
+// The means alone as a JSON object, with the same names.
 std::string means_json(const LossMeans& means);
 
-// The same for an evaluation after `step` steps.
+// The progress line and the line of metrics.jsonl of an evaluation after `step` steps.
 std::string eval_line(int64_t step, const LossMeans& means);
 std::string eval_json(int64_t step, const LossMeans& means);
 

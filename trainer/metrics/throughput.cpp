@@ -1,5 +1,8 @@
 #include "trainer/metrics/throughput.h"
 
+#include "trainer/device/device_hooks.h"
+#include "trainer/device/device_info.h"
+
 namespace distill::metrics {
 
 Throughput::Throughput(
@@ -7,7 +10,7 @@ Throughput::Throughput(
     int64_t tokens_per_step, int64_t world_size)
     : device_(device),
       tokens_per_step_(static_cast<double>(tokens_per_step)),
-      peak_flops_(device_info(device).peak_bf16_flops * static_cast<double>(world_size)) {
+      peak_flops_(device::device_info(device).peak_bf16_flops * static_cast<double>(world_size)) {
   const TokenFlops student_flops = token_flops(student, seq_len);
   const TokenFlops teacher_flops = teacher != nullptr ? token_flops(*teacher, seq_len) : TokenFlops{};
   causal_flops_ = step_flops_per_token(student_flops, teacher_flops, /*causal=*/true);
@@ -20,8 +23,8 @@ void Throughput::complete(StepRecord& record) const {
     record.mfu_causal = causal_flops_ * record.tokens_per_second / peak_flops_;
     record.mfu_full = full_flops_ * record.tokens_per_second / peak_flops_;
   }
-  record.peak_memory_bytes = peak_memory_bytes(device_);
-  record.peak_reserved_bytes = peak_reserved_bytes(device_);
+  record.peak_memory_bytes = device::peak_memory_bytes(device_);
+  record.peak_reserved_bytes = device::allocator_bytes(device_).reserved_peak;
 }
 
 } // namespace distill::metrics

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "trainer/metrics/device.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/step_record.h"
 

@@ -3,7 +3,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
-#include "trainer/metrics/device.h"
+#include "trainer/device/device_hooks.h"
 
 namespace distill::metrics {
 namespace {
@@ -12,7 +12,7 @@ using torch::profiler::impl::ActivityType;
 
 void wait_for_device(bool cuda) {
   if (cuda) {
-    synchronize(c10::impl::VirtualGuardImpl(at::kCUDA).getDevice());
+    device::synchronize(c10::impl::VirtualGuardImpl(at::kCUDA).getDevice());
   }
 }
 
@@ -31,7 +31,7 @@ void TraceRecorder::before_step(int64_t step) {
   if (step != first_ || last_ < first_) {
     return;
   }
-  wait_for_device(cuda_); // the trace begins with this step, not with what is left of the one before
+  wait_for_device(cuda_); // the trace must not begin with work of the previous step
   std::set<ActivityType> activities{ActivityType::CPU};
   if (cuda_) {
     activities.insert(ActivityType::CUDA);
@@ -47,7 +47,7 @@ bool TraceRecorder::after_step(int64_t step) {
   if (!recording_ || step < last_) {
     return false;
   }
-  wait_for_device(cuda_); // the step has been queued, and is to be seen whole
+  wait_for_device(cuda_); // the trace must contain the whole step
   torch::autograd::profiler::disableProfiler()->save(path_);
   recording_ = false;
   return true;

@@ -5,17 +5,18 @@
 
 namespace distill::metrics {
 
-// Records a few steps with libtorch's profiler (Kineto) into a Chrome trace, which chrome://tracing and Perfetto open.
+// Records a few steps with libtorch's profiler (Kineto) into a Chrome trace, for chrome://tracing and Perfetto.
 class TraceRecorder {
  public:
-  // Steps [first, first + count), 1-based; count 0: none. The file is written when the last of them has ended.
+  // Records the steps [first, first + count), counted from 1. The file is written after the last of them.
   TraceRecorder(int64_t first, int64_t count, bool cuda, std::string path);
   ~TraceRecorder();
   TraceRecorder(const TraceRecorder&) = delete;
   TraceRecorder& operator=(const TraceRecorder&) = delete;
 
   void before_step(int64_t step);
-  // True when this step, which has been queued, was the last and the file has been written. Waits for the device then.
+  // To be called when the step has been queued. After the last recorded step it waits for the device, writes the file
+  // and returns true.
   bool after_step(int64_t step);
   const std::string& path() const {
     return path_;

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <absl/status/statusor.h>
-
 #include <string>
 #include <vector>
+
+#include "data/base/enum_names.h"
 
 namespace distill::models {
 
@@ -14,10 +14,9 @@ enum class ActivationPolicy {
   kOffload, // everything, on the host
   kOffloadInput, // the input, on the host; the forward pass runs again
 };
-inline constexpr ActivationPolicy kActivationPolicies[] = {
-    ActivationPolicy::kKeep, ActivationPolicy::kRecompute, ActivationPolicy::kOffload, ActivationPolicy::kOffloadInput};
-
-const char* policy_name(ActivationPolicy policy); // keep | recompute | offload | offload_input
+constexpr auto enum_names(ActivationPolicy) {
+  return base::names_of<ActivationPolicy>("keep", "recompute", "offload", "offload_input");
+}
 
 constexpr bool keeps_input_only(ActivationPolicy policy) {
   return policy == ActivationPolicy::kRecompute || policy == ActivationPolicy::kOffloadInput;
@@ -26,14 +25,7 @@ constexpr bool is_offloaded(ActivationPolicy policy) {
   return policy == ActivationPolicy::kOffload || policy == ActivationPolicy::kOffloadInput;
 }
 
-// A policy for each of `blocks` blocks, in forward order: one name for all of them, or runs that add up to all of them,
-// "recompute*24,keep*8" ("name" is "name*1"). InvalidArgument says what was expected and found.
-absl::StatusOr<std::vector<ActivationPolicy>> parse_policies(const std::string& text, int64_t blocks);
-
-// Whether such a text can be read for some number of blocks.
-absl::Status check_policies(const std::string& text);
-
-// The shortest text that parse_policies reads back.
+// The policies of blocks in forward order, "recompute*24,keep*8"; one name where all are the same.
 std::string policies_text(const std::vector<ActivationPolicy>& policies);
 
 } // namespace distill::models

@@ -9,10 +9,10 @@ double learning_rate(const config::SchedulerSection& scheduler, double peak_lr, 
     return peak_lr * static_cast<double>(step + 1) / static_cast<double>(scheduler.warmup_steps);
   }
   int64_t decay_begin = scheduler.warmup_steps;
-  if (scheduler.type == "constant") {
+  if (scheduler.type == config::LrSchedule::kConstant) {
     return peak_lr;
   }
-  if (scheduler.type == "wsd") {
+  if (scheduler.type == config::LrSchedule::kWsd) {
     const int64_t decay = scheduler.decay_steps > 0 ? scheduler.decay_steps : std::max<int64_t>(1, total_steps / 10);
     decay_begin = std::max(decay_begin, total_steps - decay);
     if (step < decay_begin) {
@@ -22,8 +22,9 @@ double learning_rate(const config::SchedulerSection& scheduler, double peak_lr, 
   // Progress is 0 at the first decaying step and 1 at the last step of the run.
   const double span = static_cast<double>(std::max<int64_t>(1, total_steps - 1 - decay_begin));
   const double progress = std::clamp(static_cast<double>(step - decay_begin) / span, 0.0, 1.0);
-  const double shape =
-      scheduler.type == "cosine" ? 0.5 * (1.0 + std::cos(std::numbers::pi * progress)) : 1.0 - progress;
+  const double shape = scheduler.type == config::LrSchedule::kCosine
+      ? 0.5 * (1.0 + std::cos(std::numbers::pi * progress))
+      : 1.0 - progress;
   return peak_lr * (scheduler.min_lr_ratio + (1.0 - scheduler.min_lr_ratio) * shape);
 }
 

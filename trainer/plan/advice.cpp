@@ -23,11 +23,11 @@ std::vector<Candidate> candidates_of(const PlanRequest& request) {
   const auto add_number = [&](std::string key, int64_t value, std::function<void(config::Config&)> apply) {
     add(std::move(key), absl::StrCat(value), std::move(apply));
   };
-  if (config.memory.activation != "auto") {
-    add("memory.activation", "auto", [](config::Config& c) { c.memory.activation = "auto"; });
+  if (config.memory.activation != config::Activation(config::AutomaticPolicies{})) {
+    add("memory.activation", "auto", [](config::Config& c) { c.memory.activation = config::AutomaticPolicies{}; });
   }
-  if (config.memory.optimizer == "device") {
-    add("memory.optimizer", "host", [](config::Config& c) { c.memory.optimizer = "host"; });
+  if (config.memory.optimizer == config::OptimizerMemory::kDevice) {
+    add("memory.optimizer", "host", [](config::Config& c) { c.memory.optimizer = config::OptimizerMemory::kHost; });
   }
   for (int64_t cap = config.chunks.memory_cap_mb / 2; cap >= 64; cap /= 2) {
     add_number("loss.memory_cap_mb", cap, [cap](config::Config& c) { c.chunks.memory_cap_mb = cap; });

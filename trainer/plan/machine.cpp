@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/base/json.h"
-#include "trainer/metrics/host_memory.h"
+#include "trainer/device/host_memory.h"
 
 namespace distill::plan {
 namespace {
@@ -59,8 +59,8 @@ Machine generic_cpu() {
   const double cores = at::get_num_threads();
   return {
       .name = "CPU",
-      .memory_gib = static_cast<double>(metrics::host_memory_bytes()) / (1 << 30),
-      .host_gib = static_cast<double>(metrics::host_memory_bytes()) / (1 << 30),
+      .memory_gib = static_cast<double>(device::host_memory_bytes()) / (1 << 30),
+      .host_gib = static_cast<double>(device::host_memory_bytes()) / (1 << 30),
       .matmul_flops = 40e9 * cores,
       .attention_forward_flops = 15e9 * cores,
       .attention_backward_flops = 15e9 * cores,

@@ -44,7 +44,7 @@ data::Batch token_batch(const config::Config& config) {
   for (at::Tensor* tensor : {&batch.tokens_BS, &batch.targets_BS, &batch.positions_BS}) {
     *tensor = at::empty({batch_size, seq_len}, at::kLong);
   }
-  batch.packed = config.data.packing == "pack";
+  batch.packed = config.data.packing == data::PackingMode::kPack;
   std::vector<int32_t> boundaries;
   for (int64_t row = 0; row <= batch_size; ++row) {
     boundaries.push_back(static_cast<int32_t>(row * seq_len));
@@ -76,7 +76,7 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   trainer::Environment environment = shape.environment;
   environment.device = at::kMeta;
   const std::unique_ptr<sharding::Mesh> mesh = sharding::simulated_mesh(shape.shard, shape.replicate);
-  const bool state_on_host = config.memory.optimizer == "host";
+  const bool state_on_host = config.memory.optimizer == config::OptimizerMemory::kHost;
   const auto host_activations = device::HostSlab::simulated();
   MemoryPrediction prediction;
 

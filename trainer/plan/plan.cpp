@@ -59,13 +59,13 @@ absl::StatusOr<Plan> plan_alone(const PlanRequest& request, BlockRecorder& block
   Plan plan;
   ASSIGN_OR_RETURN(plan.shape, run_shape(request.config, request.student, request.teacher, request.target));
   plan.machine = request.machine;
-  plan.activation = memory.activation;
+  plan.automatic = std::holds_alternative<config::AutomaticPolicies>(memory.activation);
   plan.budget_bytes = gib_to_bytes(memory.budget_gib);
   plan.device_bytes = request.device_bytes > 0 ? request.device_bytes : gib_to_bytes(request.machine.memory_gib);
   if (memory.limit_gib > 0) {
     plan.device_bytes = std::min(plan.device_bytes, gib_to_bytes(memory.limit_gib));
   }
-  if (memory.activation == "auto") {
+  if (plan.automatic) {
     choose_policies(plan, request.host_bytes, blocks);
   }
   evaluate(plan, request.host_bytes, blocks);

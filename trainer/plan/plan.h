@@ -28,7 +28,7 @@ struct Plan {
   Machine machine;
   MemoryPrediction memory;
   StepTime time;
-  std::string activation; // as configured
+  bool automatic = false; // memory.activation: auto
   int64_t mixes = 0; // that memory.activation: auto chose from
   int64_t budget_bytes = 0; // of tensors; 0: none
   int64_t device_bytes = 0; // what the device has, or memory.limit_gib

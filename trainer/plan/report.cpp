@@ -75,7 +75,7 @@ std::vector<std::string> Plan::lines() const {
   lines.push_back("memory plan: " + absl::StrJoin(parts, ", "));
   lines.push_back(absl::StrFormat(
       "activations: %s%s; predicted %.4g s a step, %.4g tok/s (%s)", models::policies_text(shape.policies),
-      activation == "auto" ? absl::StrFormat(" (auto, the fastest of %d mixes that fits)", mixes) : "", time.total(),
+      automatic ? absl::StrFormat(" (auto, the fastest of %d mixes that fits)", mixes) : "", time.total(),
       time.tokens_per_second, machine.name));
   return lines;
 }
@@ -102,7 +102,7 @@ std::string Plan::text() const {
       text, "blocks",
       absl::StrCat(
           models::policies_text(shape.policies),
-          activation == "auto" ? absl::StrFormat("  (auto: the fastest of %d mixes that fits)", mixes) : ""));
+          automatic ? absl::StrFormat("  (auto: the fastest of %d mixes that fits)", mixes) : ""));
   add_row(text, "loss head", shape.head.description);
   absl::StrAppendFormat(&text, "time, predicted for %s\n", machine.name);
   for (size_t i = 0; i < time.phases.size(); ++i) {
@@ -142,7 +142,7 @@ std::string Plan::json() const {
   json["tokens_per_micro_batch"] = shape.tokens();
   Json policies = Json::array();
   for (const models::ActivationPolicy policy : shape.policies) {
-    policies.push_back(models::policy_name(policy));
+    policies.push_back(base::enum_name(policy));
   }
   json["activation"] = models::policies_text(shape.policies);
   json["policies"] = policies;

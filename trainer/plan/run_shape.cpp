@@ -48,9 +48,7 @@ absl::StatusOr<RunShape> run_shape(
   shape.environment = target.environment;
   RETURN_IF_ERROR(divide_ranks(target, shape));
   ASSIGN_OR_RETURN(shape.head, trainer::plan_head(config, student, teacher, target.environment, /*needs_grad=*/true));
-  if (config.memory.activation != "auto") {
-    ASSIGN_OR_RETURN(shape.policies, models::parse_policies(config.memory.activation, student.num_layers));
-  }
+  ASSIGN_OR_RETURN(shape.policies, config::policies_of_blocks(config.memory.activation, student.num_layers));
   return shape;
 }
 

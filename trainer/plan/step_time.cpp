@@ -55,7 +55,7 @@ double unit_gather(const RunShape& shape, const Machine& machine, double element
 
 // The sum over the shard axis, and over replicas for each rank's shard.
 double unit_reduce(const RunShape& shape, const Machine& machine, double elements) {
-  const double bytes = elements * ((shape.config.parallel.reduce_dtype == "bfloat16") ? 2 : 4);
+  const double bytes = elements * (shape.config.parallel.reduce_dtype == config::ReduceDtype::kBFloat16 ? 2 : 4);
   double seconds = collective(shape, bytes, machine.reduce_bytes, machine.node_bytes);
   if (shape.replicate > 1) {
     const double share = static_cast<double>(shape.replicate - 1) / static_cast<double>(shape.replicate);
@@ -259,7 +259,7 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
   const double copy = shape.ranks() == 1 && element < 4 ? element : 0;
   double& optimizer = at_phase(time, Phase::kOptimizer);
   optimizer = parameters * (28 + copy + 4) / machine.memory_bytes;
-  if ((shape.config.memory.optimizer == "host")) {
+  if (shape.config.memory.optimizer == config::OptimizerMemory::kHost) {
     const double copies = parameters * 12 / both_ways_bytes(shape, machine); // each way, at once
     time.copies += 2 * copies;
     optimizer += machine.copy_cost * copies +

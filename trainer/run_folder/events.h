@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "trainer/metrics/jsonl.h"
+#include "trainer/metrics/json_lines.h"
 #include "trainer/metrics/step_record.h"
 
 namespace distill::trainer {

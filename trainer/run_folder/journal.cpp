@@ -27,7 +27,7 @@ absl::StatusOr<RunJournal> RunJournal::open(
     return events.status();
   }
   journal.events_.emplace(*std::move(events));
-  journal.progress_ = std::make_unique<metrics::Progress>(config.run.progress, config.run.log_every);
+  journal.progress_ = std::make_unique<metrics::ProgressPrinter>(config.run.progress, config.run.log_every);
   return journal;
 }
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "trainer/config/config.h"
-#include "trainer/metrics/jsonl.h"
-#include "trainer/metrics/progress.h"
+#include "trainer/metrics/json_lines.h"
+#include "trainer/metrics/progress_printer.h"
 #include "trainer/metrics/step_record.h"
 #include "trainer/run_folder/events.h"
 
@@ -36,7 +36,7 @@ class RunJournal {
   bool is_main_ = true;
   std::optional<metrics::JsonLines> metrics_;
   std::optional<RunEvents> events_;
-  std::unique_ptr<metrics::Progress> progress_;
+  std::unique_ptr<metrics::ProgressPrinter> progress_;
 };
 
 } // namespace distill::trainer

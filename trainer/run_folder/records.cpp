@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "trainer/metrics/jsonl.h"
+#include "trainer/metrics/json_lines.h"
 
 namespace distill::trainer {
 namespace {

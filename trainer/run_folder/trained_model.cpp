@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "trainer/config/dtypes.h"
 #include "trainer/hf/save_model.h"
 
 namespace distill::trainer {
@@ -15,9 +16,7 @@ absl::Status save_trained_model(
   hf::SaveOptions options;
   options.config_folder = config.student.path;
   options.tokenizer_folder = std::filesystem::is_directory(config.student.tokenizer) ? config.student.tokenizer : "";
-  const std::string& dtype =
-      config.checkpoint.model_dtype == "auto" ? student.config().dtype : config.checkpoint.model_dtype;
-  options.dtype = dtype == "float32" ? at::kFloat : dtype == "float16" ? at::kHalf : at::kBFloat16;
+  options.dtype = config::scalar_type(config.checkpoint.model_dtype, student.config());
   options.replace = true;
   int64_t gathered = 0;
   const auto flat = [&](size_t unit) -> absl::StatusOr<at::Tensor> {

@@ -48,7 +48,7 @@ absl::StatusOr<ModelSource> open_model(const config::ModelSection& section, int6
   }
   ModelSource input;
   input.config = *config;
-  if (section.init == "random") {
+  if (section.init == config::ModelInit::kRandom) {
     input.weights = models::random_weights(*config, seed);
     return input;
   }
@@ -137,10 +137,10 @@ std::string describe_data(const data::Dataset& data) {
   return describe_data(data, data.options().seq_len, data.options().packing);
 }
 
-std::string describe_data(const data::Dataset& data, int64_t seq_len, const std::string& packing) {
+std::string describe_data(const data::Dataset& data, int64_t seq_len, data::PackingMode packing) {
   const data::DataOptions& options = data.options();
   return absl::StrFormat(
-      "%d sources, seq_len %d, %s, %s, seed %d, sha256 %s", options.sources.size(), seq_len, packing,
+      "%d sources, seq_len %d, %s, %s, seed %d, sha256 %s", options.sources.size(), seq_len, base::enum_name(packing),
       options.shuffle ? "shuffled" : "in order", options.seed, base::hex(data.fingerprint(seq_len, packing)));
 }
 

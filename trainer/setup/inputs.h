@@ -31,6 +31,6 @@ absl::StatusOr<Inputs> open_inputs(
 std::string describe_shape(const models::ModelConfig& config);
 std::string describe_data(const data::Dataset& data);
 // That of the same data with another length and packing.
-std::string describe_data(const data::Dataset& data, int64_t seq_len, const std::string& packing);
+std::string describe_data(const data::Dataset& data, int64_t seq_len, data::PackingMode packing);
 
 } // namespace distill::trainer

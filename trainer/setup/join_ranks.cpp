@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include "trainer/config/dump.h"
+#include "trainer/device/device_hooks.h"
 #include "trainer/hf/fingerprint.h"
-#include "trainer/metrics/device.h"
 #include "trainer/metrics/log.h"
 
 namespace distill::trainer {
@@ -39,8 +39,8 @@ absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
   options.nccl_max_ctas = parallel.nccl_max_ctas;
   const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   if (device.is_cuda() && ranks.world_size > 1 && connections != nullptr && std::string_view(connections) == "1") {
-    metrics::log_warning_once(
-        "CUDA_DEVICE_MAX_CONNECTIONS is 1: communication waits for the computation beside it; unset it");
+    metrics::log_warning_rank0(
+        "CUDA_DEVICE_MAX_CONNECTIONS is 1: communication then cannot overlap with computation; unset it");
   }
   return sharding::make_mesh(options, shard, parallel.replicate, device);
 }
@@ -73,7 +73,7 @@ int64_t ranks_to_start(const config::Config& config, const launch::RankInfo& ran
   if (config.parallel.processes > 0) {
     return config.parallel.processes;
   }
-  return config.train.device == "cpu" ? 1 : std::max<int64_t>(1, metrics::cuda_device_count());
+  return config.train.device == config::DeviceChoice::kCpu ? 1 : std::max<int64_t>(1, device::cuda_device_count());
 }
 
 } // namespace distill::trainer

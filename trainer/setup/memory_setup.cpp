@@ -2,9 +2,10 @@
 
 #include "data/base/status_macros.h"
 #include "trainer/device/device_hooks.h"
+#include "trainer/device/device_info.h"
+#include "trainer/device/host_memory.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/hf/config_json.h"
-#include "trainer/metrics/device.h"
 #include "trainer/metrics/log.h"
 #include "trainer/setup/resolve_environment.h"
 
@@ -36,7 +37,7 @@ absl::StatusOr<plan::Plan> plan_run(
   const bool cuda = environment.device.is_cuda();
   ASSIGN_OR_RETURN(const plan::Machine machine, plan::machine_of(config, cuda));
   ranks_on_host = std::max<int64_t>(1, ranks_on_host);
-  const int64_t memory = metrics::device_info(environment.device).memory_bytes;
+  const int64_t memory = device::device_info(environment.device).memory_bytes;
   return plan::make_plan(
       {config,
        student,
@@ -61,14 +62,14 @@ absl::StatusOr<plan::Plan> plan_on_paper(
           absl::StrCat("data.seq_len against a model's config.json: ", std::string(status.message())));
     }
   }
-  const bool cuda = config.train.device != "cpu";
+  const bool cuda = config.train.device != config::DeviceChoice::kCpu;
   ASSIGN_OR_RETURN(const plan::Machine machine, plan::machine_of(config, cuda));
   const Environment environment = environment_on(config, cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
-  const bool here = cuda && metrics::cuda_device_count() > 0;
+  const bool here = cuda && device::cuda_device_count() > 0;
   const int64_t sharing = std::max<int64_t>(1, std::min(world_size, ranks_per_node));
   const auto host_bytes = static_cast<int64_t>(machine.host_gib * kGiB * kHostShare);
   const double device_bytes =
-      here ? static_cast<double>(metrics::device_info(environment.device).memory_bytes) : machine.memory_gib * kGiB;
+      here ? static_cast<double>(device::device_info(environment.device).memory_bytes) : machine.memory_gib * kGiB;
   return plan::make_plan(
       {config,
        student,
@@ -102,7 +103,7 @@ absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_si
 }
 
 absl::Status check_fits(const config::Config& config, const plan::Plan& plan) {
-  if (plan.fits() || config.memory.on_overflow == "warn") {
+  if (plan.fits() || config.memory.on_overflow == config::OnOverflow::kWarn) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrCat(
@@ -119,7 +120,7 @@ absl::StatusOr<plan::Plan> plan_memory(
       plan_run(config, environment, inputs.student.config, teacher, ranks.world_size, ranks.local_world_size));
   RETURN_IF_ERROR(check_fits(config, plan));
   if (!plan.fits()) {
-    metrics::log_warning_once("the memory plan does not fit, trying anyway: " + absl::StrJoin(plan.overflows, "; "));
+    metrics::log_warning_rank0("the memory plan does not fit, trying anyway: " + absl::StrJoin(plan.overflows, "; "));
   }
   if (environment.device.is_cuda() || config.memory.limit_gib > 0) {
     device::track_memory(environment.device);

@@ -3,37 +3,29 @@
 #include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "trainer/metrics/device.h"
+#include "trainer/config/dtypes.h"
+#include "trainer/device/device_hooks.h"
 
 namespace distill::trainer {
-namespace {
-
-at::ScalarType resolve_dtype(const std::string& name, at::ScalarType otherwise) {
-  if (name == "float32") {
-    return at::kFloat;
-  }
-  return name == "bfloat16" ? at::kBFloat16 : otherwise;
-}
-
-} // namespace
 
 Environment environment_on(const config::Config& config, at::Device device) {
   Environment environment;
   environment.device = device;
-  const at::ScalarType run_dtype = resolve_dtype(config.train.dtype, device.is_cuda() ? at::kBFloat16 : at::kFloat);
-  environment.student_dtype = resolve_dtype(config.student.dtype, run_dtype);
-  environment.teacher_dtype = resolve_dtype(config.teacher.dtype, run_dtype);
+  const at::ScalarType run_dtype =
+      config::scalar_type(config.train.dtype, device.is_cuda() ? at::kBFloat16 : at::kFloat);
+  environment.student_dtype = config::scalar_type(config.student.dtype, run_dtype);
+  environment.teacher_dtype = config::scalar_type(config.teacher.dtype, run_dtype);
   return environment;
 }
 
 absl::StatusOr<Environment> resolve_environment(const config::Config& config, int64_t local_gpu) {
-  const int64_t gpus = metrics::cuda_device_count();
-  if (config.train.device == "cuda" && gpus == 0) {
+  const int64_t gpus = device::cuda_device_count();
+  if (config.train.device == config::DeviceChoice::kCuda && gpus == 0) {
     return absl::FailedPreconditionError(
         "train.device: expected a visible CUDA device, found none; set train.device to cpu or auto, or check the driver "
         "and CUDA_VISIBLE_DEVICES");
   }
-  if (config.train.device != "cpu" && gpus > 0) {
+  if (config.train.device != config::DeviceChoice::kCpu && gpus > 0) {
     if (local_gpu >= gpus) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "local rank %d has no GPU: %d are visible on this host; start at most one rank for each GPU", local_gpu,

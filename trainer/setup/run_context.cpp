@@ -54,7 +54,7 @@ void RunContext::start_watchdog(const launch::StopSignal& stop) {
   const std::string& dir = config_.run.dir;
   const int64_t rank = mesh_->rank;
   launch::WatchdogOptions options;
-  options.who = absl::StrCat("rank ", rank);
+  options.process = absl::StrCat("rank ", rank);
   options.step_timeout = std::chrono::seconds(config_.run.step_timeout_s);
   options.grace = std::chrono::seconds(config_.run.grace_s);
   options.stacks_file = absl::StrCat(dir, "/stacks-rank", rank, ".txt");
@@ -65,7 +65,9 @@ void RunContext::start_watchdog(const launch::StopSignal& stop) {
     }
   };
   watchdog_ = std::make_unique<launch::Watchdog>(std::move(options), stop);
-  mesh_->watch = [watchdog = watchdog_.get()](int64_t step, const char* place) { watchdog->at(step, place); };
+  mesh_->watch = [watchdog = watchdog_.get()](int64_t step, const char* place) {
+    watchdog->report_progress(step, place);
+  };
 }
 
 void RunContext::leave() {

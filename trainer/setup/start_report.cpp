@@ -1,7 +1,7 @@
 #include "trainer/setup/start_report.h"
 
 #include "trainer/config/rules.h"
-#include "trainer/metrics/device.h"
+#include "trainer/device/device_info.h"
 
 namespace distill::trainer {
 namespace {
@@ -19,7 +19,7 @@ int64_t parameter_count(const models::ModelConfig& config) {
 std::string model_line(
     const char* role, const config::ModelSection& section, const models::ModelConfig& config, at::ScalarType dtype) {
   return absl::StrFormat(
-      "%s: %s (%s), %.1f M parameters, computes in %s; %s", role, section.path, section.init,
+      "%s: %s (%s), %.1f M parameters, computes in %s; %s", role, section.path, base::enum_name(section.init),
       static_cast<double>(parameter_count(config)) / 1e6, dtype == at::kFloat ? "float32" : "bfloat16",
       describe_shape(config));
 }
@@ -40,7 +40,7 @@ void add_data_lines(const char* name, const data::Dataset& data, std::vector<std
 std::vector<std::string> start_report(
     const config::Config& config, const Environment& environment, const Inputs& inputs) {
   std::vector<std::string> lines;
-  const metrics::DeviceInfo device = metrics::device_info(environment.device);
+  const device::DeviceInfo device = device::device_info(environment.device);
   lines.push_back(absl::StrFormat(
       "device: %s (%s), %.1f GiB", environment.device.str(), device.name,
       static_cast<double>(device.memory_bytes) / (1 << 30)));

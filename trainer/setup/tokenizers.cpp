@@ -38,7 +38,7 @@ absl::StatusOr<std::optional<base::Digest>> check_tokenizers(const config::Confi
     }
   } else if (!config.teacher.path.empty()) {
     const bool student_lacks = !student->has_value();
-    metrics::log_warning_once(absl::StrCat(
+    metrics::log_warning_rank0(absl::StrCat(
         "student and teacher tokenizers cannot be compared: no tokenizer.json in ",
         student_lacks ? config.student.path : config.teacher.path, "; name one in ",
         student_lacks ? "student.tokenizer" : "teacher.tokenizer"));

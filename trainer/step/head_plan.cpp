@@ -6,7 +6,7 @@ namespace distill::trainer {
 
 int64_t most_valid_tokens(const config::Config& config) {
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
-  return config.data.packing == "pack" ? tokens - 1 : tokens;
+  return config.data.packing == data::PackingMode::kPack ? tokens - 1 : tokens;
 }
 
 absl::StatusOr<losses::ChunkPlan> plan_head(

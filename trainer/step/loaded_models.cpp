@@ -1,5 +1,6 @@
 #include "trainer/step/loaded_models.h"
 
+#include "trainer/config/dtypes.h"
 #include "trainer/device/memory_tracker.h"
 
 namespace distill::trainer {
@@ -36,9 +37,9 @@ LoadedModels load_models(
   }
   sharding::SlotOptions options;
   options.prefetch = parallel.prefetch;
-  options.accumulation =
-      parallel.accumulate == "keep_full" ? sharding::Accumulation::kKeepFull : sharding::Accumulation::kReduceEach;
-  options.reduce_dtype = parallel.reduce_dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
+  options.accumulation = parallel.accumulate == config::Accumulate::kKeepFull ? sharding::Accumulation::kKeepFull
+                                                                              : sharding::Accumulation::kReduceEach;
+  options.reduce_dtype = config::scalar_type(parallel.reduce_dtype);
   options.checks = parallel.debug_checks && !environment.device.is_meta();
   models.slots =
       sharding::make_slots(options, mesh, *models.student, parallel.shard_teacher ? models.teacher.get() : nullptr);

@@ -2,8 +2,8 @@
 
 #include <ATen/record_function.h>
 
+#include "trainer/device/device_hooks.h"
 #include "trainer/device/simulation.h"
-#include "trainer/metrics/device.h"
 
 namespace distill::trainer {
 namespace {
@@ -26,7 +26,7 @@ TrainStep::TrainStep(
       models_(models),
       micro_(config, *models.student, models.teacher.get(), std::move(memory), std::move(block)),
       optimizer_(*models.student, config.optimizer),
-      readout_(
+      readback_(
           models.student->options().device, kStepNumbers,
           /*lag=*/device::has_streams(models.student->options().device) ? 1 : 0,
           std::chrono::seconds(config.parallel.timeout_s)) {
@@ -90,15 +90,15 @@ at::Tensor TrainStep::run(const GlobalBatch& batch, const Options& options) {
 
 void TrainStep::enqueue(const GlobalBatch& batch, const Options& options, metrics::StepRecord record) {
   RECORD_USER_SCOPE("distill::step");
-  const metrics::ForbidSynchronization forbid(config_.parallel.debug_checks);
+  const device::ForbidSynchronization forbid(config_.parallel.debug_checks);
   micro_.observe_phases([this, &record](const char* phase) { mesh_.at(record.step, phase); });
-  readout_.push(run(batch, options));
+  readback_.push(run(batch, options));
   micro_.observe_phases({});
   queued_.push_back(std::move(record));
 }
 
 std::optional<TrainStep::Results> TrainStep::results(bool all) {
-  const auto numbers = readout_.pop(all);
+  const auto numbers = readback_.pop(all);
   if (!numbers) {
     return std::nullopt;
   }

@@ -8,7 +8,7 @@
 
 #include "data/batch.h"
 #include "trainer/config/config.h"
-#include "trainer/metrics/readout.h"
+#include "trainer/metrics/async_readback.h"
 #include "trainer/metrics/step_record.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/sharding/mesh.h"
@@ -72,7 +72,7 @@ class TrainStep {
   LoadedModels& models_;
   MicroBatchRunner micro_;
   optim::AdamW optimizer_;
-  metrics::Readout readout_;
+  metrics::AsyncReadback readback_;
   std::deque<metrics::StepRecord> queued_;
 };
 

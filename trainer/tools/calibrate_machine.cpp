@@ -2,8 +2,9 @@
 
 #include <chrono>
 
+#include "trainer/device/device_hooks.h"
+#include "trainer/device/device_info.h"
 #include "trainer/device/host_slab.h"
-#include "trainer/metrics/device.h"
 #include "trainer/models/ops/attention.h"
 #include "trainer/plan/machine.h"
 #include "trainer/setup/join_ranks.h"
@@ -49,12 +50,12 @@ class Stopwatch {
 
   template <typename Work>
   double timed(const Work& work, int64_t repeats) const {
-    metrics::synchronize(device_);
+    device::synchronize(device_);
     const auto start = std::chrono::steady_clock::now();
     for (int64_t i = 0; i < repeats; ++i) {
       work();
     }
-    metrics::synchronize(device_);
+    device::synchronize(device_);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
@@ -179,12 +180,12 @@ void Calibration::collectives() {
   // A fixed number of rounds on every rank: collectives must match.
   const auto time = [&](const auto& work, int rounds) {
     work();
-    metrics::synchronize(device_);
+    device::synchronize(device_);
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < rounds; ++i) {
       work();
     }
-    metrics::synchronize(device_);
+    device::synchronize(device_);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / rounds;
   };
   const double gather_seconds = time(gather, 20);
@@ -218,10 +219,10 @@ void Calibration::collectives() {
 }
 
 absl::StatusOr<plan::Machine> Calibration::run(const std::string& file) {
-  const metrics::DeviceInfo info = metrics::device_info(device_);
+  const device::DeviceInfo info = device::device_info(device_);
   machine_.name = absl::StrFormat("%s, measured on %d rank(s)", info.name, mesh_.world_size);
   machine_.memory_gib = static_cast<double>(info.memory_bytes) / (1 << 30);
-  machine_.host_gib = static_cast<double>(metrics::device_info(at::kCPU).memory_bytes) / (1 << 30);
+  machine_.host_gib = static_cast<double>(device::device_info(at::kCPU).memory_bytes) / (1 << 30);
   streaming();
   products();
   attention();

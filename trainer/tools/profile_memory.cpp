@@ -25,14 +25,14 @@ constexpr double kGiB = 1 << 30;
 config::Config profiled(config::Config config, const ProfileOptions& options) {
   config.train.steps = options.steps;
   config.train.tokens = 0;
-  config.scheduler.type = "constant";
+  config.scheduler.type = config::LrSchedule::kConstant;
   config.scheduler.warmup_steps = 0;
   config.eval = {};
   config.checkpoint = {};
   config.checkpoint.at_end = false;
   config.profile.trace_steps = 0;
   config.run.dir = options.folder + "/run";
-  config.run.progress = "none";
+  config.run.progress = config::ProgressStyle::kNone;
   return config;
 }
 

@@ -31,7 +31,7 @@ class CheckpointTest : public testing::TestWithParam<bool> {
       .skipped_total = 2,
       .skipped_in_row = 1,
       .evaluated_step = 5,
-      .data_stages = {{0, 0, 100, "pack"}}};
+      .data_stages = {{0, 0, 100, data::PackingMode::kPack}}};
   sharding::Mesh mesh_;
 
   void SetUp() override {

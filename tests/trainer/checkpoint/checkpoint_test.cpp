@@ -90,11 +90,11 @@ TEST_P(CheckpointTest, RetentionCountsOnlyWhatLiesBeforeTheNewOne) {
 
 TEST_P(CheckpointTest, TheDataIsComparedAsOfTheStageItWasSavedIn) {
   TrainedModel run(1);
-  state_.data_stages = {{0, 0, 32, "pack"}, {3, 24, 64, "concat"}};
+  state_.data_stages = {{0, 0, 32, data::PackingMode::kPack}, {3, 24, 64, data::PackingMode::kConcat}};
   const std::string folder = save(run, 7);
   const auto at_stage = [&](const DataStage& stage) {
     RunIdentity own = info_.identity;
-    own.data = stage.seq_len == 64 && stage.packing == "concat" ? own.data : "data of another stage";
+    own.data = stage.seq_len == 64 && stage.packing == data::PackingMode::kConcat ? own.data : "data of another stage";
     return own;
   };
   const auto resumed = resume_from(folder, at_stage, run.model, run.optimizer, mesh_);
@@ -117,7 +117,7 @@ TEST_P(CheckpointTest, TheFormatBeforeIsReadWithTheStageOfItsConfiguration) {
       << "\n";
   const auto resumed = load(folder, run);
   ASSERT_TRUE(resumed.ok()) << resumed.status();
-  EXPECT_EQ(resumed->state.data_stages, (std::vector<DataStage>{{0, 0, 48, "concat"}}));
+  EXPECT_EQ(resumed->state.data_stages, (std::vector<DataStage>{{0, 0, 48, data::PackingMode::kConcat}}));
 }
 
 TEST_P(CheckpointTest, AnotherRunIsRefusedWithBothValuesOfEverythingThatDiffers) {

@@ -15,7 +15,8 @@ using testing::HasSubstr;
 // Two ranks, units of 100 and 70 elements.
 Index sample_index() {
   Index index;
-  index.state = {12, 96, 3072, 1, 0, 10, {{0, 0, 32, "pack"}, {7, 56, 64, "concat"}}};
+  index.state = {
+      12, 96, 3072, 1, 0, 10, {{0, 0, 32, data::PackingMode::kPack}, {7, 56, 64, data::PackingMode::kConcat}}};
   index.info = {{"m", "o", "d", "t"}, "run:\n  dir: x\n", "distill 1", "/models/s"};
   index.shard = 2;
   index.replicate = 3;
@@ -69,7 +70,6 @@ TEST(IndexTest, WhatDoesNotFitIsNamed) {
       {"data_stages[1].first_sample", [](Index& i) { i.state.data_stages[1].first_sample = 0; }},
       {"data_stages[1].step", [](Index& i) { i.state.data_stages[1].step = 13; }},
       {"data_stages[0].seq_len", [](Index& i) { i.state.data_stages[0].seq_len = (1 << 26) + 1; }},
-      {"data_stages[1].packing", [](Index& i) { i.state.data_stages[1].packing = "best"; }},
       {"step", [](Index& i) { i.state.step = -1; }}};
   for (const Case& one : cases) {
     Index index = sample_index();
@@ -78,6 +78,16 @@ TEST(IndexTest, WhatDoesNotFitIsNamed) {
     EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss) << one.says;
     EXPECT_THAT(std::string(read.status().message()), testing::AllOf(HasSubstr("index.json"), HasSubstr(one.says)));
   }
+}
+
+TEST(IndexTest, AnUnknownPackingIsNamed) {
+  std::string text = to_json(sample_index());
+  text.replace(text.find("\"concat\""), 8, "\"best\"");
+  const auto read = parse_index(text, "index.json");
+  EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(
+      std::string(read.status().message()),
+      HasSubstr("data_stages[1].packing: expected pack or concat, found \"best\""));
 }
 
 TEST(IndexTest, AnotherVersionIsNotDamage) {

@@ -5,8 +5,8 @@
 #include <future>
 
 #include "trainer/checkpoint/snapshot.h"
+#include "trainer/device/device_hooks.h"
 #include "trainer/device/host_slab.h"
-#include "trainer/metrics/device.h"
 
 namespace distill::checkpoint {
 namespace {
@@ -35,7 +35,7 @@ class SnapshotGpuTest : public ::testing::Test {
     for (int i = 0; i < 3; ++i) {
       queue_step();
     }
-    metrics::synchronize(device_);
+    device::synchronize(device_);
   }
 
   // Work as a step has it: products, and numbers for the host.
@@ -70,7 +70,7 @@ TEST_F(SnapshotGpuTest, HoldsTheStateFromBeforeTheUpdate) {
   Snapshot snapshot(memory_, device_);
   snapshot.take(tensors_);
   {
-    const metrics::ForbidSynchronization forbid(true); // as in a step under parallel.debug_checks
+    const device::ForbidSynchronization forbid(true); // as in a step under parallel.debug_checks
     auto copy = std::async(std::launch::async, [&] { snapshot.copy(); });
     queue_step();
     snapshot.before_update();

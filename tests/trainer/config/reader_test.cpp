@@ -27,7 +27,7 @@ optimizer: {lr: 3e-4, beta2: .99}
   EXPECT_EQ(result.problems[0].key, "train.micro_batch_size");
   const Config& config = result.config;
   EXPECT_EQ(config.student.path, "a/b");
-  EXPECT_EQ(config.student.init, "random");
+  EXPECT_EQ(config.student.init, ModelInit::kRandom);
   ASSERT_THAT(config.data.train, SizeIs(2));
   EXPECT_EQ(config.data.train[0].path, "one.dtok");
   EXPECT_EQ(config.data.train[0].weight, 1.0);
@@ -155,6 +155,14 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"loss: {divergence: [jsd]}", "loss.divergence", "one of", "a list"},
         BadValue{"loss: {divergence: 3}", "loss.divergence", "one of", "3"},
         BadValue{"loss: {divergence: }", "loss.divergence", "one of", "nothing"},
+        // Activation policies.
+        BadValue{
+            "memory: {activation: kep}", "memory.activation", "auto, keep, recompute, offload, offload_input, or",
+            "\"kep\""},
+        BadValue{
+            "memory: {activation: 'keep*,recompute'}", "memory.activation", "a list of them", "\"keep*,recompute\""},
+        BadValue{"memory: {activation: [keep, keep]}", "memory.activation", "auto, keep", "a list"},
+        BadValue{"memory: {activation: }", "memory.activation", "auto, keep", "nothing"},
         // Texts.
         BadValue{"student: {path: [a]}", "student.path", "text", "a list"},
         BadValue{"student: {path: {a: b}}", "student.path", "text", "a mapping"},
@@ -216,7 +224,7 @@ teacher:
   ASSERT_THAT(result.problems, SizeIs(0)) << report(result.problems);
   EXPECT_EQ(result.config.student.path, "one");
   EXPECT_EQ(result.config.teacher.path, "two");
-  EXPECT_EQ(result.config.teacher.dtype, "bfloat16");
+  EXPECT_EQ(result.config.teacher.dtype, ComputeDtype::kBFloat16);
 }
 
 TEST(Override, WinsOverTheFileAndTheLastOneWins) {

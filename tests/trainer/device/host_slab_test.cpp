@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "trainer/device/host_memory.h"
+
 namespace distill::device {
 namespace {
 

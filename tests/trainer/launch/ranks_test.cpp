@@ -17,7 +17,7 @@ TEST(DetectRanks, NothingSetIsOneProcess) {
   const auto info = detect({});
   ASSERT_TRUE(info.ok());
   EXPECT_EQ(info->world_size, 1);
-  EXPECT_EQ(info->launcher, "single process");
+  EXPECT_EQ(info->launcher, Launcher::kNone);
 }
 
 TEST(DetectRanks, Torchrun) {
@@ -44,7 +44,7 @@ TEST(DetectRanks, SlurmTakesTheFirstHostOfItsList) {
        {"SLURM_NTASKS_PER_NODE", "8"},
        {"SLURM_NODELIST", "gpu[007-008]"}});
   ASSERT_TRUE(info.ok()) << info.status();
-  EXPECT_EQ(info->launcher, "Slurm");
+  EXPECT_EQ(info->launcher, Launcher::kSlurm);
   EXPECT_EQ(info->master_addr, "gpu007");
 }
 
@@ -83,7 +83,7 @@ TEST(DetectRanks, TheListeningSocketIsRankZeros) {
 }
 
 TEST(DetectRanks, OpenMpiAndPmi) {
-  EXPECT_EQ(detect({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}})->launcher, "Open MPI");
+  EXPECT_EQ(detect({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}})->launcher, Launcher::kOpenMpi);
   EXPECT_EQ(detect({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}})->rank, 1);
 }
 

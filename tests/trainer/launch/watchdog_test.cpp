@@ -49,11 +49,12 @@ TEST_F(WatchdogTest, AProcessWithoutProgressEndsWithItsPlaceAndItsStacks) {
   const auto hang = [this] {
     const StopSignal stop;
     Watchdog watchdog(options(milliseconds(200), milliseconds(0)), stop);
-    watchdog.at(7, "backward");
+    watchdog.report_progress(7, "backward");
     a_function_that_waits();
   };
-  EXPECT_EXIT(hang(), testing::ExitedWithCode(1), "rank 3: no progress for .*run.step_timeout_s.*step 7, backward");
-  EXPECT_THAT(stacks(), testing::AllOf(HasSubstr("step 7, backward"), HasSubstr("a_function_that_waits")));
+  EXPECT_EXIT(
+      hang(), testing::ExitedWithCode(1), "rank 3: no progress for .*run.step_timeout_s.*step 7, phase backward");
+  EXPECT_THAT(stacks(), testing::AllOf(HasSubstr("step 7, phase backward"), HasSubstr("a_function_that_waits")));
   EXPECT_EXIT(hang(), testing::ExitedWithCode(1), "more was written");
 }
 
@@ -61,7 +62,7 @@ TEST_F(WatchdogTest, ProgressKeepsTheProcessAlive) {
   const StopSignal stop;
   Watchdog watchdog(options(milliseconds(300), milliseconds(100)), stop);
   for (int step = 0; step < 40; ++step) {
-    watchdog.at(step, "forward");
+    watchdog.report_progress(step, "forward");
     std::this_thread::sleep_for(milliseconds(20));
   }
 }
@@ -72,7 +73,7 @@ TEST_F(WatchdogTest, AProcessThatDoesNotStopWithinItsGraceIsEnded) {
     Watchdog watchdog(options(milliseconds(0), milliseconds(200)), stop);
     std::raise(SIGTERM);
     for (int step = 0;; ++step) { // progress does not help
-      watchdog.at(step, "forward");
+      watchdog.report_progress(step, "forward");
       std::this_thread::sleep_for(milliseconds(5));
     }
   };

@@ -7,7 +7,10 @@
 namespace distill::optim {
 namespace {
 
-config::SchedulerSection scheduler(const char* type, int64_t warmup, double min_ratio = 0, int64_t decay = 0) {
+using config::LrSchedule;
+using enum config::LrSchedule;
+
+config::SchedulerSection scheduler(LrSchedule type, int64_t warmup, double min_ratio = 0, int64_t decay = 0) {
   config::SchedulerSection section;
   section.type = type;
   section.warmup_steps = warmup;
@@ -17,42 +20,42 @@ config::SchedulerSection scheduler(const char* type, int64_t warmup, double min_
 }
 
 TEST(LearningRate, WarmUpRisesLinearlyFromTheFirstStep) {
-  for (const char* type : {"constant", "linear", "cosine", "wsd"}) {
+  for (const LrSchedule type : {kConstant, kLinear, kCosine, kWsd}) {
     const auto section = scheduler(type, 4);
-    EXPECT_DOUBLE_EQ(learning_rate(section, 2.0, 0, 20), 0.5) << type;
-    EXPECT_DOUBLE_EQ(learning_rate(section, 2.0, 1, 20), 1.0) << type;
-    EXPECT_DOUBLE_EQ(learning_rate(section, 2.0, 3, 20), 2.0) << type;
-    EXPECT_DOUBLE_EQ(learning_rate(section, 2.0, 4, 20), 2.0) << type;
+    EXPECT_DOUBLE_EQ(learning_rate(section, 2.0, 0, 20), 0.5) << base::enum_name(type);
+    EXPECT_DOUBLE_EQ(learning_rate(section, 2.0, 1, 20), 1.0) << base::enum_name(type);
+    EXPECT_DOUBLE_EQ(learning_rate(section, 2.0, 3, 20), 2.0) << base::enum_name(type);
+    EXPECT_DOUBLE_EQ(learning_rate(section, 2.0, 4, 20), 2.0) << base::enum_name(type);
   }
 }
 
 TEST(LearningRate, LastStepHasTheMinimum) {
-  for (const char* type : {"linear", "cosine", "wsd"}) {
-    EXPECT_NEAR(learning_rate(scheduler(type, 3, 0.1), 2.0, 49, 50), 0.2, 1e-12) << type;
+  for (const LrSchedule type : {kLinear, kCosine, kWsd}) {
+    EXPECT_NEAR(learning_rate(scheduler(type, 3, 0.1), 2.0, 49, 50), 0.2, 1e-12) << base::enum_name(type);
   }
-  EXPECT_DOUBLE_EQ(learning_rate(scheduler("constant", 3, 0.1), 2.0, 49, 50), 2.0);
+  EXPECT_DOUBLE_EQ(learning_rate(scheduler(kConstant, 3, 0.1), 2.0, 49, 50), 2.0);
 }
 
 TEST(LearningRate, ShapesHalfWay) {
-  EXPECT_DOUBLE_EQ(learning_rate(scheduler("linear", 0), 1.0, 50, 101), 0.5);
-  EXPECT_NEAR(learning_rate(scheduler("cosine", 0), 1.0, 50, 101), 0.5, 1e-12);
-  EXPECT_NEAR(learning_rate(scheduler("cosine", 0), 1.0, 25, 101), 0.5 * (1 + std::cos(std::numbers::pi / 4)), 1e-12);
+  EXPECT_DOUBLE_EQ(learning_rate(scheduler(kLinear, 0), 1.0, 50, 101), 0.5);
+  EXPECT_NEAR(learning_rate(scheduler(kCosine, 0), 1.0, 50, 101), 0.5, 1e-12);
+  EXPECT_NEAR(learning_rate(scheduler(kCosine, 0), 1.0, 25, 101), 0.5 * (1 + std::cos(std::numbers::pi / 4)), 1e-12);
 }
 
 TEST(LearningRate, WsdIsFlatUntilItsDecay) {
-  const auto section = scheduler("wsd", 10, 0, 20);
+  const auto section = scheduler(kWsd, 10, 0, 20);
   for (int64_t step = 10; step <= 80; ++step) {
     EXPECT_DOUBLE_EQ(learning_rate(section, 3.0, step, 100), 3.0) << step;
   }
   EXPECT_LT(learning_rate(section, 3.0, 81, 100), 3.0);
   EXPECT_DOUBLE_EQ(learning_rate(section, 3.0, 99, 100), 0.0);
   // Unset, the decay takes the last tenth.
-  EXPECT_DOUBLE_EQ(learning_rate(scheduler("wsd", 0), 3.0, 90, 100), 3.0);
-  EXPECT_LT(learning_rate(scheduler("wsd", 0), 3.0, 91, 100), 3.0);
+  EXPECT_DOUBLE_EQ(learning_rate(scheduler(kWsd, 0), 3.0, 90, 100), 3.0);
+  EXPECT_LT(learning_rate(scheduler(kWsd, 0), 3.0, 91, 100), 3.0);
 }
 
 TEST(LearningRate, RunOfOneStepHasTheFullRate) {
-  EXPECT_DOUBLE_EQ(learning_rate(scheduler("cosine", 0), 1.0, 0, 1), 1.0);
+  EXPECT_DOUBLE_EQ(learning_rate(scheduler(kCosine, 0), 1.0, 0, 1), 1.0);
 }
 
 } // namespace

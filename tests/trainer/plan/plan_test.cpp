@@ -37,10 +37,10 @@ models::ModelConfig llama_8b() {
 config::Config settings(int64_t ranks, const std::string& activation = "keep") {
   config::Config config;
   config.data.seq_len = 4096;
-  config.data.packing = "concat";
+  config.data.packing = data::PackingMode::kConcat;
   config.train.micro_batch_size = 2;
   config.train.global_batch_size = 2 * ranks;
-  config.memory.activation = activation;
+  config.memory.activation = *config::parse_activation(activation);
   return config;
 }
 
@@ -133,7 +133,7 @@ TEST(Plan, OffloadedBytesAreOnTheHost) {
 
 TEST(Plan, OptimizerStateOnTheHostLeavesTheDevice) {
   config::Config config = settings(4);
-  config.memory.optimizer = "host";
+  config.memory.optimizer = config::OptimizerMemory::kHost;
   const Plan plan = plan_of(config, 4, llama_8b(), llama_8b());
   EXPECT_EQ(highest(plan, Category::kMaster), 0);
   EXPECT_LE(highest(plan, Category::kMoments), 512); // the step counter
@@ -145,17 +145,18 @@ TEST(Plan, OptimizerStateOnTheHostLeavesTheDevice) {
 
 // 12 bytes a parameter each way at 54 GB/s against what runs meanwhile: the next step's teacher and forward pass.
 TEST(Plan, OptimizerStateOnTheHostCostsWhatTheNextStepDoesNotHide) {
-  const auto seconds = [](int64_t sequences, const std::string& optimizer) {
+  using enum config::OptimizerMemory;
+  const auto seconds = [](int64_t sequences, config::OptimizerMemory optimizer) {
     config::Config config = settings(1);
     config.train.micro_batch_size = config.train.global_batch_size = sequences;
     config.memory.optimizer = optimizer;
     return plan_of(config, 1, llama_1b(), llama_8b()).time;
   };
   constexpr double kCopies = 12 * 1.5e9 / 54e9; // 0.33 s
-  const double cost = seconds(2, "host").total() - seconds(2, "device").total();
-  const double hidden = seconds(2, "device").phases[0] + seconds(2, "device").phases[1];
+  const double cost = seconds(2, kHost).total() - seconds(2, kDevice).total();
+  const double hidden = seconds(2, kDevice).phases[0] + seconds(2, kDevice).phases[1];
   EXPECT_NEAR(cost, kCopies - hidden, 0.05);
-  EXPECT_LT(seconds(8, "host").total(), 1.03 * seconds(8, "device").total()) << "hidden by 32768 tokens' work";
+  EXPECT_LT(seconds(8, kHost).total(), 1.03 * seconds(8, kDevice).total()) << "hidden by 32768 tokens' work";
 }
 
 // Every mix by itself, without the solver's short cuts.
@@ -171,8 +172,7 @@ TEST(Plan, AutomaticPoliciesAreTheFastestOfAllMixesThatFit) {
   for (int64_t keep = 0; keep <= 6; ++keep) {
     for (int64_t recompute = 0; keep + recompute <= 6; ++recompute) {
       for (int64_t offload = 0; keep + recompute + offload <= 6; ++offload) {
-        config.memory.activation =
-            models::policies_text(arrange({keep, recompute, offload, 6 - keep - recompute - offload}));
+        config.memory.activation = arrange({keep, recompute, offload, 6 - keep - recompute - offload});
         mixes.push_back(plan_of(config, 2, student, teacher));
       }
     }
@@ -181,7 +181,7 @@ TEST(Plan, AutomaticPoliciesAreTheFastestOfAllMixesThatFit) {
   const auto [least, most] = std::minmax_element(
       mixes.begin(), mixes.end(), [](const Plan& a, const Plan& b) { return a.memory.peak() < b.memory.peak(); });
   const int64_t lowest = least->memory.peak(), highest = most->memory.peak();
-  config.memory.activation = "auto";
+  config.memory.activation = config::AutomaticPolicies{};
   std::set<std::string> found;
   for (int64_t i = 0; i <= 20; ++i) {
     const int64_t budget = lowest + (highest - lowest) * i / 20;
@@ -213,6 +213,7 @@ TEST(Plan, AThousandRanksWithReplicas) {
 }
 
 TEST(Plan, AutomaticPoliciesFitTheBudgetAndAreNoSlowerThanUniformOnes) {
+  using enum models::ActivationPolicy;
   for (const double budget : {39.0, 40.0, 42.5, 45.0, 47.0, 50.0, 52.5, 55.0, 58.0, 62.0, 70.0, 100.0}) {
     config::Config config = settings(4, "auto");
     config.memory.budget_gib = budget;
@@ -220,11 +221,11 @@ TEST(Plan, AutomaticPoliciesFitTheBudgetAndAreNoSlowerThanUniformOnes) {
     EXPECT_TRUE(best.fits()) << budget;
     EXPECT_LE(best.memory.peak(), budget * kGiB);
     EXPECT_EQ(best.mixes, 6545); // 32 blocks under 4 policies: (35 choose 3)
-    for (const models::ActivationPolicy policy : models::kActivationPolicies) {
-      config.memory.activation = models::policy_name(policy);
+    for (const models::ActivationPolicy policy : {kKeep, kRecompute, kOffload, kOffloadInput}) {
+      config.memory.activation = policy;
       const Plan uniform = plan_of(config, 4, llama_8b(), llama_8b());
       if (uniform.fits()) {
-        EXPECT_LE(best.time.total(), uniform.time.total() * 1.000001) << budget << " " << config.memory.activation;
+        EXPECT_LE(best.time.total(), uniform.time.total() * 1.000001) << budget << " " << base::enum_name(policy);
       }
     }
   }
@@ -256,7 +257,7 @@ TEST(Plan, AccumulationHoldsGradientShardsBesideActivations) {
   const auto more = static_cast<double>(four.memory.peak() - one.memory.peak());
   EXPECT_GT(more, 7.5e9);
   EXPECT_LT(more, 10e9);
-  config.parallel.accumulate = "keep_full";
+  config.parallel.accumulate = config::Accumulate::kKeepFull;
   EXPECT_GT(plan_of(config, 4, llama_8b(), llama_8b()).memory.peak(), one.memory.peak() + int64_t{25'000'000'000});
   EXPECT_NEAR(four.time.tokens_per_second / one.time.tokens_per_second, 1.0, 0.05);
 }
@@ -265,7 +266,7 @@ TEST(Plan, AccumulationHoldsGradientShardsBesideActivations) {
 TEST(Plan, SpeedsAreThoseMeasured) {
   const auto expect = [](int64_t ranks, const models::ModelConfig& student, const std::string& activation,
                          double tokens_per_second, int64_t sequences = 2, int64_t vocab = 128256,
-                         const std::string& optimizer = "device") {
+                         config::OptimizerMemory optimizer = config::OptimizerMemory::kDevice) {
     config::Config config = settings(ranks, activation);
     config.train.micro_batch_size = sequences;
     config.train.global_batch_size = sequences * ranks;
@@ -274,7 +275,8 @@ TEST(Plan, SpeedsAreThoseMeasured) {
     own.vocab_size = teacher.vocab_size = vocab;
     const Plan plan = plan_of(config, ranks, own, teacher);
     EXPECT_NEAR(plan.time.tokens_per_second, tokens_per_second, 0.1 * tokens_per_second)
-        << ranks << " ranks, hidden " << student.hidden_size << ", " << activation << ", optimizer on " << optimizer;
+        << ranks << " ranks, hidden " << student.hidden_size << ", " << activation << ", optimizer on "
+        << base::enum_name(optimizer);
   };
   const models::ModelConfig llama_3b = llama(3072, 8192, 28, 24, 8, 128);
   expect(1, llama_1b(), "keep", 23181);
@@ -291,8 +293,8 @@ TEST(Plan, SpeedsAreThoseMeasured) {
   expect(4, llama_8b(), "keep", 34792, 4);
   expect(4, llama_3b, "keep", 52908);
   expect(4, llama_1b(), "keep", 83168);
-  expect(1, llama_1b(), "keep", 18005, 2, 128256, "host");
-  expect(2, llama_3b, "keep", 18247, 2, 128256, "host");
+  expect(1, llama_1b(), "keep", 18005, 2, 128256, config::OptimizerMemory::kHost);
+  expect(2, llama_3b, "keep", 18247, 2, 128256, config::OptimizerMemory::kHost);
 }
 
 TEST(Plan, ImpossibleRanksNameTheKey) {

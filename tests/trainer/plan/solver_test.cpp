@@ -37,7 +37,7 @@ double best_by_brute_force(int64_t blocks, const Prices& prices, int64_t budget)
   for (int64_t code = 0; code < (int64_t{1} << (2 * blocks)); ++code) {
     Policies policies;
     for (int64_t i = 0; i < blocks; ++i) {
-      policies.push_back(models::kActivationPolicies[(code >> (2 * i)) & 3]);
+      policies.push_back(static_cast<ActivationPolicy>((code >> (2 * i)) & 3));
     }
     if (prices.memory(policies) <= budget) {
       best = std::min(best, prices.time(policies));
@@ -79,24 +79,6 @@ TEST(Arrange, SpreadsOffloadedBlocksAndKeepsTheLastOnes) {
     EXPECT_EQ(std::count(policies.begin(), policies.end(), ActivationPolicy::kOffload), offload);
     EXPECT_EQ(std::count(policies.begin(), policies.end(), ActivationPolicy::kKeep), 5);
     EXPECT_EQ(static_cast<int64_t>(policies.size()), 10 + offload);
-  }
-}
-
-TEST(Policies, TextReadsBack) {
-  for (const char* text : {"keep", "recompute*3,keep", "offload,keep*2,offload_input"}) {
-    const auto policies = models::parse_policies(text, 4);
-    ASSERT_TRUE(policies.ok()) << policies.status();
-    EXPECT_EQ(policies->size(), 4U);
-    EXPECT_EQ(models::policies_text(*policies), text);
-  }
-}
-
-TEST(Policies, ErrorsSayWhatWasExpectedAndFound) {
-  EXPECT_THAT(
-      std::string(models::parse_policies("keep*3", 4).status().message()),
-      testing::HasSubstr("policies for the student's 4 blocks, found 3"));
-  for (const char* text : {"", "kep", "keep*0", "keep*-1", "keep*2*2", "keep,", "keep*99999999999", "keep*x"}) {
-    EXPECT_FALSE(models::check_policies(text).ok()) << text;
   }
 }
 

@@ -1,4 +1,4 @@
-#include "trainer/metrics/jsonl.h"
+#include "trainer/metrics/json_lines.h"
 
 #include <unistd.h>
 
@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/base/json.h"
+#include "data/base/status_macros.h"
 
 namespace distill::metrics {
 namespace {
@@ -19,15 +20,15 @@ bool is_kept(const nlohmann::ordered_json& record, const KeptSteps& kept) {
   return record_step(record).value_or(0) <= (record.contains("eval") ? kept.last_evaluation : kept.last_step);
 }
 
-// The whole lines that stay.
+// The lines that are kept.
 absl::StatusOr<std::string> kept_lines(const std::string& path, const KeptSteps& steps) {
   std::string kept;
-  const absl::Status status = for_each_record(path, [&](const std::string& line, const nlohmann::ordered_json& record) {
+  RETURN_IF_ERROR(for_each_record(path, [&](const std::string& line, const nlohmann::ordered_json& record) {
     if (is_kept(record, steps)) {
       kept += line + "\n";
     }
-  });
-  return status.ok() ? absl::StatusOr<std::string>(std::move(kept)) : status;
+  }));
+  return kept;
 }
 
 absl::Status file_error(const std::string& path, const char* action) {
@@ -47,7 +48,7 @@ absl::Status for_each_record(
     return absl::InternalError(
         absl::StrCat(path, ": cannot open: ", error ? error.message() : std::string(std::strerror(errno))));
   }
-  for (std::string line; std::getline(file, line) && !file.eof();) { // the end of the file: no newline, a torn line
+  for (std::string line; std::getline(file, line) && !file.eof();) { // eof: a last line without its newline is torn
     const auto record = base::parse_json(line, path, kMaxDepth);
     if (record.ok() && record->is_object()) {
       visit(line, *record);
@@ -67,10 +68,7 @@ std::optional<int64_t> record_step(const nlohmann::ordered_json& record) {
 }
 
 absl::StatusOr<JsonLines> JsonLines::open(const std::string& path, const KeptSteps& steps) {
-  const auto kept = kept_lines(path, steps);
-  if (!kept.ok()) {
-    return kept.status();
-  }
+  ASSIGN_OR_RETURN(const std::string kept, kept_lines(path, steps));
   const std::string partial = path + ".partial";
   JsonLines lines;
   lines.path_ = path;
@@ -78,7 +76,7 @@ absl::StatusOr<JsonLines> JsonLines::open(const std::string& path, const KeptSte
   if (!lines.file_) {
     return file_error(partial, "create");
   }
-  if (std::fwrite(kept->data(), 1, kept->size(), lines.file_.get()) != kept->size() ||
+  if (std::fwrite(kept.data(), 1, kept.size(), lines.file_.get()) != kept.size() ||
       std::fflush(lines.file_.get()) != 0 || ::fsync(::fileno(lines.file_.get())) != 0) {
     return file_error(partial, "write");
   }

@@ -1,8 +1,6 @@
-#include "apps/distill/exit_code.h"
+#include "trainer/launch/exit_code.h"
 
-#include <cstdio>
-
-namespace distill::cli {
+namespace distill::launch {
 
 ExitCode exit_code(const absl::Status& status) {
   switch (status.code()) {
@@ -22,11 +20,4 @@ ExitCode exit_code(const absl::Status& status) {
   }
 }
 
-ExitCode fail(const absl::Status& status) {
-  std::fflush(stdout);
-  const std::string message(status.message());
-  std::fprintf(stderr, "distill: error: %s\n", message.c_str());
-  return exit_code(status);
-}
-
-} // namespace distill::cli
+} // namespace distill::launch

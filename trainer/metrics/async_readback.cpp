@@ -1,4 +1,4 @@
-#include "trainer/metrics/readout.h"
+#include "trainer/metrics/async_readback.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -10,13 +10,12 @@ namespace distill::metrics {
 
 namespace {
 
-// Looked at again and again: an event's own wait has no end when the device hangs.
+// Polls the event, since its own wait would never return when the device hangs.
 void wait_for(const c10::Event& event, std::chrono::milliseconds timeout) {
   const auto end = std::chrono::steady_clock::now() + timeout;
   while (!event.query()) {
     if (std::chrono::steady_clock::now() > end) {
-      throw DeviceTimeout(
-          absl::StrFormat("the device did not finish a step within %d s of being waited for", timeout.count() / 1000));
+      throw DeviceTimeout(absl::StrFormat("the device did not finish a step within %d s", timeout.count() / 1000));
     }
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
@@ -24,39 +23,39 @@ void wait_for(const c10::Event& event, std::chrono::milliseconds timeout) {
 
 } // namespace
 
-Readout::Readout(c10::Device device, int64_t count, int64_t lag, std::chrono::milliseconds timeout)
+AsyncReadback::AsyncReadback(c10::Device device, int64_t count, int64_t lag, std::chrono::milliseconds timeout)
     : device_(device), count_(count), lag_(lag), timeout_(timeout) {}
 
-void Readout::push(const at::Tensor& numbers) {
+void AsyncReadback::push(const at::Tensor& numbers) {
   TORCH_CHECK(
-      numbers.scalar_type() == at::kDouble && numbers.numel() == count_, "readout: expected ", count_,
+      numbers.scalar_type() == at::kDouble && numbers.numel() == count_, "AsyncReadback: expected ", count_,
       " fp64 numbers, found ", numbers.sizes(), " of ", numbers.scalar_type());
   if (free_.empty()) {
-    Pending fresh;
+    Slot fresh;
     fresh.host = at::empty({count_}, at::TensorOptions().dtype(at::kDouble).pinned_memory(device_.is_cuda()));
     if (device::has_streams(device_)) {
-      fresh.arrived = std::make_unique<c10::Event>(device_.type());
+      fresh.copied = std::make_unique<c10::Event>(device_.type());
     }
     free_.push_back(std::move(fresh));
   }
-  Pending slot = std::move(free_.front());
+  Slot slot = std::move(free_.front());
   free_.pop_front();
   slot.host.copy_(numbers, /*non_blocking=*/true);
-  if (slot.arrived) {
-    slot.arrived->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  if (slot.copied) {
+    slot.copied->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   }
   pending_.push_back(std::move(slot));
 }
 
-std::optional<std::vector<double>> Readout::pop(bool all) {
+std::optional<std::vector<double>> AsyncReadback::pop(bool all) {
   const auto outstanding = static_cast<int64_t>(pending_.size());
   if (outstanding == 0 || (!all && outstanding <= lag_)) {
     return std::nullopt;
   }
-  Pending slot = std::move(pending_.front());
+  Slot slot = std::move(pending_.front());
   pending_.pop_front();
-  if (slot.arrived) {
-    wait_for(*slot.arrived, timeout_);
+  if (slot.copied) {
+    wait_for(*slot.copied, timeout_);
   }
   const auto* data = slot.host.const_data_ptr<double>();
   std::vector<double> numbers(data, data + count_);

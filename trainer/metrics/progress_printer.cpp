@@ -1,4 +1,4 @@
-#include "trainer/metrics/progress.h"
+#include "trainer/metrics/progress_printer.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -15,20 +15,21 @@ size_t terminal_columns() {
 
 } // namespace
 
-Progress::Progress(const std::string& mode, int64_t every) : every_(std::max<int64_t>(1, every)) {
+ProgressPrinter::ProgressPrinter(config::ProgressStyle style, int64_t every) : every_(std::max<int64_t>(1, every)) {
   const bool terminal = isatty(STDOUT_FILENO) == 1;
-  bar_ = mode == "bar" || (mode == "auto" && terminal);
-  lines_ = mode == "lines" || (mode == "auto" && !terminal);
+  using config::ProgressStyle;
+  bar_ = style == ProgressStyle::kBar || (style == ProgressStyle::kAuto && terminal);
+  lines_ = style == ProgressStyle::kLines || (style == ProgressStyle::kAuto && !terminal);
 }
 
-Progress::~Progress() {
+ProgressPrinter::~ProgressPrinter() {
   if (bar_shown_) {
     std::fputs("\n", stdout);
     std::fflush(stdout);
   }
 }
 
-void Progress::step(const StepRecord& record) {
+void ProgressPrinter::step(const StepRecord& record) {
   const bool due = record.step % every_ == 0 || record.step == record.total_steps || record.skipped;
   if (lines_ && due) {
     std::puts(step_line(record).c_str());
@@ -45,13 +46,13 @@ void Progress::step(const StepRecord& record) {
   }
 }
 
-void Progress::message(const std::string& line) {
+void ProgressPrinter::message(const std::string& line) {
   clear_bar();
   std::puts(line.c_str());
   std::fflush(stdout);
 }
 
-void Progress::clear_bar() {
+void ProgressPrinter::clear_bar() {
   if (bar_shown_) {
     std::fputs("\r\033[K", stdout);
     bar_shown_ = false;

@@ -1,26 +1,25 @@
-#include <absl/strings/match.h>
+#include "trainer/tools/inspect_run.h"
+
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "apps/distill/inspect.h"
-#include "data/base/json.h"
+#include "data/base/status_macros.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/config/field.h"
 #include "trainer/config/reader.h"
 #include "trainer/config/rules.h"
-#include "trainer/metrics/jsonl.h"
+#include "trainer/metrics/json_lines.h"
 
-namespace distill::cli {
-
+namespace distill::trainer {
 namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-constexpr int64_t kMaxIndexBytes = int64_t{1} << 30;
 
 // The last step's and the last evaluation's objects of metrics.jsonl; null where there is none.
 struct LastMetrics {
@@ -30,10 +29,10 @@ struct LastMetrics {
 
 absl::StatusOr<LastMetrics> last_metrics(const fs::path& file) {
   LastMetrics last;
-  const absl::Status status = metrics::for_each_record(file.string(), [&](const std::string&, const Json& record) {
+  RETURN_IF_ERROR(metrics::for_each_record(file.string(), [&](const std::string&, const Json& record) {
     (record.contains("eval") ? last.eval : last.step) = record;
-  });
-  return status.ok() ? absl::StatusOr<LastMetrics>(std::move(last)) : status;
+  }));
+  return last;
 }
 
 std::string metrics_text(const std::string& title, const Json& values) {
@@ -84,17 +83,13 @@ std::string member_text(const Json& object, const char* key) {
 
 } // namespace
 
-absl::StatusOr<std::string> describe_run(const std::string& folder) {
+absl::StatusOr<std::string> inspect_run(const std::string& folder) {
   const fs::path root = folder;
   const config::ReadResult read = config::read_file((root / "config.yaml").string(), {});
   if (!read.problems.empty()) {
     return absl::InvalidArgumentError(config::report(read.problems));
   }
-  const auto metrics = last_metrics(root / "metrics.jsonl");
-  if (!metrics.ok()) {
-    return metrics.status();
-  }
-  const LastMetrics& last = *metrics;
+  ASSIGN_OR_RETURN(const LastMetrics last, last_metrics(root / "metrics.jsonl"));
   const std::string steps_done = last.step.is_object() ? member_text(last.step, "step") : "0";
   std::error_code error;
   std::string text = absl::StrFormat("%-24s %s\n", "run folder", folder);
@@ -113,48 +108,4 @@ absl::StatusOr<std::string> describe_run(const std::string& folder) {
   return text;
 }
 
-absl::StatusOr<std::string> describe_checkpoint(const std::string& folder) {
-  const std::string file = (fs::path(folder) / checkpoint::kIndexFile).string();
-  const auto content = base::read_text_file(file, kMaxIndexBytes);
-  if (!content.ok()) {
-    return content.status();
-  }
-  const auto index = checkpoint::parse_index(*content, file);
-  if (!index.ok()) {
-    return index.status();
-  }
-  std::error_code error;
-  std::string text;
-  const auto line = [&](const char* name, const std::string& value) {
-    absl::StrAppendFormat(&text, "%-16s %s\n", name, value);
-  };
-  line("checkpoint", folder);
-  line("complete", fs::exists(fs::path(folder) / checkpoint::kMarkerFile, error) ? "yes" : "no, it is not used");
-  line("written by", absl::StrCat(index->info.program, ", format version ", index->version));
-  line("step", absl::StrCat(index->state.step));
-  line("samples", absl::StrCat(index->state.samples));
-  line("tokens", absl::StrCat(index->state.tokens));
-  line("skipped_total", absl::StrCat(index->state.skipped_total));
-  line("ranks", absl::StrCat("sharded over ", index->shard, ", ", index->replicate, " replica(s)"));
-  line("model", index->info.identity.model);
-  line("optimizer", index->info.identity.optimizer);
-  line("data", index->info.identity.data);
-  for (const checkpoint::DataStage& stage : index->state.data_stages) {
-    line(
-        "data stage",
-        absl::StrFormat("from sample %d: seq_len %d, %s", stage.first_sample, stage.seq_len, stage.packing));
-  }
-  line("tokenizer", index->info.identity.tokenizer);
-  int64_t bytes = 0;
-  for (const checkpoint::ShardFile& shard : index->files) {
-    bytes += shard.bytes;
-  }
-  line("files", absl::StrCat(index->files.size(), " shards, ", bytes, " bytes"));
-  line("units", absl::StrCat(index->units.size()));
-  for (const checkpoint::Unit& unit : index->units) {
-    absl::StrAppendFormat(&text, "  %-14s %d elements\n", unit.name, unit.numel);
-  }
-  return text;
-}
-
-} // namespace distill::cli
+} // namespace distill::trainer

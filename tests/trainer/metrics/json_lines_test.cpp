@@ -1,4 +1,4 @@
-#include "trainer/metrics/jsonl.h"
+#include "trainer/metrics/json_lines.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 class JsonLinesTest : public testing::Test {
  protected:
-  std::string path_ = testing::TempDir() + "jsonl_test.jsonl";
+  std::string path_ = testing::TempDir() + "json_lines_test.jsonl";
 
   void SetUp() override {
     std::filesystem::remove_all(path_);

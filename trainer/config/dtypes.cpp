@@ -1,0 +1,34 @@
+#include "trainer/config/dtypes.h"
+
+namespace distill::config {
+
+at::ScalarType scalar_type(ComputeDtype dtype, at::ScalarType automatic) {
+  switch (dtype) {
+    case ComputeDtype::kAuto:
+      break;
+    case ComputeDtype::kFloat32:
+      return at::kFloat;
+    case ComputeDtype::kBFloat16:
+      return at::kBFloat16;
+  }
+  return automatic;
+}
+
+at::ScalarType scalar_type(ReduceDtype dtype) {
+  return dtype == ReduceDtype::kBFloat16 ? at::kBFloat16 : at::kFloat;
+}
+
+at::ScalarType scalar_type(StoredDtype dtype, const models::ModelConfig& model) {
+  switch (dtype == StoredDtype::kAuto ? *base::enum_named<StoredDtype>(model.dtype) : dtype) {
+    case StoredDtype::kAuto:
+    case StoredDtype::kFloat32:
+      break;
+    case StoredDtype::kBFloat16:
+      return at::kBFloat16;
+    case StoredDtype::kFloat16:
+      return at::kHalf;
+  }
+  return at::kFloat;
+}
+
+} // namespace distill::config

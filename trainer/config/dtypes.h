@@ -1,0 +1,17 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include "trainer/config/config.h"
+#include "trainer/models/model_config.h"
+
+// What the configuration's dtypes are in ATen.
+namespace distill::config {
+
+// `automatic`: what auto stands for.
+at::ScalarType scalar_type(ComputeDtype dtype, at::ScalarType automatic);
+at::ScalarType scalar_type(ReduceDtype dtype);
+// auto stands for the dtype that the model's folder is stored in.
+at::ScalarType scalar_type(StoredDtype dtype, const models::ModelConfig& model);
+
+} // namespace distill::config

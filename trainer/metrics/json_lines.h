@@ -1,0 +1,54 @@
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+namespace distill::metrics {
+
+// Calls `visit` for every whole line of a JSON-lines file that is an object, in order, with its text and parsed. All
+// other lines are skipped, a torn last line among them. A missing file has no lines. The content is not trusted (see
+// base::parse_json). Internal: the file cannot be read to its end.
+absl::Status for_each_record(
+    const std::string& path,
+    const std::function<void(const std::string& line, const nlohmann::ordered_json& record)>& visit);
+
+// The record's "step"; nullopt: it has none.
+std::optional<int64_t> record_step(const nlohmann::ordered_json& record);
+
+// Which records of an earlier part of the run are kept when it is resumed.
+struct KeptSteps {
+  int64_t last_step = 0; // of steps
+  int64_t last_evaluation = -1; // of evaluations: the step that they follow
+};
+
+// A JSON-lines file that is appended to. Every line is written and flushed as a whole, so that a killed run leaves at
+// most one torn line.
+class JsonLines {
+ public:
+  // Opens the file for appending. Records that are not kept and a torn last line are removed first, so that a resumed
+  // run holds every step and every evaluation once. On an error the file is left as it was.
+  static absl::StatusOr<JsonLines> open(const std::string& path, const KeptSteps& kept);
+
+  absl::Status append(const std::string& line);
+  // When this returns ok, all appended lines are on the disk. May run on another thread than append().
+  absl::Status sync() const;
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const {
+      std::fclose(file);
+    }
+  };
+  std::string path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+} // namespace distill::metrics

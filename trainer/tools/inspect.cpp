@@ -1,0 +1,66 @@
+#include "trainer/tools/inspect.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <filesystem>
+
+#include "data/base/status_macros.h"
+#include "data/inspect.h"
+#include "data/shard.h"
+#include "data/tokenizer.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/hf/describe_model.h"
+#include "trainer/tools/inspect_checkpoint.h"
+#include "trainer/tools/inspect_run.h"
+
+namespace distill::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::StatusOr<std::string> tokenizer_line(const std::string& folder) {
+  const std::string file = (fs::path(folder) / "tokenizer.json").string();
+  std::error_code error;
+  if (!fs::exists(file, error)) {
+    return std::string("  tokenizer hash: none\n");
+  }
+  ASSIGN_OR_RETURN(const data::Tokenizer tokenizer, data::read_tokenizer(file));
+  return absl::StrCat(
+      "  tokenizer hash: ", base::hex(tokenizer.hash()), " (", tokenizer.model, ", ", tokenizer.tokens.size(),
+      " tokens)\n");
+}
+
+// The folder's tensors are checked against its config.json.
+absl::StatusOr<std::string> inspect_model(const std::string& folder) {
+  ASSIGN_OR_RETURN(const std::string model, hf::describe_model(folder));
+  ASSIGN_OR_RETURN(const std::string tokenizer, tokenizer_line(folder));
+  return model + tokenizer;
+}
+
+} // namespace
+
+absl::StatusOr<std::string> inspect(const std::string& path) {
+  std::error_code error;
+  const auto holds = [&](const char* name) { return fs::exists(fs::path(path) / name, error); };
+  if (!fs::exists(path, error)) {
+    return absl::NotFoundError(absl::StrCat(path, ": no such file or folder"));
+  }
+  if (fs::is_regular_file(path, error) || data::is_token_data(path)) {
+    return data::describe_data(path);
+  }
+  if (holds("config.yaml")) {
+    return inspect_run(path);
+  }
+  if (holds(checkpoint::kIndexFile)) {
+    return inspect_checkpoint(path);
+  }
+  if (holds("config.json")) {
+    return inspect_model(path);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      path, ": expected a token shard, a folder of them (*", data::kShardExtension,
+      "), a model folder (config.json), a run folder (config.yaml) or a checkpoint (", checkpoint::kIndexFile,
+      "), found none of these"));
+}
+
+} // namespace distill::trainer

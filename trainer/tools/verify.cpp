@@ -1,0 +1,77 @@
+#include "trainer/tools/verify.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
+
+#include <filesystem>
+
+#include "data/base/status_macros.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/checkpoint/verify.h"
+#include "trainer/hf/model_checksums.h"
+
+namespace distill::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+using Report = std::function<void(const std::string& line)>;
+
+bool holds(const fs::path& folder, const char* name) {
+  std::error_code error;
+  return fs::exists(folder / name, error);
+}
+
+absl::Status verify_checkpoint(const std::string& folder, const Report& report) {
+  ASSIGN_OR_RETURN(const checkpoint::VerifiedCheckpoint verified, checkpoint::verify_checkpoint(folder));
+  report(absl::StrFormat(
+      "%s: checkpoint of step %d, %d files, %d bytes: every checksum fits", folder, verified.step, verified.files,
+      verified.bytes));
+  return absl::OkStatus();
+}
+
+absl::Status verify_model(const std::string& folder, const Report& report) {
+  ASSIGN_OR_RETURN(const hf::VerifiedFolder verified, hf::verify_model_folder(folder));
+  report(absl::StrFormat(
+      "%s: model folder, %d files, %d bytes: every checksum fits", folder, verified.files, verified.bytes));
+  return absl::OkStatus();
+}
+
+absl::Status verify_run(const std::string& folder, const Report& report) {
+  std::vector<absl::Status> results;
+  for (const auto& [step, path] : checkpoint::complete_checkpoints(folder)) {
+    results.push_back(verify_checkpoint(path.string(), report));
+  }
+  if (const fs::path model = fs::path(folder) / "model"; holds(model, "config.json")) {
+    results.push_back(verify_model(model.string(), report));
+  }
+  if (results.empty()) {
+    return absl::NotFoundError(folder + ": a run folder without a complete checkpoint or a model");
+  }
+  std::vector<std::string> problems;
+  for (const absl::Status& result : results) {
+    if (!result.ok()) {
+      problems.emplace_back(result.message());
+    }
+  }
+  return problems.empty() ? absl::OkStatus() : absl::DataLossError(absl::StrJoin(problems, "\n"));
+}
+
+} // namespace
+
+absl::Status verify(const std::string& path, const Report& report) {
+  if (holds(path, checkpoint::kMarkerFile) || holds(path, checkpoint::kIndexFile)) {
+    return verify_checkpoint(path, report);
+  }
+  if (holds(path, "config.json") || holds(path, hf::kChecksumsFile)) {
+    return verify_model(path, report);
+  }
+  if (holds(path, "config.yaml") || holds(path, "checkpoints")) {
+    return verify_run(path, report);
+  }
+  return absl::NotFoundError(absl::StrCat(
+      path, ": expected a checkpoint (", checkpoint::kMarkerFile,
+      "), a model folder (config.json) or a run folder (config.yaml), found none of these"));
+}
+
+} // namespace distill::trainer

@@ -224,7 +224,7 @@ absl::Status Trainer::run_steps() {
 }
 
 absl::StatusOr<std::optional<GlobalBatch>> Trainer::next_batch() {
-  mesh_.at(state_.step + 1, "data");
+  mesh_.report_progress(state_.step + 1, "data");
   ASSIGN_OR_RETURN(std::optional<GlobalBatch> batch, loader_->next());
   if (batch && start_.show_samples && state_.step + 1 == last_step_) {
     RETURN_IF_ERROR(show_samples());
@@ -311,7 +311,7 @@ absl::Status Trainer::evaluate() {
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(handle_results(/*all=*/true));
-  mesh_.at(state_.step, "evaluation");
+  mesh_.report_progress(state_.step, "evaluation");
   ASSIGN_OR_RETURN(
       const EvaluationResult result,
       evaluate_dataset(
@@ -329,7 +329,7 @@ absl::Status Trainer::evaluate() {
 
 absl::Status Trainer::save_checkpoint(bool periodic) {
   RETURN_IF_ERROR(handle_results(/*all=*/true)); // the numbers of skipped steps are part of the state
-  mesh_.at(state_.step, "checkpoint");
+  mesh_.report_progress(state_.step, "checkpoint");
   return periodic ? checkpointer_->save_periodic(state_) : checkpointer_->save_final(state_);
 }
 
@@ -366,7 +366,7 @@ absl::Status Trainer::close() {
 }
 
 absl::Status Trainer::save_model() {
-  mesh_.at(state_.step, "model");
+  mesh_.report_progress(state_.step, "model");
   step_->optimizer().wait();
   RETURN_IF_ERROR(save_trained_model(config_, *models_.student, mesh_));
   journal_->message("wrote the model to " + trained_model_folder(config_));

@@ -84,17 +84,17 @@ class Probe {
   std::map<std::string, at::Tensor> forward_backward(const at::Tensor& tokens_N, const at::Tensor& targets_N) {
     const size_t first = embedding_unit(layouts_);
     const size_t last = head_unit(layouts_);
-    std::vector<BlockKept> kept(layouts_.size());
+    std::vector<BlockSaved> saved(layouts_.size());
     at::Tensor x_NH = embedding_forward(tokens_N, embedding_weight(layouts_[first], weights_[first]));
     for (size_t i = 0; i < layouts_.size(); ++i) {
       if (layouts_[i].kind == UnitKind::kBlock) {
-        x_NH = block_forward(config_, seq_, rope_, block_params(layouts_[i], weights_[i]), x_NH, &kept[i]);
+        x_NH = block_forward(config_, seq_, rope_, block_params(layouts_[i], weights_[i]), x_NH, &saved[i]);
       }
     }
-    FinalNormKept norm_kept;
+    FinalNormSaved norm_saved;
     const at::Tensor norm_H = final_norm_weight(layouts_[last], weights_[last]);
     const at::Tensor lm_head_VH = lm_head_weight(layouts_[last], weights_[last]);
-    const at::Tensor hidden_NH = final_norm_forward(config_, norm_H, x_NH, &norm_kept);
+    const at::Tensor hidden_NH = final_norm_forward(config_, norm_H, x_NH, &norm_saved);
     const at::Tensor logits_NV = linear_forward(hidden_NH, lm_head_VH);
 
     const at::Tensor valid_N = targets_N.ge(0);
@@ -110,12 +110,13 @@ class Probe {
     at::Tensor lm_head_grad = lm_head_weight(layouts_[last], grads_[last]);
     linear_backward_weight(dlogits_NV, hidden_NH, lm_head_grad);
     at::Tensor norm_grad = final_norm_weight(layouts_[last], grads_[last]);
-    at::Tensor dx_NH = final_norm_backward(norm_H, linear_backward_input(dlogits_NV, lm_head_VH), norm_kept, norm_grad);
+    at::Tensor dx_NH =
+        final_norm_backward(norm_H, linear_backward_input(dlogits_NV, lm_head_VH), norm_saved, norm_grad);
     for (size_t i = layouts_.size(); i-- > 0;) {
       if (layouts_[i].kind == UnitKind::kBlock) {
         BlockParams grads = block_params(layouts_[i], grads_[i]);
         dx_NH = block_backward(
-            config_, seq_, rope_, block_params(layouts_[i], weights_[i]), dx_NH, std::move(kept[i]), grads);
+            config_, seq_, rope_, block_params(layouts_[i], weights_[i]), dx_NH, std::move(saved[i]), grads);
       }
     }
     at::Tensor embedding_grad = embedding_weight(layouts_[first], grads_[first]);

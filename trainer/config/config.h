@@ -99,7 +99,7 @@ constexpr auto enum_names(ReduceDtype) {
 // How the gradients of a step's micro-batches are added up over ranks.
 enum class Accumulate {
   kReduceEach, // every micro-batch is reduced into the shards
-  kKeepFull, // whole fp32 gradients are kept and reduced once a step
+  kKeepFull, // whole fp32 gradients stay on every rank and are reduced once a step
 };
 constexpr auto enum_names(Accumulate) {
   return base::names_of<Accumulate>("reduce_each", "keep_full");
@@ -147,7 +147,7 @@ struct TrainSection {
   ComputeDtype dtype = ComputeDtype::kAuto;
   int64_t max_skipped_steps = 10; // non-finite steps in a row before the run fails
   bool deterministic = false;
-  double spike_sigmas = 6; // a loss so many deviations above the last ones is recorded; 0: never
+  double spike_sigmas = 6; // a loss so many standard deviations above the recent losses is recorded; 0: never
 };
 
 struct OptimizerSection {
@@ -196,7 +196,7 @@ struct ParallelSection {
   int64_t replicate = 1; // such copies
   bool shard_teacher = true; // false: every rank has all of it
   ReduceDtype reduce_dtype = ReduceDtype::kFloat32;
-  int64_t prefetch = 1; // units gathered ahead
+  int64_t prefetch = 1; // units whose weights are prefetched
   Accumulate accumulate = Accumulate::kReduceEach;
   int64_t nccl_max_ctas = 0; // multiprocessors a collective may take; 0: NCCL's choice
   bool debug_checks = false;

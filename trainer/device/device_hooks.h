@@ -8,7 +8,7 @@
 // What only CUDA can do: device_hooks_cuda.cpp or device_hooks_no_cuda.cpp.
 namespace distill::device {
 
-int64_t cuda_device_count(); // visible ones; 0 in a build without CUDA
+int64_t cuda_device_count(); // visible GPUs; 0 in a build without CUDA
 
 struct GpuProperties {
   std::string name;
@@ -35,7 +35,7 @@ class ForbidSynchronization {
 // The device's allocator reports to hooks:: (memory_tracker.h) from now on, failed requests included.
 void hook_device_allocator(at::Device device);
 
-// Makes mapped host memory known to the driver, so that copies to and from the device run beside the kernels. Null, or
+// Makes mapped host memory known to the driver, so that copies to and from the device overlap with kernels. Null, or
 // what the driver complained of.
 const char* pin_host_memory(void* data, size_t bytes);
 void unpin_host_memory(void* data);

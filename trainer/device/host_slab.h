@@ -27,7 +27,8 @@ class HostSlab {
   // Host memory of a simulated run: it has no bytes and no end, and counts what is taken from it.
   static std::shared_ptr<HostSlab> simulated();
 
-  // The next `bytes` as a uint8 tensor, aligned to kAlignment; keeps the slab alive. Throws where the slab is used up.
+  // The next `bytes` as a uint8 tensor, aligned to kAlignment; its storage owns the slab. Throws if the slab is used
+  // up.
   static at::Tensor take(const std::shared_ptr<HostSlab>& slab, int64_t bytes);
 
   int64_t bytes() const {

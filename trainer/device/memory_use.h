@@ -15,8 +15,8 @@ enum class Category {
   kGradients, // fp32 gradient shards
   kTeacher, // the frozen model's shards
   kSlots, // whole units: gathered weights, gradients on their way to the shards
-  kActivations, // what the blocks keep for the backward pass
-  kHidden, // final hidden states of both models, their gradient, what the final norm keeps
+  kActivations, // saved by the blocks for the backward pass
+  kHidden, // final hidden states of both models, their gradient, tensors that the final norm saves
   kHead, // the loss head's scratch and rows
   kStaging, // optimizer state on its way between host and device
   kWorkspace, // everything else: temporaries of ops, tokens, angles

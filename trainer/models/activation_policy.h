@@ -7,7 +7,7 @@
 
 namespace distill::models {
 
-// What one block keeps for its backward pass, and where.
+// Which tensors one block saves for its backward pass, and where they lie until then.
 enum class ActivationPolicy {
   kKeep, // everything the backward pass wants, on the device
   kRecompute, // the block's input on the device; its forward pass runs again
@@ -25,7 +25,7 @@ constexpr bool is_offloaded(ActivationPolicy policy) {
   return policy == ActivationPolicy::kOffload || policy == ActivationPolicy::kOffloadInput;
 }
 
-// The policies of blocks in forward order, "recompute*24,keep*8"; one name where all are the same.
+// The policies of blocks in forward order, "recompute*24,keep*8"; a single name where all blocks have the same policy.
 std::string policies_text(const std::vector<ActivationPolicy>& policies);
 
 } // namespace distill::models

@@ -25,70 +25,70 @@ QkvViews split_qkv(const ModelConfig& config, const at::Tensor& qkv_NA) {
 }
 
 // The residual stream after attention, and its norm. On CUDA the norm's pass adds the residual, on the CPU the product.
-RmsNormResult residual_and_norm(const BlockParams& params, const at::Tensor& x_NH, double eps, BlockKept& kept) {
+RmsNormResult residual_and_norm(const BlockParams& params, const at::Tensor& x_NH, double eps, BlockSaved& saved) {
   if (device::runs_on_cuda(x_NH)) {
-    kept.mid_NH = linear_forward(kept.attn_NQ, params.o_HQ);
-    return add_rms_norm_forward_(kept.mid_NH, x_NH, params.mlp_norm_H, eps);
+    saved.mid_NH = linear_forward(saved.attn_NQ, params.o_HQ);
+    return add_rms_norm_forward_(saved.mid_NH, x_NH, params.mlp_norm_H, eps);
   }
-  kept.mid_NH = linear_residual_forward(kept.attn_NQ, params.o_HQ, x_NH);
-  return rms_norm_forward(kept.mid_NH, params.mlp_norm_H, eps);
+  saved.mid_NH = linear_residual_forward(saved.attn_NQ, params.o_HQ, x_NH);
+  return rms_norm_forward(saved.mid_NH, params.mlp_norm_H, eps);
 }
 
-// Everything but the last matrix product: fills what is kept.
-BlockKept forward_to_gate_up(
+// The forward pass up to the last matrix product. Fills everything that the backward pass needs.
+BlockSaved forward_to_gate_up(
     const ModelConfig& config, const SequenceInfo& seq, const RopeAngles& rope, const BlockParams& params,
     const at::Tensor& x_NH) {
-  BlockKept kept;
-  kept.x_NH = x_NH;
+  BlockSaved saved;
+  saved.x_NH = x_NH;
   RmsNormResult attn_norm = rms_norm_forward(x_NH, params.attn_norm_H, config.rms_norm_eps);
-  kept.attn_rstd_N = attn_norm.rstd_N;
-  kept.qkv_NA = linear_forward(attn_norm.y_NH, params.qkv_AH, params.qkv_bias_A);
+  saved.attn_rstd_N = attn_norm.rstd_N;
+  saved.qkv_NA = linear_forward(attn_norm.y_NH, params.qkv_AH, params.qkv_bias_A);
   attn_norm.y_NH.reset();
 
-  QkvViews qkv = split_qkv(config, kept.qkv_NA);
+  QkvViews qkv = split_qkv(config, saved.qkv_NA);
   if (config.qk_norm) {
     NormRopeResult result =
         norm_rope_forward(qkv.q_NAD, qkv.k_NKD, params.q_norm_D, params.k_norm_D, config.rms_norm_eps, rope);
     qkv.q_NAD = std::move(result.q_NAD);
     qkv.k_NKD = std::move(result.k_NKD);
-    kept.q_rstd = std::move(result.q_rstd);
-    kept.k_rstd = std::move(result.k_rstd);
+    saved.q_rstd = std::move(result.q_rstd);
+    saved.k_rstd = std::move(result.k_rstd);
   } else {
     rope_forward_(qkv.q_NAD, qkv.k_NKD, rope);
   }
   AttentionResult attention = attention_forward(qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, seq);
-  kept.attn_NQ = attention.out_NQ;
-  kept.lse = attention.lse;
+  saved.attn_NQ = attention.out_NQ;
+  saved.lse = attention.lse;
 
-  const RmsNormResult mlp_norm = residual_and_norm(params, x_NH, config.rms_norm_eps, kept);
-  kept.mlp_rstd_N = mlp_norm.rstd_N;
-  kept.gate_up_N2F = linear_forward(mlp_norm.y_NH, params.gate_up_2FH);
-  return kept;
+  const RmsNormResult mlp_norm = residual_and_norm(params, x_NH, config.rms_norm_eps, saved);
+  saved.mlp_rstd_N = mlp_norm.rstd_N;
+  saved.gate_up_N2F = linear_forward(mlp_norm.y_NH, params.gate_up_2FH);
+  return saved;
 }
 
 // Returns the gradient with respect to the residual stream after attention.
-at::Tensor mlp_backward(const BlockParams& params, const at::Tensor& dy_NH, BlockKept& kept, BlockParams& grads) {
+at::Tensor mlp_backward(const BlockParams& params, const at::Tensor& dy_NH, BlockSaved& saved, BlockParams& grads) {
   at::Tensor dact_NF = linear_backward_input(dy_NH, params.down_HF);
-  swiglu_backward_(dact_NF, kept.gate_up_N2F, /*needs_act=*/grads.down_HF.defined());
+  swiglu_backward_(dact_NF, saved.gate_up_N2F, /*needs_act=*/grads.down_HF.defined());
   at::Tensor act_NF = std::move(dact_NF);
-  at::Tensor dgate_up_N2F = std::move(kept.gate_up_N2F);
+  at::Tensor dgate_up_N2F = std::move(saved.gate_up_N2F);
   linear_backward_weight(dy_NH, act_NF, grads.down_HF, !grads.write_matrices);
   act_NF.reset();
   if (grads.gate_up_2FH.defined()) {
-    const at::Tensor normed_NH = rms_norm_apply(kept.mid_NH, kept.mlp_rstd_N, params.mlp_norm_H);
+    const at::Tensor normed_NH = rms_norm_apply(saved.mid_NH, saved.mlp_rstd_N, params.mlp_norm_H);
     linear_backward_weight(dgate_up_N2F, normed_NH, grads.gate_up_2FH, !grads.write_matrices);
   }
   const at::Tensor dnormed_NH = linear_backward_input(dgate_up_N2F, params.gate_up_2FH);
   dgate_up_N2F.reset();
   return rms_norm_backward(
-      dnormed_NH, kept.mid_NH, kept.mlp_rstd_N, params.mlp_norm_H, grads.mlp_norm_H, /*dresidual_NH=*/dy_NH);
+      dnormed_NH, saved.mid_NH, saved.mlp_rstd_N, params.mlp_norm_H, grads.mlp_norm_H, /*dresidual_NH=*/dy_NH);
 }
 
 // Gradient with respect to the fused projection's output (before q/k norm and RoPE).
 at::Tensor qkv_backward(
     const ModelConfig& config, const SequenceInfo& seq, const RopeAngles& rope, const BlockParams& params,
-    const at::Tensor& dattn_NQ, BlockKept& kept, BlockParams& grads) {
-  const QkvViews projected = split_qkv(config, kept.qkv_NA);
+    const at::Tensor& dattn_NQ, BlockSaved& saved, BlockParams& grads) {
+  const QkvViews projected = split_qkv(config, saved.qkv_NA);
   QkvViews qkv = projected;
   if (config.qk_norm) {
     NormRopeResult again = norm_rope_forward(
@@ -96,14 +96,14 @@ at::Tensor qkv_backward(
     qkv.q_NAD = std::move(again.q_NAD);
     qkv.k_NKD = std::move(again.k_NKD);
   }
-  at::Tensor dqkv_NA = at::empty_like(kept.qkv_NA);
+  at::Tensor dqkv_NA = at::empty_like(saved.qkv_NA);
   QkvViews grad = split_qkv(config, dqkv_NA);
   attention_backward(
-      dattn_NQ, qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, {kept.attn_NQ, kept.lse}, seq, grad.q_NAD, grad.k_NKD, grad.v_NKD,
+      dattn_NQ, qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, {saved.attn_NQ, saved.lse}, seq, grad.q_NAD, grad.k_NKD, grad.v_NKD,
       &rope);
   if (config.qk_norm) {
-    head_rms_norm_backward_(grad.q_NAD, projected.q_NAD, kept.q_rstd, params.q_norm_D, grads.q_norm_D);
-    head_rms_norm_backward_(grad.k_NKD, projected.k_NKD, kept.k_rstd, params.k_norm_D, grads.k_norm_D);
+    head_rms_norm_backward_(grad.q_NAD, projected.q_NAD, saved.q_rstd, params.q_norm_D, grads.q_norm_D);
+    head_rms_norm_backward_(grad.k_NKD, projected.k_NKD, saved.k_rstd, params.k_norm_D, grads.k_norm_D);
   }
   return dqkv_NA;
 }
@@ -125,13 +125,15 @@ BlockParams block_params(const UnitLayout& layout, const at::Tensor& flat) {
   };
 }
 
-std::vector<at::Tensor*> BlockKept::places() {
-  return {&x_NH, &attn_rstd_N, &qkv_NA, &q_rstd, &k_rstd, &attn_NQ, &lse, &mid_NH, &mlp_rstd_N, &gate_up_N2F};
+std::vector<at::Tensor*> BlockSaved::all() {
+  // A member that is missing in this list does not compile: a structured binding names every member.
+  auto& [x, attn_rstd, qkv, q, k, attn, softmax, mid, mlp_rstd, gate_up] = *this;
+  return {&x, &attn_rstd, &qkv, &q, &k, &attn, &softmax, &mid, &mlp_rstd, &gate_up};
 }
 
-std::vector<at::Tensor*> BlockKept::tensors() {
+std::vector<at::Tensor*> BlockSaved::tensors() {
   std::vector<at::Tensor*> defined;
-  for (at::Tensor* tensor : places()) {
+  for (at::Tensor* tensor : all()) {
     if (tensor->defined()) {
       defined.push_back(tensor);
     }
@@ -139,60 +141,60 @@ std::vector<at::Tensor*> BlockKept::tensors() {
   return defined;
 }
 
-int64_t BlockKept::bytes() const {
+int64_t BlockSaved::bytes() const {
   int64_t total = 0;
-  for (const at::Tensor* tensor : const_cast<BlockKept*>(this)->tensors()) {
+  for (const at::Tensor* tensor : const_cast<BlockSaved*>(this)->tensors()) {
     total += static_cast<int64_t>(tensor->nbytes());
   }
   return total;
 }
 
-BlockKept keep_input_only(const at::Tensor& x_NH) {
-  BlockKept kept;
-  kept.x_NH = x_NH;
-  return kept;
+BlockSaved save_input_only(const at::Tensor& x_NH) {
+  BlockSaved saved;
+  saved.x_NH = x_NH;
+  return saved;
 }
 
 at::Tensor block_forward(
     const ModelConfig& config, const SequenceInfo& seq, const RopeAngles& rope, const BlockParams& params,
-    const at::Tensor& x_NH, BlockKept* kept) {
+    const at::Tensor& x_NH, BlockSaved* saved) {
   TORCH_CHECK(
       !config.sliding_window || seq.max_seqlen <= *config.sliding_window, "the model attends to a window of ",
       *config.sliding_window, " tokens; a sequence of ", seq.max_seqlen, " tokens is longer. Use sequences of at most ",
       *config.sliding_window, " tokens");
-  BlockKept all = forward_to_gate_up(config, seq, rope, params, x_NH);
+  BlockSaved all = forward_to_gate_up(config, seq, rope, params, x_NH);
   const at::Tensor act_NF = swiglu_forward(all.gate_up_N2F);
-  if (kept == nullptr) { // nobody else has the residual stream: the product is added to it where it lies
+  if (saved == nullptr) { // nobody else has the residual stream: the product is added to it where it lies
     return linear_residual_forward_(act_NF, params.down_HF, all.mid_NH);
   }
   at::Tensor y_NH = linear_residual_forward(act_NF, params.down_HF, all.mid_NH);
-  *kept = std::move(all);
+  *saved = std::move(all);
   return y_NH;
 }
 
 at::Tensor block_backward(
     const ModelConfig& config, const SequenceInfo& seq, const RopeAngles& rope, const BlockParams& params,
-    const at::Tensor& dy_NH, BlockKept kept, BlockParams& grads) {
-  if (kept.input_only()) {
-    kept = forward_to_gate_up(config, seq, rope, params, kept.x_NH);
+    const at::Tensor& dy_NH, BlockSaved saved, BlockParams& grads) {
+  if (saved.input_only()) {
+    saved = forward_to_gate_up(config, seq, rope, params, saved.x_NH);
   }
-  const at::Tensor dmid_NH = mlp_backward(params, dy_NH, kept, grads);
-  kept.mid_NH.reset();
+  const at::Tensor dmid_NH = mlp_backward(params, dy_NH, saved, grads);
+  saved.mid_NH.reset();
 
-  linear_backward_weight(dmid_NH, kept.attn_NQ, grads.o_HQ, !grads.write_matrices);
+  linear_backward_weight(dmid_NH, saved.attn_NQ, grads.o_HQ, !grads.write_matrices);
   const at::Tensor dattn_NQ = linear_backward_input(dmid_NH, params.o_HQ);
-  const at::Tensor dqkv_NA = qkv_backward(config, seq, rope, params, dattn_NQ, kept, grads);
-  kept.qkv_NA.reset();
-  kept.attn_NQ.reset();
+  const at::Tensor dqkv_NA = qkv_backward(config, seq, rope, params, dattn_NQ, saved, grads);
+  saved.qkv_NA.reset();
+  saved.attn_NQ.reset();
 
   linear_backward_bias(dqkv_NA, grads.qkv_bias_A);
   if (grads.qkv_AH.defined()) {
-    const at::Tensor normed_NH = rms_norm_apply(kept.x_NH, kept.attn_rstd_N, params.attn_norm_H);
+    const at::Tensor normed_NH = rms_norm_apply(saved.x_NH, saved.attn_rstd_N, params.attn_norm_H);
     linear_backward_weight(dqkv_NA, normed_NH, grads.qkv_AH, !grads.write_matrices);
   }
   const at::Tensor dnormed_NH = linear_backward_input(dqkv_NA, params.qkv_AH);
   return rms_norm_backward(
-      dnormed_NH, kept.x_NH, kept.attn_rstd_N, params.attn_norm_H, grads.attn_norm_H, /*dresidual_NH=*/dmid_NH);
+      dnormed_NH, saved.x_NH, saved.attn_rstd_N, params.attn_norm_H, grads.attn_norm_H, /*dresidual_NH=*/dmid_NH);
 }
 
 } // namespace distill::models

@@ -31,13 +31,14 @@ struct BlockParams {
 
 BlockParams block_params(const UnitLayout& layout, const at::Tensor& flat);
 
-// What the forward pass keeps for the backward pass, and nothing else: the single source for the memory plan, for
-// offload and for recompute. Holds no weight and no view of a slot. Per token in bf16 a Llama-8B block keeps 92 KiB:
-// the two residual streams (16), q, k, v (12), attention output (8), gate and up (56), and fp32 statistics. The
-// normalised inputs, the SwiGLU product and, with q/k norms, q and k after norm and RoPE are made again in the backward
-// pass: elementwise work only, no matrix product.
-struct BlockKept {
-  at::Tensor x_NH; // block input; all that the recompute policy keeps
+// The tensors that the forward pass saves for the backward pass. Recomputation, offload and the memory plan read them
+// from this struct alone: a new tensor needs a member here and its name in all(), and nothing in the plan. It holds no
+// weight and no view of a slot. In bf16 a Llama-8B block saves 92 KiB per token: the two residual streams (16), q, k, v
+// (12), attention output (8), gate and up (56), and fp32 statistics. The normalised inputs, the SwiGLU product and,
+// with q/k norms, q and k after norm and RoPE are recomputed in the backward pass, which takes elementwise work only
+// and no matrix product.
+struct BlockSaved {
+  at::Tensor x_NH; // block input; the only tensor that the recompute policy saves
   at::Tensor attn_rstd_N;
   at::Tensor qkv_NA; // after RoPE; with q/k norms: before norm and RoPE
   at::Tensor q_rstd; // [N * heads], with q/k norms only
@@ -51,33 +52,33 @@ struct BlockKept {
   bool input_only() const {
     return !gate_up_N2F.defined();
   }
-  // Every tensor in one order, the undefined ones too: which of them a block keeps never changes.
-  std::vector<at::Tensor*> places();
-  // The defined ones.
+  // Every tensor in a fixed order, undefined ones included.
+  std::vector<at::Tensor*> all();
+  // The defined tensors, in the same order.
   std::vector<at::Tensor*> tensors();
   int64_t bytes() const;
 };
 
-// Keeps the input alone: block_backward then runs the forward pass again first.
-BlockKept keep_input_only(const at::Tensor& x_NH);
+// Saves the input alone: block_backward then runs the forward pass again first.
+BlockSaved save_input_only(const at::Tensor& x_NH);
 
-// Returns y_NH. `kept` null: nothing is kept (no gradient wanted).
+// Returns y_NH. A null `saved` means that no backward pass follows and nothing is saved.
 at::Tensor block_forward(
     const ModelConfig& config, const SequenceInfo& seq, const RopeAngles& rope, const BlockParams& params,
-    const at::Tensor& x_NH, BlockKept* kept);
+    const at::Tensor& x_NH, BlockSaved* saved);
 
-// Returns dx_NH and adds to `grads`. Consumes `kept`: its tensors are released as soon as they are used up.
+// Returns dx_NH and adds to `grads`. Consumes `saved`: each tensor is released after its last use.
 at::Tensor block_backward(
     const ModelConfig& config, const SequenceInfo& seq, const RopeAngles& rope, const BlockParams& params,
-    const at::Tensor& dy_NH, BlockKept kept, BlockParams& grads);
+    const at::Tensor& dy_NH, BlockSaved saved, BlockParams& grads);
 
 // The two functions as the passes over a model call them. A simulated run puts recordings of them in their place.
 struct BlockFunctions {
   std::function<at::Tensor(
-      const ModelConfig&, const SequenceInfo&, const RopeAngles&, const BlockParams&, const at::Tensor&, BlockKept*)>
+      const ModelConfig&, const SequenceInfo&, const RopeAngles&, const BlockParams&, const at::Tensor&, BlockSaved*)>
       forward = block_forward;
   std::function<at::Tensor(
-      const ModelConfig&, const SequenceInfo&, const RopeAngles&, const BlockParams&, const at::Tensor&, BlockKept,
+      const ModelConfig&, const SequenceInfo&, const RopeAngles&, const BlockParams&, const at::Tensor&, BlockSaved,
       BlockParams&)>
       backward = block_backward;
 };

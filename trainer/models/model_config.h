@@ -33,8 +33,8 @@ struct ModelConfig {
   double rope_theta = 10000.0;
   std::optional<Llama3RopeScaling> rope_scaling; // rope_type llama3
   double rope_linear_factor = 1.0; // rope_type linear: frequencies are divided by it
-  // Set where some layer attends to a window of tokens. Sequences no longer than it are computed exactly; longer ones
-  // are refused (check_sequence_length, and block_forward).
+  // Set where some layer attends to a window of tokens. Sequences up to that length are computed exactly; longer
+  // sequences are refused (check_sequence_length, and block_forward).
   std::optional<int64_t> sliding_window;
   bool tie_word_embeddings = false;
   bool qkv_bias = false;

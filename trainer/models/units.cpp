@@ -43,22 +43,22 @@ size_t head_unit(const std::vector<UnitLayout>& layouts) {
   return find_unit(layouts, UnitKind::kHead);
 }
 
-int64_t FinalNormKept::bytes() const {
+int64_t FinalNormSaved::bytes() const {
   return x_NH.defined() ? static_cast<int64_t>(x_NH.nbytes() + rstd_N.nbytes()) : 0;
 }
 
 at::Tensor final_norm_forward(
-    const ModelConfig& config, const at::Tensor& norm_H, const at::Tensor& x_NH, FinalNormKept* kept) {
+    const ModelConfig& config, const at::Tensor& norm_H, const at::Tensor& x_NH, FinalNormSaved* saved) {
   RmsNormResult result = rms_norm_forward(x_NH, norm_H, config.rms_norm_eps);
-  if (kept != nullptr) {
-    *kept = {x_NH, result.rstd_N};
+  if (saved != nullptr) {
+    *saved = {x_NH, result.rstd_N};
   }
   return result.y_NH;
 }
 
 at::Tensor final_norm_backward(
-    const at::Tensor& norm_H, const at::Tensor& dhidden_NH, const FinalNormKept& kept, at::Tensor& grad_H) {
-  return rms_norm_backward(dhidden_NH, kept.x_NH, kept.rstd_N, norm_H, grad_H);
+    const at::Tensor& norm_H, const at::Tensor& dhidden_NH, const FinalNormSaved& saved, at::Tensor& grad_H) {
+  return rms_norm_backward(dhidden_NH, saved.x_NH, saved.rstd_N, norm_H, grad_H);
 }
 
 at::Tensor model_forward_hidden(
@@ -69,11 +69,11 @@ at::Tensor model_forward_hidden(
   at::Tensor x_NH = embedding_forward(tokens_N, embedding_weight(layouts[first], weights(first)));
   for (size_t i = 0; i < layouts.size(); ++i) {
     if (layouts[i].kind == UnitKind::kBlock) {
-      x_NH = block_forward(config, seq, rope, block_params(layouts[i], weights(i)), x_NH, /*kept=*/nullptr);
+      x_NH = block_forward(config, seq, rope, block_params(layouts[i], weights(i)), x_NH, /*saved=*/nullptr);
     }
   }
   const size_t last = head_unit(layouts);
-  return final_norm_forward(config, final_norm_weight(layouts[last], weights(last)), x_NH, /*kept=*/nullptr);
+  return final_norm_forward(config, final_norm_weight(layouts[last], weights(last)), x_NH, /*saved=*/nullptr);
 }
 
 } // namespace distill::models

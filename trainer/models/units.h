@@ -21,26 +21,26 @@ at::Tensor lm_head_weight(const UnitLayout& layout, const at::Tensor& flat);
 size_t embedding_unit(const std::vector<UnitLayout>& layouts);
 size_t head_unit(const std::vector<UnitLayout>& layouts);
 
-struct FinalNormKept {
+struct FinalNormSaved {
   at::Tensor x_NH;
   at::Tensor rstd_N;
 
   int64_t bytes() const;
 };
 
-// Hidden states that the lm_head takes. `kept` null: nothing is kept.
+// The final norm: the hidden states that the lm_head takes. A null `saved` means that no backward pass follows.
 at::Tensor final_norm_forward(
-    const ModelConfig& config, const at::Tensor& norm_H, const at::Tensor& x_NH, FinalNormKept* kept);
+    const ModelConfig& config, const at::Tensor& norm_H, const at::Tensor& x_NH, FinalNormSaved* saved);
 
 // Returns dx_NH; adds to grad_H unless it is undefined.
 at::Tensor final_norm_backward(
-    const at::Tensor& norm_H, const at::Tensor& dhidden_NH, const FinalNormKept& kept, at::Tensor& grad_H);
+    const at::Tensor& norm_H, const at::Tensor& dhidden_NH, const FinalNormSaved& saved, at::Tensor& grad_H);
 
 // Flat weights of unit i, on the model's device in the compute dtype. Called in forward order, and with tied embeddings
 // once more for the first unit at the end; what it returns is used until the next call.
 using UnitWeights = std::function<at::Tensor(size_t unit)>;
 
-// Final hidden states [N, H] of tokens_N, nothing kept: teacher and evaluation.
+// Final hidden states [N, H] of tokens_N, for the teacher and for evaluation: nothing is saved for a backward pass.
 at::Tensor model_forward_hidden(
     const ModelConfig& config, const std::vector<UnitLayout>& layouts, const SequenceInfo& seq,
     const RopeTable& rope_table, const at::Tensor& tokens_N, const UnitWeights& weights);

@@ -14,9 +14,9 @@ namespace distill::optim {
 // AdamW (Loshchilov and Hutter, 2019) on the flat fp32 master shards of every unit. Decay applies to matrices only, not
 // to norms and biases. A step whose gradients are not finite changes nothing, its step counter included.
 //
-// Where the model's master weights lie in host memory, the moments lie beside them and the state passes through the
-// device, piece after piece, beside the compute stream: step() returns once the pieces are queued, and each unit waits
-// for its own update where it is used next (ModelShards::unit_updated). The next step's teacher runs meanwhile.
+// Where the model's master weights lie in host memory, the moments lie there too, and the state passes through the
+// device piece by piece, overlapped with the compute stream: step() returns once the pieces are queued, and each unit
+// waits for its own update where it is used next (ModelShards::unit_updated). The next step's teacher runs meanwhile.
 class AdamW {
  public:
   // `piece`: elements of state in host memory that pass through the device together.

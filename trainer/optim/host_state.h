@@ -20,8 +20,8 @@ struct OptimizerState {
 };
 
 // Passes state that lies in host memory through the device, piece after piece: while one is updated, the next one is on
-// its way in and the last one on its way out, on streams of their own beside the compute stream. On the CPU the copies
-// are made at once, by the same code.
+// its way in and the last one on its way out, on streams of their own, overlapped with the compute stream. On the CPU
+// the copies are made at once, by the same code.
 class HostState {
  public:
   static constexpr int64_t kStages = 3; // pieces on the device at a time
@@ -39,7 +39,7 @@ class HostState {
   HostState(const HostState&) = delete;
   HostState& operator=(const HostState&) = delete;
 
-  // Starts the next piece's way in; at most kStages pieces are ahead of send_back().
+  // Starts the copy of the next piece to the device; at most kStages pieces wait for send_back().
   void fetch(const OptimizerState& host);
   // The piece fetched longest ago, on the device, for `update`: what it queues runs on the update's stream, after the
   // piece has arrived. Then it goes back to where it came from.

@@ -4,7 +4,7 @@
 
 namespace distill::plan {
 
-using models::BlockKept;
+using models::BlockSaved;
 
 // What decides a pass's allocations.
 struct BlockRecorder::Key {
@@ -33,7 +33,7 @@ class BlockRecorder::Recording {
   // nothing. What it releases of `inputs` is recorded as well.
   template <typename Pass>
   at::Tensor record(
-      device::Simulation& simulation, const at::Tensor& x, BlockKept* saved, const std::vector<const void*>& inputs,
+      device::Simulation& simulation, const at::Tensor& x, BlockSaved* saved, const std::vector<const void*>& inputs,
       const Pass& pass) {
     simulation.record(&trace_);
     at::Tensor result = pass();
@@ -41,7 +41,7 @@ class BlockRecorder::Recording {
     is_tensor_.assign(trace_.blocks.size(), -1);
     describe(result, x);
     if (saved != nullptr) {
-      for (const at::Tensor* tensor : saved->places()) {
+      for (const at::Tensor* tensor : saved->all()) {
         describe(*tensor, x);
       }
     }
@@ -56,7 +56,7 @@ class BlockRecorder::Recording {
 
   // Makes and releases the same blocks. `inputs`: see record(), as tensors that are given up.
   at::Tensor replay(
-      device::Simulation& simulation, const at::Tensor& x, BlockKept* saved,
+      device::Simulation& simulation, const at::Tensor& x, BlockSaved* saved,
       const std::vector<at::Tensor*>& inputs) const {
     std::vector<at::Tensor> tensors(tensors_.size());
     std::vector<const void*> blocks(trace_.blocks.size());
@@ -84,7 +84,7 @@ class BlockRecorder::Recording {
       }
     }
     if (saved != nullptr) {
-      const std::vector<at::Tensor*> places = saved->places();
+      const std::vector<at::Tensor*> places = saved->all();
       for (size_t i = 0; i < places.size(); ++i) {
         *places[i] = std::move(tensors[i + 1]);
       }
@@ -118,7 +118,7 @@ class BlockRecorder::Recording {
 
   Key key_;
   device::AllocationTrace trace_;
-  std::vector<Shape> tensors_; // the result, then BlockKept::places()
+  std::vector<Shape> tensors_; // the result, then BlockSaved::all()
   std::vector<int64_t> is_tensor_; // of each slot: an index into tensors_, -1: a temporary
 };
 
@@ -136,7 +136,7 @@ models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) 
   functions.forward = [this, &simulation](
                           const models::ModelConfig& config, const models::SequenceInfo& seq,
                           const models::RopeAngles& rope, const models::BlockParams& params, const at::Tensor& x_NH,
-                          BlockKept* saved) {
+                          BlockSaved* saved) {
     const Key key{
         config,
         x_NH.scalar_type(),
@@ -154,7 +154,7 @@ models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) 
   functions.backward = [this, &simulation](
                            const models::ModelConfig& config, const models::SequenceInfo& seq,
                            const models::RopeAngles& rope, const models::BlockParams& params, const at::Tensor& dy_NH,
-                           BlockKept kept, models::BlockParams& grads) {
+                           BlockSaved saved, models::BlockParams& grads) {
     const Key key{
         config,
         dy_NH.scalar_type(),
@@ -162,17 +162,17 @@ models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) 
         seq.seq_len,
         seq.packed,
         /*backward=*/true,
-        /*saves=*/!kept.input_only(),
+        /*saves=*/!saved.input_only(),
         grads.write_matrices};
     if (const Recording* recording = find(key)) {
-      return recording->replay(simulation, dy_NH, nullptr, kept.places());
+      return recording->replay(simulation, dy_NH, nullptr, saved.all());
     }
     std::vector<const void*> inputs;
-    for (const at::Tensor* tensor : kept.places()) {
+    for (const at::Tensor* tensor : saved.all()) {
       inputs.push_back(tensor->defined() ? tensor->storage().data() : nullptr);
     }
     return recordings_.emplace_back(key).record(simulation, dy_NH, nullptr, inputs, [&] {
-      return models::block_backward(config, seq, rope, params, dy_NH, std::move(kept), grads);
+      return models::block_backward(config, seq, rope, params, dy_NH, std::move(saved), grads);
     });
   };
   return functions;

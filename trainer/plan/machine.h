@@ -20,7 +20,7 @@ struct Machine {
   double gather_bytes = 0; // all-gather within a node: bytes of the whole tensor that a rank receives
   double reduce_bytes = 0; // reduce-scatter within a node
   double node_bytes = 0; // collectives that leave the node, per rank
-  double overlap_cost = 0; // seconds of compute lost to each second of collectives that run beside it
+  double overlap_cost = 0; // seconds of compute lost for each second of overlapped collectives
   double copy_cost = 0; // the same for copies to and from the host
   double launch_seconds = 0; // host time of a kernel that nothing hides, at small shapes
 };

@@ -111,8 +111,8 @@ std::string Plan::text() const {
   add_row(
       text, "a step",
       absl::StrFormat(
-          "%18.4f s, of which %.4f lost to collectives (%.4f beside the compute stream)", time.total(), time.exposed,
-          time.collectives));
+          "%18.4f s, of which %.4f lost to collectives (%.4f s overlapped with the compute stream)", time.total(),
+          time.exposed, time.collectives));
   add_row(
       text, "tokens per second",
       absl::StrFormat(

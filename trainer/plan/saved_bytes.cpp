@@ -19,7 +19,7 @@ BlockBytes saved_bytes(const RunShape& shape) {
   seq.segments_host = {0, shape.tokens()};
   const at::Tensor angles = at::empty({shape.tokens(), shape.student.head_dim / 2}, meta.dtype(at::kFloat));
   const at::Tensor x_NH = at::empty({shape.tokens(), shape.student.hidden_size}, compute);
-  models::BlockKept saved;
+  models::BlockSaved saved;
   models::block_forward(
       shape.student, seq, {angles, angles}, models::block_params(layout, at::empty({layout.numel}, compute)), x_NH,
       &saved);

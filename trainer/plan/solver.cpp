@@ -32,7 +32,7 @@ struct Mix {
   double seconds = 0;
 };
 
-// Whether `mix` keeps at least as much on the device as `other`: block for block, kept is more than an input, an input
+// Whether `mix` leaves at least as much on the device as `other`: block for block, keep is more than an input, an input
 // more than nothing.
 bool keeps_as_much(const PolicyCounts& mix, const PolicyCounts& other) {
   const bool copies_as_much = mix.offload > 0 || other.offload == 0; // two blocks may be on their way

@@ -16,8 +16,8 @@ struct PolicyCounts {
 };
 
 // The counts as a policy for each block: what returns latest from the backward pass's end lies first (inputs on the
-// host, recomputed blocks), what is kept lies last and is gone first; offloaded blocks are spread evenly, so that one
-// block's copies have several blocks' work to run beside.
+// host, recomputed blocks), the blocks under `keep` come last and are freed first; offloaded blocks are spread evenly,
+// so that the copies of one block overlap with the computation of several.
 std::vector<models::ActivationPolicy> arrange(const PolicyCounts& counts);
 
 struct Solution {
@@ -28,8 +28,8 @@ struct Solution {
 };
 
 // The fastest of all mixes that fit, over every combination of counts. `seconds` is asked for all of them; `fits` in
-// the order of time until the answer is yes, except for mixes that keep at least as much on the device as one that did
-// not fit. Ties go to the mix that keeps less.
+// the order of time until the answer is yes, except for mixes that leave at least as much on the device as one that did
+// not fit. Ties go to the mix that leaves less.
 Solution fastest_mix(
     int64_t blocks, const std::function<double(const std::vector<models::ActivationPolicy>&)>& seconds,
     const std::function<bool(const std::vector<models::ActivationPolicy>&)>& fits);

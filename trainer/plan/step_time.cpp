@@ -78,7 +78,7 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
   const double gradients = std::ceil(tokens / static_cast<double>(std::max<int64_t>(1, shape.head.gradient_rows)));
   const double sides = teacher > 0 ? 2 : 1;
   const double flops = 2 * tokens * vocab * (3 * hidden + teacher);
-  // Weights are read beside the products, which hide part of it.
+  // Reads of the weights overlap with the products, which hide part of them.
   constexpr double kWeightsRead = 0.6;
   const double bytes = kWeightsRead * chunks * vocab * (hidden + teacher) * element // for each chunk's logits
       + 2 * sides * tokens * vocab * logit // logits, written and read
@@ -87,10 +87,10 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
   return flops / machine.matmul_flops + bytes / machine.memory_bytes;
 }
 
-// State in host memory passes through the device beside the next step: its copies begin when the step before has ended,
-// unit after unit, and the student's forward pass waits where it comes to a unit that is not there yet. Seconds that it
-// waits for; `teacher` and `forward` of the first micro-batch, `leaving`: activations' way to the host, on the same
-// link.
+// State in host memory passes through the device, overlapped with the next step: its copies begin when the step before
+// has ended, unit after unit, and the student's forward pass waits where it comes to a unit that is not there yet.
+// Seconds that it waits for; `teacher` and `forward` of the first micro-batch, `leaving`: activations' way to the host,
+// on the same link.
 double wait_for_updates(const RunShape& shape, const Machine& machine, double teacher, double forward, double leaving) {
   const auto layers = static_cast<double>(shape.student.num_layers);
   double now = teacher, arrived = 0;
@@ -172,7 +172,7 @@ PassTimer::PassTime PassTimer::time(const std::vector<models::ActivationPolicy>&
   double arrives = 0;
   for (size_t left = policies.size(); left > 0; --left) {
     const size_t i = left - 1;
-    if (left == policies.size() && copy_of(i) > 0) { // nothing ran ahead of it
+    if (left == policies.size() && copy_of(i) > 0) { // no block before it hides the copy
       channel = now + copy_of(i);
       arrives = channel;
       time.copies += copy_of(i);
@@ -236,7 +236,7 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
       teacher_gathers = teacher_layers * teacher.gather + (shape.teacher->tie_word_embeddings ? 1 : 2) * tables_gather;
     }
   }
-  // Collectives run beside the compute stream and take multiprocessors and bandwidth from it; what is longer than the
+  // Collectives overlap with the compute stream and take multiprocessors and bandwidth from it; what is longer than the
   // phase is waited for.
   const auto overlap = [&](Phase phase, double seconds) {
     double& compute = at_phase(time, phase);

@@ -9,7 +9,7 @@ namespace distill::plan {
 // Seconds of one optimizer step on every rank, by the phases that metrics.jsonl reports.
 struct StepTime {
   metrics::PhaseSeconds phases{};
-  double collectives = 0; // how long they run beside the compute stream
+  double collectives = 0; // seconds, overlapped with the compute stream
   double copies = 0; // to and from the host, likewise
   double exposed = 0; // what the compute stream loses to both; part of the phases
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-// NCCL's flight recorder: the last collectives of this process, which ones were started and which ended.
+// NCCL's flight recorder: the last collectives of this process, which of them were started and which ended.
 namespace distill::trainer {
 
 // Before the first communicator is made. What the environment says already (TORCH_FR_BUFFER_SIZE,

@@ -10,7 +10,7 @@ namespace distill::trainer {
 // The precisions on a device that need not be there.
 Environment environment_on(const config::Config& config, at::Device device);
 
-// `local_gpu`: of the visible ones. Error where a GPU is asked for and none is visible.
+// `local_gpu` is an index into the visible GPUs. Error if the config asks for a GPU and none is visible.
 absl::StatusOr<Environment> resolve_environment(const config::Config& config, int64_t local_gpu = 0);
 
 // Global switches of libtorch that the run needs (current device, seed, deterministic algorithms).

@@ -24,7 +24,7 @@ at::Tensor ActivationStore::host_view(const Away& away) const {
 
 // Queues the copies to the host. The first micro-batch decides each tensor's place in the slab.
 void ActivationStore::send_away(Stored& stored) {
-  const std::vector<at::Tensor*> tensors = stored.kept.places();
+  const std::vector<at::Tensor*> tensors = stored.saved.all();
   stored.away.resize(tensors.size());
   computed_.record();
   out_.run([&] {
@@ -34,7 +34,7 @@ void ActivationStore::send_away(Stored& stored) {
         continue;
       }
       const at::Tensor& tensor = *tensors[i];
-      TORCH_CHECK(tensor.is_non_overlapping_and_dense(), "a kept tensor has gaps: strides ", tensor.strides());
+      TORCH_CHECK(tensor.is_non_overlapping_and_dense(), "a saved tensor has gaps: strides ", tensor.strides());
       Away& away = stored.away[i];
       const auto bytes = static_cast<int64_t>(tensor.nbytes());
       if (!away.bytes.defined() || away.bytes.numel() != bytes) {
@@ -56,18 +56,18 @@ void ActivationStore::finish_forward() {
   }
 }
 
-void ActivationStore::put(int64_t block, models::BlockKept kept) {
+void ActivationStore::put(int64_t block, models::BlockSaved saved) {
   Stored& stored = blocks_[block];
-  stored.kept = std::move(kept);
-  for (const at::Tensor* tensor : stored.kept.tensors()) {
+  stored.saved = std::move(saved);
+  for (const at::Tensor* tensor : stored.saved.tensors()) {
     device::label(*tensor, device::Category::kActivations);
   }
   stored.is_away = models::is_offloaded(policies_[block]);
   if (stored.is_away) {
     finish_forward(); // of the offloaded block before
     send_away(stored);
-    leaving_ = std::move(stored.kept);
-    stored.kept = {};
+    leaving_ = std::move(stored.saved);
+    stored.saved = {};
   }
 }
 
@@ -76,7 +76,7 @@ void ActivationStore::prefetch(int64_t block) {
   if (!stored.is_away || stored.is_returning) {
     return;
   }
-  const std::vector<at::Tensor*> tensors = stored.kept.places();
+  const std::vector<at::Tensor*> tensors = stored.saved.all();
   const device::LabelScope label(device::Category::kActivations);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Away& away = stored.away[i];
@@ -97,14 +97,14 @@ void ActivationStore::prefetch(int64_t block) {
   stored.is_returning = true;
 }
 
-models::BlockKept ActivationStore::take(int64_t block) {
+models::BlockSaved ActivationStore::take(int64_t block) {
   prefetch(block);
   Stored& stored = blocks_[block];
   if (stored.is_returning) {
     stored.arrived.wait();
   }
   stored.is_away = stored.is_returning = false;
-  return std::exchange(stored.kept, {});
+  return std::exchange(stored.saved, {});
 }
 
 } // namespace distill::sharding

@@ -11,9 +11,10 @@
 
 namespace distill::sharding {
 
-// What the blocks of one micro-batch keep between their forward and their backward pass, each under its own policy.
-// Offloaded tensors leave for host memory beside the forward passes that follow and come back one block ahead of their
-// backward pass, on two streams of their own. On the CPU the copies are made at once, by the same code.
+// The tensors that the blocks of one micro-batch save for their backward passes, each block under its own policy.
+// Copies of offloaded tensors to host memory overlap with the forward passes that follow; the copies back are
+// prefetched one block before they are needed. Each direction has a stream of its own. On the CPU the copies are made
+// at once, by the same code.
 //
 // Device memory of an offloaded block returns to the allocator once the compute stream waits for its copy, which it
 // does when the next block is to leave, or at the end of the forward pass. Tensors that come back are made on the
@@ -29,13 +30,13 @@ class ActivationStore {
   }
 
   // After a block's forward pass, in forward order.
-  void put(int64_t block, models::BlockKept kept);
+  void put(int64_t block, models::BlockSaved saved);
   // After the last one: nothing that was offloaded is on the device any more.
   void finish_forward();
   // Starts the block's way back; nothing for blocks that stayed.
   void prefetch(int64_t block);
   // Before a block's backward pass; the store forgets it.
-  models::BlockKept take(int64_t block);
+  models::BlockSaved take(int64_t block);
 
  private:
   // One tensor in host memory.
@@ -45,8 +46,8 @@ class ActivationStore {
     std::vector<int64_t> sizes, strides;
   };
   struct Stored {
-    models::BlockKept kept; // on the device, or empty while it is away
-    std::vector<Away> away; // of BlockKept::places()
+    models::BlockSaved saved; // on the device, or empty while it is away
+    std::vector<Away> away; // of BlockSaved::all()
     bool is_away = false;
     bool is_returning = false;
     Fence arrived;
@@ -62,7 +63,7 @@ class ActivationStore {
   SideStream out_, in_;
   Fence computed_, left_, allocated_;
   std::vector<Stored> blocks_;
-  std::optional<models::BlockKept> leaving_; // copied at this moment
+  std::optional<models::BlockSaved> leaving_; // copied at this moment
 };
 
 } // namespace distill::sharding

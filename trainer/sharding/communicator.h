@@ -61,7 +61,7 @@ struct RendezvousOptions {
 // The meeting point of all ranks (a c10d TCPStore; rank 0 serves it), from which groups are made.
 class Rendezvous {
  public:
-  // Deadline exceeded: some rank did not arrive in time; the message names the missing ones where rank 0 knows them.
+  // DeadlineExceeded if some rank did not arrive in time; the message names the missing ranks if rank 0 knows them.
   static absl::StatusOr<std::unique_ptr<Rendezvous>> join(const RendezvousOptions& options);
   virtual ~Rendezvous() = default;
 

@@ -13,7 +13,7 @@ namespace distill::sharding {
 
 // fp32 gradients of whole units on their way to the shards. A unit's buffer exists from its first acquire() until its
 // reduction has been waited for, taken from and given back to the compute stream's allocator: outside the backward pass
-// there are none. A limited number of reductions runs beside the compute stream.
+// there are none. A limited number of reductions overlaps with the compute stream.
 class GradientSlots {
  public:
   // `replicate` null: one replica. `reduce_dtype`: fp32, or bf16 for half the traffic.

@@ -117,14 +117,14 @@ Heartbeat::~Heartbeat() {
   state_->changed.wait_for(lock, state_->interval, [this] { return state_->ended; });
 }
 
-void Heartbeat::at(int64_t step, const char* place) {
+void Heartbeat::report_progress(int64_t step, const char* phase) {
   const std::lock_guard lock(state_->mutex);
   state_->beat.passed += 1;
   state_->beat.step = step;
-  state_->beat.place = place;
+  state_->beat.place = phase;
 }
 
-std::string Heartbeat::laggards(std::chrono::milliseconds patience) const {
+std::string Heartbeat::laggards(std::chrono::milliseconds timeout) const {
   const auto answer = std::make_shared<std::promise<std::string>>();
   std::future<std::string> future = answer->get_future();
   std::thread([state = state_, answer] {
@@ -139,7 +139,7 @@ std::string Heartbeat::laggards(std::chrono::milliseconds patience) const {
     }
     answer->set_value(text);
   }).detach();
-  if (future.wait_for(patience) != std::future_status::ready) {
+  if (future.wait_for(timeout) != std::future_status::ready) {
     return "rank 0, which serves the store, does not answer";
   }
   return future.get();

@@ -9,8 +9,8 @@
 
 namespace distill::sharding {
 
-// Every rank tells the others where it is: a thread posts it to the rendezvous' store again and again, at no cost to
-// the steps. When something did not come in time, the posts say which rank holds the others up.
+// Every rank tells the others its step and phase: a thread posts them to the rendezvous' store periodically, at no cost
+// to the steps. After a timeout the posts say which rank the others wait for.
 class Heartbeat {
  public:
   // `host`: this rank's, for messages. Posts every `interval` until destroyed.
@@ -20,13 +20,13 @@ class Heartbeat {
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
-  // All ranks come by the same places in the same order. `place` lives as long as the program.
-  void at(int64_t step, const char* place);
+  // All ranks report the same phases in the same order. `phase` is a string literal.
+  void report_progress(int64_t step, const char* phase);
 
-  // Watches the posts for a few intervals and describes the ranks that do not post any more, or else those farthest
-  // behind; empty where all are at the same place. Takes a few intervals, or `patience` where the store, which rank 0
-  // serves, does not answer.
-  std::string laggards(std::chrono::milliseconds patience = std::chrono::seconds(5)) const;
+  // Watches the posts for a few intervals and describes the ranks that have stopped posting, or else the ranks
+  // that are farthest behind; empty if all ranks are in the same phase. Takes a few intervals, or `timeout` if the
+  // store, which rank 0 serves, does not answer.
+  std::string laggards(std::chrono::milliseconds timeout = std::chrono::seconds(5)) const;
 
  private:
   struct State; // shared with threads that may be stuck in the store
@@ -37,7 +37,7 @@ class Heartbeat {
 struct Beat {
   int64_t rank = 0;
   int64_t count = 0; // of posts
-  int64_t passed = 0; // places it has come by
+  int64_t passed = 0; // number of phases reported
   int64_t step = 0;
   std::string place;
   std::string host;
@@ -46,8 +46,8 @@ struct Beat {
   static Beat parse(int64_t rank, const std::string& text); // count -1: not a post
 };
 
-// The ranks that hold the others up, from two looks at all posts (count -1: never posted), long enough apart for every
-// living rank to post in between.
+// The ranks that the others wait for, from two readings of all posts (count -1: never posted), between which every
+// living rank has had time to post.
 std::string describe_laggards(const std::vector<Beat>& before, const std::vector<Beat>& after);
 
 } // namespace distill::sharding

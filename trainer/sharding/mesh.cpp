@@ -97,7 +97,7 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
   return mesh;
 }
 
-bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds patience) {
+bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds timeout) {
   if (mesh.host == nullptr) {
     return true;
   }
@@ -116,7 +116,7 @@ bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds patience) {
       closed->set_value(false);
     }
   }).detach();
-  const bool well = done.wait_for(patience) == std::future_status::ready && done.get();
+  const bool well = done.wait_for(timeout) == std::future_status::ready && done.get();
   if (!well) {
     exit_without_destructors();
   }

@@ -35,18 +35,18 @@ struct Mesh {
   std::unique_ptr<Communicator> world; // all ranks, on the device: sums of metrics and norms
   std::unique_ptr<Communicator> host; // all ranks, over Gloo: numbers that the host needs
   bool groups_on_gpus = false; // all but `host`
-  std::function<void(int64_t step, const char* place)> watch; // what else wants to know of at()
+  std::function<void(int64_t step, const char* place)> watch; // also called by report_progress(); empty: nobody
 
   bool is_main() const {
     return rank == 0;
   }
-  // For the other ranks to know, when this one keeps them waiting.
-  void at(int64_t step, const char* place) const {
+  // Posts this rank's step and phase, which the other ranks report when they wait for it in vain.
+  void report_progress(int64_t step, const char* phase) const {
     if (watch) {
-      watch(step, place);
+      watch(step, phase);
     }
     if (heartbeat != nullptr) {
-      heartbeat->at(step, place);
+      heartbeat->report_progress(step, phase);
     }
   }
 };
@@ -55,16 +55,16 @@ struct Mesh {
 absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
     const RendezvousOptions& options, int64_t shard, int64_t replicate, at::Device device);
 
-// At the end of a run that went well, called by all ranks: closes the groups between the devices, which nothing may use
-// any more, and returns when all ranks have. False where that took longer than `patience` or failed: the groups are
-// left to a thread that may be stuck in them, and the program's end runs no destructors.
-bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds patience);
+// Called by all ranks at the end of a successful run: closes the groups between the devices, which nothing may use
+// afterwards, and returns when all ranks have done so. False if that took longer than `timeout` or failed: a thread
+// that may hang in the groups still owns them, and the program must end without running destructors.
+bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds timeout);
 
 // Sums over all ranks on the host; the value itself on one process.
 int64_t sum_over_ranks(const Mesh& mesh, int64_t value);
 
-// Called by all ranks with how something went on each: this rank's own error, Aborted where only others failed, ok
-// where nobody did.
+// Called by all ranks with their own status. Returns this rank's error, Aborted if only other ranks failed, and ok if
+// no rank failed.
 absl::Status agree(const Mesh& mesh, const absl::Status& status);
 
 // FailedPrecondition on the ranks whose `content` is not that of rank 0, with both hashes; `what` names it.

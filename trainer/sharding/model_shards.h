@@ -22,8 +22,8 @@ struct UnitShard {
   at::Tensor weights;
   at::Tensor master; // fp32, what the optimizer updates; the same tensor as `weights` in fp32; undefined: frozen
   // fp32, the sum over micro-batches. Exists from the unit's first backward pass of a step to drop_gradients(), or
-  // where the update runs beside the next step, to the unit's next use: activations and the loss head's buffers lie in
-  // the same memory at other times.
+  // where the update overlaps with the next step, to the unit's next use: activations and the loss head's buffers lie
+  // in the same memory at other times.
   at::Tensor gradient;
 };
 
@@ -36,7 +36,8 @@ struct UnitGradient {
 // How the gradients of a step's micro-batches are added up over ranks.
 enum class Accumulation {
   kReduceEach, // every micro-batch is reduced into the shards: memory stays flat
-  kKeepFull, // whole fp32 gradients are kept and reduced once: 4 bytes per parameter, communication once a step
+  kKeepFull, // whole fp32 gradients stay on every rank and are reduced once: 4 bytes per parameter, communication once
+             // a step
 };
 
 struct ShardOptions {
@@ -101,7 +102,7 @@ class ModelShards {
   void retire(int64_t index);
   // Starts gathering a unit that will be needed soon.
   void prefetch(int64_t index);
-  // How many blocks it makes sense to gather ahead.
+  // Number of blocks to prefetch.
   int64_t prefetch_depth() const {
     return weight_slots_ != nullptr ? weight_slots_->prefetch_depth() : 0;
   }

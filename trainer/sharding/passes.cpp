@@ -18,14 +18,14 @@ at::Tensor embed(ModelShards& model, const at::Tensor& tokens_N) {
   return x_NH;
 }
 
-at::Tensor final_norm(ModelShards& model, const at::Tensor& x_NH, models::FinalNormKept* kept) {
+at::Tensor final_norm(ModelShards& model, const at::Tensor& x_NH, models::FinalNormSaved* saved) {
   const int64_t unit = model.head_unit();
   const at::Tensor norm_H = models::final_norm_weight(model.unit(unit).layout, model.weights(unit));
-  at::Tensor hidden_NH = models::final_norm_forward(model.config(), norm_H, x_NH, kept);
+  at::Tensor hidden_NH = models::final_norm_forward(model.config(), norm_H, x_NH, saved);
   device::label(hidden_NH, device::Category::kHidden);
-  if (kept != nullptr) {
-    device::label(kept->x_NH, device::Category::kHidden);
-    device::label(kept->rstd_N, device::Category::kHidden);
+  if (saved != nullptr) {
+    device::label(saved->x_NH, device::Category::kHidden);
+    device::label(saved->rstd_N, device::Category::kHidden);
   }
   model.release(unit);
   return hidden_NH;
@@ -33,7 +33,7 @@ at::Tensor final_norm(ModelShards& model, const at::Tensor& x_NH, models::FinalN
 
 at::Tensor run_block(
     const models::BlockFunctions& functions, ModelShards& model, int64_t block, const models::SequenceInfo& seq,
-    const models::RopeAngles& angles, const at::Tensor& x_NH, models::BlockKept* kept, ModelShards* next = nullptr) {
+    const models::RopeAngles& angles, const at::Tensor& x_NH, models::BlockSaved* saved, ModelShards* next = nullptr) {
   const int64_t unit = model.block_unit(block);
   const models::BlockParams params = models::block_params(model.unit(unit).layout, model.weights(unit));
   const int64_t blocks = model.config().num_layers;
@@ -46,7 +46,7 @@ at::Tensor run_block(
       prefetch_first(*next);
     }
   }
-  at::Tensor y_NH = functions.forward(model.config(), seq, angles, params, x_NH, kept);
+  at::Tensor y_NH = functions.forward(model.config(), seq, angles, params, x_NH, saved);
   model.release(unit);
   return y_NH;
 }
@@ -64,9 +64,9 @@ at::Tensor forward_hidden(
   const models::RopeAngles angles = models::rope_angles(rope, batch.seq.positions_N);
   at::Tensor x_NH = embed(model, batch.tokens_N);
   for (int64_t block = 0; block < model.config().num_layers; ++block) {
-    x_NH = run_block(functions, model, block, batch.seq, angles, x_NH, /*kept=*/nullptr, next);
+    x_NH = run_block(functions, model, block, batch.seq, angles, x_NH, /*saved=*/nullptr, next);
   }
-  return final_norm(model, x_NH, /*kept=*/nullptr);
+  return final_norm(model, x_NH, /*saved=*/nullptr);
 }
 
 at::Tensor TrainingPass::forward(const TokenBatch& batch) {
@@ -74,17 +74,17 @@ at::Tensor TrainingPass::forward(const TokenBatch& batch) {
   at::Tensor x_NH = embed(model_, batch.tokens_N);
   for (int64_t block = 0; block < model_.config().num_layers; ++block) {
     if (models::keeps_input_only(store_.policy(block))) {
-      models::BlockKept kept = models::keep_input_only(x_NH);
-      x_NH = run_block(block_, model_, block, batch.seq, angles_, x_NH, /*kept=*/nullptr);
-      store_.put(block, std::move(kept));
+      models::BlockSaved saved = models::save_input_only(x_NH);
+      x_NH = run_block(block_, model_, block, batch.seq, angles_, x_NH, /*saved=*/nullptr);
+      store_.put(block, std::move(saved));
     } else {
-      models::BlockKept kept;
-      x_NH = run_block(block_, model_, block, batch.seq, angles_, x_NH, &kept);
-      store_.put(block, std::move(kept));
+      models::BlockSaved saved;
+      x_NH = run_block(block_, model_, block, batch.seq, angles_, x_NH, &saved);
+      store_.put(block, std::move(saved));
     }
   }
   store_.finish_forward();
-  return final_norm(model_, x_NH, &norm_kept_);
+  return final_norm(model_, x_NH, &norm_saved_);
 }
 
 void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool last) {
@@ -94,9 +94,9 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
   { // views of large buffers, which live no longer than they do
     at::Tensor norm_gradient = models::final_norm_weight(head_layout, model_.gradient(head).flat);
     dx_NH = models::final_norm_backward(
-        models::final_norm_weight(head_layout, model_.weights(head)), dhidden_NH, norm_kept_, norm_gradient);
+        models::final_norm_weight(head_layout, model_.weights(head)), dhidden_NH, norm_saved_, norm_gradient);
   }
-  norm_kept_ = {};
+  norm_saved_ = {};
   dhidden_NH.reset();
   model_.release(head);
   model_.retire(head);
@@ -108,7 +108,7 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
     const int64_t unit = model_.block_unit(block);
     const models::UnitLayout& layout = model_.unit(unit).layout;
     const models::BlockParams params = models::block_params(layout, model_.weights(unit));
-    models::BlockKept kept = store_.take(block);
+    models::BlockSaved saved = store_.take(block);
     for (int64_t ahead = block - 1; ahead >= std::max<int64_t>(0, block - model_.prefetch_depth()); --ahead) {
       model_.prefetch(model_.block_unit(ahead));
     }
@@ -118,7 +118,7 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
     const UnitGradient gradient = model_.gradient(unit);
     models::BlockParams gradients = models::block_params(layout, gradient.flat);
     gradients.write_matrices = gradient.is_new;
-    dx_NH = block_.backward(model_.config(), batch.seq, angles_, params, dx_NH, std::move(kept), gradients);
+    dx_NH = block_.backward(model_.config(), batch.seq, angles_, params, dx_NH, std::move(saved), gradients);
     model_.release(unit);
     model_.reduce(unit, last);
   }

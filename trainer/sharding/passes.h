@@ -23,9 +23,9 @@ struct TokenBatch {
 // Starts gathering the first units of a pass over the model.
 void prefetch_first(ModelShards& model);
 
-// Final hidden states (after the last norm) with nothing kept: the teacher, evaluation. The head's unit stays in its
-// slot, for the loss head. `next`: the model whose pass follows, null: none; its first units are gathered under the
-// last block's work.
+// Final hidden states [N, H] after the last norm, for the teacher and for evaluation: nothing is saved for a backward
+// pass. The head's unit stays in its slot for the loss head. `next` is the model whose pass follows, or null; its first
+// units are prefetched while the last block computes.
 at::Tensor forward_hidden(
     ModelShards& model, const models::RopeTable& rope, const TokenBatch& batch, ModelShards* next = nullptr,
     const models::BlockFunctions& block = {});
@@ -54,7 +54,7 @@ class TrainingPass {
   models::BlockFunctions block_;
   ActivationStore store_;
   models::RopeAngles angles_;
-  models::FinalNormKept norm_kept_;
+  models::FinalNormSaved norm_saved_;
 };
 
 } // namespace distill::sharding

@@ -15,7 +15,7 @@ struct ShardRange {
   }
 };
 
-// `alignment` keeps every slice's start aligned for vector loads and collectives.
+// `alignment` makes every slice's start aligned for vector loads and collectives.
 inline ShardRange shard_range(int64_t unit_numel, int64_t rank, int64_t world_size, int64_t alignment = 64) {
   const int64_t quantum = world_size * alignment;
   const int64_t padded = (unit_numel + quantum - 1) / quantum * quantum;

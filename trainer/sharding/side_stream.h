@@ -45,7 +45,7 @@ class Fence {
   bool recorded_ = false;
 };
 
-// A stream beside the compute stream, for collectives and copies.
+// A stream for collectives and copies that overlap with the compute stream.
 class SideStream {
  public:
   explicit SideStream(at::Device device) {

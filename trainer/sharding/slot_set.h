@@ -18,7 +18,7 @@ struct SlotSet {
 };
 
 struct SlotOptions {
-  int64_t prefetch = 1; // blocks gathered ahead
+  int64_t prefetch = 1; // blocks whose weights are prefetched
   Accumulation accumulation = Accumulation::kReduceEach;
   at::ScalarType reduce_dtype = at::kFloat; // in which gradients travel
   bool checks = false; // checksums of every gathered unit between its uses

@@ -31,10 +31,10 @@ WeightSlots::Slot* WeightSlots::find(UnitKey key) {
   return nullptr;
 }
 
-WeightSlots::Slot* WeightSlots::free_slot(SlotSize size, bool ahead) {
+WeightSlots::Slot* WeightSlots::free_slot(SlotSize size, bool evict_prefetched) {
   Slot* best = nullptr;
   for (Slot& slot : size == SlotSize::kBlock ? block_slots_ : large_slots_) {
-    const bool taken = slot.in_use || (!ahead && slot.key.model != nullptr && slot.events.unread());
+    const bool taken = slot.in_use || (!evict_prefetched && slot.key.model != nullptr && slot.events.unread());
     if (!taken && (best == nullptr || slot.last_use < best->last_use)) {
       best = &slot;
     }
@@ -82,7 +82,7 @@ void WeightSlots::prefetch(const UnitSource& unit) {
   if (find(unit.key) != nullptr) {
     return;
   }
-  Slot* slot = free_slot(unit.size, /*ahead=*/false);
+  Slot* slot = free_slot(unit.size, /*evict_prefetched=*/false);
   if (slot == nullptr) {
     return;
   }
@@ -99,8 +99,8 @@ at::Tensor WeightSlots::acquire(const UnitSource& unit) {
   {
     const Waiting waiting(observer_);
     if (slot == nullptr) {
-      slot = free_slot(unit.size, /*ahead=*/false);
-      slot = slot != nullptr ? slot : free_slot(unit.size, /*ahead=*/true);
+      slot = free_slot(unit.size, /*evict_prefetched=*/false);
+      slot = slot != nullptr ? slot : free_slot(unit.size, /*evict_prefetched=*/true);
       TORCH_CHECK(
           slot != nullptr, "no weight slot is free for unit ", unit.key.unit, ": an earlier unit was not released");
       gather(*slot, unit);

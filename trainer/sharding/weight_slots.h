@@ -24,14 +24,14 @@ struct UnitSource {
 
 // Gathered weights. A collective writes straight into a slot; parameters are views of it. Slots of blocks are fixed
 // buffers for the life of the process. A large slot's memory exists from its gather until the unit is retired, taken
-// from and given back to the compute stream's allocator, so that what lives at other times can lie there.
+// from and given back to the compute stream's allocator, so that tensors with other lifetimes can share it.
 // All of it is called from the compute thread, with the compute stream current.
 class WeightSlots {
  public:
   // `checks` null: no checksums.
   WeightSlots(at::Device device, Communicator& gather, const SlotPlan& plan, SlotChecks* checks = nullptr);
 
-  // Starts the gather unless the unit is there or no slot is free: all in use, or gathered ahead themselves.
+  // Starts the all-gather, unless the unit is already in a slot or every slot is in use or holds a prefetched unit.
   void prefetch(const UnitSource& unit);
   // The whole unit [world_size * shard.numel()]; the compute stream waits for its gather. Stays in its slot until
   // release(), and after that until the slot is needed or the unit is retired.
@@ -42,11 +42,11 @@ class WeightSlots {
   void retire(UnitKey key);
   // Before the model's shards change: the compute stream waits for every gather that reads them.
   void wait_for_gathers(const void* model);
-  // After the changes have been queued: what was gathered from this model is not current any more, and gathers from now
-  // on wait for the changes.
+  // After the changes have been queued: the gathered units of this model are out of date, and later gathers wait for
+  // the changes.
   void invalidate(const void* model);
 
-  // Blocks that fit beside the one in use.
+  // Number of blocks that can be prefetched while one block is in use.
   int64_t prefetch_depth() const {
     return static_cast<int64_t>(block_slots_.size()) - 1;
   }
@@ -66,9 +66,9 @@ class WeightSlots {
     Slot(at::Tensor buffer, at::Device device) : bytes(std::move(buffer)), events(device) {}
   };
   Slot* find(UnitKey key);
-  // The slot that has been unused for longest, null where all are taken; `ahead`: one that holds a unit gathered ahead
-  // and not used yet may be taken too.
-  Slot* free_slot(SlotSize size, bool ahead);
+  // The least recently used free slot; null if there is none. With `evict_prefetched`, a slot whose prefetched unit has
+  // not been used yet counts as free.
+  Slot* free_slot(SlotSize size, bool evict_prefetched);
   void gather(Slot& slot, const UnitSource& unit);
   void give_back(Slot& slot);
 

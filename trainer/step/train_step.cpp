@@ -91,7 +91,7 @@ at::Tensor TrainStep::run(const GlobalBatch& batch, const Options& options) {
 void TrainStep::enqueue(const GlobalBatch& batch, const Options& options, metrics::StepRecord record) {
   RECORD_USER_SCOPE("distill::step");
   const device::ForbidSynchronization forbid(config_.parallel.debug_checks);
-  micro_.observe_phases([this, &record](const char* phase) { mesh_.at(record.step, phase); });
+  micro_.observe_phases([this, &record](const char* phase) { mesh_.report_progress(record.step, phase); });
   readback_.push(run(batch, options));
   micro_.observe_phases({});
   queued_.push_back(std::move(record));

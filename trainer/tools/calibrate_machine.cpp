@@ -15,7 +15,7 @@
 namespace distill::trainer {
 namespace {
 
-// Sizes of what is timed: large enough to be what a step meets, small enough for seconds.
+// Sizes of the timed operations: as large as those of a step, small enough to finish in seconds.
 struct Sizes {
   int64_t rows, inner, columns; // of a product
   int64_t tokens, heads, key_heads; // of an attention of head_dim 128
@@ -143,7 +143,7 @@ absl::Status Calibration::host_copies() {
     machine_.copy_cost = 1; // one after the other
     return absl::OkStatus();
   }
-  // Products with and without copies beside them.
+  // Products with and without overlapped copies.
   const at::Tensor a = at::randn({sizes_.rows, sizes_.inner}, options());
   const at::Tensor b = at::randn({sizes_.inner, sizes_.columns}, options());
   at::Tensor c = at::empty({sizes_.rows, sizes_.columns}, options());

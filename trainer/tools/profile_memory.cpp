@@ -123,7 +123,7 @@ Json timeline_json(const std::vector<device::MemoryEvent>& events, int64_t peak)
 
 std::string outside_text(const OutsideAllocator& outside) {
   return absl::StrFormat(
-      "beside the allocator: %s at the start, %s with the communicators, %s after the last step",
+      "outside the allocator: %s at the start, %s with the communicators, %s after the last step",
       device::bytes_text(outside.start), device::bytes_text(outside.joined), device::bytes_text(outside.end));
 }
 

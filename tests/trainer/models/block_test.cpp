@@ -98,12 +98,12 @@ class BlockTest : public DeviceTest {
     result.flat = at::zeros({c.layout.numel}, options(fp64 ? at::kDouble : at::kFloat));
     const BlockParams params = block_params(c.layout, c.flat);
     BlockParams grads = block_params(c.layout, result.flat);
-    BlockKept kept;
-    result.y_NH = block_forward(c.config, c.seq, c.rope, params, c.x_NH, &kept);
+    BlockSaved saved;
+    result.y_NH = block_forward(c.config, c.seq, c.rope, params, c.x_NH, &saved);
     if (recompute) {
-      kept = keep_input_only(c.x_NH);
+      saved = save_input_only(c.x_NH);
     }
-    result.dx_NH = block_backward(c.config, c.seq, c.rope, params, c.dy_NH, std::move(kept), grads);
+    result.dx_NH = block_backward(c.config, c.seq, c.rope, params, c.dy_NH, std::move(saved), grads);
     return result;
   }
 
@@ -143,9 +143,9 @@ TEST_F(BlockTest, GradientsAddToWhatIsThere) {
   at::Tensor flat = at::zeros({c.layout.numel}, options());
   BlockParams grads = block_params(c.layout, flat);
   for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
-    BlockKept kept;
-    block_forward(c.config, c.seq, c.rope, params, c.x_NH, &kept);
-    block_backward(c.config, c.seq, c.rope, params, c.dy_NH, std::move(kept), grads);
+    BlockSaved saved;
+    block_forward(c.config, c.seq, c.rope, params, c.x_NH, &saved);
+    block_backward(c.config, c.seq, c.rope, params, c.dy_NH, std::move(saved), grads);
   }
   EXPECT_LT(relative_error(flat, once.flat * 3), 1e-12);
 }
@@ -153,10 +153,10 @@ TEST_F(BlockTest, GradientsAddToWhatIsThere) {
 TEST_F(BlockTest, RecomputeGivesTheSameBits) {
   for (const Shape& shape : shapes()) {
     const Case c = make_case(shape, at::kFloat);
-    const Gradients kept = run(c);
+    const Gradients saved = run(c);
     const Gradients again = run(c, /*recompute=*/true);
-    EXPECT_TRUE(at::equal(kept.dx_NH, again.dx_NH)) << shape.name;
-    EXPECT_TRUE(at::equal(kept.flat, again.flat)) << shape.name;
+    EXPECT_TRUE(at::equal(saved.dx_NH, again.dx_NH)) << shape.name;
+    EXPECT_TRUE(at::equal(saved.flat, again.flat)) << shape.name;
   }
 }
 
@@ -166,7 +166,7 @@ TEST_F(BlockTest, WithoutKeptOrGradientsTheRestIsTheSame) {
   const BlockParams params = block_params(c.layout, c.flat);
   EXPECT_TRUE(at::equal(block_forward(c.config, c.seq, c.rope, params, c.x_NH, nullptr), full.y_NH));
   BlockParams no_gradients;
-  const at::Tensor dx = block_backward(c.config, c.seq, c.rope, params, c.dy_NH, keep_input_only(c.x_NH), no_gradients);
+  const at::Tensor dx = block_backward(c.config, c.seq, c.rope, params, c.dy_NH, save_input_only(c.x_NH), no_gradients);
   EXPECT_LT(relative_error(dx, full.dx_NH), 1e-12);
 }
 
@@ -246,9 +246,9 @@ TEST_F(BlockTest, ALlama8BBlockSaves92KiBPerToken) {
   seq.batch = 1;
   seq.seq_len = seq.max_seqlen = kTokens;
   seq.segments_host = {0, kTokens};
-  BlockKept kept;
-  block_forward(config, seq, {angles, angles}, block_params(layout, flat), x_NH, &kept);
-  EXPECT_NEAR(static_cast<double>(kept.bytes()) / kTokens / 1024.0, 92.0, 0.5);
+  BlockSaved saved;
+  block_forward(config, seq, {angles, angles}, block_params(layout, flat), x_NH, &saved);
+  EXPECT_NEAR(static_cast<double>(saved.bytes()) / kTokens / 1024.0, 92.0, 0.5);
 }
 
 TEST_F(BlockTest, SequencesLongerThanTheAttentionWindowAreRefused) {
@@ -294,22 +294,23 @@ TEST_F(BlockTest, AWholeModelMatchesAutograd) {
             model_forward_hidden(config, layouts, seq, table, tokens, [&](size_t i) { return flats[i]; }), expected),
         1e-11);
 
-    std::vector<BlockKept> kept(layouts.size());
+    std::vector<BlockSaved> saved(layouts.size());
     at::Tensor x = embedding_forward(tokens, embedding_weight(layouts[first], flats[first]));
     for (size_t i = 0; i < layouts.size(); ++i) {
       if (layouts[i].kind == UnitKind::kBlock) {
-        x = block_forward(config, seq, rope, block_params(layouts[i], flats[i]), x, &kept[i]);
+        x = block_forward(config, seq, rope, block_params(layouts[i], flats[i]), x, &saved[i]);
       }
     }
-    FinalNormKept norm_kept;
+    FinalNormSaved norm_saved;
     const at::Tensor norm = final_norm_weight(layouts[last], flats[last]);
-    EXPECT_LT(relative_error(final_norm_forward(config, norm, x, &norm_kept), expected), 1e-11);
+    EXPECT_LT(relative_error(final_norm_forward(config, norm, x, &norm_saved), expected), 1e-11);
     at::Tensor norm_grad = final_norm_weight(layouts[last], grads[last]);
-    at::Tensor dx = final_norm_backward(norm, dhidden, norm_kept, norm_grad);
+    at::Tensor dx = final_norm_backward(norm, dhidden, norm_saved, norm_grad);
     for (size_t i = layouts.size(); i-- > 0;) {
       if (layouts[i].kind == UnitKind::kBlock) {
         BlockParams block_grads = block_params(layouts[i], grads[i]);
-        dx = block_backward(config, seq, rope, block_params(layouts[i], flats[i]), dx, std::move(kept[i]), block_grads);
+        dx =
+            block_backward(config, seq, rope, block_params(layouts[i], flats[i]), dx, std::move(saved[i]), block_grads);
       }
     }
     at::Tensor table_grad = embedding_weight(layouts[first], grads[first]);

@@ -115,14 +115,14 @@ TEST(Plan, AWholeTeacherThatDoesNotFitIsToBeSharded) {
 // docs/models.md: a Llama-8B block keeps about 92 KiB a token, its input 8 KiB.
 TEST(Plan, KeptActivationsFollowThePolicy) {
   const double tokens = 8192, layers = 32;
-  const auto kept = [&](const std::string& activation) {
+  const auto saved = [&](const std::string& activation) {
     return static_cast<double>(
         highest(plan_of(settings(4, activation), 4, llama_8b(), llama_8b()), Category::kActivations));
   };
-  EXPECT_NEAR(kept("keep"), layers * tokens * 92 * 1024, 0.01 * layers * tokens * 92 * 1024);
-  EXPECT_NEAR(kept("recompute"), layers * tokens * 8 * 1024, 0.01 * layers * tokens * 8 * 1024);
-  EXPECT_NEAR(kept("offload"), 2 * tokens * 92 * 1024, 0.02 * 2 * tokens * 92 * 1024); // one leaves, one is made
-  EXPECT_LT(kept("offload_input"), 4 * tokens * 8 * 1024);
+  EXPECT_NEAR(saved("keep"), layers * tokens * 92 * 1024, 0.01 * layers * tokens * 92 * 1024);
+  EXPECT_NEAR(saved("recompute"), layers * tokens * 8 * 1024, 0.01 * layers * tokens * 8 * 1024);
+  EXPECT_NEAR(saved("offload"), 2 * tokens * 92 * 1024, 0.02 * 2 * tokens * 92 * 1024); // one leaves, one is made
+  EXPECT_LT(saved("offload_input"), 4 * tokens * 8 * 1024);
 }
 
 TEST(Plan, OffloadedBytesAreOnTheHost) {

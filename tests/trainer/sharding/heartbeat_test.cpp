@@ -105,7 +105,7 @@ TEST(Heartbeat, FindsTheRankThatIsGoneAndTheOneThatIsBehind) {
   EXPECT_THAT(zero.laggards(), HasSubstr("rank 1 (never heard of)"));
   {
     Heartbeat one(FakeRendezvous(store, 1), "b", interval);
-    one.at(1, "teacher");
+    one.report_progress(1, "teacher");
     std::this_thread::sleep_for(2 * interval);
     EXPECT_THAT(zero.laggards(), HasSubstr("behind the others: rank 0 on a (step 0, start)"));
   }

@@ -175,7 +175,7 @@ TEST_P(GradientSlotsTest, AnOpenGradientIsKeptAndItsMemoryGoesWhenItIsReduced) {
   const UnitKey key{&model_a, 1};
   at::Tensor whole = slots_.acquire(key, SlotSize::kBlock, kRanks * kShard).flat;
   whole.fill_(1.0);
-  for (int64_t unit = 2; unit < 6; ++unit) { // all units of a model are open at once when full gradients are kept
+  for (int64_t unit = 2; unit < 6; ++unit) { // all units of a model are open at once when full gradients are saved
     slots_.acquire({&model_a, unit}, SlotSize::kBlock, kRanks * kShard);
   }
   const auto again = slots_.acquire(key, SlotSize::kBlock, kRanks * kShard);

@@ -35,11 +35,11 @@ struct Gradients {
 
 Gradients cudnn_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& kept, const SequenceInfo& seq) {
+    const AttentionResult& saved, const SequenceInfo& seq) {
   const int64_t heads = q_NAD.size(1);
   const auto [dq, dk, dv] = cudnn_attention_backward(
       as_bhsd(dout_NQ.contiguous(), seq, heads), as_bhsd(q_NAD, seq, heads), as_bhsd(k_NKD, seq, k_NKD.size(1)),
-      as_bhsd(v_NKD, seq, v_NKD.size(1)), as_bhsd(kept.out_NQ, seq, heads), kept.lse, softmax_scale(q_NAD));
+      as_bhsd(v_NKD, seq, v_NKD.size(1)), as_bhsd(saved.out_NQ, seq, heads), saved.lse, softmax_scale(q_NAD));
   const auto by_token = [](const at::Tensor& x_BASD, const at::Tensor& like) {
     return x_BASD.transpose(1, 2).reshape(like.sizes());
   };
@@ -67,11 +67,11 @@ AttentionResult flash_forward(
 
 Gradients flash_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& kept, const SequenceInfo& seq) {
+    const AttentionResult& saved, const SequenceInfo& seq) {
   const int64_t head_dim = q_NAD.size(2);
   const auto [dq, dk, dv] = flash_attention_backward(
       pad_head_dim(dout_NQ.reshape(q_NAD.sizes())), pad_head_dim(q_NAD), pad_head_dim(k_NKD), pad_head_dim(v_NKD),
-      pad_head_dim(kept.out_NQ.view(q_NAD.sizes())), kept.lse, seq.cu_seqlens, flash_max_seqlen(seq),
+      pad_head_dim(saved.out_NQ.view(q_NAD.sizes())), saved.lse, seq.cu_seqlens, flash_max_seqlen(seq),
       softmax_scale(q_NAD));
   return {dq.narrow(2, 0, head_dim), dk.narrow(2, 0, head_dim), dv.narrow(2, 0, head_dim)};
 }
@@ -135,13 +135,13 @@ AttentionResult cpu_forward(
 
 void cpu_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
+    const AttentionResult& saved, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
   const at::Tensor dout_NAD = dout_NQ.contiguous().view(q_NAD.sizes());
-  const at::Tensor out_NAD = kept.out_NQ.view(q_NAD.sizes());
+  const at::Tensor out_NAD = saved.out_NQ.view(q_NAD.sizes());
   for (const CpuSpan& span : cpu_spans(seq)) {
     const auto [dq, dk, dv] = cpu_attention_backward(
         span_bhsd(dout_NAD, span), span_bhsd(q_NAD, span), span_bhsd(k_NKD, span), span_bhsd(v_NKD, span),
-        span_bhsd(out_NAD, span), span_lse(kept.lse, span), softmax_scale(q_NAD));
+        span_bhsd(out_NAD, span), span_lse(saved.lse, span), softmax_scale(q_NAD));
     span_bhsd(dq_NAD, span).copy_(dq);
     span_bhsd(dk_NKD, span).copy_(dk);
     span_bhsd(dv_NKD, span).copy_(dv);
@@ -185,19 +185,19 @@ AttentionResult attention_forward(
 
 void attention_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD,
+    const AttentionResult& saved, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD,
     const RopeAngles* rope) {
   check_inputs(q_NAD, k_NKD, v_NKD, seq);
   switch (attention_backend(q_NAD, seq)) {
     case AttentionBackend::kCudnn:
-      return store(cudnn_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq), rope, dq_NAD, dk_NKD, dv_NKD);
+      return store(cudnn_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq), rope, dq_NAD, dk_NKD, dv_NKD);
     case AttentionBackend::kFlash:
-      return store(flash_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq), rope, dq_NAD, dk_NKD, dv_NKD);
+      return store(flash_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq), rope, dq_NAD, dk_NKD, dv_NKD);
     case AttentionBackend::kCpuFlash:
-      cpu_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq, dq_NAD, dk_NKD, dv_NKD);
+      cpu_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, dq_NAD, dk_NKD, dv_NKD);
       break;
     case AttentionBackend::kMath:
-      attention_math_backward(dout_NQ, q_NAD, k_NKD, v_NKD, kept, seq, dq_NAD, dk_NKD, dv_NKD);
+      attention_math_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, dq_NAD, dk_NKD, dv_NKD);
       break;
   }
   if (rope != nullptr) {

@@ -82,13 +82,13 @@ AttentionResult attention_math_forward(
 
 void attention_math_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
+    const AttentionResult& saved, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
   const int64_t heads = q_NAD.size(1);
   const int64_t kv_heads = k_NKD.size(1);
   const double scale = 1.0 / std::sqrt(static_cast<double>(q_NAD.size(2)));
   const at::ScalarType dtype = math_dtype(q_NAD);
   const at::Tensor dout_NAD = dout_NQ.reshape(q_NAD.sizes());
-  const at::Tensor out_NAD = kept.out_NQ.reshape(q_NAD.sizes());
+  const at::Tensor out_NAD = saved.out_NQ.reshape(q_NAD.sizes());
   at::Tensor dk_sum = at::zeros(k_NKD.sizes(), k_NKD.options().dtype(dtype));
   at::Tensor dv_sum = at::zeros(v_NKD.sizes(), v_NKD.options().dtype(dtype));
   for_each_query_block(seq, [&](const QueryBlock& block) {
@@ -97,7 +97,7 @@ void attention_math_backward(
     const at::Tensor v = keys_of(v_NKD, block, dtype);
     const at::Tensor dout = group_queries(dout_NAD.narrow(0, block.first, block.count).to(dtype), kv_heads);
     const at::Tensor out = group_queries(out_NAD.narrow(0, block.first, block.count).to(dtype), kv_heads);
-    const at::Tensor lse = kept.lse.narrow(0, block.first, block.count).t().reshape({kv_heads, -1, block.count, 1});
+    const at::Tensor lse = saved.lse.narrow(0, block.first, block.count).t().reshape({kv_heads, -1, block.count, 1});
     const at::Tensor probs = at::exp(masked_scores(q, k, block, scale) - lse).view({kv_heads, -1, block.keys()});
     const at::Tensor row_dot = at::sum(dout * out, {-1}, /*keepdim=*/true);
     const at::Tensor dscores = at::bmm(dout, v.transpose(1, 2)).sub_(row_dot).mul_(probs).mul_(scale);

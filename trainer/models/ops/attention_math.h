@@ -11,6 +11,6 @@ AttentionResult attention_math_forward(
 
 void attention_math_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& kept, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD);
+    const AttentionResult& saved, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD);
 
 } // namespace distill::models

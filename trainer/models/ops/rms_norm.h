@@ -16,7 +16,7 @@ RmsNormResult rms_norm_forward(const at::Tensor& x_NH, const at::Tensor& weight_
 RmsNormResult add_rms_norm_forward_(
     at::Tensor& x_NH, const at::Tensor& residual_NH, const at::Tensor& weight_H, double eps);
 
-// y again, bit for bit, from the kept input and rstd.
+// Recomputes y, bit for bit, from the saved input and rstd.
 at::Tensor rms_norm_apply(const at::Tensor& x_NH, const at::Tensor& rstd_N, const at::Tensor& weight_H);
 
 // Returns dx, plus `dresidual_NH` where it is defined (x usually goes on as the residual as well). Adds to grad_H

@@ -24,7 +24,7 @@ ALLOWED = {
     "trainer/metrics": {"data/base", "losses", "trainer/config", "trainer/device", "trainer/models"},
     "trainer/launch": {"data/base", "trainer/metrics"},
     "trainer/checkpoint": {
-        "data/base", "trainer/config", "trainer/device", "trainer/hf", "trainer/metrics", "trainer/models",
+        "data", "data/base", "trainer/config", "trainer/device", "trainer/hf", "trainer/metrics", "trainer/models",
         "trainer/optim", "trainer/sharding"},
     "trainer/step": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/optim",

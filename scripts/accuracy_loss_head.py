@@ -32,8 +32,9 @@ GAPS = [3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001]
 
 def mean_kl(problem):
     """KL(teacher || student) in fp64."""
-    return exact(Problem(problem.hidden, problem.weight, problem.targets, problem.teacher_hidden, problem.teacher_weight,
-                         beta=0)).mean.item()
+    return exact(
+        Problem(problem.hidden, problem.weight, problem.targets, problem.teacher_hidden, problem.teacher_weight, beta=0)
+    ).mean.item()
 
 
 def solved(make, measure, gap):
@@ -91,10 +92,21 @@ def study(kind, base, gaps, implementations, beta):
             except Exception as error:  # a peer that cannot run this
                 print(f"  {head.name:42s} failed, {first_line(error)}", flush=True)
                 continue
-            print(f"  {head.name:42s} loss {found['loss']:.2e}  d_hidden {found['d_hidden']:.2e}  "
-                  f"d_weight {found['d_weight']:.2e}", flush=True)
-            rows.append({"kind": kind, "gap": gap, "reached": reached, "exact_loss": expected.mean.item(),
-                         "name": head.name, **found})
+            print(
+                f"  {head.name:42s} loss {found['loss']:.2e}  d_hidden {found['d_hidden']:.2e}  "
+                f"d_weight {found['d_weight']:.2e}",
+                flush=True,
+            )
+            rows.append(
+                {
+                    "kind": kind,
+                    "gap": gap,
+                    "reached": reached,
+                    "exact_loss": expected.mean.item(),
+                    "name": head.name,
+                    **found,
+                }
+            )
     return rows
 
 
@@ -109,7 +121,9 @@ def plot(path, rows, title):
         for axis, measure in zip(line, measures):
             for name in dict.fromkeys(row["name"] for row in rows if row["kind"] == kind):
                 points = [(row["reached"], row[measure]) for row in rows if row["kind"] == kind and row["name"] == name]
-                axis.loglog(*zip(*points), marker="o", markersize=3, linewidth=2 if name == "distill" else 1, label=name)
+                axis.loglog(
+                    *zip(*points), marker="o", markersize=3, linewidth=2 if name == "distill" else 1, label=name
+                )
             axis.invert_xaxis()
             axis.set_title(f"{kind}: {measure}")
             axis.set_xlabel("KL(teacher || student), nat" if kind == "jsd" else "cross-entropy, nat")
@@ -146,10 +160,13 @@ def main():
     load_operators(args.library)
     torch.backends.cuda.matmul.allow_tf32 = False
     base = random_problem(
-        args.tokens, args.vocab, args.hidden, 0, device, getattr(torch, args.dtype), logit_scale=args.logit_scale)
+        args.tokens, args.vocab, args.hidden, 0, device, getattr(torch, args.dtype), logit_scale=args.logit_scale
+    )
     where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    title = (f"{where}, torch {torch.__version__}, {args.dtype} inputs, N {args.tokens}, V {args.vocab}, H {args.hidden}, "
-             f"logits of scale {args.logit_scale:g}, beta {args.beta:g}")
+    title = (
+        f"{where}, torch {torch.__version__}, {args.dtype} inputs, N {args.tokens}, V {args.vocab}, H {args.hidden}, "
+        f"logits of scale {args.logit_scale:g}, beta {args.beta:g}"
+    )
     print(title, flush=True)
     rows = []
     for kind in args.kinds.split(","):
@@ -161,8 +178,11 @@ def main():
         rows += study(kind, base, args.gaps, implementations, args.beta)
     os.makedirs(os.path.dirname(os.path.abspath(args.out)), exist_ok=True)
     with open(args.out + ".json", "w") as file:
-        json.dump({"title": title, "device": where, "torch": torch.__version__, "arguments": vars(args), "rows": rows},
-                  file, indent=1)
+        json.dump(
+            {"title": title, "device": where, "torch": torch.__version__, "arguments": vars(args), "rows": rows},
+            file,
+            indent=1,
+        )
     plot(args.out + ".png", rows, title)
     print(f"\nwrote {args.out}.json")
 

@@ -31,9 +31,13 @@ from row_kernel import bench_rows  # noqa: E402
 from report import first_line, pyplot  # noqa: E402
 from timing import extra_peak_mib, interleaved  # noqa: E402
 
-SWEEP = {"tokens": [4096, 16384], "vocab": [32000, 128256, 262144],
-         "shapes": "jsd:2048:2048,jsd:2048:4096,jsd:4096:4096,ce:2048:0,ce:4096:0", "chunk": [512, 1024, 2048, 4096],
-         "cap": [1024, 4096]}
+SWEEP = {
+    "tokens": [4096, 16384],
+    "vocab": [32000, 128256, 262144],
+    "shapes": "jsd:2048:2048,jsd:2048:4096,jsd:4096:4096,ce:2048:0,ce:4096:0",
+    "chunk": [512, 1024, 2048, 4096],
+    "cap": [1024, 4096],
+}
 UNCAPPED = 1 << 20  # MiB, for explicit chunks
 
 
@@ -123,10 +127,27 @@ def bench_head(args, kind, tokens, vocab, hidden, teacher_hidden):
         _, cap, chunk = found.get(name, (None, None, None))
         peak = f"{peaks[name]:8.0f} MiB" if name in peaks else ""
         error = "".join(f"  {k} {v:.1e}" for k, v in wrong.get(name, {}).items())
-        print(f"  {name:44s} {median:8.2f} ms ({low:.2f} to {high:.2f})  x{median / best:.3f}  {peak}{error}", flush=True)
-        results.append({"kind": kind, "n": tokens, "v": vocab, "h": hidden, "ht": teacher_hidden, "name": name,
-                        "cap_mib": cap, "chunk": chunk, "ms": median, "min": low, "max": high, "ratio": median / best,
-                        "extra_peak_mib": peaks.get(name), "errors": wrong.get(name)})
+        print(
+            f"  {name:44s} {median:8.2f} ms ({low:.2f} to {high:.2f})  x{median / best:.3f}  {peak}{error}", flush=True
+        )
+        results.append(
+            {
+                "kind": kind,
+                "n": tokens,
+                "v": vocab,
+                "h": hidden,
+                "ht": teacher_hidden,
+                "name": name,
+                "cap_mib": cap,
+                "chunk": chunk,
+                "ms": median,
+                "min": low,
+                "max": high,
+                "ratio": median / best,
+                "extra_peak_mib": peaks.get(name),
+                "errors": wrong.get(name),
+            }
+        )
     return results
 
 
@@ -139,8 +160,11 @@ def table(rows):
     lines = ["| loss | N | V | Hs | Ht | | ms | times the products | scratch, MiB |", "|" + " --- |" * 9]
     for row in rows:
         peak = "" if row["extra_peak_mib"] is None else f"{row['extra_peak_mib']:.0f}"
-        lines.append("| " + " | ".join(
-            [*map(str, case_of(row)), row["name"], f"{row['ms']:.1f}", f"{row['ratio']:.3f}", peak]) + " |")
+        lines.append(
+            "| "
+            + " | ".join([*map(str, case_of(row)), row["name"], f"{row['ms']:.1f}", f"{row['ratio']:.3f}", peak])
+            + " |"
+        )
     return "\n".join(lines)
 
 
@@ -153,8 +177,10 @@ def plot(path, rows):
     figure, axes = plt.subplots(len(cases), 2, figsize=(15, 3.2 * len(cases)), squeeze=False)
     for (times, memory), case in zip(axes, cases):
         of_case = [row for row in rows if case_of(row) == case]
-        colours = ["tab:gray" if "products" in row["name"] else "tab:blue" if "distill" in row["name"] else "tab:orange"
-                   for row in of_case]
+        colours = [
+            "tab:gray" if "products" in row["name"] else "tab:blue" if "distill" in row["name"] else "tab:orange"
+            for row in of_case
+        ]
         times.barh([row["name"] for row in of_case], [row["ms"] for row in of_case], color=colours)
         times.invert_yaxis()
         times.tick_params(axis="y", labelsize=7)
@@ -184,8 +210,12 @@ def parse_arguments():
     parser.add_argument("--row-automatic", action="store_true", help="of the row kernel only what it picks itself")
     parser.add_argument("--cap", type=numbers, default=[1024, 4096], help="memory_cap_mb values, automatic chunks")
     parser.add_argument("--chunk", type=numbers, default=[], help="explicit chunk sizes as well, without a cap")
-    parser.add_argument("--cap-chunk", type=pairs, default=[], help="cap:chunk, comma-separated: explicit chunks under a cap")
-    parser.add_argument("--products", type=numbers, default=[1024, 2048, 4096], help="chunks of the matrix products alone")
+    parser.add_argument(
+        "--cap-chunk", type=pairs, default=[], help="cap:chunk, comma-separated: explicit chunks under a cap"
+    )
+    parser.add_argument(
+        "--products", type=numbers, default=[1024, 2048, 4096], help="chunks of the matrix products alone"
+    )
     parser.add_argument("--sweep", action="store_true", help=f"the table over N, V, H and chunk: {SWEEP}")
     parser.add_argument("--peers", action="store_true", help="peers too, where Python can import them")
     parser.add_argument("--autograd", action="store_true", help="our operators with autograd too")
@@ -218,8 +248,14 @@ def main():
     load_operators(args.library)
     device = torch.cuda.get_device_name()
     print(f"{device}, torch {torch.__version__}, {args.reps} repetitions, random data", flush=True)
-    report = {"device": device, "torch": torch.__version__, "arguments": vars(args), "rows": [], "logits": [],
-              "head": []}
+    report = {
+        "device": device,
+        "torch": torch.__version__,
+        "arguments": vars(args),
+        "rows": [],
+        "logits": [],
+        "head": [],
+    }
     os.makedirs(os.path.dirname(os.path.abspath(args.out)), exist_ok=True)
 
     def save():

@@ -11,6 +11,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # folder -> folders whose headers it may include (besides its own).
+# fmt: off
 ALLOWED = {
     "data/base": set(),
     "losses": {"data/base"},
@@ -45,6 +46,7 @@ ALLOWED = {
     "trainer/tools": {"data", "losses", "trainer"},
     "apps": {"data", "trainer"},
 }
+# fmt: on
 # Headers that no header of ours may pull in: they cost every includer tens of seconds.
 HEAVY = ("torch/torch.h", "torch/extension.h", "ATen/ATen.h", "torch/all.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]')
@@ -76,7 +78,9 @@ def main() -> int:
                     continue
                 header = match.group(1)
                 if header in HEAVY and file.suffix in {".h", ".cuh"}:
-                    problems.append(f"{relative}:{number}: a header includes <{header}>; include the thin header it needs")
+                    problems.append(
+                        f"{relative}:{number}: a header includes <{header}>; include the thin header it needs"
+                    )
                 target = folder_of(header)
                 if target and (ROOT / header).exists() and not allowed(source, target):
                     may = ", ".join(sorted(ALLOWED[source])) or "nothing"

@@ -66,8 +66,14 @@ class Machine:
         """The exit code; 124 where the time ran out."""
         environment = dict(os.environ, CUDA_VISIBLE_DEVICES=devices)
         with open(log, "w") as stream:
-            process = subprocess.Popen([self.distill, *map(str, arguments)], stdout=stream, stderr=subprocess.STDOUT,
-                                       stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+            process = subprocess.Popen(
+                [self.distill, *map(str, arguments)],
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
             try:
                 return process.wait(timeout=limit_s)
             except subprocess.TimeoutExpired:
@@ -94,9 +100,12 @@ class Machine:
                 if job is None:
                     return
                 job(devices)
+
         slots = 1 if self.options.one_by_one else max(1, self.gpus // gpus)
-        threads = [threading.Thread(target=worker, args=(",".join(str(slot * gpus + i) for i in range(gpus)),))
-                   for slot in range(slots)]
+        threads = [
+            threading.Thread(target=worker, args=(",".join(str(slot * gpus + i) for i in range(gpus)),))
+            for slot in range(slots)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -107,9 +116,23 @@ class Machine:
         folder = self.work / f"v{row.vocab}-s{row.seq_len}-{row.name}"
         shapes = [row.student] + ([row.teacher] if row.teacher != "none" else [])
         count = max(4, row.gpus * row.batch * row.micro_batches * 2)
-        subprocess.run([sys.executable, str(REPOSITORY / "scripts/bench_inputs.py"), "--out", str(folder), "--shapes",
-                        ",".join(shapes), "--vocab", str(row.vocab), "--seq-len", str(max(row.seq_len, 64)), "--rows",
-                        str(count)], check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                str(REPOSITORY / "scripts/bench_inputs.py"),
+                "--out",
+                str(folder),
+                "--shapes",
+                ",".join(shapes),
+                "--vocab",
+                str(row.vocab),
+                "--seq-len",
+                str(max(row.seq_len, 64)),
+                "--rows",
+                str(count),
+            ],
+            check=True,
+        )
         teacher = f"teacher: {{path: {folder}/{row.teacher}, init: random}}\n" if row.teacher != "none" else ""
         loss = "{divergence: jsd, beta: 0.5}" if row.teacher != "none" else "{divergence: none, hard_weight: 1}"
         config = folder / "config.yaml"
@@ -121,7 +144,8 @@ class Machine:
             f"global_batch_size: {row.gpus * row.batch * row.micro_batches}}}\n"
             f"parallel: {{processes: {row.gpus}}}\n"
             "scheduler: {type: constant}\ncheckpoint: {at_end: false}\n"
-            f"run: {{dir: {folder}/run}}\n")
+            f"run: {{dir: {folder}/run}}\n"
+        )
         return config
 
     def make_plan(self, row):
@@ -136,8 +160,13 @@ class Machine:
             row.plan = self.plan_json(arguments)
 
     def plan_json(self, arguments):
-        done = subprocess.run([self.distill, *map(str, arguments)], capture_output=True, text=True, timeout=120,
-                              env=dict(os.environ, CUDA_VISIBLE_DEVICES=""))
+        done = subprocess.run(
+            [self.distill, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=dict(os.environ, CUDA_VISIBLE_DEVICES=""),
+        )
         try:
             return json.loads(done.stdout)
         except json.JSONDecodeError:
@@ -171,15 +200,32 @@ class Machine:
             predicted = plan["phases"][phase]
             phases[phase] = {"peak": [round(predicted["peak"] / GIB, 3), round(found["peak"] / GIB, 3)]} | {
                 key: [round(predicted["highest"][key] / GIB, 3), round(value / GIB, 3)]
-                for key, value in found["highest"].items() if value or predicted["highest"][key]}
-        outside = [line.split("] ", 1)[-1] for line in Path(log).read_text(errors="replace").splitlines()
-                   if "beside the allocator" in line]
+                for key, value in found["highest"].items()
+                if value or predicted["highest"][key]
+            }
+        outside = [
+            line.split("] ", 1)[-1]
+            for line in Path(log).read_text(errors="replace").splitlines()
+            if "beside the allocator" in line
+        ]
         with self.lock, open(self.out / "details.jsonl", "a") as stream:
-            stream.write(json.dumps({
-                "name": row.name, "activation": plan["activation"], "phases": phases, "seconds": plan["seconds"],
-                "measured_seconds": measured["phase_seconds"], "plan_bytes": plan["bytes"],
-                "reserved_peak": measured["reserved_peak"], "outside_allocator": measured["outside_allocator"],
-                "outside_of_ranks": outside, "wall_s": round(seconds, 1)}) + "\n")
+            stream.write(
+                json.dumps(
+                    {
+                        "name": row.name,
+                        "activation": plan["activation"],
+                        "phases": phases,
+                        "seconds": plan["seconds"],
+                        "measured_seconds": measured["phase_seconds"],
+                        "plan_bytes": plan["bytes"],
+                        "reserved_peak": measured["reserved_peak"],
+                        "outside_allocator": measured["outside_allocator"],
+                        "outside_of_ranks": outside,
+                        "wall_s": round(seconds, 1),
+                    }
+                )
+                + "\n"
+            )
         b = plan["bytes"]
         self.say(
             f"| {row.name} | {row.model_text()} | {row.gpus} | {row.vocab} | "
@@ -189,7 +235,8 @@ class Machine:
             f"{(b['peak'] + b['allocator_slack']) / GIB:.2f} / {measured['reserved_peak'] / GIB:.2f} | "
             f"{(b['communicators'] + b['context']) / GIB:.2f} / {measured['outside_allocator']['end'] / GIB:.2f} | "
             f"{plan['tokens_per_second']:.0f} / {measured['tokens_per_second']:.0f} "
-            f"({100 * row.report['speed_error']:+.1f} %) | {seconds:.0f} s |")
+            f"({100 * row.report['speed_error']:+.1f} %) | {seconds:.0f} s |"
+        )
 
     def compare(self, chosen):
         """What groups are for, once their rows have run."""
@@ -199,16 +246,20 @@ class Machine:
         for gpus in (1, 2, 4):
             inputs, recompute = f"{gpus}g-speed-offload_input", f"{gpus}g-speed-recompute"
             if inputs in done and recompute in done:
-                self.say(f"\n{gpus} GPU(s): offload_input runs at {100 * speed[inputs] / speed[recompute]:.1f} % of "
-                         f"recompute's speed, {peak[inputs]:.2f} GiB against {peak[recompute]:.2f}")
+                self.say(
+                    f"\n{gpus} GPU(s): offload_input runs at {100 * speed[inputs] / speed[recompute]:.1f} % of "
+                    f"recompute's speed, {peak[inputs]:.2f} GiB against {peak[recompute]:.2f}"
+                )
             uniform = [f"{gpus}g-uniform-{policy}" for policy in POLICIES if f"{gpus}g-uniform-{policy}" in done]
             for gib in (45, 55, 70, 100):
                 auto = f"{gpus}g-auto{gib}"
                 fitting = [name for name in uniform if peak[name] <= gib]
                 if auto in done and fitting:
                     best = max(fitting, key=lambda name: speed[name])
-                    self.say(f"\n{gpus} GPU(s), {gib} GiB: auto {speed[auto]:.0f} tok/s at {peak[auto]:.2f} GiB, the best "
-                             f"uniform policy {best} {speed[best]:.0f}: {100 * speed[auto] / speed[best]:.1f} %")
+                    self.say(
+                        f"\n{gpus} GPU(s), {gib} GiB: auto {speed[auto]:.0f} tok/s at {peak[auto]:.2f} GiB, the best "
+                        f"uniform policy {best} {speed[best]:.0f}: {100 * speed[auto] / speed[best]:.1f} %"
+                    )
 
     def train(self, row, devices, arguments, limit_s=240):
         """Step records of an ordinary run; None where it failed."""
@@ -230,10 +281,22 @@ class Machine:
         results = {}
 
         def run(gpus, name, devices):
-            row = Row(f"{gpus}g-bits-{name}", "bits", gpus, "tiny", "tiny", vocab=32000, seq_len=1024, batch=2,
-                      micro_batches=2)
-            arguments = [part for setting in (*settings[name], "train.deterministic=true", "optimizer.lr=1e-4", "train.steps=8")
-                         for part in ("--set", setting)]
+            row = Row(
+                f"{gpus}g-bits-{name}",
+                "bits",
+                gpus,
+                "tiny",
+                "tiny",
+                vocab=32000,
+                seq_len=1024,
+                batch=2,
+                micro_batches=2,
+            )
+            arguments = [
+                part
+                for setting in (*settings[name], "train.deterministic=true", "optimizer.lr=1e-4", "train.steps=8")
+                for part in ("--set", setting)
+            ]
             steps = self.train(row, devices, arguments)
             results[gpus, name] = steps and [(step["loss"], step["grad_norm"]) for step in steps]
 
@@ -242,9 +305,12 @@ class Machine:
                 same = found is not None and found == results[gpus, "keep"]
                 if not same:
                     self.failed.append(f"{gpus}g-bits-{name}")
-                self.say(f"| {gpus}g-bits-{name} | {len(found or [])} steps: {'equal to keep' if same else 'DIFFERENT'} |")
+                self.say(
+                    f"| {gpus}g-bits-{name} | {len(found or [])} steps: {'equal to keep' if same else 'DIFFERENT'} |"
+                )
                 if found and not same:
                     self.say(f"{name}: {found}\nkeep: {results[gpus, 'keep']}", file="log.txt")
+
         every = ",".join(map(str, range(self.gpus)))
         jobs = [(run, 1, name, str(i % self.gpus)) for i, name in enumerate(settings)]
         if self.gpus > 1:
@@ -263,14 +329,18 @@ class Machine:
             flat = peaks[-1] == peaks[99] and reserved[-1] == reserved[99]
             if not flat:
                 self.failed.append(row.name)
-            self.say(f"| {row.name} | {len(steps)} steps, peak after step 2 {peaks[1]}, after 100 {peaks[99]}, after the last "
-                     f"{peaks[-1]}; reserved {reserved[1]}, {reserved[99]}, {reserved[-1]}: {'flat' if flat else 'GROWN'} |")
+            self.say(
+                f"| {row.name} | {len(steps)} steps, peak after step 2 {peaks[1]}, after 100 {peaks[99]}, after the last "
+                f"{peaks[-1]}; reserved {reserved[1]}, {reserved[99]}, {reserved[-1]}: {'flat' if flat else 'GROWN'} |"
+            )
 
     def calibrate(self):
         path = self.out / f"machine-{self.gpus}.json"
         log = self.work / "calibrate.log"
         self.work.mkdir(parents=True, exist_ok=True)
-        code = self.run(["plan", "--calibrate", path, "--ranks", self.gpus], log, ",".join(map(str, range(self.gpus))), 180)
+        code = self.run(
+            ["plan", "--calibrate", path, "--ranks", self.gpus], log, ",".join(map(str, range(self.gpus))), 180
+        )
         if code != 0:
             self.fail("calibrate", log, code)
         else:
@@ -317,8 +387,10 @@ while len(held) < {size}:
 print(len(held))"""
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    say(f"(touched {done.stdout.strip() or 'not all'} of {size} GiB of host memory in {time.monotonic() - began:.0f} s; "
-        f"available now {available_host_bytes() / GIB:.0f} GiB)")
+    say(
+        f"(touched {done.stdout.strip() or 'not all'} of {size} GiB of host memory in {time.monotonic() - began:.0f} s; "
+        f"available now {available_host_bytes() / GIB:.0f} GiB)"
+    )
 
 
 def choose(machine, names, smaller_too):
@@ -326,8 +398,12 @@ def choose(machine, names, smaller_too):
     groups = {row.group for row in every}
     chosen = []
     for name in names:
-        found = [row for row in every if row.name == name or (
-            row.group == name and (row.gpus <= machine.gpus if smaller_too else row.gpus == machine.gpus))]
+        found = [
+            row
+            for row in every
+            if row.name == name
+            or (row.group == name and (row.gpus <= machine.gpus if smaller_too else row.gpus == machine.gpus))
+        ]
         if not found and name not in groups:
             sys.exit(f"check_plan_gpu.py: no row or group '{name}'; --list shows them")
         chosen += [row for row in found if row.name not in {other.name for other in chosen}]
@@ -366,18 +442,28 @@ def main():
     # Those that need the host's memory last: it is being made available beside the first ones.
     usable.sort(key=lambda row: (row.host_bytes() > GIB, -row.gpus))
     total = sum(row.estimate_s() * (1 if options.one_by_one else row.gpus / machine.gpus) for row in usable)
-    total += {1: 40, 2: 50}.get(machine.gpus, 60) * ("bits" in others) + 45 * ("flat" in others) + 30 * ("calibrate" in others)
+    total += (
+        {1: 40, 2: 50}.get(machine.gpus, 60) * ("bits" in others)
+        + 45 * ("flat" in others)
+        + 30 * ("calibrate" in others)
+    )
     for row in usable:
-        print(f"{row.name:32s} {row.estimate_s():4.0f} s  {row.plan['bytes']['peak'] / GIB:6.1f} GiB  "
-              f"{row.host_bytes() / GIB:5.1f} GiB on the host  {row.plan['tokens_per_second']:.0f} tok/s  {row.seq_len}")
+        print(
+            f"{row.name:32s} {row.estimate_s():4.0f} s  {row.plan['bytes']['peak'] / GIB:6.1f} GiB  "
+            f"{row.host_bytes() / GIB:5.1f} GiB on the host  {row.plan['tokens_per_second']:.0f} tok/s  {row.seq_len}"
+        )
     print(f"estimated: {total:.0f} s in all on {machine.gpus} GPU(s)", flush=True)
     if options.estimate:
         return 0
-    grower = threading.Thread(target=grow_host, daemon=True, args=(max([row.host_bytes() for row in usable], default=0), print))
+    grower = threading.Thread(
+        target=grow_host, daemon=True, args=(max([row.host_bytes() for row in usable], default=0), print)
+    )
     grower.start()
     if usable:
-        machine.say("\n| row | models | GPUs | V | tokens of a rank's step | blocks | peak, GiB: predicted / measured | reserved "
-                    "| beside the allocator | tok/s: predicted / measured | took |\n|" + " --- |" * 11)
+        machine.say(
+            "\n| row | models | GPUs | V | tokens of a rank's step | blocks | peak, GiB: predicted / measured | reserved "
+            "| beside the allocator | tok/s: predicted / measured | took |\n|" + " --- |" * 11
+        )
 
     def job(row):
         def work(devices):
@@ -388,6 +474,7 @@ def main():
             if row.host_bytes() > GIB:
                 grower.join()
             machine.profile(row, devices)
+
         return work
 
     for gpus in sorted({row.gpus for row in usable}, reverse=True):

@@ -24,8 +24,19 @@ import sysconfig  # noqa: E402
 import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-SKIPPED_FOLDERS = {"test", "tests", "idle_test", "testing", "__pycache__", "site-packages", "dist-packages",
-                   "turtledemo", "pydoc_data", "lib2to3", "encodings"}
+SKIPPED_FOLDERS = {
+    "test",
+    "tests",
+    "idle_test",
+    "testing",
+    "__pycache__",
+    "site-packages",
+    "dist-packages",
+    "turtledemo",
+    "pydoc_data",
+    "lib2to3",
+    "encodings",
+}
 MIN_CHARS = 800
 MAX_CHARS = 200_000  # larger files are mostly tables
 MAX_LINE = 400
@@ -106,7 +117,7 @@ def excerpt(source, text, limit):
     start = int(hash_fraction(source, "excerpt") * (len(text) - limit))
     start = text.rfind("\n", 0, start) + 1
     end = text.rfind("\n", start, start + limit) + 1
-    return text[start:end or start + limit]
+    return text[start : end or start + limit]
 
 
 def take(documents, limit):
@@ -139,8 +150,12 @@ def main():
     parser.add_argument("--train-mb", type=float, default=0, help="at most this much training text, MB (0: all)")
     parser.add_argument("--eval-kb", type=float, default=0, help="at most this much held-out text, KB (0: all)")
     parser.add_argument("--eval-fraction", type=float, default=0.05, help="share of the files that is held out")
-    parser.add_argument("--eval-excerpt", type=int, default=4000,
-                        help="at most this many characters of each held-out file (0: whole files)")
+    parser.add_argument(
+        "--eval-excerpt",
+        type=int,
+        default=4000,
+        help="at most this many characters of each held-out file (0: whole files)",
+    )
     args = parser.parse_args()
     if not 0 < args.eval_fraction < 1:
         fail(f"--eval-fraction: expected a number between 0 and 1, found {args.eval_fraction}")
@@ -151,7 +166,9 @@ def main():
     documents, skipped = read_documents(library_roots())
     held_out = {source for source, _ in documents if hash_fraction(source, "held out") < args.eval_fraction}
     train = take([d for d in documents if d[0] not in held_out], int(args.train_mb * 1e6))
-    evaluation = [(s, excerpt(s, t, args.eval_excerpt) if args.eval_excerpt else t) for s, t in documents if s in held_out]
+    evaluation = [
+        (s, excerpt(s, t, args.eval_excerpt) if args.eval_excerpt else t) for s, t in documents if s in held_out
+    ]
     evaluation = take(evaluation, int(args.eval_kb * 1e3))
     if not train or not evaluation:
         fail(f"nothing left for {'training' if not train else 'evaluation'}: raise the limits")

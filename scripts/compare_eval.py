@@ -63,15 +63,21 @@ def table(evaluations):
         moved = change(*(round(number, decimals + 2) for number in numbers[:2]))
         lines.append([label, *cells[:2], moved, *cells[2:]])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return ["  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:]))]).rstrip()
-            for line in lines]
+    return [
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:]))]).rstrip()
+        for line in lines
+    ]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("evaluations", nargs="+", metavar="NAME=FILE", help="at least two")
-    parser.add_argument("--require-kl-drop", type=float, metavar="PERCENT",
-                        help="fail unless forward KL falls by this much from the first to the second and CE falls too")
+    parser.add_argument(
+        "--require-kl-drop",
+        type=float,
+        metavar="PERCENT",
+        help="fail unless forward KL falls by this much from the first to the second and CE falls too",
+    )
     args = parser.parse_args()
     if len(args.evaluations) < 2:
         fail("expected at least two evaluations to compare")
@@ -79,8 +85,10 @@ def main():
     (_, before), (_, after) = evaluations[:2]
     for name, values in evaluations[1:]:
         if values["valid_tokens"] != before["valid_tokens"]:
-            fail(f"{name} was evaluated on {values['valid_tokens']} tokens, {evaluations[0][0]} on "
-                 f"{before['valid_tokens']}: not the same set")
+            fail(
+                f"{name} was evaluated on {values['valid_tokens']} tokens, {evaluations[0][0]} on "
+                f"{before['valid_tokens']}: not the same set"
+            )
     print("\n".join(table(evaluations)))
     if args.require_kl_drop is not None:
         drop = 100 * (1 - after["forward_kl"] / before["forward_kl"]) if before["forward_kl"] > 0 else -math.inf

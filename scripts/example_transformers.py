@@ -38,8 +38,16 @@ def fused_loss(student, teacher, tokens, hard_weight, beta, memory_cap_mb=1024):
     with torch.no_grad():
         teacher_hidden = teacher.model(tokens).last_hidden_state.flatten(0, 1)
     loss, rows = torch.ops.distill.linear_jsd(
-        hidden, student.lm_head.weight, teacher_hidden, teacher.lm_head.weight, shifted(tokens),
-        beta=beta, hard_weight=hard_weight, soft_weight=1 - hard_weight, memory_cap_mb=memory_cap_mb)
+        hidden,
+        student.lm_head.weight,
+        teacher_hidden,
+        teacher.lm_head.weight,
+        shifted(tokens),
+        beta=beta,
+        hard_weight=hard_weight,
+        soft_weight=1 - hard_weight,
+        memory_cap_mb=memory_cap_mb,
+    )
     # The metrics of the same pass: row 8 is the agreement of both arg maxes, 0 where there is no label.
     agreement = rows[8].sum() / (shifted(tokens) != IGNORE_INDEX).sum()
     return loss, agreement
@@ -62,8 +70,11 @@ def plain_loss(student, teacher, tokens, hard_weight, beta):
 
 def tiny_model(hidden_size, layers, seed):
     torch.manual_seed(seed)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=layers, **TINY))
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=layers, **TINY
+        )
+    )
 
 
 def batches(args, vocab):
@@ -103,8 +114,11 @@ def train(args, loss_function):
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        print(f"{loss_function.__name__} step {step}/{args.steps}  loss {losses[-1]:.6f}  agree {agreement.item():.1%}  "
-              f"|g| {norm.item():.4f}", flush=True)
+        print(
+            f"{loss_function.__name__} step {step}/{args.steps}  loss {losses[-1]:.6f}  agree {agreement.item():.1%}  "
+            f"|g| {norm.item():.4f}",
+            flush=True,
+        )
     return losses
 
 
@@ -114,7 +128,9 @@ def main():
     parser.add_argument("--student", help="Hugging Face folder; none: a tiny random model")
     parser.add_argument("--teacher", help="Hugging Face folder; none: a tiny random model")
     parser.add_argument("--text", help="text to train on; none: random tokens")
-    parser.add_argument("--loss", choices=["fused", "plain", "both"], default="fused", help="both: one run after the other")
+    parser.add_argument(
+        "--loss", choices=["fused", "plain", "both"], default="fused", help="both: one run after the other"
+    )
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--length", type=int, default=64, help="tokens of a sequence")

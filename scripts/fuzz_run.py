@@ -74,8 +74,11 @@ class Progress:
     def take(self):
         """The target that lacks most; nothing: none lacks anything, but for what is running."""
         with self.lock:
-            open_targets = [target for target in self.targets
-                            if self.share(target) < 1 and len(self.of[target]["findings"]) < MAX_FINDINGS]
+            open_targets = [
+                target
+                for target in self.targets
+                if self.share(target) < 1 and len(self.of[target]["findings"]) < MAX_FINDINGS
+            ]
             if not open_targets:
                 return None
             target = min(open_targets, key=self.share)
@@ -101,8 +104,10 @@ class Progress:
         for target, state in self.of.items():
             rate = state["inputs"] / max(state["seconds"], 1)
             findings = ", ".join(state["findings"]) or "none"
-            lines.append(f"{target:20} {state['inputs']:12,} {state['seconds'] / 3600:7.2f} {rate:11.0f} "
-                         f"{state['features']:9}  {findings}")
+            lines.append(
+                f"{target:20} {state['inputs']:12,} {state['seconds'] / 3600:7.2f} {rate:11.0f} "
+                f"{state['features']:9}  {findings}"
+            )
         return "\n".join(lines) + "\n"
 
 
@@ -115,10 +120,23 @@ def run_slice(options, command, target, seconds, runs, number):
     began = time.monotonic()
     with open(log, "w") as output:
         code = subprocess.run(
-            [*command, str(options.program), f"-max_total_time={max(1, int(seconds))}", f"-runs={runs}", *LIMITS,
-             f"-seed={number + 1}", "-print_final_stats=1", f"-artifact_prefix={findings}/{target}-", str(corpus),
-             str(options.corpus / target)],
-            stdout=output, stderr=subprocess.STDOUT, env=environment, check=False).returncode
+            [
+                *command,
+                str(options.program),
+                f"-max_total_time={max(1, int(seconds))}",
+                f"-runs={runs}",
+                *LIMITS,
+                f"-seed={number + 1}",
+                "-print_final_stats=1",
+                f"-artifact_prefix={findings}/{target}-",
+                str(corpus),
+                str(options.corpus / target),
+            ],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            check=False,
+        ).returncode
     text = log.read_text(errors="replace")
     executed = re.findall(r"stat::number_of_executed_units: (\d+)", text)
     features = re.findall(r" ft: (\d+) ", text)
@@ -127,14 +145,19 @@ def run_slice(options, command, target, seconds, runs, number):
         log.unlink()
     elif not found:
         found = [str(log)]  # it ended for another reason
-    return (int(executed[-1]) if executed else 0, time.monotonic() - began, [Path(path).name for path in found],
-            int(features[-1]) if features else 0)
+    return (
+        int(executed[-1]) if executed else 0,
+        time.monotonic() - began,
+        [Path(path).name for path in found],
+        int(features[-1]) if features else 0,
+    )
 
 
 def main():
     options = parse_arguments()
     options.program, options.corpus, options.out = (
-        path.resolve() for path in (options.program, options.corpus, options.out))
+        path.resolve() for path in (options.program, options.corpus, options.out)
+    )
     targets = options.targets or sorted(path.name for path in options.corpus.iterdir())
     for folder in ("corpus", "findings", "logs"):
         (options.out / folder).mkdir(parents=True, exist_ok=True)

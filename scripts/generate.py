@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Greedy text from several models, one below the other for each prompt, by transformers.
 
-  scripts/generate.py teacher=work/quickstart/teacher before=work/quickstart/student after=runs/quickstart/model
+scripts/generate.py teacher=work/quickstart/teacher before=work/quickstart/student after=runs/quickstart/model
 """
 
 import sys
@@ -47,7 +47,7 @@ def continue_prompts(folder, prompts, tokens, device):
         inputs = tokenizer(prompt, return_tensors="pt").to(device)
         with torch.inference_mode():
             output = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
-        texts.append(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))
+        texts.append(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
     return texts
 
 

@@ -54,11 +54,15 @@ class Disturber:
         teacher = tiny.make_model(models / "teacher", "llama", seed=2, tied=False, hidden=64, layers=3)
         shard = tiny.make_shard(folder / "data.dtok", tiny.random_documents(3, [5, 61, 17, 128, 2, 33, 90, 47] * 5))
         self.sections = dict(
-            student=student, teacher=teacher, shard=shard,
+            student=student,
+            teacher=teacher,
+            shard=shard,
             data={"shuffle": True, "packing": "pack", "seed": 5, "eval": [{"path": shard}]},
             train={"steps": options.steps, "micro_batch_size": 1, "global_batch_size": 8},
-            eval={"every": 7, "batches": 2}, checkpoint={"every": 3, "keep": 3},
-            parallel={"processes": options.ranks})
+            eval={"every": 7, "batches": 2},
+            checkpoint={"every": 3, "keep": 3},
+            parallel={"processes": options.ranks},
+        )
 
     def config(self, place):
         place.mkdir(parents=True, exist_ok=True)
@@ -91,8 +95,9 @@ class Disturber:
             saves = self.random.randint(1, 3)
             for _ in range(saves):
                 before = set((run / "checkpoints").glob("*")) if run.exists() else set()
-                while job.running() and not any(path.name.endswith(".partial") and path not in before
-                                                for path in (run / "checkpoints").glob("*")):
+                while job.running() and not any(
+                    path.name.endswith(".partial") and path not in before for path in (run / "checkpoints").glob("*")
+                ):
                     time.sleep(0.0005)
             time.sleep(self.random.random() ** 2 * 0.03)
             return "while saving"
@@ -141,7 +146,9 @@ class Disturber:
     def check_damage(self, job_text, run):
         """After the resumption that follows a flip."""
         damaged, self.damaged = self.damaged, None
-        expect("is damaged and not used" in job_text, f"{damaged} was damaged, and nothing was said\n{job_text[-3000:]}")
+        expect(
+            "is damaged and not used" in job_text, f"{damaged} was damaged, and nothing was said\n{job_text[-3000:]}"
+        )
         expect((damaged.parent / (damaged.name + ".damaged")).exists(), f"{damaged} is damaged and was not set aside")
         shutil.rmtree(damaged.parent / (damaged.name + ".damaged"))
 
@@ -150,10 +157,13 @@ class Disturber:
         steps = complete_steps(run) if run.exists() else []
         newest = run / "checkpoints" / f"step-{steps[-1]}" if steps else None
         pages = sum(-(-path.stat().st_size // PAGE) for path in newest.iterdir()) if newest else 200
-        return self.random.choice([
-            self.random.randint(0, 2),  # metrics.jsonl, log.txt, config.yaml
-            self.random.randint(0, pages + 4),  # a rank's file
-            pages + self.random.randint(-6, 3)])  # index.json, COMPLETE
+        return self.random.choice(
+            [
+                self.random.randint(0, 2),  # metrics.jsonl, log.txt, config.yaml
+                self.random.randint(0, pages + 4),  # a rank's file
+                pages + self.random.randint(-6, 3),
+            ]
+        )  # index.json, COMPLETE
 
     def disk(self, job, run):
         """Leaves a few pages free from a random instant on, until a write has failed or for some seconds."""
@@ -184,7 +194,9 @@ class Disturber:
         ballast.unlink(missing_ok=True)
         after = complete_steps(run) if run.exists() else []
         expect(not before or (after and after[-1] >= before[-1]), f"complete before: {before}, after: {after}")
-        failed = {re.sub(r"\d+", "N", Path(path).name) for path in re.findall(rf"(\S+): cannot \w+[^:]*: {NO_SPACE}", text)}
+        failed = {
+            re.sub(r"\d+", "N", Path(path).name) for path in re.findall(rf"(\S+): cannot \w+[^:]*: {NO_SPACE}", text)
+        }
         for name in failed:
             self.seen[f"a write failed of {name}"] += 1
         if NO_SPACE not in text:
@@ -214,11 +226,14 @@ class Disturber:
         expect(steps and steps[-1] == last, f"the last step is {last}, complete checkpoints are {steps}")
         # Every rank's own counter of optimizer steps.
         from safetensors import safe_open
+
         counters = []
         for file in sorted((run / "checkpoints" / f"step-{last}").glob("rank-*")):
             with safe_open(file, "pt") as tensors:
                 counters.append(int(tensors.get_tensor("step_count").item()))
-        expect(counters == [last] * self.options.ranks, f"stopped after step {last}, but the ranks have done {counters}")
+        expect(
+            counters == [last] * self.options.ranks, f"stopped after step {last}, but the ranks have done {counters}"
+        )
         return f"{number.name} to rank {'0' if rank == 0 else 'n'}"
 
     def one_run(self, place, expected, rounds):
@@ -249,8 +264,11 @@ class Disturber:
 
     def resume_after_damage(self, place, run):
         """Resumes, and kills the run again once it is under way or has refused."""
-        others = [path for path in (run / "checkpoints").glob("step-*/COMPLETE") if path.parent != self.damaged
-                  and path.parent.name.removeprefix("step-").isdigit()]
+        others = [
+            path
+            for path in (run / "checkpoints").glob("step-*/COMPLETE")
+            if path.parent != self.damaged and path.parent.name.removeprefix("step-").isdigit()
+        ]
         job = Job(self.config(place), self.output, "--resume")
         aside = self.damaged.parent / (self.damaged.name + ".damaged")
         while job.running() and not (aside.exists() and "resumed from" in job.text()):
@@ -300,8 +318,11 @@ def main():
     options = parse_arguments()
     folder = work_folder(options)
     began = time.monotonic()
-    print(f"kill_test: mode {options.mode}, {options.rounds} rounds, {options.ranks} ranks, seed {options.seed}, "
-          f"in {folder}", flush=True)
+    print(
+        f"kill_test: mode {options.mode}, {options.rounds} rounds, {options.ranks} ranks, seed {options.seed}, "
+        f"in {folder}",
+        flush=True,
+    )
     disturber = Disturber(options, folder)
     done = runs = 0
     place = folder / "disturbed"
@@ -314,8 +335,11 @@ def main():
                 shutil.rmtree(place, ignore_errors=True)
             done += disturber.one_run(place, expected, options.rounds - done)
             runs += 1
-            print(f"kill_test: {done} of {options.rounds} disturbances, {runs} runs equal the undisturbed one, "
-                  f"{time.monotonic() - began:.0f} s", flush=True)
+            print(
+                f"kill_test: {done} of {options.rounds} disturbances, {runs} runs equal the undisturbed one, "
+                f"{time.monotonic() - began:.0f} s",
+                flush=True,
+            )
     except Failure as failure:
         print(f"kill_test: FAILED after {done} disturbances (seed {options.seed}): {failure}", file=sys.stderr)
         return 1

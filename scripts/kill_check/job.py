@@ -22,15 +22,20 @@ def expect(condition, message):
 
 
 def timeless(run):
-    return [[{key: value for key, value in record.items() if key not in TIMES} for record in records]
-            for records in tiny.read_metrics(run)]
+    return [
+        [{key: value for key, value in record.items() if key not in TIMES} for record in records]
+        for records in tiny.read_metrics(run)
+    ]
 
 
 def result_of(run, steps):
     """What must not depend on disturbances."""
     state = sorted((run / "checkpoints" / f"step-{steps}").glob("rank-*"))
-    return {"metrics": timeless(run), "model": [path.read_bytes() for path in sorted((run / "model").iterdir())],
-            "state": [path.read_bytes() for path in state]}
+    return {
+        "metrics": timeless(run),
+        "model": [path.read_bytes() for path in sorted((run / "model").iterdir())],
+        "state": [path.read_bytes() for path in state],
+    }
 
 
 def complete_steps(run):
@@ -54,14 +59,20 @@ class Job:
     def __init__(self, config_file, output, *flags):
         self.output = output
         self.file = open(output, "w")
-        self.launcher = subprocess.Popen([tiny.binary(), "--config", str(config_file), *map(str, flags)],
-                                         stdout=self.file, stderr=self.file, env=tiny.environment())
+        self.launcher = subprocess.Popen(
+            [tiny.binary(), "--config", str(config_file), *map(str, flags)],
+            stdout=self.file,
+            stderr=self.file,
+            env=tiny.environment(),
+        )
         self.began = time.monotonic()
 
     def ranks(self):
         """Process ids by rank."""
         found = {}
-        children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.launcher.pid)], capture_output=True, text=True)
+        children = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(self.launcher.pid)], capture_output=True, text=True
+        )
         for pid in map(int, children.stdout.split()):
             try:
                 environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

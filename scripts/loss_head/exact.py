@@ -55,7 +55,9 @@ def exact(problem, dtype=torch.float64):
         if teacher_weight is None:
             loss, gradient = hard_rows(logits, problem.targets[rows])
         else:
-            loss, gradient = soft_rows(logits, problem.teacher_hidden[rows].to(dtype) @ teacher_weight.t(), problem.beta)
+            loss, gradient = soft_rows(
+                logits, problem.teacher_hidden[rows].to(dtype) @ teacher_weight.t(), problem.beta
+            )
         gradient /= problem.tokens
         losses.append(loss)
         d_hidden.append(gradient @ weight)

@@ -19,8 +19,11 @@ def bench_logits(vocab, reps):
         "jsd": lambda: torch.ops.distill.jsd(student, teacher, targets, reduction="sum")[0],
         "torch cross_entropy": lambda: torch.nn.functional.cross_entropy(student, targets, reduction="sum"),
     }
-    moved = {"cross_entropy": (FORWARD_CE, BACKWARD_CE), "jsd": (FORWARD_JSD, BACKWARD_JSD),
-             "torch cross_entropy": (FORWARD_CE, BACKWARD_CE)}
+    moved = {
+        "cross_entropy": (FORWARD_CE, BACKWARD_CE),
+        "jsd": (FORWARD_JSD, BACKWARD_JSD),
+        "torch cross_entropy": (FORWARD_CE, BACKWARD_CE),
+    }
     source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
     target = torch.empty_like(source)
     backward = {}
@@ -40,7 +43,11 @@ def bench_logits(vocab, reps):
             if part not in times:
                 continue
             rate = rows * vocab * bytes_per_element / times[part][0] / 1e6
-            print(f"  {part:30s} {times[part][0]:8.3f} ms  {rate:7.0f} GB/s  {100 * rate / copy:5.1f} % of copy", flush=True)
-            results.append({"v": vocab, "rows": rows, "name": part, "ms": times[part][0], "gb_s": rate,
-                            "of_copy": rate / copy})
+            print(
+                f"  {part:30s} {times[part][0]:8.3f} ms  {rate:7.0f} GB/s  {100 * rate / copy:5.1f} % of copy",
+                flush=True,
+            )
+            results.append(
+                {"v": vocab, "rows": rows, "name": part, "ms": times[part][0], "gb_s": rate, "of_copy": rate / copy}
+            )
     return results

@@ -58,9 +58,18 @@ class Ours:
     def __call__(self, problem):
         d_hidden, d_weight = self.buffers.of(problem)
         rows = torch.ops.distill.linear_head_into(
-            problem.hidden, problem.weight, problem.teacher_hidden, problem.teacher_weight, problem.targets,
-            hidden_gradient=d_hidden, weight_gradient=d_weight, grad_scale=1.0 / problem.tokens, accumulate=False,
-            **problem.loss_arguments(), **self.arguments)
+            problem.hidden,
+            problem.weight,
+            problem.teacher_hidden,
+            problem.teacher_weight,
+            problem.targets,
+            hidden_gradient=d_hidden,
+            weight_gradient=d_weight,
+            grad_scale=1.0 / problem.tokens,
+            accumulate=False,
+            **problem.loss_arguments(),
+            **self.arguments,
+        )
         return Result(rows[0].mean(), d_hidden, d_weight, rows[0])
 
 
@@ -68,7 +77,8 @@ def our_autograd(**arguments):
     def loss_of(problem, hidden, weight):
         if problem.kind == "jsd":
             return torch.ops.distill.linear_jsd(
-                hidden, weight, problem.teacher_hidden, problem.teacher_weight, beta=problem.beta, **arguments)[0]
+                hidden, weight, problem.teacher_hidden, problem.teacher_weight, beta=problem.beta, **arguments
+            )[0]
         return torch.ops.distill.linear_cross_entropy(hidden, weight, problem.targets, **arguments)[0]
 
     return of_autograd(loss_of)
@@ -107,8 +117,10 @@ def ours(buffers=None, **arguments):
 
 
 def plain_heads():
-    return [Head("plain, fp32 logits", ("jsd", "ce"), plain(torch.float32)),
-            Head("plain, bf16 logits", ("jsd", "ce"), plain(torch.bfloat16))]
+    return [
+        Head("plain, fp32 logits", ("jsd", "ce"), plain(torch.float32)),
+        Head("plain, bf16 logits", ("jsd", "ce"), plain(torch.bfloat16)),
+    ]
 
 
 def liger_chunked(chunk, compiled):
@@ -117,8 +129,12 @@ def liger_chunked(chunk, compiled):
     modules = {}
 
     def loss_of(problem, hidden, weight):
-        module = modules.setdefault(problem.beta, LigerFusedLinearJSDLoss(
-            weight_hard_loss=0.0, weight_soft_loss=1.0, beta=problem.beta, compiled=compiled, chunk_size=chunk))
+        module = modules.setdefault(
+            problem.beta,
+            LigerFusedLinearJSDLoss(
+                weight_hard_loss=0.0, weight_soft_loss=1.0, beta=problem.beta, compiled=compiled, chunk_size=chunk
+            ),
+        )
         return module(hidden, weight, problem.teacher_hidden, problem.teacher_weight, problem.targets)
 
     return of_autograd(loss_of)
@@ -127,8 +143,11 @@ def liger_chunked(chunk, compiled):
 def liger_jsd(accumulation):
     from liger_kernel.ops.fused_linear_jsd import LigerFusedLinearJSDFunction
 
-    return of_autograd(lambda problem, hidden, weight: LigerFusedLinearJSDFunction.apply(
-        hidden, weight, problem.teacher_hidden, problem.teacher_weight, None, problem.beta, -100, 1.0, accumulation))
+    return of_autograd(
+        lambda problem, hidden, weight: LigerFusedLinearJSDFunction.apply(
+            hidden, weight, problem.teacher_hidden, problem.teacher_weight, None, problem.beta, -100, 1.0, accumulation
+        )
+    )
 
 
 def liger_cross_entropy(accumulation):
@@ -136,7 +155,8 @@ def liger_cross_entropy(accumulation):
 
     def loss_of(problem, hidden, weight):
         result = LigerFusedLinearCrossEntropyFunction.apply(
-            hidden, weight, problem.targets, None, None, -100, 0.0, 0.0, "mean", None, False, accumulation)
+            hidden, weight, problem.targets, None, None, -100, 0.0, 0.0, "mean", None, False, accumulation
+        )
         return result[0] if isinstance(result, tuple) else result
 
     return of_autograd(loss_of)
@@ -145,8 +165,9 @@ def liger_cross_entropy(accumulation):
 def cut_cross_entropy(implementation):
     from cut_cross_entropy import linear_cross_entropy
 
-    return of_autograd(lambda problem, hidden, weight: linear_cross_entropy(
-        hidden, weight, problem.targets, impl=implementation))
+    return of_autograd(
+        lambda problem, hidden, weight: linear_cross_entropy(hidden, weight, problem.targets, impl=implementation)
+    )
 
 
 # name, kinds, needs a GPU, how it is made. Each is looked up only when asked for.

@@ -50,8 +50,10 @@ def random_problem(tokens, vocab, hidden, teacher_hidden, device, dtype=torch.bf
         return (torch.randn(*shape, device=device, dtype=torch.float32, generator=generator) * scale).to(dtype)
 
     problem = Problem(
-        normal(tokens, hidden), normal(vocab, hidden, scale=logit_scale * hidden**-0.5),
-        torch.randint(0, vocab, (tokens,), device=device, generator=generator))
+        normal(tokens, hidden),
+        normal(vocab, hidden, scale=logit_scale * hidden**-0.5),
+        torch.randint(0, vocab, (tokens,), device=device, generator=generator),
+    )
     if teacher_hidden:
         problem.teacher_hidden = normal(tokens, teacher_hidden)
         problem.teacher_weight = normal(vocab, teacher_hidden, scale=logit_scale * teacher_hidden**-0.5)

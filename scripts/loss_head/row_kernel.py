@@ -34,7 +34,9 @@ def bench_rows(vocab, teacher, reps, geometries=True):
     def add(name, strategy, cluster):
         def launches():  # several, so that the time between launches does not count
             for _ in range(LAUNCHES):
-                torch.ops.distill._logits_rows(student, teacher_logits, targets, None, opts, gradient, strategy, cluster)
+                torch.ops.distill._logits_rows(
+                    student, teacher_logits, targets, None, opts, gradient, strategy, cluster
+                )
 
         functions[name] = launches
 
@@ -55,6 +57,17 @@ def bench_rows(vocab, teacher, reps, geometries=True):
         median, low = median / LAUNCHES, low / LAUNCHES
         rate = moved / median / 1e6
         print(f"  {name:20s} {median:8.3f} ms  {rate:7.0f} GB/s  {100 * rate / copy:5.1f} % of copy", flush=True)
-        results.append({"v": vocab, "rows": rows, "teacher": teacher, "name": name, "ms": median, "min": low,
-                        "gb_s": rate, "of_copy": rate / copy, "copy_gb_s": copy})
+        results.append(
+            {
+                "v": vocab,
+                "rows": rows,
+                "teacher": teacher,
+                "name": name,
+                "ms": median,
+                "min": low,
+                "gb_s": rate,
+                "of_copy": rate / copy,
+                "copy_gb_s": copy,
+            }
+        )
     return results

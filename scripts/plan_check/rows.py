@@ -1,4 +1,4 @@
-"""The runs in which the memory plan is held against GPUs: what each trains, how long it may take."""
+"""The runs that compare the memory plan with GPUs: each run's models, shape, settings and time limit."""
 
 from dataclasses import dataclass, field
 
@@ -12,14 +12,14 @@ class Row:
     group: str
     gpus: int
     student: str
-    teacher: str  # "none": labels alone
+    teacher: str  # "none": the loss uses the labels only
     vocab: int = 128256
     seq_len: int = 4096
     batch: int = 2
     micro_batches: int = 1
     steps: int = 5
     settings: tuple = ()
-    start_s: float = 14  # of the process, its libraries, the device and the weights; a guess
+    start_s: float = 14  # estimated seconds to load libraries, start the device and make the weights
     limit_s: int = 120
     plan: dict = field(default_factory=dict)
     report: dict = field(default_factory=dict)
@@ -42,6 +42,7 @@ def rows():
     activation = "memory.activation=".__add__
     budget = "memory.budget_gib={}".format
     host = "memory.optimizer=host"
+    # fmt: off
     found = [
         Row("1g-1b-8b-keep", "plan", 1, "1b", "8b"),
         Row("1g-1b-8b-recompute-v32k", "plan", 1, "1b", "8b", vocab=32000, settings=(activation("recompute"),)),
@@ -74,7 +75,7 @@ def rows():
         Row("4g-3b-8b-hsdp-acc2", "plan", 4, "3b", "8b", micro_batches=2, settings=("parallel.replicate=2",)),
         Row("4g-8b-8b-keep-16k-v32k", "plan", 4, "8b", "8b", vocab=32000, batch=4),
     ]
-    # What each policy costs, and the best that auto finds, at one shape for each number of GPUs.
+    # The cost of each policy, and the mix that auto finds, at one shape for each number of GPUs.
     shapes = {1: ("3b", "8b", 2, 76.5), 2: ("8b", "8b", 2, 76), 4: ("8b", "8b", 2, 50)}
     for gpus, (student, teacher, batch, gib) in shapes.items():
         for policy in POLICIES:
@@ -82,7 +83,7 @@ def rows():
                              settings=(activation(policy),)))
         found.append(Row(f"{gpus}g-speed-auto{gib}", "speeds", gpus, student, teacher, batch=batch,
                          settings=(activation("auto"), budget(gib))))
-    # Many tokens on few GPUs, so that the four budgets ask for different mixes there too.
+    # Many tokens on few GPUs, so that the four budgets need different mixes there too.
     shapes = {1: ("1b", "8b", 8), 2: ("3b", "8b", 4), 4: ("8b", "8b", 2)}
     for gpus, (student, teacher, batch) in shapes.items():
         for policy in POLICIES:
@@ -94,9 +95,11 @@ def rows():
     for gpus, length in ((2, 32768), (4, 32768), (2, 65536), (4, 65536)):
         found.append(Row(f"{gpus}g-8b-8b-one-{length}", "long", gpus, "8b", "8b", seq_len=length, batch=1, steps=3,
                          settings=(activation("auto"), budget(130)), limit_s=300))
-    # Of the whole memory a single step would take 10 minutes: the planner's answer is run under a smaller limit.
+    # With all of the memory a single step would take 10 minutes, so the longest sequence is tried under a
+    # smaller limit.
     for gpus, student, teacher, gib in ((1, "1b", "8b", 56), (1, "1b", "8b", 80), (2, "8b", "none", 80),
                                         (4, "8b", "none", 56)):
         found.append(Row(f"{gpus}g-{student}-{teacher}-longest-in-{gib}", "long", gpus, student, teacher, seq_len=0,
                          batch=1, steps=2, settings=(activation("auto"), f"memory.limit_gib={gib}"), limit_s=400))
+    # fmt: on
     return found

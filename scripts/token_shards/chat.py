@@ -18,10 +18,16 @@ class ChatTemplate:
         """(text, [(begin, end)] of the {% generation %} blocks)"""
         from jinja2.exceptions import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
+
         try:
             texts, spans = render_jinja_template(
-                [messages], tools=tools, chat_template=self.template, add_generation_prompt=generation_prompt,
-                return_assistant_tokens_mask=marks, **self.special_tokens)
+                [messages],
+                tools=tools,
+                chat_template=self.template,
+                add_generation_prompt=generation_prompt,
+                return_assistant_tokens_mask=marks,
+                **self.special_tokens,
+            )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise InputError(f"{where}: the chat template fails on this conversation: {error}") from error
         return texts[0], (spans[0] if marks else [])
@@ -41,7 +47,7 @@ class ChatTemplate:
             if message["role"] != "assistant":
                 continue
             before, _ = self.render(messages[:index], tools, where, generation_prompt=True)
-            after, _ = self.render(messages[:index + 1], tools, where)
+            after, _ = self.render(messages[: index + 1], tools, where)
             for prefix in (before, after):
                 if not text.startswith(prefix):
                     raise InputError(self._disagreement(text, prefix, index, where))
@@ -54,17 +60,19 @@ class ChatTemplate:
         eos = self.special_tokens.get("eos_token")
         if eos:
             at = text.rfind(eos, begin, end)
-            if at >= 0 and not text[at + len(eos):end].strip():
+            if at >= 0 and not text[at + len(eos) : end].strip():
                 return at + len(eos)
         return end
 
     @staticmethod
     def _disagreement(text, prefix, index, where):
         same = next((i for i, (a, b) in enumerate(zip(text, prefix)) if a != b), min(len(text), len(prefix)))
-        return (f"{where}: the chat template renders the conversation up to message {index} differently from its "
-                f"beginning in the whole conversation, so that the assistant's tokens cannot be told apart: expected "
-                f"{prefix[same:same + 40]!r}, found {text[same:same + 40]!r} after {same} characters. Give a template "
-                "with {% generation %} marks (--chat-template FILE), or take the loss on everything (--loss-on all)")
+        return (
+            f"{where}: the chat template renders the conversation up to message {index} differently from its "
+            f"beginning in the whole conversation, so that the assistant's tokens cannot be told apart: expected "
+            f"{prefix[same : same + 40]!r}, found {text[same : same + 40]!r} after {same} characters. Give a template "
+            "with {% generation %} marks (--chat-template FILE), or take the loss on everything (--loss-on all)"
+        )
 
 
 def check_messages(record, where):

@@ -100,8 +100,9 @@ class Encoder:
     def _messages(self, record, where):
         messages, tools = check_messages(record, where)
         if self.template is None:
-            raise InputError(f"{where}: messages need a chat template and the tokenizer's folder has none "
-                             "(--chat-template FILE)")
+            raise InputError(
+                f"{where}: messages need a chat template and the tokenizer's folder has none (--chat-template FILE)"
+            )
         if self.options.loss_on == "all":
             text, _ = self.template.render(messages, tools, where)
             ids = self.tokenizer.encode(_encodable(text, where), add_special_tokens=False).ids

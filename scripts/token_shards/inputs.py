@@ -49,8 +49,11 @@ def _walk(folder, include):
     found = []
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
-        found += [os.path.join(root, name) for name in sorted(names)
-                  if not name.startswith(".") and any(fnmatch.fnmatch(name, pattern) for pattern in include)]
+        found += [
+            os.path.join(root, name)
+            for name in sorted(names)
+            if not name.startswith(".") and any(fnmatch.fnmatch(name, pattern) for pattern in include)
+        ]
     return found
 
 
@@ -106,14 +109,17 @@ class Reader:
     def _parquet(self, file, done):
         import pyarrow
         import pyarrow.parquet
+
         try:
             table = pyarrow.parquet.ParquetFile(file)
             names = table.schema_arrow.names
             messages = self.options.messages_key in names
             column = self.options.messages_key if messages else self.options.text_key
             if column not in names:
-                raise InputError(f"{file}: expected a column {self.options.text_key} or {self.options.messages_key}, "
-                                 f"found {', '.join(names)}")
+                raise InputError(
+                    f"{file}: expected a column {self.options.text_key} or {self.options.messages_key}, "
+                    f"found {', '.join(names)}"
+                )
             columns = [column] + (["tools"] if messages and "tools" in names else [])
             per_row = os.path.getsize(file) / max(table.metadata.num_rows, 1)
             row = 0

@@ -54,9 +54,21 @@ class Shard:
         if flags & FLAG_LOSS_MASK:
             masks = [np.ones(len(t), bool) if m is None else m for t, m in zip(self.tokens, self.in_loss)]
             payload = _padded(payload) + np.packbits(np.concatenate(masks), bitorder="little").tobytes()
-        head = HEADER.pack(MAGIC, VERSION, HEADER_BYTES, token_bytes, flags, len(tokens), len(self.lengths),
-                           self.spec.vocab_size, HEADER_BYTES + len(payload), self.spec.bos_id, self.spec.eos_id,
-                           self.spec.tokenizer_hash, hashlib.sha256(payload).digest())
+        head = HEADER.pack(
+            MAGIC,
+            VERSION,
+            HEADER_BYTES,
+            token_bytes,
+            flags,
+            len(tokens),
+            len(self.lengths),
+            self.spec.vocab_size,
+            HEADER_BYTES + len(payload),
+            self.spec.bos_id,
+            self.spec.eos_id,
+            self.spec.tokenizer_hash,
+            hashlib.sha256(payload).digest(),
+        )
         with open(path, "wb") as file:
             file.write(head + hashlib.sha256(head).digest())
             file.write(payload)
@@ -71,8 +83,21 @@ def _padded(data):
 def read(path):
     """(header as a dict, documents as arrays, loss masks as bool arrays or None). For tests and small tools."""
     data = Path(path).read_bytes()
-    names = ("magic", "version", "header_bytes", "token_bytes", "flags", "token_count", "document_count", "vocab_size",
-             "file_bytes", "bos_id", "eos_id", "tokenizer_hash", "payload_hash")
+    names = (
+        "magic",
+        "version",
+        "header_bytes",
+        "token_bytes",
+        "flags",
+        "token_count",
+        "document_count",
+        "vocab_size",
+        "file_bytes",
+        "bos_id",
+        "eos_id",
+        "tokenizer_hash",
+        "payload_hash",
+    )
     header = dict(zip(names, HEADER.unpack_from(data)))
     if header["magic"] != MAGIC or header["version"] != VERSION or header["file_bytes"] != len(data):
         raise ValueError(f"{path}: not a token shard of version {VERSION}, or cut short")

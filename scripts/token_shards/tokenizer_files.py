@@ -51,8 +51,10 @@ class TokenizerFiles:
         if file.is_dir():
             file = file / "tokenizer.json"
         if not file.is_file():
-            raise InputError(f"{file}: no such file (AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of "
-                             "transformers writes it)")
+            raise InputError(
+                f"{file}: no such file (AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of "
+                "transformers writes it)"
+            )
         try:
             digest, vocab_size = canonical_hash(_json(file))
         except (LookupError, TypeError, ValueError, AttributeError, struct.error) as error:

@@ -30,6 +30,7 @@ def replaced(old, new):
         text = (job / "config.yaml").read_text()
         assert old in text, old
         (job / "config.yaml").write_text(text.replace(old, new))
+
     return change
 
 
@@ -37,9 +38,12 @@ def removed(path):
     def change(job):
         target = job / path
         shutil.rmtree(target) if target.is_dir() else target.unlink()
+
     return change
 
 
+# The layout by hand keeps a row of these tables on few lines.
+# fmt: off
 COMMAND_LINE = [
     Row("nothing", ["--config is required"], args=[]),
     Row("unknown flag", ["--confg"], args=["--confg", "config.yaml"]),
@@ -48,7 +52,8 @@ COMMAND_LINE = [
     Row("set without a value", ["--set"], args=["--config", "config.yaml", "--set"]),
     Row("set with two values", ["train.steps=3"],
         args=["--config", "config.yaml", "--set", "loss.beta=0.1", "train.steps=3"]),
-    Row("resume and overwrite", ["--resume", "--overwrite"], args=["--config", "config.yaml", "--resume", "--overwrite"]),
+    Row("resume and overwrite", ["--resume", "--overwrite"],
+        args=["--config", "config.yaml", "--resume", "--overwrite"]),
     Row("eval without a config", ["eval", "--config is required"], args=["eval"]),
     Row("eval with a flag of train", ["--resume"], args=["eval", "--config", "config.yaml", "--resume"]),
     Row("options before the command", ["after the command"], args=["--config", "config.yaml", "eval"]),
@@ -68,7 +73,8 @@ CONFIG_FILES = [
     Row("list", ["config.yaml:1", "found a list"], config_text("- a\n- b\n")),
     Row("bad YAML", ["config.yaml:3", "does not parse"], config_text("loss:\n  beta: 0.5\n bad: 1\n")),
     Row("tab", ["config.yaml:2", "found a tab"], config_text("loss:\n\tbeta: 0.5\n")),
-    Row("two documents", ["config.yaml:2", "a second YAML document"], config_text("run: {dir: a}\n---\nrun: {dir: b}\n")),
+    Row("two documents", ["config.yaml:2", "a second YAML document"],
+        config_text("run: {dir: a}\n---\nrun: {dir: b}\n")),
     Row("unknown section", ["config.yaml:9", "lss", "did you mean loss?"], replaced("loss:", "lss:")),
     Row("unknown key", ["config.yaml:11", "loss.betta", "did you mean loss.beta?"], replaced("beta:", "betta:")),
     Row("key of another section", ["loss.lr", "did you mean optimizer.lr?"], replaced("  beta: 0.5", "  lr: 0.5")),
@@ -80,7 +86,8 @@ CONFIG_FILES = [
         replaced("loss:\n  divergence: jsd\n  beta: 0.5\n", "loss: [1]\n")),
     Row("text for a number", ["config.yaml:11", "loss.beta", "a number from 0 to 1", "\"half\""],
         replaced("beta: 0.5", "beta: half")),
-    Row("fraction for an integer", ["config.yaml:13", "train.steps", "a fraction"], replaced("steps: 2\n", "steps: 2.5\n")),
+    Row("fraction for an integer", ["config.yaml:13", "train.steps", "a fraction"],
+        replaced("steps: 2\n", "steps: 2.5\n")),
     Row("quoted number", ["loss.beta", "without them"], replaced("beta: 0.5", "beta: '0.5'")),
     Row("null", ["train.steps", "found nothing"], replaced("steps: 2\n", "steps:\n")),
     Row("out of range", ["loss.beta", "a number from 0 to 1, found 1.5"], replaced("beta: 0.5", "beta: 1.5")),
@@ -143,7 +150,8 @@ OVERRIDES = [
 PATHS = [
     Row("student is missing", ["config.yaml:2", "student.path", "nothing at student"], removed("student")),
     Row("student is a file", ["student.path", "found the file"], args=dry_run("student.path=eval.dtok")),
-    Row("teacher without config.json", ["teacher.path", "config.json", "none in teacher"], removed("teacher/config.json")),
+    Row("teacher without config.json", ["teacher.path", "config.json", "none in teacher"],
+        removed("teacher/config.json")),
     Row("teacher without weights", ["teacher.path", "model.safetensors"], removed("teacher/model.safetensors")),
     Row("home folder", ["student.path", "~ is not expanded"], args=dry_run("student.path=~/student")),
     Row("tokenizer is missing", ["student.tokenizer", "nothing at gone"], args=dry_run("student.tokenizer=gone")),
@@ -322,7 +330,7 @@ SHARDS = [
     Row("shard with tokens of 3 bytes", [SHARD, "token_bytes"], header_field(16, "<I", 3)),
     Row("shard with too many tokens", [SHARD, "token_count"], header_field(24, "<Q", 2**63)),
     Row("shard with other counts", [SHARD, "file_bytes"], header_field(24, "<Q", 9)),
-    Row("empty shard", [SHARD], shard(lambda content: bytes())),
+    Row("empty shard", [SHARD], shard(lambda content: b"")),
     Row("shard of 100 bytes", [SHARD], shard(lambda content: content[:100])),
     Row("shard cut short", [SHARD, "file_bytes"], shard(lambda content: content[:-10])),
     Row("document offsets backwards", [SHARD, "document"], shard(lambda c: struct.pack_into("<Q", c, 264, 2**40))),
@@ -331,7 +339,8 @@ SHARDS = [
     Row("shard with a larger vocabulary", [SHARD, "vocab"],
         lambda job: tiny_job.write_shard(job / SHARD, vocab=100)),
     Row("shards of two tokenizers", ["train", "tokenizer"],
-        lambda job: tiny_job.write_shard(job / "train/shard-00001.dtok", tokenizer_json=tiny_job.tokenizer(63), vocab=63)),
+        lambda job: tiny_job.write_shard(job / "train/shard-00001.dtok",
+            tokenizer_json=tiny_job.tokenizer(63), vocab=63)),
     Row("inspect finds flipped bits", [SHARD], shard(lambda c: c.__setitem__(-1, c[-1] ^ 1)),
         args=["inspect", SHARD]),
 ]
@@ -353,7 +362,8 @@ def swap_two(value):
 PLANS = [
     Row("unknown activation policy", ["memory.activation", "recompute*24,keep*8", "found \"kep\""],
         args=dry_run("memory.activation=kep")),
-    Row("unknown activation policy in the file", ["config.yaml:9: memory.activation: expected auto, keep", "found \"kep\""],
+    Row("unknown activation policy in the file",
+        ["config.yaml:9: memory.activation: expected auto, keep", "found \"kep\""],
         replaced("loss:\n", "memory: {activation: kep}\nloss:\n")),
     Row("policy without a count", ["memory.activation"], args=dry_run('memory.activation="keep*,recompute"')),
     Row("policies for other blocks", ["memory.activation", "the student's 1 blocks, found 3"],
@@ -407,6 +417,7 @@ TOKENIZERS = [
                       for name in (SHARD, "eval.dtok")]]),
 ]
 
+# fmt: on
 GROUPS = {
     "command line": COMMAND_LINE,
     "config file": CONFIG_FILES,

@@ -21,8 +21,15 @@ def distill():
 
     def run(folder, *args, timeout=120):
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.run([str(program), *args], cwd=folder, env=environment, capture_output=True, text=True,
-                              errors="replace", timeout=timeout)
+        return subprocess.run(
+            [str(program), *args],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+        )
 
     return run
 
@@ -31,6 +38,7 @@ def distill():
 def job(tmp_path_factory):
     """A folder with everything that tiny_job.CONFIG names. Read-only: copy it to change it."""
     import tiny_job
+
     folder = tmp_path_factory.mktemp("job")
     tiny_job.write_job(folder)
     return folder

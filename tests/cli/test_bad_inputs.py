@@ -10,8 +10,10 @@ from bad_inputs import ROWS
 
 
 def snapshot(folder):
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
-            for path in folder.rglob("*")}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in folder.rglob("*")
+    }
 
 
 @pytest.fixture(scope="session")

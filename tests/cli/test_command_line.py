@@ -11,8 +11,18 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_help_names_commands_options_and_exit_codes(distill, tmp_path):
     done = distill(tmp_path, "--help")
     assert done.returncode == 0
-    for text in ("--config", "--set", "--resume", "--overwrite", "--dry-run", "--help-config", "eval", "inspect",
-                 "Exit codes: 0", "3 stopped by"):
+    for text in (
+        "--config",
+        "--set",
+        "--resume",
+        "--overwrite",
+        "--dry-run",
+        "--help-config",
+        "eval",
+        "inspect",
+        "Exit codes: 0",
+        "3 stopped by",
+    ):
         assert text in done.stdout
 
 
@@ -38,19 +48,38 @@ def test_dry_run_checks_a_good_job_and_writes_nothing(distill, job):
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "configs").glob("*.yaml")))
 def test_example_configs_pass_a_dry_run_on_tiny_models(distill, job, name):
-    done = distill(job, "--config", str(ROOT / "configs" / name), "--dry-run", *[
-        part for text in ("student.path=student", "teacher.path=teacher", "data.train=train", "data.eval=eval.dtok",
-                          "data.seq_len=32", "train.device=cpu", "run.dir=run", "scheduler.warmup_steps=1")
-        for part in ("--set", text)])
+    done = distill(
+        job,
+        "--config",
+        str(ROOT / "configs" / name),
+        "--dry-run",
+        *[
+            part
+            for text in (
+                "student.path=student",
+                "teacher.path=teacher",
+                "data.train=train",
+                "data.eval=eval.dtok",
+                "data.seq_len=32",
+                "train.device=cpu",
+                "run.dir=run",
+                "scheduler.warmup_steps=1",
+            )
+            for part in ("--set", text)
+        ],
+    )
     assert done.returncode == 0, done.stderr
     assert not (job / "run").exists()
 
 
-@pytest.mark.parametrize("path, says", [
-    ("student", ["llama", "parameters", "lm_head.weight", "tokenizer", "hash"]),
-    ("train", ["token shards", "documents", "tokenizer hash"]),
-    ("eval.dtok", ["token shard", "documents", "intact"]),
-])
+@pytest.mark.parametrize(
+    "path, says",
+    [
+        ("student", ["llama", "parameters", "lm_head.weight", "tokenizer", "hash"]),
+        ("train", ["token shards", "documents", "tokenizer hash"]),
+        ("eval.dtok", ["token shard", "documents", "intact"]),
+    ],
+)
 def test_inspect_describes(distill, job, path, says):
     done = distill(job, "inspect", path)
     assert done.returncode == 0, done.stderr

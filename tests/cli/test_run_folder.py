@@ -19,8 +19,9 @@ def place(job, tmp_path):
 
 
 def steps(run):
-    return [line["step"] for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-            if "eval" not in line]
+    return [
+        line["step"] for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "eval" not in line
+    ]
 
 
 def test_a_run_is_refused_then_replaced_and_what_stands_beside_it_stays(distill, place):
@@ -28,7 +29,13 @@ def test_a_run_is_refused_then_replaced_and_what_stands_beside_it_stays(distill,
     assert distill(place, *train).returncode == 0
     run = place / "run"
     assert sorted(path.name for path in run.iterdir()) == [
-        "checkpoints", "config.yaml", "events.jsonl", "log.txt", "metrics.jsonl", "model"]
+        "checkpoints",
+        "config.yaml",
+        "events.jsonl",
+        "log.txt",
+        "metrics.jsonl",
+        "model",
+    ]
     assert steps(run) == [1, 2]
     trained = (run / "model" / "model.safetensors").read_bytes()
 
@@ -50,7 +57,8 @@ def test_a_run_is_refused_then_replaced_and_what_stands_beside_it_stays(distill,
     assert distill(place, "--config", "run/config.yaml", "--set", "run.dir=again").returncode == 0
     assert (place / "again" / "config.yaml").read_text().replace("again", "run") == (run / "config.yaml").read_text()
     assert (place / "again" / "model" / "model.safetensors").read_bytes() == (
-        run / "model" / "model.safetensors").read_bytes()
+        run / "model" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_inspect_describes_a_run_and_its_checkpoint(distill, place):
@@ -61,8 +69,14 @@ def test_inspect_describes_a_run_and_its_checkpoint(distill, place):
         assert text in done.stdout
     done = distill(place, "inspect", "run/checkpoints/step-2")
     assert done.returncode == 0, done.stderr
-    for text in ("complete         yes", "samples          8", "block 0",
-                 "ranks            sharded over 1, 1 replica(s)", "format version 3", "data stage       from sample 0: seq_len"):
+    for text in (
+        "complete         yes",
+        "samples          8",
+        "block 0",
+        "ranks            sharded over 1, 1 replica(s)",
+        "format version 3",
+        "data stage       from sample 0: seq_len",
+    ):
         assert text in done.stdout
 
 
@@ -70,8 +84,12 @@ def test_inspect_describes_a_run_and_its_checkpoint(distill, place):
 def test_a_signal_saves_the_state_and_exits_with_3(distill, place, number):
     args = ["--config", "config.yaml", "--set", "scheduler.type=constant", "--set", "data.eval=null"]
     process = subprocess.Popen(
-        [str(distill_program()), *args, "--set", "train.steps=1000000"], cwd=place, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"})
+        [str(distill_program()), *args, "--set", "train.steps=1000000"],
+        cwd=place,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     metrics = place / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.stat().st_size > 0):

@@ -62,8 +62,15 @@ run:
 
 def tokenizer(tokens=VOCAB):
     vocab = {f"t{i}": i for i in range(tokens)}
-    return {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None, "post_processor": None,
-            "decoder": None, "model": {"type": "BPE", "unk_token": "t0", "vocab": vocab, "merges": []}}
+    return {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "BPE", "unk_token": "t0", "vocab": vocab, "merges": []},
+    }
 
 
 def tensors(config, seed=0):
@@ -76,22 +83,32 @@ def tensors(config, seed=0):
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         for name, shape in {
-            "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
-            "self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+            "self_attn.q_proj": (q, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, q),
+            "mlp.gate_proj": (ffn, hidden),
+            "mlp.up_proj": (ffn, hidden),
             "mlp.down_proj": (hidden, ffn),
         }.items():
             shapes[f"model.layers.{layer}.{name}.weight"] = shape
-    return {name: (np.ones(shape, "<f4") if len(shape) == 1 else rng.normal(0, 0.1, shape).astype("<f4"))
-            for name, shape in shapes.items()}
+    return {
+        name: (np.ones(shape, "<f4") if len(shape) == 1 else rng.normal(0, 0.1, shape).astype("<f4"))
+        for name, shape in shapes.items()
+    }
 
 
 def safetensors_parts(arrays):
     """(header as a dict, data) of a safetensors file."""
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, array in arrays.items():
-        header[name] = {"dtype": "F32", "shape": list(array.shape),
-                        "data_offsets": [len(data), len(data) + array.nbytes]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(array.shape),
+            "data_offsets": [len(data), len(data) + array.nbytes],
+        }
         data += array.tobytes()
     return header, data
 

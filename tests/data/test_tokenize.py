@@ -21,16 +21,26 @@ sys.path.append(str(ROOT / "scripts" / "token_shards"))
 import shard_file  # noqa: E402
 from tokenizer_files import canonical_hash  # noqa: E402
 
-CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-MARKED = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}"
-          "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}")
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
+)
 # As templates of reasoning models do: earlier turns look different once a later one exists.
-REWRITES = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>"
-            "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
-            "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}")
-CHAT = [{"role": "user", "content": "hi é"}, {"role": "assistant", "content": "hello 🙂 you"},
-        {"role": "user", "content": "more"}, {"role": "assistant", "content": "no"}]
+REWRITES = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>"
+    "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
+)
+CHAT = [
+    {"role": "user", "content": "hi é"},
+    {"role": "assistant", "content": "hello 🙂 you"},
+    {"role": "user", "content": "more"},
+    {"role": "assistant", "content": "no"},
+]
 
 
 def make_tokenizer(folder, *, template=CHATML, bos=False):
@@ -38,12 +48,17 @@ def make_tokenizer(folder, *, template=CHATML, bos=False):
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     special = ["<|bos|>", "<|end|>", "<|im_start|>", "<|im_end|>"]
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False,
-                                             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=special,
+        show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
     tokenizer.train_from_iterator(["the quick brown fox says hello to the other fox"] * 5, trainer)
     if bos:
         tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-            single="<|bos|> $A", special_tokens=[("<|bos|>", tokenizer.token_to_id("<|bos|>"))])
+            single="<|bos|> $A", special_tokens=[("<|bos|>", tokenizer.token_to_id("<|bos|>"))]
+        )
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "bos_token": {"content": "<|bos|>"}, "chat_template": template}
@@ -97,8 +112,9 @@ def test_text_files_become_documents_that_end_with_eos(tmp_path, model, tokenize
     (tmp_path / "in" / "ignored.bin").write_bytes(b"\xff\xfe")
     said = tokenise(model, tmp_path / "out", tmp_path / "in")
     eos = tokenizer.token_to_id("<|im_end|>")
-    assert documents(tmp_path / "out") == [tokenizer.encode(text).ids + [eos]
-                                           for text in (texts["a.txt"], texts["b.txt"], "other")]
+    assert documents(tmp_path / "out") == [
+        tokenizer.encode(text).ids + [eos] for text in (texts["a.txt"], texts["b.txt"], "other")
+    ]
     header, _, mask = shard_file.read(tmp_path / "out" / "shard-00000.dtok")
     assert mask is None and header["eos_id"] == eos and header["token_bytes"] == 2
     assert header["vocab_size"] == tokenizer.get_vocab_size()
@@ -120,8 +136,9 @@ def test_bos_is_added_where_the_tokenizer_adds_it(tmp_path):
     (tmp_path / "a.txt").write_text("hello")
     tokenise(tmp_path / "model", tmp_path / "out", tmp_path / "a.txt")
     plain = tokenizer.encode("hello", add_special_tokens=False).ids
-    assert documents(tmp_path / "out") == [[tokenizer.token_to_id("<|bos|>")] + plain +
-                                           [tokenizer.token_to_id("<|im_end|>")]]
+    assert documents(tmp_path / "out") == [
+        [tokenizer.token_to_id("<|bos|>")] + plain + [tokenizer.token_to_id("<|im_end|>")]
+    ]
 
 
 def assistant_text(tokenizer, tokens, mask):
@@ -168,14 +185,17 @@ def test_parquet_has_texts_or_messages(tmp_path, model, tokenizer):
     error = tokenise(model, tmp_path / "no", tmp_path / "a.parquet", "--text-key", "body", code=1)
     assert "a.parquet: expected a column body or messages, found id, text" in error
     (tmp_path / "bad.parquet").write_bytes(b"PAR1nonsense")
-    assert "bad.parquet: not a readable parquet file" in tokenise(model, tmp_path / "no", tmp_path / "bad.parquet", code=1)
+    assert "bad.parquet: not a readable parquet file" in tokenise(
+        model, tmp_path / "no", tmp_path / "bad.parquet", code=1
+    )
 
 
 def corpus(path, count=2000):
     words = "the quick brown fox says hello to other foxes".split()
     random = np.random.default_rng(0)
-    return write_jsonl(path, [{"text": f"{i} " + " ".join(random.choice(words, random.integers(1, 40)))}
-                              for i in range(count)])
+    return write_jsonl(
+        path, [{"text": f"{i} " + " ".join(random.choice(words, random.integers(1, 40)))} for i in range(count)]
+    )
 
 
 def contents(folder):
@@ -187,8 +207,17 @@ def test_the_output_does_not_depend_on_the_number_of_workers(tmp_path, model, sp
     source = corpus(tmp_path / "a.jsonl")
     for workers in (1, 3):
         out = tmp_path / str(workers)
-        tokenise(model, out / "train", source, "--eval-output", out / "eval", "--shard-tokens", 20000, *split,
-                 workers=workers)
+        tokenise(
+            model,
+            out / "train",
+            source,
+            "--eval-output",
+            out / "eval",
+            "--shard-tokens",
+            20000,
+            *split,
+            workers=workers,
+        )
     assert contents(tmp_path / "1" / "train") == contents(tmp_path / "3" / "train")
     assert contents(tmp_path / "1" / "eval") == contents(tmp_path / "3" / "eval")
     train, held_out = documents(tmp_path / "1" / "train"), documents(tmp_path / "1" / "eval")
@@ -209,8 +238,9 @@ def test_the_output_does_not_depend_on_the_number_of_workers(tmp_path, model, sp
 def test_shards_are_limited_and_a_long_document_has_its_own(tmp_path, model, tokenizer):
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": "fox " * n} for n in (3, 3, 100, 3, 3, 3)])
     tokenise(model, tmp_path / "out", source, "--shard-tokens", 30)
-    lengths = [[len(tokens) for tokens in shard_file.read(path)[1]]
-               for path in sorted((tmp_path / "out").glob("*.dtok"))]
+    lengths = [
+        [len(tokens) for tokens in shard_file.read(path)[1]] for path in sorted((tmp_path / "out").glob("*.dtok"))
+    ]
     assert len(lengths) >= 3 and [len(shard) for shard in lengths if max(shard) > 30] == [1]
     assert all(sum(shard) <= 30 for shard in lengths if len(shard) > 1)
     assert sum(map(len, lengths)) == 6
@@ -224,8 +254,16 @@ def test_globs_gzip_and_sources(tmp_path, model):
         file.write('{"text": "hello"}\n')
     tokenise(model, tmp_path / "o1", "--include", "*.py", tmp_path / "src")
     assert len(documents(tmp_path / "o1")) == 2
-    tokenise(model, tmp_path / "o2", tmp_path / "src" / "**" / "*.js", tmp_path / "z.jsonl.gz", tmp_path / "src/a.py",
-             tmp_path / "src/a.py", "--exclude", "*/a.py")
+    tokenise(
+        model,
+        tmp_path / "o2",
+        tmp_path / "src" / "**" / "*.js",
+        tmp_path / "z.jsonl.gz",
+        tmp_path / "src/a.py",
+        tmp_path / "src/a.py",
+        "--exclude",
+        "*/a.py",
+    )
     assert len(documents(tmp_path / "o2")) == 2
 
 
@@ -282,8 +320,9 @@ def test_bad_arguments_and_folders_are_errors(tmp_path, model):
     assert "expected a folder, found a file" in tokenise(model, tmp_path / "b.txt", tmp_path / "b.txt", code=1)
     assert "no such token: <x>" in tokenise(model, out, tmp_path / "b.txt", "--eos-token", "<x>", code=1)
     assert "goes with" in tokenise(model, out, tmp_path / "b.txt", "--eval-output", out, code=2)
-    assert "between 0 and 1" in tokenise(model, out, tmp_path / "b.txt", "--eval-output", "e", "--eval-fraction", "1",
-                                         code=2)
+    assert "between 0 and 1" in tokenise(
+        model, out, tmp_path / "b.txt", "--eval-output", "e", "--eval-fraction", "1", code=2
+    )
     error = tokenise(model, out, tmp_path / "b.txt", "--eval-output", tmp_path / "e", "--eval-tokens", "9", code=1)
     assert "no document came to this output" in error
     for damage in ("{", "[]", '{"model": {"vocab": {"a": "x"}}}'):
@@ -299,10 +338,15 @@ def test_bad_arguments_and_folders_are_errors(tmp_path, model):
 # The name of the script is that of a module of the standard library, which argparse's neighbours import.
 def test_the_script_does_not_stand_in_for_the_standard_librarys_tokenize(tmp_path, model):
     (tmp_path / "a.txt").write_text("hello")
-    check = "import runpy, sys; sys.argv = ['x', '--help']\ntry: runpy.run_path('tokenize.py', run_name='__main__')\n" \
-            "except SystemExit: pass\nimport tokenize; print(tokenize.__file__, tokenize.open)"
-    for cwd, command in ((ROOT / "scripts", ("tokenize.py",)), (ROOT, ("scripts/tokenize.py",)),
-                         (ROOT, ("-m", "scripts.tokenize"))):
+    check = (
+        "import runpy, sys; sys.argv = ['x', '--help']\ntry: runpy.run_path('tokenize.py', run_name='__main__')\n"
+        "except SystemExit: pass\nimport tokenize; print(tokenize.__file__, tokenize.open)"
+    )
+    for cwd, command in (
+        (ROOT / "scripts", ("tokenize.py",)),
+        (ROOT, ("scripts/tokenize.py",)),
+        (ROOT, ("-m", "scripts.tokenize")),
+    ):
         out = tmp_path / f"{len(command)}{cwd.name}"
         tokenise(model, out, tmp_path / "a.txt", workers=2, cwd=cwd, command=command)
         assert len(documents(out)) == 1
@@ -312,10 +356,14 @@ def test_the_script_does_not_stand_in_for_the_standard_librarys_tokenize(tmp_pat
 
 
 def test_the_hash_is_the_one_that_the_c_plus_plus_test_expects():
-    bpe = {"added_tokens": [{"id": 5, "content": "<|end|>"}],
-           "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4}, "merges": ["a b", ["ab", "c"]]}}
-    unigram = {"added_tokens": [{"id": 3, "content": "é\0"}],
-               "model": {"type": "Unigram", "vocab": [["<unk>", 0], ["▁a", -1.25], ["b", -0.1]]}}
+    bpe = {
+        "added_tokens": [{"id": 5, "content": "<|end|>"}],
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4}, "merges": ["a b", ["ab", "c"]]},
+    }
+    unigram = {
+        "added_tokens": [{"id": 3, "content": "é\0"}],
+        "model": {"type": "Unigram", "vocab": [["<unk>", 0], ["▁a", -1.25], ["b", -0.1]]},
+    }
     expected = (ROOT / "tests" / "data" / "tokenizer_test.cpp").read_text()
     for tokenizer, size in ((bpe, 6), (unigram, 4)):
         digest, vocab_size = canonical_hash(tokenizer)

@@ -1,4 +1,5 @@
 """The PyTorch operators against plain PyTorch in fp64: values, gradients, reductions, torch.compile."""
+
 import os
 import sys
 
@@ -51,8 +52,18 @@ def test_linear_jsd(reduction, with_bias):
     leaves = (x, w, b) if with_bias else (x, w)
     count = 7.0 if reduction == "count" else None
     loss, rows = ops.linear_jsd(
-        x, w, tx, tw, y, bias=bias, beta=0.3, hard_weight=0.5, chunk_size=5, num_tokens=count,
-        reduction="mean" if reduction == "count" else reduction)
+        x,
+        w,
+        tx,
+        tw,
+        y,
+        bias=bias,
+        beta=0.3,
+        hard_weight=0.5,
+        chunk_size=5,
+        num_tokens=count,
+        reduction="mean" if reduction == "count" else reduction,
+    )
     expected = plain(x, w, bias, tx, tw, y)
     torch.testing.assert_close(rows[0], expected.detach())
     incoming = torch.randn_like(expected)
@@ -157,7 +168,9 @@ def test_gradient_in_place_of_the_logits(operator, reduction):
     def run(inplace):
         logits = x @ w.t()
         found = []
-        logits.register_hook(lambda gradient: found.append((gradient.data_ptr() == logits.data_ptr(), gradient.clone())))
+        logits.register_hook(
+            lambda gradient: found.append((gradient.data_ptr() == logits.data_ptr(), gradient.clone()))
+        )
         if operator == "jsd":
             loss, _ = ops.jsd(logits, tx @ tw.t(), y, hard_weight=0.5, reduction=reduction, inplace=inplace)
         else:
@@ -230,8 +243,19 @@ def test_linear_head_into_writes_where_it_is_told(accumulate):
     hidden_gradient = torch.full_like(x, float("nan"))
     weight_gradient = torch.full_like(w, 2.0 if accumulate else float("nan"))
     rows = ops.linear_head_into(
-        x.detach(), w.detach(), tx, tw, y, hidden_gradient=hidden_gradient, weight_gradient=weight_gradient,
-        grad_scale=1 / 7, accumulate=accumulate, beta=0.3, hard_weight=0.5, chunk_size=5)
+        x.detach(),
+        w.detach(),
+        tx,
+        tw,
+        y,
+        hidden_gradient=hidden_gradient,
+        weight_gradient=weight_gradient,
+        grad_scale=1 / 7,
+        accumulate=accumulate,
+        beta=0.3,
+        hard_weight=0.5,
+        chunk_size=5,
+    )
     torch.testing.assert_close(rows[0].sum() / 7, expected.detach())
     close([hidden_gradient, weight_gradient - (2.0 if accumulate else 0.0)], [dx, dw])
 
@@ -268,13 +292,23 @@ def test_torch_compile_traces_the_operators():
 @pytest.mark.parametrize("name", ["_linear_head", "_linear_head_into", "_logits_rows", "_logits_gradient"])
 def test_inner_operators_do_what_their_schemas_and_shape_functions_say(name):
     x, w, b, tx, tw, y = (t.detach() for t in problem(torch.float32))
-    logits, options, sizes = x @ w.t(), [1.0, 0.5, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0, -1, 5, 16, 256]
+    logits, options, sizes = (
+        x @ w.t(),
+        [1.0, 0.5, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+        [0, -1, 5, 16, 256],
+    )
     calls = {
-        "_linear_head": [(x, w, tx, tw, y, b, None, None, options, sizes, needed)
-                         for needed in ([0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1])],
-        "_linear_head_into": [(x, w, tx, tw, y, None, options, sizes, 0.5, False, torch.empty_like(x), gradient, None)
-                              for gradient in (torch.empty_like(w), None)],
-        "_logits_rows": [(logits, tx @ tw.t(), y, None, options, gradient) for gradient in (None, torch.empty_like(logits))],
+        "_linear_head": [
+            (x, w, tx, tw, y, b, None, None, options, sizes, needed)
+            for needed in ([0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1])
+        ],
+        "_linear_head_into": [
+            (x, w, tx, tw, y, None, options, sizes, 0.5, False, torch.empty_like(x), gradient, None)
+            for gradient in (torch.empty_like(w), None)
+        ],
+        "_logits_rows": [
+            (logits, tx @ tw.t(), y, None, options, gradient) for gradient in (None, torch.empty_like(logits))
+        ],
         "_logits_gradient": [(logits, tx @ tw.t(), y, torch.zeros(6, len(y)), torch.ones(len(y)), options)],
     }[name]
     for arguments in calls:
@@ -289,7 +323,8 @@ def test_mistakes_name_the_argument():
         "beta: expected": lambda: ops.linear_jsd(x, w, tx, tw, y, beta=1.5),
         "targets_N: expected Long": lambda: ops.linear_cross_entropy(x, w, y.int()),
         "smallest value that works": lambda: ops.linear_cross_entropy(
-            torch.zeros(1, 1), torch.zeros(300000, 1), torch.zeros(1, dtype=torch.long), memory_cap_mb=1),
+            torch.zeros(1, 1), torch.zeros(300000, 1), torch.zeros(1, dtype=torch.long), memory_cap_mb=1
+        ),
     }.items():
         with pytest.raises(RuntimeError, match=message):
             call()

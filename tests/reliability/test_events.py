@@ -21,9 +21,9 @@ def parts(tmp_path_factory):
     weights = tiny.load_weights(student)
     weights["model.embed_tokens.weight"][POISON, 3] = np.inf
     save_file(weights, folder / "student" / "model.safetensors", metadata={"format": "pt"})
-    tokens = np.tile(np.arange(8), STEPS * BATCH * SEQ_LEN // 8 + 1)[:STEPS * BATCH * SEQ_LEN + 1]
+    tokens = np.tile(np.arange(8), STEPS * BATCH * SEQ_LEN // 8 + 1)[: STEPS * BATCH * SEQ_LEN + 1]
     begin = (SPIKE - 1) * BATCH * SEQ_LEN
-    tokens[begin + 2 * SEQ_LEN:begin + 3 * SEQ_LEN] = np.random.default_rng(4).integers(100, 199, SEQ_LEN)
+    tokens[begin + 2 * SEQ_LEN : begin + 3 * SEQ_LEN] = np.random.default_rng(4).integers(100, 199, SEQ_LEN)
     tokens[((POISONED - 1) * BATCH + 1) * SEQ_LEN + 7] = POISON
     shard = tiny.make_shard(folder / "data.dtok", [(tokens, np.ones(len(tokens), dtype=bool))])
     return student, shard
@@ -32,8 +32,15 @@ def parts(tmp_path_factory):
 def make_config(tmp_path, parts, **sections):
     student, shard = parts
     config = tiny.base_config(
-        tmp_path, student, "", shard, train={"steps": STEPS, "micro_batch_size": 2, "global_batch_size": BATCH},
-        optimizer={"lr": 1e-2}, checkpoint={"every": 9, "keep": 9}, **sections)
+        tmp_path,
+        student,
+        "",
+        shard,
+        train={"steps": STEPS, "micro_batch_size": 2, "global_batch_size": BATCH},
+        optimizer={"lr": 1e-2},
+        checkpoint={"every": 9, "keep": 9},
+        **sections,
+    )
     config["loss"] = {"divergence": "none", "hard_weight": 1.0}
     return config
 
@@ -48,7 +55,9 @@ def test_a_spike_and_a_non_finite_step_are_recorded_and_replayed(tmp_path, parts
     run = tiny.train(tmp_path, config)
     found = events(run)
     assert [(event["step"], event["event"]) for event in found] == [
-        (SPIKE, "loss_spike"), (POISONED, "non_finite_step")]
+        (SPIKE, "loss_spike"),
+        (POISONED, "non_finite_step"),
+    ]
     for event in found:
         assert event["samples"] == [(event["step"] - 1) * BATCH, event["step"] * BATCH]
     assert f"--step {SPIKE}" in (run / "log.txt").read_text()
@@ -57,14 +66,20 @@ def test_a_spike_and_a_non_finite_step_are_recorded_and_replayed(tmp_path, parts
     done = tiny.distill("replay", "--config", tmp_path / "config.yaml", "--step", SPIKE)
     assert f"step {SPIKE}: the replay equals what was recorded, bit for bit" in done.stdout
     assert f"resumed from {run}/checkpoints/step-27" in done.stderr
-    losses = [float(line.split("loss ")[1].split()[0]) for line in done.stdout.splitlines() if line.startswith("sample ")]
+    losses = [
+        float(line.split("loss ")[1].split()[0]) for line in done.stdout.splitlines() if line.startswith("sample ")
+    ]
     assert len(losses) == BATCH and np.argmax(losses) == 2, "the sample of random tokens stands out"
     assert f"sample {found[0]['samples'][0] + 2}: " in done.stdout
     done = tiny.distill("replay", "--config", tmp_path / "config.yaml", "--step", POISONED)
     assert "bit for bit" in done.stdout
     sample = found[1]["samples"][0] + 1
-    assert any(line.startswith(f"sample {sample}: loss nan") or line.startswith(f"sample {sample}: loss -nan")
-               or line.startswith(f"sample {sample}: loss inf") for line in done.stdout.splitlines()), done.stdout
+    assert any(
+        line.startswith(f"sample {sample}: loss nan")
+        or line.startswith(f"sample {sample}: loss -nan")
+        or line.startswith(f"sample {sample}: loss inf")
+        for line in done.stdout.splitlines()
+    ), done.stdout
     assert {path: path.read_bytes() for path in before} == before, "the run folder is as it was"
 
 

@@ -25,12 +25,23 @@ def job(tmp_path, parts):
     processes = []
 
     def start(**run):
-        config = tiny.base_config(tmp_path, *parts, train=LONG, parallel={"processes": 2},
-                                  checkpoint={"every": 5}, scheduler={"type": "constant", "warmup_steps": 0})
+        config = tiny.base_config(
+            tmp_path,
+            *parts,
+            train=LONG,
+            parallel={"processes": 2},
+            checkpoint={"every": 5},
+            scheduler={"type": "constant", "warmup_steps": 0},
+        )
         del config["scheduler"]["min_lr_ratio"]
         config["run"] |= run
-        process = subprocess.Popen([tiny.binary(), "--config", tiny.write_config(tmp_path, config)], text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=tiny.environment())
+        process = subprocess.Popen(
+            [tiny.binary(), "--config", tiny.write_config(tmp_path, config)],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=tiny.environment(),
+        )
         processes.append(process)
         deadline = time.monotonic() + 60
         while not list((tmp_path / "run" / "checkpoints").glob("step-*/COMPLETE")):

@@ -13,14 +13,31 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kill_test.py"
 def can_mount():
     if os.geteuid() == 0:
         return True
-    return subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "true"], capture_output=True).returncode == 0
+    return (
+        subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "true"], capture_output=True).returncode == 0
+    )
 
 
 @pytest.mark.parametrize("mode, rounds", [("kill", 10), ("disk", 3), ("flip", 3), ("stop", 3)])
 def test_disturbed_runs_equal_undisturbed_ones(tmp_path, mode, rounds):
     if mode == "disk" and not can_mount():
         pytest.skip("needs root or user namespaces, to mount a small tmpfs")
-    done = subprocess.run([sys.executable, str(SCRIPT), "--mode", mode, "--rounds", str(rounds), "--steps", "30",
-                           "--work", str(tmp_path / "work")], capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(SCRIPT),
+            "--mode",
+            mode,
+            "--rounds",
+            str(rounds),
+            "--steps",
+            "30",
+            "--work",
+            str(tmp_path / "work"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     assert f"passed: {rounds} disturbances" in done.stdout

@@ -26,9 +26,14 @@ def parts(tmp_path_factory):
 
 
 def configuration(folder, parts, steps=STEPS):
-    config = tiny.base_config(folder, *parts, parallel={"processes": RANKS},
-                              train={"steps": steps, "micro_batch_size": 1, "global_batch_size": 4},
-                              checkpoint={"every": 7}, eval={"every": EVAL_EVERY, "batches": 120})
+    config = tiny.base_config(
+        folder,
+        *parts,
+        parallel={"processes": RANKS},
+        train={"steps": steps, "micro_batch_size": 1, "global_batch_size": 4},
+        checkpoint={"every": 7},
+        eval={"every": EVAL_EVERY, "batches": 120},
+    )
     config["data"] |= {"packing": "pack", "shuffle": True, "eval": [{"path": parts[2]}]}
     config["run"]["grace_s"] = GRACE_S
     config["scheduler"] = {"type": "constant", "warmup_steps": 0}
@@ -37,7 +42,9 @@ def configuration(folder, parts, steps=STEPS):
 
 def ranks_of(launcher):
     """Process ids by rank."""
-    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher)], capture_output=True, text=True, check=False)
+    children = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(launcher)], capture_output=True, text=True, check=False
+    )
     found = {}
     for pid in map(int, children.stdout.split()):
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
@@ -73,11 +80,16 @@ def hold(pid, name, process):
 @pytest.mark.parametrize("while_doing, thread", [("training", "data"), ("evaluation", "eval data")])
 @pytest.mark.parametrize("held_rank, asked_rank", [(2, 0), (1, 1)])
 def test_a_rank_that_waits_for_its_data_stops_with_the_others(
-        tmp_path, parts, while_doing, thread, held_rank, asked_rank):
+    tmp_path, parts, while_doing, thread, held_rank, asked_rank
+):
     config, run = configuration(tmp_path, parts), tmp_path / "run"
     with open(tmp_path / "output.txt", "w") as output:
-        process = subprocess.Popen([tiny.binary(), "--config", tiny.write_config(tmp_path, config)], stdout=output,
-                                   stderr=output, env=tiny.environment())
+        process = subprocess.Popen(
+            [tiny.binary(), "--config", tiny.write_config(tmp_path, config)],
+            stdout=output,
+            stderr=output,
+            env=tiny.environment(),
+        )
     try:
         until(lambda: lines(run) > 6, process)
         pids = ranks_of(process.pid)
@@ -122,6 +134,7 @@ def test_a_rank_that_waits_for_its_data_stops_with_the_others(
     whole = tiny.train(tmp_path / "whole", configuration(tmp_path / "whole", parts, total))
     for found, expected in zip(tiny.read_metrics(run), tiny.read_metrics(whole), strict=True):
         assert [json.dumps({k: v for k, v in line.items() if k not in TIMES}) for line in found] == [
-            json.dumps({k: v for k, v in line.items() if k not in TIMES}) for line in expected]
+            json.dumps({k: v for k, v in line.items() if k not in TIMES}) for line in expected
+        ]
     for file in (whole / "model").iterdir():
         assert (run / "model" / file.name).read_bytes() == file.read_bytes()

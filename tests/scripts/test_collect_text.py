@@ -60,17 +60,21 @@ def test_limits_take_a_part_of_the_same_order(collected, tmp_path, script):
         script("collect_text.py", "--out", tmp_path / name, "--train-mb", "1", "--eval-kb", "20")
     assert (tmp_path / "one" / "train.jsonl").read_bytes() == (tmp_path / "two" / "train.jsonl").read_bytes()
     part, whole = read(tmp_path / "one" / "train.jsonl"), read(collected / "train.jsonl")
-    assert part == whole[:len(part)]
+    assert part == whole[: len(part)]
     size = sum(len(document["text"].encode()) for document in part)
     assert 500_000 < size <= 1_000_000
     held_out = read(tmp_path / "one" / "eval.jsonl")
     assert 0 < sum(len(document["text"].encode()) for document in held_out) <= 20_000
 
 
-@pytest.mark.parametrize("arguments, expected", [
-    (["--eval-fraction", "1"], "--eval-fraction"), (["--train-mb", "-1"], "--train-mb"),
-    (["--train-mb", "0.000001"], "nothing left for training"),
-])
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--eval-fraction", "1"], "--eval-fraction"),
+        (["--train-mb", "-1"], "--train-mb"),
+        (["--train-mb", "0.000001"], "nothing left for training"),
+    ],
+)
 def test_bad_limits_are_refused(tmp_path, script, arguments, expected):
     assert expected in script("collect_text.py", "--out", tmp_path / "out", *arguments, code=1)
     assert not (tmp_path / "out").exists()

@@ -13,8 +13,16 @@ def folder(tmp_path_factory):
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<eos>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
-    config = transformers.LlamaConfig(vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-                                      num_attention_heads=2, bos_token_id=None, eos_token_id=0, pad_token_id=0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():  # whatever came before, "mat" follows
@@ -26,8 +34,19 @@ def folder(tmp_path_factory):
 
 
 def test_every_model_continues_every_prompt(script, folder):
-    text = script("generate.py", f"teacher={folder}", f"student={folder}", "--prompt", "the cat", "--prompt", "a cat",
-                  "--tokens", "3", "--device", "cpu")
+    text = script(
+        "generate.py",
+        f"teacher={folder}",
+        f"student={folder}",
+        "--prompt",
+        "the cat",
+        "--prompt",
+        "a cat",
+        "--tokens",
+        "3",
+        "--device",
+        "cpu",
+    )
     blocks = text.split("--- prompt ")[1:]
     assert len(blocks) == 2
     for prompt, block in zip(("the cat", "a cat"), blocks):

@@ -23,10 +23,22 @@ def teachers(tmp_path_factory):
     folders = {}
     for index, (family, (kind, extra)) in enumerate(FAMILIES.items()):
         torch.manual_seed(index)
-        config = kind(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS,
-                      num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
-                      tie_word_embeddings=family.startswith("qwen"), initializer_range=0.3, **extra)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if index == 1 else torch.float32)
+        config = kind(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=64,
+            tie_word_embeddings=family.startswith("qwen"),
+            initializer_range=0.3,
+            **extra,
+        )
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16 if index == 1 else torch.float32
+        )
         folder = tmp_path_factory.mktemp(family) / "teacher"
         model.save_pretrained(folder, max_shard_size="20KB" if index % 2 else "1GB")
         (folder / "tokenizer.json").write_text('{"a": 1}')
@@ -69,14 +81,28 @@ def test_the_student_is_the_teacher_without_the_other_layers(tmp_path, teachers,
 def test_tokenizer_and_generation_files_come_along_and_nothing_else(tmp_path, teachers, script):
     script("prune_layers.py", "--teacher", teachers["llama"], "--out", tmp_path / "student", "--every", "2")
     names = {file.name for file in (tmp_path / "student").iterdir()}
-    assert names == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
-                     "tokenizer_config.json"}
+    assert names == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     assert not list(tmp_path.glob(".student-*")), "no temporary folder is left"
 
 
 def test_large_students_are_written_in_shards(tmp_path, teachers, script):
-    script("prune_layers.py", "--teacher", teachers["mistral"], "--out", tmp_path / "student", "--every", "2",
-           "--max-shard-gb", "0.00001")
+    script(
+        "prune_layers.py",
+        "--teacher",
+        teachers["mistral"],
+        "--out",
+        tmp_path / "student",
+        "--every",
+        "2",
+        "--max-shard-gb",
+        "0.00001",
+    )
     files = sorted((tmp_path / "student").glob("*.safetensors"))
     assert len(files) > 2 and all(file.stat().st_size < 20_000 for file in files)
     _, report = load(tmp_path / "student")
@@ -85,15 +111,18 @@ def test_large_students_are_written_in_shards(tmp_path, teachers, script):
     assert set(index["weight_map"].values()) == {file.name for file in files}
 
 
-@pytest.mark.parametrize("arguments, expected", [
-    (["--every", "0"], "--every: expected a number from 1 to 6"),
-    (["--every", "7"], "found 7"),
-    (["--layers", "0,6"], "expected layers from 0 to 5, found 6"),
-    (["--layers", "2,1"], "expected increasing numbers"),
-    (["--layers", "1,1"], "expected increasing numbers"),
-    (["--layers", "a"], "expected numbers separated by commas, found 'a'"),
-    (["--every", "2", "--max-shard-gb", "0"], "--max-shard-gb"),
-])
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--every", "0"], "--every: expected a number from 1 to 6"),
+        (["--every", "7"], "found 7"),
+        (["--layers", "0,6"], "expected layers from 0 to 5, found 6"),
+        (["--layers", "2,1"], "expected increasing numbers"),
+        (["--layers", "1,1"], "expected increasing numbers"),
+        (["--layers", "a"], "expected numbers separated by commas, found 'a'"),
+        (["--every", "2", "--max-shard-gb", "0"], "--max-shard-gb"),
+    ],
+)
 def test_a_bad_choice_is_refused(tmp_path, teachers, script, arguments, expected):
     error = script("prune_layers.py", "--teacher", teachers["llama"], "--out", tmp_path / "student", *arguments, code=1)
     assert expected in error
@@ -110,18 +139,28 @@ def test_an_existing_folder_is_replaced_only_when_asked(tmp_path, teachers, scri
     assert json.loads((tmp_path / "student" / "config.json").read_text())["num_hidden_layers"] == 2
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.txt").write_text("years of work")
-    error = script("prune_layers.py", "--teacher", teachers["llama"], "--out", tmp_path / "precious", "--every", "2",
-                   "--force", code=1)
+    error = script(
+        "prune_layers.py",
+        "--teacher",
+        teachers["llama"],
+        "--out",
+        tmp_path / "precious",
+        "--every",
+        "2",
+        "--force",
+        code=1,
+    )
     assert "no model folder" in error and (tmp_path / "precious" / "thesis.txt").exists()
-    inside = script("prune_layers.py", "--teacher", teachers["llama"], "--out", teachers["llama"], "--every", "2",
-                    "--force", code=1)
+    inside = script(
+        "prune_layers.py", "--teacher", teachers["llama"], "--out", teachers["llama"], "--every", "2", "--force", code=1
+    )
     assert "teacher's folder" in inside
 
 
 def header_of(path):
     data = path.read_bytes()
     length = struct.unpack("<Q", data[:8])[0]
-    return json.loads(data[8:8 + length]), data[8 + length:]
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
 
 
 def write(path, header, data):
@@ -177,16 +216,25 @@ def not_in_its_shard(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize("damage, expected", [
-    (truncate, "bytes of data"), (huge_header, "no safetensors file"), (no_json, "bad safetensors header"),
-    (missing_layer, "lack layers [4]"), (bad_config, "num_hidden_layers: expected a positive number, found six"),
-    (broken_config, "not valid JSON"), (no_weights, "no model.safetensors"), (missing_shard, "b.safetensors: no such file"),
-    (not_in_its_shard, "no tensor extra"),
-])
+@pytest.mark.parametrize(
+    "damage, expected",
+    [
+        (truncate, "bytes of data"),
+        (huge_header, "no safetensors file"),
+        (no_json, "bad safetensors header"),
+        (missing_layer, "lack layers [4]"),
+        (bad_config, "num_hidden_layers: expected a positive number, found six"),
+        (broken_config, "not valid JSON"),
+        (no_weights, "no model.safetensors"),
+        (missing_shard, "b.safetensors: no such file"),
+        (not_in_its_shard, "no tensor extra"),
+    ],
+)
 def test_a_damaged_teacher_is_an_error_that_leaves_nothing_behind(tmp_path, teachers, script, damage, expected):
     shutil.copytree(teachers["llama"], tmp_path / "teacher")
     damage(tmp_path / "teacher")
-    error = script("prune_layers.py", "--teacher", tmp_path / "teacher", "--out", tmp_path / "student", "--every", "2",
-                   code=1)
+    error = script(
+        "prune_layers.py", "--teacher", tmp_path / "teacher", "--out", tmp_path / "student", "--every", "2", code=1
+    )
     assert expected in error
     assert [path.name for path in tmp_path.iterdir()] == ["teacher"]

@@ -24,8 +24,9 @@ def models(tmp_path_factory):
     result = {}
     for family, tied in (("llama", False), ("qwen3", True)):
         student = tiny.make_model(folder / f"{family}-student", family, seed=1, tied=tied)
-        teacher = tiny.make_model(folder / f"{family}-teacher", family, seed=2, tied=tied, vocab=tiny.TEACHER_VOCAB,
-                                  hidden=64, layers=3)
+        teacher = tiny.make_model(
+            folder / f"{family}-teacher", family, seed=2, tied=tied, vocab=tiny.TEACHER_VOCAB, hidden=64, layers=3
+        )
         result[family] = (student, teacher)
     return result
 

@@ -115,8 +115,10 @@ def learning_rate(config, step):
 def make_optimizer(model, options):
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": options.get("weight_decay", 0.1)},
-              {"params": vectors, "weight_decay": 0.0}]
+    groups = [
+        {"params": matrices, "weight_decay": options.get("weight_decay", 0.1)},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     betas = (options.get("beta1", 0.9), options.get("beta2", 0.95))
     return torch.optim.AdamW(groups, lr=options["lr"], betas=betas, eps=options.get("eps", 1e-8))
 
@@ -152,8 +154,9 @@ def train(config):
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
-        records.append({"step": step + 1, **means, "valid_tokens": valid, "grad_norm": norm.item(), "lr": lr,
-                        "skipped": skipped})
+        records.append(
+            {"step": step + 1, **means, "valid_tokens": valid, "grad_norm": norm.item(), "lr": lr, "skipped": skipped}
+        )
     return records, student
 
 

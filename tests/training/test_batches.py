@@ -4,16 +4,31 @@ import pytest
 import reference_training
 import tiny
 
-MEANS = ("loss", "hard", "soft", "forward_kl", "reverse_kl", "student_entropy", "teacher_entropy", "agreement",
-         "accuracy")
+MEANS = (
+    "loss",
+    "hard",
+    "soft",
+    "forward_kl",
+    "reverse_kl",
+    "student_entropy",
+    "teacher_entropy",
+    "agreement",
+    "accuracy",
+)
 
 
 def test_one_micro_batch_of_eight_is_two_of_four_is_eight_of_one(tmp_path, models, ragged_shard):
     student, teacher = models["qwen3"]
     runs = {}
     for micro in (8, 4, 1):
-        config = tiny.base_config(tmp_path / str(micro), student, teacher, ragged_shard,
-                                  train={"steps": 3, "micro_batch_size": micro}, scheduler={"warmup_steps": 1})
+        config = tiny.base_config(
+            tmp_path / str(micro),
+            student,
+            teacher,
+            ragged_shard,
+            train={"steps": 3, "micro_batch_size": micro},
+            scheduler={"warmup_steps": 1},
+        )
         run = tiny.train(tmp_path / str(micro), config)
         runs[micro] = (tiny.read_metrics(run)[0], tiny.load_weights(run / "model"))
     steps, weights = runs[8]
@@ -32,8 +47,15 @@ def test_recomputing_activations_changes_nothing(tmp_path, models, ragged_shard)
     student, teacher = models["llama"]
     weights = []
     for policy in ("keep", "recompute"):
-        config = tiny.base_config(tmp_path / policy, student, teacher, ragged_shard, train={"steps": 3},
-                                  scheduler={"warmup_steps": 1}, memory={"activation": policy})
+        config = tiny.base_config(
+            tmp_path / policy,
+            student,
+            teacher,
+            ragged_shard,
+            train={"steps": 3},
+            scheduler={"warmup_steps": 1},
+            memory={"activation": policy},
+        )
         weights.append(tiny.load_weights(tiny.train(tmp_path / policy, config) / "model"))
     assert tiny.relative_difference(weights[1], weights[0]) < 1e-6
 
@@ -41,9 +63,16 @@ def test_recomputing_activations_changes_nothing(tmp_path, models, ragged_shard)
 def test_evaluating_a_training_batch_gives_the_training_loss(tmp_path, models, ragged_shard):
     student, teacher = models["llama"]
     # One step over 8 rows in micro-batches of 2: an evaluation of the first four micro-batches sees the same rows.
-    config = tiny.base_config(tmp_path, student, teacher, ragged_shard, data={"eval": [{"path": ragged_shard}]},
-                              train={"steps": 1}, scheduler={"type": "constant", "warmup_steps": 0},
-                              eval={"batches": 4, "at_start": True})
+    config = tiny.base_config(
+        tmp_path,
+        student,
+        teacher,
+        ragged_shard,
+        data={"eval": [{"path": ragged_shard}]},
+        train={"steps": 1},
+        scheduler={"type": "constant", "warmup_steps": 0},
+        eval={"batches": 4, "at_start": True},
+    )
     del config["scheduler"]["min_lr_ratio"]
     steps, evaluations = tiny.read_metrics(tiny.train(tmp_path, config))
     command = tiny.evaluate(tmp_path, config)
@@ -68,8 +97,9 @@ def test_packed_documents_have_the_losses_they_have_one_by_one(tmp_path, models,
     folders = [reference_training.load(folder) for folder in (student, teacher)]
     rows = [reference_training.document_row(document) for document in reference_training.read_shard(shard)]
     expected = reference_training.evaluate(*folders, rows, loss)
-    config = tiny.base_config(tmp_path, student, teacher, shard, loss=loss,
-                              data={"eval": [{"path": shard}], "packing": "pack"})
+    config = tiny.base_config(
+        tmp_path, student, teacher, shard, loss=loss, data={"eval": [{"path": shard}], "packing": "pack"}
+    )
     packed = tiny.evaluate(tmp_path, config, data_seq_len=96)
     for name in MEANS + ("valid_tokens",):
         assert packed[name] == pytest.approx(expected[name], rel=2e-5), name
@@ -84,12 +114,20 @@ def test_each_packed_document_has_its_own_loss(tmp_path, models, short_documents
     folders = [reference_training.load(folder) for folder in (student, teacher)]
     loss = {"divergence": "forward_kl", "hard_weight": 1.0, "soft_weight": 1.0}
     for chosen in (1, 7, 11):
-        documents = [(tokens, in_loss * 0 + (index == chosen)) for index, (tokens, in_loss) in enumerate(short_documents)]
+        documents = [
+            (tokens, in_loss * 0 + (index == chosen)) for index, (tokens, in_loss) in enumerate(short_documents)
+        ]
         shard = tiny.make_shard(tmp_path / f"{chosen}.dtok", documents)
         row = reference_training.document_row(reference_training.read_shard(shard)[chosen])
         expected = reference_training.evaluate(*folders, [row], loss)
-        config = tiny.base_config(tmp_path, student, teacher, shard, loss=loss,
-                                  data={"eval": [{"path": shard}], "packing": "pack", "seq_len": 64})
+        config = tiny.base_config(
+            tmp_path,
+            student,
+            teacher,
+            shard,
+            loss=loss,
+            data={"eval": [{"path": shard}], "packing": "pack", "seq_len": 64},
+        )
         del config["loss"]["beta"]
         found = tiny.evaluate(tmp_path, config)
         for name in ("loss", "hard", "soft", "forward_kl", "reverse_kl", "valid_tokens"):
@@ -102,8 +140,14 @@ def test_training_on_packed_documents_follows_the_documents_one_by_one(tmp_path,
 
     student, teacher = models["qwen3"]
     shard = tiny.make_shard(tmp_path / "documents.dtok", short_documents)
-    config = tiny.base_config(tmp_path, student, teacher, shard, data={"packing": "pack", "seq_len": 36},
-                              scheduler={"type": "constant", "warmup_steps": 0})
+    config = tiny.base_config(
+        tmp_path,
+        student,
+        teacher,
+        shard,
+        data={"packing": "pack", "seq_len": 36},
+        scheduler={"type": "constant", "warmup_steps": 0},
+    )
     del config["scheduler"]["min_lr_ratio"]
     config["train"] |= {"steps": 3, "micro_batch_size": 1, "global_batch_size": packed_rows(short_documents, 36)}
     found, _ = tiny.read_metrics(tiny.train(tmp_path, config))
@@ -116,7 +160,9 @@ def test_training_on_packed_documents_follows_the_documents_one_by_one(tmp_path,
         total = 0.0
         optimizer.zero_grad()
         for tokens, targets in parts:
-            value = reference_training.token_losses(model, frozen, tokens, targets, config["loss"])["loss"].sum() / valid
+            value = (
+                reference_training.token_losses(model, frozen, tokens, targets, config["loss"])["loss"].sum() / valid
+            )
             value.backward()
             total += value.item()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config["optimizer"]["max_grad_norm"])

@@ -23,10 +23,19 @@ def shards(tmp_path_factory):
 def stage(tmp_path, models, shards, seq_len, name="run", steps=40, sets=1, packing="pack", train=None, **sections):
     student, teacher = models["qwen3"]
     config = tiny.base_config(tmp_path / name, student, teacher, shards[0][0], **sections)
-    config["data"] = {"train": [{"path": path} for path in shards[0][:sets]], "seq_len": seq_len, "packing": packing,
-                      "shuffle": True, "seed": 5}
-    config["train"] |= {"steps": steps, "micro_batch_size": 1, "global_batch_size": 1,
-                        "deterministic": tiny.DEVICE == "cuda"} | (train or {})
+    config["data"] = {
+        "train": [{"path": path} for path in shards[0][:sets]],
+        "seq_len": seq_len,
+        "packing": packing,
+        "shuffle": True,
+        "seed": 5,
+    }
+    config["train"] |= {
+        "steps": steps,
+        "micro_batch_size": 1,
+        "global_batch_size": 1,
+        "deterministic": tiny.DEVICE == "cuda",
+    } | (train or {})
     config["parallel"] = {"processes": 1} | sections.get("parallel", {})
     config["checkpoint"] = {"every": 4, "keep": 99} | sections.get("checkpoint", {})
     return config
@@ -38,8 +47,11 @@ def resume(tmp_path, config, checkpoint, name="run"):
 
 def rest_samples(run):
     """Samples that the newest stage begins with, by the log."""
-    found = re.findall(r"epoch \d+ goes on with the \d+ tokens \(\d+ fragments of documents\) that were no input yet, "
-                       r"in (\d+) samples of", (run / "log.txt").read_text())
+    found = re.findall(
+        r"epoch \d+ goes on with the \d+ tokens \(\d+ fragments of documents\) that were no input yet, "
+        r"in (\d+) samples of",
+        (run / "log.txt").read_text(),
+    )
     assert found, (run / "log.txt").read_text()
     return int(found[-1])
 
@@ -59,16 +71,26 @@ def test_an_epoch_has_each_target_once_whatever_the_lengths(tmp_path, models, sh
     assert sum(record["valid_tokens"] for record in records) == shards[1][0]
     index = json.loads((run / "checkpoints" / f"step-{last}" / "index.json").read_text())
     assert [(one["step"], one["first_sample"], one["seq_len"]) for one in index["data_stages"]] == [
-        (0 if i == 0 else 4 + 4 * i, 0 if i == 0 else 4 + 4 * i, length) for i, length in enumerate(lengths)]
+        (0 if i == 0 else 4 + 4 * i, 0 if i == 0 else 4 + 4 * i, length) for i, length in enumerate(lengths)
+    ]
     assert index["tokens"] == sum(record["tokens"] for record in records[-1:])
     assert "changed since the checkpoint: data.seq_len" in (run / "log.txt").read_text()
 
 
 def test_stopping_in_a_later_stage_changes_no_bit(tmp_path, models, shards):
     """Mixed sets, the second stage interrupted once and not at all; replays of steps of both stages."""
+
     def config(name, seq_len):
-        return stage(tmp_path, models, shards, seq_len, name=name, steps=16, sets=2,
-                     train={"global_batch_size": 4, "micro_batch_size": 2})
+        return stage(
+            tmp_path,
+            models,
+            shards,
+            seq_len,
+            name=name,
+            steps=16,
+            sets=2,
+            train={"global_batch_size": 4, "micro_batch_size": 2},
+        )
 
     for name in ("whole", "parts"):
         tiny.train(tmp_path / name, config(name, 32))
@@ -92,8 +114,17 @@ def test_other_ranks_read_the_same_samples_in_a_later_stage(tmp_path, models, sh
     tiny.need_devices(parallel["processes"])
 
     def config(name, seq_len, **sections):
-        return stage(tmp_path, models, shards, seq_len, name=name, steps=16, sets=2,
-                     train={"global_batch_size": 8, "micro_batch_size": 2}, **sections)
+        return stage(
+            tmp_path,
+            models,
+            shards,
+            seq_len,
+            name=name,
+            steps=16,
+            sets=2,
+            train={"global_batch_size": 8, "micro_batch_size": 2},
+            **sections,
+        )
 
     for name in ("one", "more"):
         tiny.train(tmp_path / name, config(name, 32))
@@ -110,7 +141,10 @@ def test_packing_may_change_and_come_back(tmp_path, models, shards):
     tiny.train(tmp_path / "run", stage(tmp_path, models, shards, 32, steps=16), "--resume")
     index = json.loads((run / "checkpoints" / "step-16" / "index.json").read_text())
     assert [(one["seq_len"], one["packing"]) for one in index["data_stages"]] == [
-        (32, "pack"), (24, "concat"), (32, "pack")]
+        (32, "pack"),
+        (24, "concat"),
+        (32, "pack"),
+    ]
     # A stage in which nothing was read leaves nothing: another length, and back at the same step.
     tiny.train(tmp_path / "run", stage(tmp_path, models, shards, 64, steps=16), "--resume")
     tiny.train(tmp_path / "run", stage(tmp_path, models, shards, 32, steps=20), "--resume")

@@ -13,9 +13,15 @@ def run(tmp_path_factory, models, ragged_shard):
     """A run of three ranks with two checkpoints and a model."""
     folder = tmp_path_factory.mktemp("export")
     student, teacher = models["qwen3"]
-    config = tiny.base_config(folder, student, teacher, ragged_shard, parallel={"processes": 3},
-                              checkpoint={"every": 2, "keep": 3},
-                              train={"steps": 4, "micro_batch_size": 1, "global_batch_size": 6})
+    config = tiny.base_config(
+        folder,
+        student,
+        teacher,
+        ragged_shard,
+        parallel={"processes": 3},
+        checkpoint={"every": 2, "keep": 3},
+        train={"steps": 4, "micro_batch_size": 1, "global_batch_size": 6},
+    )
     return tiny.train(folder, config)
 
 
@@ -41,16 +47,21 @@ def test_an_earlier_checkpoint_gives_an_earlier_model(tmp_path, run):
 
 def test_what_cannot_be_exported_says_why(tmp_path, run, models):
     def refused(*arguments):
-        return tiny.distill("export", "--checkpoint", run, "--out", tmp_path / "model", *arguments,
-                            code=tiny.BAD_INPUT).stderr
+        return tiny.distill(
+            "export", "--checkpoint", run, "--out", tmp_path / "model", *arguments, code=tiny.BAD_INPUT
+        ).stderr
 
     assert "its units are not those of" in refused("--model", models["llama"][0])
     assert "--model" in refused("--model", tmp_path / "gone")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "notes.txt").write_text("mine")
     assert "exists already" in refused()
-    assert "step-9" in tiny.distill("export", "--checkpoint", run / "checkpoints" / "step-9", "--out", tmp_path / "x",
-                                    code=tiny.BAD_INPUT).stderr
+    assert (
+        "step-9"
+        in tiny.distill(
+            "export", "--checkpoint", run / "checkpoints" / "step-9", "--out", tmp_path / "x", code=tiny.BAD_INPUT
+        ).stderr
+    )
     assert not (tmp_path / "x").exists()
 
 
@@ -59,7 +70,9 @@ def test_verify_finds_a_flipped_bit_in_any_file(tmp_path, run):
     shutil.copytree(run, copy)
     done = tiny.distill("verify", copy)
     assert done.stdout.count("every checksum fits") == 3
-    files = [path for folder in ("checkpoints", "model") for path in sorted((copy / folder).rglob("*")) if path.is_file()]
+    files = [
+        path for folder in ("checkpoints", "model") for path in sorted((copy / folder).rglob("*")) if path.is_file()
+    ]
     assert len(files) == 2 * 5 + len(list((run / "model").iterdir()))
     for path in files:
         content = path.read_bytes()

@@ -6,8 +6,14 @@ import tiny
 
 LOSSES = {
     "llama": {"divergence": "jsd", "beta": 0.5, "hard_weight": 0.5, "soft_weight": 1.0},
-    "qwen3": {"divergence": "jsd", "beta": 0.2, "temperature": 2.0, "scale_by_temperature_squared": True,
-              "hard_weight": 0.3, "soft_weight": 0.7},
+    "qwen3": {
+        "divergence": "jsd",
+        "beta": 0.2,
+        "temperature": 2.0,
+        "scale_by_temperature_squared": True,
+        "hard_weight": 0.3,
+        "soft_weight": 0.7,
+    },
 }
 MAX_GRAD_NORM = {"llama": 2.0, "qwen3": 1.0}  # some steps are above, some below
 MEANS = ("loss", "hard", "soft", "forward_kl", "reverse_kl", "student_entropy", "teacher_entropy")
@@ -16,8 +22,14 @@ MEANS = ("loss", "hard", "soft", "forward_kl", "reverse_kl", "student_entropy", 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_twenty_steps_with_accumulation_follow_the_reference(tmp_path, models, ragged_shard, family):
     student, teacher = models[family]
-    config = tiny.base_config(tmp_path, student, teacher, ragged_shard, loss=LOSSES[family],
-                              optimizer={"max_grad_norm": MAX_GRAD_NORM[family]})
+    config = tiny.base_config(
+        tmp_path,
+        student,
+        teacher,
+        ragged_shard,
+        loss=LOSSES[family],
+        optimizer={"max_grad_norm": MAX_GRAD_NORM[family]},
+    )
     expected, model = reference_training.train(config)
     run = tiny.train(tmp_path, config)
     found, _ = tiny.read_metrics(run)
@@ -32,7 +44,9 @@ def test_twenty_steps_with_accumulation_follow_the_reference(tmp_path, models, r
             assert step[name] == pytest.approx(reference[name], rel=1e-4), f"{where}: {name}"
         assert step["lr"] == pytest.approx(reference["lr"], rel=1e-9), where
         for name in ("agreement", "accuracy"):  # one token on the edge of a tie may fall either way
-            assert step[name] == pytest.approx(reference[name], abs=1.01 / reference["valid_tokens"]), f"{where}: {name}"
+            assert step[name] == pytest.approx(reference[name], abs=1.01 / reference["valid_tokens"]), (
+                f"{where}: {name}"
+            )
 
     trained = tiny.load_weights(run / "model")
     reference = {name: value for name, value in model.state_dict().items() if name in trained}
@@ -44,7 +58,9 @@ def test_twenty_steps_with_accumulation_follow_the_reference(tmp_path, models, r
 
 def test_hard_labels_alone_without_a_teacher(tmp_path, models, ragged_shard):
     student, teacher = models["llama"]
-    config = tiny.base_config(tmp_path, student, teacher, ragged_shard, train={"steps": 5}, scheduler={"type": "constant"})
+    config = tiny.base_config(
+        tmp_path, student, teacher, ragged_shard, train={"steps": 5}, scheduler={"type": "constant"}
+    )
     config["loss"] = {"hard_weight": 1.0, "soft_weight": 0.0}
     expected, _ = reference_training.train(config)  # the reference looks at the teacher, with weight 0
     config["loss"] = {"divergence": "none", "hard_weight": 1.0}

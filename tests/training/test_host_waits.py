@@ -16,23 +16,37 @@ def reads_in_steps(trace):
     steps = [event for event in events if event["name"] == "distill::step" and event.get("cat") == "user_annotation"]
     counts = []
     for step in steps:
-        inside = [event for event in events
-                  if event["tid"] == step["tid"] and step["ts"] <= event["ts"] < step["ts"] + step["dur"]]
+        inside = [
+            event
+            for event in events
+            if event["tid"] == step["tid"] and step["ts"] <= event["ts"] < step["ts"] + step["dur"]
+        ]
         device = [event for event in inside if event["name"] in ON_THE_DEVICE and tiny.DEVICE == "cpu"]
-        counts.append(sum(event["name"] in READS and not any(
-            outer["ts"] <= event["ts"] < outer["ts"] + outer["dur"] for outer in device) for event in inside))
+        counts.append(
+            sum(
+                event["name"] in READS
+                and not any(outer["ts"] <= event["ts"] < outer["ts"] + outer["dur"] for outer in device)
+                for event in inside
+            )
+        )
     return counts
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("micro_batches, memory", [
-    (1, {}), (3, {}), (1, {"activation": "offload", "optimizer": "host"})])
+@pytest.mark.parametrize(
+    "micro_batches, memory", [(1, {}), (3, {}), (1, {"activation": "offload", "optimizer": "host"})]
+)
 def test_nothing_in_a_step_waits_for_the_device(tmp_path, models, ragged_shard, processes, micro_batches, memory):
     tiny.need_devices(processes)
     config = tiny.base_config(
-        tmp_path, *models["llama"], ragged_shard, parallel={"processes": processes}, memory=memory,
+        tmp_path,
+        *models["llama"],
+        ragged_shard,
+        parallel={"processes": processes},
+        memory=memory,
         train={"steps": 6, "micro_batch_size": 2, "global_batch_size": 2 * micro_batches * processes},
-        profile={"trace_start": 3, "trace_steps": 2})
+        profile={"trace_start": 3, "trace_steps": 2},
+    )
     if processes > 1:
         config["parallel"]["debug_checks"] = True  # libtorch itself then refuses to wait
     run = tiny.train(tmp_path, config)
@@ -44,20 +58,29 @@ def test_nothing_in_a_step_waits_for_the_device(tmp_path, models, ragged_shard, 
 @tiny.PAGES
 @pytest.mark.parametrize("activation", ["keep", "recompute"])
 def test_the_first_step_takes_as_much_memory_as_the_tenth(tmp_path, models, ragged_shard, activation):
-    config = tiny.base_config(tmp_path, *models["qwen3"], ragged_shard, train={"steps": 12},
-                              memory={"activation": activation})
+    config = tiny.base_config(
+        tmp_path, *models["qwen3"], ragged_shard, train={"steps": 12}, memory={"activation": activation}
+    )
     peaks = [step["peak_memory_bytes"] for step in tiny.read_metrics(tiny.train(tmp_path, config))[0]]
     # On the CPU resident pages of the whole process; on a GPU the allocator may hand out a block that is a little larger.
     assert peaks[9] <= peaks[0] * 1.02 + (1 << 20)
 
 
 @tiny.PAGES
-@pytest.mark.parametrize("processes, memory", [
-    (1, {}), (1, {"activation": "offload", "optimizer": "host"}), pytest.param(2, {}, marks=tiny.LONG)])
+@pytest.mark.parametrize(
+    "processes, memory",
+    [(1, {}), (1, {"activation": "offload", "optimizer": "host"}), pytest.param(2, {}, marks=tiny.LONG)],
+)
 def test_two_thousand_steps_leak_nothing(tmp_path, models, ragged_shard, processes, memory):
     tiny.need_devices(processes)
-    config = tiny.base_config(tmp_path, *models["llama"], ragged_shard, parallel={"processes": processes}, memory=memory,
-                              train={"steps": 2000, "micro_batch_size": 1, "global_batch_size": processes},
-                              checkpoint={"at_end": False})
+    config = tiny.base_config(
+        tmp_path,
+        *models["llama"],
+        ragged_shard,
+        parallel={"processes": processes},
+        memory=memory,
+        train={"steps": 2000, "micro_batch_size": 1, "global_batch_size": processes},
+        checkpoint={"at_end": False},
+    )
     peaks = [step["peak_memory_bytes"] for step in tiny.read_metrics(tiny.train(tmp_path, config))[0]]
     assert peaks[1999] - peaks[199] <= 1 << 20  # a leak of 1 KiB a step would be 1.8 MiB

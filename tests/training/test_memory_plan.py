@@ -56,24 +56,29 @@ def check_against_measured(report, workspace_too=True):
     assert planned["peak_phase"] == measured["peak_phase"]
 
 
-@pytest.mark.parametrize("family, policy", [("llama", policy) for policy in POLICIES] + [
-    ("qwen3", policy) for policy in ("keep", "recompute", "offload")])
+@pytest.mark.parametrize(
+    "family, policy",
+    [("llama", policy) for policy in POLICIES] + [("qwen3", policy) for policy in ("keep", "recompute", "offload")],
+)
 def test_planned_bytes_are_those_allocated(tmp_path, models, long_shard, family, policy):
     report = profile(tmp_path, config_of(tmp_path, models[family], long_shard, memory={"activation": policy}))
     check_against_measured(report)
 
 
-@pytest.mark.parametrize("sections", [
-    {"parallel": {"processes": 2}},
-    {"parallel": {"processes": 3}, "memory": {"activation": "recompute"}},
-    {"parallel": {"processes": 4, "replicate": 2}},
-    {"parallel": {"processes": 2, "accumulate": "keep_full"}},
-    {"parallel": {"processes": 2, "shard_teacher": False}},
-    {"parallel": {"processes": 2, "reduce_dtype": "bfloat16"}, "memory": {"activation": "offload"}},
-    {"parallel": {"processes": 2}, "memory": {"optimizer": "host", "activation": "offload_input"}},
-    {"memory": {"optimizer": "host"}},
-    {"data": {"seq_len": 256, "packing": "pack"}},
-])
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"parallel": {"processes": 2}},
+        {"parallel": {"processes": 3}, "memory": {"activation": "recompute"}},
+        {"parallel": {"processes": 4, "replicate": 2}},
+        {"parallel": {"processes": 2, "accumulate": "keep_full"}},
+        {"parallel": {"processes": 2, "shard_teacher": False}},
+        {"parallel": {"processes": 2, "reduce_dtype": "bfloat16"}, "memory": {"activation": "offload"}},
+        {"parallel": {"processes": 2}, "memory": {"optimizer": "host", "activation": "offload_input"}},
+        {"memory": {"optimizer": "host"}},
+        {"data": {"seq_len": 256, "packing": "pack"}},
+    ],
+)
 def test_planned_bytes_are_those_allocated_on_any_ranks(tmp_path, models, long_shard, sections):
     config = config_of(tmp_path, models["llama"], long_shard, **sections)
     # Gloo copies what it reduces on threads of its own.
@@ -102,8 +107,13 @@ def test_every_policy_trains_bit_for_bit_alike(tmp_path, models, ragged_shard, f
     for policy in POLICIES[1:]:
         found = losses(tmp_path / policy, models[family], ragged_shard, data=data, memory={"activation": policy})
         assert found == expected, policy
-    host = losses(tmp_path / "host", models[family], ragged_shard, data=data,
-                  memory={"activation": "offload", "optimizer": "host"})
+    host = losses(
+        tmp_path / "host",
+        models[family],
+        ragged_shard,
+        data=data,
+        memory={"activation": "offload", "optimizer": "host"},
+    )
     assert host == expected
 
 
@@ -112,15 +122,23 @@ def test_state_in_host_memory_is_saved_and_resumed_bit_for_bit(tmp_path, models,
     tiny.need_devices(processes)
     weights, evaluations = [], []
     for optimizer in ("device", "host"):
-        config = config_of(tmp_path / optimizer, models["llama"], ragged_shard, memory={"optimizer": optimizer},
-                           train={"steps": 4, "micro_batch_size": 2, "global_batch_size": 4 * processes},
-                           data={"seq_len": 32, "eval": [{"path": ragged_shard}]}, eval={"every": 1, "batches": 2},
-                           parallel={"processes": processes}, checkpoint={"every": 2, "keep": 5, "async": asynchronous})
+        config = config_of(
+            tmp_path / optimizer,
+            models["llama"],
+            ragged_shard,
+            memory={"optimizer": optimizer},
+            train={"steps": 4, "micro_batch_size": 2, "global_batch_size": 4 * processes},
+            data={"seq_len": 32, "eval": [{"path": ragged_shard}]},
+            eval={"every": 1, "batches": 2},
+            parallel={"processes": processes},
+            checkpoint={"every": 2, "keep": 5, "async": asynchronous},
+        )
         run = tiny.train(tmp_path / optimizer, config)
         weights.append(tiny.load_weights(run / "model"))
         evaluations.append([found["eval"]["loss"] for found in tiny.read_metrics(run)[1]])
         if optimizer == "host":
             import shutil
+
             shutil.rmtree(run / "checkpoints" / "step-4")
             weights.append(tiny.load_weights(tiny.train(tmp_path / optimizer, config, "--resume") / "model"))
     assert evaluations[1] == evaluations[0] and len(evaluations[0]) == 4  # right after the update
@@ -143,10 +161,17 @@ def test_every_policy_trains_bit_for_bit_alike_on_any_ranks(tmp_path, models, ra
 def test_memory_is_flat_over_many_steps_of_offload(tmp_path, models, long_shard):
     peaks = []
     for steps in (3, 40):  # within the first epoch: its last row holds a token without a target
-        config = config_of(tmp_path / str(steps), models["llama"], long_shard,
-                           memory={"activation": "offload", "optimizer": "host"}, data={"seq_len": 64})
+        config = config_of(
+            tmp_path / str(steps),
+            models["llama"],
+            long_shard,
+            memory={"activation": "offload", "optimizer": "host"},
+            data={"seq_len": 64},
+        )
         report = profile(tmp_path / str(steps), config, "--steps", steps)
-        peaks.append({phase: report["measured"]["phases"][phase]["highest"] for phase in ("forward", "head", "backward")})
+        peaks.append(
+            {phase: report["measured"]["phases"][phase]["highest"] for phase in ("forward", "head", "backward")}
+        )
     for phase, categories in peaks[0].items():
         for category, found in categories.items():
             assert peaks[1][phase][category] == pytest.approx(found, abs=20_000), (phase, category)
@@ -169,9 +194,14 @@ def test_a_plan_that_does_not_fit_stops_before_any_weight_is_read(tmp_path, mode
 def test_out_of_memory_says_what_was_held_and_what_would_fit(tmp_path, models, long_shard):
     config = config_of(tmp_path, models["llama"], long_shard, memory={"limit_gib": 0.004, "on_overflow": "warn"})
     done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.RUNTIME_FAILURE)
-    report = done.stderr[done.stderr.index("out of memory on rank 0"):]
-    for text in ("were asked for while tensors held", "activations", "moments", "the plan had predicted a peak of",
-                 "what would fit, the fastest first:"):
+    report = done.stderr[done.stderr.index("out of memory on rank 0") :]
+    for text in (
+        "were asked for while tensors held",
+        "activations",
+        "moments",
+        "the plan had predicted a peak of",
+        "what would fit, the fastest first:",
+    ):
         assert text in report, report
     # The first change that is named fits.
     setting = report.split("the fastest first:")[1].split()[0]
@@ -190,7 +220,9 @@ def test_offload_beyond_the_hosts_memory_is_refused_with_both_numbers(tmp_path, 
     # Without the plan's word the slab itself refuses, before any of it is taken.
     config["memory"]["on_overflow"] = "warn"
     done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.RUNTIME_FAILURE)
-    assert re.search(r"memory.activation: expected [\d.]+ \w+ of host memory .*, found [\d.]+ \w+ available", done.stderr)
+    assert re.search(
+        r"memory.activation: expected [\d.]+ \w+ of host memory .*, found [\d.]+ \w+ available", done.stderr
+    )
 
 
 def shared_files():
@@ -201,14 +233,24 @@ def shared_files():
 @pytest.mark.parametrize("processes", [1, 2])
 def test_killing_a_run_leaves_no_memory_or_temporary_files_behind(tmp_path, models, long_shard, processes):
     tiny.need_devices(processes)
-    config = config_of(tmp_path, models["llama"], long_shard, memory={"activation": "offload", "optimizer": "host"},
-                       parallel={"processes": processes}, checkpoint={"every": 3})
+    config = config_of(
+        tmp_path,
+        models["llama"],
+        long_shard,
+        memory={"activation": "offload", "optimizer": "host"},
+        parallel={"processes": processes},
+        checkpoint={"every": 3},
+    )
     config["train"]["steps"] = 100_000
     before = shared_files()
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    process = subprocess.Popen([tiny.binary(), "--config", tiny.write_config(tmp_path, config)],
-                               env=tiny.environment() | {"TMPDIR": str(temporary)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [tiny.binary(), "--config", tiny.write_config(tmp_path, config)],
+        env=tiny.environment() | {"TMPDIR": str(temporary)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     metrics = tmp_path / "run" / "metrics.jsonl"
     try:
         for _ in range(300):
@@ -233,12 +275,25 @@ def test_killing_a_run_leaves_no_memory_or_temporary_files_behind(tmp_path, mode
 
 
 def test_each_change_that_a_plan_names_fits(tmp_path, models, long_shard):
-    config = tiny.write_config(tmp_path, config_of(tmp_path, models["llama"], long_shard,
-                                                   train={"steps": 3, "micro_batch_size": 8, "global_batch_size": 8}))
+    config = tiny.write_config(
+        tmp_path,
+        config_of(
+            tmp_path, models["llama"], long_shard, train={"steps": 3, "micro_batch_size": 8, "global_batch_size": 8}
+        ),
+    )
+
     def plan(*sets, ranks=1):
-        done = tiny.distill("plan", "--config", config, "--ranks", ranks, "--json",
-                            *(part for setting in sets for part in ("--set", setting)))
+        done = tiny.distill(
+            "plan",
+            "--config",
+            config,
+            "--ranks",
+            ranks,
+            "--json",
+            *(part for setting in sets for part in ("--set", setting)),
+        )
         return json.loads(done.stdout)
+
     whole = plan()["bytes"]["peak"]
     limit = f"memory.budget_gib={0.8 * whole / 2**30}"
     found = plan(limit)
@@ -262,21 +317,39 @@ def test_profile_leaves_a_snapshot_that_memory_viz_opens_and_a_timeline(tmp_path
     with open(folder / "snapshot.pickle", "rb") as file:
         snapshot = pickle.load(file)
     from torch.cuda import _memory_viz
+
     labels = {frame["name"] for entry in snapshot["device_traces"][0] for frame in entry["frames"]}
     assert {"activations", "moments", "head", "forward", "backward"} <= labels
     assert len(_memory_viz.trace_plot(snapshot)) > 10_000
-    drawn = subprocess.run([sys.executable, str(tiny.REPOSITORY / "scripts" / "plot_memory.py"), str(folder)],
-                           capture_output=True, text=True, timeout=120)
+    drawn = subprocess.run(
+        [sys.executable, str(tiny.REPOSITORY / "scripts" / "plot_memory.py"), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert drawn.returncode == 0, drawn.stderr
     assert (folder / "timeline.png").read_bytes()[:4] == b"\x89PNG"
-    assert sorted(path.name for path in folder.iterdir()) == ["report.json", "snapshot.pickle", "timeline.json",
-                                                              "timeline.png"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "report.json",
+        "snapshot.pickle",
+        "timeline.json",
+        "timeline.png",
+    ]
 
 
 def test_a_sweep_has_a_row_for_each_value(tmp_path, models, long_shard):
     config = config_of(tmp_path, models["llama"], long_shard)
-    done = tiny.distill("profile-memory", "--config", tiny.write_config(tmp_path, config), "--out", tmp_path / "sweep",
-                        "--sweep", "loss.chunk_size=16,64", "--steps", "2")
+    done = tiny.distill(
+        "profile-memory",
+        "--config",
+        tiny.write_config(tmp_path, config),
+        "--out",
+        tmp_path / "sweep",
+        "--sweep",
+        "loss.chunk_size=16,64",
+        "--steps",
+        "2",
+    )
     rows = done.stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["loss.chunk_size", "16", "64"]
     for row in rows[1:]:
@@ -302,8 +375,18 @@ def test_plan_needs_shapes_alone_and_any_number_of_ranks(tmp_path, models, long_
     text = tiny.distill("plan", "--config", tiny.write_config(tmp_path, config), "--ranks", 4).stdout
     for part in ("activations", "moments", "allocator slack", "tokens per second", "offloaded activations"):
         assert part in text
-    longest = tiny.distill("plan", "--config", tiny.write_config(tmp_path, config), "--ranks", 1, "--longest",
-                           "--json", "--set", "memory.budget_gib=0.05", code=tiny.BAD_INPUT)
+    longest = tiny.distill(
+        "plan",
+        "--config",
+        tiny.write_config(tmp_path, config),
+        "--ranks",
+        1,
+        "--longest",
+        "--json",
+        "--set",
+        "memory.budget_gib=0.05",
+        code=tiny.BAD_INPUT,
+    )
     assert "--longest" in longest.stderr  # the models have 256 positions
 
 
@@ -313,6 +396,7 @@ def test_calibration_writes_speeds_that_plan_reads(tmp_path, models, long_shard)
     assert "all-gather" in done.stdout
     machine = json.loads((tmp_path / "machine.json").read_text())
     assert "2 rank(s)" in machine["name"] and machine["matmul_flops"] > 1e8
-    plan = tiny.distill("plan", "--config", config, "--ranks", 1, "--json", "--set",
-                        f"memory.machine={tmp_path / 'machine.json'}")
+    plan = tiny.distill(
+        "plan", "--config", config, "--ranks", 1, "--json", "--set", f"memory.machine={tmp_path / 'machine.json'}"
+    )
     assert json.loads(plan.stdout)["machine"] == machine["name"]

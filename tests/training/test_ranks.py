@@ -41,8 +41,14 @@ def shard_with_gaps(tmp_path_factory):
 def train_in_ranks(folder, pair, shard, packing, micro_batches, activation, parallel):
     ranks = parallel["processes"]
     config = config_of(
-        folder, pair, shard, parallel=dict(parallel), data={"packing": packing}, memory={"activation": activation},
-        train={"steps": STEPS, "micro_batch_size": BATCH // ranks // micro_batches, "global_batch_size": BATCH})
+        folder,
+        pair,
+        shard,
+        parallel=dict(parallel),
+        data={"packing": packing},
+        memory={"activation": activation},
+        train={"steps": STEPS, "micro_batch_size": BATCH // ranks // micro_batches, "global_batch_size": BATCH},
+    )
     run = tiny.train(folder, config)
     steps, _ = tiny.read_metrics(run)
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
@@ -57,8 +63,9 @@ def one_process(tmp_path_factory, models, shard_with_gaps):
     def run(family, packing):
         if (family, packing) not in runs:
             folder = tmp_path_factory.mktemp(f"{family}-{packing}")
-            runs[family, packing] = train_in_ranks(folder, models[family], shard_with_gaps, packing, 1, "keep",
-                                                   {"processes": 1})
+            runs[family, packing] = train_in_ranks(
+                folder, models[family], shard_with_gaps, packing, 1, "keep", {"processes": 1}
+            )
         return runs[family, packing]
 
     return run
@@ -78,20 +85,39 @@ SHORT = [
     ("qwen3", "concat", {"processes": 4, "shard": 2, "replicate": 2, "accumulate": "keep_full"}, 4, "keep"),
     ("llama", "pack", {"processes": 2, "shard": 1, "replicate": 2}, 1, "recompute"),
 ]
-MESHES = [{"processes": 1}, {"processes": 2}, {"processes": 3}, {"processes": 4},
-          {"processes": 4, "shard": 2, "replicate": 2}]
-ALL = [pytest.param(family, packing, mesh | {"accumulate": accumulate, "debug_checks": True}, micro_batches, activation,
-                    marks=tiny.LONG)
-       for family, packing, mesh, (micro_batches, accumulate), activation in itertools.product(
-           ("llama", "qwen3"), ("concat", "pack"), MESHES, [(1, "reduce_each"), (4, "reduce_each"), (4, "keep_full")],
-           ("keep", "recompute"))]
+MESHES = [
+    {"processes": 1},
+    {"processes": 2},
+    {"processes": 3},
+    {"processes": 4},
+    {"processes": 4, "shard": 2, "replicate": 2},
+]
+ALL = [
+    pytest.param(
+        family,
+        packing,
+        mesh | {"accumulate": accumulate, "debug_checks": True},
+        micro_batches,
+        activation,
+        marks=tiny.LONG,
+    )
+    for family, packing, mesh, (micro_batches, accumulate), activation in itertools.product(
+        ("llama", "qwen3"),
+        ("concat", "pack"),
+        MESHES,
+        [(1, "reduce_each"), (4, "reduce_each"), (4, "keep_full")],
+        ("keep", "recompute"),
+    )
+]
 
 
 @pytest.mark.parametrize("family, packing, parallel, micro_batches, activation", SHORT + ALL)
-def test_ranks_train_as_one_process_does(tmp_path, models, shard_with_gaps, one_process, family, packing, parallel,
-                                         micro_batches, activation):
-    steps, weights = train_in_ranks(tmp_path, models[family], shard_with_gaps, packing, micro_batches, activation,
-                                    parallel)
+def test_ranks_train_as_one_process_does(
+    tmp_path, models, shard_with_gaps, one_process, family, packing, parallel, micro_batches, activation
+):
+    steps, weights = train_in_ranks(
+        tmp_path, models[family], shard_with_gaps, packing, micro_batches, activation, parallel
+    )
     expected_steps, expected_weights = one_process(family, packing)
     if packing == "concat":
         assert [step["step"] for step in steps if step["valid_tokens"] == 0] == [5]
@@ -106,8 +132,9 @@ def test_ranks_train_as_one_process_does(tmp_path, models, shard_with_gaps, one_
 
 
 @pytest.mark.parametrize("parallel", [{"processes": 2}, {"processes": 2, "shard": 1, "replicate": 2}])
-def test_low_precision_copies_made_by_gathers_are_those_of_one_process(tmp_path, models, shard_with_gaps, monkeypatch,
-                                                                       parallel):
+def test_low_precision_copies_made_by_gathers_are_those_of_one_process(
+    tmp_path, models, shard_with_gaps, monkeypatch, parallel
+):
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # newer instructions fail on some virtual machines
     runs = []
     for folder, mesh in (("one", {"processes": 1}), ("many", parallel)):
@@ -125,35 +152,52 @@ def test_packed_documents_and_evaluation_on_three_ranks(tmp_path, models, ragged
     runs = []
     for processes in (1, 3):
         folder = tmp_path / str(processes)
-        config = config_of(folder, models["llama"], ragged_shard,
-                           data={"packing": "pack", "shuffle": True, "eval": [{"path": ragged_shard}]},
-                           parallel={"processes": processes}, eval={"every": 2, "batches": 7})
+        config = config_of(
+            folder,
+            models["llama"],
+            ragged_shard,
+            data={"packing": "pack", "shuffle": True, "eval": [{"path": ragged_shard}]},
+            parallel={"processes": processes},
+            eval={"every": 2, "batches": 7},
+        )
         runs.append(tiny.read_metrics(tiny.train(folder, config)))
-    for found, expected in zip(runs[1][0] + [e["eval"] for e in runs[1][1]],
-                               runs[0][0] + [e["eval"] for e in runs[0][1]], strict=True):
+    for found, expected in zip(
+        runs[1][0] + [e["eval"] for e in runs[1][1]], runs[0][0] + [e["eval"] for e in runs[0][1]], strict=True
+    ):
         assert found["valid_tokens"] == expected["valid_tokens"]
         assert found["loss"] == pytest.approx(expected["loss"], rel=2e-5)
 
 
 def test_resuming_on_the_same_ranks_is_bit_for_bit(tmp_path, models, ragged_shard):
     parallel = {"processes": 2}
-    whole = tiny.train(tmp_path / "whole", config_of(tmp_path / "whole", models["qwen3"], ragged_shard,
-                                                     parallel=parallel, checkpoint={"every": 2, "keep": 5}))
+    whole = tiny.train(
+        tmp_path / "whole",
+        config_of(
+            tmp_path / "whole", models["qwen3"], ragged_shard, parallel=parallel, checkpoint={"every": 2, "keep": 5}
+        ),
+    )
     # The same run as a folder that stopped after step 2.
     shutil.rmtree(whole / "checkpoints" / "step-4")
     expected, weights = tiny.read_metrics(whole)[0], tiny.load_weights(whole / "model")
-    config = config_of(tmp_path / "whole", models["qwen3"], ragged_shard, parallel=parallel,
-                       checkpoint={"every": 2, "keep": 5})
+    config = config_of(
+        tmp_path / "whole", models["qwen3"], ragged_shard, parallel=parallel, checkpoint={"every": 2, "keep": 5}
+    )
     resumed = tiny.train(tmp_path / "whole", config, "--resume")
     found = tiny.read_metrics(resumed)[0]
     assert [(s["step"], s["loss"], s["grad_norm"]) for s in found] == [
-        (s["step"], s["loss"], s["grad_norm"]) for s in expected]
+        (s["step"], s["loss"], s["grad_norm"]) for s in expected
+    ]
     assert tiny.relative_difference(tiny.load_weights(resumed / "model"), weights) == 0
 
 
 def start(folder, config):
-    return subprocess.Popen([tiny.binary(), "--config", tiny.write_config(folder, config)], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=tiny.environment())
+    return subprocess.Popen(
+        [tiny.binary(), "--config", tiny.write_config(folder, config)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=tiny.environment(),
+    )
 
 
 def wait_for_steps(config, steps, seconds=60):
@@ -198,12 +242,12 @@ def test_a_stopped_rank_is_named_when_the_others_have_waited_long_enough(tmp_pat
     _, errors = job.communicate(timeout=60)
     assert time.monotonic() - began < 5 + 15
     assert job.returncode == 1
-    last = errors[errors.index("failed first; its last lines:"):]
+    last = errors[errors.index("failed first; its last lines:") :]
     if victim == 0:  # which serves the store
         assert "rank 0, which serves the store, does not answer" in last
     else:
         assert "not running any more, stopped or cut off: rank 1 on " in last
-        assert "rank 2 on" not in last[last.index("cut off"):]
+        assert "rank 2 on" not in last[last.index("cut off") :]
 
 
 def test_log_lines_of_other_ranks_say_rank_host_and_device(tmp_path, models, ragged_shard):
@@ -240,10 +284,16 @@ def test_sigterm_stops_all_ranks_at_one_step_and_saves(tmp_path, models, ragged_
 def test_a_rank_that_does_not_arrive_is_named(tmp_path, models, ragged_shard):
     config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"timeout_s": 3})
     path = tiny.write_config(tmp_path, config)
-    environment = tiny.environment() | {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                                        "MASTER_PORT": "29631"}
-    done = subprocess.run([tiny.binary(), "--config", path], capture_output=True, text=True, timeout=60,
-                          env=environment)
+    environment = tiny.environment() | {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29631",
+    }
+    done = subprocess.run(
+        [tiny.binary(), "--config", path], capture_output=True, text=True, timeout=60, env=environment
+    )
     assert done.returncode == tiny.RUNTIME_FAILURE
     assert "had not arrived: 1" in done.stderr
 
@@ -253,11 +303,23 @@ def test_ranks_with_other_configurations_are_refused(tmp_path, models, ragged_sh
     for rank in (0, 1):
         config = config_of(tmp_path, models["llama"], ragged_shard, optimizer={"lr": 1e-3 * (1 + rank)})
         paths.append(tiny.write_config(tmp_path / str(rank), config))
-    jobs = [subprocess.Popen([tiny.binary(), "--config", paths[rank]], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             text=True,
-                             env=tiny.environment() | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
-                                                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29632"})
-            for rank in (0, 1)]
+    jobs = [
+        subprocess.Popen(
+            [tiny.binary(), "--config", paths[rank]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=tiny.environment()
+            | {
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": str(rank),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": "29632",
+            },
+        )
+        for rank in (0, 1)
+    ]
     errors = [job.communicate(timeout=60)[1] for job in jobs]
     assert all(job.returncode != 0 for job in jobs)
     assert "rank 1 has another configuration" in errors[1]
@@ -282,24 +344,45 @@ def test_ranks_with_other_files_are_refused(tmp_path, models, ragged_shard, othe
     jobs = []
     for rank, folder in enumerate(folders):
         path = tiny.write_config(folder, config)
-        jobs.append(subprocess.Popen(
-            [tiny.binary(), "--config", path], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=tiny.environment() | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
-                                      "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29633"}))
+        jobs.append(
+            subprocess.Popen(
+                [tiny.binary(), "--config", path],
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=tiny.environment()
+                | {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": "2",
+                    "LOCAL_RANK": str(rank),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": "29633",
+                },
+            )
+        )
     errors = [job.communicate(timeout=60)[1] for job in jobs]
     assert all(job.returncode != 0 for job in jobs), errors
     assert f"rank 1 has another {'data.train' if other == 'data' else other + '.path'}" in errors[1]
     assert re.search("hash [0-9a-f]{16}, rank 0 has [0-9a-f]{16}", errors[1])
 
 
-@pytest.mark.parametrize("sections, named", [
-    ({"parallel": {"processes": 5}}, "train.global_batch_size"),
-    ({"parallel": {"processes": 2, "replicate": 3}}, "parallel.replicate"),
-    ({"parallel": {"processes": 2, "shard": 3}}, "parallel.shard"),
-])
+@pytest.mark.parametrize(
+    "sections, named",
+    [
+        ({"parallel": {"processes": 5}}, "train.global_batch_size"),
+        ({"parallel": {"processes": 2, "replicate": 3}}, "parallel.replicate"),
+        ({"parallel": {"processes": 2, "shard": 3}}, "parallel.shard"),
+    ],
+)
 def test_impossible_meshes_name_the_key(tmp_path, models, ragged_shard, sections, named):
     config = config_of(tmp_path, models["llama"], ragged_shard, **sections)
-    done = subprocess.run([tiny.binary(), "--config", tiny.write_config(tmp_path, config)], capture_output=True,
-                          text=True, timeout=60, env=tiny.environment())
+    done = subprocess.run(
+        [tiny.binary(), "--config", tiny.write_config(tmp_path, config)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=tiny.environment(),
+    )
     assert done.returncode in (tiny.RUNTIME_FAILURE, tiny.BAD_INPUT)
     assert named in done.stderr

@@ -11,8 +11,15 @@ import pytest
 import tiny
 import torch
 
-TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes", "peak_reserved_bytes", "mfu_causal",
-         "mfu_full")
+TIMES = (
+    "seconds",
+    "phase_seconds",
+    "tokens_per_second",
+    "peak_memory_bytes",
+    "peak_reserved_bytes",
+    "mfu_causal",
+    "mfu_full",
+)
 
 
 def timeless(records):
@@ -29,8 +36,17 @@ def config(tmp_path, models, ragged_shard):
         student, teacher = models["qwen3"]
         data = {"shuffle": True, "packing": "pack", "seed": 5, "eval": [{"path": ragged_shard}]}
         train = {"steps": steps, "deterministic": tiny.DEVICE == "cuda"}  # bit for bit is promised on GPUs in that mode
-        return tiny.base_config(tmp_path / name, student, teacher, ragged_shard, data=data, train=train,
-                                eval={"every": 4, "batches": 2}, **sections)
+        return tiny.base_config(
+            tmp_path / name,
+            student,
+            teacher,
+            ragged_shard,
+            data=data,
+            train=train,
+            eval={"every": 4, "batches": 2},
+            **sections,
+        )
+
     return build
 
 
@@ -39,13 +55,16 @@ def state_files(run, step):
     return {path.name: path.read_bytes() for path in (run / "checkpoints" / f"step-{step}").glob("rank-*")}
 
 
-@pytest.mark.parametrize("threads, parallel", [
-    (1, {"processes": 1}),
-    (2, {"processes": 1}),
-    (1, {"processes": 2}),
-    (1, {"processes": 4}),
-    (1, {"processes": 4, "shard": 2, "replicate": 2}),
-])
+@pytest.mark.parametrize(
+    "threads, parallel",
+    [
+        (1, {"processes": 1}),
+        (2, {"processes": 1}),
+        (1, {"processes": 2}),
+        (1, {"processes": 4}),
+        (1, {"processes": 4, "shard": 2, "replicate": 2}),
+    ],
+)
 def test_two_halves_equal_the_whole_bit_for_bit(tmp_path, config, threads, parallel):
     if tiny.DEVICE == "cuda" and parallel["processes"] > torch.cuda.device_count():
         pytest.skip(f"needs {parallel['processes']} GPUs, {torch.cuda.device_count()} are visible")
@@ -75,12 +94,20 @@ def test_the_ranks_may_change_from_one_part_of_a_run_to_the_next(tmp_path, confi
     """4 ranks, 2, 3, 1, then replicas; other micro-batches too: the samples are the same, only sums round otherwise."""
     if tiny.DEVICE == "cuda" and torch.cuda.device_count() < 4:
         pytest.skip(f"needs 4 GPUs, {torch.cuda.device_count()} are visible")
-    parts = [({"processes": 4}, 1), ({"processes": 2}, 3), ({"processes": 3}, 4), ({"processes": 1}, 6),
-             ({"processes": 4, "shard": 2, "replicate": 2}, 1), ({"processes": 1}, 2)]
+    parts = [
+        ({"processes": 4}, 1),
+        ({"processes": 2}, 3),
+        ({"processes": 3}, 4),
+        ({"processes": 1}, 6),
+        ({"processes": 4, "shard": 2, "replicate": 2}, 1),
+        ({"processes": 1}, 2),
+    ]
     steps = 3 * len(parts)
 
     def part(name, parallel, micro, total):
-        result = config(name, total, parallel=parallel, checkpoint={"keep": 9}, scheduler={"type": "constant", "warmup_steps": 2})
+        result = config(
+            name, total, parallel=parallel, checkpoint={"keep": 9}, scheduler={"type": "constant", "warmup_steps": 2}
+        )
         result["train"] |= {"micro_batch_size": micro, "global_batch_size": 12}
         result["eval"] = {"every": 3, "batches": 0}
         del result["scheduler"]["min_lr_ratio"]
@@ -88,8 +115,9 @@ def test_the_ranks_may_change_from_one_part_of_a_run_to_the_next(tmp_path, confi
 
     expected = tiny.train(tmp_path / "whole", part("whole", {"processes": 1}, 2, steps))
     for index, (parallel, micro) in enumerate(parts):
-        run = tiny.train(tmp_path / "parts", part("parts", parallel, micro, 3 * (index + 1)),
-                         *(["--resume"] if index else []))
+        run = tiny.train(
+            tmp_path / "parts", part("parts", parallel, micro, 3 * (index + 1)), *(["--resume"] if index else [])
+        )
         index_json = json.loads((run / "checkpoints" / f"step-{3 * (index + 1)}" / "index.json").read_text())
         assert index_json["samples"] == 36 * (index + 1)
         assert len(index_json["files"]) == parallel.get("shard", parallel["processes"])
@@ -112,9 +140,20 @@ def test_resuming_from_an_earlier_checkpoint_sets_the_later_ones_aside(tmp_path,
     for found, reference in zip(tiny.read_metrics(run), metrics, strict=True):
         assert timeless(found) == timeless(reference)
     assert {path.name for path in (run / "checkpoints").iterdir()} == {
-        "step-4", "step-8", "step-12", "step-8.superseded", "step-12.superseded"}
-    tiny.distill("--config", tiny.write_config(tmp_path / "run", whole), "--overwrite", "--resume-from",
-                 run / "checkpoints" / "step-4", code=tiny.BAD_INPUT)
+        "step-4",
+        "step-8",
+        "step-12",
+        "step-8.superseded",
+        "step-12.superseded",
+    }
+    tiny.distill(
+        "--config",
+        tiny.write_config(tmp_path / "run", whole),
+        "--overwrite",
+        "--resume-from",
+        run / "checkpoints" / "step-4",
+        code=tiny.BAD_INPUT,
+    )
 
 
 def test_a_run_that_ends_between_setting_aside_and_dropping_lines_loses_none(tmp_path, config):
@@ -124,8 +163,13 @@ def test_a_run_that_ends_between_setting_aside_and_dropping_lines_loses_none(tmp
     metrics = tiny.read_metrics(run)
     (run / "metrics.jsonl").rename(tmp_path / "metrics.jsonl")
     (run / "metrics.jsonl").mkdir()
-    failed = tiny.distill("--config", tiny.write_config(tmp_path / "run", whole), "--resume-from",
-                          run / "checkpoints" / "step-4", code=tiny.RUNTIME_FAILURE)
+    failed = tiny.distill(
+        "--config",
+        tiny.write_config(tmp_path / "run", whole),
+        "--resume-from",
+        run / "checkpoints" / "step-4",
+        code=tiny.RUNTIME_FAILURE,
+    )
     assert f"{run}/metrics.jsonl: cannot be read" in failed.stderr
     (run / "metrics.jsonl").rmdir()
     (tmp_path / "metrics.jsonl").rename(run / "metrics.jsonl")
@@ -139,19 +183,26 @@ def test_a_run_may_branch_off_from_another_ones_checkpoint(tmp_path, config):
     sections = {"checkpoint": {"every": 4, "keep": 9}}
     run = tiny.train(tmp_path / "run", config("run", 12, **sections))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    branch = tiny.train(tmp_path / "branch", config("branch", 12, **sections), "--resume-from",
-                        run / "checkpoints" / "step-8")
+    branch = tiny.train(
+        tmp_path / "branch", config("branch", 12, **sections), "--resume-from", run / "checkpoints" / "step-8"
+    )
     assert files(branch / "model") == files(run / "model")
     assert [record["step"] for record in tiny.read_metrics(branch)[0]] == [9, 10, 11, 12]
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("change, says", [
-    ({"student": "llama"}, ["qwen3", "llama"]),
-    ({"data": {"seed": 6}}, ["seed 5", "seed 6"]),
-    ({"data": {"shuffle": False}}, ["shuffled", "in order"]),
-    ({"data": {"seed": 6, "seq_len": 64}}, ["seq_len 32, pack, shuffled, seed 5", "seq_len 32, pack, shuffled, seed 6"]),
-])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"student": "llama"}, ["qwen3", "llama"]),
+        ({"data": {"seed": 6}}, ["seed 5", "seed 6"]),
+        ({"data": {"shuffle": False}}, ["shuffled", "in order"]),
+        (
+            {"data": {"seed": 6, "seq_len": 64}},
+            ["seq_len 32, pack, shuffled, seed 5", "seq_len 32, pack, shuffled, seed 6"],
+        ),
+    ],
+)
 def test_a_run_that_cannot_go_on_is_refused_with_both_values(tmp_path, config, models, change, says):
     first = config("run", 4)
     run = tiny.train(tmp_path / "run", first)
@@ -186,8 +237,9 @@ def stop_after(steps, configuration, folder, number, *flags):
     """Starts a run and signals it once `steps` steps are in metrics.jsonl. Returns the exit code and its output."""
     path = tiny.write_config(folder, configuration)
     with open(Path(folder) / "output.txt", "w+") as output:
-        process = subprocess.Popen([tiny.binary(), "--config", path, *flags], stdout=output, stderr=output,
-                                   env=tiny.environment())
+        process = subprocess.Popen(
+            [tiny.binary(), "--config", path, *flags], stdout=output, stderr=output, env=tiny.environment()
+        )
         lines = Path(configuration["run"]["dir"]) / "metrics.jsonl"
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
@@ -228,8 +280,10 @@ def test_a_killed_run_resumes_from_its_newest_complete_checkpoint(tmp_path, conf
     assert code == -signal.SIGKILL, output
     run = Path(killed["run"]["dir"])
     # A checkpoint that was being written when the machine died: unfinished, and newer than every complete one.
-    newest = max((marker.parent for marker in (run / "checkpoints").glob("step-*/COMPLETE")),
-                 key=lambda path: int(path.name.split("-")[1]))
+    newest = max(
+        (marker.parent for marker in (run / "checkpoints").glob("step-*/COMPLETE")),
+        key=lambda path: int(path.name.split("-")[1]),
+    )
     torn = run / "checkpoints" / "step-299"
     torn.mkdir()
     largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)

@@ -13,10 +13,18 @@ import transformers
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_the_saved_folder_loads_in_transformers_without_a_warning_and_is_the_trained_model(
-        tmp_path, models, ragged_shard, family, monkeypatch):
+    tmp_path, models, ragged_shard, family, monkeypatch
+):
     student, teacher = models[family]
-    config = tiny.base_config(tmp_path, student, teacher, ragged_shard, train={"steps": 6},
-                              data={"eval": [{"path": ragged_shard}]}, eval={"every": 6})
+    config = tiny.base_config(
+        tmp_path,
+        student,
+        teacher,
+        ragged_shard,
+        train={"steps": 6},
+        data={"eval": [{"path": ragged_shard}]},
+        eval={"every": 6},
+    )
     run = tiny.train(tmp_path, config)
 
     messages = []
@@ -28,7 +36,8 @@ def test_the_saved_folder_loads_in_transformers_without_a_warning_and_is_the_tra
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             model, report = transformers.AutoModelForCausalLM.from_pretrained(
-                run / "model", dtype=torch.float32, output_loading_info=True)
+                run / "model", dtype=torch.float32, output_loading_info=True
+            )
     finally:
         logger.removeHandler(handler)
     assert not messages
@@ -39,8 +48,9 @@ def test_the_saved_folder_loads_in_transformers_without_a_warning_and_is_the_tra
     assert during["step"] == 6
     rows = list(zip(*(part.split(8) for part in reference_training.concat_rows(ragged_shard, 32))))
     expected = reference_training.evaluate(model, reference_training.load(teacher), rows, config["loss"])
-    before = reference_training.evaluate(reference_training.load(student), reference_training.load(teacher), rows,
-                                         config["loss"])
+    before = reference_training.evaluate(
+        reference_training.load(student), reference_training.load(teacher), rows, config["loss"]
+    )
     assert expected["loss"] < before["loss"] - 0.01, "six steps changed the model"
     for name in ("loss", "hard", "soft", "forward_kl", "reverse_kl", "valid_tokens"):
         assert during["eval"][name] == pytest.approx(expected[name], rel=2e-5), name
@@ -48,8 +58,9 @@ def test_the_saved_folder_loads_in_transformers_without_a_warning_and_is_the_tra
 
 def test_the_saved_config_is_the_students(tmp_path, models, ragged_shard):
     student, teacher = models["qwen3"]
-    config = tiny.base_config(tmp_path, student, teacher, ragged_shard, train={"steps": 1},
-                              scheduler={"warmup_steps": 0})
+    config = tiny.base_config(
+        tmp_path, student, teacher, ragged_shard, train={"steps": 1}, scheduler={"warmup_steps": 0}
+    )
     run = tiny.train(tmp_path, config)
     fields = [transformers.AutoConfig.from_pretrained(folder).to_dict() for folder in (student, run / "model")]
     for values in fields:

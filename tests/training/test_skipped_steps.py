@@ -75,7 +75,7 @@ def test_too_many_in_a_row_end_the_run_and_say_why(tmp_path, models, poisoned_st
 def test_a_batch_without_any_target_is_no_error(tmp_path, models):
     tokens = np.random.default_rng(4).integers(0, tiny.VOCAB, 4 * BATCH * SEQ_LEN + 1)
     in_loss = np.ones(len(tokens), dtype=bool)
-    in_loss[BATCH * SEQ_LEN + 1:2 * BATCH * SEQ_LEN + 1] = False  # the second step's targets
+    in_loss[BATCH * SEQ_LEN + 1 : 2 * BATCH * SEQ_LEN + 1] = False  # the second step's targets
     shard = tiny.make_shard(tmp_path / "data.dtok", [(tokens, in_loss)])
     config = make_config(tmp_path, *models["llama"], shard, steps=4)
     expected, _ = reference_training.train(config)

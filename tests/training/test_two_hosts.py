@@ -1,5 +1,4 @@
-"""Two hosts, as two network namespaces with names of their own, joined by a cable. Needs root; skipped where it is not given.
-"""
+"""Two hosts, as two network namespaces with names of their own, joined by a cable. Needs root; skipped where it is not given."""
 
 import os
 import subprocess
@@ -39,17 +38,32 @@ def hosts():
 
 def start_rank(hosts, host, rank, config_path, world_size, master=HOSTS["a"], **variables):
     command = f"hostname host-{host} && exec {tiny.binary()} --config {config_path}"
-    environment = tiny.environment() | {
-        "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": master, "MASTER_PORT": "29500"} | variables
-    return subprocess.Popen(["ip", "netns", "exec", hosts[host], "unshare", "--uts", "sh", "-c", command],
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    environment = (
+        tiny.environment()
+        | {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_RANK": str(rank % 2),
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": master,
+            "MASTER_PORT": "29500",
+        }
+        | variables
+    )
+    return subprocess.Popen(
+        ["ip", "netns", "exec", hosts[host], "unshare", "--uts", "sh", "-c", command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
 
 
 def config_of(folder, pair, shard, parallel, **sections):
     train = {"steps": 4, "micro_batch_size": 1, "global_batch_size": 8} | sections.pop("train", {})
-    return tiny.base_config(folder, *pair, shard, scheduler={"warmup_steps": 1}, train=train, parallel=parallel,
-                            **sections)
+    return tiny.base_config(
+        folder, *pair, shard, scheduler={"warmup_steps": 1}, train=train, parallel=parallel, **sections
+    )
 
 
 def test_a_replica_on_each_of_two_hosts_trains_as_one_process_does(tmp_path, models, ragged_shard, hosts):

@@ -18,7 +18,9 @@ DEVICE = os.environ.get("DISTILL_TEST_DEVICE", "cpu")  # cuda: the same tests on
 # For tests that take minutes: they run where DISTILL_LONG_TESTS is set.
 LONG = pytest.mark.skipif(not os.environ.get("DISTILL_LONG_TESTS"), reason="long: set DISTILL_LONG_TESTS=1")
 # For tests of resident pages: the address sanitizer, which scripts/test.sh asan announces, keeps what is freed.
-PAGES = pytest.mark.skipif("detect_leaks" in os.environ.get("ASAN_OPTIONS", ""), reason="resident pages under a sanitizer")
+PAGES = pytest.mark.skipif(
+    "detect_leaks" in os.environ.get("ASAN_OPTIONS", ""), reason="resident pages under a sanitizer"
+)
 VOCAB = 211
 TEACHER_VOCAB = 224  # the same tokens, padded further
 
@@ -37,10 +39,21 @@ def need_devices(ranks):
 def make_model(folder, family, seed, tied, vocab=VOCAB, hidden=48, layers=2):
     """Writes a random model in fp32; weights larger than usual, so that its predictions are far from uniform."""
     kind = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}[family]
-    config = kind(vocab_size=vocab, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
-                  num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
-                  tie_word_embeddings=tied, initializer_range=0.15, bos_token_id=None, eos_token_id=None,
-                  pad_token_id=None)
+    config = kind(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        tie_word_embeddings=tied,
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -100,11 +113,13 @@ def environment(threads=1):
 
 def distill(*arguments, code=SUCCESS, threads=1):
     """Runs the program to its end and checks its exit code."""
-    done = subprocess.run([binary(), *map(str, arguments)], capture_output=True, text=True, timeout=120,
-                          env=environment(threads))
+    done = subprocess.run(
+        [binary(), *map(str, arguments)], capture_output=True, text=True, timeout=120, env=environment(threads)
+    )
     assert done.returncode == code, (
         f"distill {' '.join(map(str, arguments))}: expected exit code {code}, found {done.returncode}\n"
-        f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    )
     return done
 
 

@@ -28,8 +28,21 @@ def write_shard(path, documents, vocab_size, tokenizer_hash=bytes(32)):
     tokens = np.concatenate([np.asarray(tokens) for tokens, _ in documents]).astype("<u2")
     mask = np.packbits(np.concatenate([np.asarray(in_loss, dtype=bool) for _, in_loss in documents]), bitorder="little")
     payload = padded(offsets.tobytes()) + padded(tokens.tobytes()) + mask.tobytes()
-    header = HEADER.pack(b"DISTTOKS", 1, 256, 2, 1, len(tokens), len(lengths), vocab_size, 256 + len(payload), -1, -1,
-                         tokenizer_hash, hashlib.sha256(payload).digest())
+    header = HEADER.pack(
+        b"DISTTOKS",
+        1,
+        256,
+        2,
+        1,
+        len(tokens),
+        len(lengths),
+        vocab_size,
+        256 + len(payload),
+        -1,
+        -1,
+        tokenizer_hash,
+        hashlib.sha256(payload).digest(),
+    )
     with open(path, "wb") as file:
         file.write(header + hashlib.sha256(header).digest() + payload)
 
@@ -37,8 +50,9 @@ def write_shard(path, documents, vocab_size, tokenizer_hash=bytes(32)):
 def read_shard(path):
     """The documents of a shard, as a list of Document."""
     data = open(path, "rb").read()
-    (magic, version, header_bytes, token_bytes, flags, token_count, document_count, _, file_bytes, *_
-     ) = HEADER.unpack_from(data)
+    (magic, version, header_bytes, token_bytes, flags, token_count, document_count, _, file_bytes, *_) = (
+        HEADER.unpack_from(data)
+    )
     if (magic, version, header_bytes, file_bytes) != (b"DISTTOKS", 1, 256, len(data)):
         raise ValueError(f"{path}: not a token shard of version 1")
     offsets = np.frombuffer(data, "<u8", document_count + 1, header_bytes).astype(np.int64)

@@ -1,31 +1,33 @@
 #!/usr/bin/env python3
-"""Errors of loss and gradient against fp64 as the student approaches the teacher, ours and others'.
+"""Measures the errors of the loss and its gradients against fp64 as the student approaches the teacher.
 
-  jsd  the gap is the mean KL(teacher || student) in nats; the student's hidden states are the teacher's with noise
-  ce   the gap is the mean cross-entropy on the label, as the label's probability goes to 1
+  jsd  the gap is the mean KL(teacher || student) in nats; the student's hidden states are the teacher's plus noise
+  ce   the gap is the mean cross-entropy of the labels in nats, as their probability approaches 1
 
-Inputs are bf16 (or --dtype float32); fp64 starts from the same rounded inputs, so every error is the computation's own.
-Plain PyTorch with fp32 and with bf16 logits runs beside ours, and with --peers Liger-Kernel and cut-cross-entropy where
-Python can import them (most of theirs needs a GPU). Results go to --out as JSON and as a PNG.
+The inputs are bf16 (or --dtype float32). The fp64 reference starts from the same rounded inputs, so that every error
+comes from the computation. The script also measures plain PyTorch with fp32 and with bf16 logits, and with --peers
+Liger-Kernel and cut-cross-entropy if Python can import them (most of their kernels need a GPU). It writes OUT.json and
+OUT.png.
+
 Example: scripts/accuracy_loss_head.py --peers --out results/accuracy
 """
 
-import argparse
+import script_path
+
 import json
 import math
 import os
 import sys
 
-# This folder's tokenize.py must not stand in for Python's own module of that name.
-_HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [os.path.join(_HERE, "loss_head")] + [p for p in sys.path if os.path.abspath(p) != _HERE]
+sys.path.append(os.path.join(script_path.FOLDER, "loss_head"))
 
-import torch  # noqa: E402
+import torch
 
-import heads  # noqa: E402
-from exact import errors, exact  # noqa: E402
-from problem import Problem, load_operators, random_problem  # noqa: E402
-from report import first_line, pyplot  # noqa: E402
+import heads
+from exact import errors, exact
+from problem import Problem, load_operators, random_problem
+from report import first_line, pyplot
+from shared.command_line import argument_parser
 
 GAPS = [3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001]
 
@@ -38,8 +40,10 @@ def mean_kl(problem):
 
 
 def solved(make, measure, gap):
-    """make(x) with measure(make(x)) within 1 % of gap, for a measure that grows with x; and the gap that was reached.
-    A bracket in log x, cut where the measure's logarithm would be if it were straight, alternating with halves."""
+    """Returns make(x) and measure(make(x)) for an x whose measure is within 1 % of `gap`. The measure must grow with x.
+
+    The search brackets log x and alternates between bisection and linear interpolation of the measure's logarithm.
+    """
     low, high = math.log(1e-3), math.log(1e2)
     at_low = at_high = None  # log(measure / gap), where it was measured
     for step in range(40):
@@ -59,7 +63,7 @@ def solved(make, measure, gap):
 
 
 def jsd_problem(base, gap, beta):
-    """The teacher is `base`; the student is the same model whose hidden states are off by noise."""
+    """The teacher is `base`; the student is the same model with noise added to its hidden states."""
     noise = torch.randn(base.hidden.shape, generator=torch.Generator().manual_seed(1)).to(base.hidden.device)
 
     def make(x):
@@ -89,7 +93,7 @@ def study(kind, base, gaps, implementations, beta):
         for head in implementations:
             try:
                 found = errors(head.run(problem), expected)
-            except Exception as error:  # a peer that cannot run this
+            except Exception as error:  # a peer may not support this case
                 print(f"  {head.name:42s} failed, {first_line(error)}", flush=True)
                 continue
             print(
@@ -136,7 +140,7 @@ def plot(path, rows, title):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--library", default="build/release/losses/libdistill_losses.so")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of the inputs")
@@ -147,9 +151,9 @@ def main():
     parser.add_argument("--beta", type=float, default=0.5)
     parser.add_argument("--kinds", default="jsd,ce")
     parser.add_argument("--gaps", type=lambda text: [float(x) for x in text.split(",")], default=GAPS, help="nats")
-    parser.add_argument("--peers", action="store_true", help="peers too, where Python can import them")
+    parser.add_argument("--peers", action="store_true", help="measure the peers that Python can import")
     parser.add_argument("--out", default="accuracy_loss_head", help="results: OUT.json and OUT.png")
-    parser.add_argument("--plot", metavar="JSON", help="only the PNG, beside these results of an earlier run")
+    parser.add_argument("--plot", metavar="JSON", help="measure nothing; draw the PNG from this file of an earlier run")
     args = parser.parse_args()
     if args.plot:
         with open(args.plot) as file:

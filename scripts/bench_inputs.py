@@ -1,27 +1,24 @@
 #!/usr/bin/env python3
-"""Inputs for measuring the trainer: model folders that hold a config.json alone, and a shard of random tokens.
+"""Makes the inputs for measuring the trainer: model folders with nothing but config.json, and a shard of random tokens.
 
   scripts/bench_inputs.py --out work/bench --shapes 1b,8b --seq-len 4096 --rows 64
 
-Writes <out>/<shape>/config.json for each shape and <out>/tokens.dtok with as many documents of seq-len random tokens.
-Train with `--set student.init=random --set teacher.init=random`; scripts/bench_trainer.sh does.
+It writes OUT/SHAPE/config.json for each shape, and OUT/tokens.dtok with --rows documents of --seq-len random tokens.
+Train with `--set student.init=random --set teacher.init=random`, as scripts/bench_trainer.sh does.
 """
 
-import os
-import sys
+import script_path
 
-# This folder holds a tokenize.py, which must not take the place of the standard library's.
-_HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [os.path.join(_HERE, "token_shards")] + [p for p in sys.path if os.path.abspath(p) != _HERE]
+import json
+from pathlib import Path
 
-import argparse  # noqa: E402
-import json  # noqa: E402
-from pathlib import Path  # noqa: E402
+import numpy as np
 
-import numpy as np  # noqa: E402
-from shard_file import Shard, ShardSpec  # noqa: E402
+from shared.command_line import argument_parser
+from token_shards.shard_file import Shard, ShardSpec
 
-# hidden, ffn, layers, heads, kv heads, head_dim: Llama 3.2's and 3.1's shapes, embeddings untied.
+# hidden, ffn, layers, heads, kv heads, head_dim. Apart from tiny, the shapes of Llama 3.2 and 3.1, with untied
+# embeddings.
 SHAPES = {
     "tiny": (512, 1408, 4, 8, 4, 64),
     "1b": (2048, 8192, 16, 32, 8, 64),
@@ -53,7 +50,7 @@ def config(shape, vocab):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--shapes", default="1b,8b", help="comma-separated: " + ", ".join(SHAPES))
     parser.add_argument("--vocab", default=128256, type=int)

@@ -1,35 +1,36 @@
 #!/usr/bin/env python3
-"""Times the loss head on one GPU: ours, the matrix products alone, and peers, interleaved in one run.
+"""Times the loss head on one GPU against the matrix products alone and against peers, interleaved in one run.
 
-  head     forward + backward of JSD and cross-entropy: time, ratio to the matrix products at their best chunk, peak
-           memory beyond inputs and gradients, and with --errors loss and gradient errors against fp64 on the first tokens
-  rows     the row kernel alone, every geometry, against the copy bandwidth measured in the same run
-  logits   the kernels on given logits, forward and backward, beside PyTorch's cross-entropy and the copy
+  head     forward + backward of JSD and cross-entropy: time, ratio to the fastest matrix products, peak
+           memory beyond inputs and gradients; with --errors also the errors against fp64 on the first tokens
+  rows     the row kernel alone in every geometry, against the copy bandwidth measured in the same run
+  logits   the kernels on given logits, forward and backward, against PyTorch's cross-entropy and a copy
 
---peers also times Liger-Kernel and cut-cross-entropy, where Python can import them. --sweep goes over tokens, vocabularies,
-hidden sizes and chunks instead of one case. Results go to OUT.json and OUT.png; needs one GPU, and no part of this
-project but scripts/ and libdistill_losses.so.
+--peers also times Liger-Kernel and cut-cross-entropy, if Python can import them. --sweep runs a grid of tokens,
+vocabularies, hidden sizes and chunks instead of one case. The script needs one GPU, and of this repository only
+scripts/ and libdistill_losses.so. It writes OUT.json and OUT.png.
+
 Example: scripts/bench_loss_head.py --what head --cap 1024,4096 --reps 20 --peers --errors --out results/head
 """
 
-import argparse
+import script_path
+
 import json
 import os
 import sys
 
-# This folder's tokenize.py must not stand in for Python's own module of that name.
-_HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [os.path.join(_HERE, "loss_head")] + [p for p in sys.path if os.path.abspath(p) != _HERE]
+sys.path.append(os.path.join(script_path.FOLDER, "loss_head"))
 
-import torch  # noqa: E402
+import torch
 
-import heads  # noqa: E402
-from exact import errors, exact  # noqa: E402
-from given_logits import bench_logits  # noqa: E402
-from problem import load_operators, random_problem  # noqa: E402
-from row_kernel import bench_rows  # noqa: E402
-from report import first_line, pyplot  # noqa: E402
-from timing import extra_peak_mib, interleaved  # noqa: E402
+import heads
+from exact import errors, exact
+from given_logits import bench_logits
+from problem import load_operators, random_problem
+from report import first_line, pyplot
+from row_kernel import bench_rows
+from shared.command_line import argument_parser
+from timing import extra_peak_mib, interleaved
 
 SWEEP = {
     "tokens": [4096, 16384],
@@ -42,7 +43,7 @@ UNCAPPED = 1 << 20  # MiB, for explicit chunks
 
 
 def products(problem, chunk, gradient_chunk):
-    """The matrix products that no head can avoid, in bf16, the weight gradient in fp32."""
+    """The matrix products that every head needs, in bf16; the weight gradient accumulates in fp32."""
     x, w, tx, tw = problem.hidden, problem.weight, problem.teacher_hidden, problem.teacher_weight
     logits = torch.empty(chunk, problem.vocab, device="cuda", dtype=x.dtype)
     gradient = torch.randn(gradient_chunk, problem.vocab, device="cuda", dtype=x.dtype) * 1e-3
@@ -86,14 +87,14 @@ def competitors(args, kind):
 
 
 def peak_beyond_gradients(head, problem):
-    """Our gradient buffers are there before; everybody else's are made by the call and are not counted."""
+    """Peak memory in MiB without the gradients: ours exist before the call, the peers allocate theirs in it."""
     peak, result = extra_peak_mib(lambda: head.run(problem))
     made = 0 if isinstance(head.run, heads.Ours) else result.d_hidden.nbytes + result.d_weight.nbytes
     return peak - made / 2**20
 
 
 def measured_errors(found, problem, tokens):
-    """Errors against fp64 on the first tokens. Compiled peers, which would compile once more, are left out."""
+    """Errors against fp64 on the first tokens. Leaves out compiled peers: they would compile again for this shape."""
     part = problem.first(tokens)
     expected = exact(part)
     result = {}
@@ -117,7 +118,7 @@ def bench_head(args, kind, tokens, vocab, hidden, teacher_hidden):
     run = {name: (lambda head=head: head.run(problem)) for name, (head, _, _) in found.items()}
     times = interleaved({**bound, **run}, args.reps)
     best = min(times[name][0] for name in bound)
-    # After the timing, so that nothing is left of the products' buffers.
+    # Peak memory is measured after the timing, when the buffers of the products are free.
     bound.clear()
     ran = {name: entry for name, entry in found.items() if name in times}
     peaks = {name: peak_beyond_gradients(head, problem) for name, (head, _, _) in ran.items()}
@@ -156,7 +157,7 @@ def case_of(row):
 
 
 def table(rows):
-    """The results as Markdown, one line for each case and implementation."""
+    """The results as a Markdown table with a line for each case and implementation."""
     lines = ["| loss | N | V | Hs | Ht | | ms | times the products | scratch, MiB |", "|" + " --- |" * 9]
     for row in rows:
         peak = "" if row["extra_peak_mib"] is None else f"{row['extra_peak_mib']:.0f}"
@@ -169,7 +170,7 @@ def table(rows):
 
 
 def plot(path, rows):
-    """For each case the times, and scratch memory against the ratio to the products."""
+    """For each case, draws the times, and the ratio to the products over the scratch memory."""
     plt = pyplot()
     if plt is None:
         return
@@ -197,19 +198,31 @@ def plot(path, rows):
     figure.savefig(path, dpi=90)
 
 
+def numbers(text):
+    """The integers of a comma-separated list."""
+    return [int(x) for x in text.split(",") if x]
+
+
+def pairs(text):
+    """The tuples of integers of a comma-separated list of a:b."""
+    return [tuple(map(int, pair.split(":"))) for pair in text.split(",") if pair]
+
+
 def parse_arguments():
-    numbers = lambda text: [int(x) for x in text.split(",") if x]
-    pairs = lambda text: [tuple(map(int, pair.split(":"))) for pair in text.split(",") if pair]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--library", default="build/release/losses/libdistill_losses.so")
     parser.add_argument("--what", default="rows,head")
     parser.add_argument("--tokens", type=numbers, default=[16384])
     parser.add_argument("--vocab", type=numbers, default=[128256])
     parser.add_argument("--shapes", default="jsd:4096:4096,jsd:2048:4096,ce:4096:0", help="kind:Hs:Ht, comma-separated")
     parser.add_argument("--row-vocab", type=numbers, default=[32000, 49152, 128256, 151936, 262144])
-    parser.add_argument("--row-automatic", action="store_true", help="of the row kernel only what it picks itself")
+    parser.add_argument(
+        "--row-automatic", action="store_true", help="time the row kernel only in the geometry that it picks itself"
+    )
     parser.add_argument("--cap", type=numbers, default=[1024, 4096], help="memory_cap_mb values, automatic chunks")
-    parser.add_argument("--chunk", type=numbers, default=[], help="explicit chunk sizes as well, without a cap")
+    parser.add_argument(
+        "--chunk", type=numbers, default=[], help="explicit chunk sizes to time as well, without a memory cap"
+    )
     parser.add_argument(
         "--cap-chunk", type=pairs, default=[], help="cap:chunk, comma-separated: explicit chunks under a cap"
     )
@@ -217,13 +230,13 @@ def parse_arguments():
         "--products", type=numbers, default=[1024, 2048, 4096], help="chunks of the matrix products alone"
     )
     parser.add_argument("--sweep", action="store_true", help=f"the table over N, V, H and chunk: {SWEEP}")
-    parser.add_argument("--peers", action="store_true", help="peers too, where Python can import them")
-    parser.add_argument("--autograd", action="store_true", help="our operators with autograd too")
-    parser.add_argument("--errors", action="store_true", help="errors against fp64 too")
+    parser.add_argument("--peers", action="store_true", help="time the peers that Python can import")
+    parser.add_argument("--autograd", action="store_true", help="time our operators under autograd too")
+    parser.add_argument("--errors", action="store_true", help="measure the errors against fp64 too")
     parser.add_argument("--error-tokens", type=int, default=256)
     parser.add_argument("--reps", type=int, default=20)
     parser.add_argument("--out", default="bench_loss_head", help="results: OUT.json and OUT.png")
-    parser.add_argument("--plot", metavar="JSON", help="only the PNG, beside these results of an earlier run")
+    parser.add_argument("--plot", metavar="JSON", help="measure nothing; draw the PNG from this file of an earlier run")
     args = parser.parse_args()
     if args.sweep:
         for key, value in SWEEP.items():

@@ -1,28 +1,25 @@
 #!/usr/bin/env python3
-"""Collect real text from this interpreter: the sources, with their docstrings, of Python's standard library and torch.
+"""Collects real text from this interpreter: the sources, with docstrings, of Python's standard library and of torch.
 
-Writes train.jsonl and eval.jsonl, one document a line: {"text": ..., "source": "python/argparse.py"}. Both the order of
-the files and the held-out split depend on the files' names alone (SHA-256), so the same libraries give the same bytes;
-with a size limit a subset spread over all folders is taken. A held-out file never appears in train.jsonl.
+It writes train.jsonl and eval.jsonl with one document per line: {"text": ..., "source": "python/argparse.py"}. The
+order of the documents and the held-out split depend only on the names of the files (SHA-256), so the same libraries
+give the same bytes. With a size limit, the documents are a sample from all folders. A held-out file never appears in
+train.jsonl.
 
   scripts/collect_text.py --out work/quickstart/text --train-mb 12 --eval-kb 96
 """
 
-import sys
-from os.path import abspath, dirname
+import script_path
 
-# A script's folder comes first on the path, where tokenize.py would take the place of the standard library's `tokenize`.
-sys.path[:] = [folder for folder in sys.path if abspath(folder) != dirname(abspath(__file__))]
+import hashlib
+import importlib.util
+import json
+import os
+import sysconfig
+from pathlib import Path
 
-import argparse  # noqa: E402
-import hashlib  # noqa: E402
-import importlib.util  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import shutil  # noqa: E402
-import sysconfig  # noqa: E402
-import tempfile  # noqa: E402
-from pathlib import Path  # noqa: E402
+from shared.command_line import argument_parser, fail
+from shared.folders import replaced_folder
 
 SKIPPED_FOLDERS = {
     "test",
@@ -40,11 +37,7 @@ SKIPPED_FOLDERS = {
 MIN_CHARS = 800
 MAX_CHARS = 200_000  # larger files are mostly tables
 MAX_LINE = 400
-MIN_LETTERS = 0.45  # share of letters; encodings' tables and generated data lie below
-
-
-def fail(message):
-    sys.exit(f"collect_text: {message}")
+MIN_LETTERS = 0.45  # share of letters; tables of encodings and generated data have fewer
 
 
 def library_roots():
@@ -52,7 +45,7 @@ def library_roots():
     roots = [("python", Path(sysconfig.get_paths()["stdlib"]))]
     torch = importlib.util.find_spec("torch")  # finds the folder without importing torch
     if torch is None or not torch.submodule_search_locations:
-        print("torch is not installed here: the standard library alone is used")
+        print("torch is not installed here: only the standard library is used")
     else:
         roots.append(("torch", Path(torch.submodule_search_locations[0])))
     return roots
@@ -67,7 +60,7 @@ def python_files(root):
 
 
 def why_skipped(text):
-    """None for text worth training on, else the reason it is not."""
+    """None for text worth training on, otherwise the reason to skip it."""
     if len(text) < MIN_CHARS:
         return "short"
     if len(text) > MAX_CHARS:
@@ -83,13 +76,13 @@ def why_skipped(text):
 
 
 def hash_fraction(name, salt):
-    """A number in [0, 1) that depends on the name alone."""
+    """A number in [0, 1) that depends only on the name."""
     digest = hashlib.sha256(f"{salt}:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def read_documents(roots):
-    """[(source, text)] in the order of the sources' hashes, and how many files were skipped for which reason."""
+    """[(source, text)] in the order of the sources' hashes, and the number of skipped files for each reason."""
     documents, skipped, seen = [], {}, set()
     for library, root in roots:
         for path in python_files(root):
@@ -111,7 +104,7 @@ def read_documents(roots):
 
 
 def excerpt(source, text, limit):
-    """Consecutive whole lines of `text`, at most `limit` characters, from a start that depends on the name alone."""
+    """Consecutive whole lines of `text`, at most `limit` characters, from a start that depends only on the name."""
     if len(text) <= limit:
         return text
     start = int(hash_fraction(source, "excerpt") * (len(text) - limit))
@@ -145,7 +138,7 @@ def describe(documents):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for train.jsonl and eval.jsonl")
     parser.add_argument("--train-mb", type=float, default=0, help="at most this much training text, MB (0: all)")
     parser.add_argument("--eval-kb", type=float, default=0, help="at most this much held-out text, KB (0: all)")
@@ -173,20 +166,13 @@ def main():
     if not train or not evaluation:
         fail(f"nothing left for {'training' if not train else 'evaluation'}: raise the limits")
 
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=args.out.parent, prefix=f".{args.out.name}-"))
-    try:
-        partial.chmod(0o755)
+    with replaced_folder(args.out) as partial:
         write_jsonl(partial / "train.jsonl", train)
         write_jsonl(partial / "eval.jsonl", evaluation)
         if args.out.exists():
             unknown = {file.name for file in args.out.iterdir()} - {"train.jsonl", "eval.jsonl"}
             if unknown:
                 fail(f"{args.out} holds other files ({', '.join(sorted(unknown)[:3])}); choose another --out")
-            shutil.rmtree(args.out)
-        os.rename(partial, args.out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     print(f"train.jsonl: {describe(train)}")
     print(f"eval.jsonl:  {describe(evaluation)}, held out")
     print("skipped:     " + ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items())))

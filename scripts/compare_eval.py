@@ -1,20 +1,18 @@
 #!/usr/bin/env python3
-"""A table of several evaluations side by side, from what `distill eval --json` prints.
+"""Prints a table that compares several evaluations, from the files that `distill eval --json` writes.
 
-The first two columns are compared; --require-kl-drop makes the script fail when the second is not better enough.
+The column "change" compares the first two evaluations. With --require-kl-drop the script fails unless the second is
+better.
 
   scripts/compare_eval.py before=before.json after=after.json teacher=teacher.json --require-kl-drop 40
 """
 
-import sys
-from os.path import abspath, dirname
+import script_path
 
-# A script's folder comes first on the path, where tokenize.py would take the place of the standard library's `tokenize`.
-sys.path[:] = [folder for folder in sys.path if abspath(folder) != dirname(abspath(__file__))]
+import json
+import math
 
-import argparse  # noqa: E402
-import json  # noqa: E402
-import math  # noqa: E402
+from shared.command_line import argument_parser, fail, name_and_path
 
 # (label, key of metrics.jsonl, transformation, decimals)
 ROWS = (
@@ -30,14 +28,8 @@ ROWS = (
 )
 
 
-def fail(message):
-    sys.exit(f"compare_eval: {message}")
-
-
 def read(argument):
-    name, separator, path = argument.partition("=")
-    if not separator or not name or not path:
-        fail(f"expected NAME=FILE, found {argument!r}")
+    name, path = name_and_path(argument, "FILE")
     try:
         with open(path, encoding="utf-8") as file:
             values = json.load(file)
@@ -54,7 +46,7 @@ def change(before, after):
 
 
 def table(evaluations):
-    """Lines of text; the last column is the change from the first evaluation to the second."""
+    """The lines of the table; the column after the first two evaluations is the change between them."""
     names = [name for name, _ in evaluations]
     lines = [["", *names[:2], "change", *names[2:]]]
     for label, key, transform, decimals in ROWS:
@@ -70,13 +62,13 @@ def table(evaluations):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("evaluations", nargs="+", metavar="NAME=FILE", help="at least two")
     parser.add_argument(
         "--require-kl-drop",
         type=float,
         metavar="PERCENT",
-        help="fail unless forward KL falls by this much from the first to the second and CE falls too",
+        help="fail unless, in the second evaluation, forward KL is PERCENT lower and cross-entropy is lower",
     )
     args = parser.parse_args()
     if len(args.evaluations) < 2:

@@ -1,32 +1,34 @@
 #!/usr/bin/env python3
-"""Distillation in a plain transformers training loop, with the loss swapped for distill's fused operators.
+"""Distils in a plain transformers training loop, with the loss replaced by distill's fused operators.
 
-The whole change is in `fused_loss`: the models stop at their hidden states, and one operator takes these and the two
-lm_heads, so that no logits of [tokens, vocabulary] exist. `plain_loss` is what it stands in for. In a transformers
+The whole change is in `fused_loss`: the models stop at their hidden states, and one operator takes the hidden states
+and both lm_heads, so that the logits [tokens, vocabulary] never exist. It replaces `plain_loss`. In a transformers
 `Trainer`, the same lines are the body of `compute_loss`.
 
-Without models it trains a tiny random student from a tiny random teacher on random tokens, on a CPU, in seconds.
-Example: scripts/example_transformers.py --loss both --steps 5
-         scripts/example_transformers.py --teacher models/8b --student models/1b --text corpus.txt --device cuda --dtype bfloat16
+Without --student and --teacher it trains a tiny random student from a tiny random teacher on random tokens; on a CPU
+this takes seconds.
+
+  scripts/example_transformers.py --loss both --steps 5
+  scripts/example_transformers.py --teacher models/8b --student models/1b --text corpus.txt --device cuda \\
+      --dtype bfloat16
 """
 
-import argparse
+import script_path
+
 import os
 import sys
 
-# This folder's tokenize.py must not stand in for Python's own module of that name.
-_HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [p for p in sys.path if os.path.abspath(p) != _HERE]
+import torch
+import transformers
 
-import torch  # noqa: E402
-import transformers  # noqa: E402
+from shared.command_line import argument_parser
 
 IGNORE_INDEX = -100
 TINY = dict(vocab_size=512, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256)
 
 
 def shifted(tokens):
-    """Labels [B * S] of inputs [B, S]: the next token, and nothing after the last one."""
+    """Labels [B * S] of inputs [B, S]: the next token, and IGNORE_INDEX for the last one."""
     labels = torch.full_like(tokens, IGNORE_INDEX)
     labels[:, :-1] = tokens[:, 1:]
     return labels.flatten()
@@ -48,13 +50,13 @@ def fused_loss(student, teacher, tokens, hard_weight, beta, memory_cap_mb=1024):
         soft_weight=1 - hard_weight,
         memory_cap_mb=memory_cap_mb,
     )
-    # The metrics of the same pass: row 8 is the agreement of both arg maxes, 0 where there is no label.
+    # `rows` holds the metrics of each token: row 8 is 1 if both arg maxes agree, and 0 without a label.
     agreement = rows[8].sum() / (shifted(tokens) != IGNORE_INDEX).sum()
     return loss, agreement
 
 
 def plain_loss(student, teacher, tokens, hard_weight, beta):
-    """The same in PyTorch, on logits of [B * S, V]."""
+    """The same loss in plain PyTorch, on logits [B * S, V]."""
     logits = student(tokens).logits.flatten(0, 1).float()
     with torch.no_grad():
         teacher_logits = teacher(tokens).logits.flatten(0, 1).float()
@@ -78,7 +80,7 @@ def tiny_model(hidden_size, layers, seed):
 
 
 def batches(args, vocab):
-    """Endless [batch, length] tokens: of the text in order, or random."""
+    """Yields tokens [batch, length] without end: the text in order, or random tokens."""
     generator = torch.Generator().manual_seed(0)
     if args.text is None:
         while True:
@@ -102,7 +104,7 @@ def load(path, hidden_size, layers, seed, args):
 
 
 def train(args, loss_function):
-    """The loop; returns the loss of each step."""
+    """The training loop; returns the loss of each step."""
     student = load(args.student, hidden_size=32, layers=1, seed=1, args=args)
     teacher = load(args.teacher, hidden_size=64, layers=2, seed=2, args=args).eval().requires_grad_(False)
     optimizer = torch.optim.AdamW(student.parameters(), lr=args.lr)
@@ -123,7 +125,7 @@ def train(args, loss_function):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--library", default="build/release/losses/libdistill_losses.so")
     parser.add_argument("--student", help="Hugging Face folder; none: a tiny random model")
     parser.add_argument("--teacher", help="Hugging Face folder; none: a tiny random model")

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the fuzz program's targets side by side, until each has done what is asked, and writes how far each has come.
+"""Runs the targets of the fuzz program, several at the same time, until each has had enough inputs or processor time.
 
     fuzz_run.py --program fuzz_readers --corpus CORPUS --out OUT [--seconds S] [--jobs N] [TARGET...]
 
-Work is dealt out in slices of a minute or two: the target that lacks most gets the next one. Inputs are done when a target
-has had --runs of them, or --hours of processor time. OUT keeps new inputs (corpus/), findings, logs and progress.json, so
-that another call goes on where this one ends; OUT/summary.txt is what to read. Exit code 1: there are findings.
+The work is cut into slices of up to two minutes; the target that is furthest behind gets the next slice. A target is
+done after --runs inputs or --hours of processor time. OUT receives new inputs (corpus/), findings, logs, progress.json
+and summary.txt, the table of results. A later call with the same OUT continues. The exit code is 1 if there are
+findings.
 """
 
 import argparse
@@ -25,9 +26,10 @@ SANITIZERS = {
     "ASAN_OPTIONS": "malloc_context_size=6:quarantine_size_mb=32:detect_leaks=1:allocator_may_return_null=0",
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
-# A reader may take 64 times what it reads, which is at most 64 KiB; the limit on all memory is for leaks, beside libtorch.
+# A reader may allocate 64 bytes per byte of input, which has at most 64 KiB. The rss limit includes libtorch and
+# finds leaks.
 LIMITS = ["-max_len=65536", "-malloc_limit_mb=256", "-rss_limit_mb=3000", "-timeout=10"]
-MAX_FINDINGS = 5  # of a target, which then rests
+MAX_FINDINGS = 5  # after so many findings a target gets no further slices
 
 
 def parse_arguments():
@@ -35,16 +37,20 @@ def parse_arguments():
     parser.add_argument("--program", type=Path, required=True)
     parser.add_argument("--corpus", type=Path, required=True, help="a folder of inputs for each target")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=None, help="of this call; default: until all is done")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    parser.add_argument("--runs", type=int, default=10_000_000, help="inputs of each target")
-    parser.add_argument("--hours", type=float, default=1.0, help="processor time of each target, instead")
+    parser.add_argument(
+        "--seconds", type=float, default=None, help="duration of this call; default: until all targets are done"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes at the same time")
+    parser.add_argument("--runs", type=int, default=10_000_000, help="number of inputs of each target")
+    parser.add_argument(
+        "--hours", type=float, default=1.0, help="processor time after which a target is done with fewer inputs"
+    )
     parser.add_argument("targets", nargs="*", metavar="TARGET")
     return parser.parse_args()
 
 
 def prefix():
-    """Low priority, and without a randomised address space: older sanitizers do not start in one of 32 random bits."""
+    """Low priority, and a fixed address space: older sanitizers fail if 32 bits of it are random."""
     command = ["nice", "-n", "19"]
     fixed = ["setarch", platform.machine(), "-R"]
     if shutil.which("setarch") and subprocess.run([*fixed, "true"], capture_output=True).returncode == 0:
@@ -53,7 +59,7 @@ def prefix():
 
 
 class Progress:
-    """What each target has had, in all calls together."""
+    """The inputs and processor time of each target, summed over all calls."""
 
     def __init__(self, out, targets, runs, hours):
         self.file = out / "progress.json"
@@ -72,7 +78,7 @@ class Progress:
         return max(inputs / self.runs, seconds / self.seconds)
 
     def take(self):
-        """The target that lacks most; nothing: none lacks anything, but for what is running."""
+        """The target that is furthest behind; None if the slices in progress are expected to complete all targets."""
         with self.lock:
             open_targets = [
                 target
@@ -112,7 +118,7 @@ class Progress:
 
 
 def run_slice(options, command, target, seconds, runs, number):
-    """Inputs done, seconds, new findings, features covered."""
+    """Returns the number of inputs, the seconds, the names of new findings, and the number of covered features."""
     corpus, findings = options.out / "corpus" / target, options.out / "findings"
     corpus.mkdir(parents=True, exist_ok=True)
     log = options.out / "logs" / f"{target}-{number}.log"
@@ -144,7 +150,7 @@ def run_slice(options, command, target, seconds, runs, number):
     if code == 0:
         log.unlink()
     elif not found:
-        found = [str(log)]  # it ended for another reason
+        found = [str(log)]  # the program ended without writing the input
     return (
         int(executed[-1]) if executed else 0,
         time.monotonic() - began,

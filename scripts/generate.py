@@ -1,18 +1,15 @@
 #!/usr/bin/env python3
-"""Greedy text from several models, one below the other for each prompt, by transformers.
+"""Prints greedy continuations of several models, grouped by prompt, using transformers.
 
 scripts/generate.py teacher=work/quickstart/teacher before=work/quickstart/student after=runs/quickstart/model
 """
 
-import sys
-from os.path import abspath, dirname
+import script_path
 
-# A script's folder comes first on the path, where tokenize.py would take the place of the standard library's `tokenize`.
-sys.path[:] = [folder for folder in sys.path if abspath(folder) != dirname(abspath(__file__))]
+import textwrap
+from pathlib import Path
 
-import argparse  # noqa: E402
-import textwrap  # noqa: E402
-from pathlib import Path  # noqa: E402
+from shared.command_line import argument_parser, fail, name_and_path
 
 PROMPTS = (
     'def read_json(path):\n    """Read',
@@ -21,14 +18,8 @@ PROMPTS = (
 )
 
 
-def fail(message):
-    sys.exit(f"generate: {message}")
-
-
 def parse_model(text):
-    name, separator, folder = text.partition("=")
-    if not separator or not name or not folder:
-        fail(f"expected NAME=FOLDER, found {text!r}")
+    name, folder = name_and_path(text, "FOLDER")
     if not Path(folder, "config.json").is_file():
         fail(f"{folder}: no config.json in it; not a model folder")
     return name, folder
@@ -52,9 +43,13 @@ def continue_prompts(folder, prompts, tokens, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", metavar="NAME=FOLDER", help="Hugging Face folders, with the name to show")
-    parser.add_argument("--prompt", action="append", help="may be given several times (default: three of Python code)")
+    parser = argument_parser(__doc__)
+    parser.add_argument(
+        "models", nargs="+", metavar="NAME=FOLDER", help="a Hugging Face folder and the name to show for it"
+    )
+    parser.add_argument(
+        "--prompt", action="append", help="text to continue; repeatable (default: three beginnings of Python code)"
+    )
     parser.add_argument("--tokens", type=int, default=48, help="length of each continuation (default 48)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     args = parser.parse_args()

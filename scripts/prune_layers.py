@@ -1,29 +1,26 @@
 #!/usr/bin/env python3
-"""Make a student from some of a teacher's layers: a Hugging Face folder from a Hugging Face folder.
+"""Makes a student from some of a teacher's layers: reads a Hugging Face folder and writes another.
 
-Embeddings, final norm, lm_head and the chosen decoder layers are copied byte for byte from file to file, one tensor at a
-time, so a folder of any size and dtype needs almost no memory. config.json gets the new number of layers (and every
-per-layer list its chosen entries); tokenizer and generation files come along.
+The script copies the embeddings, the final norm, the lm_head and the chosen decoder layers byte for byte, one tensor
+at a time, so that a folder of any size and dtype needs almost no memory. config.json gets the new number of layers,
+and of every list with one entry per layer the chosen entries. The tokenizer and generation files are copied too.
 
   scripts/prune_layers.py --teacher teacher --out student --every 3
   scripts/prune_layers.py --teacher teacher --out student --layers 0,1,2,14,29
 """
 
-import sys
-from os.path import abspath, dirname
+import script_path
 
-# A script's folder comes first on the path, where tokenize.py would take the place of the standard library's `tokenize`.
-sys.path[:] = [folder for folder in sys.path if abspath(folder) != dirname(abspath(__file__))]
+import json
+import os
+import re
+import shutil
+import struct
+from dataclasses import dataclass
+from pathlib import Path
 
-import argparse  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import re  # noqa: E402
-import shutil  # noqa: E402
-import struct  # noqa: E402
-import tempfile  # noqa: E402
-from dataclasses import dataclass  # noqa: E402
-from pathlib import Path  # noqa: E402
+from shared.command_line import argument_parser, fail
+from shared.folders import replaced_folder
 
 LAYER = re.compile(r"^((?:model\.)?layers\.)(\d+)\.")
 COPIED = (
@@ -40,7 +37,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class PruneError(Exception):
-    """Bad input; the message says file, expected and found."""
+    """A bad input; the message says the file or flag, the expected and the found value."""
 
 
 @dataclass
@@ -97,7 +94,7 @@ def read_header(path):
 
 
 def read_tensors(folder):
-    """All tensors of a model folder, from one file or from the files its index names."""
+    """All tensors of a model folder, from one file or from the files in its index."""
     if (folder / INDEX).exists():
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
@@ -139,7 +136,7 @@ def parse_layers(text, every, count):
 
 
 def prune_config(config, layers):
-    """config.json of the student. Every list with one entry for each layer (layer_types, ...) keeps the chosen ones."""
+    """config.json of the student. A list with one entry per layer (layer_types, ...) keeps the chosen entries."""
     count = config["num_hidden_layers"]
     pruned = dict(config, num_hidden_layers=len(layers))
     for key, value in config.items():
@@ -151,7 +148,7 @@ def prune_config(config, layers):
 
 
 def prune_tensors(tensors, layers, count):
-    """[(new name, tensor)] of the student in the teacher's order."""
+    """[(new name, tensor)] of the student, in the teacher's order."""
     position = {layer: index for index, layer in enumerate(layers)}
     kept, found = [], set()
     for tensor in tensors:
@@ -245,16 +242,8 @@ def prune(args):
         if not (args.out / "config.json").is_file():
             raise PruneError(f"--out: {args.out} is no model folder, so --force does not replace it")
 
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=args.out.parent, prefix=f".{args.out.name}-"))
-    try:
-        partial.chmod(0o755)
+    with replaced_folder(args.out) as partial:
         write_folder(partial, args.teacher, prune_config(config, layers), kept, int(args.max_shard_gb * 1e9))
-        if args.out.exists():
-            shutil.rmtree(args.out)
-        os.rename(partial, args.out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     parameters = [sum(elements(t) for t in tensors) for tensors in ((t for _, t in kept), read_tensors(args.teacher))]
     print(
         f"{args.out}: layers {','.join(map(str, layers))} of {count}, "
@@ -270,19 +259,19 @@ def elements(tensor):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--teacher", type=Path, required=True, help="Hugging Face folder to take the layers from")
     parser.add_argument("--out", type=Path, required=True, help="student folder to write")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--every", type=int, metavar="K", help="layers 0, K, 2K, ...")
-    which.add_argument("--layers", metavar="I,J,...", help="these layers, counted from 0")
+    which.add_argument("--layers", metavar="I,J,...", help="the layers to take, counted from 0")
     parser.add_argument("--max-shard-gb", type=float, default=5.0, help="largest weight file, GB (default 5)")
     parser.add_argument("--force", action="store_true", help="replace an existing --out")
     args = parser.parse_args()
     try:
         prune(args)
     except PruneError as error:
-        sys.exit(f"prune_layers: {error}")
+        fail(error)
 
 
 if __name__ == "__main__":

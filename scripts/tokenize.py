@@ -1,49 +1,47 @@
 #!/usr/bin/env python3
-r"""Tokenise text into token shards, the files that `distill` trains from (docs/data.md describes them).
+r"""Tokenises text into token shards, the training files of `distill` (docs/data.md describes the format).
 
   scripts/tokenize.py --tokenizer MODEL_FOLDER --output data/train corpus.jsonl
   scripts/tokenize.py --tokenizer MODEL_FOLDER --output data/train --eval-output data/eval \
       --eval-fraction 0.01 --include '*.py' src/
 
 Inputs are files, folders and glob patterns:
-  text      one document a file (--split-blank-lines: one a paragraph)
-  JSONL     one document a line: {"text": ...}, or {"messages": [...]} for the chat template, with the loss on the
-            assistant's tokens only; .gz is read too
+  text      one document per file (--split-blank-lines: one per paragraph)
+  JSONL     one document per line: {"text": ...}, or {"messages": [...]} for the chat template, where only the
+            assistant's tokens have a loss; .gz files are read too
   parquet   a column of texts or of messages
 
-The output does not depend on the number of workers. Shards appear all at once at the end, or not at all.
+The output does not depend on the number of workers. All shards appear together at the end, or none.
 """
 
 import os
 import sys
 
-# A script's folder comes first on the path, where this file would take the place of the standard library's `tokenize`.
-_HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [os.path.join(_HERE, "token_shards")] + [p for p in sys.path if os.path.abspath(p) != _HERE]
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # missing under `python -m` and PYTHONSAFEPATH
 
-import argparse  # noqa: E402
-import hashlib  # noqa: E402
-import heapq  # noqa: E402
-import multiprocessing  # noqa: E402
-import signal  # noqa: E402
-import time  # noqa: E402
-from collections import deque  # noqa: E402
-from concurrent.futures import ProcessPoolExecutor  # noqa: E402
-from concurrent.futures.process import BrokenProcessPool  # noqa: E402
+import script_path
 
-import encode  # noqa: E402
-from inputs import InputError, Reader, find_files  # noqa: E402
-from shard_file import ShardFolder, ShardSpec  # noqa: E402
-from tokenizer_files import TokenizerFiles  # noqa: E402
+import hashlib
+import heapq
+import multiprocessing
+import signal
+import time
+from collections import deque
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+from shared.command_line import argument_parser
+from token_shards import encode
+from token_shards.inputs import InputError, Reader, find_files
+from token_shards.shard_file import ShardFolder, ShardSpec
+from token_shards.tokenizer_files import TokenizerFiles
 
 CHUNK_ITEMS = 128
 CHUNK_BYTES = 1 << 20
 
 
 def arguments(argv):
-    parser = argparse.ArgumentParser(
-        prog="tokenize.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, prog="tokenize.py")
     add = parser.add_argument
     add("inputs", nargs="+", metavar="INPUT", help="file, folder or glob pattern")
     add("--tokenizer", required=True, metavar="PATH", help="model folder, or its tokenizer.json")

@@ -1,5 +1,6 @@
-"""A training job as the kill test sees it: its processes, what it leaves behind, what must not depend on disturbances."""
+"""One training job of the kill test: its processes, its files, and the results that no disturbance may change."""
 
+import contextlib
 import json
 import os
 import signal
@@ -29,7 +30,7 @@ def timeless(run):
 
 
 def result_of(run, steps):
-    """What must not depend on disturbances."""
+    """The results that no disturbance may change."""
     state = sorted((run / "checkpoints" / f"step-{steps}").glob("rank-*"))
     return {
         "metrics": timeless(run),
@@ -39,7 +40,7 @@ def result_of(run, steps):
 
 
 def complete_steps(run):
-    """Steps of the checkpoints that carry the marker; each of them must have all of its files."""
+    """The steps of all checkpoints with the marker COMPLETE, each of which must have all of its files."""
     steps = []
     for marker in (run / "checkpoints").glob("step-*/COMPLETE"):
         name = marker.parent.name.removeprefix("step-")
@@ -58,7 +59,7 @@ class Job:
 
     def __init__(self, config_file, output, *flags):
         self.output = output
-        self.file = open(output, "w")
+        self.file = open(output, "w")  # noqa: SIM115 (wait() closes it)
         self.launcher = subprocess.Popen(
             [tiny.binary(), "--config", str(config_file), *map(str, flags)],
             stdout=self.file,
@@ -99,10 +100,8 @@ class Job:
     def kill_all(self):
         pids = [self.launcher.pid, *self.ranks().values()]
         for pid in pids:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         return pids
 
     def text(self):

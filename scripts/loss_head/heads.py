@@ -1,8 +1,8 @@
 """Implementations of the fused loss head behind one interface: ours, plain PyTorch, and peers where Python can import
 them. Each `head.run(problem)` does forward and backward and returns a Result of the mean loss."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import torch
 
@@ -99,7 +99,10 @@ def plain(logits_dtype):
             return torch.nn.functional.kl_div(a, b, reduction="batchmean", log_target=True)
         betas = torch.tensor([problem.beta, 1 - problem.beta], device=q.device).log()
         m = torch.logaddexp(p + betas[0], q + betas[1])
-        kl = lambda log_x: torch.nn.functional.kl_div(m, log_x, reduction="batchmean", log_target=True)
+
+        def kl(log_x):
+            return torch.nn.functional.kl_div(m, log_x, reduction="batchmean", log_target=True)
+
         return problem.beta * kl(p) + (1 - problem.beta) * kl(q)
 
     return of_autograd(loss_of)

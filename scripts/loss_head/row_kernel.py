@@ -44,7 +44,8 @@ def bench_rows(vocab, teacher, reps, geometries=True):
     if geometries:
         add("streaming", STREAMING, 0)
         for cluster in (2, 3, 4, 5, 6, 7, 8, 16):
-            if 5 <= -(-(-(-vocab // cluster)) // 2048) <= 8:
+            columns = -(-vocab // cluster)  # of one block, rounded up
+            if 5 <= -(-columns // 2048) <= 8:
                 add(f"cluster {cluster}", CLUSTER, cluster)
     times = interleaved(functions, reps)
     copy = LAUNCHES * 2 * source.numel() / times["copy"][0] / 1e6

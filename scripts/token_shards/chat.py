@@ -1,9 +1,9 @@
-"""Conversations as text by a chat template, and which characters of it the assistant wrote."""
+"""Renders conversations with a chat template, and finds the characters that the assistant wrote."""
 
 import json
 import re
 
-from inputs import InputError
+from .inputs import InputError
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -33,10 +33,10 @@ class ChatTemplate:
         return texts[0], (spans[0] if marks else [])
 
     def spans(self, messages, tools, where):
-        """The conversation's text and the [begin, end) of what the assistant wrote, in characters.
+        """The text of the conversation, and the [begin, end) of the assistant's parts in characters.
 
-        From the template's own {% generation %} marks where it has them; otherwise from rendering each prefix of the
-        conversation, which must be a prefix of the whole text.
+        The parts come from the {% generation %} marks of the template. A template without them must render each prefix
+        of the conversation to a prefix of the whole text; the parts are then the differences between these prefixes.
         """
         if self.marks_generation:
             text, spans = self.render(messages, tools, where, marks=True)
@@ -56,7 +56,7 @@ class ChatTemplate:
         return text, spans
 
     def _end(self, text, begin, end):
-        """Without the white space that the template writes after the end-of-turn token: the model never says that."""
+        """`end` without the white space after the end-of-turn token: the template writes it, the model never does."""
         eos = self.special_tokens.get("eos_token")
         if eos:
             at = text.rfind(eos, begin, end)

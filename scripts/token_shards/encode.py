@@ -1,13 +1,14 @@
-"""Items to tokens. An Encoder lives in every worker process."""
+"""Turns items into tokens. Every worker process has an Encoder."""
 
 import json
 import signal
 from dataclasses import dataclass
 
 import numpy as np
-from chat import ChatTemplate, check_messages
-from inputs import InputError
 from tokenizers import Tokenizer
+
+from .chat import ChatTemplate, check_messages
+from .inputs import InputError
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Encoder:
 
 
 def _encodable(text, where):
-    """JSON can hold halves of surrogate pairs; UTF-8 cannot."""
+    """Returns `text`, which must not contain half a surrogate pair: JSON can express it, UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Reads documents from files: text, JSONL and parquet. Yields items; the workers turn them into tokens."""
+"""Reads documents from text, JSONL and parquet files as items, which the workers turn into tokens."""
 
 import fnmatch
 import glob
@@ -12,7 +12,7 @@ TEXT_PATTERNS = ["*.txt", "*.md", "*.jsonl", "*.jsonl.gz", "*.parquet"]
 
 
 class InputError(Exception):
-    """A mistake in the input or in what was asked. The message says file, line and what."""
+    """A mistake in the input or in the arguments. The message says the file, the line and the mistake."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ def kind_of(path, kind):
 
 
 class Reader:
-    """Iterates over the items of all files; `bytes_read` of `bytes_total` tells how far it is."""
+    """Iterates over the items of all files; `bytes_read` out of `bytes_total` is its progress."""
 
     def __init__(self, files, options):
         self.files = files

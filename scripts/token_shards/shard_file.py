@@ -1,4 +1,4 @@
-"""The token shard file, version 1, as docs/data.md describes it byte by byte (data/shard_format.h is the same in C++)."""
+"""The token shard file, version 1. docs/data.md describes every byte; data/shard_format.h is the same in C++."""
 
 import hashlib
 import os
@@ -14,7 +14,8 @@ HEADER_BYTES = 256
 FLAG_LOSS_MASK = 1
 ALIGNMENT = 64
 EXTENSION = ".dtok"
-# magic, version, header_bytes, token_bytes, flags, tokens, documents, vocab_size, file_bytes, bos, eos, hashes, reserved
+# magic, version, header_bytes, token_bytes, flags, tokens, documents, vocab_size, file_bytes, bos, eos, two hashes,
+# reserved
 HEADER = struct.Struct("<8sIIIIQQQQqq32s32s88x")
 
 

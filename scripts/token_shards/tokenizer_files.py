@@ -1,4 +1,4 @@
-"""What the files of a tokenizer folder say: the hash that stands in every shard, the special tokens, the chat template."""
+"""Reads a tokenizer folder: the hash that every shard records, the special tokens, the chat template."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inputs import InputError
+from .inputs import InputError
 
 
 def canonical_hash(tokenizer_json):

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "scripts" / "token_shards"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from shard_file import Shard, ShardSpec  # noqa: E402
-from tokenizer_files import canonical_hash  # noqa: E402
+from token_shards.shard_file import Shard, ShardSpec
+from token_shards.tokenizer_files import canonical_hash
+
+ROOT = Path(__file__).resolve().parents[2]
+
 
 VOCAB = 64
 

@@ -13,13 +13,15 @@ import pyarrow.parquet
 import pytest
 import tokenizers
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from token_shards import shard_file
+from token_shards.tokenizer_files import canonical_hash
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "tokenize.py"
 GOLDEN = Path(__file__).parent / "golden"
-sys.path.append(str(ROOT / "scripts" / "token_shards"))
 
-import shard_file  # noqa: E402
-from tokenizer_files import canonical_hash  # noqa: E402
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -191,7 +193,7 @@ def test_parquet_has_texts_or_messages(tmp_path, model, tokenizer):
 
 
 def corpus(path, count=2000):
-    words = "the quick brown fox says hello to other foxes".split()
+    words = ["the", "quick", "brown", "fox", "says", "hello", "to", "other", "foxes"]
     random = np.random.default_rng(0)
     return write_jsonl(
         path, [{"text": f"{i} " + " ".join(random.choice(words, random.integers(1, 40)))} for i in range(count)]

@@ -80,7 +80,7 @@ PACKED = "llama31_rope_scaling"  # run as packed documents as well
 def perturb(model):
     """Norms away from one and biases away from zero, so that mixing them up shows."""
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
 

@@ -1,5 +1,7 @@
-"""Holds one thread of another process, as storage that does not answer holds a thread in a read: the rest of the process
-goes on. With ptrace, which needs no change of the program."""
+"""Stops one thread of another process with ptrace, while its other threads go on.
+
+This simulates storage that never answers a read; the program under test needs no change.
+"""
 
 import ctypes
 import errno

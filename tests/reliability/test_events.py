@@ -5,8 +5,9 @@ import shutil
 
 import numpy as np
 import pytest
-import tiny
 from safetensors.torch import save_file
+
+import tiny
 
 SEQ_LEN, BATCH, STEPS = 32, 4, 40
 SPIKE, POISONED = 30, 36  # 1-based steps

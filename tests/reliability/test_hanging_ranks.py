@@ -6,6 +6,7 @@ import subprocess
 import time
 
 import pytest
+
 import tiny
 
 LONG = {"steps": 100000, "micro_batch_size": 1, "global_batch_size": 4}

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+
 import tiny
 from held_thread import HeldThread, NotAllowed, find_thread
-from safetensors import safe_open
 
 RANKS, STEPS, GRACE_S, EVAL_EVERY = 4, 400, 30, 20
 TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes")

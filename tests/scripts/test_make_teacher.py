@@ -24,7 +24,7 @@ def test_rows_of_q_and_k_get_transformers_order(make_teacher):
     import torch
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-    # The GGUF convention rotates adjacent pairs. A head rotated so must equal transformers' rotation of the reordered one.
+    # GGUF rotates adjacent pairs. A head rotated that way must equal transformers' rotation of the reordered head.
     heads, size, columns = 3, 8, 5
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(heads * size, columns, generator=generator)

@@ -1,6 +1,7 @@
 """How samples are grouped into micro-batches, rows and evaluations changes nothing."""
 
 import pytest
+
 import reference_training
 import tiny
 

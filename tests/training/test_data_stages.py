@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+
 import tiny
 from test_resume import files, state_files, timeless
 

@@ -1,6 +1,7 @@
 """Student and teacher compute in dtypes of their own."""
 
 import pytest
+
 import tiny
 
 

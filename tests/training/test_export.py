@@ -3,9 +3,10 @@
 import shutil
 
 import pytest
-import tiny
 import torch
 from safetensors.torch import load_file
+
+import tiny
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Training follows a plain PyTorch script step by step."""
 
 import pytest
+
 import reference_training
 import tiny
 

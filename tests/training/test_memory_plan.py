@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import tiny
 
 # Vectors of a few bytes, read-ahead batches and step counters are not in the plan.

@@ -9,8 +9,9 @@ import time
 
 import numpy as np
 import pytest
-import tiny
 from safetensors.torch import save_file
+
+import tiny
 
 STEPS = 20
 BATCH = 48  # sequences a step: divisible by 1, 2, 3 and 4 ranks with 1 or 4 micro-batches each
@@ -127,7 +128,8 @@ def test_ranks_train_as_one_process_does(
             assert found[name] == pytest.approx(expected[name], rel=5e-5, abs=1e-7), f"step {found['step']}: {name}"
     if tiny.DEVICE == "cpu":
         assert tiny.relative_difference(weights, expected_weights) < 5e-6
-    else:  # AdamW divides by a gradient's size: one weight, whose gradient is next to nothing, moved by half a learning rate
+    else:
+        # AdamW divides by the gradient's magnitude: a weight with almost no gradient moved by half a learning rate.
         assert tiny.relative_difference(weights, expected_weights, without_largest=1) < 1e-5
 
 

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
+
+import tiny
 
 TIMES = (
     "seconds",

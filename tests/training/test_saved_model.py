@@ -5,10 +5,11 @@ import logging
 import warnings
 
 import pytest
-import reference_training
-import tiny
 import torch
 import transformers
+
+import reference_training
+import tiny
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

@@ -1,13 +1,14 @@
-"""Steps whose gradients are not finite change nothing, are counted, and end the run when there are too many in a row."""
+"""Steps with non-finite gradients change no weight and are counted; too many in a row end the run."""
 
 import math
 
 import numpy as np
 import pytest
-import reference_training
-import tiny
 import torch
 from safetensors.torch import save_file
+
+import reference_training
+import tiny
 
 POISON = 200  # a token whose embedding is infinite: only rows that hold it are affected
 ROWS, SEQ_LEN, BATCH = 48, 32, 8

@@ -1,10 +1,11 @@
-"""Two hosts, as two network namespaces with names of their own, joined by a cable. Needs root; skipped where it is not given."""
+"""Two hosts, simulated by two network namespaces joined by a virtual cable. Needs root; skipped without it."""
 
 import os
 import subprocess
 import time
 
 import pytest
+
 import tiny
 
 HOSTS = {"a": "10.77.0.1", "b": "10.77.0.2"}

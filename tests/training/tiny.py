@@ -57,7 +57,7 @@ def make_model(folder, family, seed, tied, vocab=VOCAB, hidden=48, layers=2):
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.ndim == 1:  # norms that are not all ones
                 parameter.normal_(1.0, 0.2)
     model.save_pretrained(folder)
@@ -148,8 +148,10 @@ def load_weights(folder):
 
 
 def relative_difference(found, expected, without_largest=0):
-    """Norm of the difference over the norm of what is expected, over all tensors; so many of the largest differences are
-    left out."""
+    """||found - expected|| / ||expected|| over the elements of all tensors.
+
+    `without_largest`: number of elements with the largest differences that the numerator leaves out.
+    """
     assert set(found) == set(expected)
     squares = torch.cat([(found[name].double() - expected[name].double()).square().flatten() for name in expected])
     difference = squares.sort().values[: len(squares) - without_largest].sum()

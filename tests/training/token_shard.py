@@ -1,9 +1,12 @@
-"""Token shards (version 1, see data/shard_format.h) as arrays: an own reader and writer, so that the tests do not depend
-on the tokeniser script's."""
+"""Token shards (version 1, see data/shard_format.h) as arrays.
+
+This reader and writer share no code with scripts/token_shards, so that the tests can compare the two.
+"""
 
 import hashlib
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -49,7 +52,7 @@ def write_shard(path, documents, vocab_size, tokenizer_hash=bytes(32)):
 
 def read_shard(path):
     """The documents of a shard, as a list of Document."""
-    data = open(path, "rb").read()
+    data = Path(path).read_bytes()
     (magic, version, header_bytes, token_bytes, flags, token_count, document_count, _, file_bytes, *_) = (
         HEADER.unpack_from(data)
     )

@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
 """Checks the include edges between folders: apps -> trainer -> {losses, data}, and the edges inside trainer.
 
-Prints one line for each forbidden include and exits 1 if there is any.
+The script prints one line for each forbidden include and exits with 1 if there is any. It also reports headers of ours
+that include one of the slow headers of libtorch, and includes that do not start at the repository's root.
 """
 
-import pathlib
+import script_path
+
 import re
 import sys
+from pathlib import Path
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from checks.repository import ROOT
+from shared.command_line import argument_parser
 
-# folder -> folders whose headers it may include (besides its own).
+# folder -> the folders whose headers it may include, apart from its own.
 # fmt: off
 ALLOWED = {
     "data/base": set(),
@@ -47,7 +51,7 @@ ALLOWED = {
     "apps": {"data", "trainer"},
 }
 # fmt: on
-# Headers that no header of ours may pull in: they cost every includer tens of seconds.
+# Headers that no header of ours may include: they cost every includer tens of seconds.
 HEAVY = ("torch/torch.h", "torch/extension.h", "ATen/ATen.h", "torch/all.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]')
 
@@ -64,29 +68,36 @@ def allowed(source: str, target: str) -> bool:
     return any(target == a or target.startswith(a + "/") for a in ALLOWED[source])
 
 
+def problems_of(file: Path, root: Path) -> list[str]:
+    """The forbidden includes of one file, a line of text each."""
+    problems = []
+    relative = file.relative_to(root).as_posix()
+    source = folder_of(relative)
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        header = match.group(1)
+        if header in HEAVY and file.suffix in {".h", ".cuh"}:
+            problems.append(f"{relative}:{number}: a header includes <{header}>; include the thin header it needs")
+        target = folder_of(header)
+        if target and (root / header).exists() and not allowed(source, target):
+            may = ", ".join(sorted(ALLOWED[source])) or "nothing"
+            problems.append(f"{relative}:{number}: {source} includes {header}, but may include only {may}")
+        elif '"' in line and target is None and (file.parent / header).exists():
+            problems.append(f"{relative}:{number}: include {header} from the repository's root")
+    return problems
+
+
 def main() -> int:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository to check (default: this one)")
+    root = parser.parse_args().root
     problems = []
     for top in ("losses", "data", "trainer", "apps"):
-        for file in sorted((ROOT / top).rglob("*")):
-            if file.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
-                continue
-            relative = file.relative_to(ROOT).as_posix()
-            source = folder_of(relative)
-            for number, line in enumerate(file.read_text().splitlines(), 1):
-                match = INCLUDE.match(line)
-                if not match:
-                    continue
-                header = match.group(1)
-                if header in HEAVY and file.suffix in {".h", ".cuh"}:
-                    problems.append(
-                        f"{relative}:{number}: a header includes <{header}>; include the thin header it needs"
-                    )
-                target = folder_of(header)
-                if target and (ROOT / header).exists() and not allowed(source, target):
-                    may = ", ".join(sorted(ALLOWED[source])) or "nothing"
-                    problems.append(f"{relative}:{number}: {source} includes {header}, but may include only {may}")
-                elif '"' in line and target is None and (file.parent / header).exists():
-                    problems.append(f"{relative}:{number}: include {header} from the repository's root")
+        for file in sorted((root / top).rglob("*")):
+            if file.suffix in {".h", ".cpp", ".cu", ".cuh"}:
+                problems += problems_of(file, root)
     print("\n".join(problems) if problems else "include edges: clean")
     return 1 if problems else 0
 

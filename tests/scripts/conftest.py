@@ -11,12 +11,46 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 def script():
     """Runs a script of this repository; returns its output (standard error where it fails) and checks the exit code."""
 
-    def run(name, *arguments, code=0):
+    def run(name, *arguments, code=0, output=None):
         done = subprocess.run([sys.executable, SCRIPTS / name, *map(str, arguments)], capture_output=True, text=True)
         assert done.returncode == code, (
             f"{name}: expected exit code {code}, found {done.returncode}\n{done.stdout}{done.stderr}"
         )
         assert "Traceback" not in done.stderr
-        return done.stderr if code else done.stdout
+        return done.stderr if code and output != "stdout" else done.stdout
 
     return run
+
+
+class Repository:
+    """A git repository in a folder of its own, for the checks of files and commits."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.git("init", "--quiet", "--initial-branch=main")
+
+    def git(self, *arguments):
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        done = subprocess.run(
+            ["git", *identity, *arguments], cwd=self.folder, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    def write(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def commit(self, subject):
+        """Commits everything; returns the hash."""
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "--message", subject)
+        return self.git("rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository(tmp_path):
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    return Repository(folder)

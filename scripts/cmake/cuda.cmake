@@ -1,5 +1,5 @@
-# Decides DISTILL_WITH_CUDA and enables the CUDA language. The toolkit is the system's, or the one that
-# scripts/setup.sh assembles from wheels in .venv/cuda-toolkit.
+# Sets DISTILL_WITH_CUDA and enables the CUDA language. The toolkit is the one that scripts/setup.sh assembles from
+# wheels in .venv/cuda-toolkit, or else the system's.
 set(DISTILL_WITH_CUDA OFF)
 if(NOT DISTILL_CUDA STREQUAL "OFF")
   set(wheel_toolkit ${CMAKE_SOURCE_DIR}/.venv/cuda-toolkit)
@@ -10,7 +10,7 @@ if(NOT DISTILL_CUDA STREQUAL "OFF")
   elseif(NOT CMAKE_CUDA_COMPILER AND EXISTS /usr/local/cuda/bin/nvcc)
     set(CMAKE_CUDA_COMPILER /usr/local/cuda/bin/nvcc)
   endif()
-  # CMake would otherwise insist on architectures before ours are known.
+  # enable_language(CUDA) needs the architectures.
   set(CMAKE_CUDA_ARCHITECTURES ${DISTILL_CUDA_ARCHITECTURES})
   include(CheckLanguage)
   check_language(CUDA)

@@ -1,6 +1,5 @@
-# libtorch as imported targets, made by hand rather than with find_package(Torch): Torch's package file needs a CUDA
-# toolkit even for a build without CUDA, overwrites the CUDA architectures, and takes seconds. What we link is four
-# libraries and two include folders. docs/design.md gives the reasons.
+# Imports libtorch's four libraries and two include folders without find_package(Torch), which needs a CUDA toolkit even for
+# a build without CUDA, overwrites the CUDA architectures, and takes seconds. docs/design.md gives the reasons.
 set(DISTILL_TORCH_REQUIRED 2.11.0)
 set(DISTILL_TORCH_DIR "" CACHE PATH "The torch package's folder (holds lib/ and include/); empty: the one of .venv")
 set(torch_dir ${DISTILL_TORCH_DIR})
@@ -34,7 +33,7 @@ distill_import_torch_library(torch_cpu)
 add_library(distill_torch INTERFACE)
 target_include_directories(distill_torch SYSTEM INTERFACE
   ${torch_dir}/include ${torch_dir}/include/torch/csrc/api/include)
-# The OpenMP runtime must be the one that libtorch brings.
+# A process must not load a second OpenMP runtime next to libtorch's.
 target_link_libraries(distill_torch INTERFACE torch::torch_cpu torch::c10 ${torch_dir}/lib/libgomp.so.1)
 target_compile_definitions(distill_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
 
@@ -44,7 +43,7 @@ if(DISTILL_WITH_CUDA)
   distill_import_torch_library(torch_cuda)
   target_include_directories(distill_torch SYSTEM INTERFACE
     ${CUDAToolkit_INCLUDE_DIRS} ${site_packages}/nvidia/nccl/include ${site_packages}/nvidia/cudnn/include)
-  # Nothing refers to torch_cuda's symbols by name, yet it must be loaded: it registers the CUDA backend.
+  # torch_cuda must be loaded because it registers the CUDA backend, although nothing uses its symbols by name.
   target_link_libraries(distill_torch INTERFACE torch::c10_cuda
     -Wl,--no-as-needed,${torch_dir}/lib/libtorch_cuda.so,--as-needed CUDA::cudart)
   target_compile_definitions(distill_torch INTERFACE DISTILL_WITH_CUDA USE_C10D_NCCL)

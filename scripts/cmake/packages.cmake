@@ -1,4 +1,4 @@
-# System packages first (scripts/setup.sh installs them), sources as a fallback.
+# Packages of the system, which scripts/setup.sh installs; sources are downloaded for the missing ones.
 include(FetchContent)
 set(FETCHCONTENT_QUIET ON)
 set(ABSL_PROPAGATE_CXX_STD ON)
@@ -8,12 +8,16 @@ FetchContent_Declare(CLI11 URL https://github.com/CLIUtils/CLI11/archive/refs/ta
 FetchContent_Declare(nlohmann_json URL https://github.com/nlohmann/json/archive/refs/tags/v3.11.3.tar.gz SYSTEM FIND_PACKAGE_ARGS)
 FetchContent_Declare(spdlog URL https://github.com/gabime/spdlog/archive/refs/tags/v1.14.1.tar.gz SYSTEM FIND_PACKAGE_ARGS)
 FetchContent_MakeAvailable(yaml-cpp absl CLI11 nlohmann_json spdlog)
-# XXH3: a header alone.
+# XXH3 is a single header.
 find_path(DISTILL_XXHASH_DIR xxhash.h)
 if(NOT DISTILL_XXHASH_DIR)
   FetchContent_Declare(xxhash URL https://github.com/Cyan4973/xxHash/archive/refs/tags/v0.8.2.tar.gz SOURCE_SUBDIR none)
   FetchContent_MakeAvailable(xxhash)
   set(DISTILL_XXHASH_DIR ${xxhash_SOURCE_DIR})
+endif()
+# Named a second time with -isystem, the compiler's own folder hides the C headers that the C++ ones include.
+if(DISTILL_XXHASH_DIR IN_LIST CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES)
+  set(DISTILL_XXHASH_DIR "")
 endif()
 if(NOT TARGET yaml-cpp::yaml-cpp)
   add_library(yaml-cpp::yaml-cpp ALIAS yaml-cpp)

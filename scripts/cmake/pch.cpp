@@ -1,1 +1,1 @@
-// Holds the one precompiled header that every target reuses.
+// The target distill_pch needs one source; every other target reuses its precompiled header.

@@ -1,5 +1,5 @@
-# How every target here is compiled, and the one precompiled header they share.
-# -fopenmp: ATen's parallel_for is a header and runs on one thread without it.
+# The flags of all targets, and the precompiled header that they share.
+# -fopenmp: without it, ATen's parallel_for, which is a header, runs on one thread.
 add_library(distill_flags INTERFACE)
 target_compile_options(distill_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-fPIC $<$<CXX_COMPILER_ID:GNU>:-fopenmp> -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Winvalid-pch -Wshadow=local>
@@ -24,7 +24,7 @@ target_precompile_headers(distill_pch PRIVATE <ATen/ATen.h> <absl/status/status.
   <algorithm> <array> <cmath> <cstdint> <filesystem> <functional> <map> <memory> <optional> <string> <string_view>
   <utility> <vector>)
 
-# distill_library(name SOURCES ... [CUDA_SOURCES ...] [LINK ...]): a static library of one folder.
+# distill_library(name SOURCES ... [CUDA_SOURCES ...] [LINK ...]) makes a static library of one folder.
 function(distill_library name)
   cmake_parse_arguments(arg "" "" "SOURCES;CUDA_SOURCES;LINK" ${ARGN})
   if(NOT DISTILL_WITH_CUDA)
@@ -35,7 +35,8 @@ function(distill_library name)
   target_precompile_headers(${name} REUSE_FROM distill_pch)
 endfunction()
 
-# distill_test(name SOURCES ... [LINK ...] [LABELS ...]): one GoogleTest program. GPU tests carry the label `gpu`.
+# distill_test(name SOURCES ... [LINK ...] [LABELS ...] [TIMEOUT seconds]) makes a GoogleTest program. GPU tests have the
+# label `gpu`.
 function(distill_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})

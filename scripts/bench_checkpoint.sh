@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Measures what a checkpoint costs: seconds in which training stands still, seconds to write, bytes; then resuming.
-#   scripts/bench_checkpoint.sh STUDENT TEACHER [distill arguments...]     on every visible GPU; shapes as in bench_trainer.sh
+# Measures a checkpoint: the seconds for which training stops, the seconds of writing, the bytes, and resuming.
+#   scripts/bench_checkpoint.sh STUDENT TEACHER [distill arguments...]   all visible GPUs; see bench_trainer.sh
 #   scripts/bench_checkpoint.sh 8b 1b --set parallel.processes=4 --set train.global_batch_size=8
-# Saves SAVES times (default 2), every 5 steps and while training goes on, resumes from the last, reads every checksum, and saves
-# once with checkpoint.async: false for comparison. The disk needs room for two checkpoints (12 bytes per parameter each), with
-# SAVES=1 for one; the host memory for a copy of all ranks' state.
+# Saves SAVES times (default 2), every 5 steps, while training continues; resumes from the last one; verifies every
+# checksum; saves once with checkpoint.async: false to compare. The disk needs room for two checkpoints of 12 bytes per
+# parameter (one if SAVES=1), the host memory for a copy of the state of all ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -ge 2 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -26,5 +26,5 @@ start=$(date +%s.%N)
 echo "resuming and 3 steps, start of the processes included: $(awk "BEGIN {print $(date +%s.%N) - $start}") s"
 echo "== every checksum"
 time "$distill" verify "$work/run/checkpoints/step-$last"
-echo "== training waits"
+echo "== written while training waits"
 scripts/bench_trainer.sh "$student" "$teacher" 9 "${common[@]}" --set checkpoint.async=false 2>&1 | show

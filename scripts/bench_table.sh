@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Measures the trainer on this machine's GPUs and prints one line a run: tok/s per GPU, memory, and where a step goes.
-#   scripts/bench_table.sh [FOLDER] [RUN...]     RUN: names of the list below; default: all that fit the GPUs
-# FOLDER (default work/bench-table) receives table.txt and every run's output. DISTILL and PYTHON as in bench_trainer.sh.
+# Measures the trainer on this machine's GPUs and prints a line per run: tok/s per GPU, memory, time of each phase.
+#   scripts/bench_table.sh [FOLDER] [RUN...]     RUN: names in the list below; default: all runs for this number of GPUs
+# FOLDER (default work/bench-table) receives table.txt and all output. DISTILL and PYTHON as in bench_trainer.sh.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-work/bench-table}

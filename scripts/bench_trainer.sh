@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Measures training with random weights and random tokens of a named shape; prints the run's step lines.
+# Measures training with random weights of named shapes on random tokens, and prints the lines of the steps.
 #   scripts/bench_trainer.sh STUDENT TEACHER [STEPS] [distill arguments...]
 #   scripts/bench_trainer.sh 1b 8b 8 --set train.micro_batch_size=2 --set train.global_batch_size=2
-# Shapes: tiny, 1b, 3b, 8b, 70b (scripts/bench_inputs.py). DISTILL and PYTHON name other programs than the build's.
+# Shapes: tiny, 1b, 3b, 8b, 70b (scripts/bench_inputs.py). DISTILL and PYTHON replace the build's and .venv's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -ge 2 ] || { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }

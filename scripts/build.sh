@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Configures and builds: scripts/build.sh [PRESET] [TARGET...]     PRESET: release (default), debug, asan, cpu
-# DISTILL_BUILD_JOBS=N limits the parallel compilations; DISTILL_CMAKE_ARGS adds configure arguments.
+# Configures and builds.
+#   scripts/build.sh [PRESET] [TARGET...]     PRESET: release (default), debug, asan, cpu; TARGET: default all
+# DISTILL_BUILD_JOBS=N limits the number of parallel compilations; DISTILL_CMAKE_ARGS adds arguments for CMake.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=${1:-release}

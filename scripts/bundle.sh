@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes a relocatable folder that runs on another machine with the same libtorch:
-#   scripts/bundle.sh OUT_DIR [PRESET] [PROGRAM...]
-# It holds the programs (default: distill), the few shared libraries that are neither libtorch's, CUDA's nor the C library's,
-# and a launcher per program that finds the other machine's torch (DISTILL_TORCH_DIR, or the python3 on its PATH).
+# Makes a relocatable folder that runs on another machine with the same version of libtorch.
+#   scripts/bundle.sh OUT_DIR [PRESET] [PROGRAM...]     PROGRAM: default distill
+# It holds the programs, their shared libraries except those of libtorch, CUDA and the compiler, and for each program a
+# launcher that finds libtorch on the other machine (in DISTILL_TORCH_DIR, or through the python3 on its PATH).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -ge 1 ] || { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -33,7 +33,7 @@ for name in "$@"; do
   [[ "$name" == *.so ]] && continue
   cat >"$out.partial/$name" <<'LAUNCHER'
 #!/usr/bin/env bash
-# Runs the program beside this machine's libtorch.
+# Runs the program with this machine's libtorch.
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
 torch=${DISTILL_TORCH_DIR:-$(python3 -c 'import importlib.util, os; print(os.path.dirname(importlib.util.find_spec("torch").origin))')}
 if [ ! -e "$torch/lib/libtorch_cpu.so" ]; then

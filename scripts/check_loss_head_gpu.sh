@@ -1,11 +1,11 @@
 #!/bin/bash
-# Tests and benchmarks of the loss head on this machine's GPU, from a finished build.
+# Tests and measures the loss head on this machine's GPU, from a finished build.
 #   scripts/check_loss_head_gpu.sh [BUILD_DIR] [OUT_DIR] [STAGES]
-# STAGES: any of tests,rows,logits,head,accuracy,sweep,memcheck,racecheck,ncu (default: all but sweep), and the word peers, with
-# which head and accuracy also run Liger-Kernel and cut-cross-entropy where Python can import them.
-# OUT_DIR gets at most seven small files: report.log, rows.json, logits.json, head.json, head.png (sweep writes these two too),
-# accuracy.json, accuracy.png.
-# Python is $PYTHON, else .venv's, else python3; libraries that are not beside the build are looked for in BUILD_DIR/gpu_libs.
+# STAGES: a list of tests,rows,logits,head,accuracy,sweep,memcheck,racecheck,ncu (default: all but sweep). If it
+# contains peers, head and accuracy also measure Liger-Kernel and cut-cross-entropy, provided that Python can import
+# them. OUT_DIR receives report.log, rows.json, logits.json, head.json and head.png (also from sweep), accuracy.json,
+# accuracy.png. Python is $PYTHON, .venv's or python3, in this order. BUILD_DIR/gpu_libs may hold shared libraries
+# missing here.
 set -u
 build=${1:-build/release}
 out=${2:-bench_results}
@@ -23,7 +23,7 @@ LD_LIBRARY_PATH=$build/gpu_libs:$torch_dir/lib:$(ls -d "$site"/nvidia/*/lib 2>/d
 export LD_LIBRARY_PATH
 test_program=$build/tests/losses/losses_gpu_test
 library=$build/losses/libdistill_losses.so
-# compute-sanitizer is slow: one small test of every geometry.
+# compute-sanitizer is slow, so it runs one small test of each geometry.
 small='*RowKernels.MatchTheReference/jsd:*RowKernels.MatchTheReference/none_smooth_z:*RowKernels.MatchTheReference/skew_forward_hot_capped'
 status=0
 
@@ -31,7 +31,8 @@ has() { [[ ",$stages," == *",$1,"* ]]; }
 peers=()
 has peers && peers=(--peers)
 
-# stage NAME SECONDS LINES COMMAND...: the end of its output goes to the report, and to standard output.
+# stage NAME SECONDS LINES COMMAND... runs the command with a timeout; the last LINES of its output go to the report
+# and to standard output.
 stage() {
   local name=$1 limit=$2 lines=$3
   shift 3

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Fuzzes the readers of untrusted files with libFuzzer, under the address and undefined-behaviour sanitizers. Needs clang.
-#   scripts/fuzz.sh [OPTION...] [TARGET...]   builds and runs; default: every folder of tests/fuzz/corpus for a minute
-#   scripts/fuzz.sh --long [--jobs N]         until each target has had 10 million inputs or an hour; goes on where it ended
-#   scripts/fuzz.sh --bundle DIR              makes DIR, which runs without compiler on another Linux x86-64 machine that
-#                                             has the same libtorch: DIR/run.sh SECONDS JOBS OUT
-# Options are those of scripts/fuzz_run.py: --seconds S, --jobs N, --runs N, --hours H. Results are in build/fuzz/out:
-# summary.txt, findings/. What a finding was belongs into tests/fuzz/corpus/TARGET/found-*, which fuzz_test reads.
+# Fuzzes the readers of untrusted files with libFuzzer and the address and undefined-behaviour sanitizers. Needs clang.
+#   scripts/fuzz.sh [OPTION...] [TARGET...]   builds, and fuzzes each target (default: all) for a minute
+#   scripts/fuzz.sh --long [--jobs N]         runs each target for 10 million inputs or an hour; continues
+#   scripts/fuzz.sh --bundle DIR              makes a folder for another Linux x86-64 machine with the same version
+#                                             of libtorch and no compiler: DIR/run.sh SECONDS JOBS OUT
+# The options are those of scripts/fuzz_run.py: --seconds S, --jobs N, --runs N, --hours H. The results are
+# build/fuzz/out/summary.txt and findings/. Add each finding to tests/fuzz/corpus/TARGET/found-*, which fuzz_test reads.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v clang++ >/dev/null || { echo "fuzz.sh: no clang++; as root: apt-get install -y clang" >&2; exit 1; }
@@ -27,7 +27,7 @@ if [ "${1:-}" = --bundle ]; then
   ldd "$program" | awk '$3 ~ /^\// {print $3}' | grep -E '/lib(absl|yaml-cpp)' | xargs -I{} cp {} "$out/lib/"
   cat >"$out/run.sh" <<'RUN'
 #!/usr/bin/env bash
-# run.sh SECONDS JOBS OUT [OPTION or TARGET...]: fuzzes beside this machine's libtorch; see fuzz_run.py --help.
+# run.sh SECONDS JOBS OUT [OPTION or TARGET...]: fuzzes with this machine's libtorch; see fuzz_run.py --help.
 set -euo pipefail
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
 [ $# -ge 3 ] || { sed -n 2p "$0" >&2; exit 2; }

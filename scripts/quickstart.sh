@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The whole way from nothing to a distilled student, on a real teacher and real text, with no model hub:
+# Distils a real teacher into a student on real text, starting from a fresh clone and without a model hub.
 #   scripts/quickstart.sh            set-up, build, teacher, text, tokens, student, training, evaluation, generation
-#   scripts/quickstart.sh --force    does every stage from the teacher on again
-#   scripts/quickstart.sh --no-cuda  leaves CUDA out of set-up and build
-# Finished stages are skipped until something they depend on changes. Interrupted training continues where it stopped.
+#   scripts/quickstart.sh --force    repeats every stage from the teacher on
+#   scripts/quickstart.sh --no-cuda  sets up and builds without CUDA
+# A finished stage is skipped until one of its inputs changes. Interrupted training continues where it stopped.
 # Files: work/quickstart (models, text, tokens), runs/quickstart (the run; the trained model is runs/quickstart/model).
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
@@ -37,7 +37,7 @@ failed() {
 }
 trap failed ERR
 
-# A hash of files' contents; for large ones of size and time of change.
+# A hash of the contents of files; for large files, of their size and modification time.
 fingerprint() {
   local file
   for file in "$@"; do
@@ -51,7 +51,7 @@ fingerprint() {
   done | sha256sum | cut -d' ' -f1
 }
 
-# stage NAME WHAT OUTPUT "INPUT..." COMMAND...: runs the command unless OUTPUT was made by it from the same inputs.
+# stage NAME WHAT OUTPUT "INPUT..." COMMAND... runs the command, unless it has already made OUTPUT from the same inputs.
 stage() {
   local name=$1 what=$2 output=$3 inputs=$4 start=$SECONDS
   shift 4
@@ -84,7 +84,7 @@ tokenise() {
   done
 }
 
-# A run of the same config and data that was interrupted is continued; anything else starts afresh.
+# Continues an interrupted run with the same config and data; otherwise starts a new one.
 train() {
   local code=0 mode=--overwrite started=$work/stamps/training-started key
   key=$(fingerprint "$config" "$work/student" "$work/teacher" "$work/data")
@@ -103,7 +103,7 @@ train() {
   rm -f "$started"
 }
 
-# evaluate NAME FOLDER: on the held-out text, into $work/eval-NAME.json
+# evaluate NAME FOLDER evaluates the model in FOLDER on the held-out text and writes $work/eval-NAME.json.
 evaluate() {
   local report=$work/eval-$1.json
   "$distill" eval --config "$config" --set "student.path=$2" --set eval.batches=0 --json >"$report.partial"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs everything that building and running distill needs. Can be run again: with nothing to do it takes a second.
-#   scripts/setup.sh            system packages (as root), .venv with pinned wheels, a CUDA toolkit if the system has none
-#   scripts/setup.sh --no-cuda  leaves the CUDA toolkit out (build with -DDISTILL_CUDA=OFF, preset cpu)
+# Installs everything that building, testing and running distill needs; takes a second if nothing is missing.
+#   scripts/setup.sh            system packages (as root), pinned wheels in .venv, a CUDA toolkit if there is none
+#   scripts/setup.sh --no-cuda  the same without the CUDA toolkit (for preset cpu, or -DDISTILL_CUDA=OFF)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,14 +45,15 @@ install_wheels() {
   cp scripts/requirements.txt "$stamp"
 }
 
-# Whether the system's toolkit, where CMake would look for it, works and is version 13 or newer.
+# Succeeds if CMake will find a working toolkit of the system, of version 13 or newer.
 system_toolkit_serves() {
   local nvcc=/usr/local/cuda/bin/nvcc
   [ -x "$nvcc" ] || nvcc=$(command -v nvcc) || return
   "$nvcc" --version 2>/dev/null | grep -qE 'release (1[3-9]|[2-9][0-9])\.'
 }
 
-# The toolkit as wheels, laid out as CMake and nvcc expect it; CMake prefers it to the system's.
+# Installs the toolkit's wheels and links them in the layout that CMake and nvcc expect. CMake prefers them to the
+# system's.
 install_cuda_toolkit() {
   [ -d .venv/cuda-toolkit ] && return
   system_toolkit_serves && return

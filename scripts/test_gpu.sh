@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the GPU tests of a build: scripts/test_gpu.sh [PRESET]. Fails where no GPU is visible. The training tests run on as
-# many GPUs as there are; those that need more are skipped, and pytest's summary says so.
+# Runs the GPU tests of a build; fails if no GPU is visible.
+#   scripts/test_gpu.sh [PRESET]     PRESET: release (default) or debug
+# The training tests use all GPUs. Tests that need more GPUs are skipped, and pytest's summary lists them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 .venv/bin/ctest --test-dir "build/${1:-release}" -L gpu --output-on-failure --no-tests=error -j 1

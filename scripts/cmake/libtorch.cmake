@@ -1,5 +1,6 @@
-# Imports libtorch's four libraries and two include folders without find_package(Torch), which needs a CUDA toolkit even for
-# a build without CUDA, overwrites the CUDA architectures, and takes seconds. docs/design.md gives the reasons.
+# Imports libtorch's four libraries and two include folders without find_package(Torch), which needs a CUDA toolkit
+# even for a build without CUDA, overwrites the CUDA architectures, and takes seconds. docs/design.md gives the
+# reasons.
 set(DISTILL_TORCH_REQUIRED 2.11.0)
 set(DISTILL_TORCH_DIR "" CACHE PATH "The torch package's folder (holds lib/ and include/); empty: the one of .venv")
 set(torch_dir ${DISTILL_TORCH_DIR})

@@ -35,8 +35,8 @@ function(distill_library name)
   target_precompile_headers(${name} REUSE_FROM distill_pch)
 endfunction()
 
-# distill_test(name SOURCES ... [LINK ...] [LABELS ...] [TIMEOUT seconds]) makes a GoogleTest program. GPU tests have the
-# label `gpu`.
+# distill_test(name SOURCES ... [LINK ...] [LABELS ...] [TIMEOUT seconds]) makes a GoogleTest program. GPU tests have
+# the label `gpu`.
 function(distill_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})

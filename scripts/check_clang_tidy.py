@@ -58,14 +58,16 @@ def main():
     parser.add_argument(
         "--max-seconds", type=float, default=180, help="seconds after which no further source is begun (default 180)"
     )
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository to check (default: this one)")
     args = parser.parse_args()
-    build = args.build or Path(os.environ.get("DISTILL_BUILD", ROOT / "build" / "release"))
-    program = find_clang_tidy(ROOT)
+    root = args.root.resolve()
+    build = args.build or Path(os.environ.get("DISTILL_BUILD", root / "build" / "release"))
+    program = find_clang_tidy(root)
     if program is None:
         print(f"clang-tidy: not run, there is no clang-tidy of version {OLDEST_VERSION} or newer")
         return NOT_RUN
-    changed = args.sources or changed_files(ROOT, base_commit(ROOT, args.base))
-    chosen = sources_of(changed, CompileDatabase(build, ROOT).commands)
+    changed = args.sources or changed_files(root, base_commit(root, args.base))
+    chosen = sources_of(changed, CompileDatabase(build, root).commands)
     began, failed, left_out, checked = time.monotonic(), [], [], 0
     for source in chosen:
         seconds = time.monotonic() - began
@@ -73,7 +75,7 @@ def main():
             left_out.append(source)
             continue
         checked += 1
-        done = subprocess.run([program, "-p", str(build), "--quiet", source], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run([program, "-p", str(build), "--quiet", source], cwd=root, capture_output=True, text=True)
         if done.returncode != 0:
             failed.append(source)
             print(f"{source}:\n{done.stdout}{done.stderr}", flush=True)

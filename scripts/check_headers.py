@@ -87,7 +87,7 @@ class Checker:
             return ""
         flags, folder = found
         cuda = Path(header).suffix in CUDA_SUFFIXES
-        command = [*flags, "-c", "-o", "/dev/null"] if cuda else [*flags, "-fsyntax-only"]
+        command = [*flags, "-c", "-o", "/dev/null"] if cuda else [*flags, "-fsyntax-only", "-fmax-errors=5"]
         known = self.passed.get(header)
         if known and known["key"] == key_of(command, known["files"], self.root):
             return ""

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/ops/empty.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <ATen/Context.h>
+#include <ATen/ops/equal.h>
+
 #include "trainer/optim/adamw.h"
 #include "trainer/sharding/model_shards.h"
 

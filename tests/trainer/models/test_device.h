@@ -1,7 +1,10 @@
 #pragma once
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
 // The same tests run on the CPU (models_test) and on CUDA (models_gpu_test).

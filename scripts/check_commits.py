@@ -18,7 +18,8 @@ from shared.command_line import argument_parser
 
 START = "45359153ae386a8d4ebd85b5777c9726df8f7cbf"
 MAX_CHARACTERS = 72
-SUBJECT = re.compile(r"[a-z][a-z0-9_./-]*(, [a-z][a-z0-9_./-]*)*: \S")
+# An area of one or two words, or several areas with commas between them.
+SUBJECT = re.compile(r"[a-z][a-z0-9_./-]*(,? [a-z][a-z0-9_./-]*)?(, [a-z][a-z0-9_./-]*)*: \S")
 
 
 def problems_of(subject):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.append(str(SCRIPTS))  # for tests that import a script
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ def check(script, repository, start, code=0):
         "scripts/loss_head: one timer",
         "data, trainer: one MappedFile",
         "bench_loss_head: reads a file",
+        "include edges: one more",
     ],
 )
 def test_a_good_subject_passes(script, repository, subject):
@@ -29,7 +30,7 @@ def test_a_good_subject_passes(script, repository, subject):
         ("One timer", "beginning such as"),
         ("Losses: one timer", "beginning such as"),
         ("losses:one timer", "beginning such as"),
-        ("some losses: one timer", "beginning such as"),
+        ("some of the losses: one timer", "beginning such as"),
     ],
 )
 def test_a_bad_subject_fails(script, repository, subject, problem):

@@ -14,7 +14,7 @@ struct Batch {
   at::Tensor cu_seqlens; // int32 [segments + 1] over the flattened tokens: attention never crosses a boundary
   int64_t max_seqlen = 0; // longest segment, tokens
   int64_t valid_tokens = 0; // targets that are not -100
-  bool packed = false; // false: the segments are exactly the B rows
+  bool packed = false; // false: the segments are exactly the B sequences
 };
 
 } // namespace distill::data

@@ -120,12 +120,12 @@ void Dataset::plan(Source& source, SourceStats& stats, const DataOptions& option
   const std::vector<int64_t> lengths = document_lengths(source);
   source.key = derive_key(static_cast<uint64_t>(options.seed), static_cast<uint64_t>(index));
   const std::optional<uint64_t> key = options.shuffle ? std::make_optional(source.key) : std::nullopt;
-  source.epoch = plan_rows(lengths, options.seq_len, options.packing == PackingMode::kPack, key);
+  source.epoch = plan_sequences(lengths, options.seq_len, options.packing == PackingMode::kPack, key);
   stats.shards = static_cast<int64_t>(source.shards.size());
   stats.documents = static_cast<int64_t>(lengths.size());
   stats.tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   stats.samples = source.epoch.size();
-  if (const auto* packed = std::get_if<PackedRows>(&source.epoch.rows)) {
+  if (const auto* packed = std::get_if<PackedSequences>(&source.epoch.sequences)) {
     stats.padding = packed->padding;
     stats.split_documents =
         std::count_if(lengths.begin(), lengths.end(), [&](int64_t length) { return length > options.seq_len; });

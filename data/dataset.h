@@ -11,7 +11,7 @@
 #include "data/batch.h"
 #include "data/mixer.h"
 #include "data/packing_mode.h"
-#include "data/row_plan.h"
+#include "data/sequence_plan.h"
 #include "data/shard.h"
 
 namespace distill::data {
@@ -49,14 +49,14 @@ struct SourceStats {
   int64_t shards = 0;
   int64_t documents = 0;
   int64_t tokens = 0;
-  int64_t samples = 0; // rows of seq_len in one epoch
-  int64_t padding = 0; // tokens of those rows that are padding
+  int64_t samples = 0; // sequences of seq_len in one epoch
+  int64_t padding = 0; // tokens of those sequences that are padding
   int64_t split_documents = 0; // longer than seq_len and therefore cut (packing: pack)
   bool loss_mask = false;
 };
 
-// Random access to an endless, deterministic sequence of samples (rows of seq_len tokens). A sample is a function of
-// its number, the options, the files and the run's stages, of nothing else: k ranks that read disjoint numbers read
+// Random access to an endless, deterministic sequence of samples (sequences of seq_len tokens). A sample is a function
+// of its number, the options, the files and the run's stages, of nothing else: k ranks that read disjoint numbers read
 // what one would, and a resumed run continues from the number where it stopped. Thread-safe.
 class Dataset {
  public:
@@ -96,42 +96,44 @@ class Dataset {
   struct Source {
     std::vector<Shard> shards;
     std::vector<int64_t> first_document; // [shards + 1]
-    RowPlan epoch; // the rows of every whole epoch
+    SequencePlan epoch; // the sequences of every whole epoch
     uint64_t key = 0; // of its shuffles
     // Where this stage begins. All zero and nothing in a run of one stage.
     int64_t first_sample = 0; // of this source
     int64_t first_epoch = 0; // that is whole
-    std::optional<RowPlan> rest; // rows of the epoch before that one, which come first
+    std::optional<SequencePlan> rest; // sequences of the epoch before that one, which come first
     uint64_t rest_key = 0;
   };
-  struct RowPlace {
-    const RowPlan* plan;
-    int64_t row;
+  struct SequencePlace {
+    const SequencePlan* plan;
+    int64_t sequence;
   };
   struct DocumentPlace {
     const Shard* shard;
     int64_t document; // within the shard
   };
-  struct RowView;
+  struct SequenceBuilder;
 
   Dataset() = default;
   static std::vector<int64_t> document_lengths(const Source& source);
   static void plan(Source& source, SourceStats& stats, const DataOptions& options, int64_t index);
   static DocumentPlace find(const Source& source, int64_t document);
-  static Fragment fragment_of(const Source& source, const RowPlan& plan, uint32_t index);
-  RowPlan plan_stage(const Source& source, absl::Span<const int64_t> lengths, const Stage& stage) const;
+  static Fragment fragment_of(const Source& source, const SequencePlan& plan, uint32_t index);
+  SequencePlan plan_stage(const Source& source, absl::Span<const int64_t> lengths, const Stage& stage) const;
   int64_t permuted(uint64_t key, int64_t size, int64_t index) const;
-  std::vector<bool> rows_read(uint64_t key, int64_t size, int64_t count) const;
+  std::vector<bool> sequences_read(uint64_t key, int64_t size, int64_t count) const;
   void end_stage(
-      Source& source, absl::Span<const int64_t> lengths, const RowPlan& epoch, int64_t samples, const Stage& next,
+      Source& source, absl::Span<const int64_t> lengths, const SequencePlan& epoch, int64_t samples, const Stage& next,
       int64_t stage_number) const;
   Mixer::Place locate(int64_t sample) const; // source -1: past the end
-  RowPlace find_row(const Source& source, int64_t sample) const;
-  absl::Status fill_row(int64_t sample, RowView& row) const;
+  SequencePlace find_sequence(const Source& source, int64_t sample) const;
+  absl::Status fill_sequence(int64_t sample, SequenceBuilder& sequence) const;
   absl::Status fill_packed(
-      const Source& source, const RowPlan& plan, const PackedRows& rows, int64_t index, RowView& row) const;
+      const Source& source, const SequencePlan& plan, const PackedSequences& sequences, int64_t index,
+      SequenceBuilder& sequence) const;
   absl::Status fill_concat(
-      const Source& source, const RowPlan& plan, const ConcatRows& rows, int64_t index, RowView& row) const;
+      const Source& source, const SequencePlan& plan, const ConcatSequences& sequences, int64_t index,
+      SequenceBuilder& sequence) const;
 
   DataOptions options_;
   std::vector<Source> sources_;

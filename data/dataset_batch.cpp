@@ -7,7 +7,7 @@
 
 #include "data/random.h"
 
-// How a sample's number becomes a row of a batch.
+// How a sample's number becomes a sequence of a batch.
 namespace distill::data {
 
 namespace {
@@ -17,18 +17,18 @@ constexpr int64_t kPadding = 0; // a token id that every vocabulary has
 
 } // namespace
 
-// One row under construction. Segments are appended to the batch's boundaries.
-struct Dataset::RowView {
+// One sequence under construction. Segments are appended to the batch's boundaries.
+struct Dataset::SequenceBuilder {
   int64_t* tokens_S;
   int64_t* targets_S;
   int64_t* positions_S;
   int64_t seq_len;
-  int64_t flat_begin; // of the row in the flattened batch
+  int64_t flat_begin; // of the sequence in the flattened batch
   std::vector<int32_t>& cu_seqlens;
   int64_t& max_seqlen;
   std::vector<int64_t> stream; // scratch
 
-  // Ends the segment that began where the last one ended, at `end` in the row.
+  // Ends the segment that began where the last one ended, at `end` in the sequence.
   void close_segment(int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
       positions_S[s] = s - begin;
@@ -77,22 +77,22 @@ Dataset::DocumentPlace Dataset::find(const Source& source, int64_t document) {
   return {&source.shards[shard], document - first[shard]};
 }
 
-absl::Status Dataset::fill_row(int64_t sample, RowView& row) const {
+absl::Status Dataset::fill_sequence(int64_t sample, SequenceBuilder& sequence) const {
   const Mixer::Place place = locate(sample);
   if (place.source < 0) {
-    row.pad(0);
-    row.close_segment(0, row.seq_len);
+    sequence.pad(0);
+    sequence.close_segment(0, sequence.seq_len);
     return absl::OkStatus();
   }
   const Source& source = sources_[place.source];
-  const auto [plan, index] = find_row(source, place.sample);
-  if (const auto* packed = std::get_if<PackedRows>(&plan->rows)) {
-    return fill_packed(source, *plan, *packed, index, row);
+  const auto [plan, index] = find_sequence(source, place.sample);
+  if (const auto* packed = std::get_if<PackedSequences>(&plan->sequences)) {
+    return fill_packed(source, *plan, *packed, index, sequence);
   }
-  return fill_concat(source, *plan, std::get<ConcatRows>(plan->rows), index, row);
+  return fill_concat(source, *plan, std::get<ConcatSequences>(plan->sequences), index, sequence);
 }
 
-Dataset::RowPlace Dataset::find_row(const Source& source, int64_t sample) const {
+Dataset::SequencePlace Dataset::find_sequence(const Source& source, int64_t sample) const {
   sample -= source.first_sample;
   if (source.rest) {
     if (sample < source.rest->size()) {
@@ -100,9 +100,10 @@ Dataset::RowPlace Dataset::find_row(const Source& source, int64_t sample) const 
     }
     sample -= source.rest->size();
   }
-  const int64_t rows = source.epoch.size();
-  const int64_t epoch = source.first_epoch + sample / rows;
-  return {&source.epoch, permuted(derive_key(source.key, static_cast<uint64_t>(epoch) + 1), rows, sample % rows)};
+  const int64_t sequences = source.epoch.size();
+  const int64_t epoch = source.first_epoch + sample / sequences;
+  return {
+      &source.epoch, permuted(derive_key(source.key, static_cast<uint64_t>(epoch) + 1), sequences, sample % sequences)};
 }
 
 int64_t Dataset::permuted(uint64_t key, int64_t size, int64_t index) const {
@@ -110,7 +111,7 @@ int64_t Dataset::permuted(uint64_t key, int64_t size, int64_t index) const {
 }
 
 // What a plan's "document" is.
-Fragment Dataset::fragment_of(const Source& source, const RowPlan& plan, uint32_t index) {
+Fragment Dataset::fragment_of(const Source& source, const SequencePlan& plan, uint32_t index) {
   if (!plan.whole) {
     return plan.fragments[index];
   }
@@ -119,61 +120,63 @@ Fragment Dataset::fragment_of(const Source& source, const RowPlan& plan, uint32_
 }
 
 absl::Status Dataset::fill_packed(
-    const Source& source, const RowPlan& plan, const PackedRows& rows, int64_t index, RowView& row) const {
+    const Source& source, const SequencePlan& plan, const PackedSequences& sequences, int64_t index,
+    SequenceBuilder& sequence) const {
   int64_t at = 0;
-  for (const Piece& piece : rows.row(index)) {
+  for (const Piece& piece : sequences.sequence(index)) {
     const Fragment fragment = fragment_of(source, plan, piece.document);
     const DocumentPlace place = find(source, fragment.document);
     const int64_t document_begin = place.shard->document_begin(place.document);
     const int64_t document_end = place.shard->document_begin(place.document + 1);
-    const int64_t begin = document_begin + fragment.begin + piece.part * rows.seq_len;
-    const int64_t length = std::min(document_begin + fragment.end - begin, rows.seq_len);
+    const int64_t begin = document_begin + fragment.begin + piece.part * sequences.seq_len;
+    const int64_t length = std::min(document_begin + fragment.end - begin, sequences.seq_len);
     // A part in the middle of a document still predicts the next part's first token.
     const int64_t readable = std::min(document_end - begin, length + 1);
-    if (absl::Status status = row.read(*place.shard, begin, length, readable, at); !status.ok()) {
+    if (absl::Status status = sequence.read(*place.shard, begin, length, readable, at); !status.ok()) {
       return status;
     }
-    row.close_segment(at, at + length);
+    sequence.close_segment(at, at + length);
     at += length;
   }
-  if (at < row.seq_len) {
-    row.pad(at);
-    row.close_segment(at, row.seq_len);
+  if (at < sequence.seq_len) {
+    sequence.pad(at);
+    sequence.close_segment(at, sequence.seq_len);
   }
   return absl::OkStatus();
 }
 
 absl::Status Dataset::fill_concat(
-    const Source& source, const RowPlan& plan, const ConcatRows& rows, int64_t index, RowView& row) const {
-  const int64_t first = index * rows.seq_len;
-  const int64_t count = std::min(rows.inputs - first, rows.seq_len);
-  auto entry = std::upper_bound(rows.begin.begin(), rows.begin.end(), first) - rows.begin.begin() - 1;
+    const Source& source, const SequencePlan& plan, const ConcatSequences& sequences, int64_t index,
+    SequenceBuilder& sequence) const {
+  const int64_t first = index * sequences.seq_len;
+  const int64_t count = std::min(sequences.inputs - first, sequences.seq_len);
+  auto entry = std::upper_bound(sequences.begin.begin(), sequences.begin.end(), first) - sequences.begin.begin() - 1;
   for (int64_t at = 0; at < count; ++entry) {
-    const Fragment fragment = fragment_of(source, plan, rows.order[entry]);
+    const Fragment fragment = fragment_of(source, plan, sequences.order[entry]);
     const DocumentPlace place = find(source, fragment.document);
-    const int64_t skip = first + at - rows.begin[entry];
-    const int64_t length = std::min(rows.begin[entry + 1] - rows.begin[entry] - skip, count - at);
+    const int64_t skip = first + at - sequences.begin[entry];
+    const int64_t length = std::min(sequences.begin[entry + 1] - sequences.begin[entry] - skip, count - at);
     const int64_t begin = place.shard->document_begin(place.document) + fragment.begin + skip;
     const int64_t readable = std::min(place.shard->document_begin(place.document + 1) - begin, length + 1);
-    if (absl::Status status = row.read(*place.shard, begin, length, readable, at); !status.ok()) {
+    if (absl::Status status = sequence.read(*place.shard, begin, length, readable, at); !status.ok()) {
       return status;
     }
     at += length;
     // A document's last token predicts the first one of the next document.
-    if (readable == length && entry + 1 < static_cast<int64_t>(rows.order.size())) {
-      const Fragment next = fragment_of(source, plan, rows.order[entry + 1]);
+    if (readable == length && entry + 1 < static_cast<int64_t>(sequences.order.size())) {
+      const Fragment next = fragment_of(source, plan, sequences.order[entry + 1]);
       const DocumentPlace next_place = find(source, next.document);
       const int64_t token = next_place.shard->document_begin(next_place.document);
       if (next.begin == 0 && next_place.shard->in_loss(token)) {
-        absl::Status status = next_place.shard->read_tokens(token, absl::MakeSpan(&row.targets_S[at - 1], 1));
+        absl::Status status = next_place.shard->read_tokens(token, absl::MakeSpan(&sequence.targets_S[at - 1], 1));
         if (!status.ok()) {
           return status;
         }
       }
     }
   }
-  row.pad(std::max<int64_t>(count, 0));
-  row.close_segment(0, row.seq_len);
+  sequence.pad(std::max<int64_t>(count, 0));
+  sequence.close_segment(0, sequence.seq_len);
   return absl::OkStatus();
 }
 
@@ -190,7 +193,7 @@ absl::StatusOr<Batch> Dataset::batch(int64_t first, int64_t count) const {
   batch.positions_BS = at::empty({count, options_.seq_len}, kind);
   batch.packed = options_.packing == PackingMode::kPack;
   std::vector<int32_t> cu_seqlens = {0};
-  RowView row{
+  SequenceBuilder sequence{
       batch.tokens_BS.mutable_data_ptr<int64_t>(),
       batch.targets_BS.mutable_data_ptr<int64_t>(),
       batch.positions_BS.mutable_data_ptr<int64_t>(),
@@ -200,14 +203,15 @@ absl::StatusOr<Batch> Dataset::batch(int64_t first, int64_t count) const {
       batch.max_seqlen,
       {}};
   for (int64_t b = 0; b < count; ++b) {
-    if (absl::Status status = fill_row(first + b, row); !status.ok()) {
+    if (absl::Status status = fill_sequence(first + b, sequence); !status.ok()) {
       return status;
     }
-    batch.valid_tokens += row.seq_len - std::count(row.targets_S, row.targets_S + row.seq_len, kIgnoreIndex);
-    row.tokens_S += row.seq_len;
-    row.targets_S += row.seq_len;
-    row.positions_S += row.seq_len;
-    row.flat_begin += row.seq_len;
+    batch.valid_tokens +=
+        sequence.seq_len - std::count(sequence.targets_S, sequence.targets_S + sequence.seq_len, kIgnoreIndex);
+    sequence.tokens_S += sequence.seq_len;
+    sequence.targets_S += sequence.seq_len;
+    sequence.positions_S += sequence.seq_len;
+    sequence.flat_begin += sequence.seq_len;
   }
   batch.cu_seqlens = at::empty({static_cast<int64_t>(cu_seqlens.size())}, kind.dtype(at::kInt));
   std::copy(cu_seqlens.begin(), cu_seqlens.end(), batch.cu_seqlens.mutable_data_ptr<int32_t>());

@@ -35,7 +35,7 @@ absl::Status check_stages(const std::vector<Stage>& stages, const DataOptions& o
   return absl::OkStatus();
 }
 
-int64_t count_tokens(const RowPlan& rest) {
+int64_t count_tokens(const SequencePlan& rest) {
   int64_t tokens = 0;
   for (const Fragment& fragment : rest.fragments) {
     tokens += fragment.end - fragment.begin;
@@ -46,13 +46,13 @@ int64_t count_tokens(const RowPlan& rest) {
 } // namespace
 
 // Whole epochs as in this stage.
-RowPlan Dataset::plan_stage(const Source& source, absl::Span<const int64_t> lengths, const Stage& stage) const {
+SequencePlan Dataset::plan_stage(const Source& source, absl::Span<const int64_t> lengths, const Stage& stage) const {
   const std::optional<uint64_t> key = options_.shuffle ? std::make_optional(source.key) : std::nullopt;
-  return plan_rows(lengths, stage.seq_len, stage.packing == PackingMode::kPack, key);
+  return plan_sequences(lengths, stage.seq_len, stage.packing == PackingMode::kPack, key);
 }
 
-// Which of `size` rows the first `count` samples are.
-std::vector<bool> Dataset::rows_read(uint64_t key, int64_t size, int64_t count) const {
+// Which of `size` sequences the first `count` samples are.
+std::vector<bool> Dataset::sequences_read(uint64_t key, int64_t size, int64_t count) const {
   std::vector<bool> read(static_cast<size_t>(size), false);
   for (int64_t sample = 0; sample < count; ++sample) {
     read[static_cast<size_t>(permuted(key, size, sample))] = true;
@@ -60,23 +60,23 @@ std::vector<bool> Dataset::rows_read(uint64_t key, int64_t size, int64_t count) 
   return read;
 }
 
-// Moves a source from the beginning of a stage to that of the next one. `epoch`: rows of the stage that ends, of which
-// `samples` have been read.
+// Moves a source from the beginning of a stage to that of the next one. `epoch`: sequences of the stage that ends, of
+// which `samples` have been read.
 void Dataset::end_stage(
-    Source& source, absl::Span<const int64_t> lengths, const RowPlan& epoch, int64_t samples, const Stage& next,
+    Source& source, absl::Span<const int64_t> lengths, const SequencePlan& epoch, int64_t samples, const Stage& next,
     int64_t stage_number) const {
   source.first_sample += samples;
   std::vector<Fragment> left;
   const int64_t rest = source.rest ? source.rest->size() : 0;
   if (samples < rest) {
-    left = unread_fragments(*source.rest, lengths, rows_read(source.rest_key, rest, samples));
+    left = unread_fragments(*source.rest, lengths, sequences_read(source.rest_key, rest, samples));
   } else {
-    const int64_t rows = epoch.size(), read = (samples - rest) % rows;
-    const int64_t current = source.first_epoch + (samples - rest) / rows;
+    const int64_t sequences = epoch.size(), read = (samples - rest) % sequences;
+    const int64_t current = source.first_epoch + (samples - rest) / sequences;
     source.first_epoch = current;
     if (read > 0) {
       const uint64_t key = derive_key(source.key, static_cast<uint64_t>(current) + 1);
-      left = unread_fragments(epoch, lengths, rows_read(key, rows, read));
+      left = unread_fragments(epoch, lengths, sequences_read(key, sequences, read));
       source.first_epoch = current + 1;
     }
   }
@@ -84,7 +84,7 @@ void Dataset::end_stage(
   if (!left.empty()) {
     source.rest_key = derive_key(source.key ^ kRestKey, static_cast<uint64_t>(stage_number));
     const std::optional<uint64_t> key = options_.shuffle ? std::make_optional(source.rest_key) : std::nullopt;
-    source.rest = plan_rows(std::move(left), next.seq_len, next.packing == PackingMode::kPack, key);
+    source.rest = plan_sequences(std::move(left), next.seq_len, next.packing == PackingMode::kPack, key);
   }
 }
 

@@ -65,7 +65,7 @@ void expect_segments_are_documents(
     const int64_t begin = cu_seqlens[segment];
     const int64_t end = cu_seqlens[segment + 1];
     ASSERT_LT(begin, end);
-    ASSERT_EQ(begin / seq_len, (end - 1) / seq_len) << "a segment crosses a row";
+    ASSERT_EQ(begin / seq_len, (end - 1) / seq_len) << "a segment crosses a sequence";
     longest = std::max(longest, end - begin);
     const bool padding = tokens[begin] == 0;
     for (int64_t i = begin; i < end; ++i) {
@@ -244,13 +244,13 @@ TEST_F(DatasetTest, MixesSourcesByWeightAndEachSourceGoesThroughItsOwnEpochs) {
   const auto tokens = tokens_of(*dataset, 0, 400);
   std::map<int64_t, int64_t> times;
   int64_t of_a = 0;
-  for (size_t row = 0; row < 400; ++row) {
-    ++times[tokens[row * 8]];
-    of_a += tokens[row * 8] <= 10000 ? 1 : 0;
+  for (size_t sample = 0; sample < 400; ++sample) {
+    ++times[tokens[sample * 8]];
+    of_a += tokens[sample * 8] <= 10000 ? 1 : 0;
   }
   EXPECT_EQ(of_a, 300);
   for (const auto& [token, count] : times) {
-    // 300 samples of 40 rows: 7 or 8 times each; 100 samples of 25 rows: 4 times each.
+    // 300 samples of 40 sequences: 7 or 8 times each; 100 samples of 25 sequences: 4 times each.
     EXPECT_TRUE(token <= 10000 ? count == 7 || count == 8 : count == 4) << token << " " << count;
   }
 }

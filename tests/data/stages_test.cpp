@@ -139,7 +139,7 @@ TEST_F(StagesTest, ADocumentGoesOnWhereItWasLeft) {
   DataOptions with = options({0, 25, kPack}, /*shuffle=*/false);
   with.sources = {{path("a.dtok"), 1.0}};
   const auto dataset = open(with);
-  // Three rows of 10 have been read.
+  // Three sequences of 10 have been read.
   const auto lines = dataset->continue_from({{0, 10, kPack}, {3, 25, kPack}});
   ASSERT_TRUE(lines.ok()) << lines.status();
   EXPECT_THAT(lines->at(0), HasSubstr("epoch 1 goes on with the 90 tokens (2 fragments of documents)"));

@@ -27,7 +27,7 @@ std::string model_line(
 void add_data_lines(const char* name, const data::Dataset& data, std::vector<std::string>& lines) {
   for (const data::SourceStats& stats : data.stats()) {
     lines.push_back(absl::StrFormat(
-        "%s: %s, %d documents, %d tokens, %d rows of %d (%.2f%% padding, %d documents cut)", name, stats.path,
+        "%s: %s, %d documents, %d tokens, %d sequences of %d (%.2f%% padding, %d documents cut)", name, stats.path,
         stats.documents, stats.tokens, stats.samples, data.options().seq_len,
         100.0 * static_cast<double>(stats.padding) /
             static_cast<double>(std::max<int64_t>(1, stats.samples * data.options().seq_len)),

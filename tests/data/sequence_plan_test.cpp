@@ -1,4 +1,4 @@
-#include "data/row_plan.h"
+#include "data/sequence_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -20,16 +20,16 @@ int64_t piece_length(const Piece& piece, const std::vector<int64_t>& lengths, in
   return std::min(lengths[piece.document] - piece.part * seq_len, seq_len);
 }
 
-TEST(Packing, EveryTokenIsInExactlyOneRowAndNoRowIsTooLong) {
+TEST(Packing, EveryTokenIsInExactlyOneSequenceAndNoSequenceIsTooLong) {
   for (const int64_t seq_len : {2, 7, 64, 65, 1000, 5000}) {
     for (const auto key : {std::optional<uint64_t>{}, std::optional<uint64_t>{3}}) {
       const auto lengths = testing::mixed_lengths(3000, 2000);
-      const PackedRows plan = pack_documents(lengths, seq_len, key);
+      const PackedSequences plan = pack_documents(lengths, seq_len, key);
       std::set<std::pair<uint32_t, uint32_t>> seen;
       int64_t tokens = 0;
-      for (int64_t row = 0; row < plan.rows(); ++row) {
+      for (int64_t sequence = 0; sequence < plan.sequences(); ++sequence) {
         int64_t used = 0;
-        for (const Piece& piece : plan.row(row)) {
+        for (const Piece& piece : plan.sequence(sequence)) {
           EXPECT_TRUE(seen.emplace(piece.document, piece.part).second);
           const int64_t length = piece_length(piece, lengths, seq_len);
           EXPECT_GT(length, 0);
@@ -40,44 +40,44 @@ TEST(Packing, EveryTokenIsInExactlyOneRowAndNoRowIsTooLong) {
         tokens += used;
       }
       EXPECT_EQ(tokens, std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
-      EXPECT_EQ(plan.padding, plan.rows() * seq_len - tokens);
+      EXPECT_EQ(plan.padding, plan.sequences() * seq_len - tokens);
     }
   }
 }
 
 // Best fit decreasing is optimal here: the sizes pair up.
-TEST(Packing, FillsRowsCompletelyWhereTheSizesAllowIt) {
+TEST(Packing, FillsSequencesCompletelyWhereTheSizesAllowIt) {
   std::vector<int64_t> lengths;
   for (int64_t i = 1; i < 100; ++i) {
     lengths.push_back(i);
   }
-  const PackedRows plan = pack_documents(lengths, 100, std::nullopt);
-  EXPECT_EQ(plan.rows(), 50); // 99 + 1, 98 + 2, ..., and 50 alone
+  const PackedSequences plan = pack_documents(lengths, 100, std::nullopt);
+  EXPECT_EQ(plan.sequences(), 50); // 99 + 1, 98 + 2, ..., and 50 alone
   EXPECT_EQ(plan.padding, 50);
 }
 
 TEST(Packing, LosesLittleToPadding) {
   const auto lengths = testing::mixed_lengths(200000, 2000);
-  const PackedRows plan = pack_documents(lengths, 2048, 1);
-  const auto tokens = static_cast<double>(plan.rows() * 2048);
+  const PackedSequences plan = pack_documents(lengths, 2048, 1);
+  const auto tokens = static_cast<double>(plan.sequences() * 2048);
   EXPECT_LT(static_cast<double>(plan.padding) / tokens, 0.002);
 }
 
-TEST(Packing, WithoutAShuffleRowsFollowTheDocuments) {
-  const PackedRows plan = pack_documents(testing::mixed_lengths(10000, 200), 256, std::nullopt);
-  for (int64_t row = 0; row < plan.rows(); ++row) {
+TEST(Packing, WithoutAShuffleSequencesFollowTheDocuments) {
+  const PackedSequences plan = pack_documents(testing::mixed_lengths(10000, 200), 256, std::nullopt);
+  for (int64_t sequence = 0; sequence < plan.sequences(); ++sequence) {
     uint32_t last = 0;
-    for (const Piece& piece : plan.row(row)) {
+    for (const Piece& piece : plan.sequence(sequence)) {
       EXPECT_GE(piece.document, last);
-      EXPECT_LT(piece.document - plan.row(row)[0].document, 1100U);
+      EXPECT_LT(piece.document - plan.sequence(sequence)[0].document, 1100U);
       last = piece.document;
     }
   }
 }
 
-TEST(Packing, WithoutAShuffleLosesLittleEvenToLongRows) {
-  const PackedRows plan = pack_documents(testing::mixed_lengths(200000, 2000), 131072, std::nullopt);
-  EXPECT_LT(static_cast<double>(plan.padding) / static_cast<double>(plan.rows() * 131072), 0.01);
+TEST(Packing, WithoutAShuffleLosesLittleEvenToLongSequences) {
+  const PackedSequences plan = pack_documents(testing::mixed_lengths(200000, 2000), 131072, std::nullopt);
+  EXPECT_LT(static_cast<double>(plan.padding) / static_cast<double>(plan.sequences() * 131072), 0.01);
 }
 
 // The table in docs/data.md. Lengths: log-normal, median 400, mean 830, cut at 200000 tokens.
@@ -92,9 +92,10 @@ TEST(Packing, DISABLED_Measure) {
     for (const bool shuffled : {true, false}) {
       const auto start = std::chrono::steady_clock::now();
       const auto key = shuffled ? std::optional<uint64_t>(1) : std::nullopt;
-      const PackedRows plan = pack_documents(lengths, seq_len, key);
+      const PackedSequences plan = pack_documents(lengths, seq_len, key);
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-      const double padding = 100.0 * static_cast<double>(plan.padding) / static_cast<double>(plan.rows() * seq_len);
+      const double padding =
+          100.0 * static_cast<double>(plan.padding) / static_cast<double>(plan.sequences() * seq_len);
       std::printf(
           "seq_len %6ld, %-10s: padding %.3f %%, %.1f s\n", seq_len, shuffled ? "shuffled" : "in order", padding,
           seconds.count());
@@ -103,17 +104,17 @@ TEST(Packing, DISABLED_Measure) {
   }
 }
 
-// A plan for rows of 2^31 - 1 tokens takes no memory for what no document fills.
-TEST(Packing, ARowThatIsLongerThanAllDocumentsHoldsThemAll) {
+// A plan for sequences of 2^31 - 1 tokens takes no memory for what no document fills.
+TEST(Packing, ASequenceThatIsLongerThanAllDocumentsHoldsThemAll) {
   const auto lengths = testing::mixed_lengths(300, 100);
   const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   for (const int64_t seq_len : {tokens, tokens + 1, int64_t{INT32_MAX}}) {
-    const PackedRows plan = pack_documents(lengths, seq_len, 7);
-    ASSERT_EQ(plan.rows(), 1) << seq_len;
-    EXPECT_EQ(plan.row(0).size(), lengths.size());
+    const PackedSequences plan = pack_documents(lengths, seq_len, 7);
+    ASSERT_EQ(plan.sequences(), 1) << seq_len;
+    EXPECT_EQ(plan.sequence(0).size(), lengths.size());
     EXPECT_EQ(plan.padding, seq_len - tokens);
   }
-  EXPECT_GT(pack_documents(lengths, tokens - 1, 7).rows(), 1);
+  EXPECT_GT(pack_documents(lengths, tokens - 1, 7).sequences(), 1);
 }
 
 TEST(Packing, DependsOnTheKeyOnly) {
@@ -130,12 +131,12 @@ TEST(Packing, DependsOnTheKeyOnly) {
   EXPECT_NE(documents(1), documents(std::nullopt));
 }
 
-TEST(Concat, RowsCoverTheStream) {
+TEST(Concat, SequencesCoverTheStream) {
   for (const int64_t total : {1, 2, 9, 10, 11, 12}) {
     std::vector<int64_t> lengths(total, 1);
-    const ConcatRows plan = concat_documents(lengths, 5, std::nullopt);
+    const ConcatSequences plan = concat_documents(lengths, 5, std::nullopt);
     EXPECT_EQ(plan.tokens(), total);
-    EXPECT_EQ(plan.rows(), std::max<int64_t>((total + 3) / 5, 1)) << total;
+    EXPECT_EQ(plan.sequences(), std::max<int64_t>((total + 3) / 5, 1)) << total;
   }
 }
 

@@ -1,4 +1,4 @@
-#include "data/row_plan.h"
+#include "data/sequence_plan.h"
 
 #include <algorithm>
 #include <array>
@@ -11,10 +11,10 @@ namespace distill::data {
 
 namespace {
 
-// A window has at least this many pieces and rows; its last rows are the ones that are not full.
+// A window has at least this many pieces and sequences; its last sequences are the ones that are not full.
 struct WindowSize {
   size_t pieces;
-  int64_t rows;
+  int64_t sequences;
 };
 constexpr WindowSize kShuffledWindow = {65536, 1024};
 constexpr WindowSize kOrderedWindow = {1024, 128};
@@ -70,37 +70,37 @@ class CapacitySet {
   std::vector<std::vector<uint64_t>> levels_;
 };
 
-// Open rows of one window, by the room that is left in them. Memory in proportion to seq_len, which is at most the
-// tokens there are: a row that holds them all needs no more.
-class OpenRows {
+// Open sequences of one window, by the room that is left in them. Memory in proportion to seq_len, which is at most the
+// tokens there are: a sequence that holds them all needs no more.
+class OpenSequences {
  public:
-  explicit OpenRows(int64_t seq_len) : seq_len_(seq_len), rooms_(seq_len + 1), first_with_room_(seq_len + 1, -1) {}
+  explicit OpenSequences(int64_t seq_len) : seq_len_(seq_len), rooms_(seq_len + 1), first_with_room_(seq_len + 1, -1) {}
 
-  // The row that the piece goes to; a new one when it fits nowhere.
+  // The sequence that the piece goes to; a new one when it fits nowhere.
   int32_t place(int64_t length) {
     int64_t room = rooms_.at_least(static_cast<size_t>(length));
-    int32_t row;
+    int32_t sequence;
     if (room < 0) {
-      row = static_cast<int32_t>(next_.size());
+      sequence = static_cast<int32_t>(next_.size());
       next_.push_back(-1);
       room = seq_len_;
     } else {
-      row = first_with_room_[room];
-      first_with_room_[room] = next_[row];
-      if (next_[row] < 0) {
+      sequence = first_with_room_[room];
+      first_with_room_[room] = next_[sequence];
+      if (next_[sequence] < 0) {
         rooms_.erase(static_cast<size_t>(room));
       }
     }
     const int64_t left = room - length;
     if (left > 0) {
-      next_[row] = first_with_room_[left];
-      first_with_room_[left] = row;
+      next_[sequence] = first_with_room_[left];
+      first_with_room_[left] = sequence;
       rooms_.insert(static_cast<size_t>(left));
     }
-    return row;
+    return sequence;
   }
 
-  size_t rows() const {
+  size_t sequences() const {
     return next_.size();
   }
 
@@ -115,8 +115,8 @@ class OpenRows {
  private:
   int64_t seq_len_;
   CapacitySet rooms_;
-  std::vector<int32_t> first_with_room_; // [seq_len + 1] head of a list of rows
-  std::vector<int32_t> next_; // [rows]
+  std::vector<int32_t> first_with_room_; // [seq_len + 1] head of a list of sequences
+  std::vector<int32_t> next_; // [sequences]
 };
 
 std::vector<Piece> cut(absl::Span<const int64_t> lengths, int64_t seq_len) {
@@ -139,43 +139,43 @@ std::vector<Piece> cut(absl::Span<const int64_t> lengths, int64_t seq_len) {
   return pieces;
 }
 
-// Packs one window in place: reorders its pieces row by row (rows by their first piece, pieces in their old order) and
-// appends the rows' ends.
+// Packs one window in place: reorders its pieces sequence by sequence (sequences by their first piece, pieces in their
+// old order) and appends the sequences' ends.
 class WindowPacker {
  public:
   WindowPacker(absl::Span<const int64_t> lengths, int64_t seq_len)
       : lengths_(lengths), seq_len_(seq_len), open_(std::min(seq_len, total(lengths))) {}
 
-  void pack(absl::Span<Piece> window, uint64_t window_begin, std::vector<uint64_t>& row_begin) {
+  void pack(absl::Span<Piece> window, uint64_t window_begin, std::vector<uint64_t>& sequence_begin) {
     by_length_.resize(window.size());
     for (size_t i = 0; i < window.size(); ++i) {
       by_length_[i] = static_cast<uint64_t>(seq_len_ - piece_length(window[i])) << 32 | i;
     }
     std::sort(by_length_.begin(), by_length_.end());
     open_.clear();
-    row_of_.resize(window.size());
+    sequence_of_.resize(window.size());
     for (const uint64_t entry : by_length_) {
-      row_of_[static_cast<uint32_t>(entry)] = open_.place(seq_len_ - static_cast<int64_t>(entry >> 32));
+      sequence_of_[static_cast<uint32_t>(entry)] = open_.place(seq_len_ - static_cast<int64_t>(entry >> 32));
     }
-    // Number the rows by their first piece, then a counting sort.
-    renumbered_.assign(open_.rows(), -1);
-    ends_.assign(open_.rows(), 0);
-    int32_t rows = 0;
-    for (int32_t& row : row_of_) {
-      if (renumbered_[row] < 0) {
-        renumbered_[row] = rows++;
+    // Number the sequences by their first piece, then a counting sort.
+    renumbered_.assign(open_.sequences(), -1);
+    ends_.assign(open_.sequences(), 0);
+    int32_t sequences = 0;
+    for (int32_t& sequence : sequence_of_) {
+      if (renumbered_[sequence] < 0) {
+        renumbered_[sequence] = sequences++;
       }
-      row = renumbered_[row];
-      ++ends_[row];
+      sequence = renumbered_[sequence];
+      ++ends_[sequence];
     }
     std::exclusive_scan(ends_.begin(), ends_.end(), ends_.begin(), size_t{0});
     sorted_.resize(window.size());
     for (size_t i = 0; i < window.size(); ++i) {
-      sorted_[ends_[row_of_[i]]++] = window[i];
+      sorted_[ends_[sequence_of_[i]]++] = window[i];
     }
     std::copy(sorted_.begin(), sorted_.end(), window.begin());
     for (const size_t end : ends_) {
-      row_begin.push_back(window_begin + end);
+      sequence_begin.push_back(window_begin + end);
     }
   }
 
@@ -190,9 +190,9 @@ class WindowPacker {
  private:
   absl::Span<const int64_t> lengths_;
   int64_t seq_len_;
-  OpenRows open_;
+  OpenSequences open_;
   std::vector<uint64_t> by_length_; // seq_len - length, then index: the longest first
-  std::vector<int32_t> row_of_;
+  std::vector<int32_t> sequence_of_;
   std::vector<int32_t> renumbered_;
   std::vector<size_t> ends_;
   std::vector<Piece> sorted_;
@@ -200,13 +200,14 @@ class WindowPacker {
 
 } // namespace
 
-PackedRows pack_documents(absl::Span<const int64_t> lengths, int64_t seq_len, std::optional<uint64_t> shuffle_key) {
+PackedSequences pack_documents(
+    absl::Span<const int64_t> lengths, int64_t seq_len, std::optional<uint64_t> shuffle_key) {
   TORCH_CHECK(seq_len >= 1, "seq_len: expected at least 1, found ", seq_len);
   TORCH_CHECK(lengths.size() <= UINT32_MAX, "a data set has at most 2^32 - 1 documents, found ", lengths.size());
-  PackedRows plan;
+  PackedSequences plan;
   plan.seq_len = seq_len;
   plan.pieces = cut(lengths, seq_len);
-  plan.row_begin = {0};
+  plan.sequence_begin = {0};
   if (shuffle_key) {
     shuffle(plan.pieces, *shuffle_key);
   }
@@ -216,21 +217,22 @@ PackedRows pack_documents(absl::Span<const int64_t> lengths, int64_t seq_len, st
   int64_t tokens = 0;
   for (size_t end = 1; end <= plan.pieces.size(); ++end) {
     tokens += packer.piece_length(plan.pieces[end - 1]);
-    const bool complete = end - begin >= least.pieces && tokens >= least.rows * seq_len;
+    const bool complete = end - begin >= least.pieces && tokens >= least.sequences * seq_len;
     if (complete || end == plan.pieces.size()) {
-      packer.pack(absl::MakeSpan(plan.pieces).subspan(begin, end - begin), begin, plan.row_begin);
+      packer.pack(absl::MakeSpan(plan.pieces).subspan(begin, end - begin), begin, plan.sequence_begin);
       begin = end;
       tokens = 0;
     }
   }
-  plan.padding = plan.rows() * seq_len - std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  plan.padding = plan.sequences() * seq_len - std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   return plan;
 }
 
-ConcatRows concat_documents(absl::Span<const int64_t> lengths, int64_t seq_len, std::optional<uint64_t> shuffle_key) {
+ConcatSequences concat_documents(
+    absl::Span<const int64_t> lengths, int64_t seq_len, std::optional<uint64_t> shuffle_key) {
   TORCH_CHECK(seq_len >= 1, "seq_len: expected at least 1, found ", seq_len);
   TORCH_CHECK(lengths.size() <= UINT32_MAX, "a data set has at most 2^32 - 1 documents, found ", lengths.size());
-  ConcatRows plan;
+  ConcatSequences plan;
   plan.seq_len = seq_len;
   plan.order.resize(lengths.size());
   std::iota(plan.order.begin(), plan.order.end(), 0);

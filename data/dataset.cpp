@@ -6,50 +6,49 @@
 #include <cmath>
 #include <numeric>
 
+#include "data/base/problem_list.h"
+#include "data/base/status_macros.h"
 #include "data/random.h"
 
 namespace distill::data {
 
 namespace {
 
-void check_options(const DataOptions& options, std::vector<std::string>& problems) {
+void check_options(const DataOptions& options, base::ProblemList& problems) {
   if (options.sources.empty()) {
-    problems.push_back("data: expected at least one token shard or folder of shards, found none");
+    problems.add("data: expected at least one token shard or folder of shards, found none");
   }
   if (options.sources.size() >= static_cast<size_t>(Mixer::kPeriod)) {
-    problems.push_back(
+    problems.add(
         absl::StrCat("data: expected fewer than ", Mixer::kPeriod, " sources, found ", options.sources.size()));
   }
   for (const DataSource& source : options.sources) {
     if (!std::isfinite(source.weight) || source.weight <= 0) {
-      problems.push_back(
-          absl::StrCat(source.path, ": weight: expected a positive finite number, found ", source.weight));
+      problems.add(absl::StrCat(source.path, ": weight: expected a positive finite number, found ", source.weight));
     }
   }
   if (options.seq_len < 2 || options.seq_len > INT32_MAX) {
-    problems.push_back(absl::StrCat("seq_len: expected 2 to 2^31 - 1, found ", options.seq_len));
+    problems.add(absl::StrCat("seq_len: expected 2 to 2^31 - 1, found ", options.seq_len));
   }
   if (options.pin_memory && !at::hasCUDA()) {
-    problems.push_back("pin_memory: expected a CUDA device, found none");
+    problems.add("pin_memory: expected a CUDA device, found none");
   }
 }
 
-void check_shard(const Shard& shard, const DataOptions& options, std::vector<std::string>& problems) {
+void check_shard(const Shard& shard, const DataOptions& options, base::ProblemList& problems) {
   if (options.tokenizer_hash && shard.tokenizer_hash() != *options.tokenizer_hash) {
-    problems.push_back(absl::StrCat(
+    problems.add(absl::StrCat(
         shard.path(), ": header field `tokenizer_hash`: expected ", base::hex(*options.tokenizer_hash),
         " (the model's tokenizer), found ", base::hex(shard.tokenizer_hash()),
         "; tokenise the text again with the model's tokenizer"));
   }
   if (options.vocab_size > 0 && shard.header().vocab_size > static_cast<uint64_t>(options.vocab_size)) {
-    problems.push_back(absl::StrCat(
+    problems.add(absl::StrCat(
         shard.path(), ": header field `vocab_size`: expected at most ", options.vocab_size,
         " (the model's vocabulary), found ", shard.header().vocab_size));
   }
   if (options.verify) {
-    if (absl::Status status = shard.verify(); !status.ok()) {
-      problems.emplace_back(status.message());
-    }
+    problems.add(shard.verify());
   }
   shard.advise(options.shuffle ? base::Access::kRandom : base::Access::kSequential);
 }
@@ -57,15 +56,14 @@ void check_shard(const Shard& shard, const DataOptions& options, std::vector<std
 } // namespace
 
 absl::StatusOr<std::unique_ptr<Dataset>> Dataset::open(const DataOptions& options) {
-  std::vector<std::string> problems;
+  base::ProblemList problems;
   check_options(options, problems);
   std::unique_ptr<Dataset> dataset(new Dataset());
   dataset->options_ = options;
   std::vector<double> weights;
   for (const DataSource& spec : options.sources) {
-    absl::StatusOr<std::vector<Shard>> shards = open_shards(spec.path);
-    if (!shards.ok()) {
-      problems.emplace_back(shards.status().message());
+    std::optional<std::vector<Shard>> shards = problems.take(open_shards(spec.path));
+    if (!shards) {
       continue;
     }
     for (const Shard& shard : *shards) {
@@ -74,7 +72,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> Dataset::open(const DataOptions& option
     const Source* first = dataset->sources_.empty() ? nullptr : &dataset->sources_[0];
     if (!options.tokenizer_hash && first != nullptr &&
         first->shards[0].tokenizer_hash() != (*shards)[0].tokenizer_hash()) {
-      problems.push_back(absl::StrCat(
+      problems.add(absl::StrCat(
           (*shards)[0].path(), ": header field `tokenizer_hash`: expected ",
           base::hex(first->shards[0].tokenizer_hash()), " as in ", first->shards[0].path(), ", found ",
           base::hex((*shards)[0].tokenizer_hash())));
@@ -84,9 +82,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> Dataset::open(const DataOptions& option
     dataset->sources_.push_back(std::move(source));
     weights.push_back(spec.weight);
   }
-  if (!problems.empty()) {
-    return absl::InvalidArgumentError(absl::StrJoin(problems, "\n"));
-  }
+  RETURN_IF_ERROR(problems.status(absl::StatusCode::kInvalidArgument));
   for (size_t i = 0; i < dataset->sources_.size(); ++i) {
     SourceStats stats;
     stats.path = options.sources[i].path;

@@ -5,6 +5,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "data/base/problem_list.h"
+#include "data/base/status_macros.h"
+
 namespace distill::data {
 
 namespace fs = std::filesystem;
@@ -13,26 +16,20 @@ Shard::Shard(base::MappedFile file, const ShardHeader& header)
     : file_(std::move(file)), header_(header), layout_(shard_layout(header)) {}
 
 absl::StatusOr<Shard> Shard::open(const std::string& path) {
-  absl::StatusOr<base::MappedFile> file = base::MappedFile::open(path);
-  if (!file.ok()) {
-    return file.status();
+  ASSIGN_OR_RETURN(base::MappedFile file, base::MappedFile::open(path));
+  if (file.size() == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": the file is empty"));
   }
-  if (file->size() < sizeof(ShardHeader)) {
+  if (file.size() < sizeof(ShardHeader)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        path, ": not a token shard: expected a header of ", sizeof(ShardHeader), " bytes, found ", file->size()));
+        path, ": not a token shard: expected a header of ", sizeof(ShardHeader), " bytes, found ", file.size()));
   }
   ShardHeader header;
-  std::memcpy(&header, file->bytes(), sizeof(header));
-  if (absl::Status status = check_shard_header(header, file->size(), path); !status.ok()) {
-    return status;
-  }
-  Shard shard(*std::move(file), header);
-  if (absl::Status status = shard.check_offsets(); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = shard.check_padding(); !status.ok()) {
-    return status;
-  }
+  std::memcpy(&header, file.bytes(), sizeof(header));
+  RETURN_IF_ERROR(check_shard_header(header, file.size(), path));
+  Shard shard(std::move(file), header);
+  RETURN_IF_ERROR(shard.check_offsets());
+  RETURN_IF_ERROR(shard.check_padding());
   return shard;
 }
 
@@ -132,9 +129,7 @@ absl::Status Shard::verify() const {
   std::vector<int64_t> buffer(1 << 16);
   for (int64_t begin = 0; begin < tokens(); begin += static_cast<int64_t>(buffer.size())) {
     const auto count = std::min<int64_t>(static_cast<int64_t>(buffer.size()), tokens() - begin);
-    if (absl::Status status = read_tokens(begin, absl::MakeSpan(buffer.data(), count)); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(read_tokens(begin, absl::MakeSpan(buffer.data(), count)));
   }
   return absl::OkStatus();
 }
@@ -173,35 +168,27 @@ absl::StatusOr<std::vector<std::string>> shard_paths(const std::string& path) {
 } // namespace
 
 absl::StatusOr<std::vector<Shard>> open_shards(const std::string& path) {
-  absl::StatusOr<std::vector<std::string>> paths = shard_paths(path);
-  if (!paths.ok()) {
-    return paths.status();
-  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> paths, shard_paths(path));
   std::vector<Shard> shards;
-  std::vector<std::string> problems;
-  absl::StatusCode code = absl::StatusCode::kDataLoss;
-  for (const std::string& file : *paths) {
-    absl::StatusOr<Shard> shard = Shard::open(file);
-    if (!shard.ok()) {
-      problems.emplace_back(shard.status().message());
-      code = shard.status().code();
+  base::ProblemList problems;
+  for (const std::string& file : paths) {
+    std::optional<Shard> shard = problems.take(Shard::open(file));
+    if (!shard) {
       continue;
     }
     if (!shards.empty() && shard->tokenizer_hash() != shards[0].tokenizer_hash()) {
-      problems.push_back(absl::StrCat(
+      problems.add(absl::DataLossError(absl::StrCat(
           file, ": header field `tokenizer_hash`: expected ", base::hex(shards[0].tokenizer_hash()), " as in ",
-          shards[0].path(), ", found ", base::hex(shard->tokenizer_hash())));
+          shards[0].path(), ", found ", base::hex(shard->tokenizer_hash()))));
     }
     if (!shards.empty() && shard->header().vocab_size != shards[0].header().vocab_size) {
-      problems.push_back(absl::StrCat(
+      problems.add(absl::DataLossError(absl::StrCat(
           file, ": header field `vocab_size`: expected ", shards[0].header().vocab_size, " as in ", shards[0].path(),
-          ", found ", shard->header().vocab_size));
+          ", found ", shard->header().vocab_size)));
     }
     shards.push_back(*std::move(shard));
   }
-  if (!problems.empty()) {
-    return absl::Status(code, absl::StrJoin(problems, "\n"));
-  }
+  RETURN_IF_ERROR(problems.status());
   return shards;
 }
 

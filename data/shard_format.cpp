@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "data/base/problem_list.h"
+#include "data/base/status_macros.h"
+
 namespace distill::data {
 
 namespace {
@@ -22,17 +25,17 @@ class HeaderCheck {
   template <typename Found>
   void expect(bool ok, const char* field, const std::string& expected, const Found& found) {
     if (!ok) {
-      problems_.push_back(absl::StrCat(path_, ": header field `", field, "`: expected ", expected, ", found ", found));
+      problems_.add(absl::StrCat(path_, ": header field `", field, "`: expected ", expected, ", found ", found));
     }
   }
 
   absl::Status status() const {
-    return problems_.empty() ? absl::OkStatus() : absl::DataLossError(absl::StrJoin(problems_, "\n"));
+    return problems_.status(absl::StatusCode::kDataLoss);
   }
 
  private:
   const std::string& path_;
-  std::vector<std::string> problems_;
+  base::ProblemList problems_;
 };
 
 absl::Status check_identity(const ShardHeader& header, const std::string& path) {
@@ -76,9 +79,7 @@ base::Digest shard_header_hash(const ShardHeader& header) {
 }
 
 absl::Status check_shard_header(const ShardHeader& header, uint64_t file_bytes, const std::string& path) {
-  if (absl::Status status = check_identity(header, path); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(check_identity(header, path));
   HeaderCheck check(path);
   const auto vocab = static_cast<int64_t>(std::min(header.vocab_size, kMaxVocab));
   check.expect(header.header_bytes == sizeof(ShardHeader), "header_bytes", "256", header.header_bytes);

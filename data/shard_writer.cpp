@@ -1,12 +1,10 @@
 #include "data/shard_writer.h"
 
 #include <absl/strings/str_cat.h>
-#include <fcntl.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
+
+#include "data/base/durable_file.h"
 
 namespace distill::data {
 
@@ -75,30 +73,7 @@ absl::Status ShardWriter::write(const std::string& path) const {
     return absl::FailedPreconditionError(absl::StrCat(path, ": a shard has at least one document, found none"));
   }
   const std::vector<uint8_t> content = bytes();
-  const std::string temporary = absl::StrCat(path, ".tmp.", ::getpid());
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot create ", temporary));
-  }
-  size_t written = 0;
-  bool ok = true;
-  while (ok && written < content.size()) {
-    const ssize_t count = ::write(fd, content.data() + written, content.size() - written);
-    ok = count > 0 || (count < 0 && errno == EINTR);
-    written += count > 0 ? static_cast<size_t>(count) : 0;
-  }
-  ok = ok && ::fsync(fd) == 0;
-  int error = errno;
-  ::close(fd);
-  if (ok && ::rename(temporary.c_str(), path.c_str()) != 0) {
-    error = errno;
-    ok = false;
-  }
-  if (!ok) {
-    ::unlink(temporary.c_str());
-    return absl::ErrnoToStatus(error, absl::StrCat(path, ": cannot write ", content.size(), " bytes"));
-  }
-  return absl::OkStatus();
+  return base::replace_file(path, {reinterpret_cast<const char*>(content.data()), content.size()});
 }
 
 void sign_shard(absl::Span<uint8_t> bytes) {

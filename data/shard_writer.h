@@ -23,14 +23,14 @@ class ShardWriter {
  public:
   explicit ShardWriter(const ShardSpec& spec);
 
-  // With spec.loss_mask one value for each token (0: no loss on it as a target); without, `in_loss` is empty.
-  // InvalidArgument: an empty document, an id that is not below vocab_size, a mask of another length.
+  // Adds one document. `in_loss`: with spec.loss_mask, a value for each token (0: no loss where it is the target);
+  // without, empty. InvalidArgument: an empty document, an id that is not below vocab_size, a mask of another length.
   absl::Status add(absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> in_loss = {});
 
-  // The file's bytes. At least one document has been added.
+  // The file's bytes. At least one document must have been added.
   std::vector<uint8_t> bytes() const;
 
-  // Writes to a temporary name in the same folder, syncs, renames.
+  // Replaces the file as a whole (base::replace_file). FailedPrecondition: no document has been added.
   absl::Status write(const std::string& path) const;
 
  private:

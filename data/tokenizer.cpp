@@ -9,6 +9,8 @@
 #include <stdexcept>
 
 #include "data/base/mapped_file.h"
+#include "data/base/problem_list.h"
+#include "data/base/status_macros.h"
 
 namespace distill::data {
 
@@ -17,9 +19,9 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kMaxId = (int64_t{1} << 32) - 1;
-constexpr int64_t kMaxDepth = 100; // of nesting; printing a value takes a stack frame for each level
+constexpr int64_t kMaxDepth = 100; // of nesting: printing a value takes a stack frame for each level
 
-// Carries a message to read_tokenizer; never leaves this file.
+// Carries a message to read_tokenizer, which catches it.
 struct BadTokenizer : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -67,8 +69,8 @@ int64_t token_id(const Json& id, const std::string& key) {
   return value;
 }
 
-// Members that spell out what is the default anyway (other versions of the library leave them out) or that only
-// concern offsets do not make two tokenizers different.
+// Removes members that spell out a default, which other versions of the library leave out, and members that only
+// concern offsets: they do not make two tokenizers different.
 Json without_defaults(const Json& json) {
   if (json.is_array()) {
     Json out = Json::array();
@@ -138,7 +140,7 @@ void read_merges(const Json& merges, Tokenizer& out) {
   }
 }
 
-// Older files leave model.type out.
+// The type of the model, which older files do not state.
 std::string model_type(const Json& model) {
   if (member(model, "type").is_string()) {
     return model["type"].get<std::string>();
@@ -198,16 +200,16 @@ absl::StatusOr<Tokenizer> read_tokenizer(const std::string& path) {
           ": no such file (AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of transformers writes it)"));
     }
   }
-  absl::StatusOr<base::MappedFile> mapped = base::MappedFile::open(file);
-  if (!mapped.ok()) {
-    return mapped.status();
+  ASSIGN_OR_RETURN(const base::MappedFile mapped, base::MappedFile::open(file));
+  if (mapped.size() == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(file, ": the file is empty"));
   }
-  if (const int64_t depth = nesting_depth({mapped->bytes(), mapped->size()}); depth > kMaxDepth) {
+  if (const int64_t depth = nesting_depth({mapped.bytes(), mapped.size()}); depth > kMaxDepth) {
     return absl::InvalidArgumentError(
         absl::StrCat(file, ": expected JSON nested at most ", kMaxDepth, " deep, found ", depth));
   }
   try {
-    Tokenizer tokenizer = parse(Json::parse(mapped->bytes(), mapped->bytes() + mapped->size()));
+    Tokenizer tokenizer = parse(Json::parse(mapped.bytes(), mapped.bytes() + mapped.size()));
     tokenizer.path = file;
     return tokenizer;
   } catch (const BadTokenizer& bad) {
@@ -305,21 +307,21 @@ std::string merge_difference(const Tokenizer& teacher, const Tokenizer& student)
 } // namespace
 
 absl::Status compare_tokenizers(const Tokenizer& teacher, const Tokenizer& student) {
-  std::vector<std::string> problems;
+  base::ProblemList problems;
   const auto component = [&](const char* name, const std::string& of_teacher, const std::string& of_student) {
     if (of_teacher != of_student) {
-      problems.push_back(absl::StrCat("  ", name, ": teacher ", of_teacher, ", student ", of_student));
+      problems.add(absl::StrCat("  ", name, ": teacher ", of_teacher, ", student ", of_student));
     }
   };
   component("model.type", teacher.model, student.model);
   if (teacher.tokens != student.tokens) {
-    problems.push_back(token_differences(teacher, student));
+    problems.add(token_differences(teacher, student));
   }
   if (teacher.merges != student.merges) {
-    problems.push_back(merge_difference(teacher, student));
+    problems.add(merge_difference(teacher, student));
   }
   if (teacher.scores != student.scores) {
-    problems.emplace_back("  model.vocab: the scores differ");
+    problems.add("  model.vocab: the scores differ");
   }
   component("model", teacher.model_options, student.model_options);
   component("normalizer", teacher.normalizer, student.normalizer);
@@ -328,8 +330,7 @@ absl::Status compare_tokenizers(const Tokenizer& teacher, const Tokenizer& stude
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "teacher and student have different tokenizers: ", teacher.path, " and ", student.path, "\n",
-      absl::StrJoin(problems, "\n")));
+      "teacher and student have different tokenizers: ", teacher.path, " and ", student.path, "\n", problems.text()));
 }
 
 } // namespace distill::data

@@ -9,12 +9,12 @@
 #include <string>
 #include <string_view>
 
-// XXH3 with 64 bits: finds damaged files, does not withstand an attacker.
+// XXH3 with 64 bits: detects damaged files, gives no protection against an attacker.
 namespace distill::base {
 
 uint64_t checksum(const void* data, size_t size);
 
-// The checksum of bytes that come in pieces.
+// The checksum of bytes that are given in pieces.
 class Checksum {
  public:
   Checksum();
@@ -31,14 +31,14 @@ class Checksum {
   std::unique_ptr<State> state_;
 };
 
-// 16 hexadecimal digits, and back; nullopt for anything else.
+// 16 hexadecimal digits, and the value of such a text; nullopt for any other text.
 std::string checksum_text(uint64_t value);
 std::optional<uint64_t> parse_checksum(std::string_view text);
 
-// Sees every byte of a file in order, as it is written.
+// Receives every byte of a file in order while it is written.
 using ByteSink = std::function<void(const char* data, size_t size)>;
 
-// A whole file's. NotFound or DataLoss name the file.
+// The checksum of a whole file. Errors: NotFound or DataLoss, which name the file.
 absl::StatusOr<uint64_t> file_checksum(const std::string& path);
 
 } // namespace distill::base

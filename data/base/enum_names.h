@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-// Names for the values of an enumeration, as files, flags and messages write them. They stand beside the enumeration,
-// in the order of its enumerators, which count from 0:
+// Names for the values of an enumeration, as files, flags and messages spell them. They are declared next to the
+// enumeration, in the order of its enumerators, which count from 0:
 //
 //   enum class PackingMode { kPack, kConcat };
 //   constexpr auto enum_names(PackingMode) { return base::names_of<PackingMode>("pack", "concat"); }

@@ -26,7 +26,7 @@ absl::StatusOr<nlohmann::ordered_json> parse_json(std::string_view text, const s
     } else if (event == json::parse_event_t::key) {
       const std::string& key = parsed.get_ref<const std::string&>();
       if (!open_objects.back().insert(key).second) {
-        throw JsonRefused{absl::StrCat("key \"", key, "\" stands twice")};
+        throw JsonRefused{absl::StrCat("key \"", key, "\" appears twice")};
       }
     }
     return true;

@@ -6,8 +6,29 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 
 namespace distill::base {
+namespace {
+
+absl::Status system_error(const std::string& path, const char* action, int error) {
+  const std::string message = absl::StrCat(path, ": cannot ", action, ": ", std::strerror(error));
+  switch (error) {
+    case ENOENT:
+      return absl::NotFoundError(message);
+    case EACCES:
+    case EPERM:
+      return absl::PermissionDeniedError(message);
+    default:
+      return absl::InvalidArgumentError(message);
+  }
+}
+
+uint64_t page_size() {
+  return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+} // namespace
 
 MappedFile::MappedFile(std::string path, const uint8_t* bytes, uint64_t size)
     : path_(std::move(path)), bytes_(bytes), size_(size) {}
@@ -31,40 +52,48 @@ MappedFile::~MappedFile() {
 }
 
 absl::StatusOr<MappedFile> MappedFile::open(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe must not hold us up
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // opening a pipe must not block
   if (fd < 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot open"));
+    return system_error(path, "open", errno);
   }
   struct stat info = {};
-  const bool known = ::fstat(fd, &info) == 0;
-  const int stat_error = errno;
-  if (!known || !S_ISREG(info.st_mode) || info.st_size == 0) {
+  if (::fstat(fd, &info) != 0) {
+    const int error = errno;
     ::close(fd);
-    if (!known) {
-      return absl::ErrnoToStatus(stat_error, absl::StrCat(path, ": cannot stat"));
-    }
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, S_ISREG(info.st_mode) ? ": the file is empty" : ": not a regular file"));
+    return system_error(path, "stat", error);
+  }
+  if (!S_ISREG(info.st_mode)) {
+    ::close(fd);
+    return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
   }
   const auto size = static_cast<uint64_t>(info.st_size);
-  void* bytes = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
+  // Mapping no bytes is an error of mmap.
+  void* bytes = size == 0 ? nullptr : ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
   const int map_error = errno;
   ::close(fd);
   if (bytes == MAP_FAILED) {
-    return absl::ErrnoToStatus(map_error, absl::StrCat(path, ": cannot map ", size, " bytes"));
+    return system_error(path, "map", map_error);
   }
   return MappedFile(path, static_cast<const uint8_t*>(bytes), size);
 }
 
 void MappedFile::advise(uint64_t begin, uint64_t end, Access access) const {
-  const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-  begin -= begin % page;
+  begin -= begin % page_size();
   end = std::min(end, size_);
   if (begin < end) {
     const int advice = access == Access::kRandom ? MADV_RANDOM
         : access == Access::kSequential          ? MADV_SEQUENTIAL
                                                  : MADV_NORMAL;
     ::madvise(const_cast<uint8_t*>(bytes_) + begin, end - begin, advice);
+  }
+}
+
+void MappedFile::release(uint64_t begin, uint64_t end) const {
+  const uint64_t page = page_size();
+  const uint64_t first = (begin + page - 1) / page * page;
+  const uint64_t last = end / page * page;
+  if (first < last) {
+    ::madvise(const_cast<uint8_t*>(bytes_) + first, last - first, MADV_DONTNEED);
   }
 }
 

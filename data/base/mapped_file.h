@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace distill::base {
 
@@ -17,7 +18,8 @@ enum class Access {
 // by renaming a new one over them, which leaves the mapping intact.
 class MappedFile {
  public:
-  // Errors: NotFound, PermissionDenied, InvalidArgument (not a regular file, empty), each with the path.
+  // An empty file has no bytes. Errors: NotFound, PermissionDenied, InvalidArgument (not a regular file, and all else),
+  // each with the path.
   static absl::StatusOr<MappedFile> open(const std::string& path);
 
   MappedFile(MappedFile&& other) noexcept;
@@ -27,14 +29,20 @@ class MappedFile {
   const std::string& path() const {
     return path_;
   }
-  const uint8_t* bytes() const {
+  const uint8_t* bytes() const { // null: the file is empty
     return bytes_;
   }
   uint64_t size() const {
     return size_;
   }
+  std::string_view text() const {
+    return {reinterpret_cast<const char*>(bytes_), size_};
+  }
   // Tells the kernel how bytes [begin, end) will be read. A hint: failure is not an error.
   void advise(uint64_t begin, uint64_t end, Access access) const;
+  // Removes the whole pages within bytes [begin, end) from this process's memory, so that reading a file once does not
+  // keep it resident. They are read again when they are used again.
+  void release(uint64_t begin, uint64_t end) const;
 
  private:
   MappedFile(std::string path, const uint8_t* bytes, uint64_t size);

@@ -13,7 +13,7 @@ using Digest = std::array<uint8_t, 32>;
 class Sha256 {
  public:
   void update(const void* bytes, size_t count);
-  // Ends the message; the object is not used afterwards.
+  // Ends the message. The object must not be used afterwards.
   Digest finish();
 
  private:

@@ -17,7 +17,8 @@
   } while (false)
 
 // ASSIGN_OR_RETURN(const auto file, open(path)): the value of a StatusOr, or a return with its status. `target` is a
-// declaration or an assignable expression; one that holds a comma outside parentheses stands in parentheses of its own.
+// declaration or an assignable expression. The preprocessor would split a declaration with a comma outside parentheses,
+// for instance std::map<K, V>: use auto there.
 #define ASSIGN_OR_RETURN(target, expression) \
   DISTILL_ASSIGN_OR_RETURN(DISTILL_STATUS_NAME(status_or_, __LINE__), target, expression)
 

@@ -7,6 +7,7 @@
 #include "data/base/checksum.h"
 #include "data/base/durable_file.h"
 #include "data/base/json.h"
+#include "data/base/status_macros.h"
 
 namespace distill::checkpoint {
 namespace {
@@ -15,10 +16,11 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFolder = "checkpoints";
 constexpr const char* kPartial = ".partial";
+constexpr const char* kReplaced = ".old"; // base::publish_folder was killed between its two renames
 constexpr int64_t kMaxIndexBytes = int64_t{1} << 30;
 constexpr int64_t kMaxMarkerBytes = 4096;
 
-// N of "step-N" and what follows it; nullopt for any other name.
+// N of "step-N", and the suffix after it; nullopt for any other name.
 std::optional<std::pair<int64_t, std::string>> parse_name(const std::string& name) {
   constexpr std::string_view kPrefix = "step-";
   int64_t step = 0;
@@ -34,7 +36,7 @@ std::optional<std::pair<int64_t, std::string>> parse_name(const std::string& nam
 struct Entry {
   fs::path path;
   int64_t step = 0;
-  std::string suffix; // empty: of a finished folder
+  std::string suffix; // empty: the folder has its final name
 };
 
 std::vector<Entry> list_entries(const std::string& run_dir) {
@@ -57,7 +59,7 @@ std::string marker_text(int64_t version, uint64_t index_sum) {
   return absl::StrCat("distill-checkpoint ", version, " index.json xxh3 ", base::checksum_text(index_sum), "\n");
 }
 
-// Whether a marker is of a format that this program reads, whatever else stands in it.
+// Whether the marker names a format version that this program reads. The rest of its text is not checked.
 bool is_known_marker(const std::string& marker) {
   for (int64_t version = kOldestVersion; version <= kFormatVersion; ++version) {
     if (marker.starts_with(absl::StrCat("distill-checkpoint ", version, " "))) {
@@ -67,9 +69,9 @@ bool is_known_marker(const std::string& marker) {
   return false;
 }
 
-// A checkpoint without its marker is incomplete from the first moment of its removal on.
+// Removes the marker first, so that a checkpoint that is partly removed is never complete.
 void remove_checkpoint(const fs::path& folder) {
-  std::error_code ignored; // a folder that cannot be removed costs disk, not the run
+  std::error_code ignored; // a folder that cannot be removed takes disk space, but is no reason to end the run
   fs::remove(folder / kMarkerFile, ignored);
   fs::remove_all(folder, ignored);
 }
@@ -106,7 +108,7 @@ std::optional<std::string> newest_complete(const std::string& run_dir) {
 absl::Status make_partial(const std::string& run_dir, int64_t step) {
   const fs::path partial = partial_folder(run_dir, step);
   std::error_code error;
-  // The run folder itself is not made anew: where it has vanished, somebody should know.
+  // A run folder that has vanished is an error: it is not created again.
   fs::create_directory(partial.parent_path(), error);
   if (!error) {
     fs::remove_all(partial, error);
@@ -117,22 +119,18 @@ absl::Status make_partial(const std::string& run_dir, int64_t step) {
   if (error) {
     return absl::InternalError(absl::StrCat(partial.string(), ": cannot create: ", error.message()));
   }
-  return base::sync_folder(run_dir); // its entry of the folder of checkpoints, and of the run's other files
+  return base::sync_folder(run_dir); // its entries: the folder of checkpoints and the run's other files
 }
 
 absl::Status publish(const std::string& run_dir, const Index& index) {
   const fs::path partial = partial_folder(run_dir, index.state.step);
   const fs::path target = checkpoint_folder(run_dir, index.state.step);
   const std::string text = to_json(index);
-  if (absl::Status status = base::write_file((partial / kIndexFile).string(), text); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = base::publish_folder(partial.string(), target.string()); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(base::write_file((partial / kIndexFile).string(), text));
+  RETURN_IF_ERROR(base::publish_folder(partial.string(), target.string()));
   const std::string marker = marker_text(index.version, base::checksum(text.data(), text.size()));
   if (absl::Status status = base::write_file((target / kMarkerFile).string(), marker); !status.ok()) {
-    remove_checkpoint(target); // the marker may be there in part, and the disk may be full
+    remove_checkpoint(target); // the marker may be incomplete, and the disk may be full
     return status;
   }
   return base::sync_folder(target.string());
@@ -150,8 +148,7 @@ absl::StatusOr<Index> read_index(const std::string& folder) {
   if (!text.ok()) {
     return absl::DataLossError(text.status().message());
   }
-  // An index of another format version says so, and its marker too; anything else that does not fit its marker is
-  // damage.
+  // With another format version, both the index and the marker say so. Every other mismatch between the two is damage.
   auto index = parse_index(*text, index_file);
   if (absl::IsFailedPrecondition(index.status()) && !is_known_marker(*marker)) {
     return index.status();
@@ -162,7 +159,7 @@ absl::StatusOr<Index> read_index(const std::string& folder) {
     const auto name = parse_name(fs::path(folder).lexically_normal().filename().string());
     if (index.ok() && name && name->second.empty() && name->first != index->state.step) {
       return absl::DataLossError(absl::StrCat(
-          folder, ": holds the checkpoint of step ", index->state.step, ": expected the one that its name says"));
+          folder, ": holds the checkpoint of step ", index->state.step, ", but the folder's name says another step"));
     }
     return index;
   }
@@ -173,7 +170,8 @@ absl::StatusOr<Index> read_index(const std::string& folder) {
 
 void remove_old(const std::string& run_dir, int64_t saved_step, int64_t keep) {
   for (const Entry& entry : list_entries(run_dir)) {
-    const bool unfinished = entry.suffix == kPartial || (entry.suffix.empty() && !has_marker(entry.path));
+    const bool unfinished =
+        entry.suffix == kPartial || entry.suffix == kReplaced || (entry.suffix.empty() && !has_marker(entry.path));
     if (unfinished && entry.step <= saved_step) {
       remove_checkpoint(entry.path);
     }
@@ -201,15 +199,13 @@ absl::StatusOr<std::vector<std::string>> set_aside_after(const std::string& run_
       moved.push_back(set_aside(path.string(), "superseded"));
       if (moved.back() == path.string()) {
         return absl::InternalError(absl::StrCat(
-            path.string(), ": lies beyond step ", step,
-            ", from which the run is to go on, and cannot be renamed; move it away by hand"));
+            path.string(), ": is later than step ", step,
+            ", from which the run is to continue, and cannot be renamed; move it away by hand"));
       }
     }
   }
   if (!moved.empty()) {
-    if (absl::Status status = base::sync_folder((fs::path(run_dir) / kFolder).string()); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(base::sync_folder((fs::path(run_dir) / kFolder).string()));
   }
   return moved;
 }

@@ -2,10 +2,7 @@
 
 #include <absl/strings/str_cat.h>
 
-#include <cerrno>
-#include <filesystem>
-#include <fstream>
-
+#include "data/base/durable_file.h"
 #include "trainer/config/field.h"
 
 namespace distill::config {
@@ -39,21 +36,7 @@ std::vector<std::string> differences(const Config& before, const Config& after) 
 }
 
 absl::Status write_config(const Config& config, const std::string& path) {
-  const std::string partial = path + ".partial";
-  errno = 0;
-  std::ofstream out(partial, std::ios::binary | std::ios::trunc);
-  out << dump(config);
-  out.close();
-  std::error_code error(out ? 0 : (errno != 0 ? errno : EIO), std::generic_category());
-  if (!error) {
-    std::filesystem::rename(partial, path, error);
-  }
-  if (error) {
-    std::error_code ignored;
-    std::filesystem::remove(partial, ignored);
-    return absl::InternalError(absl::StrCat(path, ": cannot write: ", error.message()));
-  }
-  return absl::OkStatus();
+  return base::replace_file(path, dump(config));
 }
 
 } // namespace distill::config

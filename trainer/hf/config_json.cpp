@@ -3,6 +3,8 @@
 #include <absl/container/flat_hash_set.h>
 
 #include "data/base/json.h"
+#include "data/base/problem_list.h"
+#include "data/base/status_macros.h"
 #include "trainer/hf/config_keys.h"
 
 namespace distill::hf {
@@ -15,7 +17,7 @@ constexpr int64_t kMaxSize = int64_t{1} << 24; // of any one dimension
 constexpr int64_t kMaxLayers = 4096;
 constexpr double kMaxParameters = 1e13;
 
-// Reads one configuration, collecting every complaint.
+// Reads one configuration and collects the problems in it.
 class ConfigReader {
  public:
   ConfigReader(Json json, std::string source) : json_(std::move(json)), source_(std::move(source)) {}
@@ -26,17 +28,15 @@ class ConfigReader {
     read_dtype();
     read_rope();
     read_sliding_window();
-    refuse_what_is_not_supported();
-    if (!errors_.empty()) {
-      return absl::InvalidArgumentError(absl::StrCat(source_, ": ", absl::StrJoin(errors_, "\n" + source_ + ": ")));
-    }
+    refuse_other_keys();
+    RETURN_IF_ERROR(problems_.status(absl::StatusCode::kInvalidArgument));
     return config_;
   }
 
  private:
   template <typename... Args>
   void complain(const Args&... args) {
-    errors_.push_back(absl::StrCat(args...));
+    problems_.add(absl::StrCat(source_, ": ", args...));
   }
 
   static std::string text(const Json& value) {
@@ -47,7 +47,7 @@ class ConfigReader {
     return dumped;
   }
 
-  // Null where the key is absent or null.
+  // The value; null where the key is absent or its value is null.
   const Json* take(const Json& object, const std::string& key) {
     const auto found = object.find(key);
     return found == object.end() || found->is_null() ? nullptr : &*found;
@@ -159,7 +159,7 @@ class ConfigReader {
   }
 
   void read_head_dim() {
-    // Qwen3 alone has a default that is not derived.
+    // Only Qwen3 has a default that does not follow from hidden_size.
     const int64_t derived = config_.model_type == "qwen3" ? 128 : config_.hidden_size / config_.num_heads;
     const std::optional<int64_t> given = optional_integer("head_dim", 1, 4096);
     config_.head_dim = given.value_or(derived);
@@ -195,7 +195,7 @@ class ConfigReader {
     const Json* parameters = take("rope_parameters");
     const Json* scaling = take("rope_scaling");
     const Json* outer_context = take("original_max_position_embeddings");
-    // transformers gives the old spelling precedence where both stand.
+    // Where a file has both spellings, transformers prefers the old one.
     const std::string name = scaling ? "rope_scaling" : "rope_parameters";
     const Json* rope = scaling ? scaling : parameters;
     if (rope == nullptr) {
@@ -261,7 +261,7 @@ class ConfigReader {
       scaling.original_max_position_embeddings =
           as_integer(absl::StrCat(name, ".", key), *context, 1, int64_t{1} << 31).value_or(1);
     }
-    if (scaling.high_freq_factor <= scaling.low_freq_factor && errors_.empty()) {
+    if (scaling.high_freq_factor <= scaling.low_freq_factor && problems_.empty()) {
       complain(
           name, ".high_freq_factor: a number above low_freq_factor (", scaling.low_freq_factor, ") is expected, found ",
           scaling.high_freq_factor);
@@ -276,7 +276,7 @@ class ConfigReader {
     const auto stands = json_.find("sliding_window") != json_.end();
     const std::optional<int64_t> window = optional_integer("sliding_window", 1, int64_t{1} << 31);
     if (used) {
-      // transformers' default for both families where the key is absent; null switches it off.
+      // An absent key means 4096, as in transformers; null switches the window off.
       config_.sliding_window = stands ? window : std::optional<int64_t>(4096);
     } else if (!qwen && window) {
       complain("sliding_window: not known for model_type \"", config_.model_type, "\" (value ", *window, ")");
@@ -296,7 +296,7 @@ class ConfigReader {
     }
   }
 
-  void refuse_what_is_not_supported() {
+  void refuse_other_keys() {
     if (const Json* quantization = take("quantization_config")) {
       complain(
           "quantization_config: quantised weights are not supported (", text(*quantization),
@@ -321,20 +321,17 @@ class ConfigReader {
   std::string source_;
   models::ModelConfig config_;
   absl::flat_hash_set<std::string> known_;
-  std::vector<std::string> errors_;
+  base::ProblemList problems_;
 };
 
 } // namespace
 
 absl::StatusOr<models::ModelConfig> parse_model_config(const std::string& json_text, const std::string& source) {
-  absl::StatusOr<Json> json = base::parse_json(json_text, source, /*max_depth=*/16);
-  if (!json.ok()) {
-    return json.status();
+  ASSIGN_OR_RETURN(Json json, base::parse_json(json_text, source, /*max_depth=*/16));
+  if (!json.is_object()) {
+    return absl::InvalidArgumentError(absl::StrCat(source, ": a JSON object is expected, found ", json.type_name()));
   }
-  if (!json->is_object()) {
-    return absl::InvalidArgumentError(absl::StrCat(source, ": a JSON object is expected, found ", json->type_name()));
-  }
-  return ConfigReader(std::move(*json), source).read();
+  return ConfigReader(std::move(json), source).read();
 }
 
 absl::StatusOr<models::ModelConfig> read_model_config(const std::string& folder) {
@@ -343,11 +340,8 @@ absl::StatusOr<models::ModelConfig> read_model_config(const std::string& folder)
     return absl::NotFoundError(absl::StrCat(folder, ": no such folder; a Hugging Face model folder is expected"));
   }
   const std::string path = (std::filesystem::path(folder) / "config.json").string();
-  const absl::StatusOr<std::string> text = base::read_text_file(path, kMaxConfigBytes);
-  if (!text.ok()) {
-    return text.status();
-  }
-  return parse_model_config(*text, path);
+  ASSIGN_OR_RETURN(const std::string text, base::read_text_file(path, kMaxConfigBytes));
+  return parse_model_config(text, path);
 }
 
 } // namespace distill::hf

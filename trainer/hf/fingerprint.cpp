@@ -3,29 +3,30 @@
 #include <filesystem>
 
 #include "data/base/checksum.h"
-#include "trainer/models/mapped_file.h"
+#include "data/base/mapped_file.h"
+#include "data/base/status_macros.h"
 
 namespace distill::hf {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kWhole = 1 << 20; // files up to this size are read whole
-constexpr int64_t kEnds = 64 << 10;
-constexpr int64_t kBlock = 4 << 10;
-constexpr int64_t kBlocks = 64;
+constexpr size_t kWhole = 1 << 20; // bytes; smaller files are read completely
+constexpr size_t kEnds = 64 << 10;
+constexpr size_t kBlock = 4 << 10;
+constexpr size_t kBlocks = 64;
 
-uint64_t sampled_checksum(const models::MappedFile& file) {
-  const int64_t size = file.size();
+uint64_t sampled_checksum(std::string_view bytes) {
+  const size_t size = bytes.size();
   if (size <= kWhole) {
-    return base::checksum(file.data(), static_cast<size_t>(size));
+    return base::checksum(bytes.data(), size);
   }
   base::Checksum sum;
-  sum.update(file.data(), kEnds);
-  for (int64_t i = 1; i < kBlocks; ++i) {
-    sum.update(file.data() + size / kBlocks * i, kBlock);
+  sum.update(bytes.data(), kEnds);
+  for (size_t i = 1; i < kBlocks; ++i) {
+    sum.update(bytes.data() + size / kBlocks * i, kBlock);
   }
-  sum.update(file.data() + size - kEnds, kEnds);
+  sum.update(bytes.data() + size - kEnds, kEnds);
   return sum.value();
 }
 
@@ -50,12 +51,9 @@ absl::StatusOr<std::string> folder_fingerprint(const std::string& folder) {
   std::sort(files.begin(), files.end());
   std::string text;
   for (const fs::path& path : files) {
-    const auto file = models::MappedFile::open(path.string());
-    if (!file.ok()) {
-      return file.status();
-    }
+    ASSIGN_OR_RETURN(const base::MappedFile file, base::MappedFile::open(path.string()));
     absl::StrAppend(
-        &text, path.filename().string(), " ", (*file)->size(), " ", base::checksum_text(sampled_checksum(**file)),
+        &text, path.filename().string(), " ", file.size(), " ", base::checksum_text(sampled_checksum(file.text())),
         "\n");
   }
   return text;

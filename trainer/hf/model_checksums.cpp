@@ -4,6 +4,8 @@
 
 #include "data/base/checksum.h"
 #include "data/base/json.h"
+#include "data/base/problem_list.h"
+#include "data/base/status_macros.h"
 
 namespace distill::hf {
 namespace {
@@ -13,9 +15,9 @@ namespace fs = std::filesystem;
 constexpr int64_t kMaxBytes = int64_t{16} << 20;
 constexpr std::string_view kPrefix = "XXH3 (", kMiddle = ") = ";
 constexpr size_t kDigits = 16;
-constexpr size_t kMaxProblems = 20; // that are listed
+constexpr size_t kMaxProblems = 20; // listed in an error
 
-// The checksum and the file of one line; a file in this folder and nothing else.
+// The checksum and the file name of one line; nullopt: the line is malformed, or leads out of the folder.
 std::optional<std::pair<uint64_t, std::string>> parse_line(std::string_view line) {
   const size_t around = kPrefix.size() + kMiddle.size() + kDigits;
   if (line.size() <= around || !line.starts_with(kPrefix)) {
@@ -41,7 +43,7 @@ std::string checksums_text(const std::map<std::string, uint64_t>& checksums) {
 
 absl::StatusOr<std::map<std::string, uint64_t>> parse_checksums(std::string_view text, const std::string& source) {
   std::map<std::string, uint64_t> sums;
-  std::vector<std::string> problems;
+  base::ProblemList problems;
   for (int64_t number = 1; !text.empty() && problems.size() < kMaxProblems; ++number) {
     const size_t end = std::min(text.find('\n'), text.size());
     const std::string_view line = text.substr(0, end);
@@ -51,19 +53,19 @@ absl::StatusOr<std::map<std::string, uint64_t>> parse_checksums(std::string_view
     }
     const auto entry = parse_line(line);
     if (!entry) {
-      problems.push_back(absl::StrCat(
+      problems.add(absl::StrCat(
           source, ":", number, ": expected XXH3 (<file>) = <16 digits>, found \"",
           absl::Utf8SafeCEscape(std::string(line.substr(0, 100))), "\""));
     } else if (!sums.emplace(entry->second, entry->first).second) {
-      problems.push_back(absl::StrCat(
+      problems.add(absl::StrCat(
           source, ":", number, ": expected each file once, found ", absl::Utf8SafeCEscape(entry->second), " again"));
     }
   }
   if (sums.empty() && problems.empty()) {
-    problems.push_back(absl::StrCat(source, ": names no file"));
+    problems.add(absl::StrCat(source, ": names no file"));
   }
-  return problems.empty() ? absl::StatusOr<std::map<std::string, uint64_t>>(std::move(sums))
-                          : absl::InvalidArgumentError(absl::StrJoin(problems, "\n"));
+  RETURN_IF_ERROR(problems.status(absl::StatusCode::kInvalidArgument));
+  return sums;
 }
 
 absl::StatusOr<VerifiedFolder> verify_model_folder(const std::string& folder) {
@@ -81,14 +83,12 @@ absl::StatusOr<VerifiedFolder> verify_model_folder(const std::string& folder) {
     return absl::DataLossError(sums.status().message());
   }
   VerifiedFolder verified;
-  std::vector<std::string> problems;
+  base::ProblemList problems;
   for (const auto& [name, expected] : *sums) {
     const std::string file = (fs::path(folder) / name).string();
-    const auto sum = base::file_checksum(file);
-    if (!sum.ok()) {
-      problems.emplace_back(sum.status().message());
-    } else if (*sum != expected) {
-      problems.push_back(absl::StrCat(
+    const std::optional<uint64_t> sum = problems.take(base::file_checksum(file));
+    if (sum && *sum != expected) {
+      problems.add(absl::StrCat(
           file, ": is damaged, or its line in ", kChecksumsFile, " is: expected checksum ",
           base::checksum_text(expected), ", found ", base::checksum_text(*sum)));
     }
@@ -97,8 +97,8 @@ absl::StatusOr<VerifiedFolder> verify_model_folder(const std::string& folder) {
     verified.files += 1;
     verified.bytes += error ? 0 : static_cast<int64_t>(bytes);
   }
-  return problems.empty() ? absl::StatusOr<VerifiedFolder>(verified)
-                          : absl::DataLossError(absl::StrJoin(problems, "\n"));
+  RETURN_IF_ERROR(problems.status(absl::StatusCode::kDataLoss));
+  return verified;
 }
 
 } // namespace distill::hf

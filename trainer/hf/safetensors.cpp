@@ -1,38 +1,22 @@
 #include "trainer/hf/safetensors.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstring>
 
 #include "data/base/json.h"
+#include "data/base/status_macros.h"
 
 namespace distill::hf {
 namespace {
 
 constexpr int64_t kCopyChunk = int64_t{1} << 22; // elements converted at a time
 
-absl::Status system_error(const std::string& path, const char* action) {
-  return absl::InternalError(absl::StrCat(path, ": cannot ", action, ": ", std::strerror(errno)));
-}
-
 } // namespace
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
-  absl::StatusOr<std::shared_ptr<const models::MappedFile>> file = models::MappedFile::open(path);
-  if (!file.ok()) {
-    return file.status();
-  }
-  const std::string_view bytes((*file)->data(), static_cast<size_t>((*file)->size()));
-  absl::StatusOr<SafetensorsHeader> header = parse_safetensors_header(bytes, (*file)->size(), path);
-  if (!header.ok()) {
-    return header.status();
-  }
-  SafetensorsFile result;
-  result.file_ = std::move(*file);
-  result.header_ = std::move(*header);
-  return result;
+  ASSIGN_OR_RETURN(base::MappedFile file, base::MappedFile::open(path));
+  ASSIGN_OR_RETURN(
+      SafetensorsHeader header, parse_safetensors_header(file.text(), static_cast<int64_t>(file.size()), path));
+  return SafetensorsFile(std::move(file), std::move(header));
 }
 
 const TensorInfo* SafetensorsFile::find(const std::string& name) const {
@@ -47,9 +31,9 @@ void SafetensorsFile::copy_elements(const TensorInfo& tensor, int64_t first, at:
       dst.is_cpu() && dst.is_contiguous() && first >= 0 && first + dst.numel() <= tensor.numel(), path(),
       ": elements [", first, ", ", first + dst.numel(), ") of ", tensor.numel(), " into a contiguous CPU tensor");
   const auto element = static_cast<int64_t>(at::elementSize(*dtype));
-  const char* source = file_->data() + header_.data_begin + tensor.begin;
+  const char* source = file_.text().data() + header_.data_begin + tensor.begin;
   at::Tensor flat = dst.view({-1});
-  at::Tensor aligned; // only for files whose data does not start at a multiple of the element's size
+  at::Tensor aligned; // a copy, for files whose data does not start at a multiple of the element's size
   for (int64_t done = 0; done < flat.numel(); done += kCopyChunk) {
     const int64_t count = std::min(kCopyChunk, flat.numel() - done);
     const char* begin = source + (first + done) * element;
@@ -63,8 +47,8 @@ void SafetensorsFile::copy_elements(const TensorInfo& tensor, int64_t first, at:
     } else {
       part.copy_(at::from_blob(const_cast<char*>(begin), {count}, *dtype));
     }
-    const int64_t offset = begin - file_->data();
-    file_->release(offset, offset + count * element);
+    const auto offset = static_cast<uint64_t>(begin - file_.text().data());
+    file_.release(offset, offset + static_cast<uint64_t>(count * element));
   }
 }
 
@@ -95,55 +79,32 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
     start[byte] = static_cast<char>(header.size() >> (8 * byte) & 0xff);
   }
   start += header;
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) {
-    return system_error(path, "create");
-  }
-  std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(path, fd, offset, std::move(sink)));
-  if (absl::Status status = writer->write(start.data(), static_cast<int64_t>(start.size())); !status.ok()) {
-    return status;
-  }
+  ASSIGN_OR_RETURN(base::DurableFile file, base::DurableFile::create(path));
+  std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(std::move(file), offset, std::move(sink)));
+  RETURN_IF_ERROR(writer->write(start));
   return writer;
 }
 
-SafetensorsWriter::~SafetensorsWriter() {
-  if (fd_ >= 0) {
-    ::close(fd_);
-  }
-}
-
-absl::Status SafetensorsWriter::write(const char* data, int64_t size) {
+absl::Status SafetensorsWriter::write(std::string_view bytes) {
   if (sink_) {
-    sink_(data, static_cast<size_t>(size));
+    sink_(bytes.data(), bytes.size());
   }
-  while (size > 0) {
-    const ssize_t count = ::write(fd_, data, static_cast<size_t>(std::min<int64_t>(size, int64_t{1} << 30)));
-    if (count < 0 && errno != EINTR) {
-      return system_error(path_, "write");
-    }
-    data += std::max<ssize_t>(count, 0);
-    size -= std::max<ssize_t>(count, 0);
-  }
-  return absl::OkStatus();
+  return file_.write(bytes);
 }
 
 absl::Status SafetensorsWriter::append(const at::Tensor& values) {
-  TORCH_CHECK(values.is_cpu() && values.is_contiguous(), path_, ": a contiguous CPU tensor is expected");
+  TORCH_CHECK(values.is_cpu() && values.is_contiguous(), file_.path(), ": a contiguous CPU tensor is expected");
   const auto bytes = static_cast<int64_t>(values.nbytes());
   TORCH_CHECK(
-      written_ + bytes <= data_bytes_, path_, ": more data than announced: ", written_ + bytes, " of ", data_bytes_);
+      written_ + bytes <= data_bytes_, file_.path(), ": more data than announced: ", written_ + bytes, " of ",
+      data_bytes_);
   written_ += bytes;
-  return write(static_cast<const char*>(values.const_data_ptr()), bytes);
+  return write({static_cast<const char*>(values.const_data_ptr()), static_cast<size_t>(bytes)});
 }
 
 absl::Status SafetensorsWriter::finish() {
-  TORCH_CHECK(written_ == data_bytes_, path_, ": ", written_, " bytes written of ", data_bytes_, " announced");
-  const int fd = std::exchange(fd_, -1);
-  const bool synced = ::fsync(fd) == 0;
-  if (::close(fd) != 0 || !synced) {
-    return system_error(path_, "sync");
-  }
-  return absl::OkStatus();
+  TORCH_CHECK(written_ == data_bytes_, file_.path(), ": ", written_, " bytes written of ", data_bytes_, " announced");
+  return file_.close();
 }
 
 absl::Status write_safetensors(
@@ -157,34 +118,26 @@ absl::Status write_safetensors(
     }
     entries.emplace_back(name, TensorInfo{std::move(*dtype), tensor.sizes().vec(), 0, 0});
   }
-  absl::StatusOr<std::unique_ptr<SafetensorsWriter>> writer =
-      SafetensorsWriter::create(path, std::move(entries), metadata);
-  if (!writer.ok()) {
-    return writer.status();
-  }
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<SafetensorsWriter> writer, SafetensorsWriter::create(path, std::move(entries), metadata));
   for (const auto& [name, tensor] : tensors) {
-    if (absl::Status status = (*writer)->append(tensor.cpu().contiguous()); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(writer->append(tensor.cpu().contiguous()));
   }
-  return (*writer)->finish();
+  return writer->finish();
 }
 
 absl::StatusOr<SafetensorsContents> read_safetensors(const std::string& path) {
-  absl::StatusOr<SafetensorsFile> file = SafetensorsFile::open(path);
-  if (!file.ok()) {
-    return file.status();
-  }
+  ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::open(path));
   SafetensorsContents contents;
-  contents.metadata = file->header().metadata;
-  for (const auto& [name, info] : file->header().tensors) {
+  contents.metadata = file.header().metadata;
+  for (const auto& [name, info] : file.header().tensors) {
     const std::optional<at::ScalarType> dtype = scalar_type_of(info.dtype);
     if (!dtype) {
       return absl::InvalidArgumentError(
           absl::StrCat(path, ": tensor \"", name, "\": dtype ", info.dtype, " cannot be read"));
     }
     at::Tensor tensor = at::empty(info.shape, *dtype);
-    file->copy_elements(info, 0, tensor);
+    file.copy_elements(info, 0, tensor);
     contents.tensors.emplace(name, std::move(tensor));
   }
   return contents;

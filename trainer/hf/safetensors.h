@@ -11,14 +11,15 @@
 #include <vector>
 
 #include "data/base/checksum.h"
-#include "trainer/models/mapped_file.h"
+#include "data/base/durable_file.h"
+#include "data/base/mapped_file.h"
 
-// The safetensors format: 8 bytes little-endian header length, a JSON header, the tensors' bytes one after the other.
-// Errors name the file and the tensor, what was expected and what was found.
+// The safetensors format: the length of the header (8 bytes, little-endian), a JSON header, the tensors' bytes one
+// after the other. Errors name the file and the tensor, and say what was expected and what was found.
 namespace distill::hf {
 
 struct TensorInfo {
-  std::string dtype; // as the format spells it: F32, BF16, I64, ...
+  std::string dtype; // in the format's spelling: F32, BF16, I64, ...
   std::vector<int64_t> shape;
   int64_t begin = 0; // bytes from the start of the data
   int64_t end = 0;
@@ -32,68 +33,69 @@ struct SafetensorsHeader {
   int64_t data_begin = 0; // bytes from the start of the file
 };
 
-// ATen's dtype, or nothing where ATen has no such type.
+// ATen's dtype; nullopt: ATen has no such type.
 std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype);
-// The format's spelling; InvalidArgumentError for dtypes it cannot hold.
+// The format's spelling of a dtype. InvalidArgument: the format does not have it.
 absl::StatusOr<std::string> safetensors_dtype(at::ScalarType dtype);
 
-// Checks a header that is not trusted: its length, JSON, names, dtypes, shapes, and that the tensors' bytes fill the
-// file without holes and overlaps. `start` holds at least the header; `file_bytes` is the whole file's size.
+// Reads a header that is not trusted. Checks its length, JSON, names, dtypes and shapes, and that the tensors' bytes
+// fill the file without holes and overlaps. `start`: the file's first bytes, header included; `file_bytes`: its size.
 absl::StatusOr<SafetensorsHeader> parse_safetensors_header(
     std::string_view start, int64_t file_bytes, const std::string& source);
 
-// A mapped file whose header has been checked.
+// A mapped safetensors file with a valid header.
 class SafetensorsFile {
  public:
   static absl::StatusOr<SafetensorsFile> open(const std::string& path);
 
   const std::string& path() const {
-    return file_->path();
+    return file_.path();
   }
   const SafetensorsHeader& header() const {
     return header_;
   }
   const TensorInfo* find(const std::string& name) const; // null: no such tensor
 
-  // Elements [first, first + dst.numel()) of a tensor, converted to dst's dtype; dst is a contiguous CPU tensor. The
-  // pages read are released afterwards.
+  // Copies elements [first, first + dst.numel()) of a tensor to `dst`, a contiguous CPU tensor, converted to its dtype.
+  // Releases the file's pages afterwards.
   void copy_elements(const TensorInfo& tensor, int64_t first, at::Tensor dst) const;
 
  private:
-  std::shared_ptr<const models::MappedFile> file_;
+  SafetensorsFile(base::MappedFile file, SafetensorsHeader header)
+      : file_(std::move(file)), header_(std::move(header)) {}
+
+  base::MappedFile file_;
   SafetensorsHeader header_;
 };
 
-// Writes a file tensor by tensor, in the order announced. Nothing is complete until finish() has returned ok.
+// Writes a file tensor by tensor. The file is complete, and on the disk, once finish() has returned ok.
 class SafetensorsWriter {
  public:
-  using Entry = std::pair<std::string, TensorInfo>; // offsets are filled in by the writer
-  // `sink`, where there is one, sees every byte of the file in order.
+  using Entry = std::pair<std::string, TensorInfo>; // name, dtype and shape; the writer computes the offsets
+  // `sink`, if there is one, receives every byte of the file in order.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> create(
       const std::string& path, std::vector<Entry> entries, const std::map<std::string, std::string>& metadata,
       base::ByteSink sink = {});
-  ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-  // The next bytes of the data: a contiguous CPU tensor in the dtype announced.
+  // Writes the next tensor of `entries`, or the next part of one. A contiguous CPU tensor of the entry's dtype.
   absl::Status append(const at::Tensor& values);
-  // Checks that every byte announced has come, syncs and closes.
+  // Checks that all bytes have been written, syncs and closes.
   absl::Status finish();
 
  private:
-  SafetensorsWriter(std::string path, int fd, int64_t data_bytes, base::ByteSink sink)
-      : path_(std::move(path)), fd_(fd), data_bytes_(data_bytes), sink_(std::move(sink)) {}
-  absl::Status write(const char* data, int64_t size);
+  SafetensorsWriter(base::DurableFile file, int64_t data_bytes, base::ByteSink sink)
+      : file_(std::move(file)), data_bytes_(data_bytes), sink_(std::move(sink)) {}
+  absl::Status write(std::string_view bytes);
 
-  std::string path_;
-  int fd_ = -1;
+  base::DurableFile file_;
   int64_t data_bytes_ = 0;
   int64_t written_ = 0; // of the data
   base::ByteSink sink_;
 };
 
-// Named tensors at once, for checkpoints and tools. Tensors may lie on any device and be strided; the file is synced.
+// Writes tensors that may be on any device and strided, and syncs the file.
 absl::Status write_safetensors(
     const std::string& path, const std::map<std::string, at::Tensor>& tensors,
     const std::map<std::string, std::string>& metadata = {});

@@ -1,14 +1,8 @@
 #include "trainer/hf/save_model.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
-
-#include <fstream>
-
+#include "data/base/durable_file.h"
 #include "data/base/json.h"
+#include "data/base/status_macros.h"
 #include "trainer/hf/model_checksums.h"
 #include "trainer/hf/safetensors.h"
 
@@ -20,7 +14,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kConvertChunk = int64_t{1} << 24; // elements
 
-// Removes the unfinished folder unless it has been renamed.
+// Removes the unfinished folder, unless keep() is called.
 class TemporaryFolder {
  public:
   explicit TemporaryFolder(Path path) : path_(std::move(path)) {}
@@ -45,41 +39,21 @@ absl::Status failed(const Path& path, const char* action, const std::string& why
   return absl::InternalError(absl::StrCat(path.string(), ": cannot ", action, ": ", why));
 }
 
-absl::Status sync_path(const Path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  const bool synced = fd >= 0 && ::fsync(fd) == 0;
-  const int saved = errno;
-  if (fd >= 0) {
-    ::close(fd);
-  }
-  return synced ? absl::OkStatus() : failed(path, "sync", std::strerror(saved));
-}
-
-absl::Status write_text(const Path& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  return file ? sync_path(path) : failed(path, "write", std::strerror(errno));
-}
-
 struct Shard {
   std::string file;
   std::vector<SafetensorsWriter::Entry> entries;
   int64_t bytes = 0;
 };
 
-// Tensors in the order in which the units hold them, cut into shards of at most `max_bytes` (or one tensor).
+// Distributes the tensors, in the order of the units, to shards of at most max_shard_bytes (or of one larger tensor).
 absl::StatusOr<std::vector<Shard>> plan_shards(
     const std::vector<models::UnitLayout>& layouts, const SaveOptions& options) {
-  const absl::StatusOr<std::string> dtype = safetensors_dtype(options.dtype);
-  if (!dtype.ok()) {
-    return dtype.status();
-  }
+  ASSIGN_OR_RETURN(const std::string dtype, safetensors_dtype(options.dtype));
   std::vector<Shard> shards(1);
   for (const models::UnitLayout& layout : layouts) {
     for (const models::ParamLayout& param : layout.params) {
       for (const models::ParamPart& part : param.parts) {
-        TensorInfo info{*dtype, models::part_shape(param, part), 0, 0};
+        TensorInfo info{dtype, models::part_shape(param, part), 0, 0};
         const int64_t bytes = info.numel() * static_cast<int64_t>(at::elementSize(options.dtype));
         if (!shards.back().entries.empty() && shards.back().bytes + bytes > options.max_shard_bytes) {
           shards.emplace_back();
@@ -107,10 +81,10 @@ absl::Status write_index(const Path& folder, const std::vector<Shard>& shards) {
     }
   }
   index["metadata"] = {{"total_size", total}};
-  return write_text(folder / "model.safetensors.index.json", index.dump(2) + "\n");
+  return base::write_file((folder / "model.safetensors.index.json").string(), index.dump(2) + "\n");
 }
 
-// Streams the units through, opening shard after shard.
+// Writes the units one after the other and begins new shards as planned.
 class WeightStream {
  public:
   WeightStream(Path folder, const std::vector<Shard>& shards, at::ScalarType dtype)
@@ -123,9 +97,7 @@ class WeightStream {
           flat.numel(), " of ", at::toString(flat.scalar_type())));
     }
     for (const models::FlatPiece& piece : models::flat_pieces(layout, 0, layout.numel)) {
-      if (absl::Status status = write_tensor(flat.narrow(0, piece.flat_begin, piece.count)); !status.ok()) {
-        return status;
-      }
+      RETURN_IF_ERROR(write_tensor(flat.narrow(0, piece.flat_begin, piece.count)));
     }
     return absl::OkStatus();
   }
@@ -134,7 +106,7 @@ class WeightStream {
     return writer_ ? finish_shard() : absl::OkStatus();
   }
 
-  // Of the files written, by name.
+  // Checksums of the written files, by name.
   const std::map<std::string, uint64_t>& checksums() const {
     return checksums_;
   }
@@ -142,17 +114,13 @@ class WeightStream {
  private:
   absl::Status write_tensor(const at::Tensor& values) {
     if (!writer_ || entry_ == shards_[shard_].entries.size()) {
-      if (absl::Status status = next_shard(); !status.ok()) {
-        return status;
-      }
+      RETURN_IF_ERROR(next_shard());
     }
     ++entry_;
     for (int64_t done = 0; done < values.numel(); done += kConvertChunk) {
       const int64_t count = std::min(kConvertChunk, values.numel() - done);
       const at::Tensor chunk = values.narrow(0, done, count).to(at::kCPU, dtype_).contiguous();
-      if (absl::Status status = writer_->append(chunk); !status.ok()) {
-        return status;
-      }
+      RETURN_IF_ERROR(writer_->append(chunk));
     }
     return absl::OkStatus();
   }
@@ -164,19 +132,14 @@ class WeightStream {
 
   absl::Status next_shard() {
     if (writer_) {
-      if (absl::Status status = finish_shard(); !status.ok()) {
-        return status;
-      }
+      RETURN_IF_ERROR(finish_shard());
       ++shard_;
     }
     checksum_.reset();
     const base::ByteSink sink = [this](const char* data, size_t size) { checksum_.update(data, size); };
     const Shard& shard = shards_[shard_];
-    auto writer = SafetensorsWriter::create((folder_ / shard.file).string(), shard.entries, {{"format", "pt"}}, sink);
-    if (!writer.ok()) {
-      return writer.status();
-    }
-    writer_ = std::move(*writer);
+    ASSIGN_OR_RETURN(
+        writer_, SafetensorsWriter::create((folder_ / shard.file).string(), shard.entries, {{"format", "pt"}}, sink));
     entry_ = 0;
     return absl::OkStatus();
   }
@@ -202,27 +165,21 @@ std::string architecture(const std::string& model_type) {
 
 absl::Status write_config(const Path& folder, const models::ModelConfig& config, const SaveOptions& options) {
   const std::string source = (Path(options.config_folder) / "config.json").string();
-  const absl::StatusOr<std::string> text = base::read_text_file(source, /*max_bytes=*/8 << 20);
-  if (!text.ok()) {
-    return text.status();
-  }
-  absl::StatusOr<Json> json = base::parse_json(*text, source, /*max_depth=*/16);
-  if (!json.ok()) {
-    return json.status();
-  }
+  ASSIGN_OR_RETURN(const std::string text, base::read_text_file(source, /*max_bytes=*/8 << 20));
+  ASSIGN_OR_RETURN(Json json, base::parse_json(text, source, /*max_depth=*/16));
   const std::string dtype = options.dtype == at::kBFloat16 ? "bfloat16"
       : options.dtype == at::kHalf                         ? "float16"
                                                            : "float32";
-  // transformers 5 writes dtype, 4 wrote torch_dtype and is what older readers know.
-  (*json)[json->contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
-  if (json->contains("torch_dtype")) {
-    (*json)["torch_dtype"] = dtype;
+  // transformers 5 writes dtype; transformers 4 wrote torch_dtype, which older readers need.
+  json[json.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
+  if (json.contains("torch_dtype")) {
+    json["torch_dtype"] = dtype;
   }
-  if (!json->contains("architectures") || (*json)["architectures"].is_null()) {
-    (*json)["architectures"] = {architecture(config.model_type)};
+  if (!json.contains("architectures") || json["architectures"].is_null()) {
+    json["architectures"] = {architecture(config.model_type)};
   }
-  json->erase("_name_or_path");
-  return write_text(folder / "config.json", json->dump(2) + "\n");
+  json.erase("_name_or_path");
+  return base::write_file((folder / "config.json").string(), json.dump(2) + "\n");
 }
 
 absl::Status copy_tokenizer(const Path& folder, const SaveOptions& options) {
@@ -233,89 +190,38 @@ absl::Status copy_tokenizer(const Path& folder, const SaveOptions& options) {
     if (error) {
       return failed(source / name, "copy", error.message());
     }
-    if (absl::Status status = sync_path(folder / name); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(base::sync_file((folder / name).string()));
   }
   return absl::OkStatus();
 }
 
-// Of every file in the folder; `known` are not read again.
+// Writes the checksums of all files in the folder. Files in `known` are not read again.
 absl::Status write_checksums(const Path& folder, std::map<std::string, uint64_t> known) {
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     if (known.count(name) == 0) {
-      const auto sum = base::file_checksum(entry.path().string());
-      if (!sum.ok()) {
-        return sum.status();
-      }
-      known[name] = *sum;
+      ASSIGN_OR_RETURN(known[name], base::file_checksum(entry.path().string()));
     }
   }
-  return write_text(folder / kChecksumsFile, checksums_text(known));
+  return base::write_file((folder / kChecksumsFile).string(), checksums_text(known));
 }
 
 absl::Status write_folder(
     const Path& folder, const models::ModelConfig& config, const UnitFlat& units, const SaveOptions& options) {
   const std::vector<models::UnitLayout> layouts = models::unit_layouts(config);
-  const absl::StatusOr<std::vector<Shard>> shards = plan_shards(layouts, options);
-  if (!shards.ok()) {
-    return shards.status();
-  }
-  if (absl::Status status = write_config(folder, config, options); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = copy_tokenizer(folder, options); !status.ok()) {
-    return status;
-  }
-  WeightStream stream(folder, *shards, options.dtype);
+  ASSIGN_OR_RETURN(const std::vector<Shard> shards, plan_shards(layouts, options));
+  RETURN_IF_ERROR(write_config(folder, config, options));
+  RETURN_IF_ERROR(copy_tokenizer(folder, options));
+  WeightStream stream(folder, shards, options.dtype);
   for (size_t i = 0; i < layouts.size(); ++i) {
-    const absl::StatusOr<at::Tensor> flat = units(i);
-    if (!flat.ok()) {
-      return flat.status();
-    }
-    if (absl::Status status = stream.write_unit(layouts[i], *flat); !status.ok()) {
-      return status;
-    }
+    ASSIGN_OR_RETURN(const at::Tensor flat, units(i));
+    RETURN_IF_ERROR(stream.write_unit(layouts[i], flat));
   }
-  if (absl::Status status = stream.finish(); !status.ok()) {
-    return status;
+  RETURN_IF_ERROR(stream.finish());
+  if (shards.size() > 1) {
+    RETURN_IF_ERROR(write_index(folder, shards));
   }
-  if (shards->size() > 1) {
-    if (absl::Status status = write_index(folder, *shards); !status.ok()) {
-      return status;
-    }
-  }
-  if (absl::Status status = write_checksums(folder, stream.checksums()); !status.ok()) {
-    return status;
-  }
-  return sync_path(folder);
-}
-
-// Puts `temporary` in the place of `target`; an old target steps aside first and is removed last.
-absl::Status move_into_place(const Path& temporary, const Path& target) {
-  std::error_code error;
-  const Path old = target.string() + ".old";
-  const bool replaces = std::filesystem::exists(target, error);
-  if (replaces) {
-    std::filesystem::remove_all(old, error);
-    std::filesystem::rename(target, old, error);
-    if (error) {
-      return failed(target, "move aside", error.message());
-    }
-  }
-  std::filesystem::rename(temporary, target, error);
-  if (error) {
-    const std::string why = error.message();
-    if (replaces) {
-      std::filesystem::rename(old, target, error);
-    }
-    return failed(target, "create", why);
-  }
-  if (replaces) {
-    std::filesystem::remove_all(old, error);
-  }
-  return sync_path(target.parent_path());
+  return write_checksums(folder, stream.checksums());
 }
 
 } // namespace
@@ -354,12 +260,8 @@ absl::Status save_model(
   if (error) {
     return failed(temporary, "create", error.message());
   }
-  if (absl::Status status = write_folder(temporary, config, units, options); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = move_into_place(temporary, path); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(write_folder(temporary, config, units, options));
+  RETURN_IF_ERROR(base::publish_folder(temporary.string(), path.string()));
   guard.keep();
   return absl::OkStatus();
 }

@@ -1,13 +1,12 @@
 #include "trainer/metrics/json_lines.h"
 
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "data/base/durable_file.h"
 #include "data/base/json.h"
 #include "data/base/status_macros.h"
 
@@ -29,10 +28,6 @@ absl::StatusOr<std::string> kept_lines(const std::string& path, const KeptSteps&
     }
   }));
   return kept;
-}
-
-absl::Status file_error(const std::string& path, const char* action) {
-  return absl::InternalError(absl::StrCat(path, ": cannot ", action, ": ", std::strerror(errno)));
 }
 
 } // namespace
@@ -69,33 +64,13 @@ std::optional<int64_t> record_step(const nlohmann::ordered_json& record) {
 
 absl::StatusOr<JsonLines> JsonLines::open(const std::string& path, const KeptSteps& steps) {
   ASSIGN_OR_RETURN(const std::string kept, kept_lines(path, steps));
-  const std::string partial = path + ".partial";
-  JsonLines lines;
-  lines.path_ = path;
-  lines.file_.reset(std::fopen(partial.c_str(), "wb"));
-  if (!lines.file_) {
-    return file_error(partial, "create");
-  }
-  if (std::fwrite(kept.data(), 1, kept.size(), lines.file_.get()) != kept.size() ||
-      std::fflush(lines.file_.get()) != 0 || ::fsync(::fileno(lines.file_.get())) != 0) {
-    return file_error(partial, "write");
-  }
-  if (std::rename(partial.c_str(), path.c_str()) != 0) {
-    return file_error(path, "replace");
-  }
-  return lines;
-}
-
-absl::Status JsonLines::sync() const {
-  return ::fsync(::fileno(file_.get())) == 0 ? absl::OkStatus() : file_error(path_, "sync");
+  RETURN_IF_ERROR(base::replace_file(path, kept));
+  ASSIGN_OR_RETURN(base::DurableFile file, base::DurableFile::append_to(path));
+  return JsonLines(std::move(file));
 }
 
 absl::Status JsonLines::append(const std::string& line) {
-  const std::string whole = line + "\n";
-  if (std::fwrite(whole.data(), 1, whole.size(), file_.get()) != whole.size() || std::fflush(file_.get()) != 0) {
-    return file_error(path_, "write");
-  }
-  return absl::OkStatus();
+  return file_.write(line + "\n");
 }
 
 } // namespace distill::metrics

@@ -4,12 +4,12 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
-#include <cstdio>
 #include <functional>
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+
+#include "data/base/durable_file.h"
 
 namespace distill::metrics {
 
@@ -29,7 +29,7 @@ struct KeptSteps {
   int64_t last_evaluation = -1; // of evaluations: the step that they follow
 };
 
-// A JSON-lines file that is appended to. Every line is written and flushed as a whole, so that a killed run leaves at
+// A JSON-lines file that is appended to. Every line is written as a whole, so that a killed run leaves at
 // most one torn line.
 class JsonLines {
  public:
@@ -39,16 +39,14 @@ class JsonLines {
 
   absl::Status append(const std::string& line);
   // When this returns ok, all appended lines are on the disk. May run on another thread than append().
-  absl::Status sync() const;
+  absl::Status sync() const {
+    return file_.sync();
+  }
 
  private:
-  struct Close {
-    void operator()(std::FILE* file) const {
-      std::fclose(file);
-    }
-  };
-  std::string path_;
-  std::unique_ptr<std::FILE, Close> file_;
+  explicit JsonLines(base::DurableFile file) : file_(std::move(file)) {}
+
+  base::DurableFile file_;
 };
 
 } // namespace distill::metrics

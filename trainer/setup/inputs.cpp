@@ -1,5 +1,7 @@
 #include "trainer/setup/inputs.h"
 
+#include "data/base/problem_list.h"
+#include "data/base/status_macros.h"
 #include "trainer/hf/config_json.h"
 #include "trainer/hf/folder_weights.h"
 #include "trainer/metrics/log.h"
@@ -9,33 +11,6 @@
 
 namespace distill::trainer {
 namespace {
-
-// Collects errors, so that one report holds all of them.
-class Problems {
- public:
-  // The value, or nothing and one problem more.
-  template <typename T>
-  std::optional<T> take(absl::StatusOr<T> result) {
-    if (!result.ok()) {
-      add(result.status());
-      return std::nullopt;
-    }
-    return *std::move(result);
-  }
-  void add(const absl::Status& status) {
-    if (!status.ok()) {
-      code_ = status.code();
-      messages_.emplace_back(status.message());
-    }
-  }
-  absl::Status status() const {
-    return messages_.empty() ? absl::OkStatus() : absl::Status(code_, absl::StrJoin(messages_, "\n"));
-  }
-
- private:
-  absl::StatusCode code_ = absl::StatusCode::kOk;
-  std::vector<std::string> messages_;
-};
 
 absl::StatusOr<ModelSource> open_model(const config::ModelSection& section, int64_t seq_len, uint64_t seed) {
   auto config = hf::read_model_config(section.path);
@@ -87,7 +62,7 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
 
 absl::StatusOr<Inputs> open_inputs(
     const config::Config& config, const Environment& environment, config::Purpose purpose) {
-  Problems problems;
+  base::ProblemList problems;
   const bool has_teacher = !config.teacher.path.empty();
   auto student = problems.take(open_model(config.student, config.data.seq_len, config.train.seed));
   std::optional<ModelSource> teacher;
@@ -119,9 +94,7 @@ absl::StatusOr<Inputs> open_inputs(
         /*needs_grad=*/purpose == config::Purpose::kTrain));
     inputs.head = head.value_or(losses::ChunkPlan{});
   }
-  if (absl::Status status = problems.status(); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(problems.status());
   return inputs;
 }
 

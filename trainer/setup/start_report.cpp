@@ -6,22 +6,12 @@
 namespace distill::trainer {
 namespace {
 
-int64_t parameter_count(const models::ModelConfig& config) {
-  int64_t count = 0;
-  for (const models::UnitLayout& unit : models::unit_layouts(config)) {
-    for (const models::ParamLayout& param : unit.params) {
-      count += param.numel();
-    }
-  }
-  return count;
-}
-
 std::string model_line(
     const char* role, const config::ModelSection& section, const models::ModelConfig& config, at::ScalarType dtype) {
   return absl::StrFormat(
       "%s: %s (%s), %.1f M parameters, computes in %s; %s", role, section.path, base::enum_name(section.init),
-      static_cast<double>(parameter_count(config)) / 1e6, dtype == at::kFloat ? "float32" : "bfloat16",
-      describe_shape(config));
+      static_cast<double>(models::parameter_count(models::unit_layouts(config))) / 1e6,
+      dtype == at::kFloat ? "float32" : "bfloat16", describe_shape(config));
 }
 
 void add_data_lines(const char* name, const data::Dataset& data, std::vector<std::string>& lines) {

@@ -41,16 +41,6 @@ void ModelShards::load(const models::WeightSource& source) {
   refresh_weights();
 }
 
-int64_t ModelShards::num_parameters() const {
-  int64_t total = 0;
-  for (const UnitShard& unit : units_) {
-    for (const models::ParamLayout& param : unit.layout.params) {
-      total += param.numel();
-    }
-  }
-  return total;
-}
-
 SlotSize ModelShards::slot_size(int64_t index) const {
   return units_[index].layout.kind == models::UnitKind::kBlock ? SlotSize::kBlock : SlotSize::kLarge;
 }

@@ -71,7 +71,6 @@ class ModelShards {
   int64_t num_units() const {
     return static_cast<int64_t>(units_.size());
   }
-  int64_t num_parameters() const; // without padding
   UnitShard& unit(int64_t index) {
     return units_[index];
   }

@@ -2,10 +2,10 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
-#include <absl/strings/str_join.h>
 
 #include <filesystem>
 
+#include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/verify.h"
@@ -48,13 +48,11 @@ absl::Status verify_run(const std::string& folder, const Report& report) {
   if (results.empty()) {
     return absl::NotFoundError(folder + ": a run folder without a complete checkpoint or a model");
   }
-  std::vector<std::string> problems;
+  base::ProblemList problems;
   for (const absl::Status& result : results) {
-    if (!result.ok()) {
-      problems.emplace_back(result.message());
-    }
+    problems.add(result);
   }
-  return problems.empty() ? absl::OkStatus() : absl::DataLossError(absl::StrJoin(problems, "\n"));
+  return problems.status(absl::StatusCode::kDataLoss);
 }
 
 } // namespace

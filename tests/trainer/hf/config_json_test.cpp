@@ -205,7 +205,7 @@ TEST(ModelConfigTest, BadJsonIsRefused) {
   EXPECT_THAT(std::string(parse_model_config(deep, "config.json").status().message()), HasSubstr("nested deeper"));
   EXPECT_THAT(
       std::string(parse_model_config("{\"a\": 1, \"a\": 2}", "config.json").status().message()),
-      HasSubstr("\"a\" stands twice"));
+      HasSubstr("\"a\" appears twice"));
 }
 
 TEST(ModelConfigTest, AMissingFolderIsNamed) {

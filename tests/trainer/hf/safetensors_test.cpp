@@ -111,9 +111,9 @@ TEST_F(SafetensorsTest, HostileHeadersAreRefused) {
       {file_bytes(
            R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})",
            8),
-       "\"a\" stands twice"},
+       "\"a\" appears twice"},
       {file_bytes(R"({"a":{"dtype":"U8","dtype":"I8","shape":[8],"data_offsets":[0,8]}})", 8),
-       "\"dtype\" stands twice"},
+       "\"dtype\" appears twice"},
       {file_bytes(R"({"__metadata__":{"a":1}})", 0), "__metadata__.a: a string is expected"},
       {file_bytes(R"({"__metadata__":[]})", 0), "__metadata__: an object"},
       {file_bytes("{\"\xff\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}", 8), "not valid JSON"},

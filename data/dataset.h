@@ -27,17 +27,17 @@ struct DataOptions {
   PackingMode packing = PackingMode::kPack;
   bool shuffle = true;
   int64_t seed = 0;
-  // Evaluation: the sources one after the other, every document exactly once, weights ignored; samples from
-  // num_samples() on are padding without targets, so that every rank can do the same number of batches.
+  // For evaluation: reads the sources one after the other, every document exactly once, and ignores the weights.
+  // Samples from num_samples() on are padding without targets, so that every rank can read the same number of batches.
   bool once = false;
-  std::optional<base::Digest> tokenizer_hash; // what every shard must have been written with
-  int64_t vocab_size = 0; // ids the model has; 0: not checked
-  bool pin_memory = false; // batches in page-locked memory (needs CUDA)
-  bool verify = false; // read every shard completely: payload hash and token ids
+  std::optional<base::Digest> tokenizer_hash; // of the tokenizer that every shard must have been written with
+  int64_t vocab_size = 0; // of the model: every shard's must not be larger; 0: not checked
+  bool pin_memory = false; // allocate batches in page-locked memory (needs CUDA)
+  bool verify = false; // check the payload hash and all token ids of every shard, which reads it completely
 };
 
-// Part of a run's samples: those from `first_sample` on, up to the next stage. A run that is resumed with another
-// seq_len or packing has several.
+// A range of a run's samples with one length and packing: from `first_sample` up to the next stage. Each resumption
+// with another seq_len or packing begins a new stage.
 struct Stage {
   int64_t first_sample = 0;
   int64_t seq_len = 0; // tokens
@@ -49,29 +49,31 @@ struct SourceStats {
   int64_t shards = 0;
   int64_t documents = 0;
   int64_t tokens = 0;
-  int64_t samples = 0; // sequences of seq_len in one epoch
-  int64_t padding = 0; // tokens of those sequences that are padding
-  int64_t split_documents = 0; // longer than seq_len and therefore cut (packing: pack)
+  int64_t samples = 0; // in one epoch
+  int64_t padding = 0; // tokens of padding in these samples
+  int64_t split_documents = 0; // documents longer than seq_len, which are cut (packing: pack)
   bool loss_mask = false;
 };
 
-// Random access to an endless, deterministic sequence of samples (sequences of seq_len tokens). A sample is a function
-// of its number, the options, the files and the run's stages, of nothing else: k ranks that read disjoint numbers read
-// what one would, and a resumed run continues from the number where it stopped. Thread-safe.
+// Random access to an endless, deterministic series of samples. A sample is a packed sequence of seq_len tokens. It
+// depends on its number, the options, the files and the run's stages, and on nothing else: k ranks that read disjoint
+// numbers read together the samples that one rank would, and a resumed run continues at the number where it stopped.
+// Thread-safe.
 class Dataset {
  public:
   // Reports every problem of every source in one error.
   static absl::StatusOr<std::unique_ptr<Dataset>> open(const DataOptions& options);
 
-  // Before samples are read, of a run that has used other lengths or packings before. The last stage is that of the
-  // options and the only one that can be read; it begins with what the epoch of each source has left: every token that
-  // has not been an input in this epoch. Returns lines for people on what that is. Not for options.once.
+  // For a run that has used other lengths or packings before; to be called before samples are read. The last of the
+  // `stages` must have the length and packing of the options; only its samples can be read from now on. It begins with
+  // the unread tokens of each source: those that have not been an input in the current epoch. Returns log lines that
+  // say how many these are. Not for options.once. InvalidArgument: the stages are not in order.
   absl::StatusOr<std::vector<std::string>> continue_from(const std::vector<Stage>& stages);
 
   // Samples [first, first + count), count >= 1. DataLoss: a token id that is not below the shard's vocab_size.
   absl::StatusOr<Batch> batch(int64_t first, int64_t count) const;
 
-  // One epoch: the samples of all sources, each once. The number of real samples when options.once.
+  // The samples of one epoch of every source. With options.once: the number of samples that are not padding.
   int64_t num_samples() const {
     return num_samples_;
   }
@@ -85,23 +87,23 @@ class Dataset {
     return sources_[0].shards[0].tokenizer_hash();
   }
   int64_t vocab_size() const; // largest of the shards
-  // Hash of everything that decides what sample n is, but for earlier stages. Equal fingerprints: equal samples.
+  // Hash of everything that determines sample n, except for earlier stages. Equal fingerprints mean equal samples.
   base::Digest fingerprint() const {
     return fingerprint(options_.seq_len, options_.packing);
   }
-  // That of the same data with another length and packing.
+  // The fingerprint of the same data with another length and packing.
   base::Digest fingerprint(int64_t seq_len, PackingMode packing) const;
 
  private:
   struct Source {
     std::vector<Shard> shards;
     std::vector<int64_t> first_document; // [shards + 1]
-    SequencePlan epoch; // the sequences of every whole epoch
-    uint64_t key = 0; // of its shuffles
-    // Where this stage begins. All zero and nothing in a run of one stage.
-    int64_t first_sample = 0; // of this source
-    int64_t first_epoch = 0; // that is whole
-    std::optional<SequencePlan> rest; // sequences of the epoch before that one, which come first
+    SequencePlan epoch; // of every whole epoch
+    uint64_t key = 0; // seeds the shuffles of this source
+    // Where this stage begins. All zero, and no rest, in a run with a single stage.
+    int64_t first_sample = 0; // number within this source
+    int64_t first_epoch = 0; // the first whole epoch
+    std::optional<SequencePlan> rest; // unread tokens of the epoch before; its samples come first
     uint64_t rest_key = 0;
   };
   struct SequencePlace {
@@ -125,7 +127,7 @@ class Dataset {
   void end_stage(
       Source& source, absl::Span<const int64_t> lengths, const SequencePlan& epoch, int64_t samples, const Stage& next,
       int64_t stage_number) const;
-  Mixer::Place locate(int64_t sample) const; // source -1: past the end
+  Mixer::Place locate(int64_t sample) const; // source -1: past the last sample (options.once)
   SequencePlace find_sequence(const Source& source, int64_t sample) const;
   absl::Status fill_sequence(int64_t sample, SequenceBuilder& sequence) const;
   absl::Status fill_packed(
@@ -140,7 +142,7 @@ class Dataset {
   std::vector<SourceStats> stats_;
   std::optional<Mixer> mixer_;
   int64_t num_samples_ = 0;
-  int64_t first_sample_ = 0; // that can be read: where the last stage begins
+  int64_t first_sample_ = 0; // the first one that can be read: where the last stage begins
 };
 
 } // namespace distill::data

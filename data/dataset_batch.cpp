@@ -1,3 +1,4 @@
+#include "data/base/status_macros.h"
 #include "data/dataset.h"
 
 #include <ATen/ATen.h>
@@ -7,28 +8,28 @@
 
 #include "data/random.h"
 
-// How a sample's number becomes a sequence of a batch.
+// From a sample's number to its tokens in a batch.
 namespace distill::data {
 
 namespace {
 
 constexpr int64_t kIgnoreIndex = -100;
-constexpr int64_t kPadding = 0; // a token id that every vocabulary has
+constexpr int64_t kPadding = 0; // a token id that exists in every vocabulary
 
 } // namespace
 
-// One sequence under construction. Segments are appended to the batch's boundaries.
+// One sequence of a batch that is being filled. S: seq_len. Segment boundaries are appended to the batch's cu_seqlens.
 struct Dataset::SequenceBuilder {
   int64_t* tokens_S;
   int64_t* targets_S;
   int64_t* positions_S;
   int64_t seq_len;
-  int64_t flat_begin; // of the sequence in the flattened batch
+  int64_t flat_begin; // position of the sequence in the flattened batch
   std::vector<int32_t>& cu_seqlens;
   int64_t& max_seqlen;
-  std::vector<int64_t> stream; // scratch
+  std::vector<int64_t> stream; // tokens read from the shard, and the target of the last one
 
-  // Ends the segment that began where the last one ended, at `end` in the sequence.
+  // Adds the segment [begin, end) of the sequence, which follows the previous one.
   void close_segment(int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
       positions_S[s] = s - begin;
@@ -37,13 +38,11 @@ struct Dataset::SequenceBuilder {
     max_seqlen = std::max(max_seqlen, end - begin);
   }
 
-  // `length` tokens of a shard from `begin` on come to `at`, with the next one as target. `readable`: how many there
-  // are before the document's end; one more than `length` where the last one has a target too.
+  // Copies tokens [begin, begin + length) of a shard to position `at`, each with the next token as its target.
+  // `readable`: `length`, or one more where the last token has a target within its document.
   absl::Status read(const Shard& shard, int64_t begin, int64_t length, int64_t readable, int64_t at) {
     stream.resize(readable);
-    if (absl::Status status = shard.read_tokens(begin, absl::MakeSpan(stream)); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(shard.read_tokens(begin, absl::MakeSpan(stream)));
     for (int64_t i = 0; i < length; ++i) {
       tokens_S[at + i] = stream[i];
       const bool has_target = i + 1 < readable && shard.in_loss(begin + i + 1);
@@ -110,7 +109,7 @@ int64_t Dataset::permuted(uint64_t key, int64_t size, int64_t index) const {
   return options_.shuffle ? static_cast<int64_t>(Permutation(size, key)(static_cast<uint64_t>(index))) : index;
 }
 
-// What a plan's "document" is.
+// The fragment that a plan calls document `index`.
 Fragment Dataset::fragment_of(const Source& source, const SequencePlan& plan, uint32_t index) {
   if (!plan.whole) {
     return plan.fragments[index];
@@ -130,11 +129,9 @@ absl::Status Dataset::fill_packed(
     const int64_t document_end = place.shard->document_begin(place.document + 1);
     const int64_t begin = document_begin + fragment.begin + piece.part * sequences.seq_len;
     const int64_t length = std::min(document_begin + fragment.end - begin, sequences.seq_len);
-    // A part in the middle of a document still predicts the next part's first token.
+    // The last token of a part has the next part's first token as its target.
     const int64_t readable = std::min(document_end - begin, length + 1);
-    if (absl::Status status = sequence.read(*place.shard, begin, length, readable, at); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(sequence.read(*place.shard, begin, length, readable, at));
     sequence.close_segment(at, at + length);
     at += length;
   }
@@ -158,11 +155,9 @@ absl::Status Dataset::fill_concat(
     const int64_t length = std::min(sequences.begin[entry + 1] - sequences.begin[entry] - skip, count - at);
     const int64_t begin = place.shard->document_begin(place.document) + fragment.begin + skip;
     const int64_t readable = std::min(place.shard->document_begin(place.document + 1) - begin, length + 1);
-    if (absl::Status status = sequence.read(*place.shard, begin, length, readable, at); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(sequence.read(*place.shard, begin, length, readable, at));
     at += length;
-    // A document's last token predicts the first one of the next document.
+    // A document's last token has the next document's first token as its target.
     if (readable == length && entry + 1 < static_cast<int64_t>(sequences.order.size())) {
       const Fragment next = fragment_of(source, plan, sequences.order[entry + 1]);
       const DocumentPlace next_place = find(source, next.document);
@@ -203,9 +198,7 @@ absl::StatusOr<Batch> Dataset::batch(int64_t first, int64_t count) const {
       batch.max_seqlen,
       {}};
   for (int64_t b = 0; b < count; ++b) {
-    if (absl::Status status = fill_sequence(first + b, sequence); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(fill_sequence(first + b, sequence));
     batch.valid_tokens +=
         sequence.seq_len - std::count(sequence.targets_S, sequence.targets_S + sequence.seq_len, kIgnoreIndex);
     sequence.tokens_S += sequence.seq_len;

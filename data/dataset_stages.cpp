@@ -1,15 +1,16 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 
+#include "data/base/status_macros.h"
 #include "data/dataset.h"
 #include "data/random.h"
 
-// How a run goes on with another sequence length or packing.
+// Continuing a run with another sequence length or packing.
 namespace distill::data {
 
 namespace {
 
-constexpr uint64_t kRestKey = 0x7265737400000000; // tells the order of a rest from that of any epoch
+constexpr uint64_t kRestKey = 0x7265737400000000; // makes the order of a rest differ from the order of every epoch
 
 absl::Status check_stages(const std::vector<Stage>& stages, const DataOptions& options) {
   if (stages.empty() || stages[0].first_sample != 0) {
@@ -21,15 +22,16 @@ absl::Status check_stages(const std::vector<Stage>& stages, const DataOptions& o
         stage.seq_len >= 2 && stage.seq_len <= INT32_MAX && (i == 0 || stage.first_sample > stages[i - 1].first_sample);
     if (!fits) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "data stage %d: expected a later sample than the stage before it and seq_len of 2 to 2^31 - 1, found sample %d, "
-          "seq_len %d",
+          "data stage %d: expected a later sample than the stage before it and seq_len of 2 to 2^31 - 1, "
+          "found sample %d, seq_len %d",
           i, stage.first_sample, stage.seq_len));
     }
   }
   const Stage& last = stages.back();
   if (last.seq_len != options.seq_len || last.packing != options.packing) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "data stages: expected the last one to be that of the options, seq_len %d and %s, found seq_len %d and %s",
+        "data stages: expected the last one to have the length and packing of the options, seq_len %d and %s, "
+        "found seq_len %d and %s",
         options.seq_len, base::enum_name(options.packing), last.seq_len, base::enum_name(last.packing)));
   }
   return absl::OkStatus();
@@ -45,13 +47,13 @@ int64_t count_tokens(const SequencePlan& rest) {
 
 } // namespace
 
-// Whole epochs as in this stage.
+// The plan of a whole epoch in this stage.
 SequencePlan Dataset::plan_stage(const Source& source, absl::Span<const int64_t> lengths, const Stage& stage) const {
   const std::optional<uint64_t> key = options_.shuffle ? std::make_optional(source.key) : std::nullopt;
   return plan_sequences(lengths, stage.seq_len, stage.packing == PackingMode::kPack, key);
 }
 
-// Which of `size` sequences the first `count` samples are.
+// For each of `size` sequences whether it is among the first `count` samples.
 std::vector<bool> Dataset::sequences_read(uint64_t key, int64_t size, int64_t count) const {
   std::vector<bool> read(static_cast<size_t>(size), false);
   for (int64_t sample = 0; sample < count; ++sample) {
@@ -60,8 +62,8 @@ std::vector<bool> Dataset::sequences_read(uint64_t key, int64_t size, int64_t co
   return read;
 }
 
-// Moves a source from the beginning of a stage to that of the next one. `epoch`: sequences of the stage that ends, of
-// which `samples` have been read.
+// Moves a source from the beginning of a stage to the beginning of the next one. `epoch`: the plan of a whole epoch of
+// the stage that ends. `samples`: how many of its samples have been read.
 void Dataset::end_stage(
     Source& source, absl::Span<const int64_t> lengths, const SequencePlan& epoch, int64_t samples, const Stage& next,
     int64_t stage_number) const {
@@ -90,9 +92,7 @@ void Dataset::end_stage(
 
 absl::StatusOr<std::vector<std::string>> Dataset::continue_from(const std::vector<Stage>& stages) {
   TORCH_CHECK(!options_.once, "an evaluation has no stages");
-  if (absl::Status status = check_stages(stages, options_); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(check_stages(stages, options_));
   std::vector<std::string> lines;
   for (size_t s = 0; s < sources_.size(); ++s) {
     Source& source = sources_[s];
@@ -108,8 +108,7 @@ absl::StatusOr<std::vector<std::string>> Dataset::continue_from(const std::vecto
     }
     if (source.rest) {
       lines.push_back(absl::StrFormat(
-          "%s: epoch %d goes on with the %d tokens (%d fragments of documents) that were no input yet, in %d samples of "
-          "%d",
+          "%s: epoch %d continues with its %d unread tokens (%d fragments of documents) in %d samples of %d",
           stats_[s].path, source.first_epoch, count_tokens(*source.rest), source.rest->fragments.size(),
           source.rest->size(), options_.seq_len));
     } else if (stages.size() > 1) {

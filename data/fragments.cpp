@@ -2,7 +2,7 @@
 
 #include "data/sequence_plan.h"
 
-// Sequences of fragments of documents, and the fragments that sequences leave.
+// Plans for fragments of documents, and the fragments that the unread sequences of a plan consist of.
 namespace distill::data {
 
 namespace {
@@ -16,7 +16,7 @@ std::vector<int64_t> lengths_of(const std::vector<Fragment>& fragments) {
   return lengths;
 }
 
-// Adds tokens [begin, end) of the plan's document `index`.
+// Appends tokens [begin, end) of the plan's document `index` to `out`.
 void add(
     const SequencePlan& plan, absl::Span<const int64_t> lengths, uint32_t index, int64_t begin, int64_t end,
     std::vector<Fragment>& out) {

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "data/base/status_macros.h"
 #include "data/shard.h"
 
 namespace distill::data {
@@ -49,16 +50,14 @@ std::string id_text(int64_t id) {
   return id < 0 ? "none" : absl::StrCat(id);
 }
 
-// Ids of the first documents; an id without loss stands in brackets.
+// The first ids of the first documents; ids without a loss are in brackets.
 absl::StatusOr<std::string> first_documents(const Shard& shard, int64_t documents) {
   std::string out;
   for (int64_t i = 0; i < std::min(documents, shard.documents()); ++i) {
     const int64_t begin = shard.document_begin(i);
     const int64_t length = shard.document_length(i);
     std::vector<int64_t> ids(std::min(length, kShownIds));
-    if (absl::Status status = shard.read_tokens(begin, absl::MakeSpan(ids)); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(shard.read_tokens(begin, absl::MakeSpan(ids)));
     absl::StrAppend(&out, "document ", i, " (", length, " tokens):");
     for (size_t j = 0; j < ids.size(); ++j) {
       const bool in_loss = shard.in_loss(begin + static_cast<int64_t>(j));
@@ -88,20 +87,12 @@ std::string header_text(const Shard& shard) {
 } // namespace
 
 absl::StatusOr<std::string> describe_shard(const std::string& path, int64_t documents) {
-  absl::StatusOr<Shard> shard = Shard::open(path);
-  if (!shard.ok()) {
-    return shard.status();
-  }
-  if (absl::Status status = shard->verify(); !status.ok()) {
-    return status;
-  }
+  ASSIGN_OR_RETURN(const Shard shard, Shard::open(path));
+  RETURN_IF_ERROR(shard.verify());
   Statistics statistics;
-  statistics.add(*shard);
-  absl::StatusOr<std::string> first = first_documents(*shard, documents);
-  if (!first.ok()) {
-    return first.status();
-  }
-  return absl::StrCat(header_text(*shard), statistics.text(), "payload          intact (SHA-256)\n", *first);
+  statistics.add(shard);
+  ASSIGN_OR_RETURN(const std::string first, first_documents(shard, documents));
+  return absl::StrCat(header_text(shard), statistics.text(), "payload          intact (SHA-256)\n", first);
 }
 
 absl::StatusOr<std::string> describe_data(const std::string& path, int64_t documents) {
@@ -109,28 +100,20 @@ absl::StatusOr<std::string> describe_data(const std::string& path, int64_t docum
   if (!std::filesystem::is_directory(path, error)) {
     return describe_shard(path, documents);
   }
-  absl::StatusOr<std::vector<Shard>> shards = open_shards(path);
-  if (!shards.ok()) {
-    return shards.status();
-  }
+  ASSIGN_OR_RETURN(const std::vector<Shard> shards, open_shards(path));
   std::string list;
   Statistics statistics;
-  for (const Shard& shard : *shards) {
-    if (absl::Status status = shard.verify(); !status.ok()) {
-      return status;
-    }
+  for (const Shard& shard : shards) {
+    RETURN_IF_ERROR(shard.verify());
     statistics.add(shard);
     const std::string name = std::filesystem::path(shard.path()).filename().string();
     absl::StrAppendFormat(&list, "  %s: %d documents, %d tokens\n", name, shard.documents(), shard.tokens());
   }
-  absl::StatusOr<std::string> first = first_documents((*shards)[0], documents);
-  if (!first.ok()) {
-    return first.status();
-  }
+  ASSIGN_OR_RETURN(const std::string first, first_documents(shards[0], documents));
   return absl::StrCat(
-      "token shards     ", path, " (", shards->size(), " files)\n", list, "vocab size       ",
-      (*shards)[0].header().vocab_size, "\ntokenizer hash   ", base::hex((*shards)[0].tokenizer_hash()), "\n",
-      statistics.text(), "payload          intact (SHA-256)\n", *first);
+      "token shards     ", path, " (", shards.size(), " files)\n", list, "vocab size       ",
+      shards[0].header().vocab_size, "\ntokenizer hash   ", base::hex(shards[0].tokenizer_hash()), "\n",
+      statistics.text(), "payload          intact (SHA-256)\n", first);
 }
 
 } // namespace distill::data

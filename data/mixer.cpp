@@ -8,7 +8,7 @@ namespace distill::data {
 
 namespace {
 
-// Largest remainders, and at least one for each.
+// Apportions the period by largest remainders, with at least one sample for each source.
 std::vector<int64_t> quotas(absl::Span<const double> weights, int64_t period) {
   const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
   const auto sources = static_cast<int64_t>(weights.size());
@@ -46,7 +46,8 @@ Mixer::Mixer(absl::Span<const double> weights) {
   if (weights.size() == 1) {
     return;
   }
-  // Always the source that is furthest behind its share. At a period's end every quota is met exactly.
+  // Each slot goes to the source that is furthest behind its share. At the end of the period every quota is met
+  // exactly.
   std::vector<int64_t> given(weights.size(), 0);
   source_.resize(kPeriod);
   before_.resize(kPeriod);

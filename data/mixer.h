@@ -7,9 +7,9 @@
 
 namespace distill::data {
 
-// Spreads several sources over one sequence of samples in proportion to their weights, as evenly as possible: after n
-// samples a source has given n * weight / sum of weights, to within one or two. The order repeats every kPeriod
-// samples, so that any sample's source and its number within that source are found in O(1).
+// Interleaves the samples of several sources in proportion to their weights, as evenly as possible: of any first n
+// samples, n * weight / (sum of weights) are of a source, to within one or two. The order repeats every kPeriod
+// samples, so that the source of any sample, and its number within the source, are found in O(1).
 class Mixer {
  public:
   static constexpr int64_t kPeriod = 65536;
@@ -19,17 +19,18 @@ class Mixer {
     int64_t sample; // counted within the source
   };
 
-  // Positive finite weights, at most kPeriod of them. Weights are rounded to 1 / kPeriod of their sum, at least that.
+  // Positive finite weights, fewer than kPeriod of them. They are rounded to multiples of 1 / kPeriod of their sum, and
+  // up to the first one at least.
   explicit Mixer(absl::Span<const double> weights);
 
   Place locate(int64_t sample) const;
-  // How many of the samples before `sample` are the source's.
+  // How many of the samples before `sample` are of this source.
   int64_t count_before(int64_t sample, int64_t source) const;
 
  private:
-  std::vector<int64_t> quota_; // [sources] samples of each period
+  std::vector<int64_t> quota_; // [sources] samples per period
   std::vector<uint16_t> source_; // [kPeriod]
-  std::vector<uint16_t> before_; // [kPeriod] how often this source came earlier in the period
+  std::vector<uint16_t> before_; // [kPeriod] samples of the same source earlier in the period
 };
 
 } // namespace distill::data

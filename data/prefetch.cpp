@@ -10,7 +10,7 @@ namespace distill::data {
 
 namespace {
 
-// Samples of batch i of the schedule.
+// The samples of each batch of the schedule.
 std::function<SampleRange(int64_t)> ranges(const BatchSchedule& schedule) {
   TORCH_CHECK(
       schedule.first_sample >= 0 && schedule.batch_size >= 1 && schedule.stride >= schedule.batch_size &&
@@ -44,7 +44,7 @@ Prefetcher::~Prefetcher() {
   std::unique_lock lock(shared_->mutex);
   shared_->stop = true;
   shared_->changed.notify_all();
-  const bool ended = shared_->changed.wait_for(lock, kPatience, [&] { return shared_->ended; });
+  const bool ended = shared_->changed.wait_for(lock, kJoinTimeout, [&] { return shared_->ended; });
   lock.unlock();
   if (ended) {
     thread_.join();
@@ -106,7 +106,7 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::next_within(std::chrono::millis
   return batch.ok() ? absl::StatusOr<std::optional<Batch>>(*std::move(batch)) : batch.status();
 }
 
-// With a batch ready, or the thread ended.
+// Takes the next batch. A batch must be ready, or the thread must have ended.
 absl::StatusOr<Batch> Prefetcher::take(std::unique_lock<std::mutex> lock) {
   if (!shared_->ready.empty()) {
     absl::StatusOr<Batch> batch = std::move(shared_->ready.front());

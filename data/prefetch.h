@@ -17,8 +17,8 @@
 
 namespace distill::data {
 
-// Batch i is samples [first_sample + i * stride, ... + batch_size). Rank r of k with micro-batches of b:
-// first_sample = position + r * b, stride = k * b.
+// Which samples each batch has: batch i has samples [first_sample + i * stride, first_sample + i * stride +
+// batch_size). For rank r of k with micro-batches of b samples: first_sample = position + r * b, stride = k * b.
 struct BatchSchedule {
   int64_t first_sample = 0;
   int64_t batch_size = 1; // samples
@@ -32,30 +32,30 @@ struct SampleRange {
   int64_t count = 1;
 };
 
-// Assembles the next batches on a thread of its own.
+// Assembles the next batches on a thread of its own, concurrently with training.
 class Prefetcher {
  public:
-  // `depth` >= 1: batches kept ready. `name`: of the thread, for people; at most 15 characters.
+  // `depth`: batches that are prefetched, at least 1. `name`: the name of the thread, at most 15 characters.
   Prefetcher(
       std::shared_ptr<const Dataset> dataset, const BatchSchedule& schedule, int64_t depth = 2,
       const char* name = "data");
-  // Batch i is samples range_of(i); `batches` of them.
+  // Batch i has samples range_of(i). `batches`: how many there are.
   Prefetcher(
       std::shared_ptr<const Dataset> dataset, std::function<SampleRange(int64_t)> range_of, int64_t batches,
       int64_t depth, const char* name);
-  // Ends the thread, after the batch it is working on. A thread that is held up by its storage is not waited for longer
-  // than kPatience: it is left behind, with the data set, and the process then ends without running destructors of
-  // globals, which it could meet.
+  // Waits until the thread has finished its current batch, but no longer than kJoinTimeout, since storage may not
+  // answer. After the timeout the thread keeps the data set and is detached, and the process will exit without running
+  // the destructors of globals, which the thread may still be using.
   ~Prefetcher();
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
 
-  static constexpr std::chrono::seconds kPatience{3};
+  static constexpr std::chrono::seconds kJoinTimeout{3};
 
-  // The next batch in order. OutOfRange after the last one. An error of the thread comes at the batch it belongs
-  // to, and again at each later call; an exception is rethrown here.
+  // Waits for the next batch in order. OutOfRange: there is none after the last one. An error that the thread met is
+  // returned in place of the batch that it concerns, and by each later call; an exception is rethrown.
   absl::StatusOr<Batch> next();
-  // The same, or nothing where it is not ready within `timeout`.
+  // The same; nullopt: the batch was not ready within `timeout`.
   absl::StatusOr<std::optional<Batch>> next_within(std::chrono::milliseconds timeout);
 
  private:
@@ -67,9 +67,9 @@ class Prefetcher {
     size_t depth = 1;
     std::mutex mutex;
     std::condition_variable changed;
-    std::deque<absl::StatusOr<Batch>> ready; // guarded by mutex, like all below
+    std::deque<absl::StatusOr<Batch>> ready; // guarded by mutex, as are the members below
     std::exception_ptr failure;
-    absl::Status end; // what every call gets once `ready` is empty and the thread has ended
+    absl::Status end; // the status of every call once `ready` is empty and the thread has ended
     bool ended = false;
     bool stop = false;
   };

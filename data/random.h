@@ -7,8 +7,8 @@
 
 namespace distill::data {
 
-// Own generators: std::shuffle and the std distributions may differ between standard libraries, and the order of
-// training must not.
+// Generators of our own: std::shuffle and the distributions of <random> differ between standard libraries, but the
+// order of the training data must not.
 
 // The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection on 64 bits.
 constexpr uint64_t mix64(uint64_t x) {
@@ -33,8 +33,9 @@ void shuffle(std::vector<T>& items, uint64_t key) {
   }
 }
 
-// A permutation of [0, size) that costs no memory: a Feistel network on the smallest 4^h >= size, walked until it
-// lands inside (Black, Rogaway 2002). At least 256: smaller networks are measurably unfair.
+// A permutation of [0, size) that takes no memory: a Feistel network on [0, 4^h), the smallest such range that holds
+// `size`, applied again until the result is below `size` (cycle walking; Black, Rogaway 2002). 4^h is at least 256,
+// since smaller networks are measurably unfair.
 class Permutation {
  public:
   Permutation(uint64_t size, uint64_t key) : size_(size), key_(key) {

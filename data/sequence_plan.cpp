@@ -11,7 +11,7 @@ namespace distill::data {
 
 namespace {
 
-// A window has at least this many pieces and sequences; its last sequences are the ones that are not full.
+// A window has at least this many pieces and sequences. Padding comes mostly from the last sequences of a window.
 struct WindowSize {
   size_t pieces;
   int64_t sequences;
@@ -70,13 +70,13 @@ class CapacitySet {
   std::vector<std::vector<uint64_t>> levels_;
 };
 
-// Open sequences of one window, by the room that is left in them. Memory in proportion to seq_len, which is at most the
-// tokens there are: a sequence that holds them all needs no more.
+// The sequences of one window that are not full, by the room that is left in them. Memory is proportional to seq_len,
+// which WindowPacker caps at the number of tokens.
 class OpenSequences {
  public:
   explicit OpenSequences(int64_t seq_len) : seq_len_(seq_len), rooms_(seq_len + 1), first_with_room_(seq_len + 1, -1) {}
 
-  // The sequence that the piece goes to; a new one when it fits nowhere.
+  // The sequence that a piece of this length goes to; a new one when it fits in none.
   int32_t place(int64_t length) {
     int64_t room = rooms_.at_least(static_cast<size_t>(length));
     int32_t sequence;
@@ -100,7 +100,7 @@ class OpenSequences {
     return sequence;
   }
 
-  size_t sequences() const {
+  size_t count() const {
     return next_.size();
   }
 
@@ -157,9 +157,9 @@ class WindowPacker {
     for (const uint64_t entry : by_length_) {
       sequence_of_[static_cast<uint32_t>(entry)] = open_.place(seq_len_ - static_cast<int64_t>(entry >> 32));
     }
-    // Number the sequences by their first piece, then a counting sort.
-    renumbered_.assign(open_.sequences(), -1);
-    ends_.assign(open_.sequences(), 0);
+    // Numbers the sequences in the order of their first pieces, then sorts the pieces by counting.
+    renumbered_.assign(open_.count(), -1);
+    ends_.assign(open_.count(), 0);
     int32_t sequences = 0;
     for (int32_t& sequence : sequence_of_) {
       if (renumbered_[sequence] < 0) {
@@ -191,7 +191,8 @@ class WindowPacker {
   absl::Span<const int64_t> lengths_;
   int64_t seq_len_;
   OpenSequences open_;
-  std::vector<uint64_t> by_length_; // seq_len - length, then index: the longest first
+  std::vector<uint64_t>
+      by_length_; // seq_len - length in the high half, the index in the low half: sorts the longest first
   std::vector<int32_t> sequence_of_;
   std::vector<int32_t> renumbered_;
   std::vector<size_t> ends_;
@@ -224,7 +225,7 @@ PackedSequences pack_documents(
       tokens = 0;
     }
   }
-  plan.padding = plan.sequences() * seq_len - std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  plan.padding = plan.count() * seq_len - std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   return plan;
 }
 

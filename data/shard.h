@@ -12,12 +12,12 @@
 
 namespace distill::data {
 
-// One memory-mapped token shard. Opening checks the header, the document offsets and the padding bytes against each
-// other and the file's size, in O(documents), without touching the tokens. Token ids are checked when they are read
-// (read_tokens) or all at once (verify).
+// One memory-mapped token shard. open() checks the header, the document offsets and the padding bytes against each
+// other and the file's size, in O(documents), without reading the tokens. Token ids are checked when they are read
+// (read_tokens), or all at once (verify).
 class Shard {
  public:
-  // Errors name the file, the field, what was expected and what was found.
+  // Errors name the file and the field, and say what was expected and what was found.
   static absl::StatusOr<Shard> open(const std::string& path);
 
   const std::string& path() const {
@@ -36,7 +36,7 @@ class Shard {
   int64_t tokens() const {
     return static_cast<int64_t>(header_.token_count);
   }
-  // Position of a document's first token; document == documents() gives the number of tokens.
+  // Position of a document's first token. For document == documents(): the number of tokens.
   int64_t document_begin(int64_t document) const {
     uint64_t offset;
     std::memcpy(&offset, file_.bytes() + layout_.offsets_at + document * sizeof(offset), sizeof(offset));
@@ -48,11 +48,11 @@ class Shard {
   // Widens tokens [begin, begin + out.size()) into `out`. DataLoss names the file, the document, the position in it
   // and the id that is not below vocab_size.
   absl::Status read_tokens(int64_t begin, absl::Span<int64_t> out) const;
-  // Whether the loss is taken on this token as a target; true everywhere without a loss mask.
+  // Whether this token has a loss where it is the target. Always true without a loss mask.
   bool in_loss(int64_t token) const {
     return layout_.mask_at == 0 || ((file_.bytes()[layout_.mask_at + token / 8] >> (token % 8)) & 1) != 0;
   }
-  // Reads the whole file: payload hash, every token id.
+  // Reads the whole file and checks the payload hash and every token id.
   absl::Status verify() const;
   void advise(base::Access access) const;
 
@@ -67,11 +67,11 @@ class Shard {
   ShardLayout layout_;
 };
 
-// A data set's shards: the file itself, or every *.dtok of the folder in the order of their names. All of them have one
-// tokenizer hash and one vocab_size. Every unreadable shard is reported, not only the first.
+// Opens the shards of a data set: the file itself, or every *.dtok file of the folder in the order of their names. It
+// is an error if their tokenizer hashes or vocab_sizes differ. One error reports all shards that cannot be read.
 absl::StatusOr<std::vector<Shard>> open_shards(const std::string& path);
 
-// True if the path is a file that begins with a shard's magic, or a folder that holds a *.dtok.
+// Whether the path is a file that begins with a shard's magic, or a folder with a *.dtok file.
 bool is_token_data(const std::string& path);
 
 } // namespace distill::data

@@ -9,8 +9,8 @@
 
 #include "data/base/sha256.h"
 
-// The token shard file, version 1; docs/data.md describes it byte by byte. scripts/token_shards/shard_file.py is the
-// same in Python.
+// The token shard file, version 1. docs/data.md describes it byte by byte; scripts/token_shards/shard_file.py is the
+// Python implementation.
 namespace distill::data {
 
 static_assert(std::endian::native == std::endian::little, "shards are little-endian and are read in place");
@@ -30,7 +30,7 @@ struct ShardHeader {
   uint32_t flags;
   uint64_t token_count;
   uint64_t document_count;
-  uint64_t vocab_size; // every id is below it
+  uint64_t vocab_size; // every token id is below it
   uint64_t file_bytes;
   int64_t bos_id; // -1: none
   int64_t eos_id; // -1: none
@@ -42,7 +42,7 @@ struct ShardHeader {
 static_assert(sizeof(ShardHeader) == 256);
 static_assert(offsetof(ShardHeader, header_hash) == 224);
 
-// Where the sections lie, in bytes from the start of the file.
+// Where the sections begin, in bytes from the start of the file.
 struct ShardLayout {
   uint64_t offsets_at = 0; // uint64 [document_count + 1]
   uint64_t tokens_at = 0; // uint16 or uint32 [token_count]
@@ -50,12 +50,12 @@ struct ShardLayout {
   uint64_t file_bytes = 0;
 };
 
-// The header's counts must be within their limits.
+// The header's counts must be within their limits, as check_shard_header verifies.
 ShardLayout shard_layout(const ShardHeader& header);
 
 base::Digest shard_header_hash(const ShardHeader& header);
 
-// Everything that the header alone can show, against the file's true size. `path` begins each message.
+// Checks the header's fields against each other and against the file's size. `path` begins each message.
 absl::Status check_shard_header(const ShardHeader& header, uint64_t file_bytes, const std::string& path);
 
 } // namespace distill::data

@@ -11,32 +11,33 @@
 
 namespace distill::data {
 
-// What a tokenizer.json (Hugging Face tokenizers) says about the meaning of ids and about how text becomes ids.
+// The parts of a tokenizer.json (Hugging Face tokenizers) that decide what ids mean and how text becomes ids.
 struct Tokenizer {
   std::string path; // the file
   std::string model; // BPE | Unigram | WordPiece | WordLevel
-  std::vector<std::pair<int64_t, std::string>> tokens; // id and text, added tokens too; sorted, no duplicates
+  std::vector<std::pair<int64_t, std::string>> tokens; // id and text, added tokens included; sorted, without duplicates
   std::vector<std::pair<std::string, std::string>> merges; // BPE, by rank
   std::vector<double> scores; // Unigram, by id
-  // Canonical JSON text without members that only spell out a default.
-  std::string model_options; // unk token, byte fallback, ... but not vocabulary and merges
+  // Canonical JSON text, without the members that only spell out a default.
+  std::string model_options; // unk token, byte fallback, ...; without vocabulary and merges
   std::string normalizer;
   std::string pre_tokenizer;
 
   int64_t vocab_size() const { // largest id + 1
     return tokens.back().first + 1;
   }
-  // SHA-256 over model, tokens, merges and scores in the form that docs/data.md gives; scripts/tokenize.py computes the
-  // same and writes it into each shard.
+  // SHA-256 over model, tokens, merges and scores in the form that docs/data.md describes; scripts/tokenize.py writes
+  // the same hash into each shard.
   base::Digest hash() const;
 };
 
-// `path`: a model folder or a tokenizer.json. Errors name the file, the key, what was expected and what was found.
+// `path`: a model folder or a tokenizer.json. Errors name the file and the key, and say what was expected and what was
+// found.
 absl::StatusOr<Tokenizer> read_tokenizer(const std::string& path);
 
-// InvalidArgument when the two do not turn every text into the same ids with the same meaning; the message gives the
-// first differing tokens (id and both texts), merges or components. How wide the models pad their vocabularies plays no
-// part: it is not in the tokenizer.
+// InvalidArgument unless both turn every text into the same ids with the same meaning; the message lists the first
+// tokens (id and both texts), merges or components that differ. The padding of the models' vocabularies does not
+// matter, since it is not part of a tokenizer.
 absl::Status compare_tokenizers(const Tokenizer& teacher, const Tokenizer& student);
 
 } // namespace distill::data

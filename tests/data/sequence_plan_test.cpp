@@ -27,7 +27,7 @@ TEST(Packing, EveryTokenIsInExactlyOneSequenceAndNoSequenceIsTooLong) {
       const PackedSequences plan = pack_documents(lengths, seq_len, key);
       std::set<std::pair<uint32_t, uint32_t>> seen;
       int64_t tokens = 0;
-      for (int64_t sequence = 0; sequence < plan.sequences(); ++sequence) {
+      for (int64_t sequence = 0; sequence < plan.count(); ++sequence) {
         int64_t used = 0;
         for (const Piece& piece : plan.sequence(sequence)) {
           EXPECT_TRUE(seen.emplace(piece.document, piece.part).second);
@@ -40,7 +40,7 @@ TEST(Packing, EveryTokenIsInExactlyOneSequenceAndNoSequenceIsTooLong) {
         tokens += used;
       }
       EXPECT_EQ(tokens, std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
-      EXPECT_EQ(plan.padding, plan.sequences() * seq_len - tokens);
+      EXPECT_EQ(plan.padding, plan.count() * seq_len - tokens);
     }
   }
 }
@@ -52,20 +52,20 @@ TEST(Packing, FillsSequencesCompletelyWhereTheSizesAllowIt) {
     lengths.push_back(i);
   }
   const PackedSequences plan = pack_documents(lengths, 100, std::nullopt);
-  EXPECT_EQ(plan.sequences(), 50); // 99 + 1, 98 + 2, ..., and 50 alone
+  EXPECT_EQ(plan.count(), 50); // 99 + 1, 98 + 2, ..., and 50 alone
   EXPECT_EQ(plan.padding, 50);
 }
 
 TEST(Packing, LosesLittleToPadding) {
   const auto lengths = testing::mixed_lengths(200000, 2000);
   const PackedSequences plan = pack_documents(lengths, 2048, 1);
-  const auto tokens = static_cast<double>(plan.sequences() * 2048);
+  const auto tokens = static_cast<double>(plan.count() * 2048);
   EXPECT_LT(static_cast<double>(plan.padding) / tokens, 0.002);
 }
 
 TEST(Packing, WithoutAShuffleSequencesFollowTheDocuments) {
   const PackedSequences plan = pack_documents(testing::mixed_lengths(10000, 200), 256, std::nullopt);
-  for (int64_t sequence = 0; sequence < plan.sequences(); ++sequence) {
+  for (int64_t sequence = 0; sequence < plan.count(); ++sequence) {
     uint32_t last = 0;
     for (const Piece& piece : plan.sequence(sequence)) {
       EXPECT_GE(piece.document, last);
@@ -77,7 +77,7 @@ TEST(Packing, WithoutAShuffleSequencesFollowTheDocuments) {
 
 TEST(Packing, WithoutAShuffleLosesLittleEvenToLongSequences) {
   const PackedSequences plan = pack_documents(testing::mixed_lengths(200000, 2000), 131072, std::nullopt);
-  EXPECT_LT(static_cast<double>(plan.padding) / static_cast<double>(plan.sequences() * 131072), 0.01);
+  EXPECT_LT(static_cast<double>(plan.padding) / static_cast<double>(plan.count() * 131072), 0.01);
 }
 
 // The table in docs/data.md. Lengths: log-normal, median 400, mean 830, cut at 200000 tokens.
@@ -94,8 +94,7 @@ TEST(Packing, DISABLED_Measure) {
       const auto key = shuffled ? std::optional<uint64_t>(1) : std::nullopt;
       const PackedSequences plan = pack_documents(lengths, seq_len, key);
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-      const double padding =
-          100.0 * static_cast<double>(plan.padding) / static_cast<double>(plan.sequences() * seq_len);
+      const double padding = 100.0 * static_cast<double>(plan.padding) / static_cast<double>(plan.count() * seq_len);
       std::printf(
           "seq_len %6ld, %-10s: padding %.3f %%, %.1f s\n", seq_len, shuffled ? "shuffled" : "in order", padding,
           seconds.count());
@@ -104,17 +103,17 @@ TEST(Packing, DISABLED_Measure) {
   }
 }
 
-// A plan for sequences of 2^31 - 1 tokens takes no memory for what no document fills.
+// A plan for sequences of 2^31 - 1 tokens takes no memory for tokens that no document has.
 TEST(Packing, ASequenceThatIsLongerThanAllDocumentsHoldsThemAll) {
   const auto lengths = testing::mixed_lengths(300, 100);
   const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   for (const int64_t seq_len : {tokens, tokens + 1, int64_t{INT32_MAX}}) {
     const PackedSequences plan = pack_documents(lengths, seq_len, 7);
-    ASSERT_EQ(plan.sequences(), 1) << seq_len;
+    ASSERT_EQ(plan.count(), 1) << seq_len;
     EXPECT_EQ(plan.sequence(0).size(), lengths.size());
     EXPECT_EQ(plan.padding, seq_len - tokens);
   }
-  EXPECT_GT(pack_documents(lengths, tokens - 1, 7).sequences(), 1);
+  EXPECT_GT(pack_documents(lengths, tokens - 1, 7).count(), 1);
 }
 
 TEST(Packing, DependsOnTheKeyOnly) {
@@ -136,7 +135,7 @@ TEST(Concat, SequencesCoverTheStream) {
     std::vector<int64_t> lengths(total, 1);
     const ConcatSequences plan = concat_documents(lengths, 5, std::nullopt);
     EXPECT_EQ(plan.tokens(), total);
-    EXPECT_EQ(plan.sequences(), std::max<int64_t>((total + 3) / 5, 1)) << total;
+    EXPECT_EQ(plan.count(), std::max<int64_t>((total + 3) / 5, 1)) << total;
   }
 }
 

@@ -5,7 +5,7 @@
 
 #include "tests/data/fixtures.h"
 
-// A run that goes on with another sequence length or packing.
+// A run that is continued with another sequence length or packing.
 namespace distill::data {
 namespace {
 
@@ -142,7 +142,7 @@ TEST_F(StagesTest, ADocumentGoesOnWhereItWasLeft) {
   // Three sequences of 10 have been read.
   const auto lines = dataset->continue_from({{0, 10, kPack}, {3, 25, kPack}});
   ASSERT_TRUE(lines.ok()) << lines.status();
-  EXPECT_THAT(lines->at(0), HasSubstr("epoch 1 goes on with the 90 tokens (2 fragments of documents)"));
+  EXPECT_THAT(lines->at(0), HasSubstr("epoch 1 continues with its 90 unread tokens (2 fragments of documents)"));
   std::vector<int64_t> expected(25);
   std::iota(expected.begin(), expected.end(), 31);
   const Batch batch = get(*dataset, 3, 1);

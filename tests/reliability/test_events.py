@@ -65,7 +65,7 @@ def test_a_spike_and_a_non_finite_step_are_recorded_and_replayed(tmp_path, parts
 
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     done = tiny.distill("replay", "--config", tmp_path / "config.yaml", "--step", SPIKE)
-    assert f"step {SPIKE}: the replay equals what was recorded, bit for bit" in done.stdout
+    assert f"step {SPIKE}: the replay equals the record, bit for bit" in done.stdout
     assert f"resumed from {run}/checkpoints/step-27" in done.stderr
     losses = [
         float(line.split("loss ")[1].split()[0]) for line in done.stdout.splitlines() if line.startswith("sample ")

@@ -49,7 +49,7 @@ def resume(tmp_path, config, checkpoint, name="run"):
 def rest_samples(run):
     """Samples that the newest stage begins with, by the log."""
     found = re.findall(
-        r"epoch \d+ goes on with the \d+ tokens \(\d+ fragments of documents\) that were no input yet, "
+        r"epoch \d+ continues with its \d+ unread tokens \(\d+ fragments of documents\) "
         r"in (\d+) samples of",
         (run / "log.txt").read_text(),
     )
@@ -107,7 +107,7 @@ def test_stopping_in_a_later_stage_changes_no_bit(tmp_path, models, shards):
     # In the run's config.yaml stands the last length; a step is replayed with its own.
     for step in (3, 6, 8, 9, 14):
         done = tiny.distill("replay", "--config", run / "config.yaml", "--step", step)
-        assert f"step {step}: the replay equals what was recorded, bit for bit" in done.stdout, step
+        assert f"step {step}: the replay equals the record, bit for bit" in done.stdout, step
 
 
 @pytest.mark.parametrize("parallel", [{"processes": 2}, {"processes": 4}, {"processes": 4, "shard": 2, "replicate": 2}])

@@ -8,12 +8,12 @@
 
 namespace distill::hf {
 
-// Reads folder/config.json, in the spellings of transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5
-// (rope_parameters, dtype). Whatever it asks for that is not supported, and every key that is not known, is an error
-// that names it; one report holds all of them. NotFoundError: no such file; InvalidArgumentError: everything else.
+// Reads folder/config.json in the spellings of transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5
+// (rope_parameters, dtype). Settings that are not supported and unknown keys are errors; one report lists all of them.
+// NotFound: there is no such file. InvalidArgument: all other errors.
 absl::StatusOr<models::ModelConfig> read_model_config(const std::string& folder);
 
-// The same from the file's text; `source` names it in errors.
+// The same from the text of the file. Errors begin with `source`.
 absl::StatusOr<models::ModelConfig> parse_model_config(const std::string& json_text, const std::string& source);
 
 } // namespace distill::hf

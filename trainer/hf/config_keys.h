@@ -6,15 +6,15 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-// What is known about the keys of Hugging Face's config.json beyond those that ModelConfig holds.
+// The keys of Hugging Face's config.json that ModelConfig does not hold.
 namespace distill::hf {
 
 const absl::flat_hash_set<std::string>& supported_model_types();
 
-// Keys that change nothing about logits and gradients: bookkeeping, generation, training-time switches of transformers.
+// Keys that do not affect logits and gradients: bookkeeping, generation, training switches of transformers.
 const absl::flat_hash_set<std::string>& ignored_keys();
 
-// Keys whose one value is what is computed here anyway.
+// Keys that are accepted with one value only, which describes the computation that is done here.
 const std::map<std::string, nlohmann::ordered_json>& neutral_values();
 
 } // namespace distill::hf

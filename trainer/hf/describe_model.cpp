@@ -1,5 +1,6 @@
 #include "trainer/hf/describe_model.h"
 
+#include "data/base/status_macros.h"
 #include "trainer/hf/config_json.h"
 #include "trainer/hf/folder_weights.h"
 #include "trainer/hf/save_model.h"
@@ -89,13 +90,10 @@ void append_files(std::string& text, const ModelFiles& files) {
 } // namespace
 
 absl::StatusOr<std::string> describe_model(const std::string& folder) {
-  const absl::StatusOr<models::ModelConfig> config = read_model_config(folder);
-  if (!config.ok()) {
-    return config.status();
-  }
+  ASSIGN_OR_RETURN(const models::ModelConfig config, read_model_config(folder));
   std::string text = absl::StrCat("model folder ", folder, "\n");
-  append_architecture(text, *config);
-  append_shapes(text, *config);
+  append_architecture(text, config);
+  append_shapes(text, config);
   const absl::StatusOr<ModelFiles> files = open_model_files(folder);
   if (absl::IsNotFound(files.status()) &&
       !std::filesystem::exists(std::filesystem::path(folder) / "model.safetensors.index.json")) {
@@ -104,10 +102,7 @@ absl::StatusOr<std::string> describe_model(const std::string& folder) {
     return files.status();
   } else {
     std::vector<std::string> notes;
-    const auto weights = open_weights(folder, *config, &notes);
-    if (!weights.ok()) {
-      return weights.status();
-    }
+    RETURN_IF_ERROR(open_weights(folder, config, &notes).status());
     append_files(text, *files);
     for (const std::string& note : notes) {
       absl::StrAppend(&text, "  note: ", note, "\n");

@@ -6,9 +6,9 @@
 
 namespace distill::hf {
 
-// What a Hugging Face folder holds, for people to read: architecture, shape table, parameters, stored dtypes, files and
-// bytes, and notes. A folder whose tensors are not those of its config.json is an error that lists them; one without
-// weights (a configuration alone) is described as such.
+// Describes a Hugging Face folder as text: architecture, shapes, number of parameters, stored dtypes, files, bytes and
+// notes. Tensors that do not match config.json are an error that lists them. A folder may lack weights; the text then
+// says so.
 absl::StatusOr<std::string> describe_model(const std::string& folder);
 
 } // namespace distill::hf

@@ -3,6 +3,8 @@
 #include <absl/container/flat_hash_set.h>
 #include <absl/strings/match.h>
 
+#include "data/base/status_macros.h"
+
 namespace distill::hf {
 namespace {
 
@@ -31,7 +33,7 @@ void list(std::string& message, const char* title, std::vector<std::string> name
   }
 }
 
-// Compares a folder's tensors with what the configuration describes.
+// Compares a folder's tensors with those that the configuration describes.
 class TensorCheck {
  public:
   TensorCheck(const ModelFiles& files, const models::ModelConfig& config) : files_(files), config_(config) {}
@@ -69,7 +71,7 @@ class TensorCheck {
     expected_.insert(name);
     const TensorInfo* found = files_.find(name);
     if (found == nullptr && name == kEmbedding && config_.tie_word_embeddings && files_.find(kHead) != nullptr) {
-      found = files_.find(kHead); // some writers keep the other name of the shared tensor
+      found = files_.find(kHead); // some programs write the shared tensor under this name
       expected_.insert(kHead);
     }
     if (found == nullptr) {
@@ -121,14 +123,9 @@ class HfWeights : public models::WeightSource {
 
 absl::StatusOr<std::unique_ptr<models::WeightSource>> open_weights(
     const std::string& folder, const models::ModelConfig& config, std::vector<std::string>* notes) {
-  absl::StatusOr<ModelFiles> files = open_model_files(folder);
-  if (!files.ok()) {
-    return files.status();
-  }
-  if (absl::Status status = TensorCheck(*files, config).run(folder, notes); !status.ok()) {
-    return status;
-  }
-  return std::make_unique<HfWeights>(std::move(*files));
+  ASSIGN_OR_RETURN(ModelFiles files, open_model_files(folder));
+  RETURN_IF_ERROR(TensorCheck(files, config).run(folder, notes));
+  return std::make_unique<HfWeights>(std::move(files));
 }
 
 } // namespace distill::hf

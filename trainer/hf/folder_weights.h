@@ -15,17 +15,17 @@ struct ModelFiles {
   const TensorInfo* find(const std::string& name) const; // null: no such tensor
 };
 
-// The weight_map of a model.safetensors.index.json that is not trusted: tensor name -> name of a file in the same
-// folder, which cannot lead out of it. Errors name `source`, the tensor and what was found.
+// The weight_map of a model.safetensors.index.json: tensor name -> name of a file in the same folder. The text is not
+// trusted; a path out of the folder is an error. Errors name `source` and the tensor, and say what was found.
 absl::StatusOr<std::map<std::string, std::string>> parse_weight_map(std::string_view text, const std::string& source);
 
-// folder/model.safetensors where it stands, else the shards of folder/model.safetensors.index.json. Every tensor that
-// the index promises is there, and no shard holds a tensor that the index does not list.
+// Opens folder/model.safetensors if it exists, else the shards that folder/model.safetensors.index.json lists. It is an
+// error if a listed tensor is missing, or if a shard holds a tensor that the index does not list.
 absl::StatusOr<ModelFiles> open_model_files(const std::string& folder);
 
-// Maps folder/model.safetensors, or the shards that folder/model.safetensors.index.json lists, and checks every tensor
-// against `config`: missing, unexpected and wrongly shaped ones are listed by name in one error. Extras that are known
-// to be harmless (rotary inv_freq, the head of a tied model) are noted in `notes`.
+// Opens the folder's files and checks every tensor against `config`. One error lists the names of all tensors that are
+// missing, unexpected, or of another shape or dtype. Additional tensors that are known to be harmless (rotary inv_freq,
+// the head of a tied model) are mentioned in `notes`.
 absl::StatusOr<std::unique_ptr<models::WeightSource>> open_weights(
     const std::string& folder, const models::ModelConfig& config, std::vector<std::string>* notes = nullptr);
 

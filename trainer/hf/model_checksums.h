@@ -14,8 +14,8 @@ inline constexpr const char* kChecksumsFile = "checksums.xxh3";
 
 std::string checksums_text(const std::map<std::string, uint64_t>& checksums);
 
-// Reads a checksums.xxh3 that is not trusted: every file is one of the same folder, and none stands twice.
-// InvalidArgument lists the lines of `source` that say anything else.
+// Reads a checksums.xxh3. The text is not trusted: files must be in the same folder and be named once. InvalidArgument
+// lists the lines of `source` that are wrong.
 absl::StatusOr<std::map<std::string, uint64_t>> parse_checksums(std::string_view text, const std::string& source);
 
 struct VerifiedFolder {
@@ -23,8 +23,8 @@ struct VerifiedFolder {
   int64_t bytes = 0;
 };
 
-// Compares every file that the folder's checksums.xxh3 names. NotFound: the folder has none (only folders that distill
-// wrote do). DataLoss lists every file that is missing or damaged.
+// Checks all files that the folder's checksums.xxh3 names. NotFound: the folder has no such list, because distill did
+// not write it. DataLoss lists all files that are missing or damaged.
 absl::StatusOr<VerifiedFolder> verify_model_folder(const std::string& folder);
 
 } // namespace distill::hf

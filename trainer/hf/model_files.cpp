@@ -1,4 +1,5 @@
 #include "data/base/json.h"
+#include "data/base/status_macros.h"
 #include "trainer/hf/folder_weights.h"
 
 namespace distill::hf {
@@ -11,22 +12,19 @@ constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr int64_t kMaxIndexBytes = 64 << 20;
 
 absl::Status add_file(ModelFiles& model, const std::string& path) {
-  absl::StatusOr<SafetensorsFile> file = SafetensorsFile::open(path);
-  if (!file.ok()) {
-    return file.status();
-  }
-  for (const auto& [name, tensor] : file->header().tensors) {
+  ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::open(path));
+  for (const auto& [name, tensor] : file.header().tensors) {
     const auto [entry, added] = model.file_of.emplace(name, model.files.size());
     if (!added) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, ": tensor \"", name, "\" stands in ", model.files[entry->second].path(), " as well"));
+          absl::StrCat(path, ": tensor \"", name, "\" is also in ", model.files[entry->second].path()));
     }
   }
-  model.files.push_back(std::move(*file));
+  model.files.push_back(std::move(file));
   return absl::OkStatus();
 }
 
-// File names only: an index may not lead out of its folder.
+// Whether it is a file name without a path: an index must not lead out of its folder.
 bool is_plain_file_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
       name.find('\\') == std::string::npos && name.find('\0') == std::string::npos;
@@ -39,13 +37,10 @@ absl::StatusOr<std::map<std::string, std::string>> read_index(const std::string&
 
 absl::StatusOr<ModelFiles> open_shards(const Path& folder) {
   const std::string index_path = (folder / kIndexFile).string();
-  const absl::StatusOr<std::map<std::string, std::string>> index = read_index(index_path);
-  if (!index.ok()) {
-    return index.status();
-  }
+  ASSIGN_OR_RETURN(const auto index, read_index(index_path));
   std::map<std::string, size_t> opened; // file name -> index
   ModelFiles model;
-  for (const auto& [name, file] : *index) {
+  for (const auto& [name, file] : index) {
     if (opened.contains(file)) {
       continue;
     }
@@ -56,7 +51,7 @@ absl::StatusOr<ModelFiles> open_shards(const Path& folder) {
           : status;
     }
   }
-  for (const auto& [name, file] : *index) {
+  for (const auto& [name, file] : index) {
     const auto found = model.file_of.find(name);
     if (found == model.file_of.end() || found->second != opened[file]) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -64,7 +59,7 @@ absl::StatusOr<ModelFiles> open_shards(const Path& folder) {
     }
   }
   for (const auto& [name, file] : model.file_of) {
-    if (!index->contains(name)) {
+    if (!index.contains(name)) {
       return absl::InvalidArgumentError(
           absl::StrCat(model.files[file].path(), ": tensor \"", name, "\" is not listed in ", index_path));
     }
@@ -75,17 +70,14 @@ absl::StatusOr<ModelFiles> open_shards(const Path& folder) {
 } // namespace
 
 absl::StatusOr<std::map<std::string, std::string>> parse_weight_map(std::string_view text, const std::string& source) {
-  const auto json = base::parse_json(text, source, /*max_depth=*/8);
-  if (!json.ok()) {
-    return json.status();
-  }
-  if (!json->is_object() || !json->contains("weight_map") || !(*json)["weight_map"].is_object() ||
-      (*json)["weight_map"].empty()) {
+  ASSIGN_OR_RETURN(const auto json, base::parse_json(text, source, /*max_depth=*/8));
+  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object() ||
+      json["weight_map"].empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(source, ": weight_map: an object of tensor names and files is expected"));
   }
   std::map<std::string, std::string> files;
-  for (const auto& [name, file] : (*json)["weight_map"].items()) {
+  for (const auto& [name, file] : json["weight_map"].items()) {
     if (!file.is_string() || !is_plain_file_name(file.get<std::string>())) {
       return absl::InvalidArgumentError(absl::StrCat(
           source, ": weight_map[\"", name, "\"]: the name of a file in the same folder is expected, found ",
@@ -106,9 +98,7 @@ absl::StatusOr<ModelFiles> open_model_files(const std::string& folder) {
   std::error_code error;
   if (std::filesystem::exists(root / kSingleFile, error)) {
     ModelFiles model;
-    if (absl::Status status = add_file(model, (root / kSingleFile).string()); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(add_file(model, (root / kSingleFile).string()));
     return model;
   }
   if (std::filesystem::exists(root / kIndexFile, error)) {

@@ -1,6 +1,7 @@
 #include <absl/strings/match.h>
 
 #include "data/base/json.h"
+#include "data/base/status_macros.h"
 #include "trainer/hf/safetensors.h"
 
 namespace distill::hf {
@@ -57,7 +58,7 @@ std::string brief(const Json& value) {
   return text;
 }
 
-// A non-negative integer that fits, or an error that says what stood there.
+// A non-negative integer of 63 bits. An error says what was found.
 absl::StatusOr<int64_t> as_size(const Json& value) {
   if (!value.is_number_unsigned() || value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
     return absl::InvalidArgumentError(absl::StrCat("a non-negative integer is expected, found ", brief(value)));
@@ -72,11 +73,8 @@ absl::StatusOr<std::vector<int64_t>> as_sizes(const Json& value, size_t max_coun
   }
   std::vector<int64_t> sizes;
   for (const Json& element : value) {
-    const absl::StatusOr<int64_t> size = as_size(element);
-    if (!size.ok()) {
-      return size.status();
-    }
-    sizes.push_back(*size);
+    ASSIGN_OR_RETURN(const int64_t size, as_size(element));
+    sizes.push_back(size);
   }
   return sizes;
 }
@@ -131,13 +129,10 @@ absl::StatusOr<TensorInfo> parse_tensor(const Json& entry, int64_t data_bytes) {
         "data_offsets [", tensor.begin, ", ", tensor.end, "] do not lie within the file's ", data_bytes,
         " bytes of data (is the file truncated?)"));
   }
-  const absl::StatusOr<int64_t> bytes = byte_count(tensor, dtype->bytes);
-  if (!bytes.ok()) {
-    return bytes.status();
-  }
-  if (*bytes != tensor.end - tensor.begin) {
+  ASSIGN_OR_RETURN(const int64_t bytes, byte_count(tensor, dtype->bytes));
+  if (bytes != tensor.end - tensor.begin) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "shape [", absl::StrJoin(tensor.shape, ", "), "] of ", tensor.dtype, " takes ", *bytes,
+        "shape [", absl::StrJoin(tensor.shape, ", "), "] of ", tensor.dtype, " takes ", bytes,
         " bytes, but data_offsets hold ", tensor.end - tensor.begin));
   }
   return tensor;
@@ -202,18 +197,13 @@ absl::StatusOr<SafetensorsHeader> parse_header(std::string_view start, int64_t f
   if (header_bytes == 0 || start[8] != '{') {
     return absl::InvalidArgumentError("the header does not begin with '{'");
   }
-  const absl::StatusOr<Json> json = base::parse_json(start.substr(8, header_bytes), source, kHeaderDepth);
-  if (!json.ok()) {
-    return json.status();
-  }
+  ASSIGN_OR_RETURN(const Json json, base::parse_json(start.substr(8, header_bytes), source, kHeaderDepth));
   SafetensorsHeader header;
   header.data_begin = 8 + static_cast<int64_t>(header_bytes);
   const int64_t data_bytes = file_bytes - header.data_begin;
-  for (const auto& [name, entry] : json->items()) {
+  for (const auto& [name, entry] : json.items()) {
     if (name == "__metadata__") {
-      if (absl::Status status = parse_metadata(entry, header); !status.ok()) {
-        return status;
-      }
+      RETURN_IF_ERROR(parse_metadata(entry, header));
       continue;
     }
     absl::StatusOr<TensorInfo> tensor = parse_tensor(entry, data_bytes);
@@ -222,9 +212,7 @@ absl::StatusOr<SafetensorsHeader> parse_header(std::string_view start, int64_t f
     }
     header.tensors.emplace(name, std::move(*tensor));
   }
-  if (absl::Status status = check_coverage(header, data_bytes); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(check_coverage(header, data_bytes));
   return header;
 }
 

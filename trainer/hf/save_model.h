@@ -13,24 +13,24 @@
 namespace distill::hf {
 
 struct SaveOptions {
-  std::string config_folder; // its config.json is copied, with dtype brought up to date
-  std::string tokenizer_folder; // its tokenizer and generation files are copied; empty: those of config_folder
+  std::string config_folder; // config.json is copied from here, with its dtype set to `dtype`
+  std::string tokenizer_folder; // tokenizer and generation files are copied from here; empty: from config_folder
   at::ScalarType dtype = at::kBFloat16; // of the stored weights: float32, float16 or bfloat16
-  int64_t max_shard_bytes = 5'000'000'000; // one model.safetensors up to here, an index of shards beyond
-  bool replace = false; // an existing target is replaced once the new folder is complete; else it is an error
+  int64_t max_shard_bytes = 5'000'000'000; // a larger model is written as shards of this size at most, with an index
+  bool replace = false; // true: replace an existing folder once the new one is complete; false: an error
 };
 
-// The flat buffer of unit i (at least layout.numel elements, any floating dtype and device). Called once for each unit,
-// in order; it is used until the next call.
+// Returns the flat buffer of a unit: at least layout.numel elements of any floating dtype on any device. Called once
+// for each unit, in order; the buffer is used until the next call.
 using UnitFlat = std::function<absl::StatusOr<at::Tensor>(size_t unit)>;
 
-// Writes a Hugging Face folder, with checksums.xxh3 for `distill verify`, that transformers and vLLM load. Units are
-// streamed: host memory stays at one unit. Everything is written to "<target>.tmp", synced, and renamed at the end; on
-// failure nothing is left behind.
+// Writes a Hugging Face folder that transformers and vLLM can load, with checksums.xxh3 for `distill verify`. Units are
+// written one after the other, so that host memory holds one at a time. The files are written to "<target>.tmp", which
+// is synced and renamed at the end, and removed after an error.
 absl::Status save_model(
     const std::string& target, const models::ModelConfig& config, const UnitFlat& units, const SaveOptions& options);
 
-// Tokenizer, chat template and generation files that stand in a Hugging Face folder; names only.
+// The names of the tokenizer, chat template and generation files in a Hugging Face folder.
 std::vector<std::string> tokenizer_files(const std::string& folder);
 
 } // namespace distill::hf

@@ -1,5 +1,6 @@
 #include "trainer/checkpoint/export.h"
 
+#include "data/base/status_macros.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/state_reader.h"
 #include "trainer/config/dtypes.h"
@@ -12,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Where the run took its tokenizer from, when that was another folder than the model's.
+// The folder that the run read the student's tokenizer from; empty: the model's own folder.
 std::string tokenizer_folder(const Index& index) {
   const config::ReadResult read = config::read(index.info.config, "config", {});
   std::error_code error;
@@ -22,11 +23,8 @@ std::string tokenizer_folder(const Index& index) {
 } // namespace
 
 absl::Status export_model(const ExportOptions& options) {
-  const auto index = read_index(options.checkpoint);
-  if (!index.ok()) {
-    return index.status();
-  }
-  const std::string source = options.model.empty() ? index->info.student_folder : options.model;
+  ASSIGN_OR_RETURN(const Index index, read_index(options.checkpoint));
+  const std::string source = options.model.empty() ? index.info.student_folder : options.model;
   const auto config = hf::read_model_config(source);
   if (!config.ok()) {
     return absl::Status(
@@ -36,21 +34,21 @@ absl::Status export_model(const ExportOptions& options) {
             "; config.json and tokenizer come from the run's student.path, or from the folder that --model names"));
   }
   const std::vector<models::UnitLayout> layouts = models::unit_layouts(*config);
-  if (describe_units(layouts) != index->units) {
+  if (describe_units(layouts) != index.units) {
     return absl::FailedPreconditionError(absl::StrCat(
         options.checkpoint, ": its units are not those of ", source, "/config.json\n  checkpoint: ",
-        index->info.identity.model, "\n  name the folder the student was made from with --model"));
+        index.info.identity.model, "\n  name the folder from which the student was initialised with --model"));
   }
   hf::SaveOptions save;
   save.config_folder = source;
-  save.tokenizer_folder = options.model.empty() ? tokenizer_folder(*index) : "";
+  save.tokenizer_folder = options.model.empty() ? tokenizer_folder(index) : "";
   save.dtype = config::scalar_type(options.dtype, *config);
-  StateReader reader(options.checkpoint, *index);
+  StateReader reader(options.checkpoint, index);
   at::Tensor flat;
   return hf::save_model(
       options.out, *config,
       [&](size_t unit) -> absl::StatusOr<at::Tensor> {
-        flat = at::Tensor(); // the former unit's memory goes first
+        flat = at::Tensor(); // frees the previous unit's memory first
         flat = at::empty({layouts[unit].numel}, at::kFloat);
         absl::Status status = reader.read(static_cast<int64_t>(unit), "master", 0, flat);
         return status.ok() ? absl::StatusOr<at::Tensor>(flat) : status;

@@ -15,8 +15,8 @@ struct ExportOptions {
   std::string model; // folder with config.json and tokenizer; empty: the student.path of the run
 };
 
-// Writes a checkpoint's master weights as a Hugging Face folder. Every byte read is compared with its checksum. Units
-// pass through host memory one after the other; no GPU is used.
+// Writes a checkpoint's master weights as a Hugging Face folder. Verifies the checksums of all bytes that it reads.
+// Holds one unit at a time in host memory; needs no GPU.
 absl::Status export_model(const ExportOptions& options);
 
 } // namespace distill::checkpoint

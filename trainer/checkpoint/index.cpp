@@ -17,7 +17,7 @@ constexpr int64_t kMaxElements = int64_t{1} << 50;
 constexpr int64_t kMaxRanks = 1 << 20;
 constexpr int64_t kMaxSeqLen = 1 << 26; // data.seq_len's limit
 
-// Members of the index that are plain integers of the state.
+// The members of TrainState that the index holds as integers.
 struct StateKey {
   const char* name;
   int64_t TrainState::*member;
@@ -31,7 +31,7 @@ constexpr StateKey kStateKeys[] = {
     {"skipped_in_row", &TrainState::skipped_in_row, 0},
     {"evaluated_step", &TrainState::evaluated_step, -1}};
 
-// Reads members of untrusted JSON; the first error stays.
+// Reads members of JSON that is not trusted, and remembers the first error.
 class Reader {
  public:
   explicit Reader(const std::string& source) : source_(source) {}
@@ -72,7 +72,7 @@ class Reader {
     return value->get<std::string>();
   }
 
-  // The elements of a list; none where there is no list.
+  // The elements of a list; empty after an error.
   const Json& list(const Json& object, const std::string& where, const char* key) {
     static const Json empty = Json::array();
     const Json* value = member(object, where, key);
@@ -128,7 +128,7 @@ std::vector<Unit> read_units(const Json& index, Reader& reader) {
   return units;
 }
 
-// Stages of the training data: at least one, the first from the run's beginning, none beyond where the run stands.
+// The stages of the training data: at least one, the first from the start of the run, none later than the state.
 std::vector<DataStage> read_stages(const Json& index, Reader& reader, const TrainState& state) {
   std::vector<DataStage> stages;
   for (const Json& entry : reader.list(index, "", "data_stages")) {
@@ -155,7 +155,7 @@ std::vector<DataStage> read_stages(const Json& index, Reader& reader, const Trai
   return stages;
 }
 
-// A file beside the index, and nothing else.
+// Whether this is the name of a file in the folder of the index, without a path.
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name[0] != '.' && name.size() <= 255 &&
       std::all_of(
@@ -212,7 +212,7 @@ std::vector<ShardFile> read_files(const Json& index, Reader& reader) {
   return files;
 }
 
-// Every unit lies in the files from its first element to its last, file after file.
+// Checks that the files' ranges, in order, cover every unit from its first element to its last.
 void check_coverage(const Index& index, Reader& reader) {
   if (static_cast<int64_t>(index.files.size()) != index.shard) {
     reader.fail("files", absl::StrCat("expected one for each of ", index.shard, " ranks, found ", index.files.size()));

@@ -9,12 +9,13 @@
 #include "trainer/checkpoint/state.h"
 #include "trainer/models/layout.h"
 
-// index.json of a checkpoint: the state of the run, how its tensors lie in the files, and the files' checksums.
+// index.json of a checkpoint: the state of the run, the positions of its tensors in the files, the files' checksums.
 namespace distill::checkpoint {
 
 inline constexpr int64_t kFormatVersion = 3;
-inline constexpr int64_t kOldestVersion = 2; // that is read; it has no data_stages: its one stage is that of its config
-inline constexpr int64_t kBlockBytes = int64_t{4} << 20; // what one checksum covers
+inline constexpr int64_t kOldestVersion =
+    2; // the oldest one that is read; it has no data_stages: its only stage has the length and packing of its config
+inline constexpr int64_t kBlockBytes = int64_t{4} << 20; // the bytes that one checksum covers
 
 struct Param {
   std::string name;
@@ -23,7 +24,7 @@ struct Param {
   bool operator==(const Param&) const = default;
 };
 
-// A unit's flat buffer.
+// The layout of a unit's flat buffer.
 struct Unit {
   std::string name;
   int64_t numel = 0;
@@ -31,38 +32,38 @@ struct Unit {
   bool operator==(const Unit&) const = default;
 };
 
-// Elements [begin, begin + numel) of a unit's flat buffer; the last rank's range may reach past the unit's end.
+// Elements [begin, begin + numel) of a unit's flat buffer. The last rank's range may extend past the end of the unit.
 struct Range {
   int64_t begin = 0;
   int64_t numel = 0;
   bool operator==(const Range&) const = default;
 };
 
-// One rank's shards.
+// The file with one rank's shards.
 struct ShardFile {
-  std::string name; // within the checkpoint's folder
+  std::string name; // in the checkpoint's folder
   int64_t bytes = 0;
-  std::vector<Range> ranges; // of every unit
-  std::vector<uint64_t> block_sums; // of every kBlockBytes of the file; the last block may be short
+  std::vector<Range> ranges; // one for each unit
+  std::vector<uint64_t> block_sums; // one for each kBlockBytes of the file; the last block may be shorter
 };
 
 struct Index {
   int64_t version = kFormatVersion;
   TrainState state;
   RunInfo info;
-  int64_t shard = 1; // ranks that held one copy of the model
-  int64_t replicate = 1; // copies, of which the first one was written
+  int64_t shard = 1; // ranks that share one copy of the model (parallel.shard)
+  int64_t replicate = 1; // copies of the model, of which the first one is written (parallel.replicate)
   std::vector<Unit> units;
-  std::vector<ShardFile> files; // `shard` of them
+  std::vector<ShardFile> files; // [shard]
 };
 
 std::vector<Unit> describe_units(const std::vector<models::UnitLayout>& layouts);
 
 std::string to_json(const Index& index);
 
-// Reads an index that is not trusted. On success the files' ranges cover every unit without holes, names cannot leave
-// the folder, and the numbers of checksums fit the files' sizes. DataLoss names `source` and what is wrong;
-// FailedPrecondition: another format version.
+// Reads an index that is not trusted. Checks that the files' ranges cover every unit without holes, that file names do
+// not lead out of the folder, and that the number of checksums matches each file's size. DataLoss names `source` and
+// the problem. FailedPrecondition: another format version.
 absl::StatusOr<Index> parse_index(std::string_view text, const std::string& source);
 
 } // namespace distill::checkpoint

@@ -1,5 +1,6 @@
 #include "trainer/checkpoint/resume.h"
 
+#include "data/base/status_macros.h"
 #include "trainer/checkpoint/run_state.h"
 #include "trainer/config/reader.h"
 #include "trainer/metrics/log.h"
@@ -29,8 +30,8 @@ absl::Status check_identity(const std::string& folder, const RunIdentity& saved,
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrCat(
-      folder, ": this checkpoint is of another run:", message,
-      "\n  resume with the configuration it was made with, or start afresh with --overwrite"));
+      folder, ": this checkpoint belongs to another run:", message,
+      "\n  resume with the configuration of that run, or start a new run with --overwrite"));
 }
 
 absl::Status check_units(const std::string& folder, const Index& index, const sharding::ModelShards& model) {
@@ -41,58 +42,50 @@ absl::Status check_units(const std::string& folder, const Index& index, const sh
   }
   if (index.units != describe_units(layouts)) {
     return absl::FailedPreconditionError(absl::StrCat(
-        folder, ": the flat buffers of its units are laid out otherwise than this program's (it was written by ",
-        index.info.program, "); export the model with that program and start from it"));
+        folder, ": its units have another layout than those of this program (it was written by ", index.info.program,
+        "); export the model with that program and start a new run from it"));
   }
   return absl::OkStatus();
 }
 
-// Of a checkpoint that does not say: what its configuration has.
+// The stage of a checkpoint without data_stages: the length and packing of its configuration.
 DataStage only_stage(const std::string& config) {
   const config::DataSection data = config::read(config, "config", {}).config.data;
   return {0, 0, data.seq_len, data.packing};
 }
 
-// What one rank does by itself.
+// The part of resuming that needs no communication.
 absl::Status read_on_this_rank(
     const std::string& folder, const IdentityAt& identity, sharding::ModelShards& model, optim::AdamW& optimizer,
     const sharding::Mesh& mesh, Resumed& resumed) {
-  auto index = read_index(folder);
-  if (!index.ok()) {
-    return index.status();
+  ASSIGN_OR_RETURN(Index index, read_index(folder));
+  if (index.version == kOldestVersion) {
+    index.state.data_stages = {only_stage(index.info.config)};
   }
-  if (index->version == kOldestVersion) {
-    index->state.data_stages = {only_stage(index->info.config)};
-  }
-  const RunIdentity own = identity(index->state.data_stages.back());
-  if (absl::Status status = check_identity(folder, index->info.identity, own); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = check_units(folder, *index, model); !status.ok()) {
-    return status;
-  }
-  StateReader reader(folder, *index);
-  if (absl::Status status = read_state(reader, *index, model, optimizer, mesh); !status.ok()) {
-    return status;
-  }
-  resumed = {folder, index->state, index->info, "", {}, {}};
+  const RunIdentity own = identity(index.state.data_stages.back());
+  RETURN_IF_ERROR(check_identity(folder, index.info.identity, own));
+  RETURN_IF_ERROR(check_units(folder, index, model));
+  StateReader reader(folder, index);
+  RETURN_IF_ERROR(read_state(reader, index, model, optimizer, mesh));
+  resumed = {folder, index.state, index.info, "", {}, {}};
   return absl::OkStatus();
 }
 
-// This rank's own error, or that of the others: DataLoss where the worst that any rank met is damage.
+// Makes all ranks return an error if any rank has one: DataLoss if damage is the only kind of error, else Aborted (or
+// the rank's own error).
 absl::Status agree_on_damage(const sharding::Mesh& mesh, const absl::Status& status) {
   const int64_t damaged = sharding::sum_over_ranks(mesh, absl::IsDataLoss(status) ? 1 : 0);
   const int64_t failed = sharding::sum_over_ranks(mesh, status.ok() ? 0 : 1);
   if (!status.ok() || failed == 0) {
     return absl::IsDataLoss(status) && failed > damaged
-        ? absl::AbortedError(status.message()) // another rank met something worse
+        ? absl::AbortedError(status.message()) // another rank has an error that is not damage
         : status;
   }
   const std::string message = absl::StrFormat("%d other rank(s) could not read the checkpoint", failed);
   return failed == damaged ? absl::DataLossError(message) : absl::AbortedError(message);
 }
 
-// The newest complete checkpoint as rank 0 sees the folder; -1: none.
+// The step of the newest complete checkpoint, as rank 0 sees the folder; -1: there is none.
 int64_t newest_step(const std::string& run_dir, const sharding::Mesh& mesh) {
   int64_t step = -1;
   if (mesh.is_main()) {
@@ -133,21 +126,19 @@ absl::StatusOr<Resumed> resume_newest(
     }
     absl::StrAppend(&damaged, "\n  ", std::string(resumed.status().message()));
     metrics::log_warning(
-        absl::StrCat("checkpoint ", folder, " is damaged and not used: ", std::string(resumed.status().message())));
+        absl::StrCat("checkpoint ", folder, " is damaged and is not used: ", std::string(resumed.status().message())));
     absl::Status moved;
     if (mesh.is_main()) {
       const std::string aside = set_aside(folder, "damaged");
       moved = aside == folder
-          ? absl::InternalError(absl::StrCat(folder, ": is damaged, and cannot be renamed; remove it by hand"))
+          ? absl::InternalError(absl::StrCat(folder, ": is damaged and cannot be renamed; remove it by hand"))
           : absl::OkStatus();
     }
-    if (absl::Status status = sharding::agree(mesh, moved); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(sharding::agree(mesh, moved));
   }
   return absl::NotFoundError(absl::StrCat(
       "--resume: ", run_dir, "/checkpoints holds no complete checkpoint",
-      damaged.empty() ? "" : " that is not damaged:" + damaged, "; start afresh with --overwrite"));
+      damaged.empty() ? "" : " that is not damaged:" + damaged, "; start a new run with --overwrite"));
 }
 
 } // namespace distill::checkpoint

@@ -10,30 +10,32 @@
 #include "trainer/sharding/mesh.h"
 #include "trainer/sharding/model_shards.h"
 
-// Reading a checkpoint back on any number of ranks. All ranks call these together and get the same answer.
+// Resuming from a checkpoint, on any number of ranks. All ranks must call these functions together; all get the same
+// result.
 namespace distill::checkpoint {
 
-// What this run is, compared with a checkpoint whose training data had last been in the given stage: the data's
-// identity is that of the stage, since length and packing may change.
+// Returns the identity of this run as if its training data were in the given stage, the last one of a checkpoint: the
+// two are compared, but length and packing may differ.
 using IdentityAt = std::function<RunIdentity(const DataStage& stage)>;
 
 struct Resumed {
   std::string folder;
   TrainState state;
   RunInfo info; // of the run that saved
-  std::string damaged; // what was set aside on the way, and why; one line each
-  std::vector<std::string> superseded; // checkpoints beyond this one that were set aside
-  std::vector<std::string> data_lines; // for people: how the training data goes on where a new stage of it begins
+  std::string damaged; // newer checkpoints that were found damaged and renamed, and why; a line each
+  std::vector<std::string> superseded; // later checkpoints that were renamed
+  std::vector<std::string>
+      data_lines; // log lines about the data at the start of a new stage; empty: the stage continues
 };
 
-// Continues from the newest complete checkpoint of a run folder. One that turns out to be damaged is set aside with a
-// warning that says what is wrong with it, and the one before it is used. NotFound: none is left.
+// Continues from the newest complete checkpoint of a run folder. A checkpoint that turns out to be damaged is renamed,
+// a warning describes the damage, and the checkpoint before it is used. NotFound: there is no undamaged checkpoint.
 absl::StatusOr<Resumed> resume_newest(
     const std::string& run_dir, const IdentityAt& identity, sharding::ModelShards& model, optim::AdamW& optimizer,
     const sharding::Mesh& mesh);
 
-// Continues from this checkpoint and no other. FailedPrecondition: its identity differs, both values are shown.
-// DataLoss: it is incomplete or damaged; model and optimizer may have been changed.
+// Continues from this checkpoint only. FailedPrecondition: it belongs to another run; the message shows both
+// identities. DataLoss: it is incomplete or damaged; model and optimizer may have been changed already.
 absl::StatusOr<Resumed> resume_from(
     const std::string& folder, const IdentityAt& identity, sharding::ModelShards& model, optim::AdamW& optimizer,
     const sharding::Mesh& mesh);

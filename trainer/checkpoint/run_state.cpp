@@ -2,6 +2,8 @@
 
 #include <ATen/Context.h>
 
+#include "data/base/status_macros.h"
+
 namespace distill::checkpoint {
 namespace {
 
@@ -16,19 +18,16 @@ at::Tensor generator_state(at::Device device) {
 }
 
 absl::Status read_generator(StateReader& reader, int64_t file, const char* name, at::Device device) {
-  const auto state = reader.read_tensor(file, name);
-  if (!state.ok()) {
-    return state.status();
-  }
-  if (state->defined()) { // a run on a CPU has saved none of a GPU
+  ASSIGN_OR_RETURN(const at::Tensor state, reader.read_tensor(file, name));
+  if (state.defined()) { // a run on a CPU has not saved the state of a GPU's generator
     at::Generator generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard<std::mutex> lock(generator.mutex());
     try {
-      generator.set_state(*state);
-    } catch (const c10::Error& error) { // ATen is who knows what a state may be
+      generator.set_state(state);
+    } catch (const c10::Error& error) { // only ATen can tell whether a state is valid
       return absl::DataLossError(absl::StrCat(
           reader.file_path(file), ": tensor ", name,
-          ": no state of a random generator: ", error.what_without_backtrace()));
+          ": not a state of a random generator: ", error.what_without_backtrace()));
     }
   }
   return absl::OkStatus();
@@ -74,24 +73,17 @@ absl::Status read_state(
       const auto flat = unit_tensors(model, optimizer, unit);
       for (size_t i = 0; i < flat.size(); ++i) {
         const int64_t begin = model.unit(unit).shard.begin;
-        if (absl::Status status = reader.read(unit, kUnitTensors[i], begin, flat[i]); !status.ok()) {
-          return status;
-        }
+        RETURN_IF_ERROR(reader.read(unit, kUnitTensors[i], begin, flat[i]));
       }
     }
-    const auto step_count = reader.read_tensor(own_file, kStepCount);
-    if (!step_count.ok()) {
-      return step_count.status();
-    }
-    if (!step_count->defined() || step_count->numel() != 1) {
+    ASSIGN_OR_RETURN(const at::Tensor step_count, reader.read_tensor(own_file, kStepCount));
+    if (!step_count.defined() || step_count.numel() != 1) {
       return absl::DataLossError(absl::StrCat(
           index.files[static_cast<size_t>(own_file)].name, ": tensor ", kStepCount, ": expected one element"));
     }
-    optimizer.step_count().copy_(step_count->view({1}));
+    optimizer.step_count().copy_(step_count.view({1}));
   }
-  if (absl::Status status = read_generator(reader, own_file, kHostGenerator, at::kCPU); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(read_generator(reader, own_file, kHostGenerator, at::kCPU));
   const at::Device device = model.options().device;
   return device.is_cpu() ? absl::OkStatus() : read_generator(reader, own_file, kDeviceGenerator, device);
 }
@@ -103,7 +95,7 @@ void share_with_replicas(sharding::ModelShards& model, optim::AdamW& optimizer, 
   const auto share = [&](const at::Tensor& tensor) {
     const at::Tensor on_device = tensor.to(model.options().device);
     mesh.replicate->broadcast(on_device, /*root=*/0);
-    if (!on_device.is_same(tensor)) { // state that lies in host memory
+    if (!on_device.is_same(tensor)) { // the state is in host memory
       at::Tensor(tensor).copy_(on_device);
     }
   };

@@ -1,5 +1,6 @@
 #include "trainer/checkpoint/saver.h"
 
+#include "data/base/status_macros.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/verified_file.h"
 #include "trainer/hf/safetensors.h"
@@ -17,16 +18,13 @@ double seconds_since(Clock::time_point start) {
 absl::StatusOr<std::vector<hf::SafetensorsWriter::Entry>> file_entries(const std::vector<NamedTensor>& tensors) {
   std::vector<hf::SafetensorsWriter::Entry> entries;
   for (const NamedTensor& named : tensors) {
-    auto dtype = hf::safetensors_dtype(named.tensor.scalar_type());
-    if (!dtype.ok()) {
-      return dtype.status();
-    }
-    entries.emplace_back(named.name, hf::TensorInfo{*std::move(dtype), named.tensor.sizes().vec(), 0, 0});
+    ASSIGN_OR_RETURN(std::string dtype, hf::safetensors_dtype(named.tensor.scalar_type()));
+    entries.emplace_back(named.name, hf::TensorInfo{std::move(dtype), named.tensor.sizes().vec(), 0, 0});
   }
   return entries;
 }
 
-// The boundary that a thread's exceptions travel to.
+// Converts exceptions, which must not leave a thread, to a status.
 absl::Status guarded(const std::function<absl::Status()>& work) {
   try {
     return work();
@@ -72,7 +70,7 @@ absl::Status Saver::begin(const TrainState& state) {
   saving_.emplace();
   saving_->state = state;
   saving_->began = began;
-  if (mesh_.replicate_rank == 0) { // every replica has the same shards
+  if (mesh_.replicate_rank == 0) { // all replicas have the same shards
     std::vector<NamedTensor> tensors = state_tensors(model_, optimizer_);
     if (snapshot_) {
       snapshot_->take(tensors);
@@ -96,32 +94,27 @@ void Saver::start(std::function<absl::Status()> work) {
   }
 }
 
-// From the snapshot, where there is one; else from the tensors themselves.
+// Writes the snapshot, if there is one; otherwise the tensors themselves.
 absl::Status Saver::write_shards(const std::vector<NamedTensor>& tensors) {
   const fs::path folder = partial_folder(options_.run_dir, saving_->state.step);
-  const auto entries = file_entries(tensors);
-  if (!entries.ok()) {
-    return entries.status();
-  }
+  ASSIGN_OR_RETURN(const auto entries, file_entries(tensors));
   BlockSums sums;
   const auto sink = [&](const char* data, size_t size) {
     sums.update(data, size);
     saving_->file_bytes += static_cast<int64_t>(size);
   };
-  auto writer = hf::SafetensorsWriter::create((folder / rank_file(mesh_.shard_rank)).string(), *entries, {}, sink);
-  if (!writer.ok()) {
-    return writer.status();
-  }
+  ASSIGN_OR_RETURN(
+      auto writer, hf::SafetensorsWriter::create((folder / rank_file(mesh_.shard_rank)).string(), entries, {}, sink));
   absl::Status status;
   if (snapshot_) {
-    status = snapshot_->read([&](const at::Tensor& bytes) { return (*writer)->append(bytes); });
+    status = snapshot_->read([&](const at::Tensor& bytes) { return writer->append(bytes); });
   } else {
     for (const NamedTensor& named : tensors) {
-      status = status.ok() ? (*writer)->append(named.tensor.cpu().contiguous()) : status;
+      status = status.ok() ? writer->append(named.tensor.cpu().contiguous()) : status;
     }
   }
   if (status.ok()) {
-    status = (*writer)->finish();
+    status = writer->finish();
   }
   saving_->block_sums = sums.finish();
   return status;
@@ -133,7 +126,7 @@ void Saver::before_update() {
   }
 }
 
-// The thread's result, once it has ended.
+// Takes the thread's result, if it has ended.
 void Saver::collect_result() {
   if (saving_->work.valid() && saving_->work.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
     saving_->result = saving_->work.get();
@@ -148,7 +141,7 @@ Saver::Vote Saver::vote() {
   return {saving_->work.valid() ? 1 : 0, saving_->result.ok() ? 0 : 1};
 }
 
-// Checksums of every shard's file; all ranks take part, all get them.
+// All-gathers the checksums of the ranks' files.
 std::vector<std::vector<uint64_t>> Saver::exchange_sums() {
   if (mesh_.host == nullptr) {
     return {saving_->block_sums};
@@ -196,13 +189,9 @@ absl::Status Saver::publish_on_main(const std::vector<std::vector<uint64_t>>& su
     index.files.push_back(std::move(file));
   }
   if (options_.before_publish) {
-    if (absl::Status status = options_.before_publish(); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(options_.before_publish());
   }
-  if (absl::Status status = publish(options_.run_dir, index); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(publish(options_.run_dir, index));
   remove_old(options_.run_dir, index.state.step, options_.keep);
   return absl::OkStatus();
 }

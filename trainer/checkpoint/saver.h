@@ -18,66 +18,66 @@ namespace distill::checkpoint {
 
 struct SaverOptions {
   std::string run_dir;
-  int64_t keep = 2; // complete checkpoints that stay, the new one included
-  // Host memory of state_bytes(), to which the state is copied; a thread writes the copy. Undefined: the caller of
-  // begin() writes, or there is nothing to write on this rank.
+  int64_t keep = 2; // complete checkpoints to keep, the new one included
+  // Host memory of state_bytes() bytes, to which the state is copied; a thread then writes the copy. Undefined: begin()
+  // writes the state itself, or this rank has nothing to write.
   at::Tensor copy_memory;
-  // Called by the main rank before a checkpoint counts, on any thread: what belongs to it must reach the disk first.
+  // Called by rank 0 on any thread before a checkpoint becomes complete, to sync the files that belong to it.
   std::function<absl::Status()> before_publish;
 };
 
 struct Saved {
   int64_t step = 0;
   std::string folder;
-  int64_t bytes = 0; // of all files
-  double stall_seconds = 0; // in which training stood still on this rank, the next line's apart
-  double wait_seconds = 0; // in finish(), for what was still being written
+  int64_t bytes = 0; // size of all files
+  double stall_seconds = 0; // how long training on this rank stood still, without wait_seconds
+  double wait_seconds = 0; // how long finish() waited until the checkpoint was written
   double write_seconds = 0; // from the start of the save until the marker was on the disk
 
-  std::string text() const; // for people, one line
+  std::string text() const; // a log line
 };
 
-// Saves checkpoints, one at a time. All ranks call begin(), advance() and finish() together. A checkpoint counts once
-// every rank's shards are on the disk and rank 0 has published the folder; where any rank fails, all learn of it, what
-// was written is removed, and the checkpoints before stay as they are.
+// Saves checkpoints, one at a time. All ranks must call begin(), advance() and finish() together. A checkpoint is
+// complete once the shards of every rank are on the disk and rank 0 has published the folder. If any rank fails, all
+// ranks get an error, the unfinished folder is removed, and earlier checkpoints remain.
 class Saver {
  public:
   // `model`, `optimizer` and `mesh` outlive this.
   Saver(
       SaverOptions options, RunInfo info, sharding::ModelShards& model, optim::AdamW& optimizer,
       const sharding::Mesh& mesh);
-  // Waits for what its threads are writing.
+  // Waits for the thread that is writing.
   ~Saver();
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  // Between two steps, with nothing in flight. An error: no save has begun, on any rank.
+  // Starts a save. To be called between two steps, with no save in flight. On an error, no rank has started one.
   absl::Status begin(const TrainState& state);
   bool in_flight() const {
     return saving_.has_value();
   }
-  // Before the optimizer changes the state.
+  // To be called before the optimizer changes the state: waits until the state has been copied.
   void before_update();
 
-  // What this rank contributes to sums over all ranks, which advance() takes. Zeros with nothing in flight.
+  // The state of the save on this rank, to be summed over all ranks for advance(). Zeros: no save is in flight.
   struct Vote {
     int64_t writing = 0;
     int64_t failed = 0;
   };
   Vote vote();
-  // With the sums of the votes: how the save ended, or nothing while it goes on.
+  // Continues the save, given the sums of the votes over all ranks. Returns its result; nullopt: it is not finished.
   std::optional<absl::StatusOr<Saved>> advance(const Vote& sums);
 
-  // Waits until nothing is in flight: how the save ended, or nothing where there was none.
+  // Waits for the end of the save that is in flight and returns its result; nullopt: there was none.
   std::optional<absl::StatusOr<Saved>> finish();
 
  private:
   struct Saving {
     TrainState state;
     std::chrono::steady_clock::time_point began;
-    bool publishing = false; // all ranks' shards are written
-    std::future<absl::Status> work; // of this rank's thread; not valid: nothing to do on this rank
-    absl::Status result; // of the work that has ended
+    bool publishing = false; // the shards of all ranks are written
+    std::future<absl::Status> work; // the work of this rank's thread; not valid: this rank has none
+    absl::Status result; // of the last work that has ended
     double stall_seconds = 0;
     double wait_seconds = 0;
     std::vector<uint64_t> block_sums;
@@ -97,7 +97,7 @@ class Saver {
   optim::AdamW& optimizer_;
   const sharding::Mesh& mesh_;
   std::unique_ptr<Snapshot> snapshot_;
-  std::optional<Saving> saving_; // last: its thread uses the others
+  std::optional<Saving> saving_; // declared last: its thread uses the other members
 };
 
 } // namespace distill::checkpoint

@@ -4,12 +4,13 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "data/base/status_macros.h"
 #include "trainer/device/host_slab.h"
 
 namespace distill::checkpoint {
 namespace {
 
-// Copied, and handed out, at a time: 2.5 ms of the copy engine. Shorter copies lose more to the time between them
+// Bytes that are copied at a time: 2.5 ms of the copy engine. Smaller pieces lose more time between the copies
 // (docs/reliability.md).
 constexpr int64_t kPieceBytes = int64_t{128} << 20;
 
@@ -31,7 +32,7 @@ void Snapshot::take(std::vector<NamedTensor> tensors) {
   for (const NamedTensor& named : tensors) {
     TORCH_CHECK(named.tensor.is_contiguous(), named.name, ": a contiguous tensor is expected");
     bytes += static_cast<int64_t>(named.tensor.nbytes());
-    // Generators' states are bytes, and copies already.
+    // The states of generators are byte tensors, and already copies.
     any_on_host = any_on_host || (named.tensor.is_cpu() && named.tensor.is_floating_point());
   }
   TORCH_CHECK(bytes == memory_.numel(), bytes, " bytes to copy where ", memory_.numel(), " were announced");
@@ -39,7 +40,7 @@ void Snapshot::take(std::vector<NamedTensor> tensors) {
   if (stream_) {
     const c10::impl::VirtualGuardImpl guard(device_.type());
     ready_->record(guard.getStream(device_));
-    if (any_on_host) { // what writes to it has streams of its own
+    if (any_on_host) { // other streams write to the host tensors
       guard.synchronizeDevice(device_.index());
     }
   }
@@ -48,15 +49,16 @@ void Snapshot::take(std::vector<NamedTensor> tensors) {
   waited_ = timed_ = false;
 }
 
-// The device gets its copies one by one. The copy engine does in order what is queued for it, and a compute stream
-// whose last work was a copy to the host (the step's numbers) has its next events there too: with all of these copies
-// queued at once, the next step would begin behind them.
+// Queues one copy at a time. The copy engine works in the order of its queue, and a compute stream whose last work was
+// a copy to the host (the step's numbers) has its next event in that queue, too: with all copies queued at once, the
+// next step would start only after them.
 void Snapshot::copy_from_device(const at::Tensor& bytes, int64_t position) {
   for (int64_t begin = 0; begin < bytes.numel(); begin += kPieceBytes) {
     const int64_t count = std::min(kPieceBytes, bytes.numel() - begin);
     memory_.narrow(0, position + begin, count).copy_(bytes.narrow(0, begin, count), /*non_blocking=*/true);
     arrived_->record(*stream_);
-    arrived_->synchronize(); // not the stream's own wait, which parallel.debug_checks takes for the step's
+    arrived_
+        ->synchronize(); // a wait on the stream would be reported by parallel.debug_checks as one of the training step
   }
 }
 
@@ -102,7 +104,7 @@ void Snapshot::before_update() {
     host_stall_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     return;
   }
-  // The step's work up to here is queued: the device goes on with it while the host waits.
+  // The work of the step so far is queued: the device executes it while the host waits.
   const c10::Stream compute = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   wait_begin_->record(compute);
   wait_for_copy();
@@ -124,9 +126,7 @@ double Snapshot::stall_seconds() {
 absl::Status Snapshot::read(const std::function<absl::Status(const at::Tensor&)>& piece) const {
   for (int64_t begin = 0; begin < memory_.numel(); begin += kPieceBytes) {
     const int64_t count = std::min(kPieceBytes, memory_.numel() - begin);
-    if (absl::Status status = piece(memory_.narrow(0, begin, count)); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(piece(memory_.narrow(0, begin, count)));
   }
   return absl::OkStatus();
 }

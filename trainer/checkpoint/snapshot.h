@@ -15,29 +15,29 @@
 
 namespace distill::checkpoint {
 
-// A copy of a rank's state in host memory (page-locked where the state lies on a GPU), so that training goes on while
-// the copy is made and written. One thread trains and calls take() and before_update(); another one calls copy().
+// A copy of a rank's state in host memory (page-locked if the state is on a GPU), so that training continues while the
+// copy is made and written. The training thread calls take() and before_update(); another thread calls copy().
 class Snapshot {
  public:
-  // `memory`: bytes on the host, as many as the tensors have. `device`: where those lie, host memory aside.
+  // `memory`: a byte tensor on the host, of the size of all tensors. `device`: of the tensors that are not on the host.
   Snapshot(at::Tensor memory, at::Device device);
 
-  // What copy() is to copy: contiguous tensors of `bytes` in all, as the work that is queued by now leaves them. They
-  // must not change until before_update() has returned.
+  // Sets the contiguous tensors that copy() will copy, with the values that they have after all work queued so far.
+  // They must not change until before_update() has returned.
   void take(std::vector<NamedTensor> tensors);
 
-  // Copies the tensors, one after the other. Called once after each take(): before_update() waits for its end, which
-  // an error is too.
+  // Copies the tensors one after the other. Must be called once after each take(), since before_update() waits until it
+  // has returned or thrown.
   void copy();
 
-  // The host waits until copy() has ended.
+  // Blocks the host until copy() has ended.
   void before_update();
 
-  // How long training stood still for the copy, once the step that followed take() has ended: between the last work
-  // that was queued before before_update() and the first after it.
+  // How long training stood still for the copy: the time between the last work that was queued before before_update()
+  // and the first work after it. To be called when the step after take() has ended.
   double stall_seconds();
 
-  // Hands out the copied bytes in order, piece by piece. Ends at the first error.
+  // Calls `piece` with the copied bytes, in order and in pieces. Returns the first error.
   absl::Status read(const std::function<absl::Status(const at::Tensor& bytes)>& piece) const;
 
  private:
@@ -47,15 +47,15 @@ class Snapshot {
   at::Device device_;
   at::Tensor memory_;
   std::vector<NamedTensor> tensors_;
-  std::optional<c10::Stream> stream_; // the rest is of a GPU
+  std::optional<c10::Stream> stream_; // for a GPU, as are the events
   std::optional<c10::Event> ready_, arrived_, wait_begin_, wait_end_;
 
   std::mutex mutex_;
   std::condition_variable ended_;
-  bool copying_ = false; // from take() to copy()'s end; under mutex_
-  bool waited_ = true; // before_update() was called since take()
+  bool copying_ = false; // from take() to the end of copy(); guarded by mutex_
+  bool waited_ = true; // before_update() has been called since take()
   bool timed_ = false;
-  double host_stall_seconds_ = 0; // where there is no GPU
+  double host_stall_seconds_ = 0; // without a GPU
 };
 
 } // namespace distill::checkpoint

@@ -8,9 +8,9 @@
 
 namespace distill::checkpoint {
 
-// From optimizer step `step` and training sample `first_sample` on, rows had this length and packing.
+// From optimizer step `step` and training sample `first_sample` on, sequences had this length and packing.
 struct DataStage {
-  int64_t step = 0; // done before
+  int64_t step = 0; // steps done before this stage
   int64_t first_sample = 0;
   int64_t seq_len = 0;
   data::PackingMode packing = data::PackingMode::kPack;
@@ -18,36 +18,36 @@ struct DataStage {
   bool operator==(const DataStage&) const = default;
 };
 
-// Where the run stands, besides the tensors.
+// The position of a run: its state without the tensors.
 struct TrainState {
   int64_t step = 0; // optimizer steps done, skipped ones included
-  int64_t samples = 0; // training samples consumed; the next one's index
+  int64_t samples = 0; // training samples consumed; also the number of the next one
   int64_t tokens = 0; // consumed, padding included
   int64_t skipped_total = 0; // steps whose gradients were not finite
   int64_t skipped_in_row = 0;
-  int64_t evaluated_step = -1; // the step after which the last evaluation was recorded; -1: none was
-  std::vector<DataStage> data_stages; // in order, the first one from 0; what `samples` counts
+  int64_t evaluated_step = -1; // step of the last recorded evaluation; -1: there was none
+  std::vector<DataStage> data_stages; // in order, the first one from sample 0
 
   bool operator==(const TrainState&) const = default;
 };
 
-// What a run that resumes must share with the one that saved. Free text, compared literally, shown side by side.
+// Must be equal in the run that saved and the run that resumes. Each is a text, which errors show.
 struct RunIdentity {
   std::string model; // shape of the student
-  std::string optimizer; // which one, and the dtype of its state
+  std::string optimizer; // its name, and the dtype of its state
   std::string data; // the training set and its order
   std::string tokenizer; // hash; empty where no tokenizer is known
 
   bool operator==(const RunIdentity&) const = default;
 };
 
-// What a checkpoint says about the run besides: for people, for `distill export`, and for a resumed run, which says
-// what has changed.
+// Further facts about the run that saved: for the log of a resumed run, which lists changed keys, and for `distill
+// export`.
 struct RunInfo {
   RunIdentity identity;
   std::string config; // the resolved configuration, YAML
   std::string program; // name and version
-  std::string student_folder; // absolute; its config.json and tokenizer go with an exported model
+  std::string student_folder; // absolute; an exported model gets its config.json and tokenizer
 };
 
 } // namespace distill::checkpoint

@@ -1,9 +1,11 @@
 #include "trainer/checkpoint/state_reader.h"
 
+#include "data/base/status_macros.h"
+
 namespace distill::checkpoint {
 namespace {
 
-constexpr size_t kOpenFiles = 16; // each keeps a block in memory
+constexpr size_t kOpenFiles = 16; // each has a block in memory
 constexpr int64_t kStagingBytes = 16 * kBlockBytes;
 constexpr int64_t kMaxHeaderBytes = int64_t{128} << 20; // more than parse_safetensors_header accepts
 
@@ -18,18 +20,14 @@ absl::StatusOr<StateReader::File*> StateReader::open(int64_t index) {
     return &found->second;
   }
   const ShardFile& entry = index_.files[static_cast<size_t>(index)];
-  auto bytes = VerifiedFile::open(file_path(index), entry.bytes, entry.block_sums);
-  if (!bytes.ok()) {
-    return bytes.status();
-  }
-  // The header's length stands in its first eight bytes; its own reader judges what is in it.
+  ASSIGN_OR_RETURN(auto bytes, VerifiedFile::open(file_path(index), entry.bytes, entry.block_sums));
+  // The first eight bytes are the header's length; parse_safetensors_header checks the rest.
   std::vector<char> start(8);
   if (entry.bytes < 8) {
-    return absl::DataLossError(absl::StrCat((*bytes)->path(), ": ", entry.bytes, " bytes are no safetensors file"));
+    return absl::DataLossError(
+        absl::StrCat(bytes->path(), ": ", entry.bytes, " bytes are too few for a safetensors file"));
   }
-  if (absl::Status status = (*bytes)->read(0, 8, start.data()); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(bytes->read(0, 8, start.data()));
   uint64_t header_bytes = 0;
   for (size_t byte = 8; byte-- > 0;) {
     header_bytes = header_bytes << 8 | static_cast<unsigned char>(start[byte]);
@@ -37,17 +35,15 @@ absl::StatusOr<StateReader::File*> StateReader::open(int64_t index) {
   const auto size = static_cast<int64_t>(
       std::min({header_bytes, static_cast<uint64_t>(entry.bytes - 8), static_cast<uint64_t>(kMaxHeaderBytes)}));
   start.resize(8 + static_cast<size_t>(size));
-  if (absl::Status status = (*bytes)->read(8, size, start.data() + 8); !status.ok()) {
-    return status;
-  }
-  auto header = hf::parse_safetensors_header({start.data(), start.size()}, entry.bytes, (*bytes)->path());
+  RETURN_IF_ERROR(bytes->read(8, size, start.data() + 8));
+  auto header = hf::parse_safetensors_header({start.data(), start.size()}, entry.bytes, bytes->path());
   if (!header.ok()) {
     return absl::DataLossError(header.status().message());
   }
   if (open_.size() >= kOpenFiles) {
     open_.erase(open_.begin());
   }
-  return &open_.emplace(index, File{*std::move(bytes), *std::move(header)}).first->second;
+  return &open_.emplace(index, File{std::move(bytes), *std::move(header)}).first->second;
 }
 
 absl::Status StateReader::read_elements(File& file, const hf::TensorInfo& tensor, int64_t first, at::Tensor dst) {
@@ -63,11 +59,8 @@ absl::Status StateReader::read_elements(File& file, const hf::TensorInfo& tensor
   for (int64_t done = 0; done < dst.numel(); done += step) {
     const int64_t count = std::min(step, dst.numel() - done);
     at::Tensor staged = staging_.narrow(0, 0, count * element);
-    if (absl::Status status =
-            file.bytes->read(offset + done * element, count * element, static_cast<char*>(staged.mutable_data_ptr()));
-        !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(
+        file.bytes->read(offset + done * element, count * element, static_cast<char*>(staged.mutable_data_ptr())));
     dst.narrow(0, done, count).copy_(staged.view(dst.scalar_type()));
   }
   return absl::OkStatus();
@@ -82,24 +75,17 @@ absl::Status StateReader::read(int64_t unit, const char* what, int64_t begin, at
     if (from >= to) {
       continue;
     }
-    const auto file = open(static_cast<int64_t>(i));
-    if (!file.ok()) {
-      return file.status();
-    }
-    const auto found = (*file)->header.tensors.find(name);
+    ASSIGN_OR_RETURN(File* const file, open(static_cast<int64_t>(i)));
+    const auto found = file->header.tensors.find(name);
     const bool fits =
-        found != (*file)->header.tensors.end() && found->second.dtype == "F32" && found->second.numel() == range.numel;
+        found != file->header.tensors.end() && found->second.dtype == "F32" && found->second.numel() == range.numel;
     if (!fits) {
       return absl::DataLossError(absl::StrCat(
-          (*file)->bytes->path(), ": tensor ", name, ": expected F32 with ", range.numel, " elements, found ",
-          found == (*file)->header.tensors.end() ? "none"
-                                                 : absl::StrCat(found->second.dtype, " with ", found->second.numel())));
+          file->bytes->path(), ": tensor ", name, ": expected F32 with ", range.numel, " elements, found ",
+          found == file->header.tensors.end() ? "none"
+                                              : absl::StrCat(found->second.dtype, " with ", found->second.numel())));
     }
-    if (absl::Status status =
-            read_elements(**file, found->second, from - range.begin, dst.narrow(0, from - begin, to - from));
-        !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(read_elements(*file, found->second, from - range.begin, dst.narrow(0, from - begin, to - from)));
   }
   const int64_t held = std::clamp<int64_t>(end - begin, 0, dst.numel());
   if (held < dst.numel()) {
@@ -109,21 +95,18 @@ absl::Status StateReader::read(int64_t unit, const char* what, int64_t begin, at
 }
 
 absl::StatusOr<at::Tensor> StateReader::read_tensor(int64_t index, const std::string& name) {
-  const auto file = open(index);
-  if (!file.ok()) {
-    return file.status();
-  }
-  const auto found = (*file)->header.tensors.find(name);
-  if (found == (*file)->header.tensors.end()) {
+  ASSIGN_OR_RETURN(File* const file, open(index));
+  const auto found = file->header.tensors.find(name);
+  if (found == file->header.tensors.end()) {
     return at::Tensor();
   }
   const auto dtype = hf::scalar_type_of(found->second.dtype);
   if (!dtype) {
     return absl::DataLossError(
-        absl::StrCat((*file)->bytes->path(), ": tensor ", name, ": dtype ", found->second.dtype, " cannot be read"));
+        absl::StrCat(file->bytes->path(), ": tensor ", name, ": dtype ", found->second.dtype, " cannot be read"));
   }
   at::Tensor tensor = at::empty(found->second.shape, *dtype); // no larger than the file, which has been checked
-  absl::Status status = read_elements(**file, found->second, 0, tensor);
+  absl::Status status = read_elements(*file, found->second, 0, tensor);
   return status.ok() ? absl::StatusOr<at::Tensor>(std::move(tensor)) : status;
 }
 

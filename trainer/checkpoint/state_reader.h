@@ -13,21 +13,22 @@
 
 namespace distill::checkpoint {
 
-// What a rank's file holds of each unit, in this order.
+// The tensors of each unit in a rank's file, in this order.
 inline constexpr const char* kUnitTensors[] = {"master", "exp_avg", "exp_avg_sq"};
 std::string tensor_name(int64_t unit, const char* what); // "unit.3.master"
 
-// Reads a checkpoint's tensors by ranges of the units' flat buffers, whatever the number of ranks that wrote them.
-// Every byte's checksum is compared. Errors are DataLoss and name the file.
+// Reads ranges of the units' flat buffers from a checkpoint that any number of ranks may have written. Verifies the
+// checksums of all bytes that it reads. Errors are DataLoss and name the file.
 class StateReader {
  public:
   StateReader(std::string folder, const Index& index) : folder_(std::move(folder)), index_(index) {}
 
-  // Elements [begin, begin + dst.numel()) of a unit's flat fp32 buffer; zeros past the unit's end. dst: fp32,
-  // one-dimensional, contiguous, on any device.
+  // Reads elements [begin, begin + dst.numel()) of a unit's flat buffer; sets elements past the unit's end to zero.
+  // dst: fp32, one-dimensional, contiguous, on any device.
   absl::Status read(int64_t unit, const char* what, int64_t begin, at::Tensor dst);
 
-  // A whole tensor of one rank's file, by name: the step counter, a generator's state. Undefined: the file has none.
+  // Reads a whole tensor of one rank's file: the step counter or a generator's state. An undefined tensor: the file has
+  // no tensor of this name.
   absl::StatusOr<at::Tensor> read_tensor(int64_t file, const std::string& name);
 
   std::string file_path(int64_t file) const {
@@ -44,8 +45,8 @@ class StateReader {
 
   std::string folder_;
   const Index& index_;
-  std::map<int64_t, File> open_; // a few of them
-  at::Tensor staging_; // for devices
+  std::map<int64_t, File> open_; // at most kOpenFiles
+  at::Tensor staging_; // page-locked, for tensors on a GPU
 };
 
 } // namespace distill::checkpoint

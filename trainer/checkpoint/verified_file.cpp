@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "data/base/checksum.h"
+#include "data/base/status_macros.h"
 #include "trainer/checkpoint/index.h"
 
 namespace distill::checkpoint {
@@ -100,16 +101,12 @@ absl::Status VerifiedFile::read(int64_t offset, int64_t size, char* out) {
     const int64_t block = offset / kBlockBytes, within = offset % kBlockBytes;
     const int64_t count = std::min(size, block_size(block) - within);
     if (count == block_size(block) && block != buffered_) {
-      if (absl::Status status = read_block(block, out); !status.ok()) {
-        return status;
-      }
+      RETURN_IF_ERROR(read_block(block, out));
     } else {
       if (block != buffered_) {
         buffered_ = -1;
         buffer_.resize(static_cast<size_t>(block_size(block)));
-        if (absl::Status status = read_block(block, buffer_.data()); !status.ok()) {
-          return status;
-        }
+        RETURN_IF_ERROR(read_block(block, buffer_.data()));
         buffered_ = block;
       }
       std::memcpy(out, buffer_.data() + within, static_cast<size_t>(count));
@@ -125,9 +122,7 @@ absl::Status VerifiedFile::verify() {
   buffered_ = -1;
   buffer_.resize(static_cast<size_t>(std::min(kBlockBytes, bytes_)));
   for (int64_t block = 0; block * kBlockBytes < bytes_; ++block) {
-    if (absl::Status status = read_block(block, buffer_.data()); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(read_block(block, buffer_.data()));
   }
   return absl::OkStatus();
 }

@@ -7,25 +7,25 @@
 #include <string>
 #include <vector>
 
-// Files whose every block has a checksum, written and read.
+// Writing and reading files that have a checksum for each block of kBlockBytes.
 namespace distill::checkpoint {
 
-// Checksums of the blocks of a file that is written from its start.
+// Computes the checksums of the blocks of a file while it is written.
 class BlockSums {
  public:
   void update(const char* data, size_t size);
-  std::vector<uint64_t> finish(); // the last block may be short
+  std::vector<uint64_t> finish(); // the last block may be shorter
 
  private:
   std::vector<char> pending_; // of the block that is not full yet
   std::vector<uint64_t> sums_;
 };
 
-// Reads a file and checks every block that it touches. The last block stays in memory, so that reading in order reads
-// every byte once. DataLoss names the file and the block.
+// Reads a file and verifies the checksum of every block that it reads. The last block stays in memory, so that reading
+// in order reads every byte once. DataLoss names the file and the block.
 class VerifiedFile {
  public:
-  // The file must have exactly `bytes`; it is not followed where it is a link.
+  // The file must have exactly `bytes` bytes and must not be a symbolic link.
   static absl::StatusOr<std::unique_ptr<VerifiedFile>> open(
       const std::string& path, int64_t bytes, const std::vector<uint64_t>& block_sums);
   ~VerifiedFile();
@@ -38,9 +38,9 @@ class VerifiedFile {
   int64_t bytes() const {
     return bytes_;
   }
-  // Bytes [offset, offset + size), which must lie in the file.
+  // Reads bytes [offset, offset + size), which must be within the file.
   absl::Status read(int64_t offset, int64_t size, char* out);
-  // All blocks.
+  // Verifies all blocks.
   absl::Status verify();
 
  private:
@@ -53,7 +53,7 @@ class VerifiedFile {
   int fd_ = -1;
   int64_t bytes_ = 0;
   std::vector<uint64_t> block_sums_;
-  std::vector<char> buffer_; // block `buffered_`
+  std::vector<char> buffer_; // the bytes of block `buffered_`
   int64_t buffered_ = -1;
 };
 

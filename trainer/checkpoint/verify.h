@@ -12,7 +12,7 @@ struct VerifiedCheckpoint {
   int64_t bytes = 0;
 };
 
-// Reads a whole checkpoint and compares every checksum. DataLoss lists every damaged file.
+// Reads a whole checkpoint and verifies all checksums. DataLoss lists all damaged files.
 absl::StatusOr<VerifiedCheckpoint> verify_checkpoint(const std::string& folder);
 
 } // namespace distill::checkpoint

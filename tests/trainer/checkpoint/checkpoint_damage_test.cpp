@@ -185,7 +185,7 @@ TEST_P(CheckpointDamageTest, AGeneratorsStateThatIsNoneIsAnError) {
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(
       std::string(result.status().message()),
-      testing::AllOf(HasSubstr("rank-00000.safetensors"), HasSubstr("rng.cpu"), HasSubstr("no state of a random")));
+      testing::AllOf(HasSubstr("rank-00000.safetensors"), HasSubstr("rng.cpu"), HasSubstr("not a state of a random")));
 }
 
 TEST_P(CheckpointDamageTest, ACheckpointUnderAnothersNameIsNotUsed) {

@@ -18,10 +18,10 @@ namespace distill::trainer {
 // in these all-reduces, so that a signal to any rank is seen by all of them at the same batch.
 class BatchLoader {
  public:
-  // What else travels with the all-reduce: two numbers of this rank, and what is made of their sums over all ranks.
+  // Two numbers of this rank are reduced in the same all-reduce. The hooks supply them and receive their sums.
   using Numbers = std::array<int64_t, 2>;
   struct Hooks {
-    std::function<bool()> asked_to_stop; // whether this rank was; may be called often
+    std::function<bool()> asked_to_stop; // whether this rank was asked to stop; called often
     std::function<Numbers()> contribute = [] { return Numbers{}; };
     std::function<absl::Status(const Numbers&)> take_sums = [](const Numbers&) { return absl::OkStatus(); };
   };

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "data/base/status_macros.h"
 #include "trainer/run_folder/records.h"
 
 namespace distill::trainer {
@@ -35,7 +36,7 @@ std::optional<SpikeDetector::Spike> SpikeDetector::next(double loss) {
     for (double& value : values) {
       value = std::abs(value - middle);
     }
-    // The median of the deviations, as the standard deviation of a normal distribution that has it.
+    // 1.4826 converts the median absolute deviation to the standard deviation of a normal distribution.
     const double deviation = std::max(1.4826 * median(values), kLeastDeviation * std::abs(middle));
     if (loss > middle + sigmas_ * deviation) {
       return Spike{middle, deviation};
@@ -49,16 +50,10 @@ std::optional<SpikeDetector::Spike> SpikeDetector::next(double loss) {
 }
 
 absl::StatusOr<RunEvents> RunEvents::open(const std::string& run_dir, int64_t last_step, double spike_sigmas) {
-  auto file = metrics::JsonLines::open(run_dir + "/events.jsonl", {last_step, last_step});
-  if (!file.ok()) {
-    return file.status();
-  }
-  RunEvents events(run_dir, *std::move(file), spike_sigmas);
-  const auto losses = recorded_losses(run_dir, last_step);
-  if (!losses.ok()) {
-    return losses.status();
-  }
-  for (const double loss : *losses) {
+  ASSIGN_OR_RETURN(auto file, metrics::JsonLines::open(run_dir + "/events.jsonl", {last_step, last_step}));
+  RunEvents events(run_dir, std::move(file), spike_sigmas);
+  ASSIGN_OR_RETURN(const auto losses, recorded_losses(run_dir, last_step));
+  for (const double loss : losses) {
     events.spikes_.next(loss);
   }
   return events;
@@ -66,7 +61,7 @@ absl::StatusOr<RunEvents> RunEvents::open(const std::string& run_dir, int64_t la
 
 absl::StatusOr<std::string> RunEvents::step(const metrics::StepRecord& record) {
   const double loss = record.means.rows[losses::kLoss];
-  SpikeDetector::Spike spike; // GCC 12 takes an optional that is formatted for uninitialised
+  SpikeDetector::Spike spike; // not an optional: GCC 12 warns that its value is uninitialised
   bool spiked = false;
   if (record.means.valid_tokens > 0) {
     const auto found = spikes_.next(loss);
@@ -86,16 +81,14 @@ absl::StatusOr<std::string> RunEvents::step(const metrics::StepRecord& record) {
     json["deviation_before"] = spike.deviation;
   }
   json["samples"] = {record.first_sample, record.first_sample + record.num_samples};
-  if (absl::Status status = file_.append(json.dump()); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(file_.append(json.dump()));
   std::string what = absl::StrFormat("gradients are not finite (loss %g); the step was skipped", loss);
   if (spiked && !record.skipped) {
-    what = absl::StrFormat("loss %.4f, where the steps before had %.4f +- %.4f", loss, spike.median, spike.deviation);
+    what = absl::StrFormat("loss %.4f, while the steps before had %.4f +- %.4f", loss, spike.median, spike.deviation);
   }
   return absl::StrFormat(
-      "step %d: %s; samples %d to %d; `distill replay --config %s/config.yaml --step %d` does it again", record.step,
-      what, record.first_sample, record.first_sample + record.num_samples - 1, run_dir_, record.step);
+      "step %d: %s; samples %d to %d; `distill replay --config %s/config.yaml --step %d` repeats it", record.step, what,
+      record.first_sample, record.first_sample + record.num_samples - 1, run_dir_, record.step);
 }
 
 } // namespace distill::trainer

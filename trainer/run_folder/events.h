@@ -11,34 +11,34 @@
 
 namespace distill::trainer {
 
-// Finds a step whose loss stands out from those before it: above the median of the last 64 by more than `sigmas` times
-// their deviation, which is 1.4826 times the median distance from it (a normal distribution's standard deviation), or a
-// hundredth of the median where that is more. Says nothing before it has seen 16.
+// Finds steps whose loss exceeds the median of the last 64 losses by more than `sigmas` deviations. The deviation is
+// 1.4826 times the median absolute deviation, which estimates the standard deviation of a normal distribution, but at
+// least a hundredth of the median. No step is a spike before 16 losses are known.
 class SpikeDetector {
  public:
-  explicit SpikeDetector(double sigmas) : sigmas_(sigmas) {} // 0: never
+  explicit SpikeDetector(double sigmas) : sigmas_(sigmas) {} // 0: finds none
 
   struct Spike {
     double median = 0;
     double deviation = 0;
   };
-  // Takes the next loss. One that is not finite is left to others.
+  // Adds the next loss; nullopt: it is no spike. Losses that are not finite are ignored.
   std::optional<Spike> next(double loss);
 
  private:
   double sigmas_;
-  std::deque<double> losses_; // a spike itself is not among them
+  std::deque<double> losses_; // the last ones, spikes excluded
 };
 
-// events.jsonl of a run folder: steps that went wrong, with the samples they were made of, so that `distill replay` can
-// do them again.
+// events.jsonl of a run folder: loss spikes and steps with gradients that are not finite, with their samples, so that
+// `distill replay` can repeat them.
 class RunEvents {
  public:
-  // Events after steps beyond `last_step` are dropped, and the detector learns the losses of the steps before from
-  // metrics.jsonl: a resumed run records what an undisturbed one would.
+  // Removes the events of steps after `last_step`, and reads the earlier losses from metrics.jsonl, so that a resumed
+  // run records the same events as an undisturbed one.
   static absl::StatusOr<RunEvents> open(const std::string& run_dir, int64_t last_step, double spike_sigmas);
 
-  // What is to be said about the step; empty: nothing.
+  // Records the step's event, if it is one, and returns a line for the log; empty: no event.
   absl::StatusOr<std::string> step(const metrics::StepRecord& record);
 
   // See JsonLines::sync().

@@ -1,5 +1,6 @@
 #include "trainer/run_folder/journal.h"
 
+#include "data/base/status_macros.h"
 #include "trainer/config/dump.h"
 #include "trainer/metrics/log.h"
 
@@ -14,19 +15,9 @@ absl::StatusOr<RunJournal> RunJournal::open(
   }
   const std::string& dir = config.run.dir;
   metrics::open_log_file(dir + "/log.txt");
-  if (absl::Status status = config::write_config(config, dir + "/config.yaml"); !status.ok()) {
-    return status;
-  }
-  auto file = metrics::JsonLines::open(dir + "/metrics.jsonl", kept_steps);
-  if (!file.ok()) {
-    return file.status();
-  }
-  journal.metrics_ = *std::move(file);
-  auto events = RunEvents::open(dir, kept_steps.last_step, config.train.spike_sigmas);
-  if (!events.ok()) {
-    return events.status();
-  }
-  journal.events_.emplace(*std::move(events));
+  RETURN_IF_ERROR(config::write_config(config, dir + "/config.yaml"));
+  ASSIGN_OR_RETURN(journal.metrics_, metrics::JsonLines::open(dir + "/metrics.jsonl", kept_steps));
+  ASSIGN_OR_RETURN(journal.events_, RunEvents::open(dir, kept_steps.last_step, config.train.spike_sigmas));
   journal.progress_ = std::make_unique<metrics::ProgressPrinter>(config.run.progress, config.run.log_every);
   return journal;
 }
@@ -43,9 +34,7 @@ absl::Status RunJournal::step(const metrics::StepRecord& record) {
   }
   progress_->step(record);
   metrics::log_to_file(metrics::step_line(record));
-  if (absl::Status status = metrics_->append(metrics::step_json(record)); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(metrics_->append(metrics::step_json(record)));
   const auto event = events_->step(record);
   if (event.ok() && !event->empty()) {
     metrics::log_warning(*event);

@@ -14,19 +14,21 @@
 
 namespace distill::trainer {
 
-// What a run tells the world: progress on standard output, log.txt, metrics.jsonl and config.yaml in the run folder. On
-// ranks other than 0 it says nothing.
+// The output of a run: progress on standard output; log.txt, metrics.jsonl, events.jsonl and config.yaml in the run
+// folder. Ranks other than 0 write nothing.
 class RunJournal {
  public:
-  // Lines of metrics.jsonl that are not kept are dropped: a resumed run holds every step once.
+  // Removes the lines of metrics.jsonl that `kept_steps` does not include, so that a resumed run records each step
+  // once.
   static absl::StatusOr<RunJournal> open(
       const config::Config& config, bool is_main, const metrics::KeptSteps& kept_steps);
 
-  void info(const std::string& line); // the log
+  void info(const std::string& line); // writes to the log
   absl::Status step(const metrics::StepRecord& record);
   absl::Status evaluation(int64_t step, const metrics::LossMeans& means);
-  void message(const std::string& line); // standard output and log.txt
-  // metrics.jsonl and events.jsonl are on the disk when this returns ok. May run on another thread than the rest.
+  void message(const std::string& line); // prints on standard output and writes to log.txt
+  // When this returns ok, metrics.jsonl and events.jsonl are on the disk. May run on another thread than the other
+  // functions.
   absl::Status sync() const {
     const absl::Status status = metrics_ ? metrics_->sync() : absl::OkStatus();
     return status.ok() && events_ ? events_->sync() : status;

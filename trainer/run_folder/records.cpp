@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "data/base/status_macros.h"
 #include "trainer/metrics/json_lines.h"
 
 namespace distill::trainer {
@@ -29,7 +30,7 @@ absl::StatusOr<Json> recorded_step(const std::string& run_dir, int64_t step) {
                : absl::NotFoundError(absl::StrCat(metrics_file(run_dir), ": holds no step ", step));
 }
 
-// Names whose values depend on the machine and the moment.
+// Whether the value differs from run to run: times, speed and memory.
 bool is_time(const std::string& name) {
   constexpr const char* kTimes[] = {"seconds",    "phase_seconds", "tokens_per_second",  "peak_memory_bytes",
                                     "mfu_causal", "mfu_full",      "peak_reserved_bytes"};
@@ -55,23 +56,17 @@ absl::StatusOr<std::vector<double>> recorded_losses(const std::string& run_dir, 
 
 absl::StatusOr<std::string> compare_recorded_steps(
     const std::string& run_dir, const std::string& other_dir, int64_t step) {
-  const auto recorded = recorded_step(run_dir, step);
-  if (!recorded.ok()) {
-    return recorded.status();
-  }
-  const auto replayed = recorded_step(other_dir, step);
-  if (!replayed.ok()) {
-    return replayed.status();
-  }
+  ASSIGN_OR_RETURN(const Json recorded, recorded_step(run_dir, step));
+  ASSIGN_OR_RETURN(const Json replayed, recorded_step(other_dir, step));
   std::string text;
-  for (const auto& [name, value] : recorded->items()) {
-    const Json again = replayed->contains(name) ? (*replayed)[name] : Json();
+  for (const auto& [name, value] : recorded.items()) {
+    const Json again = replayed.contains(name) ? replayed[name] : Json();
     if (!is_time(name) && value != again) {
       absl::StrAppend(&text, "  ", name, ": recorded ", value.dump(), ", replayed ", again.dump(), "\n");
     }
   }
-  return text.empty() ? absl::StrCat("step ", step, ": the replay equals what was recorded, bit for bit\n")
-                      : absl::StrCat("step ", step, ": the replay differs from what was recorded:\n", text);
+  return text.empty() ? absl::StrCat("step ", step, ": the replay equals the record, bit for bit\n")
+                      : absl::StrCat("step ", step, ": the replay differs from the record:\n", text);
 }
 
 } // namespace distill::trainer

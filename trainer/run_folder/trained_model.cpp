@@ -27,7 +27,8 @@ absl::Status save_trained_model(
   if (mesh.is_main()) {
     status = hf::save_model(trained_model_folder(config), student.config(), flat, options);
   }
-  while (gathered < student.num_units()) { // ranks that write nothing, or a writer that failed half-way
+  while (gathered <
+         student.num_units()) { // the gathers of ranks that do not write, or that remain after a failed write
     flat(static_cast<size_t>(gathered)).IgnoreError();
   }
   return sharding::agree(mesh, status);

@@ -10,11 +10,11 @@
 
 namespace distill::trainer {
 
-// Where a run leaves its trained student.
+// The folder of the trained student in the run folder.
 std::string trained_model_folder(const config::Config& config);
 
-// Writes the student there as a Hugging Face folder, in checkpoint.model_dtype. Every rank takes part in gathering; the
-// main one writes. The same status on all ranks.
+// Writes the student to that folder in Hugging Face's format, in checkpoint.model_dtype. All ranks must call it, since
+// the units are all-gathered; rank 0 writes. Returns the same status on all ranks.
 absl::Status save_trained_model(
     const config::Config& config, sharding::ModelShards& student, const sharding::Mesh& mesh);
 

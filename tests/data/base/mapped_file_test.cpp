@@ -12,8 +12,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string file_of(const std::string& content) {
-  const std::string path = testing::TempDir() + "mapped_file_test";
+std::string file_of(const std::string& content, const std::string& name = "mapped_file_test") {
+  const std::string path = testing::TempDir() + name;
   std::ofstream(path, std::ios::binary) << content;
   return path;
 }
@@ -32,7 +32,7 @@ TEST(MappedFile, HoldsTheFilesBytesAlsoAfterAMove) {
   ASSERT_TRUE(file.ok()) << file.status();
   MappedFile moved = *std::move(file);
   EXPECT_EQ(moved.text(), text);
-  MappedFile assigned = *MappedFile::open(file_of(""));
+  MappedFile assigned = *MappedFile::open(file_of("", "mapped_file_test_other"));
   assigned = std::move(moved);
   EXPECT_EQ(assigned.text(), text);
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "losses/linear_head.h"
+#include "losses/head/linear_head.h"
 
 namespace distill::losses {
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "losses/linear_head.h"
+#include "losses/head/linear_head.h"
 #include "tests/losses/device.h"
 
 // Random problems for the head, and running them.

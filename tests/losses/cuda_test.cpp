@@ -6,7 +6,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <gtest/gtest.h>
 
-#include "losses/logits_loss.h"
+#include "losses/logits/logits_loss.h"
 #include "tests/losses/cases.h"
 
 namespace distill::losses::testing {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "losses/linear_head.h"
+#include "losses/head/linear_head.h"
 
 // The textbook computation in fp64 on the full [N, V] logits, differentiated by autograd. Shares no code with losses/.
 namespace distill::losses::testing {

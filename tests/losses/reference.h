@@ -2,7 +2,7 @@
 
 #include <c10/core/Device.h>
 
-#include "losses/rows.h"
+#include "losses/rows/row_args.h"
 
 namespace distill::losses::testing {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "losses/linear_head.h"
+#include "losses/head/linear_head.h"
 #include "trainer/metrics/phase_timer.h"
 
 namespace distill::metrics {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "losses/chunk_policy.h"
+#include "losses/head/chunk_policy.h"
 #include "trainer/config/config.h"
 #include "trainer/models/activation_policy.h"
 #include "trainer/models/model_config.h"

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "data/dataset.h"
-#include "losses/chunk_policy.h"
+#include "losses/head/chunk_policy.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load.h"
 #include "trainer/step/environment.h"

@@ -1,6 +1,6 @@
 #include "trainer/step/head_plan.h"
 
-#include "losses/linear_head.h"
+#include "losses/head/linear_head.h"
 
 namespace distill::trainer {
 

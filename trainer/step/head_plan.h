@@ -2,7 +2,7 @@
 
 #include <absl/status/statusor.h>
 
-#include "losses/chunk_policy.h"
+#include "losses/head/chunk_policy.h"
 #include "trainer/config/config.h"
 #include "trainer/models/model_config.h"
 #include "trainer/step/environment.h"

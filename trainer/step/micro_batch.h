@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "data/batch.h"
-#include "losses/linear_head.h"
+#include "losses/head/linear_head.h"
 #include "trainer/config/config.h"
 #include "trainer/metrics/phase_timer.h"
 #include "trainer/sharding/passes.h"

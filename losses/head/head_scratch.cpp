@@ -1,0 +1,95 @@
+#include "losses/head/head_scratch.h"
+
+#include <ATen/Parallel.h>
+
+#include "losses/checks.h"
+#include "losses/head/products.h"
+#include "losses/rows/cpu/row_kernel.h"
+#include "losses/rows/dispatch.h"
+
+namespace distill::losses {
+
+namespace {
+
+int64_t size_of(at::ScalarType type) {
+  return static_cast<int64_t>(c10::elementSize(type));
+}
+
+// Biases in the row kernel's type, and the bias gradient of a chunk.
+int64_t bias_bytes(const LinearHeadInputs& in, int64_t vocab, bool needs_grad) {
+  int64_t bytes = 0;
+  for (const at::Tensor& bias : {in.bias_V, in.teacher_bias_V}) {
+    if (bias.defined() && bias.scalar_type() != bias_type(in)) {
+      bytes += row_bytes(vocab, size_of(bias_type(in)));
+    }
+  }
+  if (needs_grad && in.bias_V.defined()) {
+    bytes += row_bytes(vocab, size_of(compute_type(in.hidden_NH.scalar_type())));
+  }
+  return bytes;
+}
+
+} // namespace
+
+at::ScalarType logits_type(const LinearHeadInputs& in, const LossOptions& options) {
+  const at::ScalarType student = in.hidden_NH.scalar_type();
+  const at::ScalarType teacher = in.teacher_hidden_NG.defined() ? in.teacher_hidden_NG.scalar_type() : student;
+  const bool rounds =
+      options.logits_dtype == LogitsDtype::kBFloat16 && student == at::kBFloat16 && teacher == at::kBFloat16;
+  return rounds ? at::kBFloat16 : compute_type(student);
+}
+
+at::ScalarType bias_type(const LinearHeadInputs& in) {
+  if (!in.bias_V.defined() && !in.teacher_bias_V.defined()) {
+    return at::kFloat;
+  }
+  if (!in.bias_V.defined() || !in.teacher_bias_V.defined()) {
+    return (in.bias_V.defined() ? in.bias_V : in.teacher_bias_V).scalar_type();
+  }
+  return in.bias_V.scalar_type() == in.teacher_bias_V.scalar_type() ? in.bias_V.scalar_type() : at::kFloat;
+}
+
+bool gathers_rows(const LinearHeadInputs& in) {
+  return in.valid_tokens >= 0 && in.valid_tokens < in.hidden_NH.size(0);
+}
+
+HeadShape head_shape(const LinearHeadInputs& in, const LossOptions& options, bool needs_grad, c10::DeviceType device) {
+  const at::ScalarType dtype = in.hidden_NH.scalar_type();
+  const at::ScalarType logits = logits_type(in, options);
+  HeadShape shape{
+      .tokens = gathers_rows(in) ? in.valid_tokens : in.hidden_NH.size(0),
+      .vocab = effective_vocab(in),
+      .student_hidden = in.hidden_NH.size(1),
+      .logits_bytes = size_of(logits),
+      .gradient_bytes = size_of(dtype),
+      .hidden_bytes = size_of(dtype),
+      .needs_grad = needs_grad,
+      .gathers_rows = gathers_rows(in)};
+  ConversionBytes conversion = conversion_bytes(device, dtype, shape.student_hidden);
+  if (in.teacher_hidden_NG.defined()) {
+    const at::ScalarType teacher_dtype = in.teacher_hidden_NG.scalar_type();
+    shape.teacher_hidden = in.teacher_hidden_NG.size(1);
+    shape.teacher_hidden_bytes = size_of(teacher_dtype);
+    const ConversionBytes teacher = conversion_bytes(device, teacher_dtype, shape.teacher_hidden);
+    conversion.fixed = std::max(conversion.fixed, teacher.fixed);
+    conversion.per_row = std::max(conversion.per_row, teacher.per_row);
+  }
+  shape.fixed_arena_bytes = bias_bytes(in, shape.vocab, needs_grad);
+  shape.fixed_bytes = conversion.fixed;
+  shape.extra_bytes_per_row = conversion.per_row;
+  if (device == at::kCPU) {
+    shape.row_threads = at::get_num_threads();
+    shape.row_thread_bytes = rows_cpu_thread_bytes(shape.vocab, element_type(logits));
+  }
+  return shape;
+}
+
+at::Tensor Scratch::matrix(int64_t rows, int64_t columns, at::ScalarType type) {
+  const int64_t bytes = size_of(type);
+  const int64_t stride = padded_columns(columns, bytes);
+  const at::Tensor piece = arena_.narrow(0, used_, rows * stride * bytes).view(type);
+  used_ += rows * stride * bytes;
+  return piece.view({rows, stride}).narrow(1, 0, columns);
+}
+
+} // namespace distill::losses

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "losses/head/chunk_policy.h"
+#include "losses/head/linear_head.h"
+
+// What the head keeps in its arena, and how much of it.
+namespace distill::losses {
+
+// fp32 (fp64 for fp64 inputs), unless bf16 is asked for and both sides are bf16.
+at::ScalarType logits_type(const LinearHeadInputs& inputs, const LossOptions& options);
+
+// The one type in which the row kernel reads both biases: theirs, or fp32 where they differ.
+at::ScalarType bias_type(const LinearHeadInputs& inputs);
+
+// Whether ignored rows are left out, so that hidden rows are gathered chunk by chunk.
+bool gathers_rows(const LinearHeadInputs& inputs);
+
+// `device`: where the head will run; the inputs may be meta tensors.
+HeadShape head_shape(
+    const LinearHeadInputs& inputs, const LossOptions& options, bool needs_grad, c10::DeviceType device);
+
+// Cuts the arena into matrices whose rows start 256 bytes apart.
+class Scratch {
+ public:
+  explicit Scratch(at::Tensor arena) : arena_(std::move(arena)) {}
+
+  at::Tensor matrix(int64_t rows, int64_t columns, at::ScalarType type);
+
+ private:
+  at::Tensor arena_; // uint8
+  int64_t used_ = 0; // bytes
+};
+
+} // namespace distill::losses

@@ -1,0 +1,92 @@
+#include "losses/head/products.h"
+
+#include <ATen/Functions.h>
+
+namespace distill::losses {
+
+namespace {
+
+// The CPU has no product of bf16 matrices that keeps fp32: blocks of this many vocabulary rows are converted.
+constexpr int64_t kVocabularyBlock = 4096;
+
+// Calls body(begin, count) for blocks of the vocabulary.
+template <typename Body>
+void for_vocabulary_blocks(int64_t vocab, const Body& body) {
+  for (int64_t begin = 0; begin < vocab; begin += kVocabularyBlock) {
+    body(begin, std::min(kVocabularyBlock, vocab - begin));
+  }
+}
+
+} // namespace
+
+void logits_product(at::Tensor logits_RV, const at::Tensor& hidden_RH, const at::Tensor& weight_VH) {
+  if (hidden_RH.is_cpu() && hidden_RH.scalar_type() == at::kBFloat16) {
+    const at::Tensor hidden = hidden_RH.to(at::kFloat);
+    for_vocabulary_blocks(weight_VH.size(0), [&](int64_t begin, int64_t count) {
+      logits_RV.narrow(1, begin, count).copy_(at::mm(hidden, weight_VH.narrow(0, begin, count).to(at::kFloat).t()));
+    });
+  } else if (logits_RV.scalar_type() == hidden_RH.scalar_type()) {
+    at::mm_out(logits_RV, hidden_RH, weight_VH.t());
+  } else {
+    at::mm_out(logits_RV, hidden_RH, weight_VH.t(), logits_RV.scalar_type());
+  }
+}
+
+void hidden_gradient_product(
+    at::Tensor out_RH, const at::Tensor& gradient_RV, const at::Tensor& weight_VH, double scale) {
+  if (gradient_RV.is_cuda() || gradient_RV.scalar_type() != at::kBFloat16) {
+    at::addmm_out(out_RH, out_RH, gradient_RV, weight_VH, /*beta=*/0, /*alpha=*/scale);
+    return;
+  }
+  at::Tensor sum = at::zeros(out_RH.sizes(), out_RH.options().dtype(at::kFloat));
+  for_vocabulary_blocks(weight_VH.size(0), [&](int64_t begin, int64_t count) {
+    sum.addmm_(
+        gradient_RV.narrow(1, begin, count).to(at::kFloat), weight_VH.narrow(0, begin, count).to(at::kFloat),
+        /*beta=*/1,
+        /*alpha=*/scale);
+  });
+  out_RH.copy_(sum);
+}
+
+void weight_gradient_product(
+    at::Tensor sum_VH, const at::Tensor& gradient_RV, const at::Tensor& hidden_RH, double scale, bool accumulates) {
+  const double beta = accumulates ? 1 : 0;
+  if (sum_VH.scalar_type() == gradient_RV.scalar_type()) {
+    sum_VH.addmm_(gradient_RV.t(), hidden_RH, beta, /*alpha=*/scale);
+  } else if (gradient_RV.is_cpu()) {
+    const at::Tensor hidden = hidden_RH.to(sum_VH.scalar_type());
+    for_vocabulary_blocks(sum_VH.size(0), [&](int64_t begin, int64_t count) {
+      const at::Tensor gradient = gradient_RV.narrow(1, begin, count).to(sum_VH.scalar_type());
+      sum_VH.narrow(0, begin, count).addmm_(gradient.t(), hidden, beta, /*alpha=*/scale);
+    });
+  } else {
+    at::addmm_out(sum_VH, sum_VH, gradient_RV.t(), hidden_RH, sum_VH.scalar_type(), beta, /*alpha=*/scale);
+  }
+}
+
+void bias_gradient_sum(at::Tensor sum_V, const at::Tensor& gradient_RV) {
+  if (gradient_RV.is_cuda() || sum_V.scalar_type() == gradient_RV.scalar_type()) {
+    at::sum_out(sum_V, gradient_RV, 0, /*keepdim=*/false, sum_V.scalar_type());
+    return;
+  }
+  for_vocabulary_blocks(sum_V.size(0), [&](int64_t begin, int64_t count) {
+    at::Tensor block = sum_V.narrow(0, begin, count);
+    at::sum_out(block, gradient_RV.narrow(1, begin, count).to(sum_V.scalar_type()), 0);
+  });
+}
+
+at::Tensor readable_by_products(const at::Tensor& matrix) {
+  const bool rows = matrix.stride(1) == 1 && matrix.stride(0) >= matrix.size(1);
+  const bool columns = matrix.stride(0) == 1 && matrix.stride(1) >= matrix.size(0);
+  return rows || columns ? matrix : matrix.contiguous();
+}
+
+ConversionBytes conversion_bytes(at::DeviceType device, at::ScalarType dtype, int64_t hidden) {
+  if (device != at::kCPU || dtype != at::kBFloat16) {
+    return {};
+  }
+  constexpr int64_t kFloatBytes = 4;
+  return {.fixed = kFloatBytes * kVocabularyBlock * hidden, .per_row = kFloatBytes * (kVocabularyBlock + 2 * hidden)};
+}
+
+} // namespace distill::losses

@@ -1,0 +1,2 @@
+#define DISTILL_ROWS_NAMESPACE avx512
+#include "losses/rows/cpu/row_kernel_body.h"

@@ -1,0 +1,410 @@
+// The CPU row kernel's body, compiled once per instruction set: the including file defines DISTILL_ROWS_NAMESPACE and
+// is built with that set's flags. Includes nothing whose inline functions could leak into other files with those flags.
+#include <type_traits>
+#include <vector>
+
+#include "losses/rows/cpu/row_kernel.h"
+#include "losses/rows/row_math.h"
+
+namespace distill::losses::DISTILL_ROWS_NAMESPACE {
+
+namespace {
+
+inline constexpr int64_t kLanes = 16;
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+DISTILL_ROW_INLINE float to_compute(float x) {
+  return x;
+}
+
+DISTILL_ROW_INLINE double to_compute(double x) {
+  return x;
+}
+
+DISTILL_ROW_INLINE float to_compute(BFloat16 x) {
+  return row_float(static_cast<int32_t>(static_cast<uint32_t>(x.bits) << 16U));
+}
+
+DISTILL_ROW_INLINE void store(float x, float* out) {
+  *out = x;
+}
+
+DISTILL_ROW_INLINE void store(double x, double* out) {
+  *out = x;
+}
+
+// To nearest, ties to even; NaN stays one.
+DISTILL_ROW_INLINE void store(float x, BFloat16* out) {
+  const auto bits = static_cast<uint32_t>(row_bits(x));
+  const uint32_t rounded = (bits + 0x7fffU + ((bits >> 16U) & 1U)) >> 16U;
+  out->bits = static_cast<uint16_t>(x != x ? 0x7fc0U : rounded);
+}
+
+template <typename T>
+using Lanes = T[kLanes];
+
+// One side of one row.
+template <typename T, typename Logit>
+struct Side {
+  const Logit* logits = nullptr;
+  const void* bias = nullptr;
+  ElementType bias_type = ElementType::kFloat32;
+  T softcap = 0;
+
+  T bias_at(int64_t v) const {
+    switch (bias_type) {
+      case ElementType::kFloat32:
+        return static_cast<T>(static_cast<const float*>(bias)[v]);
+      case ElementType::kFloat64:
+        return static_cast<T>(static_cast<const double*>(bias)[v]);
+      case ElementType::kBFloat16:
+        return static_cast<T>(to_compute(static_cast<const BFloat16*>(bias)[v]));
+    }
+    return 0;
+  }
+
+  T at(int64_t v) const {
+    const T logit = static_cast<T>(to_compute(logits[v])) + (bias == nullptr ? T(0) : bias_at(v));
+    return softcapped(logit, softcap);
+  }
+
+  // Columns [v, v + count) after bias and softcap; lanes beyond are -inf.
+  DISTILL_ROW_INLINE void load(int64_t v, int64_t count, Lanes<T>& z) const {
+    if (count == kLanes) {
+      for (int64_t l = 0; l < kLanes; ++l) {
+        z[l] = static_cast<T>(to_compute(logits[v + l]));
+      }
+    } else {
+      for (int64_t l = 0; l < kLanes; ++l) {
+        z[l] = l < count ? static_cast<T>(to_compute(logits[v + l])) : -std::numeric_limits<T>::infinity();
+      }
+    }
+    if (bias != nullptr) {
+      for (int64_t l = 0; l < count; ++l) {
+        z[l] += bias_at(v + l);
+      }
+    }
+    if (softcap > 0) {
+      for (int64_t l = 0; l < count; ++l) {
+        z[l] = softcapped(z[l], softcap);
+      }
+    }
+  }
+};
+
+// Calls body(v, count) for blocks of kLanes columns.
+template <typename Body>
+DISTILL_ROW_INLINE void for_blocks(int64_t vocab, const Body& body) {
+  int64_t v = 0;
+  for (; v + kLanes <= vocab; v += kLanes) {
+    body(v, kLanes);
+  }
+  if (v < vocab) {
+    body(v, vocab - v);
+  }
+}
+
+template <typename T>
+DISTILL_ROW_INLINE T sum_of(const Lanes<T>& lanes) {
+  T sum = 0;
+  for (int64_t l = 0; l < kLanes; ++l) {
+    sum += lanes[l];
+  }
+  return sum;
+}
+
+template <typename T, typename Logit>
+T maximum(const Side<T, Logit>& side, int64_t vocab) {
+  Lanes<T> best;
+  for (int64_t l = 0; l < kLanes; ++l) {
+    best[l] = -std::numeric_limits<T>::infinity();
+  }
+  for_blocks(vocab, [&](int64_t v, int64_t count) {
+    Lanes<T> z;
+    side.load(v, count, z);
+#pragma omp simd
+    for (int64_t l = 0; l < kLanes; ++l) {
+      best[l] = row_max(z[l], best[l]);
+    }
+  });
+  T max = best[0];
+  for (int64_t l = 1; l < kLanes; ++l) {
+    max = row_max(best[l], max);
+  }
+  return max;
+}
+
+template <typename T, typename Logit>
+int64_t first_column_of(const Side<T, Logit>& side, T value, int64_t vocab) {
+  for (int64_t v = 0; v < vocab; ++v) {
+    if (side.at(v) == value) {
+      return v;
+    }
+  }
+  return 0;
+}
+
+template <typename T, typename Logit>
+SideSums<T> side_sums(const Side<T, Logit>& side, int64_t vocab, const RowConstants<T>& c) {
+  SideSums<T> out;
+  out.max = maximum(side, vocab);
+  const T base = finite_max(out.max);
+  Lanes<T> sum{};
+  Lanes<T> unit_sum{};
+  for_blocks(vocab, [&](int64_t v, int64_t count) {
+    Lanes<T> z;
+    side.load(v, count, z);
+#pragma omp simd
+    for (int64_t l = 0; l < kLanes; ++l) {
+      sum[l] += row_exp2((z[l] - base) * c.to_log2);
+    }
+    if (!c.unit_temperature) {
+#pragma omp simd
+      for (int64_t l = 0; l < kLanes; ++l) {
+        unit_sum[l] += row_exp2((z[l] - base) * kLog2E<T>);
+      }
+    }
+  });
+  out.sum = sum_of(sum);
+  out.unit_sum = sum_of(unit_sum);
+  return out;
+}
+
+template <typename T>
+struct LaneSums {
+  Lanes<T> loss{};
+  Lanes<T> q_a{};
+  Lanes<T> p_d{};
+  Lanes<T> q_d{};
+  Lanes<T> mass{};
+  Lanes<T> q_lq{};
+  Lanes<T> p_lp{};
+  Lanes<T> below_max{};
+  Lanes<T> q{};
+
+  RowSums<T> total() const {
+    return {sum_of(loss), sum_of(q_a),  sum_of(p_d),       sum_of(q_d), sum_of(mass),
+            sum_of(q_lq), sum_of(p_lp), sum_of(below_max), sum_of(q)};
+  }
+};
+
+// Every column's a and q, and the row's sums.
+template <Divergence kDivergence, bool kTeacher, typename T, typename Logit>
+RowSums<T> columns(
+    const Side<T, Logit>& student, const Side<T, Logit>& teacher, const SideStats<T>& student_stats,
+    const SideStats<T>& teacher_stats, const RowConstants<T>& c, int64_t vocab, T* a, T* q) {
+  LaneSums<T> sums;
+  const auto body = [&](int64_t v, int64_t count) {
+    Lanes<T> zs;
+    Lanes<T> zt;
+    student.load(v, count, zs);
+    if constexpr (kTeacher) {
+      teacher.load(v, count, zt);
+    }
+#pragma omp simd
+    for (int64_t l = 0; l < kLanes; ++l) {
+      RowSums<T> add;
+      ColumnResult<T> r;
+      if constexpr (!kTeacher) {
+        r = column(zs[l], student_stats, c, add);
+      } else {
+        r = column<kDivergence, true>(zs[l], zt[l], student_stats, teacher_stats, c, add);
+        sums.loss[l] += add.loss;
+        sums.q_a[l] += add.q_a;
+        sums.p_d[l] += add.p_d;
+        sums.q_d[l] += add.q_d;
+        sums.mass[l] += add.mass;
+        sums.p_lp[l] += add.p_lp;
+        if constexpr (kDivergence == Divergence::kSkewForwardKl) {
+          sums.q[l] += add.q;
+        }
+      }
+      sums.q_lq[l] += add.q_lq;
+      a[v + l] = r.a;
+      q[v + l] = r.q;
+    }
+    if (c.label_smoothing > 0) {
+      for (int64_t l = 0; l < count; ++l) {
+        sums.below_max[l] += student_stats.max - zs[l];
+      }
+    }
+  };
+  for_blocks(vocab, body);
+  return sums.total();
+}
+
+// The gradient of one column, but for the label.
+template <Divergence kDivergence, typename T>
+DISTILL_ROW_INLINE T
+gradient_at(T z, T a, T q, T mean, const SideStats<T>& stats, const RowFactors<T>& f, const RowConstants<T>& c) {
+  const T unit_q = c.unit_temperature ? q : unit_prob(z, stats);
+  const T slope = c.student_softcap > 0 ? softcap_slope(z, c.student_softcap) : T(1);
+  return general_gradient<kDivergence>(a, q, unit_q, slope, mean, f);
+}
+
+// The gradient of one row from its columns' a and q.
+template <Divergence kDivergence, typename T, typename Logit, typename Gradient>
+void write_gradient(
+    const Side<T, Logit>& student, const SideStats<T>& stats, const RowFactors<T>& factors, const RowConstants<T>& c,
+    int64_t vocab, const T* a, const T* q, T mean, Gradient* out) {
+  for_blocks(vocab, [&](int64_t v, int64_t count) {
+    Lanes<T> gradient;
+    if (c.unit_temperature && c.student_softcap == 0) {
+#pragma omp simd
+      for (int64_t l = 0; l < kLanes; ++l) {
+        gradient[l] = unit_gradient<kDivergence>(a[v + l], q[v + l], mean, factors);
+      }
+    } else {
+      Lanes<T> z;
+      student.load(v, count, z);
+#pragma omp simd
+      for (int64_t l = 0; l < kLanes; ++l) {
+        gradient[l] = gradient_at<kDivergence>(z[l], a[v + l], q[v + l], mean, stats, factors, c);
+      }
+    }
+    for (int64_t l = 0; l < count; ++l) {
+      store(gradient[l], out + v + l);
+    }
+  });
+}
+
+template <typename T, typename Logit>
+struct Row {
+  const RowArgs& args;
+  const RowConstants<T>& c;
+  int64_t index;
+  Side<T, Logit> student;
+  Side<T, Logit> teacher;
+  SideStats<T> student_stats;
+  SideStats<T> teacher_stats;
+  RowEnds<T> ends;
+};
+
+template <Divergence kDivergence, bool kTeacher, typename Gradient, typename T, typename Logit>
+RowSums<T> columns_and_gradient(const Row<T, Logit>& row, T* a, T* q) {
+  const RowArgs& args = row.args;
+  const RowSums<T> sums = columns<kDivergence, kTeacher>(
+      row.student, row.teacher, row.student_stats, row.teacher_stats, row.c, args.vocab, a, q);
+  if (args.gradient == nullptr) {
+    return sums;
+  }
+  const RowFactors<T> factors = row_factors(row.c, row.student_stats, row.teacher_stats, row.ends.token_weight);
+  const T mean = mean_a<kDivergence>(sums.q_a, sums.q);
+  auto* out = static_cast<Gradient*>(args.gradient) + row.index * args.gradient_stride;
+  T label_column = 0;
+  if (row.ends.has_label) {
+    // In full, so that the label's 1 is subtracted before the rounding.
+    const T z = row.ends.label_logit;
+    const T slope = row.c.student_softcap > 0 ? softcap_slope(z, row.c.student_softcap) : T(1);
+    label_column =
+        gradient_at<kDivergence>(z, a[row.ends.label], q[row.ends.label], mean, row.student_stats, factors, row.c) -
+        slope * factors.label;
+  }
+  write_gradient<kDivergence>(row.student, row.student_stats, factors, row.c, args.vocab, a, q, mean, out);
+  if (row.ends.has_label) {
+    store(label_column, out + row.ends.label);
+  }
+  return sums;
+}
+
+template <typename Gradient, typename T, typename Logit>
+RowSums<T> dispatch(const Row<T, Logit>& row, T* a, T* q) {
+  switch (row.c.divergence) {
+    case Divergence::kJsd:
+      return columns_and_gradient<Divergence::kJsd, true, Gradient>(row, a, q);
+    case Divergence::kForwardKl:
+      return columns_and_gradient<Divergence::kForwardKl, true, Gradient>(row, a, q);
+    case Divergence::kReverseKl:
+      return columns_and_gradient<Divergence::kReverseKl, true, Gradient>(row, a, q);
+    case Divergence::kSkewForwardKl:
+      return columns_and_gradient<Divergence::kSkewForwardKl, true, Gradient>(row, a, q);
+    case Divergence::kSkewReverseKl:
+      return columns_and_gradient<Divergence::kSkewReverseKl, true, Gradient>(row, a, q);
+    case Divergence::kTotalVariation:
+      return columns_and_gradient<Divergence::kTotalVariation, true, Gradient>(row, a, q);
+    case Divergence::kNone:
+      break;
+  }
+  return row.ends.has_teacher ? columns_and_gradient<Divergence::kNone, true, Gradient>(row, a, q)
+                              : columns_and_gradient<Divergence::kNone, false, Gradient>(row, a, q);
+}
+
+void zero_gradient(const RowArgs& args, int64_t row) {
+  if (args.gradient != nullptr) {
+    const auto bytes = static_cast<size_t>(
+        args.gradient_type == ElementType::kBFloat16 ? 2 : (args.gradient_type == ElementType::kFloat32 ? 4 : 8));
+    auto* out = static_cast<char*>(args.gradient) + static_cast<size_t>(row * args.gradient_stride) * bytes;
+    std::memset(out, 0, static_cast<size_t>(args.vocab) * bytes);
+  }
+}
+
+template <typename T, typename Logit, typename Gradient>
+void one_row(const RowArgs& args, const RowConstants<T>& c, int64_t index, T* a, T* q) {
+  T* out = static_cast<T*>(args.rows) + index;
+  if (args.targets != nullptr && args.targets[index] == kIgnoreIndex) {
+    zero_row(out, args.rows_stride);
+    zero_gradient(args, index);
+    return;
+  }
+  Row<T, Logit> row{.args = args, .c = c, .index = index};
+  row.student = {
+      static_cast<const Logit*>(args.student) + index * args.student_stride, args.student_bias, args.bias_type,
+      c.student_softcap};
+  row.student_stats = side_stats(side_sums(row.student, args.vocab, c), c);
+  row.ends.vocab = args.vocab;
+  row.ends.saved = args.saved == nullptr ? nullptr : static_cast<T*>(args.saved) + index;
+  row.ends.has_teacher = args.teacher != nullptr;
+  row.ends.has_label = args.targets != nullptr;
+  row.ends.token_weight = args.token_weights == nullptr ? T(1) : static_cast<const T*>(args.token_weights)[index];
+  row.ends.student_best = first_column_of(row.student, row.student_stats.max, args.vocab);
+  if (row.ends.has_teacher) {
+    row.teacher = {
+        static_cast<const Logit*>(args.teacher) + index * args.teacher_stride, args.teacher_bias, args.bias_type,
+        c.teacher_softcap};
+    row.teacher_stats = side_stats(side_sums(row.teacher, args.vocab, c), c);
+    row.ends.teacher_best = first_column_of(row.teacher, row.teacher_stats.max, args.vocab);
+  }
+  if (row.ends.has_label) {
+    row.ends.label = args.targets[index];
+    row.ends.label_logit = row.student.at(row.ends.label);
+  }
+  const RowSums<T> sums = dispatch<Gradient>(row, a, q);
+  finish_row(out, args.rows_stride, c, row.student_stats, row.teacher_stats, sums, row.ends);
+}
+
+template <typename T, typename Logit, typename Gradient>
+void rows_as(const RowArgs& args, int64_t begin, int64_t end) {
+  const RowConstants<T> c = row_constants<T>(args);
+  const auto padded = static_cast<size_t>((args.vocab + kLanes - 1) / kLanes * kLanes);
+  std::vector<T> parts(2 * padded);
+  for (int64_t row = begin; row < end; ++row) {
+    one_row<T, Logit, Gradient>(args, c, row, parts.data(), parts.data() + padded);
+  }
+}
+
+template <typename Logit>
+void rows(const RowArgs& args, int64_t begin, int64_t end) {
+  if (args.gradient_type == ElementType::kBFloat16) {
+    rows_as<float, Logit, BFloat16>(args, begin, end);
+  } else {
+    rows_as<float, Logit, float>(args, begin, end);
+  }
+}
+
+} // namespace
+
+void rows_range(const RowArgs& args, int64_t begin, int64_t end) {
+  switch (args.logits_type) {
+    case ElementType::kFloat32:
+      return rows<float>(args, begin, end);
+    case ElementType::kBFloat16:
+      return rows<BFloat16>(args, begin, end);
+    case ElementType::kFloat64:
+      return rows_as<double, double, double>(args, begin, end);
+  }
+}
+
+} // namespace distill::losses::DISTILL_ROWS_NAMESPACE

@@ -1,0 +1,2 @@
+#define DISTILL_ROWS_NAMESPACE portable
+#include "losses/rows/cpu/row_kernel_body.h"

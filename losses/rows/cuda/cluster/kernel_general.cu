@@ -1,0 +1,10 @@
+// fp32 logits, any divergence, temperature, softcap, bias and label smoothing.
+#include "losses/rows/cuda/cluster/kernel.cuh"
+
+namespace distill::losses {
+
+const char* launch_pipeline_general(const RowArgs& args, const PipelinePlan& plan, int cluster_size, void* stream) {
+  return pipeline::launch_general<float>(args, plan, cluster_size, stream);
+}
+
+} // namespace distill::losses

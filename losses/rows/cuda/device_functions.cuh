@@ -1,0 +1,165 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "losses/rows/row_math.h"
+
+static_assert(__cplusplus >= 202002L, "CUDA sources are C++20");
+
+// What the two CUDA row kernels share.
+namespace distill::losses {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffU;
+
+template <typename T>
+__device__ __forceinline__ T load_as(const void* data, int64_t index, ElementType type) {
+  switch (type) {
+    case ElementType::kFloat32:
+      return static_cast<T>(static_cast<const float*>(data)[index]);
+    case ElementType::kBFloat16:
+      return static_cast<T>(__bfloat162float(static_cast<const __nv_bfloat16*>(data)[index]));
+    case ElementType::kFloat64:
+      return static_cast<T>(static_cast<const double*>(data)[index]);
+  }
+  return T(0);
+}
+
+template <typename T>
+__device__ __forceinline__ void store_as(void* data, int64_t index, ElementType type, T value) {
+  switch (type) {
+    case ElementType::kFloat32:
+      static_cast<float*>(data)[index] = static_cast<float>(value);
+      return;
+    case ElementType::kBFloat16:
+      static_cast<__nv_bfloat16*>(data)[index] = __float2bfloat16_rn(static_cast<float>(value));
+      return;
+    case ElementType::kFloat64:
+      static_cast<double*>(data)[index] = static_cast<double>(value);
+      return;
+  }
+}
+
+// Logit `column` of a row after bias and softcap.
+template <typename T>
+__device__ __forceinline__ T
+logit_at(const void* row_start, int64_t column, ElementType type, const void* bias, ElementType bias_type, T softcap) {
+  T z = load_as<T>(row_start, column, type);
+  if (bias != nullptr) {
+    z += load_as<T>(bias, column, bias_type);
+  }
+  return softcapped(z, softcap);
+}
+
+__device__ __forceinline__ int64_t element_bytes(ElementType type) {
+  return type == ElementType::kBFloat16 ? 2 : (type == ElementType::kFloat32 ? 4 : 8);
+}
+
+__device__ __forceinline__ const void* row_start(const void* data, int64_t row, int64_t stride, ElementType type) {
+  return static_cast<const char*>(data) + row * stride * element_bytes(type);
+}
+
+template <typename T>
+__device__ __forceinline__ T warp_sum(T value) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, offset);
+  }
+  return value;
+}
+
+__device__ __forceinline__ int warp_min(int value) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    value = min(value, __shfl_xor_sync(kAllLanes, value, offset));
+  }
+  return value;
+}
+
+template <typename T>
+__device__ __forceinline__ T warp_max(T value) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    value = row_max(value, __shfl_xor_sync(kAllLanes, value, offset));
+  }
+  return value;
+}
+
+// The same in every lane afterwards. xor shuffles add in one fixed order, so all lanes agree to the last bit.
+template <typename T>
+__device__ __forceinline__ SideSums<T> warp_merge(const SideSums<T>& mine, T to_log2, bool unit_temperature) {
+  SideSums<T> all;
+  all.max = warp_max(mine.max);
+  all.sum = warp_sum(scaled_to(mine.sum, mine.max, all.max, to_log2));
+  if (!unit_temperature) {
+    all.unit_sum = warp_sum(scaled_to(mine.unit_sum, mine.max, all.max, kLog2E<T>));
+  }
+  return all;
+}
+
+template <typename T>
+__device__ __forceinline__ RowSums<T> warp_merge(const RowSums<T>& mine) {
+  return {warp_sum(mine.loss), warp_sum(mine.q_a),  warp_sum(mine.p_d),       warp_sum(mine.q_d), warp_sum(mine.mass),
+          warp_sum(mine.q_lq), warp_sum(mine.p_lp), warp_sum(mine.below_max), warp_sum(mine.q)};
+}
+
+// One column by a divergence that is known at run time only.
+template <bool kTeacher, typename T>
+__device__ __forceinline__ ColumnResult<T> any_column(
+    T zs, T zt, const SideStats<T>& student, const SideStats<T>& teacher, const RowConstants<T>& c, RowSums<T>& sums) {
+  if constexpr (!kTeacher) {
+    return column(zs, student, c, sums);
+  } else {
+    switch (c.divergence) {
+      case Divergence::kJsd:
+        return column<Divergence::kJsd, true>(zs, zt, student, teacher, c, sums);
+      case Divergence::kForwardKl:
+        return column<Divergence::kForwardKl, true>(zs, zt, student, teacher, c, sums);
+      case Divergence::kReverseKl:
+        return column<Divergence::kReverseKl, true>(zs, zt, student, teacher, c, sums);
+      case Divergence::kSkewForwardKl:
+        return column<Divergence::kSkewForwardKl, true>(zs, zt, student, teacher, c, sums);
+      case Divergence::kSkewReverseKl:
+        return column<Divergence::kSkewReverseKl, true>(zs, zt, student, teacher, c, sums);
+      case Divergence::kTotalVariation:
+        return column<Divergence::kTotalVariation, true>(zs, zt, student, teacher, c, sums);
+      case Divergence::kNone:
+        break;
+    }
+    return column<Divergence::kNone, true>(zs, zt, student, teacher, c, sums);
+  }
+}
+
+// The gradient of one column, but for the label, by a divergence that is known at run time only.
+template <typename T>
+__device__ __forceinline__ T any_gradient(
+    T zs, const ColumnResult<T>& x, const SideStats<T>& student, T mean, const RowFactors<T>& f,
+    const RowConstants<T>& c) {
+  const T unit_q = c.unit_temperature ? x.q : unit_prob(zs, student);
+  const T slope = c.student_softcap > 0 ? softcap_slope(zs, c.student_softcap) : T(1);
+  switch (c.divergence) {
+    case Divergence::kNone:
+      return general_gradient<Divergence::kNone>(x.a, x.q, unit_q, slope, mean, f);
+    case Divergence::kForwardKl:
+      return general_gradient<Divergence::kForwardKl>(x.a, x.q, unit_q, slope, mean, f);
+    default:
+      return general_gradient<Divergence::kJsd>(x.a, x.q, unit_q, slope, mean, f);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ T label_slope(T label_logit, const RowConstants<T>& c) {
+  return c.student_softcap > 0 ? softcap_slope(label_logit, c.student_softcap) : T(1);
+}
+
+// Null, or the message of the last launch's error.
+inline const char* launch_error() {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+// Null or what is wrong.
+const char* launch_rows_streaming(const RowArgs& args, cudaStream_t stream);
+
+} // namespace distill::losses

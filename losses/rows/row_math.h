@@ -1,0 +1,432 @@
+#pragma once
+
+#include "losses/rows/row_args.h"
+#include "losses/rows/row_functions.h"
+
+// The mathematics of one row, for the CPU kernel and the CUDA kernels alike. T is float or double.
+//
+// Everything is in base-2 logarithms of probabilities: lq = log2 q, lp = log2 p, d = lp - lq, r = 2^d = p / q. Every
+// term then needs three exponentials and one logarithm, neither log(0) nor 0 * inf can occur (log-probabilities have a
+// floor, r a ceiling), and d = 0 gives exactly 0 in every term. A row is four steps:
+//   1. SideSums over the columns of each side, merged, give SideStats (the normalisers);
+//   2. row_factors(): what the columns are multiplied by in this row;
+//   3. column() for each column: its contributions to RowSums, and a and q;
+//   4. finish_row() writes the output rows; unit_gradient() or general_gradient() make the gradient of a and q.
+namespace distill::losses {
+
+// What the options come to, once per launch.
+template <typename T>
+struct RowConstants {
+  Divergence divergence = Divergence::kNone;
+  bool unit_temperature = true;
+  T to_log2 = 0; // log2(e) / T: from logits to base-2 logarithms
+  T p_weight = 0; // of p in the mixture m
+  T q_weight = 0; // the rest
+  T near[4] = {}; // log2(p_weight 2^d + q_weight) = near[0] d + near[1] d^2 + ... for small d
+  T soft_gradient = 0; // what q (a - sum q a) is multiplied by
+  T soft_scale = 1; // 1 or T^2
+  T soft_weight = 0;
+  T hard_weight = 0;
+  T label_smoothing = 0;
+  T smoothing_per_column = 0; // label_smoothing / V
+  T z_loss = 0;
+  T student_softcap = 0;
+  T teacher_softcap = 0;
+};
+
+template <typename T>
+RowConstants<T> row_constants(const RowArgs& args) {
+  const LossOptions& o = args.options;
+  RowConstants<T> c;
+  c.divergence = args.teacher == nullptr ? Divergence::kNone : effective_divergence(o);
+  c.unit_temperature = o.temperature == 1;
+  c.to_log2 = static_cast<T>(kLog2E<double> / o.temperature);
+  double through = 1;
+  double p_weight = o.beta;
+  switch (c.divergence) {
+    case Divergence::kJsd:
+      through = (1 - o.beta) * kLn2<double>;
+      break;
+    case Divergence::kReverseKl:
+      through = kLn2<double>;
+      break;
+    case Divergence::kSkewForwardKl:
+      p_weight = o.skew_alpha;
+      through = 1 - o.skew_alpha;
+      break;
+    case Divergence::kSkewReverseKl:
+      p_weight = 1 - o.skew_alpha;
+      break;
+    default:
+      break;
+  }
+  c.p_weight = static_cast<T>(p_weight);
+  c.q_weight = T(1) - c.p_weight; // so that the two add up to exactly 1
+  // The cumulants of a coin that shows p with probability p_weight.
+  const double variance = p_weight * (1 - p_weight);
+  c.near[0] = static_cast<T>(p_weight);
+  c.near[1] = static_cast<T>(variance * kLn2<double> / 2);
+  c.near[2] = static_cast<T>(variance * (1 - 2 * p_weight) * kLn2<double> * kLn2<double> / 6);
+  c.near[3] = static_cast<T>(variance * (1 - 6 * variance) * kLn2<double> * kLn2<double> * kLn2<double> / 24);
+  const double scale = o.scale_by_temperature_squared ? o.temperature * o.temperature : 1.0;
+  c.soft_scale = static_cast<T>(scale);
+  c.soft_weight = static_cast<T>(c.divergence == Divergence::kNone ? 0 : o.soft_weight);
+  c.soft_gradient = static_cast<T>(o.soft_weight * scale / o.temperature * through);
+  c.hard_weight = static_cast<T>(args.targets == nullptr ? 0 : o.hard_weight);
+  c.label_smoothing = static_cast<T>(o.label_smoothing);
+  c.smoothing_per_column = static_cast<T>(o.label_smoothing / static_cast<double>(args.vocab));
+  c.z_loss = static_cast<T>(o.z_loss);
+  c.student_softcap = static_cast<T>(o.student_softcap);
+  c.teacher_softcap = static_cast<T>(o.teacher_softcap);
+  return c;
+}
+
+template <typename T>
+DISTILL_ROW_INLINE T softcapped(T logit, T cap) {
+  return cap > 0 ? cap * row_tanh(logit / cap) : logit;
+}
+
+// Running maximum and sums of one side; `sum` is of 2^((z - max) to_log2), `unit_sum` the same at T = 1 (used only
+// where the temperature is another).
+template <typename T>
+struct SideSums {
+  T max = -std::numeric_limits<T>::infinity();
+  T sum = 0;
+  T unit_sum = 0;
+};
+
+// What a sum over columns subtracts from the logits: their maximum, or 0 where all are -inf.
+template <typename T>
+DISTILL_ROW_INLINE T finite_max(T max) {
+  return max == -std::numeric_limits<T>::infinity() ? T(0) : max;
+}
+
+template <typename T>
+DISTILL_ROW_INLINE T scaled_to(T sum, T from, T to, T to_log2) {
+  return from == to ? sum : sum * row_exp2((from - to) * to_log2);
+}
+
+template <typename T>
+DISTILL_ROW_INLINE SideSums<T> merge(const SideSums<T>& a, const SideSums<T>& b, T to_log2) {
+  SideSums<T> both;
+  both.max = row_max(a.max, b.max);
+  both.sum = scaled_to(a.sum, a.max, both.max, to_log2) + scaled_to(b.sum, b.max, both.max, to_log2);
+  both.unit_sum = scaled_to(a.unit_sum, a.max, both.max, kLog2E<T>) + scaled_to(b.unit_sum, b.max, both.max, kLog2E<T>);
+  return both;
+}
+
+template <typename T>
+struct SideStats {
+  T max = 0;
+  T log2_sum = 0; // lq = (z - max) to_log2 - log2_sum
+  T unit_log2_sum = 0; // log2_sum at T = 1
+  T lse = 0; // log-sum-exp at T = 1, nats
+};
+
+// Once per row, so with the library's log2, which also keeps a NaN.
+template <typename T>
+DISTILL_ROW_INLINE SideStats<T> side_stats(const SideSums<T>& sums, const RowConstants<T>& c) {
+  SideStats<T> stats;
+  stats.log2_sum = log2(sums.sum);
+  stats.unit_log2_sum = c.unit_temperature ? stats.log2_sum : log2(sums.unit_sum);
+  stats.max = sums.max;
+  stats.lse = sums.max + stats.unit_log2_sum * kLn2<T>;
+  return stats;
+}
+
+// Per-row multipliers of the columns; all hold the token's weight, and NaN where a normaliser is not finite, so that a
+// NaN logit is never hidden.
+template <typename T>
+struct RowFactors {
+  T soft = 0; // of q (a - sum q a)
+  T hard = 0; // of q at T = 1
+  T uniform = 0; // taken from every column: label smoothing
+  T label = 0; // taken from the label's column
+};
+
+template <typename T>
+DISTILL_ROW_INLINE T poison(const SideStats<T>& student, const SideStats<T>& teacher) {
+  return (student.lse - student.lse) + (teacher.lse - teacher.lse);
+}
+
+template <typename T>
+DISTILL_ROW_INLINE RowFactors<T> row_factors(
+    const RowConstants<T>& c, const SideStats<T>& student, const SideStats<T>& teacher, T token_weight) {
+  RowFactors<T> f;
+  const T weight = token_weight == 0 ? T(0) : token_weight + poison(student, teacher);
+  f.soft = c.divergence == Divergence::kNone ? T(0) : c.soft_gradient * weight;
+  f.hard = c.hard_weight * (T(1) + T(2) * c.z_loss * student.lse) * weight;
+  f.uniform = c.hard_weight * c.smoothing_per_column * weight;
+  f.label = c.hard_weight * (T(1) - c.label_smoothing) * weight;
+  return f;
+}
+
+template <typename T>
+struct RowSums {
+  T loss = 0; // of the divergence's own terms, see soft_loss()
+  T q_a = 0; // sum q a
+  T p_d = 0; // sum p (lp - lq)
+  T q_d = 0; // sum q (lp - lq)
+  T mass = 0; // sum (q - p): 0 but for rounding, which it takes out of the divergences
+  T q_lq = 0;
+  T p_lp = 0;
+  T below_max = 0; // sum (max - z) of the student, for label smoothing
+  T q = 0; // sum q, where mean_a() needs it
+};
+
+// With a = d divergence / d q + const, the gradient through the softmax is q (a - sum q a). Forward KL needs no sum:
+// its gradient is q - p.
+template <Divergence kDivergence>
+inline constexpr bool kUsesQa = kDivergence != Divergence::kForwardKl&& kDivergence != Divergence::kNone;
+
+// Whether the divergence has terms of its own beside those of the two KLs.
+template <Divergence kDivergence>
+inline constexpr bool kUsesLoss = kUsesQa<kDivergence>&& kDivergence != Divergence::kReverseKl;
+
+template <typename T>
+struct ColumnPair {
+  T d;
+  T p;
+  T q;
+};
+
+template <typename T>
+DISTILL_ROW_INLINE ColumnPair<T> column_pair(T lp, T lq) {
+  return {lp - lq, row_exp2(lp), row_exp2(lq)};
+}
+
+template <typename T>
+struct SoftTerms {
+  T loss = 0;
+  T a = 0; // forward KL: the gradient itself
+};
+
+// The mixture m = p_weight p + q_weight q enters as mixed = m / q = p_weight r + q_weight. Where d is beyond the
+// ceiling q is 0, and p (d + log2(q / m)) is still right because both its terms use the same d.
+template <Divergence kDivergence, bool kGeneral, typename T>
+DISTILL_ROW_INLINE SoftTerms<T> soft_terms(const ColumnPair<T>& x, const RowConstants<T>& c) {
+  SoftTerms<T> out;
+  if constexpr (kDivergence == Divergence::kForwardKl) {
+    out.a = x.q - x.p;
+  } else if constexpr (kDivergence == Divergence::kReverseKl) {
+    out.a = -x.d;
+  } else if constexpr (kDivergence == Divergence::kTotalVariation) {
+    out.loss = T(0.5) * (x.d < 0 ? x.q - x.p : x.p - x.q);
+    out.a = x.d == 0 ? T(0) : (x.d < 0 ? T(0.5) : T(-0.5));
+  } else if constexpr (kDivergence != Divergence::kNone) {
+    const T d = row_min(x.d, kMaxLogRatio<T>);
+    const T r = row_exp2(d);
+    const T mixed = c.p_weight * r + c.q_weight;
+    T log2_m_over_q = row_log2(mixed);
+    if constexpr (kGeneral && sizeof(T) == 4) {
+      // In fp32 the logarithm's error counts where p and q are close; the series' is below 1e-9 here.
+      const T series = d * (c.near[0] + d * (c.near[1] + d * (c.near[2] + d * c.near[3])));
+      log2_m_over_q = d * d < T(1.0 / 256) ? series : log2_m_over_q;
+    }
+    if constexpr (kDivergence == Divergence::kJsd) {
+      out.loss = x.p * (d - log2_m_over_q);
+      out.a = -log2_m_over_q;
+    } else if constexpr (kDivergence == Divergence::kSkewForwardKl) {
+      out.loss = x.p * (d - log2_m_over_q);
+      out.a = -r / mixed; // -p / m
+    } else {
+      out.loss = -x.q * log2_m_over_q;
+      out.a = -(kLn2<T> * log2_m_over_q + c.p_weight * c.q_weight * (T(1) - r) / mixed);
+    }
+  }
+  return out;
+}
+
+// sum q a, the mean of a. Skew forward KL's a is -1 throughout for identical models, and only a mean over the same
+// rounded q is then exactly -1 too.
+template <Divergence kDivergence, typename T>
+DISTILL_ROW_INLINE T mean_a(T sum_q_a, T sum_q) {
+  return kDivergence == Divergence::kSkewForwardKl ? sum_q_a / sum_q : sum_q_a;
+}
+
+// The divergence of a row from its sums, nats, before T^2.
+template <typename T>
+DISTILL_ROW_INLINE T soft_loss(Divergence divergence, const RowSums<T>& sums, const RowConstants<T>& c) {
+  switch (divergence) {
+    case Divergence::kNone:
+      return 0;
+    case Divergence::kJsd:
+      return kLn2<T> * (c.p_weight * sums.loss + c.q_weight * sums.q_a);
+    case Divergence::kForwardKl:
+      return kLn2<T> * sums.p_d + sums.mass;
+    case Divergence::kReverseKl:
+      return -kLn2<T> * sums.q_d - sums.mass;
+    case Divergence::kSkewForwardKl:
+      return kLn2<T> * sums.loss + c.q_weight * sums.mass;
+    case Divergence::kSkewReverseKl:
+      return kLn2<T> * sums.loss - c.p_weight * sums.mass;
+    case Divergence::kTotalVariation:
+      return sums.loss;
+  }
+  return 0;
+}
+
+// The difference from the maximum first: large logits keep their digits.
+template <typename T>
+DISTILL_ROW_INLINE T log2_prob(T logit, const SideStats<T>& side, const RowConstants<T>& c) {
+  return row_max((logit - side.max) * c.to_log2 - side.log2_sum, kLogFloor<T>);
+}
+
+// q at T = 1 where the temperature is another.
+template <typename T>
+DISTILL_ROW_INLINE T unit_prob(T logit, const SideStats<T>& side) {
+  return row_exp2(row_max((logit - side.max) * kLog2E<T> - side.unit_log2_sum, kLogFloor<T>));
+}
+
+template <typename T>
+struct ColumnResult {
+  T a = 0; // SoftTerms::a
+  T q = 0;
+  T lq = 0;
+};
+
+// One column with both sides, added to the row's sums (a reference for each, so that they may be lanes of a vector).
+// Logits after bias and softcap. kGeneral: more exact in fp32 where p and q are close, and slower.
+template <Divergence kDivergence, bool kGeneral, typename T>
+DISTILL_ROW_INLINE ColumnResult<T> column(
+    T student_logit, T teacher_logit, const SideStats<T>& student, const SideStats<T>& teacher,
+    const RowConstants<T>& c, RowSums<T>& add) {
+  const T lq = log2_prob(student_logit, student, c);
+  const T lp = log2_prob(teacher_logit, teacher, c);
+  const ColumnPair<T> pair = column_pair(lp, lq);
+  const SoftTerms<T> soft = soft_terms<kDivergence, kGeneral>(pair, c);
+  if constexpr (kUsesLoss<kDivergence>) {
+    add.loss += soft.loss;
+  }
+  if constexpr (kUsesQa<kDivergence>) {
+    add.q_a += pair.q * soft.a;
+  }
+  if constexpr (kDivergence == Divergence::kSkewForwardKl) {
+    add.q += pair.q;
+  }
+  add.p_d += pair.p * pair.d;
+  add.q_d += pair.q * pair.d;
+  add.mass += pair.q - pair.p;
+  add.q_lq += pair.q * lq;
+  add.p_lp += pair.p * lp;
+  return {soft.a, pair.q, lq};
+}
+
+// One column of the student alone.
+template <typename T>
+DISTILL_ROW_INLINE ColumnResult<T> column(
+    T student_logit, const SideStats<T>& student, const RowConstants<T>& c, RowSums<T>& add) {
+  const T lq = log2_prob(student_logit, student, c);
+  const T q = row_exp2(lq);
+  add.q_lq += q * lq;
+  return {T(0), q, lq};
+}
+
+// The gradient with respect to the logit, but for the label's column, where T = 1 and there is no softcap.
+template <Divergence kDivergence, typename T>
+DISTILL_ROW_INLINE T unit_gradient(T a, T q, T mean, const RowFactors<T>& f) {
+  if constexpr (kDivergence == Divergence::kNone) {
+    return f.hard * q - f.uniform;
+  } else if constexpr (!kUsesQa<kDivergence>) {
+    return f.soft * a + (f.hard * q - f.uniform);
+  } else {
+    return q * (f.soft * (a - mean) + f.hard) - f.uniform;
+  }
+}
+
+// The same in general. unit_q: q at T = 1; slope: of the softcap.
+template <Divergence kDivergence, typename T>
+DISTILL_ROW_INLINE T general_gradient(T a, T q, T unit_q, T slope, T mean, const RowFactors<T>& f) {
+  const T hard = f.hard * unit_q - f.uniform;
+  if constexpr (kDivergence == Divergence::kNone) {
+    return slope * hard;
+  } else if constexpr (!kUsesQa<kDivergence>) {
+    return slope * (f.soft * a + hard);
+  } else {
+    return slope * (f.soft * (q * (a - mean)) + hard);
+  }
+}
+
+// d capped logit / d logit.
+template <typename T>
+DISTILL_ROW_INLINE T softcap_slope(T capped_logit, T cap) {
+  const T ratio = capped_logit / cap;
+  return T(1) - ratio * ratio;
+}
+
+template <typename T>
+DISTILL_ROW_INLINE RowSums<T> merge(const RowSums<T>& a, const RowSums<T>& b) {
+  return {a.loss + b.loss, a.q_a + b.q_a,   a.p_d + b.p_d,   a.q_d + b.q_d,
+          a.mass + b.mass, a.q_lq + b.q_lq, a.p_lp + b.p_lp, a.below_max + b.below_max,
+          a.q + b.q};
+}
+
+// A sum that is non-negative but for rounding, and infinite beyond kInfiniteLoss. NaN stays.
+template <typename T>
+DISTILL_ROW_INLINE T non_negative(T value) {
+  return value <= 0 ? T(0) : (value > kInfiniteLoss<T> ? std::numeric_limits<T>::infinity() : value);
+}
+
+// What finish_row needs beside the sums.
+template <typename T>
+struct RowEnds {
+  bool has_teacher = false;
+  bool has_label = false;
+  T label_logit = 0; // after bias and softcap
+  T token_weight = 1;
+  int64_t label = 0;
+  int64_t student_best = 0; // first column of the maximum
+  int64_t teacher_best = 0;
+  int64_t vocab = 1;
+  T* saved = nullptr; // this row's column of RowArgs::saved
+};
+
+// Writes column `row` of the [kNumRows, R] output, and of what is saved.
+template <typename T>
+DISTILL_ROW_INLINE void finish_row(
+    T* out, int64_t stride, const RowConstants<T>& c, const SideStats<T>& student, const SideStats<T>& teacher,
+    const RowSums<T>& sums, const RowEnds<T>& ends) {
+  const T bad = poison(student, teacher);
+  const T z_loss = student.lse * student.lse;
+  T hard = 0;
+  if (ends.has_label) {
+    hard =
+        (T(1) - c.label_smoothing) * non_negative((student.max - ends.label_logit) + student.unit_log2_sum * kLn2<T>);
+    if (c.label_smoothing > 0) {
+      const T mean_below = sums.below_max / static_cast<T>(ends.vocab) + (student.lse - student.max);
+      hard += c.label_smoothing * non_negative(mean_below);
+    }
+    hard += bad;
+  }
+  const T soft = ends.has_teacher ? c.soft_scale * (non_negative(soft_loss(c.divergence, sums, c)) + bad) : T(0);
+  const T loss = c.hard_weight * (hard + c.z_loss * z_loss) + (c.soft_weight > 0 ? c.soft_weight * soft : T(0));
+  out[kLoss * stride] = ends.token_weight == 0 ? T(0) : ends.token_weight * loss;
+  out[kHard * stride] = hard;
+  out[kSoft * stride] = soft;
+  out[kZLoss * stride] = z_loss;
+  out[kForwardKl * stride] = ends.has_teacher ? non_negative(soft_loss(Divergence::kForwardKl, sums, c)) + bad : T(0);
+  out[kReverseKl * stride] = ends.has_teacher ? non_negative(soft_loss(Divergence::kReverseKl, sums, c)) + bad : T(0);
+  out[kStudentEntropy * stride] = non_negative(-kLn2<T> * sums.q_lq) + bad;
+  out[kTeacherEntropy * stride] = ends.has_teacher ? non_negative(-kLn2<T> * sums.p_lp) + bad : T(0);
+  out[kAgreement * stride] = ends.has_teacher && ends.student_best == ends.teacher_best ? T(1) : T(0);
+  out[kAccuracy * stride] = ends.has_label && ends.student_best == ends.label ? T(1) : T(0);
+  out[kStudentLse * stride] = student.lse;
+  out[kTeacherLse * stride] = ends.has_teacher ? teacher.lse : T(0);
+  if (ends.saved != nullptr) {
+    ends.saved[kSavedStudentMax * stride] = student.max;
+    ends.saved[kSavedStudentLog2Sum * stride] = student.log2_sum;
+    ends.saved[kSavedStudentUnitLog2Sum * stride] = student.unit_log2_sum;
+    ends.saved[kSavedTeacherMax * stride] = teacher.max;
+    ends.saved[kSavedTeacherLog2Sum * stride] = teacher.log2_sum;
+    ends.saved[kSavedMean * stride] = c.divergence == Divergence::kSkewForwardKl ? sums.q_a / sums.q : sums.q_a;
+  }
+}
+
+template <typename T>
+DISTILL_ROW_INLINE void zero_row(T* out, int64_t stride) {
+  for (int64_t k = 0; k < kNumRows; ++k) {
+    out[k * stride] = 0;
+  }
+}
+
+} // namespace distill::losses

@@ -1,2 +1,0 @@
-#define DISTILL_ROWS_NAMESPACE portable
-#include "losses/rows_cpu_kernel.h"

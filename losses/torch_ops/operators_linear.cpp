@@ -1,0 +1,285 @@
+// The operators that start from hidden states. docs/loss_head.md documents them.
+//
+// The public operators are composites around inner operators with kernels and shape functions; autograd's node sits
+// between, so that torch.compile sees only operators it can trace.
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "losses/torch_ops/operator_arguments.h"
+
+namespace distill::losses {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+LinearHeadInputs inputs_of(
+    const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& teacher_hidden,
+    const OptionalTensor& teacher_weight, const OptionalTensor& targets, const OptionalTensor& bias,
+    const OptionalTensor& teacher_bias, const OptionalTensor& token_weights, const HeadSizes& sizes) {
+  return {
+      .hidden_NH = hidden,
+      .weight_VH = weight,
+      .bias_V = or_undefined(bias),
+      .teacher_hidden_NG = or_undefined(teacher_hidden),
+      .teacher_weight_VG = or_undefined(teacher_weight),
+      .teacher_bias_V = or_undefined(teacher_bias),
+      .targets_N = or_undefined(targets),
+      .token_weights_N = or_undefined(token_weights),
+      .vocab_size = sizes.vocab_size,
+      .valid_tokens = sizes.valid_tokens};
+}
+
+// Rows, and the gradients of sum(rows[0]): hidden's, weight's (fp32) and bias's (fp32), empty where not `needed`.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_kernel(
+    const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& teacher_hidden,
+    const OptionalTensor& teacher_weight, const OptionalTensor& targets, const OptionalTensor& bias,
+    const OptionalTensor& teacher_bias, const OptionalTensor& token_weights, at::ArrayRef<double> options,
+    at::IntArrayRef sizes_as_list, at::IntArrayRef needed) {
+  const HeadSizes sizes = sizes_from(sizes_as_list);
+  const LinearHeadInputs in =
+      inputs_of(hidden, weight, teacher_hidden, teacher_weight, targets, bias, teacher_bias, token_weights, sizes);
+  // A new one each: no output of an operator may be another one.
+  const auto none = [&] { return at::empty({0}, sum_options(hidden)); };
+  if (needed[0] == 0 && needed[1] == 0 && needed[2] == 0) {
+    return {linear_head(in, options_from(options), sizes.chunks, nullptr).rows_KN, none(), none(), none()};
+  }
+  LinearHeadGrads grads;
+  grads.hidden_NH = at::empty(hidden.sizes(), hidden.options().requires_grad(false));
+  grads.weight_VH = needed[1] != 0 ? at::empty(weight.sizes(), sum_options(hidden)) : at::Tensor();
+  grads.bias_V = needed[2] != 0 ? at::empty(bias->sizes(), sum_options(hidden)) : at::Tensor();
+  grads.accumulate = false;
+  const at::Tensor rows = linear_head(in, options_from(options), sizes.chunks, &grads).rows_KN;
+  return {rows, grads.hidden_NH, needed[1] != 0 ? grads.weight_VH : none(), needed[2] != 0 ? grads.bias_V : none()};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_meta(
+    const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor&, const OptionalTensor&,
+    const OptionalTensor&, const OptionalTensor& bias, const OptionalTensor&, const OptionalTensor&,
+    at::ArrayRef<double>, at::IntArrayRef, at::IntArrayRef needed) {
+  const auto none = [&] { return at::empty({0}, sum_options(hidden)); };
+  const bool any = needed[0] + needed[1] + needed[2] > 0;
+  return {
+      at::empty_symint({c10::SymInt(kNumRows), hidden.sym_size(0)}, sum_options(hidden)),
+      any ? at::empty_symint(hidden.sym_sizes(), hidden.options()) : none(),
+      needed[1] != 0 ? at::empty_symint(weight.sym_sizes(), sum_options(hidden)) : none(),
+      needed[2] != 0 ? at::empty_symint(bias->sym_sizes(), sum_options(hidden)) : none()};
+}
+
+at::Tensor linear_head_into_kernel(
+    const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& teacher_hidden,
+    const OptionalTensor& teacher_weight, const OptionalTensor& targets, const OptionalTensor& token_weights,
+    at::ArrayRef<double> options, at::IntArrayRef sizes_as_list, double grad_scale, bool accumulate,
+    at::Tensor hidden_gradient, const OptionalTensor& weight_gradient, const OptionalTensor& arena) {
+  const HeadSizes sizes = sizes_from(sizes_as_list);
+  LinearHeadGrads grads{
+      .hidden_NH = std::move(hidden_gradient),
+      .weight_VH = or_undefined(weight_gradient),
+      .bias_V = {},
+      .grad_scale = grad_scale,
+      .accumulate = accumulate};
+  const LinearHeadInputs in = inputs_of(
+      hidden, weight, teacher_hidden, teacher_weight, targets, std::nullopt, std::nullopt, token_weights, sizes);
+  return linear_head(in, options_from(options), sizes.chunks, &grads, or_undefined(arena)).rows_KN;
+}
+
+at::Tensor linear_head_into_meta(
+    const at::Tensor& hidden, const at::Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+    const OptionalTensor&, at::ArrayRef<double>, at::IntArrayRef, double, bool, at::Tensor, const OptionalTensor&,
+    const OptionalTensor&) {
+  return at::empty_symint({c10::SymInt(kNumRows), hidden.sym_size(0)}, sum_options(hidden));
+}
+
+auto call_linear_head() {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("distill::_linear_head", "").typed<decltype(linear_head_kernel)>();
+  return op;
+}
+
+auto call_linear_head_into() {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("distill::_linear_head_into", "")
+                             .typed<decltype(linear_head_into_kernel)>();
+  return op;
+}
+
+// Multiplied out of place: what was saved stays, so a second backward gives the same. The scale never reaches the host.
+// It has one dimension, so that it counts in type promotion: CUDA would round a scalar to a bf16 gradient's type.
+at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& scale, at::ScalarType type) {
+  at::Tensor out = at::empty_like(gradient, gradient.options().dtype(type));
+  return at::mul_out(out, gradient, scale.reshape({1}));
+}
+
+// Which of hidden, weight and bias want a gradient.
+std::vector<int64_t> needed_gradients(const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& bias) {
+  const bool enabled = c10::GradMode::is_enabled();
+  return {
+      enabled && hidden.requires_grad() ? 1 : 0, enabled && weight.requires_grad() ? 1 : 0,
+      enabled && bias.has_value() && bias->requires_grad() ? 1 : 0};
+}
+
+// linear head -> rows, differentiable in hidden, weight and bias through rows[0].
+class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> {
+ public:
+  static at::Tensor forward(
+      AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& bias,
+      const OptionalTensor& teacher_hidden, const OptionalTensor& teacher_weight, const OptionalTensor& targets,
+      const OptionalTensor& teacher_bias, const OptionalTensor& token_weights, std::vector<double> options,
+      std::vector<int64_t> sizes, bool per_token, std::vector<int64_t> needed) {
+    // Reduction none: any gradient may come back for each token, so the gradients wait for the backward.
+    const std::vector<int64_t> now = per_token ? std::vector<int64_t>(3) : needed;
+    const auto [rows, hidden_gradient, weight_gradient, bias_gradient] = call_linear_head().call(
+        hidden, weight, teacher_hidden, teacher_weight, targets, bias, teacher_bias, token_weights, options, sizes,
+        now);
+    if (per_token) {
+      ctx->save_for_backward(
+          {hidden, weight, or_undefined(bias), or_undefined(teacher_hidden), or_undefined(teacher_weight),
+           or_undefined(targets), or_undefined(teacher_bias), or_undefined(token_weights)});
+    } else {
+      ctx->save_for_backward({hidden_gradient, weight_gradient, bias_gradient});
+    }
+    ctx->saved_data["options"] = options;
+    ctx->saved_data["sizes"] = sizes;
+    ctx->saved_data["per_token"] = per_token;
+    ctx->saved_data["needed"] = needed;
+    ctx->saved_data["type"] = static_cast<int64_t>(weight.scalar_type());
+    return rows;
+  }
+
+  // The composite below reduces rows[0] by a sum, so without `per_token` every entry of the incoming gradient's first
+  // row is one and the same scale.
+  static variable_list backward(AutogradContext* ctx, const variable_list& incoming) {
+    const variable_list saved = ctx->get_saved_variables();
+    const auto needed = ctx->saved_data["needed"].toIntVector();
+    const auto type = static_cast<at::ScalarType>(ctx->saved_data["type"].toInt());
+    at::Tensor scale;
+    variable_list gradients;
+    if (ctx->saved_data["per_token"].toBool()) {
+      const at::Tensor per_token = incoming[0].select(0, kLoss);
+      const at::Tensor weights = (saved[7].defined() ? saved[7] * per_token : per_token).contiguous();
+      const std::array<int64_t, 3> now{needed[0], needed[1], needed[2]};
+      const auto [rows, h, w, b] = call_linear_head().call(
+          saved[0], saved[1], or_none(saved[3]), or_none(saved[4]), or_none(saved[5]), or_none(saved[2]),
+          or_none(saved[6]), weights, ctx->saved_data["options"].toDoubleVector(),
+          ctx->saved_data["sizes"].toIntVector(), now);
+      gradients = {h, w, b};
+    } else {
+      gradients = {saved[0], saved[1], saved[2]};
+      // The first token's; for no tokens an empty sum gives 0.
+      scale = incoming[0].select(0, kLoss).narrow(0, 0, std::min<int64_t>(1, incoming[0].size(1))).sum();
+    }
+    variable_list out(12);
+    for (size_t i = 0; i < 3; ++i) {
+      if (needed[i] != 0) {
+        out[i] = scale.defined() ? scaled(gradients[i], scale, type) : gradients[i].to(type);
+      }
+    }
+    return out;
+  }
+};
+
+std::tuple<at::Tensor, at::Tensor> linear_jsd(
+    const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& teacher_hidden,
+    const at::Tensor& teacher_weight, const OptionalTensor& targets, const OptionalTensor& bias,
+    const OptionalTensor& teacher_bias, const OptionalTensor& token_weights, std::string_view divergence, double beta,
+    double skew_alpha, double temperature, bool scale_by_temperature_squared, double hard_weight, double soft_weight,
+    double label_smoothing, double z_loss, double student_softcap, double teacher_softcap, std::string_view reduction,
+    std::optional<double> num_tokens, int64_t vocab_size, int64_t valid_tokens, int64_t chunk_size,
+    int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
+  LossOptions options = soft_options(
+      divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
+      label_smoothing, z_loss, student_softcap, teacher_softcap);
+  options.logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
+  const at::Tensor rows = LinearHeadFunction::apply(
+      hidden, weight, bias, OptionalTensor(teacher_hidden), OptionalTensor(teacher_weight), targets, teacher_bias,
+      token_weights, options_list(options),
+      sizes_list({vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}), reduction == "none",
+      needed_gradients(hidden, weight, bias));
+  return {reduced_loss(rows, or_undefined(targets), reduction, num_tokens), rows.detach()};
+}
+
+std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(
+    const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets, const OptionalTensor& bias,
+    const OptionalTensor& token_weights, double label_smoothing, double z_loss, double softcap,
+    std::string_view reduction, std::optional<double> num_tokens, int64_t vocab_size, int64_t valid_tokens,
+    int64_t chunk_size, int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
+  LossOptions options = hard_options(label_smoothing, z_loss, softcap);
+  options.logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
+  const at::Tensor rows = LinearHeadFunction::apply(
+      hidden, weight, bias, OptionalTensor(), OptionalTensor(), OptionalTensor(targets), OptionalTensor(),
+      token_weights, options_list(options),
+      sizes_list({vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}), reduction == "none",
+      needed_gradients(hidden, weight, bias));
+  return {reduced_loss(rows, targets, reduction, num_tokens), rows.detach()};
+}
+
+// A trainer's form: gradients go where the caller says, without autograd.
+at::Tensor linear_head_into(
+    const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& teacher_hidden,
+    const OptionalTensor& teacher_weight, const OptionalTensor& targets, at::Tensor hidden_gradient,
+    const OptionalTensor& weight_gradient, const OptionalTensor& token_weights, double grad_scale, bool accumulate,
+    const OptionalTensor& arena, std::string_view divergence, double beta, double skew_alpha, double temperature,
+    bool scale_by_temperature_squared, double hard_weight, double soft_weight, double label_smoothing, double z_loss,
+    double student_softcap, double teacher_softcap, int64_t vocab_size, int64_t valid_tokens, int64_t chunk_size,
+    int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
+  LossOptions options = soft_options(
+      divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
+      label_smoothing, z_loss, student_softcap, teacher_softcap);
+  options.logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
+  return call_linear_head_into().call(
+      hidden, weight, teacher_hidden, teacher_weight, targets, token_weights, options_list(options),
+      sizes_list({vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}), grad_scale, accumulate,
+      std::move(hidden_gradient), weight_gradient, arena);
+}
+
+} // namespace
+
+TORCH_LIBRARY_FRAGMENT(distill, m)
+{
+  m.def(
+      "_linear_head(Tensor hidden, Tensor weight, Tensor? teacher_hidden, Tensor? teacher_weight, Tensor? targets, "
+      "Tensor? bias, Tensor? teacher_bias, Tensor? token_weights, float[] options, int[] sizes, int[] needed) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "_linear_head_into(Tensor hidden, Tensor weight, Tensor? teacher_hidden, Tensor? teacher_weight, "
+      "Tensor? targets, Tensor? token_weights, float[] options, int[] sizes, float grad_scale, bool accumulate, "
+      "Tensor(a!) hidden_gradient, Tensor(b!)? weight_gradient, Tensor(c!)? arena) -> Tensor");
+  m.def(
+      "linear_jsd(Tensor hidden, Tensor weight, Tensor teacher_hidden, Tensor teacher_weight, Tensor? targets=None, *, "
+      "Tensor? bias=None, Tensor? teacher_bias=None, Tensor? token_weights=None, " DISTILL_SOFT_OPTIONS
+          DISTILL_REDUCTION DISTILL_CHUNKS ") -> (Tensor, Tensor)",
+      linear_jsd);
+  m.def(
+      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, *, Tensor? bias=None, "
+      "Tensor? token_weights=None, float label_smoothing=0.0, float z_loss=0.0, float softcap=0.0, " DISTILL_REDUCTION
+          DISTILL_CHUNKS ") -> (Tensor, Tensor)",
+      linear_cross_entropy);
+  m.def(
+      "linear_head_into(Tensor hidden, Tensor weight, Tensor? teacher_hidden, Tensor? teacher_weight, Tensor? targets, "
+      "*, Tensor(a!) hidden_gradient, Tensor(b!)? weight_gradient=None, Tensor? token_weights=None, "
+      "float grad_scale=1.0, bool accumulate=True, Tensor(c!)? arena=None, " DISTILL_SOFT_OPTIONS
+      "int vocab_size=0, int valid_tokens=-1, int chunk_size=0, int memory_cap_mb=1024, int min_chunk_size=256, "
+      "bool bf16_logits=False) -> Tensor",
+      linear_head_into);
+}
+
+TORCH_LIBRARY_IMPL(distill, CPU, m)
+{
+  m.impl("_linear_head", linear_head_kernel);
+  m.impl("_linear_head_into", linear_head_into_kernel);
+}
+
+TORCH_LIBRARY_IMPL(distill, CUDA, m)
+{
+  m.impl("_linear_head", linear_head_kernel);
+  m.impl("_linear_head_into", linear_head_into_kernel);
+}
+
+TORCH_LIBRARY_IMPL(distill, Meta, m)
+{
+  m.impl("_linear_head", linear_head_meta);
+  m.impl("_linear_head_into", linear_head_into_meta);
+}
+
+} // namespace distill::losses

@@ -1,0 +1,179 @@
+// The operators on logits that the caller has. docs/loss_head.md documents them.
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "losses/logits/logits_loss.h"
+#include "losses/torch_ops/operator_arguments.h"
+
+namespace distill::losses {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Rows of given logits, and the gradient of sum(rows[0]) into `gradient`, which may be `student` itself.
+at::Tensor logits_rows(
+    const at::Tensor& student, const OptionalTensor& teacher, const OptionalTensor& targets,
+    const OptionalTensor& token_weights, at::ArrayRef<double> options, const OptionalTensor& gradient, int64_t strategy,
+    int64_t cluster_size, const OptionalTensor& saved) {
+  return logits_loss(
+      {student, or_undefined(teacher), or_undefined(targets), or_undefined(token_weights)}, options_from(options),
+      or_undefined(gradient),
+      {.strategy = static_cast<RowStrategy>(strategy), .cluster_size = static_cast<int>(cluster_size)},
+      or_undefined(saved));
+}
+
+at::Tensor logits_rows_meta(
+    const at::Tensor& student, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+    at::ArrayRef<double>, const OptionalTensor&, int64_t, int64_t, const OptionalTensor&) {
+  return at::empty_symint({c10::SymInt(kNumRows), student.sym_size(0)}, sum_options(student));
+}
+
+// From what _logits_rows saved; `scale`: of each token, the incoming gradient and the token's weight.
+at::Tensor logits_gradient(
+    const at::Tensor& student, const OptionalTensor& teacher, const OptionalTensor& targets, const at::Tensor& saved,
+    const at::Tensor& scale, at::ArrayRef<double> options) {
+  at::Tensor gradient = at::empty(student.sizes(), student.options().requires_grad(false));
+  logits_backward(
+      {student, or_undefined(teacher), or_undefined(targets), scale}, options_from(options), saved, gradient);
+  return gradient;
+}
+
+at::Tensor logits_gradient_meta(
+    const at::Tensor& student, const OptionalTensor&, const OptionalTensor&, const at::Tensor&, const at::Tensor&,
+    at::ArrayRef<double>) {
+  return at::empty_symint(student.sym_sizes(), student.options());
+}
+
+auto call_logits_gradient() {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("distill::_logits_gradient", "")
+                             .typed<decltype(logits_gradient)>();
+  return op;
+}
+
+auto call_logits_rows() {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("distill::_logits_rows", "").typed<decltype(logits_rows)>();
+  return op;
+}
+
+// Logits -> rows, differentiable in the student's logits through rows[0]. What waits for the backward:
+//   in place          the gradient itself, which the forward pass wrote over the logits
+//   otherwise         each side's logits (no copy) and six numbers for each row: the backward is one pass
+class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
+ public:
+  static at::Tensor forward(
+      AutogradContext* ctx, const at::Tensor& student, const OptionalTensor& teacher, const OptionalTensor& targets,
+      const OptionalTensor& token_weights, std::vector<double> options, bool in_place) {
+    ctx->saved_data["options"] = options;
+    ctx->saved_data["in_place"] = in_place;
+    const at::Tensor gradient = in_place ? student.detach() : at::Tensor();
+    at::Tensor saved;
+    if (!in_place) {
+      saved = at::empty_symint({c10::SymInt(kNumSavedRows), student.sym_size(0)}, sum_options(student));
+    }
+    const at::Tensor rows = call_logits_rows().call(
+        student, teacher, targets, token_weights, options, or_none(gradient), /*strategy=*/0, /*cluster_size=*/0,
+        or_none(saved));
+    if (in_place) {
+      // Whoever else saved these logits is told by autograd that they are gone.
+      gradient.unsafeGetTensorImpl()->bump_version();
+      ctx->save_for_backward({gradient});
+    } else {
+      ctx->save_for_backward(
+          {student, or_undefined(targets), saved, or_undefined(token_weights), or_undefined(teacher)});
+    }
+    return rows;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& incoming) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor per_token = incoming[0].select(0, kLoss);
+    const auto options = ctx->saved_data["options"].toDoubleVector();
+    at::Tensor gradient = saved[0];
+    if (ctx->saved_data["in_place"].toBool()) {
+      gradient.mul_(per_token.unsqueeze(1));
+      return {gradient, {}, {}, {}, {}, {}};
+    }
+    const at::Tensor weights = (saved[3].defined() ? saved[3] * per_token : per_token).contiguous();
+    gradient = call_logits_gradient().call(saved[0], or_none(saved[4]), or_none(saved[1]), saved[2], weights, options);
+    return {gradient, {}, {}, {}, {}, {}};
+  }
+};
+
+// In place only where there is a gradient to write.
+bool writes_in_place(const at::Tensor& logits, const char* name, bool inplace) {
+  if (!inplace || !c10::GradMode::is_enabled() || !logits.requires_grad()) {
+    return false;
+  }
+  TORCH_CHECK(
+      !logits.is_leaf(), "inplace: ", name,
+      " is a leaf that requires a gradient, and its values would be lost; expected the output of another operation");
+  return true;
+}
+
+std::tuple<at::Tensor, at::Tensor> jsd(
+    const at::Tensor& student, const at::Tensor& teacher, const OptionalTensor& targets,
+    const OptionalTensor& token_weights, std::string_view divergence, double beta, double skew_alpha,
+    double temperature, bool scale_by_temperature_squared, double hard_weight, double soft_weight,
+    double label_smoothing, double z_loss, double student_softcap, double teacher_softcap, std::string_view reduction,
+    std::optional<double> num_tokens, bool inplace) {
+  const LossOptions options = soft_options(
+      divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
+      label_smoothing, z_loss, student_softcap, teacher_softcap);
+  const at::Tensor rows = LogitsFunction::apply(
+      student, OptionalTensor(teacher), targets, token_weights, options_list(options),
+      writes_in_place(student, "student", inplace));
+  return {reduced_loss(rows, or_undefined(targets), reduction, num_tokens), rows.detach()};
+}
+
+std::tuple<at::Tensor, at::Tensor> cross_entropy(
+    const at::Tensor& logits, const at::Tensor& targets, const OptionalTensor& token_weights, double label_smoothing,
+    double z_loss, double softcap, std::string_view reduction, std::optional<double> num_tokens, bool inplace) {
+  const at::Tensor rows = LogitsFunction::apply(
+      logits, OptionalTensor(), OptionalTensor(targets), token_weights,
+      options_list(hard_options(label_smoothing, z_loss, softcap)), writes_in_place(logits, "logits", inplace));
+  return {reduced_loss(rows, targets, reduction, num_tokens), rows.detach()};
+}
+
+} // namespace
+
+TORCH_LIBRARY_FRAGMENT(distill, m)
+{
+  m.def(
+      "_logits_rows(Tensor student, Tensor? teacher, Tensor? targets, Tensor? token_weights, float[] options, "
+      "Tensor(a!)? gradient, int strategy=0, int cluster_size=0, Tensor(b!)? saved=None) -> Tensor");
+  m.def(
+      "_logits_gradient(Tensor student, Tensor? teacher, Tensor? targets, Tensor saved, Tensor scale, float[] options) "
+      "-> Tensor");
+  m.def(
+      "jsd(Tensor student, Tensor teacher, Tensor? targets=None, *, Tensor? token_weights=None, " DISTILL_SOFT_OPTIONS
+          DISTILL_REDUCTION ", bool inplace=False) -> (Tensor, Tensor)",
+      jsd);
+  m.def(
+      "cross_entropy(Tensor logits, Tensor targets, *, Tensor? token_weights=None, float label_smoothing=0.0, "
+      "float z_loss=0.0, float softcap=0.0, " DISTILL_REDUCTION ", bool inplace=False) -> (Tensor, Tensor)",
+      cross_entropy);
+}
+
+TORCH_LIBRARY_IMPL(distill, CPU, m)
+{
+  m.impl("_logits_rows", logits_rows);
+  m.impl("_logits_gradient", logits_gradient);
+}
+
+TORCH_LIBRARY_IMPL(distill, CUDA, m)
+{
+  m.impl("_logits_rows", logits_rows);
+  m.impl("_logits_gradient", logits_gradient);
+}
+
+TORCH_LIBRARY_IMPL(distill, Meta, m)
+{
+  m.impl("_logits_rows", logits_rows_meta);
+  m.impl("_logits_gradient", logits_gradient_meta);
+}
+
+} // namespace distill::losses

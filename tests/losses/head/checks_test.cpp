@@ -1,0 +1,116 @@
+// Every mistake of a caller gives an error that names the tensor and the numbers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "losses/head/linear_head.h"
+#include "tests/losses/cases.h"
+
+namespace distill::losses::testing {
+namespace {
+
+struct Mistake {
+  std::string name;
+  std::function<void(LinearHeadInputs&, LossOptions&, ChunkOptions&, LinearHeadGrads&)> make;
+  std::string message;
+};
+
+void PrintTo(const Mistake& m, std::ostream* out) {
+  *out << m.name;
+}
+
+#define MISTAKE(name, message, ...)                                             \
+  Mistake {                                                                     \
+#name,                                                                      \
+        [](LinearHeadInputs & in, LossOptions & options, ChunkOptions & chunks, \
+           LinearHeadGrads & grads) { __VA_ARGS__; }, message                   \
+  }
+
+const std::vector<Mistake> kMistakes {
+  MISTAKE(hidden_missing, "hidden_NH", in.hidden_NH = at::Tensor()),
+      MISTAKE(hidden_3d, "hidden_NH", in.hidden_NH = in.hidden_NH.unsqueeze(0)),
+      MISTAKE(
+          hidden_int, "hidden_NH: expected fp32, bf16 or fp64, found Int", in.hidden_NH = in.hidden_NH.to(at::kInt)),
+      MISTAKE(weight_missing, "weight_VH", in.weight_VH = at::Tensor()),
+      MISTAKE(
+          weight_width, "weight_VH: expected shape [101, 16], found [101, 15]",
+          in.weight_VH = in.weight_VH.narrow(1, 0, 15)),
+      MISTAKE(weight_dtype, "weight_VH: expected Double, found Float", in.weight_VH = in.weight_VH.to(at::kFloat)),
+      MISTAKE(bias_size, "bias_V: expected shape [101], found [100]", in.bias_V = in.bias_V.narrow(0, 0, 100)),
+      MISTAKE(
+          targets_length, "targets_N: expected shape [13], found [12]", in.targets_N = in.targets_N.narrow(0, 0, 12)),
+      MISTAKE(targets_dtype, "targets_N: expected Long, found Int", in.targets_N = in.targets_N.to(at::kInt)),
+      MISTAKE(weights_dtype, "token_weights_N: expected Double, found Float", in.token_weights_N = at::ones({13})),
+      MISTAKE(
+          teacher_rows, "teacher_hidden_NG: expected shape [13, 24], found [12, 24]",
+          in.teacher_hidden_NG = in.teacher_hidden_NG.narrow(0, 0, 12)),
+      MISTAKE(
+          teacher_width, "teacher_weight_VG: expected shape [101, 24], found [101, 23]",
+          in.teacher_weight_VG = in.teacher_weight_VG.narrow(1, 0, 23)),
+      MISTAKE(
+          teacher_dtype, "teacher_hidden_NG: expected fp64 beside a student of Double, found Float",
+          in.teacher_hidden_NG = in.teacher_hidden_NG.to(at::kFloat)),
+      MISTAKE(
+          teacher_weight_dtype, "teacher_weight_VG: expected Double, found Float",
+          in.teacher_weight_VG = in.teacher_weight_VG.to(at::kFloat)),
+      MISTAKE(teacher_weight_missing, "teacher_weight_VG: expected a tensor", in.teacher_weight_VG = at::Tensor()),
+      MISTAKE(
+          teacher_hidden_missing, "teacher_weight_VG or teacher_bias_V is given without teacher_hidden_NG",
+          in.teacher_hidden_NG = at::Tensor()),
+      MISTAKE(no_teacher, "the loss has a soft term", in.teacher_hidden_NG = at::Tensor();
+              in.teacher_weight_VG = at::Tensor(); in.teacher_bias_V = at::Tensor()),
+      MISTAKE(no_labels, "the loss has a hard term", in.targets_N = at::Tensor(); options.hard_weight = 1),
+      MISTAKE(
+          vocab_size, "vocab_size: expected at most the rows of both lm_heads, 101, found 102", in.vocab_size = 102),
+      MISTAKE(valid_tokens, "valid_tokens: expected at most 13", in.valid_tokens = 14),
+      MISTAKE(valid_without_targets, "without targets_N every one of the 13 tokens is valid, found 12",
+              in.targets_N = at::Tensor();
+              in.valid_tokens = 12),
+      MISTAKE(options_beta, "beta: expected a number in [0, 1]", options.beta = 2),
+      MISTAKE(chunk_negative, "chunk_size: expected", chunks.chunk_size = -1),
+      MISTAKE(grad_hidden_missing, "grads.hidden_NH: expected a tensor", grads.hidden_NH = at::Tensor()),
+      MISTAKE(
+          grad_hidden_dtype, "grads.hidden_NH: expected Double, found Float",
+          grads.hidden_NH = grads.hidden_NH.to(at::kFloat)),
+      MISTAKE(
+          grad_weight_dtype, "grads.weight_VH: expected Double, found Float",
+          grads.weight_VH = grads.weight_VH.to(at::kFloat)),
+      MISTAKE(
+          grad_weight_shape, "grads.weight_VH: expected shape", grads.weight_VH = grads.weight_VH.narrow(0, 0, 100)),
+      MISTAKE(grad_bias_without_bias, "grads.bias_V is given without bias_V", in.bias_V = at::Tensor()),
+};
+
+class HeadChecks : public ::testing::TestWithParam<Mistake> {};
+
+TEST_P(HeadChecks, NameTheTensor) {
+  LinearHeadInputs in = make_problem({.biases = true});
+  LossOptions options;
+  ChunkOptions chunks;
+  LinearHeadGrads grads = make_grads(in);
+  const at::Tensor weight_before = grads.weight_VH;
+  GetParam().make(in, options, chunks, grads);
+  try {
+    linear_head(in, options, chunks, &grads);
+    FAIL() << "no error";
+  } catch (const c10::Error& error) {
+    EXPECT_THAT(std::string(error.what_without_backtrace()), ::testing::HasSubstr(GetParam().message));
+  }
+  EXPECT_EQ(weight_before.abs().max().item<double>(), 0) << "written to before the check";
+}
+
+INSTANTIATE_TEST_SUITE_P(Mistakes, HeadChecks, ::testing::ValuesIn(kMistakes), [](const auto& c) {
+  return c.param.name;
+});
+
+TEST(HeadChecks, LabelsOutsideTheVocabularyAreAnError) {
+  if (test_device().is_cuda()) {
+    GTEST_SKIP() << "a device-side assertion there, which ends the process's use of the device";
+  }
+  for (const int64_t label : {-1, 101}) {
+    LinearHeadInputs in = make_problem({.ignored = 0});
+    in.targets_N[3] = label;
+    EXPECT_THROW(run_head(in, {.hard_weight = 1}), c10::Error);
+  }
+}
+
+} // namespace
+} // namespace distill::losses::testing

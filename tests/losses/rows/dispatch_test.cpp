@@ -1,0 +1,247 @@
+// The row kernels against the reference rows, on every launch that this device has.
+#include <gtest/gtest.h>
+
+#include "losses/rows/dispatch.h"
+#include "tests/losses/cases.h"
+#include "tests/losses/device.h"
+#include "tests/losses/reference.h"
+
+namespace distill::losses::testing {
+namespace {
+
+struct Rows {
+  RowArgs args;
+  std::vector<at::Tensor> owned;
+  at::Tensor rows;
+  at::Tensor gradient;
+};
+
+struct RowSpec {
+  int64_t rows = 5;
+  int64_t vocab = 1000;
+  int64_t padding = 24; // stride - vocab
+  at::ScalarType logits = at::kFloat;
+  at::ScalarType gradient = at::kFloat;
+  bool teacher = true;
+  bool targets = true;
+  bool weights = true;
+  bool biases = false;
+  bool in_place = false;
+  bool no_gradient = false;
+  double gap = 1.0;
+};
+
+Rows make_rows(const RowSpec& spec, const LossOptions& options) {
+  auto on = [&](at::ScalarType type) { return at::TensorOptions(type).device(test_device()); };
+  const at::ScalarType compute = spec.logits == at::kDouble ? at::kDouble : at::kFloat;
+  at::manual_seed(7);
+  Rows r;
+  const auto keep = [&](const at::Tensor& tensor) {
+    r.owned.push_back(tensor.to(test_device()).contiguous());
+    return r.owned.back().data_ptr();
+  };
+  // The padding between rows holds NaN: nobody may read it into a sum.
+  const auto padded = [&](const at::Tensor& values, at::ScalarType type) {
+    const at::Tensor nan = at::full({spec.rows, spec.padding}, NAN, at::TensorOptions(at::kDouble));
+    return at::cat({values, nan}, 1).to(type);
+  };
+  const at::Tensor student = at::randn({spec.rows, spec.vocab}, at::TensorOptions(at::kDouble)) * 3;
+  const at::Tensor noise = at::randn({spec.rows, spec.vocab}, at::TensorOptions(at::kDouble)) * 3;
+  RowArgs& a = r.args;
+  a.student = keep(padded(student, spec.logits));
+  if (spec.teacher) {
+    a.teacher = keep(padded(spec.gap < 1 ? student + spec.gap * noise : noise, spec.logits));
+  }
+  if (spec.biases) {
+    a.student_bias = keep(at::randn({spec.vocab}, at::TensorOptions(at::kDouble)).to(spec.gradient));
+    a.teacher_bias = keep(at::randn({spec.vocab}, at::TensorOptions(at::kDouble)).to(spec.gradient));
+    a.bias_type = element_type(spec.gradient);
+  }
+  if (spec.targets) {
+    at::Tensor targets = at::randint(spec.vocab, {spec.rows}, at::TensorOptions(at::kLong));
+    if (spec.rows > 2) {
+      targets[1] = kIgnoreIndex;
+      targets[2] = spec.vocab - 1;
+    }
+    a.targets = static_cast<const int64_t*>(keep(targets));
+  }
+  if (spec.weights) {
+    at::Tensor weights = at::rand({spec.rows}, at::TensorOptions(at::kDouble)) + 0.5;
+    if (spec.rows > 3) {
+      weights[3] = 0;
+    }
+    a.token_weights = keep(weights.to(compute));
+  }
+  r.rows = at::full({kNumRows, spec.rows + 3}, NAN, on(compute));
+  a.rows = r.rows.data_ptr();
+  a.rows_stride = spec.rows + 3;
+  a.num_rows = spec.rows;
+  a.vocab = spec.vocab;
+  a.student_stride = a.teacher_stride = a.gradient_stride = spec.vocab + spec.padding;
+  a.logits_type = element_type(spec.logits);
+  a.options = options;
+  if (!spec.no_gradient) {
+    r.gradient =
+        spec.in_place ? r.owned[0] : at::full({spec.rows, spec.vocab + spec.padding}, -77.0, on(spec.gradient));
+    a.gradient = r.gradient.data_ptr();
+    a.gradient_type = element_type(spec.in_place ? spec.logits : spec.gradient);
+  }
+  return r;
+}
+
+// Every kernel, and every size of cluster that holds the row.
+std::vector<RowLaunch> launches(const RowSpec& spec) {
+  if (test_device().is_cpu()) {
+    return {{}};
+  }
+  std::vector<RowLaunch> all{{}, {.strategy = RowStrategy::kStreaming}};
+  const int64_t stride = spec.vocab + spec.padding;
+  const auto aligned = [&](at::ScalarType type) {
+    return stride * static_cast<int64_t>(c10::elementSize(type)) % 16 == 0;
+  };
+  if (spec.logits == at::kDouble || !aligned(spec.logits) || !aligned(spec.gradient)) {
+    return all;
+  }
+  for (const int size : {2, 3, 4, 5, 8, 16}) {
+    if (spec.vocab <= static_cast<int64_t>(size) * 16384) {
+      all.push_back({.strategy = RowStrategy::kCluster, .cluster_size = size});
+    }
+  }
+  return all;
+}
+
+void expect_matches_reference(const RowSpec& spec, const LossOptions& options, double tolerance) {
+  Rows expected = make_rows(spec, options);
+  reference_rows(expected.args, test_device());
+  for (const RowLaunch& launch : launches(spec)) {
+    SCOPED_TRACE(
+        ::testing::Message() << "V " << spec.vocab << " strategy " << static_cast<int>(launch.strategy) << " cluster "
+                             << launch.cluster_size);
+    Rows ours = make_rows(spec, options);
+    run_rows(ours.args, test_device(), launch);
+    for (int64_t k = 0; k < kNumRows; ++k) {
+      EXPECT_LT(
+          relative_error(ours.rows[k].narrow(0, 0, spec.rows), expected.rows[k].narrow(0, 0, spec.rows)), tolerance)
+          << "row " << k;
+    }
+    EXPECT_TRUE(at::isnan(ours.rows.narrow(1, spec.rows, 3)).all().item<bool>()) << "wrote past the rows";
+    if (!spec.no_gradient) {
+      const double rounding =
+          spec.gradient == at::kBFloat16 || (spec.in_place && spec.logits == at::kBFloat16) ? 4e-3 : 0;
+      EXPECT_LT(
+          relative_error(ours.gradient.narrow(1, 0, spec.vocab), expected.gradient.narrow(1, 0, spec.vocab)),
+          tolerance + rounding);
+      const at::Tensor past = ours.gradient.narrow(1, spec.vocab, spec.padding);
+      EXPECT_TRUE((spec.in_place ? at::isnan(past) : past == -77.0).all().item<bool>()) << "wrote past the columns";
+    }
+  }
+}
+
+struct Options {
+  std::string name;
+  LossOptions options;
+};
+
+void PrintTo(const Options& o, std::ostream* out) {
+  *out << o.name;
+}
+
+std::vector<Options> all_options() {
+  std::vector<Options> all;
+  std::vector<std::pair<std::string, Divergence>> divergences = soft_divergences();
+  divergences.emplace_back("none", Divergence::kNone);
+  for (const auto& [name, divergence] : divergences) {
+    all.push_back({name, {.divergence = divergence, .beta = 0.3, .hard_weight = 0.5}});
+    all.push_back({name + "_soft", {.divergence = divergence, .beta = 0.3}});
+    all.push_back(
+        {name + "_smooth_z", {.divergence = divergence, .hard_weight = 0.5, .label_smoothing = 0.1, .z_loss = 1e-3}});
+    all.push_back(
+        {name + "_hot_capped",
+         {.divergence = divergence,
+          .temperature = 2,
+          .scale_by_temperature_squared = true,
+          .hard_weight = 0.5,
+          .label_smoothing = 0.1,
+          .z_loss = 1e-3,
+          .student_softcap = 6,
+          .teacher_softcap = 5}});
+  }
+  return all;
+}
+
+class RowKernels : public ::testing::TestWithParam<Options> {};
+
+TEST_P(RowKernels, MatchTheReference) {
+  const LossOptions& options = GetParam().options;
+  expect_matches_reference({}, options, 1e-5);
+  expect_matches_reference({.logits = at::kDouble, .gradient = at::kDouble}, options, 1e-11);
+  expect_matches_reference({.logits = at::kBFloat16, .gradient = at::kBFloat16}, options, 1e-4);
+  expect_matches_reference({.gradient = at::kBFloat16, .biases = true}, options, 1e-5);
+  expect_matches_reference({.in_place = true}, options, 1e-5);
+  expect_matches_reference({.no_gradient = true}, options, 1e-5);
+  expect_matches_reference({.rows = 3, .vocab = 16389, .padding = 11, .weights = false}, options, 2e-5);
+}
+
+TEST_P(RowKernels, WithoutATeacherOrTargets) {
+  LossOptions options = GetParam().options;
+  expect_matches_reference({.teacher = false, .weights = false}, options, 1e-5);
+  options.hard_weight = 0;
+  expect_matches_reference({.targets = false, .weights = false}, options, 1e-5);
+}
+
+INSTANTIATE_TEST_SUITE_P(Options, RowKernels, ::testing::ValuesIn(all_options()), [](const auto& c) {
+  return c.param.name;
+});
+
+TEST(RowKernelShapes, AnyWidthAndAlignment) {
+  for (const int64_t vocab : {1, 2, 3, 4, 5, 15, 16, 17, 255, 2047, 2048, 2049, 4100, 32000, 50257}) {
+    for (const int64_t padding : {0, 1, 7}) {
+      expect_matches_reference({.vocab = vocab, .padding = padding}, {.hard_weight = 0.5}, 2e-5);
+    }
+    const int64_t to_aligned = (vocab + 63) / 64 * 64 - vocab;
+    expect_matches_reference({.vocab = vocab, .padding = to_aligned}, {.hard_weight = 0.5}, 2e-5);
+    expect_matches_reference(
+        {.vocab = vocab, .padding = to_aligned, .gradient = at::kBFloat16, .teacher = false}, {.hard_weight = 0.5},
+        2e-5);
+  }
+}
+
+TEST(RowKernelShapes, WideVocabularies) {
+  for (const int64_t vocab : {128256, 151665, 151936, 262143}) {
+    if (test_device().is_cpu() && vocab != 151665) {
+      continue; // the CPU kernel has one path for all widths
+    }
+    const int64_t padding = (vocab + 63) / 64 * 64 - vocab;
+    expect_matches_reference(
+        {.vocab = vocab, .padding = padding, .gradient = at::kBFloat16}, {.hard_weight = 0.5}, 5e-5);
+    expect_matches_reference({.vocab = vocab, .padding = padding, .teacher = false}, {.hard_weight = 0.5}, 5e-5);
+  }
+}
+
+TEST(RowKernelShapes, ManyRows) {
+  expect_matches_reference({.rows = 1000, .vocab = 320, .padding = 0}, {.hard_weight = 0.5}, 2e-5);
+  expect_matches_reference(
+      {.rows = test_device().is_cpu() ? 20 : 700, .vocab = 16640, .padding = 0}, {.hard_weight = 0.5}, 2e-5);
+}
+
+TEST(RowKernels, NoRowsDoNothing) {
+  Rows r = make_rows({.rows = 1}, {});
+  r.args.num_rows = 0;
+  run_rows(r.args, test_device());
+  EXPECT_TRUE(at::isnan(r.rows).all().item<bool>());
+}
+
+TEST(RowKernels, AreDeterministic) {
+  const RowSpec spec{.rows = 33, .vocab = 32000, .padding = 0, .gradient = at::kBFloat16};
+  for (const RowLaunch& launch : launches(spec)) {
+    Rows a = make_rows(spec, {.hard_weight = 0.5});
+    Rows b = make_rows(spec, {.hard_weight = 0.5});
+    run_rows(a.args, test_device(), launch);
+    run_rows(b.args, test_device(), launch);
+    EXPECT_TRUE(at::equal(a.gradient, b.gradient));
+    EXPECT_TRUE(at::equal(a.rows.narrow(1, 0, 33), b.rows.narrow(1, 0, 33)));
+  }
+}
+
+} // namespace
+} // namespace distill::losses::testing

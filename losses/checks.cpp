@@ -3,70 +3,9 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
+#include "losses/options.h"
+
 namespace distill::losses {
-
-namespace {
-
-struct Expected {
-  at::IntArrayRef sizes;
-  at::ScalarType dtype;
-  at::Device device;
-};
-
-void check_tensor(const at::Tensor& tensor, const char* name, const Expected& expected) {
-  TORCH_CHECK(tensor.defined(), name, ": expected a tensor of shape ", expected.sizes, ", found none");
-  TORCH_CHECK(tensor.sizes() == expected.sizes, name, ": expected shape ", expected.sizes, ", found ", tensor.sizes());
-  TORCH_CHECK(
-      tensor.scalar_type() == expected.dtype, name, ": expected ", expected.dtype, ", found ", tensor.scalar_type());
-  TORCH_CHECK(
-      tensor.device() == expected.device, name, ": expected on ", expected.device, ", found on ", tensor.device());
-}
-
-void check_optional(const at::Tensor& tensor, const char* name, const Expected& expected) {
-  if (tensor.defined()) {
-    check_tensor(tensor, name, expected);
-  }
-}
-
-// The teacher's head has its own width and dtype, but for fp64: its logits stand beside the student's.
-void check_teacher(const LinearHeadInputs& in) {
-  if (!in.teacher_hidden_NG.defined()) {
-    TORCH_CHECK(
-        !in.teacher_weight_VG.defined() && !in.teacher_bias_V.defined(),
-        "teacher_weight_VG or teacher_bias_V is given without teacher_hidden_NG");
-    return;
-  }
-  TORCH_CHECK(
-      in.teacher_hidden_NG.dim() == 2, "teacher_hidden_NG: expected 2 dimensions, found ", in.teacher_hidden_NG.dim());
-  TORCH_CHECK(in.teacher_weight_VG.defined(), "teacher_weight_VG: expected a tensor, found none");
-  TORCH_CHECK(
-      in.teacher_weight_VG.dim() == 2, "teacher_weight_VG: expected 2 dimensions, found ", in.teacher_weight_VG.dim());
-  const int64_t tokens = in.hidden_NH.size(0);
-  const int64_t width = in.teacher_hidden_NG.size(1);
-  const int64_t vocab = in.teacher_weight_VG.size(0);
-  const at::ScalarType student = in.hidden_NH.scalar_type();
-  const at::ScalarType dtype = in.teacher_hidden_NG.scalar_type();
-  const at::Device device = in.hidden_NH.device();
-  TORCH_CHECK(
-      student == at::kDouble ? dtype == at::kDouble : dtype == at::kFloat || dtype == at::kBFloat16,
-      "teacher_hidden_NG: expected ", student == at::kDouble ? "fp64" : "fp32 or bf16", " beside a student of ",
-      student, ", found ", dtype);
-  check_tensor(in.teacher_hidden_NG, "teacher_hidden_NG", {{tokens, width}, dtype, device});
-  check_tensor(in.teacher_weight_VG, "teacher_weight_VG", {{vocab, width}, dtype, device});
-  check_optional(in.teacher_bias_V, "teacher_bias_V", {{vocab}, dtype, device});
-}
-
-void check_grads(const LinearHeadInputs& in, const LinearHeadGrads& grads, at::ScalarType compute) {
-  check_tensor(
-      grads.hidden_NH, "grads.hidden_NH", {in.hidden_NH.sizes(), in.hidden_NH.scalar_type(), in.hidden_NH.device()});
-  check_optional(grads.weight_VH, "grads.weight_VH", {in.weight_VH.sizes(), compute, in.hidden_NH.device()});
-  if (grads.bias_V.defined()) {
-    TORCH_CHECK(in.bias_V.defined(), "grads.bias_V is given without bias_V");
-    check_tensor(grads.bias_V, "grads.bias_V", {in.bias_V.sizes(), compute, in.hidden_NH.device()});
-  }
-}
-
-} // namespace
 
 at::ScalarType compute_type(at::ScalarType input) {
   return input == at::kDouble ? at::kDouble : at::kFloat;
@@ -77,56 +16,6 @@ void assert_labels(const at::Tensor& targets_N, int64_t vocab) {
     at::_assert_async(
         targets_N.eq(kIgnoreIndex).logical_or(targets_N.ge(0).logical_and(targets_N.lt(vocab))).all(),
         "a target is neither the ignore index (-100) nor in [0, vocabulary size)");
-  }
-}
-
-int64_t effective_vocab(const LinearHeadInputs& in) {
-  if (in.vocab_size > 0) {
-    return in.vocab_size;
-  }
-  const int64_t student = in.weight_VH.size(0);
-  return in.teacher_hidden_NG.defined() ? std::min(student, in.teacher_weight_VG.size(0)) : student;
-}
-
-void check_linear_head(const LinearHeadInputs& in, const LossOptions& options, const LinearHeadGrads* grads) {
-  const absl::Status status = validate(options);
-  TORCH_CHECK(status.ok(), "loss options: ", std::string(status.message()));
-  TORCH_CHECK(in.hidden_NH.defined() && in.hidden_NH.dim() == 2, "hidden_NH: expected a tensor of 2 dimensions");
-  TORCH_CHECK(in.weight_VH.defined() && in.weight_VH.dim() == 2, "weight_VH: expected a tensor of 2 dimensions");
-  const at::ScalarType dtype = in.hidden_NH.scalar_type();
-  TORCH_CHECK(
-      dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble,
-      "hidden_NH: expected fp32, bf16 or fp64, found ", dtype);
-  const at::Device device = in.hidden_NH.device();
-  const int64_t tokens = in.hidden_NH.size(0);
-  const int64_t vocab = in.weight_VH.size(0);
-  const at::ScalarType compute = compute_type(dtype);
-  check_tensor(in.weight_VH, "weight_VH", {{vocab, in.hidden_NH.size(1)}, dtype, device});
-  check_optional(in.bias_V, "bias_V", {{vocab}, dtype, device});
-  check_optional(in.targets_N, "targets_N", {{tokens}, at::kLong, device});
-  check_optional(in.token_weights_N, "token_weights_N", {{tokens}, compute, device});
-  check_teacher(in);
-
-  const bool has_teacher = in.teacher_hidden_NG.defined();
-  TORCH_CHECK(
-      has_teacher || options.divergence == Divergence::kNone || options.soft_weight == 0,
-      "the loss has a soft term (soft_weight ", options.soft_weight, ") but no teacher_hidden_NG is given");
-  TORCH_CHECK(
-      in.targets_N.defined() || options.hard_weight == 0, "the loss has a hard term (hard_weight ", options.hard_weight,
-      ") but no targets_N is given");
-  const int64_t widest = has_teacher ? std::min(vocab, in.teacher_weight_VG.size(0)) : vocab;
-  TORCH_CHECK(
-      in.vocab_size >= 0 && in.vocab_size <= widest, "vocab_size: expected at most the rows of both lm_heads, ", widest,
-      ", found ", in.vocab_size);
-  TORCH_CHECK(effective_vocab(in) > 0, "weight_VH: expected at least one vocabulary row");
-  TORCH_CHECK(
-      in.valid_tokens >= -1 && in.valid_tokens <= tokens, "valid_tokens: expected at most ", tokens,
-      " tokens (-1: not known), found ", in.valid_tokens);
-  TORCH_CHECK(
-      in.valid_tokens < 0 || in.targets_N.defined() || in.valid_tokens == tokens,
-      "valid_tokens: without targets_N every one of the ", tokens, " tokens is valid, found ", in.valid_tokens);
-  if (grads != nullptr) {
-    check_grads(in, *grads, compute);
   }
 }
 

@@ -62,9 +62,9 @@ for tool in memcheck racecheck; do
   [ ! -f "$logs/$tool" ] || grep -E "^=========" "$logs/$tool" | cut -c1-160 | head -30 | tee -a "$report"
 done
 if has ncu; then
-  stage ncu 90 0 ncu --clock-control none --kernel-name regex:rows_pipeline --launch-count 3 --launch-skip 6 --set full --import-source no \
+  stage ncu 90 0 ncu --clock-control none --kernel-name regex:rows_cluster --launch-count 3 --launch-skip 6 --set full --import-source no \
     "$python" scripts/bench_loss_head.py --library "$library" --what rows --row-automatic --row-vocab 128256 --reps 1 --out "$logs/ncu_rows"
-  grep -E "rows_pipeline|Duration|DRAM Throughput|Memory Throughput|Registers Per|Achieved Occupancy|Issue Slots Busy|Issued Ipc|Stall|stall" \
+  grep -E "rows_cluster|Duration|DRAM Throughput|Memory Throughput|Registers Per|Achieved Occupancy|Issue Slots Busy|Issued Ipc|Stall|stall" \
     "$logs/ncu" | head -60 | tee -a "$report"
 fi
 exit $status

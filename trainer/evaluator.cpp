@@ -22,7 +22,7 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
   };
   data::Prefetcher prefetcher(data, range_of, rounds, /*depth=*/2, "eval data");
   BatchLoader loader(mesh, prefetcher, /*micro_batches=*/1, {.asked_to_stop = hooks.asked_to_stop});
-  at::Tensor sums_K = micro.zero_sums();
+  at::Tensor sums_M = micro.zero_sums();
   int64_t valid_tokens = 0;
   for (int64_t round = 0; round < rounds; ++round) {
     ASSIGN_OR_RETURN(const std::optional<GlobalBatch> batch, loader.next());
@@ -31,14 +31,14 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
       break;
     }
     hooks.before_batch();
-    micro.evaluate(batch->micro_batches.front(), sums_K);
+    micro.evaluate(batch->micro_batches.front(), sums_M);
     valid_tokens += batch->valid_tokens;
     result.samples = std::min(samples, result.samples + round_samples);
   }
   if (mesh.world != nullptr) {
-    mesh.world->all_reduce(sums_K);
+    mesh.world->all_reduce(sums_M);
   }
-  result.means = metrics::loss_means(sums_to_host(sums_K), valid_tokens, has_teacher);
+  result.means = metrics::loss_means(sums_to_host(sums_M), valid_tokens, has_teacher);
   return result;
 }
 
@@ -48,10 +48,10 @@ absl::StatusOr<std::vector<std::string>> sample_losses(
   at::Tensor own = at::zeros({share, 2}, at::kDouble); // tokens in the loss, mean loss
   for (int64_t i = 0; i < share; ++i) {
     ASSIGN_OR_RETURN(const data::Batch batch, data.batch(first + mesh.rank * share + i, 1));
-    at::Tensor sums_K = micro.zero_sums();
-    micro.evaluate(batch, sums_K);
+    at::Tensor sums_M = micro.zero_sums();
+    micro.evaluate(batch, sums_M);
     own[i][0] = static_cast<double>(batch.valid_tokens);
-    own[i][1] = sums_to_host(sums_K)[losses::kLoss] / static_cast<double>(std::max<int64_t>(1, batch.valid_tokens));
+    own[i][1] = sums_to_host(sums_M)[losses::kLoss] / static_cast<double>(std::max<int64_t>(1, batch.valid_tokens));
   }
   at::Tensor all = own;
   if (mesh.host != nullptr) {

@@ -31,28 +31,6 @@ int64_t bias_bytes(const LinearHeadInputs& in, int64_t vocab, bool needs_grad) {
 
 } // namespace
 
-at::ScalarType logits_type(const LinearHeadInputs& in, const LossOptions& options) {
-  const at::ScalarType student = in.hidden_NH.scalar_type();
-  const at::ScalarType teacher = in.teacher_hidden_NG.defined() ? in.teacher_hidden_NG.scalar_type() : student;
-  const bool rounds =
-      options.logits_dtype == LogitsDtype::kBFloat16 && student == at::kBFloat16 && teacher == at::kBFloat16;
-  return rounds ? at::kBFloat16 : compute_type(student);
-}
-
-at::ScalarType bias_type(const LinearHeadInputs& in) {
-  if (!in.bias_V.defined() && !in.teacher_bias_V.defined()) {
-    return at::kFloat;
-  }
-  if (!in.bias_V.defined() || !in.teacher_bias_V.defined()) {
-    return (in.bias_V.defined() ? in.bias_V : in.teacher_bias_V).scalar_type();
-  }
-  return in.bias_V.scalar_type() == in.teacher_bias_V.scalar_type() ? in.bias_V.scalar_type() : at::kFloat;
-}
-
-bool gathers_rows(const LinearHeadInputs& in) {
-  return in.valid_tokens >= 0 && in.valid_tokens < in.hidden_NH.size(0);
-}
-
 HeadShape head_shape(const LinearHeadInputs& in, const LossOptions& options, bool needs_grad, c10::DeviceType device) {
   const at::ScalarType dtype = in.hidden_NH.scalar_type();
   const at::ScalarType logits = logits_type(in, options);

@@ -3,19 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include "losses/head/chunk_policy.h"
-#include "losses/head/linear_head.h"
+#include "losses/head/inputs.h"
 
 // What the head keeps in its arena, and how much of it.
 namespace distill::losses {
-
-// fp32 (fp64 for fp64 inputs), unless bf16 is asked for and both sides are bf16.
-at::ScalarType logits_type(const LinearHeadInputs& inputs, const LossOptions& options);
-
-// The one type in which the row kernel reads both biases: theirs, or fp32 where they differ.
-at::ScalarType bias_type(const LinearHeadInputs& inputs);
-
-// Whether ignored rows are left out, so that hidden rows are gathered chunk by chunk.
-bool gathers_rows(const LinearHeadInputs& inputs);
 
 // `device`: where the head will run; the inputs may be meta tensors.
 HeadShape head_shape(

@@ -49,7 +49,7 @@ class HeadRun {
   at::Tensor teacher_hidden_;
   at::Tensor hidden_gradient_;
   at::Tensor bias_gradient_; // of a chunk
-  at::Tensor rows_; // [kNumRows, computed rows]
+  at::Tensor metrics_; // [kNumTokenMetrics, computed tokens]
 };
 
 at::Tensor contiguous_or_undefined(const at::Tensor& tensor) {
@@ -114,7 +114,7 @@ HeadRun::HeadRun(
       }
     }
   }
-  rows_ = at::empty({kNumRows, num_rows_}, in.hidden_NH.options().dtype(compute_type(dtype)));
+  metrics_ = at::empty({kNumTokenMetrics, num_rows_}, in.hidden_NH.options().dtype(compute_type(dtype)));
 }
 
 // Rows [begin, begin + count) of those that are computed; `gathered` receives them where rows are left out.
@@ -156,8 +156,8 @@ void HeadRun::logits_and_rows(int64_t begin, int64_t count, int64_t offset) {
   args.targets = targets_.defined() ? targets_.const_data_ptr<int64_t>() + begin : nullptr;
   const at::Tensor weights = token_weights_.defined() ? token_weights_.narrow(0, begin, count) : at::Tensor();
   args.token_weights = weights.defined() ? weights.data_ptr() : nullptr;
-  args.rows = rows_.narrow(1, begin, count).data_ptr();
-  args.rows_stride = rows_.stride(0);
+  args.metrics = metrics_.narrow(1, begin, count).data_ptr();
+  args.metrics_stride = metrics_.stride(0);
   args.num_rows = count;
   args.vocab = vocab_;
   args.options = options_;
@@ -223,10 +223,10 @@ at::Tensor HeadRun::run() {
     }
   }
   if (num_rows_ == in_.hidden_NH.size(0)) {
-    return rows_;
+    return metrics_;
   }
-  at::Tensor rows_KN = at::zeros({kNumRows, in_.hidden_NH.size(0)}, rows_.options());
-  return index_.defined() ? rows_KN.index_copy_(1, index_, rows_) : rows_KN;
+  at::Tensor metrics_MN = at::zeros({kNumTokenMetrics, in_.hidden_NH.size(0)}, metrics_.options());
+  return index_.defined() ? metrics_MN.index_copy_(1, index_, metrics_) : metrics_MN;
 }
 
 } // namespace
@@ -254,12 +254,13 @@ LinearHeadOutput linear_head(
       i = at::empty({inputs.valid_tokens}, opt.dtype(at::kLong));
       t = at::empty({inputs.valid_tokens}, opt.dtype(at::kLong));
     }
-    at::Tensor rows = at::empty({kNumRows, gathers_rows(inputs) ? inputs.valid_tokens : tokens}, opt.dtype(at::kFloat));
+    at::Tensor metrics =
+        at::empty({kNumTokenMetrics, gathers_rows(inputs) ? inputs.valid_tokens : tokens}, opt.dtype(at::kFloat));
     { at::empty({plan->bytes - plan->arena_bytes}, opt.dtype(at::kByte)); }
     if (gathers_rows(inputs)) {
-      rows = at::empty({kNumRows, tokens}, opt.dtype(at::kFloat));
+      metrics = at::empty({kNumTokenMetrics, tokens}, opt.dtype(at::kFloat));
     }
-    return {rows};
+    return {metrics};
   }
   at::Tensor scratch = arena;
   if (arena.defined()) {

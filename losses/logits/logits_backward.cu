@@ -30,7 +30,7 @@ __global__ __launch_bounds__(kThreads) void logits_backward(
   const int64_t label = a.targets == nullptr ? -1 : a.targets[r];
   const T weight = a.token_weights == nullptr ? T(1) : static_cast<const T*>(a.token_weights)[r];
   const bool counts = label != kIgnoreIndex && weight != 0;
-  const auto saved = [&](SavedRow k) { return static_cast<const T*>(a.saved)[k * a.rows_stride + r]; };
+  const auto saved = [&](SavedValue k) { return static_cast<const T*>(a.saved)[k * a.metrics_stride + r]; };
   SideStats<T> student{saved(kSavedStudentMax), saved(kSavedStudentLog2Sum), saved(kSavedStudentUnitLog2Sum)};
   student.lse = student.max + student.unit_log2_sum * kLn2<T>;
   SideStats<T> teacher;

@@ -85,14 +85,14 @@ Call call_of(
   if (saved_SN.defined()) {
     TORCH_CHECK(
         saved_SN.scalar_type() == compute && saved_SN.is_contiguous() && saved_SN.dim() == 2 &&
-            saved_SN.size(0) == kNumSavedRows && saved_SN.size(1) == student.size(0) &&
+            saved_SN.size(0) == kNumSavedValues && saved_SN.size(1) == student.size(0) &&
             saved_SN.device() == student.device(),
-        "saved_SN: expected contiguous ", compute, " of shape [", static_cast<int64_t>(kNumSavedRows), ", ",
+        "saved_SN: expected contiguous ", compute, " of shape [", static_cast<int64_t>(kNumSavedValues), ", ",
         student.size(0), "] on ", student.device(), ", found ", saved_SN.scalar_type(), " of shape ", saved_SN.sizes(),
         " on ", saved_SN.device());
     args.saved = saved_SN.data_ptr();
   }
-  args.rows_stride = student.size(0);
+  args.metrics_stride = student.size(0);
   args.num_rows = student.size(0);
   args.vocab = student.size(1);
   args.options = options;
@@ -108,11 +108,11 @@ at::Tensor logits_loss(
   Call call = call_of(in, options, gradient_NV, saved_SN);
   const at::Tensor& student = in.student_NV;
   const c10::DeviceGuard device(student.device());
-  at::Tensor rows =
-      at::empty({kNumRows, student.size(0)}, student.options().dtype(compute_type(student.scalar_type())));
-  call.args.rows = rows.data_ptr();
+  at::Tensor metrics =
+      at::empty({kNumTokenMetrics, student.size(0)}, student.options().dtype(compute_type(student.scalar_type())));
+  call.args.metrics = metrics.data_ptr();
   run_rows(call.args, student.device(), launch);
-  return rows;
+  return metrics;
 }
 
 void logits_backward(

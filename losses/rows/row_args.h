@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "losses/options.h"
+#include "losses/token_metrics.h"
 
 // The row kernels: logits of a chunk in, loss rows, metrics and the gradient with respect to the student's logits out.
 namespace distill::losses {
@@ -13,32 +14,15 @@ enum class ElementType {
   kFloat64
 };
 
-// What row K of the output holds for each token; every value is 0 at ignored tokens.
-enum Row : int64_t {
-  kLoss, // token_weight * (hard_weight * (hard + z_loss * lse^2) + soft_weight * soft), nats; what the gradient is of
-  kHard, // cross-entropy on the label (with label smoothing), unweighted
-  kSoft, // the divergence (with T^2 when asked), unweighted
-  kZLoss, // lse^2, unweighted
-  kForwardKl, // KL(p || q) at the loss's temperature
-  kReverseKl, // KL(q || p)
-  kStudentEntropy, // of q, at the loss's temperature
-  kTeacherEntropy, // of p
-  kAgreement, // 1 where the arg max of both agree (ties: the first column)
-  kAccuracy, // 1 where the student's arg max is the label
-  kStudentLse, // log-sum-exp of the student's logits at T = 1
-  kTeacherLse,
-  kNumRows
-};
-
 // What a backward pass over given logits needs of each token's row beside the logits (losses/logits_backward.h).
-enum SavedRow : int64_t {
+enum SavedValue : int64_t {
   kSavedStudentMax,
   kSavedStudentLog2Sum, // of 2^((logit - max) log2(e) / T)
   kSavedStudentUnitLog2Sum, // the same at T = 1
   kSavedTeacherMax,
   kSavedTeacherLog2Sum,
   kSavedMean, // of the divergence's slope under the student's distribution
-  kNumSavedRows
+  kNumSavedValues
 };
 
 // R rows of V columns. Strides are in elements. Computation is in fp32, or fp64 where the logits are fp64.
@@ -50,8 +34,8 @@ struct RowArgs {
   const int64_t* targets = nullptr; // [R], kIgnoreIndex: the row's outputs are all 0; null: every row counts, no labels
   const void* token_weights = nullptr; // [R] of the compute type (fp32, or fp64 for fp64 logits); null: 1
   void* gradient = nullptr; // [R, V] of gradient_type; null: none. May be `student` itself where the types are equal
-  void* rows = nullptr; // [kNumRows, R] of the compute type
-  void* saved = nullptr; // [kNumSavedRows, R] likewise, for a later backward; null: none
+  void* metrics = nullptr; // [kNumTokenMetrics, R] of the compute type
+  void* saved = nullptr; // [kNumSavedValues, R] likewise, for a later backward; null: none
   ElementType logits_type = ElementType::kFloat32;
   ElementType gradient_type = ElementType::kFloat32;
   ElementType bias_type = ElementType::kFloat32;
@@ -60,7 +44,7 @@ struct RowArgs {
   int64_t student_stride = 0;
   int64_t teacher_stride = 0;
   int64_t gradient_stride = 0;
-  int64_t rows_stride = 0; // of `rows` and `saved`, at least R
+  int64_t metrics_stride = 0; // of `metrics` and `saved`, at least R
   LossOptions options;
 };
 

@@ -86,7 +86,7 @@ DISTILL_ROW_INLINE T softcapped(T logit, T cap) {
   return cap > 0 ? cap * row_tanh(logit / cap) : logit;
 }
 
-// Running maximum and sums of one side; `sum` is of 2^((z - max) to_log2), `unit_sum` the same at T = 1 (used only
+// OnlineSums maximum and sums of one side; `sum` is of 2^((z - max) to_log2), `unit_sum` the same at T = 1 (used only
 // where the temperature is another).
 template <typename T>
 struct SideSums {
@@ -369,7 +369,7 @@ DISTILL_ROW_INLINE T non_negative(T value) {
 
 // What finish_row needs beside the sums.
 template <typename T>
-struct RowEnds {
+struct RowEpilogue {
   bool has_teacher = false;
   bool has_label = false;
   T label_logit = 0; // after bias and softcap
@@ -381,11 +381,11 @@ struct RowEnds {
   T* saved = nullptr; // this row's column of RowArgs::saved
 };
 
-// Writes column `row` of the [kNumRows, R] output, and of what is saved.
+// Writes column `row` of the [kNumTokenMetrics, R] output, and of what is saved.
 template <typename T>
 DISTILL_ROW_INLINE void finish_row(
     T* out, int64_t stride, const RowConstants<T>& c, const SideStats<T>& student, const SideStats<T>& teacher,
-    const RowSums<T>& sums, const RowEnds<T>& ends) {
+    const RowSums<T>& sums, const RowEpilogue<T>& ends) {
   const T bad = poison(student, teacher);
   const T z_loss = student.lse * student.lse;
   T hard = 0;
@@ -423,8 +423,8 @@ DISTILL_ROW_INLINE void finish_row(
 }
 
 template <typename T>
-DISTILL_ROW_INLINE void zero_row(T* out, int64_t stride) {
-  for (int64_t k = 0; k < kNumRows; ++k) {
+DISTILL_ROW_INLINE void zero_metrics(T* out, int64_t stride) {
+  for (int64_t k = 0; k < kNumTokenMetrics; ++k) {
     out[k * stride] = 0;
   }
 }

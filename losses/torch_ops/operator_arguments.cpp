@@ -100,9 +100,9 @@ at::TensorOptions sum_options(const at::Tensor& tensor) {
 }
 
 at::Tensor reduced_loss(
-    const at::Tensor& rows_KN, const at::Tensor& targets_N, std::string_view reduction,
+    const at::Tensor& metrics_MN, const at::Tensor& targets_N, std::string_view reduction,
     std::optional<double> num_tokens) {
-  const at::Tensor loss_N = rows_KN.select(0, kLoss);
+  const at::Tensor loss_N = metrics_MN.select(0, kLoss);
   if (reduction == "none") {
     return loss_N;
   }

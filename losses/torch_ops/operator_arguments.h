@@ -45,9 +45,9 @@ LossOptions hard_options(double label_smoothing, double z_loss, double softcap);
 // Of tensors that hold sums: fp32 (fp64 for an fp64 tensor), on its device, without autograd.
 at::TensorOptions sum_options(const at::Tensor& tensor);
 
-// Reduces rows[kLoss]: none, sum, or mean over the valid tokens or over `num_tokens` where given.
+// Reduces metrics_MN[kLoss]: none, sum, or mean over the valid tokens or over `num_tokens` where given.
 at::Tensor reduced_loss(
-    const at::Tensor& rows_KN, const at::Tensor& targets_N, std::string_view reduction,
+    const at::Tensor& metrics_MN, const at::Tensor& targets_N, std::string_view reduction,
     std::optional<double> num_tokens);
 
 } // namespace distill::losses

@@ -31,7 +31,8 @@ LinearHeadInputs inputs_of(
       .valid_tokens = sizes.valid_tokens};
 }
 
-// Rows, and the gradients of sum(rows[0]): hidden's, weight's (fp32) and bias's (fp32), empty where not `needed`.
+// The metrics, and the gradients of sum(metrics[0]): hidden's, weight's (fp32) and bias's (fp32), empty where not
+// `needed`.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_kernel(
     const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& teacher_hidden,
     const OptionalTensor& teacher_weight, const OptionalTensor& targets, const OptionalTensor& bias,
@@ -43,15 +44,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_kernel(
   // A new one each: no output of an operator may be another one.
   const auto none = [&] { return at::empty({0}, sum_options(hidden)); };
   if (needed[0] == 0 && needed[1] == 0 && needed[2] == 0) {
-    return {linear_head(in, options_from(options), sizes.chunks, nullptr).rows_KN, none(), none(), none()};
+    return {linear_head(in, options_from(options), sizes.chunks, nullptr).metrics_MN, none(), none(), none()};
   }
   LinearHeadGrads grads;
   grads.hidden_NH = at::empty(hidden.sizes(), hidden.options().requires_grad(false));
   grads.weight_VH = needed[1] != 0 ? at::empty(weight.sizes(), sum_options(hidden)) : at::Tensor();
   grads.bias_V = needed[2] != 0 ? at::empty(bias->sizes(), sum_options(hidden)) : at::Tensor();
   grads.accumulate = false;
-  const at::Tensor rows = linear_head(in, options_from(options), sizes.chunks, &grads).rows_KN;
-  return {rows, grads.hidden_NH, needed[1] != 0 ? grads.weight_VH : none(), needed[2] != 0 ? grads.bias_V : none()};
+  const at::Tensor metrics = linear_head(in, options_from(options), sizes.chunks, &grads).metrics_MN;
+  return {metrics, grads.hidden_NH, needed[1] != 0 ? grads.weight_VH : none(), needed[2] != 0 ? grads.bias_V : none()};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_meta(
@@ -61,7 +62,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_meta(
   const auto none = [&] { return at::empty({0}, sum_options(hidden)); };
   const bool any = needed[0] + needed[1] + needed[2] > 0;
   return {
-      at::empty_symint({c10::SymInt(kNumRows), hidden.sym_size(0)}, sum_options(hidden)),
+      at::empty_symint({c10::SymInt(kNumTokenMetrics), hidden.sym_size(0)}, sum_options(hidden)),
       any ? at::empty_symint(hidden.sym_sizes(), hidden.options()) : none(),
       needed[1] != 0 ? at::empty_symint(weight.sym_sizes(), sum_options(hidden)) : none(),
       needed[2] != 0 ? at::empty_symint(bias->sym_sizes(), sum_options(hidden)) : none()};
@@ -81,14 +82,14 @@ at::Tensor linear_head_into_kernel(
       .accumulate = accumulate};
   const LinearHeadInputs in = inputs_of(
       hidden, weight, teacher_hidden, teacher_weight, targets, std::nullopt, std::nullopt, token_weights, sizes);
-  return linear_head(in, options_from(options), sizes.chunks, &grads, or_undefined(arena)).rows_KN;
+  return linear_head(in, options_from(options), sizes.chunks, &grads, or_undefined(arena)).metrics_MN;
 }
 
 at::Tensor linear_head_into_meta(
     const at::Tensor& hidden, const at::Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
     const OptionalTensor&, at::ArrayRef<double>, at::IntArrayRef, double, bool, at::Tensor, const OptionalTensor&,
     const OptionalTensor&) {
-  return at::empty_symint({c10::SymInt(kNumRows), hidden.sym_size(0)}, sum_options(hidden));
+  return at::empty_symint({c10::SymInt(kNumTokenMetrics), hidden.sym_size(0)}, sum_options(hidden));
 }
 
 auto call_linear_head() {
@@ -119,7 +120,7 @@ std::vector<int64_t> needed_gradients(const at::Tensor& hidden, const at::Tensor
       enabled && bias.has_value() && bias->requires_grad() ? 1 : 0};
 }
 
-// linear head -> rows, differentiable in hidden, weight and bias through rows[0].
+// linear head -> metrics, differentiable in hidden, weight and bias through metrics[0].
 class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> {
  public:
   static at::Tensor forward(
@@ -129,7 +130,7 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
       std::vector<int64_t> sizes, bool per_token, std::vector<int64_t> needed) {
     // Reduction none: any gradient may come back for each token, so the gradients wait for the backward.
     const std::vector<int64_t> now = per_token ? std::vector<int64_t>(3) : needed;
-    const auto [rows, hidden_gradient, weight_gradient, bias_gradient] = call_linear_head().call(
+    const auto [metrics, hidden_gradient, weight_gradient, bias_gradient] = call_linear_head().call(
         hidden, weight, teacher_hidden, teacher_weight, targets, bias, teacher_bias, token_weights, options, sizes,
         now);
     if (per_token) {
@@ -144,11 +145,11 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
     ctx->saved_data["per_token"] = per_token;
     ctx->saved_data["needed"] = needed;
     ctx->saved_data["type"] = static_cast<int64_t>(weight.scalar_type());
-    return rows;
+    return metrics;
   }
 
-  // The composite below reduces rows[0] by a sum, so without `per_token` every entry of the incoming gradient's first
-  // row is one and the same scale.
+  // The composite below reduces metrics[0] by a sum, so without `per_token` every entry of the incoming gradient's
+  // first row is one and the same scale.
   static variable_list backward(AutogradContext* ctx, const variable_list& incoming) {
     const variable_list saved = ctx->get_saved_variables();
     const auto needed = ctx->saved_data["needed"].toIntVector();
@@ -159,7 +160,7 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
       const at::Tensor per_token = incoming[0].select(0, kLoss);
       const at::Tensor weights = (saved[7].defined() ? saved[7] * per_token : per_token).contiguous();
       const std::array<int64_t, 3> now{needed[0], needed[1], needed[2]};
-      const auto [rows, h, w, b] = call_linear_head().call(
+      const auto [metrics, h, w, b] = call_linear_head().call(
           saved[0], saved[1], or_none(saved[3]), or_none(saved[4]), or_none(saved[5]), or_none(saved[2]),
           or_none(saved[6]), weights, ctx->saved_data["options"].toDoubleVector(),
           ctx->saved_data["sizes"].toIntVector(), now);
@@ -191,12 +192,12 @@ std::tuple<at::Tensor, at::Tensor> linear_jsd(
       divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
       label_smoothing, z_loss, student_softcap, teacher_softcap);
   options.logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
-  const at::Tensor rows = LinearHeadFunction::apply(
+  const at::Tensor metrics = LinearHeadFunction::apply(
       hidden, weight, bias, OptionalTensor(teacher_hidden), OptionalTensor(teacher_weight), targets, teacher_bias,
       token_weights, options_list(options),
       sizes_list({vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}), reduction == "none",
       needed_gradients(hidden, weight, bias));
-  return {reduced_loss(rows, or_undefined(targets), reduction, num_tokens), rows.detach()};
+  return {reduced_loss(metrics, or_undefined(targets), reduction, num_tokens), metrics.detach()};
 }
 
 std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(
@@ -206,12 +207,12 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(
     int64_t chunk_size, int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
   LossOptions options = hard_options(label_smoothing, z_loss, softcap);
   options.logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
-  const at::Tensor rows = LinearHeadFunction::apply(
+  const at::Tensor metrics = LinearHeadFunction::apply(
       hidden, weight, bias, OptionalTensor(), OptionalTensor(), OptionalTensor(targets), OptionalTensor(),
       token_weights, options_list(options),
       sizes_list({vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}), reduction == "none",
       needed_gradients(hidden, weight, bias));
-  return {reduced_loss(rows, targets, reduction, num_tokens), rows.detach()};
+  return {reduced_loss(metrics, targets, reduction, num_tokens), metrics.detach()};
 }
 
 // A trainer's form: gradients go where the caller says, without autograd.

@@ -12,7 +12,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Rows of given logits, and the gradient of sum(rows[0]) into `gradient`, which may be `student` itself.
+// The metrics of given logits, and the gradient of sum(metrics[0]) into `gradient`, which may be `student` itself.
 at::Tensor logits_rows(
     const at::Tensor& student, const OptionalTensor& teacher, const OptionalTensor& targets,
     const OptionalTensor& token_weights, at::ArrayRef<double> options, const OptionalTensor& gradient, int64_t strategy,
@@ -27,7 +27,7 @@ at::Tensor logits_rows(
 at::Tensor logits_rows_meta(
     const at::Tensor& student, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
     at::ArrayRef<double>, const OptionalTensor&, int64_t, int64_t, const OptionalTensor&) {
-  return at::empty_symint({c10::SymInt(kNumRows), student.sym_size(0)}, sum_options(student));
+  return at::empty_symint({c10::SymInt(kNumTokenMetrics), student.sym_size(0)}, sum_options(student));
 }
 
 // From what _logits_rows saved; `scale`: of each token, the incoming gradient and the token's weight.
@@ -59,7 +59,7 @@ auto call_logits_rows() {
   return op;
 }
 
-// Logits -> rows, differentiable in the student's logits through rows[0]. What waits for the backward:
+// Logits -> metrics, differentiable in the student's logits through metrics[0]. What waits for the backward:
 //   in place          the gradient itself, which the forward pass wrote over the logits
 //   otherwise         each side's logits (no copy) and six numbers for each row: the backward is one pass
 class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
@@ -72,9 +72,9 @@ class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
     const at::Tensor gradient = in_place ? student.detach() : at::Tensor();
     at::Tensor saved;
     if (!in_place) {
-      saved = at::empty_symint({c10::SymInt(kNumSavedRows), student.sym_size(0)}, sum_options(student));
+      saved = at::empty_symint({c10::SymInt(kNumSavedValues), student.sym_size(0)}, sum_options(student));
     }
-    const at::Tensor rows = call_logits_rows().call(
+    const at::Tensor metrics = call_logits_rows().call(
         student, teacher, targets, token_weights, options, or_none(gradient), /*strategy=*/0, /*cluster_size=*/0,
         or_none(saved));
     if (in_place) {
@@ -85,7 +85,7 @@ class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
       ctx->save_for_backward(
           {student, or_undefined(targets), saved, or_undefined(token_weights), or_undefined(teacher)});
     }
-    return rows;
+    return metrics;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& incoming) {
@@ -123,19 +123,19 @@ std::tuple<at::Tensor, at::Tensor> jsd(
   const LossOptions options = soft_options(
       divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
       label_smoothing, z_loss, student_softcap, teacher_softcap);
-  const at::Tensor rows = LogitsFunction::apply(
+  const at::Tensor metrics = LogitsFunction::apply(
       student, OptionalTensor(teacher), targets, token_weights, options_list(options),
       writes_in_place(student, "student", inplace));
-  return {reduced_loss(rows, or_undefined(targets), reduction, num_tokens), rows.detach()};
+  return {reduced_loss(metrics, or_undefined(targets), reduction, num_tokens), metrics.detach()};
 }
 
 std::tuple<at::Tensor, at::Tensor> cross_entropy(
     const at::Tensor& logits, const at::Tensor& targets, const OptionalTensor& token_weights, double label_smoothing,
     double z_loss, double softcap, std::string_view reduction, std::optional<double> num_tokens, bool inplace) {
-  const at::Tensor rows = LogitsFunction::apply(
+  const at::Tensor metrics = LogitsFunction::apply(
       logits, OptionalTensor(), OptionalTensor(targets), token_weights,
       options_list(hard_options(label_smoothing, z_loss, softcap)), writes_in_place(logits, "logits", inplace));
-  return {reduced_loss(rows, targets, reduction, num_tokens), rows.detach()};
+  return {reduced_loss(metrics, targets, reduction, num_tokens), metrics.detach()};
 }
 
 } // namespace

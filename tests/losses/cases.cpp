@@ -77,7 +77,7 @@ HeadResult run_head(
     const LinearHeadInputs& in, const LossOptions& options, const ChunkOptions& chunks, double grad_scale) {
   HeadResult result;
   result.grads = make_grads(in, grad_scale);
-  result.rows_KN = linear_head(in, options, chunks, &result.grads).rows_KN;
+  result.metrics_MN = linear_head(in, options, chunks, &result.grads).metrics_MN;
   return result;
 }
 

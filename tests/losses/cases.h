@@ -37,7 +37,7 @@ std::vector<std::pair<std::string, Divergence>> soft_divergences();
 LinearHeadGrads make_grads(const LinearHeadInputs& inputs, double grad_scale = 1.0);
 
 struct HeadResult {
-  at::Tensor rows_KN;
+  at::Tensor metrics_MN;
   LinearHeadGrads grads;
 };
 

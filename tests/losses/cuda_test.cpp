@@ -59,7 +59,7 @@ TEST(Cuda, RunsInAGraphAndOnAnotherStream) {
   LinearHeadGrads grads = make_grads(in);
   const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
   at::cuda::CUDAGraph graph;
-  at::Tensor rows;
+  at::Tensor metrics;
   {
     const c10::cuda::CUDAStreamGuard guard(stream);
     stream.synchronize();
@@ -68,19 +68,19 @@ TEST(Cuda, RunsInAGraphAndOnAnotherStream) {
     grads.weight_VH.zero_();
     stream.synchronize();
     graph.capture_begin();
-    rows = linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = 64}, &grads).rows_KN;
+    metrics = linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = 64}, &grads).metrics_MN;
     graph.capture_end();
     grads.weight_VH.zero_();
     grads.hidden_NH.zero_();
     graph.replay();
     stream.synchronize();
   }
-  EXPECT_TRUE(at::equal(rows, eager.rows_KN));
+  EXPECT_TRUE(at::equal(metrics, eager.metrics_MN));
   EXPECT_TRUE(at::equal(grads.hidden_NH, eager.grads.hidden_NH));
   EXPECT_TRUE(at::equal(grads.weight_VH, eager.grads.weight_VH));
 }
 
-// The cap holds for what the allocator really hands out, beyond the rows and compaction's small vectors.
+// The cap holds for what the allocator really hands out, beyond the metrics and compaction's small vectors.
 TEST(Cuda, PeakMemoryStaysUnderTheCap) {
   for (const auto& [tokens, known] : {std::pair{4096, false}, std::pair{4096, true}, std::pair{333, false}}) {
     LinearHeadInputs in = bf16_problem(tokens);
@@ -94,7 +94,7 @@ TEST(Cuda, PeakMemoryStaysUnderTheCap) {
       const int64_t before = allocated().current;
       c10::cuda::CUDACachingAllocator::resetPeakStats(index);
       linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = cap}, &grads);
-      const int64_t small = tokens * (2 * kNumRows * 4 + 64) + (1 << 16);
+      const int64_t small = tokens * (2 * kNumTokenMetrics * 4 + 64) + (1 << 16);
       EXPECT_LE(allocated().peak - before, (cap << 20) + small) << "cap " << cap << " tokens " << tokens;
     }
   }

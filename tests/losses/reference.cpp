@@ -114,7 +114,7 @@ void reference_rows(const RowArgs& args, c10::Device device) {
     at::Tensor values = wrap(data, {R, V}, {stride, 1}, scalar_type(args.logits_type), device).to(compute);
     return bias == nullptr ? values : values + wrap(bias, {V}, {1}, scalar_type(args.bias_type), device).to(compute);
   };
-  at::Tensor out = wrap(args.rows, {kNumRows, R}, {args.rows_stride, 1}, compute, device);
+  at::Tensor out = wrap(args.metrics, {kNumTokenMetrics, R}, {args.metrics_stride, 1}, compute, device);
   out.zero_();
   const Side student =
       make_side(logits(args.student, args.student_stride, args.student_bias), o.student_softcap, o.temperature);

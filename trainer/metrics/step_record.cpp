@@ -7,12 +7,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct RowName {
-  losses::Row row;
+struct MetricName {
+  losses::TokenMetric metric;
   const char* name;
   bool needs_teacher;
 };
-constexpr RowName kRowNames[] = {
+constexpr MetricName kMetricNames[] = {
     {losses::kLoss, "loss", false},
     {losses::kHard, "hard", false},
     {losses::kSoft, "soft", true},
@@ -33,33 +33,33 @@ Json number(double value) {
 }
 
 void add_means(Json& json, const LossMeans& means) {
-  for (const RowName& row : kRowNames) {
-    if (means.has_teacher || !row.needs_teacher) {
-      json[row.name] = number(means.rows[row.row]);
+  for (const MetricName& name : kMetricNames) {
+    if (means.has_teacher || !name.needs_teacher) {
+      json[name.name] = number(means.metrics[name.metric]);
     }
   }
   json["valid_tokens"] = means.valid_tokens;
 }
 
 std::string means_text(const LossMeans& means) {
-  const auto& rows = means.rows;
-  std::string text = absl::StrFormat("loss %.4f  ce %.4f", rows[losses::kLoss], rows[losses::kHard]);
+  const auto& metrics = means.metrics;
+  std::string text = absl::StrFormat("loss %.4f  ce %.4f", metrics[losses::kLoss], metrics[losses::kHard]);
   if (means.has_teacher) {
     absl::StrAppendFormat(
-        &text, "  soft %.4f  kl %.4f/%.4f  agree %.1f%%", rows[losses::kSoft], rows[losses::kForwardKl],
-        rows[losses::kReverseKl], 100 * rows[losses::kAgreement]);
+        &text, "  soft %.4f  kl %.4f/%.4f  agree %.1f%%", metrics[losses::kSoft], metrics[losses::kForwardKl],
+        metrics[losses::kReverseKl], 100 * metrics[losses::kAgreement]);
   }
   return text;
 }
 
 } // namespace
 
-LossMeans loss_means(const std::array<double, losses::kNumRows>& sums, int64_t valid_tokens, bool has_teacher) {
+LossMeans loss_means(const std::array<double, losses::kNumTokenMetrics>& sums, int64_t valid_tokens, bool has_teacher) {
   LossMeans means;
   means.valid_tokens = valid_tokens;
   means.has_teacher = has_teacher;
   for (size_t i = 0; i < sums.size(); ++i) {
-    means.rows[i] = valid_tokens > 0 ? sums[i] / static_cast<double>(valid_tokens) : 0.0;
+    means.metrics[i] = valid_tokens > 0 ? sums[i] / static_cast<double>(valid_tokens) : 0.0;
   }
   return means;
 }

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "losses/head/linear_head.h"
+#include "losses/token_metrics.h"
 #include "trainer/metrics/phase_timer.h"
 
 namespace distill::metrics {
@@ -12,13 +12,13 @@ namespace distill::metrics {
 // Means of all numbers that the loss head returns for a token, over the valid tokens of a global batch or of a whole
 // evaluation.
 struct LossMeans {
-  std::array<double, losses::kNumRows> rows{};
+  std::array<double, losses::kNumTokenMetrics> metrics{};
   int64_t valid_tokens = 0;
   bool has_teacher = false;
 };
 
 // Divides sums by the number of valid tokens; all means are zero if it is zero.
-LossMeans loss_means(const std::array<double, losses::kNumRows>& sums, int64_t valid_tokens, bool has_teacher);
+LossMeans loss_means(const std::array<double, losses::kNumTokenMetrics>& sums, int64_t valid_tokens, bool has_teacher);
 
 // What is known of an optimizer step after it has run.
 struct StepRecord {

@@ -60,7 +60,7 @@ absl::StatusOr<RunEvents> RunEvents::open(const std::string& run_dir, int64_t la
 }
 
 absl::StatusOr<std::string> RunEvents::step(const metrics::StepRecord& record) {
-  const double loss = record.means.rows[losses::kLoss];
+  const double loss = record.means.metrics[losses::kLoss];
   SpikeDetector::Spike spike; // not an optional: GCC 12 warns that its value is uninitialised
   bool spiked = false;
   if (record.means.valid_tokens > 0) {

@@ -80,7 +80,7 @@ losses::LinearHeadOutput MicroBatchRunner::run_head(losses::LinearHeadInputs& in
 }
 
 at::Tensor MicroBatchRunner::head_with_gradients(
-    losses::LinearHeadInputs& inputs, double grad_scale, at::Tensor& sums_K) {
+    losses::LinearHeadInputs& inputs, double grad_scale, at::Tensor& sums_M) {
   const int64_t head = student_.head_unit();
   losses::LinearHeadGrads grads;
   grads.hidden_NH = at::empty_like(inputs.hidden_NH);
@@ -91,28 +91,28 @@ at::Tensor MicroBatchRunner::head_with_gradients(
     grads.accumulate = !gradient.is_new;
   }
   grads.grad_scale = grad_scale;
-  sums_K += run_head(inputs, &grads).rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
+  sums_M += run_head(inputs, &grads).metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
   return std::move(grads.hidden_NH); // `grads` holds a view of the head's gradient, which must not outlive this
 }
 
 // The teacher runs first: the student's activations do not exist yet then.
-void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_K, bool last) {
+void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_M, bool last) {
   const sharding::TokenBatch tokens = to_device(batch);
   begin(metrics::Phase::kTeacher);
   losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
   begin(metrics::Phase::kForward);
   inputs.hidden_NH = pass_.forward(tokens);
   begin(metrics::Phase::kHead);
-  at::Tensor dhidden_NH = head_with_gradients(inputs, grad_scale, sums_K);
+  at::Tensor dhidden_NH = head_with_gradients(inputs, grad_scale, sums_M);
   begin(metrics::Phase::kBackward);
   pass_.backward(tokens, std::move(dhidden_NH), last);
 }
 
-void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_K) {
+void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
   const sharding::TokenBatch tokens = to_device(batch);
   losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
   inputs.hidden_NH = sharding::forward_hidden(student_, student_rope_, tokens, /*next=*/nullptr, block_);
-  sums_K += run_head(inputs, /*grads=*/nullptr).rows_KN.sum(1, /*keepdim=*/false, at::kDouble);
+  sums_M += run_head(inputs, /*grads=*/nullptr).metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
 }
 
 void MicroBatchRunner::begin(metrics::Phase phase) {
@@ -129,12 +129,13 @@ void MicroBatchRunner::prefetch_first() {
 }
 
 at::Tensor MicroBatchRunner::zero_sums() const {
-  return at::zeros({losses::kNumRows}, at::TensorOptions().dtype(at::kDouble).device(student_.options().device));
+  return at::zeros(
+      {losses::kNumTokenMetrics}, at::TensorOptions().dtype(at::kDouble).device(student_.options().device));
 }
 
-std::array<double, losses::kNumRows> sums_to_host(const at::Tensor& sums_K) {
-  const at::Tensor host = sums_K.cpu();
-  std::array<double, losses::kNumRows> sums{};
+std::array<double, losses::kNumTokenMetrics> sums_to_host(const at::Tensor& sums_M) {
+  const at::Tensor host = sums_M.cpu();
+  std::array<double, losses::kNumTokenMetrics> sums{};
   std::copy_n(host.const_data_ptr<double>(), sums.size(), sums.begin());
   return sums;
 }

@@ -18,7 +18,7 @@ struct ActivationMemory {
 };
 
 // The computation of one micro-batch: teacher forward, student forward, loss head, student backward.
-// K = losses::kNumRows.
+// M = losses::kNumTokenMetrics.
 class MicroBatchRunner {
  public:
   // `teacher` null: hard labels only. Both models outlive this. `block`: how a decoder block runs.
@@ -27,10 +27,10 @@ class MicroBatchRunner {
       ActivationMemory memory = {}, models::BlockFunctions block = {});
 
   // Accumulates the gradients of grad_scale * sum of the tokens' losses into the student's units and adds the sums of
-  // every row over the tokens to sums_K (fp64, on the device). `last`: of the step's micro-batches.
-  void train(const data::Batch& batch, double grad_scale, at::Tensor& sums_K, bool last);
+  // every metric over the tokens to sums_M (fp64, on the device). `last`: of the step's micro-batches.
+  void train(const data::Batch& batch, double grad_scale, at::Tensor& sums_M, bool last);
   // The same losses without gradients.
-  void evaluate(const data::Batch& batch, at::Tensor& sums_K);
+  void evaluate(const data::Batch& batch, at::Tensor& sums_M);
   // Starts gathering what the next micro-batch begins with, as far as the optimizer does not change it.
   void prefetch_first();
 
@@ -44,7 +44,7 @@ class MicroBatchRunner {
     return phases_;
   }
 
-  at::Tensor zero_sums() const; // fp64 [K] on the device
+  at::Tensor zero_sums() const; // fp64 [M] on the device
 
  private:
   sharding::TokenBatch to_device(const data::Batch& batch) const;
@@ -52,8 +52,8 @@ class MicroBatchRunner {
   // it.
   losses::LinearHeadInputs run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens);
   losses::LinearHeadOutput run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads);
-  // The head with gradients: adds to sums_K and to the lm_head's gradient, returns that of the hidden states.
-  at::Tensor head_with_gradients(losses::LinearHeadInputs& inputs, double grad_scale, at::Tensor& sums_K);
+  // The head with gradients: adds to sums_M and to the lm_head's gradient, returns that of the hidden states.
+  at::Tensor head_with_gradients(losses::LinearHeadInputs& inputs, double grad_scale, at::Tensor& sums_M);
 
   const config::Config& config_;
   sharding::ModelShards& student_;
@@ -66,6 +66,6 @@ class MicroBatchRunner {
 };
 
 // Waits for the device.
-std::array<double, losses::kNumRows> sums_to_host(const at::Tensor& sums_K);
+std::array<double, losses::kNumTokenMetrics> sums_to_host(const at::Tensor& sums_M);
 
 } // namespace distill::trainer

@@ -8,9 +8,10 @@
 namespace distill::trainer {
 namespace {
 
-// What a step leaves for the host, fp64: the sums of the loss rows, and these. All but the last are summed over ranks.
+// What a step leaves for the host, fp64: the sums of the token metrics, and these. All but the last are summed over
+// ranks.
 enum StepNumber : int64_t {
-  kGradNormSquare = losses::kNumRows,
+  kGradNormSquare = losses::kNumTokenMetrics,
   kFailedRanks,
   kChangedUnit, // of the slot checks
   kStepNumbers
@@ -40,11 +41,11 @@ TrainStep::TrainStep(
 }
 
 void TrainStep::accumulate_gradients(const GlobalBatch& batch, at::Tensor numbers) {
-  at::Tensor sums_K = numbers.narrow(0, 0, losses::kNumRows);
+  at::Tensor sums_M = numbers.narrow(0, 0, losses::kNumTokenMetrics);
   const double grad_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, batch.valid_tokens));
   for (size_t i = 0; i < batch.micro_batches.size(); ++i) {
     const bool last = i + 1 == batch.micro_batches.size();
-    micro_.train(batch.micro_batches[i], grad_scale, sums_K, last);
+    micro_.train(batch.micro_batches[i], grad_scale, sums_M, last);
     if (!last) {
       micro_.prefetch_first();
     }
@@ -105,7 +106,7 @@ std::optional<TrainStep::Results> TrainStep::results(bool all) {
   Results done;
   done.record = std::move(queued_.front());
   queued_.pop_front();
-  std::array<double, losses::kNumRows> sums{};
+  std::array<double, losses::kNumTokenMetrics> sums{};
   std::copy_n(numbers->begin(), sums.size(), sums.begin());
   done.record.means = metrics::loss_means(sums, done.record.means.valid_tokens, done.record.means.has_teacher);
   done.record.grad_norm = static_cast<float>(std::sqrt((*numbers)[kGradNormSquare]));

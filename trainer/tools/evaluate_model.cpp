@@ -47,7 +47,7 @@ std::string EvalReport::text() const {
       absl::StrAppendFormat(&text, "  %-18s %.6g\n", name, value.get<double>());
     }
   }
-  absl::StrAppendFormat(&text, "  %-18s %.6g\n", "perplexity", std::exp(means.rows[losses::kHard]));
+  absl::StrAppendFormat(&text, "  %-18s %.6g\n", "perplexity", std::exp(means.metrics[losses::kHard]));
   return text;
 }
 

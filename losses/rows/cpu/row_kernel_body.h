@@ -280,7 +280,7 @@ struct Row {
   Side<T, Logit> teacher;
   SideStats<T> student_stats;
   SideStats<T> teacher_stats;
-  RowEnds<T> ends;
+  RowEpilogue<T> ends;
 };
 
 template <Divergence kDivergence, bool kTeacher, typename Gradient, typename T, typename Logit>
@@ -343,9 +343,9 @@ void zero_gradient(const RowArgs& args, int64_t row) {
 
 template <typename T, typename Logit, typename Gradient>
 void one_row(const RowArgs& args, const RowConstants<T>& c, int64_t index, T* a, T* q) {
-  T* out = static_cast<T*>(args.rows) + index;
+  T* out = static_cast<T*>(args.metrics) + index;
   if (args.targets != nullptr && args.targets[index] == kIgnoreIndex) {
-    zero_row(out, args.rows_stride);
+    zero_metrics(out, args.metrics_stride);
     zero_gradient(args, index);
     return;
   }
@@ -372,7 +372,7 @@ void one_row(const RowArgs& args, const RowConstants<T>& c, int64_t index, T* a,
     row.ends.label_logit = row.student.at(row.ends.label);
   }
   const RowSums<T> sums = dispatch<Gradient>(row, a, q);
-  finish_row(out, args.rows_stride, c, row.student_stats, row.teacher_stats, sums, row.ends);
+  finish_row(out, args.metrics_stride, c, row.student_stats, row.teacher_stats, sums, row.ends);
 }
 
 template <typename T, typename Logit, typename Gradient>
@@ -386,7 +386,7 @@ void rows_as(const RowArgs& args, int64_t begin, int64_t end) {
 }
 
 template <typename Logit>
-void rows(const RowArgs& args, int64_t begin, int64_t end) {
+void rows_of_logits(const RowArgs& args, int64_t begin, int64_t end) {
   if (args.gradient_type == ElementType::kBFloat16) {
     rows_as<float, Logit, BFloat16>(args, begin, end);
   } else {
@@ -399,9 +399,9 @@ void rows(const RowArgs& args, int64_t begin, int64_t end) {
 void rows_range(const RowArgs& args, int64_t begin, int64_t end) {
   switch (args.logits_type) {
     case ElementType::kFloat32:
-      return rows<float>(args, begin, end);
+      return rows_of_logits<float>(args, begin, end);
     case ElementType::kBFloat16:
-      return rows<BFloat16>(args, begin, end);
+      return rows_of_logits<BFloat16>(args, begin, end);
     case ElementType::kFloat64:
       return rows_as<double, double, double>(args, begin, end);
   }

@@ -29,11 +29,11 @@ bool is_unit(const RowArgs& args) {
       divergence == Divergence::kReverseKl;
 }
 
-PipelinePlan plan_for(int64_t vocab, int cluster_size) {
-  constexpr int kTileColumns = kPipelineThreads * kPipelineVector;
-  PipelinePlan plan;
+ClusterPlan plan_for(int64_t vocab, int cluster_size) {
+  constexpr int kTileColumns = kClusterThreads * kClusterVector;
+  ClusterPlan plan;
   plan.slice = static_cast<int>(((vocab + cluster_size - 1) / cluster_size + 3) / 4 * 4);
-  plan.tiles = std::max((plan.slice + kTileColumns - 1) / kTileColumns, kLeastTiles);
+  plan.tiles = std::max((plan.slice + kTileColumns - 1) / kTileColumns, kMinTiles);
   return plan;
 }
 
@@ -44,9 +44,9 @@ int automatic_cluster(int64_t vocab) {
   int best = 0;
   double best_cost = 0;
   for (int size = 2; size <= kMaxCluster; ++size) {
-    const PipelinePlan plan = plan_for(vocab, size);
+    const ClusterPlan plan = plan_for(vocab, size);
     const double cost = static_cast<double>(7 + plan.tiles) / (16 / size);
-    if (plan.tiles <= kPipelineTiles && (best == 0 || cost < best_cost)) {
+    if (plan.tiles <= kMaxTiles && (best == 0 || cost < best_cost)) {
       best = size;
       best_cost = cost;
     }
@@ -77,15 +77,15 @@ const char* why_not_cluster(const RowArgs& args) {
 }
 
 const char* launch_rows_cluster(const RowArgs& args, void* stream, int cluster_size) {
-  const PipelinePlan plan = plan_for(args.vocab, cluster_size);
-  if (cluster_size < 2 || cluster_size > kMaxCluster || plan.tiles > kPipelineTiles) {
+  const ClusterPlan plan = plan_for(args.vocab, cluster_size);
+  if (cluster_size < 2 || cluster_size > kMaxCluster || plan.tiles > kMaxTiles) {
     return "the cluster row kernel cannot hold a row of this width with this cluster size";
   }
   if (is_unit(args)) {
-    return launch_pipeline_unit(args, plan, cluster_size, stream);
+    return launch_cluster_unit(args, plan, cluster_size, stream);
   }
-  return args.logits_type == ElementType::kFloat32 ? launch_pipeline_general(args, plan, cluster_size, stream)
-                                                   : launch_pipeline_bf16(args, plan, cluster_size, stream);
+  return args.logits_type == ElementType::kFloat32 ? launch_cluster_general(args, plan, cluster_size, stream)
+                                                   : launch_cluster_bf16(args, plan, cluster_size, stream);
 }
 
 } // namespace

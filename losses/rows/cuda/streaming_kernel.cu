@@ -60,11 +60,11 @@ __global__ __launch_bounds__(kThreads) void rows_streaming(
   auto& shared = *reinterpret_cast<BlockPartials<T>*>(storage);
   const int64_t row = blockIdx.x;
   const int64_t vocab = args.vocab;
-  T* out = static_cast<T*>(args.rows) + row;
+  T* out = static_cast<T*>(args.metrics) + row;
   const int64_t target = args.targets == nullptr ? 0 : args.targets[row];
   if (args.targets != nullptr && target == kIgnoreIndex) {
     if (threadIdx.x == 0) {
-      zero_row(out, args.rows_stride);
+      zero_metrics(out, args.metrics_stride);
     }
     for (int64_t v = threadIdx.x; args.gradient != nullptr && v < vocab; v += kThreads) {
       store_as(args.gradient, row * args.gradient_stride + v, args.gradient_type, T(0));
@@ -126,7 +126,7 @@ __global__ __launch_bounds__(kThreads) void rows_streaming(
   }
   const T weight = args.token_weights == nullptr ? T(1) : static_cast<const T*>(args.token_weights)[row];
   if (threadIdx.x == 0) {
-    RowEnds<T> ends;
+    RowEpilogue<T> ends;
     ends.has_teacher = kTeacher;
     ends.has_label = args.targets != nullptr;
     ends.label = target;
@@ -136,7 +136,7 @@ __global__ __launch_bounds__(kThreads) void rows_streaming(
     ends.teacher_best = min(teacher_best, shared.teacher_best[0]);
     ends.vocab = vocab;
     ends.saved = args.saved == nullptr ? nullptr : static_cast<T*>(args.saved) + row;
-    finish_row(out, args.rows_stride, c, student, teacher, sums, ends);
+    finish_row(out, args.metrics_stride, c, student, teacher, sums, ends);
   }
   if (args.gradient == nullptr) {
     return;

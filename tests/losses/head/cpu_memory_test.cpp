@@ -79,7 +79,7 @@ TEST(CpuMemory, PeakStaysUnderTheCap) {
         ASSERT_TRUE(plan.ok()) << plan.status();
         CountingAllocator counter;
         linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = cap}, &grads);
-        const int64_t per_token = in.hidden_NH.size(0) * (2 * kNumRows * 4 + 64) + (1 << 12);
+        const int64_t per_token = in.hidden_NH.size(0) * (2 * kNumTokenMetrics * 4 + 64) + (1 << 12);
         EXPECT_LE(counter.peak(), plan->bytes + per_token)
             << at::toString(student) << " " << at::toString(teacher) << " cap " << cap << " known " << known;
         EXPECT_LE(plan->bytes, cap << 20);

@@ -23,11 +23,11 @@ void expect_matches_naive(
   constexpr double kScale = 0.37;
   const HeadResult ours = run_head(in, options, chunks, kScale);
   const NaiveResult naive = naive_head(in, options, kScale);
-  const auto near = [&](Row row, const at::Tensor& expected, const char* what) {
+  const auto near = [&](TokenMetric metric, const at::Tensor& expected, const char* what) {
     if (expected.defined()) {
-      EXPECT_LT(relative_error(ours.rows_KN[row], expected), tolerance) << what;
+      EXPECT_LT(relative_error(ours.metrics_MN[metric], expected), tolerance) << what;
     } else {
-      EXPECT_EQ(ours.rows_KN[row].abs().max().item<double>(), 0) << what << " should be 0";
+      EXPECT_EQ(ours.metrics_MN[metric].abs().max().item<double>(), 0) << what << " should be 0";
     }
   };
   near(kLoss, naive.loss_N, "loss");
@@ -132,7 +132,7 @@ TEST_P(Head, CompactionChangesNothing) {
   const HeadResult all = run_head(in, GetParam().options, {.chunk_size = 4});
   in.valid_tokens = in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>();
   const HeadResult compact = run_head(in, GetParam().options, {.chunk_size = 4});
-  EXPECT_LT(relative_error(compact.rows_KN, all.rows_KN), 1e-12);
+  EXPECT_LT(relative_error(compact.metrics_MN, all.metrics_MN), 1e-12);
   EXPECT_LT(relative_error(compact.grads.hidden_NH, all.grads.hidden_NH), 1e-12);
   EXPECT_LT(relative_error(compact.grads.weight_VH, all.grads.weight_VH), 1e-12);
 }
@@ -155,8 +155,8 @@ TEST_P(HeadDtypes, OfTeacherAndStudentMayDiffer) {
       in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
       const HeadResult ours = run_head(in, {.hard_weight = 0.3}, {.chunk_size = 4});
       const NaiveResult naive = naive_head(in, {.hard_weight = 0.3});
-      EXPECT_LT(relative_error(ours.rows_KN[kSoft], naive.soft_N), 1e-5) << biases << known;
-      EXPECT_LT(relative_error(ours.rows_KN[kTeacherLse], naive.teacher_lse_N), 1e-6);
+      EXPECT_LT(relative_error(ours.metrics_MN[kSoft], naive.soft_N), 1e-5) << biases << known;
+      EXPECT_LT(relative_error(ours.metrics_MN[kTeacherLse], naive.teacher_lse_N), 1e-6);
       const double rounding = student == at::kBFloat16 ? 4e-3 : 1e-5; // of the logits' gradient, kept in that dtype
       EXPECT_LT(relative_error(ours.grads.weight_VH, naive.d_weight_VH), rounding);
       EXPECT_LT(relative_error(ours.grads.hidden_NH, naive.d_hidden_NH), rounding);
@@ -175,10 +175,11 @@ TEST(HeadDtypes, LogitsAreRoundedOnlyWhereBothSidesAreBf16) {
   LinearHeadInputs in = make_problem({.dtype = at::kBFloat16});
   const LinearHeadInputs other = make_problem({.dtype = at::kFloat});
   const LossOptions rounded{.logits_dtype = LogitsDtype::kBFloat16};
-  EXPECT_FALSE(at::equal(linear_head(in, rounded, {}, nullptr).rows_KN, linear_head(in, {}, {}, nullptr).rows_KN));
+  EXPECT_FALSE(
+      at::equal(linear_head(in, rounded, {}, nullptr).metrics_MN, linear_head(in, {}, {}, nullptr).metrics_MN));
   in.teacher_hidden_NG = other.teacher_hidden_NG;
   in.teacher_weight_VG = other.teacher_weight_VG;
-  EXPECT_TRUE(at::equal(linear_head(in, rounded, {}, nullptr).rows_KN, linear_head(in, {}, {}, nullptr).rows_KN));
+  EXPECT_TRUE(at::equal(linear_head(in, rounded, {}, nullptr).metrics_MN, linear_head(in, {}, {}, nullptr).metrics_MN));
 }
 
 class HeadShapes : public ::testing::TestWithParam<std::tuple<int64_t, int64_t>> {};
@@ -208,7 +209,7 @@ TEST(HeadEdges, NoTokens) {
     LinearHeadInputs in = make_problem({.tokens = 0});
     in.valid_tokens = known ? 0 : -1;
     const HeadResult result = run_head(in, {.hard_weight = 1});
-    EXPECT_EQ(result.rows_KN.sizes(), at::IntArrayRef({kNumRows, 0}));
+    EXPECT_EQ(result.metrics_MN.sizes(), at::IntArrayRef({kNumTokenMetrics, 0}));
     EXPECT_EQ(result.grads.weight_VH.abs().max().item<double>(), 0);
   }
 }
@@ -218,7 +219,7 @@ TEST(HeadEdges, AllTokensIgnored) {
     LinearHeadInputs in = make_problem({.ignored = 1.0, .dtype = at::kFloat});
     in.valid_tokens = known ? 0 : -1;
     const HeadResult result = run_head(in, {.hard_weight = 1, .z_loss = 0.1});
-    EXPECT_EQ(result.rows_KN.abs().max().item<double>(), 0);
+    EXPECT_EQ(result.metrics_MN.abs().max().item<double>(), 0);
     EXPECT_EQ(result.grads.hidden_NH.abs().max().item<double>(), 0);
     EXPECT_EQ(result.grads.weight_VH.abs().max().item<double>(), 0);
   }
@@ -247,7 +248,7 @@ TEST(HeadEdges, StridedInputs) {
   in.teacher_weight_VG = interleave(in.teacher_weight_VG);
   in.targets_N = interleave(in.targets_N);
   const HeadResult ours = run_head(in, {.hard_weight = 1}, {.chunk_size = 4});
-  EXPECT_LT(relative_error(ours.rows_KN[kLoss], naive.loss_N), 1e-10);
+  EXPECT_LT(relative_error(ours.metrics_MN[kLoss], naive.loss_N), 1e-10);
   EXPECT_LT(relative_error(ours.grads.weight_VH, naive.d_weight_VH), 1e-10);
 }
 
@@ -293,10 +294,10 @@ TEST(HeadGradients, FrozenLmHeadAndNoGradGiveTheSameLoss) {
   const HeadResult full = run_head(in, {.hard_weight = 1});
   LinearHeadGrads frozen = make_grads(in);
   frozen.weight_VH = at::Tensor();
-  const at::Tensor rows_frozen = linear_head(in, {.hard_weight = 1}, {}, &frozen).rows_KN;
-  const at::Tensor rows_no_grad = linear_head(in, {.hard_weight = 1}, {}, nullptr).rows_KN;
-  EXPECT_TRUE(at::equal(rows_frozen, full.rows_KN));
-  EXPECT_TRUE(at::equal(rows_no_grad, full.rows_KN));
+  const at::Tensor metrics_frozen = linear_head(in, {.hard_weight = 1}, {}, &frozen).metrics_MN;
+  const at::Tensor metrics_no_grad = linear_head(in, {.hard_weight = 1}, {}, nullptr).metrics_MN;
+  EXPECT_TRUE(at::equal(metrics_frozen, full.metrics_MN));
+  EXPECT_TRUE(at::equal(metrics_no_grad, full.metrics_MN));
   EXPECT_TRUE(at::equal(frozen.hidden_NH, full.grads.hidden_NH));
 }
 
@@ -314,9 +315,9 @@ TEST(HeadGradients, MicroBatchesWithAGlobalCountEqualOneBatch) {
     part.targets_N = all.targets_N.narrow(0, begin, count);
     LinearHeadGrads part_grads = grads;
     part_grads.hidden_NH = grads.hidden_NH.narrow(0, begin, count);
-    loss += linear_head(part, {.hard_weight = 0.3}, {}, &part_grads).rows_KN[kLoss].sum();
+    loss += linear_head(part, {.hard_weight = 0.3}, {}, &part_grads).metrics_MN[kLoss].sum();
   }
-  EXPECT_LT(relative_error(loss, one.rows_KN[kLoss].sum()), 1e-12);
+  EXPECT_LT(relative_error(loss, one.metrics_MN[kLoss].sum()), 1e-12);
   EXPECT_LT(relative_error(grads.hidden_NH, one.grads.hidden_NH), 1e-12);
   EXPECT_LT(relative_error(grads.weight_VH, one.grads.weight_VH), 1e-12);
 }
@@ -329,7 +330,7 @@ TEST(HeadGradients, TokenWeightsAreIncomingGradients) {
   const HeadResult ours = run_head(in, {.hard_weight = 0.3});
   const NaiveResult naive = naive_head(in, {.hard_weight = 0.3});
   EXPECT_LT(relative_error(ours.grads.weight_VH, naive.d_weight_VH), 1e-10);
-  EXPECT_LT(relative_error(ours.rows_KN[kLoss], naive.loss_N), 1e-10);
+  EXPECT_LT(relative_error(ours.metrics_MN[kLoss], naive.loss_N), 1e-10);
 }
 
 TEST(HeadScratch, ArenaOfTheCallerGivesTheSameResult) {
@@ -341,8 +342,8 @@ TEST(HeadScratch, ArenaOfTheCallerGivesTheSameResult) {
     const at::Tensor arena = at::full({bytes}, 255, in.hidden_NH.options().dtype(at::kByte));
     const HeadResult own = run_head(in, {}, chunks);
     LinearHeadGrads grads = make_grads(in);
-    const at::Tensor rows = linear_head(in, {}, chunks, &grads, arena).rows_KN;
-    EXPECT_TRUE(at::equal(rows, own.rows_KN));
+    const at::Tensor metrics = linear_head(in, {}, chunks, &grads, arena).metrics_MN;
+    EXPECT_TRUE(at::equal(metrics, own.metrics_MN));
     EXPECT_TRUE(at::equal(grads.weight_VH, own.grads.weight_VH));
     EXPECT_TRUE(at::equal(grads.hidden_NH, own.grads.hidden_NH));
     EXPECT_THROW(linear_head(in, {}, chunks, &grads, arena.narrow(0, 0, 100)), c10::Error);
@@ -368,7 +369,7 @@ TEST(HeadRuns, AreDeterministic) {
   const LinearHeadInputs in = make_problem({.tokens = 64, .vocab = 3001, .dtype = at::kBFloat16});
   const HeadResult a = run_head(in, {.hard_weight = 1}, {.chunk_size = 16});
   const HeadResult b = run_head(in, {.hard_weight = 1}, {.chunk_size = 16});
-  EXPECT_TRUE(at::equal(a.rows_KN, b.rows_KN));
+  EXPECT_TRUE(at::equal(a.metrics_MN, b.metrics_MN));
   EXPECT_TRUE(at::equal(a.grads.weight_VH, b.grads.weight_VH));
   EXPECT_TRUE(at::equal(a.grads.hidden_NH, b.grads.hidden_NH));
 }

@@ -39,9 +39,9 @@ TEST(Exactness, IdenticalModelsGiveZeroLossAndGradient) {
             make_problem({.tokens = 9, .vocab = 1001, .gap = 0, .targets = false, .dtype = dtype});
         const HeadResult ours =
             run_head(in, {.divergence = divergence, .beta = beta, .skew_alpha = beta * 0.9, .temperature = 0.7});
-        EXPECT_EQ(max_abs(ours.rows_KN[kLoss]), 0) << dtype << ' ' << static_cast<int>(divergence) << ' ' << beta;
-        EXPECT_EQ(max_abs(ours.rows_KN[kForwardKl]), 0);
-        EXPECT_EQ(max_abs(ours.rows_KN[kReverseKl]), 0);
+        EXPECT_EQ(max_abs(ours.metrics_MN[kLoss]), 0) << dtype << ' ' << static_cast<int>(divergence) << ' ' << beta;
+        EXPECT_EQ(max_abs(ours.metrics_MN[kForwardKl]), 0);
+        EXPECT_EQ(max_abs(ours.metrics_MN[kReverseKl]), 0);
         EXPECT_EQ(max_abs(ours.grads.hidden_NH), 0) << dtype << ' ' << static_cast<int>(divergence) << ' ' << beta;
         EXPECT_EQ(max_abs(ours.grads.weight_VH), 0);
       }
@@ -56,10 +56,11 @@ TEST(Exactness, LossesAreNeverNegative) {
         for (const double beta : {0.05, 0.5, 0.95}) {
           const LinearHeadInputs in =
               make_problem({.tokens = 8, .vocab = 500, .logit_scale = 6, .gap = gap, .targets = true, .dtype = dtype});
-          const at::Tensor rows =
-              linear_head(in, {.divergence = divergence, .beta = beta, .hard_weight = 1}, {}, nullptr).rows_KN;
-          for (const Row row : {kLoss, kHard, kSoft, kForwardKl, kReverseKl, kStudentEntropy, kTeacherEntropy}) {
-            EXPECT_GE(rows[row].min().item<double>(), 0) << static_cast<int>(divergence) << " row " << row;
+          const at::Tensor metrics =
+              linear_head(in, {.divergence = divergence, .beta = beta, .hard_weight = 1}, {}, nullptr).metrics_MN;
+          for (const TokenMetric metric :
+               {kLoss, kHard, kSoft, kForwardKl, kReverseKl, kStudentEntropy, kTeacherEntropy}) {
+            EXPECT_GE(metrics[metric].min().item<double>(), 0) << static_cast<int>(divergence) << " metric " << metric;
           }
         }
       }
@@ -72,8 +73,8 @@ TEST(Exactness, HardLossOfACertainLabelIsNotNegative) {
   const at::Tensor labels = at::arange(64, at::TensorOptions(at::kLong));
   logits.scatter_(1, labels.unsqueeze(1), 37.3F);
   const LinearHeadInputs in = from_logits(logits, logits, labels);
-  const at::Tensor rows = linear_head(in, {.hard_weight = 1}, {}, nullptr).rows_KN;
-  EXPECT_GE(rows[kHard].min().item<double>(), 0);
+  const at::Tensor metrics = linear_head(in, {.hard_weight = 1}, {}, nullptr).metrics_MN;
+  EXPECT_GE(metrics[kHard].min().item<double>(), 0);
 }
 
 // bf16 inputs, gradient in fp32 of the same bf16 numbers: what remains is one rounding of the gradient to bf16.
@@ -88,7 +89,8 @@ TEST(Exactness, GradientAtSmallGapsIsGoodWithBf16Inputs) {
           << static_cast<int>(divergence) << ' ' << gap;
       EXPECT_LT(relative_error(ours.grads.hidden_NH, naive.d_hidden_NH), 5e-3)
           << static_cast<int>(divergence) << ' ' << gap;
-      EXPECT_LT(relative_error(ours.rows_KN[kSoft], naive.soft_N), 1e-3) << static_cast<int>(divergence) << ' ' << gap;
+      EXPECT_LT(relative_error(ours.metrics_MN[kSoft], naive.soft_N), 1e-3)
+          << static_cast<int>(divergence) << ' ' << gap;
     }
   }
 }
@@ -106,7 +108,8 @@ TEST(Exactness, ErrorsAreWithinTwiceThoseOfThePlainFp32Computation) {
         const NaiveResult plain = naive_head(in, options, 1.0, at::kFloat);
         SCOPED_TRACE(::testing::Message() << static_cast<int>(divergence) << " T " << temperature << " gap " << gap);
         EXPECT_LT(
-            relative_error(ours.rows_KN[kSoft], naive.soft_N), 1e-6 + 2 * relative_error(plain.soft_N, naive.soft_N));
+            relative_error(ours.metrics_MN[kSoft], naive.soft_N),
+            1e-6 + 2 * relative_error(plain.soft_N, naive.soft_N));
         if (divergence == Divergence::kTotalVariation) {
           continue; // its gradient jumps where p = q: rounding decides some columns of either computation
         }
@@ -127,7 +130,7 @@ TEST(Exactness, TinyGapsKeepTheirLossInFp32) {
         make_problem({.tokens = 64, .vocab = 2003, .hidden = 64, .gap = 0.01, .targets = false, .dtype = at::kFloat});
     const HeadResult ours = run_head(in, {.divergence = divergence});
     const NaiveResult naive = naive_head(in, {.divergence = divergence});
-    EXPECT_LT(relative_error(ours.rows_KN[kSoft], naive.soft_N), 1e-2) << static_cast<int>(divergence);
+    EXPECT_LT(relative_error(ours.metrics_MN[kSoft], naive.soft_N), 1e-2) << static_cast<int>(divergence);
     EXPECT_LT(relative_error(ours.grads.weight_VH, naive.d_weight_VH), 1e-3) << static_cast<int>(divergence);
   }
 }
@@ -168,11 +171,11 @@ TEST(Extremes, FarApartLogitsStayFinite) {
       const LinearHeadInputs in = from_logits(student, teacher, labels);
       const HeadResult ours = run_head(in, options);
       const NaiveResult naive = naive_head(in, options);
-      EXPECT_TRUE(finite(ours.rows_KN)) << static_cast<int>(divergence) << " T " << temperature;
+      EXPECT_TRUE(finite(ours.metrics_MN)) << static_cast<int>(divergence) << " T " << temperature;
       EXPECT_TRUE(finite(ours.grads.weight_VH)) << static_cast<int>(divergence) << " T " << temperature;
       const NaiveResult plain = naive_head(in, options, 1.0, at::kFloat);
       EXPECT_LT(
-          relative_error(ours.rows_KN[kSoft], naive.soft_N), 1e-5 + 2 * relative_error(plain.soft_N, naive.soft_N))
+          relative_error(ours.metrics_MN[kSoft], naive.soft_N), 1e-5 + 2 * relative_error(plain.soft_N, naive.soft_N))
           << static_cast<int>(divergence);
       EXPECT_LT(
           relative_error(ours.grads.weight_VH, naive.d_weight_VH),
@@ -188,8 +191,8 @@ TEST(Extremes, LowTemperature) {
     const LinearHeadInputs in = make_problem({.tokens = 20, .vocab = 501, .dtype = at::kFloat});
     const HeadResult ours = run_head(in, options);
     const NaiveResult naive = naive_head(in, options);
-    EXPECT_TRUE(finite(ours.rows_KN));
-    EXPECT_LT(relative_error(ours.rows_KN[kSoft], naive.soft_N), 1e-4) << static_cast<int>(divergence);
+    EXPECT_TRUE(finite(ours.metrics_MN));
+    EXPECT_LT(relative_error(ours.metrics_MN[kSoft], naive.soft_N), 1e-4) << static_cast<int>(divergence);
     EXPECT_LT(relative_error(ours.grads.weight_VH, naive.d_weight_VH), 1e-3) << static_cast<int>(divergence);
   }
 }
@@ -224,11 +227,11 @@ TEST(Extremes, MinusInfinityLogits) {
       SCOPED_TRACE(::testing::Message() << static_cast<int>(divergence) << student_masked << teacher_masked);
       const LinearHeadInputs in = masked(student_masked, teacher_masked);
       const HeadResult ours = run_head(in, options);
-      EXPECT_FALSE(at::isnan(ours.rows_KN).any().item<bool>());
+      EXPECT_FALSE(at::isnan(ours.metrics_MN).any().item<bool>());
       EXPECT_FALSE(at::isnan(ours.grads.bias_V).any().item<bool>());
-      const double loss = ours.rows_KN[kSoft][0].item<double>();
-      const double forward = ours.rows_KN[kForwardKl][0].item<double>();
-      const double reverse = ours.rows_KN[kReverseKl][0].item<double>();
+      const double loss = ours.metrics_MN[kSoft][0].item<double>();
+      const double forward = ours.metrics_MN[kForwardKl][0].item<double>();
+      const double reverse = ours.metrics_MN[kReverseKl][0].item<double>();
       EXPECT_EQ(std::isinf(forward), student_masked && !teacher_masked);
       EXPECT_EQ(std::isinf(reverse), !student_masked && teacher_masked);
       if (divergence == Divergence::kJsd || divergence == Divergence::kTotalVariation) {
@@ -247,8 +250,8 @@ TEST(Extremes, NanLogitsAreNotHidden) {
   in.hidden_NH[1][0] = NAN;
   for (const Divergence divergence : kDivergences) {
     const HeadResult ours = run_head(in, {.divergence = divergence, .hard_weight = 1});
-    EXPECT_TRUE(std::isnan(ours.rows_KN[kLoss][1].item<double>())) << static_cast<int>(divergence);
-    EXPECT_TRUE(std::isfinite(ours.rows_KN[kLoss][0].item<double>()));
+    EXPECT_TRUE(std::isnan(ours.metrics_MN[kLoss][1].item<double>())) << static_cast<int>(divergence);
+    EXPECT_TRUE(std::isfinite(ours.metrics_MN[kLoss][0].item<double>()));
     EXPECT_TRUE(at::isnan(ours.grads.hidden_NH[1]).all().item<bool>()) << static_cast<int>(divergence);
     EXPECT_TRUE(finite(ours.grads.hidden_NH[0]));
   }
@@ -261,7 +264,7 @@ TEST(Extremes, IgnoredRowsMayHoldAnything) {
   in.hidden_NH[1][0] = 1e30;
   in.valid_tokens = 3;
   const HeadResult compact = run_head(in, {.hard_weight = 1});
-  EXPECT_TRUE(finite(compact.rows_KN));
+  EXPECT_TRUE(finite(compact.metrics_MN));
   EXPECT_TRUE(finite(compact.grads.weight_VH));
   EXPECT_EQ(max_abs(compact.grads.hidden_NH[1]), 0);
 }
@@ -275,14 +278,14 @@ TEST(Padding, ExtraVocabularyRowsHaveNoProbability) {
   padded.vocab_size = 101;
   const HeadResult a = run_head(bare, {.hard_weight = 1, .label_smoothing = 0.1});
   const HeadResult b = run_head(padded, {.hard_weight = 1, .label_smoothing = 0.1});
-  EXPECT_LT(relative_error(b.rows_KN, a.rows_KN), 1e-13);
+  EXPECT_LT(relative_error(b.metrics_MN, a.metrics_MN), 1e-13);
   EXPECT_LT(relative_error(b.grads.hidden_NH, a.grads.hidden_NH), 1e-13);
 }
 
 TEST(Options, BetaFollowsTheField) {
   const LinearHeadInputs in = make_problem({});
-  const at::Tensor zero = linear_head(in, {.beta = 0}, {}, nullptr).rows_KN;
-  const at::Tensor one = linear_head(in, {.beta = 1}, {}, nullptr).rows_KN;
+  const at::Tensor zero = linear_head(in, {.beta = 0}, {}, nullptr).metrics_MN;
+  const at::Tensor one = linear_head(in, {.beta = 1}, {}, nullptr).metrics_MN;
   EXPECT_TRUE(at::equal(zero[kSoft], zero[kForwardKl]));
   EXPECT_TRUE(at::equal(one[kSoft], one[kReverseKl]));
   EXPECT_GT(relative_error(zero[kSoft], one[kSoft]), 1e-2);

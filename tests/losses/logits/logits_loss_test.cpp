@@ -30,7 +30,7 @@ at::Tensor reference_gradient(
   const at::Tensor student = in.logits_NV.to(at::kDouble);
   const at::Tensor teacher = teacher_NV.defined() ? teacher_NV.to(at::kDouble) : at::Tensor();
   const at::Tensor scale = in.scale_N.to(at::kDouble);
-  const at::Tensor rows = at::empty({kNumRows, student.size(0)}, student.options());
+  const at::Tensor metrics = at::empty({kNumTokenMetrics, student.size(0)}, student.options());
   at::Tensor gradient = at::empty_like(student);
   RowArgs args;
   args.student = student.data_ptr();
@@ -40,8 +40,8 @@ at::Tensor reference_gradient(
   args.logits_type = args.gradient_type = ElementType::kFloat64;
   args.targets = targets_N.defined() ? targets_N.const_data_ptr<int64_t>() : nullptr;
   args.token_weights = scale.data_ptr();
-  args.rows = rows.data_ptr();
-  args.rows_stride = args.num_rows = student.size(0);
+  args.metrics = metrics.data_ptr();
+  args.metrics_stride = args.num_rows = student.size(0);
   args.vocab = student.size(1);
   args.options = options;
   reference_rows(args, student.device());
@@ -74,8 +74,8 @@ TEST_P(LogitsBackward, IsTheReferencesGradient) {
   for (const LossOptions& options : {plain, all}) {
     const at::Tensor targets = options.hard_weight > 0 ? in.targets_N : at::Tensor();
     const at::Tensor expected = reference_gradient(in, teacher, targets, options);
-    const at::Tensor saved = at::full({kNumSavedRows, 9}, NAN, in.scale_N.options());
-    const at::Tensor rows = logits_loss({in.logits_NV, teacher, targets, {}}, options, {}, {}, saved);
+    const at::Tensor saved = at::full({kNumSavedValues, 9}, NAN, in.scale_N.options());
+    const at::Tensor metrics = logits_loss({in.logits_NV, teacher, targets, {}}, options, {}, {}, saved);
     const at::Tensor gradient = at::full_like(in.logits_NV, NAN);
     logits_backward({in.logits_NV, teacher, targets, in.scale_N}, options, saved, gradient);
     // Total variation's gradient jumps where p = q: rounding may decide a column, and the only one there is.
@@ -85,7 +85,7 @@ TEST_P(LogitsBackward, IsTheReferencesGradient) {
     }
     const at::Tensor valid = targets.defined() ? targets.ne(kIgnoreIndex) : at::ones({9}, in.targets_N.options()).gt(0);
     const at::Tensor lse = saved[kSavedStudentMax] + saved[kSavedStudentUnitLog2Sum] * std::log(2.0);
-    EXPECT_LT(relative_error(lse.index({valid}), rows[kStudentLse].index({valid})), 1e-6);
+    EXPECT_LT(relative_error(lse.index({valid}), metrics[kStudentLse].index({valid})), 1e-6);
     EXPECT_EQ(gradient[0].abs().max().item<double>(), 0) << "a token of weight 0";
     // In place, and on rows that are wider than the vocabulary.
     const at::Tensor wide = at::zeros({9, vocab + 7}, in.logits_NV.options());
@@ -112,7 +112,7 @@ TEST(LogitsBackward, AnInfiniteLogitIsNaNInItsRowAlone) {
   in.scale_N.fill_(1);
   in.logits_NV[2][7] = INFINITY;
   in.logits_NV[3][7] = -INFINITY;
-  const at::Tensor saved = at::empty({kNumSavedRows, 5}, in.scale_N.options());
+  const at::Tensor saved = at::empty({kNumSavedValues, 5}, in.scale_N.options());
   logits_loss({in.logits_NV, {}, in.targets_N, {}}, hard, {}, {}, saved);
   const at::Tensor gradient = at::empty_like(in.logits_NV);
   logits_backward({in.logits_NV, {}, in.targets_N, in.scale_N}, hard, saved, gradient);
@@ -124,7 +124,7 @@ TEST(LogitsBackward, AnInfiniteLogitIsNaNInItsRowAlone) {
 TEST(LogitsBackward, MistakesNameTheTensor) {
   const Logits in = make_logits(5, 33, at::kFloat);
   const at::Tensor gradient = at::empty_like(in.logits_NV);
-  const at::Tensor saved = at::zeros({kNumSavedRows, 5}, in.scale_N.options());
+  const at::Tensor saved = at::zeros({kNumSavedValues, 5}, in.scale_N.options());
   const LossOptions options{.divergence = Divergence::kJsd};
   EXPECT_THROW(logits_backward({in.logits_NV, {}, {}, in.scale_N}, options, saved, gradient), c10::Error);
   EXPECT_THROW(

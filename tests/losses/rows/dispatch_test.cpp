@@ -12,7 +12,7 @@ namespace {
 struct Rows {
   RowArgs args;
   std::vector<at::Tensor> owned;
-  at::Tensor rows;
+  at::Tensor metrics;
   at::Tensor gradient;
 };
 
@@ -72,9 +72,9 @@ Rows make_rows(const RowSpec& spec, const LossOptions& options) {
     }
     a.token_weights = keep(weights.to(compute));
   }
-  r.rows = at::full({kNumRows, spec.rows + 3}, NAN, on(compute));
-  a.rows = r.rows.data_ptr();
-  a.rows_stride = spec.rows + 3;
+  r.metrics = at::full({kNumTokenMetrics, spec.rows + 3}, NAN, on(compute));
+  a.metrics = r.metrics.data_ptr();
+  a.metrics_stride = spec.rows + 3;
   a.num_rows = spec.rows;
   a.vocab = spec.vocab;
   a.student_stride = a.teacher_stride = a.gradient_stride = spec.vocab + spec.padding;
@@ -119,12 +119,13 @@ void expect_matches_reference(const RowSpec& spec, const LossOptions& options, d
                              << launch.cluster_size);
     Rows ours = make_rows(spec, options);
     run_rows(ours.args, test_device(), launch);
-    for (int64_t k = 0; k < kNumRows; ++k) {
+    for (int64_t k = 0; k < kNumTokenMetrics; ++k) {
       EXPECT_LT(
-          relative_error(ours.rows[k].narrow(0, 0, spec.rows), expected.rows[k].narrow(0, 0, spec.rows)), tolerance)
-          << "row " << k;
+          relative_error(ours.metrics[k].narrow(0, 0, spec.rows), expected.metrics[k].narrow(0, 0, spec.rows)),
+          tolerance)
+          << "metric " << k;
     }
-    EXPECT_TRUE(at::isnan(ours.rows.narrow(1, spec.rows, 3)).all().item<bool>()) << "wrote past the rows";
+    EXPECT_TRUE(at::isnan(ours.metrics.narrow(1, spec.rows, 3)).all().item<bool>()) << "wrote past the rows";
     if (!spec.no_gradient) {
       const double rounding =
           spec.gradient == at::kBFloat16 || (spec.in_place && spec.logits == at::kBFloat16) ? 4e-3 : 0;
@@ -228,7 +229,7 @@ TEST(RowKernels, NoRowsDoNothing) {
   Rows r = make_rows({.rows = 1}, {});
   r.args.num_rows = 0;
   run_rows(r.args, test_device());
-  EXPECT_TRUE(at::isnan(r.rows).all().item<bool>());
+  EXPECT_TRUE(at::isnan(r.metrics).all().item<bool>());
 }
 
 TEST(RowKernels, AreDeterministic) {
@@ -239,7 +240,7 @@ TEST(RowKernels, AreDeterministic) {
     run_rows(a.args, test_device(), launch);
     run_rows(b.args, test_device(), launch);
     EXPECT_TRUE(at::equal(a.gradient, b.gradient));
-    EXPECT_TRUE(at::equal(a.rows.narrow(1, 0, 33), b.rows.narrow(1, 0, 33)));
+    EXPECT_TRUE(at::equal(a.metrics.narrow(1, 0, 33), b.metrics.narrow(1, 0, 33)));
   }
 }
 

@@ -12,7 +12,7 @@ StepRecord record() {
   StepRecord r;
   r.step = 3;
   r.total_steps = 10;
-  std::array<double, losses::kNumRows> sums{};
+  std::array<double, losses::kNumTokenMetrics> sums{};
   for (size_t i = 0; i < sums.size(); ++i) {
     sums[i] = 2.0 * static_cast<double>(i + 1);
   }
@@ -25,18 +25,18 @@ StepRecord record() {
 
 TEST(LossMeans, DividesByTheValidTokensOfTheWholeBatch) {
   const auto means = record().means;
-  EXPECT_DOUBLE_EQ(means.rows[losses::kLoss], 0.5);
-  EXPECT_DOUBLE_EQ(means.rows[losses::kTeacherLse], 2.0 * (losses::kTeacherLse + 1) / 4);
+  EXPECT_DOUBLE_EQ(means.metrics[losses::kLoss], 0.5);
+  EXPECT_DOUBLE_EQ(means.metrics[losses::kTeacherLse], 2.0 * (losses::kTeacherLse + 1) / 4);
 }
 
 TEST(LossMeans, NoValidTokenGivesZeroAndNotNan) {
-  std::array<double, losses::kNumRows> sums{};
-  EXPECT_EQ(loss_means(sums, 0, false).rows[losses::kLoss], 0);
+  std::array<double, losses::kNumTokenMetrics> sums{};
+  EXPECT_EQ(loss_means(sums, 0, false).metrics[losses::kLoss], 0);
 }
 
 TEST(StepJson, NamesEveryRowAndKeepsFullPrecision) {
   auto r = record();
-  r.means.rows[losses::kLoss] = 0.1 + 0.2;
+  r.means.metrics[losses::kLoss] = 0.1 + 0.2;
   const auto json = nlohmann::json::parse(step_json(r));
   EXPECT_EQ(json["step"], 3);
   EXPECT_EQ(json["loss"].get<double>(), 0.1 + 0.2);

@@ -16,7 +16,7 @@ TEST(TrainStep, MicroBatchesAreOneBatch) {
   for (int step = 0; step < 3; ++step) {
     const TrainStep::Results a = whole.run(tiny_batch(whole.config, step));
     const TrainStep::Results b = parts.run(tiny_batch(parts.config, step));
-    EXPECT_NEAR(a.record.means.rows[losses::kLoss], b.record.means.rows[losses::kLoss], 1e-6);
+    EXPECT_NEAR(a.record.means.metrics[losses::kLoss], b.record.means.metrics[losses::kLoss], 1e-6);
     EXPECT_NEAR(a.record.grad_norm, b.record.grad_norm, 1e-6 * a.record.grad_norm);
   }
   EXPECT_LT(relative_difference(whole.weights(), parts.weights()), 1e-5);
@@ -25,10 +25,10 @@ TEST(TrainStep, MicroBatchesAreOneBatch) {
 TEST(TrainStep, LearnsItsBatch) {
   TinyStep tiny(tiny_config(2));
   const GlobalBatch batch = tiny_batch(tiny.config);
-  const double first = tiny.run(batch).record.means.rows[losses::kLoss];
+  const double first = tiny.run(batch).record.means.metrics[losses::kLoss];
   double last = first;
   for (int step = 0; step < 30; ++step) {
-    last = tiny.run(batch).record.means.rows[losses::kLoss];
+    last = tiny.run(batch).record.means.metrics[losses::kLoss];
   }
   EXPECT_LT(last, 0.7 * first);
 }

@@ -3,13 +3,13 @@
 
 #include "losses/rows/cuda/cluster/tile_loader.cuh"
 
-namespace distill::losses::pipeline {
+namespace distill::losses::cluster {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 // One side's sums of a thread, relative to the maximum of its warp's first tile. Should a later logit be so far above
 // that one that the sums may overflow, the warp adds its columns up again relative to their maximum.
-struct Running {
+struct OnlineSums {
   static constexpr float kRoom = 80; // powers of two
 
   float max = -INFINITY;
@@ -43,7 +43,7 @@ template <typename G, typename Logit, bool kGeneral>
 struct Columns {
   const RowArgs& args;
   const RowConstants<float>& c;
-  const PipelinePlan& plan;
+  const ClusterPlan& plan;
   const Share& share;
   uint32_t base; // this thread's place in slot 0
   int slot = 0; // of the row's first tile
@@ -108,14 +108,14 @@ struct Columns {
 
   // Relative to the warp's maximum.
   template <typename Side>
-  __device__ __forceinline__ SidePart part(Running run, const Side& side) const {
-    SidePart out;
+  __device__ __forceinline__ SidePartial part(OnlineSums run, const Side& side) const {
+    SidePartial out;
     out.max = lanes_max(kAllLanes, run.max);
     if (out.max == -INFINITY) {
       out.sum = run.sum; // 0, or the NaN that was met
       return out;
     }
-    if ((out.max - run.base) * fmaxf(c.to_log2, kLog2E<float>) > Running::kRoom) {
+    if ((out.max - run.base) * fmaxf(c.to_log2, kLog2E<float>) > OnlineSums::kRoom) {
       run = {run.max, out.max, 0, 0};
 #pragma unroll 1
       for (int i = 0; i < plan.tiles; ++i) {
@@ -217,4 +217,4 @@ __device__ __forceinline__ float gradient_of(
 
 #endif
 
-} // namespace distill::losses::pipeline
+} // namespace distill::losses::cluster

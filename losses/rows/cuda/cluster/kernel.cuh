@@ -13,12 +13,12 @@
 
 #include "losses/rows/cuda/cluster/columns.cuh"
 
-namespace distill::losses::pipeline {
+namespace distill::losses::cluster {
 
 template <int kTiles, typename Logit, Divergence kDivergence, bool kTeacher, bool kGeneral>
-__global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBlocks)) void rows_pipeline(
+__global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBlocks)) void rows_cluster(
     const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<float> c,
-    const __grid_constant__ PipelinePlan plan, const __grid_constant__ int cluster_size) {
+    const __grid_constant__ ClusterPlan plan, const __grid_constant__ int cluster_size) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   using G = Geometry<kTiles, Logit, kTeacher>;
   constexpr int kSlots = G::kSlots;
@@ -26,9 +26,9 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
   extern __shared__ __align__(128) unsigned char shared[];
   const int tid = static_cast<int>(threadIdx.x);
   const int rank = static_cast<int>(blockIdx.x) % cluster_size;
-  auto& exchange_slots = *reinterpret_cast<ExchangeSlots<kWarps>*>(shared + kSlots * G::kSlotBytes);
-  Exchange<kWarps> exchange{exchange_slots, cluster_size, rank, tid / kWarp, tid % kWarp};
-  exchange.open();
+  auto& reduce_slots = *reinterpret_cast<ClusterReduceSlots<kWarps>*>(shared + kSlots * G::kSlotBytes);
+  ClusterReduce<kWarps> reduce{reduce_slots, cluster_size, rank, tid / kWarp, tid % kWarp};
+  reduce.open();
 
   const int rows = static_cast<int>(args.num_rows);
   const int first_column = rank * plan.slice;
@@ -44,7 +44,7 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
   const auto teacher_side = [&](int tile, float(&z)[kVector]) { columns.teacher(tile, z); };
   const auto zero = [&](int row) {
     if (rank == 0 && tid == 0) {
-      zero_row(static_cast<float*>(args.rows) + row, args.rows_stride);
+      zero_metrics(static_cast<float*>(args.metrics) + row, args.metrics_stride);
     }
     const float zeros[kVector] = {};
 #pragma unroll 1
@@ -72,8 +72,8 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
   float student_max = 0; // this thread's
   float teacher_max = 0;
   const auto phase_1 = [&](int parity) {
-    Running student;
-    Running teacher;
+    OnlineSums student;
+    OnlineSums teacher;
     float zs[2][kVector]; // a tile, and the next one ahead of its use
     float zt[2][kVector];
     const auto read = [&](int i) {
@@ -102,8 +102,8 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
     }
     student_max = student.max;
     teacher_max = teacher.max;
-    const SidePart student_part = columns.part(student, student_side);
-    exchange.post_stats(parity, student_part, kTeacher ? columns.part(teacher, teacher_side) : SidePart{}, c);
+    const SidePartial student_part = columns.part(student, student_side);
+    reduce.post_stats(parity, student_part, kTeacher ? columns.part(teacher, teacher_side) : SidePartial{}, c);
   };
 
   if (ahead[0] < rows) {
@@ -116,16 +116,16 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
     const int target = args.targets == nullptr ? -1 : static_cast<int>(args.targets[row]);
     const float weight = args.token_weights == nullptr ? 1.0F : static_cast<const float*>(args.token_weights)[row];
 
-    exchange.wait_stats(parity, phase);
+    reduce.wait_stats(parity, phase);
     SideStats<float> student;
     SideStats<float> teacher;
-    exchange.stats(parity, c, student, teacher);
+    reduce.stats(parity, c, student, teacher);
     if constexpr (!kTeacher) {
       teacher = SideStats<float>{};
     }
     const RowFactors<float> factors = row_factors(c, student, teacher, weight);
-    if (kKeeps && exchange.lane == 0) {
-      exchange_slots.factors[parity][exchange.warp] = make_float4(factors.soft, factors.hard, factors.uniform, 0.0F);
+    if (kKeeps && reduce.lane == 0) {
+      reduce_slots.factors[parity][reduce.warp] = make_float4(factors.soft, factors.hard, factors.uniform, 0.0F);
     }
 
     // 2. The columns.
@@ -143,15 +143,15 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       }
     };
     if (student_max == student.max) {
-      exchange.post_best(parity, 0, columns.first_of(student.max, student_side));
+      reduce.post_best(parity, 0, columns.first_of(student.max, student_side));
     }
     if (kTeacher && teacher_max == teacher.max) {
-      exchange.post_best(parity, 1, columns.first_of(teacher.max, teacher_side));
+      reduce.post_best(parity, 1, columns.first_of(teacher.max, teacher_side));
     }
     if (tid == 0) {
       // The thread with the label's column, if it is in this block.
       const int local = target - first_column;
-      exchange_slots.label_thread[parity] = local >= 0 && local < existing ? local % kTileColumns / kVector : -1;
+      reduce_slots.label_thread[parity] = local >= 0 && local < existing ? local % kTileColumns / kVector : -1;
     }
     const auto has_label = [&] {
       const int local = target - first_column;
@@ -177,7 +177,7 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       RowSums<float> unused;
       const ColumnResult<float> r = visit(tile, at, label_logit, teacher_logit, unused);
       const float taken = factors.label * (kGeneral ? label_slope(label_logit, c) : 1.0F);
-      exchange_slots.label[parity] = make_float4(r.a, kGeneral ? r.lq : r.q, taken, label_logit);
+      reduce_slots.label[parity] = make_float4(r.a, kGeneral ? r.lq : r.q, taken, label_logit);
     }
     float a[kKeeps ? kTiles : 1][kVector];
     float q[kKeeps ? kTiles : 1][kVector]; // in general log2 q, from which all else follows
@@ -216,7 +216,7 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
     // The label's column again, with what the label takes off; by the thread that has written it before.
     const auto write_label = [&](float mean, const RowFactors<float>& f) {
       const int local = (args.targets == nullptr ? -1 : static_cast<int>(args.targets[row])) - first_column;
-      const float4 kept = exchange_slots.label[parity];
+      const float4 kept = reduce_slots.label[parity];
       const float g = gradient_of<kDivergence, kGeneral>(kept.x, kept.y, mean, student, f, c);
       columns.write_one(row, local - mine, g - kept.z);
     };
@@ -224,7 +224,7 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       write_label(0.0F, factors);
     }
     columns.next_slots();
-    exchange.post_sums(parity, sums, c);
+    reduce.post_sums(parity, sums, c);
 
 #pragma unroll
     for (int n = 0; n < G::kRowsAhead; ++n) {
@@ -240,18 +240,18 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
     const bool finishes =
         tid / kWarp == kWarps - 1 && static_cast<int>(turn % static_cast<uint32_t>(cluster_size)) == rank;
     if (kKeeps || finishes || tid < kWarp) {
-      exchange.wait_sums(parity, phase);
+      reduce.wait_sums(parity, phase);
     }
     if constexpr (kKeeps) {
       if (args.gradient != nullptr) {
-        const float mean = exchange.template mean<kDivergence>(parity);
+        const float mean = reduce.template mean<kDivergence>(parity);
         __syncwarp();
-        const float4 kept = exchange_slots.factors[parity][exchange.warp];
+        const float4 kept = reduce_slots.factors[parity][reduce.warp];
         const RowFactors<float> again{kept.x, kept.y, kept.z, 0.0F};
         columns.write_row(row, [&](int tile, int j) {
           return gradient_of<kDivergence, kGeneral>(a[tile][j], q[tile][j], mean, student, again, c);
         });
-        if (exchange_slots.label_thread[parity] == tid) {
+        if (reduce_slots.label_thread[parity] == tid) {
           write_label(mean, again);
         }
       }
@@ -259,9 +259,9 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
     if (finishes) {
       SideStats<float> student_again; // cheaper than registers through two phases
       SideStats<float> teacher_again;
-      exchange.stats(parity, c, student_again, teacher_again);
-      RowEnds<float> ends;
-      const RowSums<float> all = exchange.sums(parity, c, ends);
+      reduce.stats(parity, c, student_again, teacher_again);
+      RowEpilogue<float> ends;
+      const RowSums<float> all = reduce.sums(parity, c, ends);
       if (tid % kWarp == 0) {
         ends.has_teacher = kTeacher;
         ends.has_label = args.targets != nullptr;
@@ -270,12 +270,12 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
         ends.vocab = args.vocab;
         ends.saved = args.saved == nullptr ? nullptr : static_cast<float*>(args.saved) + row;
         finish_row(
-            static_cast<float*>(args.rows) + row, args.rows_stride, c, student_again,
+            static_cast<float*>(args.metrics) + row, args.metrics_stride, c, student_again,
             kTeacher ? teacher_again : SideStats<float>{}, all, ends);
       }
     }
     if (tid == 0) {
-      exchange.expect(parity); // the next but one row's
+      reduce.expect(parity); // the next but one row's
     }
   }
   // No block ends while another may still send to it.
@@ -284,8 +284,8 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
 }
 
 template <int kTiles, typename Logit, Divergence kDivergence, bool kTeacher, bool kGeneral>
-const char* launch_as(const RowArgs& args, const PipelinePlan& plan, int cluster_size, void* stream) {
-  const auto kernel = rows_pipeline<kTiles, Logit, kDivergence, kTeacher, kGeneral>;
+const char* launch_as(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
+  const auto kernel = rows_cluster<kTiles, Logit, kDivergence, kTeacher, kGeneral>;
   constexpr int kBytes = Geometry<kTiles, Logit, kTeacher>::kBytes;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -321,7 +321,7 @@ const char* launch_as(const RowArgs& args, const PipelinePlan& plan, int cluster
 }
 
 template <typename Logit, Divergence kDivergence, bool kTeacher, bool kGeneral>
-const char* launch(const RowArgs& args, const PipelinePlan& plan, int cluster_size, void* stream) {
+const char* launch(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
   if constexpr (!kGeneral) {
     switch (plan.tiles) {
       case 5:
@@ -336,13 +336,13 @@ const char* launch(const RowArgs& args, const PipelinePlan& plan, int cluster_si
         return "row kernel: no such number of tiles";
     }
   } else {
-    return launch_as<kPipelineTiles, Logit, kDivergence, kTeacher, true>(args, plan, cluster_size, stream);
+    return launch_as<kMaxTiles, Logit, kDivergence, kTeacher, true>(args, plan, cluster_size, stream);
   }
 }
 
 // Any divergence, temperature, softcap, bias and label smoothing.
 template <typename Logit>
-const char* launch_general(const RowArgs& args, const PipelinePlan& plan, int cluster_size, void* stream) {
+const char* launch_general(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
   if (args.teacher == nullptr) {
     return launch<Logit, Divergence::kNone, false, true>(args, plan, cluster_size, stream);
   }
@@ -365,4 +365,4 @@ const char* launch_general(const RowArgs& args, const PipelinePlan& plan, int cl
   return "row kernel: unknown divergence";
 }
 
-} // namespace distill::losses::pipeline
+} // namespace distill::losses::cluster

@@ -3,8 +3,8 @@
 
 namespace distill::losses {
 
-const char* launch_pipeline_general(const RowArgs& args, const PipelinePlan& plan, int cluster_size, void* stream) {
-  return pipeline::launch_general<float>(args, plan, cluster_size, stream);
+const char* launch_cluster_general(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
+  return cluster::launch_general<float>(args, plan, cluster_size, stream);
 }
 
 } // namespace distill::losses

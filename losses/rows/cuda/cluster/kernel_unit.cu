@@ -3,8 +3,8 @@
 
 namespace distill::losses {
 
-const char* launch_pipeline_unit(const RowArgs& args, const PipelinePlan& plan, int cluster_size, void* stream) {
-  using pipeline::launch;
+const char* launch_cluster_unit(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
+  using cluster::launch;
   if (args.teacher == nullptr) {
     return launch<float, Divergence::kNone, false, false>(args, plan, cluster_size, stream);
   }

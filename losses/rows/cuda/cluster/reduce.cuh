@@ -10,7 +10,7 @@
 namespace distill::losses {
 
 // The eight numbers that every row's sums come to, in the order in which lanes 0, 4, 8, ... hold them.
-struct RowNumbers {
+struct SumIndex {
   static constexpr int kLoss = 0;
   static constexpr int kQa = 1;
   static constexpr int kPd = 2;
@@ -22,7 +22,7 @@ struct RowNumbers {
   static constexpr int kCount = 8;
 };
 
-struct alignas(16) SidePart {
+struct alignas(16) SidePartial {
   float max = -INFINITY;
   float sum = 0;
   float unit_sum = 0;
@@ -30,7 +30,7 @@ struct alignas(16) SidePart {
 };
 
 // What only the warp that finishes the row needs. Parts of blocks that know nothing hold kNoColumn and 0.
-struct alignas(16) SumRest {
+struct alignas(16) EpiloguePartial {
   float below_max;
   float label_logit;
   int student_best;
@@ -39,7 +39,7 @@ struct alignas(16) SumRest {
 constexpr int kNoColumn = INT32_MAX;
 
 // How often the warps of the block have passed a place, and a barrier that orders what they stored before it.
-struct WarpsPassed {
+struct WarpArrivals {
   uint64_t barrier;
   unsigned count;
   unsigned unused;
@@ -47,24 +47,24 @@ struct WarpsPassed {
 
 // Two rows are under way at a time: everything twice, by the parity of the row's turn.
 template <int kWarps>
-struct alignas(16) ExchangeSlots {
+struct alignas(16) ClusterReduceSlots {
   static_assert(kWarps == kMaxCluster, "sums are over 16 parts");
 
   uint64_t stats_full[2];
   uint64_t sums_full[2];
-  SidePart stats_of_warp[2][2][kWarps]; // [parity][side][warp]
-  SidePart stats_of_block[2][2][kMaxCluster];
-  float numbers_of_warp[2][RowNumbers::kCount][kWarps];
-  float numbers_of_block[2][RowNumbers::kCount][kMaxCluster];
+  SidePartial stats_of_warp[2][2][kWarps]; // [parity][side][warp]
+  SidePartial stats_of_block[2][2][kMaxCluster];
+  float numbers_of_warp[2][SumIndex::kCount][kWarps];
+  float numbers_of_block[2][SumIndex::kCount][kMaxCluster];
   float below_max_of_warp[2][kWarps];
-  SumRest rest_of_block[2][kMaxCluster];
+  EpiloguePartial rest_of_block[2][kMaxCluster];
   float4 label[2]; // of the thread with the label's column: a, q, what the
                    // label takes off, the logit
   int label_thread[2]; // that thread, -1 where another block has the column
   int best[2][2]; // [parity][side], the first column with the maximum
   float4 factors[2][kWarps]; // what every warp needs again in phase 3
-  WarpsPassed stats_passed;
-  WarpsPassed sums_passed;
+  WarpArrivals stats_arrivals;
+  WarpArrivals sums_arrivals;
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -123,7 +123,7 @@ __device__ __forceinline__ void send(uint32_t address, float4 value, uint32_t ba
 
 // Whether this warp is the last of `warps` to pass; what the others stored before is then visible to it. The count
 // tells who is last; the barrier, complete by then, is what orders the stores. `phase`: 0 and 1 in turns.
-__device__ __forceinline__ bool last_warp(WarpsPassed* passed, unsigned warps, int lane, uint32_t phase) {
+__device__ __forceinline__ bool last_warp(WarpArrivals* passed, unsigned warps, int lane, uint32_t phase) {
   unsigned before = 0;
   barrier_arrive(&passed->barrier); // every lane, for what it has stored itself
   if (lane == 0) {
@@ -188,8 +188,8 @@ __device__ __forceinline__ float warp_sum_of_eight(const float (&v)[8], int lane
 }
 
 template <int kWarps>
-struct Exchange {
-  ExchangeSlots<kWarps>& slots;
+struct ClusterReduce {
+  ClusterReduceSlots<kWarps>& slots;
   int cluster_size;
   int rank; // of this block
   int warp;
@@ -207,8 +207,8 @@ struct Exchange {
         barrier_init(slots.stats_full + parity, 1);
         barrier_init(slots.sums_full + parity, 1);
       }
-      barrier_init(&slots.stats_passed.barrier, kWarps * kWarp);
-      barrier_init(&slots.sums_passed.barrier, kWarps * kWarp);
+      barrier_init(&slots.stats_arrivals.barrier, kWarps * kWarp);
+      barrier_init(&slots.sums_arrivals.barrier, kWarps * kWarp);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       expect(0);
       expect(1);
@@ -224,24 +224,24 @@ struct Exchange {
 
   // One thread of the block, when the row before with this parity is over.
   __device__ void expect(int parity) {
-    barrier_expect(slots.stats_full + parity, static_cast<uint32_t>(cluster_size) * 2 * sizeof(SidePart));
+    barrier_expect(slots.stats_full + parity, static_cast<uint32_t>(cluster_size) * 2 * sizeof(SidePartial));
     barrier_expect(
         slots.sums_full + parity,
-        static_cast<uint32_t>(cluster_size) * (RowNumbers::kCount * sizeof(float) + sizeof(SumRest)));
+        static_cast<uint32_t>(cluster_size) * (SumIndex::kCount * sizeof(float) + sizeof(EpiloguePartial)));
   }
 
   // The warp's maxima (the same in all lanes) and each lane's sums relative to them.
   __device__ __forceinline__ void post_stats(
-      int parity, const SidePart& student, const SidePart& teacher, const RowConstants<float>& c) {
+      int parity, const SidePartial& student, const SidePartial& teacher, const RowConstants<float>& c) {
     const bool upper = lane >= 16;
-    SidePart part{upper ? teacher.max : student.max, warp_sum_of_two(student.sum, teacher.sum, lane)};
+    SidePartial part{upper ? teacher.max : student.max, warp_sum_of_two(student.sum, teacher.sum, lane)};
     if (!c.unit_temperature) {
       part.unit_sum = warp_sum_of_two(student.unit_sum, teacher.unit_sum, lane);
     }
     if (lane % 16 == 0) {
       slots.stats_of_warp[parity][lane / 16][warp] = part;
     }
-    if (!last_warp(&slots.stats_passed, kWarps, lane, static_cast<uint32_t>(parity))) {
+    if (!last_warp(&slots.stats_arrivals, kWarps, lane, static_cast<uint32_t>(parity))) {
       return;
     }
     part = merged(slots.stats_of_warp[parity][lane / 16], kWarps, c);
@@ -261,7 +261,7 @@ struct Exchange {
   // Of the row, after wait_stats(), until the next but one row's are posted.
   __device__ __forceinline__ void stats(
       int parity, const RowConstants<float>& c, SideStats<float>& student, SideStats<float>& teacher) {
-    const SidePart part = merged(slots.stats_of_block[parity][lane / 16], kMaxCluster, c);
+    const SidePartial part = merged(slots.stats_of_block[parity][lane / 16], kMaxCluster, c);
     const SideStats<float> mine = side_stats(SideSums<float>{part.max, part.sum, part.unit_sum}, c);
     student = of_lane(mine, 0);
     teacher = of_lane(mine, 16);
@@ -285,7 +285,7 @@ struct Exchange {
         slots.below_max_of_warp[parity][warp] = below_max;
       }
     }
-    if (!last_warp(&slots.sums_passed, kWarps, lane, static_cast<uint32_t>(parity))) {
+    if (!last_warp(&slots.sums_arrivals, kWarps, lane, static_cast<uint32_t>(parity))) {
       return;
     }
     const float number = sum_of_parts(slots.numbers_of_warp[parity][lane / 4]);
@@ -316,17 +316,18 @@ struct Exchange {
   // The mean of a over the row, after wait_sums().
   template <Divergence kDivergence>
   __device__ __forceinline__ float mean(int parity) {
-    const float sum_q_a = sum_of_parts(slots.numbers_of_block[parity][RowNumbers::kQa]);
+    const float sum_q_a = sum_of_parts(slots.numbers_of_block[parity][SumIndex::kQa]);
     const float sum_q =
-        kDivergence == Divergence::kSkewForwardKl ? sum_of_parts(slots.numbers_of_block[parity][RowNumbers::kQ]) : 0.0F;
+        kDivergence == Divergence::kSkewForwardKl ? sum_of_parts(slots.numbers_of_block[parity][SumIndex::kQ]) : 0.0F;
     return mean_a<kDivergence>(sum_q_a, sum_q);
   }
 
   // All the sums of the row, after wait_sums(), in lane 0.
-  __device__ RowSums<float> sums(int parity, const RowConstants<float>& c, RowEnds<float>& ends) {
-    using N = RowNumbers;
+  __device__ RowSums<float> sums(int parity, const RowConstants<float>& c, RowEpilogue<float>& ends) {
+    using N = SumIndex;
     const float number = sum_of_parts(slots.numbers_of_block[parity][lane / 4]);
-    const SumRest rest = lane < kMaxCluster ? slots.rest_of_block[parity][lane] : SumRest{0, 0, kNoColumn, kNoColumn};
+    const EpiloguePartial rest =
+        lane < kMaxCluster ? slots.rest_of_block[parity][lane] : EpiloguePartial{0, 0, kNoColumn, kNoColumn};
     ends.label_logit = warp_sum(rest.label_logit);
     ends.student_best = __reduce_min_sync(kAllLanes, rest.student_best);
     ends.teacher_best = __reduce_min_sync(kAllLanes, rest.teacher_best);
@@ -342,11 +343,12 @@ struct Exchange {
 
  private:
   // Parts of one side, merged over each half of the warp.
-  __device__ __forceinline__ static SidePart merged(const SidePart* parts, int count, const RowConstants<float>& c) {
+  __device__ __forceinline__ static SidePartial merged(
+      const SidePartial* parts, int count, const RowConstants<float>& c) {
     const int which = static_cast<int>(threadIdx.x) % 16;
-    const SidePart part = which < count ? parts[which] : SidePart{};
+    const SidePartial part = which < count ? parts[which] : SidePartial{};
     const unsigned half = (threadIdx.x & 16U) != 0 ? 0xffff0000U : 0x0000ffffU;
-    SidePart all;
+    SidePartial all;
     all.max = lanes_max(half, part.max);
     all.sum = half_sum(scaled_to(part.sum, part.max, all.max, c.to_log2));
     if (!c.unit_temperature) {

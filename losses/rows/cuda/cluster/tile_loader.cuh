@@ -5,10 +5,10 @@
 
 #include "losses/rows/cuda/cluster/reduce.cuh"
 
-namespace distill::losses::pipeline {
+namespace distill::losses::cluster {
 
-constexpr int kVector = kPipelineVector;
-constexpr int kThreads = kPipelineThreads;
+constexpr int kVector = kClusterVector;
+constexpr int kThreads = kClusterThreads;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kTileColumns = kThreads * kVector;
 
@@ -20,12 +20,12 @@ struct Geometry {
   static constexpr int kVectorBytes = kVector * static_cast<int>(sizeof(Logit));
   static constexpr uint32_t kSideBytes = kTileColumns * sizeof(Logit);
   static constexpr uint32_t kSlotBytes = kSideBytes * (kTeacher ? 2 : 1);
-  static constexpr int kExchangeBytes = static_cast<int>(sizeof(ExchangeSlots<kWarps>));
+  static constexpr int kReduceBytes = static_cast<int>(sizeof(ClusterReduceSlots<kWarps>));
   static constexpr int kAvailable = (kBlocks == 1 ? 227 : 113) * 1024;
-  static constexpr int kFit = (kAvailable - kExchangeBytes) / static_cast<int>(kSlotBytes);
+  static constexpr int kFit = (kAvailable - kReduceBytes) / static_cast<int>(kSlotBytes);
   static constexpr int kSlots = kFit < 24 ? kFit : 24; // tiles that shared memory holds: a row and what is on its way
   static constexpr int kRowsAhead = (kSlots - 1) / kTiles; // that the copies have begun when phase 2 begins
-  static constexpr int kBytes = kSlots * static_cast<int>(kSlotBytes) + kExchangeBytes;
+  static constexpr int kBytes = kSlots * static_cast<int>(kSlotBytes) + kReduceBytes;
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -63,7 +63,7 @@ template <int kSlots, int kTile = 0>
 __device__ __forceinline__ void wait_for_tile(int tile) {
   if (tile == kTile) {
     wait_copies<kSlots - 1 - kTile>();
-  } else if constexpr (kTile + 1 < kPipelineTiles) {
+  } else if constexpr (kTile + 1 < kMaxTiles) {
     wait_for_tile<kSlots, kTile + 1>(tile);
   }
 }
@@ -199,4 +199,4 @@ class Loader {
 
 #endif
 
-} // namespace distill::losses::pipeline
+} // namespace distill::losses::cluster

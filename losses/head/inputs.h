@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "losses/options.h"
+
+// The loss head's inputs and gradient buffers, their checks, and the dtypes that follow from them.
+// Shapes: N tokens, V vocabulary rows, H student hidden size, G teacher hidden size.
+namespace distill::losses {
+
+// All on one device (CPU or CUDA). No tensor is changed.
+struct LinearHeadInputs {
+  at::Tensor hidden_NH; // fp32, bf16 or fp64
+  at::Tensor weight_VH; // the same dtype
+  at::Tensor bias_V; // undefined: none; the same dtype
+  at::Tensor teacher_hidden_NG; // undefined: no teacher, hard loss only; fp32 or bf16 (fp64 beside an fp64 student)
+  at::Tensor teacher_weight_VG; // teacher_hidden's dtype; may have another number of rows than weight_VH
+  at::Tensor teacher_bias_V; // undefined: none; teacher_hidden's dtype
+  at::Tensor targets_N; // int64, kIgnoreIndex: no loss; undefined: every token counts and there is no hard loss
+  at::Tensor token_weights_N; // fp32 (fp64 for fp64 inputs), undefined: 1
+  int64_t vocab_size = 0; // columns that exist on both sides; the rest have probability 0. 0: min of both V
+  int64_t valid_tokens = -1; // how many targets are not kIgnoreIndex, where known: only those rows are computed. A
+                             // wrong count is an error (on CUDA a device-side assertion: the host is never asked)
+  c10::DeviceType meta_device = c10::DeviceType::CUDA; // for meta tensors: where the head is planned to run
+};
+
+// Gradients of grad_scale * sum of metrics_MN[kLoss].
+struct LinearHeadGrads {
+  at::Tensor hidden_NH; // written (not accumulated); hidden's dtype; zero at ignored tokens
+  at::Tensor weight_VH; // fp32 (fp64 for fp64 inputs), accumulated into; undefined: frozen lm_head
+  at::Tensor bias_V; // likewise; undefined: none
+  double grad_scale = 1.0; // usually 1 / (valid tokens of the whole batch over all ranks)
+  bool accumulate = true; // false: weight_VH and bias_V are written and need not be zero before, which saves a pass
+};
+
+// Throws c10::Error naming the tensor, what was expected and what was found.
+void check_linear_head(const LinearHeadInputs& inputs, const LossOptions& options, const LinearHeadGrads* grads);
+
+// Columns that exist on both sides.
+int64_t effective_vocab(const LinearHeadInputs& inputs);
+
+// fp32 (fp64 for fp64 inputs), unless bf16 is asked for and both sides are bf16.
+at::ScalarType logits_type(const LinearHeadInputs& inputs, const LossOptions& options);
+
+// The one type in which the row kernel reads both biases: theirs, or fp32 where they differ.
+at::ScalarType bias_type(const LinearHeadInputs& inputs);
+
+// Whether ignored rows are left out, so that hidden rows are gathered chunk by chunk.
+bool gathers_rows(const LinearHeadInputs& inputs);
+
+} // namespace distill::losses

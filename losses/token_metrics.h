@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+
+namespace distill::losses {
+
+// The numbers that a loss returns for each token: the first index of a [kNumTokenMetrics, N] tensor (`metrics_MN`).
+// p is the teacher's distribution and q the student's, both at the loss's temperature. Losses, divergences and
+// entropies are in nats. Every number of an ignored token is 0.
+enum TokenMetric : int64_t {
+  kLoss, // token_weight * (hard_weight * (hard + z_loss * lse^2) + soft_weight * soft): the loss that has a gradient
+  kHard, // cross-entropy on the label (with label smoothing), unweighted
+  kSoft, // the divergence (with T^2 when asked), unweighted
+  kZLoss, // lse^2, unweighted
+  kForwardKl, // KL(p || q)
+  kReverseKl, // KL(q || p)
+  kStudentEntropy, // of q
+  kTeacherEntropy, // of p
+  kAgreement, // 1 where both distributions have the same arg max (ties: the first column)
+  kAccuracy, // 1 where the student's arg max is the label
+  kStudentLse, // log-sum-exp of the student's logits at T = 1
+  kTeacherLse, // log-sum-exp of the teacher's logits at T = 1
+  kNumTokenMetrics
+};
+
+} // namespace distill::losses

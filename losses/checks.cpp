@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
+#include "losses/meta_device.h"
 #include "losses/options.h"
 
 namespace distill::losses {
@@ -13,8 +14,8 @@ at::ScalarType compute_type(at::ScalarType input) {
 
 void assert_labels(const at::Tensor& targets_N, int64_t vocab) {
   if (targets_N.numel() > 0) {
-    at::_assert_async(
-        targets_N.eq(kIgnoreIndex).logical_or(targets_N.ge(0).logical_and(targets_N.lt(vocab))).all(),
+    assert_async(
+        targets_N.eq(kIgnoreIndex).bitwise_or(targets_N.ge(0).bitwise_and(targets_N.lt(vocab))).all(),
         "a target is neither the ignore index (-100) nor in [0, vocabulary size)");
   }
 }

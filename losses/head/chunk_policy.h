@@ -7,39 +7,39 @@
 
 #include "losses/options.h"
 
-// How many tokens' logits, and how many tokens' gradient rows, the head keeps at once.
+// How many tokens' logits, and how many tokens' gradients, exist at once in the head.
 //
 // Two sizes: logits exist for C tokens at a time (student and teacher, fp32), their gradients are gathered for D >= C
 // tokens (in the hidden dtype), and the two backward products run once per D tokens. The product that accumulates the
-// weight gradient reads and writes 8 bytes per weight each time, so it wants D large; the logits products are content
-// with a few hundred tokens.
+// weight gradient reads and writes 8 bytes per weight each time, so it is fast only for a large D; the logits products
+// are fast from a few hundred tokens on.
 namespace distill::losses {
 
-// What decides the bytes per token. All counts are numbers of elements, not bytes.
+// The numbers that decide the bytes per token. All counts are numbers of elements, not bytes.
 struct HeadShape {
-  int64_t tokens = 0; // N: no more rows than this are allocated
+  int64_t tokens = 0; // N: no more tokens than this are allocated
   int64_t vocab = 0; // columns of the logits
   int64_t student_hidden = 0;
   int64_t teacher_hidden = 0; // 0: no teacher
   int64_t logits_bytes = 4; // per logit: 2, 4 or 8
   int64_t gradient_bytes = 2; // per logit gradient: the hidden dtype's
   int64_t hidden_bytes = 2; // per hidden element of the student, for gathered rows
-  int64_t teacher_hidden_bytes = 2; // likewise of the teacher
+  int64_t teacher_hidden_bytes = 2; // per hidden element of the teacher
   bool needs_grad = true;
   bool gathers_rows = false; // ignored rows are left out, so hidden rows are copied chunk by chunk
   int64_t fixed_arena_bytes = 0; // scratch of the arena that does not grow with the chunk
-  // What the products and the row kernel allocate beside the arena while they run, on the CPU.
+  // Memory outside the arena that the products and the row kernel allocate while they run, on the CPU.
   int64_t fixed_bytes = 0;
   int64_t extra_bytes_per_row = 0; // for each of the D rows
   int64_t row_threads = 0; // threads of the row kernel: no more of them than rows of a chunk
-  int64_t row_thread_bytes = 0; // what each of them allocates
+  int64_t row_thread_bytes = 0; // memory of each thread
 };
 
 struct ChunkPlan {
   int64_t logits_rows = 0; // C
   int64_t gradient_rows = 0; // D, a multiple of C
   int64_t bytes = 0; // of all scratch, at most the cap
-  int64_t arena_bytes = 0; // of these, what linear_head cuts out of its arena; on CUDA that is all
+  int64_t arena_bytes = 0; // of these, the bytes that linear_head cuts out of its arena; on CUDA that is all
   std::string description; // one line for the log
 };
 

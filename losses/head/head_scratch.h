@@ -5,10 +5,10 @@
 #include "losses/head/chunk_policy.h"
 #include "losses/head/inputs.h"
 
-// What the head keeps in its arena, and how much of it.
+// The head's arena: its size, and the matrices in it.
 namespace distill::losses {
 
-// `device`: where the head will run; the inputs may be meta tensors.
+// The sizes that decide the chunks. `device`: the device type whose kernels run; the inputs may be meta tensors.
 HeadShape head_shape(
     const LinearHeadInputs& inputs, const LossOptions& options, bool needs_grad, c10::DeviceType device);
 

@@ -29,7 +29,8 @@ void check_optional(const at::Tensor& tensor, const char* name, const Expected& 
   }
 }
 
-// The teacher's head has its own width and dtype, but for fp64: its logits stand beside the student's.
+// The teacher's head has its own width and dtype; only fp64 must be the same on both sides, since one kernel reads the
+// logits of both.
 void check_teacher(const LinearHeadInputs& in) {
   if (!in.teacher_hidden_NG.defined()) {
     TORCH_CHECK(

@@ -8,20 +8,21 @@
 // Shapes: N tokens, V vocabulary rows, H student hidden size, G teacher hidden size.
 namespace distill::losses {
 
-// All on one device (CPU or CUDA). No tensor is changed.
+// All on one device: CPU, CUDA, or meta for a run that only allocates (losses/meta_device.h). No tensor is changed.
 struct LinearHeadInputs {
   at::Tensor hidden_NH; // fp32, bf16 or fp64
   at::Tensor weight_VH; // the same dtype
   at::Tensor bias_V; // undefined: none; the same dtype
-  at::Tensor teacher_hidden_NG; // undefined: no teacher, hard loss only; fp32 or bf16 (fp64 beside an fp64 student)
+  at::Tensor teacher_hidden_NG; // undefined: no teacher, hard loss only; fp32 or bf16 (fp64 with an fp64 student)
   at::Tensor teacher_weight_VG; // teacher_hidden's dtype; may have another number of rows than weight_VH
   at::Tensor teacher_bias_V; // undefined: none; teacher_hidden's dtype
   at::Tensor targets_N; // int64, kIgnoreIndex: no loss; undefined: every token counts and there is no hard loss
   at::Tensor token_weights_N; // fp32 (fp64 for fp64 inputs), undefined: 1
   int64_t vocab_size = 0; // columns that exist on both sides; the rest have probability 0. 0: min of both V
-  int64_t valid_tokens = -1; // how many targets are not kIgnoreIndex, where known: only those rows are computed. A
+  int64_t valid_tokens = -1; // how many targets are not kIgnoreIndex, where known: only those are computed. A
                              // wrong count is an error (on CUDA a device-side assertion: the host is never asked)
-  c10::DeviceType meta_device = c10::DeviceType::CUDA; // for meta tensors: where the head is planned to run
+  c10::DeviceType meta_device = c10::DeviceType::CUDA; // for meta tensors: the device type whose allocations are made,
+                                                       // CPU or CUDA; not read otherwise
 };
 
 // Gradients of grad_scale * sum of metrics_MN[kLoss].

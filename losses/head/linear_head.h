@@ -20,12 +20,13 @@ struct LinearHeadOutput {
 // Runs the head; `grads` null: no gradient products, no gradient buffers. `arena`: scratch, a uint8 tensor of at least
 // linear_head_plan(...)->arena_bytes on the same device; undefined: allocated for the call.
 // Never synchronises with the host. Throws c10::Error for inputs that contradict each other and for a cap too small.
+// On meta tensors the call makes the allocations of a run on inputs.meta_device, and launches no kernels.
 LinearHeadOutput linear_head(
     const LinearHeadInputs& inputs, const LossOptions& options, const ChunkOptions& chunks, LinearHeadGrads* grads,
     const at::Tensor& arena = {});
 
-// The chunk sizes and the scratch that linear_head will use for these inputs, which may be meta tensors. `device`:
-// where the head will run; nullopt: where the inputs are.
+// The chunk sizes and the scratch that linear_head will use for these inputs, which may be meta tensors.
+// InvalidArgument where the options are out of range or memory_cap_mb is too small for one token.
 absl::StatusOr<ChunkPlan> linear_head_plan(
     const LinearHeadInputs& inputs, const LossOptions& options, const ChunkOptions& chunks, bool needs_grad);
 

@@ -6,7 +6,7 @@ namespace distill::losses {
 
 namespace {
 
-// The CPU has no product of bf16 matrices that keeps fp32: blocks of this many vocabulary rows are converted.
+// Vocabulary rows that are converted from bf16 to fp32 at a time on the CPU.
 constexpr int64_t kVocabularyBlock = 4096;
 
 // Calls body(begin, count) for blocks of the vocabulary.
@@ -17,10 +17,19 @@ void for_vocabulary_blocks(int64_t vocab, const Body& body) {
   }
 }
 
+// Products on CUDA write into the caller's tensors and allocate nothing.
+bool only_plans_for_cuda(c10::DeviceType kernels, const at::Tensor& operand) {
+  return operand.is_meta() && kernels == at::kCUDA;
+}
+
 } // namespace
 
-void logits_product(at::Tensor logits_RV, const at::Tensor& hidden_RH, const at::Tensor& weight_VH) {
-  if (hidden_RH.is_cpu() && hidden_RH.scalar_type() == at::kBFloat16) {
+void logits_product(
+    c10::DeviceType kernels, at::Tensor logits_RV, const at::Tensor& hidden_RH, const at::Tensor& weight_VH) {
+  if (only_plans_for_cuda(kernels, hidden_RH)) {
+    return;
+  }
+  if (kernels == at::kCPU && hidden_RH.scalar_type() == at::kBFloat16) {
     const at::Tensor hidden = hidden_RH.to(at::kFloat);
     for_vocabulary_blocks(weight_VH.size(0), [&](int64_t begin, int64_t count) {
       logits_RV.narrow(1, begin, count).copy_(at::mm(hidden, weight_VH.narrow(0, begin, count).to(at::kFloat).t()));
@@ -33,8 +42,12 @@ void logits_product(at::Tensor logits_RV, const at::Tensor& hidden_RH, const at:
 }
 
 void hidden_gradient_product(
-    at::Tensor out_RH, const at::Tensor& gradient_RV, const at::Tensor& weight_VH, double scale) {
-  if (gradient_RV.is_cuda() || gradient_RV.scalar_type() != at::kBFloat16) {
+    c10::DeviceType kernels, at::Tensor out_RH, const at::Tensor& gradient_RV, const at::Tensor& weight_VH,
+    double scale) {
+  if (only_plans_for_cuda(kernels, gradient_RV)) {
+    return;
+  }
+  if (kernels == at::kCUDA || gradient_RV.scalar_type() != at::kBFloat16) {
     at::addmm_out(out_RH, out_RH, gradient_RV, weight_VH, /*beta=*/0, /*alpha=*/scale);
     return;
   }
@@ -49,11 +62,15 @@ void hidden_gradient_product(
 }
 
 void weight_gradient_product(
-    at::Tensor sum_VH, const at::Tensor& gradient_RV, const at::Tensor& hidden_RH, double scale, bool accumulates) {
+    c10::DeviceType kernels, at::Tensor sum_VH, const at::Tensor& gradient_RV, const at::Tensor& hidden_RH,
+    double scale, bool accumulates) {
+  if (only_plans_for_cuda(kernels, gradient_RV)) {
+    return;
+  }
   const double beta = accumulates ? 1 : 0;
   if (sum_VH.scalar_type() == gradient_RV.scalar_type()) {
     sum_VH.addmm_(gradient_RV.t(), hidden_RH, beta, /*alpha=*/scale);
-  } else if (gradient_RV.is_cpu()) {
+  } else if (kernels == at::kCPU) {
     const at::Tensor hidden = hidden_RH.to(sum_VH.scalar_type());
     for_vocabulary_blocks(sum_VH.size(0), [&](int64_t begin, int64_t count) {
       const at::Tensor gradient = gradient_RV.narrow(1, begin, count).to(sum_VH.scalar_type());
@@ -64,8 +81,8 @@ void weight_gradient_product(
   }
 }
 
-void bias_gradient_sum(at::Tensor sum_V, const at::Tensor& gradient_RV) {
-  if (gradient_RV.is_cuda() || sum_V.scalar_type() == gradient_RV.scalar_type()) {
+void bias_gradient_sum(c10::DeviceType kernels, at::Tensor sum_V, const at::Tensor& gradient_RV) {
+  if (kernels == at::kCUDA || sum_V.scalar_type() == gradient_RV.scalar_type()) {
     at::sum_out(sum_V, gradient_RV, 0, /*keepdim=*/false, sum_V.scalar_type());
     return;
   }

@@ -22,14 +22,8 @@ void check_rows_of_columns(const at::Tensor& tensor, const char* name, const at:
       tensor.strides());
 }
 
-// The arguments of a call, and the tensors that they point into.
-struct Call {
-  RowArgs args;
-  at::Tensor targets;
-  at::Tensor weights;
-};
-
-Call call_of(
+// Checks the arguments of a call. The result has no metrics yet.
+RowTensors checked(
     const LogitsInputs& in, const LossOptions& options, const at::Tensor& gradient_NV, const at::Tensor& saved_SN) {
   const absl::Status status = validate(options);
   TORCH_CHECK(status.ok(), "loss options: ", std::string(status.message()));
@@ -37,18 +31,14 @@ Call call_of(
   const at::Tensor& student = in.student_NV;
   const at::ScalarType compute = compute_type(student.scalar_type());
   TORCH_CHECK(student.size(1) > 0, "student_NV: expected at least one column");
-  Call call;
-  RowArgs& args = call.args;
-  args.student = student.data_ptr();
-  args.student_stride = student.stride(0);
-  args.logits_type = element_type(student.scalar_type());
+  RowTensors rows;
+  rows.student_RV = student;
   if (in.teacher_NV.defined()) {
     check_rows_of_columns(in.teacher_NV, "teacher_NV", student);
     TORCH_CHECK(
         in.teacher_NV.scalar_type() == student.scalar_type(), "teacher_NV: expected ", student.scalar_type(),
         ", found ", in.teacher_NV.scalar_type());
-    args.teacher = in.teacher_NV.data_ptr();
-    args.teacher_stride = in.teacher_NV.stride(0);
+    rows.teacher_RV = in.teacher_NV;
   } else {
     TORCH_CHECK(
         options.divergence == Divergence::kNone || options.soft_weight == 0,
@@ -59,9 +49,8 @@ Call call_of(
         in.targets_N.scalar_type() == at::kLong && in.targets_N.dim() == 1 && in.targets_N.size(0) == student.size(0),
         "targets_N: expected Long of shape [", student.size(0), "], found ", in.targets_N.scalar_type(), " of shape ",
         in.targets_N.sizes());
-    call.targets = in.targets_N.contiguous();
-    assert_labels(call.targets, student.size(1));
-    args.targets = call.targets.const_data_ptr<int64_t>();
+    rows.targets_R = in.targets_N.contiguous();
+    assert_labels(rows.targets_R, student.size(1));
   } else {
     TORCH_CHECK(options.hard_weight == 0, "the loss has a hard term but no targets_N is given");
   }
@@ -70,17 +59,14 @@ Call call_of(
         in.token_weights_N.scalar_type() == compute && in.token_weights_N.numel() == student.size(0),
         "token_weights_N: expected ", compute, " of shape [", student.size(0), "], found ",
         in.token_weights_N.scalar_type(), " of shape ", in.token_weights_N.sizes());
-    call.weights = in.token_weights_N.contiguous();
-    args.token_weights = call.weights.data_ptr();
+    rows.token_weights_R = in.token_weights_N.contiguous();
   }
   if (gradient_NV.defined()) {
     check_rows_of_columns(gradient_NV, "gradient_NV", student);
     TORCH_CHECK(
         (gradient_NV.scalar_type() == at::kDouble) == (compute == at::kDouble),
         "gradient_NV: fp64 exactly for fp64 logits, found ", gradient_NV.scalar_type());
-    args.gradient = gradient_NV.data_ptr();
-    args.gradient_stride = gradient_NV.stride(0);
-    args.gradient_type = element_type(gradient_NV.scalar_type());
+    rows.gradient_RV = gradient_NV;
   }
   if (saved_SN.defined()) {
     TORCH_CHECK(
@@ -90,13 +76,9 @@ Call call_of(
         "saved_SN: expected contiguous ", compute, " of shape [", static_cast<int64_t>(kNumSavedValues), ", ",
         student.size(0), "] on ", student.device(), ", found ", saved_SN.scalar_type(), " of shape ", saved_SN.sizes(),
         " on ", saved_SN.device());
-    args.saved = saved_SN.data_ptr();
+    rows.saved_SR = saved_SN;
   }
-  args.metrics_stride = student.size(0);
-  args.num_rows = student.size(0);
-  args.vocab = student.size(1);
-  args.options = options;
-  return call;
+  return rows;
 }
 
 } // namespace
@@ -105,14 +87,13 @@ at::Tensor logits_loss(
     const LogitsInputs& in, const LossOptions& options, const at::Tensor& gradient_NV, const RowLaunch& launch,
     const at::Tensor& saved_SN) {
   const c10::NoGradGuard no_grad;
-  Call call = call_of(in, options, gradient_NV, saved_SN);
+  RowTensors rows = checked(in, options, gradient_NV, saved_SN);
   const at::Tensor& student = in.student_NV;
   const c10::DeviceGuard device(student.device());
-  at::Tensor metrics =
+  rows.metrics_MR =
       at::empty({kNumTokenMetrics, student.size(0)}, student.options().dtype(compute_type(student.scalar_type())));
-  call.args.metrics = metrics.data_ptr();
-  run_rows(call.args, student.device(), launch);
-  return metrics;
+  run_rows(rows, options, student.device().type(), launch);
+  return rows.metrics_MR;
 }
 
 void logits_backward(
@@ -126,11 +107,11 @@ void logits_backward(
     return;
   }
   TORCH_CHECK(saved_SN.defined(), "saved_SN: expected what logits_loss saved");
-  const Call call = call_of(in, options, gradient_NV, saved_SN);
+  const RowTensors rows = checked(in, options, gradient_NV, saved_SN);
   const c10::DeviceGuard device(in.student_NV.device());
   const c10::impl::VirtualGuardImpl guard(in.student_NV.device().type());
-  const char* problem =
-      launch_logits_backward(call.args, guard.getStreamNativeHandle(guard.getStream(in.student_NV.device())));
+  const char* problem = launch_logits_backward(
+      row_args(rows, options), guard.getStreamNativeHandle(guard.getStream(in.student_NV.device())));
   TORCH_CHECK(problem == nullptr, "logits_backward: ", problem);
 }
 

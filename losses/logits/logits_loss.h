@@ -17,7 +17,7 @@ struct LogitsInputs {
 // The metrics [kNumTokenMetrics, N] (see TokenMetric) and, where `gradient_NV` is defined, the gradient of the sum of
 // metrics[kLoss] with respect to the student's logits. `gradient_NV` is fp32, bf16 or fp64 (fp64 exactly for fp64
 // logits) and may be `student_NV` itself: in place. One read of the logits. `saved_SN`, [kNumSavedValues, N] of the
-// metrics' dtype, receives what logits_backward() needs. Throws c10::Error.
+// metrics' dtype, receives the numbers that logits_backward() needs. Throws c10::Error.
 at::Tensor logits_loss(
     const LogitsInputs& inputs, const LossOptions& options, const at::Tensor& gradient_NV = {},
     const RowLaunch& launch = {}, const at::Tensor& saved_SN = {});

@@ -1,16 +1,37 @@
 #pragma once
 
-#include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
+#include <ATen/core/Tensor.h>
 
 #include "losses/rows/cuda/launch.h"
 
+// The row kernel of a device.
 namespace distill::losses {
 
 // Throws for types that the row kernels do not know.
 ElementType element_type(c10::ScalarType type);
 
-// The rows on this device: on the CPU at once, on CUDA queued on its current stream.
+// RowArgs as tensors of one device: R rows of V columns, columns contiguous. The undefined ones are null in RowArgs.
+struct RowTensors {
+  at::Tensor student_RV; // logits: fp32, bf16 or fp64
+  at::Tensor teacher_RV; // the student's dtype
+  at::Tensor student_bias_V; // fp32, bf16 or fp64; both biases have one dtype
+  at::Tensor teacher_bias_V;
+  at::Tensor targets_R; // int64
+  at::Tensor token_weights_R; // of the compute type
+  at::Tensor gradient_RV; // fp32, bf16 or fp64
+  at::Tensor metrics_MR; // [kNumTokenMetrics, R] of the compute type
+  at::Tensor saved_SR; // [kNumSavedValues, R] of the compute type; rows as far apart as those of metrics_MR
+};
+
+// Pointers into the tensors, which must outlive them.
+RowArgs row_args(const RowTensors& tensors, const LossOptions& options);
+
+// Runs the row kernel: on the CPU at once, on CUDA queued on the current stream. On meta tensors nothing runs, and the
+// memory that the kernel of the device type `kernels` takes is allocated and released (losses/meta_device.h).
+void run_rows(
+    const RowTensors& tensors, const LossOptions& options, c10::DeviceType kernels, const RowLaunch& launch = {});
+
+// The same for rows that are no tensors.
 void run_rows(const RowArgs& args, c10::Device device, const RowLaunch& launch = {});
 
 } // namespace distill::losses

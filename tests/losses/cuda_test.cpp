@@ -1,4 +1,5 @@
-// What only a GPU can show: 64-bit offsets, no synchronisation, graphs, other streams, the memory really taken.
+// Properties that only a GPU can show: 64-bit offsets, no synchronisation, graphs, other streams, the memory really
+// taken.
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>

@@ -1,7 +1,6 @@
 // The CPU row kernel's body, compiled once per instruction set: the including file defines DISTILL_ROWS_NAMESPACE and
 // is built with that set's flags. Includes nothing whose inline functions could leak into other files with those flags.
 #include <type_traits>
-#include <vector>
 
 #include "losses/rows/cpu/row_kernel.h"
 #include "losses/rows/row_math.h"
@@ -36,7 +35,7 @@ DISTILL_ROW_INLINE void store(double x, double* out) {
   *out = x;
 }
 
-// To nearest, ties to even; NaN stays one.
+// Rounds to nearest, ties to even. NaN stays NaN.
 DISTILL_ROW_INLINE void store(float x, BFloat16* out) {
   const auto bits = static_cast<uint32_t>(row_bits(x));
   const uint32_t rounded = (bits + 0x7fffU + ((bits >> 16U) & 1U)) >> 16U;
@@ -236,7 +235,7 @@ RowSums<T> columns(
   return sums.total();
 }
 
-// The gradient of one column, but for the label.
+// The gradient of one column without the label's part.
 template <Divergence kDivergence, typename T>
 DISTILL_ROW_INLINE T
 gradient_at(T z, T a, T q, T mean, const SideStats<T>& stats, const RowFactors<T>& f, const RowConstants<T>& c) {
@@ -280,7 +279,7 @@ struct Row {
   Side<T, Logit> teacher;
   SideStats<T> student_stats;
   SideStats<T> teacher_stats;
-  RowEpilogue<T> ends;
+  RowEpilogue<T> end;
 };
 
 template <Divergence kDivergence, bool kTeacher, typename Gradient, typename T, typename Logit>
@@ -291,21 +290,21 @@ RowSums<T> columns_and_gradient(const Row<T, Logit>& row, T* a, T* q) {
   if (args.gradient == nullptr) {
     return sums;
   }
-  const RowFactors<T> factors = row_factors(row.c, row.student_stats, row.teacher_stats, row.ends.token_weight);
+  const RowFactors<T> factors = row_factors(row.c, row.student_stats, row.teacher_stats, row.end.token_weight);
   const T mean = mean_a<kDivergence>(sums.q_a, sums.q);
   auto* out = static_cast<Gradient*>(args.gradient) + row.index * args.gradient_stride;
   T label_column = 0;
-  if (row.ends.has_label) {
+  if (row.end.has_label) {
     // In full, so that the label's 1 is subtracted before the rounding.
-    const T z = row.ends.label_logit;
+    const T z = row.end.label_logit;
     const T slope = row.c.student_softcap > 0 ? softcap_slope(z, row.c.student_softcap) : T(1);
     label_column =
-        gradient_at<kDivergence>(z, a[row.ends.label], q[row.ends.label], mean, row.student_stats, factors, row.c) -
+        gradient_at<kDivergence>(z, a[row.end.label], q[row.end.label], mean, row.student_stats, factors, row.c) -
         slope * factors.label;
   }
   write_gradient<kDivergence>(row.student, row.student_stats, factors, row.c, args.vocab, a, q, mean, out);
-  if (row.ends.has_label) {
-    store(label_column, out + row.ends.label);
+  if (row.end.has_label) {
+    store(label_column, out + row.end.label);
   }
   return sums;
 }
@@ -328,8 +327,8 @@ RowSums<T> dispatch(const Row<T, Logit>& row, T* a, T* q) {
     case Divergence::kNone:
       break;
   }
-  return row.ends.has_teacher ? columns_and_gradient<Divergence::kNone, true, Gradient>(row, a, q)
-                              : columns_and_gradient<Divergence::kNone, false, Gradient>(row, a, q);
+  return row.end.has_teacher ? columns_and_gradient<Divergence::kNone, true, Gradient>(row, a, q)
+                             : columns_and_gradient<Divergence::kNone, false, Gradient>(row, a, q);
 }
 
 void zero_gradient(const RowArgs& args, int64_t row) {
@@ -354,56 +353,57 @@ void one_row(const RowArgs& args, const RowConstants<T>& c, int64_t index, T* a,
       static_cast<const Logit*>(args.student) + index * args.student_stride, args.student_bias, args.bias_type,
       c.student_softcap};
   row.student_stats = side_stats(side_sums(row.student, args.vocab, c), c);
-  row.ends.vocab = args.vocab;
-  row.ends.saved = args.saved == nullptr ? nullptr : static_cast<T*>(args.saved) + index;
-  row.ends.has_teacher = args.teacher != nullptr;
-  row.ends.has_label = args.targets != nullptr;
-  row.ends.token_weight = args.token_weights == nullptr ? T(1) : static_cast<const T*>(args.token_weights)[index];
-  row.ends.student_best = first_column_of(row.student, row.student_stats.max, args.vocab);
-  if (row.ends.has_teacher) {
+  row.end.vocab = args.vocab;
+  row.end.saved = args.saved == nullptr ? nullptr : static_cast<T*>(args.saved) + index;
+  row.end.has_teacher = args.teacher != nullptr;
+  row.end.has_label = args.targets != nullptr;
+  row.end.token_weight = args.token_weights == nullptr ? T(1) : static_cast<const T*>(args.token_weights)[index];
+  row.end.student_best = first_column_of(row.student, row.student_stats.max, args.vocab);
+  if (row.end.has_teacher) {
     row.teacher = {
         static_cast<const Logit*>(args.teacher) + index * args.teacher_stride, args.teacher_bias, args.bias_type,
         c.teacher_softcap};
     row.teacher_stats = side_stats(side_sums(row.teacher, args.vocab, c), c);
-    row.ends.teacher_best = first_column_of(row.teacher, row.teacher_stats.max, args.vocab);
+    row.end.teacher_best = first_column_of(row.teacher, row.teacher_stats.max, args.vocab);
   }
-  if (row.ends.has_label) {
-    row.ends.label = args.targets[index];
-    row.ends.label_logit = row.student.at(row.ends.label);
+  if (row.end.has_label) {
+    row.end.label = args.targets[index];
+    row.end.label_logit = row.student.at(row.end.label);
   }
   const RowSums<T> sums = dispatch<Gradient>(row, a, q);
-  finish_row(out, args.metrics_stride, c, row.student_stats, row.teacher_stats, sums, row.ends);
+  finish_row(out, args.metrics_stride, c, row.student_stats, row.teacher_stats, sums, row.end);
 }
 
 template <typename T, typename Logit, typename Gradient>
-void rows_as(const RowArgs& args, int64_t begin, int64_t end) {
+void rows_as(const RowArgs& args, int64_t begin, int64_t end, void* scratch) {
   const RowConstants<T> c = row_constants<T>(args);
-  const auto padded = static_cast<size_t>((args.vocab + kLanes - 1) / kLanes * kLanes);
-  std::vector<T> parts(2 * padded);
+  const int64_t padded = (args.vocab + kLanes - 1) / kLanes * kLanes;
+  auto* a = static_cast<T*>(scratch); // of each column, up to a multiple of kLanes
+  T* q = a + padded;
   for (int64_t row = begin; row < end; ++row) {
-    one_row<T, Logit, Gradient>(args, c, row, parts.data(), parts.data() + padded);
+    one_row<T, Logit, Gradient>(args, c, row, a, q);
   }
 }
 
 template <typename Logit>
-void rows_of_logits(const RowArgs& args, int64_t begin, int64_t end) {
+void rows_of_logits(const RowArgs& args, int64_t begin, int64_t end, void* scratch) {
   if (args.gradient_type == ElementType::kBFloat16) {
-    rows_as<float, Logit, BFloat16>(args, begin, end);
+    rows_as<float, Logit, BFloat16>(args, begin, end, scratch);
   } else {
-    rows_as<float, Logit, float>(args, begin, end);
+    rows_as<float, Logit, float>(args, begin, end, scratch);
   }
 }
 
 } // namespace
 
-void rows_range(const RowArgs& args, int64_t begin, int64_t end) {
+void rows_range(const RowArgs& args, int64_t begin, int64_t end, void* scratch) {
   switch (args.logits_type) {
     case ElementType::kFloat32:
-      return rows_of_logits<float>(args, begin, end);
+      return rows_of_logits<float>(args, begin, end, scratch);
     case ElementType::kBFloat16:
-      return rows_of_logits<BFloat16>(args, begin, end);
+      return rows_of_logits<BFloat16>(args, begin, end, scratch);
     case ElementType::kFloat64:
-      return rows_as<double, double, double>(args, begin, end);
+      return rows_as<double, double, double>(args, begin, end, scratch);
   }
 }
 

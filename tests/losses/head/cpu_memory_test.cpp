@@ -107,7 +107,7 @@ TEST(CpuMemory, AnInputThatNoProductCanReadIsCopiedOnce) {
   EXPECT_EQ(copies_of_weight(), 1);
 }
 
-// Its buffers are its own, which no allocator of ours sees: the plan counts them by this number.
+// In fp32 they are all that the CPU takes beyond the arena.
 TEST(CpuMemory, RowKernelThreadsAreInThePlan) {
   LinearHeadInputs in = make_problem({.tokens = 600, .vocab = 9001, .dtype = at::kFloat});
   const auto plan = linear_head_plan(in, {}, {}, /*needs_grad=*/true);

@@ -157,7 +157,7 @@ TEST_P(HeadDtypes, OfTeacherAndStudentMayDiffer) {
       const NaiveResult naive = naive_head(in, {.hard_weight = 0.3});
       EXPECT_LT(relative_error(ours.metrics_MN[kSoft], naive.soft_N), 1e-5) << biases << known;
       EXPECT_LT(relative_error(ours.metrics_MN[kTeacherLse], naive.teacher_lse_N), 1e-6);
-      const double rounding = student == at::kBFloat16 ? 4e-3 : 1e-5; // of the logits' gradient, kept in that dtype
+      const double rounding = student == at::kBFloat16 ? 4e-3 : 1e-5; // of the logits' gradient, which has that dtype
       EXPECT_LT(relative_error(ours.grads.weight_VH, naive.d_weight_VH), rounding);
       EXPECT_LT(relative_error(ours.grads.hidden_NH, naive.d_hidden_NH), rounding);
     }
@@ -263,7 +263,7 @@ TEST(HeadGradients, WeightIsAccumulatedHiddenIsWritten) {
   EXPECT_TRUE(at::equal(grads.hidden_NH, hidden_once));
 }
 
-// What the buffers held does not count: here it is NaN.
+// The old contents of the buffers are never read: here they are NaN.
 TEST(HeadGradients, AreWrittenWhereTheyDoNotAccumulate) {
   for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16}) {
     for (const double ignored : {0.3, 1.0}) {
@@ -322,7 +322,7 @@ TEST(HeadGradients, MicroBatchesWithAGlobalCountEqualOneBatch) {
   EXPECT_LT(relative_error(grads.weight_VH, one.grads.weight_VH), 1e-12);
 }
 
-// What reduction none needs: any incoming gradient, as token weights.
+// Reduction none needs any incoming gradient, as token weights.
 TEST(HeadGradients, TokenWeightsAreIncomingGradients) {
   LinearHeadInputs in = make_problem({});
   const at::Tensor incoming = at::randn({in.hidden_NH.size(0)}, at::TensorOptions(at::kDouble)).to(test_device());

@@ -1,4 +1,4 @@
-// The backward pass from what the forward pass saved, against the reference's gradient.
+// The backward pass from the numbers that the forward pass saved, against the reference's gradient.
 #include <gtest/gtest.h>
 
 #include "losses/logits/logits_loss.h"

@@ -19,7 +19,60 @@ struct alignas(kSize == 1 ? sizeof(Logit) : kVectorBytes) Vector {
   Logit values[kSize];
 };
 
-// No block reads what another one writes, so the gradient may be the student's logits.
+// The terms of a row's gradient that do not depend on the column, from the numbers that the forward pass saved.
+template <typename T>
+struct SavedRow {
+  int64_t label; // -1: none
+  bool counts; // false: the token is ignored or has no weight, and its gradient is 0
+  SideStats<T> student;
+  SideStats<T> teacher;
+  T mean;
+  RowFactors<T> factors;
+};
+
+template <bool kTeacher, typename T>
+__device__ __forceinline__ SavedRow<T> load_saved(const RowArgs& a, const RowConstants<T>& c, int64_t r) {
+  const auto saved = [&](SavedValue k) { return static_cast<const T*>(a.saved)[k * a.metrics_stride + r]; };
+  SavedRow<T> row;
+  row.label = a.targets == nullptr ? -1 : a.targets[r];
+  const T weight = a.token_weights == nullptr ? T(1) : static_cast<const T*>(a.token_weights)[r];
+  row.counts = row.label != kIgnoreIndex && weight != 0;
+  row.student = {saved(kSavedStudentMax), saved(kSavedStudentLog2Sum), saved(kSavedStudentUnitLog2Sum)};
+  row.student.lse = row.student.max + row.student.unit_log2_sum * kLn2<T>;
+  if constexpr (kTeacher) {
+    row.teacher.max = saved(kSavedTeacherMax);
+    row.teacher.log2_sum = saved(kSavedTeacherLog2Sum);
+    row.teacher.lse = row.teacher.max + row.teacher.log2_sum; // only whether it is finite matters here
+  }
+  row.mean = saved(kSavedMean);
+  row.factors = row_factors(c, row.student, row.teacher, weight);
+  return row;
+}
+
+template <Divergence kDivergence, bool kTeacher, typename T, typename Logit>
+__device__ __forceinline__ T
+column_gradient(const SavedRow<T>& row, const RowConstants<T>& c, Logit student_logit, Logit teacher_logit, int64_t v) {
+  if (!row.counts) {
+    return T(0);
+  }
+  const T zs = softcapped(static_cast<T>(student_logit), c.student_softcap);
+  RowSums<T> unused;
+  ColumnResult<T> x;
+  if constexpr (kTeacher) {
+    const T zt = softcapped(static_cast<T>(teacher_logit), c.teacher_softcap);
+    x = column<kDivergence, true>(zs, zt, row.student, row.teacher, c, unused);
+  } else {
+    x = column(zs, row.student, c, unused);
+  }
+  const T unit_q = c.unit_temperature ? x.q : unit_prob(zs, row.student);
+  const T slope = label_slope(zs, c);
+  return general_gradient<kDivergence>(x.a, x.q, unit_q, slope, row.mean, row.factors) -
+      (v == row.label ? row.factors.label * slope : T(0));
+}
+
+// a: see RowArgs; metrics and biases are not read. Logits and gradient [R, V] of type Logit, `saved` [kNumSavedValues,
+// R]. A block takes kPerBlock columns of one row. No block reads what another block writes, so the gradient may be the
+// student's logits.
 template <Divergence kDivergence, bool kTeacher, typename T, typename Logit, int kSize>
 __global__ __launch_bounds__(kThreads) void logits_backward(
     const __grid_constant__ RowArgs a, const __grid_constant__ RowConstants<T> c) {
@@ -27,37 +80,9 @@ __global__ __launch_bounds__(kThreads) void logits_backward(
   if (r >= a.num_rows) {
     return;
   }
-  const int64_t label = a.targets == nullptr ? -1 : a.targets[r];
-  const T weight = a.token_weights == nullptr ? T(1) : static_cast<const T*>(a.token_weights)[r];
-  const bool counts = label != kIgnoreIndex && weight != 0;
-  const auto saved = [&](SavedValue k) { return static_cast<const T*>(a.saved)[k * a.metrics_stride + r]; };
-  SideStats<T> student{saved(kSavedStudentMax), saved(kSavedStudentLog2Sum), saved(kSavedStudentUnitLog2Sum)};
-  student.lse = student.max + student.unit_log2_sum * kLn2<T>;
-  SideStats<T> teacher;
-  if constexpr (kTeacher) {
-    teacher.max = saved(kSavedTeacherMax);
-    teacher.log2_sum = saved(kSavedTeacherLog2Sum);
-    teacher.lse = teacher.max + teacher.log2_sum; // only whether it is finite matters here
-  }
-  const T mean = saved(kSavedMean);
-  const RowFactors<T> factors = row_factors(c, student, teacher, weight);
+  const SavedRow<T> row = load_saved<kTeacher, T>(a, c, r);
   const auto one = [&](Logit student_logit, Logit teacher_logit, int64_t v) {
-    if (!counts) {
-      return T(0);
-    }
-    const T zs = softcapped(static_cast<T>(student_logit), c.student_softcap);
-    RowSums<T> unused;
-    ColumnResult<T> x;
-    if constexpr (kTeacher) {
-      const T zt = softcapped(static_cast<T>(teacher_logit), c.teacher_softcap);
-      x = column<kDivergence, true>(zs, zt, student, teacher, c, unused);
-    } else {
-      x = column(zs, student, c, unused);
-    }
-    const T unit_q = c.unit_temperature ? x.q : unit_prob(zs, student);
-    const T slope = label_slope(zs, c);
-    return general_gradient<kDivergence>(x.a, x.q, unit_q, slope, mean, factors) -
-        (v == label ? factors.label * slope : T(0));
+    return column_gradient<kDivergence, kTeacher>(row, c, student_logit, teacher_logit, v);
   };
   const Logit* students = static_cast<const Logit*>(a.student) + r * a.student_stride;
   const Logit* teachers = kTeacher ? static_cast<const Logit*>(a.teacher) + r * a.teacher_stride : students;

@@ -5,7 +5,8 @@
 #include "losses/options.h"
 #include "losses/token_metrics.h"
 
-// The row kernels: logits of a chunk in, loss rows, metrics and the gradient with respect to the student's logits out.
+// The arguments of the row kernels: logits in, the metrics of each token and the gradient with respect to the student's
+// logits out. A row is the logits of one token.
 namespace distill::losses {
 
 enum class ElementType {
@@ -14,7 +15,7 @@ enum class ElementType {
   kFloat64
 };
 
-// What a backward pass over given logits needs of each token's row beside the logits (losses/logits_backward.h).
+// Numbers of each row that the forward pass saves for a backward pass over the same logits (losses/logits/).
 enum SavedValue : int64_t {
   kSavedStudentMax,
   kSavedStudentLog2Sum, // of 2^((logit - max) log2(e) / T)
@@ -31,7 +32,8 @@ struct RowArgs {
   const void* teacher = nullptr; // [R, V], null: no teacher
   const void* student_bias = nullptr; // [V] of bias_type, added to the logits; null: none
   const void* teacher_bias = nullptr;
-  const int64_t* targets = nullptr; // [R], kIgnoreIndex: the row's outputs are all 0; null: every row counts, no labels
+  const int64_t* targets =
+      nullptr; // [R], kIgnoreIndex: the row's outputs are all 0; null: no row is ignored, no labels
   const void* token_weights = nullptr; // [R] of the compute type (fp32, or fp64 for fp64 logits); null: 1
   void* gradient = nullptr; // [R, V] of gradient_type; null: none. May be `student` itself where the types are equal
   void* metrics = nullptr; // [kNumTokenMetrics, R] of the compute type

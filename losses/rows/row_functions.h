@@ -11,7 +11,7 @@
 #define DISTILL_ROW_INLINE inline __attribute__((always_inline))
 #endif
 
-// The scalar functions that the rows' mathematics is made of, for host and device.
+// The scalar functions of the row mathematics, for host and device.
 namespace distill::losses {
 
 template <typename T>
@@ -21,7 +21,7 @@ inline constexpr T kLn2 = static_cast<T>(0.69314718055994530942);
 // Stands for log2(0): products with a probability of 0 stay 0.
 template <typename T>
 inline constexpr T kLogFloor = static_cast<T>(-1e30);
-// A sum beyond it met log2(0) where the other side has mass: infinite.
+// A sum above it has a term with log2(0) where the other side has probability: the loss is infinite.
 template <typename T>
 inline constexpr T kInfiniteLoss = static_cast<T>(1e20);
 

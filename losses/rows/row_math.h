@@ -3,27 +3,28 @@
 #include "losses/rows/row_args.h"
 #include "losses/rows/row_functions.h"
 
-// The mathematics of one row, for the CPU kernel and the CUDA kernels alike. T is float or double.
+// The mathematics of one row, shared by the CPU kernel and the CUDA kernels. T is float or double.
 //
 // Everything is in base-2 logarithms of probabilities: lq = log2 q, lp = log2 p, d = lp - lq, r = 2^d = p / q. Every
 // term then needs three exponentials and one logarithm, neither log(0) nor 0 * inf can occur (log-probabilities have a
 // floor, r a ceiling), and d = 0 gives exactly 0 in every term. A row is four steps:
 //   1. SideSums over the columns of each side, merged, give SideStats (the normalisers);
-//   2. row_factors(): what the columns are multiplied by in this row;
+//   2. row_factors(): the row's multipliers of the columns' gradients;
 //   3. column() for each column: its contributions to RowSums, and a and q;
-//   4. finish_row() writes the output rows; unit_gradient() or general_gradient() make the gradient of a and q.
+//   4. finish_row() writes the token's metrics; unit_gradient() or general_gradient() compute the gradient from a and
+//   q.
 namespace distill::losses {
 
-// What the options come to, once per launch.
+// Constants that follow from the options, computed once per launch.
 template <typename T>
 struct RowConstants {
   Divergence divergence = Divergence::kNone;
   bool unit_temperature = true;
   T to_log2 = 0; // log2(e) / T: from logits to base-2 logarithms
   T p_weight = 0; // of p in the mixture m
-  T q_weight = 0; // the rest
+  T q_weight = 0; // of q in the mixture: 1 - p_weight
   T near[4] = {}; // log2(p_weight 2^d + q_weight) = near[0] d + near[1] d^2 + ... for small d
-  T soft_gradient = 0; // what q (a - sum q a) is multiplied by
+  T soft_gradient = 0; // the factor of q (a - sum q a) in the gradient
   T soft_scale = 1; // 1 or T^2
   T soft_weight = 0;
   T hard_weight = 0;
@@ -95,7 +96,7 @@ struct SideSums {
   T unit_sum = 0;
 };
 
-// What a sum over columns subtracts from the logits: their maximum, or 0 where all are -inf.
+// The number that a sum over columns subtracts from the logits: their maximum, or 0 where all are -inf.
 template <typename T>
 DISTILL_ROW_INLINE T finite_max(T max) {
   return max == -std::numeric_limits<T>::infinity() ? T(0) : max;
@@ -163,11 +164,11 @@ DISTILL_ROW_INLINE RowFactors<T> row_factors(
 
 template <typename T>
 struct RowSums {
-  T loss = 0; // of the divergence's own terms, see soft_loss()
+  T loss = 0; // terms that only this divergence has, see soft_loss()
   T q_a = 0; // sum q a
   T p_d = 0; // sum p (lp - lq)
   T q_d = 0; // sum q (lp - lq)
-  T mass = 0; // sum (q - p): 0 but for rounding, which it takes out of the divergences
+  T mass = 0; // sum (q - p): 0 apart from rounding errors, which it removes from the divergences
   T q_lq = 0;
   T p_lp = 0;
   T below_max = 0; // sum (max - z) of the student, for label smoothing
@@ -179,7 +180,7 @@ struct RowSums {
 template <Divergence kDivergence>
 inline constexpr bool kUsesQa = kDivergence != Divergence::kForwardKl&& kDivergence != Divergence::kNone;
 
-// Whether the divergence has terms of its own beside those of the two KLs.
+// Whether the divergence has terms other than those of the two KLs.
 template <Divergence kDivergence>
 inline constexpr bool kUsesLoss = kUsesQa<kDivergence>&& kDivergence != Divergence::kReverseKl;
 
@@ -322,7 +323,7 @@ DISTILL_ROW_INLINE ColumnResult<T> column(
   return {T(0), q, lq};
 }
 
-// The gradient with respect to the logit, but for the label's column, where T = 1 and there is no softcap.
+// The gradient with respect to the logit without the label's part, where T = 1 and there is no softcap.
 template <Divergence kDivergence, typename T>
 DISTILL_ROW_INLINE T unit_gradient(T a, T q, T mean, const RowFactors<T>& f) {
   if constexpr (kDivergence == Divergence::kNone) {
@@ -361,13 +362,13 @@ DISTILL_ROW_INLINE RowSums<T> merge(const RowSums<T>& a, const RowSums<T>& b) {
           a.q + b.q};
 }
 
-// A sum that is non-negative but for rounding, and infinite beyond kInfiniteLoss. NaN stays.
+// A sum that only rounding can make negative: at least 0, and infinite beyond kInfiniteLoss. NaN stays NaN.
 template <typename T>
 DISTILL_ROW_INLINE T non_negative(T value) {
   return value <= 0 ? T(0) : (value > kInfiniteLoss<T> ? std::numeric_limits<T>::infinity() : value);
 }
 
-// What finish_row needs beside the sums.
+// The row's numbers that finish_row needs in addition to the sums.
 template <typename T>
 struct RowEpilogue {
   bool has_teacher = false;
@@ -381,44 +382,44 @@ struct RowEpilogue {
   T* saved = nullptr; // this row's column of RowArgs::saved
 };
 
-// Writes column `row` of the [kNumTokenMetrics, R] output, and of what is saved.
+// Writes one token's column of the [kNumTokenMetrics, R] metrics and of RowArgs::saved. `out`: the column's first
+// element; `stride`: elements between the metrics.
 template <typename T>
 DISTILL_ROW_INLINE void finish_row(
     T* out, int64_t stride, const RowConstants<T>& c, const SideStats<T>& student, const SideStats<T>& teacher,
-    const RowSums<T>& sums, const RowEpilogue<T>& ends) {
+    const RowSums<T>& sums, const RowEpilogue<T>& end) {
   const T bad = poison(student, teacher);
   const T z_loss = student.lse * student.lse;
   T hard = 0;
-  if (ends.has_label) {
-    hard =
-        (T(1) - c.label_smoothing) * non_negative((student.max - ends.label_logit) + student.unit_log2_sum * kLn2<T>);
+  if (end.has_label) {
+    hard = (T(1) - c.label_smoothing) * non_negative((student.max - end.label_logit) + student.unit_log2_sum * kLn2<T>);
     if (c.label_smoothing > 0) {
-      const T mean_below = sums.below_max / static_cast<T>(ends.vocab) + (student.lse - student.max);
+      const T mean_below = sums.below_max / static_cast<T>(end.vocab) + (student.lse - student.max);
       hard += c.label_smoothing * non_negative(mean_below);
     }
     hard += bad;
   }
-  const T soft = ends.has_teacher ? c.soft_scale * (non_negative(soft_loss(c.divergence, sums, c)) + bad) : T(0);
+  const T soft = end.has_teacher ? c.soft_scale * (non_negative(soft_loss(c.divergence, sums, c)) + bad) : T(0);
   const T loss = c.hard_weight * (hard + c.z_loss * z_loss) + (c.soft_weight > 0 ? c.soft_weight * soft : T(0));
-  out[kLoss * stride] = ends.token_weight == 0 ? T(0) : ends.token_weight * loss;
+  out[kLoss * stride] = end.token_weight == 0 ? T(0) : end.token_weight * loss;
   out[kHard * stride] = hard;
   out[kSoft * stride] = soft;
   out[kZLoss * stride] = z_loss;
-  out[kForwardKl * stride] = ends.has_teacher ? non_negative(soft_loss(Divergence::kForwardKl, sums, c)) + bad : T(0);
-  out[kReverseKl * stride] = ends.has_teacher ? non_negative(soft_loss(Divergence::kReverseKl, sums, c)) + bad : T(0);
+  out[kForwardKl * stride] = end.has_teacher ? non_negative(soft_loss(Divergence::kForwardKl, sums, c)) + bad : T(0);
+  out[kReverseKl * stride] = end.has_teacher ? non_negative(soft_loss(Divergence::kReverseKl, sums, c)) + bad : T(0);
   out[kStudentEntropy * stride] = non_negative(-kLn2<T> * sums.q_lq) + bad;
-  out[kTeacherEntropy * stride] = ends.has_teacher ? non_negative(-kLn2<T> * sums.p_lp) + bad : T(0);
-  out[kAgreement * stride] = ends.has_teacher && ends.student_best == ends.teacher_best ? T(1) : T(0);
-  out[kAccuracy * stride] = ends.has_label && ends.student_best == ends.label ? T(1) : T(0);
+  out[kTeacherEntropy * stride] = end.has_teacher ? non_negative(-kLn2<T> * sums.p_lp) + bad : T(0);
+  out[kAgreement * stride] = end.has_teacher && end.student_best == end.teacher_best ? T(1) : T(0);
+  out[kAccuracy * stride] = end.has_label && end.student_best == end.label ? T(1) : T(0);
   out[kStudentLse * stride] = student.lse;
-  out[kTeacherLse * stride] = ends.has_teacher ? teacher.lse : T(0);
-  if (ends.saved != nullptr) {
-    ends.saved[kSavedStudentMax * stride] = student.max;
-    ends.saved[kSavedStudentLog2Sum * stride] = student.log2_sum;
-    ends.saved[kSavedStudentUnitLog2Sum * stride] = student.unit_log2_sum;
-    ends.saved[kSavedTeacherMax * stride] = teacher.max;
-    ends.saved[kSavedTeacherLog2Sum * stride] = teacher.log2_sum;
-    ends.saved[kSavedMean * stride] = c.divergence == Divergence::kSkewForwardKl ? sums.q_a / sums.q : sums.q_a;
+  out[kTeacherLse * stride] = end.has_teacher ? teacher.lse : T(0);
+  if (end.saved != nullptr) {
+    end.saved[kSavedStudentMax * stride] = student.max;
+    end.saved[kSavedStudentLog2Sum * stride] = student.log2_sum;
+    end.saved[kSavedStudentUnitLog2Sum * stride] = student.unit_log2_sum;
+    end.saved[kSavedTeacherMax * stride] = teacher.max;
+    end.saved[kSavedTeacherLog2Sum * stride] = teacher.log2_sum;
+    end.saved[kSavedMean * stride] = c.divergence == Divergence::kSkewForwardKl ? sums.q_a / sums.q : sums.q_a;
   }
 }
 

@@ -7,7 +7,7 @@
 
 static_assert(__cplusplus >= 202002L, "CUDA sources are C++20");
 
-// What the two CUDA row kernels share.
+// Device functions that the CUDA row kernels share.
 namespace distill::losses {
 
 constexpr int kWarp = 32;
@@ -86,7 +86,8 @@ __device__ __forceinline__ T warp_max(T value) {
   return value;
 }
 
-// The same in every lane afterwards. xor shuffles add in one fixed order, so all lanes agree to the last bit.
+// Merges over the warp; the result is the same in every lane. xor shuffles add in one fixed order, so all lanes agree
+// to the last bit.
 template <typename T>
 __device__ __forceinline__ SideSums<T> warp_merge(const SideSums<T>& mine, T to_log2, bool unit_temperature) {
   SideSums<T> all;
@@ -104,7 +105,7 @@ __device__ __forceinline__ RowSums<T> warp_merge(const RowSums<T>& mine) {
           warp_sum(mine.q_lq), warp_sum(mine.p_lp), warp_sum(mine.below_max), warp_sum(mine.q)};
 }
 
-// One column by a divergence that is known at run time only.
+// column() for a divergence that is known only at run time.
 template <bool kTeacher, typename T>
 __device__ __forceinline__ ColumnResult<T> any_column(
     T zs, T zt, const SideStats<T>& student, const SideStats<T>& teacher, const RowConstants<T>& c, RowSums<T>& sums) {
@@ -131,7 +132,7 @@ __device__ __forceinline__ ColumnResult<T> any_column(
   }
 }
 
-// The gradient of one column, but for the label, by a divergence that is known at run time only.
+// The gradient of one column without the label's part, for a divergence that is known only at run time.
 template <typename T>
 __device__ __forceinline__ T any_gradient(
     T zs, const ColumnResult<T>& x, const SideStats<T>& student, T mean, const RowFactors<T>& f,
@@ -159,7 +160,8 @@ inline const char* launch_error() {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-// Null or what is wrong.
+// Queues the streaming kernel: one block for each row, any dtype, width and alignment. Returns null, or an error
+// message.
 const char* launch_rows_streaming(const RowArgs& args, cudaStream_t stream);
 
 } // namespace distill::losses

@@ -37,9 +37,9 @@ ClusterPlan plan_for(int64_t vocab, int cluster_size) {
   return plan;
 }
 
-// The size whose clusters get through most rows: a row takes a time that grows with its tiles but for what the
-// exchanges cost, worth about seven tiles (docs/loss_head.md), and as many clusters run as fit into groups of 16
-// multiprocessors. 0 where no size holds the row.
+// The cluster size with the highest throughput. A row takes as long as its tiles and its reductions, which cost about
+// seven tiles (docs/loss_head.md); as many clusters run at once as fit into groups of 16 multiprocessors. 0 where no
+// size holds the row.
 int automatic_cluster(int64_t vocab) {
   int best = 0;
   double best_cost = 0;

@@ -1,4 +1,4 @@
-// One block a row; the row's logits are read three times, the later two mostly from L2.
+// One block for each row. The row's logits are read three times; the second and third reads mostly hit L2.
 #include "losses/rows/cuda/device_functions.cuh"
 
 namespace distill::losses {
@@ -53,6 +53,7 @@ __device__ SideStats<T> block_stats(SideSums<T>* partials, const SideSums<T>& mi
   return side_stats(all, c);
 }
 
+// args: see RowArgs; block r takes row r.
 template <typename T, bool kTeacher>
 __global__ __launch_bounds__(kThreads) void rows_streaming(
     const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<T> c) {
@@ -83,6 +84,7 @@ __global__ __launch_bounds__(kThreads) void rows_streaming(
   // Read before any gradient is written: the two may share memory.
   const T label_logit = args.targets == nullptr ? T(0) : student_logit(target);
 
+  // First pass: normalisers.
   const SideStats<T> student = block_stats(
       shared.student,
       thread_side_sums(student_row, args.logits_type, args.student_bias, args.bias_type, c.student_softcap, vocab, c),
@@ -95,6 +97,7 @@ __global__ __launch_bounds__(kThreads) void rows_streaming(
         c);
   }
 
+  // Second pass: the sums over the columns, reduced over the block.
   RowSums<T> mine;
   int student_best = INT32_MAX;
   int teacher_best = INT32_MAX;
@@ -141,6 +144,7 @@ __global__ __launch_bounds__(kThreads) void rows_streaming(
   if (args.gradient == nullptr) {
     return;
   }
+  // Third pass: the gradient.
   const RowFactors<T> factors = row_factors(c, student, teacher, weight);
   const T mean =
       c.divergence == Divergence::kSkewForwardKl ? mean_a<Divergence::kSkewForwardKl>(sums.q_a, sums.q) : sums.q_a;

@@ -1,4 +1,4 @@
-// A thread's columns of a row in the pipelined row kernel: reading, summing, and writing their gradient.
+// A thread's columns of a row in the cluster row kernel: reading, summing, and writing their gradient.
 #pragma once
 
 #include "losses/rows/cuda/cluster/tile_loader.cuh"
@@ -7,8 +7,8 @@ namespace distill::losses::cluster {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// One side's sums of a thread, relative to the maximum of its warp's first tile. Should a later logit be so far above
-// that one that the sums may overflow, the warp adds its columns up again relative to their maximum.
+// One side's sums of the online softmax in a thread, relative to the maximum of its warp's first tile. If a later logit
+// is so far above that maximum that the sums may overflow, the warp sums its columns again relative to their maximum.
 struct OnlineSums {
   static constexpr float kRoom = 80; // powers of two
 
@@ -38,14 +38,14 @@ struct OnlineSums {
   }
 };
 
-// A thread's columns of one row after another.
+// A thread's columns, row after row. Shared memory holds kSlots tiles of them as a ring.
 template <typename G, typename Logit, bool kGeneral>
 struct Columns {
   const RowArgs& args;
   const RowConstants<float>& c;
   const ClusterPlan& plan;
   const Share& share;
-  uint32_t base; // this thread's place in slot 0
+  uint32_t base; // shared-memory address of this thread's columns in slot 0
   int slot = 0; // of the row's first tile
 
   __device__ __forceinline__ bool exists(int tile) const {
@@ -87,8 +87,8 @@ struct Columns {
     read(place(tile) + G::kSideBytes, tile, args.teacher_bias, c.teacher_softcap, z);
   }
 
-  // The first of this thread's columns with `value`; side: student or teacher. The few threads that are asked hold up
-  // all others, so the tiles are read at once where registers allow it.
+  // The first of this thread's columns with `value`; side: student or teacher. All other threads wait for the few that
+  // search, so the tiles are read at once where registers allow it.
   template <typename Side>
   __device__ __forceinline__ int first_of(float value, const Side& side) const {
     int best = INT32_MAX;
@@ -112,7 +112,7 @@ struct Columns {
     SidePartial out;
     out.max = lanes_max(kAllLanes, run.max);
     if (out.max == -INFINITY) {
-      out.sum = run.sum; // 0, or the NaN that was met
+      out.sum = run.sum; // 0, or NaN where a logit is NaN
       return out;
     }
     if ((out.max - run.base) * fmaxf(c.to_log2, kLog2E<float>) > OnlineSums::kRoom) {
@@ -124,7 +124,7 @@ struct Columns {
         run.template add<kGeneral>(z, c);
       }
     }
-    // In add() the base times to_log2 was rounded, which is made good here, once for all columns.
+    // add() rounded the base times to_log2; this corrects it once for all columns.
     const float rounding = kGeneral ? 0.0F : fmaf(run.base, c.to_log2, -(run.base * c.to_log2));
     out.sum = run.sum * row_exp2((run.base - out.max) * c.to_log2 - rounding);
     out.unit_sum = kGeneral ? run.unit_sum * row_exp2((run.base - out.max) * kLog2E<float>) : 0.0F;
@@ -198,16 +198,17 @@ struct Columns {
   }
 };
 
-// The gradient of a column, but for the label; `kept` is q, or in general log2 q, from which the capped logit follows.
+// The gradient of a column without the label's part. `saved`: q, or where kGeneral log2 q, from which the capped logit
+// follows.
 template <Divergence kDivergence, bool kGeneral>
 __device__ __forceinline__ float gradient_of(
-    float a, float kept, float mean, const SideStats<float>& student, const RowFactors<float>& f,
+    float a, float saved, float mean, const SideStats<float>& student, const RowFactors<float>& f,
     const RowConstants<float>& c) {
   if constexpr (!kGeneral) {
-    return unit_gradient<kDivergence>(a, kept, mean, f);
+    return unit_gradient<kDivergence>(a, saved, mean, f);
   } else {
-    const float above = (kept + student.log2_sum) / c.to_log2; // logit - max
-    const float q = row_exp2(kept);
+    const float above = (saved + student.log2_sum) / c.to_log2; // logit - max
+    const float q = row_exp2(saved);
     const float unit_lq = row_max(above * kLog2E<float> - student.unit_log2_sum, kLogFloor<float>);
     const float unit_q = c.unit_temperature ? q : row_exp2(unit_lq);
     const float slope = c.student_softcap > 0 ? softcap_slope(above + student.max, c.student_softcap) : 1.0F;

@@ -1,20 +1,36 @@
-// A row on the blocks of a cluster, read once. Each thread copies its own columns of the rows ahead into its own part
-// of shared memory, so that nobody waits for anybody to load. A row passes three phases:
-//   1. maxima and normalising sums, from shared memory;
-//   2. the columns: the row's sums, and a and q into registers (the row's place in shared memory goes to rows ahead);
-//   3. the gradient from a and q, once sum q a is known.
-// Each phase but the first needs numbers of the whole row, which the blocks exchange. Phase 1 of the next row stands
-// between 2 and 3, so that neither exchange is waited for idly.
+// The row kernel on a cluster of blocks: a row's logits are read once. Each thread copies its own columns of the next
+// rows into its own part of shared memory, so that no thread waits for the copies of another one. A row passes three
+// phases:
+//   1. normalise   maxima and sums of exponentials of the online softmax, from shared memory;
+//   2. columns     the row's sums, and a and q of each column into registers (divergences that need no sum of q a
+//                  write their gradient here); the row's place in shared memory is free for the copies of later rows;
+//   3. gradient    from a and q, once the sum of q a is known.
+// Phases 2 and 3 need numbers of the whole row, which the blocks reduce over the cluster through distributed shared
+// memory (reduce.cuh). Phase 1 of the next row runs between phases 2 and 3, so that no reduction is waited for idly.
+// Two rows in the time of one thread:
+//
+//   time ------------------------------------------------------------------------------------------------------>
+//   row r      | normalise |        | columns |                           | gradient |
+//   row r + 1                                 | normalise |                          | columns |
+//   row r + 2                                                                                  | normalise |
+//   reduced    |           |stats r>|         |                           |          |         |
+//                                             |sums r ~~~~~~~~~~~~~~~~~~~>|                    |sums r + 1 ~~~~
+//                                                         |stats r + 1 ~~~~~~~~~~~~~>|
+//   copied     tiles of the rows after r + 1, each into the place of the tile that the columns phase has just read
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 
-#include "losses/rows/cuda/cluster/columns.cuh"
+#include "losses/rows/cuda/cluster/stages.cuh"
 
 namespace distill::losses::cluster {
 
+// args: see RowArgs, [R, V] logits of type Logit. A cluster of cluster_size blocks takes one row at a time; cluster n
+// of the grid takes rows n, n + clusters, ... Dynamic shared memory: Geometry::kBytes.
+// The phases stay in one function: moving them out changes the machine code. stages.cuh holds the stages that can move
+// without a change.
 template <int kTiles, typename Logit, Divergence kDivergence, bool kTeacher, bool kGeneral>
 __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBlocks)) void rows_cluster(
     const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<float> c,
@@ -22,38 +38,28 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   using G = Geometry<kTiles, Logit, kTeacher>;
   constexpr int kSlots = G::kSlots;
-  constexpr bool kKeeps = kUsesQa<kDivergence>; // a and q from phase 2 to phase 3; otherwise phase 2 writes
+  // Whether a and q stay in registers from phase 2 to phase 3; otherwise phase 2 writes the gradient.
+  constexpr bool kKeeps = kUsesQa<kDivergence>;
   extern __shared__ __align__(128) unsigned char shared[];
   const int tid = static_cast<int>(threadIdx.x);
   const int rank = static_cast<int>(blockIdx.x) % cluster_size;
   auto& reduce_slots = *reinterpret_cast<ClusterReduceSlots<kWarps>*>(shared + kSlots * G::kSlotBytes);
   ClusterReduce<kWarps> reduce{reduce_slots, cluster_size, rank, tid / kWarp, tid % kWarp};
-  reduce.open();
+  reduce.init();
 
   const int rows = static_cast<int>(args.num_rows);
-  const int first_column = rank * plan.slice;
-  const int existing = static_cast<int>(min(max(args.vocab - first_column, int64_t{0}), int64_t{plan.slice}));
+  const Slice slice = block_slice(args, plan, rank);
+  const int first_column = slice.first;
+  const int existing = slice.columns;
   const int mine = tid * kVector;
-  Share share;
-  share.first = first_column + mine;
-  share.full = existing < mine + kVector ? 0 : (existing - mine - kVector) / kTileColumns + 1;
-  share.part = min(max(existing - mine - share.full * kTileColumns, 0), kVector);
+  const Share share = thread_share(slice, tid);
   Columns<G, Logit, kGeneral> columns{
       args, c, plan, share, shared_address(shared) + static_cast<uint32_t>(tid) * G::kVectorBytes};
   const auto student_side = [&](int tile, float(&z)[kVector]) { columns.student(tile, z); };
   const auto teacher_side = [&](int tile, float(&z)[kVector]) { columns.teacher(tile, z); };
-  const auto zero = [&](int row) {
-    if (rank == 0 && tid == 0) {
-      zero_metrics(static_cast<float*>(args.metrics) + row, args.metrics_stride);
-    }
-    const float zeros[kVector] = {};
-#pragma unroll 1
-    for (int i = 0; i < plan.tiles && args.gradient != nullptr; ++i) {
-      columns.write(row, i, zeros);
-    }
-  };
+  const auto zero = [&](int row) { write_zeros(args, plan, columns, rank == 0 && tid == 0, row); };
 
-  // The row in phase 2, and those after it whose copies have begun.
+  // The row in phase 2, and the later rows whose copies have begun.
   int ahead[G::kRowsAhead + 1];
   Loader<G, Logit, kTeacher> loader(
       args, share, static_cast<int>(blockIdx.x) / cluster_size, static_cast<int>(gridDim.x) / cluster_size);
@@ -65,16 +71,16 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
     }
     loader.template issue<kSlot % kTiles>(columns.base + kSlot * G::kSlotBytes);
   });
-  // The barriers exist, and every block of the cluster runs, before anybody sends anything.
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+  // The barriers exist and every block of the cluster runs before any block sends a number.
+  cluster_barrier();
 
-  // 1. Maxima and normalising sums.
+  // Phase 1: maxima and normalising sums, posted to the cluster.
   float student_max = 0; // this thread's
   float teacher_max = 0;
-  const auto phase_1 = [&](int parity) {
+  const auto normalise = [&](int parity) {
     OnlineSums student;
     OnlineSums teacher;
-    float zs[2][kVector]; // a tile, and the next one ahead of its use
+    float zs[2][kVector]; // a tile, and the next one, which is read before it is used
     float zt[2][kVector];
     const auto read = [&](int i) {
       wait_for_tile<kSlots>(i);
@@ -107,7 +113,7 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
   };
 
   if (ahead[0] < rows) {
-    phase_1(0);
+    normalise(0);
   }
   for (uint32_t turn = 0; ahead[0] < rows; ++turn) {
     const int row = ahead[0];
@@ -128,7 +134,7 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       reduce_slots.factors[parity][reduce.warp] = make_float4(factors.soft, factors.hard, factors.uniform, 0.0F);
     }
 
-    // 2. The columns.
+    // Phase 2: the columns.
     RowSums<float> sums;
     const auto visit = [&](int tile, int j, float zs, float zt, RowSums<float>& add) {
       if constexpr (kGeneral) {
@@ -161,19 +167,9 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       const int local = target - first_column;
       const int tile = local / kTileColumns;
       const int at = local % kVector;
-      float zs[kVector];
-      float zt[kVector] = {};
-      columns.student(tile, zs);
-      if constexpr (kTeacher) {
-        columns.teacher(tile, zt);
-      }
-      float label_logit = zs[0];
-      float teacher_logit = zt[0];
-#pragma unroll
-      for (int j = 1; j < kVector; ++j) {
-        label_logit = j == at ? zs[j] : label_logit;
-        teacher_logit = j == at ? zt[j] : teacher_logit;
-      }
+      float label_logit = 0;
+      float teacher_logit = 0;
+      read_column<kTeacher>(columns, tile, at, label_logit, teacher_logit);
       RowSums<float> unused;
       const ColumnResult<float> r = visit(tile, at, label_logit, teacher_logit, unused);
       const float taken = factors.label * (kGeneral ? label_slope(label_logit, c) : 1.0F);
@@ -213,7 +209,7 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       }
       loader.template issue<(i + kSlots) % kTiles>(place);
     });
-    // The label's column again, with what the label takes off; by the thread that has written it before.
+    // Writes the label's column again, now with the label's part; called by the thread that wrote it without.
     const auto write_label = [&](float mean, const RowFactors<float>& f) {
       const int local = (args.targets == nullptr ? -1 : static_cast<int>(args.targets[row])) - first_column;
       const float4 kept = reduce_slots.label[parity];
@@ -232,11 +228,11 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
     }
     ahead[G::kRowsAhead] = loader.row();
     if (ahead[0] < rows) {
-      phase_1(1 - parity);
+      normalise(1 - parity);
     }
 
-    // 3. The gradient. One warp of one block finishes the row; in turns, so that a block that is late for it is not so
-    // in every row.
+    // Phase 3: the gradient. One warp of one block writes the row's metrics; the blocks take turns, so that the extra
+    // work does not delay the same block in every row.
     const bool finishes =
         tid / kWarp == kWarps - 1 && static_cast<int>(turn % static_cast<uint32_t>(cluster_size)) == rank;
     if (kKeeps || finishes || tid < kWarp) {
@@ -257,29 +253,14 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       }
     }
     if (finishes) {
-      SideStats<float> student_again; // cheaper than registers through two phases
-      SideStats<float> teacher_again;
-      reduce.stats(parity, c, student_again, teacher_again);
-      RowEpilogue<float> ends;
-      const RowSums<float> all = reduce.sums(parity, c, ends);
-      if (tid % kWarp == 0) {
-        ends.has_teacher = kTeacher;
-        ends.has_label = args.targets != nullptr;
-        ends.label = ends.has_label ? args.targets[row] : -1;
-        ends.token_weight = args.token_weights == nullptr ? 1.0F : static_cast<const float*>(args.token_weights)[row];
-        ends.vocab = args.vocab;
-        ends.saved = args.saved == nullptr ? nullptr : static_cast<float*>(args.saved) + row;
-        finish_row(
-            static_cast<float*>(args.metrics) + row, args.metrics_stride, c, student_again,
-            kTeacher ? teacher_again : SideStats<float>{}, all, ends);
-      }
+      write_metrics<kTeacher>(args, c, reduce, tid, row, parity);
     }
     if (tid == 0) {
-      reduce.expect(parity); // the next but one row's
+      reduce.expect(parity); // for the row after the next one
     }
   }
-  // No block ends while another may still send to it.
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+  // No block ends while another block may still send to it.
+  cluster_barrier();
 #endif
 }
 

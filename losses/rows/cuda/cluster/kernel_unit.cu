@@ -1,4 +1,4 @@
-// fp32 logits at T = 1 without softcap, bias or label smoothing: what training mostly runs.
+// fp32 logits at T = 1 without softcap, bias or label smoothing: the usual case in training.
 #include "losses/rows/cuda/cluster/kernel.cuh"
 
 namespace distill::losses {

@@ -1,7 +1,8 @@
-// How the blocks of a cluster agree on a row's numbers without stopping: each warp leaves its part in shared memory,
-// the last warp of a block adds the parts up and sends the block's part to every block of the cluster (itself too), and
-// whoever needs the row's numbers waits until all parts have arrived. All merges have one fixed order, so every thread
-// of every block gets the same bits.
+// Reductions of a row's numbers over the blocks of a cluster, without a barrier of the cluster. Each warp stores its
+// partial result in shared memory. The last warp of a block merges these and sends the block's partial result to every
+// block of the cluster (its own too) through distributed shared memory. A thread that needs the row's numbers waits
+// until the results of all blocks have arrived. All merges have one fixed order, so every thread of every block gets
+// the same bits.
 #pragma once
 
 #include "losses/rows/cuda/cluster/plan.h"
@@ -9,7 +10,7 @@
 
 namespace distill::losses {
 
-// The eight numbers that every row's sums come to, in the order in which lanes 0, 4, 8, ... hold them.
+// The sums of a row that every divergence has (see RowSums), in the order in which lanes 0, 4, 8, ... hold them.
 struct SumIndex {
   static constexpr int kLoss = 0;
   static constexpr int kQa = 1;
@@ -18,7 +19,7 @@ struct SumIndex {
   static constexpr int kMass = 4;
   static constexpr int kQlq = 5;
   static constexpr int kPlp = 6;
-  static constexpr int kQ = 7; // of skew forward KL
+  static constexpr int kQ = 7; // read for skew forward KL only
   static constexpr int kCount = 8;
 };
 
@@ -29,7 +30,8 @@ struct alignas(16) SidePartial {
   float unused = 0;
 };
 
-// What only the warp that finishes the row needs. Parts of blocks that know nothing hold kNoColumn and 0.
+// A block's part of the numbers that only the warp that writes the row's metrics needs. 0 and kNoColumn where the block
+// has neither the label nor a maximum.
 struct alignas(16) EpiloguePartial {
   float below_max;
   float label_logit;
@@ -38,14 +40,16 @@ struct alignas(16) EpiloguePartial {
 };
 constexpr int kNoColumn = INT32_MAX;
 
-// How often the warps of the block have passed a place, and a barrier that orders what they stored before it.
+// Counts the warps of the block that have stored their partial result; the barrier orders these stores before the
+// loads of the last warp.
 struct WarpArrivals {
   uint64_t barrier;
   unsigned count;
   unsigned unused;
 };
 
-// Two rows are under way at a time: everything twice, by the parity of the row's turn.
+// Shared memory of the reductions. Two rows are in the pipeline at a time, so every slot exists twice: the first index
+// is the parity of the row's turn.
 template <int kWarps>
 struct alignas(16) ClusterReduceSlots {
   static_assert(kWarps == kMaxCluster, "sums are over 16 parts");
@@ -58,11 +62,10 @@ struct alignas(16) ClusterReduceSlots {
   float numbers_of_block[2][SumIndex::kCount][kMaxCluster];
   float below_max_of_warp[2][kWarps];
   EpiloguePartial rest_of_block[2][kMaxCluster];
-  float4 label[2]; // of the thread with the label's column: a, q, what the
-                   // label takes off, the logit
-  int label_thread[2]; // that thread, -1 where another block has the column
+  float4 label[2]; // of the label's column: a, q, what the label subtracts from the gradient, the logit
+  int label_thread[2]; // the thread with the label's column; -1: another block has it
   int best[2][2]; // [parity][side], the first column with the maximum
-  float4 factors[2][kWarps]; // what every warp needs again in phase 3
+  float4 factors[2][kWarps]; // RowFactors of the row, which every warp reads again in phase 3
   WarpArrivals stats_arrivals;
   WarpArrivals sums_arrivals;
 };
@@ -104,7 +107,7 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
   }
 }
 
-// Into another block's shared memory, counted by a barrier there.
+// Stores `value` in another block's shared memory (a shared::cluster address); a barrier there counts its bytes.
 __device__ __forceinline__ void send(uint32_t address, float value, uint32_t barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 "
@@ -121,11 +124,12 @@ __device__ __forceinline__ void send(uint32_t address, float4 value, uint32_t ba
       : "memory");
 }
 
-// Whether this warp is the last of `warps` to pass; what the others stored before is then visible to it. The count
-// tells who is last; the barrier, complete by then, is what orders the stores. `phase`: 0 and 1 in turns.
+// Whether this warp is the last of `warps` to arrive; the stores of the others before their arrival are then visible to
+// it. The count tells which warp is last; the barrier, which is complete by then, orders the stores. `phase`: 0 and 1
+// in turns.
 __device__ __forceinline__ bool last_warp(WarpArrivals* passed, unsigned warps, int lane, uint32_t phase) {
   unsigned before = 0;
-  barrier_arrive(&passed->barrier); // every lane, for what it has stored itself
+  barrier_arrive(&passed->barrier); // every lane, for its own stores
   if (lane == 0) {
     asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], 1;"
                  : "=r"(before)
@@ -158,7 +162,7 @@ __device__ __forceinline__ float warp_sum_of_two(float first, float second, int 
   return sum;
 }
 
-// The sum over 16 lanes, the lower and the upper half of the warp apart.
+// The sum over 16 lanes, separately for the lower and the upper half of the warp.
 __device__ __forceinline__ float half_sum(float value) {
 #pragma unroll
   for (int offset = 8; offset > 0; offset /= 2) {
@@ -195,11 +199,11 @@ struct ClusterReduce {
   int warp;
   int lane;
 
-  // Every thread, before anything else; a barrier of the whole cluster must follow.
-  __device__ void open() {
+  // Initialises the slots. Every thread calls it first; a barrier of the whole cluster must follow.
+  __device__ void init() {
     auto* words = reinterpret_cast<uint32_t*>(&slots);
     for (int k = warp * kWarp + lane; k < static_cast<int>(sizeof(slots) / 4); k += kWarps * kWarp) {
-      words[k] = 0; // blocks that do not exist add nothing
+      words[k] = 0; // slots of blocks that do not exist add nothing
     }
     __syncthreads();
     if (warp == 0 && lane == 0) {
@@ -222,7 +226,8 @@ struct ClusterReduce {
     }
   }
 
-  // One thread of the block, when the row before with this parity is over.
+  // Arms the barriers for the next row of this parity: the bytes that all blocks will send. One thread of the block,
+  // after the last read of the previous row of this parity.
   __device__ void expect(int parity) {
     barrier_expect(slots.stats_full + parity, static_cast<uint32_t>(cluster_size) * 2 * sizeof(SidePartial));
     barrier_expect(
@@ -230,7 +235,8 @@ struct ClusterReduce {
         static_cast<uint32_t>(cluster_size) * (SumIndex::kCount * sizeof(float) + sizeof(EpiloguePartial)));
   }
 
-  // The warp's maxima (the same in all lanes) and each lane's sums relative to them.
+  // Contributes to the row's normalisers: the warp's maxima (the same in all lanes) and each lane's sums relative to
+  // them.
   __device__ __forceinline__ void post_stats(
       int parity, const SidePartial& student, const SidePartial& teacher, const RowConstants<float>& c) {
     const bool upper = lane >= 16;
@@ -258,7 +264,7 @@ struct ClusterReduce {
     barrier_wait(slots.stats_full + parity, phase);
   }
 
-  // Of the row, after wait_stats(), until the next but one row's are posted.
+  // The row's normalisers, after wait_stats() and until the row after the next one posts its own.
   __device__ __forceinline__ void stats(
       int parity, const RowConstants<float>& c, SideStats<float>& student, SideStats<float>& teacher) {
     const SidePartial part = merged(slots.stats_of_block[parity][lane / 16], kMaxCluster, c);
@@ -267,12 +273,12 @@ struct ClusterReduce {
     teacher = of_lane(mine, 16);
   }
 
-  // A thread that has the maximum of a side (0 student, 1 teacher), with its first column of that value.
+  // Called by a thread that has the maximum of a side (0 student, 1 teacher), with its first column of that value.
   __device__ __forceinline__ void post_best(int parity, int side, int column) {
     atomicMin(&slots.best[parity][side], column);
   }
 
-  // Each lane's sums; label and best are posted by then.
+  // Contributes each lane's sums, after the block's label and best columns are stored.
   __device__ __forceinline__ void post_sums(int parity, const RowSums<float>& mine, const RowConstants<float>& c) {
     const float numbers[8] = {mine.loss, mine.q_a, mine.p_d, mine.q_d, mine.mass, mine.q_lq, mine.p_lp, mine.q};
     const float warp_number = warp_sum_of_eight(numbers, lane);
@@ -305,7 +311,7 @@ struct ClusterReduce {
     }
     __syncwarp();
     if (lane < 2) {
-      slots.best[parity][lane] = kNoColumn; // for the next but one row
+      slots.best[parity][lane] = kNoColumn; // for the row after the next one
     }
   }
 
@@ -322,15 +328,15 @@ struct ClusterReduce {
     return mean_a<kDivergence>(sum_q_a, sum_q);
   }
 
-  // All the sums of the row, after wait_sums(), in lane 0.
-  __device__ RowSums<float> sums(int parity, const RowConstants<float>& c, RowEpilogue<float>& ends) {
+  // All sums of the row, after wait_sums(), in lane 0.
+  __device__ RowSums<float> sums(int parity, const RowConstants<float>& c, RowEpilogue<float>& end) {
     using N = SumIndex;
     const float number = sum_of_parts(slots.numbers_of_block[parity][lane / 4]);
     const EpiloguePartial rest =
         lane < kMaxCluster ? slots.rest_of_block[parity][lane] : EpiloguePartial{0, 0, kNoColumn, kNoColumn};
-    ends.label_logit = warp_sum(rest.label_logit);
-    ends.student_best = __reduce_min_sync(kAllLanes, rest.student_best);
-    ends.teacher_best = __reduce_min_sync(kAllLanes, rest.teacher_best);
+    end.label_logit = warp_sum(rest.label_logit);
+    end.student_best = __reduce_min_sync(kAllLanes, rest.student_best);
+    end.teacher_best = __reduce_min_sync(kAllLanes, rest.teacher_best);
     const float below_max = c.label_smoothing > 0 ? warp_sum(rest.below_max) : 0.0F;
     float all[N::kCount];
 #pragma unroll
@@ -342,7 +348,7 @@ struct ClusterReduce {
   }
 
  private:
-  // Parts of one side, merged over each half of the warp.
+  // Partial results of one side, merged over each half of the warp.
   __device__ __forceinline__ static SidePartial merged(
       const SidePartial* parts, int count, const RowConstants<float>& c) {
     const int which = static_cast<int>(threadIdx.x) % 16;
@@ -363,7 +369,7 @@ struct ClusterReduce {
         __shfl_sync(kAllLanes, s.unit_log2_sum, lane), __shfl_sync(kAllLanes, s.lse, lane)};
   }
 
-  // The sum of 16 parts, the same in four lanes that follow each other.
+  // The sum of 16 numbers, the same in four consecutive lanes.
   __device__ __forceinline__ float sum_of_parts(const float (&parts)[kMaxCluster]) {
     const float4 four = reinterpret_cast<const float4*>(parts)[lane % 4];
     float sum = (four.x + four.y) + (four.z + four.w);

@@ -1,4 +1,4 @@
-// What a thread of the pipelined row kernel copies, and when: its own columns, some tiles ahead.
+// The copies of a thread in the cluster row kernel: its own columns, prefetched into shared memory tile by tile.
 #pragma once
 
 #include <utility>
@@ -12,25 +12,25 @@ constexpr int kThreads = kClusterThreads;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kTileColumns = kThreads * kVector;
 
-// Sizes that follow from what a slice holds; kTiles: of a slice, at most.
+// Sizes that follow from the slice of a row in a block; kTiles: the most tiles of a slice.
 template <int kTilesOfSlice, typename Logit, bool kTeacher>
 struct Geometry {
   static constexpr int kTiles = kTilesOfSlice;
-  static constexpr int kBlocks = kTeacher ? 1 : 2; // of an SM: one side needs half the memory and half the registers
+  static constexpr int kBlocks = kTeacher ? 1 : 2; // on an SM: one side needs half the memory and half the registers
   static constexpr int kVectorBytes = kVector * static_cast<int>(sizeof(Logit));
   static constexpr uint32_t kSideBytes = kTileColumns * sizeof(Logit);
   static constexpr uint32_t kSlotBytes = kSideBytes * (kTeacher ? 2 : 1);
   static constexpr int kReduceBytes = static_cast<int>(sizeof(ClusterReduceSlots<kWarps>));
   static constexpr int kAvailable = (kBlocks == 1 ? 227 : 113) * 1024;
   static constexpr int kFit = (kAvailable - kReduceBytes) / static_cast<int>(kSlotBytes);
-  static constexpr int kSlots = kFit < 24 ? kFit : 24; // tiles that shared memory holds: a row and what is on its way
-  static constexpr int kRowsAhead = (kSlots - 1) / kTiles; // that the copies have begun when phase 2 begins
+  static constexpr int kSlots = kFit < 24 ? kFit : 24; // tiles that shared memory holds: a row and prefetched tiles
+  static constexpr int kRowsAhead = (kSlots - 1) / kTiles; // later rows whose copies have begun when phase 2 begins
   static constexpr int kBytes = kSlots * static_cast<int>(kSlotBytes) + kReduceBytes;
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// The offset is a constant of the instruction: as part of a pointer it would cost registers that there are not.
+// The offset is a constant of the instruction: as part of a pointer it would need registers, and all are in use.
 template <int kBytes, int kOffset>
 __device__ __forceinline__ void copy_async(uint32_t shared, const void* global) {
   if constexpr (kBytes == 16) {
@@ -58,7 +58,8 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// kSlots tiles were issued from a row's first on: all but kSlots - 1 - tile are needed. `tile` is a constant.
+// Waits for the copy of a row's tile, when kSlots copies were issued from the row's first tile on: at most
+// kSlots - 1 - tile copies may be pending. `tile` is a constant after unrolling.
 template <int kSlots, int kTile = 0>
 __device__ __forceinline__ void wait_for_tile(int tile) {
   if (tile == kTile) {
@@ -106,7 +107,7 @@ __device__ __forceinline__ void copy_part(uint32_t shared, const __nv_bfloat16* 
   uint16_t z[kVector];
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
-    z[j] = j < valid ? __bfloat16_as_ushort(global[j]) : uint16_t{0xff80}; // two bytes are too few for a copy
+    z[j] = j < valid ? __bfloat16_as_ushort(global[j]) : uint16_t{0xff80}; // cp.async copies at least four bytes
   }
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
@@ -114,31 +115,31 @@ __device__ __forceinline__ void copy_part(uint32_t shared, const __nv_bfloat16* 
   }
 }
 
-// This thread's columns: kVector of them in each tile, as many as exist in the block's slice.
+// This thread's columns: kVector of them in each tile, as far as they exist in the block's slice.
 struct Share {
-  int first; // column of the first tile's
-  int full; // tiles in which all exist
-  int part; // how many exist in tile `full`
+  int first; // first column, in the first tile
+  int full; // tiles in which all kVector columns exist
+  int part; // columns that exist in tile `full`
 
   __device__ int valid(int tile) const {
     return tile < full ? kVector : (tile == full ? part : 0);
   }
 };
 
-// The copies of this thread's columns, tile after tile, through the rows of the cluster that count. Targets are read a
-// row ahead of their use.
+// Copies this thread's columns, tile after tile, of all rows of the cluster whose token is not ignored. Targets are
+// read one row before they are used.
 template <typename G, typename Logit, bool kTeacher>
 class Loader {
  public:
   __device__ Loader(const RowArgs& args, const Share& share, int row, int row_step)
       : args_(args), share_(share), row_(row - row_step), row_step_(row_step), ahead_(target_of(row)) {}
 
-  // The row under way, or one beyond the last.
+  // The row that is being copied, or one beyond the last.
   __device__ int row() const {
     return row_;
   }
 
-  // Goes to the next row that counts; calls skipped(row) for those in between.
+  // Goes to the next row that is not ignored; calls skipped(row) for the ignored rows before it.
   template <typename Skipped>
   __device__ __forceinline__ void next_row(const Skipped& skipped) {
     row_ += row_step_;
@@ -151,7 +152,7 @@ class Loader {
     at_ = row_ * args_.student_stride + share_.first;
   }
 
-  // A tile of the row under way into one slot; always one group of copies, empty after the last row.
+  // Begins the copy of a tile of the current row into one slot: always one group of copies, empty after the last row.
   template <int kTile>
   __device__ __forceinline__ void issue(uint32_t slot) const {
     if (row_ < args_.num_rows) {
@@ -182,7 +183,7 @@ class Loader {
     return static_cast<const Logit*>(args_.teacher) + at_ + row_ * (args_.teacher_stride - args_.student_stride);
   }
 
-  // Labels are smaller than 2^31: the lower half of the little-endian number is all of it.
+  // Labels are smaller than 2^31, so the lower half of the little-endian 64-bit number is the label.
   __device__ __forceinline__ int target_of(int row) const {
     return args_.targets == nullptr || row >= args_.num_rows
         ? -1

@@ -11,7 +11,9 @@ namespace distill::losses {
 // Divergence between the teacher p = softmax(teacher / T) and the student q = softmax(student / T).
 enum class Divergence {
   kNone, // hard labels only
-  kJsd, // generalised JSD; beta = 0 is forward KL(p||q), beta = 1 is reverse KL(q||p)
+  // Generalised JSD. It tends to 0 as beta goes to 0 or 1, while beta = 0 is defined as forward KL(p || q) and beta = 1
+  // as reverse KL(q || p), as elsewhere in the field.
+  kJsd,
   kForwardKl, // KL(p || q)
   kReverseKl, // KL(q || p)
   kSkewForwardKl, // KL(p || skew_alpha p + (1 - skew_alpha) q)
@@ -22,9 +24,6 @@ constexpr auto enum_names(Divergence) {
   return base::names_of<Divergence>(
       "none", "jsd", "forward_kl", "reverse_kl", "skew_forward_kl", "skew_reverse_kl", "total_variation");
 }
-
-// JSD tends to 0 as beta goes to 0 or 1, while the ends themselves are defined as the two KLs, as elsewhere in the
-// field.
 
 enum class LogitsDtype {
   kFloat32,
@@ -37,7 +36,7 @@ constexpr auto enum_names(LogitsDtype) {
 // Targets with this value carry no loss, hard or soft.
 inline constexpr int64_t kIgnoreIndex = -100;
 
-// What one token's loss is:
+// The loss of one token:
 //   hard_weight * (CE(labels, label_smoothing) + z_loss * lse^2) + soft_weight * T^2? * divergence(p, q).
 struct LossOptions {
   Divergence divergence = Divergence::kJsd;
@@ -51,8 +50,8 @@ struct LossOptions {
   double z_loss = 0.0;
   double student_softcap = 0.0; // 0: off; logits = cap * tanh(logits / cap)
   double teacher_softcap = 0.0;
-  // bf16 logits halve the buffers but round the differences that the gradient is made of: at a student-teacher gap of
-  // 0.1 nat the gradient is wrong by tens of per cent (docs/loss_head.md). fp64 inputs always keep fp64 logits.
+  // bf16 logits halve the buffers but round the differences from which the gradient is computed: at a student-teacher
+  // gap of 0.1 nat the gradient is wrong by tens of per cent (docs/loss_head.md). fp64 inputs always keep fp64 logits.
   LogitsDtype logits_dtype = LogitsDtype::kFloat32;
 };
 
@@ -63,7 +62,7 @@ struct ChunkOptions {
   int64_t min_chunk_size = 256; // tokens; the automatic size is never below it
 };
 
-// The divergence with the ends of the families named for what they are: JSD at beta 0 and 1, skew KL at alpha 0.
+// The divergence, with a KL in place of the members of a family that are a KL: JSD at beta 0 and 1, skew KL at alpha 0.
 Divergence effective_divergence(const LossOptions& options);
 
 // InvalidArgument with every value out of its range: the key, what was expected, what was found.

@@ -8,7 +8,8 @@ namespace distill::losses {
 // p is the teacher's distribution and q the student's, both at the loss's temperature. Losses, divergences and
 // entropies are in nats. Every number of an ignored token is 0.
 enum TokenMetric : int64_t {
-  kLoss, // token_weight * (hard_weight * (hard + z_loss * lse^2) + soft_weight * soft): the loss that has a gradient
+  // token_weight * (hard_weight * (hard + z_loss * lse^2) + soft_weight * soft); gradients are of its sum over tokens
+  kLoss,
   kHard, // cross-entropy on the label (with label smoothing), unweighted
   kSoft, // the divergence (with T^2 when asked), unweighted
   kZLoss, // lse^2, unweighted

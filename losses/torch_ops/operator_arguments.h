@@ -8,8 +8,8 @@
 
 #include "losses/head/linear_head.h"
 
-// What the PyTorch operators' arguments mean. The inner operators take options and sizes as lists, so that autograd can
-// save them and a graph can hold them.
+// Conversions of the PyTorch operators' arguments. The inner operators take options and sizes as lists, so that
+// autograd can save them and a graph can hold them.
 namespace distill::losses {
 
 using OptionalTensor = std::optional<at::Tensor>;

@@ -105,7 +105,8 @@ auto call_linear_head_into() {
   return op;
 }
 
-// Multiplied out of place: what was saved stays, so a second backward gives the same. The scale never reaches the host.
+// Multiplied out of place: the saved gradient stays, so a second backward pass gives the same. The scale never reaches
+// the host.
 // It has one dimension, so that it counts in type promotion: CUDA would round a scalar to a bf16 gradient's type.
 at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& scale, at::ScalarType type) {
   at::Tensor out = at::empty_like(gradient, gradient.options().dtype(type));
@@ -128,7 +129,7 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
       const OptionalTensor& teacher_hidden, const OptionalTensor& teacher_weight, const OptionalTensor& targets,
       const OptionalTensor& teacher_bias, const OptionalTensor& token_weights, std::vector<double> options,
       std::vector<int64_t> sizes, bool per_token, std::vector<int64_t> needed) {
-    // Reduction none: any gradient may come back for each token, so the gradients wait for the backward.
+    // Reduction none: any gradient may come back for each token, so the backward pass computes the gradients.
     const std::vector<int64_t> now = per_token ? std::vector<int64_t>(3) : needed;
     const auto [metrics, hidden_gradient, weight_gradient, bias_gradient] = call_linear_head().call(
         hidden, weight, teacher_hidden, teacher_weight, targets, bias, teacher_bias, token_weights, options, sizes,

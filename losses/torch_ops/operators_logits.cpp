@@ -30,7 +30,7 @@ at::Tensor logits_rows_meta(
   return at::empty_symint({c10::SymInt(kNumTokenMetrics), student.sym_size(0)}, sum_options(student));
 }
 
-// From what _logits_rows saved; `scale`: of each token, the incoming gradient and the token's weight.
+// From the numbers that _logits_rows saved. `scale`: the incoming gradient of each token times its weight.
 at::Tensor logits_gradient(
     const at::Tensor& student, const OptionalTensor& teacher, const OptionalTensor& targets, const at::Tensor& saved,
     const at::Tensor& scale, at::ArrayRef<double> options) {
@@ -59,7 +59,7 @@ auto call_logits_rows() {
   return op;
 }
 
-// Logits -> metrics, differentiable in the student's logits through metrics[0]. What waits for the backward:
+// Logits -> metrics, differentiable in the student's logits through metrics[0]. Saved for backward:
 //   in place          the gradient itself, which the forward pass wrote over the logits
 //   otherwise         each side's logits (no copy) and six numbers for each row: the backward is one pass
 class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
@@ -78,7 +78,7 @@ class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
         student, teacher, targets, token_weights, options, or_none(gradient), /*strategy=*/0, /*cluster_size=*/0,
         or_none(saved));
     if (in_place) {
-      // Whoever else saved these logits is told by autograd that they are gone.
+      // Autograd then refuses the backward pass of any other operation that saved these logits.
       gradient.unsafeGetTensorImpl()->bump_version();
       ctx->save_for_backward({gradient});
     } else {

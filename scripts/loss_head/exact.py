@@ -1,4 +1,4 @@
-"""The losses in fp64, a few tokens at a time: what every implementation is held against."""
+"""The losses in fp64, a few tokens at a time: the reference for every implementation."""
 
 import math
 from dataclasses import dataclass

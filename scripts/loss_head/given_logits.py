@@ -1,4 +1,4 @@
-"""The kernels on logits that the caller has, forward and backward, beside PyTorch's own cross-entropy."""
+"""The kernels on logits that the caller has, forward and backward, compared with PyTorch's own cross-entropy."""
 
 import torch
 

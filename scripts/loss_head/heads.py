@@ -35,7 +35,7 @@ def of_autograd(loss_of):
 
 
 class Buffers:
-    """The two gradients of the last problem's shape, kept from call to call as a trainer keeps them."""
+    """The two gradients of the last problem's shape, allocated once and reused, as a trainer does."""
 
     def __init__(self):
         self.d_hidden = self.d_weight = None

@@ -1,4 +1,4 @@
-"""What both studies do with their results."""
+"""Reports of the benchmark and of the accuracy study."""
 
 
 def first_line(error):

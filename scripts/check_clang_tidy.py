@@ -5,8 +5,8 @@
   scripts/check_clang_tidy.py losses/schedule.cpp   these sources, without a limit
 
 A changed header is checked through the source of the same name. The base commit is --base, $DISTILL_BASE, the merge
-base with origin/main, or HEAD~1. The output names the changed sources that the limits left out. Without a clang-tidy
-of version 16 or newer in .venv/bin or on PATH, the exit code is 77.
+base with origin/main or main, or HEAD~1. The output names the changed sources that the limits left out. Without a
+clang-tidy of version 16 or newer in .venv/bin or on PATH, the exit code is 77.
 """
 
 import script_path

@@ -8,7 +8,7 @@
 The compiler and its flags are those of the nearest source in BUILD/compile_commands.json. A CUDA header (.cuh) is
 compiled by nvcc. BUILD/header_checks.json remembers each header that passed, with a hash of all files that it
 includes, so that only changed ones are compiled again. The base commit is --base, $DISTILL_BASE, the merge base with
-origin/main, or HEAD~1.
+origin/main or main, or HEAD~1.
 """
 
 import script_path

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up, builds, and runs every check and test that needs no GPU; scripts/test_gpu.sh runs the others.
 #   scripts/test.sh [PRESET]    PRESET: release (default) or asan, which leaves out the checks of headers and clang-tidy
-# These two look at the files that changed since $DISTILL_BASE (default: the merge base with origin/main, or HEAD~1).
+# These two look at the files that changed since $DISTILL_BASE (default: the merge base with origin/main or main).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 preset=${1:-release}

@@ -22,7 +22,7 @@ def tracked_files(root, *patterns):
 def base_commit(root, named=None):
     """The commit that changes are counted from; None if there is none, as in a clone of a single commit.
 
-    It is `named` or $DISTILL_BASE, otherwise the merge base with origin/main, and on origin/main itself HEAD~1.
+    It is `named` or $DISTILL_BASE, otherwise the merge base with origin/main or main, and on these branches HEAD~1.
     """
     named = named or os.environ.get("DISTILL_BASE")
     if named:
@@ -31,9 +31,11 @@ def base_commit(root, named=None):
             raise SystemExit(f"no commit '{named}' in this repository")
         return found.strip()
     head = git(root, "rev-parse", "HEAD")
-    base = git(root, "merge-base", "HEAD", "origin/main")
-    if base is None or base == head:
-        base = git(root, "rev-parse", "--verify", "--quiet", "HEAD~1")
+    for branch in ("origin/main", "main"):
+        base = git(root, "merge-base", "HEAD", branch)
+        if base is not None and base != head:
+            return base.strip()
+    base = git(root, "rev-parse", "--verify", "--quiet", "HEAD~1")
     return base.strip() if base else None
 
 

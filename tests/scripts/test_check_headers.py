@@ -66,6 +66,14 @@ def test_by_default_changed_headers_and_their_includers_are_checked(check, repos
     assert "2 of 2 compile alone" in check()
 
 
+def test_on_a_branch_changes_count_from_where_it_left_main(check, repository):
+    repository.git("switch", "--quiet", "--create", "side")
+    repository.write("data/b.h", "#pragma once\n")
+    repository.commit("data: b")
+    repository.commit("data: nothing more")
+    assert "1 of 1 compile alone" in check()
+
+
 def test_named_headers_are_checked(check, repository):
     repository.write("data/lacks.h", "#pragma once\nstd::string lacks();\n")
     assert "1 of 1 compile alone" in check("data/a.h")

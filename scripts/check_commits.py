@@ -16,7 +16,7 @@ from pathlib import Path
 from checks.repository import ROOT, git
 from shared.command_line import argument_parser
 
-START = "45359153ae386a8d4ebd85b5777c9726df8f7cbf"
+START = "944a83151b25302876429b2181de62993afdc515"
 MAX_CHARACTERS = 72
 # An area of one or two words, or several areas with commas between them.
 SUBJECT = re.compile(r"[a-z][a-z0-9_./-]*(,? [a-z][a-z0-9_./-]*)?(, [a-z][a-z0-9_./-]*)*: \S")

@@ -14,7 +14,8 @@ from pathlib import Path
 from checks.repository import ROOT
 from shared.command_line import argument_parser
 
-# folder -> the folders whose headers it may include, apart from its own. "folder/." is the folder without its subfolders.
+# folder -> the folders whose headers it may include, apart from its own.
+# "folder/." is the folder without its subfolders.
 # fmt: off
 ALLOWED = {
     "data/base": set(),

@@ -1,4 +1,4 @@
-"""A run goes on with another sequence length or packing: with what its epoch has left, on any ranks, bit for bit."""
+"""A run continues with another sequence length or packing, from the unread tokens of its epoch, on any ranks."""
 
 import json
 import re

@@ -133,23 +133,9 @@ const char* launch(const RowArgs& a, cudaStream_t stream) {
   if (a.teacher == nullptr) {
     return launch_as<Divergence::kNone, false, T, Logit>(a, stream);
   }
-  switch (effective_divergence(a.options)) {
-    case Divergence::kJsd:
-      return launch_as<Divergence::kJsd, true, T, Logit>(a, stream);
-    case Divergence::kForwardKl:
-      return launch_as<Divergence::kForwardKl, true, T, Logit>(a, stream);
-    case Divergence::kReverseKl:
-      return launch_as<Divergence::kReverseKl, true, T, Logit>(a, stream);
-    case Divergence::kSkewForwardKl:
-      return launch_as<Divergence::kSkewForwardKl, true, T, Logit>(a, stream);
-    case Divergence::kSkewReverseKl:
-      return launch_as<Divergence::kSkewReverseKl, true, T, Logit>(a, stream);
-    case Divergence::kTotalVariation:
-      return launch_as<Divergence::kTotalVariation, true, T, Logit>(a, stream);
-    case Divergence::kNone:
-      return launch_as<Divergence::kNone, true, T, Logit>(a, stream);
-  }
-  return "unknown divergence";
+  return with_divergence(effective_divergence(a.options), [&](auto divergence) {
+    return launch_as<decltype(divergence)::value, true, T, Logit>(a, stream);
+  });
 }
 
 } // namespace

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "losses/rows/row_args.h"
 #include "losses/rows/row_functions.h"
 
@@ -265,6 +267,32 @@ DISTILL_ROW_INLINE T soft_loss(Divergence divergence, const RowSums<T>& sums, co
       return sums.loss;
   }
   return 0;
+}
+
+// `call` with the divergence as a std::integral_constant: the one place where a divergence becomes a template argument.
+#ifdef __CUDACC__
+#pragma nv_exec_check_disable // `call` may be for one of host and device only
+#endif
+template <typename F>
+DISTILL_ROW_INLINE auto with_divergence(Divergence divergence, F&& call) {
+  using enum Divergence;
+  switch (divergence) {
+    case kJsd:
+      return call(std::integral_constant<Divergence, kJsd>());
+    case kForwardKl:
+      return call(std::integral_constant<Divergence, kForwardKl>());
+    case kReverseKl:
+      return call(std::integral_constant<Divergence, kReverseKl>());
+    case kSkewForwardKl:
+      return call(std::integral_constant<Divergence, kSkewForwardKl>());
+    case kSkewReverseKl:
+      return call(std::integral_constant<Divergence, kSkewReverseKl>());
+    case kTotalVariation:
+      return call(std::integral_constant<Divergence, kTotalVariation>());
+    case kNone:
+      break;
+  }
+  return call(std::integral_constant<Divergence, kNone>());
 }
 
 // The difference from the maximum first: large logits keep their digits.

@@ -311,24 +311,13 @@ RowSums<T> columns_and_gradient(const Row<T, Logit>& row, T* a, T* q) {
 
 template <typename Gradient, typename T, typename Logit>
 RowSums<T> dispatch(const Row<T, Logit>& row, T* a, T* q) {
-  switch (row.c.divergence) {
-    case Divergence::kJsd:
-      return columns_and_gradient<Divergence::kJsd, true, Gradient>(row, a, q);
-    case Divergence::kForwardKl:
-      return columns_and_gradient<Divergence::kForwardKl, true, Gradient>(row, a, q);
-    case Divergence::kReverseKl:
-      return columns_and_gradient<Divergence::kReverseKl, true, Gradient>(row, a, q);
-    case Divergence::kSkewForwardKl:
-      return columns_and_gradient<Divergence::kSkewForwardKl, true, Gradient>(row, a, q);
-    case Divergence::kSkewReverseKl:
-      return columns_and_gradient<Divergence::kSkewReverseKl, true, Gradient>(row, a, q);
-    case Divergence::kTotalVariation:
-      return columns_and_gradient<Divergence::kTotalVariation, true, Gradient>(row, a, q);
-    case Divergence::kNone:
-      break;
-  }
-  return row.end.has_teacher ? columns_and_gradient<Divergence::kNone, true, Gradient>(row, a, q)
-                             : columns_and_gradient<Divergence::kNone, false, Gradient>(row, a, q);
+  return with_divergence(row.c.divergence, [&](auto divergence) {
+    constexpr Divergence kDivergence = decltype(divergence)::value;
+    if (kDivergence == Divergence::kNone && !row.end.has_teacher) {
+      return columns_and_gradient<Divergence::kNone, false, Gradient>(row, a, q);
+    }
+    return columns_and_gradient<kDivergence, true, Gradient>(row, a, q);
+  });
 }
 
 void zero_gradient(const RowArgs& args, int64_t row) {

@@ -112,23 +112,9 @@ __device__ __forceinline__ ColumnResult<T> any_column(
   if constexpr (!kTeacher) {
     return column(zs, student, c, sums);
   } else {
-    switch (c.divergence) {
-      case Divergence::kJsd:
-        return column<Divergence::kJsd, true>(zs, zt, student, teacher, c, sums);
-      case Divergence::kForwardKl:
-        return column<Divergence::kForwardKl, true>(zs, zt, student, teacher, c, sums);
-      case Divergence::kReverseKl:
-        return column<Divergence::kReverseKl, true>(zs, zt, student, teacher, c, sums);
-      case Divergence::kSkewForwardKl:
-        return column<Divergence::kSkewForwardKl, true>(zs, zt, student, teacher, c, sums);
-      case Divergence::kSkewReverseKl:
-        return column<Divergence::kSkewReverseKl, true>(zs, zt, student, teacher, c, sums);
-      case Divergence::kTotalVariation:
-        return column<Divergence::kTotalVariation, true>(zs, zt, student, teacher, c, sums);
-      case Divergence::kNone:
-        break;
-    }
-    return column<Divergence::kNone, true>(zs, zt, student, teacher, c, sums);
+    return with_divergence(c.divergence, [&](auto divergence) {
+      return column<decltype(divergence)::value, true>(zs, zt, student, teacher, c, sums);
+    });
   }
 }
 

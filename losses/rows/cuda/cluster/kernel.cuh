@@ -327,23 +327,9 @@ const char* launch_general(const RowArgs& args, const ClusterPlan& plan, int clu
   if (args.teacher == nullptr) {
     return launch<Logit, Divergence::kNone, false, true>(args, plan, cluster_size, stream);
   }
-  switch (effective_divergence(args.options)) {
-    case Divergence::kNone:
-      return launch<Logit, Divergence::kNone, true, true>(args, plan, cluster_size, stream);
-    case Divergence::kJsd:
-      return launch<Logit, Divergence::kJsd, true, true>(args, plan, cluster_size, stream);
-    case Divergence::kForwardKl:
-      return launch<Logit, Divergence::kForwardKl, true, true>(args, plan, cluster_size, stream);
-    case Divergence::kReverseKl:
-      return launch<Logit, Divergence::kReverseKl, true, true>(args, plan, cluster_size, stream);
-    case Divergence::kSkewForwardKl:
-      return launch<Logit, Divergence::kSkewForwardKl, true, true>(args, plan, cluster_size, stream);
-    case Divergence::kSkewReverseKl:
-      return launch<Logit, Divergence::kSkewReverseKl, true, true>(args, plan, cluster_size, stream);
-    case Divergence::kTotalVariation:
-      return launch<Logit, Divergence::kTotalVariation, true, true>(args, plan, cluster_size, stream);
-  }
-  return "row kernel: unknown divergence";
+  return with_divergence(effective_divergence(args.options), [&](auto divergence) {
+    return launch<Logit, decltype(divergence)::value, true, true>(args, plan, cluster_size, stream);
+  });
 }
 
 } // namespace distill::losses::cluster

@@ -148,13 +148,13 @@ std::vector<Field> train_fields() {
        "Dtype of the forward and backward passes; master weights are always float32. auto: bfloat16 on CUDA, float32 on "
        "the CPU."},
       {"train", "max_skipped_steps", Integer{member<kTrain, &TrainSection::max_skipped_steps>, 1, kMaxInt}, "steps",
-       "A step whose gradients are not finite is skipped: it changes no weight. The run fails after so many skipped "
+       "A step whose gradients are not finite is skipped: it changes no weight. The run fails after this many skipped "
        "steps in a row."},
       {"train", "deterministic", Boolean{member<kTrain, &TrainSection::deterministic>}, "",
        "Use only kernels whose results are bit for bit the same every time."},
       {"train", "spike_sigmas", Real{member<kTrain, &TrainSection::spike_sigmas>, 0, kInf}, "",
        "A step is recorded in events.jsonl as a loss spike, with its samples, when its loss exceeds the median of the "
-       "last 64 steps by so many robust standard deviations. 0: spikes are not recorded."},
+       "last 64 steps by this many robust standard deviations. 0: spikes are not recorded."},
   };
 }
 
@@ -309,8 +309,8 @@ std::vector<Field> run_fields() {
        "Watchdog timeout. A rank that stays in one phase of a step, or in a save, for longer ends the run; the error "
        "names the phase, and stacks-rank<N>.txt has the stacks of all threads. 0: no timeout."},
       {"run", "grace_s", Integer{member<kRun, &RunSection::grace_s>, 0, 31536000}, "seconds",
-       "After SIGINT, SIGTERM or SIGUSR1 the run finishes its step, saves and ends. A rank that has not ended after so "
-       "long is killed; earlier checkpoints are not touched. 0: no limit."},
+       "After SIGINT, SIGTERM or SIGUSR1 the run finishes its step, saves and ends. A rank that has not ended after "
+       "this time is killed; earlier checkpoints are not touched. 0: no limit."},
   };
 }
 

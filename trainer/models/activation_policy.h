@@ -7,9 +7,9 @@
 
 namespace distill::models {
 
-// Which tensors one block saves for its backward pass, and where they lie until then.
+// Which tensors one block saves for its backward pass, and where they are stored until then.
 enum class ActivationPolicy {
-  kKeep, // everything the backward pass wants, on the device
+  kKeep, // everything that the backward pass reads, on the device
   kRecompute, // the block's input on the device; its forward pass runs again
   kOffload, // everything, on the host
   kOffloadInput, // the input, on the host; the forward pass runs again

@@ -24,7 +24,8 @@ QkvViews split_qkv(const ModelConfig& config, const at::Tensor& qkv_NA) {
   return {heads(0, q_width), heads(q_width, kv_width), heads(q_width + kv_width, kv_width)};
 }
 
-// The residual stream after attention, and its norm. On CUDA the norm's pass adds the residual, on the CPU the product.
+// The residual stream after attention, and its norm. The residual is added by the norm's kernel on CUDA, and by the
+// matrix product on the CPU.
 RmsNormResult residual_and_norm(const BlockParams& params, const at::Tensor& x_NH, double eps, BlockSaved& saved) {
   if (device::runs_on_cuda(x_NH)) {
     saved.mid_NH = linear_forward(saved.attn_NQ, params.o_HQ);
@@ -164,7 +165,7 @@ at::Tensor block_forward(
       *config.sliding_window, " tokens");
   BlockSaved all = forward_to_gate_up(config, seq, rope, params, x_NH);
   const at::Tensor act_NF = swiglu_forward(all.gate_up_N2F);
-  if (saved == nullptr) { // nobody else has the residual stream: the product is added to it where it lies
+  if (saved == nullptr) { // nothing else reads the residual stream, so the product is added to it in place
     return linear_residual_forward_(act_NF, params.down_HF, all.mid_NH);
   }
   at::Tensor y_NH = linear_residual_forward(act_NF, params.down_HF, all.mid_NH);

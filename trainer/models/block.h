@@ -26,7 +26,7 @@ struct BlockParams {
   at::Tensor mlp_norm_H;
   at::Tensor gate_up_2FH;
   at::Tensor down_HF;
-  bool write_matrices = false; // of gradients: matrices hold nothing yet and are written, not added to
+  bool write_matrices = false; // of gradients: matrices are uninitialised, so products overwrite them instead of adding
 };
 
 BlockParams block_params(const UnitLayout& layout, const at::Tensor& flat);
@@ -72,7 +72,8 @@ at::Tensor block_backward(
     const ModelConfig& config, const SequenceInfo& seq, const RopeAngles& rope, const BlockParams& params,
     const at::Tensor& dy_NH, BlockSaved saved, BlockParams& grads);
 
-// The two functions as the passes over a model call them. A simulated run puts recordings of them in their place.
+// The two functions that a pass over a model calls for each block. A simulated run replaces them with replays of
+// recorded allocations.
 struct BlockFunctions {
   std::function<at::Tensor(
       const ModelConfig&, const SequenceInfo&, const RopeAngles&, const BlockParams&, const at::Tensor&, BlockSaved*)>

@@ -7,8 +7,9 @@
 
 #include "trainer/models/model_config.h"
 
-// How a model's parameters lie in flat buffers. A unit is what is gathered together: the embedding, each decoder block,
-// the final norm with the lm_head; with tied embeddings, embedding, final norm and head are one unit.
+// The layout of a model's parameters in flat buffers. A unit is a set of parameters that is gathered together: the
+// embedding, each decoder block, the final norm with the lm_head; with tied embeddings, embedding, final norm and head
+// are one unit.
 namespace distill::models {
 
 // Rows [first_row, first_row + rows) of a fused parameter are the Hugging Face tensor `hf_name`.
@@ -43,11 +44,11 @@ struct UnitLayout {
   std::vector<ParamLayout> params;
 
   const ParamLayout* find(std::string_view param) const; // null: no such parameter
-  // View of one parameter in a flat buffer [numel or more] of any dtype; undefined where the unit has none of the name.
+  // View of one parameter in a flat buffer [numel or more] of any dtype; undefined if the unit has no such parameter.
   at::Tensor view(const at::Tensor& flat, std::string_view param) const;
 };
 
-// Elements: 128 bytes in bf16, so that every parameter starts aligned in each dtype.
+// In elements; 128 bytes in bf16, so that every parameter starts aligned in each dtype.
 inline constexpr int64_t kParamAlignment = 64;
 
 // All units of a model in forward order: [embedding, block 0.., head], or [tied, block 0..].
@@ -56,7 +57,7 @@ std::vector<UnitLayout> unit_layouts(const ModelConfig& config);
 // Parameters of the whole model, alignment gaps not counted.
 int64_t parameter_count(const std::vector<UnitLayout>& layouts);
 
-// The Hugging Face tensor's own shape: the parameter's, with the part's rows.
+// Shape of the Hugging Face tensor: the parameter's shape, with the part's number of rows.
 std::vector<int64_t> part_shape(const ParamLayout& param, const ParamPart& part);
 
 // Elements [tensor_begin, tensor_begin + count) of one Hugging Face tensor, which lie at flat_begin of the flat buffer.
@@ -68,7 +69,8 @@ struct FlatPiece {
   int64_t count = 0;
 };
 
-// What lies in elements [begin, end) of the unit's flat buffer, in order; alignment gaps are left out.
+// The pieces of Hugging Face tensors in elements [begin, end) of the unit's flat buffer, in order; alignment gaps are
+// left out.
 std::vector<FlatPiece> flat_pieces(const UnitLayout& layout, int64_t begin, int64_t end);
 
 } // namespace distill::models

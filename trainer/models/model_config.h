@@ -18,7 +18,7 @@ struct Llama3RopeScaling {
   bool operator==(const Llama3RopeScaling&) const = default;
 };
 
-// What a decoder's shape and mathematics need, read from a Hugging Face config.json.
+// Shape and mathematics of a decoder, read from a Hugging Face config.json.
 struct ModelConfig {
   std::string model_type; // llama | mistral | qwen2 | qwen3
   int64_t vocab_size = 0;
@@ -33,7 +33,7 @@ struct ModelConfig {
   double rope_theta = 10000.0;
   std::optional<Llama3RopeScaling> rope_scaling; // rope_type llama3
   double rope_linear_factor = 1.0; // rope_type linear: frequencies are divided by it
-  // Set where some layer attends to a window of tokens. Sequences up to that length are computed exactly; longer
+  // Set if some layer attends to a window of tokens only. Sequences up to that length are computed exactly; longer
   // sequences are refused (check_sequence_length, and block_forward).
   std::optional<int64_t> sliding_window;
   bool tie_word_embeddings = false;
@@ -45,8 +45,8 @@ struct ModelConfig {
   bool operator==(const ModelConfig&) const = default;
 };
 
-// Whether sequences of this many tokens are computed as the model means them: no longer than max_position_embeddings
-// and the attention window.
+// Refuses sequences for which the result would not be the model's: longer than max_position_embeddings or the attention
+// window.
 absl::Status check_sequence_length(const ModelConfig& config, int64_t seq_len);
 
 } // namespace distill::models

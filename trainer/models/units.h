@@ -13,7 +13,7 @@ namespace distill::models {
 
 // Token embedding [V, H] of an embedding unit (tied or not).
 at::Tensor embedding_weight(const UnitLayout& layout, const at::Tensor& flat);
-// Final norm [H] and lm_head [V, H] of a head unit; with tied embeddings, the head is the embedding.
+// Final norm [H] and lm_head [V, H] of a head unit; with tied embeddings, the lm_head is the embedding.
 at::Tensor final_norm_weight(const UnitLayout& layout, const at::Tensor& flat);
 at::Tensor lm_head_weight(const UnitLayout& layout, const at::Tensor& flat);
 
@@ -28,7 +28,7 @@ struct FinalNormSaved {
   int64_t bytes() const;
 };
 
-// The final norm: the hidden states that the lm_head takes. A null `saved` means that no backward pass follows.
+// The final norm: returns the lm_head's input. A null `saved` means that no backward pass follows.
 at::Tensor final_norm_forward(
     const ModelConfig& config, const at::Tensor& norm_H, const at::Tensor& x_NH, FinalNormSaved* saved);
 
@@ -37,7 +37,7 @@ at::Tensor final_norm_backward(
     const at::Tensor& norm_H, const at::Tensor& dhidden_NH, const FinalNormSaved& saved, at::Tensor& grad_H);
 
 // Flat weights of unit i, on the model's device in the compute dtype. Called in forward order, and with tied embeddings
-// once more for the first unit at the end; what it returns is used until the next call.
+// once more for the first unit at the end; the returned tensor is used until the next call.
 using UnitWeights = std::function<at::Tensor(size_t unit)>;
 
 // Final hidden states [N, H] of tokens_N, for the teacher and for evaluation: nothing is saved for a backward pass.

@@ -3,7 +3,7 @@
 namespace distill::models {
 namespace {
 
-constexpr int64_t kStagingElements = int64_t{1} << 24; // on the host, on the way to another device
+constexpr int64_t kStagingElements = int64_t{1} << 24; // of the host buffer through which values reach another device
 
 } // namespace
 

@@ -5,7 +5,7 @@
 #include "trainer/models/layout.h"
 #include "trainer/models/model_config.h"
 
-// Where a model's first weights come from: a Hugging Face folder, or a seed. Both give any range of a unit's flat
+// The source of a model's initial weights: a Hugging Face folder, or a seed. Both give any range of a unit's flat
 // buffer, so that a process reads only its shard, and loading needs no memory beyond the model's own.
 namespace distill::models {
 
@@ -17,14 +17,14 @@ class WeightSource {
   // and everything past layout.numel become zero. dst: one-dimensional, contiguous, floating point, on any device.
   void copy_range(const UnitLayout& layout, int64_t flat_begin, at::Tensor dst) const;
 
-  // Whether the values come into being on this device; others get theirs by way of the host.
+  // Whether values can be written directly on this device; for other devices they are made on the host and copied.
   virtual bool writes_to(at::Device device) const {
     return device.is_cpu();
   }
 
  protected:
-  // Elements [first, first + dst.numel()) of one Hugging Face tensor into a contiguous one on a device that writes_to()
-  // says.
+  // Elements [first, first + dst.numel()) of one Hugging Face tensor into a contiguous tensor on a device for which
+  // writes_to() is true.
   virtual void copy_tensor(const FlatPiece& piece, int64_t first, at::Tensor dst) const = 0;
 };
 

@@ -46,7 +46,7 @@ Gradients cudnn_backward(
   return {by_token(dq, q_NAD), by_token(dk, k_NKD), by_token(dv, v_NKD)};
 }
 
-// FlashAttention-2 wants head_dim to be a multiple of 8; zeros change neither scores nor outputs.
+// FlashAttention-2 needs a head_dim that is a multiple of 8; padding with zeros changes neither scores nor outputs.
 at::Tensor pad_head_dim(const at::Tensor& x_NAD) {
   const int64_t missing = (8 - x_NAD.size(2) % 8) % 8;
   return missing == 0 ? x_NAD : at::constant_pad_nd(x_NAD, {0, missing});

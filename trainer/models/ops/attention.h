@@ -17,15 +17,15 @@ namespace distill::models {
 
 struct AttentionResult {
   at::Tensor out_NQ;
-  at::Tensor lse; // log-sum-exp of the scores, in the shape the backend wants back
+  at::Tensor lse; // log-sum-exp of the scores, in the shape that the backend's backward pass expects
 };
 
 AttentionResult attention_forward(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq);
 
 // Writes the gradients into dq, dk, dv: views shaped like q, k, v, of the same dtype, wholly overwritten. With `rope`,
-// by whose angles q and k were rotated, those of q and k before the rotation: on CUDA in the pass that moves them
-// there.
+// the angles by which q and k were rotated, dq and dk are the gradients before the rotation; on CUDA the kernel that
+// copies dq and dk into place also rotates them back.
 void attention_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
     const AttentionResult& saved, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD,

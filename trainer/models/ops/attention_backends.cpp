@@ -15,13 +15,13 @@ at::Tensor floats(at::IntArrayRef sizes, const at::Tensor& like) {
   return at::empty(sizes, like.options().dtype(at::kFloat));
 }
 
-// [B, heads, S, D] that lies in memory as [B, S, heads, D], as cuDNN makes it from inputs that lie so.
+// [B, heads, S, D] with the memory layout [B, S, heads, D], which cuDNN gives its results when its inputs have it.
 at::Tensor empty_by_token(const at::Tensor& like_BASD) {
   return at::empty(like_BASD.transpose(1, 2).sizes(), like_BASD.options()).transpose(1, 2);
 }
 
-// What the backward passes of cuDNN and FlashAttention-2 hold while they run: an fp32 sum of dq, whose rows are padded
-// to 32 elements, and a number for each row.
+// Scratch of the backward passes of cuDNN and FlashAttention-2: an fp32 sum of dq, whose rows are padded to a multiple
+// of 32 elements, and one number for each row.
 struct BackwardScratch {
   at::Tensor dq_sum;
   at::Tensor row_sums;
@@ -89,7 +89,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn_attention_backward(
     const BackwardScratch scratch(q_BASD);
     return gradients;
   }
-  // Without dropout the seed and offset are handed through and never read.
+  // The seed and offset of dropout, which are never read without dropout.
   const at::Tensor unused = at::empty({}, q_BASD.options().dtype(at::kLong));
   const int64_t seq_len = q_BASD.size(2);
   return at::_scaled_dot_product_cudnn_attention_backward(

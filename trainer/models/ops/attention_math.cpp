@@ -5,7 +5,8 @@ namespace {
 
 constexpr int64_t kQueryBlock = 512;
 
-// Queries [first, first + count) of the segment that starts at `begin`, against its keys up to the last of them.
+// Queries [first, first + count) of the segment that starts at `begin`, and the segment's keys up to the last of these
+// queries.
 struct QueryBlock {
   int64_t begin = 0;
   int64_t first = 0;
@@ -26,7 +27,7 @@ void for_each_query_block(const SequenceInfo& seq, const F& visit) {
   }
 }
 
-// [count, A, D] -> [K, A/K * count, D]: the query heads of one key head lie together, so that no key is repeated.
+// [count, A, D] -> [K, A/K * count, D]: groups the query heads of each key head, so that keys need not be repeated.
 at::Tensor group_queries(const at::Tensor& x_NAD, int64_t kv_heads) {
   const int64_t count = x_NAD.size(0);
   const int64_t group = x_NAD.size(1) / kv_heads;

@@ -2,8 +2,8 @@
 
 #include "trainer/models/ops/attention.h"
 
-// The backend for what no fused kernel takes: any device, dtype and head_dim. Scores exist for one block of queries of
-// one segment at a time.
+// The fallback for inputs that no fused kernel supports: any device, dtype and head_dim. The scores of one block of
+// queries of one segment exist at a time.
 namespace distill::models {
 
 AttentionResult attention_math_forward(

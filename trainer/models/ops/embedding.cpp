@@ -10,7 +10,7 @@
 namespace distill::models {
 namespace {
 
-// The ids in ascending order, and where each of them stood.
+// The token ids in ascending order, and the original position of each.
 std::tuple<at::Tensor, at::Tensor> sort_tokens(const at::Tensor& tokens_N) {
   auto sorted = tokens_N.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
   if (tokens_N.is_meta() && device::runs_on_cuda(tokens_N)) { // the CUDA sort's own buffers

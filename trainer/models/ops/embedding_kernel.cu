@@ -24,8 +24,8 @@ __device__ __forceinline__ int64_t run_end(const int64_t* sorted, int64_t begin,
   return low;
 }
 
-// A block sums one run's rows over kThreads packs of columns; blocks that do not stand at a run's start have nothing to
-// do.
+// A block sums one run's rows over kThreads packs of columns; blocks whose position is not the start of a run return at
+// once.
 template <typename T, int V>
 __global__ __launch_bounds__(kThreads) void embedding_backward(
     const __grid_constant__ EmbeddingBackwardArgs args, int64_t tiles) {

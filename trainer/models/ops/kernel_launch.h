@@ -14,8 +14,8 @@ ElementType element_type(at::ScalarType type);
 
 CUstream_st* current_stream(at::Device device);
 
-// Queues `launch` on the device's current stream; nothing for meta tensors. A launch function returns null, or what
-// CUDA complained of.
+// Queues `launch` on the device's current stream; does nothing for meta tensors. A launch function returns null, or
+// CUDA's error message.
 template <typename Args>
 void run_kernel(
     const char* name, const char* (*launch)(const Args&, CUstream_st*), const Args& args, at::Device device) {

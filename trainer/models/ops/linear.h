@@ -2,13 +2,13 @@
 
 #include <ATen/core/Tensor.h>
 
-// Matrix products of a linear layer. N tokens, I inputs, O outputs; weights lie as Hugging Face stores them, [O, I].
+// Matrix products of a linear layer. N tokens, I inputs, O outputs; weights have Hugging Face's layout, [O, I].
 namespace distill::models {
 
 // x W^T (+ bias). `bias_O` may be undefined.
 at::Tensor linear_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O = {});
 
-// residual + x W^T in one product; `residual_NO` is left as it is.
+// residual + x W^T in one product; `residual_NO` is not changed.
 at::Tensor linear_residual_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& residual_NO);
 
 // The same, written into the residual; returns it. No copy of it is made.
@@ -18,7 +18,7 @@ at::Tensor linear_residual_forward_(const at::Tensor& x_NI, const at::Tensor& we
 at::Tensor linear_backward_input(const at::Tensor& dy_NO, const at::Tensor& weight_OI);
 
 // grad += dy^T x, accumulated in the gradient's dtype (fp32, or the inputs' own); `accumulate` false: grad = dy^T x,
-// and what the gradient held before is not read. On CUDA one product that writes fp32 straight into the gradient;
+// and the gradient's old values are not read. On CUDA one product that writes fp32 straight into the gradient;
 // elsewhere low-precision inputs are converted first. An undefined gradient is skipped.
 void linear_backward_weight(
     const at::Tensor& dy_NO, const at::Tensor& x_NI, at::Tensor& grad_OI, bool accumulate = true);

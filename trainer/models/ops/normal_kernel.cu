@@ -10,7 +10,7 @@ namespace distill::models {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMaxBlocks = 16384; // beyond, threads take several turns
+constexpr int64_t kMaxBlocks = 16384; // for larger counts, each thread loops
 
 template <typename T>
 __global__ __launch_bounds__(kThreads) void normal(const __grid_constant__ NormalArgs args) {

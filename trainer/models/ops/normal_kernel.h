@@ -9,7 +9,7 @@ namespace distill::models {
 struct NormalArgs {
   void* out; // [count]
   int64_t count;
-  int64_t first; // of the key's sequence: the element that goes to out[0]
+  int64_t first; // index, in the key's sequence, of the element that goes to out[0]
   uint64_t key;
   float scale; // standard deviation
   ElementType type; // of out

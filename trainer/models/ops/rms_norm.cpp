@@ -12,12 +12,12 @@ namespace distill::models {
 namespace {
 
 constexpr int64_t kRowsPerTask = 16;
-constexpr int64_t kLanes = 16; // partial sums: vectorises, and loses less than one running sum
+constexpr int64_t kLanes = 16; // number of partial sums: vectorises, and rounds less than one running sum
 constexpr int64_t kColumnBlock = 64;
-// Of a simulated run: two blocks of threads for each of an H200's 132 multiprocessors.
+// Number of thread blocks in a simulated run: two for each of an H200's 132 multiprocessors.
 constexpr int64_t kSimulatedBackwardBlocks = 264;
 
-// Runs the CPU's code for the tensor's dtype; nothing for a meta tensor.
+// Runs the CPU's code for the tensor's dtype; does nothing for a meta tensor.
 #define DISTILL_DISPATCH(tensor, name, ...)                                                               \
   if (!(tensor).is_meta()) {                                                                              \
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, (tensor).scalar_type(), name, __VA_ARGS__); \
@@ -168,7 +168,7 @@ RmsNormResult empty_result(const at::Tensor& x_NH) {
   return {at::empty_like(x_NH), at::empty({x_NH.size(0)}, x_NH.options().dtype(statistics_dtype(x_NH)))};
 }
 
-// Without result and residual.
+// Everything but the results and the residual.
 RmsNormArgs kernel_args(const at::Tensor& x_NH, const at::Tensor& weight_H, double eps) {
   RmsNormArgs args{};
   args.x = x_NH.const_data_ptr();
@@ -187,7 +187,7 @@ void check_rstd(const at::Tensor& rstd, const at::Tensor& x, int64_t rows) {
       rstd.scalar_type());
 }
 
-// Rows of partial sums.
+// Number of rows of partial sums.
 int64_t backward_blocks(const RmsNormBackwardArgs& args, at::Device device) {
   if (device.is_meta()) {
     return kSimulatedBackwardBlocks;
@@ -196,7 +196,7 @@ int64_t backward_blocks(const RmsNormBackwardArgs& args, at::Device device) {
   return rms_norm_backward_blocks(args);
 }
 
-// Completes and runs `args`, which has dy, x, dx and their strides.
+// Fills in the rest of `args`, where dy, x, dx and their strides are set, and runs the kernel.
 void backward_cuda(
     RmsNormBackwardArgs args, const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& weight_H,
     at::Tensor& grad_H) {
@@ -273,7 +273,7 @@ at::Tensor rms_norm_apply(const at::Tensor& x_in, const at::Tensor& rstd_N, cons
   if (device::runs_on_cuda(x_NH)) {
     RmsNormArgs args = kernel_args(x_NH, weight_H, /*eps=*/0);
     args.y = y_NH.mutable_data_ptr();
-    args.rstd = const_cast<void*>(rstd_N.const_data_ptr()); // only read
+    args.rstd = const_cast<void*>(rstd_N.const_data_ptr()); // this kernel only reads it
     run_kernel("rms_norm_apply", launch_rms_norm_apply, args, x_NH.device());
     return y_NH;
   }

@@ -12,7 +12,7 @@ struct RmsNormResult {
 
 RmsNormResult rms_norm_forward(const at::Tensor& x_NH, const at::Tensor& weight_H, double eps);
 
-// x_NH becomes x + residual, which is normalised: one pass on CUDA.
+// Normalises x + residual, and writes that sum into x_NH; one pass on CUDA.
 RmsNormResult add_rms_norm_forward_(
     at::Tensor& x_NH, const at::Tensor& residual_NH, const at::Tensor& weight_H, double eps);
 
@@ -25,7 +25,8 @@ at::Tensor rms_norm_backward(
     const at::Tensor& dy_NH, const at::Tensor& x_NH, const at::Tensor& rstd_N, const at::Tensor& weight_H,
     at::Tensor& grad_H, const at::Tensor& dresidual_NH = {});
 
-// The norm over each head of [N, heads, D] views with contiguous D: dy becomes dx in place. rstd [N * heads].
+// Backward pass of the norm over each head of [N, heads, D] views with contiguous D: dy becomes dx in place. rstd [N *
+// heads].
 void head_rms_norm_backward_(
     at::Tensor& dy_NAD, const at::Tensor& x_NAD, const at::Tensor& rstd, const at::Tensor& weight_D,
     at::Tensor& grad_D);

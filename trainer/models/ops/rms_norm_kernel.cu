@@ -8,15 +8,15 @@ namespace distill::models {
 
 namespace {
 
-// Packs of its row that a thread holds in registers; longer rows read the rest of their packs twice.
+// Number of packs of its row that a thread holds in registers; the other packs of a longer row are read twice.
 constexpr int kForwardHeld = 4;
 constexpr int kBackwardHeld = 2;
 constexpr int kMaxThreads = 512;
 constexpr int kMinThreads = 128;
 constexpr int kBackwardThreadsPerMultiprocessor = 768; // also bounds a thread's registers, at 80
 
-// threadIdx.x runs over a row, threadIdx.y over the block's rows. A row has a power of two of lanes of a warp, or a
-// block of its own: sums then go through shared memory.
+// threadIdx.x runs over a row, threadIdx.y over the block's rows. A row is handled by a power of two of lanes of one
+// warp, or by a whole block, which sums through shared memory.
 dim3 block_shape(int64_t packs, int held) {
   const int64_t wanted = ceil_div<int64_t>(packs, held);
   if (wanted > kWarp) {
@@ -29,8 +29,8 @@ dim3 block_shape(int64_t packs, int held) {
   return dim3(lanes, kMinThreads / lanes);
 }
 
-// Sum over the threads of a row, the same bits on each. Calls must alternate between two `shared` arrays: a warp may
-// still read the one while another writes the other.
+// Sum over the threads of a row, the same bits on each. Calls must alternate between two `shared` arrays: one warp may
+// still read the first array while another warp writes the second.
 template <typename acc_t>
 __device__ __forceinline__ acc_t row_sum(acc_t value, acc_t* shared) {
   if (blockDim.x <= kWarp) {
@@ -64,7 +64,7 @@ enum class ForwardMode {
   kApply
 };
 
-// x, or the rounded sum, which is stored as well.
+// Loads x; with a residual, the rounded sum of both, which it also stores.
 template <typename T, int V, ForwardMode kMode>
 __device__ __forceinline__ Pack<T, V> load_input(const T* x, const T* residual, T* sum, int64_t at) {
   Pack<T, V> value = load_pack<T, V>(x + at);
@@ -142,7 +142,7 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_forward(const __grid_con
       store_pack(y + p * V, scaled(held[j], rstd, load_pack<T, V>(weight + p * V)));
     }
   }
-  // Each thread reads back its own sums.
+  // Each thread reads back only values that it stored itself.
   const T* normalised = kMode == ForwardMode::kResidual ? sum : x;
   for (int p = first_again; p < packs; p += blockDim.x) {
     store_pack(y + p * V, scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V)));
@@ -177,8 +177,8 @@ __device__ __forceinline__ Pack<T, V> input_gradient(
   return dx;
 }
 
-// A block's row of the workspace. Rows side by side in a block are summed in order through shared memory; of a row with
-// a block of its own the threads hold all there is.
+// Stores a block's row of the workspace. If the block handles several rows at a time, their sums are added in order
+// through shared memory; otherwise each thread's sums are complete.
 template <typename T, int V>
 __device__ __forceinline__ void store_partial(
     const acc_type<T> (&sums)[kBackwardHeld][V], acc_type<T>* partial, int64_t hidden, acc_type<T>* shared) {
@@ -207,7 +207,7 @@ __device__ __forceinline__ void store_partial(
 }
 
 // Persistent blocks: a thread keeps its columns of the weight and of the weight's gradient over all rows of its block.
-// kLong: rows are longer than what the block's threads hold.
+// kLong: rows are longer than the block's threads can hold in registers.
 template <typename T, int V, bool kLong>
 __global__ __launch_bounds__(kLong ? kMaxThreads : kBackwardThreadsPerMultiprocessor) void rms_norm_backward(
     const __grid_constant__ RmsNormBackwardArgs args) {
@@ -232,7 +232,7 @@ __global__ __launch_bounds__(kLong ? kMaxThreads : kBackwardThreadsPerMultiproce
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
   const int64_t first_base = static_cast<int64_t>(blockIdx.x) * blockDim.y;
   int parity = 0;
-  // All rows of a block take every round together, since sums are over whole warps.
+  // All threads of a block run the same number of rounds, since the sums need whole warps.
   for (int64_t base = first_base; base < args.rows; base += step, parity ^= 1) {
     const int64_t row = base + threadIdx.y;
     const bool active = row < args.rows;
@@ -339,7 +339,7 @@ __global__ __launch_bounds__(kSumColumns* kSumRows) void add_partials(
   }
 }
 
-// Elements to a pack.
+// Elements per pack.
 int pack_size(const RmsNormArgs& args) {
   const bool wide =
       whole_packs(args.type, args.hidden) && aligned(args.x, args.residual, args.weight, args.sum, args.y);

@@ -24,7 +24,7 @@ struct RmsNormArgs {
 // y = x / sqrt(mean(x^2) + eps) * weight, and rstd.
 const char* launch_rms_norm_forward(const RmsNormArgs& args, CUstream_st* stream);
 
-// y = x * rstd * weight: the same bits as the forward pass gave. No residual.
+// y = x * rstd * weight: bit for bit the forward pass's y. Takes no residual.
 const char* launch_rms_norm_apply(const RmsNormArgs& args, CUstream_st* stream);
 
 // Row n lies at element (n / inner) * outer_stride + (n % inner) * inner_stride: rows of a matrix (inner 1), or heads
@@ -41,11 +41,11 @@ struct RmsNormBackwardArgs {
   const void* weight; // [H]
   const void* rstd; // [N] fp32 (fp64 for fp64)
   void* dx; // [N, H]; may be dy
-  void* grad; // [H] fp32 (fp64 for fp64), added to; null: not wanted
+  void* grad; // [H] fp32 (fp64 for fp64), added to; null: not computed
   void* partials; // [rms_norm_backward_blocks, H] of grad's type, with grad only: workspace, needs no initial value
   int64_t rows; // N
   int64_t hidden; // H
-  int64_t inner; // rows to an outer index; 1 for a matrix
+  int64_t inner; // rows per outer index; 1 for a matrix
   RowStrides dy_strides;
   RowStrides x_strides;
   RowStrides dx_strides;

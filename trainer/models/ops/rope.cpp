@@ -72,7 +72,7 @@ RopeHeads kernel_heads(const at::Tensor& in, const at::Tensor& out) {
   return heads;
 }
 
-// All but the heads.
+// Everything but the heads.
 RopeArgs kernel_args(const at::Tensor& x_NAD, const RopeAngles& angles) {
   RopeArgs args{};
   args.cos = angles.cos_NR.const_data_ptr<float>();

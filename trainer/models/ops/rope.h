@@ -33,11 +33,12 @@ void rope_forward_(at::Tensor& x_NAD, const RopeAngles& angles);
 // q and k of one fused buffer: a single launch on CUDA.
 void rope_forward_(at::Tensor& q_NAD, at::Tensor& k_NKD, const RopeAngles& angles);
 
-// The inverse rotation, in place: turns the gradient with respect to the output into that with respect to the input.
+// The inverse rotation, in place: turns the gradient with respect to the output into the gradient with respect to the
+// input.
 void rope_backward_(at::Tensor& dx_NAD, const RopeAngles& angles);
 void rope_backward_(at::Tensor& dq_NAD, at::Tensor& dk_NKD, const RopeAngles& angles);
 
-// The same from one place into another: views [N, heads, D] of the same sizes that do not overlap.
+// The same out of place: views [N, heads, D] of the same sizes that do not overlap.
 void rope_backward(
     const at::Tensor& dq_NAD, const at::Tensor& dk_NKD, at::Tensor& dq_out_NAD, at::Tensor& dk_out_NKD,
     const RopeAngles& angles);
@@ -49,8 +50,8 @@ struct NormRopeResult {
   at::Tensor k_rstd; // [N * kv heads]
 };
 
-// RMSNorm over each head of q and k, then the rotation; q and k are left as they are. One launch on CUDA, where the
-// norm's output is not rounded in between. The same bits every time.
+// RMSNorm over each head of q and k, then the rotation; q and k are not changed. One launch on CUDA, where the norm's
+// output is not rounded in between. Results are bit for bit the same every time.
 NormRopeResult norm_rope_forward(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& q_norm_D, const at::Tensor& k_norm_D,
     double eps, const RopeAngles& angles);

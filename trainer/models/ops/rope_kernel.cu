@@ -46,7 +46,8 @@ __device__ __forceinline__ Halves<T, V> load_halves(const T* head, int64_t at, i
   return {load_pack<T, V>(head + at), load_pack<T, V>(head + half + at)};
 }
 
-// One block a token. threadIdx.x: packs of a half; threadIdx.y: heads. A thread reads its angles once for all heads.
+// One block for each token. threadIdx.x: packs of half a head; threadIdx.y: heads. A thread reads its angles once for
+// all heads.
 template <typename T, int V>
 __global__ __launch_bounds__(kThreads) void rope(const __grid_constant__ RopeArgs args) {
   using acc_t = acc_type<T>;
@@ -75,8 +76,8 @@ __global__ __launch_bounds__(kThreads) void rope(const __grid_constant__ RopeArg
   }
 }
 
-// As above, but threadIdx.x is a power of two of lanes of one warp that sum a head's squares; it reads a head twice,
-// the second time from the cache.
+// As above, but threadIdx.x runs over a power of two of lanes of one warp, which sum a head's squares together. A head
+// is read twice, the second time from the cache.
 template <typename T, int V>
 __global__ __launch_bounds__(kThreads) void norm_rope(const __grid_constant__ RopeArgs args) {
   using acc_t = acc_type<T>;
@@ -84,7 +85,7 @@ __global__ __launch_bounds__(kThreads) void norm_rope(const __grid_constant__ Ro
   const int64_t half = args.head_dim / 2;
   const int64_t heads = args.q.heads + args.k.heads;
   const int64_t step = static_cast<int64_t>(blockDim.x) * V;
-  // Whole warps take every round together, since sums are over their lanes.
+  // All lanes of a warp run the same number of rounds, since sums are over lanes.
   for (int64_t base = 0; base < heads; base += blockDim.y) {
     const int64_t h = base + threadIdx.y;
     const int64_t end = h < heads ? half : 0;
@@ -131,7 +132,7 @@ bool wide(ElementType type, const RopeHeads& part) {
       whole_packs(type, part.out_head_stride);
 }
 
-// Elements to a pack.
+// Elements per pack.
 int pack_size(const RopeArgs& args) {
   const bool all_wide = whole_packs(args.type, args.head_dim / 2) && wide(args.type, args.q) &&
       wide(args.type, args.k) && aligned(args.cos, args.sin);
@@ -145,7 +146,7 @@ const char* launch_rope(const RopeArgs& args, CUstream_st* stream) {
   const int64_t packs = args.head_dim / 2 / pack;
   const int64_t heads = args.q.heads + args.k.heads;
   const int64_t width = std::min<int64_t>(packs, kThreads);
-  // As many heads side by side as leave the last round full.
+  // As many heads at a time as leave the last round full.
   const int64_t rounds = ceil_div<int64_t>(heads, kThreads / width);
   const dim3 block(static_cast<unsigned>(width), static_cast<unsigned>(ceil_div(heads, rounds)));
   const dim3 grid(static_cast<unsigned>(args.tokens));

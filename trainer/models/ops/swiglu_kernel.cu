@@ -20,7 +20,7 @@ __device__ __forceinline__ acc_type<T> sigmoid(acc_type<T> x) {
   }
 }
 
-// Where a thread's pack lies: packs are numbered row by row, and a block's packs follow one another.
+// Position of a thread's pack: packs are numbered row by row, and those of a block are consecutive.
 struct PackPosition {
   int64_t row;
   int64_t column; // of the first element
@@ -77,7 +77,7 @@ __global__ __launch_bounds__(kThreads) void swiglu_backward(const __grid_constan
       dact[j] = load_pack<T, V>(static_cast<const T*>(args.dact) + at.row * args.ffn + at.column);
     }
   }
-  // Stores come after all of this thread's loads: results may lie where the inputs lay.
+  // Stores come after all of this thread's loads: results may overwrite the inputs.
 #pragma unroll
   for (int j = 0; j < kPacksPerThread; ++j) {
     const PackPosition at = pack_position<V>(j, args.ffn);

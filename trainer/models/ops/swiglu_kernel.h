@@ -22,7 +22,7 @@ struct SwigluBackwardArgs {
   const void* dact; // [N, F] contiguous
   const void* gate_up; // [N, 2F] contiguous
   void* dgate_up; // [N, 2F] contiguous; may be gate_up
-  void* act; // [N, F] contiguous, the product again; null: not wanted; may be dact
+  void* act; // [N, F] contiguous, silu(gate) * up again; null: not computed; may be dact
   int64_t rows; // N
   int64_t ffn; // F
   ElementType type;

@@ -29,7 +29,7 @@ AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& optio
     const sharding::UnitShard& unit = model.unit(i);
     moments_.push_back({model.zeros_beside_master(i), model.zeros_beside_master(i)});
     largest = std::max(largest, unit.shard.numel);
-    // A unit's vectors lie before its matrices: two slices at most.
+    // A unit's vectors come before its matrices, so that weight decay divides it into two slices at most.
     int64_t first_matrix = unit.layout.numel;
     for (const models::ParamLayout& param : unit.layout.params) {
       if (param.is_matrix) {
@@ -72,7 +72,7 @@ void AdamW::wait() {
 }
 
 void AdamW::step(double lr, const GradNorm& grad_norm) {
-  model_.finish_updates(); // what the last update reads on its own stream may change now
+  model_.finish_updates(); // waits for the last update, which reads step_count_ on a stream of its own
   step_count_.add_(1.0 - grad_norm.found_inf);
   if (host_state_ != nullptr) {
     step_through_device(lr, grad_norm);
@@ -85,10 +85,10 @@ void AdamW::step(double lr, const GradNorm& grad_norm) {
 
 void AdamW::update_on_gpu(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm) {
   const sharding::UnitShard& unit = model_.unit(piece.unit);
-  const int64_t begin = unit.shard.begin + piece.begin; // in the whole unit
+  const int64_t begin = unit.shard.begin + piece.begin; // position in the whole unit
   const int64_t count = std::min(begin + piece.count, unit.layout.numel) - begin;
   if (count <= 0) {
-    return; // padding alone
+    return; // only padding
   }
   AdamWArgs args{};
   args.params = state.master.mutable_data_ptr<float>();
@@ -165,7 +165,7 @@ void AdamW::fetch_ahead() {
 
 void AdamW::step_through_device(double lr, const GradNorm& grad_norm) {
   fetch_ahead();
-  decision_ = grad_norm; // read by kernels of another stream
+  decision_ = grad_norm; // kept alive for kernels on another stream
   host_state_->begin_update();
   for (size_t i = 0; i < pieces_.size(); ++i) {
     const Piece& piece = pieces_[i];

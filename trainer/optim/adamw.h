@@ -14,24 +14,24 @@ namespace distill::optim {
 // AdamW (Loshchilov and Hutter, 2019) on the flat fp32 master shards of every unit. Decay applies to matrices only, not
 // to norms and biases. A step whose gradients are not finite changes nothing, its step counter included.
 //
-// Where the model's master weights lie in host memory, the moments lie there too, and the state passes through the
-// device piece by piece, overlapped with the compute stream: step() returns once the pieces are queued, and each unit
-// waits for its own update where it is used next (ModelShards::unit_updated). The next step's teacher runs meanwhile.
+// If the model's master weights are in host memory, so are the moments, and the state passes through the device piece
+// by piece, overlapped with the compute stream: step() returns once the pieces are queued, and each unit waits for its
+// own update where it is used next (ModelShards::unit_updated). Meanwhile the next step's teacher runs.
 class AdamW {
  public:
   // `piece`: elements of state in host memory that pass through the device together.
   AdamW(sharding::ModelShards& model, const config::OptimizerSection& options, int64_t piece = HostState::kPiece);
 
-  // State in host memory: the first pieces of the next step start their way to the device, as soon as the last step has
-  // left it.
+  // Starts copying the next step's first pieces to the device, after the last step's pieces have left it. Does nothing
+  // if the state is on the device.
   void fetch_ahead();
   // Updates the master weights and the compute copies from the units' gradients.
   void step(double lr, const GradNorm& grad_norm);
-  // The host waits until the master weights and moments are those of the last step. Nothing to wait for where they lie
-  // on the device.
+  // The host waits until the master weights and moments are those of the last step. Does nothing if they are on the
+  // device.
   void wait();
 
-  // State of one unit, flat fp32 like its master weights and where they are.
+  // Moments of one unit: flat fp32, stored where its master weights are.
   struct Moments {
     at::Tensor exp_avg;
     at::Tensor exp_avg_sq;
@@ -49,7 +49,7 @@ class AdamW {
   // One fused pass over each unit's shard, the bf16 copies included.
   void step_on_gpu(double lr, const GradNorm& grad_norm);
   void step_with_aten(double lr, const GradNorm& grad_norm);
-  // The same for state in host memory.
+  // The step for state in host memory.
   void step_through_device(double lr, const GradNorm& grad_norm);
 
   // Elements of a unit's shard that are updated together.
@@ -74,19 +74,19 @@ class AdamW {
     double weight_decay = 0;
     std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs;
   };
-  // Elements [begin, end) of the piece's whole unit, as far as they lie in the piece.
+  // Adds the part of the unit's elements [begin, end) that is in the piece.
   void add_slice(Group& group, const Piece& piece, const OptimizerState& state, int64_t begin, int64_t end);
   void update_with_aten(const Group& group, double lr, const GradNorm& grad_norm);
 
   sharding::ModelShards& model_;
   config::OptimizerSection options_;
   std::vector<Moments> moments_;
-  std::vector<int64_t> first_matrix_; // of each unit, elements from its start: decay applies from there on
+  std::vector<int64_t> first_matrix_; // for each unit, the element from which weight decay applies
   at::Tensor step_count_;
-  std::unique_ptr<HostState> host_state_; // null: the state lies on the device
-  std::vector<Piece> pieces_; // of state in host memory, in the order of the forward pass
-  size_t fetched_ = 0; // of the next step's pieces
-  GradNorm decision_; // of the last step, while its pieces are updated
+  std::unique_ptr<HostState> host_state_; // null: the state is on the device
+  std::vector<Piece> pieces_; // of state in host memory, in forward order
+  size_t fetched_ = 0; // number of the next step's pieces that have been fetched
+  GradNorm decision_; // of the last step, kept alive while its pieces are updated
 };
 
 } // namespace distill::optim

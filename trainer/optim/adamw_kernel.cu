@@ -14,9 +14,9 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kVector = 4;
-constexpr int64_t kMaxBlocks = 8192; // beyond, blocks take several turns
+constexpr int64_t kMaxBlocks = 8192; // for more elements, each block loops
 
-// What all elements share, in fp32 as at::_fused_adamw_ has it.
+// Values that all elements share, in fp32 as in at::_fused_adamw_.
 struct Factors {
   float lr;
   float beta1;

@@ -22,12 +22,12 @@ struct AdamWArgs {
   double eps;
   double weight_decay;
   const float* step_count; // [1] on the device: this step's number, from 1
-  const float* grad_scale; // [1] on the device: the gradient is divided by it; null: it is taken as it is
+  const float* grad_scale; // [1] on the device: the gradient is divided by it; null: not divided
   const float* found_inf; // [1] on the device: not 0: nothing is written; null: never
 };
 
-// Queues the step; null, or what CUDA complained of. Pointers need the alignment of their elements only; one pass of
-// 16-byte accesses where the fp32 pointers are multiples of 16 bytes and the copy of 8.
+// Queues the step; returns null, or CUDA's error message. Pointers need the alignment of their elements only; one pass
+// of 16-byte accesses where the fp32 pointers are multiples of 16 bytes and the copy of 8.
 const char* launch_adamw(const AdamWArgs& args, CUstream_st* stream);
 
 } // namespace distill::optim

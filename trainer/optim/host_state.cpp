@@ -25,7 +25,7 @@ HostState::~HostState() {
     for (const Stage& stage : stages_) {
       stage.arrived.synchronize();
     }
-  } catch (const c10::Error&) { // the device has failed: nothing is copied any more
+  } catch (const c10::Error&) { // the device has failed: no copy is running any more
   }
 }
 
@@ -39,8 +39,8 @@ void HostState::fetch(const OptimizerState& host) {
   TORCH_CHECK(fetched_ < updated_ + kStages, "optimizer state is fetched into a stage that is not free");
   Stage& stage = stages_[fetched_++ % kStages];
   in_.run([&] {
-    all_left_.wait(); // the host's memory holds what the last step has written
-    stage.left.wait(); // the stage's last piece
+    all_left_.wait(); // the last step's results are in host memory
+    stage.left.wait(); // the stage's previous piece has left it
     copy(stage.buffers.narrow(0, host.master.numel()), host);
     stage.arrived.record();
   });

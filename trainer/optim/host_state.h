@@ -19,30 +19,30 @@ struct OptimizerState {
   }
 };
 
-// Passes state that lies in host memory through the device, piece after piece: while one is updated, the next one is on
-// its way in and the last one on its way out, on streams of their own, overlapped with the compute stream. On the CPU
-// the copies are made at once, by the same code.
+// Passes state in host memory through the device piece by piece: while one piece is updated, the next one is copied in
+// and the previous one out, each on a stream of its own, overlapped with the compute stream. On the CPU the copies are
+// made at once, by the same code.
 class HostState {
  public:
   static constexpr int64_t kStages = 3; // pieces on the device at a time
 
-  // Elements of a stage's tensors, for units of up to `largest` elements: a piece is at most that long. Long enough for
-  // the copies' bandwidth, and not the size of an embedding. `piece`: the limit.
+  // Elements of a stage's tensors, if the largest unit has `largest` elements. A piece has at most `piece` elements:
+  // enough for full copy bandwidth, and fewer than an embedding.
   static constexpr int64_t kPiece = int64_t{1} << 25;
   static int64_t stage_numel(int64_t largest, int64_t piece = kPiece) {
     return std::min(largest, piece);
   }
 
   HostState(at::Device device, int64_t stage_numel);
-  // Waits for the copies: the host's memory may go next.
+  // Waits for the copies: the host memory may be freed next.
   ~HostState();
   HostState(const HostState&) = delete;
   HostState& operator=(const HostState&) = delete;
 
-  // Starts the copy of the next piece to the device; at most kStages pieces wait for send_back().
+  // Starts the copy of the next piece to the device; at most kStages pieces may be fetched and not updated.
   void fetch(const OptimizerState& host);
-  // The piece fetched longest ago, on the device, for `update`: what it queues runs on the update's stream, after the
-  // piece has arrived. Then it goes back to where it came from.
+  // Calls `update` with the oldest fetched piece, on the device; work that it queues runs on the update's stream, after
+  // the piece has arrived. The piece is then copied back to `host`.
   template <typename Update>
   void update(const OptimizerState& host, Update&& update) {
     Stage& stage = stages_[updated_++ % kStages];
@@ -53,12 +53,12 @@ class HostState {
     });
     send_back(stage, host);
   }
-  // The update's stream waits for what has been queued on the current one.
+  // The update's stream waits for the work queued on the current stream.
   void begin_update();
-  // After a step's last piece: what is fetched from now on may read what this step has written.
+  // Call after a step's last piece: later fetches wait until this step's state is back in host memory.
   void end_update();
 
-  // The host waits until all state is back.
+  // The host waits until all state is back in host memory.
   void wait() const;
 
  private:
@@ -72,10 +72,10 @@ class HostState {
   void send_back(Stage& stage, const OptimizerState& host);
 
   sharding::SideStream in_, update_, out_;
-  sharding::Fence decided_; // what the update depends on
-  sharding::Fence all_left_; // of the last step
+  sharding::Fence decided_; // recorded when the update's inputs are ready
+  sharding::Fence all_left_; // recorded when the last step's pieces have left the device
   std::array<Stage, kStages> stages_;
-  int64_t fetched_ = 0, updated_ = 0; // pieces, since the start of the run
+  int64_t fetched_ = 0, updated_ = 0; // number of pieces since the start of the run
 };
 
 } // namespace distill::optim

@@ -64,7 +64,7 @@ void ActivationStore::put(int64_t block, models::BlockSaved saved) {
   }
   stored.is_away = models::is_offloaded(policies_[block]);
   if (stored.is_away) {
-    finish_forward(); // of the offloaded block before
+    finish_forward(); // waits for the copy of the previous offloaded block
     send_away(stored);
     leaving_ = std::move(stored.saved);
     stored.saved = {};
@@ -86,7 +86,7 @@ void ActivationStore::prefetch(int64_t block) {
   }
   allocated_.record();
   in_.run([&] {
-    allocated_.wait(); // the memory's last kernels are done
+    allocated_.wait(); // kernels that used this memory before are done
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (tensors[i]->defined()) {
         tensors[i]->copy_(host_view(stored.away[i]), /*non_blocking=*/true);

@@ -16,12 +16,12 @@ namespace distill::sharding {
 // prefetched one block before they are needed. Each direction has a stream of its own. On the CPU the copies are made
 // at once, by the same code.
 //
-// Device memory of an offloaded block returns to the allocator once the compute stream waits for its copy, which it
-// does when the next block is to leave, or at the end of the forward pass. Tensors that come back are made on the
-// compute stream, and their copy waits for what that stream did with the memory before.
+// The compute stream waits for the copy of an offloaded block when the next block is offloaded, or at the end of the
+// forward pass; then the block's device memory returns to the allocator. Prefetched tensors are allocated on the
+// compute stream, and the copies into them wait for that stream's earlier use of the memory.
 class ActivationStore {
  public:
-  // `host`: as much of it is left as the memory plan says; null where nothing is offloaded.
+  // `host`: a slab with as many bytes free as the memory plan predicts; null if nothing is offloaded.
   ActivationStore(
       std::vector<models::ActivationPolicy> policies, at::Device device, std::shared_ptr<device::HostSlab> host);
 
@@ -29,25 +29,25 @@ class ActivationStore {
     return policies_[block];
   }
 
-  // After a block's forward pass, in forward order.
+  // Call after each block's forward pass, in forward order.
   void put(int64_t block, models::BlockSaved saved);
-  // After the last one: nothing that was offloaded is on the device any more.
+  // Call after the last block: no offloaded tensor is on the device any more.
   void finish_forward();
-  // Starts the block's way back; nothing for blocks that stayed.
+  // Starts copying an offloaded block back to the device; does nothing for other blocks.
   void prefetch(int64_t block);
-  // Before a block's backward pass; the store forgets it.
+  // Call before a block's backward pass: returns its tensors, which the store then forgets.
   models::BlockSaved take(int64_t block);
 
  private:
-  // One tensor in host memory.
+  // One offloaded tensor in host memory.
   struct Away {
     at::Tensor bytes; // uint8, a piece of the slab
     at::ScalarType dtype = at::kFloat;
     std::vector<int64_t> sizes, strides;
   };
   struct Stored {
-    models::BlockSaved saved; // on the device, or empty while it is away
-    std::vector<Away> away; // of BlockSaved::all()
+    models::BlockSaved saved; // on the device; empty while the block is offloaded
+    std::vector<Away> away; // one for each tensor of BlockSaved::all()
     bool is_away = false;
     bool is_returning = false;
     Fence arrived;
@@ -63,7 +63,7 @@ class ActivationStore {
   SideStream out_, in_;
   Fence computed_, left_, allocated_;
   std::vector<Stored> blocks_;
-  std::optional<models::BlockSaved> leaving_; // copied at this moment
+  std::optional<models::BlockSaved> leaving_; // its copy to the host may still be running
 };
 
 } // namespace distill::sharding

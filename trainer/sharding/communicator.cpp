@@ -54,7 +54,7 @@ class BackendCommunicator : public Communicator {
   }
 
  private:
-  // On CUDA the work lies on the current stream already; waiting for it would be the host's business.
+  // On CUDA the collective is already queued on the current stream, so that nothing has to wait here.
   template <typename Queue>
   void run(const char* operation, Queue&& queue) const {
     try {
@@ -79,8 +79,8 @@ class BackendCommunicator : public Communicator {
   bool on_host_;
 };
 
-// The device that Gloo listens on and connects from: GLOO_SOCKET_IFNAME's where it is set, otherwise the one through
-// which this host reaches rank 0. The host's own name may stand for loopback.
+// The device that Gloo listens on and connects from: GLOO_SOCKET_IFNAME's if it is set, otherwise the one through which
+// this host reaches rank 0. The host's own name may resolve to loopback.
 std::shared_ptr<gloo::transport::Device> gloo_device(const std::string& master_addr) {
   if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"); interface != nullptr && *interface != '\0') {
     return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
@@ -169,7 +169,7 @@ std::string arrived_key(int64_t rank) {
   return absl::StrCat("arrived/", rank);
 }
 
-// Ranks whose arrival the store has not seen.
+// Ranks that have not registered in the store.
 std::vector<int64_t> missing_ranks(c10d::Store& store, int64_t world_size) {
   std::vector<int64_t> missing;
   for (int64_t rank = 0; rank < world_size; ++rank) {
@@ -214,7 +214,7 @@ absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::join(const RendezvousOpt
     std::string missing = "unknown";
     try {
       missing = absl::StrJoin(missing_ranks(*store, options.world_size), ", ");
-    } catch (const std::exception&) { // rank 0 is gone
+    } catch (const std::exception&) { // rank 0, which serves the store, is gone
     }
     return absl::DeadlineExceededError(absl::StrCat(
         "at ", place, ": after ", options.timeout.count() / 1000, " s these ranks had not arrived: ", missing,

@@ -14,7 +14,7 @@
 namespace distill::sharding {
 
 // One group of ranks with its own communicator. Operations of one communicator run one after the other, whatever their
-// streams; operations of two do not wait for each other.
+// streams; operations of different communicators do not wait for each other.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -28,17 +28,17 @@ class Communicator {
   virtual void all_reduce(at::Tensor tensor) = 0; // sums, in place
   virtual void broadcast(at::Tensor tensor, int64_t root) = 0;
 
-  // Closes the group once its operations are over; every member calls it, before the group is destroyed at the end of a
-  // run that went well. May wait for the others.
+  // Closes the group once its operations are over. Every member calls it at the end of a successful run, before the
+  // group is destroyed. May wait for the other members.
   virtual void shutdown() = 0;
 };
 
-// Short texts under keys that all ranks see. For one thread at a time. Throws c10::Error when rank 0 is gone.
+// A store of short texts by key that all ranks share. For one thread at a time. Throws c10::Error when rank 0 is gone.
 class Board {
  public:
   virtual ~Board() = default;
   virtual void set(const std::string& key, const std::string& text) = 0;
-  virtual std::optional<std::string> get(const std::string& key) = 0; // nullopt: nobody has set it
+  virtual std::optional<std::string> get(const std::string& key) = 0; // nullopt: not set
 };
 
 // A collective that failed, or did not end in time: another rank is gone, stopped or late.
@@ -50,18 +50,18 @@ class CommunicationError : public std::runtime_error {
 struct RendezvousOptions {
   std::string master_addr = "127.0.0.1";
   int64_t master_port = 29500;
-  int master_listen_fd = -1; // rank 0: a socket bound to the port already, which is used if it is; -1: none
+  int master_listen_fd = -1; // rank 0: a socket, used if it is bound to the port already; -1: none
   int64_t rank = 0;
   int64_t world_size = 1;
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
   std::string host; // this rank's, for messages
-  int64_t nccl_max_ctas = 0; // multiprocessors a collective of NCCL may take; 0: its own choice
+  int64_t nccl_max_ctas = 0; // multiprocessors that an NCCL collective may take; 0: NCCL decides
 };
 
-// The meeting point of all ranks (a c10d TCPStore; rank 0 serves it), from which groups are made.
+// The rendezvous of all ranks (a c10d TCPStore that rank 0 serves), from which groups are made.
 class Rendezvous {
  public:
-  // DeadlineExceeded if some rank did not arrive in time; the message names the missing ranks if rank 0 knows them.
+  // DeadlineExceeded if some rank does not join in time; the message names the missing ranks if the store can be read.
   static absl::StatusOr<std::unique_ptr<Rendezvous>> join(const RendezvousOptions& options);
   virtual ~Rendezvous() = default;
 
@@ -71,7 +71,7 @@ class Rendezvous {
   virtual std::unique_ptr<Communicator> nccl_group(
       const std::string& name, const std::vector<int64_t>& members, at::Device device) = 0;
 
-  // A connection of its own to the store, for a thread of its own.
+  // A new connection to the store, for one thread.
   virtual std::unique_ptr<Board> board() const = 0;
 
   virtual int64_t rank() const = 0;

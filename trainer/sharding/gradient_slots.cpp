@@ -5,7 +5,7 @@
 namespace distill::sharding {
 namespace {
 
-// Reductions that may still run when the next unit of their size wants a buffer.
+// Number of reductions that may still be running when the next unit of the same size needs a buffer.
 constexpr int64_t kReducingBlocks = 1;
 constexpr int64_t kReducingLarge = 0;
 
@@ -49,7 +49,7 @@ void GradientSlots::leave_reducing(SlotSize size, int64_t limit) {
     const Waiting waiting(observer_);
     for (const Slot& slot : slots_) {
       if (is_over(slot)) {
-        slot.events.wait(); // then its memory is the compute stream's again
+        slot.events.wait(); // then the compute stream may reuse the memory
       }
     }
   }
@@ -71,7 +71,7 @@ GradientSlots::Gradient GradientSlots::acquire(UnitKey key, SlotSize size, int64
 void GradientSlots::reduce(UnitKey key, at::Tensor shard, const Reduction& options) {
   Slot* slot = find_open(key);
   TORCH_CHECK(slot != nullptr, "unit ", key.unit, " is reduced, but has no gradient");
-  // A buffer that has been open since an earlier micro-batch adds to those that wait.
+  // A buffer that has been open since an earlier micro-batch joins the running reductions only now.
   make_room(slot->size);
   {
     const device::LabelScope label(device::Category::kSlots);
@@ -103,7 +103,7 @@ void GradientSlots::reduce(UnitKey key, at::Tensor shard, const Reduction& optio
     }
     slot->events.read_ends();
   };
-  if (!device::has_streams(device_)) { // done on return: all of it is waited for
+  if (!device::has_streams(device_)) { // complete on return: all of it counts as waiting
     const Waiting waiting(observer_);
     run();
   } else {

@@ -11,9 +11,9 @@
 
 namespace distill::sharding {
 
-// fp32 gradients of whole units on their way to the shards. A unit's buffer exists from its first acquire() until its
-// reduction has been waited for, taken from and given back to the compute stream's allocator: outside the backward pass
-// there are none. A limited number of reductions overlaps with the compute stream.
+// fp32 gradients of whole units before they are reduced into the shards. A unit's buffer is taken from the compute
+// stream's allocator at its first acquire() and given back when that stream has waited for the reduction, so there are
+// no buffers outside the backward pass. A limited number of reductions overlaps with the compute stream.
 class GradientSlots {
  public:
   // `replicate` null: one replica. `reduce_dtype`: fp32, or bf16 for half the traffic.
@@ -21,18 +21,18 @@ class GradientSlots {
 
   struct Gradient {
     at::Tensor flat; // [numel]; the same tensor until reduce()
-    bool is_new = false; // it holds nothing yet
+    bool is_new = false; // not initialised
   };
   // The whole unit's gradient.
   Gradient acquire(UnitKey key, SlotSize size, int64_t numel);
 
   struct Reduction {
-    bool accumulate = false; // the shard holds earlier micro-batches; otherwise it is written
-    bool last = true; // of the step: replicas add up their shards
+    bool accumulate = false; // add to the shard, which holds earlier micro-batches; false: overwrite it
+    bool last = true; // last reduction of the step: replicas then sum their shards
   };
   // Queues the sum over all ranks into `shard`, on a stream of its own.
   void reduce(UnitKey key, at::Tensor shard, const Reduction& options);
-  // The compute stream waits for every reduction queued so far.
+  // The compute stream waits for every queued reduction.
   void finish();
 
   void observe_waits(WaitObserver observer) {
@@ -44,18 +44,18 @@ class GradientSlots {
     UnitKey key;
     SlotSize size;
     at::Tensor gradient; // fp32
-    at::Tensor low_precision; // whole unit and shard in the reduction's dtype, unless that is fp32
-    at::Tensor staged; // fp32, a shard: what is added to earlier micro-batches
-    int64_t reduction = 0; // its number, from 1; 0: not reducing yet
+    at::Tensor low_precision; // whole unit and shard in the reduction's dtype; undefined if that is fp32
+    at::Tensor staged; // fp32 shard: this micro-batch's sum, before it is added to earlier ones
+    int64_t reduction = 0; // number of its reduction, from 1; 0: none is queued yet
     SlotEvents events;
 
     Slot(UnitKey unit, SlotSize unit_size, at::Device device) : key(unit), size(unit_size), events(device) {}
   };
   Slot* find_open(UnitKey key);
-  // Before a buffer of this size is made, or takes part in a reduction.
+  // Called before a buffer of this size is allocated, and before its reduction is queued.
   void make_room(SlotSize size);
-  // Waits for the oldest reductions of this size until at most `limit` are left. Those queued before them are over then
-  // too, whatever their size: their buffers go without another wait.
+  // Waits for the oldest reductions of this size until at most `limit` are left. Reductions queued before those are
+  // then over too, whatever their size, and their buffers are freed without another wait.
   void leave_reducing(SlotSize size, int64_t limit);
 
   Communicator& reduce_;

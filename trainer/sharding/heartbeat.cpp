@@ -70,13 +70,13 @@ std::string describe_laggards(const std::vector<Beat>& before, const std::vector
 }
 
 struct Heartbeat::State {
-  std::unique_ptr<Board> posts, looks; // connections of their own, each for one thread at a time
-  std::mutex looking; // the watchdog and a rank that has lost the others may look at the same time
+  std::unique_ptr<Board> posts, looks; // separate connections, each for one thread at a time
+  std::mutex looking; // for `looks`: the watchdog and a failed collective may read posts at the same time
   std::chrono::milliseconds interval;
   int64_t world_size;
   std::mutex mutex;
   std::condition_variable changed;
-  Beat beat; // guarded by mutex, like stop
+  Beat beat; // guarded by mutex, as is `stop`
   bool stop = false;
   bool ended = false;
 };
@@ -98,7 +98,7 @@ Heartbeat::Heartbeat(const Rendezvous& rendezvous, std::string host, std::chrono
       lock.unlock();
       try {
         state->posts->set(beat_key(beat.rank), beat.text());
-      } catch (const std::exception&) { // rank 0 is gone, and with it whoever could read this
+      } catch (const std::exception&) { // rank 0, which serves the store, is gone
         lock.lock();
         break;
       }
@@ -107,7 +107,7 @@ Heartbeat::Heartbeat(const Rendezvous& rendezvous, std::string host, std::chrono
     }
     state->ended = true;
     state->changed.notify_all();
-  }).detach(); // it may be stuck in the store for ever
+  }).detach(); // not joined: it may be stuck in the store for ever
 }
 
 Heartbeat::~Heartbeat() {

@@ -10,7 +10,7 @@
 namespace distill::sharding {
 
 // Every rank tells the others its step and phase: a thread posts them to the rendezvous' store periodically, at no cost
-// to the steps. After a timeout the posts say which rank the others wait for.
+// to the steps. After a timeout, the posts show which rank the others wait for.
 class Heartbeat {
  public:
   // `host`: this rank's, for messages. Posts every `interval` until destroyed.
@@ -36,14 +36,14 @@ class Heartbeat {
 // One rank's post.
 struct Beat {
   int64_t rank = 0;
-  int64_t count = 0; // of posts
+  int64_t count = 0; // number of posts
   int64_t passed = 0; // number of phases reported
   int64_t step = 0;
   std::string place;
   std::string host;
 
   std::string text() const;
-  static Beat parse(int64_t rank, const std::string& text); // count -1: not a post
+  static Beat parse(int64_t rank, const std::string& text); // count is -1 if the text is not a post
 };
 
 // The ranks that the others wait for, from two readings of all posts (count -1: never posted), between which every

@@ -4,8 +4,8 @@
 
 namespace distill::sharding {
 
-// The numeric address of this host from which packets for `host` would leave, which is one that `host` can answer to;
-// loopback for "localhost". Throws c10::Error where the name is not known or no route leads there.
+// The numeric address of this host from which packets for `host` would leave, to which `host` can send its answers;
+// loopback for "localhost". Throws c10::Error if the name is not known or there is no route.
 std::string address_towards(const std::string& host);
 
 } // namespace distill::sharding

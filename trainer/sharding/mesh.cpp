@@ -22,7 +22,7 @@ std::vector<std::unique_ptr<Communicator>> take_device_groups(Mesh& mesh) {
   return groups;
 }
 
-// A thread may be stuck in the driver: what runs when a program ends could wait for it.
+// A thread may be stuck in the driver, and destructors that run at exit could wait for it.
 void exit_without_destructors() {
   ::on_exit([](int status, void*) { ::_exit(status); }, nullptr);
 }
@@ -121,7 +121,7 @@ bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds timeout) {
     exit_without_destructors();
   }
   try {
-    sum_over_ranks(mesh, 0); // rank 0 serves the store that the groups have used
+    sum_over_ranks(mesh, 0); // rank 0 serves the store, so it ends only when all ranks have closed their groups
   } catch (const CommunicationError&) {
     return false;
   }
@@ -149,7 +149,7 @@ absl::Status check_equal_on_all_ranks(const Mesh& mesh, const std::string& what,
   if (mesh.host == nullptr) {
     return absl::OkStatus();
   }
-  // FNV-1a: tells configurations apart, is not meant to withstand anyone.
+  // FNV-1a: tells configurations apart; not cryptographic.
   uint64_t hash = 0xcbf29ce484222325ULL;
   for (const char c : content) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;

@@ -15,8 +15,8 @@ namespace distill::sharding {
 // communicator of its own, so that gathers, reductions and the host's small sums do not wait for each other.
 struct Mesh {
   Mesh() = default;
-  // Groups between GPUs that leave() has not closed stay open, and the program's end runs no destructors: closing one
-  // would wait for ranks that may be gone, or closing another.
+  // GPU groups that leave() has not closed stay open, and the program then exits without running destructors: closing a
+  // group could wait for ranks that are gone, or that are closing another group.
   ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
@@ -34,13 +34,13 @@ struct Mesh {
   std::unique_ptr<Communicator> replicate; // replicate axis; null where replicate_size is 1
   std::unique_ptr<Communicator> world; // all ranks, on the device: sums of metrics and norms
   std::unique_ptr<Communicator> host; // all ranks, over Gloo: numbers that the host needs
-  bool groups_on_gpus = false; // all but `host`
-  std::function<void(int64_t step, const char* place)> watch; // also called by report_progress(); empty: nobody
+  bool groups_on_gpus = false; // whether all groups but `host` are between GPUs
+  std::function<void(int64_t step, const char* place)> watch; // also called by report_progress(); may be empty
 
   bool is_main() const {
     return rank == 0;
   }
-  // Posts this rank's step and phase, which the other ranks report when they wait for it in vain.
+  // Posts this rank's step and phase, which the other ranks report if they time out waiting for it.
   void report_progress(int64_t step, const char* phase) const {
     if (watch) {
       watch(step, phase);
@@ -55,19 +55,20 @@ struct Mesh {
 absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
     const RendezvousOptions& options, int64_t shard, int64_t replicate, at::Device device);
 
-// Called by all ranks at the end of a successful run: closes the groups between the devices, which nothing may use
-// afterwards, and returns when all ranks have done so. False if that took longer than `timeout` or failed: a thread
-// that may hang in the groups still owns them, and the program must end without running destructors.
+// Called by all ranks at the end of a successful run: closes the device groups, which must not be used afterwards, and
+// returns when all ranks have done so. False if that took longer than `timeout` or failed: the groups are then owned by
+// a thread that may hang, and the program must end without running destructors.
 bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds timeout);
 
-// Sums over all ranks on the host; the value itself on one process.
+// The sum of `value` over all ranks, computed on the host; on one process, `value` itself.
 int64_t sum_over_ranks(const Mesh& mesh, int64_t value);
 
 // Called by all ranks with their own status. Returns this rank's error, Aborted if only other ranks failed, and ok if
 // no rank failed.
 absl::Status agree(const Mesh& mesh, const absl::Status& status);
 
-// FailedPrecondition on the ranks whose `content` is not that of rank 0, with both hashes; `what` names it.
+// Called by all ranks. FailedPrecondition, with both hashes, on ranks whose `content` differs from rank 0's; `what`
+// names the content in the message.
 absl::Status check_equal_on_all_ranks(const Mesh& mesh, const std::string& what, const std::string& content);
 
 } // namespace distill::sharding

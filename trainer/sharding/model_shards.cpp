@@ -11,7 +11,7 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
     UnitShard unit;
     unit.shard = shard_range(layout.numel, options.rank, options.world_size);
     unit.layout = std::move(layout);
-    // Zeros, so that alignment gaps and the padded tail stay zero in weights and moments alike.
+    // Zeros, so that alignment gaps and the padded tail stay zero in both weights and moments.
     unit.weights = at::zeros({unit.shard.numel}, host_or_device.dtype(options.compute_dtype));
     if (options.trainable) {
       unit.master = options.compute_dtype == at::kFloat && options.host_state == nullptr
@@ -30,7 +30,7 @@ void ModelShards::load(const models::WeightSource& source) {
   for (UnitShard& unit : units_) {
     at::Tensor target = unit.master.defined() ? unit.master : unit.weights;
     if (target.device() != options_.device && source.writes_to(options_.device)) {
-      // The same bits wherever the state lies: made on the device, as they would be for state there.
+      // Generated on the device, so that the values do not depend on where the state is stored.
       at::Tensor made = at::empty(target.sizes(), target.options().device(options_.device));
       source.copy_range(unit.layout, unit.shard.begin, made);
       target.copy_(made);
@@ -67,7 +67,7 @@ void ModelShards::add_to_plan(SlotPlan& weights) const {
 
 UnitSource ModelShards::source(int64_t index) const {
   const UnitShard& unit = units_[index];
-  // A gather waits for the unit's newest update also where the compute stream has waited for it already.
+  // The gather's stream waits for the unit's newest update even if the compute stream has waited for it already.
   return {
       key(index), slot_size(index), unit.weights.defined() ? unit.weights : unit.master, options_.compute_dtype,
       &updates_[index].done};
@@ -140,7 +140,7 @@ void ModelShards::zero_all_but_matrices(int64_t index, at::Tensor flat) const {
 
 void ModelShards::reduce(int64_t index, bool last) {
   if (gradient_slots_ == nullptr || (accumulation_ == Accumulation::kKeepFull && !last)) {
-    return; // the sum stays where it is
+    return; // not reduced yet: the sum stays in the whole gradient
   }
   UnitShard& unit = units_[index];
   const bool accumulate = unit.gradient.defined();
@@ -180,7 +180,7 @@ void ModelShards::finish_update(int64_t index) {
     update.done.wait();
   }
   update.pending = false;
-  units_[index].gradient.reset(); // the compute stream's allocator may hand out its memory
+  units_[index].gradient.reset(); // safe after the wait: its memory is reused on the compute stream
 }
 
 void ModelShards::finish_updates() {

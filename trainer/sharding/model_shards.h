@@ -17,23 +17,23 @@ namespace distill::sharding {
 struct UnitShard {
   models::UnitLayout layout;
   ShardRange shard;
-  // Compute dtype. Undefined where gathers round the master weights (a trainable model with slots and another compute
-  // dtype than fp32).
+  // In the compute dtype. Undefined if gathers round the master weights instead (a trainable model with slots, whose
+  // compute dtype is not fp32).
   at::Tensor weights;
-  at::Tensor master; // fp32, what the optimizer updates; the same tensor as `weights` in fp32; undefined: frozen
-  // fp32, the sum over micro-batches. Exists from the unit's first backward pass of a step to drop_gradients(), or
-  // where the update overlaps with the next step, to the unit's next use: activations and the loss head's buffers lie
-  // in the same memory at other times.
+  at::Tensor master; // fp32, updated by the optimizer; the same tensor as `weights` in fp32; undefined: frozen
+  // fp32, the sum over micro-batches. Allocated in the unit's first backward pass of a step; freed by drop_gradients(),
+  // or, if the update overlaps with the next step, at the unit's next use. At other times activations and the loss
+  // head's buffers can use the same memory.
   at::Tensor gradient;
 };
 
 // A whole unit's flat fp32 gradient, to accumulate into.
 struct UnitGradient {
   at::Tensor flat;
-  bool is_new = false; // all but the matrices is zero; the matrices hold anything, and are to be written
+  bool is_new = false; // matrices are uninitialised, to be overwritten; everything else is zero
 };
 
-// How the gradients of a step's micro-batches are added up over ranks.
+// How the gradients of a step's micro-batches are summed over ranks.
 enum class Accumulation {
   kReduceEach, // every micro-batch is reduced into the shards: memory stays flat
   kKeepFull, // whole fp32 gradients stay on every rank and are reduced once: 4 bytes per parameter, communication once
@@ -46,7 +46,7 @@ struct ShardOptions {
   bool trainable = false;
   int64_t rank = 0;
   int64_t world_size = 1;
-  std::shared_ptr<device::HostSlab> host_state; // where master weights and moments lie; null: on the device
+  std::shared_ptr<device::HostSlab> host_state; // holds master weights and moments; null: they are on the device
 };
 
 // The units of one model, sharded. The passes over the model ask it for whole units and give them back:
@@ -89,15 +89,15 @@ class ModelShards {
   }
 
   // From now on whole units are gathered into `weights`, and gradients are reduced through `gradients`, null for a
-  // frozen model. Both outlive this.
+  // frozen model. Both must outlive this object.
   void use_slots(WeightSlots* weights, GradientSlots* gradients, Accumulation accumulation);
-  // Adds what this model's units need to a plan of slots.
+  // Raises the slot sizes of a plan to those that this model's units need.
   void add_to_plan(SlotPlan& weights) const;
 
   // The whole unit's flat weights, compute dtype. Valid until release().
   at::Tensor weights(int64_t index);
   void release(int64_t index);
-  // Released, and not needed again soon: its slot may give its memory back.
+  // The unit has been released and is not needed again soon: its slot may free its memory.
   void retire(int64_t index);
   // Starts gathering a unit that will be needed soon.
   void prefetch(int64_t index);
@@ -110,30 +110,31 @@ class ModelShards {
   UnitGradient gradient(int64_t index);
   void reduce(int64_t index, bool last);
   // After the last backward pass: the compute stream waits until the gradient shards hold the sums over all ranks, and
-  // until no gather reads the master weights.
+  // until no gather reads the master weights any more.
   void finish_gradients();
   // After the optimizer: frees the gradient shards, except those of units whose update is under way.
   void drop_gradients();
 
-  // An optimizer on a stream of its own has queued the unit's new weights there, the current stream. The compute stream
-  // goes on: where the unit is asked for next, it waits for them, and only then is the gradient freed.
+  // Called by an optimizer that runs on a stream of its own, with that stream current, when the unit's update has been
+  // queued. The compute stream waits for the update at the unit's next use, and the gradient is freed then.
   void unit_updated(int64_t index);
-  // The compute stream waits for the updates of all units that were not asked for since.
+  // The compute stream waits for all updates that it has not waited for yet.
   void finish_updates();
   // Called around the waits for updates.
   void observe_updates(WaitObserver observer) {
     update_observer_ = std::move(observer);
   }
 
-  // Zeros like the unit's master weights, where they are: for the optimizer's moments.
+  // Zeros of the unit's master weights' size, dtype and place (device or host), for the optimizer's moments.
   at::Tensor zeros_beside_master(int64_t index) const;
 
-  // The whole unit's fp32 master weights; all ranks of the shard axis call it together. Null: this rank holds it all.
+  // The whole unit's fp32 master weights; all ranks of the shard axis call it together. `shard_axis` null: this rank
+  // holds the whole unit.
   at::Tensor gather_master(int64_t index, Communicator* shard_axis) const;
 
-  // After the master weights changed: makes the compute copies anew.
+  // Call after the master weights changed: updates the compute copies.
   void refresh_weights();
-  // After the compute copies changed too.
+  // Call if the compute copies have been updated too.
   void weights_changed();
 
  private:
@@ -145,7 +146,7 @@ class ModelShards {
   UnitSource source(int64_t index) const;
   at::Tensor new_gradient_shard(const UnitShard& unit) const; // not initialised
   void finish_update(int64_t index);
-  // Zeroes what no matrix product writes: vectors, alignment gaps, the padded tail.
+  // Zeroes the elements that no matrix product writes: vectors, alignment gaps, the padded tail.
   void zero_all_but_matrices(int64_t index, at::Tensor flat) const;
 
   models::ModelConfig config_;
@@ -157,7 +158,7 @@ class ModelShards {
     explicit Update(at::Device device) : done(device) {}
   };
   std::vector<UnitShard> units_;
-  std::vector<Update> updates_; // of the units
+  std::vector<Update> updates_; // one for each unit
   WaitObserver update_observer_;
   WeightSlots* weight_slots_ = nullptr;
   GradientSlots* gradient_slots_ = nullptr;

@@ -91,7 +91,7 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
   const int64_t head = model_.head_unit();
   const models::UnitLayout& head_layout = model_.unit(head).layout;
   at::Tensor dx_NH;
-  { // views of large buffers, which live no longer than they do
+  { // a scope of their own: views keep the large buffers alive
     at::Tensor norm_gradient = models::final_norm_weight(head_layout, model_.gradient(head).flat);
     dx_NH = models::final_norm_backward(
         models::final_norm_weight(head_layout, model_.weights(head)), dhidden_NH, norm_saved_, norm_gradient);
@@ -127,7 +127,7 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
   {
     const UnitGradient gradient = model_.gradient(embedding);
     at::Tensor embedding_gradient = models::embedding_weight(model_.unit(embedding).layout, gradient.flat);
-    if (gradient.is_new) { // rows are only added to
+    if (gradient.is_new) { // the op only adds to rows
       embedding_gradient.zero_();
     }
     models::embedding_backward(batch.tokens_N, dx_NH, embedding_gradient);

@@ -33,7 +33,7 @@ at::Tensor forward_hidden(
 // One forward and one backward pass of a trainable model over one micro-batch.
 class TrainingPass {
  public:
-  // A policy for each block; `host` as ActivationStore wants it. No policies: forward and backward are not called.
+  // `policies`: one for each block; none if forward and backward are not called. `host`: as for ActivationStore.
   TrainingPass(
       ModelShards& model, const models::RopeTable& rope, std::vector<models::ActivationPolicy> policies,
       std::shared_ptr<device::HostSlab> host, models::BlockFunctions block = {})
@@ -44,8 +44,8 @@ class TrainingPass {
 
   // Final hidden states [N, H].
   at::Tensor forward(const TokenBatch& batch);
-  // Accumulates every unit's gradient from that of the hidden states. The lm_head's own gradient is the loss head's.
-  // `last`: of the step's micro-batches.
+  // Accumulates every unit's gradient, given the gradient of the hidden states. The loss head has accumulated the
+  // lm_head's gradient already. `last`: this is the step's last micro-batch.
   void backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool last);
 
  private:

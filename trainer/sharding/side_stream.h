@@ -8,7 +8,8 @@
 
 #include "trainer/device/simulation.h"
 
-// Streams and events of a device. They do nothing where everything is done on return: on the CPU and in a simulation.
+// Streams and events of a device. They do nothing on the CPU and in a simulation, where all work is complete when a
+// call returns.
 namespace distill::sharding {
 
 // A place in a stream that other streams can wait for.
@@ -19,14 +20,14 @@ class Fence {
       event_.emplace(device.type());
     }
   }
-  // Everything queued on the current stream so far.
+  // Records all work queued on the current stream so far.
   void record() {
     if (event_) {
       event_->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
       recorded_ = true;
     }
   }
-  // What is queued on the current stream from now on waits for the recorded place; nothing where none was recorded.
+  // Work queued on the current stream from now on waits for the recorded place; no effect if none was recorded.
   void wait() const {
     if (event_ && recorded_) {
       event_->block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
@@ -53,7 +54,7 @@ class SideStream {
       stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
     }
   }
-  // Queues what `work` queues on this stream.
+  // Runs `work` with this stream current.
   template <typename Work>
   void run(Work&& work) const {
     if (stream_) {

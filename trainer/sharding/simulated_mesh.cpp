@@ -20,7 +20,7 @@ class SimulatedCommunicator : public Communicator {
   void all_gather(at::Tensor /*full*/, const at::Tensor& /*shard*/) override {}
   void reduce_scatter(at::Tensor /*shard*/, const at::Tensor& full) override {
     if (device::runs_on_cpu(full)) {
-      at::empty_like(full); // Gloo reduces a copy
+      at::empty_like(full); // Gloo reduces a copy of its input
     }
   }
   void all_reduce(at::Tensor /*tensor*/) override {}

@@ -6,8 +6,8 @@
 
 namespace distill::sharding {
 
-// Rank 0 of shard x replicate ranks that do not exist, for a simulated run: collectives do nothing, and allocate what
-// the target device's would.
+// Rank 0 of shard x replicate ranks that do not exist, for a simulated run: collectives only make the allocations that
+// they would make on the target device.
 std::unique_ptr<Mesh> simulated_mesh(int64_t shard, int64_t replicate);
 
 } // namespace distill::sharding

@@ -3,7 +3,7 @@
 namespace distill::sharding {
 namespace {
 
-constexpr int64_t kWordsPerSum = 32; // shards are multiples of 128 bytes, so that every place in a unit has its own sum
+constexpr int64_t kWordsPerSum = 32; // shards are multiples of 128 bytes, so that units divide evenly
 
 } // namespace
 

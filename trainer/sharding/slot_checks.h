@@ -10,25 +10,26 @@
 
 namespace distill::sharding {
 
-// Debugging: whether a gathered unit is the same bits at each of its uses (in the forward pass, in the backward pass,
-// when it is released) until its weights change. Checksums are made and compared on the device; nobody waits for them.
+// Debugging: checks that a gathered unit is bit for bit the same at each of its uses (in the forward pass, in the
+// backward pass, when it is released) until its weights change. Checksums are computed and compared on the device,
+// without a wait on the host.
 class SlotChecks {
  public:
   explicit SlotChecks(at::Device device);
 
-  // For messages: units of `model` are called "student block 3" after `name` and the units' own names.
+  // Sets the names of a model's units in messages: `name` and the unit's own name, such as "student block 3".
   void name_units(const void* model, const std::string& name, const std::vector<std::string>& units);
 
-  // Queues the comparison of the unit's checksum with the one it had before, on the current stream.
+  // Queues, on the current stream, the comparison of the unit's checksum with the previous one.
   void check(UnitKey key, const at::Tensor& whole);
-  // The model's weights change.
+  // Call when the model's weights change.
   void forget(const void* model);
 
   // int64 [1] on the device: 0 as long as all checksums agreed, else 1 + the number of the first unit that differed.
   const at::Tensor& failed_unit() const {
     return failed_unit_;
   }
-  // Name of a unit that failed_unit() gave.
+  // Name of the unit that a value of failed_unit() stands for.
   std::string describe(int64_t failed_unit) const;
 
  private:

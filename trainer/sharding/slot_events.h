@@ -6,8 +6,8 @@
 
 namespace distill::sharding {
 
-// The events of one slot. They are the whole argument that no stream overtakes another: a slot is written, then read
-// (as often as one likes), then written again, and each side waits for the other's newest event. Gathered weights: the
+// The events of one slot; the proof that no stream overtakes another rests on this class alone. A slot is written, then
+// read any number of times, then written again, and each side waits for the other's newest event. Gathered weights: the
 // gather's stream writes, the compute stream reads. Gradients: the compute stream writes, the reduction's stream reads.
 // Each call is made with its side's stream current. A call out of order throws c10::Error.
 class SlotEvents {
@@ -34,12 +34,12 @@ class SlotEvents {
     read_.record();
     state_ = State::kRead;
   }
-  // The current stream waits for what has been queued on both sides: before the memory is given back to it.
+  // The current stream waits for the work queued on both sides; called before the memory returns to its allocator.
   void wait() const {
     written_.wait();
     read_.wait();
   }
-  // Written and not read since.
+  // Whether the slot has been written and not read since.
   bool unread() const {
     return state_ == State::kWritten;
   }
@@ -58,8 +58,8 @@ class SlotEvents {
   }
 
   State state_ = State::kEmpty;
-  Fence written_; // gathered; gradient ready
-  Fence read_; // free; reduced
+  Fence written_; // weights: gathered; gradients: ready to be reduced
+  Fence read_; // weights: free; gradients: reduced
 };
 
 } // namespace distill::sharding

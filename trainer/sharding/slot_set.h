@@ -20,7 +20,7 @@ struct SlotSet {
 struct SlotOptions {
   int64_t prefetch = 1; // blocks whose weights are prefetched
   Accumulation accumulation = Accumulation::kReduceEach;
-  at::ScalarType reduce_dtype = at::kFloat; // in which gradients travel
+  at::ScalarType reduce_dtype = at::kFloat; // dtype in which gradients are reduced
   bool checks = false; // checksums of every gathered unit between its uses
 };
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-// What the slots of gathered weights and of whole gradients share.
+// Types that WeightSlots and GradientSlots share.
 namespace distill::sharding {
 
 // Which unit of which model a slot holds.
@@ -13,16 +13,16 @@ struct UnitKey {
   bool operator==(const UnitKey&) const = default;
 };
 
-// Blocks come and go one after the other; embedding and head are large and stay for longer.
+// Blocks pass through one after the other; embedding and head (kLarge) are larger and stay longer.
 enum class SlotSize {
   kBlock,
   kLarge
 };
 
 struct SlotPlan {
-  int64_t block_bytes = 0; // of the largest block's whole flat buffer
+  int64_t block_bytes = 0; // size of the largest block's whole flat buffer
   int64_t block_slots = 2;
-  int64_t large_bytes = 0; // of the largest embedding or head
+  int64_t large_bytes = 0; // size of the largest embedding or head
   int64_t large_slots = 2;
 };
 

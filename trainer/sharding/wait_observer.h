@@ -4,10 +4,10 @@
 
 namespace distill::sharding {
 
-// Called with true where the compute stream begins to wait for communication, with false where it goes on.
+// Called with true when the compute stream begins to wait for communication, and with false when it continues.
 using WaitObserver = std::function<void(bool waiting)>;
 
-// The time between construction and destruction is communication that the compute stream waits for.
+// Reports to the observer that the compute stream waits for communication, from construction to destruction.
 class Waiting {
  public:
   explicit Waiting(const WaitObserver& observer) : observer_(observer) {

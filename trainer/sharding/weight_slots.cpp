@@ -68,7 +68,7 @@ void WeightSlots::gather(Slot& slot, const UnitSource& unit) {
     if (shard.scalar_type() == unit.dtype) {
       gather_.all_gather(slot.whole, shard);
     } else {
-      // Rounded into its place; the collective then works in place.
+      // The shard is rounded into its place in the slot, and the all-gather is then in place.
       at::Tensor part = slot.whole.narrow(0, gather_.rank() * shard.numel(), shard.numel());
       part.copy_(shard);
       gather_.all_gather(slot.whole, part);
@@ -86,7 +86,7 @@ void WeightSlots::prefetch(const UnitSource& unit) {
   if (slot == nullptr) {
     return;
   }
-  if (!device::has_streams(device_)) { // the gather is done on return: all of it is waited for
+  if (!device::has_streams(device_)) { // complete on return: all of it counts as waiting
     const Waiting waiting(observer_);
     gather(*slot, unit);
   } else {
@@ -126,7 +126,7 @@ void WeightSlots::release(UnitKey key) {
 }
 
 void WeightSlots::give_back(Slot& slot) {
-  slot.events.wait(); // a prefetch that nobody used may still be writing
+  slot.events.wait(); // an unused prefetch may still be writing
   slot.bytes.reset();
   slot.whole.reset();
   slot.key = {};
@@ -155,7 +155,7 @@ void WeightSlots::invalidate(const void* model) {
     if (slot.key.model == model) {
       TORCH_CHECK(!slot.in_use, "unit ", slot.key.unit, " is in use while its weights change");
       slot.key = {};
-      slot.last_use = 0; // the first to be taken
+      slot.last_use = 0; // the first slot to be reused
     }
   }
   for (Slot& slot : large_slots_) {

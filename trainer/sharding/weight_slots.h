@@ -19,13 +19,13 @@ struct UnitSource {
   SlotSize size = SlotSize::kBlock;
   at::Tensor shard; // this rank's part, flat; rounded to `dtype` on its way into the slot
   at::ScalarType dtype = at::kFloat; // of the whole unit
-  const Fence* updated = nullptr; // the shard's newest update on a stream of its own; null: invalidate() says it
+  const Fence* updated = nullptr; // the shard's newest update, if on a stream of its own; null: invalidate() orders it
 };
 
 // Gathered weights. A collective writes straight into a slot; parameters are views of it. Slots of blocks are fixed
-// buffers for the life of the process. A large slot's memory exists from its gather until the unit is retired, taken
-// from and given back to the compute stream's allocator, so that tensors with other lifetimes can share it.
-// All of it is called from the compute thread, with the compute stream current.
+// buffers for the life of the process. A large slot takes its memory from the compute stream's allocator for the gather
+// and gives it back when the unit is retired, so that tensors with other lifetimes can share it. All functions are
+// called from the compute thread, with the compute stream current.
 class WeightSlots {
  public:
   // `checks` null: no checksums.
@@ -37,13 +37,13 @@ class WeightSlots {
   // release(), and after that until the slot is needed or the unit is retired.
   at::Tensor acquire(const UnitSource& unit);
   void release(UnitKey key);
-  // The unit, released, will not be used for long: a large slot gives its memory back. Nothing for one that is not
-  // there.
+  // The unit, already released, will not be used for long: a large slot frees its memory. Does nothing if no slot holds
+  // the unit.
   void retire(UnitKey key);
-  // Before the model's shards change: the compute stream waits for every gather that reads them.
+  // Call before the model's shards change: the compute stream waits for every gather that reads them.
   void wait_for_gathers(const void* model);
-  // After the changes have been queued: the gathered units of this model are out of date, and later gathers wait for
-  // the changes.
+  // Call when the changes have been queued: the gathered units of this model are out of date, and later gathers wait
+  // for the changes.
   void invalidate(const void* model);
 
   // Number of blocks that can be prefetched while one block is in use.
@@ -76,8 +76,8 @@ class WeightSlots {
   at::Device device_;
   SlotChecks* checks_;
   SideStream stream_;
-  Fence allocated_; // a large slot's memory has no earlier user
-  // Of each model's shards: the last change, and the last gather that read them.
+  Fence allocated_; // kernels that used a large slot's memory before are done
+  // For the shards of each model: the last change, and the last gather that read them.
   struct ShardFences {
     Fence changed, gathered;
   };

@@ -6,7 +6,7 @@ namespace {
 constexpr size_t kMaxChanges = 3;
 constexpr int64_t kGpusOfANode = 8;
 
-// One key with a value that may help.
+// One key and a value with which the run may fit.
 struct Candidate {
   std::string key;
   std::string value;
@@ -50,7 +50,7 @@ std::vector<Candidate> candidates_of(const PlanRequest& request) {
   }
   if (config.parallel.replicate == 1 && config.parallel.shard == 0) {
     for (int64_t ranks = request.target.world_size * 2; ranks <= request.target.world_size * 8; ranks *= 2) {
-      // The same micro-batch on more ranks; the global batch grows where it must.
+      // The same micro-batch on more ranks; the global batch is rounded up to a multiple of theirs.
       Candidate more{
           ranks <= kGpusOfANode ? "parallel.processes" : "ranks", absl::StrCat(ranks), [ranks](config::Config& c) {
             const int64_t samples = ranks * c.train.micro_batch_size;
@@ -82,7 +82,7 @@ std::optional<Change> attempt(
     return std::nullopt;
   }
   for (auto& [key, value] : change.settings) {
-    if (key == "memory.activation") { // what auto came to, which is what there is to write
+    if (key == "memory.activation") { // suggest the policies that auto chose, rather than auto
       value = models::policies_text(plan->shape.policies);
     }
   }
@@ -97,7 +97,7 @@ std::optional<Change> attempt(
 std::vector<Change> cheapest_changes(const PlanRequest& request, const Planner& planner) {
   const std::vector<Candidate> candidates = candidates_of(request);
   std::vector<Change> changes;
-  std::vector<std::string> solved; // keys whose mildest value that fits was found
+  std::vector<std::string> solved; // keys for which a value that fits was found; the mildest is tried first
   for (const Candidate& candidate : candidates) {
     if (std::find(solved.begin(), solved.end(), candidate.key) == solved.end()) {
       if (auto change = attempt(request, {&candidate}, planner)) {

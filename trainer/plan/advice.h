@@ -9,8 +9,9 @@ namespace distill::plan {
 
 using Planner = std::function<absl::StatusOr<Plan>(const PlanRequest&)>;
 
-// Up to three changes of the configuration with which the run fits, each the best value of its key: the changes that
-// cost least time per token first. Single keys; pairs of them where no single one is enough.
+// Up to three changes of the configuration with which the run fits, each with the mildest value of its key that is
+// enough; the changes that cost least time per token come first. Pairs of keys are tried only if no single key is
+// enough.
 std::vector<Change> cheapest_changes(const PlanRequest& request, const Planner& plan);
 
 } // namespace distill::plan

@@ -6,7 +6,7 @@ namespace distill::plan {
 
 using models::BlockSaved;
 
-// What decides a pass's allocations.
+// Everything that the allocations of a pass depend on.
 struct BlockRecorder::Key {
   models::ModelConfig config;
   at::ScalarType dtype = at::kFloat;
@@ -14,13 +14,13 @@ struct BlockRecorder::Key {
   int64_t seq_len = 0;
   bool packed = false;
   bool backward = false;
-  bool saves = false; // forward: tensors for the backward pass; backward: those are there, and not the input alone
-  bool matrices_are_new = false; // backward: the weight gradients hold nothing yet
+  bool saves = false; // forward: saves tensors for backward; backward: has all of them, not only the input
+  bool matrices_are_new = false; // backward: the weight gradients are uninitialised
 
   bool operator==(const Key&) const = default;
 };
 
-// One pass: its allocations in order, and which of them are tensors that it returns.
+// One pass: its allocations in order, and which of them belong to tensors that it returns.
 class BlockRecorder::Recording {
  public:
   explicit Recording(Key key) : key_(std::move(key)) {}
@@ -29,8 +29,8 @@ class BlockRecorder::Recording {
     return key_;
   }
 
-  // Runs `pass` while its allocations are recorded. It returns the result and writes what it saves to `saved`, null:
-  // nothing. What it releases of `inputs` is recorded as well.
+  // Runs `pass` while its allocations are recorded. The pass returns its result and writes the tensors that it saves to
+  // `saved`; null: it saves none. Releases of `inputs` are recorded too.
   template <typename Pass>
   at::Tensor record(
       device::Simulation& simulation, const at::Tensor& x, BlockSaved* saved, const std::vector<const void*>& inputs,
@@ -54,7 +54,7 @@ class BlockRecorder::Recording {
     return result;
   }
 
-  // Makes and releases the same blocks. `inputs`: see record(), as tensors that are given up.
+  // Repeats the recorded allocations and releases. `inputs`: those of record(), as tensors that the pass may release.
   at::Tensor replay(
       device::Simulation& simulation, const at::Tensor& x, BlockSaved* saved,
       const std::vector<at::Tensor*>& inputs) const {
@@ -93,8 +93,8 @@ class BlockRecorder::Recording {
   }
 
  private:
-  struct Shape { // of a tensor that the pass returns
-    bool is_x = false; // the block's input
+  struct Shape { // a tensor that the pass returns
+    bool is_x = false; // it is the block's input
     std::vector<int64_t> sizes, strides;
     at::ScalarType dtype = at::kFloat;
   };
@@ -119,7 +119,7 @@ class BlockRecorder::Recording {
   Key key_;
   device::AllocationTrace trace_;
   std::vector<Shape> tensors_; // the result, then BlockSaved::all()
-  std::vector<int64_t> is_tensor_; // of each slot: an index into tensors_, -1: a temporary
+  std::vector<int64_t> is_tensor_; // for each slot: an index into tensors_; -1: a temporary
 };
 
 BlockRecorder::BlockRecorder() = default;

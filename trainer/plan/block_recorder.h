@@ -18,7 +18,7 @@ class BlockRecorder {
   BlockRecorder(const BlockRecorder&) = delete;
   BlockRecorder& operator=(const BlockRecorder&) = delete;
 
-  // For one run in this simulation. Both outlive the functions.
+  // Functions for one run in this simulation. The recorder and the simulation must outlive them.
   models::BlockFunctions functions(device::Simulation& simulation);
 
  private:

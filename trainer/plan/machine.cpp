@@ -32,7 +32,7 @@ constexpr Member kMembers[] = {
     {"launch_seconds", &Machine::launch_seconds},
 };
 constexpr int64_t kMaxBytes = 1 << 20;
-constexpr double kMaxGib = 1 << 30; // its bytes fit 64 bits
+constexpr double kMaxGib = 1 << 30; // so many GiB in bytes fit 64 bits
 
 } // namespace
 

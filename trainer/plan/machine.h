@@ -6,13 +6,13 @@
 
 namespace distill::plan {
 
-// What a machine reaches, per device. Bytes and operations a second.
+// Speeds of a machine, per device, in bytes and operations per second.
 struct Machine {
   std::string name;
   double memory_gib = 0; // of one device
-  double host_gib = 0; // of a node's host
-  double matmul_flops = 0; // large products in the compute dtype, sustained; the traffic of their operands counts apart
-  double attention_forward_flops = 0; // causal attention, halved count, heads of 128
+  double host_gib = 0; // of one node's host
+  double matmul_flops = 0; // large products in the compute dtype, sustained; operand traffic counts apart
+  double attention_forward_flops = 0; // causal attention, halved operation count, heads of 128
   double attention_backward_flops = 0;
   double memory_bytes = 0; // a kernel that streams through device memory
   double host_bytes = 0; // pinned copies of one device, each way
@@ -22,15 +22,16 @@ struct Machine {
   double node_bytes = 0; // collectives that leave the node, per rank
   double overlap_cost = 0; // seconds of compute lost for each second of overlapped collectives
   double copy_cost = 0; // the same for copies to and from the host
-  double launch_seconds = 0; // host time of a kernel that nothing hides, at small shapes
+  double launch_seconds = 0; // host time to launch a kernel, exposed at small shapes
 };
 
 // Measured on an H200 with NVLink (docs/performance.md).
 Machine h200();
-// A guess at the CPU this runs on, where nothing was measured.
+// A guess at the CPU that this runs on; not measured.
 Machine generic_cpu();
 
-// A file that write_machine wrote: JSON, the members' names. NotFound or InvalidArgument names the file and the key.
+// Reads a file that write_machine wrote: JSON with the members' names. NotFound or InvalidArgument names the file and
+// the key.
 absl::StatusOr<Machine> read_machine(const std::string& path);
 absl::Status write_machine(const Machine& machine, const std::string& path);
 

@@ -14,14 +14,14 @@ constexpr int64_t kMiB = 1 << 20;
 
 // cuBLAS's scratch on Hopper, taken from the allocator at the first product.
 constexpr int64_t kBlasWorkspace = 32 * kMiB;
-// What an H200 had in use outside the allocator after a run's last step: driver, kernels' code, cuBLAS and cuDNN
+// Memory in use on an H200 outside the allocator after a run's last step: driver, kernels' code, cuBLAS and cuDNN
 // handles.
 constexpr int64_t kContext = 780 * kMiB;
-// The same on two GPUs, less kContext, for each communicator. NCCL's buffers account for it: 9.2 MiB for each
+// The same on two GPUs, minus kContext, for each communicator. NCCL's buffers account for it: 9.2 MiB for each
 // connection (4 simple, 4.7 LL128, 0.5 LL), up to 32 channels, ring and tree.
 constexpr int64_t kCommunicator = 577 * kMiB;
 
-// The switch by which attention chooses its backend, as the run will set it.
+// Sets libtorch's deterministic mode as the run will: attention chooses its backend by it.
 class DeterministicScope {
  public:
   explicit DeterministicScope(bool deterministic) : before_(at::globalContext().deterministicAlgorithms()) {
@@ -49,7 +49,7 @@ data::Batch token_batch(const config::Config& config) {
   for (int64_t row = 0; row <= batch_size; ++row) {
     boundaries.push_back(static_cast<int32_t>(row * seq_len));
   }
-  if (batch.packed) { // one document more than rows makes attention take the path of packed documents
+  if (batch.packed) { // with one document more than rows, attention takes the path for packed documents
     boundaries.insert(boundaries.end() - 1, boundaries.back() - 1);
   }
   batch.cu_seqlens = at::tensor(boundaries, at::kInt);
@@ -58,7 +58,7 @@ data::Batch token_batch(const config::Config& config) {
   return batch;
 }
 
-// Host memory of the optimizer's state: fp32 master weights and two moments.
+// Bytes of the optimizer's state in host memory: fp32 master weights and two moments.
 int64_t state_bytes(const sharding::ModelShards& student) {
   int64_t bytes = 0;
   for (int64_t unit = 0; unit < student.num_units(); ++unit) {

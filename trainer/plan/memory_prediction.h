@@ -6,11 +6,11 @@
 
 namespace distill::plan {
 
-// What a run of this shape holds on one rank's device, and in its host's memory. Bytes.
+// Memory of a run of this shape, on one rank's device and in its host's memory, in bytes.
 struct MemoryPrediction {
   device::MemoryUse use; // by category, phase by phase
-  int64_t static_bytes = 0; // from the start to the end: shards, optimizer state, slots
-  int64_t reserved_peak = 0; // what the allocator takes from the device, its slack included
+  int64_t static_bytes = 0; // allocated for the whole run: shards, optimizer state, slots
+  int64_t reserved_peak = 0; // taken from the device by the allocator, slack included
   int64_t communicators = 0; // outside the allocator
   int64_t context = 0; // the driver's and the libraries' own
   int64_t host_activations = 0; // pinned
@@ -21,20 +21,21 @@ struct MemoryPrediction {
     return host_activations + host_optimizer + host_checkpoint;
   }
 
-  int64_t peak() const { // of what tensors have allocated
+  int64_t peak() const { // of the bytes that tensors have allocated
     return use.peak();
   }
   int64_t slack() const {
     return reserved_peak - peak();
   }
-  int64_t device_bytes() const { // all that is taken from the device
+  int64_t device_bytes() const { // all memory that is taken from the device
     return reserved_peak + communicators + context;
   }
 };
 
 // Runs the trainer's own code in a simulation (device/simulation.h): loading, and two steps of one micro-batch, or two
-// where a step has several; the second step begins with what the first one has prefetched. shape.policies names every
-// block. `blocks`: what the decoder blocks of runs with these models and micro-batches were seen to allocate.
+// where a step has several; the second step begins with the units that the first one has prefetched. shape.policies
+// names every block. `blocks`: recorded allocations of decoder blocks, reused by runs with the same models and
+// micro-batches.
 MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks);
 
 } // namespace distill::plan

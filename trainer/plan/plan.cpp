@@ -13,7 +13,7 @@ int64_t gib_to_bytes(double gib) {
   return static_cast<int64_t>(gib * kGiB);
 }
 
-// What of a prediction is beyond a limit.
+// A sentence for each limit that the prediction exceeds.
 std::vector<std::string> overflows_of(const Plan& plan, int64_t host_bytes) {
   std::vector<std::string> overflows;
   const auto check = [&](int64_t needed, int64_t limit, const std::string& what) {
@@ -28,7 +28,7 @@ std::vector<std::string> overflows_of(const Plan& plan, int64_t host_bytes) {
   return overflows;
 }
 
-// Memory, time and what does not fit, for the shape's policies.
+// Predicts memory, time and overflows for the shape's policies.
 void evaluate(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   plan.memory = predict_memory(plan.shape, blocks);
   plan.time = predict_time(plan.shape, plan.machine);

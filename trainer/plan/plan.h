@@ -11,10 +11,10 @@
 #include "trainer/plan/run_shape.h"
 #include "trainer/plan/step_time.h"
 
-// What a run will need and how fast it will be, from the configuration and the models' shapes alone.
+// The predicted memory and speed of a run, from the configuration and the models' shapes alone.
 namespace distill::plan {
 
-// A change of the configuration that fits.
+// A change of the configuration with which the run fits.
 struct Change {
   std::vector<std::pair<std::string, std::string>> settings; // key and value
   int64_t peak_bytes = 0;
@@ -29,11 +29,11 @@ struct Plan {
   MemoryPrediction memory;
   StepTime time;
   bool automatic = false; // memory.activation: auto
-  int64_t mixes = 0; // that memory.activation: auto chose from
-  int64_t budget_bytes = 0; // of tensors; 0: none
-  int64_t device_bytes = 0; // what the device has, or memory.limit_gib
-  std::vector<std::string> overflows; // what does not fit, a sentence each
-  std::vector<Change> changes; // where it does not fit: up to three, the cheapest first
+  int64_t mixes = 0; // number of mixes that memory.activation: auto chose from
+  int64_t budget_bytes = 0; // limit of tensors' bytes at the peak; 0: none
+  int64_t device_bytes = 0; // the device's memory, or memory.limit_gib
+  std::vector<std::string> overflows; // a sentence for each limit that is exceeded
+  std::vector<Change> changes; // if it does not fit: up to three, the cheapest first
 
   bool fits() const {
     return overflows.empty();
@@ -49,15 +49,15 @@ struct PlanRequest {
   const models::ModelConfig* teacher = nullptr;
   Target target;
   Machine machine;
-  int64_t device_bytes = 0; // of the device at hand; 0: machine.memory_gib
-  int64_t host_bytes = 0; // that a rank may take for offloading; 0: unknown, no limit
+  int64_t device_bytes = 0; // of the present device; 0: use machine.memory_gib
+  int64_t host_bytes = 0; // host memory that a rank may take for offloading; 0: unknown, no limit
 };
 
-// InvalidArgument names the key. With memory.activation: auto and no mix that fits, the plan is that of the leanest mix
-// and says what does not fit.
+// InvalidArgument names the key. If no mix fits under memory.activation: auto, the plan is for the mix with least
+// memory and lists the limits that it exceeds.
 absl::StatusOr<Plan> make_plan(const PlanRequest& request);
 
-// config.memory.machine, or the built-in table's entry.
+// The machine in the file config.memory.machine, or the built-in table's entry.
 absl::StatusOr<Machine> machine_of(const config::Config& config, bool cuda);
 
 } // namespace distill::plan

@@ -9,7 +9,7 @@ using Json = nlohmann::ordered_json;
 
 using device::bytes_text;
 
-// What a change does to the speed of the plan it belongs to, per rank.
+// Peak of a change, and its speed per rank relative to the plan without it.
 std::string speed_text(const Change& change, const Plan& plan) {
   const double factor = 1 / (change.seconds_per_token * plan.time.tokens_per_second);
   return absl::StrFormat("peak %s, %.0f%% of the speed", bytes_text(change.peak_bytes), 100 * factor);

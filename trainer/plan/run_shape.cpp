@@ -6,7 +6,7 @@
 namespace distill::plan {
 namespace {
 
-// The ranks as shard x replicate, and a step as micro-batches.
+// Divides the ranks into shard x replicate, and a step into micro-batches.
 absl::Status divide_ranks(const Target& target, RunShape& shape) {
   const config::ParallelSection& parallel = shape.config.parallel;
   if (target.world_size % parallel.replicate != 0) {

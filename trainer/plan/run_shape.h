@@ -13,7 +13,7 @@
 
 namespace distill::plan {
 
-// Where a run is to take place. The device need not be there.
+// The devices and ranks that a run is planned for. They need not exist here.
 struct Target {
   trainer::Environment environment{at::Device(at::kCUDA, 0), at::kBFloat16, at::kBFloat16};
   int64_t world_size = 1;
@@ -27,11 +27,11 @@ struct RunShape {
   std::optional<models::ModelConfig> teacher;
   trainer::Environment environment;
   int64_t shard = 1; // ranks that share one copy of the models
-  int64_t replicate = 1; // such copies
+  int64_t replicate = 1; // number of such copies
   int64_t ranks_per_node = 8;
-  int64_t micro_batches = 1; // of a step, on one rank
+  int64_t micro_batches = 1; // in a step, on one rank
   losses::ChunkPlan head;
-  std::vector<models::ActivationPolicy> policies; // of the student's blocks
+  std::vector<models::ActivationPolicy> policies; // one for each of the student's blocks
 
   bool cuda() const {
     return environment.device.is_cuda();
@@ -45,7 +45,7 @@ struct RunShape {
   int64_t vocab() const; // columns of the logits
 };
 
-// `policies` is left empty where memory.activation is auto. InvalidArgument names the key.
+// `policies` is left empty if memory.activation is auto. InvalidArgument names the key.
 absl::StatusOr<RunShape> run_shape(
     const config::Config& config, const models::ModelConfig& student, const models::ModelConfig* teacher,
     const Target& target);

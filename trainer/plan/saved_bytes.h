@@ -4,13 +4,13 @@
 
 namespace distill::plan {
 
-// What one block of the student saves for its backward pass in one micro-batch.
+// Bytes that one block of the student saves for its backward pass in one micro-batch.
 struct BlockBytes {
   int64_t all = 0;
   int64_t input = 0; // the block's input alone, as for recomputation
 };
 
-// From the block's own forward pass in a simulation.
+// Measured on the block's own forward pass in a simulation.
 BlockBytes saved_bytes(const RunShape& shape);
 
 } // namespace distill::plan

@@ -14,7 +14,7 @@ std::vector<ActivationPolicy> arrange(const PolicyCounts& counts) {
   size_t next = 0;
   int64_t placed = 0; // offloaded blocks so far
   for (int64_t i = 0; i < blocks; ++i) {
-    // Block i takes an offloaded one when those so far are behind their even share; the first of a run leads.
+    // Spreads the offloaded blocks evenly: block i is one if at most i * offload / blocks of the blocks before it are.
     if (placed < counts.offload && placed * blocks <= i * counts.offload) {
       policies.push_back(ActivationPolicy::kOffload);
       ++placed;
@@ -32,10 +32,10 @@ struct Mix {
   double seconds = 0;
 };
 
-// Whether `mix` leaves at least as much on the device as `other`: block for block, keep is more than an input, an input
-// more than nothing.
+// Whether `mix` leaves at least as much on the device as `other`. A block under keep leaves more than one under
+// recompute, which leaves its input; an offloaded block leaves nothing.
 bool keeps_as_much(const PolicyCounts& mix, const PolicyCounts& other) {
-  const bool copies_as_much = mix.offload > 0 || other.offload == 0; // two blocks may be on their way
+  const bool copies_as_much = mix.offload > 0 || other.offload == 0; // two may be on the device while copied
   return copies_as_much && mix.keep >= other.keep && mix.keep + mix.recompute >= other.keep + other.recompute;
 }
 

@@ -7,7 +7,7 @@
 
 namespace distill::plan {
 
-// How many blocks are under each policy.
+// The number of blocks under each policy.
 struct PolicyCounts {
   int64_t keep = 0;
   int64_t recompute = 0;
@@ -15,21 +15,21 @@ struct PolicyCounts {
   int64_t offload_input = 0;
 };
 
-// The counts as a policy for each block: what returns latest from the backward pass's end lies first (inputs on the
-// host, recomputed blocks), the blocks under `keep` come last and are freed first; offloaded blocks are spread evenly,
-// so that the copies of one block overlap with the computation of several.
+// Turns the counts into a policy for each block, in forward order. Blocks under `offload_input` and `recompute` come
+// first; blocks under `keep` come last, since the backward pass frees those first; blocks under `offload` are spread
+// evenly, so that the copies of one block overlap with the computation of several.
 std::vector<models::ActivationPolicy> arrange(const PolicyCounts& counts);
 
 struct Solution {
   std::vector<models::ActivationPolicy> policies; // empty: nothing fits
   double seconds = 0;
-  int64_t mixes = 0; // considered: all counts that add up to the blocks
-  int64_t checked = 0; // whose memory was run on the timeline
+  int64_t mixes = 0; // mixes considered: all counts that add up to the number of blocks
+  int64_t checked = 0; // mixes whose memory was simulated
 };
 
-// The fastest of all mixes that fit, over every combination of counts. `seconds` is asked for all of them; `fits` in
-// the order of time until the answer is yes, except for mixes that leave at least as much on the device as one that did
-// not fit. Ties go to the mix that leaves less.
+// The fastest of all mixes that fit, over every combination of counts. `seconds` is called for all of them. `fits` is
+// called in order of time until it returns true, except for mixes that leave at least as much on the device as one that
+// did not fit. Of equally fast mixes, the one that leaves less on the device is tried first.
 Solution fastest_mix(
     int64_t blocks, const std::function<double(const std::vector<models::ActivationPolicy>&)>& seconds,
     const std::function<bool(const std::vector<models::ActivationPolicy>&)>& fits);

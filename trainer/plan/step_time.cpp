@@ -29,7 +29,7 @@ double element_bytes(at::ScalarType dtype) {
   return static_cast<double>(c10::elementSize(dtype));
 }
 
-// All ranks of the shard axis move `bytes` of one unit.
+// Seconds of one collective of a unit of `bytes` over the shard axis.
 double collective(const RunShape& shape, double bytes, double bandwidth, double node_bandwidth) {
   if (shape.shard == 1) {
     return 0;
@@ -38,13 +38,15 @@ double collective(const RunShape& shape, double bytes, double bandwidth, double 
   return bytes * share / (shape.shard > shape.ranks_per_node ? node_bandwidth : bandwidth);
 }
 
-// Copies to the host from one device, where all ranks of the node copy: the host's memory is shared.
+// Bandwidth of copies to the host from one device while all ranks of the node copy, which share the host memory's
+// bandwidth.
 double to_host_bytes(const RunShape& shape, const Machine& machine, double streams = 1) {
   const auto sharing = streams * static_cast<double>(std::min(shape.ranks(), shape.ranks_per_node));
   return std::min(machine.host_bytes, machine.host_store_bytes / sharing);
 }
 
-// Each way, where copies go both ways at once: what is read there takes from the same bandwidth.
+// Bandwidth in each direction when copies run in both directions at once: reads of host memory take from the same
+// bandwidth.
 double both_ways_bytes(const RunShape& shape, const Machine& machine) {
   return to_host_bytes(shape, machine, /*streams=*/2);
 }
@@ -53,7 +55,7 @@ double unit_gather(const RunShape& shape, const Machine& machine, double element
   return collective(shape, elements * element_bytes(dtype), machine.gather_bytes, machine.node_bytes);
 }
 
-// The sum over the shard axis, and over replicas for each rank's shard.
+// Seconds of the reduction over the shard axis, and of each rank's shard over replicas.
 double unit_reduce(const RunShape& shape, const Machine& machine, double elements) {
   const double bytes = elements * (shape.config.parallel.reduce_dtype == config::ReduceDtype::kBFloat16 ? 2 : 4);
   double seconds = collective(shape, bytes, machine.reduce_bytes, machine.node_bytes);
@@ -65,7 +67,7 @@ double unit_reduce(const RunShape& shape, const Machine& machine, double element
   return seconds;
 }
 
-// Chunk by chunk: logits of both sides, rows, the two gradient products.
+// For each chunk: logits of both models, the row kernel, the two gradient products.
 double head_seconds(const RunShape& shape, const Machine& machine) {
   const auto tokens = static_cast<double>(shape.tokens());
   const auto vocab = static_cast<double>(shape.vocab());
@@ -78,7 +80,7 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
   const double gradients = std::ceil(tokens / static_cast<double>(std::max<int64_t>(1, shape.head.gradient_rows)));
   const double sides = teacher > 0 ? 2 : 1;
   const double flops = 2 * tokens * vocab * (3 * hidden + teacher);
-  // Reads of the weights overlap with the products, which hide part of them.
+  // Reads of the weights are partly hidden by the products.
   constexpr double kWeightsRead = 0.6;
   const double bytes = kWeightsRead * chunks * vocab * (hidden + teacher) * element // for each chunk's logits
       + 2 * sides * tokens * vocab * logit // logits, written and read
@@ -87,10 +89,10 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
   return flops / machine.matmul_flops + bytes / machine.memory_bytes;
 }
 
-// State in host memory passes through the device, overlapped with the next step: its copies begin when the step before
-// has ended, unit after unit, and the student's forward pass waits where it comes to a unit that is not there yet.
-// Seconds that it waits for; `teacher` and `forward` of the first micro-batch, `leaving`: activations' way to the host,
-// on the same link.
+// Seconds that the student's forward pass waits for updates when the optimizer's state is in host memory. The state's
+// copies begin at the end of the previous step, unit by unit, and the forward pass waits at each unit whose update has
+// not arrived. `teacher`, `forward`: seconds of the first micro-batch. `leaving`: seconds of the activations' copies to
+// the host, on the same link.
 double wait_for_updates(const RunShape& shape, const Machine& machine, double teacher, double forward, double leaving) {
   const auto layers = static_cast<double>(shape.student.num_layers);
   double now = teacher, arrived = 0;
@@ -116,16 +118,16 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher
       product(machine, tokens, w.ffn, w.hidden, e, e) + tokens * (3 * w.ffn + 2 * w.hidden) * e / machine.memory_bytes;
   const double products = product(machine, tokens, w.hidden, qkv, e, e) +
       product(machine, tokens, w.query, w.hidden, e, e) + product(machine, tokens, w.hidden, 2 * w.ffn, e, e);
-  // Heads of 64 reach less than those of 128.
+  // Attention with heads of 64 is slower than with heads of 128.
   const double efficiency = config.head_dim >= 128 ? 1.0 : 0.72;
-  const double attention = 2 * tokens * static_cast<double>(shape.config.data.seq_len) * w.query; // 4, halved
+  const double attention = 2 * tokens * static_cast<double>(shape.config.data.seq_len) * w.query; // 4, halved (causal)
   const double elementwise = tokens * (2 * w.hidden + 2 * (w.query + w.key_value) + 5 * w.hidden) * e;
   time.rebuild = products + attention / (machine.attention_forward_flops * efficiency) +
       elementwise / machine.memory_bytes + kKernelsForward * machine.launch_seconds;
   time.forward = time.rebuild + down;
 
-  // Each product has two in the backward pass; the weight's is written to an fp32 buffer, and by the micro-batches
-  // after the first one added to it.
+  // The backward pass has two products for each product of the forward pass. The weight gradient is written to an fp32
+  // buffer by the first micro-batch and added to it by the others.
   const double gradient_traffic = 8 - 4 / static_cast<double>(std::max<int64_t>(1, shape.micro_batches));
   const auto backward_of = [&](double inner, double columns) {
     return product(machine, tokens, columns, inner, e, e) +
@@ -161,7 +163,7 @@ PassTimer::PassTime PassTimer::time(const std::vector<models::ActivationPolicy>&
   for (size_t i = 0; i < policies.size(); ++i) {
     now += block_.forward;
     if (const double copy = leaving_ * copy_of(i); copy > 0) {
-      now = std::max(now, leaving_ends); // the last one's device memory returns
+      now = std::max(now, leaving_ends); // until the last one's device memory is free
       channel = std::max(channel, now) + copy;
       leaving_ends = channel;
       time.copies += copy;
@@ -172,14 +174,14 @@ PassTimer::PassTime PassTimer::time(const std::vector<models::ActivationPolicy>&
   double arrives = 0;
   for (size_t left = policies.size(); left > 0; --left) {
     const size_t i = left - 1;
-    if (left == policies.size() && copy_of(i) > 0) { // no block before it hides the copy
+    if (left == policies.size() && copy_of(i) > 0) { // no other block's backward pass hides this copy
       channel = now + copy_of(i);
       arrives = channel;
       time.copies += copy_of(i);
     }
     now = std::max(now, arrives);
     arrives = 0;
-    if (i > 0 && copy_of(i - 1) > 0) { // begins with this block's work
+    if (i > 0 && copy_of(i - 1) > 0) { // overlaps with this block's backward pass
       channel = std::max(channel, now) + copy_of(i - 1);
       arrives = channel;
       time.copies += copy_of(i - 1);
@@ -236,8 +238,8 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
       teacher_gathers = teacher_layers * teacher.gather + (shape.teacher->tie_word_embeddings ? 1 : 2) * tables_gather;
     }
   }
-  // Collectives overlap with the compute stream and take multiprocessors and bandwidth from it; what is longer than the
-  // phase is waited for.
+  // Collectives overlap with the compute stream and take multiprocessors and bandwidth from it; the part that is longer
+  // than the phase is exposed.
   const auto overlap = [&](Phase phase, double seconds) {
     double& compute = at_phase(time, phase);
     const double lost = std::max(machine.overlap_cost * seconds, seconds - compute);
@@ -250,8 +252,8 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
     overlap(Phase::kForward, micro * gathers / 2);
     overlap(Phase::kBackward, micro * (gathers / 2 + reduces));
   }
-  // AdamW: master, moments and gradient read, master and moments written, and on one rank the copy that is computed
-  // with; the norm reads the gradient.
+  // AdamW: master, moments and gradient read, master and moments written, and on one rank the compute copy; the norm
+  // reads the gradient.
   double parameters = 0;
   for (const models::UnitLayout& layout : models::unit_layouts(shape.student)) {
     parameters += static_cast<double>(layout.numel) / static_cast<double>(shape.shard);
@@ -260,7 +262,7 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
   double& optimizer = at_phase(time, Phase::kOptimizer);
   optimizer = parameters * (28 + copy + 4) / machine.memory_bytes;
   if (shape.config.memory.optimizer == config::OptimizerMemory::kHost) {
-    const double copies = parameters * 12 / both_ways_bytes(shape, machine); // each way, at once
+    const double copies = parameters * 12 / both_ways_bytes(shape, machine); // in each direction, at the same time
     time.copies += 2 * copies;
     optimizer += machine.copy_cost * copies +
         std::max(0.0,

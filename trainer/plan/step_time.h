@@ -9,18 +9,18 @@ namespace distill::plan {
 // Seconds of one optimizer step on every rank, by the phases that metrics.jsonl reports.
 struct StepTime {
   metrics::PhaseSeconds phases{};
-  double collectives = 0; // seconds, overlapped with the compute stream
-  double copies = 0; // to and from the host, likewise
-  double exposed = 0; // what the compute stream loses to both; part of the phases
+  double collectives = 0; // seconds of collectives, overlapped with the compute stream
+  double copies = 0; // seconds of copies to and from the host, also overlapped
+  double exposed = 0; // seconds that the compute stream loses to both; included in `phases`
 
   double total() const;
   double tokens_per_second = 0; // of all ranks
 };
 
-// One block of a model. Seconds.
+// Seconds for one block of a model.
 struct BlockTime {
   double forward = 0;
-  double rebuild = 0; // forward again as far as the backward pass wants it
+  double rebuild = 0; // recomputation: forward without the last product
   double backward = 0;
   double gather = 0; // of its weights; 0 on one rank
   double reduce = 0; // of its gradient
@@ -28,7 +28,7 @@ struct BlockTime {
 BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher);
 
 // Each product counts its operations at machine.matmul_flops and the traffic of its operands at machine.memory_bytes,
-// every other kernel its traffic. Offloaded blocks run against the copies' channel, block after block.
+// every other kernel its traffic. The copies of offloaded blocks are simulated block by block on one channel.
 StepTime predict_time(const RunShape& shape, const Machine& machine);
 
 // The student's forward and backward passes over one micro-batch under any policies.
@@ -37,9 +37,9 @@ class PassTimer {
   PassTimer(const RunShape& shape, const Machine& machine);
 
   struct PassTime {
-    double forward = 0; // seconds, the copies waited for included
+    double forward = 0; // seconds, waiting for copies included
     double backward = 0;
-    double copies = 0; // how long they run
+    double copies = 0; // seconds that they run
   };
   PassTime time(const std::vector<models::ActivationPolicy>& policies) const;
   double seconds(const std::vector<models::ActivationPolicy>& policies) const {
@@ -49,8 +49,8 @@ class PassTimer {
 
  private:
   BlockTime block_;
-  double copy_all_ = 0, copy_input_ = 0; // of one block, from the host
-  double leaving_ = 1; // how much longer its way there takes
+  double copy_all_ = 0, copy_input_ = 0; // seconds to copy one block from the host
+  double leaving_ = 1; // a copy to the host takes this many times as long
   double copy_cost_ = 0;
 };
 

@@ -18,7 +18,7 @@ fs::path folder_of(const std::string& run_dir) {
 } // namespace
 
 void enable_flight_recorder(const std::string& run_dir) {
-  constexpr int kKeep = 0; // what is set already
+  constexpr int kKeep = 0; // setenv leaves a variable that is set already
   ::setenv("TORCH_FR_BUFFER_SIZE", "2000", kKeep);
   ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", kKeep);
   ::setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", (folder_of(run_dir) / "pickle_rank_").c_str(), kKeep);

@@ -14,7 +14,7 @@
 
 namespace distill::trainer {
 
-// Opened and checked against each other; no weight has been read.
+// Models, data and loss head of a run, opened and checked against each other; no weight has been read.
 struct Inputs {
   ModelSource student;
   std::optional<ModelSource> teacher; // nullopt: hard labels only
@@ -27,10 +27,10 @@ struct Inputs {
 absl::StatusOr<Inputs> open_inputs(
     const config::Config& config, const Environment& environment, config::Purpose purpose);
 
-// For a checkpoint's identity and for people.
+// Text that identifies a model or a data set in checkpoints and messages.
 std::string describe_shape(const models::ModelConfig& config);
 std::string describe_data(const data::Dataset& data);
-// That of the same data with another length and packing.
+// The text for the same data with another length and packing.
 std::string describe_data(const data::Dataset& data, int64_t seq_len, data::PackingMode packing);
 
 } // namespace distill::trainer

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
-// Of a host's memory, what may be pinned when nothing is known of its other users.
+// Share of a host's memory that may be pinned if nothing is known of its other users.
 constexpr double kHostShare = 0.8;
 
 double gib(int64_t bytes) {
@@ -174,7 +174,7 @@ std::string out_of_memory_report(
     };
     if (const auto plan = plan_of(config); plan.ok()) {
       absl::StrAppend(&text, "\nthe plan had predicted a peak of ", device::bytes_text(plan->memory.peak()));
-      // What is missing is missing from the prediction too: the changes have to fit that much better.
+      // The prediction was too low, so the changes must fit a budget that is smaller in the same proportion.
       config::Config tighter = config;
       const double share = static_cast<double>(held) / static_cast<double>(std::max<int64_t>(1, held + failed.bytes));
       tighter.memory.budget_gib = std::min(share, 0.98) * gib(plan->memory.peak());

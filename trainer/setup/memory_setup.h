@@ -10,43 +10,44 @@
 #include "trainer/plan/plan.h"
 #include "trainer/setup/inputs.h"
 
-// What is decided about memory before any weight is read.
+// Decisions about memory that are made before any weight is read.
 namespace distill::trainer {
 
-// Host memory that a run takes for what does not stay on the device.
+// Host memory that a run takes for tensors that are not stored on the device.
 struct HostMemory {
   std::shared_ptr<device::HostSlab> activations; // null: no block's activations are offloaded
-  std::shared_ptr<device::HostSlab> optimizer; // for master weights and moments; null: they lie on the device
+  std::shared_ptr<device::HostSlab> optimizer; // for master weights and moments; null: they are on the device
 };
 
-// The plan of a run on `world_size` ranks, `ranks_on_host` of them on each host, where it would start now: on this
-// device, with the host memory that is free. InvalidArgument names the key.
+// The plan of a run on `world_size` ranks, `ranks_on_host` of them on each host, if it started now: on this device,
+// with the host memory that is free. InvalidArgument names the key.
 absl::StatusOr<plan::Plan> plan_run(
     const config::Config& config, const Environment& environment, const models::ModelConfig& student,
     const models::ModelConfig* teacher, int64_t world_size, int64_t ranks_on_host);
 
 // The same without a device, weights or data: for any number of ranks, on the machine that memory.machine or the
-// built-in table describes, with the memory of this host and its GPU where there is one.
-// `device_share` of the device's memory is planned with.
+// built-in table describes, with the memory of this host and its GPU where there is one. `device_share`: the part of
+// the device's memory that the plan may use.
 absl::StatusOr<plan::Plan> plan_on_paper(
     const config::Config& config, int64_t world_size, int64_t ranks_per_node, double device_share = 1);
 
 // The largest data.seq_len, a multiple of 1024, that the plan says fits with two per cent to spare; 0: none does.
 absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_size, int64_t ranks_per_node);
 
-// FailedPrecondition, with what would fit, where the plan does not (and memory.on_overflow is refuse).
+// FailedPrecondition if the plan does not fit and memory.on_overflow is refuse; the message names changes that would
+// fit.
 absl::Status check_fits(const config::Config& config, const plan::Plan& plan);
 
 // Plans, refuses what does not fit, and limits the allocator. The plan divides the host memory that is free now among
-// the ranks of this host: all of them plan before one of them takes its part.
+// the ranks of this host: all of them must plan before any of them takes its part.
 absl::StatusOr<plan::Plan> plan_memory(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks);
 
-// Takes the host memory that the plan says.
+// Takes the host memory that the plan predicts.
 absl::StatusOr<HostMemory> take_host_memory(const Environment& environment, const plan::Plan& plan);
 
-// What a run that ran out of memory ends with: what was asked for, what the device held by category, and the keys to
-// change with the values that fit. Reads the models' configurations again; whatever fails is left out.
+// The final message of a run that ran out of memory: the failed request, the bytes that the device held by category,
+// and keys to change, with values that fit. Reads the models' configurations again; parts that fail are left out.
 std::string out_of_memory_report(const config::Config& config, const launch::RankInfo& ranks, const std::string& error);
 
 } // namespace distill::trainer

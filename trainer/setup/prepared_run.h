@@ -15,11 +15,12 @@ namespace distill::trainer {
 struct PreparedRun {
   Inputs inputs;
   plan::Plan plan; // with the policy of every block of the student
-  std::vector<std::string> report; // what the run is about to do, a line each
+  std::vector<std::string> report; // lines that describe the run that is about to start
 };
 
 // Opens and checks models, tokenizers and data, plans the memory and refuses what does not fit. The plan divides the
-// host memory that is free now among the ranks of this host: all of them prepare before one of them takes its part.
+// host memory that is free now among the ranks of this host: all of them must prepare before any of them takes its
+// part.
 absl::StatusOr<PreparedRun> prepare_run(const RunContext& context);
 
 } // namespace distill::trainer

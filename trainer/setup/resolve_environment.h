@@ -7,7 +7,7 @@
 
 namespace distill::trainer {
 
-// The precisions on a device that need not be there.
+// The precisions for a device, which need not exist here.
 Environment environment_on(const config::Config& config, at::Device device);
 
 // `local_gpu` is an index into the visible GPUs. Error if the config asks for a GPU and none is visible.

@@ -13,7 +13,7 @@
 namespace distill::trainer {
 namespace {
 
-// Which ranks hold the others up; empty on one process.
+// A text that names the ranks that the others wait for; empty on one process.
 std::string laggards(const sharding::Mesh& mesh) {
   if (mesh.heartbeat == nullptr) {
     return "";
@@ -71,7 +71,7 @@ void RunContext::start_watchdog(const launch::StopSignal& stop) {
 }
 
 void RunContext::leave() {
-  constexpr int64_t kWithoutLimit = 30; // run.grace_s 0: no limit after a signal, but this has one
+  constexpr int64_t kWithoutLimit = 30; // run.grace_s 0 means no limit after a signal; here there is always one
   const std::chrono::seconds grace(config_.run.grace_s > 0 ? config_.run.grace_s : kWithoutLimit);
   if (!sharding::leave(*mesh_, environment_.device, grace)) {
     metrics::log_warning(absl::StrFormat(
@@ -84,7 +84,7 @@ absl::Status RunContext::lost_ranks(int64_t step, const std::string& error) cons
   if (!environment_.device.is_cpu()) {
     metrics::log_error(message);
     dump_flight_recorder(config_.run.dir, mesh_->rank);
-    std::this_thread::sleep_for(std::chrono::seconds(mesh_->is_main() ? 2 : 0)); // rank 0 serves what the others ask
+    std::this_thread::sleep_for(std::chrono::seconds(mesh_->is_main() ? 2 : 0)); // rank 0 serves the store
     std::_Exit(1);
   }
   return absl::UnavailableError(message);

@@ -21,11 +21,11 @@ struct OutsideAllocator {
 };
 int64_t outside_allocator(at::Device device); // at this moment
 
-// What a run stands on, on one rank, before any model is opened: its configuration, its device, its place among the
-// other ranks, and a watchdog that finds a rank that hangs.
+// The basis of a run on one rank, before any model is opened: its configuration, its device, its place among the other
+// ranks, and a watchdog that finds a rank that hangs.
 class RunContext {
  public:
-  // Settles the device and joins the other ranks. `stop` outlives the context.
+  // Chooses the device and joins the other ranks. `stop` must outlive the context.
   static absl::StatusOr<std::unique_ptr<RunContext>> join(
       const config::Config& config, const launch::RankInfo& ranks, const launch::StopSignal& stop);
 
@@ -41,18 +41,18 @@ class RunContext {
   const sharding::Mesh& mesh() const {
     return *mesh_;
   }
-  const OutsideAllocator& outside() const { // without `end`
+  const OutsideAllocator& outside() const { // `end` is not set
     return outside_;
   }
   launch::Watchdog& watchdog() {
     return *watchdog_;
   }
 
-  // The last steps have been read: leaves the other ranks in good order. Waits for a communicator that does not close
-  // no longer than run.grace_s, or 30 s where that is 0.
+  // Call when the last steps have been read: closes the communicators together with the other ranks. Waits at most
+  // run.grace_s, or 30 s if that is 0.
   void leave();
-  // What a rank that hears no more from others says it knows; `error`: how it noticed. Where a device hangs in a
-  // collective, nothing that frees its memory would come back: the process ends here. Otherwise Unavailable.
+  // For a rank that has lost others: reports `error`, by which it noticed, and the ranks that are behind. On a GPU the
+  // process ends here, since freeing memory would block on the collective that hangs; otherwise returns Unavailable.
   absl::Status lost_ranks(int64_t step, const std::string& error) const;
 
  private:
@@ -66,7 +66,7 @@ class RunContext {
   launch::RankInfo ranks_;
   OutsideAllocator outside_;
   std::unique_ptr<sharding::Mesh> mesh_;
-  std::unique_ptr<launch::Watchdog> watchdog_; // writes down what the mesh knows
+  std::unique_ptr<launch::Watchdog> watchdog_; // its report reads the mesh
 };
 
 } // namespace distill::trainer

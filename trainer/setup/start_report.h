@@ -7,7 +7,7 @@
 
 namespace distill::trainer {
 
-// What a run is about to do, a line each: device, models, data, loss and its chunks, length.
+// Lines that describe a run that is about to start: device, models, data, loss and its chunks, length.
 std::vector<std::string> start_report(
     const config::Config& config, const Environment& environment, const Inputs& inputs);
 

@@ -7,7 +7,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A model's tokenizer; nullopt where its folder has none and no other is named.
+// A model's tokenizer; nullopt where its folder has none and the configuration names no other.
 absl::StatusOr<std::optional<data::Tokenizer>> read_tokenizer(const config::ModelSection& section) {
   std::error_code error;
   const bool beside_model = fs::exists(fs::path(section.path) / "tokenizer.json", error);

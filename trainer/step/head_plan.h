@@ -9,12 +9,12 @@
 
 namespace distill::trainer {
 
-// Tokens of a micro-batch that have a target, where every document does: all of them, but for the last one of each
-// document where documents are packed.
+// The largest number of tokens with a target in a micro-batch: all tokens, or one less if documents are packed, since a
+// document's last token has no target.
 int64_t most_valid_tokens(const config::Config& config);
 
-// The loss head's chunks for one micro-batch of such tokens, from shapes alone. `teacher` null: none. `environment`:
-// its device need not be there. InvalidArgument where loss.memory_cap_mb is too small.
+// The loss head's chunks for such a micro-batch, from shapes alone. `teacher` null: none. `environment`: its device
+// need not exist. InvalidArgument if loss.memory_cap_mb is too small.
 absl::StatusOr<losses::ChunkPlan> plan_head(
     const config::Config& config, const models::ModelConfig& student, const models::ModelConfig* teacher,
     const Environment& environment, bool needs_grad);

@@ -15,7 +15,7 @@ namespace distill::trainer {
 // A model whose weights are to be read.
 struct ModelSource {
   models::ModelConfig config;
-  std::shared_ptr<const models::WeightSource> weights; // null in a simulated run, which reads none
+  std::shared_ptr<const models::WeightSource> weights; // null in a simulated run, which reads no weights
 };
 
 enum class Role {
@@ -24,7 +24,8 @@ enum class Role {
   kFrozenStudent, // for evaluation
 };
 
-// This rank's shards of one model on the environment's device. With `host_state`, master weights and moments lie there.
+// This rank's shards of one model on the environment's device. With `host_state`, master weights and moments are stored
+// there.
 std::unique_ptr<sharding::ModelShards> load_model(
     const Environment& environment, const ModelSource& source, Role role, int64_t shard_rank = 0,
     int64_t shard_size = 1, std::shared_ptr<device::HostSlab> host_state = nullptr);

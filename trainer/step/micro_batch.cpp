@@ -7,7 +7,7 @@ namespace distill::trainer {
 namespace {
 
 at::Tensor copy_to_device(const at::Tensor& tensor, at::Device device) {
-  std::optional<device::UncountedScope> stays; // on the CPU a batch is used where it is
+  std::optional<device::UncountedScope> stays; // on the CPU a batch is not copied
   if (device.is_meta() && device::kernel_device(device) == c10::DeviceType::CPU) {
     stays.emplace();
   }
@@ -67,9 +67,9 @@ losses::LinearHeadOutput MicroBatchRunner::run_head(losses::LinearHeadInputs& in
   inputs.weight_VH = lm_head(student_);
   const device::LabelScope label(device::Category::kHead);
   losses::LinearHeadOutput out = losses::linear_head(inputs, config_.loss, config_.chunks, grads);
-  inputs = {}; // views of the heads' units
+  inputs = {}; // drops the views of the heads' units
   student_.release(student_.head_unit());
-  if (grads == nullptr) { // the backward pass needs it once more
+  if (grads == nullptr) { // with gradients, the backward pass needs the unit once more
     student_.retire(student_.head_unit());
   }
   if (teacher_ != nullptr) {
@@ -95,7 +95,7 @@ at::Tensor MicroBatchRunner::head_with_gradients(
   return std::move(grads.hidden_NH); // `grads` holds a view of the head's gradient, which must not outlive this
 }
 
-// The teacher runs first: the student's activations do not exist yet then.
+// The teacher runs first, while the student's activations do not exist yet.
 void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_M, bool last) {
   const sharding::TokenBatch tokens = to_device(batch);
   begin(metrics::Phase::kTeacher);

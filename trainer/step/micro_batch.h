@@ -11,9 +11,9 @@
 
 namespace distill::trainer {
 
-// Where the student's activations wait for the backward pass. No policies: evaluation alone.
+// Where the student's activations are stored until the backward pass. No policies: only evaluation.
 struct ActivationMemory {
-  std::vector<models::ActivationPolicy> policies; // of each block
+  std::vector<models::ActivationPolicy> policies; // one for each block
   std::shared_ptr<device::HostSlab> host; // null: nothing is offloaded
 };
 
@@ -21,20 +21,21 @@ struct ActivationMemory {
 // M = losses::kNumTokenMetrics.
 class MicroBatchRunner {
  public:
-  // `teacher` null: hard labels only. Both models outlive this. `block`: how a decoder block runs.
+  // `teacher` null: hard labels only. Both models must outlive this object. `block`: the functions that run a decoder
+  // block.
   MicroBatchRunner(
       const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher,
       ActivationMemory memory = {}, models::BlockFunctions block = {});
 
   // Accumulates the gradients of grad_scale * sum of the tokens' losses into the student's units and adds the sums of
-  // every metric over the tokens to sums_M (fp64, on the device). `last`: of the step's micro-batches.
+  // every metric over the tokens to sums_M (fp64, on the device). `last`: this is the step's last micro-batch.
   void train(const data::Batch& batch, double grad_scale, at::Tensor& sums_M, bool last);
   // The same losses without gradients.
   void evaluate(const data::Batch& batch, at::Tensor& sums_M);
-  // Starts gathering what the next micro-batch begins with, as far as the optimizer does not change it.
+  // Starts gathering the first units of the next micro-batch, unless the optimizer changes them.
   void prefetch_first();
 
-  // Begins a phase of a training step, of which the observer is told.
+  // Begins a phase of a training step, and tells the observer.
   void begin(metrics::Phase phase);
   void observe_phases(std::function<void(const char* phase)> observer) {
     phase_observer_ = std::move(observer);
@@ -48,11 +49,12 @@ class MicroBatchRunner {
 
  private:
   sharding::TokenBatch to_device(const data::Batch& batch) const;
-  // Targets, and the teacher's hidden states with its lm_head, whose unit stays gathered until run_head is done with
+  // Returns the targets, the teacher's hidden states and its lm_head, whose unit stays gathered until run_head releases
   // it.
   losses::LinearHeadInputs run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens);
   losses::LinearHeadOutput run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads);
-  // The head with gradients: adds to sums_M and to the lm_head's gradient, returns that of the hidden states.
+  // The head with gradients: adds to sums_M and to the lm_head's gradient, and returns the gradient of the hidden
+  // states.
   at::Tensor head_with_gradients(losses::LinearHeadInputs& inputs, double grad_scale, at::Tensor& sums_M);
 
   const config::Config& config_;
@@ -65,7 +67,7 @@ class MicroBatchRunner {
   std::function<void(const char* phase)> phase_observer_;
 };
 
-// Waits for the device.
+// Waits for the device and copies the sums to the host.
 std::array<double, losses::kNumTokenMetrics> sums_to_host(const at::Tensor& sums_M);
 
 } // namespace distill::trainer

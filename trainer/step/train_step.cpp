@@ -8,12 +8,12 @@
 namespace distill::trainer {
 namespace {
 
-// What a step leaves for the host, fp64: the sums of the token metrics, and these. All but the last are summed over
-// ranks.
+// The numbers of a step that the host reads, fp64: the sums of the token metrics, then these. All but the last are
+// summed over ranks.
 enum StepNumber : int64_t {
   kGradNormSquare = losses::kNumTokenMetrics,
   kFailedRanks,
-  kChangedUnit, // of the slot checks
+  kChangedUnit, // SlotChecks::failed_unit()
   kStepNumbers
 };
 
@@ -68,7 +68,7 @@ optim::GradNorm TrainStep::global_norm(at::Tensor numbers, bool failed) {
   if (mesh_.world != nullptr) {
     mesh_.world->all_reduce(numbers);
   }
-  square.div_(static_cast<double>(mesh_.replicate_size)); // every replica has added the same shards
+  square.div_(static_cast<double>(mesh_.replicate_size)); // the sum counts the same shards once for each replica
   return optim::grad_norm_of_square(square, config_.optimizer.max_grad_norm);
 }
 

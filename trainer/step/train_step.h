@@ -29,27 +29,28 @@ struct GlobalBatch {
 // device always has work.
 class TrainStep {
  public:
-  // `mesh` and `models` outlive this. `memory`: where activations wait. `block`: how a decoder block runs.
+  // `mesh` and `models` must outlive this object. `memory`: where activations are stored. `block`: the functions that
+  // run a decoder block.
   TrainStep(
       const config::Config& config, const sharding::Mesh& mesh, LoadedModels& models, ActivationMemory memory,
       models::BlockFunctions block = {});
 
   struct Options {
     double lr = 0;
-    bool failed = false; // this rank cannot go on, which all ranks learn from the step's numbers
-    bool more = true; // steps follow
-    std::function<void()> before_update = [] {}; // called when the optimizer's work is next
+    bool failed = false; // this rank cannot go on; all ranks learn this from the step's numbers
+    bool more = true; // further steps follow
+    std::function<void()> before_update = [] {}; // called just before the optimizer's work is queued
   };
-  // Queues one step. `record`: what the host knows of it.
+  // Queues one step. `record`: the fields that the host knows already.
   void enqueue(const GlobalBatch& batch, const Options& options, metrics::StepRecord record);
 
   struct Results {
     metrics::StepRecord record; // with losses, gradient norm, phases and seconds
     int64_t failed_ranks = 0;
-    std::string changed_unit; // parallel.debug_checks found another checksum; empty: none
+    std::string changed_unit; // unit whose checksum changed (parallel.debug_checks); empty: none
   };
   // The oldest step whose numbers are due; `all`: the oldest that has been queued. nullopt: none. Throws
-  // metrics::DeviceTimeout when the device does not get there within parallel.timeout_s.
+  // metrics::DeviceTimeout if the device does not finish the step within parallel.timeout_s.
   std::optional<Results> results(bool all);
 
   // The work of enqueue() on the device; returns the step's numbers there. A simulated run calls it directly.

@@ -35,13 +35,13 @@ class Checkpointer {
   // resumed, before a line about their steps is dropped from metrics.jsonl.
   absl::StatusOr<checkpoint::Resumed> resume(const std::string& folder, data::Dataset& data);
 
-  // From here on checkpoints can be saved. With checkpoint.async, takes the host memory for the copies; where there is
-  // not enough, says so, and training waits for each checkpoint.
+  // Call before the first save. With checkpoint.async, takes the host memory for the copies; if there is not enough,
+  // logs that, and training waits for each checkpoint.
   void open(RunJournal& journal, int64_t processes_on_host);
 
-  // At checkpoint.every: begins to save. A save that is still being written is waited for, and it is said for how long.
+  // At checkpoint.every: begins to save. Waits for a save that is still being written, and logs for how long.
   absl::Status save_periodic(const checkpoint::TrainState& state);
-  // At the end or on a signal: returns once the checkpoint of this state is complete, or says why it is not.
+  // At the end or on a signal: returns once the checkpoint of this state is complete, or the error that prevents it.
   absl::Status save_final(const checkpoint::TrainState& state);
   // Waits for what is being written.
   absl::Status finish();

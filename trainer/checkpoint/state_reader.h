@@ -27,8 +27,8 @@ class StateReader {
   // dst: fp32, one-dimensional, contiguous, on any device.
   absl::Status read(int64_t unit, const char* what, int64_t begin, at::Tensor dst);
 
-  // Reads a whole tensor of one rank's file: the step counter or a generator's state. An undefined tensor: the file has
-  // no tensor of this name.
+  // Reads a whole tensor of one rank's file: the step counter or a generator's state. Returns an undefined tensor if
+  // the file has none of this name.
   absl::StatusOr<at::Tensor> read_tensor(int64_t file, const std::string& name);
 
   std::string file_path(int64_t file) const {

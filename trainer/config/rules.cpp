@@ -142,7 +142,7 @@ class Rules {
       }
       ranks = product;
     }
-    // An unknown number of ranks is a multiple of parallel.replicate.
+    // The number of ranks, if unknown, is some multiple of parallel.replicate.
     const int64_t at_once = (ranks > 0 ? ranks : parallel.replicate) * micro;
     const int64_t global = config_.train.global_batch_size;
     if (global % micro == 0 && global % at_once != 0) {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-// What only CUDA can do: device_hooks_cuda.cpp or device_hooks_no_cuda.cpp.
+// Functions that need CUDA: device_hooks_cuda.cpp or device_hooks_no_cuda.cpp.
 namespace distill::device {
 
 int64_t cuda_device_count(); // visible GPUs; 0 in a build without CUDA
@@ -19,8 +19,7 @@ GpuProperties gpu_properties(at::Device device);
 // Waits until the device has finished all queued work. Nothing on the CPU.
 void synchronize(at::Device device);
 
-// While an active object exists, anything that makes the host wait for a GPU throws c10::Error, as far as libtorch
-// knows of it.
+// While an active object exists, a call that makes the host wait for a GPU throws c10::Error, if libtorch detects it.
 class ForbidSynchronization {
  public:
   explicit ForbidSynchronization(bool active);
@@ -35,8 +34,8 @@ class ForbidSynchronization {
 // The device's allocator reports to hooks:: (memory_tracker.h) from now on, failed requests included.
 void hook_device_allocator(at::Device device);
 
-// Makes mapped host memory known to the driver, so that copies to and from the device overlap with kernels. Null, or
-// what the driver complained of.
+// Makes mapped host memory known to the driver, so that copies to and from the device overlap with kernels. Returns
+// null, or the driver's error message.
 const char* pin_host_memory(void* data, size_t bytes);
 void unpin_host_memory(void* data);
 
@@ -52,13 +51,13 @@ struct AllocatorBytes {
 };
 AllocatorBytes allocator_bytes(at::Device device); // zeros on the CPU
 void reset_allocator_peaks(at::Device device);
-// Taken on the device by all processes; 0 on the CPU.
+// Bytes in use on the device by all processes; 0 on the CPU.
 int64_t used_device_bytes(at::Device device);
 
 // The allocator takes no more than this from the device.
 void limit_device_memory(at::Device device, int64_t bytes);
 
-// Every block from now on, for memory_viz; and the snapshot as a pickle. On the CPU: empty.
+// Records every block from now on, and returns the record as a pickle for memory_viz; empty on the CPU.
 void record_allocator_history(bool enabled);
 std::string allocator_snapshot_pickle();
 

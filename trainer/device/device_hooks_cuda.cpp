@@ -43,7 +43,7 @@ ForbidSynchronization::~ForbidSynchronization() {
 }
 
 void hook_device_allocator(at::Device device) {
-  at::globalContext().lazyInitDevice(at::kCUDA); // before it there is no allocator to hook
+  at::globalContext().lazyInitDevice(at::kCUDA); // there is no allocator before this call
   using Entry = c10::CachingDeviceAllocator::TraceEntry;
   // Called under the allocator's lock: nothing here may allocate device memory.
   allocator::attachAllocatorTraceTracker([index = device.index()](const Entry& entry) {

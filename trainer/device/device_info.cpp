@@ -9,7 +9,7 @@
 namespace distill::device {
 namespace {
 
-// Dense bf16 peaks of NVIDIA's data sheets, SXM parts. The first name that the device's name contains counts.
+// Dense bf16 peaks of NVIDIA's data sheets, SXM parts. The first entry whose name is part of the device's name applies.
 constexpr std::pair<std::string_view, double> kPeakFlops[] = {
     {"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"H100", 989e12}, {"H200", 989e12},     {"GH200", 989e12},
     {"B200", 2250e12},     {"B300", 2250e12},    {"A100", 312e12}, {"A800", 312e12},     {"H800", 989e12},

@@ -7,11 +7,11 @@ namespace distill::device {
 // Of this host.
 int64_t host_memory_bytes();
 
-// Host memory that this process may still take: what the system says is available, or less where a control group sets a
-// limit.
+// Host memory that this process may still take: the memory that the system reports as available, or less if a control
+// group sets a limit.
 int64_t available_host_bytes();
 
-// The most that was resident for this process so far.
+// Largest resident size of this process so far.
 int64_t peak_resident_bytes();
 
 } // namespace distill::device

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 
-// Pages that are not touched yet come from this node where it has room (libnuma's mbind, without the library).
+// Pages that are not touched yet come from this node if it has room (libnuma's mbind, without the library).
 void prefer_node(void* data, int64_t bytes, int node) {
   constexpr int kMpolPreferred = 1;
   if (node < 64) {
@@ -51,7 +51,7 @@ void touch(char* data, int64_t bytes) {
 
 void copy_on_host(void* to, const void* from, int64_t bytes) {
   if (bytes == 0) {
-    return; // tensors without elements have no address, which memcpy wants
+    return; // empty tensors have no address, which memcpy requires
   }
   in_shares(bytes, [=](int64_t begin, int64_t count) {
     std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, static_cast<size_t>(count));

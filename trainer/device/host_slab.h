@@ -8,15 +8,16 @@
 
 namespace distill::device {
 
-// Copies host memory, by several threads where it is large: one alone has a fraction of the host's bandwidth.
+// Copies host memory, by several threads where it is large: a single thread reaches only a fraction of the host's
+// bandwidth.
 void copy_on_host(void* to, const void* from, int64_t bytes);
 
-// One stretch of host memory for the life of the run, for what does not stay on the device. On CUDA it lies on the
-// device's NUMA node and is pinned; every page is touched at the start. Anonymous memory: it ends with the process,
-// however that ends.
+// One range of host memory for the life of the run, for tensors that are not stored on the device. On CUDA it lies on
+// the device's NUMA node and is pinned; every page is touched at the start. The memory is anonymous, so that it is
+// freed when the process ends in any way.
 class HostSlab {
  public:
-  // `what`: the keys that ask for it. ResourceExhausted where the host has less than `bytes` for each of
+  // `what`: the configuration keys that require it. ResourceExhausted where the host has less than `bytes` for each of
   // `processes_on_host`, with both numbers; nothing was taken then.
   static absl::StatusOr<std::shared_ptr<HostSlab>> allocate(
       int64_t bytes, at::Device device, int64_t processes_on_host, const std::string& what);
@@ -24,7 +25,7 @@ class HostSlab {
   HostSlab(const HostSlab&) = delete;
   HostSlab& operator=(const HostSlab&) = delete;
 
-  // Host memory of a simulated run: it has no bytes and no end, and counts what is taken from it.
+  // Host memory of a simulated run: it has no memory and no limit, and only counts the bytes that are taken from it.
   static std::shared_ptr<HostSlab> simulated();
 
   // The next `bytes` as a uint8 tensor, aligned to kAlignment; its storage owns the slab. Throws if the slab is used

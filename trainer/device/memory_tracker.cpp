@@ -21,7 +21,7 @@ struct LiveBlock {
   Category category = Category::kWorkspace;
 };
 
-// The allocators' hooks are global, and so is what they fill.
+// The allocators' hooks are global, and so is their data.
 struct Tracker {
   std::mutex mutex;
   absl::flat_hash_map<const void*, LiveBlock> live;
@@ -48,7 +48,7 @@ Tracker& tracker() {
 }
 std::atomic<bool> tracking = false;
 
-// libtorch's CPU allocation, counted.
+// libtorch's CPU allocator, with every allocation counted.
 class CountingAllocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -167,7 +167,7 @@ void record_memory_events(size_t max_events) {
   t.events.clear();
   if (max_events > 0) {
     t.began = std::chrono::steady_clock::now();
-    for (const auto& [address, block] : t.live) { // what lives already
+    for (const auto& [address, block] : t.live) { // bytes that are allocated already
       t.record(address, block.bytes, block.category);
     }
   }

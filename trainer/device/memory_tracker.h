@@ -8,8 +8,8 @@
 
 #include "trainer/device/memory_use.h"
 
-// Counts what a rank's device memory is used for where it is allocated: the allocator of the device reports every
-// block, and whoever makes a tensor says what it is. The memory plan predicts the same categories.
+// Counts a rank's device memory by category at each allocation: the allocator of the device reports every block, and
+// the code that makes a tensor labels it with its category. The memory plan predicts the same categories.
 namespace distill::device {
 
 // One allocation or release, for timelines. A tensor that is labelled leaves its category and enters another at once.
@@ -26,8 +26,8 @@ struct MemoryEvent {
 void track_memory(at::Device device);
 bool is_tracking();
 
-// What a tensor's block is: in this run's count, or in that of the simulation whose tensor it is. Nothing happens for a
-// tensor that is not defined, or whose memory is not tracked.
+// Sets the category of a tensor's block, in this run's accounting or in that of the simulation that the tensor belongs
+// to. Does nothing for a tensor that is undefined or whose memory is not tracked.
 void label(const at::Tensor& tensor, Category category);
 
 // Blocks allocated by this thread while it lives are of this category, unless they are labelled.
@@ -45,14 +45,14 @@ class LabelScope {
 // The category of the innermost LabelScope.
 Category current_category();
 
-// The phase from here on: of the thread's simulation where there is one, otherwise of this run.
+// Begins a phase of the thread's simulation, or of this run if there is none.
 void enter_phase(MemoryPhase phase);
 
 MemoryUse memory_use();
-// Peaks start again from what is allocated now.
+// Resets the peaks to the bytes allocated now.
 void reset_memory_peaks();
 
-// Keeps up to `max_events` from now on.
+// Records up to `max_events` events from now on.
 void record_memory_events(size_t max_events);
 std::vector<MemoryEvent> memory_events();
 
@@ -60,7 +60,7 @@ std::vector<MemoryEvent> memory_events();
 // that is full does. 0: no limit.
 void limit_cpu_memory(int64_t bytes);
 
-// The last request that could not be met, and what was allocated at that moment.
+// The last request that could not be met, and the bytes allocated at that moment.
 struct FailedRequest {
   int64_t bytes = 0; // 0: there was none
   CategoryBytes held{};
@@ -68,7 +68,7 @@ struct FailedRequest {
 };
 FailedRequest failed_request();
 
-// For the allocators.
+// Called by the allocators.
 namespace hooks {
 void on_allocate(const void* address, int64_t bytes);
 void on_release(const void* address);

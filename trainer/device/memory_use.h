@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
-// What a rank's device memory is used for, by category and by phase of a step: measured in a run (memory_tracker.h) and
-// in a simulated one (simulation.h).
+// The use of a rank's device memory by category and by phase of a step: measured in a run (memory_tracker.h) and in a
+// simulated one (simulation.h).
 namespace distill::device {
 
 enum class Category {
@@ -14,11 +14,11 @@ enum class Category {
   kMoments, // AdamW's two moments
   kGradients, // fp32 gradient shards
   kTeacher, // the frozen model's shards
-  kSlots, // whole units: gathered weights, gradients on their way to the shards
+  kSlots, // whole units: gathered weights, gradients before the reduce-scatter
   kActivations, // saved by the blocks for the backward pass
   kHidden, // final hidden states of both models, their gradient, tensors that the final norm saves
   kHead, // the loss head's scratch and rows
-  kStaging, // optimizer state on its way between host and device
+  kStaging, // pieces of optimizer state in host memory, during their update
   kWorkspace, // everything else: temporaries of ops, tokens, angles
   kCount
 };
@@ -44,8 +44,8 @@ int64_t total(const CategoryBytes& bytes);
 
 struct PhasePeak {
   int64_t bytes = 0;
-  CategoryBytes at_peak{}; // what the peak is made of
-  CategoryBytes highest{}; // each category's own highest, which need not be at the same moment
+  CategoryBytes at_peak{}; // bytes of each category at the peak
+  CategoryBytes highest{}; // each category's own maximum, which need not be at the same moment
 };
 
 struct MemoryUse {
@@ -75,7 +75,7 @@ class MemoryLedger {
     phase_ = phase;
     update_peaks();
   }
-  // Peaks start again from what is allocated now.
+  // Resets the peaks to the bytes allocated now.
   void reset_peaks() {
     use_.phases = {};
     update_peaks();

@@ -12,7 +12,7 @@ at::Tensor index_select(const at::Tensor& self, int64_t dim, const at::Tensor& i
   return at::empty(sizes, self.options());
 }
 
-// Its results lie where the caller says, so that nothing is allocated.
+// The caller supplies the result, so that nothing is allocated.
 at::Tensor& addmm_dtype_out(
     const at::Tensor& /*self*/, const at::Tensor& /*mat1*/, const at::Tensor& /*mat2*/, at::ScalarType /*out_dtype*/,
     const at::Scalar& /*beta*/, const at::Scalar& /*alpha*/, at::Tensor& out) {

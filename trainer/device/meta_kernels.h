@@ -2,8 +2,8 @@
 
 namespace distill::device {
 
-// libtorch has no meta kernels in C++ for a few ops that the trainer uses; from here on it has. Once for a process;
-// later calls do nothing.
+// Registers meta kernels for a few ops of the trainer for which libtorch has none in C++. Once for a process; later
+// calls do nothing.
 void register_meta_kernels();
 
 } // namespace distill::device

@@ -13,8 +13,8 @@ namespace {
 thread_local Simulation* current_simulation = nullptr;
 thread_local bool uncounted = false;
 
-// A block's address: nobody reads or writes there. The low bits hold the entry, aligned as the allocators align, the
-// high ones the simulation.
+// A block's address, which is never read or written. The low bits hold the entry, with the allocators' alignment, the
+// high bits the simulation.
 constexpr int kAlignmentBits = 9;
 constexpr int kEntryBits = 40;
 
@@ -22,7 +22,7 @@ const void* address_of(uint64_t id, size_t entry) {
   return reinterpret_cast<const void*>(id << kEntryBits | (entry + 1) << kAlignmentBits);
 }
 
-// Serves libtorch's meta device: as usual where no simulation runs on the thread.
+// The allocator of libtorch's meta device; behaves as usual if no simulation runs on the thread.
 class MetaAllocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {

@@ -8,10 +8,10 @@
 #include "trainer/device/allocator_model.h"
 #include "trainer/device/memory_use.h"
 
-// Running a training step without a device. Tensors on libtorch's meta device have shapes and no memory; while a
+// Runs a training step without a device. Tensors on libtorch's meta device have shapes and no memory; while a
 // Simulation lives, every meta tensor that its thread makes is handed to a model of the target device's allocator and
 // counted by category and phase, as the tensors of a real run are. So the code that trains is also the code that
-// predicts its memory: the passes run as they are, only kernels, streams and collectives do nothing on meta tensors.
+// predicts its memory: the passes run unchanged, and only kernels, streams and collectives do nothing on meta tensors.
 namespace distill::device {
 
 // Allocations and releases in order, without the tensors that they belong to. Slots number the allocations of a trace.
@@ -20,13 +20,13 @@ struct AllocationTrace {
     int64_t slot = -1; // -1: the release of a block that was there before the trace began
     int64_t bytes = 0; // 0: a release
     const void* outer = nullptr; // the block of slot -1
-    int64_t outer_input = -1; // which of the recorded function's inputs that is; -1: none
+    int64_t outer_input = -1; // index of that block among the recorded function's inputs; -1: none
   };
   std::vector<Event> events;
-  std::vector<const void*> blocks; // of each slot, while recording
+  std::vector<const void*> blocks; // one for each slot, while recording
 };
 
-// One at a time on a thread. Tensors may outlive it: they are not counted any more.
+// At most one at a time on a thread. Tensors that outlive it are no longer counted.
 class Simulation {
  public:
   // `target`: the device type whose allocations are predicted, CPU or CUDA.
@@ -51,7 +51,7 @@ class Simulation {
     return reserved_peak_;
   }
 
-  // A block of the current LabelScope's category; null for 0 bytes.
+  // Allocates a block in the current LabelScope's category; null for 0 bytes.
   const void* allocate(int64_t bytes);
   void release(const void* block);
   void label(const void* block, Category category);
@@ -59,7 +59,7 @@ class Simulation {
     ledger_.enter(phase);
   }
 
-  // From here on what is allocated and released is also written to `trace`, until record(nullptr).
+  // Also writes further allocations and releases to `trace`, until record(nullptr).
   void record(AllocationTrace* trace) {
     trace_ = trace;
   }
@@ -68,14 +68,14 @@ class Simulation {
   struct Live {
     BlockId block = -1;
     Category category = Category::kWorkspace;
-    int64_t slot = -1; // of the trace that saw the allocation
+    int64_t slot = -1; // in the trace that recorded the allocation
     bool in_use = false;
   };
   Live* find(const void* block);
   void trace_release(const void* block, const Live& live);
 
   c10::DeviceType target_;
-  uint64_t id_; // blocks of other simulations are told apart by it
+  uint64_t id_; // distinguishes its blocks from those of other simulations
   std::unique_ptr<AllocatorModel> allocator_;
   MemoryLedger ledger_;
   std::vector<Live> live_;
@@ -96,7 +96,7 @@ class UncountedScope {
   bool before_;
 };
 
-// The device type that an op works for: the tensor's own, or on the meta device the simulation's target.
+// The device type whose code an op runs: the tensor's own, or on the meta device the simulation's target.
 c10::DeviceType kernel_device(at::Device device);
 inline bool runs_on_cuda(const at::Tensor& tensor) {
   return kernel_device(tensor.device()) == c10::DeviceType::CUDA;
@@ -105,8 +105,8 @@ inline bool runs_on_cpu(const at::Tensor& tensor) {
   return kernel_device(tensor.device()) == c10::DeviceType::CPU;
 }
 
-// Whether work on the device is queued on streams, so that the host goes on before it is done. False on the CPU and in
-// a simulation, where everything is done on return.
+// Whether work on the device is queued on streams, so that the host continues before it is complete. False on the CPU
+// and in a simulation, where work is complete on return.
 inline bool has_streams(at::Device device) {
   return device.is_cuda();
 }

@@ -11,13 +11,13 @@
 
 namespace distill::metrics {
 
-// The parts of a training step in the order of a micro-batch, then what the compute stream waits for.
+// The parts of a training step in the order of a micro-batch, then the compute stream's waits.
 enum class Phase {
   kTeacher,
   kForward,
   kHead,
   kBackward,
-  kOptimizer, // and waiting in the forward pass for an update that is overlapped with it
+  kOptimizer, // including waits of the forward pass for an overlapped update
   kCommunication, // waiting for an all-gather or a reduction
   kData, // waiting for the next batch, from the end of the previous step on
   kCount

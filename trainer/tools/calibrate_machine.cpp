@@ -17,7 +17,7 @@ namespace {
 
 // Sizes of the timed operations: as large as those of a step, small enough to finish in seconds.
 struct Sizes {
-  int64_t rows, inner, columns; // of a product
+  int64_t rows, inner, columns; // product [rows, inner] x [inner, columns]
   int64_t tokens, heads, key_heads; // of an attention of head_dim 128
   int64_t copy_bytes; // moved by a streaming kernel and by a copy to the host
   int64_t unit; // elements that a collective moves
@@ -29,7 +29,7 @@ class Stopwatch {
  public:
   explicit Stopwatch(at::Device device) : device_(device) {}
 
-  // The median of five, of `work` repeated until it takes long enough to be timed. Seconds for one.
+  // Seconds of one run of `work`: the median of five timings, each of enough repetitions to be timed.
   template <typename Work>
   double seconds(const Work& work) const {
     work();
@@ -106,7 +106,7 @@ void Calibration::products() {
   const double seconds = watch_.seconds([&] { at::mm_out(c, a, b.t()); });
   const double traffic = static_cast<double>(a.nbytes() + b.nbytes() + c.nbytes()) / machine_.memory_bytes;
   const double flops = 2.0 * static_cast<double>(sizes_.rows * sizes_.inner) * static_cast<double>(sizes_.columns);
-  // The plan counts operations and traffic apart.
+  // The plan counts operations and traffic separately.
   machine_.matmul_flops = flops / std::max(seconds - traffic, 0.5 * seconds);
 }
 
@@ -136,7 +136,7 @@ absl::Status Calibration::host_copies() {
   const double out = watch_.seconds([&] { host.copy_(on_device, /*non_blocking=*/true); });
   const double in = watch_.seconds([&] { on_device.copy_(host, /*non_blocking=*/true); });
   const auto bytes = static_cast<double>(sizes_.copy_bytes);
-  // Several ranks copy at the same time, and what leaves for the host shares its memory's bandwidth.
+  // Several ranks copy at the same time: copies to the host share the host memory's bandwidth.
   machine_.host_bytes = bytes / (mesh_.world_size > 1 ? in : std::max(out, in));
   machine_.host_store_bytes = bytes / out * static_cast<double>(mesh_.world_size);
   if (!device_.is_cuda()) {
@@ -163,7 +163,7 @@ absl::Status Calibration::host_copies() {
 }
 
 void Calibration::collectives() {
-  if (mesh_.gather == nullptr) { // one rank: what it would be is not known here
+  if (mesh_.gather == nullptr) { // cannot be measured on one rank
     const plan::Machine other = device_.is_cuda() ? plan::h200() : plan::generic_cpu();
     machine_.gather_bytes = other.gather_bytes;
     machine_.reduce_bytes = other.reduce_bytes;

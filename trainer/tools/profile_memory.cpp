@@ -21,7 +21,7 @@ using device::Category;
 constexpr size_t kMaxEvents = 400'000;
 constexpr double kGiB = 1 << 30;
 
-// Steps without validation, checkpoints or a model at the end, in a folder of the profile's own.
+// Steps without validation, checkpoints or a model at the end, in a run folder of the profile's own.
 config::Config profiled(config::Config config, const ProfileOptions& options) {
   config.train.steps = options.steps;
   config.train.tokens = 0;
@@ -100,7 +100,7 @@ Json use_json(const device::MemoryUse& use) {
   return json;
 }
 
-// What is allocated by category whenever the total has grown by a thousandth of the peak, or fallen as much.
+// Samples of the allocated bytes by category, one each time the total has changed by a thousandth of the peak.
 Json timeline_json(const std::vector<device::MemoryEvent>& events, int64_t peak) {
   Json json;
   for (size_t i = 0; i < device::kNumCategories; ++i) {

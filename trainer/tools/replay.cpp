@@ -38,7 +38,7 @@ absl::StatusOr<Replay> plan_replay(const config::Config& config, int64_t step) {
   replay.start.mode = StartMode::kOverwrite;
   replay.start.last_step = step;
   replay.start.show_samples = true;
-  const auto after = checkpoints.lower_bound(step); // a checkpoint of the step itself comes after it
+  const auto after = checkpoints.lower_bound(step); // the checkpoint of the step itself is saved after it
   if (after != checkpoints.begin()) {
     replay.start.resume_from = std::prev(after)->second.string();
   }

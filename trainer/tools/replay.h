@@ -7,7 +7,7 @@
 #include "trainer/config/config.h"
 #include "trainer/trainer.h"
 
-// Doing one step of a run again, in a folder of its own, to see what went wrong with it.
+// Runs one step of a run again, in a folder of its own, to find out what went wrong in it.
 namespace distill::trainer {
 
 struct Replay {

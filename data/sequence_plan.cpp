@@ -19,7 +19,8 @@ struct WindowSize {
 constexpr WindowSize kShuffledWindow = {65536, 1024};
 constexpr WindowSize kOrderedWindow = {1024, 128};
 
-// A set of integers in [0, size): insert, erase and "smallest element >= x" in three steps (64-way trie of bits).
+// A set of integers in [0, size): a 64-way trie of bits, so that insert, erase and "smallest element >= x" visit few
+// levels.
 class CapacitySet {
  public:
   explicit CapacitySet(size_t size) {

@@ -48,7 +48,7 @@ class Shard {
   // Widens tokens [begin, begin + out.size()) into `out`. DataLoss names the file, the document, the position in it
   // and the id that is not below vocab_size.
   absl::Status read_tokens(int64_t begin, absl::Span<int64_t> out) const;
-  // Whether this token has a loss where it is the target. Always true without a loss mask.
+  // Whether predicting this token counts in the loss. Always true without a loss mask.
   bool in_loss(int64_t token) const {
     return layout_.mask_at == 0 || ((file_.bytes()[layout_.mask_at + token / 8] >> (token % 8)) & 1) != 0;
   }

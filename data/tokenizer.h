@@ -18,7 +18,7 @@ struct Tokenizer {
   std::vector<std::pair<int64_t, std::string>> tokens; // id and text, added tokens included; sorted, without duplicates
   std::vector<std::pair<std::string, std::string>> merges; // BPE, by rank
   std::vector<double> scores; // Unigram, by id
-  // Canonical JSON text, without the members that only spell out a default.
+  // Canonical JSON text, without members whose value is the default.
   std::string model_options; // unk token, byte fallback, ...; without vocabulary and merges
   std::string normalizer;
   std::string pre_tokenizer;

@@ -52,8 +52,8 @@ int64_t row_bytes(int64_t columns, int64_t element_bytes);
 int64_t arena_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);
 int64_t scratch_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);
 
-// memory_cap_mb is a hard limit and wins over chunk_size and min_chunk_size; where it cuts them, C becomes a power of
-// two. InvalidArgument when it is too small for one token, with the smallest value that works.
+// memory_cap_mb is a hard limit and takes precedence over chunk_size and min_chunk_size; if it reduces them, C becomes
+// a power of two. InvalidArgument, with the smallest value that works, if it is too small for one token.
 absl::StatusOr<ChunkPlan> resolve_chunks(const ChunkOptions& options, const HeadShape& shape);
 
 } // namespace distill::losses

@@ -46,7 +46,7 @@ struct RowArgs {
   int64_t student_stride = 0;
   int64_t teacher_stride = 0;
   int64_t gradient_stride = 0;
-  int64_t metrics_stride = 0; // of `metrics` and `saved`, at least R
+  int64_t metrics_stride = 0; // row stride of `metrics` and `saved`, at least R
   LossOptions options;
 };
 

@@ -81,7 +81,7 @@ __global__ __launch_bounds__(kThreads) void rows_streaming(
     return kTeacher ? logit_at(teacher_row, v, args.logits_type, args.teacher_bias, args.bias_type, c.teacher_softcap)
                     : T(0);
   };
-  // Read before any gradient is written: the two may share memory.
+  // Read before any gradient is written, since the gradient may overwrite the logits.
   const T label_logit = args.targets == nullptr ? T(0) : student_logit(target);
 
   // First pass: normalisers.

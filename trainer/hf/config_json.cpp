@@ -6,6 +6,7 @@
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "trainer/hf/config_keys.h"
+#include "trainer/hf/families.h"
 
 namespace distill::hf {
 namespace {
@@ -106,16 +107,18 @@ class ConfigReader {
     const Json* type = take("model_type");
     if (type == nullptr || !type->is_string()) {
       complain(
-          "model_type: ", type ? "a string is expected, found " + text(*type) : "missing",
-          "; llama, mistral, qwen2 or qwen3 is expected");
+          "model_type: ", type ? "a string is expected, found " + text(*type) : "missing", "; ", family_names(),
+          " is expected");
       return;
     }
     config_.model_type = type->get<std::string>();
-    if (!supported_model_types().contains(config_.model_type)) {
-      complain("model_type: \"", config_.model_type, "\" is not supported; llama, mistral, qwen2 or qwen3 is expected");
+    const Family* family = find_family(config_.model_type);
+    if (family == nullptr) {
+      complain("model_type: \"", config_.model_type, "\" is not supported; ", family_names(), " is expected");
+      return;
     }
-    config_.qkv_bias = config_.model_type == "qwen2";
-    config_.qk_norm = config_.model_type == "qwen3";
+    family_ = *family;
+    family_.describe(config_);
   }
 
   void read_shape() {
@@ -159,11 +162,10 @@ class ConfigReader {
   }
 
   void read_head_dim() {
-    // Only Qwen3 has a default that does not follow from hidden_size.
-    const int64_t derived = config_.model_type == "qwen3" ? 128 : config_.hidden_size / config_.num_heads;
+    const int64_t derived = family_.default_head_dim.value_or(config_.hidden_size / config_.num_heads);
     const std::optional<int64_t> given = optional_integer("head_dim", 1, 4096);
     config_.head_dim = given.value_or(derived);
-    if (!given && config_.model_type != "qwen3" && config_.hidden_size % config_.num_heads != 0) {
+    if (!given && !family_.default_head_dim && config_.hidden_size % config_.num_heads != 0) {
       complain(
           "hidden_size: a multiple of num_attention_heads (", config_.num_heads,
           ") is expected where head_dim is not given, found ", config_.hidden_size);
@@ -270,15 +272,14 @@ class ConfigReader {
   }
 
   void read_sliding_window() {
-    const bool mistral = config_.model_type == "mistral";
-    const bool qwen = config_.model_type == "qwen2" || config_.model_type == "qwen3";
-    const bool used = mistral || (qwen && boolean("use_sliding_window", false));
+    const bool switched = family_.window == SlidingWindow::kSwitched;
+    const bool used = family_.window == SlidingWindow::kAlways || (switched && boolean("use_sliding_window", false));
     const auto stands = json_.find("sliding_window") != json_.end();
     const std::optional<int64_t> window = optional_integer("sliding_window", 1, int64_t{1} << 31);
     if (used) {
       // An absent key means 4096, as in transformers; null switches the window off.
       config_.sliding_window = stands ? window : std::optional<int64_t>(4096);
-    } else if (!qwen && window) {
+    } else if (!switched && window) {
       complain("sliding_window: not known for model_type \"", config_.model_type, "\" (value ", *window, ")");
     }
     const Json* types = take("layer_types");
@@ -320,6 +321,7 @@ class ConfigReader {
   Json json_;
   std::string source_;
   models::ModelConfig config_;
+  Family family_{}; // llama's mathematics where the file names none that is supported
   absl::flat_hash_set<std::string> known_;
   base::ProblemList problems_;
 };

@@ -2,11 +2,6 @@
 
 namespace distill::hf {
 
-const absl::flat_hash_set<std::string>& supported_model_types() {
-  static const absl::flat_hash_set<std::string> types{"llama", "mistral", "qwen2", "qwen3"};
-  return types;
-}
-
 const absl::flat_hash_set<std::string>& ignored_keys() {
   static const absl::flat_hash_set<std::string> keys{
       "architectures",
@@ -101,6 +96,7 @@ const std::map<std::string, nlohmann::ordered_json>& neutral_values() {
       {"pretraining_tp", 1},
       {"partial_rotary_factor", 1},
       {"rope_interleaved", false},
+      {"sliding_window_pattern", 0},
       {"is_encoder_decoder", false},
       {"is_decoder", false},
       {"add_cross_attention", false},

@@ -9,8 +9,6 @@
 // The keys of Hugging Face's config.json that ModelConfig does not hold.
 namespace distill::hf {
 
-const absl::flat_hash_set<std::string>& supported_model_types();
-
 // Keys that do not affect logits and gradients: bookkeeping, generation, training switches of transformers.
 const absl::flat_hash_set<std::string>& ignored_keys();
 

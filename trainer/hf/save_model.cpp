@@ -3,6 +3,7 @@
 #include "data/base/durable_file.h"
 #include "data/base/json.h"
 #include "data/base/status_macros.h"
+#include "trainer/hf/families.h"
 #include "trainer/hf/model_checksums.h"
 #include "trainer/hf/safetensors.h"
 
@@ -154,15 +155,6 @@ class WeightStream {
   size_t entry_ = 0;
 };
 
-std::string architecture(const std::string& model_type) {
-  static const std::map<std::string, std::string> names{
-      {"llama", "LlamaForCausalLM"},
-      {"mistral", "MistralForCausalLM"},
-      {"qwen2", "Qwen2ForCausalLM"},
-      {"qwen3", "Qwen3ForCausalLM"}};
-  return names.at(model_type);
-}
-
 absl::Status write_config(const Path& folder, const models::ModelConfig& config, const SaveOptions& options) {
   const std::string source = (Path(options.config_folder) / "config.json").string();
   ASSIGN_OR_RETURN(const std::string text, base::read_text_file(source, /*max_bytes=*/8 << 20));
@@ -176,7 +168,9 @@ absl::Status write_config(const Path& folder, const models::ModelConfig& config,
     json["torch_dtype"] = dtype;
   }
   if (!json.contains("architectures") || json["architectures"].is_null()) {
-    json["architectures"] = {architecture(config.model_type)};
+    const Family* family = find_family(config.model_type);
+    TORCH_CHECK(family != nullptr, "save_model: model_type ", config.model_type, " is not supported");
+    json["architectures"] = {family->architecture};
   }
   json.erase("_name_or_path");
   return base::write_file((folder / "config.json").string(), json.dump(2) + "\n");

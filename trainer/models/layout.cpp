@@ -45,7 +45,7 @@ UnitLayout block_layout(const ModelConfig& config, int64_t index) {
   unit.name = absl::StrCat("block ", index);
   unit.kind = UnitKind::kBlock;
   unit.block = index;
-  add_param(unit, "attn_norm", {hidden}, layer + "input_layernorm.weight");
+  add_param(unit, "attn_norm", {hidden}, absl::StrCat(layer, config.attn_norm_tensor, ".weight"));
   if (config.qkv_bias) {
     add_param(unit, "qkv_bias", {qkv_rows}, qkv_parts("bias"));
   }
@@ -53,7 +53,7 @@ UnitLayout block_layout(const ModelConfig& config, int64_t index) {
     add_param(unit, "q_norm", {config.head_dim}, layer + "self_attn.q_norm.weight");
     add_param(unit, "k_norm", {config.head_dim}, layer + "self_attn.k_norm.weight");
   }
-  add_param(unit, "mlp_norm", {hidden}, layer + "post_attention_layernorm.weight");
+  add_param(unit, "mlp_norm", {hidden}, absl::StrCat(layer, config.mlp_norm_tensor, ".weight"));
   add_param(unit, "qkv", {qkv_rows, hidden}, qkv_parts("weight"));
   add_param(unit, "o", {hidden, q_rows}, layer + "self_attn.o_proj.weight");
   add_param(

@@ -20,7 +20,7 @@ struct Llama3RopeScaling {
 
 // Shape and mathematics of a decoder, read from a Hugging Face config.json.
 struct ModelConfig {
-  std::string model_type; // llama | mistral | qwen2 | qwen3
+  std::string model_type; // a family's name in Hugging Face's config.json, such as llama
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
@@ -30,6 +30,8 @@ struct ModelConfig {
   int64_t head_dim = 0;
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-6;
+  std::string attn_norm_tensor = "input_layernorm"; // the block's two norms, as tensors of a model folder
+  std::string mlp_norm_tensor = "post_attention_layernorm";
   double rope_theta = 10000.0;
   std::optional<Llama3RopeScaling> rope_scaling; // rope_type llama3
   double rope_linear_factor = 1.0; // rope_type linear: frequencies are divided by it

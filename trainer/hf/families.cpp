@@ -1,0 +1,47 @@
+#include "trainer/hf/families.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+
+namespace distill::hf {
+namespace {
+
+using models::ModelConfig;
+
+constexpr Family kFamilies[] = {
+    {.model_type = "llama", .architecture = "LlamaForCausalLM", .describe = [](ModelConfig&) {}},
+    {.model_type = "mistral",
+     .architecture = "MistralForCausalLM",
+     .describe = [](ModelConfig&) {},
+     .window = SlidingWindow::kAlways},
+    {.model_type = "qwen2",
+     .architecture = "Qwen2ForCausalLM",
+     .describe = [](ModelConfig& config) { config.qkv_bias = true; },
+     .window = SlidingWindow::kSwitched},
+    {.model_type = "qwen3",
+     .architecture = "Qwen3ForCausalLM",
+     .describe = [](ModelConfig& config) { config.qk_norm = true; },
+     .default_head_dim = 128,
+     .window = SlidingWindow::kSwitched},
+};
+
+} // namespace
+
+const Family* find_family(std::string_view model_type) {
+  const auto* found = std::find_if(std::begin(kFamilies), std::end(kFamilies), [&](const Family& family) {
+    return model_type == family.model_type;
+  });
+  return found == std::end(kFamilies) ? nullptr : found;
+}
+
+std::string family_names() {
+  std::string names;
+  for (const Family& family : kFamilies) {
+    const char* separator = names.empty() ? "" : &family == std::end(kFamilies) - 1 ? " or " : ", ";
+    absl::StrAppend(&names, separator, family.model_type);
+  }
+  return names;
+}
+
+} // namespace distill::hf

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    Exaone4Config,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
@@ -42,6 +43,7 @@ LLAMA3_ROPE = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=64,
 )
+FULL_ATTENTION = dict(sliding_window=None, layer_types=["full_attention"] * 3)
 
 
 def small(**overrides):
@@ -72,6 +74,8 @@ MODELS = {
     "qwen2": (Qwen2Config(**small()), torch.float32, None, False),
     "qwen2_tied": (Qwen2Config(**small(tie_word_embeddings=True)), torch.bfloat16, "60KB", True),
     "qwen3": (Qwen3Config(**small(head_dim=32)), torch.float32, None, False),
+    "exaone4": (Exaone4Config(**small(**FULL_ATTENTION)), torch.float32, None, False),
+    "exaone4_tied": (Exaone4Config(**small(**FULL_ATTENTION, tie_word_embeddings=True)), torch.float32, None, False),
     "qwen3_tied": (Qwen3Config(**small(head_dim=80, tie_word_embeddings=True)), torch.float32, None, False),
 }
 PACKED = "llama31_rope_scaling"  # run as packed documents as well

@@ -38,7 +38,9 @@ def need_devices(ranks):
 
 def make_model(folder, family, seed, tied, vocab=VOCAB, hidden=48, layers=2):
     """Writes a random model in fp32; weights larger than usual, so that its predictions are far from uniform."""
-    kind = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}[family]
+    kind = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config, "exaone4": transformers.Exaone4Config}[
+        family
+    ]
     config = kind(
         vocab_size=vocab,
         hidden_size=hidden,
@@ -50,6 +52,7 @@ def make_model(folder, family, seed, tied, vocab=VOCAB, hidden=48, layers=2):
         max_position_embeddings=256,
         tie_word_embeddings=tied,
         initializer_range=0.15,
+        **({"sliding_window": None, "layer_types": ["full_attention"] * layers} if family == "exaone4" else {}),
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,

@@ -24,6 +24,16 @@ constexpr Family kFamilies[] = {
      .describe = [](ModelConfig& config) { config.qk_norm = true; },
      .default_head_dim = 128,
      .window = SlidingWindow::kSwitched},
+    // Without windows; with them, its layers of full attention have no RoPE.
+    {.model_type = "exaone4",
+     .architecture = "Exaone4ForCausalLM",
+     .describe =
+         [](ModelConfig& config) {
+           config.qk_norm = true;
+           config.norm_placement = models::NormPlacement::kAfterSublayers;
+           config.attn_norm_tensor = "post_attention_layernorm";
+           config.mlp_norm_tensor = "post_feedforward_layernorm";
+         }},
 };
 
 } // namespace

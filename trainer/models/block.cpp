@@ -24,6 +24,27 @@ QkvViews split_qkv(const ModelConfig& config, const at::Tensor& qkv_NA) {
   return {heads(0, q_width), heads(q_width, kv_width), heads(q_width + kv_width, kv_width)};
 }
 
+bool norms_inputs(const ModelConfig& config) {
+  return config.norm_placement == NormPlacement::kBeforeSublayers;
+}
+
+// The residual stream after attention, with the norm of attention's output. Returns the MLP's input.
+at::Tensor norm_and_residual(const BlockParams& params, const at::Tensor& x_NH, double eps, BlockSaved& saved) {
+  saved.o_NH = linear_forward(saved.attn_NQ, params.o_HQ);
+  RmsNormResult norm = rms_norm_forward(saved.o_NH, params.attn_norm_H, eps);
+  saved.attn_rstd_N = std::move(norm.rstd_N);
+  saved.mid_NH = norm.y_NH.add_(x_NH);
+  return saved.mid_NH;
+}
+
+// The block's output, with the norm of the MLP's output.
+at::Tensor norm_of_down(const BlockParams& params, double eps, BlockSaved& saved) {
+  saved.down_NH = linear_forward(swiglu_forward(saved.gate_up_N2F), params.down_HF);
+  RmsNormResult norm = rms_norm_forward(saved.down_NH, params.mlp_norm_H, eps);
+  saved.mlp_rstd_N = std::move(norm.rstd_N);
+  return norm.y_NH.add_(saved.mid_NH);
+}
+
 // The residual stream after attention, and its norm. The residual is added by the norm's kernel on CUDA, and by the
 // matrix product on the CPU.
 RmsNormResult residual_and_norm(const BlockParams& params, const at::Tensor& x_NH, double eps, BlockSaved& saved) {
@@ -41,10 +62,13 @@ BlockSaved forward_to_gate_up(
     const at::Tensor& x_NH) {
   BlockSaved saved;
   saved.x_NH = x_NH;
-  RmsNormResult attn_norm = rms_norm_forward(x_NH, params.attn_norm_H, config.rms_norm_eps);
-  saved.attn_rstd_N = attn_norm.rstd_N;
-  saved.qkv_NA = linear_forward(attn_norm.y_NH, params.qkv_AH, params.qkv_bias_A);
-  attn_norm.y_NH.reset();
+  if (norms_inputs(config)) {
+    RmsNormResult attn_norm = rms_norm_forward(x_NH, params.attn_norm_H, config.rms_norm_eps);
+    saved.attn_rstd_N = attn_norm.rstd_N;
+    saved.qkv_NA = linear_forward(attn_norm.y_NH, params.qkv_AH, params.qkv_bias_A);
+  } else {
+    saved.qkv_NA = linear_forward(x_NH, params.qkv_AH, params.qkv_bias_A);
+  }
 
   QkvViews qkv = split_qkv(config, saved.qkv_NA);
   if (config.qk_norm) {
@@ -61,6 +85,11 @@ BlockSaved forward_to_gate_up(
   saved.attn_NQ = attention.out_NQ;
   saved.lse = attention.lse;
 
+  if (!norms_inputs(config)) {
+    const at::Tensor mid_NH = norm_and_residual(params, x_NH, config.rms_norm_eps, saved);
+    saved.gate_up_N2F = linear_forward(mid_NH, params.gate_up_2FH);
+    return saved;
+  }
   const RmsNormResult mlp_norm = residual_and_norm(params, x_NH, config.rms_norm_eps, saved);
   saved.mlp_rstd_N = mlp_norm.rstd_N;
   saved.gate_up_N2F = linear_forward(mlp_norm.y_NH, params.gate_up_2FH);
@@ -68,21 +97,33 @@ BlockSaved forward_to_gate_up(
 }
 
 // Returns the gradient with respect to the residual stream after attention.
-at::Tensor mlp_backward(const BlockParams& params, const at::Tensor& dy_NH, BlockSaved& saved, BlockParams& grads) {
-  at::Tensor dact_NF = linear_backward_input(dy_NH, params.down_HF);
+at::Tensor mlp_backward(
+    const ModelConfig& config, const BlockParams& params, const at::Tensor& dy_NH, BlockSaved& saved,
+    BlockParams& grads) {
+  at::Tensor ddown_NH = dy_NH;
+  if (!norms_inputs(config)) {
+    ddown_NH = rms_norm_backward(dy_NH, saved.down_NH, saved.mlp_rstd_N, params.mlp_norm_H, grads.mlp_norm_H);
+    saved.down_NH.reset();
+  }
+  at::Tensor dact_NF = linear_backward_input(ddown_NH, params.down_HF);
   swiglu_backward_(dact_NF, saved.gate_up_N2F, /*needs_act=*/grads.down_HF.defined());
   at::Tensor act_NF = std::move(dact_NF);
   at::Tensor dgate_up_N2F = std::move(saved.gate_up_N2F);
-  linear_backward_weight(dy_NH, act_NF, grads.down_HF, !grads.write_matrices);
+  linear_backward_weight(ddown_NH, act_NF, grads.down_HF, !grads.write_matrices);
   act_NF.reset();
+  ddown_NH.reset();
   if (grads.gate_up_2FH.defined()) {
-    const at::Tensor normed_NH = rms_norm_apply(saved.mid_NH, saved.mlp_rstd_N, params.mlp_norm_H);
-    linear_backward_weight(dgate_up_N2F, normed_NH, grads.gate_up_2FH, !grads.write_matrices);
+    const at::Tensor input_NH =
+        norms_inputs(config) ? rms_norm_apply(saved.mid_NH, saved.mlp_rstd_N, params.mlp_norm_H) : saved.mid_NH;
+    linear_backward_weight(dgate_up_N2F, input_NH, grads.gate_up_2FH, !grads.write_matrices);
   }
-  const at::Tensor dnormed_NH = linear_backward_input(dgate_up_N2F, params.gate_up_2FH);
+  at::Tensor dinput_NH = linear_backward_input(dgate_up_N2F, params.gate_up_2FH);
   dgate_up_N2F.reset();
+  if (!norms_inputs(config)) {
+    return dinput_NH.add_(dy_NH);
+  }
   return rms_norm_backward(
-      dnormed_NH, saved.mid_NH, saved.mlp_rstd_N, params.mlp_norm_H, grads.mlp_norm_H, /*dresidual_NH=*/dy_NH);
+      dinput_NH, saved.mid_NH, saved.mlp_rstd_N, params.mlp_norm_H, grads.mlp_norm_H, /*dresidual_NH=*/dy_NH);
 }
 
 // Gradient with respect to the fused projection's output (before q/k norm and RoPE).
@@ -128,8 +169,8 @@ BlockParams block_params(const UnitLayout& layout, const at::Tensor& flat) {
 
 std::vector<at::Tensor*> BlockSaved::all() {
   // A member that is missing in this list does not compile: a structured binding names every member.
-  auto& [x, attn_rstd, qkv, q, k, attn, softmax, mid, mlp_rstd, gate_up] = *this;
-  return {&x, &attn_rstd, &qkv, &q, &k, &attn, &softmax, &mid, &mlp_rstd, &gate_up};
+  auto& [x, attn_rstd, qkv, q, k, attn, softmax, mid, mlp_rstd, gate_up, o, down] = *this;
+  return {&x, &attn_rstd, &qkv, &q, &k, &attn, &softmax, &mid, &mlp_rstd, &gate_up, &o, &down};
 }
 
 std::vector<at::Tensor*> BlockSaved::tensors() {
@@ -164,6 +205,13 @@ at::Tensor block_forward(
       *config.sliding_window, " tokens; a sequence of ", seq.max_seqlen, " tokens is longer. Use sequences of at most ",
       *config.sliding_window, " tokens");
   BlockSaved all = forward_to_gate_up(config, seq, rope, params, x_NH);
+  if (!norms_inputs(config)) {
+    at::Tensor y_NH = norm_of_down(params, config.rms_norm_eps, all);
+    if (saved != nullptr) {
+      *saved = std::move(all);
+    }
+    return y_NH;
+  }
   const at::Tensor act_NF = swiglu_forward(all.gate_up_N2F);
   if (saved == nullptr) { // nothing else reads the residual stream, so the product is added to it in place
     return linear_residual_forward_(act_NF, params.down_HF, all.mid_NH);
@@ -178,24 +226,37 @@ at::Tensor block_backward(
     const at::Tensor& dy_NH, BlockSaved saved, BlockParams& grads) {
   if (saved.input_only()) {
     saved = forward_to_gate_up(config, seq, rope, params, saved.x_NH);
+    if (!norms_inputs(config)) {
+      norm_of_down(params, config.rms_norm_eps, saved);
+    }
   }
-  const at::Tensor dmid_NH = mlp_backward(params, dy_NH, saved, grads);
+  const at::Tensor dmid_NH = mlp_backward(config, params, dy_NH, saved, grads);
   saved.mid_NH.reset();
 
-  linear_backward_weight(dmid_NH, saved.attn_NQ, grads.o_HQ, !grads.write_matrices);
-  const at::Tensor dattn_NQ = linear_backward_input(dmid_NH, params.o_HQ);
+  at::Tensor do_NH = dmid_NH;
+  if (!norms_inputs(config)) {
+    do_NH = rms_norm_backward(dmid_NH, saved.o_NH, saved.attn_rstd_N, params.attn_norm_H, grads.attn_norm_H);
+    saved.o_NH.reset();
+  }
+  linear_backward_weight(do_NH, saved.attn_NQ, grads.o_HQ, !grads.write_matrices);
+  const at::Tensor dattn_NQ = linear_backward_input(do_NH, params.o_HQ);
+  do_NH.reset();
   const at::Tensor dqkv_NA = qkv_backward(config, seq, rope, params, dattn_NQ, saved, grads);
   saved.qkv_NA.reset();
   saved.attn_NQ.reset();
 
   linear_backward_bias(dqkv_NA, grads.qkv_bias_A);
   if (grads.qkv_AH.defined()) {
-    const at::Tensor normed_NH = rms_norm_apply(saved.x_NH, saved.attn_rstd_N, params.attn_norm_H);
-    linear_backward_weight(dqkv_NA, normed_NH, grads.qkv_AH, !grads.write_matrices);
+    const at::Tensor input_NH =
+        norms_inputs(config) ? rms_norm_apply(saved.x_NH, saved.attn_rstd_N, params.attn_norm_H) : saved.x_NH;
+    linear_backward_weight(dqkv_NA, input_NH, grads.qkv_AH, !grads.write_matrices);
   }
-  const at::Tensor dnormed_NH = linear_backward_input(dqkv_NA, params.qkv_AH);
+  at::Tensor dinput_NH = linear_backward_input(dqkv_NA, params.qkv_AH);
+  if (!norms_inputs(config)) {
+    return dinput_NH.add_(dmid_NH);
+  }
   return rms_norm_backward(
-      dnormed_NH, saved.x_NH, saved.attn_rstd_N, params.attn_norm_H, grads.attn_norm_H, /*dresidual_NH=*/dmid_NH);
+      dinput_NH, saved.x_NH, saved.attn_rstd_N, params.attn_norm_H, grads.attn_norm_H, /*dresidual_NH=*/dmid_NH);
 }
 
 } // namespace distill::models

@@ -48,6 +48,8 @@ struct BlockSaved {
   at::Tensor mid_NH; // residual stream after attention
   at::Tensor mlp_rstd_N;
   at::Tensor gate_up_N2F;
+  at::Tensor o_NH; // output projection before its norm; with norms after the sublayers only
+  at::Tensor down_NH; // down projection before its norm; with norms after the sublayers only
 
   bool input_only() const {
     return !gate_up_N2F.defined();

@@ -18,6 +18,12 @@ struct Llama3RopeScaling {
   bool operator==(const Llama3RopeScaling&) const = default;
 };
 
+// Where a block's two norms stand.
+enum class NormPlacement {
+  kBeforeSublayers, // x + attention(norm(x)), and so the MLP
+  kAfterSublayers, // x + norm(attention(x))
+};
+
 // Shape and mathematics of a decoder, read from a Hugging Face config.json.
 struct ModelConfig {
   std::string model_type; // a family's name in Hugging Face's config.json, such as llama
@@ -30,6 +36,7 @@ struct ModelConfig {
   int64_t head_dim = 0;
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-6;
+  NormPlacement norm_placement = NormPlacement::kBeforeSublayers;
   std::string attn_norm_tensor = "input_layernorm"; // the block's two norms, as tensors of a model folder
   std::string mlp_norm_tensor = "post_attention_layernorm";
   double rope_theta = 10000.0;

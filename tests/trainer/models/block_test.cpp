@@ -12,6 +12,7 @@ struct Shape {
   int64_t hidden, ffn, heads, kv_heads, head_dim;
   bool qkv_bias, qk_norm;
   std::vector<int64_t> boundaries; // of a batch of 2 x 24 tokens; empty: dense
+  NormPlacement norms = NormPlacement::kBeforeSublayers;
 };
 
 ModelConfig make_config(const Shape& shape) {
@@ -27,6 +28,7 @@ ModelConfig make_config(const Shape& shape) {
   config.max_position_embeddings = 64;
   config.qkv_bias = shape.qkv_bias;
   config.qk_norm = shape.qk_norm;
+  config.norm_placement = shape.norms;
   return config;
 }
 
@@ -54,6 +56,7 @@ class BlockTest : public DeviceTest {
         {"bias, packed", 32, 40, 4, 1, 8, true, false, {0, 5, 24, 25, 48}},
         {"q/k norm, wide heads", 24, 64, 4, 2, 40, false, true, {}},
         {"q/k norm, packed", 24, 36, 2, 2, 80, false, true, {0, 24, 30, 48}},
+        {"norms after the sublayers", 32, 48, 4, 2, 8, false, true, {}, NormPlacement::kAfterSublayers},
     };
   }
 

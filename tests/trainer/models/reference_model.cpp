@@ -47,7 +47,11 @@ at::Tensor reference_block(
   const int64_t tokens = x_NH.size(0);
   const int64_t q_width = config.num_heads * config.head_dim;
   const int64_t kv_width = config.num_kv_heads * config.head_dim;
-  at::Tensor qkv = at::matmul(reference_rms_norm(x_NH, params.attn_norm_H, config.rms_norm_eps), params.qkv_AH.t());
+  const bool before = config.norm_placement == NormPlacement::kBeforeSublayers;
+  const auto norm_if = [&](bool wanted, const at::Tensor& x, const at::Tensor& weight_H) {
+    return wanted ? reference_rms_norm(x, weight_H, config.rms_norm_eps) : x;
+  };
+  at::Tensor qkv = at::matmul(norm_if(before, x_NH, params.attn_norm_H), params.qkv_AH.t());
   if (params.qkv_bias_A.defined()) {
     qkv = qkv + params.qkv_bias_A;
   }
@@ -61,10 +65,10 @@ at::Tensor reference_block(
   }
   q = reference_rope(q, rope.cos_NR, rope.sin_NR);
   k = reference_rope(k, rope.cos_NR, rope.sin_NR);
-  const at::Tensor mid = x_NH + at::matmul(reference_attention(q, k, v, seq.segments_host), params.o_HQ.t());
-  const at::Tensor gate_up =
-      at::matmul(reference_rms_norm(mid, params.mlp_norm_H, config.rms_norm_eps), params.gate_up_2FH.t());
-  return mid + at::matmul(reference_swiglu(gate_up), params.down_HF.t());
+  const at::Tensor attention = at::matmul(reference_attention(q, k, v, seq.segments_host), params.o_HQ.t());
+  const at::Tensor mid = x_NH + norm_if(!before, attention, params.attn_norm_H);
+  const at::Tensor gate_up = at::matmul(norm_if(before, mid, params.mlp_norm_H), params.gate_up_2FH.t());
+  return mid + norm_if(!before, at::matmul(reference_swiglu(gate_up), params.down_HF.t()), params.mlp_norm_H);
 }
 
 at::Tensor leaf(const at::Tensor& value) {

@@ -22,7 +22,7 @@ def models(tmp_path_factory):
     """Folders of a student and a teacher by family. The teacher is larger and padded to a wider vocabulary."""
     folder = tmp_path_factory.mktemp("models")
     result = {}
-    for family, tied in (("llama", False), ("qwen3", True)):
+    for family, tied in (("llama", False), ("qwen3", True), ("exaone4", False)):
         student = tiny.make_model(folder / f"{family}-student", family, seed=1, tied=tied)
         teacher = tiny.make_model(
             folder / f"{family}-teacher", family, seed=2, tied=tied, vocab=tiny.TEACHER_VOCAB, hidden=64, layers=3

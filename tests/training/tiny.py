@@ -38,9 +38,11 @@ def need_devices(ranks):
 
 def make_model(folder, family, seed, tied, vocab=VOCAB, hidden=48, layers=2):
     """Writes a random model in fp32; weights larger than usual, so that its predictions are far from uniform."""
-    kind = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config, "exaone4": transformers.Exaone4Config}[
-        family
-    ]
+    kind = {
+        "llama": transformers.LlamaConfig,
+        "qwen3": transformers.Qwen3Config,
+        "exaone4": transformers.Exaone4Config,
+    }[family]
     config = kind(
         vocab_size=vocab,
         hidden_size=hidden,

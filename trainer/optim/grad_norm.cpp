@@ -1,15 +1,16 @@
 #include "trainer/optim/grad_norm.h"
 
+#include "trainer/optim/square_sum.h"
+
 namespace distill::optim {
 
 at::Tensor grad_norm_square(const sharding::ModelShards& model) {
-  std::vector<at::Tensor> norms;
-  norms.reserve(static_cast<size_t>(model.num_units()));
+  std::vector<at::Tensor> gradients;
+  gradients.reserve(static_cast<size_t>(model.num_units()));
   for (int64_t i = 0; i < model.num_units(); ++i) {
-    norms.push_back(at::linalg_vector_norm(model.unit(i).gradient));
+    gradients.push_back(model.unit(i).gradient);
   }
-  // The square of an fp32 number is exact in fp64: one rank's norm comes back as it was.
-  return at::linalg_vector_norm(at::stack(norms)).to(at::kDouble).square().reshape({1});
+  return square_sum(gradients);
 }
 
 GradNorm grad_norm_of_square(const at::Tensor& square, double max_norm) {

@@ -13,8 +13,8 @@ struct GradNorm {
   at::Tensor found_inf; // 1 where the norm is not finite, else 0
 };
 
-// fp64 [1]: the square of the L2 norm of this rank's gradient shards. Its sum over the shard axis is the square of the
-// global norm.
+// fp64 [1]: the square of the L2 norm of this rank's gradient shards, exact to fp64 rounding at any size. The squares
+// of the ranks of a shard axis add up to the model's.
 at::Tensor grad_norm_square(const sharding::ModelShards& model);
 
 // `square`: summed over all shards. max_norm 0: no clipping; gradients that are not finite are still found.

@@ -109,8 +109,8 @@ std::optional<TrainStep::Results> TrainStep::results(bool all) {
   std::array<double, losses::kNumTokenMetrics> sums{};
   std::copy_n(numbers->begin(), sums.size(), sums.begin());
   done.record.means = metrics::loss_means(sums, done.record.means.valid_tokens, done.record.means.has_teacher);
-  done.record.grad_norm = static_cast<float>(std::sqrt((*numbers)[kGradNormSquare]));
-  done.record.skipped = !std::isfinite(done.record.grad_norm);
+  done.record.grad_norm = std::sqrt((*numbers)[kGradNormSquare]);
+  done.record.skipped = !std::isfinite(static_cast<float>(done.record.grad_norm)); // as found_inf on the device
   done.record.phases = micro_.phases().take();
   done.record.seconds = metrics::total(done.record.phases);
   done.failed_ranks = static_cast<int64_t>((*numbers)[kFailedRanks]);

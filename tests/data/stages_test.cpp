@@ -203,7 +203,9 @@ TEST_F(StagesTest, RefusesStagesThatCannotBe) {
   EXPECT_THAT(error({{3, 16, kPack}}), HasSubstr("begin with sample 0"));
   EXPECT_THAT(error({{0, 1, kPack}, {3, 16, kPack}}), HasSubstr("found sample 0, seq_len 1"));
   EXPECT_THAT(error({{0, 32, kPack}, {0, 16, kPack}}), HasSubstr("a later sample"));
-  EXPECT_THAT(error({{0, 16, kPack}, {3, 32, kPack}}), HasSubstr("expected the last one to have the length and packing of the options"));
+  EXPECT_THAT(
+      error({{0, 16, kPack}, {3, 32, kPack}}),
+      HasSubstr("expected the last one to have the length and packing of the options"));
   ASSERT_TRUE(dataset->continue_from({{0, 32, kPack}, {3, 16, kPack}}).ok());
   EXPECT_TRUE(dataset->batch(3, 1).ok());
   EXPECT_THAT(std::string(dataset->batch(2, 1).status().message()), HasSubstr("expected first >= 3"));

@@ -2,6 +2,7 @@
 
 #include "data/base/status_macros.h"
 #include "trainer/plan/advice.h"
+#include "trainer/plan/saved_bytes.h"
 #include "trainer/plan/solver.h"
 
 namespace distill::plan {
@@ -28,6 +29,21 @@ std::vector<std::string> overflows_of(const Plan& plan, int64_t host_bytes) {
   return overflows;
 }
 
+Excess excess_of(const Plan& plan, int64_t host_bytes) {
+  const MemoryPrediction& memory = plan.memory;
+  Excess excess;
+  if (plan.device_bytes > 0) {
+    excess.tensors = memory.peak() + memory.communicators + memory.context - plan.device_bytes;
+    excess.device = memory.device_bytes() > plan.device_bytes;
+  }
+  if (plan.budget_bytes > 0) {
+    excess.tensors = std::max(excess.tensors, memory.peak() - plan.budget_bytes);
+  }
+  excess.device = excess.device || excess.tensors > 0;
+  excess.host = host_bytes > 0 && memory.host_bytes() > host_bytes;
+  return excess;
+}
+
 // Predicts memory, time and overflows for the shape's policies.
 void evaluate(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   plan.memory = predict_memory(plan.shape, blocks);
@@ -39,12 +55,12 @@ void choose_policies(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   const auto with = [&](const std::vector<models::ActivationPolicy>& policies) { plan.shape.policies = policies; };
   const PassTimer timer(plan.shape, plan.machine);
   const Solution solution = fastest_mix(
-      plan.shape.student.num_layers,
+      plan.shape.student.num_layers, saved_bytes(plan.shape),
       [&](const std::vector<models::ActivationPolicy>& policies) { return timer.seconds(policies); },
       [&](const std::vector<models::ActivationPolicy>& policies) {
         with(policies);
         plan.memory = predict_memory(plan.shape, blocks);
-        return overflows_of(plan, host_bytes).empty();
+        return excess_of(plan, host_bytes);
       });
   plan.mixes = solution.mixes;
   with(

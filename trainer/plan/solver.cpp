@@ -39,11 +39,37 @@ bool keeps_as_much(const PolicyCounts& mix, const PolicyCounts& other) {
   return copies_as_much && mix.keep >= other.keep && mix.keep + mix.recompute >= other.keep + other.recompute;
 }
 
+// Bytes that the mix saves on the device, without those on their way to the host or back.
+int64_t bytes_on_device(const PolicyCounts& counts, const BlockBytes& saved) {
+  return counts.keep * saved.all + counts.recompute * saved.input;
+}
+
+// At most this much is on its way to the host or back at one time: the tensors of two blocks.
+int64_t bytes_in_flight(const PolicyCounts& counts, const BlockBytes& saved) {
+  return counts.offload > 0 ? 2 * saved.all : counts.offload_input > 0 ? 2 * saved.input : 0;
+}
+
+int64_t bytes_on_host(const PolicyCounts& counts, const BlockBytes& saved) {
+  return counts.offload * saved.all + counts.offload_input * saved.input;
+}
+
+// Whether `mix` cannot fit, given that `other` does not.
+bool cannot_fit(const PolicyCounts& mix, const PolicyCounts& other, const Excess& excess, const BlockBytes& saved) {
+  if (excess.device && keeps_as_much(mix, other)) {
+    return true;
+  }
+  const int64_t others = bytes_on_device(other, saved) + bytes_in_flight(other, saved);
+  if (excess.tensors > 0 && others - bytes_on_device(mix, saved) < excess.tensors) {
+    return true;
+  }
+  return excess.host && bytes_on_host(mix, saved) >= bytes_on_host(other, saved);
+}
+
 } // namespace
 
 Solution fastest_mix(
-    int64_t blocks, const std::function<double(const std::vector<ActivationPolicy>&)>& seconds,
-    const std::function<bool(const std::vector<ActivationPolicy>&)>& fits) {
+    int64_t blocks, const BlockBytes& saved, const std::function<double(const std::vector<ActivationPolicy>&)>& seconds,
+    const std::function<Excess(const std::vector<ActivationPolicy>&)>& excess) {
   std::vector<Mix> mixes;
   for (int64_t keep = 0; keep <= blocks; ++keep) {
     for (int64_t recompute = 0; keep + recompute <= blocks; ++recompute) {
@@ -60,22 +86,23 @@ Solution fastest_mix(
   });
   Solution solution;
   solution.mixes = static_cast<int64_t>(mixes.size());
-  std::vector<PolicyCounts> too_much;
+  std::vector<std::pair<PolicyCounts, Excess>> failed;
   for (const Mix& mix : mixes) {
-    const bool hopeless = std::any_of(too_much.begin(), too_much.end(), [&](const PolicyCounts& counts) {
-      return keeps_as_much(mix.counts, counts);
+    const bool hopeless = std::any_of(failed.begin(), failed.end(), [&](const auto& other) {
+      return cannot_fit(mix.counts, other.first, other.second, saved);
     });
     if (hopeless) {
       continue;
     }
     std::vector<ActivationPolicy> policies = arrange(mix.counts);
     ++solution.checked;
-    if (fits(policies)) {
+    const Excess found = excess(policies);
+    if (found.fits()) {
       solution.policies = std::move(policies);
       solution.seconds = mix.seconds;
       break;
     }
-    too_much.push_back(mix.counts);
+    failed.emplace_back(mix.counts, found);
   }
   return solution;
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "trainer/models/activation_policy.h"
+#include "trainer/plan/saved_bytes.h"
 
 namespace distill::plan {
 
@@ -27,11 +28,25 @@ struct Solution {
   int64_t checked = 0; // mixes whose memory was simulated
 };
 
-// The fastest of all mixes that fit, over every combination of counts. `seconds` is called for all of them. `fits` is
-// called in order of time until it returns true, except for mixes that leave at least as much on the device as one that
-// did not fit. Of equally fast mixes, the one that leaves less on the device is tried first.
+// Why a mix does not fit.
+struct Excess {
+  int64_t tensors = 0; // bytes by which the peak of tensors is too high for the device or its budget
+  bool device = false; // the device's memory is exceeded, by tensors or by what the allocator takes for them
+  bool host = false; // the host's memory is exceeded
+
+  bool fits() const {
+    return tensors <= 0 && !device && !host;
+  }
+};
+
+// The fastest of all mixes that fit, over every combination of counts. `seconds` is called for all of them. `excess` is
+// called in order of time until a mix fits, except for mixes that cannot fit, given one that did not: mixes that leave
+// at least as much on the device, mixes whose saved tensors on the device are smaller by less than the excess of
+// tensors (the peak falls by no more than that), and mixes that leave at least as much on the host. Of equally fast
+// mixes, the one that leaves less on the device is tried first.
 Solution fastest_mix(
-    int64_t blocks, const std::function<double(const std::vector<models::ActivationPolicy>&)>& seconds,
-    const std::function<bool(const std::vector<models::ActivationPolicy>&)>& fits);
+    int64_t blocks, const BlockBytes& saved,
+    const std::function<double(const std::vector<models::ActivationPolicy>&)>& seconds,
+    const std::function<Excess(const std::vector<models::ActivationPolicy>&)>& excess);
 
 } // namespace distill::plan

@@ -55,8 +55,11 @@ TEST(FastestMix, IsWhatBruteForceFinds) {
     prices.seconds = {0, 1.0 + random() % 5, 0.5 + random() % 7, 1.5 + random() % 7};
     const int64_t blocks = 5, budget = random() % 500;
     const Solution solution = fastest_mix(
-        blocks, [&](const Policies& p) { return prices.time(p); },
-        [&](const Policies& p) { return prices.memory(p) <= budget; });
+        blocks, BlockBytes{prices.bytes[0], prices.bytes[1]}, [&](const Policies& p) { return prices.time(p); },
+        [&](const Policies& p) {
+          const int64_t tensors = prices.memory(p) - budget;
+          return Excess{.tensors = tensors, .device = tensors > 0};
+        });
     ASSERT_FALSE(solution.policies.empty());
     EXPECT_LE(prices.memory(solution.policies), budget);
     EXPECT_DOUBLE_EQ(solution.seconds, best_by_brute_force(blocks, prices, budget)) << "round " << round;
@@ -66,8 +69,37 @@ TEST(FastestMix, IsWhatBruteForceFinds) {
 
 TEST(FastestMix, IsEmptyWhereNothingFits) {
   const Solution solution = fastest_mix(
-      3, [](const Policies&) { return 1.0; }, [](const Policies&) { return false; });
+      3, {}, [](const Policies&) { return 1.0; }, [](const Policies&) { return Excess{.device = true}; });
   EXPECT_TRUE(solution.policies.empty());
+}
+
+TEST(FastestMix, ChecksFewMixesOfManyBlocks) {
+  constexpr int64_t kAll = 1000, kInput = 90, kRest = 5000;
+  const auto count = [](const Policies& p, ActivationPolicy policy) { return std::count(p.begin(), p.end(), policy); };
+  const auto memory = [&](const Policies& p) {
+    return kRest + kAll * count(p, ActivationPolicy::kKeep) + kInput * count(p, ActivationPolicy::kRecompute);
+  };
+  const Solution solution = fastest_mix(
+      80, {kAll, kInput},
+      [&](const Policies& p) {
+        return static_cast<double>(count(p, ActivationPolicy::kRecompute)) +
+            0.7 * count(p, ActivationPolicy::kOffload) + 1.1 * count(p, ActivationPolicy::kOffloadInput);
+      },
+      [&](const Policies& p) {
+        const int64_t tensors = memory(p) - 40'500;
+        return Excess{.tensors = tensors, .device = tensors > 0};
+      });
+  EXPECT_EQ(solution.mixes, 91'881);
+  EXPECT_EQ(count(solution.policies, ActivationPolicy::kKeep), 35);
+  EXPECT_LE(solution.checked, 20);
+}
+
+TEST(FastestMix, AHostThatIsTooSmallRulesOutWhatOffloadsAsMuch) {
+  const auto offloaded = [](const Policies& p) { return std::count(p.begin(), p.end(), ActivationPolicy::kOffload); };
+  const Solution solution = fastest_mix(
+      10, {100, 10}, [&](const Policies& p) { return -static_cast<double>(offloaded(p)); },
+      [&](const Policies& p) { return Excess{.host = offloaded(p) > 4}; });
+  EXPECT_EQ(offloaded(solution.policies), 4);
 }
 
 TEST(Arrange, SpreadsOffloadedBlocksAndKeepsTheLastOnes) {

@@ -4,7 +4,9 @@
 #include <CLI/CLI.hpp>
 #include <torch/headeronly/version.h>
 
+#include <cstdio>
 #include <iostream>
+#include <sstream>
 
 #include "trainer/launch/exit_code.h"
 
@@ -24,7 +26,7 @@ Examples:
   distill profile-memory --config llama8b.yaml --sweep loss.memory_cap_mb=512,1024,4096
 
 Exit codes: 0 success; 1 failure while running; 2 bad command line, configuration or input file;
-3 stopped by SIGINT, SIGTERM or SIGUSR1 with the state saved (continue with --resume).)";
+3 stopped by SIGINT, SIGTERM, SIGUSR1 or SIGHUP with the state saved (continue with --resume).)";
 
 std::string version_text() {
 #ifdef DISTILL_WITH_CUDA
@@ -220,7 +222,9 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     return {parsed_command(app, commands)};
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) { // --help, --version
-      app.exit(error, std::cout, std::cerr);
+      std::ostringstream text; // printed at once, without the flushes of std::endl
+      app.exit(error, text, std::cerr);
+      std::fputs(text.str().c_str(), stdout);
       return {std::nullopt, launch::kSuccess};
     }
     std::cerr << "distill: error: " << error.what() << "\nRun `distill --help` for more information.\n";

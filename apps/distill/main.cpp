@@ -5,6 +5,7 @@
 #include "apps/distill/commands.h"
 #include "trainer/config/help.h"
 #include "trainer/launch/exit_code.h"
+#include "trainer/launch/standard_streams.h"
 
 namespace distill::cli {
 
@@ -39,8 +40,26 @@ void print_error(const char* message) {
   std::fprintf(stderr, "distill: error: %s\n", message);
 }
 
-int run(int argc, const char* const* argv) {
-  const CommandLine line = parse_command_line(argc, argv);
+// Whether standard output is what the command is for. A training run prints its progress there, which log.txt and
+// metrics.jsonl have, too: the run does not end when nobody reads it any more.
+bool prints_a_result(const CommandLine& line) {
+  const TrainCommand* train = line.command ? std::get_if<TrainCommand>(&*line.command) : nullptr;
+  return train == nullptr || train->dry_run;
+}
+
+// The exit code of a command that ended with `code`: a result that could not be printed is a failure.
+int check_output(int code) {
+  const absl::Status status = launch::flush_standard_output();
+  if (status.ok()) {
+    return code;
+  }
+  if (!absl::IsCancelled(status)) {
+    std::fprintf(stderr, "distill: error: %s\n", std::string(status.message()).c_str());
+  }
+  return code != launch::kSuccess ? code : launch::kRuntimeFailure;
+}
+
+int run_command(const CommandLine& line) {
   if (!line.command) {
     return line.exit_code;
   }
@@ -51,12 +70,19 @@ int run(int argc, const char* const* argv) {
   return code.ok() ? *code : launch::exit_code(code.status());
 }
 
+int run(int argc, const char* const* argv) {
+  const CommandLine line = parse_command_line(argc, argv);
+  const int code = run_command(line);
+  return prints_a_result(line) ? check_output(code) : code;
+}
+
 } // namespace
 
 } // namespace distill::cli
 
 // All exceptions end here.
 int main(int argc, char** argv) {
+  distill::launch::prepare_standard_streams();
   try {
     return distill::cli::run(argc, argv);
   } catch (const c10::Error& error) {

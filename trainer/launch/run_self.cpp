@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "trainer/launch/exit_code.h"
+
 namespace distill::launch {
 
 absl::StatusOr<int> run_self(const std::vector<std::string>& arguments, const std::string& output_file) {
@@ -22,16 +24,17 @@ absl::StatusOr<int> run_self(const std::vector<std::string>& arguments, const st
     return absl::InternalError(absl::StrCat("cannot start a process: ", std::strerror(errno)));
   }
   if (pid == 0) {
-    const int file = ::open(output_file.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0644);
-    ::dup2(file, STDOUT_FILENO);
-    ::dup2(file, STDERR_FILENO);
+    const int file = ::open(output_file.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
+    if (file < 0 || ::dup2(file, STDOUT_FILENO) < 0 || ::dup2(file, STDERR_FILENO) < 0) {
+      std::_Exit(kRuntimeFailure);
+    }
     ::execv("/proc/self/exe", argv.data());
-    std::_Exit(1);
+    std::_Exit(kRuntimeFailure);
   }
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : kRuntimeFailure;
 }
 
 } // namespace distill::launch

@@ -1,5 +1,7 @@
 #include "trainer/run_folder/journal.h"
 
+#include <cstdio>
+
 #include "data/base/status_macros.h"
 #include "trainer/config/dump.h"
 #include "trainer/metrics/log.h"
@@ -33,6 +35,7 @@ absl::Status RunJournal::step(const metrics::StepRecord& record) {
     return absl::OkStatus();
   }
   progress_->step(record);
+  check_progress();
   metrics::log_to_file(metrics::step_line(record));
   RETURN_IF_ERROR(metrics_->append(metrics::step_json(record)));
   const auto event = events_->step(record);
@@ -47,9 +50,21 @@ absl::Status RunJournal::evaluation(int64_t step, const metrics::LossMeans& mean
   return is_main_ ? metrics_->append(metrics::eval_json(step, means)) : absl::OkStatus();
 }
 
+void RunJournal::check_progress() {
+  if (progress_lost_ || std::ferror(stdout) == 0) {
+    return;
+  }
+  progress_lost_ = true;
+  progress_ = std::make_unique<metrics::ProgressPrinter>(config::ProgressStyle::kNone, 1);
+  metrics::log_warning(
+      "progress cannot be printed on standard output any more (its reader has gone, or its disk is full); training "
+      "continues, log.txt and metrics.jsonl have every step");
+}
+
 void RunJournal::message(const std::string& line) {
   if (is_main_) {
     progress_->message(line);
+    check_progress();
     metrics::log_to_file(line);
   }
 }

@@ -15,7 +15,8 @@
 namespace distill::trainer {
 
 // The output of a run: progress on standard output; log.txt, metrics.jsonl, events.jsonl and config.yaml in the run
-// folder. Ranks other than 0 write nothing.
+// folder. Ranks other than 0 write nothing. Standard output that cannot be written any more is reported once and ends
+// nothing.
 class RunJournal {
  public:
   // Removes the lines of metrics.jsonl that `kept_steps` does not include, so that a resumed run records each step
@@ -35,7 +36,10 @@ class RunJournal {
   }
 
  private:
+  void check_progress(); // after each print
+
   bool is_main_ = true;
+  bool progress_lost_ = false;
   std::optional<metrics::JsonLines> metrics_;
   std::optional<RunEvents> events_;
   std::unique_ptr<metrics::ProgressPrinter> progress_;

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "data/base/durable_file.h"
 #include "data/base/status_macros.h"
 #include "trainer/launch/exit_code.h"
 #include "trainer/launch/run_self.h"
@@ -83,7 +84,7 @@ absl::StatusOr<SweepReport> profile_sweep(
     reports[value] = Json::parse(in);
     table += table_row(value, reports[value]);
   }
-  std::ofstream(options.folder + "/sweep.txt") << table;
+  RETURN_IF_ERROR(base::write_file(options.folder + "/sweep.txt", table));
   return SweepReport{table, reports.dump(1) + "\n"};
 }
 

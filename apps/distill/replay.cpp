@@ -16,7 +16,7 @@ absl::StatusOr<int> run_replay(const ReplayCommand& command) {
   if (code) {
     return *code;
   }
-  const launch::StopSignal stop;
+  const launch::StopSignal stop(run.ranks.tells_the_user() ? launch::kRunStops : "");
   ASSIGN_OR_RETURN(const trainer::RunResult result, trainer::train(replay.config, run.ranks, replay.start, stop));
   if (result.stopped_by_signal) {
     return launch::kStoppedBySignal;

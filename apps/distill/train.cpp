@@ -61,7 +61,7 @@ absl::StatusOr<int> run_train(const TrainCommand& command) {
     return *code;
   }
   // Lives until the process ends: a signal that arrives when everything is saved must not kill the process.
-  static const auto* stop = new launch::StopSignal();
+  static const auto* stop = new launch::StopSignal(run.ranks.tells_the_user() ? launch::kRunStops : "");
   const absl::StatusOr<trainer::RunResult> result = trainer::train(run.config, run.ranks, start, *stop);
   if (!result.ok()) { // into the log, which names the rank
     metrics::log_error(std::string(result.status().message()));

@@ -309,8 +309,8 @@ std::vector<Field> run_fields() {
        "Watchdog timeout. A rank that stays in one phase of a step, or in a save, for longer ends the run; the error "
        "names the phase, and stacks-rank<N>.txt has the stacks of all threads. 0: no timeout."},
       {"run", "grace_s", Integer{member<kRun, &RunSection::grace_s>, 0, 31536000}, "seconds",
-       "After SIGINT, SIGTERM or SIGUSR1 the run finishes its step, saves and ends. A rank that has not ended after "
-       "this time is killed; earlier checkpoints are not touched. 0: no limit."},
+       "After SIGINT, SIGTERM, SIGUSR1 or SIGHUP the run finishes its step, saves and ends. A rank that has not ended "
+       "after this time is killed; earlier checkpoints are not touched. 0: no limit."},
   };
 }
 

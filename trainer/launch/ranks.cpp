@@ -2,6 +2,7 @@
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 #include <absl/strings/strip.h>
 
@@ -12,7 +13,8 @@
 namespace distill::launch {
 namespace {
 
-// The variables of one launcher. It is recognised by its rank and size.
+// The variables of one launcher. It is recognised by its rank and size. The launchers are in the order of precedence:
+// torchrun and mpirun may run inside a Slurm allocation, whose variables the processes inherit.
 struct Variables {
   Launcher launcher;
   const char* rank;
@@ -22,9 +24,9 @@ struct Variables {
 };
 constexpr Variables kLaunchers[] = {
     {Launcher::kTorchrun, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-    {Launcher::kSlurm, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
     {Launcher::kOpenMpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {Launcher::kSlurm, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
     {Launcher::kPmi, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
 };
 
@@ -64,6 +66,41 @@ absl::StatusOr<RankInfo> read_variables(const Environ& environ, const Variables&
   const bool sees_one = !visible.empty() && visible.find(',') == std::string::npos;
   info.local_gpu = sees_one && info.launcher != Launcher::kTorchrun ? 0 : info.local_rank;
   return info;
+}
+
+// Slurm sets some variables where it has started no rank: SLURM_NTASKS in the shell of salloc, and SLURM_PROCID=0
+// without a step's number in the script of sbatch.
+bool is_plain_slurm_shell(const Environ& environ) {
+  return !environ("SLURM_PROCID") || (environ("SLURM_JOB_ID") && !environ("SLURM_STEP_ID"));
+}
+
+// An error if a part of a launcher's variables is set without both its rank and its size. `local`: also for a local one
+// alone.
+absl::Status check_no_half(const Environ& environ, const Variables& names, bool local) {
+  if (environ(names.rank) && environ(names.size)) {
+    return absl::OkStatus();
+  }
+  if (names.launcher == Launcher::kSlurm && is_plain_slurm_shell(environ)) {
+    return absl::OkStatus();
+  }
+  std::vector<std::string> found, missing;
+  for (const char* name : {names.rank, names.size}) {
+    const auto value = environ(name);
+    value ? found.push_back(absl::StrCat(name, "=", *value)) : missing.push_back(name);
+  }
+  const bool counts = local || !found.empty();
+  for (const char* name : {names.local_rank, names.local_size}) {
+    if (const auto value = environ(name); value && counts) {
+      found.push_back(absl::StrCat(name, "=", *value));
+    }
+  }
+  if (found.empty()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "environment variables of ", base::enum_name(names.launcher), ": expected ", names.rank, " and ", names.size,
+      " for one rank of many, or neither of them; found ", absl::StrJoin(found, " and "), " without ",
+      absl::StrJoin(missing, " and "), "; set what is missing, or unset the others to start without a launcher"));
 }
 
 } // namespace
@@ -116,6 +153,13 @@ absl::StatusOr<RankInfo> detect_ranks(const Environ& environ) {
     if (environ(names.rank) && environ(names.size)) {
       ASSIGN_OR_RETURN(info, read_variables(environ, names));
       break;
+    }
+    // A wrapper of another launcher may export LOCAL_RANK alone.
+    RETURN_IF_ERROR(check_no_half(environ, names, /*local=*/false));
+  }
+  if (info.launcher == Launcher::kNone) {
+    for (const Variables& names : kLaunchers) {
+      RETURN_IF_ERROR(check_no_half(environ, names, /*local=*/true));
     }
   }
   if (const auto descriptor = environ(kListenFdVariable); descriptor && info.rank == 0) {

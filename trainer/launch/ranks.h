@@ -39,6 +39,10 @@ struct RankInfo {
   int64_t launched() const {
     return launcher == Launcher::kNone ? 0 : world_size;
   }
+  // Whether this process says what a signal leads to: rank 0, unless distill has started it; then its parent does.
+  bool tells_the_user() const {
+    return rank == 0 && master_listen_fd < 0;
+  }
 };
 
 // Returns the value of an environment variable; nullopt: it is not set.
@@ -46,11 +50,13 @@ using Environ = std::function<std::optional<std::string>(const char* name)>;
 Environ process_environ();
 
 // Reads the variables of the first of these launchers whose rank and size are set: torchrun (RANK, WORLD_SIZE,
-// LOCAL_RANK, LOCAL_WORLD_SIZE), Slurm (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE with
-// SLURM_NODEID, or SLURM_NTASKS_PER_NODE), Open MPI (OMPI_COMM_WORLD_*), PMI (PMI_RANK, PMI_SIZE, MPI_LOCALRANKID,
-// MPI_LOCALNRANKS). MASTER_ADDR and MASTER_PORT apply to all of them; without MASTER_ADDR, the first host of
-// SLURM_NODELIST does. A rank's GPU is the one of its local rank, or the only visible one where Slurm or MPI restricts
-// the rank to one GPU (CUDA_VISIBLE_DEVICES). InvalidArgument names the variable, what was expected and what was found.
+// LOCAL_RANK, LOCAL_WORLD_SIZE), Open MPI (OMPI_COMM_WORLD_*), Slurm (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID,
+// SLURM_STEP_TASKS_PER_NODE with SLURM_NODEID, or SLURM_NTASKS_PER_NODE), PMI (PMI_RANK, PMI_SIZE, MPI_LOCALRANKID,
+// MPI_LOCALNRANKS). A part of a launcher's variables is an error; the shell of salloc and the script of sbatch, in
+// which Slurm has started no rank, are a single process. MASTER_ADDR and MASTER_PORT apply to all of them; without
+// MASTER_ADDR, the first host of SLURM_NODELIST does. A rank's GPU is the one of its local rank, or the only visible
+// one where Slurm or MPI restricts the rank to one GPU (CUDA_VISIBLE_DEVICES). InvalidArgument names the variable, what
+// was expected and what was found.
 absl::StatusOr<RankInfo> detect_ranks(const Environ& environ);
 
 // The environment variable through which a parent process hands RankInfo::master_listen_fd down to rank 0.

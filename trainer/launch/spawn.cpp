@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -11,6 +10,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,12 +20,14 @@
 #include "data/base/status_macros.h"
 #include "trainer/launch/exit_code.h"
 #include "trainer/launch/ranks.h"
+#include "trainer/launch/stop_signal.h"
 
 namespace distill::launch {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr size_t kRememberedLines = 12;
+constexpr std::chrono::seconds kReapTimeout{2}; // for killed ranks, which a device's driver may hold up
 
 absl::Status system_error(const char* action) {
   return absl::InternalError(absl::StrCat("cannot ", action, ": ", std::strerror(errno)));
@@ -92,6 +94,7 @@ class RankProcesses {
   void send_signal(int number) const; // to every rank that still runs
   void collect_exits();
   void forward_signals();
+  [[noreturn]] void end_at_once();
   void end_others();
   int result() const;
   bool any_running() const {
@@ -104,6 +107,9 @@ class RankProcesses {
   std::vector<Child> children_;
   sigset_t signals_{}, former_signals_{};
   int signal_fd_ = -1;
+  bool signalled_ = false; // a stop signal has arrived
+  int interrupts_ = 0; // number of SIGINTs
+  bool ending_at_once_ = false;
   const Child* first_failed_ = nullptr;
   Clock::time_point kill_at_{};
 };
@@ -123,7 +129,7 @@ RankProcesses::~RankProcesses() {
 
 void RankProcesses::become_rank(int64_t rank, const Port& port, int error_fd, pid_t parent) {
   sigset_t inherited = former_signals_;
-  for (const int number : {SIGINT, SIGTERM, SIGUSR1}) { // blocked until the rank handles them (StopSignal)
+  for (const int number : stop_signals()) { // blocked until the rank handles them (StopSignal)
     ::sigaddset(&inherited, number);
   }
   ::sigprocmask(SIG_SETMASK, &inherited, nullptr);
@@ -140,6 +146,7 @@ void RankProcesses::become_rank(int64_t rank, const Port& port, int error_fd, pi
   ::setenv("LOCAL_WORLD_SIZE", size.c_str(), 1);
   ::setenv("MASTER_ADDR", "127.0.0.1", 1);
   ::setenv("MASTER_PORT", std::to_string(port.number).c_str(), 1);
+  ::setenv("NCCL_SOCKET_IFNAME", "=lo", /*overwrite=*/0); // all ranks are on this host
   if (rank == 0) {
     ::fcntl(port.fd, F_SETFD, 0); // stays open in the new program
     ::setenv(kListenFdVariable, std::to_string(port.fd).c_str(), 1);
@@ -217,11 +224,11 @@ void RankProcesses::collect_exits() {
     relay(child);
     child.running = false;
     child.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : kRuntimeFailure;
-    if (WIFSIGNALED(status)) {
+    if (WIFSIGNALED(status) && !ending_at_once_) {
       show(child, absl::StrCat("was killed by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")"));
     }
     const bool failed = child.exit_code != kSuccess && child.exit_code != kStoppedBySignal;
-    if (failed && first_failed_ == nullptr) {
+    if (failed && first_failed_ == nullptr && !ending_at_once_) {
       first_failed_ = &child;
       end_others();
     }
@@ -244,10 +251,38 @@ void RankProcesses::end_others() {
 void RankProcesses::forward_signals() {
   signalfd_siginfo info{};
   while (::read(signal_fd_, &info, sizeof(info)) == sizeof(info)) {
-    if (info.ssi_signo != SIGCHLD) {
-      send_signal(static_cast<int>(info.ssi_signo));
+    const int number = static_cast<int>(info.ssi_signo);
+    if (number == SIGCHLD) {
+      continue;
     }
+    interrupts_ += number == SIGINT ? 1 : 0;
+    if (interrupts_ > 1) {
+      end_at_once();
+    }
+    if (!std::exchange(signalled_, true)) {
+      write_notice(first_signal_notice(number, options_.consequence).c_str());
+    }
+    send_signal(number);
   }
+}
+
+// By SIGINT's default, when no rank runs any more.
+void RankProcesses::end_at_once() {
+  ending_at_once_ = true;
+  write_notice(kSecondInterruptNotice);
+  send_signal(SIGKILL);
+  const Clock::time_point limit = Clock::now() + kReapTimeout;
+  while (any_running() && Clock::now() < limit) {
+    collect_exits();
+    ::poll(nullptr, 0, /*timeout=*/5);
+  }
+  std::signal(SIGINT, SIG_DFL);
+  std::raise(SIGINT);
+  sigset_t interrupt;
+  ::sigemptyset(&interrupt);
+  ::sigaddset(&interrupt, SIGINT);
+  ::sigprocmask(SIG_UNBLOCK, &interrupt, nullptr); // ends this process
+  std::_Exit(kRuntimeFailure);
 }
 
 int RankProcesses::result() const {
@@ -274,9 +309,10 @@ void RankProcesses::read_arguments() {
 
 void RankProcesses::block_signals() {
   ::sigemptyset(&signals_);
-  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) {
+  for (const int number : stop_signals()) {
     ::sigaddset(&signals_, number);
   }
+  ::sigaddset(&signals_, SIGCHLD);
   ::sigprocmask(SIG_BLOCK, &signals_, &former_signals_);
   signal_fd_ = ::signalfd(-1, &signals_, SFD_NONBLOCK | SFD_CLOEXEC);
 }

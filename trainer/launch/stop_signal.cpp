@@ -1,45 +1,108 @@
 #include "trainer/launch/stop_signal.h"
 
+#include <absl/strings/str_cat.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
 #include <csignal>
-#include <cstddef>
+#include <cstring>
 
 namespace distill::launch {
 namespace {
 
-constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};
-struct sigaction former_actions[std::size(kSignals)];
-volatile std::sig_atomic_t received_signal = 0;
+// What the handler reads: lock-free atomics and text that is complete before the handler is installed.
+std::atomic<int> received_signal{0};
+std::atomic<int> interrupts{0};
+static_assert(std::atomic<int>::is_always_lock_free);
+std::array<std::array<char, 256>, NSIG> notices; // by signal, null-terminated; empty: none
 
 void on_signal(int number) {
-  if (received_signal == SIGINT && number == SIGINT) {
+  const int saved_errno = errno;
+  const bool first = received_signal.exchange(number) == 0;
+  const char* notice = notices[static_cast<size_t>(number)].data();
+  if (number == SIGINT && interrupts.fetch_add(1) > 0) {
+    if (*notice != '\0') {
+      write_notice(kSecondInterruptNotice);
+    }
     std::signal(SIGINT, SIG_DFL);
-    std::raise(SIGINT);
+    std::raise(SIGINT); // blocked until the handler has returned
+  } else if (first) {
+    write_notice(notice);
   }
-  received_signal = number;
+  errno = saved_errno;
+}
+
+const char* signal_name(int number) {
+  const char* name = ::sigabbrev_np(number);
+  return name != nullptr ? name : "?";
 }
 
 } // namespace
 
-StopSignal::StopSignal() {
+const char kSecondInterruptNotice[] =
+    "distill: second SIGINT: ending at once, this step is not saved; the newest complete checkpoint is as it was\n";
+
+std::vector<int> stop_signals() {
+  std::vector<int> signals{SIGINT, SIGTERM, SIGUSR1};
+  struct sigaction hangup {};
+  if (::sigaction(SIGHUP, nullptr, &hangup) != 0 || hangup.sa_handler != SIG_IGN) {
+    signals.push_back(SIGHUP);
+  }
+  return signals;
+}
+
+std::string first_signal_notice(int number, const std::string& consequence) {
+  // On a terminal the progress bar is on the line.
+  return absl::StrCat(
+      ::isatty(STDERR_FILENO) == 1 ? "\n" : "", "distill: SIG", signal_name(number), ": ", consequence,
+      number == SIGINT ? "; a second SIGINT (Ctrl-C) ends at once, unsaved\n" : "\n");
+}
+
+void write_notice(const char* text) {
+  for (size_t left = std::strlen(text); left > 0;) {
+    const ssize_t written = ::write(STDERR_FILENO, text, left);
+    if (written < 0 && errno != EINTR) {
+      return; // nobody reads it
+    }
+    const auto advance = static_cast<size_t>(written > 0 ? written : 0);
+    text += advance;
+    left -= advance;
+  }
+}
+
+struct StopSignal::Former {
+  int number;
+  struct sigaction action;
+};
+
+StopSignal::StopSignal(const std::string& consequence) {
   received_signal = 0;
+  interrupts = 0;
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  for (size_t i = 0; i < std::size(kSignals); ++i) {
-    sigaction(kSignals[i], &action, &former_actions[i]);
-  }
   sigset_t handled;
   sigemptyset(&handled);
-  for (const int number : kSignals) {
+  for (const int number : stop_signals()) {
+    std::array<char, 256>& notice = notices[static_cast<size_t>(number)];
+    notice.fill('\0');
+    if (!consequence.empty()) {
+      first_signal_notice(number, consequence).copy(notice.data(), notice.size() - 1);
+    }
+    Former former{number, {}};
+    sigaction(number, &action, &former.action);
+    former_.push_back(former);
     sigaddset(&handled, number);
   }
   pthread_sigmask(SIG_UNBLOCK, &handled, nullptr);
 }
 
 StopSignal::~StopSignal() {
-  for (size_t i = 0; i < std::size(kSignals); ++i) {
-    sigaction(kSignals[i], &former_actions[i], nullptr);
+  for (const Former& former : former_) {
+    sigaction(former.number, &former.action, nullptr);
   }
 }
 

@@ -69,11 +69,7 @@ struct Watchdog::State {
     }
   }
 
-  [[noreturn]] void end_process(const std::string& why) {
-    const std::string message = absl::StrFormat(
-        "%s: %s; it is in step %d, phase %s; its checkpoints were not touched", options.process, why, step.load(),
-        phase.load());
-    metrics::log_error(message);
+  void write_stacks(const std::string& message) const {
     const std::string stacks = thread_stacks();
     std::ofstream file(options.stacks_file);
     file << message << "\n" << stacks;
@@ -81,6 +77,16 @@ struct Watchdog::State {
     metrics::log_error(
         file ? absl::StrCat("the stacks of all threads are in ", options.stacks_file)
              : absl::StrCat(options.stacks_file, ": cannot write; the stacks of all threads:\n", stacks));
+  }
+
+  [[noreturn]] void end_process(const std::string& why) {
+    const std::string message = absl::StrFormat(
+        "%s: %s; it is in step %d, phase %s; its checkpoints were not touched", options.process, why, step.load(),
+        phase.load());
+    metrics::log_error(message);
+    if (!options.stacks_file.empty()) {
+      write_stacks(message);
+    }
     if (options.write_more) {
       // Leaked, since the destructor of this future would wait without a limit.
       auto* more = new std::future<void>(std::async(std::launch::async, options.write_more));

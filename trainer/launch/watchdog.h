@@ -14,7 +14,7 @@ struct WatchdogOptions {
   std::string process; // "rank 3", for messages
   std::chrono::milliseconds step_timeout{0}; // longest time between two reports of progress; 0: no limit
   std::chrono::milliseconds grace{0}; // longest time from a signal to the end of the process; 0: no limit
-  std::string stacks_file; // receives the stacks of all threads
+  std::string stacks_file; // receives the stacks of all threads; empty: they are not written
   // Writes further diagnostics before the process ends. It is given a few seconds.
   std::function<void()> write_more;
 };

@@ -44,7 +44,13 @@ absl::Status RunContext::join_others(const launch::StopSignal& stop) {
   configure_libtorch(config_.train, device);
   enable_flight_recorder(config_.run.dir);
   outside_.start = outside_allocator(device);
-  ASSIGN_OR_RETURN(mesh_, join_ranks(config_, ranks_, device));
+  {
+    // Until all ranks are there, a signal cannot be agreed upon.
+    launch::Watchdog joining(
+        {.process = absl::StrCat("rank ", ranks_.rank), .grace = std::chrono::seconds(config_.run.grace_s)}, stop);
+    joining.report_progress(0, "joining the other ranks");
+    ASSIGN_OR_RETURN(mesh_, join_ranks(config_, ranks_, device));
+  }
   outside_.joined = outside_allocator(device);
   start_watchdog(stop);
   return absl::OkStatus();

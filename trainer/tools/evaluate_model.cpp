@@ -20,7 +20,7 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
   if (inputs.teacher) {
     teacher = load_model(environment, *inputs.teacher, Role::kTeacher);
   }
-  const launch::StopSignal stop;
+  const launch::StopSignal stop("ending the evaluation without a result, then exit code 1");
   const auto start = std::chrono::steady_clock::now();
   MicroBatchRunner micro(config, *student, teacher.get());
   ASSIGN_OR_RETURN(

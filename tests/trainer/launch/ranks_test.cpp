@@ -87,6 +87,65 @@ TEST(DetectRanks, OpenMpiAndPmi) {
   EXPECT_EQ(detect({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}})->rank, 1);
 }
 
+TEST(DetectRanks, AnInnerLauncherGoesBeforeTheSlurmAllocationAroundIt) {
+  // mpirun in a script of sbatch: every rank inherits the script's SLURM_PROCID.
+  const auto info = detect(
+      {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}});
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ(info->launcher, Launcher::kOpenMpi);
+  EXPECT_EQ(info->rank, 3);
+}
+
+TEST(DetectRanks, APartOfALaunchersVariablesIsAnErrorThatNamesBothParts) {
+  struct Case {
+    std::map<std::string, std::string> variables;
+    const char* says;
+  };
+  const Case cases[] = {
+      {{{"RANK", "0"}}, "found RANK=0 without WORLD_SIZE;"},
+      {{{"WORLD_SIZE", "8"}}, "found WORLD_SIZE=8 without RANK;"},
+      {{{"RANK", "0"}, {"LOCAL_RANK", "1"}}, "found RANK=0 and LOCAL_RANK=1 without WORLD_SIZE;"},
+      {{{"LOCAL_RANK", "1"}}, "found LOCAL_RANK=1 without RANK and WORLD_SIZE;"},
+      {{{"LOCAL_WORLD_SIZE", "2"}}, "found LOCAL_WORLD_SIZE=2 without RANK and WORLD_SIZE;"},
+      {{{"RANK", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}}, "found RANK=0 without WORLD_SIZE;"},
+      {{{"SLURM_PROCID", "0"}}, "found SLURM_PROCID=0 without SLURM_NTASKS;"},
+      {{{"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "0"}}, "without SLURM_NTASKS;"},
+      {{{"OMPI_COMM_WORLD_RANK", "0"}}, "found OMPI_COMM_WORLD_RANK=0 without OMPI_COMM_WORLD_SIZE;"},
+      {{{"OMPI_COMM_WORLD_SIZE", "2"}}, "found OMPI_COMM_WORLD_SIZE=2 without OMPI_COMM_WORLD_RANK;"},
+      {{{"PMI_RANK", "0"}}, "found PMI_RANK=0 without PMI_SIZE;"},
+      {{{"PMI_SIZE", "2"}}, "found PMI_SIZE=2 without PMI_RANK;"},
+  };
+  for (const auto& [variables, says] : cases) {
+    const auto info = detect(variables);
+    ASSERT_FALSE(info.ok()) << says;
+    EXPECT_EQ(info.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(info.status().message()), testing::HasSubstr(says));
+  }
+}
+
+TEST(DetectRanks, AnAllocationInWhichNoRankWasStartedIsOneProcess) {
+  const std::map<std::string, std::string> cases[] = {
+      {{"SLURM_NTASKS", "16"}, {"SLURM_NTASKS_PER_NODE", "8"}, {"SLURM_JOB_ID", "7"}}, // the shell of salloc
+      {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_JOB_ID", "7"}}, // the script of sbatch
+  };
+  for (const auto& variables : cases) {
+    const auto info = detect(variables);
+    ASSERT_TRUE(info.ok()) << info.status();
+    EXPECT_EQ(info->launched(), 0);
+  }
+  // A wrapper of srun that exports LOCAL_RANK for its tools.
+  const auto slurm = detect({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"LOCAL_RANK", "1"}});
+  ASSERT_TRUE(slurm.ok()) << slurm.status();
+  EXPECT_EQ(slurm->launcher, Launcher::kSlurm);
+}
+
+TEST(DetectRanks, RankZeroTellsTheUserUnlessItsParentDoes) {
+  EXPECT_TRUE(detect({})->tells_the_user());
+  EXPECT_TRUE(detect({{"RANK", "0"}, {"WORLD_SIZE", "2"}})->tells_the_user());
+  EXPECT_FALSE(detect({{"RANK", "1"}, {"WORLD_SIZE", "2"}})->tells_the_user());
+  EXPECT_FALSE(detect({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {kListenFdVariable, "7"}})->tells_the_user());
+}
+
 TEST(DetectRanks, BadValuesNameTheVariable) {
   const std::pair<std::map<std::string, std::string>, const char*> cases[] = {
       {{{"RANK", "x"}, {"WORLD_SIZE", "2"}}, "RANK"},

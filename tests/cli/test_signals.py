@@ -1,0 +1,202 @@
+"""What a run says and does when a signal arrives, with one process and with ranks that distill has started."""
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from conftest import distill_program
+
+TRAIN = ["--config", "config.yaml", "--set", "scheduler.type=constant", "--set", "data.eval=null"]
+FIRST = "distill: SIGINT: finishing the step and saving, then exit code 3; a second SIGINT (Ctrl-C) ends at once"
+SECOND = "distill: second SIGINT: ending at once"
+
+
+@pytest.fixture
+def place(job, tmp_path):
+    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+@contextmanager
+def started(place, *arguments, processes=1, wait=True, **options):
+    """A run that would take for ever; it has done a step when the body begins, and is killed afterwards."""
+    command = [str(distill_program()), *TRAIN, "--set", "train.steps=1000000000", *arguments]
+    if processes > 1:
+        command += ["--set", f"parallel.processes={processes}"]
+    process = subprocess.Popen(
+        command,
+        cwd=place,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **options.pop("variables", {})},
+        **options,
+    )
+    try:
+        if wait:
+            until(lambda: steps_done(place) > 0, process)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until(condition, process, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def steps_done(place):
+    metrics = place / "run" / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+def children(process):
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+def is_stopped(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0] == "T"
+
+
+def complete(place):
+    return list((place / "run" / "checkpoints").glob("step-*/COMPLETE"))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_first_sigint_says_at_once_and_once_what_happens(place, processes):
+    with started(place, processes=processes) as process:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3, errors
+    assert errors.count(FIRST) == 1 and errors.count("distill: SIGINT") == 1, errors
+    assert SECOND not in errors
+    assert len(complete(place)) == 1
+
+
+def test_the_notice_does_not_wait_for_the_step(place):
+    """It is there while the ranks cannot go on."""
+    with started(place, processes=2) as process:
+        ranks = children(process)
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        text, deadline = "", time.monotonic() + 10
+        while FIRST not in text and time.monotonic() < deadline:
+            if select.select([process.stderr], [], [], 0.1)[0]:
+                text += os.read(process.stderr.fileno(), 4096).decode()
+        assert FIRST in text, text
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_second_sigint_ends_at_once_and_says_so(place, distill, processes):
+    with started(place, "--set", "checkpoint.every=2", processes=processes) as process:
+        until(lambda: complete(place), process)
+        ranks = children(process) if processes > 1 else []
+        for pid in ranks:  # they do not get to their next step
+            os.kill(pid, signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        if processes == 1:  # both are handled, however fast the step is
+            process.send_signal(signal.SIGSTOP)
+            until(lambda: is_stopped(process.pid), process)
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGCONT)
+        else:
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        _, errors = process.communicate(timeout=60)
+        assert time.monotonic() - began < 5
+    assert process.returncode == -signal.SIGINT, errors
+    assert errors.count(FIRST) == 1 and errors.count(SECOND) == 1, errors
+    assert "failed first" not in errors
+    for pid in ranks:
+        assert not os.path.exists(f"/proc/{pid}")
+    done = steps_done(place)
+    resumed = distill(place, *TRAIN, "--set", f"train.steps={done + 2}", "--set", "checkpoint.every=2", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed from" in resumed.stderr
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_sighup_saves_as_sigterm_does(place, processes):
+    with started(place, processes=processes) as process:
+        process.send_signal(signal.SIGHUP)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3, errors
+    assert errors.count("distill: SIGHUP: finishing the step and saving, then exit code 3\n") == 1, errors
+    assert len(complete(place)) == 1
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_sighup_stays_ignored_under_nohup(place, processes):
+    def ignore():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with started(place, processes=processes, preexec_fn=ignore) as process:
+        for pid in [process.pid, *children(process)]:
+            os.kill(pid, signal.SIGHUP)
+        before = steps_done(place)
+        until(lambda: steps_done(place) > before + 5, process)
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3, errors
+    assert "SIGHUP" not in errors and "distill: SIGTERM: finishing" in errors
+
+
+def test_a_signal_while_starting_stops_before_the_first_step(place, distill):
+    with started(place, processes=2, wait=False) as process:
+        until(lambda: len(children(process)) == 2, process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3, errors
+    assert errors.count(FIRST) == 1
+    done = steps_done(place)
+    assert (place / "run" / "checkpoints" / f"step-{done}" / "COMPLETE").exists()
+    resumed = distill(place, *TRAIN, "--set", f"train.steps={done + 2}", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def test_a_rank_that_waits_for_others_ends_within_its_grace(place):
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29871"}
+    with started(place, "--set", "run.grace_s=1", wait=False, variables=variables) as process:
+        time.sleep(3)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1, errors
+    assert "did not stop within run.grace_s, 1 s, after signal 15" in errors
+    assert "phase joining the other ranks" in errors
+
+
+def test_an_evaluation_says_that_it_has_no_result(place):
+    """A signal ends it with exit code 1, which is said at once."""
+    arguments = ["eval", "--config", "config.yaml", "--set", "train.micro_batch_size=1"]
+    process = subprocess.Popen(
+        [str(distill_program()), *arguments], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        # Handled from the moment on that the model is loaded; before that, the default ends the process.
+        deadline = time.monotonic() + 30
+        while process.poll() is None and time.monotonic() < deadline:
+            with open(f"/proc/{process.pid}/status") as file:
+                caught = next(line for line in file if line.startswith("SigCgt"))
+            if int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1:
+                process.terminate()
+                break
+        output, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    if process.returncode == 0:
+        pytest.skip("the evaluation had ended before the signal")
+    assert process.returncode == 1 and output == ""
+    assert "distill: SIGTERM: ending the evaluation without a result, then exit code 1" in errors

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "trainer/sharding/listening_socket.h"
 #include "trainer/sharding/local_address.h"
 #include "trainer/sharding/nccl_backend.h"
 
@@ -165,6 +166,16 @@ bool is_bound_to(int fd, int64_t port) {
       address.sin_family == AF_INET && ntohs(address.sin_port) == port;
 }
 
+// The store's socket: the inherited one, or one that is bound to rank 0's address alone. nullopt: the store makes one
+// of its own, on all addresses.
+std::optional<int> listening_socket(const RendezvousOptions& options) {
+  if (is_bound_to(options.master_listen_fd, options.master_port)) {
+    return options.master_listen_fd;
+  }
+  const int fd = bind_to_one_address(options.master_addr, options.master_port);
+  return fd >= 0 ? std::optional<int>(fd) : std::nullopt;
+}
+
 std::string arrived_key(int64_t rank) {
   return absl::StrCat("arrived/", rank);
 }
@@ -193,8 +204,8 @@ absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::join(const RendezvousOpt
     store_options.numWorkers = static_cast<size_t>(options.world_size);
     store_options.waitWorkers = false;
     store_options.timeout = options.timeout;
-    if (store_options.isServer && is_bound_to(options.master_listen_fd, options.master_port)) {
-      store_options.masterListenFd = options.master_listen_fd;
+    if (store_options.isServer) {
+      store_options.masterListenFd = listening_socket(options);
     }
     store = c10::make_intrusive<c10d::TCPStore>(options.master_addr, store_options);
   } catch (const std::exception& error) {

@@ -138,11 +138,15 @@ int64_t sum_over_ranks(const Mesh& mesh, int64_t value) {
 }
 
 absl::Status agree(const Mesh& mesh, const absl::Status& status) {
-  const int64_t failed = sum_over_ranks(mesh, status.ok() ? 0 : 1);
-  if (failed == 0 || !status.ok()) {
+  // One sum: how many ranks failed, and above that the sum of their codes.
+  constexpr int64_t kCodeUnit = int64_t{1} << 32;
+  const int64_t sum = sum_over_ranks(mesh, status.ok() ? 0 : 1 + kCodeUnit * static_cast<int64_t>(status.raw_code()));
+  if (sum == 0 || !status.ok()) {
     return status;
   }
-  return absl::AbortedError(absl::StrFormat("%d other rank(s) failed; their messages say why", failed));
+  const int64_t failed = sum % kCodeUnit, codes = sum / kCodeUnit;
+  const auto code = failed == 1 ? static_cast<absl::StatusCode>(codes) : absl::StatusCode::kAborted;
+  return absl::Status(code, absl::StrFormat("%d other rank(s) failed; their messages say why", failed));
 }
 
 absl::Status check_equal_on_all_ranks(const Mesh& mesh, const std::string& what, const std::string& content) {

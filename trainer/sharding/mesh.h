@@ -63,8 +63,8 @@ bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds timeout);
 // The sum of `value` over all ranks, computed on the host; on one process, `value` itself.
 int64_t sum_over_ranks(const Mesh& mesh, int64_t value);
 
-// Called by all ranks with their own status. Returns this rank's error, Aborted if only other ranks failed, and ok if
-// no rank failed.
+// Called by all ranks with their own status. Returns this rank's error; if one other rank failed, an error with its
+// code, so that all ranks exit alike; if several did, Aborted; ok if no rank failed.
 absl::Status agree(const Mesh& mesh, const absl::Status& status);
 
 // Called by all ranks. FailedPrecondition, with both hashes, on ranks whose `content` differs from rank 0's; `what`

@@ -70,7 +70,7 @@ class Trainer {
   const StartOptions start_;
   const launch::StopSignal& stop_;
   std::shared_ptr<const plan::Plan> plan_;
-  std::vector<std::string> report_; // what the run is about to do
+  std::vector<std::string> report_, warnings_; // what the run is about to do
   std::shared_ptr<data::Dataset> train_data_, eval_data_;
   LoadedModels models_;
   std::unique_ptr<TrainStep> step_;
@@ -106,6 +106,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::build(
 absl::Status Trainer::load(PreparedRun prepared) {
   plan_ = std::make_shared<plan::Plan>(std::move(prepared.plan));
   report_ = std::move(prepared.report);
+  warnings_ = std::move(prepared.warnings);
   const Environment& environment = context_->environment();
   ASSIGN_OR_RETURN(HostMemory memory, take_host_memory(environment, *plan_));
   Inputs& inputs = prepared.inputs;
@@ -151,6 +152,9 @@ absl::Status Trainer::open_journal(const std::optional<checkpoint::Resumed>& res
   ASSIGN_OR_RETURN(journal_, RunJournal::open(config_, mesh_.is_main(), {state_.step, state_.evaluated_step}));
   for (const std::string& line : report_) {
     journal_->info(line);
+  }
+  for (const std::string& line : warnings_) {
+    journal_->warning(line);
   }
   if (mesh_.world_size > 1) {
     journal_->info(absl::StrFormat(

@@ -30,6 +30,12 @@ void RunJournal::info(const std::string& line) {
   }
 }
 
+void RunJournal::warning(const std::string& line) {
+  if (is_main_) {
+    metrics::log_warning(line);
+  }
+}
+
 absl::Status RunJournal::step(const metrics::StepRecord& record) {
   if (!is_main_) {
     return absl::OkStatus();

@@ -25,6 +25,7 @@ class RunJournal {
       const config::Config& config, bool is_main, const metrics::KeptSteps& kept_steps);
 
   void info(const std::string& line); // writes to the log
+  void warning(const std::string& line);
   absl::Status step(const metrics::StepRecord& record);
   absl::Status evaluation(int64_t step, const metrics::LossMeans& means);
   void message(const std::string& line); // prints on standard output and writes to log.txt

@@ -16,6 +16,7 @@ struct PreparedRun {
   Inputs inputs;
   plan::Plan plan; // with the policy of every block of the student
   std::vector<std::string> report; // lines that describe the run that is about to start
+  std::vector<std::string> warnings; // lines that the user should read before the run starts
 };
 
 // Opens and checks models, tokenizers and data, plans the memory and refuses what does not fit. The plan divides the

@@ -3,6 +3,8 @@
 #include <cstdio>
 
 #include "data/base/status_macros.h"
+#include "trainer/metrics/log.h"
+#include "trainer/setup/disk_space.h"
 #include "trainer/setup/inputs.h"
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/memory_setup.h"
@@ -16,6 +18,12 @@ absl::Status dry_run(const config::Config& config, const launch::RankInfo& ranks
   ASSIGN_OR_RETURN(const Inputs inputs, open_inputs(config, environment, config::Purpose::kTrain));
   for (const std::string& line : start_report(config, environment, inputs)) {
     std::puts(line.c_str());
+  }
+  const DiskNeed need = disk_need(config, inputs.student.config);
+  const DiskSpace space = disk_space(config.run.dir);
+  std::puts(disk_line(need, space).c_str());
+  if (const std::string warning = disk_warning(need, space); !warning.empty()) {
+    metrics::log_warning(warning);
   }
   const int64_t started = ranks_to_start(config, ranks);
   ASSIGN_OR_RETURN(

@@ -1,0 +1,114 @@
+#include "trainer/setup/disk_space.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "trainer/config/dtypes.h"
+#include "trainer/config/rules.h"
+#include "trainer/models/layout.h"
+
+namespace distill::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kStateBytes = 12; // of a parameter: float32 master weight and two moments
+
+std::string gigabytes(int64_t bytes) {
+  return absl::StrFormat("%.3g GB", 1e-9 * static_cast<double>(bytes));
+}
+
+// step-N: a checkpoint with its final name. Those that were set aside have a suffix.
+bool is_checkpoint(const std::string& name) {
+  constexpr std::string_view kPrefix = "step-";
+  return name.starts_with(kPrefix) && name.find_first_not_of("0123456789", kPrefix.size()) == std::string::npos;
+}
+
+int64_t folder_bytes(const fs::path& folder) {
+  int64_t bytes = 0;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    const auto size = it->is_regular_file(ignored) ? it->file_size(ignored) : 0;
+    bytes += ignored ? 0 : static_cast<int64_t>(size);
+  }
+  return bytes;
+}
+
+std::string need_text(const DiskNeed& need) {
+  const std::string checkpoints =
+      absl::StrCat(need.checkpoints, need.checkpoints == 1 ? " checkpoint of " : " checkpoints of ") +
+      gigabytes(need.checkpoint_bytes);
+  return need.model_bytes > 0 ? absl::StrCat(checkpoints, " and the model of ", gigabytes(need.model_bytes))
+                              : checkpoints;
+}
+
+} // namespace
+
+DiskNeed disk_need(const config::Config& config, const models::ModelConfig& student) {
+  const std::vector<models::UnitLayout> layouts = models::unit_layouts(student);
+  DiskNeed need;
+  for (const models::UnitLayout& layout : layouts) {
+    need.checkpoint_bytes += layout.numel * kStateBytes;
+  }
+  const int64_t every = config.checkpoint.every, steps = config::total_steps(config);
+  const int64_t periodic = every > 0 ? steps / every : 0;
+  const bool last = config.checkpoint.at_end && (every == 0 || steps % every != 0);
+  need.checkpoints = std::min(periodic + (last ? 1 : 0), config.checkpoint.keep + 1);
+  if (config.checkpoint.at_end) {
+    const at::ScalarType dtype = config::scalar_type(config.checkpoint.model_dtype, student);
+    need.model_bytes = models::parameter_count(layouts) * static_cast<int64_t>(c10::elementSize(dtype));
+  }
+  return need;
+}
+
+DiskSpace disk_space(const std::string& run_dir) {
+  std::error_code error;
+  fs::path place = fs::absolute(run_dir, error).lexically_normal();
+  while (!fs::exists(place, error) && place.has_relative_path()) {
+    place = place.parent_path();
+  }
+  DiskSpace space;
+  space.place = place.string();
+  const fs::space_info info = fs::space(place, error);
+  space.available_bytes = error ? -1 : static_cast<int64_t>(std::min<uintmax_t>(info.available, INT64_MAX));
+  for (fs::directory_iterator it(fs::path(run_dir) / "checkpoints", error), end; !error && it != end;
+       it.increment(error)) {
+    space.reused_bytes += is_checkpoint(it->path().filename().string()) ? folder_bytes(it->path()) : 0;
+  }
+  return space;
+}
+
+std::string disk_line(const DiskNeed& need, const DiskSpace& space) {
+  if (need.bytes() == 0) {
+    return "disk: the run writes no checkpoint and no model";
+  }
+  std::string line = absl::StrCat("disk: ", gigabytes(need.bytes()), " for ", need_text(need), "; ");
+  if (space.available_bytes < 0) {
+    return absl::StrCat(line, "the free space of ", space.place, " is not known");
+  }
+  absl::StrAppend(&line, gigabytes(space.available_bytes), " available in ", space.place);
+  return space.reused_bytes > 0
+      ? absl::StrCat(line, ", and ", gigabytes(space.reused_bytes), " of checkpoints that are replaced")
+      : line;
+}
+
+std::string disk_warning(const DiskNeed& need, const DiskSpace& space) {
+  const int64_t found = space.available_bytes + space.reused_bytes;
+  if (space.available_bytes < 0 || found >= need.bytes()) {
+    return "";
+  }
+  const int64_t first = need.checkpoints > 0 ? need.checkpoint_bytes : need.model_bytes;
+  return absl::StrCat(
+      "run.dir: expected ", gigabytes(need.bytes()), " of disk for ", need_text(need),
+      need.checkpoints > 1 ? " (checkpoint.keep, and one that is being written)" : "", ", found ", gigabytes(found),
+      " in ", space.place, "; ",
+      found < first ? absl::StrCat("not even the first ", need.checkpoints > 0 ? "checkpoint" : "model", " fits")
+                    : "a later checkpoint, or the model, will not fit",
+      ": free some space, or name another run.dir", need.checkpoints > 1 ? ", or lower checkpoint.keep" : "");
+}
+
+} // namespace distill::trainer

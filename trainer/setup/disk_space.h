@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "trainer/config/config.h"
+#include "trainer/models/model_config.h"
+
+// Whether the disk of the run folder can hold what a run writes.
+namespace distill::trainer {
+
+struct DiskNeed {
+  int64_t checkpoint_bytes = 0; // of one checkpoint: master weights and both moments in float32
+  int64_t checkpoints = 0; // on the disk at once: checkpoint.keep and one that is being written, or fewer
+  int64_t model_bytes = 0; // 0: the run writes no model
+
+  int64_t bytes() const {
+    return checkpoints * checkpoint_bytes + model_bytes;
+  }
+};
+
+struct DiskSpace {
+  std::string place; // the run folder, or the nearest folder above it that exists
+  int64_t available_bytes = 0; // for this user, as the file system says; -1: it does not say
+  int64_t reused_bytes = 0; // of complete checkpoints in the run folder, which new ones replace
+};
+
+// The most that a run writes. Logs and metrics are not counted, nor are checkpoints that were set aside.
+DiskNeed disk_need(const config::Config& config, const models::ModelConfig& student);
+DiskSpace disk_space(const std::string& run_dir);
+
+// A line of the start report.
+std::string disk_line(const DiskNeed& need, const DiskSpace& space);
+// What is wrong where the disk cannot hold it; empty: nothing. It is no error: the space may be freed while the run
+// trains, and a file system's numbers may be far from what a quota or an object store lets one write.
+std::string disk_warning(const DiskNeed& need, const DiskSpace& space);
+
+} // namespace distill::trainer

@@ -31,7 +31,8 @@ double seconds_since(Clock::time_point start) {
 // lines written, when further ones have been queued.
 class Trainer {
  public:
-  // Everything up to the run folder: nothing is written.
+  // Claims the run folder and prepares everything; nothing in the folder changes before all that can be refused has
+  // been checked.
   static absl::StatusOr<std::unique_ptr<Trainer>> build(
       std::unique_ptr<RunContext> context, const StartOptions& start, const launch::StopSignal& stop);
   absl::StatusOr<RunResult> run();
@@ -43,6 +44,7 @@ class Trainer {
         mesh_(context_->mesh()),
         start_(start),
         stop_(stop) {}
+  absl::Status claim_folder();
   absl::Status load(PreparedRun prepared);
   absl::Status open();
   absl::Status open_journal(const std::optional<checkpoint::Resumed>& resumed);
@@ -64,6 +66,7 @@ class Trainer {
     return every > 0 && state_.step % every == 0;
   }
 
+  std::shared_ptr<RunFolder> folder_; // before all that writes to it; null on ranks other than 0
   std::unique_ptr<RunContext> context_;
   const config::Config& config_;
   const sharding::Mesh& mesh_;
@@ -92,14 +95,18 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::build(
     std::unique_ptr<RunContext> context, const StartOptions& start, const launch::StopSignal& stop) {
   std::unique_ptr<Trainer> trainer(new Trainer(std::move(context), start, stop));
   const sharding::Mesh& mesh = trainer->mesh_;
-  RETURN_IF_ERROR(sharding::agree(
-      mesh, mesh.is_main() ? check_run_folder(trainer->config_.run.dir, start.mode) : absl::OkStatus()));
+  RETURN_IF_ERROR(sharding::agree(mesh, mesh.is_main() ? trainer->claim_folder() : absl::OkStatus()));
   auto prepared = prepare_run(*trainer->context_);
   RETURN_IF_ERROR(sharding::agree(mesh, prepared.status()));
   // Every rank has seen how much host memory is free before one takes its part.
   RETURN_IF_ERROR(sharding::agree(mesh, trainer->load(*std::move(prepared))));
   RETURN_IF_ERROR(trainer->open());
   return trainer;
+}
+
+absl::Status Trainer::claim_folder() {
+  ASSIGN_OR_RETURN(folder_, RunFolder::claim(config_.run.dir, start_.mode, start_.parent_run));
+  return absl::OkStatus();
 }
 
 // Takes host memory and reads the weights. The input files are no longer mapped afterwards.
@@ -131,8 +138,7 @@ absl::Status Trainer::open() {
   RETURN_IF_ERROR(check_same_inputs(
       config_, mesh_, absl::StrCat(own.data, own.tokenizer),
       absl::StrCat(own.model, own.optimizer, start_.resume_from)));
-  RETURN_IF_ERROR(
-      sharding::agree(mesh_, mesh_.is_main() ? open_run_folder(config_.run.dir, start_.mode) : absl::OkStatus()));
+  RETURN_IF_ERROR(sharding::agree(mesh_, folder_ ? folder_->remove_earlier_run() : absl::OkStatus()));
   checkpointer_ = std::make_unique<Checkpointer>(config_, own, *models_.student, step_->optimizer(), mesh_);
   std::optional<checkpoint::Resumed> resumed;
   if (start_.mode == StartMode::kResume || !start_.resume_from.empty()) {
@@ -150,6 +156,9 @@ absl::Status Trainer::open() {
 
 absl::Status Trainer::open_journal(const std::optional<checkpoint::Resumed>& resumed) {
   ASSIGN_OR_RETURN(journal_, RunJournal::open(config_, mesh_.is_main(), {state_.step, state_.evaluated_step}));
+  for (const std::string& note : folder_ ? folder_->notes() : std::vector<std::string>()) {
+    journal_->warning(note);
+  }
   for (const std::string& line : report_) {
     journal_->info(line);
   }
@@ -189,7 +198,7 @@ absl::StatusOr<RunResult> Trainer::run() {
   try {
     RETURN_IF_ERROR(run_steps());
     RETURN_IF_ERROR(close());
-    RunResult result{stopped_, state_.step, plan_, context_->outside()};
+    RunResult result{stopped_, state_.step, plan_, context_->outside(), folder_};
     result.outside.end = outside_allocator(context_->environment().device);
     context_->leave();
     return result;

@@ -21,6 +21,7 @@ struct StartOptions {
   std::string resume_from;
   int64_t last_step = 0; // end the run after this step, as if it were its last; 0: at its end
   bool show_samples = false; // say what each sample of the last step loses
+  std::string parent_run; // a replay: the run folder that run.dir lies in, which belongs to this job as well
 };
 
 struct RunResult {
@@ -28,6 +29,8 @@ struct RunResult {
   int64_t steps = 0; // done since the start of the run, earlier parts included
   std::shared_ptr<const plan::Plan> plan; // what had been predicted
   OutsideAllocator outside; // bytes
+  std::shared_ptr<const RunFolder>
+      folder; // belongs to this job until the last copy is gone; null on ranks other than 0
 };
 
 // Runs the whole job on this rank: builds, trains, closes. `stop` outlives the run. Statuses carry configuration and

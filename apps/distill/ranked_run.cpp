@@ -14,6 +14,10 @@ absl::StatusOr<RankedRun> load_ranked_run(
   return run;
 }
 
+bool starts_ranks(const RankedRun& run) {
+  return run.ranks.launched() == 0 && trainer::ranks_to_start(run.config, run.ranks) > 1;
+}
+
 absl::StatusOr<std::optional<int>> start_ranks(const RankedRun& run) {
   return start_ranks(run.ranks, trainer::ranks_to_start(run.config, run.ranks));
 }

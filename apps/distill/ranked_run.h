@@ -23,6 +23,9 @@ struct RankedRun {
 absl::StatusOr<RankedRun> load_ranked_run(
     const std::string& config_file, const std::vector<std::string>& overrides, config::Purpose purpose);
 
+// Whether start_ranks() will start the ranks as processes of their own.
+bool starts_ranks(const RankedRun& run);
+
 // Starts the ranks where the run has several and no launcher has started them, waits for their end and returns their
 // exit code. nullopt: this process is a rank itself.
 absl::StatusOr<std::optional<int>> start_ranks(const RankedRun& run);

@@ -12,6 +12,9 @@ namespace distill::cli {
 absl::StatusOr<int> run_replay(const ReplayCommand& command) {
   ASSIGN_OR_RETURN(const RankedRun run, load_ranked_run(command.config, command.overrides, config::Purpose::kTrain));
   ASSIGN_OR_RETURN(const trainer::Replay replay, trainer::plan_replay(run.config, command.step));
+  if (starts_ranks(run)) { // else this process is a rank, and rank 0 claims the folder
+    RETURN_IF_ERROR(trainer::RunFolder::check(replay.config.run.dir, replay.start.mode, replay.start.parent_run));
+  }
   ASSIGN_OR_RETURN(const std::optional<int> code, start_ranks(run));
   if (code) {
     return *code;

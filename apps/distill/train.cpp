@@ -51,7 +51,9 @@ absl::StatusOr<trainer::StartOptions> start_options(const TrainCommand& command,
 absl::StatusOr<int> run_train(const TrainCommand& command) {
   ASSIGN_OR_RETURN(const RankedRun run, load_ranked_run(command.config, command.overrides, config::Purpose::kTrain));
   ASSIGN_OR_RETURN(const trainer::StartOptions start, start_options(command, run.config.run.dir));
-  RETURN_IF_ERROR(trainer::check_run_folder(run.config.run.dir, start.mode));
+  if (command.dry_run || starts_ranks(run)) { // else this process is a rank, and rank 0 claims the folder
+    RETURN_IF_ERROR(trainer::RunFolder::check(run.config.run.dir, start.mode));
+  }
   if (command.dry_run) {
     RETURN_IF_ERROR(trainer::dry_run(run.config, run.ranks));
     return launch::kSuccess;

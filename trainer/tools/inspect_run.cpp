@@ -14,6 +14,7 @@
 #include "trainer/config/reader.h"
 #include "trainer/config/rules.h"
 #include "trainer/metrics/json_lines.h"
+#include "trainer/run_folder/folder_lock.h"
 
 namespace distill::trainer {
 namespace {
@@ -93,6 +94,9 @@ absl::StatusOr<std::string> inspect_run(const std::string& folder) {
   const std::string steps_done = last.step.is_object() ? member_text(last.step, "step") : "0";
   std::error_code error;
   std::string text = absl::StrFormat("%-24s %s\n", "run folder", folder);
+  if (const auto holder = FolderLock::holder(folder)) {
+    absl::StrAppendFormat(&text, "%-24s %s\n", "in use by", *holder);
+  }
   absl::StrAppend(&text, config_text(read.config));
   absl::StrAppendFormat(&text, "%-24s %s of %d\n", "steps done", steps_done, config::total_steps(read.config));
   absl::StrAppend(&text, checkpoints_text(root / "checkpoints"));

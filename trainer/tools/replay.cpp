@@ -36,6 +36,7 @@ absl::StatusOr<Replay> plan_replay(const config::Config& config, int64_t step) {
   replay.config.eval.every = 0;
   replay.config.eval.at_start = false;
   replay.start.mode = StartMode::kOverwrite;
+  replay.start.parent_run = config.run.dir;
   replay.start.last_step = step;
   replay.start.show_samples = true;
   const auto after = checkpoints.lower_bound(step); // the checkpoint of the step itself is saved after it

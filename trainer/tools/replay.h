@@ -7,7 +7,8 @@
 #include "trainer/config/config.h"
 #include "trainer/trainer.h"
 
-// Runs one step of a run again, in a folder of its own, to find out what went wrong in it.
+// Runs one step of a run again, in a folder of its own, to find out what went wrong in it. The run folder is locked
+// during the replay.
 namespace distill::trainer {
 
 struct Replay {

@@ -6,11 +6,13 @@
                                                     so that a write fails; a round without a failed write does not count
   scripts/kill_test.py --mode flip --rounds 50      SIGKILL, then damages a file of the newest checkpoint
   scripts/kill_test.py --mode stop --rounds 50      SIGTERM or SIGUSR1 to one random rank
+  scripts/kill_test.py --mode start --rounds 100    starts two jobs on one run folder, a random time apart
 
 The run is resumed after each disturbance. Once it has reached its last step, it must equal an undisturbed run bit for
 bit: the trained model, the tensors of the last checkpoint, and every line of metrics.jsonl apart from times and
 memory. Then the next run starts, until --rounds disturbances have happened. On a difference the script names it and
-exits with 1.
+exits with 1. In the last mode the folder holds nothing, a whole run or what a killed job left, the two start anew, with
+--overwrite or with --resume, and a job may be refused, but only for a reason that the folder gives.
 """
 
 import script_path
@@ -26,6 +28,7 @@ from pathlib import Path
 
 from kill_check.disturber import Disturber
 from kill_check.job import Failure
+from kill_check.rivals import Rivals
 from shared.command_line import argument_parser
 
 TMPFS_BYTES = 6_000_000  # room for the retained checkpoints, the one being written, and the model
@@ -33,7 +36,7 @@ TMPFS_BYTES = 6_000_000  # room for the retained checkpoints, the one being writ
 
 def parse_arguments():
     parser = argument_parser(__doc__)
-    parser.add_argument("--mode", choices=["kill", "disk", "flip", "stop"], default="kill")
+    parser.add_argument("--mode", choices=["kill", "disk", "flip", "stop", "start"], default="kill")
     parser.add_argument("--rounds", type=int, default=10, help="number of disturbances")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps of each run")
@@ -79,16 +82,20 @@ def main():
         flush=True,
     )
     disturber = Disturber(options, folder)
+    rivals = Rivals(disturber)
     done = runs = 0
     place = folder / "disturbed"
     try:
         expected = disturber.reference()
         while done < options.rounds:
-            if options.mode == "disk":
+            if options.mode == "start":
+                done += rivals.round(place, expected)
+            elif options.mode == "disk":
                 small_disk(place)
+                done += disturber.one_run(place, expected, options.rounds - done)
             else:
                 shutil.rmtree(place, ignore_errors=True)
-            done += disturber.one_run(place, expected, options.rounds - done)
+                done += disturber.one_run(place, expected, options.rounds - done)
             runs += 1
             print(
                 f"kill_test: {done} of {options.rounds} disturbances, {runs} runs equal the undisturbed one, "
@@ -107,6 +114,11 @@ def main():
         print(f"kill_test: writes failed in {disturber.failing_writes} rounds")
         if disturber.failing_writes == 0:
             print("kill_test: FAILED: the disk was never full", file=sys.stderr)
+            return 1
+    if options.mode == "start":
+        print(f"kill_test: {rivals.refused_in_use} starts were refused because the folder was in use")
+        if rivals.refused_in_use == 0:
+            print("kill_test: FAILED: no two jobs overlapped", file=sys.stderr)
             return 1
     print(f"kill_test: passed: {done} disturbances in {runs} runs of {options.steps} steps, no bit differs")
     if options.work is None:

@@ -18,7 +18,7 @@ def can_mount():
     )
 
 
-@pytest.mark.parametrize("mode, rounds", [("kill", 10), ("disk", 3), ("flip", 3), ("stop", 3)])
+@pytest.mark.parametrize("mode, rounds", [("kill", 10), ("disk", 3), ("flip", 3), ("stop", 3), ("start", 6)])
 def test_disturbed_runs_equal_undisturbed_ones(tmp_path, mode, rounds):
     if mode == "disk" and not can_mount():
         pytest.skip("needs root or user namespaces, to mount a small tmpfs")

@@ -21,6 +21,7 @@
 #include "trainer/launch/exit_code.h"
 #include "trainer/launch/ranks.h"
 #include "trainer/launch/stop_signal.h"
+#include "trainer/metrics/terminal.h"
 
 namespace distill::launch {
 namespace {
@@ -184,7 +185,9 @@ void RankProcesses::show(Child& child, const std::string& line) {
   // Log lines of ranks other than 0 name their rank, host and device; lines that libraries print do not.
   const bool named = child.rank == 0 || line.find(absl::StrCat("[rank ", child.rank, " on ")) != std::string::npos;
   const std::string text = named ? line : absl::StrCat("[rank ", child.rank, "] ", line);
-  std::fprintf(stderr, "%s\n", text.c_str());
+  // The bar of rank 0 may stand on this terminal's last line; rank 0 draws it again at its next step.
+  const char* erase = metrics::rewrites_lines(STDERR_FILENO) ? metrics::kEraseLine : "";
+  std::fprintf(stderr, "%s%s\n", erase, text.c_str());
   child.last_lines.push_back(text);
   if (child.last_lines.size() > kRememberedLines) {
     child.last_lines.pop_front();

@@ -4,14 +4,21 @@
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include "trainer/metrics/status_line.h"
+#include "trainer/metrics/terminal.h"
 
 namespace distill::metrics {
 namespace {
 
 spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto made = std::make_shared<spdlog::logger>("distill", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
-    made->set_pattern("%Y-%m-%d %H:%M:%S %^%L%$ %v");
+    auto sink = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
+    sink->set_color_mode(shows_colour(STDERR_FILENO) ? spdlog::color_mode::always : spdlog::color_mode::never);
+    sink->set_color(spdlog::level::info, sink->reset); // warnings and errors alone have colour
+    auto made = std::make_shared<spdlog::logger>("distill", std::move(sink));
+    made->set_pattern("%Y-%m-%d %H:%M:%S %^%L %v%$");
     made->flush_on(spdlog::level::info);
     return made;
   }();
@@ -29,6 +36,10 @@ std::string& message_prefix() {
   return instance;
 }
 
+void write(spdlog::level::level_enum level, std::string_view message) {
+  print_above_status_line([&] { logger().log(level, "{}{}", message_prefix(), message); });
+}
+
 } // namespace
 
 void open_log_file(const std::string& path) {
@@ -44,11 +55,11 @@ void set_log_prefix(std::string prefix) {
 }
 
 void log_info(std::string_view message) {
-  logger().info("{}{}", message_prefix(), message);
+  write(spdlog::level::info, message);
 }
 
 void log_warning(std::string_view message) {
-  logger().warn("{}{}", message_prefix(), message);
+  write(spdlog::level::warn, message);
 }
 
 void log_warning_rank0(std::string_view message) {
@@ -58,7 +69,7 @@ void log_warning_rank0(std::string_view message) {
 }
 
 void log_error(std::string_view message) {
-  logger().error("{}{}", message_prefix(), message);
+  write(spdlog::level::err, message);
 }
 
 void log_to_file(std::string_view message) {

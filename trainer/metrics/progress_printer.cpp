@@ -1,62 +1,69 @@
 #include "trainer/metrics/progress_printer.h"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <limits>
+
+#include "trainer/metrics/status_line.h"
+#include "trainer/metrics/step_line.h"
 
 namespace distill::metrics {
 namespace {
 
-size_t terminal_columns() {
-  winsize size{};
-  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 120;
+void print(const std::string& line) {
+  print_above_status_line([&] {
+    std::puts(line.c_str());
+    std::fflush(stdout);
+  });
+}
+
+std::string bar_line(const StepRecord& record, int64_t columns, bool colour) {
+  std::vector<LineField> fields = step_fields(record);
+  const double done = static_cast<double>(record.step) / static_cast<double>(std::max<int64_t>(1, record.total_steps));
+  fields.insert(fields.begin(), bar_field(done, columns));
+  return fitting_line(fields, columns, colour);
 }
 
 } // namespace
 
-ProgressPrinter::ProgressPrinter(config::ProgressStyle style, int64_t every) : every_(std::max<int64_t>(1, every)) {
-  const bool terminal = isatty(STDOUT_FILENO) == 1;
+ProgressPrinter::ProgressPrinter(config::ProgressStyle style, int64_t every)
+    : colour_(shows_colour(STDOUT_FILENO)), every_(std::max<int64_t>(1, every)) {
   using config::ProgressStyle;
-  bar_ = style == ProgressStyle::kBar || (style == ProgressStyle::kAuto && terminal);
-  lines_ = style == ProgressStyle::kLines || (style == ProgressStyle::kAuto && !terminal);
+  bar_ = (style == ProgressStyle::kBar || style == ProgressStyle::kAuto) && rewrites_lines(STDOUT_FILENO);
+  lines_ = !bar_ && style != ProgressStyle::kNone;
 }
 
 ProgressPrinter::~ProgressPrinter() {
-  if (bar_shown_) {
-    std::fputs("\n", stdout);
-    std::fflush(stdout);
+  if (bar_) {
+    leave_status_line(LineOwner::kRun);
   }
 }
 
 void ProgressPrinter::step(const StepRecord& record) {
-  const bool due = record.step % every_ == 0 || record.step == record.total_steps || record.skipped;
+  const bool due = record.step % every_ == 0 || record.step == record.total_steps || record.skipped || record.empty();
   if (lines_ && due) {
-    std::puts(step_line(record).c_str());
-    std::fflush(stdout);
+    print_line(record);
   }
   if (bar_) {
-    constexpr int64_t kCells = 20;
-    const int64_t filled = record.total_steps > 0 ? kCells * record.step / record.total_steps : 0;
-    std::string line = "[" + std::string(filled, '#') + std::string(kCells - filled, '.') + "] " + step_line(record);
-    line.resize(std::min(line.size(), terminal_columns() - 1));
-    std::printf("\r\033[K%s", line.c_str());
-    std::fflush(stdout);
-    bar_shown_ = true;
+    show_bar(record);
   }
+}
+
+void ProgressPrinter::print_line(const StepRecord& record) const {
+  const int64_t columns = terminal_columns(STDOUT_FILENO);
+  constexpr int64_t kEverything = std::numeric_limits<int64_t>::max();
+  print(fitting_line(step_fields(record), columns > 0 ? columns - 1 : kEverything, colour_));
+}
+
+void ProgressPrinter::show_bar(const StepRecord& record) const {
+  show_status_line(LineOwner::kRun, stdout, [record, colour = colour_](int64_t columns) {
+    return bar_line(record, columns, colour);
+  });
 }
 
 void ProgressPrinter::message(const std::string& line) {
-  clear_bar();
-  std::puts(line.c_str());
-  std::fflush(stdout);
-}
-
-void ProgressPrinter::clear_bar() {
-  if (bar_shown_) {
-    std::fputs("\r\033[K", stdout);
-    bar_shown_ = false;
-  }
+  print(line);
 }
 
 } // namespace distill::metrics

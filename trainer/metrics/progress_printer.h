@@ -8,24 +8,28 @@
 
 namespace distill::metrics {
 
-// Prints the progress of the run on standard output: a progress bar that stays on one line of the terminal, or a line
-// for each step.
+// Prints the progress of the run on standard output: a bar that stays on one line of the terminal, or a line for each
+// step. On a terminal both have the fields that fit into its width at that moment, elsewhere a line has all fields.
 class ProgressPrinter {
  public:
-  // Lines: for every `every`-th step, for the last step, and for skipped steps.
+  // Lines: for every `every`-th step, for the last step, and for steps that changed nothing. A terminal that cannot
+  // rewrite a line gets lines in place of the bar.
   ProgressPrinter(config::ProgressStyle style, int64_t every);
   ~ProgressPrinter();
+  ProgressPrinter(const ProgressPrinter&) = delete;
+  ProgressPrinter& operator=(const ProgressPrinter&) = delete;
 
   void step(const StepRecord& record);
   // Prints a line that stays, for instance the result of an evaluation.
   void message(const std::string& line);
 
  private:
-  void clear_bar();
+  void print_line(const StepRecord& record) const;
+  void show_bar(const StepRecord& record) const;
 
   bool bar_ = false;
   bool lines_ = false;
-  bool bar_shown_ = false;
+  bool colour_ = false;
   int64_t every_ = 1;
 };
 

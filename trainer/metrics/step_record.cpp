@@ -41,17 +41,6 @@ void add_means(Json& json, const LossMeans& means) {
   json["valid_tokens"] = means.valid_tokens;
 }
 
-std::string means_text(const LossMeans& means) {
-  const auto& metrics = means.metrics;
-  std::string text = absl::StrFormat("loss %.4f  ce %.4f", metrics[losses::kLoss], metrics[losses::kHard]);
-  if (means.has_teacher) {
-    absl::StrAppendFormat(
-        &text, "  soft %.4f  kl %.4f/%.4f  agree %.1f%%", metrics[losses::kSoft], metrics[losses::kForwardKl],
-        metrics[losses::kReverseKl], 100 * metrics[losses::kAgreement]);
-  }
-  return text;
-}
-
 } // namespace
 
 LossMeans loss_means(const std::array<double, losses::kNumTokenMetrics>& sums, int64_t valid_tokens, bool has_teacher) {
@@ -59,33 +48,19 @@ LossMeans loss_means(const std::array<double, losses::kNumTokenMetrics>& sums, i
   means.valid_tokens = valid_tokens;
   means.has_teacher = has_teacher;
   for (size_t i = 0; i < sums.size(); ++i) {
-    means.metrics[i] = valid_tokens > 0 ? sums[i] / static_cast<double>(valid_tokens) : 0.0;
+    means.metrics[i] = valid_tokens > 0 ? sums[i] / static_cast<double>(valid_tokens) : std::nan("");
   }
   return means;
-}
-
-std::string step_line(const StepRecord& r) {
-  std::string line = absl::StrFormat("step %d/%d  %s", r.step, r.total_steps, means_text(r.means));
-  absl::StrAppendFormat(&line, "  |g| %.3g  lr %.2e  %.4g tok/s", r.grad_norm, r.lr, r.tokens_per_second);
-  if (r.mfu_causal > 0) {
-    absl::StrAppendFormat(&line, "  mfu %.1f%%/%.1f%%", 100 * r.mfu_causal, 100 * r.mfu_full);
-  }
-  absl::StrAppendFormat(
-      &line, "  mem %.2f GiB  eta %s", static_cast<double>(r.peak_memory_bytes) / (1 << 30),
-      format_duration(r.eta_seconds));
-  if (r.skipped) {
-    absl::StrAppendFormat(&line, "  SKIPPED (gradients not finite; %d so far)", r.skipped_total);
-  }
-  return line;
 }
 
 std::string step_json(const StepRecord& r) {
   Json json;
   json["step"] = r.step;
   add_means(json, r.means);
-  json["grad_norm"] = number(r.grad_norm);
+  json["grad_norm"] = r.empty() ? Json(nullptr) : number(r.grad_norm);
   json["skipped"] = r.skipped;
   json["skipped_total"] = r.skipped_total;
+  json["empty_steps"] = r.empty_steps;
   json["lr"] = r.lr;
   json["tokens"] = r.tokens;
   json["seconds"] = r.seconds;
@@ -110,23 +85,12 @@ std::string means_json(const LossMeans& means) {
   return json.dump();
 }
 
-std::string eval_line(int64_t step, const LossMeans& means) {
-  return absl::StrFormat("eval after step %d  %s  (%d tokens)", step, means_text(means), means.valid_tokens);
-}
-
 std::string eval_json(int64_t step, const LossMeans& means) {
   Json json, values;
   add_means(values, means);
   json["step"] = step;
   json["eval"] = values;
   return json.dump();
-}
-
-std::string format_duration(double seconds) {
-  const int64_t total = std::isfinite(seconds) ? std::llround(std::max(0.0, seconds)) : 0;
-  const int64_t hours = total / 3600, minutes = total / 60 % 60;
-  return hours > 0 ? absl::StrFormat("%d:%02d:%02d", hours, minutes, total % 60)
-                   : absl::StrFormat("%d:%02d", minutes, total % 60);
 }
 
 } // namespace distill::metrics

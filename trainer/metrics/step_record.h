@@ -17,7 +17,7 @@ struct LossMeans {
   bool has_teacher = false;
 };
 
-// Divides sums by the number of valid tokens; all means are zero if it is zero.
+// Divides sums by the number of valid tokens. No means are known if it is zero: they are NaN, null in JSON.
 LossMeans loss_means(const std::array<double, losses::kNumTokenMetrics>& sums, int64_t valid_tokens, bool has_teacher);
 
 // What is known of an optimizer step after it has run.
@@ -28,7 +28,8 @@ struct StepRecord {
   double grad_norm = 0; // before clipping
   bool skipped = false; // the gradients were not finite, and the step changed nothing
   int64_t skipped_total = 0;
-  double lr = 0;
+  int64_t empty_steps = 0; // so far, this one included: see empty()
+  double lr = 0; // of the schedule
   int64_t first_sample = 0, num_samples = 0; // of the global batch
   int64_t tokens = 0; // since the start of the run, padding included
   double seconds = 0; // duration of this step
@@ -38,21 +39,20 @@ struct StepRecord {
   int64_t peak_memory_bytes = 0; // of tensors; on the CPU, of the process
   int64_t peak_reserved_bytes = 0; // by the caching allocator; 0: CPU
   double eta_seconds = 0; // until the end of the run
+
+  // No token of the batch had a target: there was nothing to learn, and the step changed nothing.
+  bool empty() const {
+    return means.valid_tokens == 0;
+  }
 };
 
-// The progress line of a step.
-std::string step_line(const StepRecord& record);
 // One line of metrics.jsonl, without the newline.
 std::string step_json(const StepRecord& record);
 
 // The means alone as a JSON object, with the same names.
 std::string means_json(const LossMeans& means);
 
-// The progress line and the line of metrics.jsonl of an evaluation after `step` steps.
-std::string eval_line(int64_t step, const LossMeans& means);
+// The line of metrics.jsonl of an evaluation after `step` steps.
 std::string eval_json(int64_t step, const LossMeans& means);
-
-// "1:02:03" or "2:03".
-std::string format_duration(double seconds);
 
 } // namespace distill::metrics

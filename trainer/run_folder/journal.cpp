@@ -5,8 +5,25 @@
 #include "data/base/status_macros.h"
 #include "trainer/config/dump.h"
 #include "trainer/metrics/log.h"
+#include "trainer/metrics/step_line.h"
 
 namespace distill::trainer {
+namespace {
+
+constexpr int64_t kEmptyStepsForAWarning = 100;
+
+// The first step without a target, and then every hundredth of them.
+void warn_of_empty_step(const metrics::StepRecord& record) {
+  if (record.empty() && record.empty_steps % kEmptyStepsForAWarning == 1) {
+    metrics::log_warning(absl::StrFormat(
+        "step %d: no token of its %d samples (%d to %d) has a target: nothing was learned from them and no weight was "
+        "changed; steps like this so far: %d",
+        record.step, record.num_samples, record.first_sample, record.first_sample + record.num_samples - 1,
+        record.empty_steps));
+  }
+}
+
+} // namespace
 
 absl::StatusOr<RunJournal> RunJournal::open(
     const config::Config& config, bool is_main, const metrics::KeptSteps& kept_steps) {
@@ -44,6 +61,7 @@ absl::Status RunJournal::step(const metrics::StepRecord& record) {
   check_progress();
   metrics::log_to_file(metrics::step_line(record));
   RETURN_IF_ERROR(metrics_->append(metrics::step_json(record)));
+  warn_of_empty_step(record);
   const auto event = events_->step(record);
   if (event.ok() && !event->empty()) {
     metrics::log_warning(*event);
@@ -53,6 +71,10 @@ absl::Status RunJournal::step(const metrics::StepRecord& record) {
 
 absl::Status RunJournal::evaluation(int64_t step, const metrics::LossMeans& means) {
   message(metrics::eval_line(step, means));
+  if (is_main_ && means.valid_tokens == 0) {
+    metrics::log_warning(absl::StrFormat(
+        "evaluation after step %d: no token of data.eval has a target, so that nothing was measured", step));
+  }
   return is_main_ ? metrics_->append(metrics::eval_json(step, means)) : absl::OkStatus();
 }
 

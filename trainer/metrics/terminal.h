@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+// What a terminal shows, and how. The environment decides: TERM, NO_COLOR, CLICOLOR_FORCE, COLUMNS.
+namespace distill::metrics {
+
+// Whether lines of the file descriptor can be rewritten in place: a terminal that interprets escape sequences, which
+// one with TERM=dumb or without TERM does not.
+bool rewrites_lines(int fd);
+
+// Whether text for the file descriptor has colour: never with a NO_COLOR that is not empty; always with a
+// CLICOLOR_FORCE that is neither empty nor 0; else where lines can be rewritten.
+bool shows_colour(int fd);
+
+// The terminal's width at this moment; where it has none, COLUMNS, or else 80. 0: not a terminal.
+int64_t terminal_columns(int fd);
+
+enum class Colour {
+  kNone,
+  kBar,
+  kWarning
+};
+// `text` between the escape sequences of a colour.
+std::string coloured(std::string_view text, Colour colour);
+
+// Returns to the start of the line and erases it.
+inline constexpr const char* kEraseLine = "\r\033[K";
+
+} // namespace distill::metrics

@@ -276,8 +276,12 @@ absl::Status Trainer::handle_results(bool all) {
 absl::Status Trainer::handle(TrainStep::Results done) {
   metrics::StepRecord& record = done.record;
   state_.skipped_total += record.skipped ? 1 : 0;
-  state_.skipped_in_row = record.skipped ? state_.skipped_in_row + 1 : 0;
+  if (!record.empty()) { // an empty step neither continues nor ends a row of skipped ones
+    state_.skipped_in_row = record.skipped ? state_.skipped_in_row + 1 : 0;
+  }
+  state_.empty_steps += record.empty() ? 1 : 0;
   record.skipped_total = state_.skipped_total;
+  record.empty_steps = state_.empty_steps;
   throughput_->complete(record);
   record.eta_seconds = seconds_since(started_) / static_cast<double>(record.step - first_step_) *
       static_cast<double>(total_steps_ - record.step);
@@ -292,7 +296,7 @@ absl::Status Trainer::handle(TrainStep::Results done) {
   if (done.failed_ranks > 0) {
     return journal_status_.ok() ? absl::AbortedError("another rank failed; its message says why") : journal_status_;
   }
-  if (state_.skipped_in_row >= config_.train.max_skipped_steps) {
+  if (record.skipped && state_.skipped_in_row >= config_.train.max_skipped_steps) {
     if (absl::Status status = checkpointer_->finish(); !status.ok()) { // one that is still being written counts
       metrics::log_error(std::string(status.message()));
     }

@@ -149,8 +149,9 @@ def train(config):
                 means[name] = means.get(name, 0.0) + value.detach().double().sum().item() / valid
         norm = torch.nn.utils.clip_grad_norm_(student.parameters(), max_norm if max_norm > 0 else math.inf)
         lr = learning_rate(config, step)
-        skipped = not torch.isfinite(norm)
-        if not skipped:
+        empty = not bool((targets[rows] != IGNORE).any())
+        skipped = not empty and not torch.isfinite(norm)
+        if not skipped and not empty:
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()

@@ -22,6 +22,7 @@ struct StateKey {
   const char* name;
   int64_t TrainState::*member;
   int64_t least;
+  bool optional = false; // older versions of the program do not write it
 };
 constexpr StateKey kStateKeys[] = {
     {"step", &TrainState::step, 0},
@@ -29,6 +30,7 @@ constexpr StateKey kStateKeys[] = {
     {"tokens", &TrainState::tokens, 0},
     {"skipped_total", &TrainState::skipped_total, 0},
     {"skipped_in_row", &TrainState::skipped_in_row, 0},
+    {"empty_steps", &TrainState::empty_steps, 0, /*optional=*/true},
     {"evaluated_step", &TrainState::evaluated_step, -1}};
 
 // Reads members of JSON that is not trusted, and remembers the first error.
@@ -324,6 +326,9 @@ absl::StatusOr<Index> parse_index(std::string_view text, const std::string& sour
   Index index;
   index.version = version;
   for (const StateKey& key : kStateKeys) {
+    if (key.optional && !json->contains(key.name)) {
+      continue;
+    }
     index.state.*key.member = reader.integer(*json, "", key.name, key.least, std::numeric_limits<int64_t>::max() / 2);
   }
   if (version > kOldestVersion) {

@@ -20,11 +20,12 @@ struct DataStage {
 
 // The position of a run: its state without the tensors.
 struct TrainState {
-  int64_t step = 0; // optimizer steps done, skipped ones included
+  int64_t step = 0; // optimizer steps done, skipped and empty ones included
   int64_t samples = 0; // training samples consumed; also the number of the next one
   int64_t tokens = 0; // consumed, padding included
   int64_t skipped_total = 0; // steps whose gradients were not finite
   int64_t skipped_in_row = 0;
+  int64_t empty_steps = 0; // steps in which no token had a target
   int64_t evaluated_step = -1; // step of the last recorded evaluation; -1: there was none
   std::vector<DataStage> data_stages; // in order, the first one from sample 0
 

@@ -78,7 +78,10 @@ at::Tensor TrainStep::run(const GlobalBatch& batch, const Options& options) {
   accumulate_gradients(batch, numbers);
   micro_.begin(metrics::Phase::kOptimizer);
   reduce_gradients(options.more);
-  const optim::GradNorm norm = global_norm(numbers, options.failed);
+  optim::GradNorm norm = global_norm(numbers, options.failed);
+  if (batch.valid_tokens == 0) {
+    norm.found_inf.fill_(1); // nothing to learn: the step changes nothing
+  }
   options.before_update();
   optimizer_.step(options.lr, norm);
   models_.student->drop_gradients();
@@ -110,7 +113,8 @@ std::optional<TrainStep::Results> TrainStep::results(bool all) {
   std::copy_n(numbers->begin(), sums.size(), sums.begin());
   done.record.means = metrics::loss_means(sums, done.record.means.valid_tokens, done.record.means.has_teacher);
   done.record.grad_norm = std::sqrt((*numbers)[kGradNormSquare]);
-  done.record.skipped = !std::isfinite(static_cast<float>(done.record.grad_norm)); // as found_inf on the device
+  const bool finite = std::isfinite(static_cast<float>(done.record.grad_norm)); // as found_inf on the device
+  done.record.skipped = !done.record.empty() && !finite;
   done.record.phases = micro_.phases().take();
   done.record.seconds = metrics::total(done.record.phases);
   done.failed_ranks = static_cast<int64_t>((*numbers)[kFailedRanks]);

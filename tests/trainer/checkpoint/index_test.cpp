@@ -15,8 +15,8 @@ using testing::HasSubstr;
 // Two ranks, units of 100 and 70 elements.
 Index sample_index() {
   Index index;
-  index.state = {
-      12, 96, 3072, 1, 0, 10, {{0, 0, 32, data::PackingMode::kPack}, {7, 56, 64, data::PackingMode::kConcat}}};
+  index.state = {12, 96, 3072, 1,
+                 0,  2,  10,   {{0, 0, 32, data::PackingMode::kPack}, {7, 56, 64, data::PackingMode::kConcat}}};
   index.info = {{"m", "o", "d", "t"}, "run:\n  dir: x\n", "distill 1", "/models/s"};
   index.shard = 2;
   index.replicate = 3;
@@ -111,6 +111,16 @@ TEST(IndexTest, TheVersionBeforeIsRead) {
   EXPECT_TRUE(read->state.data_stages.empty());
   index.state.data_stages.clear();
   EXPECT_EQ(read->state, index.state);
+}
+
+TEST(IndexTest, AnIndexWithoutTheNumberOfEmptyStepsIsRead) {
+  std::string text = to_json(sample_index());
+  const std::string line = " \"empty_steps\": 2,\n";
+  ASSERT_NE(text.find(line), std::string::npos);
+  text.replace(text.find(line), line.size(), "");
+  const auto read = parse_index(text, "index.json");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->state.empty_steps, 0);
 }
 
 TEST(IndexTest, EveryTruncationIsAnErrorThatNamesTheFile) {

@@ -45,6 +45,30 @@ TEST(TrainStep, AStepThatIsNotFiniteChangesNothing) {
   EXPECT_EQ(tiny.step->optimizer().step_count().item<float>(), 1);
 }
 
+TEST(TrainStep, AStepWithoutATargetChangesNothing) {
+  TinyStep tiny(tiny_config(4)), other(tiny_config(4));
+  const GlobalBatch batch = tiny_batch(tiny.config);
+  tiny.run(batch);
+  other.run(batch);
+  GlobalBatch empty = tiny_batch(tiny.config, /*seed=*/8);
+  for (data::Batch& micro : empty.micro_batches) {
+    micro.targets_BS.fill_(-100);
+    micro.valid_tokens = 0;
+  }
+  empty.valid_tokens = 0;
+  const at::Tensor before = tiny.weights();
+  const TrainStep::Results results = tiny.run(empty);
+  EXPECT_TRUE(results.record.empty());
+  EXPECT_FALSE(results.record.skipped);
+  EXPECT_TRUE(std::isnan(results.record.means.metrics[losses::kLoss]));
+  EXPECT_TRUE(at::equal(tiny.weights(), before));
+  EXPECT_EQ(tiny.step->optimizer().step_count().item<float>(), 1);
+  // The moments too: a further step is that of a run without the empty one.
+  tiny.run(batch);
+  other.run(batch);
+  EXPECT_TRUE(at::equal(tiny.weights(), other.weights()));
+}
+
 TEST(TrainStep, ClipsToTheNormOfTheWholeBatch) {
   config::Config config = tiny_config(1);
   config.optimizer.max_grad_norm = 1e-4;

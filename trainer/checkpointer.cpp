@@ -146,10 +146,21 @@ void Checkpointer::open(RunJournal& journal, int64_t processes_on_host) {
   options.keep = config_.checkpoint.keep;
   options.copy_memory = copy_memory(processes_on_host);
   options.before_publish = [this] { return journal_->sync(); };
+  if (mesh_.is_main()) {
+    options.waiting = [this](int64_t bytes, int64_t total) { show_waiting(bytes, total); };
+  }
   saver_ = std::make_unique<checkpoint::Saver>(std::move(options), info_, student_, optimizer_, mesh_);
 }
 
+void Checkpointer::show_waiting(int64_t bytes, int64_t total) {
+  if (!waiting_) {
+    waiting_.emplace("writing the checkpoint", total, "bytes", config_.run.progress);
+  }
+  waiting_->update(bytes);
+}
+
 absl::Status Checkpointer::report(const absl::StatusOr<checkpoint::Saved>& saved, bool tolerated) {
+  waiting_.reset();
   if (saved.ok()) {
     saved_step_ = saved->step;
     journal_->message(saved->text());

@@ -10,6 +10,7 @@
 #include "trainer/checkpoint/resume.h"
 #include "trainer/checkpoint/saver.h"
 #include "trainer/config/config.h"
+#include "trainer/metrics/task_progress.h"
 #include "trainer/run_folder/journal.h"
 
 namespace distill::trainer {
@@ -62,6 +63,7 @@ class Checkpointer {
   absl::Status continue_data(checkpoint::Resumed& resumed, data::Dataset& data);
   absl::Status begin(checkpoint::TrainState state);
   at::Tensor copy_memory(int64_t processes_on_host) const;
+  void show_waiting(int64_t bytes, int64_t total);
   absl::Status report(const absl::StatusOr<checkpoint::Saved>& saved, bool tolerated);
 
   const config::Config& config_;
@@ -71,6 +73,7 @@ class Checkpointer {
   const sharding::Mesh& mesh_;
   std::vector<checkpoint::DataStage> data_stages_;
   RunJournal* journal_ = nullptr;
+  std::optional<metrics::TaskProgress> waiting_; // for the writing of a checkpoint
   std::unique_ptr<checkpoint::Saver> saver_;
   int64_t saved_step_ = -1; // a complete checkpoint of this step exists
 };

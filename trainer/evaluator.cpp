@@ -3,6 +3,7 @@
 #include "data/base/status_macros.h"
 #include "data/prefetch.h"
 #include "trainer/loader/batch_loader.h"
+#include "trainer/metrics/task_progress.h"
 
 namespace distill::trainer {
 
@@ -24,6 +25,10 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
   BatchLoader loader(mesh, prefetcher, /*micro_batches=*/1, {.asked_to_stop = hooks.asked_to_stop});
   at::Tensor sums_M = micro.zero_sums();
   int64_t valid_tokens = 0;
+  std::optional<metrics::TaskProgress> progress;
+  if (mesh.is_main()) {
+    progress.emplace("evaluation", samples, "sequences", hooks.progress);
+  }
   for (int64_t round = 0; round < rounds; ++round) {
     ASSIGN_OR_RETURN(const std::optional<GlobalBatch> batch, loader.next());
     if (!batch) {
@@ -34,6 +39,9 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
     micro.evaluate(batch->micro_batches.front(), sums_M);
     valid_tokens += batch->valid_tokens;
     result.samples = std::min(samples, result.samples + round_samples);
+    if (progress) {
+      progress->update(result.samples);
+    }
   }
   if (mesh.world != nullptr) {
     mesh.world->all_reduce(sums_M);
@@ -60,9 +68,11 @@ absl::StatusOr<std::vector<std::string>> sample_losses(
   }
   std::vector<std::string> lines;
   for (int64_t i = 0; i < all.size(0); ++i) {
-    lines.push_back(absl::StrFormat(
-        "sample %d: loss %.6g over %d tokens", first + i, all[i][1].item<double>(),
-        static_cast<int64_t>(all[i][0].item<double>())));
+    const auto tokens = static_cast<int64_t>(all[i][0].item<double>());
+    const double loss = all[i][1].item<double>();
+    lines.push_back(
+        tokens == 0 ? absl::StrFormat("sample %d: no token has a target", first + i)
+                    : absl::StrFormat("sample %d: loss %.6g over %d tokens", first + i, loss, tokens));
   }
   return lines;
 }

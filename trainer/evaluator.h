@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/dataset.h"
+#include "trainer/config/config.h"
 #include "trainer/metrics/step_record.h"
 #include "trainer/sharding/mesh.h"
 #include "trainer/step/micro_batch.h"
@@ -15,7 +16,9 @@
 namespace distill::trainer {
 
 struct EvaluationResult {
-  metrics::LossMeans means; // over all valid tokens: the same numbers that training reports for the same tokens
+  // Over all valid tokens: the same numbers that training reports for the same tokens. Not a number, where there are
+  // none.
+  metrics::LossMeans means;
   int64_t samples = 0;
   bool interrupted = false; // a rank was asked to stop; the means cover the samples so far
 };
@@ -24,6 +27,7 @@ struct EvaluationResult {
 struct EvaluationHooks {
   std::function<bool()> asked_to_stop; // whether this rank was; may be called often, while it waits for its data
   std::function<void()> before_batch = [] {}; // before each micro-batch is computed
+  config::ProgressStyle progress = config::ProgressStyle::kNone; // of rank 0, where it takes long
 };
 
 // Runs over the first max_batches * micro_batch_size samples of `data` (0: all of them) without gradients, the ranks

@@ -335,7 +335,8 @@ absl::Status Trainer::evaluate() {
           step_->micro_batches(), eval_data_, config_.train.micro_batch_size, config_.eval.batches,
           models_.teacher != nullptr, mesh_,
           {.asked_to_stop = [this] { return stop_.received() != 0; },
-           .before_batch = [this] { context_->watchdog().report_progress(state_.step, "evaluation"); }}));
+           .before_batch = [this] { context_->watchdog().report_progress(state_.step, "evaluation"); },
+           .progress = config_.run.progress}));
   if (result.interrupted) {
     stopped_ = true;
     return absl::OkStatus();

@@ -60,7 +60,7 @@ std::optional<uint64_t> parse_checksum(std::string_view text) {
   return whole ? std::optional(value) : std::nullopt;
 }
 
-absl::StatusOr<uint64_t> file_checksum(const std::string& path) {
+absl::StatusOr<uint64_t> file_checksum(const std::string& path, const ReadProgress& progress) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe must not hold us up
   if (fd < 0) {
     const std::string message = absl::StrCat(path, ": cannot open: ", std::strerror(errno));
@@ -84,6 +84,9 @@ absl::StatusOr<uint64_t> file_checksum(const std::string& path) {
       return absl::DataLossError(absl::StrCat(path, ": cannot read: ", why));
     }
     sum.update(buffer.data(), static_cast<size_t>(count));
+    if (progress) {
+      progress(count);
+    }
   }
   ::close(fd);
   return sum.value();

@@ -72,6 +72,7 @@ absl::Status Saver::begin(const TrainState& state) {
   saving_->began = began;
   if (mesh_.replicate_rank == 0) { // all replicas have the same shards
     std::vector<NamedTensor> tensors = state_tensors(model_, optimizer_);
+    saving_->tensor_bytes = state_bytes(tensors);
     if (snapshot_) {
       snapshot_->take(tensors);
     }
@@ -102,6 +103,10 @@ absl::Status Saver::write_shards(const std::vector<NamedTensor>& tensors) {
   const auto sink = [&](const char* data, size_t size) {
     sums.update(data, size);
     saving_->file_bytes += static_cast<int64_t>(size);
+    saving_->written = saving_->file_bytes;
+    if (!snapshot_) { // on the thread that waits
+      report_waiting();
+    }
   };
   ASSIGN_OR_RETURN(
       auto writer, hf::SafetensorsWriter::create((folder / rank_file(mesh_.shard_rank)).string(), entries, {}, sink));
@@ -118,6 +123,12 @@ absl::Status Saver::write_shards(const std::vector<NamedTensor>& tensors) {
   }
   saving_->block_sums = sums.finish();
   return status;
+}
+
+void Saver::report_waiting() const {
+  if (options_.waiting) {
+    options_.waiting(saving_->written, saving_->tensor_bytes);
+  }
 }
 
 void Saver::before_update() {
@@ -240,8 +251,9 @@ absl::StatusOr<Saved> Saver::end(absl::Status status) {
 std::optional<absl::StatusOr<Saved>> Saver::finish() {
   const Clock::time_point began = Clock::now();
   while (saving_) {
-    if (saving_->work.valid()) {
-      saving_->work.wait();
+    constexpr std::chrono::milliseconds kReport{100};
+    while (saving_->work.valid() && saving_->work.wait_for(kReport) != std::future_status::ready) {
+      report_waiting();
     }
     const int64_t failed = sharding::sum_over_ranks(mesh_, vote().failed);
     saving_->wait_seconds = seconds_since(began);

@@ -2,6 +2,7 @@
 
 #include <absl/status/statusor.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <future>
@@ -24,6 +25,9 @@ struct SaverOptions {
   at::Tensor copy_memory;
   // Called by rank 0 on any thread before a checkpoint becomes complete, to sync the files that belong to it.
   std::function<absl::Status()> before_publish;
+  // Called where training waits for the writing of this rank's file, on the thread that calls begin() or finish(), with
+  // how much of it is written.
+  std::function<void(int64_t bytes, int64_t total)> waiting;
 };
 
 struct Saved {
@@ -82,10 +86,13 @@ class Saver {
     double wait_seconds = 0;
     std::vector<uint64_t> block_sums;
     int64_t file_bytes = 0; // of one rank's file
+    int64_t tensor_bytes = 0; // of them, as far as known before the file is written
+    std::atomic<int64_t> written = 0; // bytes
   };
 
   absl::Status write_shards(const std::vector<NamedTensor>& tensors);
   void start(std::function<absl::Status()> work);
+  void report_waiting() const;
   void collect_result();
   std::vector<std::vector<uint64_t>> exchange_sums();
   absl::Status publish_on_main(const std::vector<std::vector<uint64_t>>& sums);

@@ -118,11 +118,14 @@ absl::Status VerifiedFile::read(int64_t offset, int64_t size, char* out) {
   return absl::OkStatus();
 }
 
-absl::Status VerifiedFile::verify() {
+absl::Status VerifiedFile::verify(const base::ReadProgress& progress) {
   buffered_ = -1;
   buffer_.resize(static_cast<size_t>(std::min(kBlockBytes, bytes_)));
   for (int64_t block = 0; block * kBlockBytes < bytes_; ++block) {
     RETURN_IF_ERROR(read_block(block, buffer_.data()));
+    if (progress) {
+      progress(block_size(block));
+    }
   }
   return absl::OkStatus();
 }

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "data/base/checksum.h"
+
 // Writing and reading files that have a checksum for each block of kBlockBytes.
 namespace distill::checkpoint {
 
@@ -41,7 +43,7 @@ class VerifiedFile {
   // Reads bytes [offset, offset + size), which must be within the file.
   absl::Status read(int64_t offset, int64_t size, char* out);
   // Verifies all blocks.
-  absl::Status verify();
+  absl::Status verify(const base::ReadProgress& progress = {});
 
  private:
   VerifiedFile(std::string path, int fd, int64_t bytes, const std::vector<uint64_t>& block_sums)

@@ -7,13 +7,13 @@
 
 namespace distill::checkpoint {
 
-absl::StatusOr<VerifiedCheckpoint> verify_checkpoint(const std::string& folder) {
+absl::StatusOr<VerifiedCheckpoint> verify_checkpoint(const std::string& folder, const base::ReadProgress& progress) {
   ASSIGN_OR_RETURN(const auto index, read_index(folder));
   VerifiedCheckpoint verified{index.state.step, static_cast<int64_t>(index.files.size()) + 2, 0};
   base::ProblemList problems;
   for (const ShardFile& entry : index.files) {
     const auto file = VerifiedFile::open(folder + "/" + entry.name, entry.bytes, entry.block_sums);
-    problems.add(file.ok() ? (*file)->verify() : file.status());
+    problems.add(file.ok() ? (*file)->verify(progress) : file.status());
     verified.bytes += entry.bytes;
   }
   RETURN_IF_ERROR(problems.status(absl::StatusCode::kDataLoss));

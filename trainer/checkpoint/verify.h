@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "data/base/checksum.h"
+
 namespace distill::checkpoint {
 
 struct VerifiedCheckpoint {
@@ -13,6 +15,7 @@ struct VerifiedCheckpoint {
 };
 
 // Reads a whole checkpoint and verifies all checksums. DataLoss lists all damaged files.
-absl::StatusOr<VerifiedCheckpoint> verify_checkpoint(const std::string& folder);
+absl::StatusOr<VerifiedCheckpoint> verify_checkpoint(
+    const std::string& folder, const base::ReadProgress& progress = {});
 
 } // namespace distill::checkpoint

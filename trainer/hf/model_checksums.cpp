@@ -68,7 +68,7 @@ absl::StatusOr<std::map<std::string, uint64_t>> parse_checksums(std::string_view
   return sums;
 }
 
-absl::StatusOr<VerifiedFolder> verify_model_folder(const std::string& folder) {
+absl::StatusOr<VerifiedFolder> verify_model_folder(const std::string& folder, const base::ReadProgress& progress) {
   const std::string list = (fs::path(folder) / kChecksumsFile).string();
   const auto text = base::read_text_file(list, kMaxBytes);
   if (!text.ok()) {
@@ -86,7 +86,7 @@ absl::StatusOr<VerifiedFolder> verify_model_folder(const std::string& folder) {
   base::ProblemList problems;
   for (const auto& [name, expected] : *sums) {
     const std::string file = (fs::path(folder) / name).string();
-    const std::optional<uint64_t> sum = problems.take(base::file_checksum(file));
+    const std::optional<uint64_t> sum = problems.take(base::file_checksum(file, progress));
     if (sum && *sum != expected) {
       problems.add(absl::StrCat(
           file, ": is damaged, or its line in ", kChecksumsFile, " is: expected checksum ",

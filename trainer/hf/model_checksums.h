@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "data/base/checksum.h"
+
 // checksums.xxh3 of a model folder: a line "XXH3 (<file>) = <16 hexadecimal digits>" for each file, as `xxhsum -H3
 // --tag` prints.
 namespace distill::hf {
@@ -25,6 +27,6 @@ struct VerifiedFolder {
 
 // Checks all files that the folder's checksums.xxh3 names. NotFound: the folder has no such list, because distill did
 // not write it. DataLoss lists all files that are missing or damaged.
-absl::StatusOr<VerifiedFolder> verify_model_folder(const std::string& folder);
+absl::StatusOr<VerifiedFolder> verify_model_folder(const std::string& folder, const base::ReadProgress& progress = {});
 
 } // namespace distill::hf

@@ -4,6 +4,7 @@
 
 #include "trainer/config/dtypes.h"
 #include "trainer/hf/save_model.h"
+#include "trainer/metrics/task_progress.h"
 
 namespace distill::trainer {
 
@@ -19,8 +20,11 @@ absl::Status save_trained_model(
   options.dtype = config::scalar_type(config.checkpoint.model_dtype, student.config());
   options.replace = true;
   int64_t gathered = 0;
+  metrics::TaskProgress progress(
+      "writing the model", student.num_units(), "units",
+      mesh.is_main() ? config.run.progress : config::ProgressStyle::kNone);
   const auto flat = [&](size_t unit) -> absl::StatusOr<at::Tensor> {
-    ++gathered;
+    progress.update(gathered++);
     return student.gather_master(static_cast<int64_t>(unit), mesh.gather.get());
   };
   absl::Status status;

@@ -10,6 +10,8 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/verify.h"
 #include "trainer/hf/model_checksums.h"
+#include "trainer/metrics/status_line.h"
+#include "trainer/metrics/task_progress.h"
 
 namespace distill::trainer {
 namespace {
@@ -17,33 +19,52 @@ namespace {
 namespace fs = std::filesystem;
 using Report = std::function<void(const std::string& line)>;
 
+struct Output {
+  Report report;
+  base::ReadProgress progress;
+};
+
 bool holds(const fs::path& folder, const char* name) {
   std::error_code error;
   return fs::exists(folder / name, error);
 }
 
-absl::Status verify_checkpoint(const std::string& folder, const Report& report) {
-  ASSIGN_OR_RETURN(const checkpoint::VerifiedCheckpoint verified, checkpoint::verify_checkpoint(folder));
-  report(absl::StrFormat(
+// The sizes of all files below the folder: what a verification reads at most.
+int64_t bytes_below(const std::string& folder) {
+  int64_t bytes = 0;
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    if (it->is_regular_file(ignored)) {
+      const auto size = it->file_size(ignored);
+      bytes += ignored ? 0 : static_cast<int64_t>(size);
+    }
+  }
+  return bytes;
+}
+
+absl::Status verify_checkpoint(const std::string& folder, const Output& out) {
+  ASSIGN_OR_RETURN(const checkpoint::VerifiedCheckpoint verified, checkpoint::verify_checkpoint(folder, out.progress));
+  out.report(absl::StrFormat(
       "%s: checkpoint of step %d, %d files, %d bytes: every checksum fits", folder, verified.step, verified.files,
       verified.bytes));
   return absl::OkStatus();
 }
 
-absl::Status verify_model(const std::string& folder, const Report& report) {
-  ASSIGN_OR_RETURN(const hf::VerifiedFolder verified, hf::verify_model_folder(folder));
-  report(absl::StrFormat(
+absl::Status verify_model(const std::string& folder, const Output& out) {
+  ASSIGN_OR_RETURN(const hf::VerifiedFolder verified, hf::verify_model_folder(folder, out.progress));
+  out.report(absl::StrFormat(
       "%s: model folder, %d files, %d bytes: every checksum fits", folder, verified.files, verified.bytes));
   return absl::OkStatus();
 }
 
-absl::Status verify_run(const std::string& folder, const Report& report) {
+absl::Status verify_run(const std::string& folder, const Output& out) {
   std::vector<absl::Status> results;
   for (const auto& [step, path] : checkpoint::complete_checkpoints(folder)) {
-    results.push_back(verify_checkpoint(path.string(), report));
+    results.push_back(verify_checkpoint(path.string(), out));
   }
   if (const fs::path model = fs::path(folder) / "model"; holds(model, "config.json")) {
-    results.push_back(verify_model(model.string(), report));
+    results.push_back(verify_model(model.string(), out));
   }
   if (results.empty()) {
     return absl::NotFoundError(folder + ": a run folder without a complete checkpoint or a model");
@@ -58,14 +79,18 @@ absl::Status verify_run(const std::string& folder, const Report& report) {
 } // namespace
 
 absl::Status verify(const std::string& path, const Report& report) {
+  metrics::TaskProgress progress("verifying", bytes_below(path), "bytes", config::ProgressStyle::kAuto);
+  const Output out{
+      [&](const std::string& line) { metrics::print_above_status_line([&] { report(line); }); },
+      [&](int64_t bytes) { progress.add(bytes); }};
   if (holds(path, checkpoint::kMarkerFile) || holds(path, checkpoint::kIndexFile)) {
-    return verify_checkpoint(path, report);
+    return verify_checkpoint(path, out);
   }
   if (holds(path, "config.json") || holds(path, hf::kChecksumsFile)) {
-    return verify_model(path, report);
+    return verify_model(path, out);
   }
   if (holds(path, "config.yaml") || holds(path, "checkpoints")) {
-    return verify_run(path, report);
+    return verify_run(path, out);
   }
   return absl::NotFoundError(absl::StrCat(
       path, ": expected a checkpoint (", checkpoint::kMarkerFile,

@@ -117,9 +117,11 @@ absl::Status Trainer::load(PreparedRun prepared) {
   const Environment& environment = context_->environment();
   ASSIGN_OR_RETURN(HostMemory memory, take_host_memory(environment, *plan_));
   Inputs& inputs = prepared.inputs;
-  models_ = load_models(
-      config_, environment, mesh_, inputs.student, inputs.teacher ? &*inputs.teacher : nullptr,
-      std::move(memory.optimizer));
+  ASSIGN_OR_RETURN(
+      models_,
+      load_models(
+          config_, environment, mesh_, inputs.student, inputs.teacher ? &*inputs.teacher : nullptr,
+          std::move(memory.optimizer)));
   step_ = std::make_unique<TrainStep>(
       config_, mesh_, models_, ActivationMemory{plan_->shape.policies, std::move(memory.activations)});
   throughput_ = std::make_unique<metrics::Throughput>(

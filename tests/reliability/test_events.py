@@ -16,11 +16,13 @@ POISON = 200
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    """A student with an infinite row in its embedding, and tokens that are easy to guess, but for two steps."""
+    """A student with a token whose embedding has no norm (0 / 0), and tokens easy to guess but for two steps."""
     folder = tmp_path_factory.mktemp("events")
     student = tiny.make_model(folder / "student", "llama", seed=1, tied=False)
     weights = tiny.load_weights(student)
-    weights["model.embed_tokens.weight"][POISON, 3] = np.inf
+    settings = folder / "student" / "config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"rms_norm_eps": 1e-60}))
+    weights["model.embed_tokens.weight"][POISON] = 0
     save_file(weights, folder / "student" / "model.safetensors", metadata={"format": "pt"})
     tokens = np.tile(np.arange(8), STEPS * BATCH * SEQ_LEN // 8 + 1)[: STEPS * BATCH * SEQ_LEN + 1]
     begin = (SPIKE - 1) * BATCH * SEQ_LEN

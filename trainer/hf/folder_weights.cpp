@@ -100,9 +100,37 @@ class TensorCheck {
   std::vector<std::string> missing_, unexpected_, misshapen_, mistyped_, notes_;
 };
 
+// "[3, 17]" for an element's index in a tensor of that shape.
+std::string position_text(int64_t index, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> position(shape.size());
+  for (size_t dim = shape.size(); dim > 0; --dim) {
+    position[dim - 1] = index % shape[dim - 1];
+    index /= shape[dim - 1];
+  }
+  return shape_text(position);
+}
+
 class HfWeights : public models::WeightSource {
  public:
   explicit HfWeights(ModelFiles files) : files_(std::move(files)) {}
+
+  absl::Status status() const override {
+    std::vector<std::string> lines;
+    for (const auto& [name, bad] : bad_) {
+      if (lines.size() == kNamesListed) {
+        lines.push_back(absl::StrCat("  and ", bad_.size() - kNamesListed, " more tensors"));
+        break;
+      }
+      const SafetensorsFile& file = files_.files[files_.file_of.at(name)];
+      lines.push_back(absl::StrFormat(
+          "  %s: tensor %s: expected finite weights, found %d NaN or infinite value(s), the first at %s", file.path(),
+          name, bad.count, position_text(bad.first, file.find(name)->shape)));
+    }
+    return lines.empty()
+        ? absl::OkStatus()
+        : absl::InvalidArgumentError(absl::StrCat(
+              "weights that are not finite cannot be trained or evaluated:\n", absl::StrJoin(lines, "\n")));
+  }
 
  protected:
   void copy_tensor(const models::FlatPiece& piece, int64_t first, at::Tensor dst) const override {
@@ -112,11 +140,20 @@ class HfWeights : public models::WeightSource {
     }
     TORCH_CHECK(found != files_.file_of.end(), "tensor '", piece.part->hf_name, "' is not in the model's files");
     const SafetensorsFile& file = files_.files[found->second];
-    file.copy_elements(*file.find(found->first), first, std::move(dst));
+    NonFinite bad;
+    file.copy_elements(*file.find(found->first), first, std::move(dst), &bad);
+    if (bad.count > 0) {
+      const auto [entry, is_new] = bad_.emplace(found->first, bad);
+      if (!is_new) {
+        entry->second.count += bad.count;
+        entry->second.first = std::min(entry->second.first, bad.first);
+      }
+    }
   }
 
  private:
   ModelFiles files_;
+  mutable std::map<std::string, NonFinite> bad_; // by tensor; weights are read by one thread
 };
 
 } // namespace

@@ -8,7 +8,8 @@
 namespace distill::hf {
 namespace {
 
-constexpr int64_t kCopyChunk = int64_t{1} << 22; // elements converted at a time
+constexpr int64_t kReleaseChunk = int64_t{1} << 22; // elements after which the file's pages are released
+constexpr int64_t kCopyChunk = int64_t{1} << 17; // elements converted at a time: still in a cache when they are checked
 
 } // namespace
 
@@ -24,7 +25,7 @@ const TensorInfo* SafetensorsFile::find(const std::string& name) const {
   return found == header_.tensors.end() ? nullptr : &found->second;
 }
 
-void SafetensorsFile::copy_elements(const TensorInfo& tensor, int64_t first, at::Tensor dst) const {
+void SafetensorsFile::copy_elements(const TensorInfo& tensor, int64_t first, at::Tensor dst, NonFinite* bad) const {
   const std::optional<at::ScalarType> dtype = scalar_type_of(tensor.dtype);
   TORCH_CHECK(dtype.has_value(), path(), ": tensors of dtype ", tensor.dtype, " cannot be read");
   TORCH_CHECK(
@@ -34,6 +35,7 @@ void SafetensorsFile::copy_elements(const TensorInfo& tensor, int64_t first, at:
   const char* source = file_.text().data() + header_.data_begin + tensor.begin;
   at::Tensor flat = dst.view({-1});
   at::Tensor aligned; // a copy, for files whose data does not start at a multiple of the element's size
+  int64_t released = 0;
   for (int64_t done = 0; done < flat.numel(); done += kCopyChunk) {
     const int64_t count = std::min(kCopyChunk, flat.numel() - done);
     const char* begin = source + (first + done) * element;
@@ -47,8 +49,14 @@ void SafetensorsFile::copy_elements(const TensorInfo& tensor, int64_t first, at:
     } else {
       part.copy_(at::from_blob(const_cast<char*>(begin), {count}, *dtype));
     }
-    const auto offset = static_cast<uint64_t>(begin - file_.text().data());
-    file_.release(offset, offset + static_cast<uint64_t>(count * element));
+    if (bad != nullptr) {
+      add_non_finite(part, first + done, *bad);
+    }
+    if (const int64_t copied = done + count; copied - released >= kReleaseChunk || copied == flat.numel()) {
+      const auto offset = static_cast<uint64_t>(source - file_.text().data() + (first + released) * element);
+      file_.release(offset, offset + static_cast<uint64_t>((copied - released) * element));
+      released = copied;
+    }
   }
 }
 

@@ -13,6 +13,7 @@
 #include "data/base/checksum.h"
 #include "data/base/durable_file.h"
 #include "data/base/mapped_file.h"
+#include "trainer/hf/non_finite.h"
 
 // The safetensors format: the length of the header (8 bytes, little-endian), a JSON header, the tensors' bytes one
 // after the other. Errors name the file and the tensor, and say what was expected and what was found.
@@ -57,8 +58,9 @@ class SafetensorsFile {
   const TensorInfo* find(const std::string& name) const; // null: no such tensor
 
   // Copies elements [first, first + dst.numel()) of a tensor to `dst`, a contiguous CPU tensor, converted to its dtype.
-  // Releases the file's pages afterwards.
-  void copy_elements(const TensorInfo& tensor, int64_t first, at::Tensor dst) const;
+  // Releases the file's pages afterwards. `bad`: receives those that are not finite after the conversion, by their
+  // index in the tensor.
+  void copy_elements(const TensorInfo& tensor, int64_t first, at::Tensor dst, NonFinite* bad = nullptr) const;
 
  private:
   SafetensorsFile(base::MappedFile file, SafetensorsHeader header)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <absl/status/status.h>
 
 #include "trainer/models/layout.h"
 #include "trainer/models/model_config.h"
@@ -16,6 +17,12 @@ class WeightSource {
   // Elements [flat_begin, flat_begin + dst.numel()) of the unit's flat buffer, converted to dst's dtype. Alignment gaps
   // and everything past layout.numel become zero. dst: one-dimensional, contiguous, floating point, on any device.
   void copy_range(const UnitLayout& layout, int64_t flat_begin, at::Tensor dst) const;
+
+  // InvalidArgument: some of the values that copy_range has given so far are not finite; names the file and the
+  // tensors.
+  virtual absl::Status status() const {
+    return absl::OkStatus();
+  }
 
   // Whether values can be written directly on this device; for other devices they are made on the host and copied.
   virtual bool writes_to(at::Device device) const {

@@ -82,7 +82,8 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
 
   const trainer::ModelSource student{shape.student, nullptr};
   const trainer::ModelSource teacher{shape.teacher.value_or(models::ModelConfig{}), nullptr};
-  trainer::LoadedModels models = trainer::load_models(
+  // Nothing is read, and nothing can fail.
+  trainer::LoadedModels models = *trainer::load_models(
       config, environment, *mesh, student, shape.teacher ? &teacher : nullptr,
       state_on_host ? device::HostSlab::simulated() : nullptr);
   trainer::TrainStep step(config, *mesh, models, {shape.policies, host_activations}, blocks.functions(simulation));

@@ -26,7 +26,7 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
   }
 }
 
-void ModelShards::load(const models::WeightSource& source) {
+void ModelShards::load(const models::WeightSource& source, const std::function<void(int64_t elements)>& loaded) {
   for (UnitShard& unit : units_) {
     at::Tensor target = unit.master.defined() ? unit.master : unit.weights;
     if (target.device() != options_.device && source.writes_to(options_.device)) {
@@ -36,6 +36,9 @@ void ModelShards::load(const models::WeightSource& source) {
       target.copy_(made);
     } else {
       source.copy_range(unit.layout, unit.shard.begin, target);
+    }
+    if (loaded) {
+      loaded(unit.shard.numel);
     }
   }
   refresh_weights();

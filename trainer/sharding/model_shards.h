@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <vector>
 
 #include "trainer/device/host_slab.h"
@@ -57,7 +58,8 @@ class ModelShards {
   ModelShards(models::ModelConfig config, const ShardOptions& options);
 
   // Reads this rank's part of every unit.
-  void load(const models::WeightSource& source);
+  // `loaded`: told of the elements of each unit that has been read.
+  void load(const models::WeightSource& source, const std::function<void(int64_t elements)>& loaded = {});
 
   const models::ModelConfig& config() const {
     return config_;

@@ -1,40 +1,70 @@
 #include "trainer/step/loaded_models.h"
 
+#include "data/base/problem_list.h"
+#include "data/base/status_macros.h"
 #include "trainer/config/dtypes.h"
 #include "trainer/device/memory_tracker.h"
+#include "trainer/metrics/task_progress.h"
 
 namespace distill::trainer {
+namespace {
 
-std::unique_ptr<sharding::ModelShards> load_model(
-    const Environment& environment, const ModelSource& source, Role role, int64_t shard_rank, int64_t shard_size,
-    std::shared_ptr<device::HostSlab> host_state) {
+absl::Status load_weights(
+    sharding::ModelShards& model, const models::WeightSource& source, Role role, config::ProgressStyle style) {
+  int64_t elements = 0;
+  for (int64_t unit = 0; unit < model.num_units(); ++unit) {
+    elements += model.unit(unit).shard.numel;
+  }
+  const auto stored = static_cast<int64_t>(c10::elementSize(model.options().compute_dtype));
+  metrics::TaskProgress progress(
+      role == Role::kTeacher ? "reading the teacher's weights" : "reading the student's weights", elements * stored,
+      "bytes", style);
+  model.load(source, [&](int64_t loaded) { progress.add(loaded * stored); });
+  return source.status();
+}
+
+} // namespace
+
+absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
+    const Environment& environment, const ModelSource& source, Role role, LoadOptions load) {
   sharding::ShardOptions options;
   options.device = environment.device;
   options.compute_dtype = role == Role::kTeacher ? environment.teacher_dtype : environment.student_dtype;
   options.trainable = role == Role::kStudent;
-  options.rank = shard_rank;
-  options.world_size = shard_size;
-  options.host_state = std::move(host_state);
+  options.rank = load.shard_rank;
+  options.world_size = load.shard_size;
+  options.host_state = std::move(load.host_state);
   const device::LabelScope label(role == Role::kTeacher ? device::Category::kTeacher : device::Category::kStudent);
   auto model = std::make_unique<sharding::ModelShards>(source.config, options);
   if (source.weights != nullptr) {
-    model->load(*source.weights);
+    RETURN_IF_ERROR(load_weights(*model, *source.weights, role, load.progress));
   }
   return model;
 }
 
-LoadedModels load_models(
+absl::StatusOr<LoadedModels> load_models(
     const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
     const ModelSource& student, const ModelSource* teacher, std::shared_ptr<device::HostSlab> host_state) {
   const config::ParallelSection& parallel = config.parallel;
-  LoadedModels models;
-  models.student =
-      load_model(environment, student, Role::kStudent, mesh.shard_rank, mesh.shard_size, std::move(host_state));
+  LoadOptions load{mesh.shard_rank, mesh.shard_size};
+  load.progress = mesh.is_main() ? config.run.progress : config::ProgressStyle::kNone;
+  LoadOptions student_load = load;
+  student_load.host_state = std::move(host_state);
+  // Both are read before either is judged, so that one error names the tensors of both.
+  auto loaded_student = load_model(environment, student, Role::kStudent, std::move(student_load));
+  absl::StatusOr<std::unique_ptr<sharding::ModelShards>> loaded_teacher = nullptr;
   if (teacher != nullptr) {
-    const bool shards = parallel.shard_teacher;
-    models.teacher =
-        load_model(environment, *teacher, Role::kTeacher, shards ? mesh.shard_rank : 0, shards ? mesh.shard_size : 1);
+    if (!parallel.shard_teacher) {
+      load.shard_rank = 0;
+      load.shard_size = 1;
+    }
+    loaded_teacher = load_model(environment, *teacher, Role::kTeacher, std::move(load));
   }
+  base::ProblemList problems;
+  LoadedModels models;
+  models.student = problems.take(std::move(loaded_student)).value_or(nullptr);
+  models.teacher = problems.take(std::move(loaded_teacher)).value_or(nullptr);
+  RETURN_IF_ERROR(problems.status());
   sharding::SlotOptions options;
   options.prefetch = parallel.prefetch;
   options.accumulation = parallel.accumulate == config::Accumulate::kKeepFull ? sharding::Accumulation::kKeepFull

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <absl/status/statusor.h>
+
 #include <memory>
 
 #include "trainer/config/config.h"
@@ -24,11 +26,17 @@ enum class Role {
   kFrozenStudent, // for evaluation
 };
 
-// This rank's shards of one model on the environment's device. With `host_state`, master weights and moments are stored
-// there.
-std::unique_ptr<sharding::ModelShards> load_model(
-    const Environment& environment, const ModelSource& source, Role role, int64_t shard_rank = 0,
-    int64_t shard_size = 1, std::shared_ptr<device::HostSlab> host_state = nullptr);
+// Which part of a model a rank loads, and how.
+struct LoadOptions {
+  int64_t shard_rank = 0, shard_size = 1;
+  std::shared_ptr<device::HostSlab> host_state = nullptr; // master weights and moments are stored there
+  config::ProgressStyle progress = config::ProgressStyle::kNone; // of loads that take long
+};
+
+// This rank's shards of one model on the environment's device. InvalidArgument names the tensors whose weights are not
+// finite.
+absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
+    const Environment& environment, const ModelSource& source, Role role, LoadOptions load = {});
 
 // Both models of a training run on this rank, and the slots that their gathered units pass through.
 struct LoadedModels {
@@ -37,8 +45,8 @@ struct LoadedModels {
   std::unique_ptr<sharding::ModelShards> teacher; // null: hard labels only
 };
 
-// `teacher` null: none. `host_state` as for load_model.
-LoadedModels load_models(
+// `teacher` null: none. `host_state` and errors as for load_model.
+absl::StatusOr<LoadedModels> load_models(
     const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
     const ModelSource& student, const ModelSource* teacher, std::shared_ptr<device::HostSlab> host_state);
 

@@ -15,10 +15,11 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
   ASSIGN_OR_RETURN(const Environment environment, resolve_environment(config));
   configure_libtorch(config.train, environment.device);
   ASSIGN_OR_RETURN(const Inputs inputs, open_inputs(config, environment, config::Purpose::kEvaluate));
-  const auto student = load_model(environment, inputs.student, Role::kFrozenStudent);
+  const LoadOptions load{.progress = config.run.progress};
+  ASSIGN_OR_RETURN(const auto student, load_model(environment, inputs.student, Role::kFrozenStudent, load));
   std::unique_ptr<sharding::ModelShards> teacher;
   if (inputs.teacher) {
-    teacher = load_model(environment, *inputs.teacher, Role::kTeacher);
+    ASSIGN_OR_RETURN(teacher, load_model(environment, *inputs.teacher, Role::kTeacher, load));
   }
   const launch::StopSignal stop("ending the evaluation without a result, then exit code 1");
   const auto start = std::chrono::steady_clock::now();
@@ -27,9 +28,15 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
       const EvaluationResult result,
       evaluate_dataset(
           micro, inputs.eval_data, config.train.micro_batch_size, config.eval.batches, inputs.teacher.has_value(),
-          sharding::Mesh{}, {.asked_to_stop = [&stop] { return stop.received() != 0; }}));
+          sharding::Mesh{},
+          {.asked_to_stop = [&stop] { return stop.received() != 0; }, .progress = config.run.progress}));
   if (result.interrupted) {
     return absl::CancelledError(absl::StrFormat("evaluation stopped by signal %d", stop.received()));
+  }
+  if (result.means.valid_tokens == 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "data.eval: expected tokens with a target, found none in its %d sequences%s; there is nothing to measure",
+        result.samples, config.eval.batches > 0 ? absl::StrFormat(" (eval.batches: %d)", config.eval.batches) : ""));
   }
   EvalReport report;
   report.means = result.means;

@@ -144,6 +144,37 @@ TEST_F(WeightsTest, GapsAndTheTailAreZero) {
   EXPECT_EQ(flat.mul(1 - used).abs().sum().item<float>(), 0);
 }
 
+TEST_F(WeightsTest, WeightsThatAreNotFiniteAreNamed) {
+  constexpr int64_t kElements = int64_t{1} << 20; // several chunks
+  for (const at::ScalarType stored : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    at::Tensor values = at::ones({kElements}, stored);
+    values[kElements - 1] = std::nan("");
+    values[kElements / 2] = -std::numeric_limits<double>::infinity();
+    ASSERT_TRUE(write_safetensors(path("bad"), {{"w", values}}).ok());
+    const auto file = SafetensorsFile::open(path("bad"));
+    ASSERT_TRUE(file.ok()) << file.status();
+    for (const at::ScalarType wanted : {at::kFloat, at::kBFloat16}) {
+      NonFinite bad;
+      at::Tensor copy = at::empty({kElements - 1}, wanted);
+      file->copy_elements(*file->find("w"), 1, copy, &bad);
+      EXPECT_EQ(bad.count, 2);
+      EXPECT_EQ(bad.first, kElements / 2);
+    }
+  }
+}
+
+TEST_F(WeightsTest, LargeAndTinyFiniteWeightsAreNoError) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+    const double largest = type == at::kHalf ? 65504.0 : 3.3e38;
+    NonFinite bad;
+    add_non_finite(at::tensor({largest, -largest, 0.0, -0.0, 1e-45}, at::kDouble).to(type), 0, bad);
+    EXPECT_EQ(bad.count, 0) << type;
+    add_non_finite(at::full({3}, std::numeric_limits<double>::infinity(), type), 7, bad);
+    EXPECT_EQ(bad.count, 3) << type;
+    EXPECT_EQ(bad.first, 7) << type;
+  }
+}
+
 // Bytes of file pages resident in this process.
 int64_t resident_file_bytes() {
   std::ifstream statm("/proc/self/statm");

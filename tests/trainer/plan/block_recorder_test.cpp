@@ -20,7 +20,7 @@ Seen simulate(
   device::Simulation simulation(target);
   const auto mesh = sharding::simulated_mesh(ranks, 1);
   const trainer::ModelSource student{trainer::tiny_model(3), nullptr}, teacher{trainer::tiny_model(2, 32), nullptr};
-  trainer::LoadedModels models = trainer::load_models(
+  trainer::LoadedModels models = *trainer::load_models(
       config, {at::Device(at::kMeta), dtype, dtype}, *mesh, student, &teacher, /*host_state=*/nullptr);
   trainer::TrainStep step(
       config, *mesh, models, {policies, device::HostSlab::simulated()},

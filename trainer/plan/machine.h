@@ -27,7 +27,8 @@ struct Machine {
 
 // Measured on an H200 with NVLink (docs/performance.md).
 Machine h200();
-// A guess at the CPU that this runs on; not measured.
+// The CPU this runs on, by its instruction set and the number of threads: nothing is measured, so that two plans can be
+// compared. Within a factor of two; `distill plan --calibrate` measures.
 Machine generic_cpu();
 
 // Reads a file that write_machine wrote: JSON with the members' names. NotFound or InvalidArgument names the file and

@@ -64,6 +64,11 @@ std::vector<std::string> Plan::lines() const {
       "memory plan: %s of tensors at the peak (%s), %s of %s of device memory%s; %s pinned on the host",
       bytes_text(memory.peak()), device::phase_name(phase), bytes_text(memory.device_bytes()), bytes_text(device_bytes),
       budget_bytes > 0 ? ", budget " + bytes_text(budget_bytes) : "", bytes_text(memory.host_bytes())));
+  if (!shape.cuda()) {
+    lines.push_back(
+        "memory plan: these are tensors alone; the rss in a step's line is the peak of the whole process, with the "
+        "program, its libraries and the pages of files that it has read");
+  }
   std::vector<std::string> parts;
   const device::PhasePeak& peak = memory.use.phases[static_cast<size_t>(phase)];
   for (size_t i = 0; i < device::kNumCategories; ++i) {

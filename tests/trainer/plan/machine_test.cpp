@@ -38,5 +38,11 @@ TEST_F(MachineFile, NamesTheKeyThatIsMissingOrWrong) {
   EXPECT_FALSE(read_machine(path_ + ".gone").ok());
 }
 
+TEST(GenericCpu, SaysThatNothingWasMeasured) {
+  const Machine machine = generic_cpu();
+  EXPECT_NE(machine.name.find("not calibrated"), std::string::npos) << machine.name;
+  EXPECT_EQ(generic_cpu().matmul_flops, machine.matmul_flops); // two plans can be compared
+}
+
 } // namespace
 } // namespace distill::plan

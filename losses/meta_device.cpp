@@ -26,9 +26,14 @@ at::Tensor count_true(const at::Tensor& mask_N, c10::DeviceType kernels) {
   return mask_N.sum();
 }
 
-at::Tensor true_positions(const at::Tensor& mask_N, int64_t count) {
+at::Tensor true_positions(const at::Tensor& mask_N, int64_t count, c10::DeviceType kernels) {
   if (mask_N.is_meta()) {
-    return at::empty({count, 1}, mask_N.options().dtype(at::kLong)).squeeze(1);
+    const at::TensorOptions int64 = mask_N.options().dtype(at::kLong);
+    at::Tensor positions = at::empty({count}, int64);
+    if (kernels == at::kCPU) {
+      at::empty({count}, int64); // the CPU's nonzero_static has a buffer of the result's size
+    }
+    return positions;
   }
   return at::nonzero_static(mask_N, count, /*fill_value=*/0).squeeze(1);
 }

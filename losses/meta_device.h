@@ -4,8 +4,10 @@
 
 // Running the loss head on libtorch's meta device, whose tensors have shapes and no memory. Such a run makes the same
 // allocations, in the same order and of the same sizes, as a run on the device that the meta tensors stand for, and
-// launches no kernel; the trainer's memory plan counts those allocations. The code of the head is the same for both.
-// What differs is here, in head/products.cpp and in rows/dispatch.cpp: operations without a meta kernel in libtorch.
+// launches no kernel; the trainer's memory plan counts those allocations. (Not made: the buffers of a few bytes for
+// each token that libtorch's CUDA kernels take while they compact and reduce, and scalars on the host.) The code of the
+// head is the same for both. What differs is here, in head/products.cpp and in rows/dispatch.cpp: operations without a
+// meta kernel in libtorch.
 namespace distill::losses {
 
 // The device type whose kernels work on `tensor`: its own, or `planned` for a meta tensor.
@@ -15,11 +17,11 @@ c10::DeviceType kernel_device(const at::Tensor& tensor, c10::DeviceType planned)
 // true. Does nothing for a meta tensor.
 void assert_async(const at::Tensor& condition, const char* message);
 
-// The number of true elements of mask_N: an int64 scalar. `kernels`: see kernel_device().
+// The number of true elements of mask_N: an int64 scalar. `kernels`, here and below: see kernel_device().
 at::Tensor count_true(const at::Tensor& mask_N, c10::DeviceType kernels);
 
 // The positions of the true elements of mask_N, of which there are `count`: int64 [count], without a synchronisation.
-at::Tensor true_positions(const at::Tensor& mask_N, int64_t count);
+at::Tensor true_positions(const at::Tensor& mask_N, int64_t count, c10::DeviceType kernels);
 
 // source[index]: the rows (or elements) of `source` that index_R names, as a new tensor or written into `out`.
 at::Tensor gather_rows(const at::Tensor& source, const at::Tensor& index_R);

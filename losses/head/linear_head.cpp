@@ -109,7 +109,7 @@ HeadRun::HeadRun(
         "linear_head: valid_tokens is not the number of targets that are not ignored");
     num_tokens_ = in.valid_tokens;
     if (gathers_rows(in)) {
-      index_ = true_positions(valid, num_tokens_);
+      index_ = true_positions(valid, num_tokens_, kernels_);
       targets_ = gather_rows(targets_, index_);
       token_weights_ = token_weights_.defined() ? gather_rows(token_weights_, index_) : token_weights_;
       hidden_ = scratch.matrix(plan.gradient_rows, in.hidden_NH.size(1), dtype);

@@ -8,6 +8,9 @@
 namespace distill::losses::testing {
 namespace {
 
+// Smaller allocations are scalars, which libtorch wraps and converts on the host.
+constexpr int64_t kScalarBytes = 8;
+
 // Serves the CPU and the meta device while it lives, and writes down allocations (their bytes) and releases (minus the
 // number of the allocation).
 class Recorder {
@@ -39,7 +42,7 @@ class Recorder {
         int64_t bytes;
       };
       auto* block =
-          new Block{inner_->allocate(bytes), recorder_, ++recorder_->allocations_, static_cast<int64_t>(bytes)};
+          new Block{inner_->allocate(bytes), recorder_, recorder_->next_number(bytes), static_cast<int64_t>(bytes)};
       recorder_->allocated(block->bytes);
       void* data = block->data.get();
       return {
@@ -61,15 +64,18 @@ class Recorder {
     c10::Allocator* inner_;
   };
 
+  int64_t next_number(size_t bytes) {
+    return bytes > kScalarBytes ? ++allocations_ : 0;
+  }
   void allocated(int64_t bytes) {
-    if (bytes > 0) {
+    if (bytes > kScalarBytes) {
       events_.push_back(bytes);
       now_ += bytes;
       peak_ = std::max(peak_, now_);
     }
   }
   void released(int64_t number, int64_t bytes) {
-    if (bytes > 0) {
+    if (bytes > kScalarBytes) {
       events_.push_back(-number);
       now_ -= bytes;
     }
@@ -108,16 +114,22 @@ struct Recorded {
   c10::DeviceType device = at::kCPU;
 };
 
+LossOptions options_for(const LinearHeadInputs& in) {
+  const bool has_teacher = in.teacher_hidden_NG.defined();
+  return {
+      .divergence = has_teacher ? Divergence::kJsd : Divergence::kNone,
+      .hard_weight = in.targets_N.defined() ? 1.0 : 0.0,
+      .soft_weight = has_teacher ? 1.0 : 0.0};
+}
+
 Recorded record(const LinearHeadInputs& in, Gradients gradients, const ChunkOptions& chunks) {
   LinearHeadGrads grads = make_grads(in);
   grads.accumulate = gradients == Gradients::kAccumulated;
   Recorded run;
   const Recorder recorder;
   { // the recorder outlives every tensor that it serves
-    const at::Tensor metrics_MN = linear_head(
-                                      in, {.hard_weight = in.targets_N.defined() ? 1.0 : 0.0}, chunks,
-                                      gradients == Gradients::kNone ? nullptr : &grads)
-                                      .metrics_MN;
+    const at::Tensor metrics_MN =
+        linear_head(in, options_for(in), chunks, gradients == Gradients::kNone ? nullptr : &grads).metrics_MN;
     run.dtype = metrics_MN.scalar_type();
     run.device = metrics_MN.device().type();
   }
@@ -204,7 +216,7 @@ TEST_P(MetaHead, AllocatesAsOnTheCpu) {
 TEST_P(MetaHead, PlansForCudaWithoutADevice) {
   const LinearHeadInputs meta = on_meta(inputs_of(GetParam()), c10::kCUDA);
   const ChunkOptions chunks{.memory_cap_mb = 9};
-  const auto plan = linear_head_plan(meta, {}, chunks, /*needs_grad=*/true);
+  const auto plan = linear_head_plan(meta, options_for(meta), chunks, /*needs_grad=*/true);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->bytes, plan->arena_bytes);
   const int64_t copied = GetParam().strided ? meta.hidden_NH.numel() * meta.hidden_NH.element_size() : 0;

@@ -48,11 +48,14 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
   reduce.init();
 
   const int rows = static_cast<int>(args.num_rows);
-  const Slice slice = block_slice(args, plan, rank);
-  const int first_column = slice.first;
-  const int existing = slice.columns;
+  // This block's slice of every row, and this thread's columns of it.
+  const int first_column = rank * plan.slice;
+  const int existing = static_cast<int>(min(max(args.vocab - first_column, int64_t{0}), int64_t{plan.slice}));
   const int mine = tid * kVector;
-  const Share share = thread_share(slice, tid);
+  Share share;
+  share.first = first_column + mine;
+  share.full = existing < mine + kVector ? 0 : (existing - mine - kVector) / kTileColumns + 1;
+  share.part = min(max(existing - mine - share.full * kTileColumns, 0), kVector);
   Columns<G, Logit, kGeneral> columns{
       args, c, plan, share, shared_address(shared) + static_cast<uint32_t>(tid) * G::kVectorBytes};
   const auto student_side = [&](int tile, float(&z)[kVector]) { columns.student(tile, z); };
@@ -253,7 +256,22 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       }
     }
     if (finishes) {
-      write_metrics<kTeacher>(args, c, reduce, tid, row, parity);
+      SideStats<float> student_again; // merged again: cheaper than registers through two phases
+      SideStats<float> teacher_again;
+      reduce.stats(parity, c, student_again, teacher_again);
+      RowEpilogue<float> end;
+      const RowSums<float> all = reduce.sums(parity, c, end);
+      if (tid % kWarp == 0) {
+        end.has_teacher = kTeacher;
+        end.has_label = args.targets != nullptr;
+        end.label = end.has_label ? args.targets[row] : -1;
+        end.token_weight = args.token_weights == nullptr ? 1.0F : static_cast<const float*>(args.token_weights)[row];
+        end.vocab = args.vocab;
+        end.saved = args.saved == nullptr ? nullptr : static_cast<float*>(args.saved) + row;
+        finish_row(
+            static_cast<float*>(args.metrics) + row, args.metrics_stride, c, student_again,
+            kTeacher ? teacher_again : SideStats<float>{}, all, end);
+      }
     }
     if (tid == 0) {
       reduce.expect(parity); // for the row after the next one

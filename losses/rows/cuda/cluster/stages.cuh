@@ -12,26 +12,6 @@ __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// The columns of every row that this block holds.
-struct Slice {
-  int first; // column
-  int columns; // 0 where the blocks before hold the whole row
-};
-
-__device__ __forceinline__ Slice block_slice(const RowArgs& args, const ClusterPlan& plan, int rank) {
-  const int first = rank * plan.slice;
-  return {first, static_cast<int>(min(max(args.vocab - first, int64_t{0}), int64_t{plan.slice}))};
-}
-
-__device__ __forceinline__ Share thread_share(const Slice& slice, int tid) {
-  const int mine = tid * kVector;
-  Share share;
-  share.first = slice.first + mine;
-  share.full = slice.columns < mine + kVector ? 0 : (slice.columns - mine - kVector) / kTileColumns + 1;
-  share.part = min(max(slice.columns - mine - share.full * kTileColumns, 0), kVector);
-  return share;
-}
-
 // The outputs of a row whose token is ignored. `first_thread`: of the cluster.
 template <typename G, typename Logit, bool kGeneral>
 __device__ __forceinline__ void write_zeros(
@@ -63,28 +43,6 @@ __device__ __forceinline__ void read_column(
   for (int j = 1; j < kVector; ++j) {
     student_logit = j == at ? zs[j] : student_logit;
     teacher_logit = j == at ? zt[j] : teacher_logit;
-  }
-}
-
-// Writes the token metrics of a row, in one warp, after the row's sums have arrived.
-template <bool kTeacher>
-__device__ __forceinline__ void write_metrics(
-    const RowArgs& args, const RowConstants<float>& c, ClusterReduce<kWarps>& reduce, int tid, int row, int parity) {
-  SideStats<float> student; // merged again: cheaper than registers through two phases
-  SideStats<float> teacher;
-  reduce.stats(parity, c, student, teacher);
-  RowEpilogue<float> end;
-  const RowSums<float> all = reduce.sums(parity, c, end);
-  if (tid % kWarp == 0) {
-    end.has_teacher = kTeacher;
-    end.has_label = args.targets != nullptr;
-    end.label = end.has_label ? args.targets[row] : -1;
-    end.token_weight = args.token_weights == nullptr ? 1.0F : static_cast<const float*>(args.token_weights)[row];
-    end.vocab = args.vocab;
-    end.saved = args.saved == nullptr ? nullptr : static_cast<float*>(args.saved) + row;
-    finish_row(
-        static_cast<float*>(args.metrics) + row, args.metrics_stride, c, student,
-        kTeacher ? teacher : SideStats<float>{}, all, end);
   }
 }
 

@@ -132,12 +132,14 @@ def write_json(path, value):
     Path(path).write_text(json.dumps(value))
 
 
-def write_shard(path, documents=8, vocab=VOCAB, seed=0, tokenizer_json=None):
+def write_shard(path, documents=8, vocab=VOCAB, seed=0, tokenizer_json=None, masked=False):
+    """`masked`: no token is in the loss."""
     rng = np.random.default_rng(seed)
     digest, _ = canonical_hash(tokenizer_json or tokenizer())
     shard = Shard(ShardSpec(vocab_size=vocab, tokenizer_hash=digest))
     for _ in range(documents):
-        shard.add(rng.integers(0, vocab, rng.integers(5, 40)).astype(np.int64), None)
+        tokens = rng.integers(0, vocab, rng.integers(5, 40)).astype(np.int64)
+        shard.add(tokens, np.zeros(len(tokens), dtype=bool) if masked else None)
     shard.write(path)
 
 

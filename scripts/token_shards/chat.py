@@ -3,7 +3,7 @@
 import json
 import re
 
-from .inputs import InputError
+from .inputs import InputError, json_name, load_json
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -28,7 +28,7 @@ class ChatTemplate:
                 return_assistant_tokens_mask=marks,
                 **self.special_tokens,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(f"{where}: the chat template fails on this conversation: {error}") from error
         return texts[0], (spans[0] if marks else [])
 
@@ -79,30 +79,57 @@ def check_messages(record, where):
     """The record's messages and tools, None members dropped (parquet has them for absent keys)."""
     messages = record["messages"]
     if isinstance(messages, str):
-        messages = _loads(messages, where, "messages")
+        messages = load_json(messages, f"{where}: messages")
     if not isinstance(messages, list) or not messages:
         raise InputError(f"{where}: messages: expected a list of messages, found {_short(messages)}")
     out = []
     for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise InputError(f"{where}: messages[{index}]: expected an object with a role, found {_short(message)}")
+        place = f"{where}: messages[{index}]"
+        if not isinstance(message, dict):
+            raise InputError(f"{place}: expected an object with role and content, found {json_name(message)}")
+        if not isinstance(message.get("role"), str):
+            raise InputError(f"{place}: expected an object with a role, found {_keys(message)}: {_short(message)}")
+        content = message.get("content")
+        if content is None and message.get("tool_calls") is None:
+            found = "null" if "content" in message else f"no such key ({_keys(message)})"
+            raise InputError(f"{place} ({message['role']}): content: expected text, found {found}")
         message = {name: value for name, value in message.items() if value is not None}
-        if "content" not in message and "tool_calls" not in message:
-            raise InputError(f"{where}: messages[{index}]: expected content, found {_short(message)}")
+        if content is not None:
+            message["content"] = _content_text(content, f"{place} ({message['role']}): content")
         out.append(message)
     tools = record.get("tools")
     if isinstance(tools, str):
-        tools = _loads(tools, where, "tools") if tools else None
+        tools = load_json(tools, f"{where}: tools") if tools else None
     return out, tools or None
 
 
-def _loads(text, where, name):
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{where}: {name}: not valid JSON: {error}") from error
+def _content_text(content, place):
+    """A text as it is; a list of parts, as OpenAI's interface has them, joined: all of them must be texts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        found = f"an object with {_keys(content)}" if isinstance(content, dict) else json_name(content)
+        raise InputError(f"{place}: expected text, or a list of parts of type text, found {found}")
+    texts = []
+    for index, part in enumerate(content):
+        text = part.get("text") if isinstance(part, dict) else part
+        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        if kind != "text":
+            raise InputError(f"{place}[{index}]: expected a part of type text, found type {_short(kind)}")
+        if not isinstance(text, str):
+            found = f"an object with {_keys(part)}" if isinstance(part, dict) else json_name(part)
+            raise InputError(f"{place}[{index}]: expected a part with a text, found {found}")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _keys(value):
+    return f"the keys {', '.join(value) or '(none)'}"
 
 
 def _short(value):
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:
+        return json_name(value)
     return text if len(text) <= 80 else text[:77] + "..."

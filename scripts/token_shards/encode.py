@@ -1,6 +1,5 @@
 """Turns items into tokens. Every worker process has an Encoder."""
 
-import json
 import signal
 from dataclasses import dataclass
 
@@ -8,7 +7,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .chat import ChatTemplate, check_messages
-from .inputs import InputError
+from .inputs import InputError, json_name, load_json
 
 
 @dataclass(frozen=True)
@@ -73,16 +72,13 @@ class Encoder:
             return self._text(item.value, item.where)
         if item.kind == "messages":
             return self._messages(item.value, item.where)
-        try:
-            record = json.loads(item.value)
-        except ValueError as error:
-            raise InputError(f"{item.where}: not valid JSON: {error}") from error
+        record = load_json(item.value, item.where)
         text_key, messages_key = self.options.text_key, self.options.messages_key
         if isinstance(record, dict) and messages_key in record:
             return self._messages({"messages": record[messages_key], "tools": record.get("tools")}, item.where)
         if isinstance(record, dict) and text_key in record:
             return self._text(record[text_key], item.where)
-        found = f"the keys {', '.join(record) or '(none)'}" if isinstance(record, dict) else type(record).__name__
+        found = f"the keys {', '.join(record) or '(none)'}" if isinstance(record, dict) else json_name(record)
         raise InputError(f"{item.where}: expected an object with {text_key} or {messages_key}, found {found}")
 
     def _text(self, text, where):
@@ -92,7 +88,7 @@ class Encoder:
             except UnicodeDecodeError as error:
                 raise InputError(f"{where}: not UTF-8: byte {error.start} is 0x{text[error.start]:02x}") from error
         if not isinstance(text, str):
-            raise InputError(f"{where}: {self.options.text_key}: expected text, found {type(text).__name__}")
+            raise InputError(f"{where}: {self.options.text_key}: expected text, found {json_name(text)}")
         if not text.strip():
             return np.zeros(0, np.uint32), None
         ids = self.tokenizer.encode_batch_fast([_encodable(text, where)], add_special_tokens=False)[0].ids

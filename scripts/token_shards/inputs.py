@@ -3,6 +3,7 @@
 import fnmatch
 import glob
 import gzip
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -13,6 +14,24 @@ TEXT_PATTERNS = ["*.txt", "*.md", "*.jsonl", "*.jsonl.gz", "*.parquet"]
 
 class InputError(Exception):
     """A mistake in the input or in the arguments. The message says the file, the line and the mistake."""
+
+
+def json_name(value):
+    """What JSON calls a value, for errors."""
+    if value is None:
+        return "null"
+    names = ((bool, "true or false"), (str, "text"), ((int, float), "a number"), (list, "a list"), (dict, "an object"))
+    return next((name for kind, name in names if isinstance(value, kind)), f"a {type(value).__name__}")
+
+
+def load_json(text, where):
+    """The value. InputError: the text is not JSON, or nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise InputError(f"{where}: JSON that is nested too deeply to be a document") from error
+    except ValueError as error:
+        raise InputError(f"{where}: not valid JSON: {error}") from error
 
 
 @dataclass

@@ -271,17 +271,53 @@ def test_globs_gzip_and_sources(tmp_path, model):
 
 BAD_LINES = [
     ('{"text": "a"', "in.jsonl:2: not valid JSON"),
-    ('["a"]', "in.jsonl:2: expected an object with text or messages, found list"),
+    ('["a"]', "in.jsonl:2: expected an object with text or messages, found a list"),
+    ("[" * 100_000 + "]" * 100_000, "in.jsonl:2: JSON that is nested too deeply"),
+    ('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}", "in.jsonl:2: JSON that is nested too deeply"),
+    ('{"text": {"body": "a"}}', "in.jsonl:2: text: expected text, found an object"),
+    ('{"text": null}', "in.jsonl:2: text: expected text, found null"),
     ('{"body": "a", "id": 1}', "in.jsonl:2: expected an object with text or messages, found the keys body, id"),
-    ('{"text": 3}', "in.jsonl:2: text: expected text, found int"),
+    ('{"text": 3}', "in.jsonl:2: text: expected text, found a number"),
     ('{"text": "\\ud800"}', "in.jsonl:2: not Unicode text: a lone surrogate at character 0"),
     ('{"messages": []}', "in.jsonl:2: messages: expected a list of messages, found []"),
     ('{"messages": [{"content": "a"}]}', "in.jsonl:2: messages[0]: expected an object with a role"),
-    ('{"messages": [{"role": "user"}]}', "in.jsonl:2: messages[0]: expected content"),
+    (
+        '{"messages": [{"content": "a", "from": "human"}]}',
+        "in.jsonl:2: messages[0]: expected an object with a role, found the keys content, from",
+    ),
+    (
+        '{"messages": [{"role": "user"}]}',
+        "in.jsonl:2: messages[0] (user): content: expected text, found no such key (the keys role)",
+    ),
+    (
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": null}]}',
+        "in.jsonl:2: messages[1] (assistant): content: expected text, found null",
+    ),
+    (
+        '{"messages": [{"role": "user", "content": {"a": 1}}]}',
+        "expected text, or a list of parts of type text, found an",
+    ),
+    (
+        '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, '
+        '{"type": "image_url", "image_url": {"url": "x"}}]}]}',
+        'in.jsonl:2: messages[0] (user): content[1]: expected a part of type text, found type "image_url"',
+    ),
+    ('{"messages": [{"role": "user", "content": [{"type": "text"}]}]}', "content[0]: expected a part with a text"),
+    ('{"messages": null}', "in.jsonl:2: messages: expected a list of messages, found null"),
 ]
 
 
-@pytest.mark.parametrize("line, message", BAD_LINES)
+def test_content_in_parts_is_the_text_of_the_parts(tmp_path, model):
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    for name, content in (("parts", parts), ("whole", "hello")):
+        messages = [{"role": "user", "content": content}, {"role": "assistant", "content": content}]
+        source = write_jsonl(tmp_path / f"{name}.jsonl", [{"messages": messages}])
+        tokenise(model, tmp_path / name, source)
+    assert documents(tmp_path / "parts") == documents(tmp_path / "whole")
+    assert masks(tmp_path / "parts") == masks(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("line, message", BAD_LINES, ids=[message[:60] for _, message in BAD_LINES])
 def test_bad_lines_are_named_and_leave_nothing_behind(tmp_path, model, line, message):
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "fine"}\n' + line + "\n")

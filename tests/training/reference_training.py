@@ -100,7 +100,7 @@ def evaluate(student, teacher, rows, loss):
 
 
 def learning_rate(config, step):
-    """Of the 0-based optimizer step: linear warm-up, then cosine that reaches its end at the last step."""
+    """Of the 0-based optimizer step: linear warm-up, then cosine that reaches its end after the last step."""
     peak, scheduler, steps = config["optimizer"]["lr"], config["scheduler"], config["train"]["steps"]
     warmup, floor = scheduler.get("warmup_steps", 0), scheduler.get("min_lr_ratio", 0.0)
     if step < warmup:
@@ -108,7 +108,7 @@ def learning_rate(config, step):
     if scheduler["type"] == "constant":
         return peak
     assert scheduler["type"] == "cosine", scheduler
-    progress = (step - warmup) / max(1, steps - 1 - warmup)
+    progress = (step - warmup) / max(1, steps - warmup)
     return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 

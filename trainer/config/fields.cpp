@@ -190,7 +190,9 @@ std::vector<Field> scheduler_fields() {
       {"scheduler", "decay_steps", Integer{member<kScheduler, &SchedulerSection::decay_steps>, 0, kMaxSteps}, "steps",
        "Length of the linear decay at the end of the run. 0: a tenth of the run.", kWsd},
       {"scheduler", "min_lr_ratio", Real{member<kScheduler, &SchedulerSection::min_lr_ratio>, 0, 1}, "",
-       "Learning rate of the last step divided by optimizer.lr.", kDecays},
+       "Learning rate at the end of the run divided by optimizer.lr. The decay reaches it with the end of the last step, "
+       "whose own learning rate is still above it.",
+       kDecays},
   };
 }
 

@@ -19,8 +19,8 @@ double learning_rate(const config::SchedulerSection& scheduler, double peak_lr, 
       return peak_lr;
     }
   }
-  // Progress is 0 at the first decaying step and 1 at the last step of the run.
-  const double span = static_cast<double>(std::max<int64_t>(1, total_steps - 1 - decay_begin));
+  // Progress is 0 at the first decaying step and 1 after the last step of the run, so that no step has a rate of 0.
+  const double span = static_cast<double>(std::max<int64_t>(1, total_steps - decay_begin));
   const double progress = std::clamp(static_cast<double>(step - decay_begin) / span, 0.0, 1.0);
   const double shape = scheduler.type == config::LrSchedule::kCosine
       ? 0.5 * (1.0 + std::cos(std::numbers::pi * progress))

@@ -29,17 +29,34 @@ TEST(LearningRate, WarmUpRisesLinearlyFromTheFirstStep) {
   }
 }
 
-TEST(LearningRate, LastStepHasTheMinimum) {
+TEST(LearningRate, TheStepAfterTheLastWouldHaveTheMinimumAndNoStepHasNone) {
   for (const LrSchedule type : {kLinear, kCosine, kWsd}) {
-    EXPECT_NEAR(learning_rate(scheduler(type, 3, 0.1), 2.0, 49, 50), 0.2, 1e-12) << base::enum_name(type);
+    EXPECT_NEAR(learning_rate(scheduler(type, 3, 0.1), 2.0, 50, 50), 0.2, 1e-12) << base::enum_name(type);
+    EXPECT_GT(learning_rate(scheduler(type, 3, 0.1), 2.0, 49, 50), 0.2) << base::enum_name(type);
+    for (const int64_t steps : {2, 3, 50}) {
+      for (int64_t step = 0; step < steps; ++step) {
+        EXPECT_GT(learning_rate(scheduler(type, 1), 2.0, step, steps), 0) << base::enum_name(type) << " " << step;
+      }
+    }
   }
   EXPECT_DOUBLE_EQ(learning_rate(scheduler(kConstant, 3, 0.1), 2.0, 49, 50), 2.0);
 }
 
+// transformers.get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup: progress (t - warmup) / (T - warmup).
+TEST(LearningRate, DecaysAsTransformersDoes) {
+  for (int64_t step = 5; step < 25; ++step) {
+    const double progress = static_cast<double>(step - 5) / 20;
+    EXPECT_NEAR(learning_rate(scheduler(kLinear, 5), 3.0, step, 25), 3.0 * (1 - progress), 1e-12) << step;
+    EXPECT_NEAR(
+        learning_rate(scheduler(kCosine, 5), 3.0, step, 25), 1.5 * (1 + std::cos(std::numbers::pi * progress)), 1e-12)
+        << step;
+  }
+}
+
 TEST(LearningRate, ShapesHalfWay) {
-  EXPECT_DOUBLE_EQ(learning_rate(scheduler(kLinear, 0), 1.0, 50, 101), 0.5);
-  EXPECT_NEAR(learning_rate(scheduler(kCosine, 0), 1.0, 50, 101), 0.5, 1e-12);
-  EXPECT_NEAR(learning_rate(scheduler(kCosine, 0), 1.0, 25, 101), 0.5 * (1 + std::cos(std::numbers::pi / 4)), 1e-12);
+  EXPECT_DOUBLE_EQ(learning_rate(scheduler(kLinear, 0), 1.0, 50, 100), 0.5);
+  EXPECT_NEAR(learning_rate(scheduler(kCosine, 0), 1.0, 50, 100), 0.5, 1e-12);
+  EXPECT_NEAR(learning_rate(scheduler(kCosine, 0), 1.0, 25, 100), 0.5 * (1 + std::cos(std::numbers::pi / 4)), 1e-12);
 }
 
 TEST(LearningRate, WsdIsFlatUntilItsDecay) {
@@ -48,7 +65,7 @@ TEST(LearningRate, WsdIsFlatUntilItsDecay) {
     EXPECT_DOUBLE_EQ(learning_rate(section, 3.0, step, 100), 3.0) << step;
   }
   EXPECT_LT(learning_rate(section, 3.0, 81, 100), 3.0);
-  EXPECT_DOUBLE_EQ(learning_rate(section, 3.0, 99, 100), 0.0);
+  EXPECT_NEAR(learning_rate(section, 3.0, 99, 100), 3.0 / 20, 1e-12);
   // Unset, the decay takes the last tenth.
   EXPECT_DOUBLE_EQ(learning_rate(scheduler(kWsd, 0), 3.0, 90, 100), 3.0);
   EXPECT_LT(learning_rate(scheduler(kWsd, 0), 3.0, 91, 100), 3.0);

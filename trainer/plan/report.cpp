@@ -1,3 +1,5 @@
+#include <absl/strings/strip.h>
+
 #include <nlohmann/json.hpp>
 
 #include "trainer/plan/plan.h"
@@ -78,6 +80,7 @@ std::vector<std::string> Plan::lines() const {
     }
   }
   lines.push_back("memory plan: " + absl::StrJoin(parts, ", "));
+  lines.push_back(shape.head.description);
   lines.push_back(absl::StrFormat(
       "activations: %s%s; predicted %.4g s a step, %.4g tok/s (%s)", models::policies_text(shape.policies),
       automatic ? absl::StrFormat(" (auto, the fastest of %d mixes that fits)", mixes) : "", time.total(),
@@ -108,7 +111,7 @@ std::string Plan::text() const {
       absl::StrCat(
           models::policies_text(shape.policies),
           automatic ? absl::StrFormat("  (auto: the fastest of %d mixes that fits)", mixes) : ""));
-  add_row(text, "loss head", shape.head.description);
+  add_row(text, "loss head", std::string(absl::StripPrefix(shape.head.description, "loss head: ")));
   absl::StrAppendFormat(&text, "time, predicted for %s\n", machine.name);
   for (size_t i = 0; i < time.phases.size(); ++i) {
     add_row(text, metrics::phase_name(static_cast<metrics::Phase>(i)), absl::StrFormat("%18.4f s", time.phases[i]));
@@ -116,8 +119,8 @@ std::string Plan::text() const {
   add_row(
       text, "a step",
       absl::StrFormat(
-          "%18.4f s, of which %.4f lost to collectives (%.4f s overlapped with the compute stream)", time.total(),
-          time.exposed, time.collectives));
+          "%18.4f s, of which %.4f lost to communication (%.4f s of communication, overlapped)", time.total(),
+          time.exposed, time.communication));
   add_row(
       text, "tokens per second",
       absl::StrFormat(
@@ -181,7 +184,7 @@ std::string Plan::json() const {
     json["seconds"][metrics::phase_name(static_cast<metrics::Phase>(i))] = time.phases[i];
   }
   json["seconds"]["step"] = time.total();
-  json["seconds"]["collectives"] = time.collectives;
+  json["seconds"]["communication_overlapped"] = time.communication;
   json["seconds"]["copies"] = time.copies;
   json["tokens_per_second"] = time.tokens_per_second;
   json["machine"] = machine.name;

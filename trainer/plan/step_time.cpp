@@ -238,14 +238,17 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
       teacher_gathers = teacher_layers * teacher.gather + (shape.teacher->tie_word_embeddings ? 1 : 2) * tables_gather;
     }
   }
-  // Collectives overlap with the compute stream and take multiprocessors and bandwidth from it; the part that is longer
-  // than the phase is exposed.
+  // Communication overlaps with the compute stream and takes multiprocessors and bandwidth from it; the part that is
+  // longer than the phase is exposed.
+  metrics::PhaseSeconds waits{};
   const auto overlap = [&](Phase phase, double seconds) {
     double& compute = at_phase(time, phase);
-    const double lost = std::max(machine.overlap_cost * seconds, seconds - compute);
-    time.collectives += seconds;
-    time.exposed += std::max(0.0, lost);
-    compute += std::max(0.0, lost);
+    const double slower = machine.overlap_cost * seconds;
+    const double lost = std::max({0.0, slower, seconds - compute});
+    waits[static_cast<size_t>(phase)] = std::max(0.0, lost - slower);
+    time.communication += seconds;
+    time.exposed += lost;
+    compute += lost;
   };
   if (shape.ranks() > 1) {
     overlap(Phase::kTeacher, micro * teacher_gathers);
@@ -269,6 +272,11 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
                  wait_for_updates(
                      shape, machine, at_phase(time, Phase::kTeacher) / micro, at_phase(time, Phase::kForward) / micro,
                      pass.copies / 2));
+  }
+  // As metrics.jsonl has it: what is waited for is no part of the phase that waits.
+  for (size_t i = 0; i < waits.size(); ++i) {
+    time.phases[i] -= waits[i];
+    at_phase(time, Phase::kCommunication) += waits[i];
   }
   time.tokens_per_second = tokens * micro * static_cast<double>(shape.ranks()) / time.total();
   return time;

@@ -9,7 +9,7 @@ namespace distill::plan {
 // Seconds of one optimizer step on every rank, by the phases that metrics.jsonl reports.
 struct StepTime {
   metrics::PhaseSeconds phases{};
-  double collectives = 0; // seconds of collectives, overlapped with the compute stream
+  double communication = 0; // seconds of all-gathers and reductions, overlapped with the compute stream
   double copies = 0; // seconds of copies to and from the host, also overlapped
   double exposed = 0; // seconds that the compute stream loses to both; included in `phases`
 

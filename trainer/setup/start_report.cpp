@@ -44,7 +44,6 @@ std::vector<std::string> start_report(
   if (inputs.eval_data) {
     add_data_lines("data.eval", *inputs.eval_data, lines);
   }
-  lines.push_back(inputs.head.description);
   if (inputs.train_data) {
     const int64_t steps = config::total_steps(config);
     const int64_t tokens = config.train.global_batch_size * config.data.seq_len;

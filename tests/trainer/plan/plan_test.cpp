@@ -98,7 +98,7 @@ TEST(Plan, AWholeTeacherTakesItsBytesOnEveryRankAndGathersNothing) {
   EXPECT_NEAR(highest(sharded, Category::kTeacher), teacher / 4, 0.02 * teacher / 4);
   EXPECT_EQ(highest(whole, Category::kMaster), highest(sharded, Category::kMaster));
   EXPECT_LT(highest(whole, Category::kSlots), highest(sharded, Category::kSlots)); // of the student's units alone
-  EXPECT_LT(whole.time.collectives, 0.5 * sharded.time.collectives);
+  EXPECT_LT(whole.time.communication, 0.5 * sharded.time.communication);
   EXPECT_LT(whole.time.total(), sharded.time.total());
 }
 

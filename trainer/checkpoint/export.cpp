@@ -13,11 +13,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// What the run was told of its student.
+config::ModelSection student_section(const Index& index) {
+  return config::read(index.info.config, "config", {}).config.student;
+}
+
 // The folder that the run read the student's tokenizer from; empty: the model's own folder.
 std::string tokenizer_folder(const Index& index) {
-  const config::ReadResult read = config::read(index.info.config, "config", {});
+  const std::string path = student_section(index).tokenizer;
   std::error_code error;
-  return fs::is_directory(read.config.student.tokenizer, error) ? read.config.student.tokenizer : "";
+  return fs::is_directory(path, error) ? path : "";
 }
 
 } // namespace
@@ -25,7 +30,7 @@ std::string tokenizer_folder(const Index& index) {
 absl::Status export_model(const ExportOptions& options) {
   ASSIGN_OR_RETURN(const Index index, read_index(options.checkpoint));
   const std::string source = options.model.empty() ? index.info.student_folder : options.model;
-  const auto config = hf::read_model_config(source);
+  const auto config = hf::read_model_config(source, student_section(index).ignore_config_keys);
   if (!config.ok()) {
     return absl::Status(
         config.status().code(),

@@ -121,6 +121,7 @@ struct ModelSection {
   std::string tokenizer; // folder or tokenizer.json; empty: the model's folder
   ModelInit init = ModelInit::kPretrained;
   ComputeDtype dtype = ComputeDtype::kAuto;
+  std::vector<std::string> ignore_config_keys; // of config.json, which are known not to change the mathematics
 };
 
 struct DataSet {

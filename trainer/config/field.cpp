@@ -94,8 +94,8 @@ std::string type_name(const Field& field) {
       Overloaded{
           [](const Boolean&) { return "boolean"; }, [](const Integer&) { return "integer"; },
           [](const Real&) { return "number"; }, [](const Text&) { return "text"; },
-          [](const Choice&) { return "choice"; }, [](const ActivationPolicies&) { return "text"; },
-          [](const DataSets&) { return "data sets"; }},
+          [](const Texts&) { return "texts"; }, [](const Choice&) { return "choice"; },
+          [](const ActivationPolicies&) { return "text"; }, [](const DataSets&) { return "data sets"; }},
       field.kind);
 }
 
@@ -106,6 +106,7 @@ std::string expectation(const Field& field) {
           [](const Integer& kind) -> std::string { return describe(kind); },
           [](const Real& kind) -> std::string { return describe(kind); },
           [](const Text&) -> std::string { return "text"; },
+          [](const Texts&) -> std::string { return "a text, or a list of texts"; },
           [](const Choice& kind) { return absl::StrCat("one of ", absl::StrJoin(kind.names, ", ")); },
           [](const ActivationPolicies&) { return activation_syntax(); },
           [](const DataSets&) -> std::string { return "a path, {path, weight}, or a list of these"; }},
@@ -121,6 +122,13 @@ std::string to_yaml(const Field& field, const Config& config) {
           [&](const Integer& kind) -> std::string { return absl::StrCat(kind.value(values)); },
           [&](const Real& kind) -> std::string { return shortest(kind.value(values)); },
           [&](const Text& kind) -> std::string { return in_quotes(kind.value(values)); },
+          [&](const Texts& kind) -> std::string {
+            std::vector<std::string> items;
+            for (const std::string& text : kind.value(values)) {
+              items.push_back(in_quotes(text));
+            }
+            return absl::StrCat("[", absl::StrJoin(items, ", "), "]");
+          },
           [&](const Choice& kind) -> std::string { return kind.names[kind.get(values)]; },
           [&](const ActivationPolicies& kind) -> std::string { return in_quotes(activation_text(kind.value(values))); },
           [&](const DataSets& kind) -> std::string {

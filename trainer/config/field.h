@@ -38,6 +38,11 @@ struct Text {
   Ref<std::string> value;
 };
 
+// A text, or a list of texts.
+struct Texts {
+  Ref<std::vector<std::string>> value;
+};
+
 // One of an enumeration's names, in the order of its enumerators.
 struct Choice {
   std::vector<std::string> names;
@@ -55,7 +60,7 @@ struct DataSets {
   Ref<std::vector<DataSet>> value;
 };
 
-using Kind = std::variant<Boolean, Integer, Real, Text, Choice, ActivationPolicies, DataSets>;
+using Kind = std::variant<Boolean, Integer, Real, Text, Texts, Choice, ActivationPolicies, DataSets>;
 
 // When a key has an effect. To give it otherwise is an error, and the dump leaves it out.
 struct Condition {
@@ -93,7 +98,7 @@ const Section* find_section(const std::string& name);
 // `key` is "section.name"; null: there is no such key.
 const Field* find_field(const std::string& key);
 
-// "integer", "number", "true or false", "text", "choice", "data sets".
+// "integer", "number", "true or false", "text", "texts", "choice", "data sets".
 std::string type_name(const Field& field);
 // What a value of the field must be, for errors: "an integer from 1 to 100", "one of pack, concat".
 std::string expectation(const Field& field);

@@ -46,6 +46,10 @@ std::vector<Field> model_fields(const std::string& section, Condition condition)
        condition},
       {section, "dtype", one_of<kModel, &ModelSection::dtype>(), "",
        "Dtype that the model computes in. auto: train.dtype.", condition},
+      {section, "ignore_config_keys", Texts{member<kModel, &ModelSection::ignore_config_keys>}, "",
+       "Keys of the model's config.json that distill does not know and that do not change the mathematics, a list. An "
+       "unknown key that is not listed is an error.",
+       condition},
   };
 }
 

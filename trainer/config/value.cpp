@@ -85,6 +85,24 @@ class Assignment {
     }
   }
 
+  void operator()(const Texts& kind) {
+    std::vector<std::string> texts;
+    if (node_.IsScalar()) {
+      texts.push_back(node_.Scalar());
+    } else if (!node_.IsSequence() && !node_.IsNull()) {
+      fail(describe(node_));
+      return;
+    }
+    for (size_t i = 0; node_.IsSequence() && i < node_.size(); ++i) {
+      if (!node_[i].IsScalar()) {
+        fail_at(node_[i], absl::StrCat(place_.key, "[", i, "]"), "text", describe(node_[i]));
+        return;
+      }
+      texts.push_back(node_[i].Scalar());
+    }
+    kind.value(config_) = std::move(texts);
+  }
+
   void operator()(const Choice& kind) {
     if (!node_.IsScalar()) {
       fail(describe(node_));

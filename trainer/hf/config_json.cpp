@@ -21,7 +21,8 @@ constexpr double kMaxParameters = 1e13;
 // Reads one configuration and collects the problems in it.
 class ConfigReader {
  public:
-  ConfigReader(Json json, std::string source) : json_(std::move(json)), source_(std::move(source)) {}
+  ConfigReader(Json json, std::string source, const std::vector<std::string>& ignored)
+      : json_(std::move(json)), source_(std::move(source)), ignored_(ignored.begin(), ignored.end()) {}
 
   absl::StatusOr<models::ModelConfig> read() {
     read_family();
@@ -309,9 +310,13 @@ class ConfigReader {
       }
       const auto neutral = neutral_values().find(key);
       if (neutral == neutral_values().end()) {
-        complain(
-            key, ": unknown key (value ", text(value),
-            "). It may change the mathematics; remove it from the file if it does not");
+        if (!ignored_.contains(key)) {
+          complain(
+              key, ": unknown key (value ", text(value),
+              "), which may change the mathematics; if it does not: student.ignore_config_keys (or "
+              "teacher.ignore_config_keys): [",
+              key, "]");
+        }
       } else if (value != neutral->second) {
         complain(key, ": only ", neutral->second.dump(), " is supported, found ", text(value));
       }
@@ -320,6 +325,7 @@ class ConfigReader {
 
   Json json_;
   std::string source_;
+  absl::flat_hash_set<std::string> ignored_;
   models::ModelConfig config_;
   Family family_{}; // llama's mathematics where the file names none that is supported
   absl::flat_hash_set<std::string> known_;
@@ -328,22 +334,24 @@ class ConfigReader {
 
 } // namespace
 
-absl::StatusOr<models::ModelConfig> parse_model_config(const std::string& json_text, const std::string& source) {
+absl::StatusOr<models::ModelConfig> parse_model_config(
+    const std::string& json_text, const std::string& source, const std::vector<std::string>& ignored) {
   ASSIGN_OR_RETURN(Json json, base::parse_json(json_text, source, /*max_depth=*/16));
   if (!json.is_object()) {
     return absl::InvalidArgumentError(absl::StrCat(source, ": a JSON object is expected, found ", json.type_name()));
   }
-  return ConfigReader(std::move(json), source).read();
+  return ConfigReader(std::move(json), source, ignored).read();
 }
 
-absl::StatusOr<models::ModelConfig> read_model_config(const std::string& folder) {
+absl::StatusOr<models::ModelConfig> read_model_config(
+    const std::string& folder, const std::vector<std::string>& ignored) {
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error)) {
     return absl::NotFoundError(absl::StrCat(folder, ": no such folder; a Hugging Face model folder is expected"));
   }
   const std::string path = (std::filesystem::path(folder) / "config.json").string();
   ASSIGN_OR_RETURN(const std::string text, base::read_text_file(path, kMaxConfigBytes));
-  return parse_model_config(text, path);
+  return parse_model_config(text, path, ignored);
 }
 
 } // namespace distill::hf

@@ -13,7 +13,7 @@ namespace distill::trainer {
 namespace {
 
 absl::StatusOr<ModelSource> open_model(const config::ModelSection& section, int64_t seq_len, uint64_t seed) {
-  auto config = hf::read_model_config(section.path);
+  auto config = hf::read_model_config(section.path, section.ignore_config_keys);
   if (!config.ok()) {
     return config.status();
   }

@@ -21,6 +21,10 @@ double gib(int64_t bytes) {
   return static_cast<double>(bytes) / kGiB;
 }
 
+absl::StatusOr<models::ModelConfig> read_config(const config::ModelSection& section) {
+  return hf::read_model_config(section.path, section.ignore_config_keys);
+}
+
 std::string changes_text(const plan::Plan& plan) {
   std::string text;
   for (const plan::Change& change : plan.changes) {
@@ -51,10 +55,10 @@ absl::StatusOr<plan::Plan> plan_run(
 absl::StatusOr<plan::Plan> plan_on_paper(
     const config::Config& config, int64_t world_size, int64_t ranks_per_node, double device_share) {
   const bool has_teacher = !config.teacher.path.empty();
-  ASSIGN_OR_RETURN(const models::ModelConfig student, hf::read_model_config(config.student.path));
+  ASSIGN_OR_RETURN(const models::ModelConfig student, read_config(config.student));
   models::ModelConfig teacher;
   if (has_teacher) {
-    ASSIGN_OR_RETURN(teacher, hf::read_model_config(config.teacher.path));
+    ASSIGN_OR_RETURN(teacher, read_config(config.teacher));
   }
   for (const models::ModelConfig* model : {&student, has_teacher ? &teacher : &student}) {
     if (absl::Status status = models::check_sequence_length(*model, config.data.seq_len); !status.ok()) {
@@ -85,9 +89,9 @@ absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_si
   constexpr int64_t kSearched = int64_t{1} << 26;
   constexpr double kSpare = 0.98;
   int64_t longest = 0, beyond = kSearched;
-  for (const std::string& path : {config.student.path, config.teacher.path}) {
-    if (!path.empty()) {
-      ASSIGN_OR_RETURN(const models::ModelConfig model, hf::read_model_config(path));
+  for (const config::ModelSection* section : {&config.student, &config.teacher}) {
+    if (!section->path.empty()) {
+      ASSIGN_OR_RETURN(const models::ModelConfig model, read_config(*section));
       const int64_t limit =
           std::min(model.max_position_embeddings, model.sliding_window.value_or(model.max_position_embeddings));
       beyond = std::min(beyond, limit / kStep * kStep + kStep);
@@ -164,8 +168,8 @@ std::string out_of_memory_report(
     }
   }
   const auto environment = resolve_environment(config, ranks.local_gpu);
-  const auto student = hf::read_model_config(config.student.path);
-  const auto teacher = config.teacher.path.empty() ? student : hf::read_model_config(config.teacher.path);
+  const auto student = read_config(config.student);
+  const auto teacher = config.teacher.path.empty() ? student : read_config(config.teacher);
   if (environment.ok() && student.ok() && teacher.ok()) {
     const auto plan_of = [&](const config::Config& changed) {
       return plan_run(

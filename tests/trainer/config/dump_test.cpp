@@ -30,6 +30,9 @@ std::string another_value(const Field& field) {
   if (std::holds_alternative<Text>(field.kind)) {
     return "\"a b: #'\\\"\\\\ \\u00e9\\n\\t{]\"";
   }
+  if (std::holds_alternative<Texts>(field.kind)) {
+    return "[one, \"two, three\"]";
+  }
   if (const auto* choice = std::get_if<Choice>(&field.kind)) {
     return choice->names.back() == to_yaml(field, {}) ? choice->names.front() : choice->names.back();
   }

@@ -238,6 +238,18 @@ TEST(Override, WinsOverTheFileAndTheLastOneWins) {
   EXPECT_EQ(result.origins.at("loss.beta").file, "--set");
 }
 
+TEST(Override, AListOfTextsMayBeOneText) {
+  using ::testing::ElementsAre;
+  const auto keys = [](const std::string& value) {
+    return read_text(kValid, {"student.ignore_config_keys=" + value}).config.student.ignore_config_keys;
+  };
+  EXPECT_THAT(keys("[a, b]"), ElementsAre("a", "b"));
+  EXPECT_THAT(keys("a"), ElementsAre("a"));
+  EXPECT_THAT(keys("[]"), SizeIs(0));
+  EXPECT_THAT(read_text(kValid, {"student.ignore_config_keys=[a, {b: 1}]"}).problems, SizeIs(1));
+  EXPECT_THAT(read_text(kValid, {"student.ignore_config_keys={a: 1}"}).problems, SizeIs(1));
+}
+
 TEST(Override, ValueMayHoldEqualsSignsAndHashes) {
   EXPECT_EQ(read_text(kValid, {"run.dir=runs/lr=1e-4#2"}).config.run.dir, "runs/lr=1e-4#2");
 }

@@ -173,6 +173,8 @@ TEST(ModelConfigTest, WhatIsNotSupportedIsNamed) {
       {R"({"dtype": 16})", "dtype", "16"},
       {R"({"sliding_window": 4096})", "sliding_window", "4096"},
       {R"({"num_experts": 8})", "num_experts", "unknown key"},
+      {R"({"pruned_heads": {"0": [1]}})", "pruned_heads", "only {} is supported"},
+      {R"({"per_layer_config": {"0": {"num_attention_heads": 4}}})", "per_layer_config", "unknown key"},
       {R"({"final_logit_softcapping": 30.0})", "final_logit_softcapping", "30.0"},
       {R"({"auto_map": {"AutoModel": "x.y"}})", "auto_map", "unknown key"},
       {R"({"hidden_size": 16777216, "intermediate_size": 16777216})", "hidden_size", "parameters"},
@@ -186,6 +188,21 @@ TEST(ModelConfigTest, WhatIsNotSupportedIsNamed) {
         std::string(config.status().message()), AllOf(HasSubstr("config.json: "), HasSubstr(c.key), HasSubstr(c.found)))
         << c.overrides;
   }
+}
+
+TEST(ModelConfigTest, AnUnknownKeyIsIgnoredWhenTheUserSaysSo) {
+  Json json = Json::parse(kLlama);
+  json["my_note"] = "trained on a Tuesday";
+  const auto refused = parse_model_config(json.dump(), "config.json");
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("student.ignore_config_keys"));
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("[my_note]"));
+  EXPECT_TRUE(parse_model_config(json.dump(), "config.json", {"my_note", "absent"}).ok());
+  // What is known to change the mathematics stays refused.
+  json["attention_bias"] = true;
+  json["hidden_size"] = -4;
+  const auto changed = parse_model_config(json.dump(), "config.json", {"my_note", "attention_bias", "hidden_size"});
+  EXPECT_THAT(
+      std::string(changed.status().message()), AllOf(HasSubstr("attention_bias: only"), HasSubstr("hidden_size")));
 }
 
 TEST(ModelConfigTest, OneReportHoldsEveryError) {

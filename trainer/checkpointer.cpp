@@ -4,7 +4,6 @@
 
 #include "trainer/config/dump.h"
 #include "trainer/config/reader.h"
-#include "trainer/config/rules.h"
 #include "trainer/device/host_slab.h"
 #include "trainer/metrics/log.h"
 #include "trainer/setup/inputs.h"
@@ -44,13 +43,15 @@ std::vector<std::string> describe_resumption(const checkpoint::Resumed& resumed,
   return lines;
 }
 
-int64_t total_steps(const config::Config& config, const checkpoint::TrainState& state) {
-  if (config.train.tokens == 0) {
-    return config::total_steps(config);
-  }
-  const int64_t tokens_per_step = config.train.global_batch_size * config.data.seq_len;
-  const int64_t left = std::max<int64_t>(0, config.train.tokens - state.tokens);
-  return state.step + (left + tokens_per_step - 1) / tokens_per_step;
+std::string describe_no_step_left(int64_t step, int64_t total_steps) {
+  return step > total_steps
+      ? absl::StrFormat(
+            "nothing to train: the run has %d steps and the state is of step %d; the run ends with this state "
+            "(--resume-from takes an earlier checkpoint)",
+            total_steps, step)
+      : absl::StrFormat(
+            "nothing to train: the run is complete, all its %d steps are done (to go on, raise its length)",
+            total_steps);
 }
 
 Checkpointer::Checkpointer(

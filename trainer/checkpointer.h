@@ -18,9 +18,8 @@ namespace distill::trainer {
 // Lines that say where a resumed run goes on, and what is not as it was when the checkpoint was made.
 std::vector<std::string> describe_resumption(const checkpoint::Resumed& resumed, const config::Config& config);
 
-// Steps that the run has in all, `state` being where it stands: with train.tokens, as many as what is left of those
-// takes, whatever the steps before have taken.
-int64_t total_steps(const config::Config& config, const checkpoint::TrainState& state);
+// What a resumed run says when its state, of `step`, leaves none of its steps to do.
+std::string describe_no_step_left(int64_t step, int64_t total_steps);
 
 // A run's checkpoints: when one is saved, what a failure means, what is said about it. All ranks call these together.
 class Checkpointer {

@@ -4,8 +4,9 @@
 
 #include "data/base/status_macros.h"
 #include "data/prefetch.h"
+#include "trainer/checkpoint/folder.h"
 #include "trainer/checkpointer.h"
-#include "trainer/config/rules.h"
+#include "trainer/config/run_length.h"
 #include "trainer/evaluator.h"
 #include "trainer/loader/batch_loader.h"
 #include "trainer/metrics/log.h"
@@ -61,6 +62,7 @@ class Trainer {
   absl::Status show_samples();
   absl::Status close();
   absl::Status save_model();
+  absl::Status end_complete_run(bool write_model);
 
   bool due(int64_t every) const {
     return every > 0 && state_.step % every == 0;
@@ -148,7 +150,11 @@ absl::Status Trainer::open() {
     state_ = resumed->state;
   }
   first_step_ = state_.step;
-  total_steps_ = total_steps(config_, state_);
+  total_steps_ = config::total_steps(config_, train_data_->num_samples(), {state_.step, state_.tokens});
+  if (start_.last_step > total_steps_) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--step: expected a step of the run, 1 to %d, found %d", total_steps_, start_.last_step));
+  }
   last_step_ = start_.last_step > 0 ? std::min(start_.last_step, total_steps_) : total_steps_;
   RETURN_IF_ERROR(sharding::agree(mesh_, open_journal(resumed)));
   checkpointer_->open(*journal_, context_->ranks().local_world_size);
@@ -382,7 +388,28 @@ absl::Status Trainer::close() {
         absl::StrFormat("stopped by a signal after step %d; the state is saved, continue with --resume", state_.step));
     return absl::OkStatus();
   }
+  if (first_step_ >= last_step_) {
+    return end_complete_run(/*write_model=*/write);
+  }
   return write ? save_model() : absl::OkStatus();
+}
+
+// No step was left to do when the run was resumed.
+absl::Status Trainer::end_complete_run(bool write_model) {
+  journal_->info(describe_no_step_left(state_.step, total_steps_));
+  if (!write_model) {
+    return absl::OkStatus();
+  }
+  const auto checkpoint = checkpoint::checkpoint_folder(config_.run.dir, state_.step);
+  const absl::Status current = sharding::agree(
+      mesh_,
+      mesh_.is_main() ? check_trained_model(config_, (checkpoint / checkpoint::kMarkerFile).string())
+                      : absl::OkStatus());
+  if (!current.ok()) {
+    return save_model();
+  }
+  journal_->message("the model in " + trained_model_folder(config_) + " is that of the last step, and stays as it is");
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::save_model() {

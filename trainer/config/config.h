@@ -139,8 +139,10 @@ struct DataSection {
 };
 
 struct TrainSection {
-  int64_t steps = 0; // optimizer steps; 0: from tokens
-  int64_t tokens = 0; // token budget; 0: from steps
+  // Exactly one of these is above 0 and says how long the run is (trainer/config/run_length.h).
+  int64_t steps = 0; // optimizer steps
+  int64_t tokens = 0; // token budget
+  double epochs = 0; // passes over data.train
   int64_t micro_batch_size = 1; // sequences per forward and rank
   int64_t global_batch_size = 1; // sequences per optimizer step over all ranks
   int64_t seed = 0;

@@ -11,6 +11,7 @@ constexpr int64_t kMaxInt = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMaxSteps = 1'000'000'000'000;
 constexpr int64_t kMaxRanks = 1 << 20;
 constexpr int64_t kMaxTokens = 1'000'000'000'000'000'000;
+constexpr double kMaxEpochs = 1e9;
 constexpr int64_t kMaxBatch = 1 << 24;
 constexpr int64_t kMaxSeqLen = 1 << 26;
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -136,9 +137,12 @@ std::vector<Field> train_fields() {
   constexpr auto kTrain = &Config::train;
   return {
       {"train", "steps", Integer{member<kTrain, &TrainSection::steps>, 0, kMaxSteps}, "steps",
-       "Optimizer steps of the run. Exactly one of train.steps and train.tokens is given."},
+       "Optimizer steps of the run. Exactly one of train.steps, train.tokens and train.epochs is given."},
       {"train", "tokens", Integer{member<kTrain, &TrainSection::tokens>, 0, kMaxTokens}, "tokens",
        "Training tokens of the run, padding included, rounded up to whole steps."},
+      {"train", "epochs", Real{member<kTrain, &TrainSection::epochs>, 0, kMaxEpochs}, "epochs",
+       "Passes over data.train, rounded up to whole steps; 0.5 is half a pass. An epoch is as many sequences as all its "
+       "data sets have together, whatever their weights."},
       {"train", "micro_batch_size", Integer{member<kTrain, &TrainSection::micro_batch_size>, 1, kMaxBatch}, "sequences",
        "Sequences in one forward and backward pass on one rank."},
       {"train", "global_batch_size", Integer{member<kTrain, &TrainSection::global_batch_size>, 1, kMaxBatch},

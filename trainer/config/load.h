@@ -7,13 +7,16 @@
 #include <string>
 
 #include "trainer/config/config.h"
+#include "trainer/config/reader.h"
 
 namespace distill::config {
 
 // What a configuration is loaded for, which decides what it must name.
 enum class Purpose {
   kTrain,
-  kEvaluate, // data.eval is needed; data.train, the run's length and run.dir are not
+  // data.eval is needed; data.train, the run's length and run.dir are not. Without a teacher the loss is the
+  // cross-entropy on the labels, whatever the divergence.
+  kEvaluate,
   kPlan, // the models' config.json are needed; weights, data, the run's length and run.dir are not
 };
 
@@ -22,5 +25,8 @@ enum class Purpose {
 // problems. `ranks`: how many ranks a launcher has started; 0: none has.
 absl::StatusOr<Config> load(
     const std::string& path, absl::Span<const std::string> overrides, Purpose purpose, int64_t ranks = 0);
+
+// The same for what has been read already. `source` is named by problems of keys that were not given.
+absl::StatusOr<Config> check(ReadResult read, const std::string& source, Purpose purpose, int64_t ranks = 0);
 
 } // namespace distill::config

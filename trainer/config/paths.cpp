@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "data/shard_format.h"
+#include "trainer/config/path_hints.h"
 
 namespace distill::config {
 
@@ -66,13 +67,15 @@ class Paths {
 
   // False, with a problem, when there is nothing at the path.
   bool check_exists(
-      const std::string& field, const std::string& key, const std::string& expected, const std::string& path) {
+      const std::string& field, const std::string& key, const std::string& expected, const std::string& path,
+      std::string hint = "") {
     if (is_there(path)) {
       return true;
     }
     std::error_code ignored;
-    std::string hint;
-    if (absl::StartsWith(path, "~")) {
+    if (!hint.empty()) {
+      // says it all
+    } else if (absl::StartsWith(path, "~")) {
       hint = "~ is not expanded: write the whole path";
     } else if (fs::path(path).is_relative()) {
       hint = absl::StrCat("the path is relative to the working directory, ", fs::current_path(ignored).string());
@@ -83,7 +86,8 @@ class Paths {
 
   void model(const std::string& section, const ModelSection& model) {
     const std::string key = section + ".path";
-    if (!model.path.empty() && check_exists(key, key, "a Hugging Face folder", model.path)) {
+    if (!model.path.empty() &&
+        check_exists(key, key, "a Hugging Face folder", model.path, download_hint(key, model.path))) {
       const fs::path folder = model.path;
       if (!is_folder(folder)) {
         fail(key, key, "a Hugging Face folder", absl::StrCat("the file ", model.path));
@@ -115,11 +119,18 @@ class Paths {
     for (size_t i = 0; i < sets.size(); ++i) {
       const std::string item = sets.size() == 1 ? key : absl::StrCat(key, "[", i, "]");
       const std::string& path = sets[i].path;
-      if (check_exists(key, item, "a token shard or a folder of them", path) && is_folder(path) &&
-          !has_file_with_extension(path, data::kShardExtension)) {
+      if (!check_exists(key, item, "a token shard or a folder of them", path)) {
+        continue;
+      }
+      const std::string& tokenizer =
+          config_.student.tokenizer.empty() ? config_.student.path : config_.student.tokenizer;
+      std::string hint = tokenize_hint(path, tokenizer);
+      if (!is_folder(path) && !hint.empty()) {
+        fail(key, item, "a token shard or a folder of them", absl::StrCat("the text file ", path), std::move(hint));
+      } else if (is_folder(path) && !has_file_with_extension(path, data::kShardExtension)) {
         fail(
             key, item, "a folder of token shards", absl::StrCat("no *", data::kShardExtension, " in ", path),
-            "scripts/tokenize.py writes token shards");
+            hint.empty() ? "scripts/tokenize.py writes token shards" : std::move(hint));
       }
     }
   }

@@ -272,7 +272,10 @@ void Reader::read_override(const std::string& text) {
   std::string key = text.substr(0, equals);
   absl::StripAsciiWhitespace(&key);
   if (equals == std::string::npos || key.empty()) {
-    fail(0, "", "section.key=VALUE", absl::StrCat("\"", absl::Utf8SafeCEscape(text), "\""));
+    const bool names_key = find_field(text) != nullptr;
+    fail(
+        0, "", "section.key=VALUE", absl::StrCat("\"", absl::Utf8SafeCEscape(text), "\""),
+        names_key ? absl::StrCat("write --set ", text, "=VALUE") : "all arguments after --set are overrides of keys");
     return;
   }
   const Field* field = find_field(key);
@@ -309,6 +312,14 @@ void Reader::read_override(const std::string& text) {
 ReadResult read(std::string_view yaml, const std::string& file, absl::Span<const std::string> overrides) {
   Reader reader(file);
   reader.read_text(yaml);
+  for (const std::string& text : overrides) {
+    reader.read_override(text);
+  }
+  return reader.finish();
+}
+
+ReadResult read_overrides(absl::Span<const std::string> overrides) {
+  Reader reader(kOverrideFile);
   for (const std::string& text : overrides) {
     reader.read_override(text);
   }

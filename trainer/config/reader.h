@@ -22,6 +22,9 @@ struct ReadResult {
 // of a key wins, and "section.name=null" restores the default.
 ReadResult read(std::string_view yaml, const std::string& file, absl::Span<const std::string> overrides);
 
+// The defaults with the values of overrides alone.
+ReadResult read_overrides(absl::Span<const std::string> overrides);
+
 // Reads the text from a file. A file that cannot be read is a problem, too.
 ReadResult read_file(const std::string& path, absl::Span<const std::string> overrides);
 

@@ -1,10 +1,12 @@
 #include "trainer/config/rules.h"
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include <algorithm>
 
 #include "trainer/config/field.h"
+#include "trainer/config/run_length.h"
 
 namespace distill::config {
 
@@ -74,6 +76,9 @@ class Rules {
   }
 
   void loss() {
+    if (context_.purpose == Purpose::kEvaluate && config_.teacher.path.empty()) {
+      return; // load() takes the labels alone
+    }
     const losses::LossOptions& loss = config_.loss;
     const bool soft = loss.divergence != losses::Divergence::kNone && loss.soft_weight > 0;
     const std::string weights = absl::StrCat(
@@ -99,12 +104,17 @@ class Rules {
 
   void length_and_batch() {
     const TrainSection& train = config_.train;
-    if (train.steps > 0 && train.tokens > 0) {
+    std::vector<std::string> lengths;
+    for (const char* name : {"steps", "tokens", "epochs"}) {
+      const std::string value = to_yaml(*find_field(absl::StrCat("train.", name)), config_);
+      if (value != "0") {
+        lengths.push_back(absl::StrCat(name, ": ", value));
+      }
+    }
+    if (lengths.size() != 1) {
       fail(
-          {"train.steps", "train.tokens"}, "exactly one of train.steps and train.tokens",
-          absl::StrCat("steps: ", train.steps, " and tokens: ", train.tokens));
-    } else if (train.steps == 0 && train.tokens == 0) {
-      fail({"train.steps", "train.tokens"}, "exactly one of train.steps and train.tokens", "neither");
+          {"train.steps", "train.tokens", "train.epochs"}, "exactly one of train.steps, train.tokens and train.epochs",
+          lengths.empty() ? "none of them" : absl::StrJoin(lengths, " and "));
     }
     if (train.global_batch_size % train.micro_batch_size != 0) {
       fail(
@@ -157,28 +167,12 @@ class Rules {
   }
 
   void scheduler() {
-    const SchedulerSection& scheduler = config_.scheduler;
-    const int64_t steps = total_steps(config_);
-    if (steps == 0) {
-      return;
-    }
-    std::vector<std::string> length = {"train.steps", "train.tokens", "train.global_batch_size", "data.seq_len"};
-    const auto with = [&](std::string key) {
-      std::vector<std::string> keys = {std::move(key)};
-      keys.insert(keys.end(), length.begin(), length.end());
-      return keys;
-    };
-    if (scheduler.warmup_steps >= steps) {
+    const std::optional<int64_t> steps = known_steps(config_);
+    const auto fault = steps ? schedule_fault(config_.scheduler, *steps) : std::nullopt;
+    if (fault) {
       fail(
-          with("scheduler.warmup_steps"), absl::StrCat("fewer than the run's ", steps, " steps"),
-          absl::StrCat(scheduler.warmup_steps));
-    } else if (scheduler.type == LrSchedule::kWsd && scheduler.warmup_steps + scheduler.decay_steps > steps) {
-      fail(
-          with("scheduler.decay_steps"),
-          absl::StrCat(
-              "at most ", steps - scheduler.warmup_steps, ", the run's ", steps, " steps without the ",
-              scheduler.warmup_steps, " of warm-up"),
-          absl::StrCat(scheduler.decay_steps));
+          {fault->key, "train.steps", "train.tokens", "train.global_batch_size", "data.seq_len"}, fault->expected,
+          fault->found);
     }
   }
 
@@ -241,14 +235,6 @@ void add_problem(
 
 std::vector<Problem> check_rules(const Config& config, const CheckContext& context) {
   return Rules(config, context).run();
-}
-
-int64_t total_steps(const Config& config) {
-  if (config.train.tokens == 0) {
-    return config.train.steps;
-  }
-  const int64_t tokens_per_step = config.train.global_batch_size * config.data.seq_len;
-  return (config.train.tokens + tokens_per_step - 1) / tokens_per_step;
 }
 
 } // namespace distill::config

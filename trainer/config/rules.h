@@ -30,7 +30,4 @@ void add_problem(
 // Checks the rules between keys. The ranges of single keys are checked when they are read.
 std::vector<Problem> check_rules(const Config& config, const CheckContext& context);
 
-// Optimizer steps of the run: train.steps, or train.tokens divided by the tokens of a global batch, rounded up.
-int64_t total_steps(const Config& config);
-
 } // namespace distill::config

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "trainer/config/dtypes.h"
+#include "trainer/hf/model_checksums.h"
 #include "trainer/hf/save_model.h"
 #include "trainer/metrics/task_progress.h"
 
@@ -10,6 +11,21 @@ namespace distill::trainer {
 
 std::string trained_model_folder(const config::Config& config) {
   return config.run.dir + "/model";
+}
+
+absl::Status check_trained_model(const config::Config& config, const std::string& since) {
+  namespace fs = std::filesystem;
+  const std::string file = (fs::path(trained_model_folder(config)) / hf::kChecksumsFile).string();
+  std::error_code no_model, no_marker;
+  const auto written = fs::last_write_time(file, no_model);
+  const auto saved = fs::last_write_time(since, no_marker);
+  if (no_model) {
+    return absl::NotFoundError(absl::StrCat(file, ": ", no_model.message()));
+  }
+  if (no_marker || written < saved) {
+    return absl::FailedPreconditionError(absl::StrCat(file, ": expected a file that is newer than ", since));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status save_trained_model(

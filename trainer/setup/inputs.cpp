@@ -2,6 +2,7 @@
 
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
+#include "trainer/config/run_length.h"
 #include "trainer/hf/config_json.h"
 #include "trainer/hf/folder_weights.h"
 #include "trainer/metrics/log.h"
@@ -58,6 +59,18 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
   return data::Dataset::open(options);
 }
 
+// With train.epochs the data say how many steps the run has; other lengths were checked with the configuration.
+absl::Status check_schedule(const config::Config& config, const data::Dataset& data) {
+  const int64_t steps = config::total_steps(config, data.num_samples());
+  const auto fault = config.train.epochs > 0 ? config::schedule_fault(config.scheduler, steps) : std::nullopt;
+  if (!fault) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%s: expected %s (train.epochs %g of %d sequences, train.global_batch_size %d), found %s", fault->key,
+      fault->expected, config.train.epochs, data.num_samples(), config.train.global_batch_size, fault->found));
+}
+
 } // namespace
 
 absl::StatusOr<Inputs> open_inputs(
@@ -82,6 +95,9 @@ absl::StatusOr<Inputs> open_inputs(
   };
   if (purpose == config::Purpose::kTrain) {
     inputs.train_data = open(config::Purpose::kTrain);
+    if (inputs.train_data) {
+      problems.add(check_schedule(config, *inputs.train_data));
+    }
   }
   if (!config.data.eval.empty()) {
     inputs.eval_data = open(config::Purpose::kEvaluate);

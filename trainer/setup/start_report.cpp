@@ -1,6 +1,6 @@
 #include "trainer/setup/start_report.h"
 
-#include "trainer/config/rules.h"
+#include "trainer/config/run_length.h"
 #include "trainer/device/device_info.h"
 
 namespace distill::trainer {
@@ -45,7 +45,7 @@ std::vector<std::string> start_report(
     add_data_lines("data.eval", *inputs.eval_data, lines);
   }
   if (inputs.train_data) {
-    const int64_t steps = config::total_steps(config);
+    const int64_t steps = config::total_steps(config, inputs.train_data->num_samples());
     const int64_t tokens = config.train.global_batch_size * config.data.seq_len;
     lines.push_back(absl::StrFormat(
         "run: %d steps of %d tokens (%d micro-batches of %d x %d), %.1f M tokens, %.2f epochs", steps, tokens,

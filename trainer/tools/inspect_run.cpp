@@ -12,7 +12,7 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/config/field.h"
 #include "trainer/config/reader.h"
-#include "trainer/config/rules.h"
+#include "trainer/config/run_length.h"
 #include "trainer/metrics/json_lines.h"
 #include "trainer/run_folder/folder_lock.h"
 
@@ -98,7 +98,10 @@ absl::StatusOr<std::string> inspect_run(const std::string& folder) {
     absl::StrAppendFormat(&text, "%-24s %s\n", "in use by", *holder);
   }
   absl::StrAppend(&text, config_text(read.config));
-  absl::StrAppendFormat(&text, "%-24s %s of %d\n", "steps done", steps_done, config::total_steps(read.config));
+  const std::optional<int64_t> steps = config::known_steps(read.config);
+  const std::string length =
+      steps ? absl::StrCat(*steps) : config::to_yaml(*config::find_field("train.epochs"), read.config) + " epochs";
+  absl::StrAppendFormat(&text, "%-24s %s of %s\n", "steps done", steps_done, length);
   absl::StrAppend(&text, checkpoints_text(root / "checkpoints"));
   absl::StrAppendFormat(
       &text, "%-24s %s\n", "trained model",

@@ -25,6 +25,7 @@ constexpr double kGiB = 1 << 30;
 config::Config profiled(config::Config config, const ProfileOptions& options) {
   config.train.steps = options.steps;
   config.train.tokens = 0;
+  config.train.epochs = 0;
   config.scheduler.type = config::LrSchedule::kConstant;
   config.scheduler.warmup_steps = 0;
   config.eval = {};

@@ -1,7 +1,7 @@
 #include "trainer/tools/replay.h"
 
 #include "trainer/checkpoint/folder.h"
-#include "trainer/config/rules.h"
+#include "trainer/config/run_length.h"
 
 namespace distill::trainer {
 
@@ -12,10 +12,12 @@ absl::StatusOr<Replay> plan_replay(const config::Config& config, int64_t step) {
   }
   const auto checkpoints = checkpoint::complete_checkpoints(config.run.dir);
   const int64_t newest = checkpoints.empty() ? 0 : checkpoints.rbegin()->first;
-  const int64_t last = std::max(config::total_steps(config), newest);
+  // With train.epochs the data say how many steps there are, and the trainer compares once it has opened them.
+  const std::optional<int64_t> steps = config::known_steps(config);
+  const int64_t last = std::max(steps.value_or(step), newest);
   if (step < 1 || step > last) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--step: expected a step of the run, 1 to ", last, ", found ", step));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--step: expected a step of the run, ", steps ? absl::StrCat("1 to ", last) : "at least 1", ", found ", step));
   }
   Replay replay{config, {}};
   if (step <= newest) {

@@ -9,6 +9,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 class Paths : public ::testing::Test {
@@ -55,6 +56,31 @@ TEST_F(Paths, ModelFolderMustExist) {
   expect_one("student.path", "~ is not expanded");
   config_.student.path = folder_ / "eval.dtok";
   expect_one("student.path", "found the file");
+}
+
+TEST_F(Paths, AnIdOfTheHubIsAnsweredWithTheDownload) {
+  config_.student.path = "some-org/Llama-3.2-1B";
+  expect_one("student.path", "run `hf download some-org/Llama-3.2-1B --local-dir models/Llama-3.2-1B`");
+  expect_one("student.path", "write student: {path: models/Llama-3.2-1B}");
+  config_.student.path = folder_ / "student";
+  config_.teacher.path = "some-org/Llama-3.2-1B";
+  expect_one("teacher.path", "write teacher: {path: models/Llama-3.2-1B}");
+  for (const char* path : {"models/Llama-3.2-1B", "./org/name", "a/b/c", "org/", "/org/name", "../name"}) {
+    config_.teacher.path = path;
+    ASSERT_THAT(check(), SizeIs(1));
+    EXPECT_THAT(format(check()[0]), Not(HasSubstr("hf download"))) << path;
+  }
+}
+
+TEST_F(Paths, ATextIsAnsweredWithTheCallThatTokenisesIt) {
+  folder_.write("corpus/a.jsonl", "{}");
+  for (const char* name : {"corpus/a.jsonl", "corpus"}) {
+    config_.data.train = {{folder_ / name, 1.0}};
+    expect_one("data.train", absl::StrCat("scripts/tokenize.py --tokenizer ", config_.student.path));
+  }
+  folder_.write("shard.txt", "DISTTOKS and so on");
+  config_.data.train = {{folder_ / "shard.txt", 1.0}};
+  EXPECT_THAT(check(), IsEmpty()); // whatever its name
 }
 
 TEST_F(Paths, ModelFolderMustHoldConfigAndWeights) {

@@ -38,6 +38,8 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{{"run.dir=null"}, "run.dir", "the run folder"},
         Broken{{"train.steps=null"}, "train.steps", "exactly one"},
         Broken{{"train.tokens=1e6"}, "train.steps", "exactly one"},
+        Broken{{"train.epochs=1.5"}, "train.steps", "exactly one of train.steps, train.tokens and train.epochs"},
+        Broken{{"train.epochs=1", "train.tokens=5", "train.steps=null"}, "train.steps", "exactly one"},
         Broken{{"train.micro_batch_size=3"}, "train.global_batch_size", "a multiple of train.micro_batch_size, 3"},
         Broken{{"train.micro_batch_size=16"}, "train.global_batch_size", "a multiple"},
         Broken{{"teacher.path=null"}, "teacher.path", "a teacher for the divergence"},
@@ -92,6 +94,7 @@ INSTANTIATE_TEST_SUITE_P(
         std::vector<std::string>{"teacher.path=null", "loss.divergence=none", "loss.beta=null", "loss.hard_weight=1"},
         std::vector<std::string>{"teacher.path=null", "loss.soft_weight=0", "loss.hard_weight=1"},
         std::vector<std::string>{"train.steps=null", "train.tokens=1e6"},
+        std::vector<std::string>{"train.steps=null", "train.epochs=0.5"},
         std::vector<std::string>{"scheduler.type=wsd", "scheduler.decay_steps=90"},
         std::vector<std::string>{"scheduler.warmup_steps=99"}, std::vector<std::string>{"data.eval=null"},
         std::vector<std::string>{"loss.chunk_size=64"}, std::vector<std::string>{"parallel.processes=4"},
@@ -143,17 +146,10 @@ TEST(Rules, AProblemStandsWhereTheKeyWasGiven) {
   EXPECT_EQ(problem.file, "--set");
 }
 
-TEST(TotalSteps, RoundsATokenBudgetUp) {
-  Config config;
-  config.train.steps = 5;
-  EXPECT_EQ(total_steps(config), 5);
-  config.train.steps = 0;
-  config.data.seq_len = 100;
-  config.train.global_batch_size = 4;
-  config.train.tokens = 400;
-  EXPECT_EQ(total_steps(config), 1);
-  config.train.tokens = 401;
-  EXPECT_EQ(total_steps(config), 2);
+TEST(Rules, AnEvaluationWithoutATeacherNeedsNoLoss) {
+  const std::vector<std::string> no_teacher = {"teacher.path=null"};
+  EXPECT_THAT(rule_problems(no_teacher, Purpose::kEvaluate), IsEmpty());
+  EXPECT_THAT(rule_problems(no_teacher, Purpose::kTrain), SizeIs(1));
 }
 
 } // namespace

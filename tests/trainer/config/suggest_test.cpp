@@ -49,8 +49,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"", "lr", "optimizer.lr"}, Case{"train", "lr", "optimizer.lr"}, Case{"", "learning_rate", "optimizer.lr"},
         Case{"train", "seq_len", "data.seq_len"}, Case{"data", "max_length", "data.seq_len"},
         Case{"train", "gradient_accumulation_steps", "train.global_batch_size"}, Case{"", "optimiser", "optimizer"},
-        Case{"", "output_dir", "run.dir"}, Case{"optimizer", "weight_deacy", "optimizer.weight_decay"},
-        Case{"loss", "tmp", ""}, Case{"", "zzzzzz", ""}));
+        Case{"", "output_dir", "run.dir"}, Case{"", "num_train_epochs", "train.epochs"},
+        Case{"optimizer", "weight_deacy", "optimizer.weight_decay"}, Case{"loss", "tmp", ""}, Case{"", "zzzzzz", ""}));
 
 TEST(ClosestName, KnowsTheNamesThatOtherToolsUse) {
   EXPECT_EQ(closest_name("bf16", std::vector<std::string>{"auto", "float32", "bfloat16"}), "bfloat16");

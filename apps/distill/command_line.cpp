@@ -2,12 +2,14 @@
 
 #include <ATen/Version.h>
 #include <CLI/CLI.hpp>
+#include <absl/strings/str_cat.h>
 #include <torch/headeronly/version.h>
 
 #include <cstdio>
 #include <iostream>
 #include <sstream>
 
+#include "apps/distill/unexpected.h"
 #include "trainer/launch/exit_code.h"
 
 namespace distill::cli {
@@ -18,7 +20,9 @@ constexpr char kFooter[] = R"(
 Examples:
   distill --config configs/quickstart.yaml
   distill --config llama8b.yaml --set optimizer.lr=2e-5 --set "data.train=[a.dtok, {path: b, weight: 2}]"
-  distill eval --config llama8b.yaml --set student.path=runs/llama8b/model
+  distill --config llama8b.yaml --resume --set train.epochs=2 train.steps=null
+  distill eval --config llama8b.yaml --student runs/llama8b/model
+  distill eval --student runs/llama8b/model --data data/eval --json
   distill inspect runs/llama8b
   distill verify runs/llama8b
   distill export --checkpoint runs/llama8b --out models/llama8b-distilled --dtype bfloat16
@@ -39,10 +43,9 @@ std::string version_text() {
 
 void add_config_options(CLI::App& app, std::string& config, std::vector<std::string>& overrides) {
   app.add_option("--config", config, "Configuration file in YAML; --help-config lists its keys")->type_name("FILE");
-  app.add_option("--set", overrides, "Override a key of the configuration; may be given several times")
+  app.add_option("--set", overrides, "Override keys of the configuration; may be given several times")
       ->type_name("KEY=VALUE")
-      ->take_all()
-      ->allow_extra_args(false);
+      ->take_all();
 }
 
 void add_train_options(CLI::App& app, TrainCommand& train) {
@@ -61,6 +64,20 @@ void add_train_options(CLI::App& app, TrainCommand& train) {
       ->excludes(resume);
   app.add_flag(
       "--dry-run", train.dry_run, "Check configuration, models, tokenizers and data, print the memory plan, and exit");
+}
+
+void add_eval_options(CLI::App& app, EvalCommand& eval) {
+  add_config_options(app, eval.request.config, eval.request.overrides);
+  app.add_option("--student", eval.request.student, "Model to evaluate, instead of student.path")->type_name("DIR");
+  app.add_option(
+         "--teacher", eval.request.teacher,
+         "Teacher to compare with, instead of teacher.path. With no teacher at all the loss is the cross-entropy on the "
+         "labels")
+      ->type_name("DIR");
+  app.add_option("--data", eval.request.data, "Token shards or folders of them, instead of data.eval")
+      ->type_name("PATH")
+      ->take_all();
+  app.add_flag("--json", eval.json, "Print one JSON object, named as in metrics.jsonl");
 }
 
 void add_plan_options(CLI::App& app, PlanCommand& plan) {
@@ -133,9 +150,10 @@ void add_commands(CLI::App& app, Commands& commands) {
   app.set_version_flag("--version", version_text(), "Print the versions of distill and libtorch");
   add_train_options(app, commands.train);
   add_train_options(*app.add_subcommand("train", "Train; the same as no command"), commands.named_train);
-  CLI::App* eval = app.add_subcommand("eval", "Evaluate student.path against teacher.path on data.eval");
-  add_config_options(*eval, commands.eval.config, commands.eval.overrides);
-  eval->add_flag("--json", commands.eval.json, "Print one JSON object, named as in metrics.jsonl");
+  add_eval_options(
+      *app.add_subcommand(
+          "eval", "Evaluate a student on held-out token shards, against its teacher where there is one"),
+      commands.eval);
   app.add_subcommand("inspect", "Describe and check a token shard, a model folder, a run folder or a checkpoint")
       ->add_option("PATH", commands.inspect.path, "File or folder")
       ->required();
@@ -160,10 +178,10 @@ void add_commands(CLI::App& app, Commands& commands) {
       commands.profile);
 }
 
-// Throws CLI::RequiredError unless the command was given a configuration file.
-void require_config(const std::string& command, const std::string& file) {
+// Throws CLI::RequiredError unless the command was given a configuration file. `instead`: what may be given instead.
+void require_config(const std::string& command, const std::string& file, const std::string& instead = "") {
   if (file.empty()) {
-    throw CLI::RequiredError(command.empty() ? "--config" : command + ": --config");
+    throw CLI::RequiredError((command.empty() ? "--config" : command + ": --config") + instead);
   }
 }
 
@@ -179,7 +197,9 @@ Command parsed_command(const CLI::App& app, const Commands& commands) {
     }
   }
   if (name == "eval") {
-    require_config(name, commands.eval.config);
+    if (commands.eval.request.student.empty() || commands.eval.request.data.empty()) {
+      require_config(name, commands.eval.request.config, ", or --student and --data,");
+    }
     return commands.eval;
   }
   if (name == "inspect") {
@@ -210,6 +230,12 @@ Command parsed_command(const CLI::App& app, const Commands& commands) {
   return train;
 }
 
+// The call that prints the help of what was asked for.
+std::string help_call(const CLI::App& app) {
+  return app.get_subcommands().empty() ? "distill --help"
+                                       : absl::StrCat("distill ", app.get_subcommands()[0]->get_name(), " --help");
+}
+
 } // namespace
 
 CommandLine parse_command_line(int argc, const char* const* argv) {
@@ -227,7 +253,10 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
       std::fputs(text.str().c_str(), stdout);
       return {std::nullopt, launch::kSuccess};
     }
-    std::cerr << "distill: error: " << error.what() << "\nRun `distill --help` for more information.\n";
+    // An option that is not known is the reason for one that is missing.
+    const std::string unexpected = explain_unexpected(app);
+    std::cerr << "distill: error: " << (unexpected.empty() ? error.what() : unexpected.c_str()) << "\nRun `"
+              << help_call(app) << "` for more information.\n";
     return {std::nullopt, launch::kBadInput};
   }
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "trainer/config/config.h"
+#include "trainer/tools/evaluation_config.h"
 
 namespace distill::cli {
 
@@ -19,8 +20,7 @@ struct TrainCommand {
 };
 
 struct EvalCommand {
-  std::string config;
-  std::vector<std::string> overrides;
+  trainer::EvaluationRequest request;
   bool json = false;
 };
 

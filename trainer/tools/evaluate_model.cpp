@@ -10,6 +10,22 @@
 #include "trainer/setup/resolve_environment.h"
 
 namespace distill::trainer {
+namespace {
+
+std::string dtype_name(at::ScalarType dtype) {
+  return dtype == at::kFloat ? "float32" : "bfloat16";
+}
+
+std::string describe(const config::Config& config, const Environment& environment) {
+  const bool has_teacher = !config.teacher.path.empty();
+  return absl::StrFormat(
+      "%s, sequences of %d tokens, %s on %s, %s", config.student.path, config.data.seq_len,
+      dtype_name(environment.student_dtype), environment.device.str(),
+      has_teacher ? absl::StrFormat("teacher %s (%s)", config.teacher.path, dtype_name(environment.teacher_dtype))
+                  : "no teacher: the loss is the cross-entropy on the labels");
+}
+
+} // namespace
 
 absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
   ASSIGN_OR_RETURN(const Environment environment, resolve_environment(config));
@@ -39,6 +55,7 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
         result.samples, config.eval.batches > 0 ? absl::StrFormat(" (eval.batches: %d)", config.eval.batches) : ""));
   }
   EvalReport report;
+  report.what = describe(config, environment);
   report.means = result.means;
   report.samples = result.samples;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -46,8 +63,8 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
 }
 
 std::string EvalReport::text() const {
-  std::string text =
-      absl::StrFormat("%d sequences, %d tokens with a target, %.1f s\n", samples, means.valid_tokens, seconds);
+  std::string text = absl::StrFormat(
+      "%s\n%d sequences, %d tokens with a target, %.1f s\n", what, samples, means.valid_tokens, seconds);
   const auto values = nlohmann::ordered_json::parse(json());
   for (const auto& [name, value] : values.items()) {
     if (value.is_number_float()) {

@@ -10,6 +10,7 @@
 namespace distill::trainer {
 
 struct EvalReport {
+  std::string what; // models, length, dtype and loss, for people
   metrics::LossMeans means;
   int64_t samples = 0; // sequences
   double seconds = 0;
@@ -18,7 +19,8 @@ struct EvalReport {
   std::string json() const; // one object with the names of metrics.jsonl
 };
 
-// Evaluates student.path against the teacher on data.eval, over eval.batches micro-batches (0: the whole set).
+// Evaluates student.path on data.eval, over eval.batches micro-batches (0: the whole set), against the teacher where
+// there is one. `config` was checked for config::Purpose::kEvaluate.
 absl::StatusOr<EvalReport> evaluate_model(const config::Config& config);
 
 } // namespace distill::trainer

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <string>
+
+namespace distill::cli {
+
+// What is wrong with the first argument that no option or command has taken, and what was probably meant; empty: every
+// argument was taken. `app` has parsed a command line.
+std::string explain_unexpected(const CLI::App& app);
+
+} // namespace distill::cli

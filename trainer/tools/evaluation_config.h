@@ -1,0 +1,26 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <string>
+#include <vector>
+
+#include "trainer/config/config.h"
+
+namespace distill::trainer {
+
+// What `distill eval` was asked for.
+struct EvaluationRequest {
+  std::string config; // file; empty: none, and every key has its default
+  std::vector<std::string> overrides; // "section.key=VALUE"
+  // These take precedence over the file and the overrides.
+  std::string student; // folder; empty: student.path
+  std::string teacher; // folder; empty: teacher.path
+  std::vector<std::string> data; // token shards or folders of them; empty: data.eval
+};
+
+// The checked configuration of an evaluation. Where data.seq_len is not given it is the largest length up to its
+// default that all models can read. InvalidArgument: one report of all problems.
+absl::StatusOr<config::Config> evaluation_config(const EvaluationRequest& request);
+
+} // namespace distill::trainer

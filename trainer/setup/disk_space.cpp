@@ -7,7 +7,6 @@
 #include <filesystem>
 
 #include "trainer/config/dtypes.h"
-#include "trainer/config/rules.h"
 #include "trainer/models/layout.h"
 
 namespace distill::trainer {
@@ -48,13 +47,13 @@ std::string need_text(const DiskNeed& need) {
 
 } // namespace
 
-DiskNeed disk_need(const config::Config& config, const models::ModelConfig& student) {
+DiskNeed disk_need(const config::Config& config, const models::ModelConfig& student, int64_t steps) {
   const std::vector<models::UnitLayout> layouts = models::unit_layouts(student);
   DiskNeed need;
   for (const models::UnitLayout& layout : layouts) {
     need.checkpoint_bytes += layout.numel * kStateBytes;
   }
-  const int64_t every = config.checkpoint.every, steps = config::total_steps(config);
+  const int64_t every = config.checkpoint.every;
   const int64_t periodic = every > 0 ? steps / every : 0;
   const bool last = config.checkpoint.at_end && (every == 0 || steps % every != 0);
   need.checkpoints = std::min(periodic + (last ? 1 : 0), config.checkpoint.keep + 1);

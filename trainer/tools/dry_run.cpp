@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "data/base/status_macros.h"
+#include "trainer/config/run_length.h"
 #include "trainer/metrics/log.h"
 #include "trainer/setup/disk_space.h"
 #include "trainer/setup/inputs.h"
@@ -19,7 +20,8 @@ absl::Status dry_run(const config::Config& config, const launch::RankInfo& ranks
   for (const std::string& line : start_report(config, environment, inputs)) {
     std::puts(line.c_str());
   }
-  const DiskNeed need = disk_need(config, inputs.student.config);
+  const DiskNeed need =
+      disk_need(config, inputs.student.config, config::total_steps(config, inputs.train_data->num_samples()));
   const DiskSpace space = disk_space(config.run.dir);
   std::puts(disk_line(need, space).c_str());
   if (const std::string warning = disk_warning(need, space); !warning.empty()) {

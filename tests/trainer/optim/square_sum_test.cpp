@@ -1,6 +1,7 @@
 #include "trainer/optim/square_sum.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 

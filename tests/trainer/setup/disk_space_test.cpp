@@ -15,7 +15,6 @@ class DiskSpaceTest : public hf::FolderTest {
  protected:
   void SetUp() override {
     FolderTest::SetUp();
-    config_.train.steps = 100;
     config_.checkpoint.every = 10;
     config_.checkpoint.keep = 2;
     config_.checkpoint.model_dtype = config::StoredDtype::kBFloat16;
@@ -29,7 +28,7 @@ class DiskSpaceTest : public hf::FolderTest {
     parameters_ = models::parameter_count(models::unit_layouts(student_));
   }
   DiskNeed need() const {
-    return disk_need(config_, student_);
+    return disk_need(config_, student_, /*steps=*/100);
   }
 
   config::Config config_;

@@ -26,6 +26,7 @@ class HeadRun {
   void logits_and_rows(int64_t begin, int64_t count, int64_t offset);
   void backward(int64_t begin, int64_t count);
   void zero_unwritten_gradients();
+  int64_t next_chunk(int64_t begin) const;
   at::Tensor tokens_of(const at::Tensor& source, int64_t begin, int64_t count, const at::Tensor& gathered) const;
 
   const LinearHeadInputs& in_;
@@ -202,6 +203,18 @@ void HeadRun::zero_unwritten_gradients() {
   }
 }
 
+// The first token of the chunk after the one that begins at `begin`. Full chunks make the same allocations, so that a
+// run on meta tensors goes from the sixteenth to the last one.
+int64_t HeadRun::next_chunk(int64_t begin) const {
+  constexpr int64_t kMetaChunks = 16;
+  const int64_t next = begin + plan_.gradient_rows;
+  if (!in_.hidden_NH.is_meta() || next < kMetaChunks * plan_.gradient_rows) {
+    return next;
+  }
+  const int64_t last = (num_tokens_ - 1) / plan_.gradient_rows * plan_.gradient_rows;
+  return std::max(next, last);
+}
+
 at::Tensor HeadRun::run() {
   if (targets_.defined()) {
     assert_labels(targets_, vocab_);
@@ -209,7 +222,7 @@ at::Tensor HeadRun::run() {
   if (grads_ != nullptr) {
     zero_unwritten_gradients();
   }
-  for (int64_t begin = 0; begin < num_tokens_; begin += plan_.gradient_rows) {
+  for (int64_t begin = 0; begin < num_tokens_; begin = next_chunk(begin)) {
     const int64_t count = std::min(plan_.gradient_rows, num_tokens_ - begin);
     for (int64_t offset = 0; offset < count; offset += plan_.logits_rows) {
       logits_and_rows(begin + offset, std::min(plan_.logits_rows, count - offset), offset);

@@ -127,7 +127,7 @@ class Disturber:
         """Checks that the resumption after a flip noticed the damage and set the checkpoint aside."""
         damaged, self.damaged = self.damaged, None
         expect(
-            "is damaged and not used" in job_text, f"{damaged} was damaged, and nothing was said\n{job_text[-3000:]}"
+            "is damaged and is not used" in job_text, f"{damaged} was damaged, and nothing was said\n{job_text[-3000:]}"
         )
         expect((damaged.parent / (damaged.name + ".damaged")).exists(), f"{damaged} is damaged and was not set aside")
         shutil.rmtree(damaged.parent / (damaged.name + ".damaged"))

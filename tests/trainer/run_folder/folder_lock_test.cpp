@@ -177,7 +177,8 @@ TEST_P(FolderLockTest, AnotherHostsHolderIsDeadOnceItIsSilent) {
 }
 
 TEST_P(FolderLockTest, AnotherHostsHolderThatRenewsItsFileIsAlive) {
-  write(kLockFile, other_host());
+  const std::string text = other_host();
+  write(kLockFile, text);
   std::atomic<bool> stop = false;
   std::thread holder([&] {
     while (!stop) {
@@ -189,7 +190,7 @@ TEST_P(FolderLockTest, AnotherHostsHolderThatRenewsItsFileIsAlive) {
   stop = true;
   holder.join();
   EXPECT_THAT(std::string(held.status().message()), HasSubstr("in use by process 4711 on host node7"));
-  EXPECT_EQ(lock_text(), other_host());
+  EXPECT_EQ(lock_text(), text);
 }
 
 TEST_P(FolderLockTest, AHolderRenewsItsFile) {

@@ -24,6 +24,7 @@ import script_path
 import hashlib
 import heapq
 import multiprocessing
+import shutil
 import signal
 import time
 from collections import deque
@@ -197,19 +198,32 @@ class Split:
             self.held_out.add(tokens, in_loss)
 
 
+def duration(seconds):
+    """1:02:03 or 2:03; - for None."""
+    if seconds is None:
+        return "-"
+    hours, minutes = seconds // 3600, seconds // 60 % 60
+    return f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"
+
+
 class Progress:
     def __init__(self, quiet):
         self.quiet, self.start, self.last = quiet, time.monotonic(), time.monotonic()
-        self.terminal = sys.stderr.isatty()
+        # A terminal that cannot rewrite a line gets lines, as in distill itself.
+        self.terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
     def show(self, reader, documents, tokens, *, final=False):
         now = time.monotonic()
         if self.quiet or (not final and now - self.last < (0.5 if self.terminal else 10)):
             return
         self.last = now
-        percent = 100 if final else 100 * reader.bytes_read / max(reader.bytes_total, 1)
-        rate = tokens / max(now - self.start, 1e-3)
-        line = f"{percent:5.1f} %  {documents:,} documents  {tokens:,} tokens  {rate:,.0f} tokens/s"
+        share = 1 if final else min(1, reader.bytes_read / max(reader.bytes_total, 1))
+        seconds = max(now - self.start, 1e-3)
+        left = round(seconds * (1 - share) / share) if share > 0 else None
+        line = f"{100 * share:5.1f} %  {tokens / seconds:,.0f} tokens/s  eta {duration(left)}"
+        line += f"  {documents:,} documents  {tokens:,} tokens"
+        if self.terminal:
+            line = line[: shutil.get_terminal_size().columns - 1]
         print(
             f"\r{line}\033[K" if self.terminal else line,
             end="\n" if final or not self.terminal else "",

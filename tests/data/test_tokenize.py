@@ -413,3 +413,33 @@ def test_the_golden_shard_is_what_the_script_writes_today(tmp_path):
     --output tests/data/golden --overwrite tests/data/golden/input.jsonl"""
     tokenise(GOLDEN, tmp_path / "out", GOLDEN / "input.jsonl")
     assert contents(tmp_path / "out") == {"shard-00000.dtok": (GOLDEN / "shard-00000.dtok").read_bytes()}
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_progress_on_a_terminal_fits_and_has_an_eta(tmp_path, columns):
+    model = tmp_path / "model"
+    make_tokenizer(model)
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": "the quick brown fox " * 20}) + "\n" for _ in range(20000)))
+    primary, secondary = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, "--tokenizer", model, "--output", tmp_path / "out", "--workers", "1", text],
+        stderr=secondary,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": str(columns)},
+    )
+    os.close(secondary)
+    shown = b""
+    try:
+        while data := os.read(primary, 4096):
+            shown += data
+    except OSError:  # the terminal's other side has gone
+        pass
+    os.close(primary)
+    assert process.wait() == 0, shown
+    lines = shown.decode().replace("\r\n", "\r").split("\r")
+    lines = [line.replace("\033[K", "").rstrip("\n") for line in lines]
+    progress = [line for line in lines if "tokens/s" in line]
+    assert progress and all(len(line) < columns for line in progress), lines
+    assert any("eta " in line for line in progress), progress
+    assert progress[-1].startswith("100.0 %")

@@ -25,7 +25,8 @@ struct DiskSpace {
   int64_t reused_bytes = 0; // of complete checkpoints in the run folder, which new ones replace
 };
 
-// The most that a run of `steps` steps writes. Logs and metrics are not counted, nor are checkpoints that were set aside.
+// The most that a run of `steps` steps writes. Logs and metrics are not counted, nor are checkpoints that were set
+// aside.
 DiskNeed disk_need(const config::Config& config, const models::ModelConfig& student, int64_t steps);
 DiskSpace disk_space(const std::string& run_dir);
 

@@ -1,16 +1,9 @@
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def distill_program():
-    named = os.environ.get("DISTILL_BIN")
-    build = Path(os.environ.get("DISTILL_BUILD", ROOT / "build" / "release"))
-    return Path(named) if named else build / "apps" / "distill" / "distill"
+from program import distill_program
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from conftest import distill_program
+from program import distill_program
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from conftest import distill_program
+from program import distill_program
 
 TRAIN = ["--config", "config.yaml", "--set", "scheduler.type=constant", "--set", "data.eval=null"]
 FIRST = "distill: SIGINT: finishing the step and saving, then exit code 3; a second SIGINT (Ctrl-C) ends at once"

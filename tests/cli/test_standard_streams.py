@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from conftest import distill_program
+from program import distill_program
 
 TRAIN = ["--config", "config.yaml", "--set", "run.progress=lines", "--set", "eval.every=1"]
 

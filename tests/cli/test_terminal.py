@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 import tiny_job
-from conftest import distill_program
+from program import distill_program
 from shared.terminal import run_in_terminal, screen_of, set_columns
 
 STEPS = 30

@@ -3,7 +3,7 @@
 
 import subprocess
 
-from conftest import ROOT, distill_program
+from program import ROOT, distill_program
 
 page = ROOT / "docs" / "configuration.md"
 output = subprocess.run([distill_program(), "--help-config"], capture_output=True, text=True, check=True).stdout

@@ -1,17 +1,24 @@
 #!/usr/bin/env python3
-r"""Tokenises text into token shards, the training files of `distill` (docs/data.md describes the format).
+r"""Converts texts and conversations into token shards, the training files of `distill` (docs/data.md).
 
   scripts/tokenize.py --tokenizer MODEL_FOLDER --output data/train corpus.jsonl
   scripts/tokenize.py --tokenizer MODEL_FOLDER --output data/train --eval-output data/eval \
       --eval-fraction 0.01 --include '*.py' src/
+  zcat corpus.jsonl.gz | scripts/tokenize.py --tokenizer MODEL_FOLDER --output data/train -
 
-Inputs are files, folders and glob patterns:
+Inputs are files, folders, glob patterns, or - for standard input:
   text      one document per file (--split-blank-lines: one per paragraph)
-  JSONL     one document per line: {"text": ...}, or {"messages": [...]} for the chat template, where only the
-            assistant's tokens have a loss; .gz files are read too
-  parquet   a column of texts or of messages
+  JSONL     one record per line; .json: an array of records
+  parquet   one record per row
+Text and JSON may be compressed with gzip or zstandard.
 
-The output does not depend on the number of workers. All shards appear together at the end, or none.
+The keys of a record tell its format (--records names one):
+FORMATS
+
+Records with teacher_prompt or teacher_messages give the teacher another text before the same completion.
+
+The output does not depend on the number of workers. All shards appear together at the end, or none. The same command
+continues a conversion that was interrupted.
 """
 
 import os
@@ -21,40 +28,44 @@ sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # missing under `py
 
 import script_path
 
-import hashlib
-import heapq
-import multiprocessing
-import shutil
 import signal
-import time
-from collections import deque
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 
 from shared.command_line import argument_parser
-from token_shards import encode
-from token_shards.inputs import InputError, Reader, find_files
-from token_shards.shard_file import ShardFolder, ShardSpec
+from token_shards.bad_documents import DEFAULT, Limit
+from token_shards.chat import ChatEncoder, ChatOptions, add_chat_arguments
+from token_shards.convert import Conversion
+from token_shards.encode import EncodeOptions
+from token_shards.errors import InputError, Unfinished
+from token_shards.inputs import KINDS, PATTERNS, STDIN, find_files
+from token_shards.job import describe_job
+from token_shards.readers import Reader
+from token_shards.records import FORMAT_NAMES, RecordReader, formats
+from token_shards.shard_file import ShardSpec
+from token_shards.shard_folder import ShardFolder
+from token_shards.special_ids import special_ids
 from token_shards.tokenizer_files import TokenizerFiles
-
-CHUNK_ITEMS = 128
-CHUNK_BYTES = 1 << 20
 
 
 def arguments(argv):
-    parser = argument_parser(__doc__, prog="tokenize.py")
+    described = "\n".join(f"  {one.name:18}{one.needs_text()}" for one in formats())
+    parser = argument_parser(__doc__.replace("FORMATS", described), prog="tokenize.py")
     add = parser.add_argument
-    add("inputs", nargs="+", metavar="INPUT", help="file, folder or glob pattern")
+    add("inputs", nargs="+", metavar="INPUT", help="file, folder, glob pattern, or - (standard input)")
     add("--tokenizer", required=True, metavar="PATH", help="model folder, or its tokenizer.json")
     add("--output", required=True, metavar="FOLDER", help="for the shards (shard-00000.dtok, ...)")
-    add("--overwrite", action="store_true", help="replace the shards in the output folders")
-    add("--format", choices=["auto", "text", "jsonl", "parquet"], default="auto", help="auto: by the file's name")
+    add(
+        "--overwrite",
+        action="store_true",
+        help="replace the shards in the output folders, and an unfinished conversion of something else",
+    )
+    add("--format", choices=KINDS, default="auto", help="of the files; auto: by the name, JSONL from standard input")
+    add("--records", choices=["auto", *FORMAT_NAMES], default="auto", help="format of a record; auto: by its keys")
     add(
         "--include",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="names to take from folders; repeatable (default: *.txt *.md *.jsonl *.jsonl.gz *.parquet)",
+        help=f"names to take from folders; repeatable (default: {' '.join(PATTERNS)}; of .json only arrays)",
     )
     add("--exclude", action="append", default=[], metavar="PATTERN", help="names or paths to leave out; repeatable")
     add("--text-key", default="text", metavar="NAME", help="JSONL key or parquet column (default: text)")
@@ -68,8 +79,7 @@ def arguments(argv):
     )
     add("--no-eos", action="store_true", help="no end-of-text token after text documents")
     add("--eos-token", metavar="TOKEN", help="the end-of-text token (default: the tokenizer's eos_token)")
-    add("--chat-template", metavar="FILE", help="Jinja template (default: the tokenizer's)")
-    add("--loss-on", choices=["assistant", "all"], default="assistant", help="conversations: tokens with loss")
+    add_chat_arguments(parser)
     add("--eval-output", metavar="FOLDER", help="for the held-out documents")
     held_out = parser.add_mutually_exclusive_group()
     held_out.add_argument("--eval-fraction", type=float, metavar="F", help="hold out this share of the documents")
@@ -77,13 +87,22 @@ def arguments(argv):
     add("--seed", type=int, default=0, help="of the choice of held-out documents")
     add("--shard-tokens", type=int, default=100_000_000, metavar="N", help="tokens in a shard (default: 100 million)")
     add("--workers", type=int, default=os.cpu_count(), metavar="N", help="processes (default: one for each CPU)")
-    add("--skip-bad", action="store_true", help="leave out documents that cannot be read, and count them")
+    add(
+        "--max-bad",
+        type=Limit.parse,
+        default=DEFAULT,
+        metavar="N|P%",
+        help="an error if more than N documents, or more than P percent, are bad; bad documents are left out and "
+        f"counted; 0: the first one is an error (default: {DEFAULT}, whichever is more)".replace("%", "%%"),
+    )
     add("--quiet", action="store_true", help="no progress")
     args = parser.parse_args(argv)
     if (args.eval_fraction is None and args.eval_tokens is None) != (args.eval_output is None):
         parser.error("--eval-output goes with --eval-fraction or --eval-tokens")
     if args.eval_fraction is not None and not 0 < args.eval_fraction < 1:
         parser.error(f"--eval-fraction: expected a share between 0 and 1, found {args.eval_fraction}")
+    if STDIN in args.inputs and len(args.inputs) > 1:
+        parser.error(f"{STDIN} (standard input) cannot be read together with files")
     for name, least in (("eval_tokens", 1), ("shard_tokens", 1), ("workers", 1)):
         value = getattr(args, name)
         if value is not None and value < least:
@@ -93,223 +112,102 @@ def arguments(argv):
     return args
 
 
-def special_ids(args, files):
-    """(ids before a document, ids after it, bos_id and eos_id for the header)"""
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(files.file))
-    except Exception as error:  # the library raises plain Exception
-        raise InputError(f"{files.file}: cannot be loaded: {error}") from error
-
-    def token_id(token, what):
-        index = tokenizer.token_to_id(token)
-        if index is None:
-            raise InputError(f"{files.file}: {what}: no such token: {token}")
-        return index
-
-    bos_token = files.special_tokens.get("bos_token")
-    bos = []
-    if args.bos == "always":
-        if bos_token is None:
-            raise InputError(f"{files.file.parent}: --bos always: tokenizer_config.json names no bos_token")
-        bos = [token_id(bos_token, "bos_token")]
-    elif args.bos == "auto":
-        plain = tokenizer.encode("a", add_special_tokens=False).ids
-        special = tokenizer.encode("a", add_special_tokens=True).ids
-        starts = [i for i in range(len(special) - len(plain) + 1) if special[i : i + len(plain)] == plain]
-        bos = special[: starts[0]] if starts else []
-    eos_token = args.eos_token or files.special_tokens.get("eos_token")
-    eos_id = token_id(eos_token, "--eos-token" if args.eos_token else "eos_token") if eos_token else files.eos_id
-    if eos_id is None and not args.no_eos:
-        raise InputError(
-            f"{files.file.parent}: no end-of-text token: expected eos_token in tokenizer_config.json or "
-            "eos_token_id in config.json, found neither (--eos-token TOKEN or --no-eos)"
-        )
-    bos_id = tokenizer.token_to_id(bos_token) if bos_token else None
-    return bos, [] if args.no_eos else [eos_id], -1 if bos_id is None else bos_id, -1 if eos_id is None else eos_id
-
-
-def chunks(items):
-    chunk, size = [], 0
-    for item in items:
-        chunk.append(item)
-        size += len(item.value) if isinstance(item.value, (str, bytes)) else 1000
-        if len(chunk) >= CHUNK_ITEMS or size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def encoded(reader, options, workers):
-    """Encoded chunks in the order of the input; at most a few are in flight."""
-    if workers == 1:
-        encoder = encode.Encoder(options)
-        for chunk in chunks(reader):
-            yield encoder.encode(chunk)
-        return
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread in each worker
-    # fork: a fresh interpreter might start in this folder and import this file as `tokenize`.
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, context, encode.start_worker, (options,)) as pool:
-        pending = deque([pool.submit(encode.encode_chunk, [])])  # starts all workers before any file is open
-        try:
-            for chunk in chunks(reader):
-                pending.append(pool.submit(encode.encode_chunk, chunk))
-                if len(pending) > 3 * workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        except BrokenProcessPool as error:
-            raise InputError("a worker process died (out of memory?): try fewer --workers") from error
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-class Split:
-    """Sends each document to training or to the held-out set, by a hash of its number in the input."""
-
-    def __init__(self, args, train, held_out):
-        self.args, self.train, self.held_out = args, train, held_out
-        self.count = 0
-        self.chosen = []  # heap, the largest hash first: the documents with the smallest hashes, at least eval_tokens
-        self.chosen_tokens = 0
-
-    def add(self, tokens, in_loss):
-        index, self.count = self.count, self.count + 1
-        if self.held_out is None:
-            self.train.add(tokens, in_loss)
-            return
-        key = hashlib.blake2b(f"{self.args.seed}:{index}".encode(), digest_size=8).digest()
-        key = int.from_bytes(key, "little")
-        if self.args.eval_fraction is not None:
-            (self.held_out if key < self.args.eval_fraction * 2**64 else self.train).add(tokens, in_loss)
-            return
-        heapq.heappush(self.chosen, (-key, index, tokens, in_loss))
-        self.chosen_tokens += len(tokens)
-        while self.chosen_tokens - len(self.chosen[0][2]) >= self.args.eval_tokens:
-            _, _, tokens, in_loss = heapq.heappop(self.chosen)
-            self.chosen_tokens -= len(tokens)
-            self.train.add(tokens, in_loss)
-
-    def finish(self):
-        for _, _, tokens, in_loss in sorted(self.chosen, key=lambda entry: entry[1]):
-            self.held_out.add(tokens, in_loss)
-
-
-def duration(seconds):
-    """1:02:03 or 2:03; - for None."""
-    if seconds is None:
-        return "-"
-    hours, minutes = seconds // 3600, seconds // 60 % 60
-    return f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"
-
-
-class Progress:
-    def __init__(self, quiet):
-        self.quiet, self.start, self.last = quiet, time.monotonic(), time.monotonic()
-        # A terminal that cannot rewrite a line gets lines, as in distill itself.
-        self.terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-    def show(self, reader, documents, tokens, *, final=False):
-        now = time.monotonic()
-        if self.quiet or (not final and now - self.last < (0.5 if self.terminal else 10)):
-            return
-        self.last = now
-        share = 1 if final else min(1, reader.bytes_read / max(reader.bytes_total, 1))
-        seconds = max(now - self.start, 1e-3)
-        left = round(seconds * (1 - share) / share) if share > 0 else None
-        line = f"{100 * share:5.1f} %  {tokens / seconds:,.0f} tokens/s  eta {duration(left)}"
-        line += f"  {documents:,} documents  {tokens:,} tokens"
-        if self.terminal:
-            line = line[: shutil.get_terminal_size().columns - 1]
-        print(
-            f"\r{line}\033[K" if self.terminal else line,
-            end="\n" if final or not self.terminal else "",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def tokenise(args, outputs):
-    files = TokenizerFiles.load(args.tokenizer)
+def encode_options(args, files):
+    """(EncodeOptions, bos_id and eos_id for the header)"""
     bos, eos, bos_id, eos_id = special_ids(args, files)
     template = files.chat_template
     if args.chat_template:
         with open(args.chat_template, encoding="utf-8") as file:
             template = file.read()
-    options = encode.EncodeOptions(
+    options = EncodeOptions(
         tokenizer_file=str(files.file),
+        vocab_size=files.vocab_size,
         bos_ids=tuple(bos),
         eos_ids=tuple(eos),
         special_tokens=files.special_tokens,
         chat_template=template,
-        loss_on=args.loss_on,
+        chat=ChatOptions.from_arguments(args),
+        records=args.records,
         text_key=args.text_key,
         messages_key=args.messages_key,
-        skip_bad=args.skip_bad,
     )
-    reader = Reader(find_files(args.inputs, args.include, args.exclude), args)
+    return options, bos_id, eos_id
+
+
+def chat_encoder(options):
+    return ChatEncoder(options.chat_template, options.special_tokens, None, options.chat)
+
+
+def tokenise(args, outputs, started):
+    """`outputs` and `started` are filled with the folders and the Conversion, so that the caller can end them."""
+    files = TokenizerFiles.load(args.tokenizer)
+    options, bos_id, eos_id = encode_options(args, files)
+    if args.chat_template or args.template_arg:
+        chat_encoder(options)  # for its errors
+    inputs = find_files(args.inputs, args.include, args.exclude)
+    reader = Reader(inputs, args, RecordReader(args.records, args.text_key, args.messages_key))
     spec = ShardSpec(files.vocab_size, files.hash, bos_id, eos_id)
     for folder in (args.output, args.eval_output):
         if folder:
             outputs.append(ShardFolder(folder, spec, args.shard_tokens, args.overwrite))
-    split = Split(args, outputs[0], outputs[1] if args.eval_output else None)
-    progress = Progress(args.quiet)
-    empty = no_assistant = 0
-    bad = []
-    tokens_done = 0
-    for chunk in encoded(reader, options, args.workers):
-        at = 0
-        for length, in_loss in zip(chunk.lengths, chunk.in_loss):
-            split.add(chunk.tokens[at : at + length], in_loss)
-            at += length
-        tokens_done += at
-        empty, no_assistant, bad = empty + chunk.empty, no_assistant + chunk.no_assistant, bad + chunk.bad
-        progress.show(reader, split.count, tokens_done)
-    split.finish()
-    progress.show(reader, split.count, tokens_done, final=True)
-    for output in outputs:
-        output.flush()
-        if not output.documents:
-            raise InputError(
-                f"{output.folder}: no document came to this output: the input has {split.count} documents "
-                f"with tokens ({empty} empty, {no_assistant} without an assistant's token, {len(bad)} bad)"
-            )
-    for output in outputs:
-        names = output.finish()
+    conversion = Conversion(args, reader, options, outputs, describe_job(args, inputs, files.file, options))
+    started.append(conversion)
+    names = conversion.run()
+    tally = conversion.tally
+    if tally.conversations and (description := chat_encoder(options).description):
+        print(description)
+    print("records: " + ", ".join(f"{count:,} {name}" for name, count in sorted(tally.formats.items())))
+    for output, shards in zip(outputs, names):
+        teacher = f", {output.teacher_tokens:,} more that the teacher reads" if output.teacher_tokens else ""
         print(
-            f"{output.folder}: {len(names)} shard{'s' * (len(names) > 1)}, {output.documents:,} documents, "
-            f"{output.tokens:,} tokens, {output.tokens_in_loss:,} of them with loss"
+            f"{output.folder}: {len(shards)} shard{'s' * (len(shards) > 1)}, {output.documents:,} documents, "
+            f"{output.tokens:,} tokens, {output.tokens_in_loss:,} of them with loss{teacher}"
         )
-    for count, what in (
-        (empty, "empty documents"),
-        (no_assistant, "conversations without an assistant's token"),
-        (len(bad), "bad documents"),
-    ):
-        if count:
-            print(f"left out: {count:,} {what}")
-    for message in bad[:5]:
-        print(f"  {message}")
+    if conversion.progress is not None:
+        speed = conversion.progress.tokens_per_second(conversion.tokens())
+        processes = f"{args.workers} process{'es' * (args.workers > 1)}"
+        print(f"{conversion.progress.seconds():.1f} s, {speed:,.0f} tokens/s with {processes}")
+    for line in tally.lines(args.max_bad):
+        print(line)
 
 
 def main(argv=None):
     args = arguments(argv)
-    outputs = []
+    outputs, started = [], []
+    keep = False  # the unfinished work, which the same command continues
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through `finally`
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # keys and texts of the input may be any characters
     try:
-        tokenise(args, outputs)
+        tokenise(args, outputs, started)
         return 0
-    except (InputError, OSError, ValueError) as error:
+    except Unfinished as error:
+        keep = True
         print(f"tokenize.py: error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("tokenize.py: interrupted", file=sys.stderr)
-        return 130
+    except (InputError, ValueError) as error:
+        print(f"tokenize.py: error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        keep = can_continue(started)
+        print(f"tokenize.py: error: {error}{how_to_continue(keep)}", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, SystemExit) as error:
+        keep = can_continue(started)
+        hint = how_to_continue(keep) or (" (standard input cannot be continued)" if STDIN in args.inputs else "")
+        print(f"\ntokenize.py: interrupted{hint}", file=sys.stderr)
+        return 130 if isinstance(error, KeyboardInterrupt) else error.code
     finally:
-        for output in outputs:
-            output.abort()  # only what has not been finished
+        for output in reversed(outputs):  # the journal is in the first one
+            output.close(keep=keep)
+
+
+def can_continue(started):
+    return any(conversion.has_work() for conversion in started)
+
+
+def how_to_continue(keep):
+    return "; the same command continues" if keep else ""
 
 
 if __name__ == "__main__":

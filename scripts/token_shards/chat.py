@@ -1,135 +1,294 @@
-"""Renders conversations with a chat template, and finds the characters that the assistant wrote."""
+"""Turns conversations into tokens with a chat template, and says which tokens the assistant wrote."""
 
+import argparse
 import json
-import re
+from dataclasses import dataclass
 
-from .inputs import InputError, json_name, load_json
+import numpy as np
 
-GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+from . import chat_locate, chat_marks
+from .chat_messages import check_messages
+from .chat_render import Template, names_variable
+from .errors import BadDocument, InputError, check_unicode
+
+__all__ = ["ChatEncoder", "ChatOptions", "add_chat_arguments", "check_messages"]
+
+TURNS = {
+    "all": "the conversation, with loss on every assistant's turn",
+    "last": "the conversation, with loss on the last one only",
+    "each": "a sample for each assistant's turn: the prompt that the model gets at inference, and the turn",
+}
+RESERVED_ARGUMENTS = (
+    "add_generation_prompt",
+    "as_generated",
+    "chat_template",
+    "continue_final_message",
+    "conversations",
+    "mask_generation_prompt",
+    "messages",
+    "return_assistant_tokens_mask",
+    "tools",
+)
+_PROBE = "a text that no template has"
 
 
-class ChatTemplate:
-    def __init__(self, template, special_tokens):
-        self.template = template
-        self.special_tokens = special_tokens
-        self.marks_generation = GENERATION.search(template) is not None
+@dataclass(frozen=True)
+class ChatOptions:
+    turns: str = "all"  # all | last | each
+    loss_on: str = "assistant"  # assistant | all
+    template_args: tuple = ()  # (name, value as JSON)
+    mask_generation_prompt: bool = True
 
-    def render(self, messages, tools, where, *, generation_prompt=False, marks=False):
-        """(text, [(begin, end)] of the {% generation %} blocks)"""
-        from jinja2.exceptions import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
+    @classmethod
+    def from_arguments(cls, args):
+        named = dict(args.template_arg)
+        return cls(args.turns, args.loss_on, tuple(sorted(named.items())), args.mask_generation_prompt)
 
-        try:
-            texts, spans = render_jinja_template(
-                [messages],
-                tools=tools,
-                chat_template=self.template,
-                add_generation_prompt=generation_prompt,
-                return_assistant_tokens_mask=marks,
-                **self.special_tokens,
+    @property
+    def variables(self):
+        return {name: json.loads(value) for name, value in self.template_args}
+
+
+def add_chat_arguments(parser):
+    add = parser.add_argument
+    add("--chat-template", metavar="FILE", help="Jinja template (default: the tokenizer's)")
+    add("--loss-on", choices=["assistant", "all"], default="assistant", help="conversations: tokens with loss")
+    add(
+        "--turns",
+        choices=list(TURNS),
+        default="all",
+        help="conversations: " + "; ".join(f"{name}: {text}" for name, text in TURNS.items()) + " (default: all)",
+    )
+    add(
+        "--template-arg",
+        action="append",
+        type=_template_argument,
+        default=[],
+        metavar="NAME=VALUE",
+        help="variable of the chat template, JSON or else text, such as enable_thinking=false; repeatable",
+    )
+    add(
+        "--mask-generation-prompt",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="no loss on the beginning of a turn that a generation prompt may have written, such as an empty think "
+        "block (default); --no-...: loss on it, unless the template's arguments say that the prompt writes it",
+    )
+
+
+def _template_argument(text):
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {text}")
+    if name in RESERVED_ARGUMENTS:
+        raise argparse.ArgumentTypeError(f"{name} is not for --template-arg: it is set for each conversation")
+    try:
+        return name, json.dumps(json.loads(value))
+    except ValueError:
+        return name, json.dumps(value)
+
+
+class ChatEncoder:
+    """Conversations as samples. `template` is the text of a chat template, or None."""
+
+    def __init__(self, template, special_tokens, tokenizer, options):
+        self.options, self.tokenizer = options, tokenizer
+        self.template = None
+        self.description = None
+        if template is None:
+            if options.template_args:
+                raise InputError("--template-arg: the tokenizer's folder has no chat template (--chat-template FILE)")
+            return
+        variables = special_tokens | options.variables
+        self.family = chat_marks.recognise(template)
+        if self.family is None:
+            self.template = Template(template, variables)
+        else:
+            variables |= {"mask_generation_prompt": options.mask_generation_prompt}
+            self.template = Template(chat_marks.marked(template, self.family), variables)
+        for name in options.variables:
+            if not names_variable(template, name):
+                raise InputError(f"--template-arg {name}: the chat template has no variable of this name")
+        self.turn_ends = []
+        if self.family is None and not self.template.has_marks:
+            self.turn_ends = chat_locate.find_turn_ends(lambda probe: self.template.render(probe, None, "a probe"))
+        self.description = "chat template: " + self._describe()
+        self.known_roles = {"system", "user", "assistant"}
+
+    def _describe(self):
+        if self.options.loss_on == "all":
+            return (f"recognised as {self.family.name}" if self.family else "not a known one") + ", loss on everything"
+        if self.family:
+            each = f"; each turn as generated: {self.family.each}" if self.options.turns == "each" else ""
+            return f"recognised as {self.family.name}, masks by our marked template" + (
+                each if self.family.each else ""
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
-            raise InputError(f"{where}: the chat template fails on this conversation: {error}") from error
-        return texts[0], (spans[0] if marks else [])
+        if self.template.has_marks:
+            return "not a known one, masks by its own {% generation %} marks"
+        ends = "" if self.turn_ends else "; it writes no end of a turn after the last one, so that none has a loss"
+        return "not a known one, masks by finding the assistant's texts in the rendering" + ends
 
-    def spans(self, messages, tools, where):
-        """The text of the conversation, and the [begin, end) of the assistant's parts in characters.
+    def samples(self, messages, tools, where, loss_from=0):
+        """[(ids as uint32, bool array of the tokens with loss, or None: all)] of messages that `check_messages`
+        returned. The assistant's turns before the message `loss_from` have no loss."""
+        if self.template is None:
+            raise InputError(
+                f"{where}: conversations need a chat template, and the tokenizer's folder has none: expected "
+                "chat_template.jinja or a chat_template in tokenizer_config.json. Give one with --chat-template FILE "
+                "(that of the model's instruction-tuned version), or convert the conversations to plain text"
+            )
+        self._check_roles(messages, where)
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= loss_from]
+        if self.options.turns == "each" and turns:
+            return [self._turn(messages[: index + 1], tools, where) for index in turns]
+        if self.options.loss_on == "all":
+            text = self.template.render(messages, tools, where)
+            return [(np.array(self._encode(text, where).ids, dtype=np.uint32), None)]
+        text, spans = self._spans(messages, tools, where)
+        if self.options.turns == "last":
+            spans = self._spans_from(spans, messages, tools, where, turns[-1]) if turns else []
+        elif loss_from > 0:
+            spans = self._spans_from(spans, messages, tools, where, turns[0]) if turns else []
+        encoding = self._encode(text, where)
+        return [(np.array(encoding.ids, dtype=np.uint32), _in_spans(encoding, spans))]
 
-        The parts come from the {% generation %} marks of the template. A template without them must render each prefix
-        of the conversation to a prefix of the whole text; the parts are then the differences between these prefixes.
-        """
-        if self.marks_generation:
-            text, spans = self.render(messages, tools, where, marks=True)
-            return text, [(begin, end) for begin, end in spans if end > begin]
-        text, _ = self.render(messages, tools, where)
-        spans = []
+    def _turn(self, messages, tools, where):
+        """The sample of the last message: the prompt as inference has it, then what the model is to write."""
+        text, spans = self._spans(messages, tools, where, as_generated=True)
+        spans = self._spans_from(spans, messages, tools, where, len(messages) - 1)
+        if not spans:
+            raise BadDocument(
+                "an assistant's turn is not in the rendering",
+                f"{where}: messages[{len(messages) - 1}]: the chat template leaves this assistant's turn out",
+            )
+        begin, end = spans[0][0], spans[-1][1]
+        prompt = text[:begin]
+        try:
+            inference = self.template.render(messages[:-1], tools, where, generation_prompt=True)
+        except BadDocument:
+            inference = None  # the template cannot render a conversation without this turn
+        if inference is not None and not text.startswith(inference):
+            # The template writes earlier turns or the prompt in another way before a new turn.
+            prompt = inference
+            _check_thinking(prompt, text[begin:end], where)
+        completion = text[begin:end]
+        spans = [(len(prompt) + b - begin, len(prompt) + e - begin) for b, e in spans]
+        encoding, prompt_ids = self._encode(prompt + completion, where), self._encode(prompt, where).ids
+        ids, in_loss = encoding.ids, _in_spans(encoding, spans)
+        if ids[: len(prompt_ids)] != prompt_ids:
+            # A token reaches over the end of the prompt, which at inference is a prompt of its own.
+            encoding = self._encode(completion, where)
+            ids = prompt_ids + encoding.ids
+            rest = _in_spans(encoding, [(b - len(prompt), e - len(prompt)) for b, e in spans])
+            in_loss = np.concatenate([np.zeros(len(prompt_ids), dtype=bool), rest])
+        return np.array(ids, dtype=np.uint32), None if self.options.loss_on == "all" else in_loss
+
+    def _spans(self, messages, tools, where, **more):
+        """(text, the assistant's parts [begin, end) in characters)"""
+        if self.family is not None:
+            return self.template.render_marked(messages, tools, where, **more)
+        prompts = self._prompts(messages, tools, where)
+        if self.template.has_marks:
+            text, spans = self.template.render_marked(messages, tools, where)
+        else:
+
+            def render(messages):
+                return self.template.render(messages, tools, where)
+
+            text, spans = chat_locate.locate(render, messages, prompts[0], self.turn_ends, where)
+        if self.options.mask_generation_prompt:
+            spans = [(_after_prompt(text, begin, end, prompts), end) for begin, end in spans]
+        return text, [(begin, end) for begin, end in spans if end > begin]
+
+    def _prompts(self, messages, tools, where):
+        """The generation prompts that the turns may have followed; first, that of the template's arguments."""
+        users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        prefix = messages[: users[-1] + 1] if users else [{"role": "user", "content": "question"}]
+        arguments = [{}]
+        if names_variable(self.template.source, "enable_thinking"):
+            given = "enable_thinking" in self.options.variables
+            arguments += [{"enable_thinking": value} for value in ((True,) if given else (True, False))]
+        prompts, rendered = [], []
+        for more in arguments:
+            try:
+                plain = self.template.render(prefix, tools, where, **more)
+                prompted = self.template.render(prefix, tools, where, generation_prompt=True, **more)
+            except BadDocument:
+                plain, prompted = "", ""
+            rendered.append(plain)
+            # An argument that changes the text before the prompt is not the one that this conversation had.
+            prompts.append(prompted[len(plain) :] if prompted.startswith(plain) and plain == rendered[0] else "")
+        return prompts
+
+    def _spans_from(self, spans, messages, tools, where, turn):
+        """The spans of the turns from the message `turn` on."""
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if len(spans) == len(turns):
+            return spans[turns.index(turn) :]
+        _, before = self._spans(messages[:turn], tools, where) if turns[0] < turn else ("", [])
+        return spans[len(before) :]
+
+    def _check_roles(self, messages, where):
         for index, message in enumerate(messages):
-            if message["role"] != "assistant":
+            role = message["role"]
+            if role in self.known_roles:
                 continue
-            before, _ = self.render(messages[:index], tools, where, generation_prompt=True)
-            after, _ = self.render(messages[: index + 1], tools, where)
-            for prefix in (before, after):
-                if not text.startswith(prefix):
-                    raise InputError(self._disagreement(text, prefix, index, where))
-            if len(after) > len(before):
-                spans.append((len(before), self._end(text, len(before), len(after))))
-        return text, spans
+            user, other = {"role": "user", "content": "question"}, {"role": role, "content": _PROBE}
+            for probe in ([user, other], [other, user]):
+                try:
+                    known = _PROBE in self.template.render(probe, None, where)
+                except BadDocument:
+                    known = True  # the template says itself what it wants, when it renders the conversation
+                if known:
+                    self.known_roles.add(role)
+                    break
+            else:
+                raise BadDocument(
+                    "a role that the chat template does not know",
+                    f"{where}: messages[{index}]: the chat template leaves out messages of the role {role}",
+                )
 
-    def _end(self, text, begin, end):
-        """`end` without the white space after the end-of-turn token: the template writes it, the model never does."""
-        eos = self.special_tokens.get("eos_token")
-        if eos:
-            at = text.rfind(eos, begin, end)
-            if at >= 0 and not text[at + len(eos) : end].strip():
-                return at + len(eos)
-        return end
+    def _encode(self, text, where):
+        check_unicode(text, where)
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
-    @staticmethod
-    def _disagreement(text, prefix, index, where):
-        same = next((i for i, (a, b) in enumerate(zip(text, prefix)) if a != b), min(len(text), len(prefix)))
-        return (
-            f"{where}: the chat template renders the conversation up to message {index} differently from its "
-            f"beginning in the whole conversation, so that the assistant's tokens cannot be told apart: expected "
-            f"{prefix[same : same + 40]!r}, found {text[same : same + 40]!r} after {same} characters. Give a template "
-            "with {% generation %} marks (--chat-template FILE), or take the loss on everything (--loss-on all)"
+
+def _check_thinking(prompt, completion, where):
+    """A template that rewrites its last turn must not make a sample with a think block that no inference has."""
+    opened = "<think>" in prompt and "</think>" not in prompt.rpartition("<think>")[2]
+    closed = prompt.rstrip().endswith("</think>")
+    if (opened and "</think>" not in completion) or (closed and "</think>" in completion):
+        raise BadDocument(
+            "the rendering does not continue the generation prompt",
+            f"{where}: the generation prompt ends with {prompt[-20:]!r}, the chat template renders the turn as "
+            f"{completion[:40]!r}: the think block {'is never closed' if opened else 'is closed already'}",
         )
 
 
-def check_messages(record, where):
-    """The record's messages and tools, None members dropped (parquet has them for absent keys)."""
-    messages = record["messages"]
-    if isinstance(messages, str):
-        messages = load_json(messages, f"{where}: messages")
-    if not isinstance(messages, list) or not messages:
-        raise InputError(f"{where}: messages: expected a list of messages, found {_short(messages)}")
-    out = []
-    for index, message in enumerate(messages):
-        place = f"{where}: messages[{index}]"
-        if not isinstance(message, dict):
-            raise InputError(f"{place}: expected an object with role and content, found {json_name(message)}")
-        if not isinstance(message.get("role"), str):
-            raise InputError(f"{place}: expected an object with a role, found {_keys(message)}: {_short(message)}")
-        content = message.get("content")
-        if content is None and message.get("tool_calls") is None:
-            found = "null" if "content" in message else f"no such key ({_keys(message)})"
-            raise InputError(f"{place} ({message['role']}): content: expected text, found {found}")
-        message = {name: value for name, value in message.items() if value is not None}
-        if content is not None:
-            message["content"] = _content_text(content, f"{place} ({message['role']}): content")
-        out.append(message)
-    tools = record.get("tools")
-    if isinstance(tools, str):
-        tools = load_json(tools, f"{where}: tools") if tools else None
-    return out, tools or None
+def _in_spans(encoding, spans):
+    """The tokens that have a character in one of the spans, as in transformers."""
+    in_loss = np.zeros(len(encoding.ids), dtype=bool)
+    for begin, end in spans:
+        first, last = encoding.char_to_token(begin), encoding.char_to_token(end - 1)
+        if first is None or last is None:  # a character that the tokenizer leaves out
+            begins, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+            in_loss |= (begins < end) & (ends > begin)
+            continue
+        while last + 1 < len(in_loss) and _holds(encoding.token_to_chars(last + 1), end - 1):
+            last += 1  # a character may have several tokens
+        in_loss[first : last + 1] = True
+    return in_loss
 
 
-def _content_text(content, place):
-    """A text as it is; a list of parts, as OpenAI's interface has them, joined: all of them must be texts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        found = f"an object with {_keys(content)}" if isinstance(content, dict) else json_name(content)
-        raise InputError(f"{place}: expected text, or a list of parts of type text, found {found}")
-    texts = []
-    for index, part in enumerate(content):
-        text = part.get("text") if isinstance(part, dict) else part
-        kind = part.get("type", "text") if isinstance(part, dict) else "text"
-        if kind != "text":
-            raise InputError(f"{place}[{index}]: expected a part of type text, found type {_short(kind)}")
-        if not isinstance(text, str):
-            found = f"an object with {_keys(part)}" if isinstance(part, dict) else json_name(part)
-            raise InputError(f"{place}[{index}]: expected a part with a text, found {found}")
-        texts.append(text)
-    return "".join(texts)
+def _holds(chars, at):
+    return chars is not None and chars[0] <= at < chars[1]
 
 
-def _keys(value):
-    return f"the keys {', '.join(value) or '(none)'}"
-
-
-def _short(value):
-    try:
-        text = json.dumps(value, ensure_ascii=False, default=str)
-    except RecursionError:
-        return json_name(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def _after_prompt(text, begin, end, prompts):
+    """Where the turn begins that is marked at `begin`, after as much of a generation prompt as stands around it."""
+    for prompt in sorted(prompts, key=len, reverse=True):
+        for cut in range(len(prompt), -1, -1):
+            after = begin + len(prompt) - cut
+            if after <= end and text.endswith(prompt[:cut], 0, begin) and text.startswith(prompt[cut:], begin):
+                return after
+    return begin

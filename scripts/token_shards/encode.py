@@ -1,38 +1,42 @@
-"""Turns items into tokens. Every worker process has an Encoder."""
+"""Turns chunks of the input into tokens. Every worker process has an Encoder."""
 
+import ctypes
+import dataclasses
+import gc
+import json
+import os
 import signal
 from dataclasses import dataclass
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from .chat import ChatTemplate, check_messages
-from .inputs import InputError, json_name, load_json
+from .chat import ChatEncoder, ChatOptions, check_messages
+from .chat_render import names_variable
+from .encoded import Encoded
+from .errors import BadDocument, InputError, check_unicode
+from .json_values import found_text, load_json
+from .piece_cache import PieceCache
+from .ready_ids import check_vocabulary
+from .records import Chat, Pair, RecordReader, Text
+from .shard_file import check_alignment
+from .shard_folder import close_inherited_locks
+
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h: the signal that a process gets when the one that made it dies
 
 
 @dataclass(frozen=True)
 class EncodeOptions:
     tokenizer_file: str
-    bos_ids: tuple  # put before each text document
-    eos_ids: tuple  # put after each text document
+    vocab_size: int
+    bos_ids: tuple  # put before each text
+    eos_ids: tuple  # put after each text
     special_tokens: dict
     chat_template: str | None
-    loss_on: str  # assistant | all
+    chat: ChatOptions
+    records: str  # auto, or the name of a format
     text_key: str
     messages_key: str
-    skip_bad: bool
-
-
-@dataclass
-class Encoded:
-    """The documents of a chunk, concatenated."""
-
-    lengths: np.ndarray
-    tokens: np.ndarray  # uint32
-    in_loss: list  # for each document a bool array, or None: everywhere
-    empty: int = 0  # items without a token
-    no_assistant: int = 0  # conversations without an assistant's token
-    bad: list = None  # messages of the items that were left out
 
 
 class Encoder:
@@ -41,97 +45,207 @@ class Encoder:
         self.tokenizer = Tokenizer.from_file(options.tokenizer_file)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        self.template = None
-        if options.chat_template is not None:
-            self.template = ChatTemplate(options.chat_template, options.special_tokens)
+        self.texts = PieceCache.of(self.tokenizer)
+        self.reader = RecordReader(options.records, options.text_key, options.messages_key)
+        self.bos, self.eos = np.array(options.bos_ids, np.uint32), np.array(options.eos_ids, np.uint32)
+        self.chats = {}
 
-    def encode(self, items):
-        out = Encoded(None, None, [], bad=[])
-        documents = []
-        for item in items:
+    def chat(self, chat_options):
+        """The encoder of conversations with these options, made when the first one comes: it imports a lot."""
+        if chat_options not in self.chats:
+            if len(self.chats) > 64:
+                self.chats.clear()
+            options = self.options
+            self.chats[chat_options] = ChatEncoder(
+                options.chat_template, options.special_tokens, self.tokenizer, chat_options
+            )
+        return self.chats[chat_options]
+
+    def encode(self, chunk):
+        """Encoded. BadDocuments are counted in it, every other mistake is raised."""
+        out = Encoded()
+        pending = _Texts()
+        made = []  # lists of samples, or functions that make them once all texts have ids
+        for where, value in chunk.items():
+            out.records += 1
             try:
-                tokens, in_loss = self._item(item)
-            except InputError as error:
-                if not self.options.skip_bad:
-                    raise
-                out.bad.append(str(error))
-                continue
-            if len(tokens) == 0:
-                out.empty += 1
-            elif in_loss is not None and not in_loss.any():
+                made.append(self._document(chunk.kind, where, value, pending, out))
+            except BadDocument as error:
+                out.bad.append((error.reason, str(error)))
+        ids = self.texts.encode(pending.texts)
+        for samples in made:
+            samples = samples(ids) if callable(samples) else samples
+            if not samples:
                 out.no_assistant += 1
-            else:
-                documents.append(tokens)
-                out.in_loss.append(in_loss)
-        out.lengths = np.array([len(tokens) for tokens in documents], dtype=np.int64)
-        out.tokens = np.concatenate(documents) if documents else np.zeros(0, np.uint32)
+            for tokens, in_loss, teacher in samples:
+                if len(tokens) == 0:
+                    out.empty += 1
+                elif in_loss is not None and not in_loss.any():
+                    out.no_assistant += 1
+                else:
+                    out.documents.append((tokens, in_loss, teacher))
         return out
 
-    def _item(self, item):
-        if item.kind == "text":
-            return self._text(item.value, item.where)
-        if item.kind == "messages":
-            return self._messages(item.value, item.where)
-        record = load_json(item.value, item.where)
-        text_key, messages_key = self.options.text_key, self.options.messages_key
-        if isinstance(record, dict) and messages_key in record:
-            return self._messages({"messages": record[messages_key], "tools": record.get("tools")}, item.where)
-        if isinstance(record, dict) and text_key in record:
-            return self._text(record[text_key], item.where)
-        found = f"the keys {', '.join(record) or '(none)'}" if isinstance(record, dict) else json_name(record)
-        raise InputError(f"{item.where}: expected an object with {text_key} or {messages_key}, found {found}")
+    def _document(self, kind, where, value, pending, out):
+        if kind in ("files", "text"):
+            name, document = "text", Text(value)
+        else:
+            record = value if isinstance(value, dict) else load_json(value, where)
+            name, document = self.reader.read(record, where)
+        if isinstance(document, Text):
+            made = self._text(document, where, pending)
+        elif isinstance(document, Pair):
+            made = self._pair(document, where, pending)
+        elif isinstance(document, Chat):
+            made = self._chat(document, where)
+            out.conversations += 1
+        else:
+            made = self._ids(*document, where)
+        out.formats[name] = out.formats.get(name, 0) + 1
+        return made
 
-    def _text(self, text, where):
+    def _text(self, document, where, pending):
+        text = document.text
         if isinstance(text, bytes):
             try:
                 text = text.decode("utf-8-sig")
             except UnicodeDecodeError as error:
-                raise InputError(f"{where}: not UTF-8: byte {error.start} is 0x{text[error.start]:02x}") from error
+                raise BadDocument(
+                    "not UTF-8", f"{where}: not UTF-8: byte {error.start} is 0x{text[error.start]:02x}"
+                ) from error
+        key = self.options.text_key
         if not isinstance(text, str):
-            raise InputError(f"{where}: {self.options.text_key}: expected text, found {json_name(text)}")
+            raise BadDocument(f"{key} is not text", f"{where}: {key}: expected text, found {found_text(text)}")
         if not text.strip():
-            return np.zeros(0, np.uint32), None
-        ids = self.tokenizer.encode_batch_fast([_encodable(text, where)], add_special_tokens=False)[0].ids
-        return np.array([*self.options.bos_ids, *ids, *self.options.eos_ids], dtype=np.uint32), None
+            return [(np.zeros(0, np.uint32), None, None)]
+        number = pending.add(text, where)
+        return lambda ids: [(np.concatenate(self._framed(ids[number])), None, None)]
 
-    def _messages(self, record, where):
-        messages, tools = check_messages(record, where)
-        if self.template is None:
-            raise InputError(
-                f"{where}: messages need a chat template and the tokenizer's folder has none (--chat-template FILE)"
+    def _pair(self, pair, where, pending):
+        """Prompt and completion as transformers tokenises them, in one text. Where a token would reach over the end
+        of the prompt, the two are tokenised one by one: at inference, the prompt ends there."""
+        prompt = pending.add(pair.prompt, f"{where}: prompt")
+        whole = pending.add(pair.prompt + pair.completion, where)
+        alone = pending.add(pair.completion, f"{where}: completion")
+        teacher_prompt = None
+        if pair.teacher_prompt is not None:
+            teacher_prompt = pending.add(pair.teacher_prompt, f"{where}: teacher_prompt")
+
+        def made(ids):
+            given = ids[prompt]
+            together = np.array_equal(ids[whole][: len(given)], given)
+            completion = self._framed(ids[whole][len(given) :] if together else ids[alone])[1:]
+            tokens, in_loss = self._masked(given, completion)
+            if self.options.chat.loss_on == "all":
+                in_loss = None
+            teacher = None if teacher_prompt is None else self._masked(ids[teacher_prompt], completion)
+            return [(tokens, in_loss, teacher)]
+
+        self._check_loss_on(pair.teacher_prompt, where)
+        return made
+
+    def _framed(self, ids):
+        """[bos, ids, eos], the first and the last empty where `ids` have them already."""
+        bos = self.bos[: 0 if _starts_with(ids, self.bos) else None]
+        return [bos, ids, self.eos[: 0 if _starts_with(ids[::-1], self.eos[::-1]) else None]]
+
+    def _masked(self, prompt, completion):
+        parts = [*self._framed(prompt)[:2], *completion]
+        tokens = np.concatenate(parts)
+        in_loss = np.zeros(len(tokens), bool)
+        in_loss[sum(map(len, parts[:2])) :] = True
+        return tokens, in_loss
+
+    def _check_loss_on(self, teacher, where):
+        if teacher is not None and self.options.chat.loss_on == "all":
+            raise InputError(f"{where}: a teacher's own prompt needs --loss-on assistant, found --loss-on all")
+
+    def _chat(self, chat, where):
+        try:
+            messages, tools = check_messages({"messages": chat.messages, "tools": chat.tools}, where)
+            encoder = self.chat(self._chat_options(chat.template_arguments, where))
+            samples = encoder.samples(messages, tools, where, chat.loss_from)
+            self._check_loss_on(chat.teacher_messages, where)
+            if chat.teacher_messages is None:
+                return [(ids, in_loss, None) for ids, in_loss in samples]
+            return self._with_teacher(chat, encoder, samples, messages, tools, where)
+        except BadDocument as error:
+            raise BadDocument(error.reason, f"{error}{_roles(chat.messages)}") from error
+
+    def _chat_options(self, arguments, where):
+        options = self.options.chat
+        template = self.options.chat_template or ""
+        more = {name: json.dumps(value) for name, value in arguments.items() if names_variable(template, name)}
+        if reserved := sorted(set(more) & {"messages", "tools", "add_generation_prompt"}):
+            raise BadDocument(
+                "chat_template_kwargs sets what each conversation sets",
+                f"{where}: chat_template_kwargs: expected variables of the template, found {', '.join(reserved)}",
             )
-        if self.options.loss_on == "all":
-            text, _ = self.template.render(messages, tools, where)
-            ids = self.tokenizer.encode(_encodable(text, where), add_special_tokens=False).ids
-            return np.array(ids, dtype=np.uint32), None
-        text, spans = self.template.spans(messages, tools, where)
-        encoding = self.tokenizer.encode(_encodable(text, where), add_special_tokens=False)
-        # A token belongs to the assistant if it begins in the assistant's text.
-        begins = np.array([begin for begin, _ in encoding.offsets], dtype=np.int64)
-        in_loss = np.zeros(len(begins), dtype=bool)
-        for begin, end in spans:
-            in_loss |= (begins >= begin) & (begins < end)
-        return np.array(encoding.ids, dtype=np.uint32), in_loss
+        return dataclasses.replace(options, template_args=tuple(sorted((dict(options.template_args) | more).items())))
+
+    def _with_teacher(self, chat, encoder, samples, messages, tools, where):
+        """The samples, each with what the teacher reads: other messages before the same completion."""
+        before, _ = check_messages({"messages": chat.teacher_messages}, f"{where}: teacher_messages")
+        theirs = encoder.samples([*before, *messages[chat.loss_from :]], tools, where, len(before))
+        if len(theirs) != len(samples):
+            raise BadDocument(
+                "the teacher's completion differs from the student's",
+                f"{where}: expected {len(samples)} turns with teacher_messages, too, found {len(theirs)}",
+            )
+        out = []
+        for (tokens, in_loss), teacher in zip(samples, theirs):
+            try:
+                check_alignment(tokens, in_loss, *teacher)
+            except BadDocument as error:
+                raise BadDocument(error.reason, f"{where}: {error}") from error
+            out.append((tokens, in_loss, teacher))
+        return out
+
+    def _ids(self, ids, in_loss, where):
+        check_vocabulary(ids, self.options.vocab_size, where)
+        return [(ids.astype(np.uint32), in_loss, None)]
 
 
-def _encodable(text, where):
-    """Returns `text`, which must not contain half a surrogate pair: JSON can express it, UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{where}: not Unicode text: a lone surrogate at character {error.start}") from error
-    return text
+class _Texts:
+    """The texts of a chunk that need ids."""
+
+    def __init__(self):
+        self.texts = []
+
+    def add(self, text, where):
+        """The text's number. BadDocument: it has half a surrogate pair, which JSON can express and UTF-8 cannot."""
+        check_unicode(text, where)
+        self.texts.append(text)
+        return len(self.texts) - 1
+
+
+def _starts_with(ids, first):
+    return len(first) > 0 and np.array_equal(ids[: len(first)], first)
+
+
+def _roles(messages):
+    if not isinstance(messages, list):
+        return ""
+    roles = [str(one.get("role")) for one in messages if isinstance(one, dict) and "role" in one]
+    return f" (the roles {', '.join(dict.fromkeys(roles))})" if roles else ""
 
 
 _encoder = None
 
 
-def start_worker(options):
+def start_worker(options, parent):
+    """`parent`: the id of the process that makes the workers, with which they end."""
     global _encoder
+    close_inherited_locks()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread in each worker
+    gc.disable()  # the tokens of a chunk make no cycles
     _encoder = Encoder(options)
 
 
-def encode_chunk(items):
-    return _encoder.encode(items)
+def encode_chunk(chunk):
+    return _encoder.encode(chunk)

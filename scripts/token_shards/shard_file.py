@@ -1,4 +1,4 @@
-"""The token shard file, version 1. docs/data.md describes every byte; data/shard_format.h is the same in C++."""
+"""The token shard file, versions 1 and 2. docs/data.md describes every byte; data/shard_format.h is the same in C++."""
 
 import hashlib
 import os
@@ -8,15 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
+from .errors import BadDocument
+
 MAGIC = b"DISTTOKS"
 VERSION = 1
+TEACHER_VERSION = 2  # of a file whose documents have texts of the teacher's own
 HEADER_BYTES = 256
 FLAG_LOSS_MASK = 1
+FLAG_TEACHER_STREAM = 2
 ALIGNMENT = 64
 EXTENSION = ".dtok"
 # magic, version, header_bytes, token_bytes, flags, tokens, documents, vocab_size, file_bytes, bos, eos, two hashes,
-# reserved
-HEADER = struct.Struct("<8sIIIIQQQQqq32s32s88x")
+# teacher tokens, reserved
+HEADER = struct.Struct("<8sIIIIQQQQqq32s32sQ80x")
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,9 @@ class ShardSpec:
 
 
 @dataclass
-class Shard:
-    """A shard in memory: documents are appended, then all of it is written at once."""
+class _Stream:
+    """Tokens of documents, one after the other."""
 
-    spec: ShardSpec
     lengths: list = field(default_factory=list)
     tokens: list = field(default_factory=list)  # arrays
     in_loss: list = field(default_factory=list)  # bool arrays or None (all tokens), one for each of `tokens`
@@ -43,32 +46,75 @@ class Shard:
         self.in_loss.append(in_loss)
         self.token_count += len(tokens)
 
-    def write(self, path):
-        token_bytes = 2 if self.spec.vocab_size <= 65536 else 4
-        flags = FLAG_LOSS_MASK if any(mask is not None for mask in self.in_loss) else 0
+    def check_ids(self, path, vocab_size):
+        largest = max((int(tokens.max()) for tokens in self.tokens if len(tokens)), default=0)
+        if largest >= vocab_size:
+            raise ValueError(f"{path}: id {largest} is not below the vocabulary's size {vocab_size}")
+
+    def sections(self, token_bytes, with_mask):
+        """The bytes of its offsets, tokens and, if asked for, loss mask."""
         offsets = np.zeros(len(self.lengths) + 1, dtype="<u8")
         np.cumsum(self.lengths, out=offsets[1:])
-        tokens = np.concatenate(self.tokens)
-        if tokens.max() >= self.spec.vocab_size:
-            raise ValueError(f"{path}: id {tokens.max()} is not below the vocabulary's size {self.spec.vocab_size}")
-        payload = _padded(offsets.tobytes()) + tokens.astype(f"<u{token_bytes}").tobytes()
-        if flags & FLAG_LOSS_MASK:
+        yield offsets.tobytes()
+        yield np.concatenate(self.tokens).astype(f"<u{token_bytes}").tobytes()
+        if with_mask:
             masks = [np.ones(len(t), bool) if m is None else m for t, m in zip(self.tokens, self.in_loss)]
-            payload = _padded(payload) + np.packbits(np.concatenate(masks), bitorder="little").tobytes()
+            yield np.packbits(np.concatenate(masks), bitorder="little").tobytes()
+
+
+_NO_TEACHER = (np.zeros(0, np.uint32), np.zeros(0, bool))
+
+
+@dataclass
+class Shard:
+    """A shard in memory: documents are appended, then all of it is written at once."""
+
+    spec: ShardSpec
+    student: _Stream = field(default_factory=_Stream)
+    teacher: _Stream = field(default_factory=_Stream)
+
+    @property
+    def documents(self):
+        return len(self.student.lengths)
+
+    @property
+    def token_count(self):
+        return self.student.token_count + self.teacher.token_count
+
+    def add(self, tokens, in_loss, teacher=None):
+        """`in_loss`: a bool array, or None for all tokens. `teacher`: (tokens, in_loss) of the text that the teacher
+        reads instead, whose ids in the loss must be the document's ids in the loss, in the same order. BadDocument:
+        they are not."""
+        if teacher is not None and len(teacher[0]):
+            check_alignment(tokens, in_loss, *teacher)
+        self.student.add(tokens, in_loss)
+        self.teacher.add(*(_NO_TEACHER if teacher is None else teacher))
+
+    def write(self, path):
+        token_bytes = 2 if self.spec.vocab_size <= 65536 else 4
+        flags = FLAG_LOSS_MASK if any(mask is not None for mask in self.student.in_loss) else 0
+        if self.teacher.token_count:
+            flags = FLAG_LOSS_MASK | FLAG_TEACHER_STREAM
+        payload = bytearray()
+        for stream in (self.student, self.teacher) if flags & FLAG_TEACHER_STREAM else (self.student,):
+            stream.check_ids(path, self.spec.vocab_size)
+            for section in stream.sections(token_bytes, flags & FLAG_LOSS_MASK):
+                payload += bytes(-len(payload) % ALIGNMENT) + section
         head = HEADER.pack(
             MAGIC,
-            VERSION,
+            TEACHER_VERSION if flags & FLAG_TEACHER_STREAM else VERSION,
             HEADER_BYTES,
             token_bytes,
             flags,
-            len(tokens),
-            len(self.lengths),
+            self.student.token_count,
+            self.documents,
             self.spec.vocab_size,
             HEADER_BYTES + len(payload),
             self.spec.bos_id,
             self.spec.eos_id,
             self.spec.tokenizer_hash,
             hashlib.sha256(payload).digest(),
+            self.teacher.token_count,
         )
         with open(path, "wb") as file:
             file.write(head + hashlib.sha256(head).digest())
@@ -77,96 +123,93 @@ class Shard:
             os.fsync(file.fileno())
 
 
-def _padded(data):
-    return data + bytes(-len(data) % ALIGNMENT)
+def check_alignment(tokens, in_loss, teacher_tokens, teacher_in_loss):
+    """BadDocument: the ids in the loss differ from the ids that are marked in the teacher's text."""
+    reason = "the teacher's completion differs from the student's"
+    if teacher_in_loss is None or len(teacher_in_loss) != len(teacher_tokens):
+        found = "none" if teacher_in_loss is None else len(teacher_in_loss)
+        raise ValueError(f"a teacher's text of {len(teacher_tokens)} tokens: expected as many marks, found {found}")
+    own_at = np.arange(len(tokens)) if in_loss is None else np.flatnonzero(in_loss)
+    teacher_at = np.flatnonzero(teacher_in_loss)
+    own, its = np.asarray(tokens)[own_at], np.asarray(teacher_tokens)[teacher_at]
+    shared = min(len(own), len(its))
+    different = np.flatnonzero(own[:shared] != its[:shared])
+    if len(different):
+        at = int(different[0])
+        raise BadDocument(
+            reason,
+            f"token {at} of the completion is id {own[at]} in the student's text (token {own_at[at]}) and id {its[at]} "
+            f"in the teacher's (token {teacher_at[at]})",
+        )
+    if len(own) != len(its):
+        raise BadDocument(
+            reason, f"the completion has {len(own)} tokens in the student's text and {len(its)} in the teacher's"
+        )
+
+
+_NAMES = (
+    "magic",
+    "version",
+    "header_bytes",
+    "token_bytes",
+    "flags",
+    "token_count",
+    "document_count",
+    "vocab_size",
+    "file_bytes",
+    "bos_id",
+    "eos_id",
+    "tokenizer_hash",
+    "payload_hash",
+    "teacher_token_count",
+)
+
+
+class _Sections:
+    """Reads the sections of a shard's bytes, one after the other."""
+
+    def __init__(self, data):
+        self.data, self.at = data, HEADER_BYTES
+
+    def take(self, dtype, count):
+        section = np.frombuffer(self.data, dtype, count, self.at)
+        self.at += section.nbytes + -section.nbytes % ALIGNMENT
+        return section
+
+    def stream(self, header, tokens, with_mask):
+        """(documents, their masks or None)"""
+        offsets = self.take("<u8", header["document_count"] + 1).astype(np.int64)
+        documents = np.split(self.take(f"<u{header['token_bytes']}", tokens), offsets[1:-1])
+        if not with_mask:
+            return documents, None
+        bits = np.unpackbits(self.take(np.uint8, (tokens + 7) // 8), bitorder="little")[:tokens].astype(bool)
+        return documents, np.split(bits, offsets[1:-1])
+
+
+def _read_sections(path):
+    data = Path(path).read_bytes()
+    header = dict(zip(_NAMES, HEADER.unpack_from(data)))
+    known = header["magic"] == MAGIC and header["version"] in (VERSION, TEACHER_VERSION)
+    if not known or header["file_bytes"] != len(data):
+        raise ValueError(f"{path}: not a token shard of version {VERSION} or {TEACHER_VERSION}, or cut short")
+    if hashlib.sha256(data[HEADER_BYTES:]).digest() != header["payload_hash"]:
+        raise ValueError(f"{path}: the payload does not have the hash that its header gives")
+    sections = _Sections(data)
+    student = sections.stream(header, header["token_count"], header["flags"] & FLAG_LOSS_MASK)
+    return header, student, sections
 
 
 def read(path):
     """(header as a dict, documents as arrays, loss masks as bool arrays or None). For tests and small tools."""
-    data = Path(path).read_bytes()
-    names = (
-        "magic",
-        "version",
-        "header_bytes",
-        "token_bytes",
-        "flags",
-        "token_count",
-        "document_count",
-        "vocab_size",
-        "file_bytes",
-        "bos_id",
-        "eos_id",
-        "tokenizer_hash",
-        "payload_hash",
-    )
-    header = dict(zip(names, HEADER.unpack_from(data)))
-    if header["magic"] != MAGIC or header["version"] != VERSION or header["file_bytes"] != len(data):
-        raise ValueError(f"{path}: not a token shard of version {VERSION}, or cut short")
-    if hashlib.sha256(data[HEADER_BYTES:]).digest() != header["payload_hash"]:
-        raise ValueError(f"{path}: the payload does not have the hash that its header gives")
-    documents, tokens = header["document_count"], header["token_count"]
-    offsets = np.frombuffer(data, "<u8", documents + 1, HEADER_BYTES).astype(np.int64)
-    at = HEADER_BYTES + len(_padded(bytes(offsets.nbytes)))
-    ids = np.frombuffer(data, f"<u{header['token_bytes']}", tokens, at)
-    masks = None
-    if header["flags"] & FLAG_LOSS_MASK:
-        at += len(_padded(bytes(ids.nbytes)))
-        bits = np.unpackbits(np.frombuffer(data, np.uint8, -1, at), bitorder="little")[:tokens].astype(bool)
-        masks = np.split(bits, offsets[1:-1])
-    return header, np.split(ids, offsets[1:-1]), masks
+    header, student, _ = _read_sections(path)
+    return header, *student
 
 
-class ShardFolder:
-    """Writes documents as shards of at most `shard_tokens` tokens under temporary names; finish() renames them all."""
-
-    def __init__(self, folder, spec, shard_tokens, overwrite):
-        self.folder = Path(folder)
-        self.spec = spec
-        self.shard_tokens = shard_tokens
-        self.overwrite = overwrite
-        self.written = []
-        self.documents = self.tokens = self.tokens_in_loss = 0
-        if self.folder.exists() and not self.folder.is_dir():
-            raise FileExistsError(f"{folder}: expected a folder, found a file")
-        if self._old() and not overwrite:
-            raise FileExistsError(f"{folder}: holds token shards already; --overwrite replaces them")
-        self.created = not self.folder.exists()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.shard = Shard(spec)
-
-    def _old(self):
-        return sorted(self.folder.glob(f"*{EXTENSION}"))
-
-    def add(self, tokens, in_loss):
-        if self.shard.token_count and self.shard.token_count + len(tokens) > self.shard_tokens:
-            self._flush()
-        self.shard.add(tokens, in_loss)
-        self.documents += 1
-        self.tokens += len(tokens)
-        self.tokens_in_loss += len(tokens) if in_loss is None else int(in_loss.sum())
-
-    def _flush(self):
-        if self.shard.lengths:
-            path = self.folder / f".shard-{len(self.written):05d}.{os.getpid()}.tmp"
-            self.written.append(path)
-            self.shard.write(path)
-            self.shard = Shard(self.spec)
-
-    def flush(self):
-        """Everything is on disk, still under temporary names."""
-        self._flush()
-
-    def finish(self):
-        for path in self._old():
-            path.unlink()
-        names = [self.folder / f"shard-{index:05d}{EXTENSION}" for index in range(len(self.written))]
-        for temporary, name in zip(self.written, names):
-            temporary.rename(name)
-        self.written = []
-        return names
-
-    def abort(self):
-        for path in self.written:
-            path.unlink(missing_ok=True)
-        if self.created and not any(self.folder.iterdir()):
-            self.folder.rmdir()
+def read_teacher(path):
+    """What the teacher reads: for each document (tokens, bool array in_loss), or None where the document has no text
+    of the teacher's own. For tests and small tools."""
+    header, student, sections = _read_sections(path)
+    if not header["flags"] & FLAG_TEACHER_STREAM:
+        return [None] * len(student[0])
+    teacher = sections.stream(header, header["teacher_token_count"], True)
+    return [(tokens, mask) if len(tokens) else None for tokens, mask in zip(*teacher)]

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .inputs import InputError
+from .errors import InputError
 
 
 def canonical_hash(tokenizer_json):

@@ -1,0 +1,98 @@
+"""Counts what is left out of the output, and says when it is too much."""
+
+import argparse
+from dataclasses import dataclass, field
+
+from .errors import InputError
+
+EARLY_RECORDS = 1000  # from here on, a corpus that is mostly bad ends before all of it was read
+
+
+@dataclass(frozen=True)
+class Limit:
+    """At most `count` documents, or `share` of all documents, whichever is more."""
+
+    count: int
+    share: float = 0.0
+
+    @classmethod
+    def parse(cls, text):
+        """N or P%."""
+        try:
+            if text.endswith("%"):
+                share = float(text[:-1]) / 100
+                if not 0 <= share <= 1:
+                    raise ValueError
+                return cls(0, share)
+            if int(text) < 0:
+                raise ValueError
+            return cls(int(text))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(
+                f"expected a number of documents or a share like 1%, found {text}"
+            ) from error
+
+    def __str__(self):
+        parts = [f"{100 * self.share:g}%"] if self.share else []
+        parts += [f"{self.count} documents"] if self.count or not parts else []
+        return " or ".join(parts)
+
+    def allows(self, bad, records):
+        return bad <= max(self.count, self.share * records)
+
+
+DEFAULT = Limit(10, 0.01)
+
+
+@dataclass
+class Tally:
+    """What has been read and what was left out, over all chunks."""
+
+    records: int = 0
+    empty: int = 0
+    no_assistant: int = 0
+    conversations: int = 0
+    formats: dict = field(default_factory=dict)
+    bad: dict = field(default_factory=dict)  # reason: [count, message of the first]
+
+    def add(self, chunk):
+        self.records += chunk.records
+        self.empty += chunk.empty
+        self.no_assistant += chunk.no_assistant
+        self.conversations += chunk.conversations
+        for name, count in chunk.formats.items():
+            self.formats[name] = self.formats.get(name, 0) + count
+        for reason, message in chunk.bad:
+            self.bad.setdefault(reason, [0, message])[0] += 1
+
+    @property
+    def bad_count(self):
+        return sum(count for count, _ in self.bad.values())
+
+    def check(self, limit, *, final):
+        """InputError: more bad documents than the limit. A share is one of all documents, so that it is compared at
+        the end, or once most of very many documents are bad."""
+        bad = self.bad_count
+        if limit.share and not final:
+            hopeless = self.records >= EARLY_RECORDS and bad > max(limit.share, 0.5) * self.records
+            if not hopeless or bad <= limit.count:
+                return
+        if not limit.allows(bad, self.records):
+            raise InputError(
+                f"{bad:,} bad document{'s' * (bad != 1)} of {self.records:,}, and --max-bad allows {limit}:\n"
+                + "\n".join(self.bad_lines())
+            )
+
+    def bad_lines(self):
+        for reason, (count, message) in sorted(self.bad.items(), key=lambda one: -one[1][0]):
+            yield f"  {count:,} {reason}; the first: {message}"
+
+    def lines(self, limit):
+        """What was left out, for the end of the output."""
+        if self.empty:
+            yield f"left out: {self.empty:,} empty documents"
+        if self.no_assistant:
+            yield f"left out: {self.no_assistant:,} conversations without an assistant's token"
+        if self.bad:
+            yield f"left out: {self.bad_count:,} bad documents (--max-bad allows {limit})"
+            yield from self.bad_lines()

@@ -30,12 +30,21 @@ void check_options(const DataOptions& options, base::ProblemList& problems) {
   if (options.seq_len < 2 || options.seq_len > INT32_MAX) {
     problems.add(absl::StrCat("seq_len: expected 2 to 2^31 - 1, found ", options.seq_len));
   }
+  if (options.teacher_seq_len != 0 && (options.teacher_seq_len < 2 || options.teacher_seq_len > INT32_MAX)) {
+    problems.add(absl::StrCat("teacher_seq_len: expected 0 or 2 to 2^31 - 1, found ", options.teacher_seq_len));
+  }
   if (options.pin_memory && !at::hasCUDA()) {
     problems.add("pin_memory: expected a CUDA device, found none");
   }
 }
 
 void check_shard(const Shard& shard, const DataOptions& options, base::ProblemList& problems) {
+  if (shard.has_teacher_stream() && options.teacher_stream && options.packing == PackingMode::kConcat) {
+    problems.add(absl::StrCat(
+        shard.path(),
+        ": has texts of the teacher's own: expected packing: pack, found concat (the texts of student and "
+        "teacher have other lengths, so that one stream cannot be cut at the same places of both)"));
+  }
   if (options.tokenizer_hash && shard.tokenizer_hash() != *options.tokenizer_hash) {
     problems.add(absl::StrCat(
         shard.path(), ": header field `tokenizer_hash`: expected ", base::hex(*options.tokenizer_hash),
@@ -83,13 +92,28 @@ absl::StatusOr<std::unique_ptr<Dataset>> Dataset::open(const DataOptions& option
     weights.push_back(spec.weight);
   }
   RETURN_IF_ERROR(problems.status(absl::StatusCode::kInvalidArgument));
+  const bool teacher_stream = options.teacher_stream &&
+      std::any_of(dataset->sources_.begin(), dataset->sources_.end(), [](const Source& source) {
+                                return std::any_of(source.shards.begin(), source.shards.end(), [](const Shard& shard) {
+                                  return shard.has_teacher_stream();
+                                });
+                              });
+  if (teacher_stream) {
+    dataset->teacher_len_ = options.teacher_seq_len > 0 ? options.teacher_seq_len : options.seq_len;
+  }
   for (size_t i = 0; i < dataset->sources_.size(); ++i) {
     SourceStats stats;
     stats.path = options.sources[i].path;
-    plan(dataset->sources_[i], stats, options, static_cast<int64_t>(i));
+    dataset->plan(dataset->sources_[i], stats, static_cast<int64_t>(i));
+    if (stats.samples == 0) {
+      problems.add(absl::StrCat(
+          stats.path, ": no document has a token of its completion within seq_len (", options.seq_len,
+          ") of its own text and within teacher_seq_len (", dataset->teacher_len_, ") of the teacher's"));
+    }
     dataset->num_samples_ += stats.samples;
     dataset->stats_.push_back(std::move(stats));
   }
+  RETURN_IF_ERROR(problems.status(absl::StatusCode::kInvalidArgument));
   if (!options.once) {
     dataset->mixer_.emplace(weights);
   }
@@ -107,26 +131,24 @@ std::vector<int64_t> Dataset::document_lengths(const Source& source) {
   return lengths;
 }
 
-void Dataset::plan(Source& source, SourceStats& stats, const DataOptions& options, int64_t index) {
+void Dataset::plan(Source& source, SourceStats& stats, int64_t index) {
   source.first_document = {0};
   for (const Shard& shard : source.shards) {
     source.first_document.push_back(source.first_document.back() + shard.documents());
     stats.loss_mask = stats.loss_mask || shard.has_loss_mask();
   }
   const std::vector<int64_t> lengths = document_lengths(source);
-  source.key = derive_key(static_cast<uint64_t>(options.seed), static_cast<uint64_t>(index));
-  const std::optional<uint64_t> key = options.shuffle ? std::make_optional(source.key) : std::nullopt;
-  source.epoch = plan_sequences(lengths, options.seq_len, options.packing == PackingMode::kPack, key);
+  source.key = derive_key(static_cast<uint64_t>(options_.seed), static_cast<uint64_t>(index));
+  source.epoch = plan_stage(source, lengths, {0, options_.seq_len, options_.packing, options_.teacher_seq_len}, &stats);
   stats.shards = static_cast<int64_t>(source.shards.size());
   stats.documents = static_cast<int64_t>(lengths.size());
   stats.tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   stats.samples = source.epoch.size();
   if (const auto* packed = std::get_if<PackedSequences>(&source.epoch.sequences)) {
     stats.padding = packed->padding;
-    stats.split_documents =
-        std::count_if(lengths.begin(), lengths.end(), [&](int64_t length) { return length > options.seq_len; });
+    stats.teacher_padding = packed->teacher_padding;
   } else {
-    stats.padding = stats.samples * options.seq_len - (stats.tokens - 1);
+    stats.padding = stats.samples * options_.seq_len - (stats.tokens - 1);
   }
 }
 
@@ -138,14 +160,17 @@ int64_t Dataset::vocab_size() const {
   return static_cast<int64_t>(largest);
 }
 
-base::Digest Dataset::fingerprint(int64_t seq_len, PackingMode packing) const {
+base::Digest Dataset::fingerprint(const Stage& stage) const {
   base::Sha256 hash;
   const auto add = [&](auto value) { hash.update(&value, sizeof(value)); };
-  add(seq_len);
+  add(stage.seq_len);
   add(options_.seed);
-  add(static_cast<uint8_t>(packing == PackingMode::kPack));
+  add(static_cast<uint8_t>(stage.packing == PackingMode::kPack));
   add(static_cast<uint8_t>(options_.shuffle));
   add(static_cast<uint8_t>(options_.once));
+  if (teacher_len_ > 0) {
+    add(teacher_length(stage));
+  }
   for (size_t i = 0; i < sources_.size(); ++i) {
     add(options_.sources[i].weight);
     add(static_cast<uint64_t>(sources_[i].shards.size()));

@@ -13,6 +13,7 @@
 #include "data/packing_mode.h"
 #include "data/sequence_plan.h"
 #include "data/shard.h"
+#include "data/teacher_text.h"
 
 namespace distill::data {
 
@@ -24,6 +25,9 @@ struct DataSource {
 struct DataOptions {
   std::vector<DataSource> sources;
   int64_t seq_len = 2048; // tokens
+  int64_t teacher_seq_len = 0; // of the sequences that the teacher reads, with a teacher stream; 0: seq_len
+  // false: documents with a text of the teacher's own are read without it, by a run that has no teacher.
+  bool teacher_stream = true;
   PackingMode packing = PackingMode::kPack;
   bool shuffle = true;
   int64_t seed = 0;
@@ -42,6 +46,7 @@ struct Stage {
   int64_t first_sample = 0;
   int64_t seq_len = 0; // tokens
   PackingMode packing = PackingMode::kPack;
+  int64_t teacher_seq_len = 0; // tokens, with a teacher stream; 0: seq_len
 };
 
 struct SourceStats {
@@ -53,11 +58,17 @@ struct SourceStats {
   int64_t padding = 0; // tokens of padding in these samples
   int64_t split_documents = 0; // documents longer than seq_len, which are cut (packing: pack)
   bool loss_mask = false;
+  // With a teacher stream.
+  int64_t teacher_padding = 0; // tokens of padding in the teacher's sequences
+  int64_t teacher_texts = 0; // documents with a text of the teacher's own, of which
+  int64_t cut_documents = 0; // so many are cut at the end, since a text is longer than its sequence, and
+  int64_t left_out_documents = 0; // so many are left out, since no token of the completion fits
 };
 
 // Random access to an endless, deterministic series of samples. A sample is a packed sequence of seq_len tokens. It
 // depends on its number, the options, the files and the run's stages, and on nothing else: k ranks that read disjoint
 // numbers read together the samples that one rank would, and a resumed run continues at the number where it stopped.
+// If a document has a text of the teacher's own, all batches have the teacher's tokens.
 // Thread-safe.
 class Dataset {
  public:
@@ -87,12 +98,16 @@ class Dataset {
     return sources_[0].shards[0].tokenizer_hash();
   }
   int64_t vocab_size() const; // largest of the shards
+  // Tokens of the teacher's sequences; 0: no document has a text of the teacher's own.
+  int64_t teacher_seq_len() const {
+    return teacher_len_;
+  }
   // Hash of everything that determines sample n, except for earlier stages. Equal fingerprints mean equal samples.
   base::Digest fingerprint() const {
-    return fingerprint(options_.seq_len, options_.packing);
+    return fingerprint({0, options_.seq_len, options_.packing, options_.teacher_seq_len});
   }
-  // The fingerprint of the same data with another length and packing.
-  base::Digest fingerprint(int64_t seq_len, PackingMode packing) const;
+  // The fingerprint of the same data with the lengths and packing of a stage.
+  base::Digest fingerprint(const Stage& stage) const;
 
  private:
   struct Source {
@@ -118,10 +133,18 @@ class Dataset {
 
   Dataset() = default;
   static std::vector<int64_t> document_lengths(const Source& source);
-  static void plan(Source& source, SourceStats& stats, const DataOptions& options, int64_t index);
+  // Tokens of the teacher's sequences in a stage, with a teacher stream.
+  int64_t teacher_length(const Stage& stage) const;
+  std::vector<DocumentSize> document_sizes(const Source& source, const Stage& stage, SourceStats* stats) const;
+  std::vector<DocumentSize> fragment_sizes(
+      const Source& source, const std::vector<Fragment>& fragments, const Stage& stage) const;
+  void plan(Source& source, SourceStats& stats, int64_t index);
   static DocumentPlace find(const Source& source, int64_t document);
   static Fragment fragment_of(const Source& source, const SequencePlan& plan, uint32_t index);
-  SequencePlan plan_stage(const Source& source, absl::Span<const int64_t> lengths, const Stage& stage) const;
+  SequencePlan plan_stage(
+      const Source& source, absl::Span<const int64_t> lengths, const Stage& stage, SourceStats* stats = nullptr) const;
+  SequencePlan plan_rest(
+      const Source& source, std::vector<Fragment> fragments, const Stage& stage, std::optional<uint64_t> key) const;
   int64_t permuted(uint64_t key, int64_t size, int64_t index) const;
   std::vector<bool> sequences_read(uint64_t key, int64_t size, int64_t count) const;
   void end_stage(
@@ -141,6 +164,7 @@ class Dataset {
   std::vector<Source> sources_;
   std::vector<SourceStats> stats_;
   std::optional<Mixer> mixer_;
+  int64_t teacher_len_ = 0; // tokens of the teacher's sequences; 0: no teacher stream
   int64_t num_samples_ = 0;
   int64_t first_sample_ = 0; // the first one that can be read: where the last stage begins
 };

@@ -16,18 +16,14 @@ namespace {
 constexpr int64_t kIgnoreIndex = -100;
 constexpr int64_t kPadding = 0; // a token id that exists in every vocabulary
 
-} // namespace
-
-// One sequence of a batch that is being filled. S: seq_len. Segment boundaries are appended to the batch's cu_seqlens.
-struct Dataset::SequenceBuilder {
+// The tokens of one sequence of a batch that is being filled, S of them.
+struct TokenRow {
   int64_t* tokens_S;
-  int64_t* targets_S;
   int64_t* positions_S;
   int64_t seq_len;
   int64_t flat_begin; // position of the sequence in the flattened batch
-  std::vector<int32_t>& cu_seqlens;
-  int64_t& max_seqlen;
-  std::vector<int64_t> stream; // tokens read from the shard, and the target of the last one
+  std::vector<int32_t> cu_seqlens = {0}; // of all sequences so far
+  int64_t max_seqlen = 0;
 
   // Adds the segment [begin, end) of the sequence, which follows the previous one.
   void close_segment(int64_t begin, int64_t end) {
@@ -38,22 +34,94 @@ struct Dataset::SequenceBuilder {
     max_seqlen = std::max(max_seqlen, end - begin);
   }
 
+  // Fills the rest of the sequence with padding, a segment of its own.
+  void pad(int64_t begin) {
+    std::fill(tokens_S + begin, tokens_S + seq_len, kPadding);
+    if (begin < seq_len) {
+      close_segment(begin, seq_len);
+    }
+  }
+
+  void next_sequence() {
+    tokens_S += seq_len;
+    positions_S += seq_len;
+    flat_begin += seq_len;
+  }
+
+  at::Tensor segments(const at::TensorOptions& kind) const {
+    at::Tensor out = at::empty({static_cast<int64_t>(cu_seqlens.size())}, kind.dtype(at::kInt));
+    std::copy(cu_seqlens.begin(), cu_seqlens.end(), out.mutable_data_ptr<int32_t>());
+    return out;
+  }
+};
+
+} // namespace
+
+// One sequence of a batch that is being filled.
+struct Dataset::SequenceBuilder {
+  TokenRow student;
+  int64_t* targets_S;
+  std::optional<TokenRow> teacher; // with a teacher stream
+  int64_t* rows_S = nullptr; // with a teacher stream: TeacherBatch::rows_BS
+  std::vector<int64_t> stream; // tokens read from the shard, and the target of the last one
+  TeacherText texts;
+
   // Copies tokens [begin, begin + length) of a shard to position `at`, each with the next token as its target.
   // `readable`: `length`, or one more where the last token has a target within its document.
   absl::Status read(const Shard& shard, int64_t begin, int64_t length, int64_t readable, int64_t at) {
     stream.resize(readable);
     RETURN_IF_ERROR(shard.read_tokens(begin, absl::MakeSpan(stream)));
     for (int64_t i = 0; i < length; ++i) {
-      tokens_S[at + i] = stream[i];
+      student.tokens_S[at + i] = stream[i];
       const bool has_target = i + 1 < readable && shard.in_loss(begin + i + 1);
       targets_S[at + i] = has_target ? stream[i + 1] : kIgnoreIndex;
     }
     return absl::OkStatus();
   }
 
-  void pad(int64_t begin) {
-    std::fill(tokens_S + begin, tokens_S + seq_len, kPadding);
-    std::fill(targets_S + begin, targets_S + seq_len, kIgnoreIndex);
+  // The teacher reads the student's tokens [at, at + length) too, at its own position `teacher_at`.
+  void read_same(int64_t at, int64_t length, int64_t teacher_at) {
+    std::copy_n(student.tokens_S + at, length, teacher->tokens_S + teacher_at);
+    for (int64_t i = 0; i < length; ++i) {
+      rows_S[at + i] = teacher->flat_begin + teacher_at + i;
+    }
+  }
+
+  // A document with a text of the teacher's own: both texts at their positions, and the completion's tokens that have a
+  // predecessor in both as targets.
+  absl::Status read_both(
+      const Shard& shard, int64_t document, const TextLengths& lengths, int64_t at, int64_t teacher_at) {
+    RETURN_IF_ERROR(read_texts(shard, document, lengths, texts));
+    std::copy(texts.tokens.begin(), texts.tokens.end(), student.tokens_S + at);
+    std::copy(texts.teacher_tokens.begin(), texts.teacher_tokens.end(), teacher->tokens_S + teacher_at);
+    std::fill_n(targets_S + at, lengths.tokens, kIgnoreIndex);
+    std::fill_n(rows_S + at, lengths.tokens, teacher->flat_begin + teacher_at);
+    for (const TeacherText::Pair& pair : texts.completion) {
+      if (pair.token > 0 && pair.teacher_token > 0) {
+        targets_S[at + pair.token - 1] = texts.tokens[pair.token];
+        rows_S[at + pair.token - 1] = teacher->flat_begin + teacher_at + pair.teacher_token - 1;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Fills the rest of both sequences with padding.
+  void pad(int64_t begin, int64_t teacher_begin) {
+    std::fill(targets_S + begin, targets_S + student.seq_len, kIgnoreIndex);
+    student.pad(begin);
+    if (teacher) {
+      std::fill(rows_S + begin, rows_S + student.seq_len, teacher->flat_begin);
+      teacher->pad(teacher_begin);
+    }
+  }
+
+  void next_sequence() {
+    targets_S += student.seq_len;
+    if (teacher) {
+      rows_S += student.seq_len;
+      teacher->next_sequence();
+    }
+    student.next_sequence();
   }
 };
 
@@ -79,8 +147,7 @@ Dataset::DocumentPlace Dataset::find(const Source& source, int64_t document) {
 absl::Status Dataset::fill_sequence(int64_t sample, SequenceBuilder& sequence) const {
   const Mixer::Place place = locate(sample);
   if (place.source < 0) {
-    sequence.pad(0);
-    sequence.close_segment(0, sequence.seq_len);
+    sequence.pad(0, 0);
     return absl::OkStatus();
   }
   const Source& source = sources_[place.source];
@@ -121,24 +188,36 @@ Fragment Dataset::fragment_of(const Source& source, const SequencePlan& plan, ui
 absl::Status Dataset::fill_packed(
     const Source& source, const SequencePlan& plan, const PackedSequences& sequences, int64_t index,
     SequenceBuilder& sequence) const {
-  int64_t at = 0;
+  int64_t at = 0, teacher_at = 0;
   for (const Piece& piece : sequences.sequence(index)) {
     const Fragment fragment = fragment_of(source, plan, piece.document);
     const DocumentPlace place = find(source, fragment.document);
-    const int64_t document_begin = place.shard->document_begin(place.document);
-    const int64_t document_end = place.shard->document_begin(place.document + 1);
-    const int64_t begin = document_begin + fragment.begin + piece.part * sequences.seq_len;
-    const int64_t length = std::min(document_begin + fragment.end - begin, sequences.seq_len);
-    // The last token of a part has the next part's first token as its target.
-    const int64_t readable = std::min(document_end - begin, length + 1);
-    RETURN_IF_ERROR(sequence.read(*place.shard, begin, length, readable, at));
-    sequence.close_segment(at, at + length);
+    int64_t length = 0, teacher_length = 0;
+    if (piece.both_texts()) {
+      const TextLengths lengths = fit_texts(*place.shard, place.document, options_.seq_len, teacher_len_);
+      RETURN_IF_ERROR(sequence.read_both(*place.shard, place.document, lengths, at, teacher_at));
+      length = lengths.tokens;
+      teacher_length = lengths.teacher_tokens;
+    } else {
+      const int64_t document_begin = place.shard->document_begin(place.document);
+      const int64_t document_end = place.shard->document_begin(place.document + 1);
+      const int64_t begin = document_begin + fragment.begin + piece.part * sequences.part_len;
+      length = teacher_length = std::min(document_begin + fragment.end - begin, sequences.part_len);
+      // The last token of a part has the next part's first token as its target.
+      const int64_t readable = std::min(document_end - begin, length + 1);
+      RETURN_IF_ERROR(sequence.read(*place.shard, begin, length, readable, at));
+      if (sequence.teacher) {
+        sequence.read_same(at, length, teacher_at);
+      }
+    }
+    sequence.student.close_segment(at, at + length);
     at += length;
+    if (sequence.teacher) {
+      sequence.teacher->close_segment(teacher_at, teacher_at + teacher_length);
+      teacher_at += teacher_length;
+    }
   }
-  if (at < sequence.seq_len) {
-    sequence.pad(at);
-    sequence.close_segment(at, sequence.seq_len);
-  }
+  sequence.pad(at, teacher_at);
   return absl::OkStatus();
 }
 
@@ -146,7 +225,7 @@ absl::Status Dataset::fill_concat(
     const Source& source, const SequencePlan& plan, const ConcatSequences& sequences, int64_t index,
     SequenceBuilder& sequence) const {
   const int64_t first = index * sequences.seq_len;
-  const int64_t count = std::min(sequences.inputs - first, sequences.seq_len);
+  const int64_t count = std::max<int64_t>(0, std::min(sequences.inputs - first, sequences.seq_len));
   auto entry = std::upper_bound(sequences.begin.begin(), sequences.begin.end(), first) - sequences.begin.begin() - 1;
   for (int64_t at = 0; at < count; ++entry) {
     const Fragment fragment = fragment_of(source, plan, sequences.order[entry]);
@@ -170,44 +249,51 @@ absl::Status Dataset::fill_concat(
       }
     }
   }
-  sequence.pad(std::max<int64_t>(count, 0));
-  sequence.close_segment(0, sequence.seq_len);
+  std::fill(sequence.targets_S + count, sequence.targets_S + sequence.student.seq_len, kIgnoreIndex);
+  std::fill(sequence.student.tokens_S + count, sequence.student.tokens_S + sequence.student.seq_len, kPadding);
+  sequence.student.close_segment(0, sequence.student.seq_len);
   return absl::OkStatus();
 }
 
 absl::StatusOr<Batch> Dataset::batch(int64_t first, int64_t count) const {
-  if (first < first_sample_ || count < 1 || first > INT64_MAX - count || count > INT32_MAX / options_.seq_len) {
+  const int64_t seq_len = options_.seq_len;
+  if (first < first_sample_ || count < 1 || first > INT64_MAX - count ||
+      count > INT32_MAX / std::max(seq_len, teacher_len_)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "batch: expected first >= ", first_sample_, ", count >= 1 and fewer than 2^31 tokens, found first ", first,
-        ", count ", count, ", seq_len ", options_.seq_len));
+        ", count ", count, ", seq_len ", seq_len,
+        teacher_len_ > 0 ? absl::StrCat(", teacher_seq_len ", teacher_len_) : ""));
   }
   const auto kind = at::TensorOptions().dtype(at::kLong).pinned_memory(options_.pin_memory);
+  const auto row = [](const at::Tensor& tokens, const at::Tensor& positions) {
+    return TokenRow{tokens.mutable_data_ptr<int64_t>(), positions.mutable_data_ptr<int64_t>(), tokens.size(1), 0};
+  };
   Batch batch;
-  batch.tokens_BS = at::empty({count, options_.seq_len}, kind);
-  batch.targets_BS = at::empty({count, options_.seq_len}, kind);
-  batch.positions_BS = at::empty({count, options_.seq_len}, kind);
+  batch.tokens_BS = at::empty({count, seq_len}, kind);
+  batch.targets_BS = at::empty({count, seq_len}, kind);
+  batch.positions_BS = at::empty({count, seq_len}, kind);
   batch.packed = options_.packing == PackingMode::kPack;
-  std::vector<int32_t> cu_seqlens = {0};
   SequenceBuilder sequence{
-      batch.tokens_BS.mutable_data_ptr<int64_t>(),
-      batch.targets_BS.mutable_data_ptr<int64_t>(),
-      batch.positions_BS.mutable_data_ptr<int64_t>(),
-      options_.seq_len,
-      0,
-      cu_seqlens,
-      batch.max_seqlen,
-      {}};
+      row(batch.tokens_BS, batch.positions_BS), batch.targets_BS.mutable_data_ptr<int64_t>(), {}, nullptr, {}, {}};
+  if (teacher_len_ > 0) {
+    batch.teacher.emplace();
+    batch.teacher->tokens_BT = at::empty({count, teacher_len_}, kind);
+    batch.teacher->positions_BT = at::empty({count, teacher_len_}, kind);
+    batch.teacher->rows_BS = at::empty({count, seq_len}, kind);
+    sequence.teacher = row(batch.teacher->tokens_BT, batch.teacher->positions_BT);
+    sequence.rows_S = batch.teacher->rows_BS.mutable_data_ptr<int64_t>();
+  }
   for (int64_t b = 0; b < count; ++b) {
     RETURN_IF_ERROR(fill_sequence(first + b, sequence));
-    batch.valid_tokens +=
-        sequence.seq_len - std::count(sequence.targets_S, sequence.targets_S + sequence.seq_len, kIgnoreIndex);
-    sequence.tokens_S += sequence.seq_len;
-    sequence.targets_S += sequence.seq_len;
-    sequence.positions_S += sequence.seq_len;
-    sequence.flat_begin += sequence.seq_len;
+    batch.valid_tokens += seq_len - std::count(sequence.targets_S, sequence.targets_S + seq_len, kIgnoreIndex);
+    sequence.next_sequence();
   }
-  batch.cu_seqlens = at::empty({static_cast<int64_t>(cu_seqlens.size())}, kind.dtype(at::kInt));
-  std::copy(cu_seqlens.begin(), cu_seqlens.end(), batch.cu_seqlens.mutable_data_ptr<int32_t>());
+  batch.max_seqlen = sequence.student.max_seqlen;
+  batch.cu_seqlens = sequence.student.segments(kind);
+  if (batch.teacher) {
+    batch.teacher->max_seqlen = sequence.teacher->max_seqlen;
+    batch.teacher->cu_seqlens = sequence.teacher->segments(kind);
+  }
   return batch;
 }
 

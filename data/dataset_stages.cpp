@@ -1,6 +1,8 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 
+#include <algorithm>
+
 #include "data/base/status_macros.h"
 #include "data/dataset.h"
 #include "data/random.h"
@@ -12,7 +14,8 @@ namespace {
 
 constexpr uint64_t kRestKey = 0x7265737400000000; // makes the order of a rest differ from the order of every epoch
 
-absl::Status check_stages(const std::vector<Stage>& stages, const DataOptions& options) {
+// `teacher_len`: tokens of the teacher's sequences; 0: no teacher stream.
+absl::Status check_stages(const std::vector<Stage>& stages, const DataOptions& options, int64_t teacher_len) {
   if (stages.empty() || stages[0].first_sample != 0) {
     return absl::InvalidArgumentError("data stages: expected the first one to begin with sample 0");
   }
@@ -27,7 +30,19 @@ absl::Status check_stages(const std::vector<Stage>& stages, const DataOptions& o
           i, stage.first_sample, stage.seq_len));
     }
   }
+  const auto concat = std::find_if(
+      stages.begin(), stages.end(), [](const Stage& stage) { return stage.packing == PackingMode::kConcat; });
+  if (teacher_len > 0 && concat != stages.end()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "data stage %d: expected pack for data with a teacher stream, found concat", concat - stages.begin()));
+  }
   const Stage& last = stages.back();
+  const int64_t last_teacher = last.teacher_seq_len > 0 ? last.teacher_seq_len : last.seq_len;
+  if (teacher_len > 0 && last_teacher != teacher_len) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "data stages: expected the last one to have the options' teacher_seq_len %d, found %d", teacher_len,
+        last_teacher));
+  }
   if (last.seq_len != options.seq_len || last.packing != options.packing) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "data stages: expected the last one to have the length and packing of the options, seq_len %d and %s, "
@@ -48,9 +63,27 @@ int64_t count_tokens(const SequencePlan& rest) {
 } // namespace
 
 // The plan of a whole epoch in this stage.
-SequencePlan Dataset::plan_stage(const Source& source, absl::Span<const int64_t> lengths, const Stage& stage) const {
+SequencePlan Dataset::plan_stage(
+    const Source& source, absl::Span<const int64_t> lengths, const Stage& stage, SourceStats* stats) const {
   const std::optional<uint64_t> key = options_.shuffle ? std::make_optional(source.key) : std::nullopt;
+  if (teacher_len_ > 0) {
+    return plan_sequences(document_sizes(source, stage, stats), stage.seq_len, teacher_length(stage), key);
+  }
+  if (stats != nullptr && stage.packing == PackingMode::kPack) {
+    stats->split_documents =
+        std::count_if(lengths.begin(), lengths.end(), [&](int64_t length) { return length > stage.seq_len; });
+  }
   return plan_sequences(lengths, stage.seq_len, stage.packing == PackingMode::kPack, key);
+}
+
+// The plan of what is left of an epoch.
+SequencePlan Dataset::plan_rest(
+    const Source& source, std::vector<Fragment> fragments, const Stage& stage, std::optional<uint64_t> key) const {
+  if (teacher_len_ > 0) {
+    const std::vector<DocumentSize> sizes = fragment_sizes(source, fragments, stage);
+    return plan_sequences(sizes, stage.seq_len, teacher_length(stage), key, std::move(fragments));
+  }
+  return plan_sequences(std::move(fragments), stage.seq_len, stage.packing == PackingMode::kPack, key);
 }
 
 // For each of `size` sequences whether it is among the first `count` samples.
@@ -86,13 +119,16 @@ void Dataset::end_stage(
   if (!left.empty()) {
     source.rest_key = derive_key(source.key ^ kRestKey, static_cast<uint64_t>(stage_number));
     const std::optional<uint64_t> key = options_.shuffle ? std::make_optional(source.rest_key) : std::nullopt;
-    source.rest = plan_sequences(std::move(left), next.seq_len, next.packing == PackingMode::kPack, key);
+    source.rest = plan_rest(source, std::move(left), next, key);
+    if (source.rest->size() == 0) { // no completion of these documents fits into the new lengths
+      source.rest.reset();
+    }
   }
 }
 
 absl::StatusOr<std::vector<std::string>> Dataset::continue_from(const std::vector<Stage>& stages) {
   TORCH_CHECK(!options_.once, "an evaluation has no stages");
-  RETURN_IF_ERROR(check_stages(stages, options_));
+  RETURN_IF_ERROR(check_stages(stages, options_, teacher_len_));
   std::vector<std::string> lines;
   for (size_t s = 0; s < sources_.size(); ++s) {
     Source& source = sources_[s];

@@ -30,8 +30,12 @@ void add_sequence(
   for (const Piece& piece : sequences.sequence(sequence)) {
     const int64_t length = plan.whole ? lengths[piece.document]
                                       : plan.fragments[piece.document].end - plan.fragments[piece.document].begin;
-    const int64_t begin = piece.part * sequences.seq_len;
-    add(plan, lengths, piece.document, begin, std::min(length, begin + sequences.seq_len), out);
+    if (piece.both_texts()) {
+      add(plan, lengths, piece.document, 0, length, out);
+      continue;
+    }
+    const int64_t begin = piece.part * sequences.part_len;
+    add(plan, lengths, piece.document, begin, std::min(length, begin + sequences.part_len), out);
   }
 }
 
@@ -58,6 +62,16 @@ SequencePlan plan_sequences(
   } else {
     plan.sequences = concat_documents(lengths, seq_len, shuffle_key);
   }
+  return plan;
+}
+
+SequencePlan plan_sequences(
+    absl::Span<const DocumentSize> sizes, int64_t seq_len, int64_t teacher_seq_len, std::optional<uint64_t> shuffle_key,
+    std::vector<Fragment> fragments) {
+  SequencePlan plan;
+  plan.sequences = pack_documents(sizes, seq_len, teacher_seq_len, shuffle_key);
+  plan.whole = fragments.empty();
+  plan.fragments = std::move(fragments);
   return plan;
 }
 

@@ -4,6 +4,7 @@
 #include <absl/strings/str_format.h>
 
 #include <filesystem>
+#include <functional>
 
 #include "data/base/status_macros.h"
 #include "data/shard.h"
@@ -18,6 +19,9 @@ struct Statistics {
   int64_t documents = 0;
   int64_t tokens = 0;
   int64_t in_loss = 0;
+  int64_t teacher_tokens = 0;
+  int64_t longest_teacher_text = 0;
+  int64_t teacher_texts = 0; // documents that have one
   std::vector<int64_t> lengths;
 
   void add(const Shard& shard) {
@@ -25,7 +29,11 @@ struct Statistics {
     tokens += shard.tokens();
     for (int64_t i = 0; i < shard.documents(); ++i) {
       lengths.push_back(shard.document_length(i));
+      const int64_t teacher_length = shard.teacher_length(i);
+      teacher_texts += teacher_length > 0 ? 1 : 0;
+      longest_teacher_text = std::max(longest_teacher_text, teacher_length);
     }
+    teacher_tokens += shard.teacher_tokens();
     for (int64_t token = 0; token < shard.tokens(); ++token) {
       in_loss += shard.in_loss(token) ? 1 : 0;
     }
@@ -36,13 +44,19 @@ struct Statistics {
     const auto at = [&](double quantile) {
       return lengths[static_cast<size_t>(quantile * static_cast<double>(lengths.size() - 1))];
     };
-    return absl::StrFormat(
+    const std::string text = absl::StrFormat(
         "documents        %d\n"
         "tokens           %d\n"
         "document length  mean %.1f, min %d, median %d, p90 %d, max %d tokens\n"
         "tokens in loss   %d (%.2f %%)\n",
         documents, tokens, static_cast<double>(tokens) / static_cast<double>(documents), lengths.front(), at(0.5),
         at(0.9), lengths.back(), in_loss, 100.0 * static_cast<double>(in_loss) / static_cast<double>(tokens));
+    return teacher_texts == 0
+        ? text
+        : absl::StrFormat(
+              "%steacher texts    of %d documents: mean %.1f, max %d tokens; %d tokens in all\n", text, teacher_texts,
+              static_cast<double>(teacher_tokens) / static_cast<double>(teacher_texts), longest_teacher_text,
+              teacher_tokens);
   }
 };
 
@@ -50,20 +64,35 @@ std::string id_text(int64_t id) {
   return id < 0 ? "none" : absl::StrCat(id);
 }
 
-// The first ids of the first documents; ids without a loss are in brackets.
+// Ids, those that are not `marked` in brackets. `length`: of the whole text.
+std::string id_list(const std::vector<int64_t>& ids, int64_t length, const std::function<bool(int64_t)>& marked) {
+  std::string out;
+  for (size_t j = 0; j < ids.size(); ++j) {
+    const bool plain = marked(static_cast<int64_t>(j));
+    absl::StrAppend(&out, plain ? " " : " [", ids[j], plain ? "" : "]");
+  }
+  return absl::StrCat(out, length > kShownIds ? " ...\n" : "\n");
+}
+
+// The first ids of the first documents, and of what the teacher reads; ids without a loss are in brackets.
 absl::StatusOr<std::string> first_documents(const Shard& shard, int64_t documents) {
   std::string out;
   for (int64_t i = 0; i < std::min(documents, shard.documents()); ++i) {
-    const int64_t begin = shard.document_begin(i);
-    const int64_t length = shard.document_length(i);
+    const int64_t begin = shard.document_begin(i), length = shard.document_length(i);
     std::vector<int64_t> ids(std::min(length, kShownIds));
     RETURN_IF_ERROR(shard.read_tokens(begin, absl::MakeSpan(ids)));
-    absl::StrAppend(&out, "document ", i, " (", length, " tokens):");
-    for (size_t j = 0; j < ids.size(); ++j) {
-      const bool in_loss = shard.in_loss(begin + static_cast<int64_t>(j));
-      absl::StrAppend(&out, in_loss ? " " : " [", ids[j], in_loss ? "" : "]");
+    absl::StrAppend(&out, "document ", i, " (", length, " tokens):", id_list(ids, length, [&](int64_t token) {
+      return shard.in_loss(begin + token);
+    }));
+    if (const int64_t teacher_length = shard.teacher_length(i); teacher_length > 0) {
+      const int64_t teacher_begin = shard.teacher_begin(i);
+      ids.resize(std::min(teacher_length, kShownIds));
+      RETURN_IF_ERROR(shard.read_teacher_tokens(teacher_begin, absl::MakeSpan(ids)));
+      absl::StrAppend(
+          &out, "  the teacher reads (", teacher_length, " tokens):", id_list(ids, teacher_length, [&](int64_t token) {
+            return shard.in_teacher_completion(teacher_begin + token);
+          }));
     }
-    absl::StrAppend(&out, length > kShownIds ? " ...\n" : "\n");
   }
   return out;
 }
@@ -78,10 +107,11 @@ std::string header_text(const Shard& shard) {
       "vocab size       %d\n"
       "bos / eos id     %s / %s\n"
       "loss mask        %s\n"
+      "teacher stream   %s\n"
       "tokenizer hash   %s\n",
       shard.path(), header.version, header.file_bytes, header.token_bytes == 2 ? "uint16" : "uint32", header.vocab_size,
       id_text(header.bos_id), id_text(header.eos_id), shard.has_loss_mask() ? "yes" : "no",
-      base::hex(shard.tokenizer_hash()));
+      shard.has_teacher_stream() ? "yes" : "no", base::hex(shard.tokenizer_hash()));
 }
 
 } // namespace

@@ -12,18 +12,26 @@
 // its epoch is planned anew: the "documents" of that plan are fragments of documents.
 namespace distill::data {
 
-// Tokens [part * seq_len, min(length, (part + 1) * seq_len)) of a document.
+// Tokens [part * part_len, min(length, (part + 1) * part_len)) of a document.
 struct Piece {
   uint32_t document;
   uint32_t part;
+
+  // In place of a part: the document with its teacher's text, of which fit_texts (teacher_text.h) says how much.
+  static constexpr uint32_t kBothTexts = UINT32_MAX;
+  bool both_texts() const {
+    return part == kBothTexts;
+  }
 };
 
-// Sequences of whole documents. Documents longer than seq_len are cut into parts of seq_len and a shorter last part.
+// Sequences of whole documents. Documents longer than part_len are cut into parts of part_len and a shorter last part.
 struct PackedSequences {
   int64_t seq_len = 0;
+  int64_t part_len = 0; // seq_len; with a teacher stream the smaller of seq_len and teacher_seq_len
   std::vector<Piece> pieces;
   std::vector<uint64_t> sequence_begin; // [sequences + 1] into pieces
   int64_t padding = 0; // tokens, sum over all sequences
+  int64_t teacher_padding = 0; // the same of the teacher's sequences; 0 without a teacher stream
 
   int64_t count() const {
     return static_cast<int64_t>(sequence_begin.size()) - 1;
@@ -38,6 +46,20 @@ struct PackedSequences {
 // of its window that still has room. O(pieces log window). With `shuffle_key` the pieces are shuffled first; without
 // it the windows are small, so that the sequences follow the order of the documents closely.
 PackedSequences pack_documents(absl::Span<const int64_t> lengths, int64_t seq_len, std::optional<uint64_t> shuffle_key);
+
+// The tokens of a document that student and teacher read.
+struct DocumentSize {
+  static constexpr int64_t kSameText = -1;
+  int64_t tokens = 0; // 0, with a text of the teacher's own: the document is left out
+  int64_t teacher_tokens = kSameText; // kSameText: the teacher reads the document's tokens
+};
+
+// The same with a teacher stream: the tokens that the student reads fit into seq_len, and those that the teacher reads
+// into teacher_seq_len. Documents with a text of the teacher's own are one piece, both of whose sizes must fit. A
+// piece's length is then the larger of its shares of the two sequences.
+PackedSequences pack_documents(
+    absl::Span<const DocumentSize> sizes, int64_t seq_len, int64_t teacher_seq_len,
+    std::optional<uint64_t> shuffle_key);
 
 // Sequences cut from one stream of concatenated documents: the inputs of sequence i are tokens [i * seq_len,
 // (i + 1) * seq_len) of the stream, its targets are the tokens one position later. The last sequence may be short.
@@ -81,12 +103,19 @@ struct SequencePlan {
 SequencePlan plan_sequences(
     absl::Span<const int64_t> lengths, int64_t seq_len, bool pack, std::optional<uint64_t> shuffle_key);
 
+// The same with a teacher stream. `fragments`: the fragments whose sizes these are; empty: `sizes` are those of the
+// source's documents.
+SequencePlan plan_sequences(
+    absl::Span<const DocumentSize> sizes, int64_t seq_len, int64_t teacher_seq_len, std::optional<uint64_t> shuffle_key,
+    std::vector<Fragment> fragments = {});
+
 // The same for at least one fragment. Every token of the fragments is an input once, also with concatenation.
 SequencePlan plan_sequences(
     std::vector<Fragment> fragments, int64_t seq_len, bool pack, std::optional<uint64_t> shuffle_key);
 
 // The inputs of all sequences that have not been read, as the fewest possible fragments in the order of the documents.
-// `lengths`: of the source's documents; `read` [sequences].
+// `lengths`: of the source's documents; `read` [sequences]. A document with a text of the teacher's own is always one
+// fragment, all of it.
 std::vector<Fragment> unread_fragments(
     const SequencePlan& plan, absl::Span<const int64_t> lengths, const std::vector<bool>& read);
 

@@ -7,6 +7,7 @@
 
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
+#include "data/teacher_text.h"
 
 namespace distill::data {
 
@@ -28,8 +29,12 @@ absl::StatusOr<Shard> Shard::open(const std::string& path) {
   std::memcpy(&header, file.bytes(), sizeof(header));
   RETURN_IF_ERROR(check_shard_header(header, file.size(), path));
   Shard shard(std::move(file), header);
-  RETURN_IF_ERROR(shard.check_offsets());
-  RETURN_IF_ERROR(shard.check_padding());
+  RETURN_IF_ERROR(shard.check_offsets(shard.student_stream()));
+  RETURN_IF_ERROR(shard.check_padding(shard.student_stream()));
+  if (shard.has_teacher_stream()) {
+    RETURN_IF_ERROR(shard.check_offsets(shard.teacher_stream()));
+    RETURN_IF_ERROR(shard.check_padding(shard.teacher_stream()));
+  }
   return shard;
 }
 
@@ -39,62 +44,83 @@ base::Digest Shard::tokenizer_hash() const {
   return digest;
 }
 
-absl::Status Shard::check_offsets() const {
-  if (document_begin(0) != 0) {
-    return absl::DataLossError(
-        absl::StrCat(path(), ": document offset 0: expected 0, found ", static_cast<uint64_t>(document_begin(0))));
+Shard::Stream Shard::student_stream() const {
+  return {"", layout_.offsets_at, layout_.tokens_at, layout_.mask_at, header_.token_count, /*empty_documents=*/false};
+}
+
+Shard::Stream Shard::teacher_stream() const {
+  return {
+      "teacher ",
+      layout_.teacher_offsets_at,
+      layout_.teacher_tokens_at,
+      layout_.teacher_mask_at,
+      header_.teacher_token_count,
+      /*empty_documents=*/true};
+}
+
+absl::Status Shard::check_offsets(const Stream& stream) const {
+  const auto at = [&](int64_t document) { return static_cast<uint64_t>(offset(stream.offsets_at, document)); };
+  const std::string name = absl::StrCat(path(), ": ", stream.text, "document offset ");
+  const char* count = stream.empty_documents ? "teacher_token_count" : "token_count";
+  if (at(0) != 0) {
+    return absl::DataLossError(absl::StrCat(name, "0: expected 0, found ", at(0)));
   }
   for (int64_t i = 0; i < documents(); ++i) {
-    const auto begin = static_cast<uint64_t>(document_begin(i));
-    const auto end = static_cast<uint64_t>(document_begin(i + 1));
-    if (end <= begin || end > header_.token_count) {
+    const uint64_t begin = at(i), end = at(i + 1);
+    if (end < begin + (stream.empty_documents ? 0 : 1) || end > stream.tokens) {
       return absl::DataLossError(absl::StrCat(
-          path(), ": document offset ", i + 1, ": expected more than ", begin,
-          " (documents are not empty) and at most ", header_.token_count, " (token_count), found ", end));
+          name, i + 1, ": expected ",
+          stream.empty_documents ? absl::StrCat("at least ", begin)
+                                 : absl::StrCat("more than ", begin, " (documents are not empty)"),
+          " and at most ", stream.tokens, " (", count, "), found ", end));
     }
   }
-  if (document_begin(documents()) != tokens()) {
+  if (at(documents()) != stream.tokens) {
     return absl::DataLossError(absl::StrCat(
-        path(), ": last document offset: expected ", tokens(), " (token_count), found ", document_begin(documents())));
+        path(), ": last ", stream.text, "document offset: expected ", stream.tokens, " (", count, "), found ",
+        at(documents())));
   }
   return absl::OkStatus();
 }
 
-absl::Status Shard::check_padding() const {
+absl::Status Shard::check_padding(const Stream& stream) const {
   const auto all_zero = [&](uint64_t begin, uint64_t end) {
     return std::all_of(file_.bytes() + begin, file_.bytes() + end, [](uint8_t byte) { return byte == 0; });
   };
-  const uint64_t offsets_end = layout_.offsets_at + (header_.document_count + 1) * sizeof(uint64_t);
-  const uint64_t tokens_end = layout_.tokens_at + header_.token_count * header_.token_bytes;
-  if (!all_zero(offsets_end, layout_.tokens_at)) {
-    return absl::DataLossError(absl::StrCat(path(), ": padding before the tokens: expected zeros, found other bytes"));
+  const uint64_t offsets_end = stream.offsets_at + (header_.document_count + 1) * sizeof(uint64_t);
+  const uint64_t tokens_end = stream.tokens_at + stream.tokens * header_.token_bytes;
+  if (!all_zero(offsets_end, stream.tokens_at)) {
+    return absl::DataLossError(
+        absl::StrCat(path(), ": padding before the ", stream.text, "tokens: expected zeros, found other bytes"));
   }
-  if (has_loss_mask()) {
-    const uint64_t used = header_.token_count % 8;
-    if (!all_zero(tokens_end, layout_.mask_at) || (used != 0 && file_.bytes()[layout_.file_bytes - 1] >> used != 0)) {
-      return absl::DataLossError(
-          absl::StrCat(path(), ": padding around the loss mask: expected zeros, found other bits"));
+  if (stream.mask_at != 0) {
+    const uint64_t used = stream.tokens % 8;
+    const uint64_t mask_end = stream.mask_at + (stream.tokens + 7) / 8;
+    if (!all_zero(tokens_end, stream.mask_at) || (used != 0 && file_.bytes()[mask_end - 1] >> used != 0)) {
+      return absl::DataLossError(absl::StrCat(
+          path(), ": padding around the ", stream.empty_documents ? "teacher mask" : "loss mask",
+          ": expected zeros, found other bits"));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status Shard::bad_token(int64_t token, int64_t id) const {
+absl::Status Shard::bad_token(const Stream& stream, int64_t token, int64_t id) const {
   int64_t low = 0;
   int64_t high = documents();
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
-    (document_begin(middle) <= token ? low : high) = middle;
+    (offset(stream.offsets_at, middle) <= token ? low : high) = middle;
   }
   return absl::DataLossError(absl::StrCat(
-      path(), ": document ", low, ", token ", token - document_begin(low), ": expected an id below ",
-      header_.vocab_size, " (vocab_size), found ", id));
+      path(), ": document ", low, ", ", stream.text, "token ", token - offset(stream.offsets_at, low),
+      ": expected an id below ", header_.vocab_size, " (vocab_size), found ", id));
 }
 
-absl::Status Shard::read_tokens(int64_t begin, absl::Span<int64_t> out) const {
+absl::Status Shard::read(const Stream& stream, int64_t begin, absl::Span<int64_t> out) const {
   TORCH_CHECK(
-      begin >= 0 && begin + static_cast<int64_t>(out.size()) <= tokens(), "tokens [", begin, ", ",
-      begin + static_cast<int64_t>(out.size()), ") of a shard of ", tokens());
+      begin >= 0 && begin + static_cast<int64_t>(out.size()) <= static_cast<int64_t>(stream.tokens), stream.text,
+      "tokens [", begin, ", ", begin + static_cast<int64_t>(out.size()), ") of a shard of ", stream.tokens);
   const auto vocab = static_cast<int64_t>(header_.vocab_size);
   int64_t largest = 0;
   const auto widen = [&](const auto* tokens) {
@@ -103,7 +129,7 @@ absl::Status Shard::read_tokens(int64_t begin, absl::Span<int64_t> out) const {
       largest = std::max(largest, out[i]);
     }
   };
-  const uint8_t* at = file_.bytes() + layout_.tokens_at;
+  const uint8_t* at = file_.bytes() + stream.tokens_at;
   if (header_.token_bytes == 2) {
     widen(reinterpret_cast<const uint16_t*>(at));
   } else {
@@ -111,7 +137,25 @@ absl::Status Shard::read_tokens(int64_t begin, absl::Span<int64_t> out) const {
   }
   if (largest >= vocab) {
     const auto bad = std::find_if(out.begin(), out.end(), [&](int64_t id) { return id >= vocab; });
-    return bad_token(begin + (bad - out.begin()), *bad);
+    return bad_token(stream, begin + (bad - out.begin()), *bad);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Shard::read_tokens(int64_t begin, absl::Span<int64_t> out) const {
+  return read(student_stream(), begin, out);
+}
+
+absl::Status Shard::read_teacher_tokens(int64_t begin, absl::Span<int64_t> out) const {
+  return read(teacher_stream(), begin, out);
+}
+
+absl::Status Shard::check_ids(const Stream& stream) const {
+  const auto tokens = static_cast<int64_t>(stream.tokens);
+  std::vector<int64_t> buffer(1 << 16);
+  for (int64_t begin = 0; begin < tokens; begin += static_cast<int64_t>(buffer.size())) {
+    const auto count = std::min<int64_t>(static_cast<int64_t>(buffer.size()), tokens - begin);
+    RETURN_IF_ERROR(read(stream, begin, absl::MakeSpan(buffer.data(), count)));
   }
   return absl::OkStatus();
 }
@@ -126,10 +170,12 @@ absl::Status Shard::verify() const {
         path(), ": header field `payload_hash`: expected ", base::hex(expected), ", found ", base::hex(found),
         " in the file"));
   }
-  std::vector<int64_t> buffer(1 << 16);
-  for (int64_t begin = 0; begin < tokens(); begin += static_cast<int64_t>(buffer.size())) {
-    const auto count = std::min<int64_t>(static_cast<int64_t>(buffer.size()), tokens() - begin);
-    RETURN_IF_ERROR(read_tokens(begin, absl::MakeSpan(buffer.data(), count)));
+  RETURN_IF_ERROR(check_ids(student_stream()));
+  if (has_teacher_stream()) {
+    RETURN_IF_ERROR(check_ids(teacher_stream()));
+    for (int64_t document = 0; document < documents(); ++document) {
+      RETURN_IF_ERROR(check_completion(*this, document));
+    }
   }
   return absl::OkStatus();
 }
@@ -190,6 +236,20 @@ absl::StatusOr<std::vector<Shard>> open_shards(const std::string& path) {
   }
   RETURN_IF_ERROR(problems.status());
   return shards;
+}
+
+bool has_teacher_stream(const std::string& path) {
+  const auto paths = shard_paths(path);
+  if (!paths.ok()) {
+    return false;
+  }
+  return std::any_of(paths->begin(), paths->end(), [](const std::string& name) {
+    ShardHeader header;
+    std::ifstream file(name, std::ios::binary);
+    return file.read(reinterpret_cast<char*>(&header), sizeof(header)) &&
+        std::memcmp(header.magic, kShardMagic, sizeof(header.magic)) == 0 && header.version == kTeacherShardVersion &&
+        (header.flags & kFlagTeacherStream) != 0;
+  });
 }
 
 bool is_token_data(const std::string& path) {

@@ -38,9 +38,7 @@ class Shard {
   }
   // Position of a document's first token. For document == documents(): the number of tokens.
   int64_t document_begin(int64_t document) const {
-    uint64_t offset;
-    std::memcpy(&offset, file_.bytes() + layout_.offsets_at + document * sizeof(offset), sizeof(offset));
-    return static_cast<int64_t>(offset);
+    return offset(layout_.offsets_at, document);
   }
   int64_t document_length(int64_t document) const {
     return document_begin(document + 1) - document_begin(document);
@@ -50,17 +48,58 @@ class Shard {
   absl::Status read_tokens(int64_t begin, absl::Span<int64_t> out) const;
   // Whether predicting this token counts in the loss. Always true without a loss mask.
   bool in_loss(int64_t token) const {
-    return layout_.mask_at == 0 || ((file_.bytes()[layout_.mask_at + token / 8] >> (token % 8)) & 1) != 0;
+    return layout_.mask_at == 0 || bit(layout_.mask_at, token);
   }
-  // Reads the whole file and checks the payload hash and every token id.
+  bool has_teacher_stream() const {
+    return layout_.teacher_offsets_at != 0;
+  }
+  int64_t teacher_tokens() const {
+    return static_cast<int64_t>(header_.teacher_token_count);
+  }
+  // Position of the first token of a document's teacher text; for document == documents(): the number of teacher
+  // tokens. Only with a teacher stream.
+  int64_t teacher_begin(int64_t document) const {
+    return offset(layout_.teacher_offsets_at, document);
+  }
+  // 0: the document has no text of the teacher's own, which reads the document's tokens.
+  int64_t teacher_length(int64_t document) const {
+    return has_teacher_stream() ? teacher_begin(document + 1) - teacher_begin(document) : 0;
+  }
+  // As read_tokens, of the teacher stream.
+  absl::Status read_teacher_tokens(int64_t begin, absl::Span<int64_t> out) const;
+  // Whether this token of the teacher stream belongs to its document's completion.
+  bool in_teacher_completion(int64_t token) const {
+    return bit(layout_.teacher_mask_at, token);
+  }
+  // Reads the whole file and checks the payload hash, every token id and that the completions of student and teacher
+  // are the same.
   absl::Status verify() const;
   void advise(base::Access access) const;
 
  private:
   Shard(base::MappedFile file, const ShardHeader& header);
-  absl::Status check_offsets() const;
-  absl::Status check_padding() const;
-  absl::Status bad_token(int64_t token, int64_t id) const;
+  int64_t offset(uint64_t section, int64_t document) const {
+    uint64_t offset;
+    std::memcpy(&offset, file_.bytes() + section + document * sizeof(offset), sizeof(offset));
+    return static_cast<int64_t>(offset);
+  }
+  bool bit(uint64_t section, int64_t token) const {
+    return ((file_.bytes()[section + token / 8] >> (token % 8)) & 1) != 0;
+  }
+  // The two streams of tokens, whose sections are alike.
+  struct Stream {
+    const char* text; // "" or "teacher ", for messages
+    uint64_t offsets_at, tokens_at, mask_at; // mask_at 0: none
+    uint64_t tokens;
+    bool empty_documents; // whether a document may have no tokens of this stream
+  };
+  Stream student_stream() const;
+  Stream teacher_stream() const;
+  absl::Status check_offsets(const Stream& stream) const;
+  absl::Status check_padding(const Stream& stream) const;
+  absl::Status read(const Stream& stream, int64_t begin, absl::Span<int64_t> out) const;
+  absl::Status check_ids(const Stream& stream) const;
+  absl::Status bad_token(const Stream& stream, int64_t token, int64_t id) const;
 
   base::MappedFile file_;
   ShardHeader header_;
@@ -70,6 +109,9 @@ class Shard {
 // Opens the shards of a data set: the file itself, or every *.dtok file of the folder in the order of their names. It
 // is an error if their tokenizer hashes or vocab_sizes differ. One error reports all shards that cannot be read.
 absl::StatusOr<std::vector<Shard>> open_shards(const std::string& path);
+
+// Whether a shard of the data set has a teacher stream, from the files' headers alone. False if none can be read.
+bool has_teacher_stream(const std::string& path);
 
 // Whether the path is a file that begins with a shard's magic, or a folder with a *.dtok file.
 bool is_token_data(const std::string& path);

@@ -44,10 +44,10 @@ absl::Status check_identity(const ShardHeader& header, const std::string& path) 
         path, ": not a token shard: header field `magic`: expected \"", kShardMagic, "\", found \"",
         absl::CHexEscape({header.magic, sizeof(header.magic)}), "\" (scripts/tokenize.py writes token shards)"));
   }
-  if (header.version != kShardVersion) {
+  if (header.version != kShardVersion && header.version != kTeacherShardVersion) {
     return absl::InvalidArgumentError(absl::StrCat(
-        path, ": header field `version`: expected ", kShardVersion, ", found ", header.version,
-        " (tokenise again with this version's scripts/tokenize.py)"));
+        path, ": header field `version`: expected ", kShardVersion, " or ", kTeacherShardVersion, ", found ",
+        header.version, " (tokenise again with this version's scripts/tokenize.py)"));
   }
   const base::Digest expected = shard_header_hash(header);
   if (std::memcmp(expected.data(), header.header_hash, expected.size()) != 0) {
@@ -71,6 +71,12 @@ ShardLayout shard_layout(const ShardHeader& header) {
     layout.mask_at = aligned(layout.file_bytes);
     layout.file_bytes = layout.mask_at + (header.token_count + 7) / 8;
   }
+  if ((header.flags & kFlagTeacherStream) != 0) {
+    layout.teacher_offsets_at = aligned(layout.file_bytes);
+    layout.teacher_tokens_at = aligned(layout.teacher_offsets_at + (header.document_count + 1) * sizeof(uint64_t));
+    layout.teacher_mask_at = aligned(layout.teacher_tokens_at + header.teacher_token_count * header.token_bytes);
+    layout.file_bytes = layout.teacher_mask_at + (header.teacher_token_count + 7) / 8;
+  }
   return layout;
 }
 
@@ -84,7 +90,14 @@ absl::Status check_shard_header(const ShardHeader& header, uint64_t file_bytes, 
   const auto vocab = static_cast<int64_t>(std::min(header.vocab_size, kMaxVocab));
   check.expect(header.header_bytes == sizeof(ShardHeader), "header_bytes", "256", header.header_bytes);
   check.expect(header.token_bytes == 2 || header.token_bytes == 4, "token_bytes", "2 or 4", header.token_bytes);
-  check.expect((header.flags & ~kFlagLossMask) == 0, "flags", "0 or 1 (loss mask)", header.flags);
+  const bool teacher = header.version == kTeacherShardVersion;
+  check.expect(
+      teacher ? header.flags == (kFlagLossMask | kFlagTeacherStream) : (header.flags & ~kFlagLossMask) == 0, "flags",
+      teacher ? "3 (loss mask and teacher stream) in version 2" : "0 or 1 (loss mask) in version 1", header.flags);
+  check.expect(
+      teacher ? header.teacher_token_count >= 1 && header.teacher_token_count <= kMaxShardTokens
+              : header.teacher_token_count == 0,
+      "teacher_token_count", teacher ? "1 to 2^40" : "0 in version 1", header.teacher_token_count);
   check.expect(header.vocab_size >= 1 && header.vocab_size <= kMaxVocab, "vocab_size", "1 to 2^32", header.vocab_size);
   check.expect(
       header.token_bytes != 2 || header.vocab_size <= 65536, "vocab_size", "at most 65536 with tokens of 2 bytes",

@@ -9,15 +9,17 @@
 
 #include "data/base/sha256.h"
 
-// The token shard file, version 1. docs/data.md describes it byte by byte; scripts/token_shards/shard_file.py is the
-// Python implementation.
+// The token shard file, versions 1 and 2. docs/data.md describes it byte by byte; scripts/token_shards/shard_file.py is
+// the Python implementation.
 namespace distill::data {
 
 static_assert(std::endian::native == std::endian::little, "shards are little-endian and are read in place");
 
 inline constexpr char kShardMagic[9] = "DISTTOKS";
 inline constexpr uint32_t kShardVersion = 1;
+inline constexpr uint32_t kTeacherShardVersion = 2; // of a file with a teacher stream
 inline constexpr uint32_t kFlagLossMask = 1;
+inline constexpr uint32_t kFlagTeacherStream = 2; // only with a loss mask
 inline constexpr uint64_t kShardAlignment = 64; // bytes; each section starts at a multiple
 inline constexpr uint64_t kMaxShardTokens = uint64_t{1} << 40;
 inline constexpr const char* kShardExtension = ".dtok";
@@ -36,7 +38,8 @@ struct ShardHeader {
   int64_t eos_id; // -1: none
   uint8_t tokenizer_hash[32];
   uint8_t payload_hash[32]; // SHA-256 of all bytes after the header
-  uint8_t reserved[88]; // 0
+  uint64_t teacher_token_count; // 0: no teacher stream
+  uint8_t reserved[80]; // 0
   uint8_t header_hash[32]; // SHA-256 of the 224 bytes before it
 };
 static_assert(sizeof(ShardHeader) == 256);
@@ -47,6 +50,10 @@ struct ShardLayout {
   uint64_t offsets_at = 0; // uint64 [document_count + 1]
   uint64_t tokens_at = 0; // uint16 or uint32 [token_count]
   uint64_t mask_at = 0; // bits, the lowest of each byte first; 0: no loss mask
+  // The teacher stream; all 0 without one.
+  uint64_t teacher_offsets_at = 0; // uint64 [document_count + 1]
+  uint64_t teacher_tokens_at = 0; // as tokens_at [teacher_token_count]
+  uint64_t teacher_mask_at = 0; // bits [teacher_token_count]
   uint64_t file_bytes = 0;
 };
 

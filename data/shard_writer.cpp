@@ -5,71 +5,117 @@
 #include <cstring>
 
 #include "data/base/durable_file.h"
+#include "data/base/status_macros.h"
 
 namespace distill::data {
 
 ShardWriter::ShardWriter(const ShardSpec& spec) : spec_(spec) {}
 
-absl::Status ShardWriter::add(absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> in_loss) {
-  if (tokens.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("document ", offsets_.size() - 1, " is empty"));
+void ShardWriter::Stream::add(absl::Span<const uint32_t> ids, absl::Span<const uint8_t> mask) {
+  for (size_t i = 0; i < mask.size(); ++i) {
+    const size_t at = tokens.size() + i;
+    mask_bits.resize(at / 8 + 1);
+    mask_bits[at / 8] |= static_cast<uint8_t>((mask[i] != 0 ? 1 : 0) << (at % 8));
   }
+  tokens.insert(tokens.end(), ids.begin(), ids.end());
+  offsets.push_back(tokens.size());
+}
+
+absl::Status ShardWriter::check(
+    absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> mask, const char* what) const {
+  const std::string name = absl::StrCat("document ", student_.offsets.size() - 1);
   for (const uint32_t id : tokens) {
     if (id >= spec_.vocab_size) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("document ", offsets_.size() - 1, ": expected ids below ", spec_.vocab_size, ", found ", id));
+      return absl::InvalidArgumentError(absl::StrCat(name, ": expected ids below ", spec_.vocab_size, ", found ", id));
     }
   }
-  if (in_loss.size() != (spec_.loss_mask ? tokens.size() : 0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "document ", offsets_.size() - 1, ": expected ", spec_.loss_mask ? tokens.size() : 0,
-        " loss mask values, found ", in_loss.size()));
+  const size_t expected = spec_.loss_mask ? tokens.size() : 0;
+  if (mask.size() != expected) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": expected ", expected, " ", what, " mask values, found ", mask.size()));
   }
-  for (size_t i = 0; i < in_loss.size(); ++i) {
-    const size_t at = tokens_.size() + i;
-    mask_bits_.resize(at / 8 + 1);
-    mask_bits_[at / 8] |= static_cast<uint8_t>((in_loss[i] != 0 ? 1 : 0) << (at % 8));
+  return absl::OkStatus();
+}
+
+namespace {
+
+std::vector<uint32_t> marked(absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> mask) {
+  std::vector<uint32_t> out;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (mask[i] != 0) {
+      out.push_back(tokens[i]);
+    }
   }
-  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
-  offsets_.push_back(tokens_.size());
+  return out;
+}
+
+} // namespace
+
+absl::Status ShardWriter::add(
+    absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> in_loss, const TeacherTextSpec& teacher) {
+  const std::string name = absl::StrCat("document ", student_.offsets.size() - 1);
+  if (tokens.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " is empty"));
+  }
+  RETURN_IF_ERROR(check(tokens, in_loss, "loss"));
+  if (!teacher.tokens.empty()) {
+    if (!spec_.loss_mask) {
+      return absl::InvalidArgumentError(absl::StrCat(name, ": a teacher's text needs a shard with a loss mask"));
+    }
+    RETURN_IF_ERROR(check(teacher.tokens, teacher.in_completion, "teacher"));
+    if (marked(tokens, in_loss) != marked(teacher.tokens, teacher.in_completion)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": the completion in the teacher's text differs from the document's"));
+    }
+  }
+  student_.add(tokens, in_loss);
+  teacher_.add(teacher.tokens, teacher.in_completion);
   return absl::OkStatus();
 }
 
 std::vector<uint8_t> ShardWriter::bytes() const {
-  TORCH_CHECK(!tokens_.empty(), "a shard has at least one document");
+  TORCH_CHECK(!student_.tokens.empty(), "a shard has at least one document");
+  const bool teacher = !teacher_.tokens.empty();
   ShardHeader header = {};
   std::memcpy(header.magic, kShardMagic, sizeof(header.magic));
-  header.version = kShardVersion;
+  header.version = teacher ? kTeacherShardVersion : kShardVersion;
   header.header_bytes = sizeof(header);
   header.token_bytes = spec_.vocab_size <= 65536 ? 2 : 4;
-  header.flags = spec_.loss_mask ? kFlagLossMask : 0;
-  header.token_count = tokens_.size();
-  header.document_count = offsets_.size() - 1;
+  header.flags = (spec_.loss_mask ? kFlagLossMask : 0) | (teacher ? kFlagTeacherStream : 0);
+  header.token_count = student_.tokens.size();
+  header.document_count = student_.offsets.size() - 1;
   header.vocab_size = spec_.vocab_size;
   header.bos_id = spec_.bos_id;
   header.eos_id = spec_.eos_id;
+  header.teacher_token_count = teacher_.tokens.size();
   std::memcpy(header.tokenizer_hash, spec_.tokenizer_hash.data(), spec_.tokenizer_hash.size());
   const ShardLayout layout = shard_layout(header);
   header.file_bytes = layout.file_bytes;
 
   std::vector<uint8_t> bytes(layout.file_bytes);
+  const auto copy = [&bytes](uint64_t at, const auto& values) {
+    std::memcpy(bytes.data() + at, values.data(), values.size() * sizeof(values[0]));
+  };
+  const auto copy_tokens = [&](uint64_t at, const std::vector<uint32_t>& tokens) {
+    header.token_bytes == 2 ? copy(at, std::vector<uint16_t>(tokens.begin(), tokens.end())) : copy(at, tokens);
+  };
   std::memcpy(bytes.data(), &header, sizeof(header));
-  std::memcpy(bytes.data() + layout.offsets_at, offsets_.data(), offsets_.size() * sizeof(uint64_t));
-  if (header.token_bytes == 2) {
-    const std::vector<uint16_t> narrow(tokens_.begin(), tokens_.end());
-    std::memcpy(bytes.data() + layout.tokens_at, narrow.data(), narrow.size() * sizeof(uint16_t));
-  } else {
-    std::memcpy(bytes.data() + layout.tokens_at, tokens_.data(), tokens_.size() * sizeof(uint32_t));
-  }
+  copy(layout.offsets_at, student_.offsets);
+  copy_tokens(layout.tokens_at, student_.tokens);
   if (spec_.loss_mask) {
-    std::memcpy(bytes.data() + layout.mask_at, mask_bits_.data(), mask_bits_.size());
+    copy(layout.mask_at, student_.mask_bits);
+  }
+  if (teacher) {
+    copy(layout.teacher_offsets_at, teacher_.offsets);
+    copy_tokens(layout.teacher_tokens_at, teacher_.tokens);
+    copy(layout.teacher_mask_at, teacher_.mask_bits);
   }
   sign_shard(absl::MakeSpan(bytes));
   return bytes;
 }
 
 absl::Status ShardWriter::write(const std::string& path) const {
-  if (tokens_.empty()) {
+  if (student_.tokens.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(path, ": a shard has at least one document, found none"));
   }
   const std::vector<uint8_t> content = bytes();

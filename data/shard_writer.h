@@ -18,14 +18,22 @@ struct ShardSpec {
   bool loss_mask = false;
 };
 
+// What the teacher reads in place of a document.
+struct TeacherTextSpec {
+  absl::Span<const uint32_t> tokens; // empty: the document's own tokens
+  absl::Span<const uint8_t> in_completion; // a value for each of them; not 0: it belongs to the completion
+};
+
 // Collects documents in memory and writes them as one token shard. uint16 tokens where vocab_size allows it.
 class ShardWriter {
  public:
   explicit ShardWriter(const ShardSpec& spec);
 
   // Adds one document. `in_loss`: with spec.loss_mask, a value for each token (0: no loss where it is the target);
-  // without, empty. InvalidArgument: an empty document, an id that is not below vocab_size, a mask of another length.
-  absl::Status add(absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> in_loss = {});
+  // without, empty. `teacher`: only with spec.loss_mask. InvalidArgument: an empty document, an id that is not below
+  // vocab_size, a mask of another length, a completion in `teacher` that is not the document's.
+  absl::Status add(
+      absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> in_loss = {}, const TeacherTextSpec& teacher = {});
 
   // The file's bytes. At least one document must have been added.
   std::vector<uint8_t> bytes() const;
@@ -34,10 +42,17 @@ class ShardWriter {
   absl::Status write(const std::string& path) const;
 
  private:
+  struct Stream {
+    std::vector<uint64_t> offsets = {0};
+    std::vector<uint32_t> tokens;
+    std::vector<uint8_t> mask_bits;
+
+    void add(absl::Span<const uint32_t> ids, absl::Span<const uint8_t> mask);
+  };
+  absl::Status check(absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> mask, const char* what) const;
+
   ShardSpec spec_;
-  std::vector<uint64_t> offsets_ = {0};
-  std::vector<uint32_t> tokens_;
-  std::vector<uint8_t> mask_bits_;
+  Stream student_, teacher_;
 };
 
 // Recomputes payload and header hashes of a shard's bytes in place (for tools and tests that edit one).

@@ -166,6 +166,7 @@ Tokenizer parse(const Json& root) {
     expect(content.is_string(), absl::StrCat(key, ".content"), "a string", content);
     const int64_t id = token_id(member(added[i], "id"), absl::StrCat(key, ".id"));
     out.tokens.emplace_back(id, content.get<std::string>());
+    out.added.push_back({id, content.get<std::string>(), member(added[i], "special") == true});
   }
   std::sort(out.tokens.begin(), out.tokens.end());
   out.tokens.erase(std::unique(out.tokens.begin(), out.tokens.end()), out.tokens.end());
@@ -179,6 +180,7 @@ Tokenizer parse(const Json& root) {
   out.model_options = canonical(options);
   out.normalizer = canonical(member(root, "normalizer"));
   out.pre_tokenizer = canonical(member(root, "pre_tokenizer"));
+  out.decoder = member(root, "decoder").dump(-1, ' ', false, Json::error_handler_t::replace);
   return out;
 }
 

@@ -11,6 +11,13 @@
 
 namespace distill::data {
 
+// An entry of `added_tokens`.
+struct AddedToken {
+  int64_t id = 0;
+  std::string text;
+  bool special = false;
+};
+
 // The parts of a tokenizer.json (Hugging Face tokenizers) that decide what ids mean and how text becomes ids.
 struct Tokenizer {
   std::string path; // the file
@@ -22,6 +29,9 @@ struct Tokenizer {
   std::string model_options; // unk token, byte fallback, ...; without vocabulary and merges
   std::string normalizer;
   std::string pre_tokenizer;
+  // For turning ids back into text (data/token_text.h); part of neither the hash nor the comparison.
+  std::vector<AddedToken> added;
+  std::string decoder; // JSON text
 
   int64_t vocab_size() const { // largest id + 1
     return tokens.back().first + 1;

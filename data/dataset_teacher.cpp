@@ -1,0 +1,61 @@
+#include "data/dataset.h"
+
+// How long documents are in samples that student and teacher read.
+namespace distill::data {
+
+namespace {
+
+DocumentSize size_of(const TextLengths& lengths) {
+  return {lengths.tokens, lengths.teacher_tokens};
+}
+
+} // namespace
+
+int64_t Dataset::teacher_length(const Stage& stage) const {
+  return stage.teacher_seq_len > 0 ? stage.teacher_seq_len : stage.seq_len;
+}
+
+// Counts the documents that are cut, split or left out in `stats`, if it is not null.
+std::vector<DocumentSize> Dataset::document_sizes(const Source& source, const Stage& stage, SourceStats* stats) const {
+  const int64_t teacher_len = teacher_length(stage), part_len = std::min(stage.seq_len, teacher_len);
+  SourceStats counts;
+  std::vector<DocumentSize> sizes;
+  sizes.reserve(static_cast<size_t>(source.first_document.back()));
+  for (const Shard& shard : source.shards) {
+    for (int64_t document = 0; document < shard.documents(); ++document) {
+      if (shard.teacher_length(document) == 0) {
+        sizes.push_back({shard.document_length(document), DocumentSize::kSameText});
+        counts.split_documents += sizes.back().tokens > part_len ? 1 : 0;
+        continue;
+      }
+      const TextLengths lengths = fit_texts(shard, document, stage.seq_len, teacher_len);
+      sizes.push_back(size_of(lengths));
+      ++counts.teacher_texts;
+      counts.left_out_documents += lengths.tokens == 0 ? 1 : 0;
+      counts.cut_documents += lengths.cut && lengths.tokens > 0 ? 1 : 0;
+    }
+  }
+  if (stats != nullptr) {
+    stats->split_documents = counts.split_documents;
+    stats->teacher_texts = counts.teacher_texts;
+    stats->left_out_documents = counts.left_out_documents;
+    stats->cut_documents = counts.cut_documents;
+  }
+  return sizes;
+}
+
+std::vector<DocumentSize> Dataset::fragment_sizes(
+    const Source& source, const std::vector<Fragment>& fragments, const Stage& stage) const {
+  std::vector<DocumentSize> sizes;
+  sizes.reserve(fragments.size());
+  for (const Fragment& fragment : fragments) {
+    const DocumentPlace place = find(source, fragment.document);
+    sizes.push_back(
+        place.shard->teacher_length(place.document) == 0
+            ? DocumentSize{fragment.end - fragment.begin, DocumentSize::kSameText}
+            : size_of(fit_texts(*place.shard, place.document, stage.seq_len, teacher_length(stage))));
+  }
+  return sizes;
+}
+
+} // namespace distill::data

@@ -1,0 +1,129 @@
+#include "data/teacher_text.h"
+
+#include <absl/strings/str_cat.h>
+
+#include "data/base/status_macros.h"
+
+namespace distill::data {
+
+namespace {
+
+// Visits the tokens of the completion in the first `lengths` tokens of both texts, in order.
+class Completion {
+ public:
+  Completion(const Shard& shard, int64_t document, int64_t tokens, int64_t teacher_tokens)
+      : shard_(shard),
+        begin_(shard.document_begin(document)),
+        teacher_begin_(shard.teacher_begin(document)),
+        tokens_(tokens),
+        teacher_tokens_(teacher_tokens) {}
+
+  // Moves both positions to the next token of the completion. false: one of the texts has no further one.
+  bool next() {
+    advance();
+    return token_ < tokens_ && teacher_token_ < teacher_tokens_;
+  }
+  // After next() has returned false: whether the other text has a further one.
+  bool other_goes_on() const {
+    return token_ < tokens_ || teacher_token_ < teacher_tokens_;
+  }
+  int64_t token() const {
+    return token_;
+  }
+  int64_t teacher_token() const {
+    return teacher_token_;
+  }
+  // The token is predicted from the one before it, which both texts must have.
+  bool is_target() const {
+    return token_ > 0 && teacher_token_ > 0;
+  }
+
+ private:
+  void advance() {
+    do {
+      ++token_;
+    } while (token_ < tokens_ && !shard_.in_loss(begin_ + token_));
+    do {
+      ++teacher_token_;
+    } while (teacher_token_ < teacher_tokens_ && !shard_.in_teacher_completion(teacher_begin_ + teacher_token_));
+  }
+
+  const Shard& shard_;
+  int64_t begin_, teacher_begin_; // in the shard
+  int64_t tokens_, teacher_tokens_;
+  int64_t token_ = -1, teacher_token_ = -1;
+};
+
+absl::Status different_ids(
+    const Shard& shard, int64_t document, int64_t position, const Completion& at, int64_t id, int64_t teacher_id) {
+  return absl::DataLossError(absl::StrCat(
+      shard.path(), ": document ", document, ": token ", position, " of the completion: expected the same id, found ",
+      id, " in the student's text (token ", at.token(), ") and ", teacher_id, " in the teacher's (token ",
+      at.teacher_token(), ")"));
+}
+
+absl::Status different_counts(const Shard& shard, int64_t document, int64_t shared, bool teacher_is_longer) {
+  return absl::DataLossError(absl::StrCat(
+      shard.path(), ": document ", document, ": the completion has more than ", shared, " tokens in the ",
+      teacher_is_longer ? "teacher's" : "student's", " text, but ", shared, " in the ",
+      teacher_is_longer ? "student's" : "teacher's"));
+}
+
+} // namespace
+
+absl::Status check_completion(const Shard& shard, int64_t document) {
+  if (shard.teacher_length(document) == 0) {
+    return absl::OkStatus();
+  }
+  Completion at(shard, document, shard.document_length(document), shard.teacher_length(document));
+  int64_t position = 0;
+  for (; at.next(); ++position) {
+    int64_t id = 0, teacher_id = 0;
+    RETURN_IF_ERROR(shard.read_tokens(shard.document_begin(document) + at.token(), absl::MakeSpan(&id, 1)));
+    RETURN_IF_ERROR(
+        shard.read_teacher_tokens(shard.teacher_begin(document) + at.teacher_token(), absl::MakeSpan(&teacher_id, 1)));
+    if (id != teacher_id) {
+      return different_ids(shard, document, position, at, id, teacher_id);
+    }
+  }
+  return at.other_goes_on()
+      ? different_counts(shard, document, position, at.teacher_token() < shard.teacher_length(document))
+      : absl::OkStatus();
+}
+
+TextLengths fit_texts(const Shard& shard, int64_t document, int64_t seq_len, int64_t teacher_seq_len) {
+  const int64_t length = shard.document_length(document), teacher_length = shard.teacher_length(document);
+  if (length <= seq_len && teacher_length <= teacher_seq_len) {
+    return {length, teacher_length, false};
+  }
+  TextLengths lengths{0, 0, true};
+  bool has_target = false;
+  for (Completion at(shard, document, std::min(length, seq_len), std::min(teacher_length, teacher_seq_len));
+       at.next();) {
+    has_target = has_target || at.is_target();
+    lengths = {at.token() + 1, at.teacher_token() + 1, true};
+  }
+  return has_target ? lengths : TextLengths{0, 0, true};
+}
+
+absl::Status read_texts(const Shard& shard, int64_t document, const TextLengths& lengths, TeacherText& out) {
+  out.tokens.resize(lengths.tokens);
+  out.teacher_tokens.resize(lengths.teacher_tokens);
+  out.completion.clear();
+  RETURN_IF_ERROR(shard.read_tokens(shard.document_begin(document), absl::MakeSpan(out.tokens)));
+  RETURN_IF_ERROR(shard.read_teacher_tokens(shard.teacher_begin(document), absl::MakeSpan(out.teacher_tokens)));
+  Completion at(shard, document, lengths.tokens, lengths.teacher_tokens);
+  while (at.next()) {
+    const int64_t id = out.tokens[at.token()], teacher_id = out.teacher_tokens[at.teacher_token()];
+    if (id != teacher_id) {
+      return different_ids(shard, document, static_cast<int64_t>(out.completion.size()), at, id, teacher_id);
+    }
+    out.completion.push_back({at.token(), at.teacher_token()});
+  }
+  return at.other_goes_on()
+      ? different_counts(
+            shard, document, static_cast<int64_t>(out.completion.size()), at.teacher_token() < lengths.teacher_tokens)
+      : absl::OkStatus();
+}
+
+} // namespace distill::data

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "data/shard.h"
+
+// Documents with a text of the teacher's own. The completion of such a document is the tokens with a loss in its own
+// text and the marked tokens in the teacher's; the two have the same ids in the same order.
+namespace distill::data {
+
+// DataLoss: the completions of the two texts differ. Names the file, the document, the position and both ids. Takes
+// O(1) memory.
+absl::Status check_completion(const Shard& shard, int64_t document);
+
+// How much of a document a sample of these lengths holds.
+struct TextLengths {
+  int64_t tokens = 0; // of the document; 0: no target is left, and the document is left out
+  int64_t teacher_tokens = 0; // of the teacher's text
+  bool cut = false; // not all of it
+};
+
+// A document whose texts fit into seq_len and teacher_seq_len tokens is taken whole. Otherwise both texts end with the
+// same token of the completion, the last one that fits in both.
+TextLengths fit_texts(const Shard& shard, int64_t document, int64_t seq_len, int64_t teacher_seq_len);
+
+// The first tokens of both texts, and where the completion's tokens are in them.
+struct TeacherText {
+  struct Pair {
+    int64_t token; // position in the document
+    int64_t teacher_token; // position in the teacher's text
+  };
+  std::vector<int64_t> tokens;
+  std::vector<int64_t> teacher_tokens;
+  std::vector<Pair> completion;
+};
+
+// `lengths` as fit_texts gives them. DataLoss: an id that is not below vocab_size, or completions that differ.
+absl::Status read_texts(const Shard& shard, int64_t document, const TextLengths& lengths, TeacherText& out);
+
+} // namespace distill::data

@@ -21,6 +21,7 @@ enum TokenMetric : int64_t {
   kAccuracy, // 1 where the student's arg max is the label
   kStudentLse, // log-sum-exp of the student's logits at T = 1
   kTeacherLse, // log-sum-exp of the teacher's logits at T = 1
+  kTeacherCe, // cross-entropy of the teacher on the label at T = 1, without label smoothing
   kNumTokenMetrics
 };
 

@@ -401,7 +401,7 @@ template <typename T>
 struct RowEpilogue {
   bool has_teacher = false;
   bool has_label = false;
-  T label_logit = 0; // after bias and softcap
+  T label_logit = 0; // the student's, after bias and softcap
   T token_weight = 1;
   int64_t label = 0;
   int64_t student_best = 0; // first column of the maximum
@@ -410,8 +410,15 @@ struct RowEpilogue {
   T* saved = nullptr; // this row's column of RowArgs::saved
 };
 
+// The teacher's cross-entropy on the label at T = 1. label_logit: the teacher's, after bias and softcap.
+template <typename T>
+DISTILL_ROW_INLINE T teacher_ce(const SideStats<T>& student, const SideStats<T>& teacher, T label_logit) {
+  return non_negative((teacher.max - label_logit) + teacher.unit_log2_sum * kLn2<T>) + poison(student, teacher);
+}
+
 // Writes one token's column of the [kNumTokenMetrics, R] metrics and of RowArgs::saved. `out`: the column's first
-// element; `stride`: elements between the metrics.
+// element; `stride`: elements between the metrics. All metrics but kTeacherCe, which is another thread's to write where
+// only that thread has the teacher's logit of the label.
 template <typename T>
 DISTILL_ROW_INLINE void finish_row(
     T* out, int64_t stride, const RowConstants<T>& c, const SideStats<T>& student, const SideStats<T>& teacher,

@@ -140,6 +140,8 @@ __global__ __launch_bounds__(kThreads) void rows_streaming(
     ends.vocab = vocab;
     ends.saved = args.saved == nullptr ? nullptr : static_cast<T*>(args.saved) + row;
     finish_row(out, args.metrics_stride, c, student, teacher, sums, ends);
+    out[kTeacherCe * args.metrics_stride] =
+        kTeacher && ends.has_label ? teacher_ce(student, teacher, teacher_logit(target)) : T(0);
   }
   if (args.gradient == nullptr) {
     return;

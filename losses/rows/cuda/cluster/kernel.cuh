@@ -60,6 +60,9 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       args, c, plan, share, shared_address(shared) + static_cast<uint32_t>(tid) * G::kVectorBytes};
   const auto student_side = [&](int tile, float(&z)[kVector]) { columns.student(tile, z); };
   const auto teacher_side = [&](int tile, float(&z)[kVector]) { columns.teacher(tile, z); };
+  const auto metric = [&](int row, TokenMetric m) -> float& {
+    return static_cast<float*>(args.metrics)[m * args.metrics_stride + row];
+  };
   const auto zero = [&](int row) { write_zeros(args, plan, columns, rank == 0 && tid == 0, row); };
 
   // The row in phase 2, and the later rows whose copies have begun.
@@ -177,6 +180,9 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
       const ColumnResult<float> r = visit(tile, at, label_logit, teacher_logit, unused);
       const float taken = factors.label * (kGeneral ? label_slope(label_logit, c) : 1.0F);
       reduce_slots.label[parity] = make_float4(r.a, kGeneral ? r.lq : r.q, taken, label_logit);
+      if constexpr (kTeacher) { // here, so that no block sends the teacher's logit to another one
+        metric(row, kTeacherCe) = teacher_ce(student, teacher, teacher_logit);
+      }
     }
     float a[kKeeps ? kTiles : 1][kVector];
     float q[kKeeps ? kTiles : 1][kVector]; // in general log2 q, from which all else follows
@@ -271,6 +277,9 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
         finish_row(
             static_cast<float*>(args.metrics) + row, args.metrics_stride, c, student_again,
             kTeacher ? teacher_again : SideStats<float>{}, all, end);
+        if (!kTeacher || !end.has_label) {
+          metric(row, kTeacherCe) = 0;
+        }
       }
     }
     if (tid == 0) {

@@ -13,6 +13,7 @@ int64_t cuda_device_count(); // visible GPUs; 0 in a build without CUDA
 struct GpuProperties {
   std::string name;
   int64_t memory_bytes = 0;
+  int compute_capability = 0; // 10 * major + minor
 };
 GpuProperties gpu_properties(at::Device device);
 

@@ -20,7 +20,7 @@ int64_t cuda_device_count() {
 GpuProperties gpu_properties(at::Device device) {
   cudaDeviceProp properties{};
   C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
-  return {properties.name, static_cast<int64_t>(properties.totalGlobalMem)};
+  return {properties.name, static_cast<int64_t>(properties.totalGlobalMem), 10 * properties.major + properties.minor};
 }
 
 void synchronize(at::Device device) {

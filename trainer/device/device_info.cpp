@@ -34,6 +34,11 @@ DeviceInfo device_info(c10::Device device) {
   return {gpu.name, peak_bf16_flops(gpu.name), gpu.memory_bytes};
 }
 
+bool computes_float8(c10::Device device) {
+  constexpr int kFirstWithFloat8 = 89;
+  return device.is_cuda() && gpu_properties(device).compute_capability >= kFirstWithFloat8;
+}
+
 int64_t peak_memory_bytes(c10::Device device) {
   return device.is_cuda() ? allocator_bytes(device).allocated_peak : peak_resident_bytes();
 }

@@ -1,5 +1,7 @@
 #include "trainer/models/block.h"
 
+#include <algorithm>
+
 #include "trainer/device/simulation.h"
 #include "trainer/models/ops/attention.h"
 #include "trainer/models/ops/linear.h"
@@ -24,13 +26,41 @@ QkvViews split_qkv(const ModelConfig& config, const at::Tensor& qkv_NA) {
   return {heads(0, q_width), heads(q_width, kv_width), heads(q_width + kv_width, kv_width)};
 }
 
+// The products of the forward pass, each in the precision of its weight.
+at::Tensor linear_of_norm(
+    const at::Tensor& x_NH, const at::Tensor& norm_H, double eps, const at::Tensor& weight_OH,
+    const at::Tensor& scale_O, at::Tensor& rstd_N, const at::Tensor& bias_O = {}) {
+  if (scale_O.defined()) {
+    Float8RmsNormResult norm = rms_norm_forward_float8(x_NH, norm_H, eps);
+    rstd_N = std::move(norm.rstd_N);
+    return float8_linear(norm.y_NH, {weight_OH, scale_O}, x_NH.scalar_type(), bias_O);
+  }
+  RmsNormResult norm = rms_norm_forward(x_NH, norm_H, eps);
+  rstd_N = std::move(norm.rstd_N);
+  return linear_forward(norm.y_NH, weight_OH, bias_O);
+}
+
+at::Tensor linear(
+    const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& scale_O, const at::Tensor& bias_O = {}) {
+  return scale_O.defined() ? float8_linear(float8_rows(x_NI), {weight_OI, scale_O}, x_NI.scalar_type(), bias_O)
+                           : linear_forward(x_NI, weight_OI, bias_O);
+}
+
+at::Tensor down_of_swiglu(const BlockParams& params, const at::Tensor& gate_up_N2F) {
+  if (params.down_scale_H.defined()) {
+    return float8_linear(
+        swiglu_forward_float8(gate_up_N2F), {params.down_HF, params.down_scale_H}, gate_up_N2F.scalar_type());
+  }
+  return linear_forward(swiglu_forward(gate_up_N2F), params.down_HF);
+}
+
 bool norms_inputs(const ModelConfig& config) {
   return config.norm_placement == NormPlacement::kBeforeSublayers;
 }
 
 // The residual stream after attention, with the norm of attention's output. Returns the MLP's input.
 at::Tensor norm_and_residual(const BlockParams& params, const at::Tensor& x_NH, double eps, BlockSaved& saved) {
-  saved.o_NH = linear_forward(saved.attn_NQ, params.o_HQ);
+  saved.o_NH = linear(saved.attn_NQ, params.o_HQ, params.o_scale_H);
   RmsNormResult norm = rms_norm_forward(saved.o_NH, params.attn_norm_H, eps);
   saved.attn_rstd_N = std::move(norm.rstd_N);
   saved.mid_NH = norm.y_NH.add_(x_NH);
@@ -39,21 +69,30 @@ at::Tensor norm_and_residual(const BlockParams& params, const at::Tensor& x_NH, 
 
 // The block's output, with the norm of the MLP's output.
 at::Tensor norm_of_down(const BlockParams& params, double eps, BlockSaved& saved) {
-  saved.down_NH = linear_forward(swiglu_forward(saved.gate_up_N2F), params.down_HF);
+  saved.down_NH = down_of_swiglu(params, saved.gate_up_N2F);
   RmsNormResult norm = rms_norm_forward(saved.down_NH, params.mlp_norm_H, eps);
   saved.mlp_rstd_N = std::move(norm.rstd_N);
   return norm.y_NH.add_(saved.mid_NH);
 }
 
-// The residual stream after attention, and its norm. The residual is added by the norm's kernel on CUDA, and by the
-// matrix product on the CPU.
-RmsNormResult residual_and_norm(const BlockParams& params, const at::Tensor& x_NH, double eps, BlockSaved& saved) {
-  if (device::runs_on_cuda(x_NH)) {
-    saved.mid_NH = linear_forward(saved.attn_NQ, params.o_HQ);
-    return add_rms_norm_forward_(saved.mid_NH, x_NH, params.mlp_norm_H, eps);
+// The residual stream after attention, and gate and up of its norm. On CUDA the norm's kernel adds the residual, on the
+// CPU the matrix product does.
+at::Tensor residual_to_gate_up(const BlockParams& params, const at::Tensor& x_NH, double eps, BlockSaved& saved) {
+  const at::Tensor& weight_2FH = params.gate_up_2FH;
+  const at::Tensor& scale_2F = params.gate_up_scale_2F;
+  if (!device::runs_on_cuda(x_NH) && !params.o_scale_H.defined()) {
+    saved.mid_NH = linear_residual_forward(saved.attn_NQ, params.o_HQ, x_NH);
+    return linear_of_norm(saved.mid_NH, params.mlp_norm_H, eps, weight_2FH, scale_2F, saved.mlp_rstd_N);
   }
-  saved.mid_NH = linear_residual_forward(saved.attn_NQ, params.o_HQ, x_NH);
-  return rms_norm_forward(saved.mid_NH, params.mlp_norm_H, eps);
+  saved.mid_NH = linear(saved.attn_NQ, params.o_HQ, params.o_scale_H);
+  if (scale_2F.defined()) {
+    Float8RmsNormResult norm = add_rms_norm_forward_float8_(saved.mid_NH, x_NH, params.mlp_norm_H, eps);
+    saved.mlp_rstd_N = std::move(norm.rstd_N);
+    return float8_linear(norm.y_NH, {weight_2FH, scale_2F}, x_NH.scalar_type());
+  }
+  RmsNormResult norm = add_rms_norm_forward_(saved.mid_NH, x_NH, params.mlp_norm_H, eps);
+  saved.mlp_rstd_N = std::move(norm.rstd_N);
+  return linear_forward(norm.y_NH, weight_2FH);
 }
 
 // The forward pass up to the last matrix product. Fills everything that the backward pass needs.
@@ -63,11 +102,11 @@ BlockSaved forward_to_gate_up(
   BlockSaved saved;
   saved.x_NH = x_NH;
   if (norms_inputs(config)) {
-    RmsNormResult attn_norm = rms_norm_forward(x_NH, params.attn_norm_H, config.rms_norm_eps);
-    saved.attn_rstd_N = attn_norm.rstd_N;
-    saved.qkv_NA = linear_forward(attn_norm.y_NH, params.qkv_AH, params.qkv_bias_A);
+    saved.qkv_NA = linear_of_norm(
+        x_NH, params.attn_norm_H, config.rms_norm_eps, params.qkv_AH, params.qkv_scale_A, saved.attn_rstd_N,
+        params.qkv_bias_A);
   } else {
-    saved.qkv_NA = linear_forward(x_NH, params.qkv_AH, params.qkv_bias_A);
+    saved.qkv_NA = linear(x_NH, params.qkv_AH, params.qkv_scale_A, params.qkv_bias_A);
   }
 
   QkvViews qkv = split_qkv(config, saved.qkv_NA);
@@ -87,12 +126,10 @@ BlockSaved forward_to_gate_up(
 
   if (!norms_inputs(config)) {
     const at::Tensor mid_NH = norm_and_residual(params, x_NH, config.rms_norm_eps, saved);
-    saved.gate_up_N2F = linear_forward(mid_NH, params.gate_up_2FH);
+    saved.gate_up_N2F = linear(mid_NH, params.gate_up_2FH, params.gate_up_scale_2F);
     return saved;
   }
-  const RmsNormResult mlp_norm = residual_and_norm(params, x_NH, config.rms_norm_eps, saved);
-  saved.mlp_rstd_N = mlp_norm.rstd_N;
-  saved.gate_up_N2F = linear_forward(mlp_norm.y_NH, params.gate_up_2FH);
+  saved.gate_up_N2F = residual_to_gate_up(params, x_NH, config.rms_norm_eps, saved);
   return saved;
 }
 
@@ -164,7 +201,17 @@ BlockParams block_params(const UnitLayout& layout, const at::Tensor& flat) {
       .mlp_norm_H = layout.view(flat, "mlp_norm"),
       .gate_up_2FH = layout.view(flat, "gate_up"),
       .down_HF = layout.view(flat, "down"),
+      .qkv_scale_A = layout.view(flat, "qkv.scale"),
+      .o_scale_H = layout.view(flat, "o.scale"),
+      .gate_up_scale_2F = layout.view(flat, "gate_up.scale"),
+      .down_scale_H = layout.view(flat, "down.scale"),
   };
+}
+
+std::array<bool, kProducts> float8_weights(const BlockParams& params) {
+  return {
+      params.qkv_scale_A.defined(), params.o_scale_H.defined(), params.gate_up_scale_2F.defined(),
+      params.down_scale_H.defined()};
 }
 
 std::vector<at::Tensor*> BlockSaved::all() {
@@ -212,6 +259,13 @@ at::Tensor block_forward(
     }
     return y_NH;
   }
+  if (params.down_scale_H.defined()) {
+    at::Tensor y_NH = down_of_swiglu(params, all.gate_up_N2F).add_(all.mid_NH);
+    if (saved != nullptr) {
+      *saved = std::move(all);
+    }
+    return y_NH;
+  }
   const at::Tensor act_NF = swiglu_forward(all.gate_up_N2F);
   if (saved == nullptr) { // nothing else reads the residual stream, so the product is added to it in place
     return linear_residual_forward_(act_NF, params.down_HF, all.mid_NH);
@@ -224,6 +278,10 @@ at::Tensor block_forward(
 at::Tensor block_backward(
     const ModelConfig& config, const SequenceInfo& seq, const RopeAngles& rope, const BlockParams& params,
     const at::Tensor& dy_NH, BlockSaved saved, BlockParams& grads) {
+  const std::array<bool, kProducts> float8 = float8_weights(params);
+  TORCH_CHECK(
+      std::find(float8.begin(), float8.end(), true) == float8.end(),
+      "block_backward: float8 weights are those of a frozen model, which has no backward pass");
   if (saved.input_only()) {
     saved = forward_to_gate_up(config, seq, rope, params, saved.x_NH);
     if (!norms_inputs(config)) {

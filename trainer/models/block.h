@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <functional>
 #include <vector>
 
@@ -26,10 +27,18 @@ struct BlockParams {
   at::Tensor mlp_norm_H;
   at::Tensor gate_up_2FH;
   at::Tensor down_HF;
+  // Of the rows of float8 weights (trainer/models/ops/float8.h); undefined: the weight is in the compute dtype.
+  at::Tensor qkv_scale_A;
+  at::Tensor o_scale_H;
+  at::Tensor gate_up_scale_2F;
+  at::Tensor down_scale_H;
   bool write_matrices = false; // of gradients: matrices are uninitialised, so products overwrite them instead of adding
 };
 
 BlockParams block_params(const UnitLayout& layout, const at::Tensor& flat);
+
+// By Product: whether the product's weight is float8.
+std::array<bool, kProducts> float8_weights(const BlockParams& params);
 
 // The tensors that the forward pass saves for the backward pass. Recomputation, offload and the memory plan read them
 // from this struct alone: a new tensor needs a member here and its name in all(), and nothing in the plan. It holds no

@@ -27,6 +27,8 @@ void add_param(UnitLayout& unit, std::string name, std::vector<int64_t> shape, s
   add_param(unit, std::move(name), std::move(shape), {ParamPart{std::move(hf_name), 0, rows}});
 }
 
+} // namespace
+
 UnitLayout block_layout(const ModelConfig& config, int64_t index) {
   const int64_t hidden = config.hidden_size;
   const int64_t ffn = config.intermediate_size;
@@ -63,8 +65,6 @@ UnitLayout block_layout(const ModelConfig& config, int64_t index) {
   return unit;
 }
 
-} // namespace
-
 int64_t ParamLayout::numel() const {
   int64_t product = 1;
   for (int64_t size : shape) {
@@ -90,7 +90,11 @@ at::Tensor UnitLayout::view(const at::Tensor& flat, std::string_view param) cons
   TORCH_CHECK(
       flat.dim() == 1 && flat.numel() >= numel, "unit '", name, "': a flat buffer of at least ", numel,
       " elements is expected, found ", flat.sizes());
-  return flat.narrow(0, found->offset, found->numel()).view(found->shape);
+  if (!found->stored) {
+    return flat.narrow(0, found->offset, found->numel()).view(found->shape);
+  }
+  const int64_t bytes = found->numel() * static_cast<int64_t>(c10::elementSize(*found->stored));
+  return flat.narrow(0, found->offset, bytes).view(*found->stored).view(found->shape);
 }
 
 std::vector<UnitLayout> unit_layouts(const ModelConfig& config) {

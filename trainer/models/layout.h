@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,9 +23,10 @@ struct ParamPart {
 struct ParamLayout {
   std::string name; // within the unit: "qkv", "down", "attn_norm", ...
   std::vector<int64_t> shape;
-  int64_t offset = 0; // elements from the unit's start; a multiple of kParamAlignment
+  int64_t offset = 0; // elements from the unit's start; a multiple of kParamAlignment. Of a packed unit: bytes
   bool is_matrix = false; // weight decay applies
   std::vector<ParamPart> parts;
+  std::optional<at::ScalarType> stored; // of a packed unit (packed_layout.h); nullopt: the flat buffer's dtype
 
   int64_t numel() const;
 };
@@ -40,8 +42,12 @@ struct UnitLayout {
   std::string name; // "embedding", "block 3", "head"
   UnitKind kind = UnitKind::kBlock;
   int64_t block = -1; // index of a decoder block
-  int64_t numel = 0; // elements including alignment gaps; vectors first, then matrices
+  int64_t numel = 0; // elements including alignment gaps; vectors first, then matrices. Of a packed unit: bytes
   std::vector<ParamLayout> params;
+
+  bool packed() const {
+    return params.front().stored.has_value();
+  }
 
   const ParamLayout* find(std::string_view param) const; // null: no such parameter
   // View of one parameter in a flat buffer [numel or more] of any dtype; undefined if the unit has no such parameter.
@@ -50,6 +56,12 @@ struct UnitLayout {
 
 // In elements; 128 bytes in bf16, so that every parameter starts aligned in each dtype.
 inline constexpr int64_t kParamAlignment = 64;
+
+// A float8 matrix "down" of a packed unit has its scales in "down.scale".
+inline constexpr const char* kScaleSuffix = ".scale";
+
+// The unit of a decoder block.
+UnitLayout block_layout(const ModelConfig& config, int64_t block);
 
 // All units of a model in forward order: [embedding, block 0.., head], or [tied, block 0..].
 std::vector<UnitLayout> unit_layouts(const ModelConfig& config);

@@ -1,10 +1,13 @@
 #pragma once
 
 #include <absl/status/status.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
+
+#include "trainer/models/float8_products.h"
 
 namespace distill::models {
 
@@ -50,6 +53,7 @@ struct ModelConfig {
   bool qk_norm = false; // RMSNorm over head_dim on q and k before RoPE
   double initializer_range = 0.02; // standard deviation of randomly initialised matrices
   std::string dtype = "float32"; // of the stored weights: float32 | float16 | bfloat16
+  Float8Products float8; // of a run's configuration, not of the config.json
 
   bool operator==(const ModelConfig&) const = default;
 };
@@ -57,5 +61,8 @@ struct ModelConfig {
 // Refuses sequences for which the result would not be the model's: longer than max_position_embeddings or the attention
 // window.
 absl::Status check_sequence_length(const ModelConfig& config, int64_t seq_len);
+
+// The precision that the model computes in: "bfloat16", "bfloat16 with 120 of its 128 block products in float8".
+std::string precision_text(const ModelConfig& config, c10::ScalarType compute_dtype);
 
 } // namespace distill::models

@@ -1,4 +1,5 @@
 #include "trainer/models/ops/embedding_kernel.h"
+#include "trainer/models/ops/float8_kernel.h"
 #include "trainer/models/ops/normal_kernel.h"
 #include "trainer/models/ops/rms_norm_kernel.h"
 #include "trainer/models/ops/rope_kernel.h"
@@ -40,6 +41,14 @@ const char* launch_swiglu_forward(const SwigluArgs&, CUstream_st*) {
 }
 
 const char* launch_swiglu_backward(const SwigluBackwardArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_float8_rows(const Float8RowsArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_float8_swiglu(const Float8RowsArgs&, CUstream_st*) {
   return kNoKernels;
 }
 

@@ -164,8 +164,16 @@ at::ScalarType statistics_dtype(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+at::Tensor empty_rstd(const at::Tensor& x_NH) {
+  return at::empty({x_NH.size(0)}, x_NH.options().dtype(statistics_dtype(x_NH)));
+}
+
 RmsNormResult empty_result(const at::Tensor& x_NH) {
-  return {at::empty_like(x_NH), at::empty({x_NH.size(0)}, x_NH.options().dtype(statistics_dtype(x_NH)))};
+  return {at::empty_like(x_NH), empty_rstd(x_NH)};
+}
+
+Float8RmsNormResult empty_float8_result(const at::Tensor& x_NH) {
+  return {empty_float8_rows(x_NH.size(0), x_NH.size(1), x_NH.options()), empty_rstd(x_NH)};
 }
 
 // Everything but the results and the residual.
@@ -178,6 +186,12 @@ RmsNormArgs kernel_args(const at::Tensor& x_NH, const at::Tensor& weight_H, doub
   args.eps = eps;
   args.type = element_type(x_NH.scalar_type());
   return args;
+}
+
+void set_float8_result(RmsNormArgs& args, const Float8RmsNormResult& result) {
+  args.y = result.y_NH.values_RC.mutable_data_ptr();
+  args.float8_scale = result.y_NH.scale_R.mutable_data_ptr<float>();
+  args.rstd = result.rstd_N.mutable_data_ptr();
 }
 
 void check_rstd(const at::Tensor& rstd, const at::Tensor& x, int64_t rows) {
@@ -258,6 +272,40 @@ RmsNormResult add_rms_norm_forward_(
   args.y = result.y_NH.mutable_data_ptr();
   args.rstd = result.rstd_N.mutable_data_ptr();
   run_kernel("add_rms_norm_forward", launch_rms_norm_forward, args, x_NH.device());
+  return result;
+}
+
+Float8RmsNormResult rms_norm_forward_float8(const at::Tensor& x_in, const at::Tensor& weight_in, double eps) {
+  if (!device::runs_on_cuda(x_in) || x_in.numel() == 0) {
+    RmsNormResult norm = rms_norm_forward(x_in, weight_in, eps);
+    return {float8_rows(norm.y_NH), std::move(norm.rstd_N)};
+  }
+  check_input(x_in, weight_in);
+  const at::Tensor x_NH = x_in.contiguous();
+  const at::Tensor weight_H = weight_in.contiguous();
+  Float8RmsNormResult result = empty_float8_result(x_NH);
+  RmsNormArgs args = kernel_args(x_NH, weight_H, eps);
+  set_float8_result(args, result);
+  run_kernel("rms_norm_forward_float8", launch_rms_norm_forward, args, x_NH.device());
+  return result;
+}
+
+Float8RmsNormResult add_rms_norm_forward_float8_(
+    at::Tensor& x_NH, const at::Tensor& residual_in, const at::Tensor& weight_in, double eps) {
+  check_input(x_NH, weight_in);
+  check_like_input(residual_in, x_NH);
+  if (!device::runs_on_cuda(x_NH) || x_NH.numel() == 0) {
+    return rms_norm_forward_float8(x_NH.add_(residual_in), weight_in, eps);
+  }
+  TORCH_CHECK(x_NH.is_contiguous(), "rms_norm: an input that is added to must be contiguous");
+  const at::Tensor residual_NH = residual_in.contiguous();
+  const at::Tensor weight_H = weight_in.contiguous();
+  Float8RmsNormResult result = empty_float8_result(x_NH);
+  RmsNormArgs args = kernel_args(x_NH, weight_H, eps);
+  args.residual = residual_NH.const_data_ptr();
+  args.sum = x_NH.mutable_data_ptr();
+  set_float8_result(args, result);
+  run_kernel("add_rms_norm_forward_float8", launch_rms_norm_forward, args, x_NH.device());
   return result;
 }
 

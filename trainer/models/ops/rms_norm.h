@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "trainer/models/ops/float8.h"
+
 // RMSNorm over the last dimension: y = x / sqrt(mean(x^2) + eps) * weight. The statistics are fp32 (fp64 for fp64).
 namespace distill::models {
 
@@ -14,6 +16,16 @@ RmsNormResult rms_norm_forward(const at::Tensor& x_NH, const at::Tensor& weight_
 
 // Normalises x + residual, and writes that sum into x_NH; one pass on CUDA.
 RmsNormResult add_rms_norm_forward_(
+    at::Tensor& x_NH, const at::Tensor& residual_NH, const at::Tensor& weight_H, double eps);
+
+// The same two with y rounded to its own dtype and then to float8_rows: bit for bit what the ops give one after the
+// other, in one pass on CUDA.
+struct Float8RmsNormResult {
+  Float8Rows y_NH;
+  at::Tensor rstd_N;
+};
+Float8RmsNormResult rms_norm_forward_float8(const at::Tensor& x_NH, const at::Tensor& weight_H, double eps);
+Float8RmsNormResult add_rms_norm_forward_float8_(
     at::Tensor& x_NH, const at::Tensor& residual_NH, const at::Tensor& weight_H, double eps);
 
 // Recomputes y, bit for bit, from the saved input and rstd.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "trainer/models/ops/device.cuh"
+#include "trainer/models/ops/float8.cuh"
 
 namespace distill::models {
 
@@ -11,42 +11,7 @@ namespace {
 // Number of packs of its row that a thread holds in registers; the other packs of a longer row are read twice.
 constexpr int kForwardHeld = 4;
 constexpr int kBackwardHeld = 2;
-constexpr int kMaxThreads = 512;
-constexpr int kMinThreads = 128;
 constexpr int kBackwardThreadsPerMultiprocessor = 768; // also bounds a thread's registers, at 80
-
-// threadIdx.x runs over a row, threadIdx.y over the block's rows. A row is handled by a power of two of lanes of one
-// warp, or by a whole block, which sums through shared memory.
-dim3 block_shape(int64_t packs, int held) {
-  const int64_t wanted = ceil_div<int64_t>(packs, held);
-  if (wanted > kWarp) {
-    return dim3(static_cast<unsigned>(std::min<int64_t>(ceil_div<int64_t>(wanted, kWarp) * kWarp, kMaxThreads)));
-  }
-  unsigned lanes = 1;
-  while (lanes < wanted) {
-    lanes *= 2;
-  }
-  return dim3(lanes, kMinThreads / lanes);
-}
-
-// Sum over the threads of a row, the same bits on each. Calls must alternate between two `shared` arrays: one warp may
-// still read the first array while another warp writes the second.
-template <typename acc_t>
-__device__ __forceinline__ acc_t row_sum(acc_t value, acc_t* shared) {
-  if (blockDim.x <= kWarp) {
-    return lane_sum(value, static_cast<int>(blockDim.x));
-  }
-  value = lane_sum(value, kWarp);
-  if (threadIdx.x % kWarp == 0) {
-    shared[threadIdx.x / kWarp] = value;
-  }
-  __syncthreads();
-  acc_t total = 0;
-  for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarp; ++warp) {
-    total += shared[warp];
-  }
-  return total;
-}
 
 template <typename T, int V>
 __device__ __forceinline__ Pack<T, V> scaled(const Pack<T, V>& x, acc_type<T> rstd, const Pack<T, V>& weight) {
@@ -89,10 +54,11 @@ __device__ __forceinline__ acc_type<T> squares_of(const Pack<T, V>& x) {
   return sum;
 }
 
-template <typename T, int V, ForwardMode kMode>
-__global__ __launch_bounds__(kMaxThreads) void rms_norm_forward(const __grid_constant__ RmsNormArgs args) {
+// kFloat8: y is rounded to T and then to e4m3, with a scale for the row.
+template <typename T, int V, ForwardMode kMode, bool kFloat8>
+__global__ __launch_bounds__(kMaxRowThreads) void rms_norm_forward(const __grid_constant__ RmsNormArgs args) {
   using acc_t = acc_type<T>;
-  __shared__ acc_t shared[kMaxThreads / kWarp];
+  __shared__ RowScratch<acc_t> shared;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool active = row < args.rows;
   const int packs = active ? static_cast<int>(args.hidden / V) : 0;
@@ -135,6 +101,42 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_forward(const __grid_con
     }
   }
 
+  // Each thread reads back only values that it stored itself.
+  const T* normalised = kMode == ForwardMode::kResidual ? sum : x;
+  if constexpr (kFloat8) {
+    __shared__ RowScratch<float> largest_shared;
+    float largest = 0;
+#pragma unroll
+    for (int j = 0; j < kForwardHeld; ++j) {
+      const int p = threadIdx.x + j * blockDim.x;
+      if (p < packs) {
+        held[j] = scaled(held[j], rstd, load_pack<T, V>(weight + p * V));
+        largest = fmaxf(largest, largest_of(held[j]));
+      }
+    }
+    for (int p = first_again; p < packs; p += blockDim.x) {
+      largest = fmaxf(
+          largest, largest_of(scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V))));
+    }
+    const float scale = float8_scale(row_max(largest, largest_shared));
+    if (active && threadIdx.x == 0) {
+      args.float8_scale[row] = scale;
+    }
+    uint8_t* y8 = static_cast<uint8_t*>(args.y) + offset;
+    const float inverse = 1.0F / scale;
+#pragma unroll
+    for (int j = 0; j < kForwardHeld; ++j) {
+      const int p = threadIdx.x + j * blockDim.x;
+      if (p < packs) {
+        store_float8(y8 + p * V, held[j], inverse);
+      }
+    }
+    for (int p = first_again; p < packs; p += blockDim.x) {
+      store_float8(
+          y8 + p * V, scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V)), inverse);
+    }
+    return;
+  }
 #pragma unroll
   for (int j = 0; j < kForwardHeld; ++j) {
     const int p = threadIdx.x + j * blockDim.x;
@@ -142,8 +144,6 @@ __global__ __launch_bounds__(kMaxThreads) void rms_norm_forward(const __grid_con
       store_pack(y + p * V, scaled(held[j], rstd, load_pack<T, V>(weight + p * V)));
     }
   }
-  // Each thread reads back only values that it stored itself.
-  const T* normalised = kMode == ForwardMode::kResidual ? sum : x;
   for (int p = first_again; p < packs; p += blockDim.x) {
     store_pack(y + p * V, scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V)));
   }
@@ -209,10 +209,10 @@ __device__ __forceinline__ void store_partial(
 // Persistent blocks: a thread keeps its columns of the weight and of the weight's gradient over all rows of its block.
 // kLong: rows are longer than the block's threads can hold in registers.
 template <typename T, int V, bool kLong>
-__global__ __launch_bounds__(kLong ? kMaxThreads : kBackwardThreadsPerMultiprocessor) void rms_norm_backward(
+__global__ __launch_bounds__(kLong ? kMaxRowThreads : kBackwardThreadsPerMultiprocessor) void rms_norm_backward(
     const __grid_constant__ RmsNormBackwardArgs args) {
   using acc_t = acc_type<T>;
-  __shared__ acc_t shared[2][kMaxThreads / kWarp];
+  __shared__ RowScratch<acc_t> shared[2];
   extern __shared__ __align__(16) unsigned char dynamic_shared[];
   const int packs = static_cast<int>(args.hidden / V);
   const int first_again = threadIdx.x + kBackwardHeld * blockDim.x;
@@ -354,17 +354,17 @@ int pack_size(const RmsNormBackwardArgs& args) {
   return wide ? kAccessBytes / element_bytes(args.type) : 1;
 }
 
-template <ForwardMode kMode>
+template <ForwardMode kMode, bool kFloat8>
 const char* launch_forward(const RmsNormArgs& args, CUstream_st* stream) {
   const int pack = pack_size(args);
-  const dim3 block = block_shape(args.hidden / pack, kForwardHeld);
+  const dim3 block = row_block_shape(args.hidden / pack, kForwardHeld);
   const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(args.rows, block.y)));
   with_type(args.type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (pack == 1) {
-      rms_norm_forward<T, 1, kMode><<<grid, block, 0, stream>>>(args);
+      rms_norm_forward<T, 1, kMode, kFloat8><<<grid, block, 0, stream>>>(args);
     } else {
-      rms_norm_forward<T, kAccessBytes / sizeof(T), kMode><<<grid, block, 0, stream>>>(args);
+      rms_norm_forward<T, kAccessBytes / sizeof(T), kMode, kFloat8><<<grid, block, 0, stream>>>(args);
     }
   });
   return launch_problem();
@@ -373,12 +373,16 @@ const char* launch_forward(const RmsNormArgs& args, CUstream_st* stream) {
 } // namespace
 
 const char* launch_rms_norm_forward(const RmsNormArgs& args, CUstream_st* stream) {
-  return args.residual == nullptr ? launch_forward<ForwardMode::kPlain>(args, stream)
-                                  : launch_forward<ForwardMode::kResidual>(args, stream);
+  if (args.float8_scale != nullptr) {
+    return args.residual == nullptr ? launch_forward<ForwardMode::kPlain, true>(args, stream)
+                                    : launch_forward<ForwardMode::kResidual, true>(args, stream);
+  }
+  return args.residual == nullptr ? launch_forward<ForwardMode::kPlain, false>(args, stream)
+                                  : launch_forward<ForwardMode::kResidual, false>(args, stream);
 }
 
 const char* launch_rms_norm_apply(const RmsNormArgs& args, CUstream_st* stream) {
-  return launch_forward<ForwardMode::kApply>(args, stream);
+  return launch_forward<ForwardMode::kApply, false>(args, stream);
 }
 
 int64_t rms_norm_backward_blocks(const RmsNormBackwardArgs& args) {
@@ -386,7 +390,7 @@ int64_t rms_norm_backward_blocks(const RmsNormBackwardArgs& args) {
   int multiprocessors = 1;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  const dim3 block = block_shape(args.hidden / pack_size(args), kBackwardHeld);
+  const dim3 block = row_block_shape(args.hidden / pack_size(args), kBackwardHeld);
   const int64_t resident =
       static_cast<int64_t>(multiprocessors) * kBackwardThreadsPerMultiprocessor / (block.x * block.y);
   return std::min(resident, ceil_div<int64_t>(args.rows, block.y));
@@ -394,7 +398,7 @@ int64_t rms_norm_backward_blocks(const RmsNormBackwardArgs& args) {
 
 const char* launch_rms_norm_backward(const RmsNormBackwardArgs& args, CUstream_st* stream) {
   const int pack = pack_size(args);
-  const dim3 block = block_shape(args.hidden / pack, kBackwardHeld);
+  const dim3 block = row_block_shape(args.hidden / pack, kBackwardHeld);
   const int64_t blocks = rms_norm_backward_blocks(args);
   const dim3 grid(static_cast<unsigned>(blocks));
   with_type(args.type, [&](auto tag) {

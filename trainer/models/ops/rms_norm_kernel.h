@@ -13,8 +13,9 @@ struct RmsNormArgs {
   const void* residual; // [N, H] or null: sum = x + residual is written and normalised
   const void* weight; // [H]
   void* sum; // [N, H], with residual only; may be x
-  void* y; // [N, H]
+  void* y; // [N, H] of `type`; e4m3 with float8_scale
   void* rstd; // [N] fp32 (fp64 for fp64): written by forward, read by apply
+  float* float8_scale; // [N] or null: y is rounded to `type` and then to e4m3, forward only (float8.h)
   int64_t rows; // N
   int64_t hidden; // H
   double eps;

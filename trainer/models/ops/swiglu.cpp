@@ -1,7 +1,7 @@
 #include "trainer/models/ops/swiglu.h"
 
 #include "trainer/device/simulation.h"
-#include "trainer/models/ops/kernel_launch.h"
+#include "trainer/models/ops/float8_launch.h"
 #include "trainer/models/ops/swiglu_kernel.h"
 
 namespace distill::models {
@@ -48,6 +48,17 @@ at::Tensor swiglu_forward(const at::Tensor& gate_up_in) {
     run_kernel("swiglu_forward", launch_swiglu_forward, args, act_NF.device());
   }
   return act_NF;
+}
+
+Float8Rows swiglu_forward_float8(const at::Tensor& gate_up_N2F) {
+  if (!device::runs_on_cuda(gate_up_N2F) || gate_up_N2F.numel() == 0) {
+    return float8_rows(swiglu_forward(gate_up_N2F));
+  }
+  check_gate_up(gate_up_N2F);
+  const at::Tensor gate_up = gate_up_N2F.contiguous();
+  Float8Rows act = empty_float8_rows(gate_up.size(0), gate_up.size(1) / 2, gate_up.options());
+  run_kernel("swiglu_forward_float8", launch_float8_swiglu, float8_rows_args(gate_up, act), gate_up.device());
+  return act;
 }
 
 void swiglu_backward_(at::Tensor& dact_NF, at::Tensor& gate_up_N2F, bool needs_act) {

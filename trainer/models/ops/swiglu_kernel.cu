@@ -1,6 +1,6 @@
 #include "trainer/models/ops/swiglu_kernel.h"
 
-#include "trainer/models/ops/device.cuh"
+#include "trainer/models/ops/swiglu.cuh"
 
 namespace distill::models {
 
@@ -8,17 +8,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kPacksPerThread = 2;
-
-// The quick exponential and quotient are off by a few units of fp32's last place: far below bf16's and fp16's rounding.
-template <typename T>
-__device__ __forceinline__ acc_type<T> sigmoid(acc_type<T> x) {
-  using acc_t = acc_type<T>;
-  if constexpr (sizeof(T) == 2) {
-    return __fdividef(1.0F, 1.0F + __expf(-x));
-  } else {
-    return acc_t(1) / (acc_t(1) + exp(-x));
-  }
-}
 
 // Position of a thread's pack: packs are numbered row by row, and those of a block are consecutive.
 struct PackPosition {
@@ -37,7 +26,6 @@ __device__ __forceinline__ PackPosition pack_position(int j, int64_t ffn) {
 
 template <typename T, int V>
 __global__ __launch_bounds__(kThreads) void swiglu_forward(const __grid_constant__ SwigluArgs args) {
-  using acc_t = acc_type<T>;
   Pack<T, V> gate[kPacksPerThread], up[kPacksPerThread];
 #pragma unroll
   for (int j = 0; j < kPacksPerThread; ++j) {
@@ -52,13 +40,7 @@ __global__ __launch_bounds__(kThreads) void swiglu_forward(const __grid_constant
   for (int j = 0; j < kPacksPerThread; ++j) {
     const PackPosition at = pack_position<V>(j, args.ffn);
     if (at.row < args.rows) {
-      Pack<T, V> act;
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        const acc_t g = gate[j][i];
-        act.set(i, g * sigmoid<T>(g) * up[j][i]);
-      }
-      store_pack(static_cast<T*>(args.act) + at.row * args.ffn + at.column, act);
+      store_pack(static_cast<T*>(args.act) + at.row * args.ffn + at.column, swiglu_pack(gate[j], up[j]));
     }
   }
 }

@@ -1,0 +1,89 @@
+#include "trainer/models/ops/float8.h"
+
+#include "trainer/device/simulation.h"
+#include "trainer/models/ops/float8_launch.h"
+
+namespace distill::models {
+namespace {
+
+constexpr double kLargest = 448; // of e4m3
+constexpr double kSmallestScale = 1e-30;
+
+void check_rows(const Float8Rows& rows, at::IntArrayRef sizes) {
+  const auto& [values_RC, scale_R] = rows;
+  TORCH_CHECK(
+      values_RC.sizes() == sizes && values_RC.scalar_type() == at::kFloat8_e4m3fn && values_RC.is_contiguous() &&
+          scale_R.dim() == 1 && scale_R.size(0) == sizes[0] && scale_R.scalar_type() == at::kFloat &&
+          scale_R.is_contiguous(),
+      "float8: contiguous e4m3 values ", sizes, " and ", sizes[0], " fp32 scales are expected, found ",
+      values_RC.sizes(), " of dtype ", values_RC.scalar_type(), " and ", scale_R.sizes(), " of dtype ",
+      scale_R.scalar_type());
+}
+
+// Where the kernels do not run: the same arithmetic by ops.
+void rows_by_ops(const at::Tensor& x_RC, const Float8Rows& out) {
+  const at::Tensor x = x_RC.to(at::kFloat);
+  at::Tensor scale = x.abs().amax(1, /*keepdim=*/true).div_(kLargest).clamp_min_(kSmallestScale);
+  out.values_RC.copy_(x.mul(scale.reciprocal()).clamp_(-kLargest, kLargest));
+  out.scale_R.copy_(scale.squeeze(1));
+}
+
+} // namespace
+
+Float8Rows empty_float8_rows(int64_t rows, int64_t columns, const at::TensorOptions& options) {
+  return {at::empty({rows, columns}, options.dtype(at::kFloat8_e4m3fn)), at::empty({rows}, options.dtype(at::kFloat))};
+}
+
+void float8_rows_out(const at::Tensor& x_RC, const Float8Rows& out) {
+  TORCH_CHECK(x_RC.dim() == 2, "float8: a matrix is expected, found ", x_RC.sizes());
+  check_rows(out, x_RC.sizes());
+  if (x_RC.numel() == 0) {
+    return;
+  }
+  if (!device::runs_on_cuda(x_RC)) {
+    rows_by_ops(x_RC, out);
+    return;
+  }
+  const at::Tensor x = x_RC.contiguous();
+  run_kernel("float8_rows", launch_float8_rows, float8_rows_args(x, out), x.device());
+}
+
+Float8Rows float8_rows(const at::Tensor& x_RC) {
+  TORCH_CHECK(x_RC.dim() == 2, "float8: a matrix is expected, found ", x_RC.sizes());
+  Float8Rows rows = empty_float8_rows(x_RC.size(0), x_RC.size(1), x_RC.options());
+  float8_rows_out(x_RC, rows);
+  return rows;
+}
+
+at::Tensor float8_to_float(const Float8Rows& rows) {
+  return rows.values_RC.to(at::kFloat).mul_(rows.scale_R.unsqueeze(1));
+}
+
+at::Tensor float8_linear(
+    const Float8Rows& x_NI, const Float8Rows& weight_OI, at::ScalarType dtype, const at::Tensor& bias_O) {
+  const at::Tensor& x = x_NI.values_RC;
+  const at::Tensor& weight = weight_OI.values_RC;
+  check_rows(x_NI, {x.size(0), weight.size(1)});
+  check_rows(weight_OI, weight.sizes());
+  if (!device::runs_on_cuda(x)) {
+    at::Tensor y = at::mm(x.to(at::kFloat), weight.to(at::kFloat).t());
+    y.mul_(x_NI.scale_R.unsqueeze(1)).mul_(weight_OI.scale_R);
+    if (bias_O.defined()) {
+      y.add_(bias_O);
+    }
+    return y.to(dtype);
+  }
+  TORCH_CHECK(
+      weight.size(0) % 16 == 0 && weight.size(1) % 16 == 0,
+      "float8: a weight whose sizes are multiples of 16 is expected, found ", weight.sizes());
+  at::Tensor y = at::empty({x.size(0), weight.size(0)}, x.options().dtype(dtype));
+  if (!x.is_meta()) {
+    const auto bias = bias_O.defined() ? std::make_optional(bias_O) : std::nullopt;
+    at::_scaled_mm_out(
+        y, x, weight.t(), x_NI.scale_R.unsqueeze(1), weight_OI.scale_R.unsqueeze(0), bias, /*scale_result=*/{}, dtype,
+        /*use_fast_accum=*/true);
+  }
+  return y;
+}
+
+} // namespace distill::models

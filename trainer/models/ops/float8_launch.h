@@ -1,0 +1,20 @@
+#pragma once
+
+#include "trainer/models/ops/float8.h"
+#include "trainer/models/ops/float8_kernel.h"
+#include "trainer/models/ops/kernel_launch.h"
+
+namespace distill::models {
+
+// `x`: contiguous, [R, C], or [R, 2C] for SwiGLU. `out`: [R, C], contiguous.
+inline Float8RowsArgs float8_rows_args(const at::Tensor& x, const Float8Rows& out) {
+  return {
+      .x = x.const_data_ptr(),
+      .values = out.values_RC.mutable_data_ptr(),
+      .scale = out.scale_R.mutable_data_ptr<float>(),
+      .rows = out.values_RC.size(0),
+      .columns = out.values_RC.size(1),
+      .type = element_type(x.scalar_type())};
+}
+
+} // namespace distill::models

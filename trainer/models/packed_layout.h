@@ -1,0 +1,21 @@
+#pragma once
+
+#include "trainer/models/layout.h"
+#include "trainer/models/weight_source.h"
+
+// Units whose parameters are stored in more than one dtype. The flat buffer of a packed unit is bytes, and offsets
+// count bytes: vectors in the compute dtype, then the scales of float8 matrices (fp32, one for each row, named
+// "<parameter>.scale"), then matrices, in the compute dtype or in float8 (trainer/models/ops/float8.h).
+namespace distill::models {
+
+// The unit's layout with the model's float8 products packed; the layout as it is if it has none.
+UnitLayout packed_layout(const UnitLayout& layout, const Float8Products& float8, at::ScalarType compute_dtype);
+
+// Reads bytes [begin, begin + bytes.numel()) of a packed unit. `bytes`: kByte, one-dimensional, contiguous, on any
+// device. Matrices are rounded to float8 some rows at a time, from the values in the dtype of the model folder, and
+// every range of a unit has the same bytes as the whole unit has there. A rank that holds a part of the scales reads
+// the rows that they belong to.
+void read_packed(
+    const WeightSource& source, const ModelConfig& config, const UnitLayout& packed, int64_t begin, at::Tensor bytes);
+
+} // namespace distill::models

@@ -55,20 +55,25 @@ std::string describe_no_step_left(int64_t step, int64_t total_steps) {
 }
 
 Checkpointer::Checkpointer(
-    const config::Config& config, checkpoint::RunIdentity identity, sharding::ModelShards& student,
-    optim::AdamW& optimizer, const sharding::Mesh& mesh)
-    : config_(config), student_(student), optimizer_(optimizer), mesh_(mesh) {
+    const config::Config& config, checkpoint::RunIdentity identity, int64_t teacher_seq_len,
+    sharding::ModelShards& student, optim::AdamW& optimizer, const sharding::Mesh& mesh)
+    : config_(config), teacher_seq_len_(teacher_seq_len), student_(student), optimizer_(optimizer), mesh_(mesh) {
   info_.identity = std::move(identity);
   info_.config = config::dump(config);
   info_.program = "distill " DISTILL_VERSION;
   info_.student_folder = absolute_path(config.student.path);
-  data_stages_ = {{0, 0, config.data.seq_len, config.data.packing}};
+  data_stages_ = {configured_stage(0, 0)};
+}
+
+// The stage that begins after `step` steps, with sample `first_sample`.
+checkpoint::DataStage Checkpointer::configured_stage(int64_t step, int64_t first_sample) const {
+  return {step, first_sample, config_.data.seq_len, config_.data.packing, teacher_seq_len_};
 }
 
 absl::StatusOr<checkpoint::Resumed> Checkpointer::resume(const std::string& folder, data::Dataset& data) {
   const auto identity = [&](const checkpoint::DataStage& stage) {
     checkpoint::RunIdentity own = info_.identity;
-    own.data = describe_data(data, stage.seq_len, stage.packing);
+    own.data = describe_data(data, {stage.first_sample, stage.seq_len, stage.packing, stage.teacher_seq_len});
     return own;
   };
   auto resumed = folder.empty() ? checkpoint::resume_newest(config_.run.dir, identity, student_, optimizer_, mesh_)
@@ -94,25 +99,26 @@ absl::StatusOr<checkpoint::Resumed> Checkpointer::resume(const std::string& fold
   return resumed;
 }
 
-// Where length or packing are others than in the stage before, the next one begins here.
+// Where lengths or packing are others than in the stage before, the next one begins here.
 absl::Status Checkpointer::continue_data(checkpoint::Resumed& resumed, data::Dataset& data) {
   std::vector<checkpoint::DataStage>& stages = resumed.state.data_stages;
   const auto same = [&] {
-    return !stages.empty() && stages.back().seq_len == config_.data.seq_len &&
-        stages.back().packing == config_.data.packing;
+    const checkpoint::DataStage own = configured_stage(0, 0);
+    return !stages.empty() && stages.back().seq_len == own.seq_len && stages.back().packing == own.packing &&
+        stages.back().teacher_seq_len == own.teacher_seq_len;
   };
   if (!same()) {
     if (!stages.empty() && stages.back().first_sample == resumed.state.samples) {
       stages.pop_back(); // nothing was read in it
     }
     if (!same()) {
-      stages.push_back({resumed.state.step, resumed.state.samples, config_.data.seq_len, config_.data.packing});
+      stages.push_back(configured_stage(resumed.state.step, resumed.state.samples));
     }
   }
   data_stages_ = stages;
   std::vector<data::Stage> data_stages;
   for (const checkpoint::DataStage& stage : stages) {
-    data_stages.push_back({stage.first_sample, stage.seq_len, stage.packing});
+    data_stages.push_back({stage.first_sample, stage.seq_len, stage.packing, stage.teacher_seq_len});
   }
   auto lines = data.continue_from(data_stages);
   if (!lines.ok()) {

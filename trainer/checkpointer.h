@@ -24,13 +24,13 @@ std::string describe_no_step_left(int64_t step, int64_t total_steps);
 // A run's checkpoints: when one is saved, what a failure means, what is said about it. All ranks call these together.
 class Checkpointer {
  public:
-  // All of them outlive this.
+  // All of them outlive this. `teacher_seq_len`: of the training data (data::Dataset::teacher_seq_len).
   Checkpointer(
-      const config::Config& config, checkpoint::RunIdentity identity, sharding::ModelShards& student,
-      optim::AdamW& optimizer, const sharding::Mesh& mesh);
+      const config::Config& config, checkpoint::RunIdentity identity, int64_t teacher_seq_len,
+      sharding::ModelShards& student, optim::AdamW& optimizer, const sharding::Mesh& mesh);
 
   // Continues from the folder, or where it is empty from the newest complete checkpoint of the run folder, and takes
-  // the training data to where the run stands; with another data.seq_len or data.packing a new stage of it begins.
+  // the training data to where the run stands; with other lengths or packing a new stage of it begins.
   // Changes no file, but sets checkpoints aside: those that turn out to be damaged, and those beyond the one that is
   // resumed, before a line about their steps is dropped from metrics.jsonl.
   absl::StatusOr<checkpoint::Resumed> resume(const std::string& folder, data::Dataset& data);
@@ -59,6 +59,7 @@ class Checkpointer {
   }
 
  private:
+  checkpoint::DataStage configured_stage(int64_t step, int64_t first_sample) const;
   absl::Status continue_data(checkpoint::Resumed& resumed, data::Dataset& data);
   absl::Status begin(checkpoint::TrainState state);
   at::Tensor copy_memory(int64_t processes_on_host) const;
@@ -66,6 +67,7 @@ class Checkpointer {
   absl::Status report(const absl::StatusOr<checkpoint::Saved>& saved, bool tolerated);
 
   const config::Config& config_;
+  const int64_t teacher_seq_len_;
   checkpoint::RunInfo info_;
   sharding::ModelShards& student_;
   optim::AdamW& optimizer_;

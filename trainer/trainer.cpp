@@ -13,8 +13,11 @@
 #include "trainer/metrics/throughput.h"
 #include "trainer/metrics/trace.h"
 #include "trainer/optim/lr_schedule.h"
+#include "trainer/precision/gate.h"
 #include "trainer/run_folder/journal.h"
 #include "trainer/run_folder/trained_model.h"
+#include "trainer/sample_generator.h"
+#include "trainer/session.h"
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/memory_setup.h"
 #include "trainer/setup/prepared_run.h"
@@ -77,8 +80,10 @@ class Trainer {
   std::shared_ptr<const plan::Plan> plan_;
   std::vector<std::string> report_, warnings_; // what the run is about to do
   std::shared_ptr<data::Dataset> train_data_, eval_data_;
+  std::optional<precision::TeacherError> float8_error_; // of the teacher, before the run
   LoadedModels models_;
   std::unique_ptr<TrainStep> step_;
+  std::unique_ptr<SampleGenerator> samples_; // null: the run has no eval.samples
   std::unique_ptr<metrics::Throughput> throughput_;
   std::optional<RunJournal> journal_;
   std::unique_ptr<Checkpointer> checkpointer_; // after all that it saves and tells
@@ -117,8 +122,17 @@ absl::Status Trainer::load(PreparedRun prepared) {
   report_ = std::move(prepared.report);
   warnings_ = std::move(prepared.warnings);
   const Environment& environment = context_->environment();
-  ASSIGN_OR_RETURN(HostMemory memory, take_host_memory(environment, *plan_));
   Inputs& inputs = prepared.inputs;
+  if (inputs.teacher) {
+    ASSIGN_OR_RETURN(
+        float8_error_,
+        precision::check_teacher(
+            config_, environment, mesh_, *inputs.teacher, inputs.eval_data ? *inputs.eval_data : *inputs.train_data));
+    if (float8_error_) {
+      report_.push_back(absl::StrCat("float8 teacher against the same in its compute dtype: ", float8_error_->text()));
+    }
+  }
+  ASSIGN_OR_RETURN(HostMemory memory, take_host_memory(environment, *plan_));
   ASSIGN_OR_RETURN(
       models_,
       load_models(
@@ -128,9 +142,13 @@ absl::Status Trainer::load(PreparedRun prepared) {
       config_, mesh_, models_, ActivationMemory{plan_->shape.policies, std::move(memory.activations)});
   throughput_ = std::make_unique<metrics::Throughput>(
       environment.device, models_.student->config(), models_.teacher ? &models_.teacher->config() : nullptr,
-      config_.data.seq_len, config_.train.global_batch_size * config_.data.seq_len, mesh_.world_size);
+      config_.data.seq_len, plan_->shape.teacher_seq_len(), config_.train.global_batch_size * config_.data.seq_len,
+      mesh_.world_size);
   train_data_ = std::move(inputs.train_data);
   eval_data_ = std::move(inputs.eval_data);
+  if (inputs.samples) {
+    samples_ = std::make_unique<SampleGenerator>(config_, *std::move(inputs.samples), step_->micro_batches(), mesh_);
+  }
   return absl::OkStatus();
 }
 
@@ -142,8 +160,13 @@ absl::Status Trainer::open() {
   RETURN_IF_ERROR(check_same_inputs(
       config_, mesh_, absl::StrCat(own.data, own.tokenizer),
       absl::StrCat(own.model, own.optimizer, start_.resume_from)));
+  if (samples_ && mesh_.host != nullptr) {
+    RETURN_IF_ERROR(
+        sharding::check_equal_on_all_ranks(mesh_, "data.eval (the prompts of eval.samples)", samples_->fingerprint()));
+  }
   RETURN_IF_ERROR(sharding::agree(mesh_, folder_ ? folder_->remove_earlier_run() : absl::OkStatus()));
-  checkpointer_ = std::make_unique<Checkpointer>(config_, own, *models_.student, step_->optimizer(), mesh_);
+  checkpointer_ = std::make_unique<Checkpointer>(
+      config_, own, train_data_->teacher_seq_len(), *models_.student, step_->optimizer(), mesh_);
   std::optional<checkpoint::Resumed> resumed;
   if (start_.mode == StartMode::kResume || !start_.resume_from.empty()) {
     ASSIGN_OR_RETURN(resumed, checkpointer_->resume(start_.resume_from, *train_data_));
@@ -163,7 +186,10 @@ absl::Status Trainer::open() {
 }
 
 absl::Status Trainer::open_journal(const std::optional<checkpoint::Resumed>& resumed) {
-  ASSIGN_OR_RETURN(journal_, RunJournal::open(config_, mesh_.is_main(), {state_.step, state_.evaluated_step}));
+  ASSIGN_OR_RETURN(
+      journal_,
+      RunJournal::open(
+          config_, mesh_.is_main(), {state_.step, state_.evaluated_step}, float8_error_ ? float8_error_->mean_kl : 0));
   for (const std::string& note : folder_ ? folder_->notes() : std::vector<std::string>()) {
     journal_->warning(note);
   }
@@ -183,7 +209,13 @@ absl::Status Trainer::open_journal(const std::optional<checkpoint::Resumed>& res
       journal_->info(line);
     }
   }
-  return absl::OkStatus();
+  return mesh_.is_main() ? begin_session(
+                               *context_,
+                               {.first_step = state_.step,
+                                .total_steps = total_steps_,
+                                .resumed_from = resumed ? resumed->folder : "",
+                                .plan = plan_->json()})
+                         : absl::OkStatus();
 }
 
 void Trainer::open_data() {
@@ -204,8 +236,14 @@ void Trainer::open_data() {
 
 absl::StatusOr<RunResult> Trainer::run() {
   try {
-    RETURN_IF_ERROR(run_steps());
-    RETURN_IF_ERROR(close());
+    absl::Status status = run_steps();
+    if (status.ok()) {
+      status = close();
+    }
+    if (mesh_.is_main()) {
+      end_session(config_.run.dir, status, stopped_, state_.step, start_.parent_run.empty(), *journal_);
+    }
+    RETURN_IF_ERROR(status);
     RunResult result{stopped_, state_.step, plan_, context_->outside(), folder_};
     result.outside.end = outside_allocator(context_->environment().device);
     context_->leave();
@@ -270,7 +308,7 @@ void Trainer::train_step(const GlobalBatch& batch) {
   options.failed = !journal_status_.ok();
   options.more = state_.step < last_step_;
   options.before_update = [this] { checkpointer_->before_update(); };
-  step_->enqueue(batch, options, std::move(record));
+  step_->enqueue(batch, options, record);
 }
 
 // Reads the results that are due, in order; `all`: of every step that has been queued.
@@ -337,20 +375,26 @@ absl::Status Trainer::evaluate() {
   }
   RETURN_IF_ERROR(handle_results(/*all=*/true));
   mesh_.report_progress(state_.step, "evaluation");
+  const EvaluationHooks hooks = {
+      .asked_to_stop = [this] { return stop_.received() != 0; },
+      .before_batch = [this] { context_->watchdog().report_progress(state_.step, "evaluation"); },
+      .progress = config_.run.progress};
   ASSIGN_OR_RETURN(
       const EvaluationResult result,
       evaluate_dataset(
           step_->micro_batches(), eval_data_, config_.train.micro_batch_size, config_.eval.batches,
-          models_.teacher != nullptr, mesh_,
-          {.asked_to_stop = [this] { return stop_.received() != 0; },
-           .before_batch = [this] { context_->watchdog().report_progress(state_.step, "evaluation"); },
-           .progress = config_.run.progress}));
-  if (result.interrupted) {
-    stopped_ = true;
+          models_.teacher != nullptr, mesh_, hooks));
+  stopped_ = result.interrupted;
+  const Clock::time_point begun = Clock::now();
+  const std::vector<Sample> samples = samples_ && !stopped_ ? samples_->generate(hooks) : std::vector<Sample>();
+  stopped_ = stopped_ || (samples_ && samples.empty());
+  if (stopped_) { // the evaluation comes again after the resumption, with its samples
     return absl::OkStatus();
   }
   state_.evaluated_step = state_.step;
-  return sharding::agree(mesh_, journal_->evaluation(state_.step, result.means));
+  absl::Status status = journal_->evaluation(state_.step, result.means);
+  return sharding::agree(
+      mesh_, status.ok() ? record_samples(*journal_, state_.step, samples, seconds_since(begun)) : status);
 }
 
 absl::Status Trainer::save_checkpoint(bool periodic) {

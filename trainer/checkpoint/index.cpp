@@ -141,6 +141,9 @@ std::vector<DataStage> read_stages(const Json& index, Reader& reader, const Trai
     stage.first_sample = reader.integer(
         entry, where, "first_sample", first ? 0 : stages.back().first_sample + 1, first ? 0 : state.samples);
     stage.seq_len = reader.integer(entry, where, "seq_len", 2, kMaxSeqLen);
+    if (entry.contains("teacher_seq_len")) { // only with a teacher stream
+      stage.teacher_seq_len = reader.integer(entry, where, "teacher_seq_len", 2, kMaxSeqLen);
+    }
     const std::string packing = reader.text(entry, where, "packing");
     if (const auto mode = base::enum_named<data::PackingMode>(packing)) {
       stage.packing = *mode;
@@ -271,11 +274,15 @@ std::string to_json(const Index& index) {
   if (index.version > kOldestVersion) {
     json["data_stages"] = Json::array();
     for (const DataStage& stage : index.state.data_stages) {
-      json["data_stages"].push_back(
-          {{"step", stage.step},
-           {"first_sample", stage.first_sample},
-           {"seq_len", stage.seq_len},
-           {"packing", base::enum_name(stage.packing)}});
+      Json entry = {
+          {"step", stage.step},
+          {"first_sample", stage.first_sample},
+          {"seq_len", stage.seq_len},
+          {"packing", base::enum_name(stage.packing)}};
+      if (stage.teacher_seq_len > 0) {
+        entry["teacher_seq_len"] = stage.teacher_seq_len;
+      }
+      json["data_stages"].push_back(std::move(entry));
     }
   }
   json["model"] = index.info.identity.model;

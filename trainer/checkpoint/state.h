@@ -8,12 +8,13 @@
 
 namespace distill::checkpoint {
 
-// From optimizer step `step` and training sample `first_sample` on, sequences had this length and packing.
+// From optimizer step `step` and training sample `first_sample` on, sequences had these lengths and packing.
 struct DataStage {
   int64_t step = 0; // steps done before this stage
   int64_t first_sample = 0;
   int64_t seq_len = 0;
   data::PackingMode packing = data::PackingMode::kPack;
+  int64_t teacher_seq_len = 0; // of the sequences that the teacher reads; 0: the data has no teacher stream
 
   bool operator==(const DataStage&) const = default;
 };

@@ -24,9 +24,10 @@ enum class ComputeDtype {
   kAuto, // of a model: train.dtype; of the run: bfloat16 on CUDA, float32 on the CPU
   kFloat32,
   kBFloat16,
+  kFloat8, // of a model: the blocks' matrix products in float8, everything else in train.dtype
 };
 constexpr auto enum_names(ComputeDtype) {
-  return base::names_of<ComputeDtype>("auto", "float32", "bfloat16");
+  return base::names_of<ComputeDtype>("auto", "float32", "bfloat16", "float8");
 }
 
 enum class DeviceChoice {
@@ -121,7 +122,16 @@ struct ModelSection {
   std::string tokenizer; // folder or tokenizer.json; empty: the model's folder
   ModelInit init = ModelInit::kPretrained;
   ComputeDtype dtype = ComputeDtype::kAuto;
+  std::vector<std::string> float8_exceptions; // products that stay in train.dtype (trainer/models/float8_products.h)
   std::vector<std::string> ignore_config_keys; // of config.json, which are known not to change the mathematics
+};
+
+// The check of a float8 teacher before the run (trainer/precision/gate.h).
+struct Float8Section {
+  bool gate = true;
+  int64_t gate_tokens = 0; // 0: 64 Ki on a GPU, 4 Ki on a CPU
+  double max_mean_kl = 0.03; // nats
+  double max_p99_kl = 0; // nats; 0: not limited
 };
 
 struct DataSet {
@@ -133,9 +143,14 @@ struct DataSection {
   std::vector<DataSet> train;
   std::vector<DataSet> eval;
   int64_t seq_len = 2048; // tokens
+  int64_t teacher_seq_len = 0; // tokens of the teacher's sequences, for data with a teacher stream; 0: seq_len
   data::PackingMode packing = data::PackingMode::kPack;
   bool shuffle = true;
   int64_t seed = 0;
+
+  int64_t teacher_length() const {
+    return teacher_seq_len > 0 ? teacher_seq_len : seq_len;
+  }
 };
 
 struct TrainSection {
@@ -173,6 +188,8 @@ struct EvalSection {
   int64_t every = 0; // steps; 0: never
   int64_t batches = 0; // micro-batches per evaluation; 0: the whole set
   bool at_start = false;
+  int64_t samples = 0; // held-out prompts that are continued at each evaluation
+  int64_t sample_tokens = 64; // of each continuation, at most
 };
 
 struct CheckpointSection {
@@ -215,6 +232,7 @@ struct RunSection {
   std::string dir; // run folder
   int64_t log_every = 1; // steps
   ProgressStyle progress = ProgressStyle::kAuto;
+  bool tensorboard = false; // event files in the run folder
   int64_t step_timeout_s = 1800; // without progress; 0: no limit
   int64_t grace_s = 300; // from a signal to the end of the process; 0: no limit
 };
@@ -222,6 +240,7 @@ struct RunSection {
 struct Config {
   ModelSection student;
   ModelSection teacher;
+  Float8Section float8;
   DataSection data;
   losses::LossOptions loss;
   losses::ChunkOptions chunks; // keys loss.chunk_size, loss.memory_cap_mb, loss.min_chunk_size

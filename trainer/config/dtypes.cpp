@@ -5,6 +5,7 @@ namespace distill::config {
 at::ScalarType scalar_type(ComputeDtype dtype, at::ScalarType automatic) {
   switch (dtype) {
     case ComputeDtype::kAuto:
+    case ComputeDtype::kFloat8: // everything but the blocks' products
       break;
     case ComputeDtype::kFloat32:
       return at::kFloat;

@@ -46,11 +46,51 @@ std::vector<Field> model_fields(const std::string& section, Condition condition)
        "from train.seed.",
        condition},
       {section, "dtype", one_of<kModel, &ModelSection::dtype>(), "",
-       "Dtype that the model computes in. auto: train.dtype.", condition},
+       section == "student" ? "Dtype that the model computes in. auto: train.dtype. float8 is for the teacher only."
+                            : "Dtype that the model computes in. auto: train.dtype. float8: the matrix products of the "
+                              "decoder blocks in e4m3 with a scale for each row, everything else in train.dtype "
+                              "(docs/float8.md).",
+       condition},
       {section, "ignore_config_keys", Texts{member<kModel, &ModelSection::ignore_config_keys>}, "",
        "Keys of the model's config.json that distill does not know and that do not change the mathematics, a list. An "
        "unknown key that is not listed is an error.",
        condition},
+  };
+}
+
+const Condition kTeacher = {
+    [](const Config& c) { return !c.teacher.path.empty(); }, "teacher.path is set", "teacher.path"};
+const Condition kFloat8Teacher = {
+    [](const Config& c) { return c.teacher.dtype == ComputeDtype::kFloat8; }, "teacher.dtype is float8",
+    "teacher.dtype"};
+
+// Those of a model, and what only a frozen model has.
+std::vector<Field> teacher_fields() {
+  std::vector<Field> fields = model_fields<&Config::teacher>("teacher", kTeacher);
+  fields.push_back(
+      {"teacher", "float8_exceptions", Texts{member<&Config::teacher, &ModelSection::float8_exceptions>}, "",
+       "Products that stay in train.dtype, a list: a product in every block (qkv, o, gate_up, down), a block or a range "
+       "of blocks (0, 0-3), or both (3.down, 0-3.qkv). `distill quantize` finds them.",
+       kFloat8Teacher});
+  return fields;
+}
+
+std::vector<Field> float8_fields() {
+  constexpr auto kFloat8 = &Config::float8;
+  return {
+      {"float8", "gate", Boolean{member<kFloat8, &Float8Section::gate>}, "",
+       "Before the run, measure what float8 changes in the teacher's predictions, and refuse the run above the limits.",
+       kFloat8Teacher},
+      {"float8", "gate_tokens", Integer{member<kFloat8, &Float8Section::gate_tokens>, 0, kMaxTokens}, "tokens",
+       "How much text is measured, the first of data.eval, or of data.train without it. 0: 65536 on a GPU, 4096 on a "
+       "CPU.",
+       kFloat8Teacher},
+      {"float8", "max_mean_kl", Real{member<kFloat8, &Float8Section::max_mean_kl>, 0, kInf, true}, "nats",
+       "Largest mean of KL(teacher || float8 teacher) over the measured tokens. What it means depends on how far the "
+       "student is from the teacher: a hundredth of that distance is negligible.",
+       kFloat8Teacher},
+      {"float8", "max_p99_kl", Real{member<kFloat8, &Float8Section::max_p99_kl>, 0, kInf}, "nats",
+       "Largest 99th percentile of the same over the tokens. 0: not limited.", kFloat8Teacher},
   };
 }
 
@@ -63,6 +103,9 @@ std::vector<Field> data_fields() {
       {"data", "eval", DataSets{member<kData, &DataSection::eval>}, "", "Held-out token shards for evaluation."},
       {"data", "seq_len", Integer{member<kData, &DataSection::seq_len>, 2, kMaxSeqLen}, "tokens",
        "Length of a training sequence."},
+      {"data", "teacher_seq_len", Integer{member<kData, &DataSection::teacher_seq_len>, 0, kMaxSeqLen}, "tokens",
+       "Length of the sequences that the teacher reads, for data with a teacher stream: texts of the teacher's own, such "
+       "as a prompt with the answer, before the same completion. 0: as data.seq_len."},
       {"data", "packing", one_of<kData, &DataSection::packing>(), "",
        "pack: a sequence holds whole documents, and no token attends to another document. concat: all documents form "
        "one stream of tokens, which is cut into sequences."},
@@ -86,9 +129,6 @@ const Condition kSkewOnly = {
     "loss.divergence is skew_forward_kl or skew_reverse_kl", "loss.divergence"};
 const Condition kHardLoss = {
     [](const Config& c) { return c.loss.hard_weight > 0; }, "loss.hard_weight is above 0", "loss.hard_weight"};
-const Condition kTeacher = {
-    [](const Config& c) { return !c.teacher.path.empty(); }, "teacher.path is set", "teacher.path"};
-
 std::vector<Field> loss_fields() {
   using losses::ChunkOptions;
   using losses::LossOptions;
@@ -206,6 +246,8 @@ std::vector<Field> scheduler_fields() {
 
 std::vector<Field> eval_fields() {
   constexpr auto kEval = &Config::eval;
+  static const Condition kSamples = {
+      [](const Config& c) { return c.eval.samples > 0; }, "eval.samples is above 0", "eval.samples"};
   return {
       {"eval", "every", Integer{member<kEval, &EvalSection::every>, 0, kMaxSteps}, "steps",
        "Steps from one evaluation on data.eval to the next; the last step is followed by one, too. 0: no evaluation "
@@ -213,6 +255,12 @@ std::vector<Field> eval_fields() {
       {"eval", "batches", Integer{member<kEval, &EvalSection::batches>, 0, kMaxSteps}, "micro-batches",
        "Size of one evaluation over all ranks. 0: all of data.eval."},
       {"eval", "at_start", Boolean{member<kEval, &EvalSection::at_start>}, "", "Evaluate before the first step, too."},
+      {"eval", "samples", Integer{member<kEval, &EvalSection::samples>, 0, 1024}, "",
+       "Number of prompts of data.eval that student and teacher continue greedily at each evaluation during training, "
+       "into samples.jsonl of the run folder. A prompt is a conversation up to its first token in the loss, or the first "
+       "half of a text. Needs the student's tokenizer. 0: none."},
+      {"eval", "sample_tokens", Integer{member<kEval, &EvalSection::sample_tokens>, 1, kMaxSteps}, "tokens",
+       "Largest length of a continuation. Prompts take at most the rest of data.seq_len.", kSamples},
   };
 }
 
@@ -315,6 +363,8 @@ std::vector<Field> run_fields() {
        "Steps from one progress line to the next. metrics.jsonl has a line for every step."},
       {"run", "progress", one_of<kRun, &RunSection::progress>(), "",
        "How progress is shown on standard output. auto: a progress bar on a terminal, lines elsewhere."},
+      {"run", "tensorboard", Boolean{member<kRun, &RunSection::tensorboard>}, "",
+       "Write run.dir/tensorboard, an event file with every number of metrics.jsonl, for `tensorboard --logdir`."},
       {"run", "step_timeout_s", Integer{member<kRun, &RunSection::step_timeout_s>, 0, 31536000}, "seconds",
        "Watchdog timeout. A rank that stays in one phase of a step, or in a save, for longer ends the run; the error "
        "names the phase, and stacks-rank<N>.txt has the stacks of all threads. 0: no timeout."},
@@ -327,7 +377,8 @@ std::vector<Field> run_fields() {
 std::vector<Section> make_sections() {
   return {
       {"student", "the model that is trained", model_fields<&Config::student>("student", {})},
-      {"teacher", "the frozen model that the student learns from", model_fields<&Config::teacher>("teacher", kTeacher)},
+      {"teacher", "the frozen model that the student learns from", teacher_fields()},
+      {"float8", "the check of a float8 teacher before the run (docs/float8.md)", float8_fields()},
       {"data", "token shards and how documents become sequences", data_fields()},
       {"loss", "hard_weight x cross-entropy + soft_weight x divergence, per token in nats", loss_fields()},
       {"train", "length, batch, device and precision of the run", train_fields()},

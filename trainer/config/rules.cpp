@@ -20,6 +20,7 @@ class Rules {
   std::vector<Problem> run() {
     switched_off_keys();
     required();
+    dtypes();
     loss();
     if (training()) {
       length_and_batch();
@@ -72,6 +73,19 @@ class Rules {
     }
     if (training() && config_.run.dir.empty()) {
       fail({"run.dir"}, "the run folder", "none");
+    }
+  }
+
+  void dtypes() {
+    if (config_.train.dtype == ComputeDtype::kFloat8) {
+      fail(
+          {"train.dtype"}, "auto, float32 or bfloat16", "float8",
+          "teacher.dtype: float8 runs the teacher's matrix products in float8");
+    }
+    if (config_.student.dtype == ComputeDtype::kFloat8) {
+      fail(
+          {"student.dtype"}, "auto, float32 or bfloat16", "float8",
+          "only the teacher, which is frozen, runs in float8");
     }
   }
 
@@ -186,6 +200,20 @@ class Rules {
       fail(
           std::move(keys), "held-out token shards to evaluate on", "none",
           training() ? "set data.eval, or remove eval.every and eval.at_start" : "");
+    }
+    if (!training() || config_.eval.samples == 0) {
+      return;
+    }
+    if (!during_training) {
+      fail(
+          {"eval.samples", "eval.every", "eval.at_start"}, "evaluations, after which the samples are made", "none",
+          "set eval.every or eval.at_start, or remove eval.samples");
+    }
+    if (config_.eval.sample_tokens >= config_.data.seq_len) {
+      fail(
+          {"eval.sample_tokens", "data.seq_len"},
+          absl::StrCat("fewer than data.seq_len, ", config_.data.seq_len, ", with room for a prompt"),
+          absl::StrCat(config_.eval.sample_tokens));
     }
   }
 

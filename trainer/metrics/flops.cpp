@@ -1,14 +1,22 @@
 #include "trainer/metrics/flops.h"
 
+#include "trainer/models/layout.h"
+
 namespace distill::metrics {
 
 TokenFlops token_flops(const models::ModelConfig& config, int64_t seq_len) {
   const double hidden = config.hidden_size;
   const double query = static_cast<double>(config.num_heads) * config.head_dim;
-  const double key_value = static_cast<double>(config.num_kv_heads) * config.head_dim;
-  const double block = hidden * (2 * query + 2 * key_value) + 3 * hidden * config.intermediate_size;
   TokenFlops flops;
-  flops.matrices = 2 * (config.num_layers * block + config.vocab_size * hidden);
+  flops.matrices = 2 * config.vocab_size * hidden;
+  for (int64_t block = 0; block < config.num_layers; ++block) {
+    for (const models::ParamLayout& param : models::block_layout(config, block).params) {
+      const auto product = base::enum_named<models::Product>(param.name);
+      if (product) {
+        flops.matrices += (config.float8.contains(block, *product) ? 1 : 2) * static_cast<double>(param.numel());
+      }
+    }
+  }
   flops.attention_full = 4.0 * config.num_layers * query * seq_len;
   flops.attention_causal = flops.attention_full / 2;
   return flops;

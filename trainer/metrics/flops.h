@@ -7,16 +7,22 @@
 namespace distill::metrics {
 
 // Floating-point operations of the matrix products and of attention in one forward pass for one token; a multiply-add
-// counts as two.
+// counts as two. Operations in float8 count half, since a device does twice as many of them in the same time:
+// utilisation is then a share of the time that the device needs at its peak, whatever the precision.
 struct TokenFlops {
-  double matrices = 0; // 2 per matrix parameter: blocks and lm_head
+  double matrices = 0; // 2 per matrix parameter, 1 where the product is in float8: blocks and lm_head
   double attention_full = 0; // 4 * layers * heads * head_dim * seq_len: the whole square of scores (PaLM's convention)
   double attention_causal = 0; // half of it: the scores that causal attention computes
+
+  TokenFlops operator*(double factor) const {
+    return {matrices * factor, attention_full * factor, attention_causal * factor};
+  }
 };
 TokenFlops token_flops(const models::ModelConfig& config, int64_t seq_len);
 
-// Operations of a training step for one token: the student's forward pass, its backward pass at twice that, and the
-// teacher's forward pass. Recomputation is not counted: these are model FLOPs, not hardware FLOPs.
+// Operations of a training step for one token of the student's: its forward pass, its backward pass at twice that, and
+// the teacher's forward pass over as many tokens as the teacher reads for each of the student's (`teacher` counts
+// them). Recomputation is not counted: these are model FLOPs, not hardware FLOPs.
 double step_flops_per_token(const TokenFlops& student, const TokenFlops& teacher, bool causal);
 
 } // namespace distill::metrics

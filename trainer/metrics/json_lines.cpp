@@ -16,7 +16,7 @@ namespace {
 constexpr int kMaxDepth = 16;
 
 bool is_kept(const nlohmann::ordered_json& record, const KeptSteps& kept) {
-  return record_step(record).value_or(0) <= (record.contains("eval") ? kept.last_evaluation : kept.last_step);
+  return record_step(record).value_or(0) <= (record.contains(kEvalKey) ? kept.last_evaluation : kept.last_step);
 }
 
 // The lines that are kept.
@@ -53,7 +53,7 @@ absl::Status for_each_record(
 }
 
 std::optional<int64_t> record_step(const nlohmann::ordered_json& record) {
-  const auto step = record.find("step");
+  const auto step = record.find(kStepKey);
   if (step == record.end() || !step->is_number_integer()) {
     return std::nullopt;
   }

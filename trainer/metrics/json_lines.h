@@ -13,6 +13,11 @@
 
 namespace distill::metrics {
 
+// Keys of the records of metrics.jsonl and events.jsonl that say which record it is.
+inline constexpr const char* kStepKey = "step"; // the step that it describes or follows
+inline constexpr const char* kEvalKey = "eval"; // only in an evaluation: an object with its numbers
+inline constexpr const char* kTimeKey = "time_ms"; // when it was written, milliseconds since 1970 (UTC)
+
 // Calls `visit` for every whole line of a JSON-lines file that is an object, in order, with its text and parsed. All
 // other lines are skipped, a torn last line among them. A missing file has no lines. The content is not trusted (see
 // base::parse_json). Internal: the file cannot be read to its end.

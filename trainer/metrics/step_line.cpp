@@ -48,6 +48,7 @@ std::vector<LineField> mean_fields(const LossMeans& means) {
        means.valid_tokens == 0 ? "-" : absl::StrFormat("%.4g", means.metrics[losses::kLoss])},
       {"ce", 11, mean_text(means, losses::kHard, "ce")}};
   if (means.has_teacher) {
+    fields.push_back({"teacher_ce", 15, mean_text(means, losses::kTeacherCe, "teacher ce")});
     fields.push_back({"soft", 14, mean_text(means, losses::kSoft, "soft")});
     fields.push_back({"kl", 8, kl_text(means)});
     fields.push_back({"agree", 9, mean_text(means, losses::kAgreement, "agree", 100)});

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "trainer/metrics/json_lines.h"
+
 namespace distill::metrics {
 namespace {
 
@@ -15,6 +17,7 @@ struct MetricName {
 constexpr MetricName kMetricNames[] = {
     {losses::kLoss, "loss", false},
     {losses::kHard, "hard", false},
+    {losses::kTeacherCe, "teacher_ce", true},
     {losses::kSoft, "soft", true},
     {losses::kZLoss, "z_loss", false},
     {losses::kForwardKl, "forward_kl", true},
@@ -53,9 +56,9 @@ LossMeans loss_means(const std::array<double, losses::kNumTokenMetrics>& sums, i
   return means;
 }
 
-std::string step_json(const StepRecord& r) {
+Json step_json(const StepRecord& r) {
   Json json;
-  json["step"] = r.step;
+  json[kStepKey] = r.step;
   add_means(json, r.means);
   json["grad_norm"] = r.empty() ? Json(nullptr) : number(r.grad_norm);
   json["skipped"] = r.skipped;
@@ -76,7 +79,7 @@ std::string step_json(const StepRecord& r) {
   if (r.peak_reserved_bytes > 0) {
     json["peak_reserved_bytes"] = r.peak_reserved_bytes;
   }
-  return json.dump();
+  return json;
 }
 
 std::string means_json(const LossMeans& means) {
@@ -85,12 +88,12 @@ std::string means_json(const LossMeans& means) {
   return json.dump();
 }
 
-std::string eval_json(int64_t step, const LossMeans& means) {
+Json eval_json(int64_t step, const LossMeans& means) {
   Json json, values;
   add_means(values, means);
-  json["step"] = step;
-  json["eval"] = values;
-  return json.dump();
+  json[kStepKey] = step;
+  json[kEvalKey] = values;
+  return json;
 }
 
 } // namespace distill::metrics

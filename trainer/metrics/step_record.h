@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "losses/token_metrics.h"
@@ -46,13 +47,13 @@ struct StepRecord {
   }
 };
 
-// One line of metrics.jsonl, without the newline.
-std::string step_json(const StepRecord& record);
+// A line of metrics.jsonl. The numbers that are added here are also TensorBoard's (metrics/tensorboard.h).
+nlohmann::ordered_json step_json(const StepRecord& record);
 
 // The means alone as a JSON object, with the same names.
 std::string means_json(const LossMeans& means);
 
 // The line of metrics.jsonl of an evaluation after `step` steps.
-std::string eval_json(int64_t step, const LossMeans& means);
+nlohmann::ordered_json eval_json(int64_t step, const LossMeans& means);
 
 } // namespace distill::metrics

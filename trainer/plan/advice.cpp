@@ -40,6 +40,9 @@ std::vector<Candidate> candidates_of(const PlanRequest& request) {
   for (int64_t length = config.data.seq_len / 2; length >= 256; length /= 2) {
     add_number("data.seq_len", length, [length](config::Config& c) { c.data.seq_len = length; });
   }
+  for (int64_t length = request.teacher_stream ? config.data.teacher_seq_len / 2 : 0; length >= 256; length /= 2) {
+    add_number("data.teacher_seq_len", length, [length](config::Config& c) { c.data.teacher_seq_len = length; });
+  }
   if (!config.parallel.shard_teacher) {
     add("parallel.shard_teacher", "true", [](config::Config& c) { c.parallel.shard_teacher = true; });
   }
@@ -75,8 +78,8 @@ std::optional<Change> attempt(
     }
     change.settings.emplace_back(candidate->key, candidate->value);
   }
-  const PlanRequest changed{config,          request.student,      request.teacher,   target,
-                            request.machine, request.device_bytes, request.host_bytes};
+  const PlanRequest changed{config,          request.student,      request.teacher,    target,
+                            request.machine, request.device_bytes, request.host_bytes, request.teacher_stream};
   const auto plan = planner(changed);
   if (!plan.ok() || !plan->fits()) {
     return std::nullopt;

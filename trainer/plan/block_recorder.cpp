@@ -16,6 +16,7 @@ struct BlockRecorder::Key {
   bool backward = false;
   bool saves = false; // forward: saves tensors for backward; backward: has all of them, not only the input
   bool matrices_are_new = false; // backward: the weight gradients are uninitialised
+  std::array<bool, models::kProducts> float8{}; // the products that run in float8
 
   bool operator==(const Key&) const = default;
 };
@@ -144,7 +145,9 @@ models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) 
         seq.seq_len,
         seq.packed,
         /*backward=*/false,
-        /*saves=*/saved != nullptr};
+        /*saves=*/saved != nullptr,
+        /*matrices_are_new=*/false,
+        models::float8_weights(params)};
     if (const Recording* recording = find(key)) {
       return recording->replay(simulation, x_NH, saved, {});
     }

@@ -20,6 +20,7 @@ constexpr Member kMembers[] = {
     {"memory_gib", &Machine::memory_gib},
     {"host_gib", &Machine::host_gib},
     {"matmul_flops", &Machine::matmul_flops},
+    {"float8_flops", &Machine::float8_flops},
     {"attention_forward_flops", &Machine::attention_forward_flops},
     {"attention_backward_flops", &Machine::attention_backward_flops},
     {"memory_bytes", &Machine::memory_bytes},
@@ -53,6 +54,7 @@ Machine h200() {
       .memory_gib = 139.8,
       .host_gib = 1024,
       .matmul_flops = 740e12,
+      .float8_flops = 1480e12,
       .attention_forward_flops = 560e12,
       .attention_backward_flops = 450e12,
       .memory_bytes = 3.9e12,
@@ -79,6 +81,7 @@ Machine generic_cpu() {
       .memory_gib = static_cast<double>(device::host_memory_bytes()) / (1 << 30),
       .host_gib = static_cast<double>(device::host_memory_bytes()) / (1 << 30),
       .matmul_flops = speed->matmul_flops * threads,
+      .float8_flops = speed->matmul_flops * threads, // computed in fp32
       .attention_forward_flops = speed->attention_flops * threads,
       .attention_backward_flops = speed->attention_flops * threads,
       .memory_bytes = memory_bytes,

@@ -12,6 +12,7 @@ struct Machine {
   double memory_gib = 0; // of one device
   double host_gib = 0; // of one node's host
   double matmul_flops = 0; // large products in the compute dtype, sustained; operand traffic counts apart
+  double float8_flops = 0; // the same in float8
   double attention_forward_flops = 0; // causal attention, halved operation count, heads of 128
   double attention_backward_flops = 0;
   double memory_bytes = 0; // a kernel that streams through device memory

@@ -37,24 +37,35 @@ class DeterministicScope {
   bool before_;
 };
 
+// Boundaries of `rows` sequences, or of documents packed into them.
+at::Tensor boundaries(int64_t rows, int64_t seq_len, bool packed) {
+  std::vector<int32_t> at;
+  for (int64_t row = 0; row <= rows; ++row) {
+    at.push_back(static_cast<int32_t>(row * seq_len));
+  }
+  if (packed) { // with one document more than rows, attention takes the path for packed documents
+    at.insert(at.end() - 1, at.back() - 1);
+  }
+  return at::tensor(at, at::kInt);
+}
+
 // A micro-batch in which every token has a target. Nothing reads the tokens: their pages are never touched.
-data::Batch token_batch(const config::Config& config) {
-  const int64_t batch_size = config.train.micro_batch_size, seq_len = config.data.seq_len;
+data::Batch token_batch(const RunShape& shape) {
+  const config::Config& config = shape.config;
+  const int64_t rows = config.train.micro_batch_size, seq_len = config.data.seq_len;
+  const auto tokens = [rows](int64_t length) { return at::empty({rows, length}, at::kLong); };
   data::Batch batch;
-  for (at::Tensor* tensor : {&batch.tokens_BS, &batch.targets_BS, &batch.positions_BS}) {
-    *tensor = at::empty({batch_size, seq_len}, at::kLong);
-  }
+  batch.tokens_BS = tokens(seq_len);
+  batch.targets_BS = tokens(seq_len);
+  batch.positions_BS = tokens(seq_len);
   batch.packed = config.data.packing == data::PackingMode::kPack;
-  std::vector<int32_t> boundaries;
-  for (int64_t row = 0; row <= batch_size; ++row) {
-    boundaries.push_back(static_cast<int32_t>(row * seq_len));
-  }
-  if (batch.packed) { // with one document more than rows, attention takes the path for packed documents
-    boundaries.insert(boundaries.end() - 1, boundaries.back() - 1);
-  }
-  batch.cu_seqlens = at::tensor(boundaries, at::kInt);
+  batch.cu_seqlens = boundaries(rows, seq_len, batch.packed);
   batch.max_seqlen = seq_len;
   batch.valid_tokens = trainer::most_valid_tokens(config);
+  if (shape.teacher_stream) {
+    const int64_t length = shape.teacher_seq_len();
+    batch.teacher = {tokens(length), tokens(length), boundaries(rows, length, batch.packed), length, tokens(seq_len)};
+  }
   return batch;
 }
 
@@ -97,7 +108,7 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
     prediction.communicators = communicators * kCommunicator;
   }
   const int64_t micro_batches = std::min<int64_t>(shape.micro_batches, 2);
-  const std::vector<data::Batch> batches(static_cast<size_t>(micro_batches), token_batch(config));
+  const std::vector<data::Batch> batches(static_cast<size_t>(micro_batches), token_batch(shape));
   for (int i = 0; i < 2; ++i) {
     step.run({batches, /*valid_tokens=*/1}, {});
   }

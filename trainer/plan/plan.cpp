@@ -73,7 +73,8 @@ void choose_policies(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
 absl::StatusOr<Plan> plan_alone(const PlanRequest& request, BlockRecorder& blocks) {
   const config::MemorySection& memory = request.config.memory;
   Plan plan;
-  ASSIGN_OR_RETURN(plan.shape, run_shape(request.config, request.student, request.teacher, request.target));
+  ASSIGN_OR_RETURN(
+      plan.shape, run_shape(request.config, request.student, request.teacher, request.target, request.teacher_stream));
   plan.machine = request.machine;
   plan.automatic = std::holds_alternative<config::AutomaticPolicies>(memory.activation);
   plan.budget_bytes = gib_to_bytes(memory.budget_gib);

@@ -17,10 +17,6 @@ std::string speed_text(const Change& change, const Plan& plan) {
   return absl::StrFormat("peak %s, %.0f%% of the speed", bytes_text(change.peak_bytes), 100 * factor);
 }
 
-std::string dtype_name(at::ScalarType dtype) {
-  return dtype == at::kFloat ? "float32" : "bfloat16";
-}
-
 void add_row(std::string& text, const std::string& name, const std::string& value) {
   absl::StrAppendFormat(&text, "  %-34s %s\n", name, value);
 }
@@ -103,9 +99,14 @@ std::string Plan::text() const {
   add_row(
       text, "a step on each rank",
       absl::StrFormat(
-          "%d micro-batch(es) of %d x %d tokens, student %s, teacher %s", shape.micro_batches,
-          shape.config.train.micro_batch_size, shape.config.data.seq_len, dtype_name(shape.environment.student_dtype),
-          shape.teacher ? dtype_name(shape.environment.teacher_dtype) : "none"));
+          "%d micro-batch(es) of %d x %d tokens, student %s, teacher %s%s", shape.micro_batches,
+          shape.config.train.micro_batch_size, shape.config.data.seq_len,
+          models::precision_text(shape.student, shape.environment.student_dtype),
+          shape.teacher ? models::precision_text(*shape.teacher, shape.environment.teacher_dtype) : "none",
+          shape.teacher_stream ? absl::StrFormat(
+                                     ", which reads %d x %d tokens of its own", shape.config.train.micro_batch_size,
+                                     shape.teacher_seq_len())
+                               : ""));
   add_row(
       text, "blocks",
       absl::StrCat(
@@ -148,6 +149,7 @@ std::string Plan::json() const {
   json["shard_teacher"] = shape.config.parallel.shard_teacher;
   json["micro_batches"] = shape.micro_batches;
   json["tokens_per_micro_batch"] = shape.tokens();
+  json["teacher_tokens_per_micro_batch"] = shape.teacher ? shape.teacher_tokens() : 0;
   Json policies = Json::array();
   for (const models::ActivationPolicy policy : shape.policies) {
     policies.push_back(base::enum_name(policy));

@@ -40,12 +40,13 @@ int64_t RunShape::vocab() const {
 
 absl::StatusOr<RunShape> run_shape(
     const config::Config& config, const models::ModelConfig& student, const models::ModelConfig* teacher,
-    const Target& target) {
+    const Target& target, bool teacher_stream) {
   RunShape shape;
   shape.config = config;
   shape.student = student;
   shape.teacher = teacher != nullptr ? std::optional(*teacher) : std::nullopt;
   shape.environment = target.environment;
+  shape.teacher_stream = teacher_stream && teacher != nullptr;
   RETURN_IF_ERROR(divide_ranks(target, shape));
   ASSIGN_OR_RETURN(shape.head, trainer::plan_head(config, student, teacher, target.environment, /*needs_grad=*/true));
   ASSIGN_OR_RETURN(shape.policies, config::policies_of_blocks(config.memory.activation, student.num_layers));

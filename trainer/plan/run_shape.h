@@ -30,6 +30,7 @@ struct RunShape {
   int64_t replicate = 1; // number of such copies
   int64_t ranks_per_node = 8;
   int64_t micro_batches = 1; // in a step, on one rank
+  bool teacher_stream = false; // the teacher reads tokens of its own, in sequences of data.teacher_seq_len
   losses::ChunkPlan head;
   std::vector<models::ActivationPolicy> policies; // one for each of the student's blocks
 
@@ -39,15 +40,22 @@ struct RunShape {
   int64_t tokens() const { // of a micro-batch
     return config.train.micro_batch_size * config.data.seq_len;
   }
+  int64_t teacher_seq_len() const { // of the sequences that the teacher reads
+    return teacher_stream ? config.data.teacher_length() : config.data.seq_len;
+  }
+  int64_t teacher_tokens() const { // of a micro-batch, that the teacher reads
+    return config.train.micro_batch_size * teacher_seq_len();
+  }
   int64_t ranks() const {
     return shard * replicate;
   }
   int64_t vocab() const; // columns of the logits
 };
 
+// `teacher_stream`: whether the training data has texts of the teacher's own, which matters with a teacher only.
 // `policies` is left empty if memory.activation is auto. InvalidArgument names the key.
 absl::StatusOr<RunShape> run_shape(
     const config::Config& config, const models::ModelConfig& student, const models::ModelConfig* teacher,
-    const Target& target);
+    const Target& target, bool teacher_stream);
 
 } // namespace distill::plan

@@ -1,6 +1,6 @@
 #include "trainer/plan/step_time.h"
 
-#include "trainer/models/layout.h"
+#include "trainer/models/packed_layout.h"
 #include "trainer/plan/saved_bytes.h"
 
 namespace distill::plan {
@@ -29,6 +29,32 @@ double element_bytes(at::ScalarType dtype) {
   return static_cast<double>(c10::elementSize(dtype));
 }
 
+// Seconds of one of a block's products in the forward pass, the mean over the blocks: a float8 product reads operands
+// of one byte.
+double block_product(
+    const Machine& machine, const models::ModelConfig& config, models::Product kind, double rows, double inner,
+    double columns, double element) {
+  int64_t float8 = 0;
+  for (int64_t block = 0; block < config.num_layers; ++block) {
+    float8 += config.float8.contains(block, kind) ? 1 : 0;
+  }
+  const double share = static_cast<double>(float8) / static_cast<double>(config.num_layers);
+  Machine in_float8 = machine;
+  in_float8.matmul_flops = machine.float8_flops;
+  return share * product(in_float8, rows, inner, columns, 1, element) +
+      (1 - share) * product(machine, rows, inner, columns, element, element);
+}
+
+// Bytes of a block's weights, the mean over the blocks.
+double block_bytes(const models::ModelConfig& config, at::ScalarType dtype) {
+  double bytes = 0;
+  for (int64_t block = 0; block < config.num_layers; ++block) {
+    const models::UnitLayout layout = models::packed_layout(models::block_layout(config, block), config.float8, dtype);
+    bytes += static_cast<double>(layout.numel) * (layout.packed() ? 1 : element_bytes(dtype));
+  }
+  return bytes / static_cast<double>(config.num_layers);
+}
+
 // Seconds of one collective of a unit of `bytes` over the shard axis.
 double collective(const RunShape& shape, double bytes, double bandwidth, double node_bandwidth) {
   if (shape.shard == 1) {
@@ -51,8 +77,8 @@ double both_ways_bytes(const RunShape& shape, const Machine& machine) {
   return to_host_bytes(shape, machine, /*streams=*/2);
 }
 
-double unit_gather(const RunShape& shape, const Machine& machine, double elements, at::ScalarType dtype) {
-  return collective(shape, elements * element_bytes(dtype), machine.gather_bytes, machine.node_bytes);
+double gather_seconds(const RunShape& shape, const Machine& machine, double bytes) {
+  return collective(shape, bytes, machine.gather_bytes, machine.node_bytes);
 }
 
 // Seconds of the reduction over the shard axis, and of each rank's shard over replicas.
@@ -110,17 +136,22 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher
   const models::ModelConfig& config = teacher ? *shape.teacher : shape.student;
   const at::ScalarType dtype = teacher ? shape.environment.teacher_dtype : shape.environment.student_dtype;
   const Widths w = widths_of(config);
-  const auto tokens = static_cast<double>(shape.tokens());
+  const auto tokens = static_cast<double>(teacher ? shape.teacher_tokens() : shape.tokens());
+  const auto seq_len = static_cast<double>(teacher ? shape.teacher_seq_len() : shape.config.data.seq_len);
   const double e = element_bytes(dtype);
   const double qkv = w.query + 2 * w.key_value;
   BlockTime time;
-  const double down =
-      product(machine, tokens, w.ffn, w.hidden, e, e) + tokens * (3 * w.ffn + 2 * w.hidden) * e / machine.memory_bytes;
-  const double products = product(machine, tokens, w.hidden, qkv, e, e) +
-      product(machine, tokens, w.query, w.hidden, e, e) + product(machine, tokens, w.hidden, 2 * w.ffn, e, e);
+  const auto forward_product = [&](models::Product kind, double inner, double columns) {
+    return block_product(machine, config, kind, tokens, inner, columns, e);
+  };
+  const double down = forward_product(models::Product::kDown, w.ffn, w.hidden) +
+      tokens * (3 * w.ffn + 2 * w.hidden) * e / machine.memory_bytes;
+  const double products = forward_product(models::Product::kQkv, w.hidden, qkv) +
+      forward_product(models::Product::kO, w.query, w.hidden) +
+      forward_product(models::Product::kGateUp, w.hidden, 2 * w.ffn);
   // Attention with heads of 64 is slower than with heads of 128.
   const double efficiency = config.head_dim >= 128 ? 1.0 : 0.72;
-  const double attention = 2 * tokens * static_cast<double>(shape.config.data.seq_len) * w.query; // 4, halved (causal)
+  const double attention = 2 * tokens * seq_len * w.query; // 4, halved (causal)
   const double elementwise = tokens * (2 * w.hidden + 2 * (w.query + w.key_value) + 5 * w.hidden) * e;
   time.rebuild = products + attention / (machine.attention_forward_flops * efficiency) +
       elementwise / machine.memory_bytes + kKernelsForward * machine.launch_seconds;
@@ -137,10 +168,8 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher
       backward_of(w.ffn, w.hidden) + 2.5 * attention / (machine.attention_backward_flops * efficiency) +
       tokens * (6 * w.ffn + 14 * w.hidden + 4 * qkv) * e / machine.memory_bytes +
       kKernelsBackward * machine.launch_seconds;
-  const auto layouts = models::unit_layouts(config);
-  const auto elements = static_cast<double>(layouts[1].numel);
-  time.gather = unit_gather(shape, machine, elements, dtype);
-  time.reduce = unit_reduce(shape, machine, elements);
+  time.gather = gather_seconds(shape, machine, block_bytes(config, dtype));
+  time.reduce = unit_reduce(shape, machine, static_cast<double>(models::block_layout(config, 0).numel));
   return time;
 }
 
@@ -224,17 +253,22 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
   const auto layers = static_cast<double>(shape.student.num_layers);
   const double table = static_cast<double>(shape.student.vocab_size) * hidden;
   const double tables = shape.student.tie_word_embeddings ? 1 : 2;
-  double gathers =
-      layers * student.gather * 2 + tables * unit_gather(shape, machine, table, shape.environment.student_dtype);
+  double gathers = layers * student.gather * 2 +
+      tables * gather_seconds(shape, machine, table * element_bytes(shape.environment.student_dtype));
   const double reduces = layers * student.reduce + tables * unit_reduce(shape, machine, table);
   double teacher_gathers = 0;
   if (shape.teacher) {
     const BlockTime teacher = block_time(shape, machine, /*teacher=*/true);
     const auto teacher_layers = static_cast<double>(shape.teacher->num_layers);
     at_phase(time, Phase::kTeacher) = micro * teacher_layers * teacher.forward;
+    if (shape.teacher_stream) { // the hidden states of the student's tokens are read and written
+      at_phase(time, Phase::kTeacher) += micro * 2 * tokens * static_cast<double>(shape.teacher->hidden_size) *
+          element_bytes(shape.environment.teacher_dtype) / machine.memory_bytes;
+    }
     const double teacher_table = static_cast<double>(shape.teacher->vocab_size * shape.teacher->hidden_size);
     if (shape.config.parallel.shard_teacher) {
-      const double tables_gather = unit_gather(shape, machine, teacher_table, shape.environment.teacher_dtype);
+      const double tables_gather =
+          gather_seconds(shape, machine, teacher_table * element_bytes(shape.environment.teacher_dtype));
       teacher_gathers = teacher_layers * teacher.gather + (shape.teacher->tie_word_embeddings ? 1 : 2) * tables_gather;
     }
   }

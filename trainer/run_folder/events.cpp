@@ -13,6 +13,8 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kWindow = 64;
 constexpr size_t kFewest = 16;
 constexpr double kLeastDeviation = 0.01; // of the mean
+constexpr const char* kTeacherWorse = "teacher_worse_than_student";
+constexpr const char* kNearFloat8Error = "near_float8_error";
 
 double median(std::vector<double>& values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -49,17 +51,76 @@ std::optional<SpikeDetector::Spike> SpikeDetector::next(double loss) {
   return std::nullopt;
 }
 
-absl::StatusOr<RunEvents> RunEvents::open(const std::string& run_dir, int64_t last_step, double spike_sigmas) {
-  ASSIGN_OR_RETURN(auto file, metrics::JsonLines::open(run_dir + "/events.jsonl", {last_step, last_step}));
-  RunEvents events(run_dir, std::move(file), spike_sigmas);
-  ASSIGN_OR_RETURN(const auto losses, recorded_losses(run_dir, last_step));
-  for (const double loss : losses) {
-    events.spikes_.next(loss);
-  }
+absl::StatusOr<RunEvents> RunEvents::open(
+    const std::string& run_dir, const metrics::KeptSteps& kept, double spike_sigmas, double float8_error) {
+  ASSIGN_OR_RETURN(auto file, metrics::JsonLines::open(run_dir + "/events.jsonl", kept));
+  RunEvents events(run_dir, std::move(file), spike_sigmas, float8_error);
+  RETURN_IF_ERROR(for_each_recorded_means(run_dir, kept, [&](const RecordedMeans& means) {
+    if (means.evaluation) {
+      events.teacher_.evaluation(means.hard, means.teacher_ce, means.valid_tokens);
+    } else {
+      events.spikes_.next(means.loss);
+      events.teacher_.step(means.hard, means.teacher_ce);
+      events.float8_.step(means.forward_kl);
+    }
+  }));
   return events;
 }
 
-absl::StatusOr<std::string> RunEvents::step(const metrics::StepRecord& record) {
+absl::StatusOr<std::vector<std::string>> RunEvents::step(const metrics::StepRecord& record) {
+  std::vector<std::string> lines;
+  ASSIGN_OR_RETURN(std::string spoiled, spoiled_step(record));
+  if (!spoiled.empty()) {
+    lines.push_back(std::move(spoiled));
+  }
+  if (!record.means.has_teacher || record.means.valid_tokens == 0) {
+    return lines;
+  }
+  const auto& means = record.means.metrics;
+  if (const auto found = teacher_.step(means[losses::kHard], means[losses::kTeacherCe])) {
+    Json json;
+    json[metrics::kStepKey] = record.step;
+    json["event"] = kTeacherWorse;
+    json["steps"] = metrics::TeacherCheck::kSteps;
+    json["teacher_ce"] = found->teacher_ce;
+    json["hard"] = found->student_ce;
+    RETURN_IF_ERROR(file_.append(json.dump()));
+    lines.push_back(absl::StrFormat(
+        "step %d: %s", record.step,
+        metrics::describe(*found, absl::StrFormat("data.train (mean of %d steps)", metrics::TeacherCheck::kSteps))));
+  }
+  if (const auto kl = float8_.step(means[losses::kForwardKl])) {
+    Json json;
+    json[metrics::kStepKey] = record.step;
+    json["event"] = kNearFloat8Error;
+    json["steps"] = metrics::Float8Check::kSteps;
+    json["forward_kl"] = *kl;
+    json["float8_error"] = float8_.error();
+    RETURN_IF_ERROR(file_.append(json.dump()));
+    lines.push_back(absl::StrFormat("step %d: %s", record.step, metrics::describe_float8(*kl, float8_.error())));
+  }
+  return lines;
+}
+
+absl::StatusOr<std::vector<std::string>> RunEvents::evaluation(int64_t step, const metrics::LossMeans& means) {
+  std::vector<std::string> lines;
+  if (!means.has_teacher) {
+    return lines;
+  }
+  const auto found =
+      teacher_.evaluation(means.metrics[losses::kHard], means.metrics[losses::kTeacherCe], means.valid_tokens);
+  if (found) {
+    Json json;
+    json[metrics::kStepKey] = step;
+    json["event"] = kTeacherWorse;
+    json[metrics::kEvalKey] = {{"teacher_ce", found->teacher_ce}, {"hard", found->student_ce}};
+    RETURN_IF_ERROR(file_.append(json.dump()));
+    lines.push_back(absl::StrFormat("evaluation after step %d: %s", step, metrics::describe(*found, "data.eval")));
+  }
+  return lines;
+}
+
+absl::StatusOr<std::string> RunEvents::spoiled_step(const metrics::StepRecord& record) {
   const double loss = record.means.metrics[losses::kLoss];
   SpikeDetector::Spike spike; // not an optional: GCC 12 warns that its value is uninitialised
   bool spiked = false;
@@ -72,7 +133,7 @@ absl::StatusOr<std::string> RunEvents::step(const metrics::StepRecord& record) {
     return std::string();
   }
   Json json;
-  json["step"] = record.step;
+  json[metrics::kStepKey] = record.step;
   json["event"] = record.skipped ? "non_finite_step" : "loss_spike";
   json["loss"] = number(loss);
   json["grad_norm"] = number(record.grad_norm);

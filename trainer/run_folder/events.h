@@ -5,9 +5,12 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "trainer/metrics/float8_check.h"
 #include "trainer/metrics/json_lines.h"
 #include "trainer/metrics/step_record.h"
+#include "trainer/metrics/teacher_check.h"
 
 namespace distill::trainer {
 
@@ -31,15 +34,20 @@ class SpikeDetector {
 };
 
 // events.jsonl of a run folder: loss spikes and steps with gradients that are not finite, with their samples, so that
-// `distill replay` can repeat them.
+// `distill replay` can repeat them; that the teacher is worse than the student (metrics/teacher_check.h); and that the
+// student is near a float8 teacher's own error (metrics/float8_check.h).
 class RunEvents {
  public:
-  // Removes the events of steps after `last_step`, and reads the earlier losses from metrics.jsonl, so that a resumed
-  // run records the same events as an undisturbed one.
-  static absl::StatusOr<RunEvents> open(const std::string& run_dir, int64_t last_step, double spike_sigmas);
+  // Removes the events that are not kept, and reads the earlier means from metrics.jsonl, so that a resumed run records
+  // the same events as an undisturbed one. `float8_error`: mean KL of a float8 teacher, measured before the run; 0:
+  // there is none.
+  static absl::StatusOr<RunEvents> open(
+      const std::string& run_dir, const metrics::KeptSteps& kept, double spike_sigmas, double float8_error = 0);
 
-  // Records the step's event, if it is one, and returns a line for the log; empty: no event.
-  absl::StatusOr<std::string> step(const metrics::StepRecord& record);
+  // Records the step's events and returns a line for the log for each.
+  absl::StatusOr<std::vector<std::string>> step(const metrics::StepRecord& record);
+  // The same for an evaluation after `step` steps.
+  absl::StatusOr<std::vector<std::string>> evaluation(int64_t step, const metrics::LossMeans& means);
 
   // See JsonLines::sync().
   absl::Status sync() const {
@@ -47,12 +55,16 @@ class RunEvents {
   }
 
  private:
-  RunEvents(std::string run_dir, metrics::JsonLines file, double spike_sigmas)
-      : run_dir_(std::move(run_dir)), file_(std::move(file)), spikes_(spike_sigmas) {}
+  RunEvents(std::string run_dir, metrics::JsonLines file, double spike_sigmas, double float8_error)
+      : run_dir_(std::move(run_dir)), file_(std::move(file)), spikes_(spike_sigmas), float8_(float8_error) {}
+
+  absl::StatusOr<std::string> spoiled_step(const metrics::StepRecord& record); // empty: it is not
 
   std::string run_dir_;
   metrics::JsonLines file_;
   SpikeDetector spikes_;
+  metrics::TeacherCheck teacher_;
+  metrics::Float8Check float8_;
 };
 
 } // namespace distill::trainer

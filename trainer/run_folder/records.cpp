@@ -19,7 +19,7 @@ absl::StatusOr<Json> recorded_step(const std::string& run_dir, int64_t step) {
   std::optional<Json> found;
   const absl::Status status =
       metrics::for_each_record(metrics_file(run_dir), [&](const std::string&, const Json& record) {
-        if (!found && !record.contains("eval") && metrics::record_step(record) == step) {
+        if (!found && !record.contains(metrics::kEvalKey) && metrics::record_step(record) == step) {
           found = record;
         }
       });
@@ -30,28 +30,42 @@ absl::StatusOr<Json> recorded_step(const std::string& run_dir, int64_t step) {
                : absl::NotFoundError(absl::StrCat(metrics_file(run_dir), ": holds no step ", step));
 }
 
+// The number with this name; NaN: there is none.
+double number_at(const Json& object, const char* name) {
+  const auto value = object.find(name);
+  return value != object.end() && value->is_number() ? value->get<double>() : std::nan("");
+}
+
 // Whether the value differs from run to run: times, speed and memory.
 bool is_time(const std::string& name) {
-  constexpr const char* kTimes[] = {"seconds",    "phase_seconds", "tokens_per_second",  "peak_memory_bytes",
-                                    "mfu_causal", "mfu_full",      "peak_reserved_bytes"};
+  constexpr const char* kTimes[] = {"seconds",    "phase_seconds", "tokens_per_second",   "peak_memory_bytes",
+                                    "mfu_causal", "mfu_full",      "peak_reserved_bytes", metrics::kTimeKey};
   return std::find(std::begin(kTimes), std::end(kTimes), name) != std::end(kTimes);
 }
 
 } // namespace
 
-absl::StatusOr<std::vector<double>> recorded_losses(const std::string& run_dir, int64_t last_step) {
-  std::vector<double> losses;
-  const absl::Status status =
-      metrics::for_each_record(metrics_file(run_dir), [&](const std::string&, const Json& record) {
-        const auto loss = record.find("loss");
-        const auto valid_tokens = record.find("valid_tokens");
-        const auto step = metrics::record_step(record);
-        const bool has_targets = valid_tokens == record.end() || *valid_tokens != 0;
-        if (step && *step <= last_step && loss != record.end() && loss->is_number() && has_targets) {
-          losses.push_back(loss->get<double>());
-        }
-      });
-  return status.ok() ? absl::StatusOr<std::vector<double>>(std::move(losses)) : status;
+absl::Status for_each_recorded_means(
+    const std::string& run_dir, const metrics::KeptSteps& kept,
+    const std::function<void(const RecordedMeans&)>& visit) {
+  return metrics::for_each_record(metrics_file(run_dir), [&](const std::string&, const Json& record) {
+    const auto eval = record.find(metrics::kEvalKey);
+    const bool evaluation = eval != record.end();
+    const auto step = metrics::record_step(record);
+    if (!step || *step > (evaluation ? kept.last_evaluation : kept.last_step)) {
+      return;
+    }
+    const Json& values = evaluation ? *eval : record;
+    const auto valid_tokens = values.find("valid_tokens");
+    const bool counted = valid_tokens != values.end() && valid_tokens->is_number();
+    if (!values.is_object() || (counted && *valid_tokens == 0)) {
+      return;
+    }
+    visit(
+        {evaluation, number_at(values, "loss"), number_at(values, "hard"), number_at(values, "teacher_ce"),
+         number_at(values, "forward_kl"),
+         counted ? static_cast<int64_t>(std::clamp(valid_tokens->get<double>(), 0.0, 1e15)) : 0});
+  });
 }
 
 absl::StatusOr<std::string> compare_recorded_steps(

@@ -14,8 +14,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kRunFiles[] = {"config.yaml", "log.txt", "metrics.jsonl", "events.jsonl",
-                                     "checkpoints", "model",   "nccl-trace"};
+constexpr const char* kRunFiles[] = {
+    "config.yaml", "log.txt",    "metrics.jsonl", "events.jsonl", "samples.jsonl",    "sessions.jsonl",   "checkpoints",
+    "model",       "nccl-trace", "tensorboard",   "report.html",  "track-wandb.json", "track-mlflow.json"};
 constexpr const char* kReplayPrefix = "replay-";
 
 // .lock, and .lock.HOST.PID of a process that was killed while it took a lock over.

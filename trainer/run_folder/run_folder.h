@@ -16,8 +16,9 @@ enum class StartMode {
   kOverwrite, // removes the files of an earlier run from the run folder
 };
 
-// The run folder: config.yaml (resolved), log.txt, metrics.jsonl, checkpoints/, model/. It belongs to one job: rank 0
-// claims it before anything in it changes, and the claim lasts as long as this object, or as the process.
+// The run folder: config.yaml (resolved), log.txt, metrics.jsonl, samples.jsonl, checkpoints/, model/. It belongs to
+// one job: rank 0 claims it before anything in it changes, and the claim lasts as long as this object, or as the
+// process.
 class RunFolder {
  public:
   // Checks whether a run may start in `dir` in this mode, claims the folder, and creates it where there is none;

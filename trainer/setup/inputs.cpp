@@ -3,24 +3,26 @@
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "trainer/config/run_length.h"
-#include "trainer/hf/config_json.h"
 #include "trainer/hf/folder_weights.h"
 #include "trainer/metrics/log.h"
 #include "trainer/models/random_weights.h"
+#include "trainer/setup/read_model.h"
 #include "trainer/setup/tokenizers.h"
 #include "trainer/step/head_plan.h"
 
 namespace distill::trainer {
 namespace {
 
-absl::StatusOr<ModelSource> open_model(const config::ModelSection& section, int64_t seq_len, uint64_t seed) {
-  auto config = hf::read_model_config(section.path, section.ignore_config_keys);
+absl::StatusOr<ModelSource> open_model(
+    const config::ModelSection& section, const std::string& name, int64_t seq_len, const char* length_key,
+    uint64_t seed) {
+  auto config = read_model(section, name);
   if (!config.ok()) {
     return config.status();
   }
   if (absl::Status status = models::check_sequence_length(*config, seq_len); !status.ok()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(section.path, "/config.json against data.seq_len: ", std::string(status.message())));
+        absl::StrCat(section.path, "/config.json against ", length_key, ": ", std::string(status.message())));
   }
   ModelSource input;
   input.config = *config;
@@ -49,6 +51,8 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
     options.sources.push_back({set.path, set.weight});
   }
   options.seq_len = config.data.seq_len;
+  options.teacher_seq_len = config.data.teacher_seq_len;
+  options.teacher_stream = !config.teacher.path.empty();
   options.packing = config.data.packing;
   options.shuffle = config.data.shuffle && !once;
   options.seed = config.data.seed;
@@ -77,10 +81,14 @@ absl::StatusOr<Inputs> open_inputs(
     const config::Config& config, const Environment& environment, config::Purpose purpose) {
   base::ProblemList problems;
   const bool has_teacher = !config.teacher.path.empty();
-  auto student = problems.take(open_model(config.student, config.data.seq_len, config.train.seed));
+  auto student =
+      problems.take(open_model(config.student, "student", config.data.seq_len, "data.seq_len", config.train.seed));
   std::optional<ModelSource> teacher;
   if (has_teacher) {
-    teacher = problems.take(open_model(config.teacher, config.data.seq_len, config.train.seed + 1));
+    const bool longer = config.data.teacher_length() > config.data.seq_len;
+    teacher = problems.take(open_model(
+        config.teacher, "teacher", longer ? config.data.teacher_seq_len : config.data.seq_len,
+        longer ? "data.teacher_seq_len" : "data.seq_len", config.train.seed + 1));
   }
   const auto tokenizer = problems.take(check_tokenizers(config));
   int64_t vocab_size = student ? student->config.vocab_size : 0; // 0: not known, not checked
@@ -101,6 +109,9 @@ absl::StatusOr<Inputs> open_inputs(
   }
   if (!config.data.eval.empty()) {
     inputs.eval_data = open(config::Purpose::kEvaluate);
+  }
+  if (purpose == config::Purpose::kTrain && config.eval.samples > 0 && inputs.eval_data) {
+    inputs.samples = problems.take(open_sample_inputs(config));
   }
   if (student && (teacher || !has_teacher)) {
     inputs.student = *std::move(student);
@@ -123,14 +134,18 @@ std::string describe_shape(const models::ModelConfig& config) {
 }
 
 std::string describe_data(const data::Dataset& data) {
-  return describe_data(data, data.options().seq_len, data.options().packing);
+  const data::DataOptions& options = data.options();
+  return describe_data(data, {0, options.seq_len, options.packing, options.teacher_seq_len});
 }
 
-std::string describe_data(const data::Dataset& data, int64_t seq_len, data::PackingMode packing) {
+std::string describe_data(const data::Dataset& data, const data::Stage& stage) {
   const data::DataOptions& options = data.options();
+  const int64_t teacher_seq_len = stage.teacher_seq_len > 0 ? stage.teacher_seq_len : stage.seq_len;
   return absl::StrFormat(
-      "%d sources, seq_len %d, %s, %s, seed %d, sha256 %s", options.sources.size(), seq_len, base::enum_name(packing),
-      options.shuffle ? "shuffled" : "in order", options.seed, base::hex(data.fingerprint(seq_len, packing)));
+      "%d sources, seq_len %d, %s%s, %s, seed %d, sha256 %s", options.sources.size(), stage.seq_len,
+      data.teacher_seq_len() > 0 ? absl::StrFormat("teacher_seq_len %d, ", teacher_seq_len) : "",
+      base::enum_name(stage.packing), options.shuffle ? "shuffled" : "in order", options.seed,
+      base::hex(data.fingerprint(stage)));
 }
 
 } // namespace distill::trainer

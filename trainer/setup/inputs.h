@@ -9,6 +9,7 @@
 #include "losses/head/chunk_policy.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load.h"
+#include "trainer/setup/sample_inputs.h"
 #include "trainer/step/environment.h"
 #include "trainer/step/loaded_models.h"
 
@@ -21,6 +22,7 @@ struct Inputs {
   std::shared_ptr<data::Dataset> train_data; // null for evaluation
   std::shared_ptr<data::Dataset> eval_data; // null without data.eval
   losses::ChunkPlan head; // for one micro-batch
+  std::optional<SampleInputs> samples; // with eval.samples, for training
 };
 
 // Checks model folders and their tensors, tokenizers, data and the loss head's memory. Reports all problems together.
@@ -30,7 +32,7 @@ absl::StatusOr<Inputs> open_inputs(
 // Text that identifies a model or a data set in checkpoints and messages.
 std::string describe_shape(const models::ModelConfig& config);
 std::string describe_data(const data::Dataset& data);
-// The text for the same data with another length and packing.
-std::string describe_data(const data::Dataset& data, int64_t seq_len, data::PackingMode packing);
+// The text for the same data with the lengths and packing of a stage.
+std::string describe_data(const data::Dataset& data, const data::Stage& stage);
 
 } // namespace distill::trainer

@@ -1,12 +1,13 @@
 #include "trainer/setup/memory_setup.h"
 
 #include "data/base/status_macros.h"
+#include "data/shard.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/device_info.h"
 #include "trainer/device/host_memory.h"
 #include "trainer/device/memory_tracker.h"
-#include "trainer/hf/config_json.h"
 #include "trainer/metrics/log.h"
+#include "trainer/setup/read_model.h"
 #include "trainer/setup/resolve_environment.h"
 
 namespace distill::trainer {
@@ -21,8 +22,16 @@ double gib(int64_t bytes) {
   return static_cast<double>(bytes) / kGiB;
 }
 
-absl::StatusOr<models::ModelConfig> read_config(const config::ModelSection& section) {
-  return hf::read_model_config(section.path, section.ignore_config_keys);
+// Whether the plan counts a teacher stream: the training data has one, or will have one as far as the configuration
+// tells where the data are not here yet.
+bool teacher_stream(const config::Config& config) {
+  const std::vector<config::DataSet>& train = config.data.train;
+  const auto is_there = [](const config::DataSet& set) { return data::is_token_data(set.path); };
+  if (std::any_of(train.begin(), train.end(), is_there)) {
+    return std::any_of(
+        train.begin(), train.end(), [](const config::DataSet& set) { return data::has_teacher_stream(set.path); });
+  }
+  return config.data.teacher_seq_len > 0;
 }
 
 std::string changes_text(const plan::Plan& plan) {
@@ -49,22 +58,28 @@ absl::StatusOr<plan::Plan> plan_run(
        {environment, world_size, ranks_on_host},
        machine,
        /*device_bytes=*/cuda ? memory : memory / ranks_on_host,
-       /*host_bytes=*/device::available_host_bytes() / ranks_on_host});
+       /*host_bytes=*/device::available_host_bytes() / ranks_on_host,
+       teacher_stream(config)});
 }
 
 absl::StatusOr<plan::Plan> plan_on_paper(
     const config::Config& config, int64_t world_size, int64_t ranks_per_node, double device_share) {
   const bool has_teacher = !config.teacher.path.empty();
-  ASSIGN_OR_RETURN(const models::ModelConfig student, read_config(config.student));
+  ASSIGN_OR_RETURN(const models::ModelConfig student, read_model(config.student, "student"));
   models::ModelConfig teacher;
   if (has_teacher) {
-    ASSIGN_OR_RETURN(teacher, read_config(config.teacher));
+    ASSIGN_OR_RETURN(teacher, read_model(config.teacher, "teacher"));
   }
-  for (const models::ModelConfig* model : {&student, has_teacher ? &teacher : &student}) {
-    if (absl::Status status = models::check_sequence_length(*model, config.data.seq_len); !status.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("data.seq_len against a model's config.json: ", std::string(status.message())));
-    }
+  const auto check_length = [](const char* key, const models::ModelConfig& model, int64_t length) {
+    const absl::Status status = models::check_sequence_length(model, length);
+    return status.ok() ? status
+                       : absl::InvalidArgumentError(
+                             absl::StrCat(key, " against a model's config.json: ", std::string(status.message())));
+  };
+  RETURN_IF_ERROR(check_length("data.seq_len", student, config.data.seq_len));
+  if (has_teacher) {
+    RETURN_IF_ERROR(check_length("data.seq_len", teacher, config.data.seq_len));
+    RETURN_IF_ERROR(check_length("data.teacher_seq_len", teacher, config.data.teacher_length()));
   }
   const bool cuda = config.train.device != config::DeviceChoice::kCpu;
   ASSIGN_OR_RETURN(const plan::Machine machine, plan::machine_of(config, cuda));
@@ -81,7 +96,8 @@ absl::StatusOr<plan::Plan> plan_on_paper(
        {environment, world_size, ranks_per_node},
        machine,
        /*device_bytes=*/static_cast<int64_t>(device_share * device_bytes),
-       /*host_bytes=*/(here ? device::available_host_bytes() : host_bytes) / sharing});
+       /*host_bytes=*/(here ? device::available_host_bytes() : host_bytes) / sharing,
+       teacher_stream(config)});
 }
 
 absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_size, int64_t ranks_per_node) {
@@ -91,7 +107,8 @@ absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_si
   int64_t longest = 0, beyond = kSearched;
   for (const config::ModelSection* section : {&config.student, &config.teacher}) {
     if (!section->path.empty()) {
-      ASSIGN_OR_RETURN(const models::ModelConfig model, read_config(*section));
+      ASSIGN_OR_RETURN(
+          const models::ModelConfig model, read_model(*section, section == &config.student ? "student" : "teacher"));
       const int64_t limit =
           std::min(model.max_position_embeddings, model.sliding_window.value_or(model.max_position_embeddings));
       beyond = std::min(beyond, limit / kStep * kStep + kStep);
@@ -168,8 +185,8 @@ std::string out_of_memory_report(
     }
   }
   const auto environment = resolve_environment(config, ranks.local_gpu);
-  const auto student = read_config(config.student);
-  const auto teacher = config.teacher.path.empty() ? student : read_config(config.teacher);
+  const auto student = read_model(config.student, "student");
+  const auto teacher = config.teacher.path.empty() ? student : read_model(config.teacher, "teacher");
   if (environment.ok() && student.ok() && teacher.ok()) {
     const auto plan_of = [&](const config::Config& changed) {
       return plan_run(

@@ -7,6 +7,22 @@
 #include "trainer/setup/start_report.h"
 
 namespace distill::trainer {
+namespace {
+
+// Empty if the key has an effect, or is not given.
+std::string teacher_length_warning(const config::Config& config, const Inputs& inputs) {
+  const auto reads_stream = [](const std::shared_ptr<data::Dataset>& data) {
+    return data != nullptr && data->teacher_seq_len() > 0;
+  };
+  if (config.data.teacher_seq_len == 0 || reads_stream(inputs.train_data) || reads_stream(inputs.eval_data)) {
+    return "";
+  }
+  return absl::StrFormat(
+      "data.teacher_seq_len %d has no effect: %s", config.data.teacher_seq_len,
+      inputs.teacher ? "no document has a text of the teacher's own" : "the run has no teacher");
+}
+
+} // namespace
 
 absl::StatusOr<PreparedRun> prepare_run(const RunContext& context) {
   const config::Config& config = context.config();
@@ -19,6 +35,12 @@ absl::StatusOr<PreparedRun> prepare_run(const RunContext& context) {
   const DiskSpace space = disk_space(config.run.dir);
   prepared.report.push_back(disk_line(need, space));
   if (std::string warning = disk_warning(need, space); !warning.empty()) {
+    prepared.warnings.push_back(std::move(warning));
+  }
+  if (prepared.inputs.samples && !prepared.inputs.samples->warning.empty()) {
+    prepared.warnings.push_back(prepared.inputs.samples->warning);
+  }
+  if (std::string warning = teacher_length_warning(config, prepared.inputs); !warning.empty()) {
     prepared.warnings.push_back(std::move(warning));
   }
   const std::vector<std::string> lines = prepared.plan.lines();

@@ -5,6 +5,7 @@
 
 #include "trainer/config/dtypes.h"
 #include "trainer/device/device_hooks.h"
+#include "trainer/device/device_info.h"
 
 namespace distill::trainer {
 
@@ -31,7 +32,14 @@ absl::StatusOr<Environment> resolve_environment(const config::Config& config, in
           "local rank %d has no GPU: %d are visible on this host; start at most one rank for each GPU", local_gpu,
           gpus));
     }
-    return environment_on(config, at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_gpu)));
+    const at::Device gpu(at::kCUDA, static_cast<c10::DeviceIndex>(local_gpu));
+    if (config.teacher.dtype == config::ComputeDtype::kFloat8 && !device::computes_float8(gpu)) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "teacher.dtype: float8: expected a GPU of compute capability 8.9 or newer, found %s, which has no float8 "
+          "products; set teacher.dtype to bfloat16",
+          device::device_info(gpu).name));
+    }
+    return environment_on(config, gpu);
   }
   return environment_on(config, at::kCPU);
 }

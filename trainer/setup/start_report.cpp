@@ -11,17 +11,25 @@ std::string model_line(
   return absl::StrFormat(
       "%s: %s (%s), %.1f M parameters, computes in %s; %s", role, section.path, base::enum_name(section.init),
       static_cast<double>(models::parameter_count(models::unit_layouts(config))) / 1e6,
-      dtype == at::kFloat ? "float32" : "bfloat16", describe_shape(config));
+      models::precision_text(config, dtype), describe_shape(config));
 }
 
 void add_data_lines(const char* name, const data::Dataset& data, std::vector<std::string>& lines) {
   for (const data::SourceStats& stats : data.stats()) {
+    const auto percent = [&stats](int64_t padding, int64_t seq_len) {
+      return 100.0 * static_cast<double>(padding) / static_cast<double>(std::max<int64_t>(1, stats.samples * seq_len));
+    };
     lines.push_back(absl::StrFormat(
         "%s: %s, %d documents, %d tokens, %d sequences of %d (%.2f%% padding, %d documents cut)", name, stats.path,
         stats.documents, stats.tokens, stats.samples, data.options().seq_len,
-        100.0 * static_cast<double>(stats.padding) /
-            static_cast<double>(std::max<int64_t>(1, stats.samples * data.options().seq_len)),
-        stats.split_documents));
+        percent(stats.padding, data.options().seq_len), stats.split_documents));
+    if (stats.teacher_texts > 0) {
+      lines.push_back(absl::StrFormat(
+          "%s: the teacher reads a text of its own for %d of these documents, in sequences of %d (%.2f%% padding); %d "
+          "are cut at the end, %d are left out since no target fits",
+          name, stats.teacher_texts, data.teacher_seq_len(), percent(stats.teacher_padding, data.teacher_seq_len()),
+          stats.cut_documents, stats.left_out_documents));
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 #include "trainer/sharding/model_shards.h"
 
 #include "trainer/device/memory_tracker.h"
+#include "trainer/models/packed_layout.h"
 
 namespace distill::sharding {
 
@@ -9,10 +10,11 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
   const auto host_or_device = at::TensorOptions().device(options.device);
   for (models::UnitLayout& layout : models::unit_layouts(config_)) {
     UnitShard unit;
-    unit.shard = shard_range(layout.numel, options.rank, options.world_size);
-    unit.layout = std::move(layout);
+    unit.layout = models::packed_layout(layout, config_.float8, options.compute_dtype);
+    unit.shard = shard_range(unit.layout.numel, options.rank, options.world_size);
+    TORCH_CHECK(!options.trainable || !unit.layout.packed(), "a trainable model has no float8 weights");
     // Zeros, so that alignment gaps and the padded tail stay zero in both weights and moments.
-    unit.weights = at::zeros({unit.shard.numel}, host_or_device.dtype(options.compute_dtype));
+    unit.weights = at::zeros({unit.shard.numel}, host_or_device.dtype(flat_dtype(unit)));
     if (options.trainable) {
       unit.master = options.compute_dtype == at::kFloat && options.host_state == nullptr
           ? unit.weights
@@ -26,10 +28,20 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
   }
 }
 
-void ModelShards::load(const models::WeightSource& source, const std::function<void(int64_t elements)>& loaded) {
+int64_t ModelShards::bytes() const {
+  int64_t bytes = 0;
+  for (const UnitShard& unit : units_) {
+    bytes += shard_bytes(unit);
+  }
+  return bytes;
+}
+
+void ModelShards::load(const models::WeightSource& source, const std::function<void(int64_t bytes)>& loaded) {
   for (UnitShard& unit : units_) {
     at::Tensor target = unit.master.defined() ? unit.master : unit.weights;
-    if (target.device() != options_.device && source.writes_to(options_.device)) {
+    if (unit.layout.packed()) {
+      models::read_packed(source, config_, unit.layout, unit.shard.begin, target);
+    } else if (target.device() != options_.device && source.writes_to(options_.device)) {
       // Generated on the device, so that the values do not depend on where the state is stored.
       at::Tensor made = at::empty(target.sizes(), target.options().device(options_.device));
       source.copy_range(unit.layout, unit.shard.begin, made);
@@ -38,7 +50,7 @@ void ModelShards::load(const models::WeightSource& source, const std::function<v
       source.copy_range(unit.layout, unit.shard.begin, target);
     }
     if (loaded) {
-      loaded(unit.shard.numel);
+      loaded(shard_bytes(unit));
     }
   }
   refresh_weights();
@@ -63,8 +75,7 @@ void ModelShards::use_slots(WeightSlots* weights, GradientSlots* gradients, Accu
 void ModelShards::add_to_plan(SlotPlan& weights) const {
   for (int64_t i = 0; i < num_units(); ++i) {
     int64_t& bytes = slot_size(i) == SlotSize::kBlock ? weights.block_bytes : weights.large_bytes;
-    bytes =
-        std::max(bytes, units_[i].shard.padded_numel * static_cast<int64_t>(c10::elementSize(options_.compute_dtype)));
+    bytes = std::max(bytes, units_[i].shard.padded_numel * element_size(units_[i]));
   }
 }
 
@@ -72,7 +83,7 @@ UnitSource ModelShards::source(int64_t index) const {
   const UnitShard& unit = units_[index];
   // The gather's stream waits for the unit's newest update even if the compute stream has waited for it already.
   return {
-      key(index), slot_size(index), unit.weights.defined() ? unit.weights : unit.master, options_.compute_dtype,
+      key(index), slot_size(index), unit.weights.defined() ? unit.weights : unit.master, flat_dtype(unit),
       &updates_[index].done};
 }
 

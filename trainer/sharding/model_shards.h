@@ -18,8 +18,8 @@ namespace distill::sharding {
 struct UnitShard {
   models::UnitLayout layout;
   ShardRange shard;
-  // In the compute dtype. Undefined if gathers round the master weights instead (a trainable model with slots, whose
-  // compute dtype is not fp32).
+  // In the compute dtype; bytes of a packed unit (trainer/models/packed_layout.h). Undefined if gathers round the
+  // master weights instead (a trainable model with slots, whose compute dtype is not fp32).
   at::Tensor weights;
   at::Tensor master; // fp32, updated by the optimizer; the same tensor as `weights` in fp32; undefined: frozen
   // fp32, the sum over micro-batches. Allocated in the unit's first backward pass of a step; freed by drop_gradients(),
@@ -58,8 +58,10 @@ class ModelShards {
   ModelShards(models::ModelConfig config, const ShardOptions& options);
 
   // Reads this rank's part of every unit.
-  // `loaded`: told of the elements of each unit that has been read.
-  void load(const models::WeightSource& source, const std::function<void(int64_t elements)>& loaded = {});
+  // `loaded`: told of the bytes of each unit that has been read, as they are stored on the device.
+  void load(const models::WeightSource& source, const std::function<void(int64_t bytes)>& loaded = {});
+  // Of this rank's weights, as gathers read them.
+  int64_t bytes() const;
 
   const models::ModelConfig& config() const {
     return config_;
@@ -96,7 +98,7 @@ class ModelShards {
   // Raises the slot sizes of a plan to those that this model's units need.
   void add_to_plan(SlotPlan& weights) const;
 
-  // The whole unit's flat weights, compute dtype. Valid until release().
+  // The whole unit's flat weights, in the compute dtype or packed. Valid until release().
   at::Tensor weights(int64_t index);
   void release(int64_t index);
   // The unit has been released and is not needed again soon: its slot may free its memory.
@@ -142,6 +144,16 @@ class ModelShards {
  private:
   UnitKey key(int64_t index) const {
     return {this, index};
+  }
+  // Of a unit's flat buffer.
+  at::ScalarType flat_dtype(const UnitShard& unit) const {
+    return unit.layout.packed() ? at::kByte : options_.compute_dtype;
+  }
+  int64_t element_size(const UnitShard& unit) const {
+    return static_cast<int64_t>(c10::elementSize(flat_dtype(unit)));
+  }
+  int64_t shard_bytes(const UnitShard& unit) const {
+    return unit.shard.numel * element_size(unit);
   }
   SlotSize slot_size(int64_t index) const;
   at::Tensor zeros_of_state(int64_t numel) const; // fp32, on the device or in host memory

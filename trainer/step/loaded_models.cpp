@@ -11,15 +11,10 @@ namespace {
 
 absl::Status load_weights(
     sharding::ModelShards& model, const models::WeightSource& source, Role role, config::ProgressStyle style) {
-  int64_t elements = 0;
-  for (int64_t unit = 0; unit < model.num_units(); ++unit) {
-    elements += model.unit(unit).shard.numel;
-  }
-  const auto stored = static_cast<int64_t>(c10::elementSize(model.options().compute_dtype));
   metrics::TaskProgress progress(
-      role == Role::kTeacher ? "reading the teacher's weights" : "reading the student's weights", elements * stored,
+      role == Role::kTeacher ? "reading the teacher's weights" : "reading the student's weights", model.bytes(),
       "bytes", style);
-  model.load(source, [&](int64_t loaded) { progress.add(loaded * stored); });
+  model.load(source, [&](int64_t loaded) { progress.add(loaded); });
   return source.status();
 }
 

@@ -1,18 +1,14 @@
 #include "trainer/step/micro_batch.h"
 
+#include <ATen/ops/argmax.h>
+
+#include "losses/head/products.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/device/simulation.h"
+#include "trainer/step/token_batch.h"
 
 namespace distill::trainer {
 namespace {
-
-at::Tensor copy_to_device(const at::Tensor& tensor, at::Device device) {
-  std::optional<device::UncountedScope> stays; // on the CPU a batch is not copied
-  if (device.is_meta() && device::kernel_device(device) == c10::DeviceType::CPU) {
-    stays.emplace();
-  }
-  return tensor.to(device, /*non_blocking=*/true);
-}
 
 at::Tensor lm_head(sharding::ModelShards& model) {
   return models::lm_head_weight(model.unit(model.head_unit()).layout, model.weights(model.head_unit()));
@@ -31,35 +27,31 @@ MicroBatchRunner::MicroBatchRunner(
       pass_(student, student_rope_, std::move(memory.policies), std::move(memory.host), block_),
       phases_(student.options().device) {
   if (teacher_ != nullptr) {
-    teacher_rope_ = models::make_rope_table(teacher_->config(), config.data.seq_len, teacher_->options().device);
+    // Evaluation data without a teacher stream may be longer than training data with one.
+    const int64_t positions = std::max(config.data.seq_len, config.data.teacher_length());
+    teacher_rope_ = models::make_rope_table(teacher_->config(), positions, teacher_->options().device);
   }
-}
-
-sharding::TokenBatch MicroBatchRunner::to_device(const data::Batch& batch) const {
-  const at::Device device = student_.options().device;
-  sharding::TokenBatch tokens;
-  tokens.tokens_N = copy_to_device(batch.tokens_BS.flatten(), device);
-  tokens.seq.batch = batch.tokens_BS.size(0);
-  tokens.seq.seq_len = batch.tokens_BS.size(1);
-  tokens.seq.positions_N = copy_to_device(batch.positions_BS.flatten(), device);
-  tokens.seq.cu_seqlens = copy_to_device(batch.cu_seqlens, device);
-  const int32_t* boundaries = batch.cu_seqlens.const_data_ptr<int32_t>();
-  tokens.seq.segments_host.assign(boundaries, boundaries + batch.cu_seqlens.numel());
-  tokens.seq.max_seqlen = batch.max_seqlen;
-  // Segments that are exactly the rows need no document mask.
-  tokens.seq.packed = batch.cu_seqlens.numel() != tokens.seq.batch + 1;
-  return tokens;
 }
 
 losses::LinearHeadInputs MicroBatchRunner::run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens) {
   losses::LinearHeadInputs inputs;
-  inputs.targets_N = copy_to_device(batch.targets_BS.flatten(), tokens.tokens_N.device());
+  const at::Device device = tokens.tokens_N.device();
+  inputs.targets_N = copy_to_device(batch.targets_BS.flatten(), device);
   inputs.valid_tokens = batch.valid_tokens;
-  inputs.meta_device = device::kernel_device(tokens.tokens_N.device());
-  if (teacher_ != nullptr) {
-    inputs.teacher_hidden_NG = sharding::forward_hidden(*teacher_, teacher_rope_, tokens, /*next=*/&student_, block_);
-    inputs.teacher_weight_VG = lm_head(*teacher_);
+  inputs.meta_device = device::kernel_device(device);
+  if (teacher_ == nullptr) {
+    return inputs;
   }
+  if (batch.teacher) {
+    const sharding::TokenBatch own = teacher_token_batch(batch, device);
+    const at::Tensor rows_N = copy_to_device(batch.teacher->rows_BS.flatten(), device);
+    const at::Tensor hidden_TG = sharding::forward_hidden(*teacher_, teacher_rope_, own, /*next=*/&student_, block_);
+    inputs.teacher_hidden_NG = hidden_TG.index_select(0, rows_N);
+    device::label(inputs.teacher_hidden_NG, device::Category::kHidden);
+  } else {
+    inputs.teacher_hidden_NG = sharding::forward_hidden(*teacher_, teacher_rope_, tokens, /*next=*/&student_, block_);
+  }
+  inputs.teacher_weight_VG = lm_head(*teacher_);
   return inputs;
 }
 
@@ -97,7 +89,7 @@ at::Tensor MicroBatchRunner::head_with_gradients(
 
 // The teacher runs first, while the student's activations do not exist yet.
 void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_M, bool last) {
-  const sharding::TokenBatch tokens = to_device(batch);
+  const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
   begin(metrics::Phase::kTeacher);
   losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
   begin(metrics::Phase::kForward);
@@ -109,10 +101,37 @@ void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Te
 }
 
 void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
-  const sharding::TokenBatch tokens = to_device(batch);
+  const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
   losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
   inputs.hidden_NH = sharding::forward_hidden(student_, student_rope_, tokens, /*next=*/nullptr, block_);
   sums_M += run_head(inputs, /*grads=*/nullptr).metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
+}
+
+std::vector<int64_t> MicroBatchRunner::next_tokens(
+    const data::Batch& batch, const std::vector<int64_t>& rows, WhichModel which) {
+  sharding::ModelShards& model = which == WhichModel::kStudent ? student_ : *teacher_;
+  const models::RopeTable& rope = which == WhichModel::kStudent ? student_rope_ : teacher_rope_;
+  const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
+  at::Tensor hidden_NH = sharding::forward_hidden(model, rope, tokens, /*next=*/nullptr, block_);
+  const auto count = static_cast<int64_t>(rows.size());
+  at::Tensor next_R = at::empty({count}, tokens.tokens_N.options());
+  {
+    const device::LabelScope label(device::Category::kHead);
+    const at::Tensor weight_VH = lm_head(model);
+    const bool is_double = hidden_NH.scalar_type() == at::kDouble;
+    at::Tensor logits_1V =
+        at::empty({1, weight_VH.size(0)}, hidden_NH.options().dtype(is_double ? at::kDouble : at::kFloat));
+    for (int64_t row = 0; row < count; ++row) {
+      const at::Tensor hidden_1H = hidden_NH.narrow(0, rows[static_cast<size_t>(row)], 1);
+      losses::logits_product(tokens.tokens_N.device().type(), logits_1V, hidden_1H, weight_VH);
+      next_R.narrow(0, row, 1).copy_(logits_1V.argmax(1));
+    }
+  }
+  hidden_NH.reset();
+  model.release(model.head_unit());
+  model.retire(model.head_unit());
+  const at::Tensor next = next_R.cpu();
+  return {next.const_data_ptr<int64_t>(), next.const_data_ptr<int64_t>() + count};
 }
 
 void MicroBatchRunner::begin(metrics::Phase phase) {

@@ -11,13 +11,20 @@
 
 namespace distill::trainer {
 
+enum class WhichModel {
+  kStudent,
+  kTeacher
+};
+
 // Where the student's activations are stored until the backward pass. No policies: only evaluation.
 struct ActivationMemory {
   std::vector<models::ActivationPolicy> policies; // one for each block
   std::shared_ptr<device::HostSlab> host; // null: nothing is offloaded
 };
 
-// The computation of one micro-batch: teacher forward, student forward, loss head, student backward.
+// The computation of one micro-batch: teacher forward, student forward, loss head, student backward. If the teacher
+// reads tokens of its own, each of the student's tokens with a target gets the hidden state from which the teacher
+// predicts the same target.
 // M = losses::kNumTokenMetrics.
 class MicroBatchRunner {
  public:
@@ -32,6 +39,12 @@ class MicroBatchRunner {
   void train(const data::Batch& batch, double grad_scale, at::Tensor& sums_M, bool last);
   // The same losses without gradients.
   void evaluate(const data::Batch& batch, at::Tensor& sums_M);
+  // The most probable next token after each of the tokens `rows` (places among the flattened tokens), computed with one
+  // forward pass and one token's logits at a time. Waits for the device. The batch's targets are not used.
+  std::vector<int64_t> next_tokens(const data::Batch& batch, const std::vector<int64_t>& rows, WhichModel which);
+  bool has_teacher() const {
+    return teacher_ != nullptr;
+  }
   // Starts gathering the first units of the next micro-batch, unless the optimizer changes them.
   void prefetch_first();
 
@@ -48,9 +61,8 @@ class MicroBatchRunner {
   at::Tensor zero_sums() const; // fp64 [M] on the device
 
  private:
-  sharding::TokenBatch to_device(const data::Batch& batch) const;
-  // Returns the targets, the teacher's hidden states and its lm_head, whose unit stays gathered until run_head releases
-  // it.
+  // Returns the targets, the teacher's hidden states in the order of the student's tokens, and its lm_head, whose unit
+  // stays gathered until run_head releases it.
   losses::LinearHeadInputs run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens);
   losses::LinearHeadOutput run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads);
   // The head with gradients: adds to sums_M and to the lm_head's gradient, and returns the gradient of the hidden

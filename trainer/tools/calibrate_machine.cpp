@@ -6,6 +6,7 @@
 #include "trainer/device/device_info.h"
 #include "trainer/device/host_slab.h"
 #include "trainer/models/ops/attention.h"
+#include "trainer/models/ops/float8.h"
 #include "trainer/plan/machine.h"
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/resolve_environment.h"
@@ -79,6 +80,7 @@ class Calibration {
   }
   void streaming();
   void products();
+  double flops_of(double seconds, size_t operand_bytes) const;
   void attention();
   absl::Status host_copies();
   void collectives();
@@ -103,11 +105,23 @@ void Calibration::products() {
   const at::Tensor a = at::randn({sizes_.rows, sizes_.inner}, options());
   const at::Tensor b = at::randn({sizes_.columns, sizes_.inner}, options());
   at::Tensor c = at::empty({sizes_.rows, sizes_.columns}, options());
-  const double seconds = watch_.seconds([&] { at::mm_out(c, a, b.t()); });
-  const double traffic = static_cast<double>(a.nbytes() + b.nbytes() + c.nbytes()) / machine_.memory_bytes;
+  machine_.matmul_flops = flops_of(watch_.seconds([&] { at::mm_out(c, a, b.t()); }), a.nbytes() + b.nbytes());
+  machine_.float8_flops = machine_.matmul_flops;
+  if (device::computes_float8(device_)) {
+    const models::Float8Rows a8 = models::float8_rows(a), b8 = models::float8_rows(b);
+    machine_.float8_flops = flops_of(
+        watch_.seconds([&] { c = models::float8_linear(a8, b8, dtype_); }),
+        a8.values_RC.nbytes() + b8.values_RC.nbytes());
+  }
+}
+
+// Of a product that took `seconds` and read `operand_bytes`. The plan counts operations and traffic separately.
+double Calibration::flops_of(double seconds, size_t operand_bytes) const {
+  const auto element = static_cast<double>(c10::elementSize(dtype_));
+  const double result_bytes = static_cast<double>(sizes_.rows * sizes_.columns) * element;
+  const double traffic = (static_cast<double>(operand_bytes) + result_bytes) / machine_.memory_bytes;
   const double flops = 2.0 * static_cast<double>(sizes_.rows * sizes_.inner) * static_cast<double>(sizes_.columns);
-  // The plan counts operations and traffic separately.
-  machine_.matmul_flops = flops / std::max(seconds - traffic, 0.5 * seconds);
+  return flops / std::max(seconds - traffic, 0.5 * seconds);
 }
 
 void Calibration::attention() {

@@ -6,23 +6,22 @@
 #include "data/base/status_macros.h"
 #include "trainer/evaluator.h"
 #include "trainer/launch/stop_signal.h"
+#include "trainer/metrics/log.h"
+#include "trainer/metrics/teacher_check.h"
 #include "trainer/setup/inputs.h"
 #include "trainer/setup/resolve_environment.h"
 
 namespace distill::trainer {
 namespace {
 
-std::string dtype_name(at::ScalarType dtype) {
-  return dtype == at::kFloat ? "float32" : "bfloat16";
-}
-
-std::string describe(const config::Config& config, const Environment& environment) {
-  const bool has_teacher = !config.teacher.path.empty();
+std::string describe(const config::Config& config, const Environment& environment, const Inputs& inputs) {
   return absl::StrFormat(
       "%s, sequences of %d tokens, %s on %s, %s", config.student.path, config.data.seq_len,
-      dtype_name(environment.student_dtype), environment.device.str(),
-      has_teacher ? absl::StrFormat("teacher %s (%s)", config.teacher.path, dtype_name(environment.teacher_dtype))
-                  : "no teacher: the loss is the cross-entropy on the labels");
+      models::precision_text(inputs.student.config, environment.student_dtype), environment.device.str(),
+      inputs.teacher ? absl::StrFormat(
+                           "teacher %s (%s)", config.teacher.path,
+                           models::precision_text(inputs.teacher->config, environment.teacher_dtype))
+                     : "no teacher: the loss is the cross-entropy on the labels");
 }
 
 } // namespace
@@ -54,8 +53,15 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
         "data.eval: expected tokens with a target, found none in its %d sequences%s; there is nothing to measure",
         result.samples, config.eval.batches > 0 ? absl::StrFormat(" (eval.batches: %d)", config.eval.batches) : ""));
   }
+  if (inputs.teacher) {
+    const auto& means = result.means.metrics;
+    if (const auto found = metrics::TeacherCheck().evaluation(
+            means[losses::kHard], means[losses::kTeacherCe], result.means.valid_tokens)) {
+      metrics::log_warning(metrics::describe(*found, "data.eval"));
+    }
+  }
   EvalReport report;
-  report.what = describe(config, environment);
+  report.what = describe(config, environment, inputs);
   report.means = result.means;
   report.samples = result.samples;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -5,12 +5,12 @@
 #include <filesystem>
 
 #include "data/base/status_macros.h"
-#include "data/inspect.h"
 #include "data/shard.h"
 #include "data/tokenizer.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/hf/describe_model.h"
 #include "trainer/tools/inspect_checkpoint.h"
+#include "trainer/tools/inspect_documents.h"
 #include "trainer/tools/inspect_run.h"
 
 namespace distill::trainer {
@@ -37,17 +37,33 @@ absl::StatusOr<std::string> inspect_model(const std::string& folder) {
   return model + tokenizer;
 }
 
+// The options that choose and show documents, for a path that has none.
+absl::Status no_document_options(const InspectRequest& request) {
+  const char* given = !request.tokenizer.empty() ? "--tokenizer"
+      : !request.documents.empty()               ? "--documents"
+      : request.document                         ? "--document"
+      : request.max_tokens                       ? "--tokens"
+      : !request.html.empty()                    ? "--html"
+                                                 : nullptr;
+  return given == nullptr ? absl::OkStatus()
+                          : absl::InvalidArgumentError(absl::StrCat(
+                                given, ": expected a token shard or a folder of them (*", data::kShardExtension,
+                                "), found ", request.path));
+}
+
 } // namespace
 
-absl::StatusOr<std::string> inspect(const std::string& path) {
+absl::StatusOr<std::string> inspect(const InspectRequest& request) {
+  const std::string& path = request.path;
   std::error_code error;
   const auto holds = [&](const char* name) { return fs::exists(fs::path(path) / name, error); };
   if (!fs::exists(path, error)) {
     return absl::NotFoundError(absl::StrCat(path, ": no such file or folder"));
   }
   if (fs::is_regular_file(path, error) || data::is_token_data(path)) {
-    return data::describe_data(path);
+    return inspect_token_data(request);
   }
+  RETURN_IF_ERROR(no_document_options(request));
   if (holds("config.yaml")) {
     return inspect_run(path);
   }

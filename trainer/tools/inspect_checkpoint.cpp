@@ -43,7 +43,9 @@ absl::StatusOr<std::string> inspect_checkpoint(const std::string& folder) {
     line(
         "data stage",
         absl::StrFormat(
-            "from sample %d: seq_len %d, %s", stage.first_sample, stage.seq_len, base::enum_name(stage.packing)));
+            "from sample %d: seq_len %d, %s%s", stage.first_sample, stage.seq_len,
+            stage.teacher_seq_len > 0 ? absl::StrFormat("teacher_seq_len %d, ", stage.teacher_seq_len) : "",
+            base::enum_name(stage.packing)));
   }
   line("tokenizer", index.info.identity.tokenizer);
   int64_t bytes = 0;

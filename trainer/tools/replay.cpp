@@ -29,14 +29,19 @@ absl::StatusOr<Replay> plan_replay(const config::Config& config, int64_t step) {
       if (stage.step < step) { // the step was made in this stage, or in a later one
         replay.config.data.seq_len = stage.seq_len;
         replay.config.data.packing = stage.packing;
+        if (stage.teacher_seq_len > 0) {
+          replay.config.data.teacher_seq_len = stage.teacher_seq_len;
+        }
       }
     }
   }
   replay.config.run.dir = absl::StrCat(config.run.dir, "/replay-", step);
+  replay.config.run.tensorboard = false; // a viewer of the run would show the replay as another run
   replay.config.checkpoint.every = 0;
   replay.config.checkpoint.at_end = false;
   replay.config.eval.every = 0;
   replay.config.eval.at_start = false;
+  replay.config.eval.samples = 0;
   replay.start.mode = StartMode::kOverwrite;
   replay.start.parent_run = config.run.dir;
   replay.start.last_step = step;

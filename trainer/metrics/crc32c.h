@@ -1,0 +1,11 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace distill::metrics {
+
+// CRC-32C (Castagnoli), as in RFC 3720, appendix B.4.
+uint32_t crc32c(std::string_view bytes);
+
+} // namespace distill::metrics

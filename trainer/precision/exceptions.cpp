@@ -1,0 +1,136 @@
+#include "trainer/precision/exceptions.h"
+
+#include <algorithm>
+
+#include "data/base/status_macros.h"
+#include "trainer/models/layout.h"
+
+namespace distill::precision {
+namespace {
+
+constexpr double kMargin = 0.95; // of the limit, at which an estimate is measured
+
+std::vector<ProductError> products_of(const models::ModelConfig& config) {
+  std::vector<ProductError> effects;
+  double total = 0;
+  for (int64_t block = 0; block < config.num_layers; ++block) {
+    for (const models::ParamLayout& param : models::block_layout(config, block).params) {
+      const auto product = base::enum_named<models::Product>(param.name);
+      if (product && config.float8.contains(block, *product)) {
+        effects.push_back({{block, *product}, 0, static_cast<double>(param.numel())});
+      }
+      total += product ? static_cast<double>(param.numel()) : 0;
+    }
+  }
+  for (ProductError& effect : effects) {
+    effect.operations /= total;
+  }
+  return effects;
+}
+
+class Search {
+ public:
+  Search(
+      const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
+      absl::Span<const data::Batch> batches, const Limits& limits, const WalkOptions& options, int64_t memory)
+      : model_(model),
+        environment_(environment),
+        mesh_(mesh),
+        batches_(batches),
+        limits_(limits),
+        options_(options),
+        memory_(memory) {}
+
+  absl::StatusOr<ExceptionSearch> run() {
+    ExceptionSearch search;
+    search.products = model_.config.float8;
+    ASSIGN_OR_RETURN(search.before, measure(search.products));
+    search.after = search.before;
+    search.found = limits_.hold(search.before);
+    if (!search.found) {
+      ASSIGN_OR_RETURN(search.effects, effects());
+      RETURN_IF_ERROR(give_back(search));
+    }
+    search.exceptions = exceptions_of(search.products, model_.config.num_layers);
+    return search;
+  }
+
+ private:
+  absl::StatusOr<TeacherError> measure(const Variant& variant) const {
+    const std::vector<Variant> variants{variant};
+    ASSIGN_OR_RETURN(
+        const std::vector<TeacherError> errors,
+        teacher_errors(model_, environment_, mesh_, batches_, variants, options_));
+    return errors.front();
+  }
+
+  // Every product alone, on the first micro-batch; as many at a time as the memory allows.
+  absl::StatusOr<std::vector<ProductError>> effects() const {
+    std::vector<ProductError> effects = products_of(model_.config);
+    const auto first = batches_.subspan(0, 1);
+    const int64_t state = first.front().targets_BS.numel() * model_.config.hidden_size *
+        static_cast<int64_t>(c10::elementSize(environment_.teacher_dtype));
+    const auto at_once = static_cast<size_t>(std::max<int64_t>(1, memory_ / state));
+    for (size_t begin = 0; begin < effects.size(); begin += at_once) {
+      const size_t end = std::min(effects.size(), begin + at_once);
+      std::vector<Variant> variants(end - begin);
+      for (size_t i = begin; i < end; ++i) {
+        variants[i - begin].add(effects[i].product);
+      }
+      ASSIGN_OR_RETURN(
+          const std::vector<TeacherError> errors,
+          teacher_errors(model_, environment_, mesh_, first, variants, options_));
+      for (size_t i = begin; i < end; ++i) {
+        effects[i].mean_kl = errors[i - begin].mean_kl;
+      }
+    }
+    std::stable_sort(effects.begin(), effects.end(), [](const ProductError& a, const ProductError& b) {
+      return a.mean_kl / a.operations > b.mean_kl / b.operations;
+    });
+    return effects;
+  }
+
+  // By how much the error must shrink for the limits to hold, as a factor.
+  double wanted(const TeacherError& error) const {
+    const double mean = limits_.mean_kl / error.mean_kl;
+    return std::min(mean, limits_.p99_kl == 0 ? mean : limits_.p99_kl / error.p99_kl);
+  }
+
+  absl::Status give_back(ExceptionSearch& search) const {
+    double left = 0; // sum of the single errors of the products in float8
+    for (const ProductError& effect : search.effects) {
+      left += effect.mean_kl;
+    }
+    size_t next = 0;
+    while (!search.found && next < search.effects.size()) {
+      const double target = left * wanted(search.after) * kMargin;
+      do { // at least one
+        ProductError& effect = search.effects[next++];
+        effect.kept = false;
+        left -= effect.mean_kl;
+        search.products.remove(effect.product);
+      } while (left > target && next < search.effects.size());
+      ASSIGN_OR_RETURN(search.after, measure(search.products));
+      search.found = limits_.hold(search.after);
+    }
+    return absl::OkStatus();
+  }
+
+  const trainer::ModelSource& model_;
+  const trainer::Environment& environment_;
+  const sharding::Mesh& mesh_;
+  const absl::Span<const data::Batch> batches_;
+  const Limits limits_;
+  const WalkOptions& options_;
+  const int64_t memory_;
+};
+
+} // namespace
+
+absl::StatusOr<ExceptionSearch> find_exceptions(
+    const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
+    absl::Span<const data::Batch> batches, const Limits& limits, const WalkOptions& options, int64_t memory) {
+  return Search(model, environment, mesh, batches, limits, options, memory).run();
+}
+
+} // namespace distill::precision

@@ -1,0 +1,42 @@
+#pragma once
+
+#include "trainer/precision/teacher_error.h"
+
+// Which products of a teacher stay in the compute dtype, so that the float8 teacher is close enough to it.
+namespace distill::precision {
+
+// What a float8 teacher may differ by.
+struct Limits {
+  double mean_kl = 0; // nats
+  double p99_kl = 0; // nats; 0: not limited
+
+  bool hold(const TeacherError& error) const {
+    return error.mean_kl <= mean_kl && (p99_kl == 0 || error.p99_kl <= p99_kl);
+  }
+};
+
+// The effect of one product: the error of the teacher with this product alone in float8.
+struct ProductError {
+  models::BlockProduct product;
+  double mean_kl = 0; // nats
+  double operations = 0; // its share of the operations of all products, a fraction
+  bool kept = true; // stays in float8
+};
+
+struct ExceptionSearch {
+  TeacherError before; // with all the products that were asked for
+  TeacherError after; // with those that are left
+  Variant products; // those that are left
+  std::vector<ProductError> effects; // most KL for its operations first; empty: the limits hold without exceptions
+  std::vector<std::string> exceptions; // for teacher.float8_exceptions
+  bool found = false; // whether the limits hold
+};
+
+// Greedy: measures every product of model.config.float8 alone, then gives back the one with the most KL for its
+// operations until the limits hold. How many are given back at a time is estimated from the single errors, which nearly
+// add up, and the result is always measured. `memory`: bytes that the hidden states of the variants may take.
+absl::StatusOr<ExceptionSearch> find_exceptions(
+    const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
+    absl::Span<const data::Batch> batches, const Limits& limits, const WalkOptions& options, int64_t memory);
+
+} // namespace distill::precision

@@ -1,0 +1,99 @@
+#include "trainer/precision/teacher_error.h"
+
+#include <algorithm>
+
+#include "data/base/status_macros.h"
+#include "trainer/step/token_batch.h"
+
+namespace distill::precision {
+namespace {
+
+// The values of all ranks, of which every rank has at most `most`, in a host tensor on every rank.
+at::Tensor gather_values(const sharding::Mesh& mesh, const at::Tensor& own, int64_t most) {
+  if (mesh.host == nullptr) {
+    return own;
+  }
+  at::Tensor padded = at::full({most}, std::nan(""), at::kFloat);
+  padded.narrow(0, 0, own.numel()).copy_(own);
+  at::Tensor all = at::empty({mesh.world_size * most}, at::kFloat);
+  mesh.host->all_gather(all, padded);
+  return all.masked_select(at::isnan(all).logical_not());
+}
+
+struct OwnTokens {
+  at::Tensor kl; // fp32 on the host, of the tokens with a target
+  double agreement = 0, reference_loss = 0, loss = 0; // sums over them
+};
+
+OwnTokens own_tokens(absl::Span<const data::Batch> batches, const TokenMetrics& metrics) {
+  OwnTokens own;
+  std::vector<at::Tensor> kl;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const at::Tensor counts = trainer::teacher_targets(batches[i]).ne(losses::kIgnoreIndex);
+    const at::Tensor host_MN = metrics[i].to(at::kCPU, at::kDouble);
+    kl.push_back(host_MN[losses::kForwardKl].masked_select(counts).to(at::kFloat));
+    own.agreement += host_MN[losses::kAgreement].sum().item<double>(); // every number of an ignored token is 0
+    own.loss += host_MN[losses::kHard].sum().item<double>();
+    own.reference_loss += host_MN[losses::kTeacherCe].sum().item<double>();
+  }
+  own.kl = at::cat(kl);
+  return own;
+}
+
+} // namespace
+
+std::string TeacherError::text() const {
+  return absl::StrFormat(
+      "mean KL %.4g nats, 99th percentile %.3g, top-1 agreement %.1f%%, cross-entropy %.4f -> %.4f, %d tokens", mean_kl,
+      p99_kl, 100 * agreement, cross_entropy, float8_cross_entropy, tokens);
+}
+
+absl::StatusOr<std::vector<data::Batch>> sample_batches(
+    const data::Dataset& data, int64_t micro_batch_size, int64_t tokens, const sharding::Mesh& mesh) {
+  const int64_t round_samples = mesh.world_size * micro_batch_size;
+  const int64_t wanted = (tokens + data.options().seq_len - 1) / data.options().seq_len;
+  const int64_t samples = std::max<int64_t>(1, std::min(wanted, data.num_samples()));
+  std::vector<data::Batch> batches;
+  for (int64_t first = 0; first < samples; first += round_samples) {
+    // Samples past the end of held-out data are padding without targets; training data has no end.
+    ASSIGN_OR_RETURN(data::Batch batch, data.batch(first + mesh.rank * micro_batch_size, micro_batch_size));
+    batches.push_back(std::move(batch));
+  }
+  return batches;
+}
+
+absl::StatusOr<std::vector<TeacherError>> teacher_errors(
+    const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
+    absl::Span<const data::Batch> batches, absl::Span<const Variant> variants, const WalkOptions& options) {
+  ASSIGN_OR_RETURN(const std::vector<TokenMetrics> walked, walk(model, environment, mesh, batches, variants, options));
+  int64_t most = 0;
+  for (const data::Batch& batch : batches) {
+    most += batch.targets_BS.numel();
+  }
+  std::vector<TeacherError> errors;
+  for (const TokenMetrics& metrics : walked) {
+    const OwnTokens own = own_tokens(batches, metrics);
+    at::Tensor sums = at::tensor({own.agreement, own.reference_loss, own.loss}, at::kDouble);
+    if (mesh.host != nullptr) {
+      mesh.host->all_reduce(sums);
+    }
+    const at::Tensor kl = gather_values(mesh, own.kl, most);
+    TeacherError error;
+    error.tokens = kl.numel();
+    if (error.tokens == 0) {
+      return absl::InvalidArgumentError(
+          "the float8 teacher cannot be measured: expected tokens with a target, found none in the sampled data");
+    }
+    const auto tokens = static_cast<double>(error.tokens);
+    const at::Tensor sorted = std::get<0>(kl.sort());
+    error.mean_kl = kl.sum(at::kDouble).item<double>() / tokens;
+    error.p99_kl = sorted[static_cast<int64_t>(std::floor(0.99 * (tokens - 1)))].item<double>();
+    error.agreement = sums[0].item<double>() / tokens;
+    error.cross_entropy = sums[1].item<double>() / tokens;
+    error.float8_cross_entropy = sums[2].item<double>() / tokens;
+    errors.push_back(error);
+  }
+  return errors;
+}
+
+} // namespace distill::precision

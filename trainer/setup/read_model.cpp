@@ -1,0 +1,46 @@
+#include "trainer/setup/read_model.h"
+
+#include "data/base/status_macros.h"
+#include "trainer/hf/config_json.h"
+#include "trainer/models/layout.h"
+
+namespace distill::trainer {
+namespace {
+
+constexpr int64_t kTile = 16; // the sizes of a float8 weight are multiples of it
+
+// Float8 weights whose sizes the tensor cores' products do not take.
+absl::Status check_sizes(const models::ModelConfig& config, const std::string& name) {
+  for (int64_t block = 0; block < config.num_layers; ++block) {
+    for (const models::ParamLayout& param : models::block_layout(config, block).params) {
+      const auto product = base::enum_named<models::Product>(param.name);
+      if (product && config.float8.contains(block, *product) &&
+          (param.shape[0] % kTile != 0 || param.shape[1] % kTile != 0)) {
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "%s.dtype: float8: expected weights whose sizes are multiples of %d, found %s of %d x %d in block %d; add %s "
+            "to %s.float8_exceptions",
+            name, kTile, param.name, param.shape[0], param.shape[1], block, param.name, name));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+} // namespace
+
+absl::StatusOr<models::ModelConfig> read_model(const config::ModelSection& section, const std::string& name) {
+  ASSIGN_OR_RETURN(models::ModelConfig config, hf::read_model_config(section.path, section.ignore_config_keys));
+  if (section.dtype != config::ComputeDtype::kFloat8) {
+    return config;
+  }
+  auto products = models::Float8Products::all_but(section.float8_exceptions, config.num_layers);
+  if (!products.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ".float8_exceptions: ", std::string(products.status().message())));
+  }
+  config.float8 = *std::move(products);
+  RETURN_IF_ERROR(check_sizes(config, name));
+  return config;
+}
+
+} // namespace distill::trainer

@@ -1,0 +1,61 @@
+#include "trainer/step/token_batch.h"
+
+#include "losses/options.h"
+#include "trainer/device/memory_tracker.h"
+#include "trainer/device/simulation.h"
+
+namespace distill::trainer {
+namespace {
+
+// Tokens [B, S] with their positions and segments.
+sharding::TokenBatch on_device(
+    const at::Tensor& tokens_BS, const at::Tensor& positions_BS, const at::Tensor& cu_seqlens, int64_t max_seqlen,
+    at::Device device) {
+  sharding::TokenBatch tokens;
+  tokens.tokens_N = copy_to_device(tokens_BS.flatten(), device);
+  tokens.seq.batch = tokens_BS.size(0);
+  tokens.seq.seq_len = tokens_BS.size(1);
+  tokens.seq.positions_N = copy_to_device(positions_BS.flatten(), device);
+  tokens.seq.cu_seqlens = copy_to_device(cu_seqlens, device);
+  const int32_t* boundaries = cu_seqlens.const_data_ptr<int32_t>();
+  tokens.seq.segments_host.assign(boundaries, boundaries + cu_seqlens.numel());
+  tokens.seq.max_seqlen = max_seqlen;
+  // Segments that are exactly the rows need no document mask.
+  tokens.seq.packed = cu_seqlens.numel() != tokens.seq.batch + 1;
+  return tokens;
+}
+
+} // namespace
+
+at::Tensor copy_to_device(const at::Tensor& tensor, at::Device device) {
+  std::optional<device::UncountedScope> stays; // on the CPU a batch is not copied
+  if (device.is_meta() && device::kernel_device(device) == c10::DeviceType::CPU) {
+    stays.emplace();
+  }
+  return tensor.to(device, /*non_blocking=*/true);
+}
+
+sharding::TokenBatch token_batch(const data::Batch& batch, at::Device device) {
+  return on_device(batch.tokens_BS, batch.positions_BS, batch.cu_seqlens, batch.max_seqlen, device);
+}
+
+sharding::TokenBatch teacher_token_batch(const data::Batch& batch, at::Device device) {
+  if (!batch.teacher) {
+    return token_batch(batch, device);
+  }
+  const data::TeacherBatch& own = *batch.teacher;
+  return on_device(own.tokens_BT, own.positions_BT, own.cu_seqlens, own.max_seqlen, device);
+}
+
+at::Tensor teacher_targets(const data::Batch& batch) {
+  const at::Tensor targets_N = batch.targets_BS.flatten();
+  if (!batch.teacher) {
+    return targets_N;
+  }
+  const at::Tensor counts = targets_N.ne(losses::kIgnoreIndex);
+  at::Tensor own_T = at::full({batch.teacher->tokens_BT.numel()}, losses::kIgnoreIndex, at::kLong);
+  own_T.index_put_({batch.teacher->rows_BS.flatten().masked_select(counts)}, targets_N.masked_select(counts));
+  return own_T;
+}
+
+} // namespace distill::trainer

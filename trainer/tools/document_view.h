@@ -1,0 +1,57 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/shard.h"
+#include "data/token_text.h"
+
+// Documents of token shards as people are shown them: on a terminal (document_terminal.h) or as a page
+// (document_html.h).
+namespace distill::trainer {
+
+struct ShownToken {
+  int64_t id = 0;
+  int64_t position = 0; // in the document
+  bool in_loss = false; // predicting this token counts in the loss
+  data::TokenPiece piece; // without a tokenizer: empty
+  std::string token; // as tokenizer.json spells it
+};
+
+// One series of ids of a document.
+struct ShownStream {
+  std::string name; // empty: the document has only one
+  int64_t length = 0; // tokens; more than are shown, where the document is cut
+  int64_t in_loss = 0; // of all of them
+  std::vector<ShownToken> tokens;
+};
+
+struct ShownDocument {
+  int64_t number = 0; // among the documents of all shards, from 0
+  std::string shard; // its file's name
+  std::vector<ShownStream> streams;
+};
+
+struct DocumentRange {
+  int64_t first = 0;
+  int64_t count = 1;
+  int64_t max_tokens = 0; // of each document; 0: all
+};
+
+// The range's documents, as far as there are that many. `text` null: ids only. DataLoss: a damaged token.
+absl::StatusOr<std::vector<ShownDocument>> read_documents(
+    absl::Span<const data::Shard> shards, const data::TokenText* text, const DocumentRange& range);
+
+// What a token consists of, for people: `id 262 "Ġthe"`.
+std::string describe_token(const ShownToken& token);
+
+// How a character is shown that would not be seen, or would disturb what is around it. nullopt: as it is.
+// Line ends are not among them.
+std::optional<std::string> visible_form(char32_t character);
+
+} // namespace distill::trainer

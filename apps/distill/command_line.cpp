@@ -24,9 +24,12 @@ Examples:
   distill eval --config llama8b.yaml --student runs/llama8b/model
   distill eval --student runs/llama8b/model --data data/eval --json
   distill inspect runs/llama8b
+  distill inspect data/train --tokenizer models/llama8b --documents 5
   distill verify runs/llama8b
+  distill report runs/llama8b runs/llama8b-lr2 --output compared.html
   distill export --checkpoint runs/llama8b --out models/llama8b-distilled --dtype bfloat16
   distill plan --config llama8b.yaml --ranks 64
+  distill quantize --teacher models/llama8b --data data/eval --limit 0.01
   distill profile-memory --config llama8b.yaml --sweep loss.memory_cap_mb=512,1024,4096
 
 Exit codes: 0 success; 1 failure while running; 2 bad command line, configuration or input file;
@@ -80,6 +83,45 @@ void add_eval_options(CLI::App& app, EvalCommand& eval) {
   app.add_flag("--json", eval.json, "Print one JSON object, named as in metrics.jsonl");
 }
 
+void add_inspect_options(CLI::App& app, trainer::InspectRequest& request) {
+  app.add_option("PATH", request.path, "File or folder")->required();
+  app.add_option(
+         "--tokenizer", request.tokenizer,
+         "Token shards: show documents as text, with what is trained on marked; a model folder or a tokenizer.json")
+      ->type_name("PATH");
+  CLI::Option* documents =
+      app.add_option(
+             "--documents", request.documents,
+             "Token shards: show the first N documents, or documents A to B, and check nothing else; default: check all, "
+             "show 3")
+          ->type_name("N|A-B");
+  app.add_option("--document", request.document, "Token shards: show this document alone, counted from 0")
+      ->type_name("I")
+      ->check(CLI::NonNegativeNumber)
+      ->excludes(documents);
+  app.add_option("--tokens", request.max_tokens, "Tokens of each document that are shown; 0: all; default: 2000")
+      ->type_name("N")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--html", request.html, "Write the documents to this file as a page, instead of showing them")
+      ->type_name("FILE");
+}
+
+void add_quantize_options(CLI::App& app, QuantizeCommand& quantize) {
+  trainer::QuantizeRequest& request = quantize.request;
+  add_config_options(app, request.models.config, request.models.overrides);
+  app.add_option("--teacher", request.models.teacher, "Teacher, instead of teacher.path")->type_name("DIR");
+  app.add_option("--data", request.models.data, "Token shards or folders of them, instead of data.eval")
+      ->type_name("PATH")
+      ->take_all();
+  app.add_option("--limit", request.max_mean_kl, "Largest mean KL in nats, instead of float8.max_mean_kl")
+      ->type_name("KL")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--tokens", request.tokens, "Tokens to measure on, instead of float8.gate_tokens")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--json", quantize.json, "Print one JSON object");
+}
+
 void add_plan_options(CLI::App& app, PlanCommand& plan) {
   add_config_options(app, plan.config, plan.overrides);
   app.add_option("--ranks", plan.ranks, "Number of ranks to plan for; default: the ranks that would start here")
@@ -128,6 +170,15 @@ void add_export_options(CLI::App& app, ExportCommand& command) {
       ->type_name("DIR");
 }
 
+void add_report_options(CLI::App& app, ReportCommand& report) {
+  app.add_option("RUN", report.runs, "Run folders, finished or being written; several are drawn over one another")
+      ->required();
+  app.add_option(
+         "--output", report.output,
+         "File to write. Default: report.html, in the run folder where there is one, else in the working directory")
+      ->type_name("FILE");
+}
+
 // The commands with the values of their options; CLI11 fills in the one that is given.
 struct Commands {
   TrainCommand train; // without a command
@@ -139,6 +190,8 @@ struct Commands {
   ReplayCommand replay;
   PlanCommand plan;
   ProfileMemoryCommand profile;
+  ReportCommand report;
+  QuantizeCommand quantize;
   bool help_config = false;
 };
 
@@ -154,9 +207,9 @@ void add_commands(CLI::App& app, Commands& commands) {
       *app.add_subcommand(
           "eval", "Evaluate a student on held-out token shards, against its teacher where there is one"),
       commands.eval);
-  app.add_subcommand("inspect", "Describe and check a token shard, a model folder, a run folder or a checkpoint")
-      ->add_option("PATH", commands.inspect.path, "File or folder")
-      ->required();
+  add_inspect_options(
+      *app.add_subcommand("inspect", "Describe and check a token shard, a model folder, a run folder or a checkpoint"),
+      commands.inspect.request);
   app.add_subcommand("verify", "Compare all checksums of a checkpoint, a model folder or a whole run folder")
       ->add_option("DIR", commands.verify.path, "Folder")
       ->required();
@@ -176,6 +229,14 @@ void add_commands(CLI::App& app, Commands& commands) {
       *app.add_subcommand(
           "profile-memory", "Run a few steps, and compare the peak memory of each phase and category with the plan"),
       commands.profile);
+  add_report_options(
+      *app.add_subcommand("report", "Write one HTML page with the curves, evaluations, memory and events of runs"),
+      commands.report);
+  add_quantize_options(
+      *app.add_subcommand(
+          "quantize",
+          "Measure what float8 changes in a teacher's predictions, and find the products that must stay as they are"),
+      commands.quantize);
 }
 
 // Throws CLI::RequiredError unless the command was given a configuration file. `instead`: what may be given instead.
@@ -224,6 +285,15 @@ Command parsed_command(const CLI::App& app, const Commands& commands) {
   if (name == "profile-memory") {
     require_config(name, commands.profile.config);
     return commands.profile;
+  }
+  if (name == "report") {
+    return commands.report;
+  }
+  if (name == "quantize") {
+    if (commands.quantize.request.models.teacher.empty() || commands.quantize.request.models.data.empty()) {
+      require_config(name, commands.quantize.request.models.config, ", or --teacher and --data,");
+    }
+    return commands.quantize;
   }
   const TrainCommand& train = name == "train" ? commands.named_train : commands.train;
   require_config(name, train.config);

@@ -7,6 +7,8 @@
 
 #include "trainer/config/config.h"
 #include "trainer/tools/evaluation_config.h"
+#include "trainer/tools/inspect.h"
+#include "trainer/tools/quantize.h"
 
 namespace distill::cli {
 
@@ -25,7 +27,7 @@ struct EvalCommand {
 };
 
 struct InspectCommand {
-  std::string path;
+  trainer::InspectRequest request;
 };
 
 struct VerifyCommand {
@@ -64,11 +66,21 @@ struct ProfileMemoryCommand {
   bool json = false;
 };
 
+struct ReportCommand {
+  std::vector<std::string> runs; // folders
+  std::string output; // empty: report.html, in the run folder where there is one run
+};
+
+struct QuantizeCommand {
+  trainer::QuantizeRequest request;
+  bool json = false;
+};
+
 struct HelpConfigCommand {};
 
 using Command = std::variant<
     TrainCommand, EvalCommand, InspectCommand, VerifyCommand, ExportCommand, ReplayCommand, PlanCommand,
-    ProfileMemoryCommand, HelpConfigCommand>;
+    ProfileMemoryCommand, QuantizeCommand, ReportCommand, HelpConfigCommand>;
 
 struct CommandLine {
   std::optional<Command> command; // nullopt: help, version or an error was printed; exit with exit_code

@@ -16,5 +16,7 @@ absl::StatusOr<int> run_export(const ExportCommand& command);
 absl::StatusOr<int> run_replay(const ReplayCommand& command);
 absl::StatusOr<int> run_plan(const PlanCommand& command);
 absl::StatusOr<int> run_profile_memory(const ProfileMemoryCommand& command);
+absl::StatusOr<int> run_report(const ReportCommand& command);
+absl::StatusOr<int> run_quantize(const QuantizeCommand& command);
 
 } // namespace distill::cli

@@ -28,6 +28,8 @@ absl::StatusOr<int> run(const Command& command) {
           [](const ReplayCommand& replay) { return run_replay(replay); },
           [](const PlanCommand& plan) { return run_plan(plan); },
           [](const ProfileMemoryCommand& profile) { return run_profile_memory(profile); },
+          [](const ReportCommand& report) { return run_report(report); },
+          [](const QuantizeCommand& quantize) { return run_quantize(quantize); },
           [](const HelpConfigCommand&) -> Result {
             std::fputs(config::help_text().c_str(), stdout);
             return launch::kSuccess;

@@ -39,19 +39,23 @@ ALLOWED = {
     "trainer/step": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/optim",
         "trainer/sharding"},
+    "trainer/precision": {
+        "data", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/sharding",
+        "trainer/step"},
     "trainer/plan": {
         "data/base", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models",
         "trainer/sharding", "trainer/step"},
     "trainer/run_folder": {
         "data/base", "losses", "trainer/config", "trainer/hf", "trainer/metrics", "trainer/sharding"},
+    "trainer/report": {"data/base", "trainer/run_folder"},
     "trainer/loader": {"data", "trainer/sharding", "trainer/step"},
     "trainer/setup": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/hf", "trainer/launch", "trainer/metrics",
         "trainer/models", "trainer/plan", "trainer/sharding", "trainer/step"},
     "trainer": {  # the files that are the run
         "data", "trainer/checkpoint", "trainer/config", "trainer/device", "trainer/launch", "trainer/loader",
-        "trainer/metrics", "trainer/optim", "trainer/plan", "trainer/run_folder", "trainer/setup", "trainer/sharding",
-        "trainer/step"},
+        "trainer/metrics", "trainer/optim", "trainer/plan", "trainer/precision", "trainer/report", "trainer/run_folder",
+        "trainer/setup", "trainer/sharding", "trainer/step"},
     "trainer/tools": {"data", "losses", "trainer"},
     "apps": {"data", "trainer"},
 }

@@ -9,10 +9,11 @@
   scripts/kill_test.py --mode start --rounds 100    starts two jobs on one run folder, a random time apart
 
 The run is resumed after each disturbance. Once it has reached its last step, it must equal an undisturbed run bit for
-bit: the trained model, the tensors of the last checkpoint, and every line of metrics.jsonl apart from times and
-memory. Then the next run starts, until --rounds disturbances have happened. On a difference the script names it and
-exits with 1. In the last mode the folder holds nothing, a whole run or what a killed job left, the two start anew, with
---overwrite or with --resume, and a job may be refused, but only for a reason that the folder gives.
+bit: the trained model, the tensors of the last checkpoint, and every line of metrics.jsonl apart from times and memory;
+the event files for TensorBoard must have every point of these lines once. Then the next run starts, until --rounds
+disturbances have happened. On a difference the script names it and exits with 1. In the last mode the folder holds
+nothing, a whole run or what a killed job left, the two start anew, with --overwrite or with --resume, and a job may be
+refused, but only for a reason that the folder gives.
 """
 
 import script_path

@@ -14,8 +14,9 @@ for arg in "$@"; do
   esac
 done
 
-packages=(g++ make ccache git ca-certificates python3 python3-venv python3-dev unzip
-  libyaml-cpp-dev libabsl-dev libcli11-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev libgtest-dev libgmock-dev)
+packages=(g++ make ccache git ca-certificates python3 python3-venv python3-dev unzip zstd
+  libyaml-cpp-dev libabsl-dev libcli11-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev libgtest-dev libgmock-dev
+  chromium chromium-driver)
 
 install_system_packages() {
   command -v dpkg-query >/dev/null || { echo "setup.sh: not a Debian-like system; install the equivalents of: ${packages[*]}"; return; }

@@ -42,6 +42,7 @@ class Disturber:
             eval={"every": 7, "batches": 2},
             checkpoint={"every": 3, "keep": 3},
             parallel={"processes": options.ranks},
+            run={"tensorboard": True},
         )
 
     def config(self, place):

@@ -8,9 +8,10 @@ import subprocess
 import time
 from pathlib import Path
 
+import event_points
 import tiny
 
-TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes", "mfu_causal", "mfu_full")
+TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes", "mfu_causal", "mfu_full", "time_ms")
 
 
 class Failure(Exception):
@@ -32,6 +33,8 @@ def timeless(run):
 def result_of(run, steps):
     """The results that no disturbance may change."""
     state = sorted((run / "checkpoints" / f"step-{steps}").glob("rank-*"))
+    points = event_points.difference(event_points.raw(run), event_points.recorded(run))
+    expect(points == "", f"the event file is not metrics.jsonl: {points}")
     return {
         "metrics": timeless(run),
         "model": [path.read_bytes() for path in sorted((run / "model").iterdir())],

@@ -1,5 +1,6 @@
 """The table of bad inputs. Each row changes a job that works, or the arguments, and says what the error must name."""
 
+import hashlib
 import json
 import shutil
 import struct
@@ -350,9 +351,19 @@ def header_field(offset, form, value, rehash=True):
     def edit(content):
         struct.pack_into(form, content, offset, value)
         if rehash:
-            import hashlib
             content[224:256] = hashlib.sha256(bytes(content[:224])).digest()
     return shard(edit)
+
+
+def another_completion(job):
+    """The last id of the teacher's texts is another one, and the hashes are good."""
+    path = job / SHARD
+    tiny_job.write_teacher_shard(path)
+    content = bytearray(path.read_bytes())
+    content[-6 - 128 + 43 * 2] ^= 1  # the section of 44 tokens takes 128 bytes; 6 bytes of mask follow
+    content[104:136] = hashlib.sha256(bytes(content[256:])).digest()
+    content[224:256] = hashlib.sha256(bytes(content[:224])).digest()
+    path.write_bytes(content)
 
 
 SHARD = "train/shard-00000.dtok"
@@ -374,6 +385,15 @@ SHARDS = [
     Row("shards of two tokenizers", ["train", "tokenizer"],
         lambda job: tiny_job.write_shard(job / "train/shard-00001.dtok",
             tokenizer_json=tiny_job.tokenizer(63), vocab=63)),
+    Row("teacher stream with packing: concat", [SHARD, "texts of the teacher's own", "expected packing: pack"],
+        lambda job: tiny_job.write_teacher_shard(job / SHARD), args=dry_run("data.packing=concat")),
+    Row("teacher texts that no sequence holds", ["train: no document", "teacher_seq_len (16)"],
+        lambda job: tiny_job.write_teacher_shard(job / SHARD, teacher_prompt=20)),
+    Row("teacher sequences beyond the model", ["teacher/config.json against data.teacher_seq_len", "4096"],
+        lambda job: tiny_job.write_teacher_shard(job / SHARD), args=dry_run("data.teacher_seq_len=4096")),
+    Row("version 2 without a teacher stream", [SHARD, "flags", "found 0"], header_field(8, "<I", 2)),
+    Row("inspect finds a completion that differs", [SHARD, "document 3: token 5 of the completion"],
+        another_completion, args=["inspect", SHARD]),
     Row("inspect finds flipped bits", [SHARD], shard(lambda c: c.__setitem__(-1, c[-1] ^ 1)),
         args=["inspect", SHARD]),
 ]

@@ -61,6 +61,7 @@ def test_example_configs_pass_a_dry_run_on_tiny_models(distill, job, name):
                 "data.train=train",
                 "data.eval=eval.dtok",
                 "data.seq_len=32",
+                "data.teacher_seq_len=64",
                 "train.device=cpu",
                 "run.dir=run",
                 "scheduler.warmup_steps=1",

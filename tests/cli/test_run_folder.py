@@ -35,6 +35,8 @@ def test_a_run_is_refused_then_replaced_and_what_stands_beside_it_stays(distill,
         "log.txt",
         "metrics.jsonl",
         "model",
+        "report.html",
+        "sessions.jsonl",
     ]
     assert steps(run) == [1, 2]
     trained = (run / "model" / "model.safetensors").read_bytes()
@@ -102,6 +104,7 @@ def test_a_signal_saves_the_state_and_exits_with_3(distill, place, number):
     done = steps(place / "run")[-1]
     assert (place / "run" / "checkpoints" / f"step-{done}" / "COMPLETE").exists()
     assert not (place / "run" / "model").exists()
+    assert f"stopped by a signal after step {done}" in (place / "run" / "report.html").read_text()
 
     resumed = distill(place, *args, "--set", f"train.steps={done + 2}", "--resume")
     assert resumed.returncode == 0, resumed.stderr

@@ -100,7 +100,9 @@ def test_the_notice_does_not_wait_for_the_step(place):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_second_sigint_ends_at_once_and_says_so(place, distill, processes):
-    with started(place, "--set", "checkpoint.every=2", processes=processes) as process:
+    # Steps that take about a second, so that the second signal arrives in the step of the first.
+    long_steps = ["--set", "train.global_batch_size=4000"] if processes == 1 else []
+    with started(place, "--set", "checkpoint.every=2", *long_steps, processes=processes) as process:
         until(lambda: complete(place), process)
         ranks = children(process) if processes > 1 else []
         for pid in ranks:  # they do not get to their next step
@@ -123,7 +125,9 @@ def test_a_second_sigint_ends_at_once_and_says_so(place, distill, processes):
     for pid in ranks:
         assert not os.path.exists(f"/proc/{pid}")
     done = steps_done(place)
-    resumed = distill(place, *TRAIN, "--set", f"train.steps={done + 2}", "--set", "checkpoint.every=2", "--resume")
+    resumed = distill(
+        place, *TRAIN, *long_steps, "--set", f"train.steps={done + 2}", "--set", "checkpoint.every=2", "--resume"
+    )
     assert resumed.returncode == 0, resumed.stderr
     assert "resumed from" in resumed.stderr
 

@@ -70,6 +70,7 @@ RESULTS = [
     ["--config", "config.yaml", "--dry-run", "--set", "run.dir=other"],
     ["inspect", "run"],
     ["verify", "run"],
+    ["report", "run"],
     ["export", "--checkpoint", "run", "--out", "exported"],
     ["replay", "--config", "run/config.yaml", "--step", "1"],
     ["profile-memory", "--config", "config.yaml", "--steps", "1"],

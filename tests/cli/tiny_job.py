@@ -143,6 +143,18 @@ def write_shard(path, documents=8, vocab=VOCAB, seed=0, tokenizer_json=None, mas
     shard.write(path)
 
 
+def write_teacher_shard(path, teacher_prompt=5, documents=4, seed=0):
+    """Prompts of 3 tokens, of `teacher_prompt` other ones for the teacher, and completions of 6."""
+    rng = np.random.default_rng(seed)
+    shard = Shard(ShardSpec(vocab_size=VOCAB, tokenizer_hash=canonical_hash(tokenizer())[0]))
+    for _ in range(documents):
+        prompt, its, completion = (rng.integers(0, VOCAB, count) for count in (3, teacher_prompt, 6))
+        texts = [np.concatenate([text, completion]) for text in (prompt, its)]
+        masks = [np.arange(len(text)) >= len(text) - 6 for text in texts]
+        shard.add(texts[0], masks[0], (texts[1], masks[1]))
+    shard.write(path)
+
+
 def write_job(folder):
     """Everything that CONFIG names, in `folder`."""
     folder = Path(folder)

@@ -116,6 +116,87 @@ TEST(Packing, ASequenceThatIsLongerThanAllDocumentsHoldsThemAll) {
   EXPECT_GT(pack_documents(lengths, tokens - 1, 7).count(), 1);
 }
 
+// Sizes of documents: own texts with a longer text of the teacher's, some with a shorter one, some without one.
+std::vector<DocumentSize> mixed_sizes(int64_t count, int64_t longest, int64_t teacher_longest) {
+  const auto lengths = testing::mixed_lengths(count, longest);
+  std::mt19937 random(5);
+  std::vector<DocumentSize> sizes;
+  for (const int64_t length : lengths) {
+    const auto kind = random() % 10;
+    const int64_t more = static_cast<int64_t>(random() % static_cast<uint64_t>(teacher_longest));
+    sizes.push_back(
+        kind == 0       ? DocumentSize{length, DocumentSize::kSameText}
+            : kind == 1 ? DocumentSize{0, 0}
+            : kind == 2 ? DocumentSize{length, 1 + more}
+                        : DocumentSize{length, std::min(length + more / 8, teacher_longest)});
+  }
+  return sizes;
+}
+
+TEST(Packing, WithATeacherStreamBothTextsFitAndNoDocumentComesTwice) {
+  for (const auto& [seq_len, teacher_seq_len] :
+       std::vector<std::pair<int64_t, int64_t>>{{300, 300}, {300, 900}, {700, 300}, {5000, 300}}) {
+    for (const auto key : {std::optional<uint64_t>{}, std::optional<uint64_t>{3}}) {
+      const auto sizes = mixed_sizes(4000, 300, 300);
+      const PackedSequences plan = pack_documents(sizes, seq_len, teacher_seq_len, key);
+      std::set<std::pair<uint32_t, uint32_t>> seen;
+      int64_t tokens = 0, teacher_tokens = 0;
+      for (int64_t sequence = 0; sequence < plan.count(); ++sequence) {
+        int64_t used = 0, teacher_used = 0;
+        for (const Piece& piece : plan.sequence(sequence)) {
+          EXPECT_TRUE(seen.emplace(piece.document, piece.part).second);
+          const DocumentSize& size = sizes[piece.document];
+          EXPECT_EQ(piece.both_texts(), size.teacher_tokens != DocumentSize::kSameText);
+          const int64_t length =
+              piece.both_texts() ? size.tokens : std::min(size.tokens - piece.part * plan.part_len, plan.part_len);
+          EXPECT_GT(length, 0);
+          used += length;
+          teacher_used += piece.both_texts() ? size.teacher_tokens : length;
+        }
+        EXPECT_GT(used, 0);
+        EXPECT_LE(used, seq_len);
+        EXPECT_LE(teacher_used, teacher_seq_len);
+        tokens += used;
+        teacher_tokens += teacher_used;
+      }
+      int64_t expected = 0;
+      for (const DocumentSize& size : sizes) {
+        expected += size.tokens;
+      }
+      EXPECT_EQ(tokens, expected);
+      EXPECT_EQ(plan.padding, plan.count() * seq_len - tokens);
+      EXPECT_EQ(plan.teacher_padding, plan.count() * teacher_seq_len - teacher_tokens);
+    }
+  }
+}
+
+TEST(Packing, WithATeacherStreamLongSequencesHoldAllDocuments) {
+  const auto sizes = mixed_sizes(300, 300, 300);
+  EXPECT_EQ(pack_documents(sizes, 1 << 20, 1 << 20, 7).count(), 1);
+  EXPECT_EQ(pack_documents({DocumentSize{4, 3}, DocumentSize{2, 3}}, 1000, 1000, std::nullopt).count(), 1);
+}
+
+// The stream that fills more sequences loses little; equal texts are packed as documents without a second text are.
+TEST(Packing, WithATeacherStreamLosesLittleToPadding) {
+  std::vector<DocumentSize> longer, same;
+  const auto lengths = testing::mixed_lengths(200000, 1500);
+  for (const int64_t length : lengths) {
+    longer.push_back({length, length + 200});
+    same.push_back({length, length});
+  }
+  const PackedSequences plan = pack_documents(longer, 2048, 2048, 1);
+  EXPECT_LT(static_cast<double>(plan.teacher_padding) / static_cast<double>(plan.count() * 2048), 0.01);
+  // The two streams fill nearly as many sequences: long documents fill the student's first, short ones the teacher's.
+  const PackedSequences balanced = pack_documents(longer, 2048, 2900, 1);
+  EXPECT_LT(static_cast<double>(balanced.padding) / static_cast<double>(balanced.count() * 2048), 0.12);
+
+  const PackedSequences pairs = pack_documents(same, 2048, 2048, 1), plain = pack_documents(lengths, 2048, 1);
+  ASSERT_EQ(pairs.sequence_begin, plain.sequence_begin);
+  for (size_t i = 0; i < plain.pieces.size(); ++i) {
+    ASSERT_EQ(pairs.pieces[i].document, plain.pieces[i].document);
+  }
+}
+
 TEST(Packing, DependsOnTheKeyOnly) {
   const auto lengths = testing::mixed_lengths(500, 100);
   const auto documents = [&](std::optional<uint64_t> key) {

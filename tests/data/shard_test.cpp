@@ -129,12 +129,23 @@ std::vector<BadShard> bad_shards() {
     std::memcpy(bytes.data() + sizeof(ShardHeader) + index * 8, &value, 8);
   };
   return {
-      {"version", [](ShardHeader& h, auto&) { h.version = 9; }, {"`version`: expected 1, found 9", "tokenise again"}},
+      {"version",
+       [](ShardHeader& h, auto&) { h.version = 9; },
+       {"`version`: expected 1 or 2, found 9", "tokenise again"}},
       {"header_bytes",
        [](ShardHeader& h, auto&) { h.header_bytes = 255; },
        {"`header_bytes`: expected 256, found 255"}},
       {"token_bytes", [](ShardHeader& h, auto&) { h.token_bytes = 3; }, {"`token_bytes`: expected 2 or 4, found 3"}},
       {"flags", [](ShardHeader& h, auto&) { h.flags = 6; }, {"`flags`", "found 6"}},
+      {"teacher stream in version 1",
+       [](ShardHeader& h, auto&) { h.flags = 3; },
+       {"`flags`: expected 0 or 1 (loss mask) in version 1, found 3"}},
+      {"teacher tokens in version 1",
+       [](ShardHeader& h, auto&) { h.teacher_token_count = 5; },
+       {"`teacher_token_count`: expected 0 in version 1, found 5"}},
+      {"version 2 without a teacher stream",
+       [](ShardHeader& h, auto&) { h.version = 2; },
+       {"`flags`: expected 3", "found 1", "`teacher_token_count`: expected 1 to 2^40, found 0"}},
       {"no tokens", [](ShardHeader& h, auto&) { h.token_count = 0; }, {"`token_count`: expected 1 to 2^40, found 0"}},
       {"too many tokens",
        [](ShardHeader& h, auto&) { h.token_count = UINT64_MAX / 2 + 1; },
@@ -154,7 +165,7 @@ std::vector<BadShard> bad_shards() {
        {"`vocab_size`: expected at most 65536 with tokens of 2 bytes, found 65537"}},
       {"bos_id", [](ShardHeader& h, auto&) { h.bos_id = 100; }, {"`bos_id`", "below vocab_size 100, found 100"}},
       {"eos_id", [](ShardHeader& h, auto&) { h.eos_id = -2; }, {"`eos_id`", "found -2"}},
-      {"reserved", [](ShardHeader& h, auto&) { h.reserved[87] = 1; }, {"`reserved`: expected zeros"}},
+      {"reserved", [](ShardHeader& h, auto&) { h.reserved[79] = 1; }, {"`reserved`: expected zeros"}},
       {"file_bytes", [](ShardHeader& h, auto&) { h.file_bytes = 12; }, {"`file_bytes`", "found 12"}},
       {"several fields",
        [](ShardHeader& h, auto&) { h.token_bytes = 8, h.vocab_size = 0; },
@@ -246,6 +257,7 @@ TEST_F(ShardTest, InspectShowsHeaderStatisticsAndFirstTokens) {
   const auto text = describe_shard(file);
   ASSERT_TRUE(text.ok()) << text.status();
   EXPECT_THAT(*text, AllOf(HasSubstr("uint16"), HasSubstr("vocab size       100"), HasSubstr("none / 0")));
+  EXPECT_THAT(*text, HasSubstr("teacher stream   no"));
   EXPECT_THAT(*text, AllOf(HasSubstr("documents        3"), HasSubstr("mean 3.7, min 1, median 3, p90 3, max 7")));
   EXPECT_THAT(*text, HasSubstr("tokens in loss   4 (36.36 %)"));
   EXPECT_THAT(*text, HasSubstr("document 0 (3 tokens): [1] 2 [3]\n"));

@@ -190,8 +190,8 @@ TEST_F(StagesTest, OneStageIsARunAsEver) {
   const auto plain = open(options(only)), staged = at({only});
   EXPECT_EQ(values(get(*plain, 0, 400).tokens_BS), values(get(*staged, 0, 400).tokens_BS));
   EXPECT_EQ(plain->fingerprint(), staged->fingerprint());
-  EXPECT_EQ(plain->fingerprint(64, kConcat), open(options({0, 64, kConcat}))->fingerprint());
-  EXPECT_NE(plain->fingerprint(64, kPack), plain->fingerprint());
+  EXPECT_EQ(plain->fingerprint({0, 64, kConcat}), open(options({0, 64, kConcat}))->fingerprint());
+  EXPECT_NE(plain->fingerprint({0, 64, kPack}), plain->fingerprint());
 }
 
 TEST_F(StagesTest, RefusesStagesThatCannotBe) {

@@ -164,15 +164,24 @@ def test_conversations_take_the_loss_on_the_assistants_tokens(tmp_path, template
     assert len(documents(tmp_path / "all")) == 3
 
 
-def test_a_template_that_rewrites_history_is_refused_with_the_line(tmp_path):
-    make_tokenizer(tmp_path / "model", template=REWRITES)
+def test_a_template_that_rewrites_history_and_one_that_changes_the_texts(tmp_path):
+    tokenizer = make_tokenizer(tmp_path / "model", template=REWRITES)
     source = write_jsonl(tmp_path / "chat.jsonl", [{"messages": CHAT[:2]}, {"messages": CHAT}])
-    error = tokenise(tmp_path / "model", tmp_path / "out", source, code=1)
-    assert "chat.jsonl:2: the chat template renders" in error and "{% generation %}" in error and "<think>" in error
-    assert not (tmp_path / "out").exists()
+    tokenise(tmp_path / "model", tmp_path / "out", source)
+    texts = [assistant_text(tokenizer, *sample) for sample in zip(documents(tmp_path / "out"), masks(tmp_path / "out"))]
+    assert texts == ["hello 🙂 you<|im_end|>", "hello 🙂 you<|im_end|>no<|im_end|>"]
+    make_tokenizer(tmp_path / "model", template=CHATML.replace("m.content", "m.content | upper"))
+    tokenise(tmp_path / "model", tmp_path / "out2", source)
+    assert "HELLO 🙂 YOU<|im_end|>" in assistant_text(
+        tokenizer, documents(tmp_path / "out2")[0], masks(tmp_path / "out2")[0]
+    )
+    make_tokenizer(tmp_path / "model", template=CHATML.replace("m.content", "m.content | length"))
+    error = tokenise(tmp_path / "model", tmp_path / "out3", source, code=1)
+    assert "chat.jsonl:1: the chat template does more with the texts" in error and "{% generation %}" in error
+    assert not (tmp_path / "out3").exists()
     (tmp_path / "marked.jinja").write_text(MARKED)
-    tokenise(tmp_path / "model", tmp_path / "out", source, "--chat-template", tmp_path / "marked.jinja")
-    assert len(documents(tmp_path / "out")) == 2
+    tokenise(tmp_path / "model", tmp_path / "out3", source, "--chat-template", tmp_path / "marked.jinja")
+    assert len(documents(tmp_path / "out3")) == 2
 
 
 def test_parquet_has_texts_or_messages(tmp_path, model, tokenizer):
@@ -321,10 +330,10 @@ def test_content_in_parts_is_the_text_of_the_parts(tmp_path, model):
 def test_bad_lines_are_named_and_leave_nothing_behind(tmp_path, model, line, message):
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "fine"}\n' + line + "\n")
-    error = tokenise(model, tmp_path / "out", source, code=1)
+    error = tokenise(model, tmp_path / "out", source, "--max-bad", 0, code=1)
     assert message in error, error
     assert not (tmp_path / "out").exists()
-    said = tokenise(model, tmp_path / "out", source, "--skip-bad")
+    said = tokenise(model, tmp_path / "out", source, "--max-bad", 1)
     assert "left out: 1 bad documents" in said and message in said
     assert len(documents(tmp_path / "out")) == 1
 
@@ -336,7 +345,9 @@ def test_a_failure_in_a_worker_keeps_old_shards_and_removes_new_ones(tmp_path, m
     assert "holds token shards already; --overwrite" in tokenise(model, tmp_path / "out", source, code=1)
     with source.open("a") as file:
         file.write("{\n")
-    error = tokenise(model, tmp_path / "out", source, "--shard-tokens", 2000, "--overwrite", workers=2, code=1)
+    error = tokenise(
+        model, tmp_path / "out", source, "--shard-tokens", 2000, "--overwrite", "--max-bad", 0, workers=2, code=1
+    )
     assert "a.jsonl:1001: not valid JSON" in error
     assert contents(tmp_path / "out") == before
     corpus(source, 10)

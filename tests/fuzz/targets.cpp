@@ -14,6 +14,8 @@
 #include "data/inspect.h"
 #include "data/shard.h"
 #include "data/shard_format.h"
+#include "data/teacher_text.h"
+#include "data/token_text.h"
 #include "data/tokenizer.h"
 #include "trainer/checkpoint/index.h"
 #include "trainer/config/dump.h"
@@ -22,6 +24,7 @@
 #include "trainer/hf/folder_weights.h"
 #include "trainer/hf/model_checksums.h"
 #include "trainer/hf/safetensors.h"
+#include "trainer/metrics/event_file.h"
 #include "trainer/metrics/json_lines.h"
 #include "trainer/models/layout.h"
 #include "trainer/models/model_config.h"
@@ -64,19 +67,29 @@ std::string file_with(const uint8_t* data, size_t size, const char* name = "file
 
 absl::Status read_samples(const data::Dataset& dataset, int64_t first) {
   for (int64_t sample = first; sample < first + std::min<int64_t>(dataset.num_samples(), 64); ++sample) {
-    if (const auto batch = dataset.batch(sample, 1); !batch.ok()) {
+    const auto batch = dataset.batch(sample, 1);
+    if (!batch.ok()) {
       return batch.status();
+    }
+    if (batch->teacher) {
+      const at::Tensor rows = batch->teacher->rows_BS;
+      const bool inside =
+          rows.min().item<int64_t>() >= 0 && rows.max().item<int64_t>() < batch->teacher->tokens_BT.numel();
+      TORCH_CHECK(inside, "a row of the teacher's that does not exist");
     }
   }
   return absl::OkStatus();
 }
 
 // Plans rows of an accepted shard and reads some; then as a run that has begun with another length and packing.
-absl::Status read_samples(const std::string& path, data::PackingMode packing, data::PackingMode packing_before) {
+absl::Status read_samples(
+    const std::string& path, data::PackingMode packing, data::PackingMode packing_before, bool teacher_stream = false) {
   data::DataOptions options;
   options.sources = {{path, 1.0}};
   options.seq_len = 16;
   options.packing = packing;
+  options.teacher_seq_len = 24;
+  options.teacher_stream = teacher_stream;
   const auto dataset = data::Dataset::open(options);
   if (!dataset.ok()) {
     return dataset.status();
@@ -85,7 +98,8 @@ absl::Status read_samples(const std::string& path, data::PackingMode packing, da
     return status;
   }
   constexpr int64_t kChange = 5;
-  const auto lines = (*dataset)->continue_from({{0, 7, packing_before}, {kChange, options.seq_len, packing}});
+  const auto lines =
+      (*dataset)->continue_from({{0, 7, packing_before}, {kChange, options.seq_len, packing, options.teacher_seq_len}});
   return lines.ok() ? read_samples(**dataset, kChange) : lines.status();
 }
 
@@ -137,6 +151,19 @@ absl::Status read_token_shard(const uint8_t* input, size_t size) {
     for (size_t i = 0; i < tokens.size(); ++i) {
       (void)shard->in_loss(shard->document_begin(document) + static_cast<int64_t>(i));
     }
+    if (shard->teacher_length(document) > 0) {
+      data::TeacherText texts;
+      for (const int64_t limit : {2, 5, 1000}) {
+        const data::TextLengths lengths = data::fit_texts(*shard, document, limit, limit + 1);
+        TORCH_CHECK(
+            lengths.tokens <= limit && lengths.teacher_tokens <= limit + 1 &&
+                (lengths.tokens == 0) == (lengths.teacher_tokens == 0),
+            "texts that are longer than their limits");
+        if (lengths.tokens > 0) {
+          data::read_texts(*shard, document, lengths, texts).IgnoreError();
+        }
+      }
+    }
   }
   if (absl::Status status = shard->verify(); !status.ok()) {
     return status;
@@ -144,6 +171,9 @@ absl::Status read_token_shard(const uint8_t* input, size_t size) {
   const std::string path = shard->path();
   TORCH_CHECK(data::describe_shard(path).ok(), "a shard that was accepted cannot be described");
   using data::PackingMode;
+  if (shard->has_teacher_stream()) {
+    RETURN_IF_ERROR(read_samples(path, PackingMode::kPack, PackingMode::kPack, /*teacher_stream=*/true));
+  }
   RETURN_IF_ERROR(read_samples(path, PackingMode::kPack, PackingMode::kConcat));
   return read_samples(path, PackingMode::kConcat, PackingMode::kPack);
 }
@@ -164,6 +194,9 @@ absl::Status read_tokenizer_json(const uint8_t* data, size_t size) {
   const auto tokenizer = data::read_tokenizer(file_with(data, size));
   if (tokenizer.ok()) {
     (void)tokenizer->hash();
+    if (const auto text = data::TokenText::make(*tokenizer); text.ok()) {
+      (void)text->decode({tokenizer->tokens.front().first, -1, tokenizer->tokens.back().first});
+    }
     return data::compare_tokenizers(*tokenizer, *tokenizer);
   }
   return tokenizer.status();
@@ -209,10 +242,12 @@ absl::Status read_metrics_jsonl(const uint8_t* data, size_t size) {
   file_with(data, size, "metrics.jsonl");
   file_with(data, size, "events.jsonl");
   const std::string& folder = own_folder();
-  TORCH_CHECK(trainer::recorded_losses(folder, kLastStep).ok(), "losses cannot be read");
+  const auto visit = [](const trainer::RecordedMeans& means) { TORCH_CHECK(means.valid_tokens >= 0); };
+  const auto read = trainer::for_each_recorded_means(folder, {kLastStep, kLastEvaluation}, visit);
+  TORCH_CHECK(read.ok(), "means cannot be read: ", read);
   const auto compared = trainer::compare_recorded_steps(folder, folder, kLastStep);
   TORCH_CHECK(!compared.ok() || absl::StrContains(*compared, "bit for bit"), "a step differs from itself");
-  const auto events = trainer::RunEvents::open(folder, kLastStep, /*spike_sigmas=*/6);
+  const auto events = trainer::RunEvents::open(folder, {kLastStep, kLastEvaluation}, /*spike_sigmas=*/6);
   const auto metrics = metrics::JsonLines::open(folder + "/metrics.jsonl", {kLastStep, kLastEvaluation});
   TORCH_CHECK(events.ok() && metrics.ok(), "a run folder cannot be opened: ", events.status(), metrics.status());
   return metrics::for_each_record(
@@ -220,6 +255,15 @@ absl::Status read_metrics_jsonl(const uint8_t* data, size_t size) {
         const int64_t last = record.contains("eval") ? kLastEvaluation : kLastStep;
         TORCH_CHECK(metrics::record_step(record).value_or(0) <= last, "a later step was kept");
       });
+}
+
+// What a resumed run does with the event files of its earlier parts.
+absl::Status read_event_file(const uint8_t* data, size_t size) {
+  (void)metrics::step_of_text(text(data, size)); // without a checksum, which few changes would pass
+  return metrics::for_each_event(file_with(data, size), [](std::string_view event) {
+    (void)metrics::step_of_text(event);
+    TORCH_CHECK(metrics::event_record(event).size() == event.size() + 16, "a record of another size");
+  });
 }
 
 absl::Status read_machine_json(const uint8_t* data, size_t size) {
@@ -236,7 +280,8 @@ const std::vector<Target>& targets() {
       {"weight_map", read_weight_map},       {"model_checksums", read_model_checksums},
       {"token_shard", read_token_shard},     {"checkpoint_index", read_checkpoint_index},
       {"metrics_jsonl", read_metrics_jsonl}, {"tokenizer_json", read_tokenizer_json},
-      {"model_config", read_model_config},   {"machine_json", read_machine_json}};
+      {"model_config", read_model_config},   {"machine_json", read_machine_json},
+      {"event_file", read_event_file}};
   return all;
 }
 

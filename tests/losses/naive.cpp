@@ -110,6 +110,10 @@ NaiveResult naive_head(const LinearHeadInputs& in, const LossOptions& o, double 
     result.reverse_kl_N = where_valid(kl(lq.exp(), lq, lp));
     result.teacher_entropy_N = where_valid(-at::xlogy(lp.exp(), lp.exp()).sum(1));
     result.teacher_lse_N = where_valid(teacher.logsumexp(1));
+    if (in.targets_N.defined()) {
+      const at::Tensor label_N1 = in.targets_N.clamp_min(0).unsqueeze(1);
+      result.teacher_ce_N = where_valid(-teacher.log_softmax(1).gather(1, label_N1).squeeze(1));
+    }
     result.agreement_N = where_valid((logits.argmax(1) == teacher.argmax(1)).to(compute));
     if (o.soft_weight > 0 && o.divergence != Divergence::kNone) {
       loss = loss + o.soft_weight * soft;

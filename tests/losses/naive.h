@@ -15,6 +15,7 @@ struct NaiveResult {
   at::Tensor teacher_entropy_N;
   at::Tensor student_lse_N;
   at::Tensor teacher_lse_N;
+  at::Tensor teacher_ce_N;
   at::Tensor agreement_N;
   at::Tensor accuracy_N;
   at::Tensor d_hidden_NH; // gradients of grad_scale * sum(loss_N)

@@ -161,6 +161,10 @@ void reference_rows(const RowArgs& args, c10::Device device) {
     out[kReverseKl].copy_(soft_loss(Divergence::kReverseKl, o, student, teacher).loss_R);
     out[kTeacherEntropy].copy_(-(teacher.probs_RV * teacher.log_probs_RV).sum(1));
     out[kTeacherLse].copy_(teacher.lse_R);
+    if (args.targets != nullptr) {
+      const at::Tensor label_R1 = wrap(args.targets, {R}, {1}, at::kLong, device).clamp(0, V - 1).unsqueeze(1);
+      out[kTeacherCe].copy_((teacher.lse_R - teacher.logits_RV.gather(1, label_R1).squeeze(1)).clamp_min(0));
+    }
     out[kAgreement].copy_(best_R == teacher.logits_RV.argmax(1));
     if (o.soft_weight > 0) {
       loss += o.soft_weight * out[kSoft];

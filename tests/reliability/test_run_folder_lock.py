@@ -137,6 +137,7 @@ def test_whatever_writes_to_a_folder_in_use_is_refused(tmp_path, config, held_jo
         "events.jsonl",
         "log.txt",
         "metrics.jsonl",
+        "sessions.jsonl",
     ]
 
     held_job.signal(signal.SIGCONT)

@@ -14,7 +14,7 @@ import tiny
 from held_thread import HeldThread, NotAllowed, find_thread
 
 RANKS, STEPS, GRACE_S, EVAL_EVERY = 4, 400, 30, 20
-TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes")
+TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes", "time_ms")
 
 
 @pytest.fixture(scope="module")

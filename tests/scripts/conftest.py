@@ -6,6 +6,7 @@ import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.append(str(SCRIPTS))  # for tests that import a script
+sys.path.append(str(SCRIPTS.parent / "tests" / "cli"))  # run_folders
 
 
 @pytest.fixture

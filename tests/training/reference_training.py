@@ -85,6 +85,7 @@ def token_losses(student, teacher, tokens, targets, loss):
         "teacher_entropy": -(p_log.exp() * p_log).sum(-1),
         "agreement": (student_logits.argmax(-1) == teacher_logits.argmax(-1)).float(),
         "accuracy": (student_logits.argmax(-1) == labels).float(),
+        "teacher_ce": F.cross_entropy(teacher_logits, labels, reduction="none"),
     }
 
 

@@ -15,6 +15,7 @@ MEANS = (
     "teacher_entropy",
     "agreement",
     "accuracy",
+    "teacher_ce",
 )
 
 

@@ -17,7 +17,7 @@ LOSSES = {
     },
 }
 MAX_GRAD_NORM = {"llama": 2.0, "qwen3": 1.0}  # some steps are above, some below
-MEANS = ("loss", "hard", "soft", "forward_kl", "reverse_kl", "student_entropy", "teacher_entropy")
+MEANS = ("loss", "hard", "soft", "forward_kl", "reverse_kl", "student_entropy", "teacher_entropy", "teacher_ce")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -70,4 +70,4 @@ def test_hard_labels_alone_without_a_teacher(tmp_path, models, ragged_shard):
     for step, reference in zip(found, expected, strict=True):
         assert step["loss"] == pytest.approx(reference["hard"], rel=1e-4)
         assert step["grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-4)
-        assert "forward_kl" not in step
+        assert "forward_kl" not in step and "teacher_ce" not in step

@@ -42,6 +42,7 @@ void expect_matches_naive(
   near(kAccuracy, naive.accuracy_N, "accuracy");
   near(kStudentLse, naive.student_lse_N, "student log-sum-exp");
   near(kTeacherLse, naive.teacher_lse_N, "teacher log-sum-exp");
+  near(kTeacherCe, naive.teacher_ce_N, "teacher's cross-entropy");
   EXPECT_LT(relative_error(ours.grads.hidden_NH, naive.d_hidden_NH), tolerance) << "gradient of hidden";
   EXPECT_LT(relative_error(ours.grads.weight_VH, naive.d_weight_VH), tolerance) << "gradient of weight";
   if (in.bias_V.defined()) {
@@ -157,6 +158,7 @@ TEST_P(HeadDtypes, OfTeacherAndStudentMayDiffer) {
       const NaiveResult naive = naive_head(in, {.hard_weight = 0.3});
       EXPECT_LT(relative_error(ours.metrics_MN[kSoft], naive.soft_N), 1e-5) << biases << known;
       EXPECT_LT(relative_error(ours.metrics_MN[kTeacherLse], naive.teacher_lse_N), 1e-6);
+      EXPECT_LT(relative_error(ours.metrics_MN[kTeacherCe], naive.teacher_ce_N), 1e-5);
       const double rounding = student == at::kBFloat16 ? 4e-3 : 1e-5; // of the logits' gradient, which has that dtype
       EXPECT_LT(relative_error(ours.grads.weight_VH, naive.d_weight_VH), rounding);
       EXPECT_LT(relative_error(ours.grads.hidden_NH, naive.d_hidden_NH), rounding);

@@ -59,13 +59,38 @@ TEST(Exactness, LossesAreNeverNegative) {
           const at::Tensor metrics =
               linear_head(in, {.divergence = divergence, .beta = beta, .hard_weight = 1}, {}, nullptr).metrics_MN;
           for (const TokenMetric metric :
-               {kLoss, kHard, kSoft, kForwardKl, kReverseKl, kStudentEntropy, kTeacherEntropy}) {
+               {kLoss, kHard, kSoft, kForwardKl, kReverseKl, kStudentEntropy, kTeacherEntropy, kTeacherCe}) {
             EXPECT_GE(metrics[metric].min().item<double>(), 0) << static_cast<int>(divergence) << " metric " << metric;
           }
         }
       }
     }
   }
+}
+
+// A comparison of the two is of the models alone.
+TEST(Exactness, TheCrossEntropiesOfIdenticalModelsAreEqual) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const double temperature : {1.0, 2.5}) {
+      const LinearHeadInputs in = make_problem({.tokens = 33, .vocab = 4099, .gap = 0, .dtype = dtype});
+      const HeadResult ours = run_head(in, {.temperature = temperature, .hard_weight = 1});
+      EXPECT_LT(
+          relative_error(ours.metrics_MN[kTeacherCe], ours.metrics_MN[kHard]), dtype == at::kDouble ? 1e-14 : 1e-6)
+          << dtype << ' ' << temperature;
+      EXPECT_GT(ours.metrics_MN[kTeacherCe].max().item<double>(), 1);
+    }
+  }
+}
+
+// The logits of a sure model are large: their difference comes first, so that it keeps its digits.
+TEST(Exactness, TheTeachersCrossEntropyKeepsItsDigitsAtLargeLogits) {
+  const at::Tensor student = at::randn({16, 4099}, at::TensorOptions(at::kFloat));
+  const at::Tensor teacher = student * 3 + 4096; // exact to 2^-11
+  const at::Tensor labels = teacher.argmax(1);
+  const LinearHeadInputs in = from_logits(student, teacher, labels);
+  const at::Tensor expected = naive_head(in, {.hard_weight = 1}).teacher_ce_N;
+  const at::Tensor found = run_head(in, {.hard_weight = 1}).metrics_MN[kTeacherCe];
+  EXPECT_LT(relative_error(found, expected), 1e-6);
 }
 
 TEST(Exactness, HardLossOfACertainLabelIsNotNegative) {
@@ -251,6 +276,7 @@ TEST(Extremes, NanLogitsAreNotHidden) {
   for (const Divergence divergence : kDivergences) {
     const HeadResult ours = run_head(in, {.divergence = divergence, .hard_weight = 1});
     EXPECT_TRUE(std::isnan(ours.metrics_MN[kLoss][1].item<double>())) << static_cast<int>(divergence);
+    EXPECT_TRUE(std::isnan(ours.metrics_MN[kTeacherCe][1].item<double>())) << static_cast<int>(divergence);
     EXPECT_TRUE(std::isfinite(ours.metrics_MN[kLoss][0].item<double>()));
     EXPECT_TRUE(at::isnan(ours.grads.hidden_NH[1]).all().item<bool>()) << static_cast<int>(divergence);
     EXPECT_TRUE(finite(ours.grads.hidden_NH[0]));

@@ -87,6 +87,11 @@ TEST_P(LogitsBackward, IsTheReferencesGradient) {
     const at::Tensor lse = saved[kSavedStudentMax] + saved[kSavedStudentUnitLog2Sum] * std::log(2.0);
     EXPECT_LT(relative_error(lse.index({valid}), metrics[kStudentLse].index({valid})), 1e-6);
     EXPECT_EQ(gradient[0].abs().max().item<double>(), 0) << "a token of weight 0";
+    if (with_teacher && targets.defined()) {
+      const at::Tensor capped = (teacher.to(at::kDouble) / options.teacher_softcap).tanh() * options.teacher_softcap;
+      const at::Tensor ce = -capped.log_softmax(1).gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1);
+      EXPECT_LT(relative_error(metrics[kTeacherCe], at::where(valid, ce, at::zeros_like(ce))), 1e-5);
+    }
     // In place, and on rows that are wider than the vocabulary.
     const at::Tensor wide = at::zeros({9, vocab + 7}, in.logits_NV.options());
     const at::Tensor view = wide.narrow(1, 0, vocab);

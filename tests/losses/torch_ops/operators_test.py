@@ -66,6 +66,8 @@ def test_linear_jsd(reduction, with_bias):
     )
     expected = plain(x, w, bias, tx, tw, y)
     torch.testing.assert_close(rows[0], expected.detach())
+    teacher_ce = torch.nn.functional.cross_entropy(tx @ tw.t(), y, ignore_index=IGNORE, reduction="none")
+    torch.testing.assert_close(rows[12], teacher_ce)
     incoming = torch.randn_like(expected)
     if reduction == "none":
         close(gradients((loss * incoming).sum(), *leaves), gradients((expected * incoming).sum(), *leaves))

@@ -90,11 +90,13 @@ TEST_P(CheckpointTest, RetentionCountsOnlyWhatLiesBeforeTheNewOne) {
 
 TEST_P(CheckpointTest, TheDataIsComparedAsOfTheStageItWasSavedIn) {
   TrainedModel run(1);
-  state_.data_stages = {{0, 0, 32, data::PackingMode::kPack}, {3, 24, 64, data::PackingMode::kConcat}};
+  state_.data_stages = {{0, 0, 32, data::PackingMode::kPack}, {3, 24, 64, data::PackingMode::kConcat, 80}};
   const std::string folder = save(run, 7);
   const auto at_stage = [&](const DataStage& stage) {
     RunIdentity own = info_.identity;
-    own.data = stage.seq_len == 64 && stage.packing == data::PackingMode::kConcat ? own.data : "data of another stage";
+    own.data = stage.teacher_seq_len == 80 && stage.seq_len == 64 && stage.packing == data::PackingMode::kConcat
+        ? own.data
+        : "data of another stage";
     return own;
   };
   const auto resumed = resume_from(folder, at_stage, run.model, run.optimizer, mesh_);

@@ -70,6 +70,7 @@ TEST(IndexTest, WhatDoesNotFitIsNamed) {
       {"data_stages[1].first_sample", [](Index& i) { i.state.data_stages[1].first_sample = 0; }},
       {"data_stages[1].step", [](Index& i) { i.state.data_stages[1].step = 13; }},
       {"data_stages[0].seq_len", [](Index& i) { i.state.data_stages[0].seq_len = (1 << 26) + 1; }},
+      {"data_stages[1].teacher_seq_len", [](Index& i) { i.state.data_stages[1].teacher_seq_len = 1; }},
       {"step", [](Index& i) { i.state.step = -1; }}};
   for (const Case& one : cases) {
     Index index = sample_index();

@@ -57,6 +57,12 @@ INSTANTIATE_TEST_SUITE_P(
             {"teacher.path=null", "teacher.dtype=float32", "loss.soft_weight=0", "loss.hard_weight=1"},
             "teacher.dtype",
             "only when teacher.path is set"},
+        Broken{{"eval.samples=2", "data.eval=[x]"}, "eval.samples", "evaluations, after which"},
+        Broken{
+            {"eval.samples=2", "data.eval=[x]", "eval.every=5", "eval.sample_tokens=128"},
+            "eval.sample_tokens",
+            "fewer than data.seq_len, 128"},
+        Broken{{"eval.sample_tokens=5"}, "eval.sample_tokens", "only when eval.samples is above 0"},
         Broken{{"scheduler.warmup_steps=100"}, "scheduler.warmup_steps", "fewer than the run's 100 steps"},
         Broken{{"scheduler.decay_steps=10"}, "scheduler.decay_steps", "only when scheduler.type is wsd"},
         Broken{{"scheduler.type=wsd", "scheduler.decay_steps=91"}, "scheduler.decay_steps", "at most 90"},

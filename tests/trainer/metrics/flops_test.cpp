@@ -19,6 +19,25 @@ TEST(TokenFlops, Llama8B) {
   EXPECT_NEAR(flops.matrices / 2, 32 * 218103808.0 + 525336576.0, 1);
   EXPECT_DOUBLE_EQ(flops.attention_full, 4.0 * 32 * 4096 * 4096);
   EXPECT_DOUBLE_EQ(step_flops_per_token(flops, flops, true), 4 * (flops.matrices + flops.attention_causal));
+  // A teacher that reads twice as many tokens.
+  EXPECT_DOUBLE_EQ(
+      step_flops_per_token(flops, token_flops(config, 8192) * 2, true),
+      5 * flops.matrices + (3 + 4) * flops.attention_causal);
+}
+
+TEST(FlopsTest, AFloat8OperationCountsHalf) {
+  models::ModelConfig config;
+  config.vocab_size = 100;
+  config.hidden_size = 16;
+  config.intermediate_size = 32;
+  config.num_layers = 2;
+  config.num_heads = 2;
+  config.num_kv_heads = 1;
+  config.head_dim = 8;
+  const double plain = token_flops(config, 64).matrices;
+  config.float8 = *models::Float8Products::all_but({"0.down"}, 2);
+  const double blocks = plain - 2.0 * 100 * 16, down = 2.0 * 32 * 16;
+  EXPECT_DOUBLE_EQ(token_flops(config, 64).matrices, plain - (blocks - down) / 2);
 }
 
 } // namespace

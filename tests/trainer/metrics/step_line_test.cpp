@@ -28,8 +28,8 @@ TEST(StepLine, ShowsWhatAPersonLooksFor) {
   EXPECT_THAT(
       step_line(r),
       testing::AllOf(
-          HasSubstr("step 1234/20000"), HasSubstr("loss 14.3472"), HasSubstr("kl 14.3472/14.3472"),
-          HasSubstr("12345 tok/s"), HasSubstr("eta 2:03:04")));
+          HasSubstr("step 1234/20000"), HasSubstr("loss 14.3472"), HasSubstr("teacher ce 14.3472"),
+          HasSubstr("kl 14.3472/14.3472"), HasSubstr("12345 tok/s"), HasSubstr("eta 2:03:04")));
   EXPECT_THAT(step_line(r), testing::Not(HasSubstr("mfu")));
   r.mfu_causal = 0.4;
   EXPECT_THAT(step_line(r), HasSubstr("mfu 40.0%"));
@@ -51,7 +51,7 @@ TEST(StepLine, AStepWithoutATargetHasNoNumbers) {
   EXPECT_THAT(
       step_line(r),
       testing::AllOf(
-          HasSubstr("loss -  ce -  soft -  kl -  agree -  |g| -"),
+          HasSubstr("loss -  ce -  teacher ce -  soft -  kl -  agree -  |g| -"),
           HasSubstr("EMPTY (no token has a target; 2 so far)")));
 }
 

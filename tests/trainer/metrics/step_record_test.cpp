@@ -37,22 +37,24 @@ TEST(LossMeans, WithoutAValidTokenNothingIsKnown) {
 TEST(StepJson, NamesEveryRowAndKeepsFullPrecision) {
   auto r = record();
   r.means.metrics[losses::kLoss] = 0.1 + 0.2;
-  const auto json = nlohmann::json::parse(step_json(r));
+  const auto json = step_json(r);
   EXPECT_EQ(json["step"], 3);
   EXPECT_EQ(json["loss"].get<double>(), 0.1 + 0.2);
   for (const char* name :
        {"hard", "soft", "z_loss", "forward_kl", "reverse_kl", "student_entropy", "teacher_entropy", "agreement",
-        "accuracy", "student_lse", "teacher_lse", "grad_norm", "lr", "tokens", "tokens_per_second"}) {
+        "accuracy", "student_lse", "teacher_lse", "teacher_ce", "grad_norm", "lr", "tokens", "tokens_per_second"}) {
     EXPECT_TRUE(json.contains(name)) << name;
   }
+  EXPECT_EQ(json["teacher_ce"], r.means.metrics[losses::kTeacherCe]);
   r.means.has_teacher = false;
-  EXPECT_FALSE(nlohmann::json::parse(step_json(r)).contains("forward_kl"));
+  EXPECT_FALSE(step_json(r).contains("forward_kl"));
+  EXPECT_FALSE(step_json(r).contains("teacher_ce"));
 }
 
 TEST(StepJson, NonFiniteNumbersAreNull) {
   auto r = record();
   r.grad_norm = std::nan("");
-  EXPECT_TRUE(nlohmann::json::parse(step_json(r))["grad_norm"].is_null());
+  EXPECT_TRUE(step_json(r)["grad_norm"].is_null());
 }
 
 TEST(StepJson, AStepWithoutATargetHasNoPointOnAnyCurve) {
@@ -60,7 +62,7 @@ TEST(StepJson, AStepWithoutATargetHasNoPointOnAnyCurve) {
   r.means = loss_means({}, 0, /*has_teacher=*/true);
   r.grad_norm = 0;
   r.empty_steps = 3;
-  const auto json = nlohmann::json::parse(step_json(r));
+  const auto json = step_json(r);
   for (const char* name : {"loss", "hard", "soft", "forward_kl", "agreement", "student_entropy", "grad_norm"}) {
     EXPECT_TRUE(json[name].is_null()) << name;
   }

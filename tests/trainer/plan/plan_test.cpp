@@ -297,6 +297,37 @@ TEST(Plan, SpeedsAreThoseMeasured) {
   expect(2, llama_3b, "keep", 18247, 2, 128256, config::OptimizerMemory::kHost);
 }
 
+TEST(Plan, CountsTheTokensThatTheTeacherReads) {
+  const auto plan = [](bool stream, int64_t teacher_seq_len) {
+    config::Config config = settings(1, "recompute");
+    config.data.packing = data::PackingMode::kPack;
+    config.data.teacher_seq_len = teacher_seq_len;
+    const models::ModelConfig model = llama_1b();
+    Target target;
+    auto made = make_plan({config, model, &model, target, h200(), 0, 0, stream});
+    TORCH_CHECK(made.ok(), made.status().ToString());
+    return *std::move(made);
+  };
+  const auto teacher_seconds = [](const Plan& p) {
+    return p.time.phases[static_cast<size_t>(metrics::Phase::kTeacher)];
+  };
+  const auto teacher_peak = [](const Plan& p) {
+    return p.memory.use.phases[static_cast<size_t>(device::MemoryPhase::kTeacher)].bytes;
+  };
+  const Plan none = plan(false, 0), unused = plan(false, 8192), same = plan(true, 0), twice = plan(true, 8192);
+  EXPECT_EQ(unused.time.total(), none.time.total()) << "the length matters with a stream only";
+  // Twice the tokens, of which each attends to twice as many.
+  EXPECT_GT(teacher_seconds(twice), 2 * teacher_seconds(none));
+  EXPECT_LT(teacher_seconds(twice), 4 * teacher_seconds(none));
+  EXPECT_EQ(
+      twice.time.phases[static_cast<size_t>(metrics::Phase::kForward)],
+      none.time.phases[static_cast<size_t>(metrics::Phase::kForward)]);
+  // In the teacher's pass: the gathered hidden states, and twice as many of all others.
+  const int64_t hidden = int64_t{2} * 4096 * 2048 * 2;
+  EXPECT_GE(teacher_peak(same), teacher_peak(none));
+  EXPECT_GT(teacher_peak(twice), teacher_peak(none) + 2 * hidden);
+}
+
 TEST(Plan, ImpossibleRanksNameTheKey) {
   config::Config config = settings(4);
   config.parallel.replicate = 3;

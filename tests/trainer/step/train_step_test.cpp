@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/trainer/step/tiny_step.h"
+#include "trainer/device/memory_tracker.h"
 
 namespace distill::trainer {
 namespace {
@@ -31,6 +32,45 @@ TEST(TrainStep, LearnsItsBatch) {
     last = tiny.run(batch).record.means.metrics[losses::kLoss];
   }
   EXPECT_LT(last, 0.7 * first);
+}
+
+// The teacher reads the student's sequences in another order, with more tokens after them.
+data::TeacherBatch in_another_order(const data::Batch& batch, int64_t teacher_seq_len) {
+  const int64_t rows = batch.tokens_BS.size(0), seq_len = batch.tokens_BS.size(1);
+  data::TeacherBatch teacher;
+  teacher.tokens_BT = at::randint(0, 40, {rows, teacher_seq_len}, at::kLong);
+  teacher.tokens_BT.narrow(1, 0, seq_len).copy_(batch.tokens_BS.flip(0));
+  teacher.positions_BT = at::arange(teacher_seq_len).expand({rows, teacher_seq_len}).contiguous();
+  teacher.cu_seqlens = at::arange(0, (rows + 1) * teacher_seq_len, teacher_seq_len, at::kInt);
+  teacher.max_seqlen = teacher_seq_len;
+  teacher.rows_BS = (at::arange(rows).flip(0) * teacher_seq_len).unsqueeze(1) + at::arange(seq_len).unsqueeze(0);
+  return teacher;
+}
+
+TEST(TrainStep, TheTeachersRowsAreFoundWhereverItReadsThem) {
+  for (const int64_t teacher_seq_len : {12, 20}) {
+    config::Config config = tiny_config(2);
+    config.data.teacher_seq_len = teacher_seq_len;
+    TinyStep plain(tiny_config(2)), other(config), garbage(config);
+    for (int step = 0; step < 2; ++step) {
+      const GlobalBatch batch = tiny_batch(config, step);
+      GlobalBatch moved = batch, without = batch;
+      for (size_t i = 0; i < batch.micro_batches.size(); ++i) {
+        const data::TeacherBatch teacher = in_another_order(batch.micro_batches[i], teacher_seq_len);
+        moved.micro_batches[i].teacher = teacher;
+        // Rows of tokens without a target are never read.
+        without.micro_batches[i].teacher = teacher;
+        without.micro_batches[i].teacher->rows_BS =
+            at::where(batch.micro_batches[i].targets_BS.eq(-100), at::zeros({}, at::kLong), teacher.rows_BS);
+      }
+      const TrainStep::Results expected = plain.run(batch), found = other.run(moved), same = garbage.run(without);
+      EXPECT_NEAR(found.record.means.metrics[losses::kLoss], expected.record.means.metrics[losses::kLoss], 1e-6);
+      EXPECT_EQ(found.record.means.metrics[losses::kLoss], same.record.means.metrics[losses::kLoss]);
+      EXPECT_NEAR(found.record.grad_norm, expected.record.grad_norm, 1e-5 * expected.record.grad_norm);
+    }
+    EXPECT_LT(relative_difference(other.weights(), plain.weights()), 1e-5);
+    EXPECT_TRUE(at::equal(other.weights(), garbage.weights()));
+  }
 }
 
 TEST(TrainStep, AStepThatIsNotFiniteChangesNothing) {
@@ -125,6 +165,34 @@ TEST(TrainStep, PoliciesChangeNoBit) {
     mixed.run(tiny_batch(mixed.config, step));
   }
   EXPECT_TRUE(at::equal(keep.weights(), mixed.weights()));
+}
+
+// So that eval.samples needs no room in the plan: a pass over as many tokens as an evaluation's, and the next token
+// after each of them, while the evaluation's head computes one token at a time.
+TEST(MicroBatch, NextTokensTakeLessMemoryThanAnEvaluation) {
+  config::Config config = tiny_config(4);
+  config.chunks.chunk_size = 1;
+  TinyStep tiny(config);
+  const data::Batch batch = tiny_batch(config).micro_batches.front();
+  MicroBatchRunner& micro = tiny.step->micro_batches();
+  at::Tensor sums_M = micro.zero_sums();
+  std::vector<int64_t> rows; // each token many times: the logits of all of them would be far more than the rest
+  for (int64_t i = 0; i < 960; ++i) {
+    rows.push_back(i % 48);
+  }
+  device::track_memory(at::kCPU);
+  const auto peak_of = [](const std::function<void()>& work) {
+    device::reset_memory_peaks();
+    const int64_t before = device::memory_use().peak();
+    work();
+    return device::memory_use().peak() - before;
+  };
+  const int64_t evaluation = peak_of([&] { micro.evaluate(batch, sums_M); });
+  const int64_t student = peak_of([&] { (void)micro.next_tokens(batch, rows, WhichModel::kStudent); });
+  const int64_t teacher = peak_of([&] { (void)micro.next_tokens(batch, rows, WhichModel::kTeacher); });
+  EXPECT_GT(student, 48 * 16 * 4); // it is counted
+  EXPECT_LE(student, evaluation);
+  EXPECT_LE(teacher, evaluation);
 }
 
 } // namespace

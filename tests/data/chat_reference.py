@@ -1,0 +1,63 @@
+"""Conversations through scripts/token_shards/chat.py and through transformers, with one tokenizer."""
+
+import json
+import sys
+from pathlib import Path
+
+import chat_shapes
+import numpy as np
+from chat_shapes import STOCK, special_tokens
+from transformers import PreTrainedTokenizerFast
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from token_shards import chat_marks
+from token_shards.chat import ChatEncoder, ChatOptions
+from token_shards.chat_messages import check_messages
+
+KNOWN = [name for name in STOCK if chat_marks.recognise(STOCK[name])]
+TOKENIZER = chat_shapes.make_tokenizer()
+
+
+def reference(name, template=None):
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER, **special_tokens(name))
+    wrapped.chat_template = template or STOCK[name]
+    return wrapped
+
+
+def encoder(name, template=None, **options):
+    return ChatEncoder(template or STOCK[name], special_tokens(name), TOKENIZER, ChatOptions(**options))
+
+
+def arguments(**values):
+    return tuple((name, json.dumps(value)) for name, value in values.items())
+
+
+def samples(encoder, messages, tools=None, **kwargs):
+    messages, tools = check_messages({"messages": messages, "tools": tools}, "x:1")
+    return encoder.samples(messages, tools, "x:1", **kwargs)
+
+
+def text(ids):
+    return TOKENIZER.decode(list(map(int, ids)), skip_special_tokens=False)
+
+
+def in_loss(sample):
+    """The texts of the runs of tokens with loss."""
+    ids, mask = sample
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
+    return [text(ids[begin:end]) for begin, end in zip(edges[::2], edges[1::2])]
+
+
+def by_transformers(wrapped, messages, tools, **kwargs):
+    """(ids, mask), or None where transformers raises."""
+    try:
+        out = wrapped.apply_chat_template(messages, tools=tools, tokenize=True, return_dict=True, **kwargs)
+    except Exception:
+        return None
+    return out["input_ids"], out.get("assistant_masks")
+
+
+def unknown(template):
+    """The template with a comment, so that it is not recognised."""
+    return template + "{#- another one #}"

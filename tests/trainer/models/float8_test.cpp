@@ -1,0 +1,148 @@
+#include "trainer/models/ops/float8.h"
+
+#include "tests/trainer/models/test_device.h"
+#include "trainer/models/float8_products.h"
+#include "trainer/models/ops/rms_norm.h"
+#include "trainer/models/ops/swiglu.h"
+
+namespace distill::models {
+namespace {
+
+class Float8Test : public DeviceTest {
+ protected:
+  static at::ScalarType compute_dtype() {
+    return test_device().is_cuda() ? at::kBFloat16 : at::kFloat;
+  }
+  // Rows of very different sizes, with one outlier each.
+  static at::Tensor matrix(int64_t rows, int64_t columns) {
+    at::Tensor x = randn({rows, columns});
+    x.mul_(at::exp(2 * randn({rows, 1})));
+    x.select(1, columns / 3).mul_(30);
+    return x.to(compute_dtype());
+  }
+  static void expect_equal(const Float8Rows& actual, const Float8Rows& expected) {
+    EXPECT_TRUE(at::equal(actual.values_RC.view(at::kByte), expected.values_RC.view(at::kByte)));
+    EXPECT_TRUE(at::equal(actual.scale_R, expected.scale_R));
+  }
+};
+
+TEST_F(Float8Test, EveryElementIsRoundedToTheNearest) {
+  const at::Tensor x = matrix(33, 176);
+  const Float8Rows rows = float8_rows(x);
+  const at::Tensor exact = x.to(at::kDouble);
+  const at::Tensor scale = rows.scale_R.to(at::kDouble).unsqueeze(1);
+  EXPECT_LT(relative_error(scale.squeeze(1), exact.abs().amax(1) / 448), 1e-6);
+  // e4m3 has 3 bits of mantissa: half a unit is a sixteenth of the value, and 2^-10 below the smallest normal number.
+  const at::Tensor error = (float8_to_float(rows).to(at::kDouble) - exact).abs();
+  const at::Tensor allowed = at::maximum(exact.abs() / 16, scale * std::pow(2.0, -10)) * (1 + 1e-5);
+  EXPECT_TRUE((error <= allowed).all().item<bool>());
+  // The largest element of each row is exact to fp32's rounding.
+  EXPECT_LT(relative_error(float8_to_float(rows).abs().amax(1), exact.abs().amax(1)), 1e-6);
+}
+
+TEST_F(Float8Test, TheSameBitsOnEveryDevice) {
+  for (const int64_t columns : {16, 96, 4096, 20000}) {
+    const at::Tensor x = matrix(5, columns);
+    const Float8Rows here = float8_rows(x);
+    const Float8Rows host = float8_rows(x.cpu());
+    expect_equal({here.values_RC.cpu(), here.scale_R.cpu()}, host);
+  }
+}
+
+TEST_F(Float8Test, RowsOfZerosStayZero) {
+  at::Tensor x = matrix(4, 64);
+  x[2].zero_();
+  const Float8Rows rows = float8_rows(x);
+  EXPECT_TRUE(at::isfinite(rows.scale_R).all().item<bool>());
+  EXPECT_EQ(float8_to_float(rows)[2].abs().max().item<float>(), 0);
+}
+
+TEST_F(Float8Test, AProductHasOnlyTheErrorOfItsAccumulation) {
+  for (const auto& [tokens, inner, outputs] : {std::array<int64_t, 3>{48, 64, 32}, {17, 1024, 48}, {256, 4096, 512}}) {
+    const Float8Rows x = float8_rows(matrix(tokens, inner));
+    const Float8Rows weight = float8_rows(matrix(outputs, inner));
+    const at::Tensor y = float8_linear(x, weight, compute_dtype());
+    // fp64 on the same rounded operands.
+    const at::Tensor x64 = x.values_RC.to(at::kDouble) * x.scale_R.to(at::kDouble).unsqueeze(1);
+    const at::Tensor w64 = weight.values_RC.to(at::kDouble) * weight.scale_R.to(at::kDouble).unsqueeze(1);
+    const at::Tensor exact = at::mm(x64, w64.t());
+    // Each element against the size of its terms; the tensor cores' fast accumulation holds about 14 bits.
+    const at::Tensor terms = at::mm(x64.abs(), w64.abs().t());
+    const double error = ((y.to(at::kDouble) - exact).abs() / terms).max().item<double>();
+    EXPECT_LT(error, test_device().is_cuda() ? 8e-3 : 1e-6) << tokens << " x " << inner << " x " << outputs;
+    const double norm_error = ((y.to(at::kDouble) - exact).norm() / exact.norm()).item<double>();
+    EXPECT_LT(norm_error, test_device().is_cuda() ? 8e-3 : 1e-6) << tokens << " x " << inner << " x " << outputs;
+  }
+}
+
+TEST_F(Float8Test, ABiasIsAdded) {
+  const Float8Rows x = float8_rows(matrix(32, 64)), weight = float8_rows(matrix(48, 64));
+  const at::Tensor bias = matrix(1, 48).squeeze(0);
+  const at::Tensor without = float8_linear(x, weight, compute_dtype()).to(at::kDouble);
+  const at::Tensor with = float8_linear(x, weight, compute_dtype(), bias).to(at::kDouble);
+  EXPECT_LT(relative_error(with, without + bias.to(at::kDouble)), test_device().is_cuda() ? 1e-2 : 1e-6);
+}
+
+TEST_F(Float8Test, FusedOpsGiveTheBitsOfTheOpsOneAfterTheOther) {
+  for (const int64_t hidden : {16, 72, 576, 4096, 8192, 18432}) {
+    for (const int64_t tokens : {1, 7, 33}) {
+      const at::Tensor x = matrix(tokens, hidden), residual = matrix(tokens, hidden);
+      const at::Tensor weight = matrix(1, hidden).squeeze(0);
+      const RmsNormResult norm = rms_norm_forward(x, weight, 1e-5);
+      const Float8RmsNormResult norm8 = rms_norm_forward_float8(x, weight, 1e-5);
+      expect_equal(norm8.y_NH, float8_rows(norm.y_NH));
+      EXPECT_TRUE(at::equal(norm8.rstd_N, norm.rstd_N));
+
+      at::Tensor sum = x.clone(), sum8 = x.clone();
+      const RmsNormResult added = add_rms_norm_forward_(sum, residual, weight, 1e-5);
+      const Float8RmsNormResult added8 = add_rms_norm_forward_float8_(sum8, residual, weight, 1e-5);
+      expect_equal(added8.y_NH, float8_rows(added.y_NH));
+      EXPECT_TRUE(at::equal(sum8, sum));
+
+      const at::Tensor gate_up = matrix(tokens, 2 * hidden);
+      expect_equal(swiglu_forward_float8(gate_up), float8_rows(swiglu_forward(gate_up)));
+    }
+  }
+}
+
+std::vector<std::string> parsed(const std::vector<std::string>& exceptions, int64_t blocks) {
+  const auto products = Float8Products::all_but(exceptions, blocks);
+  EXPECT_TRUE(products.ok()) << products.status();
+  return exceptions_of(*products, blocks);
+}
+
+TEST(Float8ProductsTest, ExceptionsNameProductsBlocksAndRanges) {
+  const Float8Products products = *Float8Products::all_but({"down", "0", "2-3.qkv"}, 5);
+  for (int64_t block = 0; block < 5; ++block) {
+    EXPECT_FALSE(products.contains(block, Product::kDown));
+    EXPECT_EQ(products.contains(block, Product::kO), block != 0);
+    EXPECT_EQ(products.contains(block, Product::kQkv), block == 1 || block == 4);
+  }
+  EXPECT_FALSE(products.any_of(0));
+  EXPECT_EQ(products.count(), 4 * 3 - 2);
+  EXPECT_FALSE(Float8Products().any());
+}
+
+TEST(Float8ProductsTest, ExceptionsAreWrittenShort) {
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(parsed({}, 4), Texts{});
+  EXPECT_EQ(parsed({"3.down", "1.down", "2.down"}, 5), Texts{"1-3.down"});
+  EXPECT_EQ(parsed({"0-2.gate_up", "3.gate_up"}, 4), Texts{"gate_up"});
+  EXPECT_EQ(parsed({"0", "3", "1.o"}, 4), (Texts{"0", "3", "1.o"}));
+  EXPECT_EQ(parsed({"qkv", "o", "gate_up", "down"}, 4), Texts{"0-3"});
+}
+
+TEST(Float8ProductsTest, WhatIsNotUnderstoodIsNamed) {
+  for (const char* text : {"dwon", "3.dwon", "a.down", "4-2", "1-2-3", "-1", "", ".down", "3."}) {
+    const auto products = Float8Products::all_but({text}, 5);
+    ASSERT_FALSE(products.ok()) << text;
+    EXPECT_NE(products.status().message().find(std::string("found '") + text + "'"), std::string::npos)
+        << products.status();
+  }
+  EXPECT_NE(
+      Float8Products::all_but({"5.down"}, 5).status().message().find("expected blocks from 0 to 4, found '5.down'"),
+      std::string::npos);
+}
+
+} // namespace
+} // namespace distill::models

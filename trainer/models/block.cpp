@@ -1,7 +1,5 @@
 #include "trainer/models/block.h"
 
-#include <algorithm>
-
 #include "trainer/device/simulation.h"
 #include "trainer/models/ops/attention.h"
 #include "trainer/models/ops/linear.h"
@@ -41,17 +39,31 @@ at::Tensor linear_of_norm(
 }
 
 at::Tensor linear(
-    const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& scale_O, const at::Tensor& bias_O = {}) {
-  return scale_O.defined() ? float8_linear(float8_rows(x_NI), {weight_OI, scale_O}, x_NI.scalar_type(), bias_O)
-                           : linear_forward(x_NI, weight_OI, bias_O);
+    const BlockParams& params, const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& scale_O,
+    const at::Tensor& bias_O = {}) {
+  if (scale_O.defined()) {
+    const Float8Rows x = float8_rows(x_NI, {.counts = counts_of(params.float8_counts, Float8Operand::kActivations)});
+    return float8_linear(x, {weight_OI, scale_O}, x_NI.scalar_type(), bias_O);
+  }
+  return linear_forward(x_NI, weight_OI, bias_O);
 }
 
 at::Tensor down_of_swiglu(const BlockParams& params, const at::Tensor& gate_up_N2F) {
   if (params.down_scale_H.defined()) {
-    return float8_linear(
-        swiglu_forward_float8(gate_up_N2F), {params.down_HF, params.down_scale_H}, gate_up_N2F.scalar_type());
+    const Float8Rows act =
+        swiglu_forward_float8(gate_up_N2F, counts_of(params.float8_counts, Float8Operand::kActivations));
+    return float8_linear(act, {params.down_HF, params.down_scale_H}, gate_up_N2F.scalar_type());
   }
   return linear_forward(swiglu_forward(gate_up_N2F), params.down_HF);
+}
+
+// The gradient of a product's input, in the precision of the weight.
+at::Tensor input_gradient(
+    const BlockParams& params, const at::Tensor& dy_NO, const at::Tensor& weight_OI, const at::Tensor& scale_O) {
+  return scale_O.defined()
+      ? float8_linear_backward_input(
+            dy_NO, {weight_OI, scale_O}, counts_of(params.float8_counts, Float8Operand::kGradients))
+      : linear_backward_input(dy_NO, weight_OI);
 }
 
 bool norms_inputs(const ModelConfig& config) {
@@ -60,7 +72,7 @@ bool norms_inputs(const ModelConfig& config) {
 
 // The residual stream after attention, with the norm of attention's output. Returns the MLP's input.
 at::Tensor norm_and_residual(const BlockParams& params, const at::Tensor& x_NH, double eps, BlockSaved& saved) {
-  saved.o_NH = linear(saved.attn_NQ, params.o_HQ, params.o_scale_H);
+  saved.o_NH = linear(params, saved.attn_NQ, params.o_HQ, params.o_scale_H);
   RmsNormResult norm = rms_norm_forward(saved.o_NH, params.attn_norm_H, eps);
   saved.attn_rstd_N = std::move(norm.rstd_N);
   saved.mid_NH = norm.y_NH.add_(x_NH);
@@ -84,7 +96,7 @@ at::Tensor residual_to_gate_up(const BlockParams& params, const at::Tensor& x_NH
     saved.mid_NH = linear_residual_forward(saved.attn_NQ, params.o_HQ, x_NH);
     return linear_of_norm(saved.mid_NH, params.mlp_norm_H, eps, weight_2FH, scale_2F, saved.mlp_rstd_N);
   }
-  saved.mid_NH = linear(saved.attn_NQ, params.o_HQ, params.o_scale_H);
+  saved.mid_NH = linear(params, saved.attn_NQ, params.o_HQ, params.o_scale_H);
   if (scale_2F.defined()) {
     Float8RmsNormResult norm = add_rms_norm_forward_float8_(saved.mid_NH, x_NH, params.mlp_norm_H, eps);
     saved.mlp_rstd_N = std::move(norm.rstd_N);
@@ -106,7 +118,7 @@ BlockSaved forward_to_gate_up(
         x_NH, params.attn_norm_H, config.rms_norm_eps, params.qkv_AH, params.qkv_scale_A, saved.attn_rstd_N,
         params.qkv_bias_A);
   } else {
-    saved.qkv_NA = linear(x_NH, params.qkv_AH, params.qkv_scale_A, params.qkv_bias_A);
+    saved.qkv_NA = linear(params, x_NH, params.qkv_AH, params.qkv_scale_A, params.qkv_bias_A);
   }
 
   QkvViews qkv = split_qkv(config, saved.qkv_NA);
@@ -126,7 +138,7 @@ BlockSaved forward_to_gate_up(
 
   if (!norms_inputs(config)) {
     const at::Tensor mid_NH = norm_and_residual(params, x_NH, config.rms_norm_eps, saved);
-    saved.gate_up_N2F = linear(mid_NH, params.gate_up_2FH, params.gate_up_scale_2F);
+    saved.gate_up_N2F = linear(params, mid_NH, params.gate_up_2FH, params.gate_up_scale_2F);
     return saved;
   }
   saved.gate_up_N2F = residual_to_gate_up(params, x_NH, config.rms_norm_eps, saved);
@@ -142,7 +154,7 @@ at::Tensor mlp_backward(
     ddown_NH = rms_norm_backward(dy_NH, saved.down_NH, saved.mlp_rstd_N, params.mlp_norm_H, grads.mlp_norm_H);
     saved.down_NH.reset();
   }
-  at::Tensor dact_NF = linear_backward_input(ddown_NH, params.down_HF);
+  at::Tensor dact_NF = input_gradient(params, ddown_NH, params.down_HF, params.down_scale_H);
   swiglu_backward_(dact_NF, saved.gate_up_N2F, /*needs_act=*/grads.down_HF.defined());
   at::Tensor act_NF = std::move(dact_NF);
   at::Tensor dgate_up_N2F = std::move(saved.gate_up_N2F);
@@ -154,7 +166,7 @@ at::Tensor mlp_backward(
         norms_inputs(config) ? rms_norm_apply(saved.mid_NH, saved.mlp_rstd_N, params.mlp_norm_H) : saved.mid_NH;
     linear_backward_weight(dgate_up_N2F, input_NH, grads.gate_up_2FH, !grads.write_matrices);
   }
-  at::Tensor dinput_NH = linear_backward_input(dgate_up_N2F, params.gate_up_2FH);
+  at::Tensor dinput_NH = input_gradient(params, dgate_up_N2F, params.gate_up_2FH, params.gate_up_scale_2F);
   dgate_up_N2F.reset();
   if (!norms_inputs(config)) {
     return dinput_NH.add_(dy_NH);
@@ -189,23 +201,27 @@ at::Tensor qkv_backward(
 
 } // namespace
 
+BlockParams block_params(const std::function<at::Tensor(std::string_view name)>& find) {
+  return {
+      .attn_norm_H = find("attn_norm"),
+      .qkv_AH = find("qkv"),
+      .qkv_bias_A = find("qkv_bias"),
+      .q_norm_D = find("q_norm"),
+      .k_norm_D = find("k_norm"),
+      .o_HQ = find("o"),
+      .mlp_norm_H = find("mlp_norm"),
+      .gate_up_2FH = find("gate_up"),
+      .down_HF = find("down"),
+      .qkv_scale_A = find("qkv.scale"),
+      .o_scale_H = find("o.scale"),
+      .gate_up_scale_2F = find("gate_up.scale"),
+      .down_scale_H = find("down.scale"),
+  };
+}
+
 BlockParams block_params(const UnitLayout& layout, const at::Tensor& flat) {
   TORCH_CHECK(layout.kind == UnitKind::kBlock, "block_params: '", layout.name, "' is not a decoder block");
-  return {
-      .attn_norm_H = layout.view(flat, "attn_norm"),
-      .qkv_AH = layout.view(flat, "qkv"),
-      .qkv_bias_A = layout.view(flat, "qkv_bias"),
-      .q_norm_D = layout.view(flat, "q_norm"),
-      .k_norm_D = layout.view(flat, "k_norm"),
-      .o_HQ = layout.view(flat, "o"),
-      .mlp_norm_H = layout.view(flat, "mlp_norm"),
-      .gate_up_2FH = layout.view(flat, "gate_up"),
-      .down_HF = layout.view(flat, "down"),
-      .qkv_scale_A = layout.view(flat, "qkv.scale"),
-      .o_scale_H = layout.view(flat, "o.scale"),
-      .gate_up_scale_2F = layout.view(flat, "gate_up.scale"),
-      .down_scale_H = layout.view(flat, "down.scale"),
-  };
+  return block_params([&](std::string_view name) { return layout.view(flat, name); });
 }
 
 std::array<bool, kProducts> float8_weights(const BlockParams& params) {
@@ -278,10 +294,6 @@ at::Tensor block_forward(
 at::Tensor block_backward(
     const ModelConfig& config, const SequenceInfo& seq, const RopeAngles& rope, const BlockParams& params,
     const at::Tensor& dy_NH, BlockSaved saved, BlockParams& grads) {
-  const std::array<bool, kProducts> float8 = float8_weights(params);
-  TORCH_CHECK(
-      std::find(float8.begin(), float8.end(), true) == float8.end(),
-      "block_backward: float8 weights are those of a frozen model, which has no backward pass");
   if (saved.input_only()) {
     saved = forward_to_gate_up(config, seq, rope, params, saved.x_NH);
     if (!norms_inputs(config)) {
@@ -297,7 +309,7 @@ at::Tensor block_backward(
     saved.o_NH.reset();
   }
   linear_backward_weight(do_NH, saved.attn_NQ, grads.o_HQ, !grads.write_matrices);
-  const at::Tensor dattn_NQ = linear_backward_input(do_NH, params.o_HQ);
+  const at::Tensor dattn_NQ = input_gradient(params, do_NH, params.o_HQ, params.o_scale_H);
   do_NH.reset();
   const at::Tensor dqkv_NA = qkv_backward(config, seq, rope, params, dattn_NQ, saved, grads);
   saved.qkv_NA.reset();
@@ -309,7 +321,7 @@ at::Tensor block_backward(
         norms_inputs(config) ? rms_norm_apply(saved.x_NH, saved.attn_rstd_N, params.attn_norm_H) : saved.x_NH;
     linear_backward_weight(dqkv_NA, input_NH, grads.qkv_AH, !grads.write_matrices);
   }
-  at::Tensor dinput_NH = linear_backward_input(dqkv_NA, params.qkv_AH);
+  at::Tensor dinput_NH = input_gradient(params, dqkv_NA, params.qkv_AH, params.qkv_scale_A);
   if (!norms_inputs(config)) {
     return dinput_NH.add_(dmid_NH);
   }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "trainer/models/float8_counts.h"
 #include "trainer/models/layout.h"
 #include "trainer/models/model_config.h"
 #include "trainer/models/ops/rope.h"
@@ -32,10 +33,13 @@ struct BlockParams {
   at::Tensor o_scale_H;
   at::Tensor gate_up_scale_2F;
   at::Tensor down_scale_H;
+  Float8CountsOf float8_counts; // of a model that is trained in float8
   bool write_matrices = false; // of gradients: matrices are uninitialised, so products overwrite them instead of adding
 };
 
 BlockParams block_params(const UnitLayout& layout, const at::Tensor& flat);
+// The same of parameters that `find` returns by name; undefined: the block has no such parameter.
+BlockParams block_params(const std::function<at::Tensor(std::string_view name)>& find);
 
 // By Product: whether the product's weight is float8.
 std::array<bool, kProducts> float8_weights(const BlockParams& params);
@@ -78,7 +82,8 @@ at::Tensor block_forward(
     const ModelConfig& config, const SequenceInfo& seq, const RopeAngles& rope, const BlockParams& params,
     const at::Tensor& x_NH, BlockSaved* saved);
 
-// Returns dx_NH and adds to `grads`. Consumes `saved`: each tensor is released after its last use.
+// Returns dx_NH and adds to `grads`. Consumes `saved`: each tensor is released after its last use. With float8 weights
+// the gradients of inputs are float8 products too; those of weights are products in the compute dtype.
 at::Tensor block_backward(
     const ModelConfig& config, const SequenceInfo& seq, const RopeAngles& rope, const BlockParams& params,
     const at::Tensor& dy_NH, BlockSaved saved, BlockParams& grads);

@@ -163,6 +163,70 @@ TEST_F(BlockTest, RecomputeGivesTheSameBits) {
   }
 }
 
+// The block's weights in float8, as a model that is trained has them.
+BlockParams in_float8(const BlockParams& exact) {
+  BlockParams params = exact;
+  const auto round = [](at::Tensor& weight, at::Tensor& scale) {
+    const Float8Rows rows = float8_rows(weight, {.power_of_two = true});
+    weight = rows.values_RC;
+    scale = rows.scale_R;
+  };
+  round(params.qkv_AH, params.qkv_scale_A);
+  round(params.o_HQ, params.o_scale_H);
+  round(params.gate_up_2FH, params.gate_up_scale_2F);
+  round(params.down_HF, params.down_scale_H);
+  for (at::Tensor& counts : params.float8_counts) {
+    counts = at::zeros({kFloat8Counts}, exact.qkv_AH.options().dtype(at::kLong));
+  }
+  return params;
+}
+
+TEST_F(BlockTest, Float8GradientsAreNearThoseOfTheRoundedWeights) {
+  const at::ScalarType dtype = test_device().is_cuda() ? at::kBFloat16 : at::kFloat;
+  for (const Shape& shape :
+       {Shape{"norms before", 64, 96, 4, 2, 16, true, false, {0, 5, 24, 25, 48}},
+        Shape{"norms after", 64, 96, 4, 2, 16, false, true, {}, NormPlacement::kAfterSublayers}}) {
+    SCOPED_TRACE(shape.name);
+    Case c = make_case(shape, dtype);
+    const BlockParams float8 = in_float8(block_params(c.layout, c.flat));
+    // The reference has the rounded weights, so that what differs is the rounding of activations and gradients.
+    Case rounded = c;
+    rounded.flat = c.flat.clone();
+    BlockParams views = block_params(c.layout, rounded.flat);
+    views.qkv_AH.copy_(float8_to_float({float8.qkv_AH, float8.qkv_scale_A}));
+    views.o_HQ.copy_(float8_to_float({float8.o_HQ, float8.o_scale_H}));
+    views.gate_up_2FH.copy_(float8_to_float({float8.gate_up_2FH, float8.gate_up_scale_2F}));
+    views.down_HF.copy_(float8_to_float({float8.down_HF, float8.down_scale_H}));
+    const Gradients expected = reference(rounded, at::kDouble);
+
+    for (const bool recompute : {false, true}) {
+      at::Tensor flat = at::zeros({c.layout.numel}, options(at::kFloat));
+      BlockParams grads = block_params(c.layout, flat);
+      BlockSaved saved;
+      const at::Tensor y = block_forward(c.config, c.seq, c.rope, float8, c.x_NH, &saved);
+      if (recompute) {
+        saved = save_input_only(c.x_NH);
+      }
+      const at::Tensor dx = block_backward(c.config, c.seq, c.rope, float8, c.dy_NH, std::move(saved), grads);
+      const auto error = [](const at::Tensor& actual, const at::Tensor& exact) {
+        return ((actual.to(at::kDouble) - exact).norm() / exact.norm()).item<double>();
+      };
+      EXPECT_LT(error(y, expected.y_NH), 0.06);
+      EXPECT_GT(error(y, expected.y_NH), 1e-3); // activations were rounded
+      EXPECT_LT(error(dx, expected.dx_NH), 0.1);
+      for (const ParamLayout& param : c.layout.params) {
+        EXPECT_LT(error(c.layout.view(flat, param.name), c.layout.view(expected.flat, param.name)), 0.15) << param.name;
+      }
+    }
+    const at::Tensor& gradients = counts_of(float8.float8_counts, Float8Operand::kGradients);
+    const int64_t tokens = c.x_NH.size(0);
+    EXPECT_EQ(
+        gradients[kFloat8Values].item<int64_t>(),
+        2 * tokens / kFloat8SampledRows * (64 + 192 + 64 + 128)); // two passes
+    EXPECT_GT(counts_of(float8.float8_counts, Float8Operand::kActivations)[kFloat8Values].item<int64_t>(), 0);
+  }
+}
+
 TEST_F(BlockTest, WithoutKeptOrGradientsTheRestIsTheSame) {
   const Case c = make_case(shapes()[3]);
   const Gradients full = run(c);

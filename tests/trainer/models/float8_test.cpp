@@ -2,6 +2,7 @@
 
 #include "tests/trainer/models/test_device.h"
 #include "trainer/models/float8_products.h"
+#include "trainer/models/ops/float8_shard.h"
 #include "trainer/models/ops/rms_norm.h"
 #include "trainer/models/ops/swiglu.h"
 
@@ -102,6 +103,114 @@ TEST_F(Float8Test, FusedOpsGiveTheBitsOfTheOpsOneAfterTheOther) {
       const at::Tensor gate_up = matrix(tokens, 2 * hidden);
       expect_equal(swiglu_forward_float8(gate_up), float8_rows(swiglu_forward(gate_up)));
     }
+  }
+}
+
+TEST_F(Float8Test, ScalesCanBeTheSmallestPowersOfTwoThatServe) {
+  at::Tensor x = matrix(40, 176);
+  x[3].zero_();
+  x[4].clamp_(-7, 7)[11] = 7; // 448 / 64: the scale is exact
+  x[5].clamp_(-7, 7)[11] = 7.0625; // just above
+  const Float8Rows rows = float8_rows(x, {.power_of_two = true});
+  const at::Tensor scale = rows.scale_R.to(at::kDouble), largest = x.to(at::kDouble).abs().amax(1);
+  EXPECT_TRUE(std::get<0>(at::frexp(scale)).eq(0.5).all().item<bool>());
+  EXPECT_TRUE((scale * 448 >= largest).all().item<bool>());
+  EXPECT_TRUE((scale * 224 < at::clamp_min(largest, 1e-27)).all().item<bool>());
+  EXPECT_EQ(scale[4].item<double>(), 1.0 / 64);
+  EXPECT_EQ(scale[5].item<double>(), 1.0 / 32);
+  expect_equal({rows.values_RC.cpu(), rows.scale_R.cpu()}, float8_rows(x.cpu(), {.power_of_two = true}));
+}
+
+TEST_F(Float8Test, FactorsScaleTheColumnsFirst) {
+  for (const int64_t columns : {16, 90, 4096, 20000}) {
+    const at::Tensor x = matrix(5, columns);
+    const at::Tensor factor = at::exp2(randn({columns}).mul_(3).round_()).to(at::kFloat);
+    expect_equal(float8_rows(x, {.factor_C = factor}), float8_rows(x.to(at::kFloat) * factor));
+  }
+}
+
+TEST_F(Float8Test, WhatRoundingLosesIsCounted) {
+  const int64_t rows = 21, sampled = 3; // rows 0, 8, 16
+  for (const int64_t columns : {64, 6000}) {
+    const auto lost_of = [&](const at::Tensor& x, const Float8Rows& rounded) {
+      const at::Tensor lost = x.ne(0).logical_and(rounded.values_RC.to(at::kFloat).eq(0));
+      return lost.slice(0, 0, rows, kFloat8SampledRows).sum().item<int64_t>();
+    };
+    at::Tensor x = matrix(rows, columns) * at::exp(-8 * randn({rows, columns}).abs()).to(compute_dtype());
+    x[8].zero_();
+    at::Tensor counts = at::zeros({kFloat8Counts}, options(at::kLong));
+    const int64_t lost = lost_of(x, float8_rows(x, {.counts = counts}));
+    EXPECT_GT(lost, 0);
+    EXPECT_EQ(counts[kFloat8Lost].item<int64_t>(), lost);
+    EXPECT_EQ(counts[kFloat8Values].item<int64_t>(), sampled * columns);
+    EXPECT_EQ(counts[kFloat8BadRows].item<int64_t>(), 0);
+
+    x[1][5] = std::numeric_limits<float>::infinity();
+    x[3][6] = std::numeric_limits<float>::quiet_NaN();
+    x[3][7] = std::numeric_limits<float>::quiet_NaN();
+    const Float8Rows bad = float8_rows(x, {.counts = counts});
+    EXPECT_EQ(counts[kFloat8BadRows].item<int64_t>(), 2);
+    EXPECT_EQ(counts[kFloat8Values].item<int64_t>(), 2 * sampled * columns);
+    EXPECT_TRUE(float8_to_float(bad)[1].isnan().any().item<bool>());
+    EXPECT_TRUE(float8_to_float(bad)[3].isnan().all().item<bool>());
+    EXPECT_TRUE(float8_to_float(bad)[2].isfinite().all().item<bool>());
+
+    counts.zero_();
+    const at::Tensor gate_up = matrix(rows, 2 * columns);
+    const Float8Rows act = swiglu_forward_float8(gate_up, counts);
+    EXPECT_EQ(counts[kFloat8Lost].item<int64_t>(), lost_of(swiglu_forward(gate_up), act));
+  }
+}
+
+TEST_F(Float8Test, ATransposeHasEveryByteInItsPlace) {
+  for (const auto& [rows, columns] : {std::array<int64_t, 2>{4, 4}, {16, 132}, {640, 1040}, {128, 128}, {260, 12}}) {
+    const at::Tensor bytes = at::randint(0, 256, {rows, columns}, options(at::kByte));
+    const at::Tensor transposed = float8_transpose(bytes.view(at::kFloat8_e4m3fn));
+    EXPECT_TRUE(at::equal(transposed.view(at::kByte), bytes.t())) << rows << " x " << columns;
+  }
+}
+
+TEST_F(Float8Test, TheGradientOfAnInputHasOnlyTheErrorOfItsAccumulation) {
+  for (const auto& [tokens, inputs, outputs] : {std::array<int64_t, 3>{48, 64, 32}, {17, 48, 1024}, {256, 512, 4096}}) {
+    const at::Tensor dy = matrix(tokens, outputs);
+    const Float8Rows weight = float8_rows(matrix(outputs, inputs), {.power_of_two = true});
+    const at::Tensor dx = float8_linear_backward_input(dy, weight);
+    EXPECT_EQ(dx.scalar_type(), dy.scalar_type());
+    // fp64 on the same rounded operands.
+    const at::Tensor dy64 = float8_to_float(float8_rows(dy, {.factor_C = weight.scale_R})).to(at::kDouble);
+    const at::Tensor w64 = weight.values_RC.to(at::kDouble);
+    const at::Tensor exact = at::mm(dy64, w64);
+    const double tolerance = test_device().is_cuda() ? 8e-3 : 1e-6;
+    EXPECT_LT(((dx.to(at::kDouble) - exact).abs() / at::mm(dy64.abs(), w64.abs())).max().item<double>(), tolerance);
+    EXPECT_LT(((dx.to(at::kDouble) - exact).norm() / exact.norm()).item<double>(), tolerance);
+    // And it is the gradient: only the operand dy has been rounded beside the weight.
+    const at::Tensor unrounded = at::mm(dy.to(at::kDouble), float8_to_float(weight).to(at::kDouble));
+    EXPECT_LT(((dx.to(at::kDouble) - unrounded).norm() / unrounded.norm()).item<double>(), 0.05);
+  }
+}
+
+TEST_F(Float8Test, PartsThatCutRowsGiveTheBitsOfTheWholeMatrix) {
+  for (const int64_t columns : {20, 256, 1031}) {
+    const int64_t rows = 13, numel = rows * columns;
+    const at::Tensor x = matrix(rows, columns).to(at::kFloat);
+    const Float8Rows whole = float8_rows(x, {.power_of_two = true});
+    at::Tensor largest = at::full({rows}, -std::numeric_limits<float>::infinity(), options(at::kFloat));
+    at::Tensor bytes = at::empty({numel}, options(at::kByte));
+    const std::vector<int64_t> cuts{0, 7, columns, 3 * columns - 1, 3 * columns + 5, 9 * columns, numel};
+    const auto part = [&](size_t i) {
+      return MatrixPart{x.flatten().narrow(0, cuts[i], cuts[i + 1] - cuts[i]), cuts[i], columns};
+    };
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      raise_row_magnitudes_(part(i), largest);
+    }
+    EXPECT_TRUE(at::equal(largest, x.abs().amax(1)));
+    magnitudes_to_scales_(largest);
+    EXPECT_TRUE(at::equal(largest, whole.scale_R));
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      at::Tensor values = bytes.narrow(0, cuts[i], cuts[i + 1] - cuts[i]);
+      round_matrix_part(part(i), largest, values);
+    }
+    EXPECT_TRUE(at::equal(bytes.view({rows, columns}), whole.values_RC.view(at::kByte))) << columns;
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include "trainer/device/simulation.h"
 #include "trainer/models/ops/float8_launch.h"
+#include "trainer/models/ops/float8_shard.h"
 
 namespace distill::models {
 namespace {
@@ -20,12 +21,41 @@ void check_rows(const Float8Rows& rows, at::IntArrayRef sizes) {
       scale_R.scalar_type());
 }
 
+void check_rounding(const Float8Rounding& rounding, int64_t columns) {
+  TORCH_CHECK(
+      !rounding.factor_C.defined() ||
+          (rounding.factor_C.dim() == 1 && rounding.factor_C.numel() == columns &&
+           rounding.factor_C.scalar_type() == at::kFloat && rounding.factor_C.is_contiguous()),
+      "float8: ", columns, " contiguous fp32 factors are expected");
+  TORCH_CHECK(
+      !rounding.counts.defined() ||
+          (rounding.counts.numel() == kFloat8Counts && rounding.counts.scalar_type() == at::kLong &&
+           rounding.counts.is_contiguous()),
+      "float8: ", static_cast<int64_t>(kFloat8Counts), " contiguous int64 counts are expected");
+}
+
+void count_by_ops(const at::Tensor& x, const Float8Rows& out, at::Tensor counts) {
+  const auto sampled = [](const at::Tensor& rows) { return rows.slice(0, 0, rows.size(0), kFloat8SampledRows); };
+  const at::Tensor sample = sampled(x);
+  counts[kFloat8Lost].add_(sample.ne(0).bitwise_and_(sampled(out.values_RC).to(at::kFloat).eq(0)).sum());
+  counts[kFloat8Values].add_(sample.numel());
+  counts[kFloat8BadRows].add_(out.scale_R.isfinite().bitwise_not_().sum());
+}
+
 // Where the kernels do not run: the same arithmetic by ops.
-void rows_by_ops(const at::Tensor& x_RC, const Float8Rows& out) {
-  const at::Tensor x = x_RC.to(at::kFloat);
-  at::Tensor scale = x.abs().amax(1, /*keepdim=*/true).div_(kLargest).clamp_min_(kSmallestScale);
+void rows_by_ops(const at::Tensor& x_RC, const Float8Rows& out, const Float8Rounding& rounding) {
+  const at::Tensor x = rounding.factor_C.defined() ? x_RC.to(at::kFloat) * rounding.factor_C : x_RC.to(at::kFloat);
+  at::Tensor scale = x.abs().amax(1, /*keepdim=*/true);
+  if (rounding.power_of_two) {
+    magnitudes_to_scales_(scale);
+  } else {
+    scale.div_(kLargest).clamp_min_(kSmallestScale);
+  }
   out.values_RC.copy_(x.mul(scale.reciprocal()).clamp_(-kLargest, kLargest));
   out.scale_R.copy_(scale.squeeze(1));
+  if (rounding.counts.defined()) {
+    count_by_ops(x, out, rounding.counts);
+  }
 }
 
 } // namespace
@@ -34,24 +64,25 @@ Float8Rows empty_float8_rows(int64_t rows, int64_t columns, const at::TensorOpti
   return {at::empty({rows, columns}, options.dtype(at::kFloat8_e4m3fn)), at::empty({rows}, options.dtype(at::kFloat))};
 }
 
-void float8_rows_out(const at::Tensor& x_RC, const Float8Rows& out) {
+void float8_rows_out(const at::Tensor& x_RC, const Float8Rows& out, const Float8Rounding& rounding) {
   TORCH_CHECK(x_RC.dim() == 2, "float8: a matrix is expected, found ", x_RC.sizes());
   check_rows(out, x_RC.sizes());
+  check_rounding(rounding, x_RC.size(1));
   if (x_RC.numel() == 0) {
     return;
   }
   if (!device::runs_on_cuda(x_RC)) {
-    rows_by_ops(x_RC, out);
+    rows_by_ops(x_RC, out, rounding);
     return;
   }
   const at::Tensor x = x_RC.contiguous();
-  run_kernel("float8_rows", launch_float8_rows, float8_rows_args(x, out), x.device());
+  run_kernel("float8_rows", launch_float8_rows, float8_rows_args(x, out, rounding), x.device());
 }
 
-Float8Rows float8_rows(const at::Tensor& x_RC) {
+Float8Rows float8_rows(const at::Tensor& x_RC, const Float8Rounding& rounding) {
   TORCH_CHECK(x_RC.dim() == 2, "float8: a matrix is expected, found ", x_RC.sizes());
   Float8Rows rows = empty_float8_rows(x_RC.size(0), x_RC.size(1), x_RC.options());
-  float8_rows_out(x_RC, rows);
+  float8_rows_out(x_RC, rows, rounding);
   return rows;
 }
 
@@ -84,6 +115,35 @@ at::Tensor float8_linear(
         /*use_fast_accum=*/true);
   }
   return y;
+}
+
+at::Tensor float8_transpose(const at::Tensor& values_RC) {
+  TORCH_CHECK(
+      values_RC.dim() == 2 && values_RC.is_contiguous() && values_RC.scalar_type() == at::kFloat8_e4m3fn,
+      "float8: a contiguous e4m3 matrix is expected, found ", values_RC.sizes(), " of dtype ", values_RC.scalar_type());
+  if (!device::runs_on_cuda(values_RC)) {
+    return values_RC.view(at::kByte).t().contiguous().view(at::kFloat8_e4m3fn);
+  }
+  const int64_t rows = values_RC.size(0), columns = values_RC.size(1);
+  TORCH_CHECK(
+      rows % kTransposeUnit == 0 && columns % kTransposeUnit == 0, "float8: sizes that are multiples of ",
+      kTransposeUnit, " are expected, found ", values_RC.sizes());
+  at::Tensor transposed = at::empty({columns, rows}, values_RC.options());
+  if (values_RC.numel() > 0) {
+    const Float8TransposeArgs args{
+        .in = values_RC.const_data_ptr(), .out = transposed.mutable_data_ptr(), .rows = rows, .columns = columns};
+    run_kernel("float8_transpose", launch_float8_transpose, args, values_RC.device());
+  }
+  return transposed;
+}
+
+at::Tensor float8_linear_backward_input(
+    const at::Tensor& dy_NO, const Float8Rows& weight_OI, const at::Tensor& counts) {
+  const Float8Rows dy = float8_rows(dy_NO, {.factor_C = weight_OI.scale_R, .counts = counts});
+  // The inner size is O now, so that the tensor cores need the weight's columns contiguous.
+  const Float8Rows transposed{
+      float8_transpose(weight_OI.values_RC), at::ones({weight_OI.values_RC.size(1)}, weight_OI.scale_R.options())};
+  return float8_linear(dy, transposed, dy_NO.scalar_type());
 }
 
 } // namespace distill::models

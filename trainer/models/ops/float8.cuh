@@ -2,6 +2,8 @@
 
 #include <cuda_fp8.h>
 
+#include <type_traits>
+
 #include "trainer/models/ops/rows.cuh"
 
 // Rounding a row to e4m3 with one scale. trainer/models/ops/float8.h defines the format.
@@ -10,18 +12,62 @@ namespace distill::models {
 constexpr float kFloat8Max = 448.0F;
 constexpr float kFloat8SmallestScale = 1e-30F;
 
+// NaN if one of them is.
+__device__ __forceinline__ float larger(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// The largest value, not negative, over the threads of a row; NaN if one of them is.
+__device__ __forceinline__ float row_max(float value, float* shared) {
+  return row_reduce(value, shared, 0.0F, [](float a, float b) { return larger(a, b); });
+}
+
+// The largest magnitude of a pack's elements, which is NaN if one of them is. Elements of 16 bits are compared in
+// pairs.
 template <typename T, int V>
 __device__ __forceinline__ float largest_of(const Pack<T, V>& pack) {
-  float largest = 0;
+  if constexpr (sizeof(T) == 2 && V == 8) {
+    using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+    Pair pairs[V / 2];
+    memcpy(pairs, &pack, sizeof(pack));
+    const Pair largest = __hmax2_nan(
+        __hmax2_nan(__habs2(pairs[0]), __habs2(pairs[1])), __hmax2_nan(__habs2(pairs[2]), __habs2(pairs[3])));
+    return larger(static_cast<float>(largest.x), static_cast<float>(largest.y));
+  } else {
+    float largest = 0;
 #pragma unroll
-  for (int i = 0; i < V; ++i) {
-    largest = fmaxf(largest, fabsf(static_cast<float>(pack[i])));
+    for (int i = 0; i < V; ++i) {
+      largest = larger(largest, fabsf(static_cast<float>(pack[i])));
+    }
+    return largest;
   }
-  return largest;
 }
 
 __device__ __forceinline__ float float8_scale(float largest) {
-  return fmaxf(largest / kFloat8Max, kFloat8SmallestScale);
+  const float scale = largest / kFloat8Max;
+  return scale < kFloat8SmallestScale ? kFloat8SmallestScale : scale; // NaN stays
+}
+
+// magnitudes_to_scales_ of float8_shard.h for one row.
+__device__ __forceinline__ float float8_power_of_two_scale(float largest) {
+  const float clamped = fmaxf(largest, kFloat8Max * kFloat8SmallestScale);
+  const float scale = __int_as_float((__float_as_int(clamped) + 0x001fffff) & 0x7f800000) * 0x1p-8F;
+  return isnan(largest) ? largest : scale;
+}
+
+// Number of values other than zero that rounding makes zero.
+template <typename T, int V>
+__device__ __forceinline__ unsigned lost_in(const Pack<T, V>& pack, float inverse) {
+  constexpr float kHalfOfSmallest = 0x1p-10F; // rounds to even, which is zero
+  unsigned lost = 0;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const float x = static_cast<float>(pack[i]);
+    lost += x != 0 && fabsf(x * inverse) <= kHalfOfSmallest;
+  }
+  return lost;
 }
 
 // Writes V elements, each times `inverse` (1 / the row's scale), at `address`, which is a multiple of V bytes.

@@ -12,69 +12,130 @@ constexpr int kHeld = 4;
 
 template <typename T, int V>
 struct PlainRow {
+  using Values = Pack<T, V>;
   const T* x;
 
   __device__ PlainRow(const Float8RowsArgs& args, int64_t row)
       : x(static_cast<const T*>(args.x) + row * args.columns) {}
-  __device__ __forceinline__ Pack<T, V> operator()(int64_t at) const {
+  __device__ __forceinline__ Values operator()(int64_t at) const {
     return load_pack<T, V>(x + at);
   }
 };
 
 template <typename T, int V>
+struct ScaledRow {
+  using Values = Pack<float, V>;
+  const T* x;
+  const float* factor;
+
+  __device__ ScaledRow(const Float8RowsArgs& args, int64_t row)
+      : x(static_cast<const T*>(args.x) + row * args.columns), factor(args.factor) {}
+  __device__ __forceinline__ Values operator()(int64_t at) const {
+    const Pack<T, V> loaded = load_pack<T, V>(x + at);
+    const Pack<float, V> factors = load_pack<float, V>(factor + at);
+    Values scaled;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      scaled.element[i] = static_cast<float>(loaded[i]) * factors.element[i];
+    }
+    return scaled;
+  }
+};
+
+template <typename T, int V>
 struct SwigluRow {
+  using Values = Pack<T, V>;
   const T* gate;
   const T* up;
 
   __device__ SwigluRow(const Float8RowsArgs& args, int64_t row)
       : gate(static_cast<const T*>(args.x) + row * 2 * args.columns), up(gate + args.columns) {}
-  __device__ __forceinline__ Pack<T, V> operator()(int64_t at) const {
+  __device__ __forceinline__ Values operator()(int64_t at) const {
     return swiglu_pack(load_pack<T, V>(gate + at), load_pack<T, V>(up + at));
   }
 };
 
-template <typename T, int V, typename Row>
+// Adds what a block's sampled rows lost to args.counts. All threads of the block call it.
+__device__ void add_losses(const Float8RowsArgs& args, int64_t row, unsigned lost) {
+  __shared__ unsigned sum;
+  const bool first = threadIdx.x == 0 && threadIdx.y == 0;
+  if (first) {
+    sum = 0;
+  }
+  __syncthreads();
+  if (lost != 0) {
+    atomicAdd(&sum, lost);
+  }
+  __syncthreads();
+  auto* counts = reinterpret_cast<unsigned long long*>(args.counts); // the only 64-bit integers with an atomic sum
+  if (first && sum != 0) {
+    atomicAdd(&counts[kFloat8Lost], sum);
+  }
+  if (first && row == 0) {
+    const int64_t rows = ceil_div<int64_t>(args.rows, kFloat8SampledRows);
+    atomicAdd(&counts[kFloat8Values], static_cast<unsigned long long>(rows * args.columns));
+  }
+}
+
+template <typename T, int V, typename Row, bool kCounts>
 __global__ __launch_bounds__(kMaxRowThreads) void float8_rows(const __grid_constant__ Float8RowsArgs args) {
   __shared__ RowScratch<float> shared;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool active = row < args.rows;
   const int packs = active ? static_cast<int>(args.columns / V) : 0;
   const Row values(args, row);
-  Pack<T, V> held[kHeld];
+  typename Row::Values held[kHeld];
   float largest = 0;
 #pragma unroll
   for (int j = 0; j < kHeld; ++j) {
     const int p = threadIdx.x + j * blockDim.x;
     if (p < packs) {
       held[j] = values(static_cast<int64_t>(p) * V);
-      largest = fmaxf(largest, largest_of(held[j]));
+      largest = larger(largest, largest_of(held[j]));
     }
   }
   const int first_again = threadIdx.x + kHeld * blockDim.x;
   for (int p = first_again; p < packs; p += blockDim.x) {
-    largest = fmaxf(largest, largest_of(values(static_cast<int64_t>(p) * V)));
+    largest = larger(largest, largest_of(values(static_cast<int64_t>(p) * V)));
   }
-  const float scale = float8_scale(row_max(largest, shared));
+  largest = row_max(largest, shared);
+  const float scale = args.power_of_two ? float8_power_of_two_scale(largest) : float8_scale(largest);
   if (active && threadIdx.x == 0) {
     args.scale[row] = scale;
   }
   const float inverse = 1.0F / scale;
   uint8_t* out = static_cast<uint8_t*>(args.values) + row * args.columns;
+  const bool sampled = kCounts && row % kFloat8SampledRows == 0;
+  unsigned lost = 0;
+  const auto store = [&](int p, const typename Row::Values& pack) {
+    if (sampled) {
+      lost += lost_in(pack, inverse);
+    }
+    store_float8(out + static_cast<int64_t>(p) * V, pack, inverse);
+  };
 #pragma unroll
   for (int j = 0; j < kHeld; ++j) {
     const int p = threadIdx.x + j * blockDim.x;
     if (p < packs) {
-      store_float8(out + static_cast<int64_t>(p) * V, held[j], inverse);
+      store(p, held[j]);
     }
   }
   for (int p = first_again; p < packs; p += blockDim.x) {
-    store_float8(out + static_cast<int64_t>(p) * V, values(static_cast<int64_t>(p) * V), inverse);
+    store(p, values(static_cast<int64_t>(p) * V));
+  }
+  if constexpr (kCounts) {
+    if (active && threadIdx.x == 0 && !isfinite(scale)) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(args.counts) + kFloat8BadRows, 1ULL);
+    }
+    if (sampled || blockDim.y > 1) { // the same for all threads of the block
+      add_losses(args, row, lost);
+    }
   }
 }
 
-template <template <typename, int> typename Row>
+template <template <typename, int> typename Row, bool kCounts>
 const char* launch(const Float8RowsArgs& args, CUstream_st* stream) {
-  const bool wide = whole_packs(args.type, args.columns) && aligned(args.x, args.values);
+  const bool wide = whole_packs(args.type, args.columns) && aligned(args.x, args.values, args.factor);
   const int pack = wide ? kAccessBytes / element_bytes(args.type) : 1;
   const dim3 block = row_block_shape(args.columns / pack, kHeld);
   const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(args.rows, block.y)));
@@ -82,18 +143,23 @@ const char* launch(const Float8RowsArgs& args, CUstream_st* stream) {
     using T = typename decltype(tag)::type;
     constexpr int kPack = kAccessBytes / sizeof(T);
     if (wide) {
-      float8_rows<T, kPack, Row<T, kPack>><<<grid, block, 0, stream>>>(args);
+      float8_rows<T, kPack, Row<T, kPack>, kCounts><<<grid, block, 0, stream>>>(args);
     } else {
-      float8_rows<T, 1, Row<T, 1>><<<grid, block, 0, stream>>>(args);
+      float8_rows<T, 1, Row<T, 1>, kCounts><<<grid, block, 0, stream>>>(args);
     }
   });
   return launch_problem();
 }
 
+template <template <typename, int> typename Row>
+const char* launch(const Float8RowsArgs& args, CUstream_st* stream) {
+  return args.counts == nullptr ? launch<Row, false>(args, stream) : launch<Row, true>(args, stream);
+}
+
 } // namespace
 
 const char* launch_float8_rows(const Float8RowsArgs& args, CUstream_st* stream) {
-  return launch<PlainRow>(args, stream);
+  return args.factor == nullptr ? launch<PlainRow>(args, stream) : launch<ScaledRow>(args, stream);
 }
 
 const char* launch_float8_swiglu(const Float8RowsArgs& args, CUstream_st* stream) {

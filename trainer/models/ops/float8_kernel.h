@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "trainer/models/ops/float8_count.h"
 #include "trainer/models/ops/kernel.h"
 
 // Kernels that round rows to e4m3 (float8.h defines the format). Arithmetic is fp32.
@@ -14,6 +15,9 @@ struct Float8RowsArgs {
   int64_t rows; // R
   int64_t columns; // C
   ElementType type; // of x
+  bool power_of_two; // scales are rounded up to powers of two
+  const float* factor; // [C]: x * factor is rounded; null: x. Not for SwiGLU
+  int64_t* counts; // [3] as Float8Count, added to; null: not counted
 };
 
 // values = e4m3(x / scale).
@@ -21,5 +25,28 @@ const char* launch_float8_rows(const Float8RowsArgs& args, CUstream_st* stream);
 
 // The same of silu(gate) * up, rounded to `type` first: what swiglu_forward gives. One pass over memory.
 const char* launch_float8_swiglu(const Float8RowsArgs& args, CUstream_st* stream);
+
+constexpr int64_t kTransposeUnit = 4; // sizes are multiples of it
+
+struct Float8TransposeArgs {
+  const void* in; // [R, C] bytes, contiguous
+  void* out; // [C, R]
+  int64_t rows; // R
+  int64_t columns; // C
+};
+const char* launch_float8_transpose(const Float8TransposeArgs& args, CUstream_st* stream);
+
+// Elements [first, first + count) of a matrix of rows of `columns` fp32 elements.
+struct Float8PartArgs {
+  const float* elements; // [count]
+  float* largest; // [rows of the matrix]: raised to the rows' largest magnitudes
+  const float* scale; // [rows of the matrix]
+  void* values; // [count] e4m3
+  int64_t first;
+  int64_t count;
+  int64_t columns;
+};
+const char* launch_float8_row_magnitudes(const Float8PartArgs& args, CUstream_st* stream);
+const char* launch_float8_round_part(const Float8PartArgs& args, CUstream_st* stream);
 
 } // namespace distill::models

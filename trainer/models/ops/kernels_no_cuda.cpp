@@ -52,6 +52,18 @@ const char* launch_float8_swiglu(const Float8RowsArgs&, CUstream_st*) {
   return kNoKernels;
 }
 
+const char* launch_float8_transpose(const Float8TransposeArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_float8_row_magnitudes(const Float8PartArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_float8_round_part(const Float8PartArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
 const char* launch_normal(const NormalArgs&, CUstream_st*) {
   return kNoKernels;
 }

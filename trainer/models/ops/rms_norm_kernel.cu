@@ -111,11 +111,11 @@ __global__ __launch_bounds__(kMaxRowThreads) void rms_norm_forward(const __grid_
       const int p = threadIdx.x + j * blockDim.x;
       if (p < packs) {
         held[j] = scaled(held[j], rstd, load_pack<T, V>(weight + p * V));
-        largest = fmaxf(largest, largest_of(held[j]));
+        largest = larger(largest, largest_of(held[j]));
       }
     }
     for (int p = first_again; p < packs; p += blockDim.x) {
-      largest = fmaxf(
+      largest = larger(
           largest, largest_of(scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V))));
     }
     const float scale = float8_scale(row_max(largest, largest_shared));
@@ -135,17 +135,17 @@ __global__ __launch_bounds__(kMaxRowThreads) void rms_norm_forward(const __grid_
       store_float8(
           y8 + p * V, scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V)), inverse);
     }
-    return;
-  }
+  } else {
 #pragma unroll
-  for (int j = 0; j < kForwardHeld; ++j) {
-    const int p = threadIdx.x + j * blockDim.x;
-    if (p < packs) {
-      store_pack(y + p * V, scaled(held[j], rstd, load_pack<T, V>(weight + p * V)));
+    for (int j = 0; j < kForwardHeld; ++j) {
+      const int p = threadIdx.x + j * blockDim.x;
+      if (p < packs) {
+        store_pack(y + p * V, scaled(held[j], rstd, load_pack<T, V>(weight + p * V)));
+      }
     }
-  }
-  for (int p = first_again; p < packs; p += blockDim.x) {
-    store_pack(y + p * V, scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V)));
+    for (int p = first_again; p < packs; p += blockDim.x) {
+      store_pack(y + p * V, scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V)));
+    }
   }
 }
 

@@ -49,13 +49,10 @@ __device__ __forceinline__ acc_t row_reduce(acc_t value, acc_t* shared, acc_t st
   return total;
 }
 
-// Sum, or largest value (not negative), over the threads of a row; the same bits on each.
+// Sum over the threads of a row; the same bits on each.
 template <typename acc_t>
 __device__ __forceinline__ acc_t row_sum(acc_t value, acc_t* shared) {
   return row_reduce(value, shared, acc_t(0), [](acc_t a, acc_t b) { return a + b; });
-}
-__device__ __forceinline__ float row_max(float value, float* shared) {
-  return row_reduce(value, shared, 0.0F, [](float a, float b) { return fmaxf(a, b); });
 }
 
 } // namespace distill::models

@@ -50,14 +50,16 @@ at::Tensor swiglu_forward(const at::Tensor& gate_up_in) {
   return act_NF;
 }
 
-Float8Rows swiglu_forward_float8(const at::Tensor& gate_up_N2F) {
+Float8Rows swiglu_forward_float8(const at::Tensor& gate_up_N2F, const at::Tensor& counts) {
   if (!device::runs_on_cuda(gate_up_N2F) || gate_up_N2F.numel() == 0) {
-    return float8_rows(swiglu_forward(gate_up_N2F));
+    return float8_rows(swiglu_forward(gate_up_N2F), {.counts = counts});
   }
   check_gate_up(gate_up_N2F);
   const at::Tensor gate_up = gate_up_N2F.contiguous();
   Float8Rows act = empty_float8_rows(gate_up.size(0), gate_up.size(1) / 2, gate_up.options());
-  run_kernel("swiglu_forward_float8", launch_float8_swiglu, float8_rows_args(gate_up, act), gate_up.device());
+  run_kernel(
+      "swiglu_forward_float8", launch_float8_swiglu, float8_rows_args(gate_up, act, {.counts = counts}),
+      gate_up.device());
   return act;
 }
 

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+
+#include "data/base/enum_names.h"
+#include "trainer/models/ops/float8.h"
+
+namespace distill::models {
+
+// What is counted while a model is trained in float8. Of the activations those that RMSNorm makes are left out: its own
+// kernel rounds them.
+enum class Float8Operand {
+  kActivations,
+  kGradients,
+};
+constexpr auto enum_names(Float8Operand) {
+  return base::names_of<Float8Operand>("activations", "gradients");
+}
+inline constexpr int kFloat8Operands = enum_names(Float8Operand{}).size();
+
+// For each operand a tensor that ops/float8.h adds to; undefined: not counted.
+using Float8CountsOf = std::array<at::Tensor, kFloat8Operands>;
+
+inline const at::Tensor& counts_of(const Float8CountsOf& counts, Float8Operand operand) {
+  return counts[static_cast<size_t>(operand)];
+}
+
+} // namespace distill::models

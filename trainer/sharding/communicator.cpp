@@ -38,7 +38,14 @@ class BackendCommunicator : public Communicator {
     run("a reduce-scatter", [&] { return backend_->_reduce_scatter_base(shard, input, options); });
   }
   void all_reduce(at::Tensor tensor) override {
+    all_reduce(std::move(tensor), c10d::ReduceOp::SUM);
+  }
+  void all_reduce_max(at::Tensor tensor) override {
+    all_reduce(std::move(tensor), c10d::ReduceOp::MAX);
+  }
+  void all_reduce(at::Tensor tensor, const c10d::ReduceOp& op) {
     c10d::AllreduceOptions options;
+    options.reduceOp = op;
     options.asyncOp = false;
     std::vector<at::Tensor> tensors{std::move(tensor)};
     run("an all-reduce", [&] { return backend_->allreduce(tensors, options); });

@@ -26,6 +26,7 @@ class Communicator {
   virtual void all_gather(at::Tensor full, const at::Tensor& shard) = 0; // full: [size * shard.numel]
   virtual void reduce_scatter(at::Tensor shard, const at::Tensor& full) = 0; // sums
   virtual void all_reduce(at::Tensor tensor) = 0; // sums, in place
+  virtual void all_reduce_max(at::Tensor tensor) = 0; // the largest, in place
   virtual void broadcast(at::Tensor tensor, int64_t root) = 0;
 
   // Closes the group once its operations are over. Every member calls it at the end of a successful run, before the

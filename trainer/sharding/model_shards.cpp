@@ -7,37 +7,47 @@ namespace distill::sharding {
 
 ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options)
     : config_(std::move(config)), options_(options) {
-  const auto host_or_device = at::TensorOptions().device(options.device);
+  const auto on_device = at::TensorOptions().device(options.device);
+  if (options.trainable && config_.float8.any()) {
+    TORCH_CHECK(options.host_state == nullptr, "the state of a model that is trained in float8 is on the device");
+    float8_ = std::make_unique<Float8Weights>(options.device, options.compute_dtype);
+  }
   for (models::UnitLayout& layout : models::unit_layouts(config_)) {
-    UnitShard unit;
-    unit.layout = models::packed_layout(layout, config_.float8, options.compute_dtype);
+    const auto index = static_cast<int64_t>(units_.size());
+    UnitShard& unit = units_.emplace_back();
+    unit.layout = options.trainable ? layout : models::packed_layout(layout, config_.float8, options.compute_dtype);
     unit.shard = shard_range(unit.layout.numel, options.rank, options.world_size);
-    TORCH_CHECK(!options.trainable || !unit.layout.packed(), "a trainable model has no float8 weights");
+    if (float8_ != nullptr && layout.kind == models::UnitKind::kBlock && config_.float8.any_of(layout.block)) {
+      float8_->add(index, unit.layout, unit.shard);
+    }
     // Zeros, so that alignment gaps and the padded tail stay zero in both weights and moments.
-    unit.weights = at::zeros({unit.shard.numel}, host_or_device.dtype(flat_dtype(unit)));
+    unit.weights = at::zeros({unit.shard.numel}, on_device.dtype(flat_dtype(index)));
     if (options.trainable) {
-      unit.master = options.compute_dtype == at::kFloat && options.host_state == nullptr
+      unit.master = unit.weights.scalar_type() == at::kFloat && options.host_state == nullptr
           ? unit.weights
           : zeros_of_state(unit.shard.numel);
       if (!unit.master.is_same(unit.weights)) {
         device::label(unit.master, device::Category::kMaster);
       }
     }
-    units_.push_back(std::move(unit));
     updates_.emplace_back(options.device);
+  }
+  if (float8_ != nullptr) {
+    float8_->allocate();
   }
 }
 
 int64_t ModelShards::bytes() const {
   int64_t bytes = 0;
-  for (const UnitShard& unit : units_) {
-    bytes += shard_bytes(unit);
+  for (int64_t i = 0; i < num_units(); ++i) {
+    bytes += shard_bytes(i);
   }
   return bytes;
 }
 
 void ModelShards::load(const models::WeightSource& source, const std::function<void(int64_t bytes)>& loaded) {
-  for (UnitShard& unit : units_) {
+  for (int64_t i = 0; i < num_units(); ++i) {
+    UnitShard& unit = units_[i];
     at::Tensor target = unit.master.defined() ? unit.master : unit.weights;
     if (unit.layout.packed()) {
       models::read_packed(source, config_, unit.layout, unit.shard.begin, target);
@@ -50,7 +60,7 @@ void ModelShards::load(const models::WeightSource& source, const std::function<v
       source.copy_range(unit.layout, unit.shard.begin, target);
     }
     if (loaded) {
-      loaded(shard_bytes(unit));
+      loaded(shard_bytes(i));
     }
   }
   refresh_weights();
@@ -64,32 +74,46 @@ void ModelShards::use_slots(WeightSlots* weights, GradientSlots* gradients, Accu
   weight_slots_ = weights;
   gradient_slots_ = gradients;
   accumulation_ = accumulation;
-  for (UnitShard& unit : units_) {
-    const bool rounds_master = unit.master.defined() && !unit.master.is_same(unit.weights);
+  for (int64_t i = 0; i < num_units(); ++i) {
+    UnitShard& unit = units_[i];
+    const bool rounds_master = unit.master.defined() && !unit.master.is_same(unit.weights) && !in_float8(i);
     if (weights != nullptr && rounds_master && options_.host_state == nullptr) {
       unit.weights.reset();
     }
   }
+  refresh_float8();
 }
 
 void ModelShards::add_to_plan(SlotPlan& weights) const {
   for (int64_t i = 0; i < num_units(); ++i) {
     int64_t& bytes = slot_size(i) == SlotSize::kBlock ? weights.block_bytes : weights.large_bytes;
-    bytes = std::max(bytes, units_[i].shard.padded_numel * element_size(units_[i]));
+    const auto size = options_.may_leave_float8 && in_float8(i)
+        ? std::max(element_size(i), static_cast<int64_t>(c10::elementSize(options_.compute_dtype)))
+        : element_size(i);
+    bytes = std::max(bytes, units_[i].shard.padded_numel * size);
   }
 }
 
 UnitSource ModelShards::source(int64_t index) const {
   const UnitShard& unit = units_[index];
   // The gather's stream waits for the unit's newest update even if the compute stream has waited for it already.
+  const bool rounds_master = !unit.weights.defined() || (left_float8_ && float8_->has(index));
   return {
-      key(index), slot_size(index), unit.weights.defined() ? unit.weights : unit.master, flat_dtype(unit),
+      key(index), slot_size(index), rounds_master ? unit.master : unit.weights, flat_dtype(index),
       &updates_[index].done};
 }
 
 at::Tensor ModelShards::weights(int64_t index) {
   finish_update(index);
-  return weight_slots_ != nullptr ? weight_slots_->acquire(source(index)) : units_[index].weights;
+  if (weight_slots_ != nullptr) {
+    return weight_slots_->acquire(source(index));
+  }
+  return left_float8_ && float8_->has(index) ? units_[index].master.to(options_.compute_dtype) : units_[index].weights;
+}
+
+models::BlockParams ModelShards::block_params(int64_t index) {
+  const at::Tensor flat = weights(index);
+  return in_float8(index) ? float8_->params(index, flat) : models::block_params(units_[index].layout, flat);
 }
 
 void ModelShards::release(int64_t index) {
@@ -227,15 +251,37 @@ at::Tensor ModelShards::gather_master(int64_t index, Communicator* shard_axis) c
 }
 
 void ModelShards::refresh_weights() {
-  for (UnitShard& unit : units_) {
-    if (unit.master.defined() && unit.weights.defined() && !unit.master.is_same(unit.weights)) {
+  for (int64_t i = 0; i < num_units(); ++i) {
+    UnitShard& unit = units_[i];
+    if (unit.master.defined() && unit.weights.defined() && !unit.master.is_same(unit.weights) && !in_float8(i)) {
       unit.weights.copy_(unit.master);
     }
   }
   weights_changed();
 }
 
+void ModelShards::refresh_float8() {
+  const bool is_alone = options_.world_size == 1;
+  if (float8_ == nullptr || (!is_alone && weight_slots_ == nullptr)) { // until use_slots()
+    return;
+  }
+  std::vector<Float8Weights::Part> parts;
+  for (const UnitShard& unit : units_) {
+    parts.push_back({unit.master, unit.weights});
+  }
+  float8_->refresh(parts, is_alone ? nullptr : &weight_slots_->shard_axis());
+}
+
+void ModelShards::leave_float8(bool leave) {
+  TORCH_CHECK(float8_ != nullptr && (!leave || options_.may_leave_float8), "the model is not trained in float8");
+  left_float8_ = leave;
+  if (weight_slots_ != nullptr) {
+    weight_slots_->invalidate(this); // gathered units have the other form
+  }
+}
+
 void ModelShards::weights_changed() {
+  refresh_float8();
   if (weight_slots_ != nullptr) {
     weight_slots_->invalidate(this);
   }

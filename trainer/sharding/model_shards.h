@@ -3,11 +3,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "trainer/device/host_slab.h"
+#include "trainer/models/block.h"
 #include "trainer/models/layout.h"
 #include "trainer/models/weight_source.h"
+#include "trainer/sharding/float8_weights.h"
 #include "trainer/sharding/gradient_slots.h"
 #include "trainer/sharding/shard_range.h"
 #include "trainer/sharding/weight_slots.h"
@@ -18,8 +21,9 @@ namespace distill::sharding {
 struct UnitShard {
   models::UnitLayout layout;
   ShardRange shard;
-  // In the compute dtype; bytes of a packed unit (trainer/models/packed_layout.h). Undefined if gathers round the
-  // master weights instead (a trainable model with slots, whose compute dtype is not fp32).
+  // In the compute dtype; bytes of a packed unit (trainer/models/packed_layout.h) or of a unit that is trained in
+  // float8 (float8_weights.h). Undefined if gathers round the master weights instead (a trainable model with slots,
+  // whose compute dtype is not fp32).
   at::Tensor weights;
   at::Tensor master; // fp32, updated by the optimizer; the same tensor as `weights` in fp32; undefined: frozen
   // fp32, the sum over micro-batches. Allocated in the unit's first backward pass of a step; freed by drop_gradients(),
@@ -48,6 +52,7 @@ struct ShardOptions {
   int64_t rank = 0;
   int64_t world_size = 1;
   std::shared_ptr<device::HostSlab> host_state; // holds master weights and moments; null: they are on the device
+  bool may_leave_float8 = false; // slots must hold units in the compute dtype too
 };
 
 // The units of one model, sharded. The passes over the model ask it for whole units and give them back:
@@ -100,6 +105,8 @@ class ModelShards {
 
   // The whole unit's flat weights, in the compute dtype or packed. Valid until release().
   at::Tensor weights(int64_t index);
+  // The same of a decoder block as its parameters, in whatever form it computes.
+  models::BlockParams block_params(int64_t index);
   void release(int64_t index);
   // The unit has been released and is not needed again soon: its slot may free its memory.
   void retire(int64_t index);
@@ -138,23 +145,35 @@ class ModelShards {
 
   // Call after the master weights changed: updates the compute copies.
   void refresh_weights();
-  // Call if the compute copies have been updated too.
+  // Call if the compute copies have been updated too, but for those in float8.
   void weights_changed();
+
+  // Of a model that is trained in float8; null: of none.
+  Float8Weights* float8() {
+    return float8_.get();
+  }
+  // A model that is trained in float8 computes in the compute dtype until it is called with false: its units are then
+  // rounded from the master weights whenever they are needed. No unit may be in use.
+  void leave_float8(bool leave);
 
  private:
   UnitKey key(int64_t index) const {
     return {this, index};
   }
   // Of a unit's flat buffer.
-  at::ScalarType flat_dtype(const UnitShard& unit) const {
-    return unit.layout.packed() ? at::kByte : options_.compute_dtype;
+  at::ScalarType flat_dtype(int64_t index) const {
+    return units_[index].layout.packed() || in_float8(index) ? at::kByte : options_.compute_dtype;
   }
-  int64_t element_size(const UnitShard& unit) const {
-    return static_cast<int64_t>(c10::elementSize(flat_dtype(unit)));
+  bool in_float8(int64_t index) const {
+    return float8_ != nullptr && !left_float8_ && float8_->has(index);
   }
-  int64_t shard_bytes(const UnitShard& unit) const {
-    return unit.shard.numel * element_size(unit);
+  int64_t element_size(int64_t index) const {
+    return static_cast<int64_t>(c10::elementSize(flat_dtype(index)));
   }
+  int64_t shard_bytes(int64_t index) const {
+    return units_[index].shard.numel * element_size(index);
+  }
+  void refresh_float8();
   SlotSize slot_size(int64_t index) const;
   at::Tensor zeros_of_state(int64_t numel) const; // fp32, on the device or in host memory
   UnitSource source(int64_t index) const;
@@ -172,6 +191,8 @@ class ModelShards {
     explicit Update(at::Device device) : done(device) {}
   };
   std::vector<UnitShard> units_;
+  std::unique_ptr<Float8Weights> float8_; // null: the model is frozen, or trained in the compute dtype
+  bool left_float8_ = false;
   std::vector<Update> updates_; // one for each unit
   WaitObserver update_observer_;
   WeightSlots* weight_slots_ = nullptr;

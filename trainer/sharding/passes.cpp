@@ -35,7 +35,7 @@ at::Tensor run_block(
     const models::BlockFunctions& functions, ModelShards& model, int64_t block, const models::SequenceInfo& seq,
     const models::RopeAngles& angles, const at::Tensor& x_NH, models::BlockSaved* saved, ModelShards* next = nullptr) {
   const int64_t unit = model.block_unit(block);
-  const models::BlockParams params = models::block_params(model.unit(unit).layout, model.weights(unit));
+  const models::BlockParams params = model.block_params(unit);
   const int64_t blocks = model.config().num_layers;
   for (int64_t ahead = block + 1; ahead < std::min(blocks, block + 1 + model.prefetch_depth()); ++ahead) {
     model.prefetch(model.block_unit(ahead));
@@ -107,7 +107,7 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
   for (int64_t block = model_.config().num_layers - 1; block >= 0; --block) {
     const int64_t unit = model_.block_unit(block);
     const models::UnitLayout& layout = model_.unit(unit).layout;
-    const models::BlockParams params = models::block_params(layout, model_.weights(unit));
+    const models::BlockParams params = model_.block_params(unit);
     models::BlockSaved saved = store_.take(block);
     for (int64_t ahead = block - 1; ahead >= std::max<int64_t>(0, block - model_.prefetch_depth()); --ahead) {
       model_.prefetch(model_.block_unit(ahead));

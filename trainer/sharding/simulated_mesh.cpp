@@ -24,6 +24,7 @@ class SimulatedCommunicator : public Communicator {
     }
   }
   void all_reduce(at::Tensor /*tensor*/) override {}
+  void all_reduce_max(at::Tensor /*tensor*/) override {}
   void broadcast(at::Tensor /*tensor*/, int64_t /*root*/) override {}
   void shutdown() override {}
 

@@ -3,7 +3,7 @@
 namespace distill::sharding {
 namespace {
 
-constexpr int64_t kWordsPerSum = 32; // shards are multiples of 128 bytes, so that units divide evenly
+constexpr int64_t kWordsPerSum = 16; // shards are multiples of 64 bytes, so that units divide evenly
 
 } // namespace
 

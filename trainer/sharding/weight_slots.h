@@ -46,6 +46,10 @@ class WeightSlots {
   // for the changes.
   void invalidate(const void* model);
 
+  // The ranks that units are gathered from.
+  Communicator& shard_axis() {
+    return gather_;
+  }
   // Number of blocks that can be prefetched while one block is in use.
   int64_t prefetch_depth() const {
     return static_cast<int64_t>(block_slots_.size()) - 1;

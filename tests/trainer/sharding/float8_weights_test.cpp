@@ -1,0 +1,182 @@
+#include "trainer/sharding/float8_weights.h"
+
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <thread>
+
+#include "trainer/models/random_weights.h"
+#include "trainer/sharding/model_shards.h"
+
+namespace distill::sharding {
+namespace {
+
+constexpr int64_t kRanks = 3;
+
+models::ModelConfig small_config() {
+  models::ModelConfig config;
+  config.model_type = "qwen2";
+  config.vocab_size = 37;
+  config.hidden_size = 20; // shards cut rows
+  config.intermediate_size = 28;
+  config.num_layers = 3;
+  config.num_heads = 2;
+  config.num_kv_heads = 1;
+  config.head_dim = 10;
+  config.max_position_embeddings = 64;
+  config.qkv_bias = true;
+  config.float8 = *models::Float8Products::all_but({"1"}, config.num_layers);
+  return config;
+}
+
+// Ranks that are threads of this process, for the collectives that weights need.
+class Threads {
+ public:
+  std::barrier<> barrier{kRanks};
+  std::vector<at::Tensor> parts = std::vector<at::Tensor>(kRanks);
+};
+
+class OneThread : public Communicator {
+ public:
+  OneThread(Threads& threads, int64_t rank) : threads_(threads), rank_(rank) {}
+
+  int64_t rank() const override {
+    return rank_;
+  }
+  int64_t size() const override {
+    return kRanks;
+  }
+  void all_gather(at::Tensor full, const at::Tensor& shard) override {
+    exchange(shard, [&](const std::vector<at::Tensor>& parts) { full.copy_(at::cat(parts)); });
+  }
+  void all_reduce_max(at::Tensor tensor) override {
+    exchange(tensor, [&](const std::vector<at::Tensor>& parts) {
+      for (const at::Tensor& part : parts) {
+        tensor.copy_(at::maximum(tensor, part));
+      }
+    });
+  }
+  void reduce_scatter(at::Tensor, const at::Tensor&) override {
+    FAIL() << "no gradients in these tests";
+  }
+  void all_reduce(at::Tensor) override {
+    FAIL() << "no sums in these tests";
+  }
+  void broadcast(at::Tensor, int64_t) override {}
+  void shutdown() override {}
+
+ private:
+  template <typename Use>
+  void exchange(const at::Tensor& own, const Use& use) {
+    threads_.parts[rank_] = own.clone();
+    threads_.barrier.arrive_and_wait();
+    use(threads_.parts);
+    threads_.barrier.arrive_and_wait();
+  }
+
+  Threads& threads_;
+  int64_t rank_;
+};
+
+// The blocks' parameters on one rank of `ranks`, after the weights were loaded and then changed.
+std::vector<models::BlockParams> blocks_of(Communicator* shard_axis) {
+  const models::ModelConfig config = small_config();
+  ModelShards model(
+      config,
+      {.trainable = true,
+       .rank = shard_axis != nullptr ? shard_axis->rank() : 0,
+       .world_size = shard_axis != nullptr ? shard_axis->size() : 1});
+  model.load(*models::random_weights(config, 5));
+  std::unique_ptr<WeightSlots> slots;
+  if (shard_axis != nullptr) {
+    SlotPlan plan;
+    model.add_to_plan(plan);
+    slots = std::make_unique<WeightSlots>(at::kCPU, *shard_axis, plan);
+    model.use_slots(slots.get(), nullptr, Accumulation::kReduceEach);
+  }
+  for (int64_t i = 0; i < model.num_units(); ++i) {
+    model.unit(i).master.mul_(1.7);
+  }
+  model.refresh_weights();
+  std::vector<models::BlockParams> blocks;
+  for (int64_t block = 0; block < config.num_layers; ++block) {
+    models::BlockParams params = model.block_params(model.block_unit(block));
+    for (at::Tensor* tensor :
+         {&params.attn_norm_H, &params.qkv_AH, &params.qkv_bias_A, &params.o_HQ, &params.gate_up_2FH, &params.down_HF,
+          &params.qkv_scale_A, &params.o_scale_H, &params.gate_up_scale_2F, &params.down_scale_H}) {
+      if (tensor->defined()) {
+        *tensor = tensor->clone(); // the slot is used again
+      }
+    }
+    model.release(model.block_unit(block));
+    blocks.push_back(params);
+  }
+  return blocks;
+}
+
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) {
+    return a.defined() == b.defined();
+  }
+  return a.scalar_type() == b.scalar_type() && at::equal(a.view(at::kByte), b.view(at::kByte));
+}
+
+TEST(Float8Weights, AnyNumberOfRanksHasTheSameBits) {
+  const std::vector<models::BlockParams> expected = blocks_of(nullptr);
+  Threads threads;
+  std::vector<std::vector<models::BlockParams>> found(kRanks);
+  std::vector<std::thread> running;
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    running.emplace_back([&, rank] {
+      OneThread shard_axis(threads, rank);
+      found[rank] = blocks_of(&shard_axis);
+    });
+  }
+  for (std::thread& thread : running) {
+    thread.join();
+  }
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    for (size_t block = 0; block < expected.size(); ++block) {
+      SCOPED_TRACE(testing::Message() << "rank " << rank << ", block " << block);
+      const models::BlockParams& a = found[rank][block];
+      const models::BlockParams& b = expected[block];
+      EXPECT_EQ(a.down_scale_H.defined(), block != 1); // the exception
+      EXPECT_TRUE(same(a.attn_norm_H, b.attn_norm_H) && same(a.qkv_bias_A, b.qkv_bias_A));
+      EXPECT_TRUE(same(a.qkv_AH, b.qkv_AH) && same(a.qkv_scale_A, b.qkv_scale_A));
+      EXPECT_TRUE(same(a.o_HQ, b.o_HQ) && same(a.o_scale_H, b.o_scale_H));
+      EXPECT_TRUE(same(a.gate_up_2FH, b.gate_up_2FH) && same(a.gate_up_scale_2F, b.gate_up_scale_2F));
+      EXPECT_TRUE(same(a.down_HF, b.down_HF) && same(a.down_scale_H, b.down_scale_H));
+    }
+  }
+}
+
+TEST(Float8Weights, TheyAreTheMasterWeightsRounded) {
+  const models::ModelConfig config = small_config();
+  ModelShards model(config, {.trainable = true});
+  model.load(*models::random_weights(config, 5));
+  const int64_t unit = model.block_unit(0);
+  const models::BlockParams params = model.block_params(unit);
+  const models::BlockParams exact = models::block_params(model.unit(unit).layout, model.unit(unit).master);
+  const models::Float8Rows expected = models::float8_rows(exact.down_HF, {.power_of_two = true});
+  EXPECT_TRUE(same(params.down_HF, expected.values_RC) && same(params.down_scale_H, expected.scale_R));
+  EXPECT_TRUE(same(params.mlp_norm_H, exact.mlp_norm_H));
+  EXPECT_EQ(model.unit(unit).weights.numel(), model.unit(unit).shard.numel); // a byte for each element
+}
+
+TEST(Float8Weights, AModelCanLeaveFloat8AndComeBack) {
+  const models::ModelConfig config = small_config();
+  ModelShards model(config, {.compute_dtype = at::kBFloat16, .trainable = true, .may_leave_float8 = true});
+  model.load(*models::random_weights(config, 5));
+  const int64_t unit = model.block_unit(2);
+  const at::Tensor float8 = model.block_params(unit).o_HQ.clone();
+  model.leave_float8(true);
+  const models::BlockParams left = model.block_params(unit);
+  EXPECT_FALSE(left.o_scale_H.defined());
+  const models::BlockParams exact = models::block_params(model.unit(unit).layout, model.unit(unit).master);
+  EXPECT_TRUE(same(left.o_HQ, exact.o_HQ.to(at::kBFloat16)));
+  model.leave_float8(false);
+  EXPECT_TRUE(same(model.block_params(unit).o_HQ, float8));
+}
+
+} // namespace
+} // namespace distill::sharding

@@ -307,6 +307,8 @@ void Trainer::train_step(const GlobalBatch& batch) {
   record.tokens = state_.tokens;
   options.failed = !journal_status_.ok();
   options.more = state_.step < last_step_;
+  const int64_t shadow_every = config_.float8.shadow_every;
+  options.shadow = shadow_every > 0 && (state_.step - 1) % shadow_every == 0;
   options.before_update = [this] { checkpointer_->before_update(); };
   step_->enqueue(batch, options, record);
 }

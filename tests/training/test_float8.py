@@ -268,7 +268,6 @@ def test_the_plan_knows_the_smaller_teacher(tmp_path, models, ragged_shard):
     [
         ("teacher", "float8_exceptions", ["dwon"], ["teacher.float8_exceptions", "found 'dwon'", "down"]),
         ("teacher", "float8_exceptions", ["3"], ["teacher.float8_exceptions", "blocks from 0 to 2", "found '3'"]),
-        ("student", "dtype", "float8", ["student.dtype", "found float8"]),
         ("train", "dtype", "float8", ["train.dtype", "found float8", "teacher.dtype"]),
         ("float8", "max_mean_kl", 0, ["float8.max_mean_kl", "found 0"]),
         ("teacher", "dtype", "float32", ["float8.max_mean_kl", "teacher.dtype is float8"]),

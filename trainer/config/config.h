@@ -126,12 +126,13 @@ struct ModelSection {
   std::vector<std::string> ignore_config_keys; // of config.json, which are known not to change the mathematics
 };
 
-// The check of a float8 teacher before the run (trainer/precision/gate.h).
+// The check of a float8 teacher before the run (trainer/precision/gate.h), and of a float8 student during the run.
 struct Float8Section {
   bool gate = true;
   int64_t gate_tokens = 0; // 0: 64 Ki on a GPU, 4 Ki on a CPU
   double max_mean_kl = 0.03; // nats
   double max_p99_kl = 0; // nats; 0: not limited
+  int64_t shadow_every = 0; // steps; 0: never (trainer/step/gradient_probe.h)
 };
 
 struct DataSet {

@@ -46,10 +46,11 @@ std::vector<Field> model_fields(const std::string& section, Condition condition)
        "from train.seed.",
        condition},
       {section, "dtype", one_of<kModel, &ModelSection::dtype>(), "",
-       section == "student" ? "Dtype that the model computes in. auto: train.dtype. float8 is for the teacher only."
-                            : "Dtype that the model computes in. auto: train.dtype. float8: the matrix products of the "
-                              "decoder blocks in e4m3 with a scale for each row, everything else in train.dtype "
-                              "(docs/float8.md).",
+       absl::StrCat(
+           "Dtype that the model computes in. auto: train.dtype. float8: the matrix products of the decoder blocks in "
+           "e4m3 with a scale for each row, everything else in train.dtype",
+           section == "student" ? ", the gradients of weights too; master weights and moments are fp32 as always" : "",
+           " (docs/float8.md)."),
        condition},
       {section, "ignore_config_keys", Texts{member<kModel, &ModelSection::ignore_config_keys>}, "",
        "Keys of the model's config.json that distill does not know and that do not change the mathematics, a list. An "
@@ -63,8 +64,18 @@ const Condition kTeacher = {
 const Condition kFloat8Teacher = {
     [](const Config& c) { return c.teacher.dtype == ComputeDtype::kFloat8; }, "teacher.dtype is float8",
     "teacher.dtype"};
+const Condition kFloat8Student = {
+    [](const Config& c) { return c.student.dtype == ComputeDtype::kFloat8; }, "student.dtype is float8",
+    "student.dtype"};
 
-// Those of a model, and what only a frozen model has.
+std::vector<Field> student_fields() {
+  std::vector<Field> fields = model_fields<&Config::student>("student", {});
+  fields.push_back(
+      {"student", "float8_exceptions", Texts{member<&Config::student, &ModelSection::float8_exceptions>}, "",
+       "Decoder blocks that stay in train.dtype, a list of blocks and ranges of blocks: 0, 0-3.", kFloat8Student});
+  return fields;
+}
+
 std::vector<Field> teacher_fields() {
   std::vector<Field> fields = model_fields<&Config::teacher>("teacher", kTeacher);
   fields.push_back(
@@ -91,6 +102,10 @@ std::vector<Field> float8_fields() {
        kFloat8Teacher},
       {"float8", "max_p99_kl", Real{member<kFloat8, &Float8Section::max_p99_kl>, 0, kInf}, "nats",
        "Largest 99th percentile of the same over the tokens. 0: not limited.", kFloat8Teacher},
+      {"float8", "shadow_every", Integer{member<kFloat8, &Float8Section::shadow_every>, 0, kMaxSteps}, "steps",
+       "Every so many steps, from the first on, compute the student's gradients once more in train.dtype and log the "
+       "cosine between the two. Such a step takes twice the time. 0: never.",
+       kFloat8Student},
   };
 }
 
@@ -376,9 +391,11 @@ std::vector<Field> run_fields() {
 
 std::vector<Section> make_sections() {
   return {
-      {"student", "the model that is trained", model_fields<&Config::student>("student", {})},
+      {"student", "the model that is trained", student_fields()},
       {"teacher", "the frozen model that the student learns from", teacher_fields()},
-      {"float8", "the check of a float8 teacher before the run (docs/float8.md)", float8_fields()},
+      {"float8",
+       "checks of what float8 changes: of a teacher before the run, of a student while it is trained (docs/float8.md)",
+       float8_fields()},
       {"data", "token shards and how documents become sequences", data_fields()},
       {"loss", "hard_weight x cross-entropy + soft_weight x divergence, per token in nats", loss_fields()},
       {"train", "length, batch, device and precision of the run", train_fields()},

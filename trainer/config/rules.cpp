@@ -80,12 +80,12 @@ class Rules {
     if (config_.train.dtype == ComputeDtype::kFloat8) {
       fail(
           {"train.dtype"}, "auto, float32 or bfloat16", "float8",
-          "teacher.dtype: float8 runs the teacher's matrix products in float8");
+          "teacher.dtype and student.dtype: float8 run a model's matrix products in float8");
     }
-    if (config_.student.dtype == ComputeDtype::kFloat8) {
+    if (config_.student.dtype == ComputeDtype::kFloat8 && config_.memory.optimizer == OptimizerMemory::kHost) {
       fail(
-          {"student.dtype"}, "auto, float32 or bfloat16", "float8",
-          "only the teacher, which is frozen, runs in float8");
+          {"student.dtype", "memory.optimizer"}, "memory.optimizer: device for a float8 student", "host",
+          "its weights are rounded from master weights on the device");
     }
   }
 

@@ -9,11 +9,14 @@ TokenFlops token_flops(const models::ModelConfig& config, int64_t seq_len) {
   const double query = static_cast<double>(config.num_heads) * config.head_dim;
   TokenFlops flops;
   flops.matrices = 2 * config.vocab_size * hidden;
+  flops.matrix_gradients = 2 * flops.matrices;
   for (int64_t block = 0; block < config.num_layers; ++block) {
     for (const models::ParamLayout& param : models::block_layout(config, block).params) {
       const auto product = base::enum_named<models::Product>(param.name);
       if (product) {
-        flops.matrices += (config.float8.contains(block, *product) ? 1 : 2) * static_cast<double>(param.numel());
+        const double forward = (config.float8.contains(block, *product) ? 1 : 2) * static_cast<double>(param.numel());
+        flops.matrices += forward;
+        flops.matrix_gradients += forward + 2 * static_cast<double>(param.numel());
       }
     }
   }
@@ -23,10 +26,8 @@ TokenFlops token_flops(const models::ModelConfig& config, int64_t seq_len) {
 }
 
 double step_flops_per_token(const TokenFlops& student, const TokenFlops& teacher, bool causal) {
-  const auto total = [causal](const TokenFlops& f) {
-    return f.matrices + (causal ? f.attention_causal : f.attention_full);
-  };
-  return 3 * total(student) + total(teacher);
+  const auto attention = [causal](const TokenFlops& f) { return causal ? f.attention_causal : f.attention_full; };
+  return student.matrices + student.matrix_gradients + 3 * attention(student) + teacher.matrices + attention(teacher);
 }
 
 } // namespace distill::metrics

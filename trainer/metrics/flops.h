@@ -11,18 +11,19 @@ namespace distill::metrics {
 // utilisation is then a share of the time that the device needs at its peak, whatever the precision.
 struct TokenFlops {
   double matrices = 0; // 2 per matrix parameter, 1 where the product is in float8: blocks and lm_head
+  double matrix_gradients = 0; // of the backward pass: inputs' gradients as above, weights' gradients never in float8
   double attention_full = 0; // 4 * layers * heads * head_dim * seq_len: the whole square of scores (PaLM's convention)
   double attention_causal = 0; // half of it: the scores that causal attention computes
 
   TokenFlops operator*(double factor) const {
-    return {matrices * factor, attention_full * factor, attention_causal * factor};
+    return {matrices * factor, matrix_gradients * factor, attention_full * factor, attention_causal * factor};
   }
 };
 TokenFlops token_flops(const models::ModelConfig& config, int64_t seq_len);
 
-// Operations of a training step for one token of the student's: its forward pass, its backward pass at twice that, and
-// the teacher's forward pass over as many tokens as the teacher reads for each of the student's (`teacher` counts
-// them). Recomputation is not counted: these are model FLOPs, not hardware FLOPs.
+// Operations of a training step for one token of the student's: its forward pass, its backward pass (attention's at
+// twice the forward pass), and the teacher's forward pass over as many tokens as the teacher reads for each of the
+// student's (`teacher` counts them). Recomputation is not counted: these are model FLOPs, not hardware FLOPs.
 double step_flops_per_token(const TokenFlops& student, const TokenFlops& teacher, bool causal);
 
 } // namespace distill::metrics

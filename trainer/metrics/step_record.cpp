@@ -1,5 +1,7 @@
 #include "trainer/metrics/step_record.h"
 
+#include <absl/strings/str_cat.h>
+
 #include <nlohmann/json.hpp>
 
 #include "trainer/metrics/json_lines.h"
@@ -44,6 +46,17 @@ void add_means(Json& json, const LossMeans& means) {
   json["valid_tokens"] = means.valid_tokens;
 }
 
+void add_float8(Json& json, const Float8Losses& losses) {
+  for (size_t i = 0; i < losses.underflow.size(); ++i) {
+    const auto operand = static_cast<models::Float8Operand>(i);
+    json[absl::StrCat("float8_underflow_", base::enum_name(operand))] = losses.underflow[i];
+  }
+  json["float8_bad_rows"] = losses.bad_rows;
+  if (losses.gradient_cosine) {
+    json["float8_gradient_cosine"] = number(*losses.gradient_cosine);
+  }
+}
+
 } // namespace
 
 LossMeans loss_means(const std::array<double, losses::kNumTokenMetrics>& sums, int64_t valid_tokens, bool has_teacher) {
@@ -64,6 +77,9 @@ Json step_json(const StepRecord& r) {
   json["skipped"] = r.skipped;
   json["skipped_total"] = r.skipped_total;
   json["empty_steps"] = r.empty_steps;
+  if (r.float8) {
+    add_float8(json, *r.float8);
+  }
   json["lr"] = r.lr;
   json["tokens"] = r.tokens;
   json["seconds"] = r.seconds;

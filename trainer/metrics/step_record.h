@@ -3,10 +3,12 @@
 #include <array>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 #include "losses/token_metrics.h"
 #include "trainer/metrics/phase_timer.h"
+#include "trainer/models/float8_counts.h"
 
 namespace distill::metrics {
 
@@ -21,6 +23,14 @@ struct LossMeans {
 // Divides sums by the number of valid tokens. No means are known if it is zero: they are NaN, null in JSON.
 LossMeans loss_means(const std::array<double, losses::kNumTokenMetrics>& sums, int64_t valid_tokens, bool has_teacher);
 
+// What float8 cost a student that is trained in it, in one step.
+struct Float8Losses {
+  std::array<double, models::kFloat8Operands>
+      underflow{}; // by Float8Operand: share of the values that became zero, in a sample of rows
+  double bad_rows = 0; // rows of operands (tokens) with an infinite value or NaN, of which float8 leaves nothing
+  std::optional<double> gradient_cosine; // between its gradients and those in the compute dtype (float8.shadow_every)
+};
+
 // What is known of an optimizer step after it has run.
 struct StepRecord {
   int64_t step = 0; // counted from 1
@@ -30,6 +40,7 @@ struct StepRecord {
   bool skipped = false; // the gradients were not finite, and the step changed nothing
   int64_t skipped_total = 0;
   int64_t empty_steps = 0; // so far, this one included: see empty()
+  std::optional<Float8Losses> float8; // nullopt: the student is not in float8
   double lr = 0; // of the schedule
   int64_t first_sample = 0, num_samples = 0; // of the global batch
   int64_t tokens = 0; // since the start of the run, padding included

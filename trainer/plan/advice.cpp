@@ -26,7 +26,8 @@ std::vector<Candidate> candidates_of(const PlanRequest& request) {
   if (config.memory.activation != config::Activation(config::AutomaticPolicies{})) {
     add("memory.activation", "auto", [](config::Config& c) { c.memory.activation = config::AutomaticPolicies{}; });
   }
-  if (config.memory.optimizer == config::OptimizerMemory::kDevice) {
+  if (config.memory.optimizer == config::OptimizerMemory::kDevice &&
+      config.student.dtype != config::ComputeDtype::kFloat8) {
     add("memory.optimizer", "host", [](config::Config& c) { c.memory.optimizer = config::OptimizerMemory::kHost; });
   }
   for (int64_t cap = config.chunks.memory_cap_mb / 2; cap >= 64; cap /= 2) {

@@ -17,6 +17,7 @@ struct BlockRecorder::Key {
   bool saves = false; // forward: saves tensors for backward; backward: has all of them, not only the input
   bool matrices_are_new = false; // backward: the weight gradients are uninitialised
   std::array<bool, models::kProducts> float8{}; // the products that run in float8
+  bool counted = false; // what their rounding loses
 
   bool operator==(const Key&) const = default;
 };
@@ -147,7 +148,8 @@ models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) 
         /*backward=*/false,
         /*saves=*/saved != nullptr,
         /*matrices_are_new=*/false,
-        models::float8_weights(params)};
+        models::float8_weights(params),
+        params.float8_counts.front().defined()};
     if (const Recording* recording = find(key)) {
       return recording->replay(simulation, x_NH, saved, {});
     }

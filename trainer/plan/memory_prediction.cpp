@@ -110,7 +110,7 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   const int64_t micro_batches = std::min<int64_t>(shape.micro_batches, 2);
   const std::vector<data::Batch> batches(static_cast<size_t>(micro_batches), token_batch(shape));
   for (int i = 0; i < 2; ++i) {
-    step.run({batches, /*valid_tokens=*/1}, {});
+    step.run({batches, /*valid_tokens=*/1}, {.shadow = config.float8.shadow_every > 0});
   }
   prediction.use = simulation.use();
   prediction.reserved_peak = simulation.reserved_peak();

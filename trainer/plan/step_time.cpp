@@ -29,16 +29,20 @@ double element_bytes(at::ScalarType dtype) {
   return static_cast<double>(c10::elementSize(dtype));
 }
 
-// Seconds of one of a block's products in the forward pass, the mean over the blocks: a float8 product reads operands
-// of one byte.
-double block_product(
-    const Machine& machine, const models::ModelConfig& config, models::Product kind, double rows, double inner,
-    double columns, double element) {
+// Share of the blocks in which the product is in float8.
+double float8_share(const models::ModelConfig& config, models::Product kind) {
   int64_t float8 = 0;
   for (int64_t block = 0; block < config.num_layers; ++block) {
     float8 += config.float8.contains(block, kind) ? 1 : 0;
   }
-  const double share = static_cast<double>(float8) / static_cast<double>(config.num_layers);
+  return static_cast<double>(float8) / static_cast<double>(config.num_layers);
+}
+
+// Seconds of one of a block's products, the mean over the blocks: a float8 product reads operands of one byte.
+double block_product(
+    const Machine& machine, const models::ModelConfig& config, models::Product kind, double rows, double inner,
+    double columns, double element) {
+  const double share = float8_share(config, kind);
   Machine in_float8 = machine;
   in_float8.matmul_flops = machine.float8_flops;
   return share * product(in_float8, rows, inner, columns, 1, element) +
@@ -160,12 +164,16 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher
   // The backward pass has two products for each product of the forward pass. The weight gradient is written to an fp32
   // buffer by the first micro-batch and added to it by the others.
   const double gradient_traffic = 8 - 4 / static_cast<double>(std::max<int64_t>(1, shape.micro_batches));
-  const auto backward_of = [&](double inner, double columns) {
-    return product(machine, tokens, columns, inner, e, e) +
-        product(machine, inner, tokens, columns, e, gradient_traffic);
+  const auto backward_of = [&](models::Product kind, double inner, double columns) {
+    // In float8 the gradient of the output is rounded, and the weight transposed.
+    const double rounding = float8_share(config, kind) * (tokens * columns * (e + 1) + 2 * inner * columns);
+    return block_product(machine, config, kind, tokens, columns, inner, e) +
+        product(machine, inner, tokens, columns, e, gradient_traffic) + rounding / machine.memory_bytes;
   };
-  time.backward = backward_of(w.hidden, qkv) + backward_of(w.query, w.hidden) + backward_of(w.hidden, 2 * w.ffn) +
-      backward_of(w.ffn, w.hidden) + 2.5 * attention / (machine.attention_backward_flops * efficiency) +
+  time.backward = backward_of(models::Product::kQkv, w.hidden, qkv) +
+      backward_of(models::Product::kO, w.query, w.hidden) + backward_of(models::Product::kGateUp, w.hidden, 2 * w.ffn) +
+      backward_of(models::Product::kDown, w.ffn, w.hidden) +
+      2.5 * attention / (machine.attention_backward_flops * efficiency) +
       tokens * (6 * w.ffn + 14 * w.hidden + 4 * qkv) * e / machine.memory_bytes +
       kKernelsBackward * machine.launch_seconds;
   time.gather = gather_seconds(shape, machine, block_bytes(config, dtype));
@@ -290,14 +298,19 @@ StepTime predict_time(const RunShape& shape, const Machine& machine) {
     overlap(Phase::kBackward, micro * (gathers / 2 + reduces));
   }
   // AdamW: master, moments and gradient read, master and moments written, and on one rank the compute copy; the norm
-  // reads the gradient.
-  double parameters = 0;
+  // reads the gradient. Float8 weights are made from the master weights, which several ranks read twice.
+  double parameters = 0, float8_parameters = 0;
   for (const models::UnitLayout& layout : models::unit_layouts(shape.student)) {
-    parameters += static_cast<double>(layout.numel) / static_cast<double>(shape.shard);
+    const double shard = static_cast<double>(layout.numel) / static_cast<double>(shape.shard);
+    parameters += shard;
+    float8_parameters +=
+        layout.kind == models::UnitKind::kBlock && shape.student.float8.any_of(layout.block) ? shard : 0;
   }
   const double copy = shape.ranks() == 1 && element < 4 ? element : 0;
   double& optimizer = at_phase(time, Phase::kOptimizer);
-  optimizer = parameters * (28 + copy + 4) / machine.memory_bytes;
+  optimizer = (parameters * (28 + 4) + (parameters - float8_parameters) * copy +
+               float8_parameters * (shape.shard == 1 ? 5 : 9)) /
+      machine.memory_bytes;
   if (shape.config.memory.optimizer == config::OptimizerMemory::kHost) {
     const double copies = parameters * 12 / both_ways_bytes(shape, machine); // in each direction, at the same time
     time.copies += 2 * copies;

@@ -26,6 +26,21 @@ absl::Status check_sizes(const models::ModelConfig& config, const std::string& n
   return absl::OkStatus();
 }
 
+// A model that is trained in float8 shards one byte for each element of a block (sharding/float8_weights.h).
+absl::Status check_whole_blocks(const models::ModelConfig& config, const std::string& name) {
+  for (int64_t block = 0; block < config.num_layers; ++block) {
+    for (int product = 0; config.float8.any_of(block) && product < models::kProducts; ++product) {
+      if (!config.float8.contains(block, static_cast<models::Product>(product))) {
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "%s.float8_exceptions: expected blocks or ranges of blocks (0, 0-3), found an exception for %s of block %d "
+            "alone; a block that is trained is in float8 as a whole or not at all",
+            name, base::enum_name(static_cast<models::Product>(product)), block));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 } // namespace
 
 absl::StatusOr<models::ModelConfig> read_model(const config::ModelSection& section, const std::string& name) {
@@ -40,6 +55,9 @@ absl::StatusOr<models::ModelConfig> read_model(const config::ModelSection& secti
   }
   config.float8 = *std::move(products);
   RETURN_IF_ERROR(check_sizes(config, name));
+  if (name == "student") {
+    RETURN_IF_ERROR(check_whole_blocks(config, name));
+  }
   return config;
 }
 

@@ -33,11 +33,13 @@ absl::StatusOr<Environment> resolve_environment(const config::Config& config, in
           gpus));
     }
     const at::Device gpu(at::kCUDA, static_cast<c10::DeviceIndex>(local_gpu));
-    if (config.teacher.dtype == config::ComputeDtype::kFloat8 && !device::computes_float8(gpu)) {
-      return absl::FailedPreconditionError(absl::StrFormat(
-          "teacher.dtype: float8: expected a GPU of compute capability 8.9 or newer, found %s, which has no float8 "
-          "products; set teacher.dtype to bfloat16",
-          device::device_info(gpu).name));
+    for (const auto& [name, dtype] : {std::pair("teacher", config.teacher.dtype), {"student", config.student.dtype}}) {
+      if (dtype == config::ComputeDtype::kFloat8 && !device::computes_float8(gpu)) {
+        return absl::FailedPreconditionError(absl::StrFormat(
+            "%s.dtype: float8: expected a GPU of compute capability 8.9 or newer, found %s, which has no float8 "
+            "products; set %s.dtype to bfloat16",
+            name, device::device_info(gpu).name, name));
+      }
     }
     return environment_on(config, gpu);
   }

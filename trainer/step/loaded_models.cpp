@@ -29,6 +29,7 @@ absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
   options.rank = load.shard_rank;
   options.world_size = load.shard_size;
   options.host_state = std::move(load.host_state);
+  options.may_leave_float8 = load.may_leave_float8;
   const device::LabelScope label(role == Role::kTeacher ? device::Category::kTeacher : device::Category::kStudent);
   auto model = std::make_unique<sharding::ModelShards>(source.config, options);
   if (source.weights != nullptr) {
@@ -45,6 +46,7 @@ absl::StatusOr<LoadedModels> load_models(
   load.progress = mesh.is_main() ? config.run.progress : config::ProgressStyle::kNone;
   LoadOptions student_load = load;
   student_load.host_state = std::move(host_state);
+  student_load.may_leave_float8 = config.float8.shadow_every > 0;
   // Both are read before either is judged, so that one error names the tensors of both.
   auto loaded_student = load_model(environment, student, Role::kStudent, std::move(student_load));
   absl::StatusOr<std::unique_ptr<sharding::ModelShards>> loaded_teacher = nullptr;

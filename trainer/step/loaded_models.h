@@ -30,6 +30,7 @@ enum class Role {
 struct LoadOptions {
   int64_t shard_rank = 0, shard_size = 1;
   std::shared_ptr<device::HostSlab> host_state = nullptr; // master weights and moments are stored there
+  bool may_leave_float8 = false; // sharding::ShardOptions
   config::ProgressStyle progress = config::ProgressStyle::kNone; // of loads that take long
 };
 

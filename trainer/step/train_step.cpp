@@ -13,9 +13,26 @@ namespace {
 enum StepNumber : int64_t {
   kGradNormSquare = losses::kNumTokenMetrics,
   kFailedRanks,
-  kChangedUnit, // SlotChecks::failed_unit()
+  kShadow, // GradientProbe::Product; zeros in a step without a shadow
+  kFloat8 = kShadow + GradientProbe::kProducts, // Float8Weights::counts()
+  kChangedUnit = kFloat8 + models::kFloat8Operands * models::kFloat8Counts, // SlotChecks::failed_unit()
   kStepNumbers
 };
+
+metrics::Float8Losses float8_losses(const std::vector<double>& numbers) {
+  metrics::Float8Losses losses;
+  for (size_t operand = 0; operand < losses.underflow.size(); ++operand) {
+    const double* counts = numbers.data() + kFloat8 + operand * models::kFloat8Counts;
+    losses.underflow[operand] = counts[models::kFloat8Lost] / std::max(1.0, counts[models::kFloat8Values]);
+    losses.bad_rows += counts[models::kFloat8BadRows];
+  }
+  const double* shadow = numbers.data() + kShadow;
+  if (shadow[GradientProbe::kEarlierSquare] > 0) {
+    losses.gradient_cosine =
+        cosine(shadow[GradientProbe::kDot], shadow[GradientProbe::kEarlierSquare], shadow[GradientProbe::kLaterSquare]);
+  }
+  return losses;
+}
 
 } // namespace
 
@@ -40,8 +57,7 @@ TrainStep::TrainStep(
   models.student->observe_updates([&phases](bool waits) { phases.waiting(waits, metrics::Phase::kOptimizer); });
 }
 
-void TrainStep::accumulate_gradients(const GlobalBatch& batch, at::Tensor numbers) {
-  at::Tensor sums_M = numbers.narrow(0, 0, losses::kNumTokenMetrics);
+void TrainStep::accumulate_gradients(const GlobalBatch& batch, at::Tensor sums_M) {
   const double grad_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, batch.valid_tokens));
   for (size_t i = 0; i < batch.micro_batches.size(); ++i) {
     const bool last = i + 1 == batch.micro_batches.size();
@@ -49,6 +65,28 @@ void TrainStep::accumulate_gradients(const GlobalBatch& batch, at::Tensor number
     if (!last) {
       micro_.prefetch_first();
     }
+  }
+}
+
+GradientProbe TrainStep::shadow_gradients(const GlobalBatch& batch) {
+  sharding::ModelShards& student = *models_.student;
+  student.leave_float8(true);
+  accumulate_gradients(batch, micro_.zero_sums());
+  student.finish_gradients();
+  GradientProbe probe(student);
+  student.drop_gradients();
+  student.leave_float8(false);
+  return probe;
+}
+
+void TrainStep::add_float8_numbers(at::Tensor numbers, const std::optional<GradientProbe>& shadow) {
+  sharding::Float8Weights* float8 = models_.student->float8();
+  if (float8 == nullptr) {
+    return;
+  }
+  numbers.narrow(0, kFloat8, float8->counts().numel()).copy_(float8->counts().flatten());
+  if (shadow) {
+    numbers.narrow(0, kShadow, GradientProbe::kProducts).copy_(shadow->products(*models_.student));
   }
 }
 
@@ -75,9 +113,18 @@ optim::GradNorm TrainStep::global_norm(at::Tensor numbers, bool failed) {
 at::Tensor TrainStep::run(const GlobalBatch& batch, const Options& options) {
   at::Tensor numbers = at::zeros({kStepNumbers}, micro_.zero_sums().options());
   optimizer_.fetch_ahead();
-  accumulate_gradients(batch, numbers);
+  if (models_.student->float8() != nullptr) {
+    models_.student->float8()->clear_counts(); // of evaluations
+  }
+  std::optional<GradientProbe> shadow;
+  if (options.shadow) {
+    shadow = shadow_gradients(batch);
+  }
+  accumulate_gradients(batch, numbers.narrow(0, 0, losses::kNumTokenMetrics));
   micro_.begin(metrics::Phase::kOptimizer);
   reduce_gradients(options.more);
+  add_float8_numbers(numbers, shadow);
+  shadow.reset();
   optim::GradNorm norm = global_norm(numbers, options.failed);
   if (batch.valid_tokens == 0) {
     norm.found_inf.fill_(1); // nothing to learn: the step changes nothing
@@ -115,6 +162,9 @@ std::optional<TrainStep::Results> TrainStep::results(bool all) {
   done.record.grad_norm = std::sqrt((*numbers)[kGradNormSquare]);
   const bool finite = std::isfinite(static_cast<float>(done.record.grad_norm)); // as found_inf on the device
   done.record.skipped = !done.record.empty() && !finite;
+  if (models_.student->float8() != nullptr) {
+    done.record.float8 = float8_losses(*numbers);
+  }
   done.record.phases = micro_.phases().take();
   done.record.seconds = metrics::total(done.record.phases);
   done.failed_ranks = static_cast<int64_t>((*numbers)[kFailedRanks]);

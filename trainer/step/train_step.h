@@ -12,6 +12,7 @@
 #include "trainer/metrics/step_record.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/sharding/mesh.h"
+#include "trainer/step/gradient_probe.h"
 #include "trainer/step/loaded_models.h"
 #include "trainer/step/micro_batch.h"
 
@@ -39,6 +40,7 @@ class TrainStep {
     double lr = 0;
     bool failed = false; // this rank cannot go on; all ranks learn this from the step's numbers
     bool more = true; // further steps follow
+    bool shadow = false; // of a float8 student: compute the gradients in the compute dtype first, and compare
     std::function<void()> before_update = [] {}; // called just before the optimizer's work is queued
   };
   // Queues one step. `record`: the fields that the host knows already.
@@ -64,7 +66,10 @@ class TrainStep {
   }
 
  private:
-  void accumulate_gradients(const GlobalBatch& batch, at::Tensor numbers);
+  void accumulate_gradients(const GlobalBatch& batch, at::Tensor sums_M);
+  GradientProbe shadow_gradients(const GlobalBatch& batch);
+  // What the step's numbers say of a float8 student.
+  void add_float8_numbers(at::Tensor numbers, const std::optional<GradientProbe>& shadow);
   void reduce_gradients(bool more);
   optim::GradNorm global_norm(at::Tensor numbers, bool failed);
 

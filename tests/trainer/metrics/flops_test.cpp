@@ -37,7 +37,12 @@ TEST(FlopsTest, AFloat8OperationCountsHalf) {
   const double plain = token_flops(config, 64).matrices;
   config.float8 = *models::Float8Products::all_but({"0.down"}, 2);
   const double blocks = plain - 2.0 * 100 * 16, down = 2.0 * 32 * 16;
-  EXPECT_DOUBLE_EQ(token_flops(config, 64).matrices, plain - (blocks - down) / 2);
+  const TokenFlops flops = token_flops(config, 64);
+  EXPECT_DOUBLE_EQ(flops.matrices, plain - (blocks - down) / 2);
+  // In the backward pass the gradients of inputs count half, those of weights do not.
+  EXPECT_DOUBLE_EQ(flops.matrix_gradients, 2 * plain - (blocks - down) / 2);
+  EXPECT_DOUBLE_EQ(
+      step_flops_per_token(flops, {}, /*causal=*/true), 3 * plain - (blocks - down) + 3 * flops.attention_causal);
 }
 
 } // namespace

@@ -3,6 +3,7 @@
 #include "trainer/device/simulation.h"
 #include "trainer/models/ops/attention.h"
 #include "trainer/models/ops/linear.h"
+#include "trainer/models/ops/product_add.h"
 #include "trainer/models/ops/rms_norm.h"
 #include "trainer/models/ops/swiglu.h"
 
@@ -48,11 +49,14 @@ at::Tensor linear(
   return linear_forward(x_NI, weight_OI, bias_O);
 }
 
+Float8Rows float8_act(const BlockParams& params, const at::Tensor& gate_up_N2F) {
+  return swiglu_forward_float8(gate_up_N2F, counts_of(params.float8_counts, Float8Operand::kActivations));
+}
+
 at::Tensor down_of_swiglu(const BlockParams& params, const at::Tensor& gate_up_N2F) {
   if (params.down_scale_H.defined()) {
-    const Float8Rows act =
-        swiglu_forward_float8(gate_up_N2F, counts_of(params.float8_counts, Float8Operand::kActivations));
-    return float8_linear(act, {params.down_HF, params.down_scale_H}, gate_up_N2F.scalar_type());
+    return float8_linear(
+        float8_act(params, gate_up_N2F), {params.down_HF, params.down_scale_H}, gate_up_N2F.scalar_type());
   }
   return linear_forward(swiglu_forward(gate_up_N2F), params.down_HF);
 }
@@ -276,7 +280,9 @@ at::Tensor block_forward(
     return y_NH;
   }
   if (params.down_scale_H.defined()) {
-    at::Tensor y_NH = down_of_swiglu(params, all.gate_up_N2F).add_(all.mid_NH);
+    const Float8Rows act = float8_act(params, all.gate_up_N2F);
+    at::Tensor y_NH = saved == nullptr ? all.mid_NH : at::empty_like(all.mid_NH);
+    product_add_out(act, {params.down_HF, params.down_scale_H}, all.mid_NH, y_NH);
     if (saved != nullptr) {
       *saved = std::move(all);
     }

@@ -3,6 +3,7 @@
 #include "tests/trainer/models/test_device.h"
 #include "trainer/models/float8_products.h"
 #include "trainer/models/ops/float8_shard.h"
+#include "trainer/models/ops/product_add.h"
 #include "trainer/models/ops/rms_norm.h"
 #include "trainer/models/ops/swiglu.h"
 
@@ -73,6 +74,29 @@ TEST_F(Float8Test, AProductHasOnlyTheErrorOfItsAccumulation) {
     EXPECT_LT(error, test_device().is_cuda() ? 8e-3 : 1e-6) << tokens << " x " << inner << " x " << outputs;
     const double norm_error = ((y.to(at::kDouble) - exact).norm() / exact.norm()).item<double>();
     EXPECT_LT(norm_error, test_device().is_cuda() ? 8e-3 : 1e-6) << tokens << " x " << inner << " x " << outputs;
+  }
+}
+
+TEST_F(Float8Test, AProductCanAddAResidual) {
+  for (const auto& [tokens, inner, outputs] : {std::array<int64_t, 3>{48, 64, 32}, {256, 4096, 512}}) {
+    const at::Tensor x = matrix(tokens, inner), weight = matrix(outputs, inner), residual = matrix(tokens, outputs);
+    const Float8Rows x8 = float8_rows(x), weight8 = float8_rows(weight);
+    const at::Tensor exact = at::mm(x.to(at::kDouble), weight.to(at::kDouble).t()) + residual.to(at::kDouble);
+    const at::Tensor exact8 =
+        at::mm(float8_to_float(x8).to(at::kDouble), float8_to_float(weight8).to(at::kDouble).t()) +
+        residual.to(at::kDouble);
+    const auto error = [](const at::Tensor& actual, const at::Tensor& expected) {
+      return ((actual.to(at::kDouble) - expected).norm() / expected.norm()).item<double>();
+    };
+    for (const bool in_place : {false, true}) {
+      at::Tensor source = residual.clone(), source8 = residual.clone();
+      at::Tensor y = in_place ? source : at::empty_like(residual), y8 = in_place ? source8 : at::empty_like(residual);
+      product_add_out(x, weight, source, y);
+      product_add_out(x8, weight8, source8, y8);
+      EXPECT_LT(error(y, exact), test_device().is_cuda() ? 3e-3 : 1e-6);
+      EXPECT_LT(error(y8, exact8), test_device().is_cuda() ? 8e-3 : 1e-6);
+      EXPECT_EQ(at::equal(source, residual), !in_place);
+    }
   }
 }
 

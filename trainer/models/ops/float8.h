@@ -25,7 +25,7 @@ struct Float8Rows {
 
 struct Float8Rounding {
   bool power_of_two = false; // each scale is the smallest power of two that is not less than magnitude / 448
-  at::Tensor factor_C; // fp32: x * factor is rounded; undefined: x
+  at::Tensor factor_C; // fp32, powers of two: x * factor is rounded; undefined: x
   at::Tensor counts; // float8_count.h; added to. Undefined: not counted
 };
 

@@ -9,6 +9,7 @@ namespace {
 
 // Number of packs of its row that a thread holds in registers; the other packs of a longer row are computed twice.
 constexpr int kHeld = 4;
+constexpr int kMaxThreads = 256; // of a row: with 512 a row of 14336 or 16384 takes 6 to 14 % longer (H200)
 
 template <typename T, int V>
 struct PlainRow {
@@ -24,7 +25,7 @@ struct PlainRow {
 
 template <typename T, int V>
 struct ScaledRow {
-  using Values = Pack<float, V>;
+  using Values = Pack<std::conditional_t<std::is_same_v<T, __half>, float, T>, V>; // exact: factors are powers of two
   const T* x;
   const float* factor;
 
@@ -36,7 +37,7 @@ struct ScaledRow {
     Values scaled;
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      scaled.element[i] = static_cast<float>(loaded[i]) * factors.element[i];
+      scaled.set(i, loaded[i] * factors.element[i]);
     }
     return scaled;
   }
@@ -78,7 +79,7 @@ __device__ void add_losses(const Float8RowsArgs& args, int64_t row, unsigned los
 }
 
 template <typename T, int V, typename Row, bool kCounts>
-__global__ __launch_bounds__(kMaxRowThreads) void float8_rows(const __grid_constant__ Float8RowsArgs args) {
+__global__ __launch_bounds__(kMaxThreads) void float8_rows(const __grid_constant__ Float8RowsArgs args) {
   __shared__ RowScratch<float> shared;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool active = row < args.rows;
@@ -137,7 +138,7 @@ template <template <typename, int> typename Row, bool kCounts>
 const char* launch(const Float8RowsArgs& args, CUstream_st* stream) {
   const bool wide = whole_packs(args.type, args.columns) && aligned(args.x, args.values, args.factor);
   const int pack = wide ? kAccessBytes / element_bytes(args.type) : 1;
-  const dim3 block = row_block_shape(args.columns / pack, kHeld);
+  const dim3 block = row_block_shape(args.columns / pack, kHeld, kMaxThreads);
   const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(args.rows, block.y)));
   with_type(args.type, [&](auto tag) {
     using T = typename decltype(tag)::type;

@@ -1,6 +1,7 @@
 #include "trainer/models/ops/linear.h"
 
 #include "trainer/device/simulation.h"
+#include "trainer/models/ops/product_add.h"
 
 namespace distill::models {
 
@@ -9,7 +10,9 @@ at::Tensor linear_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, c
 }
 
 at::Tensor linear_residual_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& residual_NO) {
-  return at::addmm(residual_NO, x_NI, weight_OI.t());
+  at::Tensor y_NO = at::empty_like(residual_NO);
+  product_add_out(x_NI, weight_OI, residual_NO, y_NO);
+  return y_NO;
 }
 
 at::Tensor linear_residual_forward_(const at::Tensor& x_NI, const at::Tensor& weight_OI, at::Tensor& residual_NO) {

@@ -12,10 +12,10 @@ constexpr int kMaxRowThreads = 512;
 constexpr int kMinRowThreads = 128;
 
 // `packs`: of a row. `held`: packs of its row that a thread holds in registers; a longer row is read again.
-inline dim3 row_block_shape(int64_t packs, int held) {
+inline dim3 row_block_shape(int64_t packs, int held, int64_t max_threads = kMaxRowThreads) {
   const int64_t wanted = ceil_div<int64_t>(packs, held);
   if (wanted > kWarp) {
-    return dim3(static_cast<unsigned>(std::min<int64_t>(ceil_div<int64_t>(wanted, kWarp) * kWarp, kMaxRowThreads)));
+    return dim3(static_cast<unsigned>(std::min<int64_t>(ceil_div<int64_t>(wanted, kWarp) * kWarp, max_threads)));
   }
   unsigned lanes = 1;
   while (lanes < wanted) {

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace distill::models {
+
+// A matrix [R, C], contiguous, and the scales of its rows [R] (fp32) where it is float8_e4m3fn.
+struct BlasLtOperand {
+  at::Tensor values;
+  at::Tensor scale; // undefined: bf16 or fp16
+};
+
+// out = x W^T + residual on the current stream. Float8 operands are accumulated with the tensor cores' fast
+// accumulation. `residual` and `out`: contiguous, bf16, or fp16 as x; they may be one tensor.
+void blas_lt_product_add(
+    const BlasLtOperand& x, const BlasLtOperand& weight, const at::Tensor& residual, at::Tensor& out);
+
+} // namespace distill::models

@@ -1,0 +1,174 @@
+#include <ATen/cuda/CUDAContextLight.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+
+#include "trainer/models/ops/blas_lt.h"
+
+namespace distill::models {
+namespace {
+
+void check(cublasStatus_t status, const char* call) {
+  TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "cuBLASLt: ", call, ": ", cublasLtGetStatusString(status));
+}
+
+template <typename T, cublasStatus_t (*kDestroy)(T)>
+struct Destroy {
+  using pointer = T;
+  void operator()(T handle) const {
+    kDestroy(handle);
+  }
+};
+using Layout = std::unique_ptr<cublasLtMatrixLayout_t, Destroy<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>>;
+using Description = std::unique_ptr<cublasLtMatmulDesc_t, Destroy<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>>;
+using Preference =
+    std::unique_ptr<cublasLtMatmulPreference_t, Destroy<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>>;
+
+cudaDataType_t type_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kBFloat16:
+      return CUDA_R_16BF;
+    case at::kHalf:
+      return CUDA_R_16F;
+    case at::kFloat8_e4m3fn:
+      return CUDA_R_8F_E4M3;
+    default:
+      TORCH_CHECK(false, "cuBLASLt: bf16, fp16 or e4m3 is expected, found ", tensor.scalar_type());
+  }
+}
+
+// A row-major matrix [R, C] is column-major [C, R] to cuBLASLt.
+Layout layout_of(const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.is_contiguous(), "cuBLASLt: a contiguous matrix is expected");
+  cublasLtMatrixLayout_t layout = nullptr;
+  check(
+      cublasLtMatrixLayoutCreate(
+          &layout, type_of(tensor), static_cast<uint64_t>(tensor.size(1)), static_cast<uint64_t>(tensor.size(0)),
+          tensor.size(1)),
+      "cublasLtMatrixLayoutCreate");
+  return Layout(layout);
+}
+
+template <typename T>
+void set(const Description& description, cublasLtMatmulDescAttributes_t attribute, const T& value) {
+  check(
+      cublasLtMatmulDescSetAttribute(description.get(), attribute, &value, sizeof(value)),
+      "cublasLtMatmulDescSetAttribute");
+}
+
+template <typename T>
+void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
+  check(
+      cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)),
+      "cublasLtMatmulPreferenceSetAttribute");
+}
+
+// The product as cuBLASLt sees it: out^T [O, N] = W [O, I] x^T [I, N], all column-major, W transposed.
+Description describe(const BlasLtOperand& x, const BlasLtOperand& weight) {
+  cublasLtMatmulDesc_t created = nullptr;
+  check(cublasLtMatmulDescCreate(&created, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
+  Description description(created);
+  set(description, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+  if (weight.scale.defined()) {
+    const auto row_scales = static_cast<int32_t>(CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+    set(description, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, row_scales);
+    set(description, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, row_scales);
+    set(description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, weight.scale.const_data_ptr());
+    set(description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x.scale.const_data_ptr());
+    set(description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+  }
+  return description;
+}
+
+// The largest power of two up to 256 that divides the address.
+uint32_t alignment_of(const at::Tensor& tensor) {
+  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  uint32_t alignment = 256;
+  while (address % alignment != 0) {
+    alignment /= 2;
+  }
+  return alignment;
+}
+
+using Alignments = std::array<uint32_t, 4>; // of W, x, residual, out
+struct Layouts {
+  Layout weight, x, residual, out;
+};
+
+cublasLtMatmulAlgo_t choose_algorithm(
+    cublasLtHandle_t handle, const Description& description, const Layouts& layouts, const Alignments& alignments,
+    uint64_t workspace) {
+  cublasLtMatmulPreference_t created = nullptr;
+  check(cublasLtMatmulPreferenceCreate(&created), "cublasLtMatmulPreferenceCreate");
+  const Preference preference(created);
+  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignments[0]);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments[3]);
+  cublasLtMatmulHeuristicResult_t result{};
+  int found = 0;
+  check(
+      cublasLtMatmulAlgoGetHeuristic(
+          handle, description.get(), layouts.weight.get(), layouts.x.get(), layouts.residual.get(), layouts.out.get(),
+          preference.get(), 1, &result, &found),
+      "cublasLtMatmulAlgoGetHeuristic");
+  TORCH_CHECK(found > 0, "cuBLASLt has no algorithm for a product that adds a residual");
+  return result.algo;
+}
+
+// Algorithms by everything that the choice depends on; the choice takes longer than queueing the product.
+class Algorithms {
+ public:
+  template <typename Choose>
+  cublasLtMatmulAlgo_t get(
+      const at::Tensor& x, const at::Tensor& weight, const Alignments& alignments, bool in_place,
+      const Choose& choose) {
+    const Key key{x.get_device(), x.size(0), x.size(1), weight.size(0), x.scalar_type(), alignments, in_place};
+    const std::lock_guard lock(mutex_);
+    auto found = chosen_.find(key);
+    if (found == chosen_.end()) {
+      found = chosen_.emplace(key, choose()).first;
+    }
+    return found->second;
+  }
+
+ private:
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, at::ScalarType, Alignments, bool>;
+  std::mutex mutex_;
+  std::map<Key, cublasLtMatmulAlgo_t> chosen_;
+};
+
+} // namespace
+
+void blas_lt_product_add(
+    const BlasLtOperand& x, const BlasLtOperand& weight, const at::Tensor& residual, at::Tensor& out) {
+  const at::DeviceGuard guard(out.device());
+  static auto& algorithms = *new Algorithms; // never destroyed: streams may outlive static objects
+  const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
+  void* workspace = at::cuda::getCUDABlasLtWorkspace();
+  const auto workspace_bytes = at::cuda::getCUDABlasLtWorkspaceSize();
+  const Description description = describe(x, weight);
+  const Layouts layouts{layout_of(weight.values), layout_of(x.values), layout_of(residual), layout_of(out)};
+  const Alignments alignments{
+      alignment_of(weight.values), alignment_of(x.values), alignment_of(residual), alignment_of(out)};
+  const cublasLtMatmulAlgo_t algorithm = algorithms.get(
+      x.values, weight.values, alignments, out.is_same(residual),
+      [&] { return choose_algorithm(handle, description, layouts, alignments, workspace_bytes); });
+  const float one = 1;
+  check(
+      cublasLtMatmul(
+          handle, description.get(), &one, weight.values.const_data_ptr(), layouts.weight.get(),
+          x.values.const_data_ptr(), layouts.x.get(), &one, residual.const_data_ptr(), layouts.residual.get(),
+          out.mutable_data_ptr(), layouts.out.get(), &algorithm, workspace, workspace_bytes,
+          c10::cuda::getCurrentCUDAStream(out.get_device())),
+      "cublasLtMatmul");
+}
+
+} // namespace distill::models

@@ -1,0 +1,9 @@
+#include "trainer/models/ops/blas_lt.h"
+
+namespace distill::models {
+
+void blas_lt_product_add(const BlasLtOperand&, const BlasLtOperand&, const at::Tensor&, at::Tensor&) {
+  TORCH_CHECK(false, "this build of distill has no cuBLASLt: configure it with DISTILL_CUDA=ON");
+}
+
+} // namespace distill::models

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "trainer/models/ops/float8.h"
+
+// Matrix products that add what another tensor holds: out = x W^T + residual, with one rounding at the end. On CUDA one
+// product of cuBLASLt, which reads the residual and writes to a different place; at::addmm copies the residual first.
+namespace distill::models {
+
+// x and the weight in one dtype, bf16 or fp16 on CUDA. `out`: [N, O] of that dtype, may be the residual itself.
+void product_add_out(
+    const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& residual_NO, at::Tensor& out_NO);
+
+// The same in float8, accumulated as float8_linear does. The residual and `out` have one dtype, bf16 on CUDA.
+void product_add_out(
+    const Float8Rows& x_NI, const Float8Rows& weight_OI, const at::Tensor& residual_NO, at::Tensor& out_NO);
+
+} // namespace distill::models

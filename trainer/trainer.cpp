@@ -51,6 +51,7 @@ class Trainer {
   absl::Status claim_folder();
   absl::Status load(PreparedRun prepared);
   absl::Status open();
+  std::string gathers_line() const; // how units are gathered, and why
   absl::Status open_journal(const std::optional<checkpoint::Resumed>& resumed);
   void open_data();
 
@@ -105,6 +106,10 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::build(
   RETURN_IF_ERROR(sharding::agree(mesh, mesh.is_main() ? trainer->claim_folder() : absl::OkStatus()));
   auto prepared = prepare_run(*trainer->context_);
   RETURN_IF_ERROR(sharding::agree(mesh, prepared.status()));
+  const RunContext& ready = *trainer->context_;
+  RETURN_IF_ERROR(sharding::agree(
+      mesh,
+      agree_on_gathers(ready.config(), ready.environment(), prepared->inputs, ready.ranks(), mesh, prepared->plan)));
   // Every rank has seen how much host memory is free before one takes its part.
   RETURN_IF_ERROR(sharding::agree(mesh, trainer->load(*std::move(prepared))));
   RETURN_IF_ERROR(trainer->open());
@@ -136,7 +141,7 @@ absl::Status Trainer::load(PreparedRun prepared) {
   ASSIGN_OR_RETURN(
       models_,
       load_models(
-          config_, environment, mesh_, inputs.student, inputs.teacher ? &*inputs.teacher : nullptr,
+          plan_->shape.config, environment, mesh_, inputs.student, inputs.teacher ? &*inputs.teacher : nullptr,
           std::move(memory.optimizer)));
   step_ = std::make_unique<TrainStep>(
       config_, mesh_, models_, ActivationMemory{plan_->shape.policies, std::move(memory.activations)});
@@ -203,6 +208,7 @@ absl::Status Trainer::open_journal(const std::optional<checkpoint::Resumed>& res
     journal_->info(absl::StrFormat(
         "ranks: %d, sharded over %d, %d replica(s)%s", mesh_.world_size, mesh_.shard_size, mesh_.replicate_size,
         models_.teacher && !config_.parallel.shard_teacher ? ", the teacher whole on each" : ""));
+    journal_->info(gathers_line());
   }
   if (resumed) {
     for (const std::string& line : describe_resumption(*resumed, config_)) {
@@ -216,6 +222,14 @@ absl::Status Trainer::open_journal(const std::optional<checkpoint::Resumed>& res
                                 .resumed_from = resumed ? resumed->folder : "",
                                 .plan = plan_->json()})
                          : absl::OkStatus();
+}
+
+std::string Trainer::gathers_line() const {
+  const bool without_room = mesh_.peers != nullptr && !plan_->shape.copies();
+  return absl::StrFormat(
+      "gathers: %s; %d blocks are held at a time",
+      without_room ? "by all-gathers: there is no room for copies, or a better use for it" : mesh_.gather_note,
+      plan_->shape.config.parallel.slots);
 }
 
 void Trainer::open_data() {

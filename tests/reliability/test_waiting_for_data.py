@@ -15,6 +15,7 @@ from held_thread import HeldThread, NotAllowed, find_thread
 
 RANKS, STEPS, GRACE_S, EVAL_EVERY = 4, 400, 30, 20
 TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes", "time_ms")
+TIMES += ("gathers", "gathered_bytes")  # the first step of a process has more
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,8 @@
 """Any number of ranks, however they share the models, train as one process does."""
 
 import itertools
+import json
+import os
 import re
 import shutil
 import socket
@@ -85,6 +87,8 @@ SHORT = [
     ("qwen3", "concat", {"processes": 4, "shard": 2, "replicate": 2, "shard_teacher": False}, 1, "keep"),
     ("qwen3", "concat", {"processes": 4, "shard": 2, "replicate": 2, "accumulate": "keep_full"}, 4, "keep"),
     ("llama", "pack", {"processes": 2, "shard": 1, "replicate": 2}, 1, "recompute"),
+    ("qwen3", "pack", {"processes": 3, "gather": "nccl", "slots": 5}, 4, "recompute"),
+    ("llama", "concat", {"processes": 4, "shard": 2, "replicate": 2, "gather": "copy", "slots": "auto"}, 1, "keep"),
 ]
 MESHES = [
     {"processes": 1},
@@ -150,6 +154,60 @@ def test_low_precision_copies_made_by_gathers_are_those_of_one_process(
     for found, expected in zip(runs[1], runs[0], strict=True):
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)
         assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    "dtype, sections",
+    [
+        ("float32", {"parallel": {"processes": 2, "slots": 3}}),
+        ("bfloat16", {"parallel": {"processes": 3, "debug_checks": True}}),
+        ("bfloat16", {"parallel": {"processes": 2, "prefetch": 2, "slots": "auto"}}),
+        ("bfloat16", {"parallel": {"processes": 2, "accumulate": "keep_full"}, "memory": {"optimizer": "host"}}),
+        ("bfloat16", {"parallel": {"processes": 4, "shard": 2, "replicate": 2}}),
+        ("float32", {"parallel": {"processes": 2, "shard_teacher": False}, "memory": {"optimizer": "host"}}),
+    ],
+)
+def test_copies_train_bit_for_bit_as_all_gathers_do(tmp_path, models, ragged_shard, monkeypatch, dtype, sections):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # newer instructions fail on some virtual machines
+    shared = {
+        "train": {"steps": 6, "micro_batch_size": 1, "global_batch_size": 12, "dtype": dtype, "deterministic": True},
+        "data": {"eval": [{"path": ragged_shard}]},
+        "eval": {"every": 2, "batches": 5},
+    }
+    runs, weights = {}, {}
+    for gather in ("copy", "nccl"):
+        folder = tmp_path / gather
+        parallel = sections["parallel"] | {"gather": gather}
+        config = config_of(folder, models["llama"], ragged_shard, **(shared | sections | {"parallel": parallel}))
+        run = tiny.train(folder, config)
+        steps, evaluations = tiny.read_metrics(run)
+        runs[gather] = (
+            [(step["loss"], step["grad_norm"]) for step in steps],
+            [evaluation["eval"]["loss"] for evaluation in evaluations],
+            [(step["gathers"], step["gathered_bytes"]) for step in steps],
+        )
+        weights[gather] = tiny.load_weights(run / "model")
+        log = (run / "log.txt").read_text()
+        assert ("gathers: by copies from the other ranks' memory" in log) == (gather == "copy"), log
+    assert len(runs["copy"][0]) == 6 and len(runs["copy"][1]) == 3
+    assert runs["copy"] == runs["nccl"]
+    assert tiny.relative_difference(weights["copy"], weights["nccl"]) == 0
+
+
+def test_more_slots_need_fewer_gathers_and_change_no_bit(tmp_path, models, ragged_shard):
+    runs = []
+    for slots in (0, 3, 16):
+        folder = tmp_path / str(slots)
+        config = config_of(folder, models["llama"], ragged_shard, parallel={"processes": 2, "slots": slots})
+        runs.append(tiny.read_metrics(tiny.train(folder, config))[0])
+    losses = [[(step["loss"], step["grad_norm"]) for step in run] for run in runs]
+    assert losses[0] == losses[1] == losses[2]
+    gathers = [run[-2]["gathers"] for run in runs]  # the last step begins no further one
+    assert gathers[0] > gathers[1] > gathers[2], gathers
+    # All blocks stay where they are: the student's, once each, after each update. Embedding and head of both models,
+    # in each of 6 micro-batches.
+    blocks = json.loads((tiny.Path(models["llama"][0]) / "config.json").read_text())["num_hidden_layers"]
+    assert gathers[2] == blocks + 6 * 4
 
 
 def test_packed_documents_and_evaluation_on_three_ranks(tmp_path, models, ragged_shard):
@@ -222,8 +280,11 @@ def ranks_of(launcher):
 LONG = {"steps": 100000, "micro_batch_size": 1, "global_batch_size": 6}
 
 
-def test_a_killed_rank_ends_the_job_with_its_name(tmp_path, models, ragged_shard):
-    config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"processes": 3}, train=LONG)
+@pytest.mark.parametrize("gather", ["copy", "nccl"])
+def test_a_killed_rank_ends_the_job_with_its_name(tmp_path, models, ragged_shard, gather):
+    shared_files = set(os.listdir("/dev/shm"))
+    parallel = {"processes": 3, "gather": gather}
+    config = config_of(tmp_path, models["llama"], ragged_shard, parallel=parallel, train=LONG)
     job = start(tmp_path, config)
     wait_for_steps(config, 2)
     victim = ranks_of(job)[1]
@@ -234,6 +295,7 @@ def test_a_killed_rank_ends_the_job_with_its_name(tmp_path, models, ragged_shard
     assert job.returncode == 1
     assert "rank 1 failed first" in errors
     assert "signal 9" in errors.splitlines()[-1]
+    assert not [name for name in set(os.listdir("/dev/shm")) - shared_files if "distill" in name]
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -18,6 +18,8 @@ TIMES = (
     "tokens_per_second",
     "peak_memory_bytes",
     "peak_reserved_bytes",
+    "gathers",
+    "gathered_bytes",
     "mfu_causal",
     "mfu_full",
     "time_ms",

@@ -81,6 +81,25 @@ def test_a_replica_on_each_of_two_hosts_trains_as_one_process_does(tmp_path, mod
     assert tiny.relative_difference(tiny.load_weights(run / "model"), tiny.load_weights(one / "model")) < 2e-6
 
 
+def test_copies_between_hosts_are_refused_and_auto_does_without(tmp_path, models, ragged_shard, hosts):
+    for gather in ("copy", "auto"):
+        folder = tmp_path / gather
+        config = config_of(folder, models["llama"], ragged_shard, {"gather": gather, "timeout_s": 60})
+        path = tiny.write_config(folder, config)
+        ranks = [start_rank(hosts, "ab"[rank // 2], rank, path, 4) for rank in range(4)]
+        outputs = [rank.communicate(timeout=120)[1] for rank in ranks]
+        reason = "ranks 0 and 2 share a copy of the models and are on different hosts"
+        if gather == "copy":
+            assert all(rank.returncode in (tiny.RUNTIME_FAILURE, tiny.BAD_INPUT) for rank in ranks), outputs
+            assert "parallel.gather: copy" in outputs[0] and reason in outputs[0], outputs[0]
+        else:
+            assert [rank.returncode for rank in ranks] == [0] * 4, "\n".join(outputs)
+            assert (
+                f"by Gloo's all-gathers: the ranks cannot read each other's memory: {reason}"
+                in (folder / "run" / "log.txt").read_text()
+            )
+
+
 def test_a_host_that_is_cut_off_is_named_by_the_other(tmp_path, models, ragged_shard, hosts):
     config = config_of(tmp_path, models["llama"], ragged_shard, {"timeout_s": 5}, train={"steps": 100000})
     path = tiny.write_config(tmp_path, config)

@@ -106,6 +106,16 @@ constexpr auto enum_names(Accumulate) {
   return base::names_of<Accumulate>("reduce_each", "keep_full");
 }
 
+// How the ranks of the shard axis get each other's shards.
+enum class Gather {
+  kAuto, // kCopy where it can be had
+  kCopy, // plain copies from memory that all of these ranks have mapped
+  kNccl, // NCCL's all-gather, Gloo's on a CPU
+};
+constexpr auto enum_names(Gather) {
+  return base::names_of<Gather>("auto", "copy", "nccl");
+}
+
 enum class ProgressStyle {
   kAuto, // a bar on a terminal, lines elsewhere
   kBar,
@@ -211,13 +221,18 @@ struct MemorySection {
   std::string machine; // speeds measured by `distill plan --calibrate`; empty: the built-in table
 };
 
+// The value of an integer for which the word auto was given.
+inline constexpr int64_t kAutomatic = -1;
+
 struct ParallelSection {
   int64_t processes = 0; // ranks that distill starts on this host itself; 0: one per visible GPU, or 1 on a CPU
   int64_t shard = 0; // ranks that hold one copy of the models between them; 0: all of them / replicate
   int64_t replicate = 1; // such copies
   bool shard_teacher = true; // false: every rank has all of it
   ReduceDtype reduce_dtype = ReduceDtype::kFloat32;
+  Gather gather = Gather::kAuto;
   int64_t prefetch = 1; // units whose weights are prefetched
+  int64_t slots = 0; // gathered blocks that are held at a time; 0: prefetch + 1; kAutomatic: the plan decides
   Accumulate accumulate = Accumulate::kReduceEach;
   int64_t nccl_max_ctas = 0; // multiprocessors a collective may take; 0: NCCL's choice
   bool debug_checks = false;

@@ -49,8 +49,9 @@ std::string in_quotes(const std::string& text) {
 
 std::string describe(const Integer& kind) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-  return kind.max == kMax ? absl::StrCat("an integer of at least ", kind.min)
-                          : absl::StrCat("an integer from ", kind.min, " to ", kind.max);
+  const std::string integer = kind.max == kMax ? absl::StrCat("an integer of at least ", kind.min)
+                                               : absl::StrCat("an integer from ", kind.min, " to ", kind.max);
+  return kind.or_auto ? "auto, or " + integer : integer;
 }
 
 std::string describe(const Real& kind) {
@@ -119,7 +120,10 @@ std::string to_yaml(const Field& field, const Config& config) {
   return std::visit(
       Overloaded{
           [&](const Boolean& kind) -> std::string { return kind.value(values) ? "true" : "false"; },
-          [&](const Integer& kind) -> std::string { return absl::StrCat(kind.value(values)); },
+          [&](const Integer& kind) -> std::string {
+            const int64_t value = kind.value(values);
+            return kind.or_auto && value == kAutomatic ? "auto" : absl::StrCat(value);
+          },
           [&](const Real& kind) -> std::string { return shortest(kind.value(values)); },
           [&](const Text& kind) -> std::string { return in_quotes(kind.value(values)); },
           [&](const Texts& kind) -> std::string {

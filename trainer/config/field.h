@@ -24,6 +24,7 @@ struct Integer {
   Ref<int64_t> value;
   int64_t min;
   int64_t max;
+  bool or_auto = false; // the word auto is a value too, stored as kAutomatic
 };
 
 struct Real {

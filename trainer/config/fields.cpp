@@ -10,6 +10,7 @@ namespace {
 constexpr int64_t kMaxInt = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMaxSteps = 1'000'000'000'000;
 constexpr int64_t kMaxRanks = 1 << 20;
+constexpr int64_t kMaxSlots = 1 << 12;
 constexpr int64_t kMaxTokens = 1'000'000'000'000'000'000;
 constexpr double kMaxEpochs = 1e9;
 constexpr int64_t kMaxBatch = 1 << 24;
@@ -340,9 +341,18 @@ std::vector<Field> parallel_fields() {
       {"parallel", "reduce_dtype", one_of<kParallel, &ParallelSection::reduce_dtype>(), "",
        "Dtype in which gradients are reduced over ranks. bfloat16 halves the traffic and rounds every rank's "
        "contribution."},
+      {"parallel", "gather", one_of<kParallel, &ParallelSection::gather>(), "",
+       "How whole units are gathered from the ranks' shards (docs/ranks.md). copy: plain copies from memory that all "
+       "ranks of a copy of the models have mapped, which takes no multiprocessor; they must be on one host, and the "
+       "student's shards are also held in the dtype that it computes in. nccl: NCCL's all-gather, Gloo's on a CPU. "
+       "auto: copy where it can be had and the memory plan has room, else nccl."},
       {"parallel", "prefetch", Integer{member<kParallel, &ParallelSection::prefetch>, 1, 16}, "units",
-       "Units (embedding, decoder blocks, head) whose weights are all-gathered ahead of the unit that computes. Each "
-       "takes the memory of one whole unit."},
+       "Decoder blocks whose weights are gathered ahead of the block that computes."},
+      {"parallel", "slots", Integer{member<kParallel, &ParallelSection::slots>, 0, kMaxSlots, /*or_auto=*/true},
+       "blocks",
+       "Decoder blocks that are held gathered at a time, each in the memory of one whole block; at least "
+       "parallel.prefetch + 1. Blocks that are still held when they are needed again are not gathered again. 0: "
+       "parallel.prefetch + 1. auto: as many as save gathers and as the memory plan has room for."},
       {"parallel", "accumulate", one_of<kParallel, &ParallelSection::accumulate>(), "",
        "How gradients are accumulated over the micro-batches of a step. reduce_each: every micro-batch is reduced into "
        "the shards. keep_full: whole float32 gradients are accumulated and reduced once a step, at 4 bytes per "

@@ -142,6 +142,12 @@ class Rules {
   // number of visible GPUs, it is not known here and is checked when the ranks join.
   void mesh() {
     const ParallelSection& parallel = config_.parallel;
+    if (parallel.slots > 0 && parallel.slots <= parallel.prefetch) {
+      fail(
+          {"parallel.slots", "parallel.prefetch"},
+          absl::StrCat("at least ", parallel.prefetch + 1, ": parallel.prefetch blocks and the one that computes"),
+          absl::StrCat(parallel.slots), "0 takes as many as parallel.prefetch needs");
+    }
     const int64_t micro = config_.train.micro_batch_size;
     std::vector<std::string> keys = {"parallel.replicate"};
     int64_t ranks = context_.ranks;

@@ -39,6 +39,10 @@ class Assignment {
   }
 
   void operator()(const Integer& kind) {
+    if (kind.or_auto && node_.IsScalar() && node_.Scalar() == "auto") { // a text, with or without quotes
+      kind.value(config_) = kAutomatic;
+      return;
+    }
     const std::string* text = plain_scalar();
     if (text == nullptr) {
       return;

@@ -43,7 +43,8 @@ void unpin_host_memory(void* data);
 // NUMA node of the device; nullopt: unknown.
 std::optional<int> numa_node(at::Device device);
 
-// Bytes that tensors have allocated, and that the allocator has taken from the device; peaks since the last reset.
+// Bytes that tensors have allocated, and that the allocator has taken from the device; peaks since the last reset. All
+// four include what count_outside() counts now (memory_tracker.h), which lives as long as a run's models do.
 struct AllocatorBytes {
   int64_t allocated = 0;
   int64_t allocated_peak = 0;

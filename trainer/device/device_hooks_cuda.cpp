@@ -90,9 +90,10 @@ AllocatorBytes allocator_bytes(at::Device device) {
     return {};
   }
   const auto stats = allocator::getDeviceStats(device.index());
+  const int64_t outside = outside_bytes();
   return {
-      stats.allocated_bytes[0].current, stats.allocated_bytes[0].peak, stats.reserved_bytes[0].current,
-      stats.reserved_bytes[0].peak};
+      stats.allocated_bytes[0].current + outside, stats.allocated_bytes[0].peak + outside,
+      stats.reserved_bytes[0].current + outside, stats.reserved_bytes[0].peak + outside};
 }
 
 void reset_allocator_peaks(at::Device device) {

@@ -48,6 +48,17 @@ Tracker& tracker() {
 }
 std::atomic<bool> tracking = false;
 
+// Memory that count_outside() has counted, apart from the tracker's table, which has the allocators' blocks too.
+struct Outside {
+  std::mutex mutex;
+  absl::flat_hash_map<const void*, int64_t> live;
+  int64_t bytes = 0;
+};
+Outside& outside() {
+  static Outside* const one = new Outside; // outlives every tensor
+  return *one;
+}
+
 // libtorch's CPU allocator, with every allocation counted.
 class CountingAllocator : public c10::Allocator {
  public:
@@ -183,6 +194,32 @@ void limit_cpu_memory(int64_t bytes) {
   Tracker& t = tracker();
   const std::lock_guard lock(t.mutex);
   t.cpu_limit = bytes;
+}
+
+void count_outside(const void* address, int64_t bytes) {
+  {
+    Outside& o = outside();
+    const std::lock_guard lock(o.mutex);
+    o.live[address] = bytes;
+    o.bytes += bytes;
+  }
+  hooks::on_allocate(address, bytes);
+}
+
+void release_outside(const void* address) {
+  hooks::on_release(address);
+  Outside& o = outside();
+  const std::lock_guard lock(o.mutex);
+  if (const auto found = o.live.find(address); found != o.live.end()) {
+    o.bytes -= found->second;
+    o.live.erase(found);
+  }
+}
+
+int64_t outside_bytes() {
+  Outside& o = outside();
+  const std::lock_guard lock(o.mutex);
+  return o.bytes;
 }
 
 FailedRequest failed_request() {

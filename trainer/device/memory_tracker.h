@@ -60,6 +60,12 @@ std::vector<MemoryEvent> memory_events();
 // that is full does. 0: no limit.
 void limit_cpu_memory(int64_t bytes);
 
+// Counts a tensor's memory on the device that its allocator does not hand out: in the current LabelScope's category,
+// and in allocator_bytes() (device_hooks.h), both until it is released.
+void count_outside(const void* address, int64_t bytes);
+void release_outside(const void* address);
+int64_t outside_bytes(); // counted and not released
+
 // The last request that could not be met, and the bytes allocated at that moment.
 struct FailedRequest {
   int64_t bytes = 0; // 0: there was none

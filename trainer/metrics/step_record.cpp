@@ -95,6 +95,10 @@ Json step_json(const StepRecord& r) {
   if (r.peak_reserved_bytes > 0) {
     json["peak_reserved_bytes"] = r.peak_reserved_bytes;
   }
+  if (r.gathers > 0) {
+    json["gathers"] = r.gathers;
+    json["gathered_bytes"] = r.gathered_bytes;
+  }
   return json;
 }
 

@@ -44,6 +44,12 @@ std::vector<Candidate> candidates_of(const PlanRequest& request) {
   for (int64_t length = request.teacher_stream ? config.data.teacher_seq_len / 2 : 0; length >= 256; length /= 2) {
     add_number("data.teacher_seq_len", length, [length](config::Config& c) { c.data.teacher_seq_len = length; });
   }
+  if (config.parallel.gather == config::Gather::kCopy) {
+    add("parallel.gather", "nccl", [](config::Config& c) { c.parallel.gather = config::Gather::kNccl; });
+  }
+  if (config.parallel.slots > config.parallel.prefetch + 1) {
+    add_number("parallel.slots", 0, [](config::Config& c) { c.parallel.slots = 0; });
+  }
   if (!config.parallel.shard_teacher) {
     add("parallel.shard_teacher", "true", [](config::Config& c) { c.parallel.shard_teacher = true; });
   }

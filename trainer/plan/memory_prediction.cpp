@@ -2,6 +2,8 @@
 
 #include <ATen/Context.h>
 
+#include <numeric>
+
 #include "trainer/device/simulation.h"
 #include "trainer/sharding/simulated_mesh.h"
 #include "trainer/step/head_plan.h"
@@ -78,7 +80,66 @@ int64_t state_bytes(const sharding::ModelShards& student) {
   return bytes;
 }
 
+// Counts the gathers of a simulated step by phase, and those of its first micro-batch apart from those of the others.
+class GatherObserver {
+ public:
+  GatherObserver(trainer::MicroBatchRunner& micro, const sharding::WeightSlots* slots) : micro_(micro), slots_(slots) {
+    if (slots_ != nullptr) {
+      before_ = slots_->gathered();
+      micro_.observe_phases([this](const char* name) { enter(name); });
+    }
+  }
+  ~GatherObserver() {
+    micro_.observe_phases({});
+  }
+  GatherObserver(const GatherObserver&) = delete;
+  GatherObserver& operator=(const GatherObserver&) = delete;
+
+  // Of a step of `micro_batches`; one or two of them were observed. The second is like all further ones.
+  GatherPrediction of_step(int64_t micro_batches) {
+    if (slots_ != nullptr) {
+      count();
+    }
+    const auto others = static_cast<double>(micro_batches - 1);
+    GatherPrediction step = first_;
+    step.units += others * other_.units;
+    for (size_t phase = 0; phase < step.bytes.size(); ++phase) {
+      step.bytes[phase] += others * other_.bytes[phase];
+    }
+    return step;
+  }
+
+ private:
+  void enter(std::string_view name) {
+    count();
+    for (size_t phase = 0; phase < first_.bytes.size(); ++phase) {
+      if (name == metrics::phase_name(static_cast<metrics::Phase>(phase))) {
+        phase_ = phase;
+      }
+    }
+    micro_batches_ += phase_ == static_cast<size_t>(metrics::Phase::kTeacher) ? 1 : 0;
+  }
+  void count() {
+    const sharding::GatherCount now = slots_->gathered();
+    GatherPrediction& gathers = micro_batches_ <= 1 ? first_ : other_;
+    gathers.units += static_cast<double>(now.units - before_.units);
+    gathers.bytes[phase_] += static_cast<double>(now.bytes - before_.bytes);
+    before_ = now;
+  }
+
+  trainer::MicroBatchRunner& micro_;
+  const sharding::WeightSlots* slots_; // null: nothing is gathered
+  sharding::GatherCount before_;
+  GatherPrediction first_, other_;
+  size_t phase_ = 0;
+  int64_t micro_batches_ = 0;
+};
+
 } // namespace
+
+double GatherPrediction::total_bytes() const {
+  return std::accumulate(bytes.begin(), bytes.end(), 0.0);
+}
 
 MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   const config::Config& config = shape.config;
@@ -86,7 +147,7 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   device::Simulation simulation(shape.environment.device.type());
   trainer::Environment environment = shape.environment;
   environment.device = at::kMeta;
-  const std::unique_ptr<sharding::Mesh> mesh = sharding::simulated_mesh(shape.shard, shape.replicate);
+  const std::unique_ptr<sharding::Mesh> mesh = sharding::simulated_mesh(shape.shard, shape.replicate, shape.copies());
   const bool state_on_host = config.memory.optimizer == config::OptimizerMemory::kHost;
   const auto host_activations = device::HostSlab::simulated();
   MemoryPrediction prediction;
@@ -99,6 +160,10 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
       state_on_host ? device::HostSlab::simulated() : nullptr);
   trainer::TrainStep step(config, *mesh, models, {shape.policies, host_activations}, blocks.functions(simulation));
   prediction.static_bytes = simulation.allocated();
+  if (shape.copies()) {
+    prediction.peer_bytes =
+        models.student->bytes() + (models.teacher && config.parallel.shard_teacher ? models.teacher->bytes() : 0);
+  }
 
   at::Tensor workspace;
   if (shape.cuda()) {
@@ -109,8 +174,12 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   }
   const int64_t micro_batches = std::min<int64_t>(shape.micro_batches, 2);
   const std::vector<data::Batch> batches(static_cast<size_t>(micro_batches), token_batch(shape));
-  for (int i = 0; i < 2; ++i) {
-    step.run({batches, /*valid_tokens=*/1}, {.shadow = config.float8.shadow_every > 0});
+  const trainer::TrainStep::Options options{.shadow = config.float8.shadow_every > 0};
+  step.run({batches, /*valid_tokens=*/1}, options);
+  {
+    GatherObserver gathers(step.micro_batches(), models.slots.weights.get());
+    step.run({batches, /*valid_tokens=*/1}, options);
+    prediction.gathers = gathers.of_step(shape.micro_batches);
   }
   prediction.use = simulation.use();
   prediction.reserved_peak = simulation.reserved_peak();

@@ -1,16 +1,29 @@
 #pragma once
 
+#include <array>
+
 #include "trainer/device/memory_use.h"
+#include "trainer/metrics/phase_timer.h"
 #include "trainer/plan/block_recorder.h"
 #include "trainer/plan/run_shape.h"
 
 namespace distill::plan {
 
+// Gathers of whole units that a rank begins in a step.
+struct GatherPrediction {
+  double units = 0;
+  std::array<double, static_cast<size_t>(metrics::Phase::kCount)> bytes{}; // of the units, by the phase they begin in
+
+  double total_bytes() const;
+};
+
 // Memory of a run of this shape, on one rank's device and in its host's memory, in bytes.
 struct MemoryPrediction {
   device::MemoryUse use; // by category, phase by phase
+  GatherPrediction gathers;
   int64_t static_bytes = 0; // allocated for the whole run: shards, optimizer state, slots
   int64_t reserved_peak = 0; // taken from the device by the allocator, slack included
+  int64_t peer_bytes = 0; // of reserved_peak, in memory that other ranks map; a run's allocator does not have them
   int64_t communicators = 0; // outside the allocator
   int64_t context = 0; // the driver's and the libraries' own
   int64_t host_activations = 0; // pinned

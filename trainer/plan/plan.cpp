@@ -47,7 +47,7 @@ Excess excess_of(const Plan& plan, int64_t host_bytes) {
 // Predicts memory, time and overflows for the shape's policies.
 void evaluate(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   plan.memory = predict_memory(plan.shape, blocks);
-  plan.time = predict_time(plan.shape, plan.machine);
+  plan.time = predict_time(plan.shape, plan.machine, plan.memory.gathers);
   plan.overflows = overflows_of(plan, host_bytes);
 }
 
@@ -70,11 +70,27 @@ void choose_policies(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
           : solution.policies);
 }
 
-absl::StatusOr<Plan> plan_alone(const PlanRequest& request, BlockRecorder& blocks) {
+// As many slots as fit and save gathers: every further one saves some until all blocks stay gathered.
+void add_slots(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
+  const auto evaluate_with = [&](int64_t slots) {
+    plan.shape.config.parallel.slots = slots;
+    evaluate(plan, host_bytes, blocks);
+  };
+  int64_t most = plan.shape.config.parallel.slots; // that fit
+  int64_t beyond = std::max(most, plan.shape.gathered_blocks()) + 1;
+  while (beyond - most > 1) {
+    const int64_t middle = most + (beyond - most) / 2;
+    evaluate_with(middle);
+    (plan.fits() ? most : beyond) = middle;
+  }
+  evaluate_with(most);
+}
+
+absl::StatusOr<Plan> plan_on(const PlanRequest& request, const Target& target, BlockRecorder& blocks) {
   const config::MemorySection& memory = request.config.memory;
   Plan plan;
   ASSIGN_OR_RETURN(
-      plan.shape, run_shape(request.config, request.student, request.teacher, request.target, request.teacher_stream));
+      plan.shape, run_shape(request.config, request.student, request.teacher, target, request.teacher_stream));
   plan.machine = request.machine;
   plan.automatic = std::holds_alternative<config::AutomaticPolicies>(memory.activation);
   plan.budget_bytes = gib_to_bytes(memory.budget_gib);
@@ -86,7 +102,30 @@ absl::StatusOr<Plan> plan_alone(const PlanRequest& request, BlockRecorder& block
     choose_policies(plan, request.host_bytes, blocks);
   }
   evaluate(plan, request.host_bytes, blocks);
+  if (request.config.parallel.slots == config::kAutomatic && plan.shape.shard > 1 && plan.fits()) {
+    add_slots(plan, request.host_bytes, blocks);
+  }
   return plan;
+}
+
+// Whether a plan has reason to do without the memory that gathers by copies take.
+bool lacks_memory(const Plan& plan) {
+  const auto keeps = [](models::ActivationPolicy policy) { return policy == models::ActivationPolicy::kKeep; };
+  return !plan.fits() ||
+      (plan.automatic && !std::all_of(plan.shape.policies.begin(), plan.shape.policies.end(), keeps));
+}
+
+// parallel.gather: auto takes copies, unless they do not fit or the memory that they take is worth more elsewhere.
+absl::StatusOr<Plan> plan_alone(const PlanRequest& request, BlockRecorder& blocks) {
+  ASSIGN_OR_RETURN(Plan plan, plan_on(request, request.target, blocks));
+  if (request.config.parallel.gather != config::Gather::kAuto || !plan.shape.copies() || !lacks_memory(plan)) {
+    return plan;
+  }
+  Target target = request.target;
+  target.peer_memory = false;
+  ASSIGN_OR_RETURN(Plan other, plan_on(request, target, blocks));
+  const bool better = other.fits() && (!plan.fits() || other.time.total() < plan.time.total());
+  return better || (!plan.fits() && !other.fits()) ? other : plan;
 }
 
 } // namespace

@@ -96,6 +96,15 @@ std::string Plan::text() const {
       absl::StrFormat(
           "%d: sharded over %d, %d replica(s)%s", shape.ranks(), shape.shard, shape.replicate,
           shape.teacher && !shape.config.parallel.shard_teacher ? ", the teacher whole on each" : ""));
+  if (shape.shard > 1) {
+    add_row(
+        text, "gathers",
+        absl::StrFormat(
+            "%s; %d blocks held at a time, %.0f units (%s) gathered a step",
+            shape.copies() ? "copies from the other ranks' memory" : "the communicator's all-gather",
+            shape.config.parallel.slots, memory.gathers.units,
+            bytes_text(static_cast<int64_t>(memory.gathers.total_bytes()))));
+  }
   add_row(
       text, "a step on each rank",
       absl::StrFormat(
@@ -147,6 +156,10 @@ std::string Plan::json() const {
   json["shard"] = shape.shard;
   json["replicate"] = shape.replicate;
   json["shard_teacher"] = shape.config.parallel.shard_teacher;
+  json["gather"] = base::enum_name(shape.config.parallel.gather);
+  json["slots"] = shape.config.parallel.slots;
+  json["gathers"] = memory.gathers.units;
+  json["gathered_bytes"] = memory.gathers.total_bytes();
   json["micro_batches"] = shape.micro_batches;
   json["tokens_per_micro_batch"] = shape.tokens();
   json["teacher_tokens_per_micro_batch"] = shape.teacher ? shape.teacher_tokens() : 0;

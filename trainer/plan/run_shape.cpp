@@ -32,6 +32,21 @@ absl::Status divide_ranks(const Target& target, RunShape& shape) {
   return absl::OkStatus();
 }
 
+// Decides parallel.gather, as the run does when its ranks have joined (trainer/sharding/choose_gather.h).
+absl::Status decide_gather(const Target& target, RunShape& shape) {
+  config::Gather& gather = shape.config.parallel.gather;
+  const bool can_copy = target.peer_memory.value_or(target.ranks_per_node % shape.shard == 0);
+  if (gather == config::Gather::kCopy && shape.shard > 1 && !can_copy) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "parallel.gather: copy: expected parallel.shard %d to divide the %d ranks of a node, since ranks copy from each "
+        "other's memory; auto or nccl works across nodes",
+        shape.shard, target.ranks_per_node));
+  }
+  const bool copies = gather != config::Gather::kNccl && shape.shard > 1 && can_copy;
+  gather = copies ? config::Gather::kCopy : config::Gather::kNccl;
+  return absl::OkStatus();
+}
+
 } // namespace
 
 int64_t RunShape::vocab() const {
@@ -48,6 +63,8 @@ absl::StatusOr<RunShape> run_shape(
   shape.environment = target.environment;
   shape.teacher_stream = teacher_stream && teacher != nullptr;
   RETURN_IF_ERROR(divide_ranks(target, shape));
+  RETURN_IF_ERROR(decide_gather(target, shape));
+  shape.config.parallel.slots = std::max(config.parallel.slots, config.parallel.prefetch + 1);
   ASSIGN_OR_RETURN(shape.head, trainer::plan_head(config, student, teacher, target.environment, /*needs_grad=*/true));
   ASSIGN_OR_RETURN(shape.policies, config::policies_of_blocks(config.memory.activation, student.num_layers));
   return shape;

@@ -18,11 +18,13 @@ struct Target {
   trainer::Environment environment{at::Device(at::kCUDA, 0), at::kBFloat16, at::kBFloat16};
   int64_t world_size = 1;
   int64_t ranks_per_node = 8;
+  // Whether the ranks of a copy of the models can map each other's memory; nullopt: if they are on one node.
+  std::optional<bool> peer_memory = std::nullopt;
 };
 
 // Everything about a run that decides its memory and its time: the configuration, the models' shapes, the ranks.
 struct RunShape {
-  config::Config config;
+  config::Config config; // with parallel.gather and parallel.slots decided: copy or nccl, and a number
   models::ModelConfig student;
   std::optional<models::ModelConfig> teacher;
   trainer::Environment environment;
@@ -49,11 +51,18 @@ struct RunShape {
   int64_t ranks() const {
     return shard * replicate;
   }
+  bool copies() const { // gathers are copies from other ranks' memory
+    return config.parallel.gather == config::Gather::kCopy;
+  }
+  int64_t gathered_blocks() const { // of all models whose units are gathered
+    return student.num_layers + (teacher && config.parallel.shard_teacher ? teacher->num_layers : 0);
+  }
   int64_t vocab() const; // columns of the logits
 };
 
 // `teacher_stream`: whether the training data has texts of the teacher's own, which matters with a teacher only.
-// `policies` is left empty if memory.activation is auto. InvalidArgument names the key.
+// `policies` is left empty if memory.activation is auto; where parallel.slots is auto, the slots are the fewest.
+// InvalidArgument names the key.
 absl::StatusOr<RunShape> run_shape(
     const config::Config& config, const models::ModelConfig& student, const models::ModelConfig* teacher,
     const Target& target, bool teacher_stream);

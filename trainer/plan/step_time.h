@@ -2,6 +2,7 @@
 
 #include "trainer/metrics/phase_timer.h"
 #include "trainer/plan/machine.h"
+#include "trainer/plan/memory_prediction.h"
 #include "trainer/plan/run_shape.h"
 
 namespace distill::plan {
@@ -22,14 +23,13 @@ struct BlockTime {
   double forward = 0;
   double rebuild = 0; // recomputation: forward without the last product
   double backward = 0;
-  double gather = 0; // of its weights; 0 on one rank
   double reduce = 0; // of its gradient
 };
 BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher);
 
 // Each product counts its operations at machine.matmul_flops and the traffic of its operands at machine.memory_bytes,
 // every other kernel its traffic. The copies of offloaded blocks are simulated block by block on one channel.
-StepTime predict_time(const RunShape& shape, const Machine& machine);
+StepTime predict_time(const RunShape& shape, const Machine& machine, const GatherPrediction& gathers);
 
 // The student's forward and backward passes over one micro-batch under any policies.
 class PassTimer {

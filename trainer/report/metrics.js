@@ -32,6 +32,8 @@ const METRICS = {
   mfu_causal: { title: "MFU, attention counted as causal", unit: "%", group: "Speed" },
   mfu_full: { title: "MFU, attention counted in full", unit: "%", group: "Speed" },
   valid_tokens: { exact: true, title: "Tokens with a target in a step", unit: "tokens", group: "Speed" },
+  gathers: { exact: true, title: "Units gathered in a step", unit: "units", group: "Speed", quiet: true },
+  gathered_bytes: { exact: true, title: "Bytes of the units gathered in a step", unit: "bytes", group: "Speed", quiet: true },
   peak_memory_bytes: { title: "Peak memory", unit: "bytes", group: "Memory" },
   peak_reserved_bytes: { title: "Peak reserved by the allocator", unit: "bytes", group: "Memory" },
 };

@@ -8,6 +8,22 @@
 #include "trainer/metrics/log.h"
 
 namespace distill::trainer {
+namespace {
+
+sharding::GatherWay gather_way(config::Gather gather) {
+  switch (gather) {
+    case config::Gather::kCopy:
+      return sharding::GatherWay::kCopy;
+    case config::Gather::kNccl:
+      return sharding::GatherWay::kCollective;
+    case config::Gather::kAuto:
+      break;
+  }
+  return sharding::GatherWay::kAuto;
+}
+
+} // namespace
+
 std::string host_name() {
   std::array<char, 256> name{};
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
@@ -42,7 +58,7 @@ absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
     metrics::log_warning_rank0(
         "CUDA_DEVICE_MAX_CONNECTIONS is 1: communication then cannot overlap with computation; unset it");
   }
-  return sharding::make_mesh(options, shard, parallel.replicate, device);
+  return sharding::make_mesh(options, shard, parallel.replicate, device, gather_way(parallel.gather));
 }
 
 absl::Status check_same_inputs(

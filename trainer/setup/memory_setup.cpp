@@ -46,7 +46,7 @@ std::string changes_text(const plan::Plan& plan) {
 
 absl::StatusOr<plan::Plan> plan_run(
     const config::Config& config, const Environment& environment, const models::ModelConfig& student,
-    const models::ModelConfig* teacher, int64_t world_size, int64_t ranks_on_host) {
+    const models::ModelConfig* teacher, int64_t world_size, int64_t ranks_on_host, std::optional<bool> peer_memory) {
   const bool cuda = environment.device.is_cuda();
   ASSIGN_OR_RETURN(const plan::Machine machine, plan::machine_of(config, cuda));
   ranks_on_host = std::max<int64_t>(1, ranks_on_host);
@@ -55,7 +55,7 @@ absl::StatusOr<plan::Plan> plan_run(
       {config,
        student,
        teacher,
-       {environment, world_size, ranks_on_host},
+       {environment, world_size, ranks_on_host, peer_memory},
        machine,
        /*device_bytes=*/cuda ? memory : memory / ranks_on_host,
        /*host_bytes=*/device::available_host_bytes() / ranks_on_host,
@@ -133,12 +133,43 @@ absl::Status check_fits(const config::Config& config, const plan::Plan& plan) {
       "\n`distill plan` shows the whole plan; memory.on_overflow=warn tries anyway"));
 }
 
+namespace {
+
+absl::StatusOr<plan::Plan> plan_of_ranks(
+    const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
+    const sharding::Mesh& mesh) {
+  return plan_run(
+      config, environment, inputs.student.config, inputs.teacher ? &inputs.teacher->config : nullptr, ranks.world_size,
+      ranks.local_world_size, /*peer_memory=*/mesh.peers != nullptr);
+}
+
+} // namespace
+
+absl::Status agree_on_gathers(
+    const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
+    const sharding::Mesh& mesh, plan::Plan& plan) {
+  if (mesh.host == nullptr) {
+    return absl::OkStatus();
+  }
+  const at::Tensor own =
+      at::tensor({static_cast<int64_t>(plan.shape.copies()), plan.shape.config.parallel.slots}, at::kLong);
+  at::Tensor all = at::empty({mesh.world_size * own.numel()}, at::kLong);
+  mesh.host->all_gather(all, own);
+  const at::Tensor least = all.view({mesh.world_size, own.numel()}).amin(0);
+  if (least.equal(own)) {
+    return absl::OkStatus();
+  }
+  config::Config agreed = config;
+  agreed.parallel.gather = least[0].item<int64_t>() != 0 ? config::Gather::kCopy : config::Gather::kNccl;
+  agreed.parallel.slots = least[1].item<int64_t>();
+  ASSIGN_OR_RETURN(plan, plan_of_ranks(agreed, environment, inputs, ranks, mesh));
+  return check_fits(config, plan);
+}
+
 absl::StatusOr<plan::Plan> plan_memory(
-    const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks) {
-  const models::ModelConfig* teacher = inputs.teacher ? &inputs.teacher->config : nullptr;
-  ASSIGN_OR_RETURN(
-      plan::Plan plan,
-      plan_run(config, environment, inputs.student.config, teacher, ranks.world_size, ranks.local_world_size));
+    const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
+    const sharding::Mesh& mesh) {
+  ASSIGN_OR_RETURN(plan::Plan plan, plan_of_ranks(config, environment, inputs, ranks, mesh));
   RETURN_IF_ERROR(check_fits(config, plan));
   if (!plan.fits()) {
     metrics::log_warning_rank0("the memory plan does not fit, trying anyway: " + absl::StrJoin(plan.overflows, "; "));
@@ -147,7 +178,7 @@ absl::StatusOr<plan::Plan> plan_memory(
     device::track_memory(environment.device);
   }
   if (config.memory.limit_gib > 0) {
-    const auto limit = static_cast<int64_t>(config.memory.limit_gib * kGiB);
+    const auto limit = static_cast<int64_t>(config.memory.limit_gib * kGiB) - plan.memory.peer_bytes;
     if (environment.device.is_cuda()) {
       device::limit_device_memory(environment.device, limit);
     } else {

@@ -9,6 +9,7 @@
 #include "trainer/launch/ranks.h"
 #include "trainer/plan/plan.h"
 #include "trainer/setup/inputs.h"
+#include "trainer/sharding/mesh.h"
 
 // Decisions about memory that are made before any weight is read.
 namespace distill::trainer {
@@ -20,10 +21,11 @@ struct HostMemory {
 };
 
 // The plan of a run on `world_size` ranks, `ranks_on_host` of them on each host, if it started now: on this device,
-// with the host memory that is free. InvalidArgument names the key.
+// with the host memory that is free. `peer_memory`: as in plan::Target. InvalidArgument names the key.
 absl::StatusOr<plan::Plan> plan_run(
     const config::Config& config, const Environment& environment, const models::ModelConfig& student,
-    const models::ModelConfig* teacher, int64_t world_size, int64_t ranks_on_host);
+    const models::ModelConfig* teacher, int64_t world_size, int64_t ranks_on_host,
+    std::optional<bool> peer_memory = std::nullopt);
 
 // The same without a device, weights or data: for any number of ranks, on the machine that memory.machine or the
 // built-in table describes, with the memory of this host and its GPU where there is one. `device_share`: the part of
@@ -41,7 +43,14 @@ absl::Status check_fits(const config::Config& config, const plan::Plan& plan);
 // Plans, refuses what does not fit, and limits the allocator. The plan divides the host memory that is free now among
 // the ranks of this host: all of them must plan before any of them takes its part.
 absl::StatusOr<plan::Plan> plan_memory(
-    const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks);
+    const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
+    const sharding::Mesh& mesh);
+
+// Ranks gather units together, so that they must do it alike. Where their plans decide differently, since one of them
+// has less memory, `plan` becomes the plan for what all of them can do. All ranks call it.
+absl::Status agree_on_gathers(
+    const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
+    const sharding::Mesh& mesh, plan::Plan& plan);
 
 // Takes the host memory that the plan predicts.
 absl::StatusOr<HostMemory> take_host_memory(const Environment& environment, const plan::Plan& plan);

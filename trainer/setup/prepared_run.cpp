@@ -28,7 +28,8 @@ absl::StatusOr<PreparedRun> prepare_run(const RunContext& context) {
   const config::Config& config = context.config();
   PreparedRun prepared;
   ASSIGN_OR_RETURN(prepared.inputs, open_inputs(config, context.environment(), config::Purpose::kTrain));
-  ASSIGN_OR_RETURN(prepared.plan, plan_memory(config, context.environment(), prepared.inputs, context.ranks()));
+  ASSIGN_OR_RETURN(
+      prepared.plan, plan_memory(config, context.environment(), prepared.inputs, context.ranks(), context.mesh()));
   prepared.report = start_report(config, context.environment(), prepared.inputs);
   const DiskNeed need = disk_need(
       config, prepared.inputs.student.config, config::total_steps(config, prepared.inputs.train_data->num_samples()));

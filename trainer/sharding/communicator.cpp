@@ -6,12 +6,16 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "trainer/sharding/cuda_peer_memory.h"
 #include "trainer/sharding/listening_socket.h"
 #include "trainer/sharding/local_address.h"
 #include "trainer/sharding/nccl_backend.h"
 
 namespace distill::sharding {
 namespace {
+
+// For the ranks of a group to map each other's memory: allocations are made one after the other by all of them alike.
+constexpr std::chrono::seconds kPeerMemoryTimeout{60};
 
 // A c10d backend behind our interface.
 class BackendCommunicator : public Communicator {
@@ -115,6 +119,19 @@ class StoreBoard : public Board {
   c10::intrusive_ptr<c10d::Store> store_;
 };
 
+// The texts of all of `size` ranks under `key`.
+std::vector<std::string> exchange_texts(
+    c10d::Store& store, const std::string& key, int64_t rank, int64_t size, const std::string& text) {
+  const auto key_of = [&key](int64_t other) { return absl::StrCat(key, "/", other); };
+  store.set(key_of(rank), std::vector<uint8_t>(text.begin(), text.end()));
+  std::vector<std::string> texts;
+  for (int64_t other = 0; other < size; ++other) {
+    const std::vector<uint8_t> bytes = store.get(key_of(other)); // waits for it
+    texts.emplace_back(bytes.begin(), bytes.end());
+  }
+  return texts;
+}
+
 class StoreRendezvous : public Rendezvous {
  public:
   StoreRendezvous(c10::intrusive_ptr<c10d::Store> store, RendezvousOptions options)
@@ -155,6 +172,32 @@ class StoreRendezvous : public Rendezvous {
         c10::make_intrusive<c10d::PrefixStore>(name, store_), *place, static_cast<int64_t>(members.size()),
         options_.timeout, options_.nccl_max_ctas, device);
     return std::make_unique<BackendCommunicator>(std::move(backend), name, /*on_host=*/false);
+  }
+
+  std::unique_ptr<PeerMemory> peer_memory(
+      const std::string& name, const std::vector<int64_t>& members, at::Device device) override {
+    const auto place = place_in(members);
+    if (!place) {
+      return nullptr;
+    }
+    const auto size = static_cast<int64_t>(members.size());
+    // A rank that fails leaves the others waiting, who then do without.
+    const c10::intrusive_ptr<c10d::Store> connection = store_->clone();
+    connection->setTimeout(std::min<std::chrono::milliseconds>(options_.timeout, kPeerMemoryTimeout));
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(name, connection);
+    const Exchange exchange = [store, rank = *place, size, calls = int64_t{0}](const std::string& text) mutable {
+      return exchange_texts(*store, absl::StrCat("exchange/", calls++), rank, size, text);
+    };
+    std::unique_ptr<PeerMemory> memory =
+        device.is_cuda() ? cuda_peer_memory(store, name, *place, size, device) : host_peer_memory(*place, exchange);
+    probe(*memory, *place, device, [store, rank = *place, size, calls = int64_t{0}](const std::string& text) mutable {
+      return exchange_texts(*store, absl::StrCat("probe/", calls++), rank, size, text);
+    });
+    return memory;
+  }
+
+  std::vector<std::string> exchange(const std::string& key, const std::string& text) override {
+    return exchange_texts(*store_, key, options_.rank, options_.world_size, text);
   }
 
  private:

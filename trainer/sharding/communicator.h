@@ -13,6 +13,8 @@
 // Collectives over c10d: NCCL between GPUs, Gloo between CPU processes. No collective is written by hand.
 namespace distill::sharding {
 
+class PeerMemory;
+
 // One group of ranks with its own communicator. Operations of one communicator run one after the other, whatever their
 // streams; operations of different communicators do not wait for each other.
 class Communicator {
@@ -71,6 +73,14 @@ class Rendezvous {
   virtual std::unique_ptr<Communicator> gloo_group(const std::string& name, const std::vector<int64_t>& members) = 0;
   virtual std::unique_ptr<Communicator> nccl_group(
       const std::string& name, const std::vector<int64_t>& members, at::Device device) = 0;
+
+  // Memory that all members have mapped; they call it together (trainer/sharding/peer_memory.h). `name` must differ
+  // between groups. Throws if it cannot be had.
+  virtual std::unique_ptr<PeerMemory> peer_memory(
+      const std::string& name, const std::vector<int64_t>& members, at::Device device) = 0;
+
+  // Every rank's text, in the order of the ranks; all call it together. `key` must differ between calls.
+  virtual std::vector<std::string> exchange(const std::string& key, const std::string& text) = 0;
 
   // A new connection to the store, for one thread.
   virtual std::unique_ptr<Board> board() const = 0;

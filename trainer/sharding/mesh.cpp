@@ -7,6 +7,8 @@
 #include <future>
 #include <thread>
 
+#include "trainer/sharding/choose_gather.h"
+
 namespace distill::sharding {
 namespace {
 
@@ -44,7 +46,7 @@ Mesh::~Mesh() {
 }
 
 absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
-    const RendezvousOptions& options, int64_t shard, int64_t replicate, at::Device device) {
+    const RendezvousOptions& options, int64_t shard, int64_t replicate, at::Device device, GatherWay gather) {
   auto mesh = std::make_unique<Mesh>();
   mesh->rank = options.rank;
   mesh->world_size = options.world_size;
@@ -93,6 +95,9 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
     return absl::UnavailableError(absl::StrCat(
         "rank ", options.rank, ": a group of ranks could not be connected: ", error.what(), "; ",
         mesh->heartbeat->laggards()));
+  }
+  if (const absl::Status status = choose_gather(*mesh, gather, shard_axis, device); !status.ok()) {
+    return status;
   }
   return mesh;
 }

@@ -7,8 +7,16 @@
 
 #include "trainer/sharding/communicator.h"
 #include "trainer/sharding/heartbeat.h"
+#include "trainer/sharding/peer_memory.h"
 
 namespace distill::sharding {
+
+// How units are gathered.
+enum class GatherWay {
+  kAuto, // kCopy where the ranks of every shard axis can map each other's memory, else kCollective
+  kCopy, // plain copies out of peer memory
+  kCollective // the communicator's all-gather
+};
 
 // The ranks as shard x replicate: `shard` neighbouring ranks hold one copy of the models between them, and there are
 // `replicate` such copies (HSDP; 1 x n is plain data parallelism, n x 1 is fully sharded). Every group has a
@@ -34,6 +42,8 @@ struct Mesh {
   std::unique_ptr<Communicator> replicate; // replicate axis; null where replicate_size is 1
   std::unique_ptr<Communicator> world; // all ranks, on the device: sums of metrics and norms
   std::unique_ptr<Communicator> host; // all ranks, over Gloo: numbers that the host needs
+  std::unique_ptr<PeerMemory> peers; // of the shard axis; null: units are gathered by `gather`
+  std::string gather_note; // how units are gathered, and why, for the log; empty on one process
   bool groups_on_gpus = false; // whether all groups but `host` are between GPUs
   std::function<void(int64_t step, const char* place)> watch; // also called by report_progress(); may be empty
 
@@ -51,9 +61,11 @@ struct Mesh {
   }
 };
 
-// Joins the other ranks and makes the groups. shard * replicate must be the number of ranks.
+// Joins the other ranks and makes the groups. shard * replicate must be the number of ranks. FailedPrecondition, with
+// the reason, where `gather` is kCopy and memory cannot be shared.
 absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
-    const RendezvousOptions& options, int64_t shard, int64_t replicate, at::Device device);
+    const RendezvousOptions& options, int64_t shard, int64_t replicate, at::Device device,
+    GatherWay gather = GatherWay::kAuto);
 
 // Called by all ranks at the end of a successful run: closes the device groups, which must not be used afterwards, and
 // returns when all ranks have done so. False if that took longer than `timeout` or failed: the groups are then owned by

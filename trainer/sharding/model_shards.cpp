@@ -7,7 +7,6 @@ namespace distill::sharding {
 
 ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options)
     : config_(std::move(config)), options_(options) {
-  const auto on_device = at::TensorOptions().device(options.device);
   if (options.trainable && config_.float8.any()) {
     TORCH_CHECK(options.host_state == nullptr, "the state of a model that is trained in float8 is on the device");
     float8_ = std::make_unique<Float8Weights>(options.device, options.compute_dtype);
@@ -20,8 +19,10 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
     if (float8_ != nullptr && layout.kind == models::UnitKind::kBlock && config_.float8.any_of(layout.block)) {
       float8_->add(index, unit.layout, unit.shard);
     }
-    // Zeros, so that alignment gaps and the padded tail stay zero in both weights and moments.
-    unit.weights = at::zeros({unit.shard.numel}, on_device.dtype(flat_dtype(index)));
+    updates_.emplace_back(options.device);
+  }
+  allocate_weights();
+  for (UnitShard& unit : units_) {
     if (options.trainable) {
       unit.master = unit.weights.scalar_type() == at::kFloat && options.host_state == nullptr
           ? unit.weights
@@ -30,7 +31,34 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
         device::label(unit.master, device::Category::kMaster);
       }
     }
-    updates_.emplace_back(options.device);
+  }
+  if (float8_ != nullptr) {
+    float8_->allocate();
+  }
+}
+
+// Zeros, so that alignment gaps and the padded tail stay zero in both weights and moments.
+void ModelShards::allocate_weights() {
+  if (options_.peers == nullptr) {
+    for (int64_t i = 0; i < num_units(); ++i) {
+      units_[i].weights =
+          at::zeros({units_[i].shard.numel}, at::TensorOptions().device(options_.device).dtype(flat_dtype(i)));
+    }
+    return;
+  }
+  int64_t bytes = 0;
+  for (int64_t i = 0; i < num_units(); ++i) {
+    bytes += device::HostSlab::aligned(shard_bytes(i));
+  }
+  const std::vector<at::Tensor> ranks = options_.peers->allocate(bytes); // all ranks' shards have the same sizes
+  int64_t begin = 0;
+  for (int64_t i = 0; i < num_units(); ++i) {
+    UnitShard& unit = units_[i];
+    for (const at::Tensor& rank : ranks) {
+      unit.peer_weights.push_back(rank.narrow(0, begin, shard_bytes(i)).view(flat_dtype(i)));
+    }
+    unit.weights = unit.peer_weights[static_cast<size_t>(options_.rank)];
+    begin += device::HostSlab::aligned(shard_bytes(i));
   }
   if (float8_ != nullptr) {
     float8_->allocate();
@@ -77,11 +105,11 @@ void ModelShards::use_slots(WeightSlots* weights, GradientSlots* gradients, Accu
   for (int64_t i = 0; i < num_units(); ++i) {
     UnitShard& unit = units_[i];
     const bool rounds_master = unit.master.defined() && !unit.master.is_same(unit.weights) && !in_float8(i);
-    if (weights != nullptr && rounds_master && options_.host_state == nullptr) {
+    if (weights != nullptr && rounds_master && options_.host_state == nullptr && options_.peers == nullptr) {
       unit.weights.reset();
     }
   }
-  refresh_float8();
+  weights_changed(); // by loading
 }
 
 void ModelShards::add_to_plan(SlotPlan& weights) const {
@@ -96,11 +124,16 @@ void ModelShards::add_to_plan(SlotPlan& weights) const {
 
 UnitSource ModelShards::source(int64_t index) const {
   const UnitShard& unit = units_[index];
-  // The gather's stream waits for the unit's newest update even if the compute stream has waited for it already.
+  UnitSource source;
+  source.key = key(index);
+  source.size = slot_size(index);
   const bool rounds_master = !unit.weights.defined() || (left_float8_ && float8_->has(index));
-  return {
-      key(index), slot_size(index), rounds_master ? unit.master : unit.weights, flat_dtype(index),
-      &updates_[index].done};
+  source.shard = rounds_master ? unit.master : unit.weights;
+  source.dtype = flat_dtype(index);
+  source.peers = rounds_master || unit.peer_weights.empty() ? nullptr : &unit.peer_weights;
+  // The gather's stream waits for the unit's newest update even if the compute stream has waited for it already.
+  source.updated = options_.host_state != nullptr ? &updates_[index].done : nullptr;
+  return source;
 }
 
 at::Tensor ModelShards::weights(int64_t index) {

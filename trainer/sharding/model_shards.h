@@ -12,6 +12,7 @@
 #include "trainer/models/weight_source.h"
 #include "trainer/sharding/float8_weights.h"
 #include "trainer/sharding/gradient_slots.h"
+#include "trainer/sharding/peer_memory.h"
 #include "trainer/sharding/shard_range.h"
 #include "trainer/sharding/weight_slots.h"
 
@@ -23,8 +24,10 @@ struct UnitShard {
   ShardRange shard;
   // In the compute dtype; bytes of a packed unit (trainer/models/packed_layout.h) or of a unit that is trained in
   // float8 (float8_weights.h). Undefined if gathers round the master weights instead (a trainable model with slots,
-  // whose compute dtype is not fp32).
+  // whose compute dtype is not fp32, without peer memory).
   at::Tensor weights;
+  // With peer memory: `weights` of every rank of the shard axis, this rank's included, which only reads the others.
+  std::vector<at::Tensor> peer_weights;
   at::Tensor master; // fp32, updated by the optimizer; the same tensor as `weights` in fp32; undefined: frozen
   // fp32, the sum over micro-batches. Allocated in the unit's first backward pass of a step; freed by drop_gradients(),
   // or, if the update overlaps with the next step, at the unit's next use. At other times activations and the loss
@@ -53,6 +56,7 @@ struct ShardOptions {
   int64_t world_size = 1;
   std::shared_ptr<device::HostSlab> host_state; // holds master weights and moments; null: they are on the device
   bool may_leave_float8 = false; // slots must hold units in the compute dtype too
+  PeerMemory* peers = nullptr; // of the shard axis: weights lie there, and gathers copy them; null: collectives gather
 };
 
 // The units of one model, sharded. The passes over the model ask it for whole units and give them back:
@@ -103,6 +107,15 @@ class ModelShards {
   // Raises the slot sizes of a plan to those that this model's units need.
   void add_to_plan(SlotPlan& weights) const;
 
+  // Which unit this is among those of all models.
+  UnitKey key(int64_t index) const {
+    return {this, index};
+  }
+  // Null on one process.
+  WeightSlots* weight_slots() const {
+    return weight_slots_;
+  }
+
   // The whole unit's flat weights, in the compute dtype or packed. Valid until release().
   at::Tensor weights(int64_t index);
   // The same of a decoder block as its parameters, in whatever form it computes.
@@ -121,7 +134,8 @@ class ModelShards {
   UnitGradient gradient(int64_t index);
   void reduce(int64_t index, bool last);
   // After the last backward pass: the compute stream waits until the gradient shards hold the sums over all ranks, and
-  // until no gather reads the master weights any more.
+  // until none of this rank's gathers reads the shards any more. With peer memory the caller then lets all ranks of the
+  // shard axis meet on the compute stream before the update: only after that does no rank read this rank's weights.
   void finish_gradients();
   // After the optimizer: frees the gradient shards, except those of units whose update is under way.
   void drop_gradients();
@@ -157,9 +171,6 @@ class ModelShards {
   void leave_float8(bool leave);
 
  private:
-  UnitKey key(int64_t index) const {
-    return {this, index};
-  }
   // Of a unit's flat buffer.
   at::ScalarType flat_dtype(int64_t index) const {
     return units_[index].layout.packed() || in_float8(index) ? at::kByte : options_.compute_dtype;
@@ -175,6 +186,8 @@ class ModelShards {
   }
   void refresh_float8();
   SlotSize slot_size(int64_t index) const;
+  // Zeros for every unit's weights, in memory of this rank alone or in peer memory.
+  void allocate_weights();
   at::Tensor zeros_of_state(int64_t numel) const; // fp32, on the device or in host memory
   UnitSource source(int64_t index) const;
   at::Tensor new_gradient_shard(const UnitShard& unit) const; // not initialised

@@ -53,6 +53,24 @@ at::Tensor run_block(
 
 } // namespace
 
+void expect_passes(const std::vector<Pass>& passes) {
+  WeightSlots* slots = nullptr;
+  std::vector<UnitKey> uses;
+  for (const auto& [model, backward] : passes) {
+    if (model == nullptr || model->weight_slots() == nullptr) {
+      continue;
+    }
+    slots = model->weight_slots();
+    const int64_t blocks = model->config().num_layers;
+    for (int64_t i = 0; i < blocks; ++i) {
+      uses.push_back(model->key(model->block_unit(backward ? blocks - 1 - i : i)));
+    }
+  }
+  if (slots != nullptr) {
+    slots->expect(std::move(uses));
+  }
+}
+
 void prefetch_first(ModelShards& model) {
   model.prefetch(model.embedding_unit());
   model.prefetch(model.block_unit(0));

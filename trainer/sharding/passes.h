@@ -20,6 +20,16 @@ struct TokenBatch {
   at::Tensor tokens_N; // int64
 };
 
+// A pass over a model's blocks.
+struct Pass {
+  const ModelShards* model = nullptr; // null: none
+  bool backward = false; // from the last block to the first
+};
+
+// Tells the slots which passes come next, so that they hold the blocks that are needed soonest. A model whose weights
+// change is left out from there on.
+void expect_passes(const std::vector<Pass>& passes);
+
 // Starts gathering the first units of a pass over the model.
 void prefetch_first(ModelShards& model);
 

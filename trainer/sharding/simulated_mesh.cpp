@@ -1,5 +1,6 @@
 #include "trainer/sharding/simulated_mesh.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include "trainer/device/simulation.h"
@@ -32,9 +33,23 @@ class SimulatedCommunicator : public Communicator {
   int64_t size_;
 };
 
+// Counted once: the other ranks' memory is theirs.
+class SimulatedPeerMemory : public PeerMemory {
+ public:
+  explicit SimulatedPeerMemory(int64_t size) : size_(size) {}
+
+  std::vector<at::Tensor> allocate(int64_t bytes) override {
+    const at::Tensor own = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(at::kMeta));
+    return std::vector<at::Tensor>(static_cast<size_t>(size_), own);
+  }
+
+ private:
+  int64_t size_;
+};
+
 } // namespace
 
-std::unique_ptr<Mesh> simulated_mesh(int64_t shard, int64_t replicate) {
+std::unique_ptr<Mesh> simulated_mesh(int64_t shard, int64_t replicate, bool shared_memory) {
   auto mesh = std::make_unique<Mesh>();
   mesh->world_size = shard * replicate;
   mesh->shard_size = shard;
@@ -47,6 +62,9 @@ std::unique_ptr<Mesh> simulated_mesh(int64_t shard, int64_t replicate) {
       mesh->replicate = group(replicate);
     }
     mesh->world = group(mesh->world_size);
+    if (shared_memory) {
+      mesh->peers = std::make_unique<SimulatedPeerMemory>(shard);
+    }
   }
   return mesh;
 }

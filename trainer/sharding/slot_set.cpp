@@ -20,7 +20,8 @@ SlotSet make_slots(const SlotOptions& options, const Mesh& mesh, ModelShards& st
   }
   const at::Device device = student.options().device;
   SlotPlan plan;
-  plan.block_slots = options.prefetch + 1;
+  plan.block_slots = options.slots > 0 ? options.slots : options.prefetch + 1;
+  plan.prefetch = options.prefetch;
   student.add_to_plan(plan);
   if (teacher != nullptr) {
     teacher->add_to_plan(plan);

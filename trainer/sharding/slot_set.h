@@ -19,6 +19,7 @@ struct SlotSet {
 
 struct SlotOptions {
   int64_t prefetch = 1; // blocks whose weights are prefetched
+  int64_t slots = 0; // gathered blocks that are held at a time; 0: prefetch + 1
   Accumulation accumulation = Accumulation::kReduceEach;
   at::ScalarType reduce_dtype = at::kFloat; // dtype in which gradients are reduced
   bool checks = false; // checksums of every gathered unit between its uses

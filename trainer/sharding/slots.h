@@ -22,6 +22,7 @@ enum class SlotSize {
 struct SlotPlan {
   int64_t block_bytes = 0; // size of the largest block's whole flat buffer
   int64_t block_slots = 2;
+  int64_t prefetch = 1; // blocks that are gathered ahead of the one in use
   int64_t large_bytes = 0; // size of the largest embedding or head
   int64_t large_slots = 2;
 };

@@ -1,11 +1,20 @@
 #include "trainer/sharding/weight_slots.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
 #include "trainer/device/memory_tracker.h"
 
 namespace distill::sharding {
 
 WeightSlots::WeightSlots(at::Device device, Communicator& gather, const SlotPlan& plan, SlotChecks* checks)
-    : gather_(gather), device_(device), checks_(checks), stream_(device), allocated_(device) {
+    : gather_(gather),
+      device_(device),
+      checks_(checks),
+      stream_(device),
+      allocated_(device),
+      meeting_(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device))),
+      prefetch_(plan.prefetch) {
   const auto options = at::TensorOptions().dtype(at::kByte).device(device);
   for (int64_t i = 0; i < plan.block_slots; ++i) {
     block_slots_.emplace_back(at::empty({plan.block_bytes}, options), device);
@@ -17,7 +26,7 @@ WeightSlots::WeightSlots(at::Device device, Communicator& gather, const SlotPlan
 }
 
 WeightSlots::ShardFences& WeightSlots::shards_of(const void* model) {
-  return shards_.try_emplace(model, ShardFences{Fence(device_), Fence(device_)}).first->second;
+  return shards_.try_emplace(model, ShardFences{Fence(device_), Fence(device_), {}}).first->second;
 }
 
 WeightSlots::Slot* WeightSlots::find(UnitKey key) {
@@ -31,15 +40,43 @@ WeightSlots::Slot* WeightSlots::find(UnitKey key) {
   return nullptr;
 }
 
-WeightSlots::Slot* WeightSlots::free_slot(SlotSize size, bool evict_prefetched) {
-  Slot* best = nullptr;
+void WeightSlots::expect(std::vector<UnitKey> uses) {
+  expected_ = std::move(uses);
+  position_ = 0;
+}
+
+size_t WeightSlots::next_use(UnitKey key) const {
+  const auto begin = expected_.begin() + static_cast<std::ptrdiff_t>(position_);
+  const auto found = std::find(begin, expected_.end(), key);
+  return found == expected_.end() ? kNever : static_cast<size_t>(found - begin);
+}
+
+size_t WeightSlots::next_use_of(const Slot& slot) const {
+  const size_t use = slot.key.model == nullptr ? kNever : next_use(slot.key);
+  const bool waiting = slot.key.model != nullptr && slot.events.unread();
+  return use == kNever && waiting ? 0 : use;
+}
+
+void WeightSlots::used(UnitKey key) {
+  if (const size_t use = next_use(key); use != kNever) {
+    position_ += use + 1;
+  }
+}
+
+WeightSlots::Slot* WeightSlots::slot_needed_last(SlotSize size) {
+  Slot* last = nullptr;
+  size_t last_use = 0;
   for (Slot& slot : size == SlotSize::kBlock ? block_slots_ : large_slots_) {
-    const bool taken = slot.in_use || (!evict_prefetched && slot.key.model != nullptr && slot.events.unread());
-    if (!taken && (best == nullptr || slot.last_use < best->last_use)) {
-      best = &slot;
+    if (slot.in_use) {
+      continue;
+    }
+    const size_t use = next_use_of(slot);
+    if (last == nullptr || use > last_use || (use == last_use && slot.last_use < last->last_use)) {
+      last = &slot;
+      last_use = use;
     }
   }
-  return best;
+  return last;
 }
 
 void WeightSlots::gather(Slot& slot, const UnitSource& unit) {
@@ -65,26 +102,53 @@ void WeightSlots::gather(Slot& slot, const UnitSource& unit) {
     if (unit.updated != nullptr) {
       unit.updated->wait();
     }
-    if (shard.scalar_type() == unit.dtype) {
-      gather_.all_gather(slot.whole, shard);
+    if (unit.peers == nullptr) {
+      gather_by_collective(slot, unit);
     } else {
-      // The shard is rounded into its place in the slot, and the all-gather is then in place.
-      at::Tensor part = slot.whole.narrow(0, gather_.rank() * shard.numel(), shard.numel());
-      part.copy_(shard);
-      gather_.all_gather(slot.whole, part);
+      gather_by_copies(slot, unit);
     }
     slot.events.write_ends();
     shards.gathered.record();
   });
+  gathered_.units += 1;
+  gathered_.bytes += bytes;
+}
+
+void WeightSlots::gather_by_collective(const Slot& slot, const UnitSource& unit) {
+  const at::Tensor& shard = unit.shard;
+  if (shard.scalar_type() == unit.dtype) {
+    gather_.all_gather(slot.whole, shard);
+    return;
+  }
+  // The shard is rounded into its place in the slot, and the all-gather is then in place.
+  at::Tensor part = slot.whole.narrow(0, gather_.rank() * shard.numel(), shard.numel());
+  part.copy_(shard);
+  gather_.all_gather(slot.whole, part);
+}
+
+void WeightSlots::gather_by_copies(const Slot& slot, const UnitSource& unit) {
+  const int64_t changes = unit.updated != nullptr ? unit.key.unit : kAllUnits;
+  if (shards_of(unit.key.model).met.insert(changes).second) {
+    gather_.all_reduce(meeting_); // every rank's part is written
+  }
+  const int64_t size = gather_.size(), numel = unit.shard.numel();
+  for (int64_t i = 1; i <= size; ++i) { // ranks begin with different ones, so that no rank's memory serves all at once
+    const int64_t rank = (gather_.rank() + i) % size;
+    slot.whole.narrow(0, rank * numel, numel).copy_((*unit.peers)[static_cast<size_t>(rank)], /*non_blocking=*/true);
+  }
 }
 
 void WeightSlots::prefetch(const UnitSource& unit) {
   if (find(unit.key) != nullptr) {
     return;
   }
-  Slot* slot = free_slot(unit.size, /*evict_prefetched=*/false);
+  Slot* slot = slot_needed_last(unit.size);
   if (slot == nullptr) {
     return;
+  }
+  const size_t use = next_use_of(*slot);
+  if (use != kNever && use <= next_use(unit.key)) {
+    return; // the slots hold units that are needed before this one
   }
   if (!device::has_streams(device_)) { // complete on return: all of it counts as waiting
     const Waiting waiting(observer_);
@@ -99,8 +163,7 @@ at::Tensor WeightSlots::acquire(const UnitSource& unit) {
   {
     const Waiting waiting(observer_);
     if (slot == nullptr) {
-      slot = free_slot(unit.size, /*evict_prefetched=*/false);
-      slot = slot != nullptr ? slot : free_slot(unit.size, /*evict_prefetched=*/true);
+      slot = slot_needed_last(unit.size);
       TORCH_CHECK(
           slot != nullptr, "no weight slot is free for unit ", unit.key.unit, ": an earlier unit was not released");
       gather(*slot, unit);
@@ -109,6 +172,7 @@ at::Tensor WeightSlots::acquire(const UnitSource& unit) {
   }
   slot->in_use = true;
   slot->last_use = ++clock_;
+  used(unit.key);
   if (checks_ != nullptr) {
     checks_->check(unit.key, slot->whole);
   }
@@ -148,6 +212,7 @@ void WeightSlots::wait_for_gathers(const void* model) {
 
 void WeightSlots::invalidate(const void* model) {
   shards_of(model).changed.record();
+  shards_of(model).met.clear();
   if (checks_ != nullptr) {
     checks_->forget(model);
   }

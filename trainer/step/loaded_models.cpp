@@ -30,6 +30,7 @@ absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
   options.world_size = load.shard_size;
   options.host_state = std::move(load.host_state);
   options.may_leave_float8 = load.may_leave_float8;
+  options.peers = load.peers;
   const device::LabelScope label(role == Role::kTeacher ? device::Category::kTeacher : device::Category::kStudent);
   auto model = std::make_unique<sharding::ModelShards>(source.config, options);
   if (source.weights != nullptr) {
@@ -44,6 +45,7 @@ absl::StatusOr<LoadedModels> load_models(
   const config::ParallelSection& parallel = config.parallel;
   LoadOptions load{mesh.shard_rank, mesh.shard_size};
   load.progress = mesh.is_main() ? config.run.progress : config::ProgressStyle::kNone;
+  load.peers = parallel.gather != config::Gather::kNccl ? mesh.peers.get() : nullptr;
   LoadOptions student_load = load;
   student_load.host_state = std::move(host_state);
   student_load.may_leave_float8 = config.float8.shadow_every > 0;
@@ -54,6 +56,7 @@ absl::StatusOr<LoadedModels> load_models(
     if (!parallel.shard_teacher) {
       load.shard_rank = 0;
       load.shard_size = 1;
+      load.peers = nullptr;
     }
     loaded_teacher = load_model(environment, *teacher, Role::kTeacher, std::move(load));
   }
@@ -64,6 +67,7 @@ absl::StatusOr<LoadedModels> load_models(
   RETURN_IF_ERROR(problems.status());
   sharding::SlotOptions options;
   options.prefetch = parallel.prefetch;
+  options.slots = parallel.slots;
   options.accumulation = parallel.accumulate == config::Accumulate::kKeepFull ? sharding::Accumulation::kKeepFull
                                                                               : sharding::Accumulation::kReduceEach;
   options.reduce_dtype = config::scalar_type(parallel.reduce_dtype);

@@ -32,6 +32,7 @@ struct LoadOptions {
   std::shared_ptr<device::HostSlab> host_state = nullptr; // master weights and moments are stored there
   bool may_leave_float8 = false; // sharding::ShardOptions
   config::ProgressStyle progress = config::ProgressStyle::kNone; // of loads that take long
+  sharding::PeerMemory* peers = nullptr; // shards lie there; null: in memory of this rank alone
 };
 
 // This rank's shards of one model on the environment's device. InvalidArgument names the tensors whose weights are not
@@ -46,7 +47,8 @@ struct LoadedModels {
   std::unique_ptr<sharding::ModelShards> teacher; // null: hard labels only
 };
 
-// `teacher` null: none. `host_state` and errors as for load_model.
+// `teacher` null: none. `host_state` and errors as for load_model. Units are gathered by copies if the mesh has peer
+// memory and parallel.gather is not nccl. parallel.slots is a number, 0 included.
 absl::StatusOr<LoadedModels> load_models(
     const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
     const ModelSource& student, const ModelSource* teacher, std::shared_ptr<device::HostSlab> host_state);

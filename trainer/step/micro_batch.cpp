@@ -10,6 +10,12 @@
 namespace distill::trainer {
 namespace {
 
+// The passes of a micro-batch, and those that follow it: every block's next use is in one of them.
+void expect(std::vector<sharding::Pass> passes, const std::vector<sharding::Pass>& then) {
+  passes.insert(passes.end(), then.begin(), then.end());
+  sharding::expect_passes(passes);
+}
+
 at::Tensor lm_head(sharding::ModelShards& model) {
   return models::lm_head_weight(model.unit(model.head_unit()).layout, model.weights(model.head_unit()));
 }
@@ -90,6 +96,8 @@ at::Tensor MicroBatchRunner::head_with_gradients(
 // The teacher runs first, while the student's activations do not exist yet.
 void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_M, bool last) {
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
+  const std::vector<sharding::Pass> passes = {{teacher_}, {&student_}, {&student_, /*backward=*/true}};
+  expect(passes, /*then=*/last ? std::vector<sharding::Pass>{{teacher_}} : passes);
   begin(metrics::Phase::kTeacher);
   losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
   begin(metrics::Phase::kForward);
@@ -101,6 +109,8 @@ void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Te
 }
 
 void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
+  const std::vector<sharding::Pass> passes = {{teacher_}, {&student_}};
+  expect(passes, passes);
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
   losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
   inputs.hidden_NH = sharding::forward_hidden(student_, student_rope_, tokens, /*next=*/nullptr, block_);
@@ -110,6 +120,7 @@ void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
 std::vector<int64_t> MicroBatchRunner::next_tokens(
     const data::Batch& batch, const std::vector<int64_t>& rows, WhichModel which) {
   sharding::ModelShards& model = which == WhichModel::kStudent ? student_ : *teacher_;
+  expect({{&model}}, {{&model}});
   const models::RopeTable& rope = which == WhichModel::kStudent ? student_rope_ : teacher_rope_;
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
   at::Tensor hidden_NH = sharding::forward_hidden(model, rope, tokens, /*next=*/nullptr, block_);

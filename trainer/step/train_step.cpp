@@ -90,7 +90,8 @@ void TrainStep::add_float8_numbers(at::Tensor numbers, const std::optional<Gradi
   }
 }
 
-// Waits for the last reductions; the next step's first gathers overlap with the update.
+// Waits for the last reductions, and for the last gathers of the student; the next step's first gathers, which are the
+// teacher's, overlap with the update.
 void TrainStep::reduce_gradients(bool more) {
   models_.student->finish_gradients();
   if (more) {
@@ -98,7 +99,9 @@ void TrainStep::reduce_gradients(bool more) {
   }
 }
 
-// The norm over all shards, with one small all-reduce for all of the step's numbers.
+// The norm over all shards, with one small all-reduce for all of the step's numbers. Where ranks copy weights out of
+// each other's memory, this all-reduce also separates the last copy of any rank (reduce_gradients) from the update,
+// which writes them; skipped and empty steps pass through it too.
 optim::GradNorm TrainStep::global_norm(at::Tensor numbers, bool failed) {
   at::Tensor square = numbers.narrow(0, kGradNormSquare, 1);
   square.copy_(optim::grad_norm_square(*models_.student));
@@ -139,11 +142,18 @@ at::Tensor TrainStep::run(const GlobalBatch& batch, const Options& options) {
   return numbers;
 }
 
+sharding::GatherCount TrainStep::gathered() const {
+  return models_.slots.weights != nullptr ? models_.slots.weights->gathered() : sharding::GatherCount{};
+}
+
 void TrainStep::enqueue(const GlobalBatch& batch, const Options& options, metrics::StepRecord record) {
   RECORD_USER_SCOPE("distill::step");
   const device::ForbidSynchronization forbid(config_.parallel.debug_checks);
   micro_.observe_phases([this, &record](const char* phase) { mesh_.report_progress(record.step, phase); });
+  const sharding::GatherCount before = gathered();
   readback_.push(run(batch, options));
+  record.gathers = gathered().units - before.units;
+  record.gathered_bytes = gathered().bytes - before.bytes;
   micro_.observe_phases({});
   queued_.push_back(std::move(record));
 }

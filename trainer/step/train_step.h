@@ -66,6 +66,7 @@ class TrainStep {
   }
 
  private:
+  sharding::GatherCount gathered() const; // so far
   void accumulate_gradients(const GlobalBatch& batch, at::Tensor sums_M);
   GradientProbe shadow_gradients(const GlobalBatch& batch);
   // What the step's numbers say of a float8 student.

@@ -18,7 +18,7 @@ Seen simulate(
     const config::Config& config, c10::DeviceType target, at::ScalarType dtype, int64_t ranks,
     const std::vector<models::ActivationPolicy>& policies, BlockRecorder* blocks) {
   device::Simulation simulation(target);
-  const auto mesh = sharding::simulated_mesh(ranks, 1);
+  const auto mesh = sharding::simulated_mesh(ranks, 1, /*shared_memory=*/ranks > 1);
   const trainer::ModelSource student{trainer::tiny_model(3), nullptr}, teacher{trainer::tiny_model(2, 32), nullptr};
   trainer::LoadedModels models = *trainer::load_models(
       config, {at::Device(at::kMeta), dtype, dtype}, *mesh, student, &teacher, /*host_state=*/nullptr);

@@ -62,6 +62,108 @@ int64_t highest(const Plan& plan, Category category) {
   return bytes;
 }
 
+TEST(Plan, GathersByCopiesTakeTheStudentsShardInItsComputeDtype) {
+  config::Config config = settings(4);
+  const auto with = [&](config::Gather gather) {
+    config.parallel.gather = gather;
+    return plan_of(config, 4, llama_8b(), llama_8b());
+  };
+  const Plan nccl = with(config::Gather::kNccl), copy = with(config::Gather::kCopy);
+  const double shard = 2 * 8.03e9 / 4;
+  const auto at_peak = [](const Plan& plan) {
+    const device::PhasePeak& peak = plan.memory.use.phases[static_cast<size_t>(plan.memory.use.peak_phase())];
+    return peak.at_peak[static_cast<size_t>(Category::kStudent)];
+  };
+  EXPECT_EQ(at_peak(nccl), 0);
+  EXPECT_NEAR(static_cast<double>(at_peak(copy)), shard, 0.01 * shard);
+  EXPECT_NEAR(static_cast<double>(copy.memory.peak() - nccl.memory.peak()), shard, 0.01 * shard);
+  EXPECT_NEAR(static_cast<double>(copy.memory.peer_bytes), 2 * shard, 0.01 * 2 * shard); // the teacher's too
+  EXPECT_NEAR(
+      highest(copy, Category::kTeacher), highest(nccl, Category::kTeacher), 2 << 20); // a rest not worth splitting
+  EXPECT_EQ(copy.memory.gathers.units, nccl.memory.gathers.units);
+  EXPECT_LT(copy.time.total(), nccl.time.total());
+  EXPECT_TRUE(with(config::Gather::kAuto).shape.copies());
+}
+
+TEST(Plan, AutomaticGathersDoWithoutCopiesWhereTheyDoNotFit) {
+  config::Config config = settings(4);
+  config.parallel.gather = config::Gather::kNccl;
+  const double least = static_cast<double>(plan_of(config, 4, llama_8b(), llama_8b()).memory.peak()) / kGiB;
+  config.parallel.gather = config::Gather::kAuto;
+  config.memory.budget_gib = least + 0.1;
+  const Plan tight = plan_of(config, 4, llama_8b(), llama_8b());
+  EXPECT_TRUE(tight.fits());
+  EXPECT_FALSE(tight.shape.copies());
+  config.memory.budget_gib = least + 5;
+  EXPECT_TRUE(plan_of(config, 4, llama_8b(), llama_8b()).shape.copies());
+  config.parallel.gather = config::Gather::kCopy;
+  config.memory.budget_gib = least + 0.1;
+  const Plan copy = plan_of(config, 4, llama_8b(), llama_8b());
+  EXPECT_FALSE(copy.fits());
+  EXPECT_THAT(
+      copy.changes, testing::Contains(testing::Property(&Change::text, testing::HasSubstr("parallel.gather=nccl"))));
+}
+
+TEST(Plan, CopiesStayWithinANode) {
+  config::Config config = settings(16);
+  EXPECT_FALSE(plan_of(config, 16, llama_1b(), llama_8b()).shape.copies());
+  config.parallel.replicate = 2;
+  EXPECT_TRUE(plan_of(config, 16, llama_1b(), llama_8b()).shape.copies());
+  config.parallel.replicate = 1;
+  config.parallel.gather = config::Gather::kCopy;
+  const models::ModelConfig student = llama_1b(), teacher = llama_8b();
+  Target target;
+  target.world_size = 16;
+  const auto plan = make_plan({config, student, &teacher, target, h200()});
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(plan.status().message()), testing::HasSubstr("parallel.gather"));
+  target.peer_memory = true; // a run whose ranks have found that they can
+  EXPECT_TRUE(make_plan({config, student, &teacher, target, h200()}).ok());
+}
+
+// Embedding and head of both models in each of two micro-batches, the blocks of each pass but for those that are still
+// in a slot: two where the student turns round.
+TEST(Plan, SlotsAreCountedInGathersAndBytes) {
+  config::Config config = settings(4);
+  config.train.global_batch_size = 16;
+  const auto with = [&](int64_t slots) {
+    config.parallel.slots = slots;
+    return plan_of(config, 4, llama_1b(), llama_1b());
+  };
+  const Plan two = with(0), six = with(6), all = with(33);
+  EXPECT_EQ(two.shape.micro_batches, 2);
+  EXPECT_EQ(two.memory.gathers.units, 2 * (4 + 16 + 16 + 16 - 2));
+  EXPECT_EQ(all.memory.gathers.units, 2 * 4 + 16);
+  EXPECT_LT(six.memory.gathers.units, two.memory.gathers.units);
+  EXPECT_GT(six.memory.gathers.units, all.memory.gathers.units);
+  EXPECT_LT(six.memory.gathers.total_bytes(), two.memory.gathers.total_bytes());
+  EXPECT_LT(six.time.total(), two.time.total());
+  const double block = 2 * 60.8e6; // bytes
+  EXPECT_NEAR(static_cast<double>(six.memory.static_bytes - two.memory.static_bytes), 4 * block, 0.01 * 4 * block);
+}
+
+TEST(Plan, AutomaticSlotsTakeTheMemoryThatIsLeft) {
+  config::Config config = settings(4);
+  config.parallel.gather = config::Gather::kCopy;
+  const Plan least = plan_of(config, 4, llama_1b(), llama_8b());
+  config.parallel.slots = config::kAutomatic;
+  double last = least.memory.gathers.units;
+  for (const double room : {0.1, 2.0, 5.0}) { // GiB
+    config.memory.budget_gib = static_cast<double>(least.memory.peak()) / kGiB + room;
+    const Plan plan = plan_of(config, 4, llama_1b(), llama_8b());
+    EXPECT_TRUE(plan.fits());
+    EXPECT_LE(plan.time.total(), least.time.total());
+    EXPECT_LE(plan.memory.gathers.units, last);
+    last = plan.memory.gathers.units;
+    config.parallel.slots = plan.shape.config.parallel.slots + 1; // one more does not fit
+    EXPECT_FALSE(plan_of(config, 4, llama_1b(), llama_8b()).fits()) << room;
+    config.parallel.slots = config::kAutomatic;
+  }
+  EXPECT_LT(last, least.memory.gathers.units);
+  config.memory.budget_gib = 0;
+  EXPECT_EQ(plan_of(config, 4, llama_1b(), llama_8b()).shape.config.parallel.slots, 16 + 32);
+}
+
 // 8.03 B parameters: 16 bytes each for master, moments and gradient, shared by the ranks.
 TEST(Plan, StateIsSharedByTheRanksOfTheShardAxis) {
   const double parameters = 8.03e9;

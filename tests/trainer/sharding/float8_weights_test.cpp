@@ -2,9 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <barrier>
-#include <thread>
-
+#include "tests/trainer/sharding/rank_threads.h"
 #include "trainer/models/random_weights.h"
 #include "trainer/sharding/model_shards.h"
 
@@ -29,63 +27,15 @@ models::ModelConfig small_config() {
   return config;
 }
 
-// Ranks that are threads of this process, for the collectives that weights need.
-class Threads {
- public:
-  std::barrier<> barrier{kRanks};
-  std::vector<at::Tensor> parts = std::vector<at::Tensor>(kRanks);
-};
-
-class OneThread : public Communicator {
- public:
-  OneThread(Threads& threads, int64_t rank) : threads_(threads), rank_(rank) {}
-
-  int64_t rank() const override {
-    return rank_;
-  }
-  int64_t size() const override {
-    return kRanks;
-  }
-  void all_gather(at::Tensor full, const at::Tensor& shard) override {
-    exchange(shard, [&](const std::vector<at::Tensor>& parts) { full.copy_(at::cat(parts)); });
-  }
-  void all_reduce_max(at::Tensor tensor) override {
-    exchange(tensor, [&](const std::vector<at::Tensor>& parts) {
-      for (const at::Tensor& part : parts) {
-        tensor.copy_(at::maximum(tensor, part));
-      }
-    });
-  }
-  void reduce_scatter(at::Tensor, const at::Tensor&) override {
-    FAIL() << "no gradients in these tests";
-  }
-  void all_reduce(at::Tensor) override {
-    FAIL() << "no sums in these tests";
-  }
-  void broadcast(at::Tensor, int64_t) override {}
-  void shutdown() override {}
-
- private:
-  template <typename Use>
-  void exchange(const at::Tensor& own, const Use& use) {
-    threads_.parts[rank_] = own.clone();
-    threads_.barrier.arrive_and_wait();
-    use(threads_.parts);
-    threads_.barrier.arrive_and_wait();
-  }
-
-  Threads& threads_;
-  int64_t rank_;
-};
-
 // The blocks' parameters on one rank of `ranks`, after the weights were loaded and then changed.
-std::vector<models::BlockParams> blocks_of(Communicator* shard_axis) {
+std::vector<models::BlockParams> blocks_of(Communicator* shard_axis, PeerMemory* peers) {
   const models::ModelConfig config = small_config();
   ModelShards model(
       config,
       {.trainable = true,
        .rank = shard_axis != nullptr ? shard_axis->rank() : 0,
-       .world_size = shard_axis != nullptr ? shard_axis->size() : 1});
+       .world_size = shard_axis != nullptr ? shard_axis->size() : 1,
+       .peers = peers});
   model.load(*models::random_weights(config, 5));
   std::unique_ptr<WeightSlots> slots;
   if (shard_axis != nullptr) {
@@ -122,30 +72,28 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
 }
 
 TEST(Float8Weights, AnyNumberOfRanksHasTheSameBits) {
-  const std::vector<models::BlockParams> expected = blocks_of(nullptr);
-  Threads threads;
-  std::vector<std::vector<models::BlockParams>> found(kRanks);
-  std::vector<std::thread> running;
-  for (int64_t rank = 0; rank < kRanks; ++rank) {
-    running.emplace_back([&, rank] {
-      OneThread shard_axis(threads, rank);
-      found[rank] = blocks_of(&shard_axis);
+  const std::vector<models::BlockParams> expected = blocks_of(nullptr, nullptr);
+  for (const bool copies : {false, true}) {
+    SCOPED_TRACE(copies);
+    RankThreads ranks(kRanks);
+    std::vector<std::vector<models::BlockParams>> found(kRanks);
+    ranks.run([&](int64_t rank) {
+      ThreadCommunicator shard_axis(ranks, rank);
+      const auto peers = copies ? host_peer_memory(rank, ranks.exchange(rank)) : nullptr;
+      found[rank] = blocks_of(&shard_axis, peers.get());
     });
-  }
-  for (std::thread& thread : running) {
-    thread.join();
-  }
-  for (int64_t rank = 0; rank < kRanks; ++rank) {
-    for (size_t block = 0; block < expected.size(); ++block) {
-      SCOPED_TRACE(testing::Message() << "rank " << rank << ", block " << block);
-      const models::BlockParams& a = found[rank][block];
-      const models::BlockParams& b = expected[block];
-      EXPECT_EQ(a.down_scale_H.defined(), block != 1); // the exception
-      EXPECT_TRUE(same(a.attn_norm_H, b.attn_norm_H) && same(a.qkv_bias_A, b.qkv_bias_A));
-      EXPECT_TRUE(same(a.qkv_AH, b.qkv_AH) && same(a.qkv_scale_A, b.qkv_scale_A));
-      EXPECT_TRUE(same(a.o_HQ, b.o_HQ) && same(a.o_scale_H, b.o_scale_H));
-      EXPECT_TRUE(same(a.gate_up_2FH, b.gate_up_2FH) && same(a.gate_up_scale_2F, b.gate_up_scale_2F));
-      EXPECT_TRUE(same(a.down_HF, b.down_HF) && same(a.down_scale_H, b.down_scale_H));
+    for (int64_t rank = 0; rank < kRanks; ++rank) {
+      for (size_t block = 0; block < expected.size(); ++block) {
+        SCOPED_TRACE(testing::Message() << "rank " << rank << ", block " << block);
+        const models::BlockParams& a = found[rank][block];
+        const models::BlockParams& b = expected[block];
+        EXPECT_EQ(a.down_scale_H.defined(), block != 1); // the exception
+        EXPECT_TRUE(same(a.attn_norm_H, b.attn_norm_H) && same(a.qkv_bias_A, b.qkv_bias_A));
+        EXPECT_TRUE(same(a.qkv_AH, b.qkv_AH) && same(a.qkv_scale_A, b.qkv_scale_A));
+        EXPECT_TRUE(same(a.o_HQ, b.o_HQ) && same(a.o_scale_H, b.o_scale_H));
+        EXPECT_TRUE(same(a.gate_up_2FH, b.gate_up_2FH) && same(a.gate_up_scale_2F, b.gate_up_scale_2F));
+        EXPECT_TRUE(same(a.down_HF, b.down_HF) && same(a.down_scale_H, b.down_scale_H));
+      }
     }
   }
 }

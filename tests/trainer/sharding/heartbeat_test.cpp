@@ -6,6 +6,8 @@
 #include <mutex>
 #include <thread>
 
+#include "trainer/sharding/peer_memory.h"
+
 namespace distill::sharding {
 namespace {
 
@@ -61,6 +63,12 @@ class FakeRendezvous : public Rendezvous {
   }
   std::unique_ptr<Communicator> nccl_group(const std::string&, const std::vector<int64_t>&, at::Device) override {
     return nullptr;
+  }
+  std::unique_ptr<PeerMemory> peer_memory(const std::string&, const std::vector<int64_t>&, at::Device) override {
+    return nullptr;
+  }
+  std::vector<std::string> exchange(const std::string&, const std::string& text) override {
+    return {text};
   }
   std::unique_ptr<Board> board() const override {
     return std::make_unique<FakeBoard>(store_);

@@ -60,7 +60,8 @@ int64_t row_bytes(int64_t columns, int64_t element_bytes) {
 
 int64_t arena_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows) {
   const int64_t sides = shape.teacher_hidden > 0 ? 2 : 1;
-  int64_t per_logits_row = sides * row_bytes(shape.vocab, shape.logits_bytes);
+  int64_t per_logits_row =
+      sides * row_bytes(shape.vocab, shape.logits_bytes) + row_bytes(shape.teacher_entries, shape.entry_bytes);
   int64_t per_gradient_row = shape.needs_grad ? row_bytes(shape.vocab, shape.gradient_bytes) : 0;
   if (shape.gathers_rows) {
     per_logits_row += row_bytes(shape.teacher_hidden, shape.teacher_hidden_bytes);

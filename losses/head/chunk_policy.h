@@ -21,10 +21,12 @@ struct HeadShape {
   int64_t vocab = 0; // columns of the logits
   int64_t student_hidden = 0;
   int64_t teacher_hidden = 0; // 0: no teacher
+  int64_t teacher_entries = 0; // of a token, where the teacher is top-k or samples
   int64_t logits_bytes = 4; // per logit: 2, 4 or 8
   int64_t gradient_bytes = 2; // per logit gradient: the hidden dtype's
   int64_t hidden_bytes = 2; // per hidden element of the student, for gathered rows
   int64_t teacher_hidden_bytes = 2; // per hidden element of the teacher
+  int64_t entry_bytes = 4; // per student's logit of an entry
   bool needs_grad = true;
   bool gathers_rows = false; // ignored rows are left out, so hidden rows are copied chunk by chunk
   int64_t fixed_arena_bytes = 0; // scratch of the arena that does not grow with the chunk

@@ -16,11 +16,11 @@ int64_t size_of(at::ScalarType type) {
 }
 
 // Biases in the row kernel's type, and the bias gradient of a chunk.
-int64_t bias_bytes(const LinearHeadInputs& in, int64_t vocab, bool needs_grad) {
+int64_t bias_bytes(const LinearHeadInputs& in, const LossOptions& options, int64_t vocab, bool needs_grad) {
   int64_t bytes = 0;
   for (const at::Tensor& bias : {in.bias_V, in.teacher_bias_V}) {
-    if (bias.defined() && bias.scalar_type() != bias_type(in)) {
-      bytes += row_bytes(vocab, size_of(bias_type(in)));
+    if (bias.defined() && bias.scalar_type() != bias_type(in, options)) {
+      bytes += row_bytes(vocab, size_of(bias_type(in, options)));
     }
   }
   if (needs_grad && in.bias_V.defined()) {
@@ -52,7 +52,11 @@ HeadShape head_shape(const LinearHeadInputs& in, const LossOptions& options, boo
     conversion.fixed = std::max(conversion.fixed, teacher.fixed);
     conversion.per_row = std::max(conversion.per_row, teacher.per_row);
   }
-  shape.fixed_arena_bytes = bias_bytes(in, shape.vocab, needs_grad);
+  if (is_sparse(teacher_kind(in))) {
+    shape.teacher_entries = (in.topk_ids_NK.defined() ? in.topk_ids_NK : in.sample_ids_NS).size(1);
+    shape.entry_bytes = size_of(compute_type(dtype));
+  }
+  shape.fixed_arena_bytes = bias_bytes(in, options, shape.vocab, needs_grad);
   shape.fixed_bytes = conversion.fixed;
   shape.extra_bytes_per_row = conversion.per_row;
   if (device == at::kCPU) {

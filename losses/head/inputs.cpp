@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include "losses/checks.h"
+#include "losses/rows/sparse_args.h"
 
 namespace distill::losses {
 
@@ -58,6 +59,50 @@ void check_teacher(const LinearHeadInputs& in) {
   check_optional(in.teacher_bias_V, "teacher_bias_V", {{vocab}, dtype, device});
 }
 
+void check_entries(
+    const LinearHeadInputs& in, const at::Tensor& ids, const char* ids_name, const at::Tensor& values,
+    const char* values_name) {
+  const int64_t tokens = in.hidden_NH.size(0);
+  const at::Device device = in.hidden_NH.device();
+  TORCH_CHECK(ids.dim() == 2, ids_name, ": expected 2 dimensions, found ", ids.dim());
+  const int64_t entries = ids.size(1);
+  TORCH_CHECK(
+      entries >= 1 && entries <= kMaxEntries, ids_name, ": expected 1 to ", kMaxEntries, " columns, found ", entries);
+  check_tensor(ids, ids_name, {{tokens, entries}, at::kInt, device});
+  TORCH_CHECK(values.defined(), values_name, ": expected a tensor of shape ", ids.sizes(), ", found none");
+  const at::ScalarType type = values.scalar_type();
+  TORCH_CHECK(
+      type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || type == at::kDouble, values_name,
+      ": expected fp32, bf16, fp16 or fp64, found ", type);
+  check_tensor(values, values_name, {{tokens, entries}, type, device});
+  TORCH_CHECK(
+      entries == 1 || (ids.stride(1) == 1 && values.stride(1) == 1), ids_name, " and ", values_name,
+      ": expected contiguous columns, found strides ", ids.strides(), " and ", values.strides());
+}
+
+// At most one teacher, and complete.
+void check_cached_teacher(const LinearHeadInputs& in) {
+  const bool topk = in.topk_ids_NK.defined();
+  const bool sampled = in.sample_ids_NS.defined();
+  TORCH_CHECK(
+      static_cast<int>(in.teacher_hidden_NG.defined()) + static_cast<int>(topk) + static_cast<int>(sampled) <= 1,
+      "expected one of teacher_hidden_NG, topk_ids_NK and sample_ids_NS, found more");
+  TORCH_CHECK(
+      topk || (!in.topk_log_probs_NK.defined() && !in.tail_N.defined()),
+      "topk_log_probs_NK or tail_N is given without topk_ids_NK");
+  TORCH_CHECK(sampled || !in.sample_weights_NS.defined(), "sample_weights_NS is given without sample_ids_NS");
+  if (topk) {
+    check_entries(in, in.topk_ids_NK, "topk_ids_NK", in.topk_log_probs_NK, "topk_log_probs_NK");
+    TORCH_CHECK(in.tail_N.defined(), "tail_N: expected the probability of the other tokens, found none");
+    const at::ScalarType type = in.tail_N.scalar_type();
+    TORCH_CHECK(type == at::kFloat || type == at::kDouble, "tail_N: expected fp32 or fp64, found ", type);
+    check_tensor(in.tail_N, "tail_N", {{in.hidden_NH.size(0)}, type, in.hidden_NH.device()});
+  }
+  if (sampled) {
+    check_entries(in, in.sample_ids_NS, "sample_ids_NS", in.sample_weights_NS, "sample_weights_NS");
+  }
+}
+
 void check_grads(const LinearHeadInputs& in, const LinearHeadGrads& grads, at::ScalarType compute) {
   check_tensor(
       grads.hidden_NH, "grads.hidden_NH", {in.hidden_NH.sizes(), in.hidden_NH.scalar_type(), in.hidden_NH.device()});
@@ -78,7 +123,20 @@ at::ScalarType logits_type(const LinearHeadInputs& in, const LossOptions& option
   return rounds ? at::kBFloat16 : compute_type(student);
 }
 
-at::ScalarType bias_type(const LinearHeadInputs& in) {
+TeacherKind teacher_kind(const LinearHeadInputs& in) {
+  if (in.teacher_hidden_NG.defined()) {
+    return TeacherKind::kHidden;
+  }
+  if (in.topk_ids_NK.defined()) {
+    return TeacherKind::kTopK;
+  }
+  return in.sample_ids_NS.defined() ? TeacherKind::kSampled : TeacherKind::kNone;
+}
+
+at::ScalarType bias_type(const LinearHeadInputs& in, const LossOptions& options) {
+  if (is_sparse(teacher_kind(in))) {
+    return logits_type(in, options);
+  }
   if (!in.bias_V.defined() && !in.teacher_bias_V.defined()) {
     return at::kFloat;
   }
@@ -118,15 +176,19 @@ void check_linear_head(const LinearHeadInputs& in, const LossOptions& options, c
   check_optional(in.targets_N, "targets_N", {{tokens}, at::kLong, device});
   check_optional(in.token_weights_N, "token_weights_N", {{tokens}, compute, device});
   check_teacher(in);
+  check_cached_teacher(in);
 
-  const bool has_teacher = in.teacher_hidden_NG.defined();
+  const TeacherKind kind = teacher_kind(in);
+  const absl::Status possible = validate_for_teacher(options, kind, in.teacher_temperature);
+  TORCH_CHECK(possible.ok(), std::string(possible.message()));
   TORCH_CHECK(
-      has_teacher || options.divergence == Divergence::kNone || options.soft_weight == 0,
-      "the loss has a soft term (soft_weight ", options.soft_weight, ") but no teacher_hidden_NG is given");
+      kind != TeacherKind::kNone || options.divergence == Divergence::kNone || options.soft_weight == 0,
+      "the loss has a soft term (soft_weight ", options.soft_weight,
+      ") but no teacher_hidden_NG is given, nor top-k or samples");
   TORCH_CHECK(
       in.targets_N.defined() || options.hard_weight == 0, "the loss has a hard term (hard_weight ", options.hard_weight,
       ") but no targets_N is given");
-  const int64_t widest = has_teacher ? std::min(vocab, in.teacher_weight_VG.size(0)) : vocab;
+  const int64_t widest = kind == TeacherKind::kHidden ? std::min(vocab, in.teacher_weight_VG.size(0)) : vocab;
   TORCH_CHECK(
       in.vocab_size >= 0 && in.vocab_size <= widest, "vocab_size: expected at most the rows of both lm_heads, ", widest,
       ", found ", in.vocab_size);

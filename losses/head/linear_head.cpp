@@ -8,7 +8,7 @@
 #include "losses/head/head_scratch.h"
 #include "losses/head/products.h"
 #include "losses/meta_device.h"
-#include "losses/rows/dispatch.h"
+#include "losses/rows/sparse_dispatch.h"
 
 namespace distill::losses {
 
@@ -24,6 +24,7 @@ class HeadRun {
 
  private:
   void logits_and_rows(int64_t begin, int64_t count, int64_t offset);
+  SparseTensors sparse_teacher(int64_t begin, int64_t count) const;
   void backward(int64_t begin, int64_t count);
   void zero_unwritten_gradients();
   int64_t next_chunk(int64_t begin) const;
@@ -39,6 +40,7 @@ class HeadRun {
   at::Tensor index_; // positions of the computed tokens; undefined: all tokens are computed
   at::Tensor targets_; // of the computed tokens, contiguous
   at::Tensor token_weights_;
+  at::Tensor tail_; // of all tokens, contiguous
   at::Tensor hidden_NH_;
   at::Tensor weight_VH_; // the vocab_ rows that exist on both sides
   at::Tensor teacher_hidden_NG_;
@@ -52,6 +54,8 @@ class HeadRun {
   at::Tensor teacher_hidden_;
   at::Tensor hidden_gradient_;
   at::Tensor bias_gradient_; // of a chunk
+  at::Tensor entry_logits_; // the student's, of a chunk, where the teacher is top-k or samples
+  at::Tensor saved_; // [kNumSavedValues, computed tokens], likewise
   at::Tensor metrics_; // [kNumTokenMetrics, computed tokens]
 };
 
@@ -75,6 +79,7 @@ HeadRun::HeadRun(
       num_tokens_(in.hidden_NH.size(0)) {
   targets_ = contiguous_or_undefined(in.targets_N);
   token_weights_ = contiguous_or_undefined(in.token_weights_N);
+  tail_ = contiguous_or_undefined(in.tail_N);
   hidden_NH_ = readable_by_products(in.hidden_NH);
   weight_VH_ = readable_by_products(in.weight_VH).narrow(0, 0, vocab_);
   const at::ScalarType dtype = in.hidden_NH.scalar_type();
@@ -85,10 +90,10 @@ HeadRun::HeadRun(
   }
   Scratch scratch(std::move(arena));
   const auto bias = [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || tensor.scalar_type() == bias_type(in)) {
+    if (!tensor.defined() || tensor.scalar_type() == bias_type(in, options)) {
       return contiguous_or_undefined(tensor);
     }
-    return scratch.matrix(1, vocab_, bias_type(in)).squeeze(0).copy_(tensor.narrow(0, 0, vocab_));
+    return scratch.matrix(1, vocab_, bias_type(in, options)).squeeze(0).copy_(tensor.narrow(0, 0, vocab_));
   };
   student_bias_ = bias(in.bias_V);
   teacher_bias_ = bias(in.teacher_bias_V);
@@ -99,6 +104,10 @@ HeadRun::HeadRun(
   student_logits_ = scratch.matrix(plan.logits_rows, vocab_, logits);
   if (has_teacher) {
     teacher_logits_ = scratch.matrix(plan.logits_rows, vocab_, logits);
+  }
+  if (is_sparse(teacher_kind(in))) {
+    const at::Tensor& ids = in.topk_ids_NK.defined() ? in.topk_ids_NK : in.sample_ids_NS;
+    entry_logits_ = scratch.matrix(plan.logits_rows, ids.size(1), compute_type(dtype));
   }
   if (grads != nullptr) {
     gradient_ = scratch.matrix(plan.gradient_rows, vocab_, dtype);
@@ -123,7 +132,11 @@ HeadRun::HeadRun(
       }
     }
   }
-  metrics_ = at::empty({kNumTokenMetrics, num_tokens_}, in.hidden_NH.options().dtype(compute_type(dtype)));
+  const at::TensorOptions numbers = in.hidden_NH.options().dtype(compute_type(dtype));
+  metrics_ = at::empty({kNumTokenMetrics, num_tokens_}, numbers);
+  if (entry_logits_.defined()) {
+    saved_ = at::empty({kNumSavedValues, num_tokens_}, numbers);
+  }
 }
 
 // Hidden states of the computed tokens [begin, begin + count). Where ignored tokens are left out, `gathered` receives
@@ -157,7 +170,30 @@ void HeadRun::logits_and_rows(int64_t begin, int64_t count, int64_t offset) {
   rows.targets_R = tokens_or_undefined(targets_, begin, count);
   rows.token_weights_R = tokens_or_undefined(token_weights_, begin, count);
   rows.metrics_MR = metrics_.narrow(1, begin, count);
-  run_rows(rows, options_, kernels_);
+  if (entry_logits_.defined()) {
+    rows.saved_SR = saved_.narrow(1, begin, count);
+    run_sparse_rows(rows, sparse_teacher(begin, count), options_, kernels_);
+  } else {
+    run_rows(rows, options_, kernels_);
+  }
+}
+
+// Top-k or samples of computed tokens [begin, begin + count), read where they lie.
+SparseTensors HeadRun::sparse_teacher(int64_t begin, int64_t count) const {
+  const bool topk = in_.topk_ids_NK.defined();
+  SparseTensors teacher;
+  teacher.ids_NK = topk ? in_.topk_ids_NK : in_.sample_ids_NS;
+  teacher.values_NK = topk ? in_.topk_log_probs_NK : in_.sample_weights_NS;
+  teacher.tail_N = tail_;
+  if (index_.defined()) {
+    teacher.index_R = index_.narrow(0, begin, count);
+  } else {
+    teacher.ids_NK = teacher.ids_NK.narrow(0, begin, count);
+    teacher.values_NK = teacher.values_NK.narrow(0, begin, count);
+    teacher.tail_N = tokens_or_undefined(tail_, begin, count);
+  }
+  teacher.entry_logits_RK = entry_logits_.narrow(0, 0, count);
+  return teacher;
 }
 
 void HeadRun::backward(int64_t begin, int64_t count) {

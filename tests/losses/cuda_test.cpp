@@ -7,8 +7,9 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <gtest/gtest.h>
 
+#include "losses/head/capture.h"
 #include "losses/logits/logits_loss.h"
-#include "tests/losses/cases.h"
+#include "tests/losses/sparse_cases.h"
 
 namespace distill::losses::testing {
 namespace {
@@ -52,6 +53,48 @@ TEST(Cuda, NeverSynchronisesWithTheHost) {
     EXPECT_NO_THROW(linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = 64}, &grads)) << known;
     c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
   }
+}
+
+// Top-k and samples: no synchronisation, under the cap, and the same within a graph.
+TEST(Cuda, SparseTeachersNeitherSynchroniseNorBreakTheCap) {
+  const LossOptions options{.divergence = Divergence::kForwardKl, .hard_weight = 1};
+  for (const bool topk : {true, false}) {
+    for (const bool known : {false, true}) {
+      const LinearHeadInputs whole = bf16_problem(1200);
+      LinearHeadInputs in =
+          topk ? with_topk(whole, options, 64, at::kBFloat16) : with_samples(whole, options, 32, 1, at::kFloat);
+      in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+      LinearHeadGrads grads = make_grads(in);
+      linear_head(in, options, {.memory_cap_mb = 64}, &grads);
+      c10::cuda::device_synchronize();
+      const auto index = test_device().index();
+      const auto allocated = [&] { return c10::cuda::CUDACachingAllocator::getDeviceStats(index).allocated_bytes[0]; };
+      const int64_t before = allocated().current;
+      c10::cuda::CUDACachingAllocator::resetPeakStats(index);
+      c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
+      EXPECT_NO_THROW(linear_head(in, options, {.memory_cap_mb = 64}, &grads)) << topk << known;
+      c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+      const int64_t small = 1200 * ((2 * kNumTokenMetrics + kNumSavedValues) * 4 + 64) + (1 << 16);
+      EXPECT_LE(allocated().peak - before, (64 << 20) + small) << topk << known;
+    }
+  }
+}
+
+TEST(Cuda, CaptureDoesNotSynchronise) {
+  const LinearHeadInputs problem = bf16_problem(600);
+  CaptureInputs in;
+  in.hidden_NG = problem.hidden_NH;
+  in.weight_VG = problem.weight_VH;
+  const at::Tensor keys = at::arange(600, at::TensorOptions(at::kLong)).to(test_device());
+  const TopK first = capture_topk(in, 64, {.memory_cap_mb = 64});
+  c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
+  TopK second;
+  EXPECT_NO_THROW(second = capture_topk(in, 64, {.memory_cap_mb = 64}));
+  EXPECT_NO_THROW(capture_samples(in, keys, {.samples = 32}, {.memory_cap_mb = 64}));
+  c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+  EXPECT_TRUE(at::equal(first.ids_NK, second.ids_NK));
+  EXPECT_TRUE(at::equal(first.log_probs_NK, second.log_probs_NK));
+  EXPECT_TRUE(at::equal(first.tail_N, second.tail_N));
 }
 
 TEST(Cuda, RunsInAGraphAndOnAnotherStream) {

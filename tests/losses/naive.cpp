@@ -63,6 +63,15 @@ at::Tensor grad_of(const at::Tensor& tensor) {
 
 } // namespace
 
+at::Tensor naive_divergence(const LossOptions& options, const at::Tensor& lp_NO, const at::Tensor& lq_NO) {
+  return divergence_of(options, lp_NO, lq_NO);
+}
+
+at::Tensor naive_logits(
+    const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias, double softcap, int64_t vocab) {
+  return logits_of(hidden, weight, bias, softcap, vocab);
+}
+
 NaiveResult naive_head(const LinearHeadInputs& in, const LossOptions& o, double grad_scale, at::ScalarType compute) {
   const at::Tensor hidden = leaf(in.hidden_NH, compute);
   const at::Tensor weight = leaf(in.weight_VH, compute);

@@ -28,4 +28,11 @@ NaiveResult naive_head(
     const LinearHeadInputs& inputs, const LossOptions& options, double grad_scale = 1.0,
     at::ScalarType compute = at::kDouble);
 
+// The divergence of each row from log-probabilities of any outcomes, [N, O].
+at::Tensor naive_divergence(const LossOptions& options, const at::Tensor& lp_NO, const at::Tensor& lq_NO);
+
+// The student's logits [N, vocab] in fp64 after bias and softcap.
+at::Tensor naive_logits(
+    const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias, double softcap, int64_t vocab);
+
 } // namespace distill::losses::testing

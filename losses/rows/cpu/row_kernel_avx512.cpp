@@ -1,2 +1,3 @@
 #define DISTILL_ROWS_NAMESPACE avx512
 #include "losses/rows/cpu/row_kernel_body.h"
+#include "losses/rows/cpu/sparse_kernel_body.h"

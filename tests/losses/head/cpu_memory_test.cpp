@@ -4,9 +4,10 @@
 #include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
+#include "losses/head/capture.h"
 #include "losses/head/linear_head.h"
 #include "losses/rows/cpu/row_kernel.h"
-#include "tests/losses/cases.h"
+#include "tests/losses/sparse_cases.h"
 
 namespace distill::losses::testing {
 namespace {
@@ -85,6 +86,50 @@ TEST(CpuMemory, PeakStaysUnderTheCap) {
         EXPECT_LE(plan->bytes, cap << 20);
         EXPECT_GE(counter.peak(), plan->arena_bytes);
       }
+    }
+  }
+}
+
+TEST(CpuMemory, TopKAndSamplesStayUnderTheCap) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const bool topk : {true, false}) {
+      const LossOptions options{.divergence = Divergence::kForwardKl, .hard_weight = 1};
+      const LinearHeadInputs whole = make_problem({.tokens = 700, .vocab = 6007, .biases = true, .dtype = dtype});
+      LinearHeadInputs in = topk ? with_topk(whole, options, 512, dtype) : with_samples(whole, options, 256);
+      for (const bool known : {false, true}) {
+        in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+        for (const int64_t cap : {4, 16}) {
+          LinearHeadGrads grads = make_grads(in);
+          const auto plan = linear_head_plan(in, options, {.memory_cap_mb = cap}, /*needs_grad=*/true);
+          ASSERT_TRUE(plan.ok()) << plan.status();
+          CountingAllocator counter;
+          linear_head(in, options, {.memory_cap_mb = cap}, &grads);
+          const int64_t numbers = 2 * kNumTokenMetrics + kNumSavedValues;
+          EXPECT_LE(counter.peak(), plan->bytes + in.hidden_NH.size(0) * (numbers * 4 + 64) + (1 << 12))
+              << at::toString(dtype) << topk << known << cap;
+          EXPECT_LE(plan->bytes, cap << 20);
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuMemory, CaptureStaysUnderTheCap) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const LinearHeadInputs problem = make_problem({.tokens = 700, .vocab = 6007, .biases = true, .dtype = dtype});
+    CaptureInputs in;
+    in.hidden_NG = problem.hidden_NH;
+    in.weight_VG = problem.weight_VH;
+    in.bias_V = problem.bias_V;
+    const at::Tensor keys = at::arange(700, at::TensorOptions(at::kLong));
+    for (const int64_t cap : {4, 16}) {
+      CountingAllocator counter;
+      capture_topk(in, 512, {.memory_cap_mb = cap});
+      const int64_t numbers = int64_t{kNumTokenMetrics} + kNumSavedValues + 1 + 2 * 512;
+      EXPECT_LE(counter.peak(), (cap << 20) + 700 * numbers * 4 + (1 << 16)) << at::toString(dtype) << cap;
+      CountingAllocator drawn;
+      capture_samples(in, keys, {.samples = 64}, {.memory_cap_mb = cap});
+      EXPECT_LE(drawn.peak(), (cap << 20) + 700 * 2 * 64 * 4 + (1 << 16)) << at::toString(dtype) << cap;
     }
   }
 }

@@ -18,6 +18,14 @@ void PrintTo(const Mistake& m, std::ostream* out) {
   *out << m.name;
 }
 
+// Top-k in place of the teacher.
+void make_topk(LinearHeadInputs& in) {
+  in.teacher_hidden_NG = in.teacher_weight_VG = in.teacher_bias_V = at::Tensor();
+  in.topk_ids_NK = at::arange(4, at::TensorOptions(at::kInt)).expand({13, 4}).contiguous();
+  in.topk_log_probs_NK = at::full({13, 4}, -2.0);
+  in.tail_N = at::full({13}, 0.4);
+}
+
 #define MISTAKE(name, message, ...)                                             \
   Mistake {                                                                     \
 #name,                                                                      \
@@ -56,6 +64,34 @@ const std::vector<Mistake> kMistakes {
       MISTAKE(
           teacher_hidden_missing, "teacher_weight_VG or teacher_bias_V is given without teacher_hidden_NG",
           in.teacher_hidden_NG = at::Tensor()),
+      MISTAKE(
+          two_teachers, "expected one of teacher_hidden_NG, topk_ids_NK and sample_ids_NS, found more",
+          in.sample_ids_NS = at::zeros({13, 4}, at::TensorOptions(at::kInt))),
+      MISTAKE(topk_rows, "topk_ids_NK: expected shape [13, 4], found [12, 4]", make_topk(in);
+              in.topk_ids_NK = in.topk_ids_NK.narrow(0, 0, 12)),
+      MISTAKE(topk_ids_dtype, "topk_ids_NK: expected Int, found Long", make_topk(in);
+              in.topk_ids_NK = in.topk_ids_NK.to(at::kLong)),
+      MISTAKE(topk_values_shape, "topk_log_probs_NK: expected shape [13, 4], found [13, 3]", make_topk(in);
+              in.topk_log_probs_NK = in.topk_log_probs_NK.narrow(1, 0, 3)),
+      MISTAKE(topk_values_dtype, "topk_log_probs_NK: expected fp32, bf16, fp16 or fp64, found Int", make_topk(in);
+              in.topk_log_probs_NK = in.topk_log_probs_NK.to(at::kInt)),
+      MISTAKE(topk_wide, "topk_ids_NK: expected 1 to 1024 columns, found 1025", make_topk(in);
+              in.topk_ids_NK = at::zeros({13, 1025}, at::TensorOptions(at::kInt))),
+      MISTAKE(topk_without_tail, "tail_N: expected the probability of the other tokens, found none", make_topk(in);
+              in.tail_N = at::Tensor()),
+      MISTAKE(tail_dtype, "tail_N: expected fp32 or fp64, found Half", make_topk(in);
+              in.tail_N = in.tail_N.to(at::kHalf)),
+      MISTAKE(tail_alone, "topk_log_probs_NK or tail_N is given without topk_ids_NK", in.tail_N = at::zeros({13})),
+      MISTAKE(topk_temperature, "temperature: the teacher's kind topk was captured at temperature 2, found 1",
+              make_topk(in);
+              in.teacher_temperature = 2),
+      MISTAKE(samples_jsd, "divergence: samples of the teacher estimate forward_kl only", make_topk(in);
+              in.sample_ids_NS = in.topk_ids_NK; in.sample_weights_NS = in.topk_log_probs_NK;
+              in.topk_ids_NK = in.topk_log_probs_NK = in.tail_N = at::Tensor()),
+      MISTAKE(sample_weights_missing, "sample_weights_NS: expected a tensor of shape [13, 4], found none",
+              make_topk(in);
+              in.sample_ids_NS = in.topk_ids_NK; in.topk_ids_NK = in.topk_log_probs_NK = in.tail_N = at::Tensor();
+              options.divergence = Divergence::kForwardKl),
       MISTAKE(no_teacher, "the loss has a soft term", in.teacher_hidden_NG = at::Tensor();
               in.teacher_weight_VG = at::Tensor(); in.teacher_bias_V = at::Tensor()),
       MISTAKE(no_labels, "the loss has a hard term", in.targets_N = at::Tensor(); options.hard_weight = 1),

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "losses/head/linear_head.h"
-#include "tests/losses/cases.h"
+#include "tests/losses/sparse_cases.h"
 
 namespace distill::losses::testing {
 namespace {
@@ -92,7 +92,8 @@ class Recorder {
 LinearHeadInputs on_meta(LinearHeadInputs in, c10::DeviceType planned) {
   for (at::Tensor* tensor :
        {&in.hidden_NH, &in.weight_VH, &in.bias_V, &in.teacher_hidden_NG, &in.teacher_weight_VG, &in.teacher_bias_V,
-        &in.targets_N, &in.token_weights_N}) {
+        &in.targets_N, &in.token_weights_N, &in.topk_ids_NK, &in.topk_log_probs_NK, &in.tail_N, &in.sample_ids_NS,
+        &in.sample_weights_NS}) {
     if (tensor->defined()) {
       *tensor = at::empty_strided(tensor->sizes(), tensor->strides(), tensor->options().device(at::kMeta));
     }
@@ -115,9 +116,11 @@ struct Recorded {
 };
 
 LossOptions options_for(const LinearHeadInputs& in) {
-  const bool has_teacher = in.teacher_hidden_NG.defined();
+  const TeacherKind kind = teacher_kind(in);
+  const bool has_teacher = kind != TeacherKind::kNone;
+  const Divergence divergence = kind == TeacherKind::kSampled ? Divergence::kForwardKl : Divergence::kJsd;
   return {
-      .divergence = has_teacher ? Divergence::kJsd : Divergence::kNone,
+      .divergence = has_teacher ? divergence : Divergence::kNone,
       .hard_weight = in.targets_N.defined() ? 1.0 : 0.0,
       .soft_weight = has_teacher ? 1.0 : 0.0};
 }
@@ -144,6 +147,7 @@ struct Case {
   at::ScalarType teacher = at::kBFloat16;
   bool known = false; // the number of valid tokens
   bool strided = false; // hidden states that no product can read
+  TeacherKind kind = TeacherKind::kHidden;
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -159,6 +163,11 @@ LinearHeadInputs inputs_of(const Case& c) {
     in.teacher_hidden_NG = other.teacher_hidden_NG;
     in.teacher_weight_VG = other.teacher_weight_VG;
     in.teacher_bias_V = other.teacher_bias_V;
+  }
+  if (c.kind == TeacherKind::kTopK) {
+    in = with_topk(in, {}, 300, at::kBFloat16);
+  } else if (c.kind == TeacherKind::kSampled) {
+    in = with_samples(in, {}, 40, 1, at::kFloat);
   }
   if (c.strided) {
     in.hidden_NH = at::stack({in.hidden_NH, in.hidden_NH}, -1).select(-1, 1);
@@ -191,6 +200,11 @@ std::vector<Case> cases() {
       {"no_targets", no_targets},
       {"other_teacher_vocabulary", wide},
       {"all_ignored", ignored, at::kBFloat16, /*known=*/true},
+      {"topk", bf16, at::kBFloat16, /*known=*/false, /*strided=*/false, TeacherKind::kTopK},
+      {"topk_known_biases", full, at::kBFloat16, /*known=*/true, /*strided=*/false, TeacherKind::kTopK},
+      {"topk_fp64", fp64, at::kDouble, /*known=*/true, /*strided=*/false, TeacherKind::kTopK},
+      {"samples", fp32, at::kFloat, /*known=*/false, /*strided=*/false, TeacherKind::kSampled},
+      {"samples_known_biases", full, at::kFloat, /*known=*/true, /*strided=*/false, TeacherKind::kSampled},
       {"strided", fp32, at::kFloat, /*known=*/true, /*strided=*/true}};
 }
 

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "losses/rows/capture_args.h"
+
+// The kernels that make a sparse teacher out of logits. Each returns null, or an error message.
+namespace distill::losses {
+
+const char* launch_topk(const CaptureRowArgs& args, cudaStream_t stream);
+const char* launch_samples(const CaptureRowArgs& args, cudaStream_t stream);
+
+} // namespace distill::losses

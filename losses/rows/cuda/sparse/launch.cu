@@ -1,0 +1,26 @@
+#include "losses/rows/cuda/sparse/launch.h"
+
+#include "losses/rows/cuda/sparse/kernels.h"
+
+namespace distill::losses {
+
+const char* launch_sparse_rows(const SparseRowArgs& args, SparseStage stage, void* stream) {
+  if (args.rows.num_rows == 0) {
+    return nullptr;
+  }
+  if (args.rows.num_rows > INT32_MAX || args.rows.vocab > INT32_MAX / 2) {
+    return "more than 2^31 rows or 2^30 columns";
+  }
+  auto* cuda_stream = static_cast<cudaStream_t>(stream);
+  switch (stage) {
+    case SparseStage::kTake:
+      return launch_take_entries(args, cuda_stream);
+    case SparseStage::kLoss:
+      return launch_sparse_loss(args, cuda_stream);
+    case SparseStage::kLogProbs:
+      return launch_log_probs(args, cuda_stream);
+  }
+  return "unknown stage";
+}
+
+} // namespace distill::losses

@@ -1,0 +1,172 @@
+// Teachers of top-k and of samples against the naive fp64 computation: values, gradients, edges.
+#include <gtest/gtest.h>
+
+#include "losses/head/linear_head.h"
+#include "tests/losses/sparse_cases.h"
+
+namespace distill::losses::testing {
+namespace {
+
+struct Case {
+  std::string name;
+  LossOptions options;
+  ProblemSpec problem;
+};
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
+
+// A bf16 student's gradient of the logits is rounded to bf16: `gradient_tolerance`.
+void expect_matches_naive(
+    const LinearHeadInputs& in, const LossOptions& options, const ChunkOptions& chunks, double tolerance,
+    double gradient_tolerance) {
+  constexpr double kScale = 0.37;
+  const HeadResult ours = run_head(in, options, chunks, kScale);
+  const NaiveResult naive = naive_sparse(in, options, kScale);
+  const auto near = [&](TokenMetric metric, const at::Tensor& expected, const char* what) {
+    if (expected.defined()) {
+      EXPECT_LT(relative_error(ours.metrics_MN[metric], expected), tolerance) << what;
+    } else {
+      EXPECT_EQ(ours.metrics_MN[metric].abs().max().item<double>(), 0) << what << " should be 0";
+    }
+  };
+  near(kLoss, naive.loss_N, "loss");
+  near(kHard, naive.hard_N, "hard");
+  near(kSoft, naive.soft_N, "soft");
+  near(kZLoss, naive.student_lse_N.square(), "z-loss");
+  near(kForwardKl, naive.forward_kl_N, "forward KL");
+  near(kReverseKl, naive.reverse_kl_N, "reverse KL");
+  near(kStudentEntropy, naive.student_entropy_N, "student entropy");
+  near(kTeacherEntropy, naive.teacher_entropy_N, "teacher entropy");
+  near(kAgreement, naive.agreement_N, "agreement");
+  near(kAccuracy, naive.accuracy_N, "accuracy");
+  near(kStudentLse, naive.student_lse_N, "student log-sum-exp");
+  near(kTeacherLse, naive.teacher_lse_N, "teacher log-sum-exp");
+  near(kTeacherCe, naive.teacher_ce_N, "teacher's cross-entropy");
+  EXPECT_LT(relative_error(ours.grads.hidden_NH, naive.d_hidden_NH), gradient_tolerance) << "gradient of hidden";
+  EXPECT_LT(relative_error(ours.grads.weight_VH, naive.d_weight_VH), gradient_tolerance) << "gradient of weight";
+  if (in.bias_V.defined()) {
+    EXPECT_LT(relative_error(ours.grads.bias_V, naive.d_bias_V), gradient_tolerance) << "gradient of bias";
+  }
+}
+
+void expect_matches_naive(
+    const LinearHeadInputs& in, const LossOptions& options, const ChunkOptions& chunks, double tolerance) {
+  expect_matches_naive(in, options, chunks, tolerance, tolerance);
+}
+
+std::vector<Case> cases() {
+  const ProblemSpec plain;
+  ProblemSpec bias = plain;
+  bias.biases = bias.token_weights = true;
+  ProblemSpec padded = plain;
+  padded.vocab = 120;
+  padded.vocab_size = 101;
+  ProblemSpec no_targets = plain;
+  no_targets.targets = false;
+  std::vector<Case> all;
+  for (const auto& [name, divergence] : soft_divergences()) {
+    all.push_back({name, {.divergence = divergence, .beta = 0.3}, plain});
+    all.push_back({name + "_mix", {.divergence = divergence, .hard_weight = 0.4, .soft_weight = 0.7}, plain});
+    all.push_back(
+        {name + "_everything",
+         {.divergence = divergence,
+          .beta = 0.2,
+          .skew_alpha = 0.4,
+          .temperature = 1.7,
+          .scale_by_temperature_squared = true,
+          .hard_weight = 0.6,
+          .soft_weight = 0.9,
+          .label_smoothing = 0.1,
+          .z_loss = 1e-2,
+          .student_softcap = 8,
+          .teacher_softcap = 5},
+         bias});
+  }
+  const LossOptions forward{.divergence = Divergence::kForwardKl};
+  all.push_back({"weights", {.divergence = Divergence::kForwardKl, .hard_weight = 1}, bias});
+  all.push_back({"padded", {.divergence = Divergence::kForwardKl, .hard_weight = 1, .label_smoothing = 0.1}, padded});
+  all.push_back({"no_targets", forward, no_targets});
+  all.push_back({"jsd_beta_0", {.beta = 0}, plain});
+  all.push_back({"hot", {.divergence = Divergence::kForwardKl, .temperature = 3, .hard_weight = 0.5}, plain});
+  all.push_back({"hard_alone", {.divergence = Divergence::kNone, .hard_weight = 1, .soft_weight = 0}, plain});
+  return all;
+}
+
+// Those whose divergence samples can estimate.
+std::vector<Case> sampled_cases() {
+  std::vector<Case> all = cases();
+  std::erase_if(all, [](const Case& c) { return effective_divergence(c.options) != Divergence::kForwardKl; });
+  return all;
+}
+
+class TopKTeachers : public ::testing::TestWithParam<Case> {};
+class SampledTeachers : public ::testing::TestWithParam<Case> {};
+
+TEST_P(TopKTeachers, MatchNaiveInFp64) {
+  const auto& [name, options, problem] = GetParam();
+  for (const int64_t k : {1, 7, 64}) {
+    LinearHeadInputs in = with_topk(make_problem(problem), options, k);
+    for (const bool known : {false, true}) {
+      in.valid_tokens = known && in.targets_N.defined() ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+      for (const int64_t chunk : {1, 4, 64}) {
+        SCOPED_TRACE(::testing::Message() << "k " << k << " chunk " << chunk << " known " << known);
+        expect_matches_naive(in, options, {.chunk_size = chunk}, 1e-9);
+      }
+    }
+  }
+}
+
+TEST_P(TopKTeachers, MatchNaiveInEveryDtype) {
+  const auto& [name, options, problem] = GetParam();
+  for (const at::ScalarType student : {at::kFloat, at::kBFloat16}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      SCOPED_TRACE(::testing::Message() << student << ' ' << dtype);
+      ProblemSpec spec = problem;
+      spec.dtype = student;
+      const LinearHeadInputs in = with_topk(make_problem(spec), options, 20, dtype);
+      expect_matches_naive(in, options, {.chunk_size = 4}, 3e-5, student == at::kFloat ? 3e-5 : 6e-3);
+    }
+  }
+}
+
+TEST_P(SampledTeachers, MatchNaiveInEveryDtype) {
+  const auto& [name, options, problem] = GetParam();
+  for (const at::ScalarType student : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    ProblemSpec spec = problem;
+    spec.dtype = student;
+    for (const int64_t samples : {1, 3, 40, 200}) { // of 101 columns: repetitions
+      LinearHeadInputs in =
+          with_samples(make_problem(spec), options, samples, 0.7, student == at::kDouble ? student : at::kFloat);
+      for (const bool known : {false, true}) {
+        in.valid_tokens = known && in.targets_N.defined() ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+        SCOPED_TRACE(::testing::Message() << student << ' ' << samples << ' ' << known);
+        const double tolerance = student == at::kDouble ? 1e-10 : 2e-5;
+        expect_matches_naive(in, options, {.chunk_size = 4}, tolerance, student == at::kBFloat16 ? 6e-3 : tolerance);
+      }
+    }
+  }
+}
+
+const auto case_name = [](const auto& c) { return c.param.name; };
+INSTANTIATE_TEST_SUITE_P(Options, TopKTeachers, ::testing::ValuesIn(cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Options, SampledTeachers, ::testing::ValuesIn(sampled_cases()), case_name);
+
+// Widths and alignments, beyond one block of the kernel.
+TEST(SparseTeacher, AnyWidth) {
+  for (const int64_t vocab : {2, 3, 17, 1023, 4099, 50257}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      SCOPED_TRACE(::testing::Message() << vocab << ' ' << dtype);
+      const LossOptions options{.divergence = Divergence::kForwardKl, .hard_weight = 0.5};
+      const ProblemSpec spec{.tokens = 5, .vocab = vocab, .hidden = 8, .teacher_hidden = 8, .dtype = dtype};
+      const double rounding = dtype == at::kBFloat16 ? 6e-3 : 1e-4;
+      const int64_t k = std::min<int64_t>(vocab, 1024);
+      expect_matches_naive(with_topk(make_problem(spec), options, k, at::kFloat), options, {}, 1e-4, rounding);
+      expect_matches_naive(with_samples(make_problem(spec), options, 256), options, {}, 1e-4, rounding);
+    }
+  }
+}
+
+} // namespace
+} // namespace distill::losses::testing

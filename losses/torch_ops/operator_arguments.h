@@ -56,6 +56,13 @@ at::Tensor reduced_loss(
   "str divergence='jsd', float beta=0.5, float skew_alpha=0.1, float temperature=1.0, "     \
   "bool scale_by_temperature_squared=False, float hard_weight=0.0, float soft_weight=1.0, " \
   "float label_smoothing=0.0, float z_loss=0.0, float student_softcap=0.0, float teacher_softcap=0.0, "
+// Of the operators whose teacher is a few tokens: its softcap, if any, is in its log-probabilities.
+#define DISTILL_ENTRY_OPTIONS                                                               \
+  "float temperature=1.0, bool scale_by_temperature_squared=False, float hard_weight=0.0, " \
+  "float soft_weight=1.0, float label_smoothing=0.0, float z_loss=0.0, float student_softcap=0.0, "
+// Top-k where there is a tail, otherwise samples: the inner operators' form.
+#define DISTILL_ENTRIES \
+  "Tensor? teacher_ids=None, Tensor? teacher_values=None, Tensor? teacher_tail=None, float teacher_temperature=1.0"
 #define DISTILL_REDUCTION "str reduction='mean', float? num_tokens=None"
 #define DISTILL_CHUNKS                                                                                          \
   ", int vocab_size=0, int valid_tokens=-1, int chunk_size=0, int memory_cap_mb=1024, int min_chunk_size=256, " \

@@ -17,7 +17,10 @@ using torch::autograd::variable_list;
 LinearHeadInputs inputs_of(
     const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& teacher_hidden,
     const OptionalTensor& teacher_weight, const OptionalTensor& targets, const OptionalTensor& bias,
-    const OptionalTensor& teacher_bias, const OptionalTensor& token_weights, const HeadSizes& sizes) {
+    const OptionalTensor& teacher_bias, const OptionalTensor& token_weights, const OptionalTensor& ids,
+    const OptionalTensor& values, const OptionalTensor& tail, double teacher_temperature, const HeadSizes& sizes) {
+  const bool topk = tail.has_value();
+  const at::Tensor none;
   return {
       .hidden_NH = hidden,
       .weight_VH = weight,
@@ -25,6 +28,12 @@ LinearHeadInputs inputs_of(
       .teacher_hidden_NG = or_undefined(teacher_hidden),
       .teacher_weight_VG = or_undefined(teacher_weight),
       .teacher_bias_V = or_undefined(teacher_bias),
+      .topk_ids_NK = topk ? or_undefined(ids) : none,
+      .topk_log_probs_NK = topk ? or_undefined(values) : none,
+      .tail_N = or_undefined(tail),
+      .sample_ids_NS = topk ? none : or_undefined(ids),
+      .sample_weights_NS = topk ? none : or_undefined(values),
+      .teacher_temperature = teacher_temperature,
       .targets_N = or_undefined(targets),
       .token_weights_N = or_undefined(token_weights),
       .vocab_size = sizes.vocab_size,
@@ -37,10 +46,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_kernel(
     const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& teacher_hidden,
     const OptionalTensor& teacher_weight, const OptionalTensor& targets, const OptionalTensor& bias,
     const OptionalTensor& teacher_bias, const OptionalTensor& token_weights, at::ArrayRef<double> options,
-    at::IntArrayRef sizes_as_list, at::IntArrayRef needed) {
+    at::IntArrayRef sizes_as_list, at::IntArrayRef needed, const OptionalTensor& teacher_ids,
+    const OptionalTensor& teacher_values, const OptionalTensor& teacher_tail, double teacher_temperature) {
   const HeadSizes sizes = sizes_from(sizes_as_list);
-  const LinearHeadInputs in =
-      inputs_of(hidden, weight, teacher_hidden, teacher_weight, targets, bias, teacher_bias, token_weights, sizes);
+  const LinearHeadInputs in = inputs_of(
+      hidden, weight, teacher_hidden, teacher_weight, targets, bias, teacher_bias, token_weights, teacher_ids,
+      teacher_values, teacher_tail, teacher_temperature, sizes);
   // A new one each: no output of an operator may be another one.
   const auto none = [&] { return at::empty({0}, sum_options(hidden)); };
   if (needed[0] == 0 && needed[1] == 0 && needed[2] == 0) {
@@ -58,7 +69,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_kernel(
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_meta(
     const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor&, const OptionalTensor&,
     const OptionalTensor&, const OptionalTensor& bias, const OptionalTensor&, const OptionalTensor&,
-    at::ArrayRef<double>, at::IntArrayRef, at::IntArrayRef needed) {
+    at::ArrayRef<double>, at::IntArrayRef, at::IntArrayRef needed, const OptionalTensor&, const OptionalTensor&,
+    const OptionalTensor&, double) {
   const auto none = [&] { return at::empty({0}, sum_options(hidden)); };
   const bool any = needed[0] + needed[1] + needed[2] > 0;
   return {
@@ -72,7 +84,9 @@ at::Tensor linear_head_into_kernel(
     const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& teacher_hidden,
     const OptionalTensor& teacher_weight, const OptionalTensor& targets, const OptionalTensor& token_weights,
     at::ArrayRef<double> options, at::IntArrayRef sizes_as_list, double grad_scale, bool accumulate,
-    at::Tensor hidden_gradient, const OptionalTensor& weight_gradient, const OptionalTensor& arena) {
+    at::Tensor hidden_gradient, const OptionalTensor& weight_gradient, const OptionalTensor& arena,
+    const OptionalTensor& teacher_ids, const OptionalTensor& teacher_values, const OptionalTensor& teacher_tail,
+    double teacher_temperature) {
   const HeadSizes sizes = sizes_from(sizes_as_list);
   LinearHeadGrads grads{
       .hidden_NH = std::move(hidden_gradient),
@@ -81,14 +95,15 @@ at::Tensor linear_head_into_kernel(
       .grad_scale = grad_scale,
       .accumulate = accumulate};
   const LinearHeadInputs in = inputs_of(
-      hidden, weight, teacher_hidden, teacher_weight, targets, std::nullopt, std::nullopt, token_weights, sizes);
+      hidden, weight, teacher_hidden, teacher_weight, targets, std::nullopt, std::nullopt, token_weights, teacher_ids,
+      teacher_values, teacher_tail, teacher_temperature, sizes);
   return linear_head(in, options_from(options), sizes.chunks, &grads, or_undefined(arena)).metrics_MN;
 }
 
 at::Tensor linear_head_into_meta(
     const at::Tensor& hidden, const at::Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
     const OptionalTensor&, at::ArrayRef<double>, at::IntArrayRef, double, bool, at::Tensor, const OptionalTensor&,
-    const OptionalTensor&) {
+    const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, double) {
   return at::empty_symint({c10::SymInt(kNumTokenMetrics), hidden.sym_size(0)}, sum_options(hidden));
 }
 
@@ -128,21 +143,24 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
       AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& bias,
       const OptionalTensor& teacher_hidden, const OptionalTensor& teacher_weight, const OptionalTensor& targets,
       const OptionalTensor& teacher_bias, const OptionalTensor& token_weights, std::vector<double> options,
-      std::vector<int64_t> sizes, bool per_token, std::vector<int64_t> needed) {
+      std::vector<int64_t> sizes, bool per_token, std::vector<int64_t> needed, const OptionalTensor& teacher_ids,
+      const OptionalTensor& teacher_values, const OptionalTensor& teacher_tail, double teacher_temperature) {
     // Reduction none: any gradient may come back for each token, so the backward pass computes the gradients.
     const std::vector<int64_t> now = per_token ? std::vector<int64_t>(3) : needed;
     const auto [metrics, hidden_gradient, weight_gradient, bias_gradient] = call_linear_head().call(
-        hidden, weight, teacher_hidden, teacher_weight, targets, bias, teacher_bias, token_weights, options, sizes,
-        now);
+        hidden, weight, teacher_hidden, teacher_weight, targets, bias, teacher_bias, token_weights, options, sizes, now,
+        teacher_ids, teacher_values, teacher_tail, teacher_temperature);
     if (per_token) {
       ctx->save_for_backward(
           {hidden, weight, or_undefined(bias), or_undefined(teacher_hidden), or_undefined(teacher_weight),
-           or_undefined(targets), or_undefined(teacher_bias), or_undefined(token_weights)});
+           or_undefined(targets), or_undefined(teacher_bias), or_undefined(token_weights), or_undefined(teacher_ids),
+           or_undefined(teacher_values), or_undefined(teacher_tail)});
     } else {
       ctx->save_for_backward({hidden_gradient, weight_gradient, bias_gradient});
     }
     ctx->saved_data["options"] = options;
     ctx->saved_data["sizes"] = sizes;
+    ctx->saved_data["teacher_temperature"] = teacher_temperature;
     ctx->saved_data["per_token"] = per_token;
     ctx->saved_data["needed"] = needed;
     ctx->saved_data["type"] = static_cast<int64_t>(weight.scalar_type());
@@ -164,14 +182,15 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
       const auto [metrics, h, w, b] = call_linear_head().call(
           saved[0], saved[1], or_none(saved[3]), or_none(saved[4]), or_none(saved[5]), or_none(saved[2]),
           or_none(saved[6]), weights, ctx->saved_data["options"].toDoubleVector(),
-          ctx->saved_data["sizes"].toIntVector(), now);
+          ctx->saved_data["sizes"].toIntVector(), now, or_none(saved[8]), or_none(saved[9]), or_none(saved[10]),
+          ctx->saved_data["teacher_temperature"].toDouble());
       gradients = {h, w, b};
     } else {
       gradients = {saved[0], saved[1], saved[2]};
       // The first token's; for no tokens an empty sum gives 0.
       scale = incoming[0].select(0, kLoss).narrow(0, 0, std::min<int64_t>(1, incoming[0].size(1))).sum();
     }
-    variable_list out(12);
+    variable_list out(16);
     for (size_t i = 0; i < 3; ++i) {
       if (needed[i] != 0) {
         out[i] = scale.defined() ? scaled(gradients[i], scale, type) : gradients[i].to(type);
@@ -197,7 +216,7 @@ std::tuple<at::Tensor, at::Tensor> linear_jsd(
       hidden, weight, bias, OptionalTensor(teacher_hidden), OptionalTensor(teacher_weight), targets, teacher_bias,
       token_weights, options_list(options),
       sizes_list({vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}), reduction == "none",
-      needed_gradients(hidden, weight, bias));
+      needed_gradients(hidden, weight, bias), OptionalTensor(), OptionalTensor(), OptionalTensor(), 1.0);
   return {reduced_loss(metrics, or_undefined(targets), reduction, num_tokens), metrics.detach()};
 }
 
@@ -212,8 +231,53 @@ std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(
       hidden, weight, bias, OptionalTensor(), OptionalTensor(), OptionalTensor(targets), OptionalTensor(),
       token_weights, options_list(options),
       sizes_list({vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}), reduction == "none",
-      needed_gradients(hidden, weight, bias));
+      needed_gradients(hidden, weight, bias), OptionalTensor(), OptionalTensor(), OptionalTensor(), 1.0);
   return {reduced_loss(metrics, targets, reduction, num_tokens), metrics.detach()};
+}
+
+// A teacher of which a few tokens are known: top-k with a tail, or samples without one.
+std::tuple<at::Tensor, at::Tensor> linear_entries(
+    const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& values,
+    const OptionalTensor& tail, const OptionalTensor& targets, const OptionalTensor& bias,
+    const OptionalTensor& token_weights, double teacher_temperature, LossOptions options, const HeadSizes& sizes,
+    bool bf16_logits, std::string_view reduction, std::optional<double> num_tokens) {
+  options.logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
+  const at::Tensor metrics = LinearHeadFunction::apply(
+      hidden, weight, bias, OptionalTensor(), OptionalTensor(), targets, OptionalTensor(), token_weights,
+      options_list(options), sizes_list(sizes), reduction == "none", needed_gradients(hidden, weight, bias),
+      OptionalTensor(ids), OptionalTensor(values), tail, teacher_temperature);
+  return {reduced_loss(metrics, or_undefined(targets), reduction, num_tokens), metrics.detach()};
+}
+
+std::tuple<at::Tensor, at::Tensor> linear_topk(
+    const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& log_probs,
+    const at::Tensor& tail, const OptionalTensor& targets, const OptionalTensor& bias,
+    const OptionalTensor& token_weights, double teacher_temperature, std::string_view divergence, double beta,
+    double skew_alpha, double temperature, bool scale_by_temperature_squared, double hard_weight, double soft_weight,
+    double label_smoothing, double z_loss, double student_softcap, std::string_view reduction,
+    std::optional<double> num_tokens, int64_t vocab_size, int64_t valid_tokens, int64_t chunk_size,
+    int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
+  const LossOptions options = soft_options(
+      divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
+      label_smoothing, z_loss, student_softcap, /*teacher_softcap=*/0);
+  return linear_entries(
+      hidden, weight, ids, log_probs, OptionalTensor(tail), targets, bias, token_weights, teacher_temperature, options,
+      {vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}, bf16_logits, reduction, num_tokens);
+}
+
+std::tuple<at::Tensor, at::Tensor> linear_sampled(
+    const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& weights,
+    const OptionalTensor& targets, const OptionalTensor& bias, const OptionalTensor& token_weights,
+    double teacher_temperature, double temperature, bool scale_by_temperature_squared, double hard_weight,
+    double soft_weight, double label_smoothing, double z_loss, double student_softcap, std::string_view reduction,
+    std::optional<double> num_tokens, int64_t vocab_size, int64_t valid_tokens, int64_t chunk_size,
+    int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
+  const LossOptions options = soft_options(
+      base::enum_name(Divergence::kForwardKl), /*beta=*/0, /*skew_alpha=*/0, temperature, scale_by_temperature_squared,
+      hard_weight, soft_weight, label_smoothing, z_loss, student_softcap, /*teacher_softcap=*/0);
+  return linear_entries(
+      hidden, weight, ids, weights, OptionalTensor(), targets, bias, token_weights, teacher_temperature, options,
+      {vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}, bf16_logits, reduction, num_tokens);
 }
 
 // A trainer's form: gradients go where the caller says, without autograd.
@@ -224,7 +288,8 @@ at::Tensor linear_head_into(
     const OptionalTensor& arena, std::string_view divergence, double beta, double skew_alpha, double temperature,
     bool scale_by_temperature_squared, double hard_weight, double soft_weight, double label_smoothing, double z_loss,
     double student_softcap, double teacher_softcap, int64_t vocab_size, int64_t valid_tokens, int64_t chunk_size,
-    int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
+    int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits, const OptionalTensor& teacher_ids,
+    const OptionalTensor& teacher_values, const OptionalTensor& teacher_tail, double teacher_temperature) {
   LossOptions options = soft_options(
       divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
       label_smoothing, z_loss, student_softcap, teacher_softcap);
@@ -232,7 +297,8 @@ at::Tensor linear_head_into(
   return call_linear_head_into().call(
       hidden, weight, teacher_hidden, teacher_weight, targets, token_weights, options_list(options),
       sizes_list({vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}), grad_scale, accumulate,
-      std::move(hidden_gradient), weight_gradient, arena);
+      std::move(hidden_gradient), weight_gradient, arena, teacher_ids, teacher_values, teacher_tail,
+      teacher_temperature);
 }
 
 } // namespace
@@ -241,12 +307,12 @@ TORCH_LIBRARY_FRAGMENT(distill, m)
 {
   m.def(
       "_linear_head(Tensor hidden, Tensor weight, Tensor? teacher_hidden, Tensor? teacher_weight, Tensor? targets, "
-      "Tensor? bias, Tensor? teacher_bias, Tensor? token_weights, float[] options, int[] sizes, int[] needed) "
-      "-> (Tensor, Tensor, Tensor, Tensor)");
+      "Tensor? bias, Tensor? teacher_bias, Tensor? token_weights, float[] options, int[] sizes, int[] needed, " DISTILL_ENTRIES
+      ") -> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "_linear_head_into(Tensor hidden, Tensor weight, Tensor? teacher_hidden, Tensor? teacher_weight, "
       "Tensor? targets, Tensor? token_weights, float[] options, int[] sizes, float grad_scale, bool accumulate, "
-      "Tensor(a!) hidden_gradient, Tensor(b!)? weight_gradient, Tensor(c!)? arena) -> Tensor");
+      "Tensor(a!) hidden_gradient, Tensor(b!)? weight_gradient, Tensor(c!)? arena, " DISTILL_ENTRIES ") -> Tensor");
   m.def(
       "linear_jsd(Tensor hidden, Tensor weight, Tensor teacher_hidden, Tensor teacher_weight, Tensor? targets=None, *, "
       "Tensor? bias=None, Tensor? teacher_bias=None, Tensor? token_weights=None, " DISTILL_SOFT_OPTIONS
@@ -262,8 +328,19 @@ TORCH_LIBRARY_FRAGMENT(distill, m)
       "*, Tensor(a!) hidden_gradient, Tensor(b!)? weight_gradient=None, Tensor? token_weights=None, "
       "float grad_scale=1.0, bool accumulate=True, Tensor(c!)? arena=None, " DISTILL_SOFT_OPTIONS
       "int vocab_size=0, int valid_tokens=-1, int chunk_size=0, int memory_cap_mb=1024, int min_chunk_size=256, "
-      "bool bf16_logits=False) -> Tensor",
+      "bool bf16_logits=False, " DISTILL_ENTRIES ") -> Tensor",
       linear_head_into);
+  m.def(
+      "linear_topk(Tensor hidden, Tensor weight, Tensor ids, Tensor log_probs, Tensor tail, Tensor? targets=None, *, "
+      "Tensor? bias=None, Tensor? token_weights=None, float teacher_temperature=1.0, str divergence='forward_kl', "
+      "float beta=0.5, float skew_alpha=0.1, " DISTILL_ENTRY_OPTIONS DISTILL_REDUCTION DISTILL_CHUNKS
+      ") -> (Tensor, Tensor)",
+      linear_topk);
+  m.def(
+      "linear_sampled(Tensor hidden, Tensor weight, Tensor ids, Tensor weights, Tensor? targets=None, *, "
+      "Tensor? bias=None, Tensor? token_weights=None, float teacher_temperature=1.0, " DISTILL_ENTRY_OPTIONS
+          DISTILL_REDUCTION DISTILL_CHUNKS ") -> (Tensor, Tensor)",
+      linear_sampled);
 }
 
 TORCH_LIBRARY_IMPL(distill, CPU, m)

@@ -135,6 +135,21 @@ TEST(SparseTeacher, AgreementBreaksTiesByColumn) {
   }
 }
 
+// The student's most probable token is no entry: it may be the label, and the teacher's it is not.
+TEST(SparseTeacher, TheStudentsBestMayLieInTheTail) {
+  const LossOptions options{.divergence = Divergence::kForwardKl, .hard_weight = 1};
+  LinearHeadInputs in = make_problem({.gap = 0, .ignored = 0});
+  const at::Tensor best = at::matmul(in.hidden_NH, in.weight_VH.t()).argmax(1);
+  in = with_topk(in, options, 5);
+  in.topk_ids_NK = in.topk_ids_NK.narrow(1, 1, 4); // the first is the student's best, too
+  in.topk_log_probs_NK = in.topk_log_probs_NK.narrow(1, 1, 4);
+  in.targets_N = best.clone();
+  in.targets_N[3] = at::remainder(best[3] + 1, 101);
+  const at::Tensor metrics = linear_head(in, options, {}, nullptr).metrics_MN;
+  EXPECT_EQ(metrics[kAgreement].sum().item<double>(), 0);
+  EXPECT_TRUE(at::equal(metrics[kAccuracy], in.targets_N.eq(best).to(at::kDouble)));
+}
+
 TEST(SparseTeacher, NanIsNotHidden) {
   const LossOptions options{.divergence = Divergence::kForwardKl, .hard_weight = 1};
   const ProblemSpec spec{.tokens = 4, .ignored = 0, .dtype = at::kFloat};

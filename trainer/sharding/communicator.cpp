@@ -14,7 +14,7 @@
 namespace distill::sharding {
 namespace {
 
-// For the ranks of a group to map each other's memory: allocations are made one after the other by all of them alike.
+// For the ranks of a group to find out whether they can map each other's memory.
 constexpr std::chrono::seconds kPeerMemoryTimeout{60};
 
 // A c10d backend behind our interface.
@@ -181,7 +181,7 @@ class StoreRendezvous : public Rendezvous {
       return nullptr;
     }
     const auto size = static_cast<int64_t>(members.size());
-    // A rank that fails leaves the others waiting, who then do without.
+    // A rank that fails here leaves the others waiting, who then do without.
     const c10::intrusive_ptr<c10d::Store> connection = store_->clone();
     connection->setTimeout(std::min<std::chrono::milliseconds>(options_.timeout, kPeerMemoryTimeout));
     const auto store = c10::make_intrusive<c10d::PrefixStore>(name, connection);
@@ -193,6 +193,7 @@ class StoreRendezvous : public Rendezvous {
     probe(*memory, *place, device, [store, rank = *place, size, calls = int64_t{0}](const std::string& text) mutable {
       return exchange_texts(*store, absl::StrCat("probe/", calls++), rank, size, text);
     });
+    connection->setTimeout(options_.timeout);
     return memory;
   }
 

@@ -26,10 +26,11 @@ class CudaPeerMemory : public PeerMemory {
  public:
   CudaPeerMemory(
       const c10::intrusive_ptr<c10d::Store>& store, std::string name, int64_t rank, int64_t size, at::Device device)
-      : name_(std::move(name)), rank_(rank), device_(device) {
-    // Libtorch finds the group by its name; only its store is used.
-    c10d::register_process_group(
-        name_, c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(rank), static_cast<int>(size)));
+      : name_(std::move(name)),
+        rank_(rank),
+        device_(device),
+        group_(c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(rank), static_cast<int>(size))) {
+    c10d::register_process_group(name_, group_);
   }
   ~CudaPeerMemory() override {
     c10d::unregister_process_group(name_);
@@ -66,6 +67,8 @@ class CudaPeerMemory : public PeerMemory {
   std::string name_;
   int64_t rank_;
   at::Device device_;
+  // Libtorch finds it by its name, and uses its store alone; the registry does not own it.
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
 };
 
 } // namespace

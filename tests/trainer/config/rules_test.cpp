@@ -82,6 +82,7 @@ INSTANTIATE_TEST_SUITE_P(
             {"parallel.processes=4", "parallel.shard=4", "parallel.replicate=2"},
             "parallel.shard",
             "2: parallel.processes, 4, divided by parallel.replicate"},
+        Broken{{"parallel.prefetch=3", "parallel.slots=3"}, "parallel.slots", "at least 4: parallel.prefetch blocks"},
         Broken{{"parallel.processes=3"}, "train.global_batch_size", "a multiple of 6, 3 ranks"},
         Broken{{"parallel.shard=8"}, "train.global_batch_size", "a multiple of 16, 8 ranks"},
         Broken{{"parallel.shard=1048576", "parallel.replicate=1048576"}, "train.global_batch_size", "a multiple of"},

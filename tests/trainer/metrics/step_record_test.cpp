@@ -57,6 +57,15 @@ TEST(StepJson, NonFiniteNumbersAreNull) {
   EXPECT_TRUE(step_json(r)["grad_norm"].is_null());
 }
 
+TEST(StepJson, GathersAreThereWhereUnitsAreGathered) {
+  auto r = record();
+  EXPECT_FALSE(step_json(r).contains("gathers"));
+  r.gathers = 70;
+  r.gathered_bytes = 123456789;
+  EXPECT_EQ(step_json(r)["gathers"], 70);
+  EXPECT_EQ(step_json(r)["gathered_bytes"], 123456789);
+}
+
 TEST(StepJson, AStepWithoutATargetHasNoPointOnAnyCurve) {
   auto r = record();
   r.means = loss_means({}, 0, /*has_teacher=*/true);

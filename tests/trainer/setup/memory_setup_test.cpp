@@ -1,0 +1,85 @@
+#include "trainer/setup/memory_setup.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/trainer/step/tiny_step.h"
+#include "trainer/sharding/simulated_mesh.h"
+
+namespace distill::trainer {
+namespace {
+
+// Two ranks, of which the other one has decided as it is told.
+class OtherRank : public sharding::Communicator {
+ public:
+  explicit OtherRank(std::vector<int64_t> decision) : decision_(std::move(decision)) {}
+
+  int64_t rank() const override {
+    return 0;
+  }
+  int64_t size() const override {
+    return 2;
+  }
+  void all_gather(at::Tensor full, const at::Tensor& shard) override {
+    full.copy_(at::cat({shard, at::tensor(decision_, at::kLong)}));
+  }
+  void reduce_scatter(at::Tensor, const at::Tensor&) override {}
+  void all_reduce(at::Tensor) override {}
+  void broadcast(at::Tensor, int64_t) override {}
+  void shutdown() override {}
+
+ private:
+  std::vector<int64_t> decision_;
+};
+
+class AgreeOnGathers : public testing::Test {
+ protected:
+  config::Config config_ = tiny_config(2);
+  const Environment environment_;
+  Inputs inputs_;
+  const launch::RankInfo ranks_{.world_size = 2, .local_world_size = 2};
+  std::unique_ptr<sharding::Mesh> mesh_ = sharding::simulated_mesh(2, 1, /*shared_memory=*/true);
+
+  AgreeOnGathers() {
+    config_.loss.soft_weight = 0; // no teacher
+    config_.parallel.slots = config::kAutomatic;
+    inputs_.student.config = tiny_model(5);
+  }
+  // This rank's plan, and the one after the other rank has said its decision: whether it copies, and its slots.
+  std::pair<plan::Plan, plan::Plan> plans(std::vector<int64_t> decision) {
+    const auto own = plan_memory(config_, environment_, inputs_, ranks_, *mesh_);
+    TORCH_CHECK(own.ok(), std::string(own.status().message()));
+    plan::Plan agreed = *own;
+    mesh_->host = std::make_unique<OtherRank>(std::move(decision));
+    const absl::Status status = agree_on_gathers(config_, environment_, inputs_, ranks_, *mesh_, agreed);
+    TORCH_CHECK(status.ok(), std::string(status.message()));
+    return {*own, agreed};
+  }
+};
+
+TEST_F(AgreeOnGathers, NothingChangesWhereAllDecideAlike) {
+  const auto [own, agreed] = plans({1, 5});
+  EXPECT_TRUE(own.shape.copies());
+  EXPECT_EQ(own.shape.config.parallel.slots, 5); // all blocks
+  EXPECT_TRUE(agreed.shape.copies());
+  EXPECT_EQ(agreed.shape.config.parallel.slots, 5);
+  EXPECT_EQ(agreed.memory.peak(), own.memory.peak());
+}
+
+TEST_F(AgreeOnGathers, TheRankWithTheLeastRoomDecides) {
+  const auto [own, agreed] = plans({0, 3});
+  EXPECT_TRUE(own.shape.copies());
+  EXPECT_FALSE(agreed.shape.copies());
+  EXPECT_EQ(agreed.shape.config.parallel.slots, 3);
+  EXPECT_LT(agreed.memory.peak(), own.memory.peak());
+}
+
+TEST_F(AgreeOnGathers, ARankThatCannotDoMoreLeavesItsPlanAlone) {
+  config_.parallel.slots = 2;
+  const auto [own, agreed] = plans({1, 5});
+  EXPECT_TRUE(agreed.shape.copies());
+  EXPECT_EQ(agreed.shape.config.parallel.slots, 2);
+  EXPECT_EQ(agreed.memory.peak(), own.memory.peak());
+}
+
+} // namespace
+} // namespace distill::trainer

@@ -60,9 +60,6 @@ void ModelShards::allocate_weights() {
     unit.weights = unit.peer_weights[static_cast<size_t>(options_.rank)];
     begin += device::HostSlab::aligned(shard_bytes(i));
   }
-  if (float8_ != nullptr) {
-    float8_->allocate();
-  }
 }
 
 int64_t ModelShards::bytes() const {

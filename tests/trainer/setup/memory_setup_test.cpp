@@ -24,6 +24,7 @@ class OtherRank : public sharding::Communicator {
   }
   void reduce_scatter(at::Tensor, const at::Tensor&) override {}
   void all_reduce(at::Tensor) override {}
+  void all_reduce_max(at::Tensor) override {}
   void broadcast(at::Tensor, int64_t) override {}
   void shutdown() override {}
 

@@ -21,9 +21,9 @@ runs=$(cat <<LIST
 8b-8b-2gpu-ctas8 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.nccl_max_ctas=8
 8b-8b-2gpu-ctas16 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.nccl_max_ctas=16
 8b-8b-2gpu-prefetch2 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.prefetch=2
-8b-8b-2gpu-nccl 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.gather=nccl
+8b-8b-2gpu-copy 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.gather=copy
 8b-8b-2gpu-slots 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.slots=auto
-8b-8b-4gpu-nccl 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.gather=nccl
+8b-8b-4gpu-copy 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.gather=copy
 8b-8b-4gpu-slots 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.slots=auto
 1b-8b-2gpu 2 1b 8b --set train.global_batch_size=4 --set parallel.processes=2
 3b-8b-2gpu 2 3b 8b --set train.global_batch_size=4 --set parallel.processes=2

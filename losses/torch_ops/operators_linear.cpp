@@ -2,6 +2,7 @@
 //
 // The public operators are composites around inner operators with kernels and shape functions; autograd's node sits
 // between, so that torch.compile sees only operators it can trace.
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -48,6 +49,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_kernel(
     const OptionalTensor& teacher_bias, const OptionalTensor& token_weights, at::ArrayRef<double> options,
     at::IntArrayRef sizes_as_list, at::IntArrayRef needed, const OptionalTensor& teacher_ids,
     const OptionalTensor& teacher_values, const OptionalTensor& teacher_tail, double teacher_temperature) {
+  // Autocast would round the head's fp32 products, of which it knows nothing, to its own type.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const HeadSizes sizes = sizes_from(sizes_as_list);
   const LinearHeadInputs in = inputs_of(
       hidden, weight, teacher_hidden, teacher_weight, targets, bias, teacher_bias, token_weights, teacher_ids,
@@ -87,6 +90,7 @@ at::Tensor linear_head_into_kernel(
     at::Tensor hidden_gradient, const OptionalTensor& weight_gradient, const OptionalTensor& arena,
     const OptionalTensor& teacher_ids, const OptionalTensor& teacher_values, const OptionalTensor& teacher_tail,
     double teacher_temperature) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const HeadSizes sizes = sizes_from(sizes_as_list);
   LinearHeadGrads grads{
       .hidden_NH = std::move(hidden_gradient),

@@ -225,6 +225,19 @@ def test_the_incoming_scale_is_not_rounded_to_bf16():
         assert abs((a * b).sum() / (b * b).sum() * 3 - 1) < 3e-4
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_autocast_around_a_call_changes_nothing(reduction):
+    """Neither forward nor backward: callers convert what they want to convert."""
+    x, w, _, tx, tw, y = problem(torch.float32)
+
+    def run(enabled):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss, _ = ops.linear_jsd(x, w, tx, tw, y, hard_weight=0.5, reduction=reduction)
+            return [loss, *torch.autograd.grad(loss.sum(), (x, w))]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(True), run(False)))
+
+
 @pytest.mark.parametrize("student,teacher", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
 def test_teacher_of_another_dtype(student, teacher):
     x, w, _, tx, tw, y = problem(student)

@@ -1,7 +1,10 @@
 # Sets DISTILL_WITH_CUDA and enables the CUDA language. The toolkit is the one that scripts/setup.sh assembles from
 # wheels in .venv/cuda-toolkit, or else the system's.
 set(DISTILL_WITH_CUDA OFF)
-if(NOT DISTILL_CUDA STREQUAL "OFF")
+if(DISTILL_CUDA STREQUAL "AUTO" AND EXISTS "${torch_dir}/lib/libtorch_cpu.so"
+    AND NOT EXISTS "${torch_dir}/lib/libtorch_cuda.so")
+  message(STATUS "the libtorch in ${torch_dir} was built without CUDA: building without CUDA")
+elseif(NOT DISTILL_CUDA STREQUAL "OFF")
   set(wheel_toolkit ${CMAKE_SOURCE_DIR}/.venv/cuda-toolkit)
   if(NOT CMAKE_CUDA_COMPILER AND EXISTS ${wheel_toolkit}/bin/nvcc)
     set(CMAKE_CUDA_COMPILER ${wheel_toolkit}/bin/nvcc)

@@ -2,11 +2,7 @@
 # even for a build without CUDA, overwrites the CUDA architectures, and takes seconds. docs/design.md gives the
 # reasons.
 set(DISTILL_TORCH_REQUIRED 2.11.0)
-set(DISTILL_TORCH_DIR "" CACHE PATH "The torch package's folder (holds lib/ and include/); empty: the one of .venv")
-set(torch_dir ${DISTILL_TORCH_DIR})
-if(NOT torch_dir)
-  file(GLOB torch_dir ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
-endif()
+# torch_dir is from scripts/cmake/torch_dir.cmake.
 if(NOT EXISTS "${torch_dir}/lib/libtorch_cpu.so")
   message(FATAL_ERROR "libtorch ${DISTILL_TORCH_REQUIRED} not found in '${torch_dir}'. "
     "Run scripts/setup.sh, or name the torch package's folder with -DDISTILL_TORCH_DIR=<site-packages>/torch.")

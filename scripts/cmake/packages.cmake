@@ -7,7 +7,15 @@ FetchContent_Declare(absl URL https://github.com/abseil/abseil-cpp/archive/refs/
 FetchContent_Declare(CLI11 URL https://github.com/CLIUtils/CLI11/archive/refs/tags/v2.4.2.tar.gz SYSTEM FIND_PACKAGE_ARGS)
 FetchContent_Declare(nlohmann_json URL https://github.com/nlohmann/json/archive/refs/tags/v3.11.3.tar.gz SYSTEM FIND_PACKAGE_ARGS)
 FetchContent_Declare(spdlog URL https://github.com/gabime/spdlog/archive/refs/tags/v1.14.1.tar.gz SYSTEM FIND_PACKAGE_ARGS)
-FetchContent_MakeAvailable(yaml-cpp absl CLI11 nlohmann_json spdlog)
+# Of the sources that are downloaded, static libraries, which go into our shared one.
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+FetchContent_MakeAvailable(absl)
+if(DISTILL_LOSSES_ONLY)
+  set(CMAKE_POSITION_INDEPENDENT_CODE OFF)
+  return()
+endif()
+FetchContent_MakeAvailable(yaml-cpp CLI11 nlohmann_json spdlog)
+set(CMAKE_POSITION_INDEPENDENT_CODE OFF)
 # XXH3 is a single header.
 find_path(DISTILL_XXHASH_DIR xxhash.h)
 if(NOT DISTILL_XXHASH_DIR)

@@ -1,8 +1,7 @@
-"""The scripts that load the operators: the example's training loop, the accuracy study, the exact losses it trusts."""
+"""The scripts that load the operators: the accuracy study, the exact losses it trusts."""
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,53 +23,6 @@ def run(name, *arguments, code=0):
         f"{name}: expected exit code {code}, found {done.returncode}\n{done.stdout}{done.stderr}"
     )
     return done.stderr if code else done.stdout
-
-
-def test_the_transformers_example_trains_as_the_plain_loss_does():
-    output = run("example_transformers.py", "--library", LIBRARY, "--loss", "both", "--steps", "4", "--lr", "1e-2")
-    losses = {
-        kind: [float(x) for x in re.findall(kind + r"_loss step .* loss (\S+)", output)] for kind in ("plain", "fused")
-    }
-    assert len(losses["plain"]) == len(losses["fused"]) == 4
-    assert losses["fused"] == pytest.approx(losses["plain"], abs=2e-5)
-    assert len(set(losses["fused"])) == 4  # it trains
-
-
-def test_the_example_in_bf16_with_a_text(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = ["<unk>", "the", "cat", "sat", "on", "a", "mat"]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
-    transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=512, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
-        )
-    ).save_pretrained(tmp_path)
-    text = tmp_path / "text.txt"
-    text.write_text("the cat sat on a mat " * 20)
-    output = run(
-        "example_transformers.py",
-        "--library",
-        LIBRARY,
-        "--student",
-        tmp_path,
-        "--text",
-        text,
-        "--steps",
-        "2",
-        "--length",
-        "16",
-        "--dtype",
-        "bfloat16",
-    )
-    assert "fused_loss step 2/2" in output
-    text.write_text("the cat")
-    assert "expected at least 32 tokens" in run(
-        "example_transformers.py", "--library", LIBRARY, "--student", tmp_path, "--text", text, "--length", "16", code=1
-    )
 
 
 def test_the_accuracy_study_finds_what_rounding_costs(tmp_path):

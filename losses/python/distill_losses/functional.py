@@ -1,0 +1,342 @@
+"""The losses as functions, over the operators `torch.ops.distill`; the modules of this package call them.
+
+Shapes: `...` stands for the leading dimensions (batch, sequence), whose product is the number of tokens N; V is the
+vocabulary, H and G are the hidden sizes of student and teacher. All functions work on CPU and CUDA, under autocast,
+torch.compile (fullgraph=True) and CUDA graphs; logits exist only for one chunk of tokens at a time in the linear_*
+functions. Dtypes: fp32, bf16 and fp64; fp16 is computed in fp32. Logits and losses are fp32 (fp64 for fp64), whatever
+the dtype of hidden states and weights.
+"""
+
+import torch
+
+from . import _arguments
+from .metrics import LossWithMetrics
+
+ops = torch.ops.distill
+Number = int | float | torch.Tensor
+
+
+def linear_jsd(
+    student_input: torch.Tensor,
+    student_weight: torch.Tensor,
+    teacher_input: torch.Tensor,
+    teacher_weight: torch.Tensor,
+    true_labels: torch.Tensor | None = None,
+    student_bias: torch.Tensor | None = None,
+    teacher_bias: torch.Tensor | None = None,
+    *,
+    weight_hard_loss: float = 0.0,
+    weight_soft_loss: float = 1.0,
+    beta: float = 0.5,
+    ignore_index: int = -100,
+    temperature: float = 1.0,
+    reduction: str = "mean",
+    divergence: str = "jsd",
+    skew_alpha: float = 0.1,
+    scale_by_temperature_squared: bool = False,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    teacher_softcap: float | None = None,
+    vocab_size: int = 0,
+    chunk_size: int = 0,
+    memory_cap_mb: int = 1024,
+    min_chunk_size: int = 256,
+    bf16_logits: bool = False,
+    token_weights: torch.Tensor | None = None,
+    num_items_in_batch: Number | None = None,
+    return_metrics: bool = False,
+) -> torch.Tensor | LossWithMetrics:
+    """Distils from hidden states: weight_soft_loss * divergence(teacher, student) + weight_hard_loss * cross-entropy.
+
+    Args:
+        student_input: hidden states [..., H].
+        student_weight: lm_head [V, H]; the dtype of student_input, or any under autocast. A DTensor as FSDP2 shards it
+            is gathered for the call, and its gradient averaged over the ranks.
+        teacher_input: hidden states [..., G] with the same leading dimensions; no gradient.
+        teacher_weight: lm_head [V', G]; columns that only one side has are padding, of probability zero.
+        true_labels: int64 [...], already shifted; tokens with ignore_index have no loss, hard or soft. May be None
+            where weight_hard_loss is 0, and then every token counts.
+        student_bias, teacher_bias: [V] and [V'].
+        beta: of the generalised JSD, beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q; 0 is
+            forward KL(teacher || student), 1 is reverse KL.
+        temperature: divides both sides' logits in the divergence, not in the cross-entropy.
+        reduction: none, sum, or mean over the tokens that are not ignored.
+        divergence: jsd, forward_kl, reverse_kl, skew_forward_kl, skew_reverse_kl (with skew_alpha), total_variation.
+        lse_square_scale: weight of the square of the log-sum-exp beside the cross-entropy (z-loss).
+        softcap, teacher_softcap: logits = cap * tanh(logits / cap); None: off.
+        vocab_size: columns that exist on both sides; 0: the smaller number of rows of the two heads.
+        chunk_size: tokens whose logits exist at once; 0: as many as are fast and fit memory_cap_mb, but not below
+            min_chunk_size. memory_cap_mb (MiB) is hard and wins over both.
+        bf16_logits: rounds the logits to bf16, which halves them and their gradient's accuracy (docs/loss_head.md).
+        token_weights: weights [...] of the tokens' losses; no gradient.
+        num_items_in_batch: what reduction mean divides by instead: the tokens of all micro-batches, a tensor or number.
+        return_metrics: also return TokenMetrics.
+
+    Returns:
+        The loss, fp32 (fp64 for fp64 inputs): a scalar, or [...] with reduction none. It has gradients for
+        student_input, student_weight and student_bias; they are computed in the forward pass. With reduction none,
+        they are computed in the backward pass, at the cost of a second forward pass.
+    """
+    _arguments.check_reduction(reduction)
+    shape = student_input.shape[:-1]
+    if teacher_input.shape[:-1] != shape:
+        raise ValueError(f"teacher_input: expected shape {[*shape, 'G']}, found {list(teacher_input.shape)}")
+    hidden, weight, bias = _arguments.linear_inputs(student_input, student_weight, student_bias, "student")
+    with torch.no_grad():
+        teacher = _arguments.linear_inputs(teacher_input.detach(), teacher_weight, teacher_bias, "teacher")
+    divides = reduction == "mean" and num_items_in_batch is not None
+    loss, rows = ops.linear_jsd(
+        hidden,
+        weight,
+        teacher[0],
+        teacher[1],
+        _arguments.flat_labels(true_labels, ignore_index, shape),
+        bias=bias,
+        teacher_bias=teacher[2],
+        token_weights=_arguments.flat_token_weights(token_weights, shape, hidden.dtype),
+        divergence=divergence,
+        beta=beta,
+        skew_alpha=skew_alpha,
+        temperature=temperature,
+        scale_by_temperature_squared=scale_by_temperature_squared,
+        hard_weight=weight_hard_loss,
+        soft_weight=weight_soft_loss,
+        label_smoothing=label_smoothing,
+        z_loss=lse_square_scale,
+        student_softcap=softcap or 0.0,
+        teacher_softcap=teacher_softcap or 0.0,
+        reduction="sum" if divides else reduction,
+        vocab_size=vocab_size,
+        chunk_size=chunk_size,
+        memory_cap_mb=memory_cap_mb,
+        min_chunk_size=min_chunk_size,
+        bf16_logits=bf16_logits,
+    )
+    return _arguments.finish(loss, rows, shape, num_items_in_batch if divides else None, return_metrics)
+
+
+def linear_cross_entropy(
+    lin_weight: torch.Tensor,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    ce_weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    lse_square_scale: float = 0.0,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    softcap: float | None = None,
+    vocab_size: int = 0,
+    chunk_size: int = 0,
+    memory_cap_mb: int = 1024,
+    min_chunk_size: int = 256,
+    bf16_logits: bool = False,
+    token_weights: torch.Tensor | None = None,
+    num_items_in_batch: Number | None = None,
+    return_metrics: bool = False,
+) -> torch.Tensor | LossWithMetrics:
+    """Cross-entropy from hidden states: -log softmax(input @ lin_weight.T + bias)[target].
+
+    Args:
+        lin_weight: lm_head [V, H], see linear_jsd.
+        input: hidden states [..., H].
+        target: int64 [...], already shifted.
+        bias: [V].
+        ce_weight: weights [V] of the classes, as in torch.nn.CrossEntropyLoss: reduction mean divides by the sum of
+            the targets' weights. Not together with label_smoothing or lse_square_scale.
+        vocab_size: columns that exist; 0: all rows of the head.
+
+    The other arguments, the result and its gradients (input, lin_weight, bias) are as in linear_jsd.
+    """
+    _arguments.check_reduction(reduction)
+    shape = input.shape[:-1]
+    hidden, weight, bias = _arguments.linear_inputs(input, lin_weight, bias, "lm_head's")
+    labels = _arguments.flat_labels(target, ignore_index, shape)
+    weights = _arguments.flat_token_weights(token_weights, shape, hidden.dtype)
+    divisor = num_items_in_batch if reduction == "mean" else None
+    if ce_weight is not None:
+        if label_smoothing != 0 or lse_square_scale != 0:
+            raise ValueError(
+                "ce_weight: expected label_smoothing 0 and lse_square_scale 0 beside class weights, found "
+                f"{label_smoothing} and {lse_square_scale}; CrossEntropy, which is given the logits, has all of them"
+            )
+        of_class = _class_weights(ce_weight, labels, hidden.dtype)
+        weights = of_class if weights is None else weights * of_class
+        if reduction == "mean" and divisor is None:
+            divisor = _positive(of_class.sum())
+    loss, rows = ops.linear_cross_entropy(
+        hidden,
+        weight,
+        labels,
+        bias=bias,
+        token_weights=weights,
+        label_smoothing=label_smoothing,
+        z_loss=lse_square_scale,
+        softcap=softcap or 0.0,
+        reduction="sum" if divisor is not None else reduction,
+        vocab_size=vocab_size,
+        chunk_size=chunk_size,
+        memory_cap_mb=memory_cap_mb,
+        min_chunk_size=min_chunk_size,
+        bf16_logits=bf16_logits,
+    )
+    return _arguments.finish(loss, rows, shape, divisor, return_metrics)
+
+
+def jsd(
+    student_logits: torch.Tensor,
+    teacher_logits: torch.Tensor,
+    shift_labels: torch.Tensor | None = None,
+    *,
+    beta: float = 0.5,
+    ignore_index: int = -100,
+    temperature: float = 1.0,
+    reduction: str = "mean",
+    weight_hard_loss: float = 0.0,
+    weight_soft_loss: float = 1.0,
+    divergence: str = "jsd",
+    skew_alpha: float = 0.1,
+    scale_by_temperature_squared: bool = False,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    teacher_softcap: float | None = None,
+    inplace: bool = False,
+    token_weights: torch.Tensor | None = None,
+    num_items_in_batch: Number | None = None,
+    return_metrics: bool = False,
+) -> torch.Tensor | LossWithMetrics:
+    """The divergence of logits that the caller has, both of shape [..., V].
+
+    Log-probabilities are logits too, since their softmax is the same; the gradient is then that of logits, which
+    log_softmax's own backward pass leaves as it is. inplace=True writes the gradient over student_logits, which must
+    not be needed by anything else; nothing as large as they are is allocated then. The other arguments and the result
+    are as in linear_jsd.
+    """
+    _arguments.check_reduction(reduction)
+    shape = student_logits.shape[:-1]
+    if teacher_logits.shape[:-1] != shape:
+        raise ValueError(f"teacher_logits: expected shape {[*shape, 'V']}, found {list(teacher_logits.shape)}")
+    student = _flat_logits(student_logits)
+    divides = reduction == "mean" and num_items_in_batch is not None
+    loss, rows = ops.jsd(
+        student,
+        _flat_logits(teacher_logits.detach()),
+        _arguments.flat_labels(shift_labels, ignore_index, shape),
+        token_weights=_arguments.flat_token_weights(token_weights, shape, student.dtype),
+        divergence=divergence,
+        beta=beta,
+        skew_alpha=skew_alpha,
+        temperature=temperature,
+        scale_by_temperature_squared=scale_by_temperature_squared,
+        hard_weight=weight_hard_loss,
+        soft_weight=weight_soft_loss,
+        label_smoothing=label_smoothing,
+        z_loss=lse_square_scale,
+        student_softcap=softcap or 0.0,
+        teacher_softcap=teacher_softcap or 0.0,
+        reduction="sum" if divides else reduction,
+        inplace=inplace,
+    )
+    return _arguments.finish(loss, rows, shape, num_items_in_batch if divides else None, return_metrics)
+
+
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    lse_square_scale: float = 0.0,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    softcap: float | None = None,
+    inplace: bool = False,
+    token_weights: torch.Tensor | None = None,
+    num_items_in_batch: Number | None = None,
+    return_metrics: bool = False,
+) -> torch.Tensor | LossWithMetrics:
+    """Cross-entropy of logits that the caller has.
+
+    Args:
+        input: logits [..., V].
+        target: int64 [...].
+        weight: weights [V] of the classes, as in torch.nn.CrossEntropyLoss. Together with label_smoothing or
+            lse_square_scale the sum over the classes is plain PyTorch, which allocates logits [N, V] in fp32, and there
+            are no metrics.
+        lse_square_scale: weight of the z-loss, which class weights leave as it is.
+        inplace: see jsd.
+
+    The other arguments and the result are as in linear_cross_entropy.
+    """
+    _arguments.check_reduction(reduction)
+    shape = input.shape[:-1]
+    logits = _flat_logits(input)
+    labels = _arguments.flat_labels(target, ignore_index, shape)
+    weights = _arguments.flat_token_weights(token_weights, shape, logits.dtype)
+    divisor = num_items_in_batch if reduction == "mean" else None
+    if weight is not None:
+        of_class = _class_weights(weight, labels, logits.dtype)
+        if label_smoothing != 0 or lse_square_scale != 0:
+            if return_metrics or inplace or weights is not None:
+                raise ValueError(
+                    "weight: expected neither return_metrics, inplace nor token_weights together with class weights "
+                    "and label_smoothing or lse_square_scale"
+                )
+            loss_N, z_loss_N = _with_class_weights(
+                logits, labels, weight, of_class, label_smoothing, lse_square_scale, softcap
+            )
+            if reduction == "mean":
+                # As in PyTorch, over the targets' weights; the z-loss has no weights and is over the targets.
+                count = _positive((labels != _arguments.IGNORED).sum())
+                by_weight = (divisor, divisor) if divisor is not None else (_positive(of_class.sum()), count)
+                return loss_N.sum() / by_weight[0] + z_loss_N.sum() / by_weight[1]
+            total_N = loss_N + z_loss_N
+            return total_N.sum() if reduction == "sum" else total_N.reshape(shape)
+        weights = of_class if weights is None else weights * of_class
+        if reduction == "mean" and divisor is None:
+            divisor = _positive(of_class.sum())
+    loss, rows = ops.cross_entropy(
+        logits,
+        labels,
+        token_weights=weights,
+        label_smoothing=label_smoothing,
+        z_loss=lse_square_scale,
+        softcap=softcap or 0.0,
+        reduction="sum" if divisor is not None else reduction,
+        inplace=inplace,
+    )
+    return _arguments.finish(loss, rows, shape, divisor, return_metrics)
+
+
+def _flat_logits(logits):
+    flat = logits.reshape(-1, logits.shape[-1])
+    return flat.float() if flat.dtype == torch.float16 else flat
+
+
+def _class_weights(weight, labels, dtype):
+    """The weight [N] of each token's class, 0 where it is ignored."""
+    valid = labels != _arguments.IGNORED
+    of_class = weight.detach().to(_arguments.loss_dtype(dtype))[torch.where(valid, labels, 0)]
+    return torch.where(valid, of_class, 0.0)
+
+
+def _positive(count):
+    """`count`, and 1 in the place of 0: a mean over nothing is 0."""
+    return torch.where(count == 0, 1, count)
+
+
+def _with_class_weights(logits, labels, weight, of_class, label_smoothing, lse_square_scale, softcap):
+    """(loss [N], z-loss [N]) of class weights together with terms that need a sum over all classes."""
+    loss_N, _ = ops.cross_entropy(
+        logits, labels, token_weights=(1 - label_smoothing) * of_class, softcap=softcap or 0.0, reduction="none"
+    )
+    dtype = _arguments.loss_dtype(logits.dtype)
+    capped_NV = logits.to(dtype) if not softcap else softcap * torch.tanh(logits.to(dtype) / softcap)
+    lse_N = capped_NV.logsumexp(-1)
+    weight_V = weight.detach().to(dtype)
+    smoothing_N = (label_smoothing / weight_V.numel()) * (lse_N * weight_V.sum() - capped_NV @ weight_V)
+    valid_N = labels != _arguments.IGNORED
+    return loss_N + torch.where(valid_N, smoothing_N, 0.0), torch.where(valid_N, lse_square_scale * lse_N.square(), 0.0)

@@ -6,4 +6,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 .venv/bin/ctest --test-dir "build/${1:-release}" -L gpu --output-on-failure --no-tests=error -j 1
 DISTILL_TEST_DEVICE=cuda DISTILL_BUILD="$PWD/build/${1:-release}" \
-  .venv/bin/python -m pytest tests/training -q -rs -p no:cacheprovider
+  .venv/bin/python -m pytest tests/training tests/packages -q -rs -p no:cacheprovider

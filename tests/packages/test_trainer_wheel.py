@@ -1,0 +1,63 @@
+"""The wheel of distill-trainer: `distill` of a fresh environment trains, and refuses a torch that does not fit."""
+
+import json
+import os
+import re
+
+import pytest
+import torch
+
+import tiny_job
+
+
+@pytest.fixture
+def job(tmp_path):
+    tiny_job.write_job(tmp_path)
+    return tmp_path
+
+
+def test_distill_trains_with_the_torch_of_the_environment(trainer, job):
+    device = f"train.device={os.environ.get('DISTILL_TEST_DEVICE', 'cpu')}"
+    trainer.run("distill", "--config", "config.yaml", "--set", device, cwd=job, OMP_NUM_THREADS="1")
+    lines = [json.loads(line) for line in (job / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert len(losses) >= 2 and all(loss > 0 for loss in losses)
+    assert (job / "run" / "model" / "config.json").exists()
+
+
+def test_ranks_that_distill_starts_itself(trainer, job):
+    """The processes that it starts find the libraries, too."""
+    trainer.run("distill", "--config", "config.yaml", "--set", "parallel.processes=2", cwd=job, OMP_NUM_THREADS="1")
+    assert (job / "run" / "model" / "config.json").exists()
+
+
+def test_arguments_and_exit_codes_are_the_programs(trainer, job):
+    assert re.match(r"distill [\d.]+ \(libtorch ", trainer.run("distill", "--version", cwd=job))
+    assert "missing.yaml" in trainer.run("distill", "--config", "missing.yaml", cwd=job, code=2)
+
+
+def fake_torch(folder, version, cuda):
+    (folder / "lib").mkdir(parents=True)
+    (folder / "lib" / "libtorch_cpu.so").touch()
+    (folder / "version.py").write_text(f"__version__ = {version!r}\ncuda = {cuda!r}\n")
+    return str(folder)
+
+
+def test_another_torch_is_refused_with_both_versions(trainer, job):
+    other = fake_torch(job / "torch", "2.3.1+cu121", "12.1")
+    output = trainer.run("distill", "--version", cwd=job, code=2, DISTILL_TORCH_DIR=other)
+    release = torch.__version__.split("+")[0]
+    assert re.match(rf"distill: distill-trainer \S+ was built for torch {re.escape(release)} \(", output)
+    assert "found torch 2.3.1+cu121 (CUDA 12.1): install that torch" in output
+
+
+def test_an_environment_without_torch(trainer, job):
+    path = next(trainer.site_packages.glob("*.pth"))
+    hidden = path.rename(path.with_suffix(".hidden"))
+    try:
+        output = trainer.run("distill", "--version", cwd=job, code=2)
+    finally:
+        hidden.rename(path)
+    assert re.match(r"distill: \S+/python\S*: expected torch [\d.]+, found no torch", output)
+    output = trainer.run("distill", "--version", cwd=job, code=2, DISTILL_TORCH_DIR=str(job))
+    assert "DISTILL_TORCH_DIR: expected a torch package with lib/libtorch_cpu.so" in output

@@ -1,0 +1,56 @@
+"""Where a peer's test asks for something else than distill-losses promises; docs/python_package.md has the same list.
+
+Each test that matches is expected to fail. If it passes, the difference is gone, and the run says so.
+"""
+
+import re
+from typing import NamedTuple
+
+
+class Difference(NamedTuple):
+    """`pattern` is searched in the test's id, for instance test_jsd.py::test_correctness[dtype0-...].
+
+    `run` is false where the failure would end the process (an assertion on the device) or waits for a kernel of the
+    peer's that is not replaced.
+    """
+
+    pattern: str
+    reason: str
+    run: bool = True
+
+
+CLASS_WEIGHTS = (
+    "class weights together with label smoothing and z-loss: LinearCrossEntropy refuses them (CrossEntropy has them)"
+)
+LIGER = [
+    Difference(
+        r"test_fused_linear_cross_entropy.py::test_correctness(_with_forward_only)?\[True-0\.1-42",
+        CLASS_WEIGHTS,
+    ),
+    Difference(
+        r"test_fused_linear_cross_entropy.py::test_correctness_functional\[\w+-True",
+        CLASS_WEIGHTS,
+    ),
+    Difference(
+        r"test_fused_linear_cross_entropy.py::test_correctness_with_predicted_tokens",
+        "LinearCrossEntropy returns no predicted tokens: its kernel compares arg max with the label, and keeps neither",
+    ),
+    Difference(
+        r"test_cross_entropy.py::test_correctness_with_out_of_bounds_target_once",
+        "a label out of range is a RuntimeError on the CPU and a device-side assertion on CUDA, not an AssertionError "
+        "before the kernel, which would make the host wait for the device",
+        run=False,
+    ),
+    Difference(
+        r"test_cross_entropy.py::test_float32_internal",
+        "calls Liger's Triton kernel itself; there is nothing of ours in it",
+        run=False,
+    ),
+]
+
+CCE: list[Difference] = []
+
+
+def explained(differences, test_id):
+    """The first difference that `test_id` falls under, or None."""
+    return next((d for d in differences if re.search(d.pattern, test_id)), None)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tiny_job
+from wheels import ROOT
 
 
 @pytest.fixture
@@ -23,6 +24,22 @@ def test_distill_trains_with_the_torch_of_the_environment(trainer, job):
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) >= 2 and all(loss > 0 for loss in losses)
     assert (job / "run" / "model" / "config.json").exists()
+
+
+def test_the_quickstarts_configuration(trainer, job):
+    """With tiny models and texts in the places of the real ones."""
+    inputs = job / "work" / "quickstart"
+    (inputs / "data" / "eval").mkdir(parents=True)
+    (job / "train").rename(inputs / "data" / "train")
+    (job / "eval.dtok").rename(inputs / "data" / "eval" / "shard-00000.dtok")
+    for name in ("student", "teacher"):
+        (job / name).rename(inputs / name)
+    changed = ["train.steps=3", "data.seq_len=16", "eval.every=2", "eval.batches=1", "scheduler.warmup_steps=1"]
+    options = [argument for setting in changed for argument in ("--set", setting)]
+    trainer.run("distill", "--config", ROOT / "configs" / "quickstart.yaml", *options, cwd=job, OMP_NUM_THREADS="1")
+    lines = [json.loads(line) for line in (job / "runs" / "quickstart" / "metrics.jsonl").read_text().splitlines()]
+    assert max(line.get("step", 0) for line in lines) == 3
+    assert (job / "runs" / "quickstart" / "model" / "model.safetensors").exists()
 
 
 def test_ranks_that_distill_starts_itself(trainer, job):

@@ -11,12 +11,13 @@ class Difference(NamedTuple):
     """`pattern` is searched in the test's id, for instance test_jsd.py::test_correctness[dtype0-...].
 
     `run` is false where the failure would end the process (an assertion on the device) or waits for a kernel of the
-    peer's that is not replaced.
+    peer's that is not replaced. With `exact_reference` the test is to pass, compared with its reference in fp64.
     """
 
     pattern: str
     reason: str
     run: bool = True
+    exact_reference: bool = False
 
 
 CLASS_WEIGHTS = (
@@ -40,6 +41,12 @@ LIGER = [
         "a label out of range is a RuntimeError on the CPU and a device-side assertion on CUDA, not an AssertionError "
         "before the kernel, which would make the host wait for the device",
         run=False,
+    ),
+    Difference(
+        r"test_cross_entropy.py::test_correctness.*-(sum|none)",
+        "PyTorch's cross-entropy rounds log-probabilities to the inputs' dtype before its backward pass, which with "
+        "these reductions is more than the tolerance of 5e-2 (bf16) or 1e-6 (fp32)",
+        exact_reference=True,
     ),
     Difference(
         r"test_cross_entropy.py::test_float32_internal",

@@ -4,7 +4,10 @@ Every module and function of Liger's for these losses ends in the `apply` of one
 replaced here, so that Liger's own tests pass their inputs through our modules and compare with their own references.
 """
 
+import contextlib
+
 import torch
+import torch.nn.functional as F
 
 from distill_losses import JSD, CrossEntropy, LinearCrossEntropy, LinearJSD
 
@@ -39,6 +42,49 @@ def adapt_module(module):
             return of_log_probabilities(self, log_q, log_p, label)
 
         module.JSD.forward = forward
+
+
+class _ExactCrossEntropy(torch.nn.Module):
+    """What Liger's tests of cross-entropy compare with, in fp64; the result has the dtype that theirs has."""
+
+    def __init__(
+        self,
+        weight=None,
+        lse_square_scale=0.0,
+        reduction="mean",
+        ignore_index=-100,
+        label_smoothing=0.0,
+        return_z_loss=False,
+        dtype=None,
+    ):
+        super().__init__()
+        self.options = dict(reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
+        self.weight = None if weight is None else weight.double()
+        self.lse_square_scale, self.return_z_loss, self.dtype = lse_square_scale, return_z_loss, dtype
+
+    def forward(self, logits, targets):
+        exact, reduction = logits.double(), self.options["reduction"]
+        valid = targets != self.options["ignore_index"]
+        z_loss = torch.where(valid, self.lse_square_scale * exact.logsumexp(-1).square(), 0.0)
+        if reduction != "none":
+            z_loss = z_loss.sum() / (valid.sum() if reduction == "mean" else 1)
+        loss = F.cross_entropy(exact, targets, self.weight, **self.options) + z_loss
+        loss, z_loss = (x.to(self.dtype or logits.dtype) for x in (loss, z_loss))
+        return (loss, z_loss) if self.return_z_loss else loss
+
+
+@contextlib.contextmanager
+def exact_reference(module):
+    """Within it, the references of `module`, a test of cross-entropy, are computed in fp64."""
+    names = ("CrossEntropyLoss", "CrossEntropyWithZLoss")
+    theirs = {name: getattr(module, name) for name in names}
+    for name in names:
+        setattr(module, name, _ExactCrossEntropy)
+    try:
+        yield
+    finally:
+        for name, reference in theirs.items():
+            setattr(module, name, reference)
 
 
 def _outputs(found, labels, ignore_index, reduction, lse_square_scale, predicted, **returned):

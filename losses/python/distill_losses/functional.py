@@ -330,11 +330,13 @@ def _positive(count):
 
 def _with_class_weights(logits, labels, weight, of_class, label_smoothing, lse_square_scale, softcap):
     """(loss [N], z-loss [N]) of class weights together with terms that need a sum over all classes."""
+    # Converted once, for all terms: their gradients cancel, and are added before they are rounded to the logits' dtype.
+    dtype = _arguments.loss_dtype(logits.dtype)
+    logits = logits.to(dtype)
     loss_N, _ = ops.cross_entropy(
         logits, labels, token_weights=(1 - label_smoothing) * of_class, softcap=softcap or 0.0, reduction="none"
     )
-    dtype = _arguments.loss_dtype(logits.dtype)
-    capped_NV = logits.to(dtype) if not softcap else softcap * torch.tanh(logits.to(dtype) / softcap)
+    capped_NV = logits if not softcap else softcap * torch.tanh(logits / softcap)
     lse_N = capped_NV.logsumexp(-1)
     weight_V = weight.detach().to(dtype)
     smoothing_N = (label_smoothing / weight_V.numel()) * (lse_N * weight_V.sum() - capped_NV @ weight_V)

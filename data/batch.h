@@ -4,8 +4,21 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace distill::data {
+
+class Shard;
+
+// Consecutive tokens of one document in a batch. What a model says about them depends on nothing before the first one;
+// where the document has a text of the teacher's own, on all of that text that comes before.
+struct Stretch {
+  const Shard* shard = nullptr; // of the data set, which outlives the batch
+  int64_t document = 0; // within the shard
+  int64_t begin = 0; // first token, within the document
+  int64_t tokens = 0;
+  int64_t at = 0; // of the first token, in the flattened batch
+};
 
 // What the teacher reads in place of a micro-batch's tokens: B sequences of T tokens.
 struct TeacherBatch {
@@ -29,6 +42,10 @@ struct Batch {
   int64_t valid_tokens = 0; // targets that are not -100
   bool packed = false; // false: each sequence is one segment
   std::optional<TeacherBatch> teacher; // with a teacher stream; else the teacher reads the same tokens
+  std::vector<Stretch> stretches; // with whole documents (PackingMode::kPack), in order; without padding
+  // uint8 [N, bytes of a row]: what the data set's TeacherRows have for each token with a target; other rows are
+  // undefined. Undefined tensor: the data set has none, or they lack some token.
+  at::Tensor teacher_rows_NW;
 };
 
 } // namespace distill::data

@@ -160,6 +160,25 @@ int64_t Dataset::vocab_size() const {
   return static_cast<int64_t>(largest);
 }
 
+std::vector<const Shard*> Dataset::shards() const {
+  std::vector<const Shard*> all;
+  for (const Source& source : sources_) {
+    for (const Shard& shard : source.shards) {
+      all.push_back(&shard);
+    }
+  }
+  return all;
+}
+
+const std::string& Dataset::source_of(const Shard& shard) const {
+  const auto has = [&shard](const Source& source) {
+    return std::any_of(source.shards.begin(), source.shards.end(), [&](const Shard& own) { return &own == &shard; });
+  };
+  const auto found = std::find_if(sources_.begin(), sources_.end(), has);
+  TORCH_CHECK(found != sources_.end(), shard.path(), ": is no shard of the data set");
+  return options_.sources[static_cast<size_t>(found - sources_.begin())].path;
+}
+
 base::Digest Dataset::fingerprint(const Stage& stage) const {
   base::Sha256 hash;
   const auto add = [&](auto value) { hash.update(&value, sizeof(value)); };

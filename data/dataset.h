@@ -3,6 +3,7 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "data/packing_mode.h"
 #include "data/sequence_plan.h"
 #include "data/shard.h"
+#include "data/teacher_rows.h"
 #include "data/teacher_text.h"
 
 namespace distill::data {
@@ -84,6 +86,20 @@ class Dataset {
   // Samples [first, first + count), count >= 1. DataLoss: a token id that is not below the shard's vocab_size.
   absl::StatusOr<Batch> batch(int64_t first, int64_t count) const;
 
+  // From now on batch() fills Batch::teacher_rows_NW.
+  void read_teacher_rows(std::shared_ptr<const TeacherRows> rows) {
+    teacher_rows_ = std::move(rows);
+  }
+
+  // Calls `visit` for every stretch that a sample of this stage may hold, source by source, once each (`at` is not set).
+  // Nothing with concatenation.
+  void for_each_stretch(const std::function<void(const Stretch&)>& visit) const;
+
+  // All shards, source by source.
+  std::vector<const Shard*> shards() const;
+  // The path in the options of the source that one of them belongs to.
+  const std::string& source_of(const Shard& shard) const;
+
   // The samples of one epoch of every source. With options.once: the number of samples that are not padding.
   int64_t num_samples() const {
     return num_samples_;
@@ -130,6 +146,9 @@ class Dataset {
     int64_t document; // within the shard
   };
   struct SequenceBuilder;
+  // The tokens of a piece; `at` is not set.
+  Stretch stretch_of(
+      const Source& source, const SequencePlan& plan, const PackedSequences& sequences, const Piece& piece) const;
 
   Dataset() = default;
   static std::vector<int64_t> document_lengths(const Source& source);
@@ -164,6 +183,7 @@ class Dataset {
   std::vector<Source> sources_;
   std::vector<SourceStats> stats_;
   std::optional<Mixer> mixer_;
+  std::shared_ptr<const TeacherRows> teacher_rows_; // null: none
   int64_t teacher_len_ = 0; // tokens of the teacher's sequences; 0: no teacher stream
   int64_t num_samples_ = 0;
   int64_t first_sample_ = 0; // the first one that can be read: where the last stage begins

@@ -63,6 +63,7 @@ struct Dataset::SequenceBuilder {
   int64_t* targets_S;
   std::optional<TokenRow> teacher; // with a teacher stream
   int64_t* rows_S = nullptr; // with a teacher stream: TeacherBatch::rows_BS
+  std::vector<Stretch>& stretches; // of the batch
   std::vector<int64_t> stream; // tokens read from the shard, and the target of the last one
   TeacherText texts;
 
@@ -185,33 +186,54 @@ Fragment Dataset::fragment_of(const Source& source, const SequencePlan& plan, ui
   return {index, 0, place.shard->document_length(place.document)};
 }
 
+Stretch Dataset::stretch_of(
+    const Source& source, const SequencePlan& plan, const PackedSequences& sequences, const Piece& piece) const {
+  const Fragment fragment = fragment_of(source, plan, piece.document);
+  const DocumentPlace place = find(source, fragment.document);
+  if (piece.both_texts()) {
+    const TextLengths lengths = fit_texts(*place.shard, place.document, options_.seq_len, teacher_len_);
+    return {place.shard, place.document, 0, lengths.tokens, 0};
+  }
+  const int64_t begin = fragment.begin + piece.part * sequences.part_len;
+  return {place.shard, place.document, begin, std::min(fragment.end - begin, sequences.part_len), 0};
+}
+
+void Dataset::for_each_stretch(const std::function<void(const Stretch&)>& visit) const {
+  for (const Source& source : sources_) {
+    for (const SequencePlan* plan : {source.rest ? &*source.rest : nullptr, &source.epoch}) {
+      const auto* packed = plan != nullptr ? std::get_if<PackedSequences>(&plan->sequences) : nullptr;
+      for (const Piece& piece : packed != nullptr ? absl::MakeConstSpan(packed->pieces) : absl::Span<const Piece>()) {
+        visit(stretch_of(source, *plan, *packed, piece));
+      }
+    }
+  }
+}
+
 absl::Status Dataset::fill_packed(
     const Source& source, const SequencePlan& plan, const PackedSequences& sequences, int64_t index,
     SequenceBuilder& sequence) const {
   int64_t at = 0, teacher_at = 0;
   for (const Piece& piece : sequences.sequence(index)) {
-    const Fragment fragment = fragment_of(source, plan, piece.document);
-    const DocumentPlace place = find(source, fragment.document);
-    int64_t length = 0, teacher_length = 0;
+    Stretch stretch = stretch_of(source, plan, sequences, piece);
+    stretch.at = sequence.student.flat_begin + at;
+    const Shard& shard = *stretch.shard;
+    int64_t teacher_length = stretch.tokens;
     if (piece.both_texts()) {
-      const TextLengths lengths = fit_texts(*place.shard, place.document, options_.seq_len, teacher_len_);
-      RETURN_IF_ERROR(sequence.read_both(*place.shard, place.document, lengths, at, teacher_at));
-      length = lengths.tokens;
+      const TextLengths lengths = fit_texts(shard, stretch.document, options_.seq_len, teacher_len_);
+      RETURN_IF_ERROR(sequence.read_both(shard, stretch.document, lengths, at, teacher_at));
       teacher_length = lengths.teacher_tokens;
     } else {
-      const int64_t document_begin = place.shard->document_begin(place.document);
-      const int64_t document_end = place.shard->document_begin(place.document + 1);
-      const int64_t begin = document_begin + fragment.begin + piece.part * sequences.part_len;
-      length = teacher_length = std::min(document_begin + fragment.end - begin, sequences.part_len);
+      const int64_t begin = shard.document_begin(stretch.document) + stretch.begin;
       // The last token of a part has the next part's first token as its target.
-      const int64_t readable = std::min(document_end - begin, length + 1);
-      RETURN_IF_ERROR(sequence.read(*place.shard, begin, length, readable, at));
+      const int64_t readable = std::min(shard.document_begin(stretch.document + 1) - begin, stretch.tokens + 1);
+      RETURN_IF_ERROR(sequence.read(shard, begin, stretch.tokens, readable, at));
       if (sequence.teacher) {
-        sequence.read_same(at, length, teacher_at);
+        sequence.read_same(at, stretch.tokens, teacher_at);
       }
     }
-    sequence.student.close_segment(at, at + length);
-    at += length;
+    sequence.stretches.push_back(stretch);
+    sequence.student.close_segment(at, at + stretch.tokens);
+    at += stretch.tokens;
     if (sequence.teacher) {
       sequence.teacher->close_segment(teacher_at, teacher_at + teacher_length);
       teacher_at += teacher_length;
@@ -274,7 +296,8 @@ absl::StatusOr<Batch> Dataset::batch(int64_t first, int64_t count) const {
   batch.positions_BS = at::empty({count, seq_len}, kind);
   batch.packed = options_.packing == PackingMode::kPack;
   SequenceBuilder sequence{
-      row(batch.tokens_BS, batch.positions_BS), batch.targets_BS.mutable_data_ptr<int64_t>(), {}, nullptr, {}, {}};
+      row(batch.tokens_BS, batch.positions_BS), batch.targets_BS.mutable_data_ptr<int64_t>(), {}, nullptr,
+      batch.stretches, {}, {}};
   if (teacher_len_ > 0) {
     batch.teacher.emplace();
     batch.teacher->tokens_BT = at::empty({count, teacher_len_}, kind);
@@ -293,6 +316,9 @@ absl::StatusOr<Batch> Dataset::batch(int64_t first, int64_t count) const {
   if (batch.teacher) {
     batch.teacher->max_seqlen = sequence.teacher->max_seqlen;
     batch.teacher->cu_seqlens = sequence.teacher->segments(kind);
+  }
+  if (teacher_rows_ != nullptr) {
+    ASSIGN_OR_RETURN(batch.teacher_rows_NW, teacher_rows_->read(batch));
   }
   return batch;
 }

@@ -36,26 +36,28 @@ ALLOWED = {
     "trainer/checkpoint": {
         "data", "data/base", "trainer/config", "trainer/device", "trainer/hf", "trainer/metrics", "trainer/models",
         "trainer/optim", "trainer/sharding"},
+    "trainer/teacher_cache": {
+        "data", "data/base", "trainer/config", "trainer/device", "trainer/hf", "trainer/models"},
     "trainer/step": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/optim",
-        "trainer/sharding"},
+        "trainer/sharding", "trainer/teacher_cache"},
     "trainer/precision": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/sharding",
         "trainer/step"},
     "trainer/plan": {
         "data/base", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models",
-        "trainer/sharding", "trainer/step"},
+        "trainer/sharding", "trainer/step", "trainer/teacher_cache"},
     "trainer/run_folder": {
         "data/base", "losses", "trainer/config", "trainer/hf", "trainer/metrics", "trainer/sharding"},
     "trainer/report": {"data/base", "trainer/run_folder"},
     "trainer/loader": {"data", "trainer/sharding", "trainer/step"},
     "trainer/setup": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/hf", "trainer/launch", "trainer/metrics",
-        "trainer/models", "trainer/plan", "trainer/sharding", "trainer/step"},
+        "trainer/models", "trainer/plan", "trainer/sharding", "trainer/step", "trainer/teacher_cache"},
     "trainer": {  # the files that are the run
         "data", "trainer/checkpoint", "trainer/config", "trainer/device", "trainer/launch", "trainer/loader",
         "trainer/metrics", "trainer/optim", "trainer/plan", "trainer/precision", "trainer/report", "trainer/run_folder",
-        "trainer/setup", "trainer/sharding", "trainer/step"},
+        "trainer/setup", "trainer/sharding", "trainer/step", "trainer/teacher_cache"},
     "trainer/tools": {"data", "losses", "trainer"},
     "apps": {"data", "trainer"},
 }

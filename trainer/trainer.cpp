@@ -21,6 +21,7 @@
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/memory_setup.h"
 #include "trainer/setup/prepared_run.h"
+#include "trainer/teacher_capture.h"
 
 namespace distill::trainer {
 namespace {
@@ -68,6 +69,10 @@ class Trainer {
   absl::Status save_model();
   absl::Status end_complete_run(bool write_model);
 
+  bool ended_epoch() const { // with the last step
+    const int64_t epoch = train_data_->num_samples();
+    return state_.samples / epoch != (state_.samples - config_.train.global_batch_size) / epoch;
+  }
   bool due(int64_t every) const {
     return every > 0 && state_.step % every == 0;
   }
@@ -81,9 +86,11 @@ class Trainer {
   std::shared_ptr<const plan::Plan> plan_;
   std::vector<std::string> report_, warnings_; // what the run is about to do
   std::shared_ptr<data::Dataset> train_data_, eval_data_;
+  std::shared_ptr<teacher_cache::CachedRows> train_rows_; // of the training data's teacher; null: it runs
   std::optional<precision::TeacherError> float8_error_; // of the teacher, before the run
   LoadedModels models_;
   std::unique_ptr<TrainStep> step_;
+  std::unique_ptr<TeacherCapture> capture_; // null: what the teacher says is not stored
   std::unique_ptr<SampleGenerator> samples_; // null: the run has no eval.samples
   std::unique_ptr<metrics::Throughput> throughput_;
   std::optional<RunJournal> journal_;
@@ -150,6 +157,7 @@ absl::Status Trainer::load(PreparedRun prepared) {
       config_.data.seq_len, plan_->shape.teacher_seq_len(), config_.train.global_batch_size * config_.data.seq_len,
       mesh_.world_size);
   train_data_ = std::move(inputs.train_data);
+  train_rows_ = std::move(inputs.train_rows);
   eval_data_ = std::move(inputs.eval_data);
   if (inputs.samples) {
     samples_ = std::make_unique<SampleGenerator>(config_, *std::move(inputs.samples), step_->micro_batches(), mesh_);
@@ -176,6 +184,7 @@ absl::Status Trainer::open() {
   if (start_.mode == StartMode::kResume || !start_.resume_from.empty()) {
     ASSIGN_OR_RETURN(resumed, checkpointer_->resume(start_.resume_from, *train_data_));
     state_ = resumed->state;
+    RETURN_IF_ERROR(sharding::agree(mesh_, train_rows_ ? train_rows_->check_stretches(*train_data_) : absl::OkStatus()));
   }
   first_step_ = state_.step;
   total_steps_ = config::total_steps(config_, train_data_->num_samples(), {state_.step, state_.tokens});
@@ -186,6 +195,9 @@ absl::Status Trainer::open() {
   last_step_ = start_.last_step > 0 ? std::min(start_.last_step, total_steps_) : total_steps_;
   RETURN_IF_ERROR(sharding::agree(mesh_, open_journal(resumed)));
   checkpointer_->open(*journal_, context_->ranks().local_world_size);
+  if (config_.teacher.source == config::TeacherSource::kCapture) {
+    ASSIGN_OR_RETURN(capture_, TeacherCapture::begin(config_, mesh_, *models_.teacher, *step_, train_rows_));
+  }
   open_data();
   return absl::OkStatus();
 }
@@ -237,7 +249,7 @@ void Trainer::open_data() {
   const int64_t micro_batches = config_.train.global_batch_size / (micro * mesh_.world_size);
   prefetcher_ = std::make_unique<data::Prefetcher>(
       train_data_, data::BatchSchedule{state_.samples + mesh_.rank * micro, micro, mesh_.world_size * micro},
-      /*depth=*/2 * micro_batches);
+      read_ahead(micro_batches, train_rows_ != nullptr));
   BatchLoader::Hooks hooks;
   hooks.asked_to_stop = [this] { return stop_.received() != 0; };
   hooks.contribute = [this] {
@@ -292,6 +304,9 @@ absl::Status Trainer::run_steps() {
     }
     RETURN_IF_ERROR(handle_results(/*all=*/false));
     RETURN_IF_ERROR(evaluate_and_save());
+    if (capture_ && ended_epoch()) {
+      RETURN_IF_ERROR(capture_->publish());
+    }
   }
   return absl::OkStatus();
 }
@@ -319,6 +334,12 @@ void Trainer::train_step(const GlobalBatch& batch) {
   record.means.valid_tokens = batch.valid_tokens;
   record.means.has_teacher = models_.teacher != nullptr;
   record.tokens = state_.tokens;
+  if (train_rows_) {
+    const auto reading = train_rows_->take_reading();
+    record.teacher_read_bytes = reading.bytes;
+    record.teacher_read_seconds = reading.seconds;
+  }
+  journal_status_.Update(capture_ ? capture_->status() : absl::OkStatus());
   options.failed = !journal_status_.ok();
   options.more = state_.step < last_step_;
   const int64_t shadow_every = config_.float8.shadow_every;
@@ -414,6 +435,9 @@ absl::Status Trainer::evaluate() {
 }
 
 absl::Status Trainer::save_checkpoint(bool periodic) {
+  if (capture_) {
+    capture_->end_part();
+  }
   RETURN_IF_ERROR(handle_results(/*all=*/true)); // the numbers of skipped steps are part of the state
   mesh_.report_progress(state_.step, "checkpoint");
   return periodic ? checkpointer_->save_periodic(state_) : checkpointer_->save_final(state_);
@@ -434,6 +458,9 @@ absl::Status Trainer::show_samples() {
 absl::Status Trainer::close() {
   absl::Status status = handle_results(/*all=*/true);
   RETURN_IF_ERROR(sharding::agree(mesh_, status.ok() ? journal_status_ : status));
+  if (capture_) {
+    RETURN_IF_ERROR(capture_->publish());
+  }
   if (!stopped_ && config_.eval.every > 0) {
     RETURN_IF_ERROR(evaluate());
   }

@@ -106,6 +106,30 @@ void add_inspect_options(CLI::App& app, trainer::InspectRequest& request) {
       ->type_name("FILE");
 }
 
+void add_verify_options(CLI::App& app, VerifyCommand& verify) {
+  CLI::Option* path = app.add_option("DIR", verify.path, "Folder");
+  CLI::Option* cache = app.add_option("--cache", verify.cache.cache, "A teacher's cache, to compare with the teacher")
+                           ->type_name("DIR")
+                           ->excludes(path);
+  CLI::Option* teacher =
+      app.add_option(
+             "--teacher", verify.cache.teacher, "The teacher: random sequences are computed again, and the KL is printed")
+          ->type_name("DIR")
+          ->needs(cache);
+  app.add_option("--samples", verify.cache.samples, "Sequences that are computed again")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber)
+      ->needs(teacher)
+      ->capture_default_str();
+  app.add_option(
+         "--seq-len", verify.cache.seq_len,
+         "Cut the documents as a run with this data.seq_len does. Default: as when they were captured")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber)
+      ->needs(teacher);
+  app.add_option("--seed", verify.cache.seed, "Seed of the draw")->type_name("N")->needs(teacher);
+}
+
 void add_quantize_options(CLI::App& app, QuantizeCommand& quantize) {
   trainer::QuantizeRequest& request = quantize.request;
   add_config_options(app, request.models.config, request.models.overrides);
@@ -183,6 +207,7 @@ void add_report_options(CLI::App& app, ReportCommand& report) {
 struct Commands {
   TrainCommand train; // without a command
   TrainCommand named_train;
+  CaptureCommand capture;
   EvalCommand eval;
   InspectCommand inspect;
   VerifyCommand verify;
@@ -203,6 +228,9 @@ void add_commands(CLI::App& app, Commands& commands) {
   app.set_version_flag("--version", version_text(), "Print the versions of distill and libtorch");
   add_train_options(app, commands.train);
   add_train_options(*app.add_subcommand("train", "Train; the same as no command"), commands.named_train);
+  CLI::App* capture = app.add_subcommand(
+      "capture", "Run the teacher over the data once, and store its predictions in teacher.cache (docs/teacher_cache.md)");
+  add_config_options(*capture, commands.capture.config, commands.capture.overrides);
   add_eval_options(
       *app.add_subcommand(
           "eval", "Evaluate a student on held-out token shards, against its teacher where there is one"),
@@ -210,9 +238,10 @@ void add_commands(CLI::App& app, Commands& commands) {
   add_inspect_options(
       *app.add_subcommand("inspect", "Describe and check a token shard, a model folder, a run folder or a checkpoint"),
       commands.inspect.request);
-  app.add_subcommand("verify", "Compare all checksums of a checkpoint, a model folder or a whole run folder")
-      ->add_option("DIR", commands.verify.path, "Folder")
-      ->required();
+  add_verify_options(
+      *app.add_subcommand(
+          "verify", "Compare all checksums of a checkpoint, a model folder, a teacher's cache or a whole run folder"),
+      commands.verify);
   add_export_options(
       *app.add_subcommand("export", "Write the model of a checkpoint as a Hugging Face folder; needs no GPU"),
       commands.exported);
@@ -257,6 +286,10 @@ Command parsed_command(const CLI::App& app, const Commands& commands) {
       throw CLI::ValidationError("options must be given after the command: distill " + name + " ...");
     }
   }
+  if (name == "capture") {
+    require_config(name, commands.capture.config);
+    return commands.capture;
+  }
   if (name == "eval") {
     if (commands.eval.request.student.empty() || commands.eval.request.data.empty()) {
       require_config(name, commands.eval.request.config, ", or --student and --data,");
@@ -267,6 +300,9 @@ Command parsed_command(const CLI::App& app, const Commands& commands) {
     return commands.inspect;
   }
   if (name == "verify") {
+    if (commands.verify.path.empty() && commands.verify.cache.cache.empty()) {
+      throw CLI::RequiredError("verify: DIR, or --cache,");
+    }
     return commands.verify;
   }
   if (name == "export") {

@@ -9,6 +9,7 @@
 #include "trainer/tools/evaluation_config.h"
 #include "trainer/tools/inspect.h"
 #include "trainer/tools/quantize.h"
+#include "trainer/tools/verify_cache.h"
 
 namespace distill::cli {
 
@@ -30,8 +31,14 @@ struct InspectCommand {
   trainer::InspectRequest request;
 };
 
+struct CaptureCommand {
+  std::string config;
+  std::vector<std::string> overrides;
+};
+
 struct VerifyCommand {
-  std::string path; // checkpoint, model folder or run folder
+  std::string path; // checkpoint, model folder, teacher's cache or run folder; empty: cache.cache
+  trainer::CacheCheckRequest cache;
 };
 
 struct ExportCommand {
@@ -79,7 +86,7 @@ struct QuantizeCommand {
 struct HelpConfigCommand {};
 
 using Command = std::variant<
-    TrainCommand, EvalCommand, InspectCommand, VerifyCommand, ExportCommand, ReplayCommand, PlanCommand,
+    TrainCommand, CaptureCommand, EvalCommand, InspectCommand, VerifyCommand, ExportCommand, ReplayCommand, PlanCommand,
     ProfileMemoryCommand, QuantizeCommand, ReportCommand, HelpConfigCommand>;
 
 struct CommandLine {

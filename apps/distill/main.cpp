@@ -21,6 +21,7 @@ absl::StatusOr<int> run(const Command& command) {
   return std::visit(
       Overloaded{
           [](const TrainCommand& train) { return run_train(train); },
+          [](const CaptureCommand& capture) { return run_capture(capture); },
           [](const EvalCommand& eval) { return run_eval(eval); },
           [](const InspectCommand& inspect) { return run_inspect(inspect); },
           [](const VerifyCommand& verify) { return run_verify(verify); },

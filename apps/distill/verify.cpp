@@ -8,7 +8,9 @@
 namespace distill::cli {
 
 absl::StatusOr<int> run_verify(const VerifyCommand& command) {
-  RETURN_IF_ERROR(trainer::verify(command.path, [](const std::string& line) { std::puts(line.c_str()); }));
+  const auto report = [](const std::string& line) { std::puts(line.c_str()); };
+  RETURN_IF_ERROR(
+      command.path.empty() ? trainer::check_cache(command.cache, report) : trainer::verify(command.path, report));
   return launch::kSuccess;
 }
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "data/base/checksum.h"
 #include "data/base/sha256.h"
 #include "data/base/status_macros.h"
 #include "data/dataset.h"
@@ -31,6 +32,8 @@
 #include "trainer/plan/machine.h"
 #include "trainer/run_folder/events.h"
 #include "trainer/run_folder/records.h"
+#include "trainer/teacher_cache/manifest.h"
+#include "trainer/teacher_cache/part_file.h"
 
 namespace distill::fuzz {
 namespace {
@@ -274,6 +277,46 @@ absl::Status read_machine_json(const uint8_t* data, size_t size) {
   return machine.status();
 }
 
+absl::Status read_cache_manifest(const uint8_t* data, size_t size) {
+  const auto manifest = teacher_cache::parse_manifest(text(data, size), kSource);
+  if (!manifest.ok()) {
+    return manifest.status();
+  }
+  const auto again = teacher_cache::parse_manifest(teacher_cache::to_json(*manifest), kSource);
+  TORCH_CHECK(again.ok() && again->id() == manifest->id(), "a manifest does not read back");
+  TORCH_CHECK(teacher_cache::differences(*manifest, *again).empty(), "a manifest differs from itself");
+  return absl::OkStatus();
+}
+
+absl::Status read_cache_part(const uint8_t* input, size_t size) {
+  using teacher_cache::PartFoot, teacher_cache::PartHead, teacher_cache::StretchEntry;
+  // Checksums stop nearly every change; where they are made to fit, what stands behind them is reached.
+  std::string bytes(text(input, size));
+  if (size >= sizeof(PartHead) + sizeof(PartFoot) && size % 2 == 1) { // the corpus' part has an odd size
+    PartFoot foot;
+    char* at = bytes.data() + size - sizeof(foot);
+    std::memcpy(&foot, at, sizeof(foot));
+    foot.file_bytes = size;
+    const size_t table = std::min(foot.stretches, size / sizeof(StretchEntry)) * sizeof(StretchEntry);
+    const size_t before = size - sizeof(PartHead) - sizeof(foot);
+    foot.table_checksum = base::checksum(at - std::min(table, before), std::min(table, before));
+    base::Checksum sum;
+    sum.update(bytes.data(), sizeof(PartHead));
+    sum.update(&foot, offsetof(PartFoot, checksum));
+    foot.checksum = sum.value();
+    std::memcpy(at, &foot, sizeof(foot));
+  }
+  const auto index = teacher_cache::parse_part(bytes, kSource);
+  if (!index.ok()) {
+    return index.status();
+  }
+  for (size_t i = 0; i < index->stretches.size(); ++i) {
+    const uint64_t end = index->offsets[i] + index->stretches[i].rows * index->head.row_bytes;
+    TORCH_CHECK(index->offsets[i] >= sizeof(PartHead) && end <= size, "rows outside of their file");
+  }
+  return absl::OkStatus();
+}
+
 const std::vector<Target>& targets() {
   static const std::vector<Target> all{
       {"config_yaml", read_config_yaml},     {"safetensors_header", read_safetensors_header},
@@ -281,7 +324,8 @@ const std::vector<Target>& targets() {
       {"token_shard", read_token_shard},     {"checkpoint_index", read_checkpoint_index},
       {"metrics_jsonl", read_metrics_jsonl}, {"tokenizer_json", read_tokenizer_json},
       {"model_config", read_model_config},   {"machine_json", read_machine_json},
-      {"event_file", read_event_file}};
+      {"event_file", read_event_file},       {"cache_manifest", read_cache_manifest},
+      {"cache_part", read_cache_part}};
   return all;
 }
 

@@ -126,14 +126,62 @@ constexpr auto enum_names(ProgressStyle) {
   return base::names_of<ProgressStyle>("auto", "bar", "lines", "none");
 }
 
+// Where the teacher's predictions come from (trainer/teacher_cache/).
+enum class TeacherSource {
+  kModel, // the teacher runs
+  kCache, // read from teacher.cache; no teacher is loaded
+  kCapture, // read from teacher.cache what is there; else the teacher runs, and what it says is written there
+};
+constexpr auto enum_names(TeacherSource) {
+  return base::names_of<TeacherSource>("model", "cache", "capture");
+}
+
+// Of the hidden states in a cache.
+enum class CacheDtype {
+  kAuto, // the one that the teacher computes in
+  kFloat32,
+  kBFloat16,
+  kInt8, // groups of 64 with a bfloat16 scale each
+  kFloat8, // e4m3 with a float32 scale for each token
+};
+constexpr auto enum_names(CacheDtype) {
+  return base::names_of<CacheDtype>("auto", "float32", "bfloat16", "int8", "float8");
+}
+
+// What happens to tokens whose left context differs from the one that was captured.
+enum class OtherContexts {
+  kRefuse,
+  kAllow,
+};
+constexpr auto enum_names(OtherContexts) {
+  return base::names_of<OtherContexts>("refuse", "allow");
+}
+
 // Student and teacher are described by the same keys.
 struct ModelSection {
-  std::string path; // Hugging Face folder; teacher: empty means no teacher
+  std::string path; // Hugging Face folder; teacher: empty means no teacher, unless it is read from a cache
   std::string tokenizer; // folder or tokenizer.json; empty: the model's folder
   ModelInit init = ModelInit::kPretrained;
   ComputeDtype dtype = ComputeDtype::kAuto;
   std::vector<std::string> float8_exceptions; // products that stay in train.dtype (trainer/models/float8_products.h)
   std::vector<std::string> ignore_config_keys; // of config.json, which are known not to change the mathematics
+  TeacherSource source = TeacherSource::kModel; // of the teacher, as the next key
+  std::string cache; // folder
+
+  // The folder whose config.json, weights and tokenizer a run reads; empty: no teacher.
+  std::string folder() const {
+    return source == TeacherSource::kCache ? cache + "/head" : path;
+  }
+  bool reads_cache() const { // all of its predictions
+    return source == TeacherSource::kCache;
+  }
+};
+
+// How a cache of the teacher's predictions is written, and read.
+struct CacheSection {
+  CacheDtype dtype = CacheDtype::kAuto;
+  int64_t part_tokens = 131072; // tokens that the sequences of one file hold
+  OtherContexts other_contexts = OtherContexts::kRefuse;
 };
 
 // The check of a float8 teacher before the run (trainer/precision/gate.h), and of a float8 student during the run.
@@ -257,6 +305,7 @@ struct Config {
   ModelSection student;
   ModelSection teacher;
   Float8Section float8;
+  CacheSection cache;
   DataSection data;
   losses::LossOptions loss;
   losses::ChunkOptions chunks; // keys loss.chunk_size, loss.memory_cap_mb, loss.min_chunk_size
@@ -269,6 +318,10 @@ struct Config {
   ParallelSection parallel;
   ProfileSection profile;
   RunSection run;
+
+  bool has_teacher() const {
+    return !teacher.folder().empty();
+  }
 };
 
 } // namespace distill::config

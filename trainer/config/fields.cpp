@@ -60,8 +60,10 @@ std::vector<Field> model_fields(const std::string& section, Condition condition)
   };
 }
 
-const Condition kTeacher = {
-    [](const Config& c) { return !c.teacher.path.empty(); }, "teacher.path is set", "teacher.path"};
+const Condition kTeacher = {[](const Config& c) { return c.has_teacher(); }, "teacher.path is set", "teacher.path"};
+const Condition kCached = {
+    [](const Config& c) { return c.teacher.source != TeacherSource::kModel; }, "teacher.source is cache or capture",
+    "teacher.source"};
 const Condition kFloat8Teacher = {
     [](const Config& c) { return c.teacher.dtype == ComputeDtype::kFloat8; }, "teacher.dtype is float8",
     "teacher.dtype"};
@@ -84,7 +86,33 @@ std::vector<Field> teacher_fields() {
        "Products that stay in train.dtype, a list: a product in every block (qkv, o, gate_up, down), a block or a range "
        "of blocks (0, 0-3), or both (3.down, 0-3.qkv). `distill quantize` finds them.",
        kFloat8Teacher});
+  fields.push_back(
+      {"teacher", "source", one_of<&Config::teacher, &ModelSection::source>(), "",
+       "Where the teacher's predictions come from. model: the teacher runs. cache: they are read from teacher.cache, which "
+       "`distill capture` has written, and no teacher is loaded. capture: what teacher.cache has is read; for all else "
+       "the teacher runs, and what it says is written there: the first epoch writes, later ones read."});
+  fields.push_back(
+      {"teacher", "cache", Text{member<&Config::teacher, &ModelSection::cache>}, "folder",
+       "Folder of the teacher's stored predictions (docs/teacher_cache.md), for teacher.source: cache or capture, and for "
+       "`distill capture`."});
   return fields;
+}
+
+std::vector<Field> cache_fields() {
+  constexpr auto kCache = &Config::cache;
+  return {
+      {"cache", "dtype", one_of<kCache, &CacheSection::dtype>(), "",
+       "Dtype of the hidden states that are stored. auto: the one that the teacher computes in, which is exact. int8: "
+       "groups of 64 with a scale each. float8: e4m3 with a scale for each token."},
+      {"cache", "part_tokens", Integer{member<kCache, &CacheSection::part_tokens>, 1, kMaxTokens}, "tokens",
+       "Tokens that a file of the cache covers, rounded up to whole micro-batches. A capture that is killed loses at most "
+       "one unfinished file of each rank."},
+      {"cache", "other_contexts", one_of<kCache, &CacheSection::other_contexts>(), "",
+       "What to do if a document is cut at other places than it was when the cache was written, so that some tokens have "
+       "another left context. refuse: an error that names the first such document. allow: their stored predictions are "
+       "used; `distill verify --cache` measures how far they are from those of a run.",
+       kCached},
+  };
 }
 
 std::vector<Field> float8_fields() {
@@ -407,6 +435,7 @@ std::vector<Section> make_sections() {
       {"float8",
        "checks of what float8 changes: of a teacher before the run, of a student while it is trained (docs/float8.md)",
        float8_fields()},
+      {"cache", "the teacher's predictions in a folder (docs/teacher_cache.md)", cache_fields()},
       {"data", "token shards and how documents become sequences", data_fields()},
       {"loss", "hard_weight x cross-entropy + soft_weight x divergence, per token in nats", loss_fields()},
       {"train", "length, batch, device and precision of the run", train_fields()},

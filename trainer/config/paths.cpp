@@ -39,11 +39,17 @@ class Paths {
   Paths(const Config& config, const CheckContext& context) : config_(config), context_(context) {}
 
   std::vector<Problem> run() {
-    model("student", config_.student);
+    const bool capturing = context_.purpose == Purpose::kCapture;
+    if (!capturing || !config_.student.path.empty()) {
+      model("student", config_.student);
+    }
     if (!config_.teacher.path.empty()) {
       model("teacher", config_.teacher);
     }
-    if (context_.purpose == Purpose::kTrain) {
+    if (config_.teacher.reads_cache() && !capturing) {
+      teacher_cache();
+    }
+    if (context_.purpose == Purpose::kTrain || capturing) {
       data_sets("data.train", config_.data.train);
       run_folder();
     }
@@ -105,6 +111,17 @@ class Paths {
     }
     if (!model.tokenizer.empty()) {
       tokenizer(section + ".tokenizer", model.tokenizer);
+    }
+  }
+
+  void teacher_cache() {
+    const std::string& path = config_.teacher.cache;
+    if (!path.empty() &&
+        check_exists("teacher.cache", "teacher.cache", "the folder of a teacher's cache", path) &&
+        !is_there(fs::path(path) / "manifest.json")) {
+      fail(
+          "teacher.cache", "teacher.cache", "the folder of a teacher's cache, with manifest.json",
+          absl::StrCat("none in ", path), "distill capture writes it");
     }
   }
 

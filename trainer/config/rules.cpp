@@ -20,14 +20,17 @@ class Rules {
   std::vector<Problem> run() {
     switched_off_keys();
     required();
+    teacher_source();
     dtypes();
-    loss();
+    if (!capturing()) {
+      loss();
+    }
     if (training()) {
       length_and_batch();
       mesh();
       scheduler();
     }
-    if (context_.purpose != Purpose::kPlan) {
+    if (context_.purpose != Purpose::kPlan && !capturing()) {
       evaluation();
     }
     return std::move(problems_);
@@ -36,6 +39,9 @@ class Rules {
  private:
   bool training() const {
     return context_.purpose == Purpose::kTrain;
+  }
+  bool capturing() const {
+    return context_.purpose == Purpose::kCapture;
   }
   bool given(const std::string& key) const {
     return context_.origins.find(key) != context_.origins.end();
@@ -65,14 +71,38 @@ class Rules {
   }
 
   void required() {
-    if (config_.student.path.empty()) {
+    if (config_.student.path.empty() && !capturing()) {
       fail({"student.path"}, "the folder of the model to train", "none");
     }
-    if (training() && config_.data.train.empty()) {
+    if ((training() || capturing()) && config_.data.train.empty()) {
       fail({"data.train"}, "token shards to train on", "none", "scripts/tokenize.py writes them");
     }
     if (training() && config_.run.dir.empty()) {
       fail({"run.dir"}, "the run folder", "none");
+    }
+  }
+
+  void teacher_source() {
+    const ModelSection& teacher = config_.teacher;
+    const bool stored = teacher.source != TeacherSource::kModel || capturing();
+    if (stored && teacher.cache.empty()) {
+      fail(
+          {"teacher.cache", "teacher.source"}, "the folder of the teacher's stored predictions", "none",
+          capturing() ? "distill capture writes them there" : "");
+    }
+    const bool runs = teacher.source == TeacherSource::kCapture || capturing();
+    if (runs && teacher.path.empty()) {
+      fail({"teacher.path", "teacher.source"}, "the teacher whose predictions are stored", "none");
+    }
+    if (stored && config_.data.packing != data::PackingMode::kPack) {
+      fail(
+          {"data.packing", "teacher.source"}, "pack: the left context of a document's tokens is their document alone",
+          base::enum_name(config_.data.packing));
+    }
+    if (teacher.reads_cache() && !capturing() && teacher.dtype == ComputeDtype::kFloat8) {
+      fail(
+          {"teacher.dtype", "teacher.source"}, "auto, float32 or bfloat16, as the teacher computed outside its blocks",
+          "float8", "what was captured from a float8 teacher is read without it");
     }
   }
 
@@ -90,7 +120,7 @@ class Rules {
   }
 
   void loss() {
-    if (context_.purpose == Purpose::kEvaluate && config_.teacher.path.empty()) {
+    if (context_.purpose == Purpose::kEvaluate && !config_.has_teacher()) {
       return; // load() takes the labels alone
     }
     const losses::LossOptions& loss = config_.loss;
@@ -103,7 +133,7 @@ class Rules {
           {"loss.hard_weight", "loss.soft_weight", "loss.divergence"}, "a loss that is not zero everywhere", weights,
           "give loss.hard_weight, or loss.soft_weight with a divergence");
     }
-    if (soft && config_.teacher.path.empty()) {
+    if (soft && !config_.has_teacher()) {
       fail(
           {"teacher.path", "loss.soft_weight", "loss.divergence"}, "a teacher for the divergence", "none",
           "set teacher.path, or loss.divergence: none and loss.hard_weight: 1 to train on labels alone");

@@ -12,6 +12,7 @@ enum Sum : int64_t {
   kMissing, // ranks without their data
   kFailed, // ranks whose data cannot be read
   kValidTokens,
+  kWithoutRows, // micro-batches that lack the teacher's rows
   kContributed, // two numbers
   kNumSums = kContributed + 2
 };
@@ -41,6 +42,7 @@ absl::StatusOr<std::optional<GlobalBatch>> BatchLoader::next() {
     values[kFailed] = own.ok() ? 0 : 1;
     for (const data::Batch& batch : collected_) {
       values[kValidTokens] += batch.valid_tokens;
+      values[kWithoutRows] += batch.teacher_rows_NW.defined() ? 0 : 1;
     }
     std::copy(contribution.begin(), contribution.end(), values + kContributed);
     if (mesh_.host != nullptr) {
@@ -56,6 +58,10 @@ absl::StatusOr<std::optional<GlobalBatch>> BatchLoader::next() {
       return std::optional<GlobalBatch>();
     }
     if (values[kMissing] == 0) {
+      // The teacher's pass is one of all ranks: it takes place for the whole batch, or not at all.
+      for (data::Batch& batch : collected_) {
+        batch.teacher_rows_NW = values[kWithoutRows] > 0 ? at::Tensor() : batch.teacher_rows_NW;
+      }
       return std::optional(GlobalBatch{std::exchange(collected_, {}), values[kValidTokens]});
     }
   }

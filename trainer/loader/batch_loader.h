@@ -30,7 +30,8 @@ class BatchLoader {
   BatchLoader(const sharding::Mesh& mesh, data::Prefetcher& batches, int64_t micro_batches, Hooks hooks)
       : mesh_(mesh), batches_(batches), micro_batches_(micro_batches), hooks_(std::move(hooks)) {}
 
-  // nullopt: a rank was asked to stop. An error of one rank is an error on all.
+  // nullopt: a rank was asked to stop. An error of one rank is an error on all. Either all micro-batches of all ranks
+  // have the teacher's rows, or none has.
   absl::StatusOr<std::optional<GlobalBatch>> next();
 
  private:

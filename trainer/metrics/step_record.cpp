@@ -86,6 +86,11 @@ Json step_json(const StepRecord& r) {
   for (size_t i = 0; i < r.phases.size(); ++i) {
     json["phase_seconds"][phase_name(static_cast<Phase>(i))] = r.phases[i];
   }
+  if (r.teacher_read_seconds > 0) {
+    json["teacher_read"] = {
+        {"bytes", r.teacher_read_bytes},
+        {"bytes_per_second", static_cast<double>(r.teacher_read_bytes) / r.teacher_read_seconds}};
+  }
   json["tokens_per_second"] = number(r.tokens_per_second);
   if (r.mfu_causal > 0) {
     json["mfu_causal"] = r.mfu_causal;

@@ -46,6 +46,8 @@ struct StepRecord {
   int64_t tokens = 0; // since the start of the run, padding included
   double seconds = 0; // duration of this step
   PhaseSeconds phases{};
+  int64_t teacher_read_bytes = 0; // rows of a teacher's cache that this rank has read since the previous step
+  double teacher_read_seconds = 0; // how long its data thread took for that, while other steps ran
   double tokens_per_second = 0;
   double mfu_causal = 0, mfu_full = 0; // model FLOPs utilisation, fractions (metrics/flops.h); 0: unknown device
   int64_t peak_memory_bytes = 0; // of tensors; on the CPU, of the process

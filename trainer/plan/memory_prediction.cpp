@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 
+#include <bit>
 #include <numeric>
 
 #include "trainer/device/simulation.h"
@@ -67,6 +68,9 @@ data::Batch token_batch(const RunShape& shape) {
   if (shape.teacher_stream) {
     const int64_t length = shape.teacher_seq_len();
     batch.teacher = {tokens(length), tokens(length), boundaries(rows, length, batch.packed), length, tokens(seq_len)};
+  }
+  if (shape.reads_teacher()) {
+    batch.teacher_rows_NW = at::empty({shape.tokens(), shape.cached_rows->row_bytes()}, at::kByte);
   }
   return batch;
 }
@@ -153,7 +157,7 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   MemoryPrediction prediction;
 
   const trainer::ModelSource student{shape.student, nullptr};
-  const trainer::ModelSource teacher{shape.teacher.value_or(models::ModelConfig{}), nullptr};
+  const trainer::ModelSource teacher{shape.teacher.value_or(models::ModelConfig{}), nullptr, shape.cached_rows};
   // Nothing is read, and nothing can fail.
   trainer::LoadedModels models = *trainer::load_models(
       config, environment, *mesh, student, shape.teacher ? &teacher : nullptr,
@@ -186,6 +190,10 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   prediction.host_activations = host_activations->used();
   const int64_t state = state_bytes(*models.student);
   prediction.host_optimizer = state_on_host ? state : 0;
+  if (shape.cached_rows) { // pinned memory comes in powers of two
+    prediction.host_teacher = trainer::most_in_memory(shape.micro_batches, /*cached_rows=*/true) *
+        static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(shape.cached_bytes())));
+  }
   prediction.host_checkpoint = config.checkpoint.async && config.checkpoint.every > 0 ? state : 0;
   return prediction;
 }

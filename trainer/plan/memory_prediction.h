@@ -29,9 +29,10 @@ struct MemoryPrediction {
   int64_t host_activations = 0; // pinned
   int64_t host_optimizer = 0; // pinned
   int64_t host_checkpoint = 0; // pinned, made with the first periodic checkpoint
+  int64_t host_teacher = 0; // pinned: rows of a teacher's cache, read ahead
 
   int64_t host_bytes() const {
-    return host_activations + host_optimizer + host_checkpoint;
+    return host_activations + host_optimizer + host_checkpoint + host_teacher;
   }
 
   int64_t peak() const { // of the bytes that tensors have allocated

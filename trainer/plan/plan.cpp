@@ -91,6 +91,7 @@ absl::StatusOr<Plan> plan_on(const PlanRequest& request, const Target& target, B
   Plan plan;
   ASSIGN_OR_RETURN(
       plan.shape, run_shape(request.config, request.student, request.teacher, target, request.teacher_stream));
+  plan.shape.cached_rows = request.cached_rows;
   plan.machine = request.machine;
   plan.automatic = std::holds_alternative<config::AutomaticPolicies>(memory.activation);
   plan.budget_bytes = gib_to_bytes(memory.budget_gib);

@@ -21,6 +21,16 @@ void add_row(std::string& text, const std::string& name, const std::string& valu
   absl::StrAppendFormat(&text, "  %-34s %s\n", name, value);
 }
 
+std::string teacher_text(const RunShape& shape) {
+  if (!shape.teacher) {
+    return "none";
+  }
+  return shape.reads_teacher() ? absl::StrFormat(
+                                 "from a cache, %s, %d bytes a token", base::enum_name(shape.cached_rows->encoding),
+                                 shape.cached_rows->row_bytes())
+                           : models::precision_text(*shape.teacher, shape.environment.teacher_dtype);
+}
+
 std::string category_table(const Plan& plan) {
   const device::MemoryPhase phase = plan.memory.use.peak_phase();
   const device::PhasePeak& peak = plan.memory.use.phases[static_cast<size_t>(phase)];
@@ -89,6 +99,9 @@ std::string Plan::text() const {
   text += "host memory of one rank\n";
   add_row(text, "offloaded activations", absl::StrFormat("%18s", bytes_text(memory.host_activations)));
   add_row(text, "optimizer state", absl::StrFormat("%18s", bytes_text(memory.host_optimizer)));
+  if (memory.host_teacher > 0) {
+    add_row(text, "teacher's rows, read ahead", absl::StrFormat("%18s", bytes_text(memory.host_teacher)));
+  }
   add_row(text, "copy for checkpoints", absl::StrFormat("%18s", bytes_text(memory.host_checkpoint)));
   text += "run\n";
   add_row(
@@ -111,7 +124,7 @@ std::string Plan::text() const {
           "%d micro-batch(es) of %d x %d tokens, student %s, teacher %s%s", shape.micro_batches,
           shape.config.train.micro_batch_size, shape.config.data.seq_len,
           models::precision_text(shape.student, shape.environment.student_dtype),
-          shape.teacher ? models::precision_text(*shape.teacher, shape.environment.teacher_dtype) : "none",
+          teacher_text(shape),
           shape.teacher_stream ? absl::StrFormat(
                                      ", which reads %d x %d tokens of its own", shape.config.train.micro_batch_size,
                                      shape.teacher_seq_len())
@@ -162,6 +175,7 @@ std::string Plan::json() const {
   json["gathered_bytes"] = memory.gathers.total_bytes();
   json["micro_batches"] = shape.micro_batches;
   json["tokens_per_micro_batch"] = shape.tokens();
+  json["cached_bytes_per_token"] = shape.cached_rows ? shape.cached_rows->row_bytes() : 0;
   json["teacher_tokens_per_micro_batch"] = shape.teacher ? shape.teacher_tokens() : 0;
   Json policies = Json::array();
   for (const models::ActivationPolicy policy : shape.policies) {
@@ -184,6 +198,7 @@ std::string Plan::json() const {
   bytes["host_activations"] = memory.host_activations;
   bytes["host_optimizer"] = memory.host_optimizer;
   bytes["host_checkpoint"] = memory.host_checkpoint;
+  bytes["host_teacher"] = memory.host_teacher;
   for (size_t p = 0; p < device::kNumMemoryPhases; ++p) {
     const device::PhasePeak& peak = memory.use.phases[p];
     Json& phase = json["phases"][device::phase_name(static_cast<device::MemoryPhase>(p))];

@@ -10,6 +10,7 @@
 #include "trainer/models/activation_policy.h"
 #include "trainer/models/model_config.h"
 #include "trainer/step/environment.h"
+#include "trainer/teacher_cache/row_format.h"
 
 namespace distill::plan {
 
@@ -33,6 +34,7 @@ struct RunShape {
   int64_t ranks_per_node = 8;
   int64_t micro_batches = 1; // in a step, on one rank
   bool teacher_stream = false; // the teacher reads tokens of its own, in sequences of data.teacher_seq_len
+  std::optional<teacher_cache::RowFormat> cached_rows; // of a teacher whose hidden states are read, or stored as well
   losses::ChunkPlan head;
   std::vector<models::ActivationPolicy> policies; // one for each of the student's blocks
 
@@ -47,6 +49,12 @@ struct RunShape {
   }
   int64_t teacher_tokens() const { // of a micro-batch, that the teacher reads
     return config.train.micro_batch_size * teacher_seq_len();
+  }
+  bool reads_teacher() const { // which has no blocks
+    return cached_rows && teacher && teacher->num_layers == 0;
+  }
+  int64_t cached_bytes() const { // of the teacher's rows of a micro-batch
+    return cached_rows ? tokens() * cached_rows->row_bytes() : 0;
   }
   int64_t ranks() const {
     return shard * replicate;

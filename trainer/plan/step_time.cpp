@@ -255,10 +255,12 @@ StepTime predict_time(const RunShape& shape, const Machine& machine, const Gathe
   const double tables = shape.student.tie_word_embeddings ? 1 : 2;
   const double reduces = layers * student.reduce + tables * unit_reduce(shape, machine, table);
   if (shape.teacher) {
-    const BlockTime teacher = block_time(shape, machine, /*teacher=*/true);
     const auto teacher_layers = static_cast<double>(shape.teacher->num_layers);
+    const BlockTime teacher = teacher_layers > 0 ? block_time(shape, machine, /*teacher=*/true) : BlockTime{};
     at_phase(time, Phase::kTeacher) = micro * teacher_layers * teacher.forward;
-    if (shape.teacher_stream) { // the hidden states of the student's tokens are read and written
+    if (shape.reads_teacher()) {
+      at_phase(time, Phase::kTeacher) += micro * static_cast<double>(shape.cached_bytes()) / machine.host_bytes;
+    } else if (shape.teacher_stream) { // the hidden states of the student's tokens are read and written
       at_phase(time, Phase::kTeacher) += micro * 2 * tokens * static_cast<double>(shape.teacher->hidden_size) *
           element_bytes(shape.environment.teacher_dtype) / machine.memory_bytes;
     }

@@ -22,16 +22,16 @@ absl::StatusOr<ModelSource> open_model(
   }
   if (absl::Status status = models::check_sequence_length(*config, seq_len); !status.ok()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(section.path, "/config.json against ", length_key, ": ", std::string(status.message())));
+        absl::StrCat(section.folder(), "/config.json against ", length_key, ": ", std::string(status.message())));
   }
   ModelSource input;
   input.config = *config;
-  if (section.init == config::ModelInit::kRandom) {
+  if (section.init == config::ModelInit::kRandom && !section.reads_cache()) {
     input.weights = models::random_weights(*config, seed);
     return input;
   }
   std::vector<std::string> notes;
-  auto weights = hf::open_weights(section.path, *config, &notes);
+  auto weights = hf::open_weights(section.folder(), *config, &notes);
   if (!weights.ok()) {
     return weights.status();
   }
@@ -42,17 +42,24 @@ absl::StatusOr<ModelSource> open_model(
   return input;
 }
 
+absl::StatusOr<ModelSource> open_teacher(const config::Config& config) {
+  const bool longer = config.data.teacher_length() > config.data.seq_len;
+  return open_model(
+      config.teacher, "teacher", longer ? config.data.teacher_seq_len : config.data.seq_len,
+      longer ? "data.teacher_seq_len" : "data.seq_len", config.train.seed + 1);
+}
+
+// `once`: every document once, in the order of the data.
 absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
-    const config::Config& config, config::Purpose purpose, const std::optional<base::Digest>& tokenizer,
-    int64_t vocab_size, bool pin_memory) {
-  const bool once = purpose == config::Purpose::kEvaluate;
+    const config::Config& config, const std::vector<config::DataSet>& sets, bool once,
+    const std::optional<base::Digest>& tokenizer, int64_t vocab_size, bool pin_memory) {
   data::DataOptions options;
-  for (const config::DataSet& set : once ? config.data.eval : config.data.train) {
+  for (const config::DataSet& set : sets) {
     options.sources.push_back({set.path, set.weight});
   }
   options.seq_len = config.data.seq_len;
   options.teacher_seq_len = config.data.teacher_seq_len;
-  options.teacher_stream = !config.teacher.path.empty();
+  options.teacher_stream = config.has_teacher();
   options.packing = config.data.packing;
   options.shuffle = config.data.shuffle && !once;
   options.seed = config.data.seed;
@@ -61,6 +68,33 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
   options.vocab_size = vocab_size;
   options.pin_memory = pin_memory;
   return data::Dataset::open(options);
+}
+
+// A teacher that is read from a cache: lets the data sets read its rows.
+absl::Status open_cached_teacher(
+    const config::Config& config, const Environment& environment, const std::optional<base::Digest>& tokenizer,
+    Inputs& inputs) {
+  ASSIGN_OR_RETURN(const auto index, open_cache(config, environment, inputs.teacher->config, tokenizer));
+  inputs.teacher->cached_rows = index->manifest().rows;
+  inputs.teacher_text = describe_cache(*index);
+  base::ProblemList problems;
+  if (inputs.train_data) {
+    inputs.train_rows =
+        problems.take(attach_rows(config, environment, index, *inputs.train_data, "data.train")).value_or(nullptr);
+  }
+  if (inputs.eval_data) {
+    problems.add(attach_rows(config, environment, index, *inputs.eval_data, "data.eval").status());
+  }
+  return problems.status();
+}
+
+// A teacher whose rows are stored as it computes them: lets the training data read those that are there.
+absl::Status open_capturing_teacher(const config::Config& config, const Environment& environment, Inputs& inputs) {
+  ASSIGN_OR_RETURN(
+      const auto index, open_growing_cache(config, environment, inputs.teacher->config, inputs.train_data));
+  inputs.teacher->cached_rows = index->manifest().rows;
+  ASSIGN_OR_RETURN(inputs.train_rows, attach_rows(config, environment, index, *inputs.train_data, "data.train"));
+  return absl::OkStatus();
 }
 
 // With train.epochs the data say how many steps the run has; other lengths were checked with the configuration.
@@ -80,15 +114,12 @@ absl::Status check_schedule(const config::Config& config, const data::Dataset& d
 absl::StatusOr<Inputs> open_inputs(
     const config::Config& config, const Environment& environment, config::Purpose purpose) {
   base::ProblemList problems;
-  const bool has_teacher = !config.teacher.path.empty();
+  const bool has_teacher = config.has_teacher();
   auto student =
       problems.take(open_model(config.student, "student", config.data.seq_len, "data.seq_len", config.train.seed));
   std::optional<ModelSource> teacher;
   if (has_teacher) {
-    const bool longer = config.data.teacher_length() > config.data.seq_len;
-    teacher = problems.take(open_model(
-        config.teacher, "teacher", longer ? config.data.teacher_seq_len : config.data.seq_len,
-        longer ? "data.teacher_seq_len" : "data.seq_len", config.train.seed + 1));
+    teacher = problems.take(open_teacher(config));
   }
   const auto tokenizer = problems.take(check_tokenizers(config));
   int64_t vocab_size = student ? student->config.vocab_size : 0; // 0: not known, not checked
@@ -97,18 +128,18 @@ absl::StatusOr<Inputs> open_inputs(
   }
   Inputs inputs;
   const bool pin_memory = environment.device.is_cuda();
-  const auto open = [&](config::Purpose kind) {
-    auto data = problems.take(open_data(config, kind, tokenizer.value_or(std::nullopt), vocab_size, pin_memory));
+  const auto open = [&](const std::vector<config::DataSet>& sets, bool once) {
+    auto data = problems.take(open_data(config, sets, once, tokenizer.value_or(std::nullopt), vocab_size, pin_memory));
     return data ? *std::move(data) : nullptr;
   };
   if (purpose == config::Purpose::kTrain) {
-    inputs.train_data = open(config::Purpose::kTrain);
+    inputs.train_data = open(config.data.train, /*once=*/false);
     if (inputs.train_data) {
       problems.add(check_schedule(config, *inputs.train_data));
     }
   }
   if (!config.data.eval.empty()) {
-    inputs.eval_data = open(config::Purpose::kEvaluate);
+    inputs.eval_data = open(config.data.eval, /*once=*/true);
   }
   if (purpose == config::Purpose::kTrain && config.eval.samples > 0 && inputs.eval_data) {
     inputs.samples = problems.take(open_sample_inputs(config));
@@ -120,6 +151,29 @@ absl::StatusOr<Inputs> open_inputs(
         config, inputs.student.config, inputs.teacher ? &inputs.teacher->config : nullptr, environment,
         /*needs_grad=*/purpose == config::Purpose::kTrain));
     inputs.head = head.value_or(losses::ChunkPlan{});
+  }
+  if (inputs.teacher && config.teacher.reads_cache()) {
+    problems.add(open_cached_teacher(config, environment, tokenizer.value_or(std::nullopt), inputs));
+  }
+  if (inputs.teacher && inputs.train_data && config.teacher.source == config::TeacherSource::kCapture) {
+    problems.add(open_capturing_teacher(config, environment, inputs));
+  }
+  RETURN_IF_ERROR(problems.status());
+  return inputs;
+}
+
+absl::StatusOr<CaptureInputs> open_capture_inputs(const config::Config& config, const Environment& environment) {
+  base::ProblemList problems;
+  CaptureInputs inputs;
+  inputs.teacher = problems.take(open_teacher(config)).value_or(ModelSource{});
+  const auto tokenizer = problems.take(check_tokenizers(config));
+  for (const std::vector<config::DataSet>* sets : {&config.data.train, &config.data.eval}) {
+    if (!sets->empty()) {
+      auto data = problems.take(open_data(
+          config, *sets, /*once=*/true, tokenizer.value_or(std::nullopt), inputs.teacher.config.vocab_size,
+          environment.device.is_cuda()));
+      inputs.data.push_back(data ? *std::move(data) : nullptr);
+    }
   }
   RETURN_IF_ERROR(problems.status());
   return inputs;

@@ -4,12 +4,14 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "data/dataset.h"
 #include "losses/head/chunk_policy.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load.h"
 #include "trainer/setup/sample_inputs.h"
+#include "trainer/setup/cached_teacher.h"
 #include "trainer/step/environment.h"
 #include "trainer/step/loaded_models.h"
 
@@ -21,6 +23,8 @@ struct Inputs {
   std::optional<ModelSource> teacher; // nullopt: hard labels only
   std::shared_ptr<data::Dataset> train_data; // null for evaluation
   std::shared_ptr<data::Dataset> eval_data; // null without data.eval
+  std::shared_ptr<teacher_cache::CachedRows> train_rows; // what is stored of the teacher; null: nothing
+  std::string teacher_text; // of a teacher that is read from a cache, for the start report
   losses::ChunkPlan head; // for one micro-batch
   std::optional<SampleInputs> samples; // with eval.samples, for training
 };
@@ -28,6 +32,13 @@ struct Inputs {
 // Checks model folders and their tensors, tokenizers, data and the loss head's memory. Reports all problems together.
 absl::StatusOr<Inputs> open_inputs(
     const config::Config& config, const Environment& environment, config::Purpose purpose);
+
+// What `distill capture` reads: the teacher, and all documents of a run's data sets once, in their order.
+struct CaptureInputs {
+  ModelSource teacher;
+  std::vector<std::shared_ptr<data::Dataset>> data; // data.train, then data.eval where there is some
+};
+absl::StatusOr<CaptureInputs> open_capture_inputs(const config::Config& config, const Environment& environment);
 
 // Text that identifies a model or a data set in checkpoints and messages.
 std::string describe_shape(const models::ModelConfig& config);

@@ -69,13 +69,13 @@ absl::Status check_same_inputs(
   absl::Status status =
       sharding::check_equal_on_all_ranks(mesh, "configuration", absl::StrCat(config::dump(config), run));
   for (const auto& [name, section] : {std::pair("student", &config.student), std::pair("teacher", &config.teacher)}) {
-    if (!status.ok() || section->path.empty()) {
+    if (!status.ok() || section->folder().empty()) {
       continue;
     }
-    const auto files = hf::folder_fingerprint(section->path);
+    const auto files = hf::folder_fingerprint(section->folder());
     status = sharding::agree(mesh, files.status());
     if (status.ok()) {
-      const std::string what = absl::StrCat(name, ".path (model files in ", section->path, ")");
+      const std::string what = absl::StrCat(name, " (model files in ", section->folder(), ")");
       status = sharding::check_equal_on_all_ranks(mesh, what, *files);
     }
   }

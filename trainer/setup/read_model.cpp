@@ -3,6 +3,7 @@
 #include "data/base/status_macros.h"
 #include "trainer/hf/config_json.h"
 #include "trainer/models/layout.h"
+#include "trainer/setup/cached_teacher.h"
 
 namespace distill::trainer {
 namespace {
@@ -44,7 +45,10 @@ absl::Status check_whole_blocks(const models::ModelConfig& config, const std::st
 } // namespace
 
 absl::StatusOr<models::ModelConfig> read_model(const config::ModelSection& section, const std::string& name) {
-  ASSIGN_OR_RETURN(models::ModelConfig config, hf::read_model_config(section.path, section.ignore_config_keys));
+  ASSIGN_OR_RETURN(models::ModelConfig config, hf::read_model_config(section.folder(), section.ignore_config_keys));
+  if (section.reads_cache()) {
+    return teacher_cache::head_only(std::move(config));
+  }
   if (section.dtype != config::ComputeDtype::kFloat8) {
     return config;
   }
@@ -59,6 +63,26 @@ absl::StatusOr<models::ModelConfig> read_model(const config::ModelSection& secti
     RETURN_IF_ERROR(check_whole_blocks(config, name));
   }
   return config;
+}
+
+absl::StatusOr<std::optional<models::ModelConfig>> read_teacher(const config::Config& config) {
+  if (!config.has_teacher()) {
+    return std::optional<models::ModelConfig>();
+  }
+  ASSIGN_OR_RETURN(models::ModelConfig teacher, read_model(config.teacher, "teacher"));
+  return std::optional(std::move(teacher));
+}
+
+absl::StatusOr<std::optional<teacher_cache::RowFormat>> read_cached_rows(
+    const config::Config& config, const Environment& environment, const models::ModelConfig* teacher) {
+  std::optional<teacher_cache::RowFormat> rows;
+  if (config.teacher.reads_cache()) {
+    ASSIGN_OR_RETURN(const teacher_cache::Manifest manifest, teacher_cache::read_manifest(config.teacher.cache));
+    rows = manifest.rows;
+  } else if (config.teacher.source == config::TeacherSource::kCapture && teacher != nullptr) {
+    ASSIGN_OR_RETURN(rows, row_format(config, environment, *teacher));
+  }
+  return rows;
 }
 
 } // namespace distill::trainer

@@ -43,7 +43,9 @@ std::vector<std::string> start_report(
       "device: %s (%s), %.1f GiB", environment.device.str(), device.name,
       static_cast<double>(device.memory_bytes) / (1 << 30)));
   lines.push_back(model_line("student", config.student, inputs.student.config, environment.student_dtype));
-  if (inputs.teacher) {
+  if (!inputs.teacher_text.empty()) {
+    lines.push_back(inputs.teacher_text);
+  } else if (inputs.teacher) {
     lines.push_back(model_line("teacher", config.teacher, inputs.teacher->config, environment.teacher_dtype));
   }
   if (inputs.train_data) {

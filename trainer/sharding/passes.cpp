@@ -73,7 +73,9 @@ void expect_passes(const std::vector<Pass>& passes) {
 
 void prefetch_first(ModelShards& model) {
   model.prefetch(model.embedding_unit());
-  model.prefetch(model.block_unit(0));
+  if (model.config().num_layers > 0) {
+    model.prefetch(model.block_unit(0));
+  }
 }
 
 at::Tensor forward_hidden(

@@ -42,4 +42,23 @@ SlotSet make_slots(const SlotOptions& options, const Mesh& mesh, ModelShards& st
   return slots;
 }
 
+SlotSet make_frozen_slots(const SlotOptions& options, const Mesh& mesh, ModelShards& model, const std::string& role) {
+  SlotSet slots;
+  if (mesh.gather == nullptr) {
+    return slots;
+  }
+  const at::Device device = model.options().device;
+  SlotPlan plan;
+  plan.block_slots = options.slots > 0 ? options.slots : options.prefetch + 1;
+  plan.prefetch = options.prefetch;
+  model.add_to_plan(plan);
+  if (options.checks) {
+    slots.checks = std::make_unique<SlotChecks>(device);
+    name_units(*slots.checks, role, model);
+  }
+  slots.weights = std::make_unique<WeightSlots>(device, *mesh.gather, plan, slots.checks.get());
+  model.use_slots(slots.weights.get(), nullptr, options.accumulation);
+  return slots;
+}
+
 } // namespace distill::sharding

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "trainer/sharding/gradient_slots.h"
 #include "trainer/sharding/mesh.h"
@@ -27,5 +28,8 @@ struct SlotOptions {
 
 // Makes the slots for both models and has the models use them. `teacher` null: none, or one that is not sharded.
 SlotSet make_slots(const SlotOptions& options, const Mesh& mesh, ModelShards& student, ModelShards* teacher);
+
+// The same for one frozen model alone, which has no gradients.
+SlotSet make_frozen_slots(const SlotOptions& options, const Mesh& mesh, ModelShards& model, const std::string& role);
 
 } // namespace distill::sharding

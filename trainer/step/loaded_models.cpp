@@ -63,6 +63,7 @@ absl::StatusOr<LoadedModels> load_models(
   base::ProblemList problems;
   LoadedModels models;
   models.student = problems.take(std::move(loaded_student)).value_or(nullptr);
+  models.cached_rows = teacher != nullptr ? teacher->cached_rows : std::nullopt;
   models.teacher = problems.take(std::move(loaded_teacher)).value_or(nullptr);
   RETURN_IF_ERROR(problems.status());
   sharding::SlotOptions options;

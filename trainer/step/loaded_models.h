@@ -11,6 +11,7 @@
 #include "trainer/sharding/model_shards.h"
 #include "trainer/sharding/slot_set.h"
 #include "trainer/step/environment.h"
+#include "trainer/teacher_cache/row_format.h"
 
 namespace distill::trainer {
 
@@ -18,6 +19,8 @@ namespace distill::trainer {
 struct ModelSource {
   models::ModelConfig config;
   std::shared_ptr<const models::WeightSource> weights; // null in a simulated run, which reads no weights
+  // Of a teacher some or all of whose hidden states are read from a cache. A model without blocks: all of them.
+  std::optional<teacher_cache::RowFormat> cached_rows = std::nullopt;
 };
 
 enum class Role {
@@ -45,6 +48,7 @@ struct LoadedModels {
   sharding::SlotSet slots;
   std::unique_ptr<sharding::ModelShards> student;
   std::unique_ptr<sharding::ModelShards> teacher; // null: hard labels only
+  std::optional<teacher_cache::RowFormat> cached_rows; // of the teacher's ModelSource
 };
 
 // `teacher` null: none. `host_state` and errors as for load_model. Units are gathered by copies if the mesh has peer

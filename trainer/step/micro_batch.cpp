@@ -24,19 +24,45 @@ at::Tensor lm_head(sharding::ModelShards& model) {
 
 MicroBatchRunner::MicroBatchRunner(
     const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher,
-    ActivationMemory memory, models::BlockFunctions block)
+    std::optional<teacher_cache::RowFormat> cached_rows, ActivationMemory memory, models::BlockFunctions block)
     : config_(config),
       student_(student),
       teacher_(teacher),
+      cached_rows_(std::move(cached_rows)),
       student_rope_(models::make_rope_table(student.config(), config.data.seq_len, student.options().device)),
       block_(std::move(block)),
       pass_(student, student_rope_, std::move(memory.policies), std::move(memory.host), block_),
       phases_(student.options().device) {
-  if (teacher_ != nullptr) {
+  if (runs_teacher()) {
     // Evaluation data without a teacher stream may be longer than training data with one.
     const int64_t positions = std::max(config.data.seq_len, config.data.teacher_length());
     teacher_rope_ = models::make_rope_table(teacher_->config(), positions, teacher_->options().device);
   }
+}
+
+at::Tensor MicroBatchRunner::cached_hidden(const data::Batch& batch) {
+  const sharding::ShardOptions& options = teacher_->options();
+  const at::Tensor rows_NW = copy_to_device(batch.teacher_rows_NW, options.device);
+  sharding::prefetch_first(student_);
+  at::Tensor hidden_NG = teacher_cache::decode(*cached_rows_, rows_NW, options.compute_dtype);
+  device::label(hidden_NG, device::Category::kHidden);
+  return hidden_NG;
+}
+
+at::Tensor MicroBatchRunner::teacher_hidden(const data::Batch& batch, const sharding::TokenBatch& tokens) {
+  if (batch.teacher_rows_NW.defined()) {
+    return cached_hidden(batch);
+  }
+  TORCH_CHECK(runs_teacher(), "the teacher is read from a cache: expected rows in the batch, found none");
+  if (!batch.teacher) {
+    return sharding::forward_hidden(*teacher_, teacher_rope_, tokens, /*next=*/&student_, block_);
+  }
+  const sharding::TokenBatch own = teacher_token_batch(batch, tokens.tokens_N.device());
+  const at::Tensor rows_N = copy_to_device(batch.teacher->rows_BS.flatten(), tokens.tokens_N.device());
+  const at::Tensor hidden_TG = sharding::forward_hidden(*teacher_, teacher_rope_, own, /*next=*/&student_, block_);
+  at::Tensor hidden_NG = hidden_TG.index_select(0, rows_N);
+  device::label(hidden_NG, device::Category::kHidden);
+  return hidden_NG;
 }
 
 losses::LinearHeadInputs MicroBatchRunner::run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens) {
@@ -48,15 +74,7 @@ losses::LinearHeadInputs MicroBatchRunner::run_teacher(const data::Batch& batch,
   if (teacher_ == nullptr) {
     return inputs;
   }
-  if (batch.teacher) {
-    const sharding::TokenBatch own = teacher_token_batch(batch, device);
-    const at::Tensor rows_N = copy_to_device(batch.teacher->rows_BS.flatten(), device);
-    const at::Tensor hidden_TG = sharding::forward_hidden(*teacher_, teacher_rope_, own, /*next=*/&student_, block_);
-    inputs.teacher_hidden_NG = hidden_TG.index_select(0, rows_N);
-    device::label(inputs.teacher_hidden_NG, device::Category::kHidden);
-  } else {
-    inputs.teacher_hidden_NG = sharding::forward_hidden(*teacher_, teacher_rope_, tokens, /*next=*/&student_, block_);
-  }
+  inputs.teacher_hidden_NG = teacher_hidden(batch, tokens);
   inputs.teacher_weight_VG = lm_head(*teacher_);
   return inputs;
 }
@@ -100,6 +118,9 @@ void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Te
   expect(passes, /*then=*/last ? std::vector<sharding::Pass>{{teacher_}} : passes);
   begin(metrics::Phase::kTeacher);
   losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
+  if (cached_rows_ && !batch.teacher_rows_NW.defined()) {
+    give_rows(batch, inputs.teacher_hidden_NG);
+  }
   begin(metrics::Phase::kForward);
   inputs.hidden_NH = pass_.forward(tokens);
   begin(metrics::Phase::kHead);
@@ -108,7 +129,22 @@ void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Te
   pass_.backward(tokens, std::move(dhidden_NH), last);
 }
 
-void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
+// The rows of the tokens with a target, for the observer. The simulation makes them, too.
+void MicroBatchRunner::give_rows(const data::Batch& batch, const at::Tensor& hidden_NG) {
+  const at::Tensor valid_R = batch.targets_BS.is_meta() || hidden_NG.is_meta()
+      ? at::empty({batch.valid_tokens}, at::kLong)
+      : batch.targets_BS.flatten().ne(losses::kIgnoreIndex).nonzero().flatten();
+  const at::Tensor rows_RW = teacher_cache::encode(
+      *cached_rows_, hidden_NG.index_select(0, copy_to_device(valid_R, hidden_NG.device())));
+  if (teacher_observer_) {
+    teacher_observer_(batch, rows_RW);
+  }
+}
+
+// A teacher that can run does so, since not all ranks may have the rows.
+void MicroBatchRunner::evaluate(const data::Batch& full_batch, at::Tensor& sums_M) {
+  data::Batch batch = full_batch;
+  batch.teacher_rows_NW = runs_teacher() ? at::Tensor() : batch.teacher_rows_NW;
   const std::vector<sharding::Pass> passes = {{teacher_}, {&student_}};
   expect(passes, passes);
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);

@@ -8,6 +8,7 @@
 #include "trainer/config/config.h"
 #include "trainer/metrics/phase_timer.h"
 #include "trainer/sharding/passes.h"
+#include "trainer/teacher_cache/row_format.h"
 
 namespace distill::trainer {
 
@@ -28,11 +29,12 @@ struct ActivationMemory {
 // M = losses::kNumTokenMetrics.
 class MicroBatchRunner {
  public:
-  // `teacher` null: hard labels only. Both models must outlive this object. `block`: the functions that run a decoder
-  // block.
+  // `teacher` null: hard labels only. `cached_rows`: what Batch::teacher_rows_NW has, where a batch has it: the teacher
+  // does not run then. Both models must outlive this object. `block`: the functions that run a decoder block.
   MicroBatchRunner(
       const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher,
-      ActivationMemory memory = {}, models::BlockFunctions block = {});
+      std::optional<teacher_cache::RowFormat> cached_rows = std::nullopt, ActivationMemory memory = {},
+      models::BlockFunctions block = {});
 
   // Accumulates the gradients of grad_scale * sum of the tokens' losses into the student's units and adds the sums of
   // every metric over the tokens to sums_M (fp64, on the device). `last`: this is the step's last micro-batch.
@@ -42,8 +44,14 @@ class MicroBatchRunner {
   // The most probable next token after each of the tokens `rows` (places among the flattened tokens), computed with one
   // forward pass and one token's logits at a time. Waits for the device. The batch's targets are not used.
   std::vector<int64_t> next_tokens(const data::Batch& batch, const std::vector<int64_t>& rows, WhichModel which);
-  bool has_teacher() const {
-    return teacher_ != nullptr;
+  // Called in train() wherever the teacher ran and its rows are cached: with them, [valid tokens, W] on the device.
+  using TeacherObserver = std::function<void(const data::Batch& batch, const at::Tensor& rows_RW)>;
+  void observe_teacher(TeacherObserver observer) {
+    teacher_observer_ = std::move(observer);
+  }
+  // Whether there is a teacher with all of its blocks.
+  bool runs_teacher() const {
+    return teacher_ != nullptr && teacher_->config().num_layers > 0;
   }
   // Starts gathering the first units of the next micro-batch, unless the optimizer changes them.
   void prefetch_first();
@@ -64,6 +72,9 @@ class MicroBatchRunner {
   // Returns the targets, the teacher's hidden states in the order of the student's tokens, and its lm_head, whose unit
   // stays gathered until run_head releases it.
   losses::LinearHeadInputs run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens);
+  at::Tensor teacher_hidden(const data::Batch& batch, const sharding::TokenBatch& tokens); // [N, G]
+  at::Tensor cached_hidden(const data::Batch& batch); // [N, G]
+  void give_rows(const data::Batch& batch, const at::Tensor& hidden_NG);
   losses::LinearHeadOutput run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads);
   // The head with gradients: adds to sums_M and to the lm_head's gradient, and returns the gradient of the hidden
   // states.
@@ -72,11 +83,13 @@ class MicroBatchRunner {
   const config::Config& config_;
   sharding::ModelShards& student_;
   sharding::ModelShards* teacher_;
+  std::optional<teacher_cache::RowFormat> cached_rows_;
   models::RopeTable student_rope_, teacher_rope_;
   models::BlockFunctions block_;
   sharding::TrainingPass pass_;
   metrics::PhaseTimer phases_;
   std::function<void(const char* phase)> phase_observer_;
+  TeacherObserver teacher_observer_;
 };
 
 // Waits for the device and copies the sums to the host.

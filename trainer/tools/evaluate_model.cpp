@@ -19,7 +19,7 @@ std::string describe(const config::Config& config, const Environment& environmen
       "%s, sequences of %d tokens, %s on %s, %s", config.student.path, config.data.seq_len,
       models::precision_text(inputs.student.config, environment.student_dtype), environment.device.str(),
       inputs.teacher ? absl::StrFormat(
-                           "teacher %s (%s)", config.teacher.path,
+                           "teacher %s (%s)", config.teacher.reads_cache() ? config.teacher.cache : config.teacher.path,
                            models::precision_text(inputs.teacher->config, environment.teacher_dtype))
                      : "no teacher: the loss is the cross-entropy on the labels");
 }
@@ -38,7 +38,8 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
   }
   const launch::StopSignal stop("ending the evaluation without a result, then exit code 1");
   const auto start = std::chrono::steady_clock::now();
-  MicroBatchRunner micro(config, *student, teacher.get());
+  MicroBatchRunner micro(
+      config, *student, teacher.get(), inputs.teacher ? inputs.teacher->cached_rows : std::nullopt);
   ASSIGN_OR_RETURN(
       const EvaluationResult result,
       evaluate_dataset(

@@ -12,6 +12,7 @@
 #include "trainer/hf/model_checksums.h"
 #include "trainer/metrics/status_line.h"
 #include "trainer/metrics/task_progress.h"
+#include "trainer/teacher_cache/cache_folder.h"
 
 namespace distill::trainer {
 namespace {
@@ -58,6 +59,14 @@ absl::Status verify_model(const std::string& folder, const Output& out) {
   return absl::OkStatus();
 }
 
+absl::Status verify_cache(const std::string& folder, const Output& out) {
+  ASSIGN_OR_RETURN(const teacher_cache::VerifiedCache verified, teacher_cache::verify_cache(folder, out.progress));
+  out.report(absl::StrFormat(
+      "%s: teacher's cache, %d parts, %d rows, %d bytes: every checksum fits", folder, verified.parts, verified.rows,
+      verified.bytes));
+  return absl::OkStatus();
+}
+
 absl::Status verify_run(const std::string& folder, const Output& out) {
   std::vector<absl::Status> results;
   for (const auto& [step, path] : checkpoint::complete_checkpoints(folder)) {
@@ -86,6 +95,9 @@ absl::Status verify(const std::string& path, const Report& report) {
   if (holds(path, checkpoint::kMarkerFile) || holds(path, checkpoint::kIndexFile)) {
     return verify_checkpoint(path, out);
   }
+  if (holds(path, teacher_cache::kManifestFile)) {
+    return verify_cache(path, out);
+  }
   if (holds(path, "config.json") || holds(path, hf::kChecksumsFile)) {
     return verify_model(path, out);
   }
@@ -94,7 +106,8 @@ absl::Status verify(const std::string& path, const Report& report) {
   }
   return absl::NotFoundError(absl::StrCat(
       path, ": expected a checkpoint (", checkpoint::kMarkerFile,
-      "), a model folder (config.json) or a run folder (config.yaml), found none of these"));
+      "), a model folder (config.json), a teacher's cache (", teacher_cache::kManifestFile,
+      ") or a run folder (config.yaml), found none of these"));
 }
 
 } // namespace distill::trainer

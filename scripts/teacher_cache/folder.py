@@ -1,0 +1,114 @@
+"""The folder of a teacher's cache: manifest.json and head/ (trainer/teacher_cache/manifest.h, cache_folder.h)."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from teacher_cache.part_file import checksum
+
+VERSION = 1
+# Keys of the manifest without paths, in the order in which they are hashed.
+IDENTITY = (
+    "format",
+    "version",
+    "encoding",
+    "hidden_size",
+    "vocab_size",
+    "teacher_shape",
+    "teacher_hash",
+    "precision",
+    "compute_dtype",
+    "tokenizer_hash",
+    "seq_len",
+    "teacher_seq_len",
+    "micro_batch_size",
+    "part_samples",
+    "parts",
+    "data",
+)
+DATA_IDENTITY = ("header_hash", "documents", "tokens")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+WHOLE, ENDS, BLOCK, BLOCKS = 1 << 20, 64 << 10, 4 << 10, 64  # of a file's fingerprint, bytes
+
+
+def cache_id(manifest):
+    """The bytes that every part of the cache repeats."""
+    identity = {key: manifest[key] for key in IDENTITY}
+    identity["data"] = [{key: file[key] for key in DATA_IDENTITY} for file in manifest["data"]]
+    return hashlib.sha256(json.dumps(identity, separators=(",", ":"), ensure_ascii=False).encode()).digest()
+
+
+def write_manifest(folder, manifest):
+    path = Path(folder) / "manifest.json"
+    partial = Path(f"{path}.partial")
+    with open(partial, "w") as file:
+        file.write(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(partial, path)
+
+
+def _fingerprint(path):
+    data = path.read_bytes() if path.stat().st_size <= WHOLE else None
+    if data is not None:
+        return checksum(data)
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        pieces = [file.read(ENDS)]
+        for i in range(1, BLOCKS):
+            file.seek(size // BLOCKS * i)
+            pieces.append(file.read(BLOCK))
+        file.seek(size - ENDS)
+        pieces.append(file.read(ENDS))
+    return checksum(b"".join(pieces))
+
+
+def teacher_hash(folder):
+    """A hash of the files that define a model (trainer/hf/fingerprint.cpp)."""
+    names = sorted(
+        path
+        for path in Path(folder).iterdir()
+        if path.suffix == ".safetensors" or path.name in ("config.json", "model.safetensors.index.json")
+    )
+    text = "".join(f"{path.name} {path.stat().st_size} {_fingerprint(path):016x}\n" for path in names)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_head(folder):
+    """(lm_head [V, G], final norm [G]) of a Hugging Face folder, in the dtype that they are stored in."""
+    found = {}
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"):
+                if name in file.keys():  # noqa: SIM118 - a file of safetensors is no dictionary
+                    found[name] = file.get_tensor(name)
+    lm_head = found.get("lm_head.weight", found.get("model.embed_tokens.weight"))
+    if lm_head is None or "model.norm.weight" not in found:
+        raise ValueError(f"{folder}: expected model.norm.weight and lm_head.weight or model.embed_tokens.weight")
+    return lm_head, found["model.norm.weight"]
+
+
+def write_head(folder, teacher, lm_head, norm, dtype):
+    """head/: what a run needs of the teacher besides the rows."""
+    head = Path(folder) / "head"
+    head.mkdir()
+    shutil.copyfile(Path(teacher) / "config.json", head / "config.json")
+    for name in TOKENIZER_FILES:
+        if (Path(teacher) / name).exists():
+            shutil.copyfile(Path(teacher) / name, head / name)
+    tensors = {"lm_head.weight": lm_head, "model.norm.weight": norm}
+    save_file({name: t.to(dtype).contiguous() for name, t in tensors.items()}, head / "model.safetensors")
+    sums = [f"XXH3 ({path.name}) = {checksum(path.read_bytes()):016x}\n" for path in sorted(head.iterdir())]
+    (head / "checksums.xxh3").write_text("".join(sums))
+
+
+def encode(hidden, encoding):
+    """Rows of hidden states [R, G] as bytes."""
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[encoding]
+    return hidden.to(dtype).contiguous().view(torch.uint8).numpy().tobytes()

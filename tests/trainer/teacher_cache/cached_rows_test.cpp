@@ -1,0 +1,174 @@
+#include "trainer/teacher_cache/cached_rows.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+
+#include "tests/trainer/teacher_cache/cache_fixture.h"
+
+namespace distill::teacher_cache {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class CachedRowsTest : public CacheTest {
+ protected:
+  absl::StatusOr<std::shared_ptr<CachedRows>> open(RowsOptions options = {}) {
+    options.data_key = "data.train";
+    auto index = Index::open(folder_.string(), options.partial);
+    return index.ok() ? CachedRows::open(*index, *data_, options) : index.status();
+  }
+
+  // Every token with a target has the row of its own id.
+  void expect_own_rows(int64_t samples, int64_t count) {
+    int64_t tokens = 0;
+    for (int64_t first = 0; first < samples; first += count) {
+      const data::Batch batch = data::testing::get(*data_, first, count);
+      ASSERT_TRUE(batch.teacher_rows_NW.defined());
+      const at::Tensor rows_N2 = decode(manifest_.rows, batch.teacher_rows_NW, at::kFloat);
+      const at::Tensor counts = batch.targets_BS.flatten().ne(-100);
+      const at::Tensor ids = batch.tokens_BS.flatten().masked_select(counts).to(at::kFloat);
+      tokens += ids.numel();
+      EXPECT_TRUE(at::equal(rows_N2.select(1, 0).masked_select(counts), ids)) << first;
+      EXPECT_TRUE(rows_N2.select(1, 1).masked_select(counts).eq(0.5).all().item<bool>());
+    }
+    EXPECT_GT(tokens, 0);
+  }
+};
+
+const std::vector<int64_t> kLengths = {5, 20, 1, 9, 8, 3, 17, 2, 2, 6};
+
+TEST_F(CachedRowsTest, EveryTokenFindsItsRowInAnyOrderAndBatch) {
+  for (const auto& [shuffle, count] : {std::pair(false, 1), std::pair(true, 3), std::pair(true, 1)}) {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+    open_data(kLengths, {.shuffle = shuffle, .seed = 5});
+    write_cache(8);
+    const auto rows = open();
+    ASSERT_TRUE(rows.ok()) << rows.status();
+    data_->read_teacher_rows(*rows);
+    expect_own_rows(3 * data_->num_samples(), count); // over three epochs
+    const CachedRows::Reading reading = (*rows)->take_reading();
+    EXPECT_GE(reading.bytes, 3 * 8 * 60); // 63 tokens with a target, 3 epochs
+    EXPECT_GT(reading.seconds, 0);
+    EXPECT_EQ((*rows)->take_reading().bytes, 0);
+  }
+}
+
+TEST_F(CachedRowsTest, ALongerSequenceUsesTheRowsOfDocumentsThatWereNotCut) {
+  open_data({5, 7, 3, 8}, {.seq_len = 16});
+  write_cache(8);
+  const auto rows = open();
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  data_->read_teacher_rows(*rows);
+  expect_own_rows(data_->num_samples(), 1);
+}
+
+TEST_F(CachedRowsTest, AShorterStretchUsesTheFirstRowsOfALongerOne) {
+  open_data({5, 7, 3, 8});
+  write_cache(100);
+  ASSERT_TRUE(open().ok());
+  data_ = nullptr;
+  open_data({5, 7, 3, 8}, {.seq_len = 6}); // 7 and 8 are cut after 6: the second parts lack their context
+  const absl::Status status = open().status();
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(HasSubstr("data.train: "), HasSubstr("document 1 is cut at other places than in the cache"),
+            HasSubstr("expected 1 tokens from token 6 on"), HasSubstr("(data.seq_len 6), found 7 from token 0 on"),
+            HasSubstr("captured with data.seq_len 8"), HasSubstr("the same with 1 more of 6 stretches")));
+}
+
+TEST_F(CachedRowsTest, OtherContextsAreUsedWhereThatIsAllowed) {
+  for (const auto& [captured, length] : {std::pair(8, 6), std::pair(6, 8), std::pair(5, 16)}) {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+    open_data(kLengths, {.seq_len = length});
+    write_cache(captured);
+    EXPECT_TRUE(absl::IsInvalidArgument(open().status()));
+    const auto rows = open({.other_contexts = true});
+    ASSERT_TRUE(rows.ok()) << rows.status();
+    data_->read_teacher_rows(*rows);
+    expect_own_rows(data_->num_samples(), 1);
+  }
+}
+
+TEST_F(CachedRowsTest, WhatIsMissingIsAnErrorOrNoRows) {
+  open_data(kLengths);
+  write_cache(8);
+  std::filesystem::remove(part_path(folder_.string(), 1));
+  const absl::Status status = open().status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is not complete: expected parts 0 to 4, found 4 of them"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("without part 1"));
+  const auto rows = open({.partial = true});
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  data_->read_teacher_rows(*rows);
+  int64_t with = 0;
+  for (int64_t sample = 0; sample < data_->num_samples(); ++sample) {
+    with += data::testing::get(*data_, sample, 1).teacher_rows_NW.defined() ? 1 : 0;
+  }
+  EXPECT_GT(with, 0);
+  EXPECT_LT(with, data_->num_samples());
+}
+
+TEST_F(CachedRowsTest, ChangedAndForeignDataAreNamedWithBothHashes) {
+  open_data(kLengths);
+  write_cache(8);
+  const std::string before = base::hex(manifest_.data[0].header_hash);
+  std::vector<int64_t> other = kLengths;
+  other[0] = 6;
+  open_data(other);
+  const std::string message(open().status().message());
+  EXPECT_THAT(message, AllOf(HasSubstr("train.dtok: its header_hash is "), HasSubstr(before)));
+  EXPECT_THAT(message, HasSubstr("the data changed after the capture"));
+  EXPECT_THAT(message, HasSubstr(base::hex(manifest_.data[0].header_hash)));
+}
+
+TEST_F(CachedRowsTest, ConcatenatedDocumentsAreRefused) {
+  open_data(kLengths, {.packing = data::PackingMode::kConcat});
+  write_cache(8);
+  EXPECT_THAT(std::string(open().status().message()), HasSubstr("data.packing: expected pack, found concat"));
+}
+
+TEST_F(CachedRowsTest, ADamagedRowIsFoundWhenItIsRead) {
+  open_data(kLengths);
+  write_cache(8);
+  const std::string file = part_path(folder_.string(), 0);
+  std::string bytes = read_file(file);
+  bytes[100] = static_cast<char>(bytes[100] ^ 1);
+  write("part-00000000.dtc", bytes);
+  const auto rows = open();
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  data_->read_teacher_rows(*rows);
+  absl::Status status;
+  for (int64_t sample = 0; sample < data_->num_samples() && status.ok(); ++sample) {
+    status = data_->batch(sample, 1).status();
+  }
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(file), HasSubstr("are damaged: expected checksum ")));
+}
+
+TEST_F(CachedRowsTest, APartOfAnotherCacheIsRefused) {
+  open_data(kLengths);
+  write_cache(8);
+  manifest_.seq_len = 9;
+  write_part(0, {});
+  manifest_.seq_len = 8;
+  const absl::Status status = open().status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("part-00000000.dtc: is a part of another cache: expected part 0"));
+}
+
+TEST_F(CachedRowsTest, AFolderThatIsNoCacheIsSaidToBeNone) {
+  open_data(kLengths);
+  EXPECT_TRUE(absl::IsNotFound(open().status()));
+  ASSERT_TRUE(begin_cache(folder_.string(), manifest_).ok());
+  EXPECT_TRUE(begin_cache(folder_.string(), manifest_).ok());
+  manifest_.precision = "bfloat16";
+  EXPECT_THAT(
+      std::string(begin_cache(folder_.string(), manifest_).message()),
+      HasSubstr("precision: expected \"bfloat16\", found \"float32\""));
+}
+
+} // namespace
+} // namespace distill::teacher_cache

@@ -1,0 +1,72 @@
+#include "trainer/teacher_cache/part_thread.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+
+#include "tests/trainer/teacher_cache/cache_fixture.h"
+
+namespace distill::teacher_cache {
+namespace {
+
+using testing::HasSubstr;
+
+class PartThreadTest : public data::testing::FolderTest {
+ protected:
+  // Two rows of 8 bytes.
+  static RowsToWrite rows(int64_t part, uint32_t document, bool last) {
+    StretchEntry entry{};
+    entry.document = document;
+    entry.tokens = 3;
+    entry.rows = 2;
+    return {part, {entry}, at::full({2, 8}, static_cast<int64_t>(document), at::kByte), nullptr, last};
+  }
+};
+
+TEST_F(PartThreadTest, PartsAreTheSameBytesAsOnesThatAreWrittenAtOnce) {
+  PartThread thread(folder_.string(), {}, 8);
+  for (const int64_t part : {0, 2}) {
+    thread.push(rows(part, 1, false));
+    thread.push(rows(part, 2, true));
+  }
+  ASSERT_TRUE(thread.finish().ok());
+  EXPECT_EQ(thread.parts(), 2);
+  EXPECT_EQ(*complete_parts(folder_.string()), (std::vector<int64_t>{0, 2}));
+  auto writer = PartWriter::create(path("other"), {}, 2, 8);
+  for (const uint32_t document : {1, 2}) {
+    const RowsToWrite some = rows(2, document, false);
+    ASSERT_TRUE(writer->append(some.stretches[0], std::string(16, static_cast<char>(document))).ok());
+  }
+  ASSERT_TRUE(writer->finish().ok());
+  const auto content = [](const std::string& file) {
+    std::ifstream in(file, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_EQ(content(part_path(folder_.string(), 2)), content(path("other")));
+}
+
+TEST_F(PartThreadTest, WhatIsNotCompleteIsRemoved) {
+  {
+    PartThread thread(folder_.string(), {}, 8);
+    thread.push(rows(0, 1, false));
+    ASSERT_TRUE(thread.finish().ok());
+    EXPECT_TRUE(std::filesystem::exists(part_path(folder_.string(), 0) + ".partial"));
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
+TEST_F(PartThreadTest, AFullDiskIsNamedAndNothingMoreIsWritten) {
+  std::filesystem::create_symlink("/dev/full", part_path(folder_.string(), 1) + ".partial");
+  PartThread thread(folder_.string(), {}, 8);
+  thread.push(rows(0, 1, true));
+  thread.push(rows(1, 1, true));
+  thread.push(rows(2, 1, true));
+  const absl::Status status = thread.finish();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("part-00000001.dtc.partial: cannot write: No space left"));
+  EXPECT_EQ(*complete_parts(folder_.string()), std::vector<int64_t>{0});
+  for (int i = 0; i < 20; ++i) { // does not wait for a thread that writes no more
+    thread.push(rows(3, 1, true));
+  }
+}
+
+} // namespace
+} // namespace distill::teacher_cache

@@ -1,0 +1,353 @@
+"""A teacher that was captured once trains, evaluates and is verified as the one that runs."""
+
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import teacher_texts
+import tiny
+from test_resume import files, timeless
+
+
+def steps_of(run):
+    """What was computed in each step and evaluation, without times."""
+    return [
+        [{key: value for key, value in record.items() if key != "teacher_read"} for record in timeless(records)]
+        for records in tiny.read_metrics(run)
+    ]
+
+
+def weights_of(run):
+    return files(run / "model")["model.safetensors"]
+
+
+@pytest.fixture
+def config(tmp_path, models, ragged_shard):
+    """A configuration with packed documents; `dtype` is of both models, `ranks` of training."""
+
+    def build(name, dtype="float32", ranks=1, micro=2, shard=ragged_shard, **sections):
+        student, teacher = models["qwen3"]
+        data = {"packing": "pack", "shuffle": True, "seed": 5, "eval": [{"path": shard}]} | sections.pop("data", {})
+        train = {"steps": 8, "micro_batch_size": micro, "global_batch_size": 12, "dtype": dtype}
+        train |= {"deterministic": tiny.DEVICE == "cuda"} | sections.pop("train", {})
+        sections.setdefault("eval", {"every": 4})
+        parallel = {"processes": ranks} | sections.pop("parallel", {})
+        tiny.need_devices(ranks)
+        return tiny.base_config(
+            tmp_path / name, student, teacher, shard, data=data, train=train, parallel=parallel, **sections
+        )
+
+    return build
+
+
+def capture(folder, config, cache, *flags, code=tiny.SUCCESS, **settings):
+    sets = [part for key, value in settings.items() for part in ("--set", f"{key.replace('_', '.', 1)}={value}")]
+    path = tiny.write_config(Path(folder) / "capture", config)
+    return tiny.distill("capture", "--config", path, "--set", f"teacher.cache={cache}", *sets, *flags, code=code)
+
+
+def from_cache(config, cache, **teacher):
+    """The configuration of a run that has the cache and no teacher's folder."""
+    return config | {"teacher": {"source": "cache", "cache": str(cache)} | teacher}
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory, models, ragged_shard):
+    """The cache of a dtype, which is captured when it is asked for first."""
+    found = {}
+
+    def cache(dtype, **settings):
+        key = (dtype, *settings.items())
+        if key not in found:
+            folder = tmp_path_factory.mktemp("caches")
+            student, teacher = models["qwen3"]
+            data = {"packing": "pack", "eval": [{"path": ragged_shard}]}
+            base = tiny.base_config(
+                folder, student, teacher, ragged_shard, data=data, train={"dtype": dtype, "micro_batch_size": 3}
+            )
+            capture(folder, base, folder / "cache", cache_part_tokens=200, **settings)
+            found[key] = folder / "cache"
+        return found[key]
+
+    return cache
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ranks, micro", [(1, 2), (1, 6), (3, 2), (3, 1)])
+def test_a_run_from_the_cache_is_the_online_run_bit_for_bit(tmp_path, config, caches, dtype, ranks, micro):
+    online = tiny.train(tmp_path, config("online", dtype, ranks, micro))
+    cached = tiny.train(tmp_path, from_cache(config("cached", dtype, ranks, micro), caches(dtype)))
+    assert steps_of(cached) == steps_of(online)
+    assert weights_of(cached) == weights_of(online)
+
+
+def test_other_data_orders_and_lengths_of_uncut_documents_use_the_same_cache(tmp_path, models, config, caches):
+    shard = tiny.make_shard(tmp_path / "short.dtok", tiny.random_documents(9, [3, 17, 30, 9, 25, 31, 6] * 6))
+    base = config("base", shard=shard)
+    capture(tmp_path, base, tmp_path / "cache")
+    for name, data in {"longer": {"seq_len": 48}, "order": {"seed": 9}, "straight": {"shuffle": False}}.items():
+        online = config(f"{name}-online", shard=shard, data=data)
+        cached = from_cache(config(f"{name}-cached", shard=shard, data=data), tmp_path / "cache")
+        runs = [tiny.train(tmp_path, each) for each in (online, cached)]
+        assert steps_of(runs[0]) == steps_of(runs[1])
+        assert weights_of(runs[0]) == weights_of(runs[1])
+
+
+def test_mixed_data_sets_find_their_rows(tmp_path, config, ragged_shard):
+    other = tiny.make_shard(tmp_path / "other.dtok", tiny.random_documents(4, [40, 7, 33, 80, 12] * 5))
+    data = {"train": [{"path": ragged_shard, "weight": 3}, {"path": other}], "eval": [{"path": other}]}
+    capture(tmp_path, config("base", data=data), tmp_path / "cache")
+    data["train"][0]["weight"] = 0.7  # free
+    online = tiny.train(tmp_path, config("online", data=data))
+    cached = tiny.train(tmp_path, from_cache(config("cached", data=data), tmp_path / "cache"))
+    assert weights_of(cached) == weights_of(online)
+
+
+def test_a_teacher_with_a_text_of_its_own_is_cached_too(tmp_path, config):
+    shard = str(tmp_path / "texts.dtok")
+    teacher_texts.write_shard(shard, teacher_texts.ragged_documents(3, 60))
+    data = {"teacher_seq_len": 40}
+    capture(tmp_path, config("base", shard=shard, data=data), tmp_path / "cache")
+    online = tiny.train(tmp_path, config("online", shard=shard, data=data))
+    cached = tiny.train(tmp_path, from_cache(config("cached", shard=shard, data=data, ranks=3), tmp_path / "cache"))
+    three = tiny.train(tmp_path, config("three", shard=shard, data=data, ranks=3))
+    assert weights_of(cached) == weights_of(three)
+    one = tiny.train(tmp_path, from_cache(config("one", shard=shard, data=data), tmp_path / "cache"))
+    assert weights_of(one) == weights_of(online)
+
+
+def test_evaluation_and_plan_need_no_teacher_either(tmp_path, config, caches):
+    online, cached = config("online"), from_cache(config("cached"), caches("float32"))
+    assert tiny.evaluate(tmp_path, cached) == tiny.evaluate(tmp_path, online)
+    path = tiny.write_config(tmp_path, cached)
+    plan = json.loads(tiny.distill("plan", "--config", path, "--json").stdout)
+    assert plan["cached_bytes_per_token"] == 64 * 4
+    # Three micro-batches... of a step, the next step's with one more, and one that is being read.
+    micro_batches = plan["micro_batches"]
+    assert plan["bytes"]["host_teacher"] == (2 * micro_batches + 2) * 2 * 32 * 256
+    shown = tiny.distill("--config", path, "--dry-run").stdout
+    assert "teacher: from the cache" in shown and "teacher's rows, read ahead" in shown
+    of_online = json.loads(tiny.distill("plan", "--config", tiny.write_config(tmp_path, online), "--json").stdout)
+    assert plan["bytes"]["static"] < of_online["bytes"]["static"]
+
+
+def test_the_plan_of_a_cached_run_is_its_peak(tmp_path, config, caches):
+    path = tiny.write_config(tmp_path, from_cache(config("cached", micro=6), caches("float32")))
+    plan = json.loads(tiny.distill("plan", "--config", path, "--json").stdout)
+    report = json.loads(tiny.distill("profile-memory", "--config", path, "--out", tmp_path / "p", "--json").stdout)
+    text = json.dumps(report)
+    assert plan["bytes"]["peak"] > 0 and text
+
+
+def test_steps_say_how_fast_the_cache_is_read(tmp_path, config, caches):
+    run = tiny.train(tmp_path, from_cache(config("cached"), caches("float32")))
+    steps, _ = tiny.read_metrics(run)
+    read = [step["teacher_read"] for step in steps]
+    assert all(each["bytes"] > 0 and each["bytes_per_second"] > 0 for each in read[:1])
+
+
+def test_a_cached_run_resumes_bit_for_bit(tmp_path, config, caches):
+    cache = caches("float32")
+    whole = tiny.train(tmp_path, from_cache(config("whole"), cache))
+    half = from_cache(config("half", checkpoint={"every": 4}), cache)
+    half["train"]["steps"] = 4
+    half["scheduler"] = half["scheduler"] | {"type": "constant"}
+    whole_constant = from_cache(config("constant", checkpoint={"every": 4}), cache)
+    whole_constant["scheduler"] = whole_constant["scheduler"] | {"type": "constant"}
+    expected = tiny.train(tmp_path, whole_constant)
+    tiny.train(tmp_path, half)
+    half["train"]["steps"] = 8
+    run = tiny.train(tmp_path, half, "--resume")
+    assert weights_of(run) == weights_of(expected)
+    assert weights_of(run) != weights_of(whole)
+
+
+def content(cache):
+    return {str(path.relative_to(cache)): path.read_bytes() for path in sorted(cache.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_write_what_one_process_writes(tmp_path, config, caches, ranks):
+    base = config("base", micro=3)
+    capture(tmp_path, base, tmp_path / "cache", cache_part_tokens=200, parallel_processes=ranks)
+    assert content(tmp_path / "cache") == content(caches("float32"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_capture_that_is_killed_goes_on_to_the_same_bytes(tmp_path, config, ranks):
+    shard = tiny.make_shard(tmp_path / "long.dtok", tiny.random_documents(8, [61, 128, 33, 90, 250] * 60))
+    base = config("base", shard=shard, ranks=ranks)
+    capture(tmp_path, base, tmp_path / "whole", cache_part_tokens=128)
+    expected = content(tmp_path / "whole")
+    path = tiny.write_config(tmp_path, base)
+    cache = tmp_path / "cache"
+    command = [tiny.binary(), "capture", "--config", path]
+    command += ["--set", f"teacher.cache={cache}", "cache.part_tokens=128"]
+    rng = random.Random(ranks)
+    counts, kills = [], 0
+    for _ in range(8):
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=tiny.environment(),
+            start_new_session=True,
+        )
+        limit, before = time.monotonic() + 20, len(list(cache.glob("part-*.dtc")))
+        while process.poll() is None and time.monotonic() < limit:  # until a few more parts are there
+            if len(list(cache.glob("part-*.dtc"))) > before + rng.randrange(6):
+                break
+            time.sleep(rng.random() * 0.01)
+        if process.poll() is None:
+            kills += 1
+            subprocess.run(["kill", "-KILL", f"-{process.pid}"], check=False)
+        process.wait()
+        counts.append({p.name: p.stat().st_mtime_ns for p in cache.glob("part-*.dtc")})
+        time.sleep(0.2)
+    assert kills >= 3
+    for earlier, later in zip(counts, counts[1:], strict=False):  # what is complete is never written again
+        assert earlier.items() <= later.items()
+    tiny.distill(*command[1:])
+    assert content(cache) == expected
+    times = {p.name: p.stat().st_mtime_ns for p in cache.glob("part-*.dtc")}
+    assert counts[-1].items() <= times.items()
+    tiny.distill(*command[1:])  # nothing is left to do
+    assert times == {p.name: p.stat().st_mtime_ns for p in cache.glob("part-*.dtc")}
+
+
+def test_a_signal_stops_a_capture_with_what_is_complete(tmp_path, config):
+    shard = tiny.make_shard(tmp_path / "long.dtok", tiny.random_documents(8, [61, 128, 33, 90, 250] * 60))
+    cache = tmp_path / "cache"
+    path = tiny.write_config(tmp_path, config("base", shard=shard))
+    command = [tiny.binary(), "capture", "--config", path, "--set", f"teacher.cache={cache}", "cache.part_tokens=128"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=tiny.environment())
+    while not list(cache.glob("part-*.dtc")):
+        time.sleep(0.001)
+    process.send_signal(signal.SIGTERM)
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == tiny.STOPPED_BY_SIGNAL, messages
+    assert "what is complete stays, exit code 3" in messages
+    assert not list(cache.glob("*.partial"))
+    done = tiny.distill(*command[1:])
+    assert re.search(r"cache: \d+ of \d+ parts are there and stay as they are", done.stderr)
+    tiny.distill("verify", cache)
+
+
+def test_the_size_is_said_before_and_is_that_of_the_folder(tmp_path, config):
+    done = capture(tmp_path, config("base"), tmp_path / "cache")
+    rows, width = map(int, re.search(r"(\d+) tokens with a target of (\d+) bytes each", done.stderr).groups())
+    parts = list((tmp_path / "cache").glob("part-*.dtc"))
+    verified = tiny.distill("verify", tmp_path / "cache").stdout
+    assert f"{len(parts)} parts, {rows} rows," in verified
+    assert width == 64 * 4
+
+
+def test_a_cache_is_refused_by_the_name_of_what_differs(tmp_path, models, config, caches, ragged_shard):
+    def refused(config, *flags):
+        done = tiny.distill("--config", tiny.write_config(tmp_path, config), *flags, code=tiny.BAD_INPUT)
+        return done.stderr
+
+    cache = caches("float32")
+    run = from_cache(config("run"), cache)
+    other_length = from_cache(config("run", data={"seq_len": 64}), cache)
+    message = refused(other_length)
+    assert "is cut at other places than in the cache" in message
+    assert "(data.seq_len 64)" in message and "(captured with data.seq_len 32)" in message
+    assert "cache.other_contexts: allow" in message
+    tiny.train(tmp_path, other_length | {"cache": {"other_contexts": "allow"}})
+
+    message = refused(run | {"train": run["train"] | {"dtype": "bfloat16"}})
+    assert "teacher.dtype: expected float32" in message and "found bfloat16" in message
+
+    message = refused(from_cache(config("run2"), cache, path=models["llama"][1]))
+    assert "teacher_hash, against teacher.path" in message
+    shutil.rmtree(tmp_path / "run2", ignore_errors=True)
+    tiny.train(tmp_path, from_cache(config("run3"), cache, path=models["qwen3"][1]))
+
+    changed = tmp_path / "changed" / "ragged.dtok"
+    changed.parent.mkdir()
+    tiny.make_shard(changed, tiny.random_documents(4, [5, 61, 17, 128]))
+    message = refused(from_cache(config("run4", shard=str(changed)), cache))
+    assert "the data changed after the capture" in message
+
+    message = refused(from_cache(config("run5", data={"packing": "concat"}), cache))
+    assert "data.packing" in message and "expected pack" in message
+
+    message = refused(from_cache(config("run6"), tmp_path))
+    assert "with manifest.json" in message
+
+    copy = tmp_path / "copy"
+    shutil.copytree(cache, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"version": 0}))
+    message = refused(from_cache(config("run7"), copy))
+    assert "version: expected 1, found 0" in message
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    victim = copy / "part-00000001.dtc"
+    bytes_ = victim.read_bytes()
+    victim.write_bytes(bytes_[:-1])
+    message = refused(from_cache(config("run8"), copy))
+    assert "part-00000001.dtc: truncated or damaged" in message
+    victim.unlink()
+    message = refused(from_cache(config("run9"), copy))
+    assert "the cache is not complete" in message and "without part 1" in message
+
+
+def test_a_flipped_bit_ends_the_run_by_name_and_is_found_by_verify(tmp_path, config, caches):
+    copy = tmp_path / "copy"
+    shutil.copytree(caches("float32"), copy)
+    victim = copy / "part-00000000.dtc"
+    damaged = bytearray(victim.read_bytes())
+    damaged[200] ^= 1
+    victim.write_bytes(damaged)
+    for ranks in (1, 3):
+        run = from_cache(config(f"run{ranks}", ranks=ranks, checkpoint={"every": 1}), copy)
+        done = tiny.distill("--config", tiny.write_config(tmp_path, run), code=tiny.RUNTIME_FAILURE)
+        assert re.search(r"part-00000000.dtc: bytes \d+ to \d+ \(document \d+", done.stderr)
+    done = tiny.distill("verify", copy, code=tiny.RUNTIME_FAILURE)
+    assert "part-00000000.dtc: bytes" in done.stderr and "are damaged" in done.stderr
+
+
+def test_a_capture_of_something_else_does_not_touch_a_cache(tmp_path, config, caches):
+    copy = tmp_path / "copy"
+    shutil.copytree(caches("float32"), copy)
+    before = content(copy)
+    base = config("base", data={"seq_len": 48})
+    done = capture(tmp_path, base, copy, code=tiny.BAD_INPUT)
+    assert "seq_len: expected 48, found 32" in done.stderr
+    assert content(copy) == before
+
+
+def test_verify_computes_again(tmp_path, models, caches):
+    teacher = models["qwen3"][1]
+    for dtype in ("float32", "bfloat16"):
+        done = tiny.distill("verify", "--cache", caches(dtype), "--teacher", teacher, "--samples", 9)
+        assert "every checksum fits" in done.stdout
+        assert "mean 0, largest 0 nats" in done.stdout and "(100%) are the same bit for bit" in done.stdout
+    other = tiny.distill("verify", "--cache", caches("float32"), "--teacher", models["llama"][1], code=tiny.BAD_INPUT)
+    assert "teacher_hash: expected" in other.stderr
+    means = {}
+    for dtype in ("bfloat16", "int8", "float8"):
+        cache = caches("float32", cache_dtype=dtype)
+        done = tiny.distill("verify", "--cache", cache, "--teacher", teacher, "--samples", 9)
+        means[dtype] = float(re.search(r"mean ([\d.e+-]+),", done.stdout).group(1))
+    assert 0 < means["bfloat16"] < means["int8"] < means["float8"] < 0.05
+    longer = tiny.distill("verify", "--cache", caches("float32"), "--teacher", teacher, "--samples", 9, "--seq-len", 64)
+    assert float(re.search(r"mean ([\d.e+-]+),", longer.stdout).group(1)) > 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8"])
+def test_smaller_rows_train_nearly_the_same(tmp_path, config, caches, dtype):
+    online = tiny.train(tmp_path, config("online"))
+    cached = tiny.train(tmp_path, from_cache(config("cached"), caches("float32", cache_dtype=dtype)))
+    (steps, _), (expected, _) = tiny.read_metrics(cached), tiny.read_metrics(online)
+    limit = {"bfloat16": 0.002, "int8": 0.01, "float8": 0.05}[dtype]
+    assert steps[0]["loss"] == pytest.approx(expected[0]["loss"], rel=limit)
+    assert weights_of(cached) != weights_of(online)

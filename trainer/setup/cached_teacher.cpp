@@ -1,0 +1,194 @@
+#include "trainer/setup/cached_teacher.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
+
+#include <algorithm>
+
+#include "data/base/problem_list.h"
+#include "data/base/status_macros.h"
+#include "trainer/models/units.h"
+#include "trainer/setup/inputs.h"
+
+namespace distill::trainer {
+namespace {
+
+using teacher_cache::Encoding;
+using teacher_cache::Manifest;
+
+absl::StatusOr<Encoding> encoding_of(config::CacheDtype dtype, at::ScalarType compute_dtype) {
+  switch (dtype) {
+    case config::CacheDtype::kFloat32:
+      return Encoding::kFloat32;
+    case config::CacheDtype::kBFloat16:
+      return Encoding::kBFloat16;
+    case config::CacheDtype::kInt8:
+      return Encoding::kInt8;
+    case config::CacheDtype::kFloat8:
+      return Encoding::kFloat8;
+    case config::CacheDtype::kAuto:
+      break;
+  }
+  if (const auto exact = teacher_cache::exact_encoding(compute_dtype)) {
+    return *exact;
+  }
+  return absl::InvalidArgumentError("cache.dtype: expected float32, bfloat16, int8 or float8 for this teacher");
+}
+
+// Every token shard once.
+std::vector<teacher_cache::DataFile> data_files(absl::Span<const std::shared_ptr<data::Dataset>> data) {
+  std::vector<teacher_cache::DataFile> files;
+  for (size_t i = 0; i < data.size(); ++i) {
+    for (const data::Shard* shard : data[i]->shards()) {
+      teacher_cache::DataFile file{shard->path(), data[i]->source_of(*shard), /*eval=*/i > 0};
+      file.documents = shard->documents();
+      file.tokens = shard->tokens();
+      std::copy_n(shard->header().header_hash, file.header_hash.size(), file.header_hash.begin());
+      const bool is_new = std::none_of(
+          files.begin(), files.end(), [&](const auto& other) { return other.header_hash == file.header_hash; });
+      if (is_new) {
+        files.push_back(std::move(file));
+      }
+    }
+  }
+  return files;
+}
+
+bool contains(const std::vector<teacher_cache::DataFile>& all, const std::vector<teacher_cache::DataFile>& some) {
+  return std::all_of(some.begin(), some.end(), [&](const teacher_cache::DataFile& file) {
+    return std::any_of(all.begin(), all.end(), [&](const auto& other) { return other.header_hash == file.header_hash; });
+  });
+}
+
+} // namespace
+
+absl::StatusOr<teacher_cache::RowFormat> row_format(
+    const config::Config& config, const Environment& environment, const models::ModelConfig& teacher) {
+  ASSIGN_OR_RETURN(const Encoding encoding, encoding_of(config.cache.dtype, environment.teacher_dtype));
+  return teacher_cache::RowFormat{encoding, teacher.hidden_size};
+}
+
+absl::StatusOr<Manifest> make_manifest(
+    const config::Config& config, const Environment& environment, const models::ModelConfig& teacher,
+    absl::Span<const std::shared_ptr<data::Dataset>> data) {
+  Manifest manifest;
+  ASSIGN_OR_RETURN(manifest.rows, row_format(config, environment, teacher));
+  manifest.vocab_size = teacher.vocab_size;
+  manifest.teacher = config.teacher.path;
+  manifest.teacher_shape = describe_shape(teacher);
+  ASSIGN_OR_RETURN(manifest.teacher_hash, teacher_cache::teacher_hash(config));
+  manifest.precision = models::precision_text(teacher, environment.teacher_dtype);
+  manifest.compute_dtype = models::precision_text({}, environment.teacher_dtype);
+  manifest.tokenizer_hash = base::hex(data.front()->tokenizer_hash());
+  manifest.seq_len = config.data.seq_len;
+  for (const auto& set : data) {
+    manifest.teacher_seq_len = std::max(manifest.teacher_seq_len, set->teacher_seq_len());
+  }
+  manifest.data = data_files(data);
+  return manifest;
+}
+
+absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_growing_cache(
+    const config::Config& config, const Environment& environment, const models::ModelConfig& teacher,
+    const std::shared_ptr<data::Dataset>& data) {
+  const std::string& folder = config.teacher.cache;
+  ASSIGN_OR_RETURN(Manifest own, make_manifest(config, environment, teacher, {data}));
+  const auto found = teacher_cache::read_manifest(folder);
+  if (absl::IsNotFound(found.status())) {
+    return teacher_cache::Index::empty(folder, own);
+  }
+  RETURN_IF_ERROR(found.status());
+  own.micro_batch_size = found->micro_batch_size;
+  own.part_samples = found->part_samples;
+  own.parts = found->parts;
+  own.data = contains(found->data, own.data) ? found->data : own.data;
+  const std::vector<std::string> lines = teacher_cache::differences(own, *found);
+  if (!lines.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "teacher.cache: ", folder, " is the cache of something else; name another folder, or remove it:\n  ",
+        absl::StrJoin(lines, "\n  ")));
+  }
+  return teacher_cache::Index::open(folder, /*partial=*/found->parts == 0);
+}
+
+teacher_cache::TeacherHead gather_head(sharding::ModelShards& teacher, bool keep) {
+  const int64_t unit = teacher.head_unit();
+  const models::UnitLayout& layout = teacher.unit(unit).layout;
+  teacher_cache::TeacherHead head;
+  {
+    const at::Tensor flat = teacher.weights(unit);
+    if (keep) {
+      head.lm_head_VG = models::lm_head_weight(layout, flat).cpu();
+      head.final_norm_G = models::final_norm_weight(layout, flat).cpu();
+    }
+  }
+  teacher.release(unit);
+  teacher.retire(unit);
+  return head;
+}
+
+absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
+    const config::Config& config, const Environment& environment, const models::ModelConfig& head,
+    const std::optional<base::Digest>& tokenizer) {
+  ASSIGN_OR_RETURN(std::shared_ptr<const teacher_cache::Index> index, teacher_cache::Index::open(config.teacher.cache));
+  const teacher_cache::Manifest& manifest = index->manifest();
+  base::ProblemList problems;
+  const auto expect = [&](const std::string& what, const std::string& expected, const std::string& found) {
+    if (expected != found) {
+      problems.add(absl::StrCat("teacher.cache: ", config.teacher.cache, ": ", what, ": expected ", expected,
+                                ", found ", found));
+    }
+  };
+  expect(
+      "hidden size and vocabulary of its head/config.json",
+      absl::StrCat(manifest.rows.hidden_size, " and ", manifest.vocab_size),
+      absl::StrCat(head.hidden_size, " and ", head.vocab_size));
+  if (tokenizer) {
+    expect("tokenizer_hash, against the student's tokenizer", base::hex(*tokenizer), manifest.tokenizer_hash);
+  }
+  const std::string dtype = models::precision_text({}, environment.teacher_dtype);
+  if (dtype != manifest.compute_dtype) {
+    problems.add(absl::StrFormat(
+        "teacher.dtype: expected %s, in which %s was captured, found %s; set teacher.dtype: %s", manifest.compute_dtype,
+        config.teacher.cache, dtype, manifest.compute_dtype));
+  }
+  if (!config.teacher.path.empty()) {
+    const auto hash = problems.take(teacher_cache::teacher_hash(config));
+    if (hash) {
+      expect(
+          absl::StrCat("teacher_hash, against teacher.path ", config.teacher.path), base::hex(*hash),
+          base::hex(manifest.teacher_hash));
+    }
+  }
+  RETURN_IF_ERROR(problems.status(absl::StatusCode::kInvalidArgument));
+  return index;
+}
+
+absl::StatusOr<std::shared_ptr<teacher_cache::CachedRows>> attach_rows(
+    const config::Config& config, const Environment& environment, std::shared_ptr<const teacher_cache::Index> index,
+    data::Dataset& data, const std::string& key) {
+  teacher_cache::RowsOptions options;
+  options.data_key = key;
+  options.partial = config.teacher.source == config::TeacherSource::kCapture;
+  options.other_contexts = config.cache.other_contexts == config::OtherContexts::kAllow;
+  options.pin_memory = environment.device.is_cuda();
+  ASSIGN_OR_RETURN(
+      std::shared_ptr<teacher_cache::CachedRows> rows,
+      teacher_cache::CachedRows::open(std::move(index), data, options));
+  data.read_teacher_rows(rows);
+  return rows;
+}
+
+std::string describe_cache(const teacher_cache::Index& index) {
+  const teacher_cache::Manifest& manifest = index.manifest();
+  const int64_t width = manifest.rows.row_bytes();
+  return absl::StrFormat(
+      "teacher: from the cache %s, hidden states of %d in %s, %d bytes a token; %d parts, %d tokens, %.3g GB; of %s "
+      "(computed in %s), captured in sequences of %d",
+      index.folder(), manifest.rows.hidden_size, base::enum_name(manifest.rows.encoding), width, index.parts(),
+      index.rows(), 1e-9 * static_cast<double>(index.rows() * width), manifest.teacher, manifest.precision,
+      manifest.seq_len);
+}
+
+} // namespace distill::trainer

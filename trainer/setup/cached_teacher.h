@@ -1,0 +1,52 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <memory>
+#include <optional>
+
+#include "data/dataset.h"
+#include "trainer/config/config.h"
+#include "trainer/models/model_config.h"
+#include "trainer/sharding/model_shards.h"
+#include "trainer/step/environment.h"
+#include "trainer/teacher_cache/cache_folder.h"
+#include "trainer/teacher_cache/cached_rows.h"
+
+// A teacher whose hidden states are read from the folder teacher.cache.
+namespace distill::trainer {
+
+// Opens teacher.cache and checks it against the run: complete, of this tokenizer, computed in the dtype that the run
+// gives the teacher, and where teacher.path is given, of that teacher. One error has all problems, each with both
+// values. `head`: the model in its folder; `tokenizer`: hash of the run's, where known.
+absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
+    const config::Config& config, const Environment& environment, const models::ModelConfig& head,
+    const std::optional<base::Digest>& tokenizer);
+
+// How a capture stores the rows of a teacher.
+absl::StatusOr<teacher_cache::RowFormat> row_format(
+    const config::Config& config, const Environment& environment, const models::ModelConfig& teacher);
+
+// The manifest of what a teacher says about data sets; how a capture is divided is not set.
+absl::StatusOr<teacher_cache::Manifest> make_manifest(
+    const config::Config& config, const Environment& environment, const models::ModelConfig& teacher,
+    absl::Span<const std::shared_ptr<data::Dataset>> data);
+
+// With teacher.source: capture: what teacher.cache has so far; nothing, if it is no cache yet. InvalidArgument: it is
+// the cache of something else, with both values. FailedPrecondition: `distill capture` has not completed it.
+absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_growing_cache(
+    const config::Config& config, const Environment& environment, const models::ModelConfig& teacher,
+    const std::shared_ptr<data::Dataset>& data);
+
+// What a cache keeps of a teacher; all ranks that share the teacher call it together. `keep`: on this rank.
+teacher_cache::TeacherHead gather_head(sharding::ModelShards& teacher, bool keep);
+
+// Lets `data` read its teacher's rows from the cache. `key`: of the data set, for messages. Errors as CachedRows::open.
+absl::StatusOr<std::shared_ptr<teacher_cache::CachedRows>> attach_rows(
+    const config::Config& config, const Environment& environment, std::shared_ptr<const teacher_cache::Index> index,
+    data::Dataset& data, const std::string& key);
+
+// "teacher: work/cache, bfloat16 hidden states of 4096, 8192 bytes a token; 12 parts, 1234567 tokens, 10.1 GB; of ..."
+std::string describe_cache(const teacher_cache::Index& index);
+
+} // namespace distill::trainer

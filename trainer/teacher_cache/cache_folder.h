@@ -1,0 +1,62 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/statusor.h>
+
+#include <string>
+#include <vector>
+
+#include "data/base/checksum.h"
+#include "trainer/config/config.h"
+#include "trainer/models/model_config.h"
+#include "trainer/teacher_cache/manifest.h"
+#include "trainer/teacher_cache/part_file.h"
+
+// The folder of a cache: manifest.json, part-NNNNNNNN.dtc, and head/, a Hugging Face folder with what a run needs of the
+// teacher besides the rows: config.json, tokenizer, final norm and lm_head.
+namespace distill::teacher_cache {
+
+inline constexpr const char* kManifestFile = "manifest.json";
+inline constexpr const char* kHeadFolder = "head";
+
+std::string part_path(const std::string& folder, int64_t part);
+
+// The numbers of the parts that are complete, ascending, by their names alone.
+absl::StatusOr<std::vector<int64_t>> complete_parts(const std::string& folder);
+
+// NotFound: the folder is no cache. Else as parse_manifest.
+absl::StatusOr<Manifest> read_manifest(const std::string& folder);
+
+// A hash of all that decides the weights of the model in teacher.path. NotFound or DataLoss: the folder.
+absl::StatusOr<base::Digest> teacher_hash(const config::Config& config);
+
+// Makes the folder a cache with this manifest; the head is there already. If it is one, its manifest must be the same
+// but for paths: FailedPrecondition says what differs, with both values.
+absl::Status begin_cache(const std::string& folder, const Manifest& manifest);
+
+// What a cache keeps of a teacher, in its compute dtype, on the CPU.
+struct TeacherHead {
+  at::Tensor lm_head_VG;
+  at::Tensor final_norm_G;
+};
+// Writes head/, with the config.json and the tokenizer of the teacher's folder. A cache that has one keeps it.
+absl::Status write_head(const std::string& folder, const config::ModelSection& teacher, const TeacherHead& head);
+
+// The model in head/: the teacher without its blocks, whose final norm and lm_head are one unit.
+models::ModelConfig head_only(models::ModelConfig teacher);
+
+// DataLoss: a part that belongs to another cache, or to other data. `path` is named.
+absl::Status check_part(const PartIndex& index, const Manifest& manifest, int64_t part, const std::string& path);
+
+// FailedPrecondition: one of the parts that the manifest promises is missing. `parts`: those that are there.
+absl::Status check_complete(const std::string& folder, const Manifest& manifest, const std::vector<int64_t>& parts);
+
+struct VerifiedCache {
+  int64_t parts = 0;
+  int64_t rows = 0;
+  int64_t bytes = 0;
+};
+// Reads a whole cache and compares all checksums. DataLoss lists all damaged and missing files.
+absl::StatusOr<VerifiedCache> verify_cache(const std::string& folder, const base::ReadProgress& progress = {});
+
+} // namespace distill::teacher_cache

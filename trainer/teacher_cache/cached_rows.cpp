@@ -1,0 +1,279 @@
+#include "trainer/teacher_cache/cached_rows.h"
+
+#include <ATen/ATen.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+
+#include "data/base/checksum.h"
+#include "data/base/problem_list.h"
+#include "data/base/status_macros.h"
+#include "trainer/teacher_cache/cache_folder.h"
+
+namespace distill::teacher_cache {
+namespace {
+
+constexpr int64_t kIgnoreIndex = -100;
+
+using Clock = std::chrono::steady_clock;
+
+// A file that is open for reading.
+class OpenFile {
+ public:
+  explicit OpenFile(std::string path)
+      : path_(std::move(path)), fd_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)) {}
+  ~OpenFile() {
+    if (fd_ >= 0) {
+      ::close(fd_);
+    }
+  }
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+
+  absl::Status read(uint64_t begin, uint64_t size, uint8_t* out) const {
+    if (fd_ < 0) {
+      return absl::DataLossError(absl::StrCat(path_, ": cannot open: ", std::strerror(errno)));
+    }
+    for (uint64_t done = 0; done < size;) {
+      const ssize_t count = ::pread(fd_, out + done, size - done, static_cast<off_t>(begin + done));
+      if (count < 0 && errno == EINTR) {
+        continue;
+      }
+      if (count <= 0) {
+        return absl::DataLossError(absl::StrCat(
+            path_, ": cannot read at byte ", begin + done, ": ",
+            count < 0 ? std::strerror(errno) : "the file ends there"));
+      }
+      done += static_cast<uint64_t>(count);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string path_;
+  int fd_;
+};
+
+// How many of the tokens [begin, end) of a document have a target, as far as the document itself decides.
+int64_t count_targets(const data::Shard& shard, int64_t document, int64_t begin, int64_t end) {
+  const int64_t first = shard.document_begin(document), length = shard.document_length(document);
+  int64_t count = 0;
+  for (int64_t token = begin; token < std::min(end, length - 1); ++token) {
+    count += shard.in_loss(first + token + 1) ? 1 : 0;
+  }
+  return count;
+}
+
+std::string place_text(const data::Stretch& stretch) {
+  return absl::StrFormat("%s: document %d", stretch.shard->path(), stretch.document);
+}
+
+} // namespace
+
+absl::StatusOr<std::shared_ptr<CachedRows>> CachedRows::open(
+    std::shared_ptr<const Index> index, const data::Dataset& data, const RowsOptions& options) {
+  std::shared_ptr<CachedRows> rows(new CachedRows(std::move(index), options));
+  rows->seq_len_ = data.options().seq_len;
+  RETURN_IF_ERROR(rows->map_shards(data));
+  RETURN_IF_ERROR(rows->check_stretches(data));
+  return rows;
+}
+
+std::shared_ptr<const Index> CachedRows::index() const {
+  const std::lock_guard lock(mutex_);
+  return index_;
+}
+
+void CachedRows::replace_index(std::shared_ptr<const Index> index) {
+  const std::lock_guard lock(mutex_);
+  index_ = std::move(index);
+}
+
+absl::Status CachedRows::map_shards(const data::Dataset& data) {
+  const std::shared_ptr<const Index> index = this->index();
+  const std::vector<DataFile>& files = index->manifest().data;
+  base::ProblemList problems;
+  if (data.options().packing != data::PackingMode::kPack) {
+    problems.add(absl::StrCat(
+        "data.packing: expected pack, found ", base::enum_name(data.options().packing),
+        ": the teacher's cache stores documents, whose left context may not be another document"));
+  }
+  for (const data::Shard* shard : data.shards()) {
+    base::Digest hash;
+    std::copy_n(shard->header().header_hash, hash.size(), hash.begin());
+    const auto same = std::find_if(files.begin(), files.end(), [&](const DataFile& f) { return f.header_hash == hash; });
+    if (same != files.end()) {
+      shard_number_[shard] = static_cast<uint32_t>(same - files.begin());
+      continue;
+    }
+    const std::string name = std::filesystem::path(shard->path()).filename().string();
+    const auto other = std::find_if(files.begin(), files.end(), [&](const DataFile& f) {
+      return std::filesystem::path(f.path).filename() == name;
+    });
+    problems.add(absl::StrCat(
+        options_.data_key, ": ", shard->path(), ": its header_hash is ", base::hex(hash), ", and ",
+        other == files.end()
+            ? absl::StrCat("no token shard of the cache ", index->folder(), " has it")
+            : absl::StrCat(
+                  "the cache ", index->folder(), " is of ", other->path, " with ", base::hex(other->header_hash),
+                  ": the data changed after the capture"),
+        "; capture again, or name the data of the cache"));
+  }
+  return problems.status(absl::StatusCode::kInvalidArgument);
+}
+
+// False: some token of the stretch is not there, or has another left context.
+bool CachedRows::find(const Index& index, const data::Stretch& stretch, std::vector<Piece>& pieces) const {
+  pieces.clear();
+  const auto places =
+      index.document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
+  const int64_t end = stretch.begin + stretch.tokens;
+  for (const StretchPlace& place : places) { // the longest of those that begin with the same token comes first
+    if (static_cast<int64_t>(place.entry.begin) == stretch.begin && place.entry.tokens >= stretch.tokens) {
+      pieces.push_back({place, stretch.begin, stretch.tokens});
+      return true;
+    }
+  }
+  if (!options_.other_contexts) {
+    return false;
+  }
+  int64_t at = stretch.begin;
+  for (const StretchPlace& place : places) {
+    const auto begin = static_cast<int64_t>(place.entry.begin), stop = begin + place.entry.tokens;
+    if (begin <= at && at < stop && at < end) {
+      pieces.push_back({place, at, std::min(stop, end) - at});
+      at = std::min(stop, end);
+    }
+  }
+  return at == end;
+}
+
+bool CachedRows::has(const data::Stretch& stretch) const {
+  std::vector<Piece> pieces;
+  return find(*index(), stretch, pieces);
+}
+
+absl::Status CachedRows::no_rows(const Index& index, const data::Stretch& stretch) const {
+  const auto places =
+      index.document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
+  const Manifest& manifest = index.manifest();
+  if (places.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        options_.data_key, ": ", place_text(stretch), " is not in the cache ", index.folder(),
+        ", which was captured with data.seq_len ", manifest.seq_len));
+  }
+  const StretchPlace* near = &places.front();
+  for (const StretchPlace& place : places) {
+    near = static_cast<int64_t>(place.entry.begin) <= stretch.begin ? &place : near;
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%s: %s is cut at other places than in the cache %s: expected %d tokens from token %d on, before which there is "
+      "no context (data.seq_len %d), found %d from token %d on (captured with data.seq_len %d); capture with this "
+      "length, or set cache.other_contexts: allow",
+      options_.data_key, place_text(stretch), index.folder(), stretch.tokens, stretch.begin,
+      seq_len_, near->entry.tokens, near->entry.begin, manifest.seq_len));
+}
+
+absl::Status CachedRows::check_stretches(const data::Dataset& data) const {
+  if (options_.partial) {
+    return absl::OkStatus();
+  }
+  const std::shared_ptr<const Index> index = this->index();
+  absl::Status first;
+  int64_t missing = 0, all = 0;
+  std::vector<Piece> pieces;
+  data.for_each_stretch([&](const data::Stretch& stretch) {
+    ++all;
+    if (!find(*index, stretch, pieces)) {
+      first = missing++ == 0 ? no_rows(*index, stretch) : first;
+    }
+  });
+  return missing == 0 ? first
+                      : absl::InvalidArgumentError(absl::StrCat(
+                            std::string(first.message()), "; the same with ", missing - 1, " more of ", all,
+                            " stretches"));
+}
+
+// Reads the rows of a piece to the rows of its tokens in the batch.
+absl::Status CachedRows::read_piece(
+    const Index& index, const data::Stretch& stretch, const Piece& piece, const int64_t* targets_N,
+    uint8_t* rows_NW) const {
+  const auto width = static_cast<uint64_t>(index.manifest().rows.row_bytes());
+  const int64_t at = stretch.at + piece.begin - stretch.begin;
+  std::vector<int64_t> rows; // of the batch, of the tokens with a target
+  for (int64_t row = at; row < at + piece.tokens; ++row) {
+    if (targets_N[row] != kIgnoreIndex) {
+      rows.push_back(row);
+    }
+  }
+  if (rows.empty()) {
+    return absl::OkStatus();
+  }
+  const StretchEntry& entry = piece.place.entry;
+  const auto begin = static_cast<int64_t>(entry.begin);
+  const int64_t skipped =
+      begin == piece.begin ? 0 : count_targets(*stretch.shard, stretch.document, begin, piece.begin);
+  const auto count = static_cast<int64_t>(rows.size());
+  const std::string path = part_path(index.folder(), piece.place.part);
+  const bool whole = begin == piece.begin && static_cast<int64_t>(entry.tokens) == piece.tokens;
+  if (whole ? count != entry.rows : skipped + count > entry.rows) {
+    return absl::DataLossError(absl::StrFormat(
+        "%s: document %d of %s: expected %d rows for %d tokens from %d on, found %d", path, stretch.document,
+        stretch.shard->path(), skipped + count, piece.tokens, piece.begin, entry.rows));
+  }
+  const OpenFile file(path);
+  const uint64_t bytes = entry.rows * width;
+  const bool in_place = whole && rows.back() - rows.front() + 1 == count; // consecutive tokens
+  thread_local std::vector<uint8_t> buffer;
+  buffer.resize(in_place ? 0 : bytes);
+  uint8_t* target = in_place ? rows_NW + static_cast<uint64_t>(rows.front()) * width : buffer.data();
+  RETURN_IF_ERROR(file.read(piece.place.offset, bytes, target));
+  if (const uint64_t sum = base::checksum(target, bytes); sum != entry.checksum) {
+    return absl::DataLossError(absl::StrFormat(
+        "%s: bytes %d to %d (document %d of %s) are damaged: expected checksum %s, found %s", path,
+        piece.place.offset, piece.place.offset + bytes, stretch.document, stretch.shard->path(),
+        base::checksum_text(entry.checksum), base::checksum_text(sum)));
+  }
+  bytes_ += static_cast<int64_t>(bytes);
+  for (int64_t i = 0; !in_place && i < count; ++i) {
+    std::memcpy(
+        rows_NW + static_cast<uint64_t>(rows[static_cast<size_t>(i)]) * width,
+        buffer.data() + static_cast<uint64_t>(skipped + i) * width, width);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<at::Tensor> CachedRows::read(const data::Batch& batch) const {
+  const Clock::time_point start = Clock::now();
+  const std::shared_ptr<const Index> index = this->index();
+  std::vector<std::vector<Piece>> pieces(batch.stretches.size());
+  for (size_t i = 0; i < batch.stretches.size(); ++i) {
+    if (!find(*index, batch.stretches[i], pieces[i])) {
+      return options_.partial ? absl::StatusOr<at::Tensor>(at::Tensor()) : no_rows(*index, batch.stretches[i]);
+    }
+  }
+  at::Tensor rows_NW = at::empty(
+      {batch.targets_BS.numel(), index->manifest().rows.row_bytes()},
+      at::TensorOptions().dtype(at::kByte).pinned_memory(options_.pin_memory));
+  const int64_t* targets_N = batch.targets_BS.const_data_ptr<int64_t>();
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    for (const Piece& piece : pieces[i]) {
+      RETURN_IF_ERROR(
+          read_piece(*index, batch.stretches[i], piece, targets_N, rows_NW.mutable_data_ptr<uint8_t>()));
+    }
+  }
+  nanoseconds_ += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+  return rows_NW;
+}
+
+CachedRows::Reading CachedRows::take_reading() {
+  return {bytes_.exchange(0), 1e-9 * static_cast<double>(nanoseconds_.exchange(0))};
+}
+
+} // namespace distill::teacher_cache

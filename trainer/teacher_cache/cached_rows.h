@@ -1,0 +1,84 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "data/dataset.h"
+#include "data/teacher_rows.h"
+#include "trainer/teacher_cache/index.h"
+
+namespace distill::teacher_cache {
+
+struct RowsOptions {
+  std::string data_key; // of the data set, for messages: "data.train"
+  bool partial = false; // stretches may be missing: then read() gives no rows
+  bool other_contexts = false; // use rows of tokens whose left context began elsewhere
+  bool pin_memory = false; // rows are read into page-locked memory (needs CUDA)
+};
+
+// The rows of a data set's tokens in a cache.
+class CachedRows : public data::TeacherRows {
+ public:
+  // Checks the data set against the cache: every token shard must be in it as it was, and unless `partial`, every
+  // stretch that the data set may hold with the context that it has there. InvalidArgument says what was expected and
+  // found. `data` must outlive this object.
+  static absl::StatusOr<std::shared_ptr<CachedRows>> open(
+      std::shared_ptr<const Index> index, const data::Dataset& data, const RowsOptions& options);
+
+  absl::StatusOr<at::Tensor> read(const data::Batch& batch) const override;
+
+  // Checks the stretches again: a resumed run may hold others.
+  absl::Status check_stretches(const data::Dataset& data) const;
+
+  // Whether the rows of a stretch are there.
+  bool has(const data::Stretch& stretch) const;
+  Manifest manifest() const {
+    return index()->manifest();
+  }
+  // The number of a shard of the data set in the manifest.
+  uint32_t shard_number(const data::Shard& shard) const {
+    return shard_number_.at(&shard);
+  }
+
+  // With `partial`: parts have been completed; read() looks there, too, from now on.
+  void replace_index(std::shared_ptr<const Index> index);
+
+  struct Reading {
+    int64_t bytes = 0;
+    double seconds = 0; // of the threads that read
+  };
+  // What has been read since the last call.
+  Reading take_reading();
+
+ private:
+  // Tokens [begin, begin + tokens) of a document, and where their rows are.
+  struct Piece {
+    StretchPlace place;
+    int64_t begin = 0, tokens = 0;
+  };
+
+  CachedRows(std::shared_ptr<const Index> index, RowsOptions options)
+      : options_(std::move(options)), index_(std::move(index)) {}
+  std::shared_ptr<const Index> index() const;
+  absl::Status map_shards(const data::Dataset& data);
+  bool find(const Index& index, const data::Stretch& stretch, std::vector<Piece>& pieces) const;
+  absl::Status no_rows(const Index& index, const data::Stretch& stretch) const;
+  absl::Status read_piece(
+      const Index& index, const data::Stretch& stretch, const Piece& piece, const int64_t* targets_N,
+      uint8_t* rows_NW) const;
+
+  RowsOptions options_;
+  int64_t seq_len_ = 0; // of the data set, for messages
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Index> index_; // guarded by mutex_
+  std::unordered_map<const data::Shard*, uint32_t> shard_number_; // in the manifest
+  mutable std::atomic<int64_t> bytes_ = 0, nanoseconds_ = 0;
+};
+
+} // namespace distill::teacher_cache

@@ -1,0 +1,218 @@
+#include "trainer/teacher_cache/manifest.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "data/base/json.h"
+#include "data/base/status_macros.h"
+
+namespace distill::teacher_cache {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kFormat = "distill-teacher-cache";
+constexpr int kMaxDepth = 4;
+constexpr int64_t kMaxSize = 1 << 26; // hidden size, vocabulary, sequence lengths
+constexpr int64_t kMaxCount = int64_t{1} << 48;
+
+Json data_json(const std::vector<DataFile>& data, bool paths) {
+  Json list = Json::array();
+  for (const DataFile& file : data) {
+    Json entry;
+    if (paths) {
+      entry["path"] = file.path;
+      entry["source"] = file.source;
+      entry["eval"] = file.eval;
+    }
+    entry["header_hash"] = base::hex(file.header_hash);
+    entry["documents"] = file.documents;
+    entry["tokens"] = file.tokens;
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+Json json_of(const Manifest& m, bool paths) {
+  Json json{
+      {"format", kFormat},
+      {"version", kFormatVersion},
+      {"encoding", base::enum_name(m.rows.encoding)},
+      {"hidden_size", m.rows.hidden_size},
+      {"vocab_size", m.vocab_size},
+      {"teacher_shape", m.teacher_shape},
+      {"teacher_hash", base::hex(m.teacher_hash)},
+      {"precision", m.precision},
+      {"compute_dtype", m.compute_dtype},
+      {"tokenizer_hash", m.tokenizer_hash},
+      {"seq_len", m.seq_len},
+      {"teacher_seq_len", m.teacher_seq_len},
+      {"micro_batch_size", m.micro_batch_size},
+      {"part_samples", m.part_samples},
+      {"parts", m.parts},
+      {"data", data_json(m.data, paths)}};
+  if (paths) {
+    json["teacher"] = m.teacher;
+  }
+  return json;
+}
+
+// Reads members of JSON that is not trusted, and remembers the first error.
+class Reader {
+ public:
+  explicit Reader(const std::string& source) : source_(source) {}
+
+  const absl::Status& status() const {
+    return status_;
+  }
+  int64_t integer(const Json& object, const char* key, int64_t least, int64_t most) {
+    const Json* value = member(object, key);
+    const bool whole = value != nullptr && value->is_number_integer() &&
+        !(value->is_number_unsigned() &&
+          value->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
+    const int64_t number = whole ? value->get<int64_t>() : least - 1;
+    if (number < least || number > most) {
+      fail(key, absl::StrCat("expected an integer from ", least, " to ", most));
+      return least;
+    }
+    return number;
+  }
+  std::string text(const Json& object, const char* key) {
+    const Json* value = member(object, key);
+    if (value == nullptr || !value->is_string()) {
+      fail(key, "expected a text");
+      return "";
+    }
+    return value->get<std::string>();
+  }
+  bool boolean(const Json& object, const char* key) {
+    const Json* value = member(object, key);
+    if (value == nullptr || !value->is_boolean()) {
+      fail(key, "expected true or false");
+      return false;
+    }
+    return value->get<bool>();
+  }
+  base::Digest digest(const Json& object, const char* key) {
+    const std::string hex = text(object, key);
+    base::Digest digest{};
+    const bool fits = hex.size() == 2 * digest.size() && hex.find_first_not_of("0123456789abcdef") == std::string::npos;
+    if (!fits) {
+      fail(key, absl::StrCat("expected ", 2 * digest.size(), " hexadecimal digits"));
+      return digest;
+    }
+    for (size_t i = 0; i < digest.size(); ++i) {
+      digest[i] = static_cast<uint8_t>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
+    }
+    return digest;
+  }
+  void fail(const std::string& key, const std::string& what) {
+    if (status_.ok()) {
+      status_ = absl::DataLossError(absl::StrCat(source_, ": ", key, ": ", what));
+    }
+  }
+
+ private:
+  static const Json* member(const Json& object, const char* key) {
+    const auto found = object.is_object() ? object.find(key) : object.end();
+    return object.is_object() && found != object.end() ? &*found : nullptr;
+  }
+
+  const std::string& source_;
+  absl::Status status_;
+};
+
+std::vector<DataFile> read_data(const Json& json, Reader& read) {
+  std::vector<DataFile> files;
+  const auto list = json.find("data");
+  if (list == json.end() || !list->is_array() || list->empty()) {
+    read.fail("data", "expected a list of token shards");
+    return files;
+  }
+  for (const Json& entry : *list) {
+    DataFile file{read.text(entry, "path"), read.text(entry, "source"), read.boolean(entry, "eval")};
+    file.header_hash = read.digest(entry, "header_hash");
+    file.documents = read.integer(entry, "documents", 1, kMaxCount);
+    file.tokens = read.integer(entry, "tokens", 1, kMaxCount);
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+} // namespace
+
+base::Digest Manifest::id() const {
+  const std::string text = json_of(*this, /*paths=*/false).dump();
+  return base::sha256(text.data(), text.size());
+}
+
+std::string to_json(const Manifest& manifest) {
+  return json_of(manifest, /*paths=*/true).dump(2) + "\n";
+}
+
+absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string& source) {
+  const auto json = base::parse_json(text, source, kMaxDepth);
+  if (!json.ok()) {
+    return absl::DataLossError(json.status().message());
+  }
+  Reader read(source);
+  if (read.text(*json, "format") != kFormat) {
+    return absl::DataLossError(absl::StrCat(source, ": format: expected ", kFormat));
+  }
+  if (const int64_t version = read.integer(*json, "version", 0, kMaxCount); version != kFormatVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        source, ": version: expected ", kFormatVersion, ", found ", version,
+        "; this program reads no other version: capture again"));
+  }
+  Manifest manifest;
+  const std::string encoding = read.text(*json, "encoding");
+  if (const auto known = base::enum_named<Encoding>(encoding)) {
+    manifest.rows.encoding = *known;
+  } else {
+    read.fail("encoding", absl::StrCat("expected ", base::enum_choices<Encoding>()));
+  }
+  manifest.rows.hidden_size = read.integer(*json, "hidden_size", 1, kMaxSize);
+  manifest.vocab_size = read.integer(*json, "vocab_size", 1, kMaxSize);
+  manifest.teacher = read.text(*json, "teacher");
+  manifest.teacher_shape = read.text(*json, "teacher_shape");
+  manifest.teacher_hash = read.digest(*json, "teacher_hash");
+  manifest.precision = read.text(*json, "precision");
+  manifest.compute_dtype = read.text(*json, "compute_dtype");
+  if (manifest.compute_dtype != "float32" && manifest.compute_dtype != "bfloat16") {
+    read.fail("compute_dtype", "expected float32 or bfloat16");
+  }
+  manifest.tokenizer_hash = read.text(*json, "tokenizer_hash");
+  manifest.seq_len = read.integer(*json, "seq_len", 2, kMaxSize);
+  manifest.teacher_seq_len = read.integer(*json, "teacher_seq_len", 0, kMaxSize);
+  manifest.micro_batch_size = read.integer(*json, "micro_batch_size", 0, kMaxSize);
+  manifest.part_samples = read.integer(*json, "part_samples", 0, kMaxCount);
+  manifest.parts = read.integer(*json, "parts", 0, kMaxCount);
+  manifest.data = read_data(*json, read);
+  RETURN_IF_ERROR(read.status());
+  return manifest;
+}
+
+std::vector<std::string> differences(const Manifest& expected, const Manifest& found) {
+  const Json wanted = json_of(expected, /*paths=*/false), has = json_of(found, /*paths=*/false);
+  std::vector<std::string> lines;
+  for (const auto& [key, value] : wanted.items()) {
+    if (has.at(key) == value) {
+      continue;
+    }
+    if (key == "data") {
+      const auto text = [](const Manifest& m) {
+        const std::string all = data_json(m.data, /*paths=*/false).dump();
+        return absl::StrCat(m.data.size(), " token shards with sha256 ", base::hex(base::sha256(all.data(), all.size())));
+      };
+      lines.push_back(absl::StrCat("data: expected ", text(expected), ", found ", text(found)));
+    } else {
+      lines.push_back(absl::StrCat(key, ": expected ", value.dump(), ", found ", has.at(key).dump()));
+    }
+  }
+  return lines;
+}
+
+} // namespace distill::teacher_cache

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/base/sha256.h"
+#include "trainer/teacher_cache/row_format.h"
+
+// manifest.json of a cache: what its rows are, and of what.
+namespace distill::teacher_cache {
+
+inline constexpr int64_t kFormatVersion = 1;
+
+// A token shard whose documents may be in the cache.
+struct DataFile {
+  std::string path; // where it was
+  std::string source; // the item of data.train or data.eval that it belongs to
+  bool eval = false; // of data.eval
+  base::Digest header_hash{}; // which covers a hash of all tokens and loss masks
+  int64_t documents = 0;
+  int64_t tokens = 0;
+};
+
+struct Manifest {
+  RowFormat rows;
+  int64_t vocab_size = 0; // rows of the teacher's lm_head
+  std::string teacher; // folder that it was read from
+  std::string teacher_shape; // text
+  base::Digest teacher_hash{}; // of the model's files, and of all else that decides its weights
+  std::string precision; // text: what the teacher computed in
+  std::string compute_dtype; // float32 or bfloat16: of the lm_head that lies beside the rows
+  std::string tokenizer_hash; // of the token shards
+  int64_t seq_len = 0; // of the sequences that were captured, tokens
+  int64_t teacher_seq_len = 0; // of those that the teacher read, with a teacher stream; 0: it read the same
+  int64_t micro_batch_size = 0; // samples that were computed at once; 0: not in the order of the data
+  int64_t part_samples = 0; // samples in the order of the data that a part has; 0: not in this order
+  int64_t parts = 0; // files that a complete cache has; 0: as many as there are
+  std::vector<DataFile> data;
+
+  // A hash of everything but paths.
+  base::Digest id() const;
+};
+
+std::string to_json(const Manifest& manifest);
+
+// Reads a manifest that is not trusted. DataLoss names `source` and the problem. FailedPrecondition: another format
+// version, with both.
+absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string& source);
+
+// A line "key: expected ..., found ..." for everything but paths in which the two differ. The data is compared as a
+// whole.
+std::vector<std::string> differences(const Manifest& expected, const Manifest& found);
+
+} // namespace distill::teacher_cache

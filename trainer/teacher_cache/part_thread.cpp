@@ -1,0 +1,126 @@
+#include "trainer/teacher_cache/part_thread.h"
+
+#include <pthread.h>
+
+#include <filesystem>
+
+#include "data/base/status_macros.h"
+#include "trainer/teacher_cache/cache_folder.h"
+
+namespace distill::teacher_cache {
+
+PartThread::PartThread(std::string folder, const base::Digest& cache_id, int64_t row_bytes)
+    : folder_(std::move(folder)), cache_id_(cache_id), row_bytes_(row_bytes), thread_([this] { work(); }) {
+  ::pthread_setname_np(thread_.native_handle(), "cache parts");
+}
+
+PartThread::~PartThread() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    queue_.clear();
+  }
+  changed_.notify_all();
+  thread_.join();
+  drop();
+}
+
+void PartThread::push(RowsToWrite rows) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return queue_.size() < kQueued || !status_.ok(); });
+  if (status_.ok()) {
+    queue_.push_back(std::move(rows));
+  }
+  lock.unlock();
+  changed_.notify_all();
+}
+
+absl::Status PartThread::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+int64_t PartThread::parts() const {
+  const std::lock_guard lock(mutex_);
+  return parts_;
+}
+
+int64_t PartThread::bytes() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_;
+}
+
+absl::Status PartThread::finish() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return (queue_.empty() && !busy_) || !status_.ok(); });
+  return status_;
+}
+
+void PartThread::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+    if (stop_) {
+      return;
+    }
+    const RowsToWrite rows = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    changed_.notify_all();
+    absl::Status status;
+    try {
+      status = write(rows);
+    } catch (const std::exception& error) {
+      status = absl::InternalError(error.what());
+    }
+    if (!status.ok()) {
+      drop();
+    }
+    lock.lock();
+    busy_ = false;
+    bytes_ += rows.rows_RW.numel();
+    parts_ += status.ok() && rows.last ? 1 : 0;
+    if (!status.ok()) {
+      status_ = status;
+      queue_.clear();
+    }
+    changed_.notify_all();
+  }
+}
+
+absl::Status PartThread::write(const RowsToWrite& rows) {
+  if (rows.part != writing_) {
+    drop();
+    ASSIGN_OR_RETURN(writer_, PartWriter::create(part_path(folder_, rows.part), cache_id_, rows.part, row_bytes_));
+    writing_ = rows.part;
+  }
+  if (rows.copied != nullptr) {
+    rows.copied->synchronize();
+  }
+  const char* bytes = reinterpret_cast<const char*>(rows.rows_RW.const_data_ptr<uint8_t>());
+  for (const StretchEntry& stretch : rows.stretches) {
+    const size_t size = static_cast<size_t>(stretch.rows) * static_cast<size_t>(row_bytes_);
+    RETURN_IF_ERROR(writer_->append(stretch, {bytes, size}));
+    bytes += size;
+  }
+  if (!rows.last) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(writer_->finish());
+  writer_.reset();
+  writing_ = -1;
+  return absl::OkStatus();
+}
+
+// Removes the part that is being written.
+void PartThread::drop() {
+  if (writer_) {
+    writer_.reset();
+    std::error_code ignored;
+    std::filesystem::remove(part_path(folder_, writing_) + ".partial", ignored);
+  }
+  writing_ = -1;
+}
+
+} // namespace distill::teacher_cache

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/status.h>
+#include <c10/core/Event.h>
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "trainer/teacher_cache/part_file.h"
+
+namespace distill::teacher_cache {
+
+// Rows that a device has computed, on the way to a part's file.
+struct RowsToWrite {
+  int64_t part = 0; // all rows of a part are given one after the other
+  std::vector<StretchEntry> stretches; // with their number of rows
+  at::Tensor rows_RW; // uint8 on the host; complete once `copied` has occurred
+  std::shared_ptr<c10::Event> copied; // null: complete
+  bool last = false; // of the part
+};
+
+// Writes parts on a thread of its own. A part that is not complete when this is destroyed is removed; so is one that
+// cannot be written.
+class PartThread {
+ public:
+  PartThread(std::string folder, const base::Digest& cache_id, int64_t row_bytes);
+  ~PartThread();
+  PartThread(const PartThread&) = delete;
+  PartThread& operator=(const PartThread&) = delete;
+
+  // Queues rows; waits while kQueued are queued already. Nothing is written after an error.
+  void push(RowsToWrite rows);
+  // The first error so far; it names the file.
+  absl::Status status() const;
+  // Waits until everything that was queued is on the disk. Returns the first error.
+  absl::Status finish();
+  // Parts that have been completed.
+  int64_t parts() const;
+  int64_t bytes() const; // of rows, written so far
+
+  static constexpr size_t kQueued = 4;
+
+ private:
+  void work();
+  absl::Status write(const RowsToWrite& rows);
+  void drop();
+
+  const std::string folder_;
+  const base::Digest cache_id_;
+  const int64_t row_bytes_;
+  std::optional<PartWriter> writer_; // of the thread, as is the next one
+  int64_t writing_ = -1; // its part
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<RowsToWrite> queue_; // guarded by mutex_, as are the members below
+  bool busy_ = false, stop_ = false;
+  int64_t parts_ = 0, bytes_ = 0;
+  absl::Status status_;
+  std::thread thread_;
+};
+
+} // namespace distill::teacher_cache

@@ -1,0 +1,320 @@
+#include "trainer/tools/capture.h"
+
+#include <ATen/ATen.h>
+
+#include <filesystem>
+
+#include "data/base/status_macros.h"
+#include "data/prefetch.h"
+#include "losses/options.h"
+#include "trainer/config/dtypes.h"
+#include "trainer/loader/batch_loader.h"
+#include "trainer/metrics/log.h"
+#include "trainer/metrics/task_progress.h"
+#include "trainer/run_folder/folder_lock.h"
+#include "trainer/setup/resolve_environment.h"
+#include "trainer/setup/run_context.h"
+#include "trainer/sharding/passes.h"
+#include "trainer/sharding/slot_set.h"
+#include "trainer/step/token_batch.h"
+#include "trainer/teacher_cache/cache_folder.h"
+#include "trainer/teacher_cache/part_thread.h"
+#include "trainer/teacher_cache/row_sink.h"
+#include "trainer/tools/capture_plan.h"
+
+namespace distill::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+using sharding::agree;
+
+constexpr int64_t kPrefetched = 4; // micro-batches
+
+// A run needs a folder and a global batch; a capture has neither.
+config::Config as_run(config::Config config, int64_t world_size) {
+  config.run.dir = config.teacher.cache;
+  config.train.global_batch_size = config.train.micro_batch_size * world_size;
+  return config;
+}
+
+class Capture {
+ public:
+  Capture(const RunContext& context, const launch::StopSignal& stop)
+      : context_(context), config_(context.config()), mesh_(context.mesh()), stop_(stop) {}
+
+  absl::StatusOr<CaptureResult> run();
+
+ private:
+  // One micro-batch of a part.
+  struct Round {
+    int64_t part = -1; // -1: of padding, since other ranks have more
+    data::SampleRange samples;
+    bool last = false; // of the part
+  };
+
+  absl::Status prepare();
+  absl::Status load_teacher();
+  absl::Status write_head();
+  absl::StatusOr<std::vector<int64_t>> missing_parts() const;
+  std::vector<Round> own_rounds(const std::vector<int64_t>& parts, int64_t data) const;
+  absl::Status capture_data(const std::vector<int64_t>& parts, int64_t data);
+  teacher_cache::RowsToWrite compute(const data::Batch& batch, const Round& round);
+  int64_t folder_bytes() const;
+
+  const RunContext& context_;
+  const config::Config& config_;
+  const sharding::Mesh& mesh_;
+  const launch::StopSignal& stop_;
+  std::unique_ptr<FolderLock> lock_; // on rank 0
+  CaptureInputs inputs_;
+  CapturePlan plan_;
+  sharding::SlotSet slots_;
+  std::unique_ptr<sharding::ModelShards> teacher_;
+  models::RopeTable rope_;
+  std::unordered_map<const data::Shard*, uint32_t> shard_number_;
+  std::unique_ptr<teacher_cache::PartThread> writer_;
+  std::unique_ptr<metrics::TaskProgress> progress_; // on rank 0
+  bool stopped_ = false;
+};
+
+absl::Status Capture::prepare() {
+  const std::string& folder = config_.teacher.cache;
+  if (mesh_.is_main()) {
+    std::error_code error;
+    fs::create_directories(folder, error);
+    if (error) {
+      return absl::InternalError(absl::StrCat(folder, ": cannot create: ", error.message()));
+    }
+    ASSIGN_OR_RETURN(lock_, FolderLock::take(folder));
+  }
+  ASSIGN_OR_RETURN(inputs_, open_capture_inputs(config_, context_.environment()));
+  ASSIGN_OR_RETURN(plan_, plan_capture(config_, context_.environment(), inputs_));
+  for (const auto& data : inputs_.data) {
+    for (const data::Shard* shard : data->shards()) {
+      const auto& files = plan_.manifest.data;
+      const auto same = std::find_if(files.begin(), files.end(), [&](const teacher_cache::DataFile& file) {
+        return std::equal(file.header_hash.begin(), file.header_hash.end(), shard->header().header_hash);
+      });
+      shard_number_[shard] = static_cast<uint32_t>(same - files.begin());
+    }
+  }
+  if (!mesh_.is_main()) {
+    return absl::OkStatus();
+  }
+  std::error_code error;
+  if (fs::exists(fs::path(folder) / teacher_cache::kManifestFile, error)) {
+    RETURN_IF_ERROR(teacher_cache::begin_cache(folder, plan_.manifest)); // before the teacher is read
+  }
+  return check_space(plan_, folder, folder_bytes());
+}
+
+int64_t Capture::folder_bytes() const {
+  int64_t bytes = 0;
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(config_.teacher.cache, error), end; !error && it != end;
+       it.increment(error)) {
+    std::error_code ignored;
+    const auto size = it->is_regular_file(ignored) ? it->file_size(ignored) : 0;
+    bytes += ignored ? 0 : static_cast<int64_t>(size);
+  }
+  return bytes;
+}
+
+absl::Status Capture::load_teacher() {
+  LoadOptions load{mesh_.shard_rank, mesh_.shard_size};
+  load.progress = mesh_.is_main() ? config_.run.progress : config::ProgressStyle::kNone;
+  if (!config_.parallel.shard_teacher) {
+    load.shard_rank = 0;
+    load.shard_size = 1;
+  }
+  ASSIGN_OR_RETURN(teacher_, load_model(context_.environment(), inputs_.teacher, Role::kTeacher, load));
+  if (config_.parallel.shard_teacher) {
+    sharding::SlotOptions options;
+    options.prefetch = config_.parallel.prefetch;
+    options.checks = config_.parallel.debug_checks;
+    slots_ = sharding::make_frozen_slots(options, mesh_, *teacher_, "teacher");
+  }
+  rope_ = models::make_rope_table(
+      teacher_->config(), std::max(config_.data.seq_len, config_.data.teacher_length()), teacher_->options().device);
+  return absl::OkStatus();
+}
+
+// All ranks gather the head, and rank 0 writes it; then it makes the folder a cache.
+absl::Status Capture::write_head() {
+  const teacher_cache::TeacherHead head = gather_head(*teacher_, mesh_.is_main());
+  if (!mesh_.is_main()) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(teacher_cache::write_head(config_.teacher.cache, config_.teacher, head));
+  return teacher_cache::begin_cache(config_.teacher.cache, plan_.manifest);
+}
+
+// As rank 0 sees them; the same on every rank.
+absl::StatusOr<std::vector<int64_t>> Capture::missing_parts() const {
+  at::Tensor missing = at::zeros({plan_.manifest.parts}, at::kLong);
+  absl::Status status;
+  if (mesh_.is_main()) {
+    missing.fill_(1);
+    const auto found = teacher_cache::complete_parts(config_.teacher.cache);
+    status = found.status();
+    for (const int64_t part : found.ok() ? *found : std::vector<int64_t>()) {
+      if (part < plan_.manifest.parts) {
+        missing[part] = 0;
+      }
+    }
+  }
+  RETURN_IF_ERROR(agree(mesh_, status));
+  if (mesh_.host != nullptr) {
+    mesh_.host->all_reduce(missing);
+  }
+  std::vector<int64_t> parts;
+  for (int64_t part = 0; part < plan_.manifest.parts; ++part) {
+    if (missing[part].item<int64_t>() != 0) {
+      parts.push_back(part);
+    }
+  }
+  return parts;
+}
+
+// The micro-batches of this rank's share of the parts of one data set; as many on every rank.
+std::vector<Capture::Round> Capture::own_rounds(const std::vector<int64_t>& parts, int64_t data) const {
+  const int64_t micro = config_.train.micro_batch_size;
+  std::vector<std::vector<Round>> of_rank(static_cast<size_t>(mesh_.world_size));
+  int64_t next = 0;
+  for (const int64_t number : parts) {
+    const CapturePart& part = plan_.parts[static_cast<size_t>(number)];
+    if (part.data != data) {
+      continue;
+    }
+    std::vector<Round>& rounds = of_rank[static_cast<size_t>(next++ % mesh_.world_size)];
+    for (int64_t done = 0; done < part.count; done += micro) {
+      rounds.push_back({number, {part.first + done, std::min(micro, part.count - done)}, done + micro >= part.count});
+    }
+  }
+  size_t most = 0;
+  for (const std::vector<Round>& rounds : of_rank) {
+    most = std::max(most, rounds.size());
+  }
+  std::vector<Round> own = std::move(of_rank[static_cast<size_t>(mesh_.rank)]);
+  const int64_t end = inputs_.data[static_cast<size_t>(data)]->num_samples(); // from here on there is padding alone
+  own.resize(most, Round{-1, {end, 1}, false});
+  return own;
+}
+
+// The rows of a micro-batch on the way to the host.
+teacher_cache::RowsToWrite Capture::compute(const data::Batch& batch, const Round& round) {
+  const at::Device device = teacher_->options().device;
+  const at::Tensor hidden_TG =
+      sharding::forward_hidden(*teacher_, rope_, teacher_token_batch(batch, device), /*next=*/nullptr);
+  teacher_->retire(teacher_->head_unit());
+  teacher_cache::RowsToWrite out;
+  out.part = round.part;
+  out.last = round.last;
+  if (round.part < 0) {
+    return out;
+  }
+  const at::Tensor counts_N = batch.targets_BS.flatten().ne(losses::kIgnoreIndex);
+  const at::Tensor teacher_rows_R = batch.teacher ? batch.teacher->rows_BS.flatten().masked_select(counts_N)
+                                                  : counts_N.nonzero().flatten();
+  const at::Tensor rows_RW =
+      teacher_cache::encode(plan_.manifest.rows, hidden_TG.index_select(0, copy_to_device(teacher_rows_R, device)));
+  out.rows_RW = teacher_cache::copy_to_host(rows_RW, out.copied);
+  const bool* counts = counts_N.const_data_ptr<bool>();
+  for (const data::Stretch& stretch : batch.stretches) {
+    teacher_cache::StretchEntry entry{};
+    entry.shard = shard_number_.at(stretch.shard);
+    entry.document = static_cast<uint32_t>(stretch.document);
+    entry.begin = static_cast<uint64_t>(stretch.begin);
+    entry.tokens = static_cast<uint32_t>(stretch.tokens);
+    entry.rows = static_cast<uint32_t>(std::count(counts + stretch.at, counts + stretch.at + stretch.tokens, true));
+    out.stretches.push_back(entry);
+  }
+  return out;
+}
+
+absl::Status Capture::capture_data(const std::vector<int64_t>& parts, int64_t data) {
+  const std::vector<Round> rounds = own_rounds(parts, data);
+  data::Prefetcher prefetcher(
+      inputs_.data[static_cast<size_t>(data)], [&](int64_t i) { return rounds[static_cast<size_t>(i)].samples; },
+      static_cast<int64_t>(rounds.size()), kPrefetched, "capture data");
+  BatchLoader::Hooks hooks;
+  hooks.asked_to_stop = [this] { return stop_.received() != 0; };
+  hooks.contribute = [this] { return BatchLoader::Numbers{writer_->status().ok() ? 0 : 1, 0}; };
+  hooks.take_sums = [this](const BatchLoader::Numbers& sums) {
+    if (sums[0] == 0) {
+      return absl::OkStatus();
+    }
+    const absl::Status own = writer_->status();
+    return own.ok() ? absl::AbortedError("another rank could not write to the cache; its message says why") : own;
+  };
+  BatchLoader loader(mesh_, prefetcher, /*micro_batches=*/1, std::move(hooks));
+  for (const Round& round : rounds) {
+    mesh_.report_progress(round.part, "capture");
+    ASSIGN_OR_RETURN(const std::optional<GlobalBatch> batch, loader.next());
+    if (!batch) {
+      stopped_ = true;
+      return absl::OkStatus();
+    }
+    teacher_cache::RowsToWrite rows = compute(batch->micro_batches.front(), round);
+    if (round.part >= 0) {
+      writer_->push(std::move(rows));
+    }
+    if (progress_) {
+      progress_->add(mesh_.world_size * config_.train.micro_batch_size);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CaptureResult> Capture::run() {
+  RETURN_IF_ERROR(agree(mesh_, prepare()));
+  const std::string& folder = config_.teacher.cache;
+  RETURN_IF_ERROR(
+      sharding::check_equal_on_all_ranks(mesh_, "the manifest of the cache", teacher_cache::to_json(plan_.manifest)));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> parts, missing_parts());
+  if (mesh_.is_main()) {
+    metrics::log_info(plan_.text(folder));
+    if (const auto done = plan_.manifest.parts - static_cast<int64_t>(parts.size()); done > 0) {
+      metrics::log_info(absl::StrFormat("cache: %d of %d parts are there and stay as they are", done, plan_.manifest.parts));
+    }
+  }
+  RETURN_IF_ERROR(agree(mesh_, load_teacher()));
+  RETURN_IF_ERROR(agree(mesh_, write_head()));
+  writer_ = std::make_unique<teacher_cache::PartThread>(
+      folder, plan_.manifest.id(), plan_.manifest.rows.row_bytes());
+  if (mesh_.is_main()) {
+    int64_t samples = 0;
+    for (const int64_t part : parts) {
+      samples += plan_.parts[static_cast<size_t>(part)].count;
+    }
+    progress_ = std::make_unique<metrics::TaskProgress>("capture", samples, "sequences", config_.run.progress);
+  }
+  for (size_t data = 0; data < inputs_.data.size() && !stopped_; ++data) {
+    RETURN_IF_ERROR(capture_data(parts, static_cast<int64_t>(data)));
+  }
+  progress_.reset();
+  RETURN_IF_ERROR(agree(mesh_, stopped_ ? absl::OkStatus() : writer_->finish()));
+  if (mesh_.is_main() && !stopped_) {
+    metrics::log_info("cache: " + folder + " is complete");
+  }
+  return CaptureResult{stopped_};
+}
+
+} // namespace
+
+absl::StatusOr<CaptureResult> capture(
+    const config::Config& config, const launch::RankInfo& ranks, const launch::StopSignal& stop) {
+  const config::Config own = as_run(config, ranks.world_size);
+  ASSIGN_OR_RETURN(const std::unique_ptr<RunContext> context, RunContext::join(own, ranks, stop));
+  try {
+    auto result = Capture(*context, stop).run();
+    if (result.ok()) {
+      context->leave();
+    }
+    return result;
+  } catch (const sharding::CommunicationError& error) {
+    return context->lost_ranks(0, error.what());
+  }
+}
+
+} // namespace distill::trainer

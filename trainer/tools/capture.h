@@ -1,0 +1,20 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include "trainer/config/config.h"
+#include "trainer/launch/ranks.h"
+#include "trainer/launch/stop_signal.h"
+
+namespace distill::trainer {
+
+struct CaptureResult {
+  bool stopped_by_signal = false; // what is complete stays
+};
+
+// Runs the teacher over data.train and data.eval on this rank, and writes its hidden states to teacher.cache, or goes on
+// where an earlier capture of the same stopped. `config` was checked for config::Purpose::kCapture.
+absl::StatusOr<CaptureResult> capture(
+    const config::Config& config, const launch::RankInfo& ranks, const launch::StopSignal& stop);
+
+} // namespace distill::trainer

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <string>
+#include <vector>
+
+#include "trainer/setup/inputs.h"
+#include "trainer/teacher_cache/manifest.h"
+
+// What a capture is going to write.
+namespace distill::trainer {
+
+// Samples [first, first + count) of one of the data sets, which one file of the cache holds.
+struct CapturePart {
+  int64_t data = 0; // index into CaptureInputs::data
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+struct CapturePlan {
+  teacher_cache::Manifest manifest;
+  std::vector<CapturePart> parts; // by their number
+  int64_t rows = 0; // tokens with a target in the whole cache, at most
+  int64_t bytes = 0; // of the whole cache, about
+
+  // "cache: 12 parts, 1234567 tokens with a target, 10.1 GB for ..."
+  std::string text(const std::string& folder) const;
+};
+
+// InvalidArgument: an encoding that does not suit the teacher.
+absl::StatusOr<CapturePlan> plan_capture(
+    const config::Config& config, const Environment& environment, const CaptureInputs& inputs);
+
+// FailedPrecondition: the disk cannot hold what is not there yet; both numbers are named. `found`: bytes of the cache
+// that are there.
+absl::Status check_space(const CapturePlan& plan, const std::string& folder, int64_t found);
+
+} // namespace distill::trainer

@@ -296,8 +296,13 @@ absl::StatusOr<Batch> Dataset::batch(int64_t first, int64_t count) const {
   batch.positions_BS = at::empty({count, seq_len}, kind);
   batch.packed = options_.packing == PackingMode::kPack;
   SequenceBuilder sequence{
-      row(batch.tokens_BS, batch.positions_BS), batch.targets_BS.mutable_data_ptr<int64_t>(), {}, nullptr,
-      batch.stretches, {}, {}};
+      row(batch.tokens_BS, batch.positions_BS),
+      batch.targets_BS.mutable_data_ptr<int64_t>(),
+      {},
+      nullptr,
+      batch.stretches,
+      {},
+      {}};
   if (teacher_len_ > 0) {
     batch.teacher.emplace();
     batch.teacher->tokens_BT = at::empty({count, teacher_len_}, kind);

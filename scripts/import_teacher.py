@@ -28,6 +28,7 @@ from teacher_cache.part_file import Stretch, write_part
 from token_shards.tokenizer_files import canonical_hash
 
 PART_BYTES = 1 << 30
+SAMPLE = 512  # tokens that are measured
 
 
 def parse_arguments():
@@ -50,24 +51,23 @@ def dump_files(paths):
 
 
 def read_dump(path, layer, hidden_size):
-    """(token ids, hidden states [T, H])"""
+    """(token ids, hidden states [T, layers, H], the layer's index)"""
     with safe_open(path, "pt") as file:
         names = set(file.keys())
         if not {"token_ids", "hidden_states"} <= names:
             fail(f"{path}: expected the tensors token_ids and hidden_states, found {', '.join(sorted(names))}")
         tokens, hidden = file.get_tensor("token_ids"), file.get_tensor("hidden_states")
-    if hidden.ndim == 3:
-        if not -hidden.shape[1] <= layer < hidden.shape[1]:
-            fail(f"{path}: --layer: expected one of {hidden.shape[1]} layers, found {layer}")
-        hidden = hidden[:, layer]
-    if hidden.ndim != 2 or hidden.shape[1] != hidden_size:
+    hidden = hidden[:, None] if hidden.ndim == 2 else hidden
+    if hidden.ndim != 3 or hidden.shape[2] != hidden_size:
         fail(f"{path}: hidden_states: expected [tokens, layers, {hidden_size}], found {list(hidden.shape)}")
+    if not -hidden.shape[1] <= layer < hidden.shape[1]:
+        fail(f"{path}: --layer: expected one of {hidden.shape[1]} layers, found {layer}")
     if tokens.ndim != 1 or len(tokens) != len(hidden):
         fail(
             f"{path}: expected a hidden state for each token, found {len(hidden)} for {tokens.numel()} tokens; turn "
             "prefix caching off in the program that wrote it"
         )
-    return tokens.numpy(), hidden
+    return tokens.numpy(), hidden, layer % hidden.shape[1]
 
 
 def check_tokenizer(teacher, documents):
@@ -94,25 +94,26 @@ class Importer:
         return read_dump(path, self.arguments.layer, self.lm_head.shape[1])
 
     def decide(self, files):
-        """Measures the first dumps with enough tokens; all dumps are treated alike."""
-        states, labels = [], []
+        """Measures the first dumps that have SAMPLE tokens; all dumps are treated alike."""
+        states, labels, layer = [], [], 0
         for path in files:
-            tokens, hidden = self.read(path)
+            tokens, hidden, layer = self.read(path)
             if len(tokens) > 1:
                 states.append(hidden[:-1])
                 labels.append(torch.from_numpy(tokens[1:].copy()).long())
-            if sum(map(len, labels)) >= 512:
+            if sum(map(len, labels)) >= SAMPLE:
                 break
         if not labels:
             fail(f"{files[0]}: expected sequences of at least two tokens")
-        self.after_norm = is_after_norm(
-            torch.cat(states), torch.cat(labels), self.lm_head, self.norm, self.eps, str(files[0])
-        )
+        layers = torch.cat(states)[:SAMPLE].unbind(1)
+        targets = torch.cat(labels)[:SAMPLE]
+        self.after_norm = is_after_norm(layers, layer, targets, self.lm_head, self.norm, self.eps, str(files[0]))
         print(f"the hidden states are {'after' if self.after_norm else 'before'} the final norm")
 
     def stretches(self, path, encoding):
         """The stretches of all documents that the dump is of."""
-        tokens, hidden = self.read(path)
+        tokens, hidden, layer = self.read(path)
+        hidden = hidden[:, layer]
         found = [d for d in self.documents.beginning_with(tokens) if (d.shard, d.document) not in self.seen]
         for document in found:
             self.seen.add((document.shard, document.document))

@@ -60,7 +60,9 @@ absl::StatusOr<std::unique_ptr<TeacherCapture>> TeacherCapture::begin(
       capture->rows_, manifest, capture->folder_, next.item<int64_t>() + mesh.rank, mesh.world_size,
       config.cache.part_tokens);
   step.micro_batches().observe_teacher(
-      [sink = capture->sink_.get()](const data::Batch& batch, const at::Tensor& rows_RW) { sink->add(batch, rows_RW); });
+      [sink = capture->sink_.get()](const data::Batch& batch, const at::Tensor& rows_RW) {
+        sink->add(batch, rows_RW);
+      });
   return capture;
 }
 

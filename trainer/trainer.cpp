@@ -184,7 +184,8 @@ absl::Status Trainer::open() {
   if (start_.mode == StartMode::kResume || !start_.resume_from.empty()) {
     ASSIGN_OR_RETURN(resumed, checkpointer_->resume(start_.resume_from, *train_data_));
     state_ = resumed->state;
-    RETURN_IF_ERROR(sharding::agree(mesh_, train_rows_ ? train_rows_->check_stretches(*train_data_) : absl::OkStatus()));
+    RETURN_IF_ERROR(
+        sharding::agree(mesh_, train_rows_ ? train_rows_->check_stretches(*train_data_) : absl::OkStatus()));
   }
   first_step_ = state_.step;
   total_steps_ = config::total_steps(config_, train_data_->num_samples(), {state_.step, state_.tokens});

@@ -111,11 +111,11 @@ void add_verify_options(CLI::App& app, VerifyCommand& verify) {
   CLI::Option* cache = app.add_option("--cache", verify.cache.cache, "A teacher's cache, to compare with the teacher")
                            ->type_name("DIR")
                            ->excludes(path);
-  CLI::Option* teacher =
-      app.add_option(
-             "--teacher", verify.cache.teacher, "The teacher: random sequences are computed again, and the KL is printed")
-          ->type_name("DIR")
-          ->needs(cache);
+  CLI::Option* teacher = app.add_option(
+                                "--teacher", verify.cache.teacher,
+                                "The teacher: random sequences are computed again, and the KL is printed")
+                             ->type_name("DIR")
+                             ->needs(cache);
   app.add_option("--samples", verify.cache.samples, "Sequences that are computed again")
       ->type_name("N")
       ->check(CLI::PositiveNumber)
@@ -229,7 +229,8 @@ void add_commands(CLI::App& app, Commands& commands) {
   add_train_options(app, commands.train);
   add_train_options(*app.add_subcommand("train", "Train; the same as no command"), commands.named_train);
   CLI::App* capture = app.add_subcommand(
-      "capture", "Run the teacher over the data once, and store its predictions in teacher.cache (docs/teacher_cache.md)");
+      "capture",
+      "Run the teacher over the data once, and store its predictions in teacher.cache (docs/teacher_cache.md)");
   add_config_options(*capture, commands.capture.config, commands.capture.overrides);
   add_eval_options(
       *app.add_subcommand(

@@ -1,9 +1,12 @@
-"""Whether hidden states were taken before or after the model's final norm: measured in two ways that must agree."""
+"""Whether hidden states were taken before or after the model's final norm, and of the last layer: measured."""
+
+import math
 
 import torch
 
-SAMPLE = 512  # tokens
 SLACK = 0.05  # of a unit root mean square
+MARGIN = 0.1  # nats by which a cross-entropy must be lower to count
+TRAINED = 1.0  # nats below that of equal probabilities: the states predict something
 
 
 def rms_norm(hidden, norm, eps):
@@ -11,30 +14,45 @@ def rms_norm(hidden, norm, eps):
     return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + eps) * norm.float()
 
 
-def _cross_entropy(hidden, lm_head, targets):
+def root_mean_squares(hidden, norm):
+    """[R], of the states after a division by the norm's weight: 1 if they are after the norm."""
+    used = norm.float().abs() > 1e-3
+    return (hidden.float()[:, used] / norm.float()[used]).square().mean(-1).sqrt()
+
+
+def cross_entropy(hidden, lm_head, targets):
+    """Mean over the tokens, nats; `targets` [R] really came next."""
     total = 0.0
     for rows, labels in zip(hidden.split(64), targets.split(64), strict=True):
         total += torch.nn.functional.cross_entropy(rows.float() @ lm_head.float().T, labels, reduction="sum").item()
     return total / len(targets)
 
 
-def is_after_norm(hidden, targets, lm_head, norm, eps, source):
-    """True: the states [R, G] are the lm_head's input. `targets`: [R] the tokens that really came next. ValueError: the
-    two measurements disagree, or neither fits."""
-    hidden, targets = hidden[:SAMPLE], targets[:SAMPLE]
-    used = norm.float().abs() > 1e-3
-    ratios = (hidden.float()[:, used] / norm.float()[used]).square().mean(-1).sqrt()
-    by_size = bool((ratios - 1).abs().median() < SLACK)
-    after = _cross_entropy(hidden, lm_head, targets)
-    before = _cross_entropy(rms_norm(hidden, norm, eps), lm_head, targets)
-    by_loss = after <= before
-    if by_size and not by_loss and before - after > -0.01 * after:
-        by_loss = True  # normalising twice changes little
-    if by_size != by_loss:
+def is_after_norm(layers, chosen, targets, lm_head, norm, eps, source):
+    """True: the states layers[chosen] [R, G] are the lm_head's input; False: they are the final norm's.
+
+    A normalised state has a root mean square of 1 after division by the norm's weight. ValueError: some do and some do
+    not; or the same states treated the other way, or another layer's, predict the tokens that came next clearly better.
+    """
+    sizes = root_mean_squares(layers[chosen], norm)
+    fits = (sizes - 1).abs() < SLACK
+    share = fits.float().mean().item()
+    if 0.1 < share < 0.9:
         raise ValueError(
             f"{source}: cannot tell whether the hidden states are before or after the final norm: divided by its "
-            f"weight their root mean square is {ratios.median():.4g} (1: after), but the cross-entropy of the next "
-            f"tokens is {after:.4g} as they are and {before:.4g} with the norm; are they those of another layer, or "
-            f"another model?"
+            f"weight, {100 * share:.0f}% of them have a root mean square of 1, where all or none are expected"
         )
-    return by_size
+    after = share >= 0.9
+    found = cross_entropy(layers[chosen] if after else rms_norm(layers[chosen], norm, eps), lm_head, targets)
+    others = {"treated the other way": rms_norm(layers[chosen], norm, eps) if after else layers[chosen]}
+    for index, states in enumerate(layers):
+        if index != chosen:
+            others[f"of layer {index} of the file"] = rms_norm(states, norm, eps)
+    for name, states in others.items():
+        loss = cross_entropy(states, lm_head, targets)
+        if loss < found - MARGIN and loss < math.log(len(lm_head)) - TRAINED:
+            raise ValueError(
+                f"{source}: the hidden states that were chosen predict the next tokens with {found:.4g} nats, and "
+                f"those {name} with {loss:.4g}; name another --layer, or is it another model's file?"
+            )
+    return after

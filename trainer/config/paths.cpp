@@ -116,8 +116,7 @@ class Paths {
 
   void teacher_cache() {
     const std::string& path = config_.teacher.cache;
-    if (!path.empty() &&
-        check_exists("teacher.cache", "teacher.cache", "the folder of a teacher's cache", path) &&
+    if (!path.empty() && check_exists("teacher.cache", "teacher.cache", "the folder of a teacher's cache", path) &&
         !is_there(fs::path(path) / "manifest.json")) {
       fail(
           "teacher.cache", "teacher.cache", "the folder of a teacher's cache, with manifest.json",

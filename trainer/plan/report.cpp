@@ -26,9 +26,9 @@ std::string teacher_text(const RunShape& shape) {
     return "none";
   }
   return shape.reads_teacher() ? absl::StrFormat(
-                                 "from a cache, %s, %d bytes a token", base::enum_name(shape.cached_rows->encoding),
-                                 shape.cached_rows->row_bytes())
-                           : models::precision_text(*shape.teacher, shape.environment.teacher_dtype);
+                                     "from a cache, %s, %d bytes a token", base::enum_name(shape.cached_rows->encoding),
+                                     shape.cached_rows->row_bytes())
+                               : models::precision_text(*shape.teacher, shape.environment.teacher_dtype);
 }
 
 std::string category_table(const Plan& plan) {
@@ -123,8 +123,7 @@ std::string Plan::text() const {
       absl::StrFormat(
           "%d micro-batch(es) of %d x %d tokens, student %s, teacher %s%s", shape.micro_batches,
           shape.config.train.micro_batch_size, shape.config.data.seq_len,
-          models::precision_text(shape.student, shape.environment.student_dtype),
-          teacher_text(shape),
+          models::precision_text(shape.student, shape.environment.student_dtype), teacher_text(shape),
           shape.teacher_stream ? absl::StrFormat(
                                      ", which reads %d x %d tokens of its own", shape.config.train.micro_batch_size,
                                      shape.teacher_seq_len())

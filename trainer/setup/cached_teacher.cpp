@@ -57,7 +57,8 @@ std::vector<teacher_cache::DataFile> data_files(absl::Span<const std::shared_ptr
 
 bool contains(const std::vector<teacher_cache::DataFile>& all, const std::vector<teacher_cache::DataFile>& some) {
   return std::all_of(some.begin(), some.end(), [&](const teacher_cache::DataFile& file) {
-    return std::any_of(all.begin(), all.end(), [&](const auto& other) { return other.header_hash == file.header_hash; });
+    return std::any_of(
+        all.begin(), all.end(), [&](const auto& other) { return other.header_hash == file.header_hash; });
   });
 }
 
@@ -136,8 +137,8 @@ absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
   base::ProblemList problems;
   const auto expect = [&](const std::string& what, const std::string& expected, const std::string& found) {
     if (expected != found) {
-      problems.add(absl::StrCat("teacher.cache: ", config.teacher.cache, ": ", what, ": expected ", expected,
-                                ", found ", found));
+      problems.add(absl::StrCat(
+          "teacher.cache: ", config.teacher.cache, ": ", what, ": expected ", expected, ", found ", found));
     }
   };
   expect(

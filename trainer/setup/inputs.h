@@ -10,8 +10,8 @@
 #include "losses/head/chunk_policy.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load.h"
-#include "trainer/setup/sample_inputs.h"
 #include "trainer/setup/cached_teacher.h"
+#include "trainer/setup/sample_inputs.h"
 #include "trainer/step/environment.h"
 #include "trainer/step/loaded_models.h"
 

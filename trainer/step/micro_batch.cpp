@@ -134,8 +134,8 @@ void MicroBatchRunner::give_rows(const data::Batch& batch, const at::Tensor& hid
   const at::Tensor valid_R = batch.targets_BS.is_meta() || hidden_NG.is_meta()
       ? at::empty({batch.valid_tokens}, at::kLong)
       : batch.targets_BS.flatten().ne(losses::kIgnoreIndex).nonzero().flatten();
-  const at::Tensor rows_RW = teacher_cache::encode(
-      *cached_rows_, hidden_NG.index_select(0, copy_to_device(valid_R, hidden_NG.device())));
+  const at::Tensor rows_RW =
+      teacher_cache::encode(*cached_rows_, hidden_NG.index_select(0, copy_to_device(valid_R, hidden_NG.device())));
   if (teacher_observer_) {
     teacher_observer_(batch, rows_RW);
   }

@@ -205,8 +205,7 @@ absl::Status check_part(const PartIndex& index, const Manifest& manifest, int64_
     return absl::DataLossError(absl::StrFormat(
         "%s: is a part of another cache: expected part %d of cache %s with rows of %d bytes, found part %d of cache %s "
         "with rows of %d bytes",
-        path, part, base::hex(id), manifest.rows.row_bytes(), index.head.part, base::hex(found),
-        index.head.row_bytes));
+        path, part, base::hex(id), manifest.rows.row_bytes(), index.head.part, base::hex(found), index.head.row_bytes));
   }
   for (const StretchEntry& entry : index.stretches) {
     if (entry.shard >= manifest.data.size() || entry.document >= manifest.data[entry.shard].documents) {

@@ -12,8 +12,8 @@
 #include "trainer/teacher_cache/manifest.h"
 #include "trainer/teacher_cache/part_file.h"
 
-// The folder of a cache: manifest.json, part-NNNNNNNN.dtc, and head/, a Hugging Face folder with what a run needs of the
-// teacher besides the rows: config.json, tokenizer, final norm and lm_head.
+// The folder of a cache: manifest.json, part-NNNNNNNN.dtc, and head/, a Hugging Face folder with what a run needs of
+// the teacher besides the rows: config.json, tokenizer, final norm and lm_head.
 namespace distill::teacher_cache {
 
 inline constexpr const char* kManifestFile = "manifest.json";

@@ -107,7 +107,8 @@ absl::Status CachedRows::map_shards(const data::Dataset& data) {
   for (const data::Shard* shard : data.shards()) {
     base::Digest hash;
     std::copy_n(shard->header().header_hash, hash.size(), hash.begin());
-    const auto same = std::find_if(files.begin(), files.end(), [&](const DataFile& f) { return f.header_hash == hash; });
+    const auto same =
+        std::find_if(files.begin(), files.end(), [&](const DataFile& f) { return f.header_hash == hash; });
     if (same != files.end()) {
       shard_number_[shard] = static_cast<uint32_t>(same - files.begin());
       continue;
@@ -118,11 +119,10 @@ absl::Status CachedRows::map_shards(const data::Dataset& data) {
     });
     problems.add(absl::StrCat(
         options_.data_key, ": ", shard->path(), ": its header_hash is ", base::hex(hash), ", and ",
-        other == files.end()
-            ? absl::StrCat("no token shard of the cache ", index->folder(), " has it")
-            : absl::StrCat(
-                  "the cache ", index->folder(), " is of ", other->path, " with ", base::hex(other->header_hash),
-                  ": the data changed after the capture"),
+        other == files.end() ? absl::StrCat("no token shard of the cache ", index->folder(), " has it")
+                             : absl::StrCat(
+                                   "the cache ", index->folder(), " is of ", other->path, " with ",
+                                   base::hex(other->header_hash), ": the data changed after the capture"),
         "; capture again, or name the data of the cache"));
   }
   return problems.status(absl::StatusCode::kInvalidArgument);
@@ -131,8 +131,7 @@ absl::Status CachedRows::map_shards(const data::Dataset& data) {
 // False: some token of the stretch is not there, or has another left context.
 bool CachedRows::find(const Index& index, const data::Stretch& stretch, std::vector<Piece>& pieces) const {
   pieces.clear();
-  const auto places =
-      index.document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
+  const auto places = index.document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
   const int64_t end = stretch.begin + stretch.tokens;
   for (const StretchPlace& place : places) { // the longest of those that begin with the same token comes first
     if (static_cast<int64_t>(place.entry.begin) == stretch.begin && place.entry.tokens >= stretch.tokens) {
@@ -160,8 +159,7 @@ bool CachedRows::has(const data::Stretch& stretch) const {
 }
 
 absl::Status CachedRows::no_rows(const Index& index, const data::Stretch& stretch) const {
-  const auto places =
-      index.document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
+  const auto places = index.document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
   const Manifest& manifest = index.manifest();
   if (places.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -176,8 +174,8 @@ absl::Status CachedRows::no_rows(const Index& index, const data::Stretch& stretc
       "%s: %s is cut at other places than in the cache %s: expected %d tokens from token %d on, before which there is "
       "no context (data.seq_len %d), found %d from token %d on (captured with data.seq_len %d); capture with this "
       "length, or set cache.other_contexts: allow",
-      options_.data_key, place_text(stretch), index.folder(), stretch.tokens, stretch.begin,
-      seq_len_, near->entry.tokens, near->entry.begin, manifest.seq_len));
+      options_.data_key, place_text(stretch), index.folder(), stretch.tokens, stretch.begin, seq_len_,
+      near->entry.tokens, near->entry.begin, manifest.seq_len));
 }
 
 absl::Status CachedRows::check_stretches(const data::Dataset& data) const {
@@ -194,10 +192,10 @@ absl::Status CachedRows::check_stretches(const data::Dataset& data) const {
       first = missing++ == 0 ? no_rows(*index, stretch) : first;
     }
   });
-  return missing == 0 ? first
-                      : absl::InvalidArgumentError(absl::StrCat(
-                            std::string(first.message()), "; the same with ", missing - 1, " more of ", all,
-                            " stretches"));
+  return missing == 0
+      ? first
+      : absl::InvalidArgumentError(absl::StrCat(
+            std::string(first.message()), "; the same with ", missing - 1, " more of ", all, " stretches"));
 }
 
 // Reads the rows of a piece to the rows of its tokens in the batch.
@@ -236,9 +234,9 @@ absl::Status CachedRows::read_piece(
   RETURN_IF_ERROR(file.read(piece.place.offset, bytes, target));
   if (const uint64_t sum = base::checksum(target, bytes); sum != entry.checksum) {
     return absl::DataLossError(absl::StrFormat(
-        "%s: bytes %d to %d (document %d of %s) are damaged: expected checksum %s, found %s", path,
-        piece.place.offset, piece.place.offset + bytes, stretch.document, stretch.shard->path(),
-        base::checksum_text(entry.checksum), base::checksum_text(sum)));
+        "%s: bytes %d to %d (document %d of %s) are damaged: expected checksum %s, found %s", path, piece.place.offset,
+        piece.place.offset + bytes, stretch.document, stretch.shard->path(), base::checksum_text(entry.checksum),
+        base::checksum_text(sum)));
   }
   bytes_ += static_cast<int64_t>(bytes);
   for (int64_t i = 0; !in_place && i < count; ++i) {
@@ -264,8 +262,7 @@ absl::StatusOr<at::Tensor> CachedRows::read(const data::Batch& batch) const {
   const int64_t* targets_N = batch.targets_BS.const_data_ptr<int64_t>();
   for (size_t i = 0; i < pieces.size(); ++i) {
     for (const Piece& piece : pieces[i]) {
-      RETURN_IF_ERROR(
-          read_piece(*index, batch.stretches[i], piece, targets_N, rows_NW.mutable_data_ptr<uint8_t>()));
+      RETURN_IF_ERROR(read_piece(*index, batch.stretches[i], piece, targets_N, rows_NW.mutable_data_ptr<uint8_t>()));
     }
   }
   nanoseconds_ += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();

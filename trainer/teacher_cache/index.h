@@ -22,8 +22,8 @@ struct StretchPlace {
 // The stretches of all complete parts of a cache. Not changed once it is open: many threads may read it.
 class Index {
  public:
-  // Reads the heads, tables and feet of all parts. `partial`: parts may be missing that the manifest promises. Errors as
-  // read_manifest, parse_part, check_part and check_complete.
+  // Reads the heads, tables and feet of all parts. `partial`: parts may be missing that the manifest promises. Errors
+  // as read_manifest, parse_part, check_part and check_complete.
   static absl::StatusOr<std::shared_ptr<const Index>> open(const std::string& folder, bool partial = false);
 
   // Of a cache that has no part yet.

@@ -205,7 +205,8 @@ std::vector<std::string> differences(const Manifest& expected, const Manifest& f
     if (key == "data") {
       const auto text = [](const Manifest& m) {
         const std::string all = data_json(m.data, /*paths=*/false).dump();
-        return absl::StrCat(m.data.size(), " token shards with sha256 ", base::hex(base::sha256(all.data(), all.size())));
+        return absl::StrCat(
+            m.data.size(), " token shards with sha256 ", base::hex(base::sha256(all.data(), all.size())));
       };
       lines.push_back(absl::StrCat("data: expected ", text(expected), ", found ", text(found)));
     } else {

@@ -28,9 +28,9 @@ absl::StatusOr<PartHead> parse_head(std::string_view file, const std::string& so
   PartHead head;
   if (file.size() < sizeof(PartHead) + sizeof(PartFoot)) {
     return damaged(
-        source, absl::StrCat(
-                    "truncated: expected at least ", sizeof(PartHead) + sizeof(PartFoot), " bytes, found ",
-                    file.size()));
+        source,
+        absl::StrCat(
+            "truncated: expected at least ", sizeof(PartHead) + sizeof(PartFoot), " bytes, found ", file.size()));
   }
   std::memcpy(&head, file.data(), sizeof(head));
   if (std::memcmp(head.magic, kPartMagic, sizeof(head.magic)) != 0) {
@@ -43,9 +43,10 @@ absl::StatusOr<PartHead> parse_head(std::string_view file, const std::string& so
   }
   if (head.head_bytes != sizeof(PartHead) || head.row_bytes == 0 || head.row_bytes > kMaxRowBytes) {
     return damaged(
-        source, absl::StrCat(
-                    "head: expected ", sizeof(PartHead), " head_bytes and row_bytes of 1 to ", kMaxRowBytes,
-                    ", found ", head.head_bytes, " and ", head.row_bytes));
+        source,
+        absl::StrCat(
+            "head: expected ", sizeof(PartHead), " head_bytes and row_bytes of 1 to ", kMaxRowBytes, ", found ",
+            head.head_bytes, " and ", head.row_bytes));
   }
   return head;
 }
@@ -59,9 +60,10 @@ absl::StatusOr<PartFoot> parse_foot(std::string_view file, const PartHead& head,
   }
   if (const uint64_t sum = foot_checksum(head, foot); sum != foot.checksum) {
     return damaged(
-        source, absl::StrCat(
-                    "head or foot is damaged: expected checksum ", base::checksum_text(foot.checksum), ", found ",
-                    base::checksum_text(sum)));
+        source,
+        absl::StrCat(
+            "head or foot is damaged: expected checksum ", base::checksum_text(foot.checksum), ", found ",
+            base::checksum_text(sum)));
   }
   const uint64_t around = sizeof(PartHead) + sizeof(PartFoot);
   const uint64_t between = file.size() - around;
@@ -70,9 +72,10 @@ absl::StatusOr<PartFoot> parse_foot(std::string_view file, const PartHead& head,
       foot.rows * head.row_bytes + foot.stretches * sizeof(StretchEntry) == between;
   if (!fits) {
     return damaged(
-        source, absl::StrCat(
-                    "foot: expected ", foot.rows, " rows of ", head.row_bytes, " bytes and ", foot.stretches,
-                    " stretches in ", foot.file_bytes, " bytes, found a file of ", file.size()));
+        source,
+        absl::StrCat(
+            "foot: expected ", foot.rows, " rows of ", head.row_bytes, " bytes and ", foot.stretches, " stretches in ",
+            foot.file_bytes, " bytes, found a file of ", file.size()));
   }
   return foot;
 }
@@ -87,9 +90,10 @@ absl::StatusOr<PartIndex> parse_part(std::string_view file, const std::string& s
       file.substr(sizeof(PartHead) + foot.rows * index.head.row_bytes, foot.stretches * sizeof(StretchEntry));
   if (const uint64_t sum = base::checksum(table.data(), table.size()); sum != foot.table_checksum) {
     return damaged(
-        source, absl::StrCat(
-                    "its table is damaged: expected checksum ", base::checksum_text(foot.table_checksum), ", found ",
-                    base::checksum_text(sum)));
+        source,
+        absl::StrCat(
+            "its table is damaged: expected checksum ", base::checksum_text(foot.table_checksum), ", found ",
+            base::checksum_text(sum)));
   }
   index.stretches.resize(foot.stretches);
   std::memcpy(index.stretches.data(), table.data(), table.size());
@@ -98,10 +102,10 @@ absl::StatusOr<PartIndex> parse_part(std::string_view file, const std::string& s
     const StretchEntry& entry = index.stretches[i];
     if (entry.tokens == 0 || entry.rows > entry.tokens || entry.rows > foot.rows - rows) {
       return damaged(
-          source, absl::StrCat(
-                      "stretch ", i, ": expected at least one token, at most as many rows as tokens and ",
-                      foot.rows - rows, " rows that are left, found ", entry.tokens, " tokens and ", entry.rows,
-                      " rows"));
+          source,
+          absl::StrCat(
+              "stretch ", i, ": expected at least one token, at most as many rows as tokens and ", foot.rows - rows,
+              " rows that are left, found ", entry.tokens, " tokens and ", entry.rows, " rows"));
     }
     index.offsets.push_back(sizeof(PartHead) + rows * index.head.row_bytes);
     rows += entry.rows;

@@ -32,7 +32,8 @@ at::Tensor encode_int8(const RowFormat& format, const at::Tensor& hidden_RG) {
   const at::Tensor values_RG = at::constant_pad_nd(hidden_RG.to(at::kFloat), {0, padded - format.hidden_size});
   const at::Tensor values = values_RG.view({rows, groups(format), RowFormat::kGroup});
   // Rounded up to bfloat16 (a part in 128), so that no value is cut off at 127.
-  const at::Tensor scales = (largest(values, /*keepdim=*/false) * ((1 + 1.0 / 128) / kInt8Max)).clamp_min(kTiny).to(at::kBFloat16);
+  const at::Tensor scales =
+      (largest(values, /*keepdim=*/false) * ((1 + 1.0 / 128) / kInt8Max)).clamp_min(kTiny).to(at::kBFloat16);
   const at::Tensor steps = values.div(scales.to(at::kFloat).unsqueeze(-1)).round().clamp(-kInt8Max, kInt8Max);
   const at::Tensor stored = steps.to(at::kChar).view({rows, padded}).narrow(1, 0, format.hidden_size);
   return at::cat({bytes_of(stored), bytes_of(scales)}, 1);
@@ -42,8 +43,8 @@ at::Tensor decode_int8(const RowFormat& format, const at::Tensor& rows_RW) {
   const int64_t rows = rows_RW.size(0), padded = groups(format) * RowFormat::kGroup;
   const at::Tensor steps_RG = values_of(rows_RW, 0, format.hidden_size, at::kChar).to(at::kFloat);
   const at::Tensor scales = values_of(rows_RW, format.hidden_size, 2 * groups(format), at::kBFloat16).to(at::kFloat);
-  const at::Tensor steps = at::constant_pad_nd(steps_RG, {0, padded - format.hidden_size})
-                               .view({rows, groups(format), RowFormat::kGroup});
+  const at::Tensor steps =
+      at::constant_pad_nd(steps_RG, {0, padded - format.hidden_size}).view({rows, groups(format), RowFormat::kGroup});
   return steps.mul(scales.unsqueeze(-1)).view({rows, padded}).narrow(1, 0, format.hidden_size);
 }
 
@@ -76,9 +77,9 @@ int64_t RowFormat::row_bytes() const {
 }
 
 std::optional<Encoding> exact_encoding(at::ScalarType dtype) {
-  return dtype == at::kFloat     ? std::optional(Encoding::kFloat32)
-      : dtype == at::kBFloat16   ? std::optional(Encoding::kBFloat16)
-                                 : std::nullopt;
+  return dtype == at::kFloat   ? std::optional(Encoding::kFloat32)
+      : dtype == at::kBFloat16 ? std::optional(Encoding::kBFloat16)
+                               : std::nullopt;
 }
 
 at::Tensor encode(const RowFormat& format, const at::Tensor& hidden_RG) {

@@ -14,8 +14,7 @@ constexpr int64_t kIgnoreIndex = -100;
 
 at::Tensor copy_to_host(const at::Tensor& rows_RW, std::shared_ptr<c10::Event>& copied) {
   const at::Device device = rows_RW.device();
-  at::Tensor host_RW =
-      at::empty(rows_RW.sizes(), at::TensorOptions().dtype(at::kByte).pinned_memory(device.is_cuda()));
+  at::Tensor host_RW = at::empty(rows_RW.sizes(), at::TensorOptions().dtype(at::kByte).pinned_memory(device.is_cuda()));
   host_RW.copy_(rows_RW, /*non_blocking=*/true);
   if (device::has_streams(device)) {
     copied = std::make_shared<c10::Event>(device.type());

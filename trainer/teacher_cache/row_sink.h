@@ -13,7 +13,8 @@
 
 namespace distill::teacher_cache {
 
-// Writes the rows of the stretches that a cache lacks, in the order in which a run computes them, to parts of their own.
+// Writes the rows of the stretches that a cache lacks, in the order in which a run computes them, to parts of their
+// own.
 class RowSink {
  public:
   // This rank writes the parts first_part, first_part + stride, ... A part is completed once its stretches have
@@ -40,7 +41,8 @@ class RowSink {
   PartThread thread_;
 };
 
-// A copy in host memory, page-locked where it comes from a GPU, and the event after which it is complete; null: at once.
+// A copy in host memory, page-locked where it comes from a GPU, and the event after which it is complete; null: at
+// once.
 at::Tensor copy_to_host(const at::Tensor& rows_RW, std::shared_ptr<c10::Event>& copied);
 
 } // namespace distill::teacher_cache

@@ -214,8 +214,8 @@ teacher_cache::RowsToWrite Capture::compute(const data::Batch& batch, const Roun
     return out;
   }
   const at::Tensor counts_N = batch.targets_BS.flatten().ne(losses::kIgnoreIndex);
-  const at::Tensor teacher_rows_R = batch.teacher ? batch.teacher->rows_BS.flatten().masked_select(counts_N)
-                                                  : counts_N.nonzero().flatten();
+  const at::Tensor teacher_rows_R =
+      batch.teacher ? batch.teacher->rows_BS.flatten().masked_select(counts_N) : counts_N.nonzero().flatten();
   const at::Tensor rows_RW =
       teacher_cache::encode(plan_.manifest.rows, hidden_TG.index_select(0, copy_to_device(teacher_rows_R, device)));
   out.rows_RW = teacher_cache::copy_to_host(rows_RW, out.copied);
@@ -275,13 +275,13 @@ absl::StatusOr<CaptureResult> Capture::run() {
   if (mesh_.is_main()) {
     metrics::log_info(plan_.text(folder));
     if (const auto done = plan_.manifest.parts - static_cast<int64_t>(parts.size()); done > 0) {
-      metrics::log_info(absl::StrFormat("cache: %d of %d parts are there and stay as they are", done, plan_.manifest.parts));
+      metrics::log_info(
+          absl::StrFormat("cache: %d of %d parts are there and stay as they are", done, plan_.manifest.parts));
     }
   }
   RETURN_IF_ERROR(agree(mesh_, load_teacher()));
   RETURN_IF_ERROR(agree(mesh_, write_head()));
-  writer_ = std::make_unique<teacher_cache::PartThread>(
-      folder, plan_.manifest.id(), plan_.manifest.rows.row_bytes());
+  writer_ = std::make_unique<teacher_cache::PartThread>(folder, plan_.manifest.id(), plan_.manifest.rows.row_bytes());
   if (mesh_.is_main()) {
     int64_t samples = 0;
     for (const int64_t part : parts) {

@@ -56,8 +56,8 @@ absl::StatusOr<CapturePlan> plan_capture(
     });
   }
   manifest.parts = static_cast<int64_t>(plan.parts.size());
-  const auto head = static_cast<int64_t>(c10::elementSize(environment.teacher_dtype)) *
-      (teacher.vocab_size + 1) * teacher.hidden_size;
+  const auto head = static_cast<int64_t>(c10::elementSize(environment.teacher_dtype)) * (teacher.vocab_size + 1) *
+      teacher.hidden_size;
   plan.bytes = plan.rows * manifest.rows.row_bytes() + head +
       stretches * static_cast<int64_t>(sizeof(teacher_cache::StretchEntry)) +
       manifest.parts * static_cast<int64_t>(sizeof(teacher_cache::PartHead) + sizeof(teacher_cache::PartFoot));

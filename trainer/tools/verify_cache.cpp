@@ -96,7 +96,8 @@ class Recomputation {
 };
 
 // The micro-batches of all data sets that hold the drawn samples: data set and first sample.
-std::set<std::pair<size_t, int64_t>> draw(const CaptureInputs& inputs, const CacheCheckRequest& request, int64_t micro) {
+std::set<std::pair<size_t, int64_t>> draw(
+    const CaptureInputs& inputs, const CacheCheckRequest& request, int64_t micro) {
   std::vector<int64_t> ends;
   for (const auto& data : inputs.data) {
     ends.push_back((ends.empty() ? 0 : ends.back()) + data->num_samples());

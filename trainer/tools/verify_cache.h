@@ -16,8 +16,8 @@ struct CacheCheckRequest {
 };
 
 // Compares all checksums of a cache, and with a teacher computes random sequences again: in the same micro-batches as
-// when they were captured, unless seq_len is given. `report` gets the results as lines. Statuses: DataLoss names damaged
-// files; FailedPrecondition: another teacher, with both hashes.
+// when they were captured, unless seq_len is given. `report` gets the results as lines. Statuses: DataLoss names
+// damaged files; FailedPrecondition: another teacher, with both hashes.
 absl::Status check_cache(const CacheCheckRequest& request, const std::function<void(const std::string& line)>& report);
 
 } // namespace distill::trainer

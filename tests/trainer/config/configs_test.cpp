@@ -20,8 +20,10 @@ TEST(Configs, EveryExampleReadsAndKeepsTheRules) {
       EXPECT_THAT(problems, ::testing::IsEmpty()) << report(problems);
     }
   }
-  EXPECT_THAT(names, ::testing::UnorderedElementsAre(
-                         "quickstart", "llama8b", "llama1b", "llama1b_cached", "qwen3", "self_distillation"));
+  EXPECT_THAT(
+      names,
+      ::testing::UnorderedElementsAre(
+          "quickstart", "llama8b", "llama1b", "llama1b_cached", "qwen3", "self_distillation"));
 }
 
 } // namespace

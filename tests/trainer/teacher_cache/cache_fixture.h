@@ -56,8 +56,10 @@ class CacheTest : public data::testing::FolderTest {
     ASSERT_TRUE(begin_cache(folder_.string(), manifest_).ok());
     for (int64_t part = 0; part < manifest_.parts; ++part) {
       const auto first = static_cast<size_t>(3 * part);
-      write_part(part, {stretches.begin() + static_cast<std::ptrdiff_t>(first),
-                        stretches.begin() + static_cast<std::ptrdiff_t>(std::min(stretches.size(), first + 3))});
+      write_part(
+          part,
+          {stretches.begin() + static_cast<std::ptrdiff_t>(first),
+           stretches.begin() + static_cast<std::ptrdiff_t>(std::min(stretches.size(), first + 3))});
     }
   }
 

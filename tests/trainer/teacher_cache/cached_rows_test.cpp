@@ -73,9 +73,10 @@ TEST_F(CachedRowsTest, AShorterStretchUsesTheFirstRowsOfALongerOne) {
   const absl::Status status = open().status();
   EXPECT_THAT(
       std::string(status.message()),
-      AllOf(HasSubstr("data.train: "), HasSubstr("document 1 is cut at other places than in the cache"),
-            HasSubstr("expected 1 tokens from token 6 on"), HasSubstr("(data.seq_len 6), found 7 from token 0 on"),
-            HasSubstr("captured with data.seq_len 8"), HasSubstr("the same with 1 more of 6 stretches")));
+      AllOf(
+          HasSubstr("data.train: "), HasSubstr("document 1 is cut at other places than in the cache"),
+          HasSubstr("expected 1 tokens from token 6 on"), HasSubstr("(data.seq_len 6), found 7 from token 0 on"),
+          HasSubstr("captured with data.seq_len 8"), HasSubstr("the same with 1 more of 6 stretches")));
 }
 
 TEST_F(CachedRowsTest, OtherContextsAreUsedWhereThatIsAllowed) {
@@ -156,7 +157,8 @@ TEST_F(CachedRowsTest, APartOfAnotherCacheIsRefused) {
   manifest_.seq_len = 8;
   const absl::Status status = open().status();
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("part-00000000.dtc: is a part of another cache: expected part 0"));
+  EXPECT_THAT(
+      std::string(status.message()), HasSubstr("part-00000000.dtc: is a part of another cache: expected part 0"));
 }
 
 TEST_F(CachedRowsTest, AFolderThatIsNoCacheIsSaidToBeNone) {

@@ -36,7 +36,8 @@ TEST(Manifest, EveryOtherDifferenceIsNamedWithBothValues) {
       ElementsAre("precision: expected \"float32\", found \"bfloat16\"", "seq_len: expected 8, found 16"));
   other = tiny_manifest();
   other.data[0].header_hash.fill(1);
-  EXPECT_THAT(differences(tiny_manifest(), other), ElementsAre(HasSubstr("data: expected 1 token shards with sha256 ")));
+  EXPECT_THAT(
+      differences(tiny_manifest(), other), ElementsAre(HasSubstr("data: expected 1 token shards with sha256 ")));
 }
 
 TEST(Manifest, AnotherVersionIsNamedWithBoth) {

@@ -1,0 +1,144 @@
+"""scripts/import_teacher.py: hidden states that transformers computed, in the form of vLLM's dumps, as a teacher."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+import tiny
+from token_shard import read_shard
+
+SCRIPT = tiny.REPOSITORY / "scripts" / "import_teacher.py"
+SEQ_LEN = 128  # longer than any document
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory):
+    documents = tiny.random_documents(5, [5, 61, 17, 128, 2, 33, 90, 47])
+    return tiny.make_shard(tmp_path_factory.mktemp("data") / "import.dtok", documents)
+
+
+@torch.no_grad()
+def make_dumps(folder, teacher, shard, after_norm, edit=lambda tokens, states: (tokens, states)):
+    """A file for each document with all layers' states, as [T, layers, H]; the last one before or after the norm."""
+    folder.mkdir()
+    model = transformers.AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32).eval()
+    before = []
+    model.model.norm.register_forward_pre_hook(lambda module, inputs: before.append(inputs[0]))
+    for index, document in enumerate(read_shard(shard)):
+        tokens = torch.from_numpy(document.tokens.copy())
+        out = model(tokens[None], output_hidden_states=True)
+        last = out.hidden_states[-1][0] if after_norm else before[-1][0]
+        states = torch.stack([out.hidden_states[1][0], last], 1)
+        tokens, states = edit(tokens, states)
+        save_file({"token_ids": tokens, "hidden_states": states.contiguous()}, folder / f"request-{index}.safetensors")
+    return folder
+
+
+def import_teacher(teacher, shard, dumps, output, *arguments, code=0):
+    command = [sys.executable, SCRIPT, "--teacher", teacher, "--data", shard, "--dumps", dumps, "--output", output]
+    done = subprocess.run([*map(str, command), *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr if code else done.stdout
+
+
+def config_of(folder, pair, shard, **teacher):
+    data = {"packing": "pack", "shuffle": True, "seq_len": SEQ_LEN}
+    train = {"steps": 4, "micro_batch_size": 1, "global_batch_size": 2}
+    config = tiny.base_config(folder, *pair, shard, data=data, train=train, scheduler={"warmup_steps": 1})
+    config["teacher"] = teacher or config["teacher"]
+    return config
+
+
+@pytest.mark.parametrize("after_norm", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_an_imported_teacher_is_the_one_that_runs(tmp_path, models, shard, family, after_norm):
+    pair = models[family]
+    dumps = make_dumps(tmp_path / "dumps", pair[1], shard, after_norm)
+    said = import_teacher(pair[1], shard, dumps, tmp_path / "cache")
+    assert f"the hidden states are {'after' if after_norm else 'before'} the final norm" in said
+    assert "8 of 8 documents" in said
+    tiny.distill("verify", tmp_path / "cache")
+    online = tiny.train(tmp_path, config_of(tmp_path / "online", pair, shard))
+    source = {"source": "cache", "cache": str(tmp_path / "cache"), "path": pair[1]}  # its hash is compared, too
+    cached = tiny.train(tmp_path, config_of(tmp_path / "cached", pair, shard, **source))
+    (steps, _), (expected, _) = tiny.read_metrics(cached), tiny.read_metrics(online)
+    for found, wanted in zip(steps, expected, strict=True):
+        assert found["valid_tokens"] == wanted["valid_tokens"]
+        assert found["teacher_ce"] == pytest.approx(wanted["teacher_ce"], rel=1e-5)
+        assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "edit, arguments, message",
+    [
+        (lambda t, s: (t, s[1:]), [], "prefix caching"),
+        (lambda t, s: (t, s[..., :32]), [], "hidden_states: expected [tokens, layers, 64]"),
+        (lambda t, s: ((t + 1) % tiny.VOCAB, s), [], "no dump has the tokens of a document"),
+        (lambda t, s: (t, s), ["--layer", "5"], "--layer: expected one of 2 layers, found 5"),
+    ],
+)
+def test_bad_dumps_are_refused(tmp_path, models, shard, edit, arguments, message):
+    teacher = models["llama"][1]
+    dumps = make_dumps(tmp_path / "dumps", teacher, shard, True, edit)
+    assert message in import_teacher(teacher, shard, dumps, tmp_path / "cache", *arguments, code=1)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_states_that_predict_worse_than_others_of_the_file_are_refused(tmp_path, models, shard):
+    from safetensors import safe_open
+
+    teacher = models["llama"][1]
+    with safe_open(f"{teacher}/model.safetensors", "pt") as file:
+        lm_head, norm = file.get_tensor("lm_head.weight"), file.get_tensor("model.norm.weight")
+
+    def with_a_better_first_layer(tokens, states):
+        """Its states are those of the next token's own row of the lm_head, before the norm."""
+        states[:-1, 0] = 100 * lm_head[tokens[1:]] / norm
+        return tokens, states
+
+    dumps = make_dumps(tmp_path / "dumps", teacher, shard, True, with_a_better_first_layer)
+    message = import_teacher(teacher, shard, dumps, tmp_path / "cache", code=1)
+    assert "predict the next tokens with" in message and "those of layer 0 of the file" in message
+
+
+def test_states_of_which_some_are_normalised_are_refused(tmp_path, models, shard):
+    def mixed(tokens, states):
+        states[::2] *= 3
+        return tokens, states
+
+    dumps = make_dumps(tmp_path / "dumps", models["llama"][1], shard, True, mixed)
+    message = import_teacher(models["llama"][1], shard, dumps, tmp_path / "cache", code=1)
+    assert "cannot tell whether the hidden states are before or after the final norm" in message
+
+
+def test_documents_without_a_dump_are_counted(tmp_path, models, shard):
+    teacher = models["llama"][1]
+    dumps = make_dumps(tmp_path / "dumps", teacher, shard, True)
+    (dumps / "request-3.safetensors").unlink()
+    message = import_teacher(teacher, shard, dumps, tmp_path / "cache", code=1)
+    assert "each of 8 documents, found none for 1" in message and not (tmp_path / "cache").exists()
+    import_teacher(teacher, shard, dumps, tmp_path / "cache", "--allow-missing")
+    source = {"source": "cache", "cache": str(tmp_path / "cache")}
+    path = tiny.write_config(tmp_path, config_of(tmp_path / "run", models["llama"], shard, **source))
+    assert "document 3 is not in the cache" in tiny.distill("--config", path, code=tiny.BAD_INPUT).stderr
+    manifest = json.loads((tmp_path / "cache" / "manifest.json").read_text())
+    assert manifest["micro_batch_size"] == 0
+
+
+def test_another_tokenizer_is_refused(tmp_path, models, shard):
+    import shutil
+
+    teacher = tmp_path / "teacher"
+    shutil.copytree(models["llama"][1], teacher)
+    vocab = {f"t{i}": i for i in range(tiny.VOCAB)}
+    (teacher / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": vocab, "merges": []}})
+    )
+    dumps = make_dumps(tmp_path / "dumps", models["llama"][1], shard, True)
+    assert "tokenizer_hash: expected" in import_teacher(teacher, shard, dumps, tmp_path / "cache", code=1)

@@ -3,24 +3,29 @@
 #   scripts/bench_trainer.sh STUDENT TEACHER [STEPS] [distill arguments...]
 #   scripts/bench_trainer.sh 1b 8b 8 --set train.micro_batch_size=2 --set train.global_batch_size=2
 # Shapes: tiny, 1b, 3b, 8b, 70b (scripts/bench_inputs.py). DISTILL and PYTHON replace the build's and .venv's.
+# CACHE=FOLDER captures the teacher to FOLDER first, says at what speed, and then trains from there; the arguments are
+# for both. ROWS: documents of SEQ_LEN tokens (64), of which every token but the last has a row.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -ge 2 ] || { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 student=$1 teacher=$2 steps=${3:-8}
 shift $(($# < 3 ? $# : 3))
 distill=${DISTILL:-build/release/apps/distill/distill}
 python=${PYTHON:-.venv/bin/python}
 seq_len=${SEQ_LEN:-4096}
 work=work/bench-$seq_len
-"$python" scripts/bench_inputs.py --out "$work" --shapes "$student,$teacher" --seq-len "$seq_len" --rows 64
+"$python" scripts/bench_inputs.py --out "$work" --shapes "$student,$teacher" --seq-len "$seq_len" --rows "${ROWS:-64}"
+packing=concat source=model
+[ -z "${CACHE:-}" ] || packing=pack source=cache
 cat >"$work/bench.yaml" <<YAML
 student: {path: $work/$student, init: random}
-teacher: {path: $work/$teacher, init: random}
-data: {train: $work/tokens.dtok, seq_len: $seq_len, packing: concat, shuffle: false}
+teacher: {path: $work/$teacher, init: random, source: $source, cache: "${CACHE:-}"}
+data: {train: $work/tokens.dtok, seq_len: $seq_len, packing: $packing, shuffle: false}
 loss: {divergence: jsd, beta: 0.5}
 train: {steps: $steps, micro_batch_size: 2, global_batch_size: 2}
 scheduler: {type: constant}
 checkpoint: {at_end: false}
 run: {dir: $work/run}
 YAML
+[ -z "${CACHE:-}" ] || "$distill" capture --config "$work/bench.yaml" "$@"
 "$distill" --config "$work/bench.yaml" --overwrite "$@"

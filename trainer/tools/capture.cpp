@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <chrono>
 #include <filesystem>
 
 #include "data/base/status_macros.h"
@@ -26,6 +27,7 @@ namespace distill::trainer {
 namespace {
 
 namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
 using sharding::agree;
 
 constexpr int64_t kPrefetched = 4; // micro-batches
@@ -60,6 +62,8 @@ class Capture {
   absl::Status capture_data(const std::vector<int64_t>& parts, int64_t data);
   teacher_cache::RowsToWrite compute(const data::Batch& batch, const Round& round);
   int64_t folder_bytes() const;
+  int64_t samples_of(const std::vector<int64_t>& parts) const;
+  std::string speed_line(int64_t samples, double seconds) const;
 
   const RunContext& context_;
   const config::Config& config_;
@@ -266,6 +270,21 @@ absl::Status Capture::capture_data(const std::vector<int64_t>& parts, int64_t da
   return absl::OkStatus();
 }
 
+int64_t Capture::samples_of(const std::vector<int64_t>& parts) const {
+  int64_t samples = 0;
+  for (const int64_t part : parts) {
+    samples += plan_.parts[static_cast<size_t>(part)].count;
+  }
+  return samples;
+}
+
+std::string Capture::speed_line(int64_t samples, double seconds) const {
+  const auto tokens = static_cast<double>(samples * config_.data.seq_len);
+  return absl::StrFormat(
+      "cache: %s is complete; %d sequences in %.1f s, %.4g tok/s, until everything was on the disk",
+      config_.teacher.cache, samples, seconds, seconds > 0 ? tokens / seconds : 0);
+}
+
 absl::StatusOr<CaptureResult> Capture::run() {
   RETURN_IF_ERROR(agree(mesh_, prepare()));
   const std::string& folder = config_.teacher.cache;
@@ -283,19 +302,17 @@ absl::StatusOr<CaptureResult> Capture::run() {
   RETURN_IF_ERROR(agree(mesh_, write_head()));
   writer_ = std::make_unique<teacher_cache::PartThread>(folder, plan_.manifest.id(), plan_.manifest.rows.row_bytes());
   if (mesh_.is_main()) {
-    int64_t samples = 0;
-    for (const int64_t part : parts) {
-      samples += plan_.parts[static_cast<size_t>(part)].count;
-    }
-    progress_ = std::make_unique<metrics::TaskProgress>("capture", samples, "sequences", config_.run.progress);
+    progress_ =
+        std::make_unique<metrics::TaskProgress>("capture", samples_of(parts), "sequences", config_.run.progress);
   }
+  const Clock::time_point start = Clock::now();
   for (size_t data = 0; data < inputs_.data.size() && !stopped_; ++data) {
     RETURN_IF_ERROR(capture_data(parts, static_cast<int64_t>(data)));
   }
   progress_.reset();
   RETURN_IF_ERROR(agree(mesh_, stopped_ ? absl::OkStatus() : writer_->finish()));
   if (mesh_.is_main() && !stopped_) {
-    metrics::log_info("cache: " + folder + " is complete");
+    metrics::log_info(speed_line(samples_of(parts), std::chrono::duration<double>(Clock::now() - start).count()));
   }
   return CaptureResult{stopped_};
 }

@@ -34,6 +34,8 @@ const METRICS = {
   valid_tokens: { exact: true, title: "Tokens with a target in a step", unit: "tokens", group: "Speed" },
   gathers: { exact: true, title: "Units gathered in a step", unit: "units", group: "Speed", quiet: true },
   gathered_bytes: { exact: true, title: "Bytes of the units gathered in a step", unit: "bytes", group: "Speed", quiet: true },
+  "teacher_read.bytes": { title: "Bytes read from the teacher's cache since the step before", unit: "bytes", group: "Speed", quiet: true },
+  "teacher_read.bytes_per_second": { title: "Speed at which the teacher's cache is read", unit: "bytes/s", group: "Speed" },
   peak_memory_bytes: { title: "Peak memory", unit: "bytes", group: "Memory" },
   peak_reserved_bytes: { title: "Peak reserved by the allocator", unit: "bytes", group: "Memory" },
 };

@@ -45,7 +45,9 @@ at::Tensor MicroBatchRunner::cached_hidden(const data::Batch& batch) {
   const at::Tensor rows_NW = copy_to_device(batch.teacher_rows_NW, options.device);
   sharding::prefetch_first(student_);
   at::Tensor hidden_NG = teacher_cache::decode(*cached_rows_, rows_NW, options.compute_dtype);
-  device::label(hidden_NG, device::Category::kHidden);
+  if (!hidden_NG.is_alias_of(batch.teacher_rows_NW)) { // on the CPU they may be the batch's own
+    device::label(hidden_NG, device::Category::kHidden);
+  }
   return hidden_NG;
 }
 

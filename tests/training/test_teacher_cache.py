@@ -250,7 +250,8 @@ def test_a_signal_stops_a_capture_with_what_is_complete(tmp_path, config):
 
 
 def test_the_size_is_said_before_and_is_that_of_the_folder(tmp_path, config):
-    done = capture(tmp_path, config("base"), tmp_path / "cache")
+    # With the configuration of the run that will read it.
+    done = capture(tmp_path, config("base"), tmp_path / "cache", teacher_source="cache")
     rows, width = map(int, re.search(r"(\d+) tokens with a target of (\d+) bytes each", done.stderr).groups())
     parts = list((tmp_path / "cache").glob("part-*.dtc"))
     verified = tiny.distill("verify", tmp_path / "cache").stdout

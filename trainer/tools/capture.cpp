@@ -32,8 +32,9 @@ using sharding::agree;
 
 constexpr int64_t kPrefetched = 4; // micro-batches
 
-// A run needs a folder and a global batch; a capture has neither.
+// A run needs a folder and a global batch; a capture has neither. The teacher runs, wherever the run will read it.
 config::Config as_run(config::Config config, int64_t world_size) {
+  config.teacher.source = config::TeacherSource::kModel;
   config.run.dir = config.teacher.cache;
   config.train.global_batch_size = config.train.micro_batch_size * world_size;
   return config;

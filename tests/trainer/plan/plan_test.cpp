@@ -106,6 +106,7 @@ TEST(Plan, AutomaticGathersDoWithoutCopiesWhereTheyDoNotFit) {
 
 TEST(Plan, CopiesStayWithinANode) {
   config::Config config = settings(16);
+  config.parallel.gather = config::Gather::kAuto;
   EXPECT_FALSE(plan_of(config, 16, llama_1b(), llama_8b()).shape.copies());
   config.parallel.replicate = 2;
   EXPECT_TRUE(plan_of(config, 16, llama_1b(), llama_8b()).shape.copies());

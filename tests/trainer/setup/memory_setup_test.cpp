@@ -42,6 +42,7 @@ class AgreeOnGathers : public testing::Test {
 
   AgreeOnGathers() {
     config_.loss.soft_weight = 0; // no teacher
+    config_.parallel.gather = config::Gather::kAuto;
     config_.parallel.slots = config::kAutomatic;
     inputs_.student.config = tiny_model(5);
   }

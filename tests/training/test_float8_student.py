@@ -235,3 +235,22 @@ def test_sizes_that_the_products_do_not_take_are_named(tmp_path, models, ragged_
     done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.BAD_INPUT)
     assert "student.dtype: float8: expected weights whose sizes are multiples of 16" in done.stderr
     assert "student.float8_exceptions" in done.stderr
+
+
+def test_the_trained_model_is_evaluated_in_either_dtype(tmp_path, models, ragged_shard):
+    config = float8_config(
+        tmp_path, models["llama"], ragged_shard, data={"eval": [{"path": ragged_shard}]}, eval={"every": 4}
+    )
+    run = tiny.train(tmp_path, config)
+    during = tiny.read_metrics(run)[1][-1]["eval"]["loss"]
+
+    def loss(dtype):
+        path, model = tmp_path / "config.yaml", run / "model"
+        done = tiny.distill(
+            "eval", "--config", path, "--set", f"student.path={model}", f"student.dtype={dtype}", "--json"
+        )
+        return json.loads(done.stdout)["loss"]
+
+    # The scales of a weight that is not trained are exact and not powers of two.
+    assert loss("float8") == pytest.approx(during, rel=5e-3)
+    assert loss("auto") == pytest.approx(during, rel=5e-3) and loss("auto") != loss("float8")

@@ -1,5 +1,7 @@
 // The CPU row kernel's body, compiled once per instruction set: the including file defines DISTILL_ROWS_NAMESPACE and
 // is built with that set's flags. Includes nothing whose inline functions could leak into other files with those flags.
+#pragma once
+
 #include <type_traits>
 
 #include "losses/rows/cpu/row_kernel.h"

@@ -1,5 +1,8 @@
-// The CPU kernel of rows with a sparse teacher, compiled once per instruction set after row_kernel_body.h, whose lanes
-// and conversions it uses.
+// The CPU kernel of rows with a sparse teacher, compiled once per instruction set with the lanes and conversions of
+// row_kernel_body.h.
+#pragma once
+
+#include "losses/rows/cpu/row_kernel_body.h"
 #include "losses/rows/cpu/sparse_kernel.h"
 #include "losses/rows/sparse_math.h"
 

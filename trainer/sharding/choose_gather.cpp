@@ -32,6 +32,7 @@ std::string own_problem(const std::vector<Place>& places, const std::vector<int6
     return "";
   }
   std::vector<int64_t> gpus;
+  gpus.reserve(shard_axis.size());
   for (const int64_t rank : shard_axis) {
     gpus.push_back(places[static_cast<size_t>(rank)].gpu);
   }

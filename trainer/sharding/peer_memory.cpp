@@ -122,7 +122,7 @@ std::string host_identity() {
 void probe(PeerMemory& memory, int64_t rank, at::Device device, const Exchange& exchange) {
   constexpr int64_t kBytes = 4096;
   const std::vector<at::Tensor> parts = memory.allocate(kBytes);
-  at::Tensor own = parts[static_cast<size_t>(rank)];
+  const at::Tensor& own = parts[static_cast<size_t>(rank)];
   own.fill_(rank + 1);
   (void)own.cpu(); // waits for the device
   exchange("");

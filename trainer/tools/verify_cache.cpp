@@ -99,6 +99,7 @@ class Recomputation {
 std::set<std::pair<size_t, int64_t>> draw(
     const CaptureInputs& inputs, const CacheCheckRequest& request, int64_t micro) {
   std::vector<int64_t> ends;
+  ends.reserve(inputs.data.size());
   for (const auto& data : inputs.data) {
     ends.push_back((ends.empty() ? 0 : ends.back()) + data->num_samples());
   }

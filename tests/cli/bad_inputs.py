@@ -51,7 +51,7 @@ COMMAND_LINE = [
     Row("unknown command", ["trian", "did you mean `distill train`?"], args=["trian", "--config", "config.yaml"]),
     Row("misspelt command", ["evl", "did you mean `distill eval`?"], args=["evl"]),
     Row("command of other tools", ["validate", "did you mean `distill eval`?"], args=["validate", "x"]),
-    Row("command like no other", ["zzz", "the commands are train, eval, inspect"], args=["zzz"]),
+    Row("command like no other", ["zzz", "the commands are train, capture, eval, inspect"], args=["zzz"]),
     Row("misspelt option", ["--reusme", "did you mean --resume?"], args=["--config", "config.yaml", "--reusme"]),
     Row("misspelt option of a command", ["--rank: `distill plan` has no such option", "did you mean --ranks?",
         "distill plan --help"], args=["plan", "--config", "config.yaml", "--rank", "4"]),

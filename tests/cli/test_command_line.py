@@ -1,6 +1,7 @@
 """What the command line prints and returns when nothing is wrong."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,30 +48,31 @@ def test_dry_run_checks_a_good_job_and_writes_nothing(distill, job):
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "configs").glob("*.yaml")))
-def test_example_configs_pass_a_dry_run_on_tiny_models(distill, job, name):
-    done = distill(
-        job,
-        "--config",
-        str(ROOT / "configs" / name),
-        "--dry-run",
-        *[
-            part
-            for text in (
-                "student.path=student",
-                "teacher.path=teacher",
-                "data.train=train",
-                "data.eval=eval.dtok",
-                "data.seq_len=32",
-                "data.teacher_seq_len=64",
-                "train.device=cpu",
-                "run.dir=run",
-                "scheduler.warmup_steps=1",
-            )
-            for part in ("--set", text)
-        ],
-    )
+def test_example_configs_pass_a_dry_run_on_tiny_models(distill, job, name, tmp_path):
+    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+    config = ROOT / "configs" / name
+    overrides = [
+        part
+        for text in (
+            "student.path=student",
+            "teacher.path=teacher",
+            "data.train=train",
+            "data.eval=eval.dtok",
+            "data.seq_len=32",
+            "data.teacher_seq_len=64",
+            "train.device=cpu",
+            "run.dir=run",
+            "train.global_batch_size=8",
+            "scheduler.warmup_steps=1",
+        )
+        for part in ("--set", text)
+    ]
+    if "source: cache" in config.read_text():
+        captured = distill(tmp_path, "capture", "--config", str(config), *overrides)
+        assert captured.returncode == 0, captured.stderr
+    done = distill(tmp_path, "--config", str(config), "--dry-run", *overrides)
     assert done.returncode == 0, done.stderr
-    assert not (job / "run").exists()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

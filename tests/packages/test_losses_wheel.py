@@ -11,6 +11,9 @@ from wheels import ROOT, checked
 
 
 def test_the_package_passes_its_own_tests(losses, tmp_path):
+    suite = ROOT / "losses" / "python" / "tests"
+    # The GPU tests are a set of their own (scripts/test_gpu.sh).
+    without_gpu = [] if torch.cuda.is_available() else ["--ignore", suite / "test_cuda.py"]
     output = losses.run(
         losses.python,
         "-m",
@@ -18,7 +21,8 @@ def test_the_package_passes_its_own_tests(losses, tmp_path):
         "-q",
         "-p",
         "no:cacheprovider",
-        ROOT / "losses" / "python" / "tests",
+        *without_gpu,
+        suite,
         cwd=tmp_path,
     )
     assert re.search(r"\d+ passed", output) and "skipped" not in output

@@ -48,6 +48,11 @@ def check_against_measured(report, workspace_too=True, unplanned=UNPLANNED):
         for category, bytes_found in found["highest"].items():
             if category == "workspace":
                 continue
+            if category == "slots" and not workspace_too:
+                # A gradient's buffer may be held for a moment by Gloo's thread that has reduced it.
+                slots = expected["highest"][category]
+                assert slots - 8192 <= bytes_found * 1.01 and bytes_found <= slots * 1.1 + 8192, phase
+                continue
             assert expected["highest"][category] == pytest.approx(bytes_found, rel=0.01, abs=8192), (phase, category)
         if workspace_too:
             assert found["peak"] - unplanned <= expected["peak"] <= found["peak"] * 1.01, phase

@@ -75,7 +75,8 @@ absl::Status check_same_inputs(
     const auto files = hf::folder_fingerprint(section->folder());
     status = sharding::agree(mesh, files.status());
     if (status.ok()) {
-      const std::string what = absl::StrCat(name, " (model files in ", section->folder(), ")");
+      const std::string what =
+          absl::StrCat(name, section->reads_cache() ? ".cache" : ".path", " (model files in ", section->folder(), ")");
       status = sharding::check_equal_on_all_ranks(mesh, what, *files);
     }
   }

@@ -34,8 +34,8 @@ absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
   const config::ParallelSection& parallel = config.parallel;
   if (ranks.world_size % parallel.replicate != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "parallel.replicate: expected a divisor of the %d ranks (%s), found %d", ranks.world_size, ranks.launcher,
-        parallel.replicate));
+        "parallel.replicate: expected a divisor of the %d ranks (%s), found %d", ranks.world_size,
+        base::enum_name(ranks.launcher), parallel.replicate));
   }
   const int64_t shard = parallel.shard > 0 ? parallel.shard : ranks.world_size / parallel.replicate;
   const int64_t samples = ranks.world_size * config.train.micro_batch_size;

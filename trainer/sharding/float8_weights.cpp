@@ -55,10 +55,6 @@ void Float8Weights::add(int64_t index, const models::UnitLayout& layout, const S
   numel_ += unit.vectors;
 }
 
-int64_t Float8Weights::bytes() const {
-  return numel_ * static_cast<int64_t>(sizeof(float) + c10::elementSize(compute_dtype_));
-}
-
 std::vector<Float8Weights::Rows> Float8Weights::rows_of(const Unit& unit) const {
   std::vector<Rows> rows;
   int64_t begin = unit.begin + unit.vectors;

@@ -51,7 +51,6 @@ class Float8Weights {
   void clear_counts() {
     counts_.zero_();
   }
-  int64_t bytes() const; // of what every rank has whole
 
  private:
   struct Unit {

@@ -7,8 +7,11 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <gtest/gtest.h>
 
+#include <iostream>
+
 #include "losses/head/capture.h"
 #include "losses/logits/logits_loss.h"
+#include "losses/rows/cuda/cluster/choose_size.h"
 #include "tests/losses/sparse_cases.h"
 
 namespace distill::losses::testing {
@@ -154,6 +157,25 @@ TEST(Cuda, StrategiesThatCannotRunSayWhy) {
   EXPECT_THROW(
       logits_loss({wide, wide, {}, {}}, {}, {}, {.strategy = RowStrategy::kCluster, .cluster_size = 1}), c10::Error);
   EXPECT_NO_THROW(logits_loss({wide, wide, {}, {}}, {}));
+}
+
+TEST(Cuda, ClustersOfEverySizeThatIsChosenRun) {
+  for (const bool teacher : {false, true}) {
+    ClustersAtOnce all{};
+    for (int size = 2; size <= kMaxCluster; ++size) {
+      all[static_cast<size_t>(size)] = clusters_at_once(teacher, size);
+    }
+    std::cout << (teacher ? "with" : "without") << " a teacher, clusters of 2 to 16 blocks at once:";
+    for (int size = 2; size <= kMaxCluster; ++size) {
+      std::cout << " " << all[static_cast<size_t>(size)];
+    }
+    std::cout << "\n";
+    for (const int64_t vocab : {32000, 128256, 151936, 200064, 201088, 256000, 262144, 262208, 320000}) {
+      const int size = best_cluster_size(vocab, all);
+      std::cout << "  " << vocab << ": " << size << " blocks, " << cluster_plan(vocab, size).tiles << " tiles\n";
+      EXPECT_GT(size, 0) << vocab;
+    }
+  }
 }
 
 } // namespace

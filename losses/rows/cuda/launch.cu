@@ -2,8 +2,9 @@
 #include "losses/rows/cuda/launch.h"
 
 #include <algorithm>
+#include <array>
 
-#include "losses/rows/cuda/cluster/plan.h"
+#include "losses/rows/cuda/cluster/choose_size.h"
 #include "losses/rows/cuda/device_functions.cuh"
 
 namespace distill::losses {
@@ -18,10 +19,11 @@ int logit_bytes(const RowArgs& args) {
   return args.logits_type == ElementType::kFloat32 ? 4 : 2;
 }
 
-bool is_unit(const RowArgs& args) {
+// Whether the call is what launch_cluster_unit or launch_cluster_capped compute.
+bool is_usual(const RowArgs& args) {
   const LossOptions& o = args.options;
-  if (args.logits_type != ElementType::kFloat32 || o.temperature != 1 || o.student_softcap > 0 ||
-      o.teacher_softcap > 0 || o.label_smoothing > 0 || args.student_bias != nullptr || args.teacher_bias != nullptr) {
+  if (args.logits_type != ElementType::kFloat32 || o.temperature != 1 || o.label_smoothing > 0 ||
+      args.student_bias != nullptr || args.teacher_bias != nullptr) {
     return false;
   }
   const Divergence divergence = effective_divergence(o);
@@ -29,29 +31,17 @@ bool is_unit(const RowArgs& args) {
       divergence == Divergence::kReverseKl;
 }
 
-ClusterPlan plan_for(int64_t vocab, int cluster_size) {
-  constexpr int kTileColumns = kClusterThreads * kClusterVector;
-  ClusterPlan plan;
-  plan.slice = static_cast<int>(((vocab + cluster_size - 1) / cluster_size + 3) / 4 * 4);
-  plan.tiles = std::max((plan.slice + kTileColumns - 1) / kTileColumns, kMinTiles);
-  return plan;
-}
-
-// The cluster size with the highest throughput. A row takes as long as its tiles and its reductions, which cost about
-// seven tiles (docs/loss_head.md); as many clusters run at once as fit into groups of 16 multiprocessors. 0 where no
-// size holds the row.
-int automatic_cluster(int64_t vocab) {
-  int best = 0;
-  double best_cost = 0;
-  for (int size = 2; size <= kMaxCluster; ++size) {
-    const ClusterPlan plan = plan_for(vocab, size);
-    const double cost = static_cast<double>(7 + plan.tiles) / (16 / size);
-    if (plan.tiles <= kMaxTiles && (best == 0 || cost < best_cost)) {
-      best = size;
-      best_cost = cost;
+// Asked once, on the first device used (nodes have one kind of GPU).
+int automatic_cluster(int64_t vocab, bool teacher) {
+  const auto ask = [](bool with_teacher) {
+    ClustersAtOnce all{};
+    for (int size = 2; size <= kMaxCluster; ++size) {
+      all[static_cast<size_t>(size)] = clusters_at_once(with_teacher, size);
     }
-  }
-  return best;
+    return all;
+  };
+  static const std::array<ClustersAtOnce, 2> at_once{ask(false), ask(true)};
+  return best_cluster_size(vocab, at_once[teacher ? 1 : 0]);
 }
 
 const char* why_not_cluster(const RowArgs& args) {
@@ -77,12 +67,14 @@ const char* why_not_cluster(const RowArgs& args) {
 }
 
 const char* launch_rows_cluster(const RowArgs& args, void* stream, int cluster_size) {
-  const ClusterPlan plan = plan_for(args.vocab, cluster_size);
-  if (cluster_size < 2 || cluster_size > kMaxCluster || plan.tiles > kMaxTiles) {
+  if (cluster_size < 2 || cluster_size > kMaxCluster || cluster_plan(args.vocab, cluster_size).tiles > kMaxTiles) {
     return "the cluster row kernel cannot hold a row of this width with this cluster size";
   }
-  if (is_unit(args)) {
-    return launch_cluster_unit(args, plan, cluster_size, stream);
+  const ClusterPlan plan = cluster_plan(args.vocab, cluster_size);
+  if (is_usual(args)) {
+    const bool capped = args.options.student_softcap > 0 || args.options.teacher_softcap > 0;
+    return capped ? launch_cluster_capped(args, plan, cluster_size, stream)
+                  : launch_cluster_unit(args, plan, cluster_size, stream);
   }
   return args.logits_type == ElementType::kFloat32 ? launch_cluster_general(args, plan, cluster_size, stream)
                                                    : launch_cluster_bf16(args, plan, cluster_size, stream);
@@ -99,7 +91,8 @@ const char* launch_rows(const RowArgs& args, void* stream, const RowLaunch& laun
   }
   if (launch.strategy != RowStrategy::kStreaming) {
     const char* problem = why_not_cluster(args);
-    const int size = launch.cluster_size == 0 ? automatic_cluster(args.vocab) : launch.cluster_size;
+    const int size =
+        launch.cluster_size == 0 ? automatic_cluster(args.vocab, args.teacher != nullptr) : launch.cluster_size;
     if (problem == nullptr && size > 0) {
       return launch_rows_cluster(args, stream, size);
     }

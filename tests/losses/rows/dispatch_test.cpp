@@ -1,6 +1,7 @@
 // The row kernels against the reference rows, on every launch that this device has.
 #include <gtest/gtest.h>
 
+#include "losses/rows/cuda/cluster/choose_size.h"
 #include "losses/rows/dispatch.h"
 #include "tests/losses/cases.h"
 #include "tests/losses/device.h"
@@ -102,8 +103,8 @@ std::vector<RowLaunch> launches(const RowSpec& spec) {
   if (spec.logits == at::kDouble || !aligned(spec.logits) || !aligned(spec.gradient)) {
     return all;
   }
-  for (const int size : {2, 3, 4, 5, 8, 16}) {
-    if (spec.vocab <= static_cast<int64_t>(size) * 16384) {
+  for (const int size : {2, 3, 4, 5, 8, 9, 16}) {
+    if (cluster_plan(spec.vocab, size).tiles <= kMaxTiles) {
       all.push_back({.strategy = RowStrategy::kCluster, .cluster_size = size});
     }
   }
@@ -154,6 +155,9 @@ std::vector<Options> all_options() {
   for (const auto& [name, divergence] : divergences) {
     all.push_back({name, {.divergence = divergence, .beta = 0.3, .hard_weight = 0.5}});
     all.push_back({name + "_soft", {.divergence = divergence, .beta = 0.3}});
+    all.push_back(
+        {name + "_capped", {.divergence = divergence, .hard_weight = 0.5, .student_softcap = 6, .teacher_softcap = 5}});
+    all.push_back({name + "_teacher_capped", {.divergence = divergence, .hard_weight = 0.5, .teacher_softcap = 5}});
     all.push_back(
         {name + "_smooth_z", {.divergence = divergence, .hard_weight = 0.5, .label_smoothing = 0.1, .z_loss = 1e-3}});
     all.push_back(
@@ -208,7 +212,7 @@ TEST(RowKernelShapes, AnyWidthAndAlignment) {
 }
 
 TEST(RowKernelShapes, WideVocabularies) {
-  for (const int64_t vocab : {128256, 151665, 151936, 262143}) {
+  for (const int64_t vocab : {128256, 151665, 151936, 200064, 256000, 262143, 262208, 299009, 327680, 327744}) {
     if (test_device().is_cpu() && vocab != 151665) {
       continue; // the CPU kernel has one path for all widths
     }
@@ -216,6 +220,12 @@ TEST(RowKernelShapes, WideVocabularies) {
     expect_matches_reference(
         {.vocab = vocab, .padding = padding, .gradient = at::kBFloat16}, {.hard_weight = 0.5}, 5e-5);
     expect_matches_reference({.vocab = vocab, .padding = padding, .teacher = false}, {.hard_weight = 0.5}, 5e-5);
+    expect_matches_reference(
+        {.vocab = vocab, .padding = padding, .gradient = at::kBFloat16},
+        {.hard_weight = 0.5, .student_softcap = 30, .teacher_softcap = 30}, 5e-5);
+    expect_matches_reference(
+        {.vocab = vocab, .padding = padding, .logits = at::kBFloat16, .gradient = at::kBFloat16}, {.hard_weight = 0.5},
+        1e-4);
   }
 }
 

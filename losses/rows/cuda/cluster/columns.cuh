@@ -1,9 +1,19 @@
 // A thread's columns of a row in the cluster row kernel: reading, summing, and writing their gradient.
 #pragma once
 
-#include "losses/rows/cuda/cluster/tile_loader.cuh"
+#include "losses/rows/cuda/cluster/tiles.cuh"
 
 namespace distill::losses::cluster {
+
+// In place of the type of a gradient that nobody asked for.
+struct None {};
+
+// What happens to a logit before the mathematics of its row.
+enum class Mode {
+  kUnit, // nothing: T = 1, no bias, softcap or label smoothing
+  kCapped, // a softcap, otherwise as kUnit
+  kGeneral,
+};
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
@@ -38,47 +48,83 @@ struct OnlineSums {
   }
 };
 
+// A softcap in six instructions. The absolute error is about 1.5e-7 times the cap, that of rounding a logit near it.
+__device__ __forceinline__ float fast_softcapped(float logit, float cap, float two_log2e_over_cap) {
+  float reciprocal = 0;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(row_exp2(logit * two_log2e_over_cap) + 1.0F));
+  return fmaf(-2.0F * cap, reciprocal, cap);
+}
+
 // A thread's columns, row after row. Shared memory holds kSlots tiles of them as a ring.
-template <typename G, typename Logit, bool kGeneral>
+template <typename G, typename Logit, Mode kMode>
 struct Columns {
+  static constexpr bool kGeneral = kMode == Mode::kGeneral;
+  // fp32 logits are replaced in shared memory by what bias and softcap make of them, so that it is done once.
+  static constexpr bool kReplaces = kMode != Mode::kUnit && sizeof(Logit) == 4;
+
   const RowArgs& args;
   const RowConstants<float>& c;
   const ClusterPlan& plan;
   const Share& share;
+  SlotBarriers<G> barriers;
   uint32_t base; // shared-memory address of this thread's columns in slot 0
   int slot = 0; // of the row's first tile
+  uint32_t phase = 0; // of the full barrier of that slot
 
   __device__ __forceinline__ bool exists(int tile) const {
     return !kGeneral || tile < plan.tiles;
   }
 
+  // The slot of a tile of the row that begins in slot `from`; tiles kTiles and later are the next row's.
+  __device__ __forceinline__ int slot_from(int from, int tile) const {
+    return from + tile - (tile < G::kSlots - from ? 0 : G::kSlots);
+  }
+
+  __device__ __forceinline__ uint32_t place_from(int from, int tile) const {
+    return base + static_cast<uint32_t>(slot_from(from, tile)) * G::kSlotBytes;
+  }
+
   __device__ __forceinline__ uint32_t place(int tile) const {
-    const uint32_t first = base + static_cast<uint32_t>(slot) * G::kSlotBytes;
-    return (tile < G::kSlots - slot ? first : first - G::kSlots * G::kSlotBytes) +
-        static_cast<uint32_t>(tile) * G::kSlotBytes;
+    return place_from(slot, tile);
   }
 
   __device__ __forceinline__ void next_slots() {
     slot += G::kTiles;
+    phase ^= slot < G::kSlots ? 0U : 1U;
     slot -= slot < G::kSlots ? 0 : G::kSlots;
   }
 
-  // One side of a tile after bias and softcap; columns that do not exist are -inf.
-  __device__ __forceinline__ void read(
-      uint32_t address, int tile, const void* bias, float softcap, float (&z)[kVector]) const {
-    read_vector(address, z, static_cast<const Logit*>(nullptr));
-    if constexpr (kGeneral) {
-      const int valid = share.valid(tile);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        if (j < valid) {
-          z[j] += bias == nullptr ? 0.0F : load_as<float>(bias, share.first + tile * kTileColumns + j, args.bias_type);
-          z[j] = softcapped(z[j], softcap);
-        }
-      }
+  // Waits for the copies of a tile, counted from the current row's first.
+  __device__ __forceinline__ void wait(int tile) const {
+    barrier_wait_at(barriers.full(slot_from(slot, tile)), tile < G::kSlots - slot ? phase : phase ^ 1U);
+  }
+
+  // The warp has read the tile of the row that begins in slot `from` for the last time.
+  __device__ __forceinline__ void release(int from, int tile, int lane) const {
+    warp_arrive_at(barriers.empty(slot_from(from, tile)), lane);
+  }
+
+  // Where a of a tile is stored that registers do not hold; q lies kStoredSideBytes behind it. `place`: the tile's.
+  __device__ __forceinline__ uint32_t store(uint32_t place, int tile) const {
+    if constexpr (G::kStoredInSlots) {
+      return place;
+    } else {
+      const uint32_t thread = base + threadIdx.x * (kVector * sizeof(float) - G::kVectorBytes);
+      return thread + G::kStoreOffset + static_cast<uint32_t>(tile - G::kRegisterTiles) * 2 * G::kStoredSideBytes;
     }
   }
 
+  // Both sides of a tile after bias and softcap; columns that do not exist are -inf. The first read of a row.
+  template <bool kTeacher>
+  __device__ __forceinline__ void first_read(
+      uint32_t place, int tile, float (&student)[kVector], float (&teacher)[kVector]) const {
+    first_read(place, tile, args.student_bias, c.student_softcap, student);
+    if constexpr (kTeacher) {
+      first_read(place + G::kSideBytes, tile, args.teacher_bias, c.teacher_softcap, teacher);
+    }
+  }
+
+  // The same in later reads.
   __device__ __forceinline__ void student(int tile, float (&z)[kVector]) const {
     read(place(tile), tile, args.student_bias, c.student_softcap, z);
   }
@@ -106,17 +152,12 @@ struct Columns {
     return best;
   }
 
-  // Relative to the warp's maximum.
+  // The warp's part of a side's normaliser.
   template <typename Side>
   __device__ __forceinline__ SidePartial part(OnlineSums run, const Side& side) const {
-    SidePartial out;
-    out.max = lanes_max(kAllLanes, run.max);
-    if (out.max == -INFINITY) {
-      out.sum = run.sum; // 0, or NaN where a logit is NaN
-      return out;
-    }
-    if ((out.max - run.base) * fmaxf(c.to_log2, kLog2E<float>) > OnlineSums::kRoom) {
-      run = {run.max, out.max, 0, 0};
+    const float max = lanes_max(kAllLanes, run.max);
+    if ((max - run.base) * fmaxf(c.to_log2, kLog2E<float>) > OnlineSums::kRoom) {
+      run = {run.max, max, 0, 0};
 #pragma unroll 1
       for (int i = 0; i < plan.tiles; ++i) {
         float z[kVector];
@@ -124,54 +165,15 @@ struct Columns {
         run.template add<kGeneral>(z, c);
       }
     }
-    // add() rounded the base times to_log2; this corrects it once for all columns.
-    const float rounding = kGeneral ? 0.0F : fmaf(run.base, c.to_log2, -(run.base * c.to_log2));
-    out.sum = run.sum * row_exp2((run.base - out.max) * c.to_log2 - rounding);
-    out.unit_sum = kGeneral ? run.unit_sum * row_exp2((run.base - out.max) * kLog2E<float>) : 0.0F;
-    return out;
+    return {max, run.sum, run.unit_sum, run.base};
   }
 
-  // value(tile, j): the gradient of this thread's column j in a tile.
-  template <typename Value>
-  __device__ __forceinline__ void write_row(int row, const Value& value) const {
-    if (args.gradient_type == ElementType::kBFloat16) {
-      write_row_as<__nv_bfloat16>(row, value);
-    } else {
-      write_row_as<float>(row, value);
-    }
-  }
-
-  __device__ __forceinline__ void write(int row, int tile, const float (&g)[kVector]) const {
-    if (args.gradient_type == ElementType::kBFloat16) {
-      write_as(gradient_of<__nv_bfloat16>(row), tile, g);
-    } else {
-      write_as(gradient_of<float>(row), tile, g);
-    }
-  }
-
-  __device__ __forceinline__ void write_one(int row, int local, float g) const {
-    const int64_t at = static_cast<int64_t>(row) * args.gradient_stride + share.first + local;
-    store_as(args.gradient, at, args.gradient_type, g);
-  }
-
- private:
   template <typename Gradient>
-  __device__ __forceinline__ Gradient* gradient_of(int row) const {
+  __device__ __forceinline__ Gradient* gradient_at(int row) const {
     return static_cast<Gradient*>(args.gradient) + static_cast<int64_t>(row) * args.gradient_stride + share.first;
   }
 
-  template <typename Gradient, typename Value>
-  __device__ __forceinline__ void write_row_as(int row, const Value& value) const {
-    Gradient* out = gradient_of<Gradient>(row);
-#pragma unroll
-    for (int i = 0; i < G::kTiles; ++i) {
-      if (exists(i)) {
-        const float g[kVector] = {value(i, 0), value(i, 1), value(i, 2), value(i, 3)};
-        write_as(out, i, g);
-      }
-    }
-  }
-
+  // `out`: gradient_at() of the row.
   template <typename Gradient>
   __device__ __forceinline__ void write_as(Gradient* out, int tile, const float (&g)[kVector]) const {
     Gradient* to = out + tile * kTileColumns;
@@ -183,6 +185,63 @@ struct Columns {
       }
     } else if (tile == share.full && share.part > 0) {
       write_part(to, share.part, g[0], g[1], g[2]);
+    }
+  }
+
+  __device__ __forceinline__ void write(int row, int tile, const float (&g)[kVector]) const {
+    if (args.gradient_type == ElementType::kBFloat16) {
+      write_as(gradient_at<__nv_bfloat16>(row), tile, g);
+    } else {
+      write_as(gradient_at<float>(row), tile, g);
+    }
+  }
+
+  __device__ __forceinline__ void write_one(int row, int local, float g) const {
+    const int64_t at = static_cast<int64_t>(row) * args.gradient_stride + share.first + local;
+    store_as(args.gradient, at, args.gradient_type, g);
+  }
+
+ private:
+  __device__ __forceinline__ void read(
+      uint32_t address, int tile, const void* bias, float softcap, float (&z)[kVector]) const {
+    read_vector(address, z, static_cast<const Logit*>(nullptr));
+    if constexpr (kGeneral && !kReplaces) {
+      adjust(tile, bias, softcap, z);
+    }
+  }
+
+  __device__ __forceinline__ void first_read(
+      uint32_t address, int tile, const void* bias, float softcap, float (&z)[kVector]) const {
+    read_vector(address, z, static_cast<const Logit*>(nullptr));
+    if (tile >= share.full) {
+      const int valid = share.valid(tile);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        z[j] = j < valid ? z[j] : -INFINITY;
+      }
+      write_vector(address, z, static_cast<const Logit*>(nullptr));
+    }
+    if (kMode != Mode::kUnit && (bias != nullptr || softcap > 0)) {
+      adjust(tile, bias, softcap, z);
+      if constexpr (kReplaces) {
+        write_vector(address, z, static_cast<const Logit*>(nullptr));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void adjust(int tile, const void* bias, float softcap, float (&z)[kVector]) const {
+    const int valid = share.valid(tile);
+    const float scale = 2.0F * kLog2E<float> / softcap;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      if constexpr (kGeneral) {
+        if (j < valid) {
+          z[j] += bias == nullptr ? 0.0F : load_as<float>(bias, share.first + tile * kTileColumns + j, args.bias_type);
+          z[j] = softcapped(z[j], softcap);
+        }
+      } else {
+        z[j] = j < valid ? fast_softcapped(z[j], softcap, scale) : z[j];
+      }
     }
   }
 
@@ -198,17 +257,29 @@ struct Columns {
   }
 };
 
-// The gradient of a column without the label's part. `saved`: q, or where kGeneral log2 q, from which the capped logit
-// follows.
-template <Divergence kDivergence, bool kGeneral>
-__device__ __forceinline__ float gradient_of(
-    float a, float saved, float mean, const SideStats<float>& student, const RowFactors<float>& f,
-    const RowConstants<float>& c) {
-  if constexpr (!kGeneral) {
-    return unit_gradient<kDivergence>(a, saved, mean, f);
+// What is kept of a column's q for its gradient: q, with the softcap's slope; in general log2 q, from which all else
+// follows. The logit is capped.
+template <Mode kMode>
+__device__ __forceinline__ float kept_q(const ColumnResult<float>& r, float logit, float square_of_inverse_cap) {
+  if constexpr (kMode == Mode::kGeneral) {
+    return r.lq;
+  } else if constexpr (kMode == Mode::kCapped) {
+    return r.q * fmaf(-logit * square_of_inverse_cap, logit, 1.0F);
   } else {
-    const float above = (saved + student.log2_sum) / c.to_log2; // logit - max
-    const float q = row_exp2(saved);
+    return r.q;
+  }
+}
+
+// The gradient of a column without the label's part, where it needs the mean slope of the row. `kept`: of kept_q.
+template <Divergence kDivergence, Mode kMode>
+__device__ __forceinline__ float gradient_of(
+    float a, float kept, float mean, const SideStats<float>& student, const RowFactors<float>& f,
+    const RowConstants<float>& c) {
+  if constexpr (kMode != Mode::kGeneral) {
+    return unit_gradient<kDivergence>(a, kept, mean, f);
+  } else {
+    const float above = (kept + student.log2_sum) / c.to_log2; // logit - max
+    const float q = row_exp2(kept);
     const float unit_lq = row_max(above * kLog2E<float> - student.unit_log2_sum, kLogFloor<float>);
     const float unit_q = c.unit_temperature ? q : row_exp2(unit_lq);
     const float slope = c.student_softcap > 0 ? softcap_slope(above + student.max, c.student_softcap) : 1.0F;

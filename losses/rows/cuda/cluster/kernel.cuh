@@ -1,28 +1,32 @@
-// The row kernel on a cluster of blocks: a row's logits are read once. Each thread copies its own columns of the next
-// rows into its own part of shared memory, so that no thread waits for the copies of another one. A row passes three
-// phases:
+// The row kernel on a cluster of blocks: a row's logits are read once. One warp of each block copies the block's slice
+// of the next rows into shared memory, tile by tile (tiles.cuh); worker threads take the same columns of every tile. A
+// row passes three phases:
 //   1. normalise   maxima and sums of exponentials of the online softmax, from shared memory;
-//   2. columns     the row's sums, and a and q of each column into registers (divergences that need no sum of q a
-//                  write their gradient here); the row's place in shared memory is free for the copies of later rows;
+//   2. columns     the row's sums, and a and q of each column (divergences that need no sum of q a write their gradient
+//                  here); the row's place in shared memory is free for the copies of later rows;
 //   3. gradient    from a and q, once the sum of q a is known.
-// Phases 2 and 3 need numbers of the whole row, which the blocks reduce over the cluster through distributed shared
-// memory (reduce.cuh). Phase 1 of the next row runs between phases 2 and 3, so that no reduction is waited for idly.
-// Two rows in the time of one thread:
+// Phases 2 and 3 need numbers of the whole row. One more warp of each block, the reducer, merges them over the cluster
+// (reducer.cuh) while the workers work on other rows: the second part of the next row's normalise phase lies between a
+// row's columns and its gradient, the first part of the one after that between the gradient and the next columns.
+// Rows in the time of one worker:
 //
 //   time ------------------------------------------------------------------------------------------------------>
-//   row r      | normalise |        | columns |                           | gradient |
-//   row r + 1                                 | normalise |                          | columns |
-//   row r + 2                                                                                  | normalise |
-//   reduced    |           |stats r>|         |                           |          |         |
-//                                             |sums r ~~~~~~~~~~~~~~~~~~~>|                    |sums r + 1 ~~~~
-//                                                         |stats r + 1 ~~~~~~~~~~~~~>|
-//   copied     tiles of the rows after r + 1, each into the place of the tile that the columns phase has just read
+//   row r      | columns |               | gradient |
+//   row r + 1            | 2nd part of  |                             | columns |
+//              1st part  |  normalise   |                                       |              | gradient |
+//   row r + 2                                       | 1st part of    |         | 2nd part of |
+//                                                   |  normalise     |         |  normalise  |
+//   reducer              |sums r ~~~~~~~>|          |                           |sums r + 1 ~~>|
+//                                       |stats r + 1 ~~~~~~~~~~~~~~~~>|
+//   copied     tiles of the rows after r + 1, each into the slot of a tile that the columns phase has read
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 
+#include "losses/rows/cuda/cluster/occupancy.cuh"
+#include "losses/rows/cuda/cluster/reducer.cuh"
 #include "losses/rows/cuda/cluster/stages.cuh"
 
 namespace distill::losses::cluster {
@@ -31,116 +35,156 @@ namespace distill::losses::cluster {
 // of the grid takes rows n, n + clusters, ... Dynamic shared memory: Geometry::kBytes.
 // The phases stay in one function: moving them out changes the machine code. stages.cuh holds the stages that can move
 // without a change.
-template <int kTiles, typename Logit, Divergence kDivergence, bool kTeacher, bool kGeneral>
-__global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBlocks)) void rows_cluster(
+template <int kTiles, typename Logit, Divergence kDivergence, bool kTeacher, Mode kMode>
+__global__
+__launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThreads), (Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kBlocks)) void rows_cluster(
     const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<float> c,
     const __grid_constant__ ClusterPlan plan, const __grid_constant__ int cluster_size) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  using G = Geometry<kTiles, Logit, kTeacher>;
-  constexpr int kSlots = G::kSlots;
-  // Whether a and q stay in registers from phase 2 to phase 3; otherwise phase 2 writes the gradient.
+  // Whether a and q are kept from phase 2 to phase 3; otherwise phase 2 writes the gradient.
   constexpr bool kKeeps = kUsesQa<kDivergence>;
+  constexpr bool kGeneral = kMode == Mode::kGeneral;
+  using G = Geometry<kTiles, Logit, kTeacher, kKeeps>;
   extern __shared__ __align__(128) unsigned char shared[];
+  auto& slots = *reinterpret_cast<RowSlots*>(shared + G::kReduceOffset);
   const int tid = static_cast<int>(threadIdx.x);
   const int rank = static_cast<int>(blockIdx.x) % cluster_size;
-  auto& reduce_slots = *reinterpret_cast<ClusterReduceSlots<kWarps>*>(shared + kSlots * G::kSlotBytes);
-  ClusterReduce<kWarps> reduce{reduce_slots, cluster_size, rank, tid / kWarp, tid % kWarp};
-  reduce.init();
-
+  const int first_row = static_cast<int>(blockIdx.x) / cluster_size;
+  const int row_step = static_cast<int>(gridDim.x) / cluster_size;
   const int rows = static_cast<int>(args.num_rows);
-  // This block's slice of every row, and this thread's columns of it.
+  // This block's slice of every row.
   const int first_column = rank * plan.slice;
   const int existing = static_cast<int>(min(max(args.vocab - first_column, int64_t{0}), int64_t{plan.slice}));
-  const int mine = tid * kVector;
-  Share share;
-  share.first = first_column + mine;
-  share.full = existing < mine + kVector ? 0 : (existing - mine - kVector) / kTileColumns + 1;
-  share.part = min(max(existing - mine - share.full * kTileColumns, 0), kVector);
-  Columns<G, Logit, kGeneral> columns{
-      args, c, plan, share, shared_address(shared) + static_cast<uint32_t>(tid) * G::kVectorBytes};
-  const auto student_side = [&](int tile, float(&z)[kVector]) { columns.student(tile, z); };
-  const auto teacher_side = [&](int tile, float(&z)[kVector]) { columns.teacher(tile, z); };
-  const auto metric = [&](int row, TokenMetric m) -> float& {
-    return static_cast<float*>(args.metrics)[m * args.metrics_stride + row];
-  };
-  const auto zero = [&](int row) { write_zeros(args, plan, columns, rank == 0 && tid == 0, row); };
-
-  // The row in phase 2, and the later rows whose copies have begun.
-  int ahead[G::kRowsAhead + 1];
-  Loader<G, Logit, kTeacher> loader(
-      args, share, static_cast<int>(blockIdx.x) / cluster_size, static_cast<int>(gridDim.x) / cluster_size);
-  for_constants<kSlots>([&](auto s) {
-    constexpr int kSlot = decltype(s)::value;
-    if constexpr (kSlot % kTiles == 0) {
-      loader.next_row(zero);
-      ahead[kSlot / kTiles] = loader.row();
-    }
-    loader.template issue<kSlot % kTiles>(columns.base + kSlot * G::kSlotBytes);
-  });
+  init_slots(slots);
+  if (tid < G::kSlots) {
+    const SlotBarriers<G> own{shared_address(shared + G::kBarrierOffset)};
+    barrier_init_at(own.full(tid), 1);
+    barrier_init_at(own.empty(tid), kWarps);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
   // The barriers exist and every block of the cluster runs before any block sends a number.
   cluster_barrier();
 
-  // Phase 1: maxima and normalising sums, posted to the cluster.
-  float student_max = 0; // this thread's
-  float teacher_max = 0;
-  const auto normalise = [&](int parity) {
-    OnlineSums student;
-    OnlineSums teacher;
-    float zs[2][kVector]; // a tile, and the next one, which is read before it is used
-    float zt[2][kVector];
-    const auto read = [&](int i) {
-      wait_for_tile<kSlots>(i);
-      columns.student(i, zs[i % 2]);
-      if constexpr (kTeacher) {
-        columns.teacher(i, zt[i % 2]);
+  const SlotBarriers<G> barriers{shared_address(shared + G::kBarrierOffset)};
+  const RowCursor rows_of_cluster(args, first_row, row_step);
+  if (tid >= kWorkers) {
+    if constexpr (G::kMovesRegisters) {
+      give_registers<kReducerRegisters>();
+    }
+    if (tid == kWorkers + kWarp) {
+      copy_tiles<G, Logit, kTeacher>(args, rows_of_cluster, barriers, shared_address(shared), first_column, existing);
+    }
+    if (tid >= kWorkers + kWarp) {
+      __syncwarp();
+      cluster_barrier();
+      return;
+    }
+    const Reducer<kDivergence, kTeacher, kGeneral> reducer{args, c,           slots,        cluster_size,
+                                                           rank, tid % kWarp, first_column, existing};
+    int before = -1; // the previous row
+    uint32_t turn = 0;
+    // The blocks take turns in writing a row's metrics.
+    const auto metrics_of_previous = [&] {
+      if (before >= 0 && static_cast<int>((turn - 1) % static_cast<uint32_t>(cluster_size)) == rank) {
+        reducer.write_metrics(before, static_cast<int>((turn - 1) & 1U));
       }
     };
-    read(0);
-    student.begin(zs[0]);
-    if constexpr (kTeacher) {
-      teacher.begin(zt[0]);
+    RowCursor cursor = rows_of_cluster;
+    for (int row = cursor.next([](int) {}); row < rows; row = cursor.next([](int) {})) {
+      reducer.reduce(row, turn, metrics_of_previous);
+      before = row;
+      ++turn;
     }
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      if (i + 1 < kTiles && columns.exists(i + 1)) {
-        read(i + 1);
-      }
+    metrics_of_previous();
+    // No block ends while another block may still send to it.
+    cluster_barrier();
+    return;
+  }
+
+  if constexpr (G::kMovesRegisters) {
+    take_registers<kWorkerRegisters>();
+  }
+  const int lane = tid % kWarp;
+  const int warp = tid / kWarp;
+  const int mine = tid * kVector;
+  Share share; // this thread's columns
+  share.first = first_column + mine;
+  share.full = existing < mine + kVector ? 0 : (existing - mine - kVector) / kTileColumns + 1;
+  share.part = min(max(existing - mine - share.full * kTileColumns, 0), kVector);
+  Columns<G, Logit, kMode> columns{
+      args, c, plan, share, barriers, shared_address(shared) + static_cast<uint32_t>(tid) * G::kVectorBytes};
+  const auto student_side = [&](int tile, float(&z)[kVector]) { columns.student(tile, z); };
+  const auto teacher_side = [&](int tile, float(&z)[kVector]) { columns.teacher(tile, z); };
+  const auto zero = [&](int row) { write_zeros(args, plan, columns, rank == 0 && tid == 0, row); };
+  [[maybe_unused]] const float square_of_inverse_cap =
+      c.student_softcap > 0 ? 1.0F / (c.student_softcap * c.student_softcap) : 0.0F;
+
+  RowCursor cursor = rows_of_cluster;
+  int row = cursor.next(zero);
+
+  // Phase 1: maxima and normalising sums of tiles [begin, end), all of them constants; `ahead`: 0 for the row at the
+  // current slot, kTiles for the one after it.
+  OnlineSums student_sums;
+  OnlineSums teacher_sums;
+  const auto normalise = [&](auto begin, auto end, auto ahead) {
+    constexpr int kBegin = decltype(begin)::value;
+    for_constants<decltype(end)::value - kBegin>([&](auto step) {
+      constexpr int i = kBegin + decltype(step)::value;
+      constexpr int kPlace = i + decltype(ahead)::value;
       if (columns.exists(i)) {
-        student.template add<kGeneral>(zs[i % 2], c);
+        columns.wait(kPlace);
+        float zs[kVector];
+        float zt[kVector];
+        columns.template first_read<kTeacher>(columns.place(kPlace), i, zs, zt);
+        if constexpr (i == 0) {
+          student_sums = {};
+          student_sums.begin(zs);
+          if constexpr (kTeacher) {
+            teacher_sums = {};
+            teacher_sums.begin(zt);
+          }
+        }
+        student_sums.template add<kGeneral>(zs, c);
         if constexpr (kTeacher) {
-          teacher.template add<kGeneral>(zt[i % 2], c);
+          teacher_sums.template add<kGeneral>(zt, c);
         }
       }
-    }
-    student_max = student.max;
-    teacher_max = teacher.max;
-    const SidePartial student_part = columns.part(student, student_side);
-    reduce.post_stats(parity, student_part, kTeacher ? columns.part(teacher, teacher_side) : SidePartial{}, c);
+    });
+  };
+  using First = std::integral_constant<int, 0>;
+  using Early = std::integral_constant<int, G::kEarlyTiles>;
+  using Tiles = std::integral_constant<int, kTiles>;
+  const auto hand_in = [&](int parity) {
+    const SidePartial student_part = columns.part(student_sums, student_side);
+    hand_in_stats(
+        slots, parity, warp, lane, student_part,
+        kTeacher ? columns.part(teacher_sums, teacher_side) : SidePartial{-INFINITY, 0, 0, 0}, c);
   };
 
-  if (ahead[0] < rows) {
-    normalise(0);
+  float student_max = 0; // this thread's, of the row whose columns are next
+  float teacher_max = 0;
+  if (row < rows) {
+    normalise(First{}, Early{}, First{});
+    normalise(Early{}, Tiles{}, First{});
+    hand_in(0);
+    student_max = student_sums.max;
+    teacher_max = teacher_sums.max;
   }
-  for (uint32_t turn = 0; ahead[0] < rows; ++turn) {
-    const int row = ahead[0];
+  for (uint32_t turn = 0; row < rows; ++turn) {
     const int parity = static_cast<int>(turn & 1U);
     const uint32_t phase = (turn >> 1U) & 1U;
-    const int target = args.targets == nullptr ? -1 : static_cast<int>(args.targets[row]);
-    const float weight = args.token_weights == nullptr ? 1.0F : static_cast<const float*>(args.token_weights)[row];
-
-    reduce.wait_stats(parity, phase);
-    SideStats<float> student;
-    SideStats<float> teacher;
-    reduce.stats(parity, c, student, teacher);
-    if constexpr (!kTeacher) {
-      teacher = SideStats<float>{};
-    }
-    const RowFactors<float> factors = row_factors(c, student, teacher, weight);
-    if (kKeeps && reduce.lane == 0) {
-      reduce_slots.factors[parity][reduce.warp] = make_float4(factors.soft, factors.hard, factors.uniform, 0.0F);
+    const int next = cursor.next(zero);
+    // The row after this one, whose first tiles are there.
+    if (next < rows) {
+      normalise(First{}, Early{}, Tiles{});
     }
 
     // Phase 2: the columns.
+    barrier_wait(slots.row_ready + parity, phase);
+    const RowNumbers& numbers = slots.row[parity];
+    const SideStats<float> student = numbers.student;
+    const SideStats<float> teacher = kTeacher ? numbers.teacher : SideStats<float>{};
+    const RowFactors<float> early_factors = kKeeps ? RowFactors<float>{} : numbers.factors;
     RowSums<float> sums;
     const auto visit = [&](int tile, int j, float zs, float zt, RowSums<float>& add) {
       if constexpr (kGeneral) {
@@ -154,197 +198,212 @@ __global__ __launch_bounds__(kThreads, (Geometry<kTiles, Logit, kTeacher>::kBloc
         return column(zs, student, c, add);
       }
     };
+    // Where the gradient needs no sum of q a.
+    const auto early_gradient = [&](const ColumnResult<float>& r, float zs) {
+      if constexpr (kMode == Mode::kGeneral) {
+        return gradient_of<kDivergence, kMode>(r.a, r.lq, 0.0F, student, early_factors, c);
+      } else {
+        const float g = unit_gradient<kDivergence>(r.a, r.q, 0.0F, early_factors);
+        return kMode == Mode::kCapped ? g * fmaf(-zs * square_of_inverse_cap, zs, 1.0F) : g;
+      }
+    };
     if (student_max == student.max) {
-      reduce.post_best(parity, 0, columns.first_of(student.max, student_side));
+      atomicMin(&slots.best[parity][0], columns.first_of(student.max, student_side));
     }
     if (kTeacher && teacher_max == teacher.max) {
-      reduce.post_best(parity, 1, columns.first_of(teacher.max, teacher_side));
+      atomicMin(&slots.best[parity][1], columns.first_of(teacher.max, teacher_side));
     }
-    if (tid == 0) {
-      // The thread with the label's column, if it is in this block.
-      const int local = target - first_column;
-      reduce_slots.label_thread[parity] = local >= 0 && local < existing ? local % kTileColumns / kVector : -1;
-    }
-    const auto has_label = [&] {
-      const int local = target - first_column;
-      return local >= 0 && local < existing && local % kTileColumns / kVector == tid;
-    };
-    if (has_label()) {
-      const int local = target - first_column;
+    if (numbers.label_thread == tid) {
+      const int local = numbers.label_column;
       const int tile = local / kTileColumns;
-      const int at = local % kVector;
       float label_logit = 0;
       float teacher_logit = 0;
-      read_column<kTeacher>(columns, tile, at, label_logit, teacher_logit);
+      read_column<kTeacher>(columns, tile, local % kVector, label_logit, teacher_logit);
       RowSums<float> unused;
-      const ColumnResult<float> r = visit(tile, at, label_logit, teacher_logit, unused);
-      const float taken = factors.label * (kGeneral ? label_slope(label_logit, c) : 1.0F);
-      reduce_slots.label[parity] = make_float4(r.a, kGeneral ? r.lq : r.q, taken, label_logit);
+      const ColumnResult<float> r = visit(tile, local % kVector, label_logit, teacher_logit, unused);
+      const float taken = numbers.factors.label * (kMode == Mode::kUnit ? 1.0F : label_slope(label_logit, c));
+      slots.label[parity] = make_float4(
+          kKeeps ? r.a : early_gradient(r, label_logit), kept_q<kMode>(r, label_logit, square_of_inverse_cap), taken,
+          label_logit);
       if constexpr (kTeacher) { // here, so that no block sends the teacher's logit to another one
-        metric(row, kTeacherCe) = teacher_ce(student, teacher, teacher_logit);
+        static_cast<float*>(args.metrics)[kTeacherCe * args.metrics_stride + row] =
+            teacher_ce(student, teacher, teacher_logit);
       }
     }
-    float a[kKeeps ? kTiles : 1][kVector];
-    float q[kKeeps ? kTiles : 1][kVector]; // in general log2 q, from which all else follows
-    for_constants<kTiles>([&](auto constant) {
-      constexpr int i = decltype(constant)::value;
-      const uint32_t place = columns.place(i);
-      if (columns.exists(i)) {
-        float zs[kVector];
-        float zt[kVector] = {};
-        columns.student(i, zs);
-        if constexpr (kTeacher) {
-          columns.teacher(i, zt);
-        }
-        [[maybe_unused]] float g[kVector];
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) {
-          const ColumnResult<float> r = visit(i, j, zs[j], zt[j], sums);
-          if constexpr (kKeeps) {
-            a[i][j] = r.a;
-            q[i][j] = kGeneral ? r.lq : r.q;
-          } else {
-            g[j] = gradient_of<kDivergence, kGeneral>(r.a, kGeneral ? r.lq : r.q, 0.0F, student, factors, c);
-          }
-        }
-        if constexpr (!kKeeps) {
-          if (args.gradient != nullptr) {
-            columns.write(row, i, g);
-          }
-        }
-      }
-      if constexpr ((i + kSlots) % kTiles == 0) {
-        loader.next_row(zero);
-      }
-      loader.template issue<(i + kSlots) % kTiles>(place);
-    });
-    // Writes the label's column again, now with the label's part; called by the thread that wrote it without.
-    const auto write_label = [&](float mean, const RowFactors<float>& f) {
-      const int local = (args.targets == nullptr ? -1 : static_cast<int>(args.targets[row])) - first_column;
-      const float4 kept = reduce_slots.label[parity];
-      const float g = gradient_of<kDivergence, kGeneral>(kept.x, kept.y, mean, student, f, c);
-      columns.write_one(row, local - mine, g - kept.z);
+    float a[kKeeps ? G::kRegisterTiles : 1][kVector];
+    float q[kKeeps ? G::kRegisterTiles : 1][kVector]; // kept_q
+    const auto write = [&](auto type, int tile, const float(&g)[kVector]) {
+      columns.write_as(columns.template gradient_at<decltype(type)>(row), tile, g);
     };
-    if (!kKeeps && args.gradient != nullptr && has_label()) {
-      write_label(0.0F, factors);
-    }
-    columns.next_slots();
-    reduce.post_sums(parity, sums, c);
-
+    const auto columns_phase = [&](auto gradient_type) {
+      for_constants<kTiles>([&](auto constant) {
+        constexpr int i = decltype(constant)::value;
+        const uint32_t place = columns.place(i);
+        if (columns.exists(i)) {
+          float zs[kVector];
+          float zt[kVector] = {};
+          columns.student(i, zs);
+          if constexpr (kTeacher) {
+            columns.teacher(i, zt);
+          }
+          float first[kVector]; // a, or the gradient
+          [[maybe_unused]] float second[kVector];
 #pragma unroll
-    for (int n = 0; n < G::kRowsAhead; ++n) {
-      ahead[n] = ahead[n + 1];
+          for (int j = 0; j < kVector; ++j) {
+            const ColumnResult<float> r = visit(i, j, zs[j], zt[j], sums);
+            if constexpr (kKeeps) {
+              first[j] = r.a;
+              second[j] = kept_q<kMode>(r, zs[j], square_of_inverse_cap);
+            } else {
+              first[j] = early_gradient(r, zs[j]);
+            }
+          }
+          if constexpr (!kKeeps) {
+            if constexpr (!std::is_same_v<decltype(gradient_type), None>) {
+              write(gradient_type, i, first);
+            }
+          } else if constexpr (i < G::kRegisterTiles) {
+#pragma unroll
+            for (int j = 0; j < kVector; ++j) {
+              a[i][j] = first[j];
+              q[i][j] = second[j];
+            }
+          } else {
+            const uint32_t store = columns.store(place, i);
+            write_vector(store, first, static_cast<const float*>(nullptr));
+            write_vector(store + G::kStoredSideBytes, second, static_cast<const float*>(nullptr));
+          }
+        }
+        if constexpr (!G::kStoredInSlots || i < G::kRegisterTiles) {
+          columns.release(columns.slot, i, lane);
+        }
+      });
+    };
+    // Writes the label's column again, now with the label's part; called by the thread that wrote it without.
+    const auto write_label = [&](float g) { columns.write_one(row, numbers.label_column - mine, g); };
+    if constexpr (kKeeps) {
+      columns_phase(None{});
+    } else {
+      if (args.gradient == nullptr) {
+        columns_phase(None{});
+      } else if (args.gradient_type == ElementType::kBFloat16) {
+        columns_phase(__nv_bfloat16{});
+      } else {
+        columns_phase(float{});
+      }
+      if (args.gradient != nullptr && numbers.label_thread == tid) {
+        write_label(slots.label[parity].x - slots.label[parity].z);
+      }
     }
-    ahead[G::kRowsAhead] = loader.row();
-    if (ahead[0] < rows) {
-      normalise(1 - parity);
+    hand_in_sums(slots, parity, warp, lane, sums, c);
+    const int slot = columns.slot;
+    columns.next_slots();
+
+    if (next < rows) {
+      normalise(Early{}, Tiles{}, First{});
+      hand_in(1 - parity);
+      student_max = student_sums.max;
+      teacher_max = teacher_sums.max;
     }
 
-    // Phase 3: the gradient. One warp of one block writes the row's metrics; the blocks take turns, so that the extra
-    // work does not delay the same block in every row.
-    const bool finishes =
-        tid / kWarp == kWarps - 1 && static_cast<int>(turn % static_cast<uint32_t>(cluster_size)) == rank;
-    if (kKeeps || finishes || tid < kWarp) {
-      reduce.wait_sums(parity, phase);
-    }
+    // Phase 3: the gradient.
     if constexpr (kKeeps) {
-      if (args.gradient != nullptr) {
-        const float mean = reduce.template mean<kDivergence>(parity);
-        __syncwarp();
-        const float4 kept = reduce_slots.factors[parity][reduce.warp];
-        const RowFactors<float> again{kept.x, kept.y, kept.z, 0.0F};
-        columns.write_row(row, [&](int tile, int j) {
-          return gradient_of<kDivergence, kGeneral>(a[tile][j], q[tile][j], mean, student, again, c);
+      barrier_wait(slots.mean_ready + parity, phase);
+      const float mean = slots.mean[parity];
+      const RowFactors<float> factors = numbers.factors;
+      const auto gradient_phase = [&](auto gradient_type) {
+        for_constants<kTiles>([&](auto constant) {
+          constexpr int i = decltype(constant)::value;
+          const uint32_t place = columns.place_from(slot, i);
+          if (columns.exists(i)) {
+            float first[kVector];
+            [[maybe_unused]] float second[kVector];
+            if constexpr (i < G::kRegisterTiles) {
+#pragma unroll
+              for (int j = 0; j < kVector; ++j) {
+                first[j] = a[i][j];
+                second[j] = q[i][j];
+              }
+            } else {
+              const uint32_t store = columns.store(place, i);
+              read_vector(store, first, static_cast<const float*>(nullptr));
+              read_vector(store + G::kStoredSideBytes, second, static_cast<const float*>(nullptr));
+            }
+            if constexpr (!std::is_same_v<decltype(gradient_type), None>) {
+              float g[kVector];
+#pragma unroll
+              for (int j = 0; j < kVector; ++j) {
+                g[j] = gradient_of<kDivergence, kMode>(first[j], second[j], mean, numbers.student, factors, c);
+              }
+              write(gradient_type, i, g);
+            }
+          }
+          if constexpr (G::kStoredInSlots && i >= G::kRegisterTiles) {
+            columns.release(slot, i, lane);
+          }
         });
-        if (reduce_slots.label_thread[parity] == tid) {
-          write_label(mean, again);
-        }
+      };
+      if (args.gradient == nullptr) {
+        gradient_phase(None{});
+      } else if (args.gradient_type == ElementType::kBFloat16) {
+        gradient_phase(__nv_bfloat16{});
+      } else {
+        gradient_phase(float{});
+      }
+      if (args.gradient != nullptr && numbers.label_thread == tid) {
+        const float4 kept = slots.label[parity];
+        write_label(gradient_of<kDivergence, kMode>(kept.x, kept.y, mean, numbers.student, factors, c) - kept.z);
       }
     }
-    if (finishes) {
-      SideStats<float> student_again; // merged again: cheaper than registers through two phases
-      SideStats<float> teacher_again;
-      reduce.stats(parity, c, student_again, teacher_again);
-      RowEpilogue<float> end;
-      const RowSums<float> all = reduce.sums(parity, c, end);
-      if (tid % kWarp == 0) {
-        end.has_teacher = kTeacher;
-        end.has_label = args.targets != nullptr;
-        end.label = end.has_label ? args.targets[row] : -1;
-        end.token_weight = args.token_weights == nullptr ? 1.0F : static_cast<const float*>(args.token_weights)[row];
-        end.vocab = args.vocab;
-        end.saved = args.saved == nullptr ? nullptr : static_cast<float*>(args.saved) + row;
-        finish_row(
-            static_cast<float*>(args.metrics) + row, args.metrics_stride, c, student_again,
-            kTeacher ? teacher_again : SideStats<float>{}, all, end);
-        if (!kTeacher || !end.has_label) {
-          metric(row, kTeacherCe) = 0;
-        }
-      }
-    }
-    if (tid == 0) {
-      reduce.expect(parity); // for the row after the next one
-    }
+    row = next;
   }
   // No block ends while another block may still send to it.
   cluster_barrier();
 #endif
 }
 
-template <int kTiles, typename Logit, Divergence kDivergence, bool kTeacher, bool kGeneral>
+template <int kTiles, typename Logit, Divergence kDivergence, bool kTeacher, Mode kMode>
 const char* launch_as(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
-  const auto kernel = rows_cluster<kTiles, Logit, kDivergence, kTeacher, kGeneral>;
-  constexpr int kBytes = Geometry<kTiles, Logit, kTeacher>::kBytes;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(cluster_size);
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(cluster_size));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(kBytes);
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-
+  const auto kernel = rows_cluster<kTiles, Logit, kDivergence, kTeacher, kMode>;
+  using G = Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>;
   // How many clusters run at once; asked once per size, on the first device used (nodes have one kind of GPU).
   static std::array<std::atomic<int>, kMaxCluster + 1> at_once{};
   int clusters = at_once[static_cast<size_t>(cluster_size)].load();
   if (clusters == 0) {
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) != cudaSuccess ||
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess ||
-        cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess || clusters == 0) {
-      cudaGetLastError();
+    clusters = max_active_clusters(kernel, G::kThreads, G::kBytes, cluster_size);
+    if (clusters == 0) {
       return "the pipelined row kernel does not fit this device";
     }
     at_once[static_cast<size_t>(cluster_size)].store(clusters);
   }
   const int64_t used = std::min<int64_t>(clusters, args.num_rows);
-  config.gridDim = dim3(static_cast<unsigned>(used * cluster_size));
-  if (cudaLaunchKernelEx(&config, kernel, args, row_constants<float>(args), plan, cluster_size) != cudaSuccess) {
+  ClusterLaunch launch(G::kThreads, G::kBytes, cluster_size, stream);
+  launch.config.gridDim = dim3(static_cast<unsigned>(used * cluster_size));
+  if (cudaLaunchKernelEx(&launch.config, kernel, args, row_constants<float>(args), plan, cluster_size) != cudaSuccess) {
     return launch_error();
   }
   return launch_error();
 }
 
-template <typename Logit, Divergence kDivergence, bool kTeacher, bool kGeneral>
+template <typename Logit, Divergence kDivergence, bool kTeacher, Mode kMode>
 const char* launch(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
-  if constexpr (!kGeneral) {
-    switch (plan.tiles) {
-      case 5:
-        return launch_as<5, Logit, kDivergence, kTeacher, false>(args, plan, cluster_size, stream);
-      case 6:
-        return launch_as<6, Logit, kDivergence, kTeacher, false>(args, plan, cluster_size, stream);
-      case 7:
-        return launch_as<7, Logit, kDivergence, kTeacher, false>(args, plan, cluster_size, stream);
-      case 8:
-        return launch_as<8, Logit, kDivergence, kTeacher, false>(args, plan, cluster_size, stream);
-      default:
-        return "row kernel: no such number of tiles";
+  if constexpr (kMode != Mode::kGeneral) {
+    const char* problem = "row kernel: no such number of tiles";
+    [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+      ((plan.tiles == kMinTiles + kIndex
+            ? void(
+                  problem = launch_as<kMinTiles + kIndex, Logit, kDivergence, kTeacher, kMode>(
+                      args, plan, cluster_size, stream))
+            : void()),
+       ...);
     }
+    (std::make_integer_sequence<int, kMaxTiles - kMinTiles + 1>{});
+    return problem;
   } else {
-    return launch_as<kMaxTiles, Logit, kDivergence, kTeacher, true>(args, plan, cluster_size, stream);
+    constexpr int kFewTiles = 8;
+    return plan.tiles <= kFewTiles
+        ? launch_as<kFewTiles, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size, stream)
+        : launch_as<kMaxTiles, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size, stream);
   }
 }
 
@@ -352,11 +411,29 @@ const char* launch(const RowArgs& args, const ClusterPlan& plan, int cluster_siz
 template <typename Logit>
 const char* launch_general(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
   if (args.teacher == nullptr) {
-    return launch<Logit, Divergence::kNone, false, true>(args, plan, cluster_size, stream);
+    return launch<Logit, Divergence::kNone, false, Mode::kGeneral>(args, plan, cluster_size, stream);
   }
   return with_divergence(effective_divergence(args.options), [&](auto divergence) {
-    return launch<Logit, decltype(divergence)::value, true, true>(args, plan, cluster_size, stream);
+    return launch<Logit, decltype(divergence)::value, true, Mode::kGeneral>(args, plan, cluster_size, stream);
   });
+}
+
+// fp32 logits at T = 1 without bias or label smoothing: labels alone, JSD or a KL.
+template <Mode kMode>
+const char* launch_usual(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
+  if (args.teacher == nullptr) {
+    return launch<float, Divergence::kNone, false, kMode>(args, plan, cluster_size, stream);
+  }
+  switch (effective_divergence(args.options)) {
+    case Divergence::kJsd:
+      return launch<float, Divergence::kJsd, true, kMode>(args, plan, cluster_size, stream);
+    case Divergence::kForwardKl:
+      return launch<float, Divergence::kForwardKl, true, kMode>(args, plan, cluster_size, stream);
+    case Divergence::kReverseKl:
+      return launch<float, Divergence::kReverseKl, true, kMode>(args, plan, cluster_size, stream);
+    default:
+      return "row kernel at T = 1: only JSD, the KLs, or labels alone";
+  }
 }
 
 } // namespace distill::losses::cluster

@@ -4,20 +4,23 @@
 namespace distill::losses {
 
 const char* launch_cluster_unit(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
-  using cluster::launch;
-  if (args.teacher == nullptr) {
-    return launch<float, Divergence::kNone, false, false>(args, plan, cluster_size, stream);
-  }
-  switch (effective_divergence(args.options)) {
-    case Divergence::kJsd:
-      return launch<float, Divergence::kJsd, true, false>(args, plan, cluster_size, stream);
-    case Divergence::kForwardKl:
-      return launch<float, Divergence::kForwardKl, true, false>(args, plan, cluster_size, stream);
-    case Divergence::kReverseKl:
-      return launch<float, Divergence::kReverseKl, true, false>(args, plan, cluster_size, stream);
-    default:
-      return "row kernel at T = 1: only JSD, the KLs, or labels alone";
-  }
+  return cluster::launch_usual<cluster::Mode::kUnit>(args, plan, cluster_size, stream);
+}
+
+namespace {
+
+template <Divergence kDivergence, bool kTeacher>
+int at_once(int cluster_size) {
+  using G = cluster::Geometry<kMaxTiles, float, kTeacher, kUsesQa<kDivergence>>;
+  return cluster::max_active_clusters(
+      cluster::rows_cluster<kMaxTiles, float, kDivergence, kTeacher, cluster::Mode::kUnit>, G::kThreads, G::kBytes,
+      cluster_size);
+}
+
+} // namespace
+
+int clusters_at_once(bool teacher, int cluster_size) {
+  return teacher ? at_once<Divergence::kJsd, true>(cluster_size) : at_once<Divergence::kNone, false>(cluster_size);
 }
 
 } // namespace distill::losses

@@ -7,16 +7,10 @@ namespace distill::losses::cluster {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// All threads of all blocks of the cluster.
-__device__ __forceinline__ void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-
 // The outputs of a row whose token is ignored. `first_thread`: of the cluster.
-template <typename G, typename Logit, bool kGeneral>
+template <typename G, typename Logit, Mode kMode>
 __device__ __forceinline__ void write_zeros(
-    const RowArgs& args, const ClusterPlan& plan, const Columns<G, Logit, kGeneral>& columns, bool first_thread,
-    int row) {
+    const RowArgs& args, const ClusterPlan& plan, const Columns<G, Logit, kMode>& columns, bool first_thread, int row) {
   if (first_thread) {
     zero_metrics(static_cast<float*>(args.metrics) + row, args.metrics_stride);
   }
@@ -28,9 +22,9 @@ __device__ __forceinline__ void write_zeros(
 }
 
 // Both sides' logits of one of this thread's columns.
-template <bool kTeacher, typename G, typename Logit, bool kGeneral>
+template <bool kTeacher, typename G, typename Logit, Mode kMode>
 __device__ __forceinline__ void read_column(
-    const Columns<G, Logit, kGeneral>& columns, int tile, int at, float& student_logit, float& teacher_logit) {
+    const Columns<G, Logit, kMode>& columns, int tile, int at, float& student_logit, float& teacher_logit) {
   float zs[kVector];
   float zt[kVector] = {};
   columns.student(tile, zs);

@@ -1,0 +1,114 @@
+// Shared memory of other blocks of a cluster, and the barriers in shared memory that count arrivals and bytes.
+#pragma once
+
+#include "losses/rows/cuda/device_functions.cuh"
+
+namespace distill::losses::cluster {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ uint32_t remote_address(uint32_t local, int rank) {
+  uint32_t remote = 0;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
+  return remote;
+}
+
+__device__ __forceinline__ void barrier_init_at(uint32_t barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, unsigned arrivals) {
+  barrier_init_at(shared_address(barrier), arrivals);
+}
+
+// One arrival for a whole warp, whose earlier loads and stores then come before those of who waits.
+__device__ __forceinline__ void warp_arrive_at(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+  }
+}
+
+__device__ __forceinline__ void warp_arrive(uint64_t* barrier, int lane) {
+  warp_arrive_at(shared_address(barrier), lane);
+}
+
+// The only arrival of this phase, which also waits for `bytes`.
+__device__ __forceinline__ void barrier_expect_at(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+  barrier_expect_at(shared_address(barrier), bytes);
+}
+
+// Copies `bytes`, a multiple of 16, into this block's shared memory; `barrier` counts them.
+__device__ __forceinline__ void bulk_copy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait_at(uint32_t barrier, uint32_t phase) {
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 "
+        "p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(phase)
+        : "memory");
+  }
+}
+
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t phase) {
+  barrier_wait_at(shared_address(barrier), phase);
+}
+
+// Stores `value` in another block's shared memory (a shared::cluster address); a barrier there counts its bytes.
+__device__ __forceinline__ void send(uint32_t address, float value, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 "
+      "[%0], %1, [%2];" ::"r"(address),
+      "f"(value), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void send(uint32_t address, float4 value, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+      "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+      : "memory");
+}
+
+// All threads of all blocks of the cluster.
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// A group of four warps changes the number of its registers for each thread, a multiple of 8; all of its threads do.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// The maximum over the lanes of `mask` in one instruction: floats compare like these integers. Never NaN.
+__device__ __forceinline__ float lanes_max(unsigned mask, float value) {
+  const int bits = __float_as_int(value);
+  const int best = __reduce_max_sync(mask, bits ^ ((bits >> 31) & 0x7fffffff));
+  return __int_as_float(best ^ ((best >> 31) & 0x7fffffff));
+}
+
+#endif
+
+} // namespace distill::losses::cluster

@@ -1,0 +1,42 @@
+// The attributes of a launch in clusters, and how many clusters a device runs at once.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace distill::losses::cluster {
+
+struct ClusterLaunch {
+  ClusterLaunch(int threads, int shared_bytes, int cluster_size, void* stream) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(cluster_size);
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+    config.gridDim = dim3(static_cast<unsigned>(cluster_size));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+  }
+  ClusterLaunch(const ClusterLaunch&) = delete; // the configuration points at the attribute
+  ClusterLaunch& operator=(const ClusterLaunch&) = delete;
+
+  cudaLaunchAttribute attribute{};
+  cudaLaunchConfig_t config{};
+};
+
+// Allows the kernel its shared memory and its cluster size. 0 where the device cannot run it.
+template <typename Kernel>
+int max_active_clusters(Kernel kernel, int threads, int shared_bytes, int cluster_size) {
+  int clusters = 0;
+  const ClusterLaunch launch(threads, shared_bytes, cluster_size, nullptr);
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) != cudaSuccess ||
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return clusters;
+}
+
+} // namespace distill::losses::cluster

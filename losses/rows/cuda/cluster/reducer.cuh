@@ -1,0 +1,186 @@
+// The warp of a block that reduces: it merges what the workers hand in, sends the block's part to all blocks of the
+// cluster (its own too) through distributed shared memory, merges what arrives and hands it out. All merges have one
+// fixed order, so every block gets the same bits. Workers spend no instruction on any of this.
+#pragma once
+
+#include "losses/rows/cuda/cluster/row_slots.cuh"
+
+namespace distill::losses::cluster {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+// The sum over 16 lanes, separately for the lower and the upper half of the warp.
+__device__ __forceinline__ float half_sum(float value) {
+#pragma unroll
+  for (int offset = 8; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, offset);
+  }
+  return value;
+}
+
+template <Divergence kDivergence, bool kTeacher, bool kGeneral>
+struct Reducer {
+  const RowArgs& args;
+  const RowConstants<float>& c;
+  RowSlots& slots;
+  const int cluster_size;
+  const int rank; // of this block
+  const int lane;
+  const int first_column; // of the block's slice
+  const int existing; // columns of the slice that exist
+
+  // One row. `before`: the metrics of the previous row are written between the two halves of this row's first exchange,
+  // when nobody waits for them.
+  template <typename Before>
+  __device__ __forceinline__ void reduce(int row, uint32_t turn, const Before& before) const {
+    const int parity = static_cast<int>(turn & 1U);
+    const uint32_t phase = (turn >> 1U) & 1U;
+    const int64_t target = args.targets == nullptr ? -1 : args.targets[row]; // loaded before they are needed
+    const float weight = args.token_weights == nullptr ? 1.0F : static_cast<const float*>(args.token_weights)[row];
+    if (lane == 0) {
+      barrier_expect(slots.stats_full + parity, static_cast<uint32_t>(cluster_size) * 2 * sizeof(SidePartial));
+      barrier_expect(
+          slots.sums_full + parity,
+          static_cast<uint32_t>(cluster_size) * (SumIndex::kCount * sizeof(float) + sizeof(EpiloguePartial)));
+    }
+
+    barrier_wait(slots.stats_in + parity, phase);
+    send_stats(parity);
+    before();
+    barrier_wait(slots.stats_full + parity, phase);
+    hand_out_row(parity, static_cast<int>(target), weight);
+
+    barrier_wait(slots.sums_in + parity, phase);
+    send_sums(parity);
+    barrier_wait(slots.sums_full + parity, phase);
+    if constexpr (kUsesQa<kDivergence>) {
+      hand_out_mean(parity);
+    }
+  }
+
+  // The row's metrics, by one block of the cluster.
+  __device__ __forceinline__ void write_metrics(int row, int parity) const {
+    using N = SumIndex;
+    const float number = sum_of_parts(slots.numbers_of_block[parity][lane / 4]);
+    const EpiloguePartial rest =
+        lane < kMaxCluster ? slots.rest_of_block[parity][lane] : EpiloguePartial{0, 0, kNoColumn, kNoColumn};
+    RowEpilogue<float> end;
+    end.label_logit = warp_sum(rest.label_logit);
+    end.student_best = __reduce_min_sync(kAllLanes, rest.student_best);
+    end.teacher_best = __reduce_min_sync(kAllLanes, rest.teacher_best);
+    const float below_max = c.label_smoothing > 0 ? warp_sum(rest.below_max) : 0.0F;
+    float all[N::kCount];
+#pragma unroll
+    for (int k = 0; k < N::kCount; ++k) {
+      all[k] = __shfl_sync(kAllLanes, number, 4 * k);
+    }
+    if (lane != 0) {
+      return;
+    }
+    const RowSums<float> sums{all[N::kLoss], all[N::kQa],  all[N::kPd], all[N::kQd], all[N::kMass],
+                              all[N::kQlq],  all[N::kPlp], below_max,   all[N::kQ]};
+    end.has_teacher = kTeacher;
+    end.has_label = args.targets != nullptr;
+    end.label = end.has_label ? args.targets[row] : -1;
+    end.token_weight = args.token_weights == nullptr ? 1.0F : static_cast<const float*>(args.token_weights)[row];
+    end.vocab = args.vocab;
+    end.saved = args.saved == nullptr ? nullptr : static_cast<float*>(args.saved) + row;
+    float* out = static_cast<float*>(args.metrics) + row;
+    finish_row(out, args.metrics_stride, c, slots.row[parity].student, slots.row[parity].teacher, sums, end);
+    if (!kTeacher || !end.has_label) { // otherwise the worker with the label's column writes it
+      out[kTeacherCe * args.metrics_stride] = 0;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void send_stats(int parity) const {
+    const int to = lane % 16;
+    const SidePartial part = slots.stats_of_warp[parity][lane / 16][to];
+    const unsigned half = lane >= 16 ? 0xffff0000U : 0x0000ffffU;
+    const float max = lanes_max(half, part.max);
+    // The workers rounded the base times to_log2; this corrects it once for all columns.
+    const float rounding = kGeneral ? 0.0F : fmaf(part.base, c.to_log2, -(part.base * c.to_log2));
+    const bool none = max == -INFINITY; // the sums are 0, or NaN where a logit is NaN
+    const float sum = half_sum(part.sum * (none ? 1.0F : row_exp2((part.base - max) * c.to_log2 - rounding)));
+    float unit_sum = 0;
+    if (!c.unit_temperature) {
+      unit_sum = half_sum(part.unit_sum * (none ? 1.0F : row_exp2((part.base - max) * kLog2E<float>)));
+    }
+    if (to < cluster_size) {
+      send(
+          remote_address(shared_address(&slots.stats_of_block[parity][lane / 16][rank]), to),
+          make_float4(max, sum, unit_sum, max), remote_address(shared_address(slots.stats_full + parity), to));
+    }
+  }
+
+  __device__ __forceinline__ void hand_out_row(int parity, int target, float weight) const {
+    const SidePartial part = slots.stats_of_block[parity][lane / 16][lane % 16];
+    const unsigned half = lane >= 16 ? 0xffff0000U : 0x0000ffffU;
+    SideSums<float> all;
+    all.max = lanes_max(half, part.max);
+    all.sum = half_sum(scaled_to(part.sum, part.max, all.max, c.to_log2));
+    if (!c.unit_temperature) {
+      all.unit_sum = half_sum(scaled_to(part.unit_sum, part.max, all.max, kLog2E<float>));
+    }
+    const SideStats<float> mine = side_stats(all, c);
+    const SideStats<float> other{
+        __shfl_xor_sync(kAllLanes, mine.max, 16), __shfl_xor_sync(kAllLanes, mine.log2_sum, 16),
+        __shfl_xor_sync(kAllLanes, mine.unit_log2_sum, 16), __shfl_xor_sync(kAllLanes, mine.lse, 16)};
+    RowNumbers& row = slots.row[parity];
+    if (lane == 0) {
+      const SideStats<float> teacher = kTeacher ? other : SideStats<float>{};
+      const int local = target - first_column;
+      const bool here = local >= 0 && local < existing;
+      row.student = mine;
+      row.teacher = teacher;
+      row.factors = row_factors(c, mine, teacher, weight);
+      row.label_thread = here ? local % (kClusterThreads * kClusterVector) / kClusterVector : -1;
+      row.label_column = local;
+    }
+    warp_arrive(slots.row_ready + parity, lane);
+  }
+
+  __device__ __forceinline__ void send_sums(int parity) const {
+    const float number = sum_of_parts(slots.numbers_of_warp[parity][lane / 4]);
+    const uint32_t barrier = shared_address(slots.sums_full + parity);
+    const uint32_t number_slot = shared_address(&slots.numbers_of_block[parity][lane / 4][rank]);
+    for (int to = lane % 4; to < cluster_size; to += 4) {
+      send(remote_address(number_slot, to), number, remote_address(barrier, to));
+    }
+    const float below_max = c.label_smoothing > 0 ? sum_of_parts(slots.below_max_of_warp[parity]) : 0.0F;
+    const float label_logit = slots.row[parity].label_thread >= 0 ? slots.label[parity].w : 0.0F;
+    const float4 rest = make_float4(
+        below_max, label_logit, __int_as_float(slots.best[parity][0]), __int_as_float(slots.best[parity][1]));
+    if (lane < cluster_size) {
+      send(
+          remote_address(shared_address(&slots.rest_of_block[parity][rank]), lane), rest,
+          remote_address(barrier, lane));
+    }
+    __syncwarp();
+    if (lane < 2) {
+      slots.best[parity][lane] = kNoColumn; // for the row after the next one
+    }
+  }
+
+  __device__ __forceinline__ void hand_out_mean(int parity) const {
+    const float sum_q_a = sum_of_parts(slots.numbers_of_block[parity][SumIndex::kQa]);
+    const float sum_q =
+        kDivergence == Divergence::kSkewForwardKl ? sum_of_parts(slots.numbers_of_block[parity][SumIndex::kQ]) : 0.0F;
+    if (lane == 0) {
+      slots.mean[parity] = mean_a<kDivergence>(sum_q_a, sum_q);
+    }
+    warp_arrive(slots.mean_ready + parity, lane);
+  }
+
+  // The sum of 16 numbers, the same in four consecutive lanes.
+  __device__ __forceinline__ float sum_of_parts(const float (&parts)[kMaxCluster]) const {
+    const float4 four = reinterpret_cast<const float4*>(parts)[lane % 4];
+    float sum = (four.x + four.y) + (four.z + four.w);
+    sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    return sum + __shfl_xor_sync(kAllLanes, sum, 1);
+  }
+};
+
+#endif
+
+} // namespace distill::losses::cluster

@@ -1,0 +1,195 @@
+// The tiles of the rows in shared memory: how many there are, and the warp that copies them.
+#pragma once
+
+#include <utility>
+
+#include "losses/rows/cuda/cluster/row_slots.cuh"
+
+namespace distill::losses::cluster {
+
+constexpr int kVector = kClusterVector;
+constexpr int kWorkers = kClusterThreads;
+constexpr int kTileColumns = kWorkers * kVector;
+
+// Registers of a thread where they are moved. The block starts with 96 each: of the 480 of a scheduler's five warps,
+// four workers get 104 and the warp of the reducer's group keeps 64.
+constexpr int kWorkerRegisters = 104;
+constexpr int kReducerRegisters = 64;
+
+// Sizes that follow from the slice of a row in a block; kTiles: the most tiles of a slice. kKeeps: whether a and q of a
+// row are kept from its columns phase to its gradient phase: in registers as far as they hold them, the rest in shared
+// memory. fp32 logits leave as much room as a and q need, bf16 logits do not.
+template <int kTilesOfSlice, typename Logit, bool kTeacher, bool kKeeps>
+struct Geometry {
+  static constexpr int kTiles = kTilesOfSlice;
+  static constexpr int kBlocks = kTeacher ? 1 : 2; // on an SM: one side needs half the memory and half the registers
+  // A scheduler's warps share its registers. With one block on an SM, registers move from a group of four warps, of
+  // which one reduces, to the workers; with two blocks, two warps more leave enough for all.
+  static constexpr bool kMovesRegisters = kTeacher;
+  static constexpr int kThreads = kWorkers + (kMovesRegisters ? 4 : 2) * kWarp;
+  static constexpr int kBarrierBytes = 2 * static_cast<int>(sizeof(uint64_t)); // of a slot: full, empty
+  static constexpr int kVectorBytes = kVector * static_cast<int>(sizeof(Logit));
+  static constexpr int kSideBytes = kTileColumns * static_cast<int>(sizeof(Logit));
+  static constexpr int kSlotBytes = kSideBytes * (kTeacher ? 2 : 1);
+  static constexpr int kRegisterTiles = !kKeeps || kTiles < kMaxRegisterTiles ? kTiles : kMaxRegisterTiles;
+  static constexpr int kStoredTiles = kTiles - kRegisterTiles; // whose a and q are stored in shared memory
+  static constexpr bool kStoredInSlots = sizeof(Logit) == 4;
+  static constexpr int kStoredSideBytes = kTileColumns * static_cast<int>(sizeof(float));
+  static constexpr int kStoreBytes = kStoredInSlots ? 0 : kStoredTiles * 2 * kStoredSideBytes;
+  static constexpr int kHeldTiles = kStoredInSlots ? kStoredTiles : 0; // slots that are free only after the gradient
+  static constexpr int kFit = ((kBlocks == 1 ? 227 : 113) * 1024 - static_cast<int>(sizeof(RowSlots)) - kStoreBytes) /
+      (kSlotBytes + kBarrierBytes);
+  // Tiles in shared memory: a row, and as much of the next one as fits.
+  static constexpr int kSlots = kFit < 2 * kTiles ? kFit : 2 * kTiles;
+  // Tiles of the next row that are normalised before a row's columns phase, while the row's first reduction runs.
+  static constexpr int kEarlyTiles = kSlots - kTiles < 3 ? kSlots - kTiles : 3;
+  static constexpr int kStoreOffset = kSlots * kSlotBytes;
+  static constexpr int kReduceOffset = kStoreOffset + kStoreBytes;
+  static constexpr int kBarrierOffset = kReduceOffset + static_cast<int>(sizeof(RowSlots));
+  static constexpr int kBytes = kBarrierOffset + kSlots * kBarrierBytes;
+  static_assert(kSlots - kHeldTiles >= kTiles && kEarlyTiles > 0, "too little shared memory for the pipeline");
+};
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+// Calls body(constant) with integral constants from 0 to kCount - 1.
+template <int kCount, typename Body>
+__device__ __forceinline__ void for_constants(const Body& body) {
+  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+    (body(std::integral_constant<int, kIndex>{}), ...);
+  }
+  (std::make_integer_sequence<int, kCount>{});
+}
+
+__device__ __forceinline__ void read_vector(uint32_t address, float (&z)[kVector], const float*) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(z[0]), "=f"(z[1]), "=f"(z[2]), "=f"(z[3])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ void read_vector(uint32_t address, float (&z)[kVector], const __nv_bfloat16*) {
+  uint32_t low = 0;
+  uint32_t high = 0;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(address) : "memory");
+  z[0] = __uint_as_float(low << 16U);
+  z[1] = __uint_as_float(low & 0xffff0000U);
+  z[2] = __uint_as_float(high << 16U);
+  z[3] = __uint_as_float(high & 0xffff0000U);
+}
+
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// Stores of a slot's contents, which a later bulk copy into the slot must not overtake.
+__device__ __forceinline__ void write_vector(uint32_t address, const float (&z)[kVector], const float*) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(z[0]), "f"(z[1]), "f"(z[2]), "f"(z[3])
+               : "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void write_vector(uint32_t address, const float (&z)[kVector], const __nv_bfloat16*) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(pack_bf16(z[0], z[1])), "r"(pack_bf16(z[2], z[3]))
+               : "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// This thread's columns: kVector of them in each tile, as far as they exist in the block's slice.
+struct Share {
+  int first; // first column, in the first tile
+  int full; // tiles in which all kVector columns exist
+  int part; // columns that exist in tile `full`
+
+  __device__ int valid(int tile) const {
+    return tile < full ? kVector : (tile == full ? part : 0);
+  }
+};
+
+// The rows of a cluster whose token is not ignored, one after the other. Targets are read one row before they are used.
+class RowCursor {
+ public:
+  __device__ RowCursor(const RowArgs& args, int first, int step)
+      : args_(args), row_(first - step), step_(step), ahead_(target_of(first)) {}
+
+  // The next row, or one beyond the last; calls skipped(row) for the ignored rows before it.
+  template <typename Skipped>
+  __device__ __forceinline__ int next(const Skipped& skipped) {
+    row_ += step_;
+    while (ahead_ == kIgnore) {
+      skipped(row_);
+      row_ += step_;
+      ahead_ = target_of(row_);
+    }
+    ahead_ = target_of(row_ + step_);
+    return row_;
+  }
+
+ private:
+  static constexpr int kIgnore = static_cast<int>(kIgnoreIndex);
+
+  // Labels are smaller than 2^31, so the lower half of the little-endian 64-bit number is the label.
+  __device__ __forceinline__ int target_of(int row) const {
+    return args_.targets == nullptr || row >= args_.num_rows
+        ? -1
+        : reinterpret_cast<const int*>(args_.targets)[2 * static_cast<int64_t>(row)];
+  }
+
+  const RowArgs& args_;
+  int row_;
+  const int step_;
+  int ahead_;
+};
+
+// The barriers of a slot. `full` counts the bytes of its copies, `empty` the workers' warps that have read them.
+template <typename G>
+struct SlotBarriers {
+  uint32_t first; // shared-memory address of the full barriers, then the empty ones
+
+  __device__ __forceinline__ uint32_t full(int slot) const {
+    return first + static_cast<uint32_t>(slot) * sizeof(uint64_t);
+  }
+  __device__ __forceinline__ uint32_t empty(int slot) const {
+    return full(slot + G::kSlots);
+  }
+};
+
+// One lane of a warp copies the block's slice of all rows of the cluster, tile by tile, each into the next slot of the
+// ring as soon as the workers have released it. Up to 16 bytes beyond a row's last column are read; rows start at
+// multiples of 16 bytes, so that they belong to the row.
+template <typename G, typename Logit, bool kTeacher>
+__device__ __forceinline__ void copy_tiles(
+    const RowArgs& args, RowCursor cursor, const SlotBarriers<G>& barriers, uint32_t slots, int first_column,
+    int existing) {
+  constexpr int kGranule = 16 / static_cast<int>(sizeof(Logit));
+  int slot = 0;
+  uint32_t empty_phase = 1; // of a barrier that nobody has arrived at, the phase before the first one is complete
+  const int rows = static_cast<int>(args.num_rows);
+  for (int row = cursor.next([](int) {}); row < rows; row = cursor.next([](int) {})) {
+    const Logit* student =
+        static_cast<const Logit*>(args.student) + static_cast<int64_t>(row) * args.student_stride + first_column;
+    const Logit* teacher =
+        static_cast<const Logit*>(args.teacher) + static_cast<int64_t>(row) * args.teacher_stride + first_column;
+#pragma unroll 1
+    for (int tile = 0; tile < G::kTiles; ++tile) {
+      const int columns = min(max(existing - tile * kTileColumns, 0), kTileColumns);
+      const auto bytes = static_cast<uint32_t>((columns + kGranule - 1) / kGranule * 16);
+      barrier_wait_at(barriers.empty(slot), empty_phase);
+      barrier_expect_at(barriers.full(slot), bytes * (kTeacher ? 2 : 1));
+      if (bytes > 0) {
+        const uint32_t to = slots + static_cast<uint32_t>(slot) * G::kSlotBytes;
+        bulk_copy(to, student + tile * kTileColumns, bytes, barriers.full(slot));
+        if constexpr (kTeacher) {
+          bulk_copy(to + G::kSideBytes, teacher + tile * kTileColumns, bytes, barriers.full(slot));
+        }
+      }
+      slot = slot + 1 == G::kSlots ? 0 : slot + 1;
+      empty_phase ^= slot == 0 ? 1U : 0U;
+    }
+  }
+}
+
+#endif
+
+} // namespace distill::losses::cluster

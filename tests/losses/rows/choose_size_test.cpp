@@ -1,0 +1,63 @@
+// How many blocks share a row: against the best of all sizes by hand, and without cliffs between neighbours.
+#include "losses/rows/cuda/cluster/choose_size.h"
+
+#include <gtest/gtest.h>
+
+namespace distill::losses {
+namespace {
+
+// What an H200 says of the kernel with a teacher: 132 multiprocessors in groups of different sizes.
+constexpr ClustersAtOnce kH200{0, 0, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7};
+
+double cost(int64_t vocab, int size) {
+  return (3.0 + cluster_plan(vocab, size).tiles) / kH200[static_cast<size_t>(size)];
+}
+
+TEST(ClusterSize, SlicesCoverTheRowAndBeginAtMultiplesOfSixteenBytes) {
+  for (const int64_t vocab : {1, 7, 32000, 50257, 128256, 262208, 327680}) {
+    for (int size = 2; size <= kMaxCluster; ++size) {
+      const ClusterPlan plan = cluster_plan(vocab, size);
+      EXPECT_EQ(plan.slice % 8, 0);
+      EXPECT_GE(static_cast<int64_t>(plan.slice) * size, vocab);
+      EXPECT_LT(static_cast<int64_t>(plan.slice - 8) * size, vocab);
+      EXPECT_GE(plan.tiles * kClusterThreads * kClusterVector, plan.slice);
+      EXPECT_GE(plan.tiles, kMinTiles);
+    }
+  }
+}
+
+TEST(ClusterSize, IsTheFastestThatHoldsTheRow) {
+  for (int64_t vocab = 1000; vocab <= 327680; vocab += 997) {
+    const int size = best_cluster_size(vocab, kH200);
+    ASSERT_GT(size, 0) << vocab;
+    EXPECT_LE(cluster_plan(vocab, size).tiles, kMaxTiles);
+    for (int other = 2; other <= kMaxCluster; ++other) {
+      if (cluster_plan(vocab, other).tiles <= kMaxTiles) {
+        EXPECT_LE(cost(vocab, size), cost(vocab, other)) << vocab << " size " << other;
+      }
+    }
+  }
+}
+
+TEST(ClusterSize, WiderRowsCostNoLessAndNeighboursAboutTheSame) {
+  double before = 0;
+  for (int64_t vocab = 30000; vocab <= 327680; vocab += 64) {
+    const double now = cost(vocab, best_cluster_size(vocab, kH200));
+    EXPECT_GE(now, before) << vocab;
+    if (before > 0) {
+      EXPECT_LT(now, 1.75 * before) << vocab; // the largest step: from 8 blocks with 10 tiles to more blocks
+    }
+    before = now;
+  }
+}
+
+TEST(ClusterSize, ARowThatNoClusterHoldsHasNone) {
+  EXPECT_EQ(best_cluster_size(327681 + 128, kH200), 0);
+  ClustersAtOnce only_two{};
+  only_two[2] = 60;
+  EXPECT_EQ(best_cluster_size(40960, only_two), 2);
+  EXPECT_EQ(best_cluster_size(40977, only_two), 0);
+}
+
+} // namespace
+} // namespace distill::losses

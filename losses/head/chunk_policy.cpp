@@ -1,6 +1,7 @@
 #include "losses/head/chunk_policy.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include <absl/strings/str_format.h>
@@ -21,21 +22,85 @@ int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Milliseconds beyond the ideal, from runs on an H200 with V = 128256, H = 4096 (docs/loss_head.md): the logits
-// products lose 2150 / C, the weight gradient's accumulation 12700 / D. Only the ratio of the two matters here.
-double cost(int64_t logits_rows, int64_t gradient_rows) {
-  return 2150.0 / static_cast<double>(logits_rows) + 12700.0 / static_cast<double>(gradient_rows);
+// The time of a token in a product over this many rows, relative to the same product at its best number of rows. Means
+// over five shapes on an H200 (docs/loss_head.md). The logits products have good and bad sizes (320 rows are fast, 384
+// and 512 are not); those that were not measured are not used.
+struct MeasuredRows {
+  int64_t rows;
+  double time;
+};
+constexpr std::array<MeasuredRows, 11> kLogitsProduct{{
+    {128, 1.42},
+    {192, 1.18},
+    {256, 1.15},
+    {320, 1.06},
+    {448, 1.09},
+    {640, 1.06},
+    {768, 1.06},
+    {1024, 1.06},
+    {1536, 1.03},
+    {2048, 1.01},
+    {4096, 1.0},
+}};
+// Tokens whose logits products take as long as what a chunk costs besides them: launches, and the row kernel's first
+// and last rows, which leave multiprocessors idle. From the head's own times under two caps.
+constexpr double kTokensPerChunk = 16;
+constexpr std::array<MeasuredRows, 10> kWeightGradientProduct{{
+    {256, 3.85},
+    {384, 2.6},
+    {512, 2.04},
+    {768, 1.52},
+    {1024, 1.36},
+    {1280, 1.22},
+    {1536, 1.16},
+    {2048, 1.1},
+    {3072, 1.03},
+    {4096, 1.0},
+}};
+
+// Between the measured numbers of rows on a line; below them a product takes as long as with the fewest rows, since it
+// has to read and write the weights all the same.
+template <size_t kSize>
+double relative_time(const std::array<MeasuredRows, kSize>& measured, int64_t rows) {
+  const auto x = static_cast<double>(std::max<int64_t>(rows, 1));
+  if (rows <= measured.front().rows) {
+    return measured.front().time * static_cast<double>(measured.front().rows) / x;
+  }
+  for (size_t k = 1; k < kSize; ++k) {
+    const MeasuredRows& low = measured[k - 1];
+    const MeasuredRows& high = measured[k];
+    if (rows <= high.rows) {
+      const double share = (x - static_cast<double>(low.rows)) / static_cast<double>(high.rows - low.rows);
+      return low.time + share * (high.time - low.time);
+    }
+  }
+  return measured.back().time;
 }
 
-// The largest multiple of `logits_rows`, at most `limit`, whose scratch fits; 0 where even one multiple does not.
-int64_t largest_gradient_rows(const HeadShape& shape, int64_t logits_rows, int64_t limit, int64_t cap_bytes) {
-  int64_t low = 0; // fits
-  int64_t high = std::max<int64_t>(limit / logits_rows, 1) + 1; // does not, or is not wanted
+int64_t round_up(int64_t value, int64_t multiple) {
+  return ceil_div(value, multiple) * multiple;
+}
+
+constexpr int64_t kTileRows = 64; // products are slow over other than multiples of it
+
+// The most gradient rows, from `logits_rows` to `limit`, whose scratch fits; 0 where even `logits_rows` do not.
+int64_t most_gradient_rows(const HeadShape& shape, int64_t logits_rows, int64_t limit, int64_t cap_bytes) {
+  int64_t low = logits_rows - 1; // fits, or is not wanted
+  int64_t high = std::max(limit, logits_rows) + 1; // does not, or is not wanted
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
-    (scratch_bytes(shape, logits_rows, middle * logits_rows) <= cap_bytes ? low : high) = middle;
+    (scratch_bytes(shape, logits_rows, middle) <= cap_bytes ? low : high) = middle;
   }
-  return low * logits_rows;
+  if (low < logits_rows) {
+    return 0;
+  }
+  return low == limit ? low : std::max(logits_rows, low / kTileRows * kTileRows);
+}
+
+// Gradient rows for which all tokens take as many products as with `most`, all of about the same size.
+int64_t balanced_rows(int64_t tokens, int64_t logits_rows, int64_t most) {
+  const int64_t rows = round_up(ceil_div(tokens, ceil_div(tokens, most)), kTileRows);
+  return std::clamp(rows, logits_rows, most);
 }
 
 ChunkPlan describe(const ChunkOptions& options, const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows) {
@@ -49,6 +114,15 @@ ChunkPlan describe(const ChunkOptions& options, const HeadShape& shape, int64_t 
 }
 
 } // namespace
+
+double relative_cost(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows) {
+  double cost = static_cast<double>(shape.student_hidden + shape.teacher_hidden) *
+      (relative_time(kLogitsProduct, logits_rows) + kTokensPerChunk / static_cast<double>(logits_rows));
+  if (shape.needs_grad) {
+    cost += static_cast<double>(shape.student_hidden) * relative_time(kWeightGradientProduct, gradient_rows);
+  }
+  return cost;
+}
 
 int64_t padded_columns(int64_t vocab, int64_t element_bytes) {
   return ceil_div(vocab * element_bytes, kRowAlignment) * kRowAlignment / element_bytes;
@@ -87,39 +161,44 @@ absl::StatusOr<ChunkPlan> resolve_chunks(const ChunkOptions& options, const Head
         options.memory_cap_mb, one, shape.vocab, ceil_div(one, kMiB)));
   }
   const int64_t tokens = std::max<int64_t>(shape.tokens, 1);
+  const auto with_rows = [&](int64_t rows, int64_t most) {
+    return describe(options, shape, rows, balanced_rows(tokens, rows, most));
+  };
   if (options.chunk_size > 0) {
     int64_t rows = std::min(options.chunk_size, tokens);
-    if (largest_gradient_rows(shape, rows, rows, cap_bytes) == 0) {
+    if (scratch_bytes(shape, rows, rows) > cap_bytes) {
       rows = power_of_two_at_most(rows);
-      while (largest_gradient_rows(shape, rows, rows, cap_bytes) == 0) {
+      while (scratch_bytes(shape, rows, rows) > cap_bytes) {
         rows /= 2;
       }
     }
-    const int64_t limit = std::max(rows, std::min(kMaxAutomaticRows, ceil_div(tokens, rows) * rows));
-    return describe(options, shape, rows, largest_gradient_rows(shape, rows, limit, cap_bytes));
+    return with_rows(rows, most_gradient_rows(shape, rows, std::min(kMaxAutomaticRows, tokens), cap_bytes));
   }
 
-  const int64_t longest = std::max(kMaxAutomaticRows, options.min_chunk_size);
-  ChunkPlan best;
+  const int64_t longest = std::min(std::max(kMaxAutomaticRows, options.min_chunk_size), tokens);
+  int64_t best_rows = 0;
+  int64_t best_most = 0;
   const auto consider = [&](int64_t rows) {
-    const int64_t limit = std::max(rows, std::min(longest, ceil_div(tokens, rows) * rows));
-    const int64_t gradient_rows = largest_gradient_rows(shape, rows, limit, cap_bytes);
-    if (gradient_rows > 0 &&
-        (best.logits_rows == 0 || cost(rows, gradient_rows) < cost(best.logits_rows, best.gradient_rows))) {
-      best = describe(options, shape, rows, gradient_rows);
+    if (rows > longest) {
+      return;
+    }
+    const int64_t most = most_gradient_rows(shape, rows, longest, cap_bytes);
+    if (most > 0 && (best_rows == 0 || relative_cost(shape, rows, most) < relative_cost(shape, best_rows, best_most))) {
+      best_rows = rows;
+      best_most = most;
     }
   };
-  consider(std::min(longest, tokens));
-  for (int64_t rows = power_of_two_at_most(std::min(longest, tokens)); rows >= options.min_chunk_size; rows /= 2) {
+  consider(longest);
+  for (const MeasuredRows& measured : kLogitsProduct) {
+    if (measured.rows >= options.min_chunk_size) {
+      consider(measured.rows);
+    }
+  }
+  consider(options.min_chunk_size);
+  for (int64_t rows = power_of_two_at_most(longest); rows >= 1 && best_rows == 0; rows /= 2) {
     consider(rows);
   }
-  if (options.min_chunk_size < tokens) {
-    consider(options.min_chunk_size);
-  }
-  for (int64_t rows = power_of_two_at_most(std::min(longest, tokens)); rows >= 1 && best.logits_rows == 0; rows /= 2) {
-    consider(rows);
-  }
-  return best;
+  return with_rows(best_rows, best_most);
 }
 
 } // namespace distill::losses

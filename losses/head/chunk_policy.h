@@ -39,7 +39,7 @@ struct HeadShape {
 
 struct ChunkPlan {
   int64_t logits_rows = 0; // C
-  int64_t gradient_rows = 0; // D, a multiple of C
+  int64_t gradient_rows = 0; // D
   int64_t bytes = 0; // of all scratch, at most the cap
   int64_t arena_bytes = 0; // of these, the bytes that linear_head cuts out of its arena; on CUDA that is all
   std::string description; // one line for the log
@@ -53,6 +53,9 @@ int64_t row_bytes(int64_t columns, int64_t element_bytes);
 // Bytes of scratch for these two sizes: in the arena, and all together.
 int64_t arena_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);
 int64_t scratch_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);
+
+// The estimated time of the products whose time depends on the two sizes, in the same unit for all sizes of a shape.
+double relative_cost(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);
 
 // memory_cap_mb is a hard limit and takes precedence over chunk_size and min_chunk_size; if it reduces them, C becomes
 // a power of two. InvalidArgument, with the smallest value that works, if it is too small for one token.

@@ -21,9 +21,9 @@ void PrintTo(const Mistake& m, std::ostream* out) {
 // Top-k in place of the teacher.
 void make_topk(LinearHeadInputs& in) {
   in.teacher_hidden_NG = in.teacher_weight_VG = in.teacher_bias_V = at::Tensor();
-  in.topk_ids_NK = at::arange(4, at::TensorOptions(at::kInt)).expand({13, 4}).contiguous();
-  in.topk_log_probs_NK = at::full({13, 4}, -2.0);
-  in.tail_N = at::full({13}, 0.4);
+  in.topk_ids_NK = at::arange(4, at::TensorOptions(at::kInt)).expand({13, 4}).contiguous().to(test_device());
+  in.topk_log_probs_NK = at::full({13, 4}, -2.0, at::TensorOptions(at::kFloat).device(test_device()));
+  in.tail_N = at::full({13}, 0.4, at::TensorOptions(at::kFloat).device(test_device()));
 }
 
 #define MISTAKE(name, message, ...)                                             \

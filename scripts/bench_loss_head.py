@@ -4,6 +4,7 @@
   head     forward + backward of JSD and cross-entropy: time, ratio to the fastest matrix products, peak
            memory beyond inputs and gradients; with --errors also the errors against fp64 on the first tokens
   rows     the row kernel alone in every geometry, against the copy bandwidth measured in the same run
+  widths   the row kernel alone at 1000 vocabularies from 30000 to 320000, with a plot
   logits   the kernels on given logits, forward and backward, against PyTorch's cross-entropy and a copy
 
 --peers also times Liger-Kernel and cut-cross-entropy, if Python can import them. --sweep runs a grid of tokens,
@@ -28,7 +29,7 @@ from exact import errors, exact
 from given_logits import bench_logits
 from problem import load_operators, random_problem
 from report import first_line, pyplot
-from row_kernel import bench_rows
+from row_kernel import bench_rows, bench_widths
 from shared.command_line import argument_parser
 from timing import extra_peak_mib, interleaved
 
@@ -107,9 +108,10 @@ def measured_errors(found, problem, tokens):
     return result
 
 
-def bench_head(args, kind, tokens, vocab, hidden, teacher_hidden):
-    problem = random_problem(tokens, vocab, hidden, teacher_hidden, "cuda")
-    print(f"\n{kind} N={tokens} V={vocab} Hs={hidden} Ht={teacher_hidden}", flush=True)
+def bench_head(args, kind, tokens, vocab, hidden, teacher_hidden, softcap):
+    problem = random_problem(tokens, vocab, hidden, teacher_hidden, "cuda", softcap=softcap)
+    cap = f" softcap={softcap:g}" if softcap else ""
+    print(f"\n{kind} N={tokens} V={vocab} Hs={hidden} Ht={teacher_hidden}{cap}", flush=True)
     bound = {}
     for chunk in sorted({min(chunk, tokens) for chunk in args.products}):
         gradient_chunk = chunk if chunk >= 1024 else min(4096, tokens)
@@ -138,6 +140,7 @@ def bench_head(args, kind, tokens, vocab, hidden, teacher_hidden):
                 "v": vocab,
                 "h": hidden,
                 "ht": teacher_hidden,
+                "softcap": softcap,
                 "name": name,
                 "cap_mib": cap,
                 "chunk": chunk,
@@ -153,12 +156,12 @@ def bench_head(args, kind, tokens, vocab, hidden, teacher_hidden):
 
 
 def case_of(row):
-    return row["kind"], row["n"], row["v"], row["h"], row["ht"]
+    return row["kind"], row["n"], row["v"], row["h"], row["ht"], row.get("softcap", 0)
 
 
 def table(rows):
     """The results as a Markdown table with a line for each case and implementation."""
-    lines = ["| loss | N | V | Hs | Ht | | ms | times the products | scratch, MiB |", "|" + " --- |" * 9]
+    lines = ["| loss | N | V | Hs | Ht | cap | | ms | times the products | scratch, MiB |", "|" + " --- |" * 10]
     for row in rows:
         peak = "" if row["extra_peak_mib"] is None else f"{row['extra_peak_mib']:.0f}"
         lines.append(
@@ -186,7 +189,7 @@ def plot(path, rows):
         times.invert_yaxis()
         times.tick_params(axis="y", labelsize=7)
         times.set_xlabel("ms, forward + backward")
-        times.set_title("{}: N {}, V {}, Hs {}, Ht {}".format(*case), fontsize=9)
+        times.set_title("{}: N {}, V {}, Hs {}, Ht {}, softcap {}".format(*case), fontsize=9)
         for row, colour in zip(of_case, colours):
             if row["extra_peak_mib"] is not None:
                 memory.scatter(row["extra_peak_mib"], row["ratio"], color=colour)
@@ -194,6 +197,23 @@ def plot(path, rows):
         memory.axhline(1, color="tab:gray", linewidth=0.8)
         memory.set_xlabel("MiB beyond inputs and gradients")
         memory.set_ylabel("times the products")
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+
+
+def plot_widths(path, rows, device):
+    """The share of the copy bandwidth over the vocabulary."""
+    plt = pyplot()
+    if plt is None:
+        return
+    figure, axis = plt.subplots(figsize=(11, 4))
+    for kind, name in (("jsd", "JSD with labels"), ("ce", "cross-entropy")):
+        axis.plot([row["v"] for row in rows], [100 * row[f"{kind}_of_copy"] for row in rows], linewidth=1, label=name)
+    axis.set_ylim(0, 100)
+    axis.set_xlabel("vocabulary")
+    axis.set_ylabel("% of the copy bandwidth")
+    axis.set_title(f"row kernel alone, fp32 logits, bf16 gradient, {device}", fontsize=9)
+    axis.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=90)
 
@@ -208,13 +228,56 @@ def pairs(text):
     return [tuple(map(int, pair.split(":"))) for pair in text.split(",") if pair]
 
 
+SHAPES_HELP = (
+    "kind:Hs:Ht[:V[:softcap]], comma-separated; models: the shapes of the vocabularies that users have. "
+    "V replaces --vocab; the softcap is on both sides"
+)
+# Hidden sizes of a small and a large model of a family, and its vocabulary.
+MODELS = [
+    "2048:4096:32000",  # Llama 2
+    "4096:4096:128256",  # Llama 3
+    "2048:4096:151936",  # Qwen 3
+    "3072:3072:200064",  # Phi-4-mini
+    "2880:2880:201088",  # gpt-oss
+    "2304:3584:256000",  # Gemma 2 without its softcap
+    "2304:3584:256000:30",  # Gemma 2
+    "2560:3840:262144",  # Gemma 3
+    "2560:3840:262208",  # Gemma 3 with the columns for images
+]
+
+
+def shape_of(text):
+    """(kind, Hs, Ht, V or None, softcap) of kind:Hs:Ht[:V[:softcap]]."""
+    kind, *sizes = text.split(":")
+    if kind not in ("jsd", "ce") or not 2 <= len(sizes) <= 4 or not all(size.isdigit() for size in sizes):
+        raise ValueError(f"expected kind:Hs:Ht[:V[:softcap]] with kind jsd or ce, found {text}")
+    hidden, teacher_hidden, vocab, softcap = [int(size) for size in sizes] + [None, 0][len(sizes) - 2 :]
+    if (kind == "ce") != (teacher_hidden == 0):
+        raise ValueError(f"Ht is 0 for ce, which has no teacher, and only there; found {text}")
+    return kind, hidden, teacher_hidden, vocab, softcap
+
+
+def shapes_of(text):
+    """The shapes of the option --shapes."""
+    if text == "models":
+        jsd = [f"jsd:{sizes}" for sizes in MODELS]
+        return [shape_of(shape) for shape in jsd + [of_labels(shape) for shape in jsd]]
+    return [shape_of(shape) for shape in text.split(",")]
+
+
+def of_labels(shape):
+    """The shape of cross-entropy on the larger of the two models."""
+    _, _, teacher_hidden, *rest = shape.split(":")
+    return ":".join(["ce", teacher_hidden, "0", *rest])
+
+
 def parse_arguments():
     parser = argument_parser(__doc__)
     parser.add_argument("--library", default="build/release/losses/libdistill_losses.so")
     parser.add_argument("--what", default="rows,head")
     parser.add_argument("--tokens", type=numbers, default=[16384])
     parser.add_argument("--vocab", type=numbers, default=[128256])
-    parser.add_argument("--shapes", default="jsd:4096:4096,jsd:2048:4096,ce:4096:0", help="kind:Hs:Ht, comma-separated")
+    parser.add_argument("--shapes", default="jsd:4096:4096,jsd:2048:4096,ce:4096:0", help=SHAPES_HELP)
     parser.add_argument("--row-vocab", type=numbers, default=[32000, 49152, 128256, 151936, 262144])
     parser.add_argument(
         "--row-automatic", action="store_true", help="time the row kernel only in the geometry that it picks itself"
@@ -241,12 +304,10 @@ def parse_arguments():
     if args.sweep:
         for key, value in SWEEP.items():
             setattr(args, key, value)
-    for shape in args.shapes.split(","):
-        kind, *sizes = shape.split(":")
-        if kind not in ("jsd", "ce") or len(sizes) != 2 or not all(size.isdigit() for size in sizes):
-            parser.error(f"--shapes: expected kind:Hs:Ht with kind jsd or ce, found {shape}")
-        if (kind == "ce") != (sizes[1] == "0"):
-            parser.error(f"--shapes: Ht is 0 for ce, which has no teacher, and only there; found {shape}")
+    try:
+        args.shapes = shapes_of(args.shapes)
+    except ValueError as error:
+        parser.error(f"--shapes: {error}")
     return args
 
 
@@ -281,17 +342,25 @@ def main():
                 report["rows"] += bench_rows(vocab, teacher, args.reps, geometries=not args.row_automatic)
                 torch.cuda.empty_cache()
         save()
+    if "widths" in args.what:
+        report["widths"] = bench_widths(1000)
+        plot_widths(args.out + "-widths.png", report["widths"], device)
+        save()
+        for kind in ("jsd", "ce"):
+            shares = sorted(row[f"{kind}_of_copy"] for row in report["widths"])
+            worst = min(report["widths"], key=lambda row: row[f"{kind}_of_copy"])["v"]
+            print(f"widths, {kind}: smallest {shares[0]:.3f} of the copy (at {worst}), median {shares[500]:.3f}")
     if "logits" in args.what:
         for vocab in args.row_vocab:
             report["logits"] += bench_logits(vocab, args.reps)
             torch.cuda.empty_cache()
         save()
     if "head" in args.what:
-        for shape in args.shapes.split(","):
-            kind, hidden, teacher_hidden = shape.split(":")
+        for shape in args.shapes:
+            kind, hidden, teacher_hidden, own_vocab, softcap = shape
             for tokens in args.tokens:
-                for vocab in args.vocab:
-                    report["head"] += bench_head(args, kind, tokens, vocab, int(hidden), int(teacher_hidden))
+                for vocab in [own_vocab] if own_vocab else args.vocab:
+                    report["head"] += bench_head(args, kind, tokens, vocab, hidden, teacher_hidden, softcap)
                     torch.cuda.empty_cache()
                     save()
         print("\n" + table(report["head"]))

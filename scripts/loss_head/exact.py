@@ -43,6 +43,14 @@ def hard_rows(logits, targets):
     return -q.gather(1, targets[:, None])[:, 0], gradient
 
 
+def capped(logits, softcap):
+    """cap tanh(logits / cap) and its slope; a cap of 0 is none."""
+    if softcap == 0:
+        return logits, 1.0
+    ratio = torch.tanh(logits / softcap)
+    return softcap * ratio, 1 - ratio**2
+
+
 def exact(problem, dtype=torch.float64):
     """The Result in fp64 from the problem's own inputs, or in another dtype."""
     weight = problem.weight.to(dtype)
@@ -51,14 +59,13 @@ def exact(problem, dtype=torch.float64):
     for start in range(0, problem.tokens, CHUNK):
         rows = slice(start, start + CHUNK)
         hidden = problem.hidden[rows].to(dtype)
-        logits = hidden @ weight.t()
+        logits, slope = capped(hidden @ weight.t(), problem.softcap)
         if teacher_weight is None:
             loss, gradient = hard_rows(logits, problem.targets[rows])
         else:
-            loss, gradient = soft_rows(
-                logits, problem.teacher_hidden[rows].to(dtype) @ teacher_weight.t(), problem.beta
-            )
-        gradient /= problem.tokens
+            teacher, _ = capped(problem.teacher_hidden[rows].to(dtype) @ teacher_weight.t(), problem.softcap)
+            loss, gradient = soft_rows(logits, teacher, problem.beta)
+        gradient *= slope / problem.tokens
         losses.append(loss)
         d_hidden.append(gradient @ weight)
         d_weight += gradient.t() @ hidden

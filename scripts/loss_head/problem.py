@@ -1,7 +1,7 @@
 """Random inputs of a loss head: hidden states and lm_head weights of a student and, with a teacher, of the teacher."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +16,7 @@ class Problem:
     teacher_hidden: torch.Tensor | None = None  # [N, G]
     teacher_weight: torch.Tensor | None = None  # [V, G]
     beta: float = 0.5
+    softcap: float = 0.0  # of both sides' logits; 0: none
 
     @property
     def tokens(self):
@@ -31,18 +32,21 @@ class Problem:
 
     def loss_arguments(self):
         """Of distill::linear_head_into."""
+        caps = {"student_softcap": self.softcap, "teacher_softcap": self.softcap}
         if self.teacher_hidden is None:
-            return {"divergence": "none", "hard_weight": 1.0, "soft_weight": 0.0}
-        return {"divergence": "jsd", "beta": self.beta}
+            return {"divergence": "none", "hard_weight": 1.0, "soft_weight": 0.0, **caps}
+        return {"divergence": "jsd", "beta": self.beta, **caps}
 
     def first(self, tokens):
         """The same problem on its first tokens."""
         rows = slice(0, min(tokens, self.tokens))
         teacher = None if self.teacher_hidden is None else self.teacher_hidden[rows]
-        return Problem(self.hidden[rows], self.weight, self.targets[rows], teacher, self.teacher_weight, self.beta)
+        return replace(self, hidden=self.hidden[rows], targets=self.targets[rows], teacher_hidden=teacher)
 
 
-def random_problem(tokens, vocab, hidden, teacher_hidden, device, dtype=torch.bfloat16, logit_scale=1.0, seed=0):
+def random_problem(
+    tokens, vocab, hidden, teacher_hidden, device, dtype=torch.bfloat16, logit_scale=1.0, seed=0, softcap=0.0
+):
     """Logits of standard deviation `logit_scale`; `teacher_hidden` 0: no teacher."""
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -53,6 +57,7 @@ def random_problem(tokens, vocab, hidden, teacher_hidden, device, dtype=torch.bf
         normal(tokens, hidden),
         normal(vocab, hidden, scale=logit_scale * hidden**-0.5),
         torch.randint(0, vocab, (tokens,), device=device, generator=generator),
+        softcap=softcap,
     )
     if teacher_hidden:
         problem.teacher_hidden = normal(tokens, teacher_hidden)

@@ -72,3 +72,44 @@ def bench_rows(vocab, teacher, reps, geometries=True):
             }
         )
     return results
+
+
+def bench_widths(count, low=30000, high=320000, reps=3):
+    """The kernel alone at `count` vocabularies, evenly spread, most of them odd: (vocab, share of the copy for JSD with
+    labels, for CE). The copy bandwidth is measured before and after; the smallest time of `reps` counts."""
+    elements = int(0.15e9)
+    source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
+    target = torch.empty_like(source)
+    student, teacher = (torch.randn(elements, device="cuda") for _ in range(2))
+    gradient = torch.empty(elements, device="cuda", dtype=torch.bfloat16)
+
+    def copy_rate():
+        times = interleaved({"copy": lambda: [target.copy_(source) for _ in range(LAUNCHES)]}, 8)
+        return LAUNCHES * 2 * source.numel() / times["copy"][0] / 1e6
+
+    def rate(logits, teacher_logits, grads, labels):
+        """GB/s of the smallest time."""
+        opts = options("none", hard_weight=1.0, soft_weight=0.0) if teacher_logits is None else options(hard_weight=0.5)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        times = []
+        for _ in range(reps + 1):
+            start.record()
+            torch.ops.distill._logits_rows(logits, teacher_logits, labels, None, opts, grads, 0, 0)
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end))
+        return (BYTES_CE if teacher_logits is None else BYTES_JSD) * logits.numel() / min(times[1:]) / 1e6
+
+    before = copy_rate()
+    found = []
+    for k in range(count):
+        vocab = low + k * (high - low) // max(1, count - 1)
+        stride = (vocab + 63) // 64 * 64
+        rows = elements // stride
+        logits, teacher_logits, grads = (
+            x[: rows * stride].view(rows, stride)[:, :vocab] for x in (student, teacher, gradient)
+        )
+        labels = torch.randint(0, vocab, (rows,), device="cuda")
+        found.append((vocab, rate(logits, teacher_logits, grads, labels), rate(logits, None, grads, labels)))
+    copy = (before + copy_rate()) / 2
+    return [{"v": v, "jsd_of_copy": jsd / copy, "ce_of_copy": ce / copy} for v, jsd, ce in found]

@@ -1,4 +1,5 @@
 // The operators that make top-k and samples out of a teacher's hidden states. docs/loss_head.md documents them.
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include "losses/head/capture.h"
@@ -24,6 +25,8 @@ CaptureInputs inputs_of(
 std::tuple<at::Tensor, at::Tensor, at::Tensor> topk(
     const at::Tensor& hidden, const at::Tensor& weight, int64_t k, const OptionalTensor& bias, int64_t vocab_size,
     double softcap, double temperature, int64_t chunk_size, int64_t memory_cap_mb, int64_t min_chunk_size) {
+  // Autocast would round the fp32 logits, of which it knows nothing, to its own type.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const TopK out = capture_topk(
       inputs_of(hidden, weight, bias, vocab_size, softcap, temperature), k,
       {chunk_size, memory_cap_mb, min_chunk_size});
@@ -43,6 +46,7 @@ std::tuple<at::Tensor, at::Tensor> samples(
     const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& keys, int64_t samples, int64_t seed,
     double exponent, const OptionalTensor& bias, int64_t vocab_size, double softcap, double temperature,
     int64_t chunk_size, int64_t memory_cap_mb, int64_t min_chunk_size) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const Samples out = capture_samples(
       inputs_of(hidden, weight, bias, vocab_size, softcap, temperature), keys,
       {.samples = samples, .seed = static_cast<uint64_t>(seed), .exponent = exponent},

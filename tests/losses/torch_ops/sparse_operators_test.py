@@ -111,6 +111,16 @@ def test_known_count_and_low_precision(dtype):
         assert (a.double() - e).norm() < tolerance * e.norm()
 
 
+def test_autocast_around_a_capture_changes_nothing():
+    tx, tw = (t.float() for t in problem()[3:5])
+    keys = torch.arange(len(tx))
+    expected = [*ops.capture_topk(tx, tw, 6), *ops.capture_samples(tx, tw, keys, 40, exponent=0.8)]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = [*ops.capture_topk(tx, tw, 6), *ops.capture_samples(tx, tw, keys, 40, exponent=0.8)]
+    for a, e in zip(found, expected):
+        torch.testing.assert_close(a, e, rtol=0, atol=0)
+
+
 def test_linear_head_into_takes_entries():
     x, w, b, tx, tw, y = (t.detach() for t in problem())
     ids, log_probs, tail = topk_of(tx, tw)

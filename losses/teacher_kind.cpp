@@ -16,8 +16,8 @@ bool has_soft_term(const LossOptions& options) {
 
 } // namespace
 
-std::array<MetricQuality, kNumTokenMetrics> available_metrics(TeacherKind kind, const LossOptions& options) {
-  std::array<MetricQuality, kNumTokenMetrics> quality{};
+MetricQualities available_metrics(TeacherKind kind, const LossOptions& options) {
+  MetricQualities quality{};
   quality.fill(kExact);
   if (kind == TeacherKind::kHidden) {
     return quality;

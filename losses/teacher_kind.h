@@ -38,7 +38,8 @@ constexpr bool is_sparse(TeacherKind kind) {
 
 // What each token metric is, for a teacher of this kind and these options. With kSampled, kSoft is an estimate of the
 // soft cross-entropy -sum p log q, which is KL(p || q) plus the teacher's entropy.
-std::array<MetricQuality, kNumTokenMetrics> available_metrics(TeacherKind kind, const LossOptions& options);
+using MetricQualities = std::array<MetricQuality, kNumTokenMetrics>;
+MetricQualities available_metrics(TeacherKind kind, const LossOptions& options);
 
 // InvalidArgument for a loss that a teacher of this kind cannot give, naming the option and what can be had.
 // teacher_temperature: at which the log-probabilities or samples were taken (kTopK, kSampled).

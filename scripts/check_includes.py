@@ -37,7 +37,7 @@ ALLOWED = {
         "data", "data/base", "trainer/config", "trainer/device", "trainer/hf", "trainer/metrics", "trainer/models",
         "trainer/optim", "trainer/sharding"},
     "trainer/teacher_cache": {
-        "data", "data/base", "trainer/config", "trainer/device", "trainer/hf", "trainer/models"},
+        "data", "data/base", "losses", "trainer/config", "trainer/device", "trainer/hf", "trainer/models"},
     "trainer/step": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/optim",
         "trainer/sharding", "trainer/teacher_cache"},

@@ -9,7 +9,7 @@ namespace distill::trainer {
 
 absl::StatusOr<EvaluationResult> evaluate_dataset(
     MicroBatchRunner& micro, const std::shared_ptr<const data::Dataset>& data, int64_t micro_batch_size,
-    int64_t max_batches, bool has_teacher, const sharding::Mesh& mesh, const EvaluationHooks& hooks) {
+    int64_t max_batches, const sharding::Mesh& mesh, const EvaluationHooks& hooks) {
   EvaluationResult result;
   const int64_t num_samples = data->num_samples();
   const int64_t samples = max_batches > 0 ? std::min(num_samples, max_batches * micro_batch_size) : num_samples;
@@ -46,7 +46,7 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
   if (mesh.world != nullptr) {
     mesh.world->all_reduce(sums_M);
   }
-  result.means = metrics::loss_means(sums_to_host(sums_M), valid_tokens, has_teacher);
+  result.means = metrics::loss_means(sums_to_host(sums_M), valid_tokens, micro.evaluation_quality());
   return result;
 }
 

@@ -34,7 +34,7 @@ struct EvaluationHooks {
 // taking turns; every rank gets the same result. An error of one rank is an error on all.
 absl::StatusOr<EvaluationResult> evaluate_dataset(
     MicroBatchRunner& micro, const std::shared_ptr<const data::Dataset>& data, int64_t micro_batch_size,
-    int64_t max_batches, bool has_teacher, const sharding::Mesh& mesh, const EvaluationHooks& hooks);
+    int64_t max_batches, const sharding::Mesh& mesh, const EvaluationHooks& hooks);
 
 // The loss of each sample [first, first + count) by itself; all ranks take part, each with an equal share of the
 // samples. Lines for people, on every rank.

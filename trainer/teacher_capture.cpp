@@ -36,8 +36,8 @@ absl::StatusOr<std::unique_ptr<TeacherCapture>> TeacherCapture::begin(
     std::shared_ptr<teacher_cache::CachedRows> rows) {
   std::unique_ptr<TeacherCapture> capture(new TeacherCapture(mesh, step, std::move(rows)));
   capture->folder_ = config.teacher.cache;
-  const teacher_cache::TeacherHead head = gather_head(teacher, mesh.is_main());
   const teacher_cache::Manifest manifest = capture->rows_->manifest();
+  const teacher_cache::TeacherHead head = gather_head(teacher, manifest.rows, mesh.is_main());
   at::Tensor next = at::zeros({1}, at::kLong);
   absl::Status status;
   if (mesh.is_main()) {

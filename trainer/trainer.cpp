@@ -93,7 +93,7 @@ void TrainingRun::train_step(const GlobalBatch& batch) {
   record.step = state_.step;
   record.total_steps = total_steps_;
   record.means.valid_tokens = batch.valid_tokens;
-  record.means.has_teacher = models_.teacher != nullptr;
+  record.means.quality = step_->micro_batches().training_quality();
   record.tokens = state_.tokens;
   if (train_rows_) {
     const auto reading = train_rows_->take_reading();
@@ -180,8 +180,7 @@ absl::Status TrainingRun::evaluate() {
   ASSIGN_OR_RETURN(
       const EvaluationResult result,
       evaluate_dataset(
-          step_->micro_batches(), eval_data_, config_.train.micro_batch_size, config_.eval.batches,
-          models_.teacher != nullptr, mesh_, hooks));
+          step_->micro_batches(), eval_data_, config_.train.micro_batch_size, config_.eval.batches, mesh_, hooks));
   stopped_ = result.interrupted;
   const Clock::time_point begun = Clock::now();
   const std::vector<Sample> samples = samples_ && !stopped_ ? samples_->generate(hooks) : std::vector<Sample>();

@@ -1,5 +1,6 @@
 #include "tests/fuzz/targets.h"
 
+#include <ATen/ATen.h>
 #include <absl/strings/match.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -7,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "data/base/checksum.h"
 #include "data/base/sha256.h"
@@ -34,6 +36,7 @@
 #include "trainer/run_folder/records.h"
 #include "trainer/teacher_cache/manifest.h"
 #include "trainer/teacher_cache/part_file.h"
+#include "trainer/teacher_cache/sparse_format.h"
 
 namespace distill::fuzz {
 namespace {
@@ -288,6 +291,42 @@ absl::Status read_cache_manifest(const uint8_t* data, size_t size) {
   return absl::OkStatus();
 }
 
+// The first byte says what rows the others are.
+absl::Status read_cache_rows(const uint8_t* data, size_t size) {
+  using losses::TeacherKind;
+  if (size == 0) {
+    return absl::DataLossError(absl::StrCat(kSource, ": empty"));
+  }
+  teacher_cache::RowFormat format;
+  format.kind = (data[0] & 1) != 0 ? TeacherKind::kTopK : TeacherKind::kSampled;
+  const bool half = format.kind == TeacherKind::kTopK && (data[0] & 2) != 0;
+  format.encoding = half ? teacher_cache::Encoding::kFloat16 : teacher_cache::Encoding::kFloat32;
+  format.exponent = (data[0] & 4) != 0 ? 0.5 : 1;
+  format.columns = (data[0] & 8) != 0 ? 70000 : 300; // ids of three and of two bytes
+  format.entries = 1 + (data[0] >> 4);
+  TORCH_CHECK(teacher_cache::validate(format).ok(), "a format that is fine is refused");
+  const auto count = static_cast<int64_t>(size - 1) / format.row_bytes();
+  if (const absl::Status fit = teacher_cache::check_rows(format, data + 1, count); !fit.ok()) {
+    return absl::DataLossError(absl::StrCat(kSource, ": ", std::string(fit.message())));
+  }
+  // Rows that pass are what the loss head takes: distinct columns, and numbers.
+  const bool topk = format.kind == TeacherKind::kTopK;
+  const teacher_cache::SparseRows rows = teacher_cache::decode_sparse(
+      format, at::from_blob(const_cast<uint8_t*>(data + 1), {count, format.row_bytes()}, at::kByte));
+  const at::Tensor values = rows.values_RK.to(at::kFloat);
+  for (int64_t row = 0; row < count; ++row) {
+    std::set<int32_t> seen;
+    for (int64_t i = 0; i < format.entries; ++i) {
+      const int32_t id = rows.ids_RK.const_data_ptr<int32_t>()[row * format.entries + i];
+      TORCH_CHECK(id >= -1 && id < format.columns, "an id outside of the vocabulary");
+      TORCH_CHECK(!topk || id < 0 || seen.insert(id).second, "an id twice");
+      const float value = values.const_data_ptr<float>()[row * format.entries + i];
+      TORCH_CHECK(id < 0 || !std::isnan(value), "no number");
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status read_cache_part(const uint8_t* input, size_t size) {
   using teacher_cache::PartFoot, teacher_cache::PartHead, teacher_cache::StretchEntry;
   // Checksums stop nearly every change; where they are made to fit, what stands behind them is reached.
@@ -325,7 +364,7 @@ const std::vector<Target>& targets() {
       {"metrics_jsonl", read_metrics_jsonl}, {"tokenizer_json", read_tokenizer_json},
       {"model_config", read_model_config},   {"machine_json", read_machine_json},
       {"event_file", read_event_file},       {"cache_manifest", read_cache_manifest},
-      {"cache_part", read_cache_part}};
+      {"cache_part", read_cache_part},       {"cache_rows", read_cache_rows}};
   return all;
 }
 

@@ -136,16 +136,27 @@ constexpr auto enum_names(TeacherSource) {
   return base::names_of<TeacherSource>("model", "cache", "capture");
 }
 
-// Of the hidden states in a cache.
+// What a cache stores of the teacher's distribution of the next token.
+enum class CacheKind {
+  kHidden, // the final hidden state, of which the loss head makes the logits of the whole vocabulary
+  kTopK, // the most probable tokens, and the probability of all others
+  kSampled, // tokens drawn from it, with their weights
+};
+constexpr auto enum_names(CacheKind) {
+  return base::names_of<CacheKind>("hidden", "topk", "sampled");
+}
+
+// Of the hidden states in a cache, or of the log-probabilities.
 enum class CacheDtype {
-  kAuto, // the one that the teacher computes in
+  kAuto, // the one that the teacher computes in; float16 for log-probabilities
   kFloat32,
   kBFloat16,
   kInt8, // groups of 64 with a bfloat16 scale each
   kFloat8, // e4m3 with a float32 scale for each token
+  kFloat16, // of log-probabilities
 };
 constexpr auto enum_names(CacheDtype) {
-  return base::names_of<CacheDtype>("auto", "float32", "bfloat16", "int8", "float8");
+  return base::names_of<CacheDtype>("auto", "float32", "bfloat16", "int8", "float8", "float16");
 }
 
 // What happens to tokens whose left context differs from the one that was captured.
@@ -179,7 +190,12 @@ struct ModelSection {
 
 // How a cache of the teacher's predictions is written, and read.
 struct CacheSection {
+  CacheKind kind = CacheKind::kHidden;
   CacheDtype dtype = CacheDtype::kAuto;
+  int64_t topk = 64; // tokens of a row (kTopK)
+  int64_t samples = 50; // draws of a row (kSampled)
+  double exponent = 1; // of the probabilities that are drawn from (kSampled)
+  int64_t seed = 0; // of the draws (kSampled)
   int64_t part_tokens = 131072; // tokens that the sequences of one file hold
   OtherContexts other_contexts = OtherContexts::kRefuse;
 };

@@ -1,5 +1,6 @@
 #include <limits>
 
+#include "losses/rows/sparse_args.h"
 #include "trainer/config/field.h"
 
 // Every key of the configuration, once.
@@ -64,6 +65,10 @@ const Condition kTeacher = {[](const Config& c) { return c.has_teacher(); }, "te
 const Condition kCached = {
     [](const Config& c) { return c.teacher.source != TeacherSource::kModel; }, "teacher.source is cache or capture",
     "teacher.source"};
+const Condition kTopKCache = {
+    [](const Config& c) { return c.cache.kind == CacheKind::kTopK; }, "cache.kind is topk", "cache.kind"};
+const Condition kSampledCache = {
+    [](const Config& c) { return c.cache.kind == CacheKind::kSampled; }, "cache.kind is sampled", "cache.kind"};
 const Condition kFloat8Teacher = {
     [](const Config& c) { return c.teacher.dtype == ComputeDtype::kFloat8; }, "teacher.dtype is float8",
     "teacher.dtype"};
@@ -101,9 +106,26 @@ std::vector<Field> teacher_fields() {
 std::vector<Field> cache_fields() {
   constexpr auto kCache = &Config::cache;
   return {
+      {"cache", "kind", one_of<kCache, &CacheSection::kind>(), "",
+       "What a cache has of each token; a run that reads it names the same kind. hidden: the teacher's hidden state, of "
+       "which the loss head makes the logits of the whole vocabulary. topk: the most probable tokens, and the "
+       "probability of all others as one number; divergences are lower bounds. sampled: draws from the teacher's "
+       "distribution; the loss and its gradient are unbiased estimates, of forward_kl only. topk and sampled hold at the "
+       "loss.temperature at which they were captured."},
       {"cache", "dtype", one_of<kCache, &CacheSection::dtype>(), "",
-       "Dtype of the hidden states that are stored. auto: the one that the teacher computes in, which is exact. int8: "
-       "groups of 64 with a scale each. float8: e4m3 with a scale for each token."},
+       "Dtype that is stored. Of hidden states, auto: the one that the teacher computes in, which is exact; int8: groups "
+       "of 64 with a scale each; float8: e4m3 with a scale for each token. Of the log-probabilities of topk: auto or "
+       "float16, or float32, which is exact. The weights of sampled are float32."},
+      {"cache", "topk", Integer{member<kCache, &CacheSection::topk>, 1, losses::kMaxEntries}, "tokens",
+       "How many of the most probable tokens `distill capture` stores.", kTopKCache},
+      {"cache", "samples", Integer{member<kCache, &CacheSection::samples>, 1, losses::kMaxEntries}, "draws",
+       "How many draws `distill capture` stores for a token, with repetitions.", kSampledCache},
+      {"cache", "exponent", Real{member<kCache, &CacheSection::exponent>, 0, 1, true}, "",
+       "Draws are taken from the teacher's probabilities to this power. Below 1 rare tokens are drawn more often and "
+       "weigh less, and the weights are stored; 1: all weights are equal, and none is stored.",
+       kSampledCache},
+      {"cache", "seed", Integer{member<kCache, &CacheSection::seed>, 0, kMaxInt}, "",
+       "Of the draws, which follow from it and from the token's shard, document and place alone.", kSampledCache},
       {"cache", "part_tokens", Integer{member<kCache, &CacheSection::part_tokens>, 1, kMaxTokens}, "tokens",
        "Tokens that a file of the cache covers, rounded up to whole micro-batches. A capture that is killed loses at most "
        "one unfinished file of each rank."},

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "losses/teacher_kind.h"
 #include "trainer/config/field.h"
 #include "trainer/config/run_length.h"
 
@@ -99,10 +100,45 @@ class Rules {
           {"data.packing", "teacher.source"}, "pack: the left context of a document's tokens is their document alone",
           base::enum_name(config_.data.packing));
     }
+    if (stored) {
+      cache_dtype();
+    }
     if (teacher.reads_cache() && !capturing() && teacher.dtype == ComputeDtype::kFloat8) {
       fail(
           {"teacher.dtype", "teacher.source"}, "auto, float32 or bfloat16, as the teacher computed outside its blocks",
           "float8", "what was captured from a float8 teacher is read without it");
+    }
+  }
+
+  void cache_dtype() {
+    const CacheDtype dtype = config_.cache.dtype;
+    const auto one_of = [&](std::initializer_list<CacheDtype> all) {
+      return std::find(all.begin(), all.end(), dtype) != all.end();
+    };
+    const CacheKind kind = config_.cache.kind;
+    const bool fits = kind == CacheKind::kHidden ? !one_of({CacheDtype::kFloat16})
+        : kind == CacheKind::kTopK ? one_of({CacheDtype::kAuto, CacheDtype::kFloat16, CacheDtype::kFloat32})
+                                   : one_of({CacheDtype::kAuto, CacheDtype::kFloat32});
+    if (!fits) {
+      fail(
+          {"cache.dtype", "cache.kind"},
+          kind == CacheKind::kHidden     ? "auto, float32, bfloat16, int8 or float8 for hidden states"
+              : kind == CacheKind::kTopK ? "auto, float16 or float32 for log-probabilities (cache.kind: topk)"
+                                         : "auto or float32 for the weights of draws (cache.kind: sampled)",
+          base::enum_name(dtype));
+    }
+  }
+
+  // What a teacher of whom a few tokens are known cannot give; its temperature is compared when the cache is opened.
+  void loss_of_cache() {
+    const bool sampled = config_.teacher.source != TeacherSource::kModel && config_.cache.kind == CacheKind::kSampled;
+    const absl::Status status = sampled
+        ? losses::validate_for_teacher(config_.loss, losses::TeacherKind::kSampled, config_.loss.temperature)
+        : absl::OkStatus();
+    if (!status.ok()) {
+      fail(
+          {"loss.divergence", "cache.kind"}, "forward_kl, or none, for a cache of the kind sampled",
+          base::enum_name(config_.loss.divergence), std::string(status.message()));
     }
   }
 
@@ -138,6 +174,7 @@ class Rules {
           {"teacher.path", "loss.soft_weight", "loss.divergence"}, "a teacher for the divergence", "none",
           "set teacher.path, or loss.divergence: none and loss.hard_weight: 1 to train on labels alone");
     }
+    loss_of_cache();
     const losses::ChunkOptions& chunks = config_.chunks;
     if (chunks.chunk_size > 0 && given("loss.min_chunk_size") && chunks.min_chunk_size > chunks.chunk_size) {
       fail(

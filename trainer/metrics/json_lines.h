@@ -15,6 +15,10 @@ namespace distill::metrics {
 
 // Keys of the records of metrics.jsonl and events.jsonl that say which record it is.
 inline constexpr const char* kStepKey = "step"; // the step that it describes or follows
+// Names of the means that are lower bounds, or estimates, of the exact numbers (losses/teacher_kind.h), where there
+// are.
+inline constexpr const char* kLowerBoundsKey = "lower_bounds";
+inline constexpr const char* kEstimatesKey = "estimates";
 inline constexpr const char* kEvalKey = "eval"; // only in an evaluation: an object with its numbers
 inline constexpr const char* kTimeKey = "time_ms"; // when it was written, milliseconds since 1970 (UTC)
 

@@ -18,9 +18,11 @@ std::string mean_text(const LossMeans& means, losses::TokenMetric metric, const 
 }
 
 std::string kl_text(const LossMeans& means) {
+  const bool bounds = means.quality[losses::kForwardKl] == losses::MetricQuality::kLowerBound;
   return means.valid_tokens == 0
       ? "kl -"
-      : absl::StrFormat("kl %.4f/%.4f", means.metrics[losses::kForwardKl], means.metrics[losses::kReverseKl]);
+      : absl::StrFormat(
+            "kl%s %.4f/%.4f", bounds ? ">" : "", means.metrics[losses::kForwardKl], means.metrics[losses::kReverseKl]);
 }
 
 // Four digits, never with an exponent.
@@ -47,10 +49,16 @@ std::vector<LineField> mean_fields(const LossMeans& means) {
       {"loss", 2, mean_text(means, losses::kLoss, "loss"),
        means.valid_tokens == 0 ? "-" : absl::StrFormat("%.4g", means.metrics[losses::kLoss])},
       {"ce", 11, mean_text(means, losses::kHard, "ce")}};
-  if (means.has_teacher) {
+  if (means.has(losses::kTeacherCe)) {
     fields.push_back({"teacher_ce", 15, mean_text(means, losses::kTeacherCe, "teacher ce")});
+  }
+  if (means.has(losses::kSoft)) {
     fields.push_back({"soft", 14, mean_text(means, losses::kSoft, "soft")});
+  }
+  if (means.has(losses::kForwardKl)) {
     fields.push_back({"kl", 8, kl_text(means)});
+  }
+  if (means.has(losses::kAgreement)) {
     fields.push_back({"agree", 9, mean_text(means, losses::kAgreement, "agree", 100)});
   }
   return fields;

@@ -14,22 +14,21 @@ using Json = nlohmann::ordered_json;
 struct MetricName {
   losses::TokenMetric metric;
   const char* name;
-  bool needs_teacher;
 };
 constexpr MetricName kMetricNames[] = {
-    {losses::kLoss, "loss", false},
-    {losses::kHard, "hard", false},
-    {losses::kTeacherCe, "teacher_ce", true},
-    {losses::kSoft, "soft", true},
-    {losses::kZLoss, "z_loss", false},
-    {losses::kForwardKl, "forward_kl", true},
-    {losses::kReverseKl, "reverse_kl", true},
-    {losses::kStudentEntropy, "student_entropy", false},
-    {losses::kTeacherEntropy, "teacher_entropy", true},
-    {losses::kAgreement, "agreement", true},
-    {losses::kAccuracy, "accuracy", false},
-    {losses::kStudentLse, "student_lse", false},
-    {losses::kTeacherLse, "teacher_lse", true},
+    {losses::kLoss, "loss"},
+    {losses::kHard, "hard"},
+    {losses::kTeacherCe, "teacher_ce"},
+    {losses::kSoft, "soft"},
+    {losses::kZLoss, "z_loss"},
+    {losses::kForwardKl, "forward_kl"},
+    {losses::kReverseKl, "reverse_kl"},
+    {losses::kStudentEntropy, "student_entropy"},
+    {losses::kTeacherEntropy, "teacher_entropy"},
+    {losses::kAgreement, "agreement"},
+    {losses::kAccuracy, "accuracy"},
+    {losses::kStudentLse, "student_lse"},
+    {losses::kTeacherLse, "teacher_lse"},
 };
 
 // JSON has no NaN: values that are not finite are null.
@@ -38,10 +37,24 @@ Json number(double value) {
 }
 
 void add_means(Json& json, const LossMeans& means) {
+  Json lower_bounds = Json::array(), estimates = Json::array();
   for (const MetricName& name : kMetricNames) {
-    if (means.has_teacher || !name.needs_teacher) {
-      json[name.name] = number(means.metrics[name.metric]);
+    if (!means.has(name.metric)) {
+      continue;
     }
+    json[name.name] = number(means.metrics[name.metric]);
+    const losses::MetricQuality quality = means.quality[name.metric];
+    if (quality == losses::MetricQuality::kLowerBound) {
+      lower_bounds.push_back(name.name);
+    } else if (quality == losses::MetricQuality::kEstimate) {
+      estimates.push_back(name.name);
+    }
+  }
+  if (!lower_bounds.empty()) {
+    json[kLowerBoundsKey] = lower_bounds;
+  }
+  if (!estimates.empty()) {
+    json[kEstimatesKey] = estimates;
   }
   json["valid_tokens"] = means.valid_tokens;
 }
@@ -59,12 +72,15 @@ void add_float8(Json& json, const Float8Losses& losses) {
 
 } // namespace
 
-LossMeans loss_means(const std::array<double, losses::kNumTokenMetrics>& sums, int64_t valid_tokens, bool has_teacher) {
+LossMeans loss_means(
+    const std::array<double, losses::kNumTokenMetrics>& sums, int64_t valid_tokens,
+    const losses::MetricQualities& quality) {
   LossMeans means;
   means.valid_tokens = valid_tokens;
-  means.has_teacher = has_teacher;
+  means.quality = quality;
   for (size_t i = 0; i < sums.size(); ++i) {
-    means.metrics[i] = valid_tokens > 0 ? sums[i] / static_cast<double>(valid_tokens) : std::nan("");
+    const bool known = valid_tokens > 0 && quality[i] != losses::MetricQuality::kUnavailable;
+    means.metrics[i] = known ? sums[i] / static_cast<double>(valid_tokens) : std::nan("");
   }
   return means;
 }

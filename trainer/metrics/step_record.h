@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "losses/teacher_kind.h"
 #include "losses/token_metrics.h"
 #include "trainer/metrics/phase_timer.h"
 #include "trainer/models/float8_counts.h"
@@ -17,11 +18,18 @@ namespace distill::metrics {
 struct LossMeans {
   std::array<double, losses::kNumTokenMetrics> metrics{};
   int64_t valid_tokens = 0;
-  bool has_teacher = false;
+  losses::MetricQualities quality{}; // what each of them is for the run's teacher; all exact by default
+
+  bool has(losses::TokenMetric metric) const {
+    return quality[metric] != losses::MetricQuality::kUnavailable;
+  }
 };
 
-// Divides sums by the number of valid tokens. No means are known if it is zero: they are NaN, null in JSON.
-LossMeans loss_means(const std::array<double, losses::kNumTokenMetrics>& sums, int64_t valid_tokens, bool has_teacher);
+// Divides sums by the number of valid tokens. No means are known if it is zero: they are NaN, null in JSON; and those
+// that are not available are NaN, too.
+LossMeans loss_means(
+    const std::array<double, losses::kNumTokenMetrics>& sums, int64_t valid_tokens,
+    const losses::MetricQualities& quality);
 
 // What float8 cost a student that is trained in it, in one step.
 struct Float8Losses {
@@ -62,7 +70,8 @@ struct StepRecord {
   }
 };
 
-// A line of metrics.jsonl. The numbers that are added here are also TensorBoard's (metrics/tensorboard.h).
+// A line of metrics.jsonl: without means that the teacher cannot give, and with the names of those that are lower
+// bounds or estimates. The numbers that are added here are also TensorBoard's (metrics/tensorboard.h).
 nlohmann::ordered_json step_json(const StepRecord& record);
 
 // The means alone as a JSON object, with the same names.

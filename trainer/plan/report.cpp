@@ -26,7 +26,7 @@ std::string teacher_text(const RunShape& shape) {
     return "none";
   }
   return shape.reads_teacher() ? absl::StrFormat(
-                                     "from a cache, %s, %d bytes a token", base::enum_name(shape.cached_rows->encoding),
+                                     "from a cache, %s, %d bytes a token", teacher_cache::describe(*shape.cached_rows),
                                      shape.cached_rows->row_bytes())
                                : models::precision_text(*shape.teacher, shape.environment.teacher_dtype);
 }

@@ -34,7 +34,7 @@ struct RunShape {
   int64_t ranks_per_node = 8;
   int64_t micro_batches = 1; // in a step, on one rank
   bool teacher_stream = false; // the teacher reads tokens of its own, in sequences of data.teacher_seq_len
-  std::optional<teacher_cache::RowFormat> cached_rows; // of a teacher whose hidden states are read, or stored as well
+  std::optional<teacher_cache::RowFormat> cached_rows; // of a teacher whose predictions are read, or stored as well
   losses::ChunkPlan head;
   std::vector<models::ActivationPolicy> policies; // one for each of the student's blocks
 
@@ -52,6 +52,9 @@ struct RunShape {
   }
   bool reads_teacher() const { // which has no blocks
     return cached_rows && teacher && teacher->num_layers == 0;
+  }
+  bool has_teacher_head() const { // whose lm_head the loss head multiplies by
+    return teacher && !(reads_teacher() && cached_rows->is_sparse());
   }
   int64_t cached_bytes() const { // of the teacher's rows of a micro-batch
     return cached_rows ? tokens() * cached_rows->row_bytes() : 0;
@@ -73,6 +76,6 @@ struct RunShape {
 // InvalidArgument names the key.
 absl::StatusOr<RunShape> run_shape(
     const config::Config& config, const models::ModelConfig& student, const models::ModelConfig* teacher,
-    const Target& target, bool teacher_stream);
+    const std::optional<teacher_cache::RowFormat>& cached_rows, const Target& target, bool teacher_stream);
 
 } // namespace distill::plan

@@ -98,7 +98,7 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
   const bool bf16_logits = shape.config.loss.logits_dtype == losses::LogitsDtype::kBFloat16;
   const double logit = bf16_logits ? 2 : std::max(4.0, element);
   const double hidden = static_cast<double>(shape.student.hidden_size);
-  const double teacher = shape.teacher ? static_cast<double>(shape.teacher->hidden_size) : 0;
+  const double teacher = shape.has_teacher_head() ? static_cast<double>(shape.teacher->hidden_size) : 0;
   const double chunks = std::ceil(tokens / static_cast<double>(std::max<int64_t>(1, shape.head.logits_rows)));
   const double gradients = std::ceil(tokens / static_cast<double>(std::max<int64_t>(1, shape.head.gradient_rows)));
   const double sides = teacher > 0 ? 2 : 1;

@@ -73,7 +73,7 @@ absl::StatusOr<std::vector<std::string>> RunEvents::step(const metrics::StepReco
   if (!spoiled.empty()) {
     lines.push_back(std::move(spoiled));
   }
-  if (!record.means.has_teacher || record.means.valid_tokens == 0) {
+  if (record.means.valid_tokens == 0) {
     return lines;
   }
   const auto& means = record.means.metrics;
@@ -104,9 +104,6 @@ absl::StatusOr<std::vector<std::string>> RunEvents::step(const metrics::StepReco
 
 absl::StatusOr<std::vector<std::string>> RunEvents::evaluation(int64_t step, const metrics::LossMeans& means) {
   std::vector<std::string> lines;
-  if (!means.has_teacher) {
-    return lines;
-  }
   const auto found =
       teacher_.evaluation(means.metrics[losses::kHard], means.metrics[losses::kTeacherCe], means.valid_tokens);
   if (found) {

@@ -10,6 +10,7 @@
 #include "data/base/status_macros.h"
 #include "trainer/models/units.h"
 #include "trainer/setup/inputs.h"
+#include "trainer/setup/read_model.h"
 
 namespace distill::trainer {
 namespace {
@@ -19,6 +20,8 @@ using teacher_cache::Manifest;
 
 absl::StatusOr<Encoding> encoding_of(config::CacheDtype dtype, at::ScalarType compute_dtype) {
   switch (dtype) {
+    case config::CacheDtype::kFloat16:
+      return Encoding::kFloat16;
     case config::CacheDtype::kFloat32:
       return Encoding::kFloat32;
     case config::CacheDtype::kBFloat16:
@@ -34,6 +37,69 @@ absl::StatusOr<Encoding> encoding_of(config::CacheDtype dtype, at::ScalarType co
     return *exact;
   }
   return absl::InvalidArgumentError("cache.dtype: expected float32, bfloat16, int8 or float8 for this teacher");
+}
+
+losses::TeacherKind kind_of(config::CacheKind kind) {
+  switch (kind) {
+    case config::CacheKind::kTopK:
+      return losses::TeacherKind::kTopK;
+    case config::CacheKind::kSampled:
+      return losses::TeacherKind::kSampled;
+    case config::CacheKind::kHidden:
+      break;
+  }
+  return losses::TeacherKind::kHidden;
+}
+
+// Rows of a few tokens: of those that the student has, too, where it is named.
+absl::StatusOr<teacher_cache::RowFormat> sparse_format(
+    const config::Config& config, const models::ModelConfig& teacher) {
+  const config::CacheSection& cache = config.cache;
+  teacher_cache::RowFormat rows;
+  rows.kind = kind_of(cache.kind);
+  rows.columns = teacher.vocab_size;
+  if (!config.student.path.empty()) {
+    ASSIGN_OR_RETURN(const models::ModelConfig student, read_model(config.student, "student"));
+    rows.columns = std::min(rows.columns, student.vocab_size);
+  }
+  rows.temperature = config.loss.temperature;
+  rows.softcap = config.loss.teacher_softcap;
+  rows.encoding = Encoding::kFloat32;
+  if (rows.kind == losses::TeacherKind::kTopK) {
+    rows.encoding = cache.dtype == config::CacheDtype::kFloat32 ? Encoding::kFloat32 : Encoding::kFloat16;
+    rows.entries = cache.topk;
+    if (rows.entries > rows.columns) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "cache.topk: expected at most the vocabulary, %d tokens, found %d", rows.columns, rows.entries));
+    }
+  } else {
+    rows.entries = cache.samples;
+    rows.exponent = cache.exponent;
+    rows.seed = cache.seed;
+  }
+  return rows;
+}
+
+// What of a cache of a few tokens does not fit a run's loss and student.
+void check_sparse(
+    const config::Config& config, const teacher_cache::RowFormat& rows, int64_t student_vocab,
+    base::ProblemList& problems) {
+  const auto same = [&](const char* key, double found, double captured) {
+    if (found != captured) {
+      problems.add(absl::StrFormat(
+          "%s: expected %g, at which the cache %s of the kind %s was captured, found %g; another one needs the kind "
+          "hidden, or another capture",
+          key, captured, config.teacher.cache, base::enum_name(rows.kind), found));
+    }
+  };
+  same("loss.temperature", config.loss.temperature, rows.temperature);
+  same("loss.teacher_softcap", config.loss.teacher_softcap, rows.softcap);
+  if (student_vocab > 0 && rows.columns > student_vocab) {
+    problems.add(absl::StrFormat(
+        "teacher.cache: %s: expected tokens of the student's vocabulary, %d, found those of %d; capture with "
+        "student.path set to this student",
+        config.teacher.cache, student_vocab, rows.columns));
+  }
 }
 
 // Every token shard once.
@@ -66,6 +132,9 @@ bool contains(const std::vector<teacher_cache::DataFile>& all, const std::vector
 
 absl::StatusOr<teacher_cache::RowFormat> row_format(
     const config::Config& config, const Environment& environment, const models::ModelConfig& teacher) {
+  if (config.cache.kind != config::CacheKind::kHidden) {
+    return sparse_format(config, teacher);
+  }
   ASSIGN_OR_RETURN(const Encoding encoding, encoding_of(config.cache.dtype, environment.teacher_dtype));
   return teacher_cache::RowFormat{encoding, teacher.hidden_size};
 }
@@ -113,7 +182,11 @@ absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_growing_cache(
   return teacher_cache::Index::open(folder, /*partial=*/found->parts == 0);
 }
 
-teacher_cache::TeacherHead gather_head(sharding::ModelShards& teacher, bool keep) {
+teacher_cache::TeacherHead gather_head(
+    sharding::ModelShards& teacher, const teacher_cache::RowFormat& rows, bool keep) {
+  if (rows.is_sparse()) {
+    return {};
+  }
   const int64_t unit = teacher.head_unit();
   const models::UnitLayout& layout = teacher.unit(unit).layout;
   teacher_cache::TeacherHead head;
@@ -131,7 +204,7 @@ teacher_cache::TeacherHead gather_head(sharding::ModelShards& teacher, bool keep
 
 absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
     const config::Config& config, const Environment& environment, const models::ModelConfig& head,
-    const std::optional<base::Digest>& tokenizer) {
+    int64_t student_vocab, const std::optional<base::Digest>& tokenizer) {
   ASSIGN_OR_RETURN(std::shared_ptr<const teacher_cache::Index> index, teacher_cache::Index::open(config.teacher.cache));
   const teacher_cache::Manifest& manifest = index->manifest();
   base::ProblemList problems;
@@ -141,15 +214,26 @@ absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
           "teacher.cache: ", config.teacher.cache, ": ", what, ": expected ", expected, ", found ", found));
     }
   };
+  const losses::TeacherKind kind = kind_of(config.cache.kind);
+  if (kind != manifest.rows.kind) {
+    problems.add(absl::StrFormat(
+        "cache.kind: expected %s, which the cache %s has, found %s; set cache.kind: %s",
+        base::enum_name(manifest.rows.kind), config.teacher.cache, base::enum_name(kind),
+        base::enum_name(manifest.rows.kind)));
+  }
+  const bool sparse = manifest.rows.is_sparse();
+  if (sparse) {
+    check_sparse(config, manifest.rows, student_vocab, problems);
+  }
+  const int64_t hidden_size = sparse ? head.hidden_size : manifest.rows.hidden_size; // of a row
   expect(
-      "hidden size and vocabulary of its head/config.json",
-      absl::StrCat(manifest.rows.hidden_size, " and ", manifest.vocab_size),
+      "hidden size and vocabulary of its head/config.json", absl::StrCat(hidden_size, " and ", manifest.vocab_size),
       absl::StrCat(head.hidden_size, " and ", head.vocab_size));
   if (tokenizer) {
     expect("tokenizer_hash, against the student's tokenizer", base::hex(*tokenizer), manifest.tokenizer_hash);
   }
   const std::string dtype = models::precision_text({}, environment.teacher_dtype);
-  if (dtype != manifest.compute_dtype) {
+  if (!sparse && dtype != manifest.compute_dtype) {
     problems.add(absl::StrFormat(
         "teacher.dtype: expected %s, in which %s was captured, found %s; set teacher.dtype: %s", manifest.compute_dtype,
         config.teacher.cache, dtype, manifest.compute_dtype));
@@ -185,11 +269,10 @@ std::string describe_cache(const teacher_cache::Index& index) {
   const teacher_cache::Manifest& manifest = index.manifest();
   const int64_t width = manifest.rows.row_bytes();
   return absl::StrFormat(
-      "teacher: from the cache %s, hidden states of %d in %s, %d bytes a token; %d parts, %d tokens, %.3g GB; of %s "
-      "(computed in %s), captured in sequences of %d",
-      index.folder(), manifest.rows.hidden_size, base::enum_name(manifest.rows.encoding), width, index.parts(),
-      index.rows(), 1e-9 * static_cast<double>(index.rows() * width), manifest.teacher, manifest.precision,
-      manifest.seq_len);
+      "teacher: from the cache %s, %s, %d bytes a token; %d parts, %d tokens, %.3g GB; of %s (computed in %s), "
+      "captured in sequences of %d",
+      index.folder(), describe(manifest.rows), width, index.parts(), index.rows(),
+      1e-9 * static_cast<double>(index.rows() * width), manifest.teacher, manifest.precision, manifest.seq_len);
 }
 
 } // namespace distill::trainer

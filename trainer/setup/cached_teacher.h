@@ -13,17 +13,18 @@
 #include "trainer/teacher_cache/cache_folder.h"
 #include "trainer/teacher_cache/cached_rows.h"
 
-// A teacher whose hidden states are read from the folder teacher.cache.
+// A teacher whose predictions are read from the folder teacher.cache.
 namespace distill::trainer {
 
-// Opens teacher.cache and checks it against the run: complete, of this tokenizer, computed in the dtype that the run
-// gives the teacher, and where teacher.path is given, of that teacher. One error has all problems, each with both
-// values. `head`: the model in its folder; `tokenizer`: hash of the run's, where known.
+// Opens teacher.cache and checks it against the run: complete, of this tokenizer and kind, computed in the dtype that
+// the run gives the teacher or at the loss's temperature, and where teacher.path is given, of that teacher. One error
+// has all problems, each with both values. `head`: the model in its folder; `student_vocab`: 0: not known; `tokenizer`:
+// hash of the run's, where known.
 absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
     const config::Config& config, const Environment& environment, const models::ModelConfig& head,
-    const std::optional<base::Digest>& tokenizer);
+    int64_t student_vocab, const std::optional<base::Digest>& tokenizer);
 
-// How a capture stores the rows of a teacher.
+// How a capture stores the rows of a teacher. InvalidArgument names the key, or the student's folder.
 absl::StatusOr<teacher_cache::RowFormat> row_format(
     const config::Config& config, const Environment& environment, const models::ModelConfig& teacher);
 
@@ -38,8 +39,9 @@ absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_growing_cache(
     const config::Config& config, const Environment& environment, const models::ModelConfig& teacher,
     const std::shared_ptr<data::Dataset>& data);
 
-// What a cache keeps of a teacher; all ranks that share the teacher call it together. `keep`: on this rank.
-teacher_cache::TeacherHead gather_head(sharding::ModelShards& teacher, bool keep);
+// What a cache with such rows keeps of a teacher; all ranks that share the teacher call it together. `keep`: on this
+// rank.
+teacher_cache::TeacherHead gather_head(sharding::ModelShards& teacher, const teacher_cache::RowFormat& rows, bool keep);
 
 // Lets `data` read its teacher's rows from the cache. `key`: of the data set, for messages. Errors as CachedRows::open.
 absl::StatusOr<std::shared_ptr<teacher_cache::CachedRows>> attach_rows(

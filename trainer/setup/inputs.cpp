@@ -13,9 +13,10 @@
 namespace distill::trainer {
 namespace {
 
+// `rows_only`: a teacher of whom a cache has a few tokens, and no weight.
 absl::StatusOr<ModelSource> open_model(
     const config::ModelSection& section, const std::string& name, int64_t seq_len, const char* length_key,
-    uint64_t seed) {
+    uint64_t seed, bool rows_only = false) {
   auto config = read_model(section, name);
   if (!config.ok()) {
     return config.status();
@@ -28,6 +29,9 @@ absl::StatusOr<ModelSource> open_model(
   input.config = *config;
   if (section.init == config::ModelInit::kRandom && !section.reads_cache()) {
     input.weights = models::random_weights(*config, seed);
+    return input;
+  }
+  if (rows_only) {
     return input;
   }
   std::vector<std::string> notes;
@@ -43,10 +47,15 @@ absl::StatusOr<ModelSource> open_model(
 }
 
 absl::StatusOr<ModelSource> open_teacher(const config::Config& config) {
+  bool rows_only = false; // a cache has a few tokens of each row, and no weight of the teacher
+  if (config.teacher.reads_cache()) {
+    ASSIGN_OR_RETURN(const teacher_cache::Manifest manifest, teacher_cache::read_manifest(config.teacher.cache));
+    rows_only = manifest.rows.is_sparse();
+  }
   const bool longer = config.data.teacher_length() > config.data.seq_len;
   return open_model(
       config.teacher, "teacher", longer ? config.data.teacher_seq_len : config.data.seq_len,
-      longer ? "data.teacher_seq_len" : "data.seq_len", config.train.seed + 1);
+      longer ? "data.teacher_seq_len" : "data.seq_len", config.train.seed + 1, rows_only);
 }
 
 // `once`: every document once, in the order of the data.
@@ -74,7 +83,9 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
 absl::Status open_cached_teacher(
     const config::Config& config, const Environment& environment, const std::optional<base::Digest>& tokenizer,
     Inputs& inputs) {
-  ASSIGN_OR_RETURN(const auto index, open_cache(config, environment, inputs.teacher->config, tokenizer));
+  ASSIGN_OR_RETURN(
+      const auto index,
+      open_cache(config, environment, inputs.teacher->config, inputs.student.config.vocab_size, tokenizer));
   inputs.teacher->cached_rows = index->manifest().rows;
   inputs.teacher_text = describe_cache(*index);
   base::ProblemList problems;
@@ -95,6 +106,10 @@ absl::Status open_capturing_teacher(const config::Config& config, const Environm
   inputs.teacher->cached_rows = index->manifest().rows;
   ASSIGN_OR_RETURN(inputs.train_rows, attach_rows(config, environment, index, *inputs.train_data, "data.train"));
   return absl::OkStatus();
+}
+
+const teacher_cache::RowFormat* rows_of(const Inputs& inputs) {
+  return inputs.teacher && inputs.teacher->cached_rows ? &*inputs.teacher->cached_rows : nullptr;
 }
 
 // With train.epochs the data say how many steps the run has; other lengths were checked with the configuration.
@@ -144,19 +159,22 @@ absl::StatusOr<Inputs> open_inputs(
   if (purpose == config::Purpose::kTrain && config.eval.samples > 0 && inputs.eval_data) {
     inputs.samples = problems.take(open_sample_inputs(config));
   }
-  if (student && (teacher || !has_teacher)) {
+  const bool models_are_known = student && (teacher || !has_teacher);
+  if (models_are_known) {
     inputs.student = *std::move(student);
     inputs.teacher = std::move(teacher);
-    const auto head = problems.take(plan_head(
-        config, inputs.student.config, inputs.teacher ? &inputs.teacher->config : nullptr, environment,
-        /*needs_grad=*/purpose == config::Purpose::kTrain));
-    inputs.head = head.value_or(losses::ChunkPlan{});
   }
   if (inputs.teacher && config.teacher.reads_cache()) {
     problems.add(open_cached_teacher(config, environment, tokenizer.value_or(std::nullopt), inputs));
   }
   if (inputs.teacher && inputs.train_data && config.teacher.source == config::TeacherSource::kCapture) {
     problems.add(open_capturing_teacher(config, environment, inputs));
+  }
+  if (models_are_known) {
+    const auto head = problems.take(plan_head(
+        config, inputs.student.config, inputs.teacher ? &inputs.teacher->config : nullptr, rows_of(inputs), environment,
+        /*needs_grad=*/purpose == config::Purpose::kTrain));
+    inputs.head = head.value_or(losses::ChunkPlan{});
   }
   RETURN_IF_ERROR(problems.status());
   return inputs;

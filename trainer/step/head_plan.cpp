@@ -1,6 +1,9 @@
 #include "trainer/step/head_plan.h"
 
+#include "data/base/status_macros.h"
+#include "losses/head/capture.h"
 #include "losses/head/linear_head.h"
+#include "trainer/teacher_cache/sparse_rows.h"
 
 namespace distill::trainer {
 
@@ -11,7 +14,7 @@ int64_t most_valid_tokens(const config::Config& config) {
 
 absl::StatusOr<losses::ChunkPlan> plan_head(
     const config::Config& config, const models::ModelConfig& student, const models::ModelConfig* teacher,
-    const Environment& environment, bool needs_grad) {
+    const teacher_cache::RowFormat* cached_rows, const Environment& environment, bool needs_grad) {
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
   const auto meta = [](std::initializer_list<int64_t> shape, at::ScalarType dtype) {
     return at::empty(shape, at::TensorOptions().dtype(dtype).device(at::kMeta));
@@ -20,7 +23,19 @@ absl::StatusOr<losses::ChunkPlan> plan_head(
   head.hidden_NH = meta({tokens, student.hidden_size}, environment.student_dtype);
   head.weight_VH = meta({student.vocab_size, student.hidden_size}, environment.student_dtype);
   head.targets_N = meta({tokens}, at::kLong);
-  if (teacher != nullptr) {
+  const bool sparse = cached_rows != nullptr && cached_rows->is_sparse();
+  if (sparse && teacher->num_layers > 0) {
+    losses::CaptureInputs capture;
+    capture.hidden_NG = meta({tokens, teacher->hidden_size}, environment.teacher_dtype);
+    capture.weight_VG = meta({teacher->vocab_size, teacher->hidden_size}, environment.teacher_dtype);
+    capture.vocab_size = cached_rows->columns;
+    capture.meta_device = environment.device.type();
+    const int64_t entries = cached_rows->kind == losses::TeacherKind::kTopK ? cached_rows->entries : 0;
+    RETURN_IF_ERROR(losses::capture_plan(capture, entries, config.chunks).status());
+  }
+  if (sparse) {
+    teacher_cache::give_teacher(*cached_rows, meta({tokens, cached_rows->row_bytes()}, at::kByte), head);
+  } else if (teacher != nullptr) {
     head.teacher_hidden_NG = meta({tokens, teacher->hidden_size}, environment.teacher_dtype);
     head.teacher_weight_VG = meta({teacher->vocab_size, teacher->hidden_size}, environment.teacher_dtype);
   }

@@ -52,7 +52,7 @@ absl::StatusOr<LoadedModels> load_models(
   // Both are read before either is judged, so that one error names the tensors of both.
   auto loaded_student = load_model(environment, student, Role::kStudent, std::move(student_load));
   absl::StatusOr<std::unique_ptr<sharding::ModelShards>> loaded_teacher = nullptr;
-  if (teacher != nullptr) {
+  if (teacher != nullptr && !teacher->is_rows_only()) {
     if (!parallel.shard_teacher) {
       load.shard_rank = 0;
       load.shard_size = 1;

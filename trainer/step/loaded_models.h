@@ -19,8 +19,13 @@ namespace distill::trainer {
 struct ModelSource {
   models::ModelConfig config;
   std::shared_ptr<const models::WeightSource> weights; // null in a simulated run, which reads no weights
-  // Of a teacher some or all of whose hidden states are read from a cache. A model without blocks: all of them.
+  // Of a teacher some or all of whose predictions are read from a cache. A model without blocks: all of them.
   std::optional<teacher_cache::RowFormat> cached_rows = std::nullopt;
+
+  // A teacher of whom a few tokens are read: not even its lm_head is loaded.
+  bool is_rows_only() const {
+    return cached_rows && cached_rows->is_sparse() && config.num_layers == 0;
+  }
 };
 
 enum class Role {
@@ -47,7 +52,7 @@ absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
 struct LoadedModels {
   sharding::SlotSet slots;
   std::unique_ptr<sharding::ModelShards> student;
-  std::unique_ptr<sharding::ModelShards> teacher; // null: hard labels only
+  std::unique_ptr<sharding::ModelShards> teacher; // null: hard labels only, or a teacher that is rows only
   std::optional<teacher_cache::RowFormat> cached_rows; // of the teacher's ModelSource
 };
 

@@ -5,7 +5,9 @@
 #include "losses/head/products.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/device/simulation.h"
+#include "trainer/step/teacher_rows.h"
 #include "trainer/step/token_batch.h"
+#include "trainer/teacher_cache/sparse_rows.h"
 
 namespace distill::trainer {
 namespace {
@@ -67,12 +69,23 @@ at::Tensor MicroBatchRunner::teacher_hidden(const data::Batch& batch, const shar
   return hidden_NG;
 }
 
-losses::LinearHeadInputs MicroBatchRunner::run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens) {
+losses::LinearHeadInputs MicroBatchRunner::run_teacher(
+    const data::Batch& batch, const sharding::TokenBatch& tokens, bool as_rows) {
   losses::LinearHeadInputs inputs;
   const at::Device device = tokens.tokens_N.device();
   inputs.targets_N = copy_to_device(batch.targets_BS.flatten(), device);
   inputs.valid_tokens = batch.valid_tokens;
   inputs.meta_device = device::kernel_device(device);
+  if (as_rows) {
+    const bool reads = batch.teacher_rows_NW.defined();
+    TORCH_CHECK(reads || runs_teacher(), "the teacher is read from a cache: expected rows in the batch, found none");
+    const at::Tensor rows_NW = reads ? copy_to_device(batch.teacher_rows_NW, device) : made_rows(batch, tokens);
+    if (reads) { // else the teacher's pass has begun it
+      sharding::prefetch_first(student_);
+    }
+    teacher_cache::give_teacher(*cached_rows_, rows_NW, inputs);
+    return inputs;
+  }
   if (teacher_ == nullptr) {
     return inputs;
   }
@@ -85,12 +98,13 @@ losses::LinearHeadOutput MicroBatchRunner::run_head(losses::LinearHeadInputs& in
   inputs.weight_VH = lm_head(student_);
   const device::LabelScope label(device::Category::kHead);
   losses::LinearHeadOutput out = losses::linear_head(inputs, config_.loss, config_.chunks, grads);
+  const bool holds_teacher = inputs.teacher_weight_VG.defined();
   inputs = {}; // drops the views of the heads' units
   student_.release(student_.head_unit());
   if (grads == nullptr) { // with gradients, the backward pass needs the unit once more
     student_.retire(student_.head_unit());
   }
-  if (teacher_ != nullptr) {
+  if (holds_teacher) {
     teacher_->release(teacher_->head_unit());
     teacher_->retire(teacher_->head_unit());
   }
@@ -119,9 +133,9 @@ void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Te
   const std::vector<sharding::Pass> passes = {{teacher_}, {&student_}, {&student_, /*backward=*/true}};
   expect(passes, /*then=*/last ? std::vector<sharding::Pass>{{teacher_}} : passes);
   begin(metrics::Phase::kTeacher);
-  losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
-  if (cached_rows_ && !batch.teacher_rows_NW.defined()) {
-    give_rows(batch, inputs.teacher_hidden_NG);
+  losses::LinearHeadInputs inputs = run_teacher(batch, tokens, /*as_rows=*/has_sparse_rows());
+  if (cached_rows_ && !has_sparse_rows() && !batch.teacher_rows_NW.defined()) {
+    give_rows(batch, inputs.teacher_hidden_NG, places_with_target(batch));
   }
   begin(metrics::Phase::kForward);
   inputs.hidden_NH = pass_.forward(tokens);
@@ -131,16 +145,29 @@ void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Te
   pass_.backward(tokens, std::move(dhidden_NH), last);
 }
 
-// The rows of the tokens with a target, for the observer. The simulation makes them, too.
-void MicroBatchRunner::give_rows(const data::Batch& batch, const at::Tensor& hidden_NG) {
-  const at::Tensor valid_R = batch.targets_BS.is_meta() || hidden_NG.is_meta()
-      ? at::empty({batch.valid_tokens}, at::kLong)
-      : batch.targets_BS.flatten().ne(losses::kIgnoreIndex).nonzero().flatten();
-  const at::Tensor rows_RW =
-      teacher_cache::encode(*cached_rows_, hidden_NG.index_select(0, copy_to_device(valid_R, hidden_NG.device())));
+at::Tensor MicroBatchRunner::give_rows(
+    const data::Batch& batch, const at::Tensor& hidden_NG, const at::Tensor& valid_R) {
+  const at::Tensor rows_RW = rows_of_teacher(
+      *cached_rows_, batch, *teacher_, hidden_NG.index_select(0, copy_to_device(valid_R, hidden_NG.device())),
+      config_.chunks);
   if (teacher_observer_) {
     teacher_observer_(batch, rows_RW);
   }
+  return rows_RW;
+}
+
+at::Tensor MicroBatchRunner::made_rows(const data::Batch& batch, const sharding::TokenBatch& tokens) {
+  const at::Tensor valid_R = places_with_target(batch);
+  const at::Tensor rows_RW = give_rows(batch, teacher_hidden(batch, tokens), valid_R);
+  teacher_->retire(teacher_->head_unit());
+  at::Tensor rows_NW = at::zeros({tokens.tokens_N.numel(), rows_RW.size(1)}, rows_RW.options());
+  return rows_NW.index_copy_(0, copy_to_device(valid_R, rows_RW.device()), rows_RW);
+}
+
+losses::MetricQualities MicroBatchRunner::quality_of(bool reads) const {
+  using losses::TeacherKind;
+  const TeacherKind kind = reads ? cached_rows_->kind : teacher_ != nullptr ? TeacherKind::kHidden : TeacherKind::kNone;
+  return losses::available_metrics(kind, config_.loss);
 }
 
 // A teacher that can run does so, since not all ranks may have the rows.
@@ -150,7 +177,7 @@ void MicroBatchRunner::evaluate(const data::Batch& full_batch, at::Tensor& sums_
   const std::vector<sharding::Pass> passes = {{teacher_}, {&student_}};
   expect(passes, passes);
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
-  losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
+  losses::LinearHeadInputs inputs = run_teacher(batch, tokens, /*as_rows=*/has_sparse_rows() && !runs_teacher());
   inputs.hidden_NH = sharding::forward_hidden(student_, student_rope_, tokens, /*next=*/nullptr, block_);
   sums_M += run_head(inputs, /*grads=*/nullptr).metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
 }

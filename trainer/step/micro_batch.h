@@ -5,6 +5,7 @@
 
 #include "data/batch.h"
 #include "losses/head/linear_head.h"
+#include "losses/teacher_kind.h"
 #include "trainer/config/config.h"
 #include "trainer/metrics/phase_timer.h"
 #include "trainer/sharding/passes.h"
@@ -29,8 +30,10 @@ struct ActivationMemory {
 // M = losses::kNumTokenMetrics.
 class MicroBatchRunner {
  public:
-  // `teacher` null: hard labels only. `cached_rows`: what Batch::teacher_rows_NW has, where a batch has it: the teacher
-  // does not run then. Both models must outlive this object. `block`: the functions that run a decoder block.
+  // `cached_rows`: what Batch::teacher_rows_NW has, where a batch has it: the teacher does not run then. Where it has
+  // not, rows of a few tokens are made of what the teacher says, so that the loss is the same whether they are read or
+  // not. `teacher` null: hard labels only, or rows of a few tokens in every batch. Both models must outlive this
+  // object. `block`: the functions that run a decoder block.
   MicroBatchRunner(
       const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher,
       std::optional<teacher_cache::RowFormat> cached_rows = std::nullopt, ActivationMemory memory = {},
@@ -48,6 +51,14 @@ class MicroBatchRunner {
   using TeacherObserver = std::function<void(const data::Batch& batch, const at::Tensor& rows_RW)>;
   void observe_teacher(TeacherObserver observer) {
     teacher_observer_ = std::move(observer);
+  }
+  // What the token metrics of train() are, and of evaluate(), where a teacher that can run gives its whole
+  // distribution.
+  losses::MetricQualities training_quality() const {
+    return quality_of(/*reads=*/cached_rows_.has_value());
+  }
+  losses::MetricQualities evaluation_quality() const {
+    return quality_of(/*reads=*/cached_rows_ && !runs_teacher());
   }
   // Whether there is a teacher with all of its blocks.
   bool runs_teacher() const {
@@ -69,12 +80,18 @@ class MicroBatchRunner {
   at::Tensor zero_sums() const; // fp64 [M] on the device
 
  private:
-  // Returns the targets, the teacher's hidden states in the order of the student's tokens, and its lm_head, whose unit
-  // stays gathered until run_head releases it.
-  losses::LinearHeadInputs run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens);
+  // Returns the targets and the teacher: its hidden states in the order of the student's tokens, and its lm_head, whose
+  // unit stays gathered until run_head releases it; or, with `as_rows`, the tokens of its rows.
+  losses::LinearHeadInputs run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens, bool as_rows);
+  losses::MetricQualities quality_of(bool reads) const;
+  bool has_sparse_rows() const {
+    return cached_rows_ && cached_rows_->is_sparse();
+  }
   at::Tensor teacher_hidden(const data::Batch& batch, const sharding::TokenBatch& tokens); // [N, G]
   at::Tensor cached_hidden(const data::Batch& batch); // [N, G]
-  void give_rows(const data::Batch& batch, const at::Tensor& hidden_NG);
+  // The rows of the tokens with a target, for the observer. The simulation makes them, too.
+  at::Tensor give_rows(const data::Batch& batch, const at::Tensor& hidden_NG, const at::Tensor& valid_R);
+  at::Tensor made_rows(const data::Batch& batch, const sharding::TokenBatch& tokens); // [N, W]
   losses::LinearHeadOutput run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads);
   // The head with gradients: adds to sums_M and to the lm_head's gradient, and returns the gradient of the hidden
   // states.

@@ -168,7 +168,7 @@ std::optional<TrainStep::Results> TrainStep::results(bool all) {
   queued_.pop_front();
   std::array<double, losses::kNumTokenMetrics> sums{};
   std::copy_n(numbers->begin(), sums.size(), sums.begin());
-  done.record.means = metrics::loss_means(sums, done.record.means.valid_tokens, done.record.means.has_teacher);
+  done.record.means = metrics::loss_means(sums, done.record.means.valid_tokens, done.record.means.quality);
   done.record.grad_norm = std::sqrt((*numbers)[kGradNormSquare]);
   const bool finite = std::isfinite(static_cast<float>(done.record.grad_norm)); // as found_inf on the device
   done.record.skipped = !done.record.empty() && !finite;

@@ -18,6 +18,7 @@
 #include "trainer/hf/model_checksums.h"
 #include "trainer/hf/safetensors.h"
 #include "trainer/hf/save_model.h"
+#include "trainer/teacher_cache/sparse_format.h"
 
 namespace distill::teacher_cache {
 namespace {
@@ -101,6 +102,11 @@ absl::Status verify_part(
           begin, begin + bytes, entry.document, entry.tokens, entry.begin, base::checksum_text(entry.checksum),
           base::checksum_text(sum)));
     }
+    if (const absl::Status fit = check_rows(manifest.rows, file.bytes() + begin, entry.rows); !fit.ok()) {
+      return absl::DataLossError(absl::StrFormat(
+          "%s: document %d, %d tokens from %d on: %s", path, entry.document, entry.tokens, entry.begin,
+          std::string(fit.message())));
+    }
     file.release(begin, begin + bytes);
     verified.rows += entry.rows;
     if (progress) {
@@ -182,9 +188,11 @@ absl::Status write_head(const std::string& folder, const config::ModelSection& t
   ASSIGN_OR_RETURN(const std::string config, config_text(teacher));
   RETURN_IF_ERROR(base::write_file((partial / "config.json").string(), config));
   RETURN_IF_ERROR(copy_tokenizer(teacher, partial));
-  RETURN_IF_ERROR(hf::write_safetensors(
-      (partial / "model.safetensors").string(),
-      {{"lm_head.weight", head.lm_head_VG}, {"model.norm.weight", head.final_norm_G}}, {{"format", "pt"}}));
+  if (head.lm_head_VG.defined()) {
+    RETURN_IF_ERROR(hf::write_safetensors(
+        (partial / "model.safetensors").string(),
+        {{"lm_head.weight", head.lm_head_VG}, {"model.norm.weight", head.final_norm_G}}, {{"format", "pt"}}));
+  }
   RETURN_IF_ERROR(write_checksums(partial));
   return base::publish_folder(partial.string(), target.string());
 }

@@ -34,7 +34,8 @@ absl::StatusOr<base::Digest> teacher_hash(const config::Config& config);
 // but for paths: FailedPrecondition says what differs, with both values.
 absl::Status begin_cache(const std::string& folder, const Manifest& manifest);
 
-// What a cache keeps of a teacher, in its compute dtype, on the CPU.
+// What a cache of hidden states keeps of a teacher, in its compute dtype, on the CPU; undefined for other kinds, whose
+// rows are read without it.
 struct TeacherHead {
   at::Tensor lm_head_VG;
   at::Tensor final_norm_G;

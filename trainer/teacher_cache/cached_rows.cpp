@@ -15,6 +15,7 @@
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "trainer/teacher_cache/cache_folder.h"
+#include "trainer/teacher_cache/sparse_format.h"
 
 namespace distill::teacher_cache {
 namespace {
@@ -237,6 +238,11 @@ absl::Status CachedRows::read_piece(
         "%s: bytes %d to %d (document %d of %s) are damaged: expected checksum %s, found %s", path, piece.place.offset,
         piece.place.offset + bytes, stretch.document, stretch.shard->path(), base::checksum_text(entry.checksum),
         base::checksum_text(sum)));
+  }
+  if (const absl::Status fit = check_rows(index.manifest().rows, target, entry.rows); !fit.ok()) {
+    return absl::DataLossError(absl::StrFormat(
+        "%s: document %d of %s, %d tokens from %d on: %s", path, stretch.document, stretch.shard->path(), entry.tokens,
+        entry.begin, std::string(fit.message())));
   }
   bytes_ += static_cast<int64_t>(bytes);
   for (int64_t i = 0; !in_place && i < count; ++i) {

@@ -8,6 +8,7 @@
 
 #include "data/base/json.h"
 #include "data/base/status_macros.h"
+#include "losses/rows/sparse_args.h"
 
 namespace distill::teacher_cache {
 namespace {
@@ -36,12 +37,30 @@ Json data_json(const std::vector<DataFile>& data, bool paths) {
   return list;
 }
 
-Json json_of(const Manifest& m, bool paths) {
+Json rows_json(const RowFormat& rows) {
+  if (!rows.is_sparse()) {
+    return {
+        {"version", kFormatVersion}, {"encoding", base::enum_name(rows.encoding)}, {"hidden_size", rows.hidden_size}};
+  }
   Json json{
-      {"format", kFormat},
-      {"version", kFormatVersion},
-      {"encoding", base::enum_name(m.rows.encoding)},
-      {"hidden_size", m.rows.hidden_size},
+      {"version", kSparseVersion},
+      {"kind", base::enum_name(rows.kind)},
+      {"encoding", base::enum_name(rows.encoding)},
+      {"entries", rows.entries},
+      {"columns", rows.columns},
+      {"temperature", rows.temperature},
+      {"softcap", rows.softcap}};
+  if (rows.kind == losses::TeacherKind::kSampled) {
+    json["exponent"] = rows.exponent;
+    json["seed"] = rows.seed;
+  }
+  return json;
+}
+
+Json json_of(const Manifest& m, bool paths) {
+  Json json{{"format", kFormat}};
+  json.update(rows_json(m.rows));
+  json.update(Json{
       {"vocab_size", m.vocab_size},
       {"teacher_shape", m.teacher_shape},
       {"teacher_hash", base::hex(m.teacher_hash)},
@@ -53,7 +72,7 @@ Json json_of(const Manifest& m, bool paths) {
       {"micro_batch_size", m.micro_batch_size},
       {"part_samples", m.part_samples},
       {"parts", m.parts},
-      {"data", data_json(m.data, paths)}};
+      {"data", data_json(m.data, paths)}});
   if (paths) {
     json["teacher"] = m.teacher;
   }
@@ -87,6 +106,14 @@ class Reader {
       return "";
     }
     return value->get<std::string>();
+  }
+  double number(const Json& object, const char* key) {
+    const Json* value = member(object, key);
+    if (value == nullptr || !value->is_number()) {
+      fail(key, "expected a number");
+      return 0;
+    }
+    return value->get<double>();
   }
   bool boolean(const Json& object, const char* key) {
     const Json* value = member(object, key);
@@ -142,6 +169,38 @@ std::vector<DataFile> read_data(const Json& json, Reader& read) {
   return files;
 }
 
+template <typename Enum>
+Enum read_name(const Json& json, const char* key, Reader& read) {
+  const std::string name = read.text(json, key);
+  const auto known = base::enum_named<Enum>(name);
+  if (!known) {
+    read.fail(key, absl::StrCat("expected ", base::enum_choices<Enum>()));
+  }
+  return known.value_or(Enum{});
+}
+
+RowFormat read_rows(const Json& json, int64_t version, Reader& read) {
+  RowFormat rows;
+  rows.encoding = read_name<Encoding>(json, "encoding", read);
+  if (version == kFormatVersion) {
+    rows.hidden_size = read.integer(json, "hidden_size", 1, kMaxSize);
+    return rows;
+  }
+  rows.kind = read_name<losses::TeacherKind>(json, "kind", read);
+  if (!rows.is_sparse()) {
+    read.fail("kind", "expected topk or sampled");
+  }
+  rows.entries = read.integer(json, "entries", 1, losses::kMaxEntries);
+  rows.columns = read.integer(json, "columns", 1, kMaxSize);
+  rows.temperature = read.number(json, "temperature");
+  rows.softcap = read.number(json, "softcap");
+  if (rows.kind == losses::TeacherKind::kSampled) {
+    rows.exponent = read.number(json, "exponent");
+    rows.seed = read.integer(json, "seed", 0, std::numeric_limits<int64_t>::max());
+  }
+  return rows;
+}
+
 } // namespace
 
 base::Digest Manifest::id() const {
@@ -162,19 +221,14 @@ absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string
   if (read.text(*json, "format") != kFormat) {
     return absl::DataLossError(absl::StrCat(source, ": format: expected ", kFormat));
   }
-  if (const int64_t version = read.integer(*json, "version", 0, kMaxCount); version != kFormatVersion) {
+  const int64_t version = read.integer(*json, "version", 0, kMaxCount);
+  if (version != kFormatVersion && version != kSparseVersion) {
     return absl::FailedPreconditionError(absl::StrCat(
-        source, ": version: expected ", kFormatVersion, ", found ", version,
+        source, ": version: expected ", kFormatVersion, " or ", kSparseVersion, ", found ", version,
         "; this program reads no other version: capture again"));
   }
   Manifest manifest;
-  const std::string encoding = read.text(*json, "encoding");
-  if (const auto known = base::enum_named<Encoding>(encoding)) {
-    manifest.rows.encoding = *known;
-  } else {
-    read.fail("encoding", absl::StrCat("expected ", base::enum_choices<Encoding>()));
-  }
-  manifest.rows.hidden_size = read.integer(*json, "hidden_size", 1, kMaxSize);
+  manifest.rows = read_rows(*json, version, read);
   manifest.vocab_size = read.integer(*json, "vocab_size", 1, kMaxSize);
   manifest.teacher = read.text(*json, "teacher");
   manifest.teacher_shape = read.text(*json, "teacher_shape");
@@ -192,14 +246,23 @@ absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string
   manifest.parts = read.integer(*json, "parts", 0, kMaxCount);
   manifest.data = read_data(*json, read);
   RETURN_IF_ERROR(read.status());
+  if (const absl::Status rows = validate(manifest.rows); !rows.ok()) {
+    return absl::DataLossError(absl::StrCat(source, ": ", std::string(rows.message())));
+  }
   return manifest;
 }
 
 std::vector<std::string> differences(const Manifest& expected, const Manifest& found) {
   const Json wanted = json_of(expected, /*paths=*/false), has = json_of(found, /*paths=*/false);
   std::vector<std::string> lines;
+  // Members of another kind's rows are found by `kind` alone.
+  const bool same_kind = expected.rows.kind == found.rows.kind;
+  if (!same_kind) {
+    lines.push_back(absl::StrCat(
+        "kind: expected ", base::enum_name(expected.rows.kind), ", found ", base::enum_name(found.rows.kind)));
+  }
   for (const auto& [key, value] : wanted.items()) {
-    if (has.at(key) == value) {
+    if (!has.contains(key) || has.at(key) == value || (!same_kind && key == "version") || key == "kind") {
       continue;
     }
     if (key == "data") {

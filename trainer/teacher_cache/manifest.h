@@ -13,7 +13,9 @@
 // manifest.json of a cache: what its rows are, and of what.
 namespace distill::teacher_cache {
 
+// Of caches of hidden states; those of a few tokens, which came later, have the next one.
 inline constexpr int64_t kFormatVersion = 1;
+inline constexpr int64_t kSparseVersion = 2;
 
 // A token shard whose documents may be in the cache.
 struct DataFile {
@@ -27,7 +29,7 @@ struct DataFile {
 
 struct Manifest {
   RowFormat rows;
-  int64_t vocab_size = 0; // rows of the teacher's lm_head
+  int64_t vocab_size = 0; // rows of the teacher's lm_head, which lies beside hidden states
   std::string teacher; // folder that it was read from
   std::string teacher_shape; // text
   base::Digest teacher_hash{}; // of the model's files, and of all else that decides its weights

@@ -1,6 +1,13 @@
 #include "trainer/teacher_cache/row_format.h"
 
 #include <ATen/ATen.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include <cmath>
+
+#include "losses/rows/sparse_args.h"
+#include "trainer/teacher_cache/sparse_format.h"
 
 namespace distill::teacher_cache {
 namespace {
@@ -11,15 +18,6 @@ constexpr double kTiny = 1e-30; // scale of a row of zeros
 
 int64_t groups(const RowFormat& format) {
   return (format.hidden_size + RowFormat::kGroup - 1) / RowFormat::kGroup;
-}
-
-at::Tensor bytes_of(const at::Tensor& values_RX) {
-  return values_RX.contiguous().view(at::kByte);
-}
-
-// The bytes [begin, begin + count) of each row as values of a dtype.
-at::Tensor values_of(const at::Tensor& rows_RW, int64_t begin, int64_t count, at::ScalarType dtype) {
-  return rows_RW.narrow(1, begin, count).contiguous().view(dtype);
 }
 
 // The largest magnitude along the last dimension; abs() has no meta kernel.
@@ -62,7 +60,67 @@ at::Tensor decode_float8(const RowFormat& format, const at::Tensor& rows_RW) {
 
 } // namespace
 
+at::Tensor bytes_of(const at::Tensor& values_RX) {
+  return values_RX.contiguous().view(at::kByte);
+}
+
+at::Tensor values_of(const at::Tensor& rows_RW, int64_t begin, int64_t count, at::ScalarType dtype) {
+  // A copy always: a single row is contiguous as it is, at an offset that may not fit the dtype.
+  return rows_RW.narrow(1, begin, count).clone(at::MemoryFormat::Contiguous).view(dtype);
+}
+
+void check_rows_shape(const RowFormat& format, const at::Tensor& rows_RW) {
+  TORCH_CHECK(
+      rows_RW.dim() == 2 && rows_RW.size(1) == format.row_bytes() && rows_RW.scalar_type() == at::kByte,
+      "teacher rows: expected uint8 [R, ", format.row_bytes(), "], found ", rows_RW.scalar_type(), " ",
+      rows_RW.sizes());
+}
+
+std::string describe(const RowFormat& format) {
+  if (format.kind == losses::TeacherKind::kTopK) {
+    return absl::StrFormat(
+        "the %d most probable tokens of %d and the probability of the others, in %s, at temperature %g", format.entries,
+        format.columns, base::enum_name(format.encoding), format.temperature);
+  }
+  if (format.kind == losses::TeacherKind::kSampled) {
+    return absl::StrFormat(
+        "%d draws from %d tokens with exponent %g and seed %d, at temperature %g", format.entries, format.columns,
+        format.exponent, format.seed, format.temperature);
+  }
+  return absl::StrFormat("hidden states of %d in %s", format.hidden_size, base::enum_name(format.encoding));
+}
+
+absl::Status validate(const RowFormat& format) {
+  const auto expect = [](bool fits, const char* key, const std::string& expected) {
+    return fits ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrCat(key, ": expected ", expected));
+  };
+  absl::Status status;
+  if (!format.is_sparse()) {
+    status.Update(expect(format.kind == losses::TeacherKind::kHidden, "kind", "hidden, topk or sampled"));
+    status.Update(expect(format.encoding != Encoding::kFloat16, "encoding", "float32, bfloat16, int8 or float8"));
+    status.Update(expect(format.hidden_size > 0, "hidden_size", "at least 1"));
+    return status;
+  }
+  const bool topk = format.kind == losses::TeacherKind::kTopK;
+  status.Update(expect(
+      format.encoding == Encoding::kFloat32 || (topk && format.encoding == Encoding::kFloat16), "encoding",
+      topk ? "float16 or float32 of log-probabilities" : "float32 of the weights of samples"));
+  status.Update(expect(
+      format.columns > 0 && format.columns < kMaxColumns, "columns",
+      absl::StrCat("an integer from 1 to ", kMaxColumns - 1)));
+  const int64_t most = topk ? std::min(losses::kMaxEntries, format.columns) : losses::kMaxEntries;
+  status.Update(
+      expect(format.entries > 0 && format.entries <= most, "entries", absl::StrCat("an integer from 1 to ", most)));
+  status.Update(expect(std::isfinite(format.temperature) && format.temperature > 0, "temperature", "a number above 0"));
+  status.Update(expect(std::isfinite(format.softcap) && format.softcap >= 0, "softcap", "a number of at least 0"));
+  status.Update(expect(format.exponent > 0 && format.exponent <= 1, "exponent", "a number in (0, 1]"));
+  return status;
+}
+
 int64_t RowFormat::row_bytes() const {
+  if (is_sparse()) {
+    return sparse_row_bytes(*this);
+  }
   switch (encoding) {
     case Encoding::kFloat32:
       return 4 * hidden_size;
@@ -72,6 +130,8 @@ int64_t RowFormat::row_bytes() const {
       return hidden_size + 2 * groups(*this);
     case Encoding::kFloat8:
       return hidden_size + static_cast<int64_t>(sizeof(float));
+    case Encoding::kFloat16:
+      break;
   }
   TORCH_CHECK(false, "unknown encoding ", static_cast<int>(encoding));
 }
@@ -95,15 +155,14 @@ at::Tensor encode(const RowFormat& format, const at::Tensor& hidden_RG) {
       return encode_int8(format, hidden_RG);
     case Encoding::kFloat8:
       return encode_float8(hidden_RG);
+    case Encoding::kFloat16:
+      break;
   }
   TORCH_CHECK(false, "unknown encoding ", static_cast<int>(format.encoding));
 }
 
 at::Tensor decode(const RowFormat& format, const at::Tensor& rows_RW, at::ScalarType dtype) {
-  TORCH_CHECK(
-      rows_RW.dim() == 2 && rows_RW.size(1) == format.row_bytes() && rows_RW.scalar_type() == at::kByte,
-      "teacher rows: expected uint8 [R, ", format.row_bytes(), "], found ", rows_RW.scalar_type(), " ",
-      rows_RW.sizes());
+  check_rows_shape(format, rows_RW);
   switch (format.encoding) {
     case Encoding::kFloat32:
       return rows_RW.view(at::kFloat).to(dtype);
@@ -113,6 +172,8 @@ at::Tensor decode(const RowFormat& format, const at::Tensor& rows_RW, at::Scalar
       return decode_int8(format, rows_RW).to(dtype);
     case Encoding::kFloat8:
       return decode_float8(format, rows_RW).to(dtype);
+    case Encoding::kFloat16:
+      break;
   }
   TORCH_CHECK(false, "unknown encoding ", static_cast<int>(format.encoding));
 }

@@ -1,36 +1,56 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <absl/status/status.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
 
 #include "data/base/enum_names.h"
+#include "losses/teacher_kind.h"
 
-// The bytes that a cache stores for one token: a final hidden state of the teacher, after the last norm, of which the
-// loss head makes the logits of the whole vocabulary. R tokens, G hidden size, W bytes of a row.
+// The bytes that a cache stores for one token: what the teacher says about the token that follows. R tokens, W bytes of
+// a row, G hidden size.
 namespace distill::teacher_cache {
 
+// Of hidden states: all but float16. Of log-probabilities: float16 or float32. Of the weights of samples: float32.
 enum class Encoding {
   kFloat32, // G values
   kBFloat16, // G values
   kInt8, // G integers, then a bfloat16 scale for each group of kGroup of them
   kFloat8, // G values in e4m3, then one float32 scale
+  kFloat16,
 };
 constexpr auto enum_names(Encoding) {
-  return base::names_of<Encoding>("float32", "bfloat16", "int8", "float8");
+  return base::names_of<Encoding>("float32", "bfloat16", "int8", "float8", "float16");
 }
 
 struct RowFormat {
   static constexpr int64_t kGroup = 64; // values that share a scale (kInt8)
 
   Encoding encoding = Encoding::kBFloat16;
-  int64_t hidden_size = 0; // G
+  int64_t hidden_size = 0; // G, of a teacher's final hidden state after the last norm (kHidden)
+  losses::TeacherKind kind = losses::TeacherKind::kHidden; // or kTopK, kSampled: the rest of the members describe them
+  int64_t entries = 0; // tokens of a row: K of top-k, S draws
+  int64_t columns = 0; // of the vocabulary that they are from
+  double temperature = 1; // of the distribution
+  double softcap = 0; // of its logits; 0: none
+  double exponent = 1; // of the probabilities that were drawn from (kSampled)
+  int64_t seed = 0; // of the draws (kSampled)
 
+  bool is_sparse() const { // a few columns of the vocabulary, in place of a hidden state
+    return losses::is_sparse(kind);
+  }
   int64_t row_bytes() const; // W
   bool operator==(const RowFormat&) const = default;
 };
+
+// "hidden states of 4096 in bfloat16", "the 64 most probable tokens of 128256, log-probabilities in float16, ..."
+std::string describe(const RowFormat& format);
+
+// InvalidArgument: members that contradict each other or are out of their range; names the key of the manifest.
+absl::Status validate(const RowFormat& format);
 
 // The encoding that stores a dtype as it is; nullopt: there is none.
 std::optional<Encoding> exact_encoding(at::ScalarType dtype);
@@ -41,5 +61,14 @@ at::Tensor encode(const RowFormat& format, const at::Tensor& hidden_RG);
 
 // Hidden states [R, G] of this dtype from rows [R, W].
 at::Tensor decode(const RowFormat& format, const at::Tensor& rows_RW, at::ScalarType dtype);
+
+// The same for tokens and their numbers: sparse_format.h.
+
+// Bytes [R, ...] of the values of each row, and back: `count` bytes from `begin` on.
+at::Tensor bytes_of(const at::Tensor& values_RX);
+at::Tensor values_of(const at::Tensor& rows_RW, int64_t begin, int64_t count, at::ScalarType dtype);
+
+// Throws for anything but uint8 [R, W].
+void check_rows_shape(const RowFormat& format, const at::Tensor& rows_RW);
 
 } // namespace distill::teacher_cache

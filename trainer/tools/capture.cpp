@@ -15,9 +15,8 @@
 #include "trainer/run_folder/folder_lock.h"
 #include "trainer/setup/resolve_environment.h"
 #include "trainer/setup/run_context.h"
-#include "trainer/sharding/passes.h"
 #include "trainer/sharding/slot_set.h"
-#include "trainer/step/token_batch.h"
+#include "trainer/step/capture_step.h"
 #include "trainer/teacher_cache/cache_folder.h"
 #include "trainer/teacher_cache/part_thread.h"
 #include "trainer/teacher_cache/row_sink.h"
@@ -75,7 +74,7 @@ class Capture {
   CapturePlan plan_;
   sharding::SlotSet slots_;
   std::unique_ptr<sharding::ModelShards> teacher_;
-  models::RopeTable rope_;
+  std::unique_ptr<CaptureStep> step_;
   std::unordered_map<const data::Shard*, uint32_t> shard_number_;
   std::unique_ptr<teacher_cache::PartThread> writer_;
   std::unique_ptr<metrics::TaskProgress> progress_; // on rank 0
@@ -139,14 +138,13 @@ absl::Status Capture::load_teacher() {
     options.checks = config_.parallel.debug_checks;
     slots_ = sharding::make_frozen_slots(options, mesh_, *teacher_, "teacher");
   }
-  rope_ = models::make_rope_table(
-      teacher_->config(), std::max(config_.data.seq_len, config_.data.teacher_length()), teacher_->options().device);
+  step_ = std::make_unique<CaptureStep>(config_, *teacher_, plan_.manifest.rows);
   return absl::OkStatus();
 }
 
-// All ranks gather the head, and rank 0 writes it; then it makes the folder a cache.
+// All ranks gather the head of hidden states, and rank 0 writes it; then it makes the folder a cache.
 absl::Status Capture::write_head() {
-  const teacher_cache::TeacherHead head = gather_head(*teacher_, mesh_.is_main());
+  const teacher_cache::TeacherHead head = gather_head(*teacher_, plan_.manifest.rows, mesh_.is_main());
   if (!mesh_.is_main()) {
     return absl::OkStatus();
   }
@@ -208,10 +206,7 @@ std::vector<Capture::Round> Capture::own_rounds(const std::vector<int64_t>& part
 
 // The rows of a micro-batch on the way to the host.
 teacher_cache::RowsToWrite Capture::compute(const data::Batch& batch, const Round& round) {
-  const at::Device device = teacher_->options().device;
-  const at::Tensor hidden_TG =
-      sharding::forward_hidden(*teacher_, rope_, teacher_token_batch(batch, device), /*next=*/nullptr);
-  teacher_->retire(teacher_->head_unit());
+  const at::Tensor rows_RW = step_->run(batch);
   teacher_cache::RowsToWrite out;
   out.part = round.part;
   out.last = round.last;
@@ -219,10 +214,6 @@ teacher_cache::RowsToWrite Capture::compute(const data::Batch& batch, const Roun
     return out;
   }
   const at::Tensor counts_N = batch.targets_BS.flatten().ne(losses::kIgnoreIndex);
-  const at::Tensor teacher_rows_R =
-      batch.teacher ? batch.teacher->rows_BS.flatten().masked_select(counts_N) : counts_N.nonzero().flatten();
-  const at::Tensor rows_RW =
-      teacher_cache::encode(plan_.manifest.rows, hidden_TG.index_select(0, copy_to_device(teacher_rows_R, device)));
   out.rows_RW = teacher_cache::copy_to_host(rows_RW, out.copied);
   const bool* counts = counts_N.const_data_ptr<bool>();
   for (const data::Stretch& stretch : batch.stretches) {

@@ -56,8 +56,9 @@ absl::StatusOr<CapturePlan> plan_capture(
     });
   }
   manifest.parts = static_cast<int64_t>(plan.parts.size());
-  const auto head = static_cast<int64_t>(c10::elementSize(environment.teacher_dtype)) * (teacher.vocab_size + 1) *
-      teacher.hidden_size;
+  const int64_t head = manifest.rows.is_sparse() ? 0
+                                                 : static_cast<int64_t>(c10::elementSize(environment.teacher_dtype)) *
+          (teacher.vocab_size + 1) * teacher.hidden_size;
   plan.bytes = plan.rows * manifest.rows.row_bytes() + head +
       stretches * static_cast<int64_t>(sizeof(teacher_cache::StretchEntry)) +
       manifest.parts * static_cast<int64_t>(sizeof(teacher_cache::PartHead) + sizeof(teacher_cache::PartFoot));
@@ -66,9 +67,8 @@ absl::StatusOr<CapturePlan> plan_capture(
 
 std::string CapturePlan::text(const std::string& folder) const {
   return absl::StrFormat(
-      "cache: %s, %d parts, %d tokens with a target of %d bytes each (hidden states of %d in %s), %s", folder,
-      manifest.parts, rows, manifest.rows.row_bytes(), manifest.rows.hidden_size,
-      base::enum_name(manifest.rows.encoding), gigabytes(bytes));
+      "cache: %s, %d parts, %d tokens with a target of %d bytes each (%s), %s", folder, manifest.parts, rows,
+      manifest.rows.row_bytes(), describe(manifest.rows), gigabytes(bytes));
 }
 
 absl::Status check_space(const CapturePlan& plan, const std::string& folder, int64_t found) {
@@ -79,7 +79,7 @@ absl::Status check_space(const CapturePlan& plan, const std::string& folder, int
   }
   return absl::FailedPreconditionError(absl::StrFormat(
       "teacher.cache: expected %s of disk for the %s of the cache that are not there yet, found %s in %s; free some "
-      "space, name another folder, or store less (cache.dtype)",
+      "space, name another folder, or store less (cache.kind, cache.dtype)",
       gigabytes(needed), gigabytes(needed), gigabytes(space.available_bytes), space.place));
 }
 

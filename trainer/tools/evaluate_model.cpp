@@ -6,6 +6,7 @@
 #include "data/base/status_macros.h"
 #include "trainer/evaluator.h"
 #include "trainer/launch/stop_signal.h"
+#include "trainer/metrics/json_lines.h"
 #include "trainer/metrics/log.h"
 #include "trainer/metrics/teacher_check.h"
 #include "trainer/setup/inputs.h"
@@ -24,6 +25,15 @@ std::string describe(const config::Config& config, const Environment& environmen
                      : "no teacher: the loss is the cross-entropy on the labels");
 }
 
+// What a number is, where it is not exact.
+const char* quality_text(const nlohmann::ordered_json& values, const std::string& name) {
+  const auto listed = [&](const char* key) {
+    const auto names = values.find(key);
+    return names != values.end() && std::find(names->begin(), names->end(), name) != names->end();
+  };
+  return listed(metrics::kLowerBoundsKey) ? "  (lower bound)" : listed(metrics::kEstimatesKey) ? "  (estimate)" : "";
+}
+
 } // namespace
 
 absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
@@ -33,7 +43,7 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
   const LoadOptions load{.progress = config.run.progress};
   ASSIGN_OR_RETURN(const auto student, load_model(environment, inputs.student, Role::kFrozenStudent, load));
   std::unique_ptr<sharding::ModelShards> teacher;
-  if (inputs.teacher) {
+  if (inputs.teacher && !inputs.teacher->is_rows_only()) {
     ASSIGN_OR_RETURN(teacher, load_model(environment, *inputs.teacher, Role::kTeacher, load));
   }
   const launch::StopSignal stop("ending the evaluation without a result, then exit code 1");
@@ -42,8 +52,7 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
   ASSIGN_OR_RETURN(
       const EvaluationResult result,
       evaluate_dataset(
-          micro, inputs.eval_data, config.train.micro_batch_size, config.eval.batches, inputs.teacher.has_value(),
-          sharding::Mesh{},
+          micro, inputs.eval_data, config.train.micro_batch_size, config.eval.batches, sharding::Mesh{},
           {.asked_to_stop = [&stop] { return stop.received() != 0; }, .progress = config.run.progress}));
   if (result.interrupted) {
     return absl::CancelledError(absl::StrFormat("evaluation stopped by signal %d", stop.received()));
@@ -74,7 +83,7 @@ std::string EvalReport::text() const {
   const auto values = nlohmann::ordered_json::parse(json());
   for (const auto& [name, value] : values.items()) {
     if (value.is_number_float()) {
-      absl::StrAppendFormat(&text, "  %-18s %.6g\n", name, value.get<double>());
+      absl::StrAppendFormat(&text, "  %-18s %.6g%s\n", name, value.get<double>(), quality_text(values, name));
     }
   }
   absl::StrAppendFormat(&text, "  %-18s %.6g\n", "perplexity", std::exp(means.metrics[losses::kHard]));

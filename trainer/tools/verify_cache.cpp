@@ -12,9 +12,11 @@
 #include "trainer/setup/cached_teacher.h"
 #include "trainer/setup/inputs.h"
 #include "trainer/setup/resolve_environment.h"
-#include "trainer/sharding/passes.h"
+#include "trainer/step/capture_step.h"
+#include "trainer/step/teacher_rows.h"
 #include "trainer/step/token_batch.h"
 #include "trainer/teacher_cache/cache_folder.h"
+#include "trainer/teacher_cache/sparse_rows.h"
 #include "trainer/tools/verify.h"
 
 namespace distill::trainer {
@@ -33,6 +35,9 @@ config::Config config_of(const CacheCheckRequest& request, const Manifest& manif
   config.data.teacher_seq_len = request.seq_len > 0 ? 0 : manifest.teacher_seq_len;
   config.train.micro_batch_size = std::max<int64_t>(1, manifest.micro_batch_size);
   config.cache.other_contexts = config::OtherContexts::kAllow;
+  config.cache.kind = manifest.rows.kind == losses::TeacherKind::kTopK ? config::CacheKind::kTopK
+      : manifest.rows.is_sparse()                                      ? config::CacheKind::kSampled
+                                                                       : config::CacheKind::kHidden;
   for (const teacher_cache::DataFile& file : manifest.data) {
     auto& sets = file.eval ? config.data.eval : config.data.train;
     if (sets.empty() || sets.back().path != file.source) {
@@ -45,55 +50,109 @@ config::Config config_of(const CacheCheckRequest& request, const Manifest& manif
   return config;
 }
 
+// What the rows of a cache are against those that the teacher makes now.
 struct Difference {
   int64_t tokens = 0;
-  int64_t equal = 0; // tokens whose hidden state is the same bit for bit
-  double kl_sum = 0, kl_max = 0; // KL(teacher || cache), nats
+  int64_t equal = 0; // tokens whose row is the same bit for bit
+  double kl_sum = 0, kl_max = 0; // nats: KL(teacher || cache) of hidden states, KL(cache || teacher) of top-k
+  double tail_sum = 0; // of top-k: the probability of the tokens that are not stored
+  double entropy_sum = 0, gap_sum = 0, gap_square_sum = 0; // of draws: the teacher's entropy, its estimate minus it
 };
 
-// A teacher that computes what a cache stores.
+// A teacher that computes what a cache stores. N tokens, R of them with a target, G hidden size, W bytes of a row.
 class Recomputation {
  public:
-  Recomputation(const config::Config& config, sharding::ModelShards& teacher, teacher_cache::RowFormat rows)
-      : config_(config),
-        teacher_(teacher),
-        rows_(rows),
-        rope_(models::make_rope_table(
-            teacher.config(), std::max(config.data.seq_len, config.data.teacher_length()), teacher.options().device)) {}
+  Recomputation(const config::Config& config, sharding::ModelShards& teacher, const teacher_cache::RowFormat& rows)
+      : config_(config), teacher_(teacher), rows_(rows), step_(config, teacher, rows) {}
 
-  void compare(const data::Batch& batch, Difference& difference) const {
+  void compare(const data::Batch& batch, Difference& difference) {
     const at::Device device = teacher_.options().device;
-    at::Tensor hidden_NG = sharding::forward_hidden(teacher_, rope_, teacher_token_batch(batch, device));
-    if (batch.teacher) {
-      hidden_NG = hidden_NG.index_select(0, copy_to_device(batch.teacher->rows_BS.flatten(), device));
-    }
-    const at::Tensor counts_N = copy_to_device(batch.targets_BS.flatten().ne(losses::kIgnoreIndex), device);
-    const at::Tensor rows_NW = copy_to_device(batch.teacher_rows_NW, device);
-    // What the cache would hold if it were written now.
-    const at::Tensor same_N = teacher_cache::encode(rows_, hidden_NG).eq(rows_NW).all(1).logical_and(counts_N);
-    losses::LinearHeadInputs inputs;
-    inputs.targets_N = copy_to_device(batch.targets_BS.flatten(), device);
-    inputs.valid_tokens = batch.valid_tokens;
-    inputs.teacher_hidden_NG = hidden_NG;
-    inputs.hidden_NH = teacher_cache::decode(rows_, rows_NW, hidden_NG.scalar_type());
-    const int64_t unit = teacher_.head_unit();
-    inputs.weight_VH = inputs.teacher_weight_VG =
-        models::lm_head_weight(teacher_.unit(unit).layout, teacher_.weights(unit));
-    const at::Tensor kl_N =
-        losses::linear_head(inputs, losses::LossOptions{}, config_.chunks, nullptr).metrics_MN[losses::kForwardKl];
-    teacher_.release(unit);
+    const at::Tensor places_R = places_with_target(batch);
+    const at::Tensor hidden_RG = step_.hidden(batch, places_R);
+    const at::Tensor stored_RW = copy_to_device(batch.teacher_rows_NW.index_select(0, places_R), device);
+    const at::Tensor now_RW = rows_of_teacher(rows_, batch, teacher_, hidden_RG, config_.chunks);
     difference.tokens += batch.valid_tokens;
-    difference.equal += same_N.sum().item<int64_t>();
-    difference.kl_sum += kl_N.sum(at::kDouble).item<double>();
-    difference.kl_max = std::max(difference.kl_max, kl_N.max().item<double>());
+    difference.equal += now_RW.eq(stored_RW).all(1).sum().item<int64_t>();
+    losses::LinearHeadInputs inputs;
+    inputs.targets_N = copy_to_device(batch.targets_BS.flatten().index_select(0, places_R), device);
+    inputs.valid_tokens = batch.valid_tokens;
+    const int64_t unit = teacher_.head_unit();
+    inputs.weight_VH = models::lm_head_weight(teacher_.unit(unit).layout, teacher_.weights(unit));
+    if (rows_.is_sparse()) {
+      compare_tokens(inputs, hidden_RG, stored_RW, difference);
+    } else {
+      compare_hidden(inputs, hidden_RG, stored_RW, difference);
+    }
+    inputs = {};
+    teacher_.release(unit);
+    teacher_.retire(unit);
   }
 
  private:
+  at::Tensor metrics(const losses::LinearHeadInputs& inputs, const losses::LossOptions& options) const {
+    return losses::linear_head(inputs, options, config_.chunks, nullptr).metrics_MN.to(at::kDouble);
+  }
+
+  // The cache's states are the head's student.
+  void compare_hidden(
+      losses::LinearHeadInputs& inputs, const at::Tensor& hidden_RG, const at::Tensor& stored_RW,
+      Difference& difference) const {
+    inputs.teacher_hidden_NG = hidden_RG;
+    inputs.teacher_weight_VG = inputs.weight_VH;
+    inputs.hidden_NH = teacher_cache::decode(rows_, stored_RW, hidden_RG.scalar_type());
+    add_kl(metrics(inputs, losses::LossOptions{})[losses::kForwardKl], difference);
+  }
+
+  // The teacher is the head's student, and the cache its teacher.
+  void compare_tokens(
+      losses::LinearHeadInputs& inputs, const at::Tensor& hidden_RG, const at::Tensor& stored_RW,
+      Difference& difference) const {
+    inputs.hidden_NH = hidden_RG;
+    teacher_cache::give_teacher(rows_, stored_RW, inputs);
+    losses::LossOptions options;
+    options.divergence = losses::Divergence::kForwardKl;
+    options.temperature = rows_.temperature;
+    options.student_softcap = rows_.softcap;
+    const at::Tensor metrics_MN = metrics(inputs, options);
+    if (rows_.kind == losses::TeacherKind::kTopK) {
+      add_kl(metrics_MN[losses::kForwardKl], difference);
+      difference.tail_sum += inputs.tail_N.clamp_min(0).sum(at::kDouble).item<double>();
+      return;
+    }
+    // -sum w log p of draws from p is an unbiased estimate of its entropy.
+    const at::Tensor gap_N = metrics_MN[losses::kSoft] - metrics_MN[losses::kStudentEntropy];
+    difference.entropy_sum += metrics_MN[losses::kStudentEntropy].sum().item<double>();
+    difference.gap_sum += gap_N.sum().item<double>();
+    difference.gap_square_sum += gap_N.square().sum().item<double>();
+  }
+
+  static void add_kl(const at::Tensor& kl_N, Difference& difference) {
+    difference.kl_sum += kl_N.sum().item<double>();
+    difference.kl_max = std::max(difference.kl_max, kl_N.max().item<double>());
+  }
+
   const config::Config& config_;
   sharding::ModelShards& teacher_;
   teacher_cache::RowFormat rows_;
-  models::RopeTable rope_;
+  CaptureStep step_;
 };
+
+std::string describe(const teacher_cache::RowFormat& rows, const Difference& found) {
+  const auto tokens = static_cast<double>(found.tokens);
+  if (rows.kind == losses::TeacherKind::kSampled) {
+    const double mean = found.gap_sum / tokens;
+    const double error = std::sqrt(std::max(0.0, found.gap_square_sum / tokens - mean * mean) / tokens);
+    return absl::StrFormat(
+        "the teacher's entropy %.4f nats, by the draws %.4f (%+.2f standard errors)", found.entropy_sum / tokens,
+        found.entropy_sum / tokens + mean, error > 0 ? mean / error : 0.0);
+  }
+  const std::string kl = absl::StrFormat("mean %.3g, largest %.3g nats", found.kl_sum / tokens, found.kl_max);
+  return rows.kind == losses::TeacherKind::kTopK
+      ? absl::StrFormat(
+            "KL(cache || teacher) over the stored tokens and the rest %s; the rest has %.3g%% of the probability", kl,
+            100 * found.tail_sum / tokens)
+      : absl::StrFormat("KL(teacher || cache) %s", kl);
+}
 
 // The micro-batches of all data sets that hold the drawn samples: data set and first sample.
 std::set<std::pair<size_t, int64_t>> draw(
@@ -133,7 +192,7 @@ absl::Status recompute(
   ASSIGN_OR_RETURN(
       const auto teacher,
       load_model(environment, inputs.teacher, Role::kTeacher, {.progress = config::ProgressStyle::kAuto}));
-  const Recomputation again(config, *teacher, manifest.rows);
+  Recomputation again(config, *teacher, manifest.rows);
   Difference difference;
   const int64_t micro = config.train.micro_batch_size;
   const auto batches = draw(inputs, request, micro);
@@ -152,10 +211,10 @@ absl::Status recompute(
         absl::StrCat(request.cache, ": expected tokens with a target in ", request.samples, " samples, found none"));
   }
   report(absl::StrFormat(
-      "%s: %d tokens computed again with %s in sequences of %d (captured in %d, %s): KL(teacher || cache) mean %.3g, "
-      "largest %.3g nats; %d rows (%.4g%%) are the same bit for bit",
+      "%s: %d tokens computed again with %s in sequences of %d (captured in %d, %s): %s; %d rows (%.4g%%) are the same "
+      "bit for bit",
       request.cache, difference.tokens, request.teacher, config.data.seq_len, manifest.seq_len, manifest.precision,
-      difference.kl_sum / static_cast<double>(difference.tokens), difference.kl_max, difference.equal,
+      describe(manifest.rows, difference), difference.equal,
       100.0 * static_cast<double>(difference.equal) / static_cast<double>(difference.tokens)));
   return absl::OkStatus();
 }

@@ -14,7 +14,7 @@ StepRecord record() {
   r.total_steps = 20000;
   std::array<double, losses::kNumTokenMetrics> sums{};
   sums.fill(57.3888);
-  r.means = loss_means(sums, 4, /*has_teacher=*/true);
+  r.means = loss_means(sums, 4, {});
   r.grad_norm = 1.5;
   r.lr = 1e-3;
   r.tokens_per_second = 12345;
@@ -46,7 +46,7 @@ TEST(StepLine, TheMemoryOfAProcessAndThatOfTensorsHaveOtherNames) {
 
 TEST(StepLine, AStepWithoutATargetHasNoNumbers) {
   auto r = record();
-  r.means = loss_means({}, 0, /*has_teacher=*/true);
+  r.means = loss_means({}, 0, {});
   r.empty_steps = 2;
   EXPECT_THAT(
       step_line(r),
@@ -81,7 +81,9 @@ TEST(StepFields, WiderLinesHaveAllThatNarrowerOnesHave) {
 }
 
 TEST(EvalLine, WithoutATargetHasNoNumbers) {
-  EXPECT_EQ(eval_line(3, loss_means({}, 0, false)), "eval after step 3  loss -  ce -  (0 tokens)");
+  EXPECT_EQ(
+      eval_line(3, loss_means({}, 0, losses::available_metrics(losses::TeacherKind::kNone, {}))),
+      "eval after step 3  loss -  ce -  (0 tokens)");
 }
 
 } // namespace

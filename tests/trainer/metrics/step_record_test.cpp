@@ -16,7 +16,7 @@ StepRecord record() {
   for (size_t i = 0; i < sums.size(); ++i) {
     sums[i] = 2.0 * static_cast<double>(i + 1);
   }
-  r.means = loss_means(sums, 4, /*has_teacher=*/true);
+  r.means = loss_means(sums, 4, {});
   r.grad_norm = 1.5;
   r.lr = 1e-3;
   r.tokens_per_second = 1234;
@@ -31,7 +31,7 @@ TEST(LossMeans, DividesByTheValidTokensOfTheWholeBatch) {
 
 TEST(LossMeans, WithoutAValidTokenNothingIsKnown) {
   std::array<double, losses::kNumTokenMetrics> sums{};
-  EXPECT_TRUE(std::isnan(loss_means(sums, 0, false).metrics[losses::kLoss]));
+  EXPECT_TRUE(std::isnan(loss_means(sums, 0, {}).metrics[losses::kLoss]));
 }
 
 TEST(StepJson, NamesEveryRowAndKeepsFullPrecision) {
@@ -46,9 +46,33 @@ TEST(StepJson, NamesEveryRowAndKeepsFullPrecision) {
     EXPECT_TRUE(json.contains(name)) << name;
   }
   EXPECT_EQ(json["teacher_ce"], r.means.metrics[losses::kTeacherCe]);
-  r.means.has_teacher = false;
+  EXPECT_FALSE(json.contains("lower_bounds"));
+  EXPECT_FALSE(json.contains("estimates"));
+  r.means.quality = losses::available_metrics(losses::TeacherKind::kNone, {.divergence = losses::Divergence::kNone});
   EXPECT_FALSE(step_json(r).contains("forward_kl"));
   EXPECT_FALSE(step_json(r).contains("teacher_ce"));
+}
+
+TEST(StepJson, NamesWhatIsALowerBoundOrAnEstimateAndLeavesOutWhatIsUnknown) {
+  auto r = record();
+  const std::array<double, losses::kNumTokenMetrics> sums{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  r.means = loss_means(sums, 2, losses::available_metrics(losses::TeacherKind::kTopK, {}));
+  auto json = step_json(r);
+  EXPECT_EQ(
+      json["lower_bounds"],
+      nlohmann::ordered_json::parse(
+          R"(["loss", "teacher_ce", "soft", "forward_kl", "reverse_kl", "teacher_entropy"])"));
+  EXPECT_FALSE(json.contains("estimates"));
+  EXPECT_FALSE(json.contains("teacher_lse"));
+  EXPECT_TRUE(std::isnan(r.means.metrics[losses::kTeacherLse])); // never taken for a number
+  r.means = loss_means(
+      sums, 2,
+      losses::available_metrics(losses::TeacherKind::kSampled, {.divergence = losses::Divergence::kForwardKl}));
+  json = step_json(r);
+  EXPECT_EQ(json["estimates"], nlohmann::ordered_json::parse(R"(["loss", "soft"])"));
+  for (const char* name : {"lower_bounds", "forward_kl", "reverse_kl", "teacher_entropy", "agreement", "teacher_ce"}) {
+    EXPECT_FALSE(json.contains(name)) << name;
+  }
 }
 
 TEST(StepJson, NonFiniteNumbersAreNull) {
@@ -68,7 +92,7 @@ TEST(StepJson, GathersAreThereWhereUnitsAreGathered) {
 
 TEST(StepJson, AStepWithoutATargetHasNoPointOnAnyCurve) {
   auto r = record();
-  r.means = loss_means({}, 0, /*has_teacher=*/true);
+  r.means = loss_means({}, 0, {});
   r.grad_norm = 0;
   r.empty_steps = 3;
   const auto json = step_json(r);

@@ -77,7 +77,7 @@ struct TinyStep {
   }
 
   TrainStep::Results run(const GlobalBatch& batch, double lr = 1e-2) {
-    step->enqueue(batch, {.lr = lr}, {.means = {.valid_tokens = batch.valid_tokens, .has_teacher = true}});
+    step->enqueue(batch, {.lr = lr}, {.means = {.valid_tokens = batch.valid_tokens}});
     return *step->results(/*all=*/true);
   }
   at::Tensor weights() {

@@ -1,0 +1,42 @@
+#include "trainer/step/teacher_rows.h"
+
+#include <ATen/ATen.h>
+
+#include "trainer/device/memory_tracker.h"
+#include "trainer/device/simulation.h"
+#include "trainer/models/units.h"
+#include "trainer/step/token_batch.h"
+#include "trainer/teacher_cache/sparse_rows.h"
+
+namespace distill::trainer {
+
+at::Tensor places_with_target(const data::Batch& batch) {
+  return batch.stretches.empty() ? at::empty({batch.valid_tokens}, at::kLong)
+                                 : batch.targets_BS.flatten().ne(losses::kIgnoreIndex).nonzero().flatten();
+}
+
+at::Tensor rows_of_teacher(
+    const teacher_cache::RowFormat& format, const data::Batch& batch, sharding::ModelShards& teacher,
+    const at::Tensor& hidden_RG, const losses::ChunkOptions& chunks) {
+  if (!format.is_sparse()) {
+    return teacher_cache::encode(format, hidden_RG);
+  }
+  const at::Device device = hidden_RG.device();
+  const device::LabelScope label(device::Category::kHead);
+  teacher_cache::RowSource source;
+  source.hidden_RG = hidden_RG;
+  source.meta_device = device::kernel_device(device);
+  if (format.kind == losses::TeacherKind::kSampled) {
+    const at::Tensor keys_R =
+        batch.stretches.empty() ? at::empty({hidden_RG.size(0)}, at::kLong) : teacher_cache::token_keys(batch);
+    source.keys_R = copy_to_device(keys_R, device);
+  }
+  const int64_t unit = teacher.head_unit();
+  source.lm_head_VG = models::lm_head_weight(teacher.unit(unit).layout, teacher.weights(unit));
+  at::Tensor rows_RW = teacher_cache::make_rows(format, source, chunks);
+  source = {};
+  teacher.release(unit);
+  return rows_RW;
+}
+
+} // namespace distill::trainer

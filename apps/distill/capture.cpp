@@ -11,6 +11,10 @@ namespace distill::cli {
 
 absl::StatusOr<int> run_capture(const CaptureCommand& command) {
   ASSIGN_OR_RETURN(const RankedRun run, load_ranked_run(command.config, command.overrides, config::Purpose::kCapture));
+  if (command.dry_run) {
+    RETURN_IF_ERROR(trainer::capture_dry_run(run.config, run.ranks));
+    return launch::kSuccess;
+  }
   ASSIGN_OR_RETURN(const std::optional<int> code, start_ranks(run));
   if (code) {
     return *code;

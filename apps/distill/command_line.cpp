@@ -232,6 +232,9 @@ void add_commands(CLI::App& app, Commands& commands) {
       "capture",
       "Run the teacher over the data once, and store its predictions in teacher.cache (docs/teacher_cache.md)");
   add_config_options(*capture, commands.capture.config, commands.capture.overrides);
+  capture->add_flag(
+      "--dry-run", commands.capture.dry_run,
+      "Check configuration, teacher, tokenizer and data, print the cache's size and the memory plan, and exit");
   add_eval_options(
       *app.add_subcommand(
           "eval", "Evaluate a student on held-out token shards, against its teacher where there is one"),

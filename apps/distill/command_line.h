@@ -34,6 +34,7 @@ struct InspectCommand {
 struct CaptureCommand {
   std::string config;
   std::vector<std::string> overrides;
+  bool dry_run = false;
 };
 
 struct VerifyCommand {

@@ -503,3 +503,58 @@ def test_the_size_is_said_before_and_is_that_of_the_folder(tmp_path, config):
     sizes = sum(path.stat().st_size for path in (tmp_path / "cache").glob("part-*.dtc"))
     said = float(re.search(r"\), ([\d.e+-]+) GB", done.stderr).group(1)) * 1e9
     assert said == pytest.approx(sizes, rel=0.02)
+
+
+@pytest.fixture
+def long_run(tmp_path, models):
+    """A configuration whose sequences are all full, so that a capture takes what its plan says."""
+    tokens = np.random.default_rng(5)
+    documents = [(tokens.integers(0, tiny.VOCAB, 256), np.ones(256, dtype=bool)) for _ in range(24)]
+    shard = tiny.make_shard(tmp_path / "long.dtok", documents)
+
+    def build(kind, ranks=1):
+        config = tiny.base_config(tmp_path, *models["qwen3"], shard, data={"seq_len": 256, "packing": "pack"})
+        config["parallel"] = {"processes": ranks}
+        config["loss"] = FORWARD_KL | {"chunk_size": 64, "min_chunk_size": 1}
+        config["cache"] = dict(KINDS[kind]) if kind else {}
+        return config
+
+    return build
+
+
+@pytest.mark.skipif(tiny.DEVICE == "cuda", reason="the CPU's memory is what is measured")
+@pytest.mark.parametrize("kind", [None, "topk", "sampled"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_capture_takes_what_its_plan_says(tmp_path, long_run, kind, ranks):
+    done = capture(long_run(kind, ranks), tmp_path / "cache", memory_limit_gib=4)
+    found, planned = map(int, re.search(r"memory: (\d+) bytes .* rank 0, (\d+) planned", done.stderr).groups())
+    micro_batch = 2 * 256
+    width = {None: 64 * 4, "topk": 36, "sampled": 24}[kind]
+    # On the CPU the rows that are on their way to the disk are measured too, and batches that are read ahead.
+    on_the_host = 6 * micro_batch * width + 8 * micro_batch * 8 * 4
+    assert found - test_memory_plan.UNPLANNED - on_the_host <= planned <= found * 1.01
+    assert planned > 3 * 64 * 64 * 4  # not nothing
+
+
+def test_a_dry_run_of_a_capture_writes_nothing(tmp_path, long_run):
+    config = long_run("topk")
+    config["teacher"]["cache"] = str(tmp_path / "cache")
+    path = tiny.write_config(tmp_path, config)
+    shown = tiny.distill("capture", "--config", path, "--dry-run").stdout
+    assert "6120 tokens with a target of 36 bytes each" in shown
+    assert "memory plan: " in shown and "nothing was written" in shown
+    assert not (tmp_path / "cache").exists()
+    message = tiny.distill(
+        "capture", "--config", path, "--dry-run", "--set", "memory.limit_gib=0.0001", code=tiny.BAD_INPUT
+    ).stderr
+    assert "the memory plan does not fit: expected at most" in message and "train.micro_batch_size" in message
+    message = tiny.distill("capture", "--config", path, "--set", "memory.limit_gib=0.0001", code=tiny.BAD_INPUT).stderr
+    assert "the memory plan does not fit" in message
+    assert not list((tmp_path / "cache").glob("part-*"))
+    # An existing cache of something else is refused by the dry run, too.
+    capture(config, tmp_path / "cache")
+    tiny.distill("capture", "--config", path, "--dry-run")
+    message = tiny.distill(
+        "capture", "--config", path, "--dry-run", "--set", "cache.topk=9", code=tiny.BAD_INPUT
+    ).stderr
+    assert "entries: expected 9, found 8" in message

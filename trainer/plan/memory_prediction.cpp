@@ -1,79 +1,15 @@
 #include "trainer/plan/memory_prediction.h"
 
-#include <ATen/Context.h>
-
 #include <bit>
 #include <numeric>
 
 #include "trainer/device/simulation.h"
+#include "trainer/plan/simulated_run.h"
 #include "trainer/sharding/simulated_mesh.h"
-#include "trainer/step/head_plan.h"
 #include "trainer/step/train_step.h"
 
 namespace distill::plan {
 namespace {
-
-constexpr int64_t kMiB = 1 << 20;
-
-// cuBLAS's scratch on Hopper, taken from the allocator at the first product.
-constexpr int64_t kBlasWorkspace = 32 * kMiB;
-// Memory in use on an H200 outside the allocator after a run's last step: driver, kernels' code, cuBLAS and cuDNN
-// handles.
-constexpr int64_t kContext = 780 * kMiB;
-// The same on two GPUs, minus kContext, for each communicator. NCCL's buffers account for it: 9.2 MiB for each
-// connection (4 simple, 4.7 LL128, 0.5 LL), up to 32 channels, ring and tree.
-constexpr int64_t kCommunicator = 577 * kMiB;
-
-// Sets libtorch's deterministic mode as the run will: attention chooses its backend by it.
-class DeterministicScope {
- public:
-  explicit DeterministicScope(bool deterministic) : before_(at::globalContext().deterministicAlgorithms()) {
-    at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
-  }
-  ~DeterministicScope() {
-    at::globalContext().setDeterministicAlgorithms(before_, /*warn_only=*/false);
-  }
-  DeterministicScope(const DeterministicScope&) = delete;
-  DeterministicScope& operator=(const DeterministicScope&) = delete;
-
- private:
-  bool before_;
-};
-
-// Boundaries of `rows` sequences, or of documents packed into them.
-at::Tensor boundaries(int64_t rows, int64_t seq_len, bool packed) {
-  std::vector<int32_t> at;
-  for (int64_t row = 0; row <= rows; ++row) {
-    at.push_back(static_cast<int32_t>(row * seq_len));
-  }
-  if (packed) { // with one document more than rows, attention takes the path for packed documents
-    at.insert(at.end() - 1, at.back() - 1);
-  }
-  return at::tensor(at, at::kInt);
-}
-
-// A micro-batch in which every token has a target. Nothing reads the tokens: their pages are never touched.
-data::Batch token_batch(const RunShape& shape) {
-  const config::Config& config = shape.config;
-  const int64_t rows = config.train.micro_batch_size, seq_len = config.data.seq_len;
-  const auto tokens = [rows](int64_t length) { return at::empty({rows, length}, at::kLong); };
-  data::Batch batch;
-  batch.tokens_BS = tokens(seq_len);
-  batch.targets_BS = tokens(seq_len);
-  batch.positions_BS = tokens(seq_len);
-  batch.packed = config.data.packing == data::PackingMode::kPack;
-  batch.cu_seqlens = boundaries(rows, seq_len, batch.packed);
-  batch.max_seqlen = seq_len;
-  batch.valid_tokens = trainer::most_valid_tokens(config);
-  if (shape.teacher_stream) {
-    const int64_t length = shape.teacher_seq_len();
-    batch.teacher = {tokens(length), tokens(length), boundaries(rows, length, batch.packed), length, tokens(seq_len)};
-  }
-  if (shape.reads_teacher()) {
-    batch.teacher_rows_NW = at::empty({shape.tokens(), shape.cached_rows->row_bytes()}, at::kByte);
-  }
-  return batch;
-}
 
 // Bytes of the optimizer's state in host memory: fp32 master weights and two moments.
 int64_t state_bytes(const sharding::ModelShards& student) {
@@ -171,13 +107,13 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
 
   at::Tensor workspace;
   if (shape.cuda()) {
-    workspace = at::empty({kBlasWorkspace}, at::TensorOptions().dtype(at::kByte).device(at::kMeta));
+    workspace = blas_workspace();
     prediction.context = kContext;
     const int64_t communicators = shape.ranks() == 1 ? 0 : shape.replicate > 1 ? 4 : 3;
     prediction.communicators = communicators * kCommunicator;
   }
   const int64_t micro_batches = std::min<int64_t>(shape.micro_batches, 2);
-  const std::vector<data::Batch> batches(static_cast<size_t>(micro_batches), token_batch(shape));
+  const std::vector<data::Batch> batches(static_cast<size_t>(micro_batches), simulated_batch(shape));
   const trainer::TrainStep::Options options{.shadow = config.float8.shadow_every > 0};
   step.run({batches, /*valid_tokens=*/1}, options);
   {

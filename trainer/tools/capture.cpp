@@ -3,16 +3,20 @@
 #include <ATen/ATen.h>
 
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
 
 #include "data/base/status_macros.h"
 #include "data/prefetch.h"
 #include "losses/options.h"
 #include "trainer/config/dtypes.h"
+#include "trainer/device/device_hooks.h"
+#include "trainer/device/memory_tracker.h"
 #include "trainer/loader/batch_loader.h"
 #include "trainer/metrics/log.h"
 #include "trainer/metrics/task_progress.h"
 #include "trainer/run_folder/folder_lock.h"
+#include "trainer/setup/join_ranks.h"
 #include "trainer/setup/resolve_environment.h"
 #include "trainer/setup/run_context.h"
 #include "trainer/sharding/slot_set.h"
@@ -39,6 +43,18 @@ config::Config as_run(config::Config config, int64_t world_size) {
   return config;
 }
 
+// Bytes of all files in a folder; 0: there is none.
+int64_t bytes_in(const std::string& folder) {
+  int64_t bytes = 0;
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    const auto size = it->is_regular_file(ignored) ? it->file_size(ignored) : 0;
+    bytes += ignored ? 0 : static_cast<int64_t>(size);
+  }
+  return bytes;
+}
+
 class Capture {
  public:
   Capture(const RunContext& context, const launch::StopSignal& stop)
@@ -55,13 +71,13 @@ class Capture {
   };
 
   absl::Status prepare();
+  void limit_memory() const;
   absl::Status load_teacher();
   absl::Status write_head();
   absl::StatusOr<std::vector<int64_t>> missing_parts() const;
   std::vector<Round> own_rounds(const std::vector<int64_t>& parts, int64_t data) const;
   absl::Status capture_data(const std::vector<int64_t>& parts, int64_t data);
   teacher_cache::RowsToWrite compute(const data::Batch& batch, const Round& round);
-  int64_t folder_bytes() const;
   int64_t samples_of(const std::vector<int64_t>& parts) const;
   std::string speed_line(int64_t samples, double seconds) const;
 
@@ -92,7 +108,9 @@ absl::Status Capture::prepare() {
     ASSIGN_OR_RETURN(lock_, FolderLock::take(folder));
   }
   ASSIGN_OR_RETURN(inputs_, open_capture_inputs(config_, context_.environment()));
-  ASSIGN_OR_RETURN(plan_, plan_capture(config_, context_.environment(), inputs_));
+  ASSIGN_OR_RETURN(
+      plan_,
+      plan_capture(config_, context_.environment(), inputs_, mesh_.world_size, context_.ranks().local_world_size));
   for (const auto& data : inputs_.data) {
     for (const data::Shard* shard : data->shards()) {
       const auto& files = plan_.manifest.data;
@@ -109,19 +127,20 @@ absl::Status Capture::prepare() {
   if (fs::exists(fs::path(folder) / teacher_cache::kManifestFile, error)) {
     RETURN_IF_ERROR(teacher_cache::begin_cache(folder, plan_.manifest)); // before the teacher is read
   }
-  return check_space(plan_, folder, folder_bytes());
+  return check_space(plan_, folder, bytes_in(folder));
 }
 
-int64_t Capture::folder_bytes() const {
-  int64_t bytes = 0;
-  std::error_code error;
-  for (fs::recursive_directory_iterator it(config_.teacher.cache, error), end; !error && it != end;
-       it.increment(error)) {
-    std::error_code ignored;
-    const auto size = it->is_regular_file(ignored) ? it->file_size(ignored) : 0;
-    bytes += ignored ? 0 : static_cast<int64_t>(size);
+// As a training run has it.
+void Capture::limit_memory() const {
+  const at::Device device = context_.environment().device;
+  if (device.is_cuda() || config_.memory.limit_gib > 0) {
+    device::track_memory(device);
   }
-  return bytes;
+  if (config_.memory.limit_gib > 0) {
+    constexpr double kGiB = 1 << 30;
+    const auto limit = static_cast<int64_t>(config_.memory.limit_gib * kGiB);
+    device.is_cuda() ? device::limit_device_memory(device, limit) : device::limit_cpu_memory(limit);
+  }
 }
 
 absl::Status Capture::load_teacher() {
@@ -285,11 +304,15 @@ absl::StatusOr<CaptureResult> Capture::run() {
   ASSIGN_OR_RETURN(const std::vector<int64_t> parts, missing_parts());
   if (mesh_.is_main()) {
     metrics::log_info(plan_.text(folder));
+    for (const std::string& line : plan_.memory.lines()) {
+      metrics::log_info(line);
+    }
     if (const auto done = plan_.manifest.parts - static_cast<int64_t>(parts.size()); done > 0) {
       metrics::log_info(
           absl::StrFormat("cache: %d of %d parts are there and stay as they are", done, plan_.manifest.parts));
     }
   }
+  limit_memory();
   RETURN_IF_ERROR(agree(mesh_, load_teacher()));
   RETURN_IF_ERROR(agree(mesh_, write_head()));
   writer_ = std::make_unique<teacher_cache::PartThread>(folder, plan_.manifest.id(), plan_.manifest.rows.row_bytes());
@@ -305,11 +328,38 @@ absl::StatusOr<CaptureResult> Capture::run() {
   RETURN_IF_ERROR(agree(mesh_, stopped_ ? absl::OkStatus() : writer_->finish()));
   if (mesh_.is_main() && !stopped_) {
     metrics::log_info(speed_line(samples_of(parts), std::chrono::duration<double>(Clock::now() - start).count()));
+    if (device::is_tracking()) {
+      metrics::log_info(absl::StrFormat(
+          "memory: %d bytes of tensors at the peak of rank 0, %d planned", device::memory_use().peak(),
+          plan_.memory.peak()));
+    }
   }
   return CaptureResult{stopped_};
 }
 
 } // namespace
+
+absl::Status capture_dry_run(const config::Config& config, const launch::RankInfo& ranks) {
+  const int64_t started = std::max(ranks_to_start(config, ranks), ranks.world_size);
+  const config::Config own = as_run(config, started);
+  ASSIGN_OR_RETURN(const Environment environment, resolve_environment(own));
+  ASSIGN_OR_RETURN(const CaptureInputs inputs, open_capture_inputs(own, environment));
+  ASSIGN_OR_RETURN(
+      const CapturePlan plan,
+      plan_capture(own, environment, inputs, started, std::max(started, ranks.local_world_size)));
+  const std::string& folder = own.teacher.cache;
+  std::error_code error;
+  if (fs::exists(fs::path(folder) / teacher_cache::kManifestFile, error)) {
+    RETURN_IF_ERROR(teacher_cache::begin_cache(folder, plan.manifest));
+  }
+  std::puts(plan.text(folder).c_str());
+  for (const std::string& line : plan.memory.lines()) {
+    std::puts(line.c_str());
+  }
+  RETURN_IF_ERROR(check_space(plan, folder, bytes_in(folder)));
+  std::puts("dry run: everything checks out; nothing was written");
+  return absl::OkStatus();
+}
 
 absl::StatusOr<CaptureResult> capture(
     const config::Config& config, const launch::RankInfo& ranks, const launch::StopSignal& stop) {

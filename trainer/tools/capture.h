@@ -12,8 +12,11 @@ struct CaptureResult {
   bool stopped_by_signal = false; // what is complete stays
 };
 
-// Runs the teacher over data.train and data.eval on this rank, and writes its hidden states to teacher.cache, or goes
-// on where an earlier capture of the same stopped. `config` was checked for config::Purpose::kCapture.
+// Checks what a capture reads, and prints the size of its cache and the memory plan; writes nothing.
+absl::Status capture_dry_run(const config::Config& config, const launch::RankInfo& ranks);
+
+// Runs the teacher over data.train and data.eval on this rank, and writes what it says to teacher.cache, or goes on
+// where an earlier capture of the same stopped. `config` was checked for config::Purpose::kCapture.
 absl::StatusOr<CaptureResult> capture(
     const config::Config& config, const launch::RankInfo& ranks, const launch::StopSignal& stop);
 

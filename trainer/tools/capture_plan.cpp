@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "data/base/status_macros.h"
+#include "trainer/device/device_info.h"
 #include "trainer/setup/disk_space.h"
 #include "trainer/teacher_cache/cache_folder.h"
 
@@ -34,7 +35,8 @@ int64_t count_rows(const data::Stretch& stretch) {
 } // namespace
 
 absl::StatusOr<CapturePlan> plan_capture(
-    const config::Config& config, const Environment& environment, const CaptureInputs& inputs) {
+    const config::Config& config, const Environment& environment, const CaptureInputs& inputs, int64_t world_size,
+    int64_t ranks_on_host) {
   CapturePlan plan;
   teacher_cache::Manifest& manifest = plan.manifest;
   const models::ModelConfig& teacher = inputs.teacher.config;
@@ -62,6 +64,15 @@ absl::StatusOr<CapturePlan> plan_capture(
   plan.bytes = plan.rows * manifest.rows.row_bytes() + head +
       stretches * static_cast<int64_t>(sizeof(teacher_cache::StretchEntry)) +
       manifest.parts * static_cast<int64_t>(sizeof(teacher_cache::PartHead) + sizeof(teacher_cache::PartFoot));
+  const int64_t memory = device::device_info(environment.device).memory_bytes;
+  ASSIGN_OR_RETURN(
+      plan.memory,
+      plan::predict_capture(
+          config, teacher, manifest.rows, {environment, world_size, ranks_on_host}, manifest.teacher_seq_len > 0,
+          environment.device.is_cuda() ? memory : memory / std::max<int64_t>(1, ranks_on_host)));
+  if (config.memory.on_overflow == config::OnOverflow::kRefuse) {
+    RETURN_IF_ERROR(plan::check_fits(plan.memory));
+  }
   return plan;
 }
 

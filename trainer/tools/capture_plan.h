@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "trainer/plan/capture_memory.h"
 #include "trainer/setup/inputs.h"
 #include "trainer/teacher_cache/manifest.h"
 
@@ -23,14 +24,17 @@ struct CapturePlan {
   std::vector<CapturePart> parts; // by their number
   int64_t rows = 0; // tokens with a target in the whole cache, at most
   int64_t bytes = 0; // of the whole cache, about
+  plan::CaptureMemory memory; // of one rank
 
   // "cache: 12 parts, 1234567 tokens with a target, 10.1 GB for ..."
   std::string text(const std::string& folder) const;
 };
 
-// InvalidArgument: an encoding that does not suit the teacher.
+// `world_size`, `ranks_on_host`: of the capture. InvalidArgument: an encoding that does not suit the teacher.
+// FailedPrecondition: the device cannot hold what the capture takes, unless memory.on_overflow is warn.
 absl::StatusOr<CapturePlan> plan_capture(
-    const config::Config& config, const Environment& environment, const CaptureInputs& inputs);
+    const config::Config& config, const Environment& environment, const CaptureInputs& inputs, int64_t world_size,
+    int64_t ranks_on_host);
 
 // FailedPrecondition: the disk cannot hold what is not there yet; both numbers are named. `found`: bytes of the cache
 // that are there.

@@ -45,7 +45,7 @@ ALLOWED = {
         "data", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/sharding",
         "trainer/step"},
     "trainer/plan": {
-        "data/base", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models",
+        "data", "data/base", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models",
         "trainer/sharding", "trainer/step", "trainer/teacher_cache"},
     "trainer/run_folder": {
         "data/base", "losses", "trainer/config", "trainer/hf", "trainer/metrics", "trainer/sharding"},

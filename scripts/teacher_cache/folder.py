@@ -6,19 +6,23 @@ import os
 import shutil
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from teacher_cache.part_file import checksum
 
-VERSION = 1
-# Keys of the manifest without paths, in the order in which they are hashed.
+VERSION, SPARSE_VERSION = 1, 2  # of caches of hidden states, and of those of a few tokens
+# Keys of the manifest without paths, in the order in which they are hashed; those that a kind has not are left out.
 IDENTITY = (
     "format",
     "version",
+    "kind",
     "encoding",
     "hidden_size",
+    "entries",
+    "columns",
+    "temperature",
+    "softcap",
     "vocab_size",
     "teacher_shape",
     "teacher_hash",
@@ -39,7 +43,7 @@ WHOLE, ENDS, BLOCK, BLOCKS = 1 << 20, 64 << 10, 4 << 10, 64  # of a file's finge
 
 def cache_id(manifest):
     """The bytes that every part of the cache repeats."""
-    identity = {key: manifest[key] for key in IDENTITY}
+    identity = {key: manifest[key] for key in IDENTITY if key in manifest}
     identity["data"] = [{key: file[key] for key in DATA_IDENTITY} for file in manifest["data"]]
     return hashlib.sha256(json.dumps(identity, separators=(",", ":"), ensure_ascii=False).encode()).digest()
 
@@ -94,21 +98,15 @@ def read_head(folder):
     return lm_head, found["model.norm.weight"]
 
 
-def write_head(folder, teacher, lm_head, norm, dtype):
-    """head/: what a run needs of the teacher besides the rows."""
+def write_head(folder, teacher, tensors):
+    """head/: what a run needs of the teacher besides the rows; `tensors`: of its weights, if any."""
     head = Path(folder) / "head"
     head.mkdir()
     shutil.copyfile(Path(teacher) / "config.json", head / "config.json")
     for name in TOKENIZER_FILES:
         if (Path(teacher) / name).exists():
             shutil.copyfile(Path(teacher) / name, head / name)
-    tensors = {"lm_head.weight": lm_head, "model.norm.weight": norm}
-    save_file({name: t.to(dtype).contiguous() for name, t in tensors.items()}, head / "model.safetensors")
+    if tensors:
+        save_file(tensors, head / "model.safetensors")
     sums = [f"XXH3 ({path.name}) = {checksum(path.read_bytes()):016x}\n" for path in sorted(head.iterdir())]
     (head / "checksums.xxh3").write_text("".join(sums))
-
-
-def encode(hidden, encoding):
-    """Rows of hidden states [R, G] as bytes."""
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[encoding]
-    return hidden.to(dtype).contiguous().view(torch.uint8).numpy().tobytes()

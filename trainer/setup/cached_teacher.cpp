@@ -97,7 +97,7 @@ void check_sparse(
   if (student_vocab > 0 && rows.columns > student_vocab) {
     problems.add(absl::StrFormat(
         "teacher.cache: %s: expected tokens of the student's vocabulary, %d, found those of %d; capture with "
-        "student.path set to this student",
+        "student.path set to this student, or import with its --vocab-size",
         config.teacher.cache, student_vocab, rows.columns));
   }
 }

@@ -1,0 +1,92 @@
+"""What every import into a teacher's cache does: documents found by their tokens, parts, manifest, head."""
+
+import json
+import sys
+
+from shared.command_line import fail
+from teacher_cache import folder as cache_folder
+from teacher_cache.part_file import write_part
+from token_shards.tokenizer_files import canonical_hash
+
+PART_BYTES = 1 << 30
+
+
+def check_tokenizer(teacher, documents):
+    path = teacher / "tokenizer.json"
+    if path.exists():
+        digest, _ = canonical_hash(json.loads(path.read_text()))
+        if digest != documents.tokenizer_hash:
+            fail(
+                f"{path}: tokenizer_hash: expected {documents.tokenizer_hash.hex()} (the token shards), found "
+                f"{digest.hex()}"
+            )
+
+
+class Importer:
+    """Subclasses have `row_bytes`, stretches_of(path), manifest_rows(), write_head(folder), and `precision`."""
+
+    def __init__(self, arguments, documents):
+        self.arguments, self.documents = arguments, documents
+        self.config = json.loads((arguments.teacher / "config.json").read_text())
+        self.seen = set()  # shard and document
+        self.longest = 2  # tokens of a sequence
+
+    def new_documents(self, tokens):
+        """The documents that begin with these tokens and have no rows yet."""
+        self.longest = max(self.longest, len(tokens))
+        found = [d for d in self.documents.beginning_with(tokens) if (d.shard, d.document) not in self.seen]
+        self.seen.update((d.shard, d.document) for d in found)
+        return found
+
+    def groups(self, files):
+        """Stretches in groups of about PART_BYTES. A dump that is of no document is an error."""
+        group, size, strange = [], 0, []
+        for path in files:
+            before = len(self.seen)
+            for stretch in self.stretches_of(path):
+                group.append(stretch)
+                size += len(stretch.rows)
+                if size >= PART_BYTES:
+                    yield group
+                    group, size = [], 0
+            if len(self.seen) == before:
+                strange.append(str(path))
+        if group:
+            yield group
+        if len(strange) == len(files):
+            fail(f"no dump has the tokens of a document of --data; the first one is {strange[0]}")
+        for path in strange:
+            print(f"import_teacher: warning: {path}: its tokens begin no further document of --data", file=sys.stderr)
+
+    def manifest(self):
+        # Parts carry a hash of the manifest, which is written before their number and the longest dump are known.
+        documents = self.documents
+        return {
+            "format": "distill-teacher-cache",
+            **self.manifest_rows(),
+            "teacher_shape": f"imported, {self.config.get('model_type', 'unknown')}",
+            "teacher_hash": cache_folder.teacher_hash(self.arguments.teacher),
+            "precision": f"imported, {self.precision}",
+            "compute_dtype": self.compute_dtype,
+            "tokenizer_hash": documents.tokenizer_hash.hex(),
+            "seq_len": self.longest,
+            "teacher_seq_len": 0,
+            "micro_batch_size": 0,
+            "part_samples": 0,
+            "parts": 0,
+            "data": documents.files,
+            "teacher": str(self.arguments.teacher),
+        }
+
+    def write_cache(self, files, out):
+        manifest = self.manifest()
+        for part, group in enumerate(self.groups(files)):
+            write_part(out / f"part-{part:08d}.dtc", cache_folder.cache_id(manifest), part, self.row_bytes, group)
+        self.write_head(out)
+        cache_folder.write_manifest(out, manifest)
+        missing = self.documents.count - len(self.seen)
+        if missing and not self.arguments.allow_missing:
+            fail(
+                f"expected a dump for each of {self.documents.count} documents, found none for {missing} of them; "
+                "--allow-missing writes the cache nevertheless, for a run that does not read them"
+            )

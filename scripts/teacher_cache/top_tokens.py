@@ -1,0 +1,156 @@
+"""Top-k log-probabilities that another program has written: JSONL and parquet, one document in each record.
+
+A record has `token_ids` [T] and one of
+- `prompt_logprobs`, as vLLM returns it: for each token, from the second on, a dictionary of token id ->
+  {"logprob": ...} (or the number alone), the teacher's prediction of that token from those before it; the first one
+  is null;
+- `topk_ids` [T][K] and `topk_log_probs` [T][K], and perhaps `tail` [T]: the prediction after each token.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+TOO_MUCH = 1e-2  # by which a sum of rounded probabilities may exceed 1
+DISAGREE = 1e-2  # between a given tail and 1 - sum
+
+
+@dataclass
+class Predictions:
+    """After each of the first N tokens: ids int32 [N, K], -1: none; log-probabilities [N, K]; tail [N]."""
+
+    ids: np.ndarray
+    log_probs: np.ndarray
+    tail: np.ndarray
+    computed_tail: bool  # 1 - sum, at least the floor
+
+
+def read_records(path):
+    """(where, record) of every document of a file."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        file = pyarrow.parquet.ParquetFile(path)
+        number = 0
+        for batch in file.iter_batches(batch_size=16):
+            for record in batch.to_pylist():
+                number += 1
+                yield f"{path}: row {number}", record
+        return
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}: line {number}: not JSON: {error}") from None
+            if not isinstance(record, dict):
+                raise ValueError(f"{path}: line {number}: expected an object, found {type(record).__name__}")
+            yield f"{path}: line {number}", record
+
+
+def token_ids(where, record):
+    ids = record.get("token_ids", record.get("prompt_token_ids"))
+    whole = isinstance(ids, list) and ids and all(isinstance(t, int) and not isinstance(t, bool) for t in ids)
+    if not whole:
+        raise ValueError(f"{where}: token_ids: expected a list of integers, found {str(ids)[:60]}")
+    return np.asarray(ids, np.int64)
+
+
+def _log_prob(entry):
+    return entry.get("logprob") if isinstance(entry, dict) else entry
+
+
+def _pairs(where, entry):
+    """(ids, log-probabilities) of one of vLLM's dictionaries; a parquet map is a list of pairs."""
+    items = list(entry.items()) if isinstance(entry, dict) else entry
+    try:
+        pairs = [(int(token), float(_log_prob(value))) for token, value in items if value is not None]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{where}: expected token ids with their logprob, found {str(entry)[:80]}; write the dictionaries of "
+            "prompt_logprobs with their numbers"
+        ) from None
+    return [token for token, _ in pairs], [value for _, value in pairs]
+
+
+def _rows_of_vllm(where, record, count):
+    """The prediction after token t is entry t + 1."""
+    entries = record["prompt_logprobs"]
+    if not isinstance(entries, list) or len(entries) != count or entries[0] is not None:
+        raise ValueError(
+            f"{where}: prompt_logprobs: expected a list of {count} entries, one for each token, the first of which is "
+            f"null, found {len(entries) if isinstance(entries, list) else type(entries).__name__}"
+        )
+    for token, entry in enumerate(entries[1:], 1):
+        if entry is None:
+            raise ValueError(f"{where}: prompt_logprobs: token {token}: expected log-probabilities, found null")
+        yield (*_pairs(f"{where}: prompt_logprobs: token {token}", entry), None)
+
+
+def _rows_of_lists(where, record, count):
+    ids, values, tails = record.get("topk_ids"), record.get("topk_log_probs"), record.get("tail")
+    for name, column in {"topk_ids": ids, "topk_log_probs": values, "tail": tails}.items():
+        if (column is not None or name != "tail") and (not isinstance(column, list) or len(column) != count):
+            found = len(column) if isinstance(column, list) else type(column).__name__
+            raise ValueError(f"{where}: {name}: expected one entry for each of {count} tokens, found {found}")
+    for token in range(count):
+        if len(ids[token]) != len(values[token]):
+            raise ValueError(
+                f"{where}: token {token}: expected as many ids as log-probabilities, found {len(ids[token])} and "
+                f"{len(values[token])}"
+            )
+        yield ids[token], values[token], None if tails is None else tails[token]
+
+
+def _check_row(where, ids, values, tail, columns, may_be_unsorted):
+    for token, value in zip(ids, values, strict=True):
+        if not 0 <= token < columns:
+            raise ValueError(f"{where}: expected tokens of the vocabulary, 0 to {columns - 1}, found {token}")
+        if not isinstance(value, (int, float)) or not value <= TOO_MUCH:
+            raise ValueError(f"{where}: expected log-probabilities (at most 0), found {value} of token {token}")
+    if len(set(ids)) != len(ids):
+        repeated = next(token for token in ids if ids.count(token) > 1)
+        raise ValueError(f"{where}: expected every token once, found {repeated} twice")
+    if not may_be_unsorted and any(a < b for a, b in zip(values, values[1:], strict=False)):
+        raise ValueError(f"{where}: expected log-probabilities in descending order, found {values[:8]}")
+    total = sum(map(math.exp, values))
+    if total > 1 + TOO_MUCH:
+        raise ValueError(
+            f"{where}: expected probabilities whose sum is at most 1, found {total:.4f}; are they normalised, and of "
+            "the natural logarithm?"
+        )
+    if tail is not None and not abs(total + tail - 1) <= DISAGREE:
+        raise ValueError(f"{where}: tail: expected 1 minus the sum of the others, {1 - total:.4f}, found {tail}")
+
+
+def read_predictions(where, record, columns, topk, floor):
+    """The record's predictions, the `topk` most probable tokens of each; ValueError names what is wrong."""
+    count = len(token_ids(where, record))
+    is_vllm = "prompt_logprobs" in record
+    if not is_vllm and not {"topk_ids", "topk_log_probs"} <= record.keys():
+        raise ValueError(
+            f"{where}: expected prompt_logprobs, or topk_ids with topk_log_probs, found {', '.join(sorted(record))}"
+        )
+    # The prediction after the last token of a prompt is in no entry; it has no target either.
+    size = count - 1 if is_vllm else count
+    out = Predictions(np.full((size, topk), -1, np.int32), np.zeros((size, topk)), np.zeros(size), False)
+    rows = _rows_of_vllm(where, record, count) if is_vllm else _rows_of_lists(where, record, count)
+    for token, (ids, values, tail) in enumerate(rows):
+        # vLLM adds the token that really came next, wherever it stands.
+        _check_row(f"{where}: after token {token}", ids, values, tail, columns, may_be_unsorted=is_vllm)
+        order = sorted(range(len(ids)), key=lambda i: (-values[i], ids[i]))[:topk]
+        kept = np.asarray([values[i] for i in order])
+        out.ids[token, : len(order)] = [ids[i] for i in order]
+        out.log_probs[token, : len(order)] = kept
+        dropped = sum(math.exp(values[i]) for i in range(len(ids))) - np.exp(kept).sum()
+        if tail is None:
+            out.computed_tail = True
+            tail = 1 - np.exp(kept).sum()
+        else:
+            tail = tail + dropped
+        out.tail[token] = 0.0 if len(order) == columns else max(floor, tail)
+    return out

@@ -1,0 +1,196 @@
+"""scripts/import_teacher.py: top-k log-probabilities in the shape of vLLM's, as a teacher."""
+
+import json
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+import transformers
+
+import teacher_rows
+import tiny
+from test_import_teacher import config_of, import_teacher
+from token_shard import read_shard
+
+K = 8
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory):
+    documents = tiny.random_documents(5, [5, 61, 17, 128, 2, 33, 90, 47])
+    return tiny.make_shard(tmp_path_factory.mktemp("data") / "import.dtok", documents)
+
+
+@pytest.fixture(scope="module")
+def predictions(models, shard):
+    """(tokens, log-probabilities [T, V]) of each document."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(models["llama"][1], dtype=torch.float32).eval()
+    out = []
+    with torch.no_grad():
+        for document in read_shard(shard):
+            tokens = torch.from_numpy(document.tokens.copy()).long()
+            out.append((tokens.tolist(), model(tokens[None]).logits[0].double().log_softmax(-1)))
+    return out
+
+
+def vllm_record(tokens, log_p, k=K):
+    """prompt_logprobs: the k most probable tokens and the one that came, in a dictionary with texts and ranks."""
+    entries = [None]
+    for t in range(len(tokens) - 1):
+        values, ids = log_p[t].topk(k)
+        chosen = [tokens[t + 1], *[i for i in ids.tolist() if i != tokens[t + 1]]]
+        entries.append({str(i): {"logprob": log_p[t, i].item(), "rank": 1, "decoded_token": "?"} for i in chosen})
+    return {"token_ids": tokens, "prompt_logprobs": entries}
+
+
+def list_record(tokens, log_p, k=K, tail=True):
+    values, ids = log_p.topk(k)
+    record = {"token_ids": tokens, "topk_ids": ids.tolist(), "topk_log_probs": values.tolist()}
+    return record | ({"tail": (1 - values.exp().sum(-1)).tolist()} if tail else {})
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def edited(predictions, edit):
+    records = [list_record(*each) for each in predictions]
+    edit(records)
+    return records
+
+
+def rows_of(cache):
+    return {place: rows for place, rows in teacher_rows.read_rows(cache).stretches.items()}
+
+
+def test_the_shapes_of_a_dump_give_the_same_rows_and_those_of_the_model(tmp_path, models, shard, predictions):
+    teacher = models["llama"][1]
+    dumps = {
+        "vllm": write_jsonl(tmp_path / "vllm.jsonl", [vllm_record(*each) for each in predictions]),
+        "lists": write_jsonl(tmp_path / "lists.jsonl", [list_record(*each) for each in predictions]),
+        "short": write_jsonl(tmp_path / "short.jsonl", [list_record(*each, k=3) for each in predictions]),
+    }
+    table = pyarrow.Table.from_pylist([list_record(*each) for each in predictions])
+    dumps["parquet"] = tmp_path / "lists.parquet"
+    pyarrow.parquet.write_table(table, dumps["parquet"])
+    said = {}
+    for name, path in dumps.items():
+        said[name] = import_teacher(teacher, shard, path, tmp_path / name, "--topk", K, "--dtype", "float32")
+        assert "8 of 8 documents" in said[name]
+        tiny.distill("verify", tmp_path / name)
+    assert "is computed as 1 - sum, at least 1e-06" in said["vllm"]
+    assert "is given" in said["lists"]
+    assert "rows have fewer than 8 tokens" in said["short"]
+    lists, vllm, short = (rows_of(tmp_path / name) for name in ("lists", "vllm", "short"))
+    assert rows_of(tmp_path / "parquet").keys() == lists.keys()
+    documents = read_shard(shard)
+    for (_, index, _, _), rows in lists.items():
+        log_p = predictions[index][1]
+        marks = np.append(documents[index].in_loss[1:], False)
+        for place, (ids, values, tail) in zip(np.flatnonzero(marks), rows, strict=True):
+            expected = log_p[place].topk(K)
+            assert ids == expected.indices.tolist()
+            np.testing.assert_allclose(values, expected.values, rtol=1e-6, atol=1e-6)
+            assert tail == pytest.approx(1 - expected.values.exp().sum().item(), abs=1e-6)
+    for place, rows in lists.items():
+        for row, other, few in zip(rows, vllm[place], short[place], strict=True):
+            # The token that came is among vLLM's; beyond the k most probable ones it joins the tail.
+            assert row[0] == other[0] and row[2] == pytest.approx(other[2], abs=1e-6)
+            np.testing.assert_allclose(row[1], other[1])
+            assert few[0] == row[0][:3] + [-1] * 5
+
+
+@pytest.mark.parametrize("record", [vllm_record, list_record])
+def test_a_run_from_imported_tokens_is_the_run_from_captured_ones(tmp_path, models, shard, predictions, record):
+    pair = models["llama"]
+    dump = write_jsonl(tmp_path / "dump.jsonl", [record(*each) for each in predictions])
+    # Imported tokens are those of the teacher's whole vocabulary, and so must the student's be.
+    config = config_of(tmp_path / "wide", pair, shard)
+    student = tiny.make_model(tmp_path / "student", "llama", seed=1, tied=False, vocab=tiny.TEACHER_VOCAB)
+    config |= {"student": {"path": student}, "loss": {"divergence": "jsd", "beta": 0.5}}
+    config["cache"] = {"kind": "topk", "topk": K, "dtype": "float32"}
+    path = tiny.write_config(tmp_path, config)
+    tiny.distill("capture", "--config", path, "--set", f"teacher.cache={tmp_path / 'captured'}")
+    import_teacher(pair[1], shard, dump, tmp_path / "imported", "--topk", K, "--dtype", "float32")
+    steps = []
+    for name in ("captured", "imported"):
+        source = {"source": "cache", "cache": str(tmp_path / name), "path": pair[1]}
+        run = config | {"teacher": source, "run": config["run"] | {"dir": str(tmp_path / f"run-{name}")}}
+        steps.append(tiny.read_metrics(tiny.train(tmp_path, run))[0])
+    for found, expected in zip(*steps, strict=True):
+        assert found["valid_tokens"] == expected["valid_tokens"]
+        for key in ("loss", "forward_kl", "teacher_ce", "grad_norm"):
+            assert found[key] == pytest.approx(expected[key], rel=1e-4), key
+
+
+def replace(records, key, token, value):
+    records[1][key][token] = value
+
+
+@pytest.mark.parametrize(
+    "edit, message",
+    [
+        (
+            lambda r: replace(r, "topk_ids", 3, [0, 1, 2, 3, 4, 5, 6, 224]),
+            "expected tokens of the vocabulary, 0 to 223",
+        ),
+        (lambda r: replace(r, "topk_ids", 3, [0, 1, 2, 3, 4, 5, 6, 0]), "expected every token once, found 0 twice"),
+        (lambda r: r[1]["topk_log_probs"][3].reverse(), "expected log-probabilities in descending order"),
+        (lambda r: replace(r, "topk_log_probs", 3, [-0.1] * 8), "expected probabilities whose sum is at most 1"),
+        (lambda r: replace(r, "topk_log_probs", 3, [3.0] + [-9.0] * 7), "expected log-probabilities (at most 0)"),
+        (lambda r: replace(r, "topk_log_probs", 3, [-1.0]), "expected as many ids as log-probabilities, found 8 and 1"),
+        (lambda r: replace(r, "tail", 3, 0.999), "tail: expected 1 minus the sum of the others"),
+        (lambda r: r[1]["topk_ids"].pop(), "topk_ids: expected one entry for each of 61 tokens, found 60"),
+        (lambda r: r[1].pop("topk_ids"), "expected prompt_logprobs, or topk_ids with topk_log_probs"),
+        (lambda r: r[1].update(token_ids="a text"), "token_ids: expected a list of integers"),
+        (lambda r: [each.update(token_ids=[7] * len(each["token_ids"])) for each in r], "no dump has the tokens"),
+        (lambda r: r.pop(1), "expected a dump for each of 8 documents, found none for 1"),
+    ],
+)
+def test_a_bad_dump_is_refused_and_leaves_nothing(tmp_path, models, shard, predictions, edit, message):
+    dump = write_jsonl(tmp_path / "dump.jsonl", edited(predictions, edit))
+    found = import_teacher(models["llama"][1], shard, dump, tmp_path / "cache", "--topk", K, code=1)
+    assert message in found, found
+    if "line" in found:
+        assert "dump.jsonl: line 2" in found
+    assert not (tmp_path / "cache").exists()
+
+
+def test_vllms_shape_is_checked(tmp_path, models, shard, predictions):
+    def refused(edit):
+        records = [vllm_record(*each) for each in predictions]
+        edit(records[1]["prompt_logprobs"])
+        dump = write_jsonl(tmp_path / "dump.jsonl", records)
+        return import_teacher(models["llama"][1], shard, dump, tmp_path / "cache", "--topk", K, code=1)
+
+    assert "expected a list of 61 entries, one for each token, the first of which is null, found 60" in refused(
+        lambda entries: entries.pop(0)
+    )
+    assert "token 5: expected log-probabilities, found null" in refused(lambda entries: entries.__setitem__(5, None))
+    assert "write the dictionaries of prompt_logprobs with their numbers" in refused(
+        lambda entries: entries.__setitem__(5, {"3": "Logprob(logprob=-1.5, rank=1)"})
+    )
+
+
+def test_arguments_of_another_kind_are_refused(tmp_path, models, shard, predictions):
+    dump = write_jsonl(tmp_path / "dump.jsonl", [list_record(*each) for each in predictions])
+    teacher = models["llama"][1]
+    for arguments, message in (
+        (("--dtype", "bfloat16"), "expected float16 or float32 for these dumps, found bfloat16"),
+        (("--topk", "300"), "--topk: expected 1 to 224, found 300"),
+        (("--vocab-size", "300"), "--vocab-size: expected 1 to 224, the teacher's tokens, found 300"),
+        (("--vocab-size", "30"), "expected tokens of the vocabulary, 0 to 29"),
+        (("--temperature", "0"), "--temperature"),
+    ):
+        assert message in import_teacher(teacher, shard, dump, tmp_path / "cache", *arguments, code=1)
+    strange = tmp_path / "dump.csv"
+    strange.write_text("")
+    assert "expected safetensors files, or JSONL and parquet" in import_teacher(
+        teacher, shard, strange, tmp_path / "cache", code=1
+    )
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"token_ids": [1,')
+    assert "broken.jsonl: line 1: not JSON" in import_teacher(teacher, shard, broken, tmp_path / "cache", code=1)

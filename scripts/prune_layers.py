@@ -203,6 +203,25 @@ def write_shard(path, items):
         os.fsync(out.fileno())
 
 
+def check_output(out, teacher, force):
+    """A PruneError unless `out` may be written: it is new, or a model folder that may be replaced."""
+    if out.resolve() == teacher.resolve() or teacher.resolve() in out.resolve().parents:
+        raise PruneError(f"--out: {out} is the teacher's folder or inside it")
+    if out.exists():
+        if not force:
+            raise PruneError(f"--out: {out} exists; --force replaces it")
+        if not (out / "config.json").is_file():
+            raise PruneError(f"--out: {out} is no model folder, so --force does not replace it")
+
+
+def copy_side_files(teacher, folder):
+    """The tokenizer, the generation settings and the licence."""
+    for pattern in COPIED:
+        for file in teacher.glob(pattern):
+            if file.is_file():
+                shutil.copyfile(file, folder / file.name)
+
+
 def write_folder(folder, teacher, config, kept, shard_bytes):
     shards = split_shards(kept, shard_bytes)
     names = ["model.safetensors"]
@@ -217,10 +236,7 @@ def write_folder(folder, teacher, config, kept, shard_bytes):
         }
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    for pattern in COPIED:
-        for file in teacher.glob(pattern):
-            if file.is_file():
-                shutil.copyfile(file, folder / file.name)
+    copy_side_files(teacher, folder)
 
 
 def prune(args):
@@ -234,14 +250,7 @@ def prune(args):
         raise PruneError(f"--max-shard-gb: expected a positive number, found {args.max_shard_gb:g}")
     layers = parse_layers(args.layers, args.every, count)
     kept = prune_tensors(read_tensors(args.teacher), layers, count)
-    if args.out.resolve() == args.teacher.resolve() or args.teacher.resolve() in args.out.resolve().parents:
-        raise PruneError(f"--out: {args.out} is the teacher's folder or inside it")
-    if args.out.exists():
-        if not args.force:
-            raise PruneError(f"--out: {args.out} exists; --force replaces it")
-        if not (args.out / "config.json").is_file():
-            raise PruneError(f"--out: {args.out} is no model folder, so --force does not replace it")
-
+    check_output(args.out, args.teacher, args.force)
     with replaced_folder(args.out) as partial:
         write_folder(partial, args.teacher, prune_config(config, layers), kept, int(args.max_shard_gb * 1e9))
     parameters = [sum(elements(t) for t in tensors) for tensors in ((t for _, t in kept), read_tensors(args.teacher))]

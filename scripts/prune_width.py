@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+"""Makes a narrower student from a teacher: keeps some of each layer's attention heads and MLP neurons.
+
+What is kept is chosen in each layer by its measured contribution to the residual stream on a text:
+
+  MLP neuron j         rms over tokens of its activation a_j (the input of down_proj) x |column j of down_proj|
+  key-value group g    rms over tokens of |o_proj applied to the outputs of the group's query heads alone|
+
+A key-value head and the query heads that share it are kept or dropped together. Layers, hidden size, head size,
+embeddings, norms and lm_head stay. The kept rows and columns are copied, nothing is scaled: the student's output is the
+teacher's with the dropped columns of o_proj and down_proj set to 0. kept.json of the student lists what was kept of
+each layer; with --kept, the same student is made again without measuring.
+
+  scripts/prune_width.py --teacher teacher --out student --kv-heads 2 --intermediate 768 --text train.jsonl
+  scripts/prune_width.py --teacher teacher --out again --kept student/kept.json
+"""
+
+import script_path
+
+import json
+from pathlib import Path
+
+from prune_layers import PruneError, check_output, copy_side_files, read_json
+from shared.command_line import argument_parser, fail
+from shared.folders import replaced_folder
+
+SEQUENCE = 512  # tokens
+KEPT = "kept.json"
+
+
+def calibration_tokens(tokenizer, path, count):
+    """[sequences, SEQUENCE] ids: the documents of a JSONL file one after the other."""
+    import torch
+
+    ids = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                ids += tokenizer(json.loads(line)["text"])["input_ids"]
+                if len(ids) >= count:
+                    break
+    except OSError as error:
+        raise PruneError(f"--text: {path}: {error.strerror}") from None
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise PruneError(f'--text: {path}: expected lines like {{"text": "..."}} ({error!r})') from None
+    length = min(SEQUENCE, len(ids))
+    if length < 2:
+        raise PruneError(f"--text: {path}: expected text, found {len(ids)} tokens")
+    ids = ids[: min(len(ids), count) // length * length]
+    return torch.tensor(ids).view(-1, length)
+
+
+def measure(model, tokens):
+    """([layers][kv heads], [layers][neurons]): the contributions that the head of this file defines."""
+    import torch
+
+    config = model.config
+    groups = config.num_key_value_heads
+    heads = [torch.zeros(groups, dtype=torch.float64) for _ in model.model.layers]
+    neurons = [torch.zeros(config.intermediate_size, dtype=torch.float64) for _ in model.model.layers]
+    handles = []
+    for index, layer in enumerate(model.model.layers):
+
+        def attention(module, inputs, index=index):
+            outputs = inputs[0].flatten(0, -2).double()
+            width = outputs.shape[-1] // groups
+            weight = module.weight.double()
+            for group in range(groups):
+                part = slice(group * width, (group + 1) * width)
+                heads[index][group] += (outputs[:, part] @ weight[:, part].T).square().sum()
+
+        def mlp(module, inputs, index=index):
+            neurons[index] += inputs[0].flatten(0, -2).double().square().sum(0)
+
+        handles.append(layer.self_attn.o_proj.register_forward_pre_hook(attention))
+        handles.append(layer.mlp.down_proj.register_forward_pre_hook(mlp))
+    with torch.inference_mode():
+        for row in tokens:
+            model(row[None], use_cache=False)
+        for index, layer in enumerate(model.model.layers):
+            neurons[index] = neurons[index].sqrt() * layer.mlp.down_proj.weight.double().norm(dim=0)
+    for handle in handles:
+        handle.remove()
+    return heads, neurons
+
+
+def largest(scores, count):
+    """The positions of the `count` largest scores, in increasing order."""
+    return scores.argsort(descending=True, stable=True)[:count].sort().values
+
+
+def rows_of_heads(chosen, size):
+    """Indices of the rows that belong to heads of `size` rows each."""
+    import torch
+
+    return (chosen[:, None] * size + torch.arange(size)).flatten()
+
+
+def choose(teacher, text, count, kv_heads, intermediate):
+    """{"kv_heads": [layers][kv_heads], "neurons": [layers][intermediate]}, measured; and on how many tokens."""
+    model, tokenizer = load(teacher)
+    tokens = calibration_tokens(tokenizer, text, count)
+    heads, neurons = measure(model, tokens)
+    kept = {
+        "kv_heads": [largest(scores, kv_heads).tolist() for scores in heads],
+        "neurons": [largest(scores, intermediate).tolist() for scores in neurons],
+    }
+    return kept, tokens.numel()
+
+
+def read_kept(path, fields):
+    """What an earlier call kept; a PruneError unless it fits the teacher."""
+    kept = read_json(path)
+    for key, most in (("kv_heads", fields["num_key_value_heads"]), ("neurons", fields["intermediate_size"])):
+        layers = kept.get(key)
+        whole = isinstance(layers, list) and len(layers) == fields["num_hidden_layers"]
+        if not whole or len({len(layer) for layer in layers}) != 1:
+            raise PruneError(f"{path}: {key}: expected {fields['num_hidden_layers']} lists of one length")
+        for index, layer in enumerate(layers):
+            if not layer or layer != sorted(set(layer)) or not 0 <= layer[0] <= layer[-1] < most:
+                raise PruneError(f"{path}: {key}: layer {index}: expected increasing numbers from 0 to {most - 1}")
+    return kept
+
+
+def slices(fields, kept, head_dim):
+    """{tensor name: (dimension, indices)} of what is kept of each sliced tensor."""
+    import torch
+
+    group = fields["num_attention_heads"] // fields["num_key_value_heads"] * head_dim  # rows of q for a key-value head
+    result = {}
+    for index, (heads, neurons) in enumerate(zip(kept["kv_heads"], kept["neurons"], strict=True)):
+        prefix = f"model.layers.{index}"
+        heads, columns = torch.tensor(heads), torch.tensor(neurons)
+        queries, keys = rows_of_heads(heads, group), rows_of_heads(heads, head_dim)
+        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+            result[f"{prefix}.self_attn.{name}_proj.weight"] = (0, rows)
+            result[f"{prefix}.self_attn.{name}_proj.bias"] = (0, rows)
+        result[f"{prefix}.self_attn.o_proj.weight"] = (1, queries)
+        for name in ("gate", "up"):
+            result[f"{prefix}.mlp.{name}_proj.weight"] = (0, columns)
+            result[f"{prefix}.mlp.{name}_proj.bias"] = (0, columns)
+        result[f"{prefix}.mlp.down_proj.weight"] = (1, columns)
+    return result
+
+
+def stored_tensors(folder):
+    """{name: tensor} of a folder's weight files."""
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise PruneError(f"{folder}: no model*.safetensors")
+    tensors = {}
+    for file in files:
+        tensors |= load_file(file)
+    return tensors
+
+
+def load(folder):
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    import torch
+
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise PruneError(f"{folder}: transformers cannot read it ({str(error).splitlines()[0]})") from None
+    layers = getattr(getattr(model, "model", None), "layers", None)
+    for path in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+        try:
+            layers[0].get_submodule(path)
+        except (TypeError, AttributeError):
+            raise PruneError(f"{folder}: no model.layers.0.{path}; expected a decoder like Llama's") from None
+    return model.eval(), tokenizer
+
+
+def prune(args):
+    config_file = args.teacher / "config.json"
+    fields = read_json(config_file)
+    most = {"--kv-heads": "num_key_value_heads", "--intermediate": "intermediate_size"}
+    for key in (*most.values(), "num_hidden_layers", "num_attention_heads", "hidden_size"):
+        if not isinstance(fields.get(key), int):
+            raise PruneError(f"{config_file}: {key}: expected a number, found {fields.get(key)}")
+    for flag, value in (("--kv-heads", args.kv_heads), ("--intermediate", args.intermediate)):
+        if args.kept is None and not 1 <= value <= fields[most[flag]]:
+            raise PruneError(f"{flag}: expected a number from 1 to {fields[most[flag]]} (the teacher's), found {value}")
+    check_output(args.out, args.teacher, args.force)
+    if args.kept is None:
+        kept, tokens = choose(args.teacher, args.text, args.tokens, args.kv_heads, args.intermediate)
+        origin = f"chosen on {tokens} tokens"
+    else:
+        kept, origin = read_kept(args.kept, fields), f"as in {args.kept}"
+    write(args, fields, kept, origin)
+
+
+def check_config(folder):
+    """transformers refuses some numbers of heads, for Llama those that do not divide the hidden size."""
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, StrictDataclassError) as error:
+        cause = str(error.__cause__ or error).strip().splitlines()[-1].strip()
+        raise PruneError(f"--kv-heads, --intermediate: transformers refuses the student: {cause}") from None
+
+
+def write(args, fields, kept, origin):
+    from safetensors.torch import save_file
+
+    head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+    kept_slices = slices(fields, kept, head_dim)
+    before, after = stored_tensors(args.teacher), {}
+    for name, tensor in before.items():
+        dimension, indices = kept_slices.get(name, (0, None))
+        after[name] = tensor if indices is None else tensor.index_select(dimension, indices).contiguous()
+    kv_heads, intermediate = len(kept["kv_heads"][0]), len(kept["neurons"][0])
+    heads = fields["num_attention_heads"] // fields["num_key_value_heads"] * kv_heads
+    student = fields | {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": intermediate,
+    }
+    with replaced_folder(args.out) as partial:
+        save_file(after, partial / "model.safetensors", metadata={"format": "pt"})
+        (partial / "model.safetensors").chmod(0o644)
+        (partial / "config.json").write_text(json.dumps(student, indent=2) + "\n")
+        (partial / KEPT).write_text(json.dumps(kept) + "\n")
+        copy_side_files(args.teacher, partial)
+        check_config(partial)
+    parameters = [sum(tensor.numel() for tensor in tensors.values()) for tensors in (after, before)]
+    print(
+        f"{args.out}: {heads} of {fields['num_attention_heads']} heads ({kv_heads} of "
+        f"{fields['num_key_value_heads']} key-value heads), {intermediate} of {fields['intermediate_size']} neurons in "
+        f"each layer, {parameters[0] / 1e6:.1f} of {parameters[1] / 1e6:.1f} million parameters, {origin}"
+    )
+
+
+def main():
+    parser = argument_parser(__doc__)
+    parser.add_argument("--teacher", type=Path, required=True, help="Hugging Face folder of a decoder like Llama's")
+    parser.add_argument("--out", type=Path, required=True, help="student folder to write")
+    parser.add_argument("--kv-heads", type=int, metavar="N", help="key-value heads to keep in each layer")
+    parser.add_argument("--intermediate", type=int, metavar="N", help="MLP neurons to keep in each layer")
+    parser.add_argument("--text", type=Path, metavar="FILE.jsonl", help="documents to measure on")
+    parser.add_argument("--tokens", type=int, default=16384, help="how much of them (default 16384)")
+    parser.add_argument("--kept", type=Path, metavar="FILE", help="kept.json of an earlier student, in place of these")
+    parser.add_argument("--force", action="store_true", help="replace an existing --out")
+    args = parser.parse_args()
+    measured = (args.kv_heads, args.intermediate, args.text)
+    if (None in measured) if args.kept is None else any(value is not None for value in measured):
+        parser.error("expected --kv-heads, --intermediate and --text, or --kept alone")
+    try:
+        prune(args)
+    except PruneError as error:
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""scripts/prune_width.py against transformers: the student is the teacher with the other heads and neurons silenced."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+WORDS = ["<eos>"] + [f"w{number}" for number in range(63)]
+HEADS, KV_HEADS, HEAD_DIM, NEURONS, LAYERS = 6, 3, 8, 48, 3
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
+    "mistral": (transformers.MistralConfig, {"sliding_window": None}),
+    "qwen2": (transformers.Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen3": (transformers.Qwen3Config, {"tie_word_embeddings": True}),
+}
+
+
+def randomise(model):
+    """Biases and norms are zeros and ones otherwise."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory):
+    folders = {}
+    for index, (family, (kind, extra)) in enumerate(FAMILIES.items()):
+        torch.manual_seed(index)
+        config = kind(
+            vocab_size=len(WORDS),
+            hidden_size=48,  # a multiple of every number of heads below, on which transformers insists for Llama
+            intermediate_size=NEURONS,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=KV_HEADS,
+            head_dim=HEAD_DIM,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+            eos_token_id=0,
+            bos_token_id=None,
+            pad_token_id=None,
+            **extra,
+        )
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        randomise(model)
+        folder = tmp_path_factory.mktemp(family) / "teacher"
+        model.save_pretrained(folder, max_shard_size="20KB" if index % 2 else "1GB")
+        words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<eos>"))
+        words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>").save_pretrained(folder)
+        folders[family] = folder
+    return folders
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.jsonl"
+    generator = torch.Generator().manual_seed(5)
+    lines = [" ".join(WORDS[i] for i in torch.randint(0, 64, (40,), generator=generator)) for _ in range(30)]
+    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    return path
+
+
+def load(folder):
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(report.values()), report
+    return model.eval()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.arange(40).reshape(2, 20)).logits
+
+
+def silenced(teacher, kept):
+    """The teacher whose dropped heads and neurons write nothing into the residual stream."""
+    group = HEADS // KV_HEADS * HEAD_DIM
+    with torch.no_grad():
+        for layer, heads, neurons in zip(teacher.model.layers, kept["kv_heads"], kept["neurons"], strict=True):
+            for head in set(range(KV_HEADS)) - set(heads):
+                layer.self_attn.o_proj.weight[:, head * group : (head + 1) * group] = 0
+            for neuron in set(range(NEURONS)) - set(neurons):
+                layer.mlp.down_proj.weight[:, neuron] = 0
+    return teacher
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_student_is_the_teacher_with_the_other_parts_silenced(tmp_path, teachers, text, script, family):
+    student = tmp_path / "student"
+    arguments = ("--teacher", teachers[family], "--out", student, "--text", text, "--tokens", 400)
+    output = script("prune_width.py", *arguments, "--kv-heads", 2, "--intermediate", 20)
+    assert "4 of 6 heads (2 of 3 key-value heads), 20 of 48 neurons" in output
+    kept = json.loads((student / "kept.json").read_text())
+    assert all(len(layer) == 2 for layer in kept["kv_heads"]) and all(len(layer) == 20 for layer in kept["neurons"])
+    model = load(student)
+    assert model.config.num_attention_heads == 4 and model.config.num_key_value_heads == 2
+    assert model.config.head_dim == HEAD_DIM and model.config.intermediate_size == 20
+    expected = logits(silenced(load(teachers[family]), kept))
+    torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
+    assert (logits(load(teachers[family])) - expected).abs().max() > 0.05, "the dropped parts had a say"
+
+
+def test_all_parts_give_the_teacher(tmp_path, teachers, text, script):
+    arguments = ("--teacher", teachers["qwen3"], "--out", tmp_path / "student", "--text", text)
+    script("prune_width.py", *arguments, "--kv-heads", KV_HEADS, "--intermediate", NEURONS)
+    before, after = (load_file(folder / "model.safetensors") for folder in (teachers["llama"], tmp_path / "student"))
+    assert torch.equal(logits(load(tmp_path / "student")), logits(load(teachers["qwen3"])))
+    assert set(before) != set(after)  # the folders differ, so that the comparison above was of the right ones
+
+
+def test_what_contributes_most_is_kept(tmp_path, teachers, text, script):
+    """Neurons and heads whose output is scaled up by hand are those that stay."""
+    folder = tmp_path / "teacher"
+    model = load(teachers["llama"])
+    strong_neurons, strong_head, group = [3, 11, 40], 1, HEADS // KV_HEADS * HEAD_DIM
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight[:, strong_neurons] *= 100
+            layer.self_attn.o_proj.weight[:, strong_head * group : (strong_head + 1) * group] *= 100
+    model.save_pretrained(folder)
+    for file in teachers["llama"].glob("tokenizer*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    arguments = ("--teacher", folder, "--out", tmp_path / "student", "--text", text)
+    script("prune_width.py", *arguments, "--kv-heads", 1, "--intermediate", 3)
+    kept = json.loads((tmp_path / "student" / "kept.json").read_text())
+    assert kept["neurons"] == [strong_neurons] * LAYERS
+    assert kept["kv_heads"] == [[strong_head]] * LAYERS
+
+
+def test_the_same_student_is_made_again_from_what_was_kept(tmp_path, teachers, text, script):
+    first, again = tmp_path / "first", tmp_path / "again"
+    arguments = ("--teacher", teachers["mistral"])
+    script("prune_width.py", *arguments, "--out", first, "--text", text, "--kv-heads", 2, "--intermediate", 7)
+    script("prune_width.py", *arguments, "--out", again, "--kept", first / "kept.json")
+    for name in ("model.safetensors", "config.json", "kept.json", "tokenizer.json"):
+        assert (first / name).read_bytes() == (again / name).read_bytes(), name
+
+
+def damaged_kept(change):
+    def make(folder):
+        kept = {"kv_heads": [[0, 2]] * LAYERS, "neurons": [[1, 5, 9]] * LAYERS}
+        change(kept)
+        (folder / "kept.json").write_text(json.dumps(kept))
+        return ["--kept", folder / "kept.json"]
+
+    return make
+
+
+BAD = {
+    "too many heads": (
+        lambda _: ["--kv-heads", 4, "--intermediate", 8, "--text", "TEXT"],
+        "--kv-heads: expected a number from 1 to 3 (the teacher's), found 4",
+    ),
+    "no neurons": (
+        lambda _: ["--kv-heads", 1, "--intermediate", 0, "--text", "TEXT"],
+        "--intermediate: expected a number from 1 to 48",
+    ),
+    "no text": (lambda _: ["--kv-heads", 1, "--intermediate", 8, "--text", "nowhere.jsonl"], "nowhere.jsonl: No such"),
+    "a layer is missing": (damaged_kept(lambda k: k["neurons"].pop()), "neurons: expected 3 lists of one length"),
+    "another length": (
+        damaged_kept(lambda k: k["kv_heads"].__setitem__(1, [0])),
+        "kv_heads: expected 3 lists of one length",
+    ),
+    "out of range": (
+        damaged_kept(lambda k: k["neurons"].__setitem__(2, [1, 5, 48])),
+        "neurons: layer 2: expected increasing numbers from 0 to 47",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_choice_is_refused_and_leaves_nothing(tmp_path, teachers, text, script, case):
+    make, expected = BAD[case]
+    arguments = [text if part == "TEXT" else part for part in make(tmp_path)]
+    out = tmp_path / "student"
+    error = script("prune_width.py", "--teacher", teachers["llama"], "--out", out, *arguments, code=1)
+    assert expected in error
+    assert not out.exists()
+
+
+def test_numbers_of_heads_that_transformers_refuses_are_refused(tmp_path, teachers, text, script):
+    folder = tmp_path / "teacher"
+    model = load(teachers["llama"])
+    config = model.config
+    config.hidden_size, config.num_attention_heads, config.num_key_value_heads = 30, 6, 6
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    for file in teachers["llama"].glob("tokenizer*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    arguments = ("--teacher", folder, "--out", tmp_path / "student", "--text", text, "--intermediate", 8)
+    assert "30" in script("prune_width.py", *arguments, "--kv-heads", 4, code=1)
+    assert not (tmp_path / "student").exists()
+
+
+def test_measuring_and_an_earlier_choice_exclude_each_other(tmp_path, teachers, text, script):
+    arguments = ("--teacher", teachers["llama"], "--out", tmp_path / "student")
+    both = ("--kept", "kept.json", "--text", text)
+    assert "or --kept alone" in script("prune_width.py", *arguments, *both, code=2)
+    assert "or --kept alone" in script("prune_width.py", *arguments, "--kv-heads", 1, code=2)

@@ -1,0 +1,347 @@
+"""The tables of docs/quality.md, from results.
+
+  scripts/quality.py report --doc docs/quality.md            # writes them into the page
+  scripts/quality.py report --doc docs/quality.md --check    # fails if the page has others
+  scripts/quality.py report --results work/quality/results-cpu --profile cpu --out tables.md
+  scripts/quality.py check --results work/quality/results-cpu --profile cpu
+
+A table stands in the page between the lines `<!-- table NAME of PROFILE -->` and `<!-- end of table -->`; the results
+of a profile are in quality/PROFILE.json beside the page. `check` fails unless forward KL has a lower held-out KL than
+labels alone, for every student and every kind of text.
+"""
+
+import math
+import re
+from pathlib import Path
+
+from shared.command_line import fail
+
+from .results import Figures, differences, mean, read, spread
+from .sources import KINDS
+from .study import TABLE, Study
+
+BLOCK = re.compile(r"(<!-- table (\w+) of (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+NOTHING = "Not measured yet."
+NONE = "-"
+
+
+def add_check_arguments(parser, required=True):
+    parser.add_argument("--results", type=Path, required=required, help="folder, or file of scripts/quality.py merge")
+    parser.add_argument("--profile", default="gpu")
+    parser.add_argument("--study", type=Path, default=TABLE)
+
+
+def add_arguments(parser):
+    add_check_arguments(parser, required=False)
+    parser.add_argument("--doc", type=Path, help="page whose tables are written")
+    parser.add_argument("--check", action="store_true", help="compare the page's tables instead")
+    parser.add_argument("--out", type=Path, help="file for all tables")
+    parser.add_argument("--plot", type=Path, help="PNG file for the plot of learning rates and tokens")
+
+
+def number(values, digits):
+    """Mean and spread of the seeds: `1.234 ± 0.005`."""
+    if not values:
+        return NONE
+    text = f"{mean(values):.{digits}f}"
+    return text if spread(values) is None else f"{text} ± {spread(values):.{digits}f}"
+
+
+def percent(values):
+    return number([100 * value for value in values], 1)
+
+
+def markdown(head, rows, left=1):
+    """A table whose first `left` columns are text."""
+    if not rows:
+        return NOTHING
+    marks = ["---" if column < left else "---:" for column in range(len(head))]
+    return "\n".join("| " + " | ".join(map(str, cells)) + " |" for cells in [head, marks, *rows])
+
+
+def titled(figures, rows_of):
+    """[[student, row's title, ...]] for each case that has results; the student is named once."""
+    table, last = [], None
+    for student, row in figures.study.case_list():
+        if not figures.finals(student, row.name):
+            continue
+        table.append([student if student != last else "", row.title, *rows_of(student, row.name)])
+        last = student
+    return table
+
+
+def by_source(figures, metric, digits=3):
+    def rows_of(student, row):
+        return [number(figures.values(student, row, "tests", kind, metric), digits) for kind in KINDS]
+
+    rows = titled(figures, rows_of)
+    for name, title in [("teacher", "the teacher itself")]:
+        model = figures.model(name)
+        if model:
+            rows.append(["", title, *[f"{model['tests'][kind][metric]:.{digits}f}" for kind in KINDS]])
+    for name in figures.study.cases:
+        model = figures.model(name)
+        if model:
+            cells = [f"{model['tests'][kind][metric]:.{digits}f}" for kind in KINDS]
+            rows.append(["", f"student {name} before training", *cells])
+    return markdown(["student", "row", *KINDS], rows, left=2)
+
+
+def table_kl(figures):
+    return by_source(figures, "forward_kl")
+
+
+def table_cross_entropy(figures):
+    return by_source(figures, "hard")
+
+
+def weighted(result, metric):
+    """Over all held-out tokens of a result's kinds of text."""
+    tests = result["tests"].values()
+    return sum(t[metric] * t["valid_tokens"] for t in tests) / sum(t["valid_tokens"] for t in tests)
+
+
+def table_others(figures):
+    def cells(results):
+        return [
+            percent([weighted(result, "agreement") for result in results]),
+            percent([result["calibration_error"]["all"] for result in results]),
+            percent([result["functions_that_parse"] for result in results]),
+        ]
+
+    def rows_of(student, row):
+        results = figures.finals(student, row)
+        return [f"{results[0]['lr']:g}", str(len(results)), *cells(results)]
+
+    rows = titled(figures, rows_of)
+    if figures.model("teacher"):
+        rows.append(["", "the teacher itself", NONE, NONE, *cells([figures.model("teacher")])])
+    head = [
+        "student",
+        "row",
+        "learning rate",
+        "seeds",
+        "agreement, %",
+        "calibration error, %",
+        "functions that parse, %",
+    ]
+    return markdown(head, rows, left=2)
+
+
+def reached(points, key, value):
+    """Tokens at which a falling curve of evaluations reaches `value`, interpolated; None if it does not."""
+    before = None
+    for point in points:
+        if key not in point:
+            return None
+        if point[key] <= value:
+            if before is None:
+                return point["tokens"]
+            share = (before[key] - value) / (before[key] - point[key])
+            return before["tokens"] + share * (point["tokens"] - before["tokens"])
+        before = point
+    return None
+
+
+def kl_target(figures, student):
+    """A KL on the validation text that every row with a teacher reaches, to one digit."""
+    last = [
+        result["validation"][-1]["kl"]
+        for _, row in figures.study.case_list()
+        for result in figures.finals(student, row.name)
+        if row.knows_kl
+    ]
+    return math.ceil(10 * max(last)) / 10 if last else None
+
+
+def table_reached(figures):
+    rows = []
+    for student in figures.study.cases:
+        target = kl_target(figures, student)
+        if target is None:
+            continue
+        for name in figures.study.cases[student]:
+            row = figures.study.rows[name]
+            results = figures.finals(student, name)
+            tokens = [reached(result["validation"], "kl", target) for result in results]
+            if not results or None in tokens:
+                continue
+            speed = figures.speed(name) if student == (figures.study.speed or {}).get("student") else None
+            seconds = f"{mean(tokens) / speed:.1f}" if speed else NONE
+            millions = number([count / 1e6 for count in tokens], 2)
+            rows.append([student, row.title, f"{target:.1f}", millions, f"{speed:.0f}" if speed else NONE, seconds])
+    head = ["student", "row", "KL, nats", "million tokens", "tokens a second, alone on the GPU", "seconds"]
+    return markdown(head, rows, left=2)
+
+
+def budgets(figures):
+    sizes = {r["tokens"] for r in figures.results.values() if r.get("purpose") in ("search", "scaling", "final")}
+    return sorted(sizes)
+
+
+def best(figures, tokens, student, row):
+    """(cross-entropy on the validation text, learning rate) of the best run; None where there is none."""
+    runs = figures.trained(tokens, student, row)
+    return min(((run["validation"][-1]["ce"], lr) for lr, run in runs.items()), default=None)
+
+
+def table_tokens(figures):
+    """Lowest cross-entropy over the learning rates by tokens, and what labels need to reach that of forward KL."""
+    student = next(iter(figures.study.cases))
+    names = ["labels", "forward_kl"]
+    sizes = [size for size in budgets(figures) if all(best(figures, size, student, name) for name in names)]
+    labels = [{"tokens": math.log2(size), "ce": best(figures, size, student, "labels")[0]} for size in sizes]
+    rows = []
+    for size in sizes:
+        cells = [best(figures, size, student, name) for name in names]
+        at = reached(labels, "ce", cells[1][0])
+        if at is None:
+            needed = f"more than {sizes[-1] / 1e6:.1f}"
+        elif at <= math.log2(sizes[0]):
+            needed = f"at most {sizes[0] / 1e6:.1f}"
+        else:
+            needed = f"{2**at / 1e6:.1f} ({2**at / size:.2f} times)"
+        rows.append([f"{size / 1e6:.2f}", *[f"{ce:.4f} at {lr:g}" for ce, lr in cells], needed])
+    head = ["million tokens", "labels only", "forward KL", "million tokens that labels need for the same"]
+    return markdown(head, rows)
+
+
+def table_peers(figures):
+    peers = figures.peers()
+    rows = []
+    for name, result in peers.items():
+        last = result["validation"][-1]
+        gap = NONE
+        if name != "distill" and "distill" in peers:
+            pairs = zip(result["losses"], peers["distill"]["losses"])
+            gap = f"{max(abs(one - other) / other for one, other in pairs):.1e}"
+        seconds = result["steps"] * result["batch_tokens"] / result["tokens_per_second"]
+        rows.append(
+            [
+                result["title"],
+                f"{last['kl']:.4f}",
+                f"{last['ce']:.4f}",
+                gap,
+                f"{result['tokens_per_second']:.0f}",
+                f"{seconds:.1f}",
+            ]
+        )
+    head = [
+        "program",
+        "KL",
+        "cross-entropy",
+        "largest relative difference of a loss",
+        "tokens a second",
+        "seconds of steps",
+    ]
+    return markdown(head, rows)
+
+
+TABLES = {
+    "kl": table_kl,
+    "cross_entropy": table_cross_entropy,
+    "others": table_others,
+    "reached": table_reached,
+    "tokens": table_tokens,
+    "peers": table_peers,
+}
+
+
+def page_with_tables(page, text, study_table):
+    """The page with the tables as they must be."""
+    blocks = [(match[2], match[3]) for match in BLOCK.finditer(text)]
+    unknown = [f"{name} of {profile}" for name, profile in blocks if name not in TABLES]
+    missing = [f"{name} of gpu" for name in TABLES if (name, "gpu") not in blocks]
+    if unknown or missing:
+        fail(
+            f"{page}: tables that are missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
+        )
+    profiles = {profile for _, profile in blocks}
+    figures = {
+        profile: make_figures(profile, study_table, page.parent / "quality" / f"{profile}.json") for profile in profiles
+    }
+    return BLOCK.sub(lambda match: match[1] + TABLES[match[2]](figures[match[3]]) + "\n" + match[4], text)
+
+
+def plot(figures, path):
+    """Cross-entropy against tokens, a line for each learning rate, and the lowest of each row."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    student = next(iter(figures.study.cases))
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
+    for axis, name in zip(axes, ("labels", "forward_kl")):
+        for lr in figures.study.lrs:
+            points = []
+            for size in budgets(figures):
+                runs = figures.trained(size, student, name)
+                if lr in runs:
+                    points.append((size, runs[lr]["validation"][-1]["ce"]))
+            if points:
+                axis.plot(*zip(*points), marker="o", label=f"learning rate {lr:g}")
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("training tokens")
+        axis.set_title(f"{figures.study.rows[name].title}, student {student}")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("cross-entropy on the validation text, nats")
+    axes[1].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def make_figures(profile, study_table, results):
+    try:
+        study = Study(profile, table=study_table)
+    except (ValueError, OSError) as error:
+        fail(error)
+    return Figures(study, read(results))
+
+
+def write_page(args):
+    text = args.doc.read_text()
+    new = page_with_tables(args.doc, text, args.study)
+    if args.check and new != text:
+        fail(f"{args.doc}: a table is not the one of the results; run the same command without --check")
+    if not args.check:
+        args.doc.write_text(new)
+
+
+def main(args):
+    if (args.doc is None) == (args.results is None):
+        fail("expected one of --doc and --results")
+    if args.doc:
+        write_page(args)
+        return
+    figures = make_figures(args.profile, args.study, args.results)
+    tables = "\n\n".join(f"{name}\n\n{table(figures)}" for name, table in TABLES.items()) + "\n"
+    if args.out:
+        args.out.write_text(tables)
+    if args.plot:
+        plot(figures, args.plot)
+    print(tables)
+
+
+def check(args):
+    """Whether distillation helps: for each student and kind of text, a lower KL to the teacher than labels give."""
+    figures = make_figures(args.profile, args.study, args.results)
+    wrong, seen = [], 0
+    for student, rows in figures.study.cases.items():
+        if not {"labels", "forward_kl"} <= set(rows):
+            continue
+        for metric in ("forward_kl", "hard"):
+            for kind, difference, size in differences(figures, student, "forward_kl", "labels", metric):
+                seen += 1
+                beyond = difference > size
+                word = {"forward_kl": "KL", "hard": "cross-entropy"}[metric]
+                print(
+                    f"{student}, {kind}: {word} of labels only minus that of forward KL: {difference:.4f} nats, "
+                    f"spread {size:.4f}{'' if beyond else ': not beyond the spread'}"
+                )
+                if metric == "forward_kl" and not beyond:
+                    wrong.append(f"{student}, {kind}")
+    if not seen:
+        fail(f"{args.results}: no student with results of both labels and forward_kl")
+    if wrong:
+        fail(f"forward KL does not beat labels only in KL to the teacher: {'; '.join(wrong)}")

@@ -1,0 +1,125 @@
+"""study.yaml as objects: profiles, rows, and the runs that a case needs."""
+
+import functools
+import math
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+TABLE = Path(__file__).parent / "study.yaml"
+PROFILE_KEYS = {"device", "dtype", "seq_len", "batch", "tokens", "search_tokens", "shards", "lrs", "seeds"}
+PROFILE_KEYS |= {"evaluations", "prompts", "cases"}
+PROFILE_OPTIONS = {"eval_batches": 0, "scaling": None, "speed": None, "peers": None}
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    title: str
+    set: dict = field(default_factory=dict)  # configuration keys
+    teacher: bool = True  # whether training needs one
+    cache: dict | None = None  # where it trains from a cache: the keys of the capture and of the run about it
+    missing: str = ""  # why it cannot be run at all
+
+    @property
+    def knows_kl(self):
+        """Whether a run's own evaluations give KL to the teacher: at temperature 1, from all of its probabilities."""
+        partial = (self.cache or {}).get("cache.kind", "hidden") != "hidden"
+        return self.teacher and not partial and self.set.get("loss.temperature", 1) == 1
+
+    def why_left_out(self, known_keys):
+        """Why this build cannot run the row; empty if it can."""
+        if self.missing:
+            return self.missing
+        unknown = [key for key in {**self.set, **(self.cache or {})} if key not in known_keys]
+        return f"this build of distill has no {' and no '.join(unknown)}" if unknown else ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training. `purpose`: search, final, scaling or speed."""
+
+    purpose: str
+    student: str
+    row: str
+    tokens: int
+    lr: float
+    seed: int
+
+    @property
+    def name(self):
+        alone = "speed-" if self.purpose == "speed" else ""
+        return f"{alone}{self.student}-{self.row}-{self.tokens}-lr{self.lr:g}-s{self.seed}"
+
+
+class Study:
+    def __init__(self, profile, table=TABLE, **changes):
+        """`changes`: values of the profile that are not None replace those of the table."""
+        fields = yaml.safe_load(Path(table).read_text())
+        if profile not in fields["profiles"]:
+            raise ValueError(f"{table}: expected a profile of {', '.join(fields['profiles'])}, found {profile}")
+        self.profile_name = profile
+        self.config = fields["config"]
+        self.students = fields["students"]
+        self.rows = {name: Row(name, **values) for name, values in fields["rows"].items()}
+        profile = PROFILE_OPTIONS | fields["profiles"][profile]
+        if set(profile) != PROFILE_KEYS | set(PROFILE_OPTIONS):
+            raise ValueError(f"{table}: {self.profile_name}: expected {sorted(PROFILE_KEYS)}, found {sorted(profile)}")
+        self.profile = profile | {key: value for key, value in changes.items() if value is not None}
+        for student, rows in self.profile["cases"].items():
+            unknown = [name for name in rows if name not in self.rows] + [student] * (student not in self.students)
+            if unknown:
+                raise ValueError(f"{table}: {self.profile_name}.cases: no such row or student: {unknown[0]}")
+
+    def __getattr__(self, name):
+        try:
+            return self.__dict__["profile"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def step_tokens(self):
+        return self.seq_len * self.batch
+
+    def steps(self, tokens):
+        return math.ceil(tokens / self.step_tokens)
+
+    def case_list(self):
+        """(student, row) in the order in which their figures matter."""
+        return [(student, self.rows[row]) for student, rows in self.cases.items() for row in rows]
+
+    def search(self, student, row):
+        if not self.search_tokens:
+            return []
+        return [Run("search", student, row.name, self.search_tokens, lr, self.seeds[0]) for lr in self.lrs]
+
+    def final(self, student, row, lr):
+        return [Run("final", student, row.name, self.tokens, lr, seed) for seed in self.seeds]
+
+    def scaling_runs(self):
+        if not self.scaling:
+            return []
+        return [
+            Run("scaling", self.scaling["student"], row, self.tokens * times, lr, self.seeds[0])
+            for times in [1, *self.scaling["times"]]
+            for row in self.scaling["rows"]
+            for lr in self.lrs
+        ]
+
+    def speed_runs(self):
+        if not self.speed:
+            return []
+        tokens = self.speed["steps"] * self.step_tokens
+        return [Run("speed", self.speed["student"], row, tokens, self.lrs[0], 1) for row in self.speed["rows"]]
+
+
+@functools.cache
+def known_keys(program):
+    """The configuration keys that a build of distill has."""
+    text = subprocess.run([program, "--help-config"], capture_output=True, text=True, check=True).stdout
+    keys = {line.split()[0] for line in text.splitlines() if line.startswith("  ") and not line.startswith("   ")}
+    if "loss.divergence" not in keys:
+        raise ValueError(f"{program} --help-config: expected a list of keys, found {text[:200]!r}")
+    return keys

@@ -1,0 +1,196 @@
+"""One run of distill: its configuration, the training, what is measured of the model, and the result as JSON."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import asdict
+
+from .sources import KINDS
+
+METRICS = ("hard", "teacher_ce", "forward_kl", "reverse_kl", "agreement", "accuracy", "valid_tokens")
+
+
+class RunFailed(Exception):
+    """A program that a run needs ended with an error; the message has the end of its output."""
+
+
+def merged(config, keys):
+    """A copy of the nested `config` with {"section.key": value} merged over it."""
+    result = {section: dict(values) for section, values in config.items()}
+    for key, value in keys.items():
+        section, _, name = key.partition(".")
+        result.setdefault(section, {})[name] = value
+    return result
+
+
+def configuration(study, folders, run):
+    """The nested configuration of a run."""
+    row = study.rows[run.row]
+    steps = study.steps(run.tokens)
+    shards = sorted(folders.data("train").glob("*.dtok"))[: study.shards]
+    if len(shards) < study.shards:
+        raise RunFailed(f"{folders.data('train')}: expected {study.shards} token shards, found {len(shards)}")
+    config = merged(
+        study.config,
+        {
+            "student.path": str(folders.student(run.student)),
+            "data.train": [str(shard) for shard in shards],
+            "data.seq_len": study.seq_len,
+            "data.seed": run.seed,
+            "train.steps": steps,
+            "train.micro_batch_size": study.batch,
+            "train.global_batch_size": study.batch,
+            "train.device": study.device,
+            "train.dtype": study.dtype,
+            "train.seed": run.seed,
+            "optimizer.lr": run.lr,
+            "scheduler.warmup_steps": max(1, steps // 20),
+            "checkpoint.at_end": run.purpose == "final",
+            "run.dir": str(folders.run(run.name)),
+            "run.progress": "none",
+        },
+    )
+    config = merged(config, row.set)
+    if row.cache is not None:
+        keys = {"teacher.source": "cache", "teacher.cache": str(folders.cache(row.name))}
+        config = merged(config, keys | row.cache)
+    elif row.teacher:
+        config = merged(config, {"teacher.path": str(folders.teacher)})
+    if run.purpose != "speed":
+        every = max(1, steps // study.evaluations)
+        keys = {"data.eval": [str(folders.data("validation"))], "eval.every": every, "eval.batches": study.eval_batches}
+        config = merged(config, keys)
+    return config
+
+
+def environment(device, threads):
+    """Of a child process that uses GPU number `device` (None: none is chosen)."""
+    variables = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+    return variables if device is None else variables | {"CUDA_VISIBLE_DEVICES": str(device)}
+
+
+started = set()  # the programs that are running
+
+
+def call(command, device=None, threads=1):
+    """Standard output of a program; RunFailed if it fails."""
+    command = [str(part) for part in command]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, **pipes, env=environment(device, threads), start_new_session=True)
+    started.add(process)
+    try:
+        output, errors = process.communicate()
+    finally:
+        started.discard(process)
+    if process.returncode != 0:
+        end = "\n".join((output + errors).strip().splitlines()[-12:])
+        raise RunFailed(f"{' '.join(command)}: exit code {process.returncode}\n{end}")
+    return output
+
+
+def write_config(folder, config):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder.parent / f"{folder.name}.yaml"
+    path.write_text(json.dumps(config, indent=1))  # JSON is YAML
+    return path
+
+
+def capture(program, study, folders, row, device, threads):
+    """Stores what the teacher says about the training text, for rows that read it from a folder."""
+    shards = sorted(folders.data("train").glob("*.dtok"))[: study.shards]
+    some = next(iter(study.students))
+    config = merged(
+        study.config,
+        {
+            "student.path": str(folders.student(some)),
+            "teacher.path": str(folders.teacher),
+            "teacher.cache": str(folders.cache(row.name)),
+            "data.train": [str(shard) for shard in shards],
+            "data.eval": [str(folders.data("validation"))],
+            "data.seq_len": study.seq_len,
+            "train.steps": 1,
+            "train.micro_batch_size": study.batch,
+            "train.global_batch_size": study.batch,
+            "train.device": study.device,
+            "train.dtype": study.dtype,
+            "run.dir": str(folders.run(f"capture-{row.name}")),
+            **row.cache,
+        },
+    )
+    began = time.monotonic()
+    path = write_config(folders.run(f"capture-{row.name}"), config)
+    call([program, "capture", "--config", path], device, threads)
+    size = sum(file.stat().st_size for file in folders.cache(row.name).rglob("*") if file.is_file())
+    return {"row": row.name, "seconds": time.monotonic() - began, "bytes": size}
+
+
+def read_metrics(run_folder):
+    """(step records, evaluation records)"""
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "eval" not in line], [line for line in lines if "eval" in line]
+
+
+def short(number):
+    """Six significant digits, which is more than any spread here leaves."""
+    return float(f"{number:.6g}") if isinstance(number, float) else number
+
+
+def curve(study, row, evaluations):
+    """[{tokens, ce, kl}] of the evaluations on the validation text; kl where the run knows it."""
+    points = []
+    for line in evaluations:
+        values = line["eval"]
+        point = {"tokens": line["step"] * study.step_tokens, "ce": short(values["hard"])}
+        if row.knows_kl:
+            point["kl"] = short(values["forward_kl"])
+        points.append(point)
+    return points
+
+
+def speed(study, steps):
+    """Tokens a second: the median over the steps after the first few."""
+    seconds = sorted(step["seconds"] for step in steps[min(8, len(steps) // 2) :])
+    return study.step_tokens / seconds[len(seconds) // 2]
+
+
+def evaluate(program, study, folders, student, name, device, threads):
+    """The metrics of a model folder on a held-out set, against the teacher."""
+    arguments = ["--student", student, "--teacher", folders.teacher, "--data", folders.data(name), "--json"]
+    sets = [f"data.seq_len={study.seq_len}", f"train.micro_batch_size={study.batch}", f"train.device={study.device}"]
+    sets += [f"train.dtype={study.dtype}", f"eval.batches={study.eval_batches}", "loss.divergence=forward_kl"]
+    output = call([program, "eval", *arguments, "--set", *sets], device, threads)
+    values = json.loads(output[output.index("{") :])
+    return {metric: short(values[metric]) for metric in METRICS}
+
+
+def train(program, study, folders, run, device, threads):
+    """Runs one training and returns its result; its model, if one was written, is in the run folder."""
+    folder = folders.run(run.name)
+    path = write_config(folder, configuration(study, folders, run))
+    began = time.monotonic()
+    call([program, "--config", path, "--overwrite"], device, threads)
+    seconds = time.monotonic() - began
+    steps, evaluations = read_metrics(folder)
+    return {
+        **asdict(run),
+        "profile": study.profile_name,
+        "steps": len(steps),
+        "last_loss": short(steps[-1]["loss"]),
+        "tokens_per_second": short(speed(study, steps)),
+        "process_seconds": short(seconds),
+        "validation": curve(study, study.rows[run.row], evaluations),
+    }
+
+
+def tests(program, study, folders, model, device, threads):
+    """{kind of text: metrics}"""
+    return {kind: evaluate(program, study, folders, model, f"test-{kind}", device, threads) for kind in KINDS}
+
+
+def forget(folders, run):
+    """Removes the run folder, except the small files that a report is drawn from."""
+    folder = folders.run(run.name)
+    for name in ("checkpoints", "model"):
+        shutil.rmtree(folder / name, ignore_errors=True)

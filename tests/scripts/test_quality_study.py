@@ -1,0 +1,158 @@
+"""scripts/quality.sh in miniature, from the runner to the tables: distillation beats labels, and the loops of others
+follow the same path."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+import tiny_study
+
+PEERS = {"student": "half", "lr": 3e-3, "steps": 100}
+SPEED = {"student": "half", "rows": ["labels"], "steps": 12}
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    assert tiny_study.PROGRAM.is_file(), f"{tiny_study.PROGRAM} is not built (scripts/build.sh), or set DISTILL_BUILD"
+    return tiny_study.make(tmp_path_factory.mktemp("study") / "work")
+
+
+def arguments(work, study, results):
+    return ["--profile", "cpu", "--study", study, "--work", work, "--results", results]
+
+
+def run(work, study, results, *more):
+    return tiny_study.script(
+        "quality.py", "run", *arguments(work, study, results), "--program", tiny_study.PROGRAM, "--jobs", 2, *more
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(work):
+    """(study.yaml, results folder, output) of everything that the tiny study wants."""
+    study = tiny_study.study(work.parent / "study.yaml", peers=PEERS, speed=SPEED)
+    output = run(work, study, work.parent / "results")
+    return study, work.parent / "results", output
+
+
+def read(results, name):
+    return json.loads((results / f"{name}.json").read_text())
+
+
+def finals(results, row):
+    found = [json.loads(file.read_text()) for file in sorted(results.glob(f"half-{row}-*.json"))]
+    return [result for result in found if result["purpose"] == "final"]
+
+
+def test_everything_is_there_and_what_is_left_out_is_named(finished):
+    _, results, output = finished
+    assert "left out: on_policy: the trainer cannot train on the student's own text yet" in output
+    assert "left out: peer-liger: its kernels need cuda" in output
+    assert "to do" not in output
+    names = {file.stem for file in results.glob("*.json")}
+    assert {"capture-hidden", "model-teacher", "model-half", "peer-distill", "peer-plain", "peer-trl"} <= names
+    for row in ("labels", "forward_kl", "hidden"):
+        assert [result["seed"] for result in finals(results, row)] == [1, 2]
+
+
+def test_the_searched_rate_is_the_best_one(finished):
+    _, results, _ = finished
+    for row in ("labels", "forward_kl"):
+        searched = [json.loads(file.read_text()) for file in results.glob(f"half-{row}-3840-*.json")]
+        assert len(searched) == 2
+        best = min(searched, key=lambda result: result["validation"][-1]["ce"])
+        assert {result["lr"] for result in finals(results, row)} == {best["lr"]}
+
+
+def test_distillation_beats_labels_on_every_kind_of_text(finished):
+    """The held-out KL to the teacher, and the table that says so."""
+    study, results, _ = finished
+    tiny_study.script("quality.py", "check", "--profile", "cpu", "--study", study, "--results", results)
+    for result in finals(results, "forward_kl"):
+        other = next(one for one in finals(results, "labels") if one["seed"] == result["seed"])
+        for kind in ("code", "reference", "prose"):
+            assert result["tests"][kind]["forward_kl"] < 0.7 * other["tests"][kind]["forward_kl"]
+
+
+def test_a_teacher_from_a_folder_gives_the_figures_of_the_online_one(finished):
+    _, results, _ = finished
+    for online, cached in zip(finals(results, "forward_kl"), finals(results, "hidden"), strict=True):
+        assert cached["tests"] == online["tests"] and cached["validation"] == online["validation"]
+
+
+def test_the_teacher_has_no_distance_from_itself(finished):
+    _, results, _ = finished
+    teacher, student = read(results, "model-teacher"), read(results, "model-half")
+    for kind in ("code", "reference", "prose"):
+        assert teacher["tests"][kind]["forward_kl"] == pytest.approx(0, abs=1e-6)
+        assert teacher["tests"][kind]["hard"] == pytest.approx(teacher["tests"][kind]["teacher_ce"], rel=1e-5)
+        assert student["tests"][kind]["forward_kl"] > 0.01
+    assert 0 < teacher["calibration_error"]["all"] < 0.3
+
+
+@pytest.mark.parametrize("peer", ["plain", "trl"])
+def test_the_losses_of_the_first_hundred_steps_are_those_of_other_loops(finished, peer):
+    """In fp32, to rounding: the plain PyTorch loop and TRL's GKDTrainer on the same rows, batches and schedule."""
+    _, results, _ = finished
+    ours, theirs = read(results, "peer-distill"), read(results, f"peer-{peer}")
+    assert len(ours["losses"]) == len(theirs["losses"]) == 100
+    for step, (one, other) in enumerate(zip(ours["losses"], theirs["losses"]), 1):
+        assert one == pytest.approx(other, rel=2e-3 if step > 20 else 1e-4), f"step {step}"
+    assert ours["validation"][0]["kl"] == pytest.approx(theirs["validation"][0]["kl"], rel=2e-3)
+    assert ours["losses"][-1] < 0.3 * ours["losses"][0]
+
+
+def test_finished_runs_are_not_repeated(finished, work):
+    study, results, _ = finished
+    before = {file.name: file.stat().st_mtime_ns for file in results.iterdir()}
+    (results / "half-hidden-15360-lr0.003-s2.json").unlink(missing_ok=True)
+    shutil.rmtree(work / "cache-hidden")  # as on another machine
+    output = run(work, study, results, "--only", "capture,cases")
+    assert "capture-hidden" in output and "half-forward_kl" not in output.split("to do")[0]
+    after = {file.name: file.stat().st_mtime_ns for file in results.iterdir()}
+    assert set(before) == set(after)
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed <= {"half-hidden-15360-lr0.003-s2.json", "capture-hidden.json"} and changed
+
+
+def test_an_ended_time_leaves_nothing_half_done(work, tmp_path):
+    """A run that is too long for the time is ended, and has no result."""
+    study = tiny_study.study(tmp_path / "study.yaml", search_tokens=0, tokens=400_000 * 8 * tiny_study.LENGTH)
+    began = time.monotonic()
+    output = run(work, study, tmp_path / "results", "--only", "cases", "--minutes", 0.1)
+    assert time.monotonic() - began < 60
+    assert "to do: half-labels" in output
+    assert not list((tmp_path / "results").iterdir())
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(work, tmp_path):
+    study = tiny_study.study(
+        tmp_path / "study.yaml",
+        search_tokens=0,
+        tokens=4 * 8 * tiny_study.LENGTH,
+        seeds=[1],
+        lrs=[-1.0],
+        cases={"half": ["labels"]},
+    )
+    command = [sys.executable, tiny_study.ROOT / "scripts" / "quality.py", "run", "--program", tiny_study.PROGRAM]
+    command += [*arguments(work, study, tmp_path / "results"), "--only", "cases"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "FAILED" in done.stdout and "optimizer.lr" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"cases": {"half": ["telepathy"]}}, "no such row or student: telepathy"),
+        ({"cases": {"dwarf": ["labels"]}}, "no such row or student: dwarf"),
+        ({"colour": "red"}, "expected"),
+    ],
+)
+def test_a_mistake_in_the_table_is_named(tmp_path, script, changes, expected):
+    study = tiny_study.study(tmp_path / "study.yaml", **changes)
+    error = script("quality.py", "run", "--profile", "cpu", "--study", study, "--results", tmp_path / "results", code=1)
+    assert expected in error

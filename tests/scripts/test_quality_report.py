@@ -1,0 +1,129 @@
+"""The tables of docs/quality.md: from results to the page, and that the page is up to date."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quality import report
+from quality.results import Figures, spread
+from quality.study import Study
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = ("code", "reference", "prose")
+
+
+def final(row, seed, kl, ce, lr=1e-3, tokens=2_097_152):
+    tests = {
+        kind: {"forward_kl": kl + number, "hard": ce + number, "agreement": 0.5, "valid_tokens": 100}
+        for number, kind in enumerate(KINDS)
+    }
+    points = [{"tokens": tokens // 2, "ce": ce + 2}, {"tokens": tokens, "ce": ce}]
+    if row != "labels":
+        points = [point | {"kl": kl + 1 - number} for number, point in enumerate(points)]
+    return {
+        "purpose": "final",
+        "student": "half",
+        "row": row,
+        "tokens": tokens,
+        "lr": lr,
+        "seed": seed,
+        "validation": points,
+        "tests": tests,
+        "calibration_error": {"all": 0.02},
+        "functions": 10,
+        "functions_that_parse": 0.3,
+    }
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Two rows with three seeds each."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    for seed in (1, 2, 3):
+        for row, kl, ce in (("labels", 2.0, 4.0), ("forward_kl", 1.0, 3.5)):
+            result = final(row, seed, kl + seed / 100, ce)
+            (folder / f"half-{row}-s{seed}.json").write_text(json.dumps(result))
+    return folder
+
+
+def figures(folder):
+    return Figures(Study("gpu"), report.read(folder))
+
+
+def test_a_cell_is_the_mean_and_the_spread_of_the_seeds(results):
+    table = report.table_kl(figures(results))
+    assert "| half | labels only | 2.020 ± 0.010 | 3.020 ± 0.010 | 4.020 ± 0.010 |" in table
+    assert "|  | forward KL | 1.020 ± 0.010 |" in table
+    assert spread([1.0]) is None
+
+
+def test_the_tokens_to_a_kl_are_interpolated(results):
+    """KL falls from 2.01 to 1.01 (and so on) between 1 and 2 million tokens; the target is 1.1."""
+    table = report.table_reached(figures(results))
+    assert "| half | forward KL | 1.1 | 2.01 ± 0.01 |" in table and "labels" not in table
+    points = [{"tokens": 100, "kl": 3.0}, {"tokens": 200, "kl": 1.0}]
+    assert report.reached(points, "kl", 2.0) == 150
+    assert report.reached(points, "kl", 3.5) == 100
+    assert report.reached(points, "kl", 0.5) is None
+    assert report.reached([{"tokens": 1}], "kl", 0.5) is None
+
+
+def test_how_many_tokens_labels_need(results):
+    """Labels have 4.0 after 2 million tokens and 3.0 after 8: 3.5 lies half-way on the logarithmic axis."""
+    longer = final("labels", 1, 0, 3.0, tokens=8_388_608) | {"purpose": "scaling"}
+    also = final("forward_kl", 1, 0, 2.0, tokens=8_388_608) | {"purpose": "scaling"}
+    (results / "a.json").write_text(json.dumps(longer))
+    (results / "b.json").write_text(json.dumps(also))
+    table = report.table_tokens(figures(results))
+    assert "| 2.10 | 4.0000 at 0.001 | 3.5000 at 0.001 | 4.2 (2.00 times) |" in table
+    assert "| 8.39 | 3.0000 at 0.001 | 2.0000 at 0.001 | more than 8.4 |" in table
+
+
+def test_the_check_needs_a_difference_beyond_the_spread(results, script):
+    assert "code: KL of labels only minus that of forward KL: 1.0000 nats" in script(
+        "quality.py", "check", "--results", results
+    )
+    close = json.loads((results / "half-labels-s1.json").read_text())
+    for kind in KINDS:
+        close["tests"][kind]["forward_kl"] = -3.0
+    (results / "half-labels-s1.json").write_text(json.dumps(close))
+    assert "does not beat labels only in KL" in script("quality.py", "check", "--results", results, code=1)
+    assert "no student with results" in script("quality.py", "check", "--results", results.parent, code=1)
+
+
+def page(names=tuple(report.TABLES)):
+    return "# Page\n\n" + "".join(
+        f"<!-- table {name} of gpu -->\nold\n<!-- end of table -->\n\ntext\n" for name in names
+    )
+
+
+def test_the_page_gets_its_tables_and_a_stale_one_is_found(results, script, tmp_path):
+    doc = tmp_path / "page.md"
+    doc.write_text(page())
+    script("quality.py", "merge", "--results", results, "--out", tmp_path / "quality" / "gpu.json")
+    assert "a table is not the one of the results" in script("quality.py", "report", "--doc", doc, "--check", code=1)
+    script("quality.py", "report", "--doc", doc)
+    text = doc.read_text()
+    assert "2.020 ± 0.010" in text and "old" not in text and text.count("text\n") == len(report.TABLES)
+    assert text.count(report.NOTHING) == 1, "no peers"
+    script("quality.py", "report", "--doc", doc, "--check")
+    doc.write_text(text.replace("2.020", "2.021"))
+    script("quality.py", "report", "--doc", doc, "--check", code=1)
+    doc.write_text(page(["kl"]))
+    assert "missing: cross_entropy of gpu" in script("quality.py", "report", "--doc", doc, code=1)
+
+
+def test_merged_results_keep_what_was_there_before(results, script, tmp_path):
+    merged = tmp_path / "all.json"
+    script("quality.py", "merge", "--results", results, "--out", merged)
+    (results / "half-labels-s1.json").unlink()
+    script("quality.py", "merge", "--results", results, "--out", merged)
+    assert len(json.loads(merged.read_text())) == 6
+    assert report.table_kl(figures(merged)).count("±") == 6
+
+
+def test_the_page_of_this_repository_has_the_tables_of_its_results(script):
+    """docs/quality.md against docs/quality/gpu.json and cpu.json, all of this tree."""
+    script("quality.py", "report", "--doc", ROOT / "docs" / "quality.md", "--check")

@@ -294,7 +294,7 @@ struct ParallelSection {
   int64_t replicate = 1; // such copies
   bool shard_teacher = true; // false: every rank has all of it
   ReduceDtype reduce_dtype = ReduceDtype::kFloat32;
-  Gather gather = Gather::kNccl; // copies have not run on GPUs yet (docs/ranks.md)
+  Gather gather = Gather::kAuto;
   int64_t prefetch = 1; // units whose weights are prefetched
   int64_t slots = 0; // gathered blocks that are held at a time; 0: prefetch + 1; kAutomatic: the plan decides
   Accumulate accumulate = Accumulate::kReduceEach;

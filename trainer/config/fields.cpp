@@ -395,8 +395,7 @@ std::vector<Field> parallel_fields() {
        "How whole units are gathered from the ranks' shards (docs/ranks.md). copy: plain copies from memory that all "
        "ranks of a copy of the models have mapped, which takes no multiprocessor; they must be on one host, and the "
        "student's shards are also held in the dtype that it computes in. nccl: NCCL's all-gather, Gloo's on a CPU. "
-       "auto: copy where it can be had and the memory plan has room, else nccl. Copies are tested on CPU ranks and have "
-       "not run on GPUs yet."},
+       "auto: copy where it can be had and the memory plan has room, else nccl."},
       {"parallel", "prefetch", Integer{member<kParallel, &ParallelSection::prefetch>, 1, 16}, "units",
        "Decoder blocks whose weights are gathered ahead of the block that computes."},
       {"parallel", "slots", Integer{member<kParallel, &ParallelSection::slots>, 0, kMaxSlots, /*or_auto=*/true},

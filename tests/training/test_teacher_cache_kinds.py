@@ -273,6 +273,10 @@ def test_metrics_say_what_they_are_and_leave_out_what_is_not_known(tmp_path, con
     assert 0.2 * whole["forward_kl"] < first["forward_kl"]
     assert first["agreement"] == pytest.approx(whole["agreement"])
     assert sampled[0][0]["hard"] == whole["hard"]
+    page = tmp_path / "report.html"
+    tiny.distill("report", tmp_path / "topk" / "run", tmp_path / "sampled" / "run", "--output", page)
+    text = page.read_text()
+    assert '"forward_kl":"lower bound"' in text and '"soft":"estimate"' in text
     log = (tmp_path / "topk" / "run" / "log.txt").read_text()
     assert "kl> " in log and "8 most probable tokens of 211" in log
 

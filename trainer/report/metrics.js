@@ -74,6 +74,12 @@ const EVENTS = {
   end: "end",
 };
 
+// " (lower bound)", " (estimate)": what the runs' values of a metric are, where they are not exact.
+function inexact_text(name, of_runs, parts) {
+  const found = new Set(of_runs.flatMap((run) => parts.map((part) => run.inexact?.[part]?.[name])).filter(Boolean));
+  return found.size > 0 ? ` (${[...found].join(", ")})` : "";
+}
+
 function metric_of(name) {
   return METRICS[name] || { title: name, unit: "", group: "Other" };
 }

@@ -24,7 +24,7 @@ function metric_chart(name) {
   const metric = metric_of(name);
   return new Curves({
     id: `chart-${name.replace(/[^\w-]/g, "-")}`,
-    title: metric.title,
+    title: metric.title + inexact_text(name, runs, ["steps", "evals"]),
     unit: metric.unit,
     lines_of: (run) => (run.series[name] ? [{ ...run.series[name], exact: metric.exact }] : []),
     dots_of: (run) => run.evals.map((e) => ({ step: e.step, tokens: e.tokens, seconds: e.seconds, y: e.values[name] })),

@@ -42,7 +42,20 @@ struct Metrics {
   StepSeries steps;
   std::vector<Json> evaluations;
   std::vector<RunEvent> empty_steps; // the first ones
+  // What the means by these names are, where some line says that they are not exact.
+  Json inexact_steps = Json::object(), inexact_evaluations = Json::object();
 };
+
+void add_inexact(const Json& values, Json& inexact) {
+  for (const auto& [key, text] : {std::pair("lower_bounds", "lower bound"), std::pair("estimates", "estimate")}) {
+    const auto names = values.find(key);
+    for (const Json& name : names != values.end() && names->is_array() ? *names : Json::array()) {
+      if (name.is_string()) {
+        inexact[name.get<std::string>()] = text;
+      }
+    }
+  }
+}
 
 Json known_numbers(const Json& values) {
   Json known = Json::object();
@@ -69,6 +82,7 @@ absl::StatusOr<Metrics> read_metrics(const std::string& path, const DataLimits& 
            {"tokens", metrics.steps.last_tokens()},
            {"seconds", metrics.steps.seconds()},
            {"values", known_numbers(*eval)}});
+      add_inexact(*eval, metrics.inexact_evaluations);
       return absl::OkStatus();
     }
     if (metrics.steps.steps() > 0 && step <= metrics.steps.last_step()) {
@@ -76,6 +90,7 @@ absl::StatusOr<Metrics> read_metrics(const std::string& path, const DataLimits& 
           path, ":", number, ": expected a step after ", metrics.steps.last_step(), ", found step ", step));
     }
     metrics.steps.add(step, line);
+    add_inexact(line, metrics.inexact_steps);
     if (line.contains("valid_tokens") && line["valid_tokens"] == 0 && metrics.empty_steps.size() < limits.events) {
       metrics.empty_steps.push_back({step, "empty_step", "no token of its samples had a target: nothing was learned"});
     }
@@ -216,6 +231,7 @@ absl::StatusOr<Json> run_data(const std::string& name, const DataLimits& limits)
   run["checkpoints"] = checkpoint_names(folder / "checkpoints");
   run["last_step"] = metrics.steps.last_step();
   run.update(metrics.steps.json());
+  run["inexact"] = {{"steps", metrics.inexact_steps}, {"evals", metrics.inexact_evaluations}};
   run["evals_recorded"] = metrics.evaluations.size();
   run["evals"] = thinned(std::move(metrics.evaluations), limits.evaluations);
   run["sessions"] = sessions.starts;

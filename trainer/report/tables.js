@@ -22,7 +22,7 @@ function evaluation_table(run) {
     const change = !only && is_number(from) && is_number(to) && from !== 0 ? (to - from) / Math.abs(from) : null;
     const kind = change && metric.better ? (Math.sign(change) === metric.better ? "better" : "worse") : "";
     return element("tr", null,
-      element("th", { scope: "row" }, metric.title, metric.unit && metric.unit !== "%" ? element("span", { class: "muted" }, ` ${metric.unit}`) : ""),
+      element("th", { scope: "row" }, metric.title + inexact_text(name, [run], ["evals"]), metric.unit && metric.unit !== "%" ? element("span", { class: "muted" }, ` ${metric.unit}`) : ""),
       element("td", { class: "number" }, value_text(from, metric.unit)),
       only ? null : element("td", { class: "number" }, value_text(to, metric.unit)),
       only ? null : element("td", { class: `number ${kind}` },

@@ -56,7 +56,7 @@ run() {
   fi
   "$distill" --config "$out/config.yaml" --overwrite --set "data.seed=$seed" "run.dir=$dir" "${source[@]}" "${set[@]}" \
     >"$dir.log" 2>&1 || { tail -5 "$dir.log" >&2; return 1; }
-  "$distill" eval --config "$out/config.yaml" --set "student.path=$dir/model" --json >"$dir.json.partial"
+  "$distill" eval --config "$out/config.yaml" --set "student.path=$dir/model" --json >"$dir.json.partial" 2>>"$dir.log"
   mv "$dir.json.partial" "$dir.json"
   rm -rf "$dir/checkpoints" "$dir/model"
 }

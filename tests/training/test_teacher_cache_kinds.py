@@ -22,6 +22,7 @@ from reference_training import load
 from test_resume import files, timeless
 from token_shard import read_shard
 
+MICRO = 3  # of captures
 COLUMNS = tiny.VOCAB  # of the teacher's 224, those that the student has too
 FORWARD_KL = {"divergence": "forward_kl", "hard_weight": 0.5, "soft_weight": 1.0}
 KINDS = {
@@ -57,7 +58,8 @@ def config(tmp_path, models, ragged_shard):
     def build(name, kind=None, source="model", cache=None, ranks=1, micro=2, shard=ragged_shard, **sections):
         student, teacher = models["qwen3"]
         data = {"packing": "pack", "shuffle": True, "seed": 5, "eval": [{"path": shard}]} | sections.pop("data", {})
-        train = {"steps": 6, "micro_batch_size": micro, "global_batch_size": 12} | sections.pop("train", {})
+        train = {"steps": 6, "micro_batch_size": micro, "global_batch_size": 12}
+        train |= {"deterministic": tiny.DEVICE == "cuda"} | sections.pop("train", {})
         loss = FORWARD_KL | sections.pop("loss", {})
         sections.setdefault("eval", {"every": 3})
         tiny.need_devices(ranks)
@@ -89,18 +91,18 @@ def caches(tmp_path_factory, models, ragged_shard):
     """The cache of a kind at a temperature, which is captured when it is asked for first."""
     found = {}
 
-    def cache(kind, temperature=1.0):
-        if (kind, temperature) not in found:
+    def cache(kind, temperature=1.0, micro=MICRO):
+        if (kind, temperature, micro) not in found:
             folder = tmp_path_factory.mktemp("caches")
             student, teacher = models["qwen3"]
             data = {"packing": "pack", "eval": [{"path": ragged_shard}]}
             base = tiny.base_config(folder, student, teacher, ragged_shard, data=data)
-            base["train"]["micro_batch_size"] = 3
+            base["train"] |= {"micro_batch_size": micro, "deterministic": tiny.DEVICE == "cuda"}
             base["loss"] = FORWARD_KL | {"temperature": temperature}
             base["cache"] = KINDS[kind] | {"part_tokens": 200}
             capture(base, folder / "cache")
-            found[kind, temperature] = folder / "cache"
-        return found[kind, temperature]
+            found[kind, temperature, micro] = folder / "cache"
+        return found[kind, temperature, micro]
 
     return cache
 
@@ -115,8 +117,10 @@ def test_a_run_that_captures_is_the_run_from_the_cache_bit_for_bit(tmp_path, con
     """The rows that a run makes in its first epoch are those that another one reads, and so is all that follows."""
     train, off = {"steps": 12}, {"every": 0}  # more than two epochs
     grown = tmp_path / "grown"
+    # A GPU's products depend on the number of rows, so that only equal micro-batches give equal bits there.
+    cache = caches(kind, micro=MICRO if tiny.DEVICE == "cpu" else micro)
     capturing = config("capturing", kind, "capture", grown, ranks, micro, train=train, eval=off)
-    cached = config("cached", kind, "cache", caches(kind), ranks, micro, train=train, eval=off)
+    cached = config("cached", kind, "cache", cache, ranks, micro, train=train, eval=off)
     runs = [tiny.train(tmp_path, each) for each in (capturing, cached)]
     assert steps_of(runs[0]) == steps_of(runs[1])
     assert weights_of(runs[0]) == weights_of(runs[1])
@@ -127,7 +131,7 @@ def test_a_run_that_captures_is_the_run_from_the_cache_bit_for_bit(tmp_path, con
     assert weights_of(tiny.train(tmp_path, again)) == weights_of(
         runs[1]
         if (ranks, micro) == (1, 2)
-        else tiny.train(tmp_path, config("one", kind, "cache", caches(kind), train=train, eval=off))
+        else tiny.train(tmp_path, config("one", kind, "cache", cache, train=train, eval=off))
     )
 
 
@@ -168,6 +172,7 @@ def test_ranks_and_kills_write_what_one_process_writes(tmp_path, config, kind):
     assert content(cache) == expected
 
 
+@pytest.mark.skipif(tiny.DEVICE == "cuda", reason="other micro-batches: equal bits on a CPU only")
 def test_draws_depend_on_their_place_and_seed_alone(tmp_path, config, caches, ragged_shard):
     rows = teacher_rows.read_rows(caches("sampled")).stretches
     # Other sequences: the documents in another shard's company, in other micro-batches.

@@ -96,7 +96,9 @@ absl::StatusOr<PartIndex> parse_part(std::string_view file, const std::string& s
             base::checksum_text(sum)));
   }
   index.stretches.resize(foot.stretches);
-  std::memcpy(index.stretches.data(), table.data(), table.size());
+  if (!table.empty()) { // a null pointer is no destination, even of no bytes
+    std::memcpy(index.stretches.data(), table.data(), table.size());
+  }
   uint64_t rows = 0;
   for (size_t i = 0; i < index.stretches.size(); ++i) {
     const StretchEntry& entry = index.stretches[i];

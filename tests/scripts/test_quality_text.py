@@ -237,7 +237,7 @@ def test_a_prompt_is_a_function_up_to_its_docstring():
     [
         ("    return 1\n\ndef other(", True),
         ("    return (1\n\ndef other(", False),
-        ("    if x:\n        return 1\n    retu", True),  # the cut line is dropped
+        ("    if x:\n        return 1\n    y = (1 +", True),  # the cut line is dropped
         ("x = 1\n", False),  # no body
         ("\n\n", False),
         ("    a = 1\n  b = 2\n", False),  # bad indentation

@@ -103,10 +103,11 @@ def weighted(result, metric):
 
 def table_others(figures):
     def cells(results):
+        measured = [result for result in results if "calibration_error" in result]
         return [
             percent([weighted(result, "agreement") for result in results]),
-            percent([result["calibration_error"]["all"] for result in results]),
-            percent([result["functions_that_parse"] for result in results]),
+            percent([result["calibration_error"]["all"] for result in measured]),
+            percent([result["functions_that_parse"] for result in measured]),
         ]
 
     def rows_of(student, row):

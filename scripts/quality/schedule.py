@@ -35,6 +35,7 @@ def add_arguments(parser):
     parser.add_argument("--threads", type=int, default=1, help="processor threads of a run")
     parser.add_argument("--minutes", type=float, default=0, help="ends after this time (default: when all is done)")
     parser.add_argument("--tokens", type=int, help="of a run, in place of the profile's; a quarter of it in the search")
+    parser.add_argument("--rows", default="", metavar="ROW,...", help="these rows alone (default: all of the profile)")
     parser.add_argument("--only", default="", metavar="WORD,...", help="capture, models, speed, peers, cases, scaling")
     parser.add_argument("--list", action="store_true", help="says what is done and what is left, and starts nothing")
 
@@ -84,6 +85,7 @@ class Schedule:
             peer_reasons = {f"peer-{name}": peers.why_left_out(study, name) for name in peers.LOOPS}
             self.left_out |= {name: why for name, why in peer_reasons.items() if why}
         self.changed = threading.Condition()
+        self.over = False  # whether the time is over, or a signal has come
         self._forget_lost_captures()
 
     def _forget_lost_captures(self):
@@ -134,7 +136,7 @@ class Schedule:
             if run.purpose == "final":
                 model = self.folders.run(run.name) / "model"
                 result["tests"] = training.tests(*arguments, model, device, self.threads)
-                result |= calibration.call(self.study, self.folders, model, device, self.threads)
+                result |= self._measured(model, device)
             training.forget(self.folders, run)
             return result
 
@@ -145,9 +147,15 @@ class Schedule:
         def work(device):
             result = {"model": name}
             result["tests"] = training.tests(self.program, self.study, self.folders, folder, device, self.threads)
-            return result | calibration.call(self.study, self.folders, folder, device, self.threads)
+            return result | self._measured(folder, device)
 
         return Task(f"model-{name}", work)
+
+    def _measured(self, model, device):
+        """Calibration and generated functions, which a profile with `prompts: 0` leaves out."""
+        if not self.study.prompts:
+            return {}
+        return calibration.call(self.study, self.folders, model, device, self.threads)
 
     def best_rate(self, student, row):
         """The learning rate of the search with the lowest cross-entropy; None while it is not known."""
@@ -207,7 +215,7 @@ class Schedule:
                 self.failed[task.name] = str(error)
                 self.running.discard(task.name)
                 self.changed.notify_all()
-            print(f"{task.name}: FAILED: {error}", flush=True)
+            print(f"{task.name}: {'ended with the time' if self.over else f'FAILED: {error}'}", flush=True)
             return
         seconds = time.monotonic() - began
         with self.changed:
@@ -232,7 +240,6 @@ class Workers:
 
     def __init__(self, schedule, devices, jobs, deadline):
         self.schedule, self.devices, self.jobs, self.deadline = schedule, devices, jobs, deadline
-        self.over = False
 
     def run(self):
         threads = [threading.Thread(target=self._device, args=(index,)) for index in range(len(self.devices))]
@@ -254,7 +261,7 @@ class Workers:
 
     def _in_time(self, task):
         left = self.deadline - time.monotonic()
-        return not self.over and left > 0 and self.schedule.expected_seconds(task) < left
+        return not self.schedule.over and left > 0 and self.schedule.expected_seconds(task) < left
 
     def _slot(self, device):
         schedule = self.schedule
@@ -263,7 +270,7 @@ class Workers:
                 waiting = [task for task in schedule.waiting(schedule.shared()) if self._in_time(task)]
                 task = next((task for task in waiting if schedule.ready(task)), None)
                 if task is None:
-                    if self.over or time.monotonic() >= self.deadline or not (schedule.running or waiting):
+                    if schedule.over or time.monotonic() >= self.deadline or not (schedule.running or waiting):
                         return
                     if not schedule.running and not self._exclusive_left():
                         return  # what waits needs a result that will not come
@@ -271,7 +278,7 @@ class Workers:
                     continue
                 schedule.running.add(task.name)
             schedule.do(task, device)
-            if self.over:
+            if schedule.over:
                 return
 
     def _exclusive_left(self):
@@ -313,6 +320,7 @@ def main(args):
     table = {} if args.study is None else {"table": args.study}
     try:
         study = Study(args.profile, **table, tokens=args.tokens, search_tokens=search)
+        study.take_rows([row for row in args.rows.split(",") if row])
     except (ValueError, OSError) as error:
         fail(error)
     folders = Folders(args.work, args.scratch or args.work, args.results)
@@ -325,7 +333,7 @@ def main(args):
     workers = Workers(schedule, devices, args.jobs, deadline)
 
     def stop(*_):
-        workers.over = True
+        schedule.over = True
         end_children()
 
     signal.signal(signal.SIGTERM, stop)
@@ -338,5 +346,5 @@ def main(args):
     workers.run()
     print(f"{time.monotonic() - began:.0f} s")
     print_state(schedule)
-    if schedule.failed and not workers.over:
+    if schedule.failed and not schedule.over:
         sys.exit(1)

@@ -73,6 +73,15 @@ class Study:
             if unknown:
                 raise ValueError(f"{table}: {self.profile_name}.cases: no such row or student: {unknown[0]}")
 
+    def take_rows(self, names):
+        """Leaves these rows alone in each student's cases; all of them if none is named."""
+        unknown = [name for name in names if name not in self.rows]
+        if unknown:
+            raise ValueError(f"expected rows of {', '.join(self.rows)}, found {', '.join(unknown)}")
+        if names:
+            cases = {student: [row for row in rows if row in names] for student, rows in self.cases.items()}
+            self.profile = self.profile | {"cases": cases}
+
     def __getattr__(self, name):
         try:
             return self.__dict__["profile"][name]

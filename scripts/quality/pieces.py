@@ -11,6 +11,7 @@ must come out bit for bit as they were.
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -30,7 +31,7 @@ def add_pack_arguments(parser):
     parser.add_argument("--bundle", type=Path, required=True, help="folder that scripts/bundle.sh has made")
     parser.add_argument("--wheels", type=Path, required=True, help="folder of wheels that the other machine lacks")
     parser.add_argument("--out", type=Path, required=True, help="folder to write the pieces to")
-    parser.add_argument("--piece-mb", type=int, default=58, help="size of a piece (default 58)")
+    parser.add_argument("--piece-mb", type=int, default=61, help="size of a piece (default 61)")
     parser.add_argument("--study", type=Path, default=TABLE)
 
 
@@ -88,8 +89,8 @@ def pack(args):
         entry = tarfile.TarInfo("weights.json")
         entry.size = len(text)
         archive.addfile(entry, io.BytesIO(text))
-    for old in args.out.glob("piece-*/*"):
-        old.unlink()
+    for old in args.out.glob("piece-*"):
+        shutil.rmtree(old)
     size, number = args.piece_mb * 1_000_000, 0
     index = {"sha256": sha256(whole), "bytes": whole.stat().st_size}
     index["pieces"] = -(-index["bytes"] // size)

@@ -107,6 +107,8 @@ def pack(args):
 
 def joined(folder):
     """The path of the archive, from its parts."""
+    if not (folder / INDEX).is_file():
+        fail(f"{folder / INDEX}: no such file; expected all pieces of `pack` in this folder")
     index = json.loads((folder / INDEX).read_text())
     parts = [folder / f"{number}.part" for number in range(1, index["pieces"] + 1)]
     missing = [part.name for part in parts if not part.exists()]
@@ -118,6 +120,7 @@ def joined(folder):
             out.write(part.read_bytes())
     found = sha256(whole)
     if found != index["sha256"]:
+        whole.unlink()
         fail(f"{folder}: expected SHA-256 {index['sha256']} of all parts together, found {found}")
     return whole
 

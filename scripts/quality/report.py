@@ -6,7 +6,8 @@
   scripts/quality.py check --results work/quality/results-cpu --profile cpu
 
 A table stands in the page between the lines `<!-- table NAME of PROFILE -->` and `<!-- end of table -->`; the results
-of a profile are in quality/PROFILE.json beside the page. `check` fails unless forward KL has a lower held-out KL than
+of a profile are in quality/PROFILE.json beside the page (docs/quality for README.md). docs/quality.md must have all
+tables. `check` fails unless forward KL has a lower held-out KL than
 labels alone, for every student and every kind of text.
 """
 
@@ -238,7 +239,21 @@ def table_peers(figures):
     return markdown(head, rows)
 
 
+def table_head(figures):
+    """The first student's main rows, for the README: over all kinds of held-out text together."""
+    student, rows = next(iter(figures.study.cases)), []
+    for row in figures.study.cases[student]:
+        results = figures.finals(student, row)
+        if row in HEAD_ROWS and results:
+            cells = [number([weighted(result, metric) for result in results], 3) for metric in ("forward_kl", "hard")]
+            agreement = percent([weighted(result, "agreement") for result in results])
+            rows.append([figures.study.rows[row].title, *cells, agreement])
+    return markdown(["row", "KL to the teacher", "cross-entropy", "agreement, %"], rows)
+
+
+HEAD_ROWS = ("labels", "forward_kl", "reverse_kl", "jsd_05", "mix_50", "float8")
 TABLES = {
+    "head": table_head,
     "kl": table_kl,
     "cross_entropy": table_cross_entropy,
     "others": table_others,
@@ -252,15 +267,13 @@ def page_with_tables(page, text, study_table):
     """The page with the tables as they must be."""
     blocks = [(match[2], match[3]) for match in BLOCK.finditer(text)]
     unknown = [f"{name} of {profile}" for name, profile in blocks if name not in TABLES]
-    missing = [f"{name} of gpu" for name in TABLES if (name, "gpu") not in blocks]
+    needed = TABLES if page.name == "quality.md" else ()
+    missing = [f"{name} of gpu" for name in needed if (name, "gpu") not in blocks]
     if unknown or missing:
-        fail(
-            f"{page}: tables that are missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
-        )
+        fail(f"{page}: missing tables: {', '.join(missing) or 'none'}; unknown ones: {', '.join(unknown) or 'none'}")
+    folder = page.parent / ("docs/quality" if page.name == "README.md" else "quality")
     profiles = {profile for _, profile in blocks}
-    figures = {
-        profile: make_figures(profile, study_table, page.parent / "quality" / f"{profile}.json") for profile in profiles
-    }
+    figures = {profile: make_figures(profile, study_table, folder / f"{profile}.json") for profile in profiles}
     return BLOCK.sub(lambda match: match[1] + TABLES[match[2]](figures[match[3]]) + "\n" + match[4], text)
 
 

@@ -36,8 +36,8 @@ constexpr std::array<MeasuredRows, 11> kLogitsProduct{{
     {320, 1.06},
     {448, 1.09},
     {640, 1.06},
-    {768, 1.06},
-    {1024, 1.06},
+    {768, 1.05},
+    {1024, 1.04},
     {1536, 1.03},
     {2048, 1.01},
     {4096, 1.0},
@@ -81,26 +81,22 @@ int64_t round_up(int64_t value, int64_t multiple) {
   return ceil_div(value, multiple) * multiple;
 }
 
-constexpr int64_t kTileRows = 64; // products are slow over other than multiples of it
-
-// The most gradient rows, from `logits_rows` to `limit`, whose scratch fits; 0 where even `logits_rows` do not.
+// The largest multiple of `logits_rows`, at most `limit`, whose scratch fits; 0 where even one multiple does not.
 int64_t most_gradient_rows(const HeadShape& shape, int64_t logits_rows, int64_t limit, int64_t cap_bytes) {
-  int64_t low = logits_rows - 1; // fits, or is not wanted
-  int64_t high = std::max(limit, logits_rows) + 1; // does not, or is not wanted
+  int64_t low = 0; // multiples that fit
+  int64_t high = std::max<int64_t>(limit / logits_rows, 1) + 1; // that do not, or are not wanted
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
-    (scratch_bytes(shape, logits_rows, middle) <= cap_bytes ? low : high) = middle;
+    (scratch_bytes(shape, logits_rows, middle * logits_rows) <= cap_bytes ? low : high) = middle;
   }
-  if (low < logits_rows) {
-    return 0;
-  }
-  return low == limit ? low : std::max(logits_rows, low / kTileRows * kTileRows);
+  return low * logits_rows;
 }
 
-// Gradient rows for which all tokens take as many products as with `most`, all of about the same size.
-int64_t balanced_rows(int64_t tokens, int64_t logits_rows, int64_t most) {
-  const int64_t rows = round_up(ceil_div(tokens, ceil_div(tokens, most)), kTileRows);
-  return std::clamp(rows, logits_rows, most);
+// `count` tokens in chunks of `rows`, of which the last one may be smaller: the sum of rows times time(rows).
+template <typename Time>
+double time_of_chunks(int64_t count, int64_t rows, const Time& time) {
+  const int64_t rest = count % rows;
+  return static_cast<double>(count - rest) * time(rows) + (rest > 0 ? static_cast<double>(rest) * time(rest) : 0.0);
 }
 
 ChunkPlan describe(const ChunkOptions& options, const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows) {
@@ -116,12 +112,17 @@ ChunkPlan describe(const ChunkOptions& options, const HeadShape& shape, int64_t 
 } // namespace
 
 double relative_cost(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows) {
-  double cost = static_cast<double>(shape.student_hidden + shape.teacher_hidden) *
-      (relative_time(kLogitsProduct, logits_rows) + kTokensPerChunk / static_cast<double>(logits_rows));
-  if (shape.needs_grad) {
-    cost += static_cast<double>(shape.student_hidden) * relative_time(kWeightGradientProduct, gradient_rows);
-  }
-  return cost;
+  const auto hidden = static_cast<double>(shape.student_hidden + shape.teacher_hidden);
+  const auto student_hidden = static_cast<double>(shape.student_hidden);
+  const auto of_gradient_chunk = [&](int64_t tokens) {
+    const double logits = time_of_chunks(tokens, logits_rows, [&](int64_t rows) {
+      return relative_time(kLogitsProduct, rows) + kTokensPerChunk / static_cast<double>(rows);
+    });
+    const double of_token = logits / static_cast<double>(tokens) * hidden;
+    return shape.needs_grad ? of_token + student_hidden * relative_time(kWeightGradientProduct, tokens) : of_token;
+  };
+  const int64_t tokens = std::max<int64_t>(shape.tokens, 1);
+  return time_of_chunks(tokens, gradient_rows, of_gradient_chunk) / static_cast<double>(tokens);
 }
 
 int64_t padded_columns(int64_t vocab, int64_t element_bytes) {
@@ -161,9 +162,6 @@ absl::StatusOr<ChunkPlan> resolve_chunks(const ChunkOptions& options, const Head
         options.memory_cap_mb, one, shape.vocab, ceil_div(one, kMiB)));
   }
   const int64_t tokens = std::max<int64_t>(shape.tokens, 1);
-  const auto with_rows = [&](int64_t rows, int64_t most) {
-    return describe(options, shape, rows, balanced_rows(tokens, rows, most));
-  };
   if (options.chunk_size > 0) {
     int64_t rows = std::min(options.chunk_size, tokens);
     if (scratch_bytes(shape, rows, rows) > cap_bytes) {
@@ -172,20 +170,27 @@ absl::StatusOr<ChunkPlan> resolve_chunks(const ChunkOptions& options, const Head
         rows /= 2;
       }
     }
-    return with_rows(rows, most_gradient_rows(shape, rows, std::min(kMaxAutomaticRows, tokens), cap_bytes));
+    const int64_t limit = std::max(rows, std::min(kMaxAutomaticRows, round_up(tokens, rows)));
+    return describe(options, shape, rows, most_gradient_rows(shape, rows, limit, cap_bytes));
   }
 
   const int64_t longest = std::min(std::max(kMaxAutomaticRows, options.min_chunk_size), tokens);
   int64_t best_rows = 0;
-  int64_t best_most = 0;
+  int64_t best_gradient_rows = 0;
+  double best_cost = 0;
   const auto consider = [&](int64_t rows) {
     if (rows > longest) {
       return;
     }
-    const int64_t most = most_gradient_rows(shape, rows, longest, cap_bytes);
-    if (most > 0 && (best_rows == 0 || relative_cost(shape, rows, most) < relative_cost(shape, best_rows, best_most))) {
-      best_rows = rows;
-      best_most = most;
+    // With fewer gradient rows than fit, the last chunk may be less of a remainder.
+    const int64_t most = most_gradient_rows(shape, rows, std::max(longest, rows), cap_bytes);
+    for (int64_t gradient_rows = most; gradient_rows >= std::max(rows, most / 2); gradient_rows -= rows) {
+      const double cost = relative_cost(shape, rows, gradient_rows);
+      if (best_rows == 0 || cost < best_cost) {
+        best_rows = rows;
+        best_gradient_rows = gradient_rows;
+        best_cost = cost;
+      }
     }
   };
   consider(longest);
@@ -198,7 +203,7 @@ absl::StatusOr<ChunkPlan> resolve_chunks(const ChunkOptions& options, const Head
   for (int64_t rows = power_of_two_at_most(longest); rows >= 1 && best_rows == 0; rows /= 2) {
     consider(rows);
   }
-  return with_rows(best_rows, best_most);
+  return describe(options, shape, best_rows, best_gradient_rows);
 }
 
 } // namespace distill::losses

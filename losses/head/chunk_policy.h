@@ -39,7 +39,7 @@ struct HeadShape {
 
 struct ChunkPlan {
   int64_t logits_rows = 0; // C
-  int64_t gradient_rows = 0; // D
+  int64_t gradient_rows = 0; // D, a multiple of C
   int64_t bytes = 0; // of all scratch, at most the cap
   int64_t arena_bytes = 0; // of these, the bytes that linear_head cuts out of its arena; on CUDA that is all
   std::string description; // one line for the log
@@ -54,7 +54,8 @@ int64_t row_bytes(int64_t columns, int64_t element_bytes);
 int64_t arena_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);
 int64_t scratch_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);
 
-// The estimated time of the products whose time depends on the two sizes, in the same unit for all sizes of a shape.
+// The estimated time of a token in the products whose time depends on the two sizes, smaller chunks at the end counted.
+// In the same unit for all sizes of a shape.
 double relative_cost(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);
 
 // memory_cap_mb is a hard limit and takes precedence over chunk_size and min_chunk_size; if it reduces them, C becomes

@@ -25,7 +25,7 @@ TEST(ChunkPolicy, NeverExceedsTheCap) {
           EXPECT_EQ(plan->bytes, scratch_bytes(shape, plan->logits_rows, plan->gradient_rows));
           EXPECT_EQ(plan->arena_bytes, plan->bytes);
           EXPECT_GE(plan->logits_rows, 1);
-          EXPECT_GE(plan->gradient_rows, plan->logits_rows);
+          EXPECT_EQ(plan->gradient_rows % plan->logits_rows, 0);
           if (chunk > 0) {
             EXPECT_LE(plan->logits_rows, chunk);
           }
@@ -39,7 +39,7 @@ TEST(ChunkPolicy, DefaultsForLlamaUseTwoSizes) {
   const auto plan = resolve_chunks({}, llama());
   ASSERT_TRUE(plan.ok());
   EXPECT_EQ(plan->logits_rows, 320);
-  EXPECT_EQ(plan->gradient_rows, 2752); // six times for 16384 tokens, and not 2905
+  EXPECT_EQ(plan->gradient_rows, 2880);
   const auto large = resolve_chunks({.memory_cap_mb = 4096}, llama());
   EXPECT_EQ(large->logits_rows, 2048);
   EXPECT_EQ(large->gradient_rows, 4096);
@@ -72,17 +72,29 @@ TEST(ChunkPolicy, TheWiderTheTeacherTheLargerTheChunksOfLogits) {
   EXPECT_GT(last, 1024);
 }
 
-TEST(ChunkPolicy, ProductsRunOverWholeTilesAndEveryChunkHasAboutTheSameSize) {
+TEST(ChunkPolicy, NoOtherSizesThatFitAreEstimatedToBeFaster) {
   for (const int64_t vocab : {32000, 128256, 151936, 200064, 262208, 320000}) {
     for (const int64_t cap : {256, 1024, 4096}) {
-      HeadShape shape = llama(vocab);
-      const auto plan = resolve_chunks({.memory_cap_mb = cap}, shape);
-      EXPECT_EQ(plan->logits_rows % 64, 0);
-      EXPECT_EQ(plan->gradient_rows % 64, 0);
-      const int64_t chunks = (shape.tokens + plan->gradient_rows - 1) / plan->gradient_rows;
-      EXPECT_LT(plan->gradient_rows * chunks - shape.tokens, 64 * chunks);
+      const HeadShape shape = llama(vocab);
+      const auto plan = resolve_chunks({.memory_cap_mb = cap, .min_chunk_size = 1}, shape);
+      const double cost = relative_cost(shape, plan->logits_rows, plan->gradient_rows);
+      for (const int64_t rows : {128, 192, 256, 320, 448, 640, 768, 1024, 1536, 2048, 4096}) {
+        const int64_t half = std::max<int64_t>(rows, plan->gradient_rows / 2);
+        for (int64_t gradient_rows = rows; gradient_rows <= 4096; gradient_rows += rows) {
+          if (gradient_rows >= half && scratch_bytes(shape, rows, gradient_rows) <= cap * kMiB) {
+            EXPECT_LE(cost, relative_cost(shape, rows, gradient_rows) * 1.0000001) << rows << " " << gradient_rows;
+          }
+        }
+      }
     }
   }
+}
+
+TEST(ChunkPolicy, ASmallRestAtTheEndCosts) {
+  HeadShape shape = llama();
+  shape.tokens = 4096;
+  EXPECT_LT(relative_cost(shape, 256, 1024), relative_cost(shape, 256, 1280)); // four times 1024, or a rest of 256
+  EXPECT_LT(relative_cost(shape, 320, 960), relative_cost(shape, 320, 768)); // a rest of 128 in each of the chunks
 }
 
 TEST(ChunkPolicy, WithoutGradientsTheLogitsGetTheWholeCap) {
@@ -158,7 +170,7 @@ TEST(ChunkPolicy, EachSidesHiddenRowsCountInTheirOwnDtype) {
 TEST(ChunkPolicy, DescriptionNamesTheNumbers) {
   EXPECT_EQ(
       resolve_chunks({}, llama())->description,
-      "loss head: logits of 320 tokens at a time, gradients of 2752, 986.3 MiB of scratch (cap 1024 MiB, vocabulary 128256)");
+      "loss head: logits of 320 tokens at a time, gradients of 2880, 1017.7 MiB of scratch (cap 1024 MiB, vocabulary 128256)");
 }
 
 TEST(ChunkPolicy, InvalidOptionsAreAllNamed) {

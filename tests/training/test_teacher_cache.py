@@ -118,6 +118,7 @@ def test_mixed_data_sets_find_their_rows(tmp_path, config, ragged_shard):
 
 
 def test_a_teacher_with_a_text_of_its_own_is_cached_too(tmp_path, config):
+    tiny.need_devices(3)
     shard = str(tmp_path / "texts.dtok")
     teacher_texts.write_shard(shard, teacher_texts.ragged_documents(3, 60))
     data = {"teacher_seq_len": 40}

@@ -11,7 +11,7 @@
 namespace distill::trainer {
 
 at::Tensor places_with_target(const data::Batch& batch) {
-  return batch.stretches.empty() ? at::empty({batch.valid_tokens}, at::kLong)
+  return batch.stretches.empty() ? at::zeros({batch.valid_tokens}, at::kLong)
                                  : batch.targets_BS.flatten().ne(losses::kIgnoreIndex).nonzero().flatten();
 }
 

@@ -14,6 +14,7 @@ __all__ = ["convert", "documents", "masks", "teachers"]
 
 
 def _load():
+    path = list(sys.path)  # the script moves its own folder to the end
     sys.path.insert(0, str(SCRIPT.parent))
     try:
         spec = importlib.util.spec_from_file_location("tokenize_script", SCRIPT)
@@ -21,7 +22,7 @@ def _load():
         spec.loader.exec_module(module)
         return module
     finally:
-        sys.path.remove(str(SCRIPT.parent))
+        sys.path[:] = path
 
 
 script = _load()

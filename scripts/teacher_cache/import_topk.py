@@ -38,6 +38,8 @@ class TopTokens(Importer):
         self.columns = arguments.vocab_size or vocab
         if not 1 <= self.columns <= vocab:
             fail(f"--vocab-size: expected 1 to {vocab}, the teacher's tokens, found {self.columns}")
+        if arguments.topk is None:
+            arguments.topk = min(64, self.columns)
         if not 1 <= arguments.topk <= min(1024, self.columns):
             fail(f"--topk: expected 1 to {min(1024, self.columns)}, found {arguments.topk}")
         self.encoding, self.compute_dtype = arguments.dtype or "float16", "float32"

@@ -42,7 +42,9 @@ def parse_arguments():
     states = parser.add_argument_group("hidden states")
     states.add_argument("--layer", type=int, default=-1, help="of the layers in the dumps (default: the last one)")
     top = parser.add_argument_group("top-k")
-    top.add_argument("--topk", type=int, help="tokens of a row; those beyond join the tail (64, or all if there are fewer)")
+    top.add_argument(
+        "--topk", type=int, help="tokens of a row; those beyond join the tail (64, or all if there are fewer)"
+    )
     top.add_argument("--vocab-size", type=int, help="tokens that may be named: the student's, where it has fewer")
     top.add_argument("--temperature", type=float, default=1.0, help="at which they were taken (default 1)")
     top.add_argument("--tail-floor", type=float, default=1e-6, help="least probability of the others (default 1e-6)")

@@ -58,8 +58,8 @@ int64_t scratch_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradi
 // In the same unit for all sizes of a shape.
 double relative_cost(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);
 
-// memory_cap_mb is a hard limit and takes precedence over chunk_size and min_chunk_size; if it reduces them, C becomes
-// a power of two. InvalidArgument, with the smallest value that works, if it is too small for one token.
+// memory_cap_mb is a hard limit and takes precedence over chunk_size and min_chunk_size; a chunk_size that does not fit
+// is cut to a power of two. InvalidArgument, with the smallest value that works, if it is too small for one token.
 absl::StatusOr<ChunkPlan> resolve_chunks(const ChunkOptions& options, const HeadShape& shape);
 
 } // namespace distill::losses

@@ -5,7 +5,7 @@
 
 namespace distill::losses::cluster {
 
-// In place of the type of a gradient that nobody asked for.
+// In place of the gradient's type where no gradient is asked for.
 struct None {};
 
 // What happens to a logit before the mathematics of its row.
@@ -48,7 +48,8 @@ struct OnlineSums {
   }
 };
 
-// A softcap in six instructions. The absolute error is about 1.5e-7 times the cap, that of rounding a logit near it.
+// A softcap in six instructions. From the errors of ex2.approx (2^-22) and rcp.approx (one unit in the last place), the
+// absolute error is at most about 4e-7 times the cap.
 __device__ __forceinline__ float fast_softcapped(float logit, float cap, float two_log2e_over_cap) {
   float reciprocal = 0;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(row_exp2(logit * two_log2e_over_cap) + 1.0F));

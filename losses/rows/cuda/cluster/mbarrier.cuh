@@ -25,7 +25,7 @@ __device__ __forceinline__ void barrier_init(uint64_t* barrier, unsigned arrival
   barrier_init_at(shared_address(barrier), arrivals);
 }
 
-// One arrival for a whole warp, whose earlier loads and stores then come before those of who waits.
+// One arrival for a whole warp. Its earlier loads and stores come before those of the threads that wait for it.
 __device__ __forceinline__ void warp_arrive_at(uint32_t barrier, int lane) {
   __syncwarp();
   if (lane == 0) {

@@ -16,23 +16,11 @@ import pytest
 import teacher_texts
 import test_memory_plan
 import tiny
-from test_resume import files, timeless
+from run_results import steps_of, weights_of
 
 # Of the captures that tests share. A GPU's products depend on the number of rows, so that only equal micro-batches give
 # equal bits there.
 MICRO = 3 if tiny.DEVICE == "cpu" else 2
-
-
-def steps_of(run):
-    """What was computed in each step and evaluation, without times."""
-    return [
-        [{key: value for key, value in record.items() if key != "teacher_read"} for record in timeless(records)]
-        for records in tiny.read_metrics(run)
-    ]
-
-
-def weights_of(run):
-    return files(run / "model")["model.safetensors"]
 
 
 @pytest.fixture

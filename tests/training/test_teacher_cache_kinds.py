@@ -19,7 +19,7 @@ import teacher_rows
 import test_memory_plan
 import tiny
 from reference_training import load
-from test_resume import files, timeless
+from run_results import steps_of, weights_of
 from token_shard import read_shard
 
 MICRO = 3  # of captures
@@ -33,18 +33,6 @@ KINDS = {
     "weighted": {"kind": "sampled", "samples": 12, "exponent": 0.7, "seed": 3},
 }
 TEACHER_MEANS = {"soft", "forward_kl", "reverse_kl", "teacher_entropy", "agreement", "teacher_lse", "teacher_ce"}
-
-
-def steps_of(run):
-    """What was computed in each step and evaluation, without times."""
-    return [
-        [{key: value for key, value in record.items() if key != "teacher_read"} for record in timeless(records)]
-        for records in tiny.read_metrics(run)
-    ]
-
-
-def weights_of(run):
-    return files(run / "model")["model.safetensors"]
 
 
 def content(cache):

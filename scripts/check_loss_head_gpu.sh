@@ -22,6 +22,7 @@ site=$(dirname "$torch_dir")
 LD_LIBRARY_PATH=$build/gpu_libs:$torch_dir/lib:$(ls -d "$site"/nvidia/*/lib 2>/dev/null | tr '\n' ':')${LD_LIBRARY_PATH:-}
 export LD_LIBRARY_PATH
 test_program=$build/tests/losses/losses_gpu_test
+racecheck_program=${build%/*}/racecheck/tests/losses/losses_gpu_test # of scripts/build.sh racecheck losses_gpu_test
 library=$build/losses/libdistill_losses.so
 # compute-sanitizer is slow, so it runs one small test of each geometry.
 small='*RowKernels.MatchTheReference/jsd:*RowKernels.MatchTheReference/none_smooth_z:*RowKernels.MatchTheReference/skew_forward_hot_capped'
@@ -57,7 +58,7 @@ has head && stage head 400 80 "$python" scripts/bench_loss_head.py --library "$l
 has sweep && stage sweep 590 500 "$python" scripts/bench_loss_head.py --library "$library" --what head --reps 5 --sweep --out "$out/head"
 has accuracy && stage accuracy 300 150 "$python" scripts/accuracy_loss_head.py --library "$library" "${peers[@]}" --out "$out/accuracy"
 has memcheck && stage memcheck 150 4 compute-sanitizer --tool memcheck "$test_program" --gtest_filter="$small:*LogitsBackward*"
-has racecheck && stage racecheck 200 4 compute-sanitizer --tool racecheck "$test_program" --gtest_filter='*RowKernels.MatchTheReference/jsd'
+has racecheck && stage racecheck 200 4 compute-sanitizer --tool racecheck "$racecheck_program" --gtest_filter='*RowKernels.MatchTheReference/jsd'
 for tool in memcheck racecheck; do
   [ ! -f "$logs/$tool" ] || grep -E "^=========" "$logs/$tool" | cut -c1-160 | head -30 | tee -a "$report"
 done

@@ -11,12 +11,20 @@ namespace distill::losses {
 
 namespace {
 
-bool aligned(const void* data, int64_t stride, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride * bytes % 16 == 0;
+int64_t bytes_of(ElementType type) {
+  return type == ElementType::kFloat64 ? 8 : (type == ElementType::kFloat32 ? 4 : 2);
 }
 
-int logit_bytes(const RowArgs& args) {
-  return args.logits_type == ElementType::kFloat32 ? 4 : 2;
+bool starts_at_multiples(const void* data, int64_t stride_bytes, int64_t of) {
+  return data == nullptr ||
+      (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(of) == 0 && stride_bytes % of == 0);
+}
+
+// Whether all rows of logits start at multiples of `of` bytes.
+bool logits_start_at_multiples(const RowArgs& args, int64_t of) {
+  const int64_t bytes = bytes_of(args.logits_type);
+  return starts_at_multiples(args.student, args.student_stride * bytes, of) &&
+      starts_at_multiples(args.teacher, args.teacher_stride * bytes, of);
 }
 
 // Whether the call is what launch_cluster_unit or launch_cluster_capped compute.
@@ -51,11 +59,8 @@ const char* why_not_cluster(const RowArgs& args) {
   if (args.vocab > INT32_MAX / 2) {
     return "the vocabulary is too large";
   }
-  const int64_t gradient_bytes = args.gradient_type == ElementType::kBFloat16 ? 2 : 4;
-  if (!aligned(args.student, args.student_stride, logit_bytes(args)) ||
-      (args.teacher != nullptr && !aligned(args.teacher, args.teacher_stride, logit_bytes(args))) ||
-      (args.gradient != nullptr && !aligned(args.gradient, args.gradient_stride, gradient_bytes))) {
-    return "rows that do not start at multiples of 16 bytes";
+  if (!logits_start_at_multiples(args, 4)) {
+    return "rows that do not start at multiples of 4 bytes";
   }
   int device = 0;
   int major = 0;
@@ -70,7 +75,11 @@ const char* launch_rows_cluster(const RowArgs& args, void* stream, int cluster_s
   if (cluster_size < 2 || cluster_size > kMaxCluster || cluster_plan(args.vocab, cluster_size).tiles > kMaxTiles) {
     return "the cluster row kernel cannot hold a row of this width with this cluster size";
   }
-  const ClusterPlan plan = cluster_plan(args.vocab, cluster_size);
+  ClusterPlan plan = cluster_plan(args.vocab, cluster_size);
+  const int64_t gradient_bytes = bytes_of(args.gradient_type);
+  plan.bulk_copies = logits_start_at_multiples(args, 16);
+  plan.vector_stores =
+      starts_at_multiples(args.gradient, args.gradient_stride * gradient_bytes, kClusterVector * gradient_bytes);
   if (is_usual(args)) {
     const bool capped = args.options.student_softcap > 0 || args.options.teacher_softcap > 0;
     return capped ? launch_cluster_capped(args, plan, cluster_size, stream)

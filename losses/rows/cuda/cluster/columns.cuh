@@ -178,14 +178,14 @@ struct Columns {
   template <typename Gradient>
   __device__ __forceinline__ void write_as(Gradient* out, int tile, const float (&g)[kVector]) const {
     Gradient* to = out + tile * kTileColumns;
-    if (tile < share.full) {
+    if (tile < share.full && plan.vector_stores) {
       if constexpr (sizeof(Gradient) == 2) {
         *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(g[0], g[1]), pack_bf16(g[2], g[3]));
       } else {
         *reinterpret_cast<float4*>(to) = make_float4(g[0], g[1], g[2], g[3]);
       }
-    } else if (tile == share.full && share.part > 0) {
-      write_part(to, share.part, g[0], g[1], g[2]);
+    } else {
+      write_part(to, share.valid(tile), g);
     }
   }
 
@@ -247,13 +247,12 @@ struct Columns {
   }
 
   template <typename Gradient>
-  __device__ __forceinline__ static void write_part(Gradient* to, int valid, float g0, float g1, float g2) {
-    to[0] = static_cast<Gradient>(g0);
-    if (valid > 1) {
-      to[1] = static_cast<Gradient>(g1);
-    }
-    if (valid > 2) {
-      to[2] = static_cast<Gradient>(g2);
+  __device__ __forceinline__ static void write_part(Gradient* to, int valid, const float (&g)[kVector]) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      if (j < valid) {
+        to[j] = static_cast<Gradient>(g[j]);
+      }
     }
   }
 };

@@ -58,8 +58,8 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   init_slots(slots);
   if (tid < G::kSlots) {
     const SlotBarriers<G> own{shared_address(shared + G::kBarrierOffset)};
-    barrier_init_at(own.full(tid), 1);
-    barrier_init_at(own.empty(tid), kWarps);
+    barrier_init_at(own.full(tid), plan.bulk_copies ? 1 : kWarp);
+    barrier_init_at(own.empty(tid), kWarps * kArrivalsOfWarp);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   // The barriers exist and every block of the cluster runs before any block sends a number.
@@ -71,8 +71,13 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     if constexpr (G::kMovesRegisters) {
       give_registers<kReducerRegisters>();
     }
-    if (tid == kWorkers + kWarp) {
-      copy_tiles<G, Logit, kTeacher>(args, rows_of_cluster, barriers, shared_address(shared), first_column, existing);
+    if (tid / kWarp == kWorkers / kWarp + 1) {
+      const TileCopies<G, Logit, kTeacher> copies{args, barriers, shared_address(shared), first_column, existing};
+      if (!plan.bulk_copies) {
+        copies.by_words(rows_of_cluster, tid % kWarp);
+      } else if (tid % kWarp == 0) {
+        copies.in_bulk(rows_of_cluster);
+      }
     }
     if (tid >= kWorkers + kWarp) {
       __syncwarp();

@@ -25,10 +25,18 @@ __device__ __forceinline__ void barrier_init(uint64_t* barrier, unsigned arrival
   barrier_init_at(shared_address(barrier), arrivals);
 }
 
-// One arrival for a whole warp. Its earlier loads and stores come before those of the threads that wait for it.
+// What a warp counts as at a barrier. One lane arrives for its warp, after __syncwarp. racecheck does not know that
+// this orders what the other lanes did; in a build with DISTILL_RACECHECK every lane arrives for itself.
+#ifdef DISTILL_RACECHECK
+constexpr unsigned kArrivalsOfWarp = kWarp;
+#else
+constexpr unsigned kArrivalsOfWarp = 1;
+#endif
+
+// The arrival of a whole warp. Its earlier loads and stores come before those of the threads that wait for it.
 __device__ __forceinline__ void warp_arrive_at(uint32_t barrier, int lane) {
   __syncwarp();
-  if (lane == 0) {
+  if (kArrivalsOfWarp == kWarp || lane == 0) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
   }
 }
@@ -51,6 +59,16 @@ __device__ __forceinline__ void bulk_copy(uint32_t shared, const void* global, u
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
+}
+
+// Copies 4 bytes into this block's shared memory.
+__device__ __forceinline__ void word_copy(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+}
+
+// This lane's arrival, once all of its earlier word copies are there.
+__device__ __forceinline__ void barrier_arrive_after_copies_at(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait_at(uint32_t barrier, uint32_t phase) {

@@ -8,6 +8,8 @@ namespace distill::losses {
 struct ClusterPlan {
   int slice = 0; // columns that a block holds, a multiple of 8
   int tiles = 0; // of a slice; a tile is 4 columns for each worker thread
+  bool bulk_copies = true; // logits' rows start at multiples of 16 bytes; otherwise of 4 bytes, and are copied by those
+  bool vector_stores = true; // the gradient's rows start where a thread can write its 4 columns at once
 };
 
 constexpr int kClusterThreads = 512; // worker threads of a block; one more warp reduces

@@ -83,12 +83,12 @@ __device__ __forceinline__ void init_slots(RowSlots& slots) {
   __syncthreads();
   if (tid == 0) {
     for (int parity = 0; parity < 2; ++parity) {
-      barrier_init(slots.stats_in + parity, kWarps);
+      barrier_init(slots.stats_in + parity, kWarps * kArrivalsOfWarp);
       barrier_init(slots.stats_full + parity, 1);
-      barrier_init(slots.row_ready + parity, 1);
-      barrier_init(slots.sums_in + parity, kWarps);
+      barrier_init(slots.row_ready + parity, kArrivalsOfWarp);
+      barrier_init(slots.sums_in + parity, kWarps * kArrivalsOfWarp);
       barrier_init(slots.sums_full + parity, 1);
-      barrier_init(slots.mean_ready + parity, 1);
+      barrier_init(slots.mean_ready + parity, kArrivalsOfWarp);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }

@@ -155,40 +155,92 @@ struct SlotBarriers {
   }
 };
 
-// One lane of a warp copies the block's slice of all rows of the cluster, tile by tile, each into the next slot of the
-// ring as soon as the workers have released it. Up to 16 bytes beyond a row's last column are read; rows start at
-// multiples of 16 bytes, so that they belong to the row.
+// One warp copies the block's slice of all rows of the cluster, tile by tile, each into the next slot of the ring as
+// soon as the workers have released it.
 template <typename G, typename Logit, bool kTeacher>
-__device__ __forceinline__ void copy_tiles(
-    const RowArgs& args, RowCursor cursor, const SlotBarriers<G>& barriers, uint32_t slots, int first_column,
-    int existing) {
-  constexpr int kGranule = 16 / static_cast<int>(sizeof(Logit));
-  int slot = 0;
-  uint32_t empty_phase = 1; // of a barrier that nobody has arrived at, the phase before the first one is complete
-  const int rows = static_cast<int>(args.num_rows);
-  for (int row = cursor.next([](int) {}); row < rows; row = cursor.next([](int) {})) {
-    const Logit* student =
-        static_cast<const Logit*>(args.student) + static_cast<int64_t>(row) * args.student_stride + first_column;
-    const Logit* teacher =
-        static_cast<const Logit*>(args.teacher) + static_cast<int64_t>(row) * args.teacher_stride + first_column;
-#pragma unroll 1
-    for (int tile = 0; tile < G::kTiles; ++tile) {
-      const int columns = min(max(existing - tile * kTileColumns, 0), kTileColumns);
+struct TileCopies {
+  const RowArgs& args;
+  const SlotBarriers<G>& barriers;
+  uint32_t slots; // shared-memory address
+  int first_column;
+  int existing; // columns of the slice
+
+  // By one lane. Up to 16 bytes beyond a row's last column are read; rows start at multiples of 16 bytes, so that they
+  // belong to the row.
+  __device__ __forceinline__ void in_bulk(RowCursor cursor) const {
+    constexpr int kGranule = 16 / static_cast<int>(sizeof(Logit));
+    for_tiles(cursor, [&](uint32_t to, uint32_t full, const Logit* student, const Logit* teacher, int columns) {
       const auto bytes = static_cast<uint32_t>((columns + kGranule - 1) / kGranule * 16);
-      barrier_wait_at(barriers.empty(slot), empty_phase);
-      barrier_expect_at(barriers.full(slot), bytes * (kTeacher ? 2 : 1));
+      barrier_expect_at(full, bytes * (kTeacher ? 2 : 1));
       if (bytes > 0) {
-        const uint32_t to = slots + static_cast<uint32_t>(slot) * G::kSlotBytes;
-        bulk_copy(to, student + tile * kTileColumns, bytes, barriers.full(slot));
+        bulk_copy(to, student, bytes, full);
         if constexpr (kTeacher) {
-          bulk_copy(to + G::kSideBytes, teacher + tile * kTileColumns, bytes, barriers.full(slot));
+          bulk_copy(to + G::kSideBytes, teacher, bytes, full);
         }
       }
-      slot = slot + 1 == G::kSlots ? 0 : slot + 1;
-      empty_phase ^= slot == 0 ? 1U : 0U;
+    });
+  }
+
+  // By all lanes, for rows that start at multiples of 4 bytes. A last column of 2 bytes is read with the 2 bytes after
+  // it.
+  __device__ __forceinline__ void by_words(RowCursor cursor, int lane) const {
+    constexpr int kPerWord = 4 / static_cast<int>(sizeof(Logit));
+    constexpr int kTogether = 8; // copies of a side by a lane
+    for_tiles(cursor, [&](uint32_t to, uint32_t full, const Logit* student, const Logit* teacher, int columns) {
+      const int words = (columns + kPerWord - 1) / kPerWord;
+#pragma unroll 1
+      for (int first = lane; first < words; first += kTogether * kWarp) {
+        copy_words<kTogether>(to, student, first, words);
+        if constexpr (kTeacher) {
+          copy_words<kTogether>(to + G::kSideBytes, teacher, first, words);
+        }
+      }
+      barrier_arrive_after_copies_at(full);
+    });
+  }
+
+ private:
+  // copy(slot's address, its full barrier, the student's and the teacher's first logit, columns that exist).
+  template <typename Copy>
+  __device__ __forceinline__ void for_tiles(RowCursor& cursor, const Copy& copy) const {
+    int slot = 0;
+    uint32_t empty_phase = 1; // of a barrier that nobody has arrived at, the phase before the first one is complete
+    const int rows = static_cast<int>(args.num_rows);
+    for (int row = cursor.next([](int) {}); row < rows; row = cursor.next([](int) {})) {
+      const Logit* student =
+          static_cast<const Logit*>(args.student) + static_cast<int64_t>(row) * args.student_stride + first_column;
+      const Logit* teacher =
+          static_cast<const Logit*>(args.teacher) + static_cast<int64_t>(row) * args.teacher_stride + first_column;
+#pragma unroll 1
+      for (int tile = 0; tile < G::kTiles; ++tile) {
+        const int columns = min(max(existing - tile * kTileColumns, 0), kTileColumns);
+        barrier_wait_at(barriers.empty(slot), empty_phase);
+        copy(
+            slots + static_cast<uint32_t>(slot) * G::kSlotBytes, barriers.full(slot), student + tile * kTileColumns,
+            teacher + tile * kTileColumns, columns);
+        slot = slot + 1 == G::kSlots ? 0 : slot + 1;
+        empty_phase ^= slot == 0 ? 1U : 0U;
+      }
     }
   }
-}
+
+  // Words first, first + kWarp, ... of a side's tile, kCount of them as far as they exist.
+  template <int kCount>
+  __device__ __forceinline__ static void copy_words(uint32_t to, const Logit* from, int first, int words) {
+    const char* bytes = reinterpret_cast<const char*>(from) + static_cast<int64_t>(first) * 4;
+    to += static_cast<uint32_t>(first) * 4;
+    if (first + (kCount - 1) * kWarp < words) {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        word_copy(to + k * kWarp * 4, bytes + k * kWarp * 4);
+      }
+    } else {
+      for (int k = 0; first + k * kWarp < words; ++k) {
+        word_copy(to + static_cast<uint32_t>(k) * kWarp * 4, bytes + k * kWarp * 4);
+      }
+    }
+  }
+};
 
 #endif
 

@@ -41,25 +41,6 @@ __device__ __forceinline__ void store_as(void* data, int64_t index, ElementType 
   }
 }
 
-// Logit `column` of a row after bias and softcap.
-template <typename T>
-__device__ __forceinline__ T
-logit_at(const void* row_start, int64_t column, ElementType type, const void* bias, ElementType bias_type, T softcap) {
-  T z = load_as<T>(row_start, column, type);
-  if (bias != nullptr) {
-    z += load_as<T>(bias, column, bias_type);
-  }
-  return softcapped(z, softcap);
-}
-
-__device__ __forceinline__ int64_t element_bytes(ElementType type) {
-  return type == ElementType::kBFloat16 ? 2 : (type == ElementType::kFloat32 ? 4 : 8);
-}
-
-__device__ __forceinline__ const void* row_start(const void* data, int64_t row, int64_t stride, ElementType type) {
-  return static_cast<const char*>(data) + row * stride * element_bytes(type);
-}
-
 template <typename T>
 __device__ __forceinline__ T warp_sum(T value) {
 #pragma unroll
@@ -105,36 +86,6 @@ __device__ __forceinline__ RowSums<T> warp_merge(const RowSums<T>& mine) {
           warp_sum(mine.q_lq), warp_sum(mine.p_lp), warp_sum(mine.below_max), warp_sum(mine.q)};
 }
 
-// column() for a divergence that is known only at run time.
-template <bool kTeacher, typename T>
-__device__ __forceinline__ ColumnResult<T> any_column(
-    T zs, T zt, const SideStats<T>& student, const SideStats<T>& teacher, const RowConstants<T>& c, RowSums<T>& sums) {
-  if constexpr (!kTeacher) {
-    return column(zs, student, c, sums);
-  } else {
-    return with_divergence(c.divergence, [&](auto divergence) {
-      return column<decltype(divergence)::value, true>(zs, zt, student, teacher, c, sums);
-    });
-  }
-}
-
-// The gradient of one column without the label's part, for a divergence that is known only at run time.
-template <typename T>
-__device__ __forceinline__ T any_gradient(
-    T zs, const ColumnResult<T>& x, const SideStats<T>& student, T mean, const RowFactors<T>& f,
-    const RowConstants<T>& c) {
-  const T unit_q = c.unit_temperature ? x.q : unit_prob(zs, student);
-  const T slope = c.student_softcap > 0 ? softcap_slope(zs, c.student_softcap) : T(1);
-  switch (c.divergence) {
-    case Divergence::kNone:
-      return general_gradient<Divergence::kNone>(x.a, x.q, unit_q, slope, mean, f);
-    case Divergence::kForwardKl:
-      return general_gradient<Divergence::kForwardKl>(x.a, x.q, unit_q, slope, mean, f);
-    default:
-      return general_gradient<Divergence::kJsd>(x.a, x.q, unit_q, slope, mean, f);
-  }
-}
-
 template <typename T>
 __device__ __forceinline__ T label_slope(T label_logit, const RowConstants<T>& c) {
   return c.student_softcap > 0 ? softcap_slope(label_logit, c.student_softcap) : T(1);
@@ -146,8 +97,7 @@ inline const char* launch_error() {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-// Queues the streaming kernel: one block for each row, any dtype, width and alignment. Returns null, or an error
-// message.
+// Queues the streaming kernel, for any dtype, width and alignment. Returns null, or an error message.
 const char* launch_rows_streaming(const RowArgs& args, cudaStream_t stream);
 
 } // namespace distill::losses

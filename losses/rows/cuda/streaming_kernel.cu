@@ -1,183 +1,292 @@
-// One block for each row. The row's logits are read three times; the second and third reads mostly hit L2.
-#include "losses/rows/cuda/device_functions.cuh"
+// A row is read three times by a cluster of blocks: for its normalisers, for its sums, and for its gradient. The second
+// and third reads hit L2, since the rows in flight are few enough to stay there. Any type, width and alignment, and any
+// device; before compute capability 9 a cluster is one block.
+#include <algorithm>
+
+#include "losses/rows/cuda/cluster/occupancy.cuh"
+#include "losses/rows/cuda/streaming_columns.cuh"
 
 namespace distill::losses {
 
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / kWarp;
-
+// What a block knows of a row, in shared memory, where the other blocks of its cluster read it.
 template <typename T>
 struct BlockPartials {
-  SideSums<T> student[kWarps];
-  SideSums<T> teacher[kWarps];
-  RowSums<T> sums[kWarps];
-  int student_best[kWarps];
-  int teacher_best[kWarps];
+  SideSums<T> student[kStreamingWarps];
+  SideSums<T> teacher[kStreamingWarps];
+  SideSums<T> student_of_block;
+  SideSums<T> teacher_of_block;
+  RowSums<T> sums[kStreamingWarps];
+  RowSums<T> sums_of_block;
+  int best[2][kStreamingWarps]; // the first column with the maximum: [side][warp]
+  int best_of_block[2];
 };
 
-// One side's running maximum and sums over this thread's columns.
-template <typename T>
-__device__ SideSums<T> thread_side_sums(
-    const void* row, ElementType type, const void* bias, ElementType bias_type, T softcap, int64_t vocab,
-    const RowConstants<T>& c) {
-  SideSums<T> out;
-  for (int64_t v = threadIdx.x; v < vocab; v += kThreads) {
-    const T z = logit_at(row, v, type, bias, bias_type, softcap);
-    if (z > out.max) {
-      out.sum = scaled_to(out.sum, out.max, z, c.to_log2);
-      out.unit_sum = scaled_to(out.unit_sum, out.max, z, kLog2E<T>);
-      out.max = z;
+// The blocks of a cluster, or one block.
+struct Cluster {
+  int size;
+  int rank; // of this block
+
+  __device__ __forceinline__ void barrier() const {
+#if __CUDA_ARCH__ >= 900
+    if (size > 1) {
+      asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+      return;
     }
-    const T base = finite_max(out.max);
-    out.sum += row_exp2((z - base) * c.to_log2);
-    if (!c.unit_temperature) {
-      out.unit_sum += row_exp2((z - base) * kLog2E<T>);
-    }
+#endif
+    __syncthreads();
   }
-  return out;
+
+  // The same shared variable of another block.
+  template <typename V>
+  __device__ __forceinline__ const V* of(const V* mine, int block) const {
+#if __CUDA_ARCH__ >= 900
+    if (size > 1) {
+      uint64_t theirs = 0;
+      asm("mapa.u64 %0, %1, %2;" : "=l"(theirs) : "l"(mine), "r"(block));
+      return reinterpret_cast<const V*>(theirs);
+    }
+#endif
+    return mine;
+  }
+};
+
+// Merges parts[0 .. kStreamingWarps) by the block's first warp; its first lane returns the whole.
+template <typename T>
+__device__ __forceinline__ SideSums<T> merge_warps(const SideSums<T>* parts, const RowConstants<T>& c) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  return warp_merge(lane < kStreamingWarps ? parts[lane] : SideSums<T>{}, c.to_log2, c.unit_temperature);
 }
 
-template <typename T>
-__device__ SideStats<T> block_stats(SideSums<T>* partials, const SideSums<T>& mine, const RowConstants<T>& c) {
-  const SideSums<T> warp = warp_merge(mine, c.to_log2, c.unit_temperature);
-  if (threadIdx.x % kWarp == 0) {
-    partials[threadIdx.x / kWarp] = warp;
-  }
-  __syncthreads();
-  SideSums<T> all = partials[0];
-  for (int w = 1; w < kWarps; ++w) {
-    all = merge(all, partials[w], c.to_log2);
-  }
-  return side_stats(all, c);
-}
-
-// args: see RowArgs; block r takes row r.
-template <typename T, bool kTeacher>
-__global__ __launch_bounds__(kThreads) void rows_streaming(
-    const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<T> c) {
+// args: see RowArgs, logits of type Logit; the blocks of cluster r take row r, each a slice of `slice` columns.
+template <typename T, typename Logit, bool kTeacher, int kVector>
+__global__ __launch_bounds__(kStreamingThreads, sizeof(T) == 4 ? 2 : 1) void rows_streaming(
+    const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<T> c, int cluster_size, int64_t slice) {
   __shared__ __align__(16) unsigned char storage[sizeof(BlockPartials<T>)];
   auto& shared = *reinterpret_cast<BlockPartials<T>*>(storage);
-  const int64_t row = blockIdx.x;
-  const int64_t vocab = args.vocab;
+  const Cluster cluster{cluster_size, static_cast<int>(blockIdx.x) % cluster_size};
+  const int64_t row = static_cast<int>(blockIdx.x) / cluster_size;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const bool first_thread = threadIdx.x == 0;
+  const StreamingColumns<T, Logit, kTeacher, kVector> columns(
+      args, c, row, std::min(slice * cluster.rank, args.vocab), std::min(slice * (cluster.rank + 1), args.vocab));
   T* out = static_cast<T*>(args.metrics) + row;
   const int64_t target = args.targets == nullptr ? 0 : args.targets[row];
-  if (args.targets != nullptr && target == kIgnoreIndex) {
-    if (threadIdx.x == 0) {
+  if (args.targets != nullptr && target == kIgnoreIndex) { // for all blocks of the cluster
+    if (cluster.rank == 0 && first_thread) {
       zero_metrics(out, args.metrics_stride);
     }
-    for (int64_t v = threadIdx.x; args.gradient != nullptr && v < vocab; v += kThreads) {
-      store_as(args.gradient, row * args.gradient_stride + v, args.gradient_type, T(0));
-    }
+    columns.write_zeros();
     return;
   }
-  const void* student_row = row_start(args.student, row, args.student_stride, args.logits_type);
-  const void* teacher_row = kTeacher ? row_start(args.teacher, row, args.teacher_stride, args.logits_type) : nullptr;
-  const auto student_logit = [&](int64_t v) {
-    return logit_at(student_row, v, args.logits_type, args.student_bias, args.bias_type, c.student_softcap);
-  };
-  const auto teacher_logit = [&](int64_t v) {
-    return kTeacher ? logit_at(teacher_row, v, args.logits_type, args.teacher_bias, args.bias_type, c.teacher_softcap)
-                    : T(0);
-  };
   // Read before any gradient is written, since the gradient may overwrite the logits.
-  const T label_logit = args.targets == nullptr ? T(0) : student_logit(target);
+  const T label_logit = args.targets == nullptr ? T(0) : columns.student_logit(target);
 
   // First pass: normalisers.
-  const SideStats<T> student = block_stats(
-      shared.student,
-      thread_side_sums(student_row, args.logits_type, args.student_bias, args.bias_type, c.student_softcap, vocab, c),
-      c);
-  SideStats<T> teacher;
-  if constexpr (kTeacher) {
-    teacher = block_stats(
-        shared.teacher,
-        thread_side_sums(teacher_row, args.logits_type, args.teacher_bias, args.bias_type, c.teacher_softcap, vocab, c),
-        c);
-  }
-
-  // Second pass: the sums over the columns, reduced over the block.
-  RowSums<T> mine;
-  int student_best = INT32_MAX;
-  int teacher_best = INT32_MAX;
-  for (int64_t v = threadIdx.x; v < vocab; v += kThreads) {
-    const T zs = student_logit(v);
-    const T zt = teacher_logit(v);
-    any_column<kTeacher>(zs, zt, student, teacher, c, mine);
-    if (c.label_smoothing > 0) {
-      mine.below_max += student.max - zs;
+  {
+    SideSums<T> student;
+    SideSums<T> teacher;
+    columns.for_each([&](const auto& zs, const auto& zt, int64_t /*first*/) {
+      add_to(student, zs, c);
+      if constexpr (kTeacher) {
+        add_to(teacher, zt, c);
+      }
+    });
+    const SideSums<T> student_of_warp = warp_merge(student, c.to_log2, c.unit_temperature);
+    const SideSums<T> teacher_of_warp = kTeacher ? warp_merge(teacher, c.to_log2, c.unit_temperature) : teacher;
+    if (lane == 0) {
+      shared.student[warp] = student_of_warp;
+      shared.teacher[warp] = teacher_of_warp;
     }
-    student_best = zs == student.max ? min(student_best, static_cast<int>(v)) : student_best;
-    teacher_best = kTeacher && zt == teacher.max ? min(teacher_best, static_cast<int>(v)) : teacher_best;
+    __syncthreads();
+    if (warp == 0) {
+      const SideSums<T> student_of_block = merge_warps(shared.student, c);
+      const SideSums<T> teacher_of_block = kTeacher ? merge_warps(shared.teacher, c) : SideSums<T>{};
+      if (lane == 0) {
+        shared.student_of_block = student_of_block;
+        shared.teacher_of_block = teacher_of_block;
+      }
+    }
+    cluster.barrier();
   }
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const RowSums<T> warp_sums = warp_merge(mine);
-  student_best = warp_min(student_best);
-  teacher_best = warp_min(teacher_best);
-  if (threadIdx.x % kWarp == 0) {
-    shared.sums[warp] = warp_sums;
-    shared.student_best[warp] = student_best;
-    shared.teacher_best[warp] = teacher_best;
+  SideSums<T> student_sums = *cluster.of(&shared.student_of_block, 0);
+  SideSums<T> teacher_sums = *cluster.of(&shared.teacher_of_block, 0);
+  for (int block = 1; block < cluster.size; ++block) {
+    student_sums = merge(student_sums, *cluster.of(&shared.student_of_block, block), c.to_log2);
+    if constexpr (kTeacher) {
+      teacher_sums = merge(teacher_sums, *cluster.of(&shared.teacher_of_block, block), c.to_log2);
+    }
   }
-  __syncthreads();
-  RowSums<T> sums = shared.sums[0];
-  for (int w = 1; w < kWarps; ++w) {
-    sums = merge(sums, shared.sums[w]);
-    student_best = min(student_best, shared.student_best[w]);
-    teacher_best = min(teacher_best, shared.teacher_best[w]);
+  const SideStats<T> student = side_stats(student_sums, c);
+  const SideStats<T> teacher = kTeacher ? side_stats(teacher_sums, c) : SideStats<T>{};
+
+  // Second pass: the sums over the columns, and the first columns with the maxima.
+  {
+    RowSums<T> mine;
+    int student_best = INT32_MAX;
+    int teacher_best = INT32_MAX;
+    columns.for_each([&](const auto& zs, const auto& zt, int64_t first) {
+      columns.with_divergence([&](auto divergence) {
+        for_columns(zs, [&](int k) {
+          columns.template column<decltype(divergence)::value>(zs[k], zt[k], student, teacher, mine);
+        });
+      });
+      for_columns(zs, [&](int k) {
+        const int64_t v = columns.index(first, k);
+        if (c.label_smoothing > 0) {
+          mine.below_max += v < columns.end ? student.max - zs[k] : T(0);
+        }
+        // Backwards, so that the first of equal ones stays.
+        student_best = zs[k] == student.max ? min(student_best, static_cast<int>(v)) : student_best;
+        if constexpr (kTeacher) {
+          teacher_best = zt[k] == teacher.max ? min(teacher_best, static_cast<int>(v)) : teacher_best;
+        }
+      });
+    });
+    const RowSums<T> warp_sums = warp_merge(mine);
+    student_best = warp_min(student_best);
+    teacher_best = warp_min(teacher_best);
+    if (lane == 0) {
+      shared.sums[warp] = warp_sums;
+      shared.best[0][warp] = student_best;
+      shared.best[1][warp] = teacher_best;
+    }
+    __syncthreads();
+    if (warp == 0) {
+      const RowSums<T> block_sums = warp_merge(lane < kStreamingWarps ? shared.sums[lane] : RowSums<T>{});
+      student_best = warp_min(lane < kStreamingWarps ? shared.best[0][lane] : INT32_MAX);
+      teacher_best = warp_min(lane < kStreamingWarps ? shared.best[1][lane] : INT32_MAX);
+      if (lane == 0) {
+        shared.sums_of_block = block_sums;
+        shared.best_of_block[0] = student_best;
+        shared.best_of_block[1] = teacher_best;
+      }
+    }
+    cluster.barrier();
+  }
+  RowSums<T> sums = *cluster.of(&shared.sums_of_block, 0);
+  for (int block = 1; block < cluster.size; ++block) {
+    sums = merge(sums, *cluster.of(&shared.sums_of_block, block));
   }
   const T weight = args.token_weights == nullptr ? T(1) : static_cast<const T*>(args.token_weights)[row];
-  if (threadIdx.x == 0) {
+  if (cluster.rank == 0 && first_thread) {
     RowEpilogue<T> ends;
     ends.has_teacher = kTeacher;
     ends.has_label = args.targets != nullptr;
     ends.label = target;
     ends.label_logit = label_logit;
     ends.token_weight = weight;
-    ends.student_best = min(student_best, shared.student_best[0]);
-    ends.teacher_best = min(teacher_best, shared.teacher_best[0]);
-    ends.vocab = vocab;
+    int best[2] = {INT32_MAX, INT32_MAX};
+    for (int block = 0; block < cluster.size; ++block) {
+      const int* theirs = cluster.of(shared.best_of_block, block);
+      best[0] = min(best[0], theirs[0]);
+      best[1] = min(best[1], theirs[1]);
+    }
+    ends.student_best = best[0];
+    ends.teacher_best = best[1];
+    ends.vocab = args.vocab;
     ends.saved = args.saved == nullptr ? nullptr : static_cast<T*>(args.saved) + row;
     finish_row(out, args.metrics_stride, c, student, teacher, sums, ends);
     out[kTeacherCe * args.metrics_stride] =
-        kTeacher && ends.has_label ? teacher_ce(student, teacher, teacher_logit(target)) : T(0);
-  }
-  if (args.gradient == nullptr) {
-    return;
+        kTeacher && ends.has_label ? teacher_ce(student, teacher, columns.teacher_logit(target)) : T(0);
   }
   // Third pass: the gradient.
-  const RowFactors<T> factors = row_factors(c, student, teacher, weight);
-  const T mean =
-      c.divergence == Divergence::kSkewForwardKl ? mean_a<Divergence::kSkewForwardKl>(sums.q_a, sums.q) : sums.q_a;
-  RowSums<T> unused;
-  for (int64_t v = threadIdx.x; v < vocab; v += kThreads) {
-    const T zs = student_logit(v);
-    const ColumnResult<T> x = any_column<kTeacher>(zs, teacher_logit(v), student, teacher, c, unused);
-    T gradient = any_gradient(zs, x, student, mean, factors, c);
-    if (args.targets != nullptr && v == target) {
-      gradient -= factors.label * label_slope(label_logit, c);
-    }
-    store_as(args.gradient, row * args.gradient_stride + v, args.gradient_type, gradient);
+  if (args.gradient != nullptr) {
+    const RowFactors<T> factors = row_factors(c, student, teacher, weight);
+    const T mean =
+        c.divergence == Divergence::kSkewForwardKl ? mean_a<Divergence::kSkewForwardKl>(sums.q_a, sums.q) : sums.q_a;
+    const T of_label = factors.label * label_slope(label_logit, c);
+    columns.for_each([&](const auto& zs, const auto& zt, int64_t first) {
+      T gradient[columns.kColumns];
+      columns.with_divergence([&](auto divergence) {
+        constexpr Divergence kDivergence = decltype(divergence)::value;
+        for_columns(zs, [&](int k) {
+          RowSums<T> unused;
+          const ColumnResult<T> x = columns.template column<kDivergence>(zs[k], zt[k], student, teacher, unused);
+          const T unit_q = c.unit_temperature ? x.q : unit_prob(zs[k], student);
+          const T slope = label_slope(zs[k], c);
+          gradient[k] = general_gradient<kDivergence>(x.a, x.q, unit_q, slope, mean, factors);
+        });
+      });
+      if (args.targets != nullptr) {
+        for_columns(zs, [&](int k) { gradient[k] -= columns.index(first, k) == target ? of_label : T(0); });
+      }
+      columns.write(gradient, first);
+    });
+  }
+  if (cluster.size > 1) {
+    cluster.barrier(); // no block ends while another one may still read its shared memory
   }
 }
 
-template <typename T>
-const char* launch(const RowArgs& args, cudaStream_t stream) {
-  const RowConstants<T> c = row_constants<T>(args);
-  const auto blocks = static_cast<unsigned>(args.num_rows);
-  if (args.teacher != nullptr) {
-    rows_streaming<T, true><<<blocks, kThreads, 0, stream>>>(args, c);
-  } else {
-    rows_streaming<T, false><<<blocks, kThreads, 0, stream>>>(args, c);
+// Blocks to a row. The rows in flight must stay in L2 from the first pass to the third: half of L2 is for them.
+int blocks_of_row(const RowArgs& args, int element_bytes) {
+  int device = 0;
+  int major = 0;
+  int multiprocessors = 0;
+  int l2_bytes = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device) != cudaSuccess || major < 9) {
+    return 1;
   }
+  constexpr int kMaxPortable = 8; // blocks that every device with clusters runs in one
+  const int64_t row_bytes = args.vocab * element_bytes * (args.teacher == nullptr ? 1 : 2);
+  int blocks = 1;
+  while (blocks < kMaxPortable && row_bytes * multiprocessors * 2 / blocks > l2_bytes / 2) {
+    blocks *= 2;
+  }
+  return blocks;
+}
+
+template <typename T, typename Logit, bool kTeacher, int kVector>
+const char* launch_as(const RowArgs& args, cudaStream_t stream) {
+  const auto kernel = rows_streaming<T, Logit, kTeacher, kVector>;
+  const int size = blocks_of_row(args, sizeof(Logit));
+  constexpr int64_t kGranule = 16; // columns: slices begin where vectors do
+  const int64_t slice = ((args.vocab + size - 1) / size + kGranule - 1) / kGranule * kGranule;
+  const auto blocks = static_cast<unsigned>(args.num_rows * size);
+  if (size == 1) {
+    kernel<<<blocks, kStreamingThreads, 0, stream>>>(args, row_constants<T>(args), size, slice);
+    return launch_error();
+  }
+  cluster::ClusterLaunch launch(kStreamingThreads, 0, size, stream);
+  launch.config.gridDim = dim3(blocks);
+  cudaLaunchKernelEx(&launch.config, kernel, args, row_constants<T>(args), size, slice);
   return launch_error();
+}
+
+bool aligned(const void* data, int64_t stride, size_t element_bytes) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && static_cast<size_t>(stride) * element_bytes % 16 == 0;
+}
+
+template <typename T, typename Logit>
+const char* launch(const RowArgs& args, cudaStream_t stream) {
+  constexpr int kVector = 16 / sizeof(Logit);
+  const bool teacher = args.teacher != nullptr;
+  const bool vectors = aligned(args.student, args.student_stride, sizeof(Logit)) &&
+      (!teacher || aligned(args.teacher, args.teacher_stride, sizeof(Logit)));
+  if (teacher) {
+    return vectors ? launch_as<T, Logit, true, kVector>(args, stream) : launch_as<T, Logit, true, 1>(args, stream);
+  }
+  return vectors ? launch_as<T, Logit, false, kVector>(args, stream) : launch_as<T, Logit, false, 1>(args, stream);
 }
 
 } // namespace
 
 const char* launch_rows_streaming(const RowArgs& args, cudaStream_t stream) {
-  return args.logits_type == ElementType::kFloat64 ? launch<double>(args, stream) : launch<float>(args, stream);
+  switch (args.logits_type) {
+    case ElementType::kFloat32:
+      return launch<float, float>(args, stream);
+    case ElementType::kBFloat16:
+      return launch<float, __nv_bfloat16>(args, stream);
+    case ElementType::kFloat64:
+      return launch<double, double>(args, stream);
+  }
+  return "unknown type of logits";
 }
 
 } // namespace distill::losses

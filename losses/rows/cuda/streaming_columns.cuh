@@ -1,0 +1,200 @@
+// A thread's columns of a row in the streaming row kernel: reading them in batches, and writing their gradient.
+#pragma once
+
+#include "losses/rows/cuda/device_functions.cuh"
+
+namespace distill::losses {
+
+constexpr int kStreamingThreads = 512;
+constexpr int kStreamingWarps = kStreamingThreads / kWarp;
+
+template <typename T, int kCount, typename Body>
+__device__ __forceinline__ void for_columns(const T (&)[kCount], const Body& body) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    body(k);
+  }
+}
+
+// Adds columns to one side's running maximum and sums. The sums are scaled once for all of these columns.
+template <typename T, int kCount>
+__device__ __forceinline__ void add_to(SideSums<T>& to, const T (&z)[kCount], const RowConstants<T>& c) {
+  T max = to.max;
+  for_columns(z, [&](int k) { max = row_max(max, z[k]); });
+  to.sum = scaled_to(to.sum, to.max, max, c.to_log2);
+  if (!c.unit_temperature) {
+    to.unit_sum = scaled_to(to.unit_sum, to.max, max, kLog2E<T>);
+  }
+  to.max = max;
+  const T base = finite_max(max);
+  for_columns(z, [&](int k) { to.sum += row_exp2((z[k] - base) * c.to_log2); });
+  if (!c.unit_temperature) {
+    for_columns(z, [&](int k) { to.unit_sum += row_exp2((z[k] - base) * kLog2E<T>); });
+  }
+}
+
+// Columns [begin, end) of one row, spread over the block: a thread takes kBatch vectors of kVector columns at a time,
+// whose loads are in flight together.
+template <typename T, typename Logit, bool kTeacher, int kVector>
+struct StreamingColumns {
+  static constexpr int kBatch = kVector * sizeof(Logit) == 16 ? (sizeof(T) == 4 && kVector == 4 ? 2 : 1) : 4;
+  static constexpr int kColumns = kBatch * kVector; // of a thread at a time
+  static constexpr int64_t kStep = int64_t{kStreamingThreads} * kVector;
+
+  const RowArgs& args;
+  const RowConstants<T>& c;
+  const Logit* student;
+  const Logit* teacher;
+  int64_t gradient; // the row's first element
+  int64_t begin;
+  int64_t end;
+
+  __device__ StreamingColumns(const RowArgs& args, const RowConstants<T>& c, int64_t row, int64_t begin, int64_t end)
+      : args(args),
+        c(c),
+        student(static_cast<const Logit*>(args.student) + row * args.student_stride),
+        teacher(kTeacher ? static_cast<const Logit*>(args.teacher) + row * args.teacher_stride : nullptr),
+        gradient(row * args.gradient_stride),
+        begin(begin),
+        end(end) {}
+
+  // Column k of a batch that begins at column `first`.
+  __device__ __forceinline__ static int64_t index(int64_t first, int k) {
+    return first + k / kVector * kStep + k % kVector;
+  }
+
+  // Calls body(student's logits, teacher's, first column) for each batch; columns at or beyond `end` are -inf.
+  template <typename Body>
+  __device__ __forceinline__ void for_each(const Body& body) const {
+#pragma unroll 1
+    for (int64_t first = begin + static_cast<int64_t>(threadIdx.x) * kVector; first < end; first += kBatch * kStep) {
+      Piece from_student[kBatch];
+      Piece from_teacher[kTeacher ? kBatch : 1];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        from_student[b] = load(student, first + b * kStep);
+        if constexpr (kTeacher) {
+          from_teacher[b] = load(teacher, first + b * kStep);
+        }
+      }
+      T zs[kColumns];
+      T zt[kColumns];
+      for_columns(zs, [&](int k) {
+        const int64_t v = index(first, k);
+        zs[k] = finished(from_student[k / kVector].values[k % kVector], v, args.student_bias, c.student_softcap);
+        if constexpr (kTeacher) {
+          zt[k] = finished(from_teacher[k / kVector].values[k % kVector], v, args.teacher_bias, c.teacher_softcap);
+        } else {
+          zt[k] = T(0);
+        }
+      });
+      body(zs, zt, first);
+    }
+  }
+
+  __device__ __forceinline__ T student_logit(int64_t v) const {
+    return logit(student, v, args.student_bias, c.student_softcap);
+  }
+
+  __device__ __forceinline__ T teacher_logit(int64_t v) const {
+    return logit(teacher, v, args.teacher_bias, c.teacher_softcap);
+  }
+
+  // body(the divergence as an integral constant).
+  template <typename Body>
+  __device__ __forceinline__ void with_divergence(const Body& body) const {
+    if constexpr (kTeacher) {
+      losses::with_divergence(c.divergence, body);
+    } else {
+      body(std::integral_constant<Divergence, Divergence::kNone>());
+    }
+  }
+
+  template <Divergence kDivergence>
+  __device__ __forceinline__ ColumnResult<T> column(
+      T zs, T zt, const SideStats<T>& of_student, const SideStats<T>& of_teacher, RowSums<T>& add) const {
+    if constexpr (kTeacher) {
+      return losses::column<kDivergence, true>(zs, zt, of_student, of_teacher, c, add);
+    } else {
+      return losses::column(zs, of_student, c, add);
+    }
+  }
+
+  // The gradient of a batch.
+  __device__ __forceinline__ void write(const T (&values)[kColumns], int64_t first) const {
+    switch (args.gradient_type) {
+      case ElementType::kFloat32:
+        return write_as<float>(values, first);
+      case ElementType::kBFloat16:
+        return write_as<__nv_bfloat16>(values, first);
+      case ElementType::kFloat64:
+        return write_as<double>(values, first);
+    }
+  }
+
+  __device__ __forceinline__ void write_zeros() const {
+    for (int64_t v = begin + threadIdx.x; args.gradient != nullptr && v < end; v += kStreamingThreads) {
+      store_as(args.gradient, gradient + v, args.gradient_type, T(0));
+    }
+  }
+
+ private:
+  template <typename Element>
+  struct alignas(kVector * sizeof(Element) < 16 ? kVector * sizeof(Element) : 16) Vector {
+    Element values[kVector];
+  };
+  using Piece = Vector<Logit>;
+
+  __device__ __forceinline__ Piece load(const Logit* row, int64_t v) const {
+    if (v + kVector <= end) {
+      return *reinterpret_cast<const Piece*>(row + v);
+    }
+    Piece some;
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) {
+      some.values[k] = v + k < end ? row[v + k] : static_cast<Logit>(0.0F);
+    }
+    return some;
+  }
+
+  template <typename Element>
+  __device__ __forceinline__ void write_as(const T (&values)[kColumns], int64_t first) const {
+    Element* row = static_cast<Element*>(args.gradient) + gradient;
+    const bool vectors = reinterpret_cast<uintptr_t>(row) % alignof(Vector<Element>) == 0;
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int64_t v = first + b * kStep;
+      Vector<Element> out;
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        out.values[k] = static_cast<Element>(values[b * kVector + k]);
+      }
+      if (vectors && v + kVector <= end) {
+        *reinterpret_cast<Vector<Element>*>(row + v) = out;
+      } else {
+#pragma unroll
+        for (int k = 0; k < kVector; ++k) {
+          if (v + k < end) {
+            row[v + k] = out.values[k];
+          }
+        }
+      }
+    }
+  }
+
+  // A logit after bias and softcap; -inf where there is no such column.
+  __device__ __forceinline__ T finished(Logit logit, int64_t v, const void* bias, T softcap) const {
+    T z = static_cast<T>(logit);
+    if (bias != nullptr && v < end) {
+      z += load_as<T>(bias, v, args.bias_type);
+    }
+    return v < end ? softcapped(z, softcap) : -std::numeric_limits<T>::infinity();
+  }
+
+  __device__ __forceinline__ T logit(const Logit* row, int64_t v, const void* bias, T softcap) const {
+    const T z = static_cast<T>(row[v]);
+    return softcapped(bias == nullptr ? z : z + load_as<T>(bias, v, args.bias_type), softcap);
+  }
+};
+
+} // namespace distill::losses

@@ -282,6 +282,10 @@ def parse_arguments():
     parser.add_argument(
         "--row-automatic", action="store_true", help="time the row kernel only in the geometry that it picks itself"
     )
+    parser.add_argument(
+        "--row-dtype", choices=("float32", "bfloat16"), default="float32", help="the row kernel's logits"
+    )
+    parser.add_argument("--row-temperature", type=float, default=1.0)
     parser.add_argument("--cap", type=numbers, default=[1024, 4096], help="memory_cap_mb values, automatic chunks")
     parser.add_argument(
         "--chunk", type=numbers, default=[], help="explicit chunk sizes to time as well, without a memory cap"
@@ -339,7 +343,14 @@ def main():
     if "rows" in args.what:
         for vocab in args.row_vocab:
             for teacher in (True, False):
-                report["rows"] += bench_rows(vocab, teacher, args.reps, geometries=not args.row_automatic)
+                report["rows"] += bench_rows(
+                    vocab,
+                    teacher,
+                    args.reps,
+                    geometries=not args.row_automatic,
+                    dtype=getattr(torch, args.row_dtype),
+                    temperature=args.row_temperature,
+                )
                 torch.cuda.empty_cache()
         save()
     if "widths" in args.what:
@@ -352,7 +363,8 @@ def main():
             print(f"widths, {kind}: smallest {shares[0]:.3f} of the copy (at {worst}), median {shares[500]:.3f}")
     if "logits" in args.what:
         for vocab in args.row_vocab:
-            report["logits"] += bench_logits(vocab, args.reps)
+            for dtype in (torch.float32, torch.bfloat16):
+                report["logits"] += bench_logits(vocab, dtype, args.reps)
             torch.cuda.empty_cache()
         save()
     if "head" in args.what:

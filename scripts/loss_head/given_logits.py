@@ -4,15 +4,16 @@ import torch
 
 from timing import interleaved
 
-# Bytes for each element of fp32 logits: what forward and backward must read and write.
-FORWARD_CE, BACKWARD_CE = 4, 8
-FORWARD_JSD, BACKWARD_JSD = 8, 12
+# Numbers for each element that forward and backward must read and write.
+FORWARD_CE, BACKWARD_CE = 1, 2
+FORWARD_JSD, BACKWARD_JSD = 2, 3
 
 
-def bench_logits(vocab, reps):
-    rows = max(512, int(1.5e9 / (vocab * 4)))
-    student = torch.randn(rows, vocab, device="cuda", requires_grad=True)
-    teacher = torch.randn(rows, vocab, device="cuda")
+def bench_logits(vocab, dtype, reps):
+    """`dtype`: of the logits. Rows have no padding: those of an odd vocabulary begin at any multiple of its size."""
+    rows = max(512, int(1.5e9 / (vocab * dtype.itemsize)))
+    student = torch.randn(rows, vocab, device="cuda", dtype=dtype, requires_grad=True)
+    teacher = torch.randn(rows, vocab, device="cuda", dtype=dtype)
     targets = torch.randint(0, vocab, (rows,), device="cuda")
     forward = {
         "cross_entropy": lambda: torch.ops.distill.cross_entropy(student, targets, reduction="sum")[0],
@@ -36,18 +37,27 @@ def bench_logits(vocab, reps):
         backward[name + ", backward"] = backward_of(name)
     times = interleaved({"copy": lambda: target.copy_(source), **forward, **backward}, reps)
     copy = 2 * source.numel() / times["copy"][0] / 1e6
-    print(f"\nkernels on given logits, fp32, {rows} rows of {vocab}, copy {copy:.0f} GB/s", flush=True)
+    name_of_dtype = str(dtype).removeprefix("torch.")
+    print(f"\nkernels on given logits, {name_of_dtype}, {rows} rows of {vocab}, copy {copy:.0f} GB/s", flush=True)
     results = []
     for name in forward:
-        for part, bytes_per_element in zip((name, name + ", backward"), moved[name]):
+        for part, numbers in zip((name, name + ", backward"), moved[name]):
             if part not in times:
                 continue
-            rate = rows * vocab * bytes_per_element / times[part][0] / 1e6
+            rate = rows * vocab * numbers * dtype.itemsize / times[part][0] / 1e6
             print(
                 f"  {part:30s} {times[part][0]:8.3f} ms  {rate:7.0f} GB/s  {100 * rate / copy:5.1f} % of copy",
                 flush=True,
             )
             results.append(
-                {"v": vocab, "rows": rows, "name": part, "ms": times[part][0], "gb_s": rate, "of_copy": rate / copy}
+                {
+                    "v": vocab,
+                    "dtype": name_of_dtype,
+                    "rows": rows,
+                    "name": part,
+                    "ms": times[part][0],
+                    "gb_s": rate,
+                    "of_copy": rate / copy,
+                }
             )
     return results

@@ -7,6 +7,7 @@ from timing import interleaved
 STREAMING, CLUSTER = 2, 1
 LAUNCHES = 5
 BYTES_JSD, BYTES_CE = 10, 6  # per element: fp32 logits of each side read, a bf16 gradient written
+GRADIENT_BYTES = 2
 DIVERGENCES = ["none", "jsd", "forward_kl", "reverse_kl", "skew_forward_kl", "skew_reverse_kl", "total_variation"]
 
 
@@ -16,17 +17,19 @@ def options(divergence="jsd", beta=0.5, temperature=1.0, hard_weight=0.0, soft_w
     return [kind, beta, 0.1, temperature, 0.0, hard_weight, soft_weight, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def bench_rows(vocab, teacher, reps, geometries=True):
+def bench_rows(vocab, teacher, reps, geometries=True, dtype=torch.float32, temperature=1.0):
+    """`dtype`: of the logits. `geometries`: every kernel and cluster size that holds the row."""
     rows = max(512, int(1.5e9 / (vocab * 4)) // 132 * 132)
     padded = (vocab + 63) // 64 * 64
 
     def buffer(dtype):
         return torch.randn(rows, padded, device="cuda", dtype=dtype)[:, :vocab]
 
-    student, teacher_logits = buffer(torch.float32), buffer(torch.float32) if teacher else None
+    student, teacher_logits = buffer(dtype), buffer(dtype) if teacher else None
     gradient = torch.empty(rows, padded, device="cuda", dtype=torch.bfloat16)[:, :vocab]
     targets = torch.randint(0, vocab, (rows,), device="cuda")
-    opts = options("jsd", hard_weight=0.5) if teacher else options("none", hard_weight=1.0, soft_weight=0.0)
+    of_kind = {"hard_weight": 0.5} if teacher else {"divergence": "none", "hard_weight": 1.0, "soft_weight": 0.0}
+    opts = options(temperature=temperature, **of_kind)
     source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
     target = torch.empty_like(source)
     functions = {"copy": lambda: [target.copy_(source) for _ in range(LAUNCHES)]}
@@ -49,8 +52,9 @@ def bench_rows(vocab, teacher, reps, geometries=True):
                 add(f"cluster {cluster}", CLUSTER, cluster)
     times = interleaved(functions, reps)
     copy = LAUNCHES * 2 * source.numel() / times["copy"][0] / 1e6
-    moved = rows * vocab * (BYTES_JSD if teacher else BYTES_CE)
-    print(f"\nrow kernel, {'JSD' if teacher else 'CE'}, {rows} rows of {vocab}, copy {copy:.0f} GB/s", flush=True)
+    moved = rows * vocab * (dtype.itemsize * (2 if teacher else 1) + GRADIENT_BYTES)
+    what = f"{'JSD' if teacher else 'CE'}, {str(dtype).removeprefix('torch.')}, T {temperature:g}"
+    print(f"\nrow kernel, {what}, {rows} rows of {vocab}, copy {copy:.0f} GB/s", flush=True)
     results = []
     for name, (median, low, _) in times.items():
         if name == "copy":
@@ -63,6 +67,8 @@ def bench_rows(vocab, teacher, reps, geometries=True):
                 "v": vocab,
                 "rows": rows,
                 "teacher": teacher,
+                "dtype": str(dtype).removeprefix("torch."),
+                "temperature": temperature,
                 "name": name,
                 "ms": median,
                 "min": low,

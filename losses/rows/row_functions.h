@@ -39,7 +39,7 @@ DISTILL_ROW_INLINE double row_tanh(double x) {
   return tanh(x);
 }
 
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
 DISTILL_ROW_INLINE float row_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -131,7 +131,7 @@ DISTILL_ROW_INLINE double row_max(double a, double b) {
 }
 
 DISTILL_ROW_INLINE float row_max(float a, float b) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
   return fmaxf(a, b);
 #else
   return a > b ? a : b;
@@ -144,7 +144,7 @@ DISTILL_ROW_INLINE double row_min(double a, double b) {
 }
 
 DISTILL_ROW_INLINE float row_min(float a, float b) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
   return fminf(a, b);
 #else
   return a < b ? a : b;

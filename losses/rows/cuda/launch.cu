@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "losses/rows/cuda/cluster/choose_mode.h"
 #include "losses/rows/cuda/cluster/choose_size.h"
 #include "losses/rows/cuda/device_functions.cuh"
 
@@ -11,32 +12,19 @@ namespace distill::losses {
 
 namespace {
 
-int64_t bytes_of(ElementType type) {
-  return type == ElementType::kFloat64 ? 8 : (type == ElementType::kFloat32 ? 4 : 2);
-}
-
-bool starts_at_multiples(const void* data, int64_t stride_bytes, int64_t of) {
-  return data == nullptr ||
-      (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(of) == 0 && stride_bytes % of == 0);
-}
-
-// Whether all rows of logits start at multiples of `of` bytes.
-bool logits_start_at_multiples(const RowArgs& args, int64_t of) {
-  const int64_t bytes = bytes_of(args.logits_type);
-  return starts_at_multiples(args.student, args.student_stride * bytes, of) &&
-      starts_at_multiples(args.teacher, args.teacher_stride * bytes, of);
-}
-
-// Whether the call is what launch_cluster_unit or launch_cluster_capped compute.
-bool is_usual(const RowArgs& args) {
-  const LossOptions& o = args.options;
-  if (args.logits_type != ElementType::kFloat32 || o.temperature != 1 || o.label_smoothing > 0 ||
-      args.student_bias != nullptr || args.teacher_bias != nullptr) {
-    return false;
+LaunchCluster* cluster_kernel(const RowArgs& args) {
+  const bool fp32 = args.logits_type == ElementType::kFloat32;
+  switch (cluster_mode(args)) {
+    case cluster::Mode::kUnit:
+      return fp32 ? launch_cluster_unit : launch_cluster_bf16_unit;
+    case cluster::Mode::kTempered:
+      return fp32 ? launch_cluster_tempered : launch_cluster_bf16_tempered;
+    case cluster::Mode::kCapped:
+      return launch_cluster_capped;
+    case cluster::Mode::kGeneral:
+      break;
   }
-  const Divergence divergence = effective_divergence(o);
-  return args.teacher == nullptr || divergence == Divergence::kJsd || divergence == Divergence::kForwardKl ||
-      divergence == Divergence::kReverseKl;
+  return fp32 ? launch_cluster_general : launch_cluster_bf16_general;
 }
 
 // Asked once, on the first device used (nodes have one kind of GPU).
@@ -72,21 +60,11 @@ const char* why_not_cluster(const RowArgs& args) {
 }
 
 const char* launch_rows_cluster(const RowArgs& args, void* stream, int cluster_size) {
-  if (cluster_size < 2 || cluster_size > kMaxCluster || cluster_plan(args.vocab, cluster_size).tiles > kMaxTiles) {
+  const ClusterPlan plan = cluster_plan(args, cluster_size);
+  if (cluster_size < 2 || cluster_size > kMaxCluster || plan.tiles > kMaxTiles) {
     return "the cluster row kernel cannot hold a row of this width with this cluster size";
   }
-  ClusterPlan plan = cluster_plan(args.vocab, cluster_size);
-  const int64_t gradient_bytes = bytes_of(args.gradient_type);
-  plan.bulk_copies = logits_start_at_multiples(args, 16);
-  plan.vector_stores =
-      starts_at_multiples(args.gradient, args.gradient_stride * gradient_bytes, kClusterVector * gradient_bytes);
-  if (is_usual(args)) {
-    const bool capped = args.options.student_softcap > 0 || args.options.teacher_softcap > 0;
-    return capped ? launch_cluster_capped(args, plan, cluster_size, stream)
-                  : launch_cluster_unit(args, plan, cluster_size, stream);
-  }
-  return args.logits_type == ElementType::kFloat32 ? launch_cluster_general(args, plan, cluster_size, stream)
-                                                   : launch_cluster_bf16(args, plan, cluster_size, stream);
+  return cluster_kernel(args)(args, plan, cluster_size, stream);
 }
 
 } // namespace

@@ -4,12 +4,40 @@
 
 namespace distill::losses {
 
+namespace {
+
+int64_t bytes_of(ElementType type) {
+  return type == ElementType::kFloat64 ? 8 : (type == ElementType::kFloat32 ? 4 : 2);
+}
+
+bool starts_at_multiples(const void* data, int64_t stride_bytes, int64_t of) {
+  return data == nullptr ||
+      (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(of) == 0 && stride_bytes % of == 0);
+}
+
+} // namespace
+
 ClusterPlan cluster_plan(int64_t vocab, int cluster_size) {
   constexpr int64_t kTileColumns = kClusterThreads * kClusterVector;
   constexpr int64_t kGranule = 8; // bulk copies begin at multiples of 16 bytes
   const int64_t slice = ((vocab + cluster_size - 1) / cluster_size + kGranule - 1) / kGranule * kGranule;
   const int64_t tiles = std::max<int64_t>((slice + kTileColumns - 1) / kTileColumns, kMinTiles);
   return {.slice = static_cast<int>(slice), .tiles = static_cast<int>(tiles)};
+}
+
+bool logits_start_at_multiples(const RowArgs& args, int64_t of) {
+  const int64_t bytes = bytes_of(args.logits_type);
+  return starts_at_multiples(args.student, args.student_stride * bytes, of) &&
+      starts_at_multiples(args.teacher, args.teacher_stride * bytes, of);
+}
+
+ClusterPlan cluster_plan(const RowArgs& args, int cluster_size) {
+  ClusterPlan plan = cluster_plan(args.vocab, cluster_size);
+  const int64_t gradient_bytes = bytes_of(args.gradient_type);
+  plan.bulk_copies = logits_start_at_multiples(args, 16);
+  plan.vector_stores =
+      starts_at_multiples(args.gradient, args.gradient_stride * gradient_bytes, kClusterVector * gradient_bytes);
+  return plan;
 }
 
 int best_cluster_size(int64_t vocab, const ClustersAtOnce& at_once, double fixed_tiles) {

@@ -8,12 +8,13 @@ namespace distill::losses::cluster {
 // In place of the gradient's type where no gradient is asked for.
 struct None {};
 
-// What happens to a logit before the mathematics of its row.
-enum class Mode {
-  kUnit, // nothing: T = 1, no bias, softcap or label smoothing
-  kCapped, // a softcap, otherwise as kUnit
-  kGeneral,
-};
+// Whether the base is subtracted from the logits before they are scaled: two sums with different scales need it.
+template <Mode kMode>
+inline constexpr bool kSubtractsFirst = kMode == Mode::kGeneral || kMode == Mode::kTempered;
+
+// Whether log2 q is kept of a column, and not q.
+template <Mode kMode>
+inline constexpr bool kKeepsLog = kMode == Mode::kGeneral || kMode == Mode::kTempered;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
@@ -31,15 +32,15 @@ struct OnlineSums {
     base = fmaxf(lanes_max(kAllLanes, fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]))), -1e30F);
   }
 
-  template <bool kGeneral>
+  template <Mode kMode>
   __device__ __forceinline__ void add(const float (&z)[kVector], const RowConstants<float>& c) {
     max = fmaxf(max, fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])));
     const float scaled = base * c.to_log2;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      sum += row_exp2(kGeneral ? (z[j] - base) * c.to_log2 : z[j] * c.to_log2 - scaled);
+      sum += row_exp2(kSubtractsFirst<kMode> ? (z[j] - base) * c.to_log2 : z[j] * c.to_log2 - scaled);
     }
-    if (kGeneral && !c.unit_temperature) {
+    if (kMode == Mode::kTempered || (kMode == Mode::kGeneral && !c.unit_temperature)) {
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         unit_sum += row_exp2((z[j] - base) * kLog2E<float>);
@@ -51,8 +52,7 @@ struct OnlineSums {
 // A softcap in six instructions. From the errors of ex2.approx (2^-22) and rcp.approx (one unit in the last place), the
 // absolute error is at most about 4e-7 times the cap.
 __device__ __forceinline__ float fast_softcapped(float logit, float cap, float two_log2e_over_cap) {
-  float reciprocal = 0;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(row_exp2(logit * two_log2e_over_cap) + 1.0F));
+  const float reciprocal = approximate_reciprocal(row_exp2(logit * two_log2e_over_cap) + 1.0F);
   return fmaf(-2.0F * cap, reciprocal, cap);
 }
 
@@ -60,8 +60,9 @@ __device__ __forceinline__ float fast_softcapped(float logit, float cap, float t
 template <typename G, typename Logit, Mode kMode>
 struct Columns {
   static constexpr bool kGeneral = kMode == Mode::kGeneral;
+  static constexpr bool kAdjusts = kMode == Mode::kGeneral || kMode == Mode::kCapped;
   // fp32 logits are replaced in shared memory by what bias and softcap make of them, so that it is done once.
-  static constexpr bool kReplaces = kMode != Mode::kUnit && sizeof(Logit) == 4;
+  static constexpr bool kReplaces = kAdjusts && sizeof(Logit) == 4;
 
   const RowArgs& args;
   const RowConstants<float>& c;
@@ -163,7 +164,7 @@ struct Columns {
       for (int i = 0; i < plan.tiles; ++i) {
         float z[kVector];
         side(i, z);
-        run.template add<kGeneral>(z, c);
+        run.template add<kMode>(z, c);
       }
     }
     return {max, run.sum, run.unit_sum, run.base};
@@ -206,8 +207,10 @@ struct Columns {
   __device__ __forceinline__ void read(
       uint32_t address, int tile, const void* bias, float softcap, float (&z)[kVector]) const {
     read_vector(address, z, static_cast<const Logit*>(nullptr));
-    if constexpr (kGeneral && !kReplaces) {
-      adjust(tile, bias, softcap, z);
+    if constexpr (kAdjusts && !kReplaces) {
+      if (bias != nullptr || softcap > 0) {
+        adjust(tile, bias, softcap, z);
+      }
     }
   }
 
@@ -222,7 +225,7 @@ struct Columns {
       }
       write_vector(address, z, static_cast<const Logit*>(nullptr));
     }
-    if (kMode != Mode::kUnit && (bias != nullptr || softcap > 0)) {
+    if (kAdjusts && (bias != nullptr || softcap > 0)) {
       adjust(tile, bias, softcap, z);
       if constexpr (kReplaces) {
         write_vector(address, z, static_cast<const Logit*>(nullptr));
@@ -257,11 +260,11 @@ struct Columns {
   }
 };
 
-// What is kept of a column's q for its gradient: q, with the softcap's slope; in general log2 q, from which all else
-// follows. The logit is capped.
+// What is kept of a column's q for its gradient: q, with the softcap's slope; or log2 q, from which all else follows.
+// The logit is capped.
 template <Mode kMode>
 __device__ __forceinline__ float kept_q(const ColumnResult<float>& r, float logit, float square_of_inverse_cap) {
-  if constexpr (kMode == Mode::kGeneral) {
+  if constexpr (kKeepsLog<kMode>) {
     return r.lq;
   } else if constexpr (kMode == Mode::kCapped) {
     return r.q * fmaf(-logit * square_of_inverse_cap, logit, 1.0F);
@@ -275,8 +278,13 @@ template <Divergence kDivergence, Mode kMode>
 __device__ __forceinline__ float gradient_of(
     float a, float kept, float mean, const SideStats<float>& student, const RowFactors<float>& f,
     const RowConstants<float>& c) {
-  if constexpr (kMode != Mode::kGeneral) {
+  if constexpr (!kKeepsLog<kMode>) {
     return unit_gradient<kDivergence>(a, kept, mean, f);
+  } else if constexpr (kMode == Mode::kTempered) {
+    // (kept + log2_sum) / to_log2 is logit - max.
+    const float scale = kLog2E<float> / c.to_log2;
+    const float unit_q = row_exp2(fmaf(kept, scale, student.log2_sum * scale - student.unit_log2_sum));
+    return general_gradient<kDivergence>(a, row_exp2(kept), unit_q, 1.0F, mean, f);
   } else {
     const float above = (kept + student.log2_sum) / c.to_log2; // logit - max
     const float q = row_exp2(kept);

@@ -22,10 +22,7 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 
-#include "losses/rows/cuda/cluster/occupancy.cuh"
 #include "losses/rows/cuda/cluster/reducer.cuh"
 #include "losses/rows/cuda/cluster/stages.cuh"
 
@@ -45,7 +42,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   constexpr bool kKeeps = kUsesQa<kDivergence>;
   constexpr bool kGeneral = kMode == Mode::kGeneral;
   using G = Geometry<kTiles, Logit, kTeacher, kKeeps>;
-  extern __shared__ __align__(128) unsigned char shared[];
+  unsigned char* const shared = launched_memory();
   auto& slots = *reinterpret_cast<RowSlots*>(shared + G::kReduceOffset);
   const int tid = static_cast<int>(threadIdx.x);
   const int rank = static_cast<int>(blockIdx.x) % cluster_size;
@@ -60,7 +57,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     const SlotBarriers<G> own{shared_address(shared + G::kBarrierOffset)};
     barrier_init_at(own.full(tid), plan.bulk_copies ? 1 : kWarp);
     barrier_init_at(own.empty(tid), kWarps * kArrivalsOfWarp);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    publish_barriers();
   }
   // The barriers exist and every block of the cluster runs before any block sends a number.
   cluster_barrier();
@@ -84,8 +81,8 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       cluster_barrier();
       return;
     }
-    const Reducer<kDivergence, kTeacher, kGeneral> reducer{args, c,           slots,        cluster_size,
-                                                           rank, tid % kWarp, first_column, existing};
+    const Reducer<kDivergence, kTeacher, kSubtractsFirst<kMode>> reducer{args, c,           slots,        cluster_size,
+                                                                         rank, tid % kWarp, first_column, existing};
     int before = -1; // the previous row
     uint32_t turn = 0;
     // The blocks take turns in writing a row's metrics.
@@ -149,9 +146,9 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
             teacher_sums.begin(zt);
           }
         }
-        student_sums.template add<kGeneral>(zs, c);
+        student_sums.template add<kMode>(zs, c);
         if constexpr (kTeacher) {
-          teacher_sums.template add<kGeneral>(zt, c);
+          teacher_sums.template add<kMode>(zt, c);
         }
       }
     });
@@ -205,7 +202,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     };
     // Where the gradient needs no sum of q a.
     const auto early_gradient = [&](const ColumnResult<float>& r, float zs) {
-      if constexpr (kMode == Mode::kGeneral) {
+      if constexpr (kKeepsLog<kMode>) {
         return gradient_of<kDivergence, kMode>(r.a, r.lq, 0.0F, student, early_factors, c);
       } else {
         const float g = unit_gradient<kDivergence>(r.a, r.q, 0.0F, early_factors);
@@ -226,7 +223,8 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       read_column<kTeacher>(columns, tile, local % kVector, label_logit, teacher_logit);
       RowSums<float> unused;
       const ColumnResult<float> r = visit(tile, local % kVector, label_logit, teacher_logit, unused);
-      const float taken = numbers.factors.label * (kMode == Mode::kUnit ? 1.0F : label_slope(label_logit, c));
+      const float taken = numbers.factors.label *
+          (kMode == Mode::kUnit || kMode == Mode::kTempered ? 1.0F : label_slope(label_logit, c));
       slots.label[parity] = make_float4(
           kKeeps ? r.a : early_gradient(r, label_logit), kept_q<kMode>(r, label_logit, square_of_inverse_cap), taken,
           label_logit);
@@ -241,6 +239,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       columns.write_as(columns.template gradient_at<decltype(type)>(row), tile, g);
     };
     const auto columns_phase = [&](auto gradient_type) {
+      using Gradient = decltype(gradient_type);
       for_constants<kTiles>([&](auto constant) {
         constexpr int i = decltype(constant)::value;
         const uint32_t place = columns.place(i);
@@ -264,8 +263,8 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
             }
           }
           if constexpr (!kKeeps) {
-            if constexpr (!std::is_same_v<decltype(gradient_type), None>) {
-              write(gradient_type, i, first);
+            if constexpr (!std::is_same_v<Gradient, None>) {
+              write(Gradient{}, i, first);
             }
           } else if constexpr (i < G::kRegisterTiles) {
 #pragma unroll
@@ -317,6 +316,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       const float mean = slots.mean[parity];
       const RowFactors<float> factors = numbers.factors;
       const auto gradient_phase = [&](auto gradient_type) {
+        using Gradient = decltype(gradient_type);
         for_constants<kTiles>([&](auto constant) {
           constexpr int i = decltype(constant)::value;
           const uint32_t place = columns.place_from(slot, i);
@@ -334,13 +334,13 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
               read_vector(store, first, static_cast<const float*>(nullptr));
               read_vector(store + G::kStoredSideBytes, second, static_cast<const float*>(nullptr));
             }
-            if constexpr (!std::is_same_v<decltype(gradient_type), None>) {
+            if constexpr (!std::is_same_v<Gradient, None>) {
               float g[kVector];
 #pragma unroll
               for (int j = 0; j < kVector; ++j) {
                 g[j] = gradient_of<kDivergence, kMode>(first[j], second[j], mean, numbers.student, factors, c);
               }
-              write(gradient_type, i, g);
+              write(Gradient{}, i, g);
             }
           }
           if constexpr (G::kStoredInSlots && i >= G::kRegisterTiles) {
@@ -365,80 +365,6 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   // No block ends while another block may still send to it.
   cluster_barrier();
 #endif
-}
-
-template <int kTiles, typename Logit, Divergence kDivergence, bool kTeacher, Mode kMode>
-const char* launch_as(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
-  const auto kernel = rows_cluster<kTiles, Logit, kDivergence, kTeacher, kMode>;
-  using G = Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>;
-  // How many clusters run at once; asked once per size, on the first device used (nodes have one kind of GPU).
-  static std::array<std::atomic<int>, kMaxCluster + 1> at_once{};
-  int clusters = at_once[static_cast<size_t>(cluster_size)].load();
-  if (clusters == 0) {
-    clusters = max_active_clusters(kernel, G::kThreads, G::kBytes, cluster_size);
-    if (clusters == 0) {
-      return "the pipelined row kernel does not fit this device";
-    }
-    at_once[static_cast<size_t>(cluster_size)].store(clusters);
-  }
-  const int64_t used = std::min<int64_t>(clusters, args.num_rows);
-  ClusterLaunch launch(G::kThreads, G::kBytes, cluster_size, stream);
-  launch.config.gridDim = dim3(static_cast<unsigned>(used * cluster_size));
-  if (cudaLaunchKernelEx(&launch.config, kernel, args, row_constants<float>(args), plan, cluster_size) != cudaSuccess) {
-    return launch_error();
-  }
-  return launch_error();
-}
-
-template <typename Logit, Divergence kDivergence, bool kTeacher, Mode kMode>
-const char* launch(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
-  if constexpr (kMode != Mode::kGeneral) {
-    const char* problem = "row kernel: no such number of tiles";
-    [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
-      ((plan.tiles == kMinTiles + kIndex
-            ? void(
-                  problem = launch_as<kMinTiles + kIndex, Logit, kDivergence, kTeacher, kMode>(
-                      args, plan, cluster_size, stream))
-            : void()),
-       ...);
-    }
-    (std::make_integer_sequence<int, kMaxTiles - kMinTiles + 1>{});
-    return problem;
-  } else {
-    constexpr int kFewTiles = 8;
-    return plan.tiles <= kFewTiles
-        ? launch_as<kFewTiles, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size, stream)
-        : launch_as<kMaxTiles, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size, stream);
-  }
-}
-
-// Any divergence, temperature, softcap, bias and label smoothing.
-template <typename Logit>
-const char* launch_general(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
-  if (args.teacher == nullptr) {
-    return launch<Logit, Divergence::kNone, false, Mode::kGeneral>(args, plan, cluster_size, stream);
-  }
-  return with_divergence(effective_divergence(args.options), [&](auto divergence) {
-    return launch<Logit, decltype(divergence)::value, true, Mode::kGeneral>(args, plan, cluster_size, stream);
-  });
-}
-
-// fp32 logits at T = 1 without bias or label smoothing: labels alone, JSD or a KL.
-template <Mode kMode>
-const char* launch_usual(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
-  if (args.teacher == nullptr) {
-    return launch<float, Divergence::kNone, false, kMode>(args, plan, cluster_size, stream);
-  }
-  switch (effective_divergence(args.options)) {
-    case Divergence::kJsd:
-      return launch<float, Divergence::kJsd, true, kMode>(args, plan, cluster_size, stream);
-    case Divergence::kForwardKl:
-      return launch<float, Divergence::kForwardKl, true, kMode>(args, plan, cluster_size, stream);
-    case Divergence::kReverseKl:
-      return launch<float, Divergence::kReverseKl, true, kMode>(args, plan, cluster_size, stream);
-    default:
-      return "row kernel at T = 1: only JSD, the KLs, or labels alone";
-  }
 }
 
 } // namespace distill::losses::cluster

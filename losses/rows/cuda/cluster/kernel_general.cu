@@ -1,5 +1,5 @@
 // fp32 logits, any divergence, temperature, softcap, bias and label smoothing.
-#include "losses/rows/cuda/cluster/kernel.cuh"
+#include "losses/rows/cuda/cluster/launch.cuh"
 
 namespace distill::losses {
 

@@ -1,10 +1,10 @@
 // fp32 logits at T = 1 without softcap, bias or label smoothing: the usual case in training.
-#include "losses/rows/cuda/cluster/kernel.cuh"
+#include "losses/rows/cuda/cluster/launch.cuh"
 
 namespace distill::losses {
 
 const char* launch_cluster_unit(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
-  return cluster::launch_usual<cluster::Mode::kUnit>(args, plan, cluster_size, stream);
+  return cluster::launch_usual<float, cluster::Mode::kUnit>(args, plan, cluster_size, stream);
 }
 
 namespace {

@@ -19,14 +19,30 @@ constexpr int kMaxTiles = 10; // of a slice
 constexpr int kMaxRegisterTiles = 7; // of which a and q are kept in registers
 constexpr int kMaxCluster = 16;
 
-// Queue the kernel on `stream`, a cudaStream_t; each returns null, or an error message. Each compiles
-// the kernel for one kind of call: "unit" for fp32 logits at T = 1 without softcap, bias or label smoothing, with JSD,
-// forward or reverse KL, or labels alone; "capped" for the same with a softcap on one side or both; "general" for any
-// fp32 logits; "bf16" for any bf16 logits.
-const char* launch_cluster_unit(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream);
-const char* launch_cluster_capped(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream);
-const char* launch_cluster_general(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream);
-const char* launch_cluster_bf16(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream);
+namespace cluster {
+
+// What happens to a logit before the mathematics of its row.
+enum class Mode {
+  kUnit, // nothing: T = 1, no bias, softcap or label smoothing
+  kTempered, // a temperature, otherwise as kUnit
+  kCapped, // a softcap, otherwise as kUnit
+  kGeneral,
+};
+
+} // namespace cluster
+
+// Queue the kernel on `stream`, a cudaStream_t; each returns null, or an error message. Each compiles the kernel for
+// one kind of call: "unit" for T = 1 without softcap, bias or label smoothing, with JSD, forward or reverse KL, or
+// labels alone; "tempered" for the same at another temperature; "capped" for T = 1 with a softcap on one side or both;
+// "general" for everything. Logits are fp32, or bf16 where the name says so.
+using LaunchCluster = const char*(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream);
+LaunchCluster launch_cluster_unit;
+LaunchCluster launch_cluster_tempered;
+LaunchCluster launch_cluster_capped;
+LaunchCluster launch_cluster_general;
+LaunchCluster launch_cluster_bf16_unit;
+LaunchCluster launch_cluster_bf16_tempered;
+LaunchCluster launch_cluster_bf16_general;
 
 // How many clusters of this size the current device runs at once, with or without a teacher; 0 where it runs none.
 int clusters_at_once(bool teacher, int cluster_size);

@@ -18,7 +18,7 @@ __device__ __forceinline__ float half_sum(float value) {
   return value;
 }
 
-template <Divergence kDivergence, bool kTeacher, bool kGeneral>
+template <Divergence kDivergence, bool kTeacher, bool kSubtractsFirst>
 struct Reducer {
   const RowArgs& args;
   const RowConstants<float>& c;
@@ -99,7 +99,7 @@ struct Reducer {
     const unsigned half = lane >= 16 ? 0xffff0000U : 0x0000ffffU;
     const float max = lanes_max(half, part.max);
     // The workers rounded the base times to_log2; this corrects it once for all columns.
-    const float rounding = kGeneral ? 0.0F : fmaf(part.base, c.to_log2, -(part.base * c.to_log2));
+    const float rounding = kSubtractsFirst ? 0.0F : fmaf(part.base, c.to_log2, -(part.base * c.to_log2));
     const bool none = max == -INFINITY; // the sums are 0, or NaN where a logit is NaN
     const float sum = half_sum(part.sum * (none ? 1.0F : row_exp2((part.base - max) * c.to_log2 - rounding)));
     float unit_sum = 0;

@@ -2,8 +2,8 @@
 // reducing warp hands out the row's normalisers and the mean slope.
 #pragma once
 
-#include "losses/rows/cuda/cluster/mbarrier.cuh"
 #include "losses/rows/cuda/cluster/plan.h"
+#include "losses/rows/cuda/instructions.cuh"
 
 namespace distill::losses::cluster {
 
@@ -90,7 +90,7 @@ __device__ __forceinline__ void init_slots(RowSlots& slots) {
       barrier_init(slots.sums_full + parity, 1);
       barrier_init(slots.mean_ready + parity, kArrivalsOfWarp);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    publish_barriers();
   }
   if (tid < kMaxCluster) {
     for (int k = 0; k < 4; ++k) {

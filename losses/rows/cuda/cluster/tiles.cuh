@@ -62,20 +62,19 @@ __device__ __forceinline__ void for_constants(const Body& body) {
 }
 
 __device__ __forceinline__ void read_vector(uint32_t address, float (&z)[kVector], const float*) {
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(z[0]), "=f"(z[1]), "=f"(z[2]), "=f"(z[3])
-               : "r"(address)
-               : "memory");
+  const float4 v = load_shared_float4(address);
+  z[0] = v.x;
+  z[1] = v.y;
+  z[2] = v.z;
+  z[3] = v.w;
 }
 
 __device__ __forceinline__ void read_vector(uint32_t address, float (&z)[kVector], const __nv_bfloat16*) {
-  uint32_t low = 0;
-  uint32_t high = 0;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(address) : "memory");
-  z[0] = __uint_as_float(low << 16U);
-  z[1] = __uint_as_float(low & 0xffff0000U);
-  z[2] = __uint_as_float(high << 16U);
-  z[3] = __uint_as_float(high & 0xffff0000U);
+  const uint2 v = load_shared_uint2(address);
+  z[0] = __uint_as_float(v.x << 16U);
+  z[1] = __uint_as_float(v.x & 0xffff0000U);
+  z[2] = __uint_as_float(v.y << 16U);
+  z[3] = __uint_as_float(v.y & 0xffff0000U);
 }
 
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
@@ -83,17 +82,12 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Stores of a slot's contents, which a later bulk copy into the slot must not overtake.
 __device__ __forceinline__ void write_vector(uint32_t address, const float (&z)[kVector], const float*) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(z[0]), "f"(z[1]), "f"(z[2]), "f"(z[3])
-               : "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  store_shared(address, make_float4(z[0], z[1], z[2], z[3]));
 }
 
 __device__ __forceinline__ void write_vector(uint32_t address, const float (&z)[kVector], const __nv_bfloat16*) {
-  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(pack_bf16(z[0], z[1])), "r"(pack_bf16(z[2], z[3]))
-               : "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  store_shared(address, make_uint2(pack_bf16(z[0], z[1]), pack_bf16(z[2], z[3])));
 }
 
 // This thread's columns: kVector of them in each tile, as far as they exist in the block's slice.

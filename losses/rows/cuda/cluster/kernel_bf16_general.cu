@@ -1,9 +1,9 @@
 // bf16 logits, any divergence, temperature, softcap, bias and label smoothing.
-#include "losses/rows/cuda/cluster/kernel.cuh"
+#include "losses/rows/cuda/cluster/launch.cuh"
 
 namespace distill::losses {
 
-const char* launch_cluster_bf16(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
+const char* launch_cluster_bf16_general(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
   return cluster::launch_general<__nv_bfloat16>(args, plan, cluster_size, stream);
 }
 

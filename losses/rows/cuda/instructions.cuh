@@ -1,11 +1,78 @@
-// Shared memory of other blocks of a cluster, and the barriers in shared memory that count arrivals and bytes.
+// The instructions that CUDA C++ has no words for: shared memory by address, that of other blocks of a cluster, and the
+// barriers in shared memory that count arrivals and bytes. tests/losses/emulation has the same functions for a CPU.
 #pragma once
 
 #include "losses/rows/cuda/device_functions.cuh"
 
-namespace distill::losses::cluster {
+namespace distill::losses {
+
+// Memory that the blocks of a launch share with nobody else, of kBytes.
+template <int kBytes>
+__device__ __forceinline__ void* block_memory() {
+  __shared__ __align__(16) unsigned char memory[kBytes];
+  return memory;
+}
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+// All threads of all blocks of the cluster, in any order.
+__device__ __forceinline__ void cluster_barrier_of_threads() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// The same variable in the shared memory of another block of the cluster.
+template <typename V>
+__device__ __forceinline__ const V* in_block(const V* mine, int rank) {
+  uint64_t theirs = 0;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(theirs) : "l"(mine), "r"(rank));
+  return reinterpret_cast<const V*>(theirs);
+}
+
+#endif
+
+namespace cluster {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+// The shared memory whose size the launch gives.
+__device__ __forceinline__ unsigned char* launched_memory() {
+  extern __shared__ __align__(128) unsigned char shared[];
+  return shared;
+}
+
+__device__ __forceinline__ float4 load_shared_float4(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ uint2 load_shared_uint2(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+  return v;
+}
+
+// Stores of a slot's contents, which a later bulk copy into the slot must not overtake.
+__device__ __forceinline__ void store_shared(uint32_t address, float4 v) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, uint2 v) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// 1 / x, to one unit in the last place.
+__device__ __forceinline__ float approximate_reciprocal(float x) {
+  float y = 0;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -23,6 +90,11 @@ __device__ __forceinline__ void barrier_init_at(uint32_t barrier, unsigned arriv
 
 __device__ __forceinline__ void barrier_init(uint64_t* barrier, unsigned arrivals) {
   barrier_init_at(shared_address(barrier), arrivals);
+}
+
+// Makes this thread's new barriers known to the cluster, before a barrier of all of its threads.
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // What a warp counts as at a barrier. One lane arrives for its warp, after __syncwarp. racecheck does not know that
@@ -129,4 +201,6 @@ __device__ __forceinline__ float lanes_max(unsigned mask, float value) {
 
 #endif
 
-} // namespace distill::losses::cluster
+} // namespace cluster
+
+} // namespace distill::losses

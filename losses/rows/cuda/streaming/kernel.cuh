@@ -1,25 +1,23 @@
-// A row is read three times by a cluster of blocks: for its normalisers, for its sums, and for its gradient. The second
-// and third reads hit L2, since the rows in flight are few enough to stay there. Any type, width and alignment, and any
-// device; before compute capability 9 a cluster is one block.
-#include <algorithm>
+// The streaming row kernel: a row is read three times by a cluster of blocks, for its normalisers, for its sums, and
+// for its gradient. The second and third reads hit L2, since the rows in flight are few enough to stay there. Any type,
+// width and alignment, and any device; before compute capability 9 a cluster is one block.
+#pragma once
 
-#include "losses/rows/cuda/cluster/occupancy.cuh"
-#include "losses/rows/cuda/streaming_columns.cuh"
+#include "losses/rows/cuda/instructions.cuh"
+#include "losses/rows/cuda/streaming/columns.cuh"
 
-namespace distill::losses {
-
-namespace {
+namespace distill::losses::streaming {
 
 // What a block knows of a row, in shared memory, where the other blocks of its cluster read it.
 template <typename T>
 struct BlockPartials {
-  SideSums<T> student[kStreamingWarps];
-  SideSums<T> teacher[kStreamingWarps];
+  SideSums<T> student[kWarps];
+  SideSums<T> teacher[kWarps];
   SideSums<T> student_of_block;
   SideSums<T> teacher_of_block;
-  RowSums<T> sums[kStreamingWarps];
+  RowSums<T> sums[kWarps];
   RowSums<T> sums_of_block;
-  int best[2][kStreamingWarps]; // the first column with the maximum: [side][warp]
+  int best[2][kWarps]; // the first column with the maximum: [side][warp]
   int best_of_block[2];
 };
 
@@ -29,9 +27,9 @@ struct Cluster {
   int rank; // of this block
 
   __device__ __forceinline__ void barrier() const {
-#if __CUDA_ARCH__ >= 900
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if (size > 1) {
-      asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+      cluster_barrier_of_threads();
       return;
     }
 #endif
@@ -41,37 +39,33 @@ struct Cluster {
   // The same shared variable of another block.
   template <typename V>
   __device__ __forceinline__ const V* of(const V* mine, int block) const {
-#if __CUDA_ARCH__ >= 900
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if (size > 1) {
-      uint64_t theirs = 0;
-      asm("mapa.u64 %0, %1, %2;" : "=l"(theirs) : "l"(mine), "r"(block));
-      return reinterpret_cast<const V*>(theirs);
+      return in_block(mine, block);
     }
 #endif
     return mine;
   }
 };
 
-// Merges parts[0 .. kStreamingWarps) by the block's first warp; its first lane returns the whole.
+// Merges parts[0 .. kWarps) by the block's first warp; its first lane returns the whole.
 template <typename T>
 __device__ __forceinline__ SideSums<T> merge_warps(const SideSums<T>* parts, const RowConstants<T>& c) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  return warp_merge(lane < kStreamingWarps ? parts[lane] : SideSums<T>{}, c.to_log2, c.unit_temperature);
+  return warp_merge(lane < kWarps ? parts[lane] : SideSums<T>{}, c.to_log2, c.unit_temperature);
 }
 
 // args: see RowArgs, logits of type Logit; the blocks of cluster r take row r, each a slice of `slice` columns.
 template <typename T, typename Logit, bool kTeacher, int kVector>
-__global__ __launch_bounds__(kStreamingThreads, sizeof(T) == 4 ? 2 : 1) void rows_streaming(
+__global__ __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1) void rows(
     const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<T> c, int cluster_size, int64_t slice) {
-  __shared__ __align__(16) unsigned char storage[sizeof(BlockPartials<T>)];
-  auto& shared = *reinterpret_cast<BlockPartials<T>*>(storage);
+  auto& shared = *static_cast<BlockPartials<T>*>(block_memory<sizeof(BlockPartials<T>)>());
   const Cluster cluster{cluster_size, static_cast<int>(blockIdx.x) % cluster_size};
   const int64_t row = static_cast<int>(blockIdx.x) / cluster_size;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const bool first_thread = threadIdx.x == 0;
-  const StreamingColumns<T, Logit, kTeacher, kVector> columns(
-      args, c, row, std::min(slice * cluster.rank, args.vocab), std::min(slice * (cluster.rank + 1), args.vocab));
+  const Columns<T, Logit, kTeacher, kVector> columns(args, c, row, slice, cluster.rank);
   T* out = static_cast<T*>(args.metrics) + row;
   const int64_t target = args.targets == nullptr ? 0 : args.targets[row];
   if (args.targets != nullptr && target == kIgnoreIndex) { // for all blocks of the cluster
@@ -136,7 +130,7 @@ __global__ __launch_bounds__(kStreamingThreads, sizeof(T) == 4 ? 2 : 1) void row
       for_columns(zs, [&](int k) {
         const int64_t v = columns.index(first, k);
         if (c.label_smoothing > 0) {
-          mine.below_max += v < columns.end ? student.max - zs[k] : T(0);
+          mine.below_max += columns.exists(v) ? student.max - zs[k] : T(0);
         }
         // Backwards, so that the first of equal ones stays.
         student_best = zs[k] == student.max ? min(student_best, static_cast<int>(v)) : student_best;
@@ -155,9 +149,9 @@ __global__ __launch_bounds__(kStreamingThreads, sizeof(T) == 4 ? 2 : 1) void row
     }
     __syncthreads();
     if (warp == 0) {
-      const RowSums<T> block_sums = warp_merge(lane < kStreamingWarps ? shared.sums[lane] : RowSums<T>{});
-      student_best = warp_min(lane < kStreamingWarps ? shared.best[0][lane] : INT32_MAX);
-      teacher_best = warp_min(lane < kStreamingWarps ? shared.best[1][lane] : INT32_MAX);
+      const RowSums<T> block_sums = warp_merge(lane < kWarps ? shared.sums[lane] : RowSums<T>{});
+      student_best = warp_min(lane < kWarps ? shared.best[0][lane] : INT32_MAX);
+      teacher_best = warp_min(lane < kWarps ? shared.best[1][lane] : INT32_MAX);
       if (lane == 0) {
         shared.sums_of_block = block_sums;
         shared.best_of_block[0] = student_best;
@@ -221,72 +215,4 @@ __global__ __launch_bounds__(kStreamingThreads, sizeof(T) == 4 ? 2 : 1) void row
   }
 }
 
-// Blocks to a row. The rows in flight must stay in L2 from the first pass to the third: half of L2 is for them.
-int blocks_of_row(const RowArgs& args, int element_bytes) {
-  int device = 0;
-  int major = 0;
-  int multiprocessors = 0;
-  int l2_bytes = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device) != cudaSuccess || major < 9) {
-    return 1;
-  }
-  constexpr int kMaxPortable = 8; // blocks that every device with clusters runs in one
-  const int64_t row_bytes = args.vocab * element_bytes * (args.teacher == nullptr ? 1 : 2);
-  int blocks = 1;
-  while (blocks < kMaxPortable && row_bytes * multiprocessors * 2 / blocks > l2_bytes / 2) {
-    blocks *= 2;
-  }
-  return blocks;
-}
-
-template <typename T, typename Logit, bool kTeacher, int kVector>
-const char* launch_as(const RowArgs& args, cudaStream_t stream) {
-  const auto kernel = rows_streaming<T, Logit, kTeacher, kVector>;
-  const int size = blocks_of_row(args, sizeof(Logit));
-  constexpr int64_t kGranule = 16; // columns: slices begin where vectors do
-  const int64_t slice = ((args.vocab + size - 1) / size + kGranule - 1) / kGranule * kGranule;
-  const auto blocks = static_cast<unsigned>(args.num_rows * size);
-  if (size == 1) {
-    kernel<<<blocks, kStreamingThreads, 0, stream>>>(args, row_constants<T>(args), size, slice);
-    return launch_error();
-  }
-  cluster::ClusterLaunch launch(kStreamingThreads, 0, size, stream);
-  launch.config.gridDim = dim3(blocks);
-  cudaLaunchKernelEx(&launch.config, kernel, args, row_constants<T>(args), size, slice);
-  return launch_error();
-}
-
-bool aligned(const void* data, int64_t stride, size_t element_bytes) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && static_cast<size_t>(stride) * element_bytes % 16 == 0;
-}
-
-template <typename T, typename Logit>
-const char* launch(const RowArgs& args, cudaStream_t stream) {
-  constexpr int kVector = 16 / sizeof(Logit);
-  const bool teacher = args.teacher != nullptr;
-  const bool vectors = aligned(args.student, args.student_stride, sizeof(Logit)) &&
-      (!teacher || aligned(args.teacher, args.teacher_stride, sizeof(Logit)));
-  if (teacher) {
-    return vectors ? launch_as<T, Logit, true, kVector>(args, stream) : launch_as<T, Logit, true, 1>(args, stream);
-  }
-  return vectors ? launch_as<T, Logit, false, kVector>(args, stream) : launch_as<T, Logit, false, 1>(args, stream);
-}
-
-} // namespace
-
-const char* launch_rows_streaming(const RowArgs& args, cudaStream_t stream) {
-  switch (args.logits_type) {
-    case ElementType::kFloat32:
-      return launch<float, float>(args, stream);
-    case ElementType::kBFloat16:
-      return launch<float, __nv_bfloat16>(args, stream);
-    case ElementType::kFloat64:
-      return launch<double, double>(args, stream);
-  }
-  return "unknown type of logits";
-}
-
-} // namespace distill::losses
+} // namespace distill::losses::streaming

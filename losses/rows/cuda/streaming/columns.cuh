@@ -3,10 +3,10 @@
 
 #include "losses/rows/cuda/device_functions.cuh"
 
-namespace distill::losses {
+namespace distill::losses::streaming {
 
-constexpr int kStreamingThreads = 512;
-constexpr int kStreamingWarps = kStreamingThreads / kWarp;
+constexpr int kThreads = 512;
+constexpr int kWarps = kThreads / kWarp;
 
 template <typename T, int kCount, typename Body>
 __device__ __forceinline__ void for_columns(const T (&)[kCount], const Body& body) {
@@ -33,13 +33,14 @@ __device__ __forceinline__ void add_to(SideSums<T>& to, const T (&z)[kCount], co
   }
 }
 
-// Columns [begin, end) of one row, spread over the block: a thread takes kBatch vectors of kVector columns at a time,
-// whose loads are in flight together.
+// A block's columns of one row: a thread takes kBatch vectors of kVector columns at a time, and loads the next ones
+// before it works on these. Vectors begin at multiples of 16 bytes, so that the first one may begin before the row; its
+// columns there are skipped, like those beyond the last one.
 template <typename T, typename Logit, bool kTeacher, int kVector>
-struct StreamingColumns {
-  static constexpr int kBatch = kVector * sizeof(Logit) == 16 ? (sizeof(T) == 4 && kVector == 4 ? 2 : 1) : 4;
+struct Columns {
+  static constexpr int kBatch = kVector == 1 ? 4 : (kTeacher ? 1 : 2);
   static constexpr int kColumns = kBatch * kVector; // of a thread at a time
-  static constexpr int64_t kStep = int64_t{kStreamingThreads} * kVector;
+  static constexpr int64_t kStep = int64_t{kThreads} * kVector;
 
   const RowArgs& args;
   const RowConstants<T>& c;
@@ -49,41 +50,45 @@ struct StreamingColumns {
   int64_t begin;
   int64_t end;
 
-  __device__ StreamingColumns(const RowArgs& args, const RowConstants<T>& c, int64_t row, int64_t begin, int64_t end)
+  // The block's columns are those of slice number `rank`. kVector > 1: both sides' rows begin equally far from a
+  // multiple of 16 bytes.
+  __device__ Columns(const RowArgs& args, const RowConstants<T>& c, int64_t row, int64_t slice, int rank)
       : args(args),
         c(c),
         student(static_cast<const Logit*>(args.student) + row * args.student_stride),
         teacher(kTeacher ? static_cast<const Logit*>(args.teacher) + row * args.teacher_stride : nullptr),
-        gradient(row * args.gradient_stride),
-        begin(begin),
-        end(end) {}
+        gradient(row * args.gradient_stride) {
+    const int64_t before =
+        kVector == 1 ? 0 : static_cast<int64_t>(reinterpret_cast<uintptr_t>(student) % sizeof(Piece) / sizeof(Logit));
+    begin = min(slice * rank - before, args.vocab);
+    end = min(slice * (rank + 1) - before, args.vocab);
+  }
 
   // Column k of a batch that begins at column `first`.
   __device__ __forceinline__ static int64_t index(int64_t first, int k) {
     return first + k / kVector * kStep + k % kVector;
   }
 
-  // Calls body(student's logits, teacher's, first column) for each batch; columns at or beyond `end` are -inf.
+  __device__ __forceinline__ bool exists(int64_t v) const {
+    return v >= 0 && v < end;
+  }
+
+  // Calls body(student's logits, teacher's, first column) for each batch; columns that do not exist are -inf.
   template <typename Body>
   __device__ __forceinline__ void for_each(const Body& body) const {
+    int64_t first = begin + static_cast<int64_t>(threadIdx.x) * kVector;
+    Batch next = load(first);
 #pragma unroll 1
-    for (int64_t first = begin + static_cast<int64_t>(threadIdx.x) * kVector; first < end; first += kBatch * kStep) {
-      Piece from_student[kBatch];
-      Piece from_teacher[kTeacher ? kBatch : 1];
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        from_student[b] = load(student, first + b * kStep);
-        if constexpr (kTeacher) {
-          from_teacher[b] = load(teacher, first + b * kStep);
-        }
-      }
+    for (; first < end; first += kBatch * kStep) {
+      const Batch batch = next;
+      next = load(first + kBatch * kStep);
       T zs[kColumns];
       T zt[kColumns];
       for_columns(zs, [&](int k) {
         const int64_t v = index(first, k);
-        zs[k] = finished(from_student[k / kVector].values[k % kVector], v, args.student_bias, c.student_softcap);
+        zs[k] = finished(batch.student[k / kVector].values[k % kVector], v, args.student_bias, c.student_softcap);
         if constexpr (kTeacher) {
-          zt[k] = finished(from_teacher[k / kVector].values[k % kVector], v, args.teacher_bias, c.teacher_softcap);
+          zt[k] = finished(batch.teacher[k / kVector].values[k % kVector], v, args.teacher_bias, c.teacher_softcap);
         } else {
           zt[k] = T(0);
         }
@@ -133,7 +138,8 @@ struct StreamingColumns {
   }
 
   __device__ __forceinline__ void write_zeros() const {
-    for (int64_t v = begin + threadIdx.x; args.gradient != nullptr && v < end; v += kStreamingThreads) {
+    const int64_t first = max(begin, int64_t{0});
+    for (int64_t v = first + threadIdx.x; args.gradient != nullptr && v < end; v += kThreads) {
       store_as(args.gradient, gradient + v, args.gradient_type, T(0));
     }
   }
@@ -145,22 +151,40 @@ struct StreamingColumns {
   };
   using Piece = Vector<Logit>;
 
-  __device__ __forceinline__ Piece load(const Logit* row, int64_t v) const {
-    if (v + kVector <= end) {
-      return *reinterpret_cast<const Piece*>(row + v);
-    }
-    Piece some;
+  struct Batch {
+    Piece student[kBatch];
+    Piece teacher[kTeacher ? kBatch : 1];
+  };
+
+  __device__ __forceinline__ Batch load(int64_t first) const {
+    Batch batch;
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) {
-      some.values[k] = v + k < end ? row[v + k] : static_cast<Logit>(0.0F);
+    for (int b = 0; b < kBatch; ++b) {
+      batch.student[b] = load(student, first + b * kStep);
+      if constexpr (kTeacher) {
+        batch.teacher[b] = load(teacher, first + b * kStep);
+      }
     }
-    return some;
+    return batch;
+  }
+
+  __device__ __forceinline__ Piece load(const Logit* row, int64_t v) const {
+    Piece piece;
+    if (v >= 0 && v + kVector <= end) {
+      piece = *reinterpret_cast<const Piece*>(row + v);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        piece.values[k] = exists(v + k) ? row[v + k] : static_cast<Logit>(0.0F);
+      }
+    }
+    return piece;
   }
 
   template <typename Element>
   __device__ __forceinline__ void write_as(const T (&values)[kColumns], int64_t first) const {
     Element* row = static_cast<Element*>(args.gradient) + gradient;
-    const bool vectors = reinterpret_cast<uintptr_t>(row) % alignof(Vector<Element>) == 0;
+    const bool vectors = reinterpret_cast<uintptr_t>(row + begin) % alignof(Vector<Element>) == 0;
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       const int64_t v = first + b * kStep;
@@ -169,12 +193,12 @@ struct StreamingColumns {
       for (int k = 0; k < kVector; ++k) {
         out.values[k] = static_cast<Element>(values[b * kVector + k]);
       }
-      if (vectors && v + kVector <= end) {
+      if (vectors && v >= 0 && v + kVector <= end) {
         *reinterpret_cast<Vector<Element>*>(row + v) = out;
       } else {
 #pragma unroll
         for (int k = 0; k < kVector; ++k) {
-          if (v + k < end) {
+          if (exists(v + k)) {
             row[v + k] = out.values[k];
           }
         }
@@ -185,10 +209,10 @@ struct StreamingColumns {
   // A logit after bias and softcap; -inf where there is no such column.
   __device__ __forceinline__ T finished(Logit logit, int64_t v, const void* bias, T softcap) const {
     T z = static_cast<T>(logit);
-    if (bias != nullptr && v < end) {
+    if (bias != nullptr && exists(v)) {
       z += load_as<T>(bias, v, args.bias_type);
     }
-    return v < end ? softcapped(z, softcap) : -std::numeric_limits<T>::infinity();
+    return exists(v) ? softcapped(z, softcap) : -std::numeric_limits<T>::infinity();
   }
 
   __device__ __forceinline__ T logit(const Logit* row, int64_t v, const void* bias, T softcap) const {
@@ -197,4 +221,4 @@ struct StreamingColumns {
   }
 };
 
-} // namespace distill::losses
+} // namespace distill::losses::streaming

@@ -1,0 +1,87 @@
+// Launches the cluster row kernel that is compiled for a number of tiles, a type of logits and a divergence.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+#include "losses/rows/cuda/cluster/kernel.cuh"
+#include "losses/rows/cuda/cluster/occupancy.cuh"
+
+namespace distill::losses::cluster {
+
+template <int kTiles, typename Logit, Divergence kDivergence, bool kTeacher, Mode kMode>
+const char* launch_as(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
+  const auto kernel = rows_cluster<kTiles, Logit, kDivergence, kTeacher, kMode>;
+  using G = Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>;
+  // How many clusters run at once; asked once per size, on the first device used (nodes have one kind of GPU).
+  static std::array<std::atomic<int>, kMaxCluster + 1> at_once{};
+  int clusters = at_once[static_cast<size_t>(cluster_size)].load();
+  if (clusters == 0) {
+    clusters = max_active_clusters(kernel, G::kThreads, G::kBytes, cluster_size);
+    if (clusters == 0) {
+      return "the pipelined row kernel does not fit this device";
+    }
+    at_once[static_cast<size_t>(cluster_size)].store(clusters);
+  }
+  const int64_t used = std::min<int64_t>(clusters, args.num_rows);
+  ClusterLaunch launch(G::kThreads, G::kBytes, cluster_size, stream);
+  launch.config.gridDim = dim3(static_cast<unsigned>(used * cluster_size));
+  if (cudaLaunchKernelEx(&launch.config, kernel, args, row_constants<float>(args), plan, cluster_size) != cudaSuccess) {
+    return launch_error();
+  }
+  return launch_error();
+}
+
+template <typename Logit, Divergence kDivergence, bool kTeacher, Mode kMode>
+const char* launch(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
+  if constexpr (kMode != Mode::kGeneral) {
+    const char* problem = "row kernel: no such number of tiles";
+    [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+      ((plan.tiles == kMinTiles + kIndex
+            ? void(
+                  problem = launch_as<kMinTiles + kIndex, Logit, kDivergence, kTeacher, kMode>(
+                      args, plan, cluster_size, stream))
+            : void()),
+       ...);
+    }
+    (std::make_integer_sequence<int, kMaxTiles - kMinTiles + 1>{});
+    return problem;
+  } else {
+    constexpr int kFewTiles = 8;
+    return plan.tiles <= kFewTiles
+        ? launch_as<kFewTiles, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size, stream)
+        : launch_as<kMaxTiles, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size, stream);
+  }
+}
+
+// Any divergence, temperature, softcap, bias and label smoothing.
+template <typename Logit>
+const char* launch_general(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
+  if (args.teacher == nullptr) {
+    return launch<Logit, Divergence::kNone, false, Mode::kGeneral>(args, plan, cluster_size, stream);
+  }
+  return with_divergence(effective_divergence(args.options), [&](auto divergence) {
+    return launch<Logit, decltype(divergence)::value, true, Mode::kGeneral>(args, plan, cluster_size, stream);
+  });
+}
+
+// Without bias or label smoothing: labels alone, JSD or a KL.
+template <typename Logit, Mode kMode>
+const char* launch_usual(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
+  if (args.teacher == nullptr) {
+    return launch<Logit, Divergence::kNone, false, kMode>(args, plan, cluster_size, stream);
+  }
+  switch (effective_divergence(args.options)) {
+    case Divergence::kJsd:
+      return launch<Logit, Divergence::kJsd, true, kMode>(args, plan, cluster_size, stream);
+    case Divergence::kForwardKl:
+      return launch<Logit, Divergence::kForwardKl, true, kMode>(args, plan, cluster_size, stream);
+    case Divergence::kReverseKl:
+      return launch<Logit, Divergence::kReverseKl, true, kMode>(args, plan, cluster_size, stream);
+    default:
+      return "row kernel: only JSD, the KLs, or labels alone";
+  }
+}
+
+} // namespace distill::losses::cluster

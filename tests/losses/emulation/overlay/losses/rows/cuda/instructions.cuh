@@ -1,0 +1,125 @@
+// Stands in for the file of this name where a kernel is compiled for a CPU: the same functions, in C++. Copies are
+// complete at once.
+#pragma once
+
+#include "losses/rows/cuda/device_functions.cuh"
+
+namespace distill::losses {
+
+template <int kBytes>
+void* block_memory() {
+  static_assert(kBytes <= emulation::kSharedBytes);
+  return emulation::here().shared;
+}
+
+inline void cluster_barrier_of_threads() {
+  emulation::sync_cluster();
+}
+
+template <typename V>
+const V* in_block(const V* mine, int rank) {
+  return static_cast<const V*>(emulation::at(emulation::address_in_block(emulation::address_of(mine), rank)));
+}
+
+namespace cluster {
+
+constexpr unsigned kArrivalsOfWarp = 1;
+
+inline unsigned char* launched_memory() {
+  return emulation::here().shared;
+}
+
+template <typename V>
+V load_shared(uint32_t address) {
+  V v;
+  std::memcpy(&v, emulation::at(address), sizeof(v));
+  return v;
+}
+inline float4 load_shared_float4(uint32_t address) {
+  return load_shared<float4>(address);
+}
+inline uint2 load_shared_uint2(uint32_t address) {
+  return load_shared<uint2>(address);
+}
+template <typename V>
+void store_shared(uint32_t address, V v) {
+  std::memcpy(emulation::at(address), &v, sizeof(v));
+}
+
+inline float approximate_reciprocal(float x) {
+  return 1.0F / x;
+}
+
+inline uint32_t shared_address(const void* pointer) {
+  return emulation::address_of(pointer);
+}
+inline uint32_t remote_address(uint32_t local, int rank) {
+  return emulation::address_in_block(local, rank);
+}
+
+inline void barrier_init_at(uint32_t barrier, unsigned arrivals) {
+  emulation::barrier_init(barrier, arrivals);
+}
+inline void barrier_init(uint64_t* barrier, unsigned arrivals) {
+  barrier_init_at(shared_address(barrier), arrivals);
+}
+inline void publish_barriers() {}
+inline void warp_arrive_at(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) {
+    emulation::barrier_arrive(barrier, 0);
+  }
+}
+inline void warp_arrive(uint64_t* barrier, int lane) {
+  warp_arrive_at(shared_address(barrier), lane);
+}
+inline void barrier_expect_at(uint32_t barrier, uint32_t bytes) {
+  emulation::barrier_arrive(barrier, bytes);
+}
+inline void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+  barrier_expect_at(shared_address(barrier), bytes);
+}
+inline void barrier_wait_at(uint32_t barrier, uint32_t phase) {
+  emulation::barrier_wait(barrier, phase);
+}
+inline void barrier_wait(uint64_t* barrier, uint32_t phase) {
+  barrier_wait_at(shared_address(barrier), phase);
+}
+
+inline void bulk_copy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+  emulation::expect_aligned(global, 16);
+  emulation::expect_aligned(emulation::at(shared), 16);
+  emulation::expect_aligned(reinterpret_cast<const void*>(static_cast<uintptr_t>(bytes)), 16);
+  std::memcpy(emulation::at(shared), global, bytes);
+  emulation::barrier_complete(barrier, bytes);
+}
+inline void word_copy(uint32_t shared, const void* global) {
+  emulation::expect_aligned(global, 4);
+  std::memcpy(emulation::at(shared), global, 4);
+}
+inline void barrier_arrive_after_copies_at(uint32_t barrier) {
+  emulation::barrier_arrive(barrier, 0);
+}
+
+template <typename V>
+void send(uint32_t address, V value, uint32_t barrier) {
+  std::memcpy(emulation::at(address), &value, sizeof(value));
+  emulation::barrier_complete(barrier, sizeof(value));
+}
+
+inline void cluster_barrier() {
+  emulation::sync_cluster();
+}
+
+template <int kRegisters>
+void give_registers() {}
+template <int kRegisters>
+void take_registers() {}
+
+inline float lanes_max(unsigned mask, float value) {
+  return emulation::over_lanes(mask, value, [](float a, float b) { return a > b ? a : b; });
+}
+
+} // namespace cluster
+
+} // namespace distill::losses

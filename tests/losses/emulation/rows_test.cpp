@@ -1,0 +1,149 @@
+// The CUDA row kernels on a CPU against the reference rows: geometries, modes, alignments, ignored rows.
+#include "tests/losses/emulation/rows.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/losses/rows/row_cases.h"
+
+namespace distill::losses::testing {
+namespace {
+
+// Five rows of which one is ignored and one has no weight; two blocks to a row.
+constexpr int kClusterSize = 2;
+constexpr int64_t kRows = 5;
+constexpr int64_t kFiveTiles = 9003; // columns: a slice of two tiles and a rest, which runs as five
+constexpr int64_t kNineTiles = 35003;
+
+void expect_cluster_matches(RowSpec spec, const LossOptions& options, double tolerance) {
+  spec.rows = kRows;
+  SCOPED_TRACE(
+      ::testing::Message() << "V " << spec.vocab << " padding " << spec.padding << " T " << options.temperature);
+  Rows ours = make_rows(spec, options);
+  ASSERT_NO_THROW(emulate_cluster_rows(ours.args, kClusterSize));
+  expect_equal_rows(spec, ours, reference_of(spec, options), tolerance);
+}
+
+// Rows at multiples of 16 bytes, and of 4 alone.
+std::vector<int64_t> paddings(int64_t vocab) {
+  return {(vocab + 63) / 64 * 64 - vocab, vocab % 2 == 0 ? 2 : 1};
+}
+
+struct Call {
+  std::string name;
+  LossOptions options;
+  bool teacher = true;
+};
+
+void PrintTo(const Call& call, std::ostream* out) {
+  *out << call.name;
+}
+
+class EmulatedCluster : public ::testing::TestWithParam<Call> {};
+
+TEST_P(EmulatedCluster, MatchesTheReference) {
+  const auto& [name, options, teacher] = GetParam();
+  for (const int64_t vocab : {kFiveTiles, kNineTiles}) {
+    for (const int64_t padding : paddings(vocab)) {
+      const RowSpec spec{.vocab = vocab, .padding = padding, .teacher = teacher};
+      expect_cluster_matches(spec, options, 2e-5);
+      if (vocab == kFiveTiles) {
+        RowSpec in_place = spec;
+        in_place.in_place = true;
+        expect_cluster_matches(in_place, options, 2e-5);
+        RowSpec metrics = spec;
+        metrics.no_gradient = true;
+        expect_cluster_matches(metrics, options, 2e-5);
+      }
+      RowSpec bf16 = spec;
+      bf16.logits = bf16.gradient = at::kBFloat16;
+      if (options.student_softcap == 0) { // otherwise the general kernel, which has a test of its own
+        expect_cluster_matches(bf16, options, 1e-4);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Calls, EmulatedCluster,
+    ::testing::Values(
+        Call{"jsd", {.beta = 0.3, .hard_weight = 0.5}},
+        Call{"jsd_hot", {.beta = 0.3, .temperature = 2, .hard_weight = 0.5}},
+        Call{
+            "jsd_cold",
+            {.beta = 0.3,
+             .temperature = 0.7,
+             .scale_by_temperature_squared = true,
+             .hard_weight = 0.5,
+             .z_loss = 1e-3}},
+        Call{"forward_kl", {.divergence = Divergence::kForwardKl, .hard_weight = 0.5}},
+        Call{"forward_kl_hot", {.divergence = Divergence::kForwardKl, .temperature = 3, .hard_weight = 0.5}},
+        Call{"labels", {.divergence = Divergence::kNone, .hard_weight = 1}, false},
+        Call{"labels_hot", {.divergence = Divergence::kNone, .temperature = 2, .hard_weight = 1}, false},
+        Call{"jsd_capped", {.beta = 0.3, .hard_weight = 0.5, .student_softcap = 6, .teacher_softcap = 5}}),
+    [](const auto& call) { return call.param.name; });
+
+TEST(EmulatedCluster, GeneralCallsMatchTheReference) {
+  const LossOptions options{
+      .temperature = 2, .hard_weight = 0.5, .label_smoothing = 0.1, .z_loss = 1e-3, .student_softcap = 6};
+  for (const int64_t padding : paddings(kFiveTiles)) {
+    expect_cluster_matches({.vocab = kFiveTiles, .padding = padding, .biases = true}, options, 2e-5);
+    expect_cluster_matches(
+        {.vocab = kFiveTiles, .padding = padding, .logits = at::kBFloat16, .gradient = at::kBFloat16}, options, 1e-4);
+  }
+}
+
+class EmulatedStreaming : public ::testing::TestWithParam<Call> {};
+
+TEST_P(EmulatedStreaming, MatchesTheReference) {
+  const auto& [name, options, teacher] = GetParam();
+  for (const auto& [type, tolerance] :
+       {std::pair{at::kFloat, 2e-5}, std::pair{at::kBFloat16, 1e-4}, std::pair{at::kDouble, 1e-11}}) {
+    for (const auto& [padding, cluster_size, in_place] :
+         {std::tuple{0, 4, false}, std::tuple{1, 1, true}, std::tuple{5, 4, true}}) {
+      const RowSpec spec{
+          .rows = 4,
+          .vocab = 9003,
+          .padding = padding,
+          .logits = type,
+          .gradient = type,
+          .teacher = teacher,
+          .in_place = in_place};
+      SCOPED_TRACE(::testing::Message() << c10::toString(type) << " padding " << padding << " of " << cluster_size);
+      Rows ours = make_rows(spec, options);
+      ASSERT_NO_THROW(emulate_streaming_rows(ours.args, cluster_size));
+      expect_equal_rows(spec, ours, reference_of(spec, options), tolerance);
+    }
+  }
+}
+
+// Student and teacher whose rows begin differently far from a multiple of 16 bytes.
+TEST(EmulatedStreaming, SidesOfDifferentAlignment) {
+  const RowSpec spec{.rows = 5, .vocab = 999, .padding = 25};
+  const LossOptions options{.hard_weight = 0.5};
+  Rows ours = make_rows(spec, options);
+  const at::Tensor moved = at::full({spec.rows * (spec.vocab + 26)}, NAN, at::TensorOptions(at::kFloat));
+  const at::Tensor teacher =
+      at::from_blob(const_cast<void*>(ours.args.teacher), {spec.rows, spec.vocab + spec.padding}, at::kFloat);
+  moved.view({spec.rows, spec.vocab + 26}).narrow(1, 1, spec.vocab).copy_(teacher.narrow(1, 0, spec.vocab));
+  ours.args.teacher = moved.data_ptr<float>() + 1;
+  ours.args.teacher_stride = spec.vocab + 26;
+  ASSERT_NO_THROW(emulate_streaming_rows(ours.args, 2));
+  expect_equal_rows(spec, ours, reference_of(spec, options), 2e-5);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Calls, EmulatedStreaming,
+    ::testing::Values(
+        Call{"jsd", {.beta = 0.3, .hard_weight = 0.5}},
+        Call{
+            "skew_hot_smooth_capped",
+            {.divergence = Divergence::kSkewForwardKl,
+             .temperature = 2,
+             .hard_weight = 0.5,
+             .label_smoothing = 0.1,
+             .student_softcap = 6}},
+        Call{"labels", {.divergence = Divergence::kNone, .hard_weight = 1}, false}),
+    [](const auto& call) { return call.param.name; });
+
+} // namespace
+} // namespace distill::losses::testing

@@ -1,0 +1,45 @@
+// Which kind of cluster kernel a call takes.
+#include "losses/rows/cuda/cluster/choose_mode.h"
+
+#include <gtest/gtest.h>
+
+namespace distill::losses {
+namespace {
+
+using cluster::Mode;
+
+RowArgs call(bool teacher, ElementType logits, const LossOptions& options) {
+  static const float kSomewhere = 0;
+  RowArgs args;
+  args.student = &kSomewhere;
+  args.teacher = teacher ? &kSomewhere : nullptr;
+  args.logits_type = logits;
+  args.options = options;
+  return args;
+}
+
+TEST(ClusterMode, FollowsTheCall) {
+  constexpr ElementType kFloat = ElementType::kFloat32;
+  constexpr ElementType kBf16 = ElementType::kBFloat16;
+  for (const ElementType type : {kFloat, kBf16}) {
+    for (const bool teacher : {false, true}) {
+      EXPECT_EQ(cluster_mode(call(teacher, type, {})), Mode::kUnit);
+      EXPECT_EQ(cluster_mode(call(teacher, type, {.temperature = 2})), Mode::kTempered);
+      EXPECT_EQ(cluster_mode(call(teacher, type, {.label_smoothing = 0.1})), Mode::kGeneral);
+      EXPECT_EQ(
+          cluster_mode(call(teacher, type, {.student_softcap = 30})), type == kFloat ? Mode::kCapped : Mode::kGeneral);
+      EXPECT_EQ(cluster_mode(call(teacher, type, {.temperature = 2, .student_softcap = 30})), Mode::kGeneral);
+    }
+    const LossOptions skew{.divergence = Divergence::kSkewForwardKl};
+    EXPECT_EQ(cluster_mode(call(true, type, skew)), Mode::kGeneral);
+    EXPECT_EQ(cluster_mode(call(false, type, skew)), Mode::kUnit); // labels alone
+    EXPECT_EQ(
+        cluster_mode(call(true, type, {.divergence = Divergence::kNone})), Mode::kGeneral); // metrics of a teacher
+    RowArgs biased = call(true, type, {});
+    biased.teacher_bias = biased.teacher;
+    EXPECT_EQ(cluster_mode(biased), Mode::kGeneral);
+  }
+}
+
+} // namespace
+} // namespace distill::losses

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <string>
+#include <vector>
+
+#include "losses/rows/row_args.h"
+
+// Rows of random logits as the row kernels take them, and the comparison with the reference.
+namespace distill::losses::testing {
+
+struct Rows {
+  RowArgs args;
+  std::vector<at::Tensor> owned;
+  at::Tensor metrics;
+  at::Tensor gradient;
+};
+
+struct RowSpec {
+  int64_t rows = 5;
+  int64_t vocab = 1000;
+  int64_t padding = 24; // stride - vocab
+  at::ScalarType logits = at::kFloat;
+  at::ScalarType gradient = at::kFloat;
+  bool teacher = true;
+  bool targets = true;
+  bool weights = true;
+  bool biases = false;
+  bool in_place = false;
+  bool no_gradient = false;
+  double gap = 1.0;
+};
+
+// On test_device(). The padding between rows holds NaN.
+Rows make_rows(const RowSpec& spec, const LossOptions& options);
+
+// What reference_rows() makes of the same rows.
+Rows reference_of(const RowSpec& spec, const LossOptions& options);
+
+// `ours`: make_rows() of the spec after a kernel has run. The largest relative errors of metrics and gradient.
+void expect_equal_rows(const RowSpec& spec, const Rows& ours, const Rows& expected, double tolerance);
+
+} // namespace distill::losses::testing

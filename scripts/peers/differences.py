@@ -53,6 +53,10 @@ LIGER = [
         "calls Liger's Triton kernel itself; there is nothing of ours in it",
         run=False,
     ),
+    Difference(
+        r"test_jsd_loss.py::test_jsd_hard_loss_computed_only_when_used\[.*-True\]",
+        "counts the calls of torch's nll_loss that Liger's own implementation makes; ours makes none",
+    ),
 ]
 
 CCE: list[Difference] = []

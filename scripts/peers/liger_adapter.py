@@ -2,6 +2,7 @@
 
 Every module and function of Liger's for these losses ends in the `apply` of one of five autograd functions. These are
 replaced here, so that Liger's own tests pass their inputs through our modules and compare with their own references.
+What chooses among Liger's kernels (`_kernel_choice`, since 0.8.5) has no counterpart.
 """
 
 import contextlib
@@ -149,6 +150,7 @@ def linear_cross_entropy(
     use_token_scaling=False,
     return_token_accuracy=False,
     return_predicted_tokens=False,
+    *_kernel_choice,
 ):
     if return_predicted_tokens:
         raise NotImplementedError("distill-losses returns no predicted tokens")
@@ -180,7 +182,7 @@ def linear_cross_entropy(
     )
 
 
-def jsd(log_q, log_p, shift_labels=None, beta=0.5, ignore_index=-100):
+def jsd(log_q, log_p, shift_labels=None, beta=0.5, ignore_index=-100, *_kernel_choice):
     return JSD(beta=beta, ignore_index=ignore_index)(log_q, log_p, shift_labels).to(log_q.dtype)
 
 
@@ -194,6 +196,7 @@ def linear_jsd(
     ignore_index=-100,
     temperature=1.0,
     accum_dtype=None,
+    *_kernel_choice,
 ):
     module = LinearJSD(beta=beta, ignore_index=ignore_index, temperature=temperature)
     return module(student_input, student_weight, teacher_input, teacher_weight, shift_labels)

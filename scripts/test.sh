@@ -2,10 +2,14 @@
 # Sets up, builds, and runs every check and test that needs no GPU; scripts/test_gpu.sh runs the others.
 #   scripts/test.sh [PRESET]    PRESET: release (default) or asan, which leaves out the checks of headers and clang-tidy
 # These two look at the files that changed since $DISTILL_BASE (default: the merge base with origin/main or main).
+# The Python tests run side by side, DISTILL_TEST_JOBS at a time (default: one for each core, at most 8), except those
+# that ask how long something takes.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 preset=${1:-release}
 python=.venv/bin/python
+cores=$(nproc)
+jobs=${DISTILL_TEST_JOBS:-$((cores < 8 ? cores : 8))}
 not_run_code=77 # the exit code of a stage that lacks a tool
 failed=()
 not_run=()
@@ -41,6 +45,15 @@ run_ctest() {
 run_pytest() {
   "$python" -m pytest -q -p no:cacheprovider --durations=5 "$@"
 }
+# Most tests wait for processes of one thread; worksteal keeps the tests of a file, and what they share, together.
+run_pytest_in_parallel() {
+  run_pytest -n "$jobs" --dist worksteal -m "not alone" "$@"
+}
+run_pytest_alone() {
+  local files
+  mapfile -t files < <(git grep -l 'pytest\.mark\.alone' -- 'tests/*.py')
+  run_pytest -m alone "${files[@]}"
+}
 # The tests that load our library into Python. The sanitizers' runtime must be loaded first, and leaks of the Python
 # interpreter are not ours.
 run_sanitized_library() {
@@ -71,11 +84,12 @@ if [ "$preset" != asan ]; then
 fi
 stage "C++ tests" run_ctest
 if [ "$preset" = asan ]; then
-  stage "Python tests" run_pytest tests --ignore="$library_tests"
   stage "Python tests of the library" run_sanitized_library
+  stage "Python tests" run_pytest_in_parallel tests --ignore="$library_tests"
 else
-  stage "Python tests" run_pytest tests
+  stage "Python tests" run_pytest_in_parallel tests
 fi
+stage "Python tests of durations" run_pytest_alone
 gpu_tests=$(.venv/bin/ctest --test-dir "build/$preset" -L gpu -N 2>/dev/null | sed -n 's/^Total Tests: //p')
 echo "GPU tests: ${gpu_tests:-0} programs built, not run here (scripts/test_gpu.sh runs them on a machine with a GPU)"
 if [ ${#not_run[@]} -gt 0 ]; then

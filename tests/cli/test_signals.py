@@ -4,6 +4,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from contextlib import contextmanager
@@ -69,6 +70,11 @@ def is_stopped(pid):
         return file.read().rsplit(")", 1)[1].split()[0] == "T"
 
 
+def answers(address):
+    with socket.socket() as client:
+        return client.connect_ex(address) == 0
+
+
 def complete(place):
     return list((place / "run" / "checkpoints").glob("step-*/COMPLETE"))
 
@@ -98,6 +104,7 @@ def test_the_notice_does_not_wait_for_the_step(place):
         assert FIRST in text, text
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_second_sigint_ends_at_once_and_says_so(place, distill, processes):
     # Steps that take about a second, so that the second signal arrives in the step of the first.
@@ -172,9 +179,12 @@ def test_a_signal_while_starting_stops_before_the_first_step(place, distill):
 
 
 def test_a_rank_that_waits_for_others_ends_within_its_grace(place):
-    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29871"}
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = listener.getsockname()
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address[0], "MASTER_PORT": str(address[1])}
     with started(place, "--set", "run.grace_s=1", wait=False, variables=variables) as process:
-        time.sleep(3)
+        until(lambda: answers(address), process)  # rank 0 serves the store
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 1, errors

@@ -3,6 +3,7 @@
 DISTILL_WHEELS names a folder of finished wheels to install instead, for a machine that cannot build any.
 """
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -49,6 +50,8 @@ def environment_with(name, tmp_path_factory):
     folder = tmp_path_factory.mktemp(name)
     finished = os.environ.get("DISTILL_WHEELS")
     if not finished:
-        checked(ROOT / "scripts" / "build_wheels.sh", folder, BUILD.name, name)
+        with open(BUILD / "wheels.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the tests of one wheel may run in two processes
+            checked(ROOT / "scripts" / "build_wheels.sh", folder, BUILD.name, name)
     (wheel,) = Path(finished or folder).resolve().glob(f"distill_{name}-*.whl")
     return Environment(folder / "environment", wheel)

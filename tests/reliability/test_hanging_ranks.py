@@ -9,6 +9,7 @@ import pytest
 
 import tiny
 
+pytestmark = pytest.mark.alone  # limits of 2 s, which a busy machine may take for a step
 LONG = {"steps": 100000, "micro_batch_size": 1, "global_batch_size": 4}
 
 

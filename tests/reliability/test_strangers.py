@@ -144,8 +144,8 @@ def test_ranks_that_distill_starts_listen_on_loopback_alone(tmp_path, parts):
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1"])
 def test_rank_0_of_any_launcher_listens_on_the_address_it_is_given(tmp_path, parts, address):
     """A numeric MASTER_ADDR, or localhost. For a name, rank 0 listens on all addresses (docs/ranks.md)."""
-    port = 29872
-    variables = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    port = tiny.free_port()
+    variables = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": port}
     ranks = [
         start(tmp_path, parts, 1000000, variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, processes=0)
         for rank in range(2)
@@ -153,7 +153,7 @@ def test_rank_0_of_any_launcher_listens_on_the_address_it_is_given(tmp_path, par
     try:
         wait_for_steps(tmp_path, ranks[0], 2)
         found = set().union(*(listening(rank.pid) for rank in ranks))
-        assert port in {number for _, number in found}
+        assert int(port) in {number for _, number in found}
         for host, number in found:
             assert is_loopback(host), f"{host}:{number}"
     finally:

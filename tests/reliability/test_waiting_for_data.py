@@ -13,6 +13,7 @@ from safetensors import safe_open
 import tiny
 from held_thread import HeldThread, NotAllowed, find_thread
 
+pytestmark = pytest.mark.alone  # within half of GRACE_S
 RANKS, STEPS, GRACE_S, EVAL_EVERY = 4, 400, 30, 20
 TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes", "time_ms")
 TIMES += ("gathers", "gathered_bytes")  # the first step of a process has more
@@ -63,6 +64,29 @@ def until(condition, process, seconds=60):
     return result
 
 
+def sleeps(pid):
+    """Whether no thread of the process computes or waits for a processor."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            if stat.read_text().rsplit(")", 1)[1].split()[0] == "R":
+                return False
+        except OSError:  # a thread that has just ended
+            return False
+    return True
+
+
+def wait_for_rest(run, pids, seconds=1.0, at_most=60.0):
+    """Waits until for `seconds` no step has ended, and the ranks sleep but for heartbeats: then all wait for data."""
+    deadline = time.monotonic() + at_most
+    before, since, busy = -1, time.monotonic(), 0
+    while time.monotonic() < since + seconds:
+        assert time.monotonic() < deadline
+        busy = 0 if all(map(sleeps, pids)) else busy + 1
+        if lines(run) != before or busy > 2:
+            before, since = lines(run), time.monotonic()
+        time.sleep(0.02)
+
+
 def lines(run):
     path = run / "metrics.jsonl"
     return path.read_text().count("\n") if path.exists() else 0
@@ -98,10 +122,7 @@ def test_a_rank_that_waits_for_its_data_stops_with_the_others(
         assert len(pids) == RANKS
         held = hold(pids[held_rank], thread, process)
         # What has been read ahead is used up; then all wait, however long.
-        before = -1
-        while before != lines(run):
-            before = lines(run)
-            time.sleep(1.0)
+        wait_for_rest(run, pids.values())
         assert process.poll() is None
         evaluating = find_thread(pids[held_rank], "eval data") is not None
         assert evaluating == (while_doing == "evaluation")

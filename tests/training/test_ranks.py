@@ -316,6 +316,7 @@ def test_a_stopped_rank_is_named_when_the_others_have_waited_long_enough(tmp_pat
         assert "rank 2 on" not in last[last.index("cut off") :]
 
 
+@pytest.mark.alone  # a limit of 2 s, which a busy machine may take for a step
 def test_log_lines_of_other_ranks_say_rank_host_and_device(tmp_path, models, ragged_shard):
     config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"processes": 2}, train=LONG)
     config["run"]["step_timeout_s"] = 2
@@ -355,7 +356,7 @@ def test_a_rank_that_does_not_arrive_is_named(tmp_path, models, ragged_shard):
         "WORLD_SIZE": "2",
         "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29631",
+        "MASTER_PORT": tiny.free_port(),
     }
     done = subprocess.run(
         [tiny.binary(), "--config", path], capture_output=True, text=True, timeout=60, env=environment
@@ -369,6 +370,7 @@ def test_ranks_with_other_configurations_are_refused(tmp_path, models, ragged_sh
     for rank in (0, 1):
         config = config_of(tmp_path, models["llama"], ragged_shard, optimizer={"lr": 1e-3 * (1 + rank)})
         paths.append(tiny.write_config(tmp_path / str(rank), config))
+    port = tiny.free_port()
     jobs = [
         subprocess.Popen(
             [tiny.binary(), "--config", paths[rank]],
@@ -381,7 +383,7 @@ def test_ranks_with_other_configurations_are_refused(tmp_path, models, ragged_sh
                 "WORLD_SIZE": "2",
                 "LOCAL_RANK": str(rank),
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": "29632",
+                "MASTER_PORT": port,
             },
         )
         for rank in (0, 1)
@@ -407,7 +409,7 @@ def test_ranks_with_other_files_are_refused(tmp_path, models, ragged_shard, othe
         save_file(weights, folders[1] / other / "model.safetensors", metadata={"format": "pt"})
     tiny.need_devices(2)
     config = tiny.base_config(tiny.Path("."), "student", "teacher", "data.dtok")
-    jobs = []
+    jobs, port = [], tiny.free_port()
     for rank, folder in enumerate(folders):
         path = tiny.write_config(folder, config)
         jobs.append(
@@ -423,7 +425,7 @@ def test_ranks_with_other_files_are_refused(tmp_path, models, ragged_shard, othe
                     "WORLD_SIZE": "2",
                     "LOCAL_RANK": str(rank),
                     "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": "29633",
+                    "MASTER_PORT": port,
                 },
             )
         )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -28,6 +29,13 @@ TEACHER_VOCAB = 224  # the same tokens, padded further
 def binary():
     build = os.environ.get("DISTILL_BUILD", REPOSITORY / "build" / "release")
     return os.environ.get("DISTILL_BIN", str(Path(build) / "apps" / "distill" / "distill"))
+
+
+def free_port():
+    """A port of 127.0.0.1 that nobody listens on, as MASTER_PORT."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
 def need_devices(ranks):

@@ -8,6 +8,7 @@
 #include "trainer/launch/exit_code.h"
 #include "trainer/launch/stop_signal.h"
 #include "trainer/metrics/log.h"
+#include "trainer/report/page.h"
 #include "trainer/run_folder/run_folder.h"
 #include "trainer/tools/dry_run.h"
 #include "trainer/trainer.h"
@@ -46,6 +47,25 @@ absl::StatusOr<trainer::StartOptions> start_options(const TrainCommand& command,
   return start;
 }
 
+// Of a run that failed after `started`, where rank 0 has written no report: it was killed, lost another rank, or ran
+// out of memory.
+void write_missing_report(const fs::path& run_dir, fs::file_time_type started) {
+  std::error_code error;
+  const fs::file_time_type recorded = fs::last_write_time(run_dir / "metrics.jsonl", error);
+  if (error || recorded < started) {
+    return; // the failure came before the first step, or the folder is another job's
+  }
+  const fs::path page = run_dir / report::kReportFile;
+  const fs::file_time_type written = fs::last_write_time(page, error);
+  if (!error && written >= recorded) {
+    return;
+  }
+  const absl::Status status = report::write_report({run_dir.string()}, page.string());
+  if (!status.ok()) {
+    metrics::log_warning(absl::StrCat("the report of this run was not written: ", status.message()));
+  }
+}
+
 } // namespace
 
 absl::StatusOr<int> run_train(const TrainCommand& command) {
@@ -58,8 +78,12 @@ absl::StatusOr<int> run_train(const TrainCommand& command) {
     RETURN_IF_ERROR(trainer::dry_run(run.config, run.ranks));
     return launch::kSuccess;
   }
+  const fs::file_time_type started = fs::file_time_type::clock::now();
   ASSIGN_OR_RETURN(const std::optional<int> code, start_ranks(run));
   if (code) {
+    if (*code == launch::kRuntimeFailure) {
+      write_missing_report(run.config.run.dir, started);
+    }
     return *code;
   }
   // Lives until the process ends: a signal that arrives when everything is saved must not kill the process.
@@ -67,6 +91,9 @@ absl::StatusOr<int> run_train(const TrainCommand& command) {
   const absl::StatusOr<trainer::RunResult> result = trainer::train(run.config, run.ranks, start, *stop);
   if (!result.ok()) { // into the log, which names the rank
     metrics::log_error(std::string(result.status().message()));
+    if (run.ranks.rank == 0) {
+      write_missing_report(run.config.run.dir, started);
+    }
     return launch::exit_code(result.status());
   }
   return result->stopped_by_signal ? launch::kStoppedBySignal : launch::kSuccess;

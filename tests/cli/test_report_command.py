@@ -4,10 +4,14 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
+import time
 
 import pytest
 
 import run_folders
+from program import distill_program
 
 
 def page_data(path):
@@ -206,6 +210,43 @@ def test_every_run_ends_with_its_report_and_a_resumed_one_has_its_history(distil
     overwritten = distill(tmp_path, *train, "train.steps=2", "--overwrite")
     assert overwritten.returncode == 0, overwritten.stderr
     assert len(page_data(run / "report.html")["runs"][0]["sessions"]) == 1
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_run_that_loses_a_rank_has_a_report(job, tmp_path, victim):
+    """Also where it was rank 0, which writes the report otherwise."""
+    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+    settings = ["scheduler.type=constant", "data.eval=null", "train.steps=1000000", "parallel.processes=2"]
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    command = [str(distill_program()), "--config", "config.yaml", "--set", *settings]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
+        os.kill(sorted(map(int, listed.stdout.split()))[victim], signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1, errors
+    (found,) = page_data(tmp_path / "run" / "report.html")["runs"]
+    assert found["last_step"] == metrics.read_text().count("\n") >= 3 and found["state"] == "unknown"
+
+
+def test_a_run_out_of_memory_has_a_report(distill, job, tmp_path):
+    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+    limit = [
+        "memory.limit_gib=0.001",
+        "memory.on_overflow=warn",
+        "train.micro_batch_size=64",
+        "train.global_batch_size=64",
+    ]
+    failed = distill(tmp_path, "--config", "config.yaml", "--set", *limit)
+    assert failed.returncode == 1 and "out of memory on rank 0" in failed.stderr
+    (found,) = page_data(tmp_path / "run" / "report.html")["runs"]
+    assert "out of memory" in json.dumps([event for event in found["events"] if event["kind"] == "error"])
 
 
 def test_a_failed_run_has_a_report_and_one_that_cannot_be_written_fails_no_run(distill, job, tmp_path):

@@ -8,7 +8,7 @@ of the online teacher, for forward KL. Then the mean gradient of many draws is c
   scripts/compare_cache_kinds.py --teacher work/quickstart/teacher --student work/quickstart/student \\
     --data work/quickstart/data/eval
 
-The folders are those that scripts/quickstart.sh makes. Runs on a CPU in some minutes.
+The folders are those that scripts/quickstart.sh makes. Runs on a CPU in some minutes, with --device cuda in less.
 """
 
 import script_path
@@ -41,7 +41,8 @@ def parse_arguments():
     parser.add_argument("--seq-len", type=int, default=256, help="tokens of a sequence (default 256)")
     parser.add_argument("--tokens", type=int, default=2048, help="how many are measured (default 2048)")
     parser.add_argument("--draw-tokens", type=int, default=256, help="of the mean over draws (default 256)")
-    parser.add_argument("--draws", type=int, default=DRAWS[-1], help="how many are averaged (default 256)")
+    parser.add_argument("--draws", type=int, default=DRAWS[-1], help="how many are averaged (default 256; 0: none)")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     library = "build/release/losses/libdistill_losses.so"
     parser.add_argument("--library", default=library, help=f"the operators (default {library})")
     parser.add_argument("--out", type=Path, help="JSON file with the numbers")
@@ -81,11 +82,11 @@ def rounded(hidden, dtype):
 
 class Problem:
     def __init__(self, operators, student, teacher, hidden, teacher_hidden):
-        self.operators, self.student, self.hidden = operators, student, hidden
+        self.operators, self.student, self.teacher, self.hidden = operators, student, teacher, hidden
         self.weight, self.teacher_weight = student.lm_head.weight, teacher.lm_head.weight.detach()
         self.teacher_hidden = teacher_hidden
         self.columns = min(len(self.weight), len(self.teacher_weight))
-        self.keys = torch.arange(len(hidden))
+        self.keys = torch.arange(len(hidden), device=hidden.device)
 
     def online(self, teacher_hidden=None):
         return self.operators.linear_jsd(
@@ -178,6 +179,19 @@ def mean_of_draws(problem, exponent, samples, draws):
     return rows
 
 
+def compare_draws(problem, arguments):
+    """What mean_of_draws returns, by exponent."""
+    few = arguments.draw_tokens
+    hidden = problem.hidden[:few].detach().requires_grad_(True)
+    small = Problem(problem.operators, problem.student, problem.teacher, hidden, problem.teacher_hidden[:few])
+    small.weight = small.weight.detach().requires_grad_(True)
+    means = {f"{exponent:g}": mean_of_draws(small, exponent, SAMPLES[1], arguments.draws) for exponent in EXPONENTS}
+    print(f"\nmean gradient of draws of {SAMPLES[1]} over {few} tokens: relative error against the online gradient")
+    for exponent, rows in means.items():
+        print(f"exponent {exponent}: " + ", ".join(f"{count} draws {error:.4f}" for count, error in rows))
+    return means
+
+
 def table(rows):
     print("| kind | bytes a token | KL that is lost, nats | gradient error | cosine |")
     print("| --- | ---: | ---: | ---: | ---: |")
@@ -190,25 +204,17 @@ def main():
     load_operators(arguments.library)
     operators = torch.ops.distill
     student, teacher = (
-        transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(arguments.device)
         for path in (arguments.student, arguments.teacher)
     )
-    texts = sequences(arguments.data, arguments.seq_len, arguments.tokens)
+    texts = [text.to(arguments.device) for text in sequences(arguments.data, arguments.seq_len, arguments.tokens)]
     with torch.no_grad():
         teacher_hidden = hidden_states(teacher, texts)
     problem = Problem(operators, student, teacher, hidden_states(student, texts), teacher_hidden)
     print(f"{len(teacher_hidden)} tokens, vocabulary {problem.columns}, hidden size {teacher_hidden.shape[1]}")
     kl, kinds = compare_kinds(problem)
     table(kinds)
-    few = arguments.draw_tokens
-    small = Problem(
-        operators, student, teacher, problem.hidden[:few].detach().requires_grad_(True), teacher_hidden[:few]
-    )
-    small.weight = small.weight.detach().requires_grad_(True)
-    means = {f"{exponent:g}": mean_of_draws(small, exponent, SAMPLES[1], arguments.draws) for exponent in EXPONENTS}
-    print(f"\nmean gradient of draws of {SAMPLES[1]} over {few} tokens: relative error against the online gradient")
-    for exponent, rows in means.items():
-        print(f"exponent {exponent}: " + ", ".join(f"{count} draws {error:.4f}" for count, error in rows))
+    means = compare_draws(problem, arguments) if arguments.draws else {}
     if arguments.out:
         arguments.out.write_text(json.dumps({"forward_kl": kl, "kinds": kinds, "mean_of_draws": means}, indent=1))
 

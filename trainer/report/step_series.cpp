@@ -10,6 +10,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kPhases = "phase_seconds";
+constexpr const char* kTeacherRead = "teacher_read";
 
 // Numbers of a record that are no metrics: its place, and when it was written.
 bool is_place(const std::string& name) {
@@ -64,8 +65,8 @@ size_t StepSeries::index_of(const std::string& name, size_t& hint) {
 void StepSeries::add_values(const Json& object, const std::string& prefix, size_t& hint) {
   std::vector<Value>& values = points_.back().values;
   for (auto it = object.begin(); it != object.end(); ++it) {
-    if (prefix.empty() && it.key() == kPhases && it->is_object()) {
-      add_values(*it, absl::StrCat(kPhases, "."), hint);
+    if (prefix.empty() && (it.key() == kPhases || it.key() == kTeacherRead) && it->is_object()) {
+      add_values(*it, absl::StrCat(it.key(), "."), hint);
     } else if ((is_value(*it) || it->is_null()) && (!prefix.empty() || !is_place(it.key()))) {
       const size_t index = prefix.empty() ? index_of(it.key(), hint) : index_of(prefix + it.key(), hint);
       values.resize(std::max(values.size(), names_.size()));

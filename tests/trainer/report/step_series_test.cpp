@@ -26,6 +26,17 @@ TEST(StepSeries, HasEveryStepWhileThereIsRoom) {
   EXPECT_FALSE(json["series"].contains("tokens"));
 }
 
+TEST(StepSeries, TheReadingOfATeachersCacheIsShown) {
+  StepSeries series(4);
+  Json with = record(1, 2);
+  with["teacher_read"] = {{"bytes", 1000}, {"bytes_per_second", 5e8}};
+  series.add(1, record(1, 2));
+  series.add(2, with);
+  const Json json = series.json();
+  EXPECT_EQ(json["series"]["teacher_read.bytes"]["mean"], Json({nullptr, 1000.0}));
+  EXPECT_EQ(json["series"]["teacher_read.bytes_per_second"]["mean"], Json({nullptr, 5e8}));
+}
+
 TEST(StepSeries, APointHasMeanSmallestAndLargestOfItsSteps) {
   StepSeries series(4);
   for (int64_t step = 1; step <= 7; ++step) {

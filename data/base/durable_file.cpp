@@ -81,6 +81,10 @@ absl::Status DurableFile::write(std::string_view bytes) {
   return absl::OkStatus();
 }
 
+void DurableFile::start_writeback() const {
+  ::sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE); // an error that matters is met by sync(), too
+}
+
 absl::Status DurableFile::sync() const {
   return ::fsync(fd_) == 0 ? absl::OkStatus() : system_error(path_, "sync", errno);
 }

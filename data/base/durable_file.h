@@ -27,6 +27,9 @@ class DurableFile {
     return path_;
   }
   absl::Status write(std::string_view bytes);
+  // Lets the system begin to put what has been written on the disk, and does not wait for it: sync() then has less to
+  // do. Where the file system cannot, nothing happens.
+  void start_writeback() const;
   // May run on another thread than write(): then it covers the writes that have returned.
   absl::Status sync() const;
   // Syncs and closes. The file is closed on an error, too.

@@ -6,6 +6,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import cache_kinds
 import tiny
 
 
@@ -37,3 +38,51 @@ def ragged_shard(tmp_path_factory):
     lengths = [5, 61, 17, 128, 2, 33, 90, 47] * 5
     path = tmp_path_factory.mktemp("data") / "ragged.dtok"
     return tiny.make_shard(path, tiny.random_documents(3, lengths))
+
+
+@pytest.fixture
+def kind_run(tmp_path, models, ragged_shard):
+    """The configuration of a run that reads or captures a cache of a kind, or of the online run without `kind`."""
+
+    def build(name, kind=None, source="model", cache=None, ranks=1, micro=2, shard=ragged_shard, **sections):
+        student, teacher = models["qwen3"]
+        data = {"packing": "pack", "shuffle": True, "seed": 5, "eval": [{"path": shard}]} | sections.pop("data", {})
+        train = {"steps": 6, "micro_batch_size": micro, "global_batch_size": 12}
+        train |= {"deterministic": tiny.DEVICE == "cuda"} | sections.pop("train", {})
+        loss = cache_kinds.FORWARD_KL | sections.pop("loss", {})
+        sections.setdefault("eval", {"every": 3})
+        tiny.need_devices(ranks)
+        built = tiny.base_config(
+            tmp_path / name, student, teacher, shard, data=data, train=train, parallel={"processes": ranks}, **sections
+        )
+        built["loss"] = loss
+        built["cache"] = dict(cache_kinds.KINDS[kind]) if kind else {}
+        built["cache"] |= {"part_tokens": 200}
+        if cache is not None:
+            built["teacher"] = {"source": source, "cache": str(cache)}
+            if source != "cache":
+                built["teacher"]["path"] = teacher
+        return built
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def cache_of(tmp_path_factory, models, ragged_shard):
+    """The cache of a kind at a temperature, which is captured when it is asked for first."""
+    found = {}
+
+    def cache(kind, temperature=1.0, micro=cache_kinds.MICRO):
+        if (kind, temperature, micro) not in found:
+            folder = tmp_path_factory.mktemp("caches")
+            student, teacher = models["qwen3"]
+            data = {"packing": "pack", "eval": [{"path": ragged_shard}]}
+            base = tiny.base_config(folder, student, teacher, ragged_shard, data=data)
+            base["train"] |= {"micro_batch_size": micro, "deterministic": tiny.DEVICE == "cuda"}
+            base["loss"] = cache_kinds.FORWARD_KL | {"temperature": temperature}
+            base["cache"] = cache_kinds.KINDS[kind] | {"part_tokens": 200}
+            cache_kinds.capture(base, folder / "cache")
+            found[kind, temperature, micro] = folder / "cache"
+        return found[kind, temperature, micro]
+
+    return cache

@@ -74,7 +74,7 @@ def caches(tmp_path_factory, models, ragged_shard):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("ranks, micro", [(1, 2), (1, 6), (3, 2), (3, 1)])
+@pytest.mark.parametrize("ranks, micro", [(1, 2), (1, 6), (tiny.RANKS, 2), (tiny.RANKS, 1)])
 def test_a_run_from_the_cache_is_the_online_run_bit_for_bit(tmp_path, config, caches, dtype, ranks, micro):
     online = tiny.train(tmp_path, config("online", dtype, ranks, micro))
     equal = {} if tiny.DEVICE == "cpu" else {"train_micro_batch_size": micro}
@@ -106,15 +106,17 @@ def test_mixed_data_sets_find_their_rows(tmp_path, config, ragged_shard):
 
 
 def test_a_teacher_with_a_text_of_its_own_is_cached_too(tmp_path, config):
-    tiny.need_devices(3)
+    tiny.need_devices(tiny.RANKS)
     shard = str(tmp_path / "texts.dtok")
     teacher_texts.write_shard(shard, teacher_texts.ragged_documents(3, 60))
     data = {"teacher_seq_len": 40}
     capture(tmp_path, config("base", shard=shard, data=data), tmp_path / "cache")
     online = tiny.train(tmp_path, config("online", shard=shard, data=data))
-    cached = tiny.train(tmp_path, from_cache(config("cached", shard=shard, data=data, ranks=3), tmp_path / "cache"))
-    three = tiny.train(tmp_path, config("three", shard=shard, data=data, ranks=3))
-    assert weights_of(cached) == weights_of(three)
+    cached = tiny.train(
+        tmp_path, from_cache(config("cached", shard=shard, data=data, ranks=tiny.RANKS), tmp_path / "cache")
+    )
+    several = tiny.train(tmp_path, config("several", shard=shard, data=data, ranks=tiny.RANKS))
+    assert weights_of(cached) == weights_of(several)
     one = tiny.train(tmp_path, from_cache(config("one", shard=shard, data=data), tmp_path / "cache"))
     assert weights_of(one) == weights_of(online)
 
@@ -306,7 +308,7 @@ def test_a_flipped_bit_ends_the_run_by_name_and_is_found_by_verify(tmp_path, con
     damaged = bytearray(victim.read_bytes())
     damaged[200] ^= 1
     victim.write_bytes(damaged)
-    for ranks in (1, 3):
+    for ranks in (1, tiny.RANKS):
         run = from_cache(config(f"run{ranks}", ranks=ranks, checkpoint={"every": 1}), copy)
         command = [tiny.binary(), "--config", tiny.write_config(tmp_path, run)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=tiny.environment())
@@ -359,7 +361,7 @@ def capturing(config, folder, **sections):
     return config | sections
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, tiny.RANKS])
 def test_a_run_that_captures_reads_from_its_second_epoch_on(tmp_path, config, ranks):
     train = {"steps": 15}  # three epochs of five steps, since the data has 60 sequences
     online = tiny.train(tmp_path, config("online", ranks=ranks, train=train))

@@ -16,6 +16,7 @@ from token_shard import write_shard
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUCCESS, RUNTIME_FAILURE, BAD_INPUT, STOPPED_BY_SIGNAL = range(4)  # exit codes
 DEVICE = os.environ.get("DISTILL_TEST_DEVICE", "cpu")  # cuda: the same tests on GPUs (scripts/test_gpu.sh)
+RANKS = 3 if DEVICE == "cpu" else 2  # of tests that take several, whatever their number
 # For tests that take minutes: they run where DISTILL_LONG_TESTS is set.
 LONG = pytest.mark.skipif(not os.environ.get("DISTILL_LONG_TESTS"), reason="long: set DISTILL_LONG_TESTS=1")
 # For tests of resident pages: the address sanitizer, which scripts/test.sh asan announces, keeps what is freed.

@@ -10,8 +10,8 @@ namespace distill::data {
 
 class Shard;
 
-// Consecutive tokens of one document in a batch. What a model says about them depends on nothing before the first one;
-// where the document has a text of the teacher's own, on all of that text that comes before.
+// Consecutive tokens of one document in a batch. Of whole documents (PackingMode::kPack), what a model says about them
+// depends on nothing before the first one; with a text of the teacher's own, on all of that text that comes before.
 struct Stretch {
   const Shard* shard = nullptr; // of the data set, which outlives the batch
   int64_t document = 0; // within the shard
@@ -42,7 +42,7 @@ struct Batch {
   int64_t valid_tokens = 0; // targets that are not -100
   bool packed = false; // false: each sequence is one segment
   std::optional<TeacherBatch> teacher; // with a teacher stream; else the teacher reads the same tokens
-  std::vector<Stretch> stretches; // with whole documents (PackingMode::kPack), in order; without padding
+  std::vector<Stretch> stretches; // in order; without padding
   // uint8 [N, bytes of a row]: what the data set's TeacherRows have for each token with a target; other rows are
   // undefined. Undefined tensor: the data set has none, or they lack some token.
   at::Tensor teacher_rows_NW;

@@ -91,8 +91,8 @@ class Dataset {
     teacher_rows_ = std::move(rows);
   }
 
-  // Calls `visit` for every stretch that a sample of this stage may hold, source by source, once each (`at` is not
-  // set). Nothing with concatenation.
+  // Calls `visit` for every stretch that a sample of this stage may hold, source by source, once each; of concatenated
+  // documents sequence by sequence, with `at` within the sequence. Else `at` is not set.
   void for_each_stretch(const std::function<void(const Stretch&)>& visit) const;
 
   // All shards, source by source.

@@ -55,6 +55,27 @@ struct TokenRow {
   }
 };
 
+// The tokens that a sequence has of the stream's document `entry`: those after its first `skip` ones, from position
+// `at` of the sequence on.
+struct Cut {
+  size_t entry;
+  int64_t skip, tokens, at;
+};
+
+template <typename Visit>
+void for_each_cut(const ConcatSequences& sequences, int64_t index, const Visit& visit) {
+  const int64_t first = index * sequences.seq_len;
+  const int64_t count = std::max<int64_t>(0, std::min(sequences.inputs - first, sequences.seq_len));
+  auto entry = static_cast<size_t>(
+      std::upper_bound(sequences.begin.begin(), sequences.begin.end(), first) - sequences.begin.begin() - 1);
+  for (int64_t at = 0; at < count; ++entry) {
+    const int64_t skip = first + at - sequences.begin[entry];
+    const int64_t tokens = std::min(sequences.begin[entry + 1] - sequences.begin[entry] - skip, count - at);
+    visit(Cut{entry, skip, tokens, at});
+    at += tokens;
+  }
+}
+
 } // namespace
 
 // One sequence of a batch that is being filled.
@@ -205,6 +226,14 @@ void Dataset::for_each_stretch(const std::function<void(const Stretch&)>& visit)
       for (const Piece& piece : packed != nullptr ? absl::MakeConstSpan(packed->pieces) : absl::Span<const Piece>()) {
         visit(stretch_of(source, *plan, *packed, piece));
       }
+      const auto* concat = plan != nullptr ? std::get_if<ConcatSequences>(&plan->sequences) : nullptr;
+      for (int64_t i = 0; concat != nullptr && i < concat->count(); ++i) {
+        for_each_cut(*concat, i, [&](const Cut& cut) {
+          const Fragment fragment = fragment_of(source, *plan, concat->order[cut.entry]);
+          const DocumentPlace place = find(source, fragment.document);
+          visit({place.shard, place.document, fragment.begin + cut.skip, cut.tokens, cut.at});
+        });
+      }
     }
   }
 }
@@ -246,31 +275,28 @@ absl::Status Dataset::fill_packed(
 absl::Status Dataset::fill_concat(
     const Source& source, const SequencePlan& plan, const ConcatSequences& sequences, int64_t index,
     SequenceBuilder& sequence) const {
-  const int64_t first = index * sequences.seq_len;
-  const int64_t count = std::max<int64_t>(0, std::min(sequences.inputs - first, sequences.seq_len));
-  auto entry = std::upper_bound(sequences.begin.begin(), sequences.begin.end(), first) - sequences.begin.begin() - 1;
-  for (int64_t at = 0; at < count; ++entry) {
-    const Fragment fragment = fragment_of(source, plan, sequences.order[entry]);
+  int64_t count = 0;
+  absl::Status status;
+  for_each_cut(sequences, index, [&](const Cut& cut) {
+    const Fragment fragment = fragment_of(source, plan, sequences.order[cut.entry]);
     const DocumentPlace place = find(source, fragment.document);
-    const int64_t skip = first + at - sequences.begin[entry];
-    const int64_t length = std::min(sequences.begin[entry + 1] - sequences.begin[entry] - skip, count - at);
-    const int64_t begin = place.shard->document_begin(place.document) + fragment.begin + skip;
-    const int64_t readable = std::min(place.shard->document_begin(place.document + 1) - begin, length + 1);
-    RETURN_IF_ERROR(sequence.read(*place.shard, begin, length, readable, at));
-    at += length;
+    const int64_t begin = place.shard->document_begin(place.document) + fragment.begin + cut.skip;
+    const int64_t readable = std::min(place.shard->document_begin(place.document + 1) - begin, cut.tokens + 1);
+    status.Update(sequence.read(*place.shard, begin, cut.tokens, readable, cut.at));
+    count = cut.at + cut.tokens;
     // A document's last token has the next document's first token as its target.
-    if (readable == length && entry + 1 < static_cast<int64_t>(sequences.order.size())) {
-      const Fragment next = fragment_of(source, plan, sequences.order[entry + 1]);
+    if (readable == cut.tokens && cut.entry + 1 < sequences.order.size()) {
+      const Fragment next = fragment_of(source, plan, sequences.order[cut.entry + 1]);
       const DocumentPlace next_place = find(source, next.document);
       const int64_t token = next_place.shard->document_begin(next_place.document);
       if (next.begin == 0 && next_place.shard->in_loss(token)) {
-        absl::Status status = next_place.shard->read_tokens(token, absl::MakeSpan(&sequence.targets_S[at - 1], 1));
-        if (!status.ok()) {
-          return status;
-        }
+        status.Update(next_place.shard->read_tokens(token, absl::MakeSpan(&sequence.targets_S[count - 1], 1)));
       }
     }
-  }
+    sequence.stretches.push_back(
+        {place.shard, place.document, fragment.begin + cut.skip, cut.tokens, sequence.student.flat_begin + cut.at});
+  });
+  RETURN_IF_ERROR(status);
   std::fill(sequence.targets_S + count, sequence.targets_S + sequence.student.seq_len, kIgnoreIndex);
   std::fill(sequence.student.tokens_S + count, sequence.student.tokens_S + sequence.student.seq_len, kPadding);
   sequence.student.close_segment(0, sequence.student.seq_len);

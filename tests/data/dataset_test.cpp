@@ -159,6 +159,43 @@ TEST_F(DatasetTest, ConcatenationCutsOneStream) {
   }
 }
 
+TEST_F(DatasetTest, TheStretchesOfConcatenatedDocumentsAreTheirTokensInOrder) {
+  two_shards({5, 3, 9, 1, 6});
+  for (const bool shuffle : {false, true}) {
+    DataOptions with = options(7, PackingMode::kConcat);
+    with.shuffle = shuffle;
+    with.once = true;
+    const auto dataset = open(with);
+    const Batch batch = get(*dataset, 0, 5); // and one sequence of padding
+    const auto tokens = values(batch.tokens_BS);
+    std::multiset<std::vector<int64_t>> places, planned; // document, begin, tokens, position in the sequence
+    std::vector<int64_t> read;
+    int64_t end = 0;
+    for (const Stretch& stretch : batch.stretches) {
+      EXPECT_GE(stretch.at, end);
+      EXPECT_TRUE(stretch.at == end || stretch.at % 7 == 0);
+      end = stretch.at + stretch.tokens;
+      std::vector<int64_t> own(static_cast<size_t>(stretch.tokens));
+      const int64_t first = stretch.shard->document_begin(stretch.document) + stretch.begin;
+      ASSERT_TRUE(stretch.shard->read_tokens(first, absl::MakeSpan(own)).ok());
+      EXPECT_TRUE(std::equal(own.begin(), own.end(), tokens.begin() + stretch.at));
+      places.insert({own[0], stretch.begin, stretch.tokens, stretch.at % 7});
+      read.insert(read.end(), own.begin(), own.end());
+    }
+    EXPECT_EQ(read.size(), 23U); // all inputs
+    int64_t last = -1;
+    dataset->for_each_stretch([&](const Stretch& stretch) {
+      EXPECT_TRUE(stretch.at == 0 || stretch.at == last); // sequence by sequence
+      last = stretch.at + stretch.tokens;
+      int64_t id = 0;
+      const int64_t first = stretch.shard->document_begin(stretch.document) + stretch.begin;
+      ASSERT_TRUE(stretch.shard->read_tokens(first, absl::MakeSpan(&id, 1)).ok());
+      planned.insert({id, stretch.begin, stretch.tokens, stretch.at});
+    });
+    EXPECT_EQ(places, planned);
+  }
+}
+
 TEST_F(DatasetTest, TheLossMaskIsThatOfTheTarget) {
   ShardWriter writer(spec(100, true));
   ASSERT_TRUE(writer.add({1, 2, 3, 4, 5}, {1, 0, 1, 1, 0}).ok());

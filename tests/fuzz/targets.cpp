@@ -328,7 +328,7 @@ absl::Status read_cache_rows(const uint8_t* data, size_t size) {
 }
 
 absl::Status read_cache_part(const uint8_t* input, size_t size) {
-  using teacher_cache::PartFoot, teacher_cache::PartHead, teacher_cache::StretchEntry;
+  using teacher_cache::PartFoot, teacher_cache::PartHead;
   // Checksums stop nearly every change; where they are made to fit, what stands behind them is reached.
   std::string bytes(text(input, size));
   if (size >= sizeof(PartHead) + sizeof(PartFoot) && size % 2 == 1) { // the corpus' part has an odd size
@@ -336,7 +336,10 @@ absl::Status read_cache_part(const uint8_t* input, size_t size) {
     char* at = bytes.data() + size - sizeof(foot);
     std::memcpy(&foot, at, sizeof(foot));
     foot.file_bytes = size;
-    const size_t table = std::min(foot.stretches, size / sizeof(StretchEntry)) * sizeof(StretchEntry);
+    PartHead head;
+    std::memcpy(&head, bytes.data(), sizeof(head));
+    const size_t entry = teacher_cache::stretch_bytes(head.version);
+    const size_t table = std::min(foot.stretches, size / entry) * entry;
     const size_t before = size - sizeof(PartHead) - sizeof(foot);
     foot.table_checksum = base::checksum(at - std::min(table, before), std::min(table, before));
     base::Checksum sum;

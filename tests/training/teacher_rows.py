@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 HEAD, FOOT, STRETCH = struct.Struct("<8sIIQQ32s"), struct.Struct("<QQQQ16x8sQ"), struct.Struct("<IIQIIQ")
+STRETCH_IN_STREAM = struct.Struct("<IIQIIQQ")  # of version 2, with its context
 
 
 @dataclass
@@ -38,17 +39,24 @@ def read_row(row, manifest):
     return ids, np.frombuffer(row, np.float32, count, at).astype(np.float64)
 
 
+def read_table(data):
+    """The stretches of a part: (shard, document, begin, tokens, rows, checksum) and, in version 2, the context."""
+    head = HEAD.unpack_from(data)
+    rows, count, size, *_ = FOOT.unpack_from(data, len(data) - FOOT.size)
+    assert size == len(data)
+    entry = {1: STRETCH, 2: STRETCH_IN_STREAM}[head[1]]
+    table = HEAD.size + rows * head[3]
+    return [entry.unpack_from(data, table + i * entry.size) for i in range(count)]
+
+
 def read_rows(folder):
     manifest = json.loads((Path(folder) / "manifest.json").read_text())
     stretches = {}
     for path in sorted(Path(folder).glob("part-*.dtc")):
         data = path.read_bytes()
         width = HEAD.unpack_from(data)[3]
-        rows, count, size, *_ = FOOT.unpack_from(data, len(data) - FOOT.size)
-        assert size == len(data)
-        at, table = HEAD.size, HEAD.size + rows * width
-        for i in range(count):
-            shard, document, begin, tokens, own, _ = STRETCH.unpack_from(data, table + i * STRETCH.size)
+        at = HEAD.size
+        for shard, document, begin, tokens, own, *_ in read_table(data):
             stretches[shard, document, begin, tokens] = [
                 read_row(data[at + r * width : at + (r + 1) * width], manifest) for r in range(own)
             ]

@@ -132,7 +132,8 @@ std::vector<Field> cache_fields() {
       {"cache", "other_contexts", one_of<kCache, &CacheSection::other_contexts>(), "",
        "What to do if a document is cut at other places than it was when the cache was written, so that some tokens have "
        "another left context. refuse: an error that names the first such document. allow: their stored predictions are "
-       "used; `distill verify --cache` measures how far they are from those of a run.",
+       "used; `distill verify --cache` measures how far they are from those of a run. Of concatenated documents only "
+       "equal contexts are used.",
        kCached},
   };
 }

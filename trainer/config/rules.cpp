@@ -95,11 +95,6 @@ class Rules {
     if (runs && teacher.path.empty()) {
       fail({"teacher.path", "teacher.source"}, "the teacher whose predictions are stored", "none");
     }
-    if (stored && config_.data.packing != data::PackingMode::kPack) {
-      fail(
-          {"data.packing", "teacher.source"}, "pack: the left context of a document's tokens is their document alone",
-          base::enum_name(config_.data.packing));
-    }
     if (stored) {
       cache_dtype();
     }

@@ -156,6 +156,11 @@ absl::StatusOr<Manifest> make_manifest(
     manifest.teacher_seq_len = std::max(manifest.teacher_seq_len, set->teacher_seq_len());
   }
   manifest.data = data_files(data);
+  manifest.packing = config.data.packing;
+  if (manifest.concat()) {
+    manifest.shuffle = config.data.shuffle;
+    manifest.data_seed = config.data.shuffle ? config.data.seed : 0;
+  }
   return manifest;
 }
 
@@ -270,9 +275,10 @@ std::string describe_cache(const teacher_cache::Index& index) {
   const int64_t width = manifest.rows.row_bytes();
   return absl::StrFormat(
       "teacher: from the cache %s, %s, %d bytes a token; %d parts, %d tokens, %.3g GB; of %s (computed in %s), "
-      "captured in sequences of %d",
+      "captured in sequences of %d%s",
       index.folder(), describe(manifest.rows), width, index.parts(), index.rows(),
-      1e-9 * static_cast<double>(index.rows() * width), manifest.teacher, manifest.precision, manifest.seq_len);
+      1e-9 * static_cast<double>(index.rows() * width), manifest.teacher, manifest.precision, manifest.seq_len,
+      manifest.concat() ? ", cut from one stream of documents" : "");
 }
 
 } // namespace distill::trainer

@@ -58,10 +58,10 @@ absl::StatusOr<ModelSource> open_teacher(const config::Config& config) {
       longer ? "data.teacher_seq_len" : "data.seq_len", config.train.seed + 1, rows_only);
 }
 
-// `once`: every document once, in the order of the data.
+// `once`: every document once, in the order of the data; `shuffle`: all the same, in the shuffled order.
 absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
     const config::Config& config, const std::vector<config::DataSet>& sets, bool once,
-    const std::optional<base::Digest>& tokenizer, int64_t vocab_size, bool pin_memory) {
+    const std::optional<base::Digest>& tokenizer, int64_t vocab_size, bool pin_memory, bool shuffle = false) {
   data::DataOptions options;
   for (const config::DataSet& set : sets) {
     options.sources.push_back({set.path, set.weight});
@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
   options.teacher_seq_len = config.data.teacher_seq_len;
   options.teacher_stream = config.has_teacher();
   options.packing = config.data.packing;
-  options.shuffle = config.data.shuffle && !once;
+  options.shuffle = config.data.shuffle && (!once || shuffle);
   options.seed = config.data.seed;
   options.once = once;
   options.tokenizer_hash = tokenizer;
@@ -180,19 +180,32 @@ absl::StatusOr<Inputs> open_inputs(
   return inputs;
 }
 
+absl::StatusOr<std::vector<std::shared_ptr<data::Dataset>>> open_capture_data(
+    const config::Config& config, const std::optional<base::Digest>& tokenizer, int64_t vocab_size, bool pin_memory) {
+  base::ProblemList problems;
+  std::vector<std::shared_ptr<data::Dataset>> data;
+  for (const std::vector<config::DataSet>* sets : {&config.data.train, &config.data.eval}) {
+    if (!sets->empty()) {
+      // The order of concatenated documents decides what is to the left of a token: it must be the run's.
+      const bool shuffle = config.data.packing == data::PackingMode::kConcat && sets == &config.data.train;
+      auto set = problems.take(open_data(config, *sets, /*once=*/true, tokenizer, vocab_size, pin_memory, shuffle));
+      data.push_back(set ? *std::move(set) : nullptr);
+    }
+  }
+  RETURN_IF_ERROR(problems.status());
+  return data;
+}
+
 absl::StatusOr<CaptureInputs> open_capture_inputs(const config::Config& config, const Environment& environment) {
   base::ProblemList problems;
   CaptureInputs inputs;
   inputs.teacher = problems.take(open_teacher(config)).value_or(ModelSource{});
   const auto tokenizer = problems.take(check_tokenizers(config));
-  for (const std::vector<config::DataSet>* sets : {&config.data.train, &config.data.eval}) {
-    if (!sets->empty()) {
-      auto data = problems.take(open_data(
-          config, *sets, /*once=*/true, tokenizer.value_or(std::nullopt), inputs.teacher.config.vocab_size,
-          environment.device.is_cuda()));
-      inputs.data.push_back(data ? *std::move(data) : nullptr);
-    }
-  }
+  inputs.data =
+      problems
+          .take(open_capture_data(
+              config, tokenizer.value_or(std::nullopt), inputs.teacher.config.vocab_size, environment.device.is_cuda()))
+          .value_or(std::vector<std::shared_ptr<data::Dataset>>());
   RETURN_IF_ERROR(problems.status());
   return inputs;
 }

@@ -39,6 +39,9 @@ struct CaptureInputs {
   std::vector<std::shared_ptr<data::Dataset>> data; // data.train, then data.eval where there is some
 };
 absl::StatusOr<CaptureInputs> open_capture_inputs(const config::Config& config, const Environment& environment);
+// The data alone. `tokenizer`: hash of the run's, where known; `vocab_size`: 0: not checked.
+absl::StatusOr<std::vector<std::shared_ptr<data::Dataset>>> open_capture_data(
+    const config::Config& config, const std::optional<base::Digest>& tokenizer, int64_t vocab_size, bool pin_memory);
 
 // Text that identifies a model or a data set in checkpoints and messages.
 std::string describe_shape(const models::ModelConfig& config);

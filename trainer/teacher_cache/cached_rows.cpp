@@ -15,6 +15,7 @@
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "trainer/teacher_cache/cache_folder.h"
+#include "trainer/teacher_cache/contexts.h"
 #include "trainer/teacher_cache/sparse_format.h"
 
 namespace distill::teacher_cache {
@@ -71,6 +72,11 @@ int64_t count_targets(const data::Shard& shard, int64_t document, int64_t begin,
   return count;
 }
 
+// Of the documents in a stream.
+std::string order_text(bool shuffle, int64_t seed) {
+  return shuffle ? absl::StrCat("data.seed ", seed) : "data.shuffle: false";
+}
+
 std::string place_text(const data::Stretch& stretch) {
   return absl::StrFormat("%s: document %d", stretch.shard->path(), stretch.document);
 }
@@ -81,6 +87,7 @@ absl::StatusOr<std::shared_ptr<CachedRows>> CachedRows::open(
     std::shared_ptr<const Index> index, const data::Dataset& data, const RowsOptions& options) {
   std::shared_ptr<CachedRows> rows(new CachedRows(std::move(index), options));
   rows->seq_len_ = data.options().seq_len;
+  rows->order_ = order_text(data.options().shuffle, data.options().seed);
   RETURN_IF_ERROR(rows->map_shards(data));
   RETURN_IF_ERROR(rows->check_stretches(data));
   return rows;
@@ -100,10 +107,11 @@ absl::Status CachedRows::map_shards(const data::Dataset& data) {
   const std::shared_ptr<const Index> index = this->index();
   const std::vector<DataFile>& files = index->manifest().data;
   base::ProblemList problems;
-  if (data.options().packing != data::PackingMode::kPack) {
+  if (data.options().packing != index->manifest().packing) {
     problems.add(absl::StrCat(
-        "data.packing: expected pack, found ", base::enum_name(data.options().packing),
-        ": the teacher's cache stores documents, whose left context may not be another document"));
+        "data.packing: expected ", base::enum_name(index->manifest().packing), ", with which the cache ",
+        index->folder(), " was captured, found ", base::enum_name(data.options().packing),
+        ": with concat other documents are to the left of a token, with pack none is"));
   }
   for (const data::Shard* shard : data.shards()) {
     base::Digest hash;
@@ -130,17 +138,21 @@ absl::Status CachedRows::map_shards(const data::Dataset& data) {
 }
 
 // False: some token of the stretch is not there, or has another left context.
-bool CachedRows::find(const Index& index, const data::Stretch& stretch, std::vector<Piece>& pieces) const {
+bool CachedRows::find(
+    const Index& index, const data::Stretch& stretch, uint64_t context, std::vector<Piece>& pieces) const {
   pieces.clear();
   const auto places = index.document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
   const int64_t end = stretch.begin + stretch.tokens;
   for (const StretchPlace& place : places) { // the longest of those that begin with the same token comes first
-    if (static_cast<int64_t>(place.entry.begin) == stretch.begin && place.entry.tokens >= stretch.tokens) {
+    // Of a document that others follow, the last token may have a target: only as a whole it is what was captured.
+    const bool long_enough = context == 0 ? place.entry.tokens >= stretch.tokens
+                                          : static_cast<int64_t>(place.entry.tokens) == stretch.tokens;
+    if (static_cast<int64_t>(place.entry.begin) == stretch.begin && place.entry.context == context && long_enough) {
       pieces.push_back({place, stretch.begin, stretch.tokens});
       return true;
     }
   }
-  if (!options_.other_contexts) {
+  if (!options_.other_contexts || context != 0) {
     return false;
   }
   int64_t at = stretch.begin;
@@ -154,9 +166,9 @@ bool CachedRows::find(const Index& index, const data::Stretch& stretch, std::vec
   return at == end;
 }
 
-bool CachedRows::has(const data::Stretch& stretch) const {
+bool CachedRows::has(const data::Stretch& stretch, uint64_t context) const {
   std::vector<Piece> pieces;
-  return find(*index(), stretch, pieces);
+  return find(*index(), stretch, context, pieces);
 }
 
 absl::Status CachedRows::no_rows(const Index& index, const data::Stretch& stretch) const {
@@ -166,6 +178,14 @@ absl::Status CachedRows::no_rows(const Index& index, const data::Stretch& stretc
     return absl::InvalidArgumentError(absl::StrCat(
         options_.data_key, ": ", place_text(stretch), " is not in the cache ", index.folder(),
         ", which was captured with data.seq_len ", manifest.seq_len));
+  }
+  if (manifest.concat()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: %s: no sequence of the cache %s has the same tokens to the left of token %d: expected those of "
+        "data.seq_len %d and %s, found the cache captured with data.seq_len %d and %s; with packing: concat a cache "
+        "serves runs with the same data in this order",
+        options_.data_key, place_text(stretch), index.folder(), stretch.begin, seq_len_, order_, manifest.seq_len,
+        order_text(manifest.shuffle, manifest.data_seed)));
   }
   const StretchPlace* near = &places.front();
   for (const StretchPlace& place : places) {
@@ -187,9 +207,13 @@ absl::Status CachedRows::check_stretches(const data::Dataset& data) const {
   absl::Status first;
   int64_t missing = 0, all = 0;
   std::vector<Piece> pieces;
+  uint64_t next = 0; // context of the stretch that follows in the same sequence
+  const bool concat = data.options().packing == data::PackingMode::kConcat;
   data.for_each_stretch([&](const data::Stretch& stretch) {
+    const uint64_t context = !concat ? 0 : (stretch.at == 0 ? kSequenceStart : next);
+    next = concat ? context_after(context, stretch) : 0;
     ++all;
-    if (!find(*index, stretch, pieces)) {
+    if (!find(*index, stretch, context, pieces)) {
       first = missing++ == 0 ? no_rows(*index, stretch) : first;
     }
   });
@@ -257,8 +281,9 @@ absl::StatusOr<at::Tensor> CachedRows::read(const data::Batch& batch) const {
   const Clock::time_point start = Clock::now();
   const std::shared_ptr<const Index> index = this->index();
   std::vector<std::vector<Piece>> pieces(batch.stretches.size());
+  const std::vector<uint64_t> contexts = contexts_of(batch);
   for (size_t i = 0; i < batch.stretches.size(); ++i) {
-    if (!find(*index, batch.stretches[i], pieces[i])) {
+    if (!find(*index, batch.stretches[i], contexts[i], pieces[i])) {
       return options_.partial ? absl::StatusOr<at::Tensor>(at::Tensor()) : no_rows(*index, batch.stretches[i]);
     }
   }

@@ -36,8 +36,8 @@ class CachedRows : public data::TeacherRows {
   // Checks the stretches again: a resumed run may hold others.
   absl::Status check_stretches(const data::Dataset& data) const;
 
-  // Whether the rows of a stretch are there.
-  bool has(const data::Stretch& stretch) const;
+  // Whether the rows of a stretch with this context (contexts.h) are there.
+  bool has(const data::Stretch& stretch, uint64_t context) const;
   Manifest manifest() const {
     return index()->manifest();
   }
@@ -67,14 +67,15 @@ class CachedRows : public data::TeacherRows {
       : options_(std::move(options)), index_(std::move(index)) {}
   std::shared_ptr<const Index> index() const;
   absl::Status map_shards(const data::Dataset& data);
-  bool find(const Index& index, const data::Stretch& stretch, std::vector<Piece>& pieces) const;
+  bool find(const Index& index, const data::Stretch& stretch, uint64_t context, std::vector<Piece>& pieces) const;
   absl::Status no_rows(const Index& index, const data::Stretch& stretch) const;
   absl::Status read_piece(
       const Index& index, const data::Stretch& stretch, const Piece& piece, const int64_t* targets_N,
       uint8_t* rows_NW) const;
 
   RowsOptions options_;
-  int64_t seq_len_ = 0; // of the data set, for messages
+  int64_t seq_len_ = 0; // of the data set, for messages, as is the next one
+  std::string order_; // of concatenated documents
   mutable std::mutex mutex_;
   std::shared_ptr<const Index> index_; // guarded by mutex_
   std::unordered_map<const data::Shard*, uint32_t> shard_number_; // in the manifest

@@ -39,11 +39,9 @@ Json data_json(const std::vector<DataFile>& data, bool paths) {
 
 Json rows_json(const RowFormat& rows) {
   if (!rows.is_sparse()) {
-    return {
-        {"version", kFormatVersion}, {"encoding", base::enum_name(rows.encoding)}, {"hidden_size", rows.hidden_size}};
+    return {{"encoding", base::enum_name(rows.encoding)}, {"hidden_size", rows.hidden_size}};
   }
   Json json{
-      {"version", kSparseVersion},
       {"kind", base::enum_name(rows.kind)},
       {"encoding", base::enum_name(rows.encoding)},
       {"entries", rows.entries},
@@ -58,7 +56,16 @@ Json rows_json(const RowFormat& rows) {
 }
 
 Json json_of(const Manifest& m, bool paths) {
-  Json json{{"format", kFormat}};
+  Json json{
+      {"format", kFormat},
+      {"version", m.concat() ? kConcatVersion : (m.rows.is_sparse() ? kSparseVersion : kFormatVersion)}};
+  if (m.concat()) {
+    json.update(Json{
+        {"packing", base::enum_name(m.packing)},
+        {"shuffle", m.shuffle},
+        {"data_seed", m.data_seed},
+        {"kind", base::enum_name(m.rows.kind)}});
+  }
   json.update(rows_json(m.rows));
   json.update(Json{
       {"vocab_size", m.vocab_size},
@@ -182,11 +189,13 @@ Enum read_name(const Json& json, const char* key, Reader& read) {
 RowFormat read_rows(const Json& json, int64_t version, Reader& read) {
   RowFormat rows;
   rows.encoding = read_name<Encoding>(json, "encoding", read);
-  if (version == kFormatVersion) {
+  if (version != kFormatVersion) {
+    rows.kind = read_name<losses::TeacherKind>(json, "kind", read);
+  }
+  if (!rows.is_sparse() && version != kSparseVersion) {
     rows.hidden_size = read.integer(json, "hidden_size", 1, kMaxSize);
     return rows;
   }
-  rows.kind = read_name<losses::TeacherKind>(json, "kind", read);
   if (!rows.is_sparse()) {
     read.fail("kind", "expected topk or sampled");
   }
@@ -222,9 +231,9 @@ absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string
     return absl::DataLossError(absl::StrCat(source, ": format: expected ", kFormat));
   }
   const int64_t version = read.integer(*json, "version", 0, kMaxCount);
-  if (version != kFormatVersion && version != kSparseVersion) {
+  if (version < kFormatVersion || version > kConcatVersion) {
     return absl::FailedPreconditionError(absl::StrCat(
-        source, ": version: expected ", kFormatVersion, " or ", kSparseVersion, ", found ", version,
+        source, ": version: expected ", kFormatVersion, " to ", kConcatVersion, ", found ", version,
         "; this program reads no other version: capture again"));
   }
   Manifest manifest;
@@ -245,6 +254,14 @@ absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string
   manifest.part_samples = read.integer(*json, "part_samples", 0, kMaxCount);
   manifest.parts = read.integer(*json, "parts", 0, kMaxCount);
   manifest.data = read_data(*json, read);
+  if (version == kConcatVersion) {
+    manifest.packing = read_name<data::PackingMode>(*json, "packing", read);
+    if (!manifest.concat()) {
+      read.fail("packing", "expected concat");
+    }
+    manifest.shuffle = read.boolean(*json, "shuffle");
+    manifest.data_seed = read.integer(*json, "data_seed", 0, std::numeric_limits<int64_t>::max());
+  }
   RETURN_IF_ERROR(read.status());
   if (const absl::Status rows = validate(manifest.rows); !rows.ok()) {
     return absl::DataLossError(absl::StrCat(source, ": ", std::string(rows.message())));
@@ -261,8 +278,13 @@ std::vector<std::string> differences(const Manifest& expected, const Manifest& f
     lines.push_back(absl::StrCat(
         "kind: expected ", base::enum_name(expected.rows.kind), ", found ", base::enum_name(found.rows.kind)));
   }
+  if (expected.packing != found.packing) {
+    lines.push_back(absl::StrCat(
+        "packing: expected ", base::enum_name(expected.packing), ", found ", base::enum_name(found.packing)));
+  }
   for (const auto& [key, value] : wanted.items()) {
-    if (!has.contains(key) || has.at(key) == value || (!same_kind && key == "version") || key == "kind") {
+    // What follows from the kind and the packing.
+    if (!has.contains(key) || has.at(key) == value || key == "version" || key == "kind") {
       continue;
     }
     if (key == "data") {

@@ -8,14 +8,18 @@
 #include <vector>
 
 #include "data/base/sha256.h"
+#include "data/packing_mode.h"
+#include "trainer/teacher_cache/part_file.h"
 #include "trainer/teacher_cache/row_format.h"
 
 // manifest.json of a cache: what its rows are, and of what.
 namespace distill::teacher_cache {
 
-// Of caches of hidden states; those of a few tokens, which came later, have the next one.
+// Of caches of hidden states; those of a few tokens, which came later, have the next one, and those of concatenated
+// documents, of any kind, the third.
 inline constexpr int64_t kFormatVersion = 1;
 inline constexpr int64_t kSparseVersion = 2;
+inline constexpr int64_t kConcatVersion = 3;
 
 // A token shard whose documents may be in the cache.
 struct DataFile {
@@ -41,8 +45,17 @@ struct Manifest {
   int64_t micro_batch_size = 0; // samples that were computed at once; 0: not in the order of the data
   int64_t part_samples = 0; // samples in the order of the data that a part has; 0: not in this order
   int64_t parts = 0; // files that a complete cache has; 0: as many as there are
+  data::PackingMode packing = data::PackingMode::kPack;
+  bool shuffle = false; // of concatenated documents: data.shuffle, and data.seed where it is set
+  int64_t data_seed = 0;
   std::vector<DataFile> data;
 
+  bool concat() const {
+    return packing == data::PackingMode::kConcat;
+  }
+  uint32_t part_version() const { // of its files
+    return concat() ? kContextVersion : kPartVersion;
+  }
   // A hash of everything but paths.
   base::Digest id() const;
 };

@@ -12,6 +12,7 @@ namespace distill::teacher_cache {
 namespace {
 
 constexpr uint64_t kMaxRowBytes = uint64_t{1} << 32;
+constexpr int64_t kWritebackBytes = int64_t{32} << 20; // at a time, so that the end of a part waits for little
 
 absl::Status damaged(const std::string& source, const std::string& what) {
   return absl::DataLossError(absl::StrCat(source, ": ", what));
@@ -36,9 +37,9 @@ absl::StatusOr<PartHead> parse_head(std::string_view file, const std::string& so
   if (std::memcmp(head.magic, kPartMagic, sizeof(head.magic)) != 0) {
     return damaged(source, absl::StrCat("is no part of a teacher's cache: it does not begin with ", kPartMagic));
   }
-  if (head.version != kPartVersion) {
+  if (head.version != kPartVersion && head.version != kContextVersion) {
     return absl::FailedPreconditionError(absl::StrCat(
-        source, ": head field `version`: expected ", kPartVersion, ", found ", head.version,
+        source, ": head field `version`: expected ", kPartVersion, " or ", kContextVersion, ", found ", head.version,
         "; this program reads no other version: capture again"));
   }
   if (head.head_bytes != sizeof(PartHead) || head.row_bytes == 0 || head.row_bytes > kMaxRowBytes) {
@@ -67,9 +68,9 @@ absl::StatusOr<PartFoot> parse_foot(std::string_view file, const PartHead& head,
   }
   const uint64_t around = sizeof(PartHead) + sizeof(PartFoot);
   const uint64_t between = file.size() - around;
-  const bool fits = foot.file_bytes == file.size() && foot.stretches <= between / sizeof(StretchEntry) &&
-      foot.rows <= between / head.row_bytes &&
-      foot.rows * head.row_bytes + foot.stretches * sizeof(StretchEntry) == between;
+  const uint64_t entry = stretch_bytes(head.version);
+  const bool fits = foot.file_bytes == file.size() && foot.stretches <= between / entry &&
+      foot.rows <= between / head.row_bytes && foot.rows * head.row_bytes + foot.stretches * entry == between;
   if (!fits) {
     return damaged(
         source,
@@ -86,8 +87,9 @@ absl::StatusOr<PartIndex> parse_part(std::string_view file, const std::string& s
   PartIndex index;
   ASSIGN_OR_RETURN(index.head, parse_head(file, source));
   ASSIGN_OR_RETURN(const PartFoot foot, parse_foot(file, index.head, source));
+  const size_t entry_bytes = stretch_bytes(index.head.version);
   const std::string_view table =
-      file.substr(sizeof(PartHead) + foot.rows * index.head.row_bytes, foot.stretches * sizeof(StretchEntry));
+      file.substr(sizeof(PartHead) + foot.rows * index.head.row_bytes, foot.stretches * entry_bytes);
   if (const uint64_t sum = base::checksum(table.data(), table.size()); sum != foot.table_checksum) {
     return damaged(
         source,
@@ -96,8 +98,8 @@ absl::StatusOr<PartIndex> parse_part(std::string_view file, const std::string& s
             base::checksum_text(sum)));
   }
   index.stretches.resize(foot.stretches);
-  if (!table.empty()) { // a null pointer is no destination, even of no bytes
-    std::memcpy(index.stretches.data(), table.data(), table.size());
+  for (size_t i = 0; i < index.stretches.size(); ++i) {
+    std::memcpy(&index.stretches[i], table.data() + i * entry_bytes, entry_bytes);
   }
   uint64_t rows = 0;
   for (size_t i = 0; i < index.stretches.size(); ++i) {
@@ -119,10 +121,10 @@ absl::StatusOr<PartIndex> parse_part(std::string_view file, const std::string& s
 }
 
 absl::StatusOr<PartWriter> PartWriter::create(
-    const std::string& path, const base::Digest& cache_id, int64_t part, int64_t row_bytes) {
+    const std::string& path, const base::Digest& cache_id, int64_t part, int64_t row_bytes, uint32_t version) {
   PartHead head{};
   std::memcpy(head.magic, kPartMagic, sizeof(head.magic));
-  head.version = kPartVersion;
+  head.version = version;
   head.head_bytes = sizeof(PartHead);
   head.row_bytes = static_cast<uint64_t>(row_bytes);
   head.part = static_cast<uint64_t>(part);
@@ -139,11 +141,18 @@ absl::Status PartWriter::append(StretchEntry stretch, std::string_view rows) {
   RETURN_IF_ERROR(file_.write(rows));
   table_.push_back(stretch);
   rows_ += stretch.rows;
+  if (bytes() - writeback_ >= kWritebackBytes) {
+    file_.start_writeback();
+    writeback_ = bytes();
+  }
   return absl::OkStatus();
 }
 
 absl::Status PartWriter::finish() {
-  const std::string_view table(reinterpret_cast<const char*>(table_.data()), table_.size() * sizeof(StretchEntry));
+  std::string table;
+  for (const StretchEntry& entry : table_) {
+    table.append(reinterpret_cast<const char*>(&entry), stretch_bytes(head_.version));
+  }
   PartFoot foot{};
   foot.rows = rows_;
   foot.stretches = table_.size();

@@ -3,6 +3,7 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -19,6 +20,7 @@ namespace distill::teacher_cache {
 inline constexpr char kPartMagic[9] = "DISTTCHR";
 inline constexpr char kFootMagic[9] = "DISTTEND";
 inline constexpr uint32_t kPartVersion = 1;
+inline constexpr uint32_t kContextVersion = 2; // whose table has contexts
 
 struct PartHead {
   char magic[8];
@@ -38,8 +40,14 @@ struct StretchEntry {
   uint32_t tokens;
   uint32_t rows;
   uint64_t checksum; // XXH3 of the rows' bytes
+  uint64_t context; // contexts.h; in version 1, whose table does not have it, 0
 };
-static_assert(sizeof(StretchEntry) == 32);
+static_assert(sizeof(StretchEntry) == 40);
+
+// Of an entry in the table of a part.
+constexpr size_t stretch_bytes(uint32_t version) {
+  return version == kContextVersion ? sizeof(StretchEntry) : offsetof(StretchEntry, context);
+}
 
 struct PartFoot {
   uint64_t rows;
@@ -66,7 +74,8 @@ absl::StatusOr<PartIndex> parse_part(std::string_view file, const std::string& s
 class PartWriter {
  public:
   static absl::StatusOr<PartWriter> create(
-      const std::string& path, const base::Digest& cache_id, int64_t part, int64_t row_bytes);
+      const std::string& path, const base::Digest& cache_id, int64_t part, int64_t row_bytes,
+      uint32_t version = kPartVersion);
 
   // Appends a stretch with its rows; the entry's number of rows and checksum are set here.
   absl::Status append(StretchEntry stretch, std::string_view rows);
@@ -84,6 +93,7 @@ class PartWriter {
   PartHead head_;
   std::vector<StretchEntry> table_;
   uint64_t rows_ = 0;
+  int64_t writeback_ = 0; // bytes whose way to the disk has begun
 };
 
 } // namespace distill::teacher_cache

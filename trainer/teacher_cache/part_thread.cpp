@@ -9,8 +9,12 @@
 
 namespace distill::teacher_cache {
 
-PartThread::PartThread(std::string folder, const base::Digest& cache_id, int64_t row_bytes)
-    : folder_(std::move(folder)), cache_id_(cache_id), row_bytes_(row_bytes), thread_([this] { work(); }) {
+PartThread::PartThread(std::string folder, const base::Digest& cache_id, int64_t row_bytes, uint32_t part_version)
+    : folder_(std::move(folder)),
+      cache_id_(cache_id),
+      row_bytes_(row_bytes),
+      part_version_(part_version),
+      thread_([this] { work(); }) {
   ::pthread_setname_np(thread_.native_handle(), "cache parts");
 }
 
@@ -25,9 +29,22 @@ PartThread::~PartThread() {
   drop();
 }
 
+// The device is idle, if it has made the newest of the rows that it was asked for.
+void PartThread::wait_for_room(std::unique_lock<std::mutex>& lock) {
+  constexpr std::chrono::milliseconds kLook{1};
+  const auto has_room = [this] { return queue_.size() < kQueued || !status_.ok(); };
+  while (!has_room()) {
+    const bool idle = newest_ == nullptr || newest_->query();
+    const Clock::time_point start = Clock::now();
+    changed_.wait_for(lock, kLook, has_room);
+    times_.idle_seconds += idle ? std::chrono::duration<double>(Clock::now() - start).count() : 0;
+  }
+}
+
 void PartThread::push(RowsToWrite rows) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return queue_.size() < kQueued || !status_.ok(); });
+  wait_for_room(lock);
+  newest_ = rows.copied;
   if (status_.ok()) {
     queue_.push_back(std::move(rows));
   }
@@ -48,6 +65,11 @@ int64_t PartThread::parts() const {
 int64_t PartThread::bytes() const {
   const std::lock_guard lock(mutex_);
   return bytes_;
+}
+
+PartThread::Times PartThread::times() const {
+  const std::lock_guard lock(mutex_);
+  return times_;
 }
 
 absl::Status PartThread::finish() {
@@ -92,11 +114,17 @@ void PartThread::work() {
 absl::Status PartThread::write(const RowsToWrite& rows) {
   if (rows.part != writing_) {
     drop();
-    ASSIGN_OR_RETURN(writer_, PartWriter::create(part_path(folder_, rows.part), cache_id_, rows.part, row_bytes_));
+    ASSIGN_OR_RETURN(
+        writer_, PartWriter::create(part_path(folder_, rows.part), cache_id_, rows.part, row_bytes_, part_version_));
     writing_ = rows.part;
   }
   if (rows.copied != nullptr) {
     rows.copied->synchronize();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    times_.last = Clock::now();
+    times_.first = times_.batches++ == 0 ? times_.last : times_.first;
   }
   const char* bytes = reinterpret_cast<const char*>(rows.rows_RW.const_data_ptr<uint8_t>());
   for (const StretchEntry& stretch : rows.stretches) {

@@ -4,6 +4,7 @@
 #include <absl/status/status.h>
 #include <c10/core/Event.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -30,12 +31,12 @@ struct RowsToWrite {
 // cannot be written.
 class PartThread {
  public:
-  PartThread(std::string folder, const base::Digest& cache_id, int64_t row_bytes);
+  PartThread(std::string folder, const base::Digest& cache_id, int64_t row_bytes, uint32_t part_version = kPartVersion);
   ~PartThread();
   PartThread(const PartThread&) = delete;
   PartThread& operator=(const PartThread&) = delete;
 
-  // Queues rows; waits while kQueued are queued already. Nothing is written after an error.
+  // Queues rows; waits while kQueued are queued already. Nothing is written after an error. One thread calls it.
   void push(RowsToWrite rows);
   // The first error so far; it names the file.
   absl::Status status() const;
@@ -45,16 +46,26 @@ class PartThread {
   int64_t parts() const;
   int64_t bytes() const; // of rows, written so far
 
+  using Clock = std::chrono::steady_clock;
+  struct Times {
+    int64_t batches = 0; // given to push() whose rows have been on the host
+    Clock::time_point first, last; // when the first and the last of them were there
+    double idle_seconds = 0; // push() waited although the device had finished all that it was given
+  };
+  Times times() const;
+
   static constexpr size_t kQueued = 4;
 
  private:
   void work();
+  void wait_for_room(std::unique_lock<std::mutex>& lock);
   absl::Status write(const RowsToWrite& rows);
   void drop();
 
   const std::string folder_;
   const base::Digest cache_id_;
   const int64_t row_bytes_;
+  const uint32_t part_version_;
   std::optional<PartWriter> writer_; // of the thread, as is the next one
   int64_t writing_ = -1; // its part
   mutable std::mutex mutex_;
@@ -62,6 +73,8 @@ class PartThread {
   std::deque<RowsToWrite> queue_; // guarded by mutex_, as are the members below
   bool busy_ = false, stop_ = false;
   int64_t parts_ = 0, bytes_ = 0;
+  Times times_;
+  std::shared_ptr<c10::Event> newest_; // of the rows that were queued last; null: they were complete
   absl::Status status_;
   std::thread thread_;
 };

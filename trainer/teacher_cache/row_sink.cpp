@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "trainer/device/simulation.h"
+#include "trainer/teacher_cache/contexts.h"
 
 namespace distill::teacher_cache {
 namespace {
@@ -31,14 +32,16 @@ RowSink::RowSink(
       part_(first_part),
       stride_(stride),
       part_tokens_(part_tokens),
-      thread_(std::move(folder), manifest.id(), row_bytes_) {}
+      thread_(std::move(folder), manifest.id(), row_bytes_, manifest.part_version()) {}
 
 void RowSink::add(const data::Batch& batch, const at::Tensor& rows_RW) {
   const int64_t* targets_N = batch.targets_BS.const_data_ptr<int64_t>();
   RowsToWrite out;
   std::vector<at::Tensor> kept;
   int64_t row = 0;
-  for (const data::Stretch& stretch : batch.stretches) {
+  const std::vector<uint64_t> contexts = contexts_of(batch);
+  for (size_t i = 0; i < contexts.size(); ++i) {
+    const data::Stretch& stretch = batch.stretches[i];
     const int64_t* first = targets_N + stretch.at;
     const int64_t rows = stretch.tokens - std::count(first, first + stretch.tokens, kIgnoreIndex);
     StretchEntry entry{};
@@ -47,7 +50,10 @@ void RowSink::add(const data::Batch& batch, const at::Tensor& rows_RW) {
     entry.begin = static_cast<uint64_t>(stretch.begin);
     entry.tokens = static_cast<uint32_t>(stretch.tokens);
     entry.rows = static_cast<uint32_t>(rows);
-    if (!cached_->has(stretch) && written_.emplace(entry.shard, entry.document, entry.begin).second) {
+    entry.context = contexts[i];
+    const bool is_new = !cached_->has(stretch, entry.context) &&
+        written_.emplace(entry.shard, entry.document, entry.begin, entry.context).second;
+    if (is_new) {
       kept.push_back(rows_RW.narrow(0, row, rows));
       out.stretches.push_back(entry);
       tokens_ += stretch.tokens;

@@ -37,7 +37,7 @@ class RowSink {
   std::shared_ptr<const CachedRows> cached_;
   int64_t row_bytes_, part_, stride_, part_tokens_;
   int64_t tokens_ = 0; // in the part that is being written
-  std::set<std::tuple<uint32_t, uint32_t, uint64_t>> written_; // shard, document, first token
+  std::set<std::tuple<uint32_t, uint32_t, uint64_t, uint64_t>> written_; // shard, document, first token, context
   PartThread thread_;
 };
 

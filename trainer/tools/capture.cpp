@@ -22,6 +22,7 @@
 #include "trainer/sharding/slot_set.h"
 #include "trainer/step/capture_step.h"
 #include "trainer/teacher_cache/cache_folder.h"
+#include "trainer/teacher_cache/contexts.h"
 #include "trainer/teacher_cache/part_thread.h"
 #include "trainer/teacher_cache/row_sink.h"
 #include "trainer/tools/capture_plan.h"
@@ -35,12 +36,8 @@ using sharding::agree;
 
 constexpr int64_t kPrefetched = 4; // micro-batches
 
-// A run needs a folder and a global batch; a capture has neither. The teacher runs, wherever the run will read it.
-config::Config as_run(config::Config config, int64_t world_size) {
-  config.teacher.source = config::TeacherSource::kModel;
-  config.run.dir = config.teacher.cache;
-  config.train.global_batch_size = config.train.micro_batch_size * world_size;
-  return config;
+double seconds_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
 }
 
 // Bytes of all files in a folder; 0: there is none.
@@ -79,7 +76,7 @@ class Capture {
   absl::Status capture_data(const std::vector<int64_t>& parts, int64_t data);
   teacher_cache::RowsToWrite compute(const data::Batch& batch, const Round& round);
   int64_t samples_of(const std::vector<int64_t>& parts) const;
-  std::string speed_line(int64_t samples, double seconds) const;
+  std::vector<std::string> speed_lines(int64_t samples) const;
 
   const RunContext& context_;
   const config::Config& config_;
@@ -94,6 +91,8 @@ class Capture {
   std::unordered_map<const data::Shard*, uint32_t> shard_number_;
   std::unique_ptr<teacher_cache::PartThread> writer_;
   std::unique_ptr<metrics::TaskProgress> progress_; // on rank 0
+  Clock::time_point start_; // of the first micro-batch
+  double data_seconds_ = 0; // that this thread waited for micro-batches
   bool stopped_ = false;
 };
 
@@ -235,8 +234,11 @@ teacher_cache::RowsToWrite Capture::compute(const data::Batch& batch, const Roun
   const at::Tensor counts_N = batch.targets_BS.flatten().ne(losses::kIgnoreIndex);
   out.rows_RW = teacher_cache::copy_to_host(rows_RW, out.copied);
   const bool* counts = counts_N.const_data_ptr<bool>();
-  for (const data::Stretch& stretch : batch.stretches) {
+  const std::vector<uint64_t> contexts = teacher_cache::contexts_of(batch);
+  for (size_t i = 0; i < contexts.size(); ++i) {
+    const data::Stretch& stretch = batch.stretches[i];
     teacher_cache::StretchEntry entry{};
+    entry.context = contexts[i];
     entry.shard = shard_number_.at(stretch.shard);
     entry.document = static_cast<uint32_t>(stretch.document);
     entry.begin = static_cast<uint64_t>(stretch.begin);
@@ -265,7 +267,9 @@ absl::Status Capture::capture_data(const std::vector<int64_t>& parts, int64_t da
   BatchLoader loader(mesh_, prefetcher, /*micro_batches=*/1, std::move(hooks));
   for (const Round& round : rounds) {
     mesh_.report_progress(round.part, "capture");
+    const Clock::time_point asked = Clock::now();
     ASSIGN_OR_RETURN(const std::optional<GlobalBatch> batch, loader.next());
+    data_seconds_ += seconds_between(asked, Clock::now());
     if (!batch) {
       stopped_ = true;
       return absl::OkStatus();
@@ -289,11 +293,26 @@ int64_t Capture::samples_of(const std::vector<int64_t>& parts) const {
   return samples;
 }
 
-std::string Capture::speed_line(int64_t samples, double seconds) const {
-  const auto tokens = static_cast<double>(samples * config_.data.seq_len);
-  return absl::StrFormat(
+// All in, and of the time in which rows came one micro-batch after the other. `samples`: of all ranks.
+std::vector<std::string> Capture::speed_lines(int64_t samples) const {
+  const double seconds = seconds_between(start_, Clock::now());
+  const teacher_cache::PartThread::Times times = writer_->times();
+  const auto speed = [this](int64_t sequences, double time) {
+    return time > 0 ? static_cast<double>(sequences * config_.data.seq_len) / time : 0;
+  };
+  std::vector<std::string> lines = {absl::StrFormat(
       "cache: %s is complete; %d sequences in %.1f s, %.4g tok/s, until everything was on the disk",
-      config_.teacher.cache, samples, seconds, seconds > 0 ? tokens / seconds : 0);
+      config_.teacher.cache, samples, seconds, speed(samples, seconds))};
+  if (times.batches > 1) {
+    const double between = seconds_between(times.first, times.last);
+    const int64_t further = (times.batches - 1) * config_.train.micro_batch_size * mesh_.world_size;
+    lines.push_back(absl::StrFormat(
+        "cache: the first rows came after %.2f s, the others at %.4g tok/s, and %.2f s after the last ones they were "
+        "on the disk; the device waited %.2f s for the disk, this rank %.2f s for data",
+        seconds_between(start_, times.first), speed(further, between), seconds_between(times.last, Clock::now()),
+        times.idle_seconds, data_seconds_));
+  }
+  return lines;
 }
 
 absl::StatusOr<CaptureResult> Capture::run() {
@@ -315,19 +334,22 @@ absl::StatusOr<CaptureResult> Capture::run() {
   limit_memory();
   RETURN_IF_ERROR(agree(mesh_, load_teacher()));
   RETURN_IF_ERROR(agree(mesh_, write_head()));
-  writer_ = std::make_unique<teacher_cache::PartThread>(folder, plan_.manifest.id(), plan_.manifest.rows.row_bytes());
+  writer_ = std::make_unique<teacher_cache::PartThread>(
+      folder, plan_.manifest.id(), plan_.manifest.rows.row_bytes(), plan_.manifest.part_version());
   if (mesh_.is_main()) {
     progress_ =
         std::make_unique<metrics::TaskProgress>("capture", samples_of(parts), "sequences", config_.run.progress);
   }
-  const Clock::time_point start = Clock::now();
+  start_ = Clock::now();
   for (size_t data = 0; data < inputs_.data.size() && !stopped_; ++data) {
     RETURN_IF_ERROR(capture_data(parts, static_cast<int64_t>(data)));
   }
   progress_.reset();
   RETURN_IF_ERROR(agree(mesh_, stopped_ ? absl::OkStatus() : writer_->finish()));
   if (mesh_.is_main() && !stopped_) {
-    metrics::log_info(speed_line(samples_of(parts), std::chrono::duration<double>(Clock::now() - start).count()));
+    for (const std::string& line : speed_lines(samples_of(parts))) {
+      metrics::log_info(line);
+    }
     if (device::is_tracking()) {
       metrics::log_info(absl::StrFormat(
           "memory: %d bytes of tensors at the peak of rank 0, %d planned", device::memory_use().peak(),
@@ -341,7 +363,7 @@ absl::StatusOr<CaptureResult> Capture::run() {
 
 absl::Status capture_dry_run(const config::Config& config, const launch::RankInfo& ranks) {
   const int64_t started = std::max(ranks_to_start(config, ranks), ranks.world_size);
-  const config::Config own = as_run(config, started);
+  const config::Config own = capture_config(config, started);
   ASSIGN_OR_RETURN(const Environment environment, resolve_environment(own));
   ASSIGN_OR_RETURN(const CaptureInputs inputs, open_capture_inputs(own, environment));
   ASSIGN_OR_RETURN(
@@ -363,7 +385,7 @@ absl::Status capture_dry_run(const config::Config& config, const launch::RankInf
 
 absl::StatusOr<CaptureResult> capture(
     const config::Config& config, const launch::RankInfo& ranks, const launch::StopSignal& stop) {
-  const config::Config own = as_run(config, ranks.world_size);
+  const config::Config own = capture_config(config, ranks.world_size);
   ASSIGN_OR_RETURN(const std::unique_ptr<RunContext> context, RunContext::join(own, ranks, stop));
   try {
     auto result = Capture(*context, stop).run();

@@ -4,10 +4,17 @@
 #include <absl/strings/str_format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "data/base/status_macros.h"
+#include "data/shard.h"
+#include "trainer/device/device_hooks.h"
 #include "trainer/device/device_info.h"
+#include "trainer/plan/machine.h"
+#include "trainer/plan/plan.h"
 #include "trainer/setup/disk_space.h"
+#include "trainer/setup/read_model.h"
+#include "trainer/setup/resolve_environment.h"
 #include "trainer/teacher_cache/cache_folder.h"
 
 namespace distill::trainer {
@@ -17,44 +24,40 @@ std::string gigabytes(int64_t bytes) {
   return absl::StrFormat("%.3g GB", 1e-9 * static_cast<double>(bytes));
 }
 
-// Tokens of a document's stretch that may have a target.
-int64_t count_rows(const data::Stretch& stretch) {
+// Tokens of a document's stretch that may have a target. `followed`: also its last one, by the next document.
+int64_t count_rows(const data::Stretch& stretch, bool followed) {
   const data::Shard& shard = *stretch.shard;
   const int64_t begin = shard.document_begin(stretch.document) + stretch.begin;
-  const int64_t end = std::min(begin + stretch.tokens, shard.document_begin(stretch.document + 1) - 1);
+  const int64_t last = shard.document_begin(stretch.document + 1) - 1;
+  const int64_t end = std::min(begin + stretch.tokens, last);
+  int64_t rows = followed && begin + stretch.tokens > last ? 1 : 0;
   if (!shard.has_loss_mask()) {
-    return std::max<int64_t>(0, end - begin);
+    return rows + std::max<int64_t>(0, end - begin);
   }
-  int64_t rows = 0;
   for (int64_t token = begin; token < end; ++token) {
     rows += shard.in_loss(token + 1) ? 1 : 0;
   }
   return rows;
 }
 
-} // namespace
-
-absl::StatusOr<CapturePlan> plan_capture(
-    const config::Config& config, const Environment& environment, const CaptureInputs& inputs, int64_t world_size,
-    int64_t ranks_on_host) {
-  CapturePlan plan;
+// What the files will hold, for the manifest's rows and packing.
+void divide(
+    const config::Config& config, const Environment& environment, const models::ModelConfig& teacher,
+    absl::Span<const std::shared_ptr<data::Dataset>> data, CapturePlan& plan) {
   teacher_cache::Manifest& manifest = plan.manifest;
-  const models::ModelConfig& teacher = inputs.teacher.config;
-  ASSIGN_OR_RETURN(manifest, make_manifest(config, environment, teacher, inputs.data));
   manifest.micro_batch_size = config.train.micro_batch_size;
   const int64_t micro_tokens = config.train.micro_batch_size * config.data.seq_len;
   const int64_t micro_batches = (config.cache.part_tokens + micro_tokens - 1) / micro_tokens;
   manifest.part_samples = micro_batches * config.train.micro_batch_size;
   int64_t stretches = 0;
-  for (size_t i = 0; i < inputs.data.size(); ++i) {
-    const data::Dataset& data = *inputs.data[i];
-    for (int64_t first = 0; first < data.num_samples(); first += manifest.part_samples) {
+  for (size_t i = 0; i < data.size(); ++i) {
+    for (int64_t first = 0; first < data[i]->num_samples(); first += manifest.part_samples) {
       plan.parts.push_back(
-          {static_cast<int64_t>(i), first, std::min(manifest.part_samples, data.num_samples() - first)});
+          {static_cast<int64_t>(i), first, std::min(manifest.part_samples, data[i]->num_samples() - first)});
     }
-    data.for_each_stretch([&](const data::Stretch& stretch) {
+    data[i]->for_each_stretch([&](const data::Stretch& stretch) {
       ++stretches;
-      plan.rows += count_rows(stretch);
+      plan.rows += count_rows(stretch, manifest.concat());
     });
   }
   manifest.parts = static_cast<int64_t>(plan.parts.size());
@@ -62,13 +65,32 @@ absl::StatusOr<CapturePlan> plan_capture(
                                                  : static_cast<int64_t>(c10::elementSize(environment.teacher_dtype)) *
           (teacher.vocab_size + 1) * teacher.hidden_size;
   plan.bytes = plan.rows * manifest.rows.row_bytes() + head +
-      stretches * static_cast<int64_t>(sizeof(teacher_cache::StretchEntry)) +
+      stretches * static_cast<int64_t>(teacher_cache::stretch_bytes(manifest.part_version())) +
       manifest.parts * static_cast<int64_t>(sizeof(teacher_cache::PartHead) + sizeof(teacher_cache::PartFoot));
+}
+
+} // namespace
+
+config::Config capture_config(config::Config config, int64_t world_size) {
+  config.teacher.source = config::TeacherSource::kModel;
+  config.run.dir = config.teacher.cache;
+  config.train.global_batch_size = config.train.micro_batch_size * world_size;
+  return config;
+}
+
+absl::StatusOr<CapturePlan> plan_capture(
+    const config::Config& config, const Environment& environment, const CaptureInputs& inputs, int64_t world_size,
+    int64_t ranks_on_host) {
+  CapturePlan plan;
+  const models::ModelConfig& teacher = inputs.teacher.config;
+  ASSIGN_OR_RETURN(plan.manifest, make_manifest(config, environment, teacher, inputs.data));
+  divide(config, environment, teacher, inputs.data, plan);
   const int64_t memory = device::device_info(environment.device).memory_bytes;
   ASSIGN_OR_RETURN(
       plan.memory,
       plan::predict_capture(
-          config, teacher, manifest.rows, {environment, world_size, ranks_on_host}, manifest.teacher_seq_len > 0,
+          config, teacher, plan.manifest.rows, {environment, world_size, ranks_on_host},
+          plan.manifest.teacher_seq_len > 0,
           environment.device.is_cuda() ? memory : memory / std::max<int64_t>(1, ranks_on_host)));
   if (config.memory.on_overflow == config::OnOverflow::kRefuse) {
     RETURN_IF_ERROR(plan::check_fits(plan.memory));
@@ -76,10 +98,69 @@ absl::StatusOr<CapturePlan> plan_capture(
   return plan;
 }
 
+absl::StatusOr<std::optional<CapturePlan>> capture_on_paper(
+    const config::Config& config, int64_t world_size, int64_t ranks_per_node) {
+  if (config.teacher.cache.empty() || config.teacher.path.empty()) {
+    return std::optional<CapturePlan>();
+  }
+  const config::Config own = capture_config(config, world_size);
+  ASSIGN_OR_RETURN(const models::ModelConfig teacher, read_model(own.teacher, "teacher"));
+  const bool cuda = own.train.device != config::DeviceChoice::kCpu;
+  const Environment environment = environment_on(own, cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
+  CapturePlan plan;
+  ASSIGN_OR_RETURN(plan.manifest.rows, row_format(own, environment, teacher));
+  plan.manifest.packing = own.data.packing;
+  std::vector<std::string> paths;
+  for (const std::vector<config::DataSet>* sets : {&own.data.train, &own.data.eval}) {
+    for (const config::DataSet& set : *sets) {
+      paths.push_back(set.path);
+    }
+  }
+  const bool has_data =
+      std::all_of(paths.begin(), paths.end(), [](const std::string& path) { return data::is_token_data(path); });
+  bool teacher_stream = own.data.teacher_seq_len > 0;
+  if (has_data) {
+    ASSIGN_OR_RETURN(
+        const auto data, open_capture_data(own, /*tokenizer=*/std::nullopt, teacher.vocab_size, /*pin_memory=*/false));
+    divide(own, environment, teacher, data, plan);
+    teacher_stream = std::any_of(data.begin(), data.end(), [](const auto& set) { return set->teacher_seq_len() > 0; });
+  }
+  ASSIGN_OR_RETURN(const plan::Machine machine, plan::machine_of(own, cuda));
+  const bool here = cuda && device::cuda_device_count() > 0;
+  constexpr double kGiB = 1 << 30;
+  const int64_t device_bytes =
+      here ? device::device_info(environment.device).memory_bytes : static_cast<int64_t>(machine.memory_gib * kGiB);
+  ASSIGN_OR_RETURN(
+      plan.memory,
+      plan::predict_capture(
+          own, teacher, plan.manifest.rows, {environment, world_size, ranks_per_node}, teacher_stream, device_bytes));
+  return std::optional(std::move(plan));
+}
+
 std::string CapturePlan::text(const std::string& folder) const {
+  if (parts.empty()) {
+    return absl::StrFormat(
+        "cache: %s, %d bytes for each token with a target (%s)", folder, manifest.rows.row_bytes(),
+        describe(manifest.rows));
+  }
   return absl::StrFormat(
       "cache: %s, %d parts, %d tokens with a target of %d bytes each (%s), %s", folder, manifest.parts, rows,
       manifest.rows.row_bytes(), describe(manifest.rows), gigabytes(bytes));
+}
+
+std::string CapturePlan::json(const std::string& folder) const {
+  nlohmann::ordered_json json{
+      {"folder", folder},
+      {"bytes_per_token", manifest.rows.row_bytes()},
+      {"peak", memory.peak()},
+      {"device", memory.device_bytes()},
+      {"device_available", memory.available_bytes},
+      {"host_rows", memory.host_rows},
+      {"fits", plan::check_fits(memory).ok()}};
+  if (!parts.empty()) {
+    json.update({{"parts", manifest.parts}, {"tokens", rows}, {"bytes", bytes}});
+  }
+  return json.dump(1);
 }
 
 absl::Status check_space(const CapturePlan& plan, const std::string& folder, int64_t found) {

@@ -2,6 +2,7 @@
 
 #include <absl/status/statusor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,15 +27,25 @@ struct CapturePlan {
   int64_t bytes = 0; // of the whole cache, about
   plan::CaptureMemory memory; // of one rank
 
-  // "cache: 12 parts, 1234567 tokens with a target, 10.1 GB for ..."
+  // "cache: work/cache, 12 parts, 1234567 tokens with a target of 8192 bytes each (...), 10.1 GB"; without parts the
+  // data are not known.
   std::string text(const std::string& folder) const;
+  std::string json(const std::string& folder) const;
 };
+
+// A run needs a folder and a global batch; a capture has neither. The teacher runs, wherever the run will read it.
+config::Config capture_config(config::Config config, int64_t world_size);
 
 // `world_size`, `ranks_on_host`: of the capture. InvalidArgument: an encoding that does not suit the teacher.
 // FailedPrecondition: the device cannot hold what the capture takes, unless memory.on_overflow is warn.
 absl::StatusOr<CapturePlan> plan_capture(
     const config::Config& config, const Environment& environment, const CaptureInputs& inputs, int64_t world_size,
     int64_t ranks_on_host);
+
+// The same of `distill capture` with a run's configuration, without a device, weights or, where they are not here,
+// data; whether it fits is not checked. nullopt: the configuration has no teacher.path or no teacher.cache.
+absl::StatusOr<std::optional<CapturePlan>> capture_on_paper(
+    const config::Config& config, int64_t world_size, int64_t ranks_per_node);
 
 // FailedPrecondition: the disk cannot hold what is not there yet; both numbers are named. `found`: bytes of the cache
 // that are there.

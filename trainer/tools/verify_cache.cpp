@@ -33,6 +33,9 @@ config::Config config_of(const CacheCheckRequest& request, const Manifest& manif
       manifest.compute_dtype == "bfloat16" ? config::ComputeDtype::kBFloat16 : config::ComputeDtype::kFloat32;
   config.data.seq_len = request.seq_len > 0 ? request.seq_len : manifest.seq_len;
   config.data.teacher_seq_len = request.seq_len > 0 ? 0 : manifest.teacher_seq_len;
+  config.data.packing = manifest.packing;
+  config.data.shuffle = manifest.shuffle;
+  config.data.seed = manifest.data_seed;
   config.train.micro_batch_size = std::max<int64_t>(1, manifest.micro_batch_size);
   config.cache.other_contexts = config::OtherContexts::kAllow;
   config.cache.kind = manifest.rows.kind == losses::TeacherKind::kTopK ? config::CacheKind::kTopK
@@ -46,6 +49,7 @@ config::Config config_of(const CacheCheckRequest& request, const Manifest& manif
   }
   if (config.data.train.empty()) {
     config.data.train.swap(config.data.eval);
+    config.data.shuffle = false;
   }
   return config;
 }

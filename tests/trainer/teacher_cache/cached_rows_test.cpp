@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/trainer/teacher_cache/cache_fixture.h"
+#include "trainer/teacher_cache/contexts.h"
 
 namespace distill::teacher_cache {
 namespace {
@@ -125,10 +126,91 @@ TEST_F(CachedRowsTest, ChangedAndForeignDataAreNamedWithBothHashes) {
   EXPECT_THAT(message, HasSubstr(base::hex(manifest_.data[0].header_hash)));
 }
 
-TEST_F(CachedRowsTest, ConcatenatedDocumentsAreRefused) {
-  open_data(kLengths, {.packing = data::PackingMode::kConcat});
+// The rows of the stream's sequences, as a capture writes them.
+class ConcatRowsTest : public CachedRowsTest {
+ protected:
+  void write_stream() {
+    manifest_.packing = data::PackingMode::kConcat;
+    manifest_.shuffle = data_->options().shuffle;
+    manifest_.data_seed = data_->options().seed;
+    manifest_.parts = 1;
+    ASSERT_TRUE(begin_cache(folder_.string(), manifest_).ok());
+    auto writer = PartWriter::create(part_path(folder_.string(), 0), manifest_.id(), 0, 8, kContextVersion);
+    for (int64_t sample = 0; sample < data_->num_samples(); ++sample) {
+      const data::Batch batch = data::testing::get(*data_, sample, 1);
+      const std::vector<uint64_t> contexts = contexts_of(batch);
+      const int64_t* ids = batch.tokens_BS.const_data_ptr<int64_t>();
+      for (size_t i = 0; i < contexts.size(); ++i) {
+        const data::Stretch& stretch = batch.stretches[i];
+        StretchEntry entry{};
+        entry.document = static_cast<uint32_t>(stretch.document);
+        entry.begin = static_cast<uint64_t>(stretch.begin);
+        entry.tokens = static_cast<uint32_t>(stretch.tokens);
+        entry.context = contexts[i];
+        std::vector<float> rows;
+        for (int64_t at = stretch.at; at < stretch.at + stretch.tokens; ++at) {
+          rows.insert(rows.end(), {static_cast<float>(ids[at]), 0.5F});
+        }
+        ASSERT_TRUE(
+            writer->append(entry, {reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(float)}).ok());
+      }
+    }
+    ASSERT_TRUE(writer->finish().ok());
+  }
+  void open_stream(int64_t seed, bool shuffle = true, int64_t seq_len = 8) {
+    open_data(kLengths, {.seq_len = seq_len, .packing = data::PackingMode::kConcat, .shuffle = shuffle, .seed = seed});
+  }
+};
+
+TEST_F(ConcatRowsTest, EveryTokenOfTheSameStreamFindsItsRow) {
+  for (const bool shuffle : {false, true}) {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+    open_stream(5, shuffle);
+    write_stream();
+    const auto rows = open();
+    ASSERT_TRUE(rows.ok()) << rows.status();
+    data_->read_teacher_rows(*rows);
+    expect_own_rows(3 * data_->num_samples(), 3); // three epochs, in other orders of the same sequences
+  }
+}
+
+TEST_F(ConcatRowsTest, AnotherStreamIsRefused) {
+  open_stream(5);
+  write_stream();
+  for (const auto& [seed, shuffle, length] :
+       {std::tuple(6, true, 8), std::tuple(5, false, 8), std::tuple(5, true, 6)}) {
+    open_stream(seed, shuffle, length);
+    for (const bool other_contexts : {false, true}) {
+      const absl::Status status = open({.other_contexts = other_contexts}).status();
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+      EXPECT_THAT(
+          std::string(status.message()),
+          AllOf(HasSubstr("has the same tokens to the left of token"), HasSubstr("data.seq_len 8 and data.seed 5")));
+    }
+  }
+  open_data(kLengths);
+  EXPECT_THAT(std::string(open().status().message()), HasSubstr("data.packing: expected concat, with which the cache"));
+}
+
+TEST_F(ConcatRowsTest, ACacheOfWholeDocumentsIsRefused) {
+  open_stream(5);
   write_cache(8);
-  EXPECT_THAT(std::string(open().status().message()), HasSubstr("data.packing: expected pack, found concat"));
+  EXPECT_THAT(std::string(open().status().message()), HasSubstr("data.packing: expected pack, with which the cache"));
+}
+
+TEST_F(ConcatRowsTest, AContextIsAllThatIsToTheLeft) {
+  open_stream(5, /*shuffle=*/false);
+  const data::Batch batch = data::testing::get(*data_, 0, 3); // 5 + 3, 8, 8 + 1 ... of {5, 20, 1, 9, ...}
+  const std::vector<uint64_t> contexts = contexts_of(batch);
+  ASSERT_GE(contexts.size(), 4);
+  EXPECT_EQ(contexts[0], kSequenceStart);
+  EXPECT_EQ(contexts[1], context_after(kSequenceStart, batch.stretches[0]));
+  EXPECT_EQ(contexts[2], kSequenceStart);
+  data::Stretch other = batch.stretches[0];
+  other.tokens -= 1;
+  EXPECT_NE(contexts[1], context_after(kSequenceStart, other));
+  EXPECT_NE(contexts[1], context_after(kSequenceStart + 1, batch.stretches[0]));
 }
 
 TEST_F(CachedRowsTest, ADamagedRowIsFoundWhenItIsRead) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/trainer/teacher_cache/cache_fixture.h"
+#include "trainer/teacher_cache/contexts.h"
 
 namespace distill::teacher_cache {
 namespace {
@@ -59,7 +60,32 @@ TEST_F(PartFileTest, AnotherVersionIsNamedWithBoth) {
   file[8] = 7;
   const absl::Status status = parse_part(file, "part").status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("expected 1, found 7"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("expected 1 or 2, found 7"));
+}
+
+TEST_F(PartFileTest, ContextsReadBackFromTheSecondVersion) {
+  open_data({5, 12, 9});
+  for (const uint32_t version : {kPartVersion, kContextVersion}) {
+    auto writer = PartWriter::create(path("part"), manifest_.id(), 0, 8, version);
+    ASSERT_TRUE(writer.ok());
+    for (const uint64_t context : {kSequenceStart, uint64_t{0xfedcba9876543210}}) {
+      StretchEntry entry{};
+      entry.document = 1;
+      entry.tokens = 2;
+      entry.context = context;
+      ASSERT_TRUE(writer->append(entry, std::string(16, 'x')).ok());
+    }
+    ASSERT_TRUE(writer->finish().ok());
+    const auto index = parse_part(read_file(path("part")), "part");
+    ASSERT_TRUE(index.ok()) << index.status();
+    ASSERT_EQ(index->stretches.size(), 2);
+    const bool has_contexts = version == kContextVersion;
+    EXPECT_EQ(index->stretches[0].context, has_contexts ? kSequenceStart : 0);
+    EXPECT_EQ(index->stretches[1].context, has_contexts ? 0xfedcba9876543210 : 0);
+    EXPECT_EQ(index->stretches[1].document, 1);
+    EXPECT_EQ(index->stretches[1].rows, 2);
+    EXPECT_EQ(std::filesystem::file_size(path("part")), 64 + 4 * 8 + 2 * (has_contexts ? 40 : 32) + 64);
+  }
 }
 
 TEST_F(PartFileTest, AFileWithoutItsNameIsNotComplete) {

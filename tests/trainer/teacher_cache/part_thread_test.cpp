@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
+
+#include <thread>
 
 #include "tests/trainer/teacher_cache/cache_fixture.h"
 
@@ -42,6 +45,29 @@ TEST_F(PartThreadTest, PartsAreTheSameBytesAsOnesThatAreWrittenAtOnce) {
     return std::string(std::istreambuf_iterator<char>(in), {});
   };
   EXPECT_EQ(content(part_path(folder_.string(), 2)), content(path("other")));
+}
+
+TEST_F(PartThreadTest, ADeviceThatWaitsForTheDiskIsSeen) {
+  std::filesystem::path fifo = part_path(folder_.string(), 0) + ".partial";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  PartThread thread(folder_.string(), {}, 8);
+  thread.push(rows(0, 1, false)); // waits for a reader of the pipe
+  std::thread reader([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    std::ifstream in(fifo, std::ios::binary);
+    in.ignore(std::numeric_limits<std::streamsize>::max());
+  });
+  for (uint32_t document = 2; document < 12; ++document) { // more than are queued
+    thread.push(rows(0, document, false));
+  }
+  EXPECT_GT(thread.times().idle_seconds, 0.1);
+  ASSERT_TRUE(thread.finish().ok());
+  EXPECT_EQ(thread.times().batches, 11);
+  EXPECT_GE(thread.times().last, thread.times().first);
+  std::filesystem::remove(fifo);
+  thread.push(rows(1, 1, true)); // closes the pipe
+  EXPECT_TRUE(thread.finish().ok());
+  reader.join();
 }
 
 TEST_F(PartThreadTest, WhatIsNotCompleteIsRemoved) {

@@ -1,5 +1,8 @@
+#include <absl/strings/str_cat.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "apps/distill/commands.h"
 #include "apps/distill/ranked_run.h"
@@ -8,6 +11,7 @@
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/memory_setup.h"
 #include "trainer/tools/calibrate_machine.h"
+#include "trainer/tools/capture_plan.h"
 
 namespace distill::cli {
 
@@ -36,6 +40,35 @@ absl::StatusOr<config::Config> with_longest_sequence(config::Config config, int6
   return config;
 }
 
+// What `distill capture` takes with the same configuration, for the end of the plan; where it cannot be planned, why.
+std::string capture_text(
+    const config::Config& config, const absl::StatusOr<std::optional<trainer::CapturePlan>>& plan) {
+  if (!plan.ok()) {
+    return absl::StrCat("distill capture\n  cannot be planned: ", std::string(plan.status().message()), "\n");
+  }
+  if (!*plan) {
+    return "";
+  }
+  std::string text = absl::StrCat("distill capture\n  ", (*plan)->text(config.teacher.cache), "\n");
+  for (const std::string& line : (*plan)->memory.lines()) {
+    absl::StrAppend(&text, "  ", line, "\n");
+  }
+  const absl::Status fits = plan::check_fits((*plan)->memory);
+  return fits.ok() ? text : absl::StrCat(text, "  ", std::string(fits.message()), "\n");
+}
+
+std::string with_capture(
+    const config::Config& config, const plan::Plan& plan,
+    const absl::StatusOr<std::optional<trainer::CapturePlan>>& capture) {
+  auto json = nlohmann::ordered_json::parse(plan.json());
+  if (!capture.ok()) {
+    json["capture"] = {{"error", std::string(capture.status().message())}};
+  } else if (*capture) {
+    json["capture"] = nlohmann::ordered_json::parse((*capture)->json(config.teacher.cache));
+  }
+  return json.dump(1);
+}
+
 } // namespace
 
 absl::StatusOr<int> run_plan(const PlanCommand& command) {
@@ -59,7 +92,10 @@ absl::StatusOr<int> run_plan(const PlanCommand& command) {
   }
   ASSIGN_OR_RETURN(
       const plan::Plan plan, trainer::plan_on_paper(run.config, ranks, std::min(ranks, command.ranks_per_node)));
-  std::fputs((command.json ? plan.json() : plan.text()).c_str(), stdout);
+  const auto capture = trainer::capture_on_paper(run.config, ranks, std::min(ranks, command.ranks_per_node));
+  const std::string text = command.json ? with_capture(run.config, plan, capture)
+                                        : absl::StrCat(plan.text(), capture_text(run.config, capture));
+  std::fputs(text.c_str(), stdout);
   std::fputs(command.json ? (command.longest ? "}\n" : "\n") : "", stdout);
   return launch::kSuccess;
 }

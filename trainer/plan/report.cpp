@@ -31,6 +31,20 @@ std::string teacher_text(const RunShape& shape) {
                                : models::precision_text(*shape.teacher, shape.environment.teacher_dtype);
 }
 
+// Of all ranks, at most: where every token has a target.
+double cached_step_bytes(const RunShape& shape) {
+  return static_cast<double>(shape.ranks() * shape.micro_batches * shape.cached_bytes());
+}
+
+// "134 MB a step, 512 MB/s at this speed (8 ranks)"
+std::string reading_text(const Plan& plan) {
+  const double bytes = cached_step_bytes(plan.shape);
+  return absl::StrFormat(
+      "%.4g MB a step, %.4g MB/s at this speed, on all %d rank(s) together, where every token has a target%s",
+      1e-6 * bytes, 1e-6 * bytes / plan.time.total(), plan.shape.ranks(),
+      plan.shape.reads_teacher() ? "" : "; written once, read from then on");
+}
+
 std::string category_table(const Plan& plan) {
   const device::MemoryPhase phase = plan.memory.use.peak_phase();
   const device::PhasePeak& peak = plan.memory.use.phases[static_cast<size_t>(phase)];
@@ -91,6 +105,9 @@ std::vector<std::string> Plan::lines() const {
       "activations: %s%s; predicted %.4g s a step, %.4g tok/s (%s)", models::policies_text(shape.policies),
       automatic ? absl::StrFormat(" (auto, the fastest of %d mixes that fits)", mixes) : "", time.total(),
       time.tokens_per_second, machine.name));
+  if (shape.cached_rows) {
+    lines.push_back("teacher's rows: " + reading_text(*this));
+  }
   return lines;
 }
 
@@ -148,6 +165,9 @@ std::string Plan::text() const {
       absl::StrFormat(
           "%18.0f, %.0f for each rank", time.tokens_per_second,
           time.tokens_per_second / static_cast<double>(shape.ranks())));
+  if (shape.cached_rows) {
+    add_row(text, "teacher's rows", absl::StrCat("  ", reading_text(*this)));
+  }
   for (const std::string& overflow : overflows) {
     absl::StrAppend(&text, "does not fit: ", overflow, "\n");
   }
@@ -175,6 +195,8 @@ std::string Plan::json() const {
   json["micro_batches"] = shape.micro_batches;
   json["tokens_per_micro_batch"] = shape.tokens();
   json["cached_bytes_per_token"] = shape.cached_rows ? shape.cached_rows->row_bytes() : 0;
+  json["cached_bytes_per_step"] = cached_step_bytes(shape);
+  json["cached_bytes_per_second"] = cached_step_bytes(shape) / time.total();
   json["teacher_tokens_per_micro_batch"] = shape.teacher ? shape.teacher_tokens() : 0;
   Json policies = Json::array();
   for (const models::ActivationPolicy policy : shape.policies) {

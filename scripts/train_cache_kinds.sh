@@ -38,6 +38,7 @@ train: {steps: $steps, micro_batch_size: $batch, global_batch_size: $batch, seed
 optimizer: {lr: 1.0e-3, weight_decay: 0.0}
 scheduler: {type: cosine, warmup_steps: 10, min_lr_ratio: 0.1}
 eval: {every: 0}
+parallel: {processes: 1}
 run: {dir: $out/run, progress: none}
 YAML
 }
@@ -119,7 +120,7 @@ def row_of(kind):
 def bytes_of(kind):
     """Of a row, from the head of a part's file (docs/teacher_cache.md)."""
     parts = sorted((out / f"cache-{kind}").glob("part-*.dtc"))
-    return struct.unpack_from("<Q", parts[0].read_bytes()[:64], 16)[0] if parts else ""
+    return struct.unpack_from("<Q", parts[0].read_bytes()[:64], 16)[0] if parts else shown(row_of(kind)[1], "d")
 
 
 def shown(value, form):

@@ -47,14 +47,15 @@ absl::Status TrainingRun::load(PreparedRun prepared) {
       report_.push_back(absl::StrCat("float8 teacher against the same in its compute dtype: ", float8_error_->text()));
     }
   }
-  ASSIGN_OR_RETURN(HostMemory memory, take_host_memory(environment, *plan_));
+  auto memory = take_host_memory(environment, *plan_);
+  RETURN_IF_ERROR(sharding::agree(mesh_, memory.status())); // the ranks read a float8 teacher together
   ASSIGN_OR_RETURN(
       models_,
       load_models(
           plan_->shape.config, environment, mesh_, inputs.student, inputs.teacher ? &*inputs.teacher : nullptr,
-          std::move(memory.optimizer)));
+          std::move(memory->optimizer)));
   step_ = std::make_unique<TrainStep>(
-      config_, mesh_, models_, ActivationMemory{plan_->shape.policies, std::move(memory.activations)});
+      config_, mesh_, models_, ActivationMemory{plan_->shape.policies, std::move(memory->activations)});
   throughput_ = std::make_unique<metrics::Throughput>(
       environment.device, models_.student->config(), models_.teacher ? &models_.teacher->config() : nullptr,
       config_.data.seq_len, plan_->shape.teacher_seq_len(), config_.train.global_batch_size * config_.data.seq_len,

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t kStagingElements = int64_t{1} << 24; // of the rows that are rounded at a time
 constexpr int64_t kAlignment = 128; // bytes; a parameter's start
+constexpr int64_t kScaleBytes = sizeof(float);
 
 int64_t bytes_of(const ParamLayout& param) {
   return param.numel() * static_cast<int64_t>(c10::elementSize(*param.stored));
@@ -20,20 +21,44 @@ void append(UnitLayout& unit, ParamLayout param) {
   unit.params.push_back(std::move(param));
 }
 
-struct ByteRange {
+struct Range {
   int64_t begin = 0, end = 0;
 
-  bool overlaps(int64_t other_begin, int64_t other_end) const {
-    return other_begin < end && begin < other_end;
+  int64_t size() const {
+    return end - begin;
+  }
+  // Of no size where there is none.
+  Range overlap(int64_t other_begin, int64_t other_end) const {
+    const int64_t first = std::max(begin, other_begin);
+    return {first, std::max(first, std::min(end, other_end))};
+  }
+  // The rows of `row_bytes` bytes each of which some bytes are in this range; the first begins at byte `at`.
+  Range rows_at(int64_t at, int64_t rows, int64_t row_bytes) const {
+    const Range own = overlap(at, at + rows * row_bytes);
+    if (own.size() == 0) {
+      return {};
+    }
+    return {(own.begin - at) / row_bytes, (own.end - at + row_bytes - 1) / row_bytes};
   }
 };
 
+// From the first scale of a packed unit to the last one's end.
+Range range_of_scales(const UnitLayout& packed) {
+  Range found{packed.numel, 0};
+  for (const ParamLayout& param : packed.params) {
+    if (param.name.ends_with(kScaleSuffix)) {
+      found = {std::min(found.begin, param.offset), std::max(found.end, param.offset + bytes_of(param))};
+    }
+  }
+  return found;
+}
+
 // Copies the part of `values`, whose place in the unit begins at byte `at`, that lies in the range.
-void copy_overlap(const ByteRange& range, int64_t at, const at::Tensor& values, at::Tensor& bytes) {
+void copy_overlap(const Range& range, int64_t at, const at::Tensor& values, at::Tensor& bytes) {
   const at::Tensor flat = values.flatten().view(at::kByte);
-  const int64_t first = std::max(range.begin, at), last = std::min(range.end, at + flat.numel());
-  if (first < last) {
-    bytes.narrow(0, first - range.begin, last - first).copy_(flat.narrow(0, first - at, last - first));
+  const Range own = range.overlap(at, at + flat.numel());
+  if (own.size() > 0) {
+    bytes.narrow(0, own.begin - range.begin, own.size()).copy_(flat.narrow(0, own.begin - at, own.size()));
   }
 }
 
@@ -75,13 +100,16 @@ UnitLayout packed_layout(const UnitLayout& layout, const Float8Products& float8,
 }
 
 void read_packed(
-    const WeightSource& source, const ModelConfig& config, const UnitLayout& packed, int64_t begin, at::Tensor bytes) {
+    const WeightSource& source, const ModelConfig& config, const UnitLayout& packed, int64_t begin, at::Tensor bytes,
+    const TakeLargest& take_largest) {
   TORCH_CHECK(
       bytes.dim() == 1 && bytes.is_contiguous() && bytes.scalar_type() == at::kByte,
       "read_packed: contiguous bytes are expected, found ", bytes.sizes(), " of dtype ", bytes.scalar_type());
   const UnitLayout elements = block_layout(config, packed.block);
-  const ByteRange range{begin, begin + bytes.numel()};
+  const Range range{begin, begin + bytes.numel()};
   const auto staged = bytes.options().dtype(config.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat);
+  const Range scales_range = range_of_scales(packed);
+  const at::Tensor scales = at::zeros({scales_range.size() / kScaleBytes}, bytes.options().dtype(at::kFloat));
   bytes.zero_();
   for (const ParamLayout& param : packed.params) {
     const ParamLayout* from = elements.find(param.name);
@@ -90,33 +118,38 @@ void read_packed(
     }
     if (*param.stored != at::kFloat8_e4m3fn) {
       const auto size = static_cast<int64_t>(c10::elementSize(*param.stored));
-      const int64_t first = std::max(range.begin, param.offset),
-                    last = std::min(range.end, param.offset + bytes_of(param));
-      if (first < last) {
+      const Range own = range.overlap(param.offset, param.offset + bytes_of(param));
+      if (own.size() > 0) {
         source.copy_range(
-            elements, from->offset + (first - param.offset) / size,
-            bytes.narrow(0, first - begin, last - first).view(*param.stored));
+            elements, from->offset + (own.begin - param.offset) / size,
+            bytes.narrow(0, own.begin - begin, own.size()).view(*param.stored));
       }
       continue;
     }
-    const ParamLayout& scale = *packed.find(absl::StrCat(param.name, kScaleSuffix));
     const int64_t rows = param.shape[0], columns = param.shape[1];
-    const int64_t chunk = std::max<int64_t>(1, kStagingElements / columns);
-    for (int64_t row = 0; row < rows; row += chunk) {
-      const int64_t count = std::min(chunk, rows - row);
-      const int64_t values_at = param.offset + row * columns;
-      const int64_t scale_at = scale.offset + row * static_cast<int64_t>(sizeof(float));
-      if (!range.overlaps(values_at, values_at + count * columns) &&
-          !range.overlaps(scale_at, scale_at + count * static_cast<int64_t>(sizeof(float)))) {
-        continue;
+    const int64_t scales_at = packed.find(absl::StrCat(param.name, kScaleSuffix))->offset;
+    const auto round_rows = [&](int64_t first, int64_t last) {
+      const int64_t most = std::max<int64_t>(1, kStagingElements / columns);
+      for (int64_t row = first; row < last; row += most) {
+        const at::Tensor staging = at::empty({std::min(most, last - row), columns}, staged);
+        source.copy_range(elements, from->offset + row * columns, staging.flatten());
+        const Float8Rows rounded = float8_rows(staging);
+        copy_overlap(range, param.offset + row * columns, rounded.values_RC, bytes);
+        scales.narrow(0, (scales_at - scales_range.begin) / kScaleBytes + row, staging.size(0)).copy_(rounded.scale_R);
       }
-      const at::Tensor staging = at::empty({count, columns}, staged);
-      source.copy_range(elements, from->offset + row * columns, staging.flatten());
-      const Float8Rows rounded = float8_rows(staging);
-      copy_overlap(range, values_at, rounded.values_RC, bytes);
-      copy_overlap(range, scale_at, rounded.scale_R, bytes);
+    };
+    const Range values = range.rows_at(param.offset, rows, columns);
+    round_rows(values.begin, values.end);
+    if (!take_largest) {
+      const Range scaled = range.rows_at(scales_at, rows, kScaleBytes);
+      round_rows(scaled.begin, std::min(scaled.end, values.begin));
+      round_rows(std::max(scaled.begin, values.end), scaled.end);
     }
   }
+  if (take_largest) {
+    take_largest(scales);
+  }
+  copy_overlap(range, scales_range.begin, scales, bytes);
 }
 
 } // namespace distill::models

@@ -57,6 +57,9 @@ class Walk {
         variants_(variants),
         options_(options),
         layouts_(models::unit_layouts(model.config)) {
+    if (mesh.gather != nullptr) {
+      take_largest_ = [&mesh](at::Tensor values) { mesh.gather->all_reduce_max(values); };
+    }
     for (const data::Batch& batch : batches) {
       Batch& own = batches_.emplace_back();
       own.tokens = trainer::teacher_token_batch(batch, environment.device);
@@ -76,7 +79,7 @@ class Walk {
       progress.add(1);
     }
     std::vector<TokenMetrics> result = run_head();
-    RETURN_IF_ERROR(model_.weights->status());
+    RETURN_IF_ERROR(sharding::agree(mesh_, model_.weights->status())); // each rank has read other weights
     return result;
   }
 
@@ -136,7 +139,7 @@ class Walk {
     if (std::any_of(variants_.begin(), variants_.end(), [&](const Variant& v) { return v.any_of(block); })) {
       const UnitLayout packed = models::packed_layout(layout, all_products(model_.config.num_layers), dtype());
       bytes = whole(packed.numel, at::kByte, [&](int64_t begin, at::Tensor& part) {
-        models::read_packed(*model_.weights, model_.config, packed, begin, part);
+        models::read_packed(*model_.weights, model_.config, packed, begin, part, take_largest_);
       });
       float8 = models::block_params(packed, bytes);
     }
@@ -187,6 +190,7 @@ class Walk {
   const absl::Span<const Variant> variants_;
   const WalkOptions& options_;
   const std::vector<UnitLayout> layouts_;
+  models::TakeLargest take_largest_; // over the ranks of the shard axis
   std::vector<Batch> batches_;
   int64_t longest_ = 1; // tokens of a sequence
 };

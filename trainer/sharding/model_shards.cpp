@@ -71,11 +71,15 @@ int64_t ModelShards::bytes() const {
 }
 
 void ModelShards::load(const models::WeightSource& source, const std::function<void(int64_t bytes)>& loaded) {
+  models::TakeLargest take_largest;
+  if (options_.shard_axis != nullptr) {
+    take_largest = [this](at::Tensor values) { options_.shard_axis->all_reduce_max(values); };
+  }
   for (int64_t i = 0; i < num_units(); ++i) {
     UnitShard& unit = units_[i];
     at::Tensor target = unit.master.defined() ? unit.master : unit.weights;
     if (unit.layout.packed()) {
-      models::read_packed(source, config_, unit.layout, unit.shard.begin, target);
+      models::read_packed(source, config_, unit.layout, unit.shard.begin, target, take_largest);
     } else if (target.device() != options_.device && source.writes_to(options_.device)) {
       // Generated on the device, so that the values do not depend on where the state is stored.
       at::Tensor made = at::empty(target.sizes(), target.options().device(options_.device));

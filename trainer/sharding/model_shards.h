@@ -57,6 +57,7 @@ struct ShardOptions {
   std::shared_ptr<device::HostSlab> host_state; // holds master weights and moments; null: they are on the device
   bool may_leave_float8 = false; // slots must hold units in the compute dtype too
   PeerMemory* peers = nullptr; // of the shard axis: weights lie there, and gathers copy them; null: collectives gather
+  Communicator* shard_axis = nullptr; // load() is then called by all ranks, which share the scales of packed units
 };
 
 // The units of one model, sharded. The passes over the model ask it for whole units and give them back:
@@ -66,7 +67,8 @@ class ModelShards {
  public:
   ModelShards(models::ModelConfig config, const ShardOptions& options);
 
-  // Reads this rank's part of every unit.
+  // Reads this rank's part of every unit. Without ShardOptions::shard_axis, a rank that holds scales of a packed unit
+  // reads all of the rows that they belong to.
   // `loaded`: told of the bytes of each unit that has been read, as they are stored on the device.
   void load(const models::WeightSource& source, const std::function<void(int64_t bytes)>& loaded = {});
   // Of this rank's weights, as gathers read them.

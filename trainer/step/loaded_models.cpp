@@ -31,6 +31,7 @@ absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
   options.host_state = std::move(load.host_state);
   options.may_leave_float8 = load.may_leave_float8;
   options.peers = load.peers;
+  options.shard_axis = load.shard_axis;
   const device::LabelScope label(role == Role::kTeacher ? device::Category::kTeacher : device::Category::kStudent);
   auto model = std::make_unique<sharding::ModelShards>(source.config, options);
   if (source.weights != nullptr) {
@@ -44,6 +45,7 @@ absl::StatusOr<LoadedModels> load_models(
     const ModelSource& student, const ModelSource* teacher, std::shared_ptr<device::HostSlab> host_state) {
   const config::ParallelSection& parallel = config.parallel;
   LoadOptions load{mesh.shard_rank, mesh.shard_size};
+  load.shard_axis = mesh.gather.get();
   load.progress = mesh.is_main() ? config.run.progress : config::ProgressStyle::kNone;
   load.peers = parallel.gather != config::Gather::kNccl ? mesh.peers.get() : nullptr;
   LoadOptions student_load = load;
@@ -57,6 +59,7 @@ absl::StatusOr<LoadedModels> load_models(
       load.shard_rank = 0;
       load.shard_size = 1;
       load.peers = nullptr;
+      load.shard_axis = nullptr;
     }
     loaded_teacher = load_model(environment, *teacher, Role::kTeacher, std::move(load));
   }

@@ -41,6 +41,7 @@ struct LoadOptions {
   bool may_leave_float8 = false; // sharding::ShardOptions
   config::ProgressStyle progress = config::ProgressStyle::kNone; // of loads that take long
   sharding::PeerMemory* peers = nullptr; // shards lie there; null: in memory of this rank alone
+  sharding::Communicator* shard_axis = nullptr; // sharding::ShardOptions
 };
 
 // This rank's shards of one model on the environment's device. InvalidArgument names the tensors whose weights are not

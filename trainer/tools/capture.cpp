@@ -144,10 +144,12 @@ void Capture::limit_memory() const {
 
 absl::Status Capture::load_teacher() {
   LoadOptions load{mesh_.shard_rank, mesh_.shard_size};
+  load.shard_axis = mesh_.gather.get();
   load.progress = mesh_.is_main() ? config_.run.progress : config::ProgressStyle::kNone;
   if (!config_.parallel.shard_teacher) {
     load.shard_rank = 0;
     load.shard_size = 1;
+    load.shard_axis = nullptr;
   }
   ASSIGN_OR_RETURN(teacher_, load_model(context_.environment(), inputs_.teacher, Role::kTeacher, load));
   if (config_.parallel.shard_teacher) {

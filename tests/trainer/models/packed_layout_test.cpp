@@ -1,5 +1,6 @@
 #include "trainer/models/packed_layout.h"
 
+#include "tests/trainer/models/counting_weights.h"
 #include "tests/trainer/models/reference_model.h"
 #include "tests/trainer/models/test_device.h"
 #include "trainer/models/ops/float8.h"
@@ -107,6 +108,46 @@ TEST_F(PackedLayoutTest, EveryRangeHasTheBytesOfTheWhole) {
       const int64_t count = std::min(part, total - begin);
       ASSERT_TRUE(at::equal(read(config, begin, count), whole.narrow(0, begin, count))) << begin << ", " << count;
     }
+  }
+}
+
+TEST_F(PackedLayoutTest, ReadersThatShareTheScalesReadOnlyTheRowsOfTheirRange) {
+  const ModelConfig config = with_exceptions(make_config(), {"1.o"});
+  const UnitLayout layout = packed(config);
+  const auto read_range = [&](int64_t begin, int64_t count, const CountingWeights& weights, const TakeLargest& share) {
+    at::Tensor bytes = at::full({count}, 77, options(at::kByte));
+    read_packed(weights, config, layout, begin, bytes, share);
+    return bytes;
+  };
+  const CountingWeights once;
+  const at::Tensor whole = read_range(0, layout.numel, once, {});
+  int64_t stored = 0, longest_row = 0;
+  for (const ParamLayout& param : block_layout(config, 1).params) {
+    stored += param.numel();
+    longest_row = std::max(longest_row, param.is_matrix ? param.shape[1] : 0);
+  }
+  EXPECT_EQ(once.read(), stored);
+  for (const int64_t readers : {2, 3, 7}) {
+    const int64_t part = (layout.numel / readers / kParamAlignment + 1) * kParamAlignment;
+    const auto each_range = [&](const auto& use) {
+      for (int64_t begin = 0; begin < layout.numel; begin += part) {
+        use(begin, std::min(part, layout.numel - begin));
+      }
+    };
+    // What every reader knows of the scales, and then all of them.
+    at::Tensor scales;
+    each_range([&](int64_t begin, int64_t count) {
+      read_range(begin, count, CountingWeights(), [&](const at::Tensor& own) {
+        scales = scales.defined() ? at::maximum(scales, own) : own.clone();
+      });
+    });
+    each_range([&](int64_t begin, int64_t count) {
+      const CountingWeights weights;
+      const at::Tensor bytes = read_range(begin, count, weights, [&](at::Tensor own) { own.copy_(scales); });
+      EXPECT_TRUE(at::equal(bytes, whole.narrow(0, begin, count))) << readers << " readers, from byte " << begin;
+      // A byte of the range is at most one weight; a row that is cut at either end is read whole.
+      EXPECT_LE(weights.read(), count + 2 * longest_row) << readers << " readers, from byte " << begin;
+    });
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/trainer/models/counting_weights.h"
 #include "tests/trainer/sharding/rank_threads.h"
 #include "trainer/models/random_weights.h"
 #include "trainer/sharding/model_shards.h"
@@ -96,6 +97,35 @@ TEST(Float8Weights, AnyNumberOfRanksHasTheSameBits) {
       }
     }
   }
+}
+
+TEST(Float8Weights, RanksReadAFrozenModelTogether) {
+  models::ModelConfig config = small_config();
+  config.hidden_size = 80;
+  config.intermediate_size = 224;
+  config.num_heads = 4;
+  config.head_dim = 20;
+  const models::CountingWeights all;
+  ModelShards one(config, {});
+  one.load(all);
+  RankThreads ranks(kRanks);
+  ranks.run([&](int64_t rank) {
+    ThreadCommunicator shard_axis(ranks, rank);
+    ModelShards model(config, {.rank = rank, .world_size = kRanks, .shard_axis = &shard_axis});
+    const models::CountingWeights weights;
+    model.load(weights);
+    int64_t most = 0; // an element of a shard is at most one weight; a row that is cut at either end is read whole
+    for (int64_t i = 0; i < model.num_units(); ++i) {
+      const UnitShard& unit = model.unit(i);
+      const at::Tensor whole = one.unit(i).weights;
+      const int64_t count = std::min(unit.shard.numel, whole.numel() - unit.shard.begin);
+      EXPECT_TRUE(same(unit.weights.narrow(0, 0, count), whole.narrow(0, unit.shard.begin, count)))
+          << unit.layout.name << " on rank " << rank;
+      most += unit.shard.numel + 2 * config.intermediate_size;
+    }
+    EXPECT_LE(weights.read(), most) << "rank " << rank;
+    EXPECT_LT(most, 0.4 * static_cast<double>(all.read()));
+  });
 }
 
 TEST(Float8Weights, TheyAreTheMasterWeightsRounded) {

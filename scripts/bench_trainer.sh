@@ -3,11 +3,12 @@
 #   scripts/bench_trainer.sh STUDENT TEACHER [STEPS] [distill arguments...]
 #   scripts/bench_trainer.sh 1b 8b 8 --set train.micro_batch_size=2 --set train.global_batch_size=2
 # Shapes: tiny, 1b, 3b, 8b, 70b (scripts/bench_inputs.py). DISTILL and PYTHON replace the build's and .venv's.
+# PLAN=RANKS prints the plan for so many GPUs, with 2 sequences on each, and runs nothing; it needs no GPU.
 # CACHE=FOLDER captures the teacher to FOLDER first, says at what speed, and then trains from there; the arguments are
 # for both. ROWS: documents of SEQ_LEN tokens (64), of which every token but the last has a row.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -ge 2 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 student=$1 teacher=$2 steps=${3:-8}
 shift $(($# < 3 ? $# : 3))
 distill=${DISTILL:-build/release/apps/distill/distill}
@@ -27,5 +28,10 @@ scheduler: {type: constant}
 checkpoint: {at_end: false}
 run: {dir: $work/run}
 YAML
+if [ -n "${PLAN:-}" ]; then
+  "$distill" plan --config "$work/bench.yaml" --ranks "$PLAN" --set train.device=cuda \
+    "train.global_batch_size=$((2 * PLAN))" "$@"
+  exit
+fi
 [ -z "${CACHE:-}" ] || "$distill" capture --config "$work/bench.yaml" "$@"
 "$distill" --config "$work/bench.yaml" --overwrite "$@"

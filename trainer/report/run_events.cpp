@@ -36,6 +36,11 @@ std::string event_text(const std::string& kind, const Json& line) {
         "cross-entropy on the labels of ", evaluated ? "data.eval" : "data.train", ": teacher ",
         number_text(values, "teacher_ce"), ", student ", number_text(values, "hard"));
   }
+  if (line.contains("float8_error")) {
+    return absl::StrCat(
+        "KL of the student to the float8 teacher ", number_text(line, "forward_kl"), " nats (mean of ",
+        integer(line, "steps"), " steps), error of the float8 teacher itself ", number_text(line, "float8_error"));
+  }
   std::string text =
       absl::StrCat("loss ", number_text(line, "loss"), ", norm of the gradient ", number_text(line, "grad_norm"));
   if (line.contains("median_before")) {

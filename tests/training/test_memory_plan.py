@@ -14,8 +14,13 @@ import pytest
 
 import tiny
 
+# By how much the planned bytes of a category may differ from the measured ones: a share, and bytes. On a GPU a tensor
+# may have up to 1 MiB more than it asked for, since the caching allocator does not split off less, and which free block
+# it gets depends on when other streams have given theirs back. That is much of a tiny model's memory and nothing of a
+# large one's (scripts/check_plan_gpu.py).
+RELATIVE, BLOCKS = 0.01, 8192 if tiny.DEVICE == "cpu" else 1 << 20
 # Vectors of a few bytes, read-ahead batches and step counters are not in the plan.
-UNPLANNED = 120_000
+UNPLANNED = 120_000 if tiny.DEVICE == "cpu" else 120_000 + BLOCKS
 POLICIES = ["keep", "recompute", "offload", "offload_input", "auto", "recompute,keep", "offload,offload_input"]
 
 
@@ -46,20 +51,16 @@ def check_against_measured(report, workspace_too=True, unplanned=UNPLANNED):
     for phase in ("teacher", "forward", "head", "backward"):
         found, expected = measured["phases"][phase], planned["phases"][phase]
         for category, bytes_found in found["highest"].items():
-            if category == "workspace":
-                continue
-            if category == "slots" and not workspace_too:
-                # A gradient's buffer may be held for a moment by Gloo's thread that has reduced it.
-                slots = expected["highest"][category]
-                assert slots - 8192 <= bytes_found * 1.01 and bytes_found <= slots * 1.1 + 8192, phase
-                continue
-            assert expected["highest"][category] == pytest.approx(bytes_found, rel=0.01, abs=8192), (phase, category)
+            if category != "workspace":
+                within = pytest.approx(bytes_found, rel=RELATIVE, abs=BLOCKS)
+                assert expected["highest"][category] == within, (phase, category)
         if workspace_too:
-            assert found["peak"] - unplanned <= expected["peak"] <= found["peak"] * 1.01, phase
+            most = found["peak"] * (1 + RELATIVE) + (BLOCKS if tiny.DEVICE == "cuda" else 0)
+            assert found["peak"] - unplanned <= expected["peak"] <= most, phase
     # Gloo's threads copy when they get to it, so how many copies there are at the peak differs from run to run.
     slack = 0.03 * measured["peak"] + (0 if workspace_too and unplanned == UNPLANNED else unplanned)
     assert abs(report["peak_error"]) * measured["peak"] <= slack
-    assert planned["peak_phase"] == measured["peak_phase"]
+    assert measured["phases"][planned["peak_phase"]]["peak"] >= measured["peak"] - BLOCKS
 
 
 @pytest.mark.parametrize(

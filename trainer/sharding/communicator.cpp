@@ -1,5 +1,6 @@
 #include "trainer/sharding/communicator.h"
 
+#include <ATen/ops/from_blob.h>
 #include <arpa/inet.h>
 #include <sys/socket.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -32,14 +33,15 @@ class BackendCommunicator : public Communicator {
   void all_gather(at::Tensor full, const at::Tensor& shard) override {
     c10d::AllgatherOptions options;
     options.asyncOp = false;
-    at::Tensor input = shard;
-    run("an all-gather", [&] { return backend_->_allgather_base(full, input, options); });
+    run("an all-gather", {std::move(full), shard},
+        [&](std::vector<at::Tensor>& tensors) { return backend_->_allgather_base(tensors[0], tensors[1], options); });
   }
   void reduce_scatter(at::Tensor shard, const at::Tensor& full) override {
     c10d::ReduceScatterOptions options;
     options.asyncOp = false;
-    at::Tensor input = full;
-    run("a reduce-scatter", [&] { return backend_->_reduce_scatter_base(shard, input, options); });
+    run("a reduce-scatter", {std::move(shard), full}, [&](std::vector<at::Tensor>& tensors) {
+      return backend_->_reduce_scatter_base(tensors[0], tensors[1], options);
+    });
   }
   void all_reduce(at::Tensor tensor) override {
     all_reduce(std::move(tensor), c10d::ReduceOp::SUM);
@@ -51,28 +53,40 @@ class BackendCommunicator : public Communicator {
     c10d::AllreduceOptions options;
     options.reduceOp = op;
     options.asyncOp = false;
-    std::vector<at::Tensor> tensors{std::move(tensor)};
-    run("an all-reduce", [&] { return backend_->allreduce(tensors, options); });
+    run("an all-reduce", {std::move(tensor)},
+        [&](std::vector<at::Tensor>& tensors) { return backend_->allreduce(tensors, options); });
   }
   void broadcast(at::Tensor tensor, int64_t root) override {
     c10d::BroadcastOptions options;
     options.rootRank = root;
     options.asyncOp = false;
-    std::vector<at::Tensor> tensors{std::move(tensor)};
-    run("a broadcast", [&] { return backend_->broadcast(tensors, options); });
+    run("a broadcast", {std::move(tensor)},
+        [&](std::vector<at::Tensor>& tensors) { return backend_->broadcast(tensors, options); });
   }
   void shutdown() override {
     backend_->shutdown();
   }
 
  private:
-  // On CUDA the collective is already queued on the current stream, so that nothing has to wait here.
+  // On CUDA the collective is already queued on the current stream, so that nothing has to wait here. On the host, a
+  // thread of Gloo's may hold the tensors for a while after wait() has returned: it gets views that own no memory, so
+  // that the caller's memory is free when the caller frees it. If an operation fails, its threads may still write, and
+  // the memory is never freed.
   template <typename Queue>
-  void run(const char* operation, Queue&& queue) const {
+  void run(const char* operation, std::vector<at::Tensor> tensors, Queue&& queue) const {
+    std::vector<at::Tensor> lent = tensors;
+    for (at::Tensor& tensor : lent) {
+      tensor = on_host_ ? at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options()) : tensor;
+    }
     try {
-      const c10::intrusive_ptr<c10d::Work> work = queue();
+      const c10::intrusive_ptr<c10d::Work> work = queue(lent);
       if (on_host_ && work) {
-        work->wait();
+        try {
+          work->wait();
+        } catch (...) {
+          static_cast<void>(new std::vector<at::Tensor>(std::move(tensors)));
+          throw;
+        }
       }
     } catch (const c10::OutOfMemoryError&) {
       throw;

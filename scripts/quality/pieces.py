@@ -9,6 +9,7 @@ parts in one folder (1.part, 2.part, ... and pieces.json) and makes the teacher 
 must come out bit for bit as they were.
 """
 
+import importlib
 import io
 import json
 import shutil
@@ -133,6 +134,7 @@ def install_wheels(work):
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
         subprocess.run([*command, "--upgrade", "--target", str(site), *wheels], check=True)
     sys.path.insert(0, str(site))
+    importlib.invalidate_caches()  # PYTHONPATH may name the folder: this process has then noted that it is empty
 
 
 def make_weights(work):

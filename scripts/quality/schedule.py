@@ -1,9 +1,13 @@
 """Runs what a study needs and what is not there yet: several runs at a time on each device, for a limited time.
 
   scripts/quality.py run --profile gpu --work work/quality --results results --jobs 6 --minutes 9
+  scripts/quality.py run --profile gpu --results more --published docs/quality/gpu.json     # what is missing there
+  scripts/quality.py run --profile gpu --results again --published docs/quality/gpu.json --again forward_kl --only again
 
 Each finished run is a JSON file in --results, and is not repeated. When the time is over, the runs that work are ended
 and leave nothing; the same command continues. Runs whose speed is measured have the first device for themselves.
+With --published, what that file has is taken as finished. --again trains the final runs of some of its rows once more,
+at the published learning rates.
 """
 
 import contextlib
@@ -18,9 +22,11 @@ from pathlib import Path
 
 from shared.command_line import fail
 
-from . import calibration, peers, training
+from . import calibration, peers, results, training
 from .folders import Folders
-from .study import Study, known_keys
+from .study import Run, Study, known_keys
+
+WORDS = ("capture", "models", "speed", "peers", "cases", "scaling", "again")
 
 
 def add_arguments(parser):
@@ -30,13 +36,17 @@ def add_arguments(parser):
     parser.add_argument("--work", type=Path, default=Path("work/quality"), help="folder of the inputs")
     parser.add_argument("--scratch", type=Path, help="for run folders and caches (default: in --work)")
     parser.add_argument("--results", type=Path, required=True, help="folder for one JSON file of each run")
+    parser.add_argument("--published", type=Path, help="merged results (docs/quality/gpu.json) that are not repeated")
+    parser.add_argument(
+        "--again", default="", metavar="ROW,...", help="rows of --published whose final runs are trained again, or all"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time on each device")
     parser.add_argument("--devices", type=int, default=0, help="number of GPUs (default: all that are visible)")
     parser.add_argument("--threads", type=int, default=1, help="processor threads of a run")
     parser.add_argument("--minutes", type=float, default=0, help="ends after this time (default: when all is done)")
     parser.add_argument("--tokens", type=int, help="of a run, in place of the profile's; a quarter of it in the search")
     parser.add_argument("--rows", default="", metavar="ROW,...", help="these rows alone (default: all of the profile)")
-    parser.add_argument("--only", default="", metavar="WORD,...", help="capture, models, speed, peers, cases, scaling")
+    parser.add_argument("--only", default="", metavar="WORD,...", help="some of: " + ", ".join(WORDS))
     parser.add_argument("--list", action="store_true", help="says what is done and what is left, and starts nothing")
 
 
@@ -51,17 +61,23 @@ class Task:
 
 
 class Results:
-    """The JSON files of finished tasks."""
+    """The JSON files of finished tasks, and what was published of others."""
 
-    def __init__(self, folders):
-        self._folders = folders
+    def __init__(self, folders, published):
+        """`published`: {name: result}"""
+        self._folders, self.published = folders, dict(published)
         folders.results.mkdir(parents=True, exist_ok=True)
 
     def has(self, name):
-        return self._folders.result(name).exists()
+        return name in self.published or self._folders.result(name).exists()
 
     def read(self, name):
-        return json.loads(self._folders.result(name).read_text())
+        path = self._folders.result(name)
+        return json.loads(path.read_text()) if path.exists() else self.published[name]
+
+    def forget(self, name):
+        self.published.pop(name, None)
+        self._folders.result(name).unlink(missing_ok=True)
 
     def write(self, name, value):
         path = self._folders.result(name)
@@ -73,10 +89,12 @@ class Results:
 class Schedule:
     """Hands out tasks in the order of their importance."""
 
-    def __init__(self, study, folders, program, threads, words):
+    def __init__(self, study, folders, program, threads, words, published=None, again=()):
+        """`again`: rows whose final runs in `published`, {name: result}, are trained once more."""
         self.study, self.folders, self.program, self.threads = study, folders, program, threads
-        self.results = Results(folders)
+        self.results = Results(folders, published or {})
         self.words = words
+        self.again = [run for row in again for run in self._finals_of(published or {}, row)]
         self.failed, self.running, self.seconds = {}, set(), {}
         self.left_out = {
             row.name: why for _, row in study.case_list() if (why := row.why_left_out(known_keys(program)))
@@ -87,6 +105,7 @@ class Schedule:
         self.changed = threading.Condition()
         self.over = False  # whether the time is over, or a signal has come
         self._forget_lost_captures()
+        self._forget_unmeasured_models()
 
     def _forget_lost_captures(self):
         """On another machine, results may be there while the teacher's cache is not: it is then captured again."""
@@ -100,7 +119,23 @@ class Schedule:
                 continue
             missing = [task for task in self.shared() if task.needs == name and not self.results.has(task.name)]
             if missing:
-                self.folders.result(name).unlink()
+                self.results.forget(name)
+
+    def _forget_unmeasured_models(self):
+        """Of a model that is still there, a result without a measure that is now taken."""
+        names = [task.name for task in self.shared() if task.name.startswith("model-")] if self.study.prompts else []
+        for name in names:
+            if self.results.has(name) and calibration.PARSE_KEY not in self.results.read(name):
+                self.results.forget(name)
+
+    def _finals_of(self, published, row):
+        """Runs like the published final ones of a row in this study, for results of their own."""
+        return [
+            Run("again", *(result[key] for key in results.RUN_KEYS))
+            for result in published.values()
+            if result.get("purpose") == "final" and row in (result["row"], "all")
+            if (result["tokens"], result["profile"]) == (self.study.tokens, self.study.profile_name)
+        ]
 
     def wants(self, word):
         return not self.words or word in self.words
@@ -117,11 +152,17 @@ class Schedule:
         if self.wants("speed"):
             runs = [run for run in self.study.speed_runs() if run.row not in self.left_out]
             tasks += [self._run(run) for run in runs]
-        if self.wants("peers") and self.study.peers:
-            tasks += [
-                Task(name, work) for name, work in peers.tasks(self.study, self.folders, self.program, self.threads)
-            ]
-        return tasks
+        return tasks + self._peers(timed=True)
+
+    def _peers(self, timed):
+        if not self.wants("peers") or not self.study.peers:
+            return []
+
+        def task(job):
+            arguments = (self.study, self.folders, self.program, job)
+            return Task(job.name, lambda device: peers.run(*arguments, device, self.threads))
+
+        return [task(job) for job in peers.jobs(self.study, timed)]
 
     def _capture(self, row):
         def work(device):
@@ -133,7 +174,7 @@ class Schedule:
         def work(device):
             arguments = (self.program, self.study, self.folders)
             result = training.train(*arguments, run, device, self.threads)
-            if run.purpose == "final":
+            if run.measured:
                 model = self.folders.run(run.name) / "model"
                 result["tests"] = training.tests(*arguments, model, device, self.threads)
                 result |= self._measured(model, device)
@@ -176,17 +217,21 @@ class Schedule:
         if self.wants("models"):
             tasks.append(self._model("teacher", self.folders.teacher))
             tasks += [self._model(name, self.folders.student(name)) for name in self.study.cases]
-        if self.wants("cases"):
-            for student, row in self.cases():
-                tasks += [self._run(run) for run in self.study.search(student, row)]
-                rate = self.best_rate(student, row)
-                if rate is not None:
-                    tasks += [self._run(run) for run in self.study.final(student, row, rate)]
-        if self.wants("scaling"):
-            # One of these may be a final run, which is measured more closely: that one is then already in the list.
-            runs = self.study.scaling_runs()
-            tasks += [self._run(run) for run in runs if self.best_rate(run.student, self.study.rows[run.row])]
-        return tasks
+        if self.wants("again"):
+            tasks += [self._run(run) for run in self.again]
+        for student in self.study.cases:
+            if self.wants("cases"):
+                tasks += [task for name, row in self.cases() if name == student for task in self._case(student, row)]
+            if self.wants("scaling"):
+                # One of these may be a final run, which is measured more closely: it is then already in the list.
+                runs = [run for run in self.study.scaling_runs() if run.student == student]
+                tasks += [self._run(run) for run in runs if self.best_rate(student, self.study.rows[run.row])]
+        return tasks + self._peers(timed=False)
+
+    def _case(self, student, row):
+        rate = self.best_rate(student, row)
+        final = self.study.final(student, row, rate) if rate is not None else []
+        return [self._run(run) for run in self.study.search(student, row) + final]
 
     def waiting(self, tasks):
         """Those that are neither done, nor failed, nor being worked on; each result once."""
@@ -324,7 +369,15 @@ def main(args):
     except (ValueError, OSError) as error:
         fail(error)
     folders = Folders(args.work, args.scratch or args.work, args.results)
-    schedule = Schedule(study, folders, args.program, args.threads, [word for word in args.only.split(",") if word])
+    words, again = ([word for word in text.split(",") if word] for text in (args.only, args.again))
+    unknown = [word for word in words if word not in WORDS]
+    if unknown:
+        fail(f"--only: expected some of {', '.join(WORDS)}, found {', '.join(unknown)}")
+    published = results.read(args.published) if args.published else {}
+    schedule = Schedule(study, folders, args.program, args.threads, words, published, again)
+    unknown = set(again) - {"all"} - {run.row for run in schedule.again}
+    if unknown:
+        fail(f"--again: expected rows with final runs of {study.tokens} tokens in --published, found {min(unknown)}")
     if args.list:
         print_state(schedule)
         return

@@ -19,7 +19,7 @@ class Row:
     name: str
     title: str
     set: dict = field(default_factory=dict)  # configuration keys
-    teacher: bool = True  # whether training needs one
+    teacher: bool = True  # whether training needs one; evaluations have one in any case
     cache: dict | None = None  # where it trains from a cache: the keys of the capture and of the run about it
     missing: str = ""  # why it cannot be run at all
 
@@ -27,7 +27,7 @@ class Row:
     def knows_kl(self):
         """Whether a run's own evaluations give KL to the teacher: at temperature 1, from all of its probabilities."""
         partial = (self.cache or {}).get("cache.kind", "hidden") != "hidden"
-        return self.teacher and not partial and self.set.get("loss.temperature", 1) == 1
+        return not partial and self.set.get("loss.temperature", 1) == 1
 
     def why_left_out(self, known_keys):
         """Why this build cannot run the row; empty if it can."""
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Run:
-    """One training. `purpose`: search, final, scaling or speed."""
+    """One training. `purpose`: search, final, scaling, speed, or again, a final one for a comparison with it."""
 
     purpose: str
     student: str
@@ -49,9 +49,14 @@ class Run:
     seed: int
 
     @property
+    def measured(self):
+        """Whether the trained model is kept until it is measured on held-out text of each kind."""
+        return self.purpose in ("final", "again")
+
+    @property
     def name(self):
-        alone = "speed-" if self.purpose == "speed" else ""
-        return f"{alone}{self.student}-{self.row}-{self.tokens}-lr{self.lr:g}-s{self.seed}"
+        prefix = f"{self.purpose}-" if self.purpose in ("speed", "again") else ""
+        return f"{prefix}{self.student}-{self.row}-{self.tokens}-lr{self.lr:g}-s{self.seed}"
 
 
 class Study:

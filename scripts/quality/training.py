@@ -47,7 +47,7 @@ def configuration(study, folders, run):
             "train.seed": run.seed,
             "optimizer.lr": run.lr,
             "scheduler.warmup_steps": max(1, steps // 20),
-            "checkpoint.at_end": run.purpose == "final",
+            "checkpoint.at_end": run.measured,
             "run.dir": str(folders.run(run.name)),
             "run.progress": "none",
         },
@@ -56,7 +56,7 @@ def configuration(study, folders, run):
     if row.cache is not None:
         keys = {"teacher.source": "cache", "teacher.cache": str(folders.cache(row.name))}
         config = merged(config, keys | row.cache)
-    elif row.teacher:
+    elif row.teacher or run.purpose != "speed":  # without one a run's own evaluations would not know the KL to it
         config = merged(config, {"teacher.path": str(folders.teacher)})
     if run.purpose != "speed":
         every = max(1, steps // study.evaluations)

@@ -13,7 +13,8 @@ import torch
 
 from quality import calibration
 
-PEERS = {"student": "half", "lr": 3e-3, "steps": 100}
+PEERS = {"student": "half", "lrs": [3e-3], "seeds": [1, 2], "steps": 100}
+PEER = "peer-{}-lr0.003-s{}"
 SPEED = {"student": "half", "rows": ["labels"], "steps": 12}
 
 
@@ -41,6 +42,10 @@ def finished(work):
     return study, work.parent / "results", output
 
 
+def finished_peers():
+    return {PEER.format(program, seed) for program in ("distill", "plain", "trl") for seed in (1, 2)}
+
+
 def read(results, name):
     return json.loads((results / f"{name}.json").read_text())
 
@@ -56,7 +61,7 @@ def test_everything_is_there_and_what_is_left_out_is_named(finished):
     assert "left out: peer-liger: its kernels need cuda" in output
     assert "to do" not in output
     names = {file.stem for file in results.glob("*.json")}
-    assert {"capture-hidden", "model-teacher", "model-half", "peer-distill", "peer-plain", "peer-trl"} <= names
+    assert {"capture-hidden", "model-teacher", "model-half", *finished_peers()} <= names
     for row in ("labels", "forward_kl", "hidden"):
         assert [result["seed"] for result in finals(results, row)] == [1, 2]
 
@@ -98,7 +103,7 @@ def test_the_teacher_has_no_distance_from_itself(finished):
 def test_calibration_and_functions_of_a_model(work):
     arguments = ("--model", work / "teacher", "--data", work / "data", "--prompts", work / "prompts.json")
     measured = json.loads(tiny_study.script("quality.py", "measure", *arguments, "--seq-len", tiny_study.LENGTH))
-    assert measured["functions"] == 1 and measured["functions_that_parse"] == 0, "words are no Python"
+    assert measured["functions"] == 1 and measured["continuations_that_parse"] == 0, "words are no Python"
     assert set(measured["calibration_error"]) == {"code", "reference", "prose", "all"}
     assert all(0 < error < 0.2 for error in measured["calibration_error"].values()), "it has learnt how sure it can be"
 
@@ -128,16 +133,79 @@ def test_windows_cover_every_target_of_a_document_once():
     assert pairs == [(number, number + 1) for number in range(9)]
 
 
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("peer", ["plain", "trl"])
-def test_the_losses_of_the_first_hundred_steps_are_those_of_other_loops(finished, peer):
+def test_the_losses_of_the_first_hundred_steps_are_those_of_other_loops(finished, peer, seed):
     """In fp32, to rounding: the plain PyTorch loop and TRL's GKDTrainer on the same rows, batches and schedule."""
     _, results, _ = finished
-    ours, theirs = read(results, "peer-distill"), read(results, f"peer-{peer}")
+    ours, theirs = (read(results, PEER.format(program, seed)) for program in ("distill", peer))
+    assert ours["alone"] == theirs["alone"] == (seed == 1) and ours["seed"] == seed
     assert len(ours["losses"]) == len(theirs["losses"]) == 100
     for step, (one, other) in enumerate(zip(ours["losses"], theirs["losses"]), 1):
         assert one == pytest.approx(other, rel=2e-3 if step > 20 else 1e-4), f"step {step}"
     assert ours["validation"][0]["kl"] == pytest.approx(theirs["validation"][0]["kl"], rel=2e-3)
     assert ours["losses"][-1] < 0.3 * ours["losses"][0]
+
+
+def test_each_seed_of_the_peers_begins_elsewhere_in_the_text(finished):
+    _, results, _ = finished
+    one, two = (read(results, PEER.format("distill", seed))["losses"] for seed in (1, 2))
+    assert one[0] != two[0] and one[0] == pytest.approx(two[0], rel=0.3)
+
+
+def test_the_gradient_of_trl_is_that_of_the_plain_loop(work):
+    """In fp32 to rounding; in bf16 autocast both are about as far from it."""
+    arguments = ("--work", work, "--seq-len", tiny_study.LENGTH)
+    found = json.loads(tiny_study.script("quality.py", "gradients", *arguments))
+    assert found["trl float32"]["from plain float32"] < 1e-4
+    plain, trl = (found[f"{name} bfloat16"]["from plain float32"] for name in ("plain", "trl"))
+    assert 1e-3 < plain < 0.3 and trl == pytest.approx(plain, rel=0.5)
+    assert found["trl bfloat16"]["from plain bfloat16"] < 2 * plain
+
+
+def test_a_teacher_for_the_evaluations_alone_changes_no_weight(work, tmp_path):
+    """Labels are trained with one, so that their evaluations know the KL to it."""
+    weights = []
+    for name, teacher in (("with", str(work / "teacher")), ("without", "")):
+        config = {
+            "student": {"path": str(work / "students" / "half")},
+            "data": {"train": [str(work / "data" / "train")], "seq_len": tiny_study.LENGTH},
+            "loss": {"divergence": "none", "hard_weight": 1},
+            "train": {"steps": 5, "micro_batch_size": 4, "global_batch_size": 4, "device": "cpu"},
+            "run": {"dir": str(tmp_path / name), "progress": "none"},
+        } | ({"teacher": {"path": teacher}} if teacher else {})
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+        tiny_study.run(tiny_study.PROGRAM, "--config", tmp_path / f"{name}.json")
+        weights.append((tmp_path / name / "model" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+def test_labels_know_the_distance_to_the_teacher_while_they_train(finished):
+    """The last evaluation of a run is on the validation text with the weights of the saved model."""
+    _, results, _ = finished
+    for result in finals(results, "labels"):
+        assert [set(point) for point in result["validation"]] == [{"tokens", "ce", "kl"}] * len(result["validation"])
+        assert 0.01 < result["validation"][-1]["kl"] < result["validation"][0]["kl"]
+
+
+def test_published_results_are_not_repeated_and_a_row_can_be_run_again(finished, work, tmp_path):
+    """The same numbers again, from a published file alone: a run of one thread is the same to the last bit."""
+    study, results, _ = finished
+    published = tmp_path / "cpu.json"
+    tiny_study.script("quality.py", "merge", "--results", results, "--out", published)
+    again = ["--published", published, "--again", "forward_kl"]
+    output = run(work, study, tmp_path / "more", *again)
+    names = {file.stem for file in (tmp_path / "more").iterdir()}
+    lr, tokens = finals(results, "forward_kl")[0]["lr"], finals(results, "forward_kl")[0]["tokens"]
+    assert names == {f"again-half-forward_kl-{tokens}-lr{lr:g}-s{seed}" for seed in (1, 2)}, output
+    for name in names:
+        one, other = read(tmp_path / "more", name), read(results, name.removeprefix("again-"))
+        assert one["tests"] == other["tests"] and one["validation"] == other["validation"]
+    arguments = ("--profile", "cpu", "--study", study, "--results", tmp_path / "more", "--published", published)
+    assert "within" in tiny_study.script("quality.py", "compare", *arguments)
+    command = [sys.executable, tiny_study.ROOT / "scripts" / "quality.py", "run", *arguments, "--again", "telepathy"]
+    done = subprocess.run([*map(str, command), "--program", tiny_study.PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 1 and "found telepathy" in done.stderr
 
 
 def test_finished_runs_are_not_repeated(finished, work):

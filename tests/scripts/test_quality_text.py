@@ -226,24 +226,31 @@ def undocumented(x):
 '''
 
 
-def test_a_prompt_is_a_function_up_to_its_docstring():
+def test_a_prompt_is_the_first_half_of_a_function():
+    """Without a line feed at its end, which a tokenizer would not join with the next line's indentation."""
     assert list(prompts.functions(SOURCE)) == [
-        'def volume(self, depth):\n    """The volume.\n\n    More text.\n    """\n'
+        'def volume(self, depth):\n    """The volume.\n\n    More text.\n    """\n    area = self.width * self.height'
     ]
 
 
 @pytest.mark.parametrize(
     "completion, good",
     [
-        ("    return 1\n\ndef other(", True),
-        ("    return (1\n\ndef other(", False),
-        ("    if x:\n        return 1\n    y = (1 +", True),  # the cut line is dropped
-        ("x = 1\n", False),  # no body
+        ("\n    return 1\n\ndef other(", True),
+        (" + 2\n    return 1\n", True),  # the prompt's last line goes on
+        ("\n    return (1\n\ndef other(", False),
+        ("\n    if x:\n        return 1\n    y = (1 +", True),  # the cut line is dropped
+        ("\n    y = 2\n    if x:\n        # why\n  ", True),  # cut within a block
+        ("\n    y = call(1,\n        2,\n  3", False),  # no statement is whole
+        ("\n    y = 1\n    return call(1,\n        2,\n  3", True),  # cut within a bracket
+        (" =\n    y = 1\n", False),
+        ("\n    else:\n        y = 1\n", False),
+        ("\nx = 1\n", False),  # no body
         ("\n\n", False),
-        ("    a = 1\n  b = 2\n", False),  # bad indentation
-        ("    a = '\x00'\n    b = 1\n", False),
+        ("\n    # words\n    # and words\n", False),  # no statement
+        ("\n    a = 1\n  b = 2\n", False),  # bad indentation
+        ("\n    a = '\x00'\n    b = 1\n", False),
     ],
-    ids=["whole", "open bracket", "cut line", "not a body", "empty", "indentation", "null byte"],
 )
 def test_whether_a_continued_function_parses(completion, good):
-    assert prompts.parses('def f(x):\n    """Doc."""\n', completion) == good
+    assert prompts.parses('def f(x):\n    """Doc."""\n    x = 1', completion) == good

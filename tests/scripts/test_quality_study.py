@@ -153,6 +153,27 @@ def test_each_seed_of_the_peers_begins_elsewhere_in_the_text(finished):
     assert one[0] != two[0] and one[0] == pytest.approx(two[0], rel=0.3)
 
 
+@pytest.fixture(scope="module")
+def peers_in_bf16(work):
+    """The peers' results, in bf16 autocast with fp32 weights."""
+    changes = {"dtype": "bfloat16", "lrs": [3e-3], "peers": PEERS | {"seeds": [1]}, "search_tokens": 0}
+    study = tiny_study.study(work.parent / "bf16.yaml", **changes)
+    results = work.parent / "bf16"
+    run(work, study, results, "--only", "peers", "--scratch", work.parent / "bf16-scratch")
+    return {program: read(results, PEER.format(program, 1)) for program in ("distill", "plain", "trl")}
+
+
+def test_programs_agree_in_bf16_at_a_rate_at_which_training_is_stable(peers_in_bf16):
+    """In each tenth of the run, on average over its losses; and in the KL of the model."""
+    plain = peers_in_bf16["plain"]
+    for program in ("distill", "trl"):
+        other = peers_in_bf16[program]
+        for start in range(0, 100, 10):
+            one, two = (sum(result["losses"][start : start + 10]) for result in (plain, other))
+            assert one == pytest.approx(two, rel=0.15), f"{program}, steps from {start}"
+        assert plain["validation"][0]["kl"] == pytest.approx(other["validation"][0]["kl"], rel=0.1)
+
+
 def test_the_gradient_of_trl_is_that_of_the_plain_loop(work):
     """In fp32 to rounding; in bf16 autocast both are about as far from it."""
     arguments = ("--work", work, "--seq-len", tiny_study.LENGTH)

@@ -94,7 +94,7 @@ def test_a_run_that_captures_is_the_run_from_the_cache(tmp_path, stream, kind):
     assert steps_of(runs[0]) == steps_of(runs[1])
     assert weights_of(runs[0]) == weights_of(runs[1])
     read = [step.get("teacher_read", {"bytes": 0})["bytes"] for step in tiny.read_metrics(runs[0])[0]]
-    assert read[0] == 0 and read[-1] > 0
+    assert read[0] == 0 and sum(read) > 0  # the last steps' rows may have been read ahead
     # What a run has captured serves another one, of the same data alone.
     again = stream("again", tmp_path / "grown", kind=kind, eval=off, data={"eval": []})
     assert weights_of(tiny.train(tmp_path, again)) == weights_of(runs[1])

@@ -370,7 +370,7 @@ def test_a_run_that_captures_reads_from_its_second_epoch_on(tmp_path, config, ra
     assert steps_of(run) == steps_of(online)
     assert weights_of(run) == weights_of(online)
     read = [step.get("teacher_read", {"bytes": 0})["bytes"] for step in tiny.read_metrics(run)[0]]
-    assert read[0] == 0 and read[-1] > 0
+    assert read[0] == 0 and sum(read) > 0  # the last steps' rows may have been read ahead
     tiny.distill("verify", cache)
     # Another run of a sweep: another seed and loss, and no teacher at all.
     loss = {"loss": {"beta": 0.1, "hard_weight": 0.2}, "eval": {"every": 0}}

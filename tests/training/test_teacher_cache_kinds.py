@@ -31,7 +31,7 @@ def test_a_run_that_captures_is_the_run_from_the_cache_bit_for_bit(tmp_path, kin
     assert steps_of(runs[0]) == steps_of(runs[1])
     assert weights_of(runs[0]) == weights_of(runs[1])
     read = [step.get("teacher_read", {"bytes": 0})["bytes"] for step in tiny.read_metrics(runs[0])[0]]
-    assert read[0] == 0 and read[-1] > 0
+    assert read[0] == 0 and sum(read) > 0  # the last steps' rows may have been read ahead
     tiny.distill("verify", grown)
     again = kind_run("again", kind, "cache", grown, train=train, eval=off, data={"eval": []})
     assert weights_of(tiny.train(tmp_path, again)) == weights_of(

@@ -38,7 +38,8 @@ Rows make_rows(const RowSpec& spec, const LossOptions& options);
 // What reference_rows() makes of the same rows.
 Rows reference_of(const RowSpec& spec, const LossOptions& options);
 
-// `ours`: make_rows() of the spec after a kernel has run. The largest relative errors of metrics and gradient.
+// `ours`: make_rows() of the spec after a kernel has run. Expects relative errors of each metric and of the gradient
+// below `tolerance` (and the rounding of a bf16 gradient), and nothing written beside the rows.
 void expect_equal_rows(const RowSpec& spec, const Rows& ours, const Rows& expected, double tolerance);
 
 } // namespace distill::losses::testing

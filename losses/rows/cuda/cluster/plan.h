@@ -31,10 +31,9 @@ enum class Mode {
 
 } // namespace cluster
 
-// Queue the kernel on `stream`, a cudaStream_t; each returns null, or an error message. Each compiles the kernel for
-// one kind of call: "unit" for T = 1 without softcap, bias or label smoothing, with JSD, forward or reverse KL, or
-// labels alone; "tempered" for the same at another temperature; "capped" for T = 1 with a softcap on one side or both;
-// "general" for everything. Logits are fp32, or bf16 where the name says so.
+// Queue the kernel on `stream`, a cudaStream_t; each returns null, or an error message. Each is compiled for one mode
+// (cluster_mode() says which a call takes): the general one for all divergences, the others for JSD, forward and
+// reverse KL, and labels alone. Logits are fp32, or bf16 where the name says so.
 using LaunchCluster = const char*(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream);
 LaunchCluster launch_cluster_unit;
 LaunchCluster launch_cluster_tempered;

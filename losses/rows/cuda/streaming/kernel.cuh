@@ -132,7 +132,6 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1) void rows(
         if (c.label_smoothing > 0) {
           mine.below_max += columns.exists(v) ? student.max - zs[k] : T(0);
         }
-        // Backwards, so that the first of equal ones stays.
         student_best = zs[k] == student.max ? min(student_best, static_cast<int>(v)) : student_best;
         if constexpr (kTeacher) {
           teacher_best = zt[k] == teacher.max ? min(teacher_best, static_cast<int>(v)) : teacher_best;

@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 
 from shared.command_line import argument_parser, fail
+from shared.gpus import visible_gpus
 
 KINDS = {
     "bf16": [],
@@ -52,13 +53,6 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def devices():
-    """Numbers of the GPUs; [None] where there is none."""
-    import torch
-
-    return list(range(torch.cuda.device_count())) or [None]
-
-
 class Runs:
     """The runs, in the order of their seeds, so that what is there after a while compares all kinds."""
 
@@ -80,7 +74,7 @@ class Runs:
         """Runs the program; (exit code, standard output). Its standard error is appended to `log`."""
         variables = os.environ | {"OMP_WAIT_POLICY": "passive"}
         if device is not None:
-            variables["CUDA_VISIBLE_DEVICES"] = str(device)
+            variables["CUDA_VISIBLE_DEVICES"] = device
         with open(log, "a") as errors:
             with self.lock:
                 if self.over:
@@ -194,7 +188,7 @@ class Runs:
             timer.start()
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
-        places = [device for _ in range(self.args.jobs) for device in devices()]
+        places = [device for _ in range(self.args.jobs) for device in visible_gpus() or [None]]
         threads = [threading.Thread(target=self.work, args=(device,)) for device in places]
         for thread in threads:
             thread.start()

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.command_line import fail
+from shared.gpus import visible_gpus
 
 from . import calibration, peers, results, training
 from .folders import Folders
@@ -340,13 +341,10 @@ def end_children():
 def visible_devices(study, number):
     if study.device != "cuda":
         return [None]
-    if not number:
-        import torch
-
-        number = torch.cuda.device_count()
-    if not number:
-        fail("no GPU is visible; expected one for a profile with device: cuda")
-    return list(range(number))
+    gpus = visible_gpus()
+    if len(gpus) < max(1, number):
+        fail(f"expected {max(1, number)} visible GPUs for a profile with device: cuda, found {len(gpus)}")
+    return gpus[:number] if number else gpus
 
 
 def print_state(schedule):

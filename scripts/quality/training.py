@@ -66,9 +66,9 @@ def configuration(study, folders, run):
 
 
 def environment(device, threads):
-    """Of a child process that uses GPU number `device` (None: none is chosen)."""
+    """Of a child process. `device`: its GPU, as shared.gpus names it (None: none is chosen)."""
     variables = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
-    return variables if device is None else variables | {"CUDA_VISIBLE_DEVICES": str(device)}
+    return variables if device is None else variables | {"CUDA_VISIBLE_DEVICES": device}
 
 
 started = set()  # the programs that are running

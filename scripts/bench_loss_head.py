@@ -228,6 +228,12 @@ def pairs(text):
     return [tuple(map(int, pair.split(":"))) for pair in text.split(",") if pair]
 
 
+def row_loss(text):
+    """{name: value} of a comma-separated list of name=value, for row_kernel.options."""
+    values = dict(pair.split("=", 1) for pair in text.split(",") if pair)
+    return {name: value if name == "divergence" else float(value) for name, value in values.items()}
+
+
 SHAPES_HELP = (
     "kind:Hs:Ht[:V[:softcap]], comma-separated; models: the shapes of the vocabularies that users have. "
     "V replaces --vocab; the softcap is on both sides"
@@ -285,7 +291,13 @@ def parse_arguments():
     parser.add_argument(
         "--row-dtype", choices=("float32", "bfloat16"), default="float32", help="the row kernel's logits"
     )
-    parser.add_argument("--row-temperature", type=float, default=1.0)
+    parser.add_argument(
+        "--row-loss",
+        type=row_loss,
+        default={},
+        metavar="NAME=VALUE,...",
+        help="the row kernel's temperature, smoothing (of labels), softcap, divergence, beta, hard_weight, soft_weight",
+    )
     parser.add_argument("--cap", type=numbers, default=[1024, 4096], help="memory_cap_mb values, automatic chunks")
     parser.add_argument(
         "--chunk", type=numbers, default=[], help="explicit chunk sizes to time as well, without a memory cap"
@@ -349,7 +361,7 @@ def main():
                     args.reps,
                     geometries=not args.row_automatic,
                     dtype=getattr(torch, args.row_dtype),
-                    temperature=args.row_temperature,
+                    loss=args.row_loss,
                 )
                 torch.cuda.empty_cache()
         save()

@@ -11,14 +11,16 @@ GRADIENT_BYTES = 2
 DIVERGENCES = ["none", "jsd", "forward_kl", "reverse_kl", "skew_forward_kl", "skew_reverse_kl", "total_variation"]
 
 
-def options(divergence="jsd", beta=0.5, temperature=1.0, hard_weight=0.0, soft_weight=1.0):
+def options(divergence="jsd", beta=0.5, temperature=1.0, hard_weight=0.0, soft_weight=1.0, smoothing=0.0, softcap=0.0):
     """The option list of distill::_logits_rows."""
     kind = float(DIVERGENCES.index(divergence))
-    return [kind, beta, 0.1, temperature, 0.0, hard_weight, soft_weight, 0.0, 0.0, 0.0, 0.0, 0.0]
+    return [kind, beta, 0.1, temperature, 0.0, hard_weight, soft_weight, smoothing, 0.0, softcap, softcap, 0.0]
 
 
-def bench_rows(vocab, teacher, reps, geometries=True, dtype=torch.float32, temperature=1.0):
-    """`dtype`: of the logits. `geometries`: every kernel and cluster size that holds the row."""
+def bench_rows(vocab, teacher, reps, geometries=True, dtype=torch.float32, loss=None):
+    """`dtype`: of the logits. `geometries`: every kernel and cluster size that holds the row. `loss`: arguments of
+    `options` that replace those of JSD with labels, and of cross-entropy where there is no teacher."""
+    loss = dict(loss or {})
     rows = max(512, int(1.5e9 / (vocab * 4)) // 132 * 132)
     padded = (vocab + 63) // 64 * 64
 
@@ -29,7 +31,7 @@ def bench_rows(vocab, teacher, reps, geometries=True, dtype=torch.float32, tempe
     gradient = torch.empty(rows, padded, device="cuda", dtype=torch.bfloat16)[:, :vocab]
     targets = torch.randint(0, vocab, (rows,), device="cuda")
     of_kind = {"hard_weight": 0.5} if teacher else {"divergence": "none", "hard_weight": 1.0, "soft_weight": 0.0}
-    opts = options(temperature=temperature, **of_kind)
+    opts = options(**of_kind | (loss if teacher else {k: v for k, v in loss.items() if k != "divergence"}))
     source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
     target = torch.empty_like(source)
     functions = {"copy": lambda: [target.copy_(source) for _ in range(LAUNCHES)]}
@@ -53,7 +55,8 @@ def bench_rows(vocab, teacher, reps, geometries=True, dtype=torch.float32, tempe
     times = interleaved(functions, reps)
     copy = LAUNCHES * 2 * source.numel() / times["copy"][0] / 1e6
     moved = rows * vocab * (dtype.itemsize * (2 if teacher else 1) + GRADIENT_BYTES)
-    what = f"{'JSD' if teacher else 'CE'}, {str(dtype).removeprefix('torch.')}, T {temperature:g}"
+    what = f"{'JSD' if teacher else 'CE'}, {str(dtype).removeprefix('torch.')}"
+    what += "".join(f", {name} {value}" for name, value in loss.items())
     print(f"\nrow kernel, {what}, {rows} rows of {vocab}, copy {copy:.0f} GB/s", flush=True)
     results = []
     for name, (median, low, _) in times.items():
@@ -68,7 +71,7 @@ def bench_rows(vocab, teacher, reps, geometries=True, dtype=torch.float32, tempe
                 "rows": rows,
                 "teacher": teacher,
                 "dtype": str(dtype).removeprefix("torch."),
-                "temperature": temperature,
+                "loss": loss,
                 "name": name,
                 "ms": median,
                 "min": low,

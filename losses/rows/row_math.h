@@ -206,7 +206,7 @@ struct SoftTerms {
 
 // The mixture m = p_weight p + q_weight q enters as mixed = m / q = p_weight r + q_weight. Where d is beyond the
 // ceiling q is 0, and p (d + log2(q / m)) is still right because both its terms use the same d.
-template <Divergence kDivergence, bool kGeneral, typename T>
+template <Divergence kDivergence, bool kSeriesNearZero, typename T>
 DISTILL_ROW_INLINE SoftTerms<T> soft_terms(const ColumnPair<T>& x, const RowConstants<T>& c) {
   SoftTerms<T> out;
   if constexpr (kDivergence == Divergence::kForwardKl) {
@@ -221,7 +221,7 @@ DISTILL_ROW_INLINE SoftTerms<T> soft_terms(const ColumnPair<T>& x, const RowCons
     const T r = row_exp2(d);
     const T mixed = c.p_weight * r + c.q_weight;
     T log2_m_over_q = row_log2(mixed);
-    if constexpr (kGeneral && sizeof(T) == 4) {
+    if constexpr (kSeriesNearZero && sizeof(T) == 4) {
       // In fp32 the logarithm's error counts where p and q are close; the series' is below 1e-9 here.
       const T series = d * (c.near[0] + d * (c.near[1] + d * (c.near[2] + d * c.near[3])));
       log2_m_over_q = d * d < T(1.0 / 256) ? series : log2_m_over_q;
@@ -315,15 +315,15 @@ struct ColumnResult {
 };
 
 // One column with both sides, added to the row's sums (a reference for each, so that they may be lanes of a vector).
-// Logits after bias and softcap. kGeneral: more exact in fp32 where p and q are close, and slower.
-template <Divergence kDivergence, bool kGeneral, typename T>
+// Logits after bias and softcap. kSeriesNearZero: more exact in fp32 where p and q are close, and slower.
+template <Divergence kDivergence, bool kSeriesNearZero, typename T>
 DISTILL_ROW_INLINE ColumnResult<T> column(
     T student_logit, T teacher_logit, const SideStats<T>& student, const SideStats<T>& teacher,
     const RowConstants<T>& c, RowSums<T>& add) {
   const T lq = log2_prob(student_logit, student, c);
   const T lp = log2_prob(teacher_logit, teacher, c);
   const ColumnPair<T> pair = column_pair(lp, lq);
-  const SoftTerms<T> soft = soft_terms<kDivergence, kGeneral>(pair, c);
+  const SoftTerms<T> soft = soft_terms<kDivergence, kSeriesNearZero>(pair, c);
   if constexpr (kUsesLoss<kDivergence>) {
     add.loss += soft.loss;
   }

@@ -16,7 +16,7 @@ LaunchCluster* cluster_kernel(const RowArgs& args) {
   const bool fp32 = args.logits_type == ElementType::kFloat32;
   switch (cluster_mode(args)) {
     case cluster::Mode::kUnit:
-      return fp32 ? launch_cluster_unit : launch_cluster_bf16_unit;
+      return !fp32 ? launch_cluster_bf16_unit : (is_usual(args) ? launch_cluster_unit : launch_cluster_unit_skew);
     case cluster::Mode::kTempered:
       return fp32 ? launch_cluster_tempered : launch_cluster_bf16_tempered;
     case cluster::Mode::kCapped:

@@ -50,8 +50,21 @@ void run_divergence(const RowArgs& args, int cluster_size) {
     case Divergence::kForwardKl:
       return run_tiles<Logit, Divergence::kForwardKl, true, kMode>(args, cluster_size);
     default:
-      throw std::runtime_error("not compiled for this divergence");
+      break;
   }
+  if constexpr (kMode == Mode::kUnit && sizeof(Logit) == 4) {
+    switch (effective_divergence(args.options)) {
+      case Divergence::kSkewForwardKl:
+        return run_tiles<Logit, Divergence::kSkewForwardKl, true, kMode>(args, cluster_size);
+      case Divergence::kSkewReverseKl:
+        return run_tiles<Logit, Divergence::kSkewReverseKl, true, kMode>(args, cluster_size);
+      case Divergence::kTotalVariation:
+        return run_tiles<Logit, Divergence::kTotalVariation, true, kMode>(args, cluster_size);
+      default:
+        break;
+    }
+  }
+  throw std::runtime_error("not compiled for this divergence");
 }
 
 template <typename Logit>

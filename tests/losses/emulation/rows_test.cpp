@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include "losses/rows/cuda/cluster/choose_mode.h"
+#include "tests/losses/cases.h"
+#include "tests/losses/naive.h"
 #include "tests/losses/rows/row_cases.h"
 
 namespace distill::losses::testing {
@@ -56,7 +59,7 @@ TEST_P(EmulatedCluster, MatchesTheReference) {
       }
       RowSpec bf16 = spec;
       bf16.logits = bf16.gradient = at::kBFloat16;
-      if (options.student_softcap == 0) { // otherwise the general kernel, which has a test of its own
+      if (cluster_mode(make_rows(bf16, options).args) != cluster::Mode::kGeneral) { // it has a test of its own
         expect_cluster_matches(bf16, options, 1e-4);
       }
     }
@@ -77,6 +80,9 @@ INSTANTIATE_TEST_SUITE_P(
              .z_loss = 1e-3}},
         Call{"forward_kl", {.divergence = Divergence::kForwardKl, .hard_weight = 0.5}},
         Call{"forward_kl_hot", {.divergence = Divergence::kForwardKl, .temperature = 3, .hard_weight = 0.5}},
+        Call{"skew_forward_kl", {.divergence = Divergence::kSkewForwardKl, .hard_weight = 0.5}},
+        Call{"skew_reverse_kl", {.divergence = Divergence::kSkewReverseKl, .hard_weight = 0.5}},
+        Call{"total_variation", {.divergence = Divergence::kTotalVariation, .hard_weight = 0.5}},
         Call{"labels", {.divergence = Divergence::kNone, .hard_weight = 1}, false},
         Call{"labels_hot", {.divergence = Divergence::kNone, .temperature = 2, .hard_weight = 1}, false},
         Call{"jsd_capped", {.beta = 0.3, .hard_weight = 0.5, .student_softcap = 6, .teacher_softcap = 5}}),
@@ -89,6 +95,39 @@ TEST(EmulatedCluster, GeneralCallsMatchTheReference) {
     expect_cluster_matches({.vocab = kFiveTiles, .padding = padding, .biases = true}, options, 2e-5);
     expect_cluster_matches(
         {.vocab = kFiveTiles, .padding = padding, .logits = at::kBFloat16, .gradient = at::kBFloat16}, options, 1e-4);
+  }
+}
+
+// The divergence of each row of these logits, computed in `type`.
+at::Tensor divergence_of(const Rows& rows, const RowSpec& spec, const LossOptions& options, at::ScalarType type) {
+  const auto log_probs = [&](int side) {
+    const at::Tensor logits = rows.owned[side].narrow(1, 0, spec.vocab).to(type);
+    return at::log_softmax(logits / options.temperature, 1);
+  };
+  return naive_divergence(options, log_probs(1), log_probs(0));
+}
+
+// With the errors that a GPU's exp2 and log2 may have: at most twice those of the plain computation in fp32.
+TEST(EmulatedCluster, ErrorsNearTheTeacherAreWithinTwiceThoseOfThePlainComputation) {
+  const std::vector<LossOptions> calls{
+      {},
+      {.temperature = 2},
+      {.temperature = 0.3},
+      {.divergence = Divergence::kForwardKl},
+      {.divergence = Divergence::kSkewForwardKl},
+      {.divergence = Divergence::kSkewReverseKl}};
+  for (const LossOptions& options : calls) {
+    for (const double gap : {0.1, 0.01, 0.001}) {
+      const RowSpec spec{
+          .rows = kRows, .vocab = kFiveTiles, .padding = 21, .targets = false, .weights = false, .gap = gap};
+      Rows ours = make_rows(spec, options);
+      const at::Tensor exact = divergence_of(ours, spec, options, at::kDouble);
+      const at::Tensor plain = divergence_of(ours, spec, options, at::kFloat);
+      ASSERT_NO_THROW(emulate_cluster_rows(ours.args, kClusterSize));
+      const at::Tensor found = ours.metrics[kSoft].narrow(0, 0, kRows);
+      EXPECT_LT(relative_error(found, exact), 1e-6 + 2 * relative_error(plain, exact))
+          << static_cast<int>(options.divergence) << " T " << options.temperature << " gap " << gap;
+    }
   }
 }
 

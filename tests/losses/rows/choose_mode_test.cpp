@@ -31,8 +31,16 @@ TEST(ClusterMode, FollowsTheCall) {
       EXPECT_EQ(cluster_mode(call(teacher, type, {.temperature = 2, .student_softcap = 30})), Mode::kGeneral);
     }
     const LossOptions skew{.divergence = Divergence::kSkewForwardKl};
-    EXPECT_EQ(cluster_mode(call(true, type, skew)), Mode::kGeneral);
+    EXPECT_EQ(cluster_mode(call(true, type, skew)), type == kFloat ? Mode::kUnit : Mode::kGeneral);
+    EXPECT_FALSE(is_usual(call(true, type, skew)));
+    LossOptions hot_skew = skew;
+    hot_skew.temperature = 2;
+    EXPECT_EQ(cluster_mode(call(true, type, hot_skew)), Mode::kGeneral);
+    LossOptions capped_skew = skew;
+    capped_skew.teacher_softcap = 30;
+    EXPECT_EQ(cluster_mode(call(true, type, capped_skew)), Mode::kGeneral);
     EXPECT_EQ(cluster_mode(call(false, type, skew)), Mode::kUnit); // labels alone
+    EXPECT_TRUE(is_usual(call(false, type, skew)));
     EXPECT_EQ(
         cluster_mode(call(true, type, {.divergence = Divergence::kNone})), Mode::kGeneral); // metrics of a teacher
     RowArgs biased = call(true, type, {});

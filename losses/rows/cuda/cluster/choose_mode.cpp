@@ -2,17 +2,26 @@
 
 namespace distill::losses {
 
+bool is_usual(const RowArgs& args) {
+  const Divergence divergence = effective_divergence(args.options);
+  return args.teacher == nullptr || divergence == Divergence::kJsd || divergence == Divergence::kForwardKl ||
+      divergence == Divergence::kReverseKl;
+}
+
 cluster::Mode cluster_mode(const RowArgs& args) {
   using cluster::Mode;
   const LossOptions& o = args.options;
-  const Divergence divergence = effective_divergence(o);
-  const bool usual_divergence = args.teacher == nullptr || divergence == Divergence::kJsd ||
-      divergence == Divergence::kForwardKl || divergence == Divergence::kReverseKl;
-  if (!usual_divergence || o.label_smoothing > 0 || args.student_bias != nullptr || args.teacher_bias != nullptr) {
+  const bool capped = o.student_softcap > 0 || o.teacher_softcap > 0;
+  const bool unit_fp32 = args.logits_type == ElementType::kFloat32 && o.temperature == 1;
+  if (o.label_smoothing > 0 || args.student_bias != nullptr || args.teacher_bias != nullptr) {
     return Mode::kGeneral;
   }
-  if (o.student_softcap > 0 || o.teacher_softcap > 0) {
-    return args.logits_type == ElementType::kFloat32 && o.temperature == 1 ? Mode::kCapped : Mode::kGeneral;
+  if (!is_usual(args)) {
+    const bool divergence = effective_divergence(o) != Divergence::kNone;
+    return unit_fp32 && !capped && divergence ? Mode::kUnit : Mode::kGeneral;
+  }
+  if (capped) {
+    return unit_fp32 ? Mode::kCapped : Mode::kGeneral;
   }
   return o.temperature == 1 ? Mode::kUnit : Mode::kTempered;
 }

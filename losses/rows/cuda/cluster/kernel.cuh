@@ -195,7 +195,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         }
       }
       if constexpr (kTeacher) {
-        return column<kDivergence, kGeneral>(zs, zt, student, teacher, c, add);
+        return column<kDivergence, kSeriesNearZero<kDivergence, kMode>>(zs, zt, student, teacher, c, add);
       } else {
         return column(zs, student, c, add);
       }

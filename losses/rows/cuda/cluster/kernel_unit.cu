@@ -1,4 +1,5 @@
-// fp32 logits at T = 1 without softcap, bias or label smoothing: the usual case in training.
+// fp32 logits at T = 1 without softcap, bias or label smoothing: JSD, forward and reverse KL, and labels alone,
+// the usual case in training.
 #include "losses/rows/cuda/cluster/launch.cuh"
 
 namespace distill::losses {

@@ -66,22 +66,26 @@ const char* launch_general(const RowArgs& args, const ClusterPlan& plan, int clu
   });
 }
 
-// Without bias or label smoothing: labels alone, JSD or a KL.
+// With a teacher, one of these divergences.
+template <typename Logit, Mode kMode, Divergence... kDivergences>
+const char* launch_one_of(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
+  const char* problem = "row kernel: not compiled for this divergence";
+  const Divergence divergence = effective_divergence(args.options);
+  ((divergence == kDivergences
+        ? void(problem = launch<Logit, kDivergences, true, kMode>(args, plan, cluster_size, stream))
+        : void()),
+   ...);
+  return problem;
+}
+
+// Labels alone, JSD or a KL, the usual ones.
 template <typename Logit, Mode kMode>
 const char* launch_usual(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
   if (args.teacher == nullptr) {
     return launch<Logit, Divergence::kNone, false, kMode>(args, plan, cluster_size, stream);
   }
-  switch (effective_divergence(args.options)) {
-    case Divergence::kJsd:
-      return launch<Logit, Divergence::kJsd, true, kMode>(args, plan, cluster_size, stream);
-    case Divergence::kForwardKl:
-      return launch<Logit, Divergence::kForwardKl, true, kMode>(args, plan, cluster_size, stream);
-    case Divergence::kReverseKl:
-      return launch<Logit, Divergence::kReverseKl, true, kMode>(args, plan, cluster_size, stream);
-    default:
-      return "row kernel: only JSD, the KLs, or labels alone";
-  }
+  using enum Divergence;
+  return launch_one_of<Logit, kMode, kJsd, kForwardKl, kReverseKl>(args, plan, cluster_size, stream);
 }
 
 } // namespace distill::losses::cluster

@@ -32,10 +32,12 @@ enum class Mode {
 } // namespace cluster
 
 // Queue the kernel on `stream`, a cudaStream_t; each returns null, or an error message. Each is compiled for one mode
-// (cluster_mode() says which a call takes): the general one for all divergences, the others for JSD, forward and
-// reverse KL, and labels alone. Logits are fp32, or bf16 where the name says so.
+// (cluster_mode() says which a call takes): the general one for all divergences, unit_skew for the skew KLs and total
+// variation, the others for JSD, forward and reverse KL, and labels alone. Logits are fp32, or bf16 where the name says
+// so.
 using LaunchCluster = const char*(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream);
 LaunchCluster launch_cluster_unit;
+LaunchCluster launch_cluster_unit_skew;
 LaunchCluster launch_cluster_tempered;
 LaunchCluster launch_cluster_capped;
 LaunchCluster launch_cluster_general;

@@ -13,4 +13,8 @@ void emulate_cluster_rows(const RowArgs& args, int cluster_size);
 
 void emulate_streaming_rows(const RowArgs& args, int cluster_size);
 
+// The backward kernel of given logits, one row after the other, after emulate_cluster_rows() with RowArgs::saved. For
+// JSD, skew forward KL and labels alone, fp32 and bf16.
+void emulate_logits_backward(const RowArgs& args);
+
 } // namespace distill::losses::testing

@@ -48,9 +48,11 @@ inline float __uint_as_float(unsigned x) {
   return same_bits<float>(x);
 }
 
-// threadIdx, blockIdx, blockDim and gridDim have one dimension.
+// threadIdx, blockIdx, blockDim and gridDim have one dimension: y and z are 0.
 struct OneDimension {
   unsigned x;
+  unsigned y = 0;
+  unsigned z = 0;
 };
 #define threadIdx (OneDimension{emulation::here().thread})
 #define blockIdx (OneDimension{emulation::here().block_of_grid})

@@ -7,8 +7,8 @@
 
 A table stands in the page between the lines `<!-- table NAME of PROFILE -->` and `<!-- end of table -->`; the results
 of a profile are in quality/PROFILE.json beside the page (docs/quality for README.md). docs/quality.md must have all
-tables. `check` fails unless forward KL has a lower held-out KL than
-labels alone, for every student and every kind of text.
+tables. `check` fails unless forward KL has a lower held-out KL than labels alone, for every student and every kind of
+text.
 """
 
 import math
@@ -19,13 +19,13 @@ from shared.command_line import fail
 
 from .again import compared
 from .calibration import PARSE_KEY
+from .cells import NONE, listed, markdown, number, percent
 from .results import Figures, differences, mean, read, spread
+from .scaling import plot, reached, table_tokens
 from .sources import KINDS
 from .study import TABLE, Study
 
 BLOCK = re.compile(r"(<!-- table (\w+) of (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-NOTHING = "Not measured yet."
-NONE = "-"
 
 
 def add_check_arguments(parser, required=True):
@@ -42,35 +42,22 @@ def add_arguments(parser):
     parser.add_argument("--plot", type=Path, help="PNG file for the plot of learning rates and tokens")
 
 
-def number(values, digits):
-    """Mean and spread of the seeds: `1.234 ± 0.005`."""
-    if not values:
-        return NONE
-    text = f"{mean(values):.{digits}f}"
-    return text if spread(values) is None else f"{text} ± {spread(values):.{digits}f}"
-
-
-def percent(values):
-    return number([100 * value for value in values], 1)
-
-
-def markdown(head, rows, left=1):
-    """A table whose first `left` columns are text."""
-    if not rows:
-        return NOTHING
-    marks = ["---" if column < left else "---:" for column in range(len(head))]
-    return "\n".join("| " + " | ".join(map(str, cells)) + " |" for cells in [head, marks, *rows])
-
-
-def titled(figures, rows_of):
+def titled(figures, rows_of, without=()):
     """[[student, row's title, ...]] for each case that has results; the student is named once."""
     table, last = [], None
     for student, row in figures.study.case_list():
-        if not figures.finals(student, row.name):
+        if row.name in without or not figures.finals(student, row.name):
             continue
         table.append([student if student != last else "", row.title, *rows_of(student, row.name)])
         last = student
     return table
+
+
+def untrained(figures):
+    """[(student, title, measures)] of the models that the study starts from."""
+    known = [(NONE, "the teacher itself", figures.model("teacher"))]
+    known += [(name, "before training", figures.model(name)) for name in figures.study.cases]
+    return [line for line in known if line[2]]
 
 
 def by_source(figures, metric, digits=3):
@@ -78,15 +65,8 @@ def by_source(figures, metric, digits=3):
         return [number(figures.values(student, row, "tests", kind, metric), digits) for kind in KINDS]
 
     rows = titled(figures, rows_of)
-    for name, title in [("teacher", "the teacher itself")]:
-        model = figures.model(name)
-        if model:
-            rows.append(["", title, *[f"{model['tests'][kind][metric]:.{digits}f}" for kind in KINDS]])
-    for name in figures.study.cases:
-        model = figures.model(name)
-        if model:
-            cells = [f"{model['tests'][kind][metric]:.{digits}f}" for kind in KINDS]
-            rows.append(["", f"student {name} before training", *cells])
+    for student, title, model in untrained(figures):
+        rows.append([student, title, *[f"{model['tests'][kind][metric]:.{digits}f}" for kind in KINDS]])
     return markdown(["student", "row", *KINDS], rows, left=2)
 
 
@@ -96,6 +76,25 @@ def table_kl(figures):
 
 def table_cross_entropy(figures):
     return by_source(figures, "hard")
+
+
+def table_gains(figures):
+    """How far labels only are above a row, in parentheses where that is within the sum of the two spreads."""
+
+    def cell(student, row, metric, kind):
+        pair = [figures.values(student, name, "tests", kind, metric) for name in ("labels", row)]
+        if not all(pair):
+            return NONE
+        difference = mean(pair[0]) - mean(pair[1])
+        near = abs(difference) <= sum(spread(values) or 0.0 for values in pair)
+        return f"({difference:+.3f})" if near else f"{difference:+.3f}"
+
+    def rows_of(student, row):
+        return [cell(student, row, metric, kind) for metric in ("forward_kl", "hard") for kind in KINDS]
+
+    rows = titled(figures, rows_of, without=("labels",))
+    head = ["student", "row", *[f"{word}, {kind}" for word in ("KL", "cross-entropy") for kind in KINDS]]
+    return markdown(head, rows, left=2)
 
 
 def weighted(result, metric):
@@ -119,11 +118,8 @@ def table_others(figures):
         return [f"{results[0]['lr']:g}", str(len(results)), *cells(results)]
 
     rows = titled(figures, rows_of)
-    if figures.model("teacher"):
-        rows.append(["", "the teacher itself", NONE, NONE, *cells([figures.model("teacher")])])
-    for name in figures.study.cases:
-        if figures.model(name):
-            rows.append(["", f"student {name} before training", NONE, NONE, *cells([figures.model(name)])])
+    for student, title, model in untrained(figures):
+        rows.append([student, title, NONE, NONE, *cells([model])])
     head = [
         "student",
         "row",
@@ -134,21 +130,6 @@ def table_others(figures):
         "continued functions that parse, %",
     ]
     return markdown(head, rows, left=2)
-
-
-def reached(points, key, value):
-    """Tokens at which a falling curve of evaluations reaches `value`, interpolated; None if it does not."""
-    before = None
-    for point in points:
-        if key not in point:
-            return None
-        if point[key] <= value:
-            if before is None:
-                return point["tokens"]
-            share = (before[key] - value) / (before[key] - point[key])
-            return before["tokens"] + share * (point["tokens"] - before["tokens"])
-        before = point
-    return None
 
 
 def kl_target(figures, student):
@@ -176,63 +157,36 @@ def table_reached(figures):
             continue
         for name in figures.study.cases[student]:
             row = figures.study.rows[name]
-            tokens = [reached(curve, "kl", target) for curve in curves(figures, student, name) or []]
+            known = curves(figures, student, name) or []
+            tokens = [reached(curve, "kl", target) for curve in known]
             if not tokens or None in tokens:
                 continue
             speed = figures.speed(name) if student == (figures.study.speed or {}).get("student") else None
-            seconds = f"{mean(tokens) / speed:.1f}" if speed else NONE
-            millions = number([count / 1e6 for count in tokens], 2)
+            early = any(curve[0]["kl"] <= target for curve in known)  # before the first evaluation, nobody knows when
+            seconds = "at most " * early + f"{mean(tokens) / speed:.1f}" if speed else NONE
+            millions = "at most " * early + number([count / 1e6 for count in tokens], 2)
             rows.append([student, row.title, f"{target:.1f}", millions, f"{speed:.0f}" if speed else NONE, seconds])
     head = ["student", "row", "KL, nats", "million tokens", "tokens a second, alone on the GPU", "seconds"]
     return markdown(head, rows, left=2)
 
 
-def budgets(figures):
-    sizes = {r["tokens"] for r in figures.results.values() if r.get("purpose") in ("search", "scaling", "final")}
-    return sorted(sizes)
-
-
-def best(figures, tokens, student, row):
-    """(cross-entropy on the validation text, learning rate) of the best run; None where there is none."""
-    runs = figures.trained(tokens, student, row)
-    return min(((run["validation"][-1]["ce"], lr) for lr, run in runs.items()), default=None)
-
-
-def table_tokens(figures):
-    """Lowest cross-entropy over the learning rates by tokens, and what labels need to reach that of forward KL."""
-    student = next(iter(figures.study.cases))
-    names = ["labels", "forward_kl"]
-    sizes = [size for size in budgets(figures) if all(best(figures, size, student, name) for name in names)]
-    labels = [{"tokens": math.log2(size), "ce": best(figures, size, student, "labels")[0]} for size in sizes]
-    rows = []
-    for size in sizes:
-        cells = [best(figures, size, student, name) for name in names]
-        at = reached(labels, "ce", cells[1][0])
-        if at is None:
-            needed = f"more than {sizes[-1] / 1e6:.1f}"
-        elif at <= math.log2(sizes[0]):
-            needed = f"at most {sizes[0] / 1e6:.1f}"
-        else:
-            needed = f"{2**at / 1e6:.1f} ({2**at / size:.2f} times)"
-        rows.append([f"{size / 1e6:.2f}", *[f"{ce:.4f} at {lr:g}" for ce, lr in cells], needed])
-    head = ["million tokens", "labels only", "forward KL", "million tokens that labels need for the same"]
-    return markdown(head, rows)
-
-
 def table_peers(figures):
+    """Each seed for itself: the mean of runs of which one has collapsed says nothing."""
     peers, rows = figures.peers(), []
-    for (lr, program), results in peers.items():
+    for (lr, program), found in peers.items():
+        results = sorted(found, key=lambda result: result["seed"])
         ends = [result["validation"][-1] for result in results]
         ours = {result["seed"]: result for result in peers.get((lr, "distill"), [])}
-        gaps = [loss_gap(one, ours[one["seed"]]) for one in results if program != "distill" and one["seed"] in ours]
+        pairs = [(one, ours[one["seed"]]) for one in results if program != "distill" and one["seed"] in ours]
+        gaps = [max((loss_gap(*pair, steps) for pair in pairs), default=None) for steps in GAP_STEPS]
         alone = next((result for result in results if result["alone"]), None)
         rows.append(
             [
                 f"{lr:g}",
                 results[0]["title"],
-                str(len(results)),
-                *[number([end[key] for end in ends], 3) for key in ("kl", "ce")],
-                f"{max(gaps):.1e}" if gaps else NONE,
+                ", ".join(str(result["seed"]) for result in results),
+                *[listed([end[key] for end in ends], 2) for key in ("kl", "ce")],
+                *[NONE if gap is None else f"{gap:.1e}" for gap in gaps],
                 f"{alone['tokens_per_second']:.0f}" if alone else NONE,
                 f"{alone['steps'] * alone['batch_tokens'] / alone['tokens_per_second']:.1f}" if alone else NONE,
             ]
@@ -240,29 +194,35 @@ def table_peers(figures):
     head = [
         "learning rate",
         "program",
-        "runs",
-        "KL",
-        "cross-entropy",
-        "largest relative difference of a loss",
+        "seeds",
+        "KL of each",
+        "cross-entropy of each",
+        *[f"difference of a loss, {steps} steps" for steps in GAP_STEPS],
         "tokens a second",
         "seconds of steps",
     ]
-    return markdown(head, rows, left=2)
+    return markdown(head, rows, left=3)
 
 
-def loss_gap(result, other):
-    """Over the first 100 steps."""
-    return max(abs(one - two) / two for one, two in list(zip(result["losses"], other["losses"]))[:100])
+GAP_STEPS = (3, 100)
+
+
+def loss_gap(result, other, steps):
+    """The largest relative difference over the first steps."""
+    return max(abs(one - two) / two for one, two in list(zip(result["losses"], other["losses"]))[:steps])
 
 
 def table_again(figures):
-    """The KL of rows that were trained again."""
+    """KL and cross-entropy of rows that were trained again."""
+    found = {}
+    for student, title, metric, kind, one, two, _ in compared(figures):
+        found.setdefault((student, title, kind), {})[metric] = [number(one, 4), number(two, 4)]
     rows = [
-        [student if kind == KINDS[0] else "", title if kind == KINDS[0] else "", kind, number(one, 4), number(two, 4)]
-        for student, title, metric, kind, one, two, _ in compared(figures)
-        if metric == "forward_kl"
+        [*(("", "") if kind != KINDS[0] else (student, title)), kind, *cells["forward_kl"], *cells["hard"]]
+        for (student, title, kind), cells in found.items()
     ]
-    return markdown(["student", "row", "text", "KL", "KL again"], rows, left=3)
+    head = ["student", "row", "text", "KL", "KL again", "cross-entropy", "cross-entropy again"]
+    return markdown(head, rows, left=3)
 
 
 def table_head(figures):
@@ -282,6 +242,7 @@ TABLES = {
     "head": table_head,
     "kl": table_kl,
     "cross_entropy": table_cross_entropy,
+    "gains": table_gains,
     "others": table_others,
     "reached": table_reached,
     "tokens": table_tokens,
@@ -302,34 +263,6 @@ def page_with_tables(page, text, study_table):
     profiles = {profile for _, profile in blocks}
     figures = {profile: make_figures(profile, study_table, folder / f"{profile}.json") for profile in profiles}
     return BLOCK.sub(lambda match: match[1] + TABLES[match[2]](figures[match[3]]) + "\n" + match[4], text)
-
-
-def plot(figures, path):
-    """Cross-entropy against tokens, a line for each learning rate, and the lowest of each row."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    student = next(iter(figures.study.cases))
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
-    for axis, name in zip(axes, ("labels", "forward_kl")):
-        for lr in figures.study.lrs:
-            points = []
-            for size in budgets(figures):
-                runs = figures.trained(size, student, name)
-                if lr in runs:
-                    points.append((size, runs[lr]["validation"][-1]["ce"]))
-            if points:
-                axis.plot(*zip(*points), marker="o", label=f"learning rate {lr:g}")
-        axis.set_xscale("log", base=2)
-        axis.set_xlabel("training tokens")
-        axis.set_title(f"{figures.study.rows[name].title}, student {student}")
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("cross-entropy on the validation text, nats")
-    axes[1].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def make_figures(profile, study_table, results):
@@ -374,13 +307,13 @@ def check(args):
         for metric in ("forward_kl", "hard"):
             for kind, difference, size in differences(figures, student, "forward_kl", "labels", metric):
                 seen += 1
-                beyond = difference > size
                 word = {"forward_kl": "KL", "hard": "cross-entropy"}[metric]
+                note = ": labels are better" if difference < -size else ": not beyond the spread"
                 print(
                     f"{student}, {kind}: {word} of labels only minus that of forward KL: {difference:.4f} nats, "
-                    f"spread {size:.4f}{'' if beyond else ': not beyond the spread'}"
+                    f"spread {size:.4f}{'' if difference > size else note}"
                 )
-                if metric == "forward_kl" and not beyond:
+                if metric == "forward_kl" and difference <= size:
                     wrong.append(f"{student}, {kind}")
     if not seen:
         fail(f"{args.results}: no student with results of both labels and forward_kl")

@@ -66,6 +66,13 @@ def test_everything_is_there_and_what_is_left_out_is_named(finished):
         assert [result["seed"] for result in finals(results, row)] == [1, 2]
 
 
+def test_the_report_page_of_a_run_is_kept_when_its_model_is_not(finished, work):
+    _, results, _ = finished
+    for result in results.glob("half-labels-*.json"):
+        folder = work / "runs" / result.stem
+        assert (folder / "report.html").is_file() and not (folder / "model").exists()
+
+
 def test_the_searched_rate_is_the_best_one(finished):
     _, results, _ = finished
     for row in ("labels", "forward_kl"):

@@ -1,0 +1,120 @@
+"""What the number of training tokens and the learning rate do to the cross-entropy on the validation text."""
+
+import math
+
+from .cells import NONE, markdown
+
+ROWS = ("labels", "forward_kl", "mix_50")
+
+
+def reached(points, key, value):
+    """Tokens at which a falling curve of evaluations reaches `value`, interpolated; None if it does not."""
+    before = None
+    for point in points:
+        if key not in point:
+            return None
+        if point[key] <= value:
+            if before is None:
+                return point["tokens"]
+            share = (before[key] - value) / (before[key] - point[key])
+            return before["tokens"] + share * (point["tokens"] - before["tokens"])
+        before = point
+    return None
+
+
+def first_student(figures):
+    return next(iter(figures.study.cases))
+
+
+def rates(figures, tokens, row):
+    """{learning rate: last evaluation} of the runs of the first student and seed."""
+    runs = figures.trained(tokens, first_student(figures), row)
+    return {lr: runs[lr]["validation"][-1] for lr in sorted(runs)}
+
+
+def budgets(figures):
+    """The numbers of tokens that labels were trained with."""
+    sizes = {r["tokens"] for r in figures.results.values() if r.get("purpose") in ("search", "scaling", "final")}
+    return [size for size in sorted(sizes) if rates(figures, size, "labels")]
+
+
+def best(figures, tokens, row):
+    """(learning rate, last evaluation) with the lowest cross-entropy."""
+    return min(rates(figures, tokens, row).items(), key=lambda item: item[1]["ce"])
+
+
+def labels_needed(figures, ce, tokens):
+    """The cell that says how many tokens of labels only give `ce`, which another row has after `tokens`."""
+    sizes = budgets(figures)
+    curve = [{"tokens": math.log2(size), "ce": best(figures, size, "labels")[1]["ce"]} for size in sizes]
+    at = reached(curve, "ce", ce)
+    if at is None:
+        return f"more than {sizes[-1] / 1e6:.1f}"
+    if at <= math.log2(sizes[0]):
+        return f"at most {sizes[0] / 1e6:.1f}"
+    return f"{2**at / 1e6:.1f} ({2**at / tokens:.2f} times)"
+
+
+def table_tokens(figures):
+    """Lowest cross-entropy over the learning rates by tokens, and what labels need to reach that of other rows."""
+    rows = []
+    for size in budgets(figures):
+        for name in ROWS:
+            found = rates(figures, size, name)
+            if not found:
+                continue
+            lr, end = best(figures, size, name)
+            rows.append(
+                [
+                    f"{size / 1e6:.2f}" if name == ROWS[0] else "",
+                    figures.study.rows[name].title,
+                    f"{lr:g}, of {len(found)}",
+                    f"{end['ce']:.4f}",
+                    f"{end['kl']:.4f}" if "kl" in end else NONE,
+                    NONE if name == ROWS[0] else labels_needed(figures, end["ce"], size),
+                ]
+            )
+    head = [
+        "million tokens",
+        "row",
+        "best learning rate, of how many",
+        "cross-entropy",
+        "KL",
+        "million tokens that labels need for the same cross-entropy",
+    ]
+    return markdown(head, rows, left=2)
+
+
+def plot(figures, path):
+    """Cross-entropy against the learning rate, a part for each number of tokens; in the last, the lowest of each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    sizes = budgets(figures)
+    figure, axes = pyplot.subplots(1, len(sizes) + 1, figsize=(3.4 * (len(sizes) + 1), 3.6))
+    for number, name in enumerate(ROWS):
+        style = {"marker": "o", "markersize": 4, "color": f"C{number}", "label": figures.study.rows[name].title}
+        for axis, size in zip(axes, sizes):
+            found = rates(figures, size, name)
+            axis.plot(list(found), [end["ce"] for end in found.values()], **style)
+        known = [size for size in sizes if rates(figures, size, name)]
+        axes[-1].plot(known, [best(figures, size, name)[1]["ce"] for size in known], **style)
+    for axis, size in zip(axes, sizes):
+        axis.set_title(f"{size / 1e6:.2f} million tokens", fontsize=10)
+        axis.set_xlabel("learning rate")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(figures.study.lrs, [f"{lr:g}" for lr in figures.study.lrs])
+    axes[0].set_ylabel("cross-entropy on the validation text, nats")
+    axes[-1].set_title("best learning rate", fontsize=10)
+    axes[-1].set_xlabel("million training tokens")
+    axes[-1].set_xscale("log", base=2)
+    axes[-1].set_xticks(sizes, [f"{size / 1e6:.2f}" for size in sizes])
+    axes[-1].legend(fontsize=8)
+    for axis in axes:
+        axis.grid(alpha=0.3)
+        axis.minorticks_off()
+        axis.tick_params(labelsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100, metadata={"Software": None})

@@ -151,8 +151,11 @@ TEST(Cuda, StrategiesThatCannotRunSayWhy) {
   const auto on = at::TensorOptions(at::kFloat).device(test_device());
   const at::Tensor odd = at::randn({3, 1001}, on).to(at::kBFloat16); // rows at multiples of 2 bytes
   const LossOptions hard{.divergence = Divergence::kNone, .hard_weight = 0, .soft_weight = 0};
-  EXPECT_THROW(logits_loss({odd, {}, {}, {}}, hard, {}, {.strategy = RowStrategy::kCluster}), c10::Error);
-  EXPECT_NO_THROW(logits_loss({odd, {}, {}, {}}, hard));
+  EXPECT_NO_THROW(logits_loss({odd, {}, {}, {}}, hard, {}, {.strategy = RowStrategy::kCluster}));
+  LossOptions general = hard;
+  general.label_smoothing = 0.1;
+  EXPECT_THROW(logits_loss({odd, {}, {}, {}}, general, {}, {.strategy = RowStrategy::kCluster}), c10::Error);
+  EXPECT_NO_THROW(logits_loss({odd, {}, {}, {}}, general));
   const at::Tensor wide = at::randn({1, 1 << 20}, on);
   EXPECT_THROW(
       logits_loss({wide, wide, {}, {}}, {}, {}, {.strategy = RowStrategy::kCluster, .cluster_size = 1}), c10::Error);

@@ -12,13 +12,19 @@ namespace distill::losses {
 
 namespace {
 
-LaunchCluster* cluster_kernel(const RowArgs& args) {
+LaunchCluster* cluster_kernel(const RowArgs& args, bool shifted) {
   const bool fp32 = args.logits_type == ElementType::kFloat32;
   switch (cluster_mode(args)) {
     case cluster::Mode::kUnit:
-      return !fp32 ? launch_cluster_bf16_unit : (is_usual(args) ? launch_cluster_unit : launch_cluster_unit_skew);
+      if (fp32) {
+        return is_usual(args) ? launch_cluster_unit : launch_cluster_unit_skew;
+      }
+      return shifted ? launch_cluster_shifted_unit : launch_cluster_bf16_unit;
     case cluster::Mode::kTempered:
-      return fp32 ? launch_cluster_tempered : launch_cluster_bf16_tempered;
+      if (fp32) {
+        return launch_cluster_tempered;
+      }
+      return shifted ? launch_cluster_shifted_tempered : launch_cluster_bf16_tempered;
     case cluster::Mode::kCapped:
       return launch_cluster_capped;
     case cluster::Mode::kGeneral:
@@ -47,7 +53,7 @@ const char* why_not_cluster(const RowArgs& args) {
   if (args.vocab > INT32_MAX / 2) {
     return "the vocabulary is too large";
   }
-  if (!logits_start_at_multiples(args, 4)) {
+  if (!may_start_anywhere(args) && !logits_start_at_multiples(args, 4)) {
     return "rows that do not start at multiples of 4 bytes";
   }
   int device = 0;
@@ -64,7 +70,7 @@ const char* launch_rows_cluster(const RowArgs& args, void* stream, int cluster_s
   if (cluster_size < 2 || cluster_size > kMaxCluster || plan.tiles > kMaxTiles) {
     return "the cluster row kernel cannot hold a row of this width with this cluster size";
   }
-  return cluster_kernel(args)(args, plan, cluster_size, stream);
+  return cluster_kernel(args, plan.shifted)(args, plan, cluster_size, stream);
 }
 
 } // namespace

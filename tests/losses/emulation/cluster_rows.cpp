@@ -77,15 +77,23 @@ void run_mode(const RowArgs& args, int cluster_size) {
     case Mode::kCapped:
       return run_divergence<float, Mode::kCapped>(args, cluster_size);
     case Mode::kGeneral:
-      return run_divergence<Logit, Mode::kGeneral>(args, cluster_size);
+      if constexpr (!std::is_same_v<Logit, cluster::ShiftedBf16>) {
+        return run_divergence<Logit, Mode::kGeneral>(args, cluster_size);
+      }
+      break;
   }
 }
 
 } // namespace
 
 void emulate_cluster_rows(const RowArgs& args, int cluster_size) {
-  args.logits_type == ElementType::kFloat32 ? run_mode<float>(args, cluster_size)
-                                            : run_mode<__nv_bfloat16>(args, cluster_size);
+  if (args.logits_type == ElementType::kFloat32) {
+    run_mode<float>(args, cluster_size);
+  } else if (cluster_plan(args, cluster_size).shifted) {
+    run_mode<cluster::ShiftedBf16>(args, cluster_size);
+  } else {
+    run_mode<__nv_bfloat16>(args, cluster_size);
+  }
 }
 
 } // namespace distill::losses::testing

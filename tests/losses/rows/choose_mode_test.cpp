@@ -49,5 +49,12 @@ TEST(ClusterMode, FollowsTheCall) {
   }
 }
 
+TEST(ClusterMode, Bf16RowsMayStartAnywhereButInTheGeneralKernel) {
+  EXPECT_TRUE(may_start_anywhere(call(true, ElementType::kBFloat16, {})));
+  EXPECT_TRUE(may_start_anywhere(call(false, ElementType::kBFloat16, {.temperature = 2})));
+  EXPECT_FALSE(may_start_anywhere(call(true, ElementType::kBFloat16, {.label_smoothing = 0.1})));
+  EXPECT_FALSE(may_start_anywhere(call(true, ElementType::kFloat32, {})));
+}
+
 } // namespace
 } // namespace distill::losses

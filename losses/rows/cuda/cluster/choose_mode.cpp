@@ -8,6 +8,10 @@ bool is_usual(const RowArgs& args) {
       divergence == Divergence::kReverseKl;
 }
 
+bool may_start_anywhere(const RowArgs& args) {
+  return args.logits_type == ElementType::kBFloat16 && cluster_mode(args) != cluster::Mode::kGeneral;
+}
+
 cluster::Mode cluster_mode(const RowArgs& args) {
   using cluster::Mode;
   const LossOptions& o = args.options;

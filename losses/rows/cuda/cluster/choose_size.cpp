@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "losses/rows/cuda/cluster/choose_mode.h"
+
 namespace distill::losses {
 
 namespace {
@@ -34,7 +36,9 @@ bool logits_start_at_multiples(const RowArgs& args, int64_t of) {
 ClusterPlan cluster_plan(const RowArgs& args, int cluster_size) {
   ClusterPlan plan = cluster_plan(args.vocab, cluster_size);
   const int64_t gradient_bytes = bytes_of(args.gradient_type);
-  plan.bulk_copies = logits_start_at_multiples(args, 16);
+  const bool aligned = logits_start_at_multiples(args, 16);
+  plan.shifted = !aligned && may_start_anywhere(args);
+  plan.bulk_copies = aligned || plan.shifted;
   plan.vector_stores =
       starts_at_multiples(args.gradient, args.gradient_stride * gradient_bytes, kClusterVector * gradient_bytes);
   return plan;

@@ -79,6 +79,9 @@ struct Columns {
   uint32_t base; // shared-memory address of this thread's columns in slot 0
   int slot = 0; // of the row's first tile
   uint32_t phase = 0; // of the full barrier of that slot
+  // How many elements behind the beginning of their tiles the columns begin, 4 bits each: the row's student and
+  // teacher, and those of the next row. In one register, of which there are none to spare.
+  uint32_t shifts = 0;
 
   __device__ __forceinline__ bool exists(int tile) const {
     return !kGeneral || tile < plan.tiles;
@@ -97,7 +100,22 @@ struct Columns {
     return place_from(slot, tile);
   }
 
+  // The row that next_slots() goes to.
+  __device__ __forceinline__ void next_row(int row) {
+    if constexpr (G::kMayShift) {
+      const uint32_t student = shift_of(args.student, args.student_stride, row);
+      const uint32_t teacher = shift_of(args.teacher, args.teacher_stride, row);
+      shifts = (shifts & 0xffU) | student << 8U | teacher << 12U;
+    }
+  }
+
+  // The first row's shifts, given to next_row(), become those of the current row.
+  __device__ __forceinline__ void begin() {
+    shifts >>= 8U;
+  }
+
   __device__ __forceinline__ void next_slots() {
+    shifts >>= 8U;
     slot += G::kTiles;
     phase ^= slot < G::kSlots ? 0U : 1U;
     slot -= slot < G::kSlots ? 0 : G::kSlots;
@@ -123,23 +141,24 @@ struct Columns {
     }
   }
 
-  // Both sides of a tile after bias and softcap; columns that do not exist are -inf. The first read of a row.
-  template <bool kTeacher>
+  // Both sides of a tile after bias and softcap; columns that do not exist are -inf. The first read of a row;
+  // kNext: not of the current one, but of the next.
+  template <bool kTeacher, bool kNext>
   __device__ __forceinline__ void first_read(
       uint32_t place, int tile, float (&student)[kVector], float (&teacher)[kVector]) const {
-    first_read(place, tile, args.student_bias, c.student_softcap, student);
+    first_read(place, tile, kNext ? 8 : 0, args.student_bias, c.student_softcap, student);
     if constexpr (kTeacher) {
-      first_read(place + G::kSideBytes, tile, args.teacher_bias, c.teacher_softcap, teacher);
+      first_read(place + G::kSideBytes, tile, kNext ? 12 : 4, args.teacher_bias, c.teacher_softcap, teacher);
     }
   }
 
   // The same in later reads.
   __device__ __forceinline__ void student(int tile, float (&z)[kVector]) const {
-    read(place(tile), tile, args.student_bias, c.student_softcap, z);
+    read(place(tile), tile, 0, args.student_bias, c.student_softcap, z);
   }
 
   __device__ __forceinline__ void teacher(int tile, float (&z)[kVector]) const {
-    read(place(tile) + G::kSideBytes, tile, args.teacher_bias, c.teacher_softcap, z);
+    read(place(tile) + G::kSideBytes, tile, 4, args.teacher_bias, c.teacher_softcap, z);
   }
 
   // The first of this thread's columns with `value`; side: student or teacher. All other threads wait for the few that
@@ -211,9 +230,40 @@ struct Columns {
   }
 
  private:
+  __device__ __forceinline__ static uint32_t shift_of(const void* logits, int64_t stride, int row) {
+    constexpr uint32_t kUnit = kCopyBytes / sizeof(Logit);
+    const auto first = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(logits) / sizeof(Logit));
+    return (first + static_cast<uint32_t>(row) * static_cast<uint32_t>(stride)) % kUnit;
+  }
+
+  // `side`: the bits of `shifts`.
+  __device__ __forceinline__ void read_logits(uint32_t address, unsigned side, float (&z)[kVector]) const {
+    if constexpr (G::kMayShift) {
+      read_shifted(address, shifts >> side & 7U, z);
+    } else {
+      read_vector(address, z, static_cast<const Logit*>(nullptr));
+    }
+  }
+
+  // Replaces those of the columns that do not exist, from `valid` on.
+  __device__ __forceinline__ void write_missing(
+      uint32_t address, unsigned side, int valid, const float (&z)[kVector]) const {
+    if constexpr (G::kMayShift) {
+      const uint32_t shifted = address + (shifts >> side & 7U) * static_cast<uint32_t>(sizeof(Logit));
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        if (j >= valid) {
+          store_shared(shifted + static_cast<uint32_t>(j) * sizeof(Logit), uint16_t{0xff80}); // -inf
+        }
+      }
+    } else {
+      write_vector(address, z, static_cast<const Logit*>(nullptr));
+    }
+  }
+
   __device__ __forceinline__ void read(
-      uint32_t address, int tile, const void* bias, float softcap, float (&z)[kVector]) const {
-    read_vector(address, z, static_cast<const Logit*>(nullptr));
+      uint32_t address, int tile, unsigned side, const void* bias, float softcap, float (&z)[kVector]) const {
+    read_logits(address, side, z);
     if constexpr (kAdjusts && !kReplaces) {
       if (bias != nullptr || softcap > 0) {
         adjust(tile, bias, softcap, z);
@@ -222,15 +272,15 @@ struct Columns {
   }
 
   __device__ __forceinline__ void first_read(
-      uint32_t address, int tile, const void* bias, float softcap, float (&z)[kVector]) const {
-    read_vector(address, z, static_cast<const Logit*>(nullptr));
+      uint32_t address, int tile, unsigned side, const void* bias, float softcap, float (&z)[kVector]) const {
+    read_logits(address, side, z);
     if (tile >= share.full) {
       const int valid = share.valid(tile);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         z[j] = j < valid ? z[j] : -INFINITY;
       }
-      write_vector(address, z, static_cast<const Logit*>(nullptr));
+      write_missing(address, side, valid, z);
     }
     if (kAdjusts && (bias != nullptr || softcap > 0)) {
       adjust(tile, bias, softcap, z);

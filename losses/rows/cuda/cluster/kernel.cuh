@@ -137,7 +137,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         columns.wait(kPlace);
         float zs[kVector];
         float zt[kVector];
-        columns.template first_read<kTeacher>(columns.place(kPlace), i, zs, zt);
+        columns.template first_read<kTeacher, (kPlace >= kTiles)>(columns.place(kPlace), i, zs, zt);
         if constexpr (i == 0) {
           student_sums = {};
           student_sums.begin(zs);
@@ -165,6 +165,8 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
 
   float student_max = 0; // this thread's, of the row whose columns are next
   float teacher_max = 0;
+  columns.next_row(row);
+  columns.begin();
   if (row < rows) {
     normalise(First{}, Early{}, First{});
     normalise(Early{}, Tiles{}, First{});
@@ -177,6 +179,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     const uint32_t phase = (turn >> 1U) & 1U;
     const int next = cursor.next(zero);
     // The row after this one, whose first tiles are there.
+    columns.next_row(next);
     if (next < rows) {
       normalise(First{}, Early{}, Tiles{});
     }

@@ -8,7 +8,8 @@ namespace distill::losses {
 struct ClusterPlan {
   int slice = 0; // columns that a block holds, a multiple of 8
   int tiles = 0; // of a slice; a tile is 4 columns for each worker thread
-  bool bulk_copies = true; // logits' rows start at multiples of 16 bytes; otherwise of 4 bytes, and are copied by those
+  bool bulk_copies = true; // otherwise rows start at multiples of 4 bytes alone, and are copied by those
+  bool shifted = false; // bf16 rows do not all start at multiples of 16 bytes: copies begin up to 14 bytes before them
   bool vector_stores = true; // the gradient's rows start where a thread can write its 4 columns at once
 };
 
@@ -44,6 +45,8 @@ LaunchCluster launch_cluster_general;
 LaunchCluster launch_cluster_bf16_unit;
 LaunchCluster launch_cluster_bf16_tempered;
 LaunchCluster launch_cluster_bf16_general;
+LaunchCluster launch_cluster_shifted_unit; // of rows that ClusterPlan::shifted says
+LaunchCluster launch_cluster_shifted_tempered;
 
 // How many clusters of this size the current device runs at once, with or without a teacher; 0 where it runs none.
 int clusters_at_once(bool teacher, int cluster_size);

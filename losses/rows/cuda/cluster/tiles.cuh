@@ -1,6 +1,7 @@
 // The tiles of the rows in shared memory: how many there are, and the warp that copies them.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "losses/rows/cuda/cluster/row_slots.cuh"
@@ -16,6 +17,13 @@ constexpr int kTileColumns = kWorkers * kVector;
 constexpr int kWorkerRegisters = 104;
 constexpr int kReducerRegisters = 64;
 
+// bf16 logits whose rows may start anywhere: tiles are copied from the multiple of 16 bytes before them.
+struct ShiftedBf16 {
+  __nv_bfloat16 value;
+};
+
+constexpr int kCopyBytes = 16; // bulk copies begin at multiples of it, and have a multiple of it
+
 // Sizes that follow from the slice of a row in a block; kTiles: the most tiles of a slice. kKeeps: whether a and q of a
 // row are kept from its columns phase to its gradient phase: in registers as far as they hold them, the rest in shared
 // memory. fp32 logits leave as much room as a and q need, bf16 logits do not.
@@ -29,7 +37,8 @@ struct Geometry {
   static constexpr int kThreads = kWorkers + (kMovesRegisters ? 4 : 2) * kWarp;
   static constexpr int kBarrierBytes = 2 * static_cast<int>(sizeof(uint64_t)); // of a slot: full, empty
   static constexpr int kVectorBytes = kVector * static_cast<int>(sizeof(Logit));
-  static constexpr int kSideBytes = kTileColumns * static_cast<int>(sizeof(Logit));
+  static constexpr bool kMayShift = std::is_same_v<Logit, ShiftedBf16>;
+  static constexpr int kSideBytes = kTileColumns * static_cast<int>(sizeof(Logit)) + (kMayShift ? kCopyBytes : 0);
   static constexpr int kSlotBytes = kSideBytes * (kTeacher ? 2 : 1);
   static constexpr int kRegisterTiles = !kKeeps || kTiles < kMaxRegisterTiles ? kTiles : kMaxRegisterTiles;
   static constexpr int kStoredTiles = kTiles - kRegisterTiles; // whose a and q are stored in shared memory
@@ -75,6 +84,26 @@ __device__ __forceinline__ void read_vector(uint32_t address, float (&z)[kVector
   z[1] = __uint_as_float(v.x & 0xffff0000U);
   z[2] = __uint_as_float(v.y << 16U);
   z[3] = __uint_as_float(v.y & 0xffff0000U);
+}
+
+// The columns begin `shift` elements, fewer than 8, behind the address, which is a multiple of 8 bytes.
+__device__ __forceinline__ void read_shifted(uint32_t address, uint32_t shift, float (&z)[kVector]) {
+  const uint32_t even = address + (shift & 4U) * 2;
+  const uint2 first = load_shared_uint2(even);
+  const uint2 rest = load_shared_uint2(even + 8);
+  uint32_t low = first.x;
+  uint32_t middle = first.y;
+  uint32_t high = rest.x;
+  if ((shift & 2U) != 0) {
+    low = first.y;
+    middle = rest.x;
+    high = rest.y;
+  }
+  const bool odd = (shift & 1U) != 0;
+  z[0] = __uint_as_float(odd ? low & 0xffff0000U : low << 16U);
+  z[1] = __uint_as_float(odd ? middle << 16U : low & 0xffff0000U);
+  z[2] = __uint_as_float(odd ? middle & 0xffff0000U : middle << 16U);
+  z[3] = __uint_as_float(odd ? high << 16U : middle & 0xffff0000U);
 }
 
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
@@ -159,17 +188,16 @@ struct TileCopies {
   int first_column;
   int existing; // columns of the slice
 
-  // By one lane. Up to 16 bytes beyond a row's last column are read; rows start at multiples of 16 bytes, so that they
-  // belong to the row.
+  // By one lane, whole units of kCopyBytes: with those that hold the tile's first and last column.
   __device__ __forceinline__ void in_bulk(RowCursor cursor) const {
-    constexpr int kGranule = 16 / static_cast<int>(sizeof(Logit));
     for_tiles(cursor, [&](uint32_t to, uint32_t full, const Logit* student, const Logit* teacher, int columns) {
-      const auto bytes = static_cast<uint32_t>((columns + kGranule - 1) / kGranule * 16);
-      barrier_expect_at(full, bytes * (kTeacher ? 2 : 1));
-      if (bytes > 0) {
-        bulk_copy(to, student, bytes, full);
+      const Units of_student = units(student, columns);
+      const Units of_teacher = kTeacher ? units(teacher, columns) : Units{nullptr, 0};
+      barrier_expect_at(full, of_student.bytes + of_teacher.bytes);
+      if (columns > 0) {
+        bulk_copy(to, of_student.first, of_student.bytes, full);
         if constexpr (kTeacher) {
-          bulk_copy(to + G::kSideBytes, teacher, bytes, full);
+          bulk_copy(to + G::kSideBytes, of_teacher.first, of_teacher.bytes, full);
         }
       }
     });
@@ -194,6 +222,18 @@ struct TileCopies {
   }
 
  private:
+  struct Units {
+    const void* first;
+    uint32_t bytes;
+  };
+
+  __device__ __forceinline__ static Units units(const Logit* from, int columns) {
+    const auto bytes = static_cast<uint32_t>(columns) * static_cast<uint32_t>(sizeof(Logit));
+    const auto before = G::kMayShift ? static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) % kCopyBytes) : 0U;
+    const uint32_t all = columns > 0 ? (before + bytes + kCopyBytes - 1) / kCopyBytes * kCopyBytes : 0U;
+    return {reinterpret_cast<const char*>(from) - before, all};
+  }
+
   // copy(slot's address, its full barrier, the student's and the teacher's first logit, columns that exist).
   template <typename Copy>
   __device__ __forceinline__ void for_tiles(RowCursor& cursor, const Copy& copy) const {

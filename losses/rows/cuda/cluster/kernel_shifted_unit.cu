@@ -1,0 +1,10 @@
+// bf16 logits as in kernel_bf16_unit.cu, whose rows do not all start at multiples of 16 bytes.
+#include "losses/rows/cuda/cluster/launch.cuh"
+
+namespace distill::losses {
+
+const char* launch_cluster_shifted_unit(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
+  return cluster::launch_usual<cluster::ShiftedBf16, cluster::Mode::kUnit>(args, plan, cluster_size, stream);
+}
+
+} // namespace distill::losses

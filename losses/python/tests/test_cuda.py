@@ -56,11 +56,12 @@ def test_autocast(dtype):
 def test_the_host_never_waits():
     _, p = on_gpu(torch.float32)
     calls(p)  # the first call of a process sets libraries up
+    items = torch.tensor(7, device="cuda")  # a copy from the host, which waits
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         sum(loss.sum() for loss in calls(p)).backward()
-        LinearJSD()(p.x, p.w, p.tx, p.tw, p.y, num_items_in_batch=torch.tensor(7, device="cuda")).backward()
+        LinearJSD()(p.x, p.w, p.tx, p.tw, p.y, num_items_in_batch=items).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -8,7 +8,7 @@ import transformers
 
 import reference_training
 import tiny
-from test_float8 import NAMES, rounded
+from float8_teacher import NAMES, rounded
 from test_memory_plan import UNPLANNED
 
 SHADOW = ["float8_gradient_cosine"]

@@ -1,0 +1,58 @@
+"""A float8 teacher in PyTorch, and runs that have one, for several tests."""
+
+import torch
+import transformers
+
+import tiny
+
+FLOAT8 = {"dtype": "float8"}
+OPEN = {"max_mean_kl": 100.0}  # the tiny random teachers are far from any real one
+
+
+def float8_config(folder, pair, shard, **sections):
+    teacher = FLOAT8 | sections.pop("teacher", {})
+    float8 = OPEN | sections.pop("float8", {})
+    sections.setdefault("train", {"steps": 4})
+    config = tiny.base_config(folder, *pair, shard, scheduler={"warmup_steps": 1}, float8=float8, **sections)
+    config["teacher"].update(teacher)
+    return config
+
+
+def rounded(x):
+    """e4m3 with a scale for each row, as a number again."""
+    scale = (x.abs().amax(-1, keepdim=True) / 448).clamp_min(1e-30)
+    return (x * (1 / scale)).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+
+class Float8Linear(torch.nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.weight = rounded(linear.weight.detach())
+
+    def forward(self, x):
+        return rounded(x) @ self.weight.T
+
+
+NAMES = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+
+
+def reference_teacher(folder, products=tuple(NAMES), blocks=None):
+    """transformers' model with these products of these blocks (None: all) in float8."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for index, layer in enumerate(model.model.layers):
+        if blocks is not None and index not in blocks:
+            continue
+        for name in (name for product in products for name in NAMES[product]):
+            owner = layer.self_attn if hasattr(layer.self_attn, name) else layer.mlp
+            setattr(owner, name, Float8Linear(getattr(owner, name)))
+    return model
+
+
+def gate_line(run):
+    (line,) = [line for line in (run / "log.txt").read_text().splitlines() if "float8 teacher against" in line]
+    return line

@@ -1,0 +1,116 @@
+"""The error of a float8 teacher against the same without float8, and the exceptions that bring it down."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+import reference_training
+import tiny
+from float8_teacher import float8_config, reference_teacher
+
+
+@torch.no_grad()
+def reference_error(folder, float8, shard, seq_len=32):
+    """(mean KL, 99th percentile, agreement, cross-entropy, the same in float8) over all tokens with a target."""
+    tokens, targets = reference_training.concat_rows(shard, seq_len)
+    valid = targets != reference_training.IGNORE
+    exact = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    p, q = (model(tokens).logits[valid][:, : tiny.VOCAB + 1000].double() for model in (exact, float8))
+    kl = reference_training.kl(p.log_softmax(-1), q.log_softmax(-1)).sort().values
+    labels = targets[valid]
+    return {
+        "mean_kl": kl.mean().item(),
+        "p99_kl": kl[int(0.99 * (len(kl) - 1))].item(),
+        "agreement": (p.argmax(-1) == q.argmax(-1)).double().mean().item(),
+        "cross_entropy": torch.nn.functional.cross_entropy(p, labels).item(),
+        "float8_cross_entropy": torch.nn.functional.cross_entropy(q, labels).item(),
+        "tokens": len(kl),
+    }
+
+
+def quantize(folder, pair, shard, *arguments, **sections):
+    sections["data"] = {"eval": [{"path": shard}]} | sections.get("data", {})
+    config = float8_config(folder, pair, shard, **sections)
+    found = tiny.distill(
+        "quantize", "--config", tiny.write_config(folder, config), "--json", "--tokens", 10**6, *arguments
+    )
+    return json.loads(found.stdout)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "exaone4"])
+def test_the_error_is_that_of_the_formula_in_pytorch(tmp_path, models, ragged_shard, family):
+    teacher = models[family][1]
+    found = quantize(tmp_path, models[family], ragged_shard, "--limit", 100)["before"]
+    expected = reference_error(teacher, reference_teacher(teacher), ragged_shard)
+    assert found["tokens"] == expected["tokens"]
+    # A value on the edge between two e4m3 numbers may fall either way.
+    assert found["mean_kl"] == pytest.approx(expected["mean_kl"], rel=0.02)
+    assert found["p99_kl"] == pytest.approx(expected["p99_kl"], rel=0.1)
+    assert found["agreement"] == pytest.approx(expected["agreement"], abs=0.02)
+    assert found["cross_entropy"] == pytest.approx(expected["cross_entropy"], rel=1e-4)
+    assert found["float8_cross_entropy"] == pytest.approx(expected["float8_cross_entropy"], rel=2e-3)
+
+
+def test_the_effect_of_each_product_is_its_own(tmp_path, models, ragged_shard):
+    student, teacher = models["llama"]
+    limit = quantize(tmp_path, (student, teacher), ragged_shard, "--limit", 100)["before"]["mean_kl"] * 0.9999
+    # One batch holds all the data, so that single products are measured on the same tokens.
+    rows = len(reference_training.concat_rows(ragged_shard, 32)[0])
+    sections = {"train": {"steps": 4, "micro_batch_size": rows, "global_batch_size": rows}}
+    report = quantize(tmp_path, (student, teacher), ragged_shard, "--limit", limit, **sections)
+    assert len(report["products"]) == 3 * 4
+    assert sum(product["operations"] for product in report["products"]) == pytest.approx(1)
+    for entry in report["products"]:
+        block, name = entry["product"].split(".")
+        expected = reference_error(teacher, reference_teacher(teacher, (name,), (int(block),)), ragged_shard)
+        assert entry["mean_kl"] == pytest.approx(expected["mean_kl"], rel=0.05), entry["product"]
+
+
+def test_exceptions_bring_the_error_under_the_limit_and_the_gate_then_opens(tmp_path, models, ragged_shard):
+    pair = models["llama"]
+    all_products = quantize(tmp_path, pair, ragged_shard, "--limit", 100)
+    assert all_products["found"] and all_products["float8_exceptions"] == []
+    limit = all_products["before"]["mean_kl"] / 3
+    report = quantize(tmp_path, pair, ragged_shard, "--limit", limit)
+    assert report["found"] and report["after"]["mean_kl"] <= limit < report["before"]["mean_kl"]
+    given_back = [product for product in report["products"] if not product["float8"]]
+    assert 1 <= len(given_back) < 12
+    # The most KL for their operations are given back.
+    value = [product["mean_kl"] / product["operations"] for product in report["products"]]
+    assert value == sorted(value, reverse=True)
+    assert all(not product["float8"] for product in report["products"][: len(given_back)])
+
+    def run(name, exceptions):
+        config = float8_config(
+            tmp_path / name,
+            pair,
+            ragged_shard,
+            teacher={"float8_exceptions": exceptions},
+            float8={"max_mean_kl": limit, "gate_tokens": 10**6},
+            data={"eval": [{"path": ragged_shard}]},
+        )
+        return tiny.write_config(tmp_path / name, config), tmp_path / name / "run"
+
+    config, folder = run("refused", [])
+    refused = tiny.distill("--config", config, code=tiny.BAD_INPUT)
+    for text in ("float8.max_mean_kl", f"mean KL {report['before']['mean_kl']:.4g}", "distill quantize"):
+        assert text in refused.stderr
+    assert not (folder / "metrics.jsonl").exists()
+
+    config, folder = run("open", report["float8_exceptions"])
+    tiny.distill("--config", config)
+    log = (folder / "log.txt").read_text()
+    assert f"mean KL {report['after']['mean_kl']:.4g}" in log
+    assert f"{12 - len(given_back)} of its 12 block products in float8" in log
+
+
+def test_a_limit_below_rounding_gives_every_product_back(tmp_path, models, ragged_shard):
+    config = float8_config(tmp_path, models["llama"], ragged_shard, data={"eval": [{"path": ragged_shard}]})
+    path = tiny.write_config(tmp_path, config)
+    done = tiny.distill("quantize", "--config", path, "--limit", 1e-12, "--json")
+    report = json.loads(done.stdout)
+    assert report["found"] and report["after"]["mean_kl"] <= 1e-12
+    assert all(not product["float8"] for product in report["products"])
+    assert report["float8_exceptions"] == ["0-2"]

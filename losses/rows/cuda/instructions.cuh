@@ -67,11 +67,6 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint2 v) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-__device__ __forceinline__ void store_shared(uint32_t address, uint16_t v) {
-  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 // 1 / x, to one unit in the last place.
 __device__ __forceinline__ float approximate_reciprocal(float x) {
   float y = 0;

@@ -245,25 +245,23 @@ struct Columns {
     }
   }
 
-  // Replaces those of the columns that do not exist, from `valid` on.
-  __device__ __forceinline__ void write_missing(
-      uint32_t address, unsigned side, int valid, const float (&z)[kVector]) const {
-    if constexpr (G::kMayShift) {
-      const uint32_t shifted = address + (shifts >> side & 7U) * static_cast<uint32_t>(sizeof(Logit));
+  // -inf for those of a tile's columns that do not exist.
+  __device__ __forceinline__ void mask(int tile, float (&z)[kVector]) const {
+    const int valid = share.valid(tile);
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        if (j >= valid) {
-          store_shared(shifted + static_cast<uint32_t>(j) * sizeof(Logit), uint16_t{0xff80}); // -inf
-        }
-      }
-    } else {
-      write_vector(address, z, static_cast<const Logit*>(nullptr));
+    for (int j = 0; j < kVector; ++j) {
+      z[j] = j < valid ? z[j] : -INFINITY;
     }
   }
 
   __device__ __forceinline__ void read(
       uint32_t address, int tile, unsigned side, const void* bias, float softcap, float (&z)[kVector]) const {
     read_logits(address, side, z);
+    if constexpr (G::kMayShift) { // not replaced in shared memory, whose words hold neighbours' columns, too
+      if (tile >= share.full) {
+        mask(tile, z);
+      }
+    }
     if constexpr (kAdjusts && !kReplaces) {
       if (bias != nullptr || softcap > 0) {
         adjust(tile, bias, softcap, z);
@@ -275,12 +273,10 @@ struct Columns {
       uint32_t address, int tile, unsigned side, const void* bias, float softcap, float (&z)[kVector]) const {
     read_logits(address, side, z);
     if (tile >= share.full) {
-      const int valid = share.valid(tile);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        z[j] = j < valid ? z[j] : -INFINITY;
+      mask(tile, z);
+      if constexpr (!G::kMayShift) { // for later reads
+        write_vector(address, z, static_cast<const Logit*>(nullptr));
       }
-      write_missing(address, side, valid, z);
     }
     if (kAdjusts && (bias != nullptr || softcap > 0)) {
       adjust(tile, bias, softcap, z);

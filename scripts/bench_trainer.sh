@@ -5,10 +5,11 @@
 # Shapes: tiny, 1b, 3b, 8b, 70b (scripts/bench_inputs.py). DISTILL and PYTHON replace the build's and .venv's.
 # PLAN=RANKS prints the plan for so many GPUs, with 2 sequences on each, and runs nothing; it needs no GPU.
 # CACHE=FOLDER captures the teacher to FOLDER first, says at what speed, and then trains from there; the arguments are
-# for both. ROWS: documents of SEQ_LEN tokens (64), of which every token but the last has a row.
+# for both. ROWS: documents of SEQ_LEN tokens (64), of which every token but the last has a row. DIVERGENCE: jsd, or
+# forward_kl for a cache of samples.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -ge 2 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 student=$1 teacher=$2 steps=${3:-8}
 shift $(($# < 3 ? $# : 3))
 distill=${DISTILL:-build/release/apps/distill/distill}
@@ -22,7 +23,7 @@ cat >"$work/bench.yaml" <<YAML
 student: {path: $work/$student, init: random}
 teacher: {path: $work/$teacher, init: random, source: $source, cache: "${CACHE:-}"}
 data: {train: $work/tokens.dtok, seq_len: $seq_len, packing: $packing, shuffle: false}
-loss: {divergence: jsd, beta: 0.5}
+loss: {divergence: ${DIVERGENCE:-jsd}}
 train: {steps: $steps, micro_batch_size: 2, global_batch_size: 2}
 scheduler: {type: constant}
 checkpoint: {at_end: false}

@@ -1,7 +1,7 @@
 """The same training by distill, by a plain PyTorch loop with Liger's fused JSD, and by TRL's GKDTrainer.
 
-The first learning rate and seed of `peers` in study.yaml is run with the device for itself, and timed; the others say
-how far the result of one program is from itself on another part of the text.
+For each student, the first learning rate and seed of `peers` in study.yaml is run with the device for itself, and
+timed; the others say how far the result of one program is from itself on another part of the text.
 """
 
 import importlib.util
@@ -34,13 +34,14 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Job:
+    student: str
     program: str  # of LOOPS
     lr: float
     seed: int
 
     @property
     def name(self):
-        return f"peer-{self.program}-lr{self.lr:g}-s{self.seed}"
+        return f"peer-{self.student}-{self.program}-lr{self.lr:g}-s{self.seed}"
 
 
 def text_of(study, folders, seed):
@@ -67,7 +68,7 @@ def job_config(study, folders, job):
     return training.merged(
         study.config,
         {
-            "student.path": str(folders.student(peers["student"])),
+            "student.path": str(folders.student(job.student)),
             "teacher.path": str(folders.teacher),
             "data.train": [str(text_of(study, folders, job.seed))],
             "data.seq_len": study.seq_len,
@@ -114,7 +115,8 @@ def jobs(study, timed):
     """Those of the programs that can run here: the timed ones, or the others."""
     first = (study.peers["lrs"][0], study.peers["seeds"][0])
     return [
-        Job(program, lr, seed)
+        Job(student, program, lr, seed)
+        for student in study.peers["students"]
         for lr in study.peers["lrs"]
         for seed in study.peers["seeds"]
         for program in LOOPS
@@ -141,6 +143,7 @@ def run(study, folders, program, job, device, threads):
     shutil.rmtree(folder)
     return {
         "peer": job.program,
+        "student": job.student,
         "title": TITLES[job.program],
         "lr": job.lr,
         "seed": job.seed,

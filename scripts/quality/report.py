@@ -173,15 +173,16 @@ def table_reached(figures):
 def table_peers(figures):
     """Each seed for itself: the mean of runs of which one has collapsed says nothing."""
     peers, rows = figures.peers(), []
-    for (lr, program), found in peers.items():
+    for (student, lr, program), found in peers.items():
         results = sorted(found, key=lambda result: result["seed"])
         ends = [result["validation"][-1] for result in results]
-        ours = {result["seed"]: result for result in peers.get((lr, "distill"), [])}
+        ours = {result["seed"]: result for result in peers.get((student, lr, "distill"), [])}
         pairs = [(one, ours[one["seed"]]) for one in results if program != "distill" and one["seed"] in ours]
         gaps = [max((loss_gap(*pair, steps) for pair in pairs), default=None) for steps in GAP_STEPS]
         alone = next((result for result in results if result["alone"]), None)
         rows.append(
             [
+                student,
                 f"{lr:g}",
                 results[0]["title"],
                 ", ".join(str(result["seed"]) for result in results),
@@ -192,6 +193,7 @@ def table_peers(figures):
             ]
         )
     head = [
+        "student",
         "learning rate",
         "program",
         "seeds",
@@ -201,7 +203,7 @@ def table_peers(figures):
         "tokens a second",
         "seconds of steps",
     ]
-    return markdown(head, rows, left=3)
+    return markdown(head, rows, left=4)
 
 
 GAP_STEPS = (3, 100)

@@ -110,11 +110,11 @@ class Figures:
         return self.results.get(f"model-{name}")
 
     def peers(self):
-        """{(learning rate, program): its results, a part of the text each}"""
+        """{(student, learning rate, program): its results, a part of the text each}"""
         found = {}
         for result in self.results.values():
             if "peer" in result:
-                found.setdefault((result["lr"], result["peer"]), []).append(result)
+                found.setdefault((result["student"], result["lr"], result["peer"]), []).append(result)
         return dict(sorted(found.items()))
 
 

@@ -184,7 +184,7 @@ def peer(program, seed, losses, alone=False):
     end = {"tokens": 1, "ce": 4.0, "kl": 2.0 + seed / 10}
     sizes = {"steps": 100, "batch_tokens": 1000, "tokens_per_second": 50_000.0}
     return (
-        {"peer": program, "title": program, "lr": 5e-4, "seed": seed, "alone": alone}
+        {"peer": program, "student": "half", "title": program, "lr": 5e-4, "seed": seed, "alone": alone}
         | sizes
         | {
             "losses": losses,
@@ -204,8 +204,8 @@ def test_programs_are_compared_seed_by_seed(results):
                 result["validation"] = [{"tokens": 1, "ce": 46.0, "kl": 44.0}]
             (results / f"peer-{4 - seed}-{program}.json").write_text(json.dumps(result))
     table = report.table_peers(figures(results))
-    assert "| 0.0005 | distill | 1, 2, 3 | 2.10, 2.20, 2.30 | 4.00, 4.00, 4.00 | - | - | 50000 | 2.0 |" in table
-    line = "| 0.0005 | trl | 1, 2, 3 | 2.10, 44.00, 2.30 | 4.00, 46.00, 4.00 | 0.0e+00 | 1.0e-01 | 50000 | 2.0 |"
+    assert "| half | 0.0005 | distill | 1, 2, 3 | 2.10, 2.20, 2.30 | 4.00, 4.00, 4.00 | - | - | 50000 | 2.0 |" in table
+    line = "| half | 0.0005 | trl | 1, 2, 3 | 2.10, 44.00, 2.30 | 4.00, 46.00, 4.00 | 0.0e+00 | 1.0e-01 | 50000 | 2.0 |"
     assert line in table
 
 

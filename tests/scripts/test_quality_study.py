@@ -13,8 +13,8 @@ import torch
 
 from quality import calibration
 
-PEERS = {"student": "half", "lrs": [3e-3], "seeds": [1, 2], "steps": 100}
-PEER = "peer-{}-lr0.003-s{}"
+PEERS = {"students": ["half"], "lrs": [3e-3], "seeds": [1, 2], "steps": 100}
+PEER = "peer-half-{}-lr0.003-s{}"
 SPEED = {"student": "half", "rows": ["labels"], "steps": 12}
 
 

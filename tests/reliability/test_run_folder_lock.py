@@ -64,6 +64,11 @@ class Started:
         for pid in self.ranks():
             os.kill(pid, number)
 
+    def stopped(self):
+        """Whether every thread of the ranks is: a thread may still write for a moment after SIGSTOP was sent."""
+        threads = [thread for pid in self.ranks() for thread in Path(f"/proc/{pid}/task").iterdir()]
+        return all((thread / "stat").read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
+
     def wait(self):
         code = self.process.wait(timeout=120)
         return code, self.output.read_text()
@@ -103,6 +108,7 @@ def held_job(config, tmp_path, request):
     run = tmp_path / "run"
     until(lambda: list((run / "checkpoints").glob("step-*/COMPLETE")), job)
     job.signal(signal.SIGSTOP)
+    until(job.stopped, job)
     yield job
     job.end()
 

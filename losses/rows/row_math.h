@@ -23,6 +23,7 @@ struct RowConstants {
   Divergence divergence = Divergence::kNone;
   bool unit_temperature = true;
   T to_log2 = 0; // log2(e) / T: from logits to base-2 logarithms
+  T temperature = 1; // log2(e) / to_log2, with the rounding of to_log2
   T p_weight = 0; // of p in the mixture m
   T q_weight = 0; // of q in the mixture: 1 - p_weight
   T near[4] = {}; // log2(p_weight 2^d + q_weight) = near[0] d + near[1] d^2 + ... for small d
@@ -33,8 +34,11 @@ struct RowConstants {
   T label_smoothing = 0;
   T smoothing_per_column = 0; // label_smoothing / V
   T z_loss = 0;
-  T student_softcap = 0;
+  T student_softcap = 0; // 0: none
   T teacher_softcap = 0;
+  T student_cap_to_log2 = 0; // 2 log2(e) / softcap
+  T teacher_cap_to_log2 = 0;
+  T inverse_square_of_cap = 0; // 1 / softcap^2, of the student's
 };
 
 template <typename T>
@@ -44,6 +48,7 @@ RowConstants<T> row_constants(const RowArgs& args) {
   c.divergence = args.teacher == nullptr ? Divergence::kNone : effective_divergence(o);
   c.unit_temperature = o.temperature == 1;
   c.to_log2 = static_cast<T>(kLog2E<double> / o.temperature);
+  c.temperature = static_cast<T>(kLog2E<double> / static_cast<double>(c.to_log2));
   double through = 1;
   double p_weight = o.beta;
   switch (c.divergence) {
@@ -81,6 +86,13 @@ RowConstants<T> row_constants(const RowArgs& args) {
   c.z_loss = static_cast<T>(o.z_loss);
   c.student_softcap = static_cast<T>(o.student_softcap);
   c.teacher_softcap = static_cast<T>(o.teacher_softcap);
+  if (o.student_softcap > 0) {
+    c.student_cap_to_log2 = static_cast<T>(2 * kLog2E<double> / o.student_softcap);
+    c.inverse_square_of_cap = static_cast<T>(1 / (o.student_softcap * o.student_softcap));
+  }
+  if (o.teacher_softcap > 0) {
+    c.teacher_cap_to_log2 = static_cast<T>(2 * kLog2E<double> / o.teacher_softcap);
+  }
   return c;
 }
 

@@ -34,6 +34,13 @@ namespace cluster {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
+// The value, of which the compiler knows nothing: what follows from it is computed where it is used, and not before a
+// loop, to be kept in registers that are needed elsewhere.
+__device__ __forceinline__ int computed_anew(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // The shared memory whose size the launch gives.
 __device__ __forceinline__ unsigned char* launched_memory() {
   extern __shared__ __align__(128) unsigned char shared[];

@@ -27,6 +27,8 @@ LaunchCluster* cluster_kernel(const RowArgs& args, bool shifted) {
       return shifted ? launch_cluster_shifted_tempered : launch_cluster_bf16_tempered;
     case cluster::Mode::kCapped:
       return launch_cluster_capped;
+    case cluster::Mode::kCappedTempered:
+      return launch_cluster_capped_tempered;
     case cluster::Mode::kGeneral:
       break;
   }

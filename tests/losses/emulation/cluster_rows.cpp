@@ -39,32 +39,32 @@ void run_tiles(const RowArgs& args, int cluster_size) {
   throw std::runtime_error("not compiled for this number of tiles");
 }
 
+template <typename Logit, Mode kMode, Divergence... kDivergences>
+void run_one_of(const RowArgs& args, int cluster_size) {
+  bool found = false;
+  const auto run_if = [&](auto divergence) {
+    constexpr Divergence kDivergence = decltype(divergence)::value;
+    if (effective_divergence(args.options) == kDivergence) {
+      found = true;
+      run_tiles<Logit, kDivergence, true, kMode>(args, cluster_size);
+    }
+  };
+  (run_if(std::integral_constant<Divergence, kDivergences>{}), ...);
+  if (!found) {
+    throw std::runtime_error("not compiled for this divergence");
+  }
+}
+
 template <typename Logit, Mode kMode>
 void run_divergence(const RowArgs& args, int cluster_size) {
+  using enum Divergence;
   if (args.teacher == nullptr) {
-    return run_tiles<Logit, Divergence::kNone, false, kMode>(args, cluster_size);
+    run_tiles<Logit, kNone, false, kMode>(args, cluster_size);
+  } else if constexpr (kMode == Mode::kUnit && sizeof(Logit) == 4) {
+    run_one_of<Logit, kMode, kJsd, kForwardKl, kSkewForwardKl, kSkewReverseKl, kTotalVariation>(args, cluster_size);
+  } else {
+    run_one_of<Logit, kMode, kJsd, kForwardKl>(args, cluster_size);
   }
-  switch (effective_divergence(args.options)) {
-    case Divergence::kJsd:
-      return run_tiles<Logit, Divergence::kJsd, true, kMode>(args, cluster_size);
-    case Divergence::kForwardKl:
-      return run_tiles<Logit, Divergence::kForwardKl, true, kMode>(args, cluster_size);
-    default:
-      break;
-  }
-  if constexpr (kMode == Mode::kUnit && sizeof(Logit) == 4) {
-    switch (effective_divergence(args.options)) {
-      case Divergence::kSkewForwardKl:
-        return run_tiles<Logit, Divergence::kSkewForwardKl, true, kMode>(args, cluster_size);
-      case Divergence::kSkewReverseKl:
-        return run_tiles<Logit, Divergence::kSkewReverseKl, true, kMode>(args, cluster_size);
-      case Divergence::kTotalVariation:
-        return run_tiles<Logit, Divergence::kTotalVariation, true, kMode>(args, cluster_size);
-      default:
-        break;
-    }
-  }
-  throw std::runtime_error("not compiled for this divergence");
 }
 
 template <typename Logit>
@@ -76,6 +76,8 @@ void run_mode(const RowArgs& args, int cluster_size) {
       return run_divergence<Logit, Mode::kTempered>(args, cluster_size);
     case Mode::kCapped:
       return run_divergence<float, Mode::kCapped>(args, cluster_size);
+    case Mode::kCappedTempered:
+      return run_divergence<float, Mode::kCappedTempered>(args, cluster_size);
     case Mode::kGeneral:
       if constexpr (!std::is_same_v<Logit, cluster::ShiftedBf16>) {
         return run_divergence<Logit, Mode::kGeneral>(args, cluster_size);

@@ -89,7 +89,17 @@ INSTANTIATE_TEST_SUITE_P(
         Call{"total_variation", {.divergence = Divergence::kTotalVariation, .hard_weight = 0.5}},
         Call{"labels", {.divergence = Divergence::kNone, .hard_weight = 1}, false},
         Call{"labels_hot", {.divergence = Divergence::kNone, .temperature = 2, .hard_weight = 1}, false},
-        Call{"jsd_capped", {.beta = 0.3, .hard_weight = 0.5, .student_softcap = 6, .teacher_softcap = 5}}),
+        Call{"jsd_capped", {.beta = 0.3, .hard_weight = 0.5, .student_softcap = 6, .teacher_softcap = 5}},
+        Call{
+            "jsd_capped_hot",
+            {.beta = 0.3, .temperature = 2, .hard_weight = 0.5, .student_softcap = 6, .teacher_softcap = 5}},
+        Call{
+            "forward_kl_capped_cold",
+            {.divergence = Divergence::kForwardKl, .temperature = 0.7, .hard_weight = 0.5, .student_softcap = 6}},
+        Call{
+            "labels_capped_hot",
+            {.divergence = Divergence::kNone, .temperature = 2, .hard_weight = 1, .student_softcap = 6},
+            false}),
     [](const auto& call) { return call.param.name; });
 
 TEST(EmulatedCluster, GeneralCallsMatchTheReference) {
@@ -107,7 +117,9 @@ TEST(EmulatedCluster, GeneralCallsMatchTheReference) {
 // The divergence of each row of these logits, computed in `type`.
 at::Tensor divergence_of(const Rows& rows, const RowSpec& spec, const LossOptions& options, at::ScalarType type) {
   const auto log_probs = [&](int side) {
-    const at::Tensor logits = rows.owned[side].narrow(1, 0, spec.vocab).to(type);
+    const double cap = side == 0 ? options.student_softcap : options.teacher_softcap;
+    at::Tensor logits = rows.owned[side].narrow(1, 0, spec.vocab).to(type);
+    logits = cap > 0 ? cap * at::tanh(logits / cap) : logits;
     return at::log_softmax(logits / options.temperature, 1);
   };
   return naive_divergence(options, log_probs(1), log_probs(0));
@@ -119,6 +131,8 @@ TEST(EmulatedCluster, ErrorsNearTheTeacherAreWithinTwiceThoseOfThePlainComputati
       {},
       {.temperature = 2},
       {.temperature = 0.3},
+      {.student_softcap = 30, .teacher_softcap = 30},
+      {.temperature = 2, .student_softcap = 30, .teacher_softcap = 30},
       {.divergence = Divergence::kForwardKl},
       {.divergence = Divergence::kSkewForwardKl},
       {.divergence = Divergence::kSkewReverseKl}};

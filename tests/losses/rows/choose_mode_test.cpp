@@ -28,7 +28,9 @@ TEST(ClusterMode, FollowsTheCall) {
       EXPECT_EQ(cluster_mode(call(teacher, type, {.label_smoothing = 0.1})), Mode::kGeneral);
       EXPECT_EQ(
           cluster_mode(call(teacher, type, {.student_softcap = 30})), type == kFloat ? Mode::kCapped : Mode::kGeneral);
-      EXPECT_EQ(cluster_mode(call(teacher, type, {.temperature = 2, .student_softcap = 30})), Mode::kGeneral);
+      EXPECT_EQ(
+          cluster_mode(call(teacher, type, {.temperature = 2, .student_softcap = 30})),
+          type == kFloat ? Mode::kCappedTempered : Mode::kGeneral);
     }
     const LossOptions skew{.divergence = Divergence::kSkewForwardKl};
     EXPECT_EQ(cluster_mode(call(true, type, skew)), type == kFloat ? Mode::kUnit : Mode::kGeneral);

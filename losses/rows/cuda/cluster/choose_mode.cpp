@@ -16,18 +16,22 @@ cluster::Mode cluster_mode(const RowArgs& args) {
   using cluster::Mode;
   const LossOptions& o = args.options;
   const bool capped = o.student_softcap > 0 || o.teacher_softcap > 0;
-  const bool unit_fp32 = args.logits_type == ElementType::kFloat32 && o.temperature == 1;
+  const bool fp32 = args.logits_type == ElementType::kFloat32;
+  const bool unit = o.temperature == 1;
   if (o.label_smoothing > 0 || args.student_bias != nullptr || args.teacher_bias != nullptr) {
     return Mode::kGeneral;
   }
   if (!is_usual(args)) {
     const bool divergence = effective_divergence(o) != Divergence::kNone;
-    return unit_fp32 && !capped && divergence ? Mode::kUnit : Mode::kGeneral;
+    return fp32 && unit && !capped && divergence ? Mode::kUnit : Mode::kGeneral;
+  }
+  if (capped && !fp32) {
+    return Mode::kGeneral;
   }
   if (capped) {
-    return unit_fp32 ? Mode::kCapped : Mode::kGeneral;
+    return unit ? Mode::kCapped : Mode::kCappedTempered;
   }
-  return o.temperature == 1 ? Mode::kUnit : Mode::kTempered;
+  return unit ? Mode::kUnit : Mode::kTempered;
 }
 
 } // namespace distill::losses

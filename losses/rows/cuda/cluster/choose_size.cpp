@@ -3,14 +3,11 @@
 #include <algorithm>
 
 #include "losses/rows/cuda/cluster/choose_mode.h"
+#include "losses/rows/row_alignment.h"
 
 namespace distill::losses {
 
 namespace {
-
-int64_t bytes_of(ElementType type) {
-  return type == ElementType::kFloat64 ? 8 : (type == ElementType::kFloat32 ? 4 : 2);
-}
 
 bool starts_at_multiples(const void* data, int64_t stride_bytes, int64_t of) {
   return data == nullptr ||
@@ -28,14 +25,14 @@ ClusterPlan cluster_plan(int64_t vocab, int cluster_size) {
 }
 
 bool logits_start_at_multiples(const RowArgs& args, int64_t of) {
-  const int64_t bytes = bytes_of(args.logits_type);
+  const int64_t bytes = element_bytes(args.logits_type);
   return starts_at_multiples(args.student, args.student_stride * bytes, of) &&
       starts_at_multiples(args.teacher, args.teacher_stride * bytes, of);
 }
 
 ClusterPlan cluster_plan(const RowArgs& args, int cluster_size) {
   ClusterPlan plan = cluster_plan(args.vocab, cluster_size);
-  const int64_t gradient_bytes = bytes_of(args.gradient_type);
+  const int64_t gradient_bytes = element_bytes(args.gradient_type);
   const bool aligned = logits_start_at_multiples(args, 16);
   plan.shifted = !aligned && may_start_anywhere(args);
   plan.bulk_copies = aligned || plan.shifted;

@@ -8,20 +8,27 @@ namespace distill::losses::cluster {
 // In place of the gradient's type where no gradient is asked for.
 struct None {};
 
+// Whether the temperature may be another than 1.
+template <Mode kMode>
+inline constexpr bool kScales = kMode == Mode::kTempered || kMode == Mode::kCappedTempered || kMode == Mode::kGeneral;
+
+// Whether there may be softcaps.
+template <Mode kMode>
+inline constexpr bool kCaps = kMode == Mode::kCapped || kMode == Mode::kCappedTempered || kMode == Mode::kGeneral;
+
 // Whether the base is subtracted from the logits before they are scaled: two sums with different scales need it.
 template <Mode kMode>
-inline constexpr bool kSubtractsFirst = kMode == Mode::kGeneral || kMode == Mode::kTempered;
+inline constexpr bool kSubtractsFirst = kScales<kMode>;
 
 // Whether log2 q is kept of a column, and not q.
 template <Mode kMode>
-inline constexpr bool kKeepsLog = kMode == Mode::kGeneral || kMode == Mode::kTempered;
+inline constexpr bool kKeepsLog = kScales<kMode>;
 
 // Whether log2(m / q) comes from its series where p and q are close (soft_terms). With the instruction instead, errors
 // near the teacher are within twice those of a plain computation in fp32 for JSD at T = 1, and not at other
 // temperatures.
 template <Divergence kDivergence, Mode kMode>
-inline constexpr bool kSeriesNearZero =
-    kMode == Mode::kGeneral || kMode == Mode::kTempered || kDivergence != Divergence::kJsd;
+inline constexpr bool kSeriesNearZero = kScales<kMode> || kDivergence != Divergence::kJsd;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
@@ -47,7 +54,7 @@ struct OnlineSums {
     for (int j = 0; j < kVector; ++j) {
       sum += row_exp2(kSubtractsFirst<kMode> ? (z[j] - base) * c.to_log2 : z[j] * c.to_log2 - scaled);
     }
-    if (kMode == Mode::kTempered || (kMode == Mode::kGeneral && !c.unit_temperature)) {
+    if (kScales<kMode> && (kMode != Mode::kGeneral || !c.unit_temperature)) {
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         unit_sum += row_exp2((z[j] - base) * kLog2E<float>);
@@ -67,7 +74,7 @@ __device__ __forceinline__ float fast_softcapped(float logit, float cap, float t
 template <typename G, typename Logit, Mode kMode>
 struct Columns {
   static constexpr bool kGeneral = kMode == Mode::kGeneral;
-  static constexpr bool kAdjusts = kMode == Mode::kGeneral || kMode == Mode::kCapped;
+  static constexpr bool kAdjusts = kCaps<kMode>;
   // fp32 logits are replaced in shared memory by what bias and softcap make of them, so that it is done once.
   static constexpr bool kReplaces = kAdjusts && sizeof(Logit) == 4;
 
@@ -146,19 +153,19 @@ struct Columns {
   template <bool kTeacher, bool kNext>
   __device__ __forceinline__ void first_read(
       uint32_t place, int tile, float (&student)[kVector], float (&teacher)[kVector]) const {
-    first_read(place, tile, kNext ? 8 : 0, args.student_bias, c.student_softcap, student);
+    first_read(place, tile, student_side(kNext), student);
     if constexpr (kTeacher) {
-      first_read(place + G::kSideBytes, tile, kNext ? 12 : 4, args.teacher_bias, c.teacher_softcap, teacher);
+      first_read(place + G::kSideBytes, tile, teacher_side(kNext), teacher);
     }
   }
 
   // The same in later reads.
   __device__ __forceinline__ void student(int tile, float (&z)[kVector]) const {
-    read(place(tile), tile, 0, args.student_bias, c.student_softcap, z);
+    read(place(tile), tile, student_side(false), z);
   }
 
   __device__ __forceinline__ void teacher(int tile, float (&z)[kVector]) const {
-    read(place(tile) + G::kSideBytes, tile, 4, args.teacher_bias, c.teacher_softcap, z);
+    read(place(tile) + G::kSideBytes, tile, teacher_side(false), z);
   }
 
   // The first of this thread's columns with `value`; side: student or teacher. All other threads wait for the few that
@@ -205,7 +212,7 @@ struct Columns {
   template <typename Gradient>
   __device__ __forceinline__ void write_as(Gradient* out, int tile, const float (&g)[kVector]) const {
     Gradient* to = out + tile * kTileColumns;
-    if (tile < share.full && plan.vector_stores) {
+    if (share.whole(tile) && plan.vector_stores) {
       if constexpr (sizeof(Gradient) == 2) {
         *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(g[0], g[1]), pack_bf16(g[2], g[3]));
       } else {
@@ -236,10 +243,25 @@ struct Columns {
     return (first + static_cast<uint32_t>(row) * static_cast<uint32_t>(stride)) % kUnit;
   }
 
-  // `side`: the bits of `shifts`.
-  __device__ __forceinline__ void read_logits(uint32_t address, unsigned side, float (&z)[kVector]) const {
+  // What becomes of a side's logits; constants of the launch, which take no registers.
+  struct Adjustment {
+    unsigned shift; // the bits of `shifts`
+    const void* bias;
+    float softcap;
+    float cap_to_log2;
+  };
+
+  __device__ __forceinline__ Adjustment student_side(bool next) const {
+    return {next ? 8U : 0U, args.student_bias, c.student_softcap, c.student_cap_to_log2};
+  }
+
+  __device__ __forceinline__ Adjustment teacher_side(bool next) const {
+    return {next ? 12U : 4U, args.teacher_bias, c.teacher_softcap, c.teacher_cap_to_log2};
+  }
+
+  __device__ __forceinline__ void read_logits(uint32_t address, const Adjustment& side, float (&z)[kVector]) const {
     if constexpr (G::kMayShift) {
-      read_shifted(address, shifts >> side & 7U, z);
+      read_shifted(address, shifts >> side.shift & 7U, z);
     } else {
       read_vector(address, z, static_cast<const Logit*>(nullptr));
     }
@@ -254,52 +276,69 @@ struct Columns {
     }
   }
 
-  __device__ __forceinline__ void read(
-      uint32_t address, int tile, unsigned side, const void* bias, float softcap, float (&z)[kVector]) const {
+  __device__ __forceinline__ void read(uint32_t address, int tile, const Adjustment& side, float (&z)[kVector]) const {
     read_logits(address, side, z);
     if constexpr (G::kMayShift) { // not replaced in shared memory, whose words hold neighbours' columns, too
-      if (tile >= share.full) {
+      if (!share.whole(tile)) {
         mask(tile, z);
       }
     }
     if constexpr (kAdjusts && !kReplaces) {
-      if (bias != nullptr || softcap > 0) {
-        adjust(tile, bias, softcap, z);
+      if (adjust(tile, side, z) && !share.whole(tile)) {
+        mask(tile, z);
       }
     }
   }
 
   __device__ __forceinline__ void first_read(
-      uint32_t address, int tile, unsigned side, const void* bias, float softcap, float (&z)[kVector]) const {
+      uint32_t address, int tile, const Adjustment& side, float (&z)[kVector]) const {
     read_logits(address, side, z);
-    if (tile >= share.full) {
-      mask(tile, z);
-      if constexpr (!G::kMayShift) { // for later reads
+    const bool partial = !share.whole(tile);
+    if constexpr (kReplaces) {
+      const bool adjusted = adjust(tile, side, z);
+      if (partial) {
+        mask(tile, z);
+      }
+      if (adjusted || partial) {
         write_vector(address, z, static_cast<const Logit*>(nullptr));
       }
-    }
-    if (kAdjusts && (bias != nullptr || softcap > 0)) {
-      adjust(tile, bias, softcap, z);
-      if constexpr (kReplaces) {
-        write_vector(address, z, static_cast<const Logit*>(nullptr));
+    } else {
+      if (partial) {
+        mask(tile, z);
+        if constexpr (!G::kMayShift) { // for later reads
+          write_vector(address, z, static_cast<const Logit*>(nullptr));
+        }
+      }
+      if constexpr (kAdjusts) {
+        if (adjust(tile, side, z) && partial) {
+          mask(tile, z);
+        }
       }
     }
   }
 
-  __device__ __forceinline__ void adjust(int tile, const void* bias, float softcap, float (&z)[kVector]) const {
-    const int valid = share.valid(tile);
-    const float scale = 2.0F * kLog2E<float> / softcap;
+  // Bias and softcap; says whether there is one. What columns that do not exist become means nothing: mask() follows,
+  // which costs the others less than a comparison for each column here.
+  __device__ __forceinline__ bool adjust(int tile, const Adjustment& side, float (&z)[kVector]) const {
+    bool adjusted = side.softcap > 0;
+    if constexpr (kGeneral) {
+      if (side.bias != nullptr) {
+        adjusted = true;
+        const int valid = share.valid(tile);
+        const int first = computed_anew(share.first) + tile * kTileColumns;
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      if constexpr (kGeneral) {
-        if (j < valid) {
-          z[j] += bias == nullptr ? 0.0F : load_as<float>(bias, share.first + tile * kTileColumns + j, args.bias_type);
-          z[j] = softcapped(z[j], softcap);
+        for (int j = 0; j < kVector; ++j) {
+          z[j] += j < valid ? load_as<float>(side.bias, first + j, args.bias_type) : 0.0F;
         }
-      } else {
-        z[j] = j < valid ? fast_softcapped(z[j], softcap, scale) : z[j];
       }
     }
+    if (side.softcap > 0) {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        z[j] = fast_softcapped(z[j], side.softcap, side.cap_to_log2);
+      }
+    }
+    return adjusted;
   }
 
   template <typename Gradient>
@@ -313,14 +352,19 @@ struct Columns {
   }
 };
 
+// d capped logit / d logit of the student.
+__device__ __forceinline__ float slope_at(float capped_logit, const RowConstants<float>& c) {
+  return fmaf(-capped_logit * c.inverse_square_of_cap, capped_logit, 1.0F);
+}
+
 // What is kept of a column's q for its gradient: q, with the softcap's slope; or log2 q, from which all else follows.
 // The logit is capped.
 template <Mode kMode>
-__device__ __forceinline__ float kept_q(const ColumnResult<float>& r, float logit, float square_of_inverse_cap) {
+__device__ __forceinline__ float kept_q(const ColumnResult<float>& r, float logit, const RowConstants<float>& c) {
   if constexpr (kKeepsLog<kMode>) {
     return r.lq;
-  } else if constexpr (kMode == Mode::kCapped) {
-    return r.q * fmaf(-logit * square_of_inverse_cap, logit, 1.0F);
+  } else if constexpr (kCaps<kMode>) {
+    return r.q * slope_at(logit, c);
   } else {
     return r.q;
   }
@@ -333,17 +377,17 @@ __device__ __forceinline__ float gradient_of(
     const RowConstants<float>& c) {
   if constexpr (!kKeepsLog<kMode>) {
     return unit_gradient<kDivergence>(a, kept, mean, f);
-  } else if constexpr (kMode == Mode::kTempered) {
-    // (kept + log2_sum) / to_log2 is logit - max.
-    const float scale = kLog2E<float> / c.to_log2;
-    const float unit_q = row_exp2(fmaf(kept, scale, student.log2_sum * scale - student.unit_log2_sum));
-    return general_gradient<kDivergence>(a, row_exp2(kept), unit_q, 1.0F, mean, f);
   } else {
-    const float above = (kept + student.log2_sum) / c.to_log2; // logit - max
+    // kept + log2_sum is logit - max in base 2, over the temperature.
     const float q = row_exp2(kept);
-    const float unit_lq = row_max(above * kLog2E<float> - student.unit_log2_sum, kLogFloor<float>);
-    const float unit_q = c.unit_temperature ? q : row_exp2(unit_lq);
-    const float slope = c.student_softcap > 0 ? softcap_slope(above + student.max, c.student_softcap) : 1.0F;
+    float unit_q = q;
+    if (kMode != Mode::kGeneral || !c.unit_temperature) {
+      unit_q = row_exp2(fmaf(kept, c.temperature, student.log2_sum * c.temperature - student.unit_log2_sum));
+    }
+    float slope = 1;
+    if constexpr (kCaps<kMode>) {
+      slope = slope_at(fmaf(kept + student.log2_sum, c.temperature * kLn2<float>, student.max), c);
+    }
     return general_gradient<kDivergence>(a, q, unit_q, slope, mean, f);
   }
 }

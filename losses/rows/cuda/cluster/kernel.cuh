@@ -111,15 +111,12 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   const int mine = tid * kVector;
   Share share; // this thread's columns
   share.first = first_column + mine;
-  share.full = existing < mine + kVector ? 0 : (existing - mine - kVector) / kTileColumns + 1;
-  share.part = min(max(existing - mine - share.full * kTileColumns, 0), kVector);
+  share.columns = existing - mine;
   Columns<G, Logit, kMode> columns{
       args, c, plan, share, barriers, shared_address(shared) + static_cast<uint32_t>(tid) * G::kVectorBytes};
   const auto student_side = [&](int tile, float(&z)[kVector]) { columns.student(tile, z); };
   const auto teacher_side = [&](int tile, float(&z)[kVector]) { columns.teacher(tile, z); };
   const auto zero = [&](int row) { write_zeros(args, plan, columns, rank == 0 && tid == 0, row); };
-  [[maybe_unused]] const float square_of_inverse_cap =
-      c.student_softcap > 0 ? 1.0F / (c.student_softcap * c.student_softcap) : 0.0F;
 
   RowCursor cursor = rows_of_cluster;
   int row = cursor.next(zero);
@@ -209,7 +206,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         return gradient_of<kDivergence, kMode>(r.a, r.lq, 0.0F, student, early_factors, c);
       } else {
         const float g = unit_gradient<kDivergence>(r.a, r.q, 0.0F, early_factors);
-        return kMode == Mode::kCapped ? g * fmaf(-zs * square_of_inverse_cap, zs, 1.0F) : g;
+        return kCaps<kMode> ? g * slope_at(zs, c) : g;
       }
     };
     if (student_max == student.max) {
@@ -226,11 +223,9 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       read_column<kTeacher>(columns, tile, local % kVector, label_logit, teacher_logit);
       RowSums<float> unused;
       const ColumnResult<float> r = visit(tile, local % kVector, label_logit, teacher_logit, unused);
-      const float taken = numbers.factors.label *
-          (kMode == Mode::kUnit || kMode == Mode::kTempered ? 1.0F : label_slope(label_logit, c));
+      const float taken = numbers.factors.label * (kCaps<kMode> ? label_slope(label_logit, c) : 1.0F);
       slots.label[parity] = make_float4(
-          kKeeps ? r.a : early_gradient(r, label_logit), kept_q<kMode>(r, label_logit, square_of_inverse_cap), taken,
-          label_logit);
+          kKeeps ? r.a : early_gradient(r, label_logit), kept_q<kMode>(r, label_logit, c), taken, label_logit);
       if constexpr (kTeacher) { // here, so that no block sends the teacher's logit to another one
         static_cast<float*>(args.metrics)[kTeacherCe * args.metrics_stride + row] =
             teacher_ce(student, teacher, teacher_logit);
@@ -260,7 +255,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
             const ColumnResult<float> r = visit(i, j, zs[j], zt[j], sums);
             if constexpr (kKeeps) {
               first[j] = r.a;
-              second[j] = kept_q<kMode>(r, zs[j], square_of_inverse_cap);
+              second[j] = kept_q<kMode>(r, zs[j], c);
             } else {
               first[j] = early_gradient(r, zs[j]);
             }

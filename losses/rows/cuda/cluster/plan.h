@@ -26,7 +26,8 @@ namespace cluster {
 enum class Mode {
   kUnit, // nothing: T = 1, no bias, softcap or label smoothing
   kTempered, // a temperature, otherwise as kUnit
-  kCapped, // a softcap, otherwise as kUnit
+  kCapped, // a softcap on one side or both, otherwise as kUnit
+  kCappedTempered, // both
   kGeneral,
 };
 
@@ -41,6 +42,7 @@ LaunchCluster launch_cluster_unit;
 LaunchCluster launch_cluster_unit_skew;
 LaunchCluster launch_cluster_tempered;
 LaunchCluster launch_cluster_capped;
+LaunchCluster launch_cluster_capped_tempered;
 LaunchCluster launch_cluster_general;
 LaunchCluster launch_cluster_bf16_unit;
 LaunchCluster launch_cluster_bf16_tempered;

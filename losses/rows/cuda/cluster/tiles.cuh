@@ -122,11 +122,15 @@ __device__ __forceinline__ void write_vector(uint32_t address, const float (&z)[
 // This thread's columns: kVector of them in each tile, as far as they exist in the block's slice.
 struct Share {
   int first; // first column, in the first tile
-  int full; // tiles in which all kVector columns exist
-  int part; // columns that exist in tile `full`
+  int columns; // of the slice, from that one on; negative where it has none
 
-  __device__ int valid(int tile) const {
-    return tile < full ? kVector : (tile == full ? part : 0);
+  // Whether all kVector columns of the tile exist.
+  __device__ __forceinline__ bool whole(int tile) const {
+    return columns >= tile * kTileColumns + kVector;
+  }
+
+  __device__ __forceinline__ int valid(int tile) const {
+    return min(max(computed_anew(columns) - tile * kTileColumns, 0), kVector);
   }
 };
 

@@ -1,0 +1,11 @@
+// fp32 logits at temperatures other than 1 with a softcap on one side or both, without bias or label smoothing.
+#include "losses/rows/cuda/cluster/launch.cuh"
+
+namespace distill::losses {
+
+const char* launch_cluster_capped_tempered(
+    const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
+  return cluster::launch_usual<float, cluster::Mode::kCappedTempered>(args, plan, cluster_size, stream);
+}
+
+} // namespace distill::losses

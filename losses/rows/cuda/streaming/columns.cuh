@@ -2,6 +2,7 @@
 #pragma once
 
 #include "losses/rows/cuda/device_functions.cuh"
+#include "losses/rows/cuda/streaming/plan.h"
 
 namespace distill::losses::streaming {
 
@@ -17,26 +18,27 @@ __device__ __forceinline__ void for_columns(const T (&)[kCount], const Body& bod
 }
 
 // Adds columns to one side's running maximum and sums. The sums are scaled once for all of these columns.
-template <typename T, int kCount>
+template <typename Call, typename T, int kCount>
 __device__ __forceinline__ void add_to(SideSums<T>& to, const T (&z)[kCount], const RowConstants<T>& c) {
+  const bool two_sums = !Call::kPlain && !c.unit_temperature;
   T max = to.max;
   for_columns(z, [&](int k) { max = row_max(max, z[k]); });
   to.sum = scaled_to(to.sum, to.max, max, c.to_log2);
-  if (!c.unit_temperature) {
+  if (two_sums) {
     to.unit_sum = scaled_to(to.unit_sum, to.max, max, kLog2E<T>);
   }
   to.max = max;
   const T base = finite_max(max);
   for_columns(z, [&](int k) { to.sum += row_exp2((z[k] - base) * c.to_log2); });
-  if (!c.unit_temperature) {
+  if (two_sums) {
     for_columns(z, [&](int k) { to.unit_sum += row_exp2((z[k] - base) * kLog2E<T>); });
   }
 }
 
 // A block's columns of one row: a thread takes kBatch vectors of kVector columns at a time, and loads the next ones
-// before it works on these. Vectors begin at multiples of 16 bytes, so that the first one may begin before the row; its
-// columns there are skipped, like those beyond the last one.
-template <typename T, typename Logit, bool kTeacher, int kVector>
+// before it works on these. Vectors begin at multiples of their size, so that the first one may begin before the row;
+// its columns there are skipped, like those beyond the last one.
+template <typename T, typename Logit, bool kTeacher, int kVector, typename Call>
 struct Columns {
   static constexpr int kBatch = kVector == 1 ? 4 : (kTeacher ? 1 : 2);
   static constexpr int kColumns = kBatch * kVector; // of a thread at a time
@@ -93,7 +95,36 @@ struct Columns {
           zt[k] = T(0);
         }
       });
+      if (first < 0 || index(first, kColumns - 1) >= end) {
+        mask(zs, first);
+        if constexpr (kTeacher) {
+          mask(zt, first);
+        }
+      }
       body(zs, zt, first);
+    }
+  }
+
+  // `best` or, where it is smaller, the first column of a batch whose logit is the row's maximum.
+  __device__ __forceinline__ void find_max(const T (&z)[kColumns], T row_maximum, int64_t first, int& best) const {
+    T max = z[0];
+    for_columns(z, [&](int k) { max = row_max(max, z[k]); });
+    if (max == row_maximum) {
+      for_columns(z, [&](int k) { best = z[k] == row_maximum ? min(best, static_cast<int>(index(first, k))) : best; });
+    }
+  }
+
+  // Takes `value` from the label's column, if it is one of the batch.
+  __device__ __forceinline__ void subtract_at(int64_t label, T value, int64_t first, T (&z)[kColumns]) const {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int64_t at = label - (first + b * kStep);
+      if (at >= 0 && at < kVector) {
+#pragma unroll
+        for (int k = 0; k < kVector; ++k) {
+          z[b * kVector + k] -= k == at ? value : T(0);
+        }
+      }
     }
   }
 
@@ -108,7 +139,9 @@ struct Columns {
   // body(the divergence as an integral constant).
   template <typename Body>
   __device__ __forceinline__ void with_divergence(const Body& body) const {
-    if constexpr (kTeacher) {
+    if constexpr (Call::kPlain) {
+      body(std::integral_constant<Divergence, Call::kDivergence>());
+    } else if constexpr (kTeacher) {
       losses::with_divergence(c.divergence, body);
     } else {
       body(std::integral_constant<Divergence, Divergence::kNone>());
@@ -119,7 +152,9 @@ struct Columns {
   __device__ __forceinline__ ColumnResult<T> column(
       T zs, T zt, const SideStats<T>& of_student, const SideStats<T>& of_teacher, RowSums<T>& add) const {
     if constexpr (kTeacher) {
-      return losses::column<kDivergence, true>(zs, zt, of_student, of_teacher, c, add);
+      // As in the cluster row kernel, which says why.
+      constexpr bool kSeriesNearZero = !Call::kPlain || kDivergence != Divergence::kJsd;
+      return losses::column<kDivergence, kSeriesNearZero>(zs, zt, of_student, of_teacher, c, add);
     } else {
       return losses::column(zs, of_student, c, add);
     }
@@ -206,13 +241,20 @@ struct Columns {
     }
   }
 
-  // A logit after bias and softcap; -inf where there is no such column.
+  // A logit after bias and softcap; anything where there is no such column.
   __device__ __forceinline__ T finished(Logit logit, int64_t v, const void* bias, T softcap) const {
     T z = static_cast<T>(logit);
+    if constexpr (Call::kPlain) {
+      return z;
+    }
     if (bias != nullptr && exists(v)) {
       z += load_as<T>(bias, v, args.bias_type);
     }
-    return exists(v) ? softcapped(z, softcap) : -std::numeric_limits<T>::infinity();
+    return softcapped(z, softcap);
+  }
+
+  __device__ __forceinline__ void mask(T (&z)[kColumns], int64_t first) const {
+    for_columns(z, [&](int k) { z[k] = exists(index(first, k)) ? z[k] : -std::numeric_limits<T>::infinity(); });
   }
 
   __device__ __forceinline__ T logit(const Logit* row, int64_t v, const void* bias, T softcap) const {

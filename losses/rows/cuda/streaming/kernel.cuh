@@ -55,8 +55,9 @@ __device__ __forceinline__ SideSums<T> merge_warps(const SideSums<T>* parts, con
   return warp_merge(lane < kWarps ? parts[lane] : SideSums<T>{}, c.to_log2, c.unit_temperature);
 }
 
-// args: see RowArgs, logits of type Logit; the blocks of cluster r take row r, each a slice of `slice` columns.
-template <typename T, typename Logit, bool kTeacher, int kVector>
+// args: see RowArgs, logits of type Logit; the blocks of cluster r take row r, each a slice of `slice` columns. Call:
+// AnyCall or PlainCall.
+template <typename T, typename Logit, bool kTeacher, int kVector, typename Call>
 __global__ __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1) void rows(
     const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<T> c, int cluster_size, int64_t slice) {
   auto& shared = *static_cast<BlockPartials<T>*>(block_memory<sizeof(BlockPartials<T>)>());
@@ -65,7 +66,7 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1) void rows(
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const bool first_thread = threadIdx.x == 0;
-  const Columns<T, Logit, kTeacher, kVector> columns(args, c, row, slice, cluster.rank);
+  const Columns<T, Logit, kTeacher, kVector, Call> columns(args, c, row, slice, cluster.rank);
   T* out = static_cast<T*>(args.metrics) + row;
   const int64_t target = args.targets == nullptr ? 0 : args.targets[row];
   if (args.targets != nullptr && target == kIgnoreIndex) { // for all blocks of the cluster
@@ -83,9 +84,9 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1) void rows(
     SideSums<T> student;
     SideSums<T> teacher;
     columns.for_each([&](const auto& zs, const auto& zt, int64_t /*first*/) {
-      add_to(student, zs, c);
+      add_to<Call>(student, zs, c);
       if constexpr (kTeacher) {
-        add_to(teacher, zt, c);
+        add_to<Call>(teacher, zt, c);
       }
     });
     const SideSums<T> student_of_warp = warp_merge(student, c.to_log2, c.unit_temperature);
@@ -127,16 +128,14 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1) void rows(
           columns.template column<decltype(divergence)::value>(zs[k], zt[k], student, teacher, mine);
         });
       });
-      for_columns(zs, [&](int k) {
-        const int64_t v = columns.index(first, k);
-        if (c.label_smoothing > 0) {
-          mine.below_max += columns.exists(v) ? student.max - zs[k] : T(0);
-        }
-        student_best = zs[k] == student.max ? min(student_best, static_cast<int>(v)) : student_best;
-        if constexpr (kTeacher) {
-          teacher_best = zt[k] == teacher.max ? min(teacher_best, static_cast<int>(v)) : teacher_best;
-        }
-      });
+      if (!Call::kPlain && c.label_smoothing > 0) {
+        for_columns(
+            zs, [&](int k) { mine.below_max += columns.exists(columns.index(first, k)) ? student.max - zs[k] : T(0); });
+      }
+      columns.find_max(zs, student.max, first, student_best);
+      if constexpr (kTeacher) {
+        columns.find_max(zt, teacher.max, first, teacher_best);
+      }
     });
     const RowSums<T> warp_sums = warp_merge(mine);
     student_best = warp_min(student_best);
@@ -198,13 +197,17 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1) void rows(
         for_columns(zs, [&](int k) {
           RowSums<T> unused;
           const ColumnResult<T> x = columns.template column<kDivergence>(zs[k], zt[k], student, teacher, unused);
-          const T unit_q = c.unit_temperature ? x.q : unit_prob(zs[k], student);
-          const T slope = label_slope(zs[k], c);
-          gradient[k] = general_gradient<kDivergence>(x.a, x.q, unit_q, slope, mean, factors);
+          if constexpr (Call::kPlain) {
+            gradient[k] = unit_gradient<kDivergence>(x.a, x.q, mean, factors);
+          } else {
+            const T unit_q = c.unit_temperature ? x.q : unit_prob(zs[k], student);
+            const T slope = label_slope(zs[k], c);
+            gradient[k] = general_gradient<kDivergence>(x.a, x.q, unit_q, slope, mean, factors);
+          }
         });
       });
       if (args.targets != nullptr) {
-        for_columns(zs, [&](int k) { gradient[k] -= columns.index(first, k) == target ? of_label : T(0); });
+        columns.subtract_at(target, of_label, first, gradient);
       }
       columns.write(gradient, first);
     });

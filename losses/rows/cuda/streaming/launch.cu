@@ -28,9 +28,9 @@ int blocks_of_row(const RowArgs& args, int element_bytes) {
   return blocks;
 }
 
-template <typename T, typename Logit, bool kTeacher, int kVector>
+template <typename T, typename Logit, bool kTeacher, int kVector, typename Call>
 const char* launch_as(const RowArgs& args, cudaStream_t stream) {
-  const auto kernel = streaming::rows<T, Logit, kTeacher, kVector>;
+  const auto kernel = streaming::rows<T, Logit, kTeacher, kVector, Call>;
   const int size = blocks_of_row(args, sizeof(Logit));
   const int64_t slice = streaming::slice_columns(args.vocab, size, kVector);
   const auto blocks = static_cast<unsigned>(args.num_rows * size);
@@ -46,12 +46,9 @@ const char* launch_as(const RowArgs& args, cudaStream_t stream) {
 
 template <typename T, typename Logit>
 const char* launch(const RowArgs& args, cudaStream_t stream) {
-  constexpr int kVector = 16 / sizeof(Logit);
-  if (args.teacher == nullptr) {
-    return launch_as<T, Logit, false, kVector>(args, stream);
-  }
-  return streaming::sides_begin_alike(args) ? launch_as<T, Logit, true, kVector>(args, stream)
-                                            : launch_as<T, Logit, true, 1>(args, stream);
+  return streaming::with_kernel<Logit>(args, [&](auto teacher, auto vector, auto call) {
+    return launch_as<T, Logit, decltype(teacher)::value, decltype(vector)::value, decltype(call)>(args, stream);
+  });
 }
 
 } // namespace

@@ -1,6 +1,11 @@
 #pragma once
 
+#include <type_traits>
+
+#include "losses/rows/cuda/cluster/choose_mode.h"
+#include "losses/rows/row_alignment.h"
 #include "losses/rows/row_args.h"
+#include "losses/rows/row_math.h"
 
 // How rows are divided for the streaming row kernel.
 namespace distill::losses::streaming {
@@ -12,10 +17,50 @@ inline int64_t slice_columns(int64_t vocab, int blocks, int vector) {
 
 // Whether both sides' rows begin equally far from a multiple of 16 bytes.
 inline bool sides_begin_alike(const RowArgs& args) {
-  const int64_t bytes =
-      args.logits_type == ElementType::kFloat64 ? 8 : (args.logits_type == ElementType::kFloat32 ? 4 : 2);
-  const int64_t between = reinterpret_cast<intptr_t>(args.student) - reinterpret_cast<intptr_t>(args.teacher);
-  return between % 16 == 0 && (args.student_stride - args.teacher_stride) * bytes % 16 == 0;
+  return rows_begin_alike(
+      args.student, args.student_stride, args.teacher, args.teacher_stride, element_bytes(args.logits_type));
+}
+
+// What a kernel is compiled for: any call, whose options are looked at for every column.
+struct AnyCall {
+  static constexpr bool kPlain = false;
+};
+
+// One divergence, or kNone without a teacher, at T = 1, without bias, softcap or label smoothing.
+template <Divergence kIts>
+struct PlainCall {
+  static constexpr bool kPlain = true;
+  static constexpr Divergence kDivergence = kIts;
+};
+
+// use(whether there is a teacher, columns of a vector, the kind of call) with the constants of the kernel that a call
+// with logits of type Logit takes.
+template <typename Logit, typename Use>
+auto with_kernel(const RowArgs& args, const Use& use) {
+  constexpr bool kFp64 = sizeof(Logit) == sizeof(double);
+  using Vector = std::integral_constant<int, kFp64 ? 2 : 4>;
+  if (args.teacher != nullptr && !sides_begin_alike(args)) {
+    return use(std::true_type(), std::integral_constant<int, 1>(), AnyCall());
+  }
+  if constexpr (!kFp64) {
+    if (cluster_mode(args) == cluster::Mode::kUnit && is_usual(args)) {
+      if (args.teacher == nullptr) {
+        return use(std::false_type(), Vector(), PlainCall<Divergence::kNone>());
+      }
+      switch (effective_divergence(args.options)) {
+        case Divergence::kJsd:
+          return use(std::true_type(), Vector(), PlainCall<Divergence::kJsd>());
+        case Divergence::kForwardKl:
+          return use(std::true_type(), Vector(), PlainCall<Divergence::kForwardKl>());
+        case Divergence::kReverseKl:
+          return use(std::true_type(), Vector(), PlainCall<Divergence::kReverseKl>());
+        default: // not usual
+          break;
+      }
+    }
+  }
+  return args.teacher == nullptr ? use(std::false_type(), Vector(), AnyCall())
+                                 : use(std::true_type(), Vector(), AnyCall());
 }
 
 } // namespace distill::losses::streaming

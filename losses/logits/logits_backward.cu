@@ -9,29 +9,20 @@ namespace distill::losses {
 
 namespace {
 
-bool aligned(const void* data, int64_t stride, size_t element_bytes) {
-  return reinterpret_cast<uintptr_t>(data) % backward::kVectorBytes == 0 &&
-      static_cast<size_t>(stride) * element_bytes % backward::kVectorBytes == 0;
-}
-
 template <Divergence kDivergence, bool kTeacher, typename T, typename Logit>
 const char* launch_as(const RowArgs& a, cudaStream_t stream) {
   using backward::logits_backward;
   constexpr int64_t kMaxRowsOfGrid = 65535;
-  constexpr int kSize = backward::kVectorBytes / sizeof(Logit);
+  constexpr int kSize = kVectorBytes / sizeof(Logit);
+  const bool vectors = backward::begin_alike(a);
   const int64_t rows = std::min(a.num_rows, kMaxRowsOfGrid);
   const dim3 grid(
-      static_cast<unsigned>((a.vocab + backward::kPerBlock - 1) / backward::kPerBlock), static_cast<unsigned>(rows),
+      static_cast<unsigned>(backward::blocks_of_row(a.vocab, vectors ? kSize : 1)), static_cast<unsigned>(rows),
       static_cast<unsigned>((a.num_rows + rows - 1) / rows));
-  const bool vectors = aligned(a.student, a.student_stride, sizeof(Logit)) &&
-      (!kTeacher || aligned(a.teacher, a.teacher_stride, sizeof(Logit))) &&
-      aligned(a.gradient, a.gradient_stride, sizeof(Logit));
-  const LossOptions& o = a.options;
-  const bool plain = o.temperature == 1 && o.student_softcap == 0 && o.teacher_softcap == 0;
-  const auto kernel = plain ? (vectors ? logits_backward<kDivergence, kTeacher, true, T, Logit, kSize>
-                                       : logits_backward<kDivergence, kTeacher, true, T, Logit, 1>)
-                            : (vectors ? logits_backward<kDivergence, kTeacher, false, T, Logit, kSize>
-                                       : logits_backward<kDivergence, kTeacher, false, T, Logit, 1>);
+  // Column by column the plain kernel is not faster than the other one.
+  const auto kernel = !vectors        ? logits_backward<kDivergence, kTeacher, false, T, Logit, 1>
+      : backward::is_plain(a.options) ? logits_backward<kDivergence, kTeacher, true, T, Logit, kSize>
+                                      : logits_backward<kDivergence, kTeacher, false, T, Logit, kSize>;
   kernel<<<grid, backward::kThreads, 0, stream>>>(a, row_constants<T>(a));
   return launch_error();
 }

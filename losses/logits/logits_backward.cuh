@@ -1,31 +1,19 @@
 // One block for a stretch of one row: each side's logits are read once and the gradient written once, 16 bytes a thread
-// where all are aligned.
+// where all rows begin equally far from a multiple of 16 bytes.
 #pragma once
 
 #include "losses/rows/cuda/device_functions.cuh"
+#include "losses/rows/row_alignment.h"
 
 namespace distill::losses::backward {
 
 constexpr int kThreads = 256;
 constexpr int64_t kPerBlock = 8192; // columns
-constexpr int kVectorBytes = 16;
 
 template <typename Logit, int kSize>
 struct alignas(kSize == 1 ? sizeof(Logit) : kVectorBytes) Vector {
   Logit values[kSize];
 };
-
-// The first `valid` values.
-template <typename Logit, int kSize>
-__device__ __forceinline__ void write(Logit* to, const Vector<Logit, kSize>& values, int valid) {
-  if (valid == kSize) {
-    *reinterpret_cast<Vector<Logit, kSize>*>(to) = values;
-  } else {
-    for (int i = 0; i < valid; ++i) {
-      to[i] = values.values[i];
-    }
-  }
-}
 
 // The terms of a row's gradient that do not depend on the column, from the numbers that the forward pass saved.
 template <typename T>
@@ -57,7 +45,26 @@ __device__ __forceinline__ SavedRow<T> load_saved(const RowArgs& a, const RowCon
   return row;
 }
 
-// Of a column that is the label's or not, in a row that counts. kPlain: T = 1 and no softcap.
+// Whether T = 1 and there is no softcap: the kernel is compiled for that.
+inline bool is_plain(const LossOptions& o) {
+  return o.temperature == 1 && o.student_softcap == 0 && o.teacher_softcap == 0;
+}
+
+// Whether the rows of both sides and of the gradient begin equally far from multiples of kVectorBytes.
+inline bool begin_alike(const RowArgs& a) {
+  const auto like_student = [&](const void* data, int64_t stride) {
+    return rows_begin_alike(data, stride, a.student, a.student_stride, element_bytes(a.logits_type));
+  };
+  return like_student(a.gradient, a.gradient_stride) &&
+      (a.teacher == nullptr || like_student(a.teacher, a.teacher_stride));
+}
+
+// Blocks of a row, whose first vector may begin up to a vector before the row.
+inline int64_t blocks_of_row(int64_t vocab, int vector) {
+  return (vocab + vector - 1 + kPerBlock - 1) / kPerBlock;
+}
+
+// Of a column that is the label's or not, in a row that counts. kPlain: is_plain().
 template <Divergence kDivergence, bool kTeacher, bool kPlain, typename T, typename Logit>
 __device__ __forceinline__ T column_gradient(
     const SavedRow<T>& row, const RowConstants<T>& c, Logit student_logit, Logit teacher_logit, bool label) {
@@ -77,8 +84,9 @@ __device__ __forceinline__ T column_gradient(
 }
 
 // a: see RowArgs; metrics and biases are not read. Logits and gradient [R, V] of type Logit, `saved` [kNumSavedValues,
-// R]. A block takes kPerBlock columns of one row. No block reads what another block writes, so the gradient may be the
-// student's logits.
+// R]. A block takes kPerBlock columns of one row. kSize: columns that a thread takes at a time: 1, or kVectorBytes of
+// them; more than 1 needs begin_alike(). No block reads what another block writes, so the gradient may be the student's
+// logits.
 template <Divergence kDivergence, bool kTeacher, bool kPlain, typename T, typename Logit, int kSize>
 __global__ __launch_bounds__(kThreads) void logits_backward(
     const __grid_constant__ RowArgs a, const __grid_constant__ RowConstants<T> c) {
@@ -93,26 +101,29 @@ __global__ __launch_bounds__(kThreads) void logits_backward(
   const Logit* students = static_cast<const Logit*>(a.student) + r * a.student_stride;
   const Logit* teachers = kTeacher ? static_cast<const Logit*>(a.teacher) + r * a.teacher_stride : students;
   Logit* gradient = static_cast<Logit*>(a.gradient) + r * a.gradient_stride;
-  const int64_t first = blockIdx.x * kPerBlock;
+  const int64_t before =
+      kSize == 1 ? 0 : static_cast<int64_t>(reinterpret_cast<uintptr_t>(students) % kVectorBytes / sizeof(Logit));
+  const int64_t first = blockIdx.x * kPerBlock - before;
   const int64_t end = min(first + kPerBlock, a.vocab);
   for (int64_t v = first + threadIdx.x * kSize; v < end; v += kThreads * kSize) {
-    const int valid = static_cast<int>(min(int64_t{kSize}, end - v));
-    const int64_t from_here = row.label - v;
-    const int label = from_here >= 0 && from_here < kSize ? static_cast<int>(from_here) : -1;
-    Vector<Logit, kSize> out{};
-    if (!row.counts) {
-      write(gradient + v, out, valid);
-    } else if (valid == kSize) {
-      const auto zs = *reinterpret_cast<const Vector<Logit, kSize>*>(students + v);
-      const auto zt = kTeacher ? *reinterpret_cast<const Vector<Logit, kSize>*>(teachers + v) : zs;
+    if (v >= 0 && v + kSize <= end) {
+      Vector<Logit, kSize> out{};
+      if (row.counts) {
+        const auto zs = *reinterpret_cast<const Vector<Logit, kSize>*>(students + v);
+        const auto zt = kTeacher ? *reinterpret_cast<const Vector<Logit, kSize>*>(teachers + v) : zs;
+        const int64_t from_here = row.label - v;
+        const int label = from_here >= 0 && from_here < kSize ? static_cast<int>(from_here) : -1;
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) {
-        out.values[i] = static_cast<Logit>(one(zs.values[i], zt.values[i], i == label));
+        for (int i = 0; i < kSize; ++i) {
+          out.values[i] = static_cast<Logit>(one(zs.values[i], zt.values[i], i == label));
+        }
       }
-      write(gradient + v, out, valid);
+      *reinterpret_cast<Vector<Logit, kSize>*>(gradient + v) = out;
     } else {
-      for (int i = 0; i < valid; ++i) {
-        gradient[v + i] = static_cast<Logit>(one(students[v + i], teachers[v + i], i == label));
+#pragma unroll 1
+      for (int64_t k = max(v, int64_t{0}); k < min(v + kSize, end); ++k) {
+        gradient[k] =
+            row.counts ? static_cast<Logit>(one(students[k], teachers[k], k == row.label)) : static_cast<Logit>(0.0F);
       }
     }
   }

@@ -13,7 +13,7 @@ namespace {
 template <Divergence kDivergence, bool kTeacher, bool kPlain, typename Logit, int kSize>
 void run(const RowArgs& args) {
   const RowConstants<float> constants = row_constants<float>(args);
-  const auto blocks = static_cast<int>((args.vocab + backward::kPerBlock - 1) / backward::kPerBlock);
+  const auto blocks = static_cast<int>(backward::blocks_of_row(args.vocab, kSize));
   emulation::run_grid(blocks, backward::kThreads, 1, [&] {
     backward::logits_backward<kDivergence, kTeacher, kPlain, float, Logit, kSize>(args, constants);
   });
@@ -21,19 +21,19 @@ void run(const RowArgs& args) {
 
 template <Divergence kDivergence, bool kTeacher, typename Logit>
 void run_row(const RowArgs& args, bool vectors) {
-  constexpr int kSize = backward::kVectorBytes / sizeof(Logit);
-  const LossOptions& o = args.options;
-  const bool plain = o.temperature == 1 && o.student_softcap == 0 && o.teacher_softcap == 0;
-  if (plain) {
-    vectors ? run<kDivergence, kTeacher, true, Logit, kSize>(args) : run<kDivergence, kTeacher, true, Logit, 1>(args);
+  constexpr int kSize = kVectorBytes / sizeof(Logit);
+  if (!vectors) {
+    run<kDivergence, kTeacher, false, Logit, 1>(args);
+  } else if (backward::is_plain(args.options)) {
+    run<kDivergence, kTeacher, true, Logit, kSize>(args);
   } else {
-    vectors ? run<kDivergence, kTeacher, false, Logit, kSize>(args) : run<kDivergence, kTeacher, false, Logit, 1>(args);
+    run<kDivergence, kTeacher, false, Logit, kSize>(args);
   }
 }
 
 template <typename Logit>
 void run_rows(const RowArgs& args) {
-  const bool vectors = args.student_stride * sizeof(Logit) % backward::kVectorBytes == 0;
+  const bool vectors = backward::begin_alike(args);
   for (int64_t r = 0; r < args.num_rows; ++r) {
     RowArgs row = args;
     row.num_rows = 1;

@@ -158,21 +158,29 @@ TEST_P(EmulatedBackward, MatchesTheReference) {
   const auto& [name, options, teacher] = GetParam();
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const int64_t padding : paddings(kFiveTiles)) {
-      const RowSpec spec{
-          .rows = kRows, .vocab = kFiveTiles, .padding = padding, .logits = type, .gradient = type, .teacher = teacher};
-      Rows ours = make_rows(spec, options);
-      if (cluster_mode(ours.args) == cluster::Mode::kGeneral) {
-        continue; // the forward pass is not compiled for it here
+      for (const bool in_place : {false, true}) { // in place all rows begin equally far from a multiple of 16 bytes
+        const RowSpec spec{
+            .rows = kRows,
+            .vocab = kFiveTiles,
+            .padding = padding,
+            .logits = type,
+            .gradient = type,
+            .teacher = teacher,
+            .in_place = in_place};
+        Rows ours = make_rows(spec, options);
+        if (cluster_mode(ours.args) == cluster::Mode::kGeneral) {
+          continue; // the forward pass is not compiled for it here
+        }
+        SCOPED_TRACE(::testing::Message() << c10::toString(type) << " padding " << padding << " in place " << in_place);
+        const at::Tensor saved =
+            at::full({kNumSavedValues, ours.args.metrics_stride}, NAN, at::TensorOptions(at::kFloat));
+        ours.args.saved = saved.data_ptr();
+        RowArgs forward = ours.args;
+        forward.gradient = nullptr;
+        ASSERT_NO_THROW(emulate_cluster_rows(forward, kClusterSize));
+        ASSERT_NO_THROW(emulate_logits_backward(ours.args));
+        expect_equal_rows(spec, ours, reference_of(spec, options), type == at::kFloat ? 2e-5 : 1e-4);
       }
-      SCOPED_TRACE(::testing::Message() << c10::toString(type) << " padding " << padding);
-      const at::Tensor saved =
-          at::full({kNumSavedValues, ours.args.metrics_stride}, NAN, at::TensorOptions(at::kFloat));
-      ours.args.saved = saved.data_ptr();
-      RowArgs forward = ours.args;
-      forward.gradient = nullptr;
-      ASSERT_NO_THROW(emulate_cluster_rows(forward, kClusterSize));
-      ASSERT_NO_THROW(emulate_logits_backward(ours.args));
-      expect_equal_rows(spec, ours, reference_of(spec, options), type == at::kFloat ? 2e-5 : 1e-4);
     }
   }
 }

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 
 import pytest
 import safetensors.torch
@@ -91,35 +90,6 @@ def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, models, ragged_shard):
     ).read_bytes()
 
 
-def run_as_two_ranks(path):
-    """(exit code, standard error) of each rank. Nothing starts the ranks that would end one when the other fails."""
-    port = tiny.free_port()
-    jobs = [
-        subprocess.Popen(
-            [tiny.binary(), "--config", path],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=tiny.environment()
-            | {
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            },
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [job.communicate(timeout=100)[1] for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-    return [(job.returncode, error) for job, error in zip(jobs, errors)]
-
-
 @pytest.mark.parametrize("gate", [True, False])
 @pytest.mark.parametrize("reader, product", [(0, "self_attn.q_proj"), (1, "mlp.down_proj")])
 def test_weights_that_are_not_finite_end_all_ranks_though_one_reads_them(
@@ -138,7 +108,7 @@ def test_weights_that_are_not_finite_end_all_ranks_though_one_reads_them(
     config = float8_config(tmp_path, (student, str(folder)), ragged_shard, float8={"gate": gate}, parallel=parallel)
     if not gate:
         del config["float8"]["max_mean_kl"]
-    ranks = run_as_two_ranks(tiny.write_config(tmp_path, config))
+    ranks = tiny.run_ranks([tiny.write_config(tmp_path, config)] * 2)
     assert [code for code, _ in ranks] == [tiny.BAD_INPUT] * 2, ranks
     # The check reads them twice, in both precisions.
     found = rf"tensor {name}: expected finite weights, found {2 if gate else 1} NaN or infinite value\(s\)"
@@ -161,10 +131,7 @@ def test_weights_that_are_not_finite_end_all_ranks_though_one_reads_them(
 def test_bad_input_is_named(tmp_path, models, ragged_shard, section, key, value, says):
     config = float8_config(tmp_path, models["llama"], ragged_shard)
     config[section][key] = value
-    done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.BAD_INPUT)
-    for text in says:
-        assert text in done.stderr
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    tiny.expect_refused(tmp_path, config, says)
 
 
 def test_sizes_that_the_products_do_not_take_are_named(tmp_path, models, ragged_shard):

@@ -370,27 +370,9 @@ def test_ranks_with_other_configurations_are_refused(tmp_path, models, ragged_sh
     for rank in (0, 1):
         config = config_of(tmp_path, models["llama"], ragged_shard, optimizer={"lr": 1e-3 * (1 + rank)})
         paths.append(tiny.write_config(tmp_path / str(rank), config))
-    port = tiny.free_port()
-    jobs = [
-        subprocess.Popen(
-            [tiny.binary(), "--config", paths[rank]],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=tiny.environment()
-            | {
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "LOCAL_RANK": str(rank),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            },
-        )
-        for rank in (0, 1)
-    ]
-    errors = [job.communicate(timeout=60)[1] for job in jobs]
-    assert all(job.returncode != 0 for job in jobs)
-    assert "rank 1 has another configuration" in errors[1]
+    ranks = tiny.run_ranks(paths)
+    assert all(code != 0 for code, _ in ranks)
+    assert "rank 1 has another configuration" in ranks[1][1]
 
 
 @pytest.mark.parametrize("other", ["student", "teacher", "data"])
@@ -409,30 +391,11 @@ def test_ranks_with_other_files_are_refused(tmp_path, models, ragged_shard, othe
         save_file(weights, folders[1] / other / "model.safetensors", metadata={"format": "pt"})
     tiny.need_devices(2)
     config = tiny.base_config(tiny.Path("."), "student", "teacher", "data.dtok")
-    jobs, port = [], tiny.free_port()
-    for rank, folder in enumerate(folders):
-        path = tiny.write_config(folder, config)
-        jobs.append(
-            subprocess.Popen(
-                [tiny.binary(), "--config", path],
-                cwd=folder,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=tiny.environment()
-                | {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": "2",
-                    "LOCAL_RANK": str(rank),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": port,
-                },
-            )
-        )
-    errors = [job.communicate(timeout=60)[1] for job in jobs]
-    assert all(job.returncode != 0 for job in jobs), errors
-    assert f"rank 1 has another {'data.train' if other == 'data' else other + '.path'}" in errors[1]
-    assert re.search("hash [0-9a-f]{16}, rank 0 has [0-9a-f]{16}", errors[1])
+    ranks = tiny.run_ranks([tiny.write_config(folder, config) for folder in folders], folders)
+    assert all(code != 0 for code, _ in ranks), ranks
+    error = ranks[1][1]
+    assert f"rank 1 has another {'data.train' if other == 'data' else other + '.path'}" in error
+    assert re.search("hash [0-9a-f]{16}, rank 0 has [0-9a-f]{16}", error)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,38 @@ def free_port():
         return str(listener.getsockname()[1])
 
 
+def run_ranks(paths, folders=None):
+    """(exit code, standard error) of each rank, rank r with the configuration paths[r] in folders[r]. Nothing starts
+    the ranks that would end one when another fails."""
+    launcher = {"WORLD_SIZE": str(len(paths)), "LOCAL_WORLD_SIZE": str(len(paths))}
+    launcher |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    jobs = [
+        subprocess.Popen(
+            [binary(), "--config", path],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folders[rank] if folders else None,
+            env=environment() | launcher | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank, path in enumerate(paths)
+    ]
+    try:
+        errors = [job.communicate(timeout=100)[1] for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    return [(job.returncode, error) for job, error in zip(jobs, errors)]
+
+
+def expect_refused(folder, config, says):
+    """A run that ends before its first step, with each of these texts."""
+    done = distill("--config", write_config(folder, config), code=BAD_INPUT)
+    for text in says:
+        assert text in done.stderr
+    assert not (folder / "run" / "metrics.jsonl").exists()
+
+
 def need_devices(ranks):
     """Skips a test that needs more GPUs than there are."""
     if DEVICE == "cuda" and ranks > torch.cuda.device_count():

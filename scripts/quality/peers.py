@@ -49,7 +49,7 @@ def text_of(study, folders, seed):
     place, places = study.peers["seeds"].index(seed), len(study.peers["seeds"])
     path = folders.scratch / "peers" / f"{place}-of-{places}.dtok"
     if not path.exists():
-        header, documents, _ = shard_file.read(min(folders.data("train").glob("*.dtok")))
+        header, documents, _ = shard_file.read(training.token_shards(folders, 1)[0])
         spec = shard_file.ShardSpec(*(header[key] for key in ("vocab_size", "tokenizer_hash", "bos_id", "eos_id")))
         shard = shard_file.Shard(spec)
         begin = place * len(documents) // places

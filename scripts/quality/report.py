@@ -161,7 +161,7 @@ def table_reached(figures):
             tokens = [reached(curve, "kl", target) for curve in known]
             if not tokens or None in tokens:
                 continue
-            speed = figures.speed(name) if student == (figures.study.speed or {}).get("student") else None
+            speed = figures.speed(student, name)
             early = any(curve[0]["kl"] <= target for curve in known)  # before the first evaluation, nobody knows when
             seconds = "at most " * early + f"{mean(tokens) / speed:.1f}" if speed else NONE
             millions = "at most " * early + number([count / 1e6 for count in tokens], 2)

@@ -98,10 +98,10 @@ class Figures:
             and result["seed"] == self.study.seeds[0]
         }
 
-    def speed(self, row):
+    def speed(self, student, row):
         """Tokens a second of a row that was alone on its device; None where that was not measured."""
         for result in self.results.values():
-            if result.get("purpose") == "speed" and result["row"] == row:
+            if result.get("purpose") == "speed" and (result["student"], result["row"]) == (student, row):
                 return result["tokens_per_second"]
         return None
 

@@ -4,8 +4,6 @@ import math
 
 from .cells import NONE, markdown
 
-ROWS = ("labels", "forward_kl", "mix_50")
-
 
 def reached(points, key, value):
     """Tokens at which a falling curve of evaluations reaches `value`, interpolated; None if it does not."""
@@ -22,18 +20,21 @@ def reached(points, key, value):
     return None
 
 
-def first_student(figures):
-    return next(iter(figures.study.cases))
+def compared_rows(figures):
+    """Those of `scaling` in study.yaml, of which the first is labels only; none where a profile has none."""
+    return figures.study.scaling["rows"] if figures.study.scaling else []
 
 
 def rates(figures, tokens, row):
-    """{learning rate: last evaluation} of the runs of the first student and seed."""
-    runs = figures.trained(tokens, first_student(figures), row)
+    """{learning rate: last evaluation} of the runs of the first seed."""
+    runs = figures.trained(tokens, figures.study.scaling["student"], row)
     return {lr: runs[lr]["validation"][-1] for lr in sorted(runs)}
 
 
 def budgets(figures):
-    """The numbers of tokens that labels were trained with."""
+    """The numbers of tokens that labels were trained with; none where the profile compares none."""
+    if not figures.study.scaling:
+        return []
     sizes = {r["tokens"] for r in figures.results.values() if r.get("purpose") in ("search", "scaling", "final")}
     return [size for size in sorted(sizes) if rates(figures, size, "labels")]
 
@@ -59,19 +60,19 @@ def table_tokens(figures):
     """Lowest cross-entropy over the learning rates by tokens, and what labels need to reach that of other rows."""
     rows = []
     for size in budgets(figures):
-        for name in ROWS:
+        for name in compared_rows(figures):
             found = rates(figures, size, name)
             if not found:
                 continue
             lr, end = best(figures, size, name)
             rows.append(
                 [
-                    f"{size / 1e6:.2f}" if name == ROWS[0] else "",
+                    f"{size / 1e6:.2f}" if name == "labels" else "",
                     figures.study.rows[name].title,
                     f"{lr:g}, of {len(found)}",
                     f"{end['ce']:.4f}",
                     f"{end['kl']:.4f}" if "kl" in end else NONE,
-                    NONE if name == ROWS[0] else labels_needed(figures, end["ce"], size),
+                    NONE if name == "labels" else labels_needed(figures, end["ce"], size),
                 ]
             )
     head = [
@@ -94,7 +95,7 @@ def plot(figures, path):
 
     sizes = budgets(figures)
     figure, axes = pyplot.subplots(1, len(sizes) + 1, figsize=(3.4 * (len(sizes) + 1), 3.6))
-    for number, name in enumerate(ROWS):
+    for number, name in enumerate(compared_rows(figures)):
         style = {"marker": "o", "markersize": 4, "color": f"C{number}", "label": figures.study.rows[name].title}
         for axis, size in zip(axes, sizes):
             found = rates(figures, size, name)

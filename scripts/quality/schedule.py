@@ -118,7 +118,8 @@ class Schedule:
                 or (self.folders.cache(row.name) / "manifest.json").exists()
             ):
                 continue
-            missing = [task for task in self.shared() if task.needs == name and not self.results.has(task.name)]
+            tasks = self.shared() + self.exclusive()
+            missing = [task for task in tasks if task.needs == name and not self.results.has(task.name)]
             if missing:
                 self.results.forget(name)
 
@@ -372,7 +373,10 @@ def main(args):
     if unknown:
         fail(f"--only: expected some of {', '.join(WORDS)}, found {', '.join(unknown)}")
     published = results.read(args.published) if args.published else {}
-    schedule = Schedule(study, folders, args.program, args.threads, words, published, again)
+    try:
+        schedule = Schedule(study, folders, args.program, args.threads, words, published, again)
+    except (ValueError, OSError) as error:
+        fail(f"--program {args.program}: expected a built distill (scripts/build.sh release distill), found: {error}")
     unknown = set(again) - {"all"} - {run.row for run in schedule.again}
     if unknown:
         fail(f"--again: expected rows with final runs of {study.tokens} tokens in --published, found {min(unknown)}")

@@ -126,7 +126,7 @@ class Study:
         if not self.speed:
             return []
         tokens = self.speed["steps"] * self.step_tokens
-        return [Run("speed", self.speed["student"], row, tokens, self.lrs[0], 1) for row in self.speed["rows"]]
+        return [Run("speed", student, row.name, tokens, self.lrs[0], 1) for student, row in self.case_list()]
 
 
 @functools.cache

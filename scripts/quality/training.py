@@ -25,13 +25,19 @@ def merged(config, keys):
     return result
 
 
+def token_shards(folders, count):
+    """The first token shards of the text that is trained on."""
+    shards = sorted(folders.data("train").glob("*.dtok"))[:count]
+    if len(shards) < count:
+        raise RunFailed(f"{folders.data('train')}: expected {count} token shards, found {len(shards)}")
+    return shards
+
+
 def configuration(study, folders, run):
     """The nested configuration of a run."""
     row = study.rows[run.row]
     steps = study.steps(run.tokens)
-    shards = sorted(folders.data("train").glob("*.dtok"))[: study.shards]
-    if len(shards) < study.shards:
-        raise RunFailed(f"{folders.data('train')}: expected {study.shards} token shards, found {len(shards)}")
+    shards = token_shards(folders, study.shards)
     config = merged(
         study.config,
         {

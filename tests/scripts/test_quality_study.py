@@ -15,7 +15,7 @@ from quality import calibration
 
 PEERS = {"students": ["half"], "lrs": [3e-3], "seeds": [1, 2], "steps": 100}
 PEER = "peer-half-{}-lr0.003-s{}"
-SPEED = {"student": "half", "rows": ["labels"], "steps": 12}
+SPEED = {"steps": 12}
 
 
 @pytest.fixture(scope="module")
@@ -236,13 +236,14 @@ def test_published_results_are_not_repeated_and_a_row_can_be_run_again(finished,
     assert done.returncode == 1 and "found telepathy" in done.stderr
 
 
-def test_finished_runs_are_not_repeated(finished, work):
+@pytest.mark.parametrize("result, only", [("half-hidden-15360-*-s2", "cases"), ("speed-half-hidden-*", "speed")])
+def test_finished_runs_are_not_repeated(finished, work, result, only):
     study, results, _ = finished
     before = {file.name: file.stat().st_mtime_ns for file in results.iterdir()}
-    (lost,) = results.glob("half-hidden-15360-*-s2.json")
+    (lost,) = results.glob(f"{result}.json")
     lost.unlink()
     shutil.rmtree(work / "cache-hidden")  # as on another machine
-    output = run(work, study, results, "--only", "capture,cases", "--rows", "hidden,forward_kl")
+    output = run(work, study, results, "--only", f"capture,{only}", "--rows", "hidden,forward_kl")
     assert "capture-hidden" in output and "half-forward_kl" not in output and "half-labels" not in output
     after = {file.name: file.stat().st_mtime_ns for file in results.iterdir()}
     assert set(before) == set(after)
@@ -279,6 +280,12 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(work, tmp_path):
 def test_a_row_that_does_not_exist_is_named(tmp_path, script):
     arguments = ("--profile", "cpu", "--results", tmp_path / "results", "--rows", "labels,telepathy")
     assert "found telepathy" in script("quality.py", "run", *arguments, code=1)
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path, script):
+    missing = tmp_path / "distill"
+    error = script("quality.py", "run", "--profile", "cpu", "--results", tmp_path / "r", "--program", missing, code=1)
+    assert f"--program {missing}: expected a built distill" in error and "Traceback" not in error
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 #   scripts/test.sh [PRESET]    PRESET: release (default) or asan, which leaves out the checks of headers and clang-tidy
 # These two look at the files that changed since $DISTILL_BASE (default: the merge base with origin/main or main).
 # The Python tests run side by side, DISTILL_TEST_JOBS at a time (default: one for each core, at most 8), except those
-# that ask how long something takes.
+# that ask how long something takes. If up to 5 fail, these run once more, one at a time; the summary names those that
+# pass then, and they do not fail the stage.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 preset=${1:-release}
@@ -13,6 +14,7 @@ jobs=${DISTILL_TEST_JOBS:-$((cores < 8 ? cores : 8))}
 not_run_code=77 # the exit code of a stage that lacks a tool
 failed=()
 not_run=()
+passed_again=()
 stage() {
   local name=$1 start=$SECONDS code
   shift
@@ -43,16 +45,30 @@ run_ctest() {
   .venv/bin/ctest --test-dir "build/$preset" -LE gpu --output-on-failure --no-tests=error -j 1
 }
 run_pytest() {
-  "$python" -m pytest -q -p no:cacheprovider --durations=5 "$@"
+  "$python" -m pytest -q -o cache_dir="$pytest_cache" --durations=5 "$@"
+}
+# Runs the tests that failed once more, one at a time, if they are at most 5. The arguments: pytest's exit code, and what
+# had selected the tests.
+run_failed_again() {
+  local code=$1 names
+  shift
+  mapfile -t names < <("$python" -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' \
+    "$pytest_cache/v/cache/lastfailed")
+  [ "$code" = 1 ] && [ ${#names[@]} -le 5 ] || return 1
+  echo "== again, one at a time: ${names[*]}"
+  run_pytest --last-failed --last-failed-no-failures none "$@" || return
+  passed_again+=("${names[@]}")
 }
 # Most tests wait for processes of one thread; worksteal keeps the tests of a file, and what they share, together.
 run_pytest_in_parallel() {
-  run_pytest -n "$jobs" --dist worksteal -m "not alone" "$@"
+  local tests=(-m "not alone" "$@")
+  run_pytest -n "$jobs" --dist worksteal --cache-clear "${tests[@]}" || run_failed_again $? "${tests[@]}"
 }
 run_pytest_alone() {
   local files
   mapfile -t files < <(git grep -l 'pytest\.mark\.alone' -- 'tests/*.py')
-  run_pytest -m alone "${files[@]}"
+  local tests=(-m alone "${files[@]}")
+  run_pytest --cache-clear "${tests[@]}" || run_failed_again $? "${tests[@]}"
 }
 # The tests that load our library into Python. The sanitizers' runtime must be loaded first, and leaks of the Python
 # interpreter are not ours.
@@ -64,6 +80,7 @@ run_sanitized_library() {
 
 library_tests=tests/losses
 export DISTILL_BUILD="$PWD/build/$preset"
+pytest_cache="$DISTILL_BUILD/pytest_cache"
 export DISTILL_LOSSES_LIBRARY="$DISTILL_BUILD/losses/libdistill_losses.so"
 if [ "$preset" = asan ]; then
   # A finding or a leak exits with 99, which no test expects of distill itself.
@@ -94,6 +111,9 @@ gpu_tests=$(.venv/bin/ctest --test-dir "build/$preset" -L gpu -N 2>/dev/null | s
 echo "GPU tests: ${gpu_tests:-0} programs built, not run here (scripts/test_gpu.sh runs them on a machine with a GPU)"
 if [ ${#not_run[@]} -gt 0 ]; then
   echo "NOT RUN: ${not_run[*]}"
+fi
+if [ ${#passed_again[@]} -gt 0 ]; then
+  echo "FAILED ONCE, PASSED WHEN RUN AGAIN ALONE: ${passed_again[*]}"
 fi
 if [ ${#failed[@]} -gt 0 ]; then
   echo "FAILED: ${failed[*]}"

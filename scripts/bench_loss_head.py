@@ -4,6 +4,7 @@
   head     forward + backward of JSD and cross-entropy: time, ratio to the fastest matrix products, peak
            memory beyond inputs and gradients; with --errors also the errors against fp64 on the first tokens
   rows     the row kernel alone in every geometry, against the copy bandwidth measured in the same run
+  losses   the row kernel alone with each loss that docs/loss_head.md compares, as a table
   widths   the row kernel alone at 1000 vocabularies from 30000 to 320000, with a plot
   logits   the kernels on given logits, forward and backward, against PyTorch's cross-entropy and a copy
 
@@ -29,7 +30,7 @@ from exact import errors, exact
 from given_logits import bench_logits
 from problem import load_operators, random_problem
 from report import first_line, pyplot
-from row_kernel import bench_rows, bench_widths
+from row_kernel import bench_losses, bench_rows, bench_widths, losses_table
 from shared.command_line import argument_parser
 from timing import extra_peak_mib, interleaved
 
@@ -365,6 +366,10 @@ def main():
                 )
                 torch.cuda.empty_cache()
         save()
+    if "losses" in args.what:
+        report["losses"] = bench_losses(args.row_vocab, args.reps)
+        save()
+        print("\n" + losses_table(report["losses"], args.row_vocab))
     if "widths" in args.what:
         report["widths"] = bench_widths(1000)
         plot_widths(args.out + "-widths.png", report["widths"], device)

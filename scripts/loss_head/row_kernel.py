@@ -10,6 +10,22 @@ BYTES_JSD, BYTES_CE = 10, 6  # per element: fp32 logits of each side read, a bf1
 GRADIENT_BYTES = 2
 DIVERGENCES = ["none", "jsd", "forward_kl", "reverse_kl", "skew_forward_kl", "skew_reverse_kl", "total_variation"]
 
+# What docs/loss_head.md compares: by the dtype of the logits, the arguments of `options`.
+LOSSES = {
+    "float32": [
+        {},
+        {"temperature": 2.0},
+        {"softcap": 30.0},
+        {"softcap": 30.0, "temperature": 2.0},
+        {"smoothing": 0.1},
+        {"divergence": "forward_kl"},
+        {"divergence": "skew_forward_kl"},
+        {"divergence": "skew_reverse_kl"},
+        {"divergence": "total_variation"},
+    ],
+    "bfloat16": [{}, {"temperature": 2.0}, {"smoothing": 0.1}],
+}
+
 
 def options(divergence="jsd", beta=0.5, temperature=1.0, hard_weight=0.0, soft_weight=1.0, smoothing=0.0, softcap=0.0):
     """The option list of distill::_logits_rows."""
@@ -81,6 +97,32 @@ def bench_rows(vocab, teacher, reps, geometries=True, dtype=torch.float32, loss=
             }
         )
     return results
+
+
+def bench_losses(vocabs, reps):
+    """The kernel in the geometry that it picks, at each vocabulary, with each of LOSSES: results as of bench_rows."""
+    found = []
+    for dtype, losses in LOSSES.items():
+        for loss in losses:
+            for teacher in (True, False) if "divergence" not in loss else (True,):
+                for vocab in vocabs:
+                    found += bench_rows(vocab, teacher, reps, False, getattr(torch, dtype), loss)
+                    torch.cuda.empty_cache()
+    return found
+
+
+def losses_table(results, vocabs):
+    """The shares of the copy as a Markdown table with a line for each loss of LOSSES."""
+    lines = [f"| % of the copy at {', '.join(map(str, vocabs))} | JSD or divergence | CE |", "| --- | --- | --- |"]
+    for dtype, losses in LOSSES.items():
+        for loss in losses:
+            cells = []
+            for teacher in (True, False):
+                of = [r for r in results if (r["dtype"], r["loss"], r["teacher"]) == (dtype, loss, teacher)]
+                cells.append(" / ".join(f"{100 * r['of_copy']:.0f}" for r in of))
+            name = ", ".join([dtype] + [f"{key}={value}" for key, value in loss.items()])
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def bench_widths(count, low=30000, high=320000, reps=3):

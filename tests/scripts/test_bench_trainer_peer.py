@@ -1,0 +1,181 @@
+"""scripts/bench_trainer_peer.py on CPUs: losses against a plain fp64 loop, on one rank and on two; errors."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import bench_inputs
+import bench_trainer_peer
+from peers_trainer import models, steps
+
+transformers = pytest.importorskip("transformers", reason="transformers (scripts/requirements.txt) is not installed")
+
+STEPS, BATCH = 3, 4
+# Two ranks have different shares of an odd vocabulary.
+SIZES = ["--vocab=1001", "--sequence=16", f"--steps={STEPS}", "--student=tiny", "--teacher=tiny"]
+ON_CPU = ["--device=cpu", "--head=plain", "--no-compile", "--dtype=float32"]
+
+
+def run(out, ranks):
+    """Trains on one rank without torchrun or on several with it; returns (report of --json, printed lines)."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    options = [*SIZES, *ON_CPU, f"--batch={BATCH // ranks}", f"--json={out}"]
+    command = [sys.executable, *torchrun, bench_trainer_peer.__file__, *options]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(out.read_text()), done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("one") / "new" / "peer.json", 1)
+
+
+def losses(report):
+    return [step["loss"] for step in report["steps"]]
+
+
+def exact_jsd(student_logits, teacher_logits):
+    """Mean over rows of KL(p || m) / 2 + KL(q || m) / 2 with m = (p + q) / 2."""
+    q, p = student_logits.softmax(-1), teacher_logits.softmax(-1)
+    m = (p + q) / 2
+    return sum((one * (one / m).log()).sum(-1) / 2 for one in (p, q)).mean()
+
+
+def fp64_model(options, seed):
+    """A transformers model with the script's weights for this seed, which are drawn in fp32."""
+    config = transformers.LlamaConfig(**bench_inputs.config("tiny", options.vocab))
+    model = transformers.LlamaForCausalLM(config)
+    models.set_random_weights(model, seed)
+    return model.double()
+
+
+def test_losses_are_those_of_a_plain_fp64_loop(one_rank):
+    options = bench_trainer_peer.parse_arguments([*SIZES, f"--batch={BATCH}"])
+    student, teacher = (fp64_model(options, seed) for seed in (models.STUDENT_SEED, models.TEACHER_SEED))
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-5)
+    expected = []
+    for step in range(STEPS):
+        tokens = steps.random_tokens(options, step, rank=0, world=1)
+        with torch.no_grad():
+            teacher_logits = teacher(tokens).logits
+        loss = exact_jsd(student(tokens).logits, teacher_logits)
+        expected.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+        optimizer.step()
+    assert min(expected) > 0.01
+    assert losses(one_rank[0]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_two_ranks_have_the_losses_of_one(one_rank, tmp_path):
+    two_ranks, lines = run(tmp_path / "peer.json", 2)
+    assert two_ranks["ranks"] == 2
+    assert losses(two_ranks) == pytest.approx(losses(one_rank[0]), rel=1e-5)
+    assert len([line for line in lines if line.startswith("step ")]) == STEPS  # of the first rank alone
+
+
+def test_every_rank_and_step_has_its_own_sequences():
+    options = bench_trainer_peer.parse_arguments([*SIZES, "--batch=2"])
+    drawn = [steps.random_tokens(options, step, rank, world=2) for step in range(3) for rank in range(2)]
+    assert len(torch.cat(drawn).unique(dim=0)) == 3 * 2 * 2
+
+
+def test_output_is_a_line_for_each_step_and_the_summary(one_rank):
+    report, lines = one_rank
+    assert [line.split(":")[0] for line in lines[1:]] == [f"step {i + 1}" for i in range(STEPS)] + [
+        "median of the last 2 steps"
+    ]
+    step = report["steps"][1]
+    assert step["tokens_per_second_per_gpu"] == pytest.approx(BATCH * 16 / step["seconds"])
+    assert report["summary"] == pytest.approx(steps.summary_of(report["steps"], BATCH * 16))
+    assert report["arguments"]["student"] == "tiny" and set(report["versions"]) >= {"torch", "transformers"}
+
+
+def test_summary_is_the_median_and_the_peak_of_the_last_half():
+    measured = zip([90, 80, 9, 2, 3], [9, 8, 1, 2, 1])
+    found = steps.summary_of([{"seconds": s, "allocated_gib": g, "reserved_gib": 2 * g} for s, g in measured], 12)
+    assert found == {"seconds": 3, "tokens_per_second_per_gpu": 4, "allocated_gib": 2, "reserved_gib": 4}
+
+
+@pytest.mark.parametrize("head", ["plain", "liger-chunked"])
+def test_head_has_the_exact_loss_and_gradients(head):
+    if head == "liger-chunked":
+        pytest.importorskip("liger_kernel", reason="liger-kernel (scripts/requirements.txt) is not installed")
+    options = bench_trainer_peer.parse_arguments(["--device=cpu", f"--head={head}", "--no-compile", "--chunk=16"])
+    torch.manual_seed(0)
+    hidden, weight, teacher_hidden, teacher_weight = (
+        torch.randn(size) for size in [(40, 8), (99, 8), (40, 12), (99, 12)]
+    )
+    mine = models.LossHead(8, 99, models.loss_of(options))
+    mine.weight.data.copy_(weight)
+    exact = weight.double().requires_grad_()
+    inputs = hidden.clone().requires_grad_(), hidden.double().requires_grad_()
+    loss = mine(inputs[0], teacher_hidden, teacher_weight, torch.zeros(40, dtype=torch.int64))
+    expected = exact_jsd(inputs[1] @ exact.t(), (teacher_hidden.double() @ teacher_weight.double().t()))
+    loss.backward()
+    expected.backward()
+    for found, wanted in [(loss, expected), (inputs[0].grad, inputs[1].grad), (mine.weight.grad, exact.grad)]:
+        assert (found.double() - wanted).norm() < 1e-5 * wanted.norm()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ("--student=2b", "argument --student: invalid choice: '2b' (choose from 'tiny', '1b', '3b', '8b', '70b')"),
+        (
+            "--head=liger",
+            "argument --head: invalid choice: 'liger' (choose from 'liger-chunked', 'liger-fused', 'plain')",
+        ),
+        ("--steps=0", "argument --steps: expected a positive integer, found '0'"),
+        ("--sequence=4k", "argument --sequence: expected a positive integer, found '4k'"),
+        ("--student-float8=e4m3", "argument --student-float8: invalid choice: 'e4m3'"),
+        (
+            "--device=cpu --head=liger-fused",
+            "--head: expected plain or liger-chunked with --device cpu, found liger-fused",
+        ),
+        ("--device=cpu --teacher-float8=rowwise", "--teacher-float8: expected none with --device cpu, found rowwise"),
+        ("--json=/", "--json: expected a file, found the folder /"),
+    ],
+)
+def test_bad_options_are_refused(options, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        bench_trainer_peer.parse_arguments(options.split())
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options, module, message",
+    [
+        (
+            "",
+            "transformers",
+            "transformers for the models, found none; install it with: .* -m pip install transformers",
+        ),
+        ("", "liger_kernel", "liger_kernel for --head liger-chunked, found none; .* -m pip install liger-kernel"),
+        ("--head=plain", "liger_kernel", None),
+        ("--teacher-float8=rowwise", "torchao", "torchao for float8, found none; .* -m pip install torchao"),
+        ("", "torchao", None),
+    ],
+)
+def test_a_missing_package_is_named_where_it_is_needed(options, module, message, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else "found")
+    parsed = bench_trainer_peer.parse_arguments(options.split())
+    if message is None:
+        return bench_trainer_peer.require_packages(parsed)
+    with pytest.raises(SystemExit, match=f"expected the package {message}"):
+        bench_trainer_peer.require_packages(parsed)
+
+
+def test_a_missing_gpu_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SystemExit, match="--device cuda: expected GPU 1 for this rank, found 1 GPUs"):
+        bench_trainer_peer.join_ranks("cuda")

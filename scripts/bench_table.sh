@@ -2,6 +2,8 @@
 # Measures the trainer on this machine's GPUs and prints a line per run: tok/s per GPU, memory, time of each phase.
 #   scripts/bench_table.sh [FOLDER] [RUN...]     RUN: names in the list below; default: all runs for this number of GPUs
 # FOLDER (default work/bench-table) receives table.txt and all output. DISTILL and PYTHON as in bench_trainer.sh.
+# Rows of several GPUs gather with NCCL, as the figures of docs/performance.md were measured. Rows that end in -copy or
+# -slots gather by copies, which the default, `parallel.gather: auto`, does where the GPUs have peer access.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-work/bench-table}
@@ -15,31 +17,31 @@ steps=8
 runs=$(cat <<LIST
 1b-8b-1gpu 1 1b 8b --set train.global_batch_size=2 --set parallel.processes=1
 3b-8b-1gpu 1 3b 8b --set train.global_batch_size=2 --set parallel.processes=1
-8b-8b-2gpu 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2
-8b-8b-2gpu-16k 2 8b 8b --set train.micro_batch_size=4 --set train.global_batch_size=8 --set parallel.processes=2
-8b-8b-2gpu-recompute 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set memory.activation=recompute
-8b-8b-2gpu-ctas8 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.nccl_max_ctas=8
-8b-8b-2gpu-ctas16 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.nccl_max_ctas=16
-8b-8b-2gpu-prefetch2 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.prefetch=2
+8b-8b-2gpu 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.gather=nccl
+8b-8b-2gpu-16k 2 8b 8b --set train.micro_batch_size=4 --set train.global_batch_size=8 --set parallel.processes=2 --set parallel.gather=nccl
+8b-8b-2gpu-recompute 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set memory.activation=recompute --set parallel.gather=nccl
+8b-8b-2gpu-ctas8 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.nccl_max_ctas=8 --set parallel.gather=nccl
+8b-8b-2gpu-ctas16 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.nccl_max_ctas=16 --set parallel.gather=nccl
+8b-8b-2gpu-prefetch2 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.prefetch=2 --set parallel.gather=nccl
 8b-8b-2gpu-copy 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.gather=copy
-8b-8b-2gpu-slots 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.slots=auto
+8b-8b-2gpu-slots 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.slots=auto --set parallel.gather=copy
 8b-8b-4gpu-copy 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.gather=copy
-8b-8b-4gpu-slots 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.slots=auto
-1b-8b-2gpu 2 1b 8b --set train.global_batch_size=4 --set parallel.processes=2
-3b-8b-2gpu 2 3b 8b --set train.global_batch_size=4 --set parallel.processes=2
-3b-8b-2gpu-reduce-each 2 3b 8b --set train.global_batch_size=16 --set parallel.processes=2
-3b-8b-2gpu-keep-full 2 3b 8b --set train.global_batch_size=16 --set parallel.processes=2 --set parallel.accumulate=keep_full
-8b-8b-4gpu 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4
-8b-8b-2gpu-whole-teacher 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.shard_teacher=false
-1b-8b-2gpu-whole-teacher 2 1b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.shard_teacher=false
-8b-8b-4gpu-whole-teacher 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.shard_teacher=false
-1b-8b-4gpu-whole-teacher 4 1b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.shard_teacher=false
-8b-8b-4gpu-16k 4 8b 8b --set train.micro_batch_size=4 --set train.global_batch_size=16 --set parallel.processes=4
-8b-8b-4gpu-recompute 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set memory.activation=recompute
-8b-8b-4gpu-ctas8 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.nccl_max_ctas=8
-8b-8b-4gpu-ctas16 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.nccl_max_ctas=16
-1b-8b-4gpu 4 1b 8b --set train.global_batch_size=8 --set parallel.processes=4
-3b-8b-4gpu 4 3b 8b --set train.global_batch_size=8 --set parallel.processes=4
+8b-8b-4gpu-slots 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.slots=auto --set parallel.gather=copy
+1b-8b-2gpu 2 1b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.gather=nccl
+3b-8b-2gpu 2 3b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.gather=nccl
+3b-8b-2gpu-reduce-each 2 3b 8b --set train.global_batch_size=16 --set parallel.processes=2 --set parallel.gather=nccl
+3b-8b-2gpu-keep-full 2 3b 8b --set train.global_batch_size=16 --set parallel.processes=2 --set parallel.accumulate=keep_full --set parallel.gather=nccl
+8b-8b-4gpu 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.gather=nccl
+8b-8b-2gpu-whole-teacher 2 8b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.shard_teacher=false --set parallel.gather=nccl
+1b-8b-2gpu-whole-teacher 2 1b 8b --set train.global_batch_size=4 --set parallel.processes=2 --set parallel.shard_teacher=false --set parallel.gather=nccl
+8b-8b-4gpu-whole-teacher 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.shard_teacher=false --set parallel.gather=nccl
+1b-8b-4gpu-whole-teacher 4 1b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.shard_teacher=false --set parallel.gather=nccl
+8b-8b-4gpu-16k 4 8b 8b --set train.micro_batch_size=4 --set train.global_batch_size=16 --set parallel.processes=4 --set parallel.gather=nccl
+8b-8b-4gpu-recompute 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set memory.activation=recompute --set parallel.gather=nccl
+8b-8b-4gpu-ctas8 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.nccl_max_ctas=8 --set parallel.gather=nccl
+8b-8b-4gpu-ctas16 4 8b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.nccl_max_ctas=16 --set parallel.gather=nccl
+1b-8b-4gpu 4 1b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.gather=nccl
+3b-8b-4gpu 4 3b 8b --set train.global_batch_size=8 --set parallel.processes=4 --set parallel.gather=nccl
 LIST
 )
 

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <mutex>
 
 #include "losses/rows/cuda/cluster/choose_mode.h"
 #include "losses/rows/cuda/cluster/choose_size.h"
+#include "losses/rows/cuda/cluster/occupancy.cuh"
 #include "losses/rows/cuda/device_functions.cuh"
 
 namespace distill::losses {
@@ -35,17 +37,26 @@ LaunchCluster* cluster_kernel(const RowArgs& args, bool shifted) {
   return fp32 ? launch_cluster_general : launch_cluster_bf16_general;
 }
 
-// Asked once, on the first device used (nodes have one kind of GPU).
+// The cluster size of a row on the current device, which is asked once; 0: none.
 int automatic_cluster(int64_t vocab, bool teacher) {
-  const auto ask = [](bool with_teacher) {
-    ClustersAtOnce all{};
-    for (int size = 2; size <= kMaxCluster; ++size) {
-      all[static_cast<size_t>(size)] = clusters_at_once(with_teacher, size);
-    }
-    return all;
+  struct Known {
+    std::once_flag asked;
+    std::array<ClustersAtOnce, 2> at_once{}; // without and with a teacher
   };
-  static const std::array<ClustersAtOnce, 2> at_once{ask(false), ask(true)};
-  return best_cluster_size(vocab, at_once[teacher ? 1 : 0]);
+  static std::array<Known, cluster::kMaxDevices> devices;
+  const int device = cluster::current_device();
+  if (device < 0) {
+    return 0;
+  }
+  Known& known = devices[static_cast<size_t>(device)];
+  std::call_once(known.asked, [&known] {
+    for (size_t side = 0; side < known.at_once.size(); ++side) {
+      for (int size = 2; size <= kMaxCluster; ++size) {
+        known.at_once[side][static_cast<size_t>(size)] = clusters_at_once(/*teacher=*/side == 1, size);
+      }
+    }
+  });
+  return best_cluster_size(vocab, known.at_once[teacher ? 1 : 0]);
 }
 
 const char* why_not_cluster(const RowArgs& args) {

@@ -14,15 +14,20 @@ template <int kTiles, typename Logit, Divergence kDivergence, bool kTeacher, Mod
 const char* launch_as(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
   const auto kernel = rows_cluster<kTiles, Logit, kDivergence, kTeacher, kMode>;
   using G = Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>;
-  // How many clusters run at once; asked once per size, on the first device used (nodes have one kind of GPU).
-  static std::array<std::atomic<int>, kMaxCluster + 1> at_once{};
-  int clusters = at_once[static_cast<size_t>(cluster_size)].load();
+  // How many clusters run at once, by device and size; asked once, which also sets the kernel's attributes there.
+  static std::array<std::array<std::atomic<int>, kMaxCluster + 1>, kMaxDevices> at_once{};
+  const int device = current_device();
+  if (device < 0) {
+    return "the pipelined row kernel needs a CUDA device";
+  }
+  std::atomic<int>& known = at_once[static_cast<size_t>(device)][static_cast<size_t>(cluster_size)];
+  int clusters = known.load();
   if (clusters == 0) {
     clusters = max_active_clusters(kernel, G::kThreads, G::kBytes, cluster_size);
     if (clusters == 0) {
       return "the pipelined row kernel does not fit this device";
     }
-    at_once[static_cast<size_t>(cluster_size)].store(clusters);
+    known.store(clusters);
   }
   const int64_t used = std::min<int64_t>(clusters, args.num_rows);
   ClusterLaunch launch(G::kThreads, G::kBytes, cluster_size, stream);

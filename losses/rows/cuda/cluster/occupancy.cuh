@@ -1,9 +1,18 @@
-// The attributes of a launch in clusters, and how many clusters a device runs at once.
+// The attributes of a launch in clusters, and how many clusters a device runs at once. A kernel's own attributes, such
+// as its shared memory, belong to one device: a process that uses several sets them on each.
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace distill::losses::cluster {
+
+constexpr int kMaxDevices = 64; // of a process
+
+// The current device; -1 where there is none, or one beyond kMaxDevices.
+inline int current_device() {
+  int device = -1;
+  return cudaGetDevice(&device) == cudaSuccess && device < kMaxDevices ? device : -1;
+}
 
 struct ClusterLaunch {
   ClusterLaunch(int threads, int shared_bytes, int cluster_size, void* stream) {
@@ -25,7 +34,7 @@ struct ClusterLaunch {
   cudaLaunchConfig_t config{};
 };
 
-// Allows the kernel its shared memory and its cluster size. 0 where the device cannot run it.
+// Allows the kernel its shared memory and its cluster size on the current device. 0 where that cannot run it.
 template <typename Kernel>
 int max_active_clusters(Kernel kernel, int threads, int shared_bytes, int cluster_size) {
   int clusters = 0;

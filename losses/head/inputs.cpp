@@ -104,7 +104,7 @@ void check_cached_teacher(const LinearHeadInputs& in) {
 }
 
 void check_grads(const LinearHeadInputs& in, const LinearHeadGrads& grads, at::ScalarType compute) {
-  check_tensor(
+  check_optional(
       grads.hidden_NH, "grads.hidden_NH", {in.hidden_NH.sizes(), in.hidden_NH.scalar_type(), in.hidden_NH.device()});
   check_optional(grads.weight_VH, "grads.weight_VH", {in.weight_VH.sizes(), compute, in.hidden_NH.device()});
   if (grads.bias_V.defined()) {

@@ -38,7 +38,7 @@ struct LinearHeadInputs {
 
 // Gradients of grad_scale * sum of metrics_MN[kLoss].
 struct LinearHeadGrads {
-  at::Tensor hidden_NH; // written (not accumulated); hidden's dtype; zero at ignored tokens
+  at::Tensor hidden_NH; // written (not accumulated); hidden's dtype; zero at ignored tokens; undefined: not computed
   at::Tensor weight_VH; // fp32 (fp64 for fp64 inputs), accumulated into; undefined: frozen lm_head
   at::Tensor bias_V; // likewise; undefined: none
   double grad_scale = 1.0; // usually 1 / (valid tokens of the whole batch over all ranks)

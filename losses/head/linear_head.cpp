@@ -200,11 +200,13 @@ void HeadRun::backward(int64_t begin, int64_t count) {
   const bool gathers = index_.defined();
   const at::Tensor gradient = gradient_.narrow(0, 0, count);
   const at::Tensor hidden = gathers ? hidden_.narrow(0, 0, count) : hidden_NH_.narrow(0, begin, count);
-  at::Tensor hidden_gradient =
-      gathers ? hidden_gradient_.narrow(0, 0, count) : grads_->hidden_NH.narrow(0, begin, count);
-  hidden_gradient_product(kernels_, hidden_gradient, gradient, weight_VH_, grads_->grad_scale);
-  if (gathers) {
-    grads_->hidden_NH.index_copy_(0, index_.narrow(0, begin, count), hidden_gradient);
+  if (grads_->hidden_NH.defined()) {
+    at::Tensor hidden_gradient =
+        gathers ? hidden_gradient_.narrow(0, 0, count) : grads_->hidden_NH.narrow(0, begin, count);
+    hidden_gradient_product(kernels_, hidden_gradient, gradient, weight_VH_, grads_->grad_scale);
+    if (gathers) {
+      grads_->hidden_NH.index_copy_(0, index_.narrow(0, begin, count), hidden_gradient);
+    }
   }
   const bool accumulates = grads_->accumulate || begin > 0;
   if (grads_->weight_VH.defined()) {
@@ -225,7 +227,7 @@ void HeadRun::backward(int64_t begin, int64_t count) {
 // Zeroes the parts of the gradients that no product writes: hidden states of tokens that are left out, and, where the
 // weight gradient is written and not accumulated, vocabulary rows beyond vocab_ (all of them where there is no token).
 void HeadRun::zero_unwritten_gradients() {
-  if (index_.defined() || num_tokens_ == 0) {
+  if (grads_->hidden_NH.defined() && (index_.defined() || num_tokens_ == 0)) {
     grads_->hidden_NH.zero_();
   }
   if (grads_->accumulate) {

@@ -1,6 +1,7 @@
 #include "losses/torch_ops/operator_arguments.h"
 
 #include <ATen/Functions.h>
+#include <c10/core/GradMode.h>
 
 #include "losses/checks.h"
 
@@ -99,6 +100,13 @@ at::TensorOptions sum_options(const at::Tensor& tensor) {
   return tensor.options().dtype(compute_type(tensor.scalar_type())).requires_grad(false);
 }
 
+void refuse_second_derivative() {
+  TORCH_CHECK(
+      !c10::GradMode::is_enabled(),
+      "distill: these losses have no second derivative; expected create_graph=False, found "
+      "a backward pass that records a graph");
+}
+
 at::Tensor reduced_loss(
     const at::Tensor& metrics_MN, const at::Tensor& targets_N, std::string_view reduction,
     std::optional<double> num_tokens) {
@@ -114,7 +122,8 @@ at::Tensor reduced_loss(
     return loss_N.sum() / *num_tokens;
   }
   if (!targets_N.defined()) {
-    return loss_N.sum() / std::max<double>(1, static_cast<double>(loss_N.size(0)));
+    // The number of tokens as a tensor: a compiled graph would hold only for one number on the host.
+    return loss_N.sum() / at::ones_like(loss_N, at::kLong).sum().clamp_min(1);
   }
   return loss_N.sum() / targets_N.ne(kIgnoreIndex).sum().clamp_min(1);
 }

@@ -50,6 +50,10 @@ at::Tensor reduced_loss(
     const at::Tensor& metrics_MN, const at::Tensor& targets_N, std::string_view reduction,
     std::optional<double> num_tokens);
 
+// Called by every backward pass: its results are no functions of its inputs to autograd, so that a second derivative
+// would silently be wrong. Throws where one may follow (create_graph=True).
+void refuse_second_derivative();
+
 } // namespace distill::losses
 
 #define DISTILL_SOFT_OPTIONS                                                                \

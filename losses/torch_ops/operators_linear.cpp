@@ -61,12 +61,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_kernel(
     return {linear_head(in, options_from(options), sizes.chunks, nullptr).metrics_MN, none(), none(), none()};
   }
   LinearHeadGrads grads;
-  grads.hidden_NH = at::empty(hidden.sizes(), hidden.options().requires_grad(false));
+  grads.hidden_NH = needed[0] != 0 ? at::empty(hidden.sizes(), hidden.options().requires_grad(false)) : at::Tensor();
   grads.weight_VH = needed[1] != 0 ? at::empty(weight.sizes(), sum_options(hidden)) : at::Tensor();
   grads.bias_V = needed[2] != 0 ? at::empty(bias->sizes(), sum_options(hidden)) : at::Tensor();
   grads.accumulate = false;
   const at::Tensor metrics = linear_head(in, options_from(options), sizes.chunks, &grads).metrics_MN;
-  return {metrics, grads.hidden_NH, needed[1] != 0 ? grads.weight_VH : none(), needed[2] != 0 ? grads.bias_V : none()};
+  const auto made = [&](size_t i, const at::Tensor& gradient) { return needed[i] != 0 ? gradient : none(); };
+  return {metrics, made(0, grads.hidden_NH), made(1, grads.weight_VH), made(2, grads.bias_V)};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_meta(
@@ -75,10 +76,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_meta(
     at::ArrayRef<double>, at::IntArrayRef, at::IntArrayRef needed, const OptionalTensor&, const OptionalTensor&,
     const OptionalTensor&, double) {
   const auto none = [&] { return at::empty({0}, sum_options(hidden)); };
-  const bool any = needed[0] + needed[1] + needed[2] > 0;
   return {
       at::empty_symint({c10::SymInt(kNumTokenMetrics), hidden.sym_size(0)}, sum_options(hidden)),
-      any ? at::empty_symint(hidden.sym_sizes(), hidden.options()) : none(),
+      needed[0] != 0 ? at::empty_symint(hidden.sym_sizes(), hidden.options()) : none(),
       needed[1] != 0 ? at::empty_symint(weight.sym_sizes(), sum_options(hidden)) : none(),
       needed[2] != 0 ? at::empty_symint(bias->sym_sizes(), sum_options(hidden)) : none()};
 }
@@ -174,6 +174,7 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
   // The composite below reduces metrics[0] by a sum, so without `per_token` every entry of the incoming gradient's
   // first row is one and the same scale.
   static variable_list backward(AutogradContext* ctx, const variable_list& incoming) {
+    refuse_second_derivative();
     const variable_list saved = ctx->get_saved_variables();
     const auto needed = ctx->saved_data["needed"].toIntVector();
     const auto type = static_cast<at::ScalarType>(ctx->saved_data["type"].toInt());
@@ -192,7 +193,7 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
     } else {
       gradients = {saved[0], saved[1], saved[2]};
       // The first token's; for no tokens an empty sum gives 0.
-      scale = incoming[0].select(0, kLoss).narrow(0, 0, std::min<int64_t>(1, incoming[0].size(1))).sum();
+      scale = incoming[0].select(0, kLoss).slice(0, 0, 1).sum();
     }
     variable_list out(16);
     for (size_t i = 0; i < 3; ++i) {

@@ -89,6 +89,7 @@ class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& incoming) {
+    refuse_second_derivative();
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor per_token = incoming[0].select(0, kLoss);
     const auto options = ctx->saved_data["options"].toDoubleVector();

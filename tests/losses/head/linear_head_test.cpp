@@ -335,6 +335,23 @@ TEST(HeadGradients, TokenWeightsAreIncomingGradients) {
   EXPECT_LT(relative_error(ours.metrics_MN[kLoss], naive.loss_N), 1e-10);
 }
 
+// A frozen body below a trained lm_head.
+TEST(HeadGradients, ThatOfTheHiddenStatesMayBeLeftOut) {
+  for (const bool known : {false, true}) {
+    LinearHeadInputs in = make_problem({.tokens = 40, .biases = true, .dtype = at::kBFloat16});
+    in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+    const ChunkOptions chunks{.chunk_size = 8};
+    const HeadResult whole = run_head(in, {.hard_weight = 0.5}, chunks);
+    LinearHeadGrads grads = make_grads(in);
+    grads.hidden_NH.reset();
+    const at::Tensor metrics = linear_head(in, {.hard_weight = 0.5}, chunks, &grads).metrics_MN;
+    EXPECT_FALSE(grads.hidden_NH.defined());
+    EXPECT_TRUE(at::equal(metrics, whole.metrics_MN));
+    EXPECT_TRUE(at::equal(grads.weight_VH, whole.grads.weight_VH));
+    EXPECT_TRUE(at::equal(grads.bias_V, whole.grads.bias_V));
+  }
+}
+
 TEST(HeadScratch, ArenaOfTheCallerGivesTheSameResult) {
   LinearHeadInputs in = make_problem({.tokens = 40, .dtype = at::kBFloat16});
   for (const bool known : {false, true}) {

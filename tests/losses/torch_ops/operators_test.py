@@ -5,6 +5,8 @@ import sys
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 LIBRARY = os.environ.get("DISTILL_LOSSES_LIBRARY", "build/release/losses/libdistill_losses.so")
 torch.ops.load_library(os.path.abspath(LIBRARY))
@@ -302,6 +304,49 @@ def test_torch_compile_traces_the_operators():
     torch.testing.assert_close(loss, compiled_loss)
     torch.testing.assert_close(rows, compiled_rows)
     close(gradients(compiled_loss, x, w, b), gradients(loss, x, w, b), 1e-5)
+
+
+@pytest.mark.parametrize("targets", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_one_compiled_graph_serves_every_number_of_tokens(reduction, targets):
+    compilations = []
+
+    def count(graph, _):
+        compilations.append(graph)
+        return make_boxed_func(graph)
+
+    def step(x, w, tx, tw, y):
+        soft, _ = ops.linear_jsd(x, w, tx, tw, y, reduction=reduction)
+        of_logits, _ = ops.jsd(x @ w.t(), tx @ tw.t(), y, reduction=reduction)
+        return (soft + of_logits).sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend=aot_autograd(fw_compiler=count), fullgraph=True, dynamic=True)
+    for tokens in (23, 31, 7):
+        x, w, _, tx, tw, y = problem(torch.float32, tokens=tokens)
+        y = y if targets else None
+        expected, found = step(x, w, tx, tw, y), compiled(x, w, tx, tw, y)
+        torch.testing.assert_close(found, expected)
+        close(torch.autograd.grad(found, (x, w)), torch.autograd.grad(expected, (x, w)), 1e-5)
+    assert len(compilations) == 2  # forward and backward
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_a_second_derivative_is_refused(linear):
+    x, w, _, tx, tw, y = problem()
+    loss = ops.linear_jsd(x, w, tx, tw, y)[0] if linear else ops.jsd(x @ w.t(), tx @ tw.t(), y)[0]
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(loss, x, create_graph=True)
+
+
+def test_hidden_states_without_a_gradient_cost_no_product():
+    x, w, b, tx, tw, y = problem(torch.float32)
+    expected = torch.autograd.grad(ops.linear_jsd(x, w, tx, tw, y, bias=b)[0], (w, b))
+    loss, _ = ops.linear_jsd(x.detach(), w, tx, tw, y, bias=b)
+    close(torch.autograd.grad(loss, (w, b)), expected, 1e-12)
+    options, sizes = [1.0, 0.5, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0, -1, 0, 16, 256]
+    made = ops._linear_head(x.detach(), w.detach(), tx, tw, y, None, None, None, options, sizes, [0, 1, 0])
+    assert made[1].numel() == 0 and made[2].shape == w.shape
 
 
 @pytest.mark.parametrize("name", ["_linear_head", "_linear_head_into", "_logits_rows", "_logits_gradient"])

@@ -20,11 +20,22 @@ constexpr auto enum_names(ModelInit) {
   return base::names_of<ModelInit>("pretrained", "random");
 }
 
-enum class ComputeDtype {
-  kAuto, // of a model: train.dtype; of the run: bfloat16 on CUDA, float32 on the CPU
+// Of the run.
+enum class RunDtype {
+  kAuto, // bfloat16 on CUDA, float32 on the CPU
   kFloat32,
   kBFloat16,
-  kFloat8, // of a model: the blocks' matrix products in float8, everything else in train.dtype
+};
+constexpr auto enum_names(RunDtype) {
+  return base::names_of<RunDtype>("auto", "float32", "bfloat16");
+}
+
+// Of a model.
+enum class ComputeDtype {
+  kAuto, // train.dtype
+  kFloat32,
+  kBFloat16,
+  kFloat8, // the blocks' matrix products in float8, everything else in train.dtype
 };
 constexpr auto enum_names(ComputeDtype) {
   return base::names_of<ComputeDtype>("auto", "float32", "bfloat16", "float8");
@@ -237,7 +248,7 @@ struct TrainSection {
   int64_t global_batch_size = 1; // sequences per optimizer step over all ranks
   int64_t seed = 0;
   DeviceChoice device = DeviceChoice::kAuto;
-  ComputeDtype dtype = ComputeDtype::kAuto;
+  RunDtype dtype = RunDtype::kAuto;
   int64_t max_skipped_steps = 10; // non-finite steps in a row before the run fails
   bool deterministic = false;
   double spike_sigmas = 6; // a loss so many standard deviations above the recent losses is recorded; 0: never

@@ -2,6 +2,18 @@
 
 namespace distill::config {
 
+at::ScalarType scalar_type(RunDtype dtype, at::ScalarType automatic) {
+  switch (dtype) {
+    case RunDtype::kAuto:
+      break;
+    case RunDtype::kFloat32:
+      return at::kFloat;
+    case RunDtype::kBFloat16:
+      return at::kBFloat16;
+  }
+  return automatic;
+}
+
 at::ScalarType scalar_type(ComputeDtype dtype, at::ScalarType automatic) {
   switch (dtype) {
     case ComputeDtype::kAuto:

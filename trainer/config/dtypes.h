@@ -9,6 +9,7 @@
 namespace distill::config {
 
 // `automatic`: what auto stands for.
+at::ScalarType scalar_type(RunDtype dtype, at::ScalarType automatic);
 at::ScalarType scalar_type(ComputeDtype dtype, at::ScalarType automatic);
 at::ScalarType scalar_type(ReduceDtype dtype);
 // auto stands for the dtype that the model's folder is stored in.

@@ -38,9 +38,10 @@ template <auto kModel>
 std::vector<Field> model_fields(const std::string& section, Condition condition) {
   return {
       {section, "path", Text{member<kModel, &ModelSection::path>}, "folder",
-       section == "student" ? "Hugging Face folder of the model that is trained. Required."
-                            : "Hugging Face folder of the frozen teacher. Empty: no teacher; the loss is the "
-                              "cross-entropy on the labels alone."},
+       section == "student"
+           ? "Hugging Face folder of the model that is trained. Required."
+           : "Hugging Face folder of the frozen teacher. May be empty with teacher.source: cache, with "
+             "loss.divergence: none, and in `distill eval`."},
       {section, "tokenizer", Text{member<kModel, &ModelSection::tokenizer>}, "path",
        "Folder that holds tokenizer.json, or that file itself. Empty: the model's folder.", condition},
       {section, "init", one_of<kModel, &ModelSection::init>(), "",
@@ -61,7 +62,9 @@ std::vector<Field> model_fields(const std::string& section, Condition condition)
   };
 }
 
-const Condition kTeacher = {[](const Config& c) { return c.has_teacher(); }, "teacher.path is set", "teacher.path"};
+const Condition kTeacher = {
+    [](const Config& c) { return c.has_teacher(); }, "there is a teacher (teacher.path, or teacher.source: cache)",
+    "teacher.path"};
 const Condition kCached = {
     [](const Config& c) { return c.teacher.source != TeacherSource::kModel; }, "teacher.source is cache or capture",
     "teacher.source"};
@@ -261,7 +264,7 @@ std::vector<Field> train_fields() {
       {"train", "device", one_of<kTrain, &TrainSection::device>(), "", "auto: cuda where a GPU is visible, else cpu."},
       {"train", "dtype", one_of<kTrain, &TrainSection::dtype>(), "",
        "Dtype of the forward and backward passes; master weights are always float32. auto: bfloat16 on CUDA, float32 on "
-       "the CPU."},
+       "the CPU. teacher.dtype and student.dtype may be float8."},
       {"train", "max_skipped_steps", Integer{member<kTrain, &TrainSection::max_skipped_steps>, 1, kMaxInt}, "steps",
        "A step whose gradients are not finite is skipped: it changes no weight. The run fails after this many skipped "
        "steps in a row."},

@@ -138,11 +138,6 @@ class Rules {
   }
 
   void dtypes() {
-    if (config_.train.dtype == ComputeDtype::kFloat8) {
-      fail(
-          {"train.dtype"}, "auto, float32 or bfloat16", "float8",
-          "teacher.dtype and student.dtype: float8 run a model's matrix products in float8");
-    }
     if (config_.student.dtype == ComputeDtype::kFloat8 && config_.memory.optimizer == OptimizerMemory::kHost) {
       fail(
           {"student.dtype", "memory.optimizer"}, "memory.optimizer: device for a float8 student", "host",

@@ -29,8 +29,7 @@ config::Config config_of(const CacheCheckRequest& request, const Manifest& manif
   config::Config config;
   config.teacher.path = request.teacher;
   config.teacher.cache = request.cache;
-  config.train.dtype =
-      manifest.compute_dtype == "bfloat16" ? config::ComputeDtype::kBFloat16 : config::ComputeDtype::kFloat32;
+  config.train.dtype = manifest.compute_dtype == "bfloat16" ? config::RunDtype::kBFloat16 : config::RunDtype::kFloat32;
   config.data.seq_len = request.seq_len > 0 ? request.seq_len : manifest.seq_len;
   config.data.teacher_seq_len = request.seq_len > 0 ? 0 : manifest.teacher_seq_len;
   config.data.packing = manifest.packing;

@@ -56,7 +56,7 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{
             {"teacher.path=null", "teacher.dtype=float32", "loss.soft_weight=0", "loss.hard_weight=1"},
             "teacher.dtype",
-            "only when teacher.path is set"},
+            "only when there is a teacher"},
         Broken{{"eval.samples=2", "data.eval=[x]"}, "eval.samples", "evaluations, after which"},
         Broken{
             {"eval.samples=2", "data.eval=[x]", "eval.every=5", "eval.sample_tokens=128"},

@@ -162,6 +162,14 @@ def test_steps_say_how_fast_the_cache_is_read(tmp_path, config, caches):
     assert sum(each["bytes"] for each in read.values()) >= rows * 64 * 4
 
 
+def test_a_replay_of_a_cached_step_equals_the_record(tmp_path, config, caches):
+    cached = from_cache(config("cached", checkpoint={"every": 4}), caches("float32"))
+    run = tiny.train(tmp_path, cached)
+    for step in (1, 5):
+        done = tiny.distill("replay", "--config", run / "config.yaml", "--step", step)
+        assert f"step {step}: the replay equals the record, bit for bit" in done.stdout, done.stdout
+
+
 def test_a_cached_run_resumes_bit_for_bit(tmp_path, config, caches):
     def run(name, steps):
         result = from_cache(config(name, checkpoint={"every": 4}, train={"steps": steps}), caches("float32"))

@@ -118,6 +118,23 @@ def test_weights_that_are_not_finite_end_all_ranks_though_one_reads_them(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.parametrize("reader, product", [(0, "self_attn.q_proj"), (1, "mlp.down_proj")])
+def test_weights_of_a_float8_student_that_are_not_finite_end_all_ranks(tmp_path, models, ragged_shard, reader, product):
+    tiny.need_devices(2)
+    folder = tmp_path / "student"
+    shutil.copytree(models["llama"][0], folder)
+    name = f"model.layers.0.{product}.weight"
+    weights = tiny.load_weights(folder)
+    weights[name][40, 3] = float("nan")
+    safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = tiny.base_config(tmp_path, str(folder), models["llama"][1], ragged_shard, parallel={"timeout_s": 40})
+    config["student"]["dtype"] = "float8"
+    ranks = tiny.run_ranks([tiny.write_config(tmp_path, config)] * 2)
+    assert [code for code, _ in ranks] == [tiny.BAD_INPUT] * 2, ranks
+    assert f"tensor {name}: expected finite weights, found 1 NaN" in ranks[reader][1], ranks
+    assert "1 other rank(s) failed; their messages say why" in ranks[1 - reader][1], ranks
+
+
 @pytest.mark.parametrize(
     "section, key, value, says",
     [

@@ -68,7 +68,8 @@ absl::StatusOr<LoadedModels> load_models(
   models.student = problems.take(std::move(loaded_student)).value_or(nullptr);
   models.cached_rows = teacher != nullptr ? teacher->cached_rows : std::nullopt;
   models.teacher = problems.take(std::move(loaded_teacher)).value_or(nullptr);
-  RETURN_IF_ERROR(problems.status());
+  // A rank that is alone in having read bad weights must not leave the others in the slots' first collective.
+  RETURN_IF_ERROR(sharding::agree(mesh, problems.status()));
   sharding::SlotOptions options;
   options.prefetch = parallel.prefetch;
   options.slots = parallel.slots;

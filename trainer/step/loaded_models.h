@@ -58,7 +58,8 @@ struct LoadedModels {
 };
 
 // `teacher` null: none. `host_state` and errors as for load_model. Units are gathered by copies if the mesh has peer
-// memory and parallel.gather is not nccl. parallel.slots is a number, 0 included.
+// memory and parallel.gather is not nccl. parallel.slots is a number, 0 included. All ranks call it together, and all
+// of them get an error if one does (sharding::agree).
 absl::StatusOr<LoadedModels> load_models(
     const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
     const ModelSource& student, const ModelSource* teacher, std::shared_ptr<device::HostSlab> host_state);

@@ -75,18 +75,15 @@ std::vector<Candidate> candidates_of(const PlanRequest& request) {
 
 std::optional<Change> attempt(
     const PlanRequest& request, const std::vector<const Candidate*>& together, const Planner& planner) {
-  config::Config config = request.config;
-  Target target = request.target;
+  PlanRequest changed = request;
   Change change;
   for (const Candidate* candidate : together) {
-    candidate->apply(config);
+    candidate->apply(changed.config);
     if (candidate->apply_target) {
-      candidate->apply_target(target);
+      candidate->apply_target(changed.target);
     }
     change.settings.emplace_back(candidate->key, candidate->value);
   }
-  const PlanRequest changed{config,          request.student,      request.teacher,    target,
-                            request.machine, request.device_bytes, request.host_bytes, request.teacher_stream};
   const auto plan = planner(changed);
   if (!plan.ok() || !plan->fits()) {
     return std::nullopt;

@@ -44,7 +44,7 @@ struct Plan {
 };
 
 struct PlanRequest {
-  const config::Config& config;
+  config::Config config;
   const models::ModelConfig& student;
   const models::ModelConfig* teacher = nullptr;
   Target target;

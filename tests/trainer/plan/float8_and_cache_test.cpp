@@ -1,0 +1,73 @@
+// Plans of runs whose student is trained in float8, and of runs whose teacher is read from a cache or stored in one.
+#include <gmock/gmock.h>
+
+#include "trainer/plan/plan.h"
+
+namespace distill::plan {
+namespace {
+
+constexpr double kGiB = 1 << 30;
+
+models::ModelConfig small_model() {
+  models::ModelConfig config;
+  config.model_type = "llama";
+  config.vocab_size = 32000;
+  config.hidden_size = 1024;
+  config.intermediate_size = 4096;
+  config.num_layers = 8;
+  config.num_heads = 16;
+  config.num_kv_heads = 4;
+  config.head_dim = 64;
+  config.max_position_embeddings = 8192;
+  return config;
+}
+
+config::Config settings(int64_t ranks, int64_t micro_batches = 1) {
+  config::Config config;
+  config.data.seq_len = 2048;
+  config.data.packing = data::PackingMode::kConcat;
+  config.train.micro_batch_size = 2;
+  config.train.global_batch_size = 2 * ranks * micro_batches;
+  return config;
+}
+
+// `blocks` of the teacher: 0 where it is read from a cache.
+Plan plan_with_rows(const config::Config& config, int64_t blocks) {
+  const models::ModelConfig student = small_model();
+  models::ModelConfig teacher = small_model();
+  teacher.num_layers = blocks;
+  const teacher_cache::RowFormat rows{
+      .encoding = teacher_cache::Encoding::kBFloat16, .hidden_size = teacher.hidden_size};
+  auto plan = make_plan({config, student, &teacher, Target{}, h200(), 0, 0, false, rows});
+  TORCH_CHECK(plan.ok(), std::string(plan.status().message()));
+  return *std::move(plan);
+}
+
+TEST(Plan, ChangesThatWouldFitAreOfTheSameTeachersRows) {
+  for (const int64_t blocks : {0, 8}) { // teacher.source: cache, capture
+    config::Config config = settings(1);
+    const int64_t peak = plan_with_rows(config, blocks).memory.peak();
+    config.memory.budget_gib = 0.8 * static_cast<double>(peak) / kGiB;
+    const Plan plan = plan_with_rows(config, blocks);
+    ASSERT_FALSE(plan.fits());
+    ASSERT_FALSE(plan.changes.empty()) << blocks;
+    bool compared = false;
+    for (const Change& change : plan.changes) {
+      EXPECT_LE(change.peak_bytes, 0.8 * static_cast<double>(peak)) << change.text();
+      config::Config changed = config;
+      if (change.text() == "train.micro_batch_size=1") {
+        changed.train.micro_batch_size = 1;
+      } else if (change.text() == "memory.optimizer=host") {
+        changed.memory.optimizer = config::OptimizerMemory::kHost;
+      } else {
+        continue;
+      }
+      EXPECT_EQ(plan_with_rows(changed, blocks).memory.peak(), change.peak_bytes) << change.text();
+      compared = true;
+    }
+    EXPECT_TRUE(compared) << plan.changes.front().text();
+  }
+}
+
+} // namespace
+} // namespace distill::plan

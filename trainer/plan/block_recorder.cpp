@@ -16,6 +16,7 @@ struct BlockRecorder::Key {
   bool backward = false;
   bool saves = false; // forward: saves tensors for backward; backward: has all of them, not only the input
   bool matrices_are_new = false; // backward: the weight gradients are uninitialised
+  // Of either pass: blocks of one model may differ in them, and a shadow runs all of its blocks without.
   std::array<bool, models::kProducts> float8{}; // the products that run in float8
   bool counted = false; // what their rounding loses
 
@@ -168,7 +169,9 @@ models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) 
         seq.packed,
         /*backward=*/true,
         /*saves=*/!saved.input_only(),
-        grads.write_matrices};
+        grads.write_matrices,
+        models::float8_weights(params),
+        params.float8_counts.front().defined()};
     if (const Recording* recording = find(key)) {
       return recording->replay(simulation, dy_NH, nullptr, saved.all());
     }

@@ -13,22 +13,34 @@ struct Seen {
   int64_t reserved = 0;
 };
 
-// Two simulated steps of the tiny models on `ranks` ranks; `blocks` null: every op of every block is dispatched.
+// Two simulated steps of the tiny models on `ranks` ranks, the first with a shadow if the configuration asks for some;
+// `blocks` null: every op of every block is dispatched.
 Seen simulate(
     const config::Config& config, c10::DeviceType target, at::ScalarType dtype, int64_t ranks,
-    const std::vector<models::ActivationPolicy>& policies, BlockRecorder* blocks) {
+    const std::vector<models::ActivationPolicy>& policies, BlockRecorder* blocks,
+    const models::ModelConfig& student_model = trainer::tiny_model(3)) {
   device::Simulation simulation(target);
   const auto mesh = sharding::simulated_mesh(ranks, 1, /*shared_memory=*/ranks > 1);
-  const trainer::ModelSource student{trainer::tiny_model(3), nullptr}, teacher{trainer::tiny_model(2, 32), nullptr};
+  const trainer::ModelSource student{student_model, nullptr}, teacher{trainer::tiny_model(2, 32), nullptr};
   trainer::LoadedModels models = *trainer::load_models(
       config, {at::Device(at::kMeta), dtype, dtype}, *mesh, student, &teacher, /*host_state=*/nullptr);
   trainer::TrainStep step(
       config, *mesh, models, {policies, device::HostSlab::simulated()},
       blocks != nullptr ? blocks->functions(simulation) : models::BlockFunctions{});
   const trainer::GlobalBatch batch = trainer::tiny_batch(config);
-  step.run(batch, {});
+  step.run(batch, {.shadow = config.float8.shadow_every > 0});
   step.run(batch, {});
   return {simulation.use(), simulation.reserved_peak()};
+}
+
+void expect_same(const Seen& replayed, const Seen& dispatched) {
+  for (size_t phase = 0; phase < device::kNumMemoryPhases; ++phase) {
+    EXPECT_EQ(replayed.use.phases[phase].bytes, dispatched.use.phases[phase].bytes);
+    EXPECT_EQ(replayed.use.phases[phase].at_peak, dispatched.use.phases[phase].at_peak);
+    EXPECT_EQ(replayed.use.phases[phase].highest, dispatched.use.phases[phase].highest);
+  }
+  EXPECT_EQ(replayed.use.now, dispatched.use.now);
+  EXPECT_EQ(replayed.reserved, dispatched.reserved);
 }
 
 TEST(BlockRecorder, AReplayedRunIsTheDispatchedOne) {
@@ -43,13 +55,32 @@ TEST(BlockRecorder, AReplayedRunIsTheDispatchedOne) {
           const config::Config config = trainer::tiny_config(2);
           const Seen dispatched = simulate(config, target, dtype, ranks, mix, nullptr);
           const Seen replayed = simulate(config, target, dtype, ranks, mix, &blocks);
-          for (size_t phase = 0; phase < device::kNumMemoryPhases; ++phase) {
-            EXPECT_EQ(replayed.use.phases[phase].bytes, dispatched.use.phases[phase].bytes);
-            EXPECT_EQ(replayed.use.phases[phase].at_peak, dispatched.use.phases[phase].at_peak);
-            EXPECT_EQ(replayed.use.phases[phase].highest, dispatched.use.phases[phase].highest);
-          }
-          EXPECT_EQ(replayed.use.now, dispatched.use.now);
-          EXPECT_EQ(replayed.reserved, dispatched.reserved);
+          expect_same(replayed, dispatched);
+        }
+      }
+    }
+  }
+}
+
+// Some blocks of one model compute in float8 and others do not; in a step with a shadow a block does both.
+TEST(BlockRecorder, PassesInFloat8AreToldApartFromOthers) {
+  using enum models::ActivationPolicy;
+  for (const c10::DeviceType target : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
+    for (const std::vector<std::string>& exceptions :
+         {std::vector<std::string>{}, std::vector<std::string>{"0"}, std::vector<std::string>{"2"}}) {
+      for (const int64_t shadow_every : {0, 1}) {
+        SCOPED_TRACE(absl::StrCat(absl::StrJoin(exceptions, ","), ", shadow_every ", shadow_every));
+        models::ModelConfig student = trainer::tiny_model(3, 64);
+        student.intermediate_size = 128;
+        student.float8 = *models::Float8Products::all_but(exceptions, student.num_layers);
+        config::Config config = trainer::tiny_config(4);
+        config.data.seq_len = 128;
+        config.float8.shadow_every = shadow_every;
+        const std::vector<models::ActivationPolicy> policies{kKeep, kRecompute, kKeep};
+        for (const int64_t ranks : {1, 2}) {
+          BlockRecorder blocks;
+          const Seen dispatched = simulate(config, target, at::kBFloat16, ranks, policies, nullptr, student);
+          expect_same(simulate(config, target, at::kBFloat16, ranks, policies, &blocks, student), dispatched);
         }
       }
     }

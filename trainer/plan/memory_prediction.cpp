@@ -114,11 +114,15 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   }
   const int64_t micro_batches = std::min<int64_t>(shape.micro_batches, 2);
   const std::vector<data::Batch> batches(static_cast<size_t>(micro_batches), simulated_batch(shape));
-  const trainer::TrainStep::Options options{.shadow = config.float8.shadow_every > 0};
-  step.run({batches, /*valid_tokens=*/1}, options);
+  const auto run = [&](bool shadow) { step.run({batches, /*valid_tokens=*/1}, {.shadow = shadow}); };
+  const bool shadows = config.float8.shadow_every > 0; // such steps need the most memory, and gather as no other does
+  run(shadows);
+  if (shadows) {
+    run(shadows);
+  }
   {
     GatherObserver gathers(step.micro_batches(), models.slots.weights.get());
-    step.run({batches, /*valid_tokens=*/1}, options);
+    run(/*shadow=*/false);
     prediction.gathers = gathers.of_step(shape.micro_batches);
   }
   prediction.use = simulation.use();

@@ -47,9 +47,10 @@ struct MemoryPrediction {
 };
 
 // Runs the trainer's own code in a simulation (device/simulation.h): loading, and two steps of one micro-batch, or two
-// where a step has several; the second step begins with the units that the first one has prefetched. shape.policies
-// names every block. `blocks`: recorded allocations of decoder blocks, reused by runs with the same models and
-// micro-batches.
+// where a step has several; the second step begins with the units that the first one has prefetched. With
+// float8.shadow_every, two steps with a shadow run first and one without after them: the memory is that of a step with
+// a shadow, the gathers are those of a step without. shape.policies names every block. `blocks`: recorded allocations
+// of decoder blocks, reused by runs with the same models and micro-batches.
 MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks);
 
 } // namespace distill::plan

@@ -69,5 +69,34 @@ TEST(Plan, ChangesThatWouldFitAreOfTheSameTeachersRows) {
   }
 }
 
+Plan float8_plan(const config::Config& config, int64_t ranks) {
+  models::ModelConfig student = small_model();
+  const models::ModelConfig teacher = small_model();
+  student.float8 = *models::Float8Products::all_but({}, student.num_layers);
+  Target target;
+  target.world_size = ranks;
+  auto plan = make_plan({config, student, &teacher, target, h200()});
+  TORCH_CHECK(plan.ok(), std::string(plan.status().message()));
+  return *std::move(plan);
+}
+
+TEST(Plan, GathersAreThoseOfStepsWithoutAShadow) {
+  for (const int64_t micro_batches : {1, 4}) {
+    for (const config::Gather gather : {config::Gather::kNccl, config::Gather::kCopy}) {
+      config::Config config = settings(4, micro_batches);
+      config.parallel.gather = gather;
+      const Plan without = float8_plan(config, 4);
+      config.float8.shadow_every = 100;
+      const Plan with_shadow = float8_plan(config, 4);
+      EXPECT_GT(without.memory.gathers.units, 0);
+      EXPECT_EQ(with_shadow.memory.gathers.units, without.memory.gathers.units) << micro_batches;
+      EXPECT_EQ(with_shadow.memory.gathers.bytes, without.memory.gathers.bytes) << micro_batches;
+      EXPECT_EQ(with_shadow.time.tokens_per_second, without.time.tokens_per_second) << micro_batches;
+      // The shadow's weights are in bf16, and its gradients are compared with the others.
+      EXPECT_GT(with_shadow.memory.peak(), without.memory.peak()) << micro_batches;
+    }
+  }
+}
+
 } // namespace
 } // namespace distill::plan

@@ -214,6 +214,15 @@ def test_the_plan_is_what_the_run_allocates(tmp_path, models, ragged_shard, shad
     [
         ("student", "float8_exceptions", ["down"], ["student.float8_exceptions", "down of block 0 alone"]),
         ("student", "float8_exceptions", ["7"], ["student.float8_exceptions", "blocks from 0 to 1", "found '7'"]),
+        (
+            "student",
+            "float8_exceptions",
+            ["0-1"],
+            [
+                "student.float8_exceptions: expected a block that stays in float8, found none of 2",
+                "student.dtype: auto",
+            ],
+        ),
         ("student", "dtype", "float32", ["student.float8_exceptions", "student.dtype is float8"]),
         ("memory", "optimizer", "host", ["student.dtype", "memory.optimizer", "found host"]),
         ("float8", "shadow_every", -1, ["float8.shadow_every", "found -1"]),

@@ -29,6 +29,11 @@ absl::Status check_sizes(const models::ModelConfig& config, const std::string& n
 
 // A model that is trained in float8 shards one byte for each element of a block (sharding/float8_weights.h).
 absl::Status check_whole_blocks(const models::ModelConfig& config, const std::string& name) {
+  if (!config.float8.any()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s.float8_exceptions: expected a block that stays in float8, found none of %d; set %s.dtype: auto", name,
+        config.num_layers, name));
+  }
   for (int64_t block = 0; block < config.num_layers; ++block) {
     for (int product = 0; config.float8.any_of(block) && product < models::kProducts; ++product) {
       if (!config.float8.contains(block, static_cast<models::Product>(product))) {

@@ -17,10 +17,12 @@ absl::Status check_sizes(const models::ModelConfig& config, const std::string& n
       const auto product = base::enum_named<models::Product>(param.name);
       if (product && config.float8.contains(block, *product) &&
           (param.shape[0] % kTile != 0 || param.shape[1] % kTile != 0)) {
+        // A student's exceptions are whole blocks, and blocks are alike.
         return absl::InvalidArgumentError(absl::StrFormat(
-            "%s.dtype: float8: expected weights whose sizes are multiples of %d, found %s of %d x %d in block %d; add %s "
-            "to %s.float8_exceptions",
-            name, kTile, param.name, param.shape[0], param.shape[1], block, param.name, name));
+            "%s.dtype: float8: expected weights whose sizes are multiples of %d, found %s of %d x %d in block %d; %s",
+            name, kTile, param.name, param.shape[0], param.shape[1], block,
+            name == "student" ? std::string("set student.dtype: auto")
+                              : absl::StrFormat("add %s to %s.float8_exceptions", param.name, name)));
       }
     }
   }

@@ -135,6 +135,33 @@ def test_weights_of_a_float8_student_that_are_not_finite_end_all_ranks(tmp_path,
     assert "1 other rank(s) failed; their messages say why" in ranks[1 - reader][1], ranks
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_tokens_without_a_finite_error_end_the_run_on_any_number_of_ranks(tmp_path, models, ragged_shard, processes):
+    tiny.need_devices(processes)
+    student, teacher = models["llama"]
+    folder = tmp_path / "teacher"
+    shutil.copytree(teacher, folder)
+    weights = tiny.load_weights(folder)
+    # Finite weights with logits beyond fp32: infinite at those tokens alone whose hidden state is near this direction.
+    weights["lm_head.weight"][7] = 3e37
+    safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = float8_config(
+        tmp_path,
+        (student, str(folder)),
+        ragged_shard,
+        float8={"gate_tokens": 10**6},
+        data={"eval": [{"path": ragged_shard}]},
+        train={"steps": 4, "micro_batch_size": 1, "global_batch_size": 2},
+        parallel={"processes": processes},
+    )
+    done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.BAD_INPUT)
+    found = re.search(r"a finite KL at every token with a target, found (\d+) of (\d+)", done.stderr)
+    assert found, done.stderr
+    assert 0 < int(found.group(1)) < int(found.group(2))
+    assert "teacher.dtype: float8" in done.stderr
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     "section, key, value, says",
     [

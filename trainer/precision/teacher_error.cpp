@@ -8,16 +8,22 @@
 namespace distill::precision {
 namespace {
 
-// The values of all ranks, of which every rank has at most `most`, in a host tensor on every rank.
-at::Tensor gather_values(const sharding::Mesh& mesh, const at::Tensor& own, int64_t most) {
+// The values of all ranks, in a host tensor on every rank; NaN is a value like another.
+at::Tensor gather_values(const sharding::Mesh& mesh, const at::Tensor& own) {
   if (mesh.host == nullptr) {
     return own;
   }
-  at::Tensor padded = at::full({most}, std::nan(""), at::kFloat);
+  at::Tensor counts = at::empty({mesh.world_size}, at::kLong);
+  mesh.host->all_gather(counts, at::full({1}, own.numel(), at::kLong));
+  const int64_t most = counts.max().item<int64_t>();
+  if (most == 0) {
+    return own;
+  }
+  at::Tensor padded = at::zeros({most}, at::kFloat);
   padded.narrow(0, 0, own.numel()).copy_(own);
   at::Tensor all = at::empty({mesh.world_size * most}, at::kFloat);
   mesh.host->all_gather(all, padded);
-  return all.masked_select(at::isnan(all).logical_not());
+  return all.masked_select(at::arange(most).lt(counts.unsqueeze(1)).flatten());
 }
 
 struct OwnTokens {
@@ -66,10 +72,6 @@ absl::StatusOr<std::vector<TeacherError>> teacher_errors(
     const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
     absl::Span<const data::Batch> batches, absl::Span<const Variant> variants, const WalkOptions& options) {
   ASSIGN_OR_RETURN(const std::vector<TokenMetrics> walked, walk(model, environment, mesh, batches, variants, options));
-  int64_t most = 0;
-  for (const data::Batch& batch : batches) {
-    most += batch.targets_BS.numel();
-  }
   std::vector<TeacherError> errors;
   for (const TokenMetrics& metrics : walked) {
     const OwnTokens own = own_tokens(batches, metrics);
@@ -77,12 +79,18 @@ absl::StatusOr<std::vector<TeacherError>> teacher_errors(
     if (mesh.host != nullptr) {
       mesh.host->all_reduce(sums);
     }
-    const at::Tensor kl = gather_values(mesh, own.kl, most);
+    const at::Tensor kl = gather_values(mesh, own.kl);
     TeacherError error;
     error.tokens = kl.numel();
     if (error.tokens == 0) {
       return absl::InvalidArgumentError(
           "the float8 teacher cannot be measured: expected tokens with a target, found none in the sampled data");
+    }
+    if (const int64_t finite = kl.isfinite().sum().item<int64_t>(); finite < error.tokens) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "teacher.dtype: float8: expected a finite KL at every token with a target, found %d of %d tokens at which it "
+          "is NaN or infinite: the teacher's logits overflow, in float8 or without it",
+          error.tokens - finite, error.tokens));
     }
     const auto tokens = static_cast<double>(error.tokens);
     const at::Tensor sorted = std::get<0>(kl.sort());

@@ -30,7 +30,7 @@ absl::StatusOr<std::vector<data::Batch>> sample_batches(
     const data::Dataset& data, int64_t micro_batch_size, int64_t tokens, const sharding::Mesh& mesh);
 
 // The error of each variant over the tokens of all ranks. Every rank gets the same result. InvalidArgument: no token
-// has a target, or weights that are not finite.
+// has a target, the KL of some token is not finite, or weights that are not finite.
 absl::StatusOr<std::vector<TeacherError>> teacher_errors(
     const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
     absl::Span<const data::Batch> batches, absl::Span<const Variant> variants, const WalkOptions& options);

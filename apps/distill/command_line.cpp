@@ -134,7 +134,9 @@ void add_quantize_options(CLI::App& app, QuantizeCommand& quantize) {
   trainer::QuantizeRequest& request = quantize.request;
   add_config_options(app, request.models.config, request.models.overrides);
   app.add_option("--teacher", request.models.teacher, "Teacher, instead of teacher.path")->type_name("DIR");
-  app.add_option("--data", request.models.data, "Token shards or folders of them, instead of data.eval")
+  app.add_option(
+         "--data", request.models.data,
+         "Token shards or folders of them, instead of data.eval, or of data.train where there is no data.eval")
       ->type_name("PATH")
       ->take_all();
   app.add_option("--limit", request.max_mean_kl, "Largest mean KL in nats, instead of float8.max_mean_kl")

@@ -114,3 +114,19 @@ def test_a_limit_below_rounding_gives_every_product_back(tmp_path, models, ragge
     assert report["found"] and report["after"]["mean_kl"] <= 1e-12
     assert all(not product["float8"] for product in report["products"])
     assert report["float8_exceptions"] == ["0-2"]
+
+
+def test_text_to_train_on_is_measured_where_none_is_held_out_as_before_a_run(tmp_path, models, ragged_shard):
+    pair = models["llama"]
+    config = float8_config(tmp_path, pair, ragged_shard, float8={"max_mean_kl": 1e-6, "gate_tokens": 10**6})
+    assert "eval" not in config["data"]
+    path = tiny.write_config(tmp_path, config)
+    refused = tiny.distill("--config", path, code=tiny.BAD_INPUT).stderr
+    assert "`distill quantize` with this configuration" in refused
+    report = json.loads(tiny.distill("quantize", "--config", path, "--limit", 100, "--json").stdout)
+    before = report["before"]
+    assert f"mean KL {before['mean_kl']:.4g} nats" in refused and f"{before['tokens']} tokens" in refused
+    # Without any text both keys are named.
+    del config["data"]["train"]
+    done = tiny.distill("quantize", "--config", tiny.write_config(tmp_path, config), code=tiny.BAD_INPUT)
+    assert "data.eval" in done.stderr and "data.train" in done.stderr

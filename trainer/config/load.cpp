@@ -31,7 +31,7 @@ absl::StatusOr<Config> check(ReadResult read, const std::string& source, Purpose
   if (!problems.empty()) {
     return absl::InvalidArgumentError(report(problems));
   }
-  if (purpose == Purpose::kEvaluate && !read.config.has_teacher()) {
+  if ((purpose == Purpose::kEvaluate || purpose == Purpose::kQuantize) && !read.config.has_teacher()) {
     take_the_labels_alone(read.config.loss);
   }
   return std::move(read.config);

@@ -17,6 +17,7 @@ enum class Purpose {
   // data.eval is needed; data.train, the run's length and run.dir are not. Without a teacher the loss is the
   // cross-entropy on the labels, whatever the divergence.
   kEvaluate,
+  kQuantize, // as kEvaluate, but data.train serves where data.eval is not given
   kCapture, // teacher, teacher.cache and data.train are needed; the student, the run's length and run.dir are not
   kPlan, // the models' config.json are needed; weights, data, the run's length and run.dir are not
 };

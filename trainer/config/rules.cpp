@@ -44,6 +44,9 @@ class Rules {
   bool capturing() const {
     return context_.purpose == Purpose::kCapture;
   }
+  bool quantizing() const {
+    return context_.purpose == Purpose::kQuantize;
+  }
   bool given(const std::string& key) const {
     return context_.origins.find(key) != context_.origins.end();
   }
@@ -146,7 +149,7 @@ class Rules {
   }
 
   void loss() {
-    if (context_.purpose == Purpose::kEvaluate && !config_.has_teacher()) {
+    if ((context_.purpose == Purpose::kEvaluate || quantizing()) && !config_.has_teacher()) {
       return; // load() takes the labels alone
     }
     const losses::LossOptions& loss = config_.loss;
@@ -255,7 +258,11 @@ class Rules {
 
   void evaluation() {
     const bool during_training = config_.eval.every > 0 || config_.eval.at_start;
-    if (config_.data.eval.empty() && (!training() || during_training)) {
+    if (quantizing()) { // measures on what a run measures its teacher on before it starts
+      if (config_.data.eval.empty() && config_.data.train.empty()) {
+        fail({"data.eval", "data.train"}, "token shards to measure on, or data.train", "neither");
+      }
+    } else if (config_.data.eval.empty() && (!training() || during_training)) {
       std::vector<std::string> keys = {"data.eval"};
       if (training()) {
         keys.emplace_back(config_.eval.every > 0 ? "eval.every" : "eval.at_start");

@@ -155,6 +155,8 @@ absl::StatusOr<Inputs> open_inputs(
   }
   if (!config.data.eval.empty()) {
     inputs.eval_data = open(config.data.eval, /*once=*/true);
+  } else if (purpose == config::Purpose::kQuantize) {
+    inputs.train_data = open(config.data.train, /*once=*/false);
   }
   if (purpose == config::Purpose::kTrain && config.eval.samples > 0 && inputs.eval_data) {
     inputs.samples = problems.take(open_sample_inputs(config));

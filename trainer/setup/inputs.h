@@ -21,7 +21,7 @@ namespace distill::trainer {
 struct Inputs {
   ModelSource student;
   std::optional<ModelSource> teacher; // nullopt: hard labels only
-  std::shared_ptr<data::Dataset> train_data; // null for evaluation
+  std::shared_ptr<data::Dataset> train_data; // null for evaluation; for config::Purpose::kQuantize with data.eval
   std::shared_ptr<data::Dataset> eval_data; // null without data.eval
   std::shared_ptr<teacher_cache::CachedRows> train_rows; // what is stored of the teacher; null: nothing
   std::string teacher_text; // of a teacher that is read from a cache, for the start report

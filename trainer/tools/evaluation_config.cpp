@@ -1,7 +1,6 @@
 #include "trainer/tools/evaluation_config.h"
 
 #include "data/base/status_macros.h"
-#include "trainer/config/load.h"
 #include "trainer/config/reader.h"
 #include "trainer/hf/config_json.h"
 
@@ -47,7 +46,7 @@ absl::StatusOr<config::Config> evaluation_config(const EvaluationRequest& reques
   }
   const bool has_length = read.origins.find("data.seq_len") != read.origins.end();
   const std::string source = request.config.empty() ? "distill eval" : request.config;
-  ASSIGN_OR_RETURN(config::Config config, config::check(std::move(read), source, config::Purpose::kEvaluate));
+  ASSIGN_OR_RETURN(config::Config config, config::check(std::move(read), source, request.purpose));
   if (!has_length) {
     config.data.seq_len = readable_length(config, config.data.seq_len);
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "trainer/config/config.h"
+#include "trainer/config/load.h"
 
 namespace distill::trainer {
 
@@ -17,6 +18,7 @@ struct EvaluationRequest {
   std::string student; // folder; empty: student.path
   std::string teacher; // folder; empty: teacher.path
   std::vector<std::string> data; // token shards or folders of them; empty: data.eval
+  config::Purpose purpose = config::Purpose::kEvaluate; // or kQuantize
 };
 
 // The checked configuration of an evaluation. Where data.seq_len is not given it is the largest length up to its

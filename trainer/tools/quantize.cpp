@@ -35,6 +35,7 @@ absl::StatusOr<config::Config> teacher_config(EvaluationRequest request) {
   if (request.student.empty()) {
     request.student = request.teacher;
   }
+  request.purpose = config::Purpose::kQuantize;
   return evaluation_config(request);
 }
 
@@ -54,13 +55,14 @@ absl::StatusOr<QuantizeReport> quantize_teacher(const QuantizeRequest& request) 
   config.float8.gate_tokens = request.tokens > 0 ? request.tokens : config.float8.gate_tokens;
   ASSIGN_OR_RETURN(const Environment environment, resolve_environment(config));
   configure_libtorch(config.train, environment.device);
-  ASSIGN_OR_RETURN(const Inputs inputs, open_inputs(config, environment, config::Purpose::kEvaluate));
+  ASSIGN_OR_RETURN(const Inputs inputs, open_inputs(config, environment, config::Purpose::kQuantize));
   const auto start = std::chrono::steady_clock::now();
   const sharding::Mesh mesh;
   ASSIGN_OR_RETURN(
       const std::vector<data::Batch> batches,
       precision::sample_batches(
-          *inputs.eval_data, config.train.micro_batch_size, precision::gate_tokens(config, environment), mesh));
+          inputs.eval_data ? *inputs.eval_data : *inputs.train_data, config.train.micro_batch_size,
+          precision::gate_tokens(config, environment), mesh));
   const auto memory =
       static_cast<int64_t>(kMemoryShare * static_cast<double>(device::device_info(environment.device).memory_bytes));
   QuantizeReport report;

@@ -26,8 +26,8 @@ struct QuantizeReport {
   std::string json() const;
 };
 
-// Measures the teacher in float8 on data.eval, and finds the exceptions with which it is within the limits. One process
-// on one device. The teacher is never in memory as a whole.
+// Measures the teacher in float8 on the text that a run would (precision::check_teacher), and finds the exceptions with
+// which it is within the limits. One process on one device. The teacher is never in memory as a whole.
 absl::StatusOr<QuantizeReport> quantize_teacher(const QuantizeRequest& request);
 
 } // namespace distill::trainer

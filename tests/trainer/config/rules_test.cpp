@@ -138,6 +138,15 @@ TEST(Rules, EvaluationNeedsDataEvalAndNothingOfTraining) {
   EXPECT_EQ(problems[0].key, "data.eval");
 }
 
+TEST(Rules, QuantizingNeedsTextOfAnyKind) {
+  EXPECT_THAT(rule_problems({"data.eval=null"}, Purpose::kQuantize), IsEmpty());
+  EXPECT_THAT(rule_problems({"data.train=null", "train.steps=null", "run.dir=null"}, Purpose::kQuantize), IsEmpty());
+  const std::vector<Problem> problems = rule_problems({"data.eval=null", "data.train=null"}, Purpose::kQuantize);
+  ASSERT_THAT(problems, SizeIs(1));
+  EXPECT_EQ(problems[0].key, "data.eval");
+  EXPECT_THAT(problems[0].expected, HasSubstr("data.train"));
+}
+
 TEST(Rules, AKeyThatCouldNotBeReadBreaksNoRuleAsWell) {
   EXPECT_THAT(rule_problems({"train.steps=many"}), SizeIs(1));
   EXPECT_THAT(rule_problems({"student.path=null", "student.pth=x"}), SizeIs(1));

@@ -195,9 +195,10 @@ class StoreRendezvous : public Rendezvous {
       return nullptr;
     }
     const auto size = static_cast<int64_t>(members.size());
-    // A rank that fails here leaves the others waiting, who then do without.
+    // A rank that fails here leaves the others waiting, who then do without. It waits for their answer with the whole
+    // timeout (choose_gather.cpp), so that they must give up well before that.
     const c10::intrusive_ptr<c10d::Store> connection = store_->clone();
-    connection->setTimeout(std::min<std::chrono::milliseconds>(options_.timeout, kPeerMemoryTimeout));
+    connection->setTimeout(std::min<std::chrono::milliseconds>(options_.timeout / 3, kPeerMemoryTimeout));
     const auto store = c10::make_intrusive<c10d::PrefixStore>(name, connection);
     const Exchange exchange = [store, rank = *place, size, calls = int64_t{0}](const std::string& text) mutable {
       return exchange_texts(*store, absl::StrCat("exchange/", calls++), rank, size, text);

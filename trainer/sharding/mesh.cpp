@@ -83,6 +83,7 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
       replicate_axis.push_back(rank);
     }
   }
+  absl::Status gathers;
   try {
     mesh->host = mesh->rendezvous->gloo_group("host", all);
     mesh->world = group("world", all);
@@ -91,13 +92,14 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
     if (replicate > 1) {
       mesh->replicate = group(absl::StrCat("replicate/", mesh->shard_rank), replicate_axis);
     }
+    gathers = choose_gather(*mesh, gather, shard_axis, device);
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat(
         "rank ", options.rank, ": a group of ranks could not be connected: ", error.what(), "; ",
         mesh->heartbeat->laggards()));
   }
-  if (const absl::Status status = choose_gather(*mesh, gather, shard_axis, device); !status.ok()) {
-    return status;
+  if (!gathers.ok()) {
+    return gathers;
   }
   return mesh;
 }

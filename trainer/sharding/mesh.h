@@ -62,7 +62,7 @@ struct Mesh {
 };
 
 // Joins the other ranks and makes the groups. shard * replicate must be the number of ranks. FailedPrecondition, with
-// the reason, where `gather` is kCopy and memory cannot be shared.
+// the reason, where `gather` is kCopy and memory cannot be shared. Unavailable names the ranks that did not come.
 absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
     const RendezvousOptions& options, int64_t shard, int64_t replicate, at::Device device,
     GatherWay gather = GatherWay::kAuto);

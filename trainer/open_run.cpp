@@ -17,9 +17,8 @@ absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::build(
   auto prepared = prepare_run(*trainer->context_);
   RETURN_IF_ERROR(sharding::agree(mesh, prepared.status()));
   const RunContext& ready = *trainer->context_;
-  RETURN_IF_ERROR(sharding::agree(
-      mesh,
-      agree_on_gathers(ready.config(), ready.environment(), prepared->inputs, ready.ranks(), mesh, prepared->plan)));
+  RETURN_IF_ERROR(
+      sharding::agree(mesh, settle_plan(ready.config(), ready.environment(), ready.ranks(), mesh, *prepared)));
   // Every rank has seen how much host memory is free before one takes its part.
   RETURN_IF_ERROR(sharding::agree(mesh, trainer->load(*std::move(prepared))));
   RETURN_IF_ERROR(trainer->open());

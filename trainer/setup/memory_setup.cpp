@@ -171,6 +171,10 @@ absl::StatusOr<plan::Plan> plan_memory(
     const sharding::Mesh& mesh) {
   ASSIGN_OR_RETURN(plan::Plan plan, plan_of_ranks(config, environment, inputs, ranks, mesh));
   RETURN_IF_ERROR(check_fits(config, plan));
+  return plan;
+}
+
+void limit_memory(const config::Config& config, const Environment& environment, const plan::Plan& plan) {
   if (!plan.fits()) {
     metrics::log_warning_rank0("the memory plan does not fit, trying anyway: " + absl::StrJoin(plan.overflows, "; "));
   }
@@ -185,7 +189,6 @@ absl::StatusOr<plan::Plan> plan_memory(
       device::limit_cpu_memory(limit);
     }
   }
-  return plan;
 }
 
 absl::StatusOr<HostMemory> take_host_memory(const Environment& environment, const plan::Plan& plan) {

@@ -40,7 +40,7 @@ absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_si
 // fit.
 absl::Status check_fits(const config::Config& config, const plan::Plan& plan);
 
-// Plans, refuses what does not fit, and limits the allocator. The plan divides the host memory that is free now among
+// Plans, and refuses what does not fit. The plan divides the host memory that is free now among
 // the ranks of this host: all of them must plan before any of them takes its part.
 absl::StatusOr<plan::Plan> plan_memory(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
@@ -51,6 +51,10 @@ absl::StatusOr<plan::Plan> plan_memory(
 absl::Status agree_on_gathers(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
     const sharding::Mesh& mesh, plan::Plan& plan);
+
+// Counts the device's memory from now on, and limits the allocator by memory.limit_gib less what the plan has in peer
+// memory. Call it with the plan that all ranks have agreed on. Warns if the plan does not fit.
+void limit_memory(const config::Config& config, const Environment& environment, const plan::Plan& plan);
 
 // Takes the host memory that the plan predicts.
 absl::StatusOr<HostMemory> take_host_memory(const Environment& environment, const plan::Plan& plan);

@@ -44,9 +44,17 @@ absl::StatusOr<PreparedRun> prepare_run(const RunContext& context) {
   if (std::string warning = teacher_length_warning(config, prepared.inputs); !warning.empty()) {
     prepared.warnings.push_back(std::move(warning));
   }
+  return prepared;
+}
+
+absl::Status settle_plan(
+    const config::Config& config, const Environment& environment, const launch::RankInfo& ranks,
+    const sharding::Mesh& mesh, PreparedRun& prepared) {
+  RETURN_IF_ERROR(agree_on_gathers(config, environment, prepared.inputs, ranks, mesh, prepared.plan));
+  limit_memory(config, environment, prepared.plan);
   const std::vector<std::string> lines = prepared.plan.lines();
   prepared.report.insert(prepared.report.end(), lines.begin(), lines.end());
-  return prepared;
+  return absl::OkStatus();
 }
 
 } // namespace distill::trainer

@@ -24,4 +24,10 @@ struct PreparedRun {
 // part.
 absl::StatusOr<PreparedRun> prepare_run(const RunContext& context);
 
+// Called by all ranks once all of them have prepared: the plan becomes the one for what all of them can do
+// (agree_on_gathers), memory is limited by it, and the report gets its lines. FailedPrecondition: it does not fit.
+absl::Status settle_plan(
+    const config::Config& config, const Environment& environment, const launch::RankInfo& ranks,
+    const sharding::Mesh& mesh, PreparedRun& prepared);
+
 } // namespace distill::trainer

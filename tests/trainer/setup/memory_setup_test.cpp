@@ -1,8 +1,9 @@
 #include "trainer/setup/memory_setup.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include "tests/trainer/step/tiny_step.h"
+#include "trainer/setup/prepared_run.h"
 #include "trainer/sharding/simulated_mesh.h"
 
 namespace distill::trainer {
@@ -73,6 +74,19 @@ TEST_F(AgreeOnGathers, TheRankWithTheLeastRoomDecides) {
   EXPECT_FALSE(agreed.shape.copies());
   EXPECT_EQ(agreed.shape.config.parallel.slots, 3);
   EXPECT_LT(agreed.memory.peak(), own.memory.peak());
+}
+
+TEST_F(AgreeOnGathers, WhatIsReportedIsThePlanThatTheRanksAgreedOn) {
+  PreparedRun prepared;
+  prepared.plan = *plan_memory(config_, environment_, inputs_, ranks_, *mesh_);
+  prepared.inputs = inputs_;
+  const std::vector<std::string> own = prepared.plan.lines();
+  mesh_->host = std::make_unique<OtherRank>(std::vector<int64_t>{0, 3});
+  const absl::Status status = settle_plan(config_, environment_, ranks_, *mesh_, prepared);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_FALSE(prepared.plan.shape.copies());
+  EXPECT_EQ(prepared.report, prepared.plan.lines());
+  EXPECT_NE(prepared.report, own);
 }
 
 TEST_F(AgreeOnGathers, ARankThatCannotDoMoreLeavesItsPlanAlone) {

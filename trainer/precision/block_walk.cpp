@@ -74,8 +74,10 @@ class Walk {
         "comparing precisions", model_.config.num_layers, "blocks",
         mesh_.is_main() ? options_.progress : config::ProgressStyle::kNone);
     embed();
+    report_progress();
     for (int64_t block = 0; block < model_.config.num_layers; ++block) {
       run_block(block);
+      report_progress();
       progress.add(1);
     }
     std::vector<TokenMetrics> result = run_head();
@@ -93,6 +95,10 @@ class Walk {
     std::vector<at::Tensor> variant_NH; // undefined: still the same as the reference
   };
 
+  // To the watchdog and the other ranks: a large model from a slow disk takes long, and comes nearer to its end.
+  void report_progress() const {
+    mesh_.report_progress(0, "comparing precisions");
+  }
   at::TensorOptions options(at::ScalarType dtype) const {
     return at::TensorOptions().dtype(dtype).device(environment_.device);
   }
@@ -180,6 +186,7 @@ class Walk {
         batch.variant_NH[i].reset();
       }
       batch.reference_NH.reset();
+      report_progress();
     }
     return result;
   }

@@ -32,7 +32,8 @@ struct WalkOptions {
 
 // Every rank calls it with batches of its own, as many as the other ranks have; the weights of a block are read in
 // parts by the ranks of the shard axis and gathered. A variant costs computing only from its first float8 product on.
-// The result has one member for each variant. InvalidArgument: weights that are not finite.
+// The result has one member for each variant. Progress is reported to the mesh after every block. InvalidArgument:
+// weights that are not finite.
 absl::StatusOr<std::vector<TokenMetrics>> walk(
     const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
     absl::Span<const data::Batch> batches, absl::Span<const Variant> variants, const WalkOptions& options);

@@ -10,11 +10,16 @@ namespace distill::trainer {
 namespace {
 
 absl::Status load_weights(
-    sharding::ModelShards& model, const models::WeightSource& source, Role role, config::ProgressStyle style) {
+    sharding::ModelShards& model, const models::WeightSource& source, Role role, const LoadOptions& load) {
   metrics::TaskProgress progress(
       role == Role::kTeacher ? "reading the teacher's weights" : "reading the student's weights", model.bytes(),
-      "bytes", style);
-  model.load(source, [&](int64_t loaded) { progress.add(loaded); });
+      "bytes", load.progress);
+  model.load(source, [&](int64_t loaded) {
+    progress.add(loaded);
+    if (load.unit_loaded) {
+      load.unit_loaded();
+    }
+  });
   return source.status();
 }
 
@@ -35,7 +40,7 @@ absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
   const device::LabelScope label(role == Role::kTeacher ? device::Category::kTeacher : device::Category::kStudent);
   auto model = std::make_unique<sharding::ModelShards>(source.config, options);
   if (source.weights != nullptr) {
-    RETURN_IF_ERROR(load_weights(*model, *source.weights, role, load.progress));
+    RETURN_IF_ERROR(load_weights(*model, *source.weights, role, load));
   }
   return model;
 }
@@ -47,6 +52,7 @@ absl::StatusOr<LoadedModels> load_models(
   LoadOptions load{mesh.shard_rank, mesh.shard_size};
   load.shard_axis = mesh.gather.get();
   load.progress = mesh.is_main() ? config.run.progress : config::ProgressStyle::kNone;
+  load.unit_loaded = [&mesh] { mesh.report_progress(0, "loading weights"); };
   load.peers = parallel.gather != config::Gather::kNccl ? mesh.peers.get() : nullptr;
   LoadOptions student_load = load;
   student_load.host_state = std::move(host_state);

@@ -2,6 +2,7 @@
 
 #include <absl/status/statusor.h>
 
+#include <functional>
 #include <memory>
 
 #include "trainer/config/config.h"
@@ -42,6 +43,7 @@ struct LoadOptions {
   config::ProgressStyle progress = config::ProgressStyle::kNone; // of loads that take long
   sharding::PeerMemory* peers = nullptr; // shards lie there; null: in memory of this rank alone
   sharding::Communicator* shard_axis = nullptr; // sharding::ShardOptions
+  std::function<void()> unit_loaded = nullptr; // called after each unit that was read; may be empty
 };
 
 // This rank's shards of one model on the environment's device. InvalidArgument names the tensors whose weights are not
@@ -58,8 +60,9 @@ struct LoadedModels {
 };
 
 // `teacher` null: none. `host_state` and errors as for load_model. Units are gathered by copies if the mesh has peer
-// memory and parallel.gather is not nccl. parallel.slots is a number, 0 included. All ranks call it together, and all
-// of them get an error if one does (sharding::agree).
+// memory and parallel.gather is not nccl. Progress is reported to the mesh after every unit that was read.
+// parallel.slots is a number, 0 included. All ranks call it together, and all of them get an error if one does
+// (sharding::agree).
 absl::StatusOr<LoadedModels> load_models(
     const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
     const ModelSource& student, const ModelSource* teacher, std::shared_ptr<device::HostSlab> host_state);

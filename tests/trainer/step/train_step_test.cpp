@@ -23,6 +23,16 @@ TEST(TrainStep, MicroBatchesAreOneBatch) {
   EXPECT_LT(relative_difference(whole.weights(), parts.weights()), 1e-5);
 }
 
+TEST(LoadModels, EveryUnitThatWasReadIsProgress) {
+  sharding::Mesh mesh;
+  std::vector<std::string> places;
+  mesh.watch = [&](int64_t, const char* place) { places.emplace_back(place); };
+  const ModelSource student{tiny_model(2), models::random_weights(tiny_model(2), 1)};
+  const ModelSource teacher{tiny_model(3, 32), models::random_weights(tiny_model(3, 32), 2)};
+  ASSERT_TRUE(load_models(tiny_config(2), Environment{}, mesh, student, &teacher, nullptr).ok());
+  EXPECT_EQ(places, std::vector<std::string>((2 + 2) + (3 + 2), "loading weights")); // embedding, blocks, head
+}
+
 TEST(TrainStep, LearnsItsBatch) {
   TinyStep tiny(tiny_config(2));
   const GlobalBatch batch = tiny_batch(tiny.config);

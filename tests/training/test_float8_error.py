@@ -1,7 +1,9 @@
 """The error of a float8 teacher against the same without float8, and the exceptions that bring it down."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -130,3 +132,39 @@ def test_text_to_train_on_is_measured_where_none_is_held_out_as_before_a_run(tmp
     del config["data"]["train"]
     done = tiny.distill("quantize", "--config", tiny.write_config(tmp_path, config), code=tiny.BAD_INPUT)
     assert "data.eval" in done.stderr and "data.train" in done.stderr
+
+
+def test_the_limit_of_the_percentile_is_named_where_it_decides(tmp_path, models, ragged_shard):
+    pair = models["llama"]
+    before = quantize(tmp_path, pair, ragged_shard, "--limit", 100)["before"]
+    float8 = {"max_p99_kl": before["p99_kl"] / 2}
+    report = quantize(tmp_path, pair, ragged_shard, "--limit", 100, float8=float8)
+    assert report["max_p99_kl"] == pytest.approx(before["p99_kl"] / 2)
+    assert report["found"] and report["float8_exceptions"] and report["after"]["p99_kl"] <= report["max_p99_kl"]
+    path = tmp_path / "config.yaml"
+    text = tiny.distill("quantize", "--config", path, "--tokens", 10**6, "--limit", 100).stdout
+    assert f"a 99th percentile of at most {before['p99_kl'] / 2:g} (float8.max_p99_kl)" in text
+    assert "a mean KL of at most 100 nats (float8.max_mean_kl)" in text
+
+
+def test_single_products_are_measured_on_tokens_with_a_target(tmp_path, models):
+    random = np.random.default_rng(1)
+    documents = [(random.integers(0, tiny.VOCAB, 32), np.full(32, index >= 4)) for index in range(8)]
+    shard = tiny.make_shard(tmp_path / "late.dtok", documents)
+    data = {"packing": "pack"}
+    limit = quantize(tmp_path, models["llama"], shard, "--limit", 100, data=data)["before"]["mean_kl"] / 2
+    report = quantize(tmp_path, models["llama"], shard, "--limit", limit, data=data)
+    assert report["found"] and report["after"]["mean_kl"] <= limit
+    assert all(product["mean_kl"] > 0 for product in report["products"])
+
+
+def test_more_tokens_than_fit_in_memory_are_refused_with_their_number(tmp_path, models, ragged_shard):
+    config = float8_config(tmp_path, models["llama"], ragged_shard, data={"eval": [{"path": ragged_shard}]})
+    config["memory"] = {"limit_gib": 2**-12}  # 256 KiB
+    path = tiny.write_config(tmp_path, config)
+    done = tiny.distill("quantize", "--config", path, "--tokens", 10**6, "--limit", 100, code=tiny.BAD_INPUT)
+    found = re.search(r"float8.gate_tokens: expected at most (\d+) tokens", done.stderr)
+    assert found, done.stderr
+    fits = int(found.group(1))
+    assert 0 < fits < 2**18 // (2 * 64 * 4)
+    tiny.distill("quantize", "--config", path, "--tokens", fits, "--limit", 100)

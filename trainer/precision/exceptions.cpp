@@ -64,12 +64,24 @@ class Search {
     return errors.front();
   }
 
-  // Every product alone, on the first micro-batch; as many at a time as the memory allows.
+  // The first micro-batch that has a target, or the first one.
+  absl::Span<const data::Batch> first_batch() const {
+    for (size_t i = 0; i < batches_.size(); ++i) {
+      if (batches_[i].valid_tokens > 0) {
+        return batches_.subspan(i, 1);
+      }
+    }
+    return batches_.subspan(0, 1);
+  }
+
+  // Every product alone, on one micro-batch; as many at a time as the memory allows.
   absl::StatusOr<std::vector<ProductError>> effects() const {
     std::vector<ProductError> effects = products_of(model_.config);
-    const auto first = batches_.subspan(0, 1);
-    const int64_t state = first.front().targets_BS.numel() * model_.config.hidden_size *
-        static_cast<int64_t>(c10::elementSize(environment_.teacher_dtype));
+    const auto first = first_batch();
+    const data::Batch& batch = first.front();
+    const at::Tensor& tokens = batch.teacher ? batch.teacher->tokens_BT : batch.tokens_BS;
+    const int64_t state =
+        tokens.numel() * model_.config.hidden_size * static_cast<int64_t>(c10::elementSize(environment_.teacher_dtype));
     const auto at_once = static_cast<size_t>(std::max<int64_t>(1, memory_ / state));
     for (size_t begin = 0; begin < effects.size(); begin += at_once) {
       const size_t end = std::min(effects.size(), begin + at_once);
@@ -126,6 +138,14 @@ class Search {
 };
 
 } // namespace
+
+std::string Limits::text() const {
+  std::string text = absl::StrFormat("a mean KL of at most %g nats (float8.max_mean_kl)", mean_kl);
+  if (p99_kl > 0) {
+    absl::StrAppendFormat(&text, " and a 99th percentile of at most %g (float8.max_p99_kl)", p99_kl);
+  }
+  return text;
+}
 
 absl::StatusOr<ExceptionSearch> find_exceptions(
     const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,

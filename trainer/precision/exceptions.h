@@ -13,6 +13,8 @@ struct Limits {
   bool hold(const TeacherError& error) const {
     return error.mean_kl <= mean_kl && (p99_kl == 0 || error.p99_kl <= p99_kl);
   }
+  // "a mean KL of at most 0.03 nats (float8.max_mean_kl)", with the percentile where it is limited
+  std::string text() const;
 };
 
 // The effect of one product: the error of the teacher with this product alone in float8.
@@ -32,9 +34,10 @@ struct ExceptionSearch {
   bool found = false; // whether the limits hold
 };
 
-// Greedy: measures every product of model.config.float8 alone, then gives back the one with the most KL for its
-// operations until the limits hold. How many are given back at a time is estimated from the single errors, which nearly
-// add up, and the result is always measured. `memory`: bytes that the hidden states of the variants may take.
+// Greedy: measures every product of model.config.float8 alone, on the first micro-batch that has a target, then gives
+// back the one with the most KL for its operations until the limits hold. How many are given back at a time is
+// estimated from the single errors, which nearly add up, and the result is always measured. `memory`: bytes that the
+// hidden states of the variants may take.
 absl::StatusOr<ExceptionSearch> find_exceptions(
     const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
     absl::Span<const data::Batch> batches, const Limits& limits, const WalkOptions& options, int64_t memory);

@@ -1,19 +1,31 @@
 #include "trainer/precision/gate.h"
 
+#include <algorithm>
+
 #include "data/base/status_macros.h"
+#include "trainer/device/device_hooks.h"
+#include "trainer/device/device_info.h"
+#include "trainer/device/host_memory.h"
+#include "trainer/device/memory_use.h"
 
 namespace distill::precision {
 namespace {
 
 constexpr int64_t kTokensOnGpu = 64 * 1024;
 constexpr int64_t kTokensOnCpu = 4 * 1024;
+constexpr double kGiB = 1 << 30;
 
-std::string limits_text(const Limits& limits) {
-  std::string text = absl::StrFormat("a mean KL of at most %g nats (float8.max_mean_kl)", limits.mean_kl);
-  if (limits.p99_kl > 0) {
-    absl::StrAppendFormat(&text, " and a 99th percentile of at most %g (float8.max_p99_kl)", limits.p99_kl);
+constexpr double kMemoryShare = 0.8; // of what is free, for hidden states; the rest is for a block and its pass
+
+// Of this rank, for tensors.
+int64_t free_bytes(const config::Config& config, const trainer::Environment& environment, const sharding::Mesh& mesh) {
+  const at::Device device = environment.device;
+  int64_t bytes = device.is_cuda() ? device::device_info(device).memory_bytes - device::used_device_bytes(device)
+                                   : device::available_host_bytes() / mesh.world_size;
+  if (config.memory.limit_gib > 0) {
+    bytes = std::min(bytes, static_cast<int64_t>(config.memory.limit_gib * kGiB));
   }
-  return text;
+  return bytes;
 }
 
 } // namespace
@@ -29,13 +41,36 @@ int64_t gate_tokens(const config::Config& config, const trainer::Environment& en
   return environment.device.is_cuda() ? kTokensOnGpu : kTokensOnCpu;
 }
 
+absl::StatusOr<std::vector<data::Batch>> gate_batches(
+    const config::Config& config, const trainer::Environment& environment, const sharding::Mesh& mesh,
+    const models::ModelConfig& teacher, const data::Dataset& data) {
+  const int64_t tokens = gate_tokens(config, environment), micro_batch_size = config.train.micro_batch_size;
+  const int64_t length = data.options().seq_len;
+  const int64_t teacher_length = data.teacher_seq_len() > 0 ? data.teacher_seq_len() : length;
+  // The walk over the blocks holds every token's hidden state twice, in float8's products and without them.
+  const int64_t bytes = 2 * micro_batch_size * teacher_length * teacher.hidden_size *
+      static_cast<int64_t>(c10::elementSize(environment.teacher_dtype));
+  const int64_t free = free_bytes(config, environment, mesh);
+  const auto most = static_cast<int64_t>(kMemoryShare * static_cast<double>(free)) / bytes;
+  const int64_t wanted = num_sample_batches(data, micro_batch_size, tokens, mesh);
+  if (wanted > most) {
+    const int64_t batch_tokens = mesh.world_size * micro_batch_size * length;
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "float8.gate_tokens: expected at most %d tokens, found %d: their hidden states, %s of each micro-batch, are held "
+        "in %.0f%% of this rank's free memory, %s",
+        most * batch_tokens, wanted * batch_tokens, device::bytes_text(bytes), 100 * kMemoryShare,
+        device::bytes_text(free)));
+  }
+  return sample_batches(data, micro_batch_size, tokens, mesh);
+}
+
 absl::StatusOr<std::optional<TeacherError>> check_teacher(
     const config::Config& config, const trainer::Environment& environment, const sharding::Mesh& mesh,
     const trainer::ModelSource& teacher, const data::Dataset& data) {
   if (!teacher.config.float8.any() || !config.float8.gate) {
     return std::nullopt;
   }
-  const auto batches = sample_batches(data, config.train.micro_batch_size, gate_tokens(config, environment), mesh);
+  const auto batches = gate_batches(config, environment, mesh, teacher.config, data);
   RETURN_IF_ERROR(sharding::agree(mesh, batches.status())); // the ranks gather weights together from here on
   const std::vector<Variant> variants{teacher.config.float8};
   const WalkOptions options{config.chunks, config.run.progress};
@@ -47,7 +82,7 @@ absl::StatusOr<std::optional<TeacherError>> check_teacher(
         "teacher.dtype: float8: expected %s, found %s. Products that stay in the compute dtype bring it down: "
         "`distill quantize` with this configuration finds the most sensitive ones and prints "
         "teacher.float8_exceptions; or raise the limit, or set teacher.dtype: bfloat16",
-        limits_text(limits), error.text()));
+        limits.text(), error.text()));
   }
   return error;
 }

@@ -11,9 +11,16 @@ Limits limits_of(const config::Config& config);
 // Tokens to measure on, over all ranks.
 int64_t gate_tokens(const config::Config& config, const trainer::Environment& environment);
 
+// The micro-batches of `data` to measure on, this rank's share of gate_tokens(). FailedPrecondition, with the number of
+// tokens that fit: the hidden states of this rank's are too many for its free memory.
+absl::StatusOr<std::vector<data::Batch>> gate_batches(
+    const config::Config& config, const trainer::Environment& environment, const sharding::Mesh& mesh,
+    const models::ModelConfig& teacher, const data::Dataset& data);
+
 // Measures the float8 teacher against the same teacher in its compute dtype, before either is loaded, on `data`. All
 // ranks call it. FailedPrecondition, with the figures and what would help: the error is above the limits of the
-// configuration. nullopt: the teacher has no float8 products, or float8.gate is false.
+// configuration, or the tokens do not fit (gate_batches). nullopt: the teacher has no float8 products, or float8.gate
+// is false.
 absl::StatusOr<std::optional<TeacherError>> check_teacher(
     const config::Config& config, const trainer::Environment& environment, const sharding::Mesh& mesh,
     const trainer::ModelSource& teacher, const data::Dataset& data);

@@ -54,13 +54,20 @@ std::string TeacherError::text() const {
       p99_kl, 100 * agreement, cross_entropy, float8_cross_entropy, tokens);
 }
 
-absl::StatusOr<std::vector<data::Batch>> sample_batches(
+int64_t num_sample_batches(
     const data::Dataset& data, int64_t micro_batch_size, int64_t tokens, const sharding::Mesh& mesh) {
   const int64_t round_samples = mesh.world_size * micro_batch_size;
   const int64_t wanted = (tokens + data.options().seq_len - 1) / data.options().seq_len;
   const int64_t samples = std::max<int64_t>(1, std::min(wanted, data.num_samples()));
+  return (samples + round_samples - 1) / round_samples;
+}
+
+absl::StatusOr<std::vector<data::Batch>> sample_batches(
+    const data::Dataset& data, int64_t micro_batch_size, int64_t tokens, const sharding::Mesh& mesh) {
+  const int64_t rounds = num_sample_batches(data, micro_batch_size, tokens, mesh);
   std::vector<data::Batch> batches;
-  for (int64_t first = 0; first < samples; first += round_samples) {
+  for (int64_t round = 0; round < rounds; ++round) {
+    const int64_t first = round * mesh.world_size * micro_batch_size;
     // Samples past the end of held-out data are padding without targets; training data has no end.
     ASSIGN_OR_RETURN(data::Batch batch, data.batch(first + mesh.rank * micro_batch_size, micro_batch_size));
     batches.push_back(std::move(batch));

@@ -24,6 +24,10 @@ struct TeacherError {
   std::string text() const;
 };
 
+// How many micro-batches sample_batches gives each rank.
+int64_t num_sample_batches(
+    const data::Dataset& data, int64_t micro_batch_size, int64_t tokens, const sharding::Mesh& mesh);
+
 // The first micro-batches of `data` with at least `tokens` tokens in all ranks together, this rank's share: the same
 // number on every rank. All of the data, if it has fewer.
 absl::StatusOr<std::vector<data::Batch>> sample_batches(

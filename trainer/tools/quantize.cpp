@@ -60,9 +60,9 @@ absl::StatusOr<QuantizeReport> quantize_teacher(const QuantizeRequest& request) 
   const sharding::Mesh mesh;
   ASSIGN_OR_RETURN(
       const std::vector<data::Batch> batches,
-      precision::sample_batches(
-          inputs.eval_data ? *inputs.eval_data : *inputs.train_data, config.train.micro_batch_size,
-          precision::gate_tokens(config, environment), mesh));
+      precision::gate_batches(
+          config, environment, mesh, inputs.teacher->config,
+          inputs.eval_data ? *inputs.eval_data : *inputs.train_data));
   const auto memory =
       static_cast<int64_t>(kMemoryShare * static_cast<double>(device::device_info(environment.device).memory_bytes));
   QuantizeReport report;
@@ -98,12 +98,11 @@ std::string QuantizeReport::text() const {
     absl::StrAppendFormat(&text, "  with the exceptions: %s\n", search.after.text());
   }
   absl::StrAppendFormat(&text, "  %.1f s\n", seconds);
-  const std::string limit = absl::StrFormat("the limit of %g nats", limits.mean_kl);
   if (!search.found) {
-    absl::StrAppend(&text, limit, " does not hold, whatever stays in the compute dtype\n");
+    absl::StrAppend(&text, "not within ", limits.text(), ", whatever stays in the compute dtype\n");
     return text;
   }
-  absl::StrAppend(&text, limit, " holds with\nteacher:\n  dtype: float8\n");
+  absl::StrAppend(&text, "within ", limits.text(), " with\nteacher:\n  dtype: float8\n");
   if (!search.exceptions.empty()) {
     absl::StrAppend(&text, "  float8_exceptions: [", absl::StrJoin(search.exceptions, ", "), "]\n");
   }
@@ -111,9 +110,14 @@ std::string QuantizeReport::text() const {
 }
 
 std::string QuantizeReport::json() const {
-  Json json{{"before", error_json(search.before)},    {"after", error_json(search.after)},
-            {"max_mean_kl", limits.mean_kl},          {"found", search.found},
-            {"float8_exceptions", search.exceptions}, {"products", Json::array()}};
+  Json json{
+      {"before", error_json(search.before)},
+      {"after", error_json(search.after)},
+      {"max_mean_kl", limits.mean_kl},
+      {"max_p99_kl", limits.p99_kl}, // 0: not limited
+      {"found", search.found},
+      {"float8_exceptions", search.exceptions},
+      {"products", Json::array()}};
   for (const precision::ProductError& effect : search.effects) {
     json["products"].push_back(
         {{"product", product_name(effect.product)},

@@ -6,6 +6,7 @@
 #include "trainer/config/dtypes.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/device_info.h"
+#include "trainer/models/ops/blas_lt.h"
 
 namespace distill::trainer {
 
@@ -39,6 +40,13 @@ absl::StatusOr<Environment> resolve_environment(const config::Config& config, in
             "%s.dtype: float8: expected a GPU of compute capability 8.9 or newer, found %s, which has no float8 "
             "products; set %s.dtype to bfloat16",
             name, device::device_info(gpu).name, name));
+      }
+      if (dtype == config::ComputeDtype::kFloat8 && !models::blas_lt_scales_rows(gpu) &&
+          config::scalar_type(config.train.dtype, at::kBFloat16) == at::kFloat) {
+        return absl::FailedPreconditionError(absl::StrFormat(
+            "train.dtype: expected bfloat16 with %s.dtype: float8 on %s, whose float8 products have no float32 results, "
+            "found float32",
+            name, device::device_info(gpu).name));
       }
     }
     return environment_on(config, gpu);

@@ -10,8 +10,12 @@ struct BlasLtOperand {
   at::Tensor scale; // undefined: bf16 or fp16
 };
 
+// Whether cuBLASLt multiplies float8 matrices with a scale for each row: on GPUs of compute capability 9.0 (Hopper).
+bool blas_lt_scales_rows(at::Device device);
+
 // out = x W^T + residual on the current stream. Float8 operands are accumulated with the tensor cores' fast
-// accumulation. `residual` and `out`: contiguous, bf16, or fp16 as x; they may be one tensor.
+// accumulation, and need blas_lt_scales_rows. `residual` and `out`: contiguous, bf16, or fp16 as x; they may be one
+// tensor.
 void blas_lt_product_add(
     const BlasLtOperand& x, const BlasLtOperand& weight, const at::Tensor& residual, at::Tensor& out);
 

@@ -147,6 +147,11 @@ class Algorithms {
 
 } // namespace
 
+bool blas_lt_scales_rows(at::Device device) {
+  const cudaDeviceProp& gpu = *at::cuda::getDeviceProperties(device.index()); // read once by libtorch
+  return gpu.major == 9 && gpu.minor == 0;
+}
+
 void blas_lt_product_add(
     const BlasLtOperand& x, const BlasLtOperand& weight, const at::Tensor& residual, at::Tensor& out) {
   const at::DeviceGuard guard(out.device());

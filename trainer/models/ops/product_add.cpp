@@ -36,7 +36,11 @@ void product_add_out(
   check_sizes(x_NI.values_RC, weight_OI.values_RC, residual_NO, out_NO);
   if (!by_blas_lt(x_NI.values_RC, residual_NO)) {
     out_NO.copy_(float8_linear(x_NI, weight_OI, at::kFloat).add_(residual_NO));
-  } else if (!x_NI.values_RC.is_meta()) {
+  } else if (x_NI.values_RC.is_meta()) {
+    return;
+  } else if (!blas_lt_scales_rows(x_NI.values_RC.device())) {
+    at::add_out(out_NO, float8_linear(x_NI, weight_OI, out_NO.scalar_type()), residual_NO);
+  } else {
     blas_lt_product_add({x_NI.values_RC, x_NI.scale_R}, {weight_OI.values_RC, weight_OI.scale_R}, residual_NO, out_NO);
   }
 }

@@ -6,6 +6,8 @@
 
 // Matrix products that add what another tensor holds: out = x W^T + residual, with one rounding at the end. On CUDA one
 // product of cuBLASLt, which reads the residual and writes to a different place; at::addmm copies the residual first.
+// In float8 that is so where cuBLASLt has scales for rows (blas_lt_scales_rows); on other GPUs an addition of its own
+// follows the product, which is then rounded twice.
 namespace distill::models {
 
 // x and the weight in one dtype, bf16 or fp16 on CUDA. `out`: [N, O] of that dtype, may be the residual itself.

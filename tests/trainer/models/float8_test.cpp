@@ -103,9 +103,11 @@ TEST_F(Float8Test, AProductCanAddAResidual) {
 TEST_F(Float8Test, ABiasIsAdded) {
   const Float8Rows x = float8_rows(matrix(32, 64)), weight = float8_rows(matrix(48, 64));
   const at::Tensor bias = matrix(1, 48).squeeze(0);
-  const at::Tensor without = float8_linear(x, weight, compute_dtype()).to(at::kDouble);
-  const at::Tensor with = float8_linear(x, weight, compute_dtype(), bias).to(at::kDouble);
-  EXPECT_LT(relative_error(with, without + bias.to(at::kDouble)), test_device().is_cuda() ? 1e-2 : 1e-6);
+  for (const at::ScalarType dtype : {compute_dtype(), at::kFloat}) {
+    const at::Tensor without = float8_linear(x, weight, dtype).to(at::kDouble);
+    const at::Tensor with = float8_linear(x, weight, dtype, bias.to(dtype)).to(at::kDouble);
+    EXPECT_LT(relative_error(with, without + bias.to(at::kDouble)), dtype == at::kFloat ? 1e-6 : 1e-2);
+  }
 }
 
 TEST_F(Float8Test, FusedOpsGiveTheBitsOfTheOpsOneAfterTheOther) {

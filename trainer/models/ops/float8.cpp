@@ -108,11 +108,15 @@ at::Tensor float8_linear(
       weight.size(0) % 16 == 0 && weight.size(1) % 16 == 0,
       "float8: a weight whose sizes are multiples of 16 is expected, found ", weight.sizes());
   at::Tensor y = at::empty({x.size(0), weight.size(0)}, x.options().dtype(dtype));
+  const bool bias_after = bias_O.defined() && dtype == at::kFloat; // which the product does not take
   if (!x.is_meta()) {
-    const auto bias = bias_O.defined() ? std::make_optional(bias_O) : std::nullopt;
+    const auto bias = bias_O.defined() && !bias_after ? std::make_optional(bias_O) : std::nullopt;
     at::_scaled_mm_out(
         y, x, weight.t(), x_NI.scale_R.unsqueeze(1), weight_OI.scale_R.unsqueeze(0), bias, /*scale_result=*/{}, dtype,
         /*use_fast_accum=*/true);
+  }
+  if (bias_after) {
+    y.add_(bias_O);
   }
   return y;
 }

@@ -1,14 +1,12 @@
 #include "trainer/models/ops/float8.h"
 
 #include "trainer/device/simulation.h"
+#include "trainer/models/ops/float8_format.h"
 #include "trainer/models/ops/float8_launch.h"
 #include "trainer/models/ops/float8_shard.h"
 
 namespace distill::models {
 namespace {
-
-constexpr double kLargest = 448; // of e4m3
-constexpr double kSmallestScale = 1e-30;
 
 void check_rows(const Float8Rows& rows, at::IntArrayRef sizes) {
   const auto& [values_RC, scale_R] = rows;
@@ -49,9 +47,9 @@ void rows_by_ops(const at::Tensor& x_RC, const Float8Rows& out, const Float8Roun
   if (rounding.power_of_two) {
     magnitudes_to_scales_(scale);
   } else {
-    scale.div_(kLargest).clamp_min_(kSmallestScale);
+    scale.div_(kFloat8Max).clamp_min_(kFloat8SmallestScale);
   }
-  out.values_RC.copy_(x.mul(scale.reciprocal()).clamp_(-kLargest, kLargest));
+  out.values_RC.copy_(x.mul(scale.reciprocal()).clamp_(-kFloat8Max, kFloat8Max));
   out.scale_R.copy_(scale.squeeze(1));
   if (rounding.counts.defined()) {
     count_by_ops(x, out, rounding.counts);

@@ -4,13 +4,11 @@
 
 #include <type_traits>
 
+#include "trainer/models/ops/float8_format.h"
 #include "trainer/models/ops/rows.cuh"
 
 // Rounding a row to e4m3 with one scale. trainer/models/ops/float8.h defines the format.
 namespace distill::models {
-
-constexpr float kFloat8Max = 448.0F;
-constexpr float kFloat8SmallestScale = 1e-30F;
 
 // NaN if one of them is.
 __device__ __forceinline__ float larger(float a, float b) {

@@ -4,14 +4,12 @@
 #include <cmath>
 
 #include "trainer/device/simulation.h"
+#include "trainer/models/ops/float8_format.h"
 #include "trainer/models/ops/float8_kernel.h"
 #include "trainer/models/ops/kernel_launch.h"
 
 namespace distill::models {
 namespace {
-
-constexpr float kLargest = 448; // of e4m3
-constexpr float kSmallestScale = 1e-30F;
 
 void check_part(const MatrixPart& part, const at::Tensor& rows_R) {
   TORCH_CHECK(
@@ -70,7 +68,7 @@ void raise_row_magnitudes_(const MatrixPart& part, at::Tensor& largest_R) {
 void magnitudes_to_scales_(at::Tensor& largest_R) {
   // 448 is 1.75 * 2^8: a mantissa above that of 1.75 carries into the exponent. No division, which devices round
   // differently.
-  largest_R.clamp_min_(kLargest * kSmallestScale);
+  largest_R.clamp_min_(kFloat8Max * kFloat8SmallestScale);
   largest_R.view(at::kInt).add_(0x001fffff).bitwise_and_(0x7f800000);
   largest_R.mul_(0x1p-8);
 }
@@ -98,7 +96,7 @@ void round_matrix_part(const MatrixPart& part, const at::Tensor& scale_R, at::Te
     for_each_row(part, [&](int64_t row, int64_t begin, int64_t count) {
       const float inverse = 1.0F / scale[row];
       for (int64_t i = begin; i < begin + count; ++i) {
-        rounded[i] = c10::Float8_e4m3fn(std::clamp(elements[i] * inverse, -kLargest, kLargest));
+        rounded[i] = c10::Float8_e4m3fn(std::clamp(elements[i] * inverse, -kFloat8Max, kFloat8Max));
       }
     });
   }

@@ -1,5 +1,7 @@
 """patch_causal_lm: the losses of patched models against the plain ones, and what else a patched model does."""
 
+import inspect
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -71,6 +73,75 @@ def test_distillation_from_a_wider_teacher():
     torch.testing.assert_close(gradients(student, found), expected_gradients, rtol=1e-4, atol=1e-6)
     assert all(parameter.grad is None for parameter in teacher.parameters())
     assert not any("teacher" in name for name, _ in student.named_parameters())
+
+
+def packed():
+    """Two sequences of 4 and 5 tokens in one row; position_ids begin again, and there is no mask."""
+    tokens = batch()["input_ids"][:1]
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    labels = tokens.masked_fill(positions == 0, -100)
+    return dict(input_ids=tokens, position_ids=positions, labels=labels)
+
+
+def test_a_packed_batch_is_packed_for_the_teacher_too():
+    """position_ids reach both sides: the loss is that of both logits on the packed row."""
+    wide = dict(initializer_range=0.5)  # attention that is not almost uniform
+    student, teacher, inputs = model(**wide), model(hidden=48, seed=2, **wide), packed()
+    of_both = dict(input_ids=inputs["input_ids"], position_ids=inputs["position_ids"])
+    logits, of_teacher = (m(**of_both).logits.flatten(0, 1) for m in (student, teacher))
+    targets = F.pad(inputs["labels"][:, 1:], (0, 1), value=-100).flatten()
+    expected = reduced(divergence(logits, of_teacher.detach(), 0.5), targets, "mean")
+    patch_causal_lm(student, LinearJSD(), teacher)
+    torch.testing.assert_close(student(**inputs).loss, expected)
+    unpacked = student(input_ids=inputs["input_ids"], labels=inputs["labels"]).loss
+    assert (unpacked - expected).abs() > 1e-2 * expected  # the positions matter
+
+
+def test_the_teacher_gets_what_flash_attention_needs_for_packed_batches():
+    student, teacher, inputs = model(), model(seed=2), batch()
+    lengths = torch.tensor([0, 9, 18, 27], dtype=torch.int32)
+    given = dict(cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=9, max_length_k=9)
+    seen = []
+    for body in (student.model, teacher.model):
+        body.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs), with_kwargs=True)
+    patch_causal_lm(student, LinearJSD(), teacher)
+    seen.clear()
+    student(**inputs, **given)
+    assert len(seen) == 2 and all(kwargs[name] is given[name] for kwargs in seen for name in given)
+
+
+@pytest.mark.parametrize("name", ["inputs_embeds", "past_key_values", "token_type_ids"])
+def test_an_input_that_the_teacher_would_not_get_is_refused(name):
+    student = patch_causal_lm(model(), LinearJSD(), model(seed=2))
+    with pytest.raises(ValueError, match=f"LlamaForCausalLM: expected inputs that .* both get.*, found {name}: the"):
+        student(**batch(), **{name: torch.zeros(3, 9, 32)})
+    student(**batch(), use_cache=False, output_hidden_states=True)  # changes nothing that the teacher sees
+
+
+def test_logits_to_keep_is_refused_with_labels_and_kept_without():
+    student, inputs = patch_causal_lm(model()), batch()
+    with pytest.raises(ValueError, match="logits_to_keep: expected 0 in a call with labels, found 1"):
+        student(**inputs, logits_to_keep=1)
+    assert student(inputs["input_ids"], logits_to_keep=1).logits.shape[1] == 1
+
+
+def test_labels_that_are_shifted_already():
+    student, inputs = model(), batch()
+    given = dict(inputs, shift_labels=inputs["labels"].flip(0))
+    expected = student(**given).loss
+    torch.testing.assert_close(patch_causal_lm(student)(**given).loss, expected)
+
+
+def test_the_signature_and_the_order_of_arguments_are_the_models():
+    student, inputs = model(), batch()
+    signature = inspect.signature(student.forward)
+    positions = torch.arange(9).flip(0).expand(3, 9)
+    given = (inputs["input_ids"], inputs["attention_mask"], positions)
+    expected = student(*given, labels=inputs["labels"], return_dict=False)[0]
+    patch_causal_lm(student)
+    assert inspect.signature(student.forward) == signature and "position_ids" in signature.parameters
+    (found,) = student(*given, labels=inputs["labels"], return_dict=False)[:1]
+    torch.testing.assert_close(found, expected)
 
 
 def test_without_labels_a_patched_model_is_as_before():

@@ -2,15 +2,14 @@
 
 import inspect
 import types
-from typing import Any
 
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from ._causal_lm import check_logits, check_no_auxiliary_loss, hidden_and_head, is_checkable, softcap_of
 from .modules import LinearCrossEntropy, LinearJSD
 
-# What a config.json may say that changes logits in a way that the losses here do not know; value: what changes nothing.
-_UNKNOWN_SCALES = {"logit_scale": 1.0, "logits_scaling": 1.0, "lm_head_multiplier": 1.0}
+__all__ = ["hidden_and_head", "patch_causal_lm", "softcap_of"]
 
 # Inputs that say which tokens there are and which of them see each other: student and teacher get the same.
 _OF_BOTH = (
@@ -24,23 +23,6 @@ _OF_BOTH = (
 )
 # Inputs that say what the body returns beside its hidden states; they are the student's.
 _OF_STUDENT = ("use_cache", "output_hidden_states", "output_attentions")
-
-
-def softcap_of(model: torch.nn.Module) -> float | None:
-    """The cap on the model's logits, None without one; ValueError for logits that are scaled in another way."""
-    config = model.config.get_text_config()
-    for key, neutral in _UNKNOWN_SCALES.items():
-        found = getattr(config, key, None)
-        if found not in (None, neutral):
-            raise ValueError(f"{type(model).__name__}: {key}: expected {neutral}, found {found}; its logits are scaled")
-    return getattr(config, "final_logit_softcapping", None)
-
-
-def hidden_and_head(model: torch.nn.Module, **inputs: Any) -> tuple[Any, torch.Tensor, torch.Tensor | None]:
-    """(the body's output, the lm_head's weight [V, H], its bias [V] or None); no logits are computed."""
-    output = model.get_decoder()(**inputs)
-    head = model.get_output_embeddings()
-    return output, head.weight, head.bias
 
 
 def _next_tokens(labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
@@ -70,8 +52,28 @@ def _named_inputs(model_class, names, args, kwargs):
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _check_inputs(model_class, inputs, has_teacher):
+def _check_models(model, plain_forward, teacher):
+    """ValueError where a loss from hidden states would not be the models' own."""
+    check_logits(model, lambda **inputs: plain_forward(model, **inputs), with_loss=True)
+    if teacher is not None:
+        check_logits(teacher, teacher, with_loss=False)
+
+
+def _could_check(model, plain_forward, teacher):
+    """Checks both models, and returns True, where that can be done before the training begins."""
+    if not all(is_checkable(m) for m in (model, teacher) if m is not None):
+        return False
+    try:
+        _check_models(model, plain_forward, teacher)
+    except (RuntimeError, NotImplementedError):  # such as flash attention on a CPU, before the model is moved
+        return False
+    return True
+
+
+def _check_inputs(model, inputs, has_teacher):
     """ValueError for an input that the loss would not follow."""
+    model_class = type(model)
+    check_no_auxiliary_loss(model, inputs.get("output_router_logits"))
     kept = inputs.pop("logits_to_keep", 0)
     if not isinstance(kept, int) or kept != 0:
         raise ValueError(f"{model_class.__name__}: logits_to_keep: expected 0 in a call with labels, found {kept}")
@@ -102,6 +104,11 @@ def patch_causal_lm(
     cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k (packed batches). Any other input of a call with labels
     and a teacher, such as inputs_embeds or past_key_values, is a ValueError.
 
+    Both models compute logits for a few tokens here, which are compared with the lm_head's product and the softcap; a
+    model that does something else to them, or whose own loss is not the cross-entropy of the next tokens, is a
+    ValueError. Where they cannot compute yet (meta tensors, sharded parameters, flash attention before a GPU has the
+    model), the first call with labels does this. The auxiliary loss of routers (output_router_logits) is refused.
+
     Args:
         model: [B, S] input_ids, attention_mask and labels, as always; labels are shifted inside, shift_labels are not.
             The signature of its forward stays.
@@ -112,8 +119,14 @@ def patch_causal_lm(
         `model`, changed in place.
     """
     loss = _with_softcaps(loss, model, teacher)
+    check_no_auxiliary_loss(model)
     # Not a submodule of the student: its weights are neither trained nor saved with it.
-    plain_forward = model.forward
+    forward_before = model.forward
+
+    def plain_forward(_, **inputs):
+        return forward_before(**inputs)
+
+    model._loss_is_checked = _could_check(model, plain_forward, teacher)
     signature = inspect.signature(type(model).forward)
     _, *names = (p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD)
 
@@ -121,12 +134,15 @@ def patch_causal_lm(
         inputs = _named_inputs(type(self), names, args, kwargs)
         labels, items = inputs.pop("labels", None), inputs.pop("num_items_in_batch", None)
         if labels is None:
-            return plain_forward(**inputs)
+            return plain_forward(self, **inputs)
+        if not self._loss_is_checked and not torch.compiler.is_compiling():
+            _check_models(self, plain_forward, teacher)
+            self._loss_is_checked = True
         return_dict = inputs.pop("return_dict", getattr(self.config, "return_dict", True))
         targets = inputs.pop("shift_labels", None)
         if targets is None:
             targets = _next_tokens(labels, loss.options["ignore_index"])
-        _check_inputs(type(self), inputs, teacher is not None)
+        _check_inputs(self, inputs, teacher is not None)
         body, weight, bias = hidden_and_head(self, **inputs)
         hidden = body.last_hidden_state
         targets = targets.to(hidden.device)

@@ -10,7 +10,7 @@ from distill_losses import LinearCrossEntropy, LinearJSD
 from reference import divergence, reduced
 
 transformers = pytest.importorskip("transformers")
-from distill_losses.transformers import patch_causal_lm  # noqa: E402  needs transformers
+from distill_losses.transformers import patch_causal_lm, softcap_of  # noqa: E402  needs transformers
 
 VOCAB = 61
 
@@ -164,6 +164,128 @@ def test_the_softcap_of_the_loss_must_be_the_models():
 def test_scaled_logits_are_refused():
     with pytest.raises(ValueError, match="GraniteForCausalLM: logits_scaling: expected 1.0, found 8.0"):
         patch_causal_lm(model(kind="Granite", logits_scaling=8.0))
+
+
+@pytest.mark.parametrize(
+    "kind,own", [("Bert", {}), ("Roberta", {}), ("Electra", {"embedding_size": 32}), ("Electra", {})]
+)
+def test_a_head_that_is_not_one_linear_layer_is_refused(kind, own):
+    """A dense layer and a LayerNorm stand before the linear one that get_output_embeddings names."""
+    options = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    config = getattr(transformers, f"{kind}Config")(**options, **own, is_decoder=True)
+    name = {"Bert": "BertLMHeadModel"}.get(kind, f"{kind}ForCausalLM")
+    other = getattr(transformers, name)(config)
+    message = f"{name}: expected (logits that are the lm_head's product|one linear layer as its lm_head)"
+    with pytest.raises(ValueError, match=message):
+        patch_causal_lm(other)
+    with pytest.raises(ValueError, match=message):
+        patch_causal_lm(model(), LinearJSD(), other)
+
+
+def recurrent_gemma(**options):
+    torch.manual_seed(1)
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, lru_width=32)
+    return transformers.RecurrentGemmaForCausalLM(
+        transformers.RecurrentGemmaConfig(
+            vocab_size=VOCAB, attention_window_size=16, num_key_value_heads=2, **sizes, **options
+        )
+    )
+
+
+def xlstm(**options):
+    torch.manual_seed(1)
+    sizes = dict(hidden_size=128, num_hidden_layers=1, num_heads=2, chunk_size=9)
+    return transformers.xLSTMForCausalLM(transformers.xLSTMConfig(vocab_size=VOCAB, mode="train", **sizes, **options))
+
+
+@pytest.mark.parametrize(
+    "make,key", [(recurrent_gemma, "logits_soft_cap"), (xlstm, "output_logit_soft_cap")], ids=["recurrent", "xlstm"]
+)
+def test_caps_by_other_names(make, key):
+    """With a cap that small logits feel, the loss is the one that the model had."""
+    capped, inputs = make(**{key: 0.05}), batch()
+    inputs = {name: value[1:] for name, value in inputs.items()}
+    assert softcap_of(capped) == 0.05
+    expected = capped(**inputs).loss
+    torch.testing.assert_close(patch_causal_lm(capped)(**inputs).loss, expected, rtol=1e-5, atol=0)
+    with pytest.raises(ValueError, match="softcap: expected 0.05, as the model's config says, found None"):
+        patch_causal_lm(make(**{key: 0.05}), LinearCrossEntropy())
+
+
+class ChangedLlama(transformers.LlamaForCausalLM):
+    """A model that does what `change` says to its output."""
+
+    def forward(self, input_ids=None, attention_mask=None, labels=None, **kwargs):
+        output = super().forward(input_ids, attention_mask, labels=labels, **kwargs)
+        self.change(output)
+        return output
+
+
+def changed(change):
+    plain = model()
+    other = ChangedLlama(plain.config)
+    other.change = change
+    return other
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cap_that_no_config_names_shows_although_logits_are_small(dtype):
+    def cap(output):
+        output.logits = 30 * torch.tanh(output.logits / 30)
+
+    with pytest.raises(ValueError, match="ChangedLlama: expected logits that are the lm_head's product"):
+        patch_causal_lm(changed(cap).to(dtype))
+    patch_causal_lm(changed(lambda output: None).to(dtype))  # the same without the cap
+
+
+def test_a_loss_with_another_term_is_refused():
+    def add(output):
+        if output.loss is not None:
+            output.loss = output.loss * 1.5
+
+    with pytest.raises(ValueError, match="ChangedLlama: expected a loss that is the cross-entropy of each next token"):
+        patch_causal_lm(changed(add))
+    patch_causal_lm(model(), LinearJSD(), changed(add))  # a teacher's loss does not matter
+
+
+def test_the_auxiliary_loss_of_routers_is_refused():
+    experts = dict(num_local_experts=2, num_experts_per_tok=1)
+    message = "MixtralForCausalLM: output_router_logits: expected False, found True"
+    with pytest.raises(ValueError, match=message):
+        patch_causal_lm(model(kind="Mixtral", output_router_logits=True, **experts))
+    student, inputs = model(kind="Mixtral", **experts), batch()
+    expected = student(**inputs).loss
+    torch.testing.assert_close(patch_causal_lm(student)(**inputs).loss, expected)
+    with pytest.raises(ValueError, match=message):
+        student(**inputs, output_router_logits=True)
+
+
+def test_an_adapter_around_the_lm_head_is_refused():
+    student = model()
+    student.lm_head.base_layer = torch.nn.Identity()  # as the layers of PEFT have
+    with pytest.raises(ValueError, match="expected one linear layer as its lm_head, found a Linear, an adapter"):
+        patch_causal_lm(student)
+
+
+def test_the_check_leaves_the_modes_as_they_were():
+    student, teacher = model().train(), model(seed=2).train()
+    student.model.layers[0].eval()
+    modes = [module.training for module in student.modules()]
+    patch_causal_lm(student, LinearJSD(), teacher)
+    assert [module.training for module in student.modules()] == modes and teacher.training
+
+
+def test_a_model_without_values_is_checked_at_its_first_loss():
+    with torch.device("meta"):
+        good, bad = model(), ChangedLlama(model().config)
+    bad.change = lambda output: setattr(output, "logits", 2 * output.logits)
+    for student in (good, bad):
+        patch_causal_lm(student).to_empty(device="cpu")
+        student.load_state_dict(model().state_dict())
+        student.model.rotary_emb = model().model.rotary_emb  # a buffer that is no part of the state
+    torch.testing.assert_close(good(**batch()).loss, model()(**batch()).loss)
+    with pytest.raises(ValueError, match="ChangedLlama: expected logits"):
+        bad(**batch())
 
 
 def test_the_trainer_of_transformers(tmp_path):

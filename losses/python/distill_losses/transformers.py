@@ -1,7 +1,6 @@
 """Puts the fused losses into causal language models of the transformers package."""
 
 import inspect
-import types
 
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -121,13 +120,19 @@ def patch_causal_lm(
     loss = _with_softcaps(loss, model, teacher)
     check_no_auxiliary_loss(model)
     # Not a submodule of the student: its weights are neither trained nor saved with it.
-    forward_before = model.forward
+    # Of a model that is patched already, the class and the forward before that; FSDP2's class may lie between.
+    base = vars(type(model)).get("_class_before_patch", type(model))
+    forward_of_class = getattr(type(model), "_forward_of_class", base.forward)
+    signature = inspect.signature(forward_of_class)
+    # A forward of the instance, such as accelerate's, goes before that of the class and would hide ours.
+    if "forward" in vars(model):
+        model._forward_before_patch = vars(model).pop("forward")
 
-    def plain_forward(_, **inputs):
-        return forward_before(**inputs)
+    def plain_forward(self, **inputs):
+        own = vars(self).get("_forward_before_patch")
+        return forward_of_class(self, **inputs) if own is None else own(**inputs)
 
     model._loss_is_checked = _could_check(model, plain_forward, teacher)
-    signature = inspect.signature(type(model).forward)
     _, *names = (p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD)
 
     def forward(self, *args, **kwargs):
@@ -171,6 +176,10 @@ def patch_causal_lm(
         return output if return_dict else output.to_tuple()
 
     # The Trainer of transformers keeps the columns of a data set that the signature names.
-    forward.__signature__, forward.__doc__ = signature, type(model).forward.__doc__
-    model.forward = types.MethodType(forward, model)
+    forward.__signature__, forward.__doc__ = signature, forward_of_class.__doc__
+    # A class for this model, and no attribute of it: copies of the model then compute with their own weights. Its name
+    # stays, which transformers saves and by which it finds more.
+    own = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
+    own.update(forward=forward, _forward_of_class=forward_of_class, _class_before_patch=base)
+    model.__class__ = type(base)(base.__name__, (base,), own)
     return model

@@ -1,6 +1,9 @@
 """patch_causal_lm: the losses of patched models against the plain ones, and what else a patched model does."""
 
+import copy
+import functools
 import inspect
+import math
 
 import pytest
 import torch
@@ -286,6 +289,53 @@ def test_a_model_without_values_is_checked_at_its_first_loss():
     torch.testing.assert_close(good(**batch()).loss, model()(**batch()).loss)
     with pytest.raises(ValueError, match="ChangedLlama: expected logits"):
         bad(**batch())
+
+
+def copies(student):
+    """A deep copy, and the copy that DataParallel makes of a model for each device, both with an lm_head of zeros."""
+    replica = student._replicate_for_data_parallel()
+    for other in (copy.deepcopy(student), replica):
+        other.lm_head = torch.nn.Linear(32, VOCAB, bias=False)
+        torch.nn.init.zeros_(other.lm_head.weight)
+        yield other
+
+
+def test_a_copy_computes_with_its_own_weights():
+    student, inputs = patch_causal_lm(model()), batch()
+    expected = student(inputs["input_ids"]).logits
+    for other in copies(student):
+        assert other(inputs["input_ids"]).logits.abs().max() == 0
+        torch.testing.assert_close(other(**inputs).loss.item(), math.log(VOCAB))
+    assert torch.equal(student(inputs["input_ids"]).logits, expected)
+
+
+def test_a_copy_of_a_model_that_was_given_a_forward_of_its_own():
+    """As accelerate gives one to a model that it spreads over devices."""
+    student, inputs = model(), batch()
+    student.forward = functools.partial(type(student).forward, student)
+    patch_causal_lm(student)
+    other = copy.deepcopy(student)
+    torch.nn.init.zeros_(other.lm_head.weight)
+    assert other(input_ids=inputs["input_ids"]).logits.abs().max() == 0
+    assert student(input_ids=inputs["input_ids"]).logits.abs().max() > 0
+    assert other(**inputs).logits is None
+
+
+def test_a_patched_model_is_saved_under_the_name_of_its_class(tmp_path):
+    student, inputs = patch_causal_lm(model()), batch()
+    assert isinstance(student, transformers.LlamaForCausalLM)
+    student.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is transformers.LlamaForCausalLM
+    torch.testing.assert_close(loaded(**inputs).loss, student(**inputs).loss)
+
+
+def test_the_last_patch_counts():
+    student, inputs = model(), batch()
+    expected = student(**inputs).loss
+    patch_causal_lm(student, LinearJSD(), model(seed=2))
+    torch.testing.assert_close(patch_causal_lm(student)(**inputs).loss, expected)
+    assert student(inputs["input_ids"]).logits is not None
 
 
 def test_the_trainer_of_transformers(tmp_path):

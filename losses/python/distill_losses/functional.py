@@ -211,14 +211,18 @@ def jsd(
     """The divergence of logits that the caller has, both of shape [..., V].
 
     Log-probabilities are logits too, since their softmax is the same; the gradient is then that of logits, which
-    log_softmax's own backward pass leaves as it is. inplace=True writes the gradient over student_logits, which must
-    not be needed by anything else; nothing as large as they are is allocated then. The other arguments and the result
-    are as in linear_jsd.
+    log_softmax's own backward pass leaves as it is. Logits whose leading dimensions are no view as one (logits[:, :-1])
+    are copied, and so are those in fp16, to fp32.
+
+    inplace=True writes the gradient over student_logits, which must not be needed by anything else; nothing as large as
+    they are is allocated for them then. A ValueError where that cannot be: for a leaf that requires a gradient, and for
+    logits that would be copied. The other arguments and the result are as in linear_jsd.
     """
     _arguments.check_reduction(reduction)
     shape = student_logits.shape[:-1]
     if teacher_logits.shape[:-1] != shape:
         raise ValueError(f"teacher_logits: expected shape {[*shape, 'V']}, found {list(teacher_logits.shape)}")
+    _check_inplace("student_logits", student_logits, inplace)
     student = _flat_logits(student_logits)
     divides = reduction == "mean" and num_items_in_batch is not None
     loss, rows = ops.jsd(
@@ -273,6 +277,7 @@ def cross_entropy(
     """
     _arguments.check_reduction(reduction)
     shape = input.shape[:-1]
+    _check_inplace("input", input, inplace)
     logits = _flat_logits(input)
     labels = _arguments.flat_labels(target, ignore_index, shape)
     weights = _arguments.flat_token_weights(token_weights, shape, logits.dtype)
@@ -309,6 +314,27 @@ def cross_entropy(
         inplace=inplace,
     )
     return _arguments.finish(loss, rows, shape, divisor, return_metrics)
+
+
+def _check_inplace(name, logits, inplace):
+    """ValueError where a gradient cannot be written over the caller's own logits; _flat_logits hides them from the
+    operators, which check for leaves too."""
+    if not (inplace and logits.requires_grad and torch.is_grad_enabled()):
+        return
+    if logits.is_leaf:
+        raise ValueError(
+            f"inplace: {name} is a leaf that requires a gradient, and its values would be lost; expected the output of "
+            "another operation"
+        )
+    if logits.dtype == torch.float16:
+        raise ValueError(f"inplace: {name}: expected fp32, bf16 or fp64, found fp16, which is computed in fp32")
+    # A view [N, V] exists where each leading dimension goes on where the next one ends.
+    leading = [(size, stride) for size, stride in zip(logits.shape[:-1], logits.stride()) if size != 1]
+    if any(outer[1] != inner[0] * inner[1] for outer, inner in zip(leading, leading[1:])):
+        raise ValueError(
+            f"inplace: {name}: expected leading dimensions that are a view as one, found shape {list(logits.shape)} "
+            f"with strides {list(logits.stride())}, which would be copied"
+        )
 
 
 def _flat_logits(logits):

@@ -221,6 +221,54 @@ def test_in_place_writes_the_gradient_over_the_logits():
     assert found == [True] and not torch.equal(before, logits)
 
 
+@pytest.mark.parametrize("shape", [(21, 57), (3, 7, 57)])
+def test_in_place_never_writes_over_a_leaf(shape):
+    p = Problem(torch.float32)
+    leaf = p.logits().detach().reshape(shape).requires_grad_()
+    before, labels = leaf.detach().clone(), p.y.reshape(shape[:-1])
+    with pytest.raises(ValueError, match="inplace: input is a leaf that requires a gradient"):
+        CrossEntropy(inplace=True)(leaf, labels)
+    with pytest.raises(ValueError, match="inplace: student_logits is a leaf that requires a gradient"):
+        JSD(inplace=True)(leaf, p.teacher_logits().reshape(shape))
+    with torch.no_grad():  # there is no gradient to write
+        CrossEntropy(inplace=True)(leaf, labels)
+    assert torch.equal(leaf, before)
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        (lambda logits: logits[:, :-1], r"found shape \[3, 6, 57\] with strides \[399, 57, 1\], which would be copied"),
+        (lambda logits: logits.half(), "expected fp32, bf16 or fp64, found fp16"),
+    ],
+)
+def test_in_place_is_refused_where_logits_would_be_copied(change, message):
+    p = Problem(torch.float32)
+    logits = change(p.logits().view(3, 7, 57))
+    labels = p.y[:, : logits.shape[1]]
+    with pytest.raises(ValueError, match=message):
+        CrossEntropy(inplace=True)(logits, labels)
+    with pytest.raises(ValueError, match=message):
+        JSD(inplace=True)(logits, logits.detach(), labels)
+    expected = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(CrossEntropy()(logits, labels), expected)
+
+
+@pytest.mark.parametrize("part", [lambda x: x[:1, :-1], lambda x: x[1:], lambda x: x[:, 2:3], lambda x: x[..., 3:40]])
+def test_in_place_through_a_view(part):
+    """Parts of logits that are one view [N, V] get their gradient where they are; values and gradients are the same."""
+    p = Problem(torch.float32)
+    labels = torch.zeros_like(part(p.x)[..., 0], dtype=torch.int64)
+    pointers, gradients = [], []
+    for inplace in (True, False):
+        logits = part(p.logits().view(3, 7, 57))
+        logits.register_hook(lambda gradient: pointers.append(gradient.data_ptr()))
+        pointers.append(logits.data_ptr())
+        gradients += torch.autograd.grad(CrossEntropy(inplace=inplace)(logits, labels), p.x)
+    assert pointers[0] == pointers[1] and pointers[2] != pointers[3]
+    assert_near(gradients[:1], gradients[1:], 1e-6)
+
+
 def test_repr_names_what_is_not_the_default():
     assert repr(LinearJSD(beta=0.25, memory_cap_mb=512)) == "LinearJSD(beta=0.25, memory_cap_mb=512)"
     assert repr(CrossEntropy()) == "CrossEntropy()"

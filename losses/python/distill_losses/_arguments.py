@@ -90,7 +90,7 @@ def linear_inputs(hidden, weight, bias, side):
 
 
 def flat_labels(labels: torch.Tensor | None, ignore_index: int, shape: torch.Size) -> torch.Tensor | None:
-    """Labels [N] with the operators' ignore index; `shape` is what they must have before.
+    """Labels [N] with the operators' ignore index; `shape` is what they must have before, of any integer dtype.
 
     A label of -100 where `ignore_index` is another number is an error of the caller's, and stays one.
     """
@@ -98,6 +98,8 @@ def flat_labels(labels: torch.Tensor | None, ignore_index: int, shape: torch.Siz
         return None
     if labels.shape != shape:
         raise ValueError(f"labels: expected shape {list(shape)}, found {list(labels.shape)}")
+    if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:
+        raise ValueError(f"labels: expected integers, found {labels.dtype}")
     flat = labels.reshape(-1).to(torch.int64)
     if ignore_index == IGNORED:
         return flat

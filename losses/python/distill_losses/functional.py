@@ -55,7 +55,7 @@ def linear_jsd(
             is gathered for the call, and its gradient averaged over the ranks.
         teacher_input: hidden states [..., G] with the same leading dimensions; no gradient.
         teacher_weight: lm_head [V', G]; columns that only one side has are padding, of probability zero.
-        true_labels: int64 [...], already shifted; tokens with ignore_index have no loss, hard or soft. May be None
+        true_labels: integers [...], already shifted; tokens with ignore_index have no loss, hard or soft. May be None
             where weight_hard_loss is 0, and then every token counts.
         student_bias, teacher_bias: [V] and [V'].
         beta: of the generalised JSD, beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q; 0 is
@@ -142,10 +142,10 @@ def linear_cross_entropy(
     Args:
         lin_weight: lm_head [V, H], see linear_jsd.
         input: hidden states [..., H].
-        target: int64 [...], already shifted.
+        target: integers [...], already shifted.
         bias: [V].
-        ce_weight: weights [V] of the classes, as in torch.nn.CrossEntropyLoss: reduction mean divides by the sum of
-            the targets' weights. Not together with label_smoothing or lse_square_scale.
+        ce_weight: weights [V] of the classes, or [vocab_size], as in torch.nn.CrossEntropyLoss: reduction mean divides
+            by the sum of the targets' weights. Not together with label_smoothing or lse_square_scale.
         vocab_size: columns that exist; 0: all rows of the head.
 
     The other arguments, the result and its gradients (input, lin_weight, bias) are as in linear_jsd.
@@ -162,6 +162,7 @@ def linear_cross_entropy(
                 "ce_weight: expected label_smoothing 0 and lse_square_scale 0 beside class weights, found "
                 f"{label_smoothing} and {lse_square_scale}; CrossEntropy, which is given the logits, has all of them"
             )
+        _check_class_weights("ce_weight", ce_weight, vocab_size or lin_weight.shape[0], lin_weight.shape[0])
         of_class = _class_weights(ce_weight, labels, hidden.dtype)
         weights = of_class if weights is None else weights * of_class
         if reduction == "mean" and divisor is None:
@@ -266,7 +267,7 @@ def cross_entropy(
 
     Args:
         input: logits [..., V].
-        target: int64 [...].
+        target: integers [...].
         weight: weights [V] of the classes, as in torch.nn.CrossEntropyLoss. Together with label_smoothing or
             lse_square_scale the sum over the classes is plain PyTorch, which allocates logits [N, V] in fp32, and there
             are no metrics.
@@ -283,6 +284,7 @@ def cross_entropy(
     weights = _arguments.flat_token_weights(token_weights, shape, logits.dtype)
     divisor = num_items_in_batch if reduction == "mean" else None
     if weight is not None:
+        _check_class_weights("weight", weight, logits.shape[-1], logits.shape[-1])
         of_class = _class_weights(weight, labels, logits.dtype)
         if label_smoothing != 0 or lse_square_scale != 0:
             if return_metrics or inplace or weights is not None:
@@ -340,6 +342,14 @@ def _check_inplace(name, logits, inplace):
 def _flat_logits(logits):
     flat = logits.reshape(-1, logits.shape[-1])
     return flat.float() if flat.dtype == torch.float16 else flat
+
+
+def _check_class_weights(name, weight, classes, rows):
+    """ValueError for class weights that are neither [classes] nor, one for each row of a padded head, [rows]."""
+    # Not `in`, which torch.compile cannot tell for dynamic shapes.
+    if weight.dim() != 1 or not (weight.shape[0] == classes or weight.shape[0] == rows):
+        expected = f"[{classes}]" if classes == rows else f"[{classes}] or [{rows}]"
+        raise ValueError(f"{name}: expected one weight for each class, shape {expected}, found {list(weight.shape)}")
 
 
 def _class_weights(weight, labels, dtype):

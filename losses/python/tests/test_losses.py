@@ -205,6 +205,45 @@ def test_wrong_shapes_and_dtypes_are_named():
         LinearCrossEntropy()(p.w.bfloat16(), p.x, p.y)
 
 
+@pytest.mark.parametrize("count", [56, 58])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_class_weights_of_another_number_than_the_classes_are_refused(count, label_smoothing):
+    p = Problem(torch.float32)
+    weight = torch.rand(count)
+    with pytest.raises(
+        ValueError, match=rf"weight: expected one weight for each class, shape \[57\], found \[{count}\]"
+    ):
+        CrossEntropy(weight, label_smoothing=label_smoothing)(p.logits(), p.y.flatten())
+    with pytest.raises(ValueError, match=rf"ce_weight: expected one .* shape \[57\], found \[{count}\]"):
+        LinearCrossEntropy(weight)(p.w, p.x, p.y)
+
+
+def test_class_weights_of_a_padded_head():
+    """One for each row, or one for each class that exists."""
+    p, weight = Problem(torch.float32), torch.rand(57)
+    found = []
+    for count in (50, 57):
+        labels = p.y.clamp(max=49)
+        found.append(LinearCrossEntropy(weight[:count], vocab_size=50)(p.w, p.x, labels))
+    assert found[0] == found[1]
+    with pytest.raises(ValueError, match=r"shape \[50\] or \[57\], found \[51\]"):
+        LinearCrossEntropy(weight[:51], vocab_size=50)(p.w, p.x, p.y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.bfloat16])
+def test_labels_that_are_no_integers_are_refused(dtype):
+    p = Problem(torch.float32)
+    labels = p.y.clamp(min=0)
+    message = f"labels: expected integers, found {dtype}"
+    with pytest.raises(ValueError, match=message):
+        CrossEntropy()(p.logits(), labels.flatten().to(dtype))
+    with pytest.raises(ValueError, match=message):
+        LinearJSD()(p.x, p.w, p.tx, p.tw, labels.to(dtype))
+    expected = CrossEntropy()(p.logits(), labels.flatten())
+    assert torch.equal(CrossEntropy()(p.logits(), labels.flatten().to(torch.int32)), expected)
+    assert torch.equal(CrossEntropy()(p.logits(), labels.flatten().to(torch.uint8)), expected)
+
+
 def test_a_cap_too_small_for_one_token_is_an_error():
     p = Problem(torch.float32, vocab=30000, length=2)
     with pytest.raises(RuntimeError, match="memory_cap_mb"):

@@ -292,9 +292,11 @@ def cross_entropy(
                     "weight: expected neither return_metrics, inplace nor token_weights together with class weights "
                     "and label_smoothing or lse_square_scale"
                 )
-            loss_N, z_loss_N = _with_class_weights(
-                logits, labels, weight, of_class, label_smoothing, lse_square_scale, softcap
-            )
+            # Autocast would round the product with the class weights.
+            with torch.autocast(logits.device.type, enabled=False):
+                loss_N, z_loss_N = _with_class_weights(
+                    logits, labels, weight, of_class, label_smoothing, lse_square_scale, softcap
+                )
             if reduction == "mean":
                 # As in PyTorch, over the targets' weights; the z-loss has no weights and is over the targets.
                 count = _positive((labels != _arguments.IGNORED).sum())

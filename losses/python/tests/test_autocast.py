@@ -59,3 +59,18 @@ def test_given_logits_are_read_as_they_are(dtype):
         losses = JSD()(logits, teacher), CrossEntropy()(logits, p.y.flatten())
     for found, plain in zip(losses, (JSD()(logits, teacher), CrossEntropy()(logits, p.y.flatten()))):
         assert found.dtype == torch.float32 and torch.equal(found, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("options", [dict(label_smoothing=0.1), dict(lse_square_scale=1e-2, softcap=5.0)])
+def test_class_weights_with_a_sum_over_all_classes(options, dtype):
+    """The sum is PyTorch's, and a product that autocast would round."""
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(16, 5000)).to(dtype).requires_grad_()
+    labels, module = torch.randint(0, 5000, (16,)), CrossEntropy(torch.rand(5000), **options)
+    expected = module(logits, labels)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module(logits, labels)
+    assert found.dtype == torch.float32 and torch.equal(found, expected)
+    gradients = [torch.autograd.grad(loss, logits)[0] for loss in (found, expected)]
+    assert torch.equal(*gradients)

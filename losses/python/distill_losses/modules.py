@@ -18,9 +18,6 @@ class _Loss(torch.nn.Module):
     def __init__(self, **options: Any):
         super().__init__()
         self.options = options
-        self._defaults = {
-            name: parameter.default for name, parameter in inspect.signature(type(self).__init__).parameters.items()
-        }
 
     def _try_out(self, *shapes: tuple[int, ...], device: torch.device | str = "cpu") -> None:
         """Computes the loss of one token, so that an option that no call accepts is a ValueError of the constructor."""
@@ -33,7 +30,10 @@ class _Loss(torch.nn.Module):
             raise ValueError(f"{type(self).__name__}: {str(error).splitlines()[0]}") from None
 
     def extra_repr(self) -> str:
-        changed = (f"{name}={value!r}" for name, value in self.options.items() if value != self._defaults[name])
+        # The defaults of the package's own class, the last one before this; a subclass may have other arguments.
+        own = type(self).__mro__[type(self).__mro__.index(_Loss) - 1]
+        defaults = inspect.signature(own.__init__).parameters
+        changed = (f"{name}={value!r}" for name, value in self.options.items() if value != defaults[name].default)
         return ", ".join(changed)
 
 

@@ -311,3 +311,16 @@ def test_in_place_through_a_view(part):
 def test_repr_names_what_is_not_the_default():
     assert repr(LinearJSD(beta=0.25, memory_cap_mb=512)) == "LinearJSD(beta=0.25, memory_cap_mb=512)"
     assert repr(CrossEntropy()) == "CrossEntropy()"
+
+
+def test_repr_of_a_class_that_derives_from_a_loss():
+    class Scheduled(LinearJSD):
+        def __init__(self, steps: int, **options):
+            super().__init__(**options)
+            self.steps = steps
+
+    class Fixed(CrossEntropy):
+        """Without a constructor of its own."""
+
+    assert repr(Scheduled(3, beta=0.25)) == "Scheduled(beta=0.25)"
+    assert repr(Fixed(softcap=30.0)) == "Fixed(softcap=30.0)"

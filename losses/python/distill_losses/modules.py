@@ -1,6 +1,7 @@
 """The losses as modules, with the names and the order of arguments that users of Liger-Kernel know.
 
-Every option is an argument of the constructor; `functional` documents them, the shapes and the dtypes.
+Every option is an argument of the constructor; `functional` documents them, the shapes and the dtypes. Options that
+Liger has at another position, or not at all, have names only; docs/python_package.md lists what differs.
 """
 
 import inspect
@@ -40,12 +41,14 @@ class _Loss(torch.nn.Module):
 class LinearJSD(_Loss):
     """Generalised JSD, or another divergence, from hidden states and both lm_heads; optionally with cross-entropy.
 
-    In the place of Liger's LigerFusedLinearJSD and LigerFusedLinearJSDLoss; the default is the divergence alone.
-    Options: see functional.linear_jsd.
+    In the place of Liger's LigerFusedLinearJSD and LigerFusedLinearJSDLoss, whose options stand in two orders: here
+    they have names only. The default is the divergence alone, as in LigerFusedLinearJSD; LigerFusedLinearJSDLoss has
+    weights of 0.5 and 0.5. Options: see functional.linear_jsd.
     """
 
     def __init__(
         self,
+        *,
         weight_hard_loss: float = 0.0,
         weight_soft_loss: float = 1.0,
         beta: float = 0.5,
@@ -114,6 +117,7 @@ class LinearCrossEntropy(_Loss):
         label_smoothing: float = 0.0,
         reduction: str = "mean",
         softcap: float | None = None,
+        *,
         vocab_size: int = 0,
         chunk_size: int = 0,
         memory_cap_mb: int = 1024,
@@ -159,6 +163,7 @@ class JSD(_Loss):
         self,
         beta: float = 0.5,
         ignore_index: int = -100,
+        *,
         temperature: float = 1.0,
         reduction: str = "mean",
         weight_hard_loss: float = 0.0,
@@ -212,6 +217,7 @@ class CrossEntropy(_Loss):
         label_smoothing: float = 0.0,
         reduction: str = "mean",
         softcap: float | None = None,
+        *,
         inplace: bool = False,
         return_metrics: bool = False,
     ):

@@ -53,8 +53,8 @@ def _check_placements(name, parameter):
         )
 
 
-def operand(name: str, parameter: torch.Tensor | None, dtype: torch.dtype, cast: bool) -> torch.Tensor | None:
-    """A weight or bias as the operators take it: whole, and of the products' dtype where `cast`.
+def operand(name: str, parameter: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """A weight or bias as the operators take it: whole, and of the products' dtype.
 
     A DTensor is gathered in `dtype`, so that the communication is as small as it can be.
     """
@@ -63,14 +63,14 @@ def operand(name: str, parameter: torch.Tensor | None, dtype: torch.dtype, cast:
     if isinstance(parameter, DTensor):
         _check_placements(name, parameter)
         return _Gather.apply(parameter, dtype)
-    return parameter.to(dtype) if cast else parameter
+    return parameter.to(dtype)
 
 
 def linear_inputs(hidden, weight, bias, side):
-    """(hidden [N, H], weight [V, H], bias [V] or None), of one dtype where autocast or fp16 asks for a conversion.
+    """(hidden [N, H], weight [V, H], bias [V] or None), of one dtype.
 
-    Without autocast a weight of another dtype than the hidden states stays as it is, and the operator refuses it, as
-    torch.nn.functional.linear does; fp16 is converted on both sides.
+    Without autocast a weight of another dtype than the hidden states is a ValueError, as torch.nn.functional.linear
+    refuses it. A DTensor is one that FSDP2 shards, in the dtype of the optimizer: it may have any.
     """
     dtype = compute_dtype(hidden)
     autocast = torch.is_autocast_enabled(hidden.device.type) and dtype != torch.float64
@@ -79,14 +79,16 @@ def linear_inputs(hidden, weight, bias, side):
             f"{side} weight: expected shape [V, {hidden.shape[-1]}] for hidden states of shape {list(hidden.shape)}, "
             f"found {list(weight.shape)}"
         )
+    parameters = {f"{side} weight": weight, f"{side} bias": bias}
+    for name, parameter in parameters.items():
+        if parameter is None or autocast or isinstance(parameter, DTensor):
+            continue
+        if parameter.dtype != hidden.dtype:
+            raise ValueError(
+                f"{name}: expected {hidden.dtype}, as the hidden states without autocast, found {parameter.dtype}"
+            )
     flat = hidden.reshape(-1, hidden.shape[-1]).to(dtype)
-    parameters = (
-        operand(
-            f"{side} {name}", p, dtype, cast=p is not None and (autocast or p.dtype == hidden.dtype == torch.float16)
-        )
-        for name, p in (("weight", weight), ("bias", bias))
-    )
-    return flat, *parameters
+    return flat, *(operand(name, parameter, dtype) for name, parameter in parameters.items())
 
 
 def flat_labels(labels: torch.Tensor | None, ignore_index: int, shape: torch.Size) -> torch.Tensor | None:

@@ -36,12 +36,30 @@ def test_hidden_states_and_weights_are_rounded_and_nothing_else(autocast, produc
 def test_a_bf16_body_and_an_fp32_head():
     """What autocast leaves behind: hidden states in bf16, the lm_head's parameters in fp32."""
     p = Problem(torch.float32)
-    with pytest.raises(RuntimeError, match="weight_VH: expected BFloat16, found Float"):
+    with pytest.raises(ValueError, match="lm_head's weight: expected torch.bfloat16, as .*, found torch.float32"):
         LinearCrossEntropy()(p.w, p.x.bfloat16(), p.y)
     with torch.autocast("cpu", torch.bfloat16):
         mixed = LinearCrossEntropy()(p.w, p.x.bfloat16(), p.y)
         plain = LinearCrossEntropy()(p.w, p.x, p.y)
     assert torch.equal(mixed, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("other", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_without_autocast_another_dtype_is_an_error_on_every_side(dtype, other):
+    """fp16 too, which is converted to fp32, as are weights in fp16."""
+    p = Problem(torch.float32)
+    x, w, b, tx, tw, tb = (tensor.detach().to(dtype) for tensor in (p.x, p.w, p.b, p.tx, p.tw, p.tb))
+    arguments = dict(student_input=x, student_weight=w, student_bias=b)
+    arguments.update(teacher_input=tx, teacher_weight=tw, teacher_bias=tb)
+    for name in ("student_weight", "student_bias", "teacher_weight", "teacher_bias"):
+        call = {**arguments, name: arguments[name].to(other)}
+        if dtype == other:
+            LinearJSD()(**call)
+            continue
+        message = f"{name.replace('_', ' ')}: expected {dtype}, as the hidden states without autocast, found {other}"
+        with pytest.raises(ValueError, match=message):
+            LinearJSD()(**call)
 
 
 def test_fp64_is_left_alone():

@@ -222,7 +222,7 @@ def test_wrong_shapes_and_dtypes_are_named():
         LinearJSD()(p.x, p.w, p.tx[:2], p.tw)
     with pytest.raises(ValueError, match=r"labels: expected shape \[3, 7\], found \[21\]"):
         LinearJSD()(p.x, p.w, p.tx, p.tw, p.y.flatten())
-    with pytest.raises(RuntimeError, match="weight_VH: expected Float, found BFloat16"):
+    with pytest.raises(ValueError, match="lm_head's weight: expected torch.float32, as .*, found torch.bfloat16"):
         LinearCrossEntropy()(p.w.bfloat16(), p.x, p.y)
 
 

@@ -39,19 +39,38 @@ def test_which_versions_fit(built, found, fits):
     assert (mismatch("distill-losses 0", *built, *found) is None) == fits
 
 
-def test_the_import_error_names_both_versions(tmp_path):
-    """A copy of the package that was built for an older torch."""
+def imported(tmp_path, torch_version, cuda_version):
+    """What an import of a copy of the package does that was built for these versions."""
     copy = tmp_path / "distill_losses"
     shutil.copytree(PACKAGE, copy)
     info = copy / "_build_info.py"
-    text = re.sub(r'TORCH_VERSION = ".*"', 'TORCH_VERSION = "2.3.0"', info.read_text())
-    info.write_text(re.sub(r"CUDA_VERSION = .*", 'CUDA_VERSION = "12.1"', text))
+    text = re.sub(r'TORCH_VERSION = ".*"', f"TORCH_VERSION = {torch_version!r}", info.read_text())
+    info.write_text(re.sub(r"CUDA_VERSION = .*", f"CUDA_VERSION = {cuda_version!r}", text))
     # -I -S would hide torch; the path of the copy goes first.
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import distill_losses"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_the_import_error_names_both_versions(tmp_path):
+    done = imported(tmp_path, "2.3.0", "12.1")
     assert done.returncode == 1
     assert re.search(
         r"ImportError: distill-losses \S+ was built for torch 2\.3\.0 \(CUDA 12\.1\), "
         rf"found torch {re.escape(str(torch.__version__))} \(",
         done.stderr,
     )
+
+
+def test_a_build_without_kernels_says_so_where_torch_has_cuda(tmp_path):
+    """Its name does not: it has that of a build with kernels."""
+    done = imported(tmp_path, distill_losses.TORCH_VERSION, None)
+    assert done.returncode == 0, done.stderr
+    pattern = (
+        r"UserWarning: distill-losses \S+ was built without CUDA kernels, and torch \S+ has CUDA \S+: losses of CUDA"
+    )
+    assert bool(re.search(pattern, done.stderr)) == (torch.version.cuda is not None)
+
+
+def test_a_build_for_the_cuda_of_torch_does_not_warn(tmp_path):
+    done = imported(tmp_path, distill_losses.TORCH_VERSION, torch.version.cuda)
+    assert done.returncode == 0 and "distill-losses" not in done.stderr

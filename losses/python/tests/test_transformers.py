@@ -291,6 +291,39 @@ def test_a_model_without_values_is_checked_at_its_first_loss():
         bad(**batch())
 
 
+@pytest.fixture
+def one_rank():
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("this torch has no Gloo")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_a_sharded_model_is_checked_at_its_first_loss(one_rank):
+    """FSDP2's parameters are whole only inside the forward; patched before or after sharding, or twice."""
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    def sharded(student):
+        for layer in student.model.layers:
+            fully_shard(layer, mesh=one_rank)
+        return fully_shard(student, mesh=one_rank)
+
+    loss, teacher, inputs = LinearJSD(), model(hidden=48, seed=2), batch()
+    expected = patch_causal_lm(model(), loss, teacher)(**inputs).loss
+    before = sharded(patch_causal_lm(model(), loss, teacher))
+    after = patch_causal_lm(sharded(model()), loss, teacher)
+    twice = patch_causal_lm(sharded(patch_causal_lm(model())), loss, teacher)
+    for student in (before, after, twice):
+        assert isinstance(student, FSDPModule)
+        found = student(**inputs).loss
+        found.backward()
+        torch.testing.assert_close(found, expected)
+    doubled = changed(lambda output: setattr(output, "logits", 2 * output.logits))
+    with pytest.raises(ValueError, match="ChangedLlama: expected logits"):
+        patch_causal_lm(sharded(doubled))(**inputs)
+
+
 def copies(student):
     """A deep copy, and the copy that DataParallel makes of a model for each device, both with an lm_head of zeros."""
     replica = student._replicate_for_data_parallel()

@@ -33,7 +33,7 @@ def write_part(path, cache_id, part, row_bytes, stretches):
     """Writes all stretches to "<path>.partial", syncs it, and gives it its name."""
     partial = Path(f"{path}.partial")
     head = HEAD.pack(MAGIC, VERSION, HEAD.size, row_bytes, part, cache_id)
-    table, rows = b"", 0
+    table, rows = bytearray(), 0
     with open(partial, "wb") as file:
         file.write(head)
         for stretch in stretches:

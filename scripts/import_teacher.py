@@ -90,7 +90,7 @@ def main():
             importer.write_cache(files, out)
     except (OSError, ValueError) as error:
         fail(str(error))
-    print(f"{arguments.output}: {len(importer.seen)} of {documents.count} documents")
+    print(f"{arguments.output}: {importer.summary()}")
 
 
 if __name__ == "__main__":

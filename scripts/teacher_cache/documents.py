@@ -59,6 +59,10 @@ class Documents:
             found = Document(len(self.files) - 1, number, tokens.astype(np.int64), mask)
             self._by_start[found.tokens[:KEY].tobytes()].append(found)
 
+    def __iter__(self):
+        """All documents, in no order that means anything."""
+        return (document for documents in self._by_start.values() for document in documents)
+
     @property
     def count(self):
         return sum(file["documents"] for file in self.files)
@@ -68,7 +72,7 @@ class Documents:
         tokens = np.asarray(tokens, np.int64)
         candidates = self._by_start.get(tokens[:KEY].tobytes(), [])
         if len(tokens) < KEY:  # the document may be longer than its key
-            candidates = [d for each in self._by_start.values() for d in each]
+            candidates = self
         return [
             document
             for document in candidates

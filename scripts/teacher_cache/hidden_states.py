@@ -69,11 +69,11 @@ class HiddenStates(Importer):
         """The stretches of all documents that the dump is of."""
         tokens, hidden, layer = self.read(path)
         hidden = hidden[:, layer]
-        for document in self.new_documents(tokens):
-            rows = hidden[torch.from_numpy(document.targets(len(tokens)))]
+        for document, covered in self.new_documents(tokens):
+            rows = hidden[torch.from_numpy(document.targets(covered))]
             rows = rows if self.after_norm else rms_norm(rows, self.norm, self.eps)
             rows = rows.to(DTYPES[self.encoding]).contiguous().view(torch.uint8).numpy().tobytes()
-            yield Stretch(document.shard, document.document, 0, len(tokens), rows)
+            yield Stretch(document.shard, document.document, 0, covered, rows)
 
     def manifest_rows(self):
         return {

@@ -6,7 +6,7 @@ from shared.command_line import fail
 from teacher_cache import folder as cache_folder
 from teacher_cache.importer import Importer
 from teacher_cache.part_file import Stretch
-from teacher_cache.top_tokens import read_predictions, read_records, token_ids
+from teacher_cache.top_tokens import is_vllm, read_predictions, read_records, token_ids
 
 VALUES = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
 
@@ -62,16 +62,13 @@ class TopTokens(Importer):
     def stretches_of(self, path):
         for where, record in read_records(path):
             tokens = token_ids(where, record)
-            found = self.new_documents(tokens)
+            # vLLM predicts nothing after the last token of a prompt: its own row, if there is one, is not known.
+            found = self.new_documents(tokens, len(tokens) - 1 if is_vllm(record) else None)
             if not found:
                 continue
             predictions = read_predictions(where, record, self.columns, self.arguments.topk, self.arguments.tail_floor)
-            for document in found:
-                # vLLM predicts nothing after the last token of a prompt: its own row, if there is one, is not known.
-                count = len(predictions.tail)
-                marks = document.targets(len(tokens))
-                covered = len(tokens) if count == len(tokens) or not marks[-1] else count
-                chosen = np.flatnonzero(marks[:covered])
+            for document, covered in found:
+                chosen = np.flatnonzero(document.targets(covered))
                 self.short += int((predictions.ids[chosen] < 0).any(axis=1).sum())
                 rows = encode(predictions, chosen, self.columns, self.encoding)
                 yield Stretch(document.shard, document.document, 0, covered, rows)

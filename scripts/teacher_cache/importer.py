@@ -28,35 +28,64 @@ class Importer:
     def __init__(self, arguments, documents):
         self.arguments, self.documents = arguments, documents
         self.config = json.loads((arguments.teacher / "config.json").read_text())
-        self.seen = set()  # shard and document
+        self.seen = {}  # shard and document -> how many of its first tokens have their rows
         self.longest = 2  # tokens of a sequence
 
-    def new_documents(self, tokens):
-        """The documents that begin with these tokens and have no rows yet."""
-        self.longest = max(self.longest, len(tokens))
-        found = [d for d in self.documents.beginning_with(tokens) if (d.shard, d.document) not in self.seen]
-        self.seen.update((d.shard, d.document) for d in found)
+    def new_documents(self, tokens, predicted=None):
+        """(document, how many of its tokens get their rows) of those that begin with these tokens, unless they have as
+        many rows already: a dump may be the beginning of several documents, and another dump one of them in full.
+
+        predicted: after how many of the tokens the dump has a prediction (default: all).
+        """
+        predicted = len(tokens) if predicted is None else predicted
+        found = []
+        for document in self.documents.beginning_with(tokens):
+            # A token that has no target needs no prediction.
+            covered = predicted if document.targets(len(tokens))[predicted:].any() else len(tokens)
+            place = document.shard, document.document
+            if covered > self.seen.get(place, 0):
+                self.seen[place] = covered
+                found.append((document, covered))
         return found
+
+    def summary(self):
+        """What the cache has: a text of one line."""
+        text = f"{len(self.seen)} of {self.documents.count} documents"
+        covered = ((self.seen.get((d.shard, d.document), 0), d) for d in self.documents)
+        short = [(count, d) for count, d in covered if 0 < count < len(d.tokens)]
+        if not short:
+            return text
+        count, first = min(short, key=lambda each: (each[1].shard, each[1].document))
+        where = f"document {first.document} of {self.documents.files[first.shard]['path']}"
+        return (
+            f"{text}, {len(short)} of them only in part: {where} has rows for its first {count} of {len(first.tokens)} "
+            "tokens; a run that reads on is refused"
+        )
 
     def groups(self, files):
         """Stretches in groups of about PART_BYTES. A dump that is of no document is an error."""
         group, size, strange = [], 0, []
         for path in files:
-            before = len(self.seen)
+            found = False
             for stretch in self.stretches_of(path):
+                found = True
                 group.append(stretch)
                 size += len(stretch.rows)
                 if size >= PART_BYTES:
                     yield group
                     group, size = [], 0
-            if len(self.seen) == before:
+            if not found:
                 strange.append(str(path))
         if group:
             yield group
         if len(strange) == len(files):
             fail(f"no dump has the tokens of a document of --data; the first one is {strange[0]}")
         for path in strange:
-            print(f"import_teacher: warning: {path}: its tokens begin no further document of --data", file=sys.stderr)
+            print(
+                f"import_teacher: warning: {path}: its tokens begin no document of --data, or only those that have "
+                "these rows from another dump",
+                file=sys.stderr,
+            )
 
     def manifest(self):
         # Parts carry a hash of the manifest, which is written before their number and the longest dump are known.

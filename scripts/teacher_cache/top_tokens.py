@@ -60,6 +60,11 @@ def token_ids(where, record):
     return np.asarray(ids, np.int64)
 
 
+def is_vllm(record):
+    """Whether the record has the predictions in vLLM's shape."""
+    return "prompt_logprobs" in record
+
+
 def _log_prob(entry):
     return entry.get("logprob") if isinstance(entry, dict) else entry
 
@@ -130,18 +135,18 @@ def _check_row(where, ids, values, tail, columns, may_be_unsorted):
 def read_predictions(where, record, columns, topk, floor):
     """The record's predictions, the `topk` most probable tokens of each; ValueError names what is wrong."""
     count = len(token_ids(where, record))
-    is_vllm = "prompt_logprobs" in record
-    if not is_vllm and not {"topk_ids", "topk_log_probs"} <= record.keys():
+    of_vllm = is_vllm(record)
+    if not of_vllm and not {"topk_ids", "topk_log_probs"} <= record.keys():
         raise ValueError(
             f"{where}: expected prompt_logprobs, or topk_ids with topk_log_probs, found {', '.join(sorted(record))}"
         )
     # The prediction after the last token of a prompt is in no entry; it has no target either.
-    size = count - 1 if is_vllm else count
+    size = count - 1 if of_vllm else count
     out = Predictions(np.full((size, topk), -1, np.int32), np.zeros((size, topk)), np.zeros(size), False)
-    rows = _rows_of_vllm(where, record, count) if is_vllm else _rows_of_lists(where, record, count)
+    rows = _rows_of_vllm(where, record, count) if of_vllm else _rows_of_lists(where, record, count)
     for token, (ids, values, tail) in enumerate(rows):
         # vLLM adds the token that really came next, wherever it stands.
-        _check_row(f"{where}: after token {token}", ids, values, tail, columns, may_be_unsorted=is_vllm)
+        _check_row(f"{where}: after token {token}", ids, values, tail, columns, may_be_unsorted=of_vllm)
         order = sorted(range(len(ids)), key=lambda i: (-values[i], ids[i]))[:topk]
         kept = np.asarray([values[i] for i in order])
         out.ids[token, : len(order)] = [ids[i] for i in order]

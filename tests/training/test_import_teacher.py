@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -129,6 +130,38 @@ def test_documents_without_a_dump_are_counted(tmp_path, models, shard):
     assert "document 3 is not in the cache" in tiny.distill("--config", path, code=tiny.BAD_INPUT).stderr
     manifest = json.loads((tmp_path / "cache" / "manifest.json").read_text())
     assert manifest["micro_batch_size"] == 0
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_a_document_that_begins_with_another_gets_all_of_its_rows(tmp_path, models, names):
+    """Dumps are read in the order of their names: the shorter document's first, or the longer one's."""
+    pair = models["llama"]
+    everything = np.ones(61, bool)
+    text = np.random.default_rng(11).integers(0, tiny.VOCAB, 61)
+    shard = tiny.make_shard(tmp_path / "nested.dtok", [(text[:17], everything[:17]), (text, everything)])
+    dumps = make_dumps(tmp_path / "dumps", pair[1], shard, True)
+    for index, name in enumerate(names):
+        (dumps / f"request-{index}.safetensors").rename(dumps / f"{name}.safetensors")
+    assert "2 of 2 documents\n" in import_teacher(pair[1], shard, dumps, tmp_path / "cache")
+    tiny.distill("verify", tmp_path / "cache")
+    online = tiny.train(tmp_path, config_of(tmp_path / "online", pair, shard))
+    source = {"source": "cache", "cache": str(tmp_path / "cache")}
+    cached = tiny.train(tmp_path, config_of(tmp_path / "cached", pair, shard, **source))
+    (steps, _), (expected, _) = tiny.read_metrics(cached), tiny.read_metrics(online)
+    for found, wanted in zip(steps, expected, strict=True):
+        assert found["valid_tokens"] == wanted["valid_tokens"]
+        assert found["teacher_ce"] == pytest.approx(wanted["teacher_ce"], rel=1e-5)
+
+
+def test_documents_of_which_only_the_beginning_is_there_are_counted(tmp_path, models, shard):
+    teacher = models["llama"][1]
+    dumps = make_dumps(tmp_path / "dumps", teacher, shard, True, lambda t, s: (t[:47], s[:47]))
+    said = import_teacher(teacher, shard, dumps, tmp_path / "cache")
+    assert "8 of 8 documents, 3 of them only in part: document 1 of " in said
+    assert "has rows for its first 47 of 61 tokens" in said
+    source = {"source": "cache", "cache": str(tmp_path / "cache")}
+    path = tiny.write_config(tmp_path, config_of(tmp_path / "run", models["llama"], shard, **source))
+    assert "expected 61 tokens from token 0 on" in tiny.distill("--config", path, code=tiny.BAD_INPUT).stderr
 
 
 def test_another_tokenizer_is_refused(tmp_path, models, shard):

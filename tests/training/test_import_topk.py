@@ -126,6 +126,22 @@ def test_a_run_from_imported_tokens_is_the_run_from_captured_ones(tmp_path, mode
             assert found[key] == pytest.approx(expected[key], rel=1e-4), key
 
 
+@pytest.mark.parametrize("longest_first", [False, True])
+def test_the_longest_record_of_a_document_counts(tmp_path, models, shard, predictions, longest_first):
+    """Records of its first tokens, as programs write that cut texts, beside the whole one; of vLLM's the last token's
+    prediction is missing, so that as many tokens in lists have one row more."""
+    tokens, log_p = predictions[1]
+    whole = [list_record(*each) for each in predictions]
+    cut = [record(tokens[:count], log_p[:count]) for count, record in ((20, list_record), (20, vllm_record))]
+    whole.sort(key=lambda record: -len(record["token_ids"]))
+    dump = write_jsonl(tmp_path / "dump.jsonl", whole + cut if longest_first else cut + whole)
+    said = import_teacher(models["llama"][1], shard, dump, tmp_path / "cache", "--topk", K)
+    assert "8 of 8 documents\n" in said
+    stretches = [tokens for _, index, _, tokens in rows_of(tmp_path / "cache") if index == 1]
+    assert sorted(stretches) == ([61] if longest_first else [20, 61])
+    tiny.distill("verify", tmp_path / "cache")
+
+
 def replace(records, key, token, value):
     records[1][key][token] = value
 

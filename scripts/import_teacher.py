@@ -37,7 +37,9 @@ def parse_arguments():
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="token shards, or folders of them")
     parser.add_argument("--dumps", type=Path, nargs="+", required=True, help="files of the dumps, or folders of them")
     parser.add_argument("--output", type=Path, required=True, help="folder of the cache; it must not exist")
-    parser.add_argument("--dtype", help="stored: bfloat16, float32 (default: the dumps'); of top-k float16, float32")
+    parser.add_argument(
+        "--dtype", help="stored: bfloat16, float32 (default: bfloat16 if all dumps are); top-k: float16, float32"
+    )
     parser.add_argument("--allow-missing", action="store_true", help="write the cache though documents have no dump")
     states = parser.add_argument_group("hidden states")
     states.add_argument("--layer", type=int, default=-1, help="of the layers in the dumps (default: the last one)")

@@ -1,5 +1,6 @@
 """Documents of token shards by the tokens that they begin with."""
 
+import struct
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,10 @@ class Documents:
             raise ValueError(f"{', '.join(map(str, sources))}: expected token shards, found none")
 
     def _add(self, source, path):
-        header, documents, masks = shard_file.read(path)
+        try:
+            header, documents, masks = shard_file.read(path)
+        except struct.error:
+            raise ValueError(f"{path}: expected a token shard, found {path.stat().st_size} bytes") from None
         if self.tokenizer_hash not in (None, header["tokenizer_hash"]):
             raise ValueError(f"{path}: tokenizer_hash: expected {self.tokenizer_hash.hex()}, found another one")
         self.tokenizer_hash = header["tokenizer_hash"]

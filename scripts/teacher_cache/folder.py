@@ -6,10 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from teacher_cache.part_file import checksum
+from teacher_cache.reading import open_tensors
 
 VERSION, SPARSE_VERSION = 1, 2  # of caches of hidden states, and of those of a few tokens
 # Keys of the manifest without paths, in the order in which they are hashed; those that a kind has not are left out.
@@ -88,14 +88,20 @@ def read_head(folder):
     """(lm_head [V, G], final norm [G]) of a Hugging Face folder, in the dtype that they are stored in."""
     found = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
+        with open_tensors(path) as file:
             for name in ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"):
                 if name in file.keys():  # noqa: SIM118 - a file of safetensors is no dictionary
                     found[name] = file.get_tensor(name)
     lm_head = found.get("lm_head.weight", found.get("model.embed_tokens.weight"))
     if lm_head is None or "model.norm.weight" not in found:
         raise ValueError(f"{folder}: expected model.norm.weight and lm_head.weight or model.embed_tokens.weight")
-    return lm_head, found["model.norm.weight"]
+    norm = found["model.norm.weight"]
+    if lm_head.ndim != 2 or list(norm.shape) != [lm_head.shape[1]]:
+        raise ValueError(
+            f"{folder}: expected lm_head.weight [V, H] and model.norm.weight [H], found {list(lm_head.shape)} and "
+            f"{list(norm.shape)}"
+        )
+    return lm_head, norm
 
 
 def write_head(folder, teacher, tensors):

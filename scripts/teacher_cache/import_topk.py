@@ -6,6 +6,7 @@ from shared.command_line import fail
 from teacher_cache import folder as cache_folder
 from teacher_cache.importer import Importer
 from teacher_cache.part_file import Stretch
+from teacher_cache.reading import is_integer
 from teacher_cache.top_tokens import is_vllm, read_predictions, read_records, token_ids
 
 VALUES = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
@@ -33,8 +34,8 @@ class TopTokens(Importer):
     def __init__(self, arguments, documents, files):
         super().__init__(arguments, documents)
         vocab = self.config.get("vocab_size")
-        if not isinstance(vocab, int):
-            fail(f"{arguments.teacher}/config.json: vocab_size: expected an integer, found {vocab}")
+        if not is_integer(vocab):
+            fail(f"{arguments.teacher}/config.json: vocab_size: expected an integer, found {vocab!r}")
         self.columns = arguments.vocab_size or vocab
         if not 1 <= self.columns <= vocab:
             fail(f"--vocab-size: expected 1 to {vocab}, the teacher's tokens, found {self.columns}")
@@ -56,7 +57,7 @@ class TopTokens(Importer):
         for path in files:
             for where, record in read_records(path):
                 longest = max(longest, len(token_ids(where, record)))
-                computed = computed or record.get("tail") is None
+                computed = computed or is_vllm(record) or record.get("tail") is None
         return longest, computed
 
     def stretches_of(self, path):

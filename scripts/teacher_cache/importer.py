@@ -6,6 +6,7 @@ import sys
 from shared.command_line import fail
 from teacher_cache import folder as cache_folder
 from teacher_cache.part_file import write_part
+from teacher_cache.reading import read_object
 from token_shards.tokenizer_files import canonical_hash
 
 PART_BYTES = 1 << 30
@@ -27,7 +28,7 @@ class Importer:
 
     def __init__(self, arguments, documents):
         self.arguments, self.documents = arguments, documents
-        self.config = json.loads((arguments.teacher / "config.json").read_text())
+        self.config = read_object(arguments.teacher / "config.json")
         self.seen = {}  # shard and document -> how many of its first tokens have their rows
         self.longest = 2  # tokens of a sequence
 

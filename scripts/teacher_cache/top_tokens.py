@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from teacher_cache.reading import is_integer, is_number
+
 TOO_MUCH = 1e-2  # by which a sum of rounded probabilities may exceed 1
 DISAGREE = 1e-2  # between a given tail and 1 - sum
 
@@ -30,39 +32,54 @@ class Predictions:
 def read_records(path):
     """(where, record) of every document of a file."""
     if path.suffix == ".parquet":
-        import pyarrow.parquet
-
-        file = pyarrow.parquet.ParquetFile(path)
-        number = 0
-        for batch in file.iter_batches(batch_size=16):
-            for record in batch.to_pylist():
-                number += 1
-                yield f"{path}: row {number}", record
+        yield from _read_parquet(path)
         return
-    with open(path, encoding="utf-8") as lines:
+    with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
-            except ValueError as error:
+                record = json.loads(line.decode("utf-8"))
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}: line {number}: not JSON: {error}") from None
             if not isinstance(record, dict):
                 raise ValueError(f"{path}: line {number}: expected an object, found {type(record).__name__}")
             yield f"{path}: line {number}", record
 
 
+def _read_parquet(path):
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=16):
+            for record in batch.to_pylist():
+                number += 1
+                yield f"{path}: row {number}", record
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ValueError(f"{path}: after row {number}: expected a whole parquet file, found: {error}") from None
+
+
 def token_ids(where, record):
     ids = record.get("token_ids", record.get("prompt_token_ids"))
-    whole = isinstance(ids, list) and ids and all(isinstance(t, int) and not isinstance(t, bool) for t in ids)
-    if not whole:
+    if not isinstance(ids, list) or not ids:
         raise ValueError(f"{where}: token_ids: expected a list of integers, found {str(ids)[:60]}")
+    for token, found in enumerate(ids):
+        if not is_integer(found) or found < 0:
+            raise ValueError(
+                f"{where}: token_ids: token {token}: expected an integer of 0 or more, found {found!r:.60}"
+            )
     return np.asarray(ids, np.int64)
 
 
 def is_vllm(record):
     """Whether the record has the predictions in vLLM's shape."""
     return "prompt_logprobs" in record
+
+
+def _token(key):
+    """JSON has texts alone as keys."""
+    return int(key) if isinstance(key, str) and len(key) < 20 and key.isascii() and key.isdigit() else key
 
 
 def _log_prob(entry):
@@ -72,13 +89,14 @@ def _log_prob(entry):
 def _pairs(where, entry):
     """(ids, log-probabilities) of one of vLLM's dictionaries; a parquet map is a list of pairs."""
     items = list(entry.items()) if isinstance(entry, dict) else entry
-    try:
-        pairs = [(int(token), float(_log_prob(value))) for token, value in items if value is not None]
-    except (TypeError, ValueError):
+    pairs = None
+    if isinstance(items, list) and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in items):
+        pairs = [(_token(token), _log_prob(value)) for token, value in items if value is not None]
+    if pairs is None or not all(is_integer(token) and is_number(value) for token, value in pairs):
         raise ValueError(
             f"{where}: expected token ids with their logprob, found {str(entry)[:80]}; write the dictionaries of "
             "prompt_logprobs with their numbers"
-        ) from None
+        )
     return [token for token, _ in pairs], [value for _, value in pairs]
 
 
@@ -103,6 +121,11 @@ def _rows_of_lists(where, record, count):
             found = len(column) if isinstance(column, list) else type(column).__name__
             raise ValueError(f"{where}: {name}: expected one entry for each of {count} tokens, found {found}")
     for token in range(count):
+        for name, column in (("topk_ids", ids), ("topk_log_probs", values)):
+            if not isinstance(column[token], list):
+                raise ValueError(f"{where}: {name}: token {token}: expected a list, found {column[token]!r:.60}")
+        if tails is not None and not is_number(tails[token]):
+            raise ValueError(f"{where}: tail: token {token}: expected a number, found {tails[token]!r:.60}")
         if len(ids[token]) != len(values[token]):
             raise ValueError(
                 f"{where}: token {token}: expected as many ids as log-probabilities, found {len(ids[token])} and "
@@ -113,10 +136,10 @@ def _rows_of_lists(where, record, count):
 
 def _check_row(where, ids, values, tail, columns, may_be_unsorted):
     for token, value in zip(ids, values, strict=True):
-        if not 0 <= token < columns:
-            raise ValueError(f"{where}: expected tokens of the vocabulary, 0 to {columns - 1}, found {token}")
-        if not isinstance(value, (int, float)) or not value <= TOO_MUCH:
-            raise ValueError(f"{where}: expected log-probabilities (at most 0), found {value} of token {token}")
+        if not is_integer(token) or not 0 <= token < columns:
+            raise ValueError(f"{where}: expected tokens of the vocabulary, 0 to {columns - 1}, found {token!r:.60}")
+        if not is_number(value) or not value <= TOO_MUCH:
+            raise ValueError(f"{where}: expected log-probabilities (at most 0), found {value!r:.60} of token {token}")
     if len(set(ids)) != len(ids):
         repeated = next(token for token in ids if ids.count(token) > 1)
         raise ValueError(f"{where}: expected every token once, found {repeated} twice")

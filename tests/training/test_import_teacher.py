@@ -1,6 +1,7 @@
 """scripts/import_teacher.py: hidden states that transformers computed, in the form of vLLM's dumps, as a teacher."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -82,6 +83,19 @@ def test_an_imported_teacher_is_the_one_that_runs(tmp_path, models, shard, famil
         (lambda t, s: (t, s[..., :32]), [], "hidden_states: expected [tokens, layers, 64]"),
         (lambda t, s: ((t + 1) % tiny.VOCAB, s), [], "no dump has the tokens of a document"),
         (lambda t, s: (t, s), ["--layer", "5"], "--layer: expected one of 2 layers, found 5"),
+        (lambda t, s: (t, s if len(t) < 128 else s[:, :1]), [], "3.safetensors: hidden_states: expected 2 layers, as"),
+        (lambda t, s: (t + 0.7, s), [], "0.safetensors: token_ids: expected one of I8, I16, I32, I64"),
+        (lambda t, s: (t, s.int()), [], "0.safetensors: hidden_states: expected one of BF16, F16, F32, F64, found I32"),
+        (
+            lambda t, s: (t + (t == t[1]) * 300, s),
+            [],
+            "0.safetensors: token_ids: token 1: expected one of the vocabulary",
+        ),
+        (
+            lambda t, s: (t, s.index_fill(0, torch.tensor(len(t) - 2), torch.nan)),
+            [],
+            "expected finite numbers, found nan",
+        ),
     ],
 )
 def test_bad_dumps_are_refused(tmp_path, models, shard, edit, arguments, message):
@@ -89,6 +103,29 @@ def test_bad_dumps_are_refused(tmp_path, models, shard, edit, arguments, message
     dumps = make_dumps(tmp_path / "dumps", teacher, shard, True, edit)
     assert message in import_teacher(teacher, shard, dumps, tmp_path / "cache", *arguments, code=1)
     assert not (tmp_path / "cache").exists()
+
+
+def test_files_that_were_cut_or_are_of_something_else_are_named(tmp_path, models, shard):
+    teacher = tmp_path / "teacher"
+    shutil.copytree(models["llama"][1], teacher)
+    dumps = make_dumps(tmp_path / "dumps", teacher, shard, True)
+
+    def refused(path, content, message):
+        kept = path.read_bytes()
+        path.write_bytes(content(kept))
+        found = import_teacher(teacher, tmp_path / "data", dumps, tmp_path / "cache", code=1)
+        path.write_bytes(kept)
+        assert f"{path}: {message}" in found, found
+        assert not (tmp_path / "cache").exists()
+
+    (tmp_path / "data").mkdir()
+    shutil.copy(shard, tmp_path / "data")
+    for path in (dumps / "request-5.safetensors", teacher / "model.safetensors"):
+        refused(path, lambda data: data[:-10], "expected a whole safetensors file, found: ")
+        refused(path, lambda data: b"", "expected a whole safetensors file, found: ")
+    refused(teacher / "config.json", lambda data: data[:-4], "expected JSON, found: ")
+    refused(teacher / "config.json", lambda data: b"[]", "expected an object, found list")
+    refused(tmp_path / "data" / "import.dtok", lambda data: data[:100], "expected a token shard, found 100 bytes")
 
 
 def test_states_that_predict_worse_than_others_of_the_file_are_refused(tmp_path, models, shard):
@@ -165,8 +202,6 @@ def test_documents_of_which_only_the_beginning_is_there_are_counted(tmp_path, mo
 
 
 def test_another_tokenizer_is_refused(tmp_path, models, shard):
-    import shutil
-
     teacher = tmp_path / "teacher"
     shutil.copytree(models["llama"][1], teacher)
     vocab = {f"t{i}": i for i in range(tiny.VOCAB)}

@@ -162,6 +162,8 @@ def replace(records, key, token, value):
         (lambda r: r[1]["topk_ids"].pop(), "topk_ids: expected one entry for each of 61 tokens, found 60"),
         (lambda r: r[1].pop("topk_ids"), "expected prompt_logprobs, or topk_ids with topk_log_probs"),
         (lambda r: r[1].update(token_ids="a text"), "token_ids: expected a list of integers"),
+        (lambda r: replace(r, "topk_ids", 3, None), "topk_ids: token 3: expected a list, found None"),
+        (lambda r: replace(r, "tail", 3, "0.5"), "tail: token 3: expected a number, found '0.5'"),
         (lambda r: [each.update(token_ids=[7] * len(each["token_ids"])) for each in r], "no dump has the tokens"),
         (lambda r: r.pop(1), "expected a dump for each of 8 documents, found none for 1"),
     ],
@@ -210,3 +212,11 @@ def test_arguments_of_another_kind_are_refused(tmp_path, models, shard, predicti
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"token_ids": [1,')
     assert "broken.jsonl: line 1: not JSON" in import_teacher(teacher, shard, broken, tmp_path / "cache", code=1)
+    for content in (b'{"token_ids": "\xff"}', b"[" * 100_000):
+        broken.write_bytes(b"\n" + content)
+        assert "broken.jsonl: line 2: not JSON" in import_teacher(teacher, shard, broken, tmp_path / "cache", code=1)
+    cut = tmp_path / "cut.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([list_record(*each) for each in predictions]), cut)
+    cut.write_bytes(cut.read_bytes()[:-100])
+    said = import_teacher(teacher, shard, cut, tmp_path / "cache", code=1)
+    assert f"{cut}: after row 0: expected a whole parquet file, found: " in said

@@ -1,0 +1,81 @@
+"""scripts/teacher_cache/top_tokens.py: what a record of top-k log-probabilities may hold."""
+
+import math
+
+import pytest
+
+from teacher_cache.top_tokens import read_predictions
+
+COLUMNS, FLOOR = 50, 1e-6
+
+
+def in_lists():
+    """Of a teacher whose four tokens have nearly all of the probability, but for the last prediction."""
+    probabilities = [[0.6, 0.3, 0.08, 0.01], [0.97, 0.02, 0.0099999, 1e-8], [0.4, 0.3, 0.2, 0.05]]
+    return {
+        "token_ids": [3, 4, 5],
+        "topk_ids": [[4, 1, 2, 3], [5, 1, 2, 3], [9, 8, 7, 6]],
+        "topk_log_probs": [[math.log(p) for p in row] for row in probabilities],
+        "tail": [1 - sum(row) for row in probabilities],
+    }
+
+
+def of_vllm():
+    return {"token_ids": [3, 4], "prompt_logprobs": [None, {"4": {"logprob": -0.5}, "1": {"logprob": -1.5}}]}
+
+
+def put(*place):
+    """An edit: record[place[0]][place[1]]... = the last one."""
+
+    def edit(record):
+        *keys, last, value = place
+        for key in keys:
+            record = record[key]
+        record[last] = value
+
+    return edit
+
+
+def read(record, topk=4):
+    return read_predictions("dump.jsonl: line 7", record, COLUMNS, topk, FLOOR)
+
+
+@pytest.mark.parametrize(
+    "record, edit, message",
+    [
+        (in_lists, put("token_ids", 2, 1.7), "token_ids: token 2: expected an integer of 0 or more, found 1.7"),
+        (in_lists, put("token_ids", 2, None), "token_ids: token 2: expected an integer of 0 or more, found None"),
+        (in_lists, put("token_ids", 2, 1 << 70), "token_ids: token 2: expected an integer of 0 or more, found 118059"),
+        (in_lists, put("topk_ids", 1, None), "topk_ids: token 1: expected a list, found None"),
+        (in_lists, put("topk_log_probs", 1, 0.5), "topk_log_probs: token 1: expected a list, found 0.5"),
+        (in_lists, put("topk_ids", 1, 2, 1.7), "after token 1: expected tokens of the vocabulary, 0 to 49, found 1.7"),
+        (in_lists, put("topk_ids", 1, 2, "7"), "after token 1: expected tokens of the vocabulary, 0 to 49, found '7'"),
+        (in_lists, put("topk_ids", 1, 2, True), "expected tokens of the vocabulary, 0 to 49, found True"),
+        (in_lists, put("topk_ids", 1, 2, None), "expected tokens of the vocabulary, 0 to 49, found None"),
+        (in_lists, put("topk_log_probs", 1, 3, None), "expected log-probabilities (at most 0), found None of token 3"),
+        (in_lists, put("topk_log_probs", 1, 3, "-9"), "expected log-probabilities (at most 0), found '-9' of token 3"),
+        (in_lists, put("topk_log_probs", 1, 3, -(10**400)), "expected log-probabilities (at most 0), found -1000"),
+        (in_lists, put("tail", 1, "0.5"), "tail: token 1: expected a number, found '0.5'"),
+        (in_lists, put("tail", 1, None), "tail: token 1: expected a number, found None"),
+        (of_vllm, put("prompt_logprobs", 1, {"1.7": {"logprob": -1.5}}), "found {'1.7': {'logprob': -1.5}}; write"),
+        (of_vllm, put("prompt_logprobs", 1, {1.7: -1.5}), "found {1.7: -1.5}; write"),
+        (of_vllm, put("prompt_logprobs", 1, {"3": {"logprob": True}}), "found {'3': {'logprob': True}}; write"),
+        (of_vllm, put("prompt_logprobs", 1, 7), "token 1: expected token ids with their logprob, found 7; write"),
+        (of_vllm, put("prompt_logprobs", 1, [3]), "token 1: expected token ids with their logprob, found [3]; write"),
+        (of_vllm, put("prompt_logprobs", 1, ""), "token 1: expected token ids with their logprob, found ; write"),
+    ],
+)
+def test_what_is_no_number_is_refused_by_its_place(record, edit, message):
+    read(record())
+    changed = record()
+    edit(changed)
+    with pytest.raises(ValueError) as error:
+        read(changed)
+    assert str(error.value).startswith("dump.jsonl: line 7: ") and message in str(error.value)
+
+
+def test_maps_of_parquet_and_bare_numbers_are_read():
+    record = of_vllm() | {"prompt_logprobs": [None, [(4, {"logprob": -0.5}), ("1", -1.5)]]}
+    found, expected = read(record), read(of_vllm())
+    assert found.ids.tolist() == expected.ids.tolist() == [[4, 1, -1, -1]]
+    assert found.log_probs.tolist() == expected.log_probs.tolist()

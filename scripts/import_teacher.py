@@ -49,7 +49,7 @@ def parse_arguments():
     )
     top.add_argument("--vocab-size", type=int, help="tokens that may be named: the student's, where it has fewer")
     top.add_argument("--temperature", type=float, default=1.0, help="at which they were taken (default 1)")
-    top.add_argument("--tail-floor", type=float, default=1e-6, help="least probability of the others (default 1e-6)")
+    top.add_argument("--tail-floor", type=float, default=1e-6, help="least tail where none is given (default 1e-6)")
     return parser.parse_args()
 
 

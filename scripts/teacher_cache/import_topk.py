@@ -46,6 +46,7 @@ class TopTokens(Importer):
         self.encoding, self.compute_dtype = arguments.dtype or "float16", "float32"
         self.row_bytes = arguments.topk * (id_bytes(self.columns) + VALUES[self.encoding].itemsize) + 4
         self.short = 0  # rows with fewer than --topk tokens
+        self.no_tail = 0  # rows whose tail was given as 0 or less
         self.longest, self.computed_tail = self.look_through(files)
         tail = f"computed as 1 - sum, at least {arguments.tail_floor:g}" if self.computed_tail else "given"
         self.precision = f"{self.encoding}, tail {tail}"
@@ -71,6 +72,7 @@ class TopTokens(Importer):
             for document, covered in found:
                 chosen = np.flatnonzero(document.targets(covered))
                 self.short += int((predictions.ids[chosen] < 0).any(axis=1).sum())
+                self.no_tail += int((predictions.tail[chosen] <= 0).sum()) if not predictions.computed_tail else 0
                 rows = encode(predictions, chosen, self.columns, self.encoding)
                 yield Stretch(document.shard, document.document, 0, covered, rows)
 
@@ -90,3 +92,8 @@ class TopTokens(Importer):
         cache_folder.write_head(out, self.arguments.teacher, {})
         if self.short:
             print(f"{self.short} rows have fewer than {self.arguments.topk} tokens; the rest of them is in the tail")
+        if self.no_tail and self.arguments.topk < self.columns:
+            print(
+                f"{self.no_tail} rows have a given tail of 0 or less, which rules all other tokens out and makes "
+                "reverse KL infinite; without the given tails it is computed, and at least --tail-floor"
+            )

@@ -175,10 +175,8 @@ def read_predictions(where, record, columns, topk, floor):
         out.ids[token, : len(order)] = [ids[i] for i in order]
         out.log_probs[token, : len(order)] = kept
         dropped = sum(math.exp(values[i]) for i in range(len(ids))) - np.exp(kept).sum()
-        if tail is None:
-            out.computed_tail = True
-            tail = 1 - np.exp(kept).sum()
-        else:
-            tail = tail + dropped
-        out.tail[token] = 0.0 if len(order) == columns else max(floor, tail)
+        # The floor is for what is left of a difference of rounded numbers; a given tail stays what it is.
+        out.computed_tail = tail is None
+        tail = max(floor, 1 - np.exp(kept).sum()) if tail is None else tail + dropped
+        out.tail[token] = 0.0 if len(order) == columns else tail
     return out

@@ -79,3 +79,21 @@ def test_maps_of_parquet_and_bare_numbers_are_read():
     found, expected = read(record), read(of_vllm())
     assert found.ids.tolist() == expected.ids.tolist() == [[4, 1, -1, -1]]
     assert found.log_probs.tolist() == expected.log_probs.tolist()
+
+
+@pytest.mark.parametrize("given", [1e-9, 0.0, -1e-9])
+def test_a_given_tail_is_kept(given):
+    record = in_lists()
+    record["tail"][1] = given
+    found = read(record)
+    assert found.tail.tolist() == record["tail"] and not found.computed_tail
+    beyond = math.exp(record["topk_log_probs"][1][3])  # the least probable of the four joins the tail
+    assert read(record, topk=3).tail[1] == pytest.approx(given + beyond, rel=1e-6, abs=1e-15)
+
+
+def test_a_computed_tail_is_at_least_the_floor():
+    record = in_lists()
+    del record["tail"]
+    found = read(record)
+    assert found.computed_tail and found.tail[1] == FLOOR
+    assert found.tail[0] == pytest.approx(0.01) and found.tail[2] == pytest.approx(0.05)

@@ -142,6 +142,22 @@ def test_the_longest_record_of_a_document_counts(tmp_path, models, shard, predic
     tiny.distill("verify", tmp_path / "cache")
 
 
+def test_given_tails_are_stored_as_they_are_and_those_of_nothing_are_counted(tmp_path, models, shard, predictions):
+    targets = np.flatnonzero(read_shard(shard)[5].in_loss[1:])
+
+    def with_small_tails(records):
+        for token, tail in zip(targets.tolist(), (0.0, 1e-9)):
+            probabilities = torch.tensor([0.5, 0.2, 0.1, 0.1, 0.05, 0.03, 0.01, 0.01], dtype=torch.float64)
+            records[5]["topk_log_probs"][token] = probabilities.log().tolist()
+            records[5]["tail"][token] = tail
+
+    dump = write_jsonl(tmp_path / "dump.jsonl", edited(predictions, with_small_tails))
+    said = import_teacher(models["llama"][1], shard, dump, tmp_path / "cache", "--topk", K)
+    assert "\n1 rows have a given tail of 0 or less" in said
+    stored = [tail for *_, tail in rows_of(tmp_path / "cache")[0, 5, 0, 33]]
+    assert stored[:2] == [0.0, pytest.approx(1e-9)] and min(stored[2:]) > 1e-3
+
+
 def replace(records, key, token, value):
     records[1][key][token] = value
 

@@ -27,6 +27,7 @@ from teacher_cache.documents import Documents
 from teacher_cache.hidden_states import HiddenStates
 from teacher_cache.import_topk import TopTokens
 from teacher_cache.importer import check_tokenizer
+from token_shards.errors import InputError
 
 STATES, TOP = (".safetensors",), (".jsonl", ".parquet")
 
@@ -34,6 +35,7 @@ STATES, TOP = (".safetensors",), (".jsonl", ".parquet")
 def parse_arguments():
     parser = argument_parser(__doc__)
     parser.add_argument("--teacher", type=Path, required=True, help="Hugging Face folder of the model that was run")
+    parser.add_argument("--tokenizer", type=Path, help="its folder or tokenizer.json (default: the model's folder)")
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="token shards, or folders of them")
     parser.add_argument("--dumps", type=Path, nargs="+", required=True, help="files of the dumps, or folders of them")
     parser.add_argument("--output", type=Path, required=True, help="folder of the cache; it must not exist")
@@ -86,11 +88,11 @@ def main():
     check_arguments(arguments, is_topk)
     try:
         documents = Documents(arguments.data)
-        check_tokenizer(arguments.teacher, documents)
+        check_tokenizer(arguments.teacher, arguments.tokenizer, documents)
         importer = (TopTokens if is_topk else HiddenStates)(arguments, documents, files)
         with replaced_folder(arguments.output) as out:
             importer.write_cache(files, out)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, InputError) as error:
         fail(str(error))
     print(f"{arguments.output}: {importer.summary()}")
 

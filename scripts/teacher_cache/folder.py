@@ -104,14 +104,19 @@ def read_head(folder):
     return lm_head, norm
 
 
-def write_head(folder, teacher, tensors):
-    """head/: what a run needs of the teacher besides the rows; `tensors`: of its weights, if any."""
+def write_head(folder, teacher, tensors, tokenizer=None):
+    """head/: what a run needs of the teacher besides the rows; `tensors`: of its weights, if any; `tokenizer`: its
+    folder or tokenizer.json, if that is not in the teacher's folder."""
     head = Path(folder) / "head"
     head.mkdir()
     shutil.copyfile(Path(teacher) / "config.json", head / "config.json")
-    for name in TOKENIZER_FILES:
-        if (Path(teacher) / name).exists():
-            shutil.copyfile(Path(teacher) / name, head / name)
+    tokenizer = Path(tokenizer or teacher)
+    if tokenizer.is_dir():
+        for name in TOKENIZER_FILES:
+            if (tokenizer / name).exists():
+                shutil.copyfile(tokenizer / name, head / name)
+    else:
+        shutil.copyfile(tokenizer, head / "tokenizer.json")
     if tensors:
         save_file(tensors, head / "model.safetensors")
     sums = [f"XXH3 ({path.name}) = {checksum(path.read_bytes()):016x}\n" for path in sorted(head.iterdir())]

@@ -126,6 +126,5 @@ class HiddenStates(Importer):
     def write_head(self, out):
         dtype = DTYPES[self.encoding]
         tensors = {"lm_head.weight": self.lm_head, "model.norm.weight": self.norm}
-        cache_folder.write_head(
-            out, self.arguments.teacher, {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
-        )
+        tensors = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
+        cache_folder.write_head(out, self.arguments.teacher, tensors, self.arguments.tokenizer)

@@ -1,26 +1,32 @@
 """What every import into a teacher's cache does: documents found by their tokens, parts, manifest, head."""
 
-import json
 import sys
 
 from shared.command_line import fail
 from teacher_cache import folder as cache_folder
 from teacher_cache.part_file import write_part
 from teacher_cache.reading import read_object
-from token_shards.tokenizer_files import canonical_hash
+from token_shards.tokenizer_files import TokenizerFiles
 
 PART_BYTES = 1 << 30
 
 
-def check_tokenizer(teacher, documents):
-    path = teacher / "tokenizer.json"
-    if path.exists():
-        digest, _ = canonical_hash(json.loads(path.read_text()))
-        if digest != documents.tokenizer_hash:
-            fail(
-                f"{path}: tokenizer_hash: expected {documents.tokenizer_hash.hex()} (the token shards), found "
-                f"{digest.hex()}"
-            )
+def check_tokenizer(teacher, named, documents):
+    """Compares the teacher's tokenizer with that of the token shards. It is `named`, a folder or a tokenizer.json, or
+    else the one in the teacher's folder; without any there is a warning."""
+    if named is None and not (teacher / "tokenizer.json").exists():
+        print(
+            f"import_teacher: warning: {teacher}: no tokenizer.json: the teacher's tokenizer is not compared with that "
+            "of the token shards; name one with --tokenizer",
+            file=sys.stderr,
+        )
+        return
+    found = TokenizerFiles.load(named or teacher)
+    if found.hash != documents.tokenizer_hash:
+        fail(
+            f"{found.file}: tokenizer_hash: expected {documents.tokenizer_hash.hex()} (the token shards), found "
+            f"{found.hash.hex()}"
+        )
 
 
 class Importer:

@@ -12,7 +12,11 @@ import transformers
 from safetensors.torch import save_file
 
 import tiny
-from token_shard import read_shard
+from token_shard import read_shard, write_shard
+
+sys.path.append(str(tiny.REPOSITORY / "scripts"))
+
+from token_shards.tokenizer_files import canonical_hash
 
 SCRIPT = tiny.REPOSITORY / "scripts" / "import_teacher.py"
 SEQ_LEN = 128  # longer than any document
@@ -41,12 +45,13 @@ def make_dumps(folder, teacher, shard, after_norm, edit=lambda tokens, states: (
     return folder
 
 
-def import_teacher(teacher, shard, dumps, output, *arguments, code=0):
+def import_teacher(teacher, shard, dumps, output, *arguments, code=0, errors=False):
+    """What the script says: on standard error, if it fails or `errors` asks for that, or else on standard output."""
     command = [sys.executable, SCRIPT, "--teacher", teacher, "--data", shard, "--dumps", dumps, "--output", output]
     done = subprocess.run([*map(str, command), *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    return done.stderr if code else done.stdout
+    return done.stderr if code or errors else done.stdout
 
 
 def config_of(folder, pair, shard, **teacher):
@@ -201,12 +206,58 @@ def test_documents_of_which_only_the_beginning_is_there_are_counted(tmp_path, mo
     assert "expected 61 tokens from token 0 on" in tiny.distill("--config", path, code=tiny.BAD_INPUT).stderr
 
 
-def test_another_tokenizer_is_refused(tmp_path, models, shard):
-    teacher = tmp_path / "teacher"
-    shutil.copytree(models["llama"][1], teacher)
-    vocab = {f"t{i}": i for i in range(tiny.VOCAB)}
-    (teacher / "tokenizer.json").write_text(
+def write_tokenizer(path, prefix):
+    """A tokenizer whose tokens begin with `prefix`; returns the file and its hash."""
+    vocab = {f"{prefix}{i}": i for i in range(tiny.VOCAB)}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(
         json.dumps({"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": vocab, "merges": []}})
     )
+    return path, canonical_hash(json.loads(path.read_text()))[0]
+
+
+def tokenized(path, digest):
+    """A token shard that was made with the tokenizer of this hash."""
+    write_shard(path, tiny.random_documents(5, [61, 17, 33]), tiny.VOCAB, digest)
+    return path
+
+
+def test_another_tokenizer_is_refused(tmp_path, models):
+    teacher = tmp_path / "teacher"
+    shutil.copytree(models["llama"][1], teacher)
+    own, _ = write_tokenizer(teacher / "tokenizer.json", "t")
+    _, digest = write_tokenizer(tmp_path / "its" / "tokenizer.json", "r")
+    shard = tokenized(tmp_path / "its.dtok", digest)
     dumps = make_dumps(tmp_path / "dumps", models["llama"][1], shard, True)
-    assert "tokenizer_hash: expected" in import_teacher(teacher, shard, dumps, tmp_path / "cache", code=1)
+
+    def refused(*arguments):
+        return import_teacher(teacher, shard, dumps, tmp_path / "cache", *arguments, code=1)
+
+    assert f"{own}: tokenizer_hash: expected {digest.hex()}" in refused()
+    own.rename(tmp_path / "wrong.json")
+    assert "wrong.json: tokenizer_hash: expected" in refused("--tokenizer", tmp_path / "wrong.json")
+    assert f"{tmp_path / 'none'}: no such file" in refused("--tokenizer", tmp_path / "none")
+    damaged = tmp_path / "damaged.json"
+    for content, message in (("{}", "not a tokenizer.json"), ("[", "not valid JSON")):
+        damaged.write_text(content)
+        assert f"damaged.json: {message}" in refused("--tokenizer", damaged)
+
+
+@pytest.mark.parametrize("name", ["its", "its/tokenizer.json", None])
+def test_a_tokenizer_that_is_not_compared_is_said(tmp_path, models, name):
+    _, digest = write_tokenizer(tmp_path / "its" / "tokenizer.json", "r")
+    (tmp_path / "its" / "special_tokens_map.json").write_text("{}")
+    shard = tokenized(tmp_path / "its.dtok", digest)
+    teacher = models["llama"][1]
+    dumps = make_dumps(tmp_path / "dumps", teacher, shard, True)
+    arguments = ["--tokenizer", tmp_path / name] if name else []
+    said = import_teacher(teacher, shard, dumps, tmp_path / "cache", *arguments, errors=True)
+    warning = f"import_teacher: warning: {teacher}: no tokenizer.json: the teacher's tokenizer is not compared"
+    assert said.startswith(warning) if name is None else not said, said
+    copied = {path.name for path in (tmp_path / "cache" / "head").iterdir()} - {"config.json", "model.safetensors"}
+    expected = {
+        "its": {"tokenizer.json", "special_tokens_map.json"},
+        "its/tokenizer.json": {"tokenizer.json"},
+        None: {"generation_config.json"},  # of the teacher's folder
+    }
+    assert copied == expected[name] | {"checksums.xxh3"}

@@ -104,6 +104,9 @@ void check_cached_teacher(const LinearHeadInputs& in) {
 }
 
 void check_grads(const LinearHeadInputs& in, const LinearHeadGrads& grads, at::ScalarType compute) {
+  TORCH_CHECK(
+      grads.hidden_NH.defined() || grads.weight_VH.defined() || grads.bias_V.defined(),
+      "grads: expected a tensor for hidden_NH, weight_VH or bias_V, found none");
   check_optional(
       grads.hidden_NH, "grads.hidden_NH", {in.hidden_NH.sizes(), in.hidden_NH.scalar_type(), in.hidden_NH.device()});
   check_optional(grads.weight_VH, "grads.weight_VH", {in.weight_VH.sizes(), compute, in.hidden_NH.device()});

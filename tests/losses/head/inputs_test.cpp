@@ -103,7 +103,7 @@ const std::vector<Mistake> kMistakes {
               in.valid_tokens = 12),
       MISTAKE(options_beta, "beta: expected a number in [0, 1]", options.beta = 2),
       MISTAKE(chunk_negative, "chunk_size: expected", chunks.chunk_size = -1),
-      MISTAKE(grad_hidden_missing, "grads.hidden_NH: expected a tensor", grads.hidden_NH = at::Tensor()),
+      MISTAKE(grads_missing, "grads: expected a tensor for hidden_NH", grads = LinearHeadGrads()),
       MISTAKE(
           grad_hidden_dtype, "grads.hidden_NH: expected Double, found Float",
           grads.hidden_NH = grads.hidden_NH.to(at::kFloat)),

@@ -62,9 +62,7 @@ std::vector<Field> model_fields(const std::string& section, Condition condition)
   };
 }
 
-const Condition kTeacher = {
-    [](const Config& c) { return c.has_teacher(); }, "there is a teacher (teacher.path, or teacher.source: cache)",
-    "teacher.path"};
+const Condition kTeacher = {[](const Config& c) { return c.has_teacher(); }, "there is a teacher", "teacher.path"};
 const Condition kCached = {
     [](const Config& c) { return c.teacher.source != TeacherSource::kModel; }, "teacher.source is cache or capture",
     "teacher.source"};

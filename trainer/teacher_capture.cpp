@@ -14,9 +14,9 @@ namespace fs = std::filesystem;
 
 // The number of the next part, from which every rank's parts follow. Files that a killed run has left are removed.
 absl::StatusOr<int64_t> prepare_folder(
-    const std::string& folder, const config::Config& config, const teacher_cache::Manifest& manifest,
-    const teacher_cache::TeacherHead& head) {
-  RETURN_IF_ERROR(teacher_cache::write_head(folder, config.teacher, head));
+    const std::string& folder, const config::Config& config, const teacher_cache::TeacherHead& head,
+    teacher_cache::Manifest& manifest) {
+  ASSIGN_OR_RETURN(manifest.head, teacher_cache::write_head(folder, config.teacher, head));
   RETURN_IF_ERROR(teacher_cache::begin_cache(folder, manifest));
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<TeacherCapture>> TeacherCapture::begin(
     std::shared_ptr<teacher_cache::CachedRows> rows) {
   std::unique_ptr<TeacherCapture> capture(new TeacherCapture(mesh, step, std::move(rows)));
   capture->folder_ = config.teacher.cache;
-  const teacher_cache::Manifest manifest = capture->rows_->manifest();
+  teacher_cache::Manifest manifest = capture->rows_->manifest();
   const teacher_cache::TeacherHead head = gather_head(teacher, manifest.rows, mesh.is_main());
   at::Tensor next = at::zeros({1}, at::kLong);
   absl::Status status;
@@ -47,12 +47,13 @@ absl::StatusOr<std::unique_ptr<TeacherCapture>> TeacherCapture::begin(
     status = lock.status();
     if (lock.ok()) {
       capture->lock_ = *std::move(lock);
-      const auto first = prepare_folder(capture->folder_, config, manifest, head);
+      const auto first = prepare_folder(capture->folder_, config, head, manifest);
       status = first.status();
       next.fill_(first.value_or(0));
     }
   }
   RETURN_IF_ERROR(sharding::agree(mesh, status));
+  share_head(mesh, manifest);
   if (mesh.host != nullptr) {
     mesh.host->all_reduce(next);
   }

@@ -29,6 +29,7 @@ IDENTITY = (
     "precision",
     "compute_dtype",
     "tokenizer_hash",
+    "head",
     "seq_len",
     "teacher_seq_len",
     "micro_batch_size",
@@ -119,5 +120,11 @@ def write_head(folder, teacher, tensors, tokenizer=None):
         shutil.copyfile(tokenizer, head / "tokenizer.json")
     if tensors:
         save_file(tensors, head / "model.safetensors")
+    # Its hash is part of the cache's identity (head_hash), so that no other head fits the rows.
     sums = [f"XXH3 ({path.name}) = {checksum(path.read_bytes()):016x}\n" for path in sorted(head.iterdir())]
     (head / "checksums.xxh3").write_text("".join(sums))
+
+
+def head_hash(folder):
+    """`head` of the manifest."""
+    return hashlib.sha256((Path(folder) / "head" / "checksums.xxh3").read_bytes()).hexdigest()

@@ -90,6 +90,8 @@ class TopTokens(Importer):
 
     def write_head(self, out):
         cache_folder.write_head(out, self.arguments.teacher, {}, self.arguments.tokenizer)
+
+    def report(self):
         if self.short:
             print(f"{self.short} rows have fewer than {self.arguments.topk} tokens; the rest of them is in the tail")
         if self.no_tail and self.arguments.topk < self.columns:

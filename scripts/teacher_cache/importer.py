@@ -94,6 +94,9 @@ class Importer:
                 file=sys.stderr,
             )
 
+    def report(self):
+        """Says what the rows had, once all are written."""
+
     def manifest(self):
         # Parts carry a hash of the manifest, which is written before their number and the longest dump are known.
         documents = self.documents
@@ -115,11 +118,12 @@ class Importer:
         }
 
     def write_cache(self, files, out):
-        manifest = self.manifest()
+        self.write_head(out)
+        manifest = self.manifest() | {"head": cache_folder.head_hash(out)}
         for part, group in enumerate(self.groups(files)):
             write_part(out / f"part-{part:08d}.dtc", cache_folder.cache_id(manifest), part, self.row_bytes, group)
-        self.write_head(out)
         cache_folder.write_manifest(out, manifest)
+        self.report()
         missing = self.documents.count - len(self.seen)
         if missing and not self.arguments.allow_missing:
             fail(

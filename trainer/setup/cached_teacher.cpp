@@ -1,5 +1,6 @@
 #include "trainer/setup/cached_teacher.h"
 
+#include <ATen/ATen.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
@@ -187,6 +188,29 @@ absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_growing_cache(
   return teacher_cache::Index::open(folder, /*partial=*/found->parts == 0);
 }
 
+absl::Status check_cache_head(const config::Config& config) {
+  if (!config.has_teacher() || !config.teacher.reads_cache()) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const Manifest manifest, teacher_cache::read_manifest(config.teacher.cache));
+  return teacher_cache::check_head(config.teacher.cache, manifest);
+}
+
+void share_head(const sharding::Mesh& mesh, Manifest& manifest) {
+  if (mesh.host == nullptr) {
+    return;
+  }
+  base::Digest digest = mesh.is_main() ? manifest.head.value_or(base::Digest{}) : base::Digest{};
+  at::Tensor sums =
+      at::zeros({static_cast<int64_t>(digest.size()) + 1}, at::kLong); // the bytes, and whether it has one
+  int64_t* values = sums.mutable_data_ptr<int64_t>();
+  std::copy(digest.begin(), digest.end(), values);
+  values[digest.size()] = mesh.is_main() && manifest.head ? 1 : 0;
+  mesh.host->all_reduce(sums);
+  std::transform(values, values + digest.size(), digest.begin(), [](int64_t v) { return static_cast<uint8_t>(v); });
+  manifest.head = values[digest.size()] != 0 ? std::optional(digest) : std::nullopt;
+}
+
 teacher_cache::TeacherHead gather_head(
     sharding::ModelShards& teacher, const teacher_cache::RowFormat& rows, bool keep) {
   if (rows.is_sparse()) {
@@ -226,6 +250,7 @@ absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
         base::enum_name(manifest.rows.kind), config.teacher.cache, base::enum_name(kind),
         base::enum_name(manifest.rows.kind)));
   }
+  problems.add(teacher_cache::check_head_list(config.teacher.cache, manifest));
   const bool sparse = manifest.rows.is_sparse();
   if (sparse) {
     check_sparse(config, manifest.rows, student_vocab, problems);

@@ -8,6 +8,7 @@
 #include "data/dataset.h"
 #include "trainer/config/config.h"
 #include "trainer/models/model_config.h"
+#include "trainer/sharding/mesh.h"
 #include "trainer/sharding/model_shards.h"
 #include "trainer/step/environment.h"
 #include "trainer/teacher_cache/cache_folder.h"
@@ -16,10 +17,10 @@
 // A teacher whose predictions are read from the folder teacher.cache.
 namespace distill::trainer {
 
-// Opens teacher.cache and checks it against the run: complete, of this tokenizer and kind, computed in the dtype that
-// the run gives the teacher or at the loss's temperature, and where teacher.path is given, of that teacher. One error
-// has all problems, each with both values. `head`: the model in its folder; `student_vocab`: 0: not known; `tokenizer`:
-// hash of the run's, where known.
+// Opens teacher.cache and checks it against the run: complete, with its own head/, of this tokenizer and kind, computed
+// in the dtype that the run gives the teacher or at the loss's temperature, and where teacher.path is given, of that
+// teacher. One error has all problems, each with both values. `head`: the model in its folder; `student_vocab`: 0: not
+// known; `tokenizer`: hash of the run's, where known.
 absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
     const config::Config& config, const Environment& environment, const models::ModelConfig& head,
     int64_t student_vocab, const std::optional<base::Digest>& tokenizer);
@@ -38,6 +39,13 @@ absl::StatusOr<teacher_cache::Manifest> make_manifest(
 absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_growing_cache(
     const config::Config& config, const Environment& environment, const models::ModelConfig& teacher,
     const std::shared_ptr<data::Dataset>& data);
+
+// Of a run that reads its teacher from a cache: DataLoss where head/ in teacher.cache is damaged or not this cache's
+// (check_head). It reads all of it, so that one rank of a run suffices.
+absl::Status check_cache_head(const config::Config& config);
+
+// All ranks get Manifest::head of rank 0's.
+void share_head(const sharding::Mesh& mesh, teacher_cache::Manifest& manifest);
 
 // What a cache with such rows keeps of a teacher; all ranks that share the teacher call it together. `keep`: on this
 // rank.

@@ -28,6 +28,7 @@ absl::StatusOr<PreparedRun> prepare_run(const RunContext& context) {
   const config::Config& config = context.config();
   PreparedRun prepared;
   ASSIGN_OR_RETURN(prepared.inputs, open_inputs(config, context.environment(), config::Purpose::kTrain));
+  RETURN_IF_ERROR(context.mesh().is_main() ? check_cache_head(config) : absl::OkStatus());
   ASSIGN_OR_RETURN(
       prepared.plan, plan_memory(config, context.environment(), prepared.inputs, context.ranks(), context.mesh()));
   prepared.report = start_report(config, context.environment(), prepared.inputs);

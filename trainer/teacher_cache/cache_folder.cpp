@@ -27,6 +27,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 constexpr int64_t kMaxConfigBytes = int64_t{64} << 20;
+constexpr int64_t kMaxListBytes = int64_t{1} << 20;
 constexpr int kMaxConfigDepth = 32;
 constexpr std::string_view kPartPrefix = "part-";
 constexpr std::string_view kPartSuffix = ".dtc";
@@ -172,12 +173,42 @@ absl::Status begin_cache(const std::string& folder, const Manifest& manifest) {
                              absl::StrJoin(lines, "\n  ")));
 }
 
-absl::Status write_head(const std::string& folder, const config::ModelSection& teacher, const TeacherHead& head) {
-  const fs::path target = fs::path(folder) / kHeadFolder, partial = target.string() + ".partial";
-  std::error_code error;
-  if (fs::exists(target / hf::kChecksumsFile, error)) {
+absl::StatusOr<base::Digest> head_hash(const std::string& folder) {
+  const std::string list = absl::StrCat(folder, "/", kHeadFolder, "/", hf::kChecksumsFile);
+  ASSIGN_OR_RETURN(const std::string text, base::read_text_file(list, kMaxListBytes));
+  return base::sha256(text.data(), text.size());
+}
+
+absl::Status check_head_list(const std::string& folder, const Manifest& manifest) {
+  if (!manifest.head) {
     return absl::OkStatus();
   }
+  const auto found = head_hash(folder);
+  if (!found.ok()) {
+    return absl::DataLossError(found.status().message());
+  }
+  return *found == *manifest.head
+      ? absl::OkStatus()
+      : absl::DataLossError(absl::StrFormat(
+            "%s/%s: is not the head of this cache: expected a %s with sha256 %s (head in %s), found %s", folder,
+            kHeadFolder, hf::kChecksumsFile, base::hex(*manifest.head), kManifestFile, base::hex(*found)));
+}
+
+absl::Status check_head(const std::string& folder, const Manifest& manifest, const base::ReadProgress& progress) {
+  RETURN_IF_ERROR(check_head_list(folder, manifest));
+  return hf::verify_model_folder(absl::StrCat(folder, "/", kHeadFolder), progress).status();
+}
+
+absl::StatusOr<std::optional<base::Digest>> write_head(
+    const std::string& folder, const config::ModelSection& teacher, const TeacherHead& head) {
+  const auto found = read_manifest(folder);
+  if (!absl::IsNotFound(found.status())) {
+    RETURN_IF_ERROR(found.status());
+    RETURN_IF_ERROR(check_head(folder, *found));
+    return found->head;
+  }
+  const fs::path target = fs::path(folder) / kHeadFolder, partial = target.string() + ".partial";
+  std::error_code error;
   fs::remove_all(partial, error);
   if (!error) {
     fs::create_directories(partial, error);
@@ -194,7 +225,9 @@ absl::Status write_head(const std::string& folder, const config::ModelSection& t
         {{"lm_head.weight", head.lm_head_VG}, {"model.norm.weight", head.final_norm_G}}, {{"format", "pt"}}));
   }
   RETURN_IF_ERROR(write_checksums(partial));
-  return base::publish_folder(partial.string(), target.string());
+  RETURN_IF_ERROR(base::publish_folder(partial.string(), target.string()));
+  ASSIGN_OR_RETURN(const base::Digest hash, head_hash(folder));
+  return std::optional(hash);
 }
 
 models::ModelConfig head_only(models::ModelConfig teacher) {
@@ -230,7 +263,7 @@ absl::StatusOr<VerifiedCache> verify_cache(const std::string& folder, const base
   ASSIGN_OR_RETURN(const std::vector<int64_t> parts, complete_parts(folder));
   base::ProblemList problems;
   VerifiedCache verified;
-  problems.add(hf::verify_model_folder(absl::StrCat(folder, "/", kHeadFolder), progress).status());
+  problems.add(check_head(folder, manifest, progress));
   for (const int64_t part : parts) {
     problems.add(verify_part(part_path(folder, part), part, manifest, verified, progress));
   }

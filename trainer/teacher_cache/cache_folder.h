@@ -30,8 +30,8 @@ absl::StatusOr<Manifest> read_manifest(const std::string& folder);
 // A hash of all that decides the weights of the model in teacher.path. NotFound or DataLoss: the folder.
 absl::StatusOr<base::Digest> teacher_hash(const config::Config& config);
 
-// Makes the folder a cache with this manifest; the head is there already. If it is one, its manifest must be the same
-// but for paths: FailedPrecondition says what differs, with both values.
+// Makes the folder a cache with this manifest; the head is there already, and is the manifest's. If it is one, its
+// manifest must be the same but for paths: FailedPrecondition says what differs, with both values.
 absl::Status begin_cache(const std::string& folder, const Manifest& manifest);
 
 // What a cache of hidden states keeps of a teacher, in its compute dtype, on the CPU; undefined for other kinds, whose
@@ -40,8 +40,22 @@ struct TeacherHead {
   at::Tensor lm_head_VG;
   at::Tensor final_norm_G;
 };
-// Writes head/, with the config.json and the tokenizer of the teacher's folder. A cache that has one keeps it.
-absl::Status write_head(const std::string& folder, const config::ModelSection& teacher, const TeacherHead& head);
+// Writes head/, with the config.json and the tokenizer of the teacher's folder, whatever was there before; a folder
+// that is a cache already keeps its own, which is checked. Returns Manifest::head. Errors as check_head, or name the
+// file.
+absl::StatusOr<std::optional<base::Digest>> write_head(
+    const std::string& folder, const config::ModelSection& teacher, const TeacherHead& head);
+
+// The SHA-256 of the bytes of head/checksums.xxh3, which has a checksum of each other file. NotFound or DataLoss: the
+// list.
+absl::StatusOr<base::Digest> head_hash(const std::string& folder);
+
+// DataLoss: head/ is not the one that was written with this cache. Reads its list alone; manifests without
+// Manifest::head have nothing to compare.
+absl::Status check_head_list(const std::string& folder, const Manifest& manifest);
+
+// The same, and reads all files of head/. DataLoss also names each that is missing or damaged.
+absl::Status check_head(const std::string& folder, const Manifest& manifest, const base::ReadProgress& progress = {});
 
 // The model in head/: the teacher without its blocks, whose final norm and lm_head are one unit.
 models::ModelConfig head_only(models::ModelConfig teacher);

@@ -73,7 +73,11 @@ Json json_of(const Manifest& m, bool paths) {
       {"teacher_hash", base::hex(m.teacher_hash)},
       {"precision", m.precision},
       {"compute_dtype", m.compute_dtype},
-      {"tokenizer_hash", m.tokenizer_hash},
+      {"tokenizer_hash", m.tokenizer_hash}});
+  if (m.head) {
+    json["head"] = base::hex(*m.head);
+  }
+  json.update(Json{
       {"seq_len", m.seq_len},
       {"teacher_seq_len", m.teacher_seq_len},
       {"micro_batch_size", m.micro_batch_size},
@@ -248,6 +252,9 @@ absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string
     read.fail("compute_dtype", "expected float32 or bfloat16");
   }
   manifest.tokenizer_hash = read.text(*json, "tokenizer_hash");
+  if (json->contains("head")) {
+    manifest.head = read.digest(*json, "head");
+  }
   manifest.seq_len = read.integer(*json, "seq_len", 2, kMaxSize);
   manifest.teacher_seq_len = read.integer(*json, "teacher_seq_len", 0, kMaxSize);
   manifest.micro_batch_size = read.integer(*json, "micro_batch_size", 0, kMaxSize);

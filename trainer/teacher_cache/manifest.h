@@ -3,6 +3,7 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,6 +41,7 @@ struct Manifest {
   std::string precision; // text: what the teacher computed in
   std::string compute_dtype; // float32 or bfloat16: of the lm_head that lies beside the rows
   std::string tokenizer_hash; // of the token shards
+  std::optional<base::Digest> head; // head_hash() of the folder; nullopt: written by a program that did not say
   int64_t seq_len = 0; // of the sequences that were captured, tokens
   int64_t teacher_seq_len = 0; // of those that the teacher read, with a teacher stream; 0: it read the same
   int64_t micro_batch_size = 0; // samples that were computed at once; 0: not in the order of the data

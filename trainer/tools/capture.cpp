@@ -168,7 +168,7 @@ absl::Status Capture::write_head() {
   if (!mesh_.is_main()) {
     return absl::OkStatus();
   }
-  RETURN_IF_ERROR(teacher_cache::write_head(config_.teacher.cache, config_.teacher, head));
+  ASSIGN_OR_RETURN(plan_.manifest.head, teacher_cache::write_head(config_.teacher.cache, config_.teacher, head));
   return teacher_cache::begin_cache(config_.teacher.cache, plan_.manifest);
 }
 
@@ -336,6 +336,7 @@ absl::StatusOr<CaptureResult> Capture::run() {
   limit_memory();
   RETURN_IF_ERROR(agree(mesh_, load_teacher()));
   RETURN_IF_ERROR(agree(mesh_, write_head()));
+  share_head(mesh_, plan_.manifest);
   writer_ = std::make_unique<teacher_cache::PartThread>(
       folder, plan_.manifest.id(), plan_.manifest.rows.row_bytes(), plan_.manifest.part_version());
   if (mesh_.is_main()) {

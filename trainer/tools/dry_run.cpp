@@ -17,6 +17,7 @@ namespace distill::trainer {
 absl::Status dry_run(const config::Config& config, const launch::RankInfo& ranks) {
   ASSIGN_OR_RETURN(const Environment environment, resolve_environment(config));
   ASSIGN_OR_RETURN(const Inputs inputs, open_inputs(config, environment, config::Purpose::kTrain));
+  RETURN_IF_ERROR(check_cache_head(config));
   for (const std::string& line : start_report(config, environment, inputs)) {
     std::puts(line.c_str());
   }

@@ -40,6 +40,7 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
   ASSIGN_OR_RETURN(const Environment environment, resolve_environment(config));
   configure_libtorch(config.train, environment.device);
   ASSIGN_OR_RETURN(const Inputs inputs, open_inputs(config, environment, config::Purpose::kEvaluate));
+  RETURN_IF_ERROR(check_cache_head(config));
   const LoadOptions load{.progress = config.run.progress};
   ASSIGN_OR_RETURN(const auto student, load_model(environment, inputs.student, Role::kFrozenStudent, load));
   std::unique_ptr<sharding::ModelShards> teacher;

@@ -63,6 +63,27 @@ TEST(Manifest, OfHiddenStatesHasTheIdentityThatItAlwaysHad) {
   EXPECT_EQ(base::hex(tiny_manifest().id()), "b62b93148aa50ddebb2cededabcc7fc3e38ffbe06cced814581ed09506edded7");
 }
 
+// The head is bound to the rows: parts of a cache with another one are of another cache.
+TEST(Manifest, TheHeadIsPartOfTheIdentity) {
+  Manifest manifest = tiny_manifest();
+  manifest.head = base::sha256("lines", 5);
+  const auto back = parse_manifest(to_json(manifest), "manifest.json");
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->head, manifest.head);
+  EXPECT_EQ(back->id(), manifest.id());
+  EXPECT_NE(manifest.id(), tiny_manifest().id());
+  Manifest other = manifest;
+  other.head = base::sha256("other", 5);
+  EXPECT_NE(other.id(), manifest.id());
+  EXPECT_THAT(differences(manifest, other), ElementsAre(HasSubstr("head: expected \"")));
+  EXPECT_TRUE(differences(tiny_manifest(), manifest).empty()); // of a capture that has not written one yet
+  std::string text = to_json(manifest);
+  text.replace(text.find("\"head\": \"") + 9, 1, "x");
+  EXPECT_THAT(
+      std::string(parse_manifest(text, "manifest.json").status().message()),
+      HasSubstr("manifest.json: head: expected 64 hexadecimal digits"));
+}
+
 TEST(Manifest, RowsThatContradictThemselvesAreNamed) {
   const auto with = [](const std::string& from, const std::string& to) {
     std::string text = to_json(sampled_manifest());

@@ -1,0 +1,127 @@
+"""What keeps a teacher's cache from being silently wrong: its head, damaged parts, teachers that are not finite."""
+
+import hashlib
+import json
+import shutil
+import struct
+
+import pytest
+import xxhash
+
+import tiny
+from cache_kinds import capture
+from run_results import steps_of, weights_of
+
+
+@pytest.fixture
+def other_teacher(tmp_path):
+    """Of the same shape as the tests' teacher, with other weights."""
+    folder = tmp_path / "other-teacher"
+    return tiny.make_model(folder, "qwen3", seed=7, tied=True, vocab=tiny.TEACHER_VOCAB, hidden=64, layers=3)
+
+
+def refused(folder, config, *flags):
+    return tiny.distill("--config", tiny.write_config(folder, config), *flags, code=tiny.BAD_INPUT).stderr
+
+
+def hidden_cache(kind_run, folder, teacher=None):
+    config = kind_run("captured")
+    config["teacher"]["path"] = teacher or config["teacher"]["path"]
+    capture(config, folder)
+    return config["teacher"]["path"]
+
+
+def test_a_capture_into_an_emptied_folder_has_the_head_of_its_own_teacher(tmp_path, kind_run, other_teacher):
+    cache = tmp_path / "cache"
+    hidden_cache(kind_run, cache)
+    for path in [cache / "manifest.json", *cache.glob("part-*")]:
+        path.unlink()
+    hidden_cache(kind_run, cache, other_teacher)
+    done = tiny.distill("verify", "--cache", cache, "--teacher", other_teacher, "--samples", 5)
+    assert "mean 0, largest 0 nats" in done.stdout
+    online = kind_run("online")
+    online["teacher"]["path"] = other_teacher
+    runs = [tiny.train(tmp_path, each) for each in (online, kind_run("run", None, "cache", cache))]
+    assert steps_of(runs[0]) == steps_of(runs[1]) and weights_of(runs[0]) == weights_of(runs[1])
+
+
+def test_a_head_without_weights_is_not_kept_for_hidden_states(tmp_path, kind_run):
+    cache = tmp_path / "cache"
+    capture(kind_run("topk", "topk"), cache)
+    for path in [cache / "manifest.json", *cache.glob("part-*")]:
+        path.unlink()
+    hidden_cache(kind_run, cache)
+    tiny.train(tmp_path, kind_run("run", None, "cache", cache))
+
+
+@pytest.mark.parametrize("ranks", [1, tiny.RANKS])
+def test_another_head_and_a_damaged_one_are_refused(tmp_path, kind_run, other_teacher, ranks):
+    cache, other = tmp_path / "cache", tmp_path / "other"
+    hidden_cache(kind_run, cache)
+    hidden_cache(kind_run, other, other_teacher)
+    own = tmp_path / "own"
+    shutil.move(cache / "head", own)
+    shutil.copytree(other / "head", cache / "head")
+    run = kind_run("run", None, "cache", cache, ranks=ranks)
+    message = refused(tmp_path, run)
+    list_hash = hashlib.sha256((own / "checksums.xxh3").read_bytes()).hexdigest()
+    assert f"{cache}/head: is not the head of this cache: expected a checksums.xxh3 with sha256 {list_hash}" in message
+    assert "is not the head of this cache" in tiny.distill("verify", cache, code=tiny.BAD_INPUT).stderr
+    base = kind_run("captured")
+    assert "is not the head of this cache" in capture(base, cache, code=tiny.BAD_INPUT).stderr
+    shutil.rmtree(cache / "head")
+    shutil.copytree(own, cache / "head")
+    weights = bytearray((own / "model.safetensors").read_bytes())
+    weights[-100] ^= 1
+    (cache / "head" / "model.safetensors").write_bytes(weights)
+    for command in ([], ["--dry-run"]):
+        message = refused(tmp_path, run, *command)
+        assert "head/model.safetensors: is damaged" in message and "expected checksum" in message
+    assert not (tmp_path / "run" / "run" / "metrics.jsonl").exists()
+    path = tiny.write_config(tmp_path / "eval", run)
+    assert "head/model.safetensors: is damaged" in tiny.distill("eval", "--config", path, code=tiny.BAD_INPUT).stderr
+
+
+def without_head_hash(cache):
+    """The cache as earlier versions wrote it."""
+    path = cache / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["head"]
+    path.write_text(json.dumps(manifest, indent=2) + "\n")
+    identity = {key: value for key, value in manifest.items() if key not in ("teacher", "teacher_keys")}
+    identity["data"] = [{key: d[key] for key in ("header_hash", "documents", "tokens")} for d in manifest["data"]]
+    cache_id = hashlib.sha256(json.dumps(identity, separators=(",", ":")).encode()).digest()
+    for part in cache.glob("part-*.dtc"):
+        data = bytearray(part.read_bytes())
+        data[32:64] = cache_id
+        data[-8:] = struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(data[:64]) + bytes(data[-64:-8])))
+        part.write_bytes(data)
+
+
+def test_a_cache_without_a_hash_of_its_head_stays_readable(tmp_path, kind_run):
+    cache, old = tmp_path / "cache", tmp_path / "old"
+    hidden_cache(kind_run, cache)
+    assert "head" in json.loads((cache / "manifest.json").read_text())
+    shutil.copytree(cache, old)
+    without_head_hash(old)
+    tiny.distill("verify", old)
+    runs = [tiny.train(tmp_path, kind_run(each.name, None, "cache", each)) for each in (cache, old)]
+    assert weights_of(runs[0]) == weights_of(runs[1])
+    sorted(old.glob("part-*.dtc"))[1].unlink()
+    capture(kind_run("captured"), old)  # goes on as it was
+    assert "head" not in json.loads((old / "manifest.json").read_text())
+    tiny.distill("verify", old)
+
+
+@pytest.mark.parametrize("kind", [None, "topk", "sampled"])
+def test_the_importer_gives_a_cache_the_identity_that_the_program_gives_it(tmp_path, kind_run, kind, monkeypatch):
+    monkeypatch.syspath_prepend(str(tiny.REPOSITORY / "scripts"))
+    from teacher_cache import folder
+
+    cache = tmp_path / "cache"
+    capture(kind_run("base", kind), cache)
+    manifest = json.loads((cache / "manifest.json").read_text())
+    assert manifest["head"] == folder.head_hash(cache)
+    shuffled = dict(sorted(manifest.items()))  # the order of the file's members is free
+    if kind != "sampled":  # which no import makes
+        assert (cache / "part-00000000.dtc").read_bytes()[32:64] == folder.cache_id(shuffled)

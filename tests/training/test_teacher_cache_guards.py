@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import re
 import shutil
 import struct
 
 import pytest
 import xxhash
+from safetensors.torch import save_file
 
 import tiny
 from cache_kinds import capture
@@ -125,3 +127,26 @@ def test_the_importer_gives_a_cache_the_identity_that_the_program_gives_it(tmp_p
     shuffled = dict(sorted(manifest.items()))  # the order of the file's members is free
     if kind != "sampled":  # which no import makes
         assert (cache / "part-00000000.dtc").read_bytes()[32:64] == folder.cache_id(shuffled)
+
+
+@pytest.fixture
+def overflowing(tmp_path, models):
+    """A teacher of finite weights whose hidden states are not all finite."""
+    folder = tmp_path / "overflowing"
+    shutil.copytree(models["qwen3"][1], folder)
+    weights = tiny.load_weights(folder)
+    weights["model.norm.weight"][5] = 2e38  # times more than 1.7: infinite
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", [None, "topk", "sampled", "weighted"])
+def test_a_teacher_that_is_not_finite_ends_its_capture(tmp_path, kind_run, overflowing, kind, ragged_shard):
+    base = kind_run("base", kind)
+    base["teacher"]["path"] = overflowing
+    message = capture(base, tmp_path / "cache", code=tiny.BAD_INPUT).stderr
+    assert re.search(rf"{ragged_shard}: document \d+, token \d+: the teacher predicts what is no distribution", message)
+    run = kind_run("run", kind, "capture", tmp_path / "grown", eval={"every": 0}, train={"steps": 20})
+    run["teacher"]["path"] = overflowing
+    message = refused(tmp_path, run)
+    assert "the teacher predicts what is no distribution" in message

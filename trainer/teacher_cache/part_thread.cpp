@@ -1,5 +1,6 @@
 #include "trainer/teacher_cache/part_thread.h"
 
+#include <absl/strings/str_format.h>
 #include <pthread.h>
 
 #include <filesystem>
@@ -9,11 +10,11 @@
 
 namespace distill::teacher_cache {
 
-PartThread::PartThread(std::string folder, const base::Digest& cache_id, int64_t row_bytes, uint32_t part_version)
+PartThread::PartThread(std::string folder, Manifest manifest)
     : folder_(std::move(folder)),
-      cache_id_(cache_id),
-      row_bytes_(row_bytes),
-      part_version_(part_version),
+      manifest_(std::move(manifest)),
+      cache_id_(manifest_.id()),
+      row_bytes_(manifest_.rows.row_bytes()),
       thread_([this] { work(); }) {
   ::pthread_setname_np(thread_.native_handle(), "cache parts");
 }
@@ -111,11 +112,29 @@ void PartThread::work() {
   }
 }
 
+absl::Status PartThread::check(const RowsToWrite& rows) const {
+  const uint8_t* row = rows.rows_RW.const_data_ptr<uint8_t>();
+  size_t number = 0;
+  for (const StretchEntry& stretch : rows.stretches) {
+    for (uint32_t i = 0; i < stretch.rows; ++i, ++number, row += row_bytes_) {
+      if (const std::string problem = new_row_problem(manifest_.rows, row); !problem.empty()) {
+        const int64_t token =
+            number < rows.tokens.size() ? rows.tokens[number] : static_cast<int64_t>(stretch.begin) + i;
+        return absl::DataLossError(absl::StrFormat(
+            "%s: document %d, token %d: the teacher predicts what is no distribution: %s",
+            manifest_.data.at(stretch.shard).path, stretch.document, token, problem));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status PartThread::write(const RowsToWrite& rows) {
   if (rows.part != writing_) {
     drop();
     ASSIGN_OR_RETURN(
-        writer_, PartWriter::create(part_path(folder_, rows.part), cache_id_, rows.part, row_bytes_, part_version_));
+        writer_,
+        PartWriter::create(part_path(folder_, rows.part), cache_id_, rows.part, row_bytes_, manifest_.part_version()));
     writing_ = rows.part;
   }
   if (rows.copied != nullptr) {
@@ -126,6 +145,7 @@ absl::Status PartThread::write(const RowsToWrite& rows) {
     times_.last = Clock::now();
     times_.first = times_.batches++ == 0 ? times_.last : times_.first;
   }
+  RETURN_IF_ERROR(check(rows));
   const char* bytes = reinterpret_cast<const char*>(rows.rows_RW.const_data_ptr<uint8_t>());
   for (const StretchEntry& stretch : rows.stretches) {
     const size_t size = static_cast<size_t>(stretch.rows) * static_cast<size_t>(row_bytes_);

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "trainer/teacher_cache/manifest.h"
 #include "trainer/teacher_cache/part_file.h"
 
 namespace distill::teacher_cache {
@@ -25,20 +26,21 @@ struct RowsToWrite {
   at::Tensor rows_RW; // uint8 on the host; complete once `copied` has occurred
   std::shared_ptr<c10::Event> copied; // null: complete
   bool last = false; // of the part
+  std::vector<int64_t> tokens; // of each row: its token, within its document; for messages
 };
 
 // Writes parts on a thread of its own. A part that is not complete when this is destroyed is removed; so is one that
-// cannot be written.
+// cannot be written, or that a row is wrong of (new_row_problem): a teacher that is not finite ends the capture.
 class PartThread {
  public:
-  PartThread(std::string folder, const base::Digest& cache_id, int64_t row_bytes, uint32_t part_version = kPartVersion);
+  PartThread(std::string folder, Manifest manifest);
   ~PartThread();
   PartThread(const PartThread&) = delete;
   PartThread& operator=(const PartThread&) = delete;
 
   // Queues rows; waits while kQueued are queued already. Nothing is written after an error. One thread calls it.
   void push(RowsToWrite rows);
-  // The first error so far; it names the file.
+  // The first error so far; it names the file, or the document and the token.
   absl::Status status() const;
   // Waits until everything that was queued is on the disk. Returns the first error.
   absl::Status finish();
@@ -60,12 +62,13 @@ class PartThread {
   void work();
   void wait_for_room(std::unique_lock<std::mutex>& lock);
   absl::Status write(const RowsToWrite& rows);
+  absl::Status check(const RowsToWrite& rows) const;
   void drop();
 
   const std::string folder_;
+  const Manifest manifest_;
   const base::Digest cache_id_;
   const int64_t row_bytes_;
-  const uint32_t part_version_;
   std::optional<PartWriter> writer_; // of the thread, as is the next one
   int64_t writing_ = -1; // its part
   mutable std::mutex mutex_;

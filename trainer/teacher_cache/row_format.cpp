@@ -5,6 +5,7 @@
 #include <absl/strings/str_format.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "losses/rows/sparse_args.h"
 #include "trainer/teacher_cache/sparse_format.h"
@@ -58,7 +59,46 @@ at::Tensor decode_float8(const RowFormat& format, const at::Tensor& rows_RW) {
   return values_RG.mul(values_of(rows_RW, format.hidden_size, sizeof(float), at::kFloat));
 }
 
+// Whether so many floating-point numbers have an exponent other than the one of all bits, `exponent`, which infinity
+// and NaN have.
+template <typename Bits>
+bool all_finite(const uint8_t* bytes, int64_t count, Bits exponent) {
+  bool finite = true;
+  for (int64_t i = 0; i < count; ++i) {
+    Bits bits = 0;
+    std::memcpy(&bits, bytes + i * static_cast<int64_t>(sizeof(bits)), sizeof(bits));
+    finite &= (bits & exponent) != exponent;
+  }
+  return finite;
+}
+
+bool is_finite(const RowFormat& format, const uint8_t* row) {
+  constexpr uint16_t kBFloat16 = 0x7f80;
+  constexpr uint32_t kFloat32 = 0x7f800000;
+  constexpr uint8_t kFloat8Nan = 0x7f; // e4m3 has no infinity, and one NaN
+  switch (format.encoding) {
+    case Encoding::kFloat32:
+      return all_finite(row, format.hidden_size, kFloat32);
+    case Encoding::kBFloat16:
+      return all_finite(row, format.hidden_size, kBFloat16);
+    case Encoding::kInt8:
+      return all_finite(row + format.hidden_size, groups(format), kBFloat16);
+    case Encoding::kFloat8:
+      return all_finite(row, format.hidden_size, kFloat8Nan) && all_finite(row + format.hidden_size, 1, kFloat32);
+    case Encoding::kFloat16:
+      break;
+  }
+  return true;
+}
+
 } // namespace
+
+std::string new_row_problem(const RowFormat& format, const uint8_t* row) {
+  if (format.is_sparse()) {
+    return row_problem(format, row);
+  }
+  return is_finite(format, row) ? "" : "expected a hidden state of finite numbers, found others";
+}
 
 at::Tensor bytes_of(const at::Tensor& values_RX) {
   return values_RX.contiguous().view(at::kByte);

@@ -64,6 +64,10 @@ at::Tensor decode(const RowFormat& format, const at::Tensor& rows_RW, at::Scalar
 
 // The same for tokens and their numbers: sparse_format.h.
 
+// What is wrong with a row in host memory that a teacher has just made: as row_problem (sparse_format.h), or hidden
+// states that are not finite. Empty: nothing.
+std::string new_row_problem(const RowFormat& format, const uint8_t* row);
+
 // Bytes [R, ...] of the values of each row, and back: `count` bytes from `begin` on.
 at::Tensor bytes_of(const at::Tensor& values_RX);
 at::Tensor values_of(const at::Tensor& rows_RW, int64_t begin, int64_t count, at::ScalarType dtype);

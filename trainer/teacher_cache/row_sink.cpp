@@ -3,15 +3,35 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "losses/options.h"
 #include "trainer/device/simulation.h"
 #include "trainer/teacher_cache/contexts.h"
 
 namespace distill::teacher_cache {
-namespace {
 
-constexpr int64_t kIgnoreIndex = -100;
+using losses::kIgnoreIndex;
 
-} // namespace
+StretchEntry entry_of(const data::Batch& batch, const data::Stretch& stretch, uint32_t shard, uint64_t context) {
+  const int64_t* targets = batch.targets_BS.const_data_ptr<int64_t>() + stretch.at;
+  StretchEntry entry{};
+  entry.shard = shard;
+  entry.document = static_cast<uint32_t>(stretch.document);
+  entry.begin = static_cast<uint64_t>(stretch.begin);
+  entry.tokens = static_cast<uint32_t>(stretch.tokens);
+  entry.rows = static_cast<uint32_t>(stretch.tokens - std::count(targets, targets + stretch.tokens, kIgnoreIndex));
+  entry.context = context;
+  return entry;
+}
+
+void add_stretch(const data::Batch& batch, const data::Stretch& stretch, const StretchEntry& entry, RowsToWrite& out) {
+  const int64_t* targets = batch.targets_BS.const_data_ptr<int64_t>() + stretch.at;
+  out.stretches.push_back(entry);
+  for (int64_t i = 0; i < stretch.tokens; ++i) {
+    if (targets[i] != kIgnoreIndex) {
+      out.tokens.push_back(stretch.begin + i);
+    }
+  }
+}
 
 at::Tensor copy_to_host(const at::Tensor& rows_RW, std::shared_ptr<c10::Event>& copied) {
   const at::Device device = rows_RW.device();
@@ -32,33 +52,24 @@ RowSink::RowSink(
       part_(first_part),
       stride_(stride),
       part_tokens_(part_tokens),
-      thread_(std::move(folder), manifest.id(), row_bytes_, manifest.part_version()) {}
+      thread_(std::move(folder), manifest) {}
 
 void RowSink::add(const data::Batch& batch, const at::Tensor& rows_RW) {
-  const int64_t* targets_N = batch.targets_BS.const_data_ptr<int64_t>();
   RowsToWrite out;
   std::vector<at::Tensor> kept;
   int64_t row = 0;
   const std::vector<uint64_t> contexts = contexts_of(batch);
   for (size_t i = 0; i < contexts.size(); ++i) {
     const data::Stretch& stretch = batch.stretches[i];
-    const int64_t* first = targets_N + stretch.at;
-    const int64_t rows = stretch.tokens - std::count(first, first + stretch.tokens, kIgnoreIndex);
-    StretchEntry entry{};
-    entry.shard = cached_->shard_number(*stretch.shard);
-    entry.document = static_cast<uint32_t>(stretch.document);
-    entry.begin = static_cast<uint64_t>(stretch.begin);
-    entry.tokens = static_cast<uint32_t>(stretch.tokens);
-    entry.rows = static_cast<uint32_t>(rows);
-    entry.context = contexts[i];
+    const StretchEntry entry = entry_of(batch, stretch, cached_->shard_number(*stretch.shard), contexts[i]);
     const bool is_new = !cached_->has(stretch, entry.context) &&
         written_.emplace(entry.shard, entry.document, entry.begin, entry.context).second;
     if (is_new) {
-      kept.push_back(rows_RW.narrow(0, row, rows));
-      out.stretches.push_back(entry);
+      kept.push_back(rows_RW.narrow(0, row, entry.rows));
+      add_stretch(batch, stretch, entry, out);
       tokens_ += stretch.tokens;
     }
-    row += rows;
+    row += entry.rows;
   }
   if (out.stretches.empty()) {
     return;

@@ -41,6 +41,13 @@ class RowSink {
   PartThread thread_;
 };
 
+// What a part says of a batch's stretch, all but the checksum. `shard`: its number in the manifest; `context`:
+// contexts.h.
+StretchEntry entry_of(const data::Batch& batch, const data::Stretch& stretch, uint32_t shard, uint64_t context);
+
+// Adds an entry of this batch's stretch to `out`, and the tokens of its rows.
+void add_stretch(const data::Batch& batch, const data::Stretch& stretch, const StretchEntry& entry, RowsToWrite& out);
+
 // A copy in host memory, page-locked where it comes from a GPU, and the event after which it is complete; null: at
 // once.
 at::Tensor copy_to_host(const at::Tensor& rows_RW, std::shared_ptr<c10::Event>& copied);

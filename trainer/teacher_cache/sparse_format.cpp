@@ -125,9 +125,9 @@ SparseRows decode_sparse(const RowFormat& format, const at::Tensor& rows_RW) {
   return rows;
 }
 
-absl::Status check_rows(const RowFormat& format, const uint8_t* rows, int64_t count) {
+std::string row_problem(const RowFormat& format, const uint8_t* row) {
   if (!format.is_sparse()) {
-    return absl::OkStatus();
+    return "";
   }
   const bool topk = format.kind == TeacherKind::kTopK, half = format.encoding == Encoding::kFloat16;
   const int64_t width = format.row_bytes(), bytes = id_bytes(format), size = value_bytes(format);
@@ -137,38 +137,46 @@ absl::Status check_rows(const RowFormat& format, const uint8_t* rows, int64_t co
   if (topk && (!seen || seen->first != format.columns)) {
     seen.emplace(format.columns, SeenIds(format.columns));
   }
-  const auto wrong = [](int64_t row, const std::string& what) {
-    return absl::DataLossError(absl::StrFormat("row %d: %s", row, what));
-  };
-  for (int64_t row = 0; row < count; ++row, rows += width) {
-    ++stamp;
-    const uint8_t* values = rows + format.entries * bytes;
-    double sum = 0;
-    for (int64_t i = 0; i < format.entries; ++i) {
-      const uint64_t id = id_at(rows + i * bytes, bytes);
-      if (id == none) {
-        continue;
-      }
-      if (id >= static_cast<uint64_t>(format.columns)) {
-        return wrong(row, absl::StrFormat("expected tokens below %d, found %d", format.columns, id));
-      }
-      if (topk && seen->second.again(id, stamp)) {
-        return wrong(row, absl::StrFormat("expected every token once, found %d twice", id));
-      }
-      const double value = size > 0 ? value_at(values + i * size, half) : 0;
-      if (topk ? !(value <= kSlack) : !(value >= 0 && std::isfinite(value))) {
-        return wrong(
-            row, absl::StrFormat("expected %s, found %g", topk ? "log-probabilities" : "weights of 0 or more", value));
-      }
-      sum += topk ? std::exp(value) : 0;
-    }
-    if (!topk) {
+  ++stamp;
+  const uint8_t* values = row + format.entries * bytes;
+  double sum = 0;
+  bool any = false;
+  for (int64_t i = 0; i < format.entries; ++i) {
+    const uint64_t id = id_at(row + i * bytes, bytes);
+    if (id == none) {
       continue;
     }
-    const double tail = value_at(rows + width - 4, /*half=*/false);
-    if (!(std::abs(tail) <= 1 + kSlack && sum + tail <= 1 + kSlack && sum + tail > 0)) {
-      return wrong(
-          row, absl::StrFormat("expected probabilities whose sum is 1, found %g and %g of other tokens", sum, tail));
+    any = true;
+    if (id >= static_cast<uint64_t>(format.columns)) {
+      return absl::StrFormat("expected tokens below %d, found %d", format.columns, id);
+    }
+    if (topk && seen->second.again(id, stamp)) {
+      return absl::StrFormat("expected every token once, found %d twice", id);
+    }
+    const double value = size > 0 ? value_at(values + i * size, half) : 0;
+    if (topk ? !(value <= kSlack) : !(value >= 0 && std::isfinite(value))) {
+      return absl::StrFormat("expected %s, found %g", topk ? "log-probabilities" : "weights of 0 or more", value);
+    }
+    sum += topk ? std::exp(value) : 0;
+  }
+  if (!topk && !any) {
+    return "expected draws, found none, as where the teacher's prediction is not finite";
+  }
+  const double tail = topk ? value_at(row + width - 4, /*half=*/false) : 0;
+  if (topk && !(std::abs(tail) <= 1 + kSlack && sum + tail <= 1 + kSlack && sum + tail > 0)) {
+    return absl::StrFormat("expected probabilities whose sum is 1, found %g and %g of other tokens", sum, tail);
+  }
+  return "";
+}
+
+absl::Status check_rows(const RowFormat& format, const uint8_t* rows, int64_t count) {
+  if (!format.is_sparse()) {
+    return absl::OkStatus();
+  }
+  const int64_t width = format.row_bytes();
+  for (int64_t row = 0; row < count; ++row) {
+    if (const std::string problem = row_problem(format, rows + row * width); !problem.empty()) {
+      return absl::DataLossError(absl::StrFormat("row %d: %s", row, problem));
     }
   }
   return absl::OkStatus();

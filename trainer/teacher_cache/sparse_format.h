@@ -6,8 +6,8 @@
 #include "trainer/teacher_cache/row_format.h"
 
 // The bytes of rows that hold a few tokens of the vocabulary with their numbers (RowFormat::is_sparse): ids in 2, 3 or
-// 4 bytes, as many as the vocabulary needs; then log-probabilities and the tail in float32 (kTopK), or weights, unless
-// they are all 1 / S (kSampled). R tokens, W bytes of a row, K entries.
+// 4 bytes, as many as the vocabulary needs; then log-probabilities in float16 or float32 and the tail in float32
+// (kTopK), or weights in float32, unless they are all 1 / S (kSampled). R tokens, W bytes of a row, K entries.
 namespace distill::teacher_cache {
 
 inline constexpr int64_t kMaxColumns = int64_t{1} << 31;
@@ -25,8 +25,11 @@ int64_t sparse_row_bytes(const RowFormat& format);
 at::Tensor encode_sparse(const RowFormat& format, const SparseRows& rows);
 SparseRows decode_sparse(const RowFormat& format, const at::Tensor& rows_RW);
 
-// DataLoss: rows in host memory that no teacher can have written, with the row and what is wrong: ids outside of the
-// vocabulary or twice in a row of top-k, numbers that are no probabilities. Always fine for hidden states.
+// What is wrong with a row in host memory that no teacher can have written: ids outside of the vocabulary or twice in a
+// row of top-k, numbers that are no probabilities, no draw at all. Empty: nothing, and always for hidden states.
+std::string row_problem(const RowFormat& format, const uint8_t* row);
+
+// DataLoss: the first of `count` rows with a problem, by its number, and what it is.
 absl::Status check_rows(const RowFormat& format, const uint8_t* rows, int64_t count);
 
 } // namespace distill::teacher_cache

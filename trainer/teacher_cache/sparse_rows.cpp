@@ -69,6 +69,8 @@ at::Tensor make_rows(const RowFormat& format, const RowSource& source, const los
   const losses::Samples draws = losses::capture_samples(
       inputs, padding == 0 ? source.keys_R : at::constant_pad_nd(source.keys_R, {0, padding}),
       {.samples = format.entries, .seed = static_cast<uint64_t>(format.seed), .exponent = format.exponent}, chunks);
+  // The weights of 1 / S are not stored: that they are NaN must be seen in the ids.
+  draws.ids_NS.masked_fill_(draws.weights_NS.ne(draws.weights_NS), -1);
   return encode_sparse(format, {draws.ids_NS.narrow(0, 0, rows), draws.weights_NS.narrow(0, 0, rows), {}});
 }
 

@@ -8,7 +8,6 @@
 
 #include "data/base/status_macros.h"
 #include "data/prefetch.h"
-#include "losses/options.h"
 #include "trainer/config/dtypes.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/memory_tracker.h"
@@ -233,20 +232,12 @@ teacher_cache::RowsToWrite Capture::compute(const data::Batch& batch, const Roun
   if (round.part < 0) {
     return out;
   }
-  const at::Tensor counts_N = batch.targets_BS.flatten().ne(losses::kIgnoreIndex);
   out.rows_RW = teacher_cache::copy_to_host(rows_RW, out.copied);
-  const bool* counts = counts_N.const_data_ptr<bool>();
   const std::vector<uint64_t> contexts = teacher_cache::contexts_of(batch);
   for (size_t i = 0; i < contexts.size(); ++i) {
     const data::Stretch& stretch = batch.stretches[i];
-    teacher_cache::StretchEntry entry{};
-    entry.context = contexts[i];
-    entry.shard = shard_number_.at(stretch.shard);
-    entry.document = static_cast<uint32_t>(stretch.document);
-    entry.begin = static_cast<uint64_t>(stretch.begin);
-    entry.tokens = static_cast<uint32_t>(stretch.tokens);
-    entry.rows = static_cast<uint32_t>(std::count(counts + stretch.at, counts + stretch.at + stretch.tokens, true));
-    out.stretches.push_back(entry);
+    teacher_cache::add_stretch(
+        batch, stretch, teacher_cache::entry_of(batch, stretch, shard_number_.at(stretch.shard), contexts[i]), out);
   }
   return out;
 }
@@ -337,8 +328,7 @@ absl::StatusOr<CaptureResult> Capture::run() {
   RETURN_IF_ERROR(agree(mesh_, load_teacher()));
   RETURN_IF_ERROR(agree(mesh_, write_head()));
   share_head(mesh_, plan_.manifest);
-  writer_ = std::make_unique<teacher_cache::PartThread>(
-      folder, plan_.manifest.id(), plan_.manifest.rows.row_bytes(), plan_.manifest.part_version());
+  writer_ = std::make_unique<teacher_cache::PartThread>(folder, plan_.manifest);
   if (mesh_.is_main()) {
     progress_ =
         std::make_unique<metrics::TaskProgress>("capture", samples_of(parts), "sequences", config_.run.progress);

@@ -26,7 +26,7 @@ class PartThreadTest : public data::testing::FolderTest {
 };
 
 TEST_F(PartThreadTest, PartsAreTheSameBytesAsOnesThatAreWrittenAtOnce) {
-  PartThread thread(folder_.string(), {}, 8);
+  PartThread thread(folder_.string(), tiny_manifest());
   for (const int64_t part : {0, 2}) {
     thread.push(rows(part, 1, false));
     thread.push(rows(part, 2, true));
@@ -34,7 +34,7 @@ TEST_F(PartThreadTest, PartsAreTheSameBytesAsOnesThatAreWrittenAtOnce) {
   ASSERT_TRUE(thread.finish().ok());
   EXPECT_EQ(thread.parts(), 2);
   EXPECT_EQ(*complete_parts(folder_.string()), (std::vector<int64_t>{0, 2}));
-  auto writer = PartWriter::create(path("other"), {}, 2, 8);
+  auto writer = PartWriter::create(path("other"), tiny_manifest().id(), 2, 8);
   for (const uint32_t document : {1, 2}) {
     const RowsToWrite some = rows(2, document, false);
     ASSERT_TRUE(writer->append(some.stretches[0], std::string(16, static_cast<char>(document))).ok());
@@ -50,7 +50,7 @@ TEST_F(PartThreadTest, PartsAreTheSameBytesAsOnesThatAreWrittenAtOnce) {
 TEST_F(PartThreadTest, ADeviceThatWaitsForTheDiskIsSeen) {
   std::filesystem::path fifo = part_path(folder_.string(), 0) + ".partial";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
-  PartThread thread(folder_.string(), {}, 8);
+  PartThread thread(folder_.string(), tiny_manifest());
   thread.push(rows(0, 1, false)); // waits for a reader of the pipe
   std::thread reader([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -72,7 +72,7 @@ TEST_F(PartThreadTest, ADeviceThatWaitsForTheDiskIsSeen) {
 
 TEST_F(PartThreadTest, WhatIsNotCompleteIsRemoved) {
   {
-    PartThread thread(folder_.string(), {}, 8);
+    PartThread thread(folder_.string(), tiny_manifest());
     thread.push(rows(0, 1, false));
     ASSERT_TRUE(thread.finish().ok());
     EXPECT_TRUE(std::filesystem::exists(part_path(folder_.string(), 0) + ".partial"));
@@ -82,7 +82,7 @@ TEST_F(PartThreadTest, WhatIsNotCompleteIsRemoved) {
 
 TEST_F(PartThreadTest, AFullDiskIsNamedAndNothingMoreIsWritten) {
   std::filesystem::create_symlink("/dev/full", part_path(folder_.string(), 1) + ".partial");
-  PartThread thread(folder_.string(), {}, 8);
+  PartThread thread(folder_.string(), tiny_manifest());
   thread.push(rows(0, 1, true));
   thread.push(rows(1, 1, true));
   thread.push(rows(2, 1, true));
@@ -91,6 +91,31 @@ TEST_F(PartThreadTest, AFullDiskIsNamedAndNothingMoreIsWritten) {
   EXPECT_EQ(*complete_parts(folder_.string()), std::vector<int64_t>{0});
   for (int i = 0; i < 20; ++i) { // does not wait for a thread that writes no more
     thread.push(rows(3, 1, true));
+  }
+}
+
+// A teacher that is not finite must not become a part of a cache, whatever its rows are.
+TEST_F(PartThreadTest, HiddenStatesThatAreNotFiniteAreNamedByDocumentAndToken) {
+  for (const Encoding encoding : {Encoding::kFloat32, Encoding::kBFloat16, Encoding::kInt8, Encoding::kFloat8}) {
+    for (const float wrong : {NAN, INFINITY}) {
+      Manifest manifest = tiny_manifest();
+      manifest.rows = {encoding, 70};
+      at::Tensor hidden = at::full({2, 70}, 0.5f);
+      PartThread thread(folder_.string(), manifest);
+      RowsToWrite some = rows(0, 5, true);
+      some.tokens = {4, 6};
+      some.rows_RW = encode(manifest.rows, hidden);
+      thread.push(some);
+      EXPECT_TRUE(thread.finish().ok());
+      hidden[1][66] = wrong;
+      some.part = 1;
+      some.rows_RW = encode(manifest.rows, hidden);
+      thread.push(some);
+      EXPECT_THAT(
+          std::string(thread.finish().message()),
+          AllOf(HasSubstr("data/train.dtok: document 5, token 6: "), HasSubstr("expected a hidden state of finite")));
+      EXPECT_EQ(*complete_parts(folder_.string()), std::vector<int64_t>{0});
+    }
   }
 }
 

@@ -160,6 +160,24 @@ TEST(SparseRows, WhatATeacherWritesIsFineAndAnyOtherNumberIsNamed) {
   }
 }
 
+// With exponent 1 no weight is stored that could be NaN.
+TEST(SparseRows, ATeacherThatIsNotFiniteIsSeenInItsRows) {
+  for (const float wrong : {NAN, INFINITY}) {
+    RowSource in = source(5, 50);
+    in.hidden_RG[2][3] = wrong;
+    for (const RowFormat& made :
+         {topk_format(4, 50, Encoding::kFloat16), topk_format(50, 50), sampled_format(5, 50, 1),
+          sampled_format(5, 50, 0.3)}) {
+      const at::Tensor rows = make_rows(made, in, {});
+      const absl::Status status = check_rows(made, rows.const_data_ptr<uint8_t>(), 5);
+      EXPECT_TRUE(absl::IsDataLoss(status)) << describe(made);
+      EXPECT_THAT(std::string(status.message()), HasSubstr("row 2: expected "));
+      EXPECT_TRUE(check_rows(made, rows.const_data_ptr<uint8_t>(), 2).ok());
+      EXPECT_EQ(new_row_problem(made, rows[3].const_data_ptr<uint8_t>()), "");
+    }
+  }
+}
+
 class TokenKeysTest : public CacheTest {};
 
 TEST_F(TokenKeysTest, AreThoseOfTheTokenInAnyBatch) {

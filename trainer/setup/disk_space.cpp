@@ -26,17 +26,6 @@ bool is_checkpoint(const std::string& name) {
   return name.starts_with(kPrefix) && name.find_first_not_of("0123456789", kPrefix.size()) == std::string::npos;
 }
 
-int64_t folder_bytes(const fs::path& folder) {
-  int64_t bytes = 0;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    std::error_code ignored;
-    const auto size = it->is_regular_file(ignored) ? it->file_size(ignored) : 0;
-    bytes += ignored ? 0 : static_cast<int64_t>(size);
-  }
-  return bytes;
-}
-
 std::string need_text(const DiskNeed& need) {
   const std::string checkpoints =
       absl::StrCat(need.checkpoints, need.checkpoints == 1 ? " checkpoint of " : " checkpoints of ") +
@@ -64,6 +53,17 @@ DiskNeed disk_need(const config::Config& config, const models::ModelConfig& stud
   return need;
 }
 
+int64_t bytes_below(const std::string& folder) {
+  int64_t bytes = 0;
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    const auto size = it->is_regular_file(ignored) ? it->file_size(ignored) : 0;
+    bytes += ignored ? 0 : static_cast<int64_t>(size);
+  }
+  return bytes;
+}
+
 DiskSpace disk_space(const std::string& run_dir) {
   std::error_code error;
   fs::path place = fs::absolute(run_dir, error).lexically_normal();
@@ -76,7 +76,7 @@ DiskSpace disk_space(const std::string& run_dir) {
   space.available_bytes = error ? -1 : static_cast<int64_t>(std::min<uintmax_t>(info.available, INT64_MAX));
   for (fs::directory_iterator it(fs::path(run_dir) / "checkpoints", error), end; !error && it != end;
        it.increment(error)) {
-    space.reused_bytes += is_checkpoint(it->path().filename().string()) ? folder_bytes(it->path()) : 0;
+    space.reused_bytes += is_checkpoint(it->path().filename().string()) ? bytes_below(it->path().string()) : 0;
   }
   return space;
 }

@@ -30,6 +30,9 @@ struct DiskSpace {
 DiskNeed disk_need(const config::Config& config, const models::ModelConfig& student, int64_t steps);
 DiskSpace disk_space(const std::string& run_dir);
 
+// The sizes of all files below a folder; 0: there is none.
+int64_t bytes_below(const std::string& folder);
+
 // A line of the start report.
 std::string disk_line(const DiskNeed& need, const DiskSpace& space);
 // What is wrong where the disk cannot hold it; empty: nothing. It is no error: the space may be freed while the run

@@ -14,6 +14,7 @@
 #include "data/base/checksum.h"
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
+#include "losses/options.h"
 #include "trainer/teacher_cache/cache_folder.h"
 #include "trainer/teacher_cache/contexts.h"
 #include "trainer/teacher_cache/sparse_format.h"
@@ -21,8 +22,7 @@
 namespace distill::teacher_cache {
 namespace {
 
-constexpr int64_t kIgnoreIndex = -100;
-
+using losses::kIgnoreIndex;
 using Clock = std::chrono::steady_clock;
 
 // A file that is open for reading.

@@ -8,14 +8,14 @@
 #include "data/base/checksum.h"
 #include "data/shard.h"
 #include "losses/head/capture.h"
+#include "losses/options.h"
 #include "trainer/teacher_cache/sparse_format.h"
 
 namespace distill::teacher_cache {
 namespace {
 
+using losses::kIgnoreIndex;
 using losses::TeacherKind;
-
-constexpr int64_t kIgnoreIndex = -100;
 
 // The rows are computed in multiples of so many: a matrix product on the CPU rounds the last few rows otherwise, and
 // what a token's row is would depend on the tokens beside it.

@@ -15,6 +15,7 @@
 #include "trainer/metrics/log.h"
 #include "trainer/metrics/task_progress.h"
 #include "trainer/run_folder/folder_lock.h"
+#include "trainer/setup/disk_space.h"
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/resolve_environment.h"
 #include "trainer/setup/run_context.h"
@@ -37,18 +38,6 @@ constexpr int64_t kPrefetched = 4; // micro-batches
 
 double seconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
-}
-
-// Bytes of all files in a folder; 0: there is none.
-int64_t bytes_in(const std::string& folder) {
-  int64_t bytes = 0;
-  std::error_code error;
-  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    std::error_code ignored;
-    const auto size = it->is_regular_file(ignored) ? it->file_size(ignored) : 0;
-    bytes += ignored ? 0 : static_cast<int64_t>(size);
-  }
-  return bytes;
 }
 
 class Capture {
@@ -125,7 +114,7 @@ absl::Status Capture::prepare() {
   if (fs::exists(fs::path(folder) / teacher_cache::kManifestFile, error)) {
     RETURN_IF_ERROR(teacher_cache::begin_cache(folder, plan_.manifest)); // before the teacher is read
   }
-  return check_space(plan_, folder, bytes_in(folder));
+  return check_space(plan_, folder, bytes_below(folder));
 }
 
 // As a training run has it.
@@ -371,7 +360,7 @@ absl::Status capture_dry_run(const config::Config& config, const launch::RankInf
   for (const std::string& line : plan.memory.lines()) {
     std::puts(line.c_str());
   }
-  RETURN_IF_ERROR(check_space(plan, folder, bytes_in(folder)));
+  RETURN_IF_ERROR(check_space(plan, folder, bytes_below(folder)));
   std::puts("dry run: everything checks out; nothing was written");
   return absl::OkStatus();
 }

@@ -12,6 +12,7 @@
 #include "trainer/hf/model_checksums.h"
 #include "trainer/metrics/status_line.h"
 #include "trainer/metrics/task_progress.h"
+#include "trainer/setup/disk_space.h"
 #include "trainer/teacher_cache/cache_folder.h"
 
 namespace distill::trainer {
@@ -28,20 +29,6 @@ struct Output {
 bool holds(const fs::path& folder, const char* name) {
   std::error_code error;
   return fs::exists(folder / name, error);
-}
-
-// The sizes of all files below the folder: what a verification reads at most.
-int64_t bytes_below(const std::string& folder) {
-  int64_t bytes = 0;
-  std::error_code error;
-  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    std::error_code ignored;
-    if (it->is_regular_file(ignored)) {
-      const auto size = it->file_size(ignored);
-      bytes += ignored ? 0 : static_cast<int64_t>(size);
-    }
-  }
-  return bytes;
 }
 
 absl::Status verify_checkpoint(const std::string& folder, const Output& out) {

@@ -11,7 +11,7 @@ import xxhash
 from safetensors.torch import save_file
 
 import tiny
-from cache_kinds import capture
+from cache_kinds import capture, content
 from run_results import steps_of, weights_of
 
 
@@ -127,6 +127,32 @@ def test_the_importer_gives_a_cache_the_identity_that_the_program_gives_it(tmp_p
     shuffled = dict(sorted(manifest.items()))  # the order of the file's members is free
     if kind != "sampled":  # which no import makes
         assert (cache / "part-00000000.dtc").read_bytes()[32:64] == folder.cache_id(shuffled)
+
+
+@pytest.mark.parametrize("kind", [None, "topk"])
+def test_a_capture_goes_on_only_from_parts_that_are_its_own(tmp_path, kind_run, kind):
+    cache, base = tmp_path / "cache", kind_run("base", kind)
+    capture(base, cache)
+    whole = content(cache)
+    victim = cache / "part-00000001.dtc"
+    foreign = tmp_path / "foreign"
+    capture(base, foreign, data_seq_len=48)
+    for wrong, says in (
+        (whole[victim.name][:-1], "truncated or damaged"),
+        (whole["part-00000000.dtc"], "is a part of another cache: expected part 1"),
+        ((foreign / victim.name).read_bytes(), "is a part of another cache"),
+    ):
+        victim.write_bytes(wrong)
+        for flags in ([], ["--dry-run"]):
+            message = capture(base, cache, *flags, code=tiny.BAD_INPUT).stderr
+            assert f"{victim}: {says}" in message and "remove the file" in message
+        assert victim.read_bytes() == wrong
+    victim.unlink()
+    capture(base, cache)
+    assert content(cache) == whole
+    (cache / "manifest.json").unlink()
+    message = capture(base, cache, code=tiny.BAD_INPUT).stderr
+    assert "expected manifest.json beside the parts of a cache" in message and "part-00000000.dtc" in message
 
 
 @pytest.fixture

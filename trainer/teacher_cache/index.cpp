@@ -11,6 +11,13 @@
 namespace distill::teacher_cache {
 namespace {
 
+auto order(const StretchPlace& place) {
+  const StretchEntry& e = place.entry;
+  return std::tuple(e.shard, e.document, e.begin, UINT32_MAX - e.tokens, place.part);
+}
+
+} // namespace
+
 absl::StatusOr<PartIndex> read_part(const std::string& folder, int64_t part, const Manifest& manifest) {
   const std::string path = part_path(folder, part);
   ASSIGN_OR_RETURN(const base::MappedFile file, base::MappedFile::open(path));
@@ -18,13 +25,6 @@ absl::StatusOr<PartIndex> read_part(const std::string& folder, int64_t part, con
   RETURN_IF_ERROR(check_part(index, manifest, part, path));
   return index;
 }
-
-auto order(const StretchPlace& place) {
-  const StretchEntry& e = place.entry;
-  return std::tuple(e.shard, e.document, e.begin, UINT32_MAX - e.tokens, place.part);
-}
-
-} // namespace
 
 absl::StatusOr<std::shared_ptr<const Index>> Index::open(const std::string& folder, bool partial) {
   auto index = std::make_shared<Index>();

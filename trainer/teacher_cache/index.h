@@ -19,6 +19,9 @@ struct StretchPlace {
   uint64_t offset = 0; // bytes from the start of the part's file
 };
 
+// Head, table and foot of a part of this cache, all but its rows. Errors as parse_part and check_part, or the file.
+absl::StatusOr<PartIndex> read_part(const std::string& folder, int64_t part, const Manifest& manifest);
+
 // The stretches of all complete parts of a cache. Not changed once it is open: many threads may read it.
 class Index {
  public:

@@ -56,6 +56,7 @@ class Capture {
   };
 
   absl::Status prepare();
+  absl::Status look_at_earlier();
   void limit_memory() const;
   absl::Status load_teacher();
   absl::Status write_head();
@@ -107,14 +108,16 @@ absl::Status Capture::prepare() {
       shard_number_[shard] = static_cast<uint32_t>(same - files.begin());
     }
   }
-  if (!mesh_.is_main()) {
-    return absl::OkStatus();
+  return mesh_.is_main() ? check_space(plan_, folder, bytes_below(folder)) : absl::OkStatus();
+}
+
+// On rank 0, before the teacher is read: what is there stays as it is, so that it must be of this capture.
+absl::Status Capture::look_at_earlier() {
+  if (mesh_.is_main()) {
+    ASSIGN_OR_RETURN(const auto found, earlier_capture(config_.teacher.cache, plan_.manifest));
+    plan_.manifest.head = found ? found->head : std::nullopt;
   }
-  std::error_code error;
-  if (fs::exists(fs::path(folder) / teacher_cache::kManifestFile, error)) {
-    RETURN_IF_ERROR(teacher_cache::begin_cache(folder, plan_.manifest)); // before the teacher is read
-  }
-  return check_space(plan_, folder, bytes_below(folder));
+  return absl::OkStatus();
 }
 
 // As a training run has it.
@@ -302,6 +305,7 @@ absl::StatusOr<CaptureResult> Capture::run() {
   const std::string& folder = config_.teacher.cache;
   RETURN_IF_ERROR(
       sharding::check_equal_on_all_ranks(mesh_, "the manifest of the cache", teacher_cache::to_json(plan_.manifest)));
+  RETURN_IF_ERROR(agree(mesh_, look_at_earlier()));
   ASSIGN_OR_RETURN(const std::vector<int64_t> parts, missing_parts());
   if (mesh_.is_main()) {
     metrics::log_info(plan_.text(folder));
@@ -352,10 +356,7 @@ absl::Status capture_dry_run(const config::Config& config, const launch::RankInf
       const CapturePlan plan,
       plan_capture(own, environment, inputs, started, std::max(started, ranks.local_world_size)));
   const std::string& folder = own.teacher.cache;
-  std::error_code error;
-  if (fs::exists(fs::path(folder) / teacher_cache::kManifestFile, error)) {
-    RETURN_IF_ERROR(teacher_cache::begin_cache(folder, plan.manifest));
-  }
+  RETURN_IF_ERROR(earlier_capture(folder, plan.manifest).status());
   std::puts(plan.text(folder).c_str());
   for (const std::string& line : plan.memory.lines()) {
     std::puts(line.c_str());

@@ -4,8 +4,10 @@
 #include <absl/strings/str_format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "data/shard.h"
 #include "trainer/device/device_hooks.h"
@@ -16,6 +18,7 @@
 #include "trainer/setup/read_model.h"
 #include "trainer/setup/resolve_environment.h"
 #include "trainer/teacher_cache/cache_folder.h"
+#include "trainer/teacher_cache/index.h"
 
 namespace distill::trainer {
 namespace {
@@ -161,6 +164,37 @@ std::string CapturePlan::json(const std::string& folder) const {
     json.update({{"parts", manifest.parts}, {"tokens", rows}, {"bytes", bytes}});
   }
   return json.dump(1);
+}
+
+absl::StatusOr<std::optional<teacher_cache::Manifest>> earlier_capture(
+    const std::string& folder, const teacher_cache::Manifest& manifest) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error)) {
+    return std::optional<teacher_cache::Manifest>();
+  }
+  ASSIGN_OR_RETURN(const std::vector<int64_t> parts, teacher_cache::complete_parts(folder));
+  const auto found = teacher_cache::read_manifest(folder);
+  if (absl::IsNotFound(found.status()) && !parts.empty()) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s: expected %s beside the parts of a cache, found %d parts without it, the first one %s; remove them, or "
+        "name another teacher.cache",
+        folder, teacher_cache::kManifestFile, parts.size(), teacher_cache::part_path(folder, parts.front())));
+  }
+  if (absl::IsNotFound(found.status())) {
+    return std::optional<teacher_cache::Manifest>();
+  }
+  RETURN_IF_ERROR(found.status());
+  RETURN_IF_ERROR(teacher_cache::begin_cache(folder, manifest));
+  base::ProblemList problems;
+  for (const int64_t part : parts) {
+    problems.add(teacher_cache::read_part(folder, part, *found).status());
+  }
+  if (!problems.empty()) {
+    return absl::DataLossError(absl::StrCat(
+        problems.text(), "\nremove the file, or ", problems.size(),
+        " files, and `distill capture` computes them again"));
+  }
+  return std::optional(*found);
 }
 
 absl::Status check_space(const CapturePlan& plan, const std::string& folder, int64_t found) {

@@ -47,6 +47,12 @@ absl::StatusOr<CapturePlan> plan_capture(
 absl::StatusOr<std::optional<CapturePlan>> capture_on_paper(
     const config::Config& config, int64_t world_size, int64_t ranks_per_node);
 
+// What an earlier capture of the same has left in the folder; nullopt: it is no cache yet. Of its parts head, table and
+// foot are read. FailedPrecondition: it is the cache of something else, with both values, or has parts and no manifest.
+// DataLoss: parts that are damaged, or of another cache; removed, they are computed again.
+absl::StatusOr<std::optional<teacher_cache::Manifest>> earlier_capture(
+    const std::string& folder, const teacher_cache::Manifest& manifest);
+
 // FailedPrecondition: the disk cannot hold what is not there yet; both numbers are named. `found`: bytes of the cache
 // that are there.
 absl::Status check_space(const CapturePlan& plan, const std::string& folder, int64_t found);

@@ -158,9 +158,12 @@ void TrainingRun::open_data() {
   hooks.asked_to_stop = [this] { return stop_.received() != 0; };
   hooks.contribute = [this] {
     const checkpoint::Saver::Vote vote = checkpointer_->vote();
-    return BatchLoader::Numbers{vote.writing, vote.failed};
+    return BatchLoader::Numbers{vote.writing, vote.failed, capture_ && !capture_->status().ok() ? 1 : 0};
   };
-  hooks.take_sums = [this](const BatchLoader::Numbers& sums) { return checkpointer_->advance({sums[0], sums[1]}); };
+  hooks.take_sums = [this](const BatchLoader::Numbers& sums) {
+    cache_failed_ = sums[2] > 0;
+    return checkpointer_->advance({sums[0], sums[1]});
+  };
   loader_ = std::make_unique<BatchLoader>(mesh_, *prefetcher_, micro_batches, std::move(hooks));
 }
 

@@ -23,7 +23,7 @@ class TeacherCapture {
       std::shared_ptr<teacher_cache::CachedRows> rows);
   ~TeacherCapture();
 
-  // This rank's first error; all ranks learn of it with the results of a step.
+  // This rank's first error; all ranks learn of it with the next batch.
   absl::Status status() const {
     return sink_->status();
   }
@@ -31,7 +31,8 @@ class TeacherCapture {
   void end_part() {
     sink_->end_part();
   }
-  // At the end of an epoch or of the run: everything is on the disk, and is read from now on.
+  // At the end of an epoch or of the run: everything is on the disk, and is read from now on. An error of one rank is
+  // one of all.
   absl::Status publish();
 
  private:

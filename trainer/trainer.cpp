@@ -54,6 +54,9 @@ absl::Status TrainingRun::run_steps() {
   step_->micro_batches().phases().begin_step();
   while (state_.step < last_step_ && !stopped_) {
     ASSIGN_OR_RETURN(const std::optional<GlobalBatch> batch, next_batch());
+    if (cache_failed_) {
+      return end_without_cache(capture_->status());
+    }
     if (!batch) { // a signal
       stopped_ = true;
       break;
@@ -66,10 +69,31 @@ absl::Status TrainingRun::run_steps() {
     RETURN_IF_ERROR(handle_results(/*all=*/false));
     RETURN_IF_ERROR(evaluate_and_save());
     if (capture_ && ended_epoch()) {
-      RETURN_IF_ERROR(capture_->publish());
+      if (const absl::Status status = capture_->publish(); !status.ok()) {
+        return end_without_cache(status);
+      }
     }
   }
   return absl::OkStatus();
+}
+
+// What the teacher says cannot be stored, on this rank (`own`) or another: no step is lost. All ranks call it.
+absl::Status TrainingRun::end_without_cache(const absl::Status& own) {
+  const absl::Status status =
+      own.ok() ? absl::AbortedError("another rank could not write to the cache; its message says why") : own;
+  absl::Status saved = save_checkpoint(/*periodic=*/false);
+  if (saved.ok()) {
+    saved = checkpointer_->finish();
+  }
+  if (!saved.ok()) {
+    metrics::log_error(std::string(saved.message()));
+    return status;
+  }
+  return absl::Status(
+      status.code(),
+      absl::StrFormat(
+          "%s\nthe state after step %d is saved: continue with --resume once the cache can be written",
+          std::string(status.message()), state_.step));
 }
 
 absl::StatusOr<std::optional<GlobalBatch>> TrainingRun::next_batch() {
@@ -100,7 +124,6 @@ void TrainingRun::train_step(const GlobalBatch& batch) {
     record.teacher_read_bytes = reading.bytes;
     record.teacher_read_seconds = reading.seconds;
   }
-  journal_status_.Update(capture_ ? capture_->status() : absl::OkStatus());
   options.failed = !journal_status_.ok();
   options.more = state_.step < last_step_;
   const int64_t shadow_every = config_.float8.shadow_every;
@@ -218,8 +241,8 @@ absl::Status TrainingRun::show_samples() {
 absl::Status TrainingRun::close() {
   absl::Status status = handle_results(/*all=*/true);
   RETURN_IF_ERROR(sharding::agree(mesh_, status.ok() ? journal_status_ : status));
-  if (capture_) {
-    RETURN_IF_ERROR(capture_->publish());
+  if (absl::Status published = capture_ ? capture_->publish() : absl::OkStatus(); !published.ok()) {
+    return end_without_cache(published);
   }
   if (!stopped_ && config_.eval.every > 0) {
     RETURN_IF_ERROR(evaluate());

@@ -53,6 +53,7 @@ class TrainingRun {
   absl::Status evaluate_and_save();
   absl::Status evaluate();
   absl::Status save_checkpoint(bool periodic);
+  absl::Status end_without_cache(const absl::Status& own);
   absl::Status show_samples();
   absl::Status close();
   absl::Status save_model();
@@ -92,6 +93,7 @@ class TrainingRun {
   int64_t first_step_ = 0; // of this process
   int64_t last_step_ = 0; // after which this process ends the run; total_steps_ but for a replay
   bool stopped_ = false;
+  bool cache_failed_ = false; // some rank cannot store what the teacher says
   std::chrono::steady_clock::time_point started_;
 };
 

@@ -5,6 +5,8 @@ import json
 import re
 import shutil
 import struct
+import subprocess
+from pathlib import Path
 
 import pytest
 import xxhash
@@ -176,3 +178,61 @@ def test_a_teacher_that_is_not_finite_ends_its_capture(tmp_path, kind_run, overf
     run["teacher"]["path"] = overflowing
     message = refused(tmp_path, run)
     assert "the teacher predicts what is no distribution" in message
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("steps", [12, 3])
+def test_a_run_that_cannot_store_its_rows_loses_no_step(tmp_path, kind_run, ranks, steps):
+    """Within the first epoch, and at the end of the run, when the last parts are completed."""
+
+    def run(name):
+        train, off = {"steps": steps}, {"eval": {"every": 0}, "scheduler": {"warmup_steps": 1}}
+        built = kind_run(name, "topk", "capture", tmp_path / f"cache-{name}", ranks, train=train, **off)
+        built["cache"]["part_tokens"] = 200 if steps > 3 else 100000
+        return built
+
+    expected = tiny.train(tmp_path, run("whole"))
+    obstacle = (
+        tmp_path / "cache-half" / f"part-{ranks - 1 + (ranks if steps > 3 else 0):08d}.dtc.partial" / "in-the-way"
+    )
+    obstacle.mkdir(parents=True)  # a folder in place of a file: as a disk that is full, the part cannot be written
+    half = run("half")
+    done = subprocess.run(
+        [tiny.binary(), "--config", tiny.write_config(tmp_path, half)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=tiny.environment(),
+    )
+    assert done.returncode == tiny.RUNTIME_FAILURE, done.stderr
+    assert f"{obstacle.parent}: cannot" in done.stderr
+    step = int(re.search(r"the state after step (\d+) is saved: continue with --resume", done.stderr)[1])
+    assert 0 < step <= steps
+    shutil.rmtree(obstacle.parent)
+    resumed = tiny.train(tmp_path, half, "--resume")
+    assert weights_of(resumed) == weights_of(expected)
+    assert [each for each in steps_of(resumed)][step:] == [each for each in steps_of(expected)][step:]
+    tiny.distill("verify", tmp_path / "cache-half")
+
+
+def test_a_run_that_captures_says_how_much_and_refuses_a_disk_that_is_too_small(tmp_path, kind_run, models):
+    run = kind_run("run", "topk", "capture", tmp_path / "cache", train={"steps": 30})
+    shown = tiny.distill("--config", tiny.write_config(tmp_path, run), "--dry-run").stdout
+    size = float(re.search(rf"cache: {tmp_path}/cache, up to ([\d.e+-]+) GB are added", shown)[1]) * 1e9
+    tiny.train(tmp_path, run)
+    parts = list((tmp_path / "cache").glob("part-*.dtc"))
+    assert sum(p.stat().st_size for p in parts) == pytest.approx(size + 128 * len(parts), rel=0.01)
+    again = tiny.distill("--config", tiny.write_config(tmp_path, run), "--dry-run", "--overwrite").stdout
+    assert "up to 0 GB are added" in again
+    wide = tmp_path / "wide"
+    wide.mkdir()
+    config = json.loads((Path(models["qwen3"][1]) / "config.json").read_text())
+    (wide / "config.json").write_text(json.dumps(config | {"hidden_size": 1 << 24}))  # 67 MB a token
+    shard = tiny.make_shard(tmp_path / "long.dtok", tiny.random_documents(8, [500] * 1000, loss_share=1))
+    hidden = kind_run("hidden", None, "capture", tmp_path / "huge", shard=shard, train={"steps": 10000})
+    hidden["teacher"] |= {"path": str(wide), "init": "random"}
+    hidden["memory"] = {"on_overflow": "warn"}
+    for flags in (["--dry-run"], []):
+        message = refused(tmp_path, hidden, *flags)
+        assert re.search(r"teacher.cache: expected [\d.e+]+ GB of disk for the .* not there yet, found", message)
+    assert not (tmp_path / "huge").exists()

@@ -13,8 +13,8 @@ enum Sum : int64_t {
   kFailed, // ranks whose data cannot be read
   kValidTokens,
   kWithoutRows, // micro-batches that lack the teacher's rows
-  kContributed, // two numbers
-  kNumSums = kContributed + 2
+  kContributed, // BatchLoader::Numbers
+  kNumSums = kContributed + std::tuple_size_v<BatchLoader::Numbers>
 };
 
 } // namespace
@@ -48,7 +48,9 @@ absl::StatusOr<std::optional<GlobalBatch>> BatchLoader::next() {
     if (mesh_.host != nullptr) {
       mesh_.host->all_reduce(sums);
     }
-    RETURN_IF_ERROR(hooks_.take_sums({values[kContributed], values[kContributed + 1]}));
+    Numbers contributed{};
+    std::copy_n(values + kContributed, contributed.size(), contributed.begin());
+    RETURN_IF_ERROR(hooks_.take_sums(contributed));
     if (values[kFailed] > 0) {
       return own.ok() ? absl::AbortedError(absl::StrFormat(
                             "%d other rank(s) could not read their data; their messages say why", values[kFailed]))

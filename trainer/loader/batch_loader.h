@@ -18,8 +18,8 @@ namespace distill::trainer {
 // in these all-reduces, so that a signal to any rank is seen by all of them at the same batch.
 class BatchLoader {
  public:
-  // Two numbers of this rank are reduced in the same all-reduce. The hooks supply them and receive their sums.
-  using Numbers = std::array<int64_t, 2>;
+  // Three numbers of this rank are reduced in the same all-reduce. The hooks supply them and receive their sums.
+  using Numbers = std::array<int64_t, 3>;
   struct Hooks {
     std::function<bool()> asked_to_stop; // whether this rank was asked to stop; called often
     std::function<Numbers()> contribute = [] { return Numbers{}; };

@@ -10,6 +10,7 @@
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "trainer/models/units.h"
+#include "trainer/setup/disk_space.h"
 #include "trainer/setup/inputs.h"
 #include "trainer/setup/read_model.h"
 
@@ -194,6 +195,19 @@ absl::Status check_cache_head(const config::Config& config) {
   }
   ASSIGN_OR_RETURN(const Manifest manifest, teacher_cache::read_manifest(config.teacher.cache));
   return teacher_cache::check_head(config.teacher.cache, manifest);
+}
+
+absl::StatusOr<std::string> describe_growth(
+    const config::Config& config, const teacher_cache::CachedRows& rows, const data::Dataset& data, int64_t steps) {
+  const int64_t width = rows.manifest().rows.row_bytes();
+  const int64_t tokens = steps * config.train.global_batch_size * config.data.seq_len;
+  // A run that ends within its first epoch adds less than the data have.
+  const int64_t entry = sizeof(teacher_cache::StretchEntry); // a token may be a stretch of its own
+  const int64_t bytes = std::min(rows.missing_bytes(data), tokens * (width + entry));
+  RETURN_IF_ERROR(check_cache_space(config.teacher.cache, bytes));
+  return absl::StrFormat(
+      "cache: %s, up to %.3g GB are added (%s, %d bytes a token)", config.teacher.cache,
+      1e-9 * static_cast<double>(bytes), describe(rows.manifest().rows), width);
 }
 
 void share_head(const sharding::Mesh& mesh, Manifest& manifest) {

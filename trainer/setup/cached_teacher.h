@@ -44,6 +44,11 @@ absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_growing_cache(
 // (check_head). It reads all of it, so that one rank of a run suffices.
 absl::Status check_cache_head(const config::Config& config);
 
+// With teacher.source: capture: what a run of `steps` steps adds to teacher.cache at most, for the start report.
+// FailedPrecondition: the disk cannot hold it, with both numbers. `rows`: of `data`, the training data.
+absl::StatusOr<std::string> describe_growth(
+    const config::Config& config, const teacher_cache::CachedRows& rows, const data::Dataset& data, int64_t steps);
+
 // All ranks get Manifest::head of rank 0's.
 void share_head(const sharding::Mesh& mesh, teacher_cache::Manifest& manifest);
 

@@ -64,6 +64,17 @@ int64_t bytes_below(const std::string& folder) {
   return bytes;
 }
 
+absl::Status check_cache_space(const std::string& folder, int64_t needed) {
+  const DiskSpace space = disk_space(folder);
+  if (space.available_bytes < 0 || space.available_bytes >= needed) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "teacher.cache: expected %s of disk for the %s of the cache that are not there yet, found %s in %s; free some "
+      "space, name another folder, or store less (cache.kind, cache.dtype)",
+      gigabytes(needed), gigabytes(needed), gigabytes(space.available_bytes), space.place));
+}
+
 DiskSpace disk_space(const std::string& run_dir) {
   std::error_code error;
   fs::path place = fs::absolute(run_dir, error).lexically_normal();

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <absl/status/status.h>
+
 #include <cstdint>
 #include <string>
 
@@ -32,6 +34,9 @@ DiskSpace disk_space(const std::string& run_dir);
 
 // The sizes of all files below a folder; 0: there is none.
 int64_t bytes_below(const std::string& folder);
+
+// FailedPrecondition: the disk cannot hold so many more bytes of the cache teacher.cache; both numbers are named.
+absl::Status check_cache_space(const std::string& folder, int64_t needed);
 
 // A line of the start report.
 std::string disk_line(const DiskNeed& need, const DiskSpace& space);

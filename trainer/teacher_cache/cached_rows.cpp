@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 
 #include "data/base/checksum.h"
 #include "data/base/problem_list.h"
@@ -70,6 +71,18 @@ int64_t count_targets(const data::Shard& shard, int64_t document, int64_t begin,
     count += shard.in_loss(first + token + 1) ? 1 : 0;
   }
   return count;
+}
+
+// Every stretch that a data set may hold, with its context.
+void for_each_context(
+    const data::Dataset& data, const std::function<void(const data::Stretch& stretch, uint64_t context)>& visit) {
+  uint64_t next = 0; // context of the stretch that follows in the same sequence
+  const bool concat = data.options().packing == data::PackingMode::kConcat;
+  data.for_each_stretch([&](const data::Stretch& stretch) {
+    const uint64_t context = !concat ? 0 : (stretch.at == 0 ? kSequenceStart : next);
+    next = concat ? context_after(context, stretch) : 0;
+    visit(stretch, context);
+  });
 }
 
 // Of the documents in a stream.
@@ -207,11 +220,7 @@ absl::Status CachedRows::check_stretches(const data::Dataset& data) const {
   absl::Status first;
   int64_t missing = 0, all = 0;
   std::vector<Piece> pieces;
-  uint64_t next = 0; // context of the stretch that follows in the same sequence
-  const bool concat = data.options().packing == data::PackingMode::kConcat;
-  data.for_each_stretch([&](const data::Stretch& stretch) {
-    const uint64_t context = !concat ? 0 : (stretch.at == 0 ? kSequenceStart : next);
-    next = concat ? context_after(context, stretch) : 0;
+  for_each_context(data, [&](const data::Stretch& stretch, uint64_t context) {
     ++all;
     if (!find(*index, stretch, context, pieces)) {
       first = missing++ == 0 ? no_rows(*index, stretch) : first;
@@ -221,6 +230,25 @@ absl::Status CachedRows::check_stretches(const data::Dataset& data) const {
       ? first
       : absl::InvalidArgumentError(absl::StrCat(
             std::string(first.message()), "; the same with ", missing - 1, " more of ", all, " stretches"));
+}
+
+int64_t CachedRows::missing_bytes(const data::Dataset& data) const {
+  const std::shared_ptr<const Index> index = this->index();
+  const int64_t width = index->manifest().rows.row_bytes();
+  const auto entry = static_cast<int64_t>(stretch_bytes(index->manifest().part_version()));
+  int64_t bytes = 0;
+  std::vector<Piece> pieces;
+  for_each_context(data, [&](const data::Stretch& stretch, uint64_t context) {
+    if (find(*index, stretch, context, pieces)) {
+      return;
+    }
+    const int64_t end = stretch.begin + stretch.tokens;
+    // Of a document that others follow, the last token may have a target.
+    const bool followed = context != 0 && end == stretch.shard->document_length(stretch.document);
+    const int64_t rows = count_targets(*stretch.shard, stretch.document, stretch.begin, end) + (followed ? 1 : 0);
+    bytes += entry + rows * width;
+  });
+  return bytes;
 }
 
 // Reads the rows of a piece to the rows of its tokens in the batch.

@@ -36,6 +36,9 @@ class CachedRows : public data::TeacherRows {
   // Checks the stretches again: a resumed run may hold others.
   absl::Status check_stretches(const data::Dataset& data) const;
 
+  // What the stretches of a data set that are not there would take in a cache, at most, in bytes.
+  int64_t missing_bytes(const data::Dataset& data) const;
+
   // Whether the rows of a stretch with this context (contexts.h) are there.
   bool has(const data::Stretch& stretch, uint64_t context) const;
   Manifest manifest() const {

@@ -241,7 +241,7 @@ absl::Status Capture::capture_data(const std::vector<int64_t>& parts, int64_t da
       static_cast<int64_t>(rounds.size()), kPrefetched, "capture data");
   BatchLoader::Hooks hooks;
   hooks.asked_to_stop = [this] { return stop_.received() != 0; };
-  hooks.contribute = [this] { return BatchLoader::Numbers{writer_->status().ok() ? 0 : 1, 0}; };
+  hooks.contribute = [this] { return BatchLoader::Numbers{writer_->status().ok() ? 0 : 1}; };
   hooks.take_sums = [this](const BatchLoader::Numbers& sums) {
     if (sums[0] == 0) {
       return absl::OkStatus();

@@ -198,15 +198,7 @@ absl::StatusOr<std::optional<teacher_cache::Manifest>> earlier_capture(
 }
 
 absl::Status check_space(const CapturePlan& plan, const std::string& folder, int64_t found) {
-  const DiskSpace space = disk_space(folder);
-  const int64_t needed = std::max<int64_t>(0, plan.bytes - found);
-  if (space.available_bytes < 0 || space.available_bytes >= needed) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "teacher.cache: expected %s of disk for the %s of the cache that are not there yet, found %s in %s; free some "
-      "space, name another folder, or store less (cache.kind, cache.dtype)",
-      gigabytes(needed), gigabytes(needed), gigabytes(space.available_bytes), space.place));
+  return check_cache_space(folder, std::max<int64_t>(0, plan.bytes - found));
 }
 
 } // namespace distill::trainer

@@ -67,7 +67,7 @@ TEST_F(BatchLoaderTest, NumbersTravelWithEachBatchAndMayEndTheRun) {
   BatchLoader::Hooks hooks{.asked_to_stop = [] { return false; }};
   int64_t number = 4;
   std::vector<BatchLoader::Numbers> seen;
-  hooks.contribute = [&] { return BatchLoader::Numbers{number, -number}; };
+  hooks.contribute = [&] { return BatchLoader::Numbers{number, -number, 7}; };
   hooks.take_sums = [&](const BatchLoader::Numbers& sums) {
     seen.push_back(sums);
     return sums[0] == 5 ? absl::DataLossError("the disk is gone") : absl::OkStatus();
@@ -76,8 +76,8 @@ TEST_F(BatchLoaderTest, NumbersTravelWithEachBatchAndMayEndTheRun) {
   EXPECT_TRUE(batches.next()->has_value());
   number = 5;
   EXPECT_EQ(batches.next().status().message(), "the disk is gone");
-  EXPECT_EQ(seen.front(), (BatchLoader::Numbers{4, -4}));
-  EXPECT_EQ(seen.back(), (BatchLoader::Numbers{5, -5}));
+  EXPECT_EQ(seen.front(), (BatchLoader::Numbers{4, -4, 7}));
+  EXPECT_EQ(seen.back(), (BatchLoader::Numbers{5, -5, 7}));
 }
 
 } // namespace

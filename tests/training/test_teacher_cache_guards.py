@@ -236,3 +236,23 @@ def test_a_run_that_captures_says_how_much_and_refuses_a_disk_that_is_too_small(
         message = refused(tmp_path, hidden, *flags)
         assert re.search(r"teacher.cache: expected [\d.e+]+ GB of disk for the .* not there yet, found", message)
     assert not (tmp_path / "huge").exists()
+
+
+def float8(config, *exceptions, **keys):
+    config = json.loads(json.dumps(config))
+    config["teacher"] |= {"dtype": "float8", "float8_exceptions": list(exceptions)}
+    config["float8"] = {"max_mean_kl": 100.0} | keys
+    return config
+
+
+def test_a_float8_teacher_passes_its_check_before_it_is_captured(tmp_path, kind_run):
+    base, cache = kind_run("base"), tmp_path / "cache"
+    message = capture(float8(base, max_mean_kl=1e-6), cache, code=tiny.BAD_INPUT).stderr
+    assert "float8.max_mean_kl" in message and "expected a mean KL of at most 1e-06" in message
+    assert not list(cache.glob("part-*"))
+    done = capture(float8(base, "1.o", "2"), cache)
+    assert "float8 teacher against the same in its compute dtype" in done.stderr
+    assert json.loads((cache / "manifest.json").read_text())["precision"].endswith("in float8, all but 2, 1.o")
+    message = capture(float8(base, "1.down", "2"), cache, code=tiny.BAD_INPUT).stderr
+    assert "precision: expected" in message and "all but 2, 1.down" in message and "all but 2, 1.o" in message
+    capture(float8(base, "2", "1.o"), cache)  # the same, said otherwise

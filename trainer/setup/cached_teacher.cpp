@@ -82,6 +82,15 @@ absl::StatusOr<teacher_cache::RowFormat> sparse_format(
   return rows;
 }
 
+// What a teacher computes in, and which products of a float8 teacher do not: all that decides its rows besides the
+// weights.
+std::string precision_of(const models::ModelConfig& teacher, at::ScalarType dtype) {
+  const std::string text = models::precision_text(teacher, dtype);
+  const std::vector<std::string> exceptions = models::exceptions_of(teacher.float8, teacher.num_layers);
+  return teacher.float8.any() && !exceptions.empty() ? absl::StrCat(text, ", all but ", absl::StrJoin(exceptions, ", "))
+                                                     : text;
+}
+
 // What of a cache of a few tokens does not fit a run's loss and student.
 void check_sparse(
     const config::Config& config, const teacher_cache::RowFormat& rows, int64_t student_vocab,
@@ -150,7 +159,7 @@ absl::StatusOr<Manifest> make_manifest(
   manifest.teacher = config.teacher.path;
   manifest.teacher_shape = describe_shape(teacher);
   ASSIGN_OR_RETURN(manifest.teacher_hash, teacher_cache::teacher_hash(config));
-  manifest.precision = models::precision_text(teacher, environment.teacher_dtype);
+  manifest.precision = precision_of(teacher, environment.teacher_dtype);
   manifest.compute_dtype = models::precision_text({}, environment.teacher_dtype);
   manifest.tokenizer_hash = base::hex(data.front()->tokenizer_hash());
   manifest.seq_len = config.data.seq_len;

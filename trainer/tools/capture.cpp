@@ -14,6 +14,7 @@
 #include "trainer/loader/batch_loader.h"
 #include "trainer/metrics/log.h"
 #include "trainer/metrics/task_progress.h"
+#include "trainer/precision/gate.h"
 #include "trainer/run_folder/folder_lock.h"
 #include "trainer/setup/disk_space.h"
 #include "trainer/setup/join_ranks.h"
@@ -58,6 +59,7 @@ class Capture {
   absl::Status prepare();
   absl::Status look_at_earlier();
   void limit_memory() const;
+  absl::Status check_precision() const;
   absl::Status load_teacher();
   absl::Status write_head();
   absl::StatusOr<std::vector<int64_t>> missing_parts() const;
@@ -131,6 +133,19 @@ void Capture::limit_memory() const {
     const auto limit = static_cast<int64_t>(config_.memory.limit_gib * kGiB);
     device.is_cuda() ? device::limit_device_memory(device, limit) : device::limit_cpu_memory(limit);
   }
+}
+
+// As a training run does: a float8 teacher that is too far from itself is not stored. All ranks call it.
+absl::Status Capture::check_precision() const {
+  ASSIGN_OR_RETURN(
+      const auto error,
+      precision::check_teacher(
+          config_, context_.environment(), mesh_, inputs_.teacher,
+          *inputs_.data.back())); // data.eval, if there is some
+  if (error && mesh_.is_main()) {
+    metrics::log_info(absl::StrCat("float8 teacher against the same in its compute dtype: ", error->text()));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Capture::load_teacher() {
@@ -318,6 +333,7 @@ absl::StatusOr<CaptureResult> Capture::run() {
     }
   }
   limit_memory();
+  RETURN_IF_ERROR(agree(mesh_, check_precision()));
   RETURN_IF_ERROR(agree(mesh_, load_teacher()));
   RETURN_IF_ERROR(agree(mesh_, write_head()));
   share_head(mesh_, plan_.manifest);

@@ -12,6 +12,7 @@ import pytest
 import xxhash
 from safetensors.torch import save_file
 
+import teacher_rows
 import tiny
 from cache_kinds import capture, content
 from run_results import steps_of, weights_of
@@ -256,3 +257,39 @@ def test_a_float8_teacher_passes_its_check_before_it_is_captured(tmp_path, kind_
     message = capture(float8(base, "1.down", "2"), cache, code=tiny.BAD_INPUT).stderr
     assert "precision: expected" in message and "all but 2, 1.down" in message and "all but 2, 1.o" in message
     capture(float8(base, "2", "1.o"), cache)  # the same, said otherwise
+
+
+def verified(cache, teacher, *flags):
+    return tiny.distill("verify", "--cache", cache, "--teacher", teacher, "--samples", 9, *flags).stdout
+
+
+def test_verify_computes_a_float8_teacher_in_float8(tmp_path, kind_run, models):
+    capture(float8(kind_run("base"), "1.o", "2"), tmp_path / "cache")
+    text = verified(tmp_path / "cache", models["qwen3"][1])
+    assert "mean 0, largest 0 nats" in text and "(100%) are the same bit for bit" in text
+
+
+def test_verify_needs_no_keys_of_the_teacher_again(tmp_path, kind_run, models):
+    folder = tmp_path / "teacher"
+    shutil.copytree(models["qwen3"][1], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"my_note": True, "strange": 1}))
+    base = kind_run("base", "topk")
+    base["teacher"] |= {"path": str(folder), "ignore_config_keys": ["my_note", "strange"]}
+    capture(base, tmp_path / "cache")
+    assert "(100%) are the same bit for bit" in verified(tmp_path / "cache", folder)
+
+
+@pytest.mark.parametrize("packing", ["pack", "concat"])
+@pytest.mark.parametrize("kind", [None, "topk"])
+def test_verify_takes_what_is_there_of_a_cache_that_has_not_all_documents(tmp_path, kind_run, models, kind, packing):
+    grown = tmp_path / "grown"
+    data = {"packing": packing, "eval": []}
+    off = {"eval": {"every": 0}, "scheduler": {"warmup_steps": 1}}
+    tiny.train(tmp_path, kind_run("run", kind, "capture", grown, train={"steps": 2}, data=data, **off))
+    stretches = len(teacher_rows.read_table((sorted(grown.glob("part-*.dtc"))[0]).read_bytes()))
+    assert stretches > 0
+    text = verified(grown, models["qwen3"][1])
+    assert "(100%) are the same bit for bit" in text
+    tokens = int(re.search(r": (\d+) tokens computed again", text)[1])
+    assert tokens > 0

@@ -157,6 +157,11 @@ absl::StatusOr<Manifest> make_manifest(
   ASSIGN_OR_RETURN(manifest.rows, row_format(config, environment, teacher));
   manifest.vocab_size = teacher.vocab_size;
   manifest.teacher = config.teacher.path;
+  const config::ModelSection& section = config.teacher;
+  manifest.teacher_keys = {section.ignore_config_keys, section.tokenizer, teacher.float8.any(), {}};
+  if (teacher.float8.any()) {
+    manifest.teacher_keys.float8_exceptions = models::exceptions_of(teacher.float8, teacher.num_layers);
+  }
   manifest.teacher_shape = describe_shape(teacher);
   ASSIGN_OR_RETURN(manifest.teacher_hash, teacher_cache::teacher_hash(config));
   manifest.precision = precision_of(teacher, environment.teacher_dtype);

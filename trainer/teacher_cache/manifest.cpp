@@ -2,6 +2,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -55,6 +56,24 @@ Json rows_json(const RowFormat& rows) {
   return json;
 }
 
+// Only what is set.
+Json keys_json(const TeacherKeys& keys) {
+  Json json = Json::object();
+  if (!keys.ignore_config_keys.empty()) {
+    json["ignore_config_keys"] = keys.ignore_config_keys;
+  }
+  if (!keys.tokenizer.empty()) {
+    json["tokenizer"] = keys.tokenizer;
+  }
+  if (keys.float8) {
+    json["dtype"] = "float8";
+  }
+  if (!keys.float8_exceptions.empty()) {
+    json["float8_exceptions"] = keys.float8_exceptions;
+  }
+  return json;
+}
+
 Json json_of(const Manifest& m, bool paths) {
   Json json{
       {"format", kFormat},
@@ -86,6 +105,9 @@ Json json_of(const Manifest& m, bool paths) {
       {"data", data_json(m.data, paths)}});
   if (paths) {
     json["teacher"] = m.teacher;
+    if (m.teacher_keys != TeacherKeys{}) {
+      json["teacher_keys"] = keys_json(m.teacher_keys);
+    }
   }
   return json;
 }
@@ -134,6 +156,18 @@ class Reader {
     }
     return value->get<bool>();
   }
+  std::vector<std::string> texts(const Json& object, const char* key) { // absent: none
+    const Json* value = member(object, key);
+    std::vector<std::string> texts;
+    const bool fits = value == nullptr ||
+        (value->is_array() && std::all_of(value->begin(), value->end(), [](const Json& v) { return v.is_string(); }));
+    if (!fits) {
+      fail(key, "expected a list of texts");
+    } else if (value != nullptr) {
+      texts = value->get<std::vector<std::string>>();
+    }
+    return texts;
+  }
   base::Digest digest(const Json& object, const char* key) {
     const std::string hex = text(object, key);
     base::Digest digest{};
@@ -178,6 +212,22 @@ std::vector<DataFile> read_data(const Json& json, Reader& read) {
     files.push_back(std::move(file));
   }
   return files;
+}
+
+TeacherKeys read_keys(const Json& json, Reader& read) {
+  TeacherKeys keys;
+  if (!json.is_object()) {
+    read.fail("teacher_keys", "expected an object");
+    return keys;
+  }
+  keys.ignore_config_keys = read.texts(json, "ignore_config_keys");
+  keys.tokenizer = json.contains("tokenizer") ? read.text(json, "tokenizer") : "";
+  if (json.contains("dtype") && read.text(json, "dtype") != "float8") {
+    read.fail("dtype", "expected float8, or no member");
+  }
+  keys.float8 = json.contains("dtype");
+  keys.float8_exceptions = read.texts(json, "float8_exceptions");
+  return keys;
 }
 
 template <typename Enum>
@@ -244,6 +294,9 @@ absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string
   manifest.rows = read_rows(*json, version, read);
   manifest.vocab_size = read.integer(*json, "vocab_size", 1, kMaxSize);
   manifest.teacher = read.text(*json, "teacher");
+  if (json->contains("teacher_keys")) {
+    manifest.teacher_keys = read_keys(json->at("teacher_keys"), read);
+  }
   manifest.teacher_shape = read.text(*json, "teacher_shape");
   manifest.teacher_hash = read.digest(*json, "teacher_hash");
   manifest.precision = read.text(*json, "precision");

@@ -22,6 +22,16 @@ inline constexpr int64_t kFormatVersion = 1;
 inline constexpr int64_t kSparseVersion = 2;
 inline constexpr int64_t kConcatVersion = 3;
 
+// What of the configuration's teacher section `distill verify` needs to compute rows again.
+struct TeacherKeys {
+  std::vector<std::string> ignore_config_keys;
+  std::string tokenizer; // path; empty: the teacher's folder
+  bool float8 = false; // teacher.dtype
+  std::vector<std::string> float8_exceptions;
+
+  bool operator==(const TeacherKeys&) const = default;
+};
+
 // A token shard whose documents may be in the cache.
 struct DataFile {
   std::string path; // where it was
@@ -36,6 +46,7 @@ struct Manifest {
   RowFormat rows;
   int64_t vocab_size = 0; // rows of the teacher's lm_head, which lies beside hidden states
   std::string teacher; // folder that it was read from
+  TeacherKeys teacher_keys; // no part of the identity, like paths
   std::string teacher_shape; // text
   base::Digest teacher_hash{}; // of the model's files, and of all else that decides its weights
   std::string precision; // text: what the teacher computed in

@@ -29,6 +29,10 @@ config::Config config_of(const CacheCheckRequest& request, const Manifest& manif
   config::Config config;
   config.teacher.path = request.teacher;
   config.teacher.cache = request.cache;
+  config.teacher.ignore_config_keys = manifest.teacher_keys.ignore_config_keys;
+  config.teacher.tokenizer = manifest.teacher_keys.tokenizer;
+  config.teacher.float8_exceptions = manifest.teacher_keys.float8_exceptions;
+  config.teacher.dtype = manifest.teacher_keys.float8 ? config::ComputeDtype::kFloat8 : config.teacher.dtype;
   config.train.dtype = manifest.compute_dtype == "bfloat16" ? config::RunDtype::kBFloat16 : config::RunDtype::kFloat32;
   config.data.seq_len = request.seq_len > 0 ? request.seq_len : manifest.seq_len;
   config.data.teacher_seq_len = request.seq_len > 0 ? 0 : manifest.teacher_seq_len;
@@ -157,16 +161,17 @@ std::string describe(const teacher_cache::RowFormat& rows, const Difference& fou
       : absl::StrFormat("KL(teacher || cache) %s", kl);
 }
 
-// The micro-batches of all data sets that hold the drawn samples: data set and first sample.
-std::set<std::pair<size_t, int64_t>> draw(
-    const CaptureInputs& inputs, const CacheCheckRequest& request, int64_t micro) {
+using Place = std::pair<size_t, int64_t>; // of a micro-batch: data set and first sample
+
+// The micro-batches of all data sets that hold the drawn samples.
+std::set<Place> draw(const CaptureInputs& inputs, const CacheCheckRequest& request, int64_t micro) {
   std::vector<int64_t> ends;
   ends.reserve(inputs.data.size());
   for (const auto& data : inputs.data) {
     ends.push_back((ends.empty() ? 0 : ends.back()) + data->num_samples());
   }
   std::mt19937_64 random(static_cast<uint64_t>(request.seed));
-  std::set<std::pair<size_t, int64_t>> batches;
+  std::set<Place> batches;
   for (int64_t i = 0; i < request.samples; ++i) {
     const int64_t sample = std::uniform_int_distribution<int64_t>(0, ends.back() - 1)(random);
     const auto data = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), sample) - ends.begin());
@@ -174,6 +179,37 @@ std::set<std::pair<size_t, int64_t>> draw(
     batches.emplace(data, within / micro * micro);
   }
   return batches;
+}
+
+// The micro-batch that follows; after the last one the first.
+Place next_of(const CaptureInputs& inputs, Place place, int64_t micro) {
+  place.second += micro;
+  return place.second < inputs.data[place.first]->num_samples() ? place
+                                                                : Place((place.first + 1) % inputs.data.size(), 0);
+}
+
+// Leaves out the stretches whose rows are not there, of a cache that a run has begun to fill or that was imported for
+// some documents. Of concatenated documents, whose rows depend on all before, a batch is there as a whole or not.
+absl::StatusOr<data::Batch> with_rows_alone(data::Batch batch, const teacher_cache::CachedRows& rows) {
+  if (batch.teacher_rows_NW.defined()) {
+    return batch;
+  }
+  batch.targets_BS = batch.targets_BS.clone();
+  at::Tensor targets_N = batch.targets_BS.flatten();
+  std::vector<data::Stretch> there;
+  for (const data::Stretch& stretch : batch.stretches) {
+    if (batch.packed && rows.has(stretch, /*context=*/0)) {
+      there.push_back(stretch);
+    } else {
+      targets_N.narrow(0, stretch.at, stretch.tokens).fill_(losses::kIgnoreIndex);
+    }
+  }
+  batch.stretches = std::move(there);
+  batch.valid_tokens = targets_N.ne(losses::kIgnoreIndex).sum().item<int64_t>();
+  if (batch.valid_tokens > 0) {
+    ASSIGN_OR_RETURN(batch.teacher_rows_NW, rows.read(batch));
+  }
+  return batch;
 }
 
 absl::Status recompute(
@@ -189,8 +225,11 @@ absl::Status recompute(
   configure_libtorch(config.train, environment.device);
   ASSIGN_OR_RETURN(CaptureInputs inputs, open_capture_inputs(config, environment));
   ASSIGN_OR_RETURN(const auto index, teacher_cache::Index::open(request.cache));
+  config::Config reading = config;
+  reading.teacher.source = config::TeacherSource::kCapture; // rows may be missing
+  std::vector<std::shared_ptr<teacher_cache::CachedRows>> rows;
   for (const auto& data : inputs.data) {
-    RETURN_IF_ERROR(attach_rows(config, environment, index, *data, "the cache's data").status());
+    ASSIGN_OR_RETURN(rows.emplace_back(), attach_rows(reading, environment, index, *data, "the cache's data"));
   }
   ASSIGN_OR_RETURN(
       const auto teacher,
@@ -199,13 +238,27 @@ absl::Status recompute(
   Difference difference;
   const int64_t micro = config.train.micro_batch_size;
   const auto batches = draw(inputs, request, micro);
+  size_t all = 0; // micro-batches
+  for (const auto& data : inputs.data) {
+    all += static_cast<size_t>((data->num_samples() + micro - 1) / micro);
+  }
   metrics::TaskProgress progress(
       "computing again", static_cast<int64_t>(batches.size()), "micro-batches", config::ProgressStyle::kAuto);
-  for (const auto& [data, first] : batches) {
-    const int64_t count = std::min(micro, inputs.data[data]->num_samples() - first);
-    ASSIGN_OR_RETURN(const data::Batch batch, inputs.data[data]->batch(first, count));
-    if (batch.valid_tokens > 0) {
-      again.compare(batch, difference);
+  std::set<Place> seen;
+  for (Place place : batches) {
+    // From the place that was drawn on, the next one that has rows and was not compared.
+    for (int64_t compared = 0; compared == 0 && seen.size() < all;) {
+      if (seen.insert(place).second) {
+        const auto& [data, first] = place;
+        const int64_t count = std::min(micro, inputs.data[data]->num_samples() - first);
+        ASSIGN_OR_RETURN(data::Batch whole, inputs.data[data]->batch(first, count));
+        ASSIGN_OR_RETURN(const data::Batch batch, with_rows_alone(std::move(whole), *rows[data]));
+        compared = batch.valid_tokens;
+        if (compared > 0) {
+          again.compare(batch, difference);
+        }
+      }
+      place = next_of(inputs, place, micro);
     }
     progress.add(1);
   }

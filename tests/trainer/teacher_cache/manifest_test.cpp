@@ -84,6 +84,22 @@ TEST(Manifest, TheHeadIsPartOfTheIdentity) {
       HasSubstr("manifest.json: head: expected 64 hexadecimal digits"));
 }
 
+TEST(Manifest, WhatTheTeacherNeedsToRunAgainReadsBackAndIsNoPartOfTheIdentity) {
+  Manifest manifest = tiny_manifest();
+  EXPECT_EQ(to_json(manifest).find("teacher_keys"), std::string::npos);
+  manifest.teacher_keys = {{"rope_scaling"}, "models/tokenizer", true, {"0-3", "down"}};
+  const auto back = parse_manifest(to_json(manifest), "manifest.json");
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->teacher_keys, manifest.teacher_keys);
+  EXPECT_EQ(manifest.id(), tiny_manifest().id());
+  EXPECT_TRUE(differences(manifest, tiny_manifest()).empty());
+  std::string text = to_json(manifest);
+  text.replace(text.find("\"rope_scaling\""), 14, "7");
+  EXPECT_THAT(
+      std::string(parse_manifest(text, "manifest.json").status().message()),
+      HasSubstr("manifest.json: ignore_config_keys: expected a list of texts"));
+}
+
 TEST(Manifest, RowsThatContradictThemselvesAreNamed) {
   const auto with = [](const std::string& from, const std::string& to) {
     std::string text = to_json(sampled_manifest());

@@ -254,6 +254,12 @@ absl::Status check_part(const PartIndex& index, const Manifest& manifest, int64_
           "%s: expected stretches of the documents of %d token shards, found document %d of shard %d", path,
           manifest.data.size(), entry.document, entry.shard));
     }
+    const auto tokens = static_cast<uint64_t>(manifest.data[entry.shard].tokens);
+    if (entry.begin > tokens || entry.tokens > tokens - entry.begin) {
+      return absl::DataLossError(absl::StrFormat(
+          "%s: document %d of shard %d: expected tokens of the shard's %d, found %d tokens from %d on", path,
+          entry.document, entry.shard, tokens, entry.tokens, entry.begin));
+    }
   }
   return absl::OkStatus();
 }

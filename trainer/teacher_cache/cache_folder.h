@@ -60,7 +60,8 @@ absl::Status check_head(const std::string& folder, const Manifest& manifest, con
 // The model in head/: the teacher without its blocks, whose final norm and lm_head are one unit.
 models::ModelConfig head_only(models::ModelConfig teacher);
 
-// DataLoss: a part that belongs to another cache, or to other data. `path` is named.
+// DataLoss: a part that belongs to another cache, or to other data: documents or tokens that its shards do not have.
+// `path` is named.
 absl::Status check_part(const PartIndex& index, const Manifest& manifest, int64_t part, const std::string& path);
 
 // FailedPrecondition: one of the parts that the manifest promises is missing. `parts`: those that are there.

@@ -243,6 +243,27 @@ TEST_F(CachedRowsTest, APartOfAnotherCacheIsRefused) {
       std::string(status.message()), HasSubstr("part-00000000.dtc: is a part of another cache: expected part 0"));
 }
 
+// As an int64 the first of them is -5: before the document.
+TEST_F(CachedRowsTest, StretchesOutsideOfTheirShardAreRefused) {
+  open_data(kLengths);
+  for (const auto& [begin, tokens] : std::vector<std::pair<uint64_t, uint32_t>>{
+           {std::numeric_limits<uint64_t>::max() - 4, 20}, {70, 4}, {74, 1}, {0, 74}}) {
+    write_cache(8);
+    StretchEntry entry{};
+    entry.begin = begin;
+    entry.tokens = tokens;
+    auto writer = PartWriter::create(part_path(folder_.string(), 0), manifest_.id(), 0, manifest_.rows.row_bytes());
+    ASSERT_TRUE(writer.ok() && writer->append(entry, "").ok() && writer->finish().ok());
+    const absl::Status status = open({.partial = true, .other_contexts = true}).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_THAT(
+        std::string(status.message()),
+        AllOf(
+            HasSubstr("part-00000000.dtc: document 0 of shard 0: expected tokens of the shard's 73, found "),
+            HasSubstr(absl::StrCat(tokens, " tokens from ", begin, " on"))));
+  }
+}
+
 TEST_F(CachedRowsTest, WhatIsMissingIsCountedInBytes) {
   open_data(kLengths);
   manifest_.parts = 0;

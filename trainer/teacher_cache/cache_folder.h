@@ -27,7 +27,9 @@ absl::StatusOr<std::vector<int64_t>> complete_parts(const std::string& folder);
 // NotFound: the folder is no cache. Else as parse_manifest.
 absl::StatusOr<Manifest> read_manifest(const std::string& folder);
 
-// A hash of all that decides the weights of the model in teacher.path. NotFound or DataLoss: the folder.
+// A hash that tells the model in teacher.path from others: of its config.json and weights, of which only samples are
+// read (hf::folder_fingerprint: of a file above 1 MiB both ends and blocks in between), and of the seed of random ones.
+// A change of a few weights may go unseen. NotFound or DataLoss: the folder.
 absl::StatusOr<base::Digest> teacher_hash(const config::Config& config);
 
 // Makes the folder a cache with this manifest; the head is there already, and is the manifest's. If it is one, its

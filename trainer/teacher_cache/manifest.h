@@ -48,7 +48,7 @@ struct Manifest {
   std::string teacher; // folder that it was read from
   TeacherKeys teacher_keys; // no part of the identity, like paths
   std::string teacher_shape; // text
-  base::Digest teacher_hash{}; // of the model's files, and of all else that decides its weights
+  base::Digest teacher_hash{}; // of samples of the model's files (teacher_hash() in cache_folder.h)
   std::string precision; // text: what the teacher computed in
   std::string compute_dtype; // float32 or bfloat16: of the lm_head that lies beside the rows
   std::string tokenizer_hash; // of the token shards

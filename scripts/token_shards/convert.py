@@ -55,6 +55,7 @@ class Conversion:
         self.split = Split(args.seed, args.eval_fraction, args.eval_tokens, outputs[0], held_out)
         self.tally = Tally()
         self.position, self.bytes_done, self.finishing = Position(), 0, False
+        self.finished = False  # the outputs are complete
         self.continued = False  # has something from an earlier process
         self.kept = 0  # chunks that the journal has
         self.progress = None
@@ -82,11 +83,12 @@ class Conversion:
         names = [output.finish() for output in self.outputs]
         if self.journal:
             self.journal.close()
+        self.finished = True
         return names
 
     def has_work(self):
         """Whether the same command would continue, rather than begin again."""
-        return self.journal is not None and (self.continued or self.kept > 0 or self.finishing)
+        return self.journal is not None and not self.finished and (self.continued or self.kept > 0 or self.finishing)
 
     def tokens(self):
         pending = self.split.chosen_tokens if self.split.chosen else 0

@@ -167,7 +167,7 @@ def test_tokens_without_a_finite_error_end_the_run_on_any_number_of_ranks(tmp_pa
     [
         ("teacher", "float8_exceptions", ["dwon"], ["teacher.float8_exceptions", "found 'dwon'", "down"]),
         ("teacher", "float8_exceptions", ["3"], ["teacher.float8_exceptions", "blocks from 0 to 2", "found '3'"]),
-        ("train", "dtype", "float8", ["train.dtype", "one of auto, float32, bfloat16", "found float8"]),
+        ("train", "dtype", "float8", ["train.dtype", "one of auto, float32, bfloat16", 'found "float8"']),
         ("float8", "max_mean_kl", 0, ["float8.max_mean_kl", "found 0"]),
         ("teacher", "dtype", "float32", ["float8.max_mean_kl", "teacher.dtype is float8"]),
     ],

@@ -16,7 +16,7 @@ struct BlockRecorder::Key {
   bool backward = false;
   bool saves = false; // forward: saves tensors for backward; backward: has all of them, not only the input
   bool matrices_are_new = false; // backward: the weight gradients are uninitialised
-  // Of either pass: blocks of one model may differ in them, and a shadow runs all of its blocks without.
+  // Of both passes. Blocks of one model may differ here, and a step's shadow runs all of them without float8.
   std::array<bool, models::kProducts> float8{}; // the products that run in float8
   bool counted = false; // what their rounding loses
 

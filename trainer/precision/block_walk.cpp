@@ -95,7 +95,7 @@ class Walk {
     std::vector<at::Tensor> variant_NH; // undefined: still the same as the reference
   };
 
-  // To the watchdog and the other ranks: a large model from a slow disk takes long, and comes nearer to its end.
+  // Tells the watchdog and the other ranks that this rank goes on: reading a large model from a slow disk takes long.
   void report_progress() const {
     mesh_.report_progress(0, "comparing precisions");
   }

@@ -12,7 +12,7 @@ Limits limits_of(const config::Config& config);
 int64_t gate_tokens(const config::Config& config, const trainer::Environment& environment);
 
 // The micro-batches of `data` to measure on, this rank's share of gate_tokens(). FailedPrecondition, with the number of
-// tokens that fit: the hidden states of this rank's are too many for its free memory.
+// tokens that fit: their hidden states do not fit into this rank's free memory.
 absl::StatusOr<std::vector<data::Batch>> gate_batches(
     const config::Config& config, const trainer::Environment& environment, const sharding::Mesh& mesh,
     const models::ModelConfig& teacher, const data::Dataset& data);

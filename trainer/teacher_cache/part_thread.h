@@ -29,8 +29,8 @@ struct RowsToWrite {
   std::vector<int64_t> tokens; // of each row: its token, within its document; for messages
 };
 
-// Writes parts on a thread of its own. A part that is not complete when this is destroyed is removed; so is one that
-// cannot be written, or that a row is wrong of (new_row_problem): a teacher that is not finite ends the capture.
+// Writes parts on a thread of its own. A part is removed if it cannot be written, if one of its rows is wrong
+// (new_row_problem, such as rows of a teacher that is not finite), or if it is not complete when this is destroyed.
 class PartThread {
  public:
   PartThread(std::string folder, Manifest manifest);

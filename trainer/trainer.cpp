@@ -77,7 +77,8 @@ absl::Status TrainingRun::run_steps() {
   return absl::OkStatus();
 }
 
-// What the teacher says cannot be stored, on this rank (`own`) or another: no step is lost. All ranks call it.
+// Saves a checkpoint and ends the run, since the cache cannot be written on this rank (`own`) or on another. All ranks
+// call it together.
 absl::Status TrainingRun::end_without_cache(const absl::Status& own) {
   const absl::Status status =
       own.ok() ? absl::AbortedError("another rank could not write to the cache; its message says why") : own;

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import struct
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -198,14 +197,7 @@ def test_a_run_that_cannot_store_its_rows_loses_no_step(tmp_path, kind_run, rank
     )
     obstacle.mkdir(parents=True)  # a folder in place of a file: as a disk that is full, the part cannot be written
     half = run("half")
-    done = subprocess.run(
-        [tiny.binary(), "--config", tiny.write_config(tmp_path, half)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=tiny.environment(),
-    )
-    assert done.returncode == tiny.RUNTIME_FAILURE, done.stderr
+    done = tiny.distill("--config", tiny.write_config(tmp_path, half), code=tiny.RUNTIME_FAILURE)
     assert f"{obstacle.parent}: cannot" in done.stderr
     step = int(re.search(r"the state after step (\d+) is saved: continue with --resume", done.stderr)[1])
     assert 0 < step <= steps

@@ -17,7 +17,7 @@ constexpr double kGiB = 1 << 30;
 
 constexpr double kMemoryShare = 0.8; // of what is free, for hidden states; the rest is for a block and its pass
 
-// Of this rank, for tensors.
+// Memory that this rank has free for tensors.
 int64_t free_bytes(const config::Config& config, const trainer::Environment& environment, const sharding::Mesh& mesh) {
   const at::Device device = environment.device;
   int64_t bytes = device.is_cuda() ? device::device_info(device).memory_bytes - device::used_device_bytes(device)

@@ -49,7 +49,7 @@ absl::Status check_cache_head(const config::Config& config);
 absl::StatusOr<std::string> describe_growth(
     const config::Config& config, const teacher_cache::CachedRows& rows, const data::Dataset& data, int64_t steps);
 
-// All ranks get Manifest::head of rank 0's.
+// Gives all ranks the Manifest::head of rank 0. All ranks call it together.
 void share_head(const sharding::Mesh& mesh, teacher_cache::Manifest& manifest);
 
 // What a cache with such rows keeps of a teacher; all ranks that share the teacher call it together. `keep`: on this

@@ -40,8 +40,8 @@ absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_si
 // fit.
 absl::Status check_fits(const config::Config& config, const plan::Plan& plan);
 
-// Plans, and refuses what does not fit. The plan divides the host memory that is free now among
-// the ranks of this host: all of them must plan before any of them takes its part.
+// Plans, and refuses what does not fit. The plan divides the host memory that is free now among the ranks of this host:
+// all of them must plan before any of them takes its part.
 absl::StatusOr<plan::Plan> plan_memory(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
     const sharding::Mesh& mesh);

@@ -22,8 +22,8 @@ struct RowSource {
   at::Tensor keys_R; // int64 (kSampled)
   c10::DeviceType meta_device = c10::DeviceType::CUDA; // losses::LinearHeadInputs
 };
-// Rows [R, W] on the device of the hidden states, or meta. Any kind: hidden states are encoded as they are. Draws of a
-// distribution that is not finite are of no token (-1).
+// Rows [R, W] on the device of the hidden states, or meta. Any kind: hidden states are encoded as they are. Draws from
+// a distribution that is not finite have the id -1, no token.
 at::Tensor make_rows(const RowFormat& format, const RowSource& source, const losses::ChunkOptions& chunks);
 
 // Gives the loss head its teacher: rows [N, W] of a few tokens each, on its device (or meta).

@@ -133,8 +133,12 @@ int64_t row_bytes(int64_t columns, int64_t element_bytes) {
   return padded_columns(columns, element_bytes) * element_bytes;
 }
 
+bool gradient_in_place(const HeadShape& shape) {
+  return shape.needs_grad && shape.gradient_bytes == shape.logits_bytes;
+}
+
 int64_t arena_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows) {
-  const int64_t sides = shape.teacher_hidden > 0 ? 2 : 1;
+  const int64_t sides = (gradient_in_place(shape) ? 0 : 1) + (shape.teacher_hidden > 0 ? 1 : 0);
   int64_t per_logits_row =
       sides * row_bytes(shape.vocab, shape.logits_bytes) + row_bytes(shape.teacher_entries, shape.entry_bytes);
   int64_t per_gradient_row = shape.needs_grad ? row_bytes(shape.vocab, shape.gradient_bytes) : 0;

@@ -12,7 +12,8 @@
 // Two sizes: logits exist for C tokens at a time (student and teacher, fp32), their gradients are gathered for D >= C
 // tokens (in the hidden dtype), and the two backward products run once per D tokens. The product that accumulates the
 // weight gradient reads and writes 8 bytes per weight each time, so it is fast only for a large D; the logits products
-// are fast from a few hundred tokens on.
+// are fast from a few hundred tokens on. Where logits and gradients have elements of the same size, the gradients are
+// written over the student's logits, which then have memory for D tokens.
 namespace distill::losses {
 
 // The numbers that decide the bytes per token. All counts are numbers of elements, not bytes.
@@ -49,6 +50,9 @@ struct ChunkPlan {
 // each.
 int64_t padded_columns(int64_t vocab, int64_t element_bytes);
 int64_t row_bytes(int64_t columns, int64_t element_bytes);
+
+// Whether the gradients are written over the student's logits.
+bool gradient_in_place(const HeadShape& shape);
 
 // Bytes of scratch for these two sizes: in the arena, and all together.
 int64_t arena_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);

@@ -47,7 +47,7 @@ class HeadRun {
   at::Tensor teacher_weight_VG_;
   at::Tensor student_bias_;
   at::Tensor teacher_bias_;
-  at::Tensor student_logits_;
+  at::Tensor student_logits_; // undefined where the gradient is written over them
   at::Tensor teacher_logits_;
   at::Tensor gradient_;
   at::Tensor hidden_; // gathered hidden states; undefined where every token is computed
@@ -101,16 +101,18 @@ HeadRun::HeadRun(
     bias_gradient_ = scratch.matrix(1, vocab_, grads->bias_V.scalar_type()).squeeze(0);
   }
   const at::ScalarType logits = logits_type(in, options);
-  student_logits_ = scratch.matrix(plan.logits_rows, vocab_, logits);
+  if (grads != nullptr) {
+    gradient_ = scratch.matrix(plan.gradient_rows, vocab_, dtype);
+  }
+  if (grads == nullptr || logits != dtype) {
+    student_logits_ = scratch.matrix(plan.logits_rows, vocab_, logits);
+  }
   if (has_teacher) {
     teacher_logits_ = scratch.matrix(plan.logits_rows, vocab_, logits);
   }
   if (is_sparse(teacher_kind(in))) {
     const at::Tensor& ids = in.topk_ids_NK.defined() ? in.topk_ids_NK : in.sample_ids_NS;
     entry_logits_ = scratch.matrix(plan.logits_rows, ids.size(1), compute_type(dtype));
-  }
-  if (grads != nullptr) {
-    gradient_ = scratch.matrix(plan.gradient_rows, vocab_, dtype);
   }
   if (in.valid_tokens >= 0 && in.targets_N.defined()) {
     const at::Tensor valid = targets_.ne(kIgnoreIndex);
@@ -157,7 +159,8 @@ void HeadRun::logits_and_rows(int64_t begin, int64_t count, int64_t offset) {
   const at::Tensor hidden =
       tokens_of(hidden_NH_, begin, count, index_.defined() ? hidden_.narrow(0, offset, count) : at::Tensor());
   RowTensors rows;
-  rows.student_RV = student_logits_.narrow(0, 0, count);
+  rows.gradient_RV = tokens_or_undefined(gradient_, offset, count);
+  rows.student_RV = student_logits_.defined() ? student_logits_.narrow(0, 0, count) : rows.gradient_RV;
   rows.student_bias_V = student_bias_;
   logits_product(kernels_, rows.student_RV, hidden, weight_VH_);
   if (teacher_logits_.defined()) {
@@ -166,7 +169,6 @@ void HeadRun::logits_and_rows(int64_t begin, int64_t count, int64_t offset) {
     rows.teacher_bias_V = teacher_bias_;
     logits_product(kernels_, rows.teacher_RV, teacher_hidden, teacher_weight_VG_);
   }
-  rows.gradient_RV = tokens_or_undefined(gradient_, offset, count);
   rows.targets_R = tokens_or_undefined(targets_, begin, count);
   rows.token_weights_R = tokens_or_undefined(token_weights_, begin, count);
   rows.metrics_MR = metrics_.narrow(1, begin, count);

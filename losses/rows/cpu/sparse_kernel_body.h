@@ -91,6 +91,8 @@ template <typename T, typename Logit, typename Gradient>
 void write_columns(const SparseRow<T, Logit, Gradient>& row, const ColumnSlopes<T>& slopes) {
   const Logit* logits = row.logits();
   Gradient* out = row.gradient();
+  // Read before any gradient is written, since the gradient may overwrite the logits.
+  const T label_logit = row.label >= 0 ? row.logit(row.label) : T(0);
   for_blocks(row.args.rows.vocab, [&](int64_t v, int64_t count) {
     Lanes<T> z;
     Lanes<T> gradient;
@@ -106,8 +108,9 @@ void write_columns(const SparseRow<T, Logit, Gradient>& row, const ColumnSlopes<
     }
   });
   if (row.label >= 0) {
-    const T z = row.logit(row.label);
-    store(column_gradient(z, slopes, row.c) - label_part(true, z, slopes.factors, row.c), out + row.label);
+    store(
+        column_gradient(label_logit, slopes, row.c) - label_part(true, label_logit, slopes.factors, row.c),
+        out + row.label);
   }
 }
 

@@ -97,6 +97,21 @@ TEST(ChunkPolicy, ASmallRestAtTheEndCosts) {
   EXPECT_LT(relative_cost(shape, 320, 960), relative_cost(shape, 320, 768)); // a rest of 128 in each of the chunks
 }
 
+TEST(ChunkPolicy, GradientsOfTheLogitsDtypeTakeThePlaceOfTheStudentsLogits) {
+  for (const int64_t bytes : {2, 4}) {
+    HeadShape shape = llama();
+    shape.logits_bytes = bytes;
+    shape.gradient_bytes = bytes;
+    EXPECT_TRUE(gradient_in_place(shape));
+    EXPECT_EQ(arena_bytes(shape, 512, 2048), shape.vocab * bytes * (2048 + 512)); // the teacher's logits beside them
+    shape.needs_grad = false;
+    EXPECT_FALSE(gradient_in_place(shape));
+    EXPECT_EQ(arena_bytes(shape, 512, 2048), shape.vocab * bytes * 2 * 512);
+  }
+  EXPECT_FALSE(gradient_in_place(llama()));
+  EXPECT_EQ(arena_bytes(llama(), 512, 2048), llama().vocab * (8 * 512 + 2 * 2048));
+}
+
 TEST(ChunkPolicy, WithoutGradientsTheLogitsGetTheWholeCap) {
   HeadShape shape = llama();
   shape.needs_grad = false;

@@ -46,6 +46,7 @@ struct SharedRow {
   EntryExtremes<T> extremes;
   EntrySums<T> sums;
   T mean;
+  T label_logit; // read before any gradient is written, since the gradient may overwrite the logits
   bool label_is_entry;
   int first_of_warp[kWarps];
   T below_of_warp[kWarps];
@@ -100,7 +101,7 @@ __device__ __forceinline__ void write_entry(
 template <typename T, typename Logit, typename Gradient>
 __device__ __forceinline__ void write_label(const Row<T, Logit, Gradient>& row, const SharedRow<T>& shared) {
   if (threadIdx.x == 0 && row.label >= 0 && !shared.label_is_entry) {
-    const T z = row.logit(row.label);
+    const T z = shared.label_logit;
     const ColumnSlopes<T>& slopes = shared.slopes;
     row.gradient[row.label] =
         static_cast<Gradient>(column_gradient(z, slopes, row.c) - label_part(z, slopes.factors, row.c));
@@ -213,6 +214,7 @@ __device__ void topk_numbers(const Row<T, Logit, Gradient>& row, SharedRow<T>& s
         finish_topk_row(
             row.metrics, row.args.rows.metrics_stride, c, oc, outcomes, sums, topk_epilogue(row, tail, scans, shared));
         shared.mean = mean_a<kDivergence>(sums.q_a, sums.q);
+        shared.label_logit = row.label >= 0 ? row.logit(row.label) : T(0);
         shared.slopes.student = outcomes.student;
         shared.slopes.factors = row_factors(c, outcomes.student, outcomes.teacher, row.weight);
         shared.slopes.soft = tail_slope<kDivergence>(outcomes, shared.mean, oc);
@@ -262,6 +264,7 @@ __device__ void sampled_numbers(const Row<T, Logit, Gradient>& row, SharedRow<T>
       shared.slopes.student = student;
       shared.slopes.factors = row_factors(row.c, student, teacher, row.weight);
       shared.slopes.soft = sums.weight;
+      shared.label_logit = row.label >= 0 ? row.logit(row.label) : T(0);
       shared.label_is_entry = not_label == 0;
     }
   }

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Does float8 harm training? Trains without float8, with a float8 teacher, and with both models in float8, on several
-seeds, and evaluates all trained students alike: without float8, against the teacher without float8.
+seeds, and evaluates all trained students alike: without float8, against the teacher without float8. With --limit also
+with a float8 teacher whose most sensitive products stay in the compute dtype (`distill quantize`).
 
   scripts/compare_float8.py --work work/quickstart --out work/float8 --jobs 3
   scripts/compare_float8.py --work work/quickstart --out work/float8 --jobs 3 --minutes 4    # a piece of it
+  scripts/compare_float8.py --work work/quickstart --out work/float8 --limit 0.01            # with exceptions, too
   scripts/compare_float8.py --out work/float8 --table                                        # the tables alone
 
 --work is a folder of scripts/quickstart.sh (student, teacher, data). When the time is over, the runs that work save
@@ -32,6 +34,7 @@ KINDS = {
     "float8 teacher": ["teacher.dtype=float8"],
     "both": ["teacher.dtype=float8", "student.dtype=float8"],
 }
+LIMITED = "float8 teacher with exceptions"  # the kind that --limit adds
 STOPPED = 3  # exit code of a run that a signal has stopped; its state is saved
 GATE = re.compile(r"float8 teacher against.*mean KL ([0-9.e-]+) nats")
 METRICS = {"KL": "forward_kl", "cross-entropy": "hard", "agreement": "agreement"}
@@ -42,11 +45,13 @@ def parse_arguments():
     parser.add_argument("--work", type=Path, default=Path("work/quickstart"), help="folder with student, teacher, data")
     parser.add_argument("--out", type=Path, default=Path("work/float8"), help="folder of the runs and their results")
     parser.add_argument("--program", default="build/release/apps/distill/distill", help="the distill program")
+    parser.add_argument("--kinds", default="", metavar="KIND,...", help="these alone (default: all)")
     parser.add_argument("--seeds", default="1,2,3", metavar="SEED,...", help="(default: 1,2,3)")
     parser.add_argument("--steps", type=int, default=2000, help="of each run (default: 2000)")
     parser.add_argument("--seq-len", type=int, default=512, help="tokens of a sequence (default: 512)")
     parser.add_argument("--batch", type=int, default=8, help="sequences of a step (default: 8)")
     parser.add_argument("--gate-tokens", type=int, help="tokens of the float8 teacher's check (default: distill's)")
+    parser.add_argument("--limit", type=float, help=f"adds {LIMITED!r} of this mean KL, which `distill quantize` finds")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time on each GPU, or on the CPU (default: 1)")
     parser.add_argument("--minutes", type=float, help="stops after this time (default: when all is done)")
     parser.add_argument("--table", action="store_true", help="prints what is there, and starts nothing")
@@ -59,7 +64,15 @@ class Runs:
     def __init__(self, args):
         self.args = args
         self.lock = threading.Lock()
-        self.left = [(kind, seed) for seed in args.seeds.split(",") for kind in KINDS]
+        self.kinds = dict(KINDS)
+        if args.limit:
+            self.kinds[LIMITED] = ["teacher.dtype=float8"]
+        chosen = args.kinds.split(",") if args.kinds else list(self.kinds)
+        for name in chosen:
+            if name not in self.kinds:
+                fail(f"--kinds: expected some of {', '.join(self.kinds)}, found {name!r}")
+        self.kinds = {name: self.kinds[name] for name in chosen}
+        self.left = [(kind, seed) for seed in args.seeds.split(",") for kind in self.kinds]
         self.working = set()
         self.over = False
         self.failed = []
@@ -101,6 +114,33 @@ class Runs:
             "eval.batches=0",
         ]
 
+    def find_exceptions(self):
+        """Completes the settings of the kind that --limit adds; the search's report is kept in --out."""
+        report = self.args.out / "exceptions" / f"{self.args.limit:g}.json"
+        if not report.exists():
+            report.parent.mkdir(parents=True, exist_ok=True)
+            command = [self.args.program, "quantize", "--config", "configs/quickstart.yaml", "--json"]
+            command += ["--limit", self.args.limit, "--set", *self.common(), *self.gate_tokens()]
+            log = report.with_suffix(".log")
+            code, output = self.call(command, log, None)
+            if code == STOPPED:
+                return
+            if code != 0:
+                fail(f"quantize: exit code {code}\n{log.read_text()[-1500:]}{output[-500:]}")
+            report.write_text(output[output.index("{") :])
+        found = json.loads(report.read_text())
+        exceptions = found["float8_exceptions"]
+        back = sum(not product["float8"] for product in found["products"])
+        print(
+            f"mean KL {found['before']['mean_kl']:.4f}, {found['after']['mean_kl']:.4f} with {back} of "
+            f"{len(found['products'])} products in the compute dtype: {', '.join(exceptions)}",
+            flush=True,
+        )
+        self.kinds[LIMITED].append(f"teacher.float8_exceptions=[{', '.join(exceptions)}]")
+
+    def gate_tokens(self):
+        return [f"float8.gate_tokens={self.args.gate_tokens}"] if self.args.gate_tokens else []
+
     def train(self, kind, seed, folder, device):
         """The run's evaluations, the last of them after the last step; None where it was stopped."""
         args, log = self.args, folder.with_suffix(".log")
@@ -108,7 +148,7 @@ class Runs:
         mode = "--resume" if any(folder.glob("checkpoints/step-*")) else "--overwrite"
         settings = [
             *self.common(),
-            *KINDS[kind],
+            *self.kinds[kind],
             f"data.seed={seed}",
             f"train.seed={seed}",
             f"scheduler.warmup_steps={max(1, args.steps // 40)}",
@@ -118,8 +158,7 @@ class Runs:
             "run.progress=none",
         ]
         if kind != "bf16":  # the check is part of the result: it says how far this teacher is, and refuses nothing
-            settings.append("float8.max_mean_kl=100")
-            settings += [f"float8.gate_tokens={args.gate_tokens}"] if args.gate_tokens else []
+            settings += ["float8.max_mean_kl=100", *self.gate_tokens()]
         command = [args.program, "--config", "configs/quickstart.yaml", mode, "--set", *settings]
         code, output = self.call(command, log, device)
         if code == STOPPED:
@@ -188,6 +227,8 @@ class Runs:
             timer.start()
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
+        if LIMITED in self.kinds:
+            self.find_exceptions()
         places = [device for _ in range(self.args.jobs) for device in visible_gpus() or [None]]
         threads = [threading.Thread(target=self.work, args=(device,)) for device in places]
         for thread in threads:
@@ -204,7 +245,7 @@ def spread(values):
 
 def print_tables(runs):
     found = {}
-    for kind, seed in ((kind, seed) for kind in KINDS for seed in runs.args.seeds.split(",")):
+    for kind, seed in ((kind, seed) for kind in runs.kinds for seed in runs.args.seeds.split(",")):
         if runs.result(kind, seed).exists():
             found[kind, seed] = json.loads(runs.result(kind, seed).read_text())
     if not found:
@@ -214,7 +255,7 @@ def print_tables(runs):
     print("\nTrained students, all evaluated without float8 (mean and standard deviation of the seeds):\n")
     print("| trained with | seeds | " + " | ".join(METRICS) + " | KL minus bf16's, same seed | KL as it trained |")
     print("| --- |" + " ---: |" * (len(METRICS) + 3))
-    for kind in KINDS:
+    for kind in runs.kinds:
         mine = {seed: result["alike"] for (name, seed), result in found.items() if name == kind}
         if not mine:
             continue
@@ -235,7 +276,7 @@ def print_tables(runs):
     print("\nHeld-out KL as it trains, mean of the seeds:\n")
     steps = list(next(iter(found.values()))["evaluations"])
     print("| step | " + " | ".join(steps) + " |\n| --- |" + " ---: |" * len(steps))
-    for kind in KINDS:
+    for kind in runs.kinds:
         mine = [result["evaluations"] for (name, _), result in found.items() if name == kind]
         if mine:
             print(f"| {kind} | " + " | ".join(f"{statistics.mean(each[s] for each in mine):.4f}" for s in steps) + " |")

@@ -81,3 +81,17 @@ def test_a_stopped_run_continues_where_it_was(work, tmp_path):
     assert set(results(parts)) == {"bf16-1", "float8-teacher-1", "both-1"}
     for name, result in results(whole).items():
         assert results(parts)[name]["alike"] == result["alike"], name
+
+
+def test_a_limit_adds_the_teacher_whose_exceptions_hold_it(work, tmp_path):
+    out = tmp_path / "out"
+    tiny_study.run(*command(work, out, "--seeds", 1, "--steps", 8, "--jobs", 2))
+    whole = results(out)["float8-teacher-1"]["gate"]
+    limit = 0.5 * whole
+    kinds = "bf16,float8 teacher with exceptions"
+    said = tiny_study.run(*command(work, out, "--seeds", 1, "--steps", 8, "--limit", limit, "--kinds", kinds))
+    (report,) = (json.loads(file.read_text()) for file in (out / "exceptions").glob("*.json"))
+    assert report["before"]["mean_kl"] == pytest.approx(whole, rel=1e-3) and report["float8_exceptions"]
+    found = results(out)["float8-teacher-with-exceptions-1"]
+    assert 0 < found["gate"] <= limit
+    assert f"| float8 teacher with exceptions | 1 | {found['alike']['forward_kl']:.4f} " in said

@@ -20,13 +20,14 @@ from shared.command_line import argument_parser
 ALLOWED = {
     "data/base": set(),
     "losses": {"data/base"},  # options, checks, token metrics
+    "losses/products": set(),
     "losses/rows": {"losses/."},
     "losses/logits": {"losses/.", "losses/rows"},
-    "losses/head": {"losses/.", "losses/rows"},
+    "losses/head": {"losses/.", "losses/products", "losses/rows"},
     "losses/torch_ops": {"data/base", "losses"},
     "data": {"data/base"},
     "trainer/device": {"data/base"},
-    "trainer/models": {"data/base", "trainer/device"},
+    "trainer/models": {"data/base", "losses/products", "trainer/device"},
     "trainer/hf": {"data/base", "trainer/models"},
     "trainer/config": {"data", "losses", "trainer/hf", "trainer/models"},
     "trainer/sharding": {"data/base", "trainer/device", "trainer/models"},

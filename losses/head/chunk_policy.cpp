@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <vector>
 
 #include <absl/strings/str_format.h>
 
@@ -11,6 +12,10 @@ namespace distill::losses {
 namespace {
 
 constexpr int64_t kMaxAutomaticRows = 4096; // the products gain nothing beyond
+constexpr int64_t kGradientRowsStep = 16;
+constexpr int64_t kSmallChunk = 512;
+constexpr int64_t kManyGradientRows = 2048;
+constexpr double kAsFast = 1.003; // times differ more than that from run to run
 constexpr int64_t kMiB = 1 << 20;
 constexpr int64_t kRowAlignment = 256;
 
@@ -23,38 +28,39 @@ int64_t ceil_div(int64_t a, int64_t b) {
 }
 
 // The time of a token in a product over this many rows, relative to the same product at its best number of rows. Means
-// over five shapes on an H200 (docs/loss_head.md). The logits products have good and bad sizes (320 rows are fast, 384
-// and 512 are not); those that were not measured are not used.
+// over five shapes on an H200 (docs/loss_head.md), by losses/products/fp32_product.h. The logits products have good and
+// bad sizes (384 rows are fast, 448 are not); those that were not measured are not used.
 struct MeasuredRows {
   int64_t rows;
   double time;
 };
-constexpr std::array<MeasuredRows, 11> kLogitsProduct{{
-    {128, 1.42},
-    {192, 1.18},
-    {256, 1.15},
-    {320, 1.06},
-    {448, 1.09},
-    {640, 1.06},
-    {768, 1.05},
-    {1024, 1.04},
+constexpr std::array<MeasuredRows, 12> kLogitsProduct{{
+    {128, 1.62},
+    {192, 1.27},
+    {256, 1.08},
+    {320, 1.07},
+    {384, 1.02},
+    {512, 1.04},
+    {640, 1.05},
+    {1024, 1.06},
+    {1280, 1.05},
     {1536, 1.03},
-    {2048, 1.01},
+    {2048, 1.02},
     {4096, 1.0},
 }};
 // Tokens whose logits products take as long as what a chunk costs besides them: launches, and the row kernel's first
 // and last rows, which leave multiprocessors idle. From the head's own times under two caps.
-constexpr double kTokensPerChunk = 16;
+constexpr double kTokensPerChunk = 32;
 constexpr std::array<MeasuredRows, 10> kWeightGradientProduct{{
-    {256, 3.85},
-    {384, 2.6},
-    {512, 2.04},
-    {768, 1.52},
-    {1024, 1.36},
-    {1280, 1.22},
-    {1536, 1.16},
-    {2048, 1.1},
-    {3072, 1.03},
+    {256, 4.3},
+    {384, 2.86},
+    {512, 2.2},
+    {768, 1.56},
+    {1024, 1.26},
+    {1280, 1.11},
+    {1536, 1.08},
+    {2048, 1.05},
+    {3072, 1.02},
     {4096, 1.0},
 }};
 
@@ -81,15 +87,17 @@ int64_t round_up(int64_t value, int64_t multiple) {
   return ceil_div(value, multiple) * multiple;
 }
 
-// The largest multiple of `logits_rows`, at most `limit`, whose scratch fits; 0 where even one multiple does not.
-int64_t most_gradient_rows(const HeadShape& shape, int64_t logits_rows, int64_t limit, int64_t cap_bytes) {
+// The largest multiple of `step`, at most `limit` where that is at least one, whose scratch fits; 0 where even one
+// multiple does not.
+int64_t most_gradient_rows(
+    const HeadShape& shape, int64_t logits_rows, int64_t step, int64_t limit, int64_t cap_bytes) {
   int64_t low = 0; // multiples that fit
-  int64_t high = std::max<int64_t>(limit / logits_rows, 1) + 1; // that do not, or are not wanted
+  int64_t high = std::max<int64_t>(limit / step, 1) + 1; // that do not, or are not wanted
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
-    (scratch_bytes(shape, logits_rows, middle * logits_rows) <= cap_bytes ? low : high) = middle;
+    (scratch_bytes(shape, logits_rows, middle * step) <= cap_bytes ? low : high) = middle;
   }
-  return low * logits_rows;
+  return low * step;
 }
 
 // `count` tokens in chunks of `rows`, of which the last one may be smaller: the sum of rows times time(rows).
@@ -175,26 +183,35 @@ absl::StatusOr<ChunkPlan> resolve_chunks(const ChunkOptions& options, const Head
       }
     }
     const int64_t limit = std::max(rows, std::min(kMaxAutomaticRows, round_up(tokens, rows)));
-    return describe(options, shape, rows, most_gradient_rows(shape, rows, limit, cap_bytes));
+    return describe(options, shape, rows, most_gradient_rows(shape, rows, rows, limit, cap_bytes));
   }
 
   const int64_t longest = std::min(std::max(kMaxAutomaticRows, options.min_chunk_size), tokens);
-  int64_t best_rows = 0;
-  int64_t best_gradient_rows = 0;
-  double best_cost = 0;
+  struct Sizes {
+    int64_t rows;
+    int64_t gradient_rows;
+    double cost;
+    int64_t bytes;
+  };
+  std::vector<Sizes> fitting;
+  const auto add = [&](int64_t rows, int64_t gradient_rows) {
+    fitting.push_back(
+        {rows, gradient_rows, relative_cost(shape, rows, gradient_rows), scratch_bytes(shape, rows, gradient_rows)});
+  };
   const auto consider = [&](int64_t rows) {
     if (rows > longest) {
       return;
     }
     // With fewer gradient rows than fit, the last chunk may be less of a remainder.
-    const int64_t most = most_gradient_rows(shape, rows, std::max(longest, rows), cap_bytes);
+    const int64_t most = most_gradient_rows(shape, rows, rows, std::max(longest, rows), cap_bytes);
     for (int64_t gradient_rows = most; gradient_rows >= std::max(rows, most / 2); gradient_rows -= rows) {
-      const double cost = relative_cost(shape, rows, gradient_rows);
-      if (best_rows == 0 || cost < best_cost) {
-        best_rows = rows;
-        best_gradient_rows = gradient_rows;
-        best_cost = cost;
-      }
+      add(rows, gradient_rows);
+    }
+    // And with more than a multiple of `rows`: otherwise a vocabulary a little wider would lose a whole chunk of them,
+    // which matters where the chunks are small; large ones of odd sizes are slow.
+    const int64_t all = most_gradient_rows(shape, rows, kGradientRowsStep, longest, cap_bytes);
+    if (all > rows && rows <= kSmallChunk && most < kManyGradientRows) {
+      add(rows, all);
     }
   };
   consider(longest);
@@ -204,10 +221,19 @@ absl::StatusOr<ChunkPlan> resolve_chunks(const ChunkOptions& options, const Head
     }
   }
   consider(options.min_chunk_size);
-  for (int64_t rows = power_of_two_at_most(longest); rows >= 1 && best_rows == 0; rows /= 2) {
+  for (int64_t rows = power_of_two_at_most(longest); rows >= 1 && fitting.empty(); rows /= 2) {
     consider(rows);
   }
-  return describe(options, shape, best_rows, best_gradient_rows);
+  const double least = std::min_element(fitting.begin(), fitting.end(), [](const Sizes& a, const Sizes& b) {
+                         return a.cost < b.cost;
+                       })->cost;
+  const Sizes* best = nullptr; // the fewest bytes of those that are as fast
+  for (const Sizes& sizes : fitting) {
+    if (sizes.cost <= kAsFast * least && (best == nullptr || sizes.bytes < best->bytes)) {
+      best = &sizes;
+    }
+  }
+  return describe(options, shape, best->rows, best->gradient_rows);
 }
 
 } // namespace distill::losses

@@ -40,7 +40,7 @@ struct HeadShape {
 
 struct ChunkPlan {
   int64_t logits_rows = 0; // C
-  int64_t gradient_rows = 0; // D, a multiple of C
+  int64_t gradient_rows = 0; // D, at least C
   int64_t bytes = 0; // of all scratch, at most the cap
   int64_t arena_bytes = 0; // of these, the bytes that linear_head cuts out of its arena; on CUDA that is all
   std::string description; // one line for the log

@@ -2,6 +2,8 @@
 
 #include <ATen/Functions.h>
 
+#include "losses/products/fp32_product.h"
+
 namespace distill::losses {
 
 namespace {
@@ -37,7 +39,7 @@ void logits_product(
   } else if (logits_RV.scalar_type() == hidden_RH.scalar_type()) {
     at::mm_out(logits_RV, hidden_RH, weight_VH.t());
   } else {
-    at::mm_out(logits_RV, hidden_RH, weight_VH.t(), logits_RV.scalar_type());
+    fp32_product(logits_RV, hidden_RH, weight_VH.t(), /*scale=*/1, /*accumulates=*/false);
   }
 }
 
@@ -77,7 +79,7 @@ void weight_gradient_product(
       sum_VH.narrow(0, begin, count).addmm_(gradient.t(), hidden, beta, /*alpha=*/scale);
     });
   } else {
-    at::addmm_out(sum_VH, sum_VH, gradient_RV.t(), hidden_RH, sum_VH.scalar_type(), beta, /*alpha=*/scale);
+    fp32_product(sum_VH, gradient_RV.t(), hidden_RH, scale, accumulates);
   }
 }
 

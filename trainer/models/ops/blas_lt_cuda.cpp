@@ -1,7 +1,6 @@
 #include <ATen/cuda/CUDAContextLight.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <cublasLt.h>
 
 #include <algorithm>
 #include <map>
@@ -9,26 +8,11 @@
 #include <mutex>
 #include <tuple>
 
+#include "losses/products/blas_lt.h"
 #include "trainer/models/ops/blas_lt.h"
 
 namespace distill::models {
 namespace {
-
-void check(cublasStatus_t status, const char* call) {
-  TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "cuBLASLt: ", call, ": ", cublasLtGetStatusString(status));
-}
-
-template <typename T, cublasStatus_t (*kDestroy)(T)>
-struct Destroy {
-  using pointer = T;
-  void operator()(T handle) const {
-    kDestroy(handle);
-  }
-};
-using Layout = std::unique_ptr<cublasLtMatrixLayout_t, Destroy<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>>;
-using Description = std::unique_ptr<cublasLtMatmulDesc_t, Destroy<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>>;
-using Preference =
-    std::unique_ptr<cublasLtMatmulPreference_t, Destroy<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>>;
 
 cudaDataType_t type_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -44,77 +28,43 @@ cudaDataType_t type_of(const at::Tensor& tensor) {
 }
 
 // A row-major matrix [R, C] is column-major [C, R] to cuBLASLt.
-Layout layout_of(const at::Tensor& tensor) {
+blas_lt::Layout layout_of(const at::Tensor& tensor) {
   TORCH_CHECK(tensor.is_contiguous(), "cuBLASLt: a contiguous matrix is expected");
-  cublasLtMatrixLayout_t layout = nullptr;
-  check(
-      cublasLtMatrixLayoutCreate(
-          &layout, type_of(tensor), static_cast<uint64_t>(tensor.size(1)), static_cast<uint64_t>(tensor.size(0)),
-          tensor.size(1)),
-      "cublasLtMatrixLayoutCreate");
-  return Layout(layout);
-}
-
-template <typename T>
-void set(const Description& description, cublasLtMatmulDescAttributes_t attribute, const T& value) {
-  check(
-      cublasLtMatmulDescSetAttribute(description.get(), attribute, &value, sizeof(value)),
-      "cublasLtMatmulDescSetAttribute");
-}
-
-template <typename T>
-void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
-  check(
-      cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)),
-      "cublasLtMatmulPreferenceSetAttribute");
+  return blas_lt::make_layout(type_of(tensor), tensor.size(1), tensor.size(0), tensor.size(1));
 }
 
 // The product as cuBLASLt sees it: out^T [O, N] = W [O, I] x^T [I, N], all column-major, W transposed.
-Description describe(const BlasLtOperand& x, const BlasLtOperand& weight) {
-  cublasLtMatmulDesc_t created = nullptr;
-  check(cublasLtMatmulDescCreate(&created, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
-  Description description(created);
-  set(description, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+blas_lt::Description describe(const BlasLtOperand& x, const BlasLtOperand& weight) {
+  blas_lt::Description description = blas_lt::make_description();
+  blas_lt::set(description, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
   if (weight.scale.defined()) {
     const auto row_scales = static_cast<int32_t>(CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
-    set(description, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, row_scales);
-    set(description, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, row_scales);
-    set(description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, weight.scale.const_data_ptr());
-    set(description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x.scale.const_data_ptr());
-    set(description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+    blas_lt::set(description, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, row_scales);
+    blas_lt::set(description, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, row_scales);
+    blas_lt::set(description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, weight.scale.const_data_ptr());
+    blas_lt::set(description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x.scale.const_data_ptr());
+    blas_lt::set(description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
   }
   return description;
 }
 
-// The largest power of two up to 256 that divides the address.
-uint32_t alignment_of(const at::Tensor& tensor) {
-  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-  uint32_t alignment = 256;
-  while (address % alignment != 0) {
-    alignment /= 2;
-  }
-  return alignment;
-}
-
 using Alignments = std::array<uint32_t, 4>; // of W, x, residual, out
 struct Layouts {
-  Layout weight, x, residual, out;
+  blas_lt::Layout weight, x, residual, out;
 };
 
 cublasLtMatmulAlgo_t choose_algorithm(
-    cublasLtHandle_t handle, const Description& description, const Layouts& layouts, const Alignments& alignments,
-    uint64_t workspace) {
-  cublasLtMatmulPreference_t created = nullptr;
-  check(cublasLtMatmulPreferenceCreate(&created), "cublasLtMatmulPreferenceCreate");
-  const Preference preference(created);
-  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignments[0]);
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments[3]);
+    cublasLtHandle_t handle, const blas_lt::Description& description, const Layouts& layouts,
+    const Alignments& alignments, uint64_t workspace) {
+  const blas_lt::Preference preference = blas_lt::make_preference();
+  blas_lt::set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+  blas_lt::set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignments[0]);
+  blas_lt::set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
+  blas_lt::set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
+  blas_lt::set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments[3]);
   cublasLtMatmulHeuristicResult_t result{};
   int found = 0;
-  check(
+  blas_lt::check(
       cublasLtMatmulAlgoGetHeuristic(
           handle, description.get(), layouts.weight.get(), layouts.x.get(), layouts.residual.get(), layouts.out.get(),
           preference.get(), 1, &result, &found),
@@ -159,15 +109,16 @@ void blas_lt_product_add(
   const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
   void* workspace = at::cuda::getCUDABlasLtWorkspace();
   const auto workspace_bytes = at::cuda::getCUDABlasLtWorkspaceSize();
-  const Description description = describe(x, weight);
+  const blas_lt::Description description = describe(x, weight);
   const Layouts layouts{layout_of(weight.values), layout_of(x.values), layout_of(residual), layout_of(out)};
   const Alignments alignments{
-      alignment_of(weight.values), alignment_of(x.values), alignment_of(residual), alignment_of(out)};
+      blas_lt::alignment_of(weight.values), blas_lt::alignment_of(x.values), blas_lt::alignment_of(residual),
+      blas_lt::alignment_of(out)};
   const cublasLtMatmulAlgo_t algorithm = algorithms.get(
       x.values, weight.values, alignments, out.is_same(residual),
       [&] { return choose_algorithm(handle, description, layouts, alignments, workspace_bytes); });
   const float one = 1;
-  check(
+  blas_lt::check(
       cublasLtMatmul(
           handle, description.get(), &one, weight.values.const_data_ptr(), layouts.weight.get(),
           x.values.const_data_ptr(), layouts.x.get(), &one, residual.const_data_ptr(), layouts.residual.get(),

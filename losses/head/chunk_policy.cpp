@@ -129,7 +129,8 @@ double relative_cost(const HeadShape& shape, int64_t logits_rows, int64_t gradie
     const double of_token = logits / static_cast<double>(tokens) * hidden;
     return shape.needs_grad ? of_token + student_hidden * relative_time(kWeightGradientProduct, tokens) : of_token;
   };
-  const int64_t tokens = std::max<int64_t>(shape.tokens, 1);
+  // Of few tokens the number does not matter: how many of a batch are ignored should not change the sizes.
+  const int64_t tokens = std::max<int64_t>(shape.tokens, kMaxAutomaticRows);
   return time_of_chunks(tokens, gradient_rows, of_gradient_chunk) / static_cast<double>(tokens);
 }
 
@@ -210,7 +211,7 @@ absl::StatusOr<ChunkPlan> resolve_chunks(const ChunkOptions& options, const Head
     // And with more than a multiple of `rows`: otherwise a vocabulary a little wider would lose a whole chunk of them,
     // which matters where the chunks are small; large ones of odd sizes are slow.
     const int64_t all = most_gradient_rows(shape, rows, kGradientRowsStep, longest, cap_bytes);
-    if (all > rows && rows <= kSmallChunk && most < kManyGradientRows) {
+    if (all > rows && rows <= kSmallChunk && most < kManyGradientRows && tokens >= kMaxAutomaticRows) {
       add(rows, all);
     }
   };

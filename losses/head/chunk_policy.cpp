@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t kMaxAutomaticRows = 4096; // the products gain nothing beyond
 constexpr int64_t kGradientRowsStep = 16;
-constexpr int64_t kSmallChunk = 512;
-constexpr int64_t kManyGradientRows = 2048;
+constexpr int64_t kSmallChunk = 512; // tokens' logits
+constexpr int64_t kManyGradientRows = 2048; // from here on the weight gradient gains little
 constexpr double kAsFast = 1.003; // times differ more than that from run to run
 constexpr int64_t kMiB = 1 << 20;
 constexpr int64_t kRowAlignment = 256;

@@ -59,7 +59,7 @@ int64_t arena_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradien
 int64_t scratch_bytes(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);
 
 // The estimated time of a token in the products whose time depends on the two sizes, smaller chunks at the end counted.
-// In the same unit for all sizes of a shape.
+// In the same unit for all sizes of a shape. Fewer than 4096 tokens are estimated as 4096.
 double relative_cost(const HeadShape& shape, int64_t logits_rows, int64_t gradient_rows);
 
 // memory_cap_mb is a hard limit and takes precedence over chunk_size and min_chunk_size; a chunk_size that does not fit

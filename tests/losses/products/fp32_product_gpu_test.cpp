@@ -1,6 +1,7 @@
 // Products with fp32 results on a GPU against fp64, in every layout that the head has, and where cuBLASLt takes none.
 #include "losses/products/fp32_product.h"
 
+#include <cmath>
 #include <limits>
 #include <string>
 

@@ -138,12 +138,11 @@ struct SideStats {
   T lse = 0; // log-sum-exp at T = 1, nats
 };
 
-// Once per row, so with the library's log2, which also keeps a NaN.
 template <typename T>
 DISTILL_ROW_INLINE SideStats<T> side_stats(const SideSums<T>& sums, const RowConstants<T>& c) {
   SideStats<T> stats;
-  stats.log2_sum = log2(sums.sum);
-  stats.unit_log2_sum = c.unit_temperature ? stats.log2_sum : log2(sums.unit_sum);
+  stats.log2_sum = row_log2_of_sum(sums.sum);
+  stats.unit_log2_sum = c.unit_temperature ? stats.log2_sum : row_log2_of_sum(sums.unit_sum);
   stats.max = sums.max;
   stats.lse = sums.max + stats.unit_log2_sum * kLn2<T>;
   return stats;
@@ -159,21 +158,32 @@ struct RowFactors {
   T label = 0; // taken from the label's column
 };
 
+// lse: SideStats::lse of the student and the teacher, 0 where there is none.
+template <typename T>
+DISTILL_ROW_INLINE T poison(T lse, T teacher_lse) {
+  return (lse - lse) + (teacher_lse - teacher_lse);
+}
+
 template <typename T>
 DISTILL_ROW_INLINE T poison(const SideStats<T>& student, const SideStats<T>& teacher) {
-  return (student.lse - student.lse) + (teacher.lse - teacher.lse);
+  return poison(student.lse, teacher.lse);
+}
+
+template <typename T>
+DISTILL_ROW_INLINE RowFactors<T> row_factors(const RowConstants<T>& c, T lse, T teacher_lse, T token_weight) {
+  RowFactors<T> f;
+  const T weight = token_weight == 0 ? T(0) : token_weight + poison(lse, teacher_lse);
+  f.soft = c.divergence == Divergence::kNone ? T(0) : c.soft_gradient * weight;
+  f.hard = c.hard_weight * (T(1) + T(2) * c.z_loss * lse) * weight;
+  f.uniform = c.hard_weight * c.smoothing_per_column * weight;
+  f.label = c.hard_weight * (T(1) - c.label_smoothing) * weight;
+  return f;
 }
 
 template <typename T>
 DISTILL_ROW_INLINE RowFactors<T> row_factors(
     const RowConstants<T>& c, const SideStats<T>& student, const SideStats<T>& teacher, T token_weight) {
-  RowFactors<T> f;
-  const T weight = token_weight == 0 ? T(0) : token_weight + poison(student, teacher);
-  f.soft = c.divergence == Divergence::kNone ? T(0) : c.soft_gradient * weight;
-  f.hard = c.hard_weight * (T(1) + T(2) * c.z_loss * student.lse) * weight;
-  f.uniform = c.hard_weight * c.smoothing_per_column * weight;
-  f.label = c.hard_weight * (T(1) - c.label_smoothing) * weight;
-  return f;
+  return row_factors(c, student.lse, teacher.lse, token_weight);
 }
 
 template <typename T>
@@ -198,16 +208,22 @@ inline constexpr bool kUsesQa = kDivergence != Divergence::kForwardKl&& kDiverge
 template <Divergence kDivergence>
 inline constexpr bool kUsesLoss = kUsesQa<kDivergence>&& kDivergence != Divergence::kReverseKl;
 
+// Whether the divergence needs r.
+template <Divergence kDivergence>
+inline constexpr bool kUsesRatio = kUsesLoss<kDivergence>&& kDivergence != Divergence::kTotalVariation;
+
 template <typename T>
 struct ColumnPair {
   T d;
   T p;
   T q;
+  T r; // where kUsesRatio
 };
 
-template <typename T>
+template <Divergence kDivergence, typename T>
 DISTILL_ROW_INLINE ColumnPair<T> column_pair(T lp, T lq) {
-  return {lp - lq, row_exp2(lp), row_exp2(lq)};
+  const T d = lp - lq;
+  return {d, row_exp2(lp), row_exp2(lq), kUsesRatio<kDivergence> ? row_exp2(row_min(d, kMaxLogRatio<T>)) : T(0)};
 }
 
 template <typename T>
@@ -230,8 +246,7 @@ DISTILL_ROW_INLINE SoftTerms<T> soft_terms(const ColumnPair<T>& x, const RowCons
     out.a = x.d == 0 ? T(0) : (x.d < 0 ? T(0.5) : T(-0.5));
   } else if constexpr (kDivergence != Divergence::kNone) {
     const T d = row_min(x.d, kMaxLogRatio<T>);
-    const T r = row_exp2(d);
-    const T mixed = c.p_weight * r + c.q_weight;
+    const T mixed = c.p_weight * x.r + c.q_weight;
     T log2_m_over_q = row_log2(mixed);
     if constexpr (kSeriesNearZero && sizeof(T) == 4) {
       // In fp32 the logarithm's error counts where p and q are close; the series' is below 1e-9 here.
@@ -243,10 +258,10 @@ DISTILL_ROW_INLINE SoftTerms<T> soft_terms(const ColumnPair<T>& x, const RowCons
       out.a = -log2_m_over_q;
     } else if constexpr (kDivergence == Divergence::kSkewForwardKl) {
       out.loss = x.p * (d - log2_m_over_q);
-      out.a = -r / mixed; // -p / m
+      out.a = -x.r / mixed; // -p / m
     } else {
       out.loss = -x.q * log2_m_over_q;
-      out.a = -(kLn2<T> * log2_m_over_q + c.p_weight * c.q_weight * (T(1) - r) / mixed);
+      out.a = -(kLn2<T> * log2_m_over_q + c.p_weight * c.q_weight * (T(1) - x.r) / mixed);
     }
   }
   return out;
@@ -327,14 +342,10 @@ struct ColumnResult {
 };
 
 // One column with both sides, added to the row's sums (a reference for each, so that they may be lanes of a vector).
-// Logits after bias and softcap. kSeriesNearZero: more exact in fp32 where p and q are close, and slower.
+// kSeriesNearZero: more exact in fp32 where p and q are close, and slower.
 template <Divergence kDivergence, bool kSeriesNearZero, typename T>
-DISTILL_ROW_INLINE ColumnResult<T> column(
-    T student_logit, T teacher_logit, const SideStats<T>& student, const SideStats<T>& teacher,
-    const RowConstants<T>& c, RowSums<T>& add) {
-  const T lq = log2_prob(student_logit, student, c);
-  const T lp = log2_prob(teacher_logit, teacher, c);
-  const ColumnPair<T> pair = column_pair(lp, lq);
+DISTILL_ROW_INLINE ColumnResult<T> column_of_pair(
+    const ColumnPair<T>& pair, T lp, T lq, const RowConstants<T>& c, RowSums<T>& add) {
   const SoftTerms<T> soft = soft_terms<kDivergence, kSeriesNearZero>(pair, c);
   if constexpr (kUsesLoss<kDivergence>) {
     add.loss += soft.loss;
@@ -351,6 +362,16 @@ DISTILL_ROW_INLINE ColumnResult<T> column(
   add.q_lq += pair.q * lq;
   add.p_lp += pair.p * lp;
   return {soft.a, pair.q, lq};
+}
+
+// The same from logits after bias and softcap.
+template <Divergence kDivergence, bool kSeriesNearZero, typename T>
+DISTILL_ROW_INLINE ColumnResult<T> column(
+    T student_logit, T teacher_logit, const SideStats<T>& student, const SideStats<T>& teacher,
+    const RowConstants<T>& c, RowSums<T>& add) {
+  const T lq = log2_prob(student_logit, student, c);
+  const T lp = log2_prob(teacher_logit, teacher, c);
+  return column_of_pair<kDivergence, kSeriesNearZero>(column_pair<kDivergence>(lp, lq), lp, lq, c, add);
 }
 
 // One column of the student alone.

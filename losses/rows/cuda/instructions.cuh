@@ -74,6 +74,13 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint2 v) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// row_exp2 in a branch that is hardly ever taken: not computed ahead of it.
+__device__ __forceinline__ float exp2_where_it_stands(float x) {
+  float y = 0;
+  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // 1 / x, to one unit in the last place.
 __device__ __forceinline__ float approximate_reciprocal(float x) {
   float y = 0;
@@ -199,10 +206,10 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// The maximum over the lanes of `mask` in one instruction: floats compare like these integers. Never NaN.
-__device__ __forceinline__ float lanes_max(unsigned mask, float value) {
+// The maximum over the warp in one instruction: floats compare like these integers. Never NaN.
+__device__ __forceinline__ float lanes_max(float value) {
   const int bits = __float_as_int(value);
-  const int best = __reduce_max_sync(mask, bits ^ ((bits >> 31) & 0x7fffffff));
+  const int best = __reduce_max_sync(kAllLanes, bits ^ ((bits >> 31) & 0x7fffffff));
   return __int_as_float(best ^ ((best >> 31) & 0x7fffffff));
 }
 

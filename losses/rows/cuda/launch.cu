@@ -37,8 +37,8 @@ LaunchCluster* cluster_kernel(const RowArgs& args, bool shifted) {
   return fp32 ? launch_cluster_general : launch_cluster_bf16_general;
 }
 
-// The cluster size of a row on the current device, which is asked once; 0: none.
-int automatic_cluster(int64_t vocab, bool teacher) {
+// The cluster size of the rows on the current device, which is asked once; 0: none.
+int automatic_cluster(const RowArgs& args) {
   struct Known {
     std::once_flag asked;
     std::array<ClustersAtOnce, 2> at_once{}; // without and with a teacher
@@ -56,7 +56,8 @@ int automatic_cluster(int64_t vocab, bool teacher) {
       }
     }
   });
-  return best_cluster_size(vocab, known.at_once[teacher ? 1 : 0]);
+  const bool teacher = args.teacher != nullptr;
+  return best_cluster_size(args.vocab, known.at_once[teacher ? 1 : 0], teacher, most_tiles(cluster_mode(args)));
 }
 
 const char* why_not_cluster(const RowArgs& args) {
@@ -80,7 +81,7 @@ const char* why_not_cluster(const RowArgs& args) {
 
 const char* launch_rows_cluster(const RowArgs& args, void* stream, int cluster_size) {
   const ClusterPlan plan = cluster_plan(args, cluster_size);
-  if (cluster_size < 2 || cluster_size > kMaxCluster || plan.tiles > kMaxTiles) {
+  if (cluster_size < 2 || cluster_size > kMaxCluster || plan.tiles > most_tiles(cluster_mode(args))) {
     return "the cluster row kernel cannot hold a row of this width with this cluster size";
   }
   return cluster_kernel(args, plan.shifted)(args, plan, cluster_size, stream);
@@ -97,8 +98,7 @@ const char* launch_rows(const RowArgs& args, void* stream, const RowLaunch& laun
   }
   if (launch.strategy != RowStrategy::kStreaming) {
     const char* problem = why_not_cluster(args);
-    const int size =
-        launch.cluster_size == 0 ? automatic_cluster(args.vocab, args.teacher != nullptr) : launch.cluster_size;
+    const int size = launch.cluster_size == 0 ? automatic_cluster(args) : launch.cluster_size;
     if (problem == nullptr && size > 0) {
       return launch_rows_cluster(args, stream, size);
     }

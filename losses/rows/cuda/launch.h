@@ -7,7 +7,8 @@ namespace distill::losses {
 enum class RowStrategy {
   kAutomatic, // the cluster kernel where it can run, otherwise the streaming kernel
   // A row's logits are spread over the shared memory of a cluster of blocks: one read of the logits. Needs compute
-  // capability 9.0, rows that start at multiples of 4 bytes, fp32 or bf16 logits, and at most 327680 columns.
+  // capability 9.0, rows that start at multiples of 4 bytes, fp32 or bf16 logits, and at most 425984 columns (327680
+  // with biases or label smoothing).
   kCluster,
   kStreaming, // three reads of which two mostly hit L2: any type, alignment and width
 };

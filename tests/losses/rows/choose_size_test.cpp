@@ -9,12 +9,16 @@ namespace {
 // What an H200 says of the kernel with a teacher: 132 multiprocessors in groups of different sizes.
 constexpr ClustersAtOnce kH200{0, 0, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7};
 
+int best_size(int64_t vocab, const ClustersAtOnce& at_once = kH200) {
+  return best_cluster_size(vocab, at_once, /*teacher=*/true, kLongTiles);
+}
+
 double cost(int64_t vocab, int size) {
-  return (3.0 + cluster_plan(vocab, size).tiles) / kH200[static_cast<size_t>(size)];
+  return row_time(vocab, size, /*teacher=*/true) / kH200[static_cast<size_t>(size)];
 }
 
 TEST(ClusterSize, SlicesCoverTheRowAndBeginAtMultiplesOfSixteenBytes) {
-  for (const int64_t vocab : {1, 7, 32000, 50257, 128256, 262208, 327680}) {
+  for (const int64_t vocab : {1, 7, 32000, 50257, 128256, 262208, 425984}) {
     for (int size = 2; size <= kMaxCluster; ++size) {
       const ClusterPlan plan = cluster_plan(vocab, size);
       EXPECT_EQ(plan.slice % 8, 0);
@@ -27,12 +31,12 @@ TEST(ClusterSize, SlicesCoverTheRowAndBeginAtMultiplesOfSixteenBytes) {
 }
 
 TEST(ClusterSize, IsTheFastestThatHoldsTheRow) {
-  for (int64_t vocab = 1000; vocab <= 327680; vocab += 997) {
-    const int size = best_cluster_size(vocab, kH200);
+  for (int64_t vocab = 1000; vocab <= 425984; vocab += 997) {
+    const int size = best_size(vocab);
     ASSERT_GT(size, 0) << vocab;
-    EXPECT_LE(cluster_plan(vocab, size).tiles, kMaxTiles);
+    EXPECT_LE(cluster_plan(vocab, size).tiles, kLongTiles);
     for (int other = 2; other <= kMaxCluster; ++other) {
-      if (cluster_plan(vocab, other).tiles <= kMaxTiles) {
+      if (cluster_plan(vocab, other).tiles <= kLongTiles) {
         EXPECT_LE(cost(vocab, size), cost(vocab, other)) << vocab << " size " << other;
       }
     }
@@ -41,22 +45,23 @@ TEST(ClusterSize, IsTheFastestThatHoldsTheRow) {
 
 TEST(ClusterSize, WiderRowsCostNoLessAndNeighboursAboutTheSame) {
   double before = 0;
-  for (int64_t vocab = 30000; vocab <= 327680; vocab += 64) {
-    const double now = cost(vocab, best_cluster_size(vocab, kH200));
+  for (int64_t vocab = 30000; vocab <= 425984; vocab += 64) {
+    const double now = cost(vocab, best_size(vocab));
     EXPECT_GE(now, before) << vocab;
     if (before > 0) {
-      EXPECT_LT(now, 1.75 * before) << vocab; // the largest step: from 8 blocks with 10 tiles to more blocks
+      EXPECT_LT(now, 1.3 * before) << vocab; // the largest step: from slices of 10 tiles to 13
     }
     before = now;
   }
 }
 
 TEST(ClusterSize, ARowThatNoClusterHoldsHasNone) {
-  EXPECT_EQ(best_cluster_size(327681 + 128, kH200), 0);
+  EXPECT_EQ(best_size(425985 + 128), 0);
+  EXPECT_EQ(best_cluster_size(327681 + 128, kH200, /*teacher=*/true, kMaxTiles), 0);
   ClustersAtOnce only_two{};
   only_two[2] = 60;
-  EXPECT_EQ(best_cluster_size(40960, only_two), 2);
-  EXPECT_EQ(best_cluster_size(40977, only_two), 0);
+  EXPECT_EQ(best_size(53248, only_two), 2);
+  EXPECT_EQ(best_size(53265, only_two), 0);
 }
 
 } // namespace

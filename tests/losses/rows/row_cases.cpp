@@ -23,8 +23,8 @@ Rows make_rows(const RowSpec& spec, const LossOptions& options) {
     const at::Tensor nan = at::full({spec.rows, spec.padding}, NAN, at::TensorOptions(at::kDouble));
     return at::cat({values, nan}, 1).to(type);
   };
-  const at::Tensor student = at::randn({spec.rows, spec.vocab}, at::TensorOptions(at::kDouble)) * 3;
-  const at::Tensor noise = at::randn({spec.rows, spec.vocab}, at::TensorOptions(at::kDouble)) * 3;
+  const at::Tensor student = at::randn({spec.rows, spec.vocab}, at::TensorOptions(at::kDouble)) * spec.scale;
+  const at::Tensor noise = at::randn({spec.rows, spec.vocab}, at::TensorOptions(at::kDouble)) * spec.scale;
   RowArgs& a = r.args;
   a.student = keep(padded(student, spec.logits));
   if (spec.teacher) {

@@ -30,6 +30,7 @@ struct RowSpec {
   bool in_place = false;
   bool no_gradient = false;
   double gap = 1.0;
+  double scale = 3.0; // standard deviation of the logits
 };
 
 // On test_device(). The padding between rows holds NaN.

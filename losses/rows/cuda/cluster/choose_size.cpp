@@ -9,6 +9,8 @@ namespace distill::losses {
 
 namespace {
 
+constexpr int64_t kTileColumns = kClusterThreads * kClusterVector;
+
 bool starts_at_multiples(const void* data, int64_t stride_bytes, int64_t of) {
   return data == nullptr ||
       (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(of) == 0 && stride_bytes % of == 0);
@@ -17,10 +19,12 @@ bool starts_at_multiples(const void* data, int64_t stride_bytes, int64_t of) {
 } // namespace
 
 ClusterPlan cluster_plan(int64_t vocab, int cluster_size) {
-  constexpr int64_t kTileColumns = kClusterThreads * kClusterVector;
   constexpr int64_t kGranule = 8; // bulk copies begin at multiples of 16 bytes
   const int64_t slice = ((vocab + cluster_size - 1) / cluster_size + kGranule - 1) / kGranule * kGranule;
-  const int64_t tiles = std::max<int64_t>((slice + kTileColumns - 1) / kTileColumns, kMinTiles);
+  int64_t tiles = std::max<int64_t>((slice + kTileColumns - 1) / kTileColumns, kMinTiles);
+  if (tiles > kMaxTiles && tiles <= kLongTiles) {
+    tiles = kLongTiles;
+  }
   return {.slice = static_cast<int>(slice), .tiles = static_cast<int>(tiles)};
 }
 
@@ -41,16 +45,25 @@ ClusterPlan cluster_plan(const RowArgs& args, int cluster_size) {
   return plan;
 }
 
-int best_cluster_size(int64_t vocab, const ClustersAtOnce& at_once, double fixed_tiles) {
+double row_time(int64_t vocab, int cluster_size, bool teacher) {
+  // What does not depend on the number of columns: reductions, and filling the pipeline.
+  constexpr double kFixed = 3;
+  // With a teacher, slices that leave no room to copy ahead wait for their copies.
+  constexpr double kWaitsForCopies = 3.5;
+  const ClusterPlan plan = cluster_plan(vocab, cluster_size);
+  const double tiles = std::max(plan.slice / static_cast<double>(kTileColumns), static_cast<double>(kMinTiles));
+  return kFixed + tiles + (teacher && plan.tiles == kLongTiles ? kWaitsForCopies : 0);
+}
+
+int best_cluster_size(int64_t vocab, const ClustersAtOnce& at_once, bool teacher, int most_tiles) {
   int best = 0;
   double best_cost = 0;
   for (int size = 2; size <= kMaxCluster; ++size) {
     const int clusters = at_once[static_cast<size_t>(size)];
-    const int tiles = cluster_plan(vocab, size).tiles;
-    if (clusters == 0 || tiles > kMaxTiles) {
+    if (clusters == 0 || cluster_plan(vocab, size).tiles > most_tiles) {
       continue;
     }
-    const double cost = (fixed_tiles + tiles) / clusters;
+    const double cost = row_time(vocab, size, teacher) / clusters;
     if (best == 0 || cost < best_cost) {
       best = size;
       best_cost = cost;

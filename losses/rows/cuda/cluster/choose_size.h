@@ -8,7 +8,7 @@
 // How many blocks share a row in the cluster row kernel.
 namespace distill::losses {
 
-// The slices of a row of `vocab` columns. plan.tiles is above kMaxTiles where a block cannot hold its slice.
+// The slices of a row of `vocab` columns. plan.tiles is above kLongTiles where a block cannot hold its slice.
 ClusterPlan cluster_plan(int64_t vocab, int cluster_size);
 
 // Whether all rows of logits start at multiples of `of` bytes.
@@ -20,8 +20,10 @@ ClusterPlan cluster_plan(const RowArgs& args, int cluster_size);
 // How many clusters of each size the device runs at once, the index; 0 where it runs none.
 using ClustersAtOnce = std::array<int, kMaxCluster + 1>;
 
-// The cluster size with the highest throughput; 0 where no size holds the row. A row takes as long as its tiles and
-// what does not depend on their number, which costs about as much as `fixed_tiles` (docs/loss_head.md).
-int best_cluster_size(int64_t vocab, const ClustersAtOnce& at_once, double fixed_tiles = 3);
+// The time of a row on one cluster, in units of what a tile takes (measured: docs/loss_head.md).
+double row_time(int64_t vocab, int cluster_size, bool teacher);
+
+// The cluster size with the highest throughput, of those whose slices have at most `most_tiles` tiles; 0: none.
+int best_cluster_size(int64_t vocab, const ClustersAtOnce& at_once, bool teacher, int most_tiles);
 
 } // namespace distill::losses

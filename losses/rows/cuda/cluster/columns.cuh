@@ -43,7 +43,7 @@ struct OnlineSums {
   float unit_sum = 0;
 
   __device__ __forceinline__ void begin(const float (&z)[kVector]) {
-    base = fmaxf(lanes_max(kAllLanes, fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]))), -1e30F);
+    base = fmaxf(lanes_max(fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]))), -1e30F);
   }
 
   template <Mode kMode>
@@ -70,37 +70,59 @@ __device__ __forceinline__ float fast_softcapped(float logit, float cap, float t
   return fmaf(-2.0F * cap, reciprocal, cap);
 }
 
-// A thread's columns, row after row. Shared memory holds kSlots tiles of them as a ring.
+// A thread's columns, row after row. Shared memory holds kSlots tiles of them as a ring of slots, which are given by
+// their bytes from its beginning.
 template <typename G, typename Logit, Mode kMode>
 struct Columns {
   static constexpr bool kGeneral = kMode == Mode::kGeneral;
   static constexpr bool kAdjusts = kCaps<kMode>;
   // fp32 logits are replaced in shared memory by what bias and softcap make of them, so that it is done once.
   static constexpr bool kReplaces = kAdjusts && sizeof(Logit) == 4;
+  // The first tiles of every slice are whole where the kernel is made for the number of tiles (cluster_plan); only the
+  // last two have columns that do not exist.
+  static constexpr int kWholeTiles = kGeneral || G::kTiles == kMinTiles ? 0
+      : G::kTiles == kLongTiles                                         ? kMaxTiles - 1
+                                                                        : G::kTiles - 2;
 
   const RowArgs& args;
   const RowConstants<float>& c;
   const ClusterPlan& plan;
   const Share& share;
-  SlotBarriers<G> barriers;
-  uint32_t base; // shared-memory address of this thread's columns in slot 0
-  int slot = 0; // of the row's first tile
+  int tiles_of_warp; // in which a thread of the warp has columns; the same in all of its threads
+  uint32_t ring; // shared-memory address
+  uint32_t mine; // the same of this thread's columns in the first slot
+  uint32_t slot = 0; // of the row's first tile
   uint32_t phase = 0; // of the full barrier of that slot
   // How many elements behind the beginning of their tiles the columns begin, 4 bits each: the row's student and
   // teacher, and those of the next row. In one register, of which there are none to spare.
   uint32_t shifts = 0;
 
+  // Whether threads of this warp may have columns in the tile.
   __device__ __forceinline__ bool exists(int tile) const {
-    return !kGeneral || tile < plan.tiles;
+    if constexpr (kGeneral) {
+      return tile < plan.tiles;
+    } else {
+      return kWholeTiles == 0 || tile < kWholeTiles || tile < tiles_of_warp;
+    }
   }
 
-  // The slot of a tile of the row that begins in slot `from`; tiles kTiles and later are the next row's.
-  __device__ __forceinline__ int slot_from(int from, int tile) const {
-    return from + tile - (tile < G::kSlots - from ? 0 : G::kSlots);
+  // Whether all kVector columns of the tile exist.
+  __device__ __forceinline__ bool whole(int tile) const {
+    return tile < kWholeTiles || share.whole(tile);
   }
 
-  __device__ __forceinline__ uint32_t place_from(int from, int tile) const {
-    return base + static_cast<uint32_t>(slot_from(from, tile)) * G::kSlotBytes;
+  // Whether a tile of the row that begins in slot `from` lies behind the end of the ring, and so at its beginning.
+  __device__ __forceinline__ bool wraps(uint32_t from, int tile) const {
+    return from + static_cast<uint32_t>(tile) * G::kSlotStride > G::kRingBytes - 1U;
+  }
+
+  // The slot of that tile; tiles kTiles and later are the next row's.
+  __device__ __forceinline__ uint32_t slot_from(uint32_t from, int tile) const {
+    return from + static_cast<uint32_t>(tile) * G::kSlotStride - (wraps(from, tile) ? G::kRingBytes : 0U);
+  }
+
+  __device__ __forceinline__ uint32_t place_from(uint32_t from, int tile) const {
+    return slot_from(from, tile) + mine;
   }
 
   __device__ __forceinline__ uint32_t place(int tile) const {
@@ -123,19 +145,18 @@ struct Columns {
 
   __device__ __forceinline__ void next_slots() {
     shifts >>= 8U;
-    slot += G::kTiles;
-    phase ^= slot < G::kSlots ? 0U : 1U;
-    slot -= slot < G::kSlots ? 0 : G::kSlots;
+    phase ^= wraps(slot, G::kTiles) ? 1U : 0U;
+    slot = slot_from(slot, G::kTiles);
   }
 
   // Waits for the copies of a tile, counted from the current row's first.
   __device__ __forceinline__ void wait(int tile) const {
-    barrier_wait_at(barriers.full(slot_from(slot, tile)), tile < G::kSlots - slot ? phase : phase ^ 1U);
+    barrier_wait_at(full_barrier<G>(ring + slot_from(slot, tile)), phase ^ (wraps(slot, tile) ? 1U : 0U));
   }
 
   // The warp has read the tile of the row that begins in slot `from` for the last time.
-  __device__ __forceinline__ void release(int from, int tile, int lane) const {
-    warp_arrive_at(barriers.empty(slot_from(from, tile)), lane);
+  __device__ __forceinline__ void release(uint32_t from, int tile, int lane) const {
+    warp_arrive_at(empty_barrier<G>(ring + slot_from(from, tile)), lane);
   }
 
   // Where a of a tile is stored that registers do not hold; q lies kStoredSideBytes behind it. `place`: the tile's.
@@ -143,7 +164,7 @@ struct Columns {
     if constexpr (G::kStoredInSlots) {
       return place;
     } else {
-      const uint32_t thread = base + threadIdx.x * (kVector * sizeof(float) - G::kVectorBytes);
+      const uint32_t thread = ring + (threadIdx.x - G::kHelpers) * static_cast<uint32_t>(kVector * sizeof(float));
       return thread + G::kStoreOffset + static_cast<uint32_t>(tile - G::kRegisterTiles) * 2 * G::kStoredSideBytes;
     }
   }
@@ -190,14 +211,16 @@ struct Columns {
   // The warp's part of a side's normaliser.
   template <typename Side>
   __device__ __forceinline__ SidePartial part(OnlineSums run, const Side& side) const {
-    const float max = lanes_max(kAllLanes, run.max);
+    const float max = lanes_max(run.max);
     if ((max - run.base) * fmaxf(c.to_log2, kLog2E<float>) > OnlineSums::kRoom) {
       run = {run.max, max, 0, 0};
 #pragma unroll 1
       for (int i = 0; i < plan.tiles; ++i) {
-        float z[kVector];
-        side(i, z);
-        run.template add<kMode>(z, c);
+        if (exists(i)) {
+          float z[kVector];
+          side(i, z);
+          run.template add<kMode>(z, c);
+        }
       }
     }
     return {max, run.sum, run.unit_sum, run.base};
@@ -212,7 +235,7 @@ struct Columns {
   template <typename Gradient>
   __device__ __forceinline__ void write_as(Gradient* out, int tile, const float (&g)[kVector]) const {
     Gradient* to = out + tile * kTileColumns;
-    if (share.whole(tile) && plan.vector_stores) {
+    if (whole(tile) && plan.vector_stores) {
       if constexpr (sizeof(Gradient) == 2) {
         *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(g[0], g[1]), pack_bf16(g[2], g[3]));
       } else {
@@ -279,12 +302,12 @@ struct Columns {
   __device__ __forceinline__ void read(uint32_t address, int tile, const Adjustment& side, float (&z)[kVector]) const {
     read_logits(address, side, z);
     if constexpr (G::kMayShift) { // not replaced in shared memory, whose words hold neighbours' columns, too
-      if (!share.whole(tile)) {
+      if (!whole(tile)) {
         mask(tile, z);
       }
     }
     if constexpr (kAdjusts && !kReplaces) {
-      if (adjust(tile, side, z) && !share.whole(tile)) {
+      if (adjust(tile, side, z) && !whole(tile)) {
         mask(tile, z);
       }
     }
@@ -293,7 +316,7 @@ struct Columns {
   __device__ __forceinline__ void first_read(
       uint32_t address, int tile, const Adjustment& side, float (&z)[kVector]) const {
     read_logits(address, side, z);
-    const bool partial = !share.whole(tile);
+    const bool partial = !whole(tile);
     if constexpr (kReplaces) {
       const bool adjusted = adjust(tile, side, z);
       if (partial) {
@@ -355,6 +378,30 @@ struct Columns {
 // d capped logit / d logit of the student.
 __device__ __forceinline__ float slope_at(float capped_logit, const RowConstants<float>& c) {
   return fmaf(-capped_logit * c.inverse_square_of_cap, capped_logit, 1.0F);
+}
+
+// Whether p comes from q and r: a third exponential for each column is what limits the kernel's speed. With softcaps,
+// where it does not, the check costs registers.
+template <Divergence kDivergence, Mode kMode>
+inline constexpr bool kPairsFromRatio = kUsesRatio<kDivergence> && !kCaps<kMode>;
+
+// The pairs of a thread's columns, with two exponentials each where q is not too small for that.
+__device__ __forceinline__ void pairs_from_ratio(
+    const float (&lp)[kVector], const float (&lq)[kVector], ColumnPair<float> (&pairs)[kVector]) {
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    const float d = lp[j] - lq[j];
+    const float q = row_exp2(lq[j]);
+    const float r = row_exp2(fminf(d, kMaxLogRatio<float>));
+    pairs[j] = {d, q * r, q, r};
+  }
+  constexpr float kTooSmall = -120; // log2 q; below 2^-126 it is 0
+  if (fminf(fminf(lq[0], lq[1]), fminf(lq[2], lq[3])) < kTooSmall) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      pairs[j].p = exp2_where_it_stands(lp[j]);
+    }
+  }
 }
 
 // What is kept of a column's q for its gradient: q, with the softcap's slope; or log2 q, from which all else follows.

@@ -44,7 +44,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   using G = Geometry<kTiles, Logit, kTeacher, kKeeps>;
   unsigned char* const shared = launched_memory();
   auto& slots = *reinterpret_cast<RowSlots*>(shared + G::kReduceOffset);
-  const int tid = static_cast<int>(threadIdx.x);
+  const int tid = static_cast<int>(threadIdx.x) - G::kHelpers; // of a worker; the helpers' are negative
   const int rank = static_cast<int>(blockIdx.x) % cluster_size;
   const int first_row = static_cast<int>(blockIdx.x) / cluster_size;
   const int row_step = static_cast<int>(gridDim.x) / cluster_size;
@@ -53,36 +53,39 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   const int first_column = rank * plan.slice;
   const int existing = static_cast<int>(min(max(args.vocab - first_column, int64_t{0}), int64_t{plan.slice}));
   init_slots(slots);
-  if (tid < G::kSlots) {
-    const SlotBarriers<G> own{shared_address(shared + G::kBarrierOffset)};
-    barrier_init_at(own.full(tid), plan.bulk_copies ? 1 : kWarp);
-    barrier_init_at(own.empty(tid), kWarps * kArrivalsOfWarp);
+  const uint32_t first_slot = shared_address(shared);
+  if (threadIdx.x < G::kSlots) {
+    const uint32_t own = first_slot + threadIdx.x * G::kSlotStride;
+    barrier_init_at(full_barrier<G>(own), plan.bulk_copies ? 1 : kWarp);
+    barrier_init_at(empty_barrier<G>(own), kWarps * kArrivalsOfWarp);
     publish_barriers();
   }
   // The barriers exist and every block of the cluster runs before any block sends a number.
   cluster_barrier();
 
-  const SlotBarriers<G> barriers{shared_address(shared + G::kBarrierOffset)};
   const RowCursor rows_of_cluster(args, first_row, row_step);
-  if (tid >= kWorkers) {
+  if (tid < 0) {
     if constexpr (G::kMovesRegisters) {
       give_registers<kReducerRegisters>();
     }
-    if (tid / kWarp == kWorkers / kWarp + 1) {
-      const TileCopies<G, Logit, kTeacher> copies{args, barriers, shared_address(shared), first_column, existing};
+    // The first warp reduces, the second one copies.
+    const int helper = static_cast<int>(threadIdx.x) / kWarp;
+    const int lane_of_helper = static_cast<int>(threadIdx.x) % kWarp;
+    if (helper == 1) {
+      const TileCopies<G, Logit, kTeacher> copies{args, first_slot, first_column, existing};
       if (!plan.bulk_copies) {
-        copies.by_words(rows_of_cluster, tid % kWarp);
-      } else if (tid % kWarp == 0) {
+        copies.by_words(rows_of_cluster, lane_of_helper);
+      } else if (lane_of_helper == 0) {
         copies.in_bulk(rows_of_cluster);
       }
     }
-    if (tid >= kWorkers + kWarp) {
+    if (helper > 0) {
       __syncwarp();
       cluster_barrier();
       return;
     }
-    const Reducer<kDivergence, kTeacher, kSubtractsFirst<kMode>> reducer{args, c,           slots,        cluster_size,
-                                                                         rank, tid % kWarp, first_column, existing};
+    const Reducer<kDivergence, kTeacher, kSubtractsFirst<kMode>> reducer{
+        args, c, slots, cluster_size, rank, lane_of_helper, first_column, existing};
     int before = -1; // the previous row
     uint32_t turn = 0;
     // The blocks take turns in writing a row's metrics.
@@ -113,7 +116,13 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   share.first = first_column + mine;
   share.columns = existing - mine;
   Columns<G, Logit, kMode> columns{
-      args, c, plan, share, barriers, shared_address(shared) + static_cast<uint32_t>(tid) * G::kVectorBytes};
+      args,
+      c,
+      plan,
+      share,
+      __reduce_max_sync(kAllLanes, (share.columns + kTileColumns - 1) / kTileColumns),
+      shared_address(shared),
+      shared_address(shared) + static_cast<uint32_t>(tid) * G::kVectorBytes};
   const auto student_side = [&](int tile, float(&z)[kVector]) { columns.student(tile, z); };
   const auto teacher_side = [&](int tile, float(&z)[kVector]) { columns.teacher(tile, z); };
   const auto zero = [&](int row) { write_zeros(args, plan, columns, rank == 0 && tid == 0, row); };
@@ -152,6 +161,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   };
   using First = std::integral_constant<int, 0>;
   using Early = std::integral_constant<int, G::kEarlyTiles>;
+  using Middle = std::integral_constant<int, G::kMiddleTiles>;
   using Tiles = std::integral_constant<int, kTiles>;
   const auto hand_in = [&](int parity) {
     const SidePartial student_part = columns.part(student_sums, student_side);
@@ -188,16 +198,42 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     const SideStats<float> teacher = kTeacher ? numbers.teacher : SideStats<float>{};
     const RowFactors<float> early_factors = kKeeps ? RowFactors<float>{} : numbers.factors;
     RowSums<float> sums;
-    const auto visit = [&](int tile, int j, float zs, float zt, RowSums<float>& add) {
-      if constexpr (kGeneral) {
-        if (c.label_smoothing > 0) {
-          add.below_max += j < share.valid(tile) ? student.max - zs : 0.0F;
-        }
-      }
+    constexpr bool kSeries = kSeriesNearZero<kDivergence, kMode>;
+    const auto visit_one = [&](float zs, float zt, RowSums<float>& add) {
       if constexpr (kTeacher) {
-        return column<kDivergence, kSeriesNearZero<kDivergence, kMode>>(zs, zt, student, teacher, c, add);
+        return column<kDivergence, kSeries>(zs, zt, student, teacher, c, add);
       } else {
         return column(zs, student, c, add);
+      }
+    };
+    const auto visit = [&](int tile, const float(&zs)[kVector], const float(&zt)[kVector], auto& results) {
+      if constexpr (kGeneral) {
+        if (c.label_smoothing > 0) {
+#pragma unroll
+          for (int j = 0; j < kVector; ++j) {
+            sums.below_max += j < share.valid(tile) ? student.max - zs[j] : 0.0F;
+          }
+        }
+      }
+      if constexpr (kPairsFromRatio<kDivergence, kMode>) {
+        float lp[kVector];
+        float lq[kVector];
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          lq[j] = log2_prob(zs[j], student, c);
+          lp[j] = log2_prob(zt[j], teacher, c);
+        }
+        ColumnPair<float> pairs[kVector];
+        pairs_from_ratio(lp, lq, pairs);
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          results[j] = column_of_pair<kDivergence, kSeries>(pairs[j], lp[j], lq[j], c, sums);
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          results[j] = visit_one(zs[j], zt[j], sums);
+        }
       }
     };
     // Where the gradient needs no sum of q a.
@@ -222,10 +258,10 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       float teacher_logit = 0;
       read_column<kTeacher>(columns, tile, local % kVector, label_logit, teacher_logit);
       RowSums<float> unused;
-      const ColumnResult<float> r = visit(tile, local % kVector, label_logit, teacher_logit, unused);
-      const float taken = numbers.factors.label * (kCaps<kMode> ? label_slope(label_logit, c) : 1.0F);
+      const ColumnResult<float> r = visit_one(label_logit, teacher_logit, unused);
+      const float slope = kCaps<kMode> ? label_slope(label_logit, c) : 1.0F;
       slots.label[parity] = make_float4(
-          kKeeps ? r.a : early_gradient(r, label_logit), kept_q<kMode>(r, label_logit, c), taken, label_logit);
+          kKeeps ? r.a : early_gradient(r, label_logit), kept_q<kMode>(r, label_logit, c), slope, label_logit);
       if constexpr (kTeacher) { // here, so that no block sends the teacher's logit to another one
         static_cast<float*>(args.metrics)[kTeacherCe * args.metrics_stride + row] =
             teacher_ce(student, teacher, teacher_logit);
@@ -248,11 +284,13 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
           if constexpr (kTeacher) {
             columns.teacher(i, zt);
           }
+          ColumnResult<float> results[kVector];
+          visit(i, zs, zt, results);
           float first[kVector]; // a, or the gradient
           [[maybe_unused]] float second[kVector];
 #pragma unroll
           for (int j = 0; j < kVector; ++j) {
-            const ColumnResult<float> r = visit(i, j, zs[j], zt[j], sums);
+            const ColumnResult<float>& r = results[j];
             if constexpr (kKeeps) {
               first[j] = r.a;
               second[j] = kept_q<kMode>(r, zs[j], c);
@@ -294,18 +332,23 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         columns_phase(float{});
       }
       if (args.gradient != nullptr && numbers.label_thread == tid) {
-        write_label(slots.label[parity].x - slots.label[parity].z);
+        write_label(slots.label[parity].x - early_factors.label * slots.label[parity].z);
       }
     }
     hand_in_sums(slots, parity, warp, lane, sums, c);
-    const int slot = columns.slot;
+    const uint32_t slot = columns.slot;
     columns.next_slots();
 
-    if (next < rows) {
-      normalise(Early{}, Tiles{}, First{});
+    const auto hand_in_next = [&] {
       hand_in(1 - parity);
       student_max = student_sums.max;
       teacher_max = teacher_sums.max;
+    };
+    if (next < rows) {
+      normalise(Early{}, Middle{}, First{});
+      if constexpr (G::kMiddleTiles == kTiles) {
+        hand_in_next();
+      }
     }
 
     // Phase 3: the gradient.
@@ -316,7 +359,8 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       const auto gradient_phase = [&](auto gradient_type) {
         using Gradient = decltype(gradient_type);
         for_constants<kTiles>([&](auto constant) {
-          constexpr int i = decltype(constant)::value;
+          // The stored tiles first, whose slots the copies wait for.
+          constexpr int i = (decltype(constant)::value + G::kRegisterTiles) % kTiles;
           const uint32_t place = columns.place_from(slot, i);
           if (columns.exists(i)) {
             float first[kVector];
@@ -355,7 +399,15 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       }
       if (args.gradient != nullptr && numbers.label_thread == tid) {
         const float4 kept = slots.label[parity];
-        write_label(gradient_of<kDivergence, kMode>(kept.x, kept.y, mean, numbers.student, factors, c) - kept.z);
+        write_label(
+            gradient_of<kDivergence, kMode>(kept.x, kept.y, mean, numbers.student, factors, c) -
+            factors.label * kept.z);
+      }
+    }
+    if constexpr (G::kMiddleTiles < kTiles) {
+      if (next < rows) {
+        normalise(Middle{}, Tiles{}, First{});
+        hand_in_next();
       }
     }
     row = next;

@@ -18,6 +18,13 @@ __device__ __forceinline__ float half_sum(float value) {
   return value;
 }
 
+// The maximum likewise. Two instructions for the whole warp are faster than one for each half, which take turns.
+__device__ __forceinline__ float half_max(float value, int lane) {
+  const float lower = lanes_max(lane < 16 ? value : -INFINITY);
+  const float upper = lanes_max(lane < 16 ? -INFINITY : value);
+  return lane < 16 ? lower : upper;
+}
+
 template <Divergence kDivergence, bool kTeacher, bool kSubtractsFirst>
 struct Reducer {
   const RowArgs& args;
@@ -29,8 +36,8 @@ struct Reducer {
   const int first_column; // of the block's slice
   const int existing; // columns of the slice that exist
 
-  // One row. `before`: the metrics of the previous row are written between the two halves of this row's first exchange,
-  // when nobody waits for them.
+  // One row. `before`: the metrics of the previous row are written while the workers compute this row's columns, when
+  // nobody waits for the reducer.
   template <typename Before>
   __device__ __forceinline__ void reduce(int row, uint32_t turn, const Before& before) const {
     const int parity = static_cast<int>(turn & 1U);
@@ -42,13 +49,23 @@ struct Reducer {
       barrier_expect(
           slots.sums_full + parity,
           static_cast<uint32_t>(cluster_size) * (SumIndex::kCount * sizeof(float) + sizeof(EpiloguePartial)));
+      const int local = static_cast<int>(target) - first_column;
+      const bool here = local >= 0 && local < existing;
+      slots.row[parity].label_thread = here ? local % (kClusterThreads * kClusterVector) / kClusterVector : -1;
+      slots.row[parity].label_column = local;
     }
+    const int to = lane % 16;
+    const uint32_t part_there = remote_address(shared_address(&slots.stats_of_block[parity][lane / 16][rank]), to);
+    const uint32_t barrier_there = remote_address(shared_address(slots.stats_full + parity), to);
 
     barrier_wait(slots.stats_in + parity, phase);
-    send_stats(parity);
-    before();
+    const float4 part = part_of_block(parity);
+    if (to < cluster_size) {
+      send(part_there, part, barrier_there);
+    }
     barrier_wait(slots.stats_full + parity, phase);
-    hand_out_row(parity, static_cast<int>(target), weight);
+    hand_out_row(parity, weight);
+    before();
 
     barrier_wait(slots.sums_in + parity, phase);
     send_sums(parity);
@@ -93,51 +110,50 @@ struct Reducer {
   }
 
  private:
-  __device__ __forceinline__ void send_stats(int parity) const {
-    const int to = lane % 16;
-    const SidePartial part = slots.stats_of_warp[parity][lane / 16][to];
-    const unsigned half = lane >= 16 ? 0xffff0000U : 0x0000ffffU;
-    const float max = lanes_max(half, part.max);
+  // What the warps handed in of a side: the student's in the lower half of the warp, the teacher's in the upper one.
+  __device__ __forceinline__ float4 part_of_block(int parity) const {
+    const SidePartial part = slots.stats_of_warp[parity][lane / 16][lane % 16];
+    const float max = half_max(part.max, lane);
     // The workers rounded the base times to_log2; this corrects it once for all columns.
     const float rounding = kSubtractsFirst ? 0.0F : fmaf(part.base, c.to_log2, -(part.base * c.to_log2));
     const bool none = max == -INFINITY; // the sums are 0, or NaN where a logit is NaN
     const float sum = half_sum(part.sum * (none ? 1.0F : row_exp2((part.base - max) * c.to_log2 - rounding)));
     float unit_sum = 0;
-    if (!c.unit_temperature) {
+    if (kSubtractsFirst && !c.unit_temperature) {
       unit_sum = half_sum(part.unit_sum * (none ? 1.0F : row_exp2((part.base - max) * kLog2E<float>)));
     }
-    if (to < cluster_size) {
-      send(
-          remote_address(shared_address(&slots.stats_of_block[parity][lane / 16][rank]), to),
-          make_float4(max, sum, unit_sum, max), remote_address(shared_address(slots.stats_full + parity), to));
-    }
+    return make_float4(max, sum, unit_sum, max);
   }
 
-  __device__ __forceinline__ void hand_out_row(int parity, int target, float weight) const {
+  // The workers wait for the normalisers. With kUsesQa, the factors follow with the mean.
+  __device__ __forceinline__ void hand_out_row(int parity, float weight) const {
     const SidePartial part = slots.stats_of_block[parity][lane / 16][lane % 16];
-    const unsigned half = lane >= 16 ? 0xffff0000U : 0x0000ffffU;
     SideSums<float> all;
-    all.max = lanes_max(half, part.max);
+    all.max = half_max(part.max, lane);
     all.sum = half_sum(scaled_to(part.sum, part.max, all.max, c.to_log2));
-    if (!c.unit_temperature) {
+    if (kSubtractsFirst && !c.unit_temperature) {
       all.unit_sum = half_sum(scaled_to(part.unit_sum, part.max, all.max, kLog2E<float>));
     }
     const SideStats<float> mine = side_stats(all, c);
-    const SideStats<float> other{
-        __shfl_xor_sync(kAllLanes, mine.max, 16), __shfl_xor_sync(kAllLanes, mine.log2_sum, 16),
-        __shfl_xor_sync(kAllLanes, mine.unit_log2_sum, 16), __shfl_xor_sync(kAllLanes, mine.lse, 16)};
     RowNumbers& row = slots.row[parity];
     if (lane == 0) {
-      const SideStats<float> teacher = kTeacher ? other : SideStats<float>{};
-      const int local = target - first_column;
-      const bool here = local >= 0 && local < existing;
       row.student = mine;
-      row.teacher = teacher;
-      row.factors = row_factors(c, mine, teacher, weight);
-      row.label_thread = here ? local % (kClusterThreads * kClusterVector) / kClusterVector : -1;
-      row.label_column = local;
+    } else if (lane == 16) {
+      row.teacher = kTeacher ? mine : SideStats<float>{};
     }
-    warp_arrive(slots.row_ready + parity, lane);
+    const auto hand_out_factors = [&] {
+      const float other_lse = __shfl_xor_sync(kAllLanes, mine.lse, 16);
+      if (lane == 0) {
+        row.factors = row_factors(c, mine.lse, kTeacher ? other_lse : 0.0F, weight);
+      }
+    };
+    if constexpr (kUsesQa<kDivergence>) {
+      warp_arrive(slots.row_ready + parity, lane);
+      hand_out_factors();
+    } else {
+      hand_out_factors();
+      warp_arrive(slots.row_ready + parity, lane);
+    }
   }
 
   __device__ __forceinline__ void send_sums(int parity) const {

@@ -66,7 +66,7 @@ struct alignas(16) RowSlots {
   float below_max_of_warp[2][kWarps];
   EpiloguePartial rest_of_block[2][kMaxCluster];
   RowNumbers row[2];
-  float4 label[2]; // of the label's column: a, q, what the label subtracts from the gradient, the logit
+  float4 label[2]; // of the label's column: a, q, the softcap's slope, the logit
   float mean[2]; // sum q a
   int best[2][2]; // [parity][side], the first column with the maximum
 };

@@ -1,6 +1,7 @@
 // The tiles of the rows in shared memory: how many there are, and the warp that copies them.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 
@@ -34,29 +35,34 @@ struct Geometry {
   // A scheduler's warps share its registers. With one block on an SM, registers move from a group of four warps, of
   // which one reduces, to the workers; with two blocks, two warps more leave enough for all.
   static constexpr bool kMovesRegisters = kTeacher;
-  static constexpr int kThreads = kWorkers + (kMovesRegisters ? 4 : 2) * kWarp;
+  static constexpr int kHelpers = (kMovesRegisters ? 4 : 2) * kWarp; // threads before the workers
+  static constexpr int kThreads = kHelpers + kWorkers;
   static constexpr int kBarrierBytes = 2 * static_cast<int>(sizeof(uint64_t)); // of a slot: full, empty
   static constexpr int kVectorBytes = kVector * static_cast<int>(sizeof(Logit));
   static constexpr bool kMayShift = std::is_same_v<Logit, ShiftedBf16>;
   static constexpr int kSideBytes = kTileColumns * static_cast<int>(sizeof(Logit)) + (kMayShift ? kCopyBytes : 0);
   static constexpr int kSlotBytes = kSideBytes * (kTeacher ? 2 : 1);
+  static constexpr int kSlotStride = kSlotBytes + kBarrierBytes; // a slot's barriers follow its logits
   static constexpr int kRegisterTiles = !kKeeps || kTiles < kMaxRegisterTiles ? kTiles : kMaxRegisterTiles;
   static constexpr int kStoredTiles = kTiles - kRegisterTiles; // whose a and q are stored in shared memory
   static constexpr bool kStoredInSlots = sizeof(Logit) == 4;
   static constexpr int kStoredSideBytes = kTileColumns * static_cast<int>(sizeof(float));
   static constexpr int kStoreBytes = kStoredInSlots ? 0 : kStoredTiles * 2 * kStoredSideBytes;
   static constexpr int kHeldTiles = kStoredInSlots ? kStoredTiles : 0; // slots that are free only after the gradient
-  static constexpr int kFit = ((kBlocks == 1 ? 227 : 113) * 1024 - static_cast<int>(sizeof(RowSlots)) - kStoreBytes) /
-      (kSlotBytes + kBarrierBytes);
+  static constexpr int kFit =
+      ((kBlocks == 1 ? 227 : 113) * 1024 - static_cast<int>(sizeof(RowSlots)) - kStoreBytes) / kSlotStride;
   // Tiles in shared memory: a row, and as much of the next one as fits.
   static constexpr int kSlots = kFit < 2 * kTiles ? kFit : 2 * kTiles;
-  // Tiles of the next row that are normalised before a row's columns phase, while the row's first reduction runs.
-  static constexpr int kEarlyTiles = kSlots - kTiles < 3 ? kSlots - kTiles : 3;
-  static constexpr int kStoreOffset = kSlots * kSlotBytes;
+  // Tiles of the next row that are normalised before a row's columns phase, while the row's first reduction runs: as
+  // far as their copies need not wait for the slots that the gradient phase frees.
+  static constexpr int kEarlyTiles = std::clamp(kSlots - kTiles - kHeldTiles, 0, 3);
+  // And before its gradient phase, while the second reduction runs; the others need those slots.
+  static constexpr int kMiddleTiles = std::min(kTiles, kSlots - kHeldTiles);
+  static constexpr int kRingBytes = kSlots * kSlotStride;
+  static constexpr int kStoreOffset = kRingBytes;
   static constexpr int kReduceOffset = kStoreOffset + kStoreBytes;
-  static constexpr int kBarrierOffset = kReduceOffset + static_cast<int>(sizeof(RowSlots));
-  static constexpr int kBytes = kBarrierOffset + kSlots * kBarrierBytes;
-  static_assert(kSlots - kHeldTiles >= kTiles && kEarlyTiles > 0, "too little shared memory for the pipeline");
+  static constexpr int kBytes = kReduceOffset + static_cast<int>(sizeof(RowSlots));
+  static_assert(kSlots >= kTiles && kSlots > kHeldTiles, "too little shared memory for the pipeline");
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -169,25 +175,23 @@ class RowCursor {
   int ahead_;
 };
 
-// The barriers of a slot. `full` counts the bytes of its copies, `empty` the workers' warps that have read them.
+// The barriers of the slot at a shared-memory address: full_barrier counts the bytes of its copies, empty_barrier the
+// workers' warps that have read them.
 template <typename G>
-struct SlotBarriers {
-  uint32_t first; // shared-memory address of the full barriers, then the empty ones
+__device__ __forceinline__ uint32_t full_barrier(uint32_t slot) {
+  return slot + G::kSlotBytes;
+}
 
-  __device__ __forceinline__ uint32_t full(int slot) const {
-    return first + static_cast<uint32_t>(slot) * sizeof(uint64_t);
-  }
-  __device__ __forceinline__ uint32_t empty(int slot) const {
-    return full(slot + G::kSlots);
-  }
-};
+template <typename G>
+__device__ __forceinline__ uint32_t empty_barrier(uint32_t slot) {
+  return full_barrier<G>(slot) + sizeof(uint64_t);
+}
 
 // One warp copies the block's slice of all rows of the cluster, tile by tile, each into the next slot of the ring as
 // soon as the workers have released it.
 template <typename G, typename Logit, bool kTeacher>
 struct TileCopies {
   const RowArgs& args;
-  const SlotBarriers<G>& barriers;
   uint32_t slots; // shared-memory address
   int first_column;
   int existing; // columns of the slice
@@ -241,7 +245,7 @@ struct TileCopies {
   // copy(slot's address, its full barrier, the student's and the teacher's first logit, columns that exist).
   template <typename Copy>
   __device__ __forceinline__ void for_tiles(RowCursor& cursor, const Copy& copy) const {
-    int slot = 0;
+    uint32_t slot = slots;
     uint32_t empty_phase = 1; // of a barrier that nobody has arrived at, the phase before the first one is complete
     const int rows = static_cast<int>(args.num_rows);
     for (int row = cursor.next([](int) {}); row < rows; row = cursor.next([](int) {})) {
@@ -252,12 +256,13 @@ struct TileCopies {
 #pragma unroll 1
       for (int tile = 0; tile < G::kTiles; ++tile) {
         const int columns = min(max(existing - tile * kTileColumns, 0), kTileColumns);
-        barrier_wait_at(barriers.empty(slot), empty_phase);
-        copy(
-            slots + static_cast<uint32_t>(slot) * G::kSlotBytes, barriers.full(slot), student + tile * kTileColumns,
-            teacher + tile * kTileColumns, columns);
-        slot = slot + 1 == G::kSlots ? 0 : slot + 1;
-        empty_phase ^= slot == 0 ? 1U : 0U;
+        barrier_wait_at(empty_barrier<G>(slot), empty_phase);
+        copy(slot, full_barrier<G>(slot), student + tile * kTileColumns, teacher + tile * kTileColumns, columns);
+        slot += G::kSlotStride;
+        if (slot == slots + G::kRingBytes) {
+          slot = slots;
+          empty_phase ^= 1U;
+        }
       }
     }
   }

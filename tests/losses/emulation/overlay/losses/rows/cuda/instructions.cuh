@@ -50,6 +50,9 @@ void store_shared(uint32_t address, V v) {
   std::memcpy(emulation::at(address), &v, sizeof(v));
 }
 
+inline float exp2_where_it_stands(float x) {
+  return row_exp2(x);
+}
 inline float approximate_reciprocal(float x) {
   return 1.0F / x;
 }
@@ -120,8 +123,8 @@ void give_registers() {}
 template <int kRegisters>
 void take_registers() {}
 
-inline float lanes_max(unsigned mask, float value) {
-  return emulation::over_lanes(mask, value, [](float a, float b) { return a > b ? a : b; });
+inline float lanes_max(float value) {
+  return emulation::over_lanes(kAllLanes, value, [](float a, float b) { return a > b ? a : b; });
 }
 
 } // namespace cluster

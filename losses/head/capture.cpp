@@ -39,7 +39,7 @@ class Capture {
     check_linear_head(as_head(in), head_options(in), /*grads=*/nullptr);
     const absl::StatusOr<ChunkPlan> plan = capture_plan(in, entries, chunks);
     TORCH_CHECK(plan.ok(), std::string(plan.status().message()));
-    chunk_rows_ = plan->logits_rows;
+    chunk_rows_ = plan->logits_rows.front(); // without gradients all chunks are equal
     kernels_ = kernel_device(in.hidden_NG, in.meta_device);
     vocab_ = effective_vocab(as_head(in));
     const at::ScalarType compute = compute_type(in.hidden_NG.scalar_type());

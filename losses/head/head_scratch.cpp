@@ -2,6 +2,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <utility>
+
 #include "losses/checks.h"
 #include "losses/head/products.h"
 #include "losses/rows/cpu/row_kernel.h"
@@ -35,7 +37,8 @@ HeadShape head_shape(const LinearHeadInputs& in, const LossOptions& options, boo
   const at::ScalarType dtype = in.hidden_NH.scalar_type();
   const at::ScalarType logits = logits_type(in, options);
   HeadShape shape{
-      .tokens = gathers_rows(in) ? in.valid_tokens : in.hidden_NH.size(0),
+      .tokens = in.hidden_NH.size(0),
+      .ignored_tokens = gathers_rows(in) ? in.hidden_NH.size(0) - in.valid_tokens : 0,
       .vocab = effective_vocab(in),
       .student_hidden = in.hidden_NH.size(1),
       .logits_bytes = size_of(logits),
@@ -67,11 +70,26 @@ HeadShape head_shape(const LinearHeadInputs& in, const LossOptions& options, boo
 }
 
 at::Tensor Scratch::matrix(int64_t rows, int64_t columns, at::ScalarType type) {
+  last_row_ = row_bytes(columns, size_of(type));
+  const int64_t begin = std::exchange(used_, used_ + rows * last_row_);
+  return cut(begin, rows, columns, type);
+}
+
+void Scratch::begin_chunk(int64_t unused) {
+  in_use_ = used_ - unused * last_row_;
+  back_ = arena_.numel();
+}
+
+at::Tensor Scratch::chunk_matrix(int64_t rows, int64_t columns, at::ScalarType type) {
+  back_ -= rows * row_bytes(columns, size_of(type));
+  TORCH_INTERNAL_ASSERT(back_ >= in_use_, "the arena is too small for a chunk of ", rows, " tokens");
+  return cut(back_, rows, columns, type);
+}
+
+at::Tensor Scratch::cut(int64_t begin, int64_t rows, int64_t columns, at::ScalarType type) const {
+  const at::Tensor typed = arena_.view(type);
   const int64_t bytes = size_of(type);
-  const int64_t stride = padded_columns(columns, bytes);
-  const at::Tensor piece = arena_.narrow(0, used_, rows * stride * bytes).view(type);
-  used_ += rows * stride * bytes;
-  return piece.view({rows, stride}).narrow(1, 0, columns);
+  return typed.as_strided({rows, columns}, {padded_columns(columns, bytes), 1}, typed.storage_offset() + begin / bytes);
 }
 
 } // namespace distill::losses

@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "losses/head/chunk_policy.h"
+#include "losses/head/chunk_bytes.h"
 #include "losses/head/inputs.h"
 
 // The head's arena: its size, and the matrices in it.
@@ -12,16 +12,28 @@ namespace distill::losses {
 HeadShape head_shape(
     const LinearHeadInputs& inputs, const LossOptions& options, bool needs_grad, c10::DeviceType device);
 
-// Cuts the arena into matrices whose rows start 256 bytes apart.
+// Cuts the arena into matrices whose rows start 256 bytes apart: from its front those that stay, from its back those of
+// a chunk. A chunk's may lie where rows of the others will be written later, but not where they are in use.
 class Scratch {
  public:
-  explicit Scratch(at::Tensor arena) : arena_(std::move(arena)) {}
+  // `arena`: uint8, a multiple of 256 bytes.
+  explicit Scratch(at::Tensor arena) : arena_(std::move(arena)), back_(arena_.numel()) {}
 
   at::Tensor matrix(int64_t rows, int64_t columns, at::ScalarType type);
 
+  // From now on, matrices of a new chunk are cut from the back, in the place of the last chunk's. `unused`: the rows at
+  // the end of the last matrix() that are not in use yet.
+  void begin_chunk(int64_t unused);
+  at::Tensor chunk_matrix(int64_t rows, int64_t columns, at::ScalarType type);
+
  private:
-  at::Tensor arena_; // uint8
-  int64_t used_ = 0; // bytes
+  at::Tensor cut(int64_t begin, int64_t rows, int64_t columns, at::ScalarType type) const;
+
+  at::Tensor arena_;
+  int64_t used_ = 0; // bytes at the front
+  int64_t last_row_ = 0; // bytes of a row of the last matrix()
+  int64_t in_use_ = 0; // bytes at the front that a chunk's matrices leave alone
+  int64_t back_; // where the chunk's matrices begin
 };
 
 } // namespace distill::losses

@@ -14,20 +14,21 @@ namespace distill::losses {
 
 namespace {
 
-// One call: the tokens that are computed, the buffers of a chunk, and the results.
+// One call: the tokens that are computed, the buffers, and the results. A group of chunks has its gradients gathered.
 class HeadRun {
  public:
   HeadRun(
       const LinearHeadInputs& in, const LossOptions& options, LinearHeadGrads* grads, const ChunkPlan& plan,
-      at::Tensor arena);
+      const at::Tensor& arena);
   at::Tensor run();
 
  private:
+  void cut_chunk(int64_t count, int64_t offset);
   void logits_and_rows(int64_t begin, int64_t count, int64_t offset);
   SparseTensors sparse_teacher(int64_t begin, int64_t count) const;
   void backward(int64_t begin, int64_t count);
   void zero_unwritten_gradients();
-  int64_t next_chunk(int64_t begin) const;
+  int64_t next_group(int64_t begin) const;
   at::Tensor tokens_of(const at::Tensor& source, int64_t begin, int64_t count, const at::Tensor& gathered) const;
 
   const LinearHeadInputs& in_;
@@ -47,15 +48,19 @@ class HeadRun {
   at::Tensor teacher_weight_VG_;
   at::Tensor student_bias_;
   at::Tensor teacher_bias_;
-  at::Tensor student_logits_; // undefined where the gradient is written over them
-  at::Tensor teacher_logits_;
+  Scratch scratch_;
+  // Of a group.
   at::Tensor gradient_;
   at::Tensor hidden_; // gathered hidden states; undefined where every token is computed
-  at::Tensor teacher_hidden_;
-  at::Tensor hidden_gradient_;
-  at::Tensor bias_gradient_; // of a chunk
-  at::Tensor entry_logits_; // the student's, of a chunk, where the teacher is top-k or samples
-  at::Tensor saved_; // [kNumSavedValues, computed tokens], likewise
+  at::Tensor hidden_gradient_; // likewise
+  at::Tensor bias_gradient_;
+  // Of a chunk.
+  at::Tensor student_logits_; // undefined where the gradient is written over them
+  at::Tensor teacher_logits_;
+  at::Tensor teacher_hidden_; // gathered
+  at::Tensor entry_logits_; // the student's, where the teacher is top-k or samples
+  // Of the call.
+  at::Tensor saved_; // [kNumSavedValues, computed tokens], where the teacher is top-k or samples
   at::Tensor metrics_; // [kNumTokenMetrics, computed tokens]
 };
 
@@ -69,50 +74,35 @@ at::Tensor tokens_or_undefined(const at::Tensor& tensor, int64_t begin, int64_t 
 
 HeadRun::HeadRun(
     const LinearHeadInputs& in, const LossOptions& options, LinearHeadGrads* grads, const ChunkPlan& plan,
-    at::Tensor arena)
+    const at::Tensor& arena)
     : in_(in),
       options_(options),
       grads_(grads),
       plan_(plan),
       kernels_(kernel_device(in.hidden_NH, in.meta_device)),
       vocab_(effective_vocab(in)),
-      num_tokens_(in.hidden_NH.size(0)) {
+      num_tokens_(in.hidden_NH.size(0)),
+      scratch_(arena.narrow(0, 0, plan.arena_bytes)) {
   targets_ = contiguous_or_undefined(in.targets_N);
   token_weights_ = contiguous_or_undefined(in.token_weights_N);
   tail_ = contiguous_or_undefined(in.tail_N);
   hidden_NH_ = readable_by_products(in.hidden_NH);
   weight_VH_ = readable_by_products(in.weight_VH).narrow(0, 0, vocab_);
   const at::ScalarType dtype = in.hidden_NH.scalar_type();
-  const bool has_teacher = in.teacher_hidden_NG.defined();
-  if (has_teacher) {
+  if (in.teacher_hidden_NG.defined()) {
     teacher_hidden_NG_ = readable_by_products(in.teacher_hidden_NG);
     teacher_weight_VG_ = readable_by_products(in.teacher_weight_VG).narrow(0, 0, vocab_);
   }
-  Scratch scratch(std::move(arena));
   const auto bias = [&](const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.scalar_type() == bias_type(in, options)) {
       return contiguous_or_undefined(tensor);
     }
-    return scratch.matrix(1, vocab_, bias_type(in, options)).squeeze(0).copy_(tensor.narrow(0, 0, vocab_));
+    return scratch_.matrix(1, vocab_, bias_type(in, options)).squeeze(0).copy_(tensor.narrow(0, 0, vocab_));
   };
   student_bias_ = bias(in.bias_V);
   teacher_bias_ = bias(in.teacher_bias_V);
   if (grads != nullptr && grads->bias_V.defined()) {
-    bias_gradient_ = scratch.matrix(1, vocab_, grads->bias_V.scalar_type()).squeeze(0);
-  }
-  const at::ScalarType logits = logits_type(in, options);
-  if (grads != nullptr) {
-    gradient_ = scratch.matrix(plan.gradient_rows, vocab_, dtype);
-  }
-  if (grads == nullptr || logits != dtype) {
-    student_logits_ = scratch.matrix(plan.logits_rows, vocab_, logits);
-  }
-  if (has_teacher) {
-    teacher_logits_ = scratch.matrix(plan.logits_rows, vocab_, logits);
-  }
-  if (is_sparse(teacher_kind(in))) {
-    const at::Tensor& ids = in.topk_ids_NK.defined() ? in.topk_ids_NK : in.sample_ids_NS;
-    entry_logits_ = scratch.matrix(plan.logits_rows, ids.size(1), compute_type(dtype));
+    bias_gradient_ = scratch_.matrix(1, vocab_, grads->bias_V.scalar_type()).squeeze(0);
   }
   if (in.valid_tokens >= 0 && in.targets_N.defined()) {
     const at::Tensor valid = targets_.ne(kIgnoreIndex);
@@ -124,19 +114,18 @@ HeadRun::HeadRun(
       index_ = true_positions(valid, num_tokens_, kernels_);
       targets_ = gather_rows(targets_, index_);
       token_weights_ = token_weights_.defined() ? gather_rows(token_weights_, index_) : token_weights_;
-      hidden_ = scratch.matrix(plan.gradient_rows, in.hidden_NH.size(1), dtype);
+      hidden_ = scratch_.matrix(plan.gradient_rows, in.hidden_NH.size(1), dtype);
       if (grads != nullptr) {
-        hidden_gradient_ = scratch.matrix(plan.gradient_rows, in.hidden_NH.size(1), dtype);
-      }
-      if (has_teacher) {
-        teacher_hidden_ =
-            scratch.matrix(plan.logits_rows, in.teacher_hidden_NG.size(1), in.teacher_hidden_NG.scalar_type());
+        hidden_gradient_ = scratch_.matrix(plan.gradient_rows, in.hidden_NH.size(1), dtype);
       }
     }
   }
+  if (grads != nullptr) {
+    gradient_ = scratch_.matrix(plan.gradient_rows, vocab_, dtype); // the last one: see cut_chunk()
+  }
   const at::TensorOptions numbers = in.hidden_NH.options().dtype(compute_type(dtype));
   metrics_ = at::empty({kNumTokenMetrics, num_tokens_}, numbers);
-  if (entry_logits_.defined()) {
+  if (is_sparse(teacher_kind(in))) {
     saved_ = at::empty({kNumSavedValues, num_tokens_}, numbers);
   }
 }
@@ -153,19 +142,42 @@ at::Tensor HeadRun::tokens_of(
   return destination;
 }
 
+// The buffers of a chunk of `count` tokens, at the back of the arena: what precedes them are the gradients of the
+// group's `offset` tokens before, and the chunk's own.
+void HeadRun::cut_chunk(int64_t count, int64_t offset) {
+  const at::ScalarType dtype = in_.hidden_NH.scalar_type();
+  const at::ScalarType logits = logits_type(in_, options_);
+  scratch_.begin_chunk(/*unused=*/grads_ != nullptr ? plan_.gradient_rows - offset - count : 0);
+  if (grads_ == nullptr || logits != dtype) {
+    student_logits_ = scratch_.chunk_matrix(count, vocab_, logits);
+  }
+  if (in_.teacher_hidden_NG.defined()) {
+    teacher_logits_ = scratch_.chunk_matrix(count, vocab_, logits);
+    if (index_.defined()) {
+      teacher_hidden_ =
+          scratch_.chunk_matrix(count, in_.teacher_hidden_NG.size(1), in_.teacher_hidden_NG.scalar_type());
+    }
+  }
+  if (is_sparse(teacher_kind(in_))) {
+    const at::Tensor& ids = in_.topk_ids_NK.defined() ? in_.topk_ids_NK : in_.sample_ids_NS;
+    entry_logits_ = scratch_.chunk_matrix(count, ids.size(1), compute_type(dtype));
+  }
+}
+
 // The student's and the teacher's logits of tokens [begin, begin + count), and the row kernel on them.
 // `offset`: the place of these tokens in the gradient buffer.
 void HeadRun::logits_and_rows(int64_t begin, int64_t count, int64_t offset) {
+  cut_chunk(count, offset);
   const at::Tensor hidden =
       tokens_of(hidden_NH_, begin, count, index_.defined() ? hidden_.narrow(0, offset, count) : at::Tensor());
   RowTensors rows;
   rows.gradient_RV = tokens_or_undefined(gradient_, offset, count);
-  rows.student_RV = student_logits_.defined() ? student_logits_.narrow(0, 0, count) : rows.gradient_RV;
+  rows.student_RV = student_logits_.defined() ? student_logits_ : rows.gradient_RV;
   rows.student_bias_V = student_bias_;
   logits_product(kernels_, rows.student_RV, hidden, weight_VH_);
   if (teacher_logits_.defined()) {
     const at::Tensor teacher_hidden = tokens_of(teacher_hidden_NG_, begin, count, teacher_hidden_);
-    rows.teacher_RV = teacher_logits_.narrow(0, 0, count);
+    rows.teacher_RV = teacher_logits_;
     rows.teacher_bias_V = teacher_bias_;
     logits_product(kernels_, rows.teacher_RV, teacher_hidden, teacher_weight_VG_);
   }
@@ -194,7 +206,7 @@ SparseTensors HeadRun::sparse_teacher(int64_t begin, int64_t count) const {
     teacher.values_NK = teacher.values_NK.narrow(0, begin, count);
     teacher.tail_N = tokens_or_undefined(tail_, begin, count);
   }
-  teacher.entry_logits_RK = entry_logits_.narrow(0, 0, count);
+  teacher.entry_logits_RK = entry_logits_;
   return teacher;
 }
 
@@ -243,12 +255,12 @@ void HeadRun::zero_unwritten_gradients() {
   }
 }
 
-// The first token of the chunk after the one that begins at `begin`. Full chunks make the same allocations, so that a
+// The first token of the group after the one that begins at `begin`. Full groups make the same allocations, so that a
 // run on meta tensors goes from the sixteenth to the last one.
-int64_t HeadRun::next_chunk(int64_t begin) const {
-  constexpr int64_t kMetaChunks = 16;
+int64_t HeadRun::next_group(int64_t begin) const {
+  constexpr int64_t kMetaGroups = 16;
   const int64_t next = begin + plan_.gradient_rows;
-  if (!in_.hidden_NH.is_meta() || next < kMetaChunks * plan_.gradient_rows) {
+  if (!in_.hidden_NH.is_meta() || next < kMetaGroups * plan_.gradient_rows) {
     return next;
   }
   const int64_t last = (num_tokens_ - 1) / plan_.gradient_rows * plan_.gradient_rows;
@@ -262,10 +274,13 @@ at::Tensor HeadRun::run() {
   if (grads_ != nullptr) {
     zero_unwritten_gradients();
   }
-  for (int64_t begin = 0; begin < num_tokens_; begin = next_chunk(begin)) {
+  for (int64_t begin = 0; begin < num_tokens_; begin = next_group(begin)) {
     const int64_t count = std::min(plan_.gradient_rows, num_tokens_ - begin);
-    for (int64_t offset = 0; offset < count; offset += plan_.logits_rows) {
-      logits_and_rows(begin + offset, std::min(plan_.logits_rows, count - offset), offset);
+    int64_t offset = 0;
+    for (size_t k = 0; offset < count; ++k) {
+      const int64_t rows = std::min(plan_.logits_rows[k], count - offset);
+      logits_and_rows(begin + offset, rows, offset);
+      offset += rows;
     }
     if (grads_ != nullptr) {
       backward(begin, count);
@@ -305,7 +320,7 @@ LinearHeadOutput linear_head(
   } else {
     scratch = at::empty({plan->arena_bytes}, inputs.hidden_NH.options().dtype(at::kByte));
   }
-  return {HeadRun(inputs, options, grads, *plan, std::move(scratch)).run()};
+  return {HeadRun(inputs, options, grads, *plan, scratch).run()};
 }
 
 } // namespace distill::losses

@@ -205,8 +205,12 @@ std::string Plan::json() const {
   json["activation"] = models::policies_text(shape.policies);
   json["policies"] = policies;
   json["mixes_considered"] = mixes;
+  const std::vector<int64_t>& chunks = shape.head.logits_rows; // the first one is the largest
   json["head"] = {
-      {"chunk_size", shape.head.logits_rows}, {"gradient_rows", shape.head.gradient_rows}, {"bytes", shape.head.bytes}};
+      {"chunk_size", chunks.empty() ? 0 : chunks.front()},
+      {"chunks", chunks},
+      {"gradient_rows", shape.head.gradient_rows},
+      {"bytes", shape.head.bytes}};
   Json& bytes = json["bytes"];
   bytes["peak"] = memory.peak();
   bytes["static"] = memory.static_bytes;

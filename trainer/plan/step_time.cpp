@@ -99,8 +99,8 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
   const double logit = bf16_logits ? 2 : std::max(4.0, element);
   const double hidden = static_cast<double>(shape.student.hidden_size);
   const double teacher = shape.has_teacher_head() ? static_cast<double>(shape.teacher->hidden_size) : 0;
-  const double chunks = std::ceil(tokens / static_cast<double>(std::max<int64_t>(1, shape.head.logits_rows)));
-  const double gradients = std::ceil(tokens / static_cast<double>(std::max<int64_t>(1, shape.head.gradient_rows)));
+  const auto chunks = static_cast<double>(shape.head.num_chunks(shape.tokens()));
+  const auto groups = static_cast<double>(shape.head.num_groups(shape.tokens()));
   const double sides = teacher > 0 ? 2 : 1;
   const double flops = 2 * tokens * vocab * (3 * hidden + teacher);
   // Reads of the weights are partly hidden by the products.
@@ -108,7 +108,7 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
   const double bytes = kWeightsRead * chunks * vocab * (hidden + teacher) * element // for each chunk's logits
       + 2 * sides * tokens * vocab * logit // logits, written and read
       + 3 * tokens * vocab * element // their gradient, written once, read by two products
-      + gradients * vocab * hidden * (element + 8); // weights for d_hidden, d_weight read and written
+      + groups * vocab * hidden * (element + 8); // weights for d_hidden, d_weight read and written
   return flops / machine.matmul_flops + bytes / machine.memory_bytes;
 }
 

@@ -88,7 +88,7 @@ function plan_panel(run) {
       ["of the device", `${bytes_text(bytes.device)} of ${bytes_text(bytes.device_available)}`],
       ["on the host", bytes_text(bytes.host_activations + bytes.host_optimizer + bytes.host_checkpoint)],
       ["activations", plan.activation],
-      ["loss head", `${whole_number(plan.head.chunk_size)} tokens at a time, ${bytes_text(plan.head.bytes)}`],
+      ["loss head", `at most ${whole_number(plan.head.chunk_size)} tokens at a time, ${bytes_text(plan.head.bytes)}`],
       ["predicted speed", `${short_number(plan.tokens_per_second)} tokens/s (${plan.machine})`],
     ]),
     table(["tensors at the predicted peak", "", "share"], parts.map(([name, value]) => element("tr", null,

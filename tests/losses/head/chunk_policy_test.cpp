@@ -3,14 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace distill::losses {
+#include <numeric>
+
+#include "tests/losses/head/chunk_shapes.h"
+
+namespace distill::losses::testing {
 namespace {
 
-constexpr int64_t kMiB = 1 << 20;
-
-HeadShape llama(int64_t vocab = 128256) {
-  return {.tokens = 16384, .vocab = vocab, .student_hidden = 4096, .teacher_hidden = 4096};
-}
+using ::testing::Each;
+using ::testing::ElementsAre;
 
 TEST(ChunkPolicy, NeverExceedsTheCap) {
   for (const int64_t vocab : {1, 257, 32000, 50257, 128256, 151936, 262144, 1000003}) {
@@ -21,13 +22,15 @@ TEST(ChunkPolicy, NeverExceedsTheCap) {
           shape.needs_grad = needs_grad;
           const auto plan = resolve_chunks({.chunk_size = chunk, .memory_cap_mb = cap, .min_chunk_size = 777}, shape);
           ASSERT_TRUE(plan.ok()) << plan.status();
+          const std::vector<int64_t>& rows = plan->logits_rows;
           EXPECT_LE(plan->bytes, cap * kMiB);
-          EXPECT_EQ(plan->bytes, scratch_bytes(shape, plan->logits_rows, plan->gradient_rows));
+          EXPECT_EQ(plan->bytes, scratch_bytes(shape, rows));
           EXPECT_EQ(plan->arena_bytes, plan->bytes);
-          EXPECT_GE(plan->logits_rows, 1);
-          EXPECT_GE(plan->gradient_rows, plan->logits_rows);
+          EXPECT_EQ(plan->gradient_rows, std::accumulate(rows.begin(), rows.end(), int64_t{0}));
+          EXPECT_GE(rows.back(), 1);
           if (chunk > 0) {
-            EXPECT_LE(plan->logits_rows, chunk);
+            EXPECT_LE(rows.front(), chunk);
+            EXPECT_THAT(rows, Each(rows.front()));
           }
         }
       }
@@ -35,125 +38,69 @@ TEST(ChunkPolicy, NeverExceedsTheCap) {
   }
 }
 
-TEST(ChunkPolicy, DefaultsForLlamaUseTwoSizes) {
+TEST(ChunkPolicy, DefaultsForLlama) {
   const auto plan = resolve_chunks({}, llama());
   ASSERT_TRUE(plan.ok());
-  EXPECT_EQ(plan->logits_rows, 512);
+  EXPECT_THAT(plan->logits_rows, ElementsAre(640, 640, 384, 384));
   EXPECT_EQ(plan->gradient_rows, 2048);
   const auto large = resolve_chunks({.memory_cap_mb = 4096}, llama());
-  EXPECT_EQ(large->logits_rows, 2048);
-  EXPECT_EQ(large->gradient_rows, 4096);
+  EXPECT_THAT(large->logits_rows, ElementsAre(2048, 2048));
 }
 
-TEST(ChunkPolicy, MoreMemoryIsNeverWorse) {
-  double last = 1e30;
-  for (int64_t cap = 1; cap < 6000; cap += 7) {
-    const auto plan = resolve_chunks({.memory_cap_mb = cap, .min_chunk_size = 1}, llama());
-    if (!plan.ok()) {
-      continue;
-    }
-    // Balanced chunks may be smaller than what fits, by less than one of their share.
-    const double cost = relative_cost(llama(), plan->logits_rows, plan->gradient_rows);
-    EXPECT_LE(cost, last * 1.1) << cap;
-    last = std::min(last, cost);
-  }
-}
-
-TEST(ChunkPolicy, AFewColumnsMoreDoNotCostAChunk) {
-  // 1024 MiB hold exactly 256 tokens' logits and 1024 tokens' gradients of 262144 columns.
-  HeadShape shape = llama(262144);
-  const auto narrow = resolve_chunks({}, shape);
-  const double cost = relative_cost(shape, narrow->logits_rows, narrow->gradient_rows);
-  shape.vocab += 64;
-  const auto wide = resolve_chunks({}, shape);
-  EXPECT_LE(relative_cost(shape, wide->logits_rows, wide->gradient_rows), 1.03 * cost)
-      << wide->logits_rows << " " << wide->gradient_rows;
-}
-
-TEST(ChunkPolicy, TheWiderTheTeacherTheLargerTheChunksOfLogits) {
-  // The more the logits products count beside the student's weight gradient, the more of the cap they get.
-  int64_t last = 0;
-  for (const int64_t teacher_hidden : {512, 4096, 16384, 65536}) {
-    HeadShape shape = llama();
-    shape.teacher_hidden = teacher_hidden;
-    const int64_t rows = resolve_chunks({.memory_cap_mb = 2048}, shape)->logits_rows;
-    EXPECT_GE(rows, last) << teacher_hidden;
-    last = rows;
-  }
-  EXPECT_GT(last, 1024);
-}
-
-TEST(ChunkPolicy, NoOtherSizesThatFitAreEstimatedToBeFaster) {
-  for (const int64_t vocab : {32000, 128256, 151936, 200064, 262208, 320000}) {
-    for (const int64_t cap : {256, 1024, 4096}) {
-      const HeadShape shape = llama(vocab);
-      const auto plan = resolve_chunks({.memory_cap_mb = cap, .min_chunk_size = 1}, shape);
-      const double cost = relative_cost(shape, plan->logits_rows, plan->gradient_rows);
-      for (const int64_t rows : {128, 192, 256, 320, 384, 512, 640, 1024, 1280, 1536, 2048, 4096}) {
-        const int64_t half = std::max<int64_t>(rows, plan->gradient_rows / 2);
-        for (int64_t gradient_rows = rows; gradient_rows <= 4096; gradient_rows += rows) {
-          if (gradient_rows >= half && scratch_bytes(shape, rows, gradient_rows) <= cap * kMiB) {
-            EXPECT_LE(cost, relative_cost(shape, rows, gradient_rows) * 1.0051) << rows << " " << gradient_rows;
-          }
+// So that a batch with more ignored tokens takes no more memory than was planned for others.
+TEST(ChunkPolicy, IgnoredTokensOnlyCutThePlanShort) {
+  for (const int64_t vocab : {32000, 128256, 201088, 262208}) {
+    for (const int64_t chunk : {0, 300}) {
+      for (const int64_t tokens : {500, 4096, 8192}) {
+        HeadShape shape = llama(vocab);
+        shape.tokens = tokens;
+        shape.gathers_rows = true;
+        const auto all = resolve_chunks({.chunk_size = chunk}, shape);
+        int64_t last = all->bytes;
+        for (shape.ignored_tokens = 1; shape.ignored_tokens <= tokens; shape.ignored_tokens += 97) {
+          const auto plan = resolve_chunks({.chunk_size = chunk}, shape);
+          ASSERT_TRUE(plan.ok());
+          EXPECT_LE(plan->bytes, last);
+          last = plan->bytes;
+          EXPECT_EQ(plan->gradient_rows, std::min(all->gradient_rows, tokens - shape.ignored_tokens));
+          const std::vector<int64_t>& rows = plan->logits_rows;
+          ASSERT_LE(rows.size(), all->logits_rows.size());
+          EXPECT_TRUE(std::equal(rows.begin(), rows.end() - 1, all->logits_rows.begin()));
+          EXPECT_LE(rows.back(), all->logits_rows[rows.size() - 1]);
         }
       }
     }
   }
-}
-
-TEST(ChunkPolicy, ASmallRestAtTheEndCosts) {
-  HeadShape shape = llama();
-  shape.tokens = 4096;
-  EXPECT_LT(relative_cost(shape, 256, 1024), relative_cost(shape, 256, 1280)); // four times 1024, or a rest of 256
-  EXPECT_LT(relative_cost(shape, 320, 960), relative_cost(shape, 320, 768)); // a rest of 128 in each of the chunks
-}
-
-TEST(ChunkPolicy, GradientsOfTheLogitsDtypeTakeThePlaceOfTheStudentsLogits) {
-  for (const int64_t bytes : {2, 4}) {
-    HeadShape shape = llama();
-    shape.logits_bytes = bytes;
-    shape.gradient_bytes = bytes;
-    EXPECT_TRUE(gradient_in_place(shape));
-    EXPECT_EQ(arena_bytes(shape, 512, 2048), shape.vocab * bytes * (2048 + 512)); // the teacher's logits beside them
-    shape.needs_grad = false;
-    EXPECT_FALSE(gradient_in_place(shape));
-    EXPECT_EQ(arena_bytes(shape, 512, 2048), shape.vocab * bytes * 2 * 512);
-  }
-  EXPECT_FALSE(gradient_in_place(llama()));
-  EXPECT_EQ(arena_bytes(llama(), 512, 2048), llama().vocab * (8 * 512 + 2 * 2048));
-}
-
-TEST(ChunkPolicy, WithoutGradientsTheLogitsGetTheWholeCap) {
-  HeadShape shape = llama();
-  shape.needs_grad = false;
-  const auto plan = resolve_chunks({.memory_cap_mb = 2200}, shape);
-  EXPECT_EQ(plan->logits_rows, 2048);
 }
 
 TEST(ChunkPolicy, ExplicitChunkIsKeptWhereItFitsAndCutToAPowerOfTwoWhereNot) {
-  EXPECT_EQ(resolve_chunks({.chunk_size = 300}, llama())->logits_rows, 300);
-  EXPECT_EQ(resolve_chunks({.chunk_size = 3000}, llama())->logits_rows, 512);
-  EXPECT_EQ(resolve_chunks({.chunk_size = 300, .memory_cap_mb = 100}, llama())->logits_rows, 64);
+  EXPECT_THAT(resolve_chunks({.chunk_size = 300}, llama())->logits_rows, Each(300));
+  EXPECT_THAT(resolve_chunks({.chunk_size = 3000}, llama())->logits_rows, Each(512));
+  EXPECT_THAT(resolve_chunks({.chunk_size = 300, .memory_cap_mb = 100}, llama())->logits_rows, Each(64));
+  EXPECT_EQ(resolve_chunks({.chunk_size = 256}, llama())->gradient_rows, 3072); // as many as the cap allows
+  EXPECT_EQ(resolve_chunks({.chunk_size = 300, .memory_cap_mb = 100000}, llama())->gradient_rows, 3900);
 }
 
 TEST(ChunkPolicy, CapWinsOverMinChunkSize) {
   const auto plan = resolve_chunks({.memory_cap_mb = 10, .min_chunk_size = 4096}, llama());
   ASSERT_TRUE(plan.ok());
-  EXPECT_EQ(plan->logits_rows, 8); // no measured size fits
+  EXPECT_EQ(plan->logits_rows.front(), 8); // no measured size fits
 }
 
 TEST(ChunkPolicy, AutomaticSizeIsNotBelowTheMinimumWhereTheCapAllowsIt) {
-  EXPECT_GE(resolve_chunks({.min_chunk_size = 600}, llama())->logits_rows, 600);
+  const std::vector<int64_t> rows = resolve_chunks({.min_chunk_size = 600}, llama())->logits_rows;
+  EXPECT_GE(rows.front(), 600);
+  EXPECT_TRUE(std::all_of(rows.begin(), rows.end() - 1, [](int64_t r) { return r >= 600; }));
 }
 
 TEST(ChunkPolicy, NoMoreRowsThanTokens) {
   HeadShape shape = llama();
   shape.tokens = 100;
   const auto plan = resolve_chunks({}, shape);
-  EXPECT_EQ(plan->logits_rows, 100);
+  EXPECT_THAT(plan->logits_rows, ElementsAre(100));
   EXPECT_EQ(plan->gradient_rows, 100);
   shape.tokens = 0;
-  EXPECT_EQ(resolve_chunks({}, shape)->logits_rows, 1);
+  EXPECT_THAT(resolve_chunks({}, shape)->logits_rows, ElementsAre(1));
 }
 
 TEST(ChunkPolicy, TooSmallACapNamesTheSmallestThatWorks) {
@@ -165,38 +112,44 @@ TEST(ChunkPolicy, TooSmallACapNamesTheSmallestThatWorks) {
   EXPECT_FALSE(resolve_chunks({.memory_cap_mb = 28}, shape).ok());
 }
 
-TEST(ChunkPolicy, HugeShapesDoNotOverflow) {
+TEST(ChunkPolicy, HugeShapesAreRefused) {
   HeadShape shape = llama(int64_t{1} << 32);
   shape.tokens = int64_t{1} << 24;
   EXPECT_FALSE(resolve_chunks({}, shape).ok());
-  EXPECT_EQ(scratch_bytes(shape, 1024, 4096), (int64_t{1} << 32) * (8 * 1024 + 2 * 4096));
 }
 
-TEST(ChunkPolicy, TheRowKernelsThreadsCountButNoMoreOfThemThanRows) {
+TEST(ChunkPolicy, WhatTheCpuAllocatesBesideTheArenaIsUnderTheCapToo) {
   HeadShape shape = llama(32000);
-  const int64_t plain = scratch_bytes(shape, 1, 1);
   shape.row_threads = 64;
   shape.row_thread_bytes = 256000;
-  EXPECT_EQ(scratch_bytes(shape, 1, 1), plain + 256000);
-  EXPECT_EQ(scratch_bytes(shape, 1000, 1000) - arena_bytes(shape, 1000, 1000), 64 * 256000);
   const auto plan = resolve_chunks({.memory_cap_mb = 20}, shape);
   ASSERT_TRUE(plan.ok());
   EXPECT_LE(plan->bytes, 20 * kMiB);
   EXPECT_LT(plan->arena_bytes, plan->bytes);
 }
 
-TEST(ChunkPolicy, EachSidesHiddenRowsCountInTheirOwnDtype) {
-  HeadShape shape = llama();
-  const int64_t plain = arena_bytes(shape, 3, 5);
-  shape.gathers_rows = true;
-  shape.teacher_hidden_bytes = 4;
-  EXPECT_EQ(arena_bytes(shape, 3, 5) - plain, 3 * 4096 * 4 + 5 * 2 * 4096 * 2);
+TEST(ChunkPolicy, CountsTheChunksOfACall) {
+  const ChunkPlan plan{.logits_rows = {384, 320, 256}, .gradient_rows = 960};
+  EXPECT_EQ(plan.num_chunks(0), 0);
+  EXPECT_EQ(plan.num_chunks(384), 1);
+  EXPECT_EQ(plan.num_chunks(385), 2);
+  EXPECT_EQ(plan.num_chunks(2 * 960), 6);
+  EXPECT_EQ(plan.num_chunks(2 * 960 + 705), 9);
+  EXPECT_EQ(plan.num_groups(960), 1);
+  EXPECT_EQ(plan.num_groups(961), 2);
+  EXPECT_EQ(ChunkPlan{}.num_chunks(10), 0);
+  EXPECT_EQ(ChunkPlan{}.num_groups(10), 0);
 }
 
 TEST(ChunkPolicy, DescriptionNamesTheNumbers) {
   EXPECT_EQ(
       resolve_chunks({}, llama())->description,
-      "loss head: logits of 512 tokens at a time, gradients of 2048, 1002.0 MiB of scratch (cap 1024 MiB, vocabulary 128256)");
+      "loss head: logits of 640, 640, 384, 384 tokens at a time, gradients of 2048, 939.4 MiB of scratch (cap 1024 MiB, "
+      "vocabulary 128256)");
+  EXPECT_EQ(
+      resolve_chunks({.chunk_size = 512}, llama())->description,
+      "loss head: logits of 512 tokens at a time, gradients of 2048, 1002.0 MiB of scratch (cap 1024 MiB, vocabulary "
+      "128256)");
 }
 
 TEST(ChunkPolicy, InvalidOptionsAreAllNamed) {
@@ -226,4 +179,4 @@ TEST(LossOptions, OutOfRangeValuesAreAllNamed) {
 }
 
 } // namespace
-} // namespace distill::losses
+} // namespace distill::losses::testing

@@ -214,8 +214,12 @@ TEST_P(MetaHead, AllocatesAsOnTheCpu) {
   const LinearHeadInputs in = inputs_of(GetParam());
   const LinearHeadInputs meta = on_meta(in, c10::kCPU);
   for (const Gradients gradients : {Gradients::kNone, Gradients::kAccumulated, Gradients::kWritten}) {
-    for (const ChunkOptions& chunks : {ChunkOptions{.memory_cap_mb = 9}, ChunkOptions{.chunk_size = 7}}) {
-      SCOPED_TRACE(::testing::Message() << static_cast<int>(gradients) << " chunk " << chunks.chunk_size);
+    for (const ChunkOptions& chunks :
+         {ChunkOptions{.memory_cap_mb = 9}, ChunkOptions{.memory_cap_mb = 9, .min_chunk_size = 1},
+          ChunkOptions{.chunk_size = 7}}) {
+      SCOPED_TRACE(
+          ::testing::Message() << static_cast<int>(gradients) << " chunk " << chunks.chunk_size << " min "
+                               << chunks.min_chunk_size);
       const Recorded real = record(in, gradients, chunks);
       const Recorded planned = record(meta, gradients, chunks);
       EXPECT_EQ(planned.events, real.events);
@@ -224,6 +228,20 @@ TEST_P(MetaHead, AllocatesAsOnTheCpu) {
       EXPECT_EQ(planned.dtype, real.dtype);
     }
   }
+}
+
+// Of many groups of chunks a run on meta tensors leaves some out, but not the last one.
+TEST(MetaHeadOfManyGroups, NeedsTheMemoryOfTheCpu) {
+  const LinearHeadInputs in = make_problem({.tokens = 4001, .vocab = 2003, .ignored = 0.2, .dtype = at::kFloat});
+  const LinearHeadInputs meta = on_meta(in, c10::kCPU);
+  const ChunkOptions chunks{.chunk_size = 50, .memory_cap_mb = 2};
+  const auto plan = linear_head_plan(in, options_for(in), chunks, /*needs_grad=*/true);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_GT(plan->num_groups(4001), 17) << plan->description;
+  const Recorded real = record(in, Gradients::kAccumulated, chunks);
+  const Recorded planned = record(meta, Gradients::kAccumulated, chunks);
+  EXPECT_EQ(planned.peak, real.peak);
+  EXPECT_LT(planned.events.size(), real.events.size());
 }
 
 // On CUDA nothing is converted: beyond the arena there are the metrics and a few numbers for each token.

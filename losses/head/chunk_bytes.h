@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+// The bytes of the head's scratch for given chunks of tokens.
+namespace distill::losses {
+
+// The numbers that decide the bytes per token. All counts are numbers of elements, not bytes.
+struct HeadShape {
+  int64_t tokens = 0; // N: no more tokens than this are allocated
+  int64_t ignored_tokens = 0; // of these: left out, and not allocated
+  int64_t vocab = 0; // columns of the logits
+  int64_t student_hidden = 0;
+  int64_t teacher_hidden = 0; // 0: no teacher
+  int64_t teacher_entries = 0; // of a token, where the teacher is top-k or samples
+  int64_t logits_bytes = 4; // per logit: 2, 4 or 8
+  int64_t gradient_bytes = 2; // per logit gradient: the hidden dtype's
+  int64_t hidden_bytes = 2; // per hidden element of the student, for gathered rows
+  int64_t teacher_hidden_bytes = 2; // per hidden element of the teacher
+  int64_t entry_bytes = 4; // per student's logit of an entry
+  bool needs_grad = true;
+  bool gathers_rows = false; // ignored rows are left out, so hidden rows are copied chunk by chunk
+  int64_t fixed_arena_bytes = 0; // scratch of the arena that does not grow with the chunk
+  // Memory outside the arena that the products and the row kernel allocate while they run, on the CPU.
+  int64_t fixed_bytes = 0;
+  int64_t extra_bytes_per_row = 0; // for each of the D rows
+  int64_t row_threads = 0; // threads of the row kernel: no more of them than rows of a chunk
+  int64_t row_thread_bytes = 0; // memory of each thread
+};
+
+// Rows of the logits and gradient buffers start 256 bytes apart: this many columns hold `vocab` elements of `bytes`
+// each.
+int64_t padded_columns(int64_t vocab, int64_t element_bytes);
+int64_t row_bytes(int64_t columns, int64_t element_bytes);
+
+// Whether the gradients are written over the student's logits.
+bool gradient_in_place(const HeadShape& shape);
+
+// What the bytes grow with.
+struct ScratchTerms {
+  int64_t fixed = 0;
+  int64_t group_row = 0; // of each of the D tokens whose gradients are gathered, the whole time
+  int64_t gradient_row = 0; // of each token whose gradient is there, and of those of the chunk
+  int64_t logits_row = 0; // of each token of the chunk
+};
+ScratchTerms arena_terms(const HeadShape& shape);
+// With what is allocated outside the arena, where no chunk has more tokens than `longest`.
+ScratchTerms scratch_terms(const HeadShape& shape, int64_t longest);
+
+// Bytes of scratch for these chunks of logits, whose gradients are gathered: in the arena, and all together.
+int64_t arena_bytes(const HeadShape& shape, std::span<const int64_t> chunks);
+int64_t scratch_bytes(const HeadShape& shape, std::span<const int64_t> chunks);
+int64_t scratch_bytes(const HeadShape& shape, int64_t chunk); // of one chunk alone
+
+} // namespace distill::losses

@@ -1,6 +1,14 @@
 # Sets DISTILL_WITH_CUDA and enables the CUDA language. The toolkit is the one that scripts/setup.sh assembles from
 # wheels in .venv/cuda-toolkit, or else the system's.
 set(DISTILL_WITH_CUDA OFF)
+# A wheel is named before CMake runs, and its name says whether it has kernels (losses/python/packaging).
+if(DISTILL_CUDA STREQUAL "AUTO" AND SKBUILD AND SKBUILD_PROJECT_VERSION_FULL)
+  if(SKBUILD_PROJECT_VERSION_FULL MATCHES "[.]cpu$")
+    set(DISTILL_CUDA OFF)
+  else()
+    set(DISTILL_CUDA ON)
+  endif()
+endif()
 if(DISTILL_CUDA STREQUAL "AUTO" AND EXISTS "${torch_dir}/lib/libtorch_cpu.so"
     AND NOT EXISTS "${torch_dir}/lib/libtorch_cuda.so")
   message(STATUS "the libtorch in ${torch_dir} was built without CUDA: building without CUDA")

@@ -7,7 +7,7 @@ import zipfile
 
 import torch
 
-from wheels import ROOT, checked
+from wheels import ROOT, checked, local_version, needs_cuda, version_of
 
 
 def test_the_package_passes_its_own_tests(losses, tmp_path):
@@ -28,9 +28,9 @@ def test_the_package_passes_its_own_tests(losses, tmp_path):
     assert re.search(r"\d+ passed", output) and "skipped" not in output
 
 
-def test_the_name_and_the_metadata_say_for_which_torch(losses):
-    label = str(torch.__version__).replace("+", ".")
-    assert re.fullmatch(rf"distill_losses-[\d.]+\+torch{re.escape(label)}-py3-none-linux_\w+\.whl", losses.wheel.name)
+def test_the_name_and_the_metadata_say_for_which_torch_and_whether_there_are_kernels(losses):
+    kernels = needs_cuda(losses.site_packages / "distill_losses" / "libdistill_losses.so")
+    assert version_of(losses.wheel, "distill_losses") == local_version(kernels)
     with zipfile.ZipFile(losses.wheel) as wheel:
         (metadata,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
         assert f"\nRequires-Dist: torch=={torch.__version__.split('+')[0]}\n" in wheel.read(metadata).decode()
@@ -59,4 +59,5 @@ def test_the_sdist_has_every_source_that_the_wheel_is_compiled_from(losses, tmp_
     tracked = checked("git", "ls-files", "losses", "data/base", "scripts/cmake", "CMakeLists.txt", cwd=ROOT).split()
     compiled = [name for name in tracked if not name.startswith("losses/python/")]
     assert compiled and not [name for name in compiled if f"tree/{name}" not in names]
-    assert {"pyproject.toml", "packaging/distill_version.py", "distill_losses/functional.py"} <= names
+    assert {"pyproject.toml", "packaging/distill_version.py", "packaging/distill_backend.py"} <= names
+    assert "distill_losses/functional.py" in names

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tiny_job
-from wheels import ROOT
+from wheels import ROOT, fake_torch, local_version, needs_cuda, version_of
 
 
 @pytest.fixture
@@ -53,11 +53,9 @@ def test_arguments_and_exit_codes_are_the_programs(trainer, job):
     assert "missing.yaml" in trainer.run("distill", "--config", "missing.yaml", cwd=job, code=2)
 
 
-def fake_torch(folder, version, cuda):
-    (folder / "lib").mkdir(parents=True)
-    (folder / "lib" / "libtorch_cpu.so").touch()
-    (folder / "version.py").write_text(f"__version__ = {version!r}\ncuda = {cuda!r}\n")
-    return str(folder)
+def test_the_name_says_for_which_torch_and_whether_the_program_needs_cuda(trainer):
+    local = version_of(trainer.wheel, "distill_trainer")
+    assert local == local_version(needs_cuda(trainer.site_packages / "distill_trainer" / "bin" / "distill"))
 
 
 def test_another_torch_is_refused_with_both_versions(trainer, job):

@@ -5,12 +5,14 @@ DISTILL_WHEELS names a folder of finished wheels to install instead, for a machi
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("DISTILL_BUILD", ROOT / "build" / "release"))
@@ -20,6 +22,30 @@ def checked(*command, **settings):
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, **settings)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def version_of(wheel, name):
+    """The local part of the version in a wheel's name."""
+    return re.fullmatch(rf"{name}-[\d.]+\+([\w.]+)-py3-none-linux_\w+\.whl", wheel.name)[1]
+
+
+def local_version(has_kernels):
+    """What the name of a wheel for the torch of this Python has to say."""
+    label = f"cu{torch.version.cuda.replace('.', '')}" if has_kernels else "cpu"
+    return f"torch{torch.__version__.split('+')[0]}.{label}"
+
+
+def needs_cuda(library):
+    return re.search(r"\(NEEDED\).*\[libtorch_cuda\.so\]", checked("readelf", "-d", library)) is not None
+
+
+def fake_torch(folder, version, cuda):
+    """What is looked at in the folder of a torch package."""
+    (folder / "lib").mkdir(parents=True)
+    for name in ("libtorch_cpu.so", *(["libtorch_cuda.so"] if cuda else [])):
+        (folder / "lib" / name).touch()
+    (folder / "version.py").write_text(f"__version__ = {version!r}\ncuda = {cuda!r}\n")
+    return str(folder)
 
 
 class Environment:

@@ -17,7 +17,10 @@ PACKAGE = Path(distill_losses.__file__).parent
 
 def test_this_build_fits_this_torch():
     assert torch.__version__.startswith(distill_losses.TORCH_VERSION)
-    assert f"+torch{torch.__version__.replace('+', '.')}" in distill_losses.__version__
+    # The kernels are for the CUDA of that torch; the name of a build without any says so.
+    kernels = distill_losses.CUDA_VERSION is not None
+    label = f"cu{torch.version.cuda.replace('.', '')}" if kernels else "cpu"
+    assert distill_losses.__version__.endswith(f"+torch{distill_losses.TORCH_VERSION}.{label}")
     assert (PACKAGE / "py.typed").exists()
 
 
@@ -62,7 +65,6 @@ def test_the_import_error_names_both_versions(tmp_path):
 
 
 def test_a_build_without_kernels_says_so_where_torch_has_cuda(tmp_path):
-    """Its name does not: it has that of a build with kernels."""
     done = imported(tmp_path, distill_losses.TORCH_VERSION, None)
     assert done.returncode == 0, done.stderr
     pattern = (

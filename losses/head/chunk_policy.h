@@ -40,7 +40,8 @@ struct ChunkPlan {
 // memory_cap_mb is a hard limit and takes precedence over chunk_size and min_chunk_size. With a chunk_size all chunks
 // have that size; one that does not fit is cut to a power of two. No automatic chunk is below min_chunk_size but the
 // last of a group. Ignored tokens only cut the plan short: of two batches that leave some out, the one with more of
-// them takes no more scratch. InvalidArgument, with the smallest value that works, if the cap is too small for one token.
+// them takes no more scratch. InvalidArgument, with the smallest value that works, if the cap is too small for one
+// token.
 absl::StatusOr<ChunkPlan> resolve_chunks(const ChunkOptions& options, const HeadShape& shape);
 
 } // namespace distill::losses

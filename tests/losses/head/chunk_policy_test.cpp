@@ -41,8 +41,8 @@ TEST(ChunkPolicy, NeverExceedsTheCap) {
 TEST(ChunkPolicy, DefaultsForLlama) {
   const auto plan = resolve_chunks({}, llama());
   ASSERT_TRUE(plan.ok());
-  EXPECT_THAT(plan->logits_rows, ElementsAre(640, 640, 384, 384));
-  EXPECT_EQ(plan->gradient_rows, 2048);
+  EXPECT_THAT(plan->logits_rows, ElementsAre(512, 512, 512, 512, 384));
+  EXPECT_EQ(plan->gradient_rows, 2432);
   const auto large = resolve_chunks({.memory_cap_mb = 4096}, llama());
   EXPECT_THAT(large->logits_rows, ElementsAre(2048, 2048));
 }
@@ -144,8 +144,8 @@ TEST(ChunkPolicy, CountsTheChunksOfACall) {
 TEST(ChunkPolicy, DescriptionNamesTheNumbers) {
   EXPECT_EQ(
       resolve_chunks({}, llama())->description,
-      "loss head: logits of 640, 640, 384, 384 tokens at a time, gradients of 2048, 939.4 MiB of scratch (cap 1024 MiB, "
-      "vocabulary 128256)");
+      "loss head: logits of 512 tokens at a time, gradients of 2432, 1002.0 MiB of scratch (cap 1024 MiB, vocabulary "
+      "128256)");
   EXPECT_EQ(
       resolve_chunks({.chunk_size = 512}, llama())->description,
       "loss head: logits of 512 tokens at a time, gradients of 2048, 1002.0 MiB of scratch (cap 1024 MiB, vocabulary "

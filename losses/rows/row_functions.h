@@ -31,18 +31,6 @@ DISTILL_ROW_INLINE double row_tanh(double x) {
   return tanh(x);
 }
 
-// log2 of a number that is not small, with the absolute error of the logarithm of its mantissa. NaN and infinity give
-// NaN.
-DISTILL_ROW_INLINE float row_log2_of_sum(float x) {
-  const int32_t bits = row_bits(x);
-  const auto exponent = static_cast<float>((bits >> 23) - 127);
-  return exponent + row_log2(row_float((bits & 0x007fffff) | 0x3f800000)) + (x - x);
-}
-
-DISTILL_ROW_INLINE double row_log2_of_sum(double x) {
-  return log2(x) + (x - x);
-}
-
 // log2(p / q) from here on gives the same terms: q is 0 there. 2^kMaxLogRatio is finite.
 template <typename T>
 inline constexpr T kMaxLogRatio = static_cast<T>(sizeof(T) == 4 ? 126 : 1000);

@@ -26,14 +26,6 @@ DISTILL_ROW_INLINE float row_log2(float x) {
 DISTILL_ROW_INLINE float row_tanh(float x) {
   return tanhf(x);
 }
-
-DISTILL_ROW_INLINE int32_t row_bits(float x) {
-  return __float_as_int(x);
-}
-
-DISTILL_ROW_INLINE float row_float(int32_t bits) {
-  return __int_as_float(bits);
-}
 #else
 DISTILL_ROW_INLINE int32_t row_bits(float x) {
   int32_t bits;

@@ -138,11 +138,12 @@ struct SideStats {
   T lse = 0; // log-sum-exp at T = 1, nats
 };
 
+// Once per row, so with the library's log2, which is exact near 1, where the student is sure, and keeps a NaN.
 template <typename T>
 DISTILL_ROW_INLINE SideStats<T> side_stats(const SideSums<T>& sums, const RowConstants<T>& c) {
   SideStats<T> stats;
-  stats.log2_sum = row_log2_of_sum(sums.sum);
-  stats.unit_log2_sum = c.unit_temperature ? stats.log2_sum : row_log2_of_sum(sums.unit_sum);
+  stats.log2_sum = log2(sums.sum);
+  stats.unit_log2_sum = c.unit_temperature ? stats.log2_sum : log2(sums.unit_sum);
   stats.max = sums.max;
   stats.lse = sums.max + stats.unit_log2_sum * kLn2<T>;
   return stats;

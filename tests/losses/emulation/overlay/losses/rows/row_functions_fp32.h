@@ -30,16 +30,4 @@ DISTILL_ROW_INLINE float row_tanh(float x) {
   return std::tanh(x);
 }
 
-DISTILL_ROW_INLINE int32_t row_bits(float x) {
-  int32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return bits;
-}
-
-DISTILL_ROW_INLINE float row_float(int32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-
 } // namespace distill::losses

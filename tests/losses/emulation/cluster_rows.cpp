@@ -31,6 +31,10 @@ void run_tiles(const RowArgs& args, int cluster_size) {
     if (plan.tiles <= 8) {
       return run<8, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size);
     }
+  } else if (kMode == Mode::kUnit && plan.tiles == kMaxTiles) {
+    return run<kMaxTiles, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size);
+  } else if (kMode == Mode::kUnit && plan.tiles == kLongTiles) {
+    return run<kLongTiles, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size);
   } else if (plan.tiles == 5) {
     return run<5, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size);
   } else if (plan.tiles == 9) {

@@ -1,6 +1,7 @@
 // The row kernels against the reference rows, on every launch that this device has.
 #include <gtest/gtest.h>
 
+#include "losses/rows/cuda/cluster/choose_mode.h"
 #include "losses/rows/cuda/cluster/choose_size.h"
 #include "losses/rows/dispatch.h"
 #include "tests/losses/cases.h"
@@ -11,7 +12,7 @@ namespace distill::losses::testing {
 namespace {
 
 // Every kernel, and every size of cluster that holds the row.
-std::vector<RowLaunch> launches(const RowSpec& spec) {
+std::vector<RowLaunch> launches(const RowSpec& spec, const LossOptions& options) {
   if (test_device().is_cpu()) {
     return {{}};
   }
@@ -20,8 +21,9 @@ std::vector<RowLaunch> launches(const RowSpec& spec) {
   if (spec.logits == at::kDouble || stride * static_cast<int64_t>(c10::elementSize(spec.logits)) % 4 != 0) {
     return all;
   }
-  for (const int size : {2, 3, 4, 5, 8, 9, 16}) {
-    if (cluster_plan(spec.vocab, size).tiles <= kMaxTiles) {
+  const int most = most_tiles(cluster_mode(make_rows(spec, options).args));
+  for (const int size : {2, 3, 4, 5, 6, 7, 8, 9, 16}) {
+    if (cluster_plan(spec.vocab, size).tiles <= most) {
       all.push_back({.strategy = RowStrategy::kCluster, .cluster_size = size});
     }
   }
@@ -30,7 +32,7 @@ std::vector<RowLaunch> launches(const RowSpec& spec) {
 
 void expect_matches_reference(const RowSpec& spec, const LossOptions& options, double tolerance) {
   const Rows expected = reference_of(spec, options);
-  for (const RowLaunch& launch : launches(spec)) {
+  for (const RowLaunch& launch : launches(spec, options)) {
     SCOPED_TRACE(
         ::testing::Message() << "V " << spec.vocab << " strategy " << static_cast<int>(launch.strategy) << " cluster "
                              << launch.cluster_size);
@@ -113,7 +115,7 @@ TEST(RowKernelShapes, AnyWidthAndAlignment) {
 }
 
 TEST(RowKernelShapes, WideVocabularies) {
-  for (const int64_t vocab : {128256, 151665, 151936, 200064, 256000, 262143, 262208, 299009, 327680, 327744}) {
+  for (const int64_t vocab : {128256, 151665, 151936, 200064, 256000, 262143, 262208, 299009, 327680, 327744, 425984}) {
     if (test_device().is_cpu() && vocab != 151665) {
       continue; // the CPU kernel has one path for all widths
     }
@@ -127,6 +129,42 @@ TEST(RowKernelShapes, WideVocabularies) {
     expect_matches_reference(
         {.vocab = vocab, .padding = padding, .logits = at::kBFloat16, .gradient = at::kBFloat16}, {.hard_weight = 0.5},
         1e-4);
+  }
+}
+
+// Where the student gives a token a probability that fp32 cannot hold, and the teacher does not.
+TEST(RowKernelShapes, LogitsHundredsApart) {
+  for (const int64_t vocab : {20000, 151665}) {
+    if (test_device().is_cpu() && vocab == 151665) {
+      continue;
+    }
+    for (const double beta : {0.5, 0.9}) {
+      expect_matches_reference({.vocab = vocab, .padding = 15, .scale = 16}, {.beta = beta, .hard_weight = 0.5}, 5e-5);
+    }
+  }
+}
+
+// Clusters that take one row after the other, so that copies, workers and reducer are at work on several rows at once.
+TEST(RowKernelShapes, ManyRowsToACluster) {
+  const RowLaunch launch =
+      test_device().is_cpu() ? RowLaunch{} : RowLaunch{.strategy = RowStrategy::kCluster, .cluster_size = kMaxCluster};
+  for (const int64_t vocab : {40000, 262208, 400000}) { // slices of 2, 9 and 13 tiles
+    if (test_device().is_cpu() && vocab != 40000) {
+      continue;
+    }
+    for (const Divergence divergence : {Divergence::kJsd, Divergence::kNone}) {
+      SCOPED_TRACE(::testing::Message() << "V " << vocab << " divergence " << static_cast<int>(divergence));
+      const LossOptions options{.divergence = divergence, .hard_weight = 0.5};
+      const RowSpec spec{
+          .rows = 40,
+          .vocab = vocab,
+          .padding = 0,
+          .gradient = at::kBFloat16,
+          .teacher = divergence != Divergence::kNone};
+      Rows ours = make_rows(spec, options);
+      run_rows(ours.args, test_device(), launch);
+      expect_equal_rows(spec, ours, reference_of(spec, options), 2e-5);
+    }
   }
 }
 
@@ -164,9 +202,10 @@ TEST(RowKernels, NoRowsDoNothing) {
 
 TEST(RowKernels, AreDeterministic) {
   const RowSpec spec{.rows = 33, .vocab = 32000, .padding = 0, .gradient = at::kBFloat16};
-  for (const RowLaunch& launch : launches(spec)) {
-    Rows a = make_rows(spec, {.hard_weight = 0.5});
-    Rows b = make_rows(spec, {.hard_weight = 0.5});
+  const LossOptions options{.hard_weight = 0.5};
+  for (const RowLaunch& launch : launches(spec, options)) {
+    Rows a = make_rows(spec, options);
+    Rows b = make_rows(spec, options);
     run_rows(a.args, test_device(), launch);
     run_rows(b.args, test_device(), launch);
     EXPECT_TRUE(at::equal(a.gradient, b.gradient));

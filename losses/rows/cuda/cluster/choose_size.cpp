@@ -48,11 +48,11 @@ ClusterPlan cluster_plan(const RowArgs& args, int cluster_size) {
 double row_time(int64_t vocab, int cluster_size, bool teacher) {
   // What does not depend on the number of columns: reductions, and filling the pipeline.
   constexpr double kFixed = 3;
-  // With a teacher, slices that leave no room to copy ahead wait for their copies.
-  constexpr double kWaitsForCopies = 3.5;
+  // Slices that leave no room to copy ahead wait for their copies.
+  const double waits_for_copies = teacher ? 3.5 : 2.5;
   const ClusterPlan plan = cluster_plan(vocab, cluster_size);
   const double tiles = std::max(plan.slice / static_cast<double>(kTileColumns), static_cast<double>(kMinTiles));
-  return kFixed + tiles + (teacher && plan.tiles == kLongTiles ? kWaitsForCopies : 0);
+  return kFixed + tiles + (plan.tiles == kLongTiles ? waits_for_copies : 0);
 }
 
 int best_cluster_size(int64_t vocab, const ClustersAtOnce& at_once, bool teacher, int most_tiles) {

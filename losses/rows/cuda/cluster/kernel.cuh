@@ -351,16 +351,13 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       }
     }
 
-    // Phase 3: the gradient.
-    if constexpr (kKeeps) {
-      barrier_wait(slots.mean_ready + parity, phase);
-      const float mean = slots.mean[parity];
+    // Phase 3: the gradient of `count` tiles from `begin` on, after the last tile the first one. mean: the row's, of a.
+    const auto gradient_phase = [&](auto begin, auto count, float mean) {
       const RowFactors<float> factors = numbers.factors;
-      const auto gradient_phase = [&](auto gradient_type) {
+      const auto gradient_of_tiles = [&](auto gradient_type) {
         using Gradient = decltype(gradient_type);
-        for_constants<kTiles>([&](auto constant) {
-          // The stored tiles first, whose slots the copies wait for.
-          constexpr int i = (decltype(constant)::value + G::kRegisterTiles) % kTiles;
+        for_constants<decltype(count)::value>([&](auto step) {
+          constexpr int i = (decltype(begin)::value + decltype(step)::value) % kTiles;
           const uint32_t place = columns.place_from(slot, i);
           if (columns.exists(i)) {
             float first[kVector];
@@ -391,23 +388,39 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         });
       };
       if (args.gradient == nullptr) {
-        gradient_phase(None{});
+        gradient_of_tiles(None{});
       } else if (args.gradient_type == ElementType::kBFloat16) {
-        gradient_phase(__nv_bfloat16{});
+        gradient_of_tiles(__nv_bfloat16{});
       } else {
-        gradient_phase(float{});
+        gradient_of_tiles(float{});
+      }
+    };
+    // The stored tiles come first, since copies wait for their slots. Where the last tiles of the next row are among
+    // these copies, the gradient of the other tiles is written while that row's first reduction runs.
+    using Registers = std::integral_constant<int, G::kRegisterTiles>;
+    using Stored = std::integral_constant<int, G::kStoredTiles>;
+    constexpr bool kLater = G::kMiddleTiles < kTiles;
+    float mean = 0;
+    if constexpr (kKeeps) {
+      barrier_wait(slots.mean_ready + parity, phase);
+      mean = slots.mean[parity];
+      gradient_phase(Registers{}, std::conditional_t<kLater, Stored, Tiles>{}, mean);
+    }
+    if constexpr (kLater) {
+      if (next < rows) {
+        normalise(Middle{}, Tiles{}, First{});
+        hand_in_next();
+      }
+    }
+    if constexpr (kKeeps) {
+      if constexpr (kLater) {
+        gradient_phase(First{}, Registers{}, mean);
       }
       if (args.gradient != nullptr && numbers.label_thread == tid) {
         const float4 kept = slots.label[parity];
         write_label(
-            gradient_of<kDivergence, kMode>(kept.x, kept.y, mean, numbers.student, factors, c) -
-            factors.label * kept.z);
-      }
-    }
-    if constexpr (G::kMiddleTiles < kTiles) {
-      if (next < rows) {
-        normalise(Middle{}, Tiles{}, First{});
-        hand_in_next();
+            gradient_of<kDivergence, kMode>(kept.x, kept.y, mean, numbers.student, numbers.factors, c) -
+            numbers.factors.label * kept.z);
       }
     }
     row = next;

@@ -360,7 +360,7 @@ def main():
                     vocab,
                     teacher,
                     args.reps,
-                    geometries=not args.row_automatic,
+                    kernels=("automatic",) if args.row_automatic else ("automatic", "streaming", "clusters"),
                     dtype=getattr(torch, args.row_dtype),
                     loss=args.row_loss,
                 )

@@ -33,9 +33,9 @@ def options(divergence="jsd", beta=0.5, temperature=1.0, hard_weight=0.0, soft_w
     return [kind, beta, 0.1, temperature, 0.0, hard_weight, soft_weight, smoothing, 0.0, softcap, softcap, 0.0]
 
 
-def bench_rows(vocab, teacher, reps, geometries=True, dtype=torch.float32, loss=None):
-    """`dtype`: of the logits. `geometries`: every kernel and cluster size that holds the row. `loss`: arguments of
-    `options` that replace those of JSD with labels, and of cross-entropy where there is no teacher."""
+def bench_rows(vocab, teacher, reps, kernels=("automatic", "streaming", "clusters"), dtype=torch.float32, loss=None):
+    """`kernels`: clusters are all sizes that hold the row. `dtype`: of the logits. `loss`: arguments of `options` that
+    replace those of JSD with labels, and of cross-entropy where there is no teacher."""
     loss = dict(loss or {})
     rows = max(512, int(1.5e9 / (vocab * 4)) // 132 * 132)
     padded = (vocab + 63) // 64 * 64
@@ -62,8 +62,9 @@ def bench_rows(vocab, teacher, reps, geometries=True, dtype=torch.float32, loss=
         functions[name] = launches
 
     add("automatic", 0, 0)
-    if geometries:
+    if "streaming" in kernels:
         add("streaming", STREAMING, 0)
+    if "clusters" in kernels:
         for cluster in (2, 3, 4, 5, 6, 7, 8, 16):
             columns = -(-vocab // cluster)  # of one block, rounded up
             if 5 <= -(-columns // 2048) <= 8:
@@ -100,26 +101,33 @@ def bench_rows(vocab, teacher, reps, geometries=True, dtype=torch.float32, loss=
 
 
 def bench_losses(vocabs, reps):
-    """The kernel in the geometry that it picks, at each vocabulary, with each of LOSSES: results as of bench_rows."""
+    """The kernel that a call takes and the streaming one, at each vocabulary, with each of LOSSES: results as of
+    bench_rows."""
     found = []
     for dtype, losses in LOSSES.items():
         for loss in losses:
             for teacher in (True, False) if "divergence" not in loss else (True,):
                 for vocab in vocabs:
-                    found += bench_rows(vocab, teacher, reps, False, getattr(torch, dtype), loss)
+                    kernels = ("automatic", "streaming")
+                    found += bench_rows(vocab, teacher, reps, kernels, getattr(torch, dtype), loss)
                     torch.cuda.empty_cache()
     return found
 
 
 def losses_table(results, vocabs):
     """The shares of the copy as a Markdown table with a line for each loss of LOSSES."""
-    lines = [f"| % of the copy at {', '.join(map(str, vocabs))} | JSD or divergence | CE |", "| --- | --- | --- |"]
+    lines = [
+        f"| % of the copy at {', '.join(map(str, vocabs))} | JSD or divergence | CE | streaming kernel: JSD | CE |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for dtype, losses in LOSSES.items():
         for loss in losses:
             cells = []
-            for teacher in (True, False):
-                of = [r for r in results if (r["dtype"], r["loss"], r["teacher"]) == (dtype, loss, teacher)]
-                cells.append(" / ".join(f"{100 * r['of_copy']:.0f}" for r in of))
+            for kernel in ("automatic", "streaming"):
+                for teacher in (True, False):
+                    asked = dtype, loss, teacher, kernel
+                    of = [r for r in results if (r["dtype"], r["loss"], r["teacher"], r["name"]) == asked]
+                    cells.append(" / ".join(f"{100 * r['of_copy']:.0f}" for r in of))
             name = ", ".join([dtype] + [f"{key}={value}" for key, value in loss.items()])
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -13,23 +13,6 @@ __device__ __forceinline__ void* block_memory() {
   return memory;
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-
-// All threads of all blocks of the cluster, in any order.
-__device__ __forceinline__ void cluster_barrier_of_threads() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// The same variable in the shared memory of another block of the cluster.
-template <typename V>
-__device__ __forceinline__ const V* in_block(const V* mine, int rank) {
-  uint64_t theirs = 0;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(theirs) : "l"(mine), "r"(rank));
-  return reinterpret_cast<const V*>(theirs);
-}
-
-#endif
-
 namespace cluster {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -64,9 +64,6 @@ const char* why_not_cluster(const RowArgs& args) {
   if (args.logits_type == ElementType::kFloat64) {
     return "fp64 logits";
   }
-  if (args.vocab > INT32_MAX / 2) {
-    return "the vocabulary is too large";
-  }
   if (!may_start_anywhere(args) && !logits_start_at_multiples(args, 4)) {
     return "rows that do not start at multiples of 4 bytes";
   }
@@ -95,6 +92,9 @@ const char* launch_rows(const RowArgs& args, void* stream, const RowLaunch& laun
   }
   if (args.num_rows > INT32_MAX) {
     return "more than 2^31 rows";
+  }
+  if (args.vocab > INT32_MAX / 2) {
+    return "more than 2^30 columns";
   }
   if (launch.strategy != RowStrategy::kStreaming) {
     const char* problem = why_not_cluster(args);

@@ -40,54 +40,54 @@ __device__ __forceinline__ void add_to(SideSums<T>& to, const T (&z)[kCount], co
 // its columns there are skipped, like those beyond the last one.
 template <typename T, typename Logit, bool kTeacher, int kVector, typename Call>
 struct Columns {
-  static constexpr int kBatch = kVector == 1 ? 4 : (kTeacher ? 1 : 2);
+  // Twice as many with one kind of call, whose kernel has registers for them.
+  static constexpr int kBatch = kVector == 1 ? 4 : (kTeacher ? 1 : 2) * (Call::kPlain ? 2 : 1);
   static constexpr int kColumns = kBatch * kVector; // of a thread at a time
-  static constexpr int64_t kStep = int64_t{kThreads} * kVector;
+  static constexpr int kStep = kThreads * kVector;
+  using Terms = ColumnResult<T>[kColumns];
 
   const RowArgs& args;
   const RowConstants<T>& c;
   const Logit* student;
   const Logit* teacher;
   int64_t gradient; // the row's first element
-  int64_t begin;
-  int64_t end;
+  int vocab;
+  int begin; // the first vector's first column, which may lie before the row
 
-  // The block's columns are those of slice number `rank`. kVector > 1: both sides' rows begin equally far from a
-  // multiple of 16 bytes.
-  __device__ Columns(const RowArgs& args, const RowConstants<T>& c, int64_t row, int64_t slice, int rank)
+  // kVector > 1: both sides' rows begin equally far from a multiple of 16 bytes.
+  __device__ Columns(const RowArgs& args, const RowConstants<T>& c, int64_t row)
       : args(args),
         c(c),
         student(static_cast<const Logit*>(args.student) + row * args.student_stride),
         teacher(kTeacher ? static_cast<const Logit*>(args.teacher) + row * args.teacher_stride : nullptr),
-        gradient(row * args.gradient_stride) {
-    const int64_t before =
-        kVector == 1 ? 0 : static_cast<int64_t>(reinterpret_cast<uintptr_t>(student) % sizeof(Piece) / sizeof(Logit));
-    begin = min(slice * rank - before, args.vocab);
-    end = min(slice * (rank + 1) - before, args.vocab);
-  }
+        gradient(row * args.gradient_stride),
+        vocab(static_cast<int>(args.vocab)),
+        begin(
+            kVector == 1 ? 0
+                         : -static_cast<int>(reinterpret_cast<uintptr_t>(student) % sizeof(Piece) / sizeof(Logit))) {}
 
   // Column k of a batch that begins at column `first`.
-  __device__ __forceinline__ static int64_t index(int64_t first, int k) {
+  __device__ __forceinline__ static int index(int first, int k) {
     return first + k / kVector * kStep + k % kVector;
   }
 
-  __device__ __forceinline__ bool exists(int64_t v) const {
-    return v >= 0 && v < end;
+  __device__ __forceinline__ bool exists(int v) const {
+    return v >= 0 && v < vocab;
   }
 
   // Calls body(student's logits, teacher's, first column) for each batch; columns that do not exist are -inf.
   template <typename Body>
   __device__ __forceinline__ void for_each(const Body& body) const {
-    int64_t first = begin + static_cast<int64_t>(threadIdx.x) * kVector;
+    int first = begin + static_cast<int>(threadIdx.x) * kVector;
     Batch next = load(first);
 #pragma unroll 1
-    for (; first < end; first += kBatch * kStep) {
+    for (; first < vocab; first += kBatch * kStep) {
       const Batch batch = next;
       next = load(first + kBatch * kStep);
       T zs[kColumns];
       T zt[kColumns];
       for_columns(zs, [&](int k) {
-        const int64_t v = index(first, k);
+        const int v = index(first, k);
         zs[k] = finished(batch.student[k / kVector].values[k % kVector], v, args.student_bias, c.student_softcap);
         if constexpr (kTeacher) {
           zt[k] = finished(batch.teacher[k / kVector].values[k % kVector], v, args.teacher_bias, c.teacher_softcap);
@@ -95,7 +95,7 @@ struct Columns {
           zt[k] = T(0);
         }
       });
-      if (first < 0 || index(first, kColumns - 1) >= end) {
+      if (first < 0 || index(first, kColumns - 1) >= vocab) {
         mask(zs, first);
         if constexpr (kTeacher) {
           mask(zt, first);
@@ -106,19 +106,19 @@ struct Columns {
   }
 
   // `best` or, where it is smaller, the first column of a batch whose logit is the row's maximum.
-  __device__ __forceinline__ void find_max(const T (&z)[kColumns], T row_maximum, int64_t first, int& best) const {
+  __device__ __forceinline__ void find_max(const T (&z)[kColumns], T row_maximum, int first, int& best) const {
     T max = z[0];
     for_columns(z, [&](int k) { max = row_max(max, z[k]); });
     if (max == row_maximum) {
-      for_columns(z, [&](int k) { best = z[k] == row_maximum ? min(best, static_cast<int>(index(first, k))) : best; });
+      for_columns(z, [&](int k) { best = z[k] == row_maximum ? min(best, index(first, k)) : best; });
     }
   }
 
   // Takes `value` from the label's column, if it is one of the batch.
-  __device__ __forceinline__ void subtract_at(int64_t label, T value, int64_t first, T (&z)[kColumns]) const {
+  __device__ __forceinline__ void subtract_at(int label, T value, int first, T (&z)[kColumns]) const {
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      const int64_t at = label - (first + b * kStep);
+      const int at = label - (first + b * kStep);
       if (at >= 0 && at < kVector) {
 #pragma unroll
         for (int k = 0; k < kVector; ++k) {
@@ -128,11 +128,11 @@ struct Columns {
     }
   }
 
-  __device__ __forceinline__ T student_logit(int64_t v) const {
+  __device__ __forceinline__ T student_logit(int v) const {
     return logit(student, v, args.student_bias, c.student_softcap);
   }
 
-  __device__ __forceinline__ T teacher_logit(int64_t v) const {
+  __device__ __forceinline__ T teacher_logit(int v) const {
     return logit(teacher, v, args.teacher_bias, c.teacher_softcap);
   }
 
@@ -148,20 +148,24 @@ struct Columns {
     }
   }
 
+  // The terms of a batch, added to the thread's sums.
   template <Divergence kDivergence>
-  __device__ __forceinline__ ColumnResult<T> column(
-      T zs, T zt, const SideStats<T>& of_student, const SideStats<T>& of_teacher, RowSums<T>& add) const {
-    if constexpr (kTeacher) {
-      // As in the cluster row kernel, which says why.
-      constexpr bool kSeriesNearZero = !Call::kPlain || kDivergence != Divergence::kJsd;
-      return losses::column<kDivergence, kSeriesNearZero>(zs, zt, of_student, of_teacher, c, add);
-    } else {
-      return losses::column(zs, of_student, c, add);
-    }
+  __device__ __forceinline__ void terms(
+      const T (&zs)[kColumns], const T (&zt)[kColumns], const SideStats<T>& of_student, const SideStats<T>& of_teacher,
+      RowSums<T>& add, Terms& to) const {
+    for_columns(zs, [&](int k) {
+      if constexpr (kTeacher) {
+        // As in the cluster row kernel, which says why.
+        constexpr bool kSeriesNearZero = !Call::kPlain || kDivergence != Divergence::kJsd;
+        to[k] = losses::column<kDivergence, kSeriesNearZero>(zs[k], zt[k], of_student, of_teacher, c, add);
+      } else {
+        to[k] = losses::column(zs[k], of_student, c, add);
+      }
+    });
   }
 
-  // The gradient of a batch.
-  __device__ __forceinline__ void write(const T (&values)[kColumns], int64_t first) const {
+  // Writes the gradient of a batch.
+  __device__ __forceinline__ void write(const T (&values)[kColumns], int first) const {
     switch (args.gradient_type) {
       case ElementType::kFloat32:
         return write_as<float>(values, first);
@@ -173,8 +177,7 @@ struct Columns {
   }
 
   __device__ __forceinline__ void write_zeros() const {
-    const int64_t first = max(begin, int64_t{0});
-    for (int64_t v = first + threadIdx.x; args.gradient != nullptr && v < end; v += kThreads) {
+    for (int v = static_cast<int>(threadIdx.x); args.gradient != nullptr && v < vocab; v += kThreads) {
       store_as(args.gradient, gradient + v, args.gradient_type, T(0));
     }
   }
@@ -191,7 +194,7 @@ struct Columns {
     Piece teacher[kTeacher ? kBatch : 1];
   };
 
-  __device__ __forceinline__ Batch load(int64_t first) const {
+  __device__ __forceinline__ Batch load(int first) const {
     Batch batch;
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
@@ -203,9 +206,9 @@ struct Columns {
     return batch;
   }
 
-  __device__ __forceinline__ Piece load(const Logit* row, int64_t v) const {
+  __device__ __forceinline__ Piece load(const Logit* row, int v) const {
     Piece piece;
-    if (v >= 0 && v + kVector <= end) {
+    if (v >= 0 && v + kVector <= vocab) {
       piece = *reinterpret_cast<const Piece*>(row + v);
     } else {
 #pragma unroll
@@ -217,18 +220,18 @@ struct Columns {
   }
 
   template <typename Element>
-  __device__ __forceinline__ void write_as(const T (&values)[kColumns], int64_t first) const {
+  __device__ __forceinline__ void write_as(const T (&values)[kColumns], int first) const {
     Element* row = static_cast<Element*>(args.gradient) + gradient;
     const bool vectors = reinterpret_cast<uintptr_t>(row + begin) % alignof(Vector<Element>) == 0;
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      const int64_t v = first + b * kStep;
+      const int v = first + b * kStep;
       Vector<Element> out;
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
         out.values[k] = static_cast<Element>(values[b * kVector + k]);
       }
-      if (vectors && v >= 0 && v + kVector <= end) {
+      if (vectors && v >= 0 && v + kVector <= vocab) {
         *reinterpret_cast<Vector<Element>*>(row + v) = out;
       } else {
 #pragma unroll
@@ -242,7 +245,7 @@ struct Columns {
   }
 
   // A logit after bias and softcap; anything where there is no such column.
-  __device__ __forceinline__ T finished(Logit logit, int64_t v, const void* bias, T softcap) const {
+  __device__ __forceinline__ T finished(Logit logit, int v, const void* bias, T softcap) const {
     T z = static_cast<T>(logit);
     if constexpr (Call::kPlain) {
       return z;
@@ -253,11 +256,11 @@ struct Columns {
     return softcapped(z, softcap);
   }
 
-  __device__ __forceinline__ void mask(T (&z)[kColumns], int64_t first) const {
+  __device__ __forceinline__ void mask(T (&z)[kColumns], int first) const {
     for_columns(z, [&](int k) { z[k] = exists(index(first, k)) ? z[k] : -std::numeric_limits<T>::infinity(); });
   }
 
-  __device__ __forceinline__ T logit(const Logit* row, int64_t v, const void* bias, T softcap) const {
+  __device__ __forceinline__ T logit(const Logit* row, int v, const void* bias, T softcap) const {
     const T z = static_cast<T>(row[v]);
     return softcapped(bias == nullptr ? z : z + load_as<T>(bias, v, args.bias_type), softcap);
   }

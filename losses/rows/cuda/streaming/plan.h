@@ -7,13 +7,8 @@
 #include "losses/rows/row_args.h"
 #include "losses/rows/row_math.h"
 
-// How rows are divided for the streaming row kernel.
+// Which streaming row kernel a call takes.
 namespace distill::losses::streaming {
-
-// Columns of a block's slice. The first slice may begin up to a vector before the row; slices are whole vectors.
-inline int64_t slice_columns(int64_t vocab, int blocks, int vector) {
-  return ((vocab + vector - 1 + blocks - 1) / blocks + vector - 1) / vector * vector;
-}
 
 // Whether both sides' rows begin equally far from a multiple of 16 bytes.
 inline bool sides_begin_alike(const RowArgs& args) {

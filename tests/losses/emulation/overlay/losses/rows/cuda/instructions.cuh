@@ -12,15 +12,6 @@ void* block_memory() {
   return emulation::here().shared;
 }
 
-inline void cluster_barrier_of_threads() {
-  emulation::sync_cluster();
-}
-
-template <typename V>
-const V* in_block(const V* mine, int rank) {
-  return static_cast<const V*>(emulation::at(emulation::address_in_block(emulation::address_of(mine), rank)));
-}
-
 namespace cluster {
 
 constexpr unsigned kArrivalsOfWarp = 1;

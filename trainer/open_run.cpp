@@ -1,4 +1,6 @@
 // What a run does before its first step: folder, ranks, plan, models, checkpoint, journal, data.
+#include <chrono>
+
 #include "data/base/status_macros.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/config/run_length.h"
@@ -48,11 +50,14 @@ absl::Status TrainingRun::load(PreparedRun prepared) {
   }
   auto memory = take_host_memory(environment, *plan_);
   RETURN_IF_ERROR(sharding::agree(mesh_, memory.status())); // the ranks read a float8 teacher together
+  const auto began = std::chrono::steady_clock::now();
   ASSIGN_OR_RETURN(
       models_,
       load_models(
           plan_->shape.config, environment, mesh_, inputs.student, inputs.teacher ? &*inputs.teacher : nullptr,
           std::move(memory->optimizer)));
+  const std::chrono::duration<double> loading = std::chrono::steady_clock::now() - began;
+  report_.push_back(absl::StrFormat("models: weights in memory after %.1f s", loading.count()));
   step_ = std::make_unique<TrainStep>(
       config_, mesh_, models_, ActivationMemory{plan_->shape.policies, std::move(memory->activations)});
   throughput_ = std::make_unique<metrics::Throughput>(

@@ -8,8 +8,8 @@ namespace distill::losses {
 
 namespace {
 
-// Means over five shapes on an H200 (docs/loss_head.md), by losses/products/fp32_product.h. The logits products have
-// good and bad sizes: 384 rows are fast, 448 are not, and within the head nor are 640, 1280 and 1536.
+// Means over five shapes on an H200 (docs/loss_head_notes.md), by losses/products/fp32_product.h. The logits products
+// have good and bad sizes: 384 rows are fast, 448 are not, and within the head nor are 640, 1280 and 1536.
 constexpr std::array<MeasuredRows, 9> kLogitsProduct{{
     {128, 1.62},
     {192, 1.27},
@@ -84,7 +84,8 @@ double relative_cost(const HeadShape& shape, std::span<const int64_t> chunks) {
   const int64_t group = std::accumulate(chunks.begin(), chunks.end(), int64_t{0});
   const int64_t tokens = std::max<int64_t>(shape.tokens, 1);
   const int64_t rest = tokens % group;
-  const double full = tokens >= group ? static_cast<double>(tokens / group) * group_cost(shape, chunks, group) : 0.0;
+  const int64_t whole = tokens / group;
+  const double full = whole > 0 ? static_cast<double>(whole) * group_cost(shape, chunks, group) : 0.0;
   return (full + group_cost(shape, chunks, rest)) / static_cast<double>(tokens);
 }
 

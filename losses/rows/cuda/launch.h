@@ -8,9 +8,11 @@ enum class RowStrategy {
   kAutomatic, // the cluster kernel where it can run, otherwise the streaming kernel
   // A row's logits are spread over the shared memory of a cluster of blocks: one read of the logits. Needs compute
   // capability 9.0, rows that start at multiples of 4 bytes, fp32 or bf16 logits, and at most 425984 columns (327680
-  // with biases or label smoothing).
+  // where cluster_mode() is kGeneral).
   kCluster,
-  kStreaming, // three reads of which two mostly hit L2: any type, alignment and width
+  // One block to a row, two reads of the logits, or three where the gradient needs the mean of a: any device, type and
+  // alignment, and up to 2^30 columns.
+  kStreaming,
 };
 
 struct RowLaunch {

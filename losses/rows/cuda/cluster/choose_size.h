@@ -20,7 +20,7 @@ ClusterPlan cluster_plan(const RowArgs& args, int cluster_size);
 // How many clusters of each size the device runs at once, the index; 0 where it runs none.
 using ClustersAtOnce = std::array<int, kMaxCluster + 1>;
 
-// The time of a row on one cluster, in units of what a tile takes (measured: docs/loss_head.md).
+// The time of a row on one cluster, in units of what a tile takes (fitted to measured times).
 double row_time(int64_t vocab, int cluster_size, bool teacher);
 
 // The cluster size with the highest throughput, of those whose slices have at most `most_tiles` tiles; 0: none.

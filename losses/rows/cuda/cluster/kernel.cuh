@@ -3,8 +3,8 @@
 // row passes three phases:
 //   1. normalise   maxima and sums of exponentials of the online softmax, from shared memory;
 //   2. columns     the row's sums, and a and q of each column (divergences that need no sum of q a write their gradient
-//                  here); the row's place in shared memory is free for the copies of later rows;
-//   3. gradient    from a and q, once the sum of q a is known.
+//                  here); the slots of tiles whose a and q stay in registers are free for the copies of later rows;
+//   3. gradient    from a and q, once the mean of a is known; the slots of the other tiles are free.
 // Phases 2 and 3 need numbers of the whole row. One more warp of each block, the reducer, merges them over the cluster
 // (reducer.cuh) while the workers work on other rows: the second part of the next row's normalise phase lies between a
 // row's columns and its gradient, the first part of the one after that between the gradient and the next columns.
@@ -18,10 +18,14 @@
 //                                                   |  normalise     |         |  normalise  |
 //   reducer              |sums r ~~~~~~~>|          |                           |sums r + 1 ~~>|
 //                                       |stats r + 1 ~~~~~~~~~~~~~~~~>|
-//   copied     tiles of the rows after r + 1, each into the slot of a tile that the columns phase has read
+//   copied     tiles of the rows after r + 1, each into a slot that is free
+//
+// Where a slice leaves no room for the whole next row, the order after the columns of r is: second part of normalise
+// r + 1; gradient of the stored tiles; third part of normalise; gradient of the tiles in registers, while stats r + 1
+// travel.
 #pragma once
 
-#include <algorithm>
+#include <type_traits>
 
 #include "losses/rows/cuda/cluster/reducer.cuh"
 #include "losses/rows/cuda/cluster/stages.cuh"

@@ -18,14 +18,14 @@ const char* launch_as(const RowArgs& args, const ClusterPlan& plan, int cluster_
   static std::array<std::array<std::atomic<int>, kMaxCluster + 1>, kMaxDevices> at_once{};
   const int device = current_device();
   if (device < 0) {
-    return "the pipelined row kernel needs a CUDA device";
+    return "the cluster row kernel needs a CUDA device";
   }
   std::atomic<int>& known = at_once[static_cast<size_t>(device)][static_cast<size_t>(cluster_size)];
   int clusters = known.load();
   if (clusters == 0) {
     clusters = max_active_clusters(kernel, G::kThreads, G::kBytes, cluster_size);
     if (clusters == 0) {
-      return "the pipelined row kernel does not fit this device";
+      return "the cluster row kernel does not fit this device";
     }
     known.store(clusters);
   }

@@ -13,12 +13,12 @@ struct ClusterPlan {
   bool vector_stores = true; // the gradient's rows start where a thread can write its 4 columns at once
 };
 
-constexpr int kClusterThreads = 512; // worker threads of a block; one more warp reduces
+constexpr int kClusterThreads = 512; // worker threads of a block; two more warps reduce and copy
 constexpr int kClusterVector = 4; // columns of a thread in a tile
 // Tiles of a slice: the kernel is compiled for 5 to 10 tiles and for 13. Fewer than 5 run as 5, 11 and 12 as 13.
 constexpr int kMinTiles = 5;
 constexpr int kMaxTiles = 10;
-constexpr int kLongTiles = 13; // a row fills the shared memory, which leaves no room to copy ahead
+constexpr int kLongTiles = 13; // such a slice fills the shared memory, which leaves no room to copy ahead
 constexpr int kMaxRegisterTiles = 7; // of which a and q are kept in registers
 constexpr int kMaxCluster = 16;
 

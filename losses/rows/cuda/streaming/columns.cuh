@@ -1,6 +1,8 @@
 // A thread's columns of a row in the streaming row kernel: reading them in batches, and writing their gradient.
 #pragma once
 
+#include <limits>
+
 #include "losses/rows/cuda/device_functions.cuh"
 #include "losses/rows/cuda/streaming/plan.h"
 
@@ -9,6 +11,7 @@ namespace distill::losses::streaming {
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
 
+// body(k) for each index of the array, whose values are not read.
 template <typename T, int kCount, typename Body>
 __device__ __forceinline__ void for_columns(const T (&)[kCount], const Body& body) {
 #pragma unroll
@@ -40,7 +43,7 @@ __device__ __forceinline__ void add_to(SideSums<T>& to, const T (&z)[kCount], co
 // its columns there are skipped, like those beyond the last one.
 template <typename T, typename Logit, bool kTeacher, int kVector, typename Call>
 struct Columns {
-  // Twice as many with one kind of call, whose kernel has registers for them.
+  // A kernel for one kind of call has registers for twice as many.
   static constexpr int kBatch = kVector == 1 ? 4 : (kTeacher ? 1 : 2) * (Call::kPlain ? 2 : 1);
   static constexpr int kColumns = kBatch * kVector; // of a thread at a time
   static constexpr int kStep = kThreads * kVector;
@@ -155,7 +158,7 @@ struct Columns {
       RowSums<T>& add, Terms& to) const {
     for_columns(zs, [&](int k) {
       if constexpr (kTeacher) {
-        // As in the cluster row kernel, which says why.
+        // kSeriesNearZero of cluster/columns.cuh says why.
         constexpr bool kSeriesNearZero = !Call::kPlain || kDivergence != Divergence::kJsd;
         to[k] = losses::column<kDivergence, kSeriesNearZero>(zs[k], zt[k], of_student, of_teacher, c, add);
       } else {

@@ -1,6 +1,6 @@
-// The streaming row kernel: any type, width and alignment, and any device. A block takes one row, and reads it for its
-// normalisers, for its sums, and, where the gradient needs one of these, once more for its gradient; other gradients
-// (forward KL, cross-entropy) are written with the second reading.
+// The streaming row kernel: any type and alignment, up to 2^30 columns, and any device. A block takes one row, and
+// reads it for its normalisers, for its sums, and, where the gradient needs the mean of a, once more for its gradient;
+// other gradients (forward KL, cross-entropy) are written with the second reading.
 #pragma once
 
 #include "losses/rows/cuda/instructions.cuh"
@@ -16,7 +16,7 @@ struct BlockPartials {
   SideStats<T> student_stats;
   SideStats<T> teacher_stats;
   RowSums<T> sums[kWarps];
-  T mean; // sum q a
+  T mean; // mean_a()
   int best[2][kWarps]; // the first column with the maximum: [side][warp]
 };
 
@@ -160,7 +160,7 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1) void rows(
     }
   }
 
-  // Third pass: the gradient that needs sum q a.
+  // Third pass: the gradient that needs the mean.
   if (args.gradient != nullptr) {
     columns.with_divergence([&](auto divergence) {
       constexpr Divergence kDivergence = decltype(divergence)::value;

@@ -1,4 +1,4 @@
-// Which streaming kernel runs.
+// Launches the streaming row kernel that plan.h names, a block for each row.
 #include "losses/rows/cuda/streaming/kernel.cuh"
 #include "losses/rows/cuda/streaming/plan.h"
 

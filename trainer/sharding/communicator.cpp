@@ -283,6 +283,7 @@ absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::join(const RendezvousOpt
     const std::vector<uint8_t> here{1};
     store->set(arrived_key(options.rank), here);
     std::vector<std::string> keys;
+    keys.reserve(static_cast<size_t>(options.world_size));
     for (int64_t rank = 0; rank < options.world_size; ++rank) {
       keys.push_back(arrived_key(rank));
     }

@@ -40,7 +40,7 @@ Mesh::~Mesh() {
     return;
   }
   for (std::unique_ptr<Communicator>& group : groups) {
-    (void)group.release();
+    [[maybe_unused]] const Communicator* never_destroyed = group.release();
   }
   exit_without_destructors();
 }

@@ -82,6 +82,7 @@ struct TinyStep {
   }
   at::Tensor weights() {
     std::vector<at::Tensor> flat;
+    flat.reserve(static_cast<size_t>(models.student->num_units()));
     for (int64_t unit = 0; unit < models.student->num_units(); ++unit) {
       flat.push_back(models.student->unit(unit).master);
     }

@@ -186,9 +186,9 @@ TEST(MicroBatch, NextTokensTakeLessMemoryThanAnEvaluation) {
   const data::Batch batch = tiny_batch(config).micro_batches.front();
   MicroBatchRunner& micro = tiny.step->micro_batches();
   at::Tensor sums_M = micro.zero_sums();
-  std::vector<int64_t> rows; // each token many times: the logits of all of them would be far more than the rest
-  for (int64_t i = 0; i < 960; ++i) {
-    rows.push_back(i % 48);
+  std::vector<int64_t> rows(960); // each token many times: the logits of all of them would be far more than the rest
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = static_cast<int64_t>(i % 48);
   }
   device::track_memory(at::kCPU);
   const auto peak_of = [](const std::function<void()>& work) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "losses/rows/row_math.h"
+#include "losses/rows/row_metrics.h"
 #include "losses/rows/sparse_args.h"
 
 // The mathematics of a row whose teacher is a few columns, for the CPU and CUDA kernels. Top-k: both distributions are

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "losses/rows/cpu/row_kernel.h"
-#include "losses/rows/row_math.h"
+#include "losses/rows/row_metrics.h"
 
 namespace distill::losses::DISTILL_ROWS_NAMESPACE {
 

@@ -9,6 +9,7 @@
 #include "losses/rows/cuda/cluster/choose_size.h"
 #include "losses/rows/cuda/cluster/occupancy.cuh"
 #include "losses/rows/cuda/device_functions.cuh"
+#include "losses/rows/cuda/launch_limits.h"
 
 namespace distill::losses {
 
@@ -57,7 +58,8 @@ int automatic_cluster(const RowArgs& args) {
     }
   });
   const bool teacher = args.teacher != nullptr;
-  return best_cluster_size(args.vocab, known.at_once[teacher ? 1 : 0], teacher, most_tiles(cluster_mode(args)));
+  return best_cluster_size(
+      args.vocab, known.at_once[teacher ? 1 : 0], teacher, cluster::most_tiles(cluster_mode(args)));
 }
 
 const char* why_not_cluster(const RowArgs& args) {
@@ -78,7 +80,7 @@ const char* why_not_cluster(const RowArgs& args) {
 
 const char* launch_rows_cluster(const RowArgs& args, void* stream, int cluster_size) {
   const ClusterPlan plan = cluster_plan(args, cluster_size);
-  if (cluster_size < 2 || cluster_size > kMaxCluster || plan.tiles > most_tiles(cluster_mode(args))) {
+  if (cluster_size < 2 || cluster_size > kMaxCluster || plan.tiles > cluster::most_tiles(cluster_mode(args))) {
     return "the cluster row kernel cannot hold a row of this width with this cluster size";
   }
   return cluster_kernel(args, plan.shifted)(args, plan, cluster_size, stream);
@@ -90,11 +92,8 @@ const char* launch_rows(const RowArgs& args, void* stream, const RowLaunch& laun
   if (args.num_rows == 0) {
     return nullptr;
   }
-  if (args.num_rows > INT32_MAX) {
-    return "more than 2^31 rows";
-  }
-  if (args.vocab > INT32_MAX / 2) {
-    return "more than 2^30 columns";
+  if (const char* problem = beyond_limits(args.num_rows, args.vocab); problem != nullptr) {
+    return problem;
   }
   if (launch.strategy != RowStrategy::kStreaming) {
     const char* problem = why_not_cluster(args);

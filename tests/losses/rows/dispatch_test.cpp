@@ -21,7 +21,7 @@ std::vector<RowLaunch> launches(const RowSpec& spec, const LossOptions& options)
   if (spec.logits == at::kDouble || stride * static_cast<int64_t>(c10::elementSize(spec.logits)) % 4 != 0) {
     return all;
   }
-  const int most = most_tiles(cluster_mode(make_rows(spec, options).args));
+  const int most = cluster::most_tiles(cluster_mode(make_rows(spec, options).args));
   for (const int size : {2, 3, 4, 5, 6, 7, 8, 9, 16}) {
     if (cluster_plan(spec.vocab, size).tiles <= most) {
       all.push_back({.strategy = RowStrategy::kCluster, .cluster_size = size});

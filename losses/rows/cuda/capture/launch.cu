@@ -1,6 +1,7 @@
 #include "losses/rows/cuda/capture/launch.h"
 
 #include "losses/rows/cuda/capture/kernels.h"
+#include "losses/rows/cuda/launch_limits.h"
 
 namespace distill::losses {
 
@@ -8,8 +9,8 @@ const char* launch_capture_rows(const CaptureRowArgs& args, CaptureStage stage, 
   if (args.num_rows == 0) {
     return nullptr;
   }
-  if (args.num_rows > INT32_MAX || args.vocab > INT32_MAX / 2) {
-    return "more than 2^31 rows or 2^30 columns";
+  if (const char* problem = beyond_limits(args.num_rows, args.vocab); problem != nullptr) {
+    return problem;
   }
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
   return stage == CaptureStage::kTopK ? launch_topk(args, cuda_stream) : launch_samples(args, cuda_stream);

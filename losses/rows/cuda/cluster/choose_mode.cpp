@@ -34,8 +34,4 @@ cluster::Mode cluster_mode(const RowArgs& args) {
   return unit ? Mode::kUnit : Mode::kTempered;
 }
 
-int most_tiles(cluster::Mode mode) {
-  return mode == cluster::Mode::kGeneral ? kMaxTiles : kLongTiles;
-}
-
 } // namespace distill::losses

@@ -13,7 +13,4 @@ bool may_start_anywhere(const RowArgs& args);
 // The mode of the cluster row kernel that is compiled for this kind of call.
 cluster::Mode cluster_mode(const RowArgs& args);
 
-// The most tiles of a slice for which it is compiled.
-int most_tiles(cluster::Mode mode);
-
 } // namespace distill::losses

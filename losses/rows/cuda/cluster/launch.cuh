@@ -40,10 +40,12 @@ const char* launch_as(const RowArgs& args, const ClusterPlan& plan, int cluster_
 
 template <typename Logit, Divergence kDivergence, bool kTeacher, Mode kMode>
 const char* launch(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
-  if constexpr (kMode != Mode::kGeneral) {
+  if constexpr (most_tiles(kMode) == kLongTiles) {
     if (plan.tiles == kLongTiles) {
       return launch_as<kLongTiles, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size, stream);
     }
+  }
+  if constexpr (kMode != Mode::kGeneral) {
     const char* problem = "row kernel: no such number of tiles";
     [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
       ((plan.tiles == kMinTiles + kIndex

@@ -33,6 +33,11 @@ enum class Mode {
   kGeneral,
 };
 
+// The most tiles of a slice for which the kernel is compiled.
+constexpr int most_tiles(Mode mode) {
+  return mode == Mode::kGeneral ? kMaxTiles : kLongTiles;
+}
+
 } // namespace cluster
 
 // Queue the kernel on `stream`, a cudaStream_t; each returns null, or an error message. Each is compiled for one mode

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "losses/rows/cuda/cluster/row_slots.cuh"
+#include "losses/rows/row_metrics.h"
 
 namespace distill::losses::cluster {
 

@@ -67,7 +67,7 @@ struct alignas(16) RowSlots {
   EpiloguePartial rest_of_block[2][kMaxCluster];
   RowNumbers row[2];
   float4 label[2]; // of the label's column: a, q, the softcap's slope, the logit
-  float mean[2]; // sum q a
+  float mean[2]; // mean_a()
   int best[2][2]; // [parity][side], the first column with the maximum
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "losses/rows/cuda/cluster/columns.cuh"
+#include "losses/rows/row_metrics.h"
 
 namespace distill::losses::cluster {
 

@@ -1,5 +1,6 @@
 #include "losses/rows/cuda/sparse/launch.h"
 
+#include "losses/rows/cuda/launch_limits.h"
 #include "losses/rows/cuda/sparse/kernels.h"
 
 namespace distill::losses {
@@ -8,8 +9,8 @@ const char* launch_sparse_rows(const SparseRowArgs& args, SparseStage stage, voi
   if (args.rows.num_rows == 0) {
     return nullptr;
   }
-  if (args.rows.num_rows > INT32_MAX || args.rows.vocab > INT32_MAX / 2) {
-    return "more than 2^31 rows or 2^30 columns";
+  if (const char* problem = beyond_limits(args.rows.num_rows, args.rows.vocab); problem != nullptr) {
+    return problem;
   }
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
   switch (stage) {

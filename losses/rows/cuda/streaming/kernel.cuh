@@ -5,6 +5,7 @@
 
 #include "losses/rows/cuda/instructions.cuh"
 #include "losses/rows/cuda/streaming/columns.cuh"
+#include "losses/rows/row_metrics.h"
 
 namespace distill::losses::streaming {
 

@@ -37,12 +37,12 @@ int64_t row_bytes(int64_t columns, int64_t element_bytes);
 // Whether the gradients are written over the student's logits.
 bool gradient_in_place(const HeadShape& shape);
 
-// What the bytes grow with.
+// Bytes of scratch, and bytes for each token.
 struct ScratchTerms {
   int64_t fixed = 0;
-  int64_t group_row = 0; // of each of the D tokens whose gradients are gathered, the whole time
-  int64_t gradient_row = 0; // of each token whose gradient is there, and of those of the chunk
-  int64_t logits_row = 0; // of each token of the chunk
+  int64_t group_row = 0; // for each of the D tokens of a group, during all of its chunks
+  int64_t gradient_row = 0; // for each token of a group, from the first one to the last one of the current chunk
+  int64_t logits_row = 0; // for each token of the current chunk
 };
 ScratchTerms arena_terms(const HeadShape& shape);
 // With what is allocated outside the arena, where no chunk has more tokens than `longest`.

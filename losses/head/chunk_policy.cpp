@@ -15,10 +15,6 @@ namespace {
 
 constexpr int64_t kMiB = 1 << 20;
 
-int64_t power_of_two_at_most(int64_t value) {
-  return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(value, 1))));
-}
-
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
@@ -28,7 +24,7 @@ std::vector<int64_t> chunks_of_size(int64_t chunk_size, const HeadShape& shape, 
   const int64_t tokens = std::max<int64_t>(shape.tokens, 1);
   int64_t rows = std::min(chunk_size, tokens);
   if (scratch_bytes(shape, rows) > cap_bytes) {
-    rows = power_of_two_at_most(rows);
+    rows = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows)));
     while (scratch_bytes(shape, rows) > cap_bytes) {
       rows /= 2;
     }

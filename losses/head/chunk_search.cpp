@@ -169,7 +169,7 @@ std::vector<int64_t> fastest_chunks(const HeadShape& shape, int64_t min_chunk_si
   };
   add_equal(longest);
   for (const Size& size : measured_sizes(min_chunk_size, longest)) {
-    // With fewer of them than fit, the last group may be less of a rest.
+    // Groups of fewer chunks than fit may share the tokens of the call more evenly.
     std::vector<int64_t> chunks = equal(size.rows);
     for (const size_t half = chunks.size() / 2; chunks.size() > half; chunks.pop_back()) {
       add(chunks);

@@ -12,8 +12,8 @@ namespace distill::losses {
 HeadShape head_shape(
     const LinearHeadInputs& inputs, const LossOptions& options, bool needs_grad, c10::DeviceType device);
 
-// Cuts the arena into matrices whose rows start 256 bytes apart: from its front those that stay, from its back those of
-// a chunk. A chunk's may lie where rows of the others will be written later, but not where they are in use.
+// Cuts the arena into matrices whose rows start 256 bytes apart: from its front those of the whole call, from its back
+// those of a chunk. A chunk's matrices may lie on rows of the last matrix at the front that later chunks will write.
 class Scratch {
  public:
   // `arena`: uint8, a multiple of 256 bytes.

@@ -4,6 +4,7 @@
 #include "data/base/status_macros.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/config/run_length.h"
+#include "trainer/device/device_hooks.h"
 #include "trainer/session.h"
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/memory_setup.h"
@@ -56,8 +57,9 @@ absl::Status TrainingRun::load(PreparedRun prepared) {
       load_models(
           plan_->shape.config, environment, mesh_, inputs.student, inputs.teacher ? &*inputs.teacher : nullptr,
           std::move(memory->optimizer)));
+  device::synchronize(environment.device);
   const std::chrono::duration<double> loading = std::chrono::steady_clock::now() - began;
-  report_.push_back(absl::StrFormat("models: weights in memory after %.1f s", loading.count()));
+  report_.push_back(absl::StrFormat("models: loaded or initialised in %.1f s", loading.count()));
   step_ = std::make_unique<TrainStep>(
       config_, mesh_, models_, ActivationMemory{plan_->shape.policies, std::move(memory->activations)});
   throughput_ = std::make_unique<metrics::Throughput>(

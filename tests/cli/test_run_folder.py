@@ -40,7 +40,7 @@ def test_a_run_is_refused_then_replaced_and_what_stands_beside_it_stays(distill,
         "sessions.jsonl",
     ]
     assert steps(run) == [1, 2]
-    assert re.search(r" I models: weights in memory after \d+\.\d s\n", (run / "log.txt").read_text())
+    assert re.search(r" I models: loaded or initialised in \d+\.\d s\n", (run / "log.txt").read_text())
     trained = (run / "model" / "model.safetensors").read_bytes()
 
     again = distill(place, *train)

@@ -233,11 +233,13 @@ std::vector<Field> loss_fields() {
        "Dtype of the logits. bfloat16 halves the memory of the loss head, but its gradients are wrong by tens of per "
        "cent once the student is close to the teacher."},
       {"loss", "chunk_size", Integer{member<kChunks, &ChunkOptions::chunk_size>, 0, kMaxSeqLen}, "tokens",
-       "Number of tokens whose logits are computed at a time. 0: chosen automatically."},
+       "Number of tokens whose logits are computed at a time. 0: chosen automatically, and the chunks of a group may become "
+       "smaller (docs/loss_head.md)."},
       {"loss", "memory_cap_mb", Integer{member<kChunks, &ChunkOptions::memory_cap_mb>, 1, 1 << 24}, "MiB",
        "Hard limit of the loss head's scratch memory. It takes precedence over chunk_size and min_chunk_size."},
       {"loss", "min_chunk_size", Integer{member<kChunks, &ChunkOptions::min_chunk_size>, 1, kMaxSeqLen}, "tokens",
-       "Smallest chunk size that is chosen automatically, unless memory_cap_mb requires a smaller one."},
+       "Smallest chunk size that is chosen automatically, unless memory_cap_mb requires a smaller one. The last chunk of a "
+       "group may be smaller."},
   };
 }
 

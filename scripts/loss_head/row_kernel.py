@@ -34,7 +34,8 @@ def options(divergence="jsd", beta=0.5, temperature=1.0, hard_weight=0.0, soft_w
 
 
 def bench_rows(vocab, teacher, reps, kernels=("automatic", "streaming", "clusters"), dtype=torch.float32, loss=None):
-    """`kernels`: clusters are all sizes that hold the row. `dtype`: of the logits. `loss`: arguments of `options` that
+    """`kernels`: clusters are the sizes that give a block 5 to 10 tiles, which every loss is compiled for. `dtype`: of
+    the logits. `loss`: arguments of `options` that
     replace those of JSD with labels, and of cross-entropy where there is no teacher."""
     loss = dict(loss or {})
     rows = max(512, int(1.5e9 / (vocab * 4)) // 132 * 132)
@@ -67,7 +68,7 @@ def bench_rows(vocab, teacher, reps, kernels=("automatic", "streaming", "cluster
     if "clusters" in kernels:
         for cluster in (2, 3, 4, 5, 6, 7, 8, 16):
             columns = -(-vocab // cluster)  # of one block, rounded up
-            if 5 <= -(-columns // 2048) <= 8:
+            if 5 <= -(-columns // 2048) <= 10:
                 add(f"cluster {cluster}", CLUSTER, cluster)
     times = interleaved(functions, reps)
     copy = LAUNCHES * 2 * source.numel() / times["copy"][0] / 1e6

@@ -13,7 +13,7 @@ def load() -> None:
     """Registers the operators as torch.ops.distill; ImportError where they were built for another torch.
 
     A build without kernels works on the CPU, beside any torch, and warns beside one that has CUDA: the first loss on a
-    GPU would fail. The name of its wheel ends in `.cpu`, but pip installs it beside any torch of that release.
+    GPU would fail. Its version ends in `.cpu`, but pip installs it beside any torch of that release.
     """
     problem = mismatch(
         f"distill-losses {_build_info.VERSION}",

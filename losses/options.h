@@ -33,6 +33,17 @@ constexpr auto enum_names(LogitsDtype) {
   return base::names_of<LogitsDtype>("float32", "bfloat16");
 }
 
+// Which numbers of a token are computed beside its gradient (TokenMetric in losses/token_metrics.h).
+enum class MetricSet {
+  kAll,
+  // The loss, its parts and both log-sum-exps. The others are 0, and the row kernels are faster without them. Where the
+  // teacher is top-k or samples it means kAll.
+  kLoss,
+};
+constexpr auto enum_names(MetricSet) {
+  return base::names_of<MetricSet>("all", "loss");
+}
+
 // Targets with this value carry no loss, hard or soft.
 inline constexpr int64_t kIgnoreIndex = -100;
 
@@ -53,6 +64,7 @@ struct LossOptions {
   // bf16 logits halve the buffers but round the differences from which the gradient is computed: at a student-teacher
   // gap of 0.1 nat the gradient is wrong by tens of per cent (docs/loss_head.md). fp64 inputs always keep fp64 logits.
   LogitsDtype logits_dtype = LogitsDtype::kFloat32;
+  MetricSet metrics = MetricSet::kAll;
 };
 
 // How many tokens' logits exist at once. memory_cap_mb is hard and wins over the other two.

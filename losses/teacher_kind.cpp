@@ -10,13 +10,15 @@ using enum MetricQuality;
 
 constexpr std::array kOfTheTeacher{kSoft, kForwardKl, kReverseKl, kTeacherEntropy, kAgreement, kTeacherLse, kTeacherCe};
 
+constexpr std::array kBesideTheLoss{kForwardKl, kReverseKl, kStudentEntropy, kTeacherEntropy,
+                                    kAgreement, kAccuracy,  kTeacherCe};
+
 bool has_soft_term(const LossOptions& options) {
   return options.divergence != Divergence::kNone && options.soft_weight > 0;
 }
 
-} // namespace
-
-MetricQualities available_metrics(TeacherKind kind, const LossOptions& options) {
+// Where all metrics are asked for.
+MetricQualities all_metrics(TeacherKind kind, const LossOptions& options) {
   MetricQualities quality{};
   quality.fill(kExact);
   if (kind == TeacherKind::kHidden) {
@@ -36,6 +38,18 @@ MetricQualities available_metrics(TeacherKind kind, const LossOptions& options) 
   }
   if (has_soft_term(options)) {
     quality[kLoss] = quality[kSoft];
+  }
+  return quality;
+}
+
+} // namespace
+
+MetricQualities available_metrics(TeacherKind kind, const LossOptions& options) {
+  MetricQualities quality = all_metrics(kind, options);
+  if (options.metrics == MetricSet::kLoss && !is_sparse(kind)) {
+    for (const TokenMetric metric : kBesideTheLoss) {
+      quality[metric] = kUnavailable;
+    }
   }
   return quality;
 }

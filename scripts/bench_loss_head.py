@@ -232,7 +232,7 @@ def pairs(text):
 def row_loss(text):
     """{name: value} of a comma-separated list of name=value, for row_kernel.options."""
     values = dict(pair.split("=", 1) for pair in text.split(",") if pair)
-    return {name: value if name == "divergence" else float(value) for name, value in values.items()}
+    return {name: value if name in ("divergence", "metrics") else float(value) for name, value in values.items()}
 
 
 SHAPES_HELP = (

@@ -21,6 +21,7 @@ namespace distill::losses {
 template <typename T>
 struct RowConstants {
   Divergence divergence = Divergence::kNone;
+  bool all_metrics = true; // otherwise MetricSet::kLoss
   bool unit_temperature = true;
   T to_log2 = 0; // log2(e) / T: from logits to base-2 logarithms
   T temperature = 1; // log2(e) / to_log2, with the rounding of to_log2
@@ -46,6 +47,7 @@ RowConstants<T> row_constants(const RowArgs& args) {
   const LossOptions& o = args.options;
   RowConstants<T> c;
   c.divergence = args.teacher == nullptr ? Divergence::kNone : effective_divergence(o);
+  c.all_metrics = o.metrics == MetricSet::kAll;
   c.unit_temperature = o.temperature == 1;
   c.to_log2 = static_cast<T>(kLog2E<double> / o.temperature);
   c.temperature = static_cast<T>(kLog2E<double> / static_cast<double>(c.to_log2));
@@ -235,7 +237,8 @@ struct SoftTerms {
 
 // The mixture m = p_weight p + q_weight q enters as mixed = m / q = p_weight r + q_weight. Where d is beyond the
 // ceiling q is 0, and p (d + log2(q / m)) is still right because both its terms use the same d.
-template <Divergence kDivergence, bool kSeriesNearZero, typename T>
+// kBounded: d is known to be below the ceiling.
+template <Divergence kDivergence, bool kSeriesNearZero, bool kBounded = false, typename T>
 DISTILL_ROW_INLINE SoftTerms<T> soft_terms(const ColumnPair<T>& x, const RowConstants<T>& c) {
   SoftTerms<T> out;
   if constexpr (kDivergence == Divergence::kForwardKl) {
@@ -246,7 +249,7 @@ DISTILL_ROW_INLINE SoftTerms<T> soft_terms(const ColumnPair<T>& x, const RowCons
     out.loss = T(0.5) * (x.d < 0 ? x.q - x.p : x.p - x.q);
     out.a = x.d == 0 ? T(0) : (x.d < 0 ? T(0.5) : T(-0.5));
   } else if constexpr (kDivergence != Divergence::kNone) {
-    const T d = row_min(x.d, kMaxLogRatio<T>);
+    const T d = kBounded ? x.d : row_min(x.d, kMaxLogRatio<T>);
     const T mixed = c.p_weight * x.r + c.q_weight;
     T log2_m_over_q = row_log2(mixed);
     if constexpr (kSeriesNearZero && sizeof(T) == 4) {
@@ -320,12 +323,9 @@ struct ColumnResult {
   T lq = 0;
 };
 
-// One column with both sides, added to the row's sums (a reference for each, so that they may be lanes of a vector).
-// kSeriesNearZero: more exact in fp32 where p and q are close, and slower.
-template <Divergence kDivergence, bool kSeriesNearZero, typename T>
-DISTILL_ROW_INLINE ColumnResult<T> column_of_pair(
-    const ColumnPair<T>& pair, T lp, T lq, const RowConstants<T>& c, RowSums<T>& add) {
-  const SoftTerms<T> soft = soft_terms<kDivergence, kSeriesNearZero>(pair, c);
+// Adds what the loss and the gradient need of a column to the row's sums.
+template <Divergence kDivergence, typename T>
+DISTILL_ROW_INLINE void add_loss(const ColumnPair<T>& pair, const SoftTerms<T>& soft, RowSums<T>& add) {
   if constexpr (kUsesLoss<kDivergence>) {
     add.loss += soft.loss;
   }
@@ -335,6 +335,28 @@ DISTILL_ROW_INLINE ColumnResult<T> column_of_pair(
   if constexpr (kDivergence == Divergence::kSkewForwardKl) {
     add.q += pair.q;
   }
+}
+
+// The sums without which soft_loss() has no value, where add_loss() does not add them.
+template <Divergence kDivergence, typename T>
+DISTILL_ROW_INLINE void add_kl(const ColumnPair<T>& pair, RowSums<T>& add) {
+  if constexpr (kDivergence == Divergence::kForwardKl) {
+    add.p_d += pair.p * pair.d;
+  } else if constexpr (kDivergence == Divergence::kReverseKl) {
+    add.q_d += pair.q * pair.d;
+  }
+  if constexpr (kDivergence == Divergence::kForwardKl || kDivergence == Divergence::kReverseKl) {
+    add.mass += pair.q - pair.p;
+  }
+}
+
+// One column with both sides, added to the row's sums (a reference for each, so that they may be lanes of a vector).
+// kSeriesNearZero: more exact in fp32 where p and q are close, and slower.
+template <Divergence kDivergence, bool kSeriesNearZero, typename T>
+DISTILL_ROW_INLINE ColumnResult<T> column_of_pair(
+    const ColumnPair<T>& pair, T lp, T lq, const RowConstants<T>& c, RowSums<T>& add) {
+  const SoftTerms<T> soft = soft_terms<kDivergence, kSeriesNearZero>(pair, c);
+  add_loss<kDivergence>(pair, soft, add);
   add.p_d += pair.p * pair.d;
   add.q_d += pair.q * pair.d;
   add.mass += pair.q - pair.p;

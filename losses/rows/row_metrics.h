@@ -47,9 +47,13 @@ struct RowEpilogue {
   T* saved = nullptr; // this row's column of RowArgs::saved
 };
 
-// The teacher's cross-entropy on the label at T = 1. label_logit: the teacher's, after bias and softcap.
+// kTeacherCe: the teacher's cross-entropy on the label at T = 1. label_logit: the teacher's, after bias and softcap.
 template <typename T>
-DISTILL_ROW_INLINE T teacher_ce(const SideStats<T>& student, const SideStats<T>& teacher, T label_logit) {
+DISTILL_ROW_INLINE T
+teacher_ce(const RowConstants<T>& c, const SideStats<T>& student, const SideStats<T>& teacher, T label_logit) {
+  if (!c.all_metrics) {
+    return 0;
+  }
   return non_negative((teacher.max - label_logit) + teacher.unit_log2_sum * kLn2<T>) + poison(student, teacher);
 }
 
@@ -77,14 +81,6 @@ DISTILL_ROW_INLINE void finish_row(
   out[kHard * stride] = hard;
   out[kSoft * stride] = soft;
   out[kZLoss * stride] = z_loss;
-  out[kForwardKl * stride] = end.has_teacher ? non_negative(soft_loss(Divergence::kForwardKl, sums, c)) + bad : T(0);
-  out[kReverseKl * stride] = end.has_teacher ? non_negative(soft_loss(Divergence::kReverseKl, sums, c)) + bad : T(0);
-  out[kStudentEntropy * stride] = non_negative(-kLn2<T> * sums.q_lq) + bad;
-  out[kTeacherEntropy * stride] = end.has_teacher ? non_negative(-kLn2<T> * sums.p_lp) + bad : T(0);
-  out[kAgreement * stride] = end.has_teacher && end.student_best == end.teacher_best ? T(1) : T(0);
-  out[kAccuracy * stride] = end.has_label && end.student_best == end.label ? T(1) : T(0);
-  out[kStudentLse * stride] = student.lse;
-  out[kTeacherLse * stride] = end.has_teacher ? teacher.lse : T(0);
   if (end.saved != nullptr) {
     end.saved[kSavedStudentMax * stride] = student.max;
     end.saved[kSavedStudentLog2Sum * stride] = student.log2_sum;
@@ -93,6 +89,20 @@ DISTILL_ROW_INLINE void finish_row(
     end.saved[kSavedTeacherLog2Sum * stride] = teacher.log2_sum;
     end.saved[kSavedMean * stride] = c.divergence == Divergence::kSkewForwardKl ? sums.q_a / sums.q : sums.q_a;
   }
+  out[kStudentLse * stride] = student.lse;
+  out[kTeacherLse * stride] = end.has_teacher ? teacher.lse : T(0);
+  if (!c.all_metrics) {
+    for (const TokenMetric metric : {kForwardKl, kReverseKl, kStudentEntropy, kTeacherEntropy, kAgreement, kAccuracy}) {
+      out[metric * stride] = 0;
+    }
+    return;
+  }
+  out[kForwardKl * stride] = end.has_teacher ? non_negative(soft_loss(Divergence::kForwardKl, sums, c)) + bad : T(0);
+  out[kReverseKl * stride] = end.has_teacher ? non_negative(soft_loss(Divergence::kReverseKl, sums, c)) + bad : T(0);
+  out[kStudentEntropy * stride] = non_negative(-kLn2<T> * sums.q_lq) + bad;
+  out[kTeacherEntropy * stride] = end.has_teacher ? non_negative(-kLn2<T> * sums.p_lp) + bad : T(0);
+  out[kAgreement * stride] = end.has_teacher && end.student_best == end.teacher_best ? T(1) : T(0);
+  out[kAccuracy * stride] = end.has_label && end.student_best == end.label ? T(1) : T(0);
 }
 
 template <typename T>

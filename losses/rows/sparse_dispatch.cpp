@@ -81,7 +81,8 @@ void apply_bias_and_softcap(at::Tensor logits_RV, const at::Tensor& bias_V, doub
 }
 
 void run_sparse_rows(
-    const RowTensors& rows, const SparseTensors& teacher, const LossOptions& options, c10::DeviceType kernels) {
+    const RowTensors& rows, const SparseTensors& teacher, LossOptions options, c10::DeviceType kernels) {
+  options.metrics = MetricSet::kAll; // the loss kernel uses some of the row kernel's
   apply_bias_and_softcap(rows.student_RV, rows.student_bias_V, options.student_softcap);
   const bool topk = teacher.tail_N.defined();
   if (rows.student_RV.is_meta()) {

@@ -23,7 +23,7 @@ EntryType entry_type(c10::ScalarType type);
 // likewise. Throws c10::Error for an id that is no column, and for a column that a row of top-k names twice (on CUDA
 // both end the kernel with a message).
 void run_sparse_rows(
-    const RowTensors& rows, const SparseTensors& teacher, const LossOptions& options, c10::DeviceType kernels);
+    const RowTensors& rows, const SparseTensors& teacher, LossOptions options, c10::DeviceType kernels);
 
 // For capturing top-k: `rows` has logits [R, V] after bias and softcap, metrics and `saved` (scratch). From the ids [R,
 // K] (distinct) it makes entry_logits_RK into log-probabilities at the temperature, in nats, and writes the probability

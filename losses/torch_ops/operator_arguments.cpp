@@ -21,6 +21,12 @@ Divergence divergence_named(std::string_view name) {
   return *divergence;
 }
 
+MetricSet metrics_named(std::string_view name) {
+  const std::optional<MetricSet> metrics = base::enum_named<MetricSet>(name);
+  TORCH_CHECK(metrics, "metrics: expected ", base::enum_choices<MetricSet>(), ", found ", name);
+  return *metrics;
+}
+
 std::vector<double> options_list(const LossOptions& o) {
   return {
       static_cast<double>(o.divergence),
@@ -34,11 +40,12 @@ std::vector<double> options_list(const LossOptions& o) {
       o.z_loss,
       o.student_softcap,
       o.teacher_softcap,
-      o.logits_dtype == LogitsDtype::kBFloat16 ? 1.0 : 0.0};
+      o.logits_dtype == LogitsDtype::kBFloat16 ? 1.0 : 0.0,
+      static_cast<double>(o.metrics)};
 }
 
 LossOptions options_from(at::ArrayRef<double> list) {
-  TORCH_CHECK(list.size() == 12, "distill: expected 12 loss options, found ", list.size());
+  TORCH_CHECK(list.size() == 13, "distill: expected 13 loss options, found ", list.size());
   return {
       .divergence = static_cast<Divergence>(static_cast<int>(list[0])),
       .beta = list[1],
@@ -51,7 +58,8 @@ LossOptions options_from(at::ArrayRef<double> list) {
       .z_loss = list[8],
       .student_softcap = list[9],
       .teacher_softcap = list[10],
-      .logits_dtype = list[11] != 0 ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32};
+      .logits_dtype = list[11] != 0 ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32,
+      .metrics = static_cast<MetricSet>(static_cast<int>(list[12]))};
 }
 
 std::vector<int64_t> sizes_list(const HeadSizes& sizes) {
@@ -71,7 +79,7 @@ HeadSizes sizes_from(at::IntArrayRef list) {
 LossOptions soft_options(
     std::string_view divergence, double beta, double skew_alpha, double temperature, bool scale_by_temperature_squared,
     double hard_weight, double soft_weight, double label_smoothing, double z_loss, double student_softcap,
-    double teacher_softcap) {
+    double teacher_softcap, std::string_view metrics) {
   return {
       .divergence = divergence_named(divergence),
       .beta = beta,
@@ -83,17 +91,19 @@ LossOptions soft_options(
       .label_smoothing = label_smoothing,
       .z_loss = z_loss,
       .student_softcap = student_softcap,
-      .teacher_softcap = teacher_softcap};
+      .teacher_softcap = teacher_softcap,
+      .metrics = metrics_named(metrics)};
 }
 
-LossOptions hard_options(double label_smoothing, double z_loss, double softcap) {
+LossOptions hard_options(double label_smoothing, double z_loss, double softcap, std::string_view metrics) {
   return {
       .divergence = Divergence::kNone,
       .hard_weight = 1,
       .soft_weight = 0,
       .label_smoothing = label_smoothing,
       .z_loss = z_loss,
-      .student_softcap = softcap};
+      .student_softcap = softcap,
+      .metrics = metrics_named(metrics)};
 }
 
 at::TensorOptions sum_options(const at::Tensor& tensor) {

@@ -17,8 +17,9 @@ using OptionalTensor = std::optional<at::Tensor>;
 at::Tensor or_undefined(const OptionalTensor& tensor);
 OptionalTensor or_none(const at::Tensor& tensor);
 
-// Throws for a name that is none of the divergences, naming them.
+// Throw for a name that is none of them, naming them.
 Divergence divergence_named(std::string_view name);
+MetricSet metrics_named(std::string_view name);
 
 // The list form of the options, and back.
 std::vector<double> options_list(const LossOptions& options);
@@ -37,10 +38,10 @@ HeadSizes sizes_from(at::IntArrayRef list);
 LossOptions soft_options(
     std::string_view divergence, double beta, double skew_alpha, double temperature, bool scale_by_temperature_squared,
     double hard_weight, double soft_weight, double label_smoothing, double z_loss, double student_softcap,
-    double teacher_softcap);
+    double teacher_softcap, std::string_view metrics);
 
 // Cross-entropy alone.
-LossOptions hard_options(double label_smoothing, double z_loss, double softcap);
+LossOptions hard_options(double label_smoothing, double z_loss, double softcap, std::string_view metrics);
 
 // Of tensors that hold sums: fp32 (fp64 for an fp64 tensor), on its device, without autograd.
 at::TensorOptions sum_options(const at::Tensor& tensor);
@@ -56,10 +57,12 @@ void refuse_second_derivative();
 
 } // namespace distill::losses
 
-#define DISTILL_SOFT_OPTIONS                                                                \
-  "str divergence='jsd', float beta=0.5, float skew_alpha=0.1, float temperature=1.0, "     \
-  "bool scale_by_temperature_squared=False, float hard_weight=0.0, float soft_weight=1.0, " \
-  "float label_smoothing=0.0, float z_loss=0.0, float student_softcap=0.0, float teacher_softcap=0.0, "
+#define DISTILL_SOFT_OPTIONS                                                                            \
+  "str divergence='jsd', float beta=0.5, float skew_alpha=0.1, float temperature=1.0, "                 \
+  "bool scale_by_temperature_squared=False, float hard_weight=0.0, float soft_weight=1.0, "             \
+  "float label_smoothing=0.0, float z_loss=0.0, float student_softcap=0.0, float teacher_softcap=0.0, " \
+  "str metrics='all', "
+#define DISTILL_HARD_OPTIONS "float label_smoothing=0.0, float z_loss=0.0, float softcap=0.0, str metrics='all', "
 // Of the operators whose teacher is a few tokens: its softcap, if any, is in its log-probabilities.
 #define DISTILL_ENTRY_OPTIONS                                                               \
   "float temperature=1.0, bool scale_by_temperature_squared=False, float hard_weight=0.0, " \

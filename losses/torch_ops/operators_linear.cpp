@@ -210,35 +210,38 @@ std::tuple<at::Tensor, at::Tensor> linear_jsd(
     const at::Tensor& teacher_weight, const OptionalTensor& targets, const OptionalTensor& bias,
     const OptionalTensor& teacher_bias, const OptionalTensor& token_weights, std::string_view divergence, double beta,
     double skew_alpha, double temperature, bool scale_by_temperature_squared, double hard_weight, double soft_weight,
-    double label_smoothing, double z_loss, double student_softcap, double teacher_softcap, std::string_view reduction,
-    std::optional<double> num_tokens, int64_t vocab_size, int64_t valid_tokens, int64_t chunk_size,
-    int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
+    double label_smoothing, double z_loss, double student_softcap, double teacher_softcap, std::string_view metrics,
+    std::string_view reduction, std::optional<double> num_tokens, int64_t vocab_size, int64_t valid_tokens,
+    int64_t chunk_size, int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
   LossOptions options = soft_options(
       divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
-      label_smoothing, z_loss, student_softcap, teacher_softcap);
+      label_smoothing, z_loss, student_softcap, teacher_softcap, metrics);
   options.logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
-  const at::Tensor metrics = LinearHeadFunction::apply(
+  const at::Tensor rows = LinearHeadFunction::apply(
       hidden, weight, bias, OptionalTensor(teacher_hidden), OptionalTensor(teacher_weight), targets, teacher_bias,
       token_weights, options_list(options),
       sizes_list({vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}), reduction == "none",
       needed_gradients(hidden, weight, bias), OptionalTensor(), OptionalTensor(), OptionalTensor(), 1.0);
-  return {reduced_loss(metrics, or_undefined(targets), reduction, num_tokens), metrics.detach()};
+  return {reduced_loss(rows, or_undefined(targets), reduction, num_tokens), rows.detach()};
 }
 
 std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(
     const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets, const OptionalTensor& bias,
     const OptionalTensor& token_weights, double label_smoothing, double z_loss, double softcap,
-    std::string_view reduction, std::optional<double> num_tokens, int64_t vocab_size, int64_t valid_tokens,
-    int64_t chunk_size, int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
-  LossOptions options = hard_options(label_smoothing, z_loss, softcap);
+    std::string_view metrics, std::string_view reduction, std::optional<double> num_tokens, int64_t vocab_size,
+    int64_t valid_tokens, int64_t chunk_size, int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
+  LossOptions options = hard_options(label_smoothing, z_loss, softcap, metrics);
   options.logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
-  const at::Tensor metrics = LinearHeadFunction::apply(
+  const at::Tensor rows = LinearHeadFunction::apply(
       hidden, weight, bias, OptionalTensor(), OptionalTensor(), OptionalTensor(targets), OptionalTensor(),
       token_weights, options_list(options),
       sizes_list({vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}), reduction == "none",
       needed_gradients(hidden, weight, bias), OptionalTensor(), OptionalTensor(), OptionalTensor(), 1.0);
-  return {reduced_loss(metrics, targets, reduction, num_tokens), metrics.detach()};
+  return {reduced_loss(rows, targets, reduction, num_tokens), rows.detach()};
 }
+
+// There the loss kernel computes all metrics in any case.
+constexpr std::string_view kAllMetrics = base::enum_name(MetricSet::kAll);
 
 // A teacher of which a few tokens are known: top-k with a tail, or samples without one.
 std::tuple<at::Tensor, at::Tensor> linear_entries(
@@ -247,11 +250,11 @@ std::tuple<at::Tensor, at::Tensor> linear_entries(
     const OptionalTensor& token_weights, double teacher_temperature, LossOptions options, const HeadSizes& sizes,
     bool bf16_logits, std::string_view reduction, std::optional<double> num_tokens) {
   options.logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
-  const at::Tensor metrics = LinearHeadFunction::apply(
+  const at::Tensor rows = LinearHeadFunction::apply(
       hidden, weight, bias, OptionalTensor(), OptionalTensor(), targets, OptionalTensor(), token_weights,
       options_list(options), sizes_list(sizes), reduction == "none", needed_gradients(hidden, weight, bias),
       OptionalTensor(ids), OptionalTensor(values), tail, teacher_temperature);
-  return {reduced_loss(metrics, or_undefined(targets), reduction, num_tokens), metrics.detach()};
+  return {reduced_loss(rows, or_undefined(targets), reduction, num_tokens), rows.detach()};
 }
 
 std::tuple<at::Tensor, at::Tensor> linear_topk(
@@ -264,7 +267,7 @@ std::tuple<at::Tensor, at::Tensor> linear_topk(
     int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
   const LossOptions options = soft_options(
       divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
-      label_smoothing, z_loss, student_softcap, /*teacher_softcap=*/0);
+      label_smoothing, z_loss, student_softcap, /*teacher_softcap=*/0, kAllMetrics);
   return linear_entries(
       hidden, weight, ids, log_probs, OptionalTensor(tail), targets, bias, token_weights, teacher_temperature, options,
       {vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}, bf16_logits, reduction, num_tokens);
@@ -279,7 +282,7 @@ std::tuple<at::Tensor, at::Tensor> linear_sampled(
     int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
   const LossOptions options = soft_options(
       base::enum_name(Divergence::kForwardKl), /*beta=*/0, /*skew_alpha=*/0, temperature, scale_by_temperature_squared,
-      hard_weight, soft_weight, label_smoothing, z_loss, student_softcap, /*teacher_softcap=*/0);
+      hard_weight, soft_weight, label_smoothing, z_loss, student_softcap, /*teacher_softcap=*/0, kAllMetrics);
   return linear_entries(
       hidden, weight, ids, weights, OptionalTensor(), targets, bias, token_weights, teacher_temperature, options,
       {vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}, bf16_logits, reduction, num_tokens);
@@ -292,12 +295,13 @@ at::Tensor linear_head_into(
     const OptionalTensor& weight_gradient, const OptionalTensor& token_weights, double grad_scale, bool accumulate,
     const OptionalTensor& arena, std::string_view divergence, double beta, double skew_alpha, double temperature,
     bool scale_by_temperature_squared, double hard_weight, double soft_weight, double label_smoothing, double z_loss,
-    double student_softcap, double teacher_softcap, int64_t vocab_size, int64_t valid_tokens, int64_t chunk_size,
-    int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits, const OptionalTensor& teacher_ids,
-    const OptionalTensor& teacher_values, const OptionalTensor& teacher_tail, double teacher_temperature) {
+    double student_softcap, double teacher_softcap, std::string_view metrics, int64_t vocab_size, int64_t valid_tokens,
+    int64_t chunk_size, int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits,
+    const OptionalTensor& teacher_ids, const OptionalTensor& teacher_values, const OptionalTensor& teacher_tail,
+    double teacher_temperature) {
   LossOptions options = soft_options(
       divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
-      label_smoothing, z_loss, student_softcap, teacher_softcap);
+      label_smoothing, z_loss, student_softcap, teacher_softcap, metrics);
   options.logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
   return call_linear_head_into().call(
       hidden, weight, teacher_hidden, teacher_weight, targets, token_weights, options_list(options),
@@ -325,8 +329,7 @@ TORCH_LIBRARY_FRAGMENT(distill, m)
       linear_jsd);
   m.def(
       "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, *, Tensor? bias=None, "
-      "Tensor? token_weights=None, float label_smoothing=0.0, float z_loss=0.0, float softcap=0.0, " DISTILL_REDUCTION
-          DISTILL_CHUNKS ") -> (Tensor, Tensor)",
+      "Tensor? token_weights=None, " DISTILL_HARD_OPTIONS DISTILL_REDUCTION DISTILL_CHUNKS ") -> (Tensor, Tensor)",
       linear_cross_entropy);
   m.def(
       "linear_head_into(Tensor hidden, Tensor weight, Tensor? teacher_hidden, Tensor? teacher_weight, Tensor? targets, "

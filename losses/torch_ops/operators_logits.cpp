@@ -119,24 +119,26 @@ std::tuple<at::Tensor, at::Tensor> jsd(
     const at::Tensor& student, const at::Tensor& teacher, const OptionalTensor& targets,
     const OptionalTensor& token_weights, std::string_view divergence, double beta, double skew_alpha,
     double temperature, bool scale_by_temperature_squared, double hard_weight, double soft_weight,
-    double label_smoothing, double z_loss, double student_softcap, double teacher_softcap, std::string_view reduction,
-    std::optional<double> num_tokens, bool inplace) {
+    double label_smoothing, double z_loss, double student_softcap, double teacher_softcap, std::string_view metrics,
+    std::string_view reduction, std::optional<double> num_tokens, bool inplace) {
   const LossOptions options = soft_options(
       divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
-      label_smoothing, z_loss, student_softcap, teacher_softcap);
-  const at::Tensor metrics = LogitsFunction::apply(
+      label_smoothing, z_loss, student_softcap, teacher_softcap, metrics);
+  const at::Tensor rows = LogitsFunction::apply(
       student, OptionalTensor(teacher), targets, token_weights, options_list(options),
       writes_in_place(student, "student", inplace));
-  return {reduced_loss(metrics, or_undefined(targets), reduction, num_tokens), metrics.detach()};
+  return {reduced_loss(rows, or_undefined(targets), reduction, num_tokens), rows.detach()};
 }
 
 std::tuple<at::Tensor, at::Tensor> cross_entropy(
     const at::Tensor& logits, const at::Tensor& targets, const OptionalTensor& token_weights, double label_smoothing,
-    double z_loss, double softcap, std::string_view reduction, std::optional<double> num_tokens, bool inplace) {
-  const at::Tensor metrics = LogitsFunction::apply(
+    double z_loss, double softcap, std::string_view metrics, std::string_view reduction,
+    std::optional<double> num_tokens, bool inplace) {
+  const at::Tensor rows = LogitsFunction::apply(
       logits, OptionalTensor(), OptionalTensor(targets), token_weights,
-      options_list(hard_options(label_smoothing, z_loss, softcap)), writes_in_place(logits, "logits", inplace));
-  return {reduced_loss(metrics, targets, reduction, num_tokens), metrics.detach()};
+      options_list(hard_options(label_smoothing, z_loss, softcap, metrics)),
+      writes_in_place(logits, "logits", inplace));
+  return {reduced_loss(rows, targets, reduction, num_tokens), rows.detach()};
 }
 
 } // namespace
@@ -154,8 +156,8 @@ TORCH_LIBRARY_FRAGMENT(distill, m)
           DISTILL_REDUCTION ", bool inplace=False) -> (Tensor, Tensor)",
       jsd);
   m.def(
-      "cross_entropy(Tensor logits, Tensor targets, *, Tensor? token_weights=None, float label_smoothing=0.0, "
-      "float z_loss=0.0, float softcap=0.0, " DISTILL_REDUCTION ", bool inplace=False) -> (Tensor, Tensor)",
+      "cross_entropy(Tensor logits, Tensor targets, *, Tensor? token_weights=None, " DISTILL_HARD_OPTIONS
+          DISTILL_REDUCTION ", bool inplace=False) -> (Tensor, Tensor)",
       cross_entropy);
 }
 

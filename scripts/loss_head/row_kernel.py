@@ -9,6 +9,7 @@ LAUNCHES = 5
 BYTES_JSD, BYTES_CE = 10, 6  # per element: fp32 logits of each side read, a bf16 gradient written
 GRADIENT_BYTES = 2
 DIVERGENCES = ["none", "jsd", "forward_kl", "reverse_kl", "skew_forward_kl", "skew_reverse_kl", "total_variation"]
+METRICS = ["all", "loss"]
 
 # What docs/loss_head.md compares: by the dtype of the logits, the arguments of `options`.
 LOSSES = {
@@ -27,10 +28,10 @@ LOSSES = {
 }
 
 
-def options(divergence="jsd", beta=0.5, temperature=1.0, hard_weight=0.0, soft_weight=1.0, smoothing=0.0, softcap=0.0):
+def options(divergence="jsd", beta=0.5, temperature=1.0, hard_weight=0.0, soft_weight=1.0, smoothing=0.0, softcap=0.0, metrics="all"):
     """The option list of distill::_logits_rows."""
     kind = float(DIVERGENCES.index(divergence))
-    return [kind, beta, 0.1, temperature, 0.0, hard_weight, soft_weight, smoothing, 0.0, softcap, softcap, 0.0]
+    return [kind, beta, 0.1, temperature, 0.0, hard_weight, soft_weight, smoothing, 0.0, softcap, softcap, 0.0, METRICS.index(metrics)]
 
 
 def bench_rows(vocab, teacher, reps, kernels=("automatic", "streaming", "clusters"), dtype=torch.float32, loss=None):

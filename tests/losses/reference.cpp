@@ -177,6 +177,12 @@ void reference_rows(const RowArgs& args, c10::Device device) {
   const at::Tensor counts_R = valid_R.logical_and(weight_R.ne(0));
   const at::Tensor zero = at::zeros({}, out.options());
   out[kLoss].copy_(at::where(counts_R, loss * weight_R, zero));
+  if (o.metrics == MetricSet::kLoss) {
+    for (const int64_t metric :
+         {kForwardKl, kReverseKl, kStudentEntropy, kTeacherEntropy, kAgreement, kAccuracy, kTeacherCe}) {
+      out[metric].zero_();
+    }
+  }
   out.copy_(at::where(valid_R, out, zero));
   if (args.gradient != nullptr) {
     at::Tensor gradient =

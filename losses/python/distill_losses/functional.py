@@ -106,6 +106,7 @@ def linear_jsd(
         z_loss=lse_square_scale,
         student_softcap=softcap or 0.0,
         teacher_softcap=teacher_softcap or 0.0,
+        metrics=_arguments.metric_set(return_metrics),
         reduction="sum" if divides else reduction,
         vocab_size=vocab_size,
         chunk_size=chunk_size,
@@ -176,6 +177,7 @@ def linear_cross_entropy(
         label_smoothing=label_smoothing,
         z_loss=lse_square_scale,
         softcap=softcap or 0.0,
+        metrics=_arguments.metric_set(return_metrics),
         reduction="sum" if divisor is not None else reduction,
         vocab_size=vocab_size,
         chunk_size=chunk_size,
@@ -242,6 +244,7 @@ def jsd(
         z_loss=lse_square_scale,
         student_softcap=softcap or 0.0,
         teacher_softcap=teacher_softcap or 0.0,
+        metrics=_arguments.metric_set(return_metrics),
         reduction="sum" if divides else reduction,
         inplace=inplace,
     )
@@ -314,6 +317,7 @@ def cross_entropy(
         label_smoothing=label_smoothing,
         z_loss=lse_square_scale,
         softcap=softcap or 0.0,
+        metrics=_arguments.metric_set(return_metrics),
         reduction="sum" if divisor is not None else reduction,
         inplace=inplace,
     )

@@ -362,7 +362,7 @@ void one_row(const RowArgs& args, const RowConstants<T>& c, int64_t index, T* a,
     row.end.label_logit = row.student.at(row.end.label);
   }
   out[kTeacherCe * args.metrics_stride] = row.end.has_label && row.end.has_teacher
-      ? teacher_ce(row.student_stats, row.teacher_stats, row.teacher.at(row.end.label))
+      ? teacher_ce(c, row.student_stats, row.teacher_stats, row.teacher.at(row.end.label))
       : T(0);
   const RowSums<T> sums = dispatch<Gradient>(row, a, q);
   finish_row(out, args.metrics_stride, c, row.student_stats, row.teacher_stats, sums, row.end);

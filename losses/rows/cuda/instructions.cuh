@@ -57,6 +57,27 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint2 v) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Stores of a slot's contents with one fence for many, before the thread's warp releases the slots.
+__device__ __forceinline__ void store_shared_before_fence(uint32_t address, float4 v) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+
+__device__ __forceinline__ void fence_before_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ float load_shared_float(uint32_t address) {
+  float v = 0;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, float v) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // row_exp2 in a branch that is hardly ever taken: not computed ahead of it.
 __device__ __forceinline__ float exp2_where_it_stands(float x) {
   float y = 0;

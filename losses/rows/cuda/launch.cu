@@ -32,6 +32,10 @@ LaunchCluster* cluster_kernel(const RowArgs& args, bool shifted) {
       return launch_cluster_capped;
     case cluster::Mode::kCappedTempered:
       return launch_cluster_capped_tempered;
+    case cluster::Mode::kUnitLoss:
+      return launch_cluster_unit_loss;
+    case cluster::Mode::kCappedLoss:
+      return launch_cluster_capped_loss;
     case cluster::Mode::kGeneral:
       break;
   }

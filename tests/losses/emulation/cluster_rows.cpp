@@ -26,14 +26,15 @@ void run(const RowArgs& args, const ClusterPlan& plan, int cluster_size) {
 
 template <typename Logit, Divergence kDivergence, bool kTeacher, Mode kMode>
 void run_tiles(const RowArgs& args, int cluster_size) {
+  constexpr bool kLong = kMode == Mode::kUnit || kMode == Mode::kUnitLoss;
   const ClusterPlan plan = cluster_plan(args, cluster_size);
   if constexpr (kMode == Mode::kGeneral) {
     if (plan.tiles <= 8) {
       return run<8, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size);
     }
-  } else if (kMode == Mode::kUnit && plan.tiles == kMaxTiles) {
+  } else if (kLong && plan.tiles == kMaxTiles) {
     return run<kMaxTiles, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size);
-  } else if (kMode == Mode::kUnit && plan.tiles == kLongTiles) {
+  } else if (kLong && plan.tiles == kLongTiles) {
     return run<kLongTiles, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size);
   } else if (plan.tiles == 5) {
     return run<5, Logit, kDivergence, kTeacher, kMode>(args, plan, cluster_size);
@@ -66,6 +67,8 @@ void run_divergence(const RowArgs& args, int cluster_size) {
     run_tiles<Logit, kNone, false, kMode>(args, cluster_size);
   } else if constexpr (kMode == Mode::kUnit && sizeof(Logit) == 4) {
     run_one_of<Logit, kMode, kJsd, kForwardKl, kSkewForwardKl, kSkewReverseKl, kTotalVariation>(args, cluster_size);
+  } else if constexpr (cluster::kKeepsExponentials<kMode>) {
+    run_one_of<Logit, kMode, kJsd, kForwardKl, kReverseKl>(args, cluster_size);
   } else {
     run_one_of<Logit, kMode, kJsd, kForwardKl>(args, cluster_size);
   }
@@ -82,6 +85,10 @@ void run_mode(const RowArgs& args, int cluster_size) {
       return run_divergence<float, Mode::kCapped>(args, cluster_size);
     case Mode::kCappedTempered:
       return run_divergence<float, Mode::kCappedTempered>(args, cluster_size);
+    case Mode::kUnitLoss:
+      return run_divergence<float, Mode::kUnitLoss>(args, cluster_size);
+    case Mode::kCappedLoss:
+      return run_divergence<float, Mode::kCappedLoss>(args, cluster_size);
     case Mode::kGeneral:
       if constexpr (!std::is_same_v<Logit, cluster::ShiftedBf16>) {
         return run_divergence<Logit, Mode::kGeneral>(args, cluster_size);

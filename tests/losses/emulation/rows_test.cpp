@@ -1,11 +1,14 @@
 // The CUDA row kernels on a CPU against the reference rows: geometries, modes, alignments, ignored rows.
 #include "tests/losses/emulation/rows.h"
 
+#include <functional>
+
 #include <gtest/gtest.h>
 
 #include "losses/rows/cuda/cluster/choose_mode.h"
 #include "tests/losses/cases.h"
 #include "tests/losses/naive.h"
+#include "tests/losses/reference.h"
 #include "tests/losses/rows/row_cases.h"
 
 namespace distill::losses::testing {
@@ -20,13 +23,32 @@ constexpr int64_t kTenTiles = 38003;
 constexpr int64_t kElevenTiles = 44003; // runs as 13
 constexpr int64_t kThirteenTiles = 53001;
 
-void expect_cluster_matches(RowSpec spec, const LossOptions& options, double tolerance) {
+// `change`: of both sides' logits.
+void expect_changed_cluster_matches(
+    RowSpec spec, const LossOptions& options, double tolerance,
+    const std::function<void(at::Tensor student, at::Tensor teacher)>& change) {
   spec.rows = kRows;
   SCOPED_TRACE(
-      ::testing::Message() << "V " << spec.vocab << " padding " << spec.padding << " T " << options.temperature);
+      ::testing::Message() << "V " << spec.vocab << " padding " << spec.padding << " T " << options.temperature
+                           << " metrics " << static_cast<int>(options.metrics));
   Rows ours = make_rows(spec, options);
+  Rows expected = make_rows(spec, options);
+  for (const Rows& rows : {ours, expected}) {
+    change(rows.owned[0], spec.teacher ? rows.owned[1] : at::Tensor());
+  }
+  reference_rows(expected.args, at::kCPU);
   ASSERT_NO_THROW(emulate_cluster_rows(ours.args, kClusterSize));
-  expect_equal_rows(spec, ours, reference_of(spec, options), tolerance);
+  expect_equal_rows(spec, ours, expected, tolerance);
+}
+
+// With all metrics, and with the loss alone where that has kernels of its own.
+void expect_cluster_matches(const RowSpec& spec, const LossOptions& options, double tolerance) {
+  const auto nothing = [](const at::Tensor& /*student*/, const at::Tensor& /*teacher*/) {};
+  expect_changed_cluster_matches(spec, options, tolerance, nothing);
+  const LossOptions alone = loss_alone(options);
+  if (cluster_mode(make_rows(spec, alone).args) != cluster_mode(make_rows(spec, options).args)) {
+    expect_changed_cluster_matches(spec, alone, tolerance, nothing);
+  }
 }
 
 // Rows at multiples of 16 bytes, at multiples of 2 columns, and, for an odd vocabulary, at any column.
@@ -130,6 +152,45 @@ TEST(EmulatedCluster, LogitsHundredsApart) {
   }
 }
 
+// The first tile's maxima, to which the kept exponentials are relative, far below those of the row and far above most
+// columns; with scale 60 the exponentials overflow, and the row is kept again. Log-probabilities are of hundreds, which
+// have 3e-5 as their unit in the last place.
+TEST(EmulatedCluster, TheLossAloneWhereExponentialsDoNotFit) {
+  for (const double scale : {16, 60}) {
+    for (const Divergence divergence : {Divergence::kJsd, Divergence::kForwardKl, Divergence::kReverseKl}) {
+      for (const double softcap : {0, 200}) {
+        const LossOptions options{
+            .divergence = divergence, .hard_weight = 0.5, .student_softcap = softcap, .teacher_softcap = softcap};
+        const RowSpec spec{.vocab = kFiveTiles, .padding = 5, .scale = scale};
+        expect_changed_cluster_matches(spec, loss_alone(options), 5e-4, [](const auto&, const auto&) {});
+        // One column decides the row, in another warp than most columns.
+        expect_changed_cluster_matches(
+            spec, loss_alone(options), 5e-4, [](const at::Tensor& student, const at::Tensor& teacher) {
+              student.select(1, 700) += 300;
+              teacher.select(1, 4000) += 200;
+            });
+      }
+    }
+  }
+}
+
+// Columns that one side or both rule out, among them whole tiles of a warp. (Some of the other metrics are infinite.)
+TEST(EmulatedCluster, TheLossAloneWithInfiniteLogits) {
+  for (const Divergence divergence : {Divergence::kJsd, Divergence::kForwardKl, Divergence::kNone}) {
+    const RowSpec spec{.vocab = kFiveTiles, .padding = 5, .teacher = divergence != Divergence::kNone, .targets = false};
+    expect_changed_cluster_matches(
+        spec, loss_alone({.divergence = divergence}), 2e-5, [&](const at::Tensor& student, const at::Tensor& teacher) {
+          student.narrow(1, 100, 300).fill_(-INFINITY);
+          if (divergence != Divergence::kNone) {
+            teacher.narrow(1, 50, 4000).fill_(-INFINITY);
+          }
+          if (divergence == Divergence::kJsd) { // infinite where the divergence is forward KL
+            student.narrow(1, 5000, 7).fill_(-INFINITY);
+          }
+        });
+  }
+}
+
 TEST(EmulatedCluster, GeneralCallsMatchTheReference) {
   const LossOptions options{
       .temperature = 2, .hard_weight = 0.5, .label_smoothing = 0.1, .z_loss = 1e-3, .student_softcap = 6};
@@ -163,7 +224,11 @@ TEST(EmulatedCluster, ErrorsNearTheTeacherAreWithinTwiceThoseOfThePlainComputati
       {.temperature = 2, .student_softcap = 30, .teacher_softcap = 30},
       {.divergence = Divergence::kForwardKl},
       {.divergence = Divergence::kSkewForwardKl},
-      {.divergence = Divergence::kSkewReverseKl}};
+      {.divergence = Divergence::kSkewReverseKl},
+      {.metrics = MetricSet::kLoss},
+      {.student_softcap = 30, .teacher_softcap = 30, .metrics = MetricSet::kLoss},
+      {.divergence = Divergence::kForwardKl, .metrics = MetricSet::kLoss},
+      {.divergence = Divergence::kReverseKl, .metrics = MetricSet::kLoss}};
   for (const LossOptions& options : calls) {
     for (const double gap : {0.1, 0.01, 0.001}) {
       const RowSpec spec{
@@ -174,7 +239,8 @@ TEST(EmulatedCluster, ErrorsNearTheTeacherAreWithinTwiceThoseOfThePlainComputati
       ASSERT_NO_THROW(emulate_cluster_rows(ours.args, kClusterSize));
       const at::Tensor found = ours.metrics[kSoft].narrow(0, 0, kRows);
       EXPECT_LT(relative_error(found, exact), 1e-6 + 2 * relative_error(plain, exact))
-          << static_cast<int>(options.divergence) << " T " << options.temperature << " gap " << gap;
+          << static_cast<int>(options.divergence) << " T " << options.temperature << " gap " << gap << " metrics "
+          << static_cast<int>(options.metrics);
     }
   }
 }

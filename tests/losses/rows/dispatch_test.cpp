@@ -30,16 +30,26 @@ std::vector<RowLaunch> launches(const RowSpec& spec, const LossOptions& options)
   return all;
 }
 
-void expect_matches_reference(const RowSpec& spec, const LossOptions& options, double tolerance) {
+void expect_each_matches(
+    const RowSpec& spec, const LossOptions& options, double tolerance, const std::vector<RowLaunch>& launches) {
   const Rows expected = reference_of(spec, options);
-  for (const RowLaunch& launch : launches(spec, options)) {
+  for (const RowLaunch& launch : launches) {
     SCOPED_TRACE(
-        ::testing::Message() << "V " << spec.vocab << " strategy " << static_cast<int>(launch.strategy) << " cluster "
-                             << launch.cluster_size);
+        ::testing::Message() << "V " << spec.vocab << " metrics " << static_cast<int>(options.metrics) << " strategy "
+                             << static_cast<int>(launch.strategy) << " cluster " << launch.cluster_size);
     Rows ours = make_rows(spec, options);
     run_rows(ours.args, test_device(), launch);
     expect_equal_rows(spec, ours, expected, tolerance);
   }
+}
+
+// With all metrics, and with the loss alone: by every launch where that has kernels of its own.
+void expect_matches_reference(const RowSpec& spec, const LossOptions& options, double tolerance) {
+  const std::vector<RowLaunch> all = launches(spec, options);
+  expect_each_matches(spec, options, tolerance, all);
+  const LossOptions alone = loss_alone(options);
+  const bool own_kernels = cluster_mode(make_rows(spec, alone).args) != cluster_mode(make_rows(spec, options).args);
+  expect_each_matches(spec, alone, tolerance, own_kernels ? all : std::vector<RowLaunch>{{}});
 }
 
 struct Options {
@@ -161,9 +171,8 @@ TEST(RowKernelShapes, ManyRowsToACluster) {
           .padding = 0,
           .gradient = at::kBFloat16,
           .teacher = divergence != Divergence::kNone};
-      Rows ours = make_rows(spec, options);
-      run_rows(ours.args, test_device(), launch);
-      expect_equal_rows(spec, ours, reference_of(spec, options), 2e-5);
+      expect_each_matches(spec, options, 2e-5, {launch});
+      expect_each_matches(spec, loss_alone(options), 2e-5, {launch});
     }
   }
 }
@@ -202,14 +211,16 @@ TEST(RowKernels, NoRowsDoNothing) {
 
 TEST(RowKernels, AreDeterministic) {
   const RowSpec spec{.rows = 33, .vocab = 32000, .padding = 0, .gradient = at::kBFloat16};
-  const LossOptions options{.hard_weight = 0.5};
-  for (const RowLaunch& launch : launches(spec, options)) {
-    Rows a = make_rows(spec, options);
-    Rows b = make_rows(spec, options);
-    run_rows(a.args, test_device(), launch);
-    run_rows(b.args, test_device(), launch);
-    EXPECT_TRUE(at::equal(a.gradient, b.gradient));
-    EXPECT_TRUE(at::equal(a.metrics.narrow(1, 0, 33), b.metrics.narrow(1, 0, 33)));
+  const LossOptions all{.hard_weight = 0.5};
+  for (const LossOptions& options : {all, loss_alone(all)}) {
+    for (const RowLaunch& launch : launches(spec, options)) {
+      Rows a = make_rows(spec, options);
+      Rows b = make_rows(spec, options);
+      run_rows(a.args, test_device(), launch);
+      run_rows(b.args, test_device(), launch);
+      EXPECT_TRUE(at::equal(a.gradient, b.gradient));
+      EXPECT_TRUE(at::equal(a.metrics.narrow(1, 0, 33), b.metrics.narrow(1, 0, 33)));
+    }
   }
 }
 

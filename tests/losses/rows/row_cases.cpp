@@ -67,6 +67,11 @@ Rows make_rows(const RowSpec& spec, const LossOptions& options) {
   return r;
 }
 
+LossOptions loss_alone(LossOptions options) {
+  options.metrics = MetricSet::kLoss;
+  return options;
+}
+
 Rows reference_of(const RowSpec& spec, const LossOptions& options) {
   Rows expected = make_rows(spec, options);
   reference_rows(expected.args, test_device());

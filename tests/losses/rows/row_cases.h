@@ -36,6 +36,9 @@ struct RowSpec {
 // On test_device(). The padding between rows holds NaN.
 Rows make_rows(const RowSpec& spec, const LossOptions& options);
 
+// The options with the loss alone as metrics.
+LossOptions loss_alone(LossOptions options);
+
 // What reference_rows() makes of the same rows.
 Rows reference_of(const RowSpec& spec, const LossOptions& options);
 

@@ -344,7 +344,7 @@ def test_hidden_states_without_a_gradient_cost_no_product():
     expected = torch.autograd.grad(ops.linear_jsd(x, w, tx, tw, y, bias=b)[0], (w, b))
     loss, _ = ops.linear_jsd(x.detach(), w, tx, tw, y, bias=b)
     close(torch.autograd.grad(loss, (w, b)), expected, 1e-12)
-    options, sizes = [1.0, 0.5, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0, -1, 0, 16, 256]
+    options, sizes = [1.0, 0.5, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0, -1, 0, 16, 256]
     made = ops._linear_head(x.detach(), w.detach(), tx, tw, y, None, None, None, options, sizes, [0, 1, 0])
     assert made[1].numel() == 0 and made[2].shape == w.shape
 
@@ -354,7 +354,7 @@ def test_inner_operators_do_what_their_schemas_and_shape_functions_say(name):
     x, w, b, tx, tw, y = (t.detach() for t in problem(torch.float32))
     logits, options, sizes = (
         x @ w.t(),
-        [1.0, 0.5, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+        [1.0, 0.5, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
         [0, -1, 5, 16, 256],
     )
     calls = {

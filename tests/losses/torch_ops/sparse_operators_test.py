@@ -166,7 +166,7 @@ def test_torch_compile_traces_the_operators():
 def test_operators_do_what_their_schemas_and_shape_functions_say():
     x, w, _, tx, tw, y = (t.detach() for t in problem(torch.float32))
     ids, log_probs, tail = ops.capture_topk(tx, tw, 6)
-    options = [2.0, 0.5, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    options = [2.0, 0.5, 0.1, 1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     sizes = [0, -1, 5, 16, 256]
     entries = (ids, log_probs, tail, 1.0)
     calls = {

@@ -28,10 +28,11 @@ cluster::Mode cluster_mode(const RowArgs& args) {
   if (capped && !fp32) {
     return Mode::kGeneral;
   }
+  const bool only_loss = unit && fp32 && o.metrics == MetricSet::kLoss;
   if (capped) {
-    return unit ? Mode::kCapped : Mode::kCappedTempered;
+    return only_loss ? Mode::kCappedLoss : (unit ? Mode::kCapped : Mode::kCappedTempered);
   }
-  return unit ? Mode::kUnit : Mode::kTempered;
+  return only_loss ? Mode::kUnitLoss : (unit ? Mode::kUnit : Mode::kTempered);
 }
 
 } // namespace distill::losses

@@ -14,7 +14,8 @@ inline constexpr bool kScales = kMode == Mode::kTempered || kMode == Mode::kCapp
 
 // Whether there may be softcaps.
 template <Mode kMode>
-inline constexpr bool kCaps = kMode == Mode::kCapped || kMode == Mode::kCappedTempered || kMode == Mode::kGeneral;
+inline constexpr bool kCaps =
+    kMode == Mode::kCapped || kMode == Mode::kCappedTempered || kMode == Mode::kCappedLoss || kMode == Mode::kGeneral;
 
 // Whether the base is subtracted from the logits before they are scaled: two sums with different scales need it.
 template <Mode kMode>
@@ -30,6 +31,11 @@ inline constexpr bool kKeepsLog = kScales<kMode>;
 template <Divergence kDivergence, Mode kMode>
 inline constexpr bool kSeriesNearZero = kScales<kMode> || kDivergence != Divergence::kJsd;
 
+// Whether exponentials take the place of the logits in shared memory (kept_exponentials.cuh), and of the metrics only
+// the loss is computed.
+template <Mode kMode>
+inline constexpr bool kKeepsExponentials = kMode == Mode::kUnitLoss || kMode == Mode::kCappedLoss;
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 // One side's sums of the online softmax in a thread, relative to the maximum of its warp's first tile. If a later logit
@@ -44,6 +50,19 @@ struct OnlineSums {
 
   __device__ __forceinline__ void begin(const float (&z)[kVector]) {
     base = fmaxf(lanes_max(fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]))), -1e30F);
+  }
+
+  // At T = 1. x: the logits in base 2, relative to the base; e = 2^x.
+  __device__ __forceinline__ void add(
+      const float (&z)[kVector], const RowConstants<float>& c, float (&x)[kVector], float (&e)[kVector]) {
+    max = fmaxf(max, fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])));
+    const float scaled = base * c.to_log2;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      x[j] = fmaf(z[j], c.to_log2, -scaled);
+      e[j] = row_exp2(x[j]);
+      sum += e[j];
+    }
   }
 
   template <Mode kMode>
@@ -180,6 +199,16 @@ struct Columns {
     }
   }
 
+  // The same from global memory.
+  template <bool kTeacher>
+  __device__ __forceinline__ void from_memory(
+      int row, int tile, float (&student)[kVector], float (&teacher)[kVector]) const {
+    from_memory(args.student, args.student_stride, row, tile, student_side(false), student);
+    if constexpr (kTeacher) {
+      from_memory(args.teacher, args.teacher_stride, row, tile, teacher_side(false), teacher);
+    }
+  }
+
   // The same in later reads.
   __device__ __forceinline__ void student(int tile, float (&z)[kVector]) const {
     read(place(tile), tile, student_side(false), z);
@@ -290,6 +319,20 @@ struct Columns {
     }
   }
 
+  __device__ __forceinline__ void from_memory(
+      const void* logits, int64_t stride, int row, int tile, const Adjustment& side, float (&z)[kVector]) const {
+    const auto* from = static_cast<const Logit*>(logits) + row * stride + share.first + tile * kTileColumns;
+    const int valid = share.valid(tile);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      z[j] = j < valid ? static_cast<float>(from[j]) : 0.0F;
+    }
+    if constexpr (kAdjusts) {
+      adjust(tile, side, z);
+    }
+    mask(tile, z);
+  }
+
   // -inf for those of a tile's columns that do not exist.
   __device__ __forceinline__ void mask(int tile, float (&z)[kVector]) const {
     const int valid = share.valid(tile);
@@ -317,7 +360,14 @@ struct Columns {
       uint32_t address, int tile, const Adjustment& side, float (&z)[kVector]) const {
     read_logits(address, side, z);
     const bool partial = !whole(tile);
-    if constexpr (kReplaces) {
+    if constexpr (kKeepsExponentials<kMode>) {
+      if constexpr (kAdjusts) {
+        adjust(tile, side, z);
+      }
+      if (partial) {
+        mask(tile, z);
+      }
+    } else if constexpr (kReplaces) {
       const bool adjusted = adjust(tile, side, z);
       if (partial) {
         mask(tile, z);

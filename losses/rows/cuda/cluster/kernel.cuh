@@ -88,7 +88,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       cluster_barrier();
       return;
     }
-    const Reducer<kDivergence, kTeacher, kSubtractsFirst<kMode>> reducer{
+    const Reducer<kDivergence, kTeacher, kMode> reducer{
         args, c, slots, cluster_size, rank, lane_of_helper, first_column, existing};
     int before = -1; // the previous row
     uint32_t turn = 0;
@@ -129,6 +129,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       shared_address(shared) + static_cast<uint32_t>(tid) * G::kVectorBytes};
   const auto student_side = [&](int tile, float(&z)[kVector]) { columns.student(tile, z); };
   const auto teacher_side = [&](int tile, float(&z)[kVector]) { columns.teacher(tile, z); };
+  const KeptExponentials<G, Logit, kTeacher, kDivergence, kMode> exponentials{args, c, columns};
   const auto zero = [&](int row) { write_zeros(args, plan, columns, rank == 0 && tid == 0, row); };
 
   RowCursor cursor = rows_of_cluster;
@@ -138,6 +139,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   // current slot, kTiles for the one after it.
   OnlineSums student_sums;
   OnlineSums teacher_sums;
+  uint32_t tiles_of_logits = 0; // KeptExponentials::keep()
   const auto normalise = [&](auto begin, auto end, auto ahead) {
     constexpr int kBegin = decltype(begin)::value;
     for_constants<decltype(end)::value - kBegin>([&](auto step) {
@@ -149,6 +151,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         float zt[kVector];
         columns.template first_read<kTeacher, (kPlace >= kTiles)>(columns.place(kPlace), i, zs, zt);
         if constexpr (i == 0) {
+          tiles_of_logits = 0;
           student_sums = {};
           student_sums.begin(zs);
           if constexpr (kTeacher) {
@@ -156,9 +159,13 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
             teacher_sums.begin(zt);
           }
         }
-        student_sums.template add<kMode>(zs, c);
-        if constexpr (kTeacher) {
-          teacher_sums.template add<kMode>(zt, c);
+        if constexpr (kKeepsExponentials<kMode>) {
+          exponentials.keep(columns.place(kPlace), i, zs, zt, student_sums, teacher_sums, tiles_of_logits);
+        } else {
+          student_sums.template add<kMode>(zs, c);
+          if constexpr (kTeacher) {
+            teacher_sums.template add<kMode>(zt, c);
+          }
         }
       }
     });
@@ -167,23 +174,35 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   using Early = std::integral_constant<int, G::kEarlyTiles>;
   using Middle = std::integral_constant<int, G::kMiddleTiles>;
   using Tiles = std::integral_constant<int, kTiles>;
-  const auto hand_in = [&](int parity) {
-    const SidePartial student_part = columns.part(student_sums, student_side);
-    hand_in_stats(
-        slots, parity, warp, lane, student_part,
-        kTeacher ? columns.part(teacher_sums, teacher_side) : SidePartial{-INFINITY, 0, 0, 0}, c);
+  // Of the row whose columns are next: this thread's maxima, or the bases and tiles of KeptExponentials.
+  float student_max = 0;
+  float teacher_max = 0;
+  uint32_t tiles_with_logits = 0;
+  const auto hand_in = [&](int parity, int of_row) {
+    SidePartial student_part;
+    SidePartial teacher_part;
+    if constexpr (kKeepsExponentials<kMode>) {
+      exponentials.parts(of_row, student_sums, teacher_sums, tiles_of_logits, student_part, teacher_part);
+      student_max = student_sums.base;
+      teacher_max = teacher_sums.base;
+      tiles_with_logits = tiles_of_logits;
+    } else {
+      student_part = columns.part(student_sums, student_side);
+      if constexpr (kTeacher) {
+        teacher_part = columns.part(teacher_sums, teacher_side);
+      }
+      student_max = student_sums.max;
+      teacher_max = teacher_sums.max;
+    }
+    hand_in_stats(slots, parity, warp, lane, student_part, teacher_part, c);
   };
 
-  float student_max = 0; // this thread's, of the row whose columns are next
-  float teacher_max = 0;
   columns.next_row(row);
   columns.begin();
   if (row < rows) {
     normalise(First{}, Early{}, First{});
     normalise(Early{}, Tiles{}, First{});
-    hand_in(0);
-    student_max = student_sums.max;
-    teacher_max = teacher_sums.max;
+    hand_in(0, row);
   }
   for (uint32_t turn = 0; row < rows; ++turn) {
     const int parity = static_cast<int>(turn & 1U);
@@ -249,13 +268,34 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         return kCaps<kMode> ? g * slope_at(zs, c) : g;
       }
     };
-    if (student_max == student.max) {
+    KeptRow kept;
+    const auto finish_kept = [&](const KeptColumn& column, float& first, float& second) {
+      if constexpr (kKeeps) {
+        first = column.a;
+        second = kCaps<kMode> ? column.q * column.slope : column.q;
+      } else {
+        const float g = unit_gradient<kDivergence>(column.a, column.q, 0.0F, early_factors);
+        first = kCaps<kMode> ? g * column.slope : g;
+      }
+    };
+    if constexpr (kKeepsExponentials<kMode>) {
+      fence_before_copies(); // the stores of the first phase
+      kept = exponentials.row(numbers, student_max, teacher_max, tiles_with_logits);
+      if (numbers.label_thread == tid) {
+        const int tile = numbers.label_column / kTileColumns;
+        const KeptColumn column = exponentials.label(kept, numbers, tile, numbers.label_column % kVector);
+        float4 of_label = make_float4(0, 0, column.slope, 0);
+        finish_kept(column, of_label.x, of_label.y);
+        slots.label[parity] = of_label;
+      }
+    }
+    if (!kKeepsExponentials<kMode> && student_max == student.max) {
       atomicMin(&slots.best[parity][0], columns.first_of(student.max, student_side));
     }
-    if (kTeacher && teacher_max == teacher.max) {
+    if (!kKeepsExponentials<kMode> && kTeacher && teacher_max == teacher.max) {
       atomicMin(&slots.best[parity][1], columns.first_of(teacher.max, teacher_side));
     }
-    if (numbers.label_thread == tid) {
+    if (!kKeepsExponentials<kMode> && numbers.label_thread == tid) {
       const int local = numbers.label_column;
       const int tile = local / kTileColumns;
       float label_logit = 0;
@@ -268,7 +308,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
           kKeeps ? r.a : early_gradient(r, label_logit), kept_q<kMode>(r, label_logit, c), slope, label_logit);
       if constexpr (kTeacher) { // here, so that no block sends the teacher's logit to another one
         static_cast<float*>(args.metrics)[kTeacherCe * args.metrics_stride + row] =
-            teacher_ce(student, teacher, teacher_logit);
+            teacher_ce(c, student, teacher, teacher_logit);
       }
     }
     float a[kKeeps ? G::kRegisterTiles : 1][kVector];
@@ -282,24 +322,28 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         constexpr int i = decltype(constant)::value;
         const uint32_t place = columns.place(i);
         if (columns.exists(i)) {
-          float zs[kVector];
-          float zt[kVector] = {};
-          columns.student(i, zs);
-          if constexpr (kTeacher) {
-            columns.teacher(i, zt);
-          }
-          ColumnResult<float> results[kVector];
-          visit(i, zs, zt, results);
           float first[kVector]; // a, or the gradient
           [[maybe_unused]] float second[kVector];
+          if constexpr (kKeepsExponentials<kMode>) {
+            exponentials.visit(kept, numbers, i, finish_kept, sums, first, second);
+          } else {
+            float zs[kVector];
+            float zt[kVector] = {};
+            columns.student(i, zs);
+            if constexpr (kTeacher) {
+              columns.teacher(i, zt);
+            }
+            ColumnResult<float> results[kVector];
+            visit(i, zs, zt, results);
 #pragma unroll
-          for (int j = 0; j < kVector; ++j) {
-            const ColumnResult<float>& r = results[j];
-            if constexpr (kKeeps) {
-              first[j] = r.a;
-              second[j] = kept_q<kMode>(r, zs[j], c);
-            } else {
-              first[j] = early_gradient(r, zs[j]);
+            for (int j = 0; j < kVector; ++j) {
+              const ColumnResult<float>& r = results[j];
+              if constexpr (kKeeps) {
+                first[j] = r.a;
+                second[j] = kept_q<kMode>(r, zs[j], c);
+              } else {
+                first[j] = early_gradient(r, zs[j]);
+              }
             }
           }
           if constexpr (!kKeeps) {
@@ -343,11 +387,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     const uint32_t slot = columns.slot;
     columns.next_slots();
 
-    const auto hand_in_next = [&] {
-      hand_in(1 - parity);
-      student_max = student_sums.max;
-      teacher_max = teacher_sums.max;
-    };
+    const auto hand_in_next = [&] { hand_in(1 - parity, next); };
     if (next < rows) {
       normalise(Early{}, Middle{}, First{});
       if constexpr (G::kMiddleTiles == kTiles) {
@@ -421,10 +461,10 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         gradient_phase(First{}, Registers{}, mean);
       }
       if (args.gradient != nullptr && numbers.label_thread == tid) {
-        const float4 kept = slots.label[parity];
+        const float4 of_label = slots.label[parity];
         write_label(
-            gradient_of<kDivergence, kMode>(kept.x, kept.y, mean, numbers.student, numbers.factors, c) -
-            numbers.factors.label * kept.z);
+            gradient_of<kDivergence, kMode>(of_label.x, of_label.y, mean, numbers.student, numbers.factors, c) -
+            numbers.factors.label * of_label.z);
       }
     }
     row = next;

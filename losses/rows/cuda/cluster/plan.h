@@ -30,6 +30,8 @@ enum class Mode {
   kTempered, // a temperature, otherwise as kUnit
   kCapped, // a softcap on one side or both, otherwise as kUnit
   kCappedTempered, // both
+  kUnitLoss, // as kUnit, and of the metrics only the loss is asked for (MetricSet::kLoss)
+  kCappedLoss, // as kCapped, likewise
   kGeneral,
 };
 
@@ -50,6 +52,8 @@ LaunchCluster launch_cluster_unit_skew;
 LaunchCluster launch_cluster_tempered;
 LaunchCluster launch_cluster_capped;
 LaunchCluster launch_cluster_capped_tempered;
+LaunchCluster launch_cluster_unit_loss;
+LaunchCluster launch_cluster_capped_loss;
 LaunchCluster launch_cluster_general;
 LaunchCluster launch_cluster_bf16_unit;
 LaunchCluster launch_cluster_bf16_tempered;

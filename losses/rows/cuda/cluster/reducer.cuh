@@ -3,7 +3,7 @@
 // fixed order, so every block gets the same bits. Workers spend no instruction on any of this.
 #pragma once
 
-#include "losses/rows/cuda/cluster/row_slots.cuh"
+#include "losses/rows/cuda/cluster/columns.cuh"
 #include "losses/rows/row_metrics.h"
 
 namespace distill::losses::cluster {
@@ -26,8 +26,9 @@ __device__ __forceinline__ float half_max(float value, int lane) {
   return lane < 16 ? lower : upper;
 }
 
-template <Divergence kDivergence, bool kTeacher, bool kSubtractsFirst>
+template <Divergence kDivergence, bool kTeacher, Mode kMode>
 struct Reducer {
+  static constexpr bool kSubtracts = kSubtractsFirst<kMode>;
   const RowArgs& args;
   const RowConstants<float>& c;
   RowSlots& slots;
@@ -45,13 +46,14 @@ struct Reducer {
     const uint32_t phase = (turn >> 1U) & 1U;
     const int64_t target = args.targets == nullptr ? -1 : args.targets[row]; // loaded before they are needed
     const float weight = args.token_weights == nullptr ? 1.0F : static_cast<const float*>(args.token_weights)[row];
+    const int local = static_cast<int>(target) - first_column;
+    const bool here = local >= 0 && local < existing;
+    const float label_logit = kKeepsExponentials<kMode> && here ? logit_of_label(row, target) : 0.0F;
     if (lane == 0) {
       barrier_expect(slots.stats_full + parity, static_cast<uint32_t>(cluster_size) * 2 * sizeof(SidePartial));
       barrier_expect(
           slots.sums_full + parity,
           static_cast<uint32_t>(cluster_size) * (SumIndex::kCount * sizeof(float) + sizeof(EpiloguePartial)));
-      const int local = static_cast<int>(target) - first_column;
-      const bool here = local >= 0 && local < existing;
       slots.row[parity].label_thread = here ? local % (kClusterThreads * kClusterVector) / kClusterVector : -1;
       slots.row[parity].label_column = local;
     }
@@ -65,6 +67,9 @@ struct Reducer {
       send(part_there, part, barrier_there);
     }
     barrier_wait(slots.stats_full + parity, phase);
+    if (kKeepsExponentials<kMode> && lane == 0) { // read before any gradient is written, perhaps over it
+      slots.row[parity].label_logit = label_logit;
+    }
     hand_out_row(parity, weight);
     before();
 
@@ -105,22 +110,30 @@ struct Reducer {
     end.saved = args.saved == nullptr ? nullptr : static_cast<float*>(args.saved) + row;
     float* out = static_cast<float*>(args.metrics) + row;
     finish_row(out, args.metrics_stride, c, slots.row[parity].student, slots.row[parity].teacher, sums, end);
-    if (!kTeacher || !end.has_label) { // otherwise the worker with the label's column writes it
+    if (!kTeacher || !end.has_label ||
+        kKeepsExponentials<kMode>) { // otherwise the worker with the label's column writes it
       out[kTeacherCe * args.metrics_stride] = 0;
     }
   }
 
  private:
+  // The student's, after its softcap.
+  __device__ __forceinline__ float logit_of_label(int row, int64_t label) const {
+    const float logit = load_as<float>(args.student, row * args.student_stride + label, args.logits_type);
+    return kCaps<kMode> && c.student_softcap > 0 ? fast_softcapped(logit, c.student_softcap, c.student_cap_to_log2)
+                                                 : logit;
+  }
+
   // What the warps handed in of a side: the student's in the lower half of the warp, the teacher's in the upper one.
   __device__ __forceinline__ float4 part_of_block(int parity) const {
     const SidePartial part = slots.stats_of_warp[parity][lane / 16][lane % 16];
     const float max = half_max(part.max, lane);
     // The workers rounded the base times to_log2; this corrects it once for all columns.
-    const float rounding = kSubtractsFirst ? 0.0F : fmaf(part.base, c.to_log2, -(part.base * c.to_log2));
+    const float rounding = kSubtracts ? 0.0F : fmaf(part.base, c.to_log2, -(part.base * c.to_log2));
     const bool none = max == -INFINITY; // the sums are 0, or NaN where a logit is NaN
     const float sum = half_sum(part.sum * (none ? 1.0F : row_exp2((part.base - max) * c.to_log2 - rounding)));
     float unit_sum = 0;
-    if (kSubtractsFirst && !c.unit_temperature) {
+    if (kSubtracts && !c.unit_temperature) {
       unit_sum = half_sum(part.unit_sum * (none ? 1.0F : row_exp2((part.base - max) * kLog2E<float>)));
     }
     return make_float4(max, sum, unit_sum, max);
@@ -132,7 +145,7 @@ struct Reducer {
     SideSums<float> all;
     all.max = half_max(part.max, lane);
     all.sum = half_sum(scaled_to(part.sum, part.max, all.max, c.to_log2));
-    if (kSubtractsFirst && !c.unit_temperature) {
+    if (kSubtracts && !c.unit_temperature) {
       all.unit_sum = half_sum(scaled_to(part.unit_sum, part.max, all.max, kLog2E<float>));
     }
     const SideStats<float> mine = side_stats(all, c);
@@ -165,7 +178,10 @@ struct Reducer {
       send(remote_address(number_slot, to), number, remote_address(barrier, to));
     }
     const float below_max = c.label_smoothing > 0 ? sum_of_parts(slots.below_max_of_warp[parity]) : 0.0F;
-    const float label_logit = slots.row[parity].label_thread >= 0 ? slots.label[parity].w : 0.0F;
+    float label_logit = 0;
+    if (slots.row[parity].label_thread >= 0) {
+      label_logit = kKeepsExponentials<kMode> ? slots.row[parity].label_logit : slots.label[parity].w;
+    }
     const float4 rest = make_float4(
         below_max, label_logit, __int_as_float(slots.best[parity][0]), __int_as_float(slots.best[parity][1]));
     if (lane < cluster_size) {

@@ -48,7 +48,8 @@ struct alignas(16) RowNumbers {
   RowFactors<float> factors;
   int label_thread; // the worker with the label's column; -1: another block has it
   int label_column; // in the block's slice
-  int unused[2];
+  float label_logit; // the student's, where no worker has it any more (kKeepsExponentials)
+  int unused;
 };
 
 // Two rows are in the pipeline at a time, so every slot exists twice: the first index is the parity of the row's turn.

@@ -1,7 +1,7 @@
 // Stages of the cluster row kernel; kernel.cuh draws how the phases follow each other.
 #pragma once
 
-#include "losses/rows/cuda/cluster/columns.cuh"
+#include "losses/rows/cuda/cluster/kept_exponentials.cuh"
 #include "losses/rows/row_metrics.h"
 
 namespace distill::losses::cluster {

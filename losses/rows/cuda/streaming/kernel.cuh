@@ -157,7 +157,7 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1) void rows(
       ends.saved = args.saved == nullptr ? nullptr : static_cast<T*>(args.saved) + row;
       finish_row(out, args.metrics_stride, c, student, teacher, sums, ends);
       out[kTeacherCe * args.metrics_stride] =
-          kTeacher && ends.has_label ? teacher_ce(student, teacher, columns.teacher_logit(target)) : T(0);
+          kTeacher && ends.has_label ? teacher_ce(c, student, teacher, columns.teacher_logit(target)) : T(0);
     }
   }
 

@@ -38,7 +38,8 @@ auto with_kernel(const RowArgs& args, const Use& use) {
     return use(std::true_type(), std::integral_constant<int, 1>(), AnyCall());
   }
   if constexpr (!kFp64) {
-    if (cluster_mode(args) == cluster::Mode::kUnit && is_usual(args)) {
+    const cluster::Mode mode = cluster_mode(args);
+    if ((mode == cluster::Mode::kUnit && is_usual(args)) || mode == cluster::Mode::kUnitLoss) {
       if (args.teacher == nullptr) {
         return use(std::false_type(), Vector(), PlainCall<Divergence::kNone>());
       }

@@ -36,10 +36,18 @@ inline float4 load_shared_float4(uint32_t address) {
 inline uint2 load_shared_uint2(uint32_t address) {
   return load_shared<uint2>(address);
 }
+inline float load_shared_float(uint32_t address) {
+  return load_shared<float>(address);
+}
 template <typename V>
 void store_shared(uint32_t address, V v) {
   std::memcpy(emulation::at(address), &v, sizeof(v));
 }
+
+inline void store_shared_before_fence(uint32_t address, float4 v) {
+  store_shared(address, v);
+}
+inline void fence_before_copies() {}
 
 inline float exp2_where_it_stands(float x) {
   return row_exp2(x);

@@ -1,0 +1,10 @@
+// As kernel_capped.cu, where of the metrics only the loss is asked for.
+#include "losses/rows/cuda/cluster/launch.cuh"
+
+namespace distill::losses {
+
+const char* launch_cluster_capped_loss(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
+  return cluster::launch_usual<float, cluster::Mode::kCappedLoss>(args, plan, cluster_size, stream);
+}
+
+} // namespace distill::losses

@@ -141,6 +141,15 @@ def test_metrics_say_what_they_are_and_leave_out_what_is_not_known(tmp_path, kin
     assert "kl> " in log and "8 most probable tokens of 211" in log
 
 
+@pytest.mark.parametrize("kind", ["topk", "sampled"])
+def test_the_loss_alone_has_the_metrics_of_all(tmp_path, kind_run, cache_of, kind):
+    runs = [
+        tiny.train(tmp_path, kind_run(metrics, kind, "cache", cache_of(kind), loss={"metrics": metrics}))
+        for metrics in ("all", "loss")
+    ]
+    assert steps_of(runs[0]) == steps_of(runs[1])
+
+
 def test_evaluation_of_a_capturing_run_is_exact(tmp_path, kind_run):
     """Its teacher runs there, whatever it stores."""
     run = tiny.train(tmp_path, kind_run("run", "sampled", "capture", tmp_path / "cache"))

@@ -232,6 +232,10 @@ std::vector<Field> loss_fields() {
       {"loss", "logits_dtype", one_of<kLoss, &LossOptions::logits_dtype>(), "",
        "Dtype of the logits. bfloat16 halves the memory of the loss head, but its gradients are wrong by tens of per "
        "cent once the student is close to the teacher."},
+      {"loss", "metrics", one_of<kLoss, &LossOptions::metrics>(), "",
+       "Which numbers of a token training steps compute (docs/metrics.md). loss: the loss, its parts and the log-sum-exps "
+       "alone, which takes less time on a GPU. Evaluations compute all of them, and so do steps whose teacher is a cache "
+       "of top-k or samples."},
       {"loss", "chunk_size", Integer{member<kChunks, &ChunkOptions::chunk_size>, 0, kMaxSeqLen}, "tokens",
        "Number of tokens whose logits are computed at a time. 0: chosen automatically, and the chunks of a group may become "
        "smaller (docs/loss_head.md)."},

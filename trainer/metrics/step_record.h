@@ -18,7 +18,7 @@ namespace distill::metrics {
 struct LossMeans {
   std::array<double, losses::kNumTokenMetrics> metrics{};
   int64_t valid_tokens = 0;
-  losses::MetricQualities quality{}; // what each of them is for the run's teacher; all exact by default
+  losses::MetricQualities quality{}; // what each of them is for the run's teacher and loss; all exact by default
 
   bool has(losses::TokenMetric metric) const {
     return quality[metric] != losses::MetricQuality::kUnavailable;
@@ -70,8 +70,8 @@ struct StepRecord {
   }
 };
 
-// A line of metrics.jsonl: without means that the teacher cannot give, and with the names of those that are lower
-// bounds or estimates. The numbers that are added here are also TensorBoard's (metrics/tensorboard.h).
+// A line of metrics.jsonl: without means that are not available (losses/teacher_kind.h), and with the names of those
+// that are lower bounds or estimates. The numbers that are added here are also TensorBoard's (metrics/tensorboard.h).
 nlohmann::ordered_json step_json(const StepRecord& record);
 
 // The means alone as a JSON object, with the same names.

@@ -22,6 +22,12 @@ at::Tensor lm_head(sharding::ModelShards& model) {
   return models::lm_head_weight(model.unit(model.head_unit()).layout, model.weights(model.head_unit()));
 }
 
+// An evaluation has all metrics, whatever the steps have.
+losses::LossOptions evaluated(losses::LossOptions loss) {
+  loss.metrics = losses::MetricSet::kAll;
+  return loss;
+}
+
 } // namespace
 
 MicroBatchRunner::MicroBatchRunner(
@@ -97,7 +103,8 @@ losses::LinearHeadInputs MicroBatchRunner::run_teacher(
 losses::LinearHeadOutput MicroBatchRunner::run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads) {
   inputs.weight_VH = lm_head(student_);
   const device::LabelScope label(device::Category::kHead);
-  losses::LinearHeadOutput out = losses::linear_head(inputs, config_.loss, config_.chunks, grads);
+  const losses::LossOptions loss = grads == nullptr ? evaluated(config_.loss) : config_.loss;
+  losses::LinearHeadOutput out = losses::linear_head(inputs, loss, config_.chunks, grads);
   const bool holds_teacher = inputs.teacher_weight_VG.defined();
   inputs = {}; // drops the views of the heads' units
   student_.release(student_.head_unit());
@@ -164,10 +171,17 @@ at::Tensor MicroBatchRunner::made_rows(const data::Batch& batch, const sharding:
   return rows_NW.index_copy_(0, copy_to_device(valid_R, rows_RW.device()), rows_RW);
 }
 
-losses::MetricQualities MicroBatchRunner::quality_of(bool reads) const {
+losses::MetricQualities MicroBatchRunner::training_quality() const {
+  return losses::available_metrics(kind_of_teacher(/*reads=*/cached_rows_.has_value()), config_.loss);
+}
+
+losses::MetricQualities MicroBatchRunner::evaluation_quality() const {
+  return losses::available_metrics(kind_of_teacher(/*reads=*/cached_rows_ && !runs_teacher()), evaluated(config_.loss));
+}
+
+losses::TeacherKind MicroBatchRunner::kind_of_teacher(bool reads) const {
   using losses::TeacherKind;
-  const TeacherKind kind = reads ? cached_rows_->kind : teacher_ != nullptr ? TeacherKind::kHidden : TeacherKind::kNone;
-  return losses::available_metrics(kind, config_.loss);
+  return reads ? cached_rows_->kind : teacher_ != nullptr ? TeacherKind::kHidden : TeacherKind::kNone;
 }
 
 // A teacher that can run does so, since not all ranks may have the rows.

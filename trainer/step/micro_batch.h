@@ -42,7 +42,7 @@ class MicroBatchRunner {
   // Accumulates the gradients of grad_scale * sum of the tokens' losses into the student's units and adds the sums of
   // every metric over the tokens to sums_M (fp64, on the device). `last`: this is the step's last micro-batch.
   void train(const data::Batch& batch, double grad_scale, at::Tensor& sums_M, bool last);
-  // The same losses without gradients.
+  // The same losses without gradients, and all metrics, whatever loss.metrics is.
   void evaluate(const data::Batch& batch, at::Tensor& sums_M);
   // The most probable next token after each of the tokens `rows` (places among the flattened tokens), computed with one
   // forward pass and one token's logits at a time. Waits for the device. The batch's targets are not used.
@@ -54,12 +54,8 @@ class MicroBatchRunner {
   }
   // What the token metrics of train() are, and of evaluate(), where a teacher that can run gives its whole
   // distribution.
-  losses::MetricQualities training_quality() const {
-    return quality_of(/*reads=*/cached_rows_.has_value());
-  }
-  losses::MetricQualities evaluation_quality() const {
-    return quality_of(/*reads=*/cached_rows_ && !runs_teacher());
-  }
+  losses::MetricQualities training_quality() const;
+  losses::MetricQualities evaluation_quality() const;
   // Whether there is a teacher with all of its blocks.
   bool runs_teacher() const {
     return teacher_ != nullptr && teacher_->config().num_layers > 0;
@@ -83,7 +79,7 @@ class MicroBatchRunner {
   // Returns the targets and the teacher: its hidden states in the order of the student's tokens, and its lm_head, whose
   // unit stays gathered until run_head releases it; or, with `as_rows`, the tokens of its rows.
   losses::LinearHeadInputs run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens, bool as_rows);
-  losses::MetricQualities quality_of(bool reads) const;
+  losses::TeacherKind kind_of_teacher(bool reads) const;
   bool has_sparse_rows() const {
     return cached_rows_ && cached_rows_->is_sparse();
   }

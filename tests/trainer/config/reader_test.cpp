@@ -19,7 +19,7 @@ data:
     - {path: "two words", weight: 2.5}
   eval: held_out
   shuffle: false
-loss: {divergence: reverse_kl, logits_dtype: bfloat16, chunk_size: 512}
+loss: {divergence: reverse_kl, logits_dtype: bfloat16, metrics: loss, chunk_size: 512}
 train: {tokens: 1e9, micro_batch_size: 0x, seed: 1_000}
 optimizer: {lr: 3e-4, beta2: .99}
 )");
@@ -38,6 +38,7 @@ optimizer: {lr: 3e-4, beta2: .99}
   EXPECT_FALSE(config.data.shuffle);
   EXPECT_EQ(config.loss.divergence, losses::Divergence::kReverseKl);
   EXPECT_EQ(config.loss.logits_dtype, losses::LogitsDtype::kBFloat16);
+  EXPECT_EQ(config.loss.metrics, losses::MetricSet::kLoss);
   EXPECT_EQ(config.chunks.chunk_size, 512);
   EXPECT_EQ(config.train.tokens, 1'000'000'000);
   EXPECT_EQ(config.train.seed, 1000);
@@ -158,6 +159,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"loss: {divergence: [jsd]}", "loss.divergence", "one of", "a list"},
         BadValue{"loss: {divergence: 3}", "loss.divergence", "one of", "3"},
         BadValue{"loss: {divergence: }", "loss.divergence", "one of", "nothing"},
+        BadValue{"loss: {metrics: none}", "loss.metrics", "one of all, loss", "\"none\""},
         // Activation policies.
         BadValue{
             "memory: {activation: kep}", "memory.activation", "auto, keep, recompute, offload, offload_input, or",

@@ -177,6 +177,33 @@ TEST(TrainStep, PoliciesChangeNoBit) {
   EXPECT_TRUE(at::equal(keep.weights(), mixed.weights()));
 }
 
+TEST(MicroBatch, StepsMayHaveTheLossAloneEvaluationsHaveAllMetrics) {
+  using losses::MetricQuality;
+  config::Config only_loss = tiny_config(2);
+  only_loss.loss.metrics = losses::MetricSet::kLoss;
+  TinyStep all(tiny_config(2)), loss(only_loss);
+  MicroBatchRunner& micro = loss.step->micro_batches();
+  const losses::MetricQualities of_step = micro.training_quality(), of_evaluation = micro.evaluation_quality();
+  EXPECT_EQ(of_evaluation, all.step->micro_batches().evaluation_quality());
+  EXPECT_EQ(of_evaluation, all.step->micro_batches().training_quality());
+  EXPECT_EQ(of_step[losses::kLoss], MetricQuality::kExact);
+  EXPECT_EQ(of_step[losses::kForwardKl], MetricQuality::kUnavailable);
+  for (int step = 0; step < 2; ++step) {
+    const GlobalBatch batch = tiny_batch(only_loss, step);
+    const auto expected = all.run(batch).record.means.metrics, found = loss.run(batch).record.means.metrics;
+    EXPECT_GT(expected[losses::kForwardKl], 0);
+    for (size_t i = 0; i < found.size(); ++i) {
+      EXPECT_EQ(found[i], of_step[i] == MetricQuality::kUnavailable ? 0 : expected[i]) << i;
+    }
+  }
+  EXPECT_TRUE(at::equal(loss.weights(), all.weights()));
+  at::Tensor sums_M = micro.zero_sums(), expected_M = micro.zero_sums();
+  const data::Batch batch = tiny_batch(only_loss).micro_batches.front();
+  micro.evaluate(batch, sums_M);
+  all.step->micro_batches().evaluate(batch, expected_M);
+  EXPECT_TRUE(at::equal(sums_M, expected_M));
+}
+
 // So that eval.samples needs no room in the plan: a pass over as many tokens as an evaluation's, and the next token
 // after each of them, while the evaluation's head computes one token at a time.
 TEST(MicroBatch, NextTokensTakeLessMemoryThanAnEvaluation) {

@@ -48,6 +48,28 @@ TEST(TeacherKinds, SamplesGiveAnEstimateOfTheSoftLossAlone) {
   }
 }
 
+TEST(TeacherKinds, TheLossAloneLeavesItsPartsAndTheLogSumExps) {
+  for (const TeacherKind kind : {TeacherKind::kHidden, TeacherKind::kNone}) {
+    const auto all = available_metrics(kind, {}), loss = available_metrics(kind, {.metrics = MetricSet::kLoss});
+    for (const TokenMetric metric : {kLoss, kHard, kSoft, kZLoss, kStudentLse, kTeacherLse}) {
+      EXPECT_EQ(loss[metric], all[metric]) << metric;
+    }
+    for (const TokenMetric metric :
+         {kForwardKl, kReverseKl, kStudentEntropy, kTeacherEntropy, kAgreement, kAccuracy, kTeacherCe}) {
+      EXPECT_EQ(loss[metric], kUnavailable) << metric;
+    }
+  }
+}
+
+TEST(TeacherKinds, FewTokensOfATeacherGiveTheirMetricsWithTheLossAloneToo) {
+  for (const TeacherKind kind : {TeacherKind::kTopK, TeacherKind::kSampled}) {
+    const LossOptions all{.divergence = Divergence::kForwardKl};
+    LossOptions loss = all;
+    loss.metrics = MetricSet::kLoss;
+    EXPECT_EQ(available_metrics(kind, loss), available_metrics(kind, all));
+  }
+}
+
 TEST(TeacherKinds, RefusalsNameWhatCannotBe) {
   const auto message = [](const LossOptions& options, TeacherKind kind, double temperature = 1) {
     return std::string(validate_for_teacher(options, kind, temperature).message());

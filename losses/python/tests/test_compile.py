@@ -41,6 +41,17 @@ def test_one_graph_and_the_same_numbers(name, dynamic):
     assert_near(problem.gradients(found, incoming, retain_graph=False), problem.gradients(expected, incoming), 1e-5)
 
 
+@pytest.mark.parametrize("name", ["LinearJSD", "LinearCrossEntropy", "JSD", "CrossEntropy"])
+def test_one_graph_with_the_metrics_and_the_same_numbers(name):
+    problem, module, call = calls()[name]
+    expected = call(module)
+    module.options["return_metrics"] = True
+    found, metrics = call(torch.compile(module, backend="aot_eager", fullgraph=True))
+    torch.testing.assert_close(found, expected)
+    assert metrics.student_entropy.count_nonzero() > 0
+    assert_near(problem.gradients(found, retain_graph=False), problem.gradients(expected), 1e-5)
+
+
 def test_with_metrics_and_autocast_in_one_graph():
     p = Problem(torch.float32)
     module = LinearJSD(return_metrics=True)

@@ -1,10 +1,12 @@
 """Values and gradients of the four losses against plain PyTorch in fp64, and what the arguments promise."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from distill_losses import JSD, CrossEntropy, LinearCrossEntropy, LinearJSD
+from distill_losses import JSD, CrossEntropy, LinearCrossEntropy, LinearJSD, functional
 from reference import IGNORE, Problem, assert_near, divergence, reduced
 
 REDUCTIONS = ["none", "sum", "mean"]
@@ -145,6 +147,38 @@ def test_metrics():
     same = (p.logits().argmax(-1) == p.teacher_logits().argmax(-1)).view(p.y.shape)
     assert torch.equal(metrics.agreement, (same & valid).double())
     assert torch.equal(metrics.student_lse == 0, ~valid)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_metrics_are_computed_where_they_are_asked_for_and_change_nothing(monkeypatch, reduction, softcap):
+    p, asked, names = Problem(torch.float32), [], ("linear_jsd", "linear_cross_entropy", "jsd", "cross_entropy")
+    operators = {name: getattr(functional.ops, name) for name in names}
+
+    def noting(name):
+        def call(*arguments, metrics, **options):
+            asked.append((name, metrics))
+            return operators[name](*arguments, metrics=metrics, **options)
+
+        return call
+
+    monkeypatch.setattr(functional, "ops", SimpleNamespace(**{name: noting(name) for name in names}))
+    labels = p.y.flatten()
+    calls = {
+        LinearJSD: lambda loss: loss(p.x, p.w, p.tx, p.tw, p.y, p.b, p.tb),
+        LinearCrossEntropy: lambda loss: loss(p.w, p.x, p.y, p.b),
+        JSD: lambda loss: loss(p.logits(), p.teacher_logits(), labels),
+        CrossEntropy: lambda loss: loss(p.logits(), labels),
+    }
+    for name, (module, call) in zip(names, calls.items()):
+        modules = [module(reduction=reduction, softcap=softcap, return_metrics=each) for each in (False, True)]
+        asked.clear()
+        expected, (found, metrics) = (call(each) for each in modules)
+        assert asked == [(name, "loss"), (name, "all")]
+        assert torch.equal(found, expected) and (metrics.student_entropy > 0).sum() == (labels != IGNORE).sum()
+        incoming = torch.rand_like(expected)
+        gradients = (p.gradients(loss, incoming) for loss in (found, expected))
+        assert all(torch.equal(a, b) for a, b in zip(*gradients))
 
 
 @pytest.mark.parametrize("module,shapes", [(LinearJSD, 4), (LinearCrossEntropy, 2), (JSD, 2), (CrossEntropy, 1)])

@@ -51,6 +51,45 @@ TEST(ClusterMode, FollowsTheCall) {
   }
 }
 
+// The modes without the other metrics are for fp32 logits at T = 1 and the usual divergences alone.
+TEST(ClusterMode, TheLossAloneHasModesOfItsOwn) {
+  const auto mode = [](RowArgs args, MetricSet metrics) {
+    args.options.metrics = metrics;
+    return cluster_mode(args);
+  };
+  constexpr LossOptions kCap{.student_softcap = 30};
+  for (const bool teacher : {false, true}) {
+    for (const Divergence divergence : {Divergence::kJsd, Divergence::kForwardKl, Divergence::kReverseKl}) {
+      const RowArgs plain = call(teacher, ElementType::kFloat32, {.divergence = divergence});
+      EXPECT_EQ(mode(plain, MetricSet::kLoss), Mode::kUnitLoss);
+      EXPECT_EQ(mode(plain, MetricSet::kAll), Mode::kUnit);
+    }
+    const RowArgs capped = call(teacher, ElementType::kFloat32, kCap);
+    EXPECT_EQ(mode(capped, MetricSet::kLoss), Mode::kCappedLoss);
+    EXPECT_EQ(mode(capped, MetricSet::kAll), Mode::kCapped);
+  }
+  EXPECT_EQ(mode(call(true, ElementType::kFloat32, {.teacher_softcap = 30}), MetricSet::kLoss), Mode::kCappedLoss);
+
+  RowArgs student_bias = call(true, ElementType::kFloat32, {}), teacher_bias = student_bias;
+  student_bias.student_bias = student_bias.student;
+  teacher_bias.teacher_bias = teacher_bias.teacher;
+  const std::vector<RowArgs> others{
+      student_bias,
+      teacher_bias,
+      call(true, ElementType::kBFloat16, {}),
+      call(true, ElementType::kBFloat16, kCap),
+      call(false, ElementType::kBFloat16, {}),
+      call(true, ElementType::kFloat32, {.temperature = 2}),
+      call(true, ElementType::kFloat32, {.temperature = 2, .student_softcap = 30}),
+      call(true, ElementType::kFloat32, {.label_smoothing = 0.1}),
+      call(true, ElementType::kFloat32, {.divergence = Divergence::kSkewForwardKl}),
+      call(true, ElementType::kFloat32, {.divergence = Divergence::kTotalVariation, .student_softcap = 30}),
+      call(true, ElementType::kFloat32, {.divergence = Divergence::kNone})};
+  for (size_t i = 0; i < others.size(); ++i) {
+    EXPECT_EQ(mode(others[i], MetricSet::kLoss), mode(others[i], MetricSet::kAll)) << i;
+  }
+}
+
 TEST(ClusterMode, Bf16RowsMayStartAnywhereButInTheGeneralKernel) {
   EXPECT_TRUE(may_start_anywhere(call(true, ElementType::kBFloat16, {})));
   EXPECT_TRUE(may_start_anywhere(call(false, ElementType::kBFloat16, {.temperature = 2})));

@@ -112,6 +112,41 @@ def test_known_count_of_valid_tokens_changes_nothing():
     close(gradients(a, x, w), gradients(b, x, w))
 
 
+CALLS_WITH_METRICS = {
+    "linear_jsd": lambda x, w, tx, tw, y, **o: ops.linear_jsd(x, w, tx, tw, y, hard_weight=0.5, **o),
+    "linear_cross_entropy": lambda x, w, tx, tw, y, **o: ops.linear_cross_entropy(x, w, y, z_loss=0.1, **o),
+    "jsd": lambda x, w, tx, tw, y, **o: ops.jsd(x @ w.t(), tx @ tw.t(), y, hard_weight=0.5, **o),
+    "cross_entropy": lambda x, w, tx, tw, y, **o: ops.cross_entropy(x @ w.t(), y, z_loss=0.1, **o),
+}
+OF_THE_LOSS = [0, 1, 2, 3, 10, 11]  # the loss, its parts and the log-sum-exps
+
+
+@pytest.mark.parametrize("operator", CALLS_WITH_METRICS)
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_loss_alone_is_the_loss_beside_all_metrics(operator, reduction, dtype):
+    x, w, _, tx, tw, y = problem(dtype)
+    losses, rows, found = [], [], []
+    for metrics in ("all", "loss"):
+        loss, row = CALLS_WITH_METRICS[operator](x, w, tx, tw, y, reduction=reduction, metrics=metrics)
+        losses.append(loss)
+        rows.append(row)
+        found.append(gradients(loss.sum(), x, w))
+    assert torch.equal(*losses) and all(torch.equal(a, b) for a, b in zip(*found))
+    others = [metric for metric in range(len(rows[0])) if metric not in OF_THE_LOSS]
+    assert torch.equal(rows[0][OF_THE_LOSS], rows[1][OF_THE_LOSS])
+    assert rows[0][others].abs().sum() > 0 and torch.equal(rows[1][others], torch.zeros_like(rows[1][others]))
+
+
+@pytest.mark.parametrize("operator", CALLS_WITH_METRICS)
+def test_all_metrics_are_the_default_and_an_unknown_set_is_named(operator):
+    x, w, _, tx, tw, y = problem()
+    call = CALLS_WITH_METRICS[operator]
+    assert torch.equal(call(x, w, tx, tw, y)[1], call(x, w, tx, tw, y, metrics="all")[1])
+    with pytest.raises(RuntimeError, match="metrics: expected all or loss, found some"):
+        call(x, w, tx, tw, y, metrics="some")
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_given_logits(reduction):
     x, w, _, tx, tw, y = problem()

@@ -36,7 +36,7 @@ MicroBatchRunner::MicroBatchRunner(
     : config_(config),
       student_(student),
       teacher_(teacher),
-      cached_rows_(std::move(cached_rows)),
+      cached_rows_(cached_rows),
       student_rope_(models::make_rope_table(student.config(), config.data.seq_len, student.options().device)),
       block_(std::move(block)),
       pass_(student, student_rope_, std::move(memory.policies), std::move(memory.host), block_),

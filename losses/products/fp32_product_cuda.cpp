@@ -101,7 +101,9 @@ std::optional<Product> describe(const at::Tensor& out, const at::Tensor& left, c
   return product;
 }
 
-// The first algorithm offered that has such a tile, needs no workspace and sums in one piece.
+// The first algorithm offered that has such a tile, needs no workspace and sums in one piece. For weight gradients it
+// must have clusters along the hidden size, too; where that is no multiple of two tiles it is not offered, and tiles of
+// 128 x 128 are faster than the first by 9 to 24 % (docs/loss_head_notes.md).
 std::optional<cublasLtMatmulAlgo_t> choose(cublasLtHandle_t handle, const Product& product) {
   constexpr int kOffers = 32;
   const blas_lt::Preference preference = blas_lt::make_preference();
@@ -119,16 +121,26 @@ std::optional<cublasLtMatmulAlgo_t> choose(cublasLtHandle_t handle, const Produc
     return std::nullopt;
   }
   blas_lt::check(status, "cublasLtMatmulAlgoGetHeuristic");
+  const bool weight_gradient = product.left.operation == CUBLAS_OP_T;
+  std::optional<cublasLtMatmulAlgo_t> first;
   for (int i = 0; i < found; ++i) {
     const cublasLtMatmulAlgo_t& algorithm = offers[i].algo;
     const auto tile =
         static_cast<cublasLtMatmulTile_t>(attribute_of<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID));
-    if (offers[i].state == CUBLAS_STATUS_SUCCESS && std::find(kTiles.begin(), kTiles.end(), tile) != kTiles.end() &&
-        attribute_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1) {
+    if (offers[i].state != CUBLAS_STATUS_SUCCESS || std::find(kTiles.begin(), kTiles.end(), tile) == kTiles.end() ||
+        attribute_of<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) > 1) {
+      continue;
+    }
+    if (!first) {
+      first = algorithm;
+    }
+    const auto cluster =
+        static_cast<cublasLtClusterShape_t>(attribute_of<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID));
+    if (!weight_gradient || cluster == CUBLASLT_CLUSTER_SHAPE_2x1x1 || tile == CUBLASLT_MATMUL_TILE_128x128) {
       return algorithm;
     }
   }
-  return std::nullopt;
+  return first;
 }
 
 // Choices by everything that they depend on: choosing takes longer than queueing the product.

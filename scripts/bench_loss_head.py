@@ -17,6 +17,7 @@ Example: scripts/bench_loss_head.py --what head --cap 1024,4096 --reps 20 --peer
 
 import script_path
 
+import itertools
 import json
 import os
 import sys
@@ -72,13 +73,18 @@ def products(problem, chunk, gradient_chunk):
 def competitors(args, kind):
     """name -> (head, memory cap in MiB or None, chunk or None)."""
     found, buffers = {}, heads.Buffers()
+
+    def add(name, cap, chunk, **arguments):
+        for metrics in args.metrics:
+            suffix = "" if metrics == "loss" else f", {metrics} metrics"
+            found[name + suffix] = heads.ours(buffers, metrics=metrics, **arguments), cap, chunk
+
     for cap in args.cap:
-        found[f"distill, cap {cap} MiB"] = heads.ours(buffers, memory_cap_mb=cap), cap, None
+        add(f"distill, cap {cap} MiB", cap, None, memory_cap_mb=cap)
     for chunk in args.chunk:
-        found[f"distill, chunk {chunk}"] = heads.ours(buffers, memory_cap_mb=UNCAPPED, chunk_size=chunk), None, chunk
+        add(f"distill, chunk {chunk}", None, chunk, memory_cap_mb=UNCAPPED, chunk_size=chunk)
     for cap, chunk in args.cap_chunk:
-        head = heads.ours(buffers, memory_cap_mb=cap, chunk_size=chunk)
-        found[f"distill, cap {cap} MiB, chunk {chunk}"] = head, cap, chunk
+        add(f"distill, cap {cap} MiB, chunk {chunk}", cap, chunk, memory_cap_mb=cap, chunk_size=chunk)
     if args.autograd:
         head = heads.Head("distill autograd", ("jsd", "ce"), heads.our_autograd(memory_cap_mb=args.cap[0]))
         found[f"distill autograd, cap {args.cap[0]} MiB"] = head, args.cap[0], None
@@ -309,6 +315,12 @@ def parse_arguments():
     parser.add_argument(
         "--products", type=numbers, default=[1024, 2048, 4096], help="chunks of the matrix products alone"
     )
+    parser.add_argument(
+        "--metrics",
+        type=lambda text: text.split(","),
+        default=["loss", "all"],
+        help="what our head and the row kernel compute of each token: loss, all, or both, comma-separated",
+    )
     parser.add_argument("--sweep", action="store_true", help=f"the table over N, V, H and chunk: {SWEEP}")
     parser.add_argument("--peers", action="store_true", help="time the peers that Python can import")
     parser.add_argument("--autograd", action="store_true", help="time our operators under autograd too")
@@ -355,14 +367,14 @@ def main():
 
     if "rows" in args.what:
         for vocab in args.row_vocab:
-            for teacher in (True, False):
+            for teacher, metrics in itertools.product((True, False), args.metrics):
                 report["rows"] += bench_rows(
                     vocab,
                     teacher,
                     args.reps,
                     kernels=("automatic",) if args.row_automatic else ("automatic", "streaming", "clusters"),
                     dtype=getattr(torch, args.row_dtype),
-                    loss=args.row_loss,
+                    loss={"metrics": metrics, **args.row_loss},
                 )
                 torch.cuda.empty_cache()
         save()

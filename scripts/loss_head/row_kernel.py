@@ -14,8 +14,10 @@ METRICS = ["all", "loss"]
 # What docs/loss_head.md compares: by the dtype of the logits, the arguments of `options`.
 LOSSES = {
     "float32": [
+        {"metrics": "loss"},
         {},
         {"temperature": 2.0},
+        {"softcap": 30.0, "metrics": "loss"},
         {"softcap": 30.0},
         {"softcap": 30.0, "temperature": 2.0},
         {"smoothing": 0.1},
@@ -28,10 +30,33 @@ LOSSES = {
 }
 
 
-def options(divergence="jsd", beta=0.5, temperature=1.0, hard_weight=0.0, soft_weight=1.0, smoothing=0.0, softcap=0.0, metrics="all"):
+def options(
+    divergence="jsd",
+    beta=0.5,
+    temperature=1.0,
+    hard_weight=0.0,
+    soft_weight=1.0,
+    smoothing=0.0,
+    softcap=0.0,
+    metrics="all",
+):
     """The option list of distill::_logits_rows."""
     kind = float(DIVERGENCES.index(divergence))
-    return [kind, beta, 0.1, temperature, 0.0, hard_weight, soft_weight, smoothing, 0.0, softcap, softcap, 0.0, METRICS.index(metrics)]
+    return [
+        kind,
+        beta,
+        0.1,
+        temperature,
+        0.0,
+        hard_weight,
+        soft_weight,
+        smoothing,
+        0.0,
+        softcap,
+        softcap,
+        0.0,
+        METRICS.index(metrics),
+    ]
 
 
 def bench_rows(vocab, teacher, reps, kernels=("automatic", "streaming", "clusters"), dtype=torch.float32, loss=None):
@@ -136,8 +161,11 @@ def losses_table(results, vocabs):
 
 
 def bench_widths(count, low=30000, high=320000, reps=3):
-    """The kernel alone at `count` vocabularies, evenly spread, most of them odd: (vocab, share of the copy for JSD with
-    labels, for CE). The copy bandwidth is measured before and after; the smallest time of `reps` counts."""
+    """The kernel alone at `count` vocabularies, evenly spread, most of them odd, with the loss as its only metric.
+
+    Returns (vocab, share of the copy for JSD with labels, for CE). The copy bandwidth is measured before and after; the
+    smallest time of `reps` counts.
+    """
     elements = int(0.15e9)
     source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
     target = torch.empty_like(source)
@@ -150,7 +178,8 @@ def bench_widths(count, low=30000, high=320000, reps=3):
 
     def rate(logits, teacher_logits, grads, labels):
         """GB/s of the smallest time."""
-        opts = options("none", hard_weight=1.0, soft_weight=0.0) if teacher_logits is None else options(hard_weight=0.5)
+        kind = {"hard_weight": 0.5} if teacher_logits is not None else {"divergence": "none", "hard_weight": 1.0}
+        opts = options(**kind, metrics="loss")
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         times = []
         for _ in range(reps + 1):

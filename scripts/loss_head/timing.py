@@ -1,5 +1,6 @@
 """Time and memory of functions on one GPU."""
 
+import random
 import statistics
 
 import torch
@@ -20,11 +21,16 @@ def elapsed(function):
 
 
 def interleaved(functions, reps):
-    """name -> (median, minimum, maximum) milliseconds, the functions run in turn so that clocks and heat are shared.
-    One that fails is left out and says why."""
+    """name -> (median, minimum, maximum) milliseconds. One that fails is left out and says why.
+
+    The functions run in turn, so that clocks and heat are shared, and in another order in each round: in a fixed order
+    the one that follows a function which keeps the chip at its power limit differs from the others by a few per cent.
+    """
     times, dead = {name: [] for name in functions}, {}
+    order, shuffle = list(functions.items()), random.Random(0).shuffle
     for repetition in range(reps + WARM_UP):
-        for name, function in functions.items():
+        shuffle(order)
+        for name, function in order:
             if name in dead:
                 continue
             try:

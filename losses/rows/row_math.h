@@ -39,6 +39,8 @@ struct RowConstants {
   T teacher_softcap = 0;
   T student_cap_to_log2 = 0; // 2 log2(e) / softcap
   T teacher_cap_to_log2 = 0;
+  T student_inverse_cap = 0; // 1 / softcap
+  T teacher_inverse_cap = 0;
   T inverse_square_of_cap = 0; // 1 / softcap^2, of the student's
 };
 
@@ -89,10 +91,12 @@ RowConstants<T> row_constants(const RowArgs& args) {
   c.student_softcap = static_cast<T>(o.student_softcap);
   c.teacher_softcap = static_cast<T>(o.teacher_softcap);
   if (o.student_softcap > 0) {
+    c.student_inverse_cap = static_cast<T>(1 / o.student_softcap);
     c.student_cap_to_log2 = static_cast<T>(2 * kLog2E<double> / o.student_softcap);
     c.inverse_square_of_cap = static_cast<T>(1 / (o.student_softcap * o.student_softcap));
   }
   if (o.teacher_softcap > 0) {
+    c.teacher_inverse_cap = static_cast<T>(1 / o.teacher_softcap);
     c.teacher_cap_to_log2 = static_cast<T>(2 * kLog2E<double> / o.teacher_softcap);
   }
   return c;

@@ -45,22 +45,20 @@ __device__ __forceinline__ uint2 load_shared_uint2(uint32_t address) {
   return v;
 }
 
-// Stores of a slot's contents, which a later bulk copy into the slot must not overtake.
+// Stores of a slot's contents. A later bulk copy into the slot must not overtake them: fence_before_copies() lies
+// between them and the release of the slot. It waits for all that the thread has begun, so that one follows many
+// stores.
 __device__ __forceinline__ void store_shared(uint32_t address, float4 v) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
                : "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 __device__ __forceinline__ void store_shared(uint32_t address, uint2 v) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Stores of a slot's contents with one fence for many, before the thread's warp releases the slots.
-__device__ __forceinline__ void store_shared_before_fence(uint32_t address, float4 v) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-               : "memory");
+__device__ __forceinline__ void store_shared(uint32_t address, float v) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
 
 __device__ __forceinline__ void fence_before_copies() {
@@ -71,11 +69,6 @@ __device__ __forceinline__ float load_shared_float(uint32_t address) {
   float v = 0;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
   return v;
-}
-
-__device__ __forceinline__ void store_shared(uint32_t address, float v) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // row_exp2 in a branch that is hardly ever taken: not computed ahead of it.
@@ -208,6 +201,15 @@ __device__ __forceinline__ void give_registers() {
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Of numbers that are not negative, which compare like their bits; NaN counts as the largest.
+__device__ __forceinline__ float largest_of(float a, float b, float c) {
+  return __int_as_float(__vimax3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
+}
+
+__device__ __forceinline__ float least_of(float a, float b, float c) {
+  return __int_as_float(__vimin3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
 }
 
 // The maximum over the warp in one instruction: floats compare like these integers. Never NaN.

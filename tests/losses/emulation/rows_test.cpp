@@ -286,7 +286,15 @@ INSTANTIATE_TEST_SUITE_P(
         Call{"jsd_hot", {.beta = 0.3, .temperature = 2, .hard_weight = 0.5}},
         Call{"jsd_capped", {.beta = 0.3, .hard_weight = 0.5, .student_softcap = 6, .teacher_softcap = 5}},
         Call{"skew_forward_kl", {.divergence = Divergence::kSkewForwardKl, .hard_weight = 0.5}},
-        Call{"labels", {.divergence = Divergence::kNone, .hard_weight = 1, .z_loss = 1e-3}, false}),
+        Call{"labels", {.divergence = Divergence::kNone, .hard_weight = 1, .z_loss = 1e-3}, false},
+        Call{"jsd_alone", {.beta = 0.3, .hard_weight = 0.5, .metrics = MetricSet::kLoss}},
+        Call{
+            "jsd_capped_alone",
+            {.beta = 0.3, .hard_weight = 0.5, .student_softcap = 6, .teacher_softcap = 5, .metrics = MetricSet::kLoss}},
+        Call{
+            "labels_alone",
+            {.divergence = Divergence::kNone, .hard_weight = 1, .z_loss = 1e-3, .metrics = MetricSet::kLoss},
+            false}),
     [](const auto& call) { return call.param.name; });
 
 class EmulatedStreaming : public ::testing::TestWithParam<Call> {};

@@ -68,6 +68,8 @@ TEST(ClusterSize, IsTheMeasuredOneAtModelsVocabularies) {
     EXPECT_EQ(best_size(vocab), size) << vocab;
     EXPECT_EQ(best_cluster_size(vocab, kLabelsAlone, /*teacher=*/false, kLongTiles), size) << vocab;
   }
+  EXPECT_EQ(best_size(300032), 15); // 10 tiles for both 15 and 16 blocks
+  EXPECT_EQ(best_cluster_size(300032, kLabelsAlone, /*teacher=*/false, kLongTiles), 16);
 }
 
 TEST(LaunchLimits, AreOnRowsAndColumns) {

@@ -1,6 +1,7 @@
 #include "losses/rows/cuda/cluster/choose_size.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "losses/rows/cuda/cluster/choose_mode.h"
 #include "losses/rows/row_alignment.h"
@@ -51,8 +52,11 @@ double row_time(int64_t vocab, int cluster_size, bool teacher) {
   // Slices that leave no room to copy ahead wait for their copies.
   const double waits_for_copies = teacher ? 3.5 : 2.5;
   const ClusterPlan plan = cluster_plan(vocab, cluster_size);
-  const double tiles = std::max(plan.slice / static_cast<double>(kTileColumns), static_cast<double>(kMinTiles));
-  return kFixed + tiles + (plan.tiles == kLongTiles ? waits_for_copies : 0);
+  // With a teacher a last tile takes as long as a whole one, unless no more than one of the warps has columns in it.
+  constexpr double kOneWarp = 32.0 / kClusterThreads;
+  const double share = plan.slice / static_cast<double>(kTileColumns);
+  const double tiles = teacher && share - std::floor(share) > kOneWarp ? std::ceil(share) : share;
+  return kFixed + std::max(tiles, static_cast<double>(kMinTiles)) + (plan.tiles == kLongTiles ? waits_for_copies : 0);
 }
 
 int best_cluster_size(int64_t vocab, const ClustersAtOnce& at_once, bool teacher, int most_tiles) {

@@ -45,30 +45,38 @@ struct OnlineSums {
 
   float max = -INFINITY;
   float base = 0;
+  float scaled = 0; // base * to_log2
   float sum = 0;
   float unit_sum = 0;
 
-  __device__ __forceinline__ void begin(const float (&z)[kVector]) {
-    base = fmaxf(lanes_max(fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]))), -1e30F);
+  __device__ __forceinline__ void begin(const float (&z)[kVector], const RowConstants<float>& c) {
+    begin(lanes_max(fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]))), c);
   }
 
-  // At T = 1. x: the logits in base 2, relative to the base; e = 2^x.
+  // new_base: the same in all lanes.
+  __device__ __forceinline__ void begin(float new_base, const RowConstants<float>& c) {
+    base = fmaxf(new_base, -1e30F);
+    scaled = base * c.to_log2;
+    sum = 0;
+    unit_sum = 0;
+  }
+
+  // At T = 1. x: the logits in base 2, relative to the base; e = 2^x, of which `largest` becomes the maximum.
   __device__ __forceinline__ void add(
-      const float (&z)[kVector], const RowConstants<float>& c, float (&x)[kVector], float (&e)[kVector]) {
-    max = fmaxf(max, fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])));
-    const float scaled = base * c.to_log2;
+      const float (&z)[kVector], const RowConstants<float>& c, float (&x)[kVector], float (&e)[kVector],
+      float& largest) {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       x[j] = fmaf(z[j], c.to_log2, -scaled);
       e[j] = row_exp2(x[j]);
-      sum += e[j];
     }
+    sum += (e[0] + e[1]) + (e[2] + e[3]);
+    largest = largest_of(largest_of(largest, e[0], e[1]), e[2], e[3]);
   }
 
   template <Mode kMode>
   __device__ __forceinline__ void add(const float (&z)[kVector], const RowConstants<float>& c) {
     max = fmaxf(max, fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])));
-    const float scaled = base * c.to_log2;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       sum += row_exp2(kSubtractsFirst<kMode> ? (z[j] - base) * c.to_log2 : z[j] * c.to_log2 - scaled);
@@ -82,11 +90,59 @@ struct OnlineSums {
   }
 };
 
-// A softcap in six instructions. From the errors of ex2.approx (2^-22) and rcp.approx (one unit in the last place), the
-// absolute error is at most about 4e-7 times the cap.
-__device__ __forceinline__ float fast_softcapped(float logit, float cap, float two_log2e_over_cap) {
-  const float reciprocal = approximate_reciprocal(row_exp2(logit * two_log2e_over_cap) + 1.0F);
-  return fmaf(-2.0F * cap, reciprocal, cap);
+// The softcap of a side; constants of the launch, which take no registers.
+struct Softcap {
+  float cap; // 0: none
+  float inverse;
+  float to_log2; // 2 log2(e) / cap
+
+  // Logits of at most this share of the cap may take a polynomial: tanh(x) / x in x^2, the minimax one of degree 5 on
+  // [0, 0.5625], with a relative error of 3e-8 and 1.5e-7 with its roundings. It takes eight operations and no
+  // exponential, of which a multiprocessor computes one for each eight operations.
+  static constexpr float kSmall = 0.75F;
+
+  __device__ __forceinline__ bool small(float logit) const {
+    return fabsf(logit) < kSmall * cap;
+  }
+
+  __device__ __forceinline__ float of_small(float logit) const {
+    const float x = logit * inverse;
+    const float square = x * x;
+    float y = -0x1.3515aap-8F;
+    y = fmaf(y, square, 0x1.40d8acp-6F);
+    y = fmaf(y, square, -0x1.b4ff62p-5F);
+    y = fmaf(y, square, 0x1.10e782p-3F);
+    y = fmaf(y, square, -0x1.55545ap-2F);
+    return logit * fmaf(y, square, 1.0F);
+  }
+
+  // From the errors of ex2.approx (2^-22) and rcp.approx (one unit in the last place), the absolute error is at most
+  // about 4e-7 times the cap.
+  __device__ __forceinline__ float of_any(float logit) const {
+    const float reciprocal = approximate_reciprocal(row_exp2(logit * to_log2) + 1.0F);
+    return fmaf(-2.0F * cap, reciprocal, cap);
+  }
+
+  // Half of the columns by the polynomial, if it may be, so that both units have work.
+  __device__ __forceinline__ void apply(float (&z)[kVector]) const {
+    z[2] = of_any(z[2]);
+    z[3] = of_any(z[3]);
+    if (small(fmaxf(fabsf(z[0]), fabsf(z[1])))) {
+      z[0] = of_small(z[0]);
+      z[1] = of_small(z[1]);
+    } else {
+      z[0] = of_any(z[0]);
+      z[1] = of_any(z[1]);
+    }
+  }
+};
+
+__device__ __forceinline__ Softcap student_softcap(const RowConstants<float>& c) {
+  return {c.student_softcap, c.student_inverse_cap, c.student_cap_to_log2};
+}
+
+__device__ __forceinline__ Softcap teacher_softcap(const RowConstants<float>& c) {
+  return {c.teacher_softcap, c.teacher_inverse_cap, c.teacher_cap_to_log2};
 }
 
 // A thread's columns, row after row. Shared memory holds kSlots tiles of them as a ring of slots, which are given by
@@ -242,7 +298,7 @@ struct Columns {
   __device__ __forceinline__ SidePartial part(OnlineSums run, const Side& side) const {
     const float max = lanes_max(run.max);
     if ((max - run.base) * fmaxf(c.to_log2, kLog2E<float>) > OnlineSums::kRoom) {
-      run = {run.max, max, 0, 0};
+      run.begin(max, c);
 #pragma unroll 1
       for (int i = 0; i < plan.tiles; ++i) {
         if (exists(i)) {
@@ -299,16 +355,15 @@ struct Columns {
   struct Adjustment {
     unsigned shift; // the bits of `shifts`
     const void* bias;
-    float softcap;
-    float cap_to_log2;
+    Softcap softcap;
   };
 
   __device__ __forceinline__ Adjustment student_side(bool next) const {
-    return {next ? 8U : 0U, args.student_bias, c.student_softcap, c.student_cap_to_log2};
+    return {next ? 8U : 0U, args.student_bias, student_softcap(c)};
   }
 
   __device__ __forceinline__ Adjustment teacher_side(bool next) const {
-    return {next ? 12U : 4U, args.teacher_bias, c.teacher_softcap, c.teacher_cap_to_log2};
+    return {next ? 12U : 4U, args.teacher_bias, teacher_softcap(c)};
   }
 
   __device__ __forceinline__ void read_logits(uint32_t address, const Adjustment& side, float (&z)[kVector]) const {
@@ -393,7 +448,7 @@ struct Columns {
   // Bias and softcap; says whether there is one. What columns that do not exist become means nothing: mask() follows,
   // which costs the others less than a comparison for each column here.
   __device__ __forceinline__ bool adjust(int tile, const Adjustment& side, float (&z)[kVector]) const {
-    bool adjusted = side.softcap > 0;
+    bool adjusted = side.softcap.cap > 0;
     if constexpr (kGeneral) {
       if (side.bias != nullptr) {
         adjusted = true;
@@ -405,11 +460,8 @@ struct Columns {
         }
       }
     }
-    if (side.softcap > 0) {
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        z[j] = fast_softcapped(z[j], side.softcap, side.cap_to_log2);
-      }
+    if (side.softcap.cap > 0) {
+      side.softcap.apply(z);
     }
     return adjusted;
   }

@@ -12,10 +12,11 @@ namespace distill::losses::cluster {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// log2 of the least e, and of the least factor, with which p may be computed as q * r: their product stays above the
+// The least e, and the least factor by its log2, with which p may be computed as q * r: their product stays above the
 // smallest normal number.
-constexpr float kLeastLog2 = -60;
 constexpr float kLeast = 0x1p-60F;
+constexpr float kLeastLog2 = -60;
+constexpr float kMost = 0x1p80F; // e, before the row is kept relative to other bases
 
 // What turns e and y of a warp's columns into probabilities of the row.
 struct KeptRow {
@@ -40,43 +41,44 @@ struct KeptExponentials {
   const RowArgs& args;
   const RowConstants<float>& c;
   const RowColumns& columns;
+  static constexpr const float* kFloats = nullptr; // the type of what the slots hold
 
-  // Adds a tile of logits, after softcaps, to the sums and leaves e and y in its slot; a bit of `slow` says where it
+  // Adds a tile of logits, after softcaps, to the sums and leaves e and y in its slot; a bit of `logits` says where it
   // left the logits.
   __device__ __forceinline__ void keep(
       uint32_t place, int tile, const float (&zs)[kVector], const float (&zt)[kVector], OnlineSums& student,
-      OnlineSums& teacher, uint32_t& slow) const {
+      OnlineSums& teacher, uint32_t& logits) const {
     float xs[kVector];
     float e[kVector];
-    student.add(zs, c, xs, e);
+    student.add(zs, c, xs, e, student.max);
     if constexpr (!kTeacher) {
-      write(place, e);
+      write_vector(place, e, kFloats);
     } else {
       float xt[kVector];
-      float unused[kVector];
-      teacher.add(zt, c, xt, unused);
+      float et[kVector];
+      teacher.add(zt, c, xt, et, teacher.max);
       float y[kVector];
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        y[j] = row_max(xt[j] - xs[j], kLogFloor<float>);
+        y[j] = xt[j] - xs[j];
       }
-      float least = fminf(fminf(e[0], e[1]), fminf(e[2], e[3]));
-      if (!columns.whole(tile)) { // where there is no column e is 0, and y would be infinite
+      float least = least_of(least_of(e[0], e[1], e[2]), least_of(e[3], et[0], et[1]), least_of(et[2], et[3], et[3]));
+      if (!columns.whole(tile)) { // where there is no column both are 0, and y means nothing
         const int valid = columns.share.valid(tile);
         least = INFINITY;
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
           y[j] = j < valid ? y[j] : 0.0F;
-          least = j < valid ? fminf(least, e[j]) : least;
+          least = j < valid ? fminf(least, fminf(e[j], et[j])) : least;
         }
       }
       if (least < kLeast) {
-        slow |= 1U << static_cast<unsigned>(tile);
-        write(place, zs);
-        write(place + G::kSideBytes, zt);
+        logits |= 1U << static_cast<unsigned>(tile);
+        write_vector(place, zs, kFloats);
+        write_vector(place + G::kSideBytes, zt, kFloats);
       } else {
-        write(place, e);
-        write(place + G::kSideBytes, y);
+        write_vector(place, e, kFloats);
+        write_vector(place + G::kSideBytes, y, kFloats);
       }
     }
   }
@@ -84,30 +86,17 @@ struct KeptExponentials {
   // The warp's parts of both normalisers. Where a logit is so far above its base that e may overflow, the warp keeps
   // the row again, relative to its maxima, from its logits in global memory: no gradient has been written over them.
   __device__ __forceinline__ void parts(
-      int row, OnlineSums& student, OnlineSums& teacher, uint32_t& slow, SidePartial& student_part,
+      int row, OnlineSums& student, OnlineSums& teacher, uint32_t& logits, SidePartial& student_part,
       SidePartial& teacher_part) const {
-    const float student_max = lanes_max(student.max);
-    const float teacher_max = kTeacher ? lanes_max(teacher.max) : -INFINITY;
-    float above = student_max - student.base;
-    if constexpr (kTeacher) {
-      above = fmaxf(above, teacher_max - teacher.base);
+    float student_largest = lanes_max(student.max);
+    float teacher_largest = kTeacher ? lanes_max(teacher.max) : 0.0F;
+    if (fmaxf(student_largest, teacher_largest) > kMost) {
+      keep_again(row, student, teacher, logits);
+      student_largest = lanes_max(student.max);
+      teacher_largest = kTeacher ? lanes_max(teacher.max) : 0.0F;
     }
-    if (above * c.to_log2 > OnlineSums::kRoom) {
-      student = {student.max, fmaxf(student_max, -1e30F), 0, 0};
-      teacher = {teacher.max, fmaxf(teacher_max, -1e30F), 0, 0};
-      slow = 0;
-#pragma unroll 1
-      for (int i = 0; i < columns.plan.tiles; ++i) {
-        if (columns.exists(i)) {
-          float zs[kVector];
-          float zt[kVector] = {};
-          columns.template from_memory<kTeacher>(row, i, zs, zt);
-          keep(columns.place(i), i, zs, zt, student, teacher, slow);
-        }
-      }
-    }
-    student_part = {student_max, student.sum, 0, student.base};
-    teacher_part = {teacher_max, kTeacher ? teacher.sum : 0.0F, 0, teacher.base};
+    student_part = {max_of(student_largest, student.base), student.sum, 0, student.base};
+    teacher_part = {max_of(teacher_largest, teacher.base), kTeacher ? teacher.sum : 0.0F, 0, teacher.base};
   }
 
   // `logits`: of keep(); the bases are those of the row's sums.
@@ -128,6 +117,24 @@ struct KeptExponentials {
       kept.student_base = student_base;
     }
     return kept;
+  }
+
+  // Whether all threads of the warp have columns with `factor` only.
+  __device__ __forceinline__ static bool fast(const KeptRow& kept) {
+    return __reduce_max_sync(kAllLanes, kept.slow != 0 ? 1 : 0) == 0;
+  }
+
+  struct Tile {
+    float e[kVector];
+    float y[kVector];
+  };
+
+  __device__ __forceinline__ void read(int tile, Tile& to) const {
+    const uint32_t place = columns.place(tile);
+    read_vector(place, to.e, kFloats);
+    if constexpr (kTeacher) {
+      read_vector(place + G::kSideBytes, to.y, kFloats);
+    }
   }
 
   // One of the thread's columns of a tile, for its label; see visit().
@@ -151,35 +158,70 @@ struct KeptExponentials {
         store_shared(at, a);
         store_shared(at + G::kSideBytes, q);
       }
-      read_vector(place, first, static_cast<const float*>(nullptr));
-      read_vector(place + G::kSideBytes, second, static_cast<const float*>(nullptr));
+      fence_before_copies();
+      read_vector(place, first, kFloats);
+      read_vector(place + G::kSideBytes, second, kFloats);
       return;
     }
-    float e[kVector];
-    float y[kVector] = {};
-    read_vector(place, e, static_cast<const float*>(nullptr));
-    if constexpr (kTeacher) {
-      read_vector(place + G::kSideBytes, y, static_cast<const float*>(nullptr));
-    }
+    Tile of;
+    read(tile, of);
+    visit_fast(kept, of, finish, sums, first, second);
+  }
+
+  // The same where fast().
+  template <typename Finish>
+  __device__ __forceinline__ void visit_fast(
+      const KeptRow& kept, const Tile& of, const Finish& finish, RowSums<float>& sums, float (&first)[kVector],
+      float (&second)[kVector]) const {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      KeptColumn column{0, e[j] * kept.factor, 1};
+      KeptColumn column{0, of.e[j] * kept.factor, 1};
       if constexpr (kTeacher) {
-        const float d = y[j] + kept.shift;
+        const float d = of.y[j] + kept.shift;
         const float r = row_exp2(d);
         const ColumnPair<float> pair{d, column.q * r, column.q, r};
         column.a = add<true>(pair, sums);
       }
       if constexpr (kCaps<kMode>) {
-        column.slope = slope_of(row_log2(e[j]), kept);
+        column.slope = slope_of(row_log2(of.e[j]), kept);
       }
       finish(column, first[j], second[j]);
     }
   }
 
  private:
-  __device__ __forceinline__ static void write(uint32_t address, const float (&v)[kVector]) {
-    store_shared_before_fence(address, make_float4(v[0], v[1], v[2], v[3]));
+  // The maximum of the logits from that of the e: near enough for a sum to be relative to it.
+  __device__ __forceinline__ float max_of(float largest, float base) const {
+    return largest > 0 ? fmaf(row_log2(largest), kLn2<float>, base) : -INFINITY;
+  }
+
+  __device__ __forceinline__ void keep_again(
+      int row, OnlineSums& student, OnlineSums& teacher, uint32_t& logits) const {
+    float student_max = -INFINITY;
+    float teacher_max = -INFINITY;
+    const auto for_tiles = [&](const auto& body) {
+#pragma unroll 1
+      for (int i = 0; i < columns.plan.tiles; ++i) {
+        if (columns.exists(i)) {
+          float zs[kVector];
+          float zt[kVector] = {};
+          columns.template from_memory<kTeacher>(row, i, zs, zt);
+          body(i, zs, zt);
+        }
+      }
+    };
+    for_tiles([&](int /*tile*/, const float(&zs)[kVector], const float(&zt)[kVector]) {
+      student_max = fmaxf(student_max, fmaxf(fmaxf(zs[0], zs[1]), fmaxf(zs[2], zs[3])));
+      teacher_max = fmaxf(teacher_max, fmaxf(fmaxf(zt[0], zt[1]), fmaxf(zt[2], zt[3])));
+    });
+    student.begin(lanes_max(student_max), c);
+    teacher.begin(lanes_max(teacher_max), c);
+    student.max = 0;
+    teacher.max = 0;
+    logits = 0;
+    for_tiles([&](int tile, const float(&zs)[kVector], const float(&zt)[kVector]) {
+      keep(columns.place(tile), tile, zs, zt, student, teacher, logits);
+    });
   }
 
   // Returns a.

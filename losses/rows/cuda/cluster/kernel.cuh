@@ -153,10 +153,10 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         if constexpr (i == 0) {
           tiles_of_logits = 0;
           student_sums = {};
-          student_sums.begin(zs);
+          student_sums.begin(zs, c);
           if constexpr (kTeacher) {
             teacher_sums = {};
-            teacher_sums.begin(zt);
+            teacher_sums.begin(zt, c);
           }
         }
         if constexpr (kKeepsExponentials<kMode>) {
@@ -278,8 +278,10 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         first = kCaps<kMode> ? g * column.slope : g;
       }
     };
-    if constexpr (kKeepsExponentials<kMode>) {
+    if (kCaps<kMode> || kKeepsExponentials<kMode> || !columns.whole(kTiles - 1)) {
       fence_before_copies(); // the stores of the first phase
+    }
+    if constexpr (kKeepsExponentials<kMode>) {
       kept = exponentials.row(numbers, student_max, teacher_max, tiles_with_logits);
       if (numbers.label_thread == tid) {
         const int tile = numbers.label_column / kTileColumns;
@@ -316,14 +318,59 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     const auto write = [&](auto type, int tile, const float(&g)[kVector]) {
       columns.write_as(columns.template gradient_at<decltype(type)>(row), tile, g);
     };
-    const auto columns_phase = [&](auto gradient_type) {
+    // Keeps or writes what has become of a tile's columns: a, or the gradient, and q.
+    const auto finish_tile = [&](auto gradient_type, auto tile, const float(&first)[kVector],
+                                 [[maybe_unused]] const float(&second)[kVector]) {
       using Gradient = decltype(gradient_type);
-      for_constants<kTiles>([&](auto constant) {
-        constexpr int i = decltype(constant)::value;
-        const uint32_t place = columns.place(i);
+      constexpr int i = decltype(tile)::value;
+      if constexpr (!kKeeps) {
+        if constexpr (!std::is_same_v<Gradient, None>) {
+          write(Gradient{}, i, first);
+        }
+      } else if constexpr (i < G::kRegisterTiles) {
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          a[i][j] = first[j];
+          q[i][j] = second[j];
+        }
+      } else {
+        const uint32_t store = columns.store(columns.place(i), i);
+        write_vector(store, first, static_cast<const float*>(nullptr));
+        write_vector(store + G::kStoredSideBytes, second, static_cast<const float*>(nullptr));
+      }
+    };
+    const auto release = [&](auto tile) {
+      constexpr int i = decltype(tile)::value;
+      if constexpr (!G::kStoredInSlots || i < G::kRegisterTiles) {
+        columns.release(columns.slot, i, lane);
+      }
+    };
+    const auto columns_phase = [&](auto gradient_type) {
+      if constexpr (kKeepsExponentials<kMode> && kTeacher) { // without a teacher it does not pay
+        if (exponentials.fast(kept)) {
+          typename decltype(exponentials)::Tile tiles[2]; // the next one is read before the current one is computed
+          exponentials.read(0, tiles[0]);
+          for_constants<kTiles>([&](auto tile) {
+            constexpr int i = decltype(tile)::value;
+            if constexpr (i + 1 < kTiles) {
+              exponentials.read(i + 1, tiles[(i + 1) % 2]);
+            }
+            if (columns.exists(i)) {
+              float first[kVector];
+              float second[kVector];
+              exponentials.visit_fast(kept, tiles[i % 2], finish_kept, sums, first, second);
+              finish_tile(gradient_type, tile, first, second);
+            }
+            release(tile);
+          });
+          return;
+        }
+      }
+      for_constants<kTiles>([&](auto tile) {
+        constexpr int i = decltype(tile)::value;
         if (columns.exists(i)) {
-          float first[kVector]; // a, or the gradient
-          [[maybe_unused]] float second[kVector];
+          float first[kVector];
+          float second[kVector];
           if constexpr (kKeepsExponentials<kMode>) {
             exponentials.visit(kept, numbers, i, finish_kept, sums, first, second);
           } else {
@@ -346,25 +393,9 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
               }
             }
           }
-          if constexpr (!kKeeps) {
-            if constexpr (!std::is_same_v<Gradient, None>) {
-              write(Gradient{}, i, first);
-            }
-          } else if constexpr (i < G::kRegisterTiles) {
-#pragma unroll
-            for (int j = 0; j < kVector; ++j) {
-              a[i][j] = first[j];
-              q[i][j] = second[j];
-            }
-          } else {
-            const uint32_t store = columns.store(place, i);
-            write_vector(store, first, static_cast<const float*>(nullptr));
-            write_vector(store + G::kStoredSideBytes, second, static_cast<const float*>(nullptr));
-          }
+          finish_tile(gradient_type, tile, first, second);
         }
-        if constexpr (!G::kStoredInSlots || i < G::kRegisterTiles) {
-          columns.release(columns.slot, i, lane);
-        }
+        release(tile);
       });
     };
     // Writes the label's column again, now with the label's part; called by the thread that wrote it without.
@@ -382,6 +413,9 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       if (args.gradient != nullptr && numbers.label_thread == tid) {
         write_label(slots.label[parity].x - early_factors.label * slots.label[parity].z);
       }
+    }
+    if constexpr (kKeeps && G::kStoredTiles > 0) {
+      fence_before_copies();
     }
     hand_in_sums(slots, parity, warp, lane, sums, c);
     const uint32_t slot = columns.slot;

@@ -120,8 +120,7 @@ struct Reducer {
   // The student's, after its softcap.
   __device__ __forceinline__ float logit_of_label(int row, int64_t label) const {
     const float logit = load_as<float>(args.student, row * args.student_stride + label, args.logits_type);
-    return kCaps<kMode> && c.student_softcap > 0 ? fast_softcapped(logit, c.student_softcap, c.student_cap_to_log2)
-                                                 : logit;
+    return kCaps<kMode> && c.student_softcap > 0 ? student_softcap(c).of_any(logit) : logit;
   }
 
   // What the warps handed in of a side: the student's in the lower half of the warp, the teacher's in the upper one.

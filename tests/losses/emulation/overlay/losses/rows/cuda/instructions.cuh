@@ -44,10 +44,14 @@ void store_shared(uint32_t address, V v) {
   std::memcpy(emulation::at(address), &v, sizeof(v));
 }
 
-inline void store_shared_before_fence(uint32_t address, float4 v) {
-  store_shared(address, v);
-}
 inline void fence_before_copies() {}
+
+inline float largest_of(float a, float b, float c) {
+  return std::max(std::max(a, b), c);
+}
+inline float least_of(float a, float b, float c) {
+  return std::min(std::min(a, b), c);
+}
 
 inline float exp2_where_it_stands(float x) {
   return row_exp2(x);

@@ -23,8 +23,8 @@ using ClustersAtOnce = std::array<int, kMaxCluster + 1>;
 // The time of a row on one cluster, in units of what a tile takes (fitted to measured times).
 double row_time(int64_t vocab, int cluster_size, bool teacher);
 
-// The cluster size with the highest throughput, of those whose slices have at most `most_tiles` tiles, and of several as
-// good ones the smallest; 0: none.
+// The cluster size with the highest throughput, of those whose slices have at most `most_tiles` tiles, and of several
+// as good ones the smallest; 0: none.
 int best_cluster_size(int64_t vocab, const ClustersAtOnce& at_once, bool teacher, int most_tiles);
 
 } // namespace distill::losses

@@ -176,7 +176,8 @@ def main():
     for kind in args.kinds.split(","):
         if kind not in ("jsd", "ce"):
             sys.exit(f"--kinds: expected jsd, ce or both, found {kind}")
-        implementations = [heads.ours(), *heads.plain_heads()]
+        alone, all_metrics = heads.ours(metrics="loss"), heads.ours(metrics="all", name="distill, all metrics")
+        implementations = [alone, all_metrics, *heads.plain_heads()]
         if args.peers:
             implementations += heads.importable_peers(kind, device == "cuda", compiled=False)
         rows += study(kind, base, args.gaps, implementations, args.beta)

@@ -115,8 +115,8 @@ def logits_of(hidden, weight, dtype):
     return (hidden @ weight.t()).float()
 
 
-def ours(buffers=None, **arguments):
-    return Head("distill", ("jsd", "ce"), Ours(buffers or Buffers(), **arguments))
+def ours(buffers=None, *, name="distill", **arguments):
+    return Head(name, ("jsd", "ce"), Ours(buffers or Buffers(), **arguments))
 
 
 def plain_heads():

@@ -157,17 +157,21 @@ TEST(EmulatedCluster, LogitsHundredsApart) {
 // have 3e-5 as their unit in the last place.
 TEST(EmulatedCluster, TheLossAloneWhereExponentialsDoNotFit) {
   for (const double scale : {16, 60}) {
-    for (const Divergence divergence : {Divergence::kJsd, Divergence::kForwardKl, Divergence::kReverseKl}) {
+    for (const Divergence divergence :
+         {Divergence::kJsd, Divergence::kForwardKl, Divergence::kReverseKl, Divergence::kNone}) {
       for (const double softcap : {0, 200}) {
         const LossOptions options{
             .divergence = divergence, .hard_weight = 0.5, .student_softcap = softcap, .teacher_softcap = softcap};
-        const RowSpec spec{.vocab = kFiveTiles, .padding = 5, .scale = scale};
+        const bool with_teacher = divergence != Divergence::kNone;
+        const RowSpec spec{.vocab = kFiveTiles, .padding = 5, .teacher = with_teacher, .scale = scale};
         expect_changed_cluster_matches(spec, loss_alone(options), 5e-4, [](const auto&, const auto&) {});
         // One column decides the row, in another warp than most columns.
         expect_changed_cluster_matches(
-            spec, loss_alone(options), 5e-4, [](const at::Tensor& student, const at::Tensor& teacher) {
+            spec, loss_alone(options), 5e-4, [&](const at::Tensor& student, const at::Tensor& teacher) {
               student.select(1, 700) += 300;
-              teacher.select(1, 4000) += 200;
+              if (with_teacher) {
+                teacher.select(1, 4000) += 200;
+              }
             });
       }
     }
@@ -188,6 +192,17 @@ TEST(EmulatedCluster, TheLossAloneWithInfiniteLogits) {
             student.narrow(1, 5000, 7).fill_(-INFINITY);
           }
         });
+  }
+}
+
+// A softcap of a teacher that there is not, and a column that is ruled out.
+TEST(EmulatedCluster, AnInfiniteLogitWithoutASoftcapOfItsOwn) {
+  const LossOptions options{.divergence = Divergence::kNone, .hard_weight = 1, .teacher_softcap = 5};
+  const RowSpec spec{.vocab = kFiveTiles, .padding = 5, .teacher = false, .targets = false};
+  for (const LossOptions& o : {options, loss_alone(options)}) {
+    expect_changed_cluster_matches(spec, o, 2e-5, [](const at::Tensor& student, const at::Tensor&) {
+      student.narrow(1, 100, 300).fill_(-INFINITY);
+    });
   }
 }
 

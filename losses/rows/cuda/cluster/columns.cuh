@@ -123,7 +123,10 @@ struct Softcap {
     return fmaf(-2.0F * cap, reciprocal, cap);
   }
 
-  // Half of the columns by the polynomial, if it may be, so that both units have work.
+  // Columns below kPair of a vector take the polynomial where both are small, the others never, so that both units have
+  // work. Equal logits may so become numbers that differ by 4e-7 times the cap.
+  static constexpr int kPair = 2;
+
   __device__ __forceinline__ void apply(float (&z)[kVector]) const {
     z[2] = of_any(z[2]);
     z[3] = of_any(z[3]);
@@ -134,6 +137,11 @@ struct Softcap {
       z[0] = of_any(z[0]);
       z[1] = of_any(z[1]);
     }
+  }
+
+  // One column as apply() makes it. `other`: the other logit of the pair, -inf where there is no such column.
+  __device__ __forceinline__ float of_column(int column, float logit, float other) const {
+    return column % kVector < kPair && small(fmaxf(fabsf(logit), fabsf(other))) ? of_small(logit) : of_any(logit);
   }
 };
 
@@ -380,7 +388,7 @@ struct Columns {
     const int valid = share.valid(tile);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      z[j] = j < valid ? static_cast<float>(from[j]) : 0.0F;
+      z[j] = j < valid ? static_cast<float>(from[j]) : -INFINITY;
     }
     if constexpr (kAdjusts) {
       adjust(tile, side, z);
@@ -415,6 +423,9 @@ struct Columns {
       uint32_t address, int tile, const Adjustment& side, float (&z)[kVector]) const {
     read_logits(address, side, z);
     const bool partial = !whole(tile);
+    if (kReplaces && partial) {
+      mask(tile, z); // what lies there must not choose how a neighbour is capped
+    }
     if constexpr (kKeepsExponentials<kMode>) {
       if constexpr (kAdjusts) {
         adjust(tile, side, z);
@@ -479,7 +490,8 @@ struct Columns {
 
 // d capped logit / d logit of the student.
 __device__ __forceinline__ float slope_at(float capped_logit, const RowConstants<float>& c) {
-  return fmaf(-capped_logit * c.inverse_square_of_cap, capped_logit, 1.0F);
+  const float slope = fmaf(-capped_logit * c.inverse_square_of_cap, capped_logit, 1.0F);
+  return c.student_softcap > 0 ? slope : 1.0F; // an infinite logit stays one without a softcap
 }
 
 // Whether p comes from q and r: a third exponential for each column is what limits the kernel's speed. With softcaps,

@@ -1,9 +1,9 @@
 // What the modes that compute no metrics but the loss keep of a row in shared memory: in the place of the student's
 // logits e = 2^x, and in the place of the teacher's y = log2(teacher / student), both as the first phase has computed
 // them anyway, relative to the bases of its sums (OnlineSums). In the second phase q = e * factor and log2(p / q) = y +
-// shift, with two numbers of the warp and the row, so that a column takes one exponential and one logarithm there
-// instead of two and one, and none where there is no teacher. A thread whose e are too small for that leaves the
-// logits in a tile, and computes its columns there in the slow way.
+// shift, with two numbers of the warp and the row: a column takes one exponential less there (with a softcap, whose
+// slope needs the logit again, one logarithm more). A thread whose e are too small for that leaves the logits in a
+// tile, and computes its columns there in the slow way.
 #pragma once
 
 #include "losses/rows/cuda/cluster/columns.cuh"
@@ -12,11 +12,11 @@ namespace distill::losses::cluster {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// The least e, and the least factor by its log2, with which p may be computed as q * r: their product stays above the
-// smallest normal number.
+// The least e of both sides, and the least factor by its log2, with which p is computed as q r. Then q = e * factor >=
+// 2^-120 is a normal number and r = p / q <= 2^120 a finite one, and y is finite.
 constexpr float kLeast = 0x1p-60F;
 constexpr float kLeastLog2 = -60;
-constexpr float kMost = 0x1p80F; // e, before the row is kept relative to other bases
+constexpr float kMost = 0x1p80F; // e (OnlineSums::kRoom), before the row is kept relative to other bases
 
 // What turns e and y of a warp's columns into probabilities of the row.
 struct KeptRow {
@@ -85,6 +85,7 @@ struct KeptExponentials {
 
   // The warp's parts of both normalisers. Where a logit is so far above its base that e may overflow, the warp keeps
   // the row again, relative to its maxima, from its logits in global memory: no gradient has been written over them.
+  // With a NaN the sums are NaN, whatever the maxima.
   __device__ __forceinline__ void parts(
       int row, OnlineSums& student, OnlineSums& teacher, uint32_t& logits, SidePartial& student_part,
       SidePartial& teacher_part) const {
@@ -111,7 +112,8 @@ struct KeptExponentials {
       const float of_teacher = fmaf(-numbers.teacher.max, c.to_log2, teacher_base * c.to_log2);
       kept.shift = (of_teacher - of_student) - (numbers.teacher.log2_sum - numbers.student.log2_sum);
       kept.logits = logits;
-      kept.slow = kept.log2_factor < kLeastLog2 ? ~0U : logits;
+      // Where a normaliser is not finite the slow way finds a probability of 0, as with all metrics.
+      kept.slow = kept.log2_factor >= kLeastLog2 && kept.shift == kept.shift ? logits : ~0U;
     }
     if constexpr (kCaps<kMode>) {
       kept.student_base = student_base;
@@ -175,7 +177,7 @@ struct KeptExponentials {
       float (&second)[kVector]) const {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      KeptColumn column{0, of.e[j] * kept.factor, 1};
+      KeptColumn column{0, q_of(of.e[j], kept), 1};
       if constexpr (kTeacher) {
         const float d = of.y[j] + kept.shift;
         const float r = row_exp2(d);
@@ -190,6 +192,11 @@ struct KeptExponentials {
   }
 
  private:
+  __device__ __forceinline__ float q_of(float e, const KeptRow& kept) const {
+    const float q = e * kept.factor;
+    return kTeacher ? q : fmaxf(q, 0.0F); // 0 where it is NaN: see row()
+  }
+
   // The maximum of the logits from that of the e: near enough for a sum to be relative to it.
   __device__ __forceinline__ float max_of(float largest, float base) const {
     return largest > 0 ? fmaf(row_log2(largest), kLn2<float>, base) : -INFINITY;
@@ -233,9 +240,11 @@ struct KeptExponentials {
     return soft.a;
   }
 
-  // d capped logit / d logit of the column with e = 2^x.
+  // d capped logit / d logit of the column with e = 2^x; without a teacher e may be 0, and so the gradient, whatever
+  // the slope is, as long as it is finite.
   __device__ __forceinline__ float slope_of(float x, const KeptRow& kept) const {
-    return slope_at(fmaf(x, kLn2<float>, kept.student_base), c);
+    constexpr float kLeastX = -150;
+    return slope_at(fmaf(kTeacher ? x : fmaxf(x, kLeastX), kLn2<float>, kept.student_base), c);
   }
 
   // The column at an address of its slot, from its logits or from log2 e.
@@ -243,7 +252,7 @@ struct KeptExponentials {
   slow_column(const KeptRow& kept, const RowNumbers& numbers, int tile, uint32_t address, RowSums<float>& sums) const {
     const float first = load_shared_float(address);
     if constexpr (!kTeacher) {
-      return {0, first * kept.factor, kCaps<kMode> ? slope_of(row_log2(first), kept) : 1.0F};
+      return {0, q_of(first, kept), kCaps<kMode> ? slope_of(row_log2(first), kept) : 1.0F};
     } else {
       const float second = load_shared_float(address + G::kSideBytes);
       float lq = 0;

@@ -414,7 +414,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         write_label(slots.label[parity].x - early_factors.label * slots.label[parity].z);
       }
     }
-    if constexpr (kKeeps && G::kStoredTiles > 0) {
+    if constexpr (kKeeps && G::kStoredInSlots && G::kStoredTiles > 0) {
       fence_before_copies();
     }
     hand_in_sums(slots, parity, warp, lane, sums, c);

@@ -48,7 +48,8 @@ struct Reducer {
     const float weight = args.token_weights == nullptr ? 1.0F : static_cast<const float*>(args.token_weights)[row];
     const int local = static_cast<int>(target) - first_column;
     const bool here = local >= 0 && local < existing;
-    const float label_logit = kKeepsExponentials<kMode> && here ? logit_of_label(row, target) : 0.0F;
+    // Read here, before any gradient is written, perhaps over it; needed only below.
+    const float label_logit = kKeepsExponentials<kMode> && here ? logit_of_label(row, target, local) : 0.0F;
     if (lane == 0) {
       barrier_expect(slots.stats_full + parity, static_cast<uint32_t>(cluster_size) * 2 * sizeof(SidePartial));
       barrier_expect(
@@ -67,7 +68,7 @@ struct Reducer {
       send(part_there, part, barrier_there);
     }
     barrier_wait(slots.stats_full + parity, phase);
-    if (kKeepsExponentials<kMode> && lane == 0) { // read before any gradient is written, perhaps over it
+    if (kKeepsExponentials<kMode> && lane == 0) { // before the workers may go on, so that it has been read
       slots.row[parity].label_logit = label_logit;
     }
     hand_out_row(parity, weight);
@@ -117,10 +118,17 @@ struct Reducer {
   }
 
  private:
-  // The student's, after its softcap.
-  __device__ __forceinline__ float logit_of_label(int row, int64_t label) const {
-    const float logit = load_as<float>(args.student, row * args.student_stride + label, args.logits_type);
-    return kCaps<kMode> && c.student_softcap > 0 ? student_softcap(c).of_any(logit) : logit;
+  // The student's, after its softcap. local: its column in the slice.
+  __device__ __forceinline__ float logit_of_label(int row, int64_t label, int local) const {
+    const int64_t at = row * args.student_stride + label;
+    const float logit = load_as<float>(args.student, at, args.logits_type);
+    if (!kCaps<kMode> || c.student_softcap <= 0) {
+      return logit;
+    }
+    const int other = local ^ 1;
+    const float other_logit =
+        other < existing ? load_as<float>(args.student, at + other - local, args.logits_type) : -INFINITY;
+    return student_softcap(c).of_column(local, logit, other_logit);
   }
 
   // What the warps handed in of a side: the student's in the lower half of the warp, the teacher's in the upper one.

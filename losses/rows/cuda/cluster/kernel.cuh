@@ -286,7 +286,8 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       if (numbers.label_thread == tid) {
         const int tile = numbers.label_column / kTileColumns;
         const KeptColumn column = exponentials.label(kept, numbers, tile, numbers.label_column % kVector);
-        float4 of_label = make_float4(0, 0, column.slope, 0);
+        // The slope for the label's own part: e may be 0, whose column has another one.
+        float4 of_label = make_float4(0, 0, kCaps<kMode> ? slope_at(numbers.label_logit, c) : 1.0F, 0);
         finish_kept(column, of_label.x, of_label.y);
         slots.label[parity] = of_label;
       }

@@ -41,7 +41,6 @@ struct KeptExponentials {
   const RowArgs& args;
   const RowConstants<float>& c;
   const RowColumns& columns;
-  static constexpr const float* kFloats = nullptr; // the type of what the slots hold
 
   // Adds a tile of logits, after softcaps, to the sums and leaves e and y in its slot; a bit of `logits` says where it
   // left the logits.
@@ -50,13 +49,13 @@ struct KeptExponentials {
       OnlineSums& teacher, uint32_t& logits) const {
     float xs[kVector];
     float e[kVector];
-    student.add(zs, c, xs, e, student.max);
+    student.add(zs, c, xs, e);
     if constexpr (!kTeacher) {
       write_vector(place, e, kFloats);
     } else {
       float xt[kVector];
       float et[kVector];
-      teacher.add(zt, c, xt, et, teacher.max);
+      teacher.add(zt, c, xt, et);
       float y[kVector];
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {

@@ -27,6 +27,7 @@
 
 #include <type_traits>
 
+#include "losses/rows/cuda/cluster/column_terms.cuh"
 #include "losses/rows/cuda/cluster/reducer.cuh"
 #include "losses/rows/cuda/cluster/stages.cuh"
 
@@ -139,7 +140,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   // current slot, kTiles for the one after it.
   OnlineSums student_sums;
   OnlineSums teacher_sums;
-  uint32_t tiles_of_logits = 0; // KeptExponentials::keep()
+  uint32_t next_logits_tiles = 0; // of KeptExponentials::keep()
   const auto normalise = [&](auto begin, auto end, auto ahead) {
     constexpr int kBegin = decltype(begin)::value;
     for_constants<decltype(end)::value - kBegin>([&](auto step) {
@@ -151,7 +152,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         float zt[kVector];
         columns.template first_read<kTeacher, (kPlace >= kTiles)>(columns.place(kPlace), i, zs, zt);
         if constexpr (i == 0) {
-          tiles_of_logits = 0;
+          next_logits_tiles = 0;
           student_sums = {};
           student_sums.begin(zs, c);
           if constexpr (kTeacher) {
@@ -160,7 +161,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
           }
         }
         if constexpr (kKeepsExponentials<kMode>) {
-          exponentials.keep(columns.place(kPlace), i, zs, zt, student_sums, teacher_sums, tiles_of_logits);
+          exponentials.keep(columns.place(kPlace), i, zs, zt, student_sums, teacher_sums, next_logits_tiles);
         } else {
           student_sums.template add<kMode>(zs, c);
           if constexpr (kTeacher) {
@@ -174,25 +175,25 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   using Early = std::integral_constant<int, G::kEarlyTiles>;
   using Middle = std::integral_constant<int, G::kMiddleTiles>;
   using Tiles = std::integral_constant<int, kTiles>;
-  // Of the row whose columns are next: this thread's maxima, or the bases and tiles of KeptExponentials.
-  float student_max = 0;
-  float teacher_max = 0;
-  uint32_t tiles_with_logits = 0;
+  // Of the row whose columns are next: this thread's maxima, or the bases that KeptExponentials::row() needs.
+  float student_reference = 0;
+  float teacher_reference = 0;
+  uint32_t logits_tiles = 0;
   const auto hand_in = [&](int parity, int of_row) {
     SidePartial student_part;
     SidePartial teacher_part;
     if constexpr (kKeepsExponentials<kMode>) {
-      exponentials.parts(of_row, student_sums, teacher_sums, tiles_of_logits, student_part, teacher_part);
-      student_max = student_sums.base;
-      teacher_max = teacher_sums.base;
-      tiles_with_logits = tiles_of_logits;
+      exponentials.parts(of_row, student_sums, teacher_sums, next_logits_tiles, student_part, teacher_part);
+      student_reference = student_sums.base;
+      teacher_reference = teacher_sums.base;
+      logits_tiles = next_logits_tiles;
     } else {
       student_part = columns.part(student_sums, student_side);
       if constexpr (kTeacher) {
         teacher_part = columns.part(teacher_sums, teacher_side);
       }
-      student_max = student_sums.max;
-      teacher_max = teacher_sums.max;
+      student_reference = student_sums.max;
+      teacher_reference = teacher_sums.max;
     }
     hand_in_stats(slots, parity, warp, lane, student_part, teacher_part, c);
   };
@@ -282,7 +283,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       fence_before_copies(); // the stores of the first phase
     }
     if constexpr (kKeepsExponentials<kMode>) {
-      kept = exponentials.row(numbers, student_max, teacher_max, tiles_with_logits);
+      kept = exponentials.row(numbers, student_reference, teacher_reference, logits_tiles);
       if (numbers.label_thread == tid) {
         const int tile = numbers.label_column / kTileColumns;
         const KeptColumn column = exponentials.label(kept, numbers, tile, numbers.label_column % kVector);
@@ -292,10 +293,10 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         slots.label[parity] = of_label;
       }
     }
-    if (!kKeepsExponentials<kMode> && student_max == student.max) {
+    if (!kKeepsExponentials<kMode> && student_reference == student.max) {
       atomicMin(&slots.best[parity][0], columns.first_of(student.max, student_side));
     }
-    if (!kKeepsExponentials<kMode> && kTeacher && teacher_max == teacher.max) {
+    if (!kKeepsExponentials<kMode> && kTeacher && teacher_reference == teacher.max) {
       atomicMin(&slots.best[parity][1], columns.first_of(teacher.max, teacher_side));
     }
     if (!kKeepsExponentials<kMode> && numbers.label_thread == tid) {
@@ -336,8 +337,8 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         }
       } else {
         const uint32_t store = columns.store(columns.place(i), i);
-        write_vector(store, first, static_cast<const float*>(nullptr));
-        write_vector(store + G::kStoredSideBytes, second, static_cast<const float*>(nullptr));
+        write_vector(store, first, kFloats);
+        write_vector(store + G::kStoredSideBytes, second, kFloats);
       }
     };
     const auto release = [&](auto tile) {
@@ -449,8 +450,8 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
               }
             } else {
               const uint32_t store = columns.store(place, i);
-              read_vector(store, first, static_cast<const float*>(nullptr));
-              read_vector(store + G::kStoredSideBytes, second, static_cast<const float*>(nullptr));
+              read_vector(store, first, kFloats);
+              read_vector(store + G::kStoredSideBytes, second, kFloats);
             }
             if constexpr (!std::is_same_v<Gradient, None>) {
               float g[kVector];

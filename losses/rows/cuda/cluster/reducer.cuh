@@ -3,7 +3,9 @@
 // fixed order, so every block gets the same bits. Workers spend no instruction on any of this.
 #pragma once
 
-#include "losses/rows/cuda/cluster/columns.cuh"
+#include "losses/rows/cuda/cluster/mode_traits.h"
+#include "losses/rows/cuda/cluster/row_slots.cuh"
+#include "losses/rows/cuda/cluster/softcap.cuh"
 #include "losses/rows/row_metrics.h"
 
 namespace distill::losses::cluster {

@@ -76,6 +76,9 @@ __device__ __forceinline__ void for_constants(const Body& body) {
   (std::make_integer_sequence<int, kCount>{});
 }
 
+// For read_vector and write_vector: what lies at the address are floats.
+constexpr const float* kFloats = nullptr;
+
 __device__ __forceinline__ void read_vector(uint32_t address, float (&z)[kVector], const float*) {
   const float4 v = load_shared_float4(address);
   z[0] = v.x;

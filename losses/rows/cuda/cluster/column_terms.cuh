@@ -1,0 +1,67 @@
+// From a column's probabilities to what is kept of it, and from that to its gradient.
+#pragma once
+
+#include "losses/rows/cuda/cluster/mode_traits.h"
+#include "losses/rows/cuda/cluster/softcap.cuh"
+
+namespace distill::losses::cluster {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+// The pairs of a thread's columns, with two exponentials each where q is not too small for that.
+__device__ __forceinline__ void pairs_from_ratio(
+    const float (&lp)[kVector], const float (&lq)[kVector], ColumnPair<float> (&pairs)[kVector]) {
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    const float d = lp[j] - lq[j];
+    const float q = row_exp2(lq[j]);
+    const float r = row_exp2(fminf(d, kMaxLogRatio<float>));
+    pairs[j] = {d, q * r, q, r};
+  }
+  constexpr float kTooSmall = -120; // log2 q; below 2^-126 it is 0
+  if (fminf(fminf(lq[0], lq[1]), fminf(lq[2], lq[3])) < kTooSmall) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      pairs[j].p = exp2_where_it_stands(lp[j]);
+    }
+  }
+}
+
+// What is kept of a column's q for its gradient: q, with the softcap's slope; or log2 q, from which all else follows.
+// The logit is capped.
+template <Mode kMode>
+__device__ __forceinline__ float kept_q(const ColumnResult<float>& r, float logit, const RowConstants<float>& c) {
+  if constexpr (kKeepsLog<kMode>) {
+    return r.lq;
+  } else if constexpr (kCaps<kMode>) {
+    return r.q * slope_at(logit, c);
+  } else {
+    return r.q;
+  }
+}
+
+// The gradient of a column without the label's part, where it needs the mean slope of the row. `kept`: of kept_q.
+template <Divergence kDivergence, Mode kMode>
+__device__ __forceinline__ float gradient_of(
+    float a, float kept, float mean, const SideStats<float>& student, const RowFactors<float>& f,
+    const RowConstants<float>& c) {
+  if constexpr (!kKeepsLog<kMode>) {
+    return unit_gradient<kDivergence>(a, kept, mean, f);
+  } else {
+    // kept + log2_sum is logit - max in base 2, over the temperature.
+    const float q = row_exp2(kept);
+    float unit_q = q;
+    if (kMode != Mode::kGeneral || !c.unit_temperature) {
+      unit_q = row_exp2(fmaf(kept, c.temperature, student.log2_sum * c.temperature - student.unit_log2_sum));
+    }
+    float slope = 1;
+    if constexpr (kCaps<kMode>) {
+      slope = slope_at(fmaf(kept + student.log2_sum, c.temperature * kLn2<float>, student.max), c);
+    }
+    return general_gradient<kDivergence>(a, q, unit_q, slope, mean, f);
+  }
+}
+
+#endif
+
+} // namespace distill::losses::cluster

@@ -1,0 +1,63 @@
+#pragma once
+
+#include "losses/rows/cuda/cluster/mode_traits.h"
+#include "losses/rows/cuda/cluster/tiles.cuh"
+
+namespace distill::losses::cluster {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+// One side's sums of the online softmax in a thread, relative to the maximum of its warp's first tile. If a later logit
+// is so far above that maximum that the sums may overflow, the warp sums its columns again relative to their maximum.
+struct OnlineSums {
+  static constexpr float kRoom = 80; // powers of two
+
+  float max = -INFINITY; // of the logits; with kKeepsExponentials of the e
+  float base = 0;
+  float scaled = 0; // base * to_log2
+  float sum = 0;
+  float unit_sum = 0;
+
+  __device__ __forceinline__ void begin(const float (&z)[kVector], const RowConstants<float>& c) {
+    begin(lanes_max(fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]))), c);
+  }
+
+  // new_base: the same in all lanes.
+  __device__ __forceinline__ void begin(float new_base, const RowConstants<float>& c) {
+    base = fmaxf(new_base, -1e30F);
+    scaled = base * c.to_log2;
+    sum = 0;
+    unit_sum = 0;
+  }
+
+  // With kKeepsExponentials. x: the logits in base 2, relative to the base; e = 2^x.
+  __device__ __forceinline__ void add(
+      const float (&z)[kVector], const RowConstants<float>& c, float (&x)[kVector], float (&e)[kVector]) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      x[j] = fmaf(z[j], c.to_log2, -scaled);
+      e[j] = row_exp2(x[j]);
+    }
+    sum += (e[0] + e[1]) + (e[2] + e[3]);
+    max = largest_of(largest_of(max, e[0], e[1]), e[2], e[3]);
+  }
+
+  template <Mode kMode>
+  __device__ __forceinline__ void add(const float (&z)[kVector], const RowConstants<float>& c) {
+    max = fmaxf(max, fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])));
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      sum += row_exp2(kSubtractsFirst<kMode> ? (z[j] - base) * c.to_log2 : z[j] * c.to_log2 - scaled);
+    }
+    if (kScales<kMode> && (kMode != Mode::kGeneral || !c.unit_temperature)) {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        unit_sum += row_exp2((z[j] - base) * kLog2E<float>);
+      }
+    }
+  }
+};
+
+#endif
+
+} // namespace distill::losses::cluster

@@ -27,14 +27,19 @@ __device__ __forceinline__ void pairs_from_ratio(
   }
 }
 
-// What is kept of a column's q for its gradient: q, with the softcap's slope; or log2 q, from which all else follows.
-// The logit is capped.
+// d capped logit / d logit of the student's column, where the mode has softcaps.
 template <Mode kMode>
-__device__ __forceinline__ float kept_q(const ColumnResult<float>& r, float logit, const RowConstants<float>& c) {
+__device__ __forceinline__ float slope_of(float capped_logit, const RowConstants<float>& c) {
+  return kCaps<kMode> ? slope_at(capped_logit, c) : 1.0F;
+}
+
+// What is kept of a column's q for its gradient: q, with the softcap's slope; or log2 q, from which all else follows.
+template <Mode kMode>
+__device__ __forceinline__ float kept_q(const ColumnResult<float>& r, float slope) {
   if constexpr (kKeepsLog<kMode>) {
     return r.lq;
   } else if constexpr (kCaps<kMode>) {
-    return r.q * slope_at(logit, c);
+    return r.q * slope;
   } else {
     return r.q;
   }
@@ -59,6 +64,19 @@ __device__ __forceinline__ float gradient_of(
       slope = slope_at(fmaf(kept + student.log2_sum, c.temperature * kLn2<float>, student.max), c);
     }
     return general_gradient<kDivergence>(a, q, unit_q, slope, mean, f);
+  }
+}
+
+// The gradient of a column without the label's part, where it needs no mean.
+template <Divergence kDivergence, Mode kMode>
+__device__ __forceinline__ float early_gradient(
+    const ColumnResult<float>& r, float slope, const SideStats<float>& student, const RowFactors<float>& f,
+    const RowConstants<float>& c) {
+  if constexpr (kKeepsLog<kMode>) {
+    return gradient_of<kDivergence, kMode>(r.a, r.lq, 0.0F, student, f, c);
+  } else {
+    const float g = unit_gradient<kDivergence>(r.a, r.q, 0.0F, f);
+    return kCaps<kMode> ? g * slope : g;
   }
 }
 

@@ -6,6 +6,7 @@
 // tile, and computes its columns there in the slow way.
 #pragma once
 
+#include "losses/rows/cuda/cluster/column_terms.cuh"
 #include "losses/rows/cuda/cluster/columns.cuh"
 
 namespace distill::losses::cluster {
@@ -26,12 +27,6 @@ struct KeptRow {
   uint32_t logits; // a bit for each tile in which the thread has left the logits
   uint32_t slow; // those, or all tiles where the factor is too small
   float student_base; // of a row with softcaps
-};
-
-struct KeptColumn {
-  float a;
-  float q;
-  float slope; // of the softcap
 };
 
 // A thread's columns in the modes that keep exponentials.
@@ -138,13 +133,16 @@ struct KeptExponentials {
     }
   }
 
-  // One of the thread's columns of a tile, for its label; see visit().
-  __device__ __forceinline__ KeptColumn label(const KeptRow& kept, const RowNumbers& numbers, int tile, int at) const {
+  // One of the thread's columns of a tile, for its label.
+  __device__ __forceinline__ ColumnResult<float> label(
+      const KeptRow& kept, const RowNumbers& numbers, int tile, int at) const {
     RowSums<float> unused;
-    return slow_column(kept, numbers, tile, columns.place(tile) + static_cast<uint32_t>(at) * sizeof(float), unused);
+    float unused_slope = 0;
+    const uint32_t address = columns.place(tile) + static_cast<uint32_t>(at) * sizeof(float);
+    return slow_column(kept, numbers, tile, address, unused_slope, unused);
   }
 
-  // The columns of a tile, added to the sums. `finish` makes of a KeptColumn the two numbers that are kept of it.
+  // The columns of a tile, added to the sums. `finish` makes of a column and its slope the two numbers that are kept.
   template <typename Finish>
   __device__ __forceinline__ void visit(
       const KeptRow& kept, const RowNumbers& numbers, int tile, const Finish& finish, RowSums<float>& sums,
@@ -155,7 +153,9 @@ struct KeptExponentials {
       for (uint32_t at = place; at < place + kVector * sizeof(float); at += sizeof(float)) {
         float a = 0;
         float q = 0;
-        finish(slow_column(kept, numbers, tile, at, sums), a, q);
+        float slope = 1;
+        const ColumnResult<float> column = slow_column(kept, numbers, tile, at, slope, sums);
+        finish(column, slope, a, q);
         store_shared(at, a);
         store_shared(at + G::kSideBytes, q);
       }
@@ -176,17 +176,14 @@ struct KeptExponentials {
       float (&second)[kVector]) const {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      KeptColumn column{0, q_of(of.e[j], kept), 1};
+      ColumnResult<float> column{0, q_of(of.e[j], kept), 0};
       if constexpr (kTeacher) {
         const float d = of.y[j] + kept.shift;
         const float r = row_exp2(d);
         const ColumnPair<float> pair{d, column.q * r, column.q, r};
         column.a = add<true>(pair, sums);
       }
-      if constexpr (kCaps<kMode>) {
-        column.slope = slope_of(row_log2(of.e[j]), kept);
-      }
-      finish(column, first[j], second[j]);
+      finish(column, kCaps<kMode> ? slope_from(row_log2(of.e[j]), kept) : 1.0F, first[j], second[j]);
     }
   }
 
@@ -241,34 +238,35 @@ struct KeptExponentials {
 
   // d capped logit / d logit of the column with e = 2^x; without a teacher e may be 0, and so the gradient, whatever
   // the slope is, as long as it is finite.
-  __device__ __forceinline__ float slope_of(float x, const KeptRow& kept) const {
+  __device__ __forceinline__ float slope_from(float x, const KeptRow& kept) const {
     constexpr float kLeastX = -150;
     return slope_at(fmaf(kTeacher ? x : fmaxf(x, kLeastX), kLn2<float>, kept.student_base), c);
   }
 
-  // The column at an address of its slot, from its logits or from log2 e.
-  __device__ __forceinline__ KeptColumn
-  slow_column(const KeptRow& kept, const RowNumbers& numbers, int tile, uint32_t address, RowSums<float>& sums) const {
+  // The column at an address of its slot, from its logits or from log2 e, and its softcap's slope.
+  __device__ __forceinline__ ColumnResult<float> slow_column(
+      const KeptRow& kept, const RowNumbers& numbers, int tile, uint32_t address, float& slope,
+      RowSums<float>& sums) const {
     const float first = load_shared_float(address);
     if constexpr (!kTeacher) {
-      return {0, q_of(first, kept), kCaps<kMode> ? slope_of(row_log2(first), kept) : 1.0F};
+      slope = kCaps<kMode> ? slope_from(row_log2(first), kept) : 1.0F;
+      return {0, q_of(first, kept), 0};
     } else {
       const float second = load_shared_float(address + G::kSideBytes);
       float lq = 0;
       float lp = 0;
-      float slope = 1;
       if ((kept.logits >> static_cast<unsigned>(tile) & 1U) != 0) {
         lq = log2_prob(first, numbers.student, c);
         lp = log2_prob(second, numbers.teacher, c);
-        slope = kCaps<kMode> ? slope_at(first, c) : 1.0F;
+        slope = slope_of<kMode>(first, c);
       } else {
         const float x = row_log2(first);
         lq = row_max(x + kept.log2_factor, kLogFloor<float>);
         lp = row_max(lq + (second + kept.shift), kLogFloor<float>);
-        slope = kCaps<kMode> ? slope_of(x, kept) : 1.0F;
+        slope = kCaps<kMode> ? slope_from(x, kept) : 1.0F;
       }
       const ColumnPair<float> pair = column_pair<kDivergence>(lp, lq);
-      return {add<false>(pair, sums), pair.q, slope};
+      return {add<false>(pair, sums), pair.q, lq};
     }
   }
 };

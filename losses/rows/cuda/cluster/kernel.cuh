@@ -260,60 +260,46 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         }
       }
     };
-    // Where the gradient needs no sum of q a.
-    const auto early_gradient = [&](const ColumnResult<float>& r, float zs) {
-      if constexpr (kKeepsLog<kMode>) {
-        return gradient_of<kDivergence, kMode>(r.a, r.lq, 0.0F, student, early_factors, c);
-      } else {
-        const float g = unit_gradient<kDivergence>(r.a, r.q, 0.0F, early_factors);
-        return kCaps<kMode> ? g * slope_at(zs, c) : g;
-      }
+    // What is kept of a column: a, or its gradient where that needs no sum of q a; and what gradient_of() calls `kept`.
+    const auto finish_column = [&](const ColumnResult<float>& r, float slope, float& first, float& second) {
+      second = kept_q<kMode>(r, slope);
+      first = kKeeps ? r.a : early_gradient<kDivergence, kMode>(r, slope, student, early_factors, c);
     };
-    KeptRow kept;
-    const auto finish_kept = [&](const KeptColumn& column, float& first, float& second) {
-      if constexpr (kKeeps) {
-        first = column.a;
-        second = kCaps<kMode> ? column.q * column.slope : column.q;
-      } else {
-        const float g = unit_gradient<kDivergence>(column.a, column.q, 0.0F, early_factors);
-        first = kCaps<kMode> ? g * column.slope : g;
-      }
-    };
+    [[maybe_unused]] KeptRow kept{};
     if (kCaps<kMode> || kKeepsExponentials<kMode> || !columns.whole(kTiles - 1)) {
       fence_before_copies(); // the stores of the first phase
     }
     if constexpr (kKeepsExponentials<kMode>) {
       kept = exponentials.row(numbers, student_reference, teacher_reference, logits_tiles);
-      if (numbers.label_thread == tid) {
-        const int tile = numbers.label_column / kTileColumns;
-        const KeptColumn column = exponentials.label(kept, numbers, tile, numbers.label_column % kVector);
-        // The slope for the label's own part: e may be 0, whose column has another one.
-        float4 of_label = make_float4(0, 0, kCaps<kMode> ? slope_at(numbers.label_logit, c) : 1.0F, 0);
-        finish_kept(column, of_label.x, of_label.y);
-        slots.label[parity] = of_label;
+    } else {
+      if (student_reference == student.max) {
+        atomicMin(&slots.best[parity][0], columns.first_of(student.max, student_side));
+      }
+      if (kTeacher && teacher_reference == teacher.max) {
+        atomicMin(&slots.best[parity][1], columns.first_of(teacher.max, teacher_side));
       }
     }
-    if (!kKeepsExponentials<kMode> && student_reference == student.max) {
-      atomicMin(&slots.best[parity][0], columns.first_of(student.max, student_side));
-    }
-    if (!kKeepsExponentials<kMode> && kTeacher && teacher_reference == teacher.max) {
-      atomicMin(&slots.best[parity][1], columns.first_of(teacher.max, teacher_side));
-    }
-    if (!kKeepsExponentials<kMode> && numbers.label_thread == tid) {
-      const int local = numbers.label_column;
-      const int tile = local / kTileColumns;
+    if (numbers.label_thread == tid) {
+      const int tile = numbers.label_column / kTileColumns;
+      const int at = numbers.label_column % kVector;
+      ColumnResult<float> r;
       float label_logit = 0;
-      float teacher_logit = 0;
-      read_column<kTeacher>(columns, tile, local % kVector, label_logit, teacher_logit);
-      RowSums<float> unused;
-      const ColumnResult<float> r = visit_one(label_logit, teacher_logit, unused);
-      const float slope = kCaps<kMode> ? label_slope(label_logit, c) : 1.0F;
-      slots.label[parity] = make_float4(
-          kKeeps ? r.a : early_gradient(r, label_logit), kept_q<kMode>(r, label_logit, c), slope, label_logit);
-      if constexpr (kTeacher) { // here, so that no block sends the teacher's logit to another one
-        static_cast<float*>(args.metrics)[kTeacherCe * args.metrics_stride + row] =
-            teacher_ce(c, student, teacher, teacher_logit);
+      if constexpr (kKeepsExponentials<kMode>) {
+        r = exponentials.label(kept, numbers, tile, at);
+        label_logit = numbers.label_logit;
+      } else {
+        float teacher_logit = 0;
+        read_column<kTeacher>(columns, tile, at, label_logit, teacher_logit);
+        RowSums<float> unused;
+        r = visit_one(label_logit, teacher_logit, unused);
+        if constexpr (kTeacher) { // here, so that no block sends the teacher's logit to another one
+          static_cast<float*>(args.metrics)[kTeacherCe * args.metrics_stride + row] =
+              teacher_ce(c, student, teacher, teacher_logit);
+        }
       }
+      float4 of_label = make_float4(0, 0, slope_of<kMode>(label_logit, c), label_logit);
+      finish_column(r, of_label.z, of_label.x, of_label.y);
+      slots.label[parity] = of_label;
     }
     float a[kKeeps ? G::kRegisterTiles : 1][kVector];
     float q[kKeeps ? G::kRegisterTiles : 1][kVector]; // kept_q
@@ -347,7 +333,8 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         columns.release(columns.slot, i, lane);
       }
     };
-    const auto columns_phase = [&](auto gradient_type) {
+    // Out of line, as the compiler would leave the longest of these, its variables would be in memory.
+    const auto columns_phase = [&](auto gradient_type) __attribute__((always_inline)) {
       if constexpr (kKeepsExponentials<kMode> && kTeacher) { // without a teacher it does not pay
         if (exponentials.fast(kept)) {
           typename decltype(exponentials)::Tile tiles[2]; // the next one is read before the current one is computed
@@ -360,7 +347,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
             if (columns.exists(i)) {
               float first[kVector];
               float second[kVector];
-              exponentials.visit_fast(kept, tiles[i % 2], finish_kept, sums, first, second);
+              exponentials.visit_fast(kept, tiles[i % 2], finish_column, sums, first, second);
               finish_tile(gradient_type, tile, first, second);
             }
             release(tile);
@@ -374,7 +361,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
           float first[kVector];
           float second[kVector];
           if constexpr (kKeepsExponentials<kMode>) {
-            exponentials.visit(kept, numbers, i, finish_kept, sums, first, second);
+            exponentials.visit(kept, numbers, i, finish_column, sums, first, second);
           } else {
             float zs[kVector];
             float zt[kVector] = {};
@@ -386,13 +373,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
             visit(i, zs, zt, results);
 #pragma unroll
             for (int j = 0; j < kVector; ++j) {
-              const ColumnResult<float>& r = results[j];
-              if constexpr (kKeeps) {
-                first[j] = r.a;
-                second[j] = kept_q<kMode>(r, zs[j], c);
-              } else {
-                first[j] = early_gradient(r, zs[j]);
-              }
+              finish_column(results[j], slope_of<kMode>(zs[j], c), first[j], second[j]);
             }
           }
           finish_tile(gradient_type, tile, first, second);

@@ -24,7 +24,7 @@ constexpr int kMaxCluster = 16;
 
 namespace cluster {
 
-// What happens to a logit before the mathematics of its row.
+// What happens to a logit before the mathematics of its row, and which metrics of the row are computed.
 enum class Mode {
   kUnit, // nothing: T = 1, no bias, softcap or label smoothing
   kTempered, // a temperature, otherwise as kUnit

@@ -113,8 +113,7 @@ struct Reducer {
     end.saved = args.saved == nullptr ? nullptr : static_cast<float*>(args.saved) + row;
     float* out = static_cast<float*>(args.metrics) + row;
     finish_row(out, args.metrics_stride, c, slots.row[parity].student, slots.row[parity].teacher, sums, end);
-    if (!kTeacher || !end.has_label ||
-        kKeepsExponentials<kMode>) { // otherwise the worker with the label's column writes it
+    if (!kTeacher || !end.has_label) { // otherwise the worker with the label's column writes it
       out[kTeacherCe * args.metrics_stride] = 0;
     }
   }
@@ -187,10 +186,7 @@ struct Reducer {
       send(remote_address(number_slot, to), number, remote_address(barrier, to));
     }
     const float below_max = c.label_smoothing > 0 ? sum_of_parts(slots.below_max_of_warp[parity]) : 0.0F;
-    float label_logit = 0;
-    if (slots.row[parity].label_thread >= 0) {
-      label_logit = kKeepsExponentials<kMode> ? slots.row[parity].label_logit : slots.label[parity].w;
-    }
+    const float label_logit = slots.row[parity].label_thread >= 0 ? slots.label[parity].w : 0.0F;
     const float4 rest = make_float4(
         below_max, label_logit, __int_as_float(slots.best[parity][0]), __int_as_float(slots.best[parity][1]));
     if (lane < cluster_size) {

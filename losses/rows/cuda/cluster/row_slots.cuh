@@ -23,7 +23,8 @@ struct SumIndex {
   static constexpr int kCount = 8;
 };
 
-// One side's maximum and sums in a warp, relative to `base`; or in a block, where `base` is the maximum.
+// One side's maximum and sums in a warp, relative to `base`; or in a block, where `base` is the maximum. With
+// kKeepsExponentials the maximum is that of the e, as a logit, and may differ from the exact one by a rounding.
 struct alignas(16) SidePartial {
   float max = -INFINITY;
   float sum = 0;
@@ -67,7 +68,7 @@ struct alignas(16) RowSlots {
   float below_max_of_warp[2][kWarps];
   EpiloguePartial rest_of_block[2][kMaxCluster];
   RowNumbers row[2];
-  float4 label[2]; // of the label's column: a, q, the softcap's slope, the logit
+  float4 label[2]; // of the label's column: a or its gradient, kept_q(), the softcap's slope, the logit
   float mean[2]; // mean_a()
   int best[2][2]; // [parity][side], the first column with the maximum
 };

@@ -36,8 +36,8 @@ constexpr auto enum_names(LogitsDtype) {
 // Which numbers of a token are computed beside its gradient (TokenMetric in losses/token_metrics.h).
 enum class MetricSet {
   kAll,
-  // The loss, its parts and both log-sum-exps. The others are 0, and the row kernels are faster without them. Where the
-  // teacher is top-k or samples it means kAll.
+  // The loss, its parts and both log-sum-exps; the others are 0. Some calls have row kernels of their own for it, which
+  // are faster (losses/rows/cuda/cluster/choose_mode.h). Where the teacher is top-k or samples it means kAll.
   kLoss,
 };
 constexpr auto enum_names(MetricSet) {

@@ -10,9 +10,6 @@ using enum MetricQuality;
 
 constexpr std::array kOfTheTeacher{kSoft, kForwardKl, kReverseKl, kTeacherEntropy, kAgreement, kTeacherLse, kTeacherCe};
 
-constexpr std::array kBesideTheLoss{kForwardKl, kReverseKl, kStudentEntropy, kTeacherEntropy,
-                                    kAgreement, kAccuracy,  kTeacherCe};
-
 bool has_soft_term(const LossOptions& options) {
   return options.divergence != Divergence::kNone && options.soft_weight > 0;
 }
@@ -47,8 +44,8 @@ MetricQualities all_metrics(TeacherKind kind, const LossOptions& options) {
 MetricQualities available_metrics(TeacherKind kind, const LossOptions& options) {
   MetricQualities quality = all_metrics(kind, options);
   if (options.metrics == MetricSet::kLoss && !is_sparse(kind)) {
-    for (const TokenMetric metric : kBesideTheLoss) {
-      quality[metric] = kUnavailable;
+    for (int64_t metric = 0; metric < kNumTokenMetrics; ++metric) {
+      quality[metric] = is_of_the_loss(metric) ? quality[metric] : kUnavailable;
     }
   }
   return quality;

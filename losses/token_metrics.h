@@ -25,4 +25,11 @@ enum TokenMetric : int64_t {
   kNumTokenMetrics
 };
 
+// Whether it belongs to MetricSet::kLoss (losses/options.h): the loss, its parts, and the log-sum-exps that every loss
+// needs.
+constexpr bool is_of_the_loss(int64_t metric) {
+  return metric == kLoss || metric == kHard || metric == kSoft || metric == kZLoss || metric == kStudentLse ||
+      metric == kTeacherLse;
+}
+
 } // namespace distill::losses

@@ -92,8 +92,10 @@ DISTILL_ROW_INLINE void finish_row(
   out[kStudentLse * stride] = student.lse;
   out[kTeacherLse * stride] = end.has_teacher ? teacher.lse : T(0);
   if (!c.all_metrics) {
-    for (const TokenMetric metric : {kForwardKl, kReverseKl, kStudentEntropy, kTeacherEntropy, kAgreement, kAccuracy}) {
-      out[metric * stride] = 0;
+    for (int64_t metric = 0; metric < kNumTokenMetrics; ++metric) {
+      if (!is_of_the_loss(metric)) {
+        out[metric * stride] = 0;
+      }
     }
     return;
   }

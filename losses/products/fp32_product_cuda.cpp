@@ -101,9 +101,10 @@ std::optional<Product> describe(const at::Tensor& out, const at::Tensor& left, c
   return product;
 }
 
-// The first algorithm offered that has such a tile, needs no workspace and sums in one piece. For weight gradients it
-// must have clusters along the hidden size, too; where that is no multiple of two tiles it is not offered, and tiles of
-// 128 x 128 are faster than the first by 9 to 24 % (docs/loss_head_notes.md).
+// The first algorithm offered that has such a tile, needs no workspace and sums in one piece. For weight gradients,
+// whose left operand is transposed, the first of these with clusters of two blocks along the hidden size, or with tiles
+// of 128 x 128: where that size is no multiple of two tiles the former are not offered, and the latter took 8 to 19 %
+// less time than the first (docs/loss_head_notes.md).
 std::optional<cublasLtMatmulAlgo_t> choose(cublasLtHandle_t handle, const Product& product) {
   constexpr int kOffers = 32;
   const blas_lt::Preference preference = blas_lt::make_preference();

@@ -107,7 +107,7 @@ DISTILL_ROW_INLINE T softcapped(T logit, T cap) {
   return cap > 0 ? cap * row_tanh(logit / cap) : logit;
 }
 
-// OnlineSums maximum and sums of one side; `sum` is of 2^((z - max) to_log2), `unit_sum` the same at T = 1 (used only
+// The running maximum and sums of one side; `sum` is of 2^((z - max) to_log2), `unit_sum` the same at T = 1 (used only
 // where the temperature is another).
 template <typename T>
 struct SideSums {

@@ -53,10 +53,11 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{"logits", 320, 32000, 2048, false, true}, Case{"padded_logits", 320, 50257, 512, false, true, 15},
         Case{"weight_gradient", 32000, 1024, 640, true, false},
-        Case{"odd_weight_gradient", 50257, 576, 300, true, false}, Case{"both_rows", 300, 700, 513, false, false},
-        Case{"both_columns", 300, 704, 512, true, true}, Case{"one_token", 1, 5003, 64, false, true},
-        Case{"one_column", 5003, 1, 64, true, false}, Case{"one_term", 300, 200, 1, false, true},
-        Case{"fp16", 320, 32000, 512, false, true, 0, at::kHalf}),
+        Case{"odd_weight_gradient", 50257, 576, 300, true, false},
+        Case{"weight_gradient_of_an_odd_number_of_tiles", 20608, 2880, 640, true, false},
+        Case{"both_rows", 300, 700, 513, false, false}, Case{"both_columns", 300, 704, 512, true, true},
+        Case{"one_token", 1, 5003, 64, false, true}, Case{"one_column", 5003, 1, 64, true, false},
+        Case{"one_term", 300, 200, 1, false, true}, Case{"fp16", 320, 32000, 512, false, true, 0, at::kHalf}),
     [](const auto& c) { return c.param.name; });
 
 TEST(Fp32Product, OperandsWithoutContiguousRowsOrColumnsAreMultipliedToo) {

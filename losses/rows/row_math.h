@@ -396,6 +396,10 @@ DISTILL_ROW_INLINE T unit_gradient(T a, T q, T mean, const RowFactors<T>& f) {
     return f.hard * q - f.uniform;
   } else if constexpr (!kUsesQa<kDivergence>) {
     return f.soft * a + (f.hard * q - f.uniform);
+  } else if constexpr (kDivergence == Divergence::kJsd) {
+    // An operation less for each column. Other divergences need the difference first: their a and its mean may be far
+    // from 0 and close to each other.
+    return q * (f.soft * a + (f.hard - f.soft * mean)) - f.uniform;
   } else {
     return q * (f.soft * (a - mean) + f.hard) - f.uniform;
   }

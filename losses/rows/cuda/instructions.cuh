@@ -24,6 +24,12 @@ __device__ __forceinline__ int computed_anew(int value) {
   return value;
 }
 
+// The value in a register, which is not read anew where it is used.
+__device__ __forceinline__ float in_register(float value) {
+  asm("" : "+f"(value));
+  return value;
+}
+
 // The shared memory whose size the launch gives.
 __device__ __forceinline__ unsigned char* launched_memory() {
   extern __shared__ __align__(128) unsigned char shared[];

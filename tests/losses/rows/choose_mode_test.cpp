@@ -57,7 +57,7 @@ TEST(ClusterMode, TheLossAloneHasModesOfItsOwn) {
     args.options.metrics = metrics;
     return cluster_mode(args);
   };
-  constexpr LossOptions kCap{.student_softcap = 30};
+  constexpr LossOptions kCap{.student_softcap = 30, .teacher_softcap = 50};
   for (const bool teacher : {false, true}) {
     for (const Divergence divergence : {Divergence::kJsd, Divergence::kForwardKl, Divergence::kReverseKl}) {
       const RowArgs plain = call(teacher, ElementType::kFloat32, {.divergence = divergence});
@@ -68,7 +68,10 @@ TEST(ClusterMode, TheLossAloneHasModesOfItsOwn) {
     EXPECT_EQ(mode(capped, MetricSet::kLoss), Mode::kCappedLoss);
     EXPECT_EQ(mode(capped, MetricSet::kAll), Mode::kCapped);
   }
-  EXPECT_EQ(mode(call(true, ElementType::kFloat32, {.teacher_softcap = 30}), MetricSet::kLoss), Mode::kCappedLoss);
+  EXPECT_EQ(mode(call(false, ElementType::kFloat32, {.student_softcap = 30}), MetricSet::kLoss), Mode::kCappedLoss);
+  for (const LossOptions& one_side : {LossOptions{.teacher_softcap = 30}, LossOptions{.student_softcap = 30}}) {
+    EXPECT_EQ(mode(call(true, ElementType::kFloat32, one_side), MetricSet::kLoss), Mode::kCapped);
+  }
 
   RowArgs student_bias = call(true, ElementType::kFloat32, {}), teacher_bias = student_bias;
   student_bias.student_bias = student_bias.student;

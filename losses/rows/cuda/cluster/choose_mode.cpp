@@ -30,7 +30,8 @@ cluster::Mode cluster_mode(const RowArgs& args) {
   }
   const bool only_loss = unit && fp32 && o.metrics == MetricSet::kLoss;
   if (capped) {
-    return only_loss ? Mode::kCappedLoss : (unit ? Mode::kCapped : Mode::kCappedTempered);
+    const bool every_side = o.student_softcap > 0 && (args.teacher == nullptr || o.teacher_softcap > 0);
+    return only_loss && every_side ? Mode::kCappedLoss : (unit ? Mode::kCapped : Mode::kCappedTempered);
   }
   return only_loss ? Mode::kUnitLoss : (unit ? Mode::kUnit : Mode::kTempered);
 }

@@ -33,6 +33,15 @@ __device__ __forceinline__ float slope_of(float capped_logit, const RowConstants
   return kCaps<kMode> ? slope_at(capped_logit, c) : 1.0F;
 }
 
+// What is kept of a column's a for its gradient: most divergences compute -a, and keep it with no operation more.
+__device__ __forceinline__ float kept_a(float a) {
+  return -a;
+}
+
+__device__ __forceinline__ float a_of(float kept) {
+  return -kept;
+}
+
 // What is kept of a column's q for its gradient: q, with the softcap's slope; or log2 q, from which all else follows.
 template <Mode kMode>
 __device__ __forceinline__ float kept_q(const ColumnResult<float>& r, float slope) {

@@ -110,8 +110,8 @@ struct Columns {
     }
   }
 
-  // Both sides of a tile after bias and softcap; columns that do not exist are -inf. The first read of a row;
-  // kNext: not of the current one, but of the next.
+  // Both sides of a tile after bias and softcap; with kKeepsExponentials as they are read. Columns that do not exist
+  // are -inf. The first read of a row; kNext: not of the current one, but of the next.
   template <bool kTeacher, bool kNext>
   __device__ __forceinline__ void first_read(
       uint32_t place, int tile, float (&student)[kVector], float (&teacher)[kVector]) const {
@@ -210,6 +210,15 @@ struct Columns {
     store_as(args.gradient, at, args.gradient_type, g);
   }
 
+  // -inf for those of a tile's columns that do not exist.
+  __device__ __forceinline__ void mask(int tile, float (&z)[kVector]) const {
+    const int valid = share.valid(tile);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      z[j] = j < valid ? z[j] : -INFINITY;
+    }
+  }
+
  private:
   __device__ __forceinline__ static uint32_t shift_of(const void* logits, int64_t stride, int row) {
     constexpr uint32_t kUnit = kCopyBytes / sizeof(Logit);
@@ -248,19 +257,10 @@ struct Columns {
     for (int j = 0; j < kVector; ++j) {
       z[j] = j < valid ? static_cast<float>(from[j]) : -INFINITY;
     }
-    if constexpr (kAdjusts) {
+    if constexpr (kAdjusts && !kKeepsExponentials<kMode>) {
       adjust(tile, side, z);
     }
     mask(tile, z);
-  }
-
-  // -inf for those of a tile's columns that do not exist.
-  __device__ __forceinline__ void mask(int tile, float (&z)[kVector]) const {
-    const int valid = share.valid(tile);
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      z[j] = j < valid ? z[j] : -INFINITY;
-    }
   }
 
   __device__ __forceinline__ void read(uint32_t address, int tile, const Adjustment& side, float (&z)[kVector]) const {
@@ -285,10 +285,7 @@ struct Columns {
       mask(tile, z); // what lies there must not choose how a neighbour is capped
     }
     if constexpr (kKeepsExponentials<kMode>) {
-      if constexpr (kAdjusts) {
-        adjust(tile, side, z);
-      }
-      if (partial) {
+      if (!kReplaces && partial) {
         mask(tile, z);
       }
     } else if constexpr (kReplaces) {

@@ -2,8 +2,9 @@
 // logits e = 2^x, and in the place of the teacher's y = log2(teacher / student), both as the first phase has computed
 // them anyway, relative to the bases of its sums (OnlineSums). In the second phase q = e * factor and log2(p / q) = y +
 // shift, with two numbers of the warp and the row: a column takes one exponential less there (with a softcap, whose
-// slope needs the logit again, one logarithm more). A thread whose e are too small for that leaves the logits in a
-// tile, and computes its columns there in the slow way.
+// slope needs the logit again, one logarithm more). Sums and gradients are computed from e as it is, and the factor
+// comes into the row's sums and into the factors of its gradient. A thread whose e are too small for that leaves x of
+// both sides in a tile, and computes its columns there in the slow way.
 #pragma once
 
 #include "losses/rows/cuda/cluster/column_terms.cuh"
@@ -17,16 +18,31 @@ namespace distill::losses::cluster {
 // 2^-120 is a normal number and r = p / q <= 2^120 a finite one, and y is finite.
 constexpr float kLeast = 0x1p-60F;
 constexpr float kLeastLog2 = -60;
-constexpr float kMost = 0x1p80F; // e (OnlineSums::kRoom), before the row is kept relative to other bases
+constexpr float kMost = 0x1p80F; // a thread's sum of e (OnlineSums::kRoom), before the row is kept relative to others
 
 // What turns e and y of a warp's columns into probabilities of the row.
 struct KeptRow {
-  float factor; // q = e factor
-  float log2_factor;
-  float shift; // log2(p / q) = y + shift
-  uint32_t logits; // a bit for each tile in which the thread has left the logits
-  uint32_t slow; // those, or all tiles where the factor is too small
-  float student_base; // of a row with softcaps
+  float unit = 1; // q = unit * what is kept of it: the factor, or 1 where that is too small
+  float log2_rest = 0; // log2 of what the unit leaves of the factor
+  float shift = 0; // log2(p / q) = y + shift
+  uint32_t exponents = 0; // a bit for each tile in which the thread has left x of both sides
+  uint32_t slow = 0; // those, or all tiles where the factor is too small
+  float student_base = 0; // of a row with softcaps
+
+  // Sums of columns, and factors of their gradients, of numbers that are kept in units.
+  __device__ __forceinline__ void finish(RowSums<float>& sums) const {
+    sums.loss *= unit;
+    sums.q_a *= unit;
+    sums.p_d *= unit;
+    sums.q_d *= unit;
+    sums.mass *= unit;
+  }
+
+  __device__ __forceinline__ RowFactors<float> of_units(RowFactors<float> factors) const {
+    factors.soft *= unit;
+    factors.hard *= unit;
+    return factors;
+  }
 };
 
 // A thread's columns in the modes that keep exponentials.
@@ -37,20 +53,27 @@ struct KeptExponentials {
   const RowConstants<float>& c;
   const RowColumns& columns;
 
-  // Adds a tile of logits, after softcaps, to the sums and leaves e and y in its slot; a bit of `logits` says where it
-  // left the logits.
+  // Bases for the sums of a row, from its first tile.
+  __device__ __forceinline__ void begin(
+      const float (&zs)[kVector], const float (&zt)[kVector], OnlineSums& student, OnlineSums& teacher) const {
+    begin(lanes_max(largest_logit(zs)), kTeacher ? lanes_max(largest_logit(zt)) : 0.0F, student, teacher);
+  }
+
+  // Adds a tile of logits, as they are read, to the sums and leaves e and y in its slot; a bit of `exponents` says
+  // where it left x of both sides.
   __device__ __forceinline__ void keep(
       uint32_t place, int tile, const float (&zs)[kVector], const float (&zt)[kVector], OnlineSums& student,
-      OnlineSums& teacher, uint32_t& logits) const {
+      OnlineSums& teacher, uint32_t& exponents) const {
     float xs[kVector];
+    float xt[kVector];
     float e[kVector];
-    student.add(zs, c, xs, e);
+    to_exponents(tile, zs, zt, student, teacher, xs, xt);
+    student.add_exponentials(xs, e);
     if constexpr (!kTeacher) {
       write_vector(place, e, kFloats);
     } else {
-      float xt[kVector];
       float et[kVector];
-      teacher.add(zt, c, xt, et);
+      teacher.add_exponentials(xt, et);
       float y[kVector];
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
@@ -67,9 +90,9 @@ struct KeptExponentials {
         }
       }
       if (least < kLeast) {
-        logits |= 1U << static_cast<unsigned>(tile);
-        write_vector(place, zs, kFloats);
-        write_vector(place + G::kSideBytes, zt, kFloats);
+        exponents |= 1U << static_cast<unsigned>(tile);
+        write_vector(place, xs, kFloats);
+        write_vector(place + G::kSideBytes, xt, kFloats);
       } else {
         write_vector(place, e, kFloats);
         write_vector(place + G::kSideBytes, y, kFloats);
@@ -79,35 +102,39 @@ struct KeptExponentials {
 
   // The warp's parts of both normalisers. Where a logit is so far above its base that e may overflow, the warp keeps
   // the row again, relative to its maxima, from its logits in global memory: no gradient has been written over them.
-  // With a NaN the sums are NaN, whatever the maxima.
+  // With a NaN the sums are NaN, whatever they are relative to.
   __device__ __forceinline__ void parts(
-      int row, OnlineSums& student, OnlineSums& teacher, uint32_t& logits, SidePartial& student_part,
+      int row, OnlineSums& student, OnlineSums& teacher, uint32_t& exponents, SidePartial& student_part,
       SidePartial& teacher_part) const {
-    float student_largest = lanes_max(student.max);
-    float teacher_largest = kTeacher ? lanes_max(teacher.max) : 0.0F;
+    float student_largest = lanes_max(student.sum);
+    float teacher_largest = kTeacher ? lanes_max(teacher.sum) : 0.0F;
     if (fmaxf(student_largest, teacher_largest) > kMost) {
-      keep_again(row, student, teacher, logits);
-      student_largest = lanes_max(student.max);
-      teacher_largest = kTeacher ? lanes_max(teacher.max) : 0.0F;
+      keep_again(row, student, teacher, exponents);
+      student_largest = lanes_max(student.sum);
+      teacher_largest = kTeacher ? lanes_max(teacher.sum) : 0.0F;
     }
-    student_part = {max_of(student_largest, student.base), student.sum, 0, student.base};
-    teacher_part = {max_of(teacher_largest, teacher.base), kTeacher ? teacher.sum : 0.0F, 0, teacher.base};
+    student_part = {reference(student_largest, student.base), student.sum, 0, student.base};
+    teacher_part = {reference(teacher_largest, teacher.base), kTeacher ? teacher.sum : 0.0F, 0, teacher.base};
   }
 
-  // `logits`: of keep(); the bases are those of the row's sums.
+  // `exponents`: of keep(); the bases are those of the row's sums.
   __device__ __forceinline__ KeptRow
-  row(const RowNumbers& numbers, float student_base, float teacher_base, uint32_t logits) const {
+  row(const RowNumbers& numbers, float student_base, float teacher_base, uint32_t exponents) const {
     // The same rounded product as in the sums.
     const float of_student = fmaf(-numbers.student.max, c.to_log2, student_base * c.to_log2);
-    KeptRow kept{};
-    kept.log2_factor = of_student - numbers.student.log2_sum;
-    kept.factor = row_exp2(kept.log2_factor);
-    if constexpr (kTeacher) {
+    const float log2_factor = of_student - numbers.student.log2_sum;
+    KeptRow kept;
+    if constexpr (!kTeacher) {
+      kept.unit = fmaxf(row_exp2(log2_factor), 0.0F); // 0 where it is NaN
+    } else {
       const float of_teacher = fmaf(-numbers.teacher.max, c.to_log2, teacher_base * c.to_log2);
       kept.shift = (of_teacher - of_student) - (numbers.teacher.log2_sum - numbers.student.log2_sum);
-      kept.logits = logits;
+      kept.exponents = exponents;
       // Where a normaliser is not finite the slow way finds a probability of 0, as with all metrics.
-      kept.slow = kept.log2_factor >= kLeastLog2 && kept.shift == kept.shift ? logits : ~0U;
+      const bool fits = log2_factor >= kLeastLog2 && kept.shift == kept.shift;
+      kept.unit = fits ? row_exp2(log2_factor) : 1.0F;
+      kept.log2_rest = fits ? 0.0F : log2_factor;
+      kept.slow = fits ? exponents : ~0U;
     }
     if constexpr (kCaps<kMode>) {
       kept.student_base = student_base;
@@ -115,7 +142,7 @@ struct KeptExponentials {
     return kept;
   }
 
-  // Whether all threads of the warp have columns with `factor` only.
+  // Whether no thread of the warp has slow tiles.
   __device__ __forceinline__ static bool fast(const KeptRow& kept) {
     return __reduce_max_sync(kAllLanes, kept.slow != 0 ? 1 : 0) == 0;
   }
@@ -135,17 +162,17 @@ struct KeptExponentials {
 
   // One of the thread's columns of a tile, for its label.
   __device__ __forceinline__ ColumnResult<float> label(
-      const KeptRow& kept, const RowNumbers& numbers, int tile, int at) const {
+      const KeptRow& kept, const RowConstants<float>& held, int tile, int at) const {
     RowSums<float> unused;
     float unused_slope = 0;
     const uint32_t address = columns.place(tile) + static_cast<uint32_t>(at) * sizeof(float);
-    return slow_column(kept, numbers, tile, address, unused_slope, unused);
+    return slow_column(kept, held, tile, address, unused_slope, unused);
   }
 
   // The columns of a tile, added to the sums. `finish` makes of a column and its slope the two numbers that are kept.
   template <typename Finish>
   __device__ __forceinline__ void visit(
-      const KeptRow& kept, const RowNumbers& numbers, int tile, const Finish& finish, RowSums<float>& sums,
+      const KeptRow& kept, const RowConstants<float>& held, int tile, const Finish& finish, RowSums<float>& sums,
       float (&first)[kVector], float (&second)[kVector]) const {
     const uint32_t place = columns.place(tile);
     if (kTeacher && (kept.slow >> static_cast<unsigned>(tile) & 1U) != 0) {
@@ -154,7 +181,7 @@ struct KeptExponentials {
         float a = 0;
         float q = 0;
         float slope = 1;
-        const ColumnResult<float> column = slow_column(kept, numbers, tile, at, slope, sums);
+        const ColumnResult<float> column = slow_column(kept, held, tile, at, slope, sums);
         finish(column, slope, a, q);
         store_shared(at, a);
         store_shared(at + G::kSideBytes, q);
@@ -166,40 +193,78 @@ struct KeptExponentials {
     }
     Tile of;
     read(tile, of);
-    visit_fast(kept, of, finish, sums, first, second);
+    visit_fast(kept, held, of, finish, sums, first, second);
   }
 
   // The same where fast().
   template <typename Finish>
   __device__ __forceinline__ void visit_fast(
-      const KeptRow& kept, const Tile& of, const Finish& finish, RowSums<float>& sums, float (&first)[kVector],
-      float (&second)[kVector]) const {
+      const KeptRow& kept, const RowConstants<float>& held, const Tile& of, const Finish& finish, RowSums<float>& sums,
+      float (&first)[kVector], float (&second)[kVector]) const {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      ColumnResult<float> column{0, q_of(of.e[j], kept), 0};
+      ColumnResult<float> column{0, not_nan(of.e[j]), 0};
       if constexpr (kTeacher) {
         const float d = of.y[j] + kept.shift;
         const float r = row_exp2(d);
         const ColumnPair<float> pair{d, column.q * r, column.q, r};
-        column.a = add<true>(pair, sums);
+        column.a = add<true>(pair, held, sums);
       }
-      finish(column, kCaps<kMode> ? slope_from(row_log2(of.e[j]), kept) : 1.0F, first[j], second[j]);
+      finish(column, kCaps<kMode> ? finite_slope(row_log2(of.e[j]), kept) : 1.0F, first[j], second[j]);
     }
   }
 
  private:
-  __device__ __forceinline__ float q_of(float e, const KeptRow& kept) const {
-    const float q = e * kept.factor;
-    return kTeacher ? q : fmaxf(q, 0.0F); // 0 where it is NaN: see row()
+  // Without a teacher: 0 where a NaN stands, which the factors of the row hold.
+  __device__ __forceinline__ static float not_nan(float e) {
+    return kTeacher ? e : fmaxf(e, 0.0F);
   }
 
-  // The maximum of the logits from that of the e: near enough for a sum to be relative to it.
-  __device__ __forceinline__ float max_of(float largest, float base) const {
+  __device__ __forceinline__ static float largest_logit(const float (&z)[kVector]) {
+    return fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]));
+  }
+
+  // A logit that is not far from the log-sum-exp of a lane, from the largest sum of the lanes.
+  __device__ __forceinline__ static float reference(float largest, float base) {
     return largest > 0 ? fmaf(row_log2(largest), kLn2<float>, base) : -INFINITY;
   }
 
+  // The largest logits: as they are read.
+  __device__ __forceinline__ void begin(
+      float student_largest, float teacher_largest, OnlineSums& student, OnlineSums& teacher) const {
+    if constexpr (kCaps<kMode>) {
+      student_largest = student_softcap(c).of_any(student_largest);
+      teacher_largest = kTeacher ? teacher_softcap(c).of_any(teacher_largest) : 0.0F;
+    }
+    student.begin(student_largest, c);
+    if constexpr (kTeacher) {
+      teacher.begin(teacher_largest, c);
+    }
+  }
+
+  // The logits after softcaps, in base 2 and relative to the bases; -inf where there is no column.
+  __device__ __forceinline__ void to_exponents(
+      int tile, const float (&zs)[kVector], const float (&zt)[kVector], const OnlineSums& student,
+      const OnlineSums& teacher, float (&xs)[kVector], float (&xt)[kVector]) const {
+    if constexpr (kCaps<kMode>) {
+      softcap_exponents<kTeacher>(c, zs, zt, student.scaled, teacher.scaled, xs, xt);
+      if (!columns.whole(tile)) {
+        columns.mask(tile, xs);
+        if constexpr (kTeacher) {
+          columns.mask(tile, xt);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        xs[j] = fmaf(zs[j], c.to_log2, -student.scaled);
+        xt[j] = kTeacher ? fmaf(zt[j], c.to_log2, -teacher.scaled) : 0.0F;
+      }
+    }
+  }
+
   __device__ __forceinline__ void keep_again(
-      int row, OnlineSums& student, OnlineSums& teacher, uint32_t& logits) const {
+      int row, OnlineSums& student, OnlineSums& teacher, uint32_t& exponents) const {
     float student_max = -INFINITY;
     float teacher_max = -INFINITY;
     const auto for_tiles = [&](const auto& body) {
@@ -214,23 +279,21 @@ struct KeptExponentials {
       }
     };
     for_tiles([&](int /*tile*/, const float(&zs)[kVector], const float(&zt)[kVector]) {
-      student_max = fmaxf(student_max, fmaxf(fmaxf(zs[0], zs[1]), fmaxf(zs[2], zs[3])));
-      teacher_max = fmaxf(teacher_max, fmaxf(fmaxf(zt[0], zt[1]), fmaxf(zt[2], zt[3])));
+      student_max = fmaxf(student_max, largest_logit(zs));
+      teacher_max = fmaxf(teacher_max, largest_logit(zt));
     });
-    student.begin(lanes_max(student_max), c);
-    teacher.begin(lanes_max(teacher_max), c);
-    student.max = 0;
-    teacher.max = 0;
-    logits = 0;
+    begin(lanes_max(student_max), lanes_max(teacher_max), student, teacher);
+    exponents = 0;
     for_tiles([&](int tile, const float(&zs)[kVector], const float(&zt)[kVector]) {
-      keep(columns.place(tile), tile, zs, zt, student, teacher, logits);
+      keep(columns.place(tile), tile, zs, zt, student, teacher, exponents);
     });
   }
 
   // Returns a.
   template <bool kBounded>
-  __device__ __forceinline__ float add(const ColumnPair<float>& pair, RowSums<float>& sums) const {
-    const SoftTerms<float> soft = soft_terms<kDivergence, /*kSeriesNearZero=*/false, kBounded>(pair, c);
+  __device__ __forceinline__ float add(
+      const ColumnPair<float>& pair, const RowConstants<float>& held, RowSums<float>& sums) const {
+    const SoftTerms<float> soft = soft_terms<kDivergence, /*kSeriesNearZero=*/false, kBounded>(pair, held);
     add_loss<kDivergence>(pair, soft, sums);
     add_kl<kDivergence>(pair, sums);
     return soft.a;
@@ -238,35 +301,29 @@ struct KeptExponentials {
 
   // d capped logit / d logit of the column with e = 2^x; without a teacher e may be 0, and so the gradient, whatever
   // the slope is, as long as it is finite.
-  __device__ __forceinline__ float slope_from(float x, const KeptRow& kept) const {
+  __device__ __forceinline__ float finite_slope(float x, const KeptRow& kept) const {
     constexpr float kLeastX = -150;
-    return slope_at(fmaf(kTeacher ? x : fmaxf(x, kLeastX), kLn2<float>, kept.student_base), c);
+    return finite_slope_at(fmaf(kTeacher ? x : fmaxf(x, kLeastX), kLn2<float>, kept.student_base), c);
   }
 
-  // The column at an address of its slot, from its logits or from log2 e, and its softcap's slope.
+  // The column at an address of its slot, from x of both sides or from log2 e and y, and its softcap's slope.
   __device__ __forceinline__ ColumnResult<float> slow_column(
-      const KeptRow& kept, const RowNumbers& numbers, int tile, uint32_t address, float& slope,
+      const KeptRow& kept, const RowConstants<float>& held, int tile, uint32_t address, float& slope,
       RowSums<float>& sums) const {
     const float first = load_shared_float(address);
     if constexpr (!kTeacher) {
-      slope = kCaps<kMode> ? slope_from(row_log2(first), kept) : 1.0F;
-      return {0, q_of(first, kept), 0};
+      slope = kCaps<kMode> ? finite_slope(row_log2(first), kept) : 1.0F;
+      return {0, not_nan(first), 0};
     } else {
       const float second = load_shared_float(address + G::kSideBytes);
-      float lq = 0;
-      float lp = 0;
-      if ((kept.logits >> static_cast<unsigned>(tile) & 1U) != 0) {
-        lq = log2_prob(first, numbers.student, c);
-        lp = log2_prob(second, numbers.teacher, c);
-        slope = slope_of<kMode>(first, c);
-      } else {
-        const float x = row_log2(first);
-        lq = row_max(x + kept.log2_factor, kLogFloor<float>);
-        lp = row_max(lq + (second + kept.shift), kLogFloor<float>);
-        slope = kCaps<kMode> ? slope_from(x, kept) : 1.0F;
-      }
+      const bool exponents = (kept.exponents >> static_cast<unsigned>(tile) & 1U) != 0;
+      const float x = exponents ? first : row_log2(first);
+      const float y = kept.shift + (exponents ? second + kept.log2_rest : second);
+      const float lq = row_max(x + kept.log2_rest, kLogFloor<float>);
+      const float lp = row_max(exponents ? y : lq + y, kLogFloor<float>);
+      slope = kCaps<kMode> ? finite_slope(x, kept) : 1.0F;
       const ColumnPair<float> pair = column_pair<kDivergence>(lp, lq);
-      return {add<false>(pair, sums), pair.q, lq};
+      return {add<false>(pair, held, sums), pair.q, lq};
     }
   }
 };

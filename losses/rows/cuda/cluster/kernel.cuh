@@ -140,7 +140,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   // current slot, kTiles for the one after it.
   OnlineSums student_sums;
   OnlineSums teacher_sums;
-  uint32_t next_logits_tiles = 0; // of KeptExponentials::keep()
+  uint32_t next_exponents_tiles = 0; // of KeptExponentials::keep()
   const auto normalise = [&](auto begin, auto end, auto ahead) {
     constexpr int kBegin = decltype(begin)::value;
     for_constants<decltype(end)::value - kBegin>([&](auto step) {
@@ -152,16 +152,20 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         float zt[kVector];
         columns.template first_read<kTeacher, (kPlace >= kTiles)>(columns.place(kPlace), i, zs, zt);
         if constexpr (i == 0) {
-          next_logits_tiles = 0;
+          next_exponents_tiles = 0;
           student_sums = {};
-          student_sums.begin(zs, c);
-          if constexpr (kTeacher) {
-            teacher_sums = {};
-            teacher_sums.begin(zt, c);
+          teacher_sums = {};
+          if constexpr (kKeepsExponentials<kMode>) {
+            exponentials.begin(zs, zt, student_sums, teacher_sums);
+          } else {
+            student_sums.begin(zs, c);
+            if constexpr (kTeacher) {
+              teacher_sums.begin(zt, c);
+            }
           }
         }
         if constexpr (kKeepsExponentials<kMode>) {
-          exponentials.keep(columns.place(kPlace), i, zs, zt, student_sums, teacher_sums, next_logits_tiles);
+          exponentials.keep(columns.place(kPlace), i, zs, zt, student_sums, teacher_sums, next_exponents_tiles);
         } else {
           student_sums.template add<kMode>(zs, c);
           if constexpr (kTeacher) {
@@ -178,15 +182,15 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   // Of the row whose columns are next: this thread's maxima, or the bases that KeptExponentials::row() needs.
   float student_reference = 0;
   float teacher_reference = 0;
-  uint32_t logits_tiles = 0;
+  uint32_t exponents_tiles = 0;
   const auto hand_in = [&](int parity, int of_row) {
     SidePartial student_part;
     SidePartial teacher_part;
     if constexpr (kKeepsExponentials<kMode>) {
-      exponentials.parts(of_row, student_sums, teacher_sums, next_logits_tiles, student_part, teacher_part);
+      exponentials.parts(of_row, student_sums, teacher_sums, next_exponents_tiles, student_part, teacher_part);
       student_reference = student_sums.base;
       teacher_reference = teacher_sums.base;
-      logits_tiles = next_logits_tiles;
+      exponents_tiles = next_exponents_tiles;
     } else {
       student_part = columns.part(student_sums, student_side);
       if constexpr (kTeacher) {
@@ -220,12 +224,15 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     const RowNumbers& numbers = slots.row[parity];
     const SideStats<float> student = numbers.student;
     const SideStats<float> teacher = kTeacher ? numbers.teacher : SideStats<float>{};
-    const RowFactors<float> early_factors = kKeeps ? RowFactors<float>{} : numbers.factors;
+    RowFactors<float> early_factors = kKeeps ? RowFactors<float>{} : numbers.factors;
     RowSums<float> sums;
+    // p_weight r + q_weight needs two constants, of which an instruction takes one from the launch's.
+    RowConstants<float> held = c;
+    held.p_weight = in_register(c.p_weight);
     constexpr bool kSeries = kSeriesNearZero<kDivergence, kMode>;
     const auto visit_one = [&](float zs, float zt, RowSums<float>& add) {
       if constexpr (kTeacher) {
-        return column<kDivergence, kSeries>(zs, zt, student, teacher, c, add);
+        return column<kDivergence, kSeries>(zs, zt, student, teacher, held, add);
       } else {
         return column(zs, student, c, add);
       }
@@ -251,7 +258,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         pairs_from_ratio(lp, lq, pairs);
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
-          results[j] = column_of_pair<kDivergence, kSeries>(pairs[j], lp[j], lq[j], c, sums);
+          results[j] = column_of_pair<kDivergence, kSeries>(pairs[j], lp[j], lq[j], held, sums);
         }
       } else {
 #pragma unroll
@@ -263,14 +270,19 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     // What is kept of a column: a, or its gradient where that needs no sum of q a; and what gradient_of() calls `kept`.
     const auto finish_column = [&](const ColumnResult<float>& r, float slope, float& first, float& second) {
       second = kept_q<kMode>(r, slope);
-      first = kKeeps ? r.a : early_gradient<kDivergence, kMode>(r, slope, student, early_factors, c);
+      first = kKeeps ? kept_a(r.a) : early_gradient<kDivergence, kMode>(r, slope, student, early_factors, c);
     };
-    [[maybe_unused]] KeptRow kept{};
+    [[maybe_unused]] KeptRow kept;
     if (kCaps<kMode> || kKeepsExponentials<kMode> || !columns.whole(kTiles - 1)) {
       fence_before_copies(); // the stores of the first phase
     }
     if constexpr (kKeepsExponentials<kMode>) {
-      kept = exponentials.row(numbers, student_reference, teacher_reference, logits_tiles);
+      // What the warp has handed in, where that was faster than registers (up to 4 %; with softcaps 10 % slower).
+      constexpr bool kReadsBases = kTeacher && !kCaps<kMode>;
+      const float student_base = kReadsBases ? slots.stats_of_warp[parity][0][warp].base : student_reference;
+      const float teacher_base = kReadsBases ? slots.stats_of_warp[parity][1][warp].base : teacher_reference;
+      kept = exponentials.row(numbers, student_base, teacher_base, exponents_tiles);
+      early_factors = kept.of_units(early_factors);
     } else {
       if (student_reference == student.max) {
         atomicMin(&slots.best[parity][0], columns.first_of(student.max, student_side));
@@ -285,7 +297,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       ColumnResult<float> r;
       float label_logit = 0;
       if constexpr (kKeepsExponentials<kMode>) {
-        r = exponentials.label(kept, numbers, tile, at);
+        r = exponentials.label(kept, held, tile, at);
         label_logit = numbers.label_logit;
       } else {
         float teacher_logit = 0;
@@ -347,7 +359,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
             if (columns.exists(i)) {
               float first[kVector];
               float second[kVector];
-              exponentials.visit_fast(kept, tiles[i % 2], finish_column, sums, first, second);
+              exponentials.visit_fast(kept, held, tiles[i % 2], finish_column, sums, first, second);
               finish_tile(gradient_type, tile, first, second);
             }
             release(tile);
@@ -361,7 +373,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
           float first[kVector];
           float second[kVector];
           if constexpr (kKeepsExponentials<kMode>) {
-            exponentials.visit(kept, numbers, i, finish_column, sums, first, second);
+            exponentials.visit(kept, held, i, finish_column, sums, first, second);
           } else {
             float zs[kVector];
             float zt[kVector] = {};
@@ -400,6 +412,9 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     if constexpr (kKeeps && G::kStoredInSlots && G::kStoredTiles > 0) {
       fence_before_copies();
     }
+    if constexpr (kKeepsExponentials<kMode> && kTeacher) {
+      kept.finish(sums);
+    }
     hand_in_sums(slots, parity, warp, lane, sums, c);
     const uint32_t slot = columns.slot;
     columns.next_slots();
@@ -413,8 +428,11 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     }
 
     // Phase 3: the gradient of `count` tiles from `begin` on, after the last tile the first one. mean: the row's, of a.
+    const auto factors_of_row = [&] {
+      return kKeepsExponentials<kMode> ? kept.of_units(numbers.factors) : numbers.factors;
+    };
     const auto gradient_phase = [&](auto begin, auto count, float mean) {
-      const RowFactors<float> factors = numbers.factors;
+      const RowFactors<float> factors = factors_of_row();
       const auto gradient_of_tiles = [&](auto gradient_type) {
         using Gradient = decltype(gradient_type);
         for_constants<decltype(count)::value>([&](auto step) {
@@ -438,7 +456,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
               float g[kVector];
 #pragma unroll
               for (int j = 0; j < kVector; ++j) {
-                g[j] = gradient_of<kDivergence, kMode>(first[j], second[j], mean, numbers.student, factors, c);
+                g[j] = gradient_of<kDivergence, kMode>(a_of(first[j]), second[j], mean, numbers.student, factors, c);
               }
               write(Gradient{}, i, g);
             }
@@ -479,9 +497,10 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       }
       if (args.gradient != nullptr && numbers.label_thread == tid) {
         const float4 of_label = slots.label[parity];
+        const RowFactors<float> factors = factors_of_row();
         write_label(
-            gradient_of<kDivergence, kMode>(of_label.x, of_label.y, mean, numbers.student, numbers.factors, c) -
-            numbers.factors.label * of_label.z);
+            gradient_of<kDivergence, kMode>(a_of(of_label.x), of_label.y, mean, numbers.student, factors, c) -
+            factors.label * of_label.z);
       }
     }
     row = next;

@@ -12,7 +12,7 @@ namespace distill::losses::cluster {
 struct OnlineSums {
   static constexpr float kRoom = 80; // powers of two
 
-  float max = -INFINITY; // of the logits; with kKeepsExponentials of the e
+  float max = -INFINITY; // of the logits; not with kKeepsExponentials
   float base = 0;
   float scaled = 0; // base * to_log2
   float sum = 0;
@@ -30,16 +30,13 @@ struct OnlineSums {
     unit_sum = 0;
   }
 
-  // With kKeepsExponentials. x: the logits in base 2, relative to the base; e = 2^x.
-  __device__ __forceinline__ void add(
-      const float (&z)[kVector], const RowConstants<float>& c, float (&x)[kVector], float (&e)[kVector]) {
+  // x: logits in base 2, relative to the base; e = 2^x.
+  __device__ __forceinline__ void add_exponentials(const float (&x)[kVector], float (&e)[kVector]) {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      x[j] = fmaf(z[j], c.to_log2, -scaled);
       e[j] = row_exp2(x[j]);
     }
     sum += (e[0] + e[1]) + (e[2] + e[3]);
-    max = largest_of(largest_of(max, e[0], e[1]), e[2], e[3]);
   }
 
   template <Mode kMode>

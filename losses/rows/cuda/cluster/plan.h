@@ -31,7 +31,7 @@ enum class Mode {
   kCapped, // a softcap on one side or both, otherwise as kUnit
   kCappedTempered, // both
   kUnitLoss, // as kUnit, and of the metrics only the loss is asked for (MetricSet::kLoss)
-  kCappedLoss, // as kCapped, likewise
+  kCappedLoss, // with a softcap on every side, likewise
   kGeneral,
 };
 

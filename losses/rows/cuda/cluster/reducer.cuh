@@ -123,13 +123,26 @@ struct Reducer {
   __device__ __forceinline__ float logit_of_label(int row, int64_t label, int local) const {
     const int64_t at = row * args.student_stride + label;
     const float logit = load_as<float>(args.student, at, args.logits_type);
-    if (!kCaps<kMode> || c.student_softcap <= 0) {
-      return logit;
+    if constexpr (kCaps<kMode>) { // as its column is capped, with the logits that share the branch
+      const int other = (local ^ 1) - local;
+      const auto pair_of = [&](const void* logits, int64_t first, float(&z)[kVector]) {
+        const float second =
+            local + other < existing ? load_as<float>(logits, first + other, args.logits_type) : -INFINITY;
+        z[0] = z[2] = load_as<float>(logits, first, args.logits_type);
+        z[1] = z[3] = second;
+      };
+      float zs[kVector];
+      float zt[kVector] = {};
+      float xs[kVector];
+      float xt[kVector];
+      pair_of(args.student, at, zs);
+      if constexpr (kTeacher) {
+        pair_of(args.teacher, row * args.teacher_stride + label, zt);
+      }
+      softcap_exponents<kTeacher>(c, zs, zt, 0.0F, 0.0F, xs, xt);
+      return (local % kVector < Softcap::kPair ? xs[0] : xs[Softcap::kPair]) * kLn2<float>;
     }
-    const int other = local ^ 1;
-    const float other_logit =
-        other < existing ? load_as<float>(args.student, at + other - local, args.logits_type) : -INFINITY;
-    return student_softcap(c).of_column(local, logit, other_logit);
+    return logit;
   }
 
   // What the warps handed in of a side: the student's in the lower half of the warp, the teacher's in the upper one.

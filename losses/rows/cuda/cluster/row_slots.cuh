@@ -24,7 +24,7 @@ struct SumIndex {
 };
 
 // One side's maximum and sums in a warp, relative to `base`; or in a block, where `base` is the maximum. With
-// kKeepsExponentials the maximum is that of the e, as a logit, and may differ from the exact one by a rounding.
+// kKeepsExponentials there is a logit near the log-sum-exp in the place of the maximum.
 struct alignas(16) SidePartial {
   float max = -INFINITY;
   float sum = 0;
@@ -68,7 +68,7 @@ struct alignas(16) RowSlots {
   float below_max_of_warp[2][kWarps];
   EpiloguePartial rest_of_block[2][kMaxCluster];
   RowNumbers row[2];
-  float4 label[2]; // of the label's column: a or its gradient, kept_q(), the softcap's slope, the logit
+  float4 label[2]; // of the label's column: kept_a() or its gradient, kept_q(), the softcap's slope, the logit
   float mean[2]; // mean_a()
   int best[2][2]; // [parity][side], the first column with the maximum
 };

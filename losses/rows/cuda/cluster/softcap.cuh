@@ -17,47 +17,57 @@ struct Softcap {
   // exponential, of which a multiprocessor computes one for each eight operations.
   static constexpr float kSmall = 0.75F;
 
+  // Columns below kPair of a vector take the polynomial where both are small, the others never, so that both units have
+  // work. Equal logits may so become numbers that differ by 4e-7 times the cap.
+  static constexpr int kPair = 2;
+
   __device__ __forceinline__ bool small(float logit) const {
     return fabsf(logit) < kSmall * cap;
   }
 
-  __device__ __forceinline__ float of_small(float logit) const {
+  // kUnit times the ratio of the capped logit to the logit, where that is small.
+  template <bool kToLog2>
+  __device__ __forceinline__ float ratio_of_small(float logit) const {
+    constexpr double kUnit = kToLog2 ? kLog2E<double> : 1.0;
     const float x = logit * inverse;
     const float square = x * x;
-    float y = -0x1.3515aap-8F;
-    y = fmaf(y, square, 0x1.40d8acp-6F);
-    y = fmaf(y, square, -0x1.b4ff62p-5F);
-    y = fmaf(y, square, 0x1.10e782p-3F);
-    y = fmaf(y, square, -0x1.55545ap-2F);
-    return logit * fmaf(y, square, 1.0F);
+    auto y = static_cast<float>(-0x1.3515aap-8 * kUnit);
+    y = fmaf(y, square, static_cast<float>(0x1.40d8acp-6 * kUnit));
+    y = fmaf(y, square, static_cast<float>(-0x1.b4ff62p-5 * kUnit));
+    y = fmaf(y, square, static_cast<float>(0x1.10e782p-3 * kUnit));
+    y = fmaf(y, square, static_cast<float>(-0x1.55545ap-2 * kUnit));
+    return fmaf(y, square, static_cast<float>(kUnit));
   }
 
-  // From the errors of ex2.approx (2^-22) and rcp.approx (one unit in the last place), the absolute error is at most
-  // about 4e-7 times the cap.
+  // The capped logit is cap - 2 cap times this. From the errors of ex2.approx (2^-22) and rcp.approx (one unit in the
+  // last place), its absolute error is at most about 4e-7 times the cap.
+  __device__ __forceinline__ float reciprocal_of_any(float logit) const {
+    return approximate_reciprocal(row_exp2(logit * to_log2) + 1.0F);
+  }
+
   __device__ __forceinline__ float of_any(float logit) const {
-    const float reciprocal = approximate_reciprocal(row_exp2(logit * to_log2) + 1.0F);
-    return fmaf(-2.0F * cap, reciprocal, cap);
+    return fmaf(-2.0F * cap, reciprocal_of_any(logit), cap);
   }
-
-  // Columns below kPair of a vector take the polynomial where both are small, the others never, so that both units have
-  // work. Equal logits may so become numbers that differ by 4e-7 times the cap.
-  static constexpr int kPair = 2;
 
   __device__ __forceinline__ void apply(float (&z)[kVector]) const {
     z[2] = of_any(z[2]);
     z[3] = of_any(z[3]);
     if (small(fmaxf(fabsf(z[0]), fabsf(z[1])))) {
-      z[0] = of_small(z[0]);
-      z[1] = of_small(z[1]);
+      z[0] *= ratio_of_small<false>(z[0]);
+      z[1] *= ratio_of_small<false>(z[1]);
     } else {
       z[0] = of_any(z[0]);
       z[1] = of_any(z[1]);
     }
   }
 
-  // One column as apply() makes it. `other`: the other logit of the pair, -inf where there is no such column.
-  __device__ __forceinline__ float of_column(int column, float logit, float other) const {
-    return column % kVector < kPair && small(fmaxf(fabsf(logit), fabsf(other))) ? of_small(logit) : of_any(logit);
+  // The capped logit times log2(e), minus `scaled`.
+  __device__ __forceinline__ float exponent_of_small(float logit, float scaled) const {
+    return fmaf(logit, ratio_of_small<true>(logit), -scaled);
+  }
+
+  __device__ __forceinline__ float exponent_of_any(float logit, float scaled) const {
+    return fmaf(-2.0F * cap * kLog2E<float>, reciprocal_of_any(logit), fmaf(cap, kLog2E<float>, -scaled));
   }
 };
 
@@ -69,10 +79,45 @@ __device__ __forceinline__ Softcap teacher_softcap(const RowConstants<float>& c)
   return {c.teacher_softcap, c.teacher_inverse_cap, c.teacher_cap_to_log2};
 }
 
-// d capped logit / d logit of the student.
+// The logits of both sides, which have softcaps, after these, times log2(e) and minus the scaled bases. The pairs of
+// both sides take one branch: the polynomial where all four logits are small.
+template <bool kTeacher>
+__device__ __forceinline__ void softcap_exponents(
+    const RowConstants<float>& c, const float (&zs)[kVector], const float (&zt)[kVector], float student_scaled,
+    float teacher_scaled, float (&xs)[kVector], float (&xt)[kVector]) {
+  const Softcap student = student_softcap(c);
+  const Softcap teacher = teacher_softcap(c);
+  const auto of_any = [&](int j) {
+    xs[j] = student.exponent_of_any(zs[j], student_scaled);
+    if constexpr (kTeacher) {
+      xt[j] = teacher.exponent_of_any(zt[j], teacher_scaled);
+    }
+  };
+  of_any(2);
+  of_any(3);
+  if (student.small(fmaxf(fabsf(zs[0]), fabsf(zs[1]))) &&
+      (!kTeacher || teacher.small(fmaxf(fabsf(zt[0]), fabsf(zt[1]))))) {
+#pragma unroll
+    for (int j = 0; j < Softcap::kPair; ++j) {
+      xs[j] = student.exponent_of_small(zs[j], student_scaled);
+      if constexpr (kTeacher) {
+        xt[j] = teacher.exponent_of_small(zt[j], teacher_scaled);
+      }
+    }
+  } else {
+    of_any(0);
+    of_any(1);
+  }
+}
+
+// d capped logit / d logit of the student, whose logit is finite.
+__device__ __forceinline__ float finite_slope_at(float capped_logit, const RowConstants<float>& c) {
+  return fmaf(-capped_logit * c.inverse_square_of_cap, capped_logit, 1.0F);
+}
+
+// The same of any logit; an infinite one stays one without a softcap.
 __device__ __forceinline__ float slope_at(float capped_logit, const RowConstants<float>& c) {
-  const float slope = fmaf(-capped_logit * c.inverse_square_of_cap, capped_logit, 1.0F);
-  return c.student_softcap > 0 ? slope : 1.0F; // an infinite logit stays one without a softcap
+  return c.student_softcap > 0 ? finite_slope_at(capped_logit, c) : 1.0F;
 }
 
 #endif

@@ -20,6 +20,10 @@ inline int computed_anew(int value) {
   return value;
 }
 
+inline float in_register(float value) {
+  return value;
+}
+
 inline unsigned char* launched_memory() {
   return emulation::here().shared;
 }

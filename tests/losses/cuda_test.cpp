@@ -174,7 +174,7 @@ TEST(Cuda, ClustersOfEverySizeThatIsChosenRun) {
     }
     std::cout << "\n";
     for (const int64_t vocab : {32000, 128256, 151936, 200064, 201088, 256000, 262144, 262208, 320000}) {
-      const int size = best_cluster_size(vocab, all, teacher, kLongTiles);
+      const int size = best_cluster_size(vocab, all, row_times(teacher, cluster::Mode::kUnit), kLongTiles);
       std::cout << "  " << vocab << ": " << size << " blocks, " << cluster_plan(vocab, size).tiles << " tiles\n";
       EXPECT_GT(size, 0) << vocab;
     }

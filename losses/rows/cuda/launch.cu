@@ -62,8 +62,9 @@ int automatic_cluster(const RowArgs& args) {
     }
   });
   const bool teacher = args.teacher != nullptr;
+  const cluster::Mode mode = cluster_mode(args);
   return best_cluster_size(
-      args.vocab, known.at_once[teacher ? 1 : 0], teacher, cluster::most_tiles(cluster_mode(args)));
+      args.vocab, known.at_once[teacher ? 1 : 0], row_times(teacher, mode), cluster::most_tiles(mode));
 }
 
 const char* why_not_cluster(const RowArgs& args) {

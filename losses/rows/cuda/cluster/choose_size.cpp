@@ -46,20 +46,32 @@ ClusterPlan cluster_plan(const RowArgs& args, int cluster_size) {
   return plan;
 }
 
-double row_time(int64_t vocab, int cluster_size, bool teacher) {
-  // What does not depend on the number of columns: reductions, and filling the pipeline.
-  constexpr double kFixed = 3;
-  // Slices that leave no room to copy ahead wait for their copies.
-  const double waits_for_copies = teacher ? 3.5 : 2.5;
-  const ClusterPlan plan = cluster_plan(vocab, cluster_size);
-  // With a teacher a last tile takes as long as a whole one, unless no more than one of the warps has columns in it.
-  constexpr double kOneWarp = 32.0 / kClusterThreads;
-  const double share = plan.slice / static_cast<double>(kTileColumns);
-  const double tiles = teacher && share - std::floor(share) > kOneWarp ? std::ceil(share) : share;
-  return kFixed + std::max(tiles, static_cast<double>(kMinTiles)) + (plan.tiles == kLongTiles ? waits_for_copies : 0);
+RowTimes row_times(bool teacher, cluster::Mode mode) {
+  using cluster::Mode;
+  if (!teacher) {
+    return {.waits_for_copies = 2.5};
+  }
+  switch (mode) { // the less there is to compute of a column, the more a wait counts
+    case Mode::kUnitLoss:
+      return {.waits_for_copies = 6, .least_last_tile = 0.8};
+    case Mode::kCappedLoss:
+      return {.waits_for_copies = 6};
+    default:
+      return {.waits_for_copies = 3.5};
+  }
 }
 
-int best_cluster_size(int64_t vocab, const ClustersAtOnce& at_once, bool teacher, int most_tiles) {
+double row_time(int64_t vocab, int cluster_size, const RowTimes& times) {
+  const ClusterPlan plan = cluster_plan(vocab, cluster_size);
+  constexpr double kOneWarp = 32.0 / kClusterThreads;
+  const double share = plan.slice / static_cast<double>(kTileColumns);
+  const double last = share - std::floor(share);
+  const double tiles = last > kOneWarp ? std::floor(share) + std::max(last, times.least_last_tile) : share;
+  return times.fixed + std::max(tiles, static_cast<double>(kMinTiles)) +
+      (plan.tiles == kLongTiles ? times.waits_for_copies : 0);
+}
+
+int best_cluster_size(int64_t vocab, const ClustersAtOnce& at_once, const RowTimes& times, int most_tiles) {
   int best = 0;
   double best_cost = 0;
   for (int size = 2; size <= kMaxCluster; ++size) {
@@ -67,7 +79,7 @@ int best_cluster_size(int64_t vocab, const ClustersAtOnce& at_once, bool teacher
     if (clusters == 0 || cluster_plan(vocab, size).tiles > most_tiles) {
       continue;
     }
-    const double cost = row_time(vocab, size, teacher) / clusters;
+    const double cost = row_time(vocab, size, times) / clusters;
     if (best == 0 || cost < best_cost) {
       best = size;
       best_cost = cost;

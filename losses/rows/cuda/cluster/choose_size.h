@@ -20,11 +20,19 @@ ClusterPlan cluster_plan(const RowArgs& args, int cluster_size);
 // How many clusters of each size the device runs at once, the index; 0 where it runs none.
 using ClustersAtOnce = std::array<int, kMaxCluster + 1>;
 
-// The time of a row on one cluster, in units of what a tile takes (fitted to measured times).
-double row_time(int64_t vocab, int cluster_size, bool teacher);
+// What a row takes, in units of what a tile takes (fitted to measured times).
+struct RowTimes {
+  double fixed = 3; // what does not depend on the number of columns: reductions, and filling the pipeline
+  double waits_for_copies = 0; // of slices that leave no room to copy ahead
+  double least_last_tile = 0; // a last tile with columns for more than one warp takes at least this
+};
+RowTimes row_times(bool teacher, cluster::Mode mode);
+
+// The time of a row on one cluster.
+double row_time(int64_t vocab, int cluster_size, const RowTimes& times);
 
 // The cluster size with the highest throughput, of those whose slices have at most `most_tiles` tiles, and of several
 // as good ones the smallest; 0: none.
-int best_cluster_size(int64_t vocab, const ClustersAtOnce& at_once, bool teacher, int most_tiles);
+int best_cluster_size(int64_t vocab, const ClustersAtOnce& at_once, const RowTimes& times, int most_tiles);
 
 } // namespace distill::losses

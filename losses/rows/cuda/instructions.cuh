@@ -209,11 +209,7 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Of numbers that are not negative, which compare like their bits; NaN counts as the largest. `a` may be -inf.
-__device__ __forceinline__ float largest_of(float a, float b, float c) {
-  return __int_as_float(__vimax3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
-}
-
+// Of numbers that are not negative, which compare like their bits; NaN counts as the largest.
 __device__ __forceinline__ float least_of(float a, float b, float c) {
   return __int_as_float(__vimin3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
 }

@@ -195,6 +195,17 @@ TEST(EmulatedCluster, TheLossAloneWithInfiniteLogits) {
   }
 }
 
+// All columns that a warp has of the student, and threads of it that have none: 4499 columns of the second block are
+// two tiles and a part of the third.
+TEST(EmulatedCluster, TheLossAloneWhereTheStudentRulesOutAWarp) {
+  for (const float least : {-INFINITY, -1e9F, -1e4F}) {
+    const RowSpec spec{.vocab = 9003, .padding = 5, .targets = false};
+    expect_changed_cluster_matches(spec, loss_alone({}), 2e-5, [&](const at::Tensor& student, const at::Tensor&) {
+      student.narrow(1, 4504, 4499).fill_(least);
+    });
+  }
+}
+
 // A softcap of a teacher that there is not, and a column that is ruled out.
 TEST(EmulatedCluster, AnInfiniteLogitWithoutASoftcapOfItsOwn) {
   const LossOptions options{.divergence = Divergence::kNone, .hard_weight = 1, .teacher_softcap = 5};

@@ -281,13 +281,11 @@ struct Columns {
       uint32_t address, int tile, const Adjustment& side, float (&z)[kVector]) const {
     read_logits(address, side, z);
     const bool partial = !whole(tile);
-    if (kReplaces && partial) {
+    if ((kReplaces || kKeepsExponentials<kMode>)&&partial) {
       mask(tile, z); // what lies there must not choose how a neighbour is capped
     }
     if constexpr (kKeepsExponentials<kMode>) {
-      if (!kReplaces && partial) {
-        mask(tile, z);
-      }
+      return;
     } else if constexpr (kReplaces) {
       const bool adjusted = adjust(tile, side, z);
       if (partial) {

@@ -15,16 +15,20 @@ namespace distill::losses::cluster {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 // The least e of both sides, and the least factor by its log2, with which p is computed as q r. Then q = e * factor >=
-// 2^-120 is a normal number and r = p / q <= 2^120 a finite one, and y is finite.
+// 2^-120 is a normal number and r = p / q <= 2^120 a finite one, and y is finite. Reverse KL's a is 1e30 where the
+// teacher rules out a column, and its sum of e a, with e <= 1 / factor, must stay finite.
 constexpr float kLeast = 0x1p-60F;
-constexpr float kLeastLog2 = -60;
+template <Divergence kDivergence>
+inline constexpr float kLeastLog2 = kDivergence == Divergence::kReverseKl ? -26 : -60;
 constexpr float kMost = 0x1p80F; // a thread's sum of e (OnlineSums::kRoom), before the row is kept relative to others
 
 // What turns e and y of a warp's columns into probabilities of the row.
 struct KeptRow {
   float unit = 1; // q = unit * what is kept of it: the factor, or 1 where that is too small
-  float log2_rest = 0; // log2 of what the unit leaves of the factor
-  float shift = 0; // log2(p / q) = y + shift
+  // log2 of q and p in units: x of the student + student_shift, x of the teacher + shift. Where the factor is the unit,
+  // student_shift is 0 and log2(p / q) = y + shift.
+  float student_shift = 0;
+  float shift = 0;
   uint32_t exponents = 0; // a bit for each tile in which the thread has left x of both sides
   uint32_t slow = 0; // those, or all tiles where the factor is too small
   float student_base = 0; // of a row with softcaps
@@ -128,12 +132,13 @@ struct KeptExponentials {
       kept.unit = fmaxf(row_exp2(log2_factor), 0.0F); // 0 where it is NaN
     } else {
       const float of_teacher = fmaf(-numbers.teacher.max, c.to_log2, teacher_base * c.to_log2);
-      kept.shift = (of_teacher - of_student) - (numbers.teacher.log2_sum - numbers.student.log2_sum);
+      const float shift = (of_teacher - of_student) - (numbers.teacher.log2_sum - numbers.student.log2_sum);
       kept.exponents = exponents;
       // Where a normaliser is not finite the slow way finds a probability of 0, as with all metrics.
-      const bool fits = log2_factor >= kLeastLog2 && kept.shift == kept.shift;
+      const bool fits = log2_factor >= kLeastLog2<kDivergence> && fabsf(shift) < INFINITY;
       kept.unit = fits ? row_exp2(log2_factor) : 1.0F;
-      kept.log2_rest = fits ? 0.0F : log2_factor;
+      kept.student_shift = fits ? 0.0F : log2_factor;
+      kept.shift = fits ? shift : of_teacher - numbers.teacher.log2_sum;
       kept.slow = fits ? exponents : ~0U;
     }
     if constexpr (kCaps<kMode>) {
@@ -318,9 +323,9 @@ struct KeptExponentials {
       const float second = load_shared_float(address + G::kSideBytes);
       const bool exponents = (kept.exponents >> static_cast<unsigned>(tile) & 1U) != 0;
       const float x = exponents ? first : row_log2(first);
-      const float y = kept.shift + (exponents ? second + kept.log2_rest : second);
-      const float lq = row_max(x + kept.log2_rest, kLogFloor<float>);
-      const float lp = row_max(exponents ? y : lq + y, kLogFloor<float>);
+      const float of_teacher = exponents ? second : x + second;
+      const float lq = row_max(x + kept.student_shift, kLogFloor<float>);
+      const float lp = row_max(of_teacher + kept.shift, kLogFloor<float>);
       slope = kCaps<kMode> ? finite_slope(x, kept) : 1.0F;
       const ColumnPair<float> pair = column_pair<kDivergence>(lp, lq);
       return {add<false>(pair, held, sums), pair.q, lq};

@@ -267,7 +267,8 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         }
       }
     };
-    // What is kept of a column: a, or its gradient where that needs no sum of q a; and what gradient_of() calls `kept`.
+    // What is kept of a column: kept_a(), or its gradient where that needs no sum of q a; and what gradient_of() calls
+    // `kept`.
     const auto finish_column = [&](const ColumnResult<float>& r, float slope, float& first, float& second) {
       second = kept_q<kMode>(r, slope);
       first = kKeeps ? kept_a(r.a) : early_gradient<kDivergence, kMode>(r, slope, student, early_factors, c);

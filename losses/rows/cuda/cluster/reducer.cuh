@@ -113,7 +113,7 @@ struct Reducer {
     end.saved = args.saved == nullptr ? nullptr : static_cast<float*>(args.saved) + row;
     float* out = static_cast<float*>(args.metrics) + row;
     finish_row(out, args.metrics_stride, c, slots.row[parity].student, slots.row[parity].teacher, sums, end);
-    if (!kTeacher || !end.has_label) { // otherwise the worker with the label's column writes it
+    if (!kTeacher || !end.has_label) { // otherwise finish_row() or the worker with the label's column does
       out[kTeacherCe * args.metrics_stride] = 0;
     }
   }

@@ -50,9 +50,6 @@ void store_shared(uint32_t address, V v) {
 
 inline void fence_before_copies() {}
 
-inline float largest_of(float a, float b, float c) {
-  return std::max(std::max(a, b), c);
-}
 inline float least_of(float a, float b, float c) {
   return std::min(std::min(a, b), c);
 }

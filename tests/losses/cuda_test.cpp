@@ -173,10 +173,13 @@ TEST(Cuda, ClustersOfEverySizeThatIsChosenRun) {
       std::cout << " " << all[static_cast<size_t>(size)];
     }
     std::cout << "\n";
-    for (const int64_t vocab : {32000, 128256, 151936, 200064, 201088, 256000, 262144, 262208, 320000}) {
-      const int size = best_cluster_size(vocab, all, row_times(teacher, cluster::Mode::kUnit), kLongTiles);
-      std::cout << "  " << vocab << ": " << size << " blocks, " << cluster_plan(vocab, size).tiles << " tiles\n";
-      EXPECT_GT(size, 0) << vocab;
+    for (const cluster::Mode mode : {cluster::Mode::kUnit, cluster::Mode::kUnitLoss, cluster::Mode::kCappedLoss}) {
+      std::cout << "  mode " << static_cast<int>(mode) << ":\n";
+      for (const int64_t vocab : {32000, 128256, 151936, 200064, 201088, 256000, 262144, 262208, 320000}) {
+        const int size = best_cluster_size(vocab, all, row_times(teacher, mode), kLongTiles);
+        std::cout << "    " << vocab << ": " << size << " blocks, " << cluster_plan(vocab, size).tiles << " tiles\n";
+        EXPECT_GT(size, 0) << vocab;
+      }
     }
   }
 }

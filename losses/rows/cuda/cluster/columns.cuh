@@ -281,7 +281,8 @@ struct Columns {
       uint32_t address, int tile, const Adjustment& side, float (&z)[kVector]) const {
     read_logits(address, side, z);
     const bool partial = !whole(tile);
-    if ((kReplaces || kKeepsExponentials<kMode>)&&partial) {
+    constexpr bool kMasksLogits = kReplaces || kKeepsExponentials<kMode>;
+    if (kMasksLogits && partial) {
       mask(tile, z); // what lies there must not choose how a neighbour is capped
     }
     if constexpr (kKeepsExponentials<kMode>) {

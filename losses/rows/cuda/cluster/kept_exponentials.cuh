@@ -60,7 +60,7 @@ struct KeptExponentials {
   // Bases for the sums of a row, from its first tile.
   __device__ __forceinline__ void begin(
       const float (&zs)[kVector], const float (&zt)[kVector], OnlineSums& student, OnlineSums& teacher) const {
-    begin(lanes_max(largest_logit(zs)), kTeacher ? lanes_max(largest_logit(zt)) : 0.0F, student, teacher);
+    begin(lanes_max(largest_of(zs)), kTeacher ? lanes_max(largest_of(zt)) : 0.0F, student, teacher);
   }
 
   // Adds a tile of logits, as they are read, to the sums and leaves e and y in its slot; a bit of `exponents` says
@@ -225,10 +225,6 @@ struct KeptExponentials {
     return kTeacher ? e : fmaxf(e, 0.0F);
   }
 
-  __device__ __forceinline__ static float largest_logit(const float (&z)[kVector]) {
-    return fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]));
-  }
-
   // A logit that is not far from the log-sum-exp of a lane, from the largest sum of the lanes.
   __device__ __forceinline__ static float reference(float largest, float base) {
     return largest > 0 ? fmaf(row_log2(largest), kLn2<float>, base) : -INFINITY;
@@ -284,8 +280,8 @@ struct KeptExponentials {
       }
     };
     for_tiles([&](int /*tile*/, const float(&zs)[kVector], const float(&zt)[kVector]) {
-      student_max = fmaxf(student_max, largest_logit(zs));
-      teacher_max = fmaxf(teacher_max, largest_logit(zt));
+      student_max = fmaxf(student_max, largest_of(zs));
+      teacher_max = fmaxf(teacher_max, largest_of(zt));
     });
     begin(lanes_max(student_max), lanes_max(teacher_max), student, teacher);
     exponents = 0;

@@ -226,7 +226,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     const SideStats<float> teacher = kTeacher ? numbers.teacher : SideStats<float>{};
     RowFactors<float> early_factors = kKeeps ? RowFactors<float>{} : numbers.factors;
     RowSums<float> sums;
-    // p_weight r + q_weight needs two constants, of which an instruction takes one from the launch's.
+    // p_weight r + q_weight has two constants of the launch, and an instruction can read only one of them there.
     RowConstants<float> held = c;
     held.p_weight = in_register(c.p_weight);
     constexpr bool kSeries = kSeriesNearZero<kDivergence, kMode>;
@@ -278,7 +278,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       fence_before_copies(); // the stores of the first phase
     }
     if constexpr (kKeepsExponentials<kMode>) {
-      // What the warp has handed in, where that was faster than registers (up to 4 %; with softcaps 10 % slower).
+      // From what the warp has handed in: up to 4 % faster than in registers, but with softcaps 10 % slower.
       constexpr bool kReadsBases = kTeacher && !kCaps<kMode>;
       const float student_base = kReadsBases ? slots.stats_of_warp[parity][0][warp].base : student_reference;
       const float teacher_base = kReadsBases ? slots.stats_of_warp[parity][1][warp].base : teacher_reference;
@@ -346,7 +346,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         columns.release(columns.slot, i, lane);
       }
     };
-    // Out of line, as the compiler would leave the longest of these, its variables would be in memory.
+    // Otherwise the compiler does not inline the longest of these, whose variables then lie in memory.
     const auto columns_phase = [&](auto gradient_type) __attribute__((always_inline)) {
       if constexpr (kKeepsExponentials<kMode> && kTeacher) { // without a teacher it does not pay
         if (exponentials.fast(kept)) {

@@ -7,6 +7,10 @@ namespace distill::losses::cluster {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
+__device__ __forceinline__ float largest_of(const float (&z)[kVector]) {
+  return fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]));
+}
+
 // One side's sums of the online softmax in a thread, relative to the maximum of its warp's first tile. If a later logit
 // is so far above that maximum that the sums may overflow, the warp sums its columns again relative to their maximum.
 struct OnlineSums {
@@ -19,7 +23,7 @@ struct OnlineSums {
   float unit_sum = 0;
 
   __device__ __forceinline__ void begin(const float (&z)[kVector], const RowConstants<float>& c) {
-    begin(lanes_max(fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]))), c);
+    begin(lanes_max(largest_of(z)), c);
   }
 
   // new_base: the same in all lanes.
@@ -41,7 +45,7 @@ struct OnlineSums {
 
   template <Mode kMode>
   __device__ __forceinline__ void add(const float (&z)[kVector], const RowConstants<float>& c) {
-    max = fmaxf(max, fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])));
+    max = fmaxf(max, largest_of(z));
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       sum += row_exp2(kSubtractsFirst<kMode> ? (z[j] - base) * c.to_log2 : z[j] * c.to_log2 - scaled);

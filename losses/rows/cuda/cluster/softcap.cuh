@@ -25,18 +25,18 @@ struct Softcap {
     return fabsf(logit) < kSmall * cap;
   }
 
-  // kUnit times the ratio of the capped logit to the logit, where that is small.
+  // The ratio of the capped logit to the logit, which is small; kToLog2: the ratio times log2(e).
   template <bool kToLog2>
   __device__ __forceinline__ float ratio_of_small(float logit) const {
-    constexpr double kUnit = kToLog2 ? kLog2E<double> : 1.0;
+    constexpr double kFactor = kToLog2 ? kLog2E<double> : 1.0;
     const float x = logit * inverse;
     const float square = x * x;
-    auto y = static_cast<float>(-0x1.3515aap-8 * kUnit);
-    y = fmaf(y, square, static_cast<float>(0x1.40d8acp-6 * kUnit));
-    y = fmaf(y, square, static_cast<float>(-0x1.b4ff62p-5 * kUnit));
-    y = fmaf(y, square, static_cast<float>(0x1.10e782p-3 * kUnit));
-    y = fmaf(y, square, static_cast<float>(-0x1.55545ap-2 * kUnit));
-    return fmaf(y, square, static_cast<float>(kUnit));
+    auto y = static_cast<float>(-0x1.3515aap-8 * kFactor);
+    y = fmaf(y, square, static_cast<float>(0x1.40d8acp-6 * kFactor));
+    y = fmaf(y, square, static_cast<float>(-0x1.b4ff62p-5 * kFactor));
+    y = fmaf(y, square, static_cast<float>(0x1.10e782p-3 * kFactor));
+    y = fmaf(y, square, static_cast<float>(-0x1.55545ap-2 * kFactor));
+    return fmaf(y, square, static_cast<float>(kFactor));
   }
 
   // The capped logit is cap - 2 cap times this. From the errors of ex2.approx (2^-22) and rcp.approx (one unit in the

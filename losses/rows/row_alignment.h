@@ -9,7 +9,7 @@ namespace distill::losses {
 
 constexpr int64_t kVectorBytes = 16;
 
-inline int64_t element_bytes(ElementType type) {
+constexpr int64_t element_bytes(ElementType type) {
   return type == ElementType::kFloat64 ? 8 : (type == ElementType::kFloat32 ? 4 : 2);
 }
 

@@ -97,7 +97,4 @@ inline const char* launch_error() {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-// Queues the streaming kernel, for any dtype, width and alignment. Returns null, or an error message.
-const char* launch_rows_streaming(const RowArgs& args, cudaStream_t stream);
-
 } // namespace distill::losses

@@ -6,11 +6,107 @@
 
 namespace distill::losses {
 
-// Memory that the blocks of a launch share with nobody else, of kBytes.
+// The shared memory whose size the launch gives.
+__device__ __forceinline__ unsigned char* launched_memory() {
+  extern __shared__ __align__(128) unsigned char shared[];
+  return shared;
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// What lies at an address of shared memory.
+template <typename V>
+__device__ __forceinline__ V load_shared_as(uint32_t address) {
+  return *static_cast<const V*>(__cvta_shared_to_generic(address));
+}
+
+template <typename V>
+__device__ __forceinline__ void store_shared_as(uint32_t address, const V& value) {
+  *static_cast<V*>(__cvta_shared_to_generic(address)) = value;
+}
+
+// What the L2 cache does with what is copied: the values that createpolicy.fractional.L2 gives for all of it.
+constexpr uint64_t kEvictNormal = 0x1000000000000000;
+constexpr uint64_t kEvictFirst = 0x12f0000000000000;
+
+// Begins to copy 4, 8 or 16 bytes into shared memory.
 template <int kBytes>
-__device__ __forceinline__ void* block_memory() {
-  __shared__ __align__(16) unsigned char memory[kBytes];
-  return memory;
+__device__ __forceinline__ void copy_async(uint32_t shared, const void* global, uint64_t policy) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "l"(policy)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes),
+                 "l"(policy)
+                 : "memory");
+  }
+}
+
+// Ends a group of this thread's copies, which may be empty.
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits for all groups of this thread's copies but the last kGroups.
+template <int kGroups>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
+// Stores what is not read again soon.
+template <typename V>
+__device__ __forceinline__ void store_streaming(void* to, const V& value) {
+  if constexpr (sizeof(V) == 8) {
+    __stcs(static_cast<uint2*>(to), *reinterpret_cast<const uint2*>(&value));
+  } else if constexpr (sizeof(V) == 16) {
+    __stcs(static_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&value));
+  } else {
+    *static_cast<V*>(to) = value;
+  }
+}
+
+// The pointer in registers: it is not computed anew where it is used.
+template <typename V>
+__device__ __forceinline__ V* in_registers(V* pointer) {
+  asm("" : "+l"(pointer));
+  return pointer;
+}
+
+// Where block `rank` of the cluster has what this one has at `shared`. Before compute capability 9.0 there are no
+// clusters of several blocks.
+template <typename V>
+__device__ __forceinline__ V* in_block(V* shared, int rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  return static_cast<V*>(__cluster_map_shared_rank(shared, static_cast<unsigned>(rank)));
+#else
+  return shared;
+#endif
+}
+
+// The two halves of a barrier of all threads of a row's blocks; nothing where that is one block. What a thread has
+// stored in other blocks is there afterwards if it has called row_fence() before.
+__device__ __forceinline__ void row_arrive(int blocks) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (blocks > 1) {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  }
+#endif
+}
+
+__device__ __forceinline__ void row_wait(int blocks) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (blocks > 1) {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  }
+#endif
+}
+
+__device__ __forceinline__ void row_fence() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.acq_rel.cluster;" ::: "memory");
+#endif
 }
 
 namespace cluster {
@@ -28,12 +124,6 @@ __device__ __forceinline__ int computed_anew(int value) {
 __device__ __forceinline__ float in_register(float value) {
   asm("" : "+f"(value));
   return value;
-}
-
-// The shared memory whose size the launch gives.
-__device__ __forceinline__ unsigned char* launched_memory() {
-  extern __shared__ __align__(128) unsigned char shared[];
-  return shared;
 }
 
 __device__ __forceinline__ float4 load_shared_float4(uint32_t address) {
@@ -89,10 +179,6 @@ __device__ __forceinline__ float approximate_reciprocal(float x) {
   float y = 0;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
 __device__ __forceinline__ uint32_t remote_address(uint32_t local, int rank) {

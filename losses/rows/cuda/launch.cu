@@ -10,6 +10,7 @@
 #include "losses/rows/cuda/cluster/occupancy.cuh"
 #include "losses/rows/cuda/device_functions.cuh"
 #include "losses/rows/cuda/launch_limits.h"
+#include "losses/rows/cuda/streaming/launch.h"
 
 namespace distill::losses {
 
@@ -39,7 +40,7 @@ LaunchCluster* cluster_kernel(const RowArgs& args, bool shifted) {
     case cluster::Mode::kGeneral:
       break;
   }
-  return fp32 ? launch_cluster_general : launch_cluster_bf16_general;
+  return launch_cluster_general;
 }
 
 // The cluster size of the rows on the current device, which is asked once; 0: none.
@@ -68,11 +69,8 @@ int automatic_cluster(const RowArgs& args) {
 }
 
 const char* why_not_cluster(const RowArgs& args) {
-  if (args.logits_type == ElementType::kFloat64) {
-    return "fp64 logits";
-  }
-  if (!may_start_anywhere(args) && !logits_start_at_multiples(args, 4)) {
-    return "rows that do not start at multiples of 4 bytes";
+  if (!has_cluster_kernel(args)) {
+    return "fp64 logits, or bf16 ones of a call that it is not compiled for";
   }
   int device = 0;
   int major = 0;
@@ -110,7 +108,7 @@ const char* launch_rows(const RowArgs& args, void* stream, const RowLaunch& laun
       return problem == nullptr ? "the cluster row kernel cannot hold a row of this width" : problem;
     }
   }
-  return launch_rows_streaming(args, static_cast<cudaStream_t>(stream));
+  return launch_rows_streaming(args, launch, static_cast<cudaStream_t>(stream));
 }
 
 } // namespace distill::losses

@@ -7,17 +7,17 @@ namespace distill::losses {
 enum class RowStrategy {
   kAutomatic, // the cluster kernel where it can run, otherwise the streaming kernel
   // A row's logits are spread over the shared memory of a cluster of blocks: one read of the logits. Needs compute
-  // capability 9.0, rows that start at multiples of 4 bytes, fp32 or bf16 logits, and at most 425984 columns (327680
-  // where cluster_mode() is kGeneral).
+  // capability 9.0, has_cluster_kernel(), and at most 425984 columns (327680 where cluster_mode() is kGeneral).
   kCluster,
-  // One block to a row, two reads of the logits, or three where the gradient needs the mean of a: any device, type and
-  // alignment, and up to 2^30 columns.
+  // Two passes over the logits, or three where the gradient needs the mean of a; those after the first read from shared
+  // memory and L2 what these hold. Any device, type and alignment, and up to 2^30 columns.
   kStreaming,
 };
 
 struct RowLaunch {
   RowStrategy strategy = RowStrategy::kAutomatic;
-  int cluster_size = 0; // blocks to a row, 2 to 16; 0: automatic
+  int cluster_size = 0; // blocks to a row, 2 to 16, kStreaming also 1; 0: automatic
+  int shared_bytes = 0; // kStreaming: at most so much shared memory for a block; 0: what the device has
 };
 
 // Queues the rows on `stream` (a cudaStream_t). Returns null, or an error message. no_cuda.cpp, in this folder, stands

@@ -90,10 +90,7 @@ void run_mode(const RowArgs& args, int cluster_size) {
     case Mode::kCappedLoss:
       return run_divergence<float, Mode::kCappedLoss>(args, cluster_size);
     case Mode::kGeneral:
-      if constexpr (!std::is_same_v<Logit, cluster::ShiftedBf16>) {
-        return run_divergence<Logit, Mode::kGeneral>(args, cluster_size);
-      }
-      break;
+      return run_divergence<float, Mode::kGeneral>(args, cluster_size);
   }
 }
 

@@ -11,7 +11,8 @@ namespace distill::losses::testing {
 // combination is not compiled.
 void emulate_cluster_rows(const RowArgs& args, int cluster_size);
 
-void emulate_streaming_rows(const RowArgs& args);
+// The streaming kernel with this number of blocks to a row, and of groups of columns in a thread's shared memory.
+void emulate_streaming_rows(const RowArgs& args, int blocks, int slots);
 
 // The backward kernel of given logits, one row after the other, after emulate_cluster_rows() with RowArgs::saved. For
 // JSD, skew forward KL and labels alone, fp32 and bf16.

@@ -84,7 +84,7 @@ TEST_P(EmulatedCluster, MatchesTheReference) {
       }
       RowSpec bf16 = spec;
       bf16.logits = bf16.gradient = at::kBFloat16;
-      if (cluster_mode(make_rows(bf16, options).args) != cluster::Mode::kGeneral) { // it has a test of its own
+      if (has_cluster_kernel(make_rows(bf16, options).args)) {
         expect_cluster_matches(bf16, options, 1e-4);
         if (vocab == kFiveTiles) {
           bf16.in_place = true;
@@ -222,10 +222,6 @@ TEST(EmulatedCluster, GeneralCallsMatchTheReference) {
       .temperature = 2, .hard_weight = 0.5, .label_smoothing = 0.1, .z_loss = 1e-3, .student_softcap = 6};
   for (const int64_t padding : paddings(kFiveTiles)) {
     expect_cluster_matches({.vocab = kFiveTiles, .padding = padding, .biases = true}, options, 2e-5);
-    if (padding > 0) { // bf16 rows that start at odd columns take the streaming kernel
-      expect_cluster_matches(
-          {.vocab = kFiveTiles, .padding = padding, .logits = at::kBFloat16, .gradient = at::kBFloat16}, options, 1e-4);
-    }
   }
 }
 
@@ -323,6 +319,23 @@ INSTANTIATE_TEST_SUITE_P(
             false}),
     [](const auto& call) { return call.param.name; });
 
+// Blocks to a row and slots: a row that stays in shared memory, and rows of which a part does.
+struct StreamingPlan {
+  int blocks;
+  int slots;
+};
+constexpr StreamingPlan kStreamingPlans[] = {{1, 8}, {1, 2}, {2, 1}, {3, 2}};
+
+void expect_streaming_matches(const RowSpec& spec, const LossOptions& options, double tolerance) {
+  const Rows expected = reference_of(spec, options);
+  for (const auto& [blocks, slots] : kStreamingPlans) {
+    SCOPED_TRACE(::testing::Message() << "blocks " << blocks << " slots " << slots);
+    Rows ours = make_rows(spec, options);
+    ASSERT_NO_THROW(emulate_streaming_rows(ours.args, blocks, slots));
+    expect_equal_rows(spec, ours, expected, tolerance);
+  }
+}
+
 class EmulatedStreaming : public ::testing::TestWithParam<Call> {};
 
 TEST_P(EmulatedStreaming, MatchesTheReference) {
@@ -339,10 +352,42 @@ TEST_P(EmulatedStreaming, MatchesTheReference) {
           .teacher = teacher,
           .in_place = in_place};
       SCOPED_TRACE(::testing::Message() << c10::toString(type) << " padding " << padding);
-      Rows ours = make_rows(spec, options);
-      ASSERT_NO_THROW(emulate_streaming_rows(ours.args));
-      expect_equal_rows(spec, ours, reference_of(spec, options), tolerance);
+      expect_streaming_matches(spec, options, tolerance);
     }
+  }
+}
+
+// Without a gradient the second pass is the last one.
+TEST(EmulatedStreaming, MetricsWithoutAGradient) {
+  const RowSpec spec{.rows = 3, .vocab = 9003, .padding = 1};
+  const LossOptions options{.hard_weight = 0.5};
+  const Rows expected = reference_of(spec, options);
+  for (const auto& [blocks, slots] : kStreamingPlans) {
+    Rows ours = make_rows(spec, options);
+    RowArgs args = ours.args;
+    args.gradient = nullptr;
+    ASSERT_NO_THROW(emulate_streaming_rows(args, blocks, slots));
+    EXPECT_LT(relative_error(ours.metrics[kLoss].narrow(0, 0, 3), expected.metrics[kLoss].narrow(0, 0, 3)), 2e-5);
+  }
+}
+
+// Logits far from each other: the running sums change their base, and some begin with columns that are ruled out.
+TEST(EmulatedStreaming, LogitsFarApart) {
+  const RowSpec spec{.rows = 3, .vocab = 9003, .padding = 5};
+  for (const LossOptions& options :
+       {LossOptions{.hard_weight = 0.5}, LossOptions{.temperature = 0.5, .hard_weight = 0.5}}) {
+    Rows ours = make_rows(spec, options);
+    Rows expected = make_rows(spec, options);
+    for (const Rows& rows : {ours, expected}) {
+      for (const int side : {0, 1}) {
+        rows.owned[side].narrow(1, 0, 100).fill_(-INFINITY);
+        rows.owned[side].narrow(1, 4000, 2000).add_(150 + side);
+        rows.owned[side].narrow(1, 8000, 300).add_(300 + side);
+      }
+    }
+    reference_rows(expected.args, at::kCPU);
+    ASSERT_NO_THROW(emulate_streaming_rows(ours.args, 1, 2));
+    expect_equal_rows(spec, ours, expected, 2e-5);
   }
 }
 
@@ -357,11 +402,11 @@ at::Tensor move_teacher(const RowSpec& spec, Rows& rows) {
 }
 
 TEST(EmulatedStreaming, SidesOfDifferentAlignment) {
-  const RowSpec spec{.rows = 5, .vocab = 999, .padding = 25};
+  const RowSpec spec{.rows = 5, .vocab = 4999, .padding = 25};
   const LossOptions options{.hard_weight = 0.5};
   Rows ours = make_rows(spec, options);
   const at::Tensor moved = move_teacher(spec, ours);
-  ASSERT_NO_THROW(emulate_streaming_rows(ours.args));
+  ASSERT_NO_THROW(emulate_streaming_rows(ours.args, 2, 1));
   expect_equal_rows(spec, ours, reference_of(spec, options), 2e-5);
 }
 
@@ -380,6 +425,15 @@ INSTANTIATE_TEST_SUITE_P(
     Calls, EmulatedStreaming,
     ::testing::Values(
         Call{"jsd", {.beta = 0.3, .hard_weight = 0.5}},
+        Call{"jsd_alone", {.beta = 0.3, .hard_weight = 0.5, .metrics = MetricSet::kLoss}},
+        Call{"reverse_kl", {.divergence = Divergence::kReverseKl, .hard_weight = 0.5}},
+        Call{
+            "reverse_kl_alone",
+            {.divergence = Divergence::kReverseKl, .hard_weight = 0.5, .metrics = MetricSet::kLoss}},
+        Call{
+            "forward_kl_alone",
+            {.divergence = Divergence::kForwardKl, .hard_weight = 0.5, .metrics = MetricSet::kLoss}},
+        Call{"labels_alone", {.divergence = Divergence::kNone, .hard_weight = 1, .metrics = MetricSet::kLoss}, false},
         Call{
             "skew_hot_smooth_capped",
             {.divergence = Divergence::kSkewForwardKl,

@@ -93,11 +93,12 @@ TEST(ClusterMode, TheLossAloneHasModesOfItsOwn) {
   }
 }
 
-TEST(ClusterMode, Bf16RowsMayStartAnywhereButInTheGeneralKernel) {
-  EXPECT_TRUE(may_start_anywhere(call(true, ElementType::kBFloat16, {})));
-  EXPECT_TRUE(may_start_anywhere(call(false, ElementType::kBFloat16, {.temperature = 2})));
-  EXPECT_FALSE(may_start_anywhere(call(true, ElementType::kBFloat16, {.label_smoothing = 0.1})));
-  EXPECT_FALSE(may_start_anywhere(call(true, ElementType::kFloat32, {})));
+TEST(ClusterMode, Bf16LogitsHaveNoGeneralClusterKernel) {
+  EXPECT_TRUE(has_cluster_kernel(call(true, ElementType::kBFloat16, {})));
+  EXPECT_TRUE(has_cluster_kernel(call(false, ElementType::kBFloat16, {.temperature = 2})));
+  EXPECT_FALSE(has_cluster_kernel(call(true, ElementType::kBFloat16, {.label_smoothing = 0.1})));
+  EXPECT_TRUE(has_cluster_kernel(call(true, ElementType::kFloat32, {.label_smoothing = 0.1})));
+  EXPECT_FALSE(has_cluster_kernel(call(true, ElementType::kFloat64, {})));
 }
 
 } // namespace

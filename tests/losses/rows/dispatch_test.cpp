@@ -16,12 +16,21 @@ std::vector<RowLaunch> launches(const RowSpec& spec, const LossOptions& options)
   if (test_device().is_cpu()) {
     return {{}};
   }
-  std::vector<RowLaunch> all{{}, {.strategy = RowStrategy::kStreaming}};
-  const int64_t stride = spec.vocab + spec.padding;
-  if (spec.logits == at::kDouble || stride * static_cast<int64_t>(c10::elementSize(spec.logits)) % 4 != 0) {
+  // Streaming: as chosen; with one and several blocks to a row; and with little shared memory, which a row goes
+  // through.
+  constexpr RowStrategy kStreaming = RowStrategy::kStreaming;
+  std::vector<RowLaunch> all{
+      {},
+      {.strategy = kStreaming},
+      {.strategy = kStreaming, .cluster_size = 1},
+      {.strategy = kStreaming, .cluster_size = 3},
+      {.strategy = kStreaming, .cluster_size = 1, .shared_bytes = 32 << 10},
+      {.strategy = kStreaming, .cluster_size = 2, .shared_bytes = 64 << 10}};
+  const RowArgs args = make_rows(spec, options).args;
+  if (!has_cluster_kernel(args)) {
     return all;
   }
-  const int most = cluster::most_tiles(cluster_mode(make_rows(spec, options).args));
+  const int most = cluster::most_tiles(cluster_mode(args));
   for (const int size : {2, 3, 4, 5, 6, 7, 8, 9, 16}) {
     if (cluster_plan(spec.vocab, size).tiles <= most) {
       all.push_back({.strategy = RowStrategy::kCluster, .cluster_size = size});
@@ -36,7 +45,8 @@ void expect_each_matches(
   for (const RowLaunch& launch : launches) {
     SCOPED_TRACE(
         ::testing::Message() << "V " << spec.vocab << " metrics " << static_cast<int>(options.metrics) << " strategy "
-                             << static_cast<int>(launch.strategy) << " cluster " << launch.cluster_size);
+                             << static_cast<int>(launch.strategy) << " cluster " << launch.cluster_size << " shared "
+                             << launch.shared_bytes);
     Rows ours = make_rows(spec, options);
     run_rows(ours.args, test_device(), launch);
     expect_equal_rows(spec, ours, expected, tolerance);

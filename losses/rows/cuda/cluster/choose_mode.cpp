@@ -8,8 +8,9 @@ bool is_usual(const RowArgs& args) {
       divergence == Divergence::kReverseKl;
 }
 
-bool may_start_anywhere(const RowArgs& args) {
-  return args.logits_type == ElementType::kBFloat16 && cluster_mode(args) != cluster::Mode::kGeneral;
+bool has_cluster_kernel(const RowArgs& args) {
+  return args.logits_type == ElementType::kFloat32 ||
+      (args.logits_type == ElementType::kBFloat16 && cluster_mode(args) != cluster::Mode::kGeneral);
 }
 
 cluster::Mode cluster_mode(const RowArgs& args) {

@@ -39,7 +39,7 @@ ClusterPlan cluster_plan(const RowArgs& args, int cluster_size) {
   ClusterPlan plan = cluster_plan(args.vocab, cluster_size);
   const int64_t gradient_bytes = element_bytes(args.gradient_type);
   const bool aligned = logits_start_at_multiples(args, 16);
-  plan.shifted = !aligned && may_start_anywhere(args);
+  plan.shifted = !aligned && args.logits_type == ElementType::kBFloat16;
   plan.bulk_copies = aligned || plan.shifted;
   plan.vector_stores =
       starts_at_multiples(args.gradient, args.gradient_stride * gradient_bytes, kClusterVector * gradient_bytes);

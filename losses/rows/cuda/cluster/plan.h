@@ -57,7 +57,6 @@ LaunchCluster launch_cluster_capped_loss;
 LaunchCluster launch_cluster_general;
 LaunchCluster launch_cluster_bf16_unit;
 LaunchCluster launch_cluster_bf16_tempered;
-LaunchCluster launch_cluster_bf16_general;
 LaunchCluster launch_cluster_shifted_unit; // of rows that ClusterPlan::shifted says
 LaunchCluster launch_cluster_shifted_tempered;
 

@@ -86,7 +86,6 @@ struct Reducer {
 
   // The row's metrics, by one block of the cluster.
   __device__ __forceinline__ void write_metrics(int row, int parity) const {
-    using N = SumIndex;
     const float number = sum_of_parts(slots.numbers_of_block[parity][lane / 4]);
     const EpiloguePartial rest =
         lane < kMaxCluster ? slots.rest_of_block[parity][lane] : EpiloguePartial{0, 0, kNoColumn, kNoColumn};
@@ -95,16 +94,15 @@ struct Reducer {
     end.student_best = __reduce_min_sync(kAllLanes, rest.student_best);
     end.teacher_best = __reduce_min_sync(kAllLanes, rest.teacher_best);
     const float below_max = c.label_smoothing > 0 ? warp_sum(rest.below_max) : 0.0F;
-    float all[N::kCount];
+    float all[SumIndex::kCount];
 #pragma unroll
-    for (int k = 0; k < N::kCount; ++k) {
+    for (int k = 0; k < SumIndex::kCount; ++k) {
       all[k] = __shfl_sync(kAllLanes, number, 4 * k);
     }
     if (lane != 0) {
       return;
     }
-    const RowSums<float> sums{all[N::kLoss], all[N::kQa],  all[N::kPd], all[N::kQd], all[N::kMass],
-                              all[N::kQlq],  all[N::kPlp], below_max,   all[N::kQ]};
+    const RowSums<float> sums = row_sums(all, below_max);
     end.has_teacher = kTeacher;
     end.has_label = args.targets != nullptr;
     end.label = end.has_label ? args.targets[row] : -1;

@@ -4,24 +4,12 @@
 
 #include "losses/rows/cuda/cluster/plan.h"
 #include "losses/rows/cuda/instructions.cuh"
+#include "losses/rows/cuda/row_sums.cuh"
 
 namespace distill::losses::cluster {
 
 constexpr int kWarps = kClusterThreads / kWarp; // of workers
 static_assert(kWarps == kMaxCluster, "merges are over 16 parts");
-
-// The sums of a row that every divergence has (see RowSums), in the order in which lanes 0, 4, 8, ... hold them.
-struct SumIndex {
-  static constexpr int kLoss = 0;
-  static constexpr int kQa = 1;
-  static constexpr int kPd = 2;
-  static constexpr int kQd = 3;
-  static constexpr int kMass = 4;
-  static constexpr int kQlq = 5;
-  static constexpr int kPlp = 6;
-  static constexpr int kQ = 7; // read for skew forward KL only
-  static constexpr int kCount = 8;
-};
 
 // One side's maximum and sums in a warp, relative to `base`; or in a block, where `base` is the maximum. With
 // kKeepsExponentials there is a logit near the log-sum-exp in the place of the maximum.
@@ -114,26 +102,6 @@ __device__ __forceinline__ float warp_sum_of_two(float first, float second, int 
   return sum;
 }
 
-// The sum over the warp of eight numbers a lane: lane l gets number l / 4. Nine shuffles instead of forty.
-__device__ __forceinline__ float warp_sum_of_eight(const float (&v)[8], int lane) {
-  const bool upper = (lane & 16) != 0;
-  float four[4];
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    four[j] = (upper ? v[j + 4] : v[j]) + __shfl_xor_sync(kAllLanes, upper ? v[j] : v[j + 4], 16);
-  }
-  const bool second = (lane & 8) != 0;
-  float two[2];
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    two[j] = (second ? four[j + 2] : four[j]) + __shfl_xor_sync(kAllLanes, second ? four[j] : four[j + 2], 8);
-  }
-  const bool odd = (lane & 4) != 0;
-  float one = (odd ? two[1] : two[0]) + __shfl_xor_sync(kAllLanes, odd ? two[0] : two[1], 4);
-  one += __shfl_xor_sync(kAllLanes, one, 2);
-  return one + __shfl_xor_sync(kAllLanes, one, 1);
-}
-
 // A worker's warp hands in its part of the normalisers: maxima and bases (the same in all lanes) and each lane's sums.
 __device__ __forceinline__ void hand_in_stats(
     RowSlots& slots, int parity, int warp, int lane, const SidePartial& student, const SidePartial& teacher,
@@ -153,8 +121,7 @@ __device__ __forceinline__ void hand_in_stats(
 // A worker's warp hands in its lanes' sums, after it has stored the label's and the best columns if it has them.
 __device__ __forceinline__ void hand_in_sums(
     RowSlots& slots, int parity, int warp, int lane, const RowSums<float>& mine, const RowConstants<float>& c) {
-  const float numbers[8] = {mine.loss, mine.q_a, mine.p_d, mine.q_d, mine.mass, mine.q_lq, mine.p_lp, mine.q};
-  const float number = warp_sum_of_eight(numbers, lane);
+  const float number = warp_sum_of_numbers(mine, lane);
   if (lane % 4 == 0) {
     slots.numbers_of_warp[parity][lane / 4][warp] = number;
   }

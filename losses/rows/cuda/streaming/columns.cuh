@@ -1,271 +1,208 @@
-// A thread's columns of a row in the streaming row kernel: reading them in batches, and writing their gradient.
+// A thread's columns of a row in the streaming row kernel: the passes over them, and writing their gradient.
 #pragma once
 
 #include <limits>
 
-#include "losses/rows/cuda/device_functions.cuh"
-#include "losses/rows/cuda/streaming/plan.h"
+#include "losses/rows/cuda/streaming/slots.cuh"
 
 namespace distill::losses::streaming {
 
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / kWarp;
-
-// body(k) for each index of the array, whose values are not read.
-template <typename T, int kCount, typename Body>
-__device__ __forceinline__ void for_columns(const T (&)[kCount], const Body& body) {
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    body(k);
-  }
-}
-
-// Adds columns to one side's running maximum and sums. The sums are scaled once for all of these columns.
-template <typename Call, typename T, int kCount>
-__device__ __forceinline__ void add_to(SideSums<T>& to, const T (&z)[kCount], const RowConstants<T>& c) {
-  const bool two_sums = !Call::kPlain && !c.unit_temperature;
-  T max = to.max;
-  for_columns(z, [&](int k) { max = row_max(max, z[k]); });
-  to.sum = scaled_to(to.sum, to.max, max, c.to_log2);
-  if (two_sums) {
-    to.unit_sum = scaled_to(to.unit_sum, to.max, max, kLog2E<T>);
-  }
-  to.max = max;
-  const T base = finite_max(max);
-  for_columns(z, [&](int k) { to.sum += row_exp2((z[k] - base) * c.to_log2); });
-  if (two_sums) {
-    for_columns(z, [&](int k) { to.unit_sum += row_exp2((z[k] - base) * kLog2E<T>); });
-  }
-}
-
-// A block's columns of one row: a thread takes kBatch vectors of kVector columns at a time, and loads the next ones
-// before it works on these. Vectors begin at multiples of their size, so that the first one may begin before the row;
-// its columns there are skipped, like those beyond the last one.
 template <typename T, typename Logit, bool kTeacher, int kVector, typename Call>
-struct Columns {
-  // A kernel for one kind of call has registers for twice as many.
-  static constexpr int kBatch = kVector == 1 ? 4 : (kTeacher ? 1 : 2) * (Call::kPlain ? 2 : 1);
-  static constexpr int kColumns = kBatch * kVector; // of a thread at a time
-  static constexpr int kStep = kThreads * kVector;
+struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
+  using S = Slots<T, Logit, kTeacher, kVector, Call>;
+  using G = typename S::G;
+  using Row = typename S::Row;
+  using Group = typename S::Group;
+  using S::args;
+  using S::exists;
+  using S::index;
+  using S::kColumns;
   using Terms = ColumnResult<T>[kColumns];
+  static constexpr bool kChanges = !Call::kPlain || sizeof(T) != sizeof(Logit); // whether finished logits are others
 
-  const RowArgs& args;
   const RowConstants<T>& c;
-  const Logit* student;
-  const Logit* teacher;
-  int64_t gradient; // the row's first element
-  int vocab;
-  int begin; // the first vector's first column, which may lie before the row
 
-  // kVector > 1: both sides' rows begin equally far from a multiple of 16 bytes.
-  __device__ Columns(const RowArgs& args, const RowConstants<T>& c, int64_t row)
-      : args(args),
-        c(c),
-        student(static_cast<const Logit*>(args.student) + row * args.student_stride),
-        teacher(kTeacher ? static_cast<const Logit*>(args.teacher) + row * args.teacher_stride : nullptr),
-        gradient(row * args.gradient_stride),
-        vocab(static_cast<int>(args.vocab)),
-        begin(
-            kVector == 1 ? 0
-                         : -static_cast<int>(reinterpret_cast<uintptr_t>(student) % sizeof(Piece) / sizeof(Logit))) {}
+  __device__ Columns(const RowArgs& args, const RowConstants<T>& c, const Plan& plan, int rank, unsigned char* shared)
+      : S(args, plan, rank, shared), c(c) {}
 
-  // Column k of a batch that begins at column `first`.
-  __device__ __forceinline__ static int index(int first, int k) {
-    return first + k / kVector * kStep + k % kVector;
-  }
-
-  __device__ __forceinline__ bool exists(int v) const {
-    return v >= 0 && v < vocab;
-  }
-
-  // Calls body(student's logits, teacher's, first column) for each batch; columns that do not exist are -inf.
-  template <typename Body>
-  __device__ __forceinline__ void for_each(const Body& body) const {
-    int first = begin + static_cast<int>(threadIdx.x) * kVector;
-    Batch next = load(first);
+  // Calls body(two numbers of each column, vector) for each vector of the row: the logits of student and teacher, or
+  // what keep() has put in their place in the pass before. Columns that do not exist are -inf.
+  //
+  // Odd passes take the groups upwards, the others downwards, so that the last groups of a pass, as many as there are
+  // slots, are the first ones of the next. place: the slot at which the pass begins, and then the next one. last: there
+  // is no next one.
+  template <int kPass, typename Body>
+  __device__ __forceinline__ void for_each(const Row& row, int& place, bool last, const Body& body) const {
+    constexpr bool kUp = kPass % 2 == 1;
+    const int groups = row.groups;
+    const int slots = this->slots;
+    const int by = kUp ? this->step : -this->step;
+    Group group{};
+    group.first = kUp ? row.begin : row.begin + (groups - 1) * this->step;
+    group.place = place;
 #pragma unroll 1
-    for (; first < vocab; first += kBatch * kStep) {
-      const Batch batch = next;
-      next = load(first + kBatch * kStep);
-      T zs[kColumns];
-      T zt[kColumns];
-      for_columns(zs, [&](int k) {
-        const int v = index(first, k);
-        zs[k] = finished(batch.student[k / kVector].values[k % kVector], v, args.student_bias, c.student_softcap);
-        if constexpr (kTeacher) {
-          zt[k] = finished(batch.teacher[k / kVector].values[k % kVector], v, args.teacher_bias, c.teacher_softcap);
-        } else {
-          zt[k] = T(0);
-        }
-      });
-      if (first < 0 || index(first, kColumns - 1) >= vocab) {
-        mask(zs, first);
-        if constexpr (kTeacher) {
-          mask(zt, first);
-        }
+    for (int left = groups; left > 0; --left) {
+      group.was_there = kPass > 1 && groups - left < slots;
+      group.stays = !last && left <= slots;
+      group.edge = left == groups || left == 1;
+      if (!group.was_there) {
+        this->wait();
       }
-      body(zs, zt, first);
+#pragma unroll
+      for (int v = 0; v < G::kVectors; ++v) {
+        const Group part = S::vector(group, v);
+        T zs[kColumns];
+        T zt[kColumns] = {};
+        if (group.was_there) {
+          this->take(part, zs, zt);
+        } else {
+          logits(part, zs, zt);
+          if (group.stays && (kChanges || group.edge)) {
+            this->keep(part, zs, zt);
+          }
+        }
+        body(zs, zt, part);
+      }
+      if (left > slots) {
+        this->copy(row, group.first + slots * by, group.place, left == slots + 1, last || left <= 2 * slots);
+      } else {
+        commit_copies(); // wait() counts one for each group
+      }
+      group.first += by;
+      place = group.place;
+      group.place = this->template next<kUp>(group.place);
     }
   }
 
-  // `best` or, where it is smaller, the first column of a batch whose logit is the row's maximum.
-  __device__ __forceinline__ void find_max(const T (&z)[kColumns], T row_maximum, int first, int& best) const {
+  // `best` or, where it is smaller, the first column of a vector whose logit is the row's maximum.
+  __device__ __forceinline__ void find_max(const T (&z)[kColumns], T row_maximum, const Group& at, int& best) const {
     T max = z[0];
     for_columns(z, [&](int k) { max = row_max(max, z[k]); });
     if (max == row_maximum) {
-      for_columns(z, [&](int k) { best = z[k] == row_maximum ? min(best, index(first, k)) : best; });
+      for_columns(z, [&](int k) { best = z[k] == row_maximum ? min(best, index(at.first, k)) : best; });
     }
   }
 
-  // Takes `value` from the label's column, if it is one of the batch.
-  __device__ __forceinline__ void subtract_at(int label, T value, int first, T (&z)[kColumns]) const {
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const int at = label - (first + b * kStep);
-      if (at >= 0 && at < kVector) {
-#pragma unroll
-        for (int k = 0; k < kVector; ++k) {
-          z[b * kVector + k] -= k == at ? value : T(0);
-        }
-      }
-    }
+  __device__ __forceinline__ T student_logit(const Row& row, int column) const {
+    return finished(row.student[column], column, args.student_bias, c.student_softcap);
   }
 
-  __device__ __forceinline__ T student_logit(int v) const {
-    return logit(student, v, args.student_bias, c.student_softcap);
-  }
-
-  __device__ __forceinline__ T teacher_logit(int v) const {
-    return logit(teacher, v, args.teacher_bias, c.teacher_softcap);
+  __device__ __forceinline__ T teacher_logit(const Row& row, int column) const {
+    return finished(row.teacher[column], column, args.teacher_bias, c.teacher_softcap);
   }
 
   // body(the divergence as an integral constant).
   template <typename Body>
-  __device__ __forceinline__ void with_divergence(const Body& body) const {
+  __device__ __forceinline__ auto with_divergence(const Body& body) const {
     if constexpr (Call::kPlain) {
-      body(std::integral_constant<Divergence, Call::kDivergence>());
+      return body(std::integral_constant<Divergence, Call::kDivergence>());
     } else if constexpr (kTeacher) {
-      losses::with_divergence(c.divergence, body);
+      return losses::with_divergence(c.divergence, body);
     } else {
-      body(std::integral_constant<Divergence, Divergence::kNone>());
+      return body(std::integral_constant<Divergence, Divergence::kNone>());
     }
   }
 
-  // The terms of a batch, added to the thread's sums.
+  // The terms of a column, added to the thread's sums.
   template <Divergence kDivergence>
-  __device__ __forceinline__ void terms(
-      const T (&zs)[kColumns], const T (&zt)[kColumns], const SideStats<T>& of_student, const SideStats<T>& of_teacher,
-      RowSums<T>& add, Terms& to) const {
-    for_columns(zs, [&](int k) {
-      if constexpr (kTeacher) {
-        // kSeriesNearZero of cluster/columns.cuh says why.
-        constexpr bool kSeriesNearZero = !Call::kPlain || kDivergence != Divergence::kJsd;
-        to[k] = losses::column<kDivergence, kSeriesNearZero>(zs[k], zt[k], of_student, of_teacher, c, add);
-      } else {
-        to[k] = losses::column(zs[k], of_student, c, add);
-      }
-    });
+  __device__ __forceinline__ ColumnResult<T> term(
+      T zs, T zt, const SideStats<T>& of_student, const SideStats<T>& of_teacher, RowSums<T>& add) const {
+    // kSeriesNearZero of cluster/mode_traits.h says why.
+    constexpr bool kSeriesNearZero = !Call::kPlain || kDivergence != Divergence::kJsd;
+    if constexpr (kTeacher && Call::kLossAlone) {
+      return losses::column_of_loss<kDivergence, kSeriesNearZero>(zs, zt, of_student, of_teacher, c, add);
+    } else if constexpr (kTeacher) {
+      return losses::column<kDivergence, kSeriesNearZero>(zs, zt, of_student, of_teacher, c, add);
+    } else if constexpr (Call::kLossAlone) {
+      RowSums<T> unused;
+      return losses::column(zs, of_student, c, unused);
+    } else {
+      return losses::column(zs, of_student, c, add);
+    }
   }
 
-  // Writes the gradient of a batch.
-  __device__ __forceinline__ void write(const T (&values)[kColumns], int first) const {
+  // a and q of a vector take the place of its logits.
+  __device__ __forceinline__ void keep_terms(const Group& at, const Terms& terms) const {
+    T a[kColumns];
+    T q[kColumns];
+    for_columns(a, [&](int k) {
+      a[k] = terms[k].a;
+      q[k] = terms[k].q;
+    });
+    this->keep(at, a, q);
+  }
+
+  // Writes the gradient of a vector.
+  __device__ __forceinline__ void write(const Row& row, const T (&values)[kColumns], const Group& at) const {
     switch (args.gradient_type) {
       case ElementType::kFloat32:
-        return write_as<float>(values, first);
+        return write_as<float>(row, values, at);
       case ElementType::kBFloat16:
-        return write_as<__nv_bfloat16>(values, first);
+        return write_as<__nv_bfloat16>(row, values, at);
       case ElementType::kFloat64:
-        return write_as<double>(values, first);
+        return write_as<double>(row, values, at);
     }
   }
 
-  __device__ __forceinline__ void write_zeros() const {
-    for (int v = static_cast<int>(threadIdx.x); args.gradient != nullptr && v < vocab; v += kThreads) {
-      store_as(args.gradient, gradient + v, args.gradient_type, T(0));
+  __device__ __forceinline__ void write_zeros(const Row& row) const {
+    const T zeros[kColumns] = {};
+    Group group{.first = row.begin, .edge = true};
+    for (int left = row.groups; args.gradient != nullptr && left > 0; --left, group.first += this->step) {
+      for (int v = 0; v < G::kVectors; ++v) {
+        write(row, zeros, S::vector(group, v));
+      }
     }
   }
 
  private:
   template <typename Element>
-  struct alignas(kVector * sizeof(Element) < 16 ? kVector * sizeof(Element) : 16) Vector {
-    Element values[kVector];
-  };
-  using Piece = Vector<Logit>;
-
-  struct Batch {
-    Piece student[kBatch];
-    Piece teacher[kTeacher ? kBatch : 1];
-  };
-
-  __device__ __forceinline__ Batch load(int first) const {
-    Batch batch;
+  __device__ __forceinline__ void write_as(const Row& row, const T (&values)[kColumns], const Group& at) const {
+    auto* to = reinterpret_cast<Element*>(row.gradient) + at.first;
+    typename S::template Vector<Element, kColumns> out;
+    for_columns(values, [&](int k) { out.values[k] = static_cast<Element>(values[k]); });
+    if (row.vector_stores && (!at.edge || this->whole(at.first))) {
+      store_streaming(to, out);
+      return;
+    }
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      batch.student[b] = load(student, first + b * kStep);
-      if constexpr (kTeacher) {
-        batch.teacher[b] = load(teacher, first + b * kStep);
+    for (int k = 0; k < kColumns; ++k) {
+      if (exists(index(at.first, k))) {
+        to[index(0, k)] = out.values[k];
       }
     }
-    return batch;
   }
 
-  __device__ __forceinline__ Piece load(const Logit* row, int v) const {
-    Piece piece;
-    if (v >= 0 && v + kVector <= vocab) {
-      piece = *reinterpret_cast<const Piece*>(row + v);
-    } else {
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) {
-        piece.values[k] = exists(v + k) ? row[v + k] : static_cast<Logit>(0.0F);
-      }
-    }
-    return piece;
-  }
-
-  template <typename Element>
-  __device__ __forceinline__ void write_as(const T (&values)[kColumns], int first) const {
-    Element* row = static_cast<Element*>(args.gradient) + gradient;
-    const bool vectors = reinterpret_cast<uintptr_t>(row + begin) % alignof(Vector<Element>) == 0;
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const int v = first + b * kStep;
-      Vector<Element> out;
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) {
-        out.values[k] = static_cast<Element>(values[b * kVector + k]);
-      }
-      if (vectors && v >= 0 && v + kVector <= vocab) {
-        *reinterpret_cast<Vector<Element>*>(row + v) = out;
-      } else {
-#pragma unroll
-        for (int k = 0; k < kVector; ++k) {
-          if (exists(v + k)) {
-            row[v + k] = out.values[k];
-          }
+  // The logits of a vector that has been copied, after bias and softcap.
+  __device__ __forceinline__ void logits(const Group& at, T (&zs)[kColumns], T (&zt)[kColumns]) const {
+    Logit of_student[kColumns];
+    Logit of_teacher[kColumns];
+    this->copied(at, of_student, of_teacher);
+    const auto finish = [&](const auto& there) {
+      for_columns(zs, [&](int k) {
+        const int column = index(at.first, k);
+        const T none = -std::numeric_limits<T>::infinity();
+        zs[k] = there(column) ? finished(of_student[k], column, args.student_bias, c.student_softcap) : none;
+        if constexpr (kTeacher) {
+          zt[k] = there(column) ? finished(of_teacher[k], column, args.teacher_bias, c.teacher_softcap) : none;
         }
-      }
+      });
+    };
+    if (at.edge) {
+      finish([&](int column) { return exists(column); });
+    } else {
+      finish([](int /*column*/) { return true; });
     }
   }
 
-  // A logit after bias and softcap; anything where there is no such column.
-  __device__ __forceinline__ T finished(Logit logit, int v, const void* bias, T softcap) const {
+  __device__ __forceinline__ T finished(Logit logit, int column, const void* bias, T softcap) const {
     T z = static_cast<T>(logit);
-    if constexpr (Call::kPlain) {
-      return z;
+    if constexpr (!Call::kPlain) {
+      if (bias != nullptr) {
+        z += load_as<T>(bias, column, args.bias_type);
+      }
+      z = softcapped(z, softcap);
     }
-    if (bias != nullptr && exists(v)) {
-      z += load_as<T>(bias, v, args.bias_type);
-    }
-    return softcapped(z, softcap);
-  }
-
-  __device__ __forceinline__ void mask(T (&z)[kColumns], int first) const {
-    for_columns(z, [&](int k) { z[k] = exists(index(first, k)) ? z[k] : -std::numeric_limits<T>::infinity(); });
-  }
-
-  __device__ __forceinline__ T logit(const Logit* row, int v, const void* bias, T softcap) const {
-    const T z = static_cast<T>(row[v]);
-    return softcapped(bias == nullptr ? z : z + load_as<T>(bias, v, args.bias_type), softcap);
+    return z;
   }
 };
 

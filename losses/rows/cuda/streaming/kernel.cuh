@@ -1,179 +1,180 @@
-// The streaming row kernel: any type and alignment, up to 2^30 columns, and any device. A block takes one row, and
-// reads it for its normalisers, for its sums, and, where the gradient needs the mean of a, once more for its gradient;
-// other gradients (forward KL, cross-entropy) are written with the second reading.
+// The streaming row kernel: any type and alignment, up to 2^30 columns, and any device. A row is spread over the blocks
+// of a cluster, or has one block where the device has no clusters. It is read for its normalisers, for its sums, and,
+// where the gradient needs the mean of a, once more for its gradient; other gradients (forward KL, cross-entropy) are
+// written with the second reading. A block's shared memory holds the columns that were read last, with which the next
+// pass begins (columns.cuh); how many blocks a row has (choose_blocks.h) is such that the L2 cache holds the others.
 #pragma once
 
-#include "losses/rows/cuda/instructions.cuh"
 #include "losses/rows/cuda/streaming/columns.cuh"
+#include "losses/rows/cuda/streaming/partials.cuh"
 #include "losses/rows/row_metrics.h"
 
 namespace distill::losses::streaming {
 
-// What the warps of a block hand each other, in shared memory.
-template <typename T>
-struct BlockPartials {
-  SideSums<T> student[kWarps];
-  SideSums<T> teacher[kWarps];
-  SideStats<T> student_stats;
-  SideStats<T> teacher_stats;
-  RowSums<T> sums[kWarps];
-  T mean; // mean_a()
-  int best[2][kWarps]; // the first column with the maximum: [side][warp]
-};
-
-// Merges parts[0 .. kWarps) by the block's first warp; its first lane returns the whole.
-template <typename T>
-__device__ __forceinline__ SideSums<T> merge_warps(const SideSums<T>* parts, const RowConstants<T>& c) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  return warp_merge(lane < kWarps ? parts[lane] : SideSums<T>{}, c.to_log2, c.unit_temperature);
-}
-
-// args: see RowArgs, logits of type Logit; block r takes row r. Call: AnyCall or PlainCall.
+// args: see RowArgs, logits of type Logit; a cluster of plan.blocks blocks takes one row. Call: AnyCall or PlainCall.
+// Dynamic shared memory: partials_bytes() and plan.slots times Geometry::kGroupBytes.
 template <typename T, typename Logit, bool kTeacher, int kVector, typename Call>
-__global__ __launch_bounds__(kThreads, sizeof(T) == 4 ? 2 : 1) void rows(
-    const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<T> c) {
-  auto& shared = *static_cast<BlockPartials<T>*>(block_memory<sizeof(BlockPartials<T>)>());
-  const int64_t row = blockIdx.x;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const bool first_thread = threadIdx.x == 0;
+__global__ __launch_bounds__(kThreads, kBlocksAtOnce<T, kTeacher, Call>) void rows(
+    const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<T> c,
+    const __grid_constant__ Plan plan) {
   using RowColumns = Columns<T, Logit, kTeacher, kVector, Call>;
   using Terms = typename RowColumns::Terms;
-  const RowColumns columns(args, c, row);
-  T* out = static_cast<T*>(args.metrics) + row;
-  const int64_t label = args.targets == nullptr ? 0 : args.targets[row];
-  if (args.targets != nullptr && label == kIgnoreIndex) {
-    if (first_thread) {
+  using Group = typename RowColumns::Group;
+  using Row = typename RowColumns::Row;
+  constexpr bool kKeepsTerms = Call::kPlain; // a and q take the place of the logits from the second pass on
+  unsigned char* const memory = launched_memory();
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int blocks = plan.blocks;
+  const int64_t n = blockIdx.x / static_cast<unsigned>(blocks);
+  const int rank = static_cast<int>(blockIdx.x % static_cast<unsigned>(blocks));
+  const RowColumns columns(args, c, plan, rank, memory + partials_bytes<T>());
+  const Row row = columns.row_at(n);
+  T* out = static_cast<T*>(args.metrics) + n;
+  const bool has_label = args.targets != nullptr;
+  const int64_t label = has_label ? args.targets[n] : 0;
+  if (has_label && label == kIgnoreIndex) {
+    if (rank == 0 && threadIdx.x == 0) {
       zero_metrics(out, args.metrics_stride);
     }
-    columns.write_zeros();
+    columns.write_zeros(row);
     return;
   }
+  row_arrive(blocks);
+  columns.copy_first(row);
   const int target = static_cast<int>(label);
   // Read before any gradient is written, since the gradient may overwrite the logits.
-  const T label_logit = args.targets == nullptr ? T(0) : columns.student_logit(target);
+  const T label_logit = has_label ? columns.student_logit(row, target) : T(0);
+  const T teacher_label_logit = kTeacher && has_label ? columns.teacher_logit(row, target) : T(0);
+  const bool three_passes = args.gradient != nullptr &&
+      columns.with_divergence([](auto divergence) { return kUsesQa<decltype(divergence)::value>; });
+  const Merger<T, kTeacher, Call::kLossAlone> merger{
+      *reinterpret_cast<Partials<T>*>(memory), c, blocks, rank, warp, lane};
+  int place = 0; // in the ring of slots
 
   // First pass: normalisers.
+  SideStats<T> stats[2];
   {
-    SideSums<T> student;
-    SideSums<T> teacher;
-    columns.for_each([&](const auto& zs, const auto& zt, int /*first*/) {
-      add_to<Call>(student, zs, c);
+    RunningSums<T> running[2];
+    const T far = far_above(c);
+    columns.template for_each<1>(row, place, false, [&](const auto& zs, const auto& zt, const Group& /*at*/) {
+      running[0].template add<Call::kPlain>(zs, far, c);
       if constexpr (kTeacher) {
-        add_to<Call>(teacher, zt, c);
+        running[1].template add<Call::kPlain>(zt, far, c);
       }
     });
-    const SideSums<T> student_of_warp = warp_merge(student, c.to_log2, c.unit_temperature);
-    const SideSums<T> teacher_of_warp = kTeacher ? warp_merge(teacher, c.to_log2, c.unit_temperature) : teacher;
-    if (lane == 0) {
-      shared.student[warp] = student_of_warp;
-      shared.teacher[warp] = teacher_of_warp;
-    }
-    __syncthreads();
-    if (warp == 0) {
-      const SideSums<T> student_of_row = merge_warps(shared.student, c);
-      const SideSums<T> teacher_of_row = kTeacher ? merge_warps(shared.teacher, c) : SideSums<T>{};
-      if (lane == 0) {
-        shared.student_stats = side_stats(student_of_row, c);
-        shared.teacher_stats = kTeacher ? side_stats(teacher_of_row, c) : SideStats<T>{};
-      }
-    }
-    __syncthreads();
+    const SideSums<T> mine[2] = {running[0].side_sums(c), running[1].side_sums(c)};
+    merger.share_sides(mine, stats);
   }
-  const SideStats<T> student = shared.student_stats;
-  const SideStats<T> teacher = shared.teacher_stats;
-  const T weight = args.token_weights == nullptr ? T(1) : static_cast<const T*>(args.token_weights)[row];
+  const SideStats<T>& student = stats[0];
+  const SideStats<T>& teacher = stats[1];
+  const T weight = args.token_weights == nullptr ? T(1) : static_cast<const T*>(args.token_weights)[n];
   const RowFactors<T> factors = row_factors(c, student, teacher, weight);
-  const T of_label = factors.label * label_slope(label_logit, c);
-  const auto write_gradient = [&](auto divergence, const auto& zs, const Terms& terms, T mean, int first) {
+
+  // A column's gradient without the label's part.
+  const auto gradient_of = [&](auto divergence, T z, const ColumnResult<T>& x, T mean) {
     constexpr Divergence kDivergence = decltype(divergence)::value;
-    T gradient[RowColumns::kColumns];
-    for_columns(zs, [&](int k) {
-      const ColumnResult<T>& x = terms[k];
-      if constexpr (Call::kPlain) {
-        gradient[k] = unit_gradient<kDivergence>(x.a, x.q, mean, factors);
-      } else {
-        const T unit_q = c.unit_temperature ? x.q : unit_prob(zs[k], student);
-        gradient[k] = general_gradient<kDivergence>(x.a, x.q, unit_q, label_slope(zs[k], c), mean, factors);
-      }
-    });
-    if (args.targets != nullptr) {
-      columns.subtract_at(target, of_label, first, gradient);
+    if constexpr (Call::kPlain) {
+      return unit_gradient<kDivergence>(x.a, x.q, mean, factors);
+    } else {
+      const T unit_q = c.unit_temperature ? x.q : unit_prob(z, student);
+      return general_gradient<kDivergence>(x.a, x.q, unit_q, label_slope(z, c), mean, factors);
     }
-    columns.write(gradient, first);
+  };
+  const auto write_gradient = [&](auto divergence, const auto& zs, const Terms& terms, T mean, const Group& at) {
+    T gradient[RowColumns::kColumns];
+    for_columns(zs, [&](int k) { gradient[k] = gradient_of(divergence, zs[k], terms[k], mean); });
+    columns.write(row, gradient, at);
+  };
+  // The label's column once more, by the thread that has written it.
+  const auto write_label = [&](auto divergence, T mean) {
+    if (has_label && columns.has(row, target)) {
+      RowSums<T> unused;
+      const ColumnResult<T> x = columns.template term<decltype(divergence)::value>(
+          label_logit, teacher_label_logit, student, teacher, unused);
+      const T of_label = factors.label * label_slope(label_logit, c);
+      store_as(row.gradient, target, args.gradient_type, gradient_of(divergence, label_logit, x, mean) - of_label);
+    }
   };
 
-  // Second pass: the sums over the columns, the first columns with the maxima, and the gradient that needs no sum.
+  // Second pass: the sums over the columns, the first columns with the maxima, and the gradient that needs no mean.
   {
     RowSums<T> mine;
-    int student_best = INT32_MAX;
-    int teacher_best = INT32_MAX;
-    columns.for_each([&](const auto& zs, const auto& zt, int first) {
+    int best[2] = {INT32_MAX, INT32_MAX};
+    columns.template for_each<2>(row, place, !three_passes, [&](const auto& zs, const auto& zt, const Group& at) {
       columns.with_divergence([&](auto divergence) {
         constexpr Divergence kDivergence = decltype(divergence)::value;
         Terms terms;
-        columns.template terms<kDivergence>(zs, zt, student, teacher, mine, terms);
+        for_columns(
+            zs, [&](int k) { terms[k] = columns.template term<kDivergence>(zs[k], zt[k], student, teacher, mine); });
         if constexpr (!kUsesQa<kDivergence>) {
           if (args.gradient != nullptr) {
-            write_gradient(divergence, zs, terms, T(0), first);
+            write_gradient(divergence, zs, terms, T(0), at);
+          }
+        } else if constexpr (kKeepsTerms) {
+          if (at.stays) {
+            columns.keep_terms(at, terms);
           }
         }
       });
       if (!Call::kPlain && c.label_smoothing > 0) {
-        for_columns(
-            zs, [&](int k) { mine.below_max += columns.exists(columns.index(first, k)) ? student.max - zs[k] : T(0); });
+        for_columns(zs, [&](int k) {
+          mine.below_max += columns.exists(columns.index(at.first, k)) ? student.max - zs[k] : T(0);
+        });
       }
-      columns.find_max(zs, student.max, first, student_best);
-      if constexpr (kTeacher) {
-        columns.find_max(zt, teacher.max, first, teacher_best);
+      if (!Call::kLossAlone && c.all_metrics) {
+        columns.find_max(zs, student.max, at, best[0]);
+        if constexpr (kTeacher) {
+          columns.find_max(zt, teacher.max, at, best[1]);
+        }
       }
     });
-    const RowSums<T> warp_sums = warp_merge(mine);
-    student_best = warp_min(student_best);
-    teacher_best = warp_min(teacher_best);
-    if (lane == 0) {
-      shared.sums[warp] = warp_sums;
-      shared.best[0][warp] = student_best;
-      shared.best[1][warp] = teacher_best;
+    if (args.gradient != nullptr && !three_passes) {
+      columns.with_divergence([&](auto divergence) { write_label(divergence, T(0)); });
     }
-    __syncthreads();
+    merger.share_sums(mine, best);
   }
-  if (warp == 0) {
-    const RowSums<T> sums = warp_merge(lane < kWarps ? shared.sums[lane] : RowSums<T>{});
-    const int student_best = warp_min(lane < kWarps ? shared.best[0][lane] : INT32_MAX);
-    const int teacher_best = warp_min(lane < kWarps ? shared.best[1][lane] : INT32_MAX);
+
+  // The metrics, by a warp that does not merge.
+  if (rank == 0 && warp == kWarps - 1) {
+    const RowSums<T> sums = merger.sums_of_row();
+    RowEpilogue<T> end;
+    end.student_best = merger.best_of_row(0);
+    end.teacher_best = merger.best_of_row(1);
     if (lane == 0) {
-      shared.mean =
-          c.divergence == Divergence::kSkewForwardKl ? mean_a<Divergence::kSkewForwardKl>(sums.q_a, sums.q) : sums.q_a;
-      RowEpilogue<T> ends;
-      ends.has_teacher = kTeacher;
-      ends.has_label = args.targets != nullptr;
-      ends.label = target;
-      ends.label_logit = label_logit;
-      ends.token_weight = weight;
-      ends.student_best = student_best;
-      ends.teacher_best = teacher_best;
-      ends.vocab = args.vocab;
-      ends.saved = args.saved == nullptr ? nullptr : static_cast<T*>(args.saved) + row;
-      finish_row(out, args.metrics_stride, c, student, teacher, sums, ends);
+      end.has_teacher = kTeacher;
+      end.has_label = has_label;
+      end.label = target;
+      end.label_logit = label_logit;
+      end.token_weight = weight;
+      end.vocab = args.vocab;
+      end.saved = args.saved == nullptr ? nullptr : static_cast<T*>(args.saved) + n;
+      finish_row(out, args.metrics_stride, c, student, teacher, sums, end);
       out[kTeacherCe * args.metrics_stride] =
-          kTeacher && ends.has_label ? teacher_ce(c, student, teacher, columns.teacher_logit(target)) : T(0);
+          kTeacher && has_label ? teacher_ce(c, student, teacher, teacher_label_logit) : T(0);
     }
   }
 
   // Third pass: the gradient that needs the mean.
-  if (args.gradient != nullptr) {
+  if (three_passes) {
     columns.with_divergence([&](auto divergence) {
       constexpr Divergence kDivergence = decltype(divergence)::value;
       if constexpr (kUsesQa<kDivergence>) {
-        __syncthreads();
-        const T mean = shared.mean;
-        columns.for_each([&](const auto& zs, const auto& zt, int first) {
-          RowSums<T> unused;
+        const T sum_q = kDivergence == Divergence::kSkewForwardKl ? merger.number_of_row(SumIndex::kQ) : T(1);
+        const T mean = mean_a<kDivergence>(merger.number_of_row(SumIndex::kQa), sum_q);
+        columns.template for_each<3>(row, place, true, [&](const auto& zs, const auto& zt, const Group& at) {
           Terms terms;
-          columns.template terms<kDivergence>(zs, zt, student, teacher, unused, terms);
-          write_gradient(divergence, zs, terms, mean, first);
+          if (kKeepsTerms && at.was_there) {
+            for_columns(zs, [&](int k) { terms[k] = {zs[k], zt[k], T(0)}; });
+          } else {
+            RowSums<T> unused;
+            for_columns(zs, [&](int k) {
+              terms[k] = columns.template term<kDivergence>(zs[k], zt[k], student, teacher, unused);
+            });
+          }
+          write_gradient(divergence, zs, terms, mean, at);
         });
+        write_label(divergence, mean);
       }
     });
   }

@@ -1,35 +1,107 @@
-// Launches the streaming row kernel that plan.h names, a block for each row.
+// Launches the streaming row kernel that plan.h names.
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <mutex>
+
+#include "losses/rows/cuda/cluster/occupancy.cuh"
+#include "losses/rows/cuda/launch.h"
+#include "losses/rows/cuda/streaming/choose_blocks.h"
 #include "losses/rows/cuda/streaming/kernel.cuh"
-#include "losses/rows/cuda/streaming/plan.h"
 
 namespace distill::losses {
 
 namespace {
 
+int attribute(cudaDeviceAttr name, int device) {
+  int value = 0;
+  return cudaDeviceGetAttribute(&value, name, device) == cudaSuccess ? value : 0;
+}
+
+// Shared memory of a block when `blocks` of them lie on a multiprocessor. The driver keeps some for each.
+int shared_bytes_of_block(int device, int blocks) {
+  const int of_multiprocessor = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  const int reserved = attribute(cudaDevAttrReservedSharedMemoryPerBlock, device);
+  return std::min(of_multiprocessor / blocks - reserved, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+}
+
+template <typename T, typename Kernel>
+streaming::Occupancy occupancy_of(Kernel kernel, int device, int shared_bytes) {
+  streaming::Occupancy found;
+  found.slot_bytes = shared_bytes - streaming::partials_bytes<T>();
+  found.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
+  // Several blocks to a row are a cluster.
+  for (int blocks = 2; blocks <= streaming::kMaxBlocks && attribute(cudaDevAttrClusterLaunch, device) != 0; ++blocks) {
+    found.rows_at_once[static_cast<size_t>(blocks)] =
+        cluster::max_active_clusters(kernel, streaming::kThreads, shared_bytes, blocks);
+  }
+  int blocks_at_once = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+      &blocks_at_once, kernel, streaming::kThreads, static_cast<size_t>(shared_bytes));
+  found.rows_at_once[1] = blocks_at_once * attribute(cudaDevAttrMultiProcessorCount, device);
+  cudaGetLastError();
+  return found;
+}
+
 template <typename T, typename Logit, bool kTeacher, int kVector, typename Call>
-const char* launch_as(const RowArgs& args, cudaStream_t stream) {
+const char* launch_as(const RowArgs& args, const RowLaunch& launch, cudaStream_t stream) {
+  using G = streaming::Geometry<T, kTeacher, Call>;
   const auto kernel = streaming::rows<T, Logit, kTeacher, kVector, Call>;
-  kernel<<<static_cast<unsigned>(args.num_rows), streaming::kThreads, 0, stream>>>(args, row_constants<T>(args));
+  const int device = cluster::current_device();
+  if (device < 0) {
+    return "the streaming row kernel needs a CUDA device";
+  }
+  const int most_bytes = shared_bytes_of_block(device, streaming::kBlocksAtOnce<T, kTeacher, Call>);
+  // Asked once for each device, which also sets the kernel's attributes there.
+  static std::array<std::once_flag, cluster::kMaxDevices> asked;
+  static std::array<std::unique_ptr<streaming::Occupancy>, cluster::kMaxDevices> known;
+  auto& occupancy = known[static_cast<size_t>(device)];
+  std::call_once(asked[static_cast<size_t>(device)], [&] {
+    occupancy = std::make_unique<streaming::Occupancy>(occupancy_of<T>(kernel, device, most_bytes));
+  });
+  streaming::Plan plan;
+  plan.blocks = launch.cluster_size;
+  if (plan.blocks == 0) {
+    const int64_t row_bytes = args.vocab * static_cast<int64_t>(sizeof(T)) * (kTeacher ? 2 : 1);
+    // Any call takes so many instructions for a column that it does not matter from where its logits come.
+    const int64_t most = Call::kPlain ? G::most_groups(args.vocab, 1) : 1;
+    const int64_t of_grid = INT32_MAX / args.num_rows;
+    plan.blocks = streaming::best_blocks(*occupancy, row_bytes, static_cast<int>(std::min(most, of_grid)));
+  } else if (plan.blocks > streaming::kMaxBlocks || occupancy->rows_at_once[static_cast<size_t>(plan.blocks)] == 0) {
+    return "the device does not run the streaming row kernel with so many blocks to a row";
+  }
+  const int limit = launch.shared_bytes == 0 ? most_bytes : std::min(launch.shared_bytes, most_bytes);
+  const int slots = (limit - streaming::partials_bytes<T>()) / G::kGroupBytes;
+  if (slots < 1) {
+    return "the streaming row kernel needs more shared memory than a block may have";
+  }
+  plan.slots = std::clamp(G::most_groups(args.vocab, plan.blocks), 1, slots);
+  const int shared_bytes = streaming::partials_bytes<T>() + plan.slots * G::kGroupBytes;
+  cluster::ClusterLaunch config(streaming::kThreads, shared_bytes, plan.blocks, stream);
+  config.config.gridDim = dim3(static_cast<unsigned>(args.num_rows * plan.blocks));
+  config.config.numAttrs = plan.blocks > 1 ? 1 : 0;
+  cudaLaunchKernelEx(&config.config, kernel, args, row_constants<T>(args), plan);
   return launch_error();
 }
 
 template <typename T, typename Logit>
-const char* launch(const RowArgs& args, cudaStream_t stream) {
+const char* launch_of(const RowArgs& args, const RowLaunch& launch, cudaStream_t stream) {
   return streaming::with_kernel<Logit>(args, [&](auto teacher, auto vector, auto call) {
-    return launch_as<T, Logit, decltype(teacher)::value, decltype(vector)::value, decltype(call)>(args, stream);
+    return launch_as<T, Logit, decltype(teacher)::value, decltype(vector)::value, decltype(call)>(args, launch, stream);
   });
 }
 
 } // namespace
 
-const char* launch_rows_streaming(const RowArgs& args, cudaStream_t stream) {
+const char* launch_rows_streaming(const RowArgs& args, const RowLaunch& launch, cudaStream_t stream) {
   switch (args.logits_type) {
     case ElementType::kFloat32:
-      return launch<float, float>(args, stream);
+      return launch_of<float, float>(args, launch, stream);
     case ElementType::kBFloat16:
-      return launch<float, __nv_bfloat16>(args, stream);
+      return launch_of<float, __nv_bfloat16>(args, launch, stream);
     case ElementType::kFloat64:
-      return launch<double, double>(args, stream);
+      return launch_of<double, double>(args, launch, stream);
   }
   return "unknown type of logits";
 }

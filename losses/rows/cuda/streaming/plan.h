@@ -7,8 +7,55 @@
 #include "losses/rows/row_args.h"
 #include "losses/rows/row_math.h"
 
-// Which streaming row kernel a call takes.
+// Which streaming row kernel a call takes, and how its threads share a row.
 namespace distill::losses::streaming {
+
+constexpr int kThreads = 384; // of a block
+constexpr int kMaxBlocks = 16; // to a row
+
+// How a row is spread over the blocks of a cluster.
+struct Plan {
+  int blocks = 1; // to a row
+  int slots = 1; // groups of columns of a thread for which its block has shared memory
+};
+
+// What a kernel is compiled for: any call, whose options are looked at for every column.
+struct AnyCall {
+  static constexpr bool kPlain = false;
+  static constexpr bool kLossAlone = false;
+};
+
+// One divergence, or kNone without a teacher, at T = 1, without bias, softcap or label smoothing.
+template <Divergence kIts, bool kLoss>
+struct PlainCall {
+  static constexpr bool kPlain = true;
+  static constexpr bool kLossAlone = kLoss; // MetricSet::kLoss
+  static constexpr Divergence kDivergence = kIts;
+};
+
+// Blocks on a multiprocessor, with numbers of type T: while one waits, the others work. Any call with a teacher takes
+// more registers.
+template <typename T, bool kTeacher, typename Call>
+inline constexpr int kBlocksAtOnce = sizeof(T) == 4 ? (Call::kPlain || !kTeacher ? 3 : 2) : 1;
+
+// What a thread takes at a time, with numbers of type T: a group of vectors, each of 16 bytes of either side.
+template <typename T, bool kTeacher, typename Call>
+struct Geometry {
+  static constexpr int kColumns = 16 / sizeof(T); // of a vector
+  static constexpr int kVectors = Call::kPlain ? 2 : 1; // two take fewer instructions, and more code
+  static constexpr int kAhead = (kTeacher ? 6 : 12) / kVectors; // groups that are copied ahead, if there are slots
+  static constexpr int kSideBytes = kThreads * 16; // of one side's vectors of all threads
+  static constexpr int kVectorBytes = kSideBytes * (kTeacher ? 2 : 1);
+  static constexpr int kGroupBytes = kVectorBytes * kVectors;
+  static constexpr int kVectorStep = kThreads * kColumns; // columns from a thread's vector to its next one
+  static constexpr int kGroupColumns = kVectorStep * kVectors; // of all threads
+
+  // The most groups that a thread has in a row of `vocab` columns, which may begin between two multiples of 16 bytes.
+  static int most_groups(int64_t vocab, int blocks) {
+    const int64_t step = static_cast<int64_t>(kGroupColumns) * blocks;
+    return static_cast<int>((vocab + kColumns - 1 + step - 1) / step);
+  }
+};
 
 // Whether both sides' rows begin equally far from a multiple of 16 bytes.
 inline bool sides_begin_alike(const RowArgs& args) {
@@ -16,20 +63,8 @@ inline bool sides_begin_alike(const RowArgs& args) {
       args.student, args.student_stride, args.teacher, args.teacher_stride, element_bytes(args.logits_type));
 }
 
-// What a kernel is compiled for: any call, whose options are looked at for every column.
-struct AnyCall {
-  static constexpr bool kPlain = false;
-};
-
-// One divergence, or kNone without a teacher, at T = 1, without bias, softcap or label smoothing.
-template <Divergence kIts>
-struct PlainCall {
-  static constexpr bool kPlain = true;
-  static constexpr Divergence kDivergence = kIts;
-};
-
 // use(whether there is a teacher, columns of a vector, the kind of call) with the constants of the kernel that a call
-// with logits of type Logit takes.
+// with logits of type Logit takes. Vectors of one column are those of sides that do not begin alike.
 template <typename Logit, typename Use>
 auto with_kernel(const RowArgs& args, const Use& use) {
   constexpr bool kFp64 = sizeof(Logit) == sizeof(double);
@@ -40,16 +75,21 @@ auto with_kernel(const RowArgs& args, const Use& use) {
   if constexpr (!kFp64) {
     const cluster::Mode mode = cluster_mode(args);
     if ((mode == cluster::Mode::kUnit && is_usual(args)) || mode == cluster::Mode::kUnitLoss) {
+      const auto use_plain = [&](auto teacher, auto divergence) {
+        constexpr Divergence kDivergence = decltype(divergence)::value;
+        return args.options.metrics == MetricSet::kLoss ? use(teacher, Vector(), PlainCall<kDivergence, true>())
+                                                        : use(teacher, Vector(), PlainCall<kDivergence, false>());
+      };
       if (args.teacher == nullptr) {
-        return use(std::false_type(), Vector(), PlainCall<Divergence::kNone>());
+        return use_plain(std::false_type(), std::integral_constant<Divergence, Divergence::kNone>());
       }
       switch (effective_divergence(args.options)) {
         case Divergence::kJsd:
-          return use(std::true_type(), Vector(), PlainCall<Divergence::kJsd>());
+          return use_plain(std::true_type(), std::integral_constant<Divergence, Divergence::kJsd>());
         case Divergence::kForwardKl:
-          return use(std::true_type(), Vector(), PlainCall<Divergence::kForwardKl>());
+          return use_plain(std::true_type(), std::integral_constant<Divergence, Divergence::kForwardKl>());
         case Divergence::kReverseKl:
-          return use(std::true_type(), Vector(), PlainCall<Divergence::kReverseKl>());
+          return use_plain(std::true_type(), std::integral_constant<Divergence, Divergence::kReverseKl>());
         default: // not usual
           break;
       }

@@ -6,11 +6,60 @@
 
 namespace distill::losses {
 
-template <int kBytes>
-void* block_memory() {
-  static_assert(kBytes <= emulation::kSharedBytes);
+inline unsigned char* launched_memory() {
   return emulation::here().shared;
 }
+
+inline uint32_t shared_address(const void* pointer) {
+  return emulation::address_of(pointer);
+}
+
+template <typename V>
+V load_shared_as(uint32_t address) {
+  V v;
+  std::memcpy(&v, emulation::at(address), sizeof(v));
+  return v;
+}
+template <typename V>
+void store_shared_as(uint32_t address, const V& value) {
+  std::memcpy(emulation::at(address), &value, sizeof(value));
+}
+
+constexpr uint64_t kEvictNormal = 0;
+constexpr uint64_t kEvictFirst = 0;
+
+template <int kBytes>
+void copy_async(uint32_t shared, const void* global, uint64_t /*policy*/) {
+  emulation::expect_aligned(global, kBytes);
+  emulation::expect_aligned(emulation::at(shared), kBytes);
+  std::memcpy(emulation::at(shared), global, kBytes);
+}
+inline void commit_copies() {}
+template <int kGroups>
+void wait_for_copies() {}
+
+template <typename V>
+void store_streaming(void* to, const V& value) {
+  emulation::expect_aligned(to, sizeof(V) < 16 ? sizeof(V) : 16);
+  std::memcpy(to, &value, sizeof(value));
+}
+
+template <typename V>
+V* in_registers(V* pointer) {
+  return pointer;
+}
+
+template <typename V>
+V* in_block(V* shared, int rank) {
+  return static_cast<V*>(emulation::at(emulation::address_in_block(emulation::address_of(shared), rank)));
+}
+inline void row_arrive(int /*blocks*/) {}
+inline void row_wait(int blocks) {
+  if (blocks > 1) {
+    emulation::sync_cluster();
+  }
+}
+inline void row_fence() {}
 
 namespace cluster {
 
@@ -22,10 +71,6 @@ inline int computed_anew(int value) {
 
 inline float in_register(float value) {
   return value;
-}
-
-inline unsigned char* launched_memory() {
-  return emulation::here().shared;
 }
 
 template <typename V>
@@ -61,9 +106,6 @@ inline float approximate_reciprocal(float x) {
   return 1.0F / x;
 }
 
-inline uint32_t shared_address(const void* pointer) {
-  return emulation::address_of(pointer);
-}
 inline uint32_t remote_address(uint32_t local, int rank) {
   return emulation::address_in_block(local, rank);
 }

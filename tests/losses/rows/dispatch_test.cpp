@@ -22,7 +22,6 @@ std::vector<RowLaunch> launches(const RowSpec& spec, const LossOptions& options)
   std::vector<RowLaunch> all{
       {},
       {.strategy = kStreaming},
-      {.strategy = kStreaming, .cluster_size = 1},
       {.strategy = kStreaming, .cluster_size = 3},
       {.strategy = kStreaming, .cluster_size = 1, .shared_bytes = 32 << 10},
       {.strategy = kStreaming, .cluster_size = 2, .shared_bytes = 64 << 10}};

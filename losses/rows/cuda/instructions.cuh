@@ -27,7 +27,9 @@ __device__ __forceinline__ void store_shared_as(uint32_t address, const V& value
   *static_cast<V*>(__cvta_shared_to_generic(address)) = value;
 }
 
-// What the L2 cache does with what is copied: the values that createpolicy.fractional.L2 gives for all of it.
+// What the L2 cache does with what is copied. As constants, since a policy in a register that lanes may disagree on
+// costs an instruction more for each copy. kEvictFirst is what ptxas makes of createpolicy.fractional.L2::evict_first
+// for all of it, for sm_80 and sm_90 alike; kEvictNormal is CUTLASS's value for no preference.
 constexpr uint64_t kEvictNormal = 0x1000000000000000;
 constexpr uint64_t kEvictFirst = 0x12f0000000000000;
 

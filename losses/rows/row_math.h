@@ -369,24 +369,17 @@ DISTILL_ROW_INLINE ColumnResult<T> column_of_pair(
   return {soft.a, pair.q, lq};
 }
 
-// The same from logits after bias and softcap.
-template <Divergence kDivergence, bool kSeriesNearZero, typename T>
+// The same from logits after bias and softcap. kLossAlone: without what only metrics other than the loss need.
+template <Divergence kDivergence, bool kSeriesNearZero, bool kLossAlone = false, typename T>
 DISTILL_ROW_INLINE ColumnResult<T> column(
     T student_logit, T teacher_logit, const SideStats<T>& student, const SideStats<T>& teacher,
     const RowConstants<T>& c, RowSums<T>& add) {
   const T lq = log2_prob(student_logit, student, c);
   const T lp = log2_prob(teacher_logit, teacher, c);
-  return column_of_pair<kDivergence, kSeriesNearZero>(column_pair<kDivergence>(lp, lq), lp, lq, c, add);
-}
-
-// The same without what only metrics other than the loss need.
-template <Divergence kDivergence, bool kSeriesNearZero, typename T>
-DISTILL_ROW_INLINE ColumnResult<T> column_of_loss(
-    T student_logit, T teacher_logit, const SideStats<T>& student, const SideStats<T>& teacher,
-    const RowConstants<T>& c, RowSums<T>& add) {
-  const T lq = log2_prob(student_logit, student, c);
-  const T lp = log2_prob(teacher_logit, teacher, c);
   const ColumnPair<T> pair = column_pair<kDivergence>(lp, lq);
+  if constexpr (!kLossAlone) {
+    return column_of_pair<kDivergence, kSeriesNearZero>(pair, lp, lq, c, add);
+  }
   const SoftTerms<T> soft = soft_terms<kDivergence, kSeriesNearZero>(pair, c);
   add_loss<kDivergence>(pair, soft, add);
   add_kl<kDivergence>(pair, add);

@@ -16,8 +16,7 @@ std::vector<RowLaunch> launches(const RowSpec& spec, const LossOptions& options)
   if (test_device().is_cpu()) {
     return {{}};
   }
-  // Streaming: as chosen; with one and several blocks to a row; and with little shared memory, which a row goes
-  // through.
+  // Streaming: as chosen; with several blocks to a row; and with so little shared memory that a row does not fit.
   constexpr RowStrategy kStreaming = RowStrategy::kStreaming;
   std::vector<RowLaunch> all{
       {},

@@ -109,10 +109,8 @@ struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
       T zs, T zt, const SideStats<T>& of_student, const SideStats<T>& of_teacher, RowSums<T>& add) const {
     // kSeriesNearZero of cluster/mode_traits.h says why.
     constexpr bool kSeriesNearZero = !Call::kPlain || kDivergence != Divergence::kJsd;
-    if constexpr (kTeacher && Call::kLossAlone) {
-      return losses::column_of_loss<kDivergence, kSeriesNearZero>(zs, zt, of_student, of_teacher, c, add);
-    } else if constexpr (kTeacher) {
-      return losses::column<kDivergence, kSeriesNearZero>(zs, zt, of_student, of_teacher, c, add);
+    if constexpr (kTeacher) {
+      return losses::column<kDivergence, kSeriesNearZero, Call::kLossAlone>(zs, zt, of_student, of_teacher, c, add);
     } else if constexpr (Call::kLossAlone) {
       RowSums<T> unused;
       return losses::column(zs, of_student, c, unused);

@@ -148,7 +148,8 @@ struct Slots {
     commit_copies();
   }
 
-  // Waits for the copy of the group that comes next in a pass.
+  // Waits for the copy of the group that comes next in a pass: it was begun `slots` groups ago, so that with enough
+  // slots some of the later copies may still be on their way.
   __device__ __forceinline__ void wait() const {
     if (slots < G::kAhead) {
       wait_for_copies<0>();

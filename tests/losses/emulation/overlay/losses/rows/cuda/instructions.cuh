@@ -73,20 +73,14 @@ inline float in_register(float value) {
   return value;
 }
 
-template <typename V>
-V load_shared(uint32_t address) {
-  V v;
-  std::memcpy(&v, emulation::at(address), sizeof(v));
-  return v;
-}
 inline float4 load_shared_float4(uint32_t address) {
-  return load_shared<float4>(address);
+  return load_shared_as<float4>(address);
 }
 inline uint2 load_shared_uint2(uint32_t address) {
-  return load_shared<uint2>(address);
+  return load_shared_as<uint2>(address);
 }
 inline float load_shared_float(uint32_t address) {
-  return load_shared<float>(address);
+  return load_shared_as<float>(address);
 }
 template <typename V>
 void store_shared(uint32_t address, V v) {

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <deque>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -50,11 +51,19 @@ struct Block {
   std::unordered_map<uint32_t, Mbarrier> barriers; // by address within the block
 };
 
+struct Copy {
+  void* to;
+  const void* from;
+  size_t bytes;
+};
+
 struct Fiber {
   ucontext_t context;
   void* stack = nullptr;
   Here here;
   Block* block = nullptr;
+  std::vector<Copy> copies; // of the group that has not ended
+  std::deque<std::vector<Copy>> groups; // that have ended, and are not complete
   bool done = false;
 };
 
@@ -245,6 +254,24 @@ void* at(uint32_t address) {
     throw std::runtime_error("an address beyond the shared memory");
   }
   return running->blocks.at(address >> kRankShift).shared + within;
+}
+
+void copy_later(uint32_t shared, const void* global, size_t bytes) {
+  std::memset(at(shared), 0xff, bytes);
+  me().copies.push_back({at(shared), global, bytes});
+}
+
+void commit_copies() {
+  me().groups.push_back(std::move(me().copies));
+  me().copies.clear();
+}
+
+void wait_for_copies(size_t groups_left) {
+  for (auto& groups = me().groups; groups.size() > groups_left; groups.pop_front()) {
+    for (const auto& [to, from, bytes] : groups.front()) {
+      std::memcpy(to, from, bytes);
+    }
+  }
 }
 
 void barrier_init(uint32_t barrier, unsigned arrivals) {

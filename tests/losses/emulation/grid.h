@@ -70,6 +70,12 @@ uint32_t address_of(const void* shared);
 uint32_t address_in_block(uint32_t address, int rank);
 void* at(uint32_t address);
 
+// Copies into shared memory that a thread begins (PTX: cp.async), in groups. Nothing arrives before the thread waits
+// for it; until then the bytes are such that numbers of them are NaN.
+void copy_later(uint32_t shared, const void* global, size_t bytes);
+void commit_copies();
+void wait_for_copies(size_t groups_left);
+
 // Barriers in shared memory (PTX: mbarrier), by address.
 void barrier_init(uint32_t barrier, unsigned arrivals);
 void barrier_arrive(uint32_t barrier, uint32_t expected_bytes);

@@ -1,5 +1,5 @@
-// Stands in for the file of this name where a kernel is compiled for a CPU: the same functions, in C++. Copies are
-// complete at once.
+// Stands in for the file of this name where a kernel is compiled for a CPU: the same functions, in C++. Bulk copies and
+// those of words are complete at once, others when they are waited for.
 #pragma once
 
 #include "losses/rows/cuda/device_functions.cuh"
@@ -25,6 +25,10 @@ void store_shared_as(uint32_t address, const V& value) {
   std::memcpy(emulation::at(address), &value, sizeof(value));
 }
 
+inline float exp2_where_it_stands(float x) {
+  return row_exp2(x);
+}
+
 constexpr uint64_t kEvictNormal = 0;
 constexpr uint64_t kEvictFirst = 0;
 
@@ -32,11 +36,15 @@ template <int kBytes>
 void copy_async(uint32_t shared, const void* global, uint64_t /*policy*/) {
   emulation::expect_aligned(global, kBytes);
   emulation::expect_aligned(emulation::at(shared), kBytes);
-  std::memcpy(emulation::at(shared), global, kBytes);
+  emulation::copy_later(shared, global, kBytes);
 }
-inline void commit_copies() {}
+inline void commit_copies() {
+  emulation::commit_copies();
+}
 template <int kGroups>
-void wait_for_copies() {}
+void wait_for_copies() {
+  emulation::wait_for_copies(kGroups);
+}
 
 template <typename V>
 void store_streaming(void* to, const V& value) {
@@ -93,9 +101,6 @@ inline float least_of(float a, float b, float c) {
   return std::min(std::min(a, b), c);
 }
 
-inline float exp2_where_it_stands(float x) {
-  return row_exp2(x);
-}
 inline float approximate_reciprocal(float x) {
   return 1.0F / x;
 }

@@ -355,35 +355,33 @@ DISTILL_ROW_INLINE void add_kl(const ColumnPair<T>& pair, RowSums<T>& add) {
 }
 
 // One column with both sides, added to the row's sums (a reference for each, so that they may be lanes of a vector).
-// kSeriesNearZero: more exact in fp32 where p and q are close, and slower.
-template <Divergence kDivergence, bool kSeriesNearZero, typename T>
+// kSeriesNearZero: more exact in fp32 where p and q are close, and slower. kLossAlone: without what only metrics other
+// than the loss need.
+template <Divergence kDivergence, bool kSeriesNearZero, bool kLossAlone = false, typename T>
 DISTILL_ROW_INLINE ColumnResult<T> column_of_pair(
     const ColumnPair<T>& pair, T lp, T lq, const RowConstants<T>& c, RowSums<T>& add) {
   const SoftTerms<T> soft = soft_terms<kDivergence, kSeriesNearZero>(pair, c);
   add_loss<kDivergence>(pair, soft, add);
-  add.p_d += pair.p * pair.d;
-  add.q_d += pair.q * pair.d;
-  add.mass += pair.q - pair.p;
-  add.q_lq += pair.q * lq;
-  add.p_lp += pair.p * lp;
+  if constexpr (kLossAlone) {
+    add_kl<kDivergence>(pair, add);
+  } else {
+    add.p_d += pair.p * pair.d;
+    add.q_d += pair.q * pair.d;
+    add.mass += pair.q - pair.p;
+    add.q_lq += pair.q * lq;
+    add.p_lp += pair.p * lp;
+  }
   return {soft.a, pair.q, lq};
 }
 
-// The same from logits after bias and softcap. kLossAlone: without what only metrics other than the loss need.
-template <Divergence kDivergence, bool kSeriesNearZero, bool kLossAlone = false, typename T>
+// The same from logits after bias and softcap.
+template <Divergence kDivergence, bool kSeriesNearZero, typename T>
 DISTILL_ROW_INLINE ColumnResult<T> column(
     T student_logit, T teacher_logit, const SideStats<T>& student, const SideStats<T>& teacher,
     const RowConstants<T>& c, RowSums<T>& add) {
   const T lq = log2_prob(student_logit, student, c);
   const T lp = log2_prob(teacher_logit, teacher, c);
-  const ColumnPair<T> pair = column_pair<kDivergence>(lp, lq);
-  if constexpr (!kLossAlone) {
-    return column_of_pair<kDivergence, kSeriesNearZero>(pair, lp, lq, c, add);
-  }
-  const SoftTerms<T> soft = soft_terms<kDivergence, kSeriesNearZero>(pair, c);
-  add_loss<kDivergence>(pair, soft, add);
-  add_kl<kDivergence>(pair, add);
-  return {soft.a, pair.q, lq};
+  return column_of_pair<kDivergence, kSeriesNearZero>(column_pair<kDivergence>(lp, lq), lp, lq, c, add);
 }
 
 // One column of the student alone.

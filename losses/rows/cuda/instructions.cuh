@@ -27,6 +27,18 @@ __device__ __forceinline__ void store_shared_as(uint32_t address, const V& value
   *static_cast<V*>(__cvta_shared_to_generic(address)) = value;
 }
 
+// row_exp2 in a branch that is hardly ever taken: not computed ahead of it.
+__device__ __forceinline__ float exp2_where_it_stands(float x) {
+  float y = 0;
+  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The product by itself: what follows makes no fused multiply-add of it, which would lack its rounding.
+__device__ __forceinline__ float rounded_product(float a, float b) {
+  return __fmul_rn(a, b);
+}
+
 // What the L2 cache does with what is copied. As constants, since a policy in a register that lanes may disagree on
 // costs an instruction more for each copy. kEvictFirst is what ptxas makes of createpolicy.fractional.L2::evict_first
 // for all of it, for sm_80 and sm_90 alike; kEvictNormal is CUTLASS's value for no preference.
@@ -167,13 +179,6 @@ __device__ __forceinline__ float load_shared_float(uint32_t address) {
   float v = 0;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
   return v;
-}
-
-// row_exp2 in a branch that is hardly ever taken: not computed ahead of it.
-__device__ __forceinline__ float exp2_where_it_stands(float x) {
-  float y = 0;
-  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 // 1 / x, to one unit in the last place.

@@ -3,29 +3,11 @@
 
 #include "losses/rows/cuda/cluster/mode_traits.h"
 #include "losses/rows/cuda/cluster/softcap.cuh"
+#include "losses/rows/cuda/pairs.cuh"
 
 namespace distill::losses::cluster {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-
-// The pairs of a thread's columns, with two exponentials each where q is not too small for that.
-__device__ __forceinline__ void pairs_from_ratio(
-    const float (&lp)[kVector], const float (&lq)[kVector], ColumnPair<float> (&pairs)[kVector]) {
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) {
-    const float d = lp[j] - lq[j];
-    const float q = row_exp2(lq[j]);
-    const float r = row_exp2(fminf(d, kMaxLogRatio<float>));
-    pairs[j] = {d, q * r, q, r};
-  }
-  constexpr float kTooSmall = -120; // log2 q; below 2^-126 it is 0
-  if (fminf(fminf(lq[0], lq[1]), fminf(lq[2], lq[3])) < kTooSmall) {
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      pairs[j].p = exp2_where_it_stands(lp[j]);
-    }
-  }
-}
 
 // d capped logit / d logit of the student's column, where the mode has softcaps.
 template <Mode kMode>

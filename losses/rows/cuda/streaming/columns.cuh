@@ -1,8 +1,9 @@
 // A thread's columns of a row in the streaming row kernel: the passes over them, and writing their gradient.
 #pragma once
 
-#include <limits>
+#include <type_traits>
 
+#include "losses/rows/cuda/streaming/running_sums.cuh"
 #include "losses/rows/cuda/streaming/slots.cuh"
 
 namespace distill::losses::streaming {
@@ -12,74 +13,58 @@ struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
   using S = Slots<T, Logit, kTeacher, kVector, Call>;
   using G = typename S::G;
   using Row = typename S::Row;
-  using Group = typename S::Group;
   using S::args;
   using S::exists;
   using S::index;
-  using S::kColumns;
-  using Terms = ColumnResult<T>[kColumns];
-  static constexpr bool kChanges = !Call::kPlain || sizeof(T) != sizeof(Logit); // whether finished logits are others
+  using S::kCount;
+  // Whether a bias, a softcap or the conversion to T may change a logit, so that it is stored again.
+  static constexpr bool kChanges = !Call::kPlain || sizeof(T) != sizeof(Logit);
+
+  // A group as a pass visits it. The two constants are for plain calls only; in others both are false.
+  template <bool kThere, bool kStay>
+  struct Group {
+    static constexpr bool kWasThere = kThere; // since the pass before
+    static constexpr bool kStays = kStay; // for the pass after
+    int first; // column
+    int place; // in the thread's shared memory, in bytes
+  };
 
   const RowConstants<T>& c;
 
   __device__ Columns(const RowArgs& args, const RowConstants<T>& c, const Plan& plan, int rank, unsigned char* shared)
       : S(args, plan, rank, shared), c(c) {}
 
-  // Calls body(two numbers of each column, vector) for each vector of the row: the logits of student and teacher, or
-  // what keep() has put in their place in the pass before. Columns that do not exist are -inf.
+  // Calls body(two numbers of each column, group) for each group of the row: the logits of student and teacher, or what
+  // keep() has put in their place in the pass before. Columns that do not exist are -inf.
   //
   // Odd passes take the groups upwards, the others downwards, so that the last groups of a pass, as many as there are
   // slots, are the first ones of the next. place: the slot at which the pass begins, and then the next one. last: there
   // is no next one.
   template <int kPass, typename Body>
   __device__ __forceinline__ void for_each(const Row& row, int& place, bool last, const Body& body) const {
-    constexpr bool kUp = kPass % 2 == 1;
-    const int groups = row.groups;
-    const int slots = this->slots;
-    const int by = kUp ? this->step : -this->step;
-    Group group{};
-    group.first = kUp ? row.begin : row.begin + (groups - 1) * this->step;
-    group.place = place;
+    const int copied = max(row.groups - this->slots, 0); // groups whose copies this pass begins
+    Cursor at{
+        .first = kPass % 2 == 1 ? row.begin : row.begin + (row.groups - 1) * this->step,
+        .place = place,
+        .left = row.groups};
+    const int there = kPass == 1 ? 0 : row.groups - copied;
+    if constexpr (Call::kPlain) {
+      run<kPass, true, true>(row, at, place, min(there, copied), last, body);
+      run<kPass, true, false>(row, at, place, there - copied, last, body);
+      run<kPass, false, true>(row, at, place, copied - there, last, body);
+      run<kPass, false, false>(row, at, place, row.groups - max(there, copied), last, body);
+    } else { // not four times, since a body has every divergence
 #pragma unroll 1
-    for (int left = groups; left > 0; --left) {
-      group.was_there = kPass > 1 && groups - left < slots;
-      group.stays = !last && left <= slots;
-      group.edge = left == groups || left == 1;
-      if (!group.was_there) {
-        this->wait();
+      for (int n = 0; n < row.groups; ++n) {
+        visit<kPass>(row, at, place, n < there, n < copied, last, body);
       }
-#pragma unroll
-      for (int v = 0; v < G::kVectors; ++v) {
-        const Group part = S::vector(group, v);
-        T zs[kColumns];
-        T zt[kColumns] = {};
-        if (group.was_there) {
-          this->take(part, zs, zt);
-        } else {
-          logits(part, zs, zt);
-          if (group.stays && (kChanges || group.edge)) {
-            this->keep(part, zs, zt);
-          }
-        }
-        body(zs, zt, part);
-      }
-      if (left > slots) {
-        this->copy(row, group.first + slots * by, group.place, left == slots + 1, last || left <= 2 * slots);
-      } else {
-        commit_copies(); // wait() counts one for each group
-      }
-      group.first += by;
-      place = group.place;
-      group.place = this->template next<kUp>(group.place);
     }
   }
 
-  // `best` or, where it is smaller, the first column of a vector whose logit is the row's maximum.
-  __device__ __forceinline__ void find_max(const T (&z)[kColumns], T row_maximum, const Group& at, int& best) const {
-    T max = z[0];
-    for_columns(z, [&](int k) { max = row_max(max, z[k]); });
-    if (max == row_maximum) {
-      for_columns(z, [&](int k) { best = z[k] == row_maximum ? min(best, index(at.first, k)) : best; });
+  // `best` or, where it is smaller, the first column of a group whose logit is the row's maximum.
+  __device__ __forceinline__ void find_max(const T (&z)[kCount], T row_maximum, int first, int& best) const {
+    if (largest_of(z) == row_maximum) {
+      for_columns(z, [&](int k) { best = z[k] == row_maximum ? min(best, index(first, k)) : best; });
     }
   }
 
@@ -103,93 +88,139 @@ struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
     }
   }
 
-  // The terms of a column, added to the thread's sums.
-  template <Divergence kDivergence>
-  __device__ __forceinline__ ColumnResult<T> term(
-      T zs, T zt, const SideStats<T>& of_student, const SideStats<T>& of_teacher, RowSums<T>& add) const {
-    // kSeriesNearZero of cluster/mode_traits.h says why.
-    constexpr bool kSeriesNearZero = !Call::kPlain || kDivergence != Divergence::kJsd;
-    if constexpr (kTeacher) {
-      return losses::column<kDivergence, kSeriesNearZero, Call::kLossAlone>(zs, zt, of_student, of_teacher, c, add);
-    } else if constexpr (Call::kLossAlone) {
-      RowSums<T> unused;
-      return losses::column(zs, of_student, c, unused);
-    } else {
-      return losses::column(zs, of_student, c, add);
-    }
-  }
-
-  // a and q of a vector take the place of its logits.
-  __device__ __forceinline__ void keep_terms(const Group& at, const Terms& terms) const {
-    T a[kColumns];
-    T q[kColumns];
+  // -a and q of a group take the place of its logits: JSD computes -a.
+  __device__ __forceinline__ void keep_terms(int place, const ColumnResult<T> (&terms)[kCount]) const {
+    T a[kCount];
+    T q[kCount];
     for_columns(a, [&](int k) {
-      a[k] = terms[k].a;
+      a[k] = -terms[k].a;
       q[k] = terms[k].q;
     });
-    this->keep(at, a, q);
+    this->keep(place, a, q);
   }
 
-  // Writes the gradient of a vector.
-  __device__ __forceinline__ void write(const Row& row, const T (&values)[kColumns], const Group& at) const {
+  // What keep_terms() has kept, as for_each() hands it over.
+  __device__ __forceinline__ static void take_terms(
+      const T (&zs)[kCount], const T (&zt)[kCount], ColumnResult<T> (&terms)[kCount]) {
+    for_columns(zs, [&](int k) { terms[k] = {-zs[k], zt[k], T(0)}; });
+  }
+
+  // Writes the gradient of the group that begins at column `first`.
+  __device__ __forceinline__ void write(const Row& row, const T (&values)[kCount], int first) const {
     switch (args.gradient_type) {
       case ElementType::kFloat32:
-        return write_as<float>(row, values, at);
+        return write_as<float>(row, values, first);
       case ElementType::kBFloat16:
-        return write_as<__nv_bfloat16>(row, values, at);
+        return write_as<__nv_bfloat16>(row, values, first);
       case ElementType::kFloat64:
-        return write_as<double>(row, values, at);
+        return write_as<double>(row, values, first);
     }
   }
 
   __device__ __forceinline__ void write_zeros(const Row& row) const {
-    const T zeros[kColumns] = {};
-    Group group{.first = row.begin, .edge = true};
-    for (int left = row.groups; args.gradient != nullptr && left > 0; --left, group.first += this->step) {
-      for (int v = 0; v < G::kVectors; ++v) {
-        write(row, zeros, S::vector(group, v));
-      }
+    const T zeros[kCount] = {};
+    int first = row.begin;
+#pragma unroll 1
+    for (int left = args.gradient == nullptr ? 0 : row.groups; left > 0; --left, first += this->step) {
+      write(row, zeros, first);
     }
   }
 
  private:
-  template <typename Element>
-  __device__ __forceinline__ void write_as(const Row& row, const T (&values)[kColumns], const Group& at) const {
-    auto* to = reinterpret_cast<Element*>(row.gradient) + at.first;
-    typename S::template Vector<Element, kColumns> out;
-    for_columns(values, [&](int k) { out.values[k] = static_cast<Element>(values[k]); });
-    if (row.vector_stores && (!at.edge || this->whole(at.first))) {
-      store_streaming(to, out);
-      return;
-    }
-#pragma unroll
-    for (int k = 0; k < kColumns; ++k) {
-      if (exists(index(at.first, k))) {
-        to[index(0, k)] = out.values[k];
+  struct Cursor {
+    int first; // of the group that is next in the pass
+    int place;
+    int left; // groups
+  };
+
+  // The next `count` groups of a pass, or none where that is negative.
+  template <int kPass, bool kThere, bool kCopies, typename Body>
+  __device__ __forceinline__ void run(
+      const Row& row, Cursor& at, int& place, int count, bool last, const Body& body) const {
+    if constexpr (kPass > 1 || !kThere) {
+#pragma unroll 1
+      for (; count > 0; --count) {
+        visit<kPass>(row, at, place, std::bool_constant<kThere>(), std::bool_constant<kCopies>(), last, body);
       }
     }
   }
 
-  // The logits of a vector that has been copied, after bias and softcap.
-  __device__ __forceinline__ void logits(const Group& at, T (&zs)[kColumns], T (&zt)[kColumns]) const {
-    Logit of_student[kColumns];
-    Logit of_teacher[kColumns];
-    this->copied(at, of_student, of_teacher);
-    const auto finish = [&](const auto& there) {
-      for_columns(zs, [&](int k) {
-        const int column = index(at.first, k);
-        const T none = -std::numeric_limits<T>::infinity();
-        zs[k] = there(column) ? finished(of_student[k], column, args.student_bias, c.student_softcap) : none;
-        if constexpr (kTeacher) {
-          zt[k] = there(column) ? finished(of_teacher[k], column, args.teacher_bias, c.teacher_softcap) : none;
-        }
-      });
-    };
-    if (at.edge) {
-      finish([&](int column) { return exists(column); });
+  // The next group of a pass. there: it is in its slot since the pass before. copies: another group takes its slot
+  // afterwards. std::true_type or std::false_type in plain calls, and bool in others.
+  template <int kPass, typename There, typename Copies, typename Body>
+  __device__ __forceinline__ void visit(
+      const Row& row, Cursor& at, int& place, There there, Copies copies, bool last, const Body& body) const {
+    constexpr bool kUp = kPass % 2 == 1;
+    constexpr bool kWasThere = std::is_same_v<There, std::true_type>;
+    constexpr bool kStays = std::is_same_v<Copies, std::false_type> && kPass < 3;
+    const int by = kUp ? this->step : -this->step;
+    T zs[kCount];
+    T zt[kCount] = {};
+    if (there) {
+      this->take(at.place, zs, zt);
     } else {
-      finish([](int /*column*/) { return true; });
+      this->wait();
+      logits(at, zs, zt);
+      if (kChanges && !copies && !last && (kPass == 1 || !Call::kPlain)) {
+        this->keep(at.place, zs, zt);
+      }
     }
+    body(zs, zt, Group<kWasThere, kStays>{at.first, at.place});
+    if (copies) {
+      this->copy(row, at.first + this->slots * by, at.place, last || at.left <= 2 * this->slots);
+    } else {
+      commit_copies(); // wait() counts one for each group
+    }
+    place = at.place;
+    at = {at.first + by, this->template next<kUp>(at.place), at.left - 1};
+  }
+
+  template <typename Element>
+  __device__ __forceinline__ void write_as(const Row& row, const T (&values)[kCount], int first) const {
+    auto* to = reinterpret_cast<Element*>(row.gradient) + first;
+    if (S::is_below(first, row.vectors_below)) {
+#pragma unroll
+      for (int v = 0; v < G::kVectors; ++v) {
+        typename S::template Vector<Element, G::kColumns> out;
+#pragma unroll
+        for (int k = 0; k < G::kColumns; ++k) {
+          out.values[k] = static_cast<Element>(values[v * G::kColumns + k]);
+        }
+        store_streaming(to + v * G::kVectorStep, out);
+      }
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      if (exists(index(first, k))) {
+        to[index(0, k)] = static_cast<Element>(values[k]);
+      }
+    }
+  }
+
+  // The logits of a group that has been copied, after bias and softcap.
+  __device__ __forceinline__ void logits(const Cursor& at, T (&zs)[kCount], T (&zt)[kCount]) const {
+    Logit of_student[kCount];
+    Logit of_teacher[kCount];
+    this->copied(at.place, of_student, of_teacher);
+    const auto finish = [&](int k) {
+      const int column = index(at.first, k);
+      zs[k] = finished(of_student[k], column, args.student_bias, c.student_softcap);
+      if constexpr (kTeacher) {
+        zt[k] = finished(of_teacher[k], column, args.teacher_bias, c.teacher_softcap);
+      }
+    };
+    if (Call::kPlain || this->whole(at.first)) {
+      for_columns(zs, finish);
+      return;
+    }
+    for_columns(zs, [&](int k) { // where there is no column there is no bias, and a softcap makes -inf finite
+      if (exists(index(at.first, k))) {
+        finish(k);
+      } else {
+        zs[k] = zt[k] = -std::numeric_limits<T>::infinity();
+      }
+    });
   }
 
   __device__ __forceinline__ T finished(Logit logit, int column, const void* bias, T softcap) const {

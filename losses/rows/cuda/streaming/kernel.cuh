@@ -7,6 +7,7 @@
 
 #include "losses/rows/cuda/streaming/columns.cuh"
 #include "losses/rows/cuda/streaming/partials.cuh"
+#include "losses/rows/cuda/streaming/terms.cuh"
 #include "losses/rows/row_metrics.h"
 
 namespace distill::losses::streaming {
@@ -18,8 +19,8 @@ __global__ __launch_bounds__(kThreads, kBlocksAtOnce<T, kTeacher, Call>) void ro
     const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<T> c,
     const __grid_constant__ Plan plan) {
   using RowColumns = Columns<T, Logit, kTeacher, kVector, Call>;
-  using Terms = typename RowColumns::Terms;
-  using Group = typename RowColumns::Group;
+  using RowTerms = typename TermsOf<T, kTeacher, Call>::Type;
+  using Terms = ColumnResult<T>[RowColumns::kCount];
   using Row = typename RowColumns::Row;
   constexpr bool kKeepsTerms = Call::kPlain; // a and q take the place of the logits from the second pass on
   unsigned char* const memory = launched_memory();
@@ -46,8 +47,9 @@ __global__ __launch_bounds__(kThreads, kBlocksAtOnce<T, kTeacher, Call>) void ro
   // Read before any gradient is written, since the gradient may overwrite the logits.
   const T label_logit = has_label ? columns.student_logit(row, target) : T(0);
   const T teacher_label_logit = kTeacher && has_label ? columns.teacher_logit(row, target) : T(0);
-  const bool three_passes = args.gradient != nullptr &&
-      columns.with_divergence([](auto divergence) { return kUsesQa<decltype(divergence)::value>; });
+  const T weight = args.token_weights == nullptr ? T(1) : static_cast<const T*>(args.token_weights)[n];
+  const bool has_gradient = args.gradient != nullptr && weight != 0; // one that is not 0
+  const bool needs_mean = columns.with_divergence([](auto divergence) { return kUsesQa<decltype(divergence)::value>; });
   const Merger<T, kTeacher, Call::kLossAlone> merger{
       *reinterpret_cast<Partials<T>*>(memory), c, blocks, rank, warp, lane};
   int place = 0; // in the ring of slots
@@ -55,21 +57,16 @@ __global__ __launch_bounds__(kThreads, kBlocksAtOnce<T, kTeacher, Call>) void ro
   // First pass: normalisers.
   SideStats<T> stats[2];
   {
-    RunningSums<T> running[2];
-    const T far = far_above(c);
-    columns.template for_each<1>(row, place, false, [&](const auto& zs, const auto& zt, const Group& /*at*/) {
-      running[0].template add<Call::kPlain>(zs, far, c);
-      if constexpr (kTeacher) {
-        running[1].template add<Call::kPlain>(zt, far, c);
-      }
-    });
-    const SideSums<T> mine[2] = {running[0].side_sums(c), running[1].side_sums(c)};
+    typename RowTerms::Running running(c);
+    columns.template for_each<1>(
+        row, place, false, [&](const auto& zs, const auto& zt, const auto& /*at*/) { running.add(zs, zt); });
+    const SideSums<T> mine[2] = {running.student_sums(), running.teacher_sums()};
     merger.share_sides(mine, stats);
   }
   const SideStats<T>& student = stats[0];
   const SideStats<T>& teacher = stats[1];
-  const T weight = args.token_weights == nullptr ? T(1) : static_cast<const T*>(args.token_weights)[n];
-  const RowFactors<T> factors = row_factors(c, student, teacher, weight);
+  const RowTerms of_row{c, student, teacher};
+  const RowFactors<T> factors = of_row.factors(row_factors(c, student, teacher, weight));
 
   // A column's gradient without the label's part.
   const auto gradient_of = [&](auto divergence, T z, const ColumnResult<T>& x, T mean) {
@@ -81,19 +78,20 @@ __global__ __launch_bounds__(kThreads, kBlocksAtOnce<T, kTeacher, Call>) void ro
       return general_gradient<kDivergence>(x.a, x.q, unit_q, label_slope(z, c), mean, factors);
     }
   };
-  const auto write_gradient = [&](auto divergence, const auto& zs, const Terms& terms, T mean, const Group& at) {
-    T gradient[RowColumns::kColumns];
+  const auto write_gradient = [&](auto divergence, const auto& zs, const Terms& terms, T mean, int first) {
+    T gradient[RowColumns::kCount];
     for_columns(zs, [&](int k) { gradient[k] = gradient_of(divergence, zs[k], terms[k], mean); });
-    columns.write(row, gradient, at);
+    columns.write(row, gradient, first);
   };
   // The label's column once more, by the thread that has written it.
   const auto write_label = [&](auto divergence, T mean) {
     if (has_label && columns.has(row, target)) {
-      RowSums<T> unused;
-      const ColumnResult<T> x = columns.template term<decltype(divergence)::value>(
-          label_logit, teacher_label_logit, student, teacher, unused);
+      const T zs[1] = {label_logit};
+      const T zt[1] = {teacher_label_logit};
+      ColumnResult<T> x[1];
+      of_row.template again<decltype(divergence)::value>(zs, zt, x);
       const T of_label = factors.label * label_slope(label_logit, c);
-      store_as(row.gradient, target, args.gradient_type, gradient_of(divergence, label_logit, x, mean) - of_label);
+      store_as(row.gradient, target, args.gradient_type, gradient_of(divergence, label_logit, x[0], mean) - of_label);
     }
   };
 
@@ -101,20 +99,17 @@ __global__ __launch_bounds__(kThreads, kBlocksAtOnce<T, kTeacher, Call>) void ro
   {
     RowSums<T> mine;
     int best[2] = {INT32_MAX, INT32_MAX};
-    columns.template for_each<2>(row, place, !three_passes, [&](const auto& zs, const auto& zt, const Group& at) {
+    columns.template for_each<2>(row, place, !needs_mean, [&](const auto& zs, const auto& zt, const auto& at) {
       columns.with_divergence([&](auto divergence) {
         constexpr Divergence kDivergence = decltype(divergence)::value;
         Terms terms;
-        for_columns(
-            zs, [&](int k) { terms[k] = columns.template term<kDivergence>(zs[k], zt[k], student, teacher, mine); });
+        of_row.template add<kDivergence>(zs, zt, mine, terms);
         if constexpr (!kUsesQa<kDivergence>) {
-          if (args.gradient != nullptr) {
-            write_gradient(divergence, zs, terms, T(0), at);
+          if (has_gradient) {
+            write_gradient(divergence, zs, terms, T(0), at.first);
           }
-        } else if constexpr (kKeepsTerms) {
-          if (at.stays) {
-            columns.keep_terms(at, terms);
-          }
+        } else if constexpr (kKeepsTerms && std::decay_t<decltype(at)>::kStays) {
+          columns.keep_terms(at.place, terms);
         }
       });
       if (!Call::kPlain && c.label_smoothing > 0) {
@@ -123,13 +118,14 @@ __global__ __launch_bounds__(kThreads, kBlocksAtOnce<T, kTeacher, Call>) void ro
         });
       }
       if (!Call::kLossAlone && c.all_metrics) {
-        columns.find_max(zs, student.max, at, best[0]);
+        columns.find_max(zs, student.max, at.first, best[0]);
         if constexpr (kTeacher) {
-          columns.find_max(zt, teacher.max, at, best[1]);
+          columns.find_max(zt, teacher.max, at.first, best[1]);
         }
       }
     });
-    if (args.gradient != nullptr && !three_passes) {
+    of_row.finish(mine, /*first=*/rank == 0 && threadIdx.x == 0);
+    if (has_gradient && !needs_mean) {
       columns.with_divergence([&](auto divergence) { write_label(divergence, T(0)); });
     }
     merger.share_sums(mine, best);
@@ -156,27 +152,26 @@ __global__ __launch_bounds__(kThreads, kBlocksAtOnce<T, kTeacher, Call>) void ro
   }
 
   // Third pass: the gradient that needs the mean.
-  if (three_passes) {
+  if (has_gradient && needs_mean) {
     columns.with_divergence([&](auto divergence) {
       constexpr Divergence kDivergence = decltype(divergence)::value;
       if constexpr (kUsesQa<kDivergence>) {
         const T sum_q = kDivergence == Divergence::kSkewForwardKl ? merger.number_of_row(SumIndex::kQ) : T(1);
         const T mean = mean_a<kDivergence>(merger.number_of_row(SumIndex::kQa), sum_q);
-        columns.template for_each<3>(row, place, true, [&](const auto& zs, const auto& zt, const Group& at) {
+        columns.template for_each<3>(row, place, true, [&](const auto& zs, const auto& zt, const auto& at) {
           Terms terms;
-          if (kKeepsTerms && at.was_there) {
-            for_columns(zs, [&](int k) { terms[k] = {zs[k], zt[k], T(0)}; });
+          if constexpr (kKeepsTerms && std::decay_t<decltype(at)>::kWasThere) {
+            columns.take_terms(zs, zt, terms);
           } else {
-            RowSums<T> unused;
-            for_columns(zs, [&](int k) {
-              terms[k] = columns.template term<kDivergence>(zs[k], zt[k], student, teacher, unused);
-            });
+            of_row.template again<kDivergence>(zs, zt, terms);
           }
-          write_gradient(divergence, zs, terms, mean, at);
+          write_gradient(divergence, zs, terms, mean, at.first);
         });
         write_label(divergence, mean);
       }
     });
+  } else if (!has_gradient) {
+    columns.write_zeros(row); // after the last reading, since the gradient may overwrite the logits
   }
 }
 

@@ -25,7 +25,7 @@ struct AnyCall {
   static constexpr bool kLossAlone = false;
 };
 
-// One divergence, or kNone without a teacher, at T = 1, without bias, softcap or label smoothing.
+// A plain call: JSD, a KL or labels alone (kNone), at T = 1, without bias, softcap or label smoothing.
 template <Divergence kIts, bool kLoss>
 struct PlainCall {
   static constexpr bool kPlain = true;

@@ -28,6 +28,9 @@ void store_shared_as(uint32_t address, const V& value) {
 inline float exp2_where_it_stands(float x) {
   return row_exp2(x);
 }
+inline float rounded_product(float a, float b) {
+  return a * b;
+}
 
 constexpr uint64_t kEvictNormal = 0;
 constexpr uint64_t kEvictFirst = 0;

@@ -138,7 +138,7 @@ DISTILL_ROW_INLINE SideSums<T> merge(const SideSums<T>& a, const SideSums<T>& b,
 
 template <typename T>
 struct SideStats {
-  T max = 0;
+  T max = 0; // a number near lse where a kernel for the loss alone finds no maximum
   T log2_sum = 0; // lq = (z - max) to_log2 - log2_sum
   T unit_log2_sum = 0; // log2_sum at T = 1
   T lse = 0; // log-sum-exp at T = 1, nats

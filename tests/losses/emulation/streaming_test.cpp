@@ -1,6 +1,7 @@
 // The streaming row kernel on a CPU against the reference rows.
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include <gtest/gtest.h>
 

@@ -43,7 +43,8 @@ template <typename T, bool kTeacher, typename Call>
 struct Geometry {
   static constexpr int kColumns = 16 / sizeof(T); // of a vector
   static constexpr int kVectors = Call::kPlain ? 2 : 1; // two take fewer instructions, and more code
-  static constexpr int kAhead = (kTeacher ? 6 : 12) / kVectors; // groups that are copied ahead, if there are slots
+  // Where there are as many slots, a thread waits only until all but kAhead - 1 of its groups' copies are complete.
+  static constexpr int kAhead = (kTeacher ? 6 : 12) / kVectors;
   static constexpr int kSideBytes = kThreads * 16; // of one side's vectors of all threads
   static constexpr int kVectorBytes = kSideBytes * (kTeacher ? 2 : 1);
   static constexpr int kGroupBytes = kVectorBytes * kVectors;

@@ -14,7 +14,8 @@ void run(const RowArgs& args, const streaming::Plan& plan) {
   streaming::with_kernel<Logit>(args, [&](auto teacher, auto vector, auto call) {
     constexpr bool kTeacher = decltype(teacher)::value;
     constexpr int kVector = decltype(vector)::value;
-    emulation::run_grid(static_cast<int>(args.num_rows) * plan.blocks, streaming::kThreads, plan.blocks, [&] {
+    using G = streaming::Geometry<T, kTeacher, decltype(call)>;
+    emulation::run_grid(static_cast<int>(args.num_rows) * plan.blocks, G::kThreads, plan.blocks, [&] {
       streaming::rows<T, Logit, kTeacher, kVector, decltype(call)>(args, constants, plan);
     });
   });

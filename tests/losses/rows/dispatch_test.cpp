@@ -22,8 +22,8 @@ std::vector<RowLaunch> launches(const RowSpec& spec, const LossOptions& options)
       {},
       {.strategy = kStreaming},
       {.strategy = kStreaming, .cluster_size = 3},
-      {.strategy = kStreaming, .cluster_size = 1, .shared_bytes = 32 << 10},
-      {.strategy = kStreaming, .cluster_size = 2, .shared_bytes = 64 << 10}};
+      {.strategy = kStreaming, .cluster_size = 1, .shared_bytes = 36 << 10},
+      {.strategy = kStreaming, .cluster_size = 2, .shared_bytes = 68 << 10}};
   const RowArgs args = make_rows(spec, options).args;
   if (!has_cluster_kernel(args)) {
     return all;

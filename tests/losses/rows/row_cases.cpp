@@ -67,6 +67,21 @@ Rows make_rows(const RowSpec& spec, const LossOptions& options) {
   return r;
 }
 
+std::pair<Rows, Rows> rows_far_from_zero(const RowSpec& spec, const LossOptions& options) {
+  RowSpec exact = spec;
+  exact.logits = exact.gradient = at::kDouble;
+  Rows ours = make_rows(spec, options);
+  Rows expected = make_rows(exact, options);
+  for (const size_t side : {0, 1}) {
+    if (side == 0 || spec.teacher) {
+      ours.owned[side].add_(side == 0 ? 3000 : -2000);
+      expected.owned[side].copy_(ours.owned[side]);
+    }
+  }
+  reference_rows(expected.args, test_device());
+  return {std::move(ours), std::move(expected)};
+}
+
 LossOptions loss_alone(LossOptions options) {
   options.metrics = MetricSet::kLoss;
   return options;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "losses/rows/row_args.h"
@@ -35,6 +36,10 @@ struct RowSpec {
 
 // On test_device(). The padding between rows holds NaN.
 Rows make_rows(const RowSpec& spec, const LossOptions& options);
+
+// The same with logits of thousands, where fp32 has 2e-4 as the unit in the last place of a normaliser's logarithm; and
+// what reference_rows() makes in fp64 of the same fp32 logits.
+std::pair<Rows, Rows> rows_far_from_zero(const RowSpec& spec, const LossOptions& options);
 
 // The options with the loss alone as metrics.
 LossOptions loss_alone(LossOptions options);

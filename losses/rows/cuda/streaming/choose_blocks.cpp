@@ -1,29 +1,41 @@
 #include "losses/rows/cuda/streaming/choose_blocks.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace distill::losses::streaming {
 
 namespace {
 
-// Of the L2 cache. The rest is for the gradient on its way out, and since rows do not keep step. Measured on one H200,
-// docs/loss_head_notes.md.
-constexpr double kShareOfL2 = 0.85;
+// Fitted to times on one H200, docs/loss_head_notes.md.
+constexpr double kWaitBytes = 48 << 10; // of logits that a block would take in the time in which it waits for a row
+constexpr double kOfL2 = 1.3; // of the L2 cache, up to which hardly a pass reads from memory
+constexpr double kGradients = 2; // how much more of the cache a byte of a gradient takes than one of a logit
 
 } // namespace
 
-int best_blocks(const Occupancy& occupancy, int64_t row_bytes, int most) {
+double block_cost(const Occupancy& occupancy, const RowBytes& row, int blocks) {
+  const double at_once = occupancy.rows_at_once[static_cast<size_t>(blocks)];
+  const double idle = occupancy.rows_at_once[1] / (at_once * blocks);
+  const double waiting = 1 + kWaitBytes * blocks / static_cast<double>(row.logits);
+  const auto in_shared_memory = static_cast<double>(std::min(blocks * occupancy.slot_bytes, row.logits));
+  const double in_cache =
+      at_once * (static_cast<double>(row.logits) - in_shared_memory + kGradients * static_cast<double>(row.gradient));
+  const double from_memory = std::max(0.0, 1 - kOfL2 * static_cast<double>(occupancy.l2_bytes) / in_cache);
+  return idle * waiting * (1 + from_memory);
+}
+
+int best_blocks(const Occupancy& occupancy, const RowBytes& row, int most) {
   int best = 1;
+  double least = std::numeric_limits<double>::infinity();
   for (int blocks = 1; blocks <= std::min(most, kMaxBlocks); ++blocks) {
-    const int64_t at_once = occupancy.rows_at_once[static_cast<size_t>(blocks)];
-    if (at_once == 0) {
+    if (occupancy.rows_at_once[static_cast<size_t>(blocks)] == 0) {
       continue;
     }
-    best = blocks;
-    const int64_t in_shared_memory = std::min(blocks * occupancy.slot_bytes, row_bytes);
-    if (static_cast<double>(at_once * (row_bytes - in_shared_memory)) <=
-        kShareOfL2 * static_cast<double>(occupancy.l2_bytes)) {
-      break;
+    const double cost = block_cost(occupancy, row, blocks);
+    if (cost < least) {
+      least = cost;
+      best = blocks;
     }
   }
   return best;

@@ -15,10 +15,20 @@ struct Occupancy {
   int64_t l2_bytes = 0;
 };
 
-// The fewest blocks with which the rows that are worked on at once stay in the L2 cache, apart from what shared memory
-// holds of them: a pass then reads what the pass before has read from there. More blocks wait longer for each other.
-// Where no number is enough, the most blocks. The number of rows does not matter, so that a row's bits do not depend on
-// it. row_bytes: of both sides' logits; most: no more blocks than this. At least 1.
-int best_blocks(const Occupancy& occupancy, int64_t row_bytes, int most);
+// Of one row.
+struct RowBytes {
+  int64_t logits = 0; // of both sides, at least 1
+  int64_t gradient = 0; // 0 where there is none, or where it overwrites the logits
+};
+
+// How long rows take with so many blocks to a row, relative to other numbers of blocks. Few blocks: more rows are
+// worked on at once than the L2 cache holds beside shared memory, and a pass reads from memory what the pass before has
+// read. Many: blocks wait longer for each other, and some multiprocessors stay idle, since a cluster lies within a part
+// of the device. rows_at_once[blocks] and rows_at_once[1] are not 0.
+double block_cost(const Occupancy& occupancy, const RowBytes& row, int blocks);
+
+// The number of blocks, up to `most`, with the least cost; at least 1. The number of rows does not matter, so that a
+// row's bits do not depend on it.
+int best_blocks(const Occupancy& occupancy, const RowBytes& row, int most);
 
 } // namespace distill::losses::streaming

@@ -15,7 +15,8 @@ namespace distill::losses::streaming {
 // args: see RowArgs, logits of type Logit; a cluster of plan.blocks blocks takes one row. Call: AnyCall or PlainCall.
 // Dynamic shared memory: partials_bytes() and plan.slots times Geometry::kGroupBytes.
 template <typename T, typename Logit, bool kTeacher, int kVector, typename Call>
-__global__ __launch_bounds__(kThreads, kBlocksAtOnce<T, kTeacher, Call>) void rows(
+__global__
+__launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, Call>::kBlocksAtOnce) void rows(
     const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<T> c,
     const __grid_constant__ Plan plan) {
   using RowColumns = Columns<T, Logit, kTeacher, kVector, Call>;
@@ -50,8 +51,7 @@ __global__ __launch_bounds__(kThreads, kBlocksAtOnce<T, kTeacher, Call>) void ro
   const T weight = args.token_weights == nullptr ? T(1) : static_cast<const T*>(args.token_weights)[n];
   const bool has_gradient = args.gradient != nullptr && weight != 0; // one that is not 0
   const bool needs_mean = columns.with_divergence([](auto divergence) { return kUsesQa<decltype(divergence)::value>; });
-  const Merger<T, kTeacher, Call::kLossAlone> merger{
-      *reinterpret_cast<Partials<T>*>(memory), c, blocks, rank, warp, lane};
+  const Merger<T, kTeacher, Call> merger{*reinterpret_cast<Partials<T>*>(memory), c, blocks, rank, warp, lane};
   int place = 0; // in the ring of slots
 
   // First pass: normalisers.
@@ -132,7 +132,7 @@ __global__ __launch_bounds__(kThreads, kBlocksAtOnce<T, kTeacher, Call>) void ro
   }
 
   // The metrics, by a warp that does not merge.
-  if (rank == 0 && warp == kWarps - 1) {
+  if (rank == 0 && warp == merger.kWarps - 1) {
     const RowSums<T> sums = merger.sums_of_row();
     RowEpilogue<T> end;
     end.student_best = merger.best_of_row(0);

@@ -25,20 +25,20 @@ int shared_bytes_of_block(int device, int blocks) {
   return std::min(of_multiprocessor / blocks - reserved, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
 }
 
-template <typename T, typename Kernel>
+template <typename T, typename G, typename Kernel>
 streaming::Occupancy occupancy_of(Kernel kernel, int device, int shared_bytes) {
   streaming::Occupancy found;
-  found.slot_bytes = shared_bytes - streaming::partials_bytes<T>();
+  found.slot_bytes = (shared_bytes - streaming::partials_bytes<T>()) / G::kGroupBytes * G::kGroupBytes;
   found.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
   // Several blocks to a row are a cluster.
   for (int blocks = 2; blocks <= streaming::kMaxBlocks && attribute(cudaDevAttrClusterLaunch, device) != 0; ++blocks) {
     found.rows_at_once[static_cast<size_t>(blocks)] =
-        cluster::max_active_clusters(kernel, streaming::kThreads, shared_bytes, blocks);
+        cluster::max_active_clusters(kernel, G::kThreads, shared_bytes, blocks);
   }
   int blocks_at_once = 0;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-      &blocks_at_once, kernel, streaming::kThreads, static_cast<size_t>(shared_bytes));
+      &blocks_at_once, kernel, G::kThreads, static_cast<size_t>(shared_bytes));
   found.rows_at_once[1] = blocks_at_once * attribute(cudaDevAttrMultiProcessorCount, device);
   cudaGetLastError();
   return found;
@@ -52,22 +52,25 @@ const char* launch_as(const RowArgs& args, const RowLaunch& launch, cudaStream_t
   if (device < 0) {
     return "the streaming row kernel needs a CUDA device";
   }
-  const int most_bytes = shared_bytes_of_block(device, streaming::kBlocksAtOnce<T, kTeacher, Call>);
+  const int most_bytes = shared_bytes_of_block(device, G::kBlocksAtOnce);
   // Asked once for each device, which also sets the kernel's attributes there.
   static std::array<std::once_flag, cluster::kMaxDevices> asked;
   static std::array<std::unique_ptr<streaming::Occupancy>, cluster::kMaxDevices> known;
   auto& occupancy = known[static_cast<size_t>(device)];
   std::call_once(asked[static_cast<size_t>(device)], [&] {
-    occupancy = std::make_unique<streaming::Occupancy>(occupancy_of<T>(kernel, device, most_bytes));
+    occupancy = std::make_unique<streaming::Occupancy>(occupancy_of<T, G>(kernel, device, most_bytes));
   });
   streaming::Plan plan;
   plan.blocks = launch.cluster_size;
   if (plan.blocks == 0) {
-    const int64_t row_bytes = args.vocab * static_cast<int64_t>(sizeof(T)) * (kTeacher ? 2 : 1);
+    const bool has_gradient = args.gradient != nullptr && args.gradient != args.student; // beside the logits
+    const streaming::RowBytes row{
+        .logits = args.vocab * static_cast<int64_t>(sizeof(T)) * (kTeacher ? 2 : 1),
+        .gradient = has_gradient ? args.vocab * element_bytes(args.gradient_type) : 0};
     // Any call takes so many instructions for a column that it does not matter from where its logits come.
     const int64_t most = Call::kPlain ? G::most_groups(args.vocab, 1) : 1;
     const int64_t of_grid = INT32_MAX / args.num_rows;
-    plan.blocks = streaming::best_blocks(*occupancy, row_bytes, static_cast<int>(std::min(most, of_grid)));
+    plan.blocks = streaming::best_blocks(*occupancy, row, static_cast<int>(std::min(most, of_grid)));
   } else if (plan.blocks > streaming::kMaxBlocks || occupancy->rows_at_once[static_cast<size_t>(plan.blocks)] == 0) {
     return "the device does not run the streaming row kernel with so many blocks to a row";
   }
@@ -78,7 +81,7 @@ const char* launch_as(const RowArgs& args, const RowLaunch& launch, cudaStream_t
   }
   plan.slots = std::clamp(G::most_groups(args.vocab, plan.blocks), 1, slots);
   const int shared_bytes = streaming::partials_bytes<T>() + plan.slots * G::kGroupBytes;
-  cluster::ClusterLaunch config(streaming::kThreads, shared_bytes, plan.blocks, stream);
+  cluster::ClusterLaunch config(G::kThreads, shared_bytes, plan.blocks, stream);
   config.config.gridDim = dim3(static_cast<unsigned>(args.num_rows * plan.blocks));
   config.config.numAttrs = plan.blocks > 1 ? 1 : 0;
   cudaLaunchKernelEx(&config.config, kernel, args, row_constants<T>(args), plan);

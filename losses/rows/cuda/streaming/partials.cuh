@@ -7,19 +7,19 @@
 
 namespace distill::losses::streaming {
 
-constexpr int kWarps = kThreads / kWarp;
-static_assert(kWarps <= kWarp && kMaxBlocks <= kWarp, "a warp merges the parts, one to a lane");
+constexpr int kMostWarps = 16; // of a block
+static_assert(kMostWarps <= kWarp && kMaxBlocks <= kWarp, "a warp merges the parts, one to a lane");
 
 // In the shared memory of each block, before its slots. Student, teacher.
 template <typename T>
 struct alignas(16) Partials {
-  SideSums<T> sides_of_warp[2][kWarps];
+  SideSums<T> sides_of_warp[2][kMostWarps];
   SideSums<T> sides_of_block[2][kMaxBlocks];
-  T numbers_of_warp[SumIndex::kCount][kWarps];
+  T numbers_of_warp[SumIndex::kCount][kMostWarps];
   T numbers_of_block[SumIndex::kCount][kMaxBlocks];
-  T below_max_of_warp[kWarps];
+  T below_max_of_warp[kMostWarps];
   T below_max_of_block[kMaxBlocks];
-  int best_of_warp[2][kWarps]; // the first column with the maximum
+  int best_of_warp[2][kMostWarps]; // the first column with the maximum
   int best_of_block[2][kMaxBlocks];
 };
 
@@ -31,8 +31,11 @@ constexpr int partials_bytes() {
 
 // Merging by all threads of the `blocks` blocks of a row, of which this one is number `rank`. row_arrive() comes before
 // share_sides(), so that no block stores in another one before that runs.
-template <typename T, bool kTeacher, bool kLossAlone>
+template <typename T, bool kTeacher, typename Call>
 struct Merger {
+  static constexpr bool kLossAlone = Call::kLossAlone;
+  static constexpr int kWarps = Geometry<T, kTeacher, Call>::kThreads / kWarp;
+  static_assert(kWarps <= kMostWarps);
   static constexpr int kSides = kTeacher ? 2 : 1;
   static constexpr int kNumbers = kLossAlone ? SumIndex::kMass + 1 : SumIndex::kCount; // the others are 0
   Partials<T>& shared;

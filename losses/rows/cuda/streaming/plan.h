@@ -10,7 +10,6 @@
 // Which streaming row kernel a call takes, and how its threads share a row.
 namespace distill::losses::streaming {
 
-constexpr int kThreads = 384; // of a block
 constexpr int kMaxBlocks = 16; // to a row
 
 // How a row is spread over the blocks of a cluster.
@@ -33,14 +32,14 @@ struct PlainCall {
   static constexpr Divergence kDivergence = kIts;
 };
 
-// Blocks on a multiprocessor, with numbers of type T: while one waits, the others work. Any call with a teacher takes
-// more registers.
-template <typename T, bool kTeacher, typename Call>
-inline constexpr int kBlocksAtOnce = sizeof(T) == 4 ? (Call::kPlain || !kTeacher ? 3 : 2) : 1;
-
-// What a thread takes at a time, with numbers of type T: a group of vectors, each of 16 bytes of either side.
+// The threads, and what each takes at a time, with numbers of type T: a group of vectors, each of 16 bytes of either
+// side.
 template <typename T, bool kTeacher, typename Call>
 struct Geometry {
+  // Measured, docs/loss_head_notes.md. Any call with a teacher takes more registers, and fp64 takes two for a number.
+  static constexpr int kThreads = Call::kPlain ? 512 : 384; // of a block
+  static constexpr int kBlocksAtOnce = // on a multiprocessor: while one waits, the others work
+      sizeof(T) == 8 ? 1 : (Call::kPlain || kTeacher ? 2 : 3);
   static constexpr int kColumns = 16 / sizeof(T); // of a vector
   static constexpr int kVectors = Call::kPlain ? 2 : 1; // two take fewer instructions, and more code
   // Where there are as many slots, a thread waits only until all but kAhead - 1 of its groups' copies are complete.

@@ -11,7 +11,7 @@ namespace distill::losses::streaming {
 
 // A thread's columns are groups of vectors. Group n of all threads of a block is one piece of the row, and the blocks
 // of the row take such pieces in turn. kVector > 1: a vector begins at a multiple of its size, so that the first one
-// may begin before the row. kVector == 1: the columns of a vector are kThreads apart. Where a group has no column,
+// may begin before the row. kVector == 1: the columns of a vector are G::kThreads apart. Where a group has no column,
 // before the row or beyond its end, its slot has -inf.
 //
 // There are slots for plan.slots groups of a thread, a ring: a group that leaves its slot leaves it to the one that is
@@ -21,7 +21,7 @@ struct Slots {
   using G = Geometry<T, kTeacher, Call>;
   static constexpr int kColumns = G::kColumns; // of a vector
   static constexpr int kCount = kColumns * G::kVectors; // of a group
-  static constexpr int kBetween = kVector == 1 ? kThreads : 1; // columns from one of a vector to the next
+  static constexpr int kBetween = kVector == 1 ? G::kThreads : 1; // columns from one of a vector to the next
   static constexpr int kLastOfGroup = (G::kVectors - 1) * G::kVectorStep + (kColumns - 1) * kBetween;
   static_assert(kVector == 1 || kVector == kColumns);
 

@@ -162,6 +162,27 @@ TEST(RowKernelShapes, LogitsHundredsApart) {
   }
 }
 
+// What corrects the normalisers' rounding errors must not itself be fused into other operations, as only a compiler for
+// GPUs does.
+TEST(RowKernelShapes, LogitsFarFromZero) {
+  for (const Divergence divergence :
+       {Divergence::kJsd, Divergence::kForwardKl, Divergence::kReverseKl, Divergence::kNone}) {
+    for (const MetricSet metrics : {MetricSet::kAll, MetricSet::kLoss}) {
+      const LossOptions options{.divergence = divergence, .hard_weight = 0.5, .metrics = metrics};
+      const RowSpec spec{.vocab = 9003, .padding = 5, .teacher = divergence != Divergence::kNone};
+      for (const RowLaunch& launch : launches(spec, options)) {
+        const auto [ours, expected] = rows_far_from_zero(spec, options);
+        run_rows(ours.args, test_device(), launch);
+        SCOPED_TRACE(
+            ::testing::Message() << "divergence " << static_cast<int>(divergence) << " metrics "
+                                 << static_cast<int>(metrics) << " strategy " << static_cast<int>(launch.strategy)
+                                 << " cluster " << launch.cluster_size);
+        expect_equal_rows(spec, ours, expected, 2e-5);
+      }
+    }
+  }
+}
+
 // Clusters that take one row after the other, so that copies, workers and reducer are at work on several rows at once.
 TEST(RowKernelShapes, ManyRowsToACluster) {
   const RowLaunch launch =

@@ -1,4 +1,7 @@
 // What is hard for fp32, with both row kernels on a CPU: logits far apart or infinite, and students near the teacher.
+#include <limits>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include "tests/losses/cases.h"
@@ -39,6 +42,28 @@ TEST(EmulatedKernels, TheLossAloneWhereExponentialsDoNotFit) {
               }
             });
       }
+    }
+  }
+}
+
+// Columns that are ruled out by a large number in the place of -inf, so many that some warps have no others.
+TEST(EmulatedKernels, MaskedLogits) {
+  const std::vector<LossOptions> calls{
+      {.metrics = MetricSet::kLoss},
+      {},
+      {.divergence = Divergence::kForwardKl},
+      {.divergence = Divergence::kForwardKl, .metrics = MetricSet::kLoss},
+      {.temperature = 2}};
+  for (const LossOptions& options : calls) {
+    for (const float masked : {-1e9F, -1e10F, -1e20F, std::numeric_limits<float>::lowest()}) {
+      SCOPED_TRACE(
+          ::testing::Message() << masked << " divergence " << static_cast<int>(options.divergence) << " metrics "
+                               << static_cast<int>(options.metrics) << " temperature " << options.temperature);
+      const RowSpec spec{.vocab = kFiveTiles, .padding = 5, .targets = false};
+      expect_changed_match(spec, options, 2e-5, [&](const at::Tensor& student, const at::Tensor& teacher) {
+        student.narrow(1, 0, 8000).fill_(masked);
+        teacher.narrow(1, 0, 8000).fill_(masked);
+      });
     }
   }
 }

@@ -12,6 +12,9 @@ namespace distill::losses {
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffU;
+// Logits below -kLargestLogit stand for a mask and count as -inf. Relative to a base beyond it, the rounding of the
+// base in base 2 alone may be more than fp32's exponents hold.
+constexpr float kLargestLogit = 0x1p29F;
 
 template <typename T>
 __device__ __forceinline__ T load_as(const void* data, int64_t index, ElementType type) {

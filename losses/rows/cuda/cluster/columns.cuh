@@ -174,7 +174,7 @@ struct Columns {
         }
       }
     }
-    return {max > -OnlineSums::kLargest ? max : -INFINITY, run.sum, run.unit_sum, run.base};
+    return {max > -kLargestLogit ? max : -INFINITY, run.sum, run.unit_sum, run.base};
   }
 
   template <typename Gradient>

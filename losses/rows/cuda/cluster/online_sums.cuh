@@ -15,9 +15,6 @@ __device__ __forceinline__ float largest_of(const float (&z)[kVector]) {
 // is so far above that maximum that the sums may overflow, the warp sums its columns again relative to their maximum.
 struct OnlineSums {
   static constexpr float kRoom = 80; // powers of two
-  // Logits below -kLargest count as -inf: beyond it the rounding of `scaled` alone may be more than fp32's exponents
-  // hold. They stand for a mask.
-  static constexpr float kLargest = 0x1p29F;
 
   float max = -INFINITY; // of the logits; not with kKeepsExponentials
   float base = 0;
@@ -31,7 +28,7 @@ struct OnlineSums {
 
   // new_base: the same in all lanes.
   __device__ __forceinline__ void begin(float new_base, const RowConstants<float>& c) {
-    base = fmaxf(new_base, -kLargest);
+    base = fmaxf(new_base, -kLargestLogit);
     scaled = base * c.to_log2;
     sum = 0;
     unit_sum = 0;

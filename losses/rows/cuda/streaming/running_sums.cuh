@@ -91,16 +91,15 @@ struct AnyRunning {
   }
 };
 
-// One side's sum of a plain call, of 2^(z log2(e) - scaled). A logit below -kLargest counts as -inf, and one above
-// kLargest makes the sum NaN: beyond it the rounding of `scaled` alone may be more than fp32's exponents hold.
+// One side's sum of a plain call, of 2^(z log2(e) - scaled). A logit below -kLargestLogit counts as -inf,
+// and one above kLargestLogit makes the sum NaN.
 template <bool kFindsMax>
 struct PlainSum {
   static constexpr float kFar = 64; // 2^30 columns that are at most 2^kFar have a sum that is finite
-  static constexpr float kLargest = 0x1p29F;
 
   float max = -std::numeric_limits<float>::infinity(); // where kFindsMax
-  float base = -kLargest;
-  float scaled = -kLargest * kLog2E<float>; // base log2(e), rounded
+  float base = -kLargestLogit;
+  float scaled = -kLargestLogit * kLog2E<float>; // base log2(e), rounded
   float sum = 0;
 
   template <int kCount>
@@ -117,7 +116,7 @@ struct PlainSum {
     const float largest = largest_of(z);
     if (fmaf(largest, kLog2E<float>, -scaled) > kFar) {
       const float old = scaled;
-      base = largest <= kLargest ? largest : std::numeric_limits<float>::quiet_NaN();
+      base = largest <= kLargestLogit ? largest : std::numeric_limits<float>::quiet_NaN();
       scaled = rounded_product(base, kLog2E<float>);
       sum = before * row_exp2(old - scaled);
       add(z);

@@ -19,7 +19,7 @@ from shared.command_line import argument_parser
 # fmt: off
 ALLOWED = {
     "data/base": set(),
-    "losses": {"data/base"},  # options, checks, token metrics
+    "losses": {"data/base"},  # options, checks, token metrics, vector math
     "losses/products": set(),
     "losses/rows": {"losses/."},
     "losses/logits": {"losses/.", "losses/rows"},
@@ -27,7 +27,7 @@ ALLOWED = {
     "losses/torch_ops": {"data/base", "losses"},
     "data": {"data/base"},
     "trainer/device": {"data/base"},
-    "trainer/models": {"data/base", "losses/products", "trainer/device"},
+    "trainer/models": {"data/base", "losses/.", "losses/products", "trainer/device"},
     "trainer/hf": {"data/base", "trainer/models"},
     "trainer/config": {"data", "losses", "trainer/hf", "trainer/models"},
     "trainer/sharding": {"data/base", "trainer/device", "trainer/models"},

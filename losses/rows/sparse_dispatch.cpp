@@ -6,6 +6,7 @@
 
 #include "losses/rows/cpu/sparse_kernel.h"
 #include "losses/rows/cuda/sparse/launch.h"
+#include "losses/vector_math.h"
 
 namespace distill::losses {
 
@@ -76,6 +77,7 @@ void apply_bias_and_softcap(at::Tensor logits_RV, const at::Tensor& bias_V, doub
     logits_RV.add_(bias_V);
   }
   if (softcap > 0) {
+    prepare_vector_math();
     logits_RV.div_(softcap).tanh_().mul_(softcap);
   }
 }

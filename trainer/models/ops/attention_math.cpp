@@ -1,5 +1,7 @@
 #include "trainer/models/ops/attention_math.h"
 
+#include "losses/vector_math.h"
+
 namespace distill::models {
 namespace {
 
@@ -63,6 +65,7 @@ at::Tensor keys_of(const at::Tensor& x_NKD, const QueryBlock& block, at::ScalarT
 
 AttentionResult attention_math_forward(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq) {
+  losses::prepare_vector_math();
   const int64_t heads = q_NAD.size(1);
   const int64_t kv_heads = k_NKD.size(1);
   const double scale = 1.0 / std::sqrt(static_cast<double>(q_NAD.size(2)));
@@ -84,6 +87,7 @@ AttentionResult attention_math_forward(
 void attention_math_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
     const AttentionResult& saved, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
+  losses::prepare_vector_math();
   const int64_t heads = q_NAD.size(1);
   const int64_t kv_heads = k_NKD.size(1);
   const double scale = 1.0 / std::sqrt(static_cast<double>(q_NAD.size(2)));

@@ -6,6 +6,7 @@
 
 #include <numbers>
 
+#include "losses/vector_math.h"
 #include "trainer/device/simulation.h"
 #include "trainer/models/ops/kernel_launch.h"
 #include "trainer/models/ops/rms_norm.h"
@@ -168,6 +169,7 @@ RopeTable make_rope_table(const ModelConfig& config, int64_t num_positions, at::
     };
     return {table(), table()};
   }
+  losses::prepare_vector_math();
   const at::Tensor positions = at::arange(num_positions, at::TensorOptions().dtype(at::kFloat));
   const at::Tensor angles_PR = at::outer(positions, rope_inverse_frequencies(config));
   return {angles_PR.cos().to(device), angles_PR.sin().to(device)};

@@ -1,0 +1,30 @@
+#include "losses/vector_math.h"
+
+#include <ATen/ATen.h>
+
+#include <array>
+
+namespace distill::losses {
+namespace {
+
+// Too few numbers for libtorch to divide them among threads, and no memory of its allocator.
+template <typename T>
+void call_once_each(at::ScalarType dtype) {
+  std::array<T, 8> numbers{};
+  at::Tensor x = at::from_blob(numbers.data(), {static_cast<int64_t>(numbers.size())}, dtype);
+  for (const auto function : {at::tanh_, at::exp_, at::cos_, at::sin_}) {
+    function(x);
+  }
+}
+
+} // namespace
+
+void prepare_vector_math() {
+  [[maybe_unused]] static const bool prepared = [] {
+    call_once_each<float>(at::kFloat);
+    call_once_each<double>(at::kDouble);
+    return true;
+  }();
+}
+
+} // namespace distill::losses

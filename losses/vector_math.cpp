@@ -7,9 +7,9 @@
 namespace distill::losses {
 namespace {
 
-// Too few numbers for libtorch to divide them among threads, and no memory of its allocator.
+// With so few numbers that libtorch uses one thread, in memory that no allocator counts.
 template <typename T>
-void call_once_each(at::ScalarType dtype) {
+void call_each_function(at::ScalarType dtype) {
   std::array<T, 8> numbers{};
   at::Tensor x = at::from_blob(numbers.data(), {static_cast<int64_t>(numbers.size())}, dtype);
   for (const auto function : {at::tanh_, at::exp_, at::cos_, at::sin_}) {
@@ -21,8 +21,8 @@ void call_once_each(at::ScalarType dtype) {
 
 void prepare_vector_math() {
   [[maybe_unused]] static const bool prepared = [] {
-    call_once_each<float>(at::kFloat);
-    call_once_each<double>(at::kDouble);
+    call_each_function<float>(at::kFloat);
+    call_each_function<double>(at::kDouble);
     return true;
   }();
 }

@@ -91,8 +91,8 @@ struct AnyRunning {
   }
 };
 
-// One side's sum of a plain call, of 2^(z log2(e) - scaled). A logit below -kLargestLogit counts as -inf,
-// and one above kLargestLogit makes the sum NaN.
+// One side's sum of a plain call, of 2^(z log2(e) - scaled). A logit below -kLargestLogit counts as -inf, and
+// one above kLargestLogit makes the sum NaN.
 template <bool kFindsMax>
 struct PlainSum {
   static constexpr float kFar = 64; // 2^30 columns that are at most 2^kFar have a sum that is finite

@@ -292,14 +292,20 @@ __device__ __forceinline__ void cluster_barrier() {
 }
 
 // A group of four warps changes the number of its registers for each thread, a multiple of 8; all of its threads do.
+// Code for all GPUs from compute capability 9.0 on (compute_90, and not 90a) has no such instruction; each thread keeps
+// its registers there.
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
 }
 
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
 }
 
 // Of numbers that are not negative, which compare like their bits; NaN counts as the largest.

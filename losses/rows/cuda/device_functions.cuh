@@ -70,19 +70,7 @@ __device__ __forceinline__ T warp_max(T value) {
   return value;
 }
 
-// Merges over the warp; the result is the same in every lane. xor shuffles add in one fixed order, so all lanes agree
-// to the last bit.
-template <typename T>
-__device__ __forceinline__ SideSums<T> warp_merge(const SideSums<T>& mine, T to_log2, bool unit_temperature) {
-  SideSums<T> all;
-  all.max = warp_max(mine.max);
-  all.sum = warp_sum(scaled_to(mine.sum, mine.max, all.max, to_log2));
-  if (!unit_temperature) {
-    all.unit_sum = warp_sum(scaled_to(mine.unit_sum, mine.max, all.max, kLog2E<T>));
-  }
-  return all;
-}
-
+// The sums over the warp. xor shuffles add in one fixed order, so all lanes agree to the last bit.
 template <typename T>
 __device__ __forceinline__ RowSums<T> warp_merge(const RowSums<T>& mine) {
   return {warp_sum(mine.loss), warp_sum(mine.q_a),  warp_sum(mine.p_d),       warp_sum(mine.q_d), warp_sum(mine.mass),

@@ -88,19 +88,19 @@ __device__ __forceinline__ V* in_registers(V* pointer) {
   return pointer;
 }
 
-// Where block `rank` of the cluster has what this one has at `shared`. Before compute capability 9.0 there are no
-// clusters of several blocks.
-template <typename V>
-__device__ __forceinline__ V* in_block(V* shared, int rank) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  return static_cast<V*>(__cluster_map_shared_rank(shared, static_cast<unsigned>(rank)));
-#else
-  return shared;
-#endif
+// The maximum over the warp in one instruction: floats compare like these integers. NaN counts as the
+// largest number.
+__device__ __forceinline__ float lanes_max(float value) {
+  const int bits = __float_as_int(value);
+  const int best = __reduce_max_sync(kAllLanes, bits ^ ((bits >> 31) & 0x7fffffff));
+  return __int_as_float(best ^ ((best >> 31) & 0x7fffffff));
 }
 
-// The two halves of a barrier of all threads of a row's blocks; nothing where that is one block. What a thread has
-// stored in other blocks is there afterwards if it has called row_fence() before.
+__device__ __forceinline__ double lanes_max(double value) {
+  return warp_max(value);
+}
+
+// The two halves of a barrier of all threads of a row's blocks; nothing where that is one block.
 __device__ __forceinline__ void row_arrive(int blocks) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   if (blocks > 1) {
@@ -114,12 +114,6 @@ __device__ __forceinline__ void row_wait(int blocks) {
   if (blocks > 1) {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
   }
-#endif
-}
-
-__device__ __forceinline__ void row_fence() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("fence.acq_rel.cluster;" ::: "memory");
 #endif
 }
 
@@ -313,16 +307,42 @@ __device__ __forceinline__ float least_of(float a, float b, float c) {
   return __int_as_float(__vimin3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
 }
 
-// The maximum over the warp in one instruction: floats compare like these integers. NaN counts as the
-// largest number.
-__device__ __forceinline__ float lanes_max(float value) {
-  const int bits = __float_as_int(value);
-  const int best = __reduce_max_sync(kAllLanes, bits ^ ((bits >> 31) & 0x7fffffff));
-  return __int_as_float(best ^ ((best >> 31) & 0x7fffffff));
-}
-
 #endif
 
 } // namespace cluster
+
+// Messages between the blocks of a row, for each block's barrier one from each of them. Before compute capability 9.0 a
+// row has one block, and there are none.
+
+// Makes a barrier that waits for messages of `bytes` in all, by one thread, before row_arrive().
+__device__ __forceinline__ void expect_messages(uint64_t* barrier, uint32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cluster::barrier_init(barrier, 1);
+  cluster::publish_barriers();
+  cluster::barrier_expect(barrier, bytes);
+#endif
+}
+
+// Stores a message in block `to`, after row_wait(). place, barrier: of this block, where the other one has its own.
+template <typename Message>
+__device__ __forceinline__ void send_message(Message* place, int to, const Message& message, uint64_t* barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  static_assert(sizeof(Message) % sizeof(float4) == 0 && alignof(Message) >= alignof(float4));
+  const uint32_t place_there = cluster::remote_address(shared_address(place), to);
+  const uint32_t barrier_there = cluster::remote_address(shared_address(barrier), to);
+  const auto* pieces = reinterpret_cast<const float4*>(&message);
+#pragma unroll
+  for (uint32_t k = 0; k < sizeof(Message) / sizeof(float4); ++k) {
+    cluster::send(place_there + k * static_cast<uint32_t>(sizeof(float4)), pieces[k], barrier_there);
+  }
+#endif
+}
+
+// Waits for this block's messages.
+__device__ __forceinline__ void wait_for_messages(uint64_t* barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cluster::barrier_wait(barrier, 0);
+#endif
+}
 
 } // namespace distill::losses

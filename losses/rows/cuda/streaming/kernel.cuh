@@ -30,20 +30,21 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
   const int blocks = plan.blocks;
   const int64_t n = blockIdx.x / static_cast<unsigned>(blocks);
   const int rank = static_cast<int>(blockIdx.x % static_cast<unsigned>(blocks));
-  const RowColumns columns(args, c, plan, rank, memory + partials_bytes<T>());
+  const int writer = blocks - 1; // of the metrics: no block has fewer columns
+  const RowColumns columns(args, c, plan, rank, memory + partials_bytes<T, Call>());
   const Row row = columns.row_at(n);
+  columns.copy_first(row); // before anything is known of the label, which takes as long to load
   T* out = static_cast<T*>(args.metrics) + n;
   const bool has_label = args.targets != nullptr;
   const int64_t label = has_label ? args.targets[n] : 0;
   if (has_label && label == kIgnoreIndex) {
-    if (rank == 0 && threadIdx.x == 0) {
+    if (rank == writer && threadIdx.x == 0) {
       zero_metrics(out, args.metrics_stride);
     }
+    wait_for_copies<0>();
     columns.write_zeros(row);
     return;
   }
-  row_arrive(blocks);
-  columns.copy_first(row);
   const int target = static_cast<int>(label);
   // Read before any gradient is written, since the gradient may overwrite the logits.
   const T label_logit = has_label ? columns.student_logit(row, target) : T(0);
@@ -51,7 +52,8 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
   const T weight = args.token_weights == nullptr ? T(1) : static_cast<const T*>(args.token_weights)[n];
   const bool has_gradient = args.gradient != nullptr && weight != 0; // one that is not 0
   const bool needs_mean = columns.with_divergence([](auto divergence) { return kUsesQa<decltype(divergence)::value>; });
-  const Merger<T, kTeacher, Call> merger{*reinterpret_cast<Partials<T>*>(memory), c, blocks, rank, warp, lane};
+  const Merger<T, kTeacher, Call> merger{*reinterpret_cast<Partials<T, Call>*>(memory), c, blocks, rank, warp, lane};
+  merger.expect_parts();
   int place = 0; // in the ring of slots
 
   // First pass: normalisers.
@@ -124,7 +126,6 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
         }
       }
     });
-    of_row.finish(mine, /*first=*/rank == 0 && threadIdx.x == 0);
     if (has_gradient && !needs_mean) {
       columns.with_divergence([&](auto divergence) { write_label(divergence, T(0)); });
     }
@@ -132,11 +133,11 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
   }
 
   // The metrics, by a warp that does not merge.
-  if (rank == 0 && warp == merger.kWarps - 1) {
-    const RowSums<T> sums = merger.sums_of_row();
+  if (rank == writer && warp == merger.kWarps - 1) {
+    const RowSums<T> sums = merger.row_sums();
     RowEpilogue<T> end;
-    end.student_best = merger.best_of_row(0);
-    end.teacher_best = merger.best_of_row(1);
+    end.student_best = merger.row_best(0);
+    end.teacher_best = merger.row_best(1);
     if (lane == 0) {
       end.has_teacher = kTeacher;
       end.has_label = has_label;
@@ -145,7 +146,7 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
       end.token_weight = weight;
       end.vocab = args.vocab;
       end.saved = args.saved == nullptr ? nullptr : static_cast<T*>(args.saved) + n;
-      finish_row(out, args.metrics_stride, c, student, teacher, sums, end);
+      finish_row(out, args.metrics_stride, c, student, teacher, of_row.finished(sums), end);
       out[kTeacherCe * args.metrics_stride] =
           kTeacher && has_label ? teacher_ce(c, student, teacher, teacher_label_logit) : T(0);
     }
@@ -156,8 +157,8 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
     columns.with_divergence([&](auto divergence) {
       constexpr Divergence kDivergence = decltype(divergence)::value;
       if constexpr (kUsesQa<kDivergence>) {
-        const T sum_q = kDivergence == Divergence::kSkewForwardKl ? merger.number_of_row(SumIndex::kQ) : T(1);
-        const T mean = mean_a<kDivergence>(merger.number_of_row(SumIndex::kQa), sum_q);
+        const T sum_q = kDivergence == Divergence::kSkewForwardKl ? merger.row_q() : T(1);
+        const T mean = mean_a<kDivergence>(of_row.finished_qa(merger.row_qa()), sum_q);
         columns.template for_each<3>(row, place, true, [&](const auto& zs, const auto& zt, const auto& at) {
           Terms terms;
           if constexpr (kKeepsTerms && std::decay_t<decltype(at)>::kWasThere) {

@@ -25,10 +25,11 @@ int shared_bytes_of_block(int device, int blocks) {
   return std::min(of_multiprocessor / blocks - reserved, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
 }
 
-template <typename T, typename G, typename Kernel>
+template <typename T, bool kTeacher, typename Call, typename Kernel>
 streaming::Occupancy occupancy_of(Kernel kernel, int device, int shared_bytes) {
+  using G = streaming::Geometry<T, kTeacher, Call>;
   streaming::Occupancy found;
-  found.slot_bytes = (shared_bytes - streaming::partials_bytes<T>()) / G::kGroupBytes * G::kGroupBytes;
+  found.slot_bytes = (shared_bytes - streaming::partials_bytes<T, Call>()) / G::kGroupBytes * G::kGroupBytes;
   found.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
   // Several blocks to a row are a cluster.
   for (int blocks = 2; blocks <= streaming::kMaxBlocks && attribute(cudaDevAttrClusterLaunch, device) != 0; ++blocks) {
@@ -58,7 +59,7 @@ const char* launch_as(const RowArgs& args, const RowLaunch& launch, cudaStream_t
   static std::array<std::unique_ptr<streaming::Occupancy>, cluster::kMaxDevices> known;
   auto& occupancy = known[static_cast<size_t>(device)];
   std::call_once(asked[static_cast<size_t>(device)], [&] {
-    occupancy = std::make_unique<streaming::Occupancy>(occupancy_of<T, G>(kernel, device, most_bytes));
+    occupancy = std::make_unique<streaming::Occupancy>(occupancy_of<T, kTeacher, Call>(kernel, device, most_bytes));
   });
   streaming::Plan plan;
   plan.blocks = launch.cluster_size;
@@ -75,12 +76,12 @@ const char* launch_as(const RowArgs& args, const RowLaunch& launch, cudaStream_t
     return "the device does not run the streaming row kernel with so many blocks to a row";
   }
   const int limit = launch.shared_bytes == 0 ? most_bytes : std::min(launch.shared_bytes, most_bytes);
-  const int slots = (limit - streaming::partials_bytes<T>()) / G::kGroupBytes;
+  const int slots = (limit - streaming::partials_bytes<T, Call>()) / G::kGroupBytes;
   if (slots < 1) {
     return "the streaming row kernel needs more shared memory than a block may have";
   }
   plan.slots = std::clamp(G::most_groups(args.vocab, plan.blocks), 1, slots);
-  const int shared_bytes = streaming::partials_bytes<T>() + plan.slots * G::kGroupBytes;
+  const int shared_bytes = streaming::partials_bytes<T, Call>() + plan.slots * G::kGroupBytes;
   cluster::ClusterLaunch config(G::kThreads, shared_bytes, plan.blocks, stream);
   config.config.gridDim = dim3(static_cast<unsigned>(args.num_rows * plan.blocks));
   config.config.numAttrs = plan.blocks > 1 ? 1 : 0;

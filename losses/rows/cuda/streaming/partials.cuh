@@ -10,142 +10,302 @@ namespace distill::losses::streaming {
 constexpr int kMostWarps = 16; // of a block
 static_assert(kMostWarps <= kWarp && kMaxBlocks <= kWarp, "a warp merges the parts, one to a lane");
 
-// In the shared memory of each block, before its slots. Student, teacher.
+// The sums of exponentials of some of a row's columns: student, teacher. Plain calls have no unit_sum.
+template <typename T, bool kPlain>
+struct alignas(16) SidesPart {
+  T max[2];
+  T sum[2];
+  T unit_sum[2];
+};
+
 template <typename T>
+struct alignas(16) SidesPart<T, true> {
+  T max[2];
+  T sum[2];
+};
+
+// The sums of terms of some of a row's columns.
+template <typename T, typename Call>
+struct alignas(16) SumsPart {
+  static constexpr int kCount = SumIndex::kCount;
+  static constexpr int kQa = SumIndex::kQa;
+  T numbers[kCount];
+  T below_max;
+  int best[2]; // the first column with the maximum: student, teacher
+};
+
+// For the loss alone: sum q a, the sum that the divergence is made of, and the mass.
+template <typename T, Divergence kIts>
+struct alignas(16) SumsPart<T, PlainCall<kIts, true>> {
+  static constexpr int kCount = 3;
+  static constexpr int kQa = 0;
+  T numbers[kCount];
+
+  // Which of the row's sums the number is. Sums: RowSums<T>, which may be const.
+  template <int kNumber, typename Sums>
+  __device__ __forceinline__ static auto& member(Sums& sums) {
+    if constexpr (kNumber == kQa) {
+      return sums.q_a;
+    } else if constexpr (kNumber == 2) {
+      return sums.mass;
+    } else if constexpr (kIts == Divergence::kForwardKl) {
+      return sums.p_d;
+    } else if constexpr (kIts == Divergence::kReverseKl) {
+      return sums.q_d;
+    } else {
+      return sums.loss;
+    }
+  }
+};
+
+// In the shared memory of each block, before its slots. The warps' sums take the place of their sides, which are merged
+// by then.
+template <typename T, typename Call>
 struct alignas(16) Partials {
-  SideSums<T> sides_of_warp[2][kMostWarps];
-  SideSums<T> sides_of_block[2][kMaxBlocks];
-  T numbers_of_warp[SumIndex::kCount][kMostWarps];
-  T numbers_of_block[SumIndex::kCount][kMaxBlocks];
-  T below_max_of_warp[kMostWarps];
-  T below_max_of_block[kMaxBlocks];
-  int best_of_warp[2][kMostWarps]; // the first column with the maximum
-  int best_of_block[2][kMaxBlocks];
+  using Sides = SidesPart<T, Call::kPlain>;
+  using Sums = SumsPart<T, Call>;
+  union {
+    Sides sides_of_warp[kMostWarps];
+    Sums sums_of_warp[kMostWarps];
+  };
+  Sides sides_of_block[kMaxBlocks];
+  Sums sums_of_block[kMaxBlocks];
+  uint64_t sides_barrier; // at which the blocks' parts arrive
+  uint64_t sums_barrier;
 };
 
 // Bytes of dynamic shared memory in front of the slots.
-template <typename T>
+template <typename T, typename Call>
 constexpr int partials_bytes() {
-  return static_cast<int>((sizeof(Partials<T>) + 127) / 128 * 128);
+  return static_cast<int>((sizeof(Partials<T, Call>) + 127) / 128 * 128);
 }
 
-// Merging by all threads of the `blocks` blocks of a row, of which this one is number `rank`. row_arrive() comes before
-// share_sides(), so that no block stores in another one before that runs.
+// Half of a Hopper multiprocessor's shared memory without what the driver keeps: 113 KiB.
+static_assert(
+    partials_bytes<float, PlainCall<Divergence::kJsd, true>>() +
+            7 * Geometry<float, true, PlainCall<Divergence::kJsd, true>>::kGroupBytes <=
+        113 << 10,
+    "JSD with the loss alone has seven slots, docs/loss_head_notes.md");
+
+// Merging by all threads of the `blocks` blocks of a row, of which this one is number `rank`. expect_parts() comes
+// first.
 template <typename T, bool kTeacher, typename Call>
 struct Merger {
   static constexpr bool kLossAlone = Call::kLossAlone;
+  static constexpr bool kHasSums = kTeacher || !kLossAlone; // the labels' loss alone needs only the student's side
   static constexpr int kWarps = Geometry<T, kTeacher, Call>::kThreads / kWarp;
   static_assert(kWarps <= kMostWarps);
   static constexpr int kSides = kTeacher ? 2 : 1;
-  static constexpr int kNumbers = kLossAlone ? SumIndex::kMass + 1 : SumIndex::kCount; // the others are 0
-  Partials<T>& shared;
+  using Shared = Partials<T, Call>;
+  using Sides = typename Shared::Sides;
+  using Sums = typename Shared::Sums;
+  Shared& shared;
   const RowConstants<T>& c;
   const int blocks;
   const int rank;
   const int warp;
   const int lane;
 
+  // Makes the barriers for the other blocks' parts, and begins to wait until all blocks have them.
+  __device__ __forceinline__ void expect_parts() const {
+    if (blocks > 1) {
+      if (threadIdx.x == 0) {
+        expect_messages(&shared.sides_barrier, static_cast<uint32_t>(blocks * sizeof(Sides)));
+        expect_messages(&shared.sums_barrier, static_cast<uint32_t>(blocks * sizeof(Sums)));
+      }
+      row_arrive(blocks);
+    }
+  }
+
   // The sides' sums of all threads of the row, merged. The same bits in all of them.
   __device__ __forceinline__ void share_sides(const SideSums<T> (&mine)[2], SideStats<T> (&of_row)[2]) const {
-#pragma unroll
-    for (int side = 0; side < kSides; ++side) {
-      const SideSums<T> of_warp = merged(mine[side]);
-      if (lane == 0) {
-        shared.sides_of_warp[side][warp] = of_warp;
-      }
+    const Sides of_warp = merged(mine);
+    if (lane == 0) {
+      shared.sides_of_warp[warp] = of_warp;
     }
     row_wait(blocks);
     __syncthreads();
     if (warp == 0) {
-#pragma unroll
-      for (int side = 0; side < kSides; ++side) {
-        to_all_blocks(
-            shared.sides_of_block[side], merged(lane < kWarps ? shared.sides_of_warp[side][lane] : SideSums<T>{}));
-      }
+      to_all_blocks(shared.sides_of_block, merged(shared.sides_of_warp, kWarps), &shared.sides_barrier);
     }
-    meet();
+    wait_for_parts(&shared.sides_barrier);
+    const Sides all = merged(shared.sides_of_block, blocks);
 #pragma unroll
     for (int side = 0; side < kSides; ++side) {
-      of_row[side] = side_stats(merged(lane < blocks ? shared.sides_of_block[side][lane] : SideSums<T>{}), c);
+      of_row[side] = side_stats(side_sums(all, side), c);
     }
   }
 
-  // Adds up the threads' sums and finds the first of the columns with the maxima, for number_of_row() and the rest.
+  // Adds up the threads' sums and finds the first of the columns with the maxima, for row_qa() and the rest.
   __device__ __forceinline__ void share_sums(const RowSums<T>& mine, const int (&best)[2]) const {
-    const T number = warp_sum_of_numbers(mine, lane);
-    if (lane % 4 == 0) {
-      shared.numbers_of_warp[lane / 4][warp] = number;
-    }
-    if constexpr (!kLossAlone) {
-      const T below_max = warp_sum(mine.below_max);
-      const int best_of_warp[2] = {warp_min(best[0]), warp_min(best[1])};
-      if (lane == 0) {
-        shared.below_max_of_warp[warp] = below_max;
-        shared.best_of_warp[0][warp] = best_of_warp[0];
-        shared.best_of_warp[1][warp] = best_of_warp[1];
-      }
-    }
-    __syncthreads();
-    if (warp == 0) {
-      const bool part = lane < kWarps;
+    if constexpr (kHasSums) {
+      store_sums_of_warp(mine, best);
+      __syncthreads();
+      if (warp == 0) {
+        Sums part;
 #pragma unroll
-      for (int k = 0; k < kNumbers; ++k) {
-        to_all_blocks(shared.numbers_of_block[k], warp_sum(part ? shared.numbers_of_warp[k][lane] : T(0)));
-      }
-      if constexpr (!kLossAlone) {
-        to_all_blocks(shared.below_max_of_block, warp_sum(part ? shared.below_max_of_warp[lane] : T(0)));
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-          to_all_blocks(shared.best_of_block[side], warp_min(part ? shared.best_of_warp[side][lane] : INT32_MAX));
+        for (int k = 0; k < Sums::kCount; ++k) {
+          part.numbers[k] = sum_of(shared.sums_of_warp, kWarps, k);
         }
+        if constexpr (!kLossAlone) {
+          part.below_max = below_max_of(shared.sums_of_warp, kWarps);
+          part.best[0] = best_of(shared.sums_of_warp, kWarps, 0);
+          part.best[1] = best_of(shared.sums_of_warp, kWarps, 1);
+        }
+        to_all_blocks(shared.sums_of_block, part, &shared.sums_barrier);
       }
+      wait_for_parts(&shared.sums_barrier);
     }
-    meet();
   }
 
-  // After share_sums(), by whole warps. k: of SumIndex.
-  __device__ __forceinline__ T number_of_row(int k) const {
-    return warp_sum(lane < blocks ? shared.numbers_of_block[k][lane] : T(0));
+  // After share_sums(), by whole warps: sum q a over the row's columns, and sum q (for skew forward KL only).
+  __device__ __forceinline__ T row_qa() const {
+    return sum_of(shared.sums_of_block, blocks, Sums::kQa);
+  }
+  __device__ __forceinline__ T row_q() const {
+    return kLossAlone ? T(1) : sum_of(shared.sums_of_block, blocks, SumIndex::kQ);
   }
 
-  __device__ __forceinline__ RowSums<T> sums_of_row() const {
-    T numbers[SumIndex::kCount] = {};
+  __device__ __forceinline__ RowSums<T> row_sums() const {
+    T numbers[Sums::kCount] = {};
 #pragma unroll
-    for (int k = 0; k < kNumbers; ++k) {
-      numbers[k] = number_of_row(k);
+    for (int k = 0; kHasSums && k < Sums::kCount; ++k) {
+      numbers[k] = sum_of(shared.sums_of_block, blocks, k);
     }
-    const T below_max = kLossAlone ? T(0) : warp_sum(lane < blocks ? shared.below_max_of_block[lane] : T(0));
-    return row_sums(numbers, below_max);
+    if constexpr (kLossAlone) {
+      RowSums<T> sums;
+      Sums::template member<0>(sums) = numbers[0];
+      Sums::template member<1>(sums) = numbers[1];
+      Sums::template member<2>(sums) = numbers[2];
+      return sums;
+    } else {
+      return losses::row_sums(numbers, below_max_of(shared.sums_of_block, blocks));
+    }
   }
 
-  __device__ __forceinline__ int best_of_row(int side) const {
-    return kLossAlone ? 0 : warp_min(lane < blocks ? shared.best_of_block[side][lane] : INT32_MAX);
+  __device__ __forceinline__ int row_best(int side) const {
+    if constexpr (kLossAlone) {
+      return 0;
+    } else {
+      return best_of(shared.sums_of_block, blocks, side);
+    }
   }
 
  private:
-  __device__ __forceinline__ SideSums<T> merged(const SideSums<T>& part) const {
-    return warp_merge(part, c.to_log2, c.unit_temperature);
+  // Merges the sums of the warp's threads. xor shuffles add in one fixed order, so all lanes agree to the last bit.
+  __device__ __forceinline__ Sides merged(const SideSums<T> (&parts)[2]) const {
+    Sides all{};
+#pragma unroll
+    for (int side = 0; side < kSides; ++side) {
+      all.max[side] = lanes_max(parts[side].max);
+      all.sum[side] = scaled_to(parts[side].sum, parts[side].max, all.max[side], c.to_log2);
+    }
+    warp_sums(all.sum);
+    if constexpr (!Call::kPlain) {
+#pragma unroll
+      for (int side = 0; side < kSides; ++side) {
+        all.unit_sum[side] = scaled_to(parts[side].unit_sum, parts[side].max, all.max[side], kLog2E<T>);
+      }
+      if (!c.unit_temperature) {
+        warp_sums(all.unit_sum);
+      }
+    }
+    return all;
   }
 
-  // Lane n of the calling warp stores the part in block n.
-  template <typename Part>
-  __device__ __forceinline__ void to_all_blocks(Part* parts, const Part& part) const {
-    if (lane < blocks) {
-      *in_block(parts + rank, lane) = part;
+  // Merges `count` parts.
+  __device__ __forceinline__ Sides merged(const Sides* parts, int count) const {
+    SideSums<T> mine[2];
+    if (lane < count) {
+#pragma unroll
+      for (int side = 0; side < kSides; ++side) {
+        mine[side] = side_sums(parts[lane], side);
+      }
+    }
+    return merged(mine);
+  }
+
+  __device__ __forceinline__ static SideSums<T> side_sums(const Sides& part, int side) {
+    if constexpr (Call::kPlain) {
+      return {part.max[side], part.sum[side], T(0)};
+    } else {
+      return {part.max[side], part.sum[side], part.unit_sum[side]};
     }
   }
 
-  // All threads of the row's blocks meet, and what their first warps have stored is there.
-  __device__ __forceinline__ void meet() const {
+  // The sums over the warp of both sides' numbers, step by step together: each step waits for the one before.
+  __device__ __forceinline__ static void warp_sums(T (&values)[2]) {
+#pragma unroll
+    for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+      T others[2];
+#pragma unroll
+      for (int side = 0; side < kSides; ++side) {
+        others[side] = __shfl_xor_sync(kAllLanes, values[side], offset);
+      }
+#pragma unroll
+      for (int side = 0; side < kSides; ++side) {
+        values[side] += others[side];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_sums_of_warp(const RowSums<T>& mine, const int (&best)[2]) const {
+    Sums& part = shared.sums_of_warp[warp];
+    if constexpr (kLossAlone) {
+      const T numbers[] = {
+          warp_sum(Sums::template member<0>(mine)), warp_sum(Sums::template member<1>(mine)),
+          warp_sum(Sums::template member<2>(mine))};
+      if (lane == 0) {
+#pragma unroll
+        for (int k = 0; k < Sums::kCount; ++k) {
+          part.numbers[k] = numbers[k];
+        }
+      }
+    } else {
+      const T number = warp_sum_of_numbers(mine, lane);
+      if (lane % 4 == 0) {
+        part.numbers[lane / 4] = number;
+      }
+      const T below_max = warp_sum(mine.below_max);
+      const int best_of_warp[2] = {warp_min(best[0]), warp_min(best[1])};
+      if (lane == 0) {
+        part.below_max = below_max;
+        part.best[0] = best_of_warp[0];
+        part.best[1] = best_of_warp[1];
+      }
+    }
+  }
+
+  // Over `count` parts, by a whole warp.
+  __device__ __forceinline__ T sum_of(const Sums* parts, int count, int k) const {
+    return warp_sum(lane < count ? parts[lane].numbers[k] : T(0));
+  }
+  __device__ __forceinline__ T below_max_of(const Sums* parts, int count) const {
+    return warp_sum(lane < count ? parts[lane].below_max : T(0));
+  }
+  __device__ __forceinline__ int best_of(const Sums* parts, int count, int side) const {
+    return warp_min(lane < count ? parts[lane].best[side] : INT32_MAX);
+  }
+
+  // Lane n of the calling warp sends the part to block n.
+  template <typename Part>
+  __device__ __forceinline__ void to_all_blocks(Part* parts, const Part& part, uint64_t* barrier) const {
+    if (blocks == 1) {
+      if (lane == 0) {
+        parts[0] = part;
+      }
+    } else if (lane < blocks) {
+      send_message(parts + rank, lane, part, barrier);
+    }
+  }
+
+  // Waits for the parts of all of the row's blocks.
+  __device__ __forceinline__ void wait_for_parts(uint64_t* barrier) const {
     if (blocks == 1) {
       __syncthreads();
-      return;
+    } else {
+      wait_for_messages(barrier);
     }
-    if (warp == 0) {
-      row_fence();
-    }
-    row_arrive(blocks);
-    row_wait(blocks);
   }
 };
 

@@ -22,6 +22,7 @@ struct Plan {
 struct AnyCall {
   static constexpr bool kPlain = false;
   static constexpr bool kLossAlone = false;
+  static constexpr int kVectors = 1; // of a group, see Geometry
 };
 
 // A plain call: JSD, a KL or labels alone (kNone), at T = 1, without bias, softcap or label smoothing.
@@ -30,6 +31,8 @@ struct PlainCall {
   static constexpr bool kPlain = true;
   static constexpr bool kLossAlone = kLoss; // MetricSet::kLoss
   static constexpr Divergence kDivergence = kIts;
+  // Two take fewer instructions, one leaves room for more groups, and JSD has registers for one.
+  static constexpr int kVectors = kIts == Divergence::kJsd ? 1 : 2;
 };
 
 // The threads, and what each takes at a time, with numbers of type T: a group of vectors, each of 16 bytes of either
@@ -41,7 +44,7 @@ struct Geometry {
   static constexpr int kBlocksAtOnce = // on a multiprocessor: while one waits, the others work
       sizeof(T) == 8 ? 1 : (Call::kPlain || kTeacher ? 2 : 3);
   static constexpr int kColumns = 16 / sizeof(T); // of a vector
-  static constexpr int kVectors = Call::kPlain ? 2 : 1; // two take fewer instructions, and more code
+  static constexpr int kVectors = Call::kVectors;
   // Where there are as many slots, a thread waits only until all but kAhead - 1 of its groups' copies are complete.
   static constexpr int kAhead = (kTeacher ? 6 : 12) / kVectors;
   static constexpr int kSideBytes = kThreads * 16; // of one side's vectors of all threads

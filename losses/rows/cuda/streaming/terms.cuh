@@ -36,8 +36,13 @@ struct AnyTerms {
     add<kDivergence>(zs, zt, unused, terms);
   }
 
-  // Makes of the thread's sums its part of the row's. first: it is the row's first thread.
-  __device__ __forceinline__ void finish(RowSums<T>& /*sums*/, bool /*first*/) const {}
+  // The row's sums, of the sums over its columns; sum q a alone.
+  __device__ __forceinline__ RowSums<T> finished(const RowSums<T>& sums) const {
+    return sums;
+  }
+  __device__ __forceinline__ T finished_qa(T q_a) const {
+    return q_a;
+  }
 
   // The factors of the gradient with these terms.
   __device__ __forceinline__ RowFactors<T> factors(const RowFactors<T>& of_row) const {
@@ -64,8 +69,18 @@ struct SplitNormaliser {
   }
 };
 
+// log(1 + x) and exp(x) - 1, quick where x is as small as a rounding error: the series' errors are below 2e-8 of the
+// result.
+__device__ __forceinline__ float log1p_near_0(float x) {
+  return fabsf(x) < 1.0F / 64 ? x * fmaf(x, fmaf(x, fmaf(x, -0.25F, 1.0F / 3), -0.5F), 1.0F) : log1p(x);
+}
+
+__device__ __forceinline__ float expm1_near_0(float x) {
+  return fabsf(x) < 1.0F / 64 ? x * fmaf(x, fmaf(x, fmaf(x, 1.0F / 24, 1.0F / 6), 0.5F), 1.0F) : expm1(x);
+}
+
 // Of a plain call. log2 q takes one operation for each column, but is too large by rest, and so q by the factor 2^rest:
-// finish() and factors() correct that once for the row.
+// finished() and factors() correct that once for the row.
 template <bool kTeacher, Divergence kIts, bool kLossAlone>
 struct PlainTerms {
   using Running = PlainRunning<kTeacher, /*kFindsMax=*/!kLossAlone>;
@@ -142,27 +157,28 @@ struct PlainTerms {
     });
   }
 
-  __device__ __forceinline__ void finish(RowSums<float>& sums, bool first) const {
+  __device__ __forceinline__ RowSums<float> finished(RowSums<float> sums) const {
     const float unit = row_exp2(-student.rest);
     const float teacher_unit = kOwnUnits ? row_exp2(-teacher.rest) : unit;
     sums.loss *= teacher_unit;
-    sums.q_a *= unit;
+    sums.q_a = finished_qa(sums.q_a);
     sums.p_d *= teacher_unit;
     sums.q_d *= unit;
     sums.mass *= kOwnUnits ? 1.0F : unit;
-    sums.q_lq *= unit;
-    sums.p_lp *= teacher_unit;
-    if (first) {
-      sums.q_lq -= student.rest;
-      sums.p_lp -= kOwnUnits ? teacher.rest : student.rest;
-      if constexpr (kOwnUnits) {
-        // log2 of the factor in p_weight, from the rounded product: near p = q the errors of the two cancel.
-        sums.loss += log1p((c.p_weight - of_launch.p_weight) / of_launch.p_weight) * kLog2E<float>;
-        sums.p_d += shift;
-        sums.q_d += shift;
-        sums.mass += expm1(teacher.rest * kLn2<float>) - expm1(student.rest * kLn2<float>);
-      }
+    sums.q_lq = sums.q_lq * unit - student.rest;
+    sums.p_lp = sums.p_lp * teacher_unit - (kOwnUnits ? teacher.rest : student.rest);
+    if constexpr (kOwnUnits) {
+      // log2 of the factor in p_weight, from the rounded product: near p = q the errors of the two cancel.
+      sums.loss += log1p_near_0((c.p_weight - of_launch.p_weight) / of_launch.p_weight) * kLog2E<float>;
+      sums.p_d += shift;
+      sums.q_d += shift;
+      sums.mass += expm1_near_0(teacher.rest * kLn2<float>) - expm1_near_0(student.rest * kLn2<float>);
     }
+    return sums;
+  }
+
+  __device__ __forceinline__ float finished_qa(float q_a) const {
+    return q_a * row_exp2(-student.rest);
   }
 
   __device__ __forceinline__ RowFactors<float> factors(RowFactors<float> of_row) const {

@@ -60,17 +60,17 @@ V* in_registers(V* pointer) {
   return pointer;
 }
 
-template <typename V>
-V* in_block(V* shared, int rank) {
-  return static_cast<V*>(emulation::at(emulation::address_in_block(emulation::address_of(shared), rank)));
+template <typename T>
+T lanes_max(T value) {
+  return emulation::over_lanes(kAllLanes, value, [](T a, T b) { return a > b ? a : b; });
 }
+
 inline void row_arrive(int /*blocks*/) {}
 inline void row_wait(int blocks) {
   if (blocks > 1) {
     emulation::sync_cluster();
   }
 }
-inline void row_fence() {}
 
 namespace cluster {
 
@@ -171,10 +171,20 @@ void give_registers() {}
 template <int kRegisters>
 void take_registers() {}
 
-inline float lanes_max(float value) {
-  return emulation::over_lanes(kAllLanes, value, [](float a, float b) { return a > b ? a : b; });
-}
-
 } // namespace cluster
+
+inline void expect_messages(uint64_t* barrier, uint32_t bytes) {
+  cluster::barrier_init(barrier, 1);
+  cluster::barrier_expect(barrier, bytes);
+}
+template <typename Message>
+void send_message(Message* place, int to, const Message& message, uint64_t* barrier) {
+  cluster::send(
+      cluster::remote_address(shared_address(place), to), message,
+      cluster::remote_address(shared_address(barrier), to));
+}
+inline void wait_for_messages(uint64_t* barrier) {
+  cluster::barrier_wait(barrier, 0);
+}
 
 } // namespace distill::losses

@@ -75,9 +75,11 @@ def competitors(args, kind):
     found, buffers = {}, heads.Buffers()
 
     def add(name, cap, chunk, **arguments):
-        for metrics in args.metrics:
+        for metrics, logits in itertools.product(args.metrics, args.logits):
             suffix = "" if metrics == "loss" else f", {metrics} metrics"
-            found[name + suffix] = heads.ours(buffers, metrics=metrics, **arguments), cap, chunk
+            suffix += "" if logits == "float32" else f", {logits} logits"
+            rounds = logits == "bfloat16"
+            found[name + suffix] = heads.ours(buffers, metrics=metrics, bf16_logits=rounds, **arguments), cap, chunk
 
     for cap in args.cap:
         add(f"distill, cap {cap} MiB", cap, None, memory_cap_mb=cap)
@@ -320,6 +322,12 @@ def parse_arguments():
         type=lambda text: text.split(","),
         default=["loss", "all"],
         help="what our head and the row kernel compute of each token: loss, all, or both, comma-separated",
+    )
+    parser.add_argument(
+        "--logits",
+        type=lambda text: text.split(","),
+        default=["float32"],
+        help="our head's logits: float32, bfloat16, or both, comma-separated",
     )
     parser.add_argument("--sweep", action="store_true", help=f"the table over N, V, H and chunk: {SWEEP}")
     parser.add_argument("--peers", action="store_true", help="time the peers that Python can import")

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "losses/rows/cuda/streaming/columns.cuh"
-#include "losses/rows/cuda/streaming/partials.cuh"
+#include "losses/rows/cuda/streaming/merger.cuh"
 #include "losses/rows/cuda/streaming/terms.cuh"
 #include "losses/rows/row_metrics.h"
 

@@ -88,8 +88,8 @@ __device__ __forceinline__ V* in_registers(V* pointer) {
   return pointer;
 }
 
-// The maximum over the warp in one instruction: floats compare like these integers. NaN counts as the
-// largest number.
+// The maximum over the warp in one instruction: floats compare like these integers. A NaN without a sign counts as the
+// largest number, one with it as the smallest.
 __device__ __forceinline__ float lanes_max(float value) {
   const int bits = __float_as_int(value);
   const int best = __reduce_max_sync(kAllLanes, bits ^ ((bits >> 31) & 0x7fffffff));
@@ -100,7 +100,8 @@ __device__ __forceinline__ double lanes_max(double value) {
   return warp_max(value);
 }
 
-// The two halves of a barrier of all threads of a row's blocks; nothing where that is one block.
+// The two halves of a barrier of all threads of a row's blocks; nothing where that is one block. Of what the threads
+// have stored only the barriers of expect_messages() are known to the other blocks afterwards.
 __device__ __forceinline__ void row_arrive(int blocks) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   if (blocks > 1) {
@@ -311,10 +312,10 @@ __device__ __forceinline__ float least_of(float a, float b, float c) {
 
 } // namespace cluster
 
-// Messages between the blocks of a row, for each block's barrier one from each of them. Before compute capability 9.0 a
-// row has one block, and there are none.
+// Messages between the blocks of a row: each block has a barrier at which one arrives from every block, itself
+// included. Before compute capability 9.0 a row has one block, and there are none.
 
-// Makes a barrier that waits for messages of `bytes` in all, by one thread, before row_arrive().
+// Makes a barrier that waits, once, for messages of `bytes` in all. By one thread, before row_arrive().
 __device__ __forceinline__ void expect_messages(uint64_t* barrier, uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cluster::barrier_init(barrier, 1);
@@ -323,7 +324,8 @@ __device__ __forceinline__ void expect_messages(uint64_t* barrier, uint32_t byte
 #endif
 }
 
-// Stores a message in block `to`, after row_wait(). place, barrier: of this block, where the other one has its own.
+// Stores a message in block `to`, after row_wait(). place, barrier: where this block has them, which is where the other
+// block has its own.
 template <typename Message>
 __device__ __forceinline__ void send_message(Message* place, int to, const Message& message, uint64_t* barrier) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -338,7 +340,7 @@ __device__ __forceinline__ void send_message(Message* place, int to, const Messa
 #endif
 }
 
-// Waits for this block's messages.
+// Waits for the messages to this block.
 __device__ __forceinline__ void wait_for_messages(uint64_t* barrier) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cluster::barrier_wait(barrier, 0);

@@ -41,7 +41,7 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
     if (rank == writer && threadIdx.x == 0) {
       zero_metrics(out, args.metrics_stride);
     }
-    wait_for_copies<0>();
+    wait_for_copies<0>(); // so that none reads zeros, or ends in the shared memory of a later block
     columns.write_zeros(row);
     return;
   }
@@ -132,7 +132,7 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
     merger.share_sums(mine, best);
   }
 
-  // The metrics, by a warp that does not merge.
+  // The metrics, by a warp that does not merge the block's parts.
   if (rank == writer && warp == merger.kWarps - 1) {
     const RowSums<T> sums = merger.row_sums();
     RowEpilogue<T> end;

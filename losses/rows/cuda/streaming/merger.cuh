@@ -25,7 +25,7 @@ struct Merger {
   const int warp;
   const int lane;
 
-  // Makes the barriers for the other blocks' parts, and begins to wait until all blocks have them.
+  // Makes the barriers at which the blocks' parts arrive, and begins to wait until all blocks have theirs.
   __device__ __forceinline__ void expect_parts() const {
     if (blocks > 1) {
       if (threadIdx.x == 0) {
@@ -77,7 +77,8 @@ struct Merger {
     }
   }
 
-  // After share_sums(), by whole warps: sum q a over the row's columns, and sum q (for skew forward KL only).
+  // After share_sums(), by whole warps: sum q a over the row's columns, before finished_qa(), and sum q (for skew
+  // forward KL only).
   __device__ __forceinline__ T row_qa() const {
     return sum_of(shared.sums_of_block, blocks, Sums::kQa);
   }
@@ -92,6 +93,7 @@ struct Merger {
       numbers[k] = sum_of(shared.sums_of_block, blocks, k);
     }
     if constexpr (kLossAlone) {
+      static_assert(Sums::kCount == 3);
       RowSums<T> sums;
       Sums::template member<0>(sums) = numbers[0];
       Sums::template member<1>(sums) = numbers[1];

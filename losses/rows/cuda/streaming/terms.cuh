@@ -36,7 +36,7 @@ struct AnyTerms {
     add<kDivergence>(zs, zt, unused, terms);
   }
 
-  // The row's sums, of the sums over its columns; sum q a alone.
+  // Makes of the sums over all columns those of the row, which have more terms than those of columns; of sum q a alone.
   __device__ __forceinline__ RowSums<T> finished(const RowSums<T>& sums) const {
     return sums;
   }

@@ -179,6 +179,7 @@ inline void expect_messages(uint64_t* barrier, uint32_t bytes) {
 }
 template <typename Message>
 void send_message(Message* place, int to, const Message& message, uint64_t* barrier) {
+  static_assert(sizeof(Message) % sizeof(float4) == 0 && alignof(Message) >= alignof(float4));
   cluster::send(
       cluster::remote_address(shared_address(place), to), message,
       cluster::remote_address(shared_address(barrier), to));

@@ -237,6 +237,14 @@ def pairs(text):
     return [tuple(map(int, pair.split(":"))) for pair in text.split(",") if pair]
 
 
+def dtypes(text):
+    """The dtypes of the head's logits of a comma-separated list."""
+    names = text.split(",")
+    if not set(names) <= {"float32", "bfloat16"}:
+        raise ValueError(f"expected float32 or bfloat16, comma-separated, found {text}")
+    return names
+
+
 def row_loss(text):
     """{name: value} of a comma-separated list of name=value, for row_kernel.options."""
     values = dict(pair.split("=", 1) for pair in text.split(",") if pair)
@@ -325,7 +333,7 @@ def parse_arguments():
     )
     parser.add_argument(
         "--logits",
-        type=lambda text: text.split(","),
+        type=dtypes,
         default=["float32"],
         help="our head's logits: float32, bfloat16, or both, comma-separated",
     )

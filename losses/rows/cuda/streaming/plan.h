@@ -32,7 +32,7 @@ struct PlainCall {
   static constexpr bool kLossAlone = kLoss; // MetricSet::kLoss
   static constexpr Divergence kDivergence = kIts;
   // Two take fewer instructions. With one, seven groups of 16 KiB have room in JSD with the loss alone, and not three
-  // of 32, and registers do not spill with all metrics. Forward KL is slower with one; reverse KL was not measured.
+  // of 32, and registers hardly spill with all metrics. Forward KL is slower with one; reverse KL was not measured.
   static constexpr int kVectors = kIts == Divergence::kJsd ? 1 : 2;
 };
 

@@ -6,8 +6,10 @@
 # checksum; saves once with checkpoint.async: false to compare. The disk needs room for two checkpoints of 12 bytes per
 # parameter (one if SAVES=1), the host memory for a copy of the state of all ranks.
 set -euo pipefail
+# shellcheck source=scripts/shared/usage.sh
+. "$(dirname "$0")/shared/usage.sh"
+check_arguments "" 2 2 "${@:1:2}" # the others are those of distill
 cd "$(dirname "$0")/.."
-[ $# -ge 2 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 student=$1 teacher=$2
 shift 2
 saves=${SAVES:-2}

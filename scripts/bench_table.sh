@@ -5,6 +5,9 @@
 # Rows of several GPUs gather with NCCL, as the figures of docs/performance.md were measured. Rows that end in -copy or
 # -slots gather by copies, which the default, `parallel.gather: auto`, does where the GPUs have peer access.
 set -uo pipefail
+# shellcheck source=scripts/shared/usage.sh
+. "$(dirname "$0")/shared/usage.sh"
+check_arguments "" 0 - "$@"
 cd "$(dirname "$0")/.."
 folder=${1:-work/bench-table}
 shift $(($# < 1 ? $# : 1))

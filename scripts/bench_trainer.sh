@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures training with random weights of named shapes on random tokens, and prints the lines of the steps.
-#   scripts/bench_trainer.sh STUDENT TEACHER [STEPS] [distill arguments...]
+#   scripts/bench_trainer.sh STUDENT TEACHER [STEPS] [distill arguments...]     STEPS: 8
 #   scripts/bench_trainer.sh 1b 8b 8 --set train.micro_batch_size=2 --set train.global_batch_size=2
 # Shapes: tiny, 1b, 3b, 8b, 70b (scripts/bench_inputs.py). DISTILL and PYTHON replace the build's and .venv's.
 # PLAN=RANKS prints the plan for so many GPUs, with 2 sequences on each, and runs nothing; it needs no GPU.
@@ -8,10 +8,16 @@
 # for both. ROWS: documents of SEQ_LEN tokens (64), of which every token but the last has a row. DIVERGENCE: jsd, or
 # forward_kl for a cache of samples.
 set -euo pipefail
+# shellcheck source=scripts/shared/usage.sh
+. "$(dirname "$0")/shared/usage.sh"
+check_arguments "" 2 2 "${@:1:2}" # the others are those of distill
 cd "$(dirname "$0")/.."
-[ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
-student=$1 teacher=$2 steps=${3:-8}
-shift $(($# < 3 ? $# : 3))
+student=$1 teacher=$2 steps=8
+shift 2
+if [[ ${1:-} =~ ^[0-9]+$ ]]; then
+  steps=$1
+  shift
+fi
 distill=${DISTILL:-build/release/apps/distill/distill}
 python=${PYTHON:-.venv/bin/python}
 seq_len=${SEQ_LEN:-4096}

@@ -3,6 +3,9 @@
 #   scripts/build.sh [PRESET] [TARGET...]     PRESET: release (default), debug, asan, cpu; TARGET: default all
 # DISTILL_BUILD_JOBS=N limits the number of parallel compilations; DISTILL_CMAKE_ARGS adds arguments for CMake.
 set -euo pipefail
+# shellcheck source=scripts/shared/usage.sh
+. "$(dirname "$0")/shared/usage.sh"
+check_arguments "" 0 - "$@"
 cd "$(dirname "$0")/.."
 preset=${1:-release}
 shift || true

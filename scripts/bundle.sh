@@ -4,8 +4,10 @@
 # It holds the programs, their shared libraries except those of libtorch, CUDA and the compiler, and for each program a
 # launcher that finds libtorch on the other machine (in DISTILL_TORCH_DIR, or through the python3 on its PATH).
 set -euo pipefail
+# shellcheck source=scripts/shared/usage.sh
+. "$(dirname "$0")/shared/usage.sh"
+check_arguments "" 1 - "$@"
 cd "$(dirname "$0")/.."
-[ $# -ge 1 ] || { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 out=$1
 preset=${2:-release}
 shift

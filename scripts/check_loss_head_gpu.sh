@@ -7,6 +7,9 @@
 # accuracy.png. Python is $PYTHON, .venv's or python3, in this order. BUILD_DIR/gpu_libs may hold shared libraries
 # missing here.
 set -u
+# shellcheck source=scripts/shared/usage.sh
+. "$(dirname "$0")/shared/usage.sh"
+check_arguments "" 0 3 "$@"
 build=${1:-build/release}
 out=${2:-bench_results}
 stages=${3:-tests,rows,logits,head,accuracy,memcheck,racecheck,ncu}

@@ -7,6 +7,9 @@
 # The options are those of scripts/fuzz_run.py: --seconds S, --jobs N, --runs N, --hours H. The results are
 # build/fuzz/out/summary.txt and findings/. Add each finding to tests/fuzz/corpus/TARGET/found-*, which fuzz_test reads.
 set -euo pipefail
+# shellcheck source=scripts/shared/usage.sh
+. "$(dirname "$0")/shared/usage.sh"
+check_arguments "--long --bundle $(options_of "$(dirname "$0")/fuzz_run.py")" 0 - "$@"
 cd "$(dirname "$0")/.."
 command -v clang++ >/dev/null || { echo "fuzz.sh: no clang++; as root: apt-get install -y clang" >&2; exit 1; }
 build=build/fuzz

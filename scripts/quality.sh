@@ -6,16 +6,18 @@
 #   scripts/quality.sh pack             the inputs in dist/quality for a machine without a network (docs/quality.md)
 # A finished stage or run is skipped. Files: work/quality; results: work/quality/results-cpu, work/quality/results-gpu.
 set -Eeuo pipefail
+# shellcheck source=scripts/shared/usage.sh
+. "$(dirname "$0")/shared/usage.sh"
+check_arguments "$(options_of "$(dirname "$0")/quality/schedule.py")" 1 - "$@"
 cd "$(dirname "$0")/.."
 
 work=work/quality
 python=.venv/bin/python
-mode=${1:-}
-[ $# -gt 0 ] && shift
+mode=$1
+shift
 case "$mode" in
   cpu | gpu | inputs | pack) ;;
-  -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
-  *) echo "quality.sh: expected cpu, gpu, inputs or pack, found '${mode:-nothing}'" >&2; exit 2 ;;
+  *) refuse "expected cpu, gpu, inputs or pack, found '$mode'" ;;
 esac
 force=0
 preset=${DISTILL_PRESET:-release}

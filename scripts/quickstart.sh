@@ -6,6 +6,9 @@
 # A finished stage is skipped until one of its inputs changes. Interrupted training continues where it stopped.
 # Files: work/quickstart (models, text, tokens), runs/quickstart (the run; the trained model is runs/quickstart/model).
 set -Eeuo pipefail
+# shellcheck source=scripts/shared/usage.sh
+. "$(dirname "$0")/shared/usage.sh"
+check_arguments "--force --no-cuda" 0 0 "$@"
 cd "$(dirname "$0")/.."
 
 work=work/quickstart
@@ -19,8 +22,6 @@ for arg in "$@"; do
   case "$arg" in
     --force) force=1 ;;
     --no-cuda) preset=cpu setup_args=(--no-cuda) ;;
-    -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "quickstart.sh: unknown argument '$arg' (expected: --force, --no-cuda)" >&2; exit 2 ;;
   esac
 done
 distill=build/$preset/apps/distill/distill

@@ -3,16 +3,13 @@
 #   scripts/setup.sh            system packages (as root), pinned wheels in .venv, a CUDA toolkit if there is none
 #   scripts/setup.sh --no-cuda  the same without the CUDA toolkit (for preset cpu, or -DDISTILL_CUDA=OFF)
 set -euo pipefail
+# shellcheck source=scripts/shared/usage.sh
+. "$(dirname "$0")/shared/usage.sh"
+check_arguments "--no-cuda" 0 0 "$@"
 cd "$(dirname "$0")/.."
 
 with_cuda=1
-for arg in "$@"; do
-  case "$arg" in
-    --no-cuda) with_cuda=0 ;;
-    -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "setup.sh: unknown argument '$arg' (expected: --no-cuda)" >&2; exit 2 ;;
-  esac
-done
+[ $# -eq 0 ] || with_cuda=0
 
 packages=(g++ make ccache git ca-certificates python3 python3-venv python3-dev unzip zstd
   libyaml-cpp-dev libabsl-dev libcli11-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev libgtest-dev libgmock-dev

@@ -6,6 +6,9 @@
 # that ask how long something takes. If up to 5 fail, these run once more, one at a time; the summary names those that
 # pass then, and they do not fail the stage.
 set -uo pipefail
+# shellcheck source=scripts/shared/usage.sh
+. "$(dirname "$0")/shared/usage.sh"
+check_arguments "" 0 1 "$@"
 cd "$(dirname "$0")/.." || exit 1
 preset=${1:-release}
 python=.venv/bin/python

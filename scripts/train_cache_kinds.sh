@@ -8,8 +8,10 @@
 # SEEDS="1 2 3" STEPS=140 BATCH=16 JOBS=4 (programs at a time on the one device) KINDS="online hidden-bfloat16 ..."
 # DISTILL=PROGRAM LIBRARY=libdistill_losses.so PYTHON=python3 DEVICE=cuda (of the comparison) replace the defaults.
 set -euo pipefail
+# shellcheck source=scripts/shared/usage.sh
+. "$(dirname "$0")/shared/usage.sh"
+check_arguments "" 0 1 "$@"
 cd "$(dirname "$0")/.."
-case "${1:-}" in -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 export out=${1:-work/cache_kinds} quickstart=${QUICKSTART:-work/quickstart}
 export distill=${DISTILL:-build/release/apps/distill/distill}
 library=${LIBRARY:-build/release/losses/libdistill_losses.so}

@@ -1,0 +1,76 @@
+"""Every script that a user or a developer starts shows its usage and refuses an option that it does not know."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTED = subprocess.run(["git", "ls-files", "--stage", "scripts"], cwd=ROOT, capture_output=True, text=True, check=True)
+# What git has as executable; the others are imported or sourced.
+STARTED = [line.split("\t")[1] for line in LISTED.stdout.splitlines() if line.startswith("100755")]
+# Arguments before the unknown option: a command, or what the script takes before the option is reached.
+BEFORE = {"scripts/quality.sh": [[], ["gpu"]], "scripts/build_wheels.sh": [[], ["dist"], ["dist", "release"]]}
+
+
+def test_every_program_of_the_folder_is_executable():
+    texts = {
+        name: (ROOT / name).read_bytes()[:2] for name in git_files("scripts") if "/" not in name[len("scripts/") :]
+    }
+    programs = {name for name, start in texts.items() if start == b"#!"}
+    assert programs == {name for name in STARTED if name.count("/") == 1} and len(programs) > 40
+
+
+def git_files(folder):
+    return subprocess.run(
+        ["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """The scripts in a folder of their own, in which anything that one writes can be seen."""
+    folder = tmp_path_factory.mktemp("repository")
+    shutil.copytree(ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (".venv", "tests"):  # the interpreter, and what scripts/kill_test.py imports
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def started(copy, name, *arguments):
+    """The process of a script that wrote nothing into its repository."""
+    environment = {
+        **os.environ,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}",
+    }
+    before = contents(copy)
+    done = subprocess.run(
+        [copy / name, *arguments],
+        cwd=copy,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert contents(copy) == before, f"{name} {arguments} wrote something"
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_help_and_unknown_options(copy, name):
+    done = started(copy, name, "--help")
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert Path(name).name in done.stdout and len(done.stdout.splitlines()) >= 2
+    for before in BEFORE.get(name, [[]]):
+        done = started(copy, name, *before, "--no-such-option")
+        assert done.returncode == 2 and not done.stdout, done.stderr
+        assert "--no-such-option" in done.stderr or "required" in done.stderr

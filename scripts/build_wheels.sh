@@ -1,14 +1,24 @@
 #!/usr/bin/env bash
-# Builds the wheels of distill-losses and distill-trainer (docs/python_package.md) with the Python of .venv.
-#   scripts/build_wheels.sh [OUT_DIR [PRESET [WHEEL...]]]   OUT_DIR: dist; PRESET: release; WHEEL: losses trainer
-# distill-trainer holds the program of build/PRESET (scripts/build.sh makes it). distill-losses is compiled for the same
-# GPU architectures, out of the compiler cache where build/PRESET has been compiled before.
+# Builds the wheels of distill-losses and distill-cpp (docs/python_package.md) with the Python of .venv.
+#   scripts/build_wheels.sh [OUT_DIR [PRESET [WHEEL...]]]
+# Defaults: OUT_DIR dist, PRESET release, and both wheels. WHEEL: distill-losses, distill-cpp.
+# distill-cpp holds the program of build/PRESET (scripts/build.sh makes it). distill-losses is compiled for the same GPU
+# architectures, out of the compiler cache where build/PRESET has been compiled before.
 set -euo pipefail
+# shellcheck source=scripts/shared/usage.sh
+. "$(dirname "$0")/shared/usage.sh"
+check_arguments "" 0 - "$@"
 cd "$(dirname "$0")/.."
 out=${1:-dist}
 preset=${2:-release}
 shift $(($# < 2 ? $# : 2))
-[ $# -gt 0 ] || set -- losses trainer
+[ $# -gt 0 ] || set -- distill-losses distill-cpp
+for name in "$@"; do
+  case "$name" in
+    distill-losses | distill-cpp) ;;
+    *) refuse "unknown wheel '$name' (expected: distill-losses, distill-cpp)" ;;
+  esac
+done
 cache=build/$preset/CMakeCache.txt
 python=$PWD/.venv/bin/python
 [ -f "$cache" ] || { echo "build_wheels.sh: no build in build/$preset; run scripts/build.sh $preset first" >&2; exit 1; }
@@ -32,8 +42,8 @@ losses() {
   CMAKE_BUILD_PARALLEL_LEVEL=$jobs wheel losses/python "${define[@]}"
 }
 
-trainer() {
-  local bundle=build/wheel-trainer-$preset cuda=
+program() {
+  local bundle=build/wheel-program-$preset cuda=
   scripts/bundle.sh "$bundle/bundle" "$preset" distill >/dev/null
   if readelf -d "$bundle/bundle/bin/distill" | grep -q 'NEEDED.*libtorch_cuda'; then
     cuda=$("$python" -c 'import runpy, sys; print(runpy.run_path(sys.argv[1])["cuda"])' .venv/lib/python3*/site-packages/torch/version.py)
@@ -45,8 +55,8 @@ trainer() {
 mkdir -p "$out"
 for name in "$@"; do
   case "$name" in
-    losses | trainer) "$name" ;;
-    *) echo "build_wheels.sh: unknown wheel '$name' (expected: losses, trainer)" >&2; exit 2 ;;
+    distill-losses) losses ;;
+    distill-cpp) program ;;
   esac
 done
 ls -l "$out"/*.whl

@@ -14,7 +14,7 @@ if(SKBUILD)
       NOT CMAKE_MATCH_1 STREQUAL DISTILL_TORCH_VERSION)
     message(FATAL_ERROR "the version of this wheel is '${SKBUILD_PROJECT_VERSION_FULL}', but what is built, with "
       "${wheel_holds}, has to be called '<version>+torch${DISTILL_TORCH_VERSION}.${wheel_label}'. The version follows "
-      "-C cmake.define.DISTILL_CUDA=ON or OFF (distill-trainer: DISTILL_CUDA_VERSION) and CMAKE_ARGS: say there what "
+      "-C cmake.define.DISTILL_CUDA=ON or OFF (distill-cpp: DISTILL_CUDA_VERSION) and CMAKE_ARGS: say there what "
       "to build, and remove the build folder if it is of another build.")
   endif()
 endif()

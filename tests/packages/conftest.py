@@ -10,9 +10,9 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "cli"))  # tiny_job
 
 @pytest.fixture(scope="session")
 def losses(tmp_path_factory):
-    return environment_with("losses", tmp_path_factory)
+    return environment_with("distill-losses", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def trainer(tmp_path_factory):
-    return environment_with("trainer", tmp_path_factory)
+def program(tmp_path_factory):
+    return environment_with("distill-cpp", tmp_path_factory)

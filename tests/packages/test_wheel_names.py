@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,44 @@ def named(package, tmp_path, **defines):
     builder = ProjectBuilder(ROOT / package, python_executable=sys.executable)
     folder = Path(builder.prepare("wheel", tempfile.mkdtemp(dir=tmp_path), settings))
     version = re.search(r"^Version: (.*)$", (folder / "METADATA").read_text(), re.MULTILINE)[1]
-    assert folder.name == f"distill_{'losses' if package.startswith('losses') else 'trainer'}-{version}.dist-info"
+    assert folder.name == f"distill_{'losses' if package.startswith('losses') else 'cpp'}-{version}.dist-info"
     public, local = version.split("+")
     assert public == PROJECT
     return local
+
+
+def test_no_name_is_another_projects():
+    """Names on PyPI that belong to others: of distributions, and of commands that several of these install."""
+    projects = [
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text()) for folder in ("losses/python", "apps/python")
+    ]
+    names = [project["project"]["name"] for project in projects]
+    commands = [command for project in projects for command in project["project"].get("scripts", {})]
+    assert names == ["distill-losses", "distill-cpp"] and commands == ["distill-cpp"]
+    foreign = {
+        "distill-trainer",
+        "distil-trainer",
+        "distill-anything",
+        "distill-llm",
+        "distil-llm",
+        "distill-slm",
+        "distill",
+    }
+    # PyPI refuses a new name that differs from another one in separators, or in letters that look alike.
+    alike = str.maketrans({"l": "1", "i": "1", "o": "0", "-": None, "_": None, ".": None})
+    taken = {name.lower().translate(alike) for name in foreign}
+    assert not [name for name in (*names, *commands) if name.lower().translate(alike) in taken]
+
+
+def test_no_document_installs_by_name_what_is_not_published():
+    documents = [path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/python/README.md")]]
+    lines = [
+        line
+        for path in documents
+        for line in path.read_text().splitlines()
+        if re.search(r"pip install .*distill", line)
+    ]
+    assert lines and not [line for line in lines if re.search(r"pip install (-\S+ )*distill[\w-]*( |`|$)", line)]
 
 
 @pytest.fixture
@@ -79,7 +114,7 @@ def test_losses_that_cannot_be_named(tmp_path, torch, torch_without_cuda, capfd)
         assert error in capfd.readouterr().err
 
 
-def test_the_trainer_is_named_after_its_program(tmp_path, torch):
+def test_the_program_is_named_after_its_program(tmp_path, torch):
     for cuda, label in (("13.0", "cu130"), ("", "cpu")):
         local = named("apps/python", tmp_path, DISTILL_TORCH_DIR=torch, DISTILL_CUDA_VERSION=cuda)
         assert local == f"torch2.11.0.{label}"
@@ -141,7 +176,7 @@ def test_a_build_of_the_losses_follows_its_name_or_fails(tmp_path):
 
 @pytest.mark.parametrize("needs_cuda", [False, True])
 @pytest.mark.parametrize("cuda", ["", "13.0"])
-def test_the_trainer_is_what_its_name_says(tmp_path, needs_cuda, cuda):
+def test_the_program_is_what_its_name_says(tmp_path, needs_cuda, cuda):
     program = tmp_path / "bundle" / "bin" / "distill"
     program.parent.mkdir(parents=True)
     (tmp_path / "bundle" / "lib").mkdir()

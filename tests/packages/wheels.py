@@ -79,5 +79,5 @@ def environment_with(name, tmp_path_factory):
         with open(BUILD / "wheels.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the tests of one wheel may run in two processes
             checked(ROOT / "scripts" / "build_wheels.sh", folder, BUILD.name, name)
-    (wheel,) = Path(finished or folder).resolve().glob(f"distill_{name}-*.whl")
+    (wheel,) = Path(finished or folder).resolve().glob(f"{name.replace('-', '_')}-*.whl")
     return Environment(folder / "environment", wheel)

@@ -1,4 +1,4 @@
-"""Whether a build fits the torch that is installed. The wheel of distill-trainer holds this file, too."""
+"""Whether a build fits the torch that is installed. The wheel of distill-cpp holds this file, too."""
 
 
 def mismatch(

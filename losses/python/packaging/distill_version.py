@@ -93,7 +93,7 @@ def losses_have_kernels(torch_cuda):
     return asked == "ON" or (asked == "AUTO" and torch_cuda is not None and has_nvcc())
 
 
-def trainer_has_kernels(torch_cuda):
+def program_has_kernels(torch_cuda):
     """The program is finished; DISTILL_CUDA_VERSION says what it was built for, empty: without CUDA."""
     built_for = cmake_value("DISTILL_CUDA_VERSION")
     if built_for and torch_cuda is None:
@@ -127,5 +127,5 @@ class Provider:
         return {"version": version, "dependencies": [f"torch=={required_torch()}"]}
 
 
-class TrainerProvider(Provider):
-    has_kernels = staticmethod(trainer_has_kernels)
+class ProgramProvider(Provider):
+    has_kernels = staticmethod(program_has_kernels)

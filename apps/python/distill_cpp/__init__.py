@@ -1,4 +1,4 @@
-"""The console script `distill`: runs the program of this wheel with the libraries of the environment's torch.
+"""The console script `distill-cpp`: runs the program of this wheel with the libraries of the environment's torch.
 
 torch is found and its version compared without importing it; then this process becomes the program.
 """
@@ -40,7 +40,7 @@ def check_version(torch: Path) -> None:
     """RuntimeError where the program was built for another torch."""
     version = runpy.run_path(str(torch / "version.py"))
     problem = mismatch(
-        f"distill-trainer {_build_info.VERSION}",
+        f"distill {_build_info.VERSION}",
         _build_info.TORCH_VERSION,
         _build_info.CUDA_VERSION,
         version["__version__"],
@@ -65,5 +65,5 @@ def main() -> int:
         check_version(torch)
         os.execve(program, [str(program), *sys.argv[1:]], {**os.environ, "LD_LIBRARY_PATH": library_path(torch)})
     except (OSError, RuntimeError) as error:
-        print(f"distill: {error}", file=sys.stderr)
+        print(f"distill-cpp: {error}", file=sys.stderr)
     return CANNOT_START

@@ -94,13 +94,13 @@ fi
 stage "set-up" scripts/setup.sh || exit 1
 stage "C++ format" check_cpp_format
 stage "Python lint and format" check_python
-stage "include edges" "$python" scripts/check_includes.py
-stage "commit subjects" "$python" scripts/check_commits.py
-stage "documents" "$python" scripts/check_docs.py
+stage "include edges" "$python" scripts/checks/check_includes.py
+stage "commit subjects" "$python" scripts/checks/check_commits.py
+stage "documents" "$python" scripts/checks/check_docs.py
 stage "build ($preset)" scripts/build.sh "$preset" || exit 1
 if [ "$preset" != asan ]; then
-  stage "headers compile alone" "$python" scripts/check_headers.py
-  stage "clang-tidy" "$python" scripts/check_clang_tidy.py
+  stage "headers compile alone" "$python" scripts/checks/check_headers.py
+  stage "clang-tidy" "$python" scripts/checks/check_clang_tidy.py
 fi
 stage "C++ tests" run_ctest
 if [ "$preset" = asan ]; then

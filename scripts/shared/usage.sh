@@ -1,4 +1,4 @@
-# The command lines of the shell scripts of this folder. A script sources it before it changes the folder or writes
+# The command lines of the shell scripts. A script sources it before it changes the folder or writes
 # anything, and then calls check_arguments.
 script_file=$(readlink -f "$0")
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 // The readers of files that are not trusted, each as a function of bytes. Used by fuzz_test (a short, deterministic run
-// in the tests) and by libFuzzer (scripts/fuzz.sh).
+// in the tests) and by libFuzzer (scripts/checks/fuzz.sh).
 namespace distill::fuzz {
 
 // Names the input in errors.

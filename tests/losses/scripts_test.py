@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+BENCHES = Path(__file__).resolve().parents[2] / "scripts" / "benches"
 LIBRARY = os.path.abspath(os.environ.get("DISTILL_LOSSES_LIBRARY", "build/release/losses/libdistill_losses.so"))
 # Some CPUs announce instructions for bf16 products that they do not have.
 ENVIRONMENT = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
@@ -17,7 +17,7 @@ ENVIRONMENT = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 
 def run(name, *arguments, code=0):
     done = subprocess.run(
-        [sys.executable, SCRIPTS / name, *map(str, arguments)], capture_output=True, text=True, env=ENVIRONMENT
+        [sys.executable, BENCHES / name, *map(str, arguments)], capture_output=True, text=True, env=ENVIRONMENT
     )
     assert done.returncode == code, (
         f"{name}: expected exit code {code}, found {done.returncode}\n{done.stdout}{done.stderr}"
@@ -58,7 +58,7 @@ def test_the_accuracy_study_finds_what_rounding_costs(tmp_path):
 
 @pytest.fixture
 def loss_head(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS / "loss_head"))
+    monkeypatch.syspath_prepend(str(BENCHES / "loss_head"))
     import exact
     import heads
     import problem

@@ -1,4 +1,4 @@
-"""A part of scripts/kill_test.py, which runs longer by itself: runs disturbed at random instants lose nothing."""
+"""A part of kill_test.py, which runs longer by itself: runs disturbed at random instants lose nothing."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kill_test.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "checks" / "kill_test.py"
 
 
 def can_mount():

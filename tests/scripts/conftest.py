@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-sys.path.append(str(SCRIPTS))  # for tests that import a script
+for folder in (SCRIPTS, SCRIPTS / "benches", SCRIPTS / "checks", SCRIPTS / "studies"):
+    sys.path.append(str(folder))  # for tests that import a script
 sys.path.append(str(SCRIPTS.parent / "tests" / "cli"))  # run_folders
 
 

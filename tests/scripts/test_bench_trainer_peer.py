@@ -1,4 +1,4 @@
-"""scripts/bench_trainer_peer.py on CPUs: losses against a plain fp64 loop, on one rank and on two; errors."""
+"""scripts/benches/bench_trainer_peer.py on CPUs: losses against a plain fp64 loop, on one rank and on two; errors."""
 
 import importlib.util
 import json

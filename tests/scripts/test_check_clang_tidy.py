@@ -1,4 +1,4 @@
-"""scripts/check_clang_tidy.py: findings fail, changed sources are chosen, limits and a missing program are reported."""
+"""check_clang_tidy.py: findings fail, changed sources are chosen, limits and a missing program are reported."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def check(script, repository, tmp_path, monkeypatch):
 
     def run(*arguments, code=0):
         common = ("--root", repository.folder, "--build", build, "--base", base)
-        return script("check_clang_tidy.py", *arguments, *common, code=code, output="stdout")
+        return script("checks/check_clang_tidy.py", *arguments, *common, code=code, output="stdout")
 
     return run
 

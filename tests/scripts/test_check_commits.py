@@ -1,17 +1,17 @@
-"""scripts/check_commits.py: which subjects pass, and which commits are looked at."""
+"""scripts/checks/check_commits.py: which subjects pass, and which commits are looked at."""
 
 import pytest
 
 
 def check(script, repository, start, code=0):
-    return script("check_commits.py", "--root", repository.folder, "--start", start, code=code, output="stdout")
+    return script("checks/check_commits.py", "--root", repository.folder, "--start", start, code=code, output="stdout")
 
 
 @pytest.mark.parametrize(
     "subject",
     [
         "losses: " + "x" * 64,  # 72 characters
-        "scripts/loss_head: one timer",
+        "scripts/benches/loss_head: one timer",
         "data, trainer: one MappedFile",
         "bench_loss_head: reads a file",
         "include edges: one more",
@@ -60,6 +60,6 @@ def test_a_history_without_the_start_is_not_checked(script, repository):
 def test_the_message_of_a_commit_hook(script, tmp_path):
     message = tmp_path / "message"
     message.write_text("\n# a comment\nlosses: one timer\n\nA body of any length.\n")
-    assert "1 checked" in script("check_commits.py", "--message-file", message)
+    assert "1 checked" in script("checks/check_commits.py", "--message-file", message)
     message.write_text("One timer\n")
-    assert "beginning such as" in script("check_commits.py", "--message-file", message, code=1, output="stdout")
+    assert "beginning such as" in script("checks/check_commits.py", "--message-file", message, code=1, output="stdout")

@@ -1,4 +1,4 @@
-"""scripts/check_docs.py: long lines and paths that do not exist."""
+"""scripts/checks/check_docs.py: long lines and paths that do not exist."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def check(script, repository):
 
     def run(text, code=0):
         repository.write("docs/page.md", text)
-        return script("check_docs.py", "--root", repository.folder, code=code, output="stdout")
+        return script("checks/check_docs.py", "--root", repository.folder, code=code, output="stdout")
 
     return run
 

@@ -1,4 +1,4 @@
-"""scripts/check_headers.py: a header that needs what its includers include is found, also when another file changed."""
+"""check_headers.py: a header that needs what its includers include is found, also when another file changed."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ def check(script, repository, tmp_path):
 
     def run(*arguments, code=0):
         common = ("--root", repository.folder, "--build", build, "--jobs", 1)
-        return script("check_headers.py", *arguments, *common, code=code, output="stdout")
+        return script("checks/check_headers.py", *arguments, *common, code=code, output="stdout")
 
     return run
 

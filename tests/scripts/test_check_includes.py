@@ -1,4 +1,4 @@
-"""scripts/check_includes.py: forbidden edges, slow headers, and includes that do not start at the root."""
+"""scripts/checks/check_includes.py: forbidden edges, slow headers, and includes that do not start at the root."""
 
 import pytest
 
@@ -17,11 +17,11 @@ def test_a_forbidden_include_fails(script, repository, name, include, problem):
     for header in ("data/a.h", "trainer/sharding/a.h", "losses/near.h"):
         repository.write(header, "#pragma once\n")
     repository.write(name, f"#pragma once\n#include {include}\n")
-    assert problem in script("check_includes.py", "--root", repository.folder, code=1, output="stdout")
+    assert problem in script("checks/check_includes.py", "--root", repository.folder, code=1, output="stdout")
 
 
 def test_allowed_includes_pass(script, repository):
     repository.write("data/base/a.h", "#pragma once\n")
     repository.write("losses/a.h", '#pragma once\n#include "data/base/a.h"\n#include <vector>\n')
     repository.write("losses/a.cpp", '#include "losses/a.h"\n#include <torch/torch.h>\n')
-    assert "clean" in script("check_includes.py", "--root", repository.folder)
+    assert "clean" in script("checks/check_includes.py", "--root", repository.folder)

@@ -12,15 +12,12 @@ LISTED = subprocess.run(["git", "ls-files", "--stage", "scripts"], cwd=ROOT, cap
 # What git has as executable; the others are imported or sourced.
 STARTED = [line.split("\t")[1] for line in LISTED.stdout.splitlines() if line.startswith("100755")]
 # Arguments before the unknown option: a command, or what the script takes before the option is reached.
-BEFORE = {"scripts/quality.sh": [[], ["gpu"]], "scripts/build_wheels.sh": [[], ["dist"], ["dist", "release"]]}
+BEFORE = {"scripts/studies/quality.sh": [[], ["gpu"]], "scripts/build_wheels.sh": [[], ["dist"], ["dist", "release"]]}
 
 
-def test_every_program_of_the_folder_is_executable():
-    texts = {
-        name: (ROOT / name).read_bytes()[:2] for name in git_files("scripts") if "/" not in name[len("scripts/") :]
-    }
-    programs = {name for name, start in texts.items() if start == b"#!"}
-    assert programs == {name for name in STARTED if name.count("/") == 1} and len(programs) > 40
+def test_every_program_is_executable():
+    programs = {name for name in git_files("scripts") if (ROOT / name).read_bytes()[:2] == b"#!"}
+    assert programs == set(STARTED) and len(programs) > 40
 
 
 def git_files(folder):
@@ -34,7 +31,7 @@ def copy(tmp_path_factory):
     """The scripts in a folder of their own, in which anything that one writes can be seen."""
     folder = tmp_path_factory.mktemp("repository")
     shutil.copytree(ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in (".venv", "tests"):  # the interpreter, and what scripts/kill_test.py imports
+    for name in (".venv", "tests"):  # the interpreter, and what scripts/checks/kill_test.py imports
         (folder / name).symlink_to(ROOT / name)
     return folder
 

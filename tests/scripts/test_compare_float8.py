@@ -1,4 +1,4 @@
-"""scripts/compare_float8.py in miniature: all kinds are trained and evaluated alike, and a stop loses nothing."""
+"""compare_float8.py in miniature: all kinds are trained and evaluated alike, and a stop loses nothing."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def work(tmp_path_factory):
 def command(work, out, *more):
     sizes = ["--seq-len", tiny_study.LENGTH, "--batch", 4, "--gate-tokens", 500]
     return [
-        *(sys.executable, tiny_study.ROOT / "scripts" / "compare_float8.py", "--work", work, "--out", out),
+        *(sys.executable, tiny_study.ROOT / "scripts" / "studies" / "compare_float8.py", "--work", work, "--out", out),
         *("--program", tiny_study.PROGRAM, *sizes, *more),
     ]
 

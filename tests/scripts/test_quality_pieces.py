@@ -1,4 +1,4 @@
-"""Pieces of scripts/quality.py pack, put together again."""
+"""Pieces of scripts/studies/quality.py pack, put together again."""
 
 import argparse
 import hashlib
@@ -46,11 +46,11 @@ def test_a_missing_part_and_a_damaged_one_are_named(parts, script, tmp_path):
     folder, _ = parts
     arguments = ("unpack", "--pieces", folder, "--work", tmp_path / "work")
     (folder / "2.part").rename(folder / "2.away")
-    assert "expected 3 parts, found none called 2.part" in script("quality.py", *arguments, code=1)
+    assert "expected 3 parts, found none called 2.part" in script("studies/quality.py", *arguments, code=1)
     (folder / "2.part").write_bytes((folder / "2.away").read_bytes()[:-1] + b"\x00")
-    assert "of all parts together, found" in script("quality.py", *arguments, code=1)
+    assert "of all parts together, found" in script("studies/quality.py", *arguments, code=1)
     (folder / pieces.INDEX).unlink()
-    assert "pieces.json: no such file" in script("quality.py", *arguments, code=1)
+    assert "pieces.json: no such file" in script("studies/quality.py", *arguments, code=1)
     assert not (tmp_path / "work").exists()
 
 
@@ -58,8 +58,8 @@ def test_packing_without_the_inputs_says_what_to_run(script, tmp_path):
     (tmp_path / "work" / "teacher").mkdir(parents=True)
     (tmp_path / "bundle").mkdir()
     arguments = ("--work", tmp_path / "work", "--bundle", tmp_path / "bundle", "--wheels", tmp_path / "wheels")
-    error = script("quality.py", "pack", *arguments, "--out", tmp_path / "out", code=1)
-    assert "prompts.json: no such file; run the stages of scripts/quality.sh" in error
+    error = script("studies/quality.py", "pack", *arguments, "--out", tmp_path / "out", code=1)
+    assert "prompts.json: no such file; run the stages of scripts/studies/quality.sh" in error
 
 
 def test_what_travels_is_what_the_runs_read(tmp_path):
@@ -104,7 +104,7 @@ def test_a_module_of_a_wheel_is_found_at_once(tmp_path):
         tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         wheel.writestr("small_thing-1.0.dist-info/WHEEL", tag)
         wheel.writestr("small_thing-1.0.dist-info/RECORD", "")
-    code = INSTALL.format(scripts=str(ROOT / "scripts"), work=str(work))
+    code = INSTALL.format(scripts=str(ROOT / "scripts" / "studies"), work=str(work))
     variables = os.environ | {"PYTHONPATH": str(work / "site")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
     assert done.returncode == 0 and done.stdout.split() == ["42"], done.stderr

@@ -91,7 +91,7 @@ def test_how_many_tokens_labels_need(results, script):
         "|  | forward KL | 0.001, of 1 | 2.0000 | 0.0000 | more than 8.4 |",
     ]
     picture = results.parent / "tokens.png"
-    script("quality.py", "report", "--results", results, "--plot", picture)
+    script("studies/quality.py", "report", "--results", results, "--plot", picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -122,19 +122,21 @@ def test_models_before_training_have_a_student_of_their_own(results):
 
 def test_the_check_needs_a_difference_beyond_the_spread(results, script):
     assert "code: KL of labels only minus that of forward KL: 1.0000 nats" in script(
-        "quality.py", "check", "--results", results
+        "studies/quality.py", "check", "--results", results
     )
-    output = script("quality.py", "check", "--results", results)
+    output = script("studies/quality.py", "check", "--results", results)
     assert "code: cross-entropy of labels only minus that of forward KL: 0.5000 nats, spread 0.0000\n" in output
     close = json.loads((results / "half-labels-s1.json").read_text())
     for kind in KINDS:
         close["tests"][kind] |= {"forward_kl": -3.0, "hard": -8.0}
     (results / "half-labels-s1.json").write_text(json.dumps(close))
-    assert "does not beat labels only in KL" in script("quality.py", "check", "--results", results, code=1)
+    assert "does not beat labels only in KL" in script("studies/quality.py", "check", "--results", results, code=1)
     for seed in (1, 2, 3):
         (results / f"half-labels-s{seed}.json").write_text(json.dumps(final("labels", seed, 2.0, 3.0)))
-    assert "-0.5000 nats, spread 0.0000: labels are better" in script("quality.py", "check", "--results", results)
-    assert "no student with results" in script("quality.py", "check", "--results", results.parent, code=1)
+    assert "-0.5000 nats, spread 0.0000: labels are better" in script(
+        "studies/quality.py", "check", "--results", results
+    )
+    assert "no student with results" in script("studies/quality.py", "check", "--results", results.parent, code=1)
 
 
 def write(folder, result):
@@ -161,13 +163,13 @@ def test_a_measure_that_came_later_is_that_of_the_same_run_again(results):
 def test_rows_that_were_trained_again_must_be_within_the_spread(results, script, tmp_path):
     """The published KLs are 1.01, 1.02 and 1.03: their spread is 0.01."""
     published, again = tmp_path / "gpu.json", tmp_path / "again"
-    script("quality.py", "merge", "--results", results, "--out", published)
+    script("studies/quality.py", "merge", "--results", results, "--out", published)
     again.mkdir()
     arguments = ("compare", "--results", again, "--published", published)
-    assert "no row with at least two seeds" in script("quality.py", *arguments, code=1)
+    assert "no row with at least two seeds" in script("studies/quality.py", *arguments, code=1)
     for seed in (1, 2, 3):
         write(again, final("forward_kl", seed, 1.009 + seed / 100, 3.5, purpose="again"))
-    output = script("quality.py", *arguments)
+    output = script("studies/quality.py", *arguments)
     assert "half, forward KL, code: KL 1.0290, published 1.0200 with spread 0.0100: within it" in output
     both = Figures(Study("gpu"), report.read(published) | report.read(again))
     table = report.table_again(both)
@@ -177,7 +179,7 @@ def test_rows_that_were_trained_again_must_be_within_the_spread(results, script,
     assert "|  |  | prose | 3.0200 ± 0.0100 |" in table
     for seed in (1, 2, 3):
         write(again, final("forward_kl", seed, 1.011 + seed / 100, 3.5, purpose="again"))
-    assert "not within the published spread: half, forward KL, code" in script("quality.py", *arguments, code=1)
+    assert "not within the published spread: half, forward KL, code" in script("studies/quality.py", *arguments, code=1)
 
 
 def peer(program, seed, losses, alone=False):
@@ -218,24 +220,28 @@ def page(names=tuple(report.TABLES)):
 def test_the_page_gets_its_tables_and_a_stale_one_is_found(results, script, tmp_path):
     doc = tmp_path / "quality.md"
     doc.write_text(page())
-    script("quality.py", "merge", "--results", results, "--out", tmp_path / "quality" / "gpu.json")
-    assert "a table is not the one of the results" in script("quality.py", "report", "--doc", doc, "--check", code=1)
-    script("quality.py", "report", "--doc", doc)
+    script("studies/quality.py", "merge", "--results", results, "--out", tmp_path / "quality" / "gpu.json")
+    assert "a table is not the one of the results" in script(
+        "studies/quality.py", "report", "--doc", doc, "--check", code=1
+    )
+    script("studies/quality.py", "report", "--doc", doc)
     text = doc.read_text()
     assert "2.020 ± 0.010" in text and "old" not in text and text.count("text\n") == len(report.TABLES)
     assert text.count(cells.NOTHING) == 2, "no peers, and nothing again"
-    script("quality.py", "report", "--doc", doc, "--check")
+    script("studies/quality.py", "report", "--doc", doc, "--check")
     doc.write_text(text.replace("2.020", "2.021"))
-    script("quality.py", "report", "--doc", doc, "--check", code=1)
+    script("studies/quality.py", "report", "--doc", doc, "--check", code=1)
     doc.write_text(page(["kl"]))
-    assert "missing tables: head of gpu, cross_entropy of gpu" in script("quality.py", "report", "--doc", doc, code=1)
+    assert "missing tables: head of gpu, cross_entropy of gpu" in script(
+        "studies/quality.py", "report", "--doc", doc, code=1
+    )
 
 
 def test_merged_results_keep_what_was_there_before(results, script, tmp_path):
     merged = tmp_path / "all.json"
-    script("quality.py", "merge", "--results", results, "--out", merged)
+    script("studies/quality.py", "merge", "--results", results, "--out", merged)
     (results / "half-labels-s1.json").unlink()
-    script("quality.py", "merge", "--results", results, "--out", merged)
+    script("studies/quality.py", "merge", "--results", results, "--out", merged)
     assert len(json.loads(merged.read_text())) == 6
     assert report.table_kl(figures(merged)).count("±") == 6
 
@@ -248,4 +254,4 @@ def test_the_head_of_the_table_is_over_all_kinds_together(results):
 @pytest.mark.parametrize("page", ["docs/quality.md", "README.md"])
 def test_the_pages_of_this_repository_have_the_tables_of_its_results(script, page):
     """Against docs/quality/gpu.json and cpu.json, all of this tree."""
-    script("quality.py", "report", "--doc", ROOT / page, "--check")
+    script("studies/quality.py", "report", "--doc", ROOT / page, "--check")

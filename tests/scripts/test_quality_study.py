@@ -1,4 +1,4 @@
-"""scripts/quality.sh in miniature, from the runner to the tables: distillation beats labels, and the loops of others
+"""quality.sh in miniature, from the runner to the tables: distillation beats labels, and the loops of others
 follow the same path."""
 
 import json
@@ -30,7 +30,14 @@ def arguments(work, study, results):
 
 def run(work, study, results, *more):
     return tiny_study.script(
-        "quality.py", "run", *arguments(work, study, results), "--program", tiny_study.PROGRAM, "--jobs", 2, *more
+        "studies/quality.py",
+        "run",
+        *arguments(work, study, results),
+        "--program",
+        tiny_study.PROGRAM,
+        "--jobs",
+        2,
+        *more,
     )
 
 
@@ -85,7 +92,7 @@ def test_the_searched_rate_is_the_best_one(finished):
 def test_distillation_beats_labels_on_every_kind_of_text(finished):
     """The held-out KL to the teacher, and the table that says so."""
     study, results, _ = finished
-    tiny_study.script("quality.py", "check", "--profile", "cpu", "--study", study, "--results", results)
+    tiny_study.script("studies/quality.py", "check", "--profile", "cpu", "--study", study, "--results", results)
     for result in finals(results, "forward_kl"):
         other = next(one for one in finals(results, "labels") if one["seed"] == result["seed"])
         for kind in ("code", "reference", "prose"):
@@ -109,7 +116,9 @@ def test_the_teacher_has_no_distance_from_itself(finished):
 
 def test_calibration_and_functions_of_a_model(work):
     arguments = ("--model", work / "teacher", "--data", work / "data", "--prompts", work / "prompts.json")
-    measured = json.loads(tiny_study.script("quality.py", "measure", *arguments, "--seq-len", tiny_study.LENGTH))
+    measured = json.loads(
+        tiny_study.script("studies/quality.py", "measure", *arguments, "--seq-len", tiny_study.LENGTH)
+    )
     assert measured["functions"] == 1 and measured["continuations_that_parse"] == 0, "words are no Python"
     assert set(measured["calibration_error"]) == {"code", "reference", "prose", "all"}
     assert all(0 < error < 0.2 for error in measured["calibration_error"].values()), "it has learnt how sure it can be"
@@ -184,7 +193,7 @@ def test_programs_agree_in_bf16_at_a_rate_at_which_training_is_stable(peers_in_b
 def test_the_gradient_of_trl_is_that_of_the_plain_loop(work):
     """In fp32 to rounding; in bf16 autocast both are about as far from it."""
     arguments = ("--work", work, "--seq-len", tiny_study.LENGTH)
-    found = json.loads(tiny_study.script("quality.py", "gradients", *arguments))
+    found = json.loads(tiny_study.script("studies/quality.py", "gradients", *arguments))
     assert found["trl float32"]["from plain float32"] < 1e-4
     plain, trl = (found[f"{name} bfloat16"]["from plain float32"] for name in ("plain", "trl"))
     assert 1e-3 < plain < 0.3 and trl == pytest.approx(plain, rel=0.5)
@@ -220,7 +229,7 @@ def test_published_results_are_not_repeated_and_a_row_can_be_run_again(finished,
     """The same numbers again, from a published file alone: a run of one thread is the same to the last bit."""
     study, results, _ = finished
     published = tmp_path / "cpu.json"
-    tiny_study.script("quality.py", "merge", "--results", results, "--out", published)
+    tiny_study.script("studies/quality.py", "merge", "--results", results, "--out", published)
     again = ["--published", published, "--again", "forward_kl"]
     output = run(work, study, tmp_path / "more", *again)
     names = {file.stem for file in (tmp_path / "more").iterdir()}
@@ -230,8 +239,15 @@ def test_published_results_are_not_repeated_and_a_row_can_be_run_again(finished,
         one, other = read(tmp_path / "more", name), read(results, name.removeprefix("again-"))
         assert one["tests"] == other["tests"] and one["validation"] == other["validation"]
     arguments = ("--profile", "cpu", "--study", study, "--results", tmp_path / "more", "--published", published)
-    assert "within" in tiny_study.script("quality.py", "compare", *arguments)
-    command = [sys.executable, tiny_study.ROOT / "scripts" / "quality.py", "run", *arguments, "--again", "telepathy"]
+    assert "within" in tiny_study.script("studies/quality.py", "compare", *arguments)
+    command = [
+        sys.executable,
+        tiny_study.ROOT / "scripts" / "studies" / "quality.py",
+        "run",
+        *arguments,
+        "--again",
+        "telepathy",
+    ]
     done = subprocess.run([*map(str, command), "--program", tiny_study.PROGRAM], capture_output=True, text=True)
     assert done.returncode == 1 and "found telepathy" in done.stderr
 
@@ -270,7 +286,13 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(work, tmp_path):
         lrs=[-1.0],
         cases={"half": ["labels"]},
     )
-    command = [sys.executable, tiny_study.ROOT / "scripts" / "quality.py", "run", "--program", tiny_study.PROGRAM]
+    command = [
+        sys.executable,
+        tiny_study.ROOT / "scripts" / "studies" / "quality.py",
+        "run",
+        "--program",
+        tiny_study.PROGRAM,
+    ]
     command += [*arguments(work, study, tmp_path / "results"), "--only", "cases"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert done.returncode == 1 and "Traceback" not in done.stderr
@@ -279,12 +301,14 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(work, tmp_path):
 
 def test_a_row_that_does_not_exist_is_named(tmp_path, script):
     arguments = ("--profile", "cpu", "--results", tmp_path / "results", "--rows", "labels,telepathy")
-    assert "found telepathy" in script("quality.py", "run", *arguments, code=1)
+    assert "found telepathy" in script("studies/quality.py", "run", *arguments, code=1)
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path, script):
     missing = tmp_path / "distill"
-    error = script("quality.py", "run", "--profile", "cpu", "--results", tmp_path / "r", "--program", missing, code=1)
+    error = script(
+        "studies/quality.py", "run", "--profile", "cpu", "--results", tmp_path / "r", "--program", missing, code=1
+    )
     assert f"--program {missing}: expected a built distill" in error and "Traceback" not in error
 
 
@@ -298,5 +322,7 @@ def test_a_program_that_is_not_there_is_named(tmp_path, script):
 )
 def test_a_mistake_in_the_table_is_named(tmp_path, script, changes, expected):
     study = tiny_study.study(tmp_path / "study.yaml", **changes)
-    error = script("quality.py", "run", "--profile", "cpu", "--study", study, "--results", tmp_path / "results", code=1)
+    error = script(
+        "studies/quality.py", "run", "--profile", "cpu", "--study", study, "--results", tmp_path / "results", code=1
+    )
     assert expected in error

@@ -1,4 +1,4 @@
-"""The text of scripts/quality.sh: files of packages, duplicates, what is held out."""
+"""The text of scripts/studies/quality.sh: files of packages, duplicates, what is held out."""
 
 import hashlib
 import json
@@ -90,7 +90,7 @@ def packages(tmp_path):
 def make_text(script, packages, out, **options):
     table, downloads = packages
     arguments = ["--sources", table, "--downloads", downloads, "--out", out, "--validation-kb", 1, "--test-kb", 2]
-    return script("quality.py", "text", *arguments, "--excerpt", 1000, **options)
+    return script("studies/quality.py", "text", *arguments, "--excerpt", 1000, **options)
 
 
 def read(path):

@@ -1,4 +1,4 @@
-"""scripts/train_cache_kinds.sh: one table of all kinds, from runs that are not repeated and do not stop one another."""
+"""train_cache_kinds.sh: one table of all kinds, from runs that are not repeated and do not stop one another."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def train(quickstart, out, code=0, **settings):
     variables = {"QUICKSTART": quickstart, "DISTILL": tiny.binary(), "PYTHON": sys.executable, "STEPS": 12, "BATCH": 2}
     variables |= {"JOBS": 2, "LIBRARY": "absent", "OMP_NUM_THREADS": 1} | settings
     done = subprocess.run(
-        [tiny.REPOSITORY / "scripts" / "train_cache_kinds.sh", out],
+        [tiny.REPOSITORY / "scripts" / "studies" / "train_cache_kinds.sh", out],
         env=os.environ | {key: str(value) for key, value in variables.items()},
         capture_output=True,
         text=True,

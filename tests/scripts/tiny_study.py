@@ -1,4 +1,4 @@
-"""A study of scripts/quality.sh in miniature: a tiny teacher that has learnt something, its students, text, prompts."""
+"""A study of quality.sh in miniature: a tiny teacher that has learnt something, its students, text, prompts."""
 
 import json
 import os
@@ -104,7 +104,7 @@ def make(work):
 
 def study(path, **changes):
     """A study.yaml whose profile `cpu` is tiny; `changes` replace values of that profile."""
-    table = yaml.safe_load((ROOT / "scripts" / "quality" / "study.yaml").read_text())
+    table = yaml.safe_load((ROOT / "scripts" / "studies" / "quality" / "study.yaml").read_text())
     table["profiles"]["cpu"] = {
         "device": "cpu",
         "dtype": "float32",

@@ -43,7 +43,7 @@ def test_the_plan_knows_the_smaller_teacher(tmp_path, models, ragged_shard):
     ],
 )
 def test_a_70b_teacher_is_planned_within_the_memory_of_h200s(tmp_path, student, ranks, settings, most_gib):
-    script = tiny.REPOSITORY / "scripts" / "bench_inputs.py"
+    script = tiny.REPOSITORY / "scripts" / "benches" / "bench_inputs.py"
     inputs = ["--out", tmp_path, "--shapes", f"{student},70b", "--rows", 1, "--seq-len", 16]
     subprocess.run([sys.executable, *map(str, [script, *inputs])], check=True, capture_output=True)
     config = tiny.base_config(tmp_path, str(tmp_path / student), str(tmp_path / "70b"), str(tmp_path / "tokens.dtok"))

@@ -17,7 +17,7 @@ import tiny
 # By how much the planned bytes of a category may differ from the measured ones: a share, and bytes. On a GPU a tensor
 # may have up to 1 MiB more than it asked for, since the caching allocator does not split off less, and which free block
 # it gets depends on when other streams have given theirs back. That is much of a tiny model's memory and nothing of a
-# large one's (scripts/check_plan_gpu.py).
+# large one's (scripts/benches/check_plan_gpu.py).
 RELATIVE, BLOCKS = 0.01, 8192 if tiny.DEVICE == "cpu" else 1 << 20
 # Vectors of a few bytes, read-ahead batches and step counters are not in the plan.
 UNPLANNED = 120_000 if tiny.DEVICE == "cpu" else 120_000 + BLOCKS

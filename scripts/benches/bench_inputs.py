@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Makes the inputs for measuring the trainer: model folders with nothing but config.json, and a shard of random tokens.
+
+  scripts/benches/bench_inputs.py --out work/bench --shapes 1b,8b --seq-len 4096 --rows 64
+
+It writes OUT/SHAPE/config.json for each shape, and OUT/tokens.dtok with --rows documents of --seq-len random tokens.
+Train with `--set student.init=random --set teacher.init=random`, as scripts/benches/bench_trainer.sh does.
+"""
+
+import script_path
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from shared.command_line import argument_parser
+from token_shards.shard_file import Shard, ShardSpec
+
+# hidden, ffn, layers, heads, kv heads, head_dim. Apart from tiny, the shapes of Llama 3.2 and 3.1, with untied
+# embeddings.
+SHAPES = {
+    "tiny": (512, 1408, 4, 8, 4, 64),
+    "1b": (2048, 8192, 16, 32, 8, 64),
+    "3b": (3072, 8192, 28, 24, 8, 128),
+    "8b": (4096, 14336, 32, 32, 8, 128),
+    "70b": (8192, 28672, 80, 64, 8, 128),
+}
+
+
+def config(shape, vocab):
+    hidden, ffn, layers, heads, kv_heads, head_dim = SHAPES[shape]
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": 1 << 20,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "initializer_range": 0.02,
+    }
+
+
+def main():
+    parser = argument_parser(__doc__)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--shapes", default="1b,8b", help="comma-separated: " + ", ".join(SHAPES))
+    parser.add_argument("--vocab", default=128256, type=int)
+    parser.add_argument("--seq-len", default=4096, type=int, help="tokens")
+    parser.add_argument("--rows", default=64, type=int, help="documents of seq-len tokens")
+    options = parser.parse_args()
+    shapes = options.shapes.split(",")
+    unknown = [shape for shape in shapes if shape not in SHAPES]
+    if unknown:
+        parser.error(f"--shapes: expected some of {', '.join(SHAPES)}, found {', '.join(unknown)}")
+    for shape in shapes:
+        folder = options.out / shape
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config(shape, options.vocab), indent=1) + "\n")
+    random = np.random.default_rng(0)
+    shard = Shard(ShardSpec(options.vocab, bytes(32)))
+    for _ in range(options.rows):
+        shard.add(random.integers(0, options.vocab, options.seq_len, dtype=np.uint32), None)
+    shard.write(options.out / "tokens.dtok")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,321 @@
+"""Runs the rows of the plan check on this machine's GPUs and writes what they measured."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from .hardware import visible_gpus
+from .rows import GIB, POLICIES, Row
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+class Machine:
+    """Runs rows, several at the same time if they need fewer GPUs than there are."""
+
+    def __init__(self, options):
+        self.options = options
+        self.out = Path(options.out)
+        self.work = REPOSITORY / "work" / "check-plan"
+        self.distill = os.environ.get("DISTILL", str(REPOSITORY / "build/release/apps/distill/distill"))
+        self.gpus = options.gpus or visible_gpus()
+        self.lock = threading.RLock()
+        self.failed = []
+        self.began = time.monotonic()
+        self.out.mkdir(parents=True, exist_ok=True)
+
+    def say(self, text, file="summary.md"):
+        with self.lock:
+            print(text, flush=True)
+            with open(self.out / file, "a") as stream:
+                stream.write(text + "\n")
+
+    def run(self, arguments, log, devices, limit_s):
+        """Runs distill and returns its exit code; 124 after a timeout."""
+        environment = dict(os.environ, CUDA_VISIBLE_DEVICES=devices)
+        with open(log, "w") as stream:
+            process = subprocess.Popen(
+                [self.distill, *map(str, arguments)],
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+            try:
+                return process.wait(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # the launcher's ranks end with it
+                process.wait()
+                return 124
+
+    def fail(self, name, log, code):
+        text = Path(log).read_text(errors="replace").splitlines() if Path(log).exists() else []
+        with self.lock:
+            self.failed.append(name)
+            with open(self.out / "log.txt", "a") as stream:
+                stream.write("\n".join([f"== {name}: exit code {code}", *text[-40:], ""]))
+        self.say(f"| {name} | FAILED with {code}: {text[-1][:160] if text else 'no output'} |")
+
+    def side_by_side(self, jobs, gpus):
+        """Calls each job with the ids of its `gpus` devices, as many jobs at a time as the GPUs allow."""
+        queue = list(reversed(jobs))
+
+        def worker(devices):
+            while True:
+                with self.lock:
+                    job = queue.pop() if queue else None
+                if job is None:
+                    return
+                job(devices)
+
+        slots = 1 if self.options.one_by_one else max(1, self.gpus // gpus)
+        threads = [
+            threading.Thread(target=worker, args=(",".join(str(slot * gpus + i) for i in range(gpus)),))
+            for slot in range(slots)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def inputs(self, row):
+        """Writes the row's models, random tokens and configuration; returns the configuration's path."""
+        folder = self.work / f"v{row.vocab}-s{row.seq_len}-{row.name}"
+        shapes = [row.student] + ([row.teacher] if row.teacher != "none" else [])
+        count = max(4, row.gpus * row.batch * row.micro_batches * 2)
+        subprocess.run(
+            [
+                sys.executable,
+                str(REPOSITORY / "scripts/benches/bench_inputs.py"),
+                "--out",
+                str(folder),
+                "--shapes",
+                ",".join(shapes),
+                "--vocab",
+                str(row.vocab),
+                "--seq-len",
+                str(max(row.seq_len, 64)),
+                "--rows",
+                str(count),
+            ],
+            check=True,
+        )
+        teacher = f"teacher: {{path: {folder}/{row.teacher}, init: random}}\n" if row.teacher != "none" else ""
+        loss = "{divergence: jsd, beta: 0.5}" if row.teacher != "none" else "{divergence: none, hard_weight: 1}"
+        config = folder / "config.yaml"
+        config.write_text(
+            f"student: {{path: {folder}/{row.student}, init: random}}\n{teacher}"
+            f"data: {{train: {folder}/tokens.dtok, seq_len: {row.seq_len or 4096}, packing: concat, shuffle: false}}\n"
+            f"loss: {loss}\n"
+            f"train: {{steps: {row.steps}, micro_batch_size: {row.batch}, "
+            f"global_batch_size: {row.gpus * row.batch * row.micro_batches}}}\n"
+            f"parallel: {{processes: {row.gpus}}}\n"
+            "scheduler: {type: constant}\ncheckpoint: {at_end: false}\n"
+            f"run: {{dir: {folder}/run}}\n"
+        )
+        return config
+
+    def make_plan(self, row):
+        """Asks the program for the row's plan, without a GPU; for seq_len 0 also for the longest length that fits."""
+        arguments = ["plan", "--config", self.inputs(row), "--ranks", row.gpus, "--json"]
+        arguments += [part for setting in row.settings for part in ("--set", setting)]
+        if row.seq_len == 0:
+            found = self.plan_json([*arguments, "--longest"])
+            row.seq_len = found.get("longest_seq_len", 0)
+            row.plan = found.get("plan", {})
+        else:
+            row.plan = self.plan_json(arguments)
+
+    def plan_json(self, arguments):
+        done = subprocess.run(
+            [self.distill, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=dict(os.environ, CUDA_VISIBLE_DEVICES=""),
+        )
+        try:
+            return json.loads(done.stdout)
+        except json.JSONDecodeError:
+            return {"overflows": [(done.stderr.strip() or "no plan").splitlines()[-1]]}
+
+    def profile(self, row, devices):
+        name = row.name
+        try:
+            config = self.inputs(row)
+            folder = config.parent / "profile"
+            shutil.rmtree(folder, ignore_errors=True)
+            arguments = ["profile-memory", "--config", config, "--steps", row.steps, "--out", folder]
+            arguments += [part for setting in row.settings for part in ("--set", setting)]
+            began = time.monotonic()
+            log = config.parent / "run.log"
+            code = self.run(arguments, log, devices, row.limit_s)
+            if code != 0:
+                self.fail(name, log, code)
+                return
+            row.report = json.loads((folder / "report.json").read_text())
+            self.record(row, time.monotonic() - began, log)
+            shutil.rmtree(config.parent, ignore_errors=True)
+        except Exception as error:  # the other rows still run
+            self.failed.append(name)
+            self.say(f"| {name} | FAILED: {error} |")
+
+    def record(self, row, seconds, log):
+        plan, measured = row.report["plan"], row.report["measured"]
+        phases = {}
+        for phase, found in measured["phases"].items():
+            predicted = plan["phases"][phase]
+            phases[phase] = {"peak": [round(predicted["peak"] / GIB, 3), round(found["peak"] / GIB, 3)]} | {
+                key: [round(predicted["highest"][key] / GIB, 3), round(value / GIB, 3)]
+                for key, value in found["highest"].items()
+                if value or predicted["highest"][key]
+            }
+        outside = [
+            line.split("] ", 1)[-1]
+            for line in Path(log).read_text(errors="replace").splitlines()
+            if " the allocator: " in line
+        ]
+        with self.lock, open(self.out / "details.jsonl", "a") as stream:
+            stream.write(
+                json.dumps(
+                    {
+                        "name": row.name,
+                        "activation": plan["activation"],
+                        "phases": phases,
+                        "seconds": plan["seconds"],
+                        "measured_seconds": measured["phase_seconds"],
+                        "plan_bytes": plan["bytes"],
+                        "reserved_peak": measured["reserved_peak"],
+                        "outside_allocator": measured["outside_allocator"],
+                        "outside_of_ranks": outside,
+                        "wall_s": round(seconds, 1),
+                    }
+                )
+                + "\n"
+            )
+        b = plan["bytes"]
+        self.say(
+            f"| {row.name} | {row.model_text()} | {row.gpus} | {row.vocab} | "
+            f"{row.micro_batches} x {row.batch} x {row.seq_len} | "
+            f"{' '.join([plan['activation'], *(s for s in row.settings if s[:17] != 'memory.activation')])} | "
+            f"{b['peak'] / GIB:.2f} / {measured['peak'] / GIB:.2f} ({100 * row.report['peak_error']:+.2f} %) | "
+            f"{(b['peak'] + b['allocator_slack']) / GIB:.2f} / {measured['reserved_peak'] / GIB:.2f} | "
+            f"{(b['communicators'] + b['context']) / GIB:.2f} / {measured['outside_allocator']['end'] / GIB:.2f} | "
+            f"{plan['tokens_per_second']:.0f} / {measured['tokens_per_second']:.0f} "
+            f"({100 * row.report['speed_error']:+.1f} %) | {seconds:.0f} s |"
+        )
+
+    def compare(self, chosen):
+        """Compares the finished rows of a group with each other."""
+        done = {row.name: row.report for row in chosen if row.report}
+        speed = {name: report["measured"]["tokens_per_second"] for name, report in done.items()}
+        peak = {name: report["measured"]["peak"] / GIB for name, report in done.items()}
+        for gpus in (1, 2, 4):
+            inputs, recompute = f"{gpus}g-speed-offload_input", f"{gpus}g-speed-recompute"
+            if inputs in done and recompute in done:
+                self.say(
+                    f"\n{gpus} GPU(s): offload_input runs at {100 * speed[inputs] / speed[recompute]:.1f} % of "
+                    f"recompute's speed, {peak[inputs]:.2f} GiB against {peak[recompute]:.2f}"
+                )
+            uniform = [f"{gpus}g-uniform-{policy}" for policy in POLICIES if f"{gpus}g-uniform-{policy}" in done]
+            for gib in (45, 55, 70, 100):
+                auto = f"{gpus}g-auto{gib}"
+                fitting = [name for name in uniform if peak[name] <= gib]
+                if auto in done and fitting:
+                    best = max(fitting, key=lambda name: speed[name])
+                    self.say(
+                        f"\n{gpus} GPU(s), {gib} GiB: auto {speed[auto]:.0f} tok/s at {peak[auto]:.2f} GiB, the best "
+                        f"uniform policy {best} {speed[best]:.0f}: {100 * speed[auto] / speed[best]:.1f} %"
+                    )
+
+    def train(self, row, devices, arguments, limit_s=240):
+        """Trains, and returns the step records; None if the run failed."""
+        config = self.inputs(row)
+        log = config.parent / "run.log"
+        code = self.run(["--config", config, "--overwrite", *arguments], log, devices, limit_s)
+        if code != 0:
+            self.fail(row.name, log, code)
+            return None
+        lines = (config.parent / "run" / "metrics.jsonl").read_text().splitlines()
+        return [step for step in map(json.loads, lines) if "loss" in step and "eval" not in step]
+
+    def bits_jobs(self):
+        """Threads that train small models under every policy, and a function that compares their losses with keep's."""
+        settings = {policy: [f"memory.activation={policy}"] for policy in POLICIES}
+        settings["mix"] = ["memory.activation=recompute,offload,offload_input,keep"]
+        settings["host"] = ["memory.optimizer=host"]
+        settings["mix-host"] = [*settings["mix"], *settings["host"]]
+        results = {}
+
+        def run(gpus, name, devices):
+            row = Row(
+                f"{gpus}g-bits-{name}",
+                "bits",
+                gpus,
+                "tiny",
+                "tiny",
+                vocab=32000,
+                seq_len=1024,
+                batch=2,
+                micro_batches=2,
+            )
+            arguments = [
+                part
+                for setting in (*settings[name], "train.deterministic=true", "optimizer.lr=1e-4", "train.steps=8")
+                for part in ("--set", setting)
+            ]
+            steps = self.train(row, devices, arguments)
+            results[gpus, name] = steps and [(step["loss"], step["grad_norm"]) for step in steps]
+
+        def report():
+            for (gpus, name), found in sorted(results.items()):
+                same = found is not None and found == results[gpus, "keep"]
+                if not same:
+                    self.failed.append(f"{gpus}g-bits-{name}")
+                self.say(
+                    f"| {gpus}g-bits-{name} | {len(found or [])} steps: {'equal to keep' if same else 'DIFFERENT'} |"
+                )
+                if found and not same:
+                    self.say(f"{name}: {found}\nkeep: {results[gpus, 'keep']}", file="log.txt")
+
+        every = ",".join(map(str, range(self.gpus)))
+        jobs = [(run, 1, name, str(i % self.gpus)) for i, name in enumerate(settings)]
+        if self.gpus > 1:
+            jobs += [(run, self.gpus, name, every) for name in settings]
+        return [threading.Thread(target=run, args=arguments) for run, *arguments in jobs], report
+
+    def flat(self):
+        row = Row("1g-flat", "flat", 1, "tiny", "tiny", vocab=32000, seq_len=1024, steps=2000)
+        arguments = ["--set", "memory.activation=offload", "--set", "memory.optimizer=host"]
+        steps = self.train(row, "0", arguments)
+        if steps:
+            peaks = [step["peak_memory_bytes"] for step in steps]
+            reserved = [step["peak_reserved_bytes"] for step in steps]
+            # The last row of an epoch holds a token without a target, for which the loss head allocates an index: all
+            # sizes have occurred after the first epoch (4 steps here).
+            flat = peaks[-1] == peaks[99] and reserved[-1] == reserved[99]
+            if not flat:
+                self.failed.append(row.name)
+            self.say(
+                f"| {row.name} | {len(steps)} steps, peak after step 2 {peaks[1]}, after 100 {peaks[99]}, at the end "
+                f"{peaks[-1]}; reserved {reserved[1]}, {reserved[99]}, {reserved[-1]}: {'flat' if flat else 'GROWN'} |"
+            )
+
+    def calibrate(self):
+        path = self.out / f"machine-{self.gpus}.json"
+        log = self.work / "calibrate.log"
+        self.work.mkdir(parents=True, exist_ok=True)
+        code = self.run(
+            ["plan", "--calibrate", path, "--ranks", self.gpus], log, ",".join(map(str, range(self.gpus))), 180
+        )
+        if code != 0:
+            self.fail("calibrate", log, code)
+        else:
+            self.say("\n```\n" + log.read_text() + "```")

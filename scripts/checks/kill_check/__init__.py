@@ -1,0 +1,6 @@
+"""The parts of scripts/checks/kill_test.py. They train the tiny models of tests/training."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "tests" / "training"))

@@ -1,6 +1,0 @@
-"""The parts of scripts/kill_test.py. They train the tiny models of tests/training."""
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "training"))

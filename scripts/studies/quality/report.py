@@ -1,0 +1,323 @@
+"""The tables of docs/quality.md, from results.
+
+  scripts/studies/quality.py report --doc docs/quality.md            # writes them into the page
+  scripts/studies/quality.py report --doc docs/quality.md --check    # fails if the page has others
+  scripts/studies/quality.py report --results work/quality/results-cpu --profile cpu --out tables.md
+  scripts/studies/quality.py check --results work/quality/results-cpu --profile cpu
+
+A table stands in the page between the lines `<!-- table NAME of PROFILE -->` and `<!-- end of table -->`; the results
+of a profile are in quality/PROFILE.json beside the page (docs/quality for README.md). docs/quality.md must have all
+tables. `check` fails unless forward KL has a lower held-out KL than labels alone, for every student and every kind of
+text.
+"""
+
+import math
+import re
+from pathlib import Path
+
+from shared.command_line import fail
+
+from .again import compared
+from .calibration import PARSE_KEY
+from .cells import NONE, listed, markdown, number, percent
+from .results import Figures, differences, mean, read, spread
+from .scaling import plot, reached, table_tokens
+from .sources import KINDS
+from .study import TABLE, Study
+
+BLOCK = re.compile(r"(<!-- table (\w+) of (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def add_check_arguments(parser, required=True):
+    parser.add_argument("--results", type=Path, required=required, help="folder, or file of quality.py merge")
+    parser.add_argument("--profile", default="gpu")
+    parser.add_argument("--study", type=Path, default=TABLE)
+
+
+def add_arguments(parser):
+    add_check_arguments(parser, required=False)
+    parser.add_argument("--doc", type=Path, help="page whose tables are written")
+    parser.add_argument("--check", action="store_true", help="compare the page's tables instead")
+    parser.add_argument("--out", type=Path, help="file for all tables")
+    parser.add_argument("--plot", type=Path, help="PNG file for the plot of learning rates and tokens")
+
+
+def titled(figures, rows_of, without=()):
+    """[[student, row's title, ...]] for each case that has results; the student is named once."""
+    table, last = [], None
+    for student, row in figures.study.case_list():
+        if row.name in without or not figures.finals(student, row.name):
+            continue
+        table.append([student if student != last else "", row.title, *rows_of(student, row.name)])
+        last = student
+    return table
+
+
+def untrained(figures):
+    """[(student, title, measures)] of the models that the study starts from."""
+    known = [(NONE, "the teacher itself", figures.model("teacher"))]
+    known += [(name, "before training", figures.model(name)) for name in figures.study.cases]
+    return [line for line in known if line[2]]
+
+
+def by_source(figures, metric, digits=3):
+    def rows_of(student, row):
+        return [number(figures.values(student, row, "tests", kind, metric), digits) for kind in KINDS]
+
+    rows = titled(figures, rows_of)
+    for student, title, model in untrained(figures):
+        rows.append([student, title, *[f"{model['tests'][kind][metric]:.{digits}f}" for kind in KINDS]])
+    return markdown(["student", "row", *KINDS], rows, left=2)
+
+
+def table_kl(figures):
+    return by_source(figures, "forward_kl")
+
+
+def table_cross_entropy(figures):
+    return by_source(figures, "hard")
+
+
+def table_gains(figures):
+    """How far labels only are above a row, in parentheses where that is within the sum of the two spreads."""
+
+    def cell(student, row, metric, kind):
+        pair = [figures.values(student, name, "tests", kind, metric) for name in ("labels", row)]
+        if not all(pair):
+            return NONE
+        difference = mean(pair[0]) - mean(pair[1])
+        near = abs(difference) <= sum(spread(values) or 0.0 for values in pair)
+        return f"({difference:+.3f})" if near else f"{difference:+.3f}"
+
+    def rows_of(student, row):
+        return [cell(student, row, metric, kind) for metric in ("forward_kl", "hard") for kind in KINDS]
+
+    rows = titled(figures, rows_of, without=("labels",))
+    head = ["student", "row", *[f"{word}, {kind}" for word in ("KL", "cross-entropy") for kind in KINDS]]
+    return markdown(head, rows, left=2)
+
+
+def weighted(result, metric):
+    """Over all held-out tokens of a result's kinds of text."""
+    tests = result["tests"].values()
+    return sum(t[metric] * t["valid_tokens"] for t in tests) / sum(t["valid_tokens"] for t in tests)
+
+
+def table_others(figures):
+    def cells(results):
+        measured = [result for result in results if "calibration_error" in result]
+        parsed = [figures.with_measure(result, lambda one: PARSE_KEY in one) for result in results]
+        return [
+            percent([weighted(result, "agreement") for result in results]),
+            percent([result["calibration_error"]["all"] for result in measured]),
+            percent([result[PARSE_KEY] for result in parsed if result is not None]),
+        ]
+
+    def rows_of(student, row):
+        results = figures.finals(student, row)
+        return [f"{results[0]['lr']:g}", str(len(results)), *cells(results)]
+
+    rows = titled(figures, rows_of)
+    for student, title, model in untrained(figures):
+        rows.append([student, title, NONE, NONE, *cells([model])])
+    head = [
+        "student",
+        "row",
+        "learning rate",
+        "seeds",
+        "agreement, %",
+        "calibration error, %",
+        "continued functions that parse, %",
+    ]
+    return markdown(head, rows, left=2)
+
+
+def kl_target(figures, student):
+    """A KL on the validation text that every row with a teacher reaches, to one digit."""
+    last = [
+        curve[-1]["kl"] for _, row in figures.study.case_list() for curve in curves(figures, student, row.name) or []
+    ]
+    return math.ceil(10 * max(last)) / 10 if last else None
+
+
+def curves(figures, student, row):
+    """The evaluations with a KL of each seed's run; None unless all seeds have them."""
+    knowing = [
+        figures.with_measure(result, lambda one: "kl" in one["validation"][-1])
+        for result in figures.finals(student, row)
+    ]
+    return None if None in knowing else [result["validation"] for result in knowing]
+
+
+def table_reached(figures):
+    rows = []
+    for student in figures.study.cases:
+        target = kl_target(figures, student)
+        if target is None:
+            continue
+        for name in figures.study.cases[student]:
+            row = figures.study.rows[name]
+            known = curves(figures, student, name) or []
+            tokens = [reached(curve, "kl", target) for curve in known]
+            if not tokens or None in tokens:
+                continue
+            speed = figures.speed(student, name)
+            early = any(curve[0]["kl"] <= target for curve in known)  # before the first evaluation, nobody knows when
+            seconds = "at most " * early + f"{mean(tokens) / speed:.1f}" if speed else NONE
+            millions = "at most " * early + number([count / 1e6 for count in tokens], 2)
+            rows.append([student, row.title, f"{target:.1f}", millions, f"{speed:.0f}" if speed else NONE, seconds])
+    head = ["student", "row", "KL, nats", "million tokens", "tokens a second, alone on the GPU", "seconds"]
+    return markdown(head, rows, left=2)
+
+
+def table_peers(figures):
+    """Each seed for itself: the mean of runs of which one has collapsed says nothing."""
+    peers, rows = figures.peers(), []
+    for (student, lr, program), found in peers.items():
+        results = sorted(found, key=lambda result: result["seed"])
+        ends = [result["validation"][-1] for result in results]
+        ours = {result["seed"]: result for result in peers.get((student, lr, "distill"), [])}
+        pairs = [(one, ours[one["seed"]]) for one in results if program != "distill" and one["seed"] in ours]
+        gaps = [max((loss_gap(*pair, steps) for pair in pairs), default=None) for steps in GAP_STEPS]
+        alone = next((result for result in results if result["alone"]), None)
+        rows.append(
+            [
+                student,
+                f"{lr:g}",
+                results[0]["title"],
+                ", ".join(str(result["seed"]) for result in results),
+                *[listed([end[key] for end in ends], 2) for key in ("kl", "ce")],
+                *[NONE if gap is None else f"{gap:.1e}" for gap in gaps],
+                f"{alone['tokens_per_second']:.0f}" if alone else NONE,
+                f"{alone['steps'] * alone['batch_tokens'] / alone['tokens_per_second']:.1f}" if alone else NONE,
+            ]
+        )
+    head = [
+        "student",
+        "learning rate",
+        "program",
+        "seeds",
+        "KL of each",
+        "cross-entropy of each",
+        *[f"difference of a loss, {steps} steps" for steps in GAP_STEPS],
+        "tokens a second",
+        "seconds of steps",
+    ]
+    return markdown(head, rows, left=4)
+
+
+GAP_STEPS = (3, 100)
+
+
+def loss_gap(result, other, steps):
+    """The largest relative difference over the first steps."""
+    return max(abs(one - two) / two for one, two in list(zip(result["losses"], other["losses"]))[:steps])
+
+
+def table_again(figures):
+    """KL and cross-entropy of rows that were trained again."""
+    found = {}
+    for student, title, metric, kind, one, two, _ in compared(figures):
+        found.setdefault((student, title, kind), {})[metric] = [number(one, 4), number(two, 4)]
+    rows = [
+        [*(("", "") if kind != KINDS[0] else (student, title)), kind, *cells["forward_kl"], *cells["hard"]]
+        for (student, title, kind), cells in found.items()
+    ]
+    head = ["student", "row", "text", "KL", "KL again", "cross-entropy", "cross-entropy again"]
+    return markdown(head, rows, left=3)
+
+
+def table_head(figures):
+    """The first student's main rows, for the README: over all kinds of held-out text together."""
+    student, rows = next(iter(figures.study.cases)), []
+    for row in figures.study.cases[student]:
+        results = figures.finals(student, row)
+        if row in HEAD_ROWS and results:
+            cells = [number([weighted(result, metric) for result in results], 3) for metric in ("forward_kl", "hard")]
+            agreement = percent([weighted(result, "agreement") for result in results])
+            rows.append([figures.study.rows[row].title, *cells, agreement])
+    return markdown(["row", "KL to the teacher", "cross-entropy", "agreement, %"], rows)
+
+
+HEAD_ROWS = ("labels", "forward_kl", "reverse_kl", "jsd_05", "mix_50", "float8")
+TABLES = {
+    "head": table_head,
+    "kl": table_kl,
+    "cross_entropy": table_cross_entropy,
+    "gains": table_gains,
+    "others": table_others,
+    "reached": table_reached,
+    "tokens": table_tokens,
+    "peers": table_peers,
+    "again": table_again,
+}
+
+
+def page_with_tables(page, text, study_table):
+    """The page with the tables as they must be."""
+    blocks = [(match[2], match[3]) for match in BLOCK.finditer(text)]
+    unknown = [f"{name} of {profile}" for name, profile in blocks if name not in TABLES]
+    needed = TABLES if page.name == "quality.md" else ()
+    missing = [f"{name} of gpu" for name in needed if (name, "gpu") not in blocks]
+    if unknown or missing:
+        fail(f"{page}: missing tables: {', '.join(missing) or 'none'}; unknown ones: {', '.join(unknown) or 'none'}")
+    folder = page.parent / ("docs/quality" if page.name == "README.md" else "quality")
+    profiles = {profile for _, profile in blocks}
+    figures = {profile: make_figures(profile, study_table, folder / f"{profile}.json") for profile in profiles}
+    return BLOCK.sub(lambda match: match[1] + TABLES[match[2]](figures[match[3]]) + "\n" + match[4], text)
+
+
+def make_figures(profile, study_table, results):
+    try:
+        study = Study(profile, table=study_table)
+    except (ValueError, OSError) as error:
+        fail(error)
+    return Figures(study, read(results))
+
+
+def write_page(args):
+    text = args.doc.read_text()
+    new = page_with_tables(args.doc, text, args.study)
+    if args.check and new != text:
+        fail(f"{args.doc}: a table is not the one of the results; run the same command without --check")
+    if not args.check:
+        args.doc.write_text(new)
+
+
+def main(args):
+    if (args.doc is None) == (args.results is None):
+        fail("expected one of --doc and --results")
+    if args.doc:
+        write_page(args)
+        return
+    figures = make_figures(args.profile, args.study, args.results)
+    tables = "\n\n".join(f"{name}\n\n{table(figures)}" for name, table in TABLES.items()) + "\n"
+    if args.out:
+        args.out.write_text(tables)
+    if args.plot:
+        plot(figures, args.plot)
+    print(tables)
+
+
+def check(args):
+    """Whether distillation helps: for each student and kind of text, a lower KL to the teacher than labels give."""
+    figures = make_figures(args.profile, args.study, args.results)
+    wrong, seen = [], 0
+    for student, rows in figures.study.cases.items():
+        if not {"labels", "forward_kl"} <= set(rows):
+            continue
+        for metric in ("forward_kl", "hard"):
+            for kind, difference, size in differences(figures, student, "forward_kl", "labels", metric):
+                seen += 1
+                word = {"forward_kl": "KL", "hard": "cross-entropy"}[metric]
+                note = ": labels are better" if difference < -size else ": not beyond the spread"
+                print(
+                    f"{student}, {kind}: {word} of labels only minus that of forward KL: {difference:.4f} nats, "
+                    f"spread {size:.4f}{'' if difference > size else note}"
+                )
+                if metric == "forward_kl" and difference <= size:
+                    wrong.append(f"{student}, {kind}")
+    if not seen:
+        fail(f"{args.results}: no student with results of both labels and forward_kl")
+    if wrong:
+        fail(f"forward KL does not beat labels only in KL to the teacher: {'; '.join(wrong)}")

@@ -3,15 +3,14 @@
 import argparse
 import json
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from . import chat_locate, chat_marks
-from .chat_messages import check_messages
 from .chat_render import Template, names_variable
 from .errors import BadDocument, InputError, check_unicode
-
-__all__ = ["ChatEncoder", "ChatOptions", "add_chat_arguments", "check_messages"]
+from .template_form import THINKING, TemplateForm
 
 TURNS = {
     "all": "the conversation, with loss on every assistant's turn",
@@ -29,7 +28,6 @@ RESERVED_ARGUMENTS = (
     "return_assistant_tokens_mask",
     "tools",
 )
-_PROBE = "a text that no template has"
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,12 @@ class ChatOptions:
     loss_on: str = "assistant"  # assistant | all
     template_args: tuple = ()  # (name, value as JSON)
     mask_generation_prompt: bool = True
+    thinking: str = "template"  # a key of THINKING
 
     @classmethod
     def from_arguments(cls, args):
-        named = dict(args.template_arg)
-        return cls(args.turns, args.loss_on, tuple(sorted(named.items())), args.mask_generation_prompt)
+        named = tuple(sorted(dict(args.template_arg).items()))
+        return cls(args.turns, args.loss_on, named, args.mask_generation_prompt, args.thinking)
 
     @property
     def variables(self):
@@ -66,6 +65,14 @@ def add_chat_arguments(parser):
         default=[],
         metavar="NAME=VALUE",
         help="variable of the chat template, JSON or else text, such as enable_thinking=false; repeatable",
+    )
+    add(
+        "--thinking",
+        choices=list(THINKING),
+        default="template",
+        help="the thinking of messages (reasoning_content, reasoning, thinking, or parts of the content): "
+        + "; ".join(f"{name}: {text}" for name, text in THINKING.items())
+        + " (default: template; where that has no place for it, the document is bad)",
     )
     add(
         "--mask-generation-prompt",
@@ -113,7 +120,8 @@ class ChatEncoder:
         if self.family is None and not self.template.has_marks:
             self.turn_ends = chat_locate.find_turn_ends(lambda probe: self.template.render(probe, None, "a probe"))
         self.description = "chat template: " + self._describe()
-        self.known_roles = {"system", "user", "assistant"}
+        as_generated = {"as_generated": True} if self.family and options.turns == "each" else {}
+        self.form = TemplateForm(partial(self.template.render, **as_generated), template, options.thinking)
 
     def _describe(self):
         if self.options.loss_on == "all":
@@ -128,16 +136,19 @@ class ChatEncoder:
         ends = "" if self.turn_ends else "; it writes no end of a turn after the last one, so that none has a loss"
         return "not a known one, masks by finding the assistant's texts in the rendering" + ends
 
-    def samples(self, messages, tools, where, loss_from=0):
-        """[(ids as uint32, bool array of the tokens with loss, or None: all)] of messages that `check_messages`
-        returned. The assistant's turns before the message `loss_from` have no loss."""
+    def fit(self, messages, where):
+        """Messages that `check_messages` returned as the template takes them."""
         if self.template is None:
             raise InputError(
                 f"{where}: conversations need a chat template, and the tokenizer's folder has none: expected "
                 "chat_template.jinja or a chat_template in tokenizer_config.json. Give one with --chat-template FILE "
                 "(that of the model's instruction-tuned version), or convert the conversations to plain text"
             )
-        self._check_roles(messages, where)
+        return self.form.fit(messages, where)
+
+    def samples(self, messages, tools, where, loss_from=0):
+        """[(ids as uint32, bool array of the tokens with loss, or None: all)] of messages that `fit` returned. The
+        assistant's turns before the message `loss_from` have no loss."""
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= loss_from]
         if self.options.turns == "each" and turns:
             return [self._turn(messages[: index + 1], tools, where) for index in turns]
@@ -227,26 +238,6 @@ class ChatEncoder:
             return spans[turns.index(turn) :]
         _, before = self._spans(messages[:turn], tools, where) if turns[0] < turn else ("", [])
         return spans[len(before) :]
-
-    def _check_roles(self, messages, where):
-        for index, message in enumerate(messages):
-            role = message["role"]
-            if role in self.known_roles:
-                continue
-            user, other = {"role": "user", "content": "question"}, {"role": role, "content": _PROBE}
-            for probe in ([user, other], [other, user]):
-                try:
-                    known = _PROBE in self.template.render(probe, None, where)
-                except BadDocument:
-                    known = True  # the template says itself what it wants, when it renders the conversation
-                if known:
-                    self.known_roles.add(role)
-                    break
-            else:
-                raise BadDocument(
-                    "a role that the chat template does not know",
-                    f"{where}: messages[{index}]: the chat template leaves out messages of the role {role}",
-                )
 
     def _encode(self, text, where):
         check_unicode(text, where)

@@ -13,12 +13,12 @@ import itertools
 import os
 import re
 
+from .chat_content import THINKING_KEYS
 from .errors import BadDocument
 
 # Noncharacters of Unicode: an opening one, the numbers of the message and of the text in it, a closing one.
 _SENTINEL = re.compile("\ufdd0([\ufde0-\ufde9]+)\ufdea([\ufde0-\ufde9]+)\ufdd1")
 _RESERVED = re.compile("[\ufdd0\ufdd1\ufde0-\ufdea]")
-_THINKING = ("reasoning_content", "reasoning", "thinking")
 _TAG = re.compile(r"(</?think>)")
 _TOKEN = re.compile(r"<\|?[^<>\s]+\|?>")
 _ADVICE = (
@@ -178,7 +178,7 @@ class _Marker:
 
     def message(self, message):
         out = dict(message)
-        for name in ("content", *_THINKING):
+        for name in ("content", *THINKING_KEYS):
             if isinstance(message.get(name), str) and (message[name] or not message.get("tool_calls")):
                 out[name] = self.text(message[name])
         if isinstance(message.get("tool_calls"), list):

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from .chat import ChatEncoder, ChatOptions, check_messages
+from .chat import ChatEncoder, ChatOptions
+from .chat_messages import read_messages
 from .chat_render import names_variable
 from .encoded import Encoded
 from .errors import BadDocument, InputError, check_unicode
@@ -162,15 +163,22 @@ class Encoder:
 
     def _chat(self, chat, where):
         try:
-            messages, tools = check_messages({"messages": chat.messages, "tools": chat.tools}, where)
             encoder = self.chat(self._chat_options(chat.template_arguments, where))
-            samples = encoder.samples(messages, tools, where, chat.loss_from)
+            messages, loss_from = self._messages(chat.messages, chat.loss_from, encoder, where)
+            samples = encoder.samples(messages, chat.tools, where, loss_from)
             self._check_loss_on(chat.teacher_messages, where)
             if chat.teacher_messages is None:
                 return [(ids, in_loss, None) for ids, in_loss in samples]
-            return self._with_teacher(chat, encoder, samples, messages, tools, where)
+            return self._with_teacher(chat, encoder, samples, messages[loss_from:], where)
         except BadDocument as error:
             raise BadDocument(error.reason, f"{error}{_roles(chat.messages)}") from error
+
+    @staticmethod
+    def _messages(messages, loss_from, encoder, where):
+        """(the messages of a record as the template takes them, the number of the first whose turn may have a loss)"""
+        pieces = read_messages(messages, where)
+        first = sum(map(len, pieces[:loss_from]))
+        return encoder.fit([one for several in pieces for one in several], where), first
 
     def _chat_options(self, arguments, where):
         options = self.options.chat
@@ -183,10 +191,10 @@ class Encoder:
             )
         return dataclasses.replace(options, template_args=tuple(sorted((dict(options.template_args) | more).items())))
 
-    def _with_teacher(self, chat, encoder, samples, messages, tools, where):
+    def _with_teacher(self, chat, encoder, samples, completion, where):
         """The samples, each with what the teacher reads: other messages before the same completion."""
-        before, _ = check_messages({"messages": chat.teacher_messages}, f"{where}: teacher_messages")
-        theirs = encoder.samples([*before, *messages[chat.loss_from :]], tools, where, len(before))
+        before, _ = self._messages(chat.teacher_messages, 0, encoder, f"{where}: teacher_messages")
+        theirs = encoder.samples([*before, *completion], chat.tools, where, len(before))
         if len(theirs) != len(samples):
             raise BadDocument(
                 "the teacher's completion differs from the student's",

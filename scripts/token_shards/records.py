@@ -3,6 +3,7 @@
 import difflib
 from dataclasses import dataclass, field
 
+from .chat_messages import is_assistant, record_tools
 from .errors import BadDocument
 from .json_values import found_text, json_name, keys_text, load_json, short_text
 from .ready_ids import ids_document
@@ -26,7 +27,7 @@ class Pair:
 @dataclass
 class Chat:
     messages: object  # not checked yet
-    tools: object = None
+    tools: list | None = None
     template_arguments: dict = field(default_factory=dict)
     loss_from: int = 0  # the first message whose turn may have a loss
     teacher_messages: list | None = None  # what the teacher reads in the place of messages[:loss_from]
@@ -49,7 +50,7 @@ class Format:
         return f"{self.needs_text()} ({self.name})"
 
 
-CHAT_KEYS = ("tools", "chat_template_kwargs")
+CHAT_KEYS = ("tools", "functions", "chat_template_kwargs")
 MASK_KEYS = ("loss_mask", "assistant_masks", "completion_mask", "labels", "attention_mask")
 
 
@@ -259,13 +260,13 @@ class RecordReader:
         loss_from = completion_from or 0
         if teacher is not None and completion_from is None:
             loss_from = _completion_begins(messages, where)
-        return Chat(messages, record.get("tools"), arguments, loss_from, teacher)
+        return Chat(messages, record_tools(record, where), arguments, loss_from, teacher)
 
 
 def _completion_begins(messages, where):
     """The first of the assistant's messages at the end of the conversation."""
     at = len(messages) if isinstance(messages, list) else 0
-    while at > 0 and isinstance(messages[at - 1], dict) and messages[at - 1].get("role") == "assistant":
+    while at > 0 and is_assistant(messages[at - 1]):
         at -= 1
     if not isinstance(messages, list) or at == len(messages):
         raise BadDocument(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import chat_shapes
 import numpy as np
+from chat_forms import cleaned
 from chat_shapes import STOCK, special_tokens
 from transformers import PreTrainedTokenizerFast
 
@@ -35,7 +36,7 @@ def arguments(**values):
 
 def samples(encoder, messages, tools=None, **kwargs):
     messages, tools = check_messages({"messages": messages, "tools": tools}, "x:1")
-    return encoder.samples(messages, tools, "x:1", **kwargs)
+    return encoder.samples(encoder.fit(messages, "x:1"), tools, "x:1", **kwargs)
 
 
 def text(ids):
@@ -49,9 +50,11 @@ def in_loss(sample):
     return [text(ids[begin:end]) for begin, end in zip(edges[::2], edges[1::2])]
 
 
-def by_transformers(wrapped, messages, tools, **kwargs):
-    """(ids, mask), or None where transformers raises."""
+def by_transformers(wrapped, messages, tools, form=None, **kwargs):
+    """(ids, mask), or None where transformers raises. `form`: the template for which the messages are cleaned before;
+    None, too, where it has no place for something in them."""
     try:
+        messages = cleaned(form, messages) if form else messages
         out = wrapped.apply_chat_template(messages, tools=tools, tokenize=True, return_dict=True, **kwargs)
     except Exception:
         return None

@@ -65,7 +65,7 @@ def test_tokens_and_masks_are_those_of_transformers(name):
     refused = {"ours": 0, "transformers": 0}
     for key in SHAPES:
         messages, tools = shape(key)
-        expected = by_transformers(stock, messages, tools)
+        expected = by_transformers(stock, messages, tools, form=name)
         refused["transformers"] += expected is None
         try:
             [(ids, mask)] = samples(ours, messages, tools)
@@ -76,7 +76,7 @@ def test_tokens_and_masks_are_those_of_transformers(name):
             continue
         assert expected is not None and list(ids) == expected[0], key
         if marked:
-            _, expected_mask = by_transformers(marked, messages, tools, return_assistant_tokens_mask=True)
+            _, expected_mask = by_transformers(marked, messages, tools, form=name, return_assistant_tokens_mask=True)
             assert list(mask.astype(int)) == expected_mask, (key, in_loss((ids, mask)))
     assert refused["ours"] == refused["transformers"] < len(SHAPES) - 6
 
@@ -145,7 +145,7 @@ def test_each_turn_follows_the_prompt_of_inference(name, args):
             continue
         assert len(out) == len(turns)
         for index, (ids, mask) in zip(turns, out):
-            prompt = by_transformers(wrapped, messages[:index], tools, add_generation_prompt=True, **args)
+            prompt = by_transformers(wrapped, messages[:index], tools, form=name, add_generation_prompt=True, **args)
             assert mask.any() and not mask[: np.argmax(mask)].any()
             if prompt is not None:
                 assert list(ids[: len(prompt[0])]) == prompt[0], (key, index)
@@ -153,7 +153,7 @@ def test_each_turn_follows_the_prompt_of_inference(name, args):
             run = in_loss((ids, mask))
             assert len(run) == 1 and text(ids).endswith(run[0]), (key, index)
             compared += 1
-        if "deepseek" not in name and not args and by_transformers(wrapped, messages, tools):
+        if "deepseek" not in name and not args and by_transformers(wrapped, messages, tools, form=name):
             [sample] = samples(whole, messages, tools)
             assert in_loss(out[-1])[0] == in_loss(sample)[-1], key
     assert compared >= (6 if "deepseek" not in name else 2)
@@ -236,7 +236,7 @@ def test_a_corpus_of_all_shapes_has_the_documents_of_transformers(tmp_path, chat
     family = chat_marks.recognise(STOCK[name])
     assert f"chat template: recognised as {family.name}" in said
     marked = reference(name, chat_marks.marked(STOCK[name], family))
-    out = [by_transformers(marked, *shape(key), return_assistant_tokens_mask=True) for key in SHAPES]
+    out = [by_transformers(marked, *shape(key), form=name, return_assistant_tokens_mask=True) for key in SHAPES]
     refused = sum(sample is None for sample in out)
     without = sum(sample is not None and not any(sample[1]) for sample in out)
     assert f"left out: {refused} bad documents" in said or not refused

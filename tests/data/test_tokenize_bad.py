@@ -58,7 +58,7 @@ BAD = [
     (
         {"conversations": [{"from": "alice", "value": "a"}, TURNS[1]]},
         "an unknown role",
-        "conversations[0]: from: expected one of human, user, gpt",
+        "conversations[0]: from: expected one of user, human, assistant, gpt",
     ),
     (
         {"conversations": [{"from": "alice", "value": "a"}, TURNS[1]]},
@@ -73,17 +73,17 @@ BAD = [
     (
         {"conversations": [TURNS[0], {"from": "function_call", "value": "add"}]},
         "not valid JSON",
-        "value of a function_call",
+        "messages[1] (function_call): the call: not valid JSON",
     ),
     (
         {"conversations": [TURNS[0], {"from": "function_call", "value": "[1]"}]},
-        "a function_call without a name",
+        "a tool call is not an object",
         "found 1",
     ),
     (
         {"conversations": [TURNS[0], {"from": "gpt", "value": None}]},
         "a message has no content",
-        "messages[1] (assistant): content: expected text, found null (the roles user, assistant)",
+        "messages[1] (gpt): content: expected text, found null (the roles human, gpt)",
     ),
     (
         {"prompt": "a", "completion": [{"role": "assistant", "content": "b"}]},
@@ -113,7 +113,7 @@ BAD = [
         "chat_template_kwargs sets what each conversation sets",
         "expected variables of the template, found messages",
     ),
-    ({"messages": CHAT, "tools": [1]}, "tools are not a list of objects", "tools: expected a list of objects"),
+    ({"messages": CHAT, "tools": [1]}, "tools are not a list of objects", "tools[0]: expected a list of objects"),
     ({"instruction": 1, "output": "a"}, "instruction is not text", "instruction: expected text, found a number"),
     (
         {"instruction": "a", "output": "b", "history": ["x"]},

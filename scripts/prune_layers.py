@@ -30,6 +30,7 @@ COPIED = (
     "vocab.json",
     "merges.txt",
     "chat_template*",
+    "additional_chat_templates/*.jinja",
     "generation_config.json",
     "LICENSE*",
 )
@@ -215,11 +216,13 @@ def check_output(out, teacher, force):
 
 
 def copy_side_files(teacher, folder):
-    """The tokenizer, the generation settings and the licence."""
+    """The tokenizer with all its chat templates, the generation settings and the licence."""
     for pattern in COPIED:
         for file in teacher.glob(pattern):
             if file.is_file():
-                shutil.copyfile(file, folder / file.name)
+                target = folder / file.relative_to(teacher)
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, target)
 
 
 def write_folder(folder, teacher, config, kept, shard_bytes):

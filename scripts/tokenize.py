@@ -32,9 +32,9 @@ import signal
 
 from shared.command_line import argument_parser
 from token_shards.bad_documents import DEFAULT, Limit
-from token_shards.chat import ChatEncoder, ChatOptions, add_chat_arguments
+from token_shards.chat import ChatOptions, add_chat_arguments, check_template_arguments
 from token_shards.convert import Conversion
-from token_shards.encode import EncodeOptions
+from token_shards.encode import EncodeOptions, chat_encoder
 from token_shards.errors import InputError, Unfinished
 from token_shards.inputs import KINDS, PATTERNS, STDIN, find_files
 from token_shards.job import describe_job
@@ -43,6 +43,7 @@ from token_shards.records import FORMAT_NAMES, RecordReader, formats
 from token_shards.shard_file import ShardSpec
 from token_shards.shard_folder import ShardFolder
 from token_shards.special_ids import special_ids
+from token_shards.template_files import ChatTemplates
 from token_shards.tokenizer_files import TokenizerFiles
 
 
@@ -115,18 +116,17 @@ def arguments(argv):
 def encode_options(args, files):
     """(EncodeOptions, bos_id and eos_id for the header)"""
     bos, eos, bos_id, eos_id = special_ids(args, files)
-    template = files.chat_template
-    if args.chat_template:
-        with open(args.chat_template, encoding="utf-8") as file:
-            template = file.read()
+    templates = ChatTemplates.chosen(files.chat_templates, args.chat_template)
+    chat = ChatOptions.from_arguments(args)
+    check_template_arguments(chat, list(templates.texts.values()))
     options = EncodeOptions(
         tokenizer_file=str(files.file),
         vocab_size=files.vocab_size,
         bos_ids=tuple(bos),
         eos_ids=tuple(eos),
         special_tokens=files.special_tokens,
-        chat_template=template,
-        chat=ChatOptions.from_arguments(args),
+        chat_templates=templates,
+        chat=chat,
         records=args.records,
         text_key=args.text_key,
         messages_key=args.messages_key,
@@ -134,8 +134,11 @@ def encode_options(args, files):
     return options, bos_id, eos_id
 
 
-def chat_encoder(options):
-    return ChatEncoder(options.chat_template, options.special_tokens, None, options.chat)
+def check_templates(options):
+    """InputError: one of the chat templates is none, or the arguments are for none of them."""
+    templates = options.chat_templates
+    for name in [templates.always] if templates.always else list(templates.texts) or [None]:
+        chat_encoder(options, name)
 
 
 def tokenise(args, outputs, started):
@@ -143,7 +146,7 @@ def tokenise(args, outputs, started):
     files = TokenizerFiles.load(args.tokenizer)
     options, bos_id, eos_id = encode_options(args, files)
     if args.chat_template or args.template_arg:
-        chat_encoder(options)  # for its errors
+        check_templates(options)
     inputs = find_files(args.inputs, args.include, args.exclude)
     reader = Reader(inputs, args, RecordReader(args.records, args.text_key, args.messages_key))
     spec = ShardSpec(files.vocab_size, files.hash, bos_id, eos_id)
@@ -154,8 +157,8 @@ def tokenise(args, outputs, started):
     started.append(conversion)
     names = conversion.run()
     tally = conversion.tally
-    if tally.conversations and (description := chat_encoder(options).description):
-        print(description)
+    for name in sorted(tally.templates):
+        print(chat_encoder(options, name).description)
     print("records: " + ", ".join(f"{count:,} {name}" for name, count in sorted(tally.formats.items())))
     for output, shards in zip(outputs, names):
         teacher = f", {output.teacher_tokens:,} more that the teacher reads" if output.teacher_tokens else ""

@@ -51,7 +51,7 @@ class Tally:
     records: int = 0
     empty: int = 0
     no_assistant: int = 0
-    conversations: int = 0
+    templates: dict = field(default_factory=dict)  # name of a chat template: records that it has rendered
     formats: dict = field(default_factory=dict)
     bad: dict = field(default_factory=dict)  # reason: [count, message of the first]
 
@@ -59,9 +59,9 @@ class Tally:
         self.records += chunk.records
         self.empty += chunk.empty
         self.no_assistant += chunk.no_assistant
-        self.conversations += chunk.conversations
-        for name, count in chunk.formats.items():
-            self.formats[name] = self.formats.get(name, 0) + count
+        for total, counts in ((self.formats, chunk.formats), (self.templates, chunk.templates)):
+            for name, count in counts.items():
+                total[name] = total.get(name, 0) + count
         for reason, message in chunk.bad:
             self.bad.setdefault(reason, [0, message])[0] += 1
 

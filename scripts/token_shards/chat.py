@@ -50,7 +50,12 @@ class ChatOptions:
 
 def add_chat_arguments(parser):
     add = parser.add_argument
-    add("--chat-template", metavar="FILE", help="Jinja template (default: the tokenizer's)")
+    add(
+        "--chat-template",
+        metavar="FILE|NAME",
+        help="Jinja template, or the name of one of the tokenizer's (default: the tokenizer's; of several, tool_use "
+        "for a record with tools, else default)",
+    )
     add("--loss-on", choices=["assistant", "all"], default="assistant", help="conversations: tokens with loss")
     add(
         "--turns",
@@ -95,10 +100,19 @@ def _template_argument(text):
         return name, json.dumps(value)
 
 
-class ChatEncoder:
-    """Conversations as samples. `template` is the text of a chat template, or None."""
+def check_template_arguments(options, templates):
+    """InputError: a --template-arg is for none of the templates, which are texts."""
+    for name in options.variables if templates else ():
+        if not any(names_variable(text, name) for text in templates):
+            has = "templates have" if len(templates) > 1 else "template has"
+            raise InputError(f"--template-arg {name}: the chat {has} no variable of this name")
 
-    def __init__(self, template, special_tokens, tokenizer, options):
+
+class ChatEncoder:
+    """Conversations as samples. `template` is the text of a chat template, or None; `name`: its name, if it is one of
+    several."""
+
+    def __init__(self, template, special_tokens, tokenizer, options, name=None):
         self.options, self.tokenizer = options, tokenizer
         self.template = None
         self.description = None
@@ -109,17 +123,15 @@ class ChatEncoder:
         variables = special_tokens | options.variables
         self.family = chat_marks.recognise(template)
         if self.family is None:
-            self.template = Template(template, variables)
+            self.template = Template(template, variables, f"chat template {name}" if name else "chat template")
         else:
             variables |= {"mask_generation_prompt": options.mask_generation_prompt}
             self.template = Template(chat_marks.marked(template, self.family), variables)
-        for name in options.variables:
-            if not names_variable(template, name):
-                raise InputError(f"--template-arg {name}: the chat template has no variable of this name")
+        check_template_arguments(options, [template])
         self.turn_ends = []
         if self.family is None and not self.template.has_marks:
             self.turn_ends = chat_locate.find_turn_ends(lambda probe: self.template.render(probe, None, "a probe"))
-        self.description = "chat template: " + self._describe()
+        self.description = f"chat template{f' {name}' if name else ''}: {self._describe()}"
         as_generated = {"as_generated": True} if self.family and options.turns == "each" else {}
         self.form = TemplateForm(partial(self.template.render, **as_generated), template, options.thinking)
 

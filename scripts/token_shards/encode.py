@@ -22,6 +22,7 @@ from .ready_ids import check_vocabulary
 from .records import Chat, Pair, RecordReader, Text
 from .shard_file import check_alignment
 from .shard_folder import close_inherited_locks
+from .template_files import ChatTemplates
 
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h: the signal that a process gets when the one that made it dies
 
@@ -33,7 +34,7 @@ class EncodeOptions:
     bos_ids: tuple  # put before each text
     eos_ids: tuple  # put after each text
     special_tokens: dict
-    chat_template: str | None
+    chat_templates: ChatTemplates
     chat: ChatOptions
     records: str  # auto, or the name of a format
     text_key: str
@@ -51,16 +52,15 @@ class Encoder:
         self.bos, self.eos = np.array(options.bos_ids, np.uint32), np.array(options.eos_ids, np.uint32)
         self.chats = {}
 
-    def chat(self, chat_options):
-        """The encoder of conversations with these options, made when the first one comes: it imports a lot."""
-        if chat_options not in self.chats:
+    def chat(self, template, chat_options):
+        """The encoder of conversations with the template of this name and these options, made when the first one
+        comes: it imports a lot."""
+        key = template, chat_options
+        if key not in self.chats:
             if len(self.chats) > 64:
                 self.chats.clear()
-            options = self.options
-            self.chats[chat_options] = ChatEncoder(
-                options.chat_template, options.special_tokens, self.tokenizer, chat_options
-            )
-        return self.chats[chat_options]
+            self.chats[key] = chat_encoder(self.options, template, self.tokenizer, chat_options)
+        return self.chats[key]
 
     def encode(self, chunk):
         """Encoded. BadDocuments are counted in it, every other mistake is raised."""
@@ -98,8 +98,9 @@ class Encoder:
         elif isinstance(document, Pair):
             made = self._pair(document, where, pending)
         elif isinstance(document, Chat):
-            made = self._chat(document, where)
-            out.conversations += 1
+            template = self.options.chat_templates.name_for(document.tools, where)
+            made = self._chat(document, template, where)
+            out.templates[template] = out.templates.get(template, 0) + 1
         else:
             made = self._ids(*document, where)
         out.formats[name] = out.formats.get(name, 0) + 1
@@ -161,9 +162,9 @@ class Encoder:
         if teacher is not None and self.options.chat.loss_on == "all":
             raise InputError(f"{where}: a teacher's own prompt needs --loss-on assistant, found --loss-on all")
 
-    def _chat(self, chat, where):
+    def _chat(self, chat, template, where):
         try:
-            encoder = self.chat(self._chat_options(chat.template_arguments, where))
+            encoder = self.chat(template, self._chat_options(chat.template_arguments, template, where))
             messages, loss_from = self._messages(chat.messages, chat.loss_from, encoder, where)
             samples = encoder.samples(messages, chat.tools, where, loss_from)
             self._check_loss_on(chat.teacher_messages, where)
@@ -180,10 +181,10 @@ class Encoder:
         first = sum(map(len, pieces[:loss_from]))
         return encoder.fit([one for several in pieces for one in several], where), first
 
-    def _chat_options(self, arguments, where):
+    def _chat_options(self, arguments, template, where):
         options = self.options.chat
-        template = self.options.chat_template or ""
-        more = {name: json.dumps(value) for name, value in arguments.items() if names_variable(template, name)}
+        source = self.options.chat_templates.texts.get(template, "")
+        more = {name: json.dumps(value) for name, value in arguments.items() if names_variable(source, name)}
         if reserved := sorted(set(more) & {"messages", "tools", "add_generation_prompt"}):
             raise BadDocument(
                 "chat_template_kwargs sets what each conversation sets",
@@ -236,6 +237,19 @@ def _roles(messages):
         return ""
     roles = [str(one.get("role")) for one in messages if isinstance(one, dict) and "role" in one]
     return f" (the roles {', '.join(dict.fromkeys(roles))})" if roles else ""
+
+
+def chat_encoder(options, template, tokenizer=None, chat_options=None):
+    """The ChatEncoder of the template of this name, or of none. Of several templates, each gets the arguments of
+    --template-arg that it has."""
+    texts = options.chat_templates.texts
+    chat_options = chat_options or options.chat
+    source = texts.get(template)
+    if len(texts) > 1:
+        named = tuple(one for one in chat_options.template_args if names_variable(source, one[0]))
+        chat_options = dataclasses.replace(chat_options, template_args=named)
+    label = template if len(texts) > 1 else None
+    return ChatEncoder(source, options.special_tokens, tokenizer, chat_options, label)
 
 
 _encoder = None

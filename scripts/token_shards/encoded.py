@@ -19,12 +19,12 @@ class Encoded:
     empty: int = 0  # records without a token
     no_assistant: int = 0  # conversations without an assistant's token
     bad: list = field(default_factory=list)  # (reason, message) of the records that were left out
-    conversations: int = 0  # records that were rendered with the chat template
+    templates: dict = field(default_factory=dict)  # name of a chat template: records that it has rendered
     formats: dict = field(default_factory=dict)  # name: records of this format
     packed: dict | None = None  # the documents as pack_documents() returns them, if they came so
 
     def meta(self):
-        names = ("records", "empty", "no_assistant", "bad", "conversations", "formats")
+        names = ("records", "empty", "no_assistant", "bad", "templates", "formats")
         return {name: getattr(self, name) for name in names}
 
     def arrays(self):

@@ -15,7 +15,8 @@ def describe_job(args, files, tokenizer_file, options):
     job = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items() if name not in _OTHER}
     job["tokenizer.json"] = _digest(Path(tokenizer_file).read_bytes())
     job["special tokens"] = [list(options.bos_ids), list(options.eos_ids), options.special_tokens]
-    job["chat template"] = _digest((options.chat_template or "").encode())
+    templates = options.chat_templates
+    job["chat template"] = [templates.always, {name: _digest(text.encode()) for name, text in templates.texts.items()}]
     job["program"] = _digest(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
     for library in ("tokenizers", "transformers"):
         job[library] = importlib.metadata.version(library)

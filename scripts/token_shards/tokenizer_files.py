@@ -1,4 +1,4 @@
-"""Reads a tokenizer folder: the hash that every shard records, the special tokens, the chat template."""
+"""Reads a tokenizer folder: the hash that every shard records, the special tokens, the chat templates."""
 
 import hashlib
 import json
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import InputError
+from .template_files import read_templates
 
 
 def canonical_hash(tokenizer_json):
@@ -42,7 +43,7 @@ class TokenizerFiles:
     hash: bytes
     vocab_size: int  # largest id + 1
     special_tokens: dict = field(default_factory=dict)  # bos_token: text, ...
-    chat_template: str | None = None
+    chat_templates: dict = field(default_factory=dict)  # by name
     eos_id: int | None = None  # from config.json, where tokenizer_config.json names no eos_token
 
     @classmethod
@@ -68,7 +69,7 @@ class TokenizerFiles:
                 out.special_tokens[name] = value
         eos = (_json(folder / "config.json") | _json(folder / "generation_config.json")).get("eos_token_id")
         out.eos_id = eos[0] if isinstance(eos, list) and eos else eos
-        out.chat_template = _chat_template(folder, config)
+        out.chat_templates = read_templates(folder, config, _json)
         return out
 
 
@@ -82,13 +83,3 @@ def _json(path):
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
-
-
-def _chat_template(folder, config):
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
-    return template

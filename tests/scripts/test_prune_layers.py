@@ -43,6 +43,9 @@ def teachers(tmp_path_factory):
         model.save_pretrained(folder, max_shard_size="20KB" if index % 2 else "1GB")
         (folder / "tokenizer.json").write_text('{"a": 1}')
         (folder / "tokenizer_config.json").write_text("{}")
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+        (folder / "additional_chat_templates" / "notes.txt").write_text("stays")
         (folder / "notes.txt").write_text("stays")
         folders[family] = folder
     return folders
@@ -80,8 +83,10 @@ def test_the_student_is_the_teacher_without_the_other_layers(tmp_path, teachers,
 
 def test_tokenizer_and_generation_files_come_along_and_nothing_else(tmp_path, teachers, script):
     script("prune_layers.py", "--teacher", teachers["llama"], "--out", tmp_path / "student", "--every", "2")
-    names = {file.name for file in (tmp_path / "student").iterdir()}
+    student = tmp_path / "student"
+    names = {str(file.relative_to(student)) for file in student.rglob("*") if file.is_file()}
     assert names == {
+        "additional_chat_templates/tool_use.jinja",
         "config.json",
         "generation_config.json",
         "model.safetensors",

@@ -7,15 +7,19 @@ r"""Converts texts and conversations into token shards, the training files of `d
   zcat corpus.jsonl.gz | scripts/tokenize.py --tokenizer MODEL_FOLDER --output data/train -
 
 Inputs are files, folders, glob patterns, or - for standard input:
-  text      one document per file (--split-blank-lines: one per paragraph)
-  JSONL     one record per line; .json: an array of records
-  parquet   one record per row
-Text and JSON may be compressed with gzip or zstandard.
+  text       one document per file (--split-blank-lines: one per paragraph)
+  JSONL      one record per line; .json: an array of records
+  CSV, TSV   one record per row; the first row names the columns
+  parquet    one record per row
+All but parquet may be compressed with gzip or zstandard.
 
 The keys of a record tell its format (--records names one):
 FORMATS
 
 Records with teacher_prompt or teacher_messages give the teacher another text before the same completion.
+
+Keys that say what is to be learned (weight, train, loss of a message; a loss_mask beside the messages) are followed.
+What a conversion did not use is listed at its end: keys of records and messages, columns of tables.
 
 The output does not depend on the number of workers. All shards appear together at the end, or none. The same command
 continues a conversion that was interrupted.
@@ -28,6 +32,7 @@ sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # missing under `py
 
 import script_path
 
+import argparse
 import signal
 
 from shared.command_line import argument_parser
@@ -36,10 +41,12 @@ from token_shards.chat import ChatOptions, add_chat_arguments, check_template_ar
 from token_shards.convert import Conversion
 from token_shards.encode import EncodeOptions, chat_encoder
 from token_shards.errors import InputError, Unfinished
-from token_shards.inputs import KINDS, PATTERNS, STDIN, find_files
+from token_shards.file_kinds import EXTENSIONS, KINDS, STDIN
+from token_shards.inputs import find_files, passed_lines
 from token_shards.job import describe_job
 from token_shards.readers import Reader
-from token_shards.records import FORMAT_NAMES, RecordReader, formats
+from token_shards.record_formats import FORMAT_NAMES, formats
+from token_shards.records import RecordReader
 from token_shards.shard_file import ShardSpec
 from token_shards.shard_folder import ShardFolder
 from token_shards.special_ids import special_ids
@@ -47,10 +54,18 @@ from token_shards.template_files import ChatTemplates
 from token_shards.tokenizer_files import TokenizerFiles
 
 
+def _one_character(text):
+    text = {"\\t": "\t"}.get(text, text)
+    if len(text) != 1 or text in '\r\n"':
+        raise argparse.ArgumentTypeError(f"expected one character, found {text!r}")
+    return text
+
+
 def arguments(argv):
     described = "\n".join(f"  {one.name:18}{one.needs_text()}" for one in formats())
     parser = argument_parser(__doc__.replace("FORMATS", described), prog="tokenize.py")
     add = parser.add_argument
+    names = [name for names in EXTENSIONS.values() for name in names]
     add("inputs", nargs="+", metavar="INPUT", help="file, folder, glob pattern, or - (standard input)")
     add("--tokenizer", required=True, metavar="PATH", help="model folder, or its tokenizer.json")
     add("--output", required=True, metavar="FOLDER", help="for the shards (shard-00000.dtok, ...)")
@@ -59,18 +74,37 @@ def arguments(argv):
         action="store_true",
         help="replace the shards in the output folders, and an unfinished conversion of something else",
     )
-    add("--format", choices=KINDS, default="auto", help="of the files; auto: by the name, JSONL from standard input")
+    add(
+        "--format",
+        choices=KINDS,
+        default="auto",
+        help="of the files; auto: by their first bytes and names, JSONL from standard input",
+    )
+    add(
+        "--delimiter",
+        type=_one_character,
+        metavar="C",
+        help="between the cells of CSV and TSV (default: comma, tab)",
+    )
     add("--records", choices=["auto", *FORMAT_NAMES], default="auto", help="format of a record; auto: by its keys")
     add(
         "--include",
         action="append",
         default=[],
         metavar="PATTERN",
-        help=f"names to take from folders; repeatable (default: {' '.join(PATTERNS)}; of .json only arrays)",
+        help=f"names to take from folders; repeatable (default: {', '.join(names)}, in any case, also with .gz "
+        "or .zst; of .json only arrays)",
     )
     add("--exclude", action="append", default=[], metavar="PATTERN", help="names or paths to leave out; repeatable")
-    add("--text-key", default="text", metavar="NAME", help="JSONL key or parquet column (default: text)")
+    add("--text-key", default="text", metavar="NAME", help="key or column of a text (default: text)")
     add("--messages-key", default="messages", metavar="NAME", help="the same for conversations (default: messages)")
+    add(
+        "--ignore-key",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="key of records and messages to pass over, where it means something else here than elsewhere; repeatable",
+    )
     add("--split-blank-lines", action="store_true", help="text files: a document for each paragraph")
     add(
         "--bos",
@@ -130,6 +164,7 @@ def encode_options(args, files):
         records=args.records,
         text_key=args.text_key,
         messages_key=args.messages_key,
+        ignored_keys=tuple(args.ignore_key),
     )
     return options, bos_id, eos_id
 
@@ -147,8 +182,9 @@ def tokenise(args, outputs, started):
     options, bos_id, eos_id = encode_options(args, files)
     if args.chat_template or args.template_arg:
         check_templates(options)
-    inputs = find_files(args.inputs, args.include, args.exclude)
-    reader = Reader(inputs, args, RecordReader(args.records, args.text_key, args.messages_key))
+    passed = []
+    inputs = find_files(args.inputs, args.include, args.exclude, passed)
+    reader = Reader(inputs, args, RecordReader(args.records, args.text_key, args.messages_key, args.ignore_key))
     spec = ShardSpec(files.vocab_size, files.hash, bos_id, eos_id)
     for folder in (args.output, args.eval_output):
         if folder:
@@ -170,7 +206,7 @@ def tokenise(args, outputs, started):
         speed = conversion.progress.tokens_per_second(conversion.tokens())
         processes = f"{args.workers} process{'es' * (args.workers > 1)}"
         print(f"{conversion.progress.seconds():.1f} s, {speed:,.0f} tokens/s with {processes}")
-    for line in tally.lines(args.max_bad):
+    for line in (*tally.lines(args.max_bad), *passed_lines(passed)):
         print(line)
 
 

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import dataclass, field
 
 from .errors import InputError
+from .unused_keys import count_unused, unused_lines
 
 EARLY_RECORDS = 1000  # from here on, a corpus that is mostly bad ends before all of it was read
 
@@ -51,19 +52,24 @@ class Tally:
     records: int = 0
     empty: int = 0
     no_assistant: int = 0
+    not_wanted: int = 0
     templates: dict = field(default_factory=dict)  # name of a chat template: records that it has rendered
     formats: dict = field(default_factory=dict)
     bad: dict = field(default_factory=dict)  # reason: [count, message of the first]
+    unused: dict = field(default_factory=dict)  # path of a key: [records, where the first is]
 
     def add(self, chunk):
         self.records += chunk.records
         self.empty += chunk.empty
         self.no_assistant += chunk.no_assistant
+        self.not_wanted += chunk.not_wanted
         for total, counts in ((self.formats, chunk.formats), (self.templates, chunk.templates)):
             for name, count in counts.items():
                 total[name] = total.get(name, 0) + count
         for reason, message in chunk.bad:
             self.bad.setdefault(reason, [0, message])[0] += 1
+        for path, (count, where) in chunk.unused.items():
+            count_unused(self.unused, [path], where, count)
 
     @property
     def bad_count(self):
@@ -88,11 +94,14 @@ class Tally:
             yield f"  {count:,} {reason}; the first: {message}"
 
     def lines(self, limit):
-        """What was left out, for the end of the output."""
+        """What was left out and what was not used, for the end of the output."""
         if self.empty:
             yield f"left out: {self.empty:,} empty documents"
         if self.no_assistant:
             yield f"left out: {self.no_assistant:,} conversations without an assistant's token"
+        if self.not_wanted:
+            yield f"left out: {self.not_wanted:,} documents whose keys say that nothing of them is learned"
         if self.bad:
             yield f"left out: {self.bad_count:,} bad documents (--max-bad allows {limit})"
             yield from self.bad_lines()
+        yield from unused_lines(self.unused)

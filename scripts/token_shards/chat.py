@@ -10,6 +10,7 @@ import numpy as np
 from . import chat_locate, chat_marks
 from .chat_render import Template, names_variable
 from .errors import BadDocument, InputError, check_unicode
+from .learned import wanted_turns
 from .template_form import THINKING, TemplateForm
 
 TURNS = {
@@ -158,27 +159,30 @@ class ChatEncoder:
             )
         return self.form.fit(messages, where)
 
-    def samples(self, messages, tools, where, loss_from=0):
+    def samples(self, messages, tools, where, loss_from=0, learned=None):
         """[(ids as uint32, bool array of the tokens with loss, or None: all)] of messages that `fit` returned. The
-        assistant's turns before the message `loss_from` have no loss."""
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= loss_from]
+        assistant's turns before the message `loss_from` have no loss, nor have those that the Learned or None of each
+        message in `learned` excludes."""
+        learned = learned or [None] * len(messages)
+        turns = wanted_turns(messages, learned, loss_from, self.options.loss_on, where)
         if self.options.turns == "each" and turns:
             return [self._turn(messages[: index + 1], tools, where) for index in turns]
         if self.options.loss_on == "all":
             text = self.template.render(messages, tools, where)
             return [(np.array(self._encode(text, where).ids, dtype=np.uint32), None)]
         text, spans = self._spans(messages, tools, where)
+        assistants = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if self.options.turns == "last":
-            spans = self._spans_from(spans, messages, tools, where, turns[-1]) if turns else []
-        elif loss_from > 0:
-            spans = self._spans_from(spans, messages, tools, where, turns[0]) if turns else []
+            turns = turns[-1:] if turns[-1:] == assistants[-1:] else []
+        if turns != assistants:
+            spans = self._spans_of(turns, spans, messages, tools, where)
         encoding = self._encode(text, where)
         return [(np.array(encoding.ids, dtype=np.uint32), _in_spans(encoding, spans))]
 
     def _turn(self, messages, tools, where):
         """The sample of the last message: the prompt as inference has it, then what the model is to write."""
         text, spans = self._spans(messages, tools, where, as_generated=True)
-        spans = self._spans_from(spans, messages, tools, where, len(messages) - 1)
+        spans = self._spans_of([len(messages) - 1], spans, messages, tools, where)
         if not spans:
             raise BadDocument(
                 "an assistant's turn is not in the rendering",
@@ -243,13 +247,23 @@ class ChatEncoder:
             prompts.append(prompted[len(plain) :] if prompted.startswith(plain) and plain == rendered[0] else "")
         return prompts
 
-    def _spans_from(self, spans, messages, tools, where, turn):
-        """The spans of the turns from the message `turn` on."""
+    def _spans_of(self, wanted, spans, messages, tools, where):
+        """The spans of these of the assistant's turns, given by the numbers of their messages."""
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if len(spans) == len(turns):
-            return spans[turns.index(turn) :]
-        _, before = self._spans(messages[:turn], tools, where) if turns[0] < turn else ("", [])
-        return spans[len(before) :]
+            return [span for turn, span in zip(turns, spans) if turn in wanted]
+        # The template leaves turns out, or marks several parts of one.
+        out = []
+        for turn in wanted:
+            first = self._spans_before(turn, turns, messages, tools, where)
+            later = turns[turns.index(turn) + 1 :]
+            end = self._spans_before(later[0], turns, messages, tools, where) if later else len(spans)
+            out += spans[first:end]
+        return out
+
+    def _spans_before(self, turn, turns, messages, tools, where):
+        """How many spans the messages before a turn have."""
+        return len(self._spans(messages[:turn], tools, where)[1]) if turns[0] < turn else 0
 
     def _encode(self, text, where):
         check_unicode(text, where)

@@ -10,7 +10,9 @@ from .errors import BadDocument
 from .json_values import found_text, json_name, keys_text, load_json, short_text
 
 # OpenAI and most; Llama; LangChain; Anthropic.
-_ARGUMENTS = ("arguments", "parameters", "args", "input")
+ARGUMENTS_KEYS = ("arguments", "parameters", "args", "input")
+# All keys of a call, and of the function within, that are read.
+CALL_KEYS = ("id", "call_id", "type", "function", "name", *ARGUMENTS_KEYS)
 _CALL_TYPES = (None, "function", "function_call", "tool_call", "tool_use")
 _CALL_FORM = 'a call as {"type": "function", "function": {"name": NAME, "arguments": OBJECT}}'
 _TOOL_FORM = 'a tool as {"type": "function", "function": {"name": NAME, "parameters": JSON SCHEMA}}'
@@ -48,11 +50,11 @@ def read_call(call, place):
         raise BadDocument("a tool call without a name", f"{inner_place}: name: expected a text, found {found}")
     # A flat object around a function may hold its arguments.
     sources = [(inner, inner_place)] if inner is call else [(inner, inner_place), (call, place)]
-    given = [(f"{at}: {key}", one[key]) for one, at in sources for key in _ARGUMENTS if one.get(key) is not None]
+    given = [(f"{at}: {key}", one[key]) for one, at in sources for key in ARGUMENTS_KEYS if one.get(key) is not None]
     if len(given) > 1:
         raise BadDocument(
             "a tool call with its arguments twice",
-            f"{place}: expected one of {', '.join(_ARGUMENTS)}, found {' and '.join(at for at, _ in given)}",
+            f"{place}: expected one of {', '.join(ARGUMENTS_KEYS)}, found {' and '.join(at for at, _ in given)}",
         )
     arguments = read_arguments(given[0][1], given[0][0]) if given else {}
     identity = call.get("id") if call.get("id") is not None else call.get("call_id")

@@ -13,6 +13,8 @@ THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 _THINKING_PARTS = ("thinking", "reasoning")
 _THINK_BLOCK = re.compile(r"\A\s*(?:<think>)?(.*?)</think>", re.DOTALL)
+# The keys of parts that are read.
+PART_KEYS = ("type", "text", "thinking", "reasoning", "id", "name", "input", "tool_use_id", "content")
 _PARTS_ORDER = ("thinking", "text", "call")
 
 

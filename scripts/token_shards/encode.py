@@ -16,13 +16,15 @@ from .chat_messages import read_messages
 from .chat_render import names_variable
 from .encoded import Encoded
 from .errors import BadDocument, InputError, check_unicode
-from .json_values import found_text, load_json
+from .json_values import check_text, load_json
+from .learned import take_learned, wanted_turns
 from .piece_cache import PieceCache
 from .ready_ids import check_vocabulary
 from .records import Chat, Pair, RecordReader, Text
 from .shard_file import check_alignment
 from .shard_folder import close_inherited_locks
 from .template_files import ChatTemplates
+from .unused_keys import count_unused, unread_parts, unread_paths, watched_message
 
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h: the signal that a process gets when the one that made it dies
 
@@ -39,6 +41,7 @@ class EncodeOptions:
     records: str  # auto, or the name of a format
     text_key: str
     messages_key: str
+    ignored_keys: tuple = ()
 
 
 class Encoder:
@@ -48,7 +51,7 @@ class Encoder:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.texts = PieceCache.of(self.tokenizer)
-        self.reader = RecordReader(options.records, options.text_key, options.messages_key)
+        self.reader = RecordReader(options.records, options.text_key, options.messages_key, options.ignored_keys)
         self.bos, self.eos = np.array(options.bos_ids, np.uint32), np.array(options.eos_ids, np.uint32)
         self.chats = {}
 
@@ -73,8 +76,13 @@ class Encoder:
                 made.append(self._document(chunk.kind, where, value, pending, out))
             except BadDocument as error:
                 out.bad.append((error.reason, str(error)))
+            if chunk.not_read:
+                count_unused(out.unused, chunk.not_read, where)
         ids = self.texts.encode(pending.texts)
         for samples in made:
+            if samples is None:
+                out.not_wanted += 1
+                continue
             samples = samples(ids) if callable(samples) else samples
             if not samples:
                 out.no_assistant += 1
@@ -88,23 +96,27 @@ class Encoder:
         return out
 
     def _document(self, kind, where, value, pending, out):
+        if isinstance(value, BadDocument):  # of a table: a row with too few cells
+            raise value
+        wanted, unused = True, set()
         if kind in ("files", "text"):
             name, document = "text", Text(value)
         else:
-            record = value if isinstance(value, dict) else load_json(value, where)
-            name, document = self.reader.read(record, where)
+            read = self.reader.read(value if isinstance(value, dict) else load_json(value, where), where)
+            name, document, wanted, unused = read.format, read.document, read.wanted, read.unused
         if isinstance(document, Text):
             made = self._text(document, where, pending)
         elif isinstance(document, Pair):
             made = self._pair(document, where, pending)
         elif isinstance(document, Chat):
             template = self.options.chat_templates.name_for(document.tools, where)
-            made = self._chat(document, template, where)
+            made = self._chat(document, template, where, unused)
             out.templates[template] = out.templates.get(template, 0) + 1
         else:
             made = self._ids(*document, where)
         out.formats[name] = out.formats.get(name, 0) + 1
-        return made
+        count_unused(out.unused, unused, where)
+        return made if wanted else None
 
     def _text(self, document, where, pending):
         text = document.text
@@ -115,10 +127,7 @@ class Encoder:
                 raise BadDocument(
                     "not UTF-8", f"{where}: not UTF-8: byte {error.start} is 0x{text[error.start]:02x}"
                 ) from error
-        key = self.options.text_key
-        if not isinstance(text, str):
-            raise BadDocument(f"{key} is not text", f"{where}: {key}: expected text, found {found_text(text)}")
-        if not text.strip():
+        if not check_text(text, self.options.text_key, where).strip():
             return [(np.zeros(0, np.uint32), None, None)]
         number = pending.add(text, where)
         return lambda ids: [(np.concatenate(self._framed(ids[number])), None, None)]
@@ -162,24 +171,43 @@ class Encoder:
         if teacher is not None and self.options.chat.loss_on == "all":
             raise InputError(f"{where}: a teacher's own prompt needs --loss-on assistant, found --loss-on all")
 
-    def _chat(self, chat, template, where):
+    def _chat(self, chat, template, where, unused):
+        """The samples, or None where the messages say that none of the assistant's turns is learned. The paths of the
+        keys that are not used are added to `unused`."""
         try:
             encoder = self.chat(template, self._chat_options(chat.template_arguments, template, where))
-            messages, loss_from = self._messages(chat.messages, chat.loss_from, encoder, where)
-            samples = encoder.samples(messages, chat.tools, where, loss_from)
+            messages, learned, loss_from = self._messages(chat.messages, chat.loss_from, encoder, where)
+            turns = wanted_turns(messages, learned, loss_from, self.options.chat.loss_on, where)
+            if not turns and any(one["role"] == "assistant" for one in messages[loss_from:]):
+                return None
+            samples = encoder.samples(messages, chat.tools, where, loss_from, learned)
+            unused |= self._not_rendered(chat, encoder, messages)
             self._check_loss_on(chat.teacher_messages, where)
             if chat.teacher_messages is None:
                 return [(ids, in_loss, None) for ids, in_loss in samples]
-            return self._with_teacher(chat, encoder, samples, messages[loss_from:], where)
+            return self._with_teacher(chat, encoder, samples, messages[loss_from:], learned[loss_from:], where)
         except BadDocument as error:
             raise BadDocument(error.reason, f"{error}{_roles(chat.messages)}") from error
 
     @staticmethod
     def _messages(messages, loss_from, encoder, where):
-        """(the messages of a record as the template takes them, the number of the first whose turn may have a loss)"""
+        """(the messages of a record as the template takes them, which note what it reads of them; the Learned of each,
+        or None; the number of the first whose turn may have a loss)"""
         pieces = read_messages(messages, where)
         first = sum(map(len, pieces[:loss_from]))
-        return encoder.fit([one for several in pieces for one in several], where), first
+        fitted = encoder.fit([one for several in pieces for one in several], where)
+        learned = take_learned(fitted)
+        return [watched_message(one) for one in fitted], learned, first
+
+    @staticmethod
+    def _not_rendered(chat, encoder, messages):
+        """The paths of what the template does not look at, and what else it leaves out."""
+        paths = unread_paths(messages, chat.place) | unread_parts(chat.messages, chat.place)
+        left_out = set(encoder.form.left_out(messages, chat.tools))
+        if "thinking" in left_out:
+            paths.discard(f"{chat.place}[].reasoning_content")
+        names = [name for name in chat.template_arguments if not names_variable(encoder.template.source, name)]
+        return paths | left_out | {f"chat_template_kwargs.{name}" for name in names}
 
     def _chat_options(self, arguments, template, where):
         options = self.options.chat
@@ -192,10 +220,11 @@ class Encoder:
             )
         return dataclasses.replace(options, template_args=tuple(sorted((dict(options.template_args) | more).items())))
 
-    def _with_teacher(self, chat, encoder, samples, completion, where):
-        """The samples, each with what the teacher reads: other messages before the same completion."""
-        before, _ = self._messages(chat.teacher_messages, 0, encoder, f"{where}: teacher_messages")
-        theirs = encoder.samples([*before, *completion], chat.tools, where, len(before))
+    def _with_teacher(self, chat, encoder, samples, completion, learned, where):
+        """The samples, each with what the teacher reads: other messages before the same completion. `learned`: of the
+        messages of the completion."""
+        before, its_learned, _ = self._messages(chat.teacher_messages, 0, encoder, f"{where}: teacher_messages")
+        theirs = encoder.samples([*before, *completion], chat.tools, where, len(before), [*its_learned, *learned])
         if len(theirs) != len(samples):
             raise BadDocument(
                 "the teacher's completion differs from the student's",

@@ -18,13 +18,15 @@ class Encoded:
     records: int = 0  # that were read, bad ones included
     empty: int = 0  # records without a token
     no_assistant: int = 0  # conversations without an assistant's token
+    not_wanted: int = 0  # records of which a key says that nothing of them is learned
     bad: list = field(default_factory=list)  # (reason, message) of the records that were left out
     templates: dict = field(default_factory=dict)  # name of a chat template: records that it has rendered
     formats: dict = field(default_factory=dict)  # name: records of this format
+    unused: dict = field(default_factory=dict)  # path of a key that was not used: [records, where the first is]
     packed: dict | None = None  # the documents as pack_documents() returns them, if they came so
 
     def meta(self):
-        names = ("records", "empty", "no_assistant", "bad", "templates", "formats")
+        names = ("records", "empty", "no_assistant", "not_wanted", "bad", "templates", "formats", "unused")
         return {name: getattr(self, name) for name in names}
 
     def arrays(self):

@@ -1,26 +1,25 @@
-"""Finds the input files and what kind each one is."""
+"""Finds the input files."""
 
 import fnmatch
 import glob
 import os
 import time
 
-from .compressed import Source
 from .errors import InputError
+from .file_kinds import COMPRESSED, EXTENSIONS, STDIN, holds_array, named_kind
 
-STDIN = "-"
-STDIN_NAME = "standard input"
-KINDS = ["auto", "text", "jsonl", "json", "parquet"]
-_COMPRESSED = ("", ".gz", ".zst")
 PATTERNS = [
     # Of .json, those that hold an array.
-    *(f"*{kind}{packed}" for kind in (".txt", ".md", ".jsonl", ".ndjson", ".json") for packed in _COMPRESSED),
-    "*.parquet",
+    f"*{name}{packed}"
+    for kind, names in EXTENSIONS.items()
+    for name in names
+    for packed in (COMPRESSED if kind != "parquet" else ("",))
 ]
 
 
-def find_files(paths, include, exclude):
-    """Files, folders (recursively, the names that match `include`) and glob patterns, in a fixed order, each once."""
+def find_files(paths, include, exclude, passed=None):
+    """Files, folders (recursively, the names that match `include`) and glob patterns, in a fixed order, each once.
+    `passed`: a list for the files in folders that are not read because of their names."""
     if STDIN in paths:
         if len(paths) > 1:
             raise InputError(f"expected either {STDIN} (standard input) or files, found {', '.join(paths)}")
@@ -28,7 +27,7 @@ def find_files(paths, include, exclude):
     files = {}
     for path in paths:
         if os.path.isdir(path):
-            found = _walk(path, include)
+            found = _walk(path, include, passed)
             if not found:
                 patterns = ", ".join(include or PATTERNS)
                 raise InputError(f"{path}: expected files named {patterns} in this folder, found none (see --include)")
@@ -46,49 +45,34 @@ def find_files(paths, include, exclude):
     return list(files.values())
 
 
-def _walk(folder, include):
+def _walk(folder, include, passed):
     found = []
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
         for name in sorted(names):
             path = os.path.join(root, name)
-            if name.startswith(".") or not any(fnmatch.fnmatch(name, pattern) for pattern in include or PATTERNS):
+            if name.startswith("."):
                 continue
-            if include or not _bare_name(name).endswith(".json") or holds_array(path):
+            if _is_included(path, name, include):
                 found.append(path)
+            elif passed is not None:
+                passed.append(path)
     return found
 
 
-def _bare_name(path):
-    return path.removesuffix(".gz").removesuffix(".zst")
+def _is_included(path, name, include):
+    if include:
+        return any(fnmatch.fnmatch(name, pattern) for pattern in include)
+    if not any(fnmatch.fnmatch(name.lower(), pattern) for pattern in PATTERNS):
+        return False
+    return named_kind(path) != "json" or holds_array(path)
 
 
-def kind_of(path, kind):
-    """text, jsonl, json (an array) or parquet, by the name of the file unless `kind` says it."""
-    if path == STDIN:
-        if kind == "parquet":
-            raise InputError(f"{STDIN_NAME}: parquet cannot be read from a pipe: give the file's name")
-        return "jsonl" if kind == "auto" else kind
-    if kind != "auto":
-        return kind
-    name = _bare_name(path)
-    if name.endswith(".json"):
-        if holds_array(path):
-            return "json"
-        raise InputError(
-            f"{path}: .json may be one document or one a line: say which with --format text or jsonl "
-            "(an array of records, which begins with [, is read as it is)"
-        )
-    return "jsonl" if name.endswith((".jsonl", ".ndjson")) else "parquet" if name.endswith(".parquet") else "text"
-
-
-def holds_array(path):
-    try:
-        source = Source.open(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error}") from error
-    with source.stream:
-        return next(iter(source), b"").removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+def passed_lines(passed):
+    """The line for the files that were passed over."""
+    if passed:
+        more = f" and {len(passed) - 3:,} more" if len(passed) > 3 else ""
+        yield f"not read: {len(passed):,} files in folders, because of their names: {', '.join(passed[:3])}{more}"
 
 
 def describe_files(files):

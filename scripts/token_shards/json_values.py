@@ -30,8 +30,19 @@ def keys_text(value):
 
 
 def found_text(value):
-    """What was found in the place of something else: `an object with the keys a, b`, `a list`."""
+    """What was found in the place of a text: `an object with the keys a, b`, `a list`, `a number (0); ...`."""
+    if isinstance(value, (bool, int, float)):
+        text = json.dumps(value)
+        return f'{json_name(value)} ({text}), which is not converted: write "{text}" if that is the text'
     return f"an object with {keys_text(value)}" if isinstance(value, dict) else json_name(value)
+
+
+def check_text(value, key, where):
+    """The value. BadDocument: it is no text, which is the same in every format: null, 0 and false are not converted."""
+    if isinstance(value, str):
+        return value
+    reason = f"{key} is null" if value is None else f"{key} is not text"
+    raise BadDocument(reason, f"{where}: {key}: expected text, found {found_text(value)}")
 
 
 def short_text(value, limit=80):

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from .compressed import Source, is_plain, read_all
 from .errors import InputError
-from .inputs import STDIN, STDIN_NAME, kind_of
+from .file_kinds import STDIN, STDIN_NAME, check_bytes, kind_of
 from .json_array import array_items
+from .text_table import DELIMITERS, TextTable
 
 CHUNK_BYTES = 1 << 19
 CHUNK_ITEMS = 512
@@ -37,6 +38,7 @@ class Chunk:
     file: str
     number: int  # of the first line or row
     data: object = None
+    not_read: tuple = ()  # columns of a table
     begin: int = 0
     length: int = 0
     after: Position = field(default_factory=Position)
@@ -62,7 +64,7 @@ class Chunk:
                     yield f"{self.file}:{number}", line
         elif self.kind == "rows":
             for row, record in enumerate(self.data.to_pylist(), self.number):
-                yield f"{self.file}: row {row}", _without_nulls(record)
+                yield f"{self.file}: row {row}", {key: _without_nulls(value) for key, value in record.items()}
         else:
             yield from self.data
 
@@ -76,6 +78,14 @@ class Reader:
         self.bytes_total = None if STDIN in files else sum(self.sizes)
         self.start = Position()
         self.kinds = [kind_of(file, options.format) for file in files]
+        self._readers = {
+            "text": self._text,
+            "jsonl": self._jsonl,
+            "json": self._json,
+            "csv": lambda file, start: self._text_table(file, start, DELIMITERS["csv"]),
+            "tsv": lambda file, start: self._text_table(file, start, DELIMITERS["tsv"]),
+            "parquet": self._parquet,
+        }
 
     def __iter__(self):
         index = self.start.file
@@ -89,9 +99,7 @@ class Reader:
                     chunks, last = self._files(index)
                 else:
                     last = index
-                    chunks = {"text": self._text, "jsonl": self._jsonl, "json": self._json, "parquet": self._parquet}[
-                        kind
-                    ](STDIN_NAME if file == STDIN else file, start)
+                    chunks = self._readers[kind](STDIN_NAME if file == STDIN else file, start)
                 for chunk in chunks:
                     chunk.bytes_done += before
                     yield chunk
@@ -119,7 +127,10 @@ class Reader:
             return Source.open(file)
         if start.offset:
             raise InputError(f"{STDIN_NAME} cannot be read again")
-        return Source(sys.stdin.buffer.raw, STDIN_NAME)
+        source = Source(sys.stdin.buffer.raw, STDIN_NAME)
+        if source.kind == "plain":
+            check_bytes(source.first, STDIN_NAME)
+        return source
 
     def _text(self, file, start):
         source = self._open(file, start)
@@ -147,6 +158,8 @@ class Reader:
             yield from self._plain_lines(file, start)
             return
         source = self._open(file, start)
+        if self.options.format == "auto" and source.kind == "plain" and source.first.lstrip().startswith(b"["):
+            raise InputError(f"{file}: expected a record on each line, found an array of records (--format json)")
         parts, size, number, offset, skipped = [], 0, start.number, start.offset, 0
         with source.stream:
             try:
@@ -187,25 +200,41 @@ class Reader:
                 if len(data) == length:
                     data = data[: data.rfind(b"\n") + 1]
                 after = Position(start.file, number + data.count(b"\n"), begin + len(data))
-                yield Chunk("lines", file, number, None, begin, len(data), after, after.offset)
+                yield Chunk("lines", file, number, begin=begin, length=len(data), after=after, bytes_done=after.offset)
                 number, begin = after.number, after.offset
 
     def _json(self, file, start):
         source = self._open(file, start)
         with source.stream:
-            items = []
-            size = 0
-            for count, (line, value) in enumerate(array_items(source, file), 1):
-                if count < start.number:
-                    continue
-                items.append((f"{file}:{line}", value))
-                size += len(value)
-                if size >= CHUNK_BYTES or len(items) >= CHUNK_ITEMS:
-                    after = Position(start.file, count + 1)
-                    yield Chunk("items", file, 1, items, after=after, bytes_done=source.read_bytes)
-                    items, size = [], 0
-            if items:
-                yield Chunk("items", file, 1, items, after=Position(start.file + 1), bytes_done=source.read_bytes)
+            items = ((f"{file}:{line}", value, len(value)) for line, value in array_items(source, file))
+            yield from self._items(file, start, source, items)
+
+    def _text_table(self, file, start, delimiter):
+        source = self._open(file, start)
+        with source.stream:
+            table = TextTable(source, file, self.options.delimiter or delimiter)
+            if self.records.format_of(table.names) is None:
+                other = next((one for one in ",;\t|" if len(table.names) == 1 and one in table.names[0]), None)
+                hint = f". Are the columns separated by {other!r}? (--delimiter)" if other else ""
+                names = dict.fromkeys(table.names)
+                raise InputError(f"{file}: {self.records.expected(names, 'a header with the column')}{hint}")
+            items = ((f"{file}:{line}", row, _row_size(row)) for line, row in table)
+            yield from self._items(file, start, source, items)
+
+    def _items(self, file, start, source, values):
+        """Chunks of (where, value, size in characters), which are counted from 1."""
+        items, size = [], 0
+        for count, (where, value, length) in enumerate(values, 1):
+            if count < start.number:
+                continue
+            items.append((where, value))
+            size += length
+            if size >= CHUNK_BYTES or len(items) >= CHUNK_ITEMS:
+                after = Position(start.file, count + 1)
+                yield Chunk("items", file, 1, items, after=after, bytes_done=source.read_bytes)
+                items, size = [], 0
+        if items:
+            yield Chunk("items", file, 1, items, after=Position(start.file + 1), bytes_done=source.read_bytes)
 
     def _parquet(self, file, start):
         import pyarrow
@@ -216,8 +245,8 @@ class Reader:
             names = table.schema_arrow.names
             if self.records.format_of(names) is None:
                 raise InputError(f"{file}: {self.records.expected(dict.fromkeys(names), 'a column')}")
-            known = self.records.keys()
-            columns = [name for name in names if name in known]
+            columns = self.records.columns(names)
+            others = tuple(name for name in names if name not in columns)
             rows = table.metadata.num_rows
             groups, row = _groups_from(table.metadata, start.number)
             for batch in table.iter_batches(batch_size=ROWS, columns=columns, row_groups=groups):
@@ -228,11 +257,16 @@ class Reader:
                 batch = batch.slice(first - row)
                 row = first + batch.num_rows
                 done = int(os.path.getsize(file) * (row - 1) / max(rows, 1))
-                yield Chunk("rows", file, first, batch, after=Position(start.file, row), bytes_done=done)
+                after = Position(start.file, row)
+                yield Chunk("rows", file, first, batch, others, after=after, bytes_done=done)
         except pyarrow.ArrowException as error:
             raise InputError(f"{file}: not a readable parquet file: {error}") from error
         except (OSError, UnicodeDecodeError) as error:  # what pyarrow says of torn pages
             raise InputError(f"{file}: not a readable parquet file: {error}") from error
+
+
+def _row_size(row):
+    return sum(len(cell or "") for cell in row.values()) if isinstance(row, dict) else 0
 
 
 def _groups_from(metadata, number):

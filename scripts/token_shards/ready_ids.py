@@ -3,7 +3,7 @@
 import numpy as np
 
 from .errors import BadDocument
-from .json_values import json_name
+from .json_values import json_name, load_json
 
 IGNORED = -100  # the label of a token without loss, as in PyTorch
 
@@ -49,6 +49,8 @@ def check_vocabulary(ids, vocab_size, where):
 
 def _numbers(values, place):
     array = None
+    if isinstance(values, str) and values.lstrip().startswith("["):  # a column of CSV
+        values = load_json(values, place)
     if isinstance(values, list):
         try:
             array = np.array(values if values else [], dtype=None if values else np.int64)
@@ -66,6 +68,8 @@ def _numbers(values, place):
 
 
 def _flags(values, ids, place, key):
+    if isinstance(values, str) and values.lstrip().startswith("["):
+        values = load_json(values, place)
     if isinstance(values, list) and all(type(one) is bool for one in values):
         values = [int(one) for one in values]
     flags = _numbers(values, place)

@@ -1,13 +1,20 @@
-"""The formats of a record, a line of JSONL or a row of a table: which one it has, and the document in it."""
+"""Finds the document in a record: its format by its keys (record_formats), its texts or messages, what is learned."""
 
-import difflib
 from dataclasses import dataclass, field
 
+from . import record_formats
 from .chat_messages import is_assistant, record_tools
+from .chatgpt_export import from_chatgpt
 from .errors import BadDocument
-from .json_values import found_text, json_name, keys_text, load_json, short_text
+from .json_values import check_text, json_name, load_json, short_text
+from .learned import LEARNED_KEYS, RECORD_KEYS, WANTED_KEYS, check_no_masks, mark_learned, record_learned
 from .ready_ids import ids_document
-from .sharegpt import from_sharegpt, is_sharegpt
+from .record_formats import SYSTEM, formats
+from .sharegpt import conversation_messages
+from .unused_keys import Watched, check_spelling, misspelling
+
+# Keys of messages that change what is rendered or learned, whose misspellings are looked for.
+_MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "reasoning_content", *LEARNED_KEYS)
 
 
 @dataclass
@@ -26,241 +33,244 @@ class Pair:
 
 @dataclass
 class Chat:
-    messages: object  # not checked yet
+    messages: object  # not checked yet; some have a Learned
     tools: list | None = None
     template_arguments: dict = field(default_factory=dict)
     loss_from: int = 0  # the first message whose turn may have a loss
     teacher_messages: list | None = None  # what the teacher reads in the place of messages[:loss_from]
+    place: str = "messages"  # the key of the record that holds them
 
 
-@dataclass(frozen=True)
-class Format:
-    name: str  # of --records
-    needs: tuple  # keys; "a|b": one of them
-    also: tuple  # keys that may be there
-    example: str  # a line of JSONL
+@dataclass
+class Read:
+    """What a reader has made of a record."""
 
-    def matches(self, record):
-        return all(any(key in record for key in keys.split("|")) for keys in self.needs)
-
-    def needs_text(self):
-        return " and ".join(keys.replace("|", " or ") for keys in self.needs)
-
-    def described(self):
-        return f"{self.needs_text()} ({self.name})"
-
-
-CHAT_KEYS = ("tools", "functions", "chat_template_kwargs")
-MASK_KEYS = ("loss_mask", "assistant_masks", "completion_mask", "labels", "attention_mask")
-
-
-def formats(text_key="text", messages_key="messages"):
-    """All formats; a record has the first one whose keys it has."""
-    return [
-        Format(
-            "ids",
-            ("input_ids|tokens",),
-            MASK_KEYS,
-            '{"input_ids": [504, 2365, 355, 3411], "labels": [-100, -100, 355, 3411]}',
-        ),
-        Format(
-            "messages",
-            (messages_key,),
-            (*CHAT_KEYS, "teacher_messages"),
-            '{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}',
-        ),
-        Format(
-            "sharegpt",
-            ("conversations|conversation",),
-            ("system", *CHAT_KEYS, "teacher_messages"),
-            '{"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]}',
-        ),
-        Format(
-            "prompt-completion",
-            ("prompt", "completion"),
-            (*CHAT_KEYS, "teacher_prompt", "teacher_messages"),
-            '{"prompt": "2+2=", "completion": "4"}',
-        ),
-        Format(
-            "alpaca",
-            ("instruction", "output"),
-            ("input", "system", "history", *CHAT_KEYS, "teacher_messages"),
-            '{"instruction": "Add.", "input": "2 and 2", "output": "4"}',
-        ),
-        Format("text", (text_key,), (), '{"text": "2+2 is 4."}'),
-    ]
-
-
-FORMAT_NAMES = [one.name for one in formats()]
-
-# What other data sets call these keys.
-_SYNONYMS = {
-    "prompt": ("question", "query", "instruction", "problem", "input", "source"),
-    "completion": ("response", "answer", "output", "solution", "target"),
-    "text": ("content", "body", "document", "article", "passage", "raw_content"),
-    "messages": ("dialog", "dialogue", "chat", "turns", "message"),
-}
+    format: str
+    document: object  # Text | Pair | Chat | (ids, in_loss)
+    wanted: bool  # false: a key of the record says that nothing of it is learned
+    unused: set  # paths of the keys that are not null and were not used
 
 
 class RecordReader:
-    """Finds the document in a record. `wanted`: the name of a format, or auto."""
+    """Finds the document in a record. `wanted`: the name of a format, or auto. `ignored`: keys of records and messages
+    that are passed over."""
 
-    def __init__(self, wanted="auto", text_key="text", messages_key="messages"):
+    def __init__(self, wanted="auto", text_key="text", messages_key="messages", ignored=()):
         self.wanted, self.text_key, self.messages_key = wanted, text_key, messages_key
+        self.ignored = frozenset(ignored)
         self.formats = [one for one in formats(text_key, messages_key) if wanted in ("auto", one.name)]
         self._readers = {
             "ids": self._ids,
             "messages": self._messages,
             "sharegpt": self._sharegpt,
+            "chatgpt": self._chatgpt,
             "prompt-completion": self._prompt_completion,
             "alpaca": self._alpaca,
-            "text": lambda record, where: Text(record[text_key]),
+            "text": self._text,
         }
+        self._unused = set()  # of the record that is being read
 
-    def keys(self):
-        """Every key that a reader looks at."""
-        return {key for one in self.formats for keys in (*one.needs, *one.also) for key in keys.split("|")}
+    def columns(self, names):
+        """The columns of a table that are read: those that a reader looks at, and misspellings of them."""
+        known = {key for one in self.formats for key in one.all_keys()} | set(RECORD_KEYS)
+        known = tuple(sorted(known - self.ignored))
+        return [name for name in names if name in known or misspelling((name,), known)]
 
     def format_of(self, keys):
         return next((one for one in self.formats if one.matches(keys)), None)
 
     def read(self, record, where):
-        """(name of the format, Text | Pair | Chat | (ids, in_loss)). BadDocument: it has none."""
-        found = self.format_of(record) if isinstance(record, dict) else None
-        if found is None:
+        """Read. BadDocument: the record has no format, or what is in it cannot be used."""
+        if not isinstance(record, dict):
             raise BadDocument("the keys of no format", f"{where}: {self.expected(record)}")
-        return found.name, self._readers[found.name](record, where)
+        self._unused = {key for key in record if key in self.ignored}
+        record = Watched({key: value for key, value in record.items() if key not in self.ignored})
+        found = self._format(record, where)
+        taken = {*found.all_keys(), *(WANTED_KEYS if found.name in ("ids", "text") else ())}
+        wanted, masks = record_learned(record, taken, where)
+        document = self._readers[found.name](record, masks, where)
+        check_spelling(record, (*found.all_keys(), *RECORD_KEYS), where)
+        self._unused.update(key for key in record.not_read() if dict.get(record, key) is not None)
+        return Read(found.name, document, wanted, self._unused)
+
+    def _format(self, record, where):
+        # A number is no list of ids, but how many tokens another program has counted.
+        present = [key for key in record if dict.get(record, key) is not None and not _is_count(record, key)]
+        found = self.format_of(present)
+        other = record_formats.other_kind(record, found) if self.wanted == "auto" else None
+        if other is not None:
+            raise BadDocument(other[0], f"{where}: found {other[0]}: {other[1]}")
+        if found is None:  # its reader refuses a key that is null
+            found = self.format_of(record)
+        if found is not None:
+            return found
+        raise BadDocument("the keys of no format", f"{where}: {self.expected(record)}")
 
     def expected(self, record, what="an object with"):
         """`expected WHAT text or messages, found ...`, with what was probably meant."""
-        if self.wanted == "auto":
-            plain = f"{self.text_key} or {self.messages_key}"
-            others = ", ".join(one.described() for one in self.formats if one.name not in ("text", "messages"))
-            known = f" (other formats: {others})"
-        else:
-            plain, known = self.formats[0].described(), " (--records asks for this format)"
-        is_object = isinstance(record, dict)
-        found = keys_text(record) if is_object else json_name(record)
-        if what == "a column":
-            found = ", ".join(record)
-        return f"expected {what} {plain}, found {found}{self._hint(list(record)) if is_object else ''}{known}"
+        return record_formats.expected(self.formats, self.wanted, record, what)
 
-    def _hint(self, keys):
-        if "chosen" in keys and "rejected" in keys:
-            return ". This looks like preference data: name the answer to learn `completion`, beside `prompt`"
-        best = (0, "")
-        for one in self.formats:
-            score, missing = 0, []
-            for wanted in one.needs:
-                names = wanted.split("|")
-                if any(name in keys for name in names):
-                    score += 1
-                    continue
-                close = self._close(names, keys)
-                score += 0.6 if close else 0
-                missing.append(f"{names[0]} (found {close})" if close else names[0])
-            best = max(best, (score / len(one.needs), f". Nearest: {one.name}, without {', '.join(missing)}"))
-        return best[1] if best[0] > 0 else ""
+    def _text(self, record, masks, where):
+        check_no_masks(masks, where, "a text")
+        return Text(record[self.text_key])
 
-    @staticmethod
-    def _close(names, keys):
-        for name in names:
-            if synonym := next((key for key in keys if key.lower() in _SYNONYMS.get(name, ())), None):
-                return synonym
-            by_lower = {key.lower(): key for key in keys}
-            if close := difflib.get_close_matches(name, by_lower, 1, 0.75):
-                return by_lower[close[0]]
-        return None
-
-    def _ids(self, record, where):
+    def _ids(self, record, masks, where):
+        check_no_masks(masks, where, "ids (their masks are loss_mask, assistant_masks, completion_mask and labels)")
         return ids_document(record, where)
 
-    def _messages(self, record, where):
-        messages = record[self.messages_key]
-        if isinstance(messages, str):
-            messages = load_json(messages, f"{where}: {self.messages_key}")
-        if is_sharegpt(messages):
-            messages = from_sharegpt(messages, f"{where}: {self.messages_key}")
-        return self._chat(record, messages, where)
+    def _messages(self, record, masks, where):
+        return self._conversation(record, self.messages_key, masks, where)
 
-    def _sharegpt(self, record, where):
-        key = "conversations" if "conversations" in record else "conversation"
-        messages = record[key]
-        if isinstance(messages, str):
-            messages = load_json(messages, f"{where}: {key}")
-        if not isinstance(messages, list) or not messages:
+    def _sharegpt(self, record, masks, where):
+        names = [key for key in ("conversations", "conversation") if key in record]
+        key = next((key for key in names if dict.get(record, key) is not None), names[0])
+        return self._conversation(record, key, masks, where)
+
+    def _conversation(self, record, key, masks, where):
+        messages = conversation_messages(record[key], f"{where}: {key}", self.messages_key == key)
+        messages = self._marked(messages, masks, key, where)
+        return self._chat(record, self._with_system(record, messages, where), where, place=key)
+
+    def _chatgpt(self, record, masks, where):
+        messages = from_chatgpt(record["mapping"], record["current_node"], where)
+        return self._chat(record, self._marked(messages, masks, "mapping", where), where, place="mapping")
+
+    def _marked(self, messages, masks, key, where):
+        """The messages with what is said about their loss, without keys that are to be passed over."""
+        if isinstance(messages, list):
+            for index, message in enumerate(messages):
+                if not isinstance(message, dict):
+                    continue
+                if passed := message.keys() & self.ignored:
+                    self._unused.update(f"{key}[].{name}" for name in passed)
+                    messages[index] = message = {k: v for k, v in message.items() if k not in passed}
+                check_spelling(message, _MESSAGE_KEYS, f"{where}: {key}[{index}]")
+        return mark_learned(messages, masks, f"{where}: {key}")
+
+    def _alpaca(self, record, masks, where):
+        check_no_masks(masks, where, "instruction and output")
+
+        def text(*names, needed=True):
+            there = [key for key in names if dict.get(record, key) is not None]
+            if not there and not needed:
+                return ""
+            key = there[0] if there else next(key for key in names if key in record)
+            return check_text(record[key], key, where)
+
+        question = [text("instruction", "query"), text("input", "context", needed=False)]
+        answer = text("output", "response")
+        messages = [
+            *self._history(record.get("history"), where),
+            {"role": "user", "content": "\n".join(one for one in question if one)},
+            {"role": "assistant", "content": answer},
+        ]
+        return self._chat(record, self._with_system(record, messages, where), where)
+
+    @staticmethod
+    def _history(turns, where):
+        if isinstance(turns, str) and turns:  # a column of CSV
+            turns = load_json(turns, f"{where}: history")
+        if turns is None or turns == "":
+            return []
+        if not isinstance(turns, list):
             raise BadDocument(
-                "conversations are not a list", f"{where}: {key}: expected a list, found {short_text(messages)}"
+                "history is not a list of pairs",
+                f"{where}: history: expected a list of pairs of texts, found {short_text(turns)}",
             )
-        if not (isinstance(messages[0], dict) and "role" in messages[0]):  # OpenAI's messages have this key, too
-            messages = from_sharegpt(messages, f"{where}: {key}")
-        return self._chat(record, _with_system(record, messages), where)
-
-    def _alpaca(self, record, where):
-        texts = {key: record.get(key) or "" for key in ("instruction", "input", "output")}
-        for key, text in texts.items():
-            if not isinstance(text, str):
-                raise BadDocument(f"{key} is not text", f"{where}: {key}: expected text, found {found_text(text)}")
         messages = []
-        for index, turn in enumerate(record.get("history") or []):
+        for index, turn in enumerate(turns):
             if not (isinstance(turn, (list, tuple)) and len(turn) == 2 and all(isinstance(one, str) for one in turn)):
                 raise BadDocument(
                     "history is not a list of pairs",
                     f"{where}: history[{index}]: expected a pair of texts, found {short_text(turn)}",
                 )
             messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
-        question = "\n".join(text for text in (texts["instruction"], texts["input"]) if text)
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": texts["output"]}]
-        return self._chat(record, _with_system(record, messages), where)
+        return messages
 
-    def _prompt_completion(self, record, where):
+    def _prompt_completion(self, record, masks, where):
         prompt, completion = record["prompt"], record["completion"]
-        if isinstance(prompt, str) and isinstance(completion, str):
-            teacher = record.get("teacher_prompt")
-            if teacher is not None and not isinstance(teacher, str):
-                raise BadDocument(
-                    "teacher_prompt is not text", f"{where}: teacher_prompt: expected text, found {found_text(teacher)}"
-                )
-            if record.get("teacher_messages") is not None:
-                raise BadDocument(
-                    "teacher_messages beside a prompt that is text",
-                    f"{where}: teacher_messages: expected teacher_prompt, since the prompt is text",
-                )
-            return Pair(prompt, completion, teacher)
         if isinstance(prompt, list) and isinstance(completion, (list, dict)):
             completion = [completion] if isinstance(completion, dict) else completion
             if not completion:
                 raise BadDocument("completion is empty", f"{where}: completion: expected messages, found []")
-            return self._chat(record, prompt + completion, where, len(prompt))
-        raise BadDocument(
-            "prompt and completion are not two texts or two lists of messages",
-            f"{where}: expected prompt and completion to be two texts or two lists of messages, "
-            f"found {json_name(prompt)} and {json_name(completion)}",
-        )
+            messages = self._marked(prompt + completion, masks, "prompt + completion", where)
+            whole = self._with_system(record, messages, where)
+            return self._chat(record, whole, where, len(whole) - len(completion), "prompt + completion")
+        if isinstance(prompt, list) or isinstance(completion, (list, dict)):
+            raise BadDocument(
+                "prompt and completion are not two texts or two lists of messages",
+                f"{where}: expected prompt and completion to be two texts or two lists of messages, "
+                f"found {json_name(prompt)} and {json_name(completion)}",
+            )
+        check_no_masks(masks, where, "a prompt and a completion that are texts")
+        texts = [check_text(record[key], key, where) for key in ("prompt", "completion")]
+        teacher = record.get("teacher_prompt")
+        if teacher is not None:
+            check_text(teacher, "teacher_prompt", where)
+        for key, remedy in (("teacher_messages", "teacher_prompt"), *((key, "it in the prompt") for key in _SYSTEM)):
+            if record.get(key) is not None:
+                raise BadDocument(
+                    f"{key} beside a prompt that is text",
+                    f"{where}: {key}: expected {remedy}, since the prompt is text",
+                )
+        return Pair(*texts, teacher)
 
-    def _chat(self, record, messages, where, completion_from=None):
-        arguments = record.get("chat_template_kwargs") or {}
-        if isinstance(arguments, str):
+    def _with_system(self, record, messages, where):
+        """The messages after the record's own system message, if it has one."""
+        key = next((key for key in _SYSTEM if dict.get(record, key) is not None), None)
+        system = None if key is None else record[key]
+        if system in (None, "") or not isinstance(messages, list):
+            return messages
+        if not isinstance(system, list):  # of content parts
+            check_text(system, key, where)
+        first = messages[0] if messages and isinstance(messages[0], dict) else {}
+        if first.get("role") not in ("system", "developer"):
+            return [{"role": "system", "content": system}, *messages]
+        if first.get("content") != system:
+            raise BadDocument(
+                "two system messages",
+                f"{where}: {key}: expected one system message, found this key and a first message of the role "
+                f"{first['role']} with another text",
+            )
+        return messages
+
+    def _chat(self, record, messages, where, completion_from=None, place="messages"):
+        arguments = record.get("chat_template_kwargs")
+        if isinstance(arguments, str) and arguments:
             arguments = load_json(arguments, f"{where}: chat_template_kwargs")
+        if arguments is None or arguments == "":
+            arguments = {}
         if not isinstance(arguments, dict):
             raise BadDocument(
                 "chat_template_kwargs is not an object",
                 f"{where}: chat_template_kwargs: expected an object, found {json_name(arguments)}",
             )
-        teacher = record.get("teacher_messages")
-        if teacher is None and record.get("teacher_prompt") is not None:
-            teacher = record["teacher_prompt"]
-        if isinstance(teacher, str) and record.get("teacher_messages") is not None:
+        teacher = self._teacher_messages(record, where)
+        loss_from = completion_from or 0
+        if teacher is not None and completion_from is None:
+            loss_from = _completion_begins(messages, where)
+        return Chat(messages, record_tools(record, where), dict(arguments), loss_from, teacher, place)
+
+    def _teacher_messages(self, record, where):
+        key = "teacher_messages" if record.get("teacher_messages") is not None else "teacher_prompt"
+        teacher = record.get(key)
+        if isinstance(teacher, str) and key == "teacher_messages":
             teacher = load_json(teacher, f"{where}: teacher_messages")
-        if teacher is not None and not isinstance(teacher, list):
+        if teacher is None:
+            return None
+        if not isinstance(teacher, list):
             raise BadDocument(
                 "teacher_messages is not a list",
                 f"{where}: expected teacher_messages, a list of messages, found {short_text(teacher)}",
             )
-        loss_from = completion_from or 0
-        if teacher is not None and completion_from is None:
-            loss_from = _completion_begins(messages, where)
-        return Chat(messages, record_tools(record, where), arguments, loss_from, teacher)
+        return self._marked(list(teacher), [], key, where)
+
+
+_SYSTEM = SYSTEM.split("|")
+
+
+def _is_count(record, key):
+    return key == "tokens" and isinstance(dict.get(record, key), (int, float))
 
 
 def _completion_begins(messages, where):
@@ -275,8 +285,3 @@ def _completion_begins(messages, where):
             "both models complete",
         )
     return at
-
-
-def _with_system(record, messages):
-    system = record.get("system")
-    return [{"role": "system", "content": system}, *messages] if system else messages

@@ -46,7 +46,7 @@ class TemplateForm:
 
     def left_out(self, messages, tools):
         """What the template leaves out of the rendering of this conversation, in words."""
-        if tools and not self._shows([_USER], "qztool", tools=_TOOLS):
+        if tools and not self._shows_tools:
             yield "tools"
         for message in messages:
             if message["role"] in ("system", "developer") and not self._shows_system:
@@ -116,6 +116,10 @@ class TemplateForm:
         value = {_KEY: _VALUE} if kind is dict else [_VALUE]
         result = {"role": self._role("tool", ""), "content": value, "tool_call_id": _ID, "name": _NAME}
         return self._shows([_USER, self._probe_call, result], as_text(value))
+
+    @cached_property
+    def _shows_tools(self):
+        return self._shows([_USER], "qztool", tools=_TOOLS)
 
     @cached_property
     def _shows_system(self):

@@ -218,7 +218,7 @@ def test_a_teachers_template_argument_that_changes_the_completion_is_a_bad_docum
 
 
 def test_every_example_of_the_documentation_is_that_formats(tmp_path, model):
-    from token_shards.records import formats
+    from token_shards.record_formats import formats
 
     text = (ROOT / "docs" / "data.md").read_text()
     for one in formats():

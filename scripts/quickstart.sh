@@ -2,28 +2,37 @@
 # Distils a real teacher into a student on real text, starting from a fresh clone and without a model hub.
 #   scripts/quickstart.sh            set-up, build, teacher, text, tokens, student, training, evaluation, generation
 #   scripts/quickstart.sh --force    repeats every stage from the teacher on
-#   scripts/quickstart.sh --no-cuda  sets up and builds without CUDA
+#   scripts/quickstart.sh --cuda     builds the CUDA kernels of all supported GPUs although no GPU is visible here
+#   scripts/quickstart.sh --no-cuda  builds without CUDA kernels although a GPU is visible
+# By default the kernels are built for the visible GPUs alone, and not at all where there are none.
 # A finished stage is skipped until one of its inputs changes. Interrupted training continues where it stopped.
 # Files: work/quickstart (models, text, tokens), runs/quickstart (the run; the trained model is runs/quickstart/model).
 set -Eeuo pipefail
 # shellcheck source=scripts/shared/usage.sh
 . "$(dirname "$0")/shared/usage.sh"
-check_arguments "--force --no-cuda" 0 0 "$@"
+check_arguments "--force --cuda --no-cuda" 0 0 "$@"
 cd "$(dirname "$0")/.."
 
 work=work/quickstart
 config=configs/quickstart.yaml
 run=runs/quickstart
 python=.venv/bin/python
-preset=release
-setup_args=()
 force=0
+# shellcheck source=scripts/shared/gpu_architectures.sh
+. scripts/shared/gpu_architectures.sh
+cuda=$(gpu_architectures)
 for arg in "$@"; do
   case "$arg" in
     --force) force=1 ;;
-    --no-cuda) preset=cpu setup_args=(--no-cuda) ;;
+    --cuda) cuda=${cuda:-all} ;;
+    --no-cuda) cuda= ;;
   esac
 done
+preset=release setup_args=()
+if [ -z "$cuda" ]; then
+  preset=cpu setup_args=(--no-cuda)
+  echo "quickstart.sh: building without CUDA kernels: no GPU is visible, or --no-cuda was given (--cuda builds them)"
+fi
 distill=build/$preset/apps/distill/distill
 began=$SECONDS
 

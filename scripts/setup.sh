@@ -34,12 +34,18 @@ install_system_packages() {
   DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+# Installs wheels into .venv and names each file that is downloaded, with its size, when its download begins.
+pip_install() {
+  .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off "$@" |
+    sed -unE 's/^ *Downloading ([^ ]+\/)?([^ /]+) (\(.*\))$/  downloading \2 \3/p'
+}
+
 install_wheels() {
   local stamp=.venv/.requirements
   cmp -s scripts/requirements.txt "$stamp" && [ -x .venv/bin/python ] && return
   echo "setup.sh: installing Python wheels into .venv (torch with its CUDA libraries: 4.6 GB, a few minutes)"
   [ -x .venv/bin/python ] || python3 -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt
+  pip_install -r scripts/requirements.txt
   cp scripts/requirements.txt "$stamp"
 }
 
@@ -56,7 +62,7 @@ install_cuda_toolkit() {
   [ -d .venv/cuda-toolkit ] && return
   system_toolkit_serves && return
   echo "setup.sh: this system has no CUDA toolkit of version 13 or newer; installing 13.0 from wheels"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check "cuda-toolkit[nvcc,cccl,crt,nvvm]==13.0.2"
+  pip_install "cuda-toolkit[nvcc,cccl,crt,nvvm]==13.0.2"
   local wheels toolkit=.venv/cuda-toolkit.partial
   wheels=$(.venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/nvidia/cu13
   rm -rf "$toolkit"

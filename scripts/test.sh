@@ -4,7 +4,7 @@
 # These two look at the files that changed since $DISTILL_BASE (default: the merge base with origin/main or main).
 # The Python tests run side by side, DISTILL_TEST_JOBS at a time (default: one for each core, at most 8), except those
 # that ask how long something takes. If up to 5 fail, these run once more, one at a time; the summary names those that
-# pass then, and they do not fail the stage.
+# pass then, and they do not fail the stage. The summary also has the seconds of each stage and the slowest tests.
 set -uo pipefail
 # shellcheck source=scripts/shared/usage.sh
 . "$(dirname "$0")/shared/usage.sh"
@@ -18,12 +18,14 @@ not_run_code=77 # the exit code of a stage that lacks a tool
 failed=()
 not_run=()
 passed_again=()
+stage_times=()
 stage() {
   local name=$1 start=$SECONDS code
   shift
   echo "== $name"
   "$@"
   code=$?
+  stage_times+=("$(printf '%8d s  %s' $((SECONDS - start)) "$name")")
   case $code in
     0) echo "== $name: passed ($((SECONDS - start)) s)" ;;
     "$not_run_code")
@@ -45,10 +47,14 @@ check_python() {
   .venv/bin/ruff check --quiet && .venv/bin/ruff format --quiet --check
 }
 run_ctest() {
-  .venv/bin/ctest --test-dir "build/$preset" -LE gpu --output-on-failure --no-tests=error -j 1
+  .venv/bin/ctest --test-dir "build/$preset" -LE gpu --output-on-failure --no-tests=error -j 1 \
+    --output-junit "$junit/ctest.xml"
 }
+# run_pytest NAME ARGUMENT...: NAME is that of the file for the tests' times.
 run_pytest() {
-  "$python" -m pytest -q -o cache_dir="$pytest_cache" --durations=5 "$@"
+  local name=$1
+  shift
+  "$python" -m pytest -q -o cache_dir="$pytest_cache" --junitxml="$junit/$name.xml" "$@"
 }
 # Runs the tests that failed once more, one at a time, if they are at most 5. The arguments: pytest's exit code, and what
 # had selected the tests.
@@ -59,31 +65,33 @@ run_failed_again() {
     "$pytest_cache/v/cache/lastfailed")
   [ "$code" = 1 ] && [ ${#names[@]} -le 5 ] || return 1
   echo "== again, one at a time: ${names[*]}"
-  run_pytest --last-failed --last-failed-no-failures none "$@" || return
+  run_pytest again --last-failed --last-failed-no-failures none "$@" || return
   passed_again+=("${names[@]}")
 }
 # Most tests wait for processes of one thread; worksteal keeps the tests of a file, and what they share, together.
 run_pytest_in_parallel() {
   local tests=(-m "not alone" "$@")
-  run_pytest -n "$jobs" --dist worksteal --cache-clear "${tests[@]}" || run_failed_again $? "${tests[@]}"
+  run_pytest parallel -n "$jobs" --dist worksteal --cache-clear "${tests[@]}" || run_failed_again $? "${tests[@]}"
 }
 run_pytest_alone() {
   local files
   mapfile -t files < <(git grep -l 'pytest\.mark\.alone' -- 'tests/*.py')
   local tests=(-m alone "${files[@]}")
-  run_pytest --cache-clear "${tests[@]}" || run_failed_again $? "${tests[@]}"
+  run_pytest alone --cache-clear "${tests[@]}" || run_failed_again $? "${tests[@]}"
 }
 # The tests that load our library into Python. The sanitizers' runtime must be loaded first, and leaks of the Python
 # interpreter are not ours.
 run_sanitized_library() {
   local runtimes
   runtimes="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so) $(g++ -print-file-name=libstdc++.so.6)"
-  LD_PRELOAD="$runtimes" ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0" run_pytest "$library_tests"
+  LD_PRELOAD="$runtimes" ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0" run_pytest library "$library_tests"
 }
 
 library_tests=tests/losses
 export DISTILL_BUILD="$PWD/build/$preset"
 pytest_cache="$DISTILL_BUILD/pytest_cache"
+junit="$DISTILL_BUILD/test_times"
+rm -rf "$junit"
 export DISTILL_LOSSES_LIBRARY="$DISTILL_BUILD/losses/libdistill_losses.so"
 if [ "$preset" = asan ]; then
   # A finding or a leak exits with 99, which no test expects of distill itself.
@@ -110,6 +118,9 @@ else
   stage "Python tests" run_pytest_in_parallel tests
 fi
 stage "Python tests of durations" run_pytest_alone
+echo "== how long it took"
+printf '%s\n' "${stage_times[@]}"
+"$python" scripts/checks/slowest_tests.py "$junit"
 gpu_tests=$(.venv/bin/ctest --test-dir "build/$preset" -L gpu -N 2>/dev/null | sed -n 's/^Total Tests: //p')
 echo "GPU tests: ${gpu_tests:-0} programs built, not run here (scripts/test_gpu.sh runs them on a machine with a GPU)"
 if [ ${#not_run[@]} -gt 0 ]; then

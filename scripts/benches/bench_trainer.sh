@@ -22,7 +22,7 @@ distill=${DISTILL:-build/release/apps/distill/distill}
 python=${PYTHON:-.venv/bin/python}
 seq_len=${SEQ_LEN:-4096}
 work=work/bench-$seq_len
-"$python" bench_inputs.py --out "$work" --shapes "$student,$teacher" --seq-len "$seq_len" --rows "${ROWS:-64}"
+"$python" scripts/benches/bench_inputs.py --out "$work" --shapes "$student,$teacher" --seq-len "$seq_len" --rows "${ROWS:-64}"
 packing=concat source=model
 [ -z "${CACHE:-}" ] || packing=pack source=cache
 cat >"$work/bench.yaml" <<YAML

@@ -54,12 +54,12 @@ if has tests; then
   stage tests 150 0 "$test_program"
   grep -E "Failure|FAILED|PASSED" -A4 "$logs/tests" | cut -c1-180 | tail -60 | tee -a "$report"
 fi
-has rows && stage rows 100 150 "$python" bench_loss_head.py --library "$library" --what rows --reps 12 --out "$out/rows"
-has logits && stage logits 60 60 "$python" bench_loss_head.py --library "$library" --what logits --reps 12 --out "$out/logits"
-has head && stage head 400 80 "$python" bench_loss_head.py --library "$library" --what head --reps 20 --errors \
+has rows && stage rows 100 150 "$python" scripts/benches/bench_loss_head.py --library "$library" --what rows --reps 12 --out "$out/rows"
+has logits && stage logits 60 60 "$python" scripts/benches/bench_loss_head.py --library "$library" --what logits --reps 12 --out "$out/logits"
+has head && stage head 400 80 "$python" scripts/benches/bench_loss_head.py --library "$library" --what head --reps 20 --errors \
   "${peers[@]}" --out "$out/head"
-has sweep && stage sweep 590 500 "$python" bench_loss_head.py --library "$library" --what head --reps 5 --sweep --out "$out/head"
-has accuracy && stage accuracy 300 150 "$python" accuracy_loss_head.py --library "$library" "${peers[@]}" --out "$out/accuracy"
+has sweep && stage sweep 590 500 "$python" scripts/benches/bench_loss_head.py --library "$library" --what head --reps 5 --sweep --out "$out/head"
+has accuracy && stage accuracy 300 150 "$python" scripts/benches/accuracy_loss_head.py --library "$library" "${peers[@]}" --out "$out/accuracy"
 has memcheck && stage memcheck 150 4 compute-sanitizer --tool memcheck "$test_program" --gtest_filter="$small:*LogitsBackward*"
 has racecheck && stage racecheck 300 4 compute-sanitizer --tool racecheck --kernel-regex kns=rows_cluster "$racecheck_program" --gtest_filter='*RowKernels.MatchTheReference/jsd'
 for tool in memcheck racecheck; do
@@ -67,7 +67,7 @@ for tool in memcheck racecheck; do
 done
 if has ncu; then
   stage ncu 90 0 ncu --clock-control none --kernel-name regex:rows_cluster --launch-count 3 --launch-skip 6 --set full --import-source no \
-    "$python" bench_loss_head.py --library "$library" --what rows --row-automatic --row-vocab 128256 --reps 1 --out "$logs/ncu_rows"
+    "$python" scripts/benches/bench_loss_head.py --library "$library" --what rows --row-automatic --row-vocab 128256 --reps 1 --out "$logs/ncu_rows"
   grep -E "rows_cluster|Duration|DRAM Throughput|Memory Throughput|Registers Per|Achieved Occupancy|Issue Slots Busy|Issued Ipc|Stall|stall" \
     "$logs/ncu" | head -60 | tee -a "$report"
 fi

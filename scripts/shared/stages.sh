@@ -1,5 +1,5 @@
-# The stages of scripts/quickstart.sh and quality.sh. Before it is sourced, `work` is set to the folder whose
-# stamps/ remembers what is done, and `force` to 1 if every stage shall be repeated, else 0.
+# The stages of scripts/quickstart.sh and scripts/studies/quality.sh. Before it is sourced, `work` is set to the folder
+# whose stamps/ remembers what is done, and `force` to 1 if every stage shall be repeated, else 0.
 
 announce() {
   number=$((${number:-0} + 1))

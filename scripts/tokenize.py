@@ -185,6 +185,7 @@ def tokenise(args, outputs, started):
     passed = []
     inputs = find_files(args.inputs, args.include, args.exclude, passed)
     reader = Reader(inputs, args, RecordReader(args.records, args.text_key, args.messages_key, args.ignore_key))
+    reader.check_tables()
     spec = ShardSpec(files.vocab_size, files.hash, bos_id, eos_id)
     for folder in (args.output, args.eval_output):
         if folder:

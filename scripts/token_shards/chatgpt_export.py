@@ -5,7 +5,7 @@ from .json_values import found_text, load_json, short_text
 
 
 def from_chatgpt(mapping, current, where):
-    """The messages from the root of the tree to the node `current`, with role, content and, where it is there, weight.
+    """The messages from the root of the tree to the node `current`, with role, content and the weight of answers.
     BadDocument: something on this path is no text of a user, an assistant or the system."""
     if isinstance(mapping, str):
         mapping = load_json(mapping, f"{where}: mapping")
@@ -48,4 +48,6 @@ def _message(message, place):
             "a message to a tool", f"{place}: recipient: expected all, found {short_text(message['recipient'])}"
         )
     out = {"role": author.get("role"), "content": "".join(parts)}
-    return out | {"weight": message["weight"]} if message.get("weight") is not None else out
+    # Every message has a weight; that of a question says nothing of a loss.
+    weighed = out["role"] == "assistant" and message.get("weight") is not None
+    return out | {"weight": message["weight"]} if weighed else out

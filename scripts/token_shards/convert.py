@@ -1,8 +1,10 @@
 """The conversion: chunks of the input to workers, their tokens in the order of the input to shards, and a journal."""
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
+import signal
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -27,7 +29,8 @@ def encoded(reader, options, workers):
     # fork: a fresh interpreter might start in this folder and import tokenize.py as `tokenize`.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(workers, context, encode.start_worker, (options, os.getpid())) as pool:
-        pool.submit(int)  # starts all workers before any file is open
+        with _held_signals():
+            pool.submit(int)  # starts all workers before any file is open
         pending = deque()
         try:
             for chunk in reader:
@@ -42,6 +45,17 @@ def encoded(reader, options, workers):
             raise Unfinished("a worker process died (out of memory?): try fewer --workers") from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _held_signals():
+    """Signals that end the conversion come after this: one that is raised while Python forks would be printed and
+    lost. The workers let them through once they have their own handlers."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, encode.ENDING_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Conversion:

@@ -26,6 +26,7 @@ from .shard_folder import close_inherited_locks
 from .template_files import ChatTemplates
 from .unused_keys import count_unused, unread_parts, unread_paths, watched_message
 
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # of a conversion
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h: the signal that a process gets when the one that made it dies
 
 
@@ -293,6 +294,7 @@ def start_worker(options, parent):
         os.kill(os.getpid(), signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread in each worker
     gc.disable()  # the tokens of a chunk make no cycles
     _encoder = Encoder(options)

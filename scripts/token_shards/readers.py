@@ -4,6 +4,7 @@ Chunks are small: a plain JSONL file is passed as ranges of bytes, which the wor
 stands the position where reading can begin again.
 """
 
+import contextlib
 import os
 import re
 import sys
@@ -82,10 +83,29 @@ class Reader:
             "text": self._text,
             "jsonl": self._jsonl,
             "json": self._json,
-            "csv": lambda file, start: self._text_table(file, start, DELIMITERS["csv"]),
-            "tsv": lambda file, start: self._text_table(file, start, DELIMITERS["tsv"]),
+            "csv": lambda file, start: self._text_table(file, start, self._delimiter("csv")),
+            "tsv": lambda file, start: self._text_table(file, start, self._delimiter("tsv")),
             "parquet": self._parquet,
         }
+
+    def _delimiter(self, kind):
+        return self.options.delimiter or DELIMITERS[kind]
+
+    def check_tables(self):
+        """InputError: tables without the columns of a format, all of them, before anything is read."""
+        problems = []
+        for file, kind in zip(self.files, self.kinds):
+            try:
+                if kind == "parquet":
+                    self._open_parquet(file)
+                elif kind in DELIMITERS and file != STDIN:
+                    source = Source.open(file)
+                    with source.stream:
+                        self._check_header(TextTable(source, file, self._delimiter(kind)))
+            except InputError as error:
+                problems.append(str(error))
+        if problems:
+            raise InputError("\n".join(problems))
 
     def __iter__(self):
         index = self.start.file
@@ -212,14 +232,17 @@ class Reader:
     def _text_table(self, file, start, delimiter):
         source = self._open(file, start)
         with source.stream:
-            table = TextTable(source, file, self.options.delimiter or delimiter)
-            if self.records.format_of(table.names) is None:
-                other = next((one for one in ",;\t|" if len(table.names) == 1 and one in table.names[0]), None)
-                hint = f". Are the columns separated by {other!r}? (--delimiter)" if other else ""
-                names = dict.fromkeys(table.names)
-                raise InputError(f"{file}: {self.records.expected(names, 'a header with the column')}{hint}")
+            table = TextTable(source, file, delimiter)
+            self._check_header(table)
             items = ((f"{file}:{line}", row, _row_size(row)) for line, row in table)
             yield from self._items(file, start, source, items)
+
+    def _check_header(self, table):
+        if self.records.format_of(table.names) is None:
+            other = next((one for one in ",;\t|" if len(table.names) == 1 and one in table.names[0]), None)
+            hint = f". Are the columns separated by {other!r}? (--delimiter)" if other else ""
+            names = dict.fromkeys(table.names)
+            raise InputError(f"{table.name}: {self.records.expected(names, 'a header with the column')}{hint}")
 
     def _items(self, file, start, source, values):
         """Chunks of (where, value, size in characters), which are counted from 1."""
@@ -237,18 +260,13 @@ class Reader:
             yield Chunk("items", file, 1, items, after=Position(start.file + 1), bytes_done=source.read_bytes)
 
     def _parquet(self, file, start):
-        import pyarrow
-        import pyarrow.parquet
-
-        try:
-            table = pyarrow.parquet.ParquetFile(file)
-            names = table.schema_arrow.names
-            if self.records.format_of(names) is None:
-                raise InputError(f"{file}: {self.records.expected(dict.fromkeys(names), 'a column')}")
-            columns = self.records.columns(names)
-            others = tuple(name for name in names if name not in columns)
-            rows = table.metadata.num_rows
-            groups, row = _groups_from(table.metadata, start.number)
+        table = self._open_parquet(file)
+        names = table.schema_arrow.names
+        columns = self.records.columns(names)
+        others = tuple(name for name in names if name not in columns)
+        rows = table.metadata.num_rows
+        groups, row = _groups_from(table.metadata, start.number)
+        with _parquet_errors(file):
             for batch in table.iter_batches(batch_size=ROWS, columns=columns, row_groups=groups):
                 if row + batch.num_rows <= start.number:
                     row += batch.num_rows
@@ -259,10 +277,26 @@ class Reader:
                 done = int(os.path.getsize(file) * (row - 1) / max(rows, 1))
                 after = Position(start.file, row)
                 yield Chunk("rows", file, first, batch, others, after=after, bytes_done=done)
-        except pyarrow.ArrowException as error:
-            raise InputError(f"{file}: not a readable parquet file: {error}") from error
-        except (OSError, UnicodeDecodeError) as error:  # what pyarrow says of torn pages
-            raise InputError(f"{file}: not a readable parquet file: {error}") from error
+
+    def _open_parquet(self, file):
+        import pyarrow.parquet
+
+        with _parquet_errors(file):
+            table = pyarrow.parquet.ParquetFile(file)
+            names = table.schema_arrow.names
+        if self.records.format_of(names) is None:
+            raise InputError(f"{file}: {self.records.expected(dict.fromkeys(names), 'a column')}")
+        return table
+
+
+@contextlib.contextmanager
+def _parquet_errors(file):
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last two for torn pages
+        raise InputError(f"{file}: not a readable parquet file: {error}") from error
 
 
 def _row_size(row):

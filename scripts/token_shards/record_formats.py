@@ -147,7 +147,8 @@ def _hint(all_formats, record):
             missing.append(f"{names[0]} (found {close})" if close else names[0])
             if close and one.name in ("text", "messages"):
                 missing[-1] += f": --{one.name}-key {close}"
-        best = max(best, (score / len(one.needs), f". Nearest: {one.name}, without {', '.join(missing)}"))
+        remedy = ": rename the keys" if "(found" in missing[-1] and "--" not in missing[-1] else ""
+        best = max(best, (score / len(one.needs), f". Nearest: {one.name}, without {', '.join(missing)}{remedy}"))
     return best[1] if best[0] > 0 else ""
 
 

@@ -17,6 +17,8 @@ tags domain type kind task task_type title model model_name generator meta metad
 length len size n_tokens num_tokens token_count tokens_count char_count num_chars word_count num_turns turns
 turn_count score scores rating quality difficulty level rank perplexity ppl avatar avatar_url gender
 token_type_ids special_tokens_mask
+conversation_template_id conversation_origin default_model_slug is_archived is_starred moderation_results safe_urls
+blocked_urls plugin_ids gizmo_id gizmo_type async_status disabled_tool_ids
 """
 METADATA = frozenset(_METADATA.split()) | {"column 1", "unnamed: 0"}  # the index that pandas writes to CSV
 
@@ -36,7 +38,7 @@ def unused_lines(found):
             yield f"  {path} in {count:,} record{'s' * (count != 1)}; the first: {where}"
     quiet = sorted(set(found) - set(loud))
     if quiet:
-        named = ", ".join(f"{path} ({found[path][0]:,} from {found[path][1]} on)" for path in quiet)
+        named = ", ".join(f"{path} ({found[path][0]:,})" for path in quiet)
         yield f"not used, about the records: {named}"
 
 

@@ -149,12 +149,13 @@ def arguments(argv):
 
 def encode_options(args, files):
     """(EncodeOptions, bos_id and eos_id for the header)"""
-    bos, eos, bos_id, eos_id = special_ids(args, files)
+    tokenizer = files.tokenizer()
+    bos, eos, bos_id, eos_id = special_ids(args, files, tokenizer)
     templates = ChatTemplates.chosen(files.chat_templates, args.chat_template)
     chat = ChatOptions.from_arguments(args)
     check_template_arguments(chat, list(templates.texts.values()))
     options = EncodeOptions(
-        tokenizer_file=str(files.file),
+        tokenizer=tokenizer,
         vocab_size=files.vocab_size,
         bos_ids=tuple(bos),
         eos_ids=tuple(eos),
@@ -180,6 +181,8 @@ def tokenise(args, outputs, started):
     """`outputs` and `started` are filled with the folders and the Conversion, so that the caller can end them."""
     files = TokenizerFiles.load(args.tokenizer)
     options, bos_id, eos_id = encode_options(args, files)
+    for note in files.notes:
+        print(f"tokenize.py: warning: {note}", file=sys.stderr)
     if args.chat_template or args.template_arg:
         check_templates(options)
     passed = []
@@ -190,7 +193,7 @@ def tokenise(args, outputs, started):
     for folder in (args.output, args.eval_output):
         if folder:
             outputs.append(ShardFolder(folder, spec, args.shard_tokens, args.overwrite))
-    conversion = Conversion(args, reader, options, outputs, describe_job(args, inputs, files.file, options))
+    conversion = Conversion(args, reader, options, outputs, describe_job(args, inputs, options))
     started.append(conversion)
     names = conversion.run()
     tally = conversion.tally

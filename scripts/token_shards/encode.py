@@ -32,7 +32,7 @@ PR_SET_PDEATHSIG = 1  # of linux/prctl.h: the signal that a process gets when th
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    tokenizer_file: str
+    tokenizer: Tokenizer  # which reaches the workers by fork(); it would not come out of its own JSON with equal ids
     vocab_size: int
     bos_ids: tuple  # put before each text
     eos_ids: tuple  # put after each text
@@ -48,9 +48,7 @@ class EncodeOptions:
 class Encoder:
     def __init__(self, options):
         self.options = options
-        self.tokenizer = Tokenizer.from_file(options.tokenizer_file)
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
+        self.tokenizer = options.tokenizer
         self.texts = PieceCache.of(self.tokenizer)
         self.reader = RecordReader(options.records, options.text_key, options.messages_key, options.ignored_keys)
         self.bos, self.eos = np.array(options.bos_ids, np.uint32), np.array(options.eos_ids, np.uint32)
@@ -157,9 +155,10 @@ class Encoder:
         return made
 
     def _framed(self, ids):
-        """[bos, ids, eos], the first and the last empty where `ids` have them already."""
-        bos = self.bos[: 0 if _starts_with(ids, self.bos) else None]
-        return [bos, ids, self.eos[: 0 if _starts_with(ids[::-1], self.eos[::-1]) else None]]
+        """[bos, ids, eos]; the first is empty where `ids` begin with the begin token already, and the last where they
+        end with the end token."""
+        bos = self.bos[: 0 if _starts_with(ids, self.bos[:1]) else None]
+        return [bos, ids, self.eos[: 0 if _starts_with(ids[::-1], self.eos[-1:]) else None]]
 
     def _masked(self, prompt, completion):
         parts = [*self._framed(prompt)[:2], *completion]

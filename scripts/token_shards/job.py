@@ -10,10 +10,10 @@ from .inputs import describe_files
 _OTHER = {"workers", "quiet", "overwrite", "max_bad", "output", "inputs", "include", "exclude", "tokenizer"}
 
 
-def describe_job(args, files, tokenizer_file, options):
+def describe_job(args, files, options):
     """{name: value}; a value is what JSON can hold."""
     job = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items() if name not in _OTHER}
-    job["tokenizer.json"] = _digest(Path(tokenizer_file).read_bytes())
+    job["tokenizer"] = _digest(f"{options.tokenizer.to_str()} {options.tokenizer.encode_special_tokens}".encode())
     job["special tokens"] = [list(options.bos_ids), list(options.eos_ids), options.special_tokens]
     templates = options.chat_templates
     job["chat template"] = [templates.always, {name: _digest(text.encode()) for name, text in templates.texts.items()}]

@@ -15,6 +15,7 @@ The ids are the tokenizer's own in every case, because only what is provably the
 
 import json
 import re
+import unicodedata
 
 import numpy as np
 
@@ -71,8 +72,10 @@ def splitting_of(tokenizer_json):
 
 
 def _added_tokens(tokenizer_json):
-    """An expression that finds what may become an added token; None: there are none."""
+    """An expression that finds what may become an added token; None: there are none. Of a text it is to be asked twice:
+    as it is, and composed (NFC), since a normalizer may compose both text and token."""
     texts = {added["content"] for added in tokenizer_json.get("added_tokens") or [] if added["content"]}
+    texts |= {unicodedata.normalize("NFC", text) for text in texts}
     texts = sorted(texts, key=len, reverse=True)
     # The characters that normalisation (NFC) turns into ASCII might make one: ; ` and K.
     return re.compile("|".join([*map(re.escape, texts), "[\u037e\u1fef\u212a]"])) if texts else None
@@ -136,6 +139,10 @@ class PieceCache:
         if self.added_tokens is not None and self.added_tokens.search(text):
             return None
         other = _NOT_PLAIN.search(text)
+        if other is not None and self.added_tokens is not None:
+            composed = unicodedata.normalize("NFC", text)
+            if composed != text and self.added_tokens.search(composed):
+                return None
         pieces = self.find(text) if other is None else self._mixed(text, other)
         return np.fromiter(map(self.pieces.__getitem__, pieces), np.int64, len(pieces))
 

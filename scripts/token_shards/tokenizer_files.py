@@ -3,11 +3,24 @@
 import hashlib
 import json
 import struct
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
+from .config_tokens import read_object
 from .errors import InputError
 from .template_files import read_templates
+from .transformers_tokenizer import (
+    SHOWN,
+    check_same_tokens,
+    load_whole_file,
+    load_with_transformers,
+    own_parts,
+    takes_whole_file,
+    token_pairs,
+)
 
 
 def canonical_hash(tokenizer_json):
@@ -15,14 +28,8 @@ def canonical_hash(tokenizer_json):
     model = tokenizer_json["model"]
     vocab = model["vocab"]
     kind = model.get("type") or ("BPE" if "merges" in model else "Unigram" if isinstance(vocab, list) else "WordPiece")
-    if kind == "Unigram":
-        pairs = {(index, token) for index, (token, _) in enumerate(vocab)}
-        scores = [float(score) for _, score in vocab]
-    else:
-        pairs = {(index, token) for token, index in vocab.items()}
-        scores = []
-    pairs |= {(added["id"], added["content"]) for added in tokenizer_json.get("added_tokens") or []}
-    tokens = sorted((index, token.encode()) for index, token in pairs)
+    scores = [float(score) for _, score in vocab] if kind == "Unigram" else []
+    tokens = sorted((index, token.encode()) for index, token in token_pairs(tokenizer_json))
     merges = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model.get("merges") or []]
 
     def text(data):
@@ -45,9 +52,14 @@ class TokenizerFiles:
     special_tokens: dict = field(default_factory=dict)  # bos_token: text, ...
     chat_templates: dict = field(default_factory=dict)  # by name
     eos_id: int | None = None  # from config.json, where tokenizer_config.json names no eos_token
+    notes: list = field(default_factory=list)  # what a user should know: a line for each
+    _pairs: set = field(default_factory=set)  # (id, token)
+    _whole: Tokenizer | None = None
+    _split_special: bool = False
 
     @classmethod
     def load(cls, path):
+        """Reads the files alone. `path`: a model folder, or its tokenizer.json."""
         file = Path(path)
         if file.is_dir():
             file = file / "tokenizer.json"
@@ -56,30 +68,53 @@ class TokenizerFiles:
                 f"{file}: no such file (AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of "
                 "transformers writes it)"
             )
+        described = read_object(file)
+        tokenizer, tokens = load_whole_file(file, file.read_text(encoding="utf-8"), described)
         try:
-            digest, vocab_size = canonical_hash(_json(file))
+            described["added_tokens"] = json.loads(tokenizer.to_str())["added_tokens"]
+            digest, vocab_size = canonical_hash(described)
+            pairs = token_pairs(described)
         except (LookupError, TypeError, ValueError, AttributeError, struct.error) as error:
             raise InputError(f"{file}: not a tokenizer.json: {type(error).__name__}: {error}") from error
-        out = cls(file, digest, vocab_size)
+        out = cls(file, digest, vocab_size, tokens.named, notes=_shared_ids(file, pairs))
+        out._pairs, out._whole, out._split_special = pairs, tokenizer, tokens.split_special
         folder = file.parent
-        config = _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
-        for name, value in config.items():
-            value = value.get("content") if isinstance(value, dict) else value
-            if name.endswith("_token") and isinstance(value, str):
-                out.special_tokens[name] = value
-        eos = (_json(folder / "config.json") | _json(folder / "generation_config.json")).get("eos_token_id")
+        config = read_object(folder / "special_tokens_map.json") | read_object(folder / "tokenizer_config.json")
+        eos = (read_object(folder / "config.json") | read_object(folder / "generation_config.json")).get("eos_token_id")
         out.eos_id = eos[0] if isinstance(eos, list) and eos else eos
-        out.chat_templates = read_templates(folder, config, _json)
+        out.chat_templates = read_templates(folder, config, read_object)
         return out
 
+    def tokenizer(self):
+        """The Tokenizer that gives transformers' ids, without truncation and padding. InputError: transformers cannot
+        load the folder, or makes other tokens of it than `distill` reads in the files, or its ids are random."""
+        tokenizer = self._whole
+        if not takes_whole_file(self.file.parent):
+            tokenizer, tokens, class_name = load_with_transformers(self.file)
+            check_same_tokens(self.file, self._pairs, tokenizer, class_name)
+            self.notes += own_parts(self.file, self._whole, tokenizer, class_name)
+            self.special_tokens, self._split_special = tokens.named, tokens.split_special
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = self._split_special
+        if dropout := getattr(tokenizer.model, "dropout", None):
+            raise InputError(
+                f"{self.file}: `model.dropout`: expected null (it makes the ids of a text random), found {dropout:g}"
+            )
+        return tokenizer
 
-def _json(path):
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
+
+def _shared_ids(file, pairs):
+    """A note about ids that stand for several tokens, if there are any."""
+    texts = defaultdict(list)
+    for index, token in sorted(pairs):
+        texts[index].append(json.dumps(token, ensure_ascii=False))
+    shared = [f"{index} ({' and '.join(tokens)})" for index, tokens in texts.items() if len(tokens) > 1]
+    if not shared:
+        return []
+    more = f" and {len(shared) - SHOWN} more" if len(shared) > SHOWN else ""
+    return [
+        f"{file}: these ids stand for several tokens, which no model can tell apart: {', '.join(shared[:SHOWN])}"
+        f"{more}; the ids of the vocabulary have gaps, so that an added token gets the id of another one (as in "
+        "transformers)"
+    ]

@@ -210,7 +210,7 @@ def test_another_job_is_named_with_both_values_and_needs_overwrite(tmp_path, mod
     other = tmp_path / "other"
     make_tokenizer(other, bos=True)
     error = convert(other, out / "train", *options, code=1)
-    assert "tokenizer.json: SHA-256 " in error and " before, SHA-256 " in error
+    assert "tokenizer: SHA-256 " in error and " before, SHA-256 " in error
     with source.open("a") as file:
         file.write('{"text": "one more"}\n')
     error = convert(model, out / "train", *options, code=1)

@@ -50,15 +50,15 @@ def in_loss(sample):
     return [text(ids[begin:end]) for begin, end in zip(edges[::2], edges[1::2])]
 
 
-def by_transformers(wrapped, messages, tools, form=None, **kwargs):
-    """(ids, mask), or None where transformers raises. `form`: the template for which the messages are cleaned before;
-    None, too, where it has no place for something in them."""
+def by_transformers(wrapped, messages, tools, form=None, as_text=False, **kwargs):
+    """(ids, mask), or the text; None where transformers raises. `form`: the template for which the messages are
+    cleaned before; None, too, where it has no place for something in them."""
     try:
         messages = cleaned(form, messages) if form else messages
-        out = wrapped.apply_chat_template(messages, tools=tools, tokenize=True, return_dict=True, **kwargs)
+        out = wrapped.apply_chat_template(messages, tools=tools, tokenize=not as_text, return_dict=True, **kwargs)
     except Exception:
         return None
-    return out["input_ids"], out.get("assistant_masks")
+    return out if as_text else (out["input_ids"], out.get("assistant_masks"))
 
 
 def unknown(template):

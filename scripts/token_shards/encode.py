@@ -206,6 +206,8 @@ class Encoder:
         left_out = set(encoder.form.left_out(messages, chat.tools))
         if "thinking" in left_out:
             paths.discard(f"{chat.place}[].reasoning_content")
+        if "content beside tool_calls" in left_out:
+            paths.discard(f"{chat.place}[].content")
         names = [name for name in chat.template_arguments if not names_variable(encoder.template.source, name)]
         return paths | left_out | {f"chat_template_kwargs.{name}" for name in names}
 

@@ -15,6 +15,7 @@ from .errors import BadDocument
 # Words that no template has.
 _QUESTION, _TEXT, _THOUGHT, _NAME, _KEY, _VALUE = "qzquestion", "qztext", "qzthought", "qzname", "qzkey", "qzvalue"
 _USER = {"role": "user", "content": _QUESTION}
+_ANSWER = {"role": "assistant", "content": _TEXT}
 _TOOLS = [
     {
         "type": "function",
@@ -53,8 +54,10 @@ class TemplateForm:
                 yield f"content of the role {message['role']}"
             if message.get("tool_calls") and message.get("content") and not self._shows_text_beside_calls:
                 yield "content beside tool_calls"
-            if message.get("reasoning_content") and self._option == "template" and self._thinking == "left out":
-                yield "thinking"
+            if any(message.get(key) for key in THINKING_KEYS):
+                calls = bool(message.get("tool_calls"))
+                if not (self._shows_thinking_of_calls if calls else self._shows_thinking_of_answers):
+                    yield "thinking"
 
     def _message(self, message, place):
         out = {**message, "role": self._role(message["role"], place)}
@@ -216,18 +219,27 @@ class TemplateForm:
     def _thinking(self):
         """A key of the message; `content`: in think tags; `left out`: the template cuts it off; None: it has no place
         for it."""
-        answer = {"role": "assistant", "content": _TEXT}
         for key in THINKING_KEYS:
-            for message in (answer, self._probe_call):
-                if self._shows([_USER, {**message, key: _THOUGHT}], _THOUGHT):
-                    return key
+            if any(self._shows_key(key, message) for message in (_ANSWER, self._probe_call)):
+                return key
         if "think>" not in self._source:
             return None
-        text = self._try([_USER, {**answer, "content": _in_tags(_THOUGHT, _TEXT)}])
+        text = self._try([_USER, {**_ANSWER, "content": _in_tags(_THOUGHT, _TEXT)}])
         if text is None or _THOUGHT not in text:
             return None if text is None else "left out"
         before = text[text.rfind(_QUESTION) : text.index(_THOUGHT)]
         return "content" if before.count("<think>") == 1 else None  # not after an empty think block of the template
+
+    @cached_property
+    def _shows_thinking_of_answers(self):
+        return self._shows_key(self._thinking, _ANSWER)
+
+    @cached_property
+    def _shows_thinking_of_calls(self):
+        return self._shows_key(self._thinking, self._probe_call)
+
+    def _shows_key(self, key, message):
+        return key in THINKING_KEYS and self._shows([_USER, {**message, key: _THOUGHT}], _THOUGHT)
 
     # Rendering.
 

@@ -101,7 +101,7 @@ def unread_paths(messages, place):
 def _collect(part, path, paths):
     for key in part.not_read():
         value = dict.__getitem__(part, key)
-        if value is not None and (key, value) != ("type", "function"):
+        if value is not None and (key, value) not in (("type", "function"), ("content", "")):
             paths.add(f"{path}.{key}")
     for key in part.read & part.keys():
         value = dict.__getitem__(part, key)

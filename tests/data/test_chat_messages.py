@@ -6,7 +6,7 @@ import json
 import pytest
 from chat_forms import FORMS
 from chat_reference import arguments, by_transformers, encoder, reference, samples, text
-from chat_shapes import STOCK, answer, assistant, call, shape, user
+from chat_shapes import STOCK, SYSTEM, TOOLS, answer, assistant, call, shape, user
 
 from token_shards.chat_messages import check_messages
 from token_shards.errors import BadDocument
@@ -377,3 +377,27 @@ def test_a_template_that_writes_pythons_text_of_an_object_gets_json_text():
     chat = [user("a"), assistant(None, tool_calls=[call("Paris")]), answer({"sky": "sunny"}), assistant("b")]
     [(ids, _)] = samples(encoder("x", template, loss_on="all"), chat)
     assert 'weather {"city": "Paris"}<|im_end|>' in text(ids) and '{"sky": "sunny"}<|im_end|>' in text(ids)
+
+
+def left_out(name, messages, tools=None, template=None):
+    ours = encoder(name, template)
+    messages, tools = check_messages({"messages": messages, "tools": tools}, "x:1")
+    return set(ours.form.left_out(ours.fit(messages, "x:1"), tools))
+
+
+def test_what_a_template_leaves_out_by_design_is_named():
+    calling = [user("q"), assistant("I look.", tool_calls=[call("Paris")]), answer("20"), assistant("20.")]
+    assert left_out("llama3_1", calling, TOOLS) == {"content beside tool_calls"}
+    assert left_out("qwen3", calling, TOOLS) == set()
+    assert left_out("gemma3", [user("q"), assistant("a")], TOOLS) == {"tools"}
+    assert left_out("mistral_nemo", [SYSTEM, user("q"), assistant("a")]) == {"content of the role system"}
+    thinking = [user("q"), assistant("a", reasoning="b")]
+    assert left_out("deepseek_r1_distill", thinking) == {"thinking"} and left_out("qwen3", thinking) == set()
+    # Gemma 4's first templates write the thinking of calls alone.
+    template = PLAIN.replace(
+        "{{ m.content }}", "{% if m.tool_calls %}{{ m.reasoning }}{{ m.tool_calls }}{% endif %}{{ m.content }}"
+    )
+    template += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    calling = [user("q"), assistant("", tool_calls=[call("Paris")], thinking="b"), answer("20"), assistant("20.")]
+    assert left_out("x", calling, template=template) == set()
+    assert left_out("x", thinking, template=template) == {"thinking"}

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 import tiny
@@ -106,6 +107,30 @@ def test_a_list_of_checksums_cannot_reach_out_of_its_folder(tmp_path):
     (tmp_path / "secret").write_text("x")
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "checksums.xxh3").write_text("XXH3 (../secret) = 0000000000000000\n")
-    errors = tiny.distill("verify", folder, code=tiny.BAD_INPUT).stderr
-    assert "expected XXH3 (<file>) = <16 digits>" in errors
+    for name in ("../secret", "a/../../secret", "/etc/passwd", "a//b", "./a", "a/"):
+        (folder / "checksums.xxh3").write_text(f"XXH3 ({name}) = 0000000000000000\n")
+        errors = tiny.distill("verify", folder, code=tiny.BAD_INPUT).stderr
+        assert "expected XXH3 (<file>) = <16 digits>" in errors, name
+
+
+def test_every_chat_template_of_the_student_is_saved_with_the_model(tmp_path, run, models):
+    student = tmp_path / "student"
+    shutil.copytree(models["qwen3"][0], student)
+    shutil.copyfile(tiny.REPOSITORY / "tests" / "data" / "golden" / "tokenizer.json", student / "tokenizer.json")
+    (student / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    named = {"tool_use": "{{ tools }}", "rag": "{{ documents }}"}
+    (student / "chat_template.jinja").write_text("{{ messages }}")
+    (student / "additional_chat_templates").mkdir()
+    for name, text in {**named, "notes.txt": "mine"}.items():
+        (student / "additional_chat_templates" / (name if "." in name else f"{name}.jinja")).write_text(text)
+    model = tmp_path / "model"
+    tiny.distill("export", "--checkpoint", run, "--out", model, "--model", student)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    assert tokenizer.chat_template == {"default": "{{ messages }}", **named}
+    assert not (model / "additional_chat_templates" / "notes.txt").exists()
+
+    done = tiny.distill("verify", model)
+    assert f"{len([path for path in model.rglob('*') if path.is_file()]) - 1} files" in done.stdout, done.stdout
+    file = model / "additional_chat_templates" / "rag.jinja"
+    file.write_text("{{ document }}")
+    assert f"{file}: is damaged" in tiny.distill("verify", model, code=tiny.BAD_INPUT).stderr

@@ -49,6 +49,15 @@ def test_a_capture_into_an_emptied_folder_has_the_head_of_its_own_teacher(tmp_pa
     assert steps_of(runs[0]) == steps_of(runs[1]) and weights_of(runs[0]) == weights_of(runs[1])
 
 
+def test_a_teacher_with_chat_templates_of_their_own_names_is_captured(tmp_path, kind_run, other_teacher):
+    template = Path("additional_chat_templates") / "tool_use.jinja"
+    (other_teacher / template).parent.mkdir()
+    (other_teacher / template).write_text("{{ tools }}")
+    hidden_cache(kind_run, tmp_path / "cache", other_teacher)
+    assert (tmp_path / "cache" / "head" / template).read_text() == "{{ tools }}"
+    tiny.distill("verify", tmp_path / "cache")
+
+
 def test_a_head_without_weights_is_not_kept_for_hidden_states(tmp_path, kind_run):
     cache = tmp_path / "cache"
     capture(kind_run("topk", "topk"), cache)

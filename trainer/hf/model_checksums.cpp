@@ -3,6 +3,7 @@
 #include <absl/strings/escaping.h>
 
 #include "data/base/checksum.h"
+#include "data/base/durable_file.h"
 #include "data/base/json.h"
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
@@ -17,6 +18,24 @@ constexpr std::string_view kPrefix = "XXH3 (", kMiddle = ") = ";
 constexpr size_t kDigits = 16;
 constexpr size_t kMaxProblems = 20; // listed in an error
 
+// Whether a name, of the form a or a/b, stays in the folder.
+bool is_inside(std::string_view name) {
+  if (name.find('\0') != std::string_view::npos) {
+    return false;
+  }
+  for (;;) {
+    const size_t end = std::min(name.find('/'), name.size());
+    const std::string_view part = name.substr(0, end);
+    if (part.empty() || part == "." || part == "..") {
+      return false;
+    }
+    if (end == name.size()) {
+      return true;
+    }
+    name.remove_prefix(end + 1);
+  }
+}
+
 // The checksum and the file name of one line; nullopt: the line is malformed, or leads out of the folder.
 std::optional<std::pair<uint64_t, std::string>> parse_line(std::string_view line) {
   const size_t around = kPrefix.size() + kMiddle.size() + kDigits;
@@ -26,9 +45,7 @@ std::optional<std::pair<uint64_t, std::string>> parse_line(std::string_view line
   const std::string name(line.substr(kPrefix.size(), line.size() - around));
   const std::string_view rest = line.substr(kPrefix.size() + name.size());
   const auto sum = base::parse_checksum(rest.substr(kMiddle.size()));
-  const bool plain =
-      name != "." && name != ".." && name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
-  return sum && plain && rest.starts_with(kMiddle) ? std::optional(std::pair(*sum, name)) : std::nullopt;
+  return sum && is_inside(name) && rest.starts_with(kMiddle) ? std::optional(std::pair(*sum, name)) : std::nullopt;
 }
 
 } // namespace
@@ -39,6 +56,21 @@ std::string checksums_text(const std::map<std::string, uint64_t>& checksums) {
     absl::StrAppend(&text, "XXH3 (", name, ") = ", base::checksum_text(sum), "\n");
   }
   return text;
+}
+
+absl::Status write_checksums(const std::string& folder, std::map<std::string, uint64_t> known) {
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().lexically_relative(folder).generic_string();
+    std::error_code ignored;
+    if (!it->is_directory(ignored) && known.count(name) == 0) {
+      ASSIGN_OR_RETURN(known[name], base::file_checksum(it->path().string()));
+    }
+  }
+  if (error) {
+    return absl::InternalError(absl::StrCat(folder, ": cannot list: ", error.message()));
+  }
+  return base::write_file((fs::path(folder) / kChecksumsFile).string(), checksums_text(known));
 }
 
 absl::StatusOr<std::map<std::string, uint64_t>> parse_checksums(std::string_view text, const std::string& source) {

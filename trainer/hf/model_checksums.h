@@ -9,14 +9,17 @@
 #include "data/base/checksum.h"
 
 // checksums.xxh3 of a model folder: a line "XXH3 (<file>) = <16 hexadecimal digits>" for each file, as `xxhsum -H3
-// --tag` prints.
+// --tag` prints. A file of a folder in it is "<folder>/<file>".
 namespace distill::hf {
 
 inline constexpr const char* kChecksumsFile = "checksums.xxh3";
 
 std::string checksums_text(const std::map<std::string, uint64_t>& checksums);
 
-// Reads a checksums.xxh3. The text is not trusted: files must be in the same folder and be named once. InvalidArgument
+// Writes the checksums.xxh3 of all files in the folder and in the folders in it. Files in `known` are not read again.
+absl::Status write_checksums(const std::string& folder, std::map<std::string, uint64_t> known = {});
+
+// Reads a checksums.xxh3. The text is not trusted: files must be in its folder and be named once. InvalidArgument
 // lists the lines of `source` that are wrong.
 absl::StatusOr<std::map<std::string, uint64_t>> parse_checksums(std::string_view text, const std::string& source);
 

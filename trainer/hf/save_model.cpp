@@ -14,6 +14,7 @@ using Path = std::filesystem::path;
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kConvertChunk = int64_t{1} << 24; // elements
+constexpr const char* kNamedTemplates = "additional_chat_templates"; // a file for each, NAME.jinja
 
 // Removes the unfinished folder, unless keep() is called.
 class TemporaryFolder {
@@ -176,36 +177,13 @@ absl::Status write_config(const Path& folder, const models::ModelConfig& config,
   return base::write_file((folder / "config.json").string(), json.dump(2) + "\n");
 }
 
-absl::Status copy_tokenizer(const Path& folder, const SaveOptions& options) {
-  const Path source(options.tokenizer_folder.empty() ? options.config_folder : options.tokenizer_folder);
-  for (const std::string& name : tokenizer_files(source.string())) {
-    std::error_code error;
-    std::filesystem::copy_file(source / name, folder / name, error);
-    if (error) {
-      return failed(source / name, "copy", error.message());
-    }
-    RETURN_IF_ERROR(base::sync_file((folder / name).string()));
-  }
-  return absl::OkStatus();
-}
-
-// Writes the checksums of all files in the folder. Files in `known` are not read again.
-absl::Status write_checksums(const Path& folder, std::map<std::string, uint64_t> known) {
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (known.count(name) == 0) {
-      ASSIGN_OR_RETURN(known[name], base::file_checksum(entry.path().string()));
-    }
-  }
-  return base::write_file((folder / kChecksumsFile).string(), checksums_text(known));
-}
-
 absl::Status write_folder(
     const Path& folder, const models::ModelConfig& config, const UnitFlat& units, const SaveOptions& options) {
   const std::vector<models::UnitLayout> layouts = models::unit_layouts(config);
   ASSIGN_OR_RETURN(const std::vector<Shard> shards, plan_shards(layouts, options));
   RETURN_IF_ERROR(write_config(folder, config, options));
-  RETURN_IF_ERROR(copy_tokenizer(folder, options));
+  RETURN_IF_ERROR(copy_tokenizer_files(
+      options.tokenizer_folder.empty() ? options.config_folder : options.tokenizer_folder, folder.string()));
   WeightStream stream(folder, shards, options.dtype);
   for (size_t i = 0; i < layouts.size(); ++i) {
     ASSIGN_OR_RETURN(const at::Tensor flat, units(i));
@@ -215,7 +193,7 @@ absl::Status write_folder(
   if (shards.size() > 1) {
     RETURN_IF_ERROR(write_index(folder, shards));
   }
-  return write_checksums(folder, stream.checksums());
+  return write_checksums(folder.string(), stream.checksums());
 }
 
 } // namespace
@@ -231,7 +209,37 @@ std::vector<std::string> tokenizer_files(const std::string& folder) {
       found.emplace_back(name);
     }
   }
+  const size_t named = found.size();
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(Path(folder) / kNamedTemplates, error), end; !error && it != end;
+       it.increment(error)) {
+    std::error_code ignored;
+    if (it->path().extension() == ".jinja" && it->is_regular_file(ignored)) {
+      found.push_back((Path(kNamedTemplates) / it->path().filename()).string());
+    }
+  }
+  std::sort(found.begin() + static_cast<std::ptrdiff_t>(named), found.end());
   return found;
+}
+
+absl::Status copy_tokenizer_files(const std::string& from, const std::string& to) {
+  bool has_named = false;
+  for (const std::string& name : tokenizer_files(from)) {
+    const Path source = Path(from) / name, target = Path(to) / name;
+    std::error_code error;
+    if (name.find('/') != std::string::npos) {
+      has_named = true;
+      std::filesystem::create_directories(target.parent_path(), error);
+    }
+    if (!error) {
+      std::filesystem::copy_file(source, target, error);
+    }
+    if (error) {
+      return failed(source, "copy", error.message());
+    }
+    RETURN_IF_ERROR(base::sync_file(target.string()));
+  }
+  return has_named ? base::sync_folder((Path(to) / kNamedTemplates).string()) : absl::OkStatus();
 }
 
 absl::Status save_model(

@@ -30,7 +30,11 @@ using UnitFlat = std::function<absl::StatusOr<at::Tensor>(size_t unit)>;
 absl::Status save_model(
     const std::string& target, const models::ModelConfig& config, const UnitFlat& units, const SaveOptions& options);
 
-// The names of the tokenizer, chat template and generation files in a Hugging Face folder.
+// The names of the tokenizer, chat template and generation files in a Hugging Face folder, relative to it. Chat
+// templates that have a name of their own are in additional_chat_templates/.
 std::vector<std::string> tokenizer_files(const std::string& folder);
+
+// Copies tokenizer_files() from one folder into another and syncs them.
+absl::Status copy_tokenizer_files(const std::string& from, const std::string& to);
 
 } // namespace distill::hf

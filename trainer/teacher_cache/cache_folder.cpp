@@ -66,24 +66,7 @@ absl::Status copy_tokenizer(const config::ModelSection& teacher, const fs::path&
     fs::copy_file(named, target / "tokenizer.json", error);
     return error ? failed(target / "tokenizer.json", "copy", error) : absl::OkStatus();
   }
-  for (const std::string& name : hf::tokenizer_files(named.string())) {
-    fs::copy_file(named / name, target / name, error);
-    if (error) {
-      return failed(target / name, "copy", error);
-    }
-    RETURN_IF_ERROR(base::sync_file((target / name).string()));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status write_checksums(const fs::path& folder) {
-  std::map<std::string, uint64_t> sums;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    ASSIGN_OR_RETURN(sums[it->path().filename().string()], base::file_checksum(it->path().string()));
-  }
-  return error ? failed(folder, "list", error)
-               : base::write_file((folder / hf::kChecksumsFile).string(), hf::checksums_text(sums));
+  return hf::copy_tokenizer_files(named.string(), target.string());
 }
 
 // The rows of every stretch of a part against their checksums.
@@ -224,7 +207,7 @@ absl::StatusOr<std::optional<base::Digest>> write_head(
         (partial / "model.safetensors").string(),
         {{"lm_head.weight", head.lm_head_VG}, {"model.norm.weight", head.final_norm_G}}, {{"format", "pt"}}));
   }
-  RETURN_IF_ERROR(write_checksums(partial));
+  RETURN_IF_ERROR(hf::write_checksums(partial.string()));
   RETURN_IF_ERROR(base::publish_folder(partial.string(), target.string()));
   ASSIGN_OR_RETURN(const base::Digest hash, head_hash(folder));
   return std::optional(hash);

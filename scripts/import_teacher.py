@@ -28,8 +28,9 @@ from teacher_cache.hidden_states import HiddenStates
 from teacher_cache.import_topk import TopTokens
 from teacher_cache.importer import check_tokenizer
 from token_shards.errors import InputError
+from token_shards.file_kinds import named_kind
 
-STATES, TOP = (".safetensors",), (".jsonl", ".parquet")
+STATES, TOP = ".safetensors", ("jsonl", "parquet")  # an extension, and kinds of files
 
 
 def parse_arguments():
@@ -55,27 +56,33 @@ def parse_arguments():
     return parser.parse_args()
 
 
+def is_topk(path):
+    return named_kind(path) in TOP
+
+
+def is_dump(path):
+    return is_topk(path) or path.suffix.lower() == STATES
+
+
 def dump_files(paths):
     """(files, whether they are top-k)"""
     files = [
-        f
-        for path in paths
-        for f in (sorted(p for p in path.rglob("*") if p.suffix in STATES + TOP) if path.is_dir() else [path])
+        f for path in paths for f in (sorted(p for p in path.rglob("*") if is_dump(p)) if path.is_dir() else [path])
     ]
     if not files:
         fail(f"{', '.join(map(str, paths))}: expected safetensors, JSONL or parquet files, found none")
-    kinds = {f.suffix in TOP for f in files}
-    strange = [f for f in files if f.suffix not in STATES + TOP]
+    kinds = {is_topk(f) for f in files}
+    strange = [f for f in files if not is_dump(f)]
     if strange or len(kinds) > 1:
         found = strange[0] if strange else f"{files[0]} and others"
         fail(f"--dumps: expected safetensors files, or JSONL and parquet files, found {found}")
     return files, kinds == {True}
 
 
-def check_arguments(arguments, is_topk):
+def check_arguments(arguments, topk):
     if arguments.output.exists():
         fail(f"--output: expected a folder that does not exist, found {arguments.output}")
-    dtypes = ("float16", "float32") if is_topk else ("bfloat16", "float32")
+    dtypes = ("float16", "float32") if topk else ("bfloat16", "float32")
     if arguments.dtype not in (None, *dtypes):
         fail(f"--dtype: expected {' or '.join(dtypes)} for these dumps, found {arguments.dtype}")
     if not (arguments.temperature > 0 and 0 <= arguments.tail_floor < 0.01):
@@ -84,12 +91,12 @@ def check_arguments(arguments, is_topk):
 
 def main():
     arguments = parse_arguments()
-    files, is_topk = dump_files(arguments.dumps)
-    check_arguments(arguments, is_topk)
+    files, topk = dump_files(arguments.dumps)
+    check_arguments(arguments, topk)
     try:
         documents = Documents(arguments.data)
         check_tokenizer(arguments.teacher, arguments.tokenizer, documents)
-        importer = (TopTokens if is_topk else HiddenStates)(arguments, documents, files)
+        importer = (TopTokens if topk else HiddenStates)(arguments, documents, files)
         with replaced_folder(arguments.output) as out:
             importer.write_cache(files, out)
     except (OSError, ValueError, InputError) as error:

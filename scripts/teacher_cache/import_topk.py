@@ -7,7 +7,8 @@ from teacher_cache import folder as cache_folder
 from teacher_cache.importer import Importer
 from teacher_cache.part_file import Stretch
 from teacher_cache.reading import is_integer
-from teacher_cache.top_tokens import is_vllm, read_predictions, read_records, token_ids
+from teacher_cache.top_tokens import KEYS, is_vllm, read_predictions, read_records, token_ids
+from token_shards.unused_keys import count_unused, unused_lines
 
 VALUES = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
 
@@ -47,6 +48,7 @@ class TopTokens(Importer):
         self.row_bytes = arguments.topk * (id_bytes(self.columns) + VALUES[self.encoding].itemsize) + 4
         self.short = 0  # rows with fewer than --topk tokens
         self.no_tail = 0  # rows whose tail was given as 0 or less
+        self.unused = {}  # keys of the records that are not read
         self.longest, self.computed_tail = self.look_through(files)
         tail = f"computed as 1 - sum, at least {arguments.tail_floor:g}" if self.computed_tail else "given"
         self.precision = f"{self.encoding}, tail {tail}"
@@ -58,6 +60,7 @@ class TopTokens(Importer):
         for path in files:
             for where, record in read_records(path):
                 longest = max(longest, len(token_ids(where, record)))
+                count_unused(self.unused, [k for k in record if k not in KEYS and record[k] is not None], where)
                 computed = computed or is_vllm(record) or record.get("tail") is None
         return longest, computed
 
@@ -92,6 +95,8 @@ class TopTokens(Importer):
         cache_folder.write_head(out, self.arguments.teacher, {}, self.arguments.tokenizer)
 
     def report(self):
+        for line in unused_lines(self.unused):
+            print(line)
         if self.short:
             print(f"{self.short} rows have fewer than {self.arguments.topk} tokens; the rest of them is in the tail")
         if self.no_tail and self.arguments.topk < self.columns:

@@ -14,9 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from teacher_cache.reading import is_integer, is_number
+from token_shards.compressed import Source
+from token_shards.file_kinds import named_kind
 
 TOO_MUCH = 1e-2  # by which a sum of rounded probabilities may exceed 1
 DISAGREE = 1e-2  # between a given tail and 1 - sum
+
+
+KEYS = ("token_ids", "prompt_token_ids", "prompt_logprobs", "topk_ids", "topk_log_probs", "tail")  # that are read
 
 
 @dataclass
@@ -31,11 +36,12 @@ class Predictions:
 
 def read_records(path):
     """(where, record) of every document of a file."""
-    if path.suffix == ".parquet":
+    if named_kind(path) == "parquet":
         yield from _read_parquet(path)
         return
-    with open(path, "rb") as lines:
-        for number, line in enumerate(lines, 1):
+    source = Source.open(path)
+    with source.stream:
+        for number, line in enumerate(source.lines(), 1):
             if not line.strip():
                 continue
             try:
@@ -61,7 +67,8 @@ def _read_parquet(path):
 
 
 def token_ids(where, record):
-    ids = record.get("token_ids", record.get("prompt_token_ids"))
+    ids = record.get("token_ids")
+    ids = record.get("prompt_token_ids") if ids is None else ids
     if not isinstance(ids, list) or not ids:
         raise ValueError(f"{where}: token_ids: expected a list of integers, found {str(ids)[:60]}")
     for token, found in enumerate(ids):
@@ -74,7 +81,7 @@ def token_ids(where, record):
 
 def is_vllm(record):
     """Whether the record has the predictions in vLLM's shape."""
-    return "prompt_logprobs" in record
+    return record.get("prompt_logprobs") is not None
 
 
 def _token(key):
@@ -159,9 +166,10 @@ def read_predictions(where, record, columns, topk, floor):
     """The record's predictions, the `topk` most probable tokens of each; ValueError names what is wrong."""
     count = len(token_ids(where, record))
     of_vllm = is_vllm(record)
-    if not of_vllm and not {"topk_ids", "topk_log_probs"} <= record.keys():
+    given = [key for key in sorted(record) if record[key] is not None]
+    if of_vllm == ({"topk_ids", "topk_log_probs"} <= set(given)):
         raise ValueError(
-            f"{where}: expected prompt_logprobs, or topk_ids with topk_log_probs, found {', '.join(sorted(record))}"
+            f"{where}: expected prompt_logprobs, or topk_ids with topk_log_probs, found {', '.join(given)}"
         )
     # The prediction after the last token of a prompt is in no entry; it has no target either.
     size = count - 1 if of_vllm else count

@@ -5,6 +5,7 @@ import zlib
 from .errors import InputError
 
 BLOCK_BYTES = 1 << 20
+BOM = b"\xef\xbb\xbf"  # byte order mark
 PACKED_BYTES = 1 << 16  # of compressed data at a time
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -46,6 +47,20 @@ class Source:
             self.out_bytes += len(block)
             if block:
                 yield block
+
+    def lines(self):
+        """The content line by line, with their ends; without a byte order mark."""
+        parts, first = [], True
+        for block in self:
+            *lines, rest = block.split(b"\n")
+            for line in lines:
+                line = b"".join([*parts, line, b"\n"])
+                parts.clear()
+                yield line.removeprefix(BOM) if first else line
+                first = False
+            parts.append(rest)
+        if last := b"".join(parts):
+            yield last.removeprefix(BOM) if first else last
 
     def _decompressed(self):
         make, errors = _gzip() if self.kind == "gzip" else _zstd()

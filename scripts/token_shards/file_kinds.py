@@ -4,7 +4,7 @@ import json
 import os
 import re
 
-from .compressed import Source
+from .compressed import BOM, Source
 from .errors import InputError
 
 STDIN = "-"
@@ -20,7 +20,6 @@ EXTENSIONS = {
 }
 KINDS = ["auto", *EXTENSIONS]
 COMPRESSED = ("", ".gz", ".zst")
-_BOM = b"\xef\xbb\xbf"
 _PARQUET = b"PAR1"
 _TABLE = "save it as CSV in UTF-8, or as parquet"
 # (first bytes, what the file is, what to do)
@@ -81,7 +80,7 @@ def kind_of(path, wanted):
     if wanted != "auto":
         return wanted
     kind = named_kind(path)
-    text = head.removeprefix(_BOM).lstrip()
+    text = head.removeprefix(BOM).lstrip()
     if kind in ("json", "jsonl") and text.startswith(b"["):  # which no record does
         return "json"
     if kind == "json":
@@ -122,7 +121,7 @@ def check_bytes(head, name):
 
 
 def holds_array(path):
-    return first_bytes(path)[0].removeprefix(_BOM).lstrip().startswith(b"[")
+    return first_bytes(path)[0].removeprefix(BOM).lstrip().startswith(b"[")
 
 
 def _check_no_records(text, path):

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from .errors import BadDocument
 from .json_values import load_json, short_text
+from .unused_keys import PLAIN_KEYS
 
 # Keys with which the data of other trainers says whether a turn is learned, and the value with which it is.
 LEARNED_KEYS = {
@@ -81,7 +82,7 @@ def mark_learned(messages, masks, place):
 
 
 def _marked(message, masks, index, place):
-    if not isinstance(message, dict):
+    if not isinstance(message, dict) or (not masks and message.keys() <= PLAIN_KEYS):
         return message
     for key in REFUSED_KEYS.keys() & message.keys():
         _refuse(key, message[key], place)

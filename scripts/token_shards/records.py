@@ -11,10 +11,11 @@ from .learned import LEARNED_KEYS, RECORD_KEYS, WANTED_KEYS, check_no_masks, mar
 from .ready_ids import ids_document
 from .record_formats import SYSTEM, formats
 from .sharegpt import conversation_messages
-from .unused_keys import Watched, check_spelling, misspelling
+from .unused_keys import PLAIN_KEYS, Watched, check_spelling, misspelling
 
 # Keys of messages that change what is rendered or learned, whose misspellings are looked for.
 _MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "reasoning_content", *LEARNED_KEYS)
+_PLANS = 10_000  # that are remembered
 
 
 @dataclass
@@ -51,6 +52,20 @@ class Read:
     unused: set  # paths of the keys that are not null and were not used
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """How records with these keys are read."""
+
+    format: record_formats.Format
+    taken: set  # keys to which the format gives a meaning
+    has_learned: bool  # another key says something about the loss
+    unused: frozenset  # of a text: all other keys
+
+    @property
+    def is_text(self):
+        return self.format.name == "text" and not self.has_learned
+
+
 class RecordReader:
     """Finds the document in a record. `wanted`: the name of a format, or auto. `ignored`: keys of records and messages
     that are passed over."""
@@ -68,6 +83,7 @@ class RecordReader:
             "alpaca": self._alpaca,
             "text": self._text,
         }
+        self._plans = {}
         self._unused = set()  # of the record that is being read
 
     def columns(self, names):
@@ -83,19 +99,45 @@ class RecordReader:
         """Read. BadDocument: the record has no format, or what is in it cannot be used."""
         if not isinstance(record, dict):
             raise BadDocument("the keys of no format", f"{where}: {self.expected(record)}")
-        self._unused = {key for key in record if key in self.ignored}
-        record = Watched({key: value for key, value in record.items() if key not in self.ignored})
-        found = self._format(record, where)
-        taken = {*found.all_keys(), *(WANTED_KEYS if found.name in ("ids", "text") else ())}
-        wanted, masks = record_learned(record, taken, where)
-        document = self._readers[found.name](record, masks, where)
-        check_spelling(record, (*found.all_keys(), *RECORD_KEYS), where)
+        ignored = {key for key in record if key in self.ignored} if self.ignored else set()
+        if ignored:
+            record = {key: value for key, value in record.items() if key not in ignored}
+        plan = self._plan(record, where)
+        if plan.is_text:
+            return Read(plan.format.name, Text(record[self.text_key]), True, plan.unused | ignored)
+        self._unused = ignored
+        record = Watched(record)
+        wanted, masks = record_learned(record, plan.taken, where) if plan.has_learned else (True, [])
+        document = self._readers[plan.format.name](record, masks, where)
         self._unused.update(key for key in record.not_read() if dict.get(record, key) is not None)
-        return Read(found.name, document, wanted, self._unused)
+        return Read(plan.format.name, document, wanted, self._unused)
+
+    def _plan(self, record, where):
+        """What the keys of a record say, and which of them are null: remembered, since many records have the same."""
+        shape = tuple(record)
+        if None in record.values():
+            shape = shape, tuple(value is None for value in record.values())
+        if "tokens" in record:
+            return self._new_plan(record, where)
+        plan = self._plans.get(shape)
+        if plan is None:
+            plan = self._new_plan(record, where)
+            if len(self._plans) < _PLANS:
+                self._plans[shape] = plan
+        return plan
+
+    def _new_plan(self, record, where):
+        found = self._format(record, where)
+        check_spelling(record, (*found.all_keys(), *RECORD_KEYS), where)
+        taken = {*found.all_keys(), *(WANTED_KEYS if found.name in ("ids", "text") else ())}
+        present = {key for key, value in record.items() if value is not None}
+        return _Plan(
+            found, taken, bool(present.intersection(RECORD_KEYS) - taken), frozenset(present - {self.text_key})
+        )
 
     def _format(self, record, where):
         # A number is no list of ids, but how many tokens another program has counted.
-        present = [key for key in record if dict.get(record, key) is not None and not _is_count(record, key)]
+        present = [key for key, value in record.items() if value is not None and not _is_count(key, value)]
         found = self.format_of(present)
         other = record_formats.other_kind(record, found) if self.wanted == "auto" else None
         if other is not None:
@@ -139,7 +181,7 @@ class RecordReader:
         """The messages with what is said about their loss, without keys that are to be passed over."""
         if isinstance(messages, list):
             for index, message in enumerate(messages):
-                if not isinstance(message, dict):
+                if not isinstance(message, dict) or message.keys() <= PLAIN_KEYS:
                     continue
                 if passed := message.keys() & self.ignored:
                     self._unused.update(f"{key}[].{name}" for name in passed)
@@ -269,8 +311,8 @@ class RecordReader:
 _SYSTEM = SYSTEM.split("|")
 
 
-def _is_count(record, key):
-    return key == "tokens" and isinstance(dict.get(record, key), (int, float))
+def _is_count(key, value):
+    return key == "tokens" and isinstance(value, (int, float))
 
 
 def _completion_begins(messages, where):

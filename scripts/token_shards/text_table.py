@@ -1,6 +1,5 @@
 """Tables in text files, CSV and TSV: quoted fields, which may hold line ends, and a header."""
 
-import codecs
 import csv
 import sys
 
@@ -58,26 +57,11 @@ class TextTable:
 
 
 def _lines(source, name):
-    decode = codecs.getincrementaldecoder("utf-8-sig")().decode
-    parts, number = [], 1
-    for block in _ended(source):
+    for number, line in enumerate(source.lines(), 1):
         try:
-            text = decode(block, not block)
+            yield line.decode()
         except UnicodeDecodeError as error:
             raise InputError(
-                f"{name}: not UTF-8 after line {number}: {error.reason} (iconv converts it, from WINDOWS-1252 perhaps)"
+                f"{name}:{number}: not UTF-8: byte {error.start} is 0x{line[error.start]:02x} (iconv converts it, from "
+                "WINDOWS-1252 perhaps)"
             ) from error
-        *lines, rest = text.split("\n")
-        for line in lines:
-            yield "".join([*parts, line, "\n"])
-            parts.clear()
-            number += 1
-        parts.append(rest)
-    if last := "".join(parts):
-        yield last
-
-
-def _ended(source):
-    """The blocks, and an empty one at their end."""
-    yield from source
-    yield b""

@@ -23,6 +23,9 @@ blocked_urls plugin_ids gizmo_id gizmo_type async_status disabled_tool_ids
 METADATA = frozenset(_METADATA.split()) | {"column 1", "unnamed: 0"}  # the index that pandas writes to CSV
 
 
+PLAIN_KEYS = frozenset({"role", "content"})  # of a message
+
+
 def count_unused(found, paths, where, records=1):
     """`found`: {path of a key: [number of records, where the first is]}"""
     for path in paths:
@@ -33,7 +36,7 @@ def unused_lines(found):
     """The lines for the end of a conversion's output."""
     loud = {path: one for path, one in found.items() if not is_metadata(path)}
     if loud:
-        yield "not used: keys that the format or the chat template does not have; the shards are without them"
+        yield "not used: keys that the format or the chat template does not have; the output is without them"
         for path, (count, where) in sorted(loud.items(), key=lambda one: (-one[1][0], one[0])):
             yield f"  {path} in {count:,} record{'s' * (count != 1)}; the first: {where}"
     quiet = sorted(set(found) - set(loud))
@@ -49,8 +52,8 @@ def is_metadata(path):
 class Watched(dict):
     """A message, or a part of one, that notes which of its keys are looked at, by a chat template for instance."""
 
-    def __init__(self, values, wrap=lambda value: value):
-        super().__init__({key: wrap(value) for key, value in values.items()})
+    def __init__(self, values, wrap=None):
+        super().__init__(values if wrap is None else {key: wrap(value) for key, value in values.items()})
         self.read = set()
 
     def __getitem__(self, key):
@@ -75,7 +78,7 @@ class Watched(dict):
 
 def watched_message(message):
     """The message itself where it has no keys but those that every template writes."""
-    return message if message.keys() <= {"role", "content"} else Watched(message, _watched_value)
+    return message if message.keys() <= PLAIN_KEYS else Watched(message, _watched_value)
 
 
 def _watched_value(value):
@@ -115,7 +118,9 @@ def unread_parts(messages, place):
     template is without them."""
     paths = set()
     for message in messages if isinstance(messages, list) else []:
-        for member, known in _PARTS if isinstance(message, dict) else ():
+        if not isinstance(message, dict) or (message.keys() <= PLAIN_KEYS and isinstance(message.get("content"), str)):
+            continue
+        for member, known in _PARTS:
             parts = message.get(member)
             for part in parts if isinstance(parts, list) else [parts]:
                 _add_unknown(part, known, f"{place}[].{member}{'[]' * isinstance(parts, list)}", paths)

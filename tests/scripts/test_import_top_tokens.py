@@ -1,10 +1,13 @@
 """scripts/teacher_cache/top_tokens.py: what a record of top-k log-probabilities may hold."""
 
+import gzip
+import json
 import math
+from pathlib import Path
 
 import pytest
 
-from teacher_cache.top_tokens import read_predictions
+from teacher_cache.top_tokens import is_vllm, read_predictions, read_records
 
 COLUMNS, FLOOR = 50, 1e-6
 
@@ -97,3 +100,27 @@ def test_a_computed_tail_is_at_least_the_floor():
     found = read(record)
     assert found.computed_tail and found.tail[1] == FLOOR
     assert found.tail[0] == pytest.approx(0.01) and found.tail[2] == pytest.approx(0.05)
+
+
+def test_columns_that_are_null_are_not_there():
+    both = {"topk_ids": None, "topk_log_probs": None, "tail": None, "prompt_logprobs": None, "token_ids": None}
+    record = {**both, **of_vllm(), "token_ids": None, "prompt_token_ids": of_vllm()["token_ids"]}
+    assert is_vllm(record) and read(record).ids.tolist() == read(of_vllm()).ids.tolist()
+    record = {**both, **in_lists()}
+    assert not is_vllm(record) and read(record).ids.tolist() == read(in_lists()).ids.tolist()
+
+
+@pytest.mark.parametrize("record", [{**in_lists(), **of_vllm()}, {"token_ids": [3, 4], "topk_ids": [[1], [2]]}])
+def test_predictions_in_both_shapes_or_in_half_of_one_are_refused(record):
+    with pytest.raises(ValueError) as error:
+        read(record)
+    assert "expected prompt_logprobs, or topk_ids with topk_log_probs, found " in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a.JSONL", "a.ndjson", "a.jsonl.gz", "a.jsonlines"])
+def test_names_in_any_case_compression_and_a_byte_order_mark(tmp_path, name):
+    data = b"\xef\xbb\xbf" + b"".join(json.dumps(one).encode() + b"\n" for one in (in_lists(), of_vllm()))
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    found = list(read_records(Path(tmp_path / name)))
+    assert [record for _, record in found] == [in_lists(), of_vllm()]
+    assert [where for where, _ in found] == [f"{tmp_path / name}: line 1", f"{tmp_path / name}: line 2"]

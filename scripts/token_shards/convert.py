@@ -149,7 +149,8 @@ class Conversion:
                 raise InputError(
                     f"{output.folder}: no document came to this output: the input has {self.split.count} documents "
                     f"with tokens ({self.tally.empty} empty, {self.tally.no_assistant} without an assistant's token, "
-                    f"{self.tally.bad_count} bad)" + "".join(f"\n{line}" for line in self.tally.bad_lines())
+                    f"{self.tally.not_wanted} not to be learned, {self.tally.bad_count} bad)"
+                    + "".join(f"\n{line}" for line in self.tally.bad_lines())
                 )
 
     def _state(self):

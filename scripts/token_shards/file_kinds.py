@@ -88,13 +88,13 @@ def kind_of(path, wanted):
             f"{path}: .json may be one document or one a line: say which with --format text or jsonl "
             "(an array of records, which begins with [, is read as it is)"
         )
-    if kind == "text":
+    if kind in ("text", "csv", "tsv"):
         if b"\0" in head:
             raise InputError(
                 f"{path}: expected text, found bytes that are no text: leave the file out (--exclude), or say "
                 "--format text"
             )
-        _check_no_records(text, path)
+        _check_no_records(text, path, kind)
     return kind
 
 
@@ -124,8 +124,8 @@ def holds_array(path):
     return first_bytes(path)[0].removeprefix(BOM).lstrip().startswith(b"[")
 
 
-def _check_no_records(text, path):
-    """InputError: the name says that the file is text, and its content begins with a JSON record."""
+def _check_no_records(text, path, named):
+    """InputError: the name says that the file is text or a table, and its content begins with a JSON record."""
     found = None
     if re.match(rb'\[\s*\{\s*"', text):
         found = "json", "it holds a JSON array of records"
@@ -139,8 +139,8 @@ def _check_no_records(text, path):
         kind, what = found
         name = extension(path) or "a name without extension"
         raise InputError(
-            f"{path}: {name} means text, but {what}. Say which is meant: --format {kind} (a document in each record) "
-            "or --format text (the file is one document, braces and all)"
+            f"{path}: {name} means {named.upper() if named != 'text' else named}, but {what}. Say which is meant: "
+            f"--format {kind} (a document in each record) or --format text (the file is one document, braces and all)"
         )
 
 

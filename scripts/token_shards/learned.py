@@ -13,6 +13,8 @@ LEARNED_KEYS = {
     "training": True,  # axolotl
     "loss": True,  # ms-swift, XTuner, AgentInstruct
     "loss_scale": True,  # ms-swift
+    "loss_weight": True,
+    "compute_loss": True,
     "loss_mask": True,
     "step_loss_mask": True,  # slime
     "output_with_loss": True,  # XTuner

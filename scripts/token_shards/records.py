@@ -128,7 +128,9 @@ class RecordReader:
 
     def _new_plan(self, record, where):
         found = self._format(record, where)
-        check_spelling(record, (*found.all_keys(), *RECORD_KEYS), where)
+        first_names = [names.partition("|")[0] for names in (*found.needs, *found.also)]
+        learned = [key for key in RECORD_KEYS if key not in WANTED_KEYS]
+        check_spelling(record, (*first_names, *learned), where, (*found.all_keys(), *WANTED_KEYS))
         taken = {*found.all_keys(), *(WANTED_KEYS if found.name in ("ids", "text") else ())}
         present = {key for key, value in record.items() if value is not None}
         return _Plan(

@@ -23,12 +23,16 @@ blocked_urls plugin_ids gizmo_id gizmo_type async_status disabled_tool_ids
 METADATA = frozenset(_METADATA.split()) | {"column 1", "unnamed: 0"}  # the index that pandas writes to CSV
 
 
+_PATHS, OTHER_PATHS = 1000, "any of the other keys"
+_LINES = 50  # of the list
 PLAIN_KEYS = frozenset({"role", "content"})  # of a message
 
 
 def count_unused(found, paths, where, records=1):
     """`found`: {path of a key: [number of records, where the first is]}"""
     for path in paths:
+        if path not in found and len(found) >= _PATHS:  # of records whose keys are names or numbers
+            path = OTHER_PATHS
         found.setdefault(path, [0, where])[0] += records
 
 
@@ -37,8 +41,10 @@ def unused_lines(found):
     loud = {path: one for path, one in found.items() if not is_metadata(path)}
     if loud:
         yield "not used: keys that the format or the chat template does not have; the output is without them"
-        for path, (count, where) in sorted(loud.items(), key=lambda one: (-one[1][0], one[0])):
+        for path, (count, where) in sorted(loud.items(), key=lambda one: (-one[1][0], one[0]))[:_LINES]:
             yield f"  {path} in {count:,} record{'s' * (count != 1)}; the first: {where}"
+        if len(loud) > _LINES:
+            yield f"  and {len(loud) - _LINES:,} keys more, each in fewer records"
     quiet = sorted(set(found) - set(loud))
     if quiet:
         named = ", ".join(f"{path} ({found[path][0]:,})" for path in quiet)
@@ -136,10 +142,10 @@ def _add_unknown(part, known, path, paths):
         _add_unknown(part.get("function"), known, f"{path}.function", paths)
 
 
-def check_spelling(keys, known, place):
-    """BadDocument: one of the keys is not known, and is one letter or its case away from a known one that is not
-    there."""
-    if found := misspelling(tuple(keys), tuple(known)):
+def check_spelling(keys, known, place, others=()):
+    """BadDocument: one of the keys is neither known nor one of the others, and is one letter or its case away from a
+    known one that is not there."""
+    if found := misspelling(tuple(keys), tuple(known), tuple(others)):
         key, near = found
         raise BadDocument(
             "a key that is probably misspelt",
@@ -148,10 +154,10 @@ def check_spelling(keys, known, place):
 
 
 @functools.lru_cache(1 << 12)
-def misspelling(keys, known):
+def misspelling(keys, known, others=()):
     """(the first of the keys that is probably a misspelt one, the known key), or None."""
     for key in keys:
-        if isinstance(key, str) and key not in known:
+        if isinstance(key, str) and key not in known and key not in others:
             near = next((one for one in known if one not in keys and is_misspelt(key, one)), None)
             if near is not None:
                 return key, near

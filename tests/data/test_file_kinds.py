@@ -101,6 +101,7 @@ REFUSED = [
     ("a.parquet.gz", gzip.compress(parquet()), "holds parquet within gzip data: unpack it"),
     ("a.txt", LINES, ".txt means text, but its lines are JSON records (the first has the keys text). Say which is "
      "meant: --format jsonl (a document in each record) or --format text (the file is one document, braces and all)"),
+    ("a.csv", LINES, ".csv means CSV, but its lines are JSON records"),
     ("a.md", LINES, ".md means text, but its lines are JSON records"),
     ("dump", LINES, "a name without extension means text, but its lines are JSON records"),
     ("one.txt", LINES.splitlines()[0], ".txt means text, but its lines are JSON records"),

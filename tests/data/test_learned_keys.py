@@ -8,7 +8,9 @@ import pyarrow.parquet
 import pytest
 from chat_shapes import STOCK
 from conversion import convert, documents, masks, teachers
-from test_tokenize import CHATML, MARKED, make_tokenizer, write_jsonl
+from test_tokenize import CHATML, MARKED, ROOT, make_tokenizer, write_jsonl
+
+from token_shards.learned import LEARNED_KEYS, MASKS, REFUSED_KEYS, WANTED_KEYS
 
 ASKED = ["2+2?", "Sure?"]
 ANSWERS = ["It is five.", "Sorry, four."]
@@ -234,3 +236,28 @@ def test_an_ignored_key_is_passed_over_and_listed(tmp_path):
     assert f"  weight in 2 records; the first: {source}:1\n" in said
     assert f"  messages[].weight in 1 record; the first: {source}:1\n" in said
     assert in_loss(tokenizer, tmp_path / "out")[0] == "It is five.<|im_end|>" + WANTED
+
+
+@pytest.mark.parametrize("key", LEARNED_KEYS)
+def test_every_key_of_a_message_is_followed(tmp_path, key):
+    tokenizer = make_tokenizer(tmp_path / "model", template=MARKED)
+    wanted, not_wanted = (int(LEARNED_KEYS[key] == value) for value in (True, False))
+    source = write_jsonl(tmp_path / "in.jsonl", [{"messages": chat({key: not_wanted}, {key: wanted})}])
+    convert(tmp_path / "model", tmp_path / "out", source, "--max-bad", 0)
+    assert in_loss(tokenizer, tmp_path / "out") == [WANTED]
+
+
+@pytest.mark.parametrize("key", MASKS)
+def test_every_mask_is_followed(tmp_path, key):
+    tokenizer = make_tokenizer(tmp_path / "model", template=MARKED)
+    source = write_jsonl(tmp_path / "in.jsonl", [{"messages": chat(), key: [0, 0, 0, 1]}])
+    convert(tmp_path / "model", tmp_path / "out", source, "--max-bad", 0)
+    assert in_loss(tokenizer, tmp_path / "out") == [WANTED]
+
+
+def test_the_documentation_has_every_key():
+    text = (ROOT / "docs" / "data.md").read_text()
+    assert [
+        key for key in (*LEARNED_KEYS, *MASKS, *WANTED_KEYS, "mask", "train_detail") if f"`{key}`" not in text
+    ] == []
+    assert set(REFUSED_KEYS) == {"mask", "train_detail", "training_detail"}

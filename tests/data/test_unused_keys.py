@@ -101,6 +101,13 @@ def test_columns_of_tables_are_listed(tmp_path, model):
     assert loud == {"summary": (301, "a.parquet: row 1")} and "source (300)" in quiet
 
 
+def test_records_whose_keys_are_names_do_not_make_the_list_endless(tmp_path, model):
+    source = write_jsonl(tmp_path / "in.jsonl", [{"text": "fox", f"user {i}": 1} for i in range(1500)])
+    said = convert(model, tmp_path / "out", source)
+    assert f"  any of the other keys in 500 records; the first: {source}:1001\n" in said
+    assert "  and 951 keys more, each in fewer records\n" in said and len(said.splitlines()) < 60
+
+
 def test_several_workers_and_a_continued_conversion_list_the_same(tmp_path, model):
     source = tmp_path / "in.jsonl"
     with open(source, "w") as file:
@@ -203,6 +210,7 @@ SHAPES = [
     ({"query": "a", "response": "b", "history": [], "system": "s"}, [SYSTEM, *MESSAGES]),
     ({"instruction": "a", "context": "", "response": "b"}, MESSAGES),
     ({"instruction": "a", "output": "b", "tokens": 512}, MESSAGES),
+    ({"instruction": "a", "output": "b", "content": "c", "labels": [1], "response": "d"}, MESSAGES),
 ]  # fmt: skip
 
 

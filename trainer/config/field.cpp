@@ -55,6 +55,14 @@ std::string describe(const Integer& kind) {
 }
 
 std::string describe(const Real& kind) {
+  if (kind.or_zero) {
+    Real others = kind;
+    others.or_zero = false;
+    return absl::StrCat("0, or ", describe(others));
+  }
+  if (kind.min > 0 && !kind.min_excluded) { // as far as a positive number has a meaning
+    return absl::StrCat("a number above 0, from ", shortest(kind.min), " to ", shortest(kind.max));
+  }
   const std::string low = absl::StrCat(kind.min_excluded ? "above " : "of at least ", shortest(kind.min));
   if (std::isinf(kind.max)) {
     return absl::StrCat("a number ", low);

@@ -33,6 +33,7 @@ struct Real {
   double max; // infinity: no maximum (values are finite)
   bool min_excluded = false;
   bool max_excluded = false;
+  bool or_zero = false; // 0 is a value, too, though it is below the minimum
 };
 
 struct Text {

@@ -1,5 +1,6 @@
 #include <limits>
 
+#include "losses/option_ranges.h"
 #include "losses/rows/sparse_args.h"
 #include "trainer/config/field.h"
 
@@ -17,6 +18,10 @@ constexpr double kMaxEpochs = 1e9;
 constexpr int64_t kMaxBatch = 1 << 24;
 constexpr int64_t kMaxSeqLen = 1 << 26;
 constexpr double kInf = std::numeric_limits<double>::infinity();
+// Of numbers that the optimizer computes with in float32: smaller ones and larger ones mean 0 and infinity there.
+constexpr double kLeast = 1e-20;
+constexpr double kMost = 1e30;
+constexpr double kMostGib = 1e6; // as bytes, an integer of 64 bits holds it
 
 template <auto kSection, auto kMember>
 auto& member(Config& config) {
@@ -32,6 +37,24 @@ Choice one_of() {
       {kNames.begin(), kNames.end()},
       [](const Config& config) { return static_cast<size_t>(config.*kSection.*kMember); },
       [](Config& config, size_t index) { config.*kSection.*kMember = static_cast<Enum>(index); }};
+}
+
+// A number of the loss's options, whose range losses/option_ranges.h has.
+template <auto kSection, auto kMember>
+Real real_of() {
+  constexpr losses::RealRange kRange = losses::range_of(kMember);
+  return {
+      .value = member<kSection, kMember>,
+      .min = kRange.min,
+      .max = kRange.max,
+      .max_excluded = kRange.max_excluded,
+      .or_zero = kRange.or_zero};
+}
+
+template <auto kSection, auto kMember>
+Integer integer_of() {
+  constexpr losses::IntegerRange kRange = losses::range_of(kMember);
+  return {member<kSection, kMember>, kRange.min, kRange.max};
 }
 
 template <auto kModel>
@@ -205,29 +228,28 @@ std::vector<Field> loss_fields() {
   return {
       {"loss", "divergence", one_of<kLoss, &LossOptions::divergence>(), "",
        "Divergence between the teacher's distribution p and the student's distribution q. none: the labels alone."},
-      {"loss", "beta", Real{member<kLoss, &LossOptions::beta>, 0, 1}, "",
+      {"loss", "beta", real_of<kLoss, &LossOptions::beta>(), "",
        "Weight of the generalised JSD: 0 is forward KL(p || q), 1 is reverse KL(q || p). The JSD between them tends to "
        "0 as beta goes to 0 or 1, so the loss jumps at both ends.",
        kJsdOnly},
-      {"loss", "skew_alpha", Real{member<kLoss, &LossOptions::skew_alpha>, 0, 1, false, true}, "",
+      {"loss", "skew_alpha", real_of<kLoss, &LossOptions::skew_alpha>(), "",
        "Weight of the first distribution in the mixture it is compared with: KL(p || alpha p + (1 - alpha) q), or "
        "KL(q || alpha q + (1 - alpha) p).",
        kSkewOnly},
-      {"loss", "temperature", Real{member<kLoss, &LossOptions::temperature>, 0, kInf, true}, "",
+      {"loss", "temperature", real_of<kLoss, &LossOptions::temperature>(), "",
        "Divisor of the logits of both models in the divergence.", kSoftLoss},
       {"loss", "scale_by_temperature_squared", Boolean{member<kLoss, &LossOptions::scale_by_temperature_squared>}, "",
        "Multiply the divergence and its gradient by temperature^2 (Hinton et al. 2015).", kSoftLoss},
-      {"loss", "hard_weight", Real{member<kLoss, &LossOptions::hard_weight>, 0, kInf}, "",
+      {"loss", "hard_weight", real_of<kLoss, &LossOptions::hard_weight>(), "",
        "Weight of the cross-entropy on the labels."},
-      {"loss", "soft_weight", Real{member<kLoss, &LossOptions::soft_weight>, 0, kInf}, "", "Weight of the divergence.",
-       kSoftLoss},
-      {"loss", "label_smoothing", Real{member<kLoss, &LossOptions::label_smoothing>, 0, 1, false, true}, "",
+      {"loss", "soft_weight", real_of<kLoss, &LossOptions::soft_weight>(), "", "Weight of the divergence.", kSoftLoss},
+      {"loss", "label_smoothing", real_of<kLoss, &LossOptions::label_smoothing>(), "",
        "Part of the label's probability that is spread evenly over the vocabulary.", kHardLoss},
-      {"loss", "z_loss", Real{member<kLoss, &LossOptions::z_loss>, 0, kInf}, "",
+      {"loss", "z_loss", real_of<kLoss, &LossOptions::z_loss>(), "",
        "Coefficient of logsumexp(logits)^2, which is added to the cross-entropy.", kHardLoss},
-      {"loss", "student_softcap", Real{member<kLoss, &LossOptions::student_softcap>, 0, kInf}, "",
+      {"loss", "student_softcap", real_of<kLoss, &LossOptions::student_softcap>(), "",
        "Soft cap of the student's logits: cap * tanh(logits / cap). 0: none."},
-      {"loss", "teacher_softcap", Real{member<kLoss, &LossOptions::teacher_softcap>, 0, kInf}, "",
+      {"loss", "teacher_softcap", real_of<kLoss, &LossOptions::teacher_softcap>(), "",
        "Soft cap of the teacher's logits. 0: none.", kTeacher},
       {"loss", "logits_dtype", one_of<kLoss, &LossOptions::logits_dtype>(), "",
        "Dtype of the logits. bfloat16 halves the memory of the loss head, but its gradients are wrong by tens of per "
@@ -236,12 +258,12 @@ std::vector<Field> loss_fields() {
        "Which numbers of a token training steps compute (docs/metrics.md). loss: the loss, its parts and the log-sum-exps "
        "alone, which takes less time on a GPU. Evaluations compute all of them, and so do steps whose teacher is a cache "
        "of top-k or samples."},
-      {"loss", "chunk_size", Integer{member<kChunks, &ChunkOptions::chunk_size>, 0, kMaxSeqLen}, "tokens",
+      {"loss", "chunk_size", integer_of<kChunks, &ChunkOptions::chunk_size>(), "tokens",
        "Number of tokens whose logits are computed at a time. 0: chosen automatically, and the chunks of a group may become "
        "smaller (docs/loss_head.md)."},
-      {"loss", "memory_cap_mb", Integer{member<kChunks, &ChunkOptions::memory_cap_mb>, 1, 1 << 24}, "MiB",
+      {"loss", "memory_cap_mb", integer_of<kChunks, &ChunkOptions::memory_cap_mb>(), "MiB",
        "Hard limit of the loss head's scratch memory. It takes precedence over chunk_size and min_chunk_size."},
-      {"loss", "min_chunk_size", Integer{member<kChunks, &ChunkOptions::min_chunk_size>, 1, kMaxSeqLen}, "tokens",
+      {"loss", "min_chunk_size", integer_of<kChunks, &ChunkOptions::min_chunk_size>(), "tokens",
        "Smallest chunk size that is chosen automatically, unless memory_cap_mb requires a smaller one. The last chunk of a "
        "group may be smaller."},
   };
@@ -274,7 +296,7 @@ std::vector<Field> train_fields() {
        "steps in a row."},
       {"train", "deterministic", Boolean{member<kTrain, &TrainSection::deterministic>}, "",
        "Use only kernels whose results are bit for bit the same every time."},
-      {"train", "spike_sigmas", Real{member<kTrain, &TrainSection::spike_sigmas>, 0, kInf}, "",
+      {"train", "spike_sigmas", Real{member<kTrain, &TrainSection::spike_sigmas>, 0, kMost}, "",
        "A step is recorded in events.jsonl as a loss spike, with its samples, when its loss exceeds the median of the "
        "last 64 steps by this many robust standard deviations. 0: spikes are not recorded."},
   };
@@ -283,16 +305,17 @@ std::vector<Field> train_fields() {
 std::vector<Field> optimizer_fields() {
   constexpr auto kOptimizer = &Config::optimizer;
   return {
-      {"optimizer", "lr", Real{member<kOptimizer, &OptimizerSection::lr>, 0, kInf, true}, "", "Peak learning rate."},
+      {"optimizer", "lr", Real{member<kOptimizer, &OptimizerSection::lr>, kLeast, kMost}, "", "Peak learning rate."},
       {"optimizer", "beta1", Real{member<kOptimizer, &OptimizerSection::beta1>, 0, 1, false, true}, "",
        "Decay rate of the first moment."},
       {"optimizer", "beta2", Real{member<kOptimizer, &OptimizerSection::beta2>, 0, 1, false, true}, "",
        "Decay rate of the second moment."},
-      {"optimizer", "eps", Real{member<kOptimizer, &OptimizerSection::eps>, 0, kInf, true}, "",
+      {"optimizer", "eps", Real{member<kOptimizer, &OptimizerSection::eps>, kLeast, kMost}, "",
        "Added to the square root of the second moment."},
-      {"optimizer", "weight_decay", Real{member<kOptimizer, &OptimizerSection::weight_decay>, 0, kInf}, "",
+      {"optimizer", "weight_decay", Real{member<kOptimizer, &OptimizerSection::weight_decay>, 0, kMost}, "",
        "Decoupled weight decay of matrices. Norm weights and biases are not decayed."},
-      {"optimizer", "max_grad_norm", Real{member<kOptimizer, &OptimizerSection::max_grad_norm>, 0, kInf}, "",
+      {"optimizer", "max_grad_norm",
+       Real{member<kOptimizer, &OptimizerSection::max_grad_norm>, kLeast, kMost, false, false, /*or_zero=*/true}, "",
        "Global L2 norm that gradients are clipped to. 0: no clipping."},
   };
 }
@@ -371,9 +394,9 @@ std::vector<Field> memory_fields() {
       {"memory", "optimizer", one_of<kMemory, &MemorySection::optimizer>(), "",
        "Where float32 master weights and AdamW's moments are stored. host: in pinned host memory; the update streams "
        "them through the device, overlapped with the next step."},
-      {"memory", "budget_gib", Real{member<kMemory, &MemorySection::budget_gib>, 0, kInf}, "GiB",
+      {"memory", "budget_gib", Real{member<kMemory, &MemorySection::budget_gib>, 0, kMostGib}, "GiB",
        "Device memory that tensors may take at the peak of a step, according to the memory plan. 0: all of the device."},
-      {"memory", "limit_gib", Real{member<kMemory, &MemorySection::limit_gib>, 0, kInf}, "GiB",
+      {"memory", "limit_gib", Real{member<kMemory, &MemorySection::limit_gib>, 0, kMostGib}, "GiB",
        "Device memory that the allocator may take; a request beyond it fails as out of memory. 0: no limit."},
       {"memory", "on_overflow", one_of<kMemory, &MemorySection::on_overflow>(), "",
        "What happens when the memory plan does not fit. refuse: the run does not start. warn: the run logs a warning and "

@@ -1,5 +1,6 @@
 #include "trainer/config/help.h"
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
@@ -20,7 +21,7 @@ std::string meaning(const Field& field) {
     absl::StrAppend(&text, " One of ", absl::StrJoin(choice->names, ", "), ".");
   } else if (std::holds_alternative<Real>(field.kind)) {
     std::string range = expectation(field);
-    range[0] = 'A';
+    range[0] = static_cast<char>(absl::ascii_toupper(range[0]));
     absl::StrAppend(&text, " ", range, ".");
   } else if (const auto* integer = std::get_if<Integer>(&field.kind); integer != nullptr && integer->min > 0) {
     absl::StrAppend(&text, " At least ", integer->min, ".");

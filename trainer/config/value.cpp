@@ -10,6 +10,8 @@ namespace distill::config {
 
 namespace {
 
+constexpr double kMostWeight = 1e30; // of a data set: their sum is finite
+
 constexpr size_t kMaxShown = 60;
 
 // yaml-cpp tags quoted scalars with "!" and plain scalars with "?".
@@ -67,6 +69,8 @@ class Assignment {
     const std::optional<double> value = parse_real(*text, &why);
     if (!value) {
       fail(absl::StrCat(describe(node_), " (", why, ")"));
+    } else if (kind.or_zero && *value == 0) {
+      kind.value(config_) = *value;
     } else if (
         *value < kind.min || *value > kind.max || (kind.min_excluded && *value == kind.min) ||
         (kind.max_excluded && *value == kind.max)) {
@@ -210,8 +214,8 @@ class Assignment {
         std::string why = "not a number";
         const auto weight =
             item.second.IsScalar() && !is_quoted(item.second) ? parse_real(item.second.Scalar(), &why) : std::nullopt;
-        if (!weight || *weight <= 0) {
-          fail_at(item.second, item_key, "a number above 0", describe(item.second));
+        if (!weight || *weight <= 0 || *weight > kMostWeight) {
+          fail_at(item.second, item_key, "a number above 0 and at most 1e+30", describe(item.second));
         } else {
           set.weight = *weight;
         }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "losses/option_ranges.h"
 #include "losses/rows/sparse_args.h"
 #include "trainer/teacher_cache/sparse_format.h"
 
@@ -151,8 +152,10 @@ absl::Status validate(const RowFormat& format) {
   const int64_t most = topk ? std::min(losses::kMaxEntries, format.columns) : losses::kMaxEntries;
   status.Update(
       expect(format.entries > 0 && format.entries <= most, "entries", absl::StrCat("an integer from 1 to ", most)));
-  status.Update(expect(std::isfinite(format.temperature) && format.temperature > 0, "temperature", "a number above 0"));
-  status.Update(expect(std::isfinite(format.softcap) && format.softcap >= 0, "softcap", "a number of at least 0"));
+  constexpr losses::RealRange kTemperatures = losses::range_of(&losses::LossOptions::temperature);
+  constexpr losses::RealRange kSoftcaps = losses::range_of(&losses::LossOptions::teacher_softcap);
+  status.Update(expect(contains(kTemperatures, format.temperature), "temperature", losses::expectation(kTemperatures)));
+  status.Update(expect(contains(kSoftcaps, format.softcap), "softcap", losses::expectation(kSoftcaps)));
   status.Update(expect(format.exponent > 0 && format.exponent <= 1, "exponent", "a number in (0, 1]"));
   return status;
 }

@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <numeric>
 
+#include "losses/option_ranges.h"
 #include "tests/losses/head/chunk_shapes.h"
 
 namespace distill::losses::testing {
@@ -176,6 +179,50 @@ TEST(LossOptions, OutOfRangeValuesAreAllNamed) {
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(key));
   }
   EXPECT_TRUE(validate(LossOptions{}).ok());
+}
+
+TEST(LossOptions, NumbersWhoseInverseOrSquareLeavesFloat32AreRefused) {
+  for (const double value : {1e-40, 1e-11, 1e11, 1e40}) {
+    EXPECT_THAT(
+        std::string(validate(LossOptions{.temperature = value}).message()),
+        ::testing::HasSubstr("temperature: expected a number above 0, in [1e-10, 1e+10], found"));
+    EXPECT_THAT(
+        std::string(validate(LossOptions{.student_softcap = value}).message()),
+        ::testing::HasSubstr("student_softcap: expected 0 (off), or a number above 0, in [1e-10, 1e+10], found"));
+  }
+  for (const RealOption& option : kRealOptions) {
+    for (const double value : {-1.0, 1e40, double{NAN}, double{INFINITY}}) {
+      LossOptions options;
+      options.*option.value = value;
+      EXPECT_THAT(std::string(validate(options).message()), ::testing::StartsWith(option.key)) << value;
+    }
+    for (const double value : {option.range.min, option.range.max}) {
+      LossOptions options;
+      options.*option.value = value;
+      EXPECT_EQ(validate(options).ok(), !option.range.max_excluded || value < option.range.max) << option.key;
+    }
+  }
+}
+
+TEST(LossOptions, EveryNumberHasARange) {
+  LossOptions loss;
+  for (const RealOption& option : kRealOptions) {
+    loss.*option.value = NAN;
+  }
+  const double numbers[] = {loss.beta,        loss.skew_alpha,      loss.temperature,
+                            loss.hard_weight, loss.soft_weight,     loss.label_smoothing,
+                            loss.z_loss,      loss.student_softcap, loss.teacher_softcap};
+  EXPECT_THAT(numbers, ::testing::Each(::testing::IsNan()));
+}
+
+TEST(ChunkOptions, ACapThatIsNoNumberOfBytesIsRefused) {
+  for (const IntegerOption& option : kIntegerOptions) {
+    for (const int64_t value : {option.range.min - 1, option.range.max + 1, std::numeric_limits<int64_t>::max()}) {
+      ChunkOptions options;
+      options.*option.value = value;
+      EXPECT_THAT(std::string(validate(options).message()), ::testing::StartsWith(option.key)) << value;
+    }
+  }
 }
 
 } // namespace

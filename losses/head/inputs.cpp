@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <cmath>
+
 #include "losses/checks.h"
 #include "losses/rows/sparse_args.h"
 
@@ -104,6 +106,7 @@ void check_cached_teacher(const LinearHeadInputs& in) {
 }
 
 void check_grads(const LinearHeadInputs& in, const LinearHeadGrads& grads, at::ScalarType compute) {
+  TORCH_CHECK(std::isfinite(grads.grad_scale), "grads.grad_scale: expected a finite number, found ", grads.grad_scale);
   TORCH_CHECK(
       grads.hidden_NH.defined() || grads.weight_VH.defined() || grads.bias_V.defined(),
       "grads: expected a tensor for hidden_NH, weight_VH or bias_V, found none");
@@ -192,9 +195,10 @@ void check_linear_head(const LinearHeadInputs& in, const LossOptions& options, c
       in.targets_N.defined() || options.hard_weight == 0, "the loss has a hard term (hard_weight ", options.hard_weight,
       ") but no targets_N is given");
   const int64_t widest = kind == TeacherKind::kHidden ? std::min(vocab, in.teacher_weight_VG.size(0)) : vocab;
+  TORCH_CHECK(in.vocab_size >= 0, "vocab_size: expected at least 0 (all rows), found ", in.vocab_size);
   TORCH_CHECK(
-      in.vocab_size >= 0 && in.vocab_size <= widest, "vocab_size: expected at most the rows of both lm_heads, ", widest,
-      ", found ", in.vocab_size);
+      in.vocab_size <= widest, "vocab_size: expected at most the rows of both lm_heads, ", widest, ", found ",
+      in.vocab_size);
   TORCH_CHECK(effective_vocab(in) > 0, "weight_VH: expected at least one vocabulary row");
   TORCH_CHECK(
       in.valid_tokens >= -1 && in.valid_tokens <= tokens, "valid_tokens: expected at most ", tokens,

@@ -46,9 +46,10 @@ RowTensors checked(
   }
   if (in.targets_N.defined()) {
     TORCH_CHECK(
-        in.targets_N.scalar_type() == at::kLong && in.targets_N.dim() == 1 && in.targets_N.size(0) == student.size(0),
-        "targets_N: expected Long of shape [", student.size(0), "], found ", in.targets_N.scalar_type(), " of shape ",
-        in.targets_N.sizes());
+        in.targets_N.scalar_type() == at::kLong && in.targets_N.dim() == 1 && in.targets_N.size(0) == student.size(0) &&
+            in.targets_N.device() == student.device(),
+        "targets_N: expected Long of shape [", student.size(0), "] on ", student.device(), ", found ",
+        in.targets_N.scalar_type(), " of shape ", in.targets_N.sizes(), " on ", in.targets_N.device());
     rows.targets_R = in.targets_N.contiguous();
     assert_labels(rows.targets_R, student.size(1));
   } else {
@@ -56,9 +57,11 @@ RowTensors checked(
   }
   if (in.token_weights_N.defined()) {
     TORCH_CHECK(
-        in.token_weights_N.scalar_type() == compute && in.token_weights_N.numel() == student.size(0),
-        "token_weights_N: expected ", compute, " of shape [", student.size(0), "], found ",
-        in.token_weights_N.scalar_type(), " of shape ", in.token_weights_N.sizes());
+        in.token_weights_N.scalar_type() == compute && in.token_weights_N.numel() == student.size(0) &&
+            in.token_weights_N.device() == student.device(),
+        "token_weights_N: expected ", compute, " of shape [", student.size(0), "] on ", student.device(), ", found ",
+        in.token_weights_N.scalar_type(), " of shape ", in.token_weights_N.sizes(), " on ",
+        in.token_weights_N.device());
     rows.token_weights_R = in.token_weights_N.contiguous();
   }
   if (gradient_NV.defined()) {

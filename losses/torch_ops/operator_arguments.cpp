@@ -3,6 +3,8 @@
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
 
+#include <cmath>
+
 #include "losses/checks.h"
 
 namespace distill::losses {
@@ -110,6 +112,27 @@ at::TensorOptions sum_options(const at::Tensor& tensor) {
   return tensor.options().dtype(compute_type(tensor.scalar_type())).requires_grad(false);
 }
 
+void keep_for_backward(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list tensors) {
+  c10::Dict<int64_t, at::Tensor> constants;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].defined() && tensors[i].is_inference()) {
+      constants.insert(static_cast<int64_t>(i), tensors[i]);
+      tensors[i] = at::Tensor();
+    }
+  }
+  ctx->saved_data["constants"] = constants;
+  ctx->save_for_backward(std::move(tensors));
+}
+
+torch::autograd::variable_list kept_for_backward(torch::autograd::AutogradContext* ctx) {
+  torch::autograd::variable_list tensors = ctx->get_saved_variables();
+  for (const auto& constant :
+       c10::impl::toTypedDict<int64_t, at::Tensor>(ctx->saved_data["constants"].toGenericDict())) {
+    tensors[constant.key()] = constant.value();
+  }
+  return tensors;
+}
+
 void refuse_second_derivative() {
   TORCH_CHECK(
       !c10::GradMode::is_enabled(),
@@ -125,11 +148,14 @@ at::Tensor reduced_loss(
     return loss_N;
   }
   TORCH_CHECK(reduction == "sum" || reduction == "mean", "reduction: expected none, sum or mean, found ", reduction);
+  TORCH_CHECK(
+      !num_tokens.has_value() || (*num_tokens >= 0 && std::isfinite(*num_tokens)),
+      "num_tokens: expected a finite number of at least 0, found ", *num_tokens);
   if (reduction == "sum") {
     return loss_N.sum();
   }
   if (num_tokens.has_value()) {
-    return loss_N.sum() / *num_tokens;
+    return *num_tokens == 0 ? loss_N.sum() * 0 : loss_N.sum() / *num_tokens;
   }
   if (!targets_N.defined()) {
     // The number of tokens as a tensor: a compiled graph would hold only for one number on the host.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "losses/head/linear_head.h"
 
@@ -46,10 +47,16 @@ LossOptions hard_options(double label_smoothing, double z_loss, double softcap, 
 // Of tensors that hold sums: fp32 (fp64 for an fp64 tensor), on its device, without autograd.
 at::TensorOptions sum_options(const at::Tensor& tensor);
 
-// Reduces metrics_MN[kLoss]: none, sum, or mean over the valid tokens or over `num_tokens` where given.
+// Reduces metrics_MN[kLoss]: none, sum, or mean over the valid tokens or over `num_tokens` where given. A mean over no
+// token is 0, and so is its gradient. Throws for a `num_tokens` that is negative or not finite.
 at::Tensor reduced_loss(
     const at::Tensor& metrics_MN, const at::Tensor& targets_N, std::string_view reduction,
     std::optional<double> num_tokens);
+
+// Keeps tensors for the backward pass. Autograd refuses to save those made under torch.inference_mode(), such as a
+// teacher's logits or labels; they are constants of the loss, and are kept as they are.
+void keep_for_backward(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list tensors);
+torch::autograd::variable_list kept_for_backward(torch::autograd::AutogradContext* ctx);
 
 // Called by every backward pass: its results are no functions of its inputs to autograd, so that a second derivative
 // would silently be wrong. Throws where one may follow (create_graph=True).

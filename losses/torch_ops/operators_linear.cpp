@@ -155,12 +155,13 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
         hidden, weight, teacher_hidden, teacher_weight, targets, bias, teacher_bias, token_weights, options, sizes, now,
         teacher_ids, teacher_values, teacher_tail, teacher_temperature);
     if (per_token) {
-      ctx->save_for_backward(
+      keep_for_backward(
+          ctx,
           {hidden, weight, or_undefined(bias), or_undefined(teacher_hidden), or_undefined(teacher_weight),
            or_undefined(targets), or_undefined(teacher_bias), or_undefined(token_weights), or_undefined(teacher_ids),
            or_undefined(teacher_values), or_undefined(teacher_tail)});
     } else {
-      ctx->save_for_backward({hidden_gradient, weight_gradient, bias_gradient});
+      keep_for_backward(ctx, {hidden_gradient, weight_gradient, bias_gradient});
     }
     ctx->saved_data["options"] = options;
     ctx->saved_data["sizes"] = sizes;
@@ -175,7 +176,7 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
   // first row is one and the same scale.
   static variable_list backward(AutogradContext* ctx, const variable_list& incoming) {
     refuse_second_derivative();
-    const variable_list saved = ctx->get_saved_variables();
+    const variable_list saved = kept_for_backward(ctx);
     const auto needed = ctx->saved_data["needed"].toIntVector();
     const auto type = static_cast<at::ScalarType>(ctx->saved_data["type"].toInt());
     at::Tensor scale;

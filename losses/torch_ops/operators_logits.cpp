@@ -80,17 +80,17 @@ class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
     if (in_place) {
       // Autograd then refuses the backward pass of any other operation that saved these logits.
       gradient.unsafeGetTensorImpl()->bump_version();
-      ctx->save_for_backward({gradient});
+      keep_for_backward(ctx, {gradient});
     } else {
-      ctx->save_for_backward(
-          {student, or_undefined(targets), saved, or_undefined(token_weights), or_undefined(teacher)});
+      keep_for_backward(
+          ctx, {student, or_undefined(targets), saved, or_undefined(token_weights), or_undefined(teacher)});
     }
     return metrics;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& incoming) {
     refuse_second_derivative();
-    const variable_list saved = ctx->get_saved_variables();
+    const variable_list saved = kept_for_backward(ctx);
     const at::Tensor per_token = incoming[0].select(0, kLoss);
     const auto options = ctx->saved_data["options"].toDoubleVector();
     at::Tensor gradient = saved[0];

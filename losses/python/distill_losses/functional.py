@@ -13,7 +13,7 @@ from . import _arguments
 from .metrics import LossWithMetrics
 
 ops = torch.ops.distill
-Number = int | float | torch.Tensor
+Number = _arguments.Number
 
 
 def linear_jsd(
@@ -83,18 +83,20 @@ def linear_jsd(
     if teacher_input.shape[:-1] != shape:
         raise ValueError(f"teacher_input: expected shape {[*shape, 'G']}, found {list(teacher_input.shape)}")
     hidden, weight, bias = _arguments.linear_inputs(student_input, student_weight, student_bias, "student")
+    _arguments.check_device("teacher_input", teacher_input, hidden.device)
     with torch.no_grad():
         teacher = _arguments.linear_inputs(teacher_input.detach(), teacher_weight, teacher_bias, "teacher")
-    divides = reduction == "mean" and num_items_in_batch is not None
+    labels = _arguments.flat_labels(true_labels, ignore_index, shape, hidden.device)
+    divisor = _divisor(num_items_in_batch, reduction, hidden)
     loss, rows = ops.linear_jsd(
         hidden,
         weight,
         teacher[0],
         teacher[1],
-        _arguments.flat_labels(true_labels, ignore_index, shape),
+        labels,
         bias=bias,
         teacher_bias=teacher[2],
-        token_weights=_arguments.flat_token_weights(token_weights, shape, hidden.dtype),
+        token_weights=_arguments.flat_token_weights(token_weights, labels, shape, hidden.dtype, hidden.device),
         divergence=divergence,
         beta=beta,
         skew_alpha=skew_alpha,
@@ -104,17 +106,17 @@ def linear_jsd(
         soft_weight=weight_soft_loss,
         label_smoothing=label_smoothing,
         z_loss=lse_square_scale,
-        student_softcap=softcap or 0.0,
-        teacher_softcap=teacher_softcap or 0.0,
+        student_softcap=_arguments.checked_softcap("softcap", softcap),
+        teacher_softcap=_arguments.checked_softcap("teacher_softcap", teacher_softcap),
         metrics=_arguments.metric_set(return_metrics),
-        reduction="sum" if divides else reduction,
+        reduction="sum" if divisor is not None else reduction,
         vocab_size=vocab_size,
         chunk_size=chunk_size,
         memory_cap_mb=memory_cap_mb,
         min_chunk_size=min_chunk_size,
         bf16_logits=bf16_logits,
     )
-    return _arguments.finish(loss, rows, shape, num_items_in_batch if divides else None, return_metrics)
+    return _arguments.finish(loss, rows, shape, divisor, return_metrics)
 
 
 def linear_cross_entropy(
@@ -154,16 +156,17 @@ def linear_cross_entropy(
     _arguments.check_reduction(reduction)
     shape = input.shape[:-1]
     hidden, weight, bias = _arguments.linear_inputs(input, lin_weight, bias, "lm_head's")
-    labels = _arguments.flat_labels(target, ignore_index, shape)
-    weights = _arguments.flat_token_weights(token_weights, shape, hidden.dtype)
-    divisor = num_items_in_batch if reduction == "mean" else None
+    labels = _arguments.flat_labels(target, ignore_index, shape, hidden.device)
+    weights = _arguments.flat_token_weights(token_weights, labels, shape, hidden.dtype, hidden.device)
+    divisor = _divisor(num_items_in_batch, reduction, hidden)
     if ce_weight is not None:
         if label_smoothing != 0 or lse_square_scale != 0:
             raise ValueError(
                 "ce_weight: expected label_smoothing 0 and lse_square_scale 0 beside class weights, found "
                 f"{label_smoothing} and {lse_square_scale}; CrossEntropy, which is given the logits, has all of them"
             )
-        _check_class_weights("ce_weight", ce_weight, vocab_size or lin_weight.shape[0], lin_weight.shape[0])
+        rows = lin_weight.shape[0]
+        ce_weight = _arguments.checked_class_weights("ce_weight", ce_weight, vocab_size or rows, rows, hidden.device)
         of_class = _class_weights(ce_weight, labels, hidden.dtype)
         weights = of_class if weights is None else weights * of_class
         if reduction == "mean" and divisor is None:
@@ -176,7 +179,7 @@ def linear_cross_entropy(
         token_weights=weights,
         label_smoothing=label_smoothing,
         z_loss=lse_square_scale,
-        softcap=softcap or 0.0,
+        softcap=_arguments.checked_softcap("softcap", softcap),
         metrics=_arguments.metric_set(return_metrics),
         reduction="sum" if divisor is not None else reduction,
         vocab_size=vocab_size,
@@ -226,13 +229,16 @@ def jsd(
     if teacher_logits.shape[:-1] != shape:
         raise ValueError(f"teacher_logits: expected shape {[*shape, 'V']}, found {list(teacher_logits.shape)}")
     _check_inplace("student_logits", student_logits, inplace)
+    _arguments.check_device("teacher_logits", teacher_logits, student_logits.device)
+    _arguments.check_trainable("student_logits", student_logits)
     student = _flat_logits(student_logits)
-    divides = reduction == "mean" and num_items_in_batch is not None
+    labels = _arguments.flat_labels(shift_labels, ignore_index, shape, student.device)
+    divisor = _divisor(num_items_in_batch, reduction, student)
     loss, rows = ops.jsd(
         student,
         _flat_logits(teacher_logits.detach()),
-        _arguments.flat_labels(shift_labels, ignore_index, shape),
-        token_weights=_arguments.flat_token_weights(token_weights, shape, student.dtype),
+        labels,
+        token_weights=_arguments.flat_token_weights(token_weights, labels, shape, student.dtype, student.device),
         divergence=divergence,
         beta=beta,
         skew_alpha=skew_alpha,
@@ -242,13 +248,13 @@ def jsd(
         soft_weight=weight_soft_loss,
         label_smoothing=label_smoothing,
         z_loss=lse_square_scale,
-        student_softcap=softcap or 0.0,
-        teacher_softcap=teacher_softcap or 0.0,
+        student_softcap=_arguments.checked_softcap("softcap", softcap),
+        teacher_softcap=_arguments.checked_softcap("teacher_softcap", teacher_softcap),
         metrics=_arguments.metric_set(return_metrics),
-        reduction="sum" if divides else reduction,
+        reduction="sum" if divisor is not None else reduction,
         inplace=inplace,
     )
-    return _arguments.finish(loss, rows, shape, num_items_in_batch if divides else None, return_metrics)
+    return _arguments.finish(loss, rows, shape, divisor, return_metrics)
 
 
 def cross_entropy(
@@ -282,12 +288,14 @@ def cross_entropy(
     _arguments.check_reduction(reduction)
     shape = input.shape[:-1]
     _check_inplace("input", input, inplace)
+    _arguments.check_trainable("input", input)
     logits = _flat_logits(input)
-    labels = _arguments.flat_labels(target, ignore_index, shape)
-    weights = _arguments.flat_token_weights(token_weights, shape, logits.dtype)
-    divisor = num_items_in_batch if reduction == "mean" else None
+    labels = _arguments.flat_labels(target, ignore_index, shape, logits.device)
+    weights = _arguments.flat_token_weights(token_weights, labels, shape, logits.dtype, logits.device)
+    divisor = _divisor(num_items_in_batch, reduction, logits)
     if weight is not None:
-        _check_class_weights("weight", weight, logits.shape[-1], logits.shape[-1])
+        classes = logits.shape[-1]
+        weight = _arguments.checked_class_weights("weight", weight, classes, classes, logits.device)
         of_class = _class_weights(weight, labels, logits.dtype)
         if label_smoothing != 0 or lse_square_scale != 0:
             if return_metrics or inplace or weights is not None:
@@ -295,6 +303,8 @@ def cross_entropy(
                     "weight: expected neither return_metrics, inplace nor token_weights together with class weights "
                     "and label_smoothing or lse_square_scale"
                 )
+            # The operator, which checks their ranges, gets neither below.
+            ops.cross_entropy(logits[:0], labels[:0], label_smoothing=label_smoothing, z_loss=lse_square_scale)
             # Autocast would round the product with the class weights.
             with torch.autocast(logits.device.type, enabled=False):
                 loss_N, z_loss_N = _with_class_weights(
@@ -316,12 +326,18 @@ def cross_entropy(
         token_weights=weights,
         label_smoothing=label_smoothing,
         z_loss=lse_square_scale,
-        softcap=softcap or 0.0,
+        softcap=_arguments.checked_softcap("softcap", softcap),
         metrics=_arguments.metric_set(return_metrics),
         reduction="sum" if divisor is not None else reduction,
         inplace=inplace,
     )
     return _arguments.finish(loss, rows, shape, divisor, return_metrics)
+
+
+def _divisor(num_items_in_batch, reduction, logits):
+    """What a sum of losses is divided by; None where the operator reduces as it is asked to."""
+    divisor = _arguments.divisor_of(num_items_in_batch, logits.dtype, logits.device)
+    return divisor if reduction == "mean" else None
 
 
 def _check_inplace(name, logits, inplace):
@@ -336,6 +352,10 @@ def _check_inplace(name, logits, inplace):
         )
     if logits.dtype == torch.float16:
         raise ValueError(f"inplace: {name}: expected fp32, bf16 or fp64, found fp16, which is computed in fp32")
+    if logits.shape[-1] > 1 and logits.stride(-1) != 1:
+        raise ValueError(
+            f"inplace: {name}: expected contiguous columns, found strides {list(logits.stride())}; they would be copied"
+        )
     # A view [N, V] exists where each leading dimension goes on where the next one ends.
     leading = [(size, stride) for size, stride in zip(logits.shape[:-1], logits.stride()) if size != 1]
     if any(outer[1] != inner[0] * inner[1] for outer, inner in zip(leading, leading[1:])):
@@ -347,21 +367,15 @@ def _check_inplace(name, logits, inplace):
 
 def _flat_logits(logits):
     flat = logits.reshape(-1, logits.shape[-1])
-    return flat.float() if flat.dtype == torch.float16 else flat
-
-
-def _check_class_weights(name, weight, classes, rows):
-    """ValueError for class weights that are neither [classes] nor, one for each row of a padded head, [rows]."""
-    # Not `in`, which torch.compile cannot tell for dynamic shapes.
-    if weight.dim() != 1 or not (weight.shape[0] == classes or weight.shape[0] == rows):
-        expected = f"[{classes}]" if classes == rows else f"[{classes}] or [{rows}]"
-        raise ValueError(f"{name}: expected one weight for each class, shape {expected}, found {list(weight.shape)}")
+    if flat.dtype == torch.float16:
+        flat = flat.float()
+    return flat if flat.shape[-1] <= 1 or flat.stride(-1) == 1 else flat.contiguous()
 
 
 def _class_weights(weight, labels, dtype):
     """The weight [N] of each token's class, 0 where it is ignored."""
     valid = labels != _arguments.IGNORED
-    of_class = weight.detach().to(_arguments.loss_dtype(dtype))[torch.where(valid, labels, 0)]
+    of_class = weight.to(_arguments.loss_dtype(dtype))[torch.where(valid, labels, 0)]
     return torch.where(valid, of_class, 0.0)
 
 
@@ -376,11 +390,17 @@ def _with_class_weights(logits, labels, weight, of_class, label_smoothing, lse_s
     dtype = _arguments.loss_dtype(logits.dtype)
     logits = logits.to(dtype)
     loss_N, _ = ops.cross_entropy(
-        logits, labels, token_weights=(1 - label_smoothing) * of_class, softcap=softcap or 0.0, reduction="none"
+        logits,
+        labels,
+        token_weights=(1 - label_smoothing) * of_class,
+        softcap=_arguments.checked_softcap("softcap", softcap),
+        reduction="none",
     )
     capped_NV = logits if not softcap else softcap * torch.tanh(logits / softcap)
     lse_N = capped_NV.logsumexp(-1)
-    weight_V = weight.detach().to(dtype)
+    weight_V = weight.to(dtype)
+    if _arguments.made_under_inference(weight_V):
+        weight_V = weight_V.clone()  # autograd saves it
     smoothing_N = (label_smoothing / weight_V.numel()) * (lse_N * weight_V.sum() - capped_NV @ weight_V)
     valid_N = labels != _arguments.IGNORED
     return loss_N + torch.where(valid_N, smoothing_N, 0.0), torch.where(valid_N, lse_square_scale * lse_N.square(), 0.0)

@@ -1,4 +1,5 @@
-"""lm_heads that FSDP2 shards, on two processes with Gloo: losses and gradients as one process has them."""
+"""lm_heads that FSDP2 shards, on two processes with Gloo: losses and gradients as one process has them; ranks without
+labels, under DDP too."""
 
 import os
 
@@ -22,14 +23,15 @@ class Model(torch.nn.Module):
         self.body = torch.nn.Linear(hidden, hidden)
         self.lm_head = torch.nn.Linear(hidden, VOCAB)
 
-    def forward(self, x, loss=None, teacher=None, targets=None):
+    def forward(self, x, loss=None, teacher=None, targets=None, items=None):
         hidden = self.body(x).tanh()
         if loss is None:
             return hidden
+        weight, bias = self.lm_head.weight, self.lm_head.bias
         if teacher is None:
-            return loss(self.lm_head.weight, hidden, targets, self.lm_head.bias)
+            return loss(weight, hidden, targets, bias, num_items_in_batch=items)
         of_teacher, head = teacher
-        return loss(hidden, self.lm_head.weight, of_teacher, head.weight, targets, self.lm_head.bias, head.bias)
+        return loss(hidden, weight, of_teacher, head.weight, targets, bias, head.bias, num_items_in_batch=items)
 
 
 def batch(rank):
@@ -38,23 +40,37 @@ def batch(rank):
     return x, tx, torch.randint(0, VOCAB, (TOKENS,))
 
 
-def losses(student, teacher, rank):
+# What divides the losses of the ranks; rank 1 has no label where it is not None.
+COUNTS = {
+    "labels everywhere": lambda rank: None,
+    "a count of the rank": lambda rank: torch.tensor(TOKENS if rank == 0 else 0),
+    "a number of the rank": lambda rank: TOKENS if rank == 0 else 0,
+    "one count for all": lambda rank: torch.tensor(TOKENS / WORLD),  # which the mean over ranks divides by, too
+    "no label at all": lambda rank: torch.tensor([0]),
+}
+
+
+def losses(student, teacher, rank, counts="labels everywhere"):
+    """Two, one after the other."""
     x, tx, targets = batch(rank)
+    items = COUNTS[counts](rank)
+    if counts == "no label at all" or (rank == 1 and counts != "labels everywhere"):
+        targets.fill_(-100)
     with torch.no_grad():
         of_teacher = teacher(tx), teacher.lm_head
-    jsd = student(x, LinearJSD(weight_hard_loss=0.5), of_teacher, targets)
-    return jsd + student(x, LinearCrossEntropy(), None, targets)
+    yield student(x, LinearJSD(weight_hard_loss=0.5), of_teacher, targets, items)
+    yield student(x, LinearCrossEntropy(), None, targets, items)
 
 
-def expected_gradients():
+def expected_gradients(counts="labels everywhere"):
     """The mean over the ranks, as data parallelism has it."""
     student, teacher = Model(HIDDEN, 1), Model(TEACHER_HIDDEN, 2)
     for rank in range(WORLD):
-        (losses(student, teacher, rank) / WORLD).backward()
+        (sum(losses(student, teacher, rank, counts)) / WORLD).backward()
     return {name: p.grad for name, p in student.named_parameters()}
 
 
-def sharded_gradients(rank, sharding, dtype):
+def sharded_gradients(rank, sharding, dtype, counts="labels everywhere"):
     """The gradients of a sharded student on its rank's batch, whole."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -68,7 +84,7 @@ def sharded_gradients(rank, sharding, dtype):
         if sharding != "root":  # the head has its own group, whose hooks never run: its weight stays sharded
             fully_shard(model.lm_head, **options)
         fully_shard(model, **options)
-    losses(student, teacher, rank).backward()
+    sum(losses(student, teacher, rank, counts)).backward()
     return {name: parameter.grad.full_tensor() for name, parameter in student.named_parameters()}
 
 
@@ -82,9 +98,36 @@ def worker(rank, port):
             for name, found in sharded_gradients(rank, sharding, dtype).items():
                 error = (found - expected[name]).norm() / expected[name].norm()
                 assert error < tolerance, f"{sharding}, {dtype}, {name}: relative error {error:.1e}"
+    ranks_without_labels(rank)
     refuses_other_placements()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def replicated_gradients(rank, counts):
+    """Of a student under DDP, which has a backward pass after each forward pass."""
+    student, teacher = Model(HIDDEN, 1), Model(TEACHER_HIDDEN, 2)
+    for loss in losses(torch.nn.parallel.DistributedDataParallel(student), teacher, rank, counts):
+        loss.backward()
+    return {name: parameter.grad for name, parameter in student.named_parameters()}
+
+
+def ranks_without_labels(rank):
+    """A rank without a label adds nothing, and no rank has a gradient that is NaN."""
+    of_one = {name: p.grad for name, p in one_rank_with_labels().named_parameters()}
+    for counts in list(COUNTS)[1:]:
+        share = {"no label at all": 0.0, "one count for all": 1.0}.get(counts, 1 / WORLD)
+        expected = expected_gradients(counts)
+        torch.testing.assert_close(expected, {name: share * gradient for name, gradient in of_one.items()})
+        for sharding in ("root", "head"):
+            torch.testing.assert_close(sharded_gradients(rank, sharding, torch.float32, counts), expected)
+        torch.testing.assert_close(replicated_gradients(rank, counts), expected)
+
+
+def one_rank_with_labels():
+    student, teacher = Model(HIDDEN, 1), Model(TEACHER_HIDDEN, 2)
+    sum(losses(student, teacher, 0)).backward()
+    return student
 
 
 def refuses_other_placements():

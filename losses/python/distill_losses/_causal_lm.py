@@ -74,7 +74,7 @@ def check_logits(model: torch.nn.Module, call: Callable[..., Any], with_loss: bo
     tolerance = 3e-2 if found.logits.dtype in (torch.bfloat16, torch.float16) else 2e-3
     logits = found.logits.float()
     same_shape = logits.shape == expected.shape
-    error = (logits - expected).norm() / expected.norm() if same_shape else torch.tensor(torch.inf)
+    error = (logits - expected).norm() / expected.norm().clamp_min(1e-30) if same_shape else torch.tensor(torch.inf)
     if not error <= tolerance:
         raise ValueError(
             f"{name}: expected logits that are the lm_head's product with the decoder's output, capped as its config "

@@ -5,7 +5,9 @@ import inspect
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from ._arguments import made_under_inference
 from ._causal_lm import check_logits, check_no_auxiliary_loss, hidden_and_head, is_checkable, softcap_of
+from ._missing_logits import MissingLogits
 from .modules import LinearCrossEntropy, LinearJSD
 
 __all__ = ["hidden_and_head", "patch_causal_lm", "softcap_of"]
@@ -22,6 +24,8 @@ _OF_BOTH = (
 )
 # Inputs that say what the body returns beside its hidden states; they are the student's.
 _OF_STUDENT = ("use_cache", "output_hidden_states", "output_attentions")
+# Options of LinearCrossEntropy whose other values make a loss that is not the model's own.
+_PLAIN = {"ignore_index": -100, "lse_square_scale": 0.0, "label_smoothing": 0.0, "reduction": "mean"}
 
 
 def _next_tokens(labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
@@ -36,10 +40,48 @@ def _with_softcaps(loss, model, teacher):
         caps["teacher_softcap"] = softcap_of(teacher)
     if loss is None:
         return LinearCrossEntropy(**caps) if teacher is None else LinearJSD(**caps)
+    expected, beside = (LinearCrossEntropy, "without a teacher") if teacher is None else (LinearJSD, "with a teacher")
+    if not isinstance(loss, expected):
+        raise ValueError(f"loss: expected a {expected.__name__} {beside}, found a {type(loss).__name__}")
+    if loss.options["return_metrics"]:
+        raise ValueError("loss: return_metrics: expected False, found True; a model returns one number as its loss")
     for name, cap in caps.items():
         if (loss.options[name] or None) != cap:
             raise ValueError(f"loss: {name}: expected {cap}, as the model's config says, found {loss.options[name]}")
     return loss
+
+
+def _is_the_models_own(loss, teacher):
+    """Whether the loss is what the model itself and other libraries compute: the cross-entropy of the next tokens."""
+    if teacher is not None or loss.ce_weight is not None:
+        return False
+    return all(loss.options[name] == value for name, value in _PLAIN.items())
+
+
+def _without_inference_tensors(inputs):
+    """Inputs of which autograd can save what it needs; it refuses tensors made under torch.inference_mode()."""
+    if not torch.is_grad_enabled():
+        return inputs
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) and made_under_inference(value) else value
+        for name, value in inputs.items()
+    }
+
+
+def _check_parameters(model):
+    made = [name for name, p in model.named_parameters() if p.is_inference()]
+    if made:
+        raise ValueError(
+            f"{type(model).__name__}: expected parameters that can be trained, found {made[0]} and "
+            f"{len(made) - 1} others made under torch.inference_mode(): load the model outside of it"
+        )
+
+
+def _refuse_another_loss(model, why):
+    raise ValueError(
+        f"{type(model).__name__}: expected a call that computes the loss given to patch_causal_lm, found one that "
+        f"computes another in its place: {why}"
+    )
 
 
 def _named_inputs(model_class, names, args, kwargs):
@@ -86,18 +128,43 @@ def _check_inputs(model, inputs, has_teacher):
         )
 
 
+_TRL = (
+    "fused_lm_head=True, as SFTTrainer and other trainers of TRL call a model to compute their own loss; take the "
+    "Trainer of transformers, or replace the trainer's compute_loss by one that calls the model with labels "
+    "(losses/python/examples/trl_gkd.py)"
+)
+_REPLACED = (
+    "the model was given another forward after patch_causal_lm, as use_liger_kernel does; leave that out, or call "
+    "patch_causal_lm afterwards"
+)
+
+
+def _logits(model, hidden, eval_logits):
+    """Of a call with labels: None where it may be trained on, else what `eval_logits` says."""
+    if model.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    if not eval_logits:
+        # DataParallel gathers what replicas return.
+        return None if getattr(model, "_is_replica", False) else MissingLogits(type(model).__name__)
+    logits, cap = model.get_output_embeddings()(hidden), softcap_of(model)
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
 def patch_causal_lm(
     model: torch.nn.Module,
     loss: LinearCrossEntropy | LinearJSD | None = None,
     teacher: torch.nn.Module | None = None,
+    *,
+    eval_logits: bool = False,
 ) -> torch.nn.Module:
     """Changes `model` (an AutoModelForCausalLM) so that a call with labels computes its loss without logits.
 
     Without a teacher the loss is cross-entropy; with one it is `loss`, a LinearJSD, of the student's and the teacher's
     hidden states on the same tokens (the teacher in eval mode, without gradients). The result has the loss and no
-    logits. A call without labels (generation, evaluation) is as before. The loss is computed inside the model's own
-    forward, so that DDP, FSDP2, autocast and the Trainer of transformers work as they do with the plain loss, and
-    num_items_in_batch is respected.
+    logits: they are None, and in eval mode without gradients an object whose use is an error that names this function
+    (a Trainer with compute_metrics). A call without labels (generation) is as before. The loss is computed inside the
+    model's own forward, so that DDP, FSDP2, autocast and the Trainer of transformers work as they do with the plain
+    loss, and num_items_in_batch is respected.
 
     The teacher gets the student's input_ids [B, S], attention_mask [B, S], position_ids [B, S] and flash attention's
     cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k (packed batches). Any other input of a call with labels
@@ -108,17 +175,25 @@ def patch_causal_lm(
     ValueError. Where they cannot compute yet (meta tensors, sharded parameters, flash attention before a GPU has the
     model), the first call with labels does this. The auxiliary loss of routers (output_router_logits) is refused.
 
+    It is a ValueError, too, where another loss would silently be computed: where another library has given the model a
+    forward of its own after this (TRL's SFTTrainer, use_liger_kernel), or the Trainer takes the labels away
+    (label_smoothing_factor, compute_loss_func). Without a teacher and with the default options theirs is the same loss.
+
     Args:
         model: [B, S] input_ids, attention_mask and labels, as always; labels are shifted inside, shift_labels are not.
             The signature of its forward stays.
         loss: options of the loss; None: the default ones. Its softcaps must be those of the models.
         teacher: a causal language model with the same tokenizer; its hidden size and padded vocabulary may differ.
+        eval_logits: a call with labels in eval mode without gradients computes the logits [B, S, V], too, for the
+            metrics of a Trainer; they take the memory that the loss does not.
 
     Returns:
         `model`, changed in place.
     """
     loss = _with_softcaps(loss, model, teacher)
+    is_own = _is_the_models_own(loss, teacher)
     check_no_auxiliary_loss(model)
+    _check_parameters(model)
     # Not a submodule of the student: its weights are neither trained nor saved with it.
     # Of a model that is patched already, the class and the forward before that; FSDP2's class may lie between.
     base = vars(type(model)).get("_class_before_patch", type(model))
@@ -137,9 +212,23 @@ def patch_causal_lm(
 
     def forward(self, *args, **kwargs):
         inputs = _named_inputs(type(self), names, args, kwargs)
+        if inputs.get("fused_lm_head") and is_own:  # TRL's, from before the patch
+            return plain_forward(self, **inputs)
         labels, items = inputs.pop("labels", None), inputs.pop("num_items_in_batch", None)
         if labels is None:
+            if items is not None and not is_own:
+                _refuse_another_loss(
+                    self,
+                    "num_items_in_batch came without labels, as from a Trainer with label_smoothing_factor or "
+                    "compute_loss_func, which compute theirs from logits; leave these out (the losses of this package "
+                    "have label_smoothing, too)",
+                )
             return plain_forward(self, **inputs)
+        if inputs.pop("fused_lm_head", False):
+            _refuse_another_loss(self, _TRL)
+        if not torch.compiler.is_compiling():
+            self._fused_losses += 1
+        inputs = _without_inference_tensors(inputs)
         if not self._loss_is_checked and not torch.compiler.is_compiling():
             _check_models(self, plain_forward, teacher)
             self._loss_is_checked = True
@@ -169,17 +258,30 @@ def patch_causal_lm(
             )
         output = CausalLMOutputWithPast(
             loss=value,
+            logits=_logits(self, hidden, eval_logits),
             past_key_values=body.get("past_key_values"),
             hidden_states=body.get("hidden_states"),
             attentions=body.get("attentions"),
         )
         return output if return_dict else output.to_tuple()
 
+    def call(self, *args, **kwargs):
+        if torch.compiler.is_compiling():
+            return base.__call__(self, *args, **kwargs)
+        before = self._fused_losses
+        output = base.__call__(self, *args, **kwargs)
+        # An attribute `forward` that was set after the patch goes before the one above.
+        if kwargs.get("labels") is not None and not is_own and self._fused_losses == before:
+            _refuse_another_loss(self, _TRL if kwargs.get("fused_lm_head") else _REPLACED)
+        return output
+
     # The Trainer of transformers keeps the columns of a data set that the signature names.
     forward.__signature__, forward.__doc__ = signature, forward_of_class.__doc__
     # A class for this model, and no attribute of it: copies of the model then compute with their own weights. Its name
     # stays, which transformers saves and by which it finds more.
     own = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
-    own.update(forward=forward, _forward_of_class=forward_of_class, _class_before_patch=base)
+    own.update(
+        forward=forward, __call__=call, _fused_losses=0, _forward_of_class=forward_of_class, _class_before_patch=base
+    )
     model.__class__ = type(base)(base.__name__, (base,), own)
     return model

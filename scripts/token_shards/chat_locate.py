@@ -35,7 +35,6 @@ def locate(render, messages, prompt, turn_ends, where):
             "the conversation has noncharacters",
             f"{where}: expected text, found a noncharacter of Unicode (U+FDD0 to U+FDEA)",
         )
-    messages = [dict(message) for message in messages]  # what is read of them from here on, the template does not read
     places = _places(render, messages, text, where)
     spans, before = [], 0
     for index, message in enumerate(messages):

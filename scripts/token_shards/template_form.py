@@ -210,8 +210,9 @@ class TemplateForm:
         if kind is None:
             raise BadDocument(
                 "the chat template has no place for thinking",
-                f"{place}: the chat template has no place for the thinking of this message. --thinking content writes "
-                "it in think tags before the content, --thinking drop leaves it out",
+                f"{place}: the chat template has no place for the thinking of this message (reasoning_content, "
+                "reasoning, thinking, or parts of the content). --thinking content writes it in think tags before the "
+                "content, --thinking drop leaves it out",
             )
         return {**rest, kind: thinking}
 

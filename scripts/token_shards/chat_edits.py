@@ -28,13 +28,14 @@ QWEN3_TURN = (
 """,
     """        {{- '<|im_start|>' + message.role + '\\n' }}
         {%- set thinking = '' %}
+        {%- set answer = content %}
         {%- if loop.index0 > ns.last_query_index and (loop.last or reasoning_content) %}
             {%- set no_thinking = enable_thinking is defined and enable_thinking is false %}
             {%- if as_generated is defined and as_generated and loop.last and no_thinking %}
                 {%- set reasoning_content = '' %}
             {%- endif %}
             {%- set thinking = '<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' %}
-            {%- set content = content.lstrip('\\n') %}
+            {%- set answer = content.lstrip('\\n') %}
             {%- set maybe_prompt = (mask_generation_prompt is not defined or mask_generation_prompt) and enable_thinking is not defined %}
             {%- if not reasoning_content.strip('\\n') and (no_thinking or maybe_prompt) %}
                 {{- thinking }}
@@ -42,7 +43,7 @@ QWEN3_TURN = (
             {%- endif %}
         {%- endif %}
         {%- generation %}
-        {{- thinking + content }}
+        {{- thinking + answer }}
 """,
 )
 

@@ -140,19 +140,22 @@ class TemplateForm:
                 "(--chat-template FILE), or write the calls into the content",
             )
         as_json_text, empty = self._calls
-        if message["content"] and not self._shows_calls_beside_text:
-            raise BadDocument(
-                "the chat template has no place for tool calls beside a text",
-                f"{place}: tool_calls: the chat template leaves the tool calls of a message out that has a content, "
-                "too. Give a template that writes both (--chat-template FILE), or leave the content out",
-            )
+        content = message["content"] or empty
+        if content and not self._shows_calls_beside_text:
+            if content.strip():
+                raise BadDocument(
+                    "the chat template has no place for tool calls beside a text",
+                    f"{place}: tool_calls: the chat template leaves the tool calls of a message out that has a "
+                    "content, too. Give a template that writes both (--chat-template FILE), or leave the content out",
+                )
+            content = empty
         calls = message["tool_calls"]
         if as_json_text:
             calls = [
                 {**call, "function": {**call["function"], "arguments": as_text(call["function"]["arguments"])}}
                 for call in calls
             ]
-        return {**message, "content": message["content"] or empty, "tool_calls": calls}
+        return {**message, "content": content, "tool_calls": calls}
 
     @cached_property
     def _calls(self):

@@ -66,6 +66,8 @@ def _cleaned(form, message):
             thinking = out.pop("reasoning_content").strip("\n")
             out["content"] = f"<think>\n{thinking}\n</think>\n\n{out['content'] or ''}"
     if out.get("tool_calls"):
+        if not form.beside_text and not (out["content"] or "").strip():
+            out["content"] = None
         if form.calls is None or (out["content"] and not form.beside_text):
             raise NoPlace
         out["tool_calls"] = [_call(form, call) for call in out["tool_calls"]]

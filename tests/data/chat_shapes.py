@@ -138,6 +138,10 @@ SHAPES = {
         ],
         TOOLS,
     ),
+    "white space beside a call": (
+        [user("weather?"), assistant("\n\n", tool_calls=[call("Paris")], reasoning_content="look"), answer("sunny")],
+        TOOLS,
+    ),
     "reasoning_content": [
         user("1+1"),
         assistant("2", reasoning_content="one and one"),
@@ -171,7 +175,9 @@ SHAPES = {
 }
 
 # This template writes a message with tool calls and a content that is not null as two turns.
-TWO_TURNS = [("deepseek_r1_llama_cpp_qwen", key) for key in ("tools", "tools, text beside the call")]
+TWO_TURNS = [
+    ("deepseek_r1_llama_cpp_qwen", key) for key in ("tools, text beside the call", "white space beside a call")
+]
 
 
 def shape(name):

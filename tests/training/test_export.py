@@ -8,6 +8,7 @@ import transformers
 from safetensors.torch import load_file
 
 import tiny
+from test_import_teacher import tokenized, write_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +135,27 @@ def test_every_chat_template_of_the_student_is_saved_with_the_model(tmp_path, ru
     file = model / "additional_chat_templates" / "rag.jinja"
     file.write_text("{{ document }}")
     assert f"{file}: is damaged" in tiny.distill("verify", model, code=tiny.BAD_INPUT).stderr
+
+
+def test_a_tokenizer_that_is_named_as_a_file_is_saved_with_the_templates_beside_it(tmp_path, models):
+    file, digest = write_tokenizer(tmp_path / "tokenizer" / "mine.json", "t")
+    (file.parent / "chat_template.jinja").write_text("{{ messages }}")
+    (file.parent / "additional_chat_templates").mkdir()
+    (file.parent / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    config = tiny.base_config(
+        tmp_path,
+        *models["llama"],
+        str(tokenized(tmp_path / "data.dtok", digest)),
+        train={"steps": 1, "micro_batch_size": 1, "global_batch_size": 1},
+        scheduler={"warmup_steps": 0},
+        checkpoint={"every": 1},
+    )
+    for section in ("student", "teacher"):
+        config[section]["tokenizer"] = str(file)
+    run = tiny.train(tmp_path, config)
+    tiny.distill("export", "--checkpoint", run, "--out", tmp_path / "exported")
+    for model in (run / "model", tmp_path / "exported"):
+        assert (model / "tokenizer.json").read_text() == file.read_text()
+        assert not (model / "mine.json").exists()
+        assert (model / "chat_template.jinja").read_text() == "{{ messages }}"
+        assert (model / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"

@@ -18,11 +18,11 @@ config::ModelSection student_section(const Index& index) {
   return config::read(index.info.config, "config", {}).config.student;
 }
 
-// The folder that the run read the student's tokenizer from; empty: the model's own folder.
-std::string tokenizer_folder(const Index& index) {
+// What the run read the student's tokenizer from; empty: the model's own folder, as where it is gone.
+std::string tokenizer_source(const Index& index) {
   const std::string path = student_section(index).tokenizer;
   std::error_code error;
-  return fs::is_directory(path, error) ? path : "";
+  return fs::exists(path, error) ? path : "";
 }
 
 } // namespace
@@ -46,7 +46,7 @@ absl::Status export_model(const ExportOptions& options) {
   }
   hf::SaveOptions save;
   save.config_folder = source;
-  save.tokenizer_folder = options.model.empty() ? tokenizer_folder(index) : "";
+  save.tokenizer = options.model.empty() ? tokenizer_source(index) : "";
   save.dtype = config::scalar_type(options.dtype, *config);
   StateReader reader(options.checkpoint, index);
   at::Tensor flat;

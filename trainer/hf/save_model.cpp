@@ -14,6 +14,7 @@ using Path = std::filesystem::path;
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kConvertChunk = int64_t{1} << 24; // elements
+constexpr const char* kTokenizer = "tokenizer.json";
 constexpr const char* kNamedTemplates = "additional_chat_templates"; // a file for each, NAME.jinja
 
 // Removes the unfinished folder, unless keep() is called.
@@ -182,8 +183,8 @@ absl::Status write_folder(
   const std::vector<models::UnitLayout> layouts = models::unit_layouts(config);
   ASSIGN_OR_RETURN(const std::vector<Shard> shards, plan_shards(layouts, options));
   RETURN_IF_ERROR(write_config(folder, config, options));
-  RETURN_IF_ERROR(copy_tokenizer_files(
-      options.tokenizer_folder.empty() ? options.config_folder : options.tokenizer_folder, folder.string()));
+  RETURN_IF_ERROR(
+      copy_tokenizer_files(options.tokenizer.empty() ? options.config_folder : options.tokenizer, folder.string()));
   WeightStream stream(folder, shards, options.dtype);
   for (size_t i = 0; i < layouts.size(); ++i) {
     ASSIGN_OR_RETURN(const at::Tensor flat, units(i));
@@ -201,7 +202,7 @@ absl::Status write_folder(
 std::vector<std::string> tokenizer_files(const std::string& folder) {
   std::vector<std::string> found;
   for (const char* name :
-       {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+       {kTokenizer, "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
         "vocab.json", "merges.txt", "tekken.json", "chat_template.jinja", "chat_template.json",
         "generation_config.json"}) {
     std::error_code error;
@@ -223,9 +224,16 @@ std::vector<std::string> tokenizer_files(const std::string& folder) {
 }
 
 absl::Status copy_tokenizer_files(const std::string& from, const std::string& to) {
+  std::error_code ignored;
+  const bool is_file = std::filesystem::is_regular_file(from, ignored);
+  const Path folder = is_file ? std::filesystem::absolute(from).parent_path() : Path(from);
+  std::vector<std::string> names = tokenizer_files(folder.string());
+  if (is_file && std::find(names.begin(), names.end(), kTokenizer) == names.end()) {
+    names.emplace_back(kTokenizer);
+  }
   bool has_named = false;
-  for (const std::string& name : tokenizer_files(from)) {
-    const Path source = Path(from) / name, target = Path(to) / name;
+  for (const std::string& name : names) {
+    const Path source = is_file && name == kTokenizer ? Path(from) : folder / name, target = Path(to) / name;
     std::error_code error;
     if (name.find('/') != std::string::npos) {
       has_named = true;

@@ -14,7 +14,7 @@ namespace distill::hf {
 
 struct SaveOptions {
   std::string config_folder; // config.json is copied from here, with its dtype set to `dtype`
-  std::string tokenizer_folder; // tokenizer and generation files are copied from here; empty: from config_folder
+  std::string tokenizer; // a folder or a tokenizer.json, see copy_tokenizer_files(); empty: config_folder
   at::ScalarType dtype = at::kBFloat16; // of the stored weights: float32, float16 or bfloat16
   int64_t max_shard_bytes = 5'000'000'000; // a larger model is written as shards of this size at most, with an index
   bool replace = false; // true: replace an existing folder once the new one is complete; false: an error
@@ -34,7 +34,8 @@ absl::Status save_model(
 // templates that have a name of their own are in additional_chat_templates/.
 std::vector<std::string> tokenizer_files(const std::string& folder);
 
-// Copies tokenizer_files() from one folder into another and syncs them.
+// Copies tokenizer_files() into a folder and syncs them. `from`: their folder, or the tokenizer.json in it, which may
+// have another name there.
 absl::Status copy_tokenizer_files(const std::string& from, const std::string& to);
 
 } // namespace distill::hf

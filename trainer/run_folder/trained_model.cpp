@@ -32,7 +32,7 @@ absl::Status save_trained_model(
     const config::Config& config, sharding::ModelShards& student, const sharding::Mesh& mesh) {
   hf::SaveOptions options;
   options.config_folder = config.student.path;
-  options.tokenizer_folder = std::filesystem::is_directory(config.student.tokenizer) ? config.student.tokenizer : "";
+  options.tokenizer = config.student.tokenizer;
   options.dtype = config::scalar_type(config.checkpoint.model_dtype, student.config());
   options.replace = true;
   int64_t gathered = 0;

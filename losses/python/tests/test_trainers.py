@@ -346,3 +346,11 @@ def test_trls_sft_trainer(trl, tmp_path):
     patch_causal_lm(run.model)
     run.train()
     assert logged(run) == pytest.approx(plain, rel=1e-4)
+
+
+def test_a_head_of_zeros_is_a_model_like_others():
+    """Its logits are all 0, and so is what they are compared with."""
+    student, tokens = model(), torch.arange(2, 8)[None]
+    torch.nn.init.zeros_(student.lm_head.weight)
+    loss = patch_causal_lm(student)(input_ids=tokens, labels=tokens).loss
+    torch.testing.assert_close(loss.item(), torch.tensor(float(VOCAB)).log().item())

@@ -80,6 +80,13 @@ def read_arguments(value, place):
             "arguments are not an object",
             f"{place}: expected an object or its JSON text, found {short_text(value)}",
         )
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise BadDocument(
+            "arguments are not an object",
+            f"{place}: expected numbers that JSON has, found {short_text(value)}",
+        ) from error
     return value
 
 

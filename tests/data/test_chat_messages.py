@@ -191,6 +191,9 @@ BAD = {
     "arguments: 0": (with_arguments(0), "arguments are not an object", "found 0"),
     "arguments: false": (with_arguments(False), "arguments are not an object", "found false"),
     "arguments: NaN": (with_arguments('{"a": NaN}'), "arguments are not an object", "NaN is not JSON"),
+    "arguments: an object with NaN": (
+        with_arguments({"a": [float("nan")]}), "arguments are not an object", "expected numbers that JSON has",
+    ),
     "arguments: a key twice": (with_arguments('{"a": 1, "a": 2}'), "arguments are not an object", "twice"),
     "arguments: nested deeply": (with_arguments("[" * 99999), "arguments are not an object", "nested too deeply"),
     "arguments and parameters": (

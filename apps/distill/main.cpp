@@ -1,11 +1,11 @@
-#include <c10/util/Exception.h>
-
 #include <cstdio>
 
 #include "apps/distill/commands.h"
 #include "trainer/config/help.h"
+#include "trainer/device/libtorch_messages.h"
 #include "trainer/launch/exit_code.h"
 #include "trainer/launch/standard_streams.h"
+#include "trainer/metrics/log.h"
 
 namespace distill::cli {
 
@@ -86,12 +86,13 @@ int run(int argc, const char* const* argv) {
 // All exceptions end here.
 int main(int argc, char** argv) {
   distill::launch::prepare_standard_streams();
+  distill::device::prepare_libtorch_messages(distill::metrics::log_warning);
   try {
     return distill::cli::run(argc, argv);
-  } catch (const c10::Error& error) {
-    distill::cli::print_error(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    distill::cli::print_error(error.what());
+    const std::string text = distill::device::error_text(error);
+    distill::metrics::write_trace(text, distill::device::newest_trace());
+    distill::cli::print_error(text.c_str());
   }
   return distill::launch::kRuntimeFailure;
 }

@@ -1,5 +1,7 @@
 #include "apps/distill/ranked_run.h"
 
+#include <absl/strings/str_cat.h>
+
 #include "data/base/status_macros.h"
 #include "trainer/launch/spawn.h"
 #include "trainer/setup/join_ranks.h"
@@ -19,14 +21,16 @@ bool starts_ranks(const RankedRun& run) {
 }
 
 absl::StatusOr<std::optional<int>> start_ranks(const RankedRun& run) {
-  return start_ranks(run.ranks, trainer::ranks_to_start(run.config, run.ranks));
+  return start_ranks(
+      run.ranks, trainer::ranks_to_start(run.config, run.ranks), absl::StrCat(run.config.run.dir, "/log.txt"));
 }
 
-absl::StatusOr<std::optional<int>> start_ranks(const launch::RankInfo& ranks, int64_t count) {
+absl::StatusOr<std::optional<int>> start_ranks(
+    const launch::RankInfo& ranks, int64_t count, const std::string& log_file) {
   if (count <= 1 || ranks.launched() > 0) {
     return std::optional<int>();
   }
-  ASSIGN_OR_RETURN(const int code, launch::spawn_ranks({.processes = count}));
+  ASSIGN_OR_RETURN(const int code, launch::spawn_ranks({.processes = count, .log_file = log_file}));
   return std::optional<int>(code);
 }
 

@@ -29,7 +29,8 @@ bool starts_ranks(const RankedRun& run);
 // Starts the ranks where the run has several and no launcher has started them, waits for their end and returns their
 // exit code. nullopt: this process is a rank itself.
 absl::StatusOr<std::optional<int>> start_ranks(const RankedRun& run);
-// The same for `count` ranks.
-absl::StatusOr<std::optional<int>> start_ranks(const launch::RankInfo& ranks, int64_t count);
+// The same for `count` ranks. `log_file`: see launch::SpawnOptions.
+absl::StatusOr<std::optional<int>> start_ranks(
+    const launch::RankInfo& ranks, int64_t count, const std::string& log_file = "");
 
 } // namespace distill::cli

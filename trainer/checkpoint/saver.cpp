@@ -3,6 +3,7 @@
 #include "data/base/status_macros.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/verified_file.h"
+#include "trainer/device/libtorch_messages.h"
 #include "trainer/hf/safetensors.h"
 
 namespace distill::checkpoint {
@@ -28,10 +29,8 @@ absl::StatusOr<std::vector<hf::SafetensorsWriter::Entry>> file_entries(const std
 absl::Status guarded(const std::function<absl::Status()>& work) {
   try {
     return work();
-  } catch (const c10::Error& error) {
-    return absl::InternalError(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return absl::InternalError(error.what());
+    return absl::InternalError(device::error_text(error));
   }
 }
 

@@ -178,6 +178,12 @@ absl::StatusOr<RankInfo> detect_ranks(const Environ& environ) {
   if (environ("MASTER_PORT")) {
     ASSIGN_OR_RETURN(info.master_port, integer(environ, "MASTER_PORT", 1, 65535));
   }
+  if (info.launcher == Launcher::kTorchrun && environ("TORCHELASTIC_USE_AGENT_STORE") == "True") {
+    info.launcher_serves = true;
+    if (environ("TORCHELASTIC_RESTART_COUNT")) {
+      ASSIGN_OR_RETURN(info.attempt, integer(environ, "TORCHELASTIC_RESTART_COUNT", 0, INT32_MAX));
+    }
+  }
   return info;
 }
 

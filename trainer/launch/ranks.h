@@ -34,6 +34,8 @@ struct RankInfo {
   int64_t master_port = 29500;
   int master_listen_fd = -1; // rank 0: a socket bound to the port, inherited from the parent process; -1: none
   Launcher launcher = Launcher::kNone;
+  bool launcher_serves = false; // the launcher serves a store at master_addr, where rank 0 then cannot listen
+  int64_t attempt = 0; // number of times that the launcher has started the ranks again, with the same store
 
   // Number of ranks that a launcher has started; 0: none has.
   int64_t launched() const {
@@ -54,9 +56,10 @@ Environ process_environ();
 // SLURM_STEP_TASKS_PER_NODE with SLURM_NODEID, or SLURM_NTASKS_PER_NODE), PMI (PMI_RANK, PMI_SIZE, MPI_LOCALRANKID,
 // MPI_LOCALNRANKS). A part of a launcher's variables is an error; the shell of salloc and the script of sbatch, in
 // which Slurm has started no rank, are a single process. MASTER_ADDR and MASTER_PORT apply to all of them; without
-// MASTER_ADDR, the first host of SLURM_NODELIST does. A rank's GPU is the one of its local rank, or the only visible
-// one where Slurm or MPI restricts the rank to one GPU (CUDA_VISIBLE_DEVICES). InvalidArgument names the variable, what
-// was expected and what was found.
+// MASTER_ADDR, the first host of SLURM_NODELIST does. Under torchrun the store of its agent is there
+// (TORCHELASTIC_USE_AGENT_STORE, TORCHELASTIC_RESTART_COUNT). A rank's GPU is the one of its local rank, or the only
+// visible one where Slurm or MPI restricts the rank to one GPU (CUDA_VISIBLE_DEVICES). InvalidArgument names the
+// variable, what was expected and what was found.
 absl::StatusOr<RankInfo> detect_ranks(const Environ& environ);
 
 // The environment variable through which a parent process hands RankInfo::master_listen_fd down to rank 0.

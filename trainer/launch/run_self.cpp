@@ -8,7 +8,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 
+#include "trainer/launch/death.h"
 #include "trainer/launch/exit_code.h"
 
 namespace distill::launch {
@@ -19,6 +21,7 @@ absl::StatusOr<int> run_self(const std::vector<std::string>& arguments, const st
     argv.push_back(const_cast<char*>(argument.c_str()));
   }
   argv.push_back(nullptr);
+  const std::optional<int64_t> kills_before = out_of_memory_kills();
   const pid_t pid = ::fork();
   if (pid < 0) {
     return absl::InternalError(absl::StrCat("cannot start a process: ", std::strerror(errno)));
@@ -33,6 +36,10 @@ absl::StatusOr<int> run_self(const std::vector<std::string>& arguments, const st
   }
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFSIGNALED(status)) {
+    std::ofstream(output_file, std::ios::app) << killed_text(
+        {"the process", WTERMSIG(status), WCOREDUMP(status) != 0, "", out_of_memory_kills_since(kills_before)});
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : kRuntimeFailure;
 }

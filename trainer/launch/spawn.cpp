@@ -18,7 +18,9 @@
 #include <fstream>
 
 #include "data/base/status_macros.h"
+#include "trainer/launch/death.h"
 #include "trainer/launch/exit_code.h"
+#include "trainer/launch/rank_places.h"
 #include "trainer/launch/ranks.h"
 #include "trainer/launch/stop_signal.h"
 #include "trainer/metrics/terminal.h"
@@ -73,6 +75,7 @@ struct Child {
   int error_fd = -1;
   bool running = true;
   int exit_code = 0;
+  int last_signal = 0; // that this process has sent to end the rank, since another one had failed
   std::string pending; // a line whose end has not been read yet
   std::deque<std::string> last_lines;
 };
@@ -88,11 +91,14 @@ class RankProcesses {
   absl::Status start(int64_t rank, const Port& port);
   [[noreturn]] void become_rank(int64_t rank, const Port& port, int error_fd, pid_t parent);
   void relay(Child& child);
-  void show(Child& child, const std::string& line);
+  void show(Child& child, const std::string& line); // a line of the rank
+  static void print(Child& child, const std::string& text);
+  std::string death_text(const Child& child, int status) const;
   void read_arguments();
   void block_signals();
   void wait_for_news() const;
   void send_signal(int number) const; // to every rank that still runs
+  void end_running(int number); // the same, since a rank has failed
   void collect_exits();
   void forward_signals();
   [[noreturn]] void end_at_once();
@@ -111,6 +117,8 @@ class RankProcesses {
   bool signalled_ = false; // a stop signal has arrived
   int interrupts_ = 0; // number of SIGINTs
   bool ending_at_once_ = false;
+  std::unique_ptr<RankPlaces> places_;
+  std::optional<int64_t> out_of_memory_kills_before_;
   const Child* first_failed_ = nullptr;
   Clock::time_point kill_at_{};
 };
@@ -148,6 +156,7 @@ void RankProcesses::become_rank(int64_t rank, const Port& port, int error_fd, pi
   ::setenv("MASTER_ADDR", "127.0.0.1", 1);
   ::setenv("MASTER_PORT", std::to_string(port.number).c_str(), 1);
   ::setenv("NCCL_SOCKET_IFNAME", "=lo", /*overwrite=*/0); // all ranks are on this host
+  places_->hand_to(rank);
   if (rank == 0) {
     ::fcntl(port.fd, F_SETFD, 0); // stays open in the new program
     ::setenv(kListenFdVariable, std::to_string(port.fd).c_str(), 1);
@@ -184,7 +193,10 @@ absl::Status RankProcesses::start(int64_t rank, const Port& port) {
 void RankProcesses::show(Child& child, const std::string& line) {
   // Log lines of ranks other than 0 name their rank, host and device; lines that libraries print do not.
   const bool named = child.rank == 0 || line.find(absl::StrCat("[rank ", child.rank, " on ")) != std::string::npos;
-  const std::string text = named ? line : absl::StrCat("[rank ", child.rank, "] ", line);
+  print(child, named ? line : absl::StrCat("[rank ", child.rank, "] ", line));
+}
+
+void RankProcesses::print(Child& child, const std::string& text) {
   // The bar of rank 0 may stand on this terminal's last line; rank 0 draws it again at its next step.
   const char* erase = metrics::rewrites_lines(STDERR_FILENO) ? metrics::kEraseLine : "";
   std::fprintf(stderr, "%s%s\n", erase, text.c_str());
@@ -228,7 +240,7 @@ void RankProcesses::collect_exits() {
     child.running = false;
     child.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : kRuntimeFailure;
     if (WIFSIGNALED(status) && !ending_at_once_) {
-      show(child, absl::StrCat("was killed by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")"));
+      print(child, death_text(child, status));
     }
     const bool failed = child.exit_code != kSuccess && child.exit_code != kStoppedBySignal;
     if (failed && first_failed_ == nullptr && !ending_at_once_) {
@@ -236,6 +248,15 @@ void RankProcesses::collect_exits() {
       end_others();
     }
   }
+}
+
+std::string RankProcesses::death_text(const Child& child, int status) const {
+  const auto name = [](const Child& rank) { return absl::StrCat("rank ", rank.rank); };
+  const Death death{
+      name(child), WTERMSIG(status), WCOREDUMP(status) != 0, places_->place(child.rank),
+      out_of_memory_kills_since(out_of_memory_kills_before_)};
+  const bool sent = first_failed_ != nullptr && child.last_signal == death.signal;
+  return sent ? ended_text(death, name(*first_failed_)) : killed_text(death);
 }
 
 void RankProcesses::send_signal(int number) const {
@@ -246,8 +267,15 @@ void RankProcesses::send_signal(int number) const {
   }
 }
 
+void RankProcesses::end_running(int number) {
+  send_signal(number);
+  for (Child& child : children_) {
+    child.last_signal = child.running ? number : child.last_signal;
+  }
+}
+
 void RankProcesses::end_others() {
-  send_signal(SIGTERM);
+  end_running(SIGTERM);
   kill_at_ = Clock::now() + options_.grace;
 }
 
@@ -335,6 +363,8 @@ absl::StatusOr<int> RankProcesses::run() {
   read_arguments();
   Port port;
   RETURN_IF_ERROR(port.take());
+  ASSIGN_OR_RETURN(places_, RankPlaces::create(options_.processes));
+  out_of_memory_kills_before_ = out_of_memory_kills();
   block_signals();
   children_.reserve(static_cast<size_t>(options_.processes)); // first_failed_ points into it
   for (int64_t rank = 0; rank < options_.processes; ++rank) {
@@ -349,11 +379,14 @@ absl::StatusOr<int> RankProcesses::run() {
     }
     collect_exits();
     if (first_failed_ != nullptr && Clock::now() >= kill_at_) {
-      send_signal(SIGKILL);
+      end_running(SIGKILL);
     }
   }
   if (first_failed_ != nullptr) {
-    std::fprintf(stderr, "distill: rank %ld failed first; its last lines:\n", static_cast<long>(first_failed_->rank));
+    const bool logged = !options_.log_file.empty() && ::access(options_.log_file.c_str(), F_OK) == 0;
+    std::fprintf(
+        stderr, "distill: rank %ld failed first%s; its last lines:\n", static_cast<long>(first_failed_->rank),
+        logged ? absl::StrCat(" (log: ", options_.log_file, ")").c_str() : "");
     for (const std::string& line : first_failed_->last_lines) {
       std::fprintf(stderr, "  %s\n", line.c_str());
     }

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "trainer/launch/exit_code.h"
+#include "trainer/launch/rank_places.h"
 #include "trainer/launch/thread_stacks.h"
 #include "trainer/metrics/log.h"
 
@@ -115,6 +116,7 @@ void Watchdog::report_progress(int64_t step, const char* phase) {
   state_->step.store(step, std::memory_order_relaxed);
   state_->phase.store(phase, std::memory_order_relaxed);
   state_->last_progress.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  report_place(step, phase);
 }
 
 } // namespace distill::launch

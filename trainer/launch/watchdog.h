@@ -30,7 +30,8 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // Restarts the timeout. `phase` must be a string literal. Costs three relaxed atomic stores.
+  // Restarts the timeout, and tells the process that has started this rank (report_place). `phase` must be a string
+  // literal. Costs a few stores to memory. One thread at a time.
   void report_progress(int64_t step, const char* phase);
 
  private:

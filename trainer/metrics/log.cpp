@@ -6,6 +6,8 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <fstream>
+
 #include "trainer/metrics/status_line.h"
 #include "trainer/metrics/terminal.h"
 
@@ -32,6 +34,11 @@ std::shared_ptr<spdlog::logger>& file_logger() {
 }
 
 std::string& message_prefix() {
+  static std::string instance;
+  return instance;
+}
+
+std::string& trace_file() {
   static std::string instance;
   return instance;
 }
@@ -70,6 +77,20 @@ void log_warning_rank0(std::string_view message) {
 
 void log_error(std::string_view message) {
   write(spdlog::level::err, message);
+}
+
+void set_trace_file(std::string path) {
+  trace_file() = std::move(path);
+}
+
+std::string write_trace(std::string_view message, std::string_view trace) {
+  if (trace.empty() || trace_file().empty()) {
+    return "";
+  }
+  std::ofstream file(trace_file(), std::ios::app);
+  file << message << "\n" << trace << "\n";
+  file.close();
+  return file ? trace_file() : "";
 }
 
 void log_to_file(std::string_view message) {

@@ -19,6 +19,12 @@ void log_error(std::string_view message);
 // For warnings that are the same on all ranks: only the rank without a prefix, rank 0, logs the message.
 void log_warning_rank0(std::string_view message);
 
+// The file for what a reader of the log needs only to debug this rank: stack traces.
+void set_trace_file(std::string path);
+// Appends a message and the stack trace that belongs to it. Returns the file's name; empty: nothing was written, since
+// there is no trace, no file is set or its folder does not exist.
+std::string write_trace(std::string_view message, std::string_view trace);
+
 // Writes to the log file alone, for lines that standard output shows already.
 void log_to_file(std::string_view message);
 

@@ -48,6 +48,8 @@ absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
   options.master_addr = ranks.master_addr;
   options.master_port = ranks.master_port;
   options.master_listen_fd = ranks.master_listen_fd;
+  options.launcher_serves = ranks.launcher_serves;
+  options.attempt = ranks.attempt;
   options.rank = ranks.rank;
   options.world_size = ranks.world_size;
   options.timeout = std::chrono::seconds(parallel.timeout_s);

@@ -5,6 +5,7 @@
 
 #include "data/base/status_macros.h"
 #include "trainer/device/device_hooks.h"
+#include "trainer/device/libtorch_messages.h"
 #include "trainer/metrics/log.h"
 #include "trainer/setup/flight_recorder.h"
 #include "trainer/setup/join_ranks.h"
@@ -20,6 +21,11 @@ std::string laggards(const sharding::Mesh& mesh) {
   }
   const std::string found = mesh.heartbeat->laggards();
   return absl::StrCat("ranks ", found.empty() ? "that hold the others up: none is seen" : found);
+}
+
+// For what is needed to debug a rank: the stacks of its threads, and of an exception.
+std::string stacks_file(const config::RunSection& run, int64_t rank) {
+  return absl::StrCat(run.dir, "/stacks-rank", rank, ".txt");
 }
 
 } // namespace
@@ -41,6 +47,7 @@ absl::Status RunContext::join_others(const launch::StopSignal& stop) {
   if (ranks_.rank > 0) {
     metrics::set_log_prefix(absl::StrFormat("[rank %d on %s, %s] ", ranks_.rank, host_name(), device.str()));
   }
+  metrics::set_trace_file(stacks_file(config_.run, ranks_.rank));
   configure_libtorch(config_.train, device);
   enable_flight_recorder(config_.run.dir);
   outside_.start = outside_allocator(device);
@@ -63,7 +70,7 @@ void RunContext::start_watchdog(const launch::StopSignal& stop) {
   options.process = absl::StrCat("rank ", rank);
   options.step_timeout = std::chrono::seconds(config_.run.step_timeout_s);
   options.grace = std::chrono::seconds(config_.run.grace_s);
-  options.stacks_file = absl::StrCat(dir, "/stacks-rank", rank, ".txt");
+  options.stacks_file = stacks_file(config_.run, rank);
   options.write_more = [mesh = mesh_.get(), dir, rank] {
     dump_flight_recorder(dir, rank);
     if (const std::string blame = laggards(*mesh); !blame.empty()) {
@@ -74,6 +81,7 @@ void RunContext::start_watchdog(const launch::StopSignal& stop) {
   mesh_->watch = [watchdog = watchdog_.get()](int64_t step, const char* place) {
     watchdog->report_progress(step, place);
   };
+  watchdog_->report_progress(0, "opening models and data");
 }
 
 void RunContext::leave() {
@@ -86,7 +94,10 @@ void RunContext::leave() {
 }
 
 absl::Status RunContext::lost_ranks(int64_t step, const std::string& error) const {
-  const std::string message = absl::StrFormat("step %d: %s\n  %s", step, error, laggards(*mesh_));
+  const std::string trace = metrics::write_trace(absl::StrFormat("step %d: %s", step, error), device::newest_trace());
+  const std::string message = absl::StrFormat(
+      "step %d: %s\n  %s%s", step, error, laggards(*mesh_),
+      trace.empty() ? "" : absl::StrCat("\n  for debugging, the stack trace is in ", trace));
   if (!environment_.device.is_cpu()) {
     metrics::log_error(message);
     dump_flight_recorder(config_.run.dir, mesh_->rank);

@@ -3,6 +3,7 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_split.h>
 
+#include "trainer/device/libtorch_messages.h"
 #include "trainer/sharding/cuda_peer_memory.h"
 
 namespace distill::sharding {
@@ -78,10 +79,8 @@ std::string map_peers(Mesh& mesh, const std::vector<int64_t>& shard_axis, at::De
   }
   try {
     mesh.peers = mesh.rendezvous->peer_memory(absl::StrCat("gather-memory/", mesh.replicate_rank), shard_axis, device);
-  } catch (const c10::Error& error) {
-    problem = error.what_without_backtrace();
   } catch (const std::exception& error) {
-    problem = error.what();
+    problem = distill::device::error_text(error);
   }
   problem = problem.substr(0, problem.find('\n'));
   problem = first_problem(mesh.rendezvous->exchange("gather/mapped", problem));

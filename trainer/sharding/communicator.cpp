@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "trainer/device/libtorch_messages.h"
 #include "trainer/sharding/cuda_peer_memory.h"
 #include "trainer/sharding/listening_socket.h"
 #include "trainer/sharding/local_address.h"
@@ -90,10 +91,8 @@ class BackendCommunicator : public Communicator {
       }
     } catch (const c10::OutOfMemoryError&) {
       throw;
-    } catch (const c10::Error& error) {
-      fail(operation, error.what_without_backtrace());
     } catch (const std::exception& error) {
-      fail(operation, error.what());
+      fail(operation, device::error_text(error));
     }
   }
   [[noreturn]] void fail(const char* operation, const std::string& reason) const {
@@ -216,7 +215,38 @@ class StoreRendezvous : public Rendezvous {
     return exchange_texts(*store_, key, options_.rank, options_.world_size, text);
   }
 
+  bool meet(const std::string& key, std::chrono::milliseconds timeout) override {
+    return arrive(absl::StrCat("meet/", key), options_.world_size, /*waits=*/true, timeout);
+  }
+  bool leave(std::chrono::milliseconds timeout) override {
+    // Rank 0 does not count itself: the others do not wait for it, and it waits for all of them.
+    return options_.rank == 0 ? options_.world_size == 1 || wait_for(all_key("left"), timeout)
+                              : arrive("left", options_.world_size - 1, /*waits=*/false, timeout);
+  }
+
  private:
+  static std::string all_key(const std::string& key) {
+    return absl::StrCat(key, "/all");
+  }
+  bool wait_for(const std::string& key, std::chrono::milliseconds timeout) {
+    try {
+      store_->wait({key}, std::max(timeout, std::chrono::milliseconds(1))); // c10d takes 0 for no limit
+      return true;
+    } catch (const std::exception&) { // it took too long, or the store is gone
+      return false;
+    }
+  }
+  // Counts this rank under `key`. The last one of `count` ranks says so to those that wait.
+  bool arrive(const std::string& key, int64_t count, bool waits, std::chrono::milliseconds timeout) {
+    try {
+      if (store_->add(key, 1) == count) {
+        store_->set(all_key(key), std::vector<uint8_t>{1});
+      }
+    } catch (const std::exception&) {
+      return false;
+    }
+    return !waits || wait_for(all_key(key), timeout);
+  }
   std::optional<int64_t> place_in(const std::vector<int64_t>& members) const {
     const auto it = std::find(members.begin(), members.end(), options_.rank);
     return it == members.end() ? std::nullopt : std::optional<int64_t>(it - members.begin());
@@ -266,17 +296,23 @@ absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::join(const RendezvousOpt
   try {
     c10d::TCPStoreOptions store_options;
     store_options.port = static_cast<uint16_t>(options.master_port);
-    store_options.isServer = options.rank == 0;
+    store_options.isServer = options.rank == 0 && !options.launcher_serves;
     store_options.numWorkers = static_cast<size_t>(options.world_size);
     store_options.waitWorkers = false;
     store_options.timeout = options.timeout;
     if (store_options.isServer) {
       store_options.masterListenFd = listening_socket(options);
     }
-    store = c10::make_intrusive<c10d::TCPStore>(options.master_addr, store_options);
+    // A launcher's store outlives a failed attempt, whose keys are of no use to the next one.
+    store = c10::make_intrusive<c10d::PrefixStore>(
+        absl::StrCat("distill/attempt-", options.attempt),
+        c10::make_intrusive<c10d::TCPStore>(options.master_addr, store_options));
   } catch (const std::exception& error) {
+    const char* action = options.launcher_serves ? "cannot reach the launcher's store at "
+        : options.rank == 0                      ? "cannot listen at "
+                                                 : "cannot reach rank 0 at ";
     return absl::UnavailableError(absl::StrCat(
-        options.rank == 0 ? "cannot listen at " : "cannot reach rank 0 at ", place, ": ", error.what(),
+        action, place, ": ", device::error_text(error),
         "; check MASTER_ADDR and MASTER_PORT, and that the port is free and not blocked"));
   }
   try {

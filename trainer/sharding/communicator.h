@@ -44,7 +44,8 @@ class Board {
   virtual std::optional<std::string> get(const std::string& key) = 0; // nullopt: not set
 };
 
-// A collective that failed, or did not end in time: another rank is gone, stopped or late.
+// A collective that failed, or did not end in time: another rank is gone, stopped or late. The message has no stack
+// trace.
 class CommunicationError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -54,6 +55,8 @@ struct RendezvousOptions {
   std::string master_addr = "127.0.0.1";
   int64_t master_port = 29500;
   int master_listen_fd = -1; // rank 0: a socket, used if it is bound to the port already; -1: none
+  bool launcher_serves = false; // the launcher serves a store at this address, and rank 0 does not
+  int64_t attempt = 0; // number of times that the launcher has started the ranks again, with the same store
   int64_t rank = 0;
   int64_t world_size = 1;
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
@@ -61,7 +64,7 @@ struct RendezvousOptions {
   int64_t nccl_max_ctas = 0; // multiprocessors that an NCCL collective may take; 0: NCCL decides
 };
 
-// The rendezvous of all ranks (a c10d TCPStore that rank 0 serves), from which groups are made.
+// The rendezvous of all ranks (a c10d TCPStore that rank 0 or the launcher serves), from which groups are made.
 class Rendezvous {
  public:
   // DeadlineExceeded if some rank does not join in time; the message names the missing ranks if the store can be read.
@@ -84,6 +87,14 @@ class Rendezvous {
 
   // A new connection to the store, for one thread.
   virtual std::unique_ptr<Board> board() const = 0;
+
+  // Returns true when every rank has called it with this `key`; false: that took longer than `timeout`, or the store is
+  // gone.
+  virtual bool meet(const std::string& key, std::chrono::milliseconds timeout) = 0;
+  // The last use of the store by this rank, which has ended all of its threads and connections that use it. Rank 0,
+  // which may serve the store, returns when all other ranks have called it, so that no rank ever talks to a store that
+  // is gone. False: as for meet().
+  virtual bool leave(std::chrono::milliseconds timeout) = 0;
 
   virtual int64_t rank() const = 0;
   virtual int64_t world_size() const = 0;

@@ -111,10 +111,14 @@ Heartbeat::Heartbeat(const Rendezvous& rendezvous, std::string host, std::chrono
 }
 
 Heartbeat::~Heartbeat() {
+  stop(state_->interval);
+}
+
+bool Heartbeat::stop(std::chrono::milliseconds timeout) {
   std::unique_lock lock(state_->mutex);
   state_->stop = true;
   state_->changed.notify_all();
-  state_->changed.wait_for(lock, state_->interval, [this] { return state_->ended; });
+  return state_->changed.wait_for(lock, timeout, [this] { return state_->ended; });
 }
 
 void Heartbeat::report_progress(int64_t step, const char* phase) {

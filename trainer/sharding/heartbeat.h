@@ -15,13 +15,17 @@ class Heartbeat {
  public:
   // `host`: this rank's, for messages. Posts every `interval` until destroyed.
   Heartbeat(const Rendezvous& rendezvous, std::string host, std::chrono::milliseconds interval);
-  // Never waits for the store, which may be gone.
+  // Does not wait for the store, which may be gone.
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
   // All ranks report the same phases in the same order. `phase` is a string literal.
   void report_progress(int64_t step, const char* phase);
+
+  // Ends the posts. Returns true when the thread has made its last use of the store; false: it has not within
+  // `timeout`.
+  bool stop(std::chrono::milliseconds timeout);
 
   // Watches the posts for a few intervals and describes the ranks that have stopped posting, or else the ranks
   // that are farthest behind; empty if all ranks are in the same phase. Takes a few intervals, or `timeout` if the

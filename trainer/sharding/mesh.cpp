@@ -7,6 +7,7 @@
 #include <future>
 #include <thread>
 
+#include "trainer/device/libtorch_messages.h"
 #include "trainer/sharding/choose_gather.h"
 
 namespace distill::sharding {
@@ -24,9 +25,37 @@ std::vector<std::unique_ptr<Communicator>> take_device_groups(Mesh& mesh) {
   return groups;
 }
 
+// A rank that has used up its time at the end still says that it leaves.
+constexpr std::chrono::milliseconds kShortestWait{100};
+
 // A thread may be stuck in the driver, and destructors that run at exit could wait for it.
 void exit_without_destructors() {
   ::on_exit([](int status, void*) { ::_exit(status); }, nullptr);
+}
+
+// Closes the groups between devices, and with them the threads with which NCCL's groups read the store. False: that
+// failed or took longer than `timeout`. The groups are then owned by a thread that may hang.
+bool close_device_groups(Mesh& mesh, at::Device device, std::chrono::milliseconds timeout) {
+  const auto groups = std::make_shared<std::vector<std::unique_ptr<Communicator>>>(take_device_groups(mesh));
+  const auto closed = std::make_shared<std::promise<bool>>();
+  std::future<bool> done = closed->get_future();
+  std::thread([groups, closed, device] {
+    try {
+      const c10::DeviceGuard guard(device);
+      for (const std::unique_ptr<Communicator>& group : *groups) {
+        group->shutdown();
+      }
+      groups->clear(); // waits for their threads
+      closed->set_value(true);
+    } catch (const std::exception&) {
+      closed->set_value(false);
+    }
+  }).detach();
+  const bool well = done.wait_for(timeout) == std::future_status::ready && done.get();
+  if (!well) {
+    exit_without_destructors();
+  }
+  return well;
 }
 
 } // namespace
@@ -95,7 +124,7 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
     gathers = choose_gather(*mesh, gather, shard_axis, device);
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat(
-        "rank ", options.rank, ": a group of ranks could not be connected: ", error.what(), "; ",
+        "rank ", options.rank, ": a group of ranks could not be connected: ", distill::device::error_text(error), "; ",
         mesh->heartbeat->laggards()));
   }
   if (!gathers.ok()) {
@@ -105,34 +134,21 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
 }
 
 bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds timeout) {
-  if (mesh.host == nullptr) {
+  if (mesh.rendezvous == nullptr) {
     return true;
   }
-  const auto groups = std::make_shared<std::vector<std::unique_ptr<Communicator>>>(take_device_groups(mesh));
-  const auto closed = std::make_shared<std::promise<bool>>();
-  std::future<bool> done = closed->get_future();
-  std::thread([groups, closed, device] {
-    try {
-      const c10::DeviceGuard guard(device);
-      for (const std::unique_ptr<Communicator>& group : *groups) {
-        group->shutdown();
-      }
-      groups->clear();
-      closed->set_value(true);
-    } catch (const std::exception&) {
-      closed->set_value(false);
-    }
-  }).detach();
-  const bool well = done.wait_for(timeout) == std::future_status::ready && done.get();
-  if (!well) {
-    exit_without_destructors();
-  }
-  try {
-    sum_over_ranks(mesh, 0); // rank 0 serves the store, so it ends only when all ranks have closed their groups
-  } catch (const CommunicationError&) {
-    return false;
-  }
-  return well;
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point end = Clock::now() + timeout;
+  const auto left = [end] {
+    return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()), kShortestWait);
+  };
+  // A rank whose own groups do not close takes part all the same, so that the others need not wait for it.
+  const bool closed = close_device_groups(mesh, device, timeout);
+  const bool silent = mesh.heartbeat->stop(left());
+  const bool met = mesh.rendezvous->meet("closed", left()); // no rank reads what another one sends any more
+  mesh.host.reset();
+  const bool last = mesh.rendezvous->leave(left());
+  return closed && silent && met && last;
 }
 
 int64_t sum_over_ranks(const Mesh& mesh, int64_t value) {

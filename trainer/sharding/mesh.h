@@ -67,9 +67,11 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
     const RendezvousOptions& options, int64_t shard, int64_t replicate, at::Device device,
     GatherWay gather = GatherWay::kAuto);
 
-// Called by all ranks at the end of a successful run: closes the device groups, which must not be used afterwards, and
-// returns when all ranks have done so. False if that took longer than `timeout` or failed: the groups are then owned by
-// a thread that may hang, and the program must end without running destructors.
+// Called by all ranks at the end of a successful run, in which no rank talks to another one, or to the store, that is
+// gone: every rank closes the device groups, which must not be used afterwards, and ends its heartbeat; when all have,
+// every rank closes the host's group and says that it leaves; rank 0, which serves the store, returns when all others
+// have. False if that took longer than `timeout` or failed: groups may then be owned by a thread that hangs, and the
+// program must end without running destructors.
 bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds timeout);
 
 // The sum of `value` over all ranks, computed on the host; on one process, `value` itself.

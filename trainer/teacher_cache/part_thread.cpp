@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "data/base/status_macros.h"
+#include "trainer/device/libtorch_messages.h"
 #include "trainer/teacher_cache/cache_folder.h"
 
 namespace distill::teacher_cache {
@@ -95,7 +96,7 @@ void PartThread::work() {
     try {
       status = write(rows);
     } catch (const std::exception& error) {
-      status = absl::InternalError(error.what());
+      status = absl::InternalError(device::error_text(error));
     }
     if (!status.ok()) {
       drop();

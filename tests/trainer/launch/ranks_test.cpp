@@ -36,6 +36,19 @@ TEST(DetectRanks, Torchrun) {
   EXPECT_EQ(info->master_port, 1234);
 }
 
+TEST(DetectRanks, TorchrunsAgentServesTheStore) {
+  std::map<std::string, std::string> variables{{"RANK", "0"}, {"WORLD_SIZE", "2"}};
+  EXPECT_FALSE(detect(variables)->launcher_serves);
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "False";
+  EXPECT_FALSE(detect(variables)->launcher_serves);
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  variables["TORCHELASTIC_RESTART_COUNT"] = "3";
+  EXPECT_TRUE(detect(variables)->launcher_serves);
+  EXPECT_EQ(detect(variables)->attempt, 3);
+  variables["TORCHELASTIC_RESTART_COUNT"] = "many";
+  EXPECT_THAT(std::string(detect(variables).status().message()), testing::HasSubstr("TORCHELASTIC_RESTART_COUNT"));
+}
+
 TEST(DetectRanks, SlurmTakesTheFirstHostOfItsList) {
   const auto info = detect(
       {{"SLURM_PROCID", "9"},

@@ -73,6 +73,12 @@ class FakeRendezvous : public Rendezvous {
   std::unique_ptr<Board> board() const override {
     return std::make_unique<FakeBoard>(store_);
   }
+  bool meet(const std::string&, std::chrono::milliseconds) override {
+    return true;
+  }
+  bool leave(std::chrono::milliseconds) override {
+    return true;
+  }
   int64_t rank() const override {
     return rank_;
   }

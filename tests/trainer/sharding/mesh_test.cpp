@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <latch>
 #include <thread>
 
@@ -52,6 +53,52 @@ TEST(Rendezvous, RanksThatWaitForPeerMemoryGiveUpBeforeTheRankThatHasFailed) {
   const std::vector<std::string> both{"no peer memory", "another rank did not come"};
   EXPECT_EQ(heard[0], both);
   EXPECT_EQ(heard[1], both);
+}
+
+TEST(Rendezvous, RankZeroLeavesLast) {
+  const auto options = two_ranks(std::chrono::seconds(20));
+  std::atomic<bool> other_left{false};
+  std::thread other([&] {
+    const auto rendezvous = *Rendezvous::join(options[1]);
+    EXPECT_TRUE(rendezvous->meet("closed", std::chrono::seconds(20)));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    other_left = true;
+    EXPECT_TRUE(rendezvous->leave(std::chrono::seconds(20)));
+  });
+  const auto rendezvous = *Rendezvous::join(options[0]);
+  EXPECT_TRUE(rendezvous->meet("closed", std::chrono::seconds(20)));
+  EXPECT_TRUE(rendezvous->leave(std::chrono::seconds(20)));
+  EXPECT_TRUE(other_left);
+  other.join();
+}
+
+TEST(Rendezvous, DoesNotWaitForeverForARankThatDoesNotLeave) {
+  const auto options = two_ranks(std::chrono::seconds(20));
+  std::latch over(1);
+  std::thread other([&] {
+    const auto rendezvous = *Rendezvous::join(options[1]);
+    over.wait();
+  });
+  const auto rendezvous = *Rendezvous::join(options[0]);
+  EXPECT_FALSE(rendezvous->meet("closed", std::chrono::milliseconds(100)));
+  EXPECT_FALSE(rendezvous->leave(std::chrono::milliseconds(100)));
+  over.count_down();
+  other.join();
+}
+
+TEST(Mesh, ARankThatEndsLateDoesNotTalkToTheStoreThatIsGone) {
+  const auto options = two_ranks(std::chrono::seconds(20));
+  testing::internal::CaptureStderr(); // where c10d complains
+  const auto rank = [&](size_t own, std::chrono::milliseconds pause) {
+    auto mesh = *make_mesh(options[own], /*shard=*/2, /*replicate=*/1, at::kCPU);
+    EXPECT_TRUE(leave(*mesh, at::kCPU, std::chrono::seconds(20)));
+    std::this_thread::sleep_for(pause);
+  };
+  constexpr std::chrono::milliseconds kSeveralHeartbeats{1300};
+  std::thread other([&] { rank(1, kSeveralHeartbeats); });
+  rank(0, std::chrono::milliseconds(0));
+  other.join();
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
 TEST(Mesh, ARankThatDoesNotChooseItsGathersIsAnErrorOfTheOthers) {

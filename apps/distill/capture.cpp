@@ -2,6 +2,7 @@
 
 #include "apps/distill/commands.h"
 #include "apps/distill/ranked_run.h"
+#include "data/base/output_path.h"
 #include "data/base/status_macros.h"
 #include "trainer/launch/exit_code.h"
 #include "trainer/launch/stop_signal.h"
@@ -11,6 +12,7 @@ namespace distill::cli {
 
 absl::StatusOr<int> run_capture(const CaptureCommand& command) {
   ASSIGN_OR_RETURN(const RankedRun run, load_ranked_run(command.config, command.overrides, config::Purpose::kCapture));
+  RETURN_IF_ERROR(base::check_output_folder("teacher.cache", run.config.teacher.cache));
   if (command.dry_run) {
     RETURN_IF_ERROR(trainer::capture_dry_run(run.config, run.ranks));
     return launch::kSuccess;

@@ -1,6 +1,7 @@
 #include <cstdio>
 
 #include "apps/distill/commands.h"
+#include "data/base/output_path.h"
 #include "data/base/status_macros.h"
 #include "trainer/checkpoint/export.h"
 #include "trainer/checkpoint/folder.h"
@@ -9,6 +10,7 @@
 namespace distill::cli {
 
 absl::StatusOr<int> run_export(const ExportCommand& command) {
+  RETURN_IF_ERROR(base::check_output_folder("--out", command.out));
   checkpoint::ExportOptions options;
   // A run folder stands for its newest complete checkpoint.
   options.checkpoint = checkpoint::newest_complete(command.checkpoint).value_or(command.checkpoint);

@@ -4,6 +4,7 @@
 
 #include "apps/distill/commands.h"
 #include "apps/distill/ranked_run.h"
+#include "data/base/output_path.h"
 #include "data/base/status_macros.h"
 #include "trainer/launch/exit_code.h"
 #include "trainer/tools/profile_memory.h"
@@ -12,6 +13,7 @@
 namespace distill::cli {
 
 absl::StatusOr<int> run_profile_memory(const ProfileMemoryCommand& command) {
+  RETURN_IF_ERROR(base::check_output_folder("--out", command.out));
   std::vector<std::string> overrides = command.overrides;
   overrides.push_back(absl::StrCat("run.dir=", command.out, "/run")); // the profile does not touch the run's own folder
   ASSIGN_OR_RETURN(const RankedRun run, load_ranked_run(command.config, overrides, config::Purpose::kTrain));

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <string_view>
 
+#include "data/base/output_path.h"
 #include "data/base/status_macros.h"
 
 namespace distill::trainer {
@@ -63,9 +64,6 @@ absl::Status check_overwritten(const std::string& dir, const std::vector<std::st
 absl::Status check_content(const std::string& dir, StartMode mode) {
   std::error_code error;
   const bool exists = fs::exists(dir, error);
-  if (exists && !fs::is_directory(dir, error)) {
-    return absl::InvalidArgumentError(absl::StrCat("run.dir: expected a folder, found a file: ", dir));
-  }
   const std::vector<std::string> names = names_in(dir);
   switch (mode) {
     case StartMode::kFresh:
@@ -91,6 +89,7 @@ absl::Status RunFolder::check(const std::string& dir, StartMode mode, const std:
   if (!parent_run.empty()) {
     RETURN_IF_ERROR(FolderLock::check_free(parent_run));
   }
+  RETURN_IF_ERROR(base::check_output_folder("run.dir", dir));
   RETURN_IF_ERROR(FolderLock::check_free(dir)); // before the content, which another job may be changing
   return check_content(dir, mode);
 }
@@ -102,6 +101,7 @@ absl::StatusOr<std::shared_ptr<RunFolder>> RunFolder::claim(
     RETURN_IF_ERROR(folder->take(parent_run, options));
   }
   // Before the folder is created or gets a lock file: one that is refused is left as it is.
+  RETURN_IF_ERROR(base::check_output_folder("run.dir", dir));
   RETURN_IF_ERROR(FolderLock::check_free(dir, options));
   RETURN_IF_ERROR(check_content(dir, mode));
   absl::Status taken;
@@ -136,7 +136,7 @@ absl::Status RunFolder::create() {
   }
   fs::create_directories(dir_, error);
   if (error) {
-    return absl::InternalError(absl::StrCat("run.dir: cannot create ", dir_, ": ", error.message()));
+    return absl::FailedPreconditionError(absl::StrCat("run.dir: cannot create ", dir_, ": ", error.message()));
   }
   created_.insert(created_.end(), missing.rbegin(), missing.rend());
   return absl::OkStatus();

@@ -85,7 +85,7 @@ TEST_F(RunFolderTest, OtherModesRemoveNothing) {
 TEST_F(RunFolderTest, AFileInItsPlaceIsAnError) {
   std::ofstream(dir_) << "content";
   for (const StartMode mode : {StartMode::kFresh, StartMode::kResume, StartMode::kOverwrite}) {
-    EXPECT_THAT(refusal(mode), HasSubstr("expected a folder, found a file"));
+    EXPECT_THAT(refusal(mode), HasSubstr("is a file, where a folder is needed"));
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "apps/distill/commands.h"
 #include "apps/distill/ranked_run.h"
+#include "data/base/output_path.h"
 #include "data/base/status_macros.h"
 #include "trainer/launch/exit_code.h"
 #include "trainer/setup/join_ranks.h"
@@ -19,6 +20,7 @@ namespace {
 
 // Measures this machine on the ranks that --ranks or the configuration asks for.
 absl::StatusOr<int> calibrate(const PlanCommand& command, const RankedRun& run) {
+  RETURN_IF_ERROR(base::check_output_file("--calibrate", command.calibrate));
   const int64_t count = command.ranks > 0 ? command.ranks : trainer::ranks_to_start(run.config, run.ranks);
   ASSIGN_OR_RETURN(const std::optional<int> code, start_ranks(run.ranks, count));
   if (code) {
@@ -35,7 +37,7 @@ absl::StatusOr<int> calibrate(const PlanCommand& command, const RankedRun& run) 
 absl::StatusOr<config::Config> with_longest_sequence(config::Config config, int64_t ranks, const PlanCommand& command) {
   ASSIGN_OR_RETURN(config.data.seq_len, trainer::longest_sequence(config, ranks, command.ranks_per_node));
   if (config.data.seq_len == 0) {
-    return absl::FailedPreconditionError("--longest: not even 1024 tokens fit; `distill plan` says what would");
+    return absl::OutOfRangeError("--longest: not even 1024 tokens fit; `distill plan` says what would");
   }
   return config;
 }
@@ -97,7 +99,7 @@ absl::StatusOr<int> run_plan(const PlanCommand& command) {
                                         : absl::StrCat(plan.text(), capture_text(run.config, capture));
   std::fputs(text.c_str(), stdout);
   std::fputs(command.json ? (command.longest ? "}\n" : "\n") : "", stdout);
-  return launch::kSuccess;
+  return plan.fits() ? launch::kSuccess : launch::kDoesNotFit;
 }
 
 } // namespace distill::cli

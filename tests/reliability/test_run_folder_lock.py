@@ -203,7 +203,7 @@ def test_a_killed_job_leaves_no_lock(tmp_path, config, ranks, victim):
 
 def test_a_signal_and_a_failed_start_release_the_folder(tmp_path, config):
     run = tmp_path / "run"
-    tiny.distill("--config", config(), "--set", "memory.limit_gib=0.0001", "--set", "memory.budget_gib=0.0001", code=2)
+    tiny.distill("--config", config(), "--set", "memory.limit_gib=0.0001", "--set", "memory.budget_gib=0.0001", code=4)
     assert not run.exists(), "nothing was written"
     job = Started(config(steps=100000))
     until(lambda: (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size, job)

@@ -216,11 +216,19 @@ def test_a_plan_that_does_not_fit_stops_before_any_weight_is_read(tmp_path, mode
         content = (tiny.Path(models["llama"][0]) / name).read_bytes()
         (tmp_path / "student" / name).write_bytes(content)
     config["student"]["path"] = str(tmp_path / "student")
-    done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.BAD_INPUT)
+    done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.DOES_NOT_FIT)
     assert "the memory plan does not fit: device memory" in done.stderr
     assert "what would fit, the fastest first:" in done.stderr
     assert "memory.on_overflow=warn tries anyway" in done.stderr
     assert not (tmp_path / "run").exists()
+    # The plan and the dry run have the same exit code. Only a run may be tried anyway.
+    path = tmp_path / "config.yaml"
+    for flags in ((), ("--json",)):
+        tiny.distill("plan", "--config", path, *flags, code=tiny.DOES_NOT_FIT)
+    tiny.distill("--config", path, "--dry-run", code=tiny.DOES_NOT_FIT)
+    tiny.distill("--config", path, "--dry-run", "--set", "memory.on_overflow=warn")
+    tiny.distill("plan", "--config", path, "--set", "memory.on_overflow=warn", code=tiny.DOES_NOT_FIT)
+    tiny.distill("plan", "--config", path, "--set", "memory.limit_gib=4")
 
 
 def test_out_of_memory_says_what_was_held_and_what_would_fit(tmp_path, models, long_shard):
@@ -246,7 +254,7 @@ def test_offload_beyond_the_hosts_memory_is_refused_with_both_numbers(tmp_path, 
     # In bfloat16 the attention of all rows is one call; a GPU's in float32 is one for each row, which the plan counts.
     config["train"].update(micro_batch_size=1 << 21, global_batch_size=1 << 21, dtype="bfloat16")
     config["loss"] = {}  # a head in few chunks
-    done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.BAD_INPUT)
+    done = tiny.distill("--config", tiny.write_config(tmp_path, config), code=tiny.DOES_NOT_FIT)
     found = re.search(r"host memory of a rank: ([\d.]+) (\w+) are predicted, ([\d.]+) (\w+) are there", done.stderr)
     assert found, done.stderr
     scale = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

@@ -81,10 +81,11 @@ def test_a_dry_run_of_a_capture_writes_nothing(tmp_path, long_run):
     assert "memory plan: " in shown and "nothing was written" in shown
     assert not (tmp_path / "cache").exists()
     message = tiny.distill(
-        "capture", "--config", path, "--dry-run", "--set", "memory.limit_gib=0.0001", code=tiny.BAD_INPUT
+        "capture", "--config", path, "--dry-run", "--set", "memory.limit_gib=0.0001", code=tiny.DOES_NOT_FIT
     ).stderr
     assert "the memory plan does not fit: expected at most" in message and "train.micro_batch_size" in message
-    message = tiny.distill("capture", "--config", path, "--set", "memory.limit_gib=0.0001", code=tiny.BAD_INPUT).stderr
+    tight = ["--set", "memory.limit_gib=0.0001"]
+    message = tiny.distill("capture", "--config", path, *tight, code=tiny.DOES_NOT_FIT).stderr
     assert "the memory plan does not fit" in message
     assert not list((tmp_path / "cache").glob("part-*"))
     # An existing cache of something else is refused by the dry run, too.
@@ -117,7 +118,7 @@ def test_the_plan_says_what_the_capture_says(tmp_path, long_run, kind, source):
     text = tiny.distill("plan", "--config", tiny.write_config(tmp_path, config)).stdout
     assert f"cache: {tmp_path}/cache, {plan['bytes_per_token']} bytes for each token with a target (" in text
     config["memory"]["limit_gib"] = 0.0001
-    text = tiny.distill("plan", "--config", tiny.write_config(tmp_path, config)).stdout
+    text = tiny.distill("plan", "--config", tiny.write_config(tmp_path, config), code=tiny.DOES_NOT_FIT).stdout
     assert "  the memory plan does not fit: expected at most" in text[text.index("distill capture\n") :]
 
 

@@ -14,7 +14,7 @@ import transformers
 from token_shard import write_shard
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SUCCESS, RUNTIME_FAILURE, BAD_INPUT, STOPPED_BY_SIGNAL = range(4)  # exit codes
+SUCCESS, RUNTIME_FAILURE, BAD_INPUT, STOPPED_BY_SIGNAL, DOES_NOT_FIT = range(5)  # exit codes
 DEVICE = os.environ.get("DISTILL_TEST_DEVICE", "cpu")  # cuda: the same tests on GPUs (scripts/test_gpu.sh)
 RANKS = 3 if DEVICE == "cpu" else 2  # of tests that take several, whatever their number
 # For tests that take minutes: they run where DISTILL_LONG_TESTS is set.

@@ -11,10 +11,11 @@ ExitCode exit_code(const absl::Status& status) {
     case absl::StatusCode::kAlreadyExists:
     case absl::StatusCode::kPermissionDenied:
     case absl::StatusCode::kFailedPrecondition:
-    case absl::StatusCode::kOutOfRange:
     case absl::StatusCode::kUnimplemented:
     case absl::StatusCode::kDataLoss:
       return kBadInput;
+    case absl::StatusCode::kOutOfRange:
+      return kDoesNotFit;
     default:
       return kRuntimeFailure;
   }

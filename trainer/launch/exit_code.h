@@ -10,9 +10,11 @@ enum ExitCode : int {
   kRuntimeFailure = 1,
   kBadInput = 2, // the command line, the configuration, or a file that they name; nothing was started
   kStoppedBySignal = 3, // the state was saved
+  kDoesNotFit = 4, // the memory plan is larger than the memory; nothing was started
 };
 
-// kBadInput for statuses about the request or about files, kRuntimeFailure for all other errors.
+// kDoesNotFit for OutOfRange, which memory plans alone have (trainer/setup/memory_setup.h), kBadInput for statuses
+// about the request or about files, kRuntimeFailure for all other errors.
 ExitCode exit_code(const absl::Status& status);
 
 } // namespace distill::launch

@@ -126,7 +126,7 @@ absl::Status check_fits(const CaptureMemory& memory) {
   if (memory.available_bytes == 0 || memory.device_bytes() <= memory.available_bytes) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrFormat(
+  return absl::OutOfRangeError(absl::StrFormat(
       "the memory plan does not fit: expected at most %s on the device, found %s (%s of tensors at the peak); smaller: "
       "train.micro_batch_size, loss.memory_cap_mb for the kinds topk and sampled, teacher.dtype: float8, or more ranks "
       "with parallel.shard_teacher; memory.on_overflow=warn tries anyway",

@@ -36,7 +36,7 @@ absl::StatusOr<CaptureMemory> predict_capture(
     const config::Config& config, const models::ModelConfig& teacher, const teacher_cache::RowFormat& rows,
     const Target& target, bool teacher_stream, int64_t device_bytes);
 
-// FailedPrecondition: the plan does not fit, with both numbers and what takes less.
+// OutOfRange: the plan does not fit, with both numbers and what takes less.
 absl::Status check_fits(const CaptureMemory& memory);
 
 } // namespace distill::plan

@@ -111,6 +111,12 @@ absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_si
           const models::ModelConfig model, read_model(*section, section == &config.student ? "student" : "teacher"));
       const int64_t limit =
           std::min(model.max_position_embeddings, model.sliding_window.value_or(model.max_position_embeddings));
+      if (limit < kStep) {
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "--longest: expected models of at least %d positions, the length of the search's steps, found %d in "
+            "%s/config.json",
+            kStep, limit, section->folder()));
+      }
       beyond = std::min(beyond, limit / kStep * kStep + kStep);
     }
   }
@@ -127,7 +133,7 @@ absl::Status check_fits(const config::Config& config, const plan::Plan& plan) {
   if (plan.fits() || config.memory.on_overflow == config::OnOverflow::kWarn) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
+  return absl::OutOfRangeError(absl::StrCat(
       "the memory plan does not fit: ", absl::StrJoin(plan.overflows, "; "),
       plan.changes.empty() ? "" : "\nwhat would fit, the fastest first:", changes_text(plan),
       "\n`distill plan` shows the whole plan; memory.on_overflow=warn tries anyway"));

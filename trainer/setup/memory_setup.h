@@ -36,7 +36,7 @@ absl::StatusOr<plan::Plan> plan_on_paper(
 // The largest data.seq_len, a multiple of 1024, that the plan says fits with two per cent to spare; 0: none does.
 absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_size, int64_t ranks_per_node);
 
-// FailedPrecondition if the plan does not fit and memory.on_overflow is refuse; the message names changes that would
+// OutOfRange if the plan does not fit and memory.on_overflow is refuse; the message names changes that would
 // fit.
 absl::Status check_fits(const config::Config& config, const plan::Plan& plan);
 

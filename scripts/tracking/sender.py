@@ -10,13 +10,16 @@ def is_number(value):
 
 
 def flat_metrics(record, prefix):
-    """{name: number} of a step or an evaluation; values that are not known are left out."""
+    """{name: number} of a step or an evaluation; values that are not known are left out. The names of numbers that are
+    not exact say so, as the tags of TensorBoard do (trainer/metrics/tensorboard.h)."""
     values = {}
+    ending = {name: "_lower_bound" for name in record.get("lower_bounds", [])}
+    ending |= {name: "_estimate" for name in record.get("estimates", [])}
     for name, value in record.items():
         if name == "phase_seconds" and isinstance(value, dict):
             values.update({f"phases/{phase}": v for phase, v in value.items() if is_number(v)})
         elif name not in ("step", "time_ms") and is_number(value):
-            values[f"{prefix}/{name}"] = float(value) if isinstance(value, bool) else value
+            values[f"{prefix}/{name}{ending.get(name, '')}"] = float(value) if isinstance(value, bool) else value
     return values
 
 

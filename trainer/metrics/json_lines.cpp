@@ -1,5 +1,6 @@
 #include "trainer/metrics/json_lines.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -31,6 +32,27 @@ absl::StatusOr<std::string> kept_lines(const std::string& path, const KeptSteps&
 }
 
 } // namespace
+
+losses::MetricQuality recorded_quality(const nlohmann::ordered_json& values, const std::string& name) {
+  const auto listed = [&](const char* key) {
+    const auto names = values.find(key);
+    return names != values.end() && std::find(names->begin(), names->end(), name) != names->end();
+  };
+  return listed(kLowerBoundsKey) ? losses::MetricQuality::kLowerBound
+      : listed(kEstimatesKey)    ? losses::MetricQuality::kEstimate
+                                 : losses::MetricQuality::kExact;
+}
+
+const char* quality_text(const nlohmann::ordered_json& values, const std::string& name) {
+  switch (recorded_quality(values, name)) {
+    case losses::MetricQuality::kLowerBound:
+      return "  (lower bound)";
+    case losses::MetricQuality::kEstimate:
+      return "  (estimate)";
+    default:
+      return "";
+  }
+}
 
 absl::Status for_each_record(
     const std::string& path, const std::function<void(const std::string&, const nlohmann::ordered_json&)>& visit) {

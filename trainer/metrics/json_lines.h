@@ -10,6 +10,7 @@
 #include <string>
 
 #include "data/base/durable_file.h"
+#include "losses/teacher_kind.h"
 
 namespace distill::metrics {
 
@@ -31,6 +32,11 @@ absl::Status for_each_record(
 
 // The record's "step"; nullopt: it has none.
 std::optional<int64_t> record_step(const nlohmann::ordered_json& record);
+
+// What the mean `name` of a step's or an evaluation's object is, as its lists of lower bounds and estimates say.
+losses::MetricQuality recorded_quality(const nlohmann::ordered_json& values, const std::string& name);
+// The same for a reader, behind the number: "  (lower bound)", "  (estimate)"; empty: it is exact.
+const char* quality_text(const nlohmann::ordered_json& values, const std::string& name);
 
 // Which records of an earlier part of the run are kept when it is resumed.
 struct KeptSteps {

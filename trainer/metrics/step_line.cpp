@@ -8,21 +8,39 @@
 namespace distill::metrics {
 namespace {
 
+// What stands behind the name of a number that is not exact: ">" of a lower bound, "~" of an estimate.
+const char* mark(const LossMeans& means, losses::TokenMetric metric) {
+  switch (means.quality[metric]) {
+    case losses::MetricQuality::kLowerBound:
+      return ">";
+    case losses::MetricQuality::kEstimate:
+      return "~";
+    default:
+      return "";
+  }
+}
+
 // A mean over tokens; "-": no token had a target.
 std::string mean_text(const LossMeans& means, losses::TokenMetric metric, const char* label, double scale = 1) {
   if (means.valid_tokens == 0) {
     return absl::StrCat(label, " -");
   }
+  const std::string name = absl::StrCat(label, mark(means, metric));
   const double value = scale * means.metrics[metric];
-  return scale == 1 ? absl::StrFormat("%s %.4f", label, value) : absl::StrFormat("%s %.1f%%", label, value);
+  return scale == 1 ? absl::StrFormat("%s %.4f", name, value) : absl::StrFormat("%s %.1f%%", name, value);
+}
+
+// For a narrow terminal, without a name.
+std::string brief_loss(const LossMeans& means) {
+  return means.valid_tokens == 0 ? "-"
+                                 : absl::StrFormat("%s%.4g", mark(means, losses::kLoss), means.metrics[losses::kLoss]);
 }
 
 std::string kl_text(const LossMeans& means) {
-  const bool bounds = means.quality[losses::kForwardKl] == losses::MetricQuality::kLowerBound;
-  return means.valid_tokens == 0
-      ? "kl -"
-      : absl::StrFormat(
-            "kl%s %.4f/%.4f", bounds ? ">" : "", means.metrics[losses::kForwardKl], means.metrics[losses::kReverseKl]);
+  return means.valid_tokens == 0 ? "kl -"
+                                 : absl::StrFormat(
+                                       "kl%s %.4f/%.4f", mark(means, losses::kForwardKl),
+                                       means.metrics[losses::kForwardKl], means.metrics[losses::kReverseKl]);
 }
 
 // Four digits, never with an exponent.
@@ -46,8 +64,7 @@ double gib(int64_t bytes) {
 // The losses of a step or an evaluation; both show them alike.
 std::vector<LineField> mean_fields(const LossMeans& means) {
   std::vector<LineField> fields{
-      {"loss", 2, mean_text(means, losses::kLoss, "loss"),
-       means.valid_tokens == 0 ? "-" : absl::StrFormat("%.4g", means.metrics[losses::kLoss])},
+      {"loss", 2, mean_text(means, losses::kLoss, "loss"), brief_loss(means)},
       {"ce", 11, mean_text(means, losses::kHard, "ce")}};
   if (means.has(losses::kTeacherCe)) {
     fields.push_back({"teacher_ce", 15, mean_text(means, losses::kTeacherCe, "teacher ce")});

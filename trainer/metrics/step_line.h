@@ -8,7 +8,8 @@
 
 namespace distill::metrics {
 
-// All that a progress line may say of a step. The bar and the lines are made from these.
+// All that a progress line may say of a step. The bar and the lines are made from these. The name of a number that is a
+// lower bound ends with ">", that of an estimate with "~".
 std::vector<LineField> step_fields(const StepRecord& record);
 
 // The line with all fields.

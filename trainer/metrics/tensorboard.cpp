@@ -67,14 +67,27 @@ std::string next_name(const std::vector<fs::path>& earlier) {
   return absl::StrFormat("%s%010d.%s.%d", kPrefix, seconds, host.data(), ::getpid());
 }
 
+// What a tag ends with, so that a number that is not exact never shares a chart with one that is.
+const char* tag_ending(losses::MetricQuality quality) {
+  switch (quality) {
+    case losses::MetricQuality::kLowerBound:
+      return "_lower_bound";
+    case losses::MetricQuality::kEstimate:
+      return "_estimate";
+    default:
+      return "";
+  }
+}
+
 void add_scalars(const std::string& prefix, const Json& object, std::vector<Scalar>& out) {
   for (const auto& [name, value] : object.items()) {
+    const std::string tag = absl::StrCat(prefix, name, tag_ending(recorded_quality(object, name)));
     if (value.is_object()) {
       add_scalars(absl::StrCat(prefix, name, "/"), value, out);
     } else if (value.is_number()) {
-      out.push_back({prefix + name, value.get<float>()});
+      out.push_back({tag, value.get<float>()});
     } else if (value.is_boolean()) {
-      out.push_back({prefix + name, value.get<bool>() ? 1.0F : 0.0F});
+      out.push_back({tag, value.get<bool>() ? 1.0F : 0.0F});
     }
   }
 }

@@ -16,6 +16,7 @@ namespace distill::metrics {
 
 // Every number of a line of metrics.jsonl, by its tag: "train/" and the name, or for an evaluation "eval/" and the
 // name; members of an object have their own name after the object's. True and false are 1 and 0. Null has no point.
+// The tag of a lower bound ends with "_lower_bound", that of an estimate with "_estimate".
 // Without the step and the time, which each point has anyhow.
 std::vector<Scalar> scalars_of(const nlohmann::ordered_json& record);
 

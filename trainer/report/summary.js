@@ -36,7 +36,7 @@ function summary_panel(run) {
       : null,
     element("div", { class: "figures" },
       figure(run.last_step === 0 ? "0" : steps, "steps"),
-      figure(value_text(loss, ""), "last loss, nats/token"),
+      figure(value_text(loss, ""), "last loss, nats/token" + inexact_text("loss", [run], ["steps"])),
       figure(value_text(speed, ""), "tokens/s, median"),
       figure(last >= 0 ? value_text(run.x.tokens[last], "") : "–", "tokens"),
       figure(last >= 0 ? duration_text(run.x.seconds[last]) : "–", "in steps")),

@@ -25,15 +25,6 @@ std::string describe(const config::Config& config, const Environment& environmen
                      : "no teacher: the loss is the cross-entropy on the labels");
 }
 
-// What a number is, where it is not exact.
-const char* quality_text(const nlohmann::ordered_json& values, const std::string& name) {
-  const auto listed = [&](const char* key) {
-    const auto names = values.find(key);
-    return names != values.end() && std::find(names->begin(), names->end(), name) != names->end();
-  };
-  return listed(metrics::kLowerBoundsKey) ? "  (lower bound)" : listed(metrics::kEstimatesKey) ? "  (estimate)" : "";
-}
-
 } // namespace
 
 absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
@@ -84,7 +75,7 @@ std::string EvalReport::text() const {
   const auto values = nlohmann::ordered_json::parse(json());
   for (const auto& [name, value] : values.items()) {
     if (value.is_number_float()) {
-      absl::StrAppendFormat(&text, "  %-18s %.6g%s\n", name, value.get<double>(), quality_text(values, name));
+      absl::StrAppendFormat(&text, "  %-18s %.6g%s\n", name, value.get<double>(), metrics::quality_text(values, name));
     }
   }
   absl::StrAppendFormat(&text, "  %-18s %.6g\n", "perplexity", std::exp(means.metrics[losses::kHard]));

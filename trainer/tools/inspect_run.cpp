@@ -40,7 +40,7 @@ std::string metrics_text(const std::string& title, const Json& values) {
   std::string text = title + "\n";
   for (const auto& [name, value] : values.items()) {
     if (value.is_number_float()) {
-      absl::StrAppendFormat(&text, "  %-18s %.6g\n", name, value.get<double>());
+      absl::StrAppendFormat(&text, "  %-18s %.6g%s\n", name, value.get<double>(), metrics::quality_text(values, name));
     }
   }
   return text;

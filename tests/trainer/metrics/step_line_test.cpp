@@ -37,6 +37,26 @@ TEST(StepLine, ShowsWhatAPersonLooksFor) {
   EXPECT_THAT(step_line(r), HasSubstr("SKIPPED"));
 }
 
+TEST(StepLine, BoundsAndEstimatesAreMarked) {
+  using losses::TeacherKind;
+  auto r = record();
+  std::array<double, losses::kNumTokenMetrics> sums{};
+  sums.fill(57.3888);
+  r.means = loss_means(sums, 4, losses::available_metrics(TeacherKind::kTopK, {}));
+  EXPECT_THAT(
+      step_line(r),
+      testing::AllOf(
+          HasSubstr("loss> 14.3472"), HasSubstr("  ce 14.3472"), HasSubstr("teacher ce> 14.3472"),
+          HasSubstr("soft> 14.3472"), HasSubstr("kl> 14.3472/14.3472"), HasSubstr("agree 1434.7%")));
+  EXPECT_THAT(eval_line(3, r.means), testing::AllOf(HasSubstr("loss> 14.3472"), HasSubstr("teacher ce> 14.3472")));
+  EXPECT_THAT(fitting_line(step_fields(r), 39, /*colour=*/false), HasSubstr(">14.35"));
+  losses::LossOptions options;
+  options.divergence = losses::Divergence::kForwardKl;
+  r.means = loss_means(sums, 4, losses::available_metrics(TeacherKind::kSampled, options));
+  EXPECT_THAT(step_line(r), testing::AllOf(HasSubstr("loss~ 14.3472"), HasSubstr("soft~ 14.3472")));
+  EXPECT_THAT(step_line(r), testing::Not(testing::AnyOf(HasSubstr("teacher ce"), HasSubstr("kl"))));
+}
+
 TEST(StepLine, TheMemoryOfAProcessAndThatOfTensorsHaveOtherNames) {
   auto r = record();
   EXPECT_THAT(step_line(r), HasSubstr("rss 3.00 GiB")); // a CPU's

@@ -77,6 +77,19 @@ TEST(ScalarsOf, EveryNumberHasATag) {
   EXPECT_TRUE(scalars_of(Json::parse(R"({"step":7,"eval":3})")).empty());
 }
 
+TEST(ScalarsOf, ABoundOrAnEstimateSaysSoInItsTag) {
+  const auto step =
+      scalars_of(Json::parse(R"({"step":7,"loss":0.5,"hard":1,"soft":2,"lower_bounds":["loss","soft"]})"));
+  ASSERT_EQ(step.size(), 3U);
+  EXPECT_EQ(step[0].tag, "train/loss_lower_bound");
+  EXPECT_EQ(step[1].tag, "train/hard");
+  EXPECT_EQ(step[2].tag, "train/soft_lower_bound");
+  const auto eval = scalars_of(Json::parse(R"({"step":7,"eval":{"hard":1,"soft":2,"estimates":["soft"]}})"));
+  ASSERT_EQ(eval.size(), 2U);
+  EXPECT_EQ(eval[0].tag, "eval/hard");
+  EXPECT_EQ(eval[1].tag, "eval/soft_estimate");
+}
+
 TEST_F(TensorboardTest, AppendedRecordsAreThereAtOnce) {
   Tensorboard board = open({0, -1});
   const Json record = Json::parse(R"({"step":1,"loss":0.5,"time_ms":1500})");

@@ -167,6 +167,29 @@ def test_the_controls_change_the_curves(show, tmp_path):
     assert complaints(driver) == []
 
 
+def test_one_spike_among_many_steps_is_seen(show, tmp_path):
+    """A point stands for 32 steps: without the stroke, the spike is a tip of the band that fades into the page."""
+    run = run_folders.write_run(tmp_path / "run", steps=3)
+    text = json.dumps(run_folders.step_record(1))
+    loss = run_folders.losses(1)["loss"]
+    with open(run / "metrics.jsonl", "w") as file:
+        for step in range(1, 20001):
+            value = 12.5 if step == 14003 else run_folders.losses(step)["loss"]
+            record = text.replace('"step": 1,', f'"step": {step},', 1).replace(f'"loss": {loss}', f'"loss": {value}', 1)
+            file.write(record.replace('"tokens": 512,', f'"tokens": {512 * step},', 1) + "\n")
+    driver = show(run)
+    strokes = all_of(driver, "#chart-loss path.extreme")
+    assert len(strokes) == 1 and len(all_of(driver, "#chart-loss .extreme-dot")) == 1
+    plot, stroke = one(driver, "#chart-loss .plot").rect, strokes[0].rect
+    assert stroke["height"] > 0.5 * plot["height"], "from the mean of about 2 to the spike at 12.5"
+    assert stroke["x"] - plot["x"] == pytest.approx(0.7 * plot["width"], abs=0.1 * plot["width"])
+    style = "const s = getComputedStyle(arguments[0]); return [s.opacity, s.strokeOpacity, parseFloat(s.strokeWidth)]"
+    opacity, stroke_opacity, width = driver.execute_script(style, strokes[0])
+    assert float(opacity) == float(stroke_opacity) == 1 and width >= 1.5
+    # Charts without such a value have no stroke, also those with much noise.
+    assert not all_of(driver, "#chart-hard path.extreme, #chart-grad_norm path.extreme, #chart-lr path.extreme")
+
+
 def test_a_drag_zooms_in_and_escape_shows_everything(show, tmp_path):
     driver = show(run_folders.write_run(tmp_path / "run"))
     plot = one(driver, "#chart-loss .plot")

@@ -91,12 +91,27 @@ class Curves extends Frame {
     if (line.min) {
       group.append(drawn("path", { class: "band", style, d: this.band(line) }));
     }
+    this.draw_extremes(group, line, style);
     if (line.values !== line.mean) {
       group.append(drawn("path", { class: "raw", style, d: this.path(line.xs, line.mean) }));
     }
     group.append(drawn("path", { class: "line" + dashed, style, d: this.path(line.xs, line.values) }));
     if (line.xs.length === 1 && is_number(line.values[0])) { // a path of one point shows nothing
       group.append(drawn("circle", { class: "cursor-dot", style, cx: this.x(line.xs[0]), cy: this.y(line.values[0]), r: 3 }));
+    }
+  }
+
+  // One value among the thousands of a point's steps is a tip of the band that is too thin to be seen. A smallest or
+  // largest value that is much farther from the mean than is usual in this line is drawn as a stroke with a dot.
+  draw_extremes(group, { xs, mean, min, max }, style) {
+    const MUCH = 4, SHORTEST = 8; // times the usual distance, pixels
+    const ends = (min ? [min, max] : []).flatMap((array) => array.map((value, i) => ({ x: xs[i], value, mean: mean[i] })))
+      .filter(({ x, value, mean }) => this.fits(x, value) && this.fits(x, mean))
+      .map((end) => ({ ...end, length: Math.abs(this.y(end.value) - this.y(end.mean)) }));
+    const usual = ends.length > 0 ? median(ends.map((end) => end.length)) : 0;
+    for (const end of ends.filter(({ length }) => length > Math.max(SHORTEST, MUCH * usual))) {
+      group.append(drawn("path", { class: "extreme", style, d: `M${this.point(end.x, end.mean)}L${this.point(end.x, end.value)}` }));
+      group.append(drawn("circle", { class: "extreme-dot", style, cx: this.x(end.x), cy: this.y(end.value), r: 3 }));
     }
   }
 

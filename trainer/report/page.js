@@ -38,7 +38,8 @@ function curve_section() {
     return own.length === 0 ? [] : [element("h3", null, group), element("div", { class: "grid" }, own.map(metric_chart))];
   });
   const text = "Lines: the recorded values, smoothed; the thin line behind is what was recorded, and a band reaches from the "
-    + "smallest to the largest value where a point stands for several steps. Circles: evaluations. Drag to zoom in, "
+    + "smallest to the largest value where a point stands for several steps. A stroke with a dot: one of these values that is "
+    + "far from the others. Circles: evaluations. Drag to zoom in, "
     + "double-click or Escape to see everything.";
   section("curves", "Learning curves", names.length > 0 ? [element("p", { class: "muted" }, text), groups]
     : element("p", { class: "muted" }, "No step was recorded yet."));

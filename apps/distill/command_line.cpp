@@ -33,7 +33,8 @@ Examples:
   distill profile-memory --config llama8b.yaml --sweep loss.memory_cap_mb=512,1024,4096
 
 Exit codes: 0 success; 1 failure while running; 2 bad command line, configuration or input file;
-3 stopped by SIGINT, SIGTERM, SIGUSR1 or SIGHUP with the state saved (continue with --resume).)";
+3 stopped by SIGINT, SIGTERM, SIGUSR1 or SIGHUP with the state saved (continue with --resume);
+4 the run does not fit into the memory: found by `distill plan`, --dry-run or a start, which then has not begun.)";
 
 std::string version_text() {
 #ifdef DISTILL_WITH_CUDA
@@ -87,15 +88,16 @@ void add_inspect_options(CLI::App& app, trainer::InspectRequest& request) {
   app.add_option("PATH", request.path, "File or folder")->required();
   app.add_option(
          "--tokenizer", request.tokenizer,
-         "Token shards: show documents as text, with what is trained on marked; a model folder or a tokenizer.json")
+         "Token shards and caches: show documents as text, with what is trained on marked; a model folder or a "
+         "tokenizer.json")
       ->type_name("PATH");
   CLI::Option* documents =
       app.add_option(
              "--documents", request.documents,
-             "Token shards: show the first N documents, or documents A to B, and check nothing else; default: check all, "
-             "show 3")
+             "Token shards and caches: show the first N documents, or documents A to B, and check nothing else; default: "
+             "check all, and of shards show 3")
           ->type_name("N|A-B");
-  app.add_option("--document", request.document, "Token shards: show this document alone, counted from 0")
+  app.add_option("--document", request.document, "Token shards and caches: show this document alone, counted from 0")
       ->type_name("I")
       ->check(CLI::NonNegativeNumber)
       ->excludes(documents);
@@ -242,7 +244,9 @@ void add_commands(CLI::App& app, Commands& commands) {
           "eval", "Evaluate a student on held-out token shards, against its teacher where there is one"),
       commands.eval);
   add_inspect_options(
-      *app.add_subcommand("inspect", "Describe and check a token shard, a model folder, a run folder or a checkpoint"),
+      *app.add_subcommand(
+          "inspect",
+          "Describe and check a token shard, a model folder, a run folder, a teacher's cache or a checkpoint"),
       commands.inspect.request);
   add_verify_options(
       *app.add_subcommand(

@@ -9,6 +9,8 @@
 #include "data/tokenizer.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/hf/describe_model.h"
+#include "trainer/teacher_cache/cache_folder.h"
+#include "trainer/tools/inspect_cache.h"
 #include "trainer/tools/inspect_checkpoint.h"
 #include "trainer/tools/inspect_documents.h"
 #include "trainer/tools/inspect_run.h"
@@ -47,8 +49,8 @@ absl::Status no_document_options(const InspectRequest& request) {
                                                  : nullptr;
   return given == nullptr ? absl::OkStatus()
                           : absl::InvalidArgumentError(absl::StrCat(
-                                given, ": expected a token shard or a folder of them (*", data::kShardExtension,
-                                "), found ", request.path));
+                                given, ": expected a token shard, a folder of them (*", data::kShardExtension,
+                                ") or a teacher's cache, found ", request.path));
 }
 
 } // namespace
@@ -63,6 +65,9 @@ absl::StatusOr<std::string> inspect(const InspectRequest& request) {
   if (fs::is_regular_file(path, error) || data::is_token_data(path)) {
     return inspect_token_data(request);
   }
+  if (holds(teacher_cache::kManifestFile)) {
+    return inspect_cache(request);
+  }
   RETURN_IF_ERROR(no_document_options(request));
   if (holds("config.yaml")) {
     return inspect_run(path);
@@ -75,8 +80,8 @@ absl::StatusOr<std::string> inspect(const InspectRequest& request) {
   }
   return absl::InvalidArgumentError(absl::StrCat(
       path, ": expected a token shard, a folder of them (*", data::kShardExtension,
-      "), a model folder (config.json), a run folder (config.yaml) or a checkpoint (", checkpoint::kIndexFile,
-      "), found none of these"));
+      "), a model folder (config.json), a run folder (config.yaml), a teacher's cache (", teacher_cache::kManifestFile,
+      ") or a checkpoint (", checkpoint::kIndexFile, "), found none of these"));
 }
 
 } // namespace distill::trainer

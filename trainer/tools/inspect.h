@@ -9,7 +9,7 @@ namespace distill::trainer {
 
 struct InspectRequest {
   std::string path;
-  // For token shards only.
+  // For token shards, and all but `html` for a teacher's cache.
   std::string tokenizer; // model folder or tokenizer.json: documents are shown as text; empty: as ids
   std::string documents; // "N": the first N; "A-B": from A to B, both included; empty: the first 3
   std::optional<int64_t> document; // this one alone
@@ -19,9 +19,9 @@ struct InspectRequest {
 };
 
 // Describes and checks what is at the path, for people: a token shard, a folder of token shards, a model folder, a run
-// folder or a checkpoint. With a choice of documents, only these are read and shown. NotFound: nothing is there.
-// InvalidArgument: it is none of these; an option that does not fit it; a tokenizer that is not the shards'; a document
-// that does not exist; a page that cannot be written.
+// folder, a teacher's cache or a checkpoint. With a choice of documents, only these are read and shown. NotFound:
+// nothing is there. InvalidArgument: it is none of these; an option that does not fit it; a tokenizer that is not the
+// shards'; a document that does not exist; a page that cannot be written.
 absl::StatusOr<std::string> inspect(const InspectRequest& request);
 
 } // namespace distill::trainer

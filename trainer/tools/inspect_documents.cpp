@@ -4,9 +4,8 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 
-#include <filesystem>
-
 #include "data/base/durable_file.h"
+#include "data/base/output_path.h"
 #include "data/base/status_macros.h"
 #include "data/inspect.h"
 #include "trainer/tools/document_html.h"
@@ -14,8 +13,6 @@
 
 namespace distill::trainer {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr int64_t kDocuments = 3; // shown where nothing is said
 constexpr int64_t kMaxTokens = 2000;
@@ -27,7 +24,34 @@ std::optional<int64_t> count_in(const std::string& text) {
   return digits && absl::SimpleAtoi(text, &value) ? std::optional(value) : std::nullopt;
 }
 
-// The documents that the request names, of `total`.
+absl::StatusOr<std::optional<data::TokenText>> read_text(
+    const InspectRequest& request, const base::Digest& tokenizer_hash) {
+  if (request.tokenizer.empty()) {
+    if (!request.html.empty()) {
+      return absl::InvalidArgumentError("--html: expected --tokenizer MODEL_FOLDER as well, found none");
+    }
+    return std::optional<data::TokenText>();
+  }
+  auto text = data::TokenText::read(request.tokenizer);
+  if (!text.ok()) {
+    return absl::Status(text.status().code(), absl::StrCat("--tokenizer: ", std::string(text.status().message())));
+  }
+  if (text->tokenizer_hash() != tokenizer_hash) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--tokenizer: expected the tokenizer that ", request.path, " was written with (hash ",
+        base::hex(tokenizer_hash), "), found ", text->path(), " (hash ", base::hex(text->tokenizer_hash()), ")"));
+  }
+  return std::optional(*std::move(text));
+}
+
+// A page that cannot be written is a mistake in the command line.
+absl::Status write_page(const std::string& file, const std::string& page) {
+  const absl::Status status = base::replace_file(file, page);
+  return status.ok() ? status : absl::InvalidArgumentError(absl::StrCat("--html: ", std::string(status.message())));
+}
+
+} // namespace
+
 absl::StatusOr<DocumentRange> chosen_documents(const InspectRequest& request, int64_t total) {
   DocumentRange range{0, std::min(kDocuments, total), request.max_tokens.value_or(kMaxTokens)};
   if (request.document) {
@@ -54,42 +78,10 @@ absl::StatusOr<DocumentRange> chosen_documents(const InspectRequest& request, in
   return range;
 }
 
-absl::StatusOr<std::optional<data::TokenText>> read_text(
-    const InspectRequest& request, const base::Digest& tokenizer_hash) {
-  if (request.tokenizer.empty()) {
-    if (!request.html.empty()) {
-      return absl::InvalidArgumentError("--html: expected --tokenizer MODEL_FOLDER as well, found none");
-    }
-    return std::optional<data::TokenText>();
-  }
-  auto text = data::TokenText::read(request.tokenizer);
-  if (!text.ok()) {
-    return absl::Status(text.status().code(), absl::StrCat("--tokenizer: ", std::string(text.status().message())));
-  }
-  if (text->tokenizer_hash() != tokenizer_hash) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--tokenizer: expected the tokenizer that ", request.path, " was written with (hash ",
-        base::hex(tokenizer_hash), "), found ", text->path(), " (hash ", base::hex(text->tokenizer_hash()), ")"));
-  }
-  return std::optional(*std::move(text));
-}
-
-// A page that cannot be written is a mistake in the command line. The file is replaced by renaming another one over it,
-// which must not happen to a link (/dev/stdout is one) or a device.
-absl::Status write_page(const std::string& file, const std::string& page) {
-  std::error_code error;
-  const fs::file_status there = fs::symlink_status(file, error);
-  if (fs::exists(there) && !fs::is_regular_file(there)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--html: expected a new file or a regular one to replace, found something else: ", file));
-  }
-  const absl::Status status = base::replace_file(file, page);
-  return status.ok() ? status : absl::InvalidArgumentError(absl::StrCat("--html: ", std::string(status.message())));
-}
-
-} // namespace
-
 absl::StatusOr<std::string> inspect_token_data(const InspectRequest& request) {
+  if (!request.html.empty()) {
+    RETURN_IF_ERROR(base::check_output_file("--html", request.html));
+  }
   const bool chosen = request.document || !request.documents.empty();
   if (!chosen && request.tokenizer.empty() && request.html.empty() && !request.max_tokens) {
     ASSIGN_OR_RETURN(const std::string description, data::describe_data(request.path, kDocuments));

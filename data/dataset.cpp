@@ -1,6 +1,7 @@
 #include "data/dataset.h"
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include <algorithm>
 #include <cmath>
@@ -45,16 +46,15 @@ void check_shard(const Shard& shard, const DataOptions& options, base::ProblemLi
         ": has texts of the teacher's own: expected packing: pack, found concat (the texts of student and "
         "teacher have other lengths, so that one stream cannot be cut at the same places of both)"));
   }
-  if (options.tokenizer_hash && shard.tokenizer_hash() != *options.tokenizer_hash) {
+  const std::vector<base::Digest>& hashes = options.tokenizer_hashes;
+  if (!hashes.empty() && std::find(hashes.begin(), hashes.end(), shard.tokenizer_hash()) == hashes.end()) {
+    const auto append = [](std::string* out, const base::Digest& hash) { out->append(base::hex(hash)); };
     problems.add(absl::StrCat(
-        shard.path(), ": header field `tokenizer_hash`: expected ", base::hex(*options.tokenizer_hash),
-        " (the model's tokenizer), found ", base::hex(shard.tokenizer_hash()),
-        "; tokenise the text again with the model's tokenizer"));
-  }
-  if (options.vocab_size > 0 && shard.header().vocab_size > static_cast<uint64_t>(options.vocab_size)) {
-    problems.add(absl::StrCat(
-        shard.path(), ": header field `vocab_size`: expected at most ", options.vocab_size,
-        " (the model's vocabulary), found ", shard.header().vocab_size));
+        shard.path(), ": header field `tokenizer_hash`: expected ", absl::StrJoin(hashes, " or ", append),
+        hashes.size() > 1 ? " (the tokenizers of student and teacher), found " : " (the model's tokenizer), found ",
+        base::hex(shard.tokenizer_hash()), "; tokenise the text again with the model's tokenizer"));
+  } else {
+    problems.add(check_token_limits(shard, options.limits));
   }
   if (options.verify) {
     problems.add(shard.verify());
@@ -79,7 +79,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> Dataset::open(const DataOptions& option
       check_shard(shard, options, problems);
     }
     const Source* first = dataset->sources_.empty() ? nullptr : &dataset->sources_[0];
-    if (!options.tokenizer_hash && first != nullptr &&
+    if (options.tokenizer_hashes.empty() && first != nullptr &&
         first->shards[0].tokenizer_hash() != (*shards)[0].tokenizer_hash()) {
       problems.add(absl::StrCat(
           (*shards)[0].path(), ": header field `tokenizer_hash`: expected ",
@@ -150,14 +150,6 @@ void Dataset::plan(Source& source, SourceStats& stats, int64_t index) {
   } else {
     stats.padding = stats.samples * options_.seq_len - (stats.tokens - 1);
   }
-}
-
-int64_t Dataset::vocab_size() const {
-  uint64_t largest = 0;
-  for (const Source& source : sources_) {
-    largest = std::max(largest, source.shards[0].header().vocab_size);
-  }
-  return static_cast<int64_t>(largest);
 }
 
 std::vector<const Shard*> Dataset::shards() const {

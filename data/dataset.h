@@ -16,6 +16,7 @@
 #include "data/shard.h"
 #include "data/teacher_rows.h"
 #include "data/teacher_text.h"
+#include "data/token_limits.h"
 
 namespace distill::data {
 
@@ -36,8 +37,9 @@ struct DataOptions {
   // For evaluation: reads the sources one after the other, every document exactly once, and ignores the weights.
   // Samples from num_samples() on are padding without targets, so that every rank can read the same number of batches.
   bool once = false;
-  std::optional<base::Digest> tokenizer_hash; // of the tokenizer that every shard must have been written with
-  int64_t vocab_size = 0; // of the model: every shard's must not be larger; 0: not checked
+  // Of the tokenizers that the shards may have been written with; empty: all must have been written with one.
+  std::vector<base::Digest> tokenizer_hashes;
+  TokenLimits limits; // which tokens the documents may have
   bool pin_memory = false; // allocate batches in page-locked memory (needs CUDA)
   bool verify = false; // check the payload hash and all token ids of every shard, which reads it completely
 };
@@ -113,7 +115,6 @@ class Dataset {
   base::Digest tokenizer_hash() const {
     return sources_[0].shards[0].tokenizer_hash();
   }
-  int64_t vocab_size() const; // largest of the shards
   // Tokens of the teacher's sequences; 0: no document has a text of the teacher's own.
   int64_t teacher_seq_len() const {
     return teacher_len_;

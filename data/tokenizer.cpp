@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "data/added_tokens.h"
 #include "data/base/mapped_file.h"
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
@@ -24,6 +25,12 @@ constexpr int64_t kMaxDepth = 100; // of nesting: printing a value takes a stack
 // Carries a message to read_tokenizer, which catches it.
 struct BadTokenizer : std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+
+// The same with a message that names its file.
+struct BadFile : std::runtime_error {
+  explicit BadFile(absl::Status bad) : std::runtime_error("bad file"), status(std::move(bad)) {}
+  absl::Status status;
 };
 
 void expect(bool ok, const std::string& key, const std::string& expected, const Json& found) {
@@ -149,8 +156,9 @@ std::string model_type(const Json& model) {
   return model.contains("merges") ? "BPE" : member(model, "vocab").is_array() ? "Unigram" : "WordPiece";
 }
 
-Tokenizer parse(const Json& root) {
+Tokenizer parse(const Json& root, const std::string& file) {
   Tokenizer out;
+  out.path = file;
   expect(root.is_object(), "tokenizer.json", "an object", root);
   const Json& model = member(root, "model");
   expect(model.is_object(), "model", "an object", model);
@@ -164,9 +172,15 @@ Tokenizer parse(const Json& root) {
     expect(added[i].is_object(), key, "an object", added[i]);
     const Json& content = member(added[i], "content");
     expect(content.is_string(), absl::StrCat(key, ".content"), "a string", content);
-    const int64_t id = token_id(member(added[i], "id"), absl::StrCat(key, ".id"));
-    out.tokens.emplace_back(id, content.get<std::string>());
-    out.added.push_back({id, content.get<std::string>(), member(added[i], "special") == true});
+    token_id(member(added[i], "id"), absl::StrCat(key, ".id"));
+  }
+  auto with_files = read_added_tokens(file, root, out.tokens);
+  if (!with_files.ok()) {
+    throw BadFile(with_files.status());
+  }
+  out.added = *std::move(with_files);
+  for (const AddedToken& one : out.added) {
+    out.tokens.emplace_back(one.id, one.text);
   }
   std::sort(out.tokens.begin(), out.tokens.end());
   out.tokens.erase(std::unique(out.tokens.begin(), out.tokens.end()), out.tokens.end());
@@ -211,9 +225,9 @@ absl::StatusOr<Tokenizer> read_tokenizer(const std::string& path) {
         absl::StrCat(file, ": expected JSON nested at most ", kMaxDepth, " deep, found ", depth));
   }
   try {
-    Tokenizer tokenizer = parse(Json::parse(mapped.bytes(), mapped.bytes() + mapped.size()));
-    tokenizer.path = file;
-    return tokenizer;
+    return parse(Json::parse(mapped.bytes(), mapped.bytes() + mapped.size()), file);
+  } catch (const BadFile& bad) {
+    return bad.status;
   } catch (const BadTokenizer& bad) {
     return absl::InvalidArgumentError(absl::StrCat(file, ": ", bad.what()));
   } catch (const Json::exception& bad) {
@@ -306,17 +320,46 @@ std::string merge_difference(const Tokenizer& teacher, const Tokenizer& student)
   return absl::StrCat("  merge ", rank, ": teacher ", text(teacher, rank), ", student ", text(student, rank));
 }
 
+// The ids of `some`'s added tokens that `other` does not have, if its texts are not there either.
+std::vector<int64_t> tokens_without(const Tokenizer& some, const Tokenizer& other) {
+  std::vector<std::string> texts;
+  std::transform(other.tokens.begin(), other.tokens.end(), std::back_inserter(texts), [](const auto& token) {
+    return token.second;
+  });
+  std::sort(texts.begin(), texts.end());
+  std::vector<int64_t> ids;
+  for (const AddedToken& added : some.added) {
+    const auto at = std::lower_bound(
+        other.tokens.begin(), other.tokens.end(), added.id,
+        [](const auto& token, int64_t id) { return token.first < id; });
+    const bool has_id = at != other.tokens.end() && at->first == added.id;
+    if (!has_id && !std::binary_search(texts.begin(), texts.end(), added.text)) {
+      ids.push_back(added.id);
+    }
+  }
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
 } // namespace
 
-absl::Status compare_tokenizers(const Tokenizer& teacher, const Tokenizer& student) {
+absl::StatusOr<OneSidedTokens> compare_tokenizers(const Tokenizer& teacher, const Tokenizer& student) {
   base::ProblemList problems;
+  const OneSidedTokens one_sided{tokens_without(teacher, student), tokens_without(student, teacher)};
   const auto component = [&](const char* name, const std::string& of_teacher, const std::string& of_student) {
     if (of_teacher != of_student) {
       problems.add(absl::StrCat("  ", name, ": teacher ", of_teacher, ", student ", of_student));
     }
   };
   component("model.type", teacher.model, student.model);
-  if (teacher.tokens != student.tokens) {
+  const auto differing = [](const Tokenizer& of, const std::vector<int64_t>& allowed) {
+    std::vector<std::pair<int64_t, std::string>> left;
+    std::copy_if(of.tokens.begin(), of.tokens.end(), std::back_inserter(left), [&](const auto& token) {
+      return !std::binary_search(allowed.begin(), allowed.end(), token.first);
+    });
+    return left;
+  };
+  if (differing(teacher, one_sided.teacher) != differing(student, one_sided.student)) {
     problems.add(token_differences(teacher, student));
   }
   if (teacher.merges != student.merges) {
@@ -329,7 +372,7 @@ absl::Status compare_tokenizers(const Tokenizer& teacher, const Tokenizer& stude
   component("normalizer", teacher.normalizer, student.normalizer);
   component("pre_tokenizer", teacher.pre_tokenizer, student.pre_tokenizer);
   if (problems.empty()) {
-    return absl::OkStatus();
+    return one_sided;
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "teacher and student have different tokenizers: ", teacher.path, " and ", student.path, "\n", problems.text()));

@@ -11,14 +11,15 @@
 
 namespace distill::data {
 
-// An entry of `added_tokens`.
+// A token beside the model's vocabulary, of `added_tokens` or of the files beside tokenizer.json (data/added_tokens.h).
 struct AddedToken {
   int64_t id = 0;
   std::string text;
   bool special = false;
 };
 
-// The parts of a tokenizer.json (Hugging Face tokenizers) that decide what ids mean and how text becomes ids.
+// The parts of a tokenizer.json (Hugging Face tokenizers) that decide what ids mean and how text becomes ids, with the
+// added tokens of the files beside it.
 struct Tokenizer {
   std::string path; // the file
   std::string model; // BPE | Unigram | WordPiece | WordLevel
@@ -45,9 +46,15 @@ struct Tokenizer {
 // found.
 absl::StatusOr<Tokenizer> read_tokenizer(const std::string& path);
 
-// InvalidArgument unless both turn every text into the same ids with the same meaning; the message lists the first
-// tokens (id and both texts), merges or components that differ. The padding of the models' vocabularies does not
-// matter, since it is not part of a tokenizer.
-absl::Status compare_tokenizers(const Tokenizer& teacher, const Tokenizer& student);
+// Added tokens that one of two tokenizers has and the other lacks, with ids that mean nothing in the other one. Sorted.
+struct OneSidedTokens {
+  std::vector<int64_t> teacher; // ids that the student's tokenizer lacks
+  std::vector<int64_t> student; // ids that the teacher's lacks
+};
+
+// InvalidArgument unless both turn every text without one-sided tokens into the same ids with the same meaning; the
+// message lists the first tokens (id and both texts), merges or components that differ. The padding of the models'
+// vocabularies does not matter, since it is not part of a tokenizer.
+absl::StatusOr<OneSidedTokens> compare_tokenizers(const Tokenizer& teacher, const Tokenizer& student);
 
 } // namespace distill::data

@@ -384,7 +384,7 @@ SHARDS = [
     Row("document offsets backwards", [SHARD, "document"], shard(lambda c: struct.pack_into("<Q", c, 264, 2**40))),
     Row("shard of another tokenizer", [SHARD, "tokenizer"],
         lambda job: tiny_job.write_shard(job / SHARD, tokenizer_json=tiny_job.tokenizer(63), vocab=63)),
-    Row("shard with a larger vocabulary", [SHARD, "vocab"],
+    Row("shard with a larger vocabulary", [SHARD, "document ", "rows of the model's embeddings"],
         lambda job: tiny_job.write_shard(job / SHARD, vocab=100)),
     Row("shards of two tokenizers", ["train", "tokenizer"],
         lambda job: tiny_job.write_shard(job / "train/shard-00001.dtok",
@@ -470,7 +470,7 @@ TOKENIZERS = [
     Row("tokenizer without a model", ["student/tokenizer.json", "model"], text_file("student/tokenizer.json", "{}")),
     Row("token id is text", ["student/tokenizer.json", "vocab"],
         tokenizer_file("student", lambda value: value["model"]["vocab"].update(t3="three"))),
-    Row("tokenizer larger than the model", ["vocab"],
+    Row("tokenizer larger than the model", [SHARD, "document 0, token ", "(\"t", "rows of the model's embeddings"],
         lambda job: [[tiny_job.write_json(job / name / "tokenizer.json", tiny_job.tokenizer(100))
                       for name in ("student", "teacher")],
                      [tiny_job.write_shard(job / name, vocab=100, tokenizer_json=tiny_job.tokenizer(100))

@@ -4,7 +4,10 @@ import html.parser
 import json
 import os
 import re
+import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +15,13 @@ import pytest
 import tiny_job
 import tokenizer_kinds
 from program import distill_program
+from token_shards.errors import InputError
 from token_shards.shard_file import Shard, ShardSpec
-from token_shards.tokenizer_files import canonical_hash
+from token_shards.tokenizer_files import TokenizerFiles, canonical_hash
+from token_shards.transformers_tokenizer import takes_whole_file
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
+from random_tokenizers import Draw
 
 MARKS = {"⇥": "\t", "␍": "\r"}
 
@@ -59,8 +67,8 @@ def write_data(folder, tokenizer, documents, vocab_size=None):
     """tokenizer.json and data.dtok of (ids, in_loss) in the folder."""
     folder.mkdir(exist_ok=True)
     (folder / "tokenizer.json").write_text(tokenizer if isinstance(tokenizer, str) else tokenizer.to_str())
-    digest, vocab = canonical_hash(json.loads((folder / "tokenizer.json").read_text()))
-    shard = Shard(ShardSpec(vocab_size=vocab_size or vocab, tokenizer_hash=digest))
+    files = TokenizerFiles.load(folder)
+    shard = Shard(ShardSpec(vocab_size=vocab_size or files.vocab_size, tokenizer_hash=files.hash))
     for ids, in_loss in documents:
         shard.add(np.asarray(ids, dtype=np.int64), None if in_loss is None else np.asarray(in_loss, dtype=bool))
     shard.write(folder / "data.dtok")
@@ -137,6 +145,35 @@ def test_text_is_what_the_tokenizers_library_decodes(distill, tmp_path, kind):
                 assert shown == (decoded[:-1] if begun else decoded)
         for part, classes, _ in elements:
             assert ("s" in classes) == (part[-1] in specials)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_tokenizers_are_read_and_decoded_as_the_library_does(distill, tmp_path, seed):
+    """With the tokens of the files beside tokenizer.json, and the hash that scripts/tokenize.py writes."""
+    folder, draw = tmp_path / "tokenizer", Draw(f"inspect {seed}")
+    while True:
+        draw.folder(folder)
+        try:
+            files = TokenizerFiles.load(folder)
+            tokenizer = files.tokenizer() if takes_whole_file(folder) else None
+        except InputError:
+            tokenizer = None
+        if tokenizer is not None:
+            break
+        shutil.rmtree(folder)
+    encoded = [tokenizer.encode(draw.text(), add_special_tokens=False).ids for _ in range(20)]
+    encoded += [[draw.random.randrange(files.vocab_size) for _ in range(12)] for _ in range(20)]
+    encoded = [ids for ids in encoded if ids]
+    shard = Shard(ShardSpec(vocab_size=files.vocab_size, tokenizer_hash=files.hash))
+    for ids in encoded:
+        shard.add(np.asarray(ids, dtype=np.int64), None)
+    shard.write(folder / "data.dtok")
+    documents = page_of(distill, folder, "--documents", f"0-{len(encoded) - 1}").documents
+    special = {index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    for ids, elements in zip(encoded, documents, strict=True):
+        assert "".join(text for _, _, text in elements) == tokenizer.decode(ids, skip_special_tokens=False)
+        for part, classes, _ in elements:
+            assert ("s" in classes) == (part[-1] in special)
 
 
 def test_golden_shard_is_shown(distill):

@@ -31,7 +31,7 @@ class TokenizerTest : public testing::FolderTest {
     return *tokenizer;
   }
   std::string difference(const Json& student) {
-    return std::string(compare_tokenizers(read(bpe()), read(student, "student.json")).message());
+    return std::string(compare_tokenizers(read(bpe()), read(student, "student.json")).status().message());
   }
 };
 
@@ -87,13 +87,19 @@ TEST_F(TokenizerTest, DifferencesAreNamed) {
       difference(student),
       AllOf(
           HasSubstr("student.json\n"), HasSubstr("id 1: teacher \"b\", student \"x\\n\""),
-          HasSubstr("id 2: teacher \"c\", student \"b\""), HasSubstr("id 4: teacher \"abc\", student has no such id"),
-          HasSubstr("id 6: teacher has no such id, student \"<|tool|>\"")));
+          HasSubstr("id 2: teacher \"c\", student \"b\""),
+          // The next free ids of a smaller vocabulary.
+          HasSubstr("id 4: teacher \"abc\", student \"<|end|>\""),
+          HasSubstr("id 5: teacher \"<|end|>\", student \"<|tool|>\"")));
+  student = bpe();
+  student["model"]["vocab"].erase("abc");
+  student["added_tokens"] = Json::array();
+  EXPECT_THAT(difference(student), HasSubstr("id 4: teacher \"abc\", student has no such id"));
   student = bpe();
   for (int i = 0; i < 20; ++i) {
-    student["added_tokens"].push_back({{"id", 10 + i}, {"content", absl::StrCat("t", i)}});
+    student["model"]["vocab"][absl::StrCat("t", i)] = 10 + i;
   }
-  EXPECT_THAT(difference(student), AllOf(HasSubstr("id 14"), HasSubstr("and 15 more")));
+  EXPECT_THAT(difference(student), AllOf(HasSubstr("id 13"), HasSubstr("more")));
   EXPECT_THAT(difference(student), ::testing::Not(HasSubstr("id 15")));
   student = bpe();
   student["model"]["merges"] = Json::array({Json::array({"a", "b"})});
@@ -107,6 +113,87 @@ TEST_F(TokenizerTest, DifferencesAreNamed) {
   student = bpe();
   student["model"]["ignore_merges"] = true;
   EXPECT_THAT(difference(student), HasSubstr("model: teacher {}, student {\"ignore_merges\":true}"));
+}
+
+TEST_F(TokenizerTest, AddedTokensOfOneSideAreListed) {
+  Json more = bpe();
+  more["added_tokens"].push_back({{"id", 6}, {"content", "<|tool|>"}});
+  more["added_tokens"].push_back({{"id", 7}, {"content", "<|think|>"}});
+  const Tokenizer some = read(bpe());
+  const Tokenizer other = read(more, "more.json");
+  const auto of_teacher = compare_tokenizers(other, some);
+  ASSERT_TRUE(of_teacher.ok()) << of_teacher.status();
+  EXPECT_EQ(of_teacher->teacher, (std::vector<int64_t>{6, 7}));
+  EXPECT_TRUE(of_teacher->student.empty());
+  const auto of_student = compare_tokenizers(some, other);
+  ASSERT_TRUE(of_student.ok()) << of_student.status();
+  EXPECT_EQ(of_student->student, (std::vector<int64_t>{6, 7}));
+  // A token of another id, or in the place of another one, is a difference.
+  Json moved = bpe();
+  moved["added_tokens"] = Json::parse(R"([{"id": 5, "content": "<|tool|>"}, {"id": 6, "content": "<|end|>"}])");
+  EXPECT_THAT(difference(moved), HasSubstr("id 5: teacher \"<|end|>\", student \"<|tool|>\""));
+}
+
+TEST_F(TokenizerTest, TokensOfTheFilesBesideItAreAdded) {
+  const base::Digest alone = read(bpe()).hash();
+  Json json = bpe();
+  json["padding"] = {{"pad_token", "<|pad|>"}};
+  write("tokenizer_config.json", R"({
+    "added_tokens_decoder": {"9": {"content": "<|z|>"}, "7": {"content": "<|y|>", "special": true},
+                             "5": {"content": "<|end|>", "special": false}},
+    "bos_token": "a", "zz_token": "<|own|>", "aa_token": {"__type": "AddedToken", "content": "<|typed|>"},
+    "bb_token": {"content": "not a token"}, "additional_special_tokens": ["<|extra|>", "<|y|>"]})");
+  write("special_tokens_map.json", R"({"eos_token": "not read"})");
+  const Tokenizer tokenizer = read(json);
+  std::vector<std::string> found;
+  for (const AddedToken& token : tokenizer.added) {
+    found.push_back(absl::StrCat(token.id, " ", token.text, token.special ? " special" : ""));
+  }
+  EXPECT_EQ(
+      found,
+      (std::vector<std::string>{
+          "0 a special", "5 <|end|>", "6 <|y|> special", "7 <|z|>", "8 <|pad|> special", "9 <|typed|> special",
+          "10 <|own|> special", "11 <|extra|> special"}));
+  EXPECT_EQ(tokenizer.vocab_size(), 12);
+  EXPECT_NE(tokenizer.hash(), alone);
+}
+
+TEST_F(TokenizerTest, OlderFilesBesideItCountWithoutAddedTokensDecoder) {
+  write("tokenizer_config.json", R"({"eos_token": "<|old|>"})");
+  write("special_tokens_map.json", R"({"eos_token": {"content": "<|eos|>"}, "additional_special_tokens": ["<|x|>"]})");
+  write("added_tokens.json", R"({"<|x|>": 30, "<|w|>": 29})");
+  std::vector<std::string> found;
+  for (const AddedToken& token : read(bpe()).added) {
+    found.push_back(absl::StrCat(token.id, " ", token.text, token.special ? " special" : ""));
+  }
+  EXPECT_EQ(found, (std::vector<std::string>{"5 <|end|> special", "6 <|w|>", "7 <|x|> special", "8 <|eos|> special"}));
+}
+
+TEST_F(TokenizerTest, BadFilesBesideItAreErrorsThatNameTheKey) {
+  const auto message = [&](const std::string& file, const std::string& content) {
+    write(file, content);
+    const std::string text(read_tokenizer(write("tokenizer.json", bpe().dump())).status().message());
+    write(file, "{}");
+    return text;
+  };
+  EXPECT_THAT(message("tokenizer_config.json", "[]"), HasSubstr("tokenizer_config.json: expected a JSON object"));
+  EXPECT_THAT(
+      message("tokenizer_config.json", R"({"added_tokens_decoder": []})"),
+      HasSubstr("tokenizer_config.json: `added_tokens_decoder`: expected an object, found []"));
+  EXPECT_THAT(
+      message("tokenizer_config.json", R"({"added_tokens_decoder": {"x": {"content": "a"}}})"),
+      HasSubstr("`added_tokens_decoder.x`: expected an id and an object with `content`"));
+  EXPECT_THAT(message("tokenizer_config.json", R"({"eos_token": 3})"), HasSubstr("`eos_token`: expected a token"));
+  EXPECT_THAT(
+      message("tokenizer_config.json", R"({"extra_special_tokens": 3})"),
+      HasSubstr("`extra_special_tokens`: expected a list, found 3"));
+  EXPECT_THAT(message("added_tokens.json", R"({"a": "1"})"), HasSubstr("added_tokens.json: `a`: expected an id"));
+  Json gaps = bpe();
+  gaps["model"]["vocab"] = {{"a", 0}, {"b", 1}, {"c", 2}, {"ab", 3}, {"abc", 5}};
+  gaps["added_tokens"] = Json::parse(R"([{"id": 5, "content": "abc"}, {"id": 5, "content": "<|x|>"}])");
+  EXPECT_THAT(
+      std::string(read_tokenizer(write("tokenizer.json", gaps.dump())).status().message()),
+      HasSubstr("added tokens \"abc\" and \"<|x|>\": expected an id for each, found 5 for both"));
 }
 
 TEST_F(TokenizerTest, BadFilesAreErrorsThatNameTheKey) {

@@ -169,7 +169,7 @@ absl::Status read_tokenizer_json(const uint8_t* data, size_t size) {
     if (const auto text = data::TokenText::make(*tokenizer); text.ok()) {
       (void)text->decode({tokenizer->tokens.front().first, -1, tokenizer->tokens.back().first});
     }
-    return data::compare_tokenizers(*tokenizer, *tokenizer);
+    return data::compare_tokenizers(*tokenizer, *tokenizer).status();
   }
   return tokenizer.status();
 }

@@ -261,7 +261,7 @@ teacher_cache::TeacherHead gather_head(
 
 absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
     const config::Config& config, const Environment& environment, const models::ModelConfig& head,
-    int64_t student_vocab, const std::optional<base::Digest>& tokenizer) {
+    int64_t student_vocab, absl::Span<const base::Digest> tokenizers) {
   ASSIGN_OR_RETURN(std::shared_ptr<const teacher_cache::Index> index, teacher_cache::Index::open(config.teacher.cache));
   const teacher_cache::Manifest& manifest = index->manifest();
   base::ProblemList problems;
@@ -287,8 +287,11 @@ absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
   expect(
       "hidden size and vocabulary of its head/config.json", absl::StrCat(hidden_size, " and ", manifest.vocab_size),
       absl::StrCat(head.hidden_size, " and ", head.vocab_size));
-  if (tokenizer) {
-    expect("tokenizer_hash, against the student's tokenizer", base::hex(*tokenizer), manifest.tokenizer_hash);
+  const bool known = std::any_of(tokenizers.begin(), tokenizers.end(), [&](const base::Digest& hash) {
+    return base::hex(hash) == manifest.tokenizer_hash;
+  });
+  if (!tokenizers.empty() && !known) {
+    expect("tokenizer_hash, against the student's tokenizer", base::hex(tokenizers[0]), manifest.tokenizer_hash);
   }
   const std::string dtype = models::precision_text({}, environment.teacher_dtype);
   if (!sparse && dtype != manifest.compute_dtype) {

@@ -20,10 +20,10 @@ namespace distill::trainer {
 // Opens teacher.cache and checks it against the run: complete, with its own head/, of this tokenizer and kind, computed
 // in the dtype that the run gives the teacher or at the loss's temperature, and where teacher.path is given, of that
 // teacher. One error has all problems, each with both values. `head`: the model in its folder; `student_vocab`: 0: not
-// known; `tokenizer`: hash of the run's, where known.
+// known; `tokenizers`: hashes of the run's, of which the cache must have one; empty: not checked.
 absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
     const config::Config& config, const Environment& environment, const models::ModelConfig& head,
-    int64_t student_vocab, const std::optional<base::Digest>& tokenizer);
+    int64_t student_vocab, absl::Span<const base::Digest> tokenizers);
 
 // How a capture stores the rows of a teacher. InvalidArgument names the key, or the student's folder.
 absl::StatusOr<teacher_cache::RowFormat> row_format(

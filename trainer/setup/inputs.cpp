@@ -61,7 +61,8 @@ absl::StatusOr<ModelSource> open_teacher(const config::Config& config) {
 // `once`: every document once, in the order of the data; `shuffle`: all the same, in the shuffled order.
 absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
     const config::Config& config, const std::vector<config::DataSet>& sets, bool once,
-    const std::optional<base::Digest>& tokenizer, int64_t vocab_size, bool pin_memory, bool shuffle = false) {
+    const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits, bool pin_memory,
+    bool shuffle = false) {
   data::DataOptions options;
   for (const config::DataSet& set : sets) {
     options.sources.push_back({set.path, set.weight});
@@ -73,19 +74,19 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
   options.shuffle = config.data.shuffle && (!once || shuffle);
   options.seed = config.data.seed;
   options.once = once;
-  options.tokenizer_hash = tokenizer;
-  options.vocab_size = vocab_size;
+  options.tokenizer_hashes = tokenizers;
+  options.limits = limits;
   options.pin_memory = pin_memory;
   return data::Dataset::open(options);
 }
 
 // A teacher that is read from a cache: lets the data sets read its rows.
 absl::Status open_cached_teacher(
-    const config::Config& config, const Environment& environment, const std::optional<base::Digest>& tokenizer,
+    const config::Config& config, const Environment& environment, absl::Span<const base::Digest> tokenizers,
     Inputs& inputs) {
   ASSIGN_OR_RETURN(
       const auto index,
-      open_cache(config, environment, inputs.teacher->config, inputs.student.config.vocab_size, tokenizer));
+      open_cache(config, environment, inputs.teacher->config, inputs.student.config.vocab_size, tokenizers));
   inputs.teacher->cached_rows = index->manifest().rows;
   inputs.teacher_text = describe_cache(*index);
   base::ProblemList problems;
@@ -136,15 +137,15 @@ absl::StatusOr<Inputs> open_inputs(
   if (has_teacher) {
     teacher = problems.take(open_teacher(config));
   }
-  const auto tokenizer = problems.take(check_tokenizers(config));
-  int64_t vocab_size = student ? student->config.vocab_size : 0; // 0: not known, not checked
-  if (has_teacher) {
-    vocab_size = student && teacher ? std::min(vocab_size, teacher->config.vocab_size) : 0;
+  const RunTokenizers tokenizers = problems.take(check_tokenizers(config)).value_or(RunTokenizers{});
+  data::TokenLimits limits; // of models that cannot be read: nothing is checked
+  if (student && (teacher || !has_teacher)) {
+    limits = tokenizers.limits(student->config.vocab_size, teacher ? teacher->config.vocab_size : 0);
   }
   Inputs inputs;
   const bool pin_memory = environment.device.is_cuda();
   const auto open = [&](const std::vector<config::DataSet>& sets, bool once) {
-    auto data = problems.take(open_data(config, sets, once, tokenizer.value_or(std::nullopt), vocab_size, pin_memory));
+    auto data = problems.take(open_data(config, sets, once, tokenizers.hashes, limits, pin_memory));
     return data ? *std::move(data) : nullptr;
   };
   if (purpose == config::Purpose::kTrain) {
@@ -167,7 +168,7 @@ absl::StatusOr<Inputs> open_inputs(
     inputs.teacher = std::move(teacher);
   }
   if (inputs.teacher && config.teacher.reads_cache()) {
-    problems.add(open_cached_teacher(config, environment, tokenizer.value_or(std::nullopt), inputs));
+    problems.add(open_cached_teacher(config, environment, tokenizers.hashes, inputs));
   }
   if (inputs.teacher && inputs.train_data && config.teacher.source == config::TeacherSource::kCapture) {
     problems.add(open_capturing_teacher(config, environment, inputs));
@@ -183,14 +184,15 @@ absl::StatusOr<Inputs> open_inputs(
 }
 
 absl::StatusOr<std::vector<std::shared_ptr<data::Dataset>>> open_capture_data(
-    const config::Config& config, const std::optional<base::Digest>& tokenizer, int64_t vocab_size, bool pin_memory) {
+    const config::Config& config, const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits,
+    bool pin_memory) {
   base::ProblemList problems;
   std::vector<std::shared_ptr<data::Dataset>> data;
   for (const std::vector<config::DataSet>* sets : {&config.data.train, &config.data.eval}) {
     if (!sets->empty()) {
       // The order of concatenated documents decides what is to the left of a token: it must be the run's.
       const bool shuffle = config.data.packing == data::PackingMode::kConcat && sets == &config.data.train;
-      auto set = problems.take(open_data(config, *sets, /*once=*/true, tokenizer, vocab_size, pin_memory, shuffle));
+      auto set = problems.take(open_data(config, *sets, /*once=*/true, tokenizers, limits, pin_memory, shuffle));
       data.push_back(set ? *std::move(set) : nullptr);
     }
   }
@@ -202,12 +204,10 @@ absl::StatusOr<CaptureInputs> open_capture_inputs(const config::Config& config, 
   base::ProblemList problems;
   CaptureInputs inputs;
   inputs.teacher = problems.take(open_teacher(config)).value_or(ModelSource{});
-  const auto tokenizer = problems.take(check_tokenizers(config));
-  inputs.data =
-      problems
-          .take(open_capture_data(
-              config, tokenizer.value_or(std::nullopt), inputs.teacher.config.vocab_size, environment.device.is_cuda()))
-          .value_or(std::vector<std::shared_ptr<data::Dataset>>());
+  const RunTokenizers tokenizers = problems.take(check_tokenizers(config)).value_or(RunTokenizers{});
+  const data::TokenLimits limits = tokenizers.limits(/*student_rows=*/0, inputs.teacher.config.vocab_size);
+  inputs.data = problems.take(open_capture_data(config, tokenizers.hashes, limits, environment.device.is_cuda()))
+                    .value_or(std::vector<std::shared_ptr<data::Dataset>>());
   RETURN_IF_ERROR(problems.status());
   return inputs;
 }

@@ -39,9 +39,10 @@ struct CaptureInputs {
   std::vector<std::shared_ptr<data::Dataset>> data; // data.train, then data.eval where there is some
 };
 absl::StatusOr<CaptureInputs> open_capture_inputs(const config::Config& config, const Environment& environment);
-// The data alone. `tokenizer`: hash of the run's, where known; `vocab_size`: 0: not checked.
+// The data alone. `tokenizers`: hashes of the run's, where known.
 absl::StatusOr<std::vector<std::shared_ptr<data::Dataset>>> open_capture_data(
-    const config::Config& config, const std::optional<base::Digest>& tokenizer, int64_t vocab_size, bool pin_memory);
+    const config::Config& config, const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits,
+    bool pin_memory);
 
 // Text that identifies a model or a data set in checkpoints and messages.
 std::string describe_shape(const models::ModelConfig& config);

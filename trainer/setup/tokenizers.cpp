@@ -1,5 +1,15 @@
 #include "trainer/setup/tokenizers.h"
 
+#include <absl/strings/escaping.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "data/base/status_macros.h"
 #include "trainer/metrics/log.h"
 
 namespace distill::trainer {
@@ -21,30 +31,78 @@ absl::StatusOr<std::optional<data::Tokenizer>> read_tokenizer(const config::Mode
   return std::optional(*std::move(tokenizer));
 }
 
+constexpr size_t kShown = 5; // tokens in a line of the log
+
+// "3 tokens that the student's lacks: 128256 (\"<|think|>\"), ..."
+void log_one_sided(
+    const std::string& has, const std::string& lacks, const std::vector<int64_t>& ids,
+    const RunTokenizers& tokenizers) {
+  if (ids.empty()) {
+    return;
+  }
+  std::vector<std::string> shown;
+  for (size_t i = 0; i < std::min(ids.size(), kShown); ++i) {
+    shown.push_back(absl::StrCat(ids[i], " (\"", absl::Utf8SafeCEscape(tokenizers.token_text(ids[i])), "\")"));
+  }
+  if (ids.size() > kShown) {
+    shown.push_back(absl::StrCat("and ", ids.size() - kShown, " more"));
+  }
+  metrics::log_warning_rank0(absl::StrCat(
+      "the tokenizer of the ", has, " has ", ids.size(), ids.size() == 1 ? " token" : " tokens", " that the ", lacks,
+      "'s lacks: ", absl::StrJoin(shown, ", "), "; no document may use ", ids.size() == 1 ? "it" : "them"));
+}
+
 } // namespace
 
-absl::StatusOr<std::optional<base::Digest>> check_tokenizers(const config::Config& config) {
-  const auto student = read_tokenizer(config.student);
-  if (!student.ok()) {
-    return student.status();
-  }
-  const auto teacher = read_tokenizer(config.teacher);
-  if (!teacher.ok()) {
-    return teacher.status();
-  }
-  if (student->has_value() && teacher->has_value()) {
-    if (absl::Status status = data::compare_tokenizers(**teacher, **student); !status.ok()) {
-      return status;
-    }
+data::TokenLimits RunTokenizers::limits(int64_t student_rows, int64_t teacher_rows) const {
+  data::TokenLimits limits;
+  limits.token_text = token_text;
+  limits.teacher_texts = {teacher_rows, one_sided.student};
+  const bool both = student_rows > 0 && teacher_rows > 0;
+  limits.documents.rows = both ? std::min(student_rows, teacher_rows) : std::max(student_rows, teacher_rows);
+  std::set_union(
+      one_sided.teacher.begin(), one_sided.teacher.end(), one_sided.student.begin(), one_sided.student.end(),
+      std::back_inserter(limits.documents.absent));
+  return limits;
+}
+
+absl::StatusOr<RunTokenizers> check_tokenizers(const config::Config& config) {
+  ASSIGN_OR_RETURN(auto student, read_tokenizer(config.student));
+  ASSIGN_OR_RETURN(auto teacher, read_tokenizer(config.teacher));
+  RunTokenizers out;
+  if (student && teacher) {
+    ASSIGN_OR_RETURN(out.one_sided, data::compare_tokenizers(*teacher, *student));
   } else if (config.has_teacher() && !config.student.path.empty()) {
-    const bool student_lacks = !student->has_value();
+    const bool student_lacks = !student.has_value();
     metrics::log_warning_rank0(absl::StrCat(
         "student and teacher tokenizers cannot be compared: no tokenizer.json in ",
         student_lacks ? config.student.path : config.teacher.folder(), "; name one in ",
         student_lacks ? "student.tokenizer" : "teacher.tokenizer"));
   }
-  const auto& any = student->has_value() ? *student : *teacher;
-  return any ? std::optional(any->hash()) : std::nullopt;
+  std::vector<std::shared_ptr<const data::Tokenizer>> known;
+  for (auto* tokenizer : {&student, &teacher}) {
+    if (!*tokenizer) {
+      continue;
+    }
+    if (const base::Digest hash = (*tokenizer)->hash(); out.hashes.empty() || out.hashes[0] != hash) {
+      out.hashes.push_back(hash);
+    }
+    known.push_back(std::make_shared<const data::Tokenizer>(*std::move(*tokenizer)));
+  }
+  out.token_text = [known = std::move(known)](int64_t id) {
+    for (const auto& tokenizer : known) {
+      const auto& tokens = tokenizer->tokens;
+      const auto at = std::lower_bound(
+          tokens.begin(), tokens.end(), id, [](const auto& token, int64_t value) { return token.first < value; });
+      if (at != tokens.end() && at->first == id) {
+        return at->second;
+      }
+    }
+    return std::string();
+  };
+  log_one_sided("teacher", "student", out.one_sided.teacher, out);
+  log_one_sided("student", "teacher", out.one_sided.student, out);
+  return out;
 }
 
 } // namespace distill::trainer

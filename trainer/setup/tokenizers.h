@@ -2,15 +2,30 @@
 
 #include <absl/status/statusor.h>
 
-#include <optional>
+#include <functional>
+#include <string>
+#include <vector>
 
+#include "data/token_limits.h"
 #include "data/tokenizer.h"
 #include "trainer/config/config.h"
 
 namespace distill::trainer {
 
-// A teacher whose tokenizer differs from the student's is an error with the first tokens that differ. Returns the hash
-// that every token shard must carry; nullopt where neither model has a tokenizer. Warns where only one has.
-absl::StatusOr<std::optional<base::Digest>> check_tokenizers(const config::Config& config);
+// The tokenizers of a run's models, which agree but for added tokens that one of them lacks.
+struct RunTokenizers {
+  std::vector<base::Digest> hashes; // of each, the student's first; empty: neither model has a tokenizer
+  data::OneSidedTokens one_sided;
+  std::function<std::string(int64_t id)> token_text; // "" for an id that is not known
+
+  // Which tokens the run's documents may have; rows of the embeddings, 0: not known. Without a student, the teacher
+  // alone decides.
+  data::TokenLimits limits(int64_t student_rows, int64_t teacher_rows) const;
+};
+
+// A teacher whose tokenizer differs from the student's in more than added tokens that one of them lacks is an error
+// with the first tokens that differ. Says which tokens are those of one side alone. Warns where only one model has a
+// tokenizer.
+absl::StatusOr<RunTokenizers> check_tokenizers(const config::Config& config);
 
 } // namespace distill::trainer

@@ -123,8 +123,9 @@ absl::StatusOr<std::optional<CapturePlan>> capture_on_paper(
       std::all_of(paths.begin(), paths.end(), [](const std::string& path) { return data::is_token_data(path); });
   bool teacher_stream = own.data.teacher_seq_len > 0;
   if (has_data) {
-    ASSIGN_OR_RETURN(
-        const auto data, open_capture_data(own, /*tokenizer=*/std::nullopt, teacher.vocab_size, /*pin_memory=*/false));
+    data::TokenLimits limits;
+    limits.documents.rows = limits.teacher_texts.rows = teacher.vocab_size;
+    ASSIGN_OR_RETURN(const auto data, open_capture_data(own, /*tokenizers=*/{}, limits, /*pin_memory=*/false));
     divide(own, environment, teacher, data, plan);
     teacher_stream = std::any_of(data.begin(), data.end(), [](const auto& set) { return set->teacher_seq_len() > 0; });
   }

@@ -1,0 +1,147 @@
+"""Added tokens beyond a model's rows, and those that one of two tokenizers has alone: what runs, and what is named."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import tiny_job
+from token_shards.shard_file import Shard, ShardSpec
+from token_shards.tokenizer_files import TokenizerFiles
+
+PAD = {"id": tiny_job.VOCAB, "content": "[PAD]", "special": True}
+THINK = {"id": tiny_job.VOCAB + 1, "content": "<think>", "special": True}
+CHECK = ("--config", "config.yaml", "--dry-run")
+
+
+def flags(token):
+    return {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, **token}
+
+
+def write_tokenizer(folder, *added, beside=False):
+    """tokenizer.json with these added tokens, or `beside` it in tokenizer_config.json."""
+    described = tiny_job.tokenizer()
+    if beside:
+        decoder = {str(one["id"]): {k: v for k, v in flags(one).items() if k != "id"} for one in added}
+        tiny_job.write_json(folder / "tokenizer_config.json", {"added_tokens_decoder": decoder})
+    else:
+        described["added_tokens"] = [flags(one) for one in added]
+    tiny_job.write_json(folder / "tokenizer.json", described)
+
+
+def write_data(path, tokenizer, *documents):
+    """A shard with the hash and size of a folder's tokenizer; `documents` are lists of ids."""
+    files = TokenizerFiles.load(tokenizer)
+    shard = Shard(ShardSpec(vocab_size=files.vocab_size, tokenizer_hash=files.hash))
+    for ids in documents:
+        shard.add(np.asarray(ids, dtype=np.int64), None)
+    path.unlink(missing_ok=True)
+    shard.write(path)
+
+
+@pytest.fixture
+def own(job, tmp_path):
+    folder = tmp_path / "job"
+    shutil.copytree(job, folder)
+    return folder
+
+
+PLAIN = list(range(1, 20))
+
+
+def both_sets(job, tokenizer, *documents):
+    for name in ("train/shard-00000.dtok", "eval.dtok"):
+        write_data(job / name, tokenizer, *documents)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_token_without_a_row_does_not_matter_where_no_document_uses_it(distill, own, beside):
+    for name in ("student", "teacher"):
+        write_tokenizer(own / name, PAD, beside=beside)
+    both_sets(own, own / "student", PLAIN, PLAIN[::-1])
+    for command in (CHECK, ("--config", "config.yaml"), ("eval", "--config", "config.yaml")):
+        done = distill(own, *command)
+        assert done.returncode == 0, done.stderr
+    done = distill(own, "capture", "--config", "config.yaml", "--set", "teacher.cache=cache")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [CHECK, ("--config", "config.yaml"), ("eval", "--config", "config.yaml"),
+                ("capture", "--config", "config.yaml", "--set", "teacher.cache=cache"),
+                ("eval", "--student", "student", "--data", "eval.dtok")],
+)  # fmt: skip
+def test_a_token_without_a_row_is_named_with_its_document(distill, own, command):
+    for name in ("student", "teacher"):
+        write_tokenizer(own / name, PAD, beside=True)
+    both_sets(own, own / "student", PLAIN, [1, 2, PAD["id"], 3])
+    done = distill(own, *command)
+    assert done.returncode == 2, done.stdout
+    says = (
+        'eval.dtok: document 1, token 2: id 64 ("[PAD]"): expected an id below 64, the rows of the model\'s embeddings'
+    )
+    assert says in done.stderr and "resize_token_embeddings(65)" in done.stderr, done.stderr
+    assert not (own / "run").exists() and not (own / "cache" / "manifest.json").exists()
+
+
+def test_the_source_of_a_mixture_is_named(distill, own):
+    for name in ("student", "teacher"):
+        write_tokenizer(own / name, PAD)
+    both_sets(own, own / "student", PLAIN)
+    write_data(own / "more.dtok", own / "student", PLAIN, [PAD["id"], PAD["id"]])
+    mixture = "data.train=[{path: train, weight: 2}, more.dtok]"
+    done = distill(own, *CHECK, "--set", mixture)
+    assert done.returncode == 2
+    assert "more.dtok: document 1, token 0: id 64" in done.stderr and "the file has 2 tokens" in done.stderr
+    assert "shard-00000.dtok: document" not in done.stderr
+
+
+@pytest.mark.parametrize("has, lacks", [("teacher", "student"), ("student", "teacher")])
+def test_tokens_that_one_tokenizer_adds_are_accepted_where_no_document_uses_them(distill, own, has, lacks):
+    write_tokenizer(own / has, PAD, THINK)
+    for tokenizer in ("student", "teacher"):
+        both_sets(own, own / tokenizer, PLAIN, PLAIN[::-1])
+        done = distill(own, "eval", "--config", "config.yaml")
+        assert done.returncode == 0, done.stderr
+        says = f'the tokenizer of the {has} has 2 tokens that the {lacks}\'s lacks: 64 ("[PAD]"), 65 ("<think>")'
+        assert says in done.stderr + done.stdout
+    both_sets(own, own / has, PLAIN, [5, THINK["id"], 5])
+    done = distill(own, *CHECK)
+    assert done.returncode == 2 and 'document 1, token 1: id 65 ("<think>")' in done.stderr
+
+
+def test_a_token_of_the_teacher_alone_is_refused_although_both_models_have_rows(distill, own):
+    """The student's embeddings are padded: there is a row, and its tokenizer has no such token."""
+    for name, layers in (("student", 1), ("teacher", 2)):
+        tiny_job.write_model(own / name, {**tiny_job.MODEL, "vocab_size": 80, "num_hidden_layers": layers})
+    write_tokenizer(own / "teacher", PAD, THINK)
+    both_sets(own, own / "teacher", PLAIN, PLAIN)
+    assert distill(own, *CHECK).returncode == 0
+    both_sets(own, own / "teacher", PLAIN, [5, THINK["id"], 5])
+    done = distill(own, *CHECK)
+    assert done.returncode == 2
+    assert (
+        'id 65 ("<think>"): expected a token of both tokenizers, found one that student or teacher lacks' in done.stderr
+    )
+
+
+def test_another_token_of_an_id_is_a_difference(distill, own):
+    write_tokenizer(own / "teacher", PAD)
+    write_tokenizer(own / "student", {**PAD, "content": "[OTHER]"})
+    done = distill(own, *CHECK)
+    assert done.returncode == 2
+    assert 'id 64: teacher "[PAD]", student "[OTHER]"' in done.stderr
+
+
+def test_inspect_reads_the_tokens_beside_tokenizer_json(distill, own):
+    write_tokenizer(own / "student", PAD, beside=True)
+    write_data(own / "eval.dtok", own / "student", [1, PAD["id"], 2])
+    done = distill(own, "inspect", "eval.dtok", "--tokenizer", "student")
+    assert done.returncode == 0, done.stderr
+    assert "[PAD]»" in done.stdout and "‹" not in done.stdout.rsplit("document 0", 1)[1]
+    files = TokenizerFiles.load(own / "student")
+    assert f"{files.hash.hex()} (BPE, 65 tokens)" in distill(own, "inspect", "student").stdout
+    (own / "student/tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": []}))
+    done = distill(own, *CHECK)
+    assert done.returncode == 2 and "tokenizer_config.json: `added_tokens_decoder`: expected an object" in done.stderr

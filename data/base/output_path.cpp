@@ -34,7 +34,7 @@ std::string in_folder(const fs::path& folder);
 
 // What is in the way of making `path`, which does not exist or cannot be looked at for the reason `error`.
 std::string in_missing(const fs::path& path, int error) {
-  if (error == ENAMETOOLONG) {
+  if (error == ENAMETOOLONG || path.filename().native().size() > NAME_MAX) {
     return absl::StrCat("a name in it, or the whole path, is longer than the system allows (", NAME_MAX, " bytes)");
   }
   const fs::path parent = path.parent_path();

@@ -294,9 +294,12 @@ def test_ids_that_the_tokenizer_lacks_are_shown_as_ids(distill, tmp_path):
         (["--tokenizer", "foreign.json"], ["hash", "data.dtok", "foreign.json"]),
         (["--tokenizer", "odd.json"], ["odd.json", "`decoder.decoders[1]`", "WordPiece"]),
         (["--html", "page.html"], ["--html", "--tokenizer"]),
-        (["--tokenizer", "tokenizer.json", "--html", "gone/page.html"], ["--html", "gone/page.html", "No such file"]),
-        (["--tokenizer", "tokenizer.json", "--html", "empty"], ["--html", "found something else: empty"]),
-        (["--tokenizer", "tokenizer.json", "--html", "link"], ["--html", "found something else: link"]),
+        (
+            ["--tokenizer", "tokenizer.json", "--html", "gone/page.html"],
+            ["--html", "gone/page.html", "there is no folder"],
+        ),
+        (["--tokenizer", "tokenizer.json", "--html", "empty"], ["--html", "found empty: it is a folder"]),
+        (["--tokenizer", "tokenizer.json", "--html", "link"], ["--html", "found link: it is a link or a device"]),
     ],
 )
 def test_bad_options_are_refused(distill, chat, tmp_path, options, says):

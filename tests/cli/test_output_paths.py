@@ -1,5 +1,6 @@
 """Every path that a command writes is looked at before anything else, by a dry run as by a start: exit code 2."""
 
+import os
 import shutil
 import subprocess
 
@@ -16,6 +17,7 @@ def place(job, tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "dangling").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
     return tmp_path
 
 
@@ -72,7 +74,7 @@ FILES = {
 
 @pytest.mark.parametrize(
     "command, path",
-    [("report", path) for path in ("train", "loop", "dangling", "file/page", "gone/page", "/dev/null", "x" * 300)]
+    [("report", path) for path in ("train", "loop", "dangling", "file/page", "gone/page", "pipe", "x" * 300)]
     + [(name, path) for name in FILES for path in ("train", "file/page")],
 )
 def test_a_file_that_cannot_be_made_is_refused_before_anything_else(distill, place, command, path):

@@ -24,6 +24,7 @@ class OutputPath : public testing::Test {
     fs::create_symlink("folder", root_ / "good");
     fs::create_symlink("nothing", root_ / "dangling");
     fs::create_symlink("loop", root_ / "loop");
+    ::mkfifo((root_ / "pipe").c_str(), 0600);
   }
   ~OutputPath() override {
     fs::permissions(root_ / "folder", fs::perms::owner_all);
@@ -90,7 +91,7 @@ TEST_F(OutputPath, AFileIsNewOrARegularOne) {
   EXPECT_THAT(file("good"), HasSubstr("a link or a device"));
   EXPECT_THAT(file("loop/page.html"), HasSubstr("leads back to itself"));
   EXPECT_THAT(file(std::string(300, 'x')), HasSubstr("longer than the system allows"));
-  EXPECT_THAT(std::string(check_output_file("--output", "/dev/null").message()), HasSubstr("a link or a device"));
+  EXPECT_THAT(file("pipe"), HasSubstr("a link or a device"));
 }
 
 } // namespace

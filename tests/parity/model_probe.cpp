@@ -40,15 +40,15 @@ class Probe {
         config_(value_or_throw(hf::read_model_config(folder_))),
         layouts_(unit_layouts(config_)) {
     const at::ScalarType dtype = job.value("dtype", "float32") == "float64" ? at::kDouble : at::kFloat;
-    std::vector<std::string> notes;
+    hf::Notes notes;
     const std::unique_ptr<WeightSource> source = value_or_throw(hf::open_weights(folder_, config_, &notes));
     for (const UnitLayout& layout : layouts_) {
       weights_.push_back(at::empty({layout.numel}, dtype));
       source->copy_range(layout, 0, weights_.back());
       grads_.push_back(at::zeros({layout.numel}, dtype));
     }
-    for (const std::string& note : notes) {
-      std::printf("%s: %s\n", folder_.c_str(), note.c_str());
+    for (const hf::Note& note : notes) {
+      std::printf("%s: %s\n", folder_.c_str(), note.text.c_str());
     }
   }
 

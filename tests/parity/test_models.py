@@ -78,6 +78,186 @@ MODELS = {
     "exaone4_tied": (Exaone4Config(**small(**FULL_ATTENTION, tie_word_embeddings=True)), torch.float32, None, False),
     "qwen3_tied": (Qwen3Config(**small(head_dim=80, tie_word_embeddings=True)), torch.float32, None, False),
 }
+
+
+def with_keys(**keys):
+    """Changes keys of config.json; REMOVED takes a key away."""
+
+    def edit(folder):
+        path = folder / "config.json"
+        config = json.loads(path.read_text()) | keys
+        path.write_text(json.dumps({key: value for key, value in config.items() if value is not REMOVED}, indent=2))
+
+    return edit
+
+
+def with_tensors(change, file="model.safetensors"):
+    """Changes the dictionary of tensors of a file, which is `file` or, in shards, the last one."""
+
+    def edit(folder):
+        path = folder / file if (folder / file).exists() else sorted(folder.glob("model-*.safetensors"))[-1]
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path, metadata={"format": "pt"})
+
+    return edit
+
+
+def without_listing(*names):
+    """Takes names out of the index; the shards keep the tensors."""
+
+    def edit(folder):
+        path = folder / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        for name in names:
+            del index["weight_map"][name]
+        path.write_text(json.dumps(index))
+
+    return edit
+
+
+def other_head(tensors):
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
+
+
+def equal_head(tensors):
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+
+def head_alone(tensors):
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+
+
+def equal_embedding(tensors):
+    tensors["model.embed_tokens.weight"] = tensors["lm_head.weight"].clone()
+
+
+def without_prefix(tensors):
+    for name in list(tensors):
+        tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+
+def more_tensors(tensors):
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    tensors["model.mtp.weight"] = torch.zeros(3)
+    tensors["model.layers.3.mlp.up_proj.weight"] = torch.zeros(3, 4)
+    tensors["score.weight"] = torch.zeros(2, 64)
+
+
+def unlisted_tensor(tensors):
+    tensors["model.mtp.weight"] = torch.zeros(3)
+
+
+REMOVED = object()
+ROPE = dict(rope_parameters=dict(rope_type="default", rope_theta=777.0))
+TIED = LlamaConfig(**small(tie_word_embeddings=True))
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+# Folders whose files are changed after they were saved, and that transformers loads all the same:
+# name -> (configuration, dtype of the files, shard size, change)
+EDITED = {
+    "rope_scaling_empty": (LlamaConfig(**small(**ROPE)), torch.float32, None, with_keys(rope_scaling={})),
+    "rope_scaling_null": (LlamaConfig(**small(**ROPE)), torch.float32, None, with_keys(rope_scaling=None)),
+    "rope_scaling_default": (
+        LlamaConfig(**small(**ROPE)),
+        torch.float32,
+        None,
+        with_keys(rope_scaling={"rope_type": "default"}),
+    ),
+    "rope_scaling_against_parameters": (
+        Qwen2Config(**small(**ROPE)),
+        torch.float32,
+        None,
+        with_keys(rope_scaling=LINEAR, rope_theta=55.0),
+    ),
+    "rope_theta_twice": (
+        MistralConfig(**small(sliding_window=None, **ROPE)),
+        torch.float32,
+        None,
+        with_keys(rope_theta=5.0),
+    ),
+    "rope_theta_outside": (
+        Qwen3Config(**small(head_dim=32)),
+        torch.float32,
+        None,
+        with_keys(rope_parameters={"rope_type": "default"}, rope_theta=55.0),
+    ),
+    "rope_context_outside": (
+        LlamaConfig(**small(rope_parameters=LLAMA3_ROPE)),
+        torch.float32,
+        None,
+        with_keys(original_max_position_embeddings=32),
+    ),
+    "mistral_kv_heads_absent": (
+        MistralConfig(**small(sliding_window=None, num_attention_heads=16, num_key_value_heads=8)),
+        torch.float32,
+        None,
+        with_keys(num_key_value_heads=REMOVED),
+    ),
+    "llama_kv_heads_absent": (
+        LlamaConfig(**small(num_key_value_heads=4)),
+        torch.float32,
+        None,
+        with_keys(num_key_value_heads=REMOVED),
+    ),
+    "qwen_kv_heads_null": (
+        Qwen2Config(**small(num_key_value_heads=4)),
+        torch.float32,
+        None,
+        with_keys(num_key_value_heads=None),
+    ),
+    "head_dim_null": (LlamaConfig(**small()), torch.float32, None, with_keys(head_dim=None)),
+    "tokens_null": (
+        LlamaConfig(**small()),
+        torch.float32,
+        None,
+        with_keys(pad_token_id=None, bos_token_id=None, eos_token_id=[1, 2]),
+    ),
+    "dtype_absent": (LlamaConfig(**small()), torch.bfloat16, None, with_keys(dtype=REMOVED)),
+    "window_of_llama": (LlamaConfig(**small()), torch.float32, None, with_keys(sliding_window=8)),
+    "window_switched_off": (
+        Qwen2Config(**small()),
+        torch.float32,
+        None,
+        with_keys(sliding_window=8, use_sliding_window=False, max_window_layers=0),
+    ),
+    "window_of_later_layers": (
+        Qwen3Config(**small(head_dim=32)),
+        torch.float32,
+        None,
+        with_keys(sliding_window=8, use_sliding_window=True, max_window_layers=3, layer_types=REMOVED),
+    ),
+    "window_of_layer_28": (
+        Qwen2Config(**small()),
+        torch.float32,
+        None,
+        with_keys(sliding_window=8, use_sliding_window=True, max_window_layers=REMOVED, layer_types=REMOVED),
+    ),
+    "window_against_layer_types": (
+        Qwen2Config(**small()),
+        torch.float32,
+        None,
+        with_keys(sliding_window=8, use_sliding_window=True, max_window_layers=0, layer_types=["full_attention"] * 3),
+    ),
+    "tied_other_head": (TIED, torch.float32, None, with_tensors(other_head)),
+    "tied_equal_head": (TIED, torch.float32, None, with_tensors(equal_head)),
+    "tied_head_alone": (TIED, torch.bfloat16, None, with_tensors(head_alone)),
+    "tied_without_prefix": (TIED, torch.float32, None, with_tensors(without_prefix)),
+    "tied_other_head_in_shards": (
+        Qwen3Config(**small(head_dim=32, tie_word_embeddings=True)),
+        torch.bfloat16,
+        "60KB",
+        with_tensors(lambda tensors: tensors.update({"lm_head.weight": torch.randn(211, 64).bfloat16()})),
+    ),
+    "untied_equal_head": (LlamaConfig(**small()), torch.float32, None, with_tensors(equal_embedding)),
+    "more_tensors": (LlamaConfig(**small()), torch.float32, None, with_tensors(more_tensors)),
+    "more_tensors_in_shards": (LlamaConfig(**small()), torch.float32, "60KB", with_tensors(unlisted_tensor)),
+    "unlisted_tensors": (
+        LlamaConfig(**small()),
+        torch.float32,
+        "60KB",
+        without_listing("model.norm.weight", "model.layers.1.mlp.up_proj.weight"),
+    ),
+}
 PACKED = "llama31_rope_scaling"  # run as packed documents as well
 
 
@@ -124,15 +304,15 @@ def results(tmp_path_factory):
     torch.manual_seed(0)
     torch.set_num_threads(2)
     jobs, expected = [], {}
-    for seed, (name, (config, dtype, shard_size, old_spelling)) in enumerate(MODELS.items()):
+    for seed, (name, (config, dtype, shard_size, edit)) in enumerate((MODELS | EDITED).items()):
         folder = root / name
         model = AutoModelForCausalLM.from_config(config)
         perturb(model)
         model.to(dtype).save_pretrained(folder, **({"max_shard_size": shard_size} if shard_size else {}))
         if shard_size:
             assert len(list(folder.glob("model-*.safetensors"))) > 1
-        if old_spelling:
-            use_old_spelling(folder)
+        if edit:
+            (use_old_spelling if edit is True else edit)(folder)
         tokens, targets = tokens_and_targets(config.vocab_size, seed)
         save_file({"tokens": tokens, "targets": targets}, root / f"{name}.in.safetensors")
         expected[name] = reference(folder, tokens, targets)
@@ -166,7 +346,7 @@ def relative_error(actual, expected):
     return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS | EDITED)
 def test_logits_equal_transformers(results, name):
     root, expected, _ = results
     logits, loss, _ = expected[name]
@@ -177,7 +357,7 @@ def test_logits_equal_transformers(results, name):
     assert abs(actual["loss"] - loss) < 1e-5 * loss
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS | EDITED)
 def test_every_gradient_equals_autograd(results, name):
     root, expected, _ = results
     grads = expected[name][2]
@@ -213,6 +393,23 @@ def test_saved_folder_loads_without_a_warning_and_gives_the_same_logits(results,
     dtype = str(MODELS[name][1]).removeprefix("torch.")
     assert written.get("dtype", written.get("torch_dtype")) == dtype
     assert len(list(saved.glob("model-*.safetensors"))) > 1, "more than one shard was asked for"
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_a_saved_folder_is_the_model_that_was_read(results, name):
+    """Also where the files of the folder contradicted each other."""
+    root, expected, _ = results
+    saved = root / f"{name}.saved"
+    model, info = AutoModelForCausalLM.from_pretrained(
+        saved, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(info[key] for key in info), info
+    tokens = load_file(root / f"{name}.in.safetensors")["tokens"]
+    with torch.no_grad():
+        logits = model.eval()(tokens).logits.flatten(0, 1)
+    assert torch.equal(logits, expected[name][0])
+    tied = "lm_head.weight" not in expected[name][2]
+    assert json.loads((saved / "config.json").read_text())["tie_word_embeddings"] is tied
 
 
 def test_packed_documents_equal_the_documents_one_by_one(results):

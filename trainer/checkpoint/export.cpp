@@ -30,7 +30,9 @@ std::string tokenizer_source(const Index& index) {
 absl::Status export_model(const ExportOptions& options) {
   ASSIGN_OR_RETURN(const Index index, read_index(options.checkpoint));
   const std::string source = options.model.empty() ? index.info.student_folder : options.model;
-  const auto config = hf::read_model_config(source, student_section(index).ignore_config_keys);
+  const config::ModelSection student = student_section(index);
+  const auto config = hf::read_model_config(
+      source, {student.ignore_config_keys, /*with_weights=*/student.init == config::ModelInit::kPretrained});
   if (!config.ok()) {
     return absl::Status(
         config.status().code(),

@@ -1,12 +1,14 @@
 #include "trainer/hf/config_json.h"
 
 #include <absl/container/flat_hash_set.h>
+#include <absl/strings/strip.h>
 
 #include "data/base/json.h"
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "trainer/hf/config_keys.h"
 #include "trainer/hf/families.h"
+#include "trainer/hf/stored_model.h"
 
 namespace distill::hf {
 namespace {
@@ -21,8 +23,8 @@ constexpr double kMaxParameters = 1e13;
 // Reads one configuration and collects the problems in it.
 class ConfigReader {
  public:
-  ConfigReader(Json json, std::string source, const std::vector<std::string>& ignored)
-      : json_(std::move(json)), source_(std::move(source)), ignored_(ignored.begin(), ignored.end()) {}
+  ConfigReader(Json json, std::string source, const std::vector<std::string>& ignored, Notes* notes)
+      : json_(std::move(json)), source_(std::move(source)), ignored_(ignored.begin(), ignored.end()), notes_(notes) {}
 
   absl::StatusOr<models::ModelConfig> read() {
     read_family();
@@ -35,7 +37,19 @@ class ConfigReader {
     return config_;
   }
 
+  // Whether the file says in which dtype the weights are stored.
+  bool has_dtype() const {
+    return has_dtype_;
+  }
+
  private:
+  template <typename... Args>
+  void note(const Args&... args) {
+    if (notes_ != nullptr) {
+      notes_->push_back({absl::StrCat(source_, ": ", args...), /*is_warning=*/true});
+    }
+  }
+
   template <typename... Args>
   void complain(const Args&... args) {
     problems_.add(absl::StrCat(source_, ": ", args...));
@@ -128,7 +142,10 @@ class ConfigReader {
     config_.intermediate_size = required_integer("intermediate_size", kMaxSize);
     config_.num_layers = required_integer("num_hidden_layers", kMaxLayers);
     config_.num_heads = required_integer("num_attention_heads", kMaxSize);
-    config_.num_kv_heads = optional_integer("num_key_value_heads", 1, kMaxSize).value_or(config_.num_heads);
+    const bool kv_heads_absent = !json_.contains("num_key_value_heads");
+    config_.num_kv_heads =
+        optional_integer("num_key_value_heads", 1, kMaxSize)
+            .value_or(kv_heads_absent ? family_.default_kv_heads.value_or(config_.num_heads) : config_.num_heads);
     if (config_.num_heads % config_.num_kv_heads != 0) {
       complain(
           "num_attention_heads: a multiple of num_key_value_heads (", config_.num_kv_heads, ") is expected, found ",
@@ -183,22 +200,36 @@ class ConfigReader {
     if (dtype == nullptr) {
       return;
     }
-    const std::string name = dtype->is_string() ? dtype->get<std::string>() : "";
+    // "torch.bfloat16" is the text of the dtype itself, float and half are torch's other names of two of them.
+    std::string name(absl::StripPrefix(dtype->is_string() ? dtype->get<std::string>() : "", "torch."));
+    name = name == "float" ? "float32" : name == "half" ? "float16" : name;
+    if (name == "auto") {
+      return; // as if the key were not there
+    }
     if (name != "float32" && name != "float16" && name != "bfloat16") {
       complain(key, ": float32, float16 or bfloat16 is expected, found ", text(*dtype));
       return;
     }
     config_.dtype = name;
+    has_dtype_ = true;
   }
 
+  // transformers takes rope_scaling or, where that is absent or empty, rope_parameters as a whole. A rope_theta inside
+  // the one that is taken takes precedence over the key of config.json.
   void read_rope() {
-    if (const Json* theta = take("rope_theta")) {
+    const Json* theta = take("rope_theta");
+    if (theta != nullptr) {
       config_.rope_theta = number("rope_theta", *theta, 0.0, 1e12, 1e4);
     }
     const Json* parameters = take("rope_parameters");
     const Json* scaling = take("rope_scaling");
     const Json* outer_context = take("original_max_position_embeddings");
-    // Where a file has both spellings, transformers prefers the old one.
+    if (scaling != nullptr && is_empty(*scaling)) {
+      if (parameters != nullptr) {
+        note("rope_scaling is empty (", text(*scaling), "), rope_parameters is used: ", text(*parameters));
+      }
+      scaling = nullptr;
+    }
     const std::string name = scaling ? "rope_scaling" : "rope_parameters";
     const Json* rope = scaling ? scaling : parameters;
     if (rope == nullptr) {
@@ -209,6 +240,22 @@ class ConfigReader {
       return;
     }
     read_rope_object(name, *rope, outer_context);
+    if (scaling != nullptr && parameters != nullptr && *scaling != *parameters) {
+      note(
+          "rope_scaling ", text(*scaling), " is used in the place of rope_parameters ", text(*parameters),
+          ", as by transformers; rope_theta is ", config_.rope_theta);
+    }
+    const Json* inner = take(*rope, "rope_theta");
+    if (theta != nullptr && inner != nullptr && *theta != *inner) {
+      note(
+          "rope_theta ", text(*theta), " is not used, since ", name, ".rope_theta, ", text(*inner),
+          ", takes precedence over it");
+    }
+  }
+
+  // What is false for Python.
+  static bool is_empty(const Json& value) {
+    return value.empty() || value == false || value == 0 || value == "";
   }
 
   void read_rope_object(const std::string& name, const Json& rope, const Json* outer_context) {
@@ -273,29 +320,61 @@ class ConfigReader {
   }
 
   void read_sliding_window() {
+    const std::optional<int64_t> given = optional_integer("sliding_window", 1, int64_t{1} << 31);
     const bool switched = family_.window == SlidingWindow::kSwitched;
-    const bool used = family_.window == SlidingWindow::kAlways || (switched && boolean("use_sliding_window", false));
-    const auto stands = json_.find("sliding_window") != json_.end();
-    const std::optional<int64_t> window = optional_integer("sliding_window", 1, int64_t{1} << 31);
-    if (used) {
-      // An absent key means 4096, as in transformers; null switches the window off.
-      config_.sliding_window = stands ? window : std::optional<int64_t>(4096);
-    } else if (!switched && window) {
-      complain("sliding_window: not known for model_type \"", config_.model_type, "\" (value ", *window, ")");
-    }
-    const Json* types = take("layer_types");
-    if (types == nullptr) {
+    const bool used = !switched || boolean("use_sliding_window", false);
+    const int64_t full_layers =
+        optional_integer("max_window_layers", 0, int64_t{1} << 31).value_or(kDefaultWindowLayers);
+    const bool by_default = family_.window != SlidingWindow::kIgnored && !json_.contains("sliding_window");
+    const std::optional<int64_t> window = by_default ? std::optional(kDefaultWindow) : given;
+    const std::optional<bool> by_type = has_sliding_layer();
+    if (family_.window == SlidingWindow::kRefused) {
+      if (window) {
+        complain(
+            "sliding_window: null is expected for model_type \"", config_.model_type, "\", found ",
+            by_default ? absl::StrCat("no such key, which means ", *window) : absl::StrCat(*window));
+      }
       return;
     }
-    for (const Json& type : *types) {
-      if (type == "sliding_attention" && !config_.sliding_window && window) {
-        config_.sliding_window = window;
-      } else if (type != "full_attention" && !(type == "sliding_attention" && config_.sliding_window)) {
-        complain(
-            "layer_types: full_attention (or sliding_attention with sliding_window) is expected, found ", text(type));
-        return;
-      }
+    if (by_type.value_or(false) && !(window && used)) {
+      complain(
+          "layer_types: full_attention is expected where no window is set (sliding_window",
+          switched ? " with use_sliding_window: true" : "", "), found sliding_attention");
+      return;
     }
+    const bool all_layers = family_.window == SlidingWindow::kAlways || (switched && full_layers < config_.num_layers);
+    if (window && used && by_type.value_or(all_layers)) {
+      config_.sliding_window = window;
+    } else if (given && used) {
+      note(
+          "sliding_window ", *given, " has no effect, since no layer has a window (",
+          by_type        ? "layer_types"
+              : switched ? absl::StrCat("max_window_layers ", full_layers, " of ", config_.num_layers, " layers")
+                         : absl::StrCat("model_type ", config_.model_type),
+          ")");
+    }
+  }
+
+  // Whether layer_types names a layer with a window; nullopt: the key is not given.
+  std::optional<bool> has_sliding_layer() {
+    const Json* types = take("layer_types");
+    if (types == nullptr) {
+      return std::nullopt;
+    }
+    bool found = false;
+    for (const Json& type : *types) {
+      if (type != "full_attention" && type != "sliding_attention") {
+        complain("layer_types: full_attention or sliding_attention is expected, found ", text(type));
+        return found;
+      }
+      found = found || type == "sliding_attention";
+    }
+    if (!types->is_array() || static_cast<int64_t>(types->size()) != config_.num_layers) {
+      complain(
+          "layer_types: an entry for each of num_hidden_layers, ", config_.num_layers, ", is expected, found ",
+          text(*types));
+    }
+    return found;
   }
 
   void refuse_other_keys() {
@@ -330,28 +409,47 @@ class ConfigReader {
   Family family_{}; // llama's mathematics where the file names none that is supported
   absl::flat_hash_set<std::string> known_;
   base::ProblemList problems_;
+  Notes* notes_;
+  bool has_dtype_ = false;
 };
 
-} // namespace
+struct ParsedConfig {
+  models::ModelConfig config;
+  bool has_dtype;
+};
 
-absl::StatusOr<models::ModelConfig> parse_model_config(
-    const std::string& json_text, const std::string& source, const std::vector<std::string>& ignored) {
+absl::StatusOr<ParsedConfig> parse(
+    const std::string& json_text, const std::string& source, const std::vector<std::string>& ignored, Notes* notes) {
   ASSIGN_OR_RETURN(Json json, base::parse_json(json_text, source, /*max_depth=*/16));
   if (!json.is_object()) {
     return absl::InvalidArgumentError(absl::StrCat(source, ": a JSON object is expected, found ", json.type_name()));
   }
-  return ConfigReader(std::move(json), source, ignored).read();
+  ConfigReader reader(std::move(json), source, ignored, notes);
+  ASSIGN_OR_RETURN(models::ModelConfig config, reader.read());
+  return ParsedConfig{std::move(config), reader.has_dtype()};
+}
+
+} // namespace
+
+absl::StatusOr<models::ModelConfig> parse_model_config(
+    const std::string& json_text, const std::string& source, const std::vector<std::string>& ignored, Notes* notes) {
+  ASSIGN_OR_RETURN(ParsedConfig parsed, parse(json_text, source, ignored, notes));
+  return std::move(parsed.config);
 }
 
 absl::StatusOr<models::ModelConfig> read_model_config(
-    const std::string& folder, const std::vector<std::string>& ignored) {
+    const std::string& folder, const ConfigOptions& options, Notes* notes) {
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error)) {
     return absl::NotFoundError(absl::StrCat(folder, ": no such folder; a Hugging Face model folder is expected"));
   }
   const std::string path = (std::filesystem::path(folder) / "config.json").string();
   ASSIGN_OR_RETURN(const std::string text, base::read_text_file(path, kMaxConfigBytes));
-  return parse_model_config(text, path, ignored);
+  ASSIGN_OR_RETURN(ParsedConfig parsed, parse(text, path, options.ignored, notes));
+  if (options.with_weights) {
+    settle_by_tensors(folder, parsed.has_dtype, parsed.config, notes);
+  }
+  return std::move(parsed.config);
 }
 
 } // namespace distill::hf

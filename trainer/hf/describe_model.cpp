@@ -90,7 +90,8 @@ void append_files(std::string& text, const ModelFiles& files) {
 } // namespace
 
 absl::StatusOr<std::string> describe_model(const std::string& folder) {
-  ASSIGN_OR_RETURN(const models::ModelConfig config, read_model_config(folder));
+  Notes notes;
+  ASSIGN_OR_RETURN(const models::ModelConfig config, read_model_config(folder, {}, &notes));
   std::string text = absl::StrCat("model folder ", folder, "\n");
   append_architecture(text, config);
   append_shapes(text, config);
@@ -101,12 +102,11 @@ absl::StatusOr<std::string> describe_model(const std::string& folder) {
   } else if (!files.ok()) {
     return files.status();
   } else {
-    std::vector<std::string> notes;
     RETURN_IF_ERROR(open_weights(folder, config, &notes).status());
     append_files(text, *files);
-    for (const std::string& note : notes) {
-      absl::StrAppend(&text, "  note: ", note, "\n");
-    }
+  }
+  for (const Note& note : notes) {
+    absl::StrAppend(&text, note.is_warning ? "  warning: " : "  note: ", note.text, "\n");
   }
   const std::vector<std::string> tokenizer = tokenizer_files(folder);
   absl::StrAppend(&text, "  tokenizer: ", tokenizer.empty() ? "none" : absl::StrJoin(tokenizer, ", "), "\n");

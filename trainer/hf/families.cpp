@@ -14,15 +14,18 @@ constexpr Family kFamilies[] = {
     {.model_type = "mistral",
      .architecture = "MistralForCausalLM",
      .describe = [](ModelConfig&) {},
+     .default_kv_heads = 8,
      .window = SlidingWindow::kAlways},
     {.model_type = "qwen2",
      .architecture = "Qwen2ForCausalLM",
      .describe = [](ModelConfig& config) { config.qkv_bias = true; },
+     .default_kv_heads = 32,
      .window = SlidingWindow::kSwitched},
     {.model_type = "qwen3",
      .architecture = "Qwen3ForCausalLM",
      .describe = [](ModelConfig& config) { config.qk_norm = true; },
      .default_head_dim = 128,
+     .default_kv_heads = 32,
      .window = SlidingWindow::kSwitched},
     // Without windows; with them, its layers of full attention have no RoPE.
     {.model_type = "exaone4",
@@ -33,7 +36,9 @@ constexpr Family kFamilies[] = {
            config.norm_placement = models::NormPlacement::kAfterSublayers;
            config.attn_norm_tensor = "post_attention_layernorm";
            config.mlp_norm_tensor = "post_feedforward_layernorm";
-         }},
+         },
+     .default_kv_heads = 32,
+     .window = SlidingWindow::kRefused},
 };
 
 } // namespace

@@ -11,19 +11,24 @@
 // express needs a row in families.cpp and nothing else.
 namespace distill::hf {
 
-// When a config.json's sliding_window applies.
+// What a config.json's sliding_window means. Where a family has windows, an absent key is one of kDefaultWindow tokens
+// and null none; layer_types, where it is given, says which layers have them.
 enum class SlidingWindow {
-  kNever, // a window is an error
-  kAlways, // default 4096; null switches it off
-  kSwitched, // only with use_sliding_window: true; the same default
+  kIgnored, // no layer has a window
+  kRefused, // its layers with and without a window differ in more than the window
+  kAlways, // all layers
+  kSwitched, // with use_sliding_window: true, the layers from max_window_layers on
 };
+inline constexpr int64_t kDefaultWindow = 4096;
+inline constexpr int64_t kDefaultWindowLayers = 28; // max_window_layers where the key is absent
 
 struct Family {
   const char* model_type;
   const char* architecture; // transformers' class name
   void (*describe)(models::ModelConfig&); // sets what differs from Llama
   std::optional<int64_t> default_head_dim; // where config.json has none; nullopt: hidden_size / num_attention_heads
-  SlidingWindow window = SlidingWindow::kNever;
+  std::optional<int64_t> default_kv_heads; // where the key is absent; nullopt, or a key that is null: all heads
+  SlidingWindow window = SlidingWindow::kIgnored;
 };
 
 // Null: not supported.

@@ -2,35 +2,47 @@
 
 #include <absl/container/flat_hash_set.h>
 #include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/strip.h>
 
 #include "data/base/status_macros.h"
+#include "trainer/hf/stored_model.h"
 
 namespace distill::hf {
 namespace {
 
-constexpr size_t kNamesListed = 20;
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
-constexpr const char* kHead = "lm_head.weight";
-
-bool is_weight_dtype(std::string_view dtype) {
-  return dtype == "F32" || dtype == "F16" || dtype == "BF16";
-}
+constexpr size_t kNamesListed = 20; // in an error
+constexpr size_t kNamesNoted = 6; // in a line of the log
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-void list(std::string& message, const char* title, std::vector<std::string> names) {
-  if (names.empty()) {
-    return;
+void list(std::string& message, const char* title, const std::vector<std::string>& names) {
+  if (!names.empty()) {
+    absl::StrAppend(&message, "\n  ", title, " (", names.size(), "): ", names_text(names, kNamesListed));
   }
-  std::sort(names.begin(), names.end());
-  const size_t total = names.size();
-  names.resize(std::min(total, kNamesListed));
-  absl::StrAppend(&message, "\n  ", title, " (", total, "): ", absl::StrJoin(names, ", "));
-  if (total > kNamesListed) {
-    absl::StrAppend(&message, ", and ", total - kNamesListed, " more");
+}
+
+// Buffers that programs have stored, and that are computed from config.json.
+bool is_computed(const std::string& name) {
+  return absl::StrContains(name, "rotary_emb.inv_freq") || absl::EndsWith(name, "rotary_emb.cos_cached") ||
+      absl::EndsWith(name, "rotary_emb.sin_cached") || absl::EndsWith(name, "position_ids");
+}
+
+// Whether a tensor stands in a part of the model, whose result it would change: one of its blocks, its embedding, final
+// norm or head. Others, such as those of a further layer, cannot be reached from the input.
+bool is_inside(const std::string& stored, const models::ModelConfig& config) {
+  const std::string name(absl::StripPrefix(stored, "model."));
+  if (absl::StartsWith(name, "embed_tokens.") || absl::StartsWith(name, "norm.") ||
+      absl::StartsWith(name, "lm_head.")) {
+    return true;
   }
+  const std::vector<std::string> parts = absl::StrSplit(name, absl::MaxSplits('.', 2));
+  int64_t layer = 0;
+  return parts.size() == 3 && parts[0] == "layers" && absl::SimpleAtoi(parts[1], &layer) && layer >= 0 &&
+      layer < config.num_layers;
 }
 
 // Compares a folder's tensors with those that the configuration describes.
@@ -38,7 +50,7 @@ class TensorCheck {
  public:
   TensorCheck(const ModelFiles& files, const models::ModelConfig& config) : files_(files), config_(config) {}
 
-  absl::Status run(const std::string& folder, std::vector<std::string>* notes) {
+  absl::Status run(const std::string& folder, Notes* notes) {
     for (const models::UnitLayout& unit : models::unit_layouts(config_)) {
       for (const models::ParamLayout& param : unit.params) {
         for (const models::ParamPart& part : param.parts) {
@@ -47,57 +59,114 @@ class TensorCheck {
       }
     }
     for (const auto& [name, file] : files_.file_of) {
-      if (!expected_.contains(name)) {
+      if (!used_.contains(name)) {
         classify_extra(name);
       }
     }
     if (notes != nullptr) {
-      notes->insert(notes->end(), notes_.begin(), notes_.end());
+      add_notes(folder, *notes);
     }
     std::string message;
     list(message, "missing", missing_);
-    list(message, "unexpected", unexpected_);
+    list(message, "unexpected inside the model", inside_);
     list(message, "of another shape", misshapen_);
     list(message, "of a dtype that is not read (F32, F16, BF16 are)", mistyped_);
     if (message.empty()) {
       return absl::OkStatus();
     }
+    if (std::find(missing_.begin(), missing_.end(), kHeadTensor) != missing_.end()) {
+      absl::StrAppend(
+          &message, "\n  a model whose head is its embedding has tie_word_embeddings: true in its config.json");
+    }
+    if (!inside_.empty()) {
+      absl::StrAppend(
+          &message,
+          "\n  unexpected tensors would change the model's result; if it is right without them, save it without them: "
+          "from_pretrained() and save_pretrained() of transformers leave them out");
+    }
     return absl::InvalidArgumentError(
         absl::StrCat(folder, ": its tensors are not those of its config.json (", config_.model_type, "):", message));
   }
 
+  // Where the files have the model's tensors under another name: the model's name -> theirs.
+  std::map<std::string, std::string> take_renamed() {
+    return std::move(renamed_);
+  }
+
  private:
   void expect(const std::string& name, const std::vector<int64_t>& shape) {
-    expected_.insert(name);
-    const TensorInfo* found = files_.find(name);
-    if (found == nullptr && name == kEmbedding && config_.tie_word_embeddings && files_.find(kHead) != nullptr) {
-      found = files_.find(kHead); // some programs write the shared tensor under this name
-      expected_.insert(kHead);
+    std::string stored = stored_name(files_, name);
+    const bool is_table = config_.tie_word_embeddings && name == kEmbeddingTensor;
+    if (stored.empty() && is_table) {
+      stored = stored_name(files_, kHeadTensor); // some programs write the shared tensor under this name
+    } else if (is_table) {
+      equal_head_ = stored_name(files_, kHeadTensor);
     }
-    if (found == nullptr) {
+    if (stored.empty()) {
       missing_.push_back(name);
-    } else if (found->shape != shape) {
+      return;
+    }
+    used_.insert(stored);
+    if (stored != name) {
+      renamed_[name] = stored;
+    }
+    const TensorInfo& found = *files_.find(stored);
+    if (found.shape != shape) {
       misshapen_.push_back(
-          absl::StrCat(name, " (", shape_text(shape), " expected, ", shape_text(found->shape), " found)"));
-    } else if (!is_weight_dtype(found->dtype)) {
-      mistyped_.push_back(absl::StrCat(name, " (", found->dtype, ")"));
+          absl::StrCat(stored, " (", shape_text(shape), " expected, ", shape_text(found.shape), " found)"));
+    } else if (!is_weight_dtype(found.dtype)) {
+      mistyped_.push_back(absl::StrCat(stored, " (", found.dtype, ")"));
+    }
+    if (files_.unlisted.contains(stored)) {
+      unlisted_.push_back(stored);
     }
   }
 
   void classify_extra(const std::string& name) {
-    if (absl::EndsWith(name, "rotary_emb.inv_freq")) {
-      notes_.push_back(absl::StrCat(name, ": ignored, computed from config.json"));
-    } else if (name == kHead && config_.tie_word_embeddings) {
-      notes_.push_back(absl::StrCat(name, ": ignored, the embedding is the head (tie_word_embeddings)"));
-    } else {
-      unexpected_.push_back(name);
+    if (name == equal_head_) {
+      return; // the embedding, which is the head, has the same values
     }
+    std::vector<std::string>& list = is_computed(name)                ? computed_
+        : is_inside(name, config_) && !files_.unlisted.contains(name) ? inside_
+                                                                      : outside_;
+    list.push_back(name);
+  }
+
+  void add_notes(const std::string& folder, Notes& notes) const {
+    const auto note = [&](const std::vector<std::string>& names, const char* text, bool is_warning) {
+      if (!names.empty()) {
+        notes.push_back(
+            {absl::StrCat(folder, ": ", text, " (", names.size(), "): ", names_text(names, kNamesNoted)), is_warning});
+      }
+    };
+    note(computed_, "stored tensors that are not read, since they are computed from config.json", /*is_warning=*/false);
+    note(
+        outside_, "tensors left out, since no part of the model that config.json describes has them",
+        /*is_warning=*/true);
+    note(
+        unlisted_,
+        "tensors of the model that model.safetensors.index.json does not list, and that are read all the same",
+        /*is_warning=*/true);
+    if (!equal_head_.empty()) {
+      notes.push_back(
+          {absl::StrCat(folder, ": ", equal_head_, " equals the embedding and is not read (tie_word_embeddings)")});
+    }
+    std::vector<std::string> renamed;
+    for (const auto& [name, stored] : renamed_) {
+      if (name != kEmbeddingTensor || stored != kHeadTensor) { // of a tied model, both are names of one tensor
+        renamed.push_back(absl::StrCat(name, " from ", stored));
+      }
+    }
+    note(renamed, "tensors read under another name", /*is_warning=*/false);
   }
 
   const ModelFiles& files_;
   const models::ModelConfig& config_;
-  absl::flat_hash_set<std::string> expected_;
-  std::vector<std::string> missing_, unexpected_, misshapen_, mistyped_, notes_;
+  absl::flat_hash_set<std::string> used_; // names in the files
+  std::map<std::string, std::string> renamed_;
+  std::string equal_head_; // of a tied model that has both; empty: it has not
+  std::vector<std::string> missing_, inside_, misshapen_, mistyped_; // errors
+  std::vector<std::string> computed_, outside_, unlisted_; // notes
 };
 
 // "[3, 17]" for an element's index in a tensor of that shape.
@@ -112,7 +181,8 @@ std::string position_text(int64_t index, const std::vector<int64_t>& shape) {
 
 class HfWeights : public models::WeightSource {
  public:
-  explicit HfWeights(ModelFiles files) : files_(std::move(files)) {}
+  HfWeights(ModelFiles files, std::map<std::string, std::string> renamed)
+      : files_(std::move(files)), renamed_(std::move(renamed)) {}
 
   absl::Status status() const override {
     std::vector<std::string> lines;
@@ -134,10 +204,8 @@ class HfWeights : public models::WeightSource {
 
  protected:
   void copy_tensor(const models::FlatPiece& piece, int64_t first, at::Tensor dst) const override {
-    auto found = files_.file_of.find(piece.part->hf_name);
-    if (found == files_.file_of.end() && piece.part->hf_name == kEmbedding) {
-      found = files_.file_of.find(kHead);
-    }
+    const auto renamed = renamed_.find(piece.part->hf_name);
+    const auto found = files_.file_of.find(renamed == renamed_.end() ? piece.part->hf_name : renamed->second);
     TORCH_CHECK(found != files_.file_of.end(), "tensor '", piece.part->hf_name, "' is not in the model's files");
     const SafetensorsFile& file = files_.files[found->second];
     NonFinite bad;
@@ -153,16 +221,26 @@ class HfWeights : public models::WeightSource {
 
  private:
   ModelFiles files_;
+  std::map<std::string, std::string> renamed_; // the model's name -> the one in the files, where they differ
   mutable std::map<std::string, NonFinite> bad_; // by tensor; weights are read by one thread
 };
 
 } // namespace
 
 absl::StatusOr<std::unique_ptr<models::WeightSource>> open_weights(
-    const std::string& folder, const models::ModelConfig& config, std::vector<std::string>* notes) {
-  ASSIGN_OR_RETURN(ModelFiles files, open_model_files(folder));
-  RETURN_IF_ERROR(TensorCheck(files, config).run(folder, notes));
-  return std::make_unique<HfWeights>(std::move(files));
+    const std::string& folder, const models::ModelConfig& config, Notes* notes) {
+  ASSIGN_OR_RETURN(ModelFiles files, open_model_files(folder, notes));
+  TensorCheck check(files, config);
+  RETURN_IF_ERROR(check.run(folder, notes));
+  return std::make_unique<HfWeights>(std::move(files), check.take_renamed());
+}
+
+std::string names_text(std::vector<std::string> names, size_t most) {
+  std::sort(names.begin(), names.end());
+  const size_t total = names.size();
+  names.resize(std::min(total, most));
+  return absl::StrCat(
+      absl::StrJoin(names, ", "), total > most ? absl::StrCat(", and ", total - most, " more") : std::string());
 }
 
 } // namespace distill::hf

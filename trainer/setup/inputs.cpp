@@ -17,7 +17,8 @@ namespace {
 absl::StatusOr<ModelSource> open_model(
     const config::ModelSection& section, const std::string& name, int64_t seq_len, const char* length_key,
     uint64_t seed, bool rows_only = false) {
-  auto config = read_model(section, name);
+  hf::Notes notes;
+  auto config = read_model(section, name, &notes);
   if (!config.ok()) {
     return config.status();
   }
@@ -27,21 +28,25 @@ absl::StatusOr<ModelSource> open_model(
   }
   ModelSource input;
   input.config = *config;
+  const auto log_notes = [&notes] {
+    for (const hf::Note& note : notes) {
+      note.is_warning ? metrics::log_warning(note.text) : metrics::log_info(note.text);
+    }
+  };
   if (section.init == config::ModelInit::kRandom && !section.reads_cache()) {
     input.weights = models::random_weights(*config, seed);
+    log_notes();
     return input;
   }
   if (rows_only) {
+    log_notes();
     return input;
   }
-  std::vector<std::string> notes;
   auto weights = hf::open_weights(section.folder(), *config, &notes);
   if (!weights.ok()) {
     return weights.status();
   }
-  for (const std::string& note : notes) {
-    metrics::log_info(note);
-  }
+  log_notes();
   input.weights = *std::move(weights);
   return input;
 }

@@ -51,8 +51,12 @@ absl::Status check_whole_blocks(const models::ModelConfig& config, const std::st
 
 } // namespace
 
-absl::StatusOr<models::ModelConfig> read_model(const config::ModelSection& section, const std::string& name) {
-  ASSIGN_OR_RETURN(models::ModelConfig config, hf::read_model_config(section.folder(), section.ignore_config_keys));
+absl::StatusOr<models::ModelConfig> read_model(
+    const config::ModelSection& section, const std::string& name, hf::Notes* notes) {
+  const bool with_weights = section.init == config::ModelInit::kPretrained || section.reads_cache();
+  ASSIGN_OR_RETURN(
+      models::ModelConfig config,
+      hf::read_model_config(section.folder(), {section.ignore_config_keys, with_weights}, notes));
   if (section.reads_cache()) {
     return teacher_cache::head_only(std::move(config));
   }

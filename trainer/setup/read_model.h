@@ -6,6 +6,7 @@
 #include <string>
 
 #include "trainer/config/config.h"
+#include "trainer/hf/notes.h"
 #include "trainer/models/model_config.h"
 #include "trainer/step/environment.h"
 #include "trainer/teacher_cache/row_format.h"
@@ -13,8 +14,10 @@
 namespace distill::trainer {
 
 // The shape of a model from its folder's config.json, with the precision that the run gives it. `name`: of the section,
-// for errors: "teacher". InvalidArgument: the folder, or products that cannot run in float8.
-absl::StatusOr<models::ModelConfig> read_model(const config::ModelSection& section, const std::string& name);
+// for errors: "teacher". `notes`: lines for the user (hf/notes.h). InvalidArgument: the folder, or products that cannot
+// run in float8.
+absl::StatusOr<models::ModelConfig> read_model(
+    const config::ModelSection& section, const std::string& name, hf::Notes* notes = nullptr);
 
 // The same of the teacher that a run loads: all of it, or what the folder of a cache has of it. nullopt: no teacher.
 absl::StatusOr<std::optional<models::ModelConfig>> read_teacher(const config::Config& config);

@@ -23,7 +23,7 @@ const char* const kLlama = R"({
   "torch_dtype": "bfloat16", "transformers_version": "4.43.0"})";
 
 // kLlama with some keys replaced or added; a JSON null text removes the key.
-absl::StatusOr<models::ModelConfig> parse_with(const std::string& overrides) {
+absl::StatusOr<models::ModelConfig> parse_with(const std::string& overrides, Notes* notes = nullptr) {
   Json json = Json::parse(kLlama);
   const Json changes = Json::parse(overrides);
   for (const auto& [key, value] : changes.items()) {
@@ -33,7 +33,7 @@ absl::StatusOr<models::ModelConfig> parse_with(const std::string& overrides) {
       json[key] = value;
     }
   }
-  return parse_model_config(json.dump(), "config.json");
+  return parse_model_config(json.dump(), "config.json", {}, notes);
 }
 
 TEST(ModelConfigTest, ReadsLlama3) {
@@ -121,6 +121,116 @@ TEST(ModelConfigTest, AWindowLimitsTheSequenceLength) {
   EXPECT_EQ(qwen->sliding_window, 1024);
 }
 
+TEST(ModelConfigTest, KeyValueHeadsThatAreNotGivenAreTheFamilys) {
+  for (const auto& [family, heads] :
+       std::map<std::string, int64_t>{{"llama", 64}, {"mistral", 8}, {"qwen2", 32}, {"qwen3", 32}, {"exaone4", 32}}) {
+    const std::string keys =
+        absl::StrCat(R"({"num_attention_heads": 64, "sliding_window": null, "model_type": ")", family, "\"");
+    const auto absent = parse_with(absl::StrCat(keys, R"(, "num_key_value_heads": "REMOVED"})"));
+    const auto null = parse_with(absl::StrCat(keys, R"(, "num_key_value_heads": null})"));
+    ASSERT_TRUE(absent.ok() && null.ok()) << absent.status() << null.status();
+    EXPECT_EQ(absent->num_kv_heads, heads) << family;
+    EXPECT_EQ(null->num_kv_heads, 64) << family;
+  }
+}
+
+TEST(ModelConfigTest, DtypesInTorchsSpellings) {
+  for (const auto& [name, dtype] : std::map<std::string, std::string>{
+           {"torch.bfloat16", "bfloat16"},
+           {"torch.float32", "float32"},
+           {"half", "float16"},
+           {"float", "float32"},
+           {"auto", "float32"}}) {
+    for (const char* key : {"torch_dtype", "dtype"}) {
+      const auto config = parse_with(absl::StrCat(R"({"torch_dtype": null, ")", key, R"(": ")", name, "\"}"));
+      ASSERT_TRUE(config.ok()) << config.status();
+      EXPECT_EQ(config->dtype, dtype) << key << ": " << name;
+    }
+  }
+}
+
+struct Rope {
+  const char* keys;
+  double theta;
+  double linear_factor;
+  const char* note; // nullptr: none
+};
+
+TEST(ModelConfigTest, RopeInTwoPlacesIsReadAsTransformersReadsIt) {
+  const std::vector<Rope> cases{
+      {R"({"rope_scaling": null, "rope_parameters": {"rope_theta": 7.0}})", 7, 1, "rope_theta 500000.0 is not used"},
+      {R"({"rope_theta": "REMOVED", "rope_scaling": {}, "rope_parameters": {"rope_theta": 7.0}})", 7, 1,
+       "rope_scaling is empty ({})"},
+      {R"({"rope_theta": "REMOVED", "rope_scaling": false, "rope_parameters": {"rope_theta": 7.0}})", 7, 1,
+       "rope_scaling is empty (false)"},
+      {R"({"rope_theta": 7.0, "rope_scaling": {}})", 7, 1, nullptr},
+      {R"({"rope_theta": "REMOVED", "rope_scaling": {"rope_type": "default"}, "rope_parameters": {"rope_theta": 7.0}})",
+       10000, 1, "in the place of rope_parameters"},
+      {R"({"rope_theta": 5.0, "rope_scaling": {"rope_type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": 7.0}})",
+       5, 2, "in the place of rope_parameters"},
+      {R"({"rope_theta": 7.0, "rope_parameters": {"rope_theta": 7.0}})", 7, 1, nullptr},
+      {R"({"rope_theta": 7.0, "rope_parameters": {}})", 7, 1, nullptr},
+  };
+  for (const Rope& c : cases) {
+    Notes notes;
+    const auto config = parse_with(c.keys, &notes);
+    ASSERT_TRUE(config.ok()) << c.keys << config.status();
+    EXPECT_EQ(config->rope_theta, c.theta) << c.keys;
+    EXPECT_EQ(config->rope_linear_factor, c.linear_factor) << c.keys;
+    ASSERT_EQ(notes.size(), c.note ? 1U : 0U) << c.keys;
+    if (c.note != nullptr) {
+      EXPECT_THAT(notes[0].text, HasSubstr(c.note)) << c.keys;
+    }
+  }
+}
+
+struct Window {
+  const char* keys;
+  std::optional<int64_t> window;
+  const char* note; // nullptr: none
+};
+
+TEST(ModelConfigTest, AWindowThatNoLayerHasIsNone) {
+  const std::vector<Window> cases{
+      {R"({"sliding_window": 64})", {}, "model_type llama"},
+      {R"({"sliding_window": 64, "layer_types": ["full_attention", "full_attention"]})", {}, "layer_types"},
+      {R"({"sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"]})", 64, nullptr},
+      {R"({"model_type": "mistral", "sliding_window": 64, "layer_types": ["full_attention", "full_attention"]})",
+       {},
+       "layer_types"},
+      {R"({"model_type": "mistral", "sliding_window": 64})", 64, nullptr},
+      {R"({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": false})", {}, nullptr},
+      {R"({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": true})", {}, "max_window_layers 28 of 2"},
+      {R"({"model_type": "qwen3", "sliding_window": 64, "use_sliding_window": true, "max_window_layers": 2})",
+       {},
+       "max_window_layers 2 of 2"},
+      {R"({"model_type": "qwen3", "sliding_window": 64, "use_sliding_window": true, "max_window_layers": 1})", 64,
+       nullptr},
+      {R"({"model_type": "qwen3", "sliding_window": null, "use_sliding_window": true, "max_window_layers": 0})",
+       {},
+       nullptr},
+      {R"({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": true, "max_window_layers": 0,
+           "layer_types": ["full_attention", "full_attention"]})",
+       {},
+       "layer_types"},
+      {R"({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": true, "max_window_layers": 2,
+           "layer_types": ["full_attention", "sliding_attention"]})",
+       64, nullptr},
+  };
+  for (const Window& c : cases) {
+    Json keys = Json::parse(c.keys);
+    keys["num_hidden_layers"] = 2;
+    Notes notes;
+    const auto config = parse_with(keys.dump(), &notes);
+    ASSERT_TRUE(config.ok()) << c.keys << config.status();
+    EXPECT_EQ(config->sliding_window, c.window) << c.keys;
+    ASSERT_EQ(notes.size(), c.note ? 1U : 0U) << c.keys;
+    if (c.note != nullptr) {
+      EXPECT_THAT(notes[0].text, AllOf(HasSubstr("sliding_window 64 has no effect"), HasSubstr(c.note))) << c.keys;
+    }
+  }
+}
+
 struct Refused {
   const char* overrides;
   const char* key; // must be named
@@ -171,7 +281,12 @@ TEST(ModelConfigTest, WhatIsNotSupportedIsNamed) {
       {R"({"tie_word_embeddings": "yes"})", "tie_word_embeddings", "yes"},
       {R"({"torch_dtype": "int8"})", "torch_dtype", "int8"},
       {R"({"dtype": 16})", "dtype", "16"},
-      {R"({"sliding_window": 4096})", "sliding_window", "4096"},
+      {R"({"model_type": "exaone4"})", "sliding_window: null is expected", "no such key, which means 4096"},
+      {R"({"model_type": "exaone4", "sliding_window": 64})", "sliding_window: null is expected", "64"},
+      {R"({"model_type": "qwen2", "sliding_window": 64, "num_hidden_layers": 1, "layer_types": ["sliding_attention"]})",
+       "layer_types", "use_sliding_window: true"},
+      {R"({"layer_types": ["full_attention"]})", "layer_types: an entry for each of num_hidden_layers, 32", "found"},
+      {R"({"layer_types": "full_attention"})", "layer_types", "num_hidden_layers, 32"},
       {R"({"num_experts": 8})", "num_experts", "unknown key"},
       {R"({"pruned_heads": {"0": [1]}})", "pruned_heads", "only {} is supported"},
       {R"({"per_layer_config": {"0": {"num_attention_heads": 4}}})", "per_layer_config", "unknown key"},

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from shared.command_line import argument_parser, fail
 from shared.folders import replaced_folder
+from shared.weight_files import INDEX, weight_files, weight_map
 
 LAYER = re.compile(r"^((?:model\.)?layers\.)(\d+)\.")
 COPIED = (
@@ -34,7 +35,6 @@ COPIED = (
     "generation_config.json",
     "LICENSE*",
 )
-INDEX = "model.safetensors.index.json"
 
 
 class PruneError(Exception):
@@ -96,25 +96,19 @@ def read_header(path):
 
 def read_tensors(folder):
     """All tensors of a model folder, from one file or from the files in its index."""
-    if (folder / INDEX).exists():
-        weight_map = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise PruneError(f"{folder / INDEX}: no weight_map")
-        files = [folder / name for name in sorted(set(weight_map.values()))]
-    elif (folder / "model.safetensors").exists():
-        files = [folder / "model.safetensors"]
-        weight_map = None
-    else:
-        raise PruneError(f"{folder}: no model.safetensors and no {INDEX}")
+    try:
+        files, listed = weight_files(folder), weight_map(folder)
+    except ValueError as error:
+        raise PruneError(str(error)) from None
     tensors = {}
     for file in files:
         for tensor in read_header(file):
             if tensor.name in tensors:
                 raise PruneError(f"tensor {tensor.name} is in both {tensors[tensor.name].file} and {file}")
             tensors[tensor.name] = tensor
-    for name in weight_map or ():
+    for name, file in listed.items():
         if name not in tensors:
-            raise PruneError(f"{folder / weight_map[name]}: no tensor {name}, which the index says is there")
+            raise PruneError(f"{folder / file}: no tensor {name}, which the index says is there")
     return list(tensors.values())
 
 
@@ -149,9 +143,9 @@ def prune_config(config, layers):
 
 
 def prune_tensors(tensors, layers, count):
-    """[(new name, tensor)] of the student, in the teacher's order."""
+    """([(new name, tensor)] of the student, in the teacher's order; names of layers beyond the teacher's `count`)."""
     position = {layer: index for index, layer in enumerate(layers)}
-    kept, found = [], set()
+    kept, beyond, found = [], [], set()
     for tensor in tensors:
         match = LAYER.match(tensor.name)
         if match is None:
@@ -161,12 +155,11 @@ def prune_tensors(tensors, layers, count):
         found.add(layer)
         if layer in position:
             kept.append((f"{match[1]}{position[layer]}{tensor.name[match.end(2) :]}", tensor))
-    if found != set(range(count)):
-        missing, unexpected = sorted(set(range(count)) - found), sorted(found - set(range(count)))
-        raise PruneError(
-            f"config.json says {count} layers; the weights lack layers {missing} and have {unexpected} beyond"
-        )
-    return kept
+        elif layer >= count:
+            beyond.append(tensor.name)
+    if missing := sorted(set(range(count)) - found):
+        raise PruneError(f"config.json says {count} layers; the weights lack layers {missing}")
+    return kept, beyond
 
 
 def split_shards(kept, limit):
@@ -252,10 +245,12 @@ def prune(args):
     if not args.max_shard_gb > 0:
         raise PruneError(f"--max-shard-gb: expected a positive number, found {args.max_shard_gb:g}")
     layers = parse_layers(args.layers, args.every, count)
-    kept = prune_tensors(read_tensors(args.teacher), layers, count)
+    kept, beyond = prune_tensors(read_tensors(args.teacher), layers, count)
     check_output(args.out, args.teacher, args.force)
     with replaced_folder(args.out) as partial:
         write_folder(partial, args.teacher, prune_config(config, layers), kept, int(args.max_shard_gb * 1e9))
+    if beyond:
+        print(f"left out, since config.json says {count} layers ({len(beyond)}): {', '.join(beyond[:6])}")
     parameters = [sum(elements(t) for t in tensors) for tensors in ((t for _, t in kept), read_tensors(args.teacher))]
     print(
         f"{args.out}: layers {','.join(map(str, layers))} of {count}, "

@@ -23,6 +23,7 @@ from pathlib import Path
 from prune_layers import PruneError, check_output, copy_side_files, read_json
 from shared.command_line import argument_parser, fail
 from shared.folders import replaced_folder
+from shared.weight_files import weight_files
 
 SEQUENCE = 512  # tokens
 KEPT = "kept.json"
@@ -147,9 +148,10 @@ def stored_tensors(folder):
     """{name: tensor} of a folder's weight files."""
     from safetensors.torch import load_file
 
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        raise PruneError(f"{folder}: no model*.safetensors")
+    try:
+        files = weight_files(folder)
+    except ValueError as error:
+        raise PruneError(str(error)) from None
     tensors = {}
     for file in files:
         tensors |= load_file(file)

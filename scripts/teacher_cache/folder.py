@@ -8,6 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from shared.weight_files import weight_files
 from teacher_cache.part_file import checksum
 from teacher_cache.reading import open_tensors
 
@@ -86,14 +87,23 @@ def teacher_hash(folder):
 
 
 def read_head(folder):
-    """(lm_head [V, G], final norm [G]) of a Hugging Face folder, in the dtype that they are stored in."""
+    """(lm_head [V, G], final norm [G]) of a Hugging Face folder, in the dtype that they are stored in.
+
+    A stored lm_head is the head, whatever config.json says; without one, that of a tied model is its embedding."""
     found = {}
-    for path in sorted(Path(folder).glob("*.safetensors")):
+    for path in weight_files(folder):
         with open_tensors(path) as file:
             for name in ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"):
                 if name in file.keys():  # noqa: SIM118 - a file of safetensors is no dictionary
                     found[name] = file.get_tensor(name)
-    lm_head = found.get("lm_head.weight", found.get("model.embed_tokens.weight"))
+    lm_head = found.get("lm_head.weight")
+    tied = json.loads((Path(folder) / "config.json").read_text()).get("tie_word_embeddings", False)
+    if lm_head is None and not tied:
+        raise ValueError(
+            f"{folder}: expected lm_head.weight, found none; a model whose head is its embedding has "
+            "tie_word_embeddings: true in its config.json"
+        )
+    lm_head = found.get("model.embed_tokens.weight") if lm_head is None else lm_head
     if lm_head is None or "model.norm.weight" not in found:
         raise ValueError(f"{folder}: expected model.norm.weight and lm_head.weight or model.embed_tokens.weight")
     norm = found["model.norm.weight"]

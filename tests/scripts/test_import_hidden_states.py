@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from teacher_cache import hidden_states, reading
+from teacher_cache import folder, hidden_states, reading
 from teacher_cache.documents import Document
 
 VOCAB, HIDDEN, LAYERS = 40, 16, 3
@@ -65,6 +65,25 @@ def importer(tmp_path):
         return hidden_states.HiddenStates(arguments, OneEach(), files), files
 
     return build
+
+
+def test_the_head_of_a_folder_is_the_one_that_transformers_takes(tmp_path):
+    embedding, head = torch.randn(VOCAB, HIDDEN), torch.randn(VOCAB, HIDDEN)
+    weights = {"model.embed_tokens.weight": embedding, "model.norm.weight": torch.ones(HIDDEN)}
+
+    def read(tied, weights):
+        (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
+        save_file(weights, tmp_path / "model.safetensors")
+        return folder.read_head(tmp_path)[0]
+
+    assert torch.equal(read(True, weights), embedding)
+    with pytest.raises(ValueError, match="expected lm_head.weight, found none"):
+        read(False, weights)
+    for tied in (True, False):
+        assert torch.equal(read(tied, weights | {"lm_head.weight": head}), head)
+    # Files that are not the model's are not read.
+    save_file({"lm_head.weight": embedding}, tmp_path / "z-adapter.safetensors")
+    assert torch.equal(read(True, weights | {"lm_head.weight": head}), head)
 
 
 def test_only_what_is_measured_is_read_twice(monkeypatch, importer):

@@ -7,6 +7,7 @@ import struct
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 LAYERS = 6
 FAMILIES = {
@@ -79,6 +80,26 @@ def test_the_student_is_the_teacher_without_the_other_layers(tmp_path, teachers,
         assert student.config.layer_types == kinds
         teacher.config.layer_types = kinds
     assert torch.equal(logits(student), logits(teacher))
+
+
+def test_a_teacher_whose_files_say_more_than_its_config(tmp_path, teachers, script):
+    """A tied model with a head of other values, as transformers reads it; a layer beyond; an index that is not read."""
+    folder = shutil.copytree(teachers["llama"], tmp_path / "teacher")
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].flip(0).contiguous()
+    weights[f"model.layers.{LAYERS}.mlp.up_proj.weight"] = torch.zeros(3)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    said = script("prune_layers.py", "--teacher", folder, "--out", tmp_path / "student", "--layers", "0,3")
+    assert f"left out, since config.json says {LAYERS} layers (1): model.layers.{LAYERS}.mlp.up_proj.weight" in said
+    expected, _ = load(folder)
+    expected.model.layers = torch.nn.ModuleList(expected.model.layers[layer] for layer in (0, 3))
+    for index, layer in enumerate(expected.model.layers):
+        layer.self_attn.layer_idx = index
+    expected.config.num_hidden_layers = 2
+    assert torch.equal(logits(load(tmp_path / "student")[0]), logits(expected))
 
 
 def test_tokenizer_and_generation_files_come_along_and_nothing_else(tmp_path, teachers, script):

@@ -79,7 +79,7 @@ absl::Status TrainingRun::load(PreparedRun prepared) {
 absl::Status TrainingRun::open() {
   const checkpoint::RunIdentity own{
       describe_shape(models_.student->config()), "AdamW, float32 moments", describe_data(*train_data_),
-      base::hex(train_data_->tokenizer_hash())};
+      base::hex(train_data_->tokenizer_hash()), data_set_sizes(*train_data_)};
   RETURN_IF_ERROR(check_same_inputs(
       config_, mesh_, absl::StrCat(own.data, own.tokenizer),
       absl::StrCat(own.model, own.optimizer, start_.resume_from)));

@@ -108,6 +108,23 @@ class Reader {
   absl::Status status_;
 };
 
+// Not in the index of programs before 0.9.
+std::vector<DataSetSize> read_data_sets(const Json& index, Reader& reader) {
+  std::vector<DataSetSize> sets;
+  if (!index.contains("data_sets")) {
+    return sets;
+  }
+  for (const Json& entry : reader.list(index, "", "data_sets")) {
+    const std::string where = absl::StrCat("data_sets[", sets.size(), "].");
+    DataSetSize set;
+    set.path = reader.text(entry, where, "path");
+    set.documents = reader.integer(entry, where, "documents", 0, kMaxElements);
+    set.tokens = reader.integer(entry, where, "tokens", 0, kMaxElements);
+    sets.push_back(std::move(set));
+  }
+  return sets;
+}
+
 std::vector<Unit> read_units(const Json& index, Reader& reader) {
   std::vector<Unit> units;
   for (const Json& entry : reader.list(index, "", "units")) {
@@ -289,6 +306,10 @@ std::string to_json(const Index& index) {
   json["optimizer"] = index.info.identity.optimizer;
   json["data"] = index.info.identity.data;
   json["tokenizer"] = index.info.identity.tokenizer;
+  json["data_sets"] = Json::array();
+  for (const DataSetSize& set : index.info.identity.data_sets) {
+    json["data_sets"].push_back({{"path", set.path}, {"documents", set.documents}, {"tokens", set.tokens}});
+  }
   json["student_folder"] = index.info.student_folder;
   json["layout"] = {{"shard", index.shard}, {"replicate", index.replicate}};
   json["units"] = Json::array();
@@ -346,6 +367,7 @@ absl::StatusOr<Index> parse_index(std::string_view text, const std::string& sour
   index.info.identity.optimizer = reader.text(*json, "", "optimizer");
   index.info.identity.data = reader.text(*json, "", "data");
   index.info.identity.tokenizer = reader.text(*json, "", "tokenizer");
+  index.info.identity.data_sets = read_data_sets(*json, reader);
   index.info.student_folder = reader.text(*json, "", "student_folder");
   index.info.config = reader.text(*json, "", "config");
   if (const auto layout = json->find("layout"); layout != json->end()) {

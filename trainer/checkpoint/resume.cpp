@@ -1,6 +1,7 @@
 #include "trainer/checkpoint/resume.h"
 
 #include "data/base/status_macros.h"
+#include "trainer/checkpoint/data_change.h"
 #include "trainer/checkpoint/run_state.h"
 #include "trainer/config/reader.h"
 #include "trainer/metrics/log.h"
@@ -8,7 +9,14 @@
 namespace distill::checkpoint {
 namespace {
 
-absl::Status check_identity(const std::string& folder, const RunIdentity& saved, const RunIdentity& current) {
+// Whether two descriptions of the data differ in the hash of the files alone.
+bool same_reading(const std::string& saved, const std::string& current) {
+  constexpr const char* kHash = "sha256 ";
+  return saved.substr(0, saved.find(kHash)) == current.substr(0, current.find(kHash));
+}
+
+absl::Status check_identity(const std::string& folder, const RunInfo& info, const RunIdentity& current) {
+  const RunIdentity& saved = info.identity;
   struct Part {
     const char* what;
     const std::string& saved;
@@ -28,6 +36,12 @@ absl::Status check_identity(const std::string& folder, const RunIdentity& saved,
   }
   if (message.empty()) {
     return absl::OkStatus();
+  }
+  const bool others_differ =
+      saved.model != current.model || saved.optimizer != current.optimizer || saved.tokenizer != current.tokenizer;
+  if (!others_differ && (saved.data_sets != current.data_sets || same_reading(saved.data, current.data))) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder, ": cannot be continued:", data_change(folder, info, current)));
   }
   return absl::FailedPreconditionError(absl::StrCat(
       folder, ": this checkpoint belongs to another run:", message,
@@ -63,7 +77,7 @@ absl::Status read_on_this_rank(
     index.state.data_stages = {only_stage(index.info.config)};
   }
   const RunIdentity own = identity(index.state.data_stages.back());
-  RETURN_IF_ERROR(check_identity(folder, index.info.identity, own));
+  RETURN_IF_ERROR(check_identity(folder, index.info, own));
   RETURN_IF_ERROR(check_units(folder, index, model));
   StateReader reader(folder, index);
   RETURN_IF_ERROR(read_state(reader, index, model, optimizer, mesh));

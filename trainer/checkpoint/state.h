@@ -33,12 +33,23 @@ struct TrainState {
   bool operator==(const TrainState&) const = default;
 };
 
+// A data set of data.train.
+struct DataSetSize {
+  std::string path;
+  int64_t documents = 0;
+  int64_t tokens = 0;
+
+  bool operator==(const DataSetSize&) const = default;
+};
+
 // Must be equal in the run that saved and the run that resumes. Each is a text, which errors show.
 struct RunIdentity {
   std::string model; // shape of the student
   std::string optimizer; // its name, and the dtype of its state
   std::string data; // the training set and its order
   std::string tokenizer; // hash; empty where no tokenizer is known
+  // How large the training set was, for errors about `data`; empty: written by a program that did not record it.
+  std::vector<DataSetSize> data_sets = {};
 
   bool operator==(const RunIdentity&) const = default;
 };

@@ -232,6 +232,14 @@ std::string describe_data(const data::Dataset& data) {
 
 std::string describe_data(const data::Dataset& data, const data::Stage& stage) {
   const data::DataOptions& options = data.options();
+std::vector<checkpoint::DataSetSize> data_set_sizes(const data::Dataset& data) {
+  std::vector<checkpoint::DataSetSize> sizes;
+  for (const data::SourceStats& stats : data.stats()) {
+    sizes.push_back({stats.path, stats.documents, stats.tokens});
+  }
+  return sizes;
+}
+
   const int64_t teacher_seq_len = stage.teacher_seq_len > 0 ? stage.teacher_seq_len : stage.seq_len;
   return absl::StrFormat(
       "%d sources, seq_len %d, %s%s, %s, seed %d, sha256 %s", options.sources.size(), stage.seq_len,

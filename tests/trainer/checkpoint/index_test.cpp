@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "tests/trainer/checkpoint/tiny_run.h"
@@ -17,7 +18,7 @@ Index sample_index() {
   Index index;
   index.state = {12, 96, 3072, 1,
                  0,  2,  10,   {{0, 0, 32, data::PackingMode::kPack}, {7, 56, 64, data::PackingMode::kConcat}}};
-  index.info = {{"m", "o", "d", "t"}, "run:\n  dir: x\n", "distill 1", "/models/s"};
+  index.info = {{"m", "o", "d", "t", {{"data/a", 3, 500}, {"data/b", 0, 0}}}, "run:\n  dir: x\n", "distill 1", "/models/s"};
   index.shard = 2;
   index.replicate = 3;
   index.units = {
@@ -41,6 +42,16 @@ TEST(IndexTest, RoundTrip) {
   ASSERT_EQ(read->files.size(), 2);
   EXPECT_EQ(read->files[1].ranges, index.files[1].ranges);
   EXPECT_EQ(read->files[1].block_sums, index.files[1].block_sums);
+}
+
+TEST(IndexTest, OlderOnesDoNotSayHowLargeTheDataWere) {
+  nlohmann::json json = nlohmann::json::parse(to_json(sample_index()));
+  json.erase("data_sets");
+  const auto read = parse_index(json.dump(), "index.json");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_TRUE(read->info.identity.data_sets.empty());
+  json["data_sets"] = {{{"path", "a"}, {"documents", -1}, {"tokens", 5}}};
+  EXPECT_THAT(std::string(parse_index(json.dump(), "index.json").status().message()), HasSubstr("data_sets[0].documents"));
 }
 
 TEST(IndexTest, WhatDoesNotFitIsNamed) {

@@ -276,6 +276,11 @@ struct EvalSection {
   bool at_start = false;
   int64_t samples = 0; // held-out prompts that are continued at each evaluation
   int64_t sample_tokens = 64; // of each continuation, at most
+
+  // Whether a training run evaluates at all.
+  bool during_training() const {
+    return every > 0 || at_start;
+  }
 };
 
 struct CheckpointSection {

@@ -8,7 +8,7 @@
 namespace distill::config {
 
 std::string dump(const Config& config) {
-  std::string text = "# The whole configuration of a distill run, defaults included.\n";
+  std::string text = std::string(kDumpHeader) + "\n";
   for (const Section& section : sections()) {
     std::string body;
     for (const Field& field : section.fields) {

@@ -3,11 +3,15 @@
 #include <absl/status/status.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "trainer/config/config.h"
 
 namespace distill::config {
+
+// The first line of every dump, by which the reader knows it.
+inline constexpr std::string_view kDumpHeader = "# The whole configuration of a distill run, defaults included.";
 
 // The whole configuration as YAML that reads back equal. Keys without effect (Field::only_when) are left out.
 std::string dump(const Config& config);

@@ -22,7 +22,7 @@ absl::StatusOr<Config> load(
 
 absl::StatusOr<Config> check(ReadResult read, const std::string& source, Purpose purpose, int64_t ranks) {
   std::vector<Problem> problems = std::move(read.problems);
-  const CheckContext context{source, purpose, read.origins, suspect_keys(problems), ranks};
+  const CheckContext context{source, purpose, read.origins, suspect_keys(problems), ranks, read.is_dump};
   for (auto* check : {&check_rules, &check_paths}) {
     for (Problem& problem : (*check)(read.config, context)) {
       problems.push_back(std::move(problem));

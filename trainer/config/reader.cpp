@@ -13,6 +13,7 @@
 #include <set>
 #include <sstream>
 
+#include "trainer/config/dump.h"
 #include "trainer/config/field.h"
 #include "trainer/config/suggest.h"
 #include "trainer/config/value.h"
@@ -174,6 +175,7 @@ bool Reader::check_characters(std::string_view yaml) {
 }
 
 void Reader::read_text(std::string_view yaml) {
+  result_.is_dump = yaml.starts_with(kDumpHeader);
   if (!check_characters(yaml)) {
     return;
   }

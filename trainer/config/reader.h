@@ -16,6 +16,7 @@ struct ReadResult {
   Config config;
   Origins origins; // of every key that was given, keys with a problem included
   std::vector<Problem> problems;
+  bool is_dump = false; // the text was written by dump(), which gives every key
 };
 
 // `file` is the name of the text in problems. An override is "section.name=VALUE" with VALUE in YAML; the last override

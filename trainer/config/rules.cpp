@@ -47,8 +47,11 @@ class Rules {
   bool quantizing() const {
     return context_.purpose == Purpose::kQuantize;
   }
+  // Whether the user gave the key: on the command line, or in a file that distill did not write.
   bool given(const std::string& key) const {
-    return context_.origins.find(key) != context_.origins.end();
+    const auto origin = context_.origins.find(key);
+    const bool in_file = origin != context_.origins.end() && origin->second.line > 0;
+    return origin != context_.origins.end() && !(in_file && context_.is_dump);
   }
   void fail(std::vector<std::string> keys, std::string expected, std::string found, std::string hint = "") {
     Problem problem;
@@ -257,7 +260,7 @@ class Rules {
   }
 
   void evaluation() {
-    const bool during_training = config_.eval.every > 0 || config_.eval.at_start;
+    const bool during_training = config_.eval.during_training();
     if (quantizing()) { // measures on what a run measures its teacher on before it starts
       if (config_.data.eval.empty() && config_.data.train.empty()) {
         fail({"data.eval", "data.train"}, "token shards to measure on, or data.train", "neither");

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/trainer/config/config_test_util.h"
+#include "trainer/config/dump.h"
 
 namespace distill::config {
 namespace {
@@ -28,6 +29,37 @@ TEST_P(RulesBroken, IsOneProblemOfTheKey) {
   ASSERT_THAT(problems, SizeIs(1)) << report(problems);
   EXPECT_EQ(problems[0].key, GetParam().key);
   EXPECT_THAT(problems[0].expected, HasSubstr(GetParam().expected));
+}
+
+// The dump of a run gives every key that has an effect in that run: an override may take it away.
+TEST(Rules, ADumpMayHaveKeysThatAnOverrideLeavesWithoutEffect) {
+  struct Change {
+    std::vector<std::string> before; // of the run
+    std::vector<std::string> after; // of the run that is begun from its dump
+  };
+  const std::vector<Change> changes{
+      {{"teacher.source=cache", "teacher.cache=c", "cache.other_contexts=allow"}, {"teacher.source=model"}},
+      {{"teacher.source=cache", "teacher.cache=c", "cache.kind=topk", "cache.topk=8"}, {"cache.kind=hidden"}},
+      {{"teacher.dtype=float8", "float8.gate_tokens=100"}, {"teacher.dtype=auto"}},
+      {{"teacher.dtype=float8", "teacher.float8_exceptions=[down]"}, {"teacher.dtype=auto"}},
+      {{"student.dtype=float8", "float8.shadow_every=3"}, {"student.dtype=auto"}},
+      {{}, {"loss.divergence=forward_kl"}},
+      {{"loss.hard_weight=1", "loss.z_loss=1e-4"}, {"loss.hard_weight=0"}},
+      {{}, {"teacher.path=null", "loss.divergence=none", "loss.hard_weight=1"}},
+      {{"scheduler.type=wsd", "scheduler.decay_steps=10"}, {"scheduler.type=cosine"}},
+      {{"eval.every=5", "eval.samples=2", "eval.sample_tokens=9"}, {"eval.samples=0"}},
+      {{}, {"loss.chunk_size=128"}}, // the dump has the default loss.min_chunk_size, 256
+      {{"loss.chunk_size=128"}, {}},
+  };
+  for (const Change& change : changes) {
+    const ReadResult run = read_text(kValid, change.before);
+    ASSERT_THAT(run.problems, IsEmpty());
+    ASSERT_THAT(rule_problems(change.before), IsEmpty());
+    const std::vector<Problem> problems = rule_problems(change.after, Purpose::kTrain, dump(run.config));
+    EXPECT_THAT(problems, IsEmpty()) << report(problems);
+  }
+  // A key of the command line is the user's, whatever the file is.
+  EXPECT_THAT(rule_problems({"loss.skew_alpha=0.2"}, Purpose::kTrain, dump(read_text(kValid).config)), SizeIs(1));
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -87,8 +87,8 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
 
 // A teacher that is read from a cache: lets the data sets read its rows.
 absl::Status open_cached_teacher(
-    const config::Config& config, const Environment& environment, absl::Span<const base::Digest> tokenizers,
-    Inputs& inputs) {
+    const config::Config& config, const Environment& environment, config::Purpose purpose,
+    absl::Span<const base::Digest> tokenizers, Inputs& inputs) {
   ASSIGN_OR_RETURN(
       const auto index,
       open_cache(config, environment, inputs.teacher->config, inputs.student.config.vocab_size, tokenizers));
@@ -99,7 +99,9 @@ absl::Status open_cached_teacher(
     inputs.train_rows =
         problems.take(attach_rows(config, environment, index, *inputs.train_data, "data.train")).value_or(nullptr);
   }
-  if (inputs.eval_data) {
+  // A run without evaluations does not read data.eval.
+  const bool evaluates = purpose != config::Purpose::kTrain || config.eval.during_training();
+  if (inputs.eval_data && evaluates) {
     problems.add(attach_rows(config, environment, index, *inputs.eval_data, "data.eval").status());
   }
   return problems.status();
@@ -173,7 +175,7 @@ absl::StatusOr<Inputs> open_inputs(
     inputs.teacher = std::move(teacher);
   }
   if (inputs.teacher && config.teacher.reads_cache()) {
-    problems.add(open_cached_teacher(config, environment, tokenizers.hashes, inputs));
+    problems.add(open_cached_teacher(config, environment, purpose, tokenizers.hashes, inputs));
   }
   if (inputs.teacher && inputs.train_data && config.teacher.source == config::TeacherSource::kCapture) {
     problems.add(open_capturing_teacher(config, environment, inputs));
@@ -230,8 +232,6 @@ std::string describe_data(const data::Dataset& data) {
   return describe_data(data, {0, options.seq_len, options.packing, options.teacher_seq_len});
 }
 
-std::string describe_data(const data::Dataset& data, const data::Stage& stage) {
-  const data::DataOptions& options = data.options();
 std::vector<checkpoint::DataSetSize> data_set_sizes(const data::Dataset& data) {
   std::vector<checkpoint::DataSetSize> sizes;
   for (const data::SourceStats& stats : data.stats()) {
@@ -240,6 +240,8 @@ std::vector<checkpoint::DataSetSize> data_set_sizes(const data::Dataset& data) {
   return sizes;
 }
 
+std::string describe_data(const data::Dataset& data, const data::Stage& stage) {
+  const data::DataOptions& options = data.options();
   const int64_t teacher_seq_len = stage.teacher_seq_len > 0 ? stage.teacher_seq_len : stage.seq_len;
   return absl::StrFormat(
       "%d sources, seq_len %d, %s%s, %s, seed %d, sha256 %s", options.sources.size(), stage.seq_len,

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -90,6 +91,23 @@ std::string order_text(bool shuffle, int64_t seed) {
   return shuffle ? absl::StrCat("data.seed ", seed) : "data.shuffle: false";
 }
 
+std::string full_path(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path full = std::filesystem::weakly_canonical(path, error);
+  return error ? path : full.string();
+}
+
+// The data sets of a cache.
+std::string sources_text(const std::vector<DataFile>& files) {
+  std::vector<std::string> sources;
+  for (const DataFile& file : files) {
+    if (std::find(sources.begin(), sources.end(), file.source) == sources.end()) {
+      sources.push_back(file.source);
+    }
+  }
+  return absl::StrJoin(sources, ", ");
+}
+
 std::string place_text(const data::Stretch& stretch) {
   return absl::StrFormat("%s: document %d", stretch.shard->path(), stretch.document);
 }
@@ -135,16 +153,17 @@ absl::Status CachedRows::map_shards(const data::Dataset& data) {
       shard_number_[shard] = static_cast<uint32_t>(same - files.begin());
       continue;
     }
-    const std::string name = std::filesystem::path(shard->path()).filename().string();
-    const auto other = std::find_if(files.begin(), files.end(), [&](const DataFile& f) {
-      return std::filesystem::path(f.path).filename() == name;
-    });
+    const auto other = std::find_if(
+        files.begin(), files.end(), [&](const DataFile& f) { return full_path(f.path) == full_path(shard->path()); });
     problems.add(absl::StrCat(
-        options_.data_key, ": ", shard->path(), ": its header_hash is ", base::hex(hash), ", and ",
-        other == files.end() ? absl::StrCat("no token shard of the cache ", index->folder(), " has it")
-                             : absl::StrCat(
-                                   "the cache ", index->folder(), " is of ", other->path, " with ",
-                                   base::hex(other->header_hash), ": the data changed after the capture"),
+        options_.data_key, ": ", shard->path(),
+        other == files.end()
+            ? absl::StrCat(
+                  " is not in the cache ", index->folder(), ", which is of ", sources_text(files),
+                  ": no token shard of it has the header_hash ", base::hex(hash))
+            : absl::StrCat(
+                  ": its header_hash is ", base::hex(hash), ", and the cache ", index->folder(),
+                  " is of this file with ", base::hex(other->header_hash), ": the data changed after the capture"),
         "; capture again, or name the data of the cache"));
   }
   return problems.status(absl::StatusCode::kInvalidArgument);

@@ -65,6 +65,21 @@ def test_epochs_are_passes_over_the_data(distill, place):
     assert re.search(r"steps done +\d+ of 3 epochs", said), said
 
 
+def test_a_batch_larger_than_the_epochs_is_warned_of(distill, place):
+    dry = distill(place, *EPOCHS, "train.epochs=1", "train.global_batch_size=64", "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    sequences = int(re.search(r"data.train: .* (\d+) (?:sequences|rows) of 16", dry.stdout)[1])
+    expected = f"train.epochs 1 of {sequences} sequences is 1 step(s) of train.global_batch_size 64"
+    assert expected in dry.stderr and f"reads {64 / sequences:.2f} epochs" in dry.stderr
+    done = distill(place, *EPOCHS, "train.epochs=1", "train.global_batch_size=64")
+    assert expected in done.stderr
+    # Whole steps that come near enough are what was asked for.
+    dry = distill(
+        place, *EPOCHS, "train.epochs=1", "train.global_batch_size=1", "train.micro_batch_size=1", "--dry-run"
+    )
+    assert dry.returncode == 0 and "train.epochs 1" not in dry.stderr
+
+
 def test_replay_of_a_run_of_epochs_knows_its_steps(distill, place):
     args = ["train.epochs=1", "checkpoint.every=1", "checkpoint.keep=9"]
     assert distill(place, *EPOCHS, *args).returncode == 0

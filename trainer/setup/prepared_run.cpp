@@ -3,27 +3,11 @@
 #include "data/base/status_macros.h"
 #include "trainer/config/run_length.h"
 #include "trainer/setup/disk_space.h"
+#include "trainer/setup/input_warnings.h"
 #include "trainer/setup/memory_setup.h"
 #include "trainer/setup/start_report.h"
 
 namespace distill::trainer {
-namespace {
-
-// Empty if the key has an effect, or is not given.
-std::string teacher_length_warning(const config::Config& config, const Inputs& inputs) {
-  const auto reads_stream = [](const std::shared_ptr<data::Dataset>& data) {
-    return data != nullptr && data->teacher_seq_len() > 0;
-  };
-  if (config.data.teacher_seq_len == 0 || reads_stream(inputs.train_data) || reads_stream(inputs.eval_data)) {
-    return "";
-  }
-  return absl::StrFormat(
-      "data.teacher_seq_len %d has no effect: %s", config.data.teacher_seq_len,
-      inputs.teacher ? "no document has a text of the teacher's own" : "the run has no teacher");
-}
-
-} // namespace
-
 absl::StatusOr<PreparedRun> prepare_run(const RunContext& context) {
   const config::Config& config = context.config();
   PreparedRun prepared;
@@ -47,7 +31,7 @@ absl::StatusOr<PreparedRun> prepare_run(const RunContext& context) {
   if (prepared.inputs.samples && !prepared.inputs.samples->warning.empty()) {
     prepared.warnings.push_back(prepared.inputs.samples->warning);
   }
-  if (std::string warning = teacher_length_warning(config, prepared.inputs); !warning.empty()) {
+  for (std::string& warning : input_warnings(config, prepared.inputs)) {
     prepared.warnings.push_back(std::move(warning));
   }
   return prepared;

@@ -6,6 +6,7 @@
 #include "trainer/config/run_length.h"
 #include "trainer/metrics/log.h"
 #include "trainer/setup/disk_space.h"
+#include "trainer/setup/input_warnings.h"
 #include "trainer/setup/inputs.h"
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/memory_setup.h"
@@ -30,6 +31,9 @@ absl::Status dry_run(const config::Config& config, const launch::RankInfo& ranks
   const DiskSpace space = disk_space(config.run.dir);
   std::puts(disk_line(need, space).c_str());
   if (const std::string warning = disk_warning(need, space); !warning.empty()) {
+    metrics::log_warning(warning);
+  }
+  for (const std::string& warning : input_warnings(config, inputs)) {
     metrics::log_warning(warning);
   }
   const int64_t started = ranks_to_start(config, ranks);

@@ -1,0 +1,80 @@
+#include "trainer/setup/input_warnings.h"
+
+#include <absl/strings/str_format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "trainer/config/run_length.h"
+
+namespace distill::trainer {
+namespace {
+
+// Empty if the key has an effect, or is not given.
+std::string teacher_length_warning(const config::Config& config, const Inputs& inputs) {
+  const auto reads_stream = [](const std::shared_ptr<data::Dataset>& data) {
+    return data != nullptr && data->teacher_seq_len() > 0;
+  };
+  if (config.data.teacher_seq_len == 0 || reads_stream(inputs.train_data) || reads_stream(inputs.eval_data)) {
+    return "";
+  }
+  return absl::StrFormat(
+      "data.teacher_seq_len %d has no effect: %s", config.data.teacher_seq_len,
+      inputs.teacher ? "no document has a text of the teacher's own" : "the run has no teacher");
+}
+
+// Empty unless whole steps read far more than train.epochs asks for.
+std::string epochs_warning(const config::Config& config, const data::Dataset& data) {
+  constexpr double kRounding = 1.1; // more than this times train.epochs is no longer a matter of rounding
+  const int64_t sequences = data.num_samples(), batch = config.train.global_batch_size;
+  const int64_t steps = config::total_steps(config, sequences);
+  const double epochs = static_cast<double>(steps * batch) / static_cast<double>(std::max<int64_t>(1, sequences));
+  if (config.train.epochs == 0 || epochs <= kRounding * config.train.epochs) {
+    return "";
+  }
+  return absl::StrFormat(
+      "train.epochs %g of %d sequences is %d step(s) of train.global_batch_size %d: the run reads %.2f epochs, since the "
+      "last step is as large as the others; a smaller train.global_batch_size comes nearer",
+      config.train.epochs, sequences, steps, batch, epochs);
+}
+
+// Empty unless a run evaluates on token shards that it also trains on.
+std::string trained_on_warning(const config::Config& config, const Inputs& inputs) {
+  if (!inputs.train_data || !inputs.eval_data || !config.eval.during_training()) {
+    return "";
+  }
+  const auto hash_of = [](const data::Shard* shard) { // which covers all tokens
+    base::Digest hash;
+    std::copy_n(shard->header().header_hash, hash.size(), hash.begin());
+    return hash;
+  };
+  std::set<base::Digest> trained;
+  for (const data::Shard* shard : inputs.train_data->shards()) {
+    trained.insert(hash_of(shard));
+  }
+  std::vector<std::string> same;
+  const std::vector<const data::Shard*> shards = inputs.eval_data->shards();
+  for (const data::Shard* shard : shards) {
+    if (trained.contains(hash_of(shard))) {
+      same.push_back(shard->path());
+    }
+  }
+  return same.empty()
+      ? ""
+      : absl::StrFormat(
+            "data.eval: %d of its %d token shards are in data.train, too (%s%s): evaluations measure what "
+            "the student was trained on",
+            same.size(), shards.size(), same.front(), same.size() > 1 ? ", ..." : "");
+}
+
+} // namespace
+
+std::vector<std::string> input_warnings(const config::Config& config, const Inputs& inputs) {
+  std::vector<std::string> warnings{
+      teacher_length_warning(config, inputs), epochs_warning(config, *inputs.train_data),
+      trained_on_warning(config, inputs)};
+  warnings.erase(std::remove(warnings.begin(), warnings.end(), ""), warnings.end());
+  return warnings;
+}
+
+} // namespace distill::trainer

@@ -2,9 +2,11 @@
 
 #include <ATen/Version.h>
 #include <CLI/CLI.hpp>
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <torch/headeronly/version.h>
 
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <sstream>
@@ -43,6 +45,29 @@ std::string version_text() {
   const char* cuda = "without CUDA";
 #endif
   return std::string("distill " DISTILL_VERSION " (libtorch " TORCH_VERSION ", ") + cuda + ")";
+}
+
+// CLI11's own validators of these kinds print the limits of a double with all 309 digits.
+CLI::Validator at_least(int64_t least) {
+  const std::string expected = absl::StrCat("an integer of at least ", least);
+  return CLI::Validator(
+      [=](const std::string& text) {
+        int64_t value = 0;
+        return absl::SimpleAtoi(text, &value) && value >= least ? std::string()
+                                                                : absl::StrCat("expected ", expected, ", found ", text);
+      },
+      "");
+}
+
+CLI::Validator above_zero() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        double value = 0;
+        return absl::SimpleAtod(text, &value) && std::isfinite(value) && value > 0
+            ? std::string()
+            : absl::StrCat("expected a number above 0, found ", text);
+      },
+      "");
 }
 
 void add_config_options(CLI::App& app, std::string& config, std::vector<std::string>& overrides) {
@@ -99,11 +124,11 @@ void add_inspect_options(CLI::App& app, trainer::InspectRequest& request) {
           ->type_name("N|A-B");
   app.add_option("--document", request.document, "Token shards and caches: show this document alone, counted from 0")
       ->type_name("I")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->excludes(documents);
   app.add_option("--tokens", request.max_tokens, "Tokens of each document that are shown; 0: all; default: 2000")
       ->type_name("N")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   app.add_option("--html", request.html, "Write the documents to this file as a page, instead of showing them")
       ->type_name("FILE");
 }
@@ -120,14 +145,14 @@ void add_verify_options(CLI::App& app, VerifyCommand& verify) {
                              ->needs(cache);
   app.add_option("--samples", verify.cache.samples, "Sequences that are computed again")
       ->type_name("N")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->needs(teacher)
       ->capture_default_str();
   app.add_option(
          "--seq-len", verify.cache.seq_len,
          "Cut the documents as a run with this data.seq_len does. Default: as when they were captured")
       ->type_name("N")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->needs(teacher);
   app.add_option("--seed", verify.cache.seed, "Seed of the draw")->type_name("N")->needs(teacher);
 }
@@ -143,10 +168,10 @@ void add_quantize_options(CLI::App& app, QuantizeCommand& quantize) {
       ->take_all();
   app.add_option("--limit", request.max_mean_kl, "Largest mean KL in nats, instead of float8.max_mean_kl")
       ->type_name("KL")
-      ->check(CLI::PositiveNumber);
+      ->check(above_zero());
   app.add_option("--tokens", request.tokens, "Tokens to measure on, instead of float8.gate_tokens")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least(1));
   app.add_flag("--json", quantize.json, "Print one JSON object");
 }
 

@@ -88,3 +88,29 @@ def test_inspect_describes(distill, job, path, says):
     assert done.returncode == 0, done.stderr
     for text in says:
         assert text in done.stdout
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["verify", "--cache", "c", "--teacher", "teacher", "--samples"],
+        ["verify", "--cache", "c", "--teacher", "teacher", "--seq-len"],
+        ["quantize", "--teacher", "teacher", "--data", "train", "--tokens"],
+        ["quantize", "--teacher", "teacher", "--data", "train", "--limit"],
+        ["plan", "--config", "config.yaml", "--ranks"],
+        ["plan", "--config", "config.yaml", "--ranks-per-node"],
+        ["profile-memory", "--config", "config.yaml", "--steps"],
+        ["replay", "--config", "config.yaml", "--step"],
+        ["inspect", "train", "--document"],
+        ["inspect", "train", "--tokens"],
+        ["inspect", "train", "--tokenizer", "student", "--documents"],
+    ],
+    ids=lambda args: f"{args[0]} {args[-1]}",
+)
+def test_counts_that_mean_nothing_are_refused(distill, job, args):
+    may_be_zero = args[-1] in ("--document", "--tokens") and args[0] == "inspect"
+    for value in ["-1", "x", "1e99"] + ([] if may_be_zero else ["0"]):
+        done = distill(job, *args, value)
+        assert done.returncode == 2, (value, done.stdout, done.stderr)
+        assert args[-1].removeprefix("--").rstrip("s") in done.stderr, (value, done.stderr)
+        assert not re.search(r"\d{25}", done.stderr), "a limit of doubles, digit by digit"

@@ -212,7 +212,7 @@ def test_the_plan_is_what_the_run_allocates(tmp_path, models, ragged_shard, shad
 @pytest.mark.parametrize(
     "section, key, value, says",
     [
-        ("student", "float8_exceptions", ["down"], ["student.float8_exceptions", "down of block 0 alone"]),
+        ("student", "float8_exceptions", ["down"], ["student.float8_exceptions", "found products: down"]),
         ("student", "float8_exceptions", ["7"], ["student.float8_exceptions", "blocks from 0 to 1", "found '7'"]),
         (
             "student",

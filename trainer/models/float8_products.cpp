@@ -2,6 +2,7 @@
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
 #include <algorithm>
@@ -26,14 +27,6 @@ std::optional<BlockRange> parse_blocks(const std::string& text) {
   return range;
 }
 
-absl::Status not_understood(const std::string& exception) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "expected a product (", base::enum_choices<Product>(),
-      "), a block or range of blocks (0, 0-3), or both (3.down, "
-      "0-3.qkv), found '",
-      exception, "'"));
-}
-
 std::string blocks_text(int64_t first, int64_t last) {
   return first == last ? absl::StrCat(first) : absl::StrCat(first, "-", last);
 }
@@ -43,24 +36,22 @@ std::string blocks_text(int64_t first, int64_t last) {
 absl::StatusOr<Float8Products> Float8Products::all_but(absl::Span<const std::string> exceptions, int64_t blocks) {
   Float8Products products;
   products.products_.assign(static_cast<size_t>(blocks), std::vector<bool>(kProducts, true));
+  std::vector<std::string> unknown, beyond; // entries that are not understood, and those of blocks that there are not
   for (const std::string& exception : exceptions) {
     const std::pair<std::string, std::string> parts = absl::StrSplit(exception, absl::MaxSplits('.', 1));
     const bool has_dot = exception.find('.') != std::string::npos;
     BlockRange range{0, blocks - 1};
     std::optional<Product> product = base::enum_named<Product>(has_dot ? parts.second : parts.first);
-    if (has_dot && !product) {
-      return not_understood(exception);
+    const bool names_blocks = has_dot || !product;
+    const auto named = names_blocks ? parse_blocks(parts.first) : std::optional(range);
+    if ((has_dot && !product) || !named) {
+      unknown.push_back(absl::StrCat("'", exception, "'"));
+      continue;
     }
-    if (has_dot || !product) {
-      const auto named = parse_blocks(parts.first);
-      if (!named) {
-        return not_understood(exception);
-      }
-      range = *named;
-    }
+    range = *named;
     if (range.last >= blocks) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("expected blocks from 0 to ", blocks - 1, ", found '", exception, "'"));
+      beyond.push_back(absl::StrCat("'", exception, "'"));
+      continue;
     }
     for (int64_t block = range.first; block <= range.last; ++block) {
       for (int index = 0; index < kProducts; ++index) {
@@ -69,6 +60,18 @@ absl::StatusOr<Float8Products> Float8Products::all_but(absl::Span<const std::str
         }
       }
     }
+  }
+  std::vector<std::string> problems;
+  if (!unknown.empty()) {
+    problems.push_back(absl::StrCat(
+        "expected a product (", base::enum_choices<Product>(),
+        "), a block or range of blocks (0, 0-3), or both (3.down, 0-3.qkv), found ", absl::StrJoin(unknown, ", ")));
+  }
+  if (!beyond.empty()) {
+    problems.push_back(absl::StrCat("expected blocks from 0 to ", blocks - 1, ", found ", absl::StrJoin(beyond, ", ")));
+  }
+  if (!problems.empty()) {
+    return absl::InvalidArgumentError(absl::StrJoin(problems, "; "));
   }
   return products;
 }

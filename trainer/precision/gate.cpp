@@ -81,8 +81,8 @@ absl::StatusOr<std::optional<TeacherError>> check_teacher(
     return absl::FailedPreconditionError(absl::StrFormat(
         "teacher.dtype: float8: expected %s, found %s. Products that stay in the compute dtype bring it down: "
         "`distill quantize` with this configuration finds the most sensitive ones and prints "
-        "teacher.float8_exceptions; or raise the limit, or set teacher.dtype: bfloat16",
-        limits.text(), error.text()));
+        "teacher.float8_exceptions; or raise the limit, or set teacher.dtype: %s",
+        limits.text(), error.text(), models::precision_text({}, environment.teacher_dtype)));
   }
   return error;
 }

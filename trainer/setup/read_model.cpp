@@ -12,21 +12,28 @@ constexpr int64_t kTile = 16; // the sizes of a float8 weight are multiples of i
 
 // Float8 weights whose sizes the tensor cores' products do not take.
 absl::Status check_sizes(const models::ModelConfig& config, const std::string& name) {
+  std::vector<std::string> found, exceptions; // a line for each kind of product, of the first block that has it
   for (int64_t block = 0; block < config.num_layers; ++block) {
     for (const models::ParamLayout& param : models::block_layout(config, block).params) {
       const auto product = base::enum_named<models::Product>(param.name);
       if (product && config.float8.contains(block, *product) &&
           (param.shape[0] % kTile != 0 || param.shape[1] % kTile != 0)) {
-        // A student's exceptions are whole blocks, and blocks are alike.
-        return absl::InvalidArgumentError(absl::StrFormat(
-            "%s.dtype: float8: expected weights whose sizes are multiples of %d, found %s of %d x %d in block %d; %s",
-            name, kTile, param.name, param.shape[0], param.shape[1], block,
-            name == "student" ? std::string("set student.dtype: auto")
-                              : absl::StrFormat("add %s to %s.float8_exceptions", param.name, name)));
+        if (std::find(exceptions.begin(), exceptions.end(), param.name) == exceptions.end()) {
+          exceptions.push_back(param.name);
+          found.push_back(absl::StrFormat("%s of %d x %d", param.name, param.shape[0], param.shape[1]));
+        }
       }
     }
   }
-  return absl::OkStatus();
+  // A student's exceptions are whole blocks, and blocks are alike.
+  return found.empty()
+      ? absl::OkStatus()
+      : absl::InvalidArgumentError(absl::StrFormat(
+            "%s.dtype: float8: expected weights whose sizes are multiples of %d, found %s; %s", name, kTile,
+            absl::StrJoin(found, ", "),
+            name == "student"
+                ? std::string("set student.dtype: auto")
+                : absl::StrFormat("add %s to %s.float8_exceptions", absl::StrJoin(exceptions, ", "), name)));
 }
 
 // A model that is trained in float8 shards one byte for each element of a block (sharding/float8_weights.h).
@@ -36,17 +43,18 @@ absl::Status check_whole_blocks(const models::ModelConfig& config, const std::st
         "%s.float8_exceptions: expected a block that stays in float8, found none of %d; set %s.dtype: auto", name,
         config.num_layers, name));
   }
-  for (int64_t block = 0; block < config.num_layers; ++block) {
-    for (int product = 0; config.float8.any_of(block) && product < models::kProducts; ++product) {
-      if (!config.float8.contains(block, static_cast<models::Product>(product))) {
-        return absl::InvalidArgumentError(absl::StrFormat(
-            "%s.float8_exceptions: expected blocks or ranges of blocks (0, 0-3), found an exception for %s of block %d "
-            "alone; a block that is trained is in float8 as a whole or not at all",
-            name, base::enum_name(static_cast<models::Product>(product)), block));
-      }
+  std::vector<std::string> partial;
+  for (const std::string& exception : models::exceptions_of(config.float8, config.num_layers)) {
+    if (exception.find_first_not_of("0123456789-") != std::string::npos) { // it names a product
+      partial.push_back(exception);
     }
   }
-  return absl::OkStatus();
+  return partial.empty()
+      ? absl::OkStatus()
+      : absl::InvalidArgumentError(absl::StrFormat(
+            "%s.float8_exceptions: expected blocks or ranges of blocks (0, 0-3), found products: %s; "
+            "a block that is trained is in float8 as a whole or not at all",
+            name, absl::StrJoin(partial, ", ")));
 }
 
 } // namespace

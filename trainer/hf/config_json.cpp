@@ -4,10 +4,11 @@
 #include <absl/strings/strip.h>
 
 #include "data/base/json.h"
-#include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "trainer/hf/config_keys.h"
 #include "trainer/hf/families.h"
+#include "trainer/hf/key_reader.h"
+#include "trainer/hf/rope_keys.h"
 #include "trainer/hf/stored_model.h"
 
 namespace distill::hf {
@@ -21,19 +22,19 @@ constexpr int64_t kMaxLayers = 4096;
 constexpr double kMaxParameters = 1e13;
 
 // Reads one configuration and collects the problems in it.
-class ConfigReader {
+class ConfigReader : private KeyReader {
  public:
   ConfigReader(Json json, std::string source, const std::vector<std::string>& ignored, Notes* notes)
-      : json_(std::move(json)), source_(std::move(source)), ignored_(ignored.begin(), ignored.end()), notes_(notes) {}
+      : KeyReader(std::move(json), std::move(source), notes), ignored_(ignored.begin(), ignored.end()) {}
 
   absl::StatusOr<models::ModelConfig> read() {
     read_family();
     read_shape();
     read_dtype();
-    read_rope();
+    read_rope(*this, config_);
     read_sliding_window();
     refuse_other_keys();
-    RETURN_IF_ERROR(problems_.status(absl::StatusCode::kInvalidArgument));
+    RETURN_IF_ERROR(problems().status(absl::StatusCode::kInvalidArgument));
     return config_;
   }
 
@@ -43,81 +44,6 @@ class ConfigReader {
   }
 
  private:
-  template <typename... Args>
-  void note(const Args&... args) {
-    if (notes_ != nullptr) {
-      notes_->push_back({absl::StrCat(source_, ": ", args...), /*is_warning=*/true});
-    }
-  }
-
-  template <typename... Args>
-  void complain(const Args&... args) {
-    problems_.add(absl::StrCat(source_, ": ", args...));
-  }
-
-  static std::string text(const Json& value) {
-    std::string dumped = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-    if (dumped.size() > 100) {
-      dumped.replace(100, std::string::npos, "...");
-    }
-    return dumped;
-  }
-
-  // The value; null where the key is absent or its value is null.
-  const Json* take(const Json& object, const std::string& key) {
-    const auto found = object.find(key);
-    return found == object.end() || found->is_null() ? nullptr : &*found;
-  }
-  const Json* take(const std::string& key) {
-    known_.insert(key);
-    return take(json_, key);
-  }
-
-  std::optional<int64_t> as_integer(const std::string& key, const Json& value, int64_t low, int64_t high) {
-    if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(high)) {
-      complain(key, ": an integer in [", low, ", ", high, "] is expected, found ", text(value));
-      return std::nullopt;
-    }
-    if (!value.is_number_integer() || value.get<int64_t>() < low || value.get<int64_t>() > high) {
-      complain(key, ": an integer in [", low, ", ", high, "] is expected, found ", text(value));
-      return std::nullopt;
-    }
-    return value.get<int64_t>();
-  }
-
-  std::optional<int64_t> optional_integer(const std::string& key, int64_t low, int64_t high) {
-    const Json* value = take(key);
-    return value ? as_integer(key, *value, low, high) : std::nullopt;
-  }
-
-  int64_t required_integer(const std::string& key, int64_t high) {
-    const Json* value = take(key);
-    if (value == nullptr) {
-      complain(key, ": missing; an integer in [1, ", high, "] is expected");
-      return 1;
-    }
-    return as_integer(key, *value, 1, high).value_or(1);
-  }
-
-  // A finite number in (low, high].
-  double number(const std::string& key, const Json& value, double low, double high, double fallback) {
-    if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() <= low ||
-        value.get<double>() > high) {
-      complain(key, ": a number above ", low, " and at most ", high, " is expected, found ", text(value));
-      return fallback;
-    }
-    return value.get<double>();
-  }
-
-  bool boolean(const std::string& key, bool fallback) {
-    const Json* value = take(key);
-    if (value != nullptr && !value->is_boolean()) {
-      complain(key, ": true or false is expected, found ", text(*value));
-      return fallback;
-    }
-    return value ? value->get<bool>() : fallback;
-  }
-
   void read_family() {
     const Json* type = take("model_type");
     if (type == nullptr || !type->is_string()) {
@@ -142,7 +68,7 @@ class ConfigReader {
     config_.intermediate_size = required_integer("intermediate_size", kMaxSize);
     config_.num_layers = required_integer("num_hidden_layers", kMaxLayers);
     config_.num_heads = required_integer("num_attention_heads", kMaxSize);
-    const bool kv_heads_absent = !json_.contains("num_key_value_heads");
+    const bool kv_heads_absent = !json().contains("num_key_value_heads");
     config_.num_kv_heads =
         optional_integer("num_key_value_heads", 1, kMaxSize)
             .value_or(kv_heads_absent ? family_.default_kv_heads.value_or(config_.num_heads) : config_.num_heads);
@@ -214,118 +140,13 @@ class ConfigReader {
     has_dtype_ = true;
   }
 
-  // transformers takes rope_scaling or, where that is absent or empty, rope_parameters as a whole. A rope_theta inside
-  // the one that is taken takes precedence over the key of config.json.
-  void read_rope() {
-    const Json* theta = take("rope_theta");
-    if (theta != nullptr) {
-      config_.rope_theta = number("rope_theta", *theta, 0.0, 1e12, 1e4);
-    }
-    const Json* parameters = take("rope_parameters");
-    const Json* scaling = take("rope_scaling");
-    const Json* outer_context = take("original_max_position_embeddings");
-    if (scaling != nullptr && is_empty(*scaling)) {
-      if (parameters != nullptr) {
-        note("rope_scaling is empty (", text(*scaling), "), rope_parameters is used: ", text(*parameters));
-      }
-      scaling = nullptr;
-    }
-    const std::string name = scaling ? "rope_scaling" : "rope_parameters";
-    const Json* rope = scaling ? scaling : parameters;
-    if (rope == nullptr) {
-      return;
-    }
-    if (!rope->is_object()) {
-      complain(name, ": an object is expected, found ", text(*rope));
-      return;
-    }
-    read_rope_object(name, *rope, outer_context);
-    if (scaling != nullptr && parameters != nullptr && *scaling != *parameters) {
-      note(
-          "rope_scaling ", text(*scaling), " is used in the place of rope_parameters ", text(*parameters),
-          ", as by transformers; rope_theta is ", config_.rope_theta);
-    }
-    const Json* inner = take(*rope, "rope_theta");
-    if (theta != nullptr && inner != nullptr && *theta != *inner) {
-      note(
-          "rope_theta ", text(*theta), " is not used, since ", name, ".rope_theta, ", text(*inner),
-          ", takes precedence over it");
-    }
-  }
-
-  // What is false for Python.
-  static bool is_empty(const Json& value) {
-    return value.empty() || value == false || value == 0 || value == "";
-  }
-
-  void read_rope_object(const std::string& name, const Json& rope, const Json* outer_context) {
-    const Json* type_value = take(rope, "rope_type");
-    type_value = type_value ? type_value : take(rope, "type");
-    if (type_value != nullptr && !type_value->is_string()) {
-      complain(name, ".rope_type: a string is expected, found ", text(*type_value));
-      return;
-    }
-    const std::string type = type_value ? type_value->get<std::string>() : "default";
-    absl::flat_hash_set<std::string> allowed{"rope_type", "type", "rope_theta", "partial_rotary_factor"};
-    if (type == "llama3") {
-      read_llama3(name, rope, outer_context);
-      allowed.insert({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"});
-    } else if (type == "linear") {
-      config_.rope_linear_factor = rope_number(name, rope, "factor", 1e6);
-      allowed.insert({"factor"});
-    } else if (type != "default") {
-      complain(name, ".rope_type: \"", type, "\" is not supported; default, linear or llama3 is expected");
-      return;
-    }
-    if (const Json* theta = take(rope, "rope_theta")) {
-      config_.rope_theta = number(name + ".rope_theta", *theta, 0.0, 1e12, 1e4);
-    }
-    if (const Json* partial = take(rope, "partial_rotary_factor"); partial != nullptr && *partial != 1) {
-      complain(name, ".partial_rotary_factor: only 1 is supported, found ", text(*partial));
-    }
-    for (const auto& [key, value] : rope.items()) {
-      if (!allowed.contains(key) && !value.is_null()) {
-        complain(name, ".", key, ": not known for rope_type \"", type, "\" (value ", text(value), ")");
-      }
-    }
-  }
-
-  double rope_number(const std::string& name, const Json& rope, const std::string& key, double high) {
-    const Json* value = take(rope, key);
-    if (value == nullptr) {
-      complain(name, ".", key, ": missing; a number above 0 is expected");
-      return 1.0;
-    }
-    return number(absl::StrCat(name, ".", key), *value, 0.0, high, 1.0);
-  }
-
-  void read_llama3(const std::string& name, const Json& rope, const Json* outer_context) {
-    models::Llama3RopeScaling scaling;
-    scaling.factor = rope_number(name, rope, "factor", 1e6);
-    scaling.low_freq_factor = rope_number(name, rope, "low_freq_factor", 1e6);
-    scaling.high_freq_factor = rope_number(name, rope, "high_freq_factor", 1e6);
-    const std::string key = "original_max_position_embeddings";
-    const Json* context = outer_context ? outer_context : take(rope, key);
-    scaling.original_max_position_embeddings = config_.max_position_embeddings;
-    if (context != nullptr) {
-      scaling.original_max_position_embeddings =
-          as_integer(absl::StrCat(name, ".", key), *context, 1, int64_t{1} << 31).value_or(1);
-    }
-    if (scaling.high_freq_factor <= scaling.low_freq_factor && problems_.empty()) {
-      complain(
-          name, ".high_freq_factor: a number above low_freq_factor (", scaling.low_freq_factor, ") is expected, found ",
-          scaling.high_freq_factor);
-    }
-    config_.rope_scaling = scaling;
-  }
-
   void read_sliding_window() {
     const std::optional<int64_t> given = optional_integer("sliding_window", 1, int64_t{1} << 31);
     const bool switched = family_.window == SlidingWindow::kSwitched;
     const bool used = !switched || boolean("use_sliding_window", false);
     const int64_t full_layers =
         optional_integer("max_window_layers", 0, int64_t{1} << 31).value_or(kDefaultWindowLayers);
-    const bool by_default = family_.window != SlidingWindow::kIgnored && !json_.contains("sliding_window");
+    const bool by_default = family_.window != SlidingWindow::kIgnored && !json().contains("sliding_window");
     const std::optional<int64_t> window = by_default ? std::optional(kDefaultWindow) : given;
     const std::optional<bool> by_type = has_sliding_layer();
     if (family_.window == SlidingWindow::kRefused) {
@@ -383,8 +204,8 @@ class ConfigReader {
           "quantization_config: quantised weights are not supported (", text(*quantization),
           "); save the model in bf16, fp16 or fp32 first");
     }
-    for (const auto& [key, value] : json_.items()) {
-      if (known_.contains(key) || ignored_keys().contains(key) || value.is_null()) {
+    for (const auto& [key, value] : json().items()) {
+      if (is_known(key) || ignored_keys().contains(key) || value.is_null()) {
         continue;
       }
       const auto neutral = neutral_values().find(key);
@@ -402,14 +223,9 @@ class ConfigReader {
     }
   }
 
-  Json json_;
-  std::string source_;
   absl::flat_hash_set<std::string> ignored_;
   models::ModelConfig config_;
   Family family_{}; // llama's mathematics where the file names none that is supported
-  absl::flat_hash_set<std::string> known_;
-  base::ProblemList problems_;
-  Notes* notes_;
   bool has_dtype_ = false;
 };
 

@@ -17,7 +17,7 @@ import os
 import sys
 from pathlib import Path
 
-from shared.command_line import argument_parser, fail, name_and_path
+from shared.command_line import argument_parser, at_least, fail, name_and_path
 
 
 def parse_model(text):
@@ -97,9 +97,9 @@ def main():
     parser.add_argument("models", nargs="+", metavar="NAME=FOLDER", help="a Hugging Face folder and the name to show")
     parser.add_argument("--tasks", required=True, metavar="TASK,...", help="names of the harness, or of --include")
     parser.add_argument("--include", type=Path, metavar="FOLDER", help="tasks of your own in the harness's format")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most N documents of each task")
-    parser.add_argument("--shots", type=int, default=0, metavar="N", help="examples in the prompt (default 0)")
-    parser.add_argument("--batch", type=int, default=8, metavar="N", help="documents at a time (default 8)")
+    parser.add_argument("--limit", type=at_least(1), metavar="N", help="at most N documents of each task")
+    parser.add_argument("--shots", type=at_least(0), default=0, metavar="N", help="examples in the prompt (default 0)")
+    parser.add_argument("--batch", type=at_least(1), default=8, metavar="N", help="documents at a time (default 8)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto", help="auto: the folder's")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there, too")

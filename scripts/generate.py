@@ -9,7 +9,7 @@ import script_path
 import textwrap
 from pathlib import Path
 
-from shared.command_line import argument_parser, fail, name_and_path
+from shared.command_line import argument_parser, at_least, fail, name_and_path
 
 PROMPTS = (
     'def read_json(path):\n    """Read',
@@ -50,7 +50,7 @@ def main():
     parser.add_argument(
         "--prompt", action="append", help="text to continue; repeatable (default: three beginnings of Python code)"
     )
-    parser.add_argument("--tokens", type=int, default=48, help="length of each continuation (default 48)")
+    parser.add_argument("--tokens", type=at_least(1), default=48, help="length of each continuation (default 48)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     args = parser.parse_args()
     models = [parse_model(text) for text in args.models]

@@ -21,7 +21,7 @@ import script_path  # noqa: I001
 
 from pathlib import Path
 
-from shared.command_line import argument_parser, fail
+from shared.command_line import argument_parser, at_least, fail
 from shared.folders import replaced_folder
 from teacher_cache.documents import Documents
 from teacher_cache.hidden_states import HiddenStates
@@ -48,9 +48,11 @@ def parse_arguments():
     states.add_argument("--layer", type=int, default=-1, help="of the layers in the dumps (default: the last one)")
     top = parser.add_argument_group("top-k")
     top.add_argument(
-        "--topk", type=int, help="tokens of a row; those beyond join the tail (64, or all if there are fewer)"
+        "--topk", type=at_least(1), help="tokens of a row; those beyond join the tail (64, or all if there are fewer)"
     )
-    top.add_argument("--vocab-size", type=int, help="tokens that may be named: the student's, where it has fewer")
+    top.add_argument(
+        "--vocab-size", type=at_least(1), help="tokens that may be named: the student's, where it has fewer"
+    )
     top.add_argument("--temperature", type=float, default=1.0, help="at which they were taken (default 1)")
     top.add_argument("--tail-floor", type=float, default=1e-6, help="least tail where none is given (default 1e-6)")
     return parser.parse_args()

@@ -21,7 +21,7 @@ import json
 from pathlib import Path
 
 from prune_layers import PruneError, check_output, copy_side_files, read_json
-from shared.command_line import argument_parser, fail
+from shared.command_line import argument_parser, at_least, fail
 from shared.folders import replaced_folder
 from shared.weight_files import weight_files
 
@@ -249,7 +249,7 @@ def main():
     parser.add_argument("--kv-heads", type=int, metavar="N", help="key-value heads to keep in each layer")
     parser.add_argument("--intermediate", type=int, metavar="N", help="MLP neurons to keep in each layer")
     parser.add_argument("--text", type=Path, metavar="FILE.jsonl", help="documents to measure on")
-    parser.add_argument("--tokens", type=int, default=16384, help="how much of them (default 16384)")
+    parser.add_argument("--tokens", type=at_least(1), default=16384, help="how much of them (default 16384)")
     parser.add_argument("--kept", type=Path, metavar="FILE", help="kept.json of an earlier student, in place of these")
     parser.add_argument("--force", action="store_true", help="replace an existing --out")
     args = parser.parse_args()

@@ -12,6 +12,21 @@ def argument_parser(description, **settings):
     )
 
 
+def at_least(least):
+    """The `type` of an option that counts something."""
+
+    def count(text):
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or value < least:
+            raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, found {text!r}")
+        return value
+
+    return count
+
+
 def fail(message):
     """Ends the script with exit code 1 and `message`, after the script's name, on standard error."""
     sys.exit(f"{Path(sys.argv[0]).stem}: {message}")

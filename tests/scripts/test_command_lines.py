@@ -71,3 +71,22 @@ def test_help_and_unknown_options(copy, name):
         done = started(copy, name, *before, "--no-such-option")
         assert done.returncode == 2 and not done.stdout, done.stderr
         assert "--no-such-option" in done.stderr or "required" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name, option, least",
+    [
+        ("generate.py", "--tokens", 1),
+        ("eval_tasks.py", "--batch", 1),
+        ("eval_tasks.py", "--limit", 1),
+        ("eval_tasks.py", "--shots", 0),
+        ("prune_width.py", "--tokens", 1),
+        ("import_teacher.py", "--topk", 1),
+        ("import_teacher.py", "--vocab-size", 1),
+    ],
+)
+def test_counts_that_mean_nothing_are_refused(copy, name, option, least):
+    for value in (str(least - 1), "x", "1.5"):
+        done = started(copy, f"scripts/{name}", f"{option}={value}")
+        assert done.returncode == 2
+        assert f"argument {option}: expected an integer of at least {least}, found {value!r}" in done.stderr

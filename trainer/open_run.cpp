@@ -11,6 +11,17 @@
 #include "trainer/training_run.h"
 
 namespace distill::trainer {
+namespace {
+
+std::vector<checkpoint::DataSetSize> data_set_sizes(const data::Dataset& data) {
+  std::vector<checkpoint::DataSetSize> sizes;
+  for (const data::SourceStats& stats : data.stats()) {
+    sizes.push_back({stats.path, stats.documents, stats.tokens});
+  }
+  return sizes;
+}
+
+} // namespace
 
 absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::build(
     std::unique_ptr<RunContext> context, const StartOptions& start, const launch::StopSignal& stop) {

@@ -232,14 +232,6 @@ std::string describe_data(const data::Dataset& data) {
   return describe_data(data, {0, options.seq_len, options.packing, options.teacher_seq_len});
 }
 
-std::vector<checkpoint::DataSetSize> data_set_sizes(const data::Dataset& data) {
-  std::vector<checkpoint::DataSetSize> sizes;
-  for (const data::SourceStats& stats : data.stats()) {
-    sizes.push_back({stats.path, stats.documents, stats.tokens});
-  }
-  return sizes;
-}
-
 std::string describe_data(const data::Dataset& data, const data::Stage& stage) {
   const data::DataOptions& options = data.options();
   const int64_t teacher_seq_len = stage.teacher_seq_len > 0 ? stage.teacher_seq_len : stage.seq_len;

@@ -8,7 +8,6 @@
 
 #include "data/dataset.h"
 #include "losses/head/chunk_policy.h"
-#include "trainer/checkpoint/state.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load.h"
 #include "trainer/setup/cached_teacher.h"
@@ -48,8 +47,6 @@ absl::StatusOr<std::vector<std::shared_ptr<data::Dataset>>> open_capture_data(
 // Text that identifies a model or a data set in checkpoints and messages.
 std::string describe_shape(const models::ModelConfig& config);
 std::string describe_data(const data::Dataset& data);
-// The data sets' sizes, in their order.
-std::vector<checkpoint::DataSetSize> data_set_sizes(const data::Dataset& data);
 // The text for the same data with the lengths and packing of a stage.
 std::string describe_data(const data::Dataset& data, const data::Stage& stage);
 

@@ -18,7 +18,8 @@ Index sample_index() {
   Index index;
   index.state = {12, 96, 3072, 1,
                  0,  2,  10,   {{0, 0, 32, data::PackingMode::kPack}, {7, 56, 64, data::PackingMode::kConcat}}};
-  index.info = {{"m", "o", "d", "t", {{"data/a", 3, 500}, {"data/b", 0, 0}}}, "run:\n  dir: x\n", "distill 1", "/models/s"};
+  index.info = {
+      {"m", "o", "d", "t", {{"data/a", 3, 500}, {"data/b", 0, 0}}}, "run:\n  dir: x\n", "distill 1", "/models/s"};
   index.shard = 2;
   index.replicate = 3;
   index.units = {
@@ -51,7 +52,8 @@ TEST(IndexTest, OlderOnesDoNotSayHowLargeTheDataWere) {
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_TRUE(read->info.identity.data_sets.empty());
   json["data_sets"] = {{{"path", "a"}, {"documents", -1}, {"tokens", 5}}};
-  EXPECT_THAT(std::string(parse_index(json.dump(), "index.json").status().message()), HasSubstr("data_sets[0].documents"));
+  EXPECT_THAT(
+      std::string(parse_index(json.dump(), "index.json").status().message()), HasSubstr("data_sets[0].documents"));
 }
 
 TEST(IndexTest, WhatDoesNotFitIsNamed) {

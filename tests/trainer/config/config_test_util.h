@@ -45,8 +45,8 @@ inline std::vector<Problem> rule_problems(
     const std::vector<std::string>& overrides, Purpose purpose = Purpose::kTrain, const std::string& yaml = kValid) {
   const ReadResult result = read_text(yaml, overrides);
   std::vector<Problem> problems = result.problems;
-  const CheckContext context{
-      "test.yaml", purpose, result.origins, suspect_keys(result.problems), /*ranks=*/0, result.is_dump};
+  const CheckContext context{"test.yaml", purpose,       result.origins, suspect_keys(result.problems),
+                             /*ranks=*/0, result.is_dump};
   for (Problem& problem : check_rules(result.config, context)) {
     problems.push_back(problem);
   }

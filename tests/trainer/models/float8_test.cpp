@@ -283,8 +283,7 @@ TEST(Float8ProductsTest, AllBadEntriesAreNamedTogether) {
   const auto products = Float8Products::all_but({"dwon", "0.down", "7", "3.dwon", "5-9.qkv"}, 5);
   ASSERT_FALSE(products.ok());
   EXPECT_NE(
-      products.status().message().find(
-          "found 'dwon', '3.dwon'; expected blocks from 0 to 4, found '7', '5-9.qkv'"),
+      products.status().message().find("found 'dwon', '3.dwon'; expected blocks from 0 to 4, found '7', '5-9.qkv'"),
       std::string::npos)
       << products.status();
 }

@@ -3,6 +3,7 @@
 #include "data/base/status_macros.h"
 #include "data/prefetch.h"
 #include "trainer/loader/batch_loader.h"
+#include "trainer/metrics/log.h"
 #include "trainer/metrics/task_progress.h"
 
 namespace distill::trainer {
@@ -45,6 +46,20 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
   }
   if (mesh.world != nullptr) {
     mesh.world->all_reduce(sums_M);
+  }
+  if (OneSidedMass& mass = micro.one_sided_mass(); !mass.empty()) {
+    at::Tensor sum = mass.take_sum();
+    if (sum.defined() && valid_tokens > 0) {
+      if (mesh.world != nullptr) {
+        mesh.world->all_reduce(sum);
+      }
+      result.teacher_only_mass = sum.item<double>() / static_cast<double>(valid_tokens);
+      if (mesh.is_main()) {
+        metrics::log_info(absl::StrFormat(
+            "the teacher's mean probability of the %d tokens that the student's tokenizer lacks: %.4g", mass.size(),
+            *result.teacher_only_mass));
+      }
+    }
   }
   result.means = metrics::loss_means(sums_to_host(sums_M), valid_tokens, micro.evaluation_quality());
   return result;

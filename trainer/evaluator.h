@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ struct EvaluationResult {
   // Over all valid tokens: the same numbers that training reports for the same tokens. Not a number, where there are
   // none.
   metrics::LossMeans means;
+  // Mean probability that the teacher puts on tokens that the student's tokenizer lacks, at temperature 1; nullopt:
+  // there are none, or the teacher's hidden states are not known. Rank 0 writes it into the log.
+  std::optional<double> teacher_only_mass;
   int64_t samples = 0;
   bool interrupted = false; // a rank was asked to stop; the means cover the samples so far
 };

@@ -77,6 +77,7 @@ absl::Status TrainingRun::load(PreparedRun prepared) {
       environment.device, models_.student->config(), models_.teacher ? &models_.teacher->config() : nullptr,
       config_.data.seq_len, plan_->shape.teacher_seq_len(), config_.train.global_batch_size * config_.data.seq_len,
       mesh_.world_size);
+  step_->micro_batches().watch_teacher_tokens(std::move(inputs.teacher_tokens));
   train_data_ = std::move(inputs.train_data);
   train_rows_ = std::move(inputs.train_rows);
   eval_data_ = std::move(inputs.eval_data);

@@ -1,6 +1,7 @@
 """Added tokens beyond a model's rows, and those that one of two tokenizers has alone: what runs, and what is named."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -124,6 +125,34 @@ def test_a_token_of_the_teacher_alone_is_refused_although_both_models_have_rows(
     assert (
         'id 65 ("<think>"): expected a token of both tokenizers, found one that student or teacher lacks' in done.stderr
     )
+
+
+@pytest.mark.parametrize("student_rows", [tiny_job.VOCAB, 80])
+def test_the_teachers_mass_on_tokens_that_the_student_lacks_is_reported(distill, own, student_rows):
+    """Of tokens beyond the student's rows, and of tokens within the rows of padded embeddings."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tiny_job.write_model(own / "student", {**tiny_job.MODEL, "vocab_size": student_rows, "num_hidden_layers": 1})
+    tiny_job.write_model(own / "teacher", {**tiny_job.MODEL, "vocab_size": 80}, seed=5)
+    write_tokenizer(own / "student")
+    write_tokenizer(own / "teacher", PAD, THINK)
+    documents = [PLAIN[:15], PLAIN[::-1][:9], [3, 1, 4, 1, 5]]
+    both_sets(own, own / "student", *documents)
+    model = AutoModelForCausalLM.from_pretrained(own / "teacher", dtype=torch.float32)
+    masses = []
+    for ids in documents:
+        logits = model(torch.tensor([ids])).logits[0, :-1].detach().double()
+        # A token of neither side, in the padding beyond the student's rows, is no part of any distribution.
+        known = [*range(student_rows), PAD["id"], THINK["id"]] if student_rows < 80 else range(80)
+        masses += logits[:, sorted(set(known))].softmax(-1)[:, [PAD["id"], THINK["id"]]].sum(-1).tolist()
+    for command in (("eval", "--config", "config.yaml"), ("--config", "config.yaml", "--set", "eval.every=1")):
+        done = distill(own, *command)
+        assert done.returncode == 0, done.stderr
+        found = re.search(
+            r"mean probability of the 2 tokens that the student's tokenizer lacks: (\S+)", done.stderr + done.stdout
+        )
+        assert float(found[1]) == pytest.approx(sum(masses) / len(masses), rel=1e-3)
 
 
 def test_another_token_of_an_id_is_a_difference(distill, own):

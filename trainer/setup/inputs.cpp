@@ -150,6 +150,7 @@ absl::StatusOr<Inputs> open_inputs(
     limits = tokenizers.limits(student->config.vocab_size, teacher ? teacher->config.vocab_size : 0);
   }
   Inputs inputs;
+  inputs.teacher_tokens = tokenizers.one_sided.teacher;
   const bool pin_memory = environment.device.is_cuda();
   const auto open = [&](const std::vector<config::DataSet>& sets, bool once) {
     auto data = problems.take(open_data(config, sets, once, tokenizers.hashes, limits, pin_memory));

@@ -26,6 +26,7 @@ struct Inputs {
   std::shared_ptr<teacher_cache::CachedRows> train_rows; // what is stored of the teacher; null: nothing
   std::string teacher_text; // of a teacher that is read from a cache, for the start report
   losses::ChunkPlan head; // for one micro-batch
+  std::vector<int64_t> teacher_tokens; // ids of tokens that the student's tokenizer lacks
   std::optional<SampleInputs> samples; // with eval.samples, for training
 };
 

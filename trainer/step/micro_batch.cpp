@@ -193,7 +193,12 @@ void MicroBatchRunner::evaluate(const data::Batch& full_batch, at::Tensor& sums_
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
   losses::LinearHeadInputs inputs = run_teacher(batch, tokens, /*as_rows=*/has_sparse_rows() && !runs_teacher());
   inputs.hidden_NH = sharding::forward_hidden(student_, student_rope_, tokens, /*next=*/nullptr, block_);
-  sums_M += run_head(inputs, /*grads=*/nullptr).metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
+  const at::Tensor one_sided_N2 =
+      one_sided_mass_.log_sums(inputs, student_.config().vocab_size, config_.loss.teacher_softcap);
+  const at::Tensor targets_N = inputs.targets_N;
+  const at::Tensor metrics_MN = run_head(inputs, /*grads=*/nullptr).metrics_MN;
+  one_sided_mass_.add(one_sided_N2, metrics_MN[losses::kTeacherLse], targets_N);
+  sums_M += metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
 }
 
 std::vector<int64_t> MicroBatchRunner::next_tokens(

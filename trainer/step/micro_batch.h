@@ -9,6 +9,7 @@
 #include "trainer/config/config.h"
 #include "trainer/metrics/phase_timer.h"
 #include "trainer/sharding/passes.h"
+#include "trainer/step/one_sided_mass.h"
 #include "trainer/teacher_cache/row_format.h"
 
 namespace distill::trainer {
@@ -51,6 +52,13 @@ class MicroBatchRunner {
   using TeacherObserver = std::function<void(const data::Batch& batch, const at::Tensor& rows_RW)>;
   void observe_teacher(TeacherObserver observer) {
     teacher_observer_ = std::move(observer);
+  }
+  // evaluate() adds up the teacher's probability of these tokens, which the student's tokenizer lacks.
+  void watch_teacher_tokens(std::vector<int64_t> ids) {
+    one_sided_mass_ = OneSidedMass(std::move(ids));
+  }
+  OneSidedMass& one_sided_mass() {
+    return one_sided_mass_;
   }
   // What the token metrics of train() are, and of evaluate(), where a teacher that can run gives its whole
   // distribution.
@@ -103,6 +111,7 @@ class MicroBatchRunner {
   metrics::PhaseTimer phases_;
   std::function<void(const char* phase)> phase_observer_;
   TeacherObserver teacher_observer_;
+  OneSidedMass one_sided_mass_;
 };
 
 // Waits for the device and copies the sums to the host.

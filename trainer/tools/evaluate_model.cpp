@@ -41,6 +41,7 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
   const launch::StopSignal stop("ending the evaluation without a result, then exit code 1");
   const auto start = std::chrono::steady_clock::now();
   MicroBatchRunner micro(config, *student, teacher.get(), inputs.teacher ? inputs.teacher->cached_rows : std::nullopt);
+  micro.watch_teacher_tokens(inputs.teacher_tokens);
   ASSIGN_OR_RETURN(
       const EvaluationResult result,
       evaluate_dataset(

@@ -50,6 +50,8 @@ class _Reader:
         self.file = folder / "tokenizer_config.json"
         self.config = read_object(self.file)
         self.decoder = {}  # id: AddedToken
+        self.by_text = {}  # the same and those whose id another one took, by text
+        self.objects = []  # the AddedTokens that tokenizer_config.json gives as objects for named and extra tokens
         self._read_described(described)
         self._read_named(described)
 
@@ -99,6 +101,8 @@ class _Reader:
         for key in self.model_specific:
             del config[key]
         self._convert()
+        held = [config.get(key) for key in NAMED] + list(config.get("extra_special_tokens") or [])
+        self.objects = [token for token in held if isinstance(token, AddedToken)]
         if "added_tokens_decoder" not in config:
             self._read_legacy_files(described)
             return
@@ -106,7 +110,7 @@ class _Reader:
             key = f"added_tokens_decoder.{index}"
             if not index.isdecimal() or isinstance(value, str):
                 raise InputError(f"{self.file}: `{key}`: expected an id and an object with `content`")
-            self.decoder[int(index)] = self._token(value, key)
+            self._describe(int(index), self._token(value, key))
 
     def _read_legacy_files(self, described):
         config, extra = self.config, "extra_special_tokens"
@@ -120,23 +124,26 @@ class _Reader:
                 value = before + [one for one in more if one not in before]
             config[key] = value
         self._convert(file)
-        special = {_text(config[key]) for key in NAMED if config.get(key)}
-        special |= {_text(one) for one in config.get(extra) or []}
+        # transformers compares the texts of added_tokens.json with these before objects have become tokens.
+        held = [config[key] for key in NAMED if config.get(key)] + list(config.get(extra) or [])
+        special = {_text(one) for one in held if not any(one is other for other in self.objects)}
         file = self.folder / "added_tokens.json"
         for text, index in read_object(file).items():
             if type(index) is not int:
                 raise InputError(f"{file}: `{text}`: expected an id, found {json.dumps(index)[:80]}")
-            self.decoder[index] = AddedToken(text, normalized=text not in special, special=text in special)
+            self._describe(index, AddedToken(text, normalized=text not in special, special=text in special))
         for one in described.get("added_tokens") or []:
-            self.decoder[one["id"]] = self._token(one, "added_tokens", self.folder / "tokenizer.json")
+            self._describe(one["id"], self._token(one, "added_tokens", self.folder / "tokenizer.json"))
+
+    def _describe(self, index, token):
+        self.decoder[index] = self.by_text[_text(token)] = token
 
     def _read_named(self, described):
         config = self.config
         padding = described.get("padding")
         if isinstance(padding, dict) and isinstance(padding.get("pad_token"), str):
             config.setdefault("pad_token", padding["pad_token"])
-        by_text = {_text(token): token for token in self.decoder.values()}
-        found = {key: by_text.get(_text(config[key]), config[key]) for key in NAMED if config.get(key) is not None}
+        found = {key: self.by_text.get(_text(config[key]), config[key]) for key in NAMED if config.get(key) is not None}
         for key, value in config.items():
             is_token = isinstance(value, dict) and value.get("__type") == "AddedToken"
             is_token = is_token or isinstance(value, (str, AddedToken))

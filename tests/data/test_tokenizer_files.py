@@ -62,6 +62,9 @@ ADDED = {
     "in additional_special_tokens": {"config": {"additional_special_tokens": ["<|new|>"]}},
     "in special_tokens_map.json": {"special_tokens_map": {"additional_special_tokens": ["<|new|>"]}},
     "in added_tokens.json": {"added_tokens": {"<|new|>": 5, "<|more|>": 4}},
+    "in added_tokens.json and as an object": {
+        "config": {"sep_token": {"__type": "AddedToken", **token("<|new|>")}}, "added_tokens": {"<|new|>": 5},
+    },
     "not in added_tokens.json": {"config": {"added_tokens_decoder": {}}, "added_tokens": {"<|new|>": 300}},
     "of the saved padding": {
         "described": {

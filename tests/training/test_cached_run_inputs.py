@@ -56,7 +56,7 @@ def test_a_data_set_that_was_not_captured_is_not_called_a_changed_one(tmp_path, 
 def test_the_resolved_configuration_of_a_cached_run_serves_a_run_of_the_teacher(tmp_path, kind_run):
     captured = kind_run("captured")
     capture(captured, tmp_path / "cache")
-    run = kind_run("run", None, "cache", tmp_path / "cache", train={"steps": 3})
+    run = kind_run("run", None, "cache", tmp_path / "cache", train={"steps": 4})
     run["cache"] |= {"other_contexts": "allow"}
     folder = tiny.train(tmp_path, run)
     assert "other_contexts: allow" in (folder / "config.yaml").read_text()
@@ -72,7 +72,7 @@ def test_evaluating_on_the_training_data_is_warned_of(tmp_path, kind_run, ragged
     other = tiny.make_shard(tmp_path / "other.dtok", tiny.random_documents(8, [40, 50, 60]))
 
     def warned(name, sets, **sections):
-        run = kind_run(name, data={"eval": [{"path": str(path)} for path in sets]}, train={"steps": 1}, **sections)
+        run = kind_run(name, data={"eval": [{"path": str(path)} for path in sets]}, train={"steps": 4}, **sections)
         done = tiny.distill("--config", tiny.write_config(tmp_path / name, run), "--dry-run")
         return "data.eval: 1 of its" in done.stderr
 

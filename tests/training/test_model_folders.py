@@ -34,6 +34,7 @@ def test_a_student_with_a_head_of_other_values_is_trained_untied(tmp_path, model
         "eval": {"every": 3, "at_start": True},
         "checkpoint": {"every": 3},
         "parallel": {"processes": ranks},
+        "scheduler": {"warmup_steps": 0},
     }
     config = tiny.base_config(tmp_path, student, models["llama"][1], ragged_shard, train={"steps": 3}, **sections)
     config["train"]["global_batch_size"] = 12
@@ -71,7 +72,7 @@ def test_random_weights_have_the_ties_of_config_json(tmp_path, models, ragged_sh
 
 def test_a_teacher_with_a_head_of_other_values_is_captured_with_it(tmp_path, models, ragged_shard):
     teacher = with_other_head(tmp_path / "teacher")
-    config = tiny.base_config(tmp_path / "online", models["llama"][0], teacher, ragged_shard, train={"steps": 3})
+    config = tiny.base_config(tmp_path / "online", models["llama"][0], teacher, ragged_shard, train={"steps": 4})
     config["data"]["packing"] = "pack"
     online = tiny.train(tmp_path, config)
     cache = tmp_path / "cache"

@@ -66,16 +66,24 @@ def test_epochs_are_passes_over_the_data(distill, place):
 
 
 def test_a_batch_larger_than_the_epochs_is_warned_of(distill, place):
-    dry = distill(place, *EPOCHS, "train.epochs=1", "train.global_batch_size=64", "--dry-run")
+    dry = distill(
+        place, *EPOCHS, "train.epochs=1", "train.global_batch_size=64", "scheduler.warmup_steps=0", "--dry-run"
+    )
     assert dry.returncode == 0, dry.stderr
     sequences = int(re.search(r"data.train: .* (\d+) (?:sequences|rows) of 16", dry.stdout)[1])
     expected = f"train.epochs 1 of {sequences} sequences is 1 step(s) of train.global_batch_size 64"
     assert expected in dry.stderr and f"reads {64 / sequences:.2f} epochs" in dry.stderr
-    done = distill(place, *EPOCHS, "train.epochs=1", "train.global_batch_size=64")
+    done = distill(place, *EPOCHS, "train.epochs=1", "train.global_batch_size=64", "scheduler.warmup_steps=0")
     assert expected in done.stderr
     # Whole steps that come near enough are what was asked for.
     dry = distill(
-        place, *EPOCHS, "train.epochs=1", "train.global_batch_size=1", "train.micro_batch_size=1", "--dry-run"
+        place,
+        *EPOCHS,
+        "train.epochs=1",
+        "train.global_batch_size=1",
+        "train.micro_batch_size=1",
+        "--dry-run",
+        "--overwrite",
     )
     assert dry.returncode == 0 and "train.epochs 1" not in dry.stderr
 

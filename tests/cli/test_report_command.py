@@ -134,7 +134,7 @@ def test_what_is_no_run_folder_is_refused(report, tmp_path):
 
 def test_an_output_that_cannot_be_written_is_an_error(report, tmp_path):
     run = run_folders.write_run(tmp_path / "run")
-    assert "no/such/folder/page.html" in report(run, output="no/such/folder/page.html", code=1)
+    assert "no/such/folder/page.html" in report(run, output="no/such/folder/page.html", code=2)
 
 
 def test_old_runs_without_some_files_say_what_is_missing(report, tmp_path):

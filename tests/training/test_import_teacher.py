@@ -238,7 +238,7 @@ def test_another_tokenizer_is_refused(tmp_path, models):
     assert "wrong.json: tokenizer_hash: expected" in refused("--tokenizer", tmp_path / "wrong.json")
     assert f"{tmp_path / 'none'}: no such file" in refused("--tokenizer", tmp_path / "none")
     damaged = tmp_path / "damaged.json"
-    for content, message in (("{}", "not a tokenizer.json"), ("[", "not valid JSON")):
+    for content, message in (("{}", "cannot be loaded"), ("[", "not valid JSON")):
         damaged.write_text(content)
         assert f"damaged.json: {message}" in refused("--tokenizer", damaged)
 

@@ -321,7 +321,7 @@ def test_each_change_that_a_plan_names_fits(tmp_path, models, long_shard):
     train = {"steps": 3, "micro_batch_size": rows, "global_batch_size": rows}
     config = tiny.write_config(tmp_path, config_of(tmp_path, models["llama"], long_shard, train=train))
 
-    def plan(*sets, ranks=1):
+    def plan(*sets, ranks=1, code=tiny.SUCCESS):
         done = tiny.distill(
             "plan",
             "--config",
@@ -330,12 +330,13 @@ def test_each_change_that_a_plan_names_fits(tmp_path, models, long_shard):
             ranks,
             "--json",
             *(part for setting in sets for part in ("--set", setting)),
+            code=code,
         )
         return json.loads(done.stdout)
 
     whole = plan()["bytes"]["peak"]
     limit = f"memory.budget_gib={0.8 * whole / 2**30}"
-    found = plan(limit)
+    found = plan(limit, code=tiny.DOES_NOT_FIT)
     assert not found["fits"] and 1 <= len(found["changes"]) <= 3
     for change in found["changes"]:
         settings = dict(change["settings"])

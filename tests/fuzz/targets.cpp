@@ -201,7 +201,9 @@ absl::Status read_model_checksums(const uint8_t* data, size_t size) {
     return sums.status();
   }
   for (const auto& [file, sum] : *sums) {
-    TORCH_CHECK(file.find('/') == std::string::npos && file != "..", "a file outside of the folder");
+    const std::filesystem::path path = std::filesystem::path("folder") / file;
+    TORCH_CHECK(
+        path.lexically_normal() == path && path.string().starts_with("folder/"), "a file outside of the folder");
   }
   const auto again = hf::parse_checksums(hf::checksums_text(*sums), kSource);
   TORCH_CHECK(again.ok() && *again == *sums, "checksums do not read back");

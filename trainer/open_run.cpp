@@ -118,9 +118,6 @@ absl::Status TrainingRun::open() {
   last_step_ = start_.last_step > 0 ? std::min(start_.last_step, total_steps_) : total_steps_;
   RETURN_IF_ERROR(sharding::agree(mesh_, open_journal(resumed)));
   checkpointer_->open(*journal_, context_->ranks().local_world_size);
-  if (config_.teacher.source == config::TeacherSource::kCapture) {
-    ASSIGN_OR_RETURN(capture_, TeacherCapture::begin(config_, mesh_, *models_.teacher, *step_, train_rows_));
-  }
   open_data();
   return absl::OkStatus();
 }
@@ -175,13 +172,12 @@ void TrainingRun::open_data() {
       read_ahead(micro_batches, train_rows_ != nullptr));
   BatchLoader::Hooks hooks;
   hooks.asked_to_stop = [this] { return stop_.received() != 0; };
-  hooks.contribute = [this] {
+  hooks.own_writers = [this] {
     const checkpoint::Saver::Vote vote = checkpointer_->vote();
-    return BatchLoader::Numbers{vote.writing, vote.failed, capture_ && !capture_->status().ok() ? 1 : 0};
+    return BatchLoader::Writers{vote.writing, vote.failed};
   };
-  hooks.take_sums = [this](const BatchLoader::Numbers& sums) {
-    cache_failed_ = sums[2] > 0;
-    return checkpointer_->advance({sums[0], sums[1]});
+  hooks.take_writers = [this](const BatchLoader::Writers& sums) {
+    return checkpointer_->advance({sums.writing, sums.failed});
   };
   loader_ = std::make_unique<BatchLoader>(mesh_, *prefetcher_, micro_batches, std::move(hooks));
 }

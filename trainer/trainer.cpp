@@ -54,9 +54,6 @@ absl::Status TrainingRun::run_steps() {
   step_->micro_batches().phases().begin_step();
   while (state_.step < last_step_ && !stopped_) {
     ASSIGN_OR_RETURN(const std::optional<GlobalBatch> batch, next_batch());
-    if (cache_failed_) {
-      return end_without_cache(capture_->status());
-    }
     if (!batch) { // a signal
       stopped_ = true;
       break;
@@ -68,33 +65,8 @@ absl::Status TrainingRun::run_steps() {
     }
     RETURN_IF_ERROR(handle_results(/*all=*/false));
     RETURN_IF_ERROR(evaluate_and_save());
-    if (capture_ && ended_epoch()) {
-      if (const absl::Status status = capture_->publish(); !status.ok()) {
-        return end_without_cache(status);
-      }
-    }
   }
   return absl::OkStatus();
-}
-
-// Saves a checkpoint and ends the run, since the cache cannot be written on this rank (`own`) or on another. All ranks
-// call it together.
-absl::Status TrainingRun::end_without_cache(const absl::Status& own) {
-  const absl::Status status =
-      own.ok() ? absl::AbortedError("another rank could not write to the cache; its message says why") : own;
-  absl::Status saved = save_checkpoint(/*periodic=*/false);
-  if (saved.ok()) {
-    saved = checkpointer_->finish();
-  }
-  if (!saved.ok()) {
-    metrics::log_error(std::string(saved.message()));
-    return status;
-  }
-  return absl::Status(
-      status.code(),
-      absl::StrFormat(
-          "%s\nthe state after step %d is saved: continue with --resume once the cache can be written",
-          std::string(status.message()), state_.step));
 }
 
 absl::StatusOr<std::optional<GlobalBatch>> TrainingRun::next_batch() {
@@ -219,9 +191,6 @@ absl::Status TrainingRun::evaluate() {
 }
 
 absl::Status TrainingRun::save_checkpoint(bool periodic) {
-  if (capture_) {
-    capture_->end_part();
-  }
   RETURN_IF_ERROR(handle_results(/*all=*/true)); // the numbers of skipped steps are part of the state
   mesh_.report_progress(state_.step, "checkpoint");
   return periodic ? checkpointer_->save_periodic(state_) : checkpointer_->save_final(state_);
@@ -242,9 +211,6 @@ absl::Status TrainingRun::show_samples() {
 absl::Status TrainingRun::close() {
   absl::Status status = handle_results(/*all=*/true);
   RETURN_IF_ERROR(sharding::agree(mesh_, status.ok() ? journal_status_ : status));
-  if (absl::Status published = capture_ ? capture_->publish() : absl::OkStatus(); !published.ok()) {
-    return end_without_cache(published);
-  }
   if (!stopped_ && config_.eval.every > 0) {
     RETURN_IF_ERROR(evaluate());
   }

@@ -16,7 +16,6 @@
 #include "trainer/sample_generator.h"
 #include "trainer/setup/prepared_run.h"
 #include "trainer/step/train_step.h"
-#include "trainer/teacher_capture.h"
 #include "trainer/trainer.h"
 
 namespace distill::trainer {
@@ -53,16 +52,11 @@ class TrainingRun {
   absl::Status evaluate_and_save();
   absl::Status evaluate();
   absl::Status save_checkpoint(bool periodic);
-  absl::Status end_without_cache(const absl::Status& own);
   absl::Status show_samples();
   absl::Status close();
   absl::Status save_model();
   absl::Status end_complete_run(bool write_model);
 
-  bool ended_epoch() const { // with the last step
-    const int64_t epoch = train_data_->num_samples();
-    return state_.samples / epoch != (state_.samples - config_.train.global_batch_size) / epoch;
-  }
   bool due(int64_t every) const {
     return every > 0 && state_.step % every == 0;
   }
@@ -80,7 +74,6 @@ class TrainingRun {
   std::optional<precision::TeacherError> float8_error_; // of the teacher, before the run
   LoadedModels models_;
   std::unique_ptr<TrainStep> step_;
-  std::unique_ptr<TeacherCapture> capture_; // null: what the teacher says is not stored
   std::unique_ptr<SampleGenerator> samples_; // null: the run has no eval.samples
   std::unique_ptr<metrics::Throughput> throughput_;
   std::optional<RunJournal> journal_;
@@ -93,7 +86,6 @@ class TrainingRun {
   int64_t first_step_ = 0; // of this process
   int64_t last_step_ = 0; // after which this process ends the run; total_steps_ but for a replay
   bool stopped_ = false;
-  bool cache_failed_ = false; // some rank cannot store what the teacher says
   std::chrono::steady_clock::time_point started_;
 };
 

@@ -4,7 +4,6 @@
 
 #include "apps/distill/commands.h"
 #include "apps/distill/ranked_run.h"
-#include "data/base/output_path.h"
 #include "data/base/status_macros.h"
 #include "trainer/launch/exit_code.h"
 #include "trainer/launch/stop_signal.h"
@@ -74,9 +73,6 @@ absl::StatusOr<int> run_train(const TrainCommand& command) {
   ASSIGN_OR_RETURN(const trainer::StartOptions start, start_options(command, run.config.run.dir));
   if (command.dry_run || starts_ranks(run)) { // else this process is a rank, and rank 0 claims the folder
     RETURN_IF_ERROR(trainer::RunFolder::check(run.config.run.dir, start.mode));
-    if (run.config.teacher.source == config::TeacherSource::kCapture) {
-      RETURN_IF_ERROR(base::check_output_folder("teacher.cache", run.config.teacher.cache));
-    }
   }
   if (command.dry_run) {
     RETURN_IF_ERROR(trainer::dry_run(run.config, run.ranks));

@@ -1,6 +1,11 @@
 """Runs, captures and caches of the kinds that store a few tokens of a teacher's distribution, for several tests."""
 
+import hashlib
+import json
+import struct
 from pathlib import Path
+
+import xxhash
 
 import tiny
 
@@ -26,3 +31,28 @@ def capture(config, cache, *flags, code=tiny.SUCCESS, **settings):
     path = tiny.write_config(Path(config["run"]["dir"]).parent / "capture", config)
     sets += ["--set", "teacher.source=model", f"teacher.cache={cache}"]
     return tiny.distill("capture", "--config", path, *sets, *flags, code=code)
+
+
+def change_manifest(cache, change):
+    """Changes the manifest of a cache, and gives its parts the new identity and the numbers 0, 1, 2, ..."""
+    path = cache / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest, indent=2) + "\n")
+    identity = {key: value for key, value in manifest.items() if key not in ("teacher", "teacher_keys")}
+    identity["data"] = [{key: d[key] for key in ("header_hash", "documents", "tokens")} for d in manifest["data"]]
+    cache_id = hashlib.sha256(json.dumps(identity, separators=(",", ":")).encode()).digest()
+    for number, part in enumerate(sorted(cache.glob("part-*.dtc"))):
+        data = bytearray(part.read_bytes())
+        data[24:64] = struct.pack("<Q", number) + cache_id
+        data[-8:] = struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(data[:64]) + bytes(data[-64:-8])))
+        part.unlink()
+        part.with_name(f"part-{number:08d}.dtc").write_bytes(data)
+
+
+def begun_by_a_run(cache, keep):
+    """Makes a cache of data.train what a training run of an earlier version left: `keep` of its parts, by number."""
+    for number, part in enumerate(sorted(cache.glob("part-*.dtc"))):
+        if not keep(number):
+            part.unlink()
+    change_manifest(cache, lambda manifest: manifest.update(micro_batch_size=0, part_samples=0, parts=0))

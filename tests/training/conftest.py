@@ -42,9 +42,9 @@ def ragged_shard(tmp_path_factory):
 
 @pytest.fixture
 def kind_run(tmp_path, models, ragged_shard):
-    """The configuration of a run that reads or captures a cache of a kind, or of the online run without `kind`."""
+    """The configuration of a run that reads a cache of a kind, or of the online run without `kind`."""
 
-    def build(name, kind=None, source="model", cache=None, ranks=1, micro=2, shard=ragged_shard, **sections):
+    def build(name, kind=None, cache=None, ranks=1, micro=2, shard=ragged_shard, **sections):
         student, teacher = models["qwen3"]
         data = {"packing": "pack", "shuffle": True, "seed": 5, "eval": [{"path": shard}]} | sections.pop("data", {})
         train = {"steps": 6, "micro_batch_size": micro, "global_batch_size": 12}
@@ -59,9 +59,7 @@ def kind_run(tmp_path, models, ragged_shard):
         built["cache"] = dict(cache_kinds.KINDS[kind]) if kind else {}
         built["cache"] |= {"part_tokens": 200}
         if cache is not None:
-            built["teacher"] = {"source": source, "cache": str(cache)}
-            if source != "cache":
-                built["teacher"]["path"] = teacher
+            built["teacher"] = {"source": "cache", "cache": str(cache)}
         return built
 
     return build

@@ -19,7 +19,7 @@ LINE = re.compile(r" *(\d+)  (\d+) -> (\d+)   (.*); (.*)")
 
 @pytest.fixture
 def hidden_cache(tmp_path, kind_run):
-    config = kind_run("hidden", None, "capture", tmp_path / "cache", data={"eval": []})
+    config = kind_run("hidden", data={"eval": []})
     capture(config, tmp_path / "cache")
     return tmp_path / "cache"
 

@@ -136,16 +136,14 @@ def test_evaluation_and_plan_need_no_teacher_either(tmp_path, config, caches):
     assert plan["bytes"]["static"] < of_online["bytes"]["static"]
 
 
-@pytest.mark.parametrize("source", ["cache", "capture"])
-def test_the_plan_says_what_a_run_with_a_cache_takes(tmp_path, models, source):
+def test_the_plan_says_what_a_run_with_a_cache_takes(tmp_path, models):
     random_tokens = np.random.default_rng(5)
     documents = [(random_tokens.integers(0, tiny.VOCAB, 256), np.ones(256, dtype=bool)) for _ in range(48)]
     shard = tiny.make_shard(tmp_path / "long.dtok", documents)
     data = {"seq_len": 256, "packing": "pack"}
     config = test_memory_plan.config_of(tmp_path, models["qwen3"], shard, data=data)
-    if source == "cache":
-        capture(tmp_path, config, tmp_path / "cache")
-    config["teacher"] |= {"source": source, "cache": str(tmp_path / "cache")}
+    capture(tmp_path, config, tmp_path / "cache")
+    config["teacher"] |= {"source": "cache", "cache": str(tmp_path / "cache")}
     rows = 2 * 256 * 64 * 4  # bytes of a micro-batch: on the CPU those that are read ahead are measured, too
     report = test_memory_plan.profile(tmp_path, config)
     test_memory_plan.check_against_measured(report, unplanned=test_memory_plan.UNPLANNED + 8 * rows)
@@ -366,57 +364,3 @@ def test_smaller_rows_train_nearly_the_same(tmp_path, config, caches, dtype):
     limit = {"bfloat16": 0.002, "int8": 0.01, "float8": 0.05}[dtype]
     assert steps[0]["loss"] == pytest.approx(expected[0]["loss"], rel=limit)
     assert weights_of(cached) != weights_of(online)
-
-
-def capturing(config, folder, **sections):
-    config["teacher"] |= {"source": "capture", "cache": str(folder)}
-    return config | sections
-
-
-@pytest.mark.parametrize("ranks", [1, tiny.RANKS])
-def test_a_run_that_captures_reads_from_its_second_epoch_on(tmp_path, config, ranks):
-    train = {"steps": 15}  # three epochs of five steps, since the data has 60 sequences
-    online = tiny.train(tmp_path, config("online", ranks=ranks, train=train))
-    cache = tmp_path / "cache"
-    run = tiny.train(tmp_path, capturing(config("run", ranks=ranks, train=train), cache, cache={"part_tokens": 200}))
-    assert steps_of(run) == steps_of(online)
-    assert weights_of(run) == weights_of(online)
-    read = [step.get("teacher_read", {"bytes": 0})["bytes"] for step in tiny.read_metrics(run)[0]]
-    assert read[0] == 0 and sum(read) > 0  # the last steps' rows may have been read ahead
-    tiny.distill("verify", cache)
-    # Another run of a sweep: another seed and loss, and no teacher at all.
-    loss = {"loss": {"beta": 0.1, "hard_weight": 0.2}, "eval": {"every": 0}}
-    other = config("other-online", data={"seed": 3, "eval": []}, train=train, **loss)
-    cached = from_cache(config("other", data={"seed": 3, "eval": []}, train=train, **loss), cache)
-    assert weights_of(tiny.train(tmp_path, cached)) == weights_of(tiny.train(tmp_path, other))
-
-
-def test_a_capturing_run_that_is_stopped_goes_on_with_what_is_there(tmp_path, config):
-    def run(name, steps):
-        result = config(name, train={"steps": steps}, checkpoint={"every": 3}, ranks=2)
-        result = capturing(result, tmp_path / f"cache-{name}", cache={"part_tokens": 100})
-        return result | {"scheduler": {"type": "constant", "warmup_steps": 2}}
-
-    expected = tiny.train(tmp_path, run("whole", 10))
-    tiny.train(tmp_path, run("half", 3))
-    parts = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "cache-half").glob("part-*.dtc")}
-    assert parts
-    half = tiny.train(tmp_path, run("half", 10), "--resume")
-    assert weights_of(half) == weights_of(expected)
-    later = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "cache-half").glob("part-*.dtc")}
-    assert parts.items() < later.items()
-    sizes = [
-        sum(p.stat().st_size for p in (tmp_path / f"cache-{name}").glob("part-*.dtc")) for name in ("half", "whole")
-    ]
-    assert sizes[0] == pytest.approx(sizes[1], abs=128 * (len(later) + 8))  # no row is written twice
-
-
-def test_a_capturing_run_refuses_the_cache_of_another_teacher(tmp_path, models, config, caches):
-    copy = tmp_path / "copy"
-    shutil.copytree(caches("float32"), copy)
-    before = content(copy)
-    run = capturing(config("run"), copy)
-    run["teacher"]["path"] = models["llama"][1]
-    done = tiny.distill("--config", tiny.write_config(tmp_path, run), code=tiny.BAD_INPUT)
-    assert "teacher_hash: expected" in done.stderr and "is the cache of something else" in done.stderr
-    assert content(copy) == before

@@ -18,9 +18,7 @@ SHUFFLED = {"shuffle": True, "seed": 5}
 def stream(tmp_path, models, ragged_shard):
     """The configuration of a run with packing: concat; with `cache` its teacher is read from there."""
 
-    def build(
-        name, cache=None, source="cache", ranks=1, micro=2, dtype="float32", kind=None, contexts="refuse", **sections
-    ):
+    def build(name, cache=None, ranks=1, micro=2, dtype="float32", kind=None, contexts="refuse", **sections):
         student, teacher = models["qwen3"]
         data = {"eval": [{"path": ragged_shard}]} | SHUFFLED | sections.pop("data", {})
         train = {"steps": 12, "micro_batch_size": micro, "global_batch_size": 12, "dtype": dtype}  # two epochs and more
@@ -37,8 +35,7 @@ def stream(tmp_path, models, ragged_shard):
         built["cache"] = built.get("cache", {}) | {"part_tokens": 200}
         built["cache"] |= {} if contexts is None else {"other_contexts": contexts}
         if cache is not None:
-            built["teacher"] = {"source": source, "cache": str(cache)}
-            built["teacher"] |= {} if source == "cache" else {"path": teacher}
+            built["teacher"] = {"source": "cache", "cache": str(cache)}
         return built
 
     return build
@@ -82,22 +79,6 @@ def test_mixed_data_sets_find_their_rows_with_other_weights(tmp_path, stream, ra
     cached = tiny.train(tmp_path, stream("cached", tmp_path / "cache", data={"train": sets}))
     assert steps_of(cached) == steps_of(online)
     assert weights_of(cached) == weights_of(online)
-
-
-@pytest.mark.parametrize("kind", ["topk", "weighted"])
-def test_a_run_that_captures_is_the_run_from_the_cache(tmp_path, stream, kind):
-    off = {"every": 0}
-    capture(stream("base", kind=kind, micro=micro_of(2)), tmp_path / "cache")
-    grown = stream("grown", tmp_path / "grown", "capture", kind=kind, eval=off)
-    cached = stream("cached", tmp_path / "cache", kind=kind, eval=off)
-    runs = [tiny.train(tmp_path, each) for each in (grown, cached)]
-    assert steps_of(runs[0]) == steps_of(runs[1])
-    assert weights_of(runs[0]) == weights_of(runs[1])
-    read = [step.get("teacher_read", {"bytes": 0})["bytes"] for step in tiny.read_metrics(runs[0])[0]]
-    assert read[0] == 0 and sum(read) > 0  # the last steps' rows may have been read ahead
-    # What a run has captured serves another one, of the same data alone.
-    again = stream("again", tmp_path / "grown", kind=kind, eval=off, data={"eval": []})
-    assert weights_of(tiny.train(tmp_path, again)) == weights_of(runs[1])
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, stream):
@@ -178,6 +159,4 @@ def test_a_cache_of_whole_documents_is_refused_and_not_touched(tmp_path, stream)
     assert "data.packing: expected pack, with which" in tiny.distill("--config", run, code=tiny.BAD_INPUT).stderr
     message = capture(stream("base"), tmp_path / "cache", code=tiny.BAD_INPUT).stderr
     assert "packing: expected concat, found pack" in message
-    grow = tiny.write_config(tmp_path, stream("grow", tmp_path / "cache", "capture"))
-    assert "packing: expected concat, found pack" in tiny.distill("--config", grow, code=tiny.BAD_INPUT).stderr
     assert content(tmp_path / "cache") == before

@@ -4,16 +4,13 @@ import hashlib
 import json
 import re
 import shutil
-import struct
-from pathlib import Path
 
 import pytest
-import xxhash
 from safetensors.torch import save_file
 
 import teacher_rows
 import tiny
-from cache_kinds import capture, content
+from cache_kinds import begun_by_a_run, capture, change_manifest, content
 from run_results import steps_of, weights_of
 
 
@@ -45,7 +42,7 @@ def test_a_capture_into_an_emptied_folder_has_the_head_of_its_own_teacher(tmp_pa
     assert "mean 0, largest 0 nats" in done.stdout
     online = kind_run("online")
     online["teacher"]["path"] = other_teacher
-    runs = [tiny.train(tmp_path, each) for each in (online, kind_run("run", None, "cache", cache))]
+    runs = [tiny.train(tmp_path, each) for each in (online, kind_run("run", None, cache))]
     assert steps_of(runs[0]) == steps_of(runs[1]) and weights_of(runs[0]) == weights_of(runs[1])
 
 
@@ -64,7 +61,7 @@ def test_a_head_without_weights_is_not_kept_for_hidden_states(tmp_path, kind_run
     for path in [cache / "manifest.json", *cache.glob("part-*")]:
         path.unlink()
     hidden_cache(kind_run, cache)
-    tiny.train(tmp_path, kind_run("run", None, "cache", cache))
+    tiny.train(tmp_path, kind_run("run", None, cache))
 
 
 @pytest.mark.parametrize("ranks", [1, tiny.RANKS])
@@ -75,7 +72,7 @@ def test_another_head_and_a_damaged_one_are_refused(tmp_path, kind_run, other_te
     own = tmp_path / "own"
     shutil.move(cache / "head", own)
     shutil.copytree(other / "head", cache / "head")
-    run = kind_run("run", None, "cache", cache, ranks=ranks)
+    run = kind_run("run", None, cache, ranks=ranks)
     message = refused(tmp_path, run)
     list_hash = hashlib.sha256((own / "checksums.xxh3").read_bytes()).hexdigest()
     assert f"{cache}/head: is not the head of this cache: expected a checksums.xxh3 with sha256 {list_hash}" in message
@@ -97,18 +94,7 @@ def test_another_head_and_a_damaged_one_are_refused(tmp_path, kind_run, other_te
 
 def without_head_hash(cache):
     """The cache as earlier versions wrote it."""
-    path = cache / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["head"]
-    path.write_text(json.dumps(manifest, indent=2) + "\n")
-    identity = {key: value for key, value in manifest.items() if key not in ("teacher", "teacher_keys")}
-    identity["data"] = [{key: d[key] for key in ("header_hash", "documents", "tokens")} for d in manifest["data"]]
-    cache_id = hashlib.sha256(json.dumps(identity, separators=(",", ":")).encode()).digest()
-    for part in cache.glob("part-*.dtc"):
-        data = bytearray(part.read_bytes())
-        data[32:64] = cache_id
-        data[-8:] = struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(data[:64]) + bytes(data[-64:-8])))
-        part.write_bytes(data)
+    change_manifest(cache, lambda manifest: manifest.pop("head"))
 
 
 def test_a_cache_without_a_hash_of_its_head_stays_readable(tmp_path, kind_run):
@@ -118,7 +104,7 @@ def test_a_cache_without_a_hash_of_its_head_stays_readable(tmp_path, kind_run):
     shutil.copytree(cache, old)
     without_head_hash(old)
     tiny.distill("verify", old)
-    runs = [tiny.train(tmp_path, kind_run(each.name, None, "cache", each)) for each in (cache, old)]
+    runs = [tiny.train(tmp_path, kind_run(each.name, None, each)) for each in (cache, old)]
     assert weights_of(runs[0]) == weights_of(runs[1])
     sorted(old.glob("part-*.dtc"))[1].unlink()
     capture(kind_run("captured"), old)  # goes on as it was
@@ -183,61 +169,6 @@ def test_a_teacher_that_is_not_finite_ends_its_capture(tmp_path, kind_run, overf
     base["teacher"]["path"] = overflowing
     message = capture(base, tmp_path / "cache", code=tiny.BAD_INPUT).stderr
     assert re.search(rf"{ragged_shard}: document \d+, token \d+: the teacher predicts what is no distribution", message)
-    run = kind_run("run", kind, "capture", tmp_path / "grown", eval={"every": 0}, train={"steps": 20})
-    run["teacher"]["path"] = overflowing
-    message = refused(tmp_path, run)
-    assert "the teacher predicts what is no distribution" in message
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("steps", [12, 3])
-def test_a_run_that_cannot_store_its_rows_loses_no_step(tmp_path, kind_run, ranks, steps):
-    """Within the first epoch, and at the end of the run, when the last parts are completed."""
-
-    def run(name):
-        train, off = {"steps": steps}, {"eval": {"every": 0}, "scheduler": {"warmup_steps": 1}}
-        built = kind_run(name, "topk", "capture", tmp_path / f"cache-{name}", ranks, train=train, **off)
-        built["cache"]["part_tokens"] = 200 if steps > 3 else 100000
-        return built
-
-    expected = tiny.train(tmp_path, run("whole"))
-    obstacle = (
-        tmp_path / "cache-half" / f"part-{ranks - 1 + (ranks if steps > 3 else 0):08d}.dtc.partial" / "in-the-way"
-    )
-    obstacle.mkdir(parents=True)  # a folder in place of a file: as a disk that is full, the part cannot be written
-    half = run("half")
-    done = tiny.distill("--config", tiny.write_config(tmp_path, half), code=tiny.RUNTIME_FAILURE)
-    assert f"{obstacle.parent}: cannot" in done.stderr
-    step = int(re.search(r"the state after step (\d+) is saved: continue with --resume", done.stderr)[1])
-    assert 0 < step <= steps
-    shutil.rmtree(obstacle.parent)
-    resumed = tiny.train(tmp_path, half, "--resume")
-    assert weights_of(resumed) == weights_of(expected)
-    assert [each for each in steps_of(resumed)][step:] == [each for each in steps_of(expected)][step:]
-    tiny.distill("verify", tmp_path / "cache-half")
-
-
-def test_a_run_that_captures_says_how_much_and_refuses_a_disk_that_is_too_small(tmp_path, kind_run, models):
-    run = kind_run("run", "topk", "capture", tmp_path / "cache", train={"steps": 30})
-    shown = tiny.distill("--config", tiny.write_config(tmp_path, run), "--dry-run").stdout
-    size = float(re.search(rf"cache: {tmp_path}/cache, up to ([\d.e+-]+) GB are added", shown)[1]) * 1e9
-    tiny.train(tmp_path, run)
-    parts = list((tmp_path / "cache").glob("part-*.dtc"))
-    assert sum(p.stat().st_size for p in parts) == pytest.approx(size + 128 * len(parts), rel=0.01)
-    again = tiny.distill("--config", tiny.write_config(tmp_path, run), "--dry-run", "--overwrite").stdout
-    assert "up to 0 GB are added" in again
-    wide = tmp_path / "wide"
-    wide.mkdir()
-    config = json.loads((Path(models["qwen3"][1]) / "config.json").read_text())
-    (wide / "config.json").write_text(json.dumps(config | {"hidden_size": 1 << 24}))  # 67 MB a token
-    shard = tiny.make_shard(tmp_path / "long.dtok", tiny.random_documents(8, [500] * 1000, loss_share=1))
-    hidden = kind_run("hidden", None, "capture", tmp_path / "huge", shard=shard, train={"steps": 10000})
-    hidden["teacher"] |= {"path": str(wide), "init": "random"}
-    hidden["memory"] = {"on_overflow": "warn"}
-    for flags in (["--dry-run"], []):
-        message = refused(tmp_path, hidden, *flags)
-        assert re.search(r"teacher.cache: expected [\d.e+]+ GB of disk for the .* not there yet, found", message)
-    assert not (tmp_path / "huge").exists()
 
 
 def float8(config, *exceptions, **keys):
@@ -284,13 +215,13 @@ def test_verify_needs_no_keys_of_the_teacher_again(tmp_path, kind_run, models):
 @pytest.mark.parametrize("packing", ["pack", "concat"])
 @pytest.mark.parametrize("kind", [None, "topk"])
 def test_verify_takes_what_is_there_of_a_cache_that_has_not_all_documents(tmp_path, kind_run, models, kind, packing):
-    grown = tmp_path / "grown"
-    data = {"packing": packing, "eval": []}
+    cache = tmp_path / "cache"
     off = {"eval": {"every": 0}, "scheduler": {"warmup_steps": 1}}
-    tiny.train(tmp_path, kind_run("run", kind, "capture", grown, train={"steps": 2}, data=data, **off))
-    stretches = len(teacher_rows.read_table((sorted(grown.glob("part-*.dtc"))[0]).read_bytes()))
+    capture(kind_run("base", kind, data={"packing": packing, "eval": []}, **off), cache)
+    begun_by_a_run(cache, keep=lambda number: number == 1)
+    stretches = len(teacher_rows.read_table((sorted(cache.glob("part-*.dtc"))[0]).read_bytes()))
     assert stretches > 0
-    text = verified(grown, models["qwen3"][1])
+    text = verified(cache, models["qwen3"][1])
     assert "(100%) are the same bit for bit" in text
     tokens = int(re.search(r": (\d+) tokens computed again", text)[1])
     assert tokens > 0

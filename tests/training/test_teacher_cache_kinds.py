@@ -9,36 +9,12 @@ import torch
 
 import teacher_rows
 import tiny
-from cache_kinds import COLUMNS, KINDS, MICRO
+from cache_kinds import COLUMNS, KINDS
 from reference_training import load
 from run_results import steps_of, weights_of
 from token_shard import read_shard
 
 TEACHER_MEANS = {"soft", "forward_kl", "reverse_kl", "teacher_entropy", "agreement", "teacher_lse", "teacher_ce"}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ranks, micro", [(1, 2), (tiny.RANKS, 2), (1, 6)])
-def test_a_run_that_captures_is_the_run_from_the_cache_bit_for_bit(tmp_path, kind_run, cache_of, kind, ranks, micro):
-    """The rows that a run makes in its first epoch are those that another one reads, and so is all that follows."""
-    train, off = {"steps": 12}, {"every": 0}  # more than two epochs
-    grown = tmp_path / "grown"
-    # A GPU's products depend on the number of rows, so that only equal micro-batches give equal bits there.
-    cache = cache_of(kind, micro=MICRO if tiny.DEVICE == "cpu" else micro)
-    capturing = kind_run("capturing", kind, "capture", grown, ranks, micro, train=train, eval=off)
-    cached = kind_run("cached", kind, "cache", cache, ranks, micro, train=train, eval=off)
-    runs = [tiny.train(tmp_path, each) for each in (capturing, cached)]
-    assert steps_of(runs[0]) == steps_of(runs[1])
-    assert weights_of(runs[0]) == weights_of(runs[1])
-    read = [step.get("teacher_read", {"bytes": 0})["bytes"] for step in tiny.read_metrics(runs[0])[0]]
-    assert read[0] == 0 and sum(read) > 0  # the last steps' rows may have been read ahead
-    tiny.distill("verify", grown)
-    again = kind_run("again", kind, "cache", grown, train=train, eval=off, data={"eval": []})
-    assert weights_of(tiny.train(tmp_path, again)) == weights_of(
-        runs[1]
-        if (ranks, micro) == (1, 2)
-        else tiny.train(tmp_path, kind_run("one", kind, "cache", cache, train=train, eval=off))
-    )
 
 
 def reference(config, cache, kind):
@@ -87,7 +63,6 @@ def test_loss_and_gradient_are_those_of_the_rows_in_fp64(tmp_path, kind_run, cac
     run = kind_run(
         "run",
         kind,
-        "cache",
         cache,
         data={"shuffle": False},
         loss={"temperature": temperature},
@@ -107,7 +82,7 @@ def test_all_tokens_of_the_vocabulary_are_the_online_teacher(tmp_path, kind_run,
     for loss in ({}, {"divergence": "jsd", "beta": 0.3}, {"divergence": "reverse_kl"}):
         name = loss.get("divergence", "forward_kl")
         online = tiny.read_metrics(tiny.train(tmp_path, kind_run(f"online-{name}", loss=loss)))[0]
-        cached = kind_run(f"cached-{name}", "whole", "cache", cache_of("whole"), loss=loss)
+        cached = kind_run(f"cached-{name}", "whole", cache_of("whole"), loss=loss)
         for found, expected in zip(tiny.read_metrics(tiny.train(tmp_path, cached))[0], online, strict=True):
             for key in ("loss", "soft", "forward_kl", "reverse_kl", "teacher_entropy", "agreement", "grad_norm"):
                 assert found[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-6), key
@@ -115,8 +90,8 @@ def test_all_tokens_of_the_vocabulary_are_the_online_teacher(tmp_path, kind_run,
 
 def test_metrics_say_what_they_are_and_leave_out_what_is_not_known(tmp_path, kind_run, cache_of):
     online = tiny.read_metrics(tiny.train(tmp_path, kind_run("online")))
-    topk = tiny.read_metrics(tiny.train(tmp_path, kind_run("topk", "topk", "cache", cache_of("topk"))))
-    sampled = tiny.read_metrics(tiny.train(tmp_path, kind_run("sampled", "sampled", "cache", cache_of("sampled"))))
+    topk = tiny.read_metrics(tiny.train(tmp_path, kind_run("topk", "topk", cache_of("topk"))))
+    sampled = tiny.read_metrics(tiny.train(tmp_path, kind_run("sampled", "sampled", cache_of("sampled"))))
     bounds = ["loss", "teacher_ce", "soft", "forward_kl", "reverse_kl", "teacher_entropy"]
     for steps, evaluations in (topk,):
         for record in [*steps, *(line["eval"] for line in evaluations)]:
@@ -144,24 +119,16 @@ def test_metrics_say_what_they_are_and_leave_out_what_is_not_known(tmp_path, kin
 @pytest.mark.parametrize("kind", ["topk", "sampled"])
 def test_the_loss_alone_has_the_metrics_of_all(tmp_path, kind_run, cache_of, kind):
     runs = [
-        tiny.train(tmp_path, kind_run(metrics, kind, "cache", cache_of(kind), loss={"metrics": metrics}))
+        tiny.train(tmp_path, kind_run(metrics, kind, cache_of(kind), loss={"metrics": metrics}))
         for metrics in ("all", "loss")
     ]
     assert steps_of(runs[0]) == steps_of(runs[1])
 
 
-def test_evaluation_of_a_capturing_run_is_exact(tmp_path, kind_run):
-    """Its teacher runs there, whatever it stores."""
-    run = tiny.train(tmp_path, kind_run("run", "sampled", "capture", tmp_path / "cache"))
-    steps, evaluations = tiny.read_metrics(run)
-    assert steps[0]["estimates"] == ["loss", "soft"]
-    assert set(evaluations[0]["eval"]) >= TEACHER_MEANS and "estimates" not in evaluations[0]["eval"]
-
-
 def test_evaluation_and_plan_need_no_teacher(tmp_path, kind_run, cache_of):
     online = kind_run("online")
     for kind, quality in (("topk", "(lower bound)"), ("sampled", "(estimate)")):
-        run = kind_run(f"run-{kind}", kind, "cache", cache_of(kind))
+        run = kind_run(f"run-{kind}", kind, cache_of(kind))
         path = tiny.write_config(tmp_path, run)
         text = tiny.distill("eval", "--config", path).stdout
         assert re.search(rf"soft +[\d.]+  {re.escape(quality)}", text), text
@@ -179,7 +146,7 @@ def test_evaluation_and_plan_need_no_teacher(tmp_path, kind_run, cache_of):
 
 def test_a_cached_run_resumes_bit_for_bit(tmp_path, kind_run, cache_of):
     def run(name, steps):
-        result = kind_run(name, "topk", "cache", cache_of("topk"), checkpoint={"every": 4}, train={"steps": steps})
+        result = kind_run(name, "topk", cache_of("topk"), checkpoint={"every": 4}, train={"steps": steps})
         return result | {"scheduler": {"type": "constant", "warmup_steps": 3}}
 
     expected = tiny.train(tmp_path, run("whole", 8))

@@ -12,8 +12,7 @@ from cache_kinds import FORWARD_KL, KINDS, capture
 
 
 @pytest.mark.parametrize("kind", ["topk", "sampled"])
-@pytest.mark.parametrize("source", ["cache", "capture"])
-def test_the_plan_says_what_a_run_with_a_few_tokens_takes(tmp_path, models, kind, source):
+def test_the_plan_says_what_a_run_with_a_few_tokens_takes(tmp_path, models, kind):
     random_tokens = np.random.default_rng(5)
     documents = [(random_tokens.integers(0, tiny.VOCAB, 256), np.ones(256, dtype=bool)) for _ in range(48)]
     shard = tiny.make_shard(tmp_path / "long.dtok", documents)
@@ -21,9 +20,8 @@ def test_the_plan_says_what_a_run_with_a_few_tokens_takes(tmp_path, models, kind
     config = test_memory_plan.config_of(tmp_path, models["qwen3"], shard, data=data)
     config["loss"] = dict(FORWARD_KL)
     config["cache"] = dict(KINDS[kind])
-    if source == "cache":
-        capture(config, tmp_path / "cache")
-    config["teacher"] |= {"source": source, "cache": str(tmp_path / "cache")}
+    capture(config, tmp_path / "cache")
+    config["teacher"] |= {"source": "cache", "cache": str(tmp_path / "cache")}
     report = test_memory_plan.profile(tmp_path, config)
     rows = 2 * 256 * (36 if kind == "topk" else 24)  # of a micro-batch: those that are read ahead are measured, too
     test_memory_plan.check_against_measured(report, unplanned=test_memory_plan.UNPLANNED + 8 * rows)
@@ -98,13 +96,12 @@ def test_a_dry_run_of_a_capture_writes_nothing(tmp_path, long_run):
 
 
 @pytest.mark.parametrize("kind", [None, "topk"])
-@pytest.mark.parametrize("source", ["model", "capture"])
-def test_the_plan_says_what_the_capture_says(tmp_path, long_run, kind, source):
+def test_the_plan_says_what_the_capture_says(tmp_path, long_run, kind):
     config = long_run(kind)
-    config["teacher"] |= {"source": source, "cache": str(tmp_path / "cache")}
+    config["teacher"]["cache"] = str(tmp_path / "cache")
     config["memory"] = {"limit_gib": 4}  # else the plan is for a machine of a table, and a capture for this one
     path = tiny.write_config(tmp_path, config)
-    said = tiny.distill("capture", "--config", path, "--set", "teacher.source=model", "--dry-run").stdout.splitlines()
+    said = tiny.distill("capture", "--config", path, "--dry-run").stdout.splitlines()
     said = [line for line in said if line.startswith(("cache: ", "memory plan: "))]
     assert len(said) == 3
     text = tiny.distill("plan", "--config", path).stdout

@@ -141,10 +141,9 @@ constexpr auto enum_names(ProgressStyle) {
 enum class TeacherSource {
   kModel, // the teacher runs
   kCache, // read from teacher.cache; no teacher is loaded
-  kCapture, // read from teacher.cache what is there; else the teacher runs, and what it says is written there
 };
 constexpr auto enum_names(TeacherSource) {
-  return base::names_of<TeacherSource>("model", "cache", "capture");
+  return base::names_of<TeacherSource>("model", "cache");
 }
 
 // What a cache stores of the teacher's distribution of the next token.
@@ -194,7 +193,7 @@ struct ModelSection {
   std::string folder() const {
     return source == TeacherSource::kCache ? cache + "/head" : path;
   }
-  bool reads_cache() const { // all of its predictions
+  bool reads_cache() const {
     return source == TeacherSource::kCache;
   }
 };

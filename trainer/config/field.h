@@ -50,6 +50,8 @@ struct Choice {
   std::vector<std::string> names;
   size_t (*get)(const Config&); // an index into names
   void (*set)(Config&, size_t);
+  // Names that earlier versions had, each with what to do instead.
+  std::vector<std::pair<std::string, std::string>> removed = {};
 };
 
 // What parse_activation reads.

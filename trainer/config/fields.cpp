@@ -30,13 +30,14 @@ auto& member(Config& config) {
 
 // A key whose member is an enumeration with names (data/base/enum_names.h).
 template <auto kSection, auto kMember>
-Choice one_of() {
+Choice one_of(std::vector<std::pair<std::string, std::string>> removed = {}) {
   using Enum = std::remove_cvref_t<decltype(Config{}.*kSection.*kMember)>;
   constexpr auto kNames = enum_names(Enum{});
   return {
       {kNames.begin(), kNames.end()},
       [](const Config& config) { return static_cast<size_t>(config.*kSection.*kMember); },
-      [](Config& config, size_t index) { config.*kSection.*kMember = static_cast<Enum>(index); }};
+      [](Config& config, size_t index) { config.*kSection.*kMember = static_cast<Enum>(index); },
+      std::move(removed)};
 }
 
 // A number of the loss's options, whose range losses/option_ranges.h has.
@@ -87,8 +88,7 @@ std::vector<Field> model_fields(const std::string& section, Condition condition)
 
 const Condition kTeacher = {[](const Config& c) { return c.has_teacher(); }, "there is a teacher", "teacher.path"};
 const Condition kCached = {
-    [](const Config& c) { return c.teacher.source != TeacherSource::kModel; }, "teacher.source is cache or capture",
-    "teacher.source"};
+    [](const Config& c) { return c.teacher.reads_cache(); }, "teacher.source is cache", "teacher.source"};
 const Condition kTopKCache = {
     [](const Config& c) { return c.cache.kind == CacheKind::kTopK; }, "cache.kind is topk", "cache.kind"};
 const Condition kSampledCache = {
@@ -116,13 +116,17 @@ std::vector<Field> teacher_fields() {
        "of blocks (0, 0-3), or both (3.down, 0-3.qkv). `distill quantize` finds them.",
        kFloat8Teacher});
   fields.push_back(
-      {"teacher", "source", one_of<&Config::teacher, &ModelSection::source>(), "",
+      {"teacher", "source",
+       one_of<&Config::teacher, &ModelSection::source>(
+           {{"capture",
+             "a run no longer writes a cache: set teacher.source: cache; `distill capture --config FILE` then writes "
+             "teacher.cache, or completes one that a run began, and `distill --config FILE` trains from it"}}),
+       "",
        "Where the teacher's predictions come from. model: the teacher runs. cache: they are read from teacher.cache, which "
-       "`distill capture` has written, and no teacher is loaded. capture: what teacher.cache has is read; for all else "
-       "the teacher runs, and what it says is written there: the first epoch writes, later ones read."});
+       "`distill capture` has written, and no teacher is loaded."});
   fields.push_back(
       {"teacher", "cache", Text{member<&Config::teacher, &ModelSection::cache>}, "folder",
-       "Folder of the teacher's stored predictions (docs/teacher_cache.md), for teacher.source: cache or capture, and for "
+       "Folder of the teacher's stored predictions (docs/teacher_cache.md), for teacher.source: cache and for "
        "`distill capture`."});
   return fields;
 }

@@ -91,14 +91,13 @@ class Rules {
 
   void teacher_source() {
     const ModelSection& teacher = config_.teacher;
-    const bool stored = teacher.source != TeacherSource::kModel || capturing();
+    const bool stored = teacher.reads_cache() || capturing();
     if (stored && teacher.cache.empty()) {
       fail(
           {"teacher.cache", "teacher.source"}, "the folder of the teacher's stored predictions", "none",
           capturing() ? "distill capture writes them there" : "");
     }
-    const bool runs = teacher.source == TeacherSource::kCapture || capturing();
-    if (runs && teacher.path.empty()) {
+    if (capturing() && teacher.path.empty()) {
       fail({"teacher.path", "teacher.source"}, "the teacher whose predictions are stored", "none");
     }
     if (stored) {
@@ -132,7 +131,7 @@ class Rules {
 
   // What a teacher of whom a few tokens are known cannot give; its temperature is compared when the cache is opened.
   void loss_of_cache() {
-    const bool sampled = config_.teacher.source != TeacherSource::kModel && config_.cache.kind == CacheKind::kSampled;
+    const bool sampled = config_.teacher.reads_cache() && config_.cache.kind == CacheKind::kSampled;
     const absl::Status status = sampled
         ? losses::validate_for_teacher(config_.loss, losses::TeacherKind::kSampled, config_.loss.temperature)
         : absl::OkStatus();

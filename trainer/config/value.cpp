@@ -122,6 +122,12 @@ class Assignment {
         return;
       }
     }
+    for (const auto& [name, remedy] : kind.removed) {
+      if (name == node_.Scalar()) {
+        fail(describe(node_), remedy);
+        return;
+      }
+    }
     const std::string close = closest_name(node_.Scalar(), kind.names);
     fail(describe(node_), close.empty() ? "" : absl::StrCat("did you mean ", close, "?"));
   }

@@ -12,9 +12,9 @@ enum Sum : int64_t {
   kMissing, // ranks without their data
   kFailed, // ranks whose data cannot be read
   kValidTokens,
-  kWithoutRows, // micro-batches that lack the teacher's rows
-  kContributed, // BatchLoader::Numbers
-  kNumSums = kContributed + std::tuple_size_v<BatchLoader::Numbers>
+  kWriting, // BatchLoader::Writers, as is the next one
+  kFailedToWrite,
+  kNumSums
 };
 
 } // namespace
@@ -34,7 +34,7 @@ absl::Status BatchLoader::collect() {
 absl::StatusOr<std::optional<GlobalBatch>> BatchLoader::next() {
   while (true) {
     const absl::Status own = collect();
-    const Numbers contribution = hooks_.contribute();
+    const Writers writers = hooks_.own_writers();
     at::Tensor sums = at::zeros({kNumSums}, at::kLong);
     int64_t* values = sums.mutable_data_ptr<int64_t>();
     values[kStop] = hooks_.asked_to_stop() ? 1 : 0;
@@ -42,15 +42,13 @@ absl::StatusOr<std::optional<GlobalBatch>> BatchLoader::next() {
     values[kFailed] = own.ok() ? 0 : 1;
     for (const data::Batch& batch : collected_) {
       values[kValidTokens] += batch.valid_tokens;
-      values[kWithoutRows] += batch.teacher_rows_NW.defined() ? 0 : 1;
     }
-    std::copy(contribution.begin(), contribution.end(), values + kContributed);
+    values[kWriting] = writers.writing;
+    values[kFailedToWrite] = writers.failed;
     if (mesh_.host != nullptr) {
       mesh_.host->all_reduce(sums);
     }
-    Numbers contributed{};
-    std::copy_n(values + kContributed, contributed.size(), contributed.begin());
-    RETURN_IF_ERROR(hooks_.take_sums(contributed));
+    RETURN_IF_ERROR(hooks_.take_writers({values[kWriting], values[kFailedToWrite]}));
     if (values[kFailed] > 0) {
       return own.ok() ? absl::AbortedError(absl::StrFormat(
                             "%d other rank(s) could not read their data; their messages say why", values[kFailed]))
@@ -60,10 +58,6 @@ absl::StatusOr<std::optional<GlobalBatch>> BatchLoader::next() {
       return std::optional<GlobalBatch>();
     }
     if (values[kMissing] == 0) {
-      // The teacher's pass is one of all ranks: it takes place for the whole batch, or not at all.
-      for (data::Batch& batch : collected_) {
-        batch.teacher_rows_NW = values[kWithoutRows] > 0 ? at::Tensor() : batch.teacher_rows_NW;
-      }
       return std::optional(GlobalBatch{std::exchange(collected_, {}), values[kValidTokens]});
     }
   }

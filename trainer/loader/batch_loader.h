@@ -2,7 +2,6 @@
 
 #include <absl/status/statusor.h>
 
-#include <array>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -18,20 +17,23 @@ namespace distill::trainer {
 // in these all-reduces, so that a signal to any rank is seen by all of them at the same batch.
 class BatchLoader {
  public:
-  // Three numbers of this rank are reduced in the same all-reduce. The hooks supply them and receive their sums.
-  using Numbers = std::array<int64_t, 3>;
+  // How many ranks have files that are being written (of a checkpoint, or of a cache), and how many have failed to
+  // write one. A rank gives its own share, 0 or 1, and receives the sums of the same all-reduce.
+  struct Writers {
+    int64_t writing = 0;
+    int64_t failed = 0;
+  };
   struct Hooks {
     std::function<bool()> asked_to_stop; // whether this rank was asked to stop; called often
-    std::function<Numbers()> contribute = [] { return Numbers{}; };
-    std::function<absl::Status(const Numbers&)> take_sums = [](const Numbers&) { return absl::OkStatus(); };
+    std::function<Writers()> own_writers = [] { return Writers{}; };
+    std::function<absl::Status(const Writers&)> take_writers = [](const Writers&) { return absl::OkStatus(); };
   };
 
   // `mesh` and `batches` outlive this. `micro_batches`: of a global batch, on each rank.
   BatchLoader(const sharding::Mesh& mesh, data::Prefetcher& batches, int64_t micro_batches, Hooks hooks)
       : mesh_(mesh), batches_(batches), micro_batches_(micro_batches), hooks_(std::move(hooks)) {}
 
-  // nullopt: a rank was asked to stop. An error of one rank is an error on all. Either all micro-batches of all ranks
-  // have the teacher's rows, or none has.
+  // nullopt: a rank was asked to stop. An error of one rank is an error on all.
   absl::StatusOr<std::optional<GlobalBatch>> next();
 
  private:

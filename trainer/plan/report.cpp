@@ -40,9 +40,8 @@ double cached_step_bytes(const RunShape& shape) {
 std::string reading_text(const Plan& plan) {
   const double bytes = cached_step_bytes(plan.shape);
   return absl::StrFormat(
-      "%.4g MB a step, %.4g MB/s at this speed, on all %d rank(s) together, where every token has a target%s",
-      1e-6 * bytes, 1e-6 * bytes / plan.time.total(), plan.shape.ranks(),
-      plan.shape.reads_teacher() ? "" : "; written once, read from then on");
+      "%.4g MB a step, %.4g MB/s at this speed, on all %d rank(s) together, where every token has a target",
+      1e-6 * bytes, 1e-6 * bytes / plan.time.total(), plan.shape.ranks());
 }
 
 std::string category_table(const Plan& plan) {

@@ -34,7 +34,7 @@ struct RunShape {
   int64_t ranks_per_node = 8;
   int64_t micro_batches = 1; // in a step, on one rank
   bool teacher_stream = false; // the teacher reads tokens of its own, in sequences of data.teacher_seq_len
-  std::optional<teacher_cache::RowFormat> cached_rows; // of a teacher whose predictions are read, or stored as well
+  std::optional<teacher_cache::RowFormat> cached_rows; // of a teacher whose predictions are read
   losses::ChunkPlan head;
   std::vector<models::ActivationPolicy> policies; // one for each of the student's blocks
 
@@ -51,7 +51,7 @@ struct RunShape {
     return config.train.micro_batch_size * teacher_seq_len();
   }
   bool reads_teacher() const { // which has no blocks
-    return cached_rows && teacher && teacher->num_layers == 0;
+    return cached_rows.has_value();
   }
   bool has_teacher_head() const { // whose lm_head the loss head multiplies by
     return teacher && !(reads_teacher() && cached_rows->is_sparse());

@@ -132,13 +132,6 @@ std::vector<teacher_cache::DataFile> data_files(absl::Span<const std::shared_ptr
   return files;
 }
 
-bool contains(const std::vector<teacher_cache::DataFile>& all, const std::vector<teacher_cache::DataFile>& some) {
-  return std::all_of(some.begin(), some.end(), [&](const teacher_cache::DataFile& file) {
-    return std::any_of(
-        all.begin(), all.end(), [&](const auto& other) { return other.header_hash == file.header_hash; });
-  });
-}
-
 } // namespace
 
 absl::StatusOr<teacher_cache::RowFormat> row_format(
@@ -180,48 +173,12 @@ absl::StatusOr<Manifest> make_manifest(
   return manifest;
 }
 
-absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_growing_cache(
-    const config::Config& config, const Environment& environment, const models::ModelConfig& teacher,
-    const std::shared_ptr<data::Dataset>& data) {
-  const std::string& folder = config.teacher.cache;
-  ASSIGN_OR_RETURN(Manifest own, make_manifest(config, environment, teacher, {data}));
-  const auto found = teacher_cache::read_manifest(folder);
-  if (absl::IsNotFound(found.status())) {
-    return teacher_cache::Index::empty(folder, own);
-  }
-  RETURN_IF_ERROR(found.status());
-  own.micro_batch_size = found->micro_batch_size;
-  own.part_samples = found->part_samples;
-  own.parts = found->parts;
-  own.data = contains(found->data, own.data) ? found->data : own.data;
-  const std::vector<std::string> lines = teacher_cache::differences(own, *found);
-  if (!lines.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "teacher.cache: ", folder, " is the cache of something else; name another folder, or remove it:\n  ",
-        absl::StrJoin(lines, "\n  ")));
-  }
-  return teacher_cache::Index::open(folder, /*partial=*/found->parts == 0);
-}
-
 absl::Status check_cache_head(const config::Config& config) {
   if (!config.has_teacher() || !config.teacher.reads_cache()) {
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(const Manifest manifest, teacher_cache::read_manifest(config.teacher.cache));
   return teacher_cache::check_head(config.teacher.cache, manifest);
-}
-
-absl::StatusOr<std::string> describe_growth(
-    const config::Config& config, const teacher_cache::CachedRows& rows, const data::Dataset& data, int64_t steps) {
-  const int64_t width = rows.manifest().rows.row_bytes();
-  const int64_t tokens = steps * config.train.global_batch_size * config.data.seq_len;
-  // A run that ends within its first epoch adds less than the data have.
-  const int64_t entry = sizeof(teacher_cache::StretchEntry); // a token may be a stretch of its own
-  const int64_t bytes = std::min(rows.missing_bytes(data), tokens * (width + entry));
-  RETURN_IF_ERROR(check_cache_space(config.teacher.cache, bytes));
-  return absl::StrFormat(
-      "cache: %s, up to %.3g GB are added (%s, %d bytes a token)", config.teacher.cache,
-      1e-9 * static_cast<double>(bytes), describe(rows.manifest().rows), width);
 }
 
 void share_head(const sharding::Mesh& mesh, Manifest& manifest) {
@@ -313,10 +270,10 @@ absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
 
 absl::StatusOr<std::shared_ptr<teacher_cache::CachedRows>> attach_rows(
     const config::Config& config, const Environment& environment, std::shared_ptr<const teacher_cache::Index> index,
-    data::Dataset& data, const std::string& key) {
+    data::Dataset& data, const std::string& key, bool partial) {
   teacher_cache::RowsOptions options;
   options.data_key = key;
-  options.partial = config.teacher.source == config::TeacherSource::kCapture;
+  options.partial = partial;
   options.other_contexts = config.cache.other_contexts == config::OtherContexts::kAllow;
   options.pin_memory = environment.device.is_cuda();
   ASSIGN_OR_RETURN(

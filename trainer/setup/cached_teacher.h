@@ -34,20 +34,9 @@ absl::StatusOr<teacher_cache::Manifest> make_manifest(
     const config::Config& config, const Environment& environment, const models::ModelConfig& teacher,
     absl::Span<const std::shared_ptr<data::Dataset>> data);
 
-// With teacher.source: capture: what teacher.cache has so far; nothing, if it is no cache yet. InvalidArgument: it is
-// the cache of something else, with both values. FailedPrecondition: `distill capture` has not completed it.
-absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_growing_cache(
-    const config::Config& config, const Environment& environment, const models::ModelConfig& teacher,
-    const std::shared_ptr<data::Dataset>& data);
-
 // Of a run that reads its teacher from a cache: DataLoss where head/ in teacher.cache is damaged or not this cache's
 // (check_head). It reads all of it, so that one rank of a run suffices.
 absl::Status check_cache_head(const config::Config& config);
-
-// With teacher.source: capture: what a run of `steps` steps adds to teacher.cache at most, for the start report.
-// FailedPrecondition: the disk cannot hold it, with both numbers. `rows`: of `data`, the training data.
-absl::StatusOr<std::string> describe_growth(
-    const config::Config& config, const teacher_cache::CachedRows& rows, const data::Dataset& data, int64_t steps);
 
 // Gives all ranks the Manifest::head of rank 0. All ranks call it together.
 void share_head(const sharding::Mesh& mesh, teacher_cache::Manifest& manifest);
@@ -56,10 +45,11 @@ void share_head(const sharding::Mesh& mesh, teacher_cache::Manifest& manifest);
 // rank.
 teacher_cache::TeacherHead gather_head(sharding::ModelShards& teacher, const teacher_cache::RowFormat& rows, bool keep);
 
-// Lets `data` read its teacher's rows from the cache. `key`: of the data set, for messages. Errors as CachedRows::open.
+// Lets `data` read its teacher's rows from the cache. `key`: of the data set, for messages. `partial`: rows may be
+// missing. Errors as CachedRows::open.
 absl::StatusOr<std::shared_ptr<teacher_cache::CachedRows>> attach_rows(
     const config::Config& config, const Environment& environment, std::shared_ptr<const teacher_cache::Index> index,
-    data::Dataset& data, const std::string& key);
+    data::Dataset& data, const std::string& key, bool partial = false);
 
 // "teacher: work/cache, bfloat16 hidden states of 4096, 8192 bytes a token; 12 parts, 1234567 tokens, 10.1 GB; of ..."
 std::string describe_cache(const teacher_cache::Index& index);

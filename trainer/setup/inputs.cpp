@@ -107,15 +107,6 @@ absl::Status open_cached_teacher(
   return problems.status();
 }
 
-// A teacher whose rows are stored as it computes them: lets the training data read those that are there.
-absl::Status open_capturing_teacher(const config::Config& config, const Environment& environment, Inputs& inputs) {
-  ASSIGN_OR_RETURN(
-      const auto index, open_growing_cache(config, environment, inputs.teacher->config, inputs.train_data));
-  inputs.teacher->cached_rows = index->manifest().rows;
-  ASSIGN_OR_RETURN(inputs.train_rows, attach_rows(config, environment, index, *inputs.train_data, "data.train"));
-  return absl::OkStatus();
-}
-
 const teacher_cache::RowFormat* rows_of(const Inputs& inputs) {
   return inputs.teacher && inputs.teacher->cached_rows ? &*inputs.teacher->cached_rows : nullptr;
 }
@@ -177,9 +168,6 @@ absl::StatusOr<Inputs> open_inputs(
   }
   if (inputs.teacher && config.teacher.reads_cache()) {
     problems.add(open_cached_teacher(config, environment, purpose, tokenizers.hashes, inputs));
-  }
-  if (inputs.teacher && inputs.train_data && config.teacher.source == config::TeacherSource::kCapture) {
-    problems.add(open_capturing_teacher(config, environment, inputs));
   }
   if (models_are_known) {
     const auto head = problems.take(plan_head(

@@ -17,11 +17,6 @@ absl::StatusOr<PreparedRun> prepare_run(const RunContext& context) {
       prepared.plan, plan_memory(config, context.environment(), prepared.inputs, context.ranks(), context.mesh()));
   prepared.report = start_report(config, context.environment(), prepared.inputs);
   const int64_t steps = config::total_steps(config, prepared.inputs.train_data->num_samples());
-  if (config.teacher.source == config::TeacherSource::kCapture && context.mesh().is_main()) {
-    ASSIGN_OR_RETURN(
-        std::string line, describe_growth(config, *prepared.inputs.train_rows, *prepared.inputs.train_data, steps));
-    prepared.report.push_back(std::move(line));
-  }
   const DiskNeed need = disk_need(config, prepared.inputs.student.config, steps);
   const DiskSpace space = disk_space(config.run.dir);
   prepared.report.push_back(disk_line(need, space));

@@ -98,8 +98,6 @@ absl::StatusOr<std::optional<teacher_cache::RowFormat>> read_cached_rows(
   if (config.teacher.reads_cache()) {
     ASSIGN_OR_RETURN(const teacher_cache::Manifest manifest, teacher_cache::read_manifest(config.teacher.cache));
     rows = manifest.rows;
-  } else if (config.teacher.source == config::TeacherSource::kCapture && teacher != nullptr) {
-    ASSIGN_OR_RETURN(rows, row_format(config, environment, *teacher));
   }
   return rows;
 }

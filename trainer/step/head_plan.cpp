@@ -1,7 +1,5 @@
 #include "trainer/step/head_plan.h"
 
-#include "data/base/status_macros.h"
-#include "losses/head/capture.h"
 #include "losses/head/linear_head.h"
 #include "trainer/teacher_cache/sparse_rows.h"
 
@@ -23,17 +21,7 @@ absl::StatusOr<losses::ChunkPlan> plan_head(
   head.hidden_NH = meta({tokens, student.hidden_size}, environment.student_dtype);
   head.weight_VH = meta({student.vocab_size, student.hidden_size}, environment.student_dtype);
   head.targets_N = meta({tokens}, at::kLong);
-  const bool sparse = cached_rows != nullptr && cached_rows->is_sparse();
-  if (sparse && teacher->num_layers > 0) {
-    losses::CaptureInputs capture;
-    capture.hidden_NG = meta({tokens, teacher->hidden_size}, environment.teacher_dtype);
-    capture.weight_VG = meta({teacher->vocab_size, teacher->hidden_size}, environment.teacher_dtype);
-    capture.vocab_size = cached_rows->columns;
-    capture.meta_device = environment.device.type();
-    const int64_t entries = cached_rows->kind == losses::TeacherKind::kTopK ? cached_rows->entries : 0;
-    RETURN_IF_ERROR(losses::capture_plan(capture, entries, config.chunks).status());
-  }
-  if (sparse) {
+  if (cached_rows != nullptr && cached_rows->is_sparse()) {
     teacher_cache::give_teacher(*cached_rows, meta({tokens, cached_rows->row_bytes()}, at::kByte), head);
   } else if (teacher != nullptr) {
     head.teacher_hidden_NG = meta({tokens, teacher->hidden_size}, environment.teacher_dtype);

@@ -15,8 +15,7 @@ namespace distill::trainer {
 int64_t most_valid_tokens(const config::Config& config);
 
 // The loss head's chunks for such a micro-batch, from shapes alone. `teacher` null: none. `cached_rows`: what is stored
-// of it, or null. `environment`: its device need not exist. InvalidArgument if loss.memory_cap_mb is too small, for the
-// head or for making the rows.
+// of it, or null. `environment`: its device need not exist. InvalidArgument if loss.memory_cap_mb is too small.
 absl::StatusOr<losses::ChunkPlan> plan_head(
     const config::Config& config, const models::ModelConfig& student, const models::ModelConfig* teacher,
     const teacher_cache::RowFormat* cached_rows, const Environment& environment, bool needs_grad);

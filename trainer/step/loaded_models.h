@@ -20,12 +20,12 @@ namespace distill::trainer {
 struct ModelSource {
   models::ModelConfig config;
   std::shared_ptr<const models::WeightSource> weights; // null in a simulated run, which reads no weights
-  // Of a teacher some or all of whose predictions are read from a cache. A model without blocks: all of them.
+  // Of a teacher whose predictions are read from a cache: a model without blocks.
   std::optional<teacher_cache::RowFormat> cached_rows = std::nullopt;
 
   // A teacher of whom a few tokens are read: not even its lm_head is loaded.
   bool is_rows_only() const {
-    return cached_rows && cached_rows->is_sparse() && config.num_layers == 0;
+    return cached_rows && cached_rows->is_sparse();
   }
 };
 

@@ -5,7 +5,6 @@
 #include "losses/head/products.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/device/simulation.h"
-#include "trainer/step/teacher_rows.h"
 #include "trainer/step/token_batch.h"
 #include "trainer/teacher_cache/sparse_rows.h"
 
@@ -60,10 +59,9 @@ at::Tensor MicroBatchRunner::cached_hidden(const data::Batch& batch) {
 }
 
 at::Tensor MicroBatchRunner::teacher_hidden(const data::Batch& batch, const sharding::TokenBatch& tokens) {
-  if (batch.teacher_rows_NW.defined()) {
+  if (cached_rows_) {
     return cached_hidden(batch);
   }
-  TORCH_CHECK(runs_teacher(), "the teacher is read from a cache: expected rows in the batch, found none");
   if (!batch.teacher) {
     return sharding::forward_hidden(*teacher_, teacher_rope_, tokens, /*next=*/&student_, block_);
   }
@@ -75,20 +73,18 @@ at::Tensor MicroBatchRunner::teacher_hidden(const data::Batch& batch, const shar
   return hidden_NG;
 }
 
-losses::LinearHeadInputs MicroBatchRunner::run_teacher(
-    const data::Batch& batch, const sharding::TokenBatch& tokens, bool as_rows) {
+losses::LinearHeadInputs MicroBatchRunner::run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens) {
   losses::LinearHeadInputs inputs;
   const at::Device device = tokens.tokens_N.device();
   inputs.targets_N = copy_to_device(batch.targets_BS.flatten(), device);
   inputs.valid_tokens = batch.valid_tokens;
   inputs.meta_device = device::kernel_device(device);
-  if (as_rows) {
-    const bool reads = batch.teacher_rows_NW.defined();
-    TORCH_CHECK(reads || runs_teacher(), "the teacher is read from a cache: expected rows in the batch, found none");
-    const at::Tensor rows_NW = reads ? copy_to_device(batch.teacher_rows_NW, device) : made_rows(batch, tokens);
-    if (reads) { // else the teacher's pass has begun it
-      sharding::prefetch_first(student_);
-    }
+  TORCH_CHECK(
+      !cached_rows_ || batch.teacher_rows_NW.defined(),
+      "the teacher is read from a cache: expected rows in the batch, found none");
+  if (has_sparse_rows()) {
+    const at::Tensor rows_NW = copy_to_device(batch.teacher_rows_NW, device);
+    sharding::prefetch_first(student_);
     teacher_cache::give_teacher(*cached_rows_, rows_NW, inputs);
     return inputs;
   }
@@ -140,10 +136,7 @@ void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Te
   const std::vector<sharding::Pass> passes = {{teacher_}, {&student_}, {&student_, /*backward=*/true}};
   expect(passes, /*then=*/last ? std::vector<sharding::Pass>{{teacher_}} : passes);
   begin(metrics::Phase::kTeacher);
-  losses::LinearHeadInputs inputs = run_teacher(batch, tokens, /*as_rows=*/has_sparse_rows());
-  if (cached_rows_ && !has_sparse_rows() && !batch.teacher_rows_NW.defined()) {
-    give_rows(batch, inputs.teacher_hidden_NG, places_with_target(batch));
-  }
+  losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
   begin(metrics::Phase::kForward);
   inputs.hidden_NH = pass_.forward(tokens);
   begin(metrics::Phase::kHead);
@@ -152,46 +145,24 @@ void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Te
   pass_.backward(tokens, std::move(dhidden_NH), last);
 }
 
-at::Tensor MicroBatchRunner::give_rows(
-    const data::Batch& batch, const at::Tensor& hidden_NG, const at::Tensor& valid_R) {
-  const at::Tensor rows_RW = rows_of_teacher(
-      *cached_rows_, batch, *teacher_, hidden_NG.index_select(0, copy_to_device(valid_R, hidden_NG.device())),
-      config_.chunks);
-  if (teacher_observer_) {
-    teacher_observer_(batch, rows_RW);
-  }
-  return rows_RW;
-}
-
-at::Tensor MicroBatchRunner::made_rows(const data::Batch& batch, const sharding::TokenBatch& tokens) {
-  const at::Tensor valid_R = places_with_target(batch);
-  const at::Tensor rows_RW = give_rows(batch, teacher_hidden(batch, tokens), valid_R);
-  teacher_->retire(teacher_->head_unit());
-  at::Tensor rows_NW = at::zeros({tokens.tokens_N.numel(), rows_RW.size(1)}, rows_RW.options());
-  return rows_NW.index_copy_(0, copy_to_device(valid_R, rows_RW.device()), rows_RW);
-}
-
 losses::MetricQualities MicroBatchRunner::training_quality() const {
-  return losses::available_metrics(kind_of_teacher(/*reads=*/cached_rows_.has_value()), config_.loss);
+  return losses::available_metrics(kind_of_teacher(), config_.loss);
 }
 
 losses::MetricQualities MicroBatchRunner::evaluation_quality() const {
-  return losses::available_metrics(kind_of_teacher(/*reads=*/cached_rows_ && !runs_teacher()), evaluated(config_.loss));
+  return losses::available_metrics(kind_of_teacher(), evaluated(config_.loss));
 }
 
-losses::TeacherKind MicroBatchRunner::kind_of_teacher(bool reads) const {
+losses::TeacherKind MicroBatchRunner::kind_of_teacher() const {
   using losses::TeacherKind;
-  return reads ? cached_rows_->kind : teacher_ != nullptr ? TeacherKind::kHidden : TeacherKind::kNone;
+  return cached_rows_ ? cached_rows_->kind : teacher_ != nullptr ? TeacherKind::kHidden : TeacherKind::kNone;
 }
 
-// A teacher that can run does so, since not all ranks may have the rows.
-void MicroBatchRunner::evaluate(const data::Batch& full_batch, at::Tensor& sums_M) {
-  data::Batch batch = full_batch;
-  batch.teacher_rows_NW = runs_teacher() ? at::Tensor() : batch.teacher_rows_NW;
+void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
   const std::vector<sharding::Pass> passes = {{teacher_}, {&student_}};
   expect(passes, passes);
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
-  losses::LinearHeadInputs inputs = run_teacher(batch, tokens, /*as_rows=*/has_sparse_rows() && !runs_teacher());
+  losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
   inputs.hidden_NH = sharding::forward_hidden(student_, student_rope_, tokens, /*next=*/nullptr, block_);
   const at::Tensor one_sided_N2 =
       one_sided_mass_.log_sums(inputs, student_.config().vocab_size, config_.loss.teacher_softcap);

@@ -31,10 +31,9 @@ struct ActivationMemory {
 // M = losses::kNumTokenMetrics.
 class MicroBatchRunner {
  public:
-  // `cached_rows`: what Batch::teacher_rows_NW has, where a batch has it: the teacher does not run then. Where it has
-  // not, rows of a few tokens are made of what the teacher says, so that the loss is the same whether they are read or
-  // not. `teacher` null: hard labels only, or rows of a few tokens in every batch. Both models must outlive this
-  // object. `block`: the functions that run a decoder block.
+  // `cached_rows`: what Batch::teacher_rows_NW has; the teacher does not run then. `teacher` null: hard labels only, or
+  // rows of a few tokens in every batch. Both models must outlive this object. `block`: the functions that run a
+  // decoder block.
   MicroBatchRunner(
       const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher,
       std::optional<teacher_cache::RowFormat> cached_rows = std::nullopt, ActivationMemory memory = {},
@@ -48,11 +47,6 @@ class MicroBatchRunner {
   // The most probable next token after each of the tokens `rows` (places among the flattened tokens), computed with one
   // forward pass and one token's logits at a time. Waits for the device. The batch's targets are not used.
   std::vector<int64_t> next_tokens(const data::Batch& batch, const std::vector<int64_t>& rows, WhichModel which);
-  // Called in train() wherever the teacher ran and its rows are cached: with them, [valid tokens, W] on the device.
-  using TeacherObserver = std::function<void(const data::Batch& batch, const at::Tensor& rows_RW)>;
-  void observe_teacher(TeacherObserver observer) {
-    teacher_observer_ = std::move(observer);
-  }
   // evaluate() adds up the teacher's probability of these tokens, which the student's tokenizer lacks.
   void watch_teacher_tokens(std::vector<int64_t> ids) {
     one_sided_mass_ = OneSidedMass(std::move(ids));
@@ -60,8 +54,7 @@ class MicroBatchRunner {
   OneSidedMass& one_sided_mass() {
     return one_sided_mass_;
   }
-  // What the token metrics of train() are, and of evaluate(), where a teacher that can run gives its whole
-  // distribution.
+  // What the token metrics of train() are, and of evaluate(), which has all metrics.
   losses::MetricQualities training_quality() const;
   losses::MetricQualities evaluation_quality() const;
   // Whether there is a teacher with all of its blocks.
@@ -85,17 +78,14 @@ class MicroBatchRunner {
 
  private:
   // Returns the targets and the teacher: its hidden states in the order of the student's tokens, and its lm_head, whose
-  // unit stays gathered until run_head releases it; or, with `as_rows`, the tokens of its rows.
-  losses::LinearHeadInputs run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens, bool as_rows);
-  losses::TeacherKind kind_of_teacher(bool reads) const;
+  // unit stays gathered until run_head releases it; or the tokens of its rows.
+  losses::LinearHeadInputs run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens);
+  losses::TeacherKind kind_of_teacher() const;
   bool has_sparse_rows() const {
     return cached_rows_ && cached_rows_->is_sparse();
   }
   at::Tensor teacher_hidden(const data::Batch& batch, const sharding::TokenBatch& tokens); // [N, G]
   at::Tensor cached_hidden(const data::Batch& batch); // [N, G]
-  // The rows of the tokens with a target, for the observer. The simulation makes them, too.
-  at::Tensor give_rows(const data::Batch& batch, const at::Tensor& hidden_NG, const at::Tensor& valid_R);
-  at::Tensor made_rows(const data::Batch& batch, const sharding::TokenBatch& tokens); // [N, W]
   losses::LinearHeadOutput run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads);
   // The head with gradients: adds to sums_M and to the lm_head's gradient, and returns the gradient of the hidden
   // states.
@@ -110,7 +100,6 @@ class MicroBatchRunner {
   sharding::TrainingPass pass_;
   metrics::PhaseTimer phases_;
   std::function<void(const char* phase)> phase_observer_;
-  TeacherObserver teacher_observer_;
   OneSidedMass one_sided_mass_;
 };
 

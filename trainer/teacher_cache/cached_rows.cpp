@@ -124,24 +124,13 @@ absl::StatusOr<std::shared_ptr<CachedRows>> CachedRows::open(
   return rows;
 }
 
-std::shared_ptr<const Index> CachedRows::index() const {
-  const std::lock_guard lock(mutex_);
-  return index_;
-}
-
-void CachedRows::replace_index(std::shared_ptr<const Index> index) {
-  const std::lock_guard lock(mutex_);
-  index_ = std::move(index);
-}
-
 absl::Status CachedRows::map_shards(const data::Dataset& data) {
-  const std::shared_ptr<const Index> index = this->index();
-  const std::vector<DataFile>& files = index->manifest().data;
+  const std::vector<DataFile>& files = index_->manifest().data;
   base::ProblemList problems;
-  if (data.options().packing != index->manifest().packing) {
+  if (data.options().packing != index_->manifest().packing) {
     problems.add(absl::StrCat(
-        "data.packing: expected ", base::enum_name(index->manifest().packing), ", with which the cache ",
-        index->folder(), " was captured, found ", base::enum_name(data.options().packing),
+        "data.packing: expected ", base::enum_name(index_->manifest().packing), ", with which the cache ",
+        index_->folder(), " was captured, found ", base::enum_name(data.options().packing),
         ": with concat other documents are to the left of a token, with pack none is"));
   }
   for (const data::Shard* shard : data.shards()) {
@@ -159,10 +148,10 @@ absl::Status CachedRows::map_shards(const data::Dataset& data) {
         options_.data_key, ": ", shard->path(),
         other == files.end()
             ? absl::StrCat(
-                  " is not in the cache ", index->folder(), ", which is of ", sources_text(files),
+                  " is not in the cache ", index_->folder(), ", which is of ", sources_text(files),
                   ": no token shard of it has the header_hash ", base::hex(hash))
             : absl::StrCat(
-                  ": its header_hash is ", base::hex(hash), ", and the cache ", index->folder(),
+                  ": its header_hash is ", base::hex(hash), ", and the cache ", index_->folder(),
                   " is of this file with ", base::hex(other->header_hash), ": the data changed after the capture"),
         "; capture again, or name the data of the cache"));
   }
@@ -170,10 +159,9 @@ absl::Status CachedRows::map_shards(const data::Dataset& data) {
 }
 
 // False: some token of the stretch is not there, or has another left context.
-bool CachedRows::find(
-    const Index& index, const data::Stretch& stretch, uint64_t context, std::vector<Piece>& pieces) const {
+bool CachedRows::find(const data::Stretch& stretch, uint64_t context, std::vector<Piece>& pieces) const {
   pieces.clear();
-  const auto places = index.document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
+  const auto places = index_->document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
   const int64_t end = stretch.begin + stretch.tokens;
   for (const StretchPlace& place : places) { // the longest of those that begin with the same token comes first
     // Of a document that others follow, the last token may have a target: only as a whole it is what was captured.
@@ -200,15 +188,15 @@ bool CachedRows::find(
 
 bool CachedRows::has(const data::Stretch& stretch, uint64_t context) const {
   std::vector<Piece> pieces;
-  return find(*index(), stretch, context, pieces);
+  return find(stretch, context, pieces);
 }
 
-absl::Status CachedRows::no_rows(const Index& index, const data::Stretch& stretch) const {
-  const auto places = index.document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
-  const Manifest& manifest = index.manifest();
+absl::Status CachedRows::no_rows(const data::Stretch& stretch) const {
+  const auto places = index_->document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
+  const Manifest& manifest = index_->manifest();
   if (places.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        options_.data_key, ": ", place_text(stretch), " is not in the cache ", index.folder(),
+        options_.data_key, ": ", place_text(stretch), " is not in the cache ", index_->folder(),
         ", which was captured with data.seq_len ", manifest.seq_len));
   }
   if (manifest.concat()) {
@@ -216,7 +204,7 @@ absl::Status CachedRows::no_rows(const Index& index, const data::Stretch& stretc
         "%s: %s: no sequence of the cache %s has the same tokens to the left of token %d: expected those of "
         "data.seq_len %d and %s, found the cache captured with data.seq_len %d and %s; with packing: concat a cache "
         "serves runs with the same data in this order",
-        options_.data_key, place_text(stretch), index.folder(), stretch.begin, seq_len_, order_, manifest.seq_len,
+        options_.data_key, place_text(stretch), index_->folder(), stretch.begin, seq_len_, order_, manifest.seq_len,
         order_text(manifest.shuffle, manifest.data_seed)));
   }
   const StretchPlace* near = &places.front();
@@ -227,7 +215,7 @@ absl::Status CachedRows::no_rows(const Index& index, const data::Stretch& stretc
       "%s: %s is cut at other places than in the cache %s: expected %d tokens from token %d on, before which there is "
       "no context (data.seq_len %d), found %d from token %d on (captured with data.seq_len %d); capture with this "
       "length, or set cache.other_contexts: allow",
-      options_.data_key, place_text(stretch), index.folder(), stretch.tokens, stretch.begin, seq_len_,
+      options_.data_key, place_text(stretch), index_->folder(), stretch.tokens, stretch.begin, seq_len_,
       near->entry.tokens, near->entry.begin, manifest.seq_len));
 }
 
@@ -235,46 +223,27 @@ absl::Status CachedRows::check_stretches(const data::Dataset& data) const {
   if (options_.partial) {
     return absl::OkStatus();
   }
-  const std::shared_ptr<const Index> index = this->index();
   absl::Status first;
   int64_t missing = 0, all = 0;
   std::vector<Piece> pieces;
   for_each_context(data, [&](const data::Stretch& stretch, uint64_t context) {
     ++all;
-    if (!find(*index, stretch, context, pieces)) {
-      first = missing++ == 0 ? no_rows(*index, stretch) : first;
+    if (!find(stretch, context, pieces)) {
+      first = missing++ == 0 ? no_rows(stretch) : first;
     }
   });
   return missing == 0
       ? first
       : absl::InvalidArgumentError(absl::StrCat(
-            std::string(first.message()), "; the same with ", missing - 1, " more of ", all, " stretches"));
-}
-
-int64_t CachedRows::missing_bytes(const data::Dataset& data) const {
-  const std::shared_ptr<const Index> index = this->index();
-  const int64_t width = index->manifest().rows.row_bytes();
-  const auto entry = static_cast<int64_t>(stretch_bytes(index->manifest().part_version()));
-  int64_t bytes = 0;
-  std::vector<Piece> pieces;
-  for_each_context(data, [&](const data::Stretch& stretch, uint64_t context) {
-    if (find(*index, stretch, context, pieces)) {
-      return;
-    }
-    const int64_t end = stretch.begin + stretch.tokens;
-    // Of a document that others follow, the last token may have a target.
-    const bool followed = context != 0 && end == stretch.shard->document_length(stretch.document);
-    const int64_t rows = count_targets(*stretch.shard, stretch.document, stretch.begin, end) + (followed ? 1 : 0);
-    bytes += entry + rows * width;
-  });
-  return bytes;
+            std::string(first.message()), "; the same with ", missing - 1, " more of ", all, " stretches",
+            index_->manifest().open_ended() ? "; if a training run began this cache, `distill capture` completes it"
+                                            : ""));
 }
 
 // Reads the rows of a piece to the rows of its tokens in the batch.
 absl::Status CachedRows::read_piece(
-    const Index& index, const data::Stretch& stretch, const Piece& piece, const int64_t* targets_N,
-    uint8_t* rows_NW) const {
-  const auto width = static_cast<uint64_t>(index.manifest().rows.row_bytes());
+    const data::Stretch& stretch, const Piece& piece, const int64_t* targets_N, uint8_t* rows_NW) const {
+  const auto width = static_cast<uint64_t>(index_->manifest().rows.row_bytes());
   const int64_t at = stretch.at + piece.begin - stretch.begin;
   std::vector<int64_t> rows; // of the batch, of the tokens with a target
   for (int64_t row = at; row < at + piece.tokens; ++row) {
@@ -290,7 +259,7 @@ absl::Status CachedRows::read_piece(
   const int64_t skipped =
       begin == piece.begin ? 0 : count_targets(*stretch.shard, stretch.document, begin, piece.begin);
   const auto count = static_cast<int64_t>(rows.size());
-  const std::string path = part_path(index.folder(), piece.place.part);
+  const std::string path = part_path(index_->folder(), piece.place.part);
   const bool whole = begin == piece.begin && static_cast<int64_t>(entry.tokens) == piece.tokens;
   if (whole ? count != entry.rows : skipped + count > entry.rows) {
     return absl::DataLossError(absl::StrFormat(
@@ -310,7 +279,7 @@ absl::Status CachedRows::read_piece(
         piece.place.offset + bytes, stretch.document, stretch.shard->path(), base::checksum_text(entry.checksum),
         base::checksum_text(sum)));
   }
-  if (const absl::Status fit = check_rows(index.manifest().rows, target, entry.rows); !fit.ok()) {
+  if (const absl::Status fit = check_rows(index_->manifest().rows, target, entry.rows); !fit.ok()) {
     return absl::DataLossError(absl::StrFormat(
         "%s: document %d of %s, %d tokens from %d on: %s", path, stretch.document, stretch.shard->path(), entry.tokens,
         entry.begin, std::string(fit.message())));
@@ -326,21 +295,20 @@ absl::Status CachedRows::read_piece(
 
 absl::StatusOr<at::Tensor> CachedRows::read(const data::Batch& batch) const {
   const Clock::time_point start = Clock::now();
-  const std::shared_ptr<const Index> index = this->index();
   std::vector<std::vector<Piece>> pieces(batch.stretches.size());
   const std::vector<uint64_t> contexts = contexts_of(batch);
   for (size_t i = 0; i < batch.stretches.size(); ++i) {
-    if (!find(*index, batch.stretches[i], contexts[i], pieces[i])) {
-      return options_.partial ? absl::StatusOr<at::Tensor>(at::Tensor()) : no_rows(*index, batch.stretches[i]);
+    if (!find(batch.stretches[i], contexts[i], pieces[i])) {
+      return options_.partial ? absl::StatusOr<at::Tensor>(at::Tensor()) : no_rows(batch.stretches[i]);
     }
   }
   at::Tensor rows_NW = at::empty(
-      {batch.targets_BS.numel(), index->manifest().rows.row_bytes()},
+      {batch.targets_BS.numel(), index_->manifest().rows.row_bytes()},
       at::TensorOptions().dtype(at::kByte).pinned_memory(options_.pin_memory));
   const int64_t* targets_N = batch.targets_BS.const_data_ptr<int64_t>();
   for (size_t i = 0; i < pieces.size(); ++i) {
     for (const Piece& piece : pieces[i]) {
-      RETURN_IF_ERROR(read_piece(*index, batch.stretches[i], piece, targets_N, rows_NW.mutable_data_ptr<uint8_t>()));
+      RETURN_IF_ERROR(read_piece(batch.stretches[i], piece, targets_N, rows_NW.mutable_data_ptr<uint8_t>()));
     }
   }
   nanoseconds_ += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();

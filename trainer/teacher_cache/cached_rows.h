@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -36,22 +35,8 @@ class CachedRows : public data::TeacherRows {
   // Checks the stretches again: a resumed run may hold others.
   absl::Status check_stretches(const data::Dataset& data) const;
 
-  // What the stretches of a data set that are not there would take in a cache, at most, in bytes.
-  int64_t missing_bytes(const data::Dataset& data) const;
-
   // Whether the rows of a stretch with this context (contexts.h) are there.
   bool has(const data::Stretch& stretch, uint64_t context) const;
-  Manifest manifest() const {
-    return index()->manifest();
-  }
-  // The number of a shard of the data set in the manifest.
-  uint32_t shard_number(const data::Shard& shard) const {
-    return shard_number_.at(&shard);
-  }
-
-  // With `partial`: parts have been completed; read() looks there, too, from now on.
-  void replace_index(std::shared_ptr<const Index> index);
-
   struct Reading {
     int64_t bytes = 0;
     double seconds = 0; // of the threads that read
@@ -68,19 +53,16 @@ class CachedRows : public data::TeacherRows {
 
   CachedRows(std::shared_ptr<const Index> index, RowsOptions options)
       : options_(std::move(options)), index_(std::move(index)) {}
-  std::shared_ptr<const Index> index() const;
   absl::Status map_shards(const data::Dataset& data);
-  bool find(const Index& index, const data::Stretch& stretch, uint64_t context, std::vector<Piece>& pieces) const;
-  absl::Status no_rows(const Index& index, const data::Stretch& stretch) const;
+  bool find(const data::Stretch& stretch, uint64_t context, std::vector<Piece>& pieces) const;
+  absl::Status no_rows(const data::Stretch& stretch) const;
   absl::Status read_piece(
-      const Index& index, const data::Stretch& stretch, const Piece& piece, const int64_t* targets_N,
-      uint8_t* rows_NW) const;
+      const data::Stretch& stretch, const Piece& piece, const int64_t* targets_N, uint8_t* rows_NW) const;
 
   RowsOptions options_;
   int64_t seq_len_ = 0; // of the data set, for messages, as is the next one
   std::string order_; // of concatenated documents
-  mutable std::mutex mutex_;
-  std::shared_ptr<const Index> index_; // guarded by mutex_
+  std::shared_ptr<const Index> index_;
   std::unordered_map<const data::Shard*, uint32_t> shard_number_; // in the manifest
   mutable std::atomic<int64_t> bytes_ = 0, nanoseconds_ = 0;
 };

@@ -50,13 +50,6 @@ absl::StatusOr<std::shared_ptr<const Index>> Index::open(const std::string& fold
   return index;
 }
 
-std::shared_ptr<const Index> Index::empty(const std::string& folder, const Manifest& manifest) {
-  auto index = std::make_shared<Index>();
-  index->folder_ = folder;
-  index->manifest_ = manifest;
-  return index;
-}
-
 absl::Span<const StretchPlace> Index::document(uint32_t shard, uint32_t document) const {
   const auto key = [](const StretchPlace& place) { return std::pair(place.entry.shard, place.entry.document); };
   const auto less = [&](const StretchPlace& place, const std::pair<uint32_t, uint32_t>& value) {

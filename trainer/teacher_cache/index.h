@@ -29,9 +29,6 @@ class Index {
   // as read_manifest, parse_part, check_part and check_complete.
   static absl::StatusOr<std::shared_ptr<const Index>> open(const std::string& folder, bool partial = false);
 
-  // Of a cache that has no part yet.
-  static std::shared_ptr<const Index> empty(const std::string& folder, const Manifest& manifest);
-
   const std::string& folder() const {
     return folder_;
   }

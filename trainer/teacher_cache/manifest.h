@@ -66,6 +66,11 @@ struct Manifest {
   bool concat() const {
     return packing == data::PackingMode::kConcat;
   }
+  // Written in no order of the data, by an import or by a training run of an earlier version (teacher.source: capture):
+  // which documents are there is known from the parts alone.
+  bool open_ended() const {
+    return parts == 0;
+  }
   uint32_t part_version() const { // of its files
     return concat() ? kContextVersion : kPartVersion;
   }

@@ -16,18 +16,9 @@
 
 #include "trainer/teacher_cache/manifest.h"
 #include "trainer/teacher_cache/part_file.h"
+#include "trainer/teacher_cache/rows_to_write.h"
 
 namespace distill::teacher_cache {
-
-// Rows that a device has computed, on the way to a part's file.
-struct RowsToWrite {
-  int64_t part = 0; // all rows of a part are given one after the other
-  std::vector<StretchEntry> stretches; // with their number of rows
-  at::Tensor rows_RW; // uint8 on the host; complete once `copied` has occurred
-  std::shared_ptr<c10::Event> copied; // null: complete
-  bool last = false; // of the part
-  std::vector<int64_t> tokens; // of each row: its token, within its document; for messages
-};
 
 // Writes parts on a thread of its own. A part is removed if it cannot be written, if one of its rows is wrong
 // (new_row_problem, such as rows of a teacher that is not finite), or if it is not complete when this is destroyed.

@@ -23,10 +23,10 @@
 #include "trainer/sharding/slot_set.h"
 #include "trainer/step/capture_step.h"
 #include "trainer/teacher_cache/cache_folder.h"
-#include "trainer/teacher_cache/contexts.h"
 #include "trainer/teacher_cache/part_thread.h"
-#include "trainer/teacher_cache/row_sink.h"
+#include "trainer/teacher_cache/rows_to_write.h"
 #include "trainer/tools/capture_plan.h"
+#include "trainer/tools/unfinished_cache.h"
 
 namespace distill::trainer {
 namespace {
@@ -36,6 +36,16 @@ using Clock = std::chrono::steady_clock;
 using sharding::agree;
 
 constexpr int64_t kPrefetched = 4; // micro-batches
+
+int64_t samples_of(const std::vector<CapturePart>& parts) {
+  int64_t samples = 0;
+  for (const CapturePart& part : parts) {
+    for (const data::SampleRange& range : part.micro_batches) {
+      samples += range.count;
+    }
+  }
+  return samples;
+}
 
 double seconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
@@ -51,7 +61,7 @@ class Capture {
  private:
   // One micro-batch of a part.
   struct Round {
-    int64_t part = -1; // -1: of padding, since other ranks have more
+    int64_t part = -1; // number of its file; -1: of padding, since other ranks have more
     data::SampleRange samples;
     bool last = false; // of the part
   };
@@ -62,11 +72,11 @@ class Capture {
   absl::Status check_precision() const;
   absl::Status load_teacher();
   absl::Status write_head();
-  absl::StatusOr<std::vector<int64_t>> missing_parts() const;
-  std::vector<Round> own_rounds(const std::vector<int64_t>& parts, int64_t data) const;
-  absl::Status capture_data(const std::vector<int64_t>& parts, int64_t data);
-  teacher_cache::RowsToWrite compute(const data::Batch& batch, const Round& round);
-  int64_t samples_of(const std::vector<int64_t>& parts) const;
+  absl::StatusOr<std::vector<CapturePart>> missing_parts() const;
+  absl::StatusOr<std::vector<CapturePart>> parts_to_write() const;
+  std::vector<Round> own_rounds(const std::vector<CapturePart>& parts, int64_t data) const;
+  absl::Status capture_data(const std::vector<CapturePart>& parts, int64_t data);
+  teacher_cache::RowsToWrite compute(const data::Batch& batch, const Round& round, int64_t data);
   std::vector<std::string> speed_lines(int64_t samples) const;
 
   const RunContext& context_;
@@ -76,6 +86,7 @@ class Capture {
   std::unique_ptr<FolderLock> lock_; // on rank 0
   CaptureInputs inputs_;
   CapturePlan plan_;
+  std::unique_ptr<UnfinishedCache> unfinished_; // null: there is none, or one of an earlier capture
   sharding::SlotSet slots_;
   std::unique_ptr<sharding::ModelShards> teacher_;
   std::unique_ptr<CaptureStep> step_;
@@ -101,6 +112,7 @@ absl::Status Capture::prepare() {
   ASSIGN_OR_RETURN(
       plan_,
       plan_capture(config_, context_.environment(), inputs_, mesh_.world_size, context_.ranks().local_world_size));
+  ASSIGN_OR_RETURN(unfinished_, UnfinishedCache::open(config_, context_.environment(), inputs_, plan_.manifest));
   for (const auto& data : inputs_.data) {
     for (const data::Shard* shard : data->shards()) {
       const auto& files = plan_.manifest.data;
@@ -115,9 +127,17 @@ absl::Status Capture::prepare() {
 
 // On rank 0, before the teacher is read: what is there stays as it is, so that it must be of this capture.
 absl::Status Capture::look_at_earlier() {
-  if (mesh_.is_main()) {
-    ASSIGN_OR_RETURN(const auto found, earlier_capture(config_.teacher.cache, plan_.manifest));
-    plan_.manifest.head = found ? found->head : std::nullopt;
+  if (!mesh_.is_main()) {
+    return absl::OkStatus();
+  }
+  const std::string& folder = config_.teacher.cache;
+  ASSIGN_OR_RETURN(const auto found, earlier_capture(folder, plan_.manifest));
+  plan_.manifest.head = found ? found->head : std::nullopt;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; found && !error && it != end; it.increment(error)) {
+    if (it->path().extension() == ".partial" && it->is_regular_file(error)) { // of a process that was killed
+      fs::remove(it->path(), error);
+    }
   }
   return absl::OkStatus();
 }
@@ -178,47 +198,63 @@ absl::Status Capture::write_head() {
   return teacher_cache::begin_cache(config_.teacher.cache, plan_.manifest);
 }
 
-// As rank 0 sees them; the same on every rank.
-absl::StatusOr<std::vector<int64_t>> Capture::missing_parts() const {
-  at::Tensor missing = at::zeros({plan_.manifest.parts}, at::kLong);
+// Those whose rows the folder lacks.
+absl::StatusOr<std::vector<CapturePart>> Capture::missing_parts() const {
+  if (unfinished_) {
+    return unfinished_->missing(plan_.parts);
+  }
+  ASSIGN_OR_RETURN(const std::vector<int64_t> found, teacher_cache::complete_parts(config_.teacher.cache));
+  std::vector<CapturePart> parts = plan_.parts;
+  std::erase_if(
+      parts, [&](const CapturePart& part) { return std::binary_search(found.begin(), found.end(), part.number); });
+  return parts;
+}
+
+// The missing parts as rank 0 sees them, the same on every rank.
+absl::StatusOr<std::vector<CapturePart>> Capture::parts_to_write() const {
+  std::vector<CapturePart> parts;
   absl::Status status;
   if (mesh_.is_main()) {
-    missing.fill_(1);
-    const auto found = teacher_cache::complete_parts(config_.teacher.cache);
-    status = found.status();
-    for (const int64_t part : found.ok() ? *found : std::vector<int64_t>()) {
-      if (part < plan_.manifest.parts) {
-        missing[part] = 0;
-      }
-    }
+    auto missing = missing_parts();
+    status = missing.status();
+    parts = std::move(missing).value_or(std::vector<CapturePart>());
   }
   RETURN_IF_ERROR(agree(mesh_, status));
-  if (mesh_.host != nullptr) {
-    mesh_.host->all_reduce(missing);
-  }
-  std::vector<int64_t> parts;
-  for (int64_t part = 0; part < plan_.manifest.parts; ++part) {
-    if (missing[part].item<int64_t>() != 0) {
-      parts.push_back(part);
+  std::vector<int64_t> numbers; // of each micro-batch: number of its part, data set, first sample, count
+  for (const CapturePart& part : parts) {
+    for (const data::SampleRange& range : part.micro_batches) {
+      numbers.insert(numbers.end(), {part.number, part.data, range.first, range.count});
     }
+  }
+  at::Tensor all = at::zeros({sharding::sum_over_ranks(mesh_, static_cast<int64_t>(numbers.size()))}, at::kLong);
+  std::copy(numbers.begin(), numbers.end(), all.mutable_data_ptr<int64_t>());
+  if (mesh_.host != nullptr) {
+    mesh_.host->all_reduce(all);
+  }
+  parts.clear();
+  const int64_t* values = all.const_data_ptr<int64_t>();
+  for (const int64_t* at = values; at < values + all.numel(); at += 4) {
+    if (parts.empty() || parts.back().number != at[0]) {
+      parts.push_back({at[0], at[1], {}});
+    }
+    parts.back().micro_batches.push_back({at[2], at[3]});
   }
   return parts;
 }
 
 // The micro-batches of this rank's share of the parts of one data set; as many on every rank.
-std::vector<Capture::Round> Capture::own_rounds(const std::vector<int64_t>& parts, int64_t data) const {
-  const int64_t micro = config_.train.micro_batch_size;
+std::vector<Capture::Round> Capture::own_rounds(const std::vector<CapturePart>& parts, int64_t data) const {
   std::vector<std::vector<Round>> of_rank(static_cast<size_t>(mesh_.world_size));
   int64_t next = 0;
-  for (const int64_t number : parts) {
-    const CapturePart& part = plan_.parts[static_cast<size_t>(number)];
+  for (const CapturePart& part : parts) {
     if (part.data != data) {
       continue;
     }
     std::vector<Round>& rounds = of_rank[static_cast<size_t>(next++ % mesh_.world_size)];
-    for (int64_t done = 0; done < part.count; done += micro) {
-      rounds.push_back({number, {part.first + done, std::min(micro, part.count - done)}, done + micro >= part.count});
+    for (const data::SampleRange& range : part.micro_batches) {
+      rounds.push_back({part.number, range, /*last=*/false});
     }
+    rounds.back().last = true;
   }
   size_t most = 0;
   for (const std::vector<Round>& rounds : of_rank) {
@@ -231,34 +267,34 @@ std::vector<Capture::Round> Capture::own_rounds(const std::vector<int64_t>& part
 }
 
 // The rows of a micro-batch on the way to the host.
-teacher_cache::RowsToWrite Capture::compute(const data::Batch& batch, const Round& round) {
+teacher_cache::RowsToWrite Capture::compute(const data::Batch& batch, const Round& round, int64_t data) {
   const at::Tensor rows_RW = step_->run(batch);
-  teacher_cache::RowsToWrite out;
+  if (round.part < 0) {
+    return {};
+  }
+  teacher_cache::StretchesToWrite stretches;
+  stretches.shard_number = [this](const data::Shard& shard) { return shard_number_.at(&shard); };
+  if (unfinished_) {
+    stretches.chooses = [this, data](const data::Stretch& stretch, uint64_t context) {
+      return !unfinished_->has(data, stretch, context);
+    };
+  }
+  teacher_cache::RowsToWrite out = teacher_cache::rows_to_write(batch, rows_RW, stretches);
   out.part = round.part;
   out.last = round.last;
-  if (round.part < 0) {
-    return out;
-  }
-  out.rows_RW = teacher_cache::copy_to_host(rows_RW, out.copied);
-  const std::vector<uint64_t> contexts = teacher_cache::contexts_of(batch);
-  for (size_t i = 0; i < contexts.size(); ++i) {
-    const data::Stretch& stretch = batch.stretches[i];
-    teacher_cache::add_stretch(
-        batch, stretch, teacher_cache::entry_of(batch, stretch, shard_number_.at(stretch.shard), contexts[i]), out);
-  }
   return out;
 }
 
-absl::Status Capture::capture_data(const std::vector<int64_t>& parts, int64_t data) {
+absl::Status Capture::capture_data(const std::vector<CapturePart>& parts, int64_t data) {
   const std::vector<Round> rounds = own_rounds(parts, data);
   data::Prefetcher prefetcher(
       inputs_.data[static_cast<size_t>(data)], [&](int64_t i) { return rounds[static_cast<size_t>(i)].samples; },
       static_cast<int64_t>(rounds.size()), kPrefetched, "capture data");
   BatchLoader::Hooks hooks;
   hooks.asked_to_stop = [this] { return stop_.received() != 0; };
-  hooks.contribute = [this] { return BatchLoader::Numbers{writer_->status().ok() ? 0 : 1}; };
-  hooks.take_sums = [this](const BatchLoader::Numbers& sums) {
-    if (sums[0] == 0) {
+  hooks.own_writers = [this] { return BatchLoader::Writers{.failed = writer_->status().ok() ? 0 : 1}; };
+  hooks.take_writers = [this](const BatchLoader::Writers& sums) {
+    if (sums.failed == 0) {
       return absl::OkStatus();
     }
     const absl::Status own = writer_->status();
@@ -274,7 +310,7 @@ absl::Status Capture::capture_data(const std::vector<int64_t>& parts, int64_t da
       stopped_ = true;
       return absl::OkStatus();
     }
-    teacher_cache::RowsToWrite rows = compute(batch->micro_batches.front(), round);
+    teacher_cache::RowsToWrite rows = compute(batch->micro_batches.front(), round, data);
     if (round.part >= 0) {
       writer_->push(std::move(rows));
     }
@@ -283,14 +319,6 @@ absl::Status Capture::capture_data(const std::vector<int64_t>& parts, int64_t da
     }
   }
   return absl::OkStatus();
-}
-
-int64_t Capture::samples_of(const std::vector<int64_t>& parts) const {
-  int64_t samples = 0;
-  for (const int64_t part : parts) {
-    samples += plan_.parts[static_cast<size_t>(part)].count;
-  }
-  return samples;
 }
 
 // All in, and of the time in which rows came one micro-batch after the other. `samples`: of all ranks.
@@ -321,15 +349,19 @@ absl::StatusOr<CaptureResult> Capture::run() {
   RETURN_IF_ERROR(
       sharding::check_equal_on_all_ranks(mesh_, "the manifest of the cache", teacher_cache::to_json(plan_.manifest)));
   RETURN_IF_ERROR(agree(mesh_, look_at_earlier()));
-  ASSIGN_OR_RETURN(const std::vector<int64_t> parts, missing_parts());
+  ASSIGN_OR_RETURN(const std::vector<CapturePart> parts, parts_to_write());
   if (mesh_.is_main()) {
     metrics::log_info(plan_.text(folder));
     for (const std::string& line : plan_.memory.lines()) {
       metrics::log_info(line);
     }
-    if (const auto done = plan_.manifest.parts - static_cast<int64_t>(parts.size()); done > 0) {
+    if (unfinished_) {
+      metrics::log_info(absl::StrFormat(
+          "cache: a training run began it; rows are missing in %d of %d sequences", samples_of(parts),
+          samples_of(plan_.parts)));
+    } else if (const size_t done = plan_.parts.size() - parts.size(); done > 0) {
       metrics::log_info(
-          absl::StrFormat("cache: %d of %d parts are there and stay as they are", done, plan_.manifest.parts));
+          absl::StrFormat("cache: %d of %d parts are there and stay as they are", done, plan_.parts.size()));
     }
   }
   limit_memory();
@@ -369,9 +401,9 @@ absl::Status capture_dry_run(const config::Config& config, const launch::RankInf
   ASSIGN_OR_RETURN(const Environment environment, resolve_environment(own));
   ASSIGN_OR_RETURN(const CaptureInputs inputs, open_capture_inputs(own, environment));
   ASSIGN_OR_RETURN(
-      const CapturePlan plan,
-      plan_capture(own, environment, inputs, started, std::max(started, ranks.local_world_size)));
+      CapturePlan plan, plan_capture(own, environment, inputs, started, std::max(started, ranks.local_world_size)));
   const std::string& folder = own.teacher.cache;
+  RETURN_IF_ERROR(UnfinishedCache::open(own, environment, inputs, plan.manifest).status());
   RETURN_IF_ERROR(earlier_capture(folder, plan.manifest).status());
   std::puts(plan.text(folder).c_str());
   for (const std::string& line : plan.memory.lines()) {

@@ -49,14 +49,15 @@ void divide(
     absl::Span<const std::shared_ptr<data::Dataset>> data, CapturePlan& plan) {
   teacher_cache::Manifest& manifest = plan.manifest;
   manifest.micro_batch_size = config.train.micro_batch_size;
-  const int64_t micro_tokens = config.train.micro_batch_size * config.data.seq_len;
-  const int64_t micro_batches = (config.cache.part_tokens + micro_tokens - 1) / micro_tokens;
-  manifest.part_samples = micro_batches * config.train.micro_batch_size;
+  const int64_t micro = config.train.micro_batch_size, micro_tokens = micro * config.data.seq_len;
+  manifest.part_samples = (config.cache.part_tokens + micro_tokens - 1) / micro_tokens * micro;
   int64_t stretches = 0;
   for (size_t i = 0; i < data.size(); ++i) {
-    for (int64_t first = 0; first < data[i]->num_samples(); first += manifest.part_samples) {
-      plan.parts.push_back(
-          {static_cast<int64_t>(i), first, std::min(manifest.part_samples, data[i]->num_samples() - first)});
+    for (int64_t first = 0; first < data[i]->num_samples(); first += micro) {
+      if (first % manifest.part_samples == 0) {
+        plan.parts.push_back({static_cast<int64_t>(plan.parts.size()), static_cast<int64_t>(i), {}});
+      }
+      plan.parts.back().micro_batches.push_back({first, std::min(micro, data[i]->num_samples() - first)});
     }
     data[i]->for_each_stretch([&](const data::Stretch& stretch) {
       ++stretches;
@@ -148,7 +149,7 @@ std::string CapturePlan::text(const std::string& folder) const {
         describe(manifest.rows));
   }
   return absl::StrFormat(
-      "cache: %s, %d parts, %d tokens with a target of %d bytes each (%s), %s", folder, manifest.parts, rows,
+      "cache: %s, %d parts, %d tokens with a target of %d bytes each (%s), %s", folder, parts.size(), rows,
       manifest.rows.row_bytes(), describe(manifest.rows), gigabytes(bytes));
 }
 
@@ -162,7 +163,7 @@ std::string CapturePlan::json(const std::string& folder) const {
       {"host_rows", memory.host_rows},
       {"fits", plan::check_fits(memory).ok()}};
   if (!parts.empty()) {
-    json.update({{"parts", manifest.parts}, {"tokens", rows}, {"bytes", bytes}});
+    json.update({{"parts", parts.size()}, {"tokens", rows}, {"bytes", bytes}});
   }
   return json.dump(1);
 }

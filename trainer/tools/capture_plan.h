@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "data/prefetch.h"
 #include "trainer/plan/capture_memory.h"
 #include "trainer/setup/inputs.h"
 #include "trainer/teacher_cache/manifest.h"
@@ -13,16 +14,16 @@
 // What a capture is going to write.
 namespace distill::trainer {
 
-// Samples [first, first + count) of one of the data sets, which one file of the cache holds.
+// The micro-batches of one of the data sets whose rows one file of the cache holds.
 struct CapturePart {
+  int64_t number = 0; // of the file
   int64_t data = 0; // index into CaptureInputs::data
-  int64_t first = 0;
-  int64_t count = 0;
+  std::vector<data::SampleRange> micro_batches;
 };
 
 struct CapturePlan {
   teacher_cache::Manifest manifest;
-  std::vector<CapturePart> parts; // by their number
+  std::vector<CapturePart> parts; // of the whole cache
   int64_t rows = 0; // tokens with a target in the whole cache, at most
   int64_t bytes = 0; // of the whole cache, about
   plan::CaptureMemory memory; // of one rank

@@ -23,10 +23,6 @@ absl::Status dry_run(const config::Config& config, const launch::RankInfo& ranks
     std::puts(line.c_str());
   }
   const int64_t steps = config::total_steps(config, inputs.train_data->num_samples());
-  if (config.teacher.source == config::TeacherSource::kCapture) {
-    ASSIGN_OR_RETURN(const std::string line, describe_growth(config, *inputs.train_rows, *inputs.train_data, steps));
-    std::puts(line.c_str());
-  }
   const DiskNeed need = disk_need(config, inputs.student.config, steps);
   const DiskSpace space = disk_space(config.run.dir);
   std::puts(disk_line(need, space).c_str());

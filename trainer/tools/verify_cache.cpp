@@ -225,11 +225,10 @@ absl::Status recompute(
   configure_libtorch(config.train, environment.device);
   ASSIGN_OR_RETURN(CaptureInputs inputs, open_capture_inputs(config, environment));
   ASSIGN_OR_RETURN(const auto index, teacher_cache::Index::open(request.cache));
-  config::Config reading = config;
-  reading.teacher.source = config::TeacherSource::kCapture; // rows may be missing
   std::vector<std::shared_ptr<teacher_cache::CachedRows>> rows;
   for (const auto& data : inputs.data) {
-    ASSIGN_OR_RETURN(rows.emplace_back(), attach_rows(reading, environment, index, *data, "the cache's data"));
+    ASSIGN_OR_RETURN(
+        rows.emplace_back(), attach_rows(config, environment, index, *data, "the cache's data", /*partial=*/true));
   }
   ASSIGN_OR_RETURN(
       const auto teacher,

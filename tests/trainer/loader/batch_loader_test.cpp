@@ -62,22 +62,22 @@ TEST_F(BatchLoaderTest, DataThatEndsIsAnError) {
   EXPECT_EQ(batches.next().status().code(), absl::StatusCode::kOutOfRange);
 }
 
-TEST_F(BatchLoaderTest, NumbersTravelWithEachBatchAndMayEndTheRun) {
+TEST_F(BatchLoaderTest, TheStateOfWritersTravelsWithEachBatchAndMayEndTheRun) {
   data::Prefetcher prefetcher(dataset_, data::BatchSchedule{0, 2, 2});
   BatchLoader::Hooks hooks{.asked_to_stop = [] { return false; }};
-  int64_t number = 4;
-  std::vector<BatchLoader::Numbers> seen;
-  hooks.contribute = [&] { return BatchLoader::Numbers{number, -number, 7}; };
-  hooks.take_sums = [&](const BatchLoader::Numbers& sums) {
-    seen.push_back(sums);
-    return sums[0] == 5 ? absl::DataLossError("the disk is gone") : absl::OkStatus();
+  BatchLoader::Writers own{.writing = 1};
+  std::vector<std::pair<int64_t, int64_t>> seen;
+  hooks.own_writers = [&] { return own; };
+  hooks.take_writers = [&](const BatchLoader::Writers& sums) {
+    seen.emplace_back(sums.writing, sums.failed);
+    return sums.failed > 0 ? absl::DataLossError("the disk is gone") : absl::OkStatus();
   };
   BatchLoader batches = loader(prefetcher, std::move(hooks));
   EXPECT_TRUE(batches.next()->has_value());
-  number = 5;
+  own = {.failed = 1};
   EXPECT_EQ(batches.next().status().message(), "the disk is gone");
-  EXPECT_EQ(seen.front(), (BatchLoader::Numbers{4, -4, 7}));
-  EXPECT_EQ(seen.back(), (BatchLoader::Numbers{5, -5, 7}));
+  EXPECT_EQ(seen.front(), std::pair(int64_t{1}, int64_t{0}));
+  EXPECT_EQ(seen.back(), std::pair(int64_t{0}, int64_t{1}));
 }
 
 } // namespace

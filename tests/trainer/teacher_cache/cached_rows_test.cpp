@@ -264,22 +264,6 @@ TEST_F(CachedRowsTest, StretchesOutsideOfTheirShardAreRefused) {
   }
 }
 
-TEST_F(CachedRowsTest, WhatIsMissingIsCountedInBytes) {
-  open_data(kLengths);
-  manifest_.parts = 0;
-  auto rows = CachedRows::open(Index::empty(folder_.string(), manifest_), *data_, {.partial = true});
-  ASSERT_TRUE(rows.ok());
-  // 73 tokens of ten documents, the last of each without a target; cut at 8: 3, 2 and 3 stretches of three of them.
-  EXPECT_EQ((*rows)->missing_bytes(*data_), (73 - 10) * 8 + 15 * 32);
-  write_cache(8);
-  std::filesystem::remove(part_path(folder_.string(), 1)); // three stretches
-  const auto index = Index::open(folder_.string(), /*partial=*/true);
-  ASSERT_TRUE(index.ok());
-  rows = CachedRows::open(*index, *data_, {.partial = true});
-  ASSERT_TRUE(rows.ok());
-  EXPECT_EQ((*rows)->missing_bytes(*data_), (63 - (*index)->rows()) * 8 + 3 * 32);
-}
-
 TEST_F(CachedRowsTest, AFolderThatIsNoCacheIsSaidToBeNone) {
   open_data(kLengths);
   EXPECT_TRUE(absl::IsNotFound(open().status()));

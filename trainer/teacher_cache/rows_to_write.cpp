@@ -1,0 +1,70 @@
+#include "trainer/teacher_cache/rows_to_write.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "losses/options.h"
+#include "trainer/device/simulation.h"
+#include "trainer/teacher_cache/contexts.h"
+
+namespace distill::teacher_cache {
+namespace {
+
+// All of an entry but its checksum. Adds the tokens that have a row to `tokens`.
+StretchEntry entry_of(
+    const data::Batch& batch, const data::Stretch& stretch, uint32_t shard, uint64_t context,
+    std::vector<int64_t>& tokens) {
+  const int64_t* targets = batch.targets_BS.const_data_ptr<int64_t>() + stretch.at;
+  const size_t before = tokens.size();
+  for (int64_t i = 0; i < stretch.tokens; ++i) {
+    if (targets[i] != losses::kIgnoreIndex) {
+      tokens.push_back(stretch.begin + i);
+    }
+  }
+  StretchEntry entry{};
+  entry.shard = shard;
+  entry.document = static_cast<uint32_t>(stretch.document);
+  entry.begin = static_cast<uint64_t>(stretch.begin);
+  entry.tokens = static_cast<uint32_t>(stretch.tokens);
+  entry.rows = static_cast<uint32_t>(tokens.size() - before);
+  entry.context = context;
+  return entry;
+}
+
+// A copy in host memory, page-locked where it comes from a GPU, and the event after which it is complete; null: at
+// once.
+at::Tensor copy_to_host(const at::Tensor& rows_RW, std::shared_ptr<c10::Event>& copied) {
+  const at::Device device = rows_RW.device();
+  at::Tensor host_RW = at::empty(rows_RW.sizes(), at::TensorOptions().dtype(at::kByte).pinned_memory(device.is_cuda()));
+  host_RW.copy_(rows_RW, /*non_blocking=*/true);
+  if (device::has_streams(device)) {
+    copied = std::make_shared<c10::Event>(device.type());
+    copied->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  }
+  return host_RW;
+}
+
+} // namespace
+
+RowsToWrite rows_to_write(const data::Batch& batch, const at::Tensor& rows_RW, const StretchesToWrite& stretches) {
+  RowsToWrite out;
+  std::vector<at::Tensor> chosen;
+  int64_t row = 0;
+  const std::vector<uint64_t> contexts = contexts_of(batch);
+  for (size_t i = 0; i < contexts.size(); ++i) {
+    const data::Stretch& stretch = batch.stretches[i];
+    std::vector<int64_t> tokens;
+    const StretchEntry entry = entry_of(batch, stretch, stretches.shard_number(*stretch.shard), contexts[i], tokens);
+    if (!stretches.chooses || stretches.chooses(stretch, contexts[i])) {
+      out.stretches.push_back(entry);
+      out.tokens.insert(out.tokens.end(), tokens.begin(), tokens.end());
+      chosen.push_back(rows_RW.narrow(0, row, entry.rows));
+    }
+    row += entry.rows;
+  }
+  const bool all = chosen.size() == contexts.size();
+  out.rows_RW = copy_to_host(all ? rows_RW : chosen.empty() ? rows_RW.narrow(0, 0, 0) : at::cat(chosen), out.copied);
+  return out;
+}
+
+} // namespace distill::teacher_cache

@@ -89,8 +89,16 @@ class Dataset {
   absl::StatusOr<Batch> batch(int64_t first, int64_t count) const;
 
   // From now on batch() fills Batch::teacher_rows_NW.
-  void read_teacher_rows(std::shared_ptr<const TeacherRows> rows) {
+  void read_teacher_rows(std::shared_ptr<TeacherRows> rows) {
     teacher_rows_ = std::move(rows);
+  }
+  // Whether they have all that this data set may hold, which another stage may change.
+  absl::Status check_teacher_rows() const {
+    return teacher_rows_ ? teacher_rows_->check_stretches(*this) : absl::OkStatus();
+  }
+  // How much of them has been read since the last call.
+  TeacherRows::Reading take_teacher_reading() const {
+    return teacher_rows_ ? teacher_rows_->take_reading() : TeacherRows::Reading{};
   }
 
   // Calls `visit` for every stretch that a sample of this stage may hold, source by source, once each; of concatenated
@@ -184,7 +192,7 @@ class Dataset {
   std::vector<Source> sources_;
   std::vector<SourceStats> stats_;
   std::optional<Mixer> mixer_;
-  std::shared_ptr<const TeacherRows> teacher_rows_; // null: none
+  std::shared_ptr<TeacherRows> teacher_rows_; // null: none
   int64_t teacher_len_ = 0; // tokens of the teacher's sequences; 0: no teacher stream
   int64_t num_samples_ = 0;
   int64_t first_sample_ = 0; // the first one that can be read: where the last stage begins

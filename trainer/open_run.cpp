@@ -8,6 +8,7 @@
 #include "trainer/session.h"
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/memory_setup.h"
+#include "trainer/setup/read_model.h"
 #include "trainer/training_run.h"
 
 namespace distill::trainer {
@@ -51,11 +52,12 @@ absl::Status TrainingRun::load(PreparedRun prepared) {
   warnings_ = std::move(prepared.warnings);
   const Environment& environment = context_->environment();
   Inputs& inputs = prepared.inputs;
-  if (inputs.teacher) {
+  if (inputs.teacher.exists()) {
     ASSIGN_OR_RETURN(
         float8_error_,
         precision::check_teacher(
-            config_, environment, mesh_, *inputs.teacher, inputs.eval_data ? *inputs.eval_data : *inputs.train_data));
+            config_, environment, mesh_, inputs.teacher.model(),
+            inputs.eval_data ? *inputs.eval_data : *inputs.train_data));
     if (float8_error_) {
       report_.push_back(absl::StrCat("float8 teacher against the same in its compute dtype: ", float8_error_->text()));
     }
@@ -66,20 +68,18 @@ absl::Status TrainingRun::load(PreparedRun prepared) {
   ASSIGN_OR_RETURN(
       models_,
       load_models(
-          plan_->shape.config, environment, mesh_, inputs.student, inputs.teacher ? &*inputs.teacher : nullptr,
-          std::move(memory->optimizer)));
+          plan_->shape.config, environment, mesh_, inputs.student, inputs.teacher, std::move(memory->optimizer)));
   device::synchronize(environment.device);
   const std::chrono::duration<double> loading = std::chrono::steady_clock::now() - began;
   report_.push_back(absl::StrFormat("models: loaded or initialised in %.1f s", loading.count()));
   step_ = std::make_unique<TrainStep>(
       config_, mesh_, models_, ActivationMemory{plan_->shape.policies, std::move(memory->activations)});
   throughput_ = std::make_unique<metrics::Throughput>(
-      environment.device, models_.student->config(), models_.teacher ? &models_.teacher->config() : nullptr,
+      environment.device, models_.student->config(), models_.teacher.spec.flops(plan_->shape.teacher_seq_len()),
       config_.data.seq_len, plan_->shape.teacher_seq_len(), config_.train.global_batch_size * config_.data.seq_len,
       mesh_.world_size);
   step_->micro_batches().watch_teacher_tokens(std::move(inputs.teacher_tokens));
   train_data_ = std::move(inputs.train_data);
-  train_rows_ = std::move(inputs.train_rows);
   eval_data_ = std::move(inputs.eval_data);
   if (inputs.samples) {
     samples_ = std::make_unique<SampleGenerator>(config_, *std::move(inputs.samples), step_->micro_batches(), mesh_);
@@ -106,8 +106,7 @@ absl::Status TrainingRun::open() {
   if (start_.mode == StartMode::kResume || !start_.resume_from.empty()) {
     ASSIGN_OR_RETURN(resumed, checkpointer_->resume(start_.resume_from, *train_data_));
     state_ = resumed->state;
-    RETURN_IF_ERROR(
-        sharding::agree(mesh_, train_rows_ ? train_rows_->check_stretches(*train_data_) : absl::OkStatus()));
+    RETURN_IF_ERROR(sharding::agree(mesh_, train_data_->check_teacher_rows()));
   }
   first_step_ = state_.step;
   total_steps_ = config::total_steps(config_, train_data_->num_samples(), {state_.step, state_.tokens});
@@ -139,7 +138,7 @@ absl::Status TrainingRun::open_journal(const std::optional<checkpoint::Resumed>&
   if (mesh_.world_size > 1) {
     journal_->info(absl::StrFormat(
         "ranks: %d, sharded over %d, %d replica(s)%s", mesh_.world_size, mesh_.shard_size, mesh_.replicate_size,
-        models_.teacher && !config_.parallel.shard_teacher ? ", the teacher whole on each" : ""));
+        models_.teacher.weights != nullptr && !config_.parallel.shard_teacher ? ", the teacher whole on each" : ""));
     journal_->info(gathers_line());
   }
   if (resumed) {
@@ -169,7 +168,7 @@ void TrainingRun::open_data() {
   const int64_t micro_batches = config_.train.global_batch_size / (micro * mesh_.world_size);
   prefetcher_ = std::make_unique<data::Prefetcher>(
       train_data_, data::BatchSchedule{state_.samples + mesh_.rank * micro, micro, mesh_.world_size * micro},
-      read_ahead(micro_batches, train_rows_ != nullptr));
+      read_ahead(micro_batches, models_.teacher.spec.row_bytes()));
   BatchLoader::Hooks hooks;
   hooks.asked_to_stop = [this] { return stop_.received() != 0; };
   hooks.own_writers = [this] {

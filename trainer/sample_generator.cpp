@@ -154,7 +154,7 @@ Continuation SampleGenerator::with_text(const data::Prompt& prompt, Ids ids) con
 }
 
 std::vector<Sample> SampleGenerator::generate(const EvaluationHooks& hooks) {
-  if (micro_.runs_teacher() && !teacher_) {
+  if (micro_.teacher_continues_texts() && !teacher_) {
     teacher_ = continuations(WhichModel::kTeacher, hooks);
     if (!teacher_) {
       return {};

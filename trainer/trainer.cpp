@@ -92,11 +92,9 @@ void TrainingRun::train_step(const GlobalBatch& batch) {
   record.means.valid_tokens = batch.valid_tokens;
   record.means.quality = step_->micro_batches().training_quality();
   record.tokens = state_.tokens;
-  if (train_rows_) {
-    const auto reading = train_rows_->take_reading();
-    record.teacher_read_bytes = reading.bytes;
-    record.teacher_read_seconds = reading.seconds;
-  }
+  const data::TeacherRows::Reading reading = train_data_->take_teacher_reading();
+  record.teacher_read_bytes = reading.bytes;
+  record.teacher_read_seconds = reading.seconds;
   options.failed = !journal_status_.ok();
   options.more = state_.step < last_step_;
   const int64_t shadow_every = config_.float8.shadow_every;

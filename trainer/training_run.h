@@ -70,7 +70,6 @@ class TrainingRun {
   std::shared_ptr<const plan::Plan> plan_;
   std::vector<std::string> report_, warnings_; // what the run is about to do
   std::shared_ptr<data::Dataset> train_data_, eval_data_;
-  std::shared_ptr<teacher_cache::CachedRows> train_rows_; // of the training data's teacher; null: it runs
   std::optional<precision::TeacherError> float8_error_; // of the teacher, before the run
   LoadedModels models_;
   std::unique_ptr<TrainStep> step_;

@@ -39,22 +39,25 @@ ALLOWED = {
         "trainer/optim", "trainer/sharding"},
     "trainer/teacher_cache": {
         "data", "data/base", "losses", "trainer/config", "trainer/device", "trainer/hf", "trainer/models"},
+    "trainer/teacher": {
+        "data", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/sharding",
+        "trainer/teacher_cache"},
     "trainer/step": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/optim",
-        "trainer/sharding", "trainer/teacher_cache"},
+        "trainer/sharding", "trainer/teacher"},
     "trainer/precision": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/sharding",
-        "trainer/step"},
+        "trainer/step", "trainer/teacher"},
     "trainer/plan": {
         "data", "data/base", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models",
-        "trainer/sharding", "trainer/step", "trainer/teacher_cache"},
+        "trainer/sharding", "trainer/step", "trainer/teacher", "trainer/teacher_cache"},
     "trainer/run_folder": {
         "data/base", "losses", "trainer/config", "trainer/hf", "trainer/metrics", "trainer/sharding"},
     "trainer/report": {"data/base", "trainer/run_folder"},
     "trainer/loader": {"data", "trainer/sharding", "trainer/step"},
     "trainer/setup": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/hf", "trainer/launch", "trainer/metrics",
-        "trainer/models", "trainer/plan", "trainer/sharding", "trainer/step", "trainer/teacher_cache"},
+        "trainer/models", "trainer/plan", "trainer/sharding", "trainer/step", "trainer/teacher", "trainer/teacher_cache"},
     "trainer": {  # the files that are the run
         "data", "trainer/checkpoint", "trainer/config", "trainer/device", "trainer/launch", "trainer/loader",
         "trainer/metrics", "trainer/optim", "trainer/plan", "trainer/precision", "trainer/report", "trainer/run_folder",

@@ -6,15 +6,13 @@
 namespace distill::metrics {
 
 Throughput::Throughput(
-    at::Device device, const models::ModelConfig& student, const models::ModelConfig* teacher, int64_t seq_len,
+    at::Device device, const models::ModelConfig& student, const TokenFlops& teacher, int64_t seq_len,
     int64_t teacher_seq_len, int64_t tokens_per_step, int64_t world_size)
     : device_(device),
       tokens_per_step_(static_cast<double>(tokens_per_step)),
       peak_flops_(device::device_info(device).peak_bf16_flops * static_cast<double>(world_size)) {
   const TokenFlops student_flops = token_flops(student, seq_len);
-  const TokenFlops teacher_flops = teacher != nullptr
-      ? token_flops(*teacher, teacher_seq_len) * (static_cast<double>(teacher_seq_len) / static_cast<double>(seq_len))
-      : TokenFlops{};
+  const TokenFlops teacher_flops = teacher * (static_cast<double>(teacher_seq_len) / static_cast<double>(seq_len));
   causal_flops_ = step_flops_per_token(student_flops, teacher_flops, /*causal=*/true);
   full_flops_ = step_flops_per_token(student_flops, teacher_flops, /*causal=*/false);
 }

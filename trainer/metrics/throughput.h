@@ -10,10 +10,10 @@ namespace distill::metrics {
 // Completes the records of a run's steps, whose seconds are known: speed, MFU in both conventions, memory.
 class Throughput {
  public:
-  // `teacher` null: none. `teacher_seq_len`: of the sequences that the teacher reads, one for each of the student's.
-  // `tokens_per_step`: that the student reads, over all ranks.
+  // `teacher`: operations for one of the tokens that it reads. `teacher_seq_len`: of its sequences, one for each of the
+  // student's. `tokens_per_step`: that the student reads, over all ranks.
   Throughput(
-      at::Device device, const models::ModelConfig& student, const models::ModelConfig* teacher, int64_t seq_len,
+      at::Device device, const models::ModelConfig& student, const TokenFlops& teacher, int64_t seq_len,
       int64_t teacher_seq_len, int64_t tokens_per_step, int64_t world_size);
 
   void complete(StepRecord& record) const;

@@ -11,8 +11,8 @@
 #include "trainer/plan/simulated_run.h"
 #include "trainer/sharding/simulated_mesh.h"
 #include "trainer/sharding/slot_set.h"
-#include "trainer/step/capture_step.h"
 #include "trainer/step/loaded_models.h"
+#include "trainer/teacher/capture_step.h"
 #include "trainer/teacher_cache/part_thread.h"
 
 namespace distill::plan {
@@ -27,7 +27,7 @@ absl::StatusOr<RunShape> capture_shape(
     const config::Config& config, const models::ModelConfig& teacher, const Target& target, bool teacher_stream) {
   RunShape shape;
   shape.config = config;
-  shape.teacher = teacher;
+  shape.teacher = trainer::TeacherSpec::running({teacher, nullptr});
   shape.environment = target.environment;
   shape.teacher_stream = teacher_stream;
   shape.replicate = config.parallel.replicate;

@@ -93,16 +93,13 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   MemoryPrediction prediction;
 
   const trainer::ModelSource student{shape.student, nullptr};
-  const trainer::ModelSource teacher{shape.teacher.value_or(models::ModelConfig{}), nullptr, shape.cached_rows};
   // Nothing is read, and nothing can fail.
   trainer::LoadedModels models = *trainer::load_models(
-      config, environment, *mesh, student, shape.teacher ? &teacher : nullptr,
-      state_on_host ? device::HostSlab::simulated() : nullptr);
+      config, environment, *mesh, student, shape.teacher, state_on_host ? device::HostSlab::simulated() : nullptr);
   trainer::TrainStep step(config, *mesh, models, {shape.policies, host_activations}, blocks.functions(simulation));
   prediction.static_bytes = simulation.allocated();
   if (shape.copies()) {
-    prediction.peer_bytes =
-        models.student->bytes() + (models.teacher && config.parallel.shard_teacher ? models.teacher->bytes() : 0);
+    prediction.peer_bytes = models.student->bytes() + (config.parallel.shard_teacher ? models.teacher.bytes() : 0);
   }
 
   at::Tensor workspace;
@@ -130,9 +127,9 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   prediction.host_activations = host_activations->used();
   const int64_t state = state_bytes(*models.student);
   prediction.host_optimizer = state_on_host ? state : 0;
-  if (shape.cached_rows) { // pinned memory comes in powers of two
-    prediction.host_teacher = trainer::most_in_memory(shape.micro_batches, /*cached_rows=*/true) *
-        static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(shape.cached_bytes())));
+  if (shape.row_bytes() > 0) { // pinned memory comes in powers of two
+    prediction.host_teacher = trainer::most_in_memory(shape.micro_batches, shape.row_bytes()) *
+        static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(shape.row_bytes())));
   }
   prediction.host_checkpoint = config.checkpoint.async && config.checkpoint.every > 0 ? state : 0;
   return prediction;

@@ -46,13 +46,12 @@ struct Plan {
 struct PlanRequest {
   config::Config config;
   const models::ModelConfig& student;
-  const models::ModelConfig* teacher = nullptr;
+  trainer::TeacherSpec teacher;
   Target target;
   Machine machine;
   int64_t device_bytes = 0; // of the present device; 0: use machine.memory_gib
   int64_t host_bytes = 0; // host memory that a rank may take for offloading; 0: unknown, no limit
   bool teacher_stream = false; // the training data has texts of the teacher's own
-  std::optional<teacher_cache::RowFormat> cached_rows = std::nullopt; // as RunShape::cached_rows
 };
 
 // InvalidArgument names the key. If no mix fits under memory.activation: auto, the plan is for the mix with least

@@ -21,19 +21,9 @@ void add_row(std::string& text, const std::string& name, const std::string& valu
   absl::StrAppendFormat(&text, "  %-34s %s\n", name, value);
 }
 
-std::string teacher_text(const RunShape& shape) {
-  if (!shape.teacher) {
-    return "none";
-  }
-  return shape.reads_teacher() ? absl::StrFormat(
-                                     "from a cache, %s, %d bytes a token", teacher_cache::describe(*shape.cached_rows),
-                                     shape.cached_rows->row_bytes())
-                               : models::precision_text(*shape.teacher, shape.environment.teacher_dtype);
-}
-
 // Of all ranks, at most: where every token has a target.
 double cached_step_bytes(const RunShape& shape) {
-  return static_cast<double>(shape.ranks() * shape.micro_batches * shape.cached_bytes());
+  return static_cast<double>(shape.ranks() * shape.micro_batches * shape.row_bytes());
 }
 
 // "134 MB a step, 512 MB/s at this speed (8 ranks)"
@@ -104,7 +94,7 @@ std::vector<std::string> Plan::lines() const {
       "activations: %s%s; predicted %.4g s a step, %.4g tok/s (%s)", models::policies_text(shape.policies),
       automatic ? absl::StrFormat(" (auto, the fastest of %d mixes that fits)", mixes) : "", time.total(),
       time.tokens_per_second, machine.name));
-  if (shape.cached_rows) {
+  if (shape.row_bytes() > 0) {
     lines.push_back("teacher's rows: " + reading_text(*this));
   }
   return lines;
@@ -124,7 +114,7 @@ std::string Plan::text() const {
       text, "ranks",
       absl::StrFormat(
           "%d: sharded over %d, %d replica(s)%s", shape.ranks(), shape.shard, shape.replicate,
-          shape.teacher && !shape.config.parallel.shard_teacher ? ", the teacher whole on each" : ""));
+          shape.teacher.exists() && !shape.config.parallel.shard_teacher ? ", the teacher whole on each" : ""));
   if (shape.shard > 1) {
     add_row(
         text, "gathers",
@@ -139,7 +129,8 @@ std::string Plan::text() const {
       absl::StrFormat(
           "%d micro-batch(es) of %d x %d tokens, student %s, teacher %s%s", shape.micro_batches,
           shape.config.train.micro_batch_size, shape.config.data.seq_len,
-          models::precision_text(shape.student, shape.environment.student_dtype), teacher_text(shape),
+          models::precision_text(shape.student, shape.environment.student_dtype),
+          shape.teacher.text(shape.environment.teacher_dtype),
           shape.teacher_stream ? absl::StrFormat(
                                      ", which reads %d x %d tokens of its own", shape.config.train.micro_batch_size,
                                      shape.teacher_seq_len())
@@ -164,7 +155,7 @@ std::string Plan::text() const {
       absl::StrFormat(
           "%18.0f, %.0f for each rank", time.tokens_per_second,
           time.tokens_per_second / static_cast<double>(shape.ranks())));
-  if (shape.cached_rows) {
+  if (shape.row_bytes() > 0) {
     add_row(text, "teacher's rows", absl::StrCat("  ", reading_text(*this)));
   }
   for (const std::string& overflow : overflows) {
@@ -193,10 +184,10 @@ std::string Plan::json() const {
   json["gathered_bytes"] = memory.gathers.total_bytes();
   json["micro_batches"] = shape.micro_batches;
   json["tokens_per_micro_batch"] = shape.tokens();
-  json["cached_bytes_per_token"] = shape.cached_rows ? shape.cached_rows->row_bytes() : 0;
+  json["cached_bytes_per_token"] = shape.teacher.row_bytes();
   json["cached_bytes_per_step"] = cached_step_bytes(shape);
   json["cached_bytes_per_second"] = cached_step_bytes(shape) / time.total();
-  json["teacher_tokens_per_micro_batch"] = shape.teacher ? shape.teacher_tokens() : 0;
+  json["teacher_tokens_per_micro_batch"] = shape.teacher.exists() ? shape.teacher_tokens() : 0;
   Json policies = Json::array();
   for (const models::ActivationPolicy policy : shape.policies) {
     policies.push_back(base::enum_name(policy));

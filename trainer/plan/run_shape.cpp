@@ -49,28 +49,20 @@ absl::Status decide_gather(const Target& target, RunShape& shape) {
 
 } // namespace
 
-int64_t RunShape::vocab() const {
-  return teacher ? std::min(student.vocab_size, teacher->vocab_size) : student.vocab_size;
-}
-
 absl::StatusOr<RunShape> run_shape(
-    const config::Config& config, const models::ModelConfig& student, const models::ModelConfig* teacher,
-    const std::optional<teacher_cache::RowFormat>& cached_rows, const Target& target, bool teacher_stream) {
+    const config::Config& config, const models::ModelConfig& student, const trainer::TeacherSpec& teacher,
+    const Target& target, bool teacher_stream) {
   RunShape shape;
-  shape.cached_rows = cached_rows;
   shape.config = config;
   shape.student = student;
-  shape.teacher = teacher != nullptr ? std::optional(*teacher) : std::nullopt;
+  shape.teacher = teacher;
+  shape.teacher.set_weights(nullptr);
   shape.environment = target.environment;
-  shape.teacher_stream = teacher_stream && teacher != nullptr;
+  shape.teacher_stream = teacher_stream && teacher.exists();
   RETURN_IF_ERROR(divide_ranks(target, shape));
   RETURN_IF_ERROR(decide_gather(target, shape));
   shape.config.parallel.slots = std::max(config.parallel.slots, config.parallel.prefetch + 1);
-  ASSIGN_OR_RETURN(
-      shape.head,
-      trainer::plan_head(
-          config, student, teacher, cached_rows ? &*cached_rows : nullptr, target.environment,
-          /*needs_grad=*/true));
+  ASSIGN_OR_RETURN(shape.head, trainer::plan_head(config, student, teacher, target.environment, /*needs_grad=*/true));
   ASSIGN_OR_RETURN(shape.policies, config::policies_of_blocks(config.memory.activation, student.num_layers));
   return shape;
 }

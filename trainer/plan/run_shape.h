@@ -10,7 +10,7 @@
 #include "trainer/models/activation_policy.h"
 #include "trainer/models/model_config.h"
 #include "trainer/step/environment.h"
-#include "trainer/teacher_cache/row_format.h"
+#include "trainer/teacher/teacher_spec.h"
 
 namespace distill::plan {
 
@@ -27,14 +27,13 @@ struct Target {
 struct RunShape {
   config::Config config; // with parallel.gather and parallel.slots decided: copy or nccl, and a number
   models::ModelConfig student;
-  std::optional<models::ModelConfig> teacher;
+  trainer::TeacherSpec teacher;
   trainer::Environment environment;
   int64_t shard = 1; // ranks that share one copy of the models
   int64_t replicate = 1; // number of such copies
   int64_t ranks_per_node = 8;
   int64_t micro_batches = 1; // in a step, on one rank
   bool teacher_stream = false; // the teacher reads tokens of its own, in sequences of data.teacher_seq_len
-  std::optional<teacher_cache::RowFormat> cached_rows; // of a teacher whose predictions are read
   losses::ChunkPlan head;
   std::vector<models::ActivationPolicy> policies; // one for each of the student's blocks
 
@@ -50,14 +49,8 @@ struct RunShape {
   int64_t teacher_tokens() const { // of a micro-batch, that the teacher reads
     return config.train.micro_batch_size * teacher_seq_len();
   }
-  bool reads_teacher() const { // which has no blocks
-    return cached_rows.has_value();
-  }
-  bool has_teacher_head() const { // whose lm_head the loss head multiplies by
-    return teacher && !(reads_teacher() && cached_rows->is_sparse());
-  }
-  int64_t cached_bytes() const { // of the teacher's rows of a micro-batch
-    return cached_rows ? tokens() * cached_rows->row_bytes() : 0;
+  int64_t row_bytes() const { // that are read of the teacher for a micro-batch
+    return tokens() * teacher.row_bytes();
   }
   int64_t ranks() const {
     return shard * replicate;
@@ -66,16 +59,18 @@ struct RunShape {
     return config.parallel.gather == config::Gather::kCopy;
   }
   int64_t gathered_blocks() const { // of all models whose units are gathered
-    return student.num_layers + (teacher && config.parallel.shard_teacher ? teacher->num_layers : 0);
+    return student.num_layers + (config.parallel.shard_teacher ? teacher.blocks() : 0);
   }
-  int64_t vocab() const; // columns of the logits
+  int64_t vocab() const { // columns of the logits
+    return teacher.columns(student.vocab_size);
+  }
 };
 
 // `teacher_stream`: whether the training data has texts of the teacher's own, which matters with a teacher only.
 // `policies` is left empty if memory.activation is auto; where parallel.slots is auto, the slots are the fewest.
 // InvalidArgument names the key.
 absl::StatusOr<RunShape> run_shape(
-    const config::Config& config, const models::ModelConfig& student, const models::ModelConfig* teacher,
-    const std::optional<teacher_cache::RowFormat>& cached_rows, const Target& target, bool teacher_stream);
+    const config::Config& config, const models::ModelConfig& student, const trainer::TeacherSpec& teacher,
+    const Target& target, bool teacher_stream);
 
 } // namespace distill::plan

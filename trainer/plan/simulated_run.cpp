@@ -52,8 +52,8 @@ data::Batch simulated_batch(const RunShape& shape) {
     const int64_t length = shape.teacher_seq_len();
     batch.teacher = {tokens(length), tokens(length), boundaries(rows, length, batch.packed), length, tokens(seq_len)};
   }
-  if (shape.reads_teacher()) {
-    batch.teacher_rows_NW = at::empty({shape.tokens(), shape.cached_rows->row_bytes()}, at::kByte);
+  if (shape.teacher.row_bytes() > 0) {
+    batch.teacher_rows_NW = at::empty({shape.tokens(), shape.teacher.row_bytes()}, at::kByte);
   }
   return batch;
 }

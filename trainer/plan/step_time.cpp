@@ -98,7 +98,7 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
   const bool bf16_logits = shape.config.loss.logits_dtype == losses::LogitsDtype::kBFloat16;
   const double logit = bf16_logits ? 2 : std::max(4.0, element);
   const double hidden = static_cast<double>(shape.student.hidden_size);
-  const double teacher = shape.has_teacher_head() ? static_cast<double>(shape.teacher->hidden_size) : 0;
+  const auto teacher = static_cast<double>(shape.teacher.head_width());
   const auto chunks = static_cast<double>(shape.head.num_chunks(shape.tokens()));
   const auto groups = static_cast<double>(shape.head.num_groups(shape.tokens()));
   const double sides = teacher > 0 ? 2 : 1;
@@ -130,7 +130,7 @@ double wait_for_updates(const RunShape& shape, const Machine& machine, double te
 } // namespace
 
 BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher) {
-  const models::ModelConfig& config = teacher ? *shape.teacher : shape.student;
+  const models::ModelConfig& config = teacher ? shape.teacher.model().config : shape.student;
   const at::ScalarType dtype = teacher ? shape.environment.teacher_dtype : shape.environment.student_dtype;
   const Widths w = widths_of(config);
   const auto tokens = static_cast<double>(teacher ? shape.teacher_tokens() : shape.tokens());
@@ -254,14 +254,12 @@ StepTime predict_time(const RunShape& shape, const Machine& machine, const Gathe
   const double table = static_cast<double>(shape.student.vocab_size) * hidden;
   const double tables = shape.student.tie_word_embeddings ? 1 : 2;
   const double reduces = layers * student.reduce + tables * unit_reduce(shape, machine, table);
-  if (shape.teacher) {
-    const auto teacher_layers = static_cast<double>(shape.teacher->num_layers);
-    const BlockTime teacher = teacher_layers > 0 ? block_time(shape, machine, /*teacher=*/true) : BlockTime{};
-    at_phase(time, Phase::kTeacher) = micro * teacher_layers * teacher.forward;
-    if (shape.reads_teacher()) {
-      at_phase(time, Phase::kTeacher) += micro * static_cast<double>(shape.cached_bytes()) / machine.host_bytes;
-    } else if (shape.teacher_stream) { // the hidden states of the student's tokens are read and written
-      at_phase(time, Phase::kTeacher) += micro * 2 * tokens * static_cast<double>(shape.teacher->hidden_size) *
+  at_phase(time, Phase::kTeacher) = micro * static_cast<double>(shape.row_bytes()) / machine.host_bytes;
+  if (const auto teacher_blocks = static_cast<double>(shape.teacher.blocks()); teacher_blocks > 0) {
+    const BlockTime teacher = block_time(shape, machine, /*teacher=*/true);
+    at_phase(time, Phase::kTeacher) += micro * teacher_blocks * teacher.forward;
+    if (shape.teacher_stream) { // the hidden states of the student's tokens are read and written
+      at_phase(time, Phase::kTeacher) += micro * 2 * tokens * static_cast<double>(shape.teacher.head_width()) *
           element_bytes(shape.environment.teacher_dtype) / machine.memory_bytes;
     }
   }

@@ -7,7 +7,7 @@
 #include "trainer/models/ops/embedding.h"
 #include "trainer/models/packed_layout.h"
 #include "trainer/models/units.h"
-#include "trainer/step/token_batch.h"
+#include "trainer/teacher/token_batch.h"
 
 namespace distill::precision {
 namespace {
@@ -49,7 +49,7 @@ models::BlockParams params_of(
 class Walk {
  public:
   Walk(
-      const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
+      const models::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
       absl::Span<const data::Batch> batches, absl::Span<const Variant> variants, const WalkOptions& options)
       : model_(model),
         environment_(environment),
@@ -191,7 +191,7 @@ class Walk {
     return result;
   }
 
-  const trainer::ModelSource& model_;
+  const models::ModelSource& model_;
   const trainer::Environment& environment_;
   const sharding::Mesh& mesh_;
   const absl::Span<const Variant> variants_;
@@ -205,7 +205,7 @@ class Walk {
 } // namespace
 
 absl::StatusOr<std::vector<TokenMetrics>> walk(
-    const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
+    const models::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
     absl::Span<const data::Batch> batches, absl::Span<const Variant> variants, const WalkOptions& options) {
   return Walk(model, environment, mesh, batches, variants, options).run();
 }

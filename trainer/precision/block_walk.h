@@ -35,7 +35,7 @@ struct WalkOptions {
 // The result has one member for each variant. Progress is reported to the mesh after every block. InvalidArgument:
 // weights that are not finite.
 absl::StatusOr<std::vector<TokenMetrics>> walk(
-    const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
+    const models::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
     absl::Span<const data::Batch> batches, absl::Span<const Variant> variants, const WalkOptions& options);
 
 } // namespace distill::precision

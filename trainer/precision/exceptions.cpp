@@ -31,7 +31,7 @@ std::vector<ProductError> products_of(const models::ModelConfig& config) {
 class Search {
  public:
   Search(
-      const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
+      const models::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
       absl::Span<const data::Batch> batches, const Limits& limits, const WalkOptions& options, int64_t memory)
       : model_(model),
         environment_(environment),
@@ -128,7 +128,7 @@ class Search {
     return absl::OkStatus();
   }
 
-  const trainer::ModelSource& model_;
+  const models::ModelSource& model_;
   const trainer::Environment& environment_;
   const sharding::Mesh& mesh_;
   const absl::Span<const data::Batch> batches_;
@@ -148,7 +148,7 @@ std::string Limits::text() const {
 }
 
 absl::StatusOr<ExceptionSearch> find_exceptions(
-    const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
+    const models::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
     absl::Span<const data::Batch> batches, const Limits& limits, const WalkOptions& options, int64_t memory) {
   return Search(model, environment, mesh, batches, limits, options, memory).run();
 }

@@ -39,7 +39,7 @@ struct ExceptionSearch {
 // estimated from the single errors, which nearly add up, and the result is always measured. `memory`: bytes that the
 // hidden states of the variants may take.
 absl::StatusOr<ExceptionSearch> find_exceptions(
-    const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
+    const models::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
     absl::Span<const data::Batch> batches, const Limits& limits, const WalkOptions& options, int64_t memory);
 
 } // namespace distill::precision

@@ -66,7 +66,7 @@ absl::StatusOr<std::vector<data::Batch>> gate_batches(
 
 absl::StatusOr<std::optional<TeacherError>> check_teacher(
     const config::Config& config, const trainer::Environment& environment, const sharding::Mesh& mesh,
-    const trainer::ModelSource& teacher, const data::Dataset& data) {
+    const models::ModelSource& teacher, const data::Dataset& data) {
   if (!teacher.config.float8.any() || !config.float8.gate) {
     return std::nullopt;
   }

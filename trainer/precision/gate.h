@@ -23,6 +23,6 @@ absl::StatusOr<std::vector<data::Batch>> gate_batches(
 // is false.
 absl::StatusOr<std::optional<TeacherError>> check_teacher(
     const config::Config& config, const trainer::Environment& environment, const sharding::Mesh& mesh,
-    const trainer::ModelSource& teacher, const data::Dataset& data);
+    const models::ModelSource& teacher, const data::Dataset& data);
 
 } // namespace distill::precision

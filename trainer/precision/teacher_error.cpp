@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "data/base/status_macros.h"
-#include "trainer/step/token_batch.h"
+#include "trainer/teacher/token_batch.h"
 
 namespace distill::precision {
 namespace {
@@ -76,7 +76,7 @@ absl::StatusOr<std::vector<data::Batch>> sample_batches(
 }
 
 absl::StatusOr<std::vector<TeacherError>> teacher_errors(
-    const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
+    const models::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
     absl::Span<const data::Batch> batches, absl::Span<const Variant> variants, const WalkOptions& options) {
   ASSIGN_OR_RETURN(const std::vector<TokenMetrics> walked, walk(model, environment, mesh, batches, variants, options));
   std::vector<TeacherError> errors;

@@ -36,7 +36,7 @@ absl::StatusOr<std::vector<data::Batch>> sample_batches(
 // The error of each variant over the tokens of all ranks. Every rank gets the same result. InvalidArgument: no token
 // has a target, the KL of some token is not finite, or weights that are not finite.
 absl::StatusOr<std::vector<TeacherError>> teacher_errors(
-    const trainer::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
+    const models::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
     absl::Span<const data::Batch> batches, absl::Span<const Variant> variants, const WalkOptions& options);
 
 } // namespace distill::precision

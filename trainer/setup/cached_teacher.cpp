@@ -11,7 +11,6 @@
 #include "data/base/status_macros.h"
 #include "trainer/models/units.h"
 #include "trainer/setup/disk_space.h"
-#include "trainer/setup/inputs.h"
 #include "trainer/setup/read_model.h"
 
 namespace distill::trainer {

@@ -13,54 +13,55 @@
 namespace distill::trainer {
 namespace {
 
-// `rows_only`: a teacher of whom a cache has a few tokens, and no weight.
-absl::StatusOr<ModelSource> open_model(
-    const config::ModelSection& section, const std::string& name, int64_t seq_len, const char* length_key,
-    uint64_t seed, bool rows_only = false) {
-  hf::Notes notes;
-  auto config = read_model(section, name, &notes);
-  if (!config.ok()) {
-    return config.status();
-  }
-  if (absl::Status status = models::check_sequence_length(*config, seq_len); !status.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(section.folder(), "/config.json against ", length_key, ": ", std::string(status.message())));
-  }
-  ModelSource input;
-  input.config = *config;
-  const auto log_notes = [&notes] {
-    for (const hf::Note& note : notes) {
-      note.is_warning ? metrics::log_warning(note.text) : metrics::log_info(note.text);
-    }
-  };
-  if (section.init == config::ModelInit::kRandom && !section.reads_cache()) {
-    input.weights = models::random_weights(*config, seed);
-    log_notes();
-    return input;
-  }
-  if (rows_only) {
-    log_notes();
-    return input;
-  }
-  auto weights = hf::open_weights(section.folder(), *config, &notes);
-  if (!weights.ok()) {
-    return weights.status();
-  }
-  log_notes();
-  input.weights = *std::move(weights);
-  return input;
+absl::Status check_length(
+    const config::ModelSection& section, const models::ModelConfig& model, int64_t seq_len, const char* length_key) {
+  const absl::Status status = models::check_sequence_length(model, seq_len);
+  return status.ok() ? status
+                     : absl::InvalidArgumentError(absl::StrCat(
+                           section.folder(), "/config.json against ", length_key, ": ", std::string(status.message())));
 }
 
-absl::StatusOr<ModelSource> open_teacher(const config::Config& config) {
-  bool rows_only = false; // a cache has a few tokens of each row, and no weight of the teacher
-  if (config.teacher.reads_cache()) {
-    ASSIGN_OR_RETURN(const teacher_cache::Manifest manifest, teacher_cache::read_manifest(config.teacher.cache));
-    rows_only = manifest.rows.is_sparse();
+void log_notes(const hf::Notes& notes) {
+  for (const hf::Note& note : notes) {
+    note.is_warning ? metrics::log_warning(note.text) : metrics::log_info(note.text);
   }
+}
+
+absl::StatusOr<std::shared_ptr<const models::WeightSource>> open_weights(
+    const config::ModelSection& section, const models::ModelConfig& model, uint64_t seed, hf::Notes& notes) {
+  if (section.init == config::ModelInit::kRandom && !section.reads_cache()) {
+    return models::random_weights(model, seed);
+  }
+  return hf::open_weights(section.folder(), model, &notes);
+}
+
+absl::StatusOr<models::ModelSource> open_student(const config::Config& config) {
+  models::ModelSource student;
+  hf::Notes notes;
+  ASSIGN_OR_RETURN(student.config, read_model(config.student, "student", &notes));
+  RETURN_IF_ERROR(check_length(config.student, student.config, config.data.seq_len, "data.seq_len"));
+  ASSIGN_OR_RETURN(student.weights, open_weights(config.student, student.config, config.train.seed, notes));
+  log_notes(notes);
+  return student;
+}
+
+absl::StatusOr<TeacherSpec> open_teacher(const config::Config& config) {
+  hf::Notes notes;
+  ASSIGN_OR_RETURN(TeacherSpec teacher, read_teacher(config, &notes));
+  if (!teacher.exists()) {
+    return teacher;
+  }
+  const models::ModelConfig& model = teacher.model().config;
   const bool longer = config.data.teacher_length() > config.data.seq_len;
-  return open_model(
-      config.teacher, "teacher", longer ? config.data.teacher_seq_len : config.data.seq_len,
-      longer ? "data.teacher_seq_len" : "data.seq_len", config.train.seed + 1, rows_only);
+  RETURN_IF_ERROR(check_length(
+      config.teacher, model, longer ? config.data.teacher_seq_len : config.data.seq_len,
+      longer ? "data.teacher_seq_len" : "data.seq_len"));
+  if (teacher.loaded() != nullptr) {
+    ASSIGN_OR_RETURN(auto weights, open_weights(config.teacher, model, config.train.seed + 1, notes));
+    teacher.set_weights(std::move(weights));
+  }
+  log_notes(notes);
+  return teacher;
 }
 
 // `once`: every document once, in the order of the data; `shuffle`: all the same, in the shuffled order.
@@ -85,19 +86,17 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
   return data::Dataset::open(options);
 }
 
-// A teacher that is read from a cache: lets the data sets read its rows.
-absl::Status open_cached_teacher(
+// Of a teacher that is read from a cache: checks it against the run, and lets the data sets read their rows.
+absl::Status open_teacher_rows(
     const config::Config& config, const Environment& environment, config::Purpose purpose,
     absl::Span<const base::Digest> tokenizers, Inputs& inputs) {
   ASSIGN_OR_RETURN(
       const auto index,
-      open_cache(config, environment, inputs.teacher->config, inputs.student.config.vocab_size, tokenizers));
-  inputs.teacher->cached_rows = index->manifest().rows;
+      open_cache(config, environment, inputs.teacher.model().config, inputs.student.config.vocab_size, tokenizers));
   inputs.teacher_text = describe_cache(*index);
   base::ProblemList problems;
   if (inputs.train_data) {
-    inputs.train_rows =
-        problems.take(attach_rows(config, environment, index, *inputs.train_data, "data.train")).value_or(nullptr);
+    problems.add(attach_rows(config, environment, index, *inputs.train_data, "data.train").status());
   }
   // A run without evaluations does not read data.eval.
   const bool evaluates = purpose != config::Purpose::kTrain || config.eval.during_training();
@@ -105,10 +104,6 @@ absl::Status open_cached_teacher(
     problems.add(attach_rows(config, environment, index, *inputs.eval_data, "data.eval").status());
   }
   return problems.status();
-}
-
-const teacher_cache::RowFormat* rows_of(const Inputs& inputs) {
-  return inputs.teacher && inputs.teacher->cached_rows ? &*inputs.teacher->cached_rows : nullptr;
 }
 
 // With train.epochs the data say how many steps the run has; other lengths were checked with the configuration.
@@ -128,17 +123,12 @@ absl::Status check_schedule(const config::Config& config, const data::Dataset& d
 absl::StatusOr<Inputs> open_inputs(
     const config::Config& config, const Environment& environment, config::Purpose purpose) {
   base::ProblemList problems;
-  const bool has_teacher = config.has_teacher();
-  auto student =
-      problems.take(open_model(config.student, "student", config.data.seq_len, "data.seq_len", config.train.seed));
-  std::optional<ModelSource> teacher;
-  if (has_teacher) {
-    teacher = problems.take(open_teacher(config));
-  }
+  auto student = problems.take(open_student(config));
+  auto teacher = problems.take(open_teacher(config));
   const RunTokenizers tokenizers = problems.take(check_tokenizers(config)).value_or(RunTokenizers{});
   data::TokenLimits limits; // of models that cannot be read: nothing is checked
-  if (student && (teacher || !has_teacher)) {
-    limits = tokenizers.limits(student->config.vocab_size, teacher ? teacher->config.vocab_size : 0);
+  if (student && teacher) {
+    limits = tokenizers.limits(student->config.vocab_size, teacher->exists() ? teacher->model().config.vocab_size : 0);
   }
   Inputs inputs;
   inputs.teacher_tokens = tokenizers.one_sided.teacher;
@@ -161,17 +151,17 @@ absl::StatusOr<Inputs> open_inputs(
   if (purpose == config::Purpose::kTrain && config.eval.samples > 0 && inputs.eval_data) {
     inputs.samples = problems.take(open_sample_inputs(config));
   }
-  const bool models_are_known = student && (teacher || !has_teacher);
-  if (models_are_known) {
+  if (student && teacher) {
     inputs.student = *std::move(student);
-    inputs.teacher = std::move(teacher);
-  }
-  if (inputs.teacher && config.teacher.reads_cache()) {
-    problems.add(open_cached_teacher(config, environment, purpose, tokenizers.hashes, inputs));
-  }
-  if (models_are_known) {
+    inputs.teacher = *std::move(teacher);
+    if (inputs.teacher.rows()) {
+      problems.add(open_teacher_rows(config, environment, purpose, tokenizers.hashes, inputs));
+    } else if (inputs.teacher.exists()) {
+      inputs.teacher_text =
+          describe_model("teacher", config.teacher, inputs.teacher.model().config, environment.teacher_dtype);
+    }
     const auto head = problems.take(plan_head(
-        config, inputs.student.config, inputs.teacher ? &inputs.teacher->config : nullptr, rows_of(inputs), environment,
+        config, inputs.student.config, inputs.teacher, environment,
         /*needs_grad=*/purpose == config::Purpose::kTrain));
     inputs.head = head.value_or(losses::ChunkPlan{});
   }
@@ -199,21 +189,13 @@ absl::StatusOr<std::vector<std::shared_ptr<data::Dataset>>> open_capture_data(
 absl::StatusOr<CaptureInputs> open_capture_inputs(const config::Config& config, const Environment& environment) {
   base::ProblemList problems;
   CaptureInputs inputs;
-  inputs.teacher = problems.take(open_teacher(config)).value_or(ModelSource{});
+  inputs.teacher = problems.take(open_teacher(config)).value_or(TeacherSpec()).model();
   const RunTokenizers tokenizers = problems.take(check_tokenizers(config)).value_or(RunTokenizers{});
   const data::TokenLimits limits = tokenizers.limits(/*student_rows=*/0, inputs.teacher.config.vocab_size);
   inputs.data = problems.take(open_capture_data(config, tokenizers.hashes, limits, environment.device.is_cuda()))
                     .value_or(std::vector<std::shared_ptr<data::Dataset>>());
   RETURN_IF_ERROR(problems.status());
   return inputs;
-}
-
-std::string describe_shape(const models::ModelConfig& config) {
-  return absl::StrFormat(
-      "%s, vocabulary %d, hidden %d, ffn %d, %d layers, %d heads of %d, %d kv heads, %s embeddings%s%s",
-      config.model_type, config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers,
-      config.num_heads, config.head_dim, config.num_kv_heads, config.tie_word_embeddings ? "tied" : "untied",
-      config.qkv_bias ? ", qkv bias" : "", config.qk_norm ? ", qk norm" : "");
 }
 
 std::string describe_data(const data::Dataset& data) {

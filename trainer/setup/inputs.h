@@ -13,18 +13,17 @@
 #include "trainer/setup/cached_teacher.h"
 #include "trainer/setup/sample_inputs.h"
 #include "trainer/step/environment.h"
-#include "trainer/step/loaded_models.h"
+#include "trainer/teacher/teacher_spec.h"
 
 namespace distill::trainer {
 
 // Models, data and loss head of a run, opened and checked against each other; no weight has been read.
 struct Inputs {
-  ModelSource student;
-  std::optional<ModelSource> teacher; // nullopt: hard labels only
+  models::ModelSource student;
+  TeacherSpec teacher;
   std::shared_ptr<data::Dataset> train_data; // null for evaluation; for config::Purpose::kQuantize with data.eval
   std::shared_ptr<data::Dataset> eval_data; // null without data.eval
-  std::shared_ptr<teacher_cache::CachedRows> train_rows; // what is stored of the teacher; null: nothing
-  std::string teacher_text; // of a teacher that is read from a cache, for the start report
+  std::string teacher_text; // the teacher's line of the start report
   losses::ChunkPlan head; // for one micro-batch
   std::vector<int64_t> teacher_tokens; // ids of tokens that the student's tokenizer lacks
   std::optional<SampleInputs> samples; // with eval.samples, for training
@@ -36,7 +35,7 @@ absl::StatusOr<Inputs> open_inputs(
 
 // What `distill capture` reads: the teacher, and all documents of a run's data sets once, in their order.
 struct CaptureInputs {
-  ModelSource teacher;
+  models::ModelSource teacher;
   std::vector<std::shared_ptr<data::Dataset>> data; // data.train, then data.eval where there is some
 };
 absl::StatusOr<CaptureInputs> open_capture_inputs(const config::Config& config, const Environment& environment);
@@ -45,8 +44,7 @@ absl::StatusOr<std::vector<std::shared_ptr<data::Dataset>>> open_capture_data(
     const config::Config& config, const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits,
     bool pin_memory);
 
-// Text that identifies a model or a data set in checkpoints and messages.
-std::string describe_shape(const models::ModelConfig& config);
+// Text that identifies a data set in checkpoints and messages.
 std::string describe_data(const data::Dataset& data);
 // The text for the same data with the lengths and packing of a stage.
 std::string describe_data(const data::Dataset& data, const data::Stage& stage);

@@ -46,10 +46,9 @@ std::string changes_text(const plan::Plan& plan) {
 
 absl::StatusOr<plan::Plan> plan_run(
     const config::Config& config, const Environment& environment, const models::ModelConfig& student,
-    const models::ModelConfig* teacher, int64_t world_size, int64_t ranks_on_host, std::optional<bool> peer_memory) {
+    const TeacherSpec& teacher, int64_t world_size, int64_t ranks_on_host, std::optional<bool> peer_memory) {
   const bool cuda = environment.device.is_cuda();
   ASSIGN_OR_RETURN(const plan::Machine machine, plan::machine_of(config, cuda));
-  ASSIGN_OR_RETURN(const auto cached_rows, read_cached_rows(config, environment, teacher));
   ranks_on_host = std::max<int64_t>(1, ranks_on_host);
   const int64_t memory = device::device_info(environment.device).memory_bytes;
   return plan::make_plan(
@@ -60,14 +59,13 @@ absl::StatusOr<plan::Plan> plan_run(
        machine,
        /*device_bytes=*/cuda ? memory : memory / ranks_on_host,
        /*host_bytes=*/device::available_host_bytes() / ranks_on_host,
-       teacher_stream(config),
-       cached_rows});
+       teacher_stream(config)});
 }
 
 absl::StatusOr<plan::Plan> plan_on_paper(
     const config::Config& config, int64_t world_size, int64_t ranks_per_node, double device_share) {
   ASSIGN_OR_RETURN(const models::ModelConfig student, read_model(config.student, "student"));
-  ASSIGN_OR_RETURN(const std::optional<models::ModelConfig> teacher, read_teacher(config));
+  ASSIGN_OR_RETURN(const TeacherSpec teacher, read_teacher(config));
   const auto check_length = [](const char* key, const models::ModelConfig& model, int64_t length) {
     const absl::Status status = models::check_sequence_length(model, length);
     return status.ok() ? status
@@ -75,14 +73,13 @@ absl::StatusOr<plan::Plan> plan_on_paper(
                              absl::StrCat(key, " against a model's config.json: ", std::string(status.message())));
   };
   RETURN_IF_ERROR(check_length("data.seq_len", student, config.data.seq_len));
-  if (teacher) {
-    RETURN_IF_ERROR(check_length("data.seq_len", *teacher, config.data.seq_len));
-    RETURN_IF_ERROR(check_length("data.teacher_seq_len", *teacher, config.data.teacher_length()));
+  if (teacher.exists()) {
+    RETURN_IF_ERROR(check_length("data.seq_len", teacher.model().config, config.data.seq_len));
+    RETURN_IF_ERROR(check_length("data.teacher_seq_len", teacher.model().config, config.data.teacher_length()));
   }
   const bool cuda = config.train.device != config::DeviceChoice::kCpu;
   ASSIGN_OR_RETURN(const plan::Machine machine, plan::machine_of(config, cuda));
   const Environment environment = environment_on(config, cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
-  ASSIGN_OR_RETURN(const auto cached_rows, read_cached_rows(config, environment, teacher ? &*teacher : nullptr));
   const bool here = cuda && device::cuda_device_count() > 0;
   const int64_t sharing = std::max<int64_t>(1, std::min(world_size, ranks_per_node));
   const auto host_bytes = static_cast<int64_t>(machine.host_gib * kGiB * kHostShare);
@@ -91,13 +88,12 @@ absl::StatusOr<plan::Plan> plan_on_paper(
   return plan::make_plan(
       {config,
        student,
-       teacher ? &*teacher : nullptr,
+       teacher,
        {environment, world_size, ranks_per_node},
        machine,
        /*device_bytes=*/static_cast<int64_t>(device_share * device_bytes),
        /*host_bytes=*/(here ? device::available_host_bytes() : host_bytes) / sharing,
-       teacher_stream(config),
-       cached_rows});
+       teacher_stream(config)});
 }
 
 absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_size, int64_t ranks_per_node) {
@@ -145,8 +141,8 @@ absl::StatusOr<plan::Plan> plan_of_ranks(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
     const sharding::Mesh& mesh) {
   return plan_run(
-      config, environment, inputs.student.config, inputs.teacher ? &inputs.teacher->config : nullptr, ranks.world_size,
-      ranks.local_world_size, /*peer_memory=*/mesh.peers != nullptr);
+      config, environment, inputs.student.config, inputs.teacher, ranks.world_size, ranks.local_world_size,
+      /*peer_memory=*/mesh.peers != nullptr);
 }
 
 } // namespace
@@ -229,8 +225,7 @@ std::string out_of_memory_report(
   const auto teacher = read_teacher(config);
   if (environment.ok() && student.ok() && teacher.ok()) {
     const auto plan_of = [&](const config::Config& changed) {
-      return plan_run(
-          changed, *environment, *student, *teacher ? &**teacher : nullptr, ranks.world_size, ranks.local_world_size);
+      return plan_run(changed, *environment, *student, *teacher, ranks.world_size, ranks.local_world_size);
     };
     if (const auto plan = plan_of(config); plan.ok()) {
       absl::StrAppend(&text, "\nthe plan had predicted a peak of ", device::bytes_text(plan->memory.peak()));

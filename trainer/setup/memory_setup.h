@@ -24,7 +24,7 @@ struct HostMemory {
 // with the host memory that is free. `peer_memory`: as in plan::Target. InvalidArgument names the key.
 absl::StatusOr<plan::Plan> plan_run(
     const config::Config& config, const Environment& environment, const models::ModelConfig& student,
-    const models::ModelConfig* teacher, int64_t world_size, int64_t ranks_on_host,
+    const TeacherSpec& teacher, int64_t world_size, int64_t ranks_on_host,
     std::optional<bool> peer_memory = std::nullopt);
 
 // The same without a device, weights or data: for any number of ranks, on the machine that memory.machine or the

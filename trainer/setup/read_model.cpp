@@ -3,7 +3,7 @@
 #include "data/base/status_macros.h"
 #include "trainer/hf/config_json.h"
 #include "trainer/models/layout.h"
-#include "trainer/setup/cached_teacher.h"
+#include "trainer/teacher_cache/cache_folder.h"
 
 namespace distill::trainer {
 namespace {
@@ -84,22 +84,32 @@ absl::StatusOr<models::ModelConfig> read_model(
   return config;
 }
 
-absl::StatusOr<std::optional<models::ModelConfig>> read_teacher(const config::Config& config) {
+absl::StatusOr<TeacherSpec> read_teacher(const config::Config& config, hf::Notes* notes) {
   if (!config.has_teacher()) {
-    return std::optional<models::ModelConfig>();
+    return TeacherSpec();
   }
-  ASSIGN_OR_RETURN(models::ModelConfig teacher, read_model(config.teacher, "teacher"));
-  return std::optional(std::move(teacher));
+  ASSIGN_OR_RETURN(models::ModelConfig teacher, read_model(config.teacher, "teacher", notes));
+  if (!config.teacher.reads_cache()) {
+    return TeacherSpec::running({std::move(teacher), nullptr}, config.teacher.path);
+  }
+  ASSIGN_OR_RETURN(const teacher_cache::Manifest manifest, teacher_cache::read_manifest(config.teacher.cache));
+  return TeacherSpec::cached({std::move(teacher), nullptr}, manifest.rows, config.teacher.cache);
 }
 
-absl::StatusOr<std::optional<teacher_cache::RowFormat>> read_cached_rows(
-    const config::Config& config, const Environment& environment, const models::ModelConfig* teacher) {
-  std::optional<teacher_cache::RowFormat> rows;
-  if (config.teacher.reads_cache()) {
-    ASSIGN_OR_RETURN(const teacher_cache::Manifest manifest, teacher_cache::read_manifest(config.teacher.cache));
-    rows = manifest.rows;
-  }
-  return rows;
+std::string describe_shape(const models::ModelConfig& config) {
+  return absl::StrFormat(
+      "%s, vocabulary %d, hidden %d, ffn %d, %d layers, %d heads of %d, %d kv heads, %s embeddings%s%s",
+      config.model_type, config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers,
+      config.num_heads, config.head_dim, config.num_kv_heads, config.tie_word_embeddings ? "tied" : "untied",
+      config.qkv_bias ? ", qkv bias" : "", config.qk_norm ? ", qk norm" : "");
+}
+
+std::string describe_model(
+    const char* role, const config::ModelSection& section, const models::ModelConfig& config, at::ScalarType dtype) {
+  return absl::StrFormat(
+      "%s: %s (%s), %.1f M parameters, computes in %s; %s", role, section.path, base::enum_name(section.init),
+      static_cast<double>(models::parameter_count(models::unit_layouts(config))) / 1e6,
+      models::precision_text(config, dtype), describe_shape(config));
 }
 
 } // namespace distill::trainer

@@ -2,14 +2,12 @@
 
 #include <absl/status/statusor.h>
 
-#include <optional>
 #include <string>
 
 #include "trainer/config/config.h"
 #include "trainer/hf/notes.h"
 #include "trainer/models/model_config.h"
-#include "trainer/step/environment.h"
-#include "trainer/teacher_cache/row_format.h"
+#include "trainer/teacher/teacher_spec.h"
 
 namespace distill::trainer {
 
@@ -19,12 +17,14 @@ namespace distill::trainer {
 absl::StatusOr<models::ModelConfig> read_model(
     const config::ModelSection& section, const std::string& name, hf::Notes* notes = nullptr);
 
-// The same of the teacher that a run loads: all of it, or what the folder of a cache has of it. nullopt: no teacher.
-absl::StatusOr<std::optional<models::ModelConfig>> read_teacher(const config::Config& config);
+// A run's teacher, without weights: the model in its folder, or what the folder of a cache has of it. `notes` and
+// errors as read_model; errors also as teacher_cache::read_manifest.
+absl::StatusOr<TeacherSpec> read_teacher(const config::Config& config, hf::Notes* notes = nullptr);
 
-// How the teacher's rows are stored; nullopt: they are not. `teacher`: its shape. NotFound, DataLoss or
-// FailedPrecondition: the folder teacher.cache.
-absl::StatusOr<std::optional<teacher_cache::RowFormat>> read_cached_rows(
-    const config::Config& config, const Environment& environment, const models::ModelConfig* teacher);
+// Text that identifies a model's shape in checkpoints, caches and messages.
+std::string describe_shape(const models::ModelConfig& config);
+// A line of the start report. `role`: "student".
+std::string describe_model(
+    const char* role, const config::ModelSection& section, const models::ModelConfig& config, at::ScalarType dtype);
 
 } // namespace distill::trainer

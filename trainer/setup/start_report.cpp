@@ -2,17 +2,10 @@
 
 #include "trainer/config/run_length.h"
 #include "trainer/device/device_info.h"
+#include "trainer/setup/read_model.h"
 
 namespace distill::trainer {
 namespace {
-
-std::string model_line(
-    const char* role, const config::ModelSection& section, const models::ModelConfig& config, at::ScalarType dtype) {
-  return absl::StrFormat(
-      "%s: %s (%s), %.1f M parameters, computes in %s; %s", role, section.path, base::enum_name(section.init),
-      static_cast<double>(models::parameter_count(models::unit_layouts(config))) / 1e6,
-      models::precision_text(config, dtype), describe_shape(config));
-}
 
 void add_data_lines(const char* name, const data::Dataset& data, std::vector<std::string>& lines) {
   for (const data::SourceStats& stats : data.stats()) {
@@ -42,11 +35,9 @@ std::vector<std::string> start_report(
   lines.push_back(absl::StrFormat(
       "device: %s (%s), %.1f GiB", environment.device.str(), device.name,
       static_cast<double>(device.memory_bytes) / (1 << 30)));
-  lines.push_back(model_line("student", config.student, inputs.student.config, environment.student_dtype));
+  lines.push_back(describe_model("student", config.student, inputs.student.config, environment.student_dtype));
   if (!inputs.teacher_text.empty()) {
     lines.push_back(inputs.teacher_text);
-  } else if (inputs.teacher) {
-    lines.push_back(model_line("teacher", config.teacher, inputs.teacher->config, environment.teacher_dtype));
   }
   if (inputs.train_data) {
     add_data_lines("data.train", *inputs.train_data, lines);

@@ -78,6 +78,11 @@ void prefetch_first(ModelShards& model) {
   }
 }
 
+at::Tensor lm_head(ModelShards& model) {
+  const int64_t unit = model.head_unit();
+  return models::lm_head_weight(model.unit(unit).layout, model.weights(unit));
+}
+
 at::Tensor forward_hidden(
     ModelShards& model, const models::RopeTable& rope, const TokenBatch& batch, ModelShards* next,
     const models::BlockFunctions& functions) {

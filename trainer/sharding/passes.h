@@ -33,6 +33,9 @@ void expect_passes(const std::vector<Pass>& passes);
 // Starts gathering the first units of a pass over the model.
 void prefetch_first(ModelShards& model);
 
+// The lm_head of a model, whose unit is gathered and stays in its slot until it is released.
+at::Tensor lm_head(ModelShards& model);
+
 // Final hidden states [N, H] after the last norm, for the teacher and for evaluation: nothing is saved for a backward
 // pass. The head's unit stays in its slot for the loss head. `next` is the model whose pass follows, or null; its first
 // units are prefetched while the last block computes.

@@ -1,7 +1,6 @@
 #include "trainer/step/head_plan.h"
 
 #include "losses/head/linear_head.h"
-#include "trainer/teacher_cache/sparse_rows.h"
 
 namespace distill::trainer {
 
@@ -11,8 +10,8 @@ int64_t most_valid_tokens(const config::Config& config) {
 }
 
 absl::StatusOr<losses::ChunkPlan> plan_head(
-    const config::Config& config, const models::ModelConfig& student, const models::ModelConfig* teacher,
-    const teacher_cache::RowFormat* cached_rows, const Environment& environment, bool needs_grad) {
+    const config::Config& config, const models::ModelConfig& student, const TeacherSpec& teacher,
+    const Environment& environment, bool needs_grad) {
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
   const auto meta = [](std::initializer_list<int64_t> shape, at::ScalarType dtype) {
     return at::empty(shape, at::TensorOptions().dtype(dtype).device(at::kMeta));
@@ -21,12 +20,7 @@ absl::StatusOr<losses::ChunkPlan> plan_head(
   head.hidden_NH = meta({tokens, student.hidden_size}, environment.student_dtype);
   head.weight_VH = meta({student.vocab_size, student.hidden_size}, environment.student_dtype);
   head.targets_N = meta({tokens}, at::kLong);
-  if (cached_rows != nullptr && cached_rows->is_sparse()) {
-    teacher_cache::give_teacher(*cached_rows, meta({tokens, cached_rows->row_bytes()}, at::kByte), head);
-  } else if (teacher != nullptr) {
-    head.teacher_hidden_NG = meta({tokens, teacher->hidden_size}, environment.teacher_dtype);
-    head.teacher_weight_VG = meta({teacher->vocab_size, teacher->hidden_size}, environment.teacher_dtype);
-  }
+  teacher.add_shapes(tokens, environment.teacher_dtype, head);
   head.valid_tokens = most_valid_tokens(config);
   head.meta_device = environment.device.type();
   return losses::linear_head_plan(head, config.loss, config.chunks, needs_grad);

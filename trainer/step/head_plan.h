@@ -6,7 +6,7 @@
 #include "trainer/config/config.h"
 #include "trainer/models/model_config.h"
 #include "trainer/step/environment.h"
-#include "trainer/teacher_cache/row_format.h"
+#include "trainer/teacher/teacher_spec.h"
 
 namespace distill::trainer {
 
@@ -14,10 +14,10 @@ namespace distill::trainer {
 // document's last token has no target.
 int64_t most_valid_tokens(const config::Config& config);
 
-// The loss head's chunks for such a micro-batch, from shapes alone. `teacher` null: none. `cached_rows`: what is stored
-// of it, or null. `environment`: its device need not exist. InvalidArgument if loss.memory_cap_mb is too small.
+// The loss head's chunks for such a micro-batch, from shapes alone. `environment`: its device need not exist.
+// InvalidArgument if loss.memory_cap_mb is too small.
 absl::StatusOr<losses::ChunkPlan> plan_head(
-    const config::Config& config, const models::ModelConfig& student, const models::ModelConfig* teacher,
-    const teacher_cache::RowFormat* cached_rows, const Environment& environment, bool needs_grad);
+    const config::Config& config, const models::ModelConfig& student, const TeacherSpec& teacher,
+    const Environment& environment, bool needs_grad);
 
 } // namespace distill::trainer

@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
 
 absl::StatusOr<LoadedModels> load_models(
     const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
-    const ModelSource& student, const ModelSource* teacher, std::shared_ptr<device::HostSlab> host_state) {
+    const ModelSource& student, const TeacherSpec& teacher, std::shared_ptr<device::HostSlab> host_state) {
   const config::ParallelSection& parallel = config.parallel;
   LoadOptions load{mesh.shard_rank, mesh.shard_size};
   load.shard_axis = mesh.gather.get();
@@ -60,20 +60,21 @@ absl::StatusOr<LoadedModels> load_models(
   // Both are read before either is judged, so that one error names the tensors of both.
   auto loaded_student = load_model(environment, student, Role::kStudent, std::move(student_load));
   absl::StatusOr<std::unique_ptr<sharding::ModelShards>> loaded_teacher = nullptr;
-  if (teacher != nullptr && !teacher->is_rows_only()) {
+  if (teacher.loaded() != nullptr) {
     if (!parallel.shard_teacher) {
       load.shard_rank = 0;
       load.shard_size = 1;
       load.peers = nullptr;
       load.shard_axis = nullptr;
     }
-    loaded_teacher = load_model(environment, *teacher, Role::kTeacher, std::move(load));
+    loaded_teacher = load_model(environment, *teacher.loaded(), Role::kTeacher, std::move(load));
   }
   base::ProblemList problems;
   LoadedModels models;
   models.student = problems.take(std::move(loaded_student)).value_or(nullptr);
-  models.cached_rows = teacher != nullptr ? teacher->cached_rows : std::nullopt;
-  models.teacher = problems.take(std::move(loaded_teacher)).value_or(nullptr);
+  models.teacher.spec = teacher;
+  models.teacher.spec.set_weights(nullptr); // they have been read, and the files need not stay mapped
+  models.teacher.weights = problems.take(std::move(loaded_teacher)).value_or(nullptr);
   // A rank that is alone in having read bad weights must not leave the others in the slots' first collective.
   RETURN_IF_ERROR(sharding::agree(mesh, problems.status()));
   sharding::SlotOptions options;
@@ -83,8 +84,8 @@ absl::StatusOr<LoadedModels> load_models(
                                                                               : sharding::Accumulation::kReduceEach;
   options.reduce_dtype = config::scalar_type(parallel.reduce_dtype);
   options.checks = parallel.debug_checks && !environment.device.is_meta();
-  models.slots =
-      sharding::make_slots(options, mesh, *models.student, parallel.shard_teacher ? models.teacher.get() : nullptr);
+  models.slots = sharding::make_slots(
+      options, mesh, *models.student, parallel.shard_teacher ? models.teacher.weights.get() : nullptr);
   return models;
 }
 

@@ -7,27 +7,16 @@
 
 #include "trainer/config/config.h"
 #include "trainer/device/host_slab.h"
-#include "trainer/models/weight_source.h"
+#include "trainer/models/model_source.h"
 #include "trainer/sharding/mesh.h"
 #include "trainer/sharding/model_shards.h"
 #include "trainer/sharding/slot_set.h"
 #include "trainer/step/environment.h"
-#include "trainer/teacher_cache/row_format.h"
+#include "trainer/teacher/teacher.h"
 
 namespace distill::trainer {
 
-// A model whose weights are to be read.
-struct ModelSource {
-  models::ModelConfig config;
-  std::shared_ptr<const models::WeightSource> weights; // null in a simulated run, which reads no weights
-  // Of a teacher whose predictions are read from a cache: a model without blocks.
-  std::optional<teacher_cache::RowFormat> cached_rows = std::nullopt;
-
-  // A teacher of whom a few tokens are read: not even its lm_head is loaded.
-  bool is_rows_only() const {
-    return cached_rows && cached_rows->is_sparse();
-  }
-};
+using models::ModelSource;
 
 enum class Role {
   kStudent,
@@ -55,16 +44,15 @@ absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
 struct LoadedModels {
   sharding::SlotSet slots;
   std::unique_ptr<sharding::ModelShards> student;
-  std::unique_ptr<sharding::ModelShards> teacher; // null: hard labels only, or a teacher that is rows only
-  std::optional<teacher_cache::RowFormat> cached_rows; // of the teacher's ModelSource
+  LoadedTeacher teacher;
 };
 
-// `teacher` null: none. `host_state` and errors as for load_model. Units are gathered by copies if the mesh has peer
+// `host_state` and errors as for load_model. Units are gathered by copies if the mesh has peer
 // memory and parallel.gather is not nccl. Progress is reported to the mesh after every unit that was read.
 // parallel.slots is a number, 0 included. All ranks call it together, and all of them get an error if one does
 // (sharding::agree).
 absl::StatusOr<LoadedModels> load_models(
     const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
-    const ModelSource& student, const ModelSource* teacher, std::shared_ptr<device::HostSlab> host_state);
+    const ModelSource& student, const TeacherSpec& teacher, std::shared_ptr<device::HostSlab> host_state);
 
 } // namespace distill::trainer

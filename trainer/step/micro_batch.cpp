@@ -5,8 +5,7 @@
 #include "losses/head/products.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/device/simulation.h"
-#include "trainer/step/token_batch.h"
-#include "trainer/teacher_cache/sparse_rows.h"
+#include "trainer/teacher/token_batch.h"
 
 namespace distill::trainer {
 namespace {
@@ -15,10 +14,6 @@ namespace {
 void expect(std::vector<sharding::Pass> passes, const std::vector<sharding::Pass>& then) {
   passes.insert(passes.end(), then.begin(), then.end());
   sharding::expect_passes(passes);
-}
-
-at::Tensor lm_head(sharding::ModelShards& model) {
-  return models::lm_head_weight(model.unit(model.head_unit()).layout, model.weights(model.head_unit()));
 }
 
 // An evaluation has all metrics, whatever the steps have.
@@ -30,87 +25,37 @@ losses::LossOptions evaluated(losses::LossOptions loss) {
 } // namespace
 
 MicroBatchRunner::MicroBatchRunner(
-    const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher,
-    std::optional<teacher_cache::RowFormat> cached_rows, ActivationMemory memory, models::BlockFunctions block)
+    const config::Config& config, sharding::ModelShards& student, const LoadedTeacher& teacher, ActivationMemory memory,
+    models::BlockFunctions block)
     : config_(config),
       student_(student),
-      teacher_(teacher),
-      cached_rows_(cached_rows),
       student_rope_(models::make_rope_table(student.config(), config.data.seq_len, student.options().device)),
       block_(std::move(block)),
       pass_(student, student_rope_, std::move(memory.policies), std::move(memory.host), block_),
-      phases_(student.options().device) {
-  if (runs_teacher()) {
-    // Evaluation data without a teacher stream may be longer than training data with one.
-    const int64_t positions = std::max(config.data.seq_len, config.data.teacher_length());
-    teacher_rope_ = models::make_rope_table(teacher_->config(), positions, teacher_->options().device);
-  }
-}
+      teacher_(make_teacher(config, teacher, block_)),
+      phases_(student.options().device) {}
 
-at::Tensor MicroBatchRunner::cached_hidden(const data::Batch& batch) {
-  const sharding::ShardOptions& options = teacher_->options();
-  const at::Tensor rows_NW = copy_to_device(batch.teacher_rows_NW, options.device);
-  sharding::prefetch_first(student_);
-  at::Tensor hidden_NG = teacher_cache::decode(*cached_rows_, rows_NW, options.compute_dtype);
-  if (!hidden_NG.is_alias_of(batch.teacher_rows_NW)) { // on the CPU they may be the batch's own
-    device::label(hidden_NG, device::Category::kHidden);
-  }
-  return hidden_NG;
-}
-
-at::Tensor MicroBatchRunner::teacher_hidden(const data::Batch& batch, const sharding::TokenBatch& tokens) {
-  if (cached_rows_) {
-    return cached_hidden(batch);
-  }
-  if (!batch.teacher) {
-    return sharding::forward_hidden(*teacher_, teacher_rope_, tokens, /*next=*/&student_, block_);
-  }
-  const sharding::TokenBatch own = teacher_token_batch(batch, tokens.tokens_N.device());
-  const at::Tensor rows_N = copy_to_device(batch.teacher->rows_BS.flatten(), tokens.tokens_N.device());
-  const at::Tensor hidden_TG = sharding::forward_hidden(*teacher_, teacher_rope_, own, /*next=*/&student_, block_);
-  at::Tensor hidden_NG = hidden_TG.index_select(0, rows_N);
-  device::label(hidden_NG, device::Category::kHidden);
-  return hidden_NG;
-}
-
-losses::LinearHeadInputs MicroBatchRunner::run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens) {
+losses::LinearHeadInputs MicroBatchRunner::predict(const data::Batch& batch, const sharding::TokenBatch& tokens) {
   losses::LinearHeadInputs inputs;
   const at::Device device = tokens.tokens_N.device();
   inputs.targets_N = copy_to_device(batch.targets_BS.flatten(), device);
   inputs.valid_tokens = batch.valid_tokens;
   inputs.meta_device = device::kernel_device(device);
-  TORCH_CHECK(
-      !cached_rows_ || batch.teacher_rows_NW.defined(),
-      "the teacher is read from a cache: expected rows in the batch, found none");
-  if (has_sparse_rows()) {
-    const at::Tensor rows_NW = copy_to_device(batch.teacher_rows_NW, device);
-    sharding::prefetch_first(student_);
-    teacher_cache::give_teacher(*cached_rows_, rows_NW, inputs);
-    return inputs;
-  }
-  if (teacher_ == nullptr) {
-    return inputs;
-  }
-  inputs.teacher_hidden_NG = teacher_hidden(batch, tokens);
-  inputs.teacher_weight_VG = lm_head(*teacher_);
+  teacher_->predict(batch, tokens, student_, inputs);
   return inputs;
 }
 
 losses::LinearHeadOutput MicroBatchRunner::run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads) {
-  inputs.weight_VH = lm_head(student_);
+  inputs.weight_VH = sharding::lm_head(student_);
   const device::LabelScope label(device::Category::kHead);
   const losses::LossOptions loss = grads == nullptr ? evaluated(config_.loss) : config_.loss;
   losses::LinearHeadOutput out = losses::linear_head(inputs, loss, config_.chunks, grads);
-  const bool holds_teacher = inputs.teacher_weight_VG.defined();
   inputs = {}; // drops the views of the heads' units
   student_.release(student_.head_unit());
   if (grads == nullptr) { // with gradients, the backward pass needs the unit once more
     student_.retire(student_.head_unit());
   }
-  if (holds_teacher) {
-    teacher_->release(teacher_->head_unit());
-    teacher_->retire(teacher_->head_unit());
-  }
+  teacher_->release();
   return out;
 }
 
@@ -133,10 +78,12 @@ at::Tensor MicroBatchRunner::head_with_gradients(
 // The teacher runs first, while the student's activations do not exist yet.
 void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_M, bool last) {
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
-  const std::vector<sharding::Pass> passes = {{teacher_}, {&student_}, {&student_, /*backward=*/true}};
-  expect(passes, /*then=*/last ? std::vector<sharding::Pass>{{teacher_}} : passes);
+  const std::vector<sharding::Pass> predicting = teacher_->passes();
+  std::vector<sharding::Pass> passes = predicting;
+  passes.insert(passes.end(), {{&student_}, {&student_, /*backward=*/true}});
+  expect(passes, /*then=*/last ? predicting : passes);
   begin(metrics::Phase::kTeacher);
-  losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
+  losses::LinearHeadInputs inputs = predict(batch, tokens);
   begin(metrics::Phase::kForward);
   inputs.hidden_NH = pass_.forward(tokens);
   begin(metrics::Phase::kHead);
@@ -146,23 +93,19 @@ void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Te
 }
 
 losses::MetricQualities MicroBatchRunner::training_quality() const {
-  return losses::available_metrics(kind_of_teacher(), config_.loss);
+  return teacher_->quality(config_.loss);
 }
 
 losses::MetricQualities MicroBatchRunner::evaluation_quality() const {
-  return losses::available_metrics(kind_of_teacher(), evaluated(config_.loss));
-}
-
-losses::TeacherKind MicroBatchRunner::kind_of_teacher() const {
-  using losses::TeacherKind;
-  return cached_rows_ ? cached_rows_->kind : teacher_ != nullptr ? TeacherKind::kHidden : TeacherKind::kNone;
+  return teacher_->quality(evaluated(config_.loss));
 }
 
 void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
-  const std::vector<sharding::Pass> passes = {{teacher_}, {&student_}};
+  std::vector<sharding::Pass> passes = teacher_->passes();
+  passes.push_back({&student_});
   expect(passes, passes);
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
-  losses::LinearHeadInputs inputs = run_teacher(batch, tokens);
+  losses::LinearHeadInputs inputs = predict(batch, tokens);
   inputs.hidden_NH = sharding::forward_hidden(student_, student_rope_, tokens, /*next=*/nullptr, block_);
   const at::Tensor one_sided_N2 =
       one_sided_mass_.log_sums(inputs, student_.config().vocab_size, config_.loss.teacher_softcap);
@@ -174,16 +117,16 @@ void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
 
 std::vector<int64_t> MicroBatchRunner::next_tokens(
     const data::Batch& batch, const std::vector<int64_t>& rows, WhichModel which) {
-  sharding::ModelShards& model = which == WhichModel::kStudent ? student_ : *teacher_;
+  const WholeModel student{student_, student_rope_};
+  const auto& [model, rope] = which == WhichModel::kStudent ? student : *teacher_->whole_model();
   expect({{&model}}, {{&model}});
-  const models::RopeTable& rope = which == WhichModel::kStudent ? student_rope_ : teacher_rope_;
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
   at::Tensor hidden_NH = sharding::forward_hidden(model, rope, tokens, /*next=*/nullptr, block_);
   const auto count = static_cast<int64_t>(rows.size());
   at::Tensor next_R = at::empty({count}, tokens.tokens_N.options());
   {
     const device::LabelScope label(device::Category::kHead);
-    const at::Tensor weight_VH = lm_head(model);
+    const at::Tensor weight_VH = sharding::lm_head(model);
     const bool is_double = hidden_NH.scalar_type() == at::kDouble;
     at::Tensor logits_1V =
         at::empty({1, weight_VH.size(0)}, hidden_NH.options().dtype(is_double ? at::kDouble : at::kFloat));
@@ -208,9 +151,7 @@ void MicroBatchRunner::begin(metrics::Phase phase) {
 }
 
 void MicroBatchRunner::prefetch_first() {
-  if (teacher_ != nullptr) {
-    sharding::prefetch_first(*teacher_);
-  }
+  teacher_->prefetch_first();
 }
 
 at::Tensor MicroBatchRunner::zero_sums() const {

@@ -10,7 +10,7 @@
 #include "trainer/metrics/phase_timer.h"
 #include "trainer/sharding/passes.h"
 #include "trainer/step/one_sided_mass.h"
-#include "trainer/teacher_cache/row_format.h"
+#include "trainer/teacher/teacher.h"
 
 namespace distill::trainer {
 
@@ -25,19 +25,14 @@ struct ActivationMemory {
   std::shared_ptr<device::HostSlab> host; // null: nothing is offloaded
 };
 
-// The computation of one micro-batch: teacher forward, student forward, loss head, student backward. If the teacher
-// reads tokens of its own, each of the student's tokens with a target gets the hidden state from which the teacher
-// predicts the same target.
+// The computation of one micro-batch: the teacher's prediction, student forward, loss head, student backward.
 // M = losses::kNumTokenMetrics.
 class MicroBatchRunner {
  public:
-  // `cached_rows`: what Batch::teacher_rows_NW has; the teacher does not run then. `teacher` null: hard labels only, or
-  // rows of a few tokens in every batch. Both models must outlive this object. `block`: the functions that run a
-  // decoder block.
+  // Both models must outlive this object. `block`: the functions that run a decoder block.
   MicroBatchRunner(
-      const config::Config& config, sharding::ModelShards& student, sharding::ModelShards* teacher,
-      std::optional<teacher_cache::RowFormat> cached_rows = std::nullopt, ActivationMemory memory = {},
-      models::BlockFunctions block = {});
+      const config::Config& config, sharding::ModelShards& student, const LoadedTeacher& teacher,
+      ActivationMemory memory = {}, models::BlockFunctions block = {});
 
   // Accumulates the gradients of grad_scale * sum of the tokens' losses into the student's units and adds the sums of
   // every metric over the tokens to sums_M (fp64, on the device). `last`: this is the step's last micro-batch.
@@ -57,9 +52,9 @@ class MicroBatchRunner {
   // What the token metrics of train() are, and of evaluate(), which has all metrics.
   losses::MetricQualities training_quality() const;
   losses::MetricQualities evaluation_quality() const;
-  // Whether there is a teacher with all of its blocks.
-  bool runs_teacher() const {
-    return teacher_ != nullptr && teacher_->config().num_layers > 0;
+  // Whether next_tokens() can ask the teacher.
+  bool teacher_continues_texts() const {
+    return teacher_->whole_model() != nullptr;
   }
   // Starts gathering the first units of the next micro-batch, unless the optimizer changes them.
   void prefetch_first();
@@ -77,15 +72,8 @@ class MicroBatchRunner {
   at::Tensor zero_sums() const; // fp64 [M] on the device
 
  private:
-  // Returns the targets and the teacher: its hidden states in the order of the student's tokens, and its lm_head, whose
-  // unit stays gathered until run_head releases it; or the tokens of its rows.
-  losses::LinearHeadInputs run_teacher(const data::Batch& batch, const sharding::TokenBatch& tokens);
-  losses::TeacherKind kind_of_teacher() const;
-  bool has_sparse_rows() const {
-    return cached_rows_ && cached_rows_->is_sparse();
-  }
-  at::Tensor teacher_hidden(const data::Batch& batch, const sharding::TokenBatch& tokens); // [N, G]
-  at::Tensor cached_hidden(const data::Batch& batch); // [N, G]
+  // The targets and the teacher's prediction, whose gathered weights stay until run_head gives them back.
+  losses::LinearHeadInputs predict(const data::Batch& batch, const sharding::TokenBatch& tokens);
   losses::LinearHeadOutput run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads);
   // The head with gradients: adds to sums_M and to the lm_head's gradient, and returns the gradient of the hidden
   // states.
@@ -93,11 +81,10 @@ class MicroBatchRunner {
 
   const config::Config& config_;
   sharding::ModelShards& student_;
-  sharding::ModelShards* teacher_;
-  std::optional<teacher_cache::RowFormat> cached_rows_;
-  models::RopeTable student_rope_, teacher_rope_;
+  models::RopeTable student_rope_;
   models::BlockFunctions block_;
   sharding::TrainingPass pass_;
+  std::unique_ptr<Teacher> teacher_;
   metrics::PhaseTimer phases_;
   std::function<void(const char* phase)> phase_observer_;
   OneSidedMass one_sided_mass_;

@@ -42,7 +42,7 @@ TrainStep::TrainStep(
     : config_(config),
       mesh_(mesh),
       models_(models),
-      micro_(config, *models.student, models.teacher.get(), models.cached_rows, std::move(memory), std::move(block)),
+      micro_(config, *models.student, models.teacher, std::move(memory), std::move(block)),
       optimizer_(*models.student, config.optimizer),
       readback_(
           models.student->options().device, kStepNumbers,

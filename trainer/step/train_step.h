@@ -25,15 +25,15 @@ struct GlobalBatch {
   int64_t valid_tokens = 0; // over all ranks
 };
 
-// How many micro-batches a rank's data thread has ready at most, for steps of `micro_batches`. Where each brings the
-// teacher's rows, the next step's are enough.
-constexpr int64_t read_ahead(int64_t micro_batches, bool cached_rows) {
-  return cached_rows ? micro_batches + 1 : 2 * micro_batches;
+// How many micro-batches a rank's data thread has ready at most, for steps of `micro_batches`. Where each brings rows
+// of the teacher, of `row_bytes` for each token, the next step's are enough.
+constexpr int64_t read_ahead(int64_t micro_batches, int64_t row_bytes) {
+  return row_bytes > 0 ? micro_batches + 1 : 2 * micro_batches;
 }
 
 // How many of them are in host memory at most: those of a step, those that are ready, one that is being read.
-constexpr int64_t most_in_memory(int64_t micro_batches, bool cached_rows) {
-  return micro_batches + read_ahead(micro_batches, cached_rows) + 1;
+constexpr int64_t most_in_memory(int64_t micro_batches, int64_t row_bytes) {
+  return micro_batches + read_ahead(micro_batches, row_bytes) + 1;
 }
 
 // One optimizer step: micro-batches, reduce, norm and clip, update. Steps are queued on the device and the host does

@@ -32,17 +32,11 @@ class CachedRows : public data::TeacherRows {
 
   absl::StatusOr<at::Tensor> read(const data::Batch& batch) const override;
 
-  // Checks the stretches again: a resumed run may hold others.
-  absl::Status check_stretches(const data::Dataset& data) const;
+  absl::Status check_stretches(const data::Dataset& data) const override;
 
   // Whether the rows of a stretch with this context (contexts.h) are there.
   bool has(const data::Stretch& stretch, uint64_t context) const;
-  struct Reading {
-    int64_t bytes = 0;
-    double seconds = 0; // of the threads that read
-  };
-  // What has been read since the last call.
-  Reading take_reading();
+  Reading take_reading() override;
 
  private:
   // Tokens [begin, begin + tokens) of a document, and where their rows are.

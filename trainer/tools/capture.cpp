@@ -21,7 +21,7 @@
 #include "trainer/setup/resolve_environment.h"
 #include "trainer/setup/run_context.h"
 #include "trainer/sharding/slot_set.h"
-#include "trainer/step/capture_step.h"
+#include "trainer/teacher/capture_step.h"
 #include "trainer/teacher_cache/cache_folder.h"
 #include "trainer/teacher_cache/part_thread.h"
 #include "trainer/teacher_cache/rows_to_write.h"

@@ -36,8 +36,8 @@ absl::Status dry_run(const config::Config& config, const launch::RankInfo& ranks
   ASSIGN_OR_RETURN(
       const plan::Plan plan,
       plan_run(
-          config, environment, inputs.student.config, inputs.teacher ? &inputs.teacher->config : nullptr,
-          std::max(started, ranks.world_size), std::max(started, ranks.local_world_size)));
+          config, environment, inputs.student.config, inputs.teacher, std::max(started, ranks.world_size),
+          std::max(started, ranks.local_world_size)));
   std::fputs(plan.text().c_str(), stdout);
   RETURN_IF_ERROR(check_fits(config, plan));
   std::puts("dry run: everything checks out; nothing was written");

@@ -11,6 +11,7 @@
 #include "trainer/metrics/teacher_check.h"
 #include "trainer/setup/inputs.h"
 #include "trainer/setup/resolve_environment.h"
+#include "trainer/step/loaded_models.h"
 
 namespace distill::trainer {
 namespace {
@@ -19,10 +20,10 @@ std::string describe(const config::Config& config, const Environment& environmen
   return absl::StrFormat(
       "%s, sequences of %d tokens, %s on %s, %s", config.student.path, config.data.seq_len,
       models::precision_text(inputs.student.config, environment.student_dtype), environment.device.str(),
-      inputs.teacher ? absl::StrFormat(
-                           "teacher %s (%s)", config.teacher.reads_cache() ? config.teacher.cache : config.teacher.path,
-                           models::precision_text(inputs.teacher->config, environment.teacher_dtype))
-                     : "no teacher: the loss is the cross-entropy on the labels");
+      inputs.teacher.exists() ? absl::StrFormat(
+                                    "teacher %s (%s)", inputs.teacher.folder(),
+                                    models::precision_text(inputs.teacher.model().config, environment.teacher_dtype))
+                              : "no teacher: the loss is the cross-entropy on the labels");
 }
 
 } // namespace
@@ -34,13 +35,13 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
   RETURN_IF_ERROR(check_cache_head(config));
   const LoadOptions load{.progress = config.run.progress};
   ASSIGN_OR_RETURN(const auto student, load_model(environment, inputs.student, Role::kFrozenStudent, load));
-  std::unique_ptr<sharding::ModelShards> teacher;
-  if (inputs.teacher && !inputs.teacher->is_rows_only()) {
-    ASSIGN_OR_RETURN(teacher, load_model(environment, *inputs.teacher, Role::kTeacher, load));
+  LoadedTeacher teacher{inputs.teacher, nullptr};
+  if (teacher.spec.loaded() != nullptr) {
+    ASSIGN_OR_RETURN(teacher.weights, load_model(environment, *teacher.spec.loaded(), Role::kTeacher, load));
   }
   const launch::StopSignal stop("ending the evaluation without a result, then exit code 1");
   const auto start = std::chrono::steady_clock::now();
-  MicroBatchRunner micro(config, *student, teacher.get(), inputs.teacher ? inputs.teacher->cached_rows : std::nullopt);
+  MicroBatchRunner micro(config, *student, teacher);
   micro.watch_teacher_tokens(inputs.teacher_tokens);
   ASSIGN_OR_RETURN(
       const EvaluationResult result,
@@ -55,7 +56,7 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
         "data.eval: expected tokens with a target, found none in its %d sequences%s; there is nothing to measure",
         result.samples, config.eval.batches > 0 ? absl::StrFormat(" (eval.batches: %d)", config.eval.batches) : ""));
   }
-  if (inputs.teacher) {
+  if (inputs.teacher.exists()) {
     const auto& means = result.means.metrics;
     if (const auto found = metrics::TeacherCheck().evaluation(
             means[losses::kHard], means[losses::kTeacherCe], result.means.valid_tokens)) {

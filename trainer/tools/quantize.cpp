@@ -61,7 +61,7 @@ absl::StatusOr<QuantizeReport> quantize_teacher(const QuantizeRequest& request) 
   ASSIGN_OR_RETURN(
       const std::vector<data::Batch> batches,
       precision::gate_batches(
-          config, environment, mesh, inputs.teacher->config,
+          config, environment, mesh, inputs.teacher.model().config,
           inputs.eval_data ? *inputs.eval_data : *inputs.train_data));
   const auto memory =
       static_cast<int64_t>(kMemoryShare * static_cast<double>(device::device_info(environment.device).memory_bytes));
@@ -70,10 +70,11 @@ absl::StatusOr<QuantizeReport> quantize_teacher(const QuantizeRequest& request) 
   ASSIGN_OR_RETURN(
       report.search,
       precision::find_exceptions(
-          *inputs.teacher, environment, mesh, batches, report.limits, {config.chunks, config.run.progress}, memory));
+          inputs.teacher.model(), environment, mesh, batches, report.limits, {config.chunks, config.run.progress},
+          memory));
   report.what = absl::StrFormat(
       "%s: %s against the same in %s, on %s, sequences of %d tokens", config.teacher.path,
-      models::precision_text(inputs.teacher->config, environment.teacher_dtype),
+      models::precision_text(inputs.teacher.model().config, environment.teacher_dtype),
       models::precision_text({}, environment.teacher_dtype), environment.device.str(), config.data.seq_len);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;

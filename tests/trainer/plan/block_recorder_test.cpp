@@ -23,7 +23,8 @@ Seen simulate(
   const auto mesh = sharding::simulated_mesh(ranks, 1, /*shared_memory=*/ranks > 1);
   const trainer::ModelSource student{student_model, nullptr}, teacher{trainer::tiny_model(2, 32), nullptr};
   trainer::LoadedModels models = *trainer::load_models(
-      config, {at::Device(at::kMeta), dtype, dtype}, *mesh, student, &teacher, /*host_state=*/nullptr);
+      config, {at::Device(at::kMeta), dtype, dtype}, *mesh, student, trainer::TeacherSpec::running(teacher),
+      /*host_state=*/nullptr);
   trainer::TrainStep step(
       config, *mesh, models, {policies, device::HostSlab::simulated()},
       blocks != nullptr ? blocks->functions(simulation) : models::BlockFunctions{});

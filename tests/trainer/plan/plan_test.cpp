@@ -49,7 +49,7 @@ Plan plan_of(
     const models::ModelConfig& teacher) {
   Target target;
   target.world_size = ranks;
-  const auto plan = make_plan({config, student, &teacher, target, h200()});
+  const auto plan = make_plan({config, student, trainer::TeacherSpec::running({teacher, nullptr}), target, h200()});
   TORCH_CHECK(plan.ok(), std::string(plan.status().message()));
   return *plan;
 }
@@ -115,11 +115,11 @@ TEST(Plan, CopiesStayWithinANode) {
   const models::ModelConfig student = llama_1b(), teacher = llama_8b();
   Target target;
   target.world_size = 16;
-  const auto plan = make_plan({config, student, &teacher, target, h200()});
+  const auto plan = make_plan({config, student, trainer::TeacherSpec::running({teacher, nullptr}), target, h200()});
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(plan.status().message()), testing::HasSubstr("parallel.gather"));
   target.peer_memory = true; // a run whose ranks have found that they can
-  EXPECT_TRUE(make_plan({config, student, &teacher, target, h200()}).ok());
+  EXPECT_TRUE(make_plan({config, student, trainer::TeacherSpec::running({teacher, nullptr}), target, h200()}).ok());
 }
 
 // Embedding and head of both models in each of two micro-batches, the blocks of each pass but for those that are still
@@ -407,7 +407,8 @@ TEST(Plan, CountsTheTokensThatTheTeacherReads) {
     config.data.teacher_seq_len = teacher_seq_len;
     const models::ModelConfig model = llama_1b();
     Target target;
-    auto made = make_plan({config, model, &model, target, h200(), 0, 0, stream});
+    auto made =
+        make_plan({config, model, trainer::TeacherSpec::running({model, nullptr}), target, h200(), 0, 0, stream});
     TORCH_CHECK(made.ok(), made.status().ToString());
     return *std::move(made);
   };
@@ -437,7 +438,7 @@ TEST(Plan, ImpossibleRanksNameTheKey) {
   Target target;
   target.world_size = 4;
   const models::ModelConfig model = llama_1b();
-  const auto plan = make_plan({config, model, &model, target, h200()});
+  const auto plan = make_plan({config, model, trainer::TeacherSpec::running({model, nullptr}), target, h200()});
   EXPECT_THAT(std::string(plan.status().message()), testing::HasSubstr("parallel.replicate"));
 }
 

@@ -11,7 +11,7 @@ constexpr int64_t kBlocks = 3;
 
 // A float8 teacher whose weights are made up, on one process, and the reports of progress that it is measured with.
 struct Teacher {
-  trainer::ModelSource source;
+  models::ModelSource source;
   trainer::Environment environment;
   sharding::Mesh mesh;
   std::vector<std::string> places; // that were reported

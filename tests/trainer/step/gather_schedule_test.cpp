@@ -30,8 +30,8 @@ int64_t gathers_of(const Case& c) {
   const config::Config config = config_of(c);
   const auto mesh = sharding::simulated_mesh(2, 1, /*shared_memory=*/true);
   const ModelSource student{tiny_model(c.student_blocks), nullptr}, teacher{tiny_model(c.teacher_blocks), nullptr};
-  LoadedModels models =
-      *load_models(config, {at::Device(at::kMeta), at::kFloat, at::kFloat}, *mesh, student, &teacher, nullptr);
+  LoadedModels models = *load_models(
+      config, {at::Device(at::kMeta), at::kFloat, at::kFloat}, *mesh, student, TeacherSpec::running(teacher), nullptr);
   const std::vector<models::ActivationPolicy> policies(
       static_cast<size_t>(c.student_blocks), models::ActivationPolicy::kKeep);
   TrainStep step(config, *mesh, models, {policies, device::HostSlab::simulated()});

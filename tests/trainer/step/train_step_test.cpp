@@ -29,7 +29,7 @@ TEST(LoadModels, EveryUnitThatWasReadIsProgress) {
   mesh.watch = [&](int64_t, const char* place) { places.emplace_back(place); };
   const ModelSource student{tiny_model(2), models::random_weights(tiny_model(2), 1)};
   const ModelSource teacher{tiny_model(3, 32), models::random_weights(tiny_model(3, 32), 2)};
-  ASSERT_TRUE(load_models(tiny_config(2), Environment{}, mesh, student, &teacher, nullptr).ok());
+  ASSERT_TRUE(load_models(tiny_config(2), Environment{}, mesh, student, TeacherSpec::running(teacher), nullptr).ok());
   EXPECT_EQ(places, std::vector<std::string>((2 + 2) + (3 + 2), "loading weights")); // embedding, blocks, head
 }
 
@@ -88,7 +88,8 @@ TEST(TrainStep, AStepThatIsNotFiniteChangesNothing) {
   const GlobalBatch batch = tiny_batch(tiny.config);
   tiny.run(batch);
   const at::Tensor before = tiny.weights();
-  tiny.models.teacher->unit(tiny.models.teacher->head_unit()).weights.fill_(std::numeric_limits<float>::infinity());
+  tiny.models.teacher.weights->unit(tiny.models.teacher.weights->head_unit())
+      .weights.fill_(std::numeric_limits<float>::infinity());
   const TrainStep::Results results = tiny.run(batch);
   EXPECT_TRUE(results.record.skipped);
   EXPECT_TRUE(at::equal(tiny.weights(), before));

@@ -1,10 +1,10 @@
-#include "trainer/step/capture_step.h"
+#include "trainer/teacher/capture_step.h"
 
 #include <ATen/ATen.h>
 
 #include "trainer/device/memory_tracker.h"
-#include "trainer/step/teacher_rows.h"
-#include "trainer/step/token_batch.h"
+#include "trainer/teacher/captured_rows.h"
+#include "trainer/teacher/token_batch.h"
 
 namespace distill::trainer {
 

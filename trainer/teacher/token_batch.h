@@ -14,6 +14,9 @@ sharding::TokenBatch teacher_token_batch(const data::Batch& batch, at::Device de
 // that target; kIgnoreIndex for all others. Without tokens of its own, the student's targets. On the host.
 at::Tensor teacher_targets(const data::Batch& batch);
 
+// The rows [N, W] that a cache has of the batch's tokens, on the device. Throws if the batch has none.
+at::Tensor teacher_rows(const data::Batch& batch, at::Device device);
+
 // One tensor of a micro-batch on the device; its copy there is not waited for.
 at::Tensor copy_to_device(const at::Tensor& tensor, at::Device device);
 

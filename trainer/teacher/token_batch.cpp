@@ -1,4 +1,4 @@
-#include "trainer/step/token_batch.h"
+#include "trainer/teacher/token_batch.h"
 
 #include "losses/options.h"
 #include "trainer/device/memory_tracker.h"
@@ -45,6 +45,12 @@ sharding::TokenBatch teacher_token_batch(const data::Batch& batch, at::Device de
   }
   const data::TeacherBatch& own = *batch.teacher;
   return on_device(own.tokens_BT, own.positions_BT, own.cu_seqlens, own.max_seqlen, device);
+}
+
+at::Tensor teacher_rows(const data::Batch& batch, at::Device device) {
+  TORCH_CHECK(
+      batch.teacher_rows_NW.defined(), "the teacher is read from a cache: expected rows in the batch, found none");
+  return copy_to_device(batch.teacher_rows_NW, device);
 }
 
 at::Tensor teacher_targets(const data::Batch& batch) {

@@ -1,11 +1,11 @@
-#include "trainer/step/teacher_rows.h"
+#include "trainer/teacher/captured_rows.h"
 
 #include <ATen/ATen.h>
 
 #include "trainer/device/memory_tracker.h"
 #include "trainer/device/simulation.h"
-#include "trainer/models/units.h"
-#include "trainer/step/token_batch.h"
+#include "trainer/sharding/passes.h"
+#include "trainer/teacher/token_batch.h"
 #include "trainer/teacher_cache/sparse_rows.h"
 
 namespace distill::trainer {
@@ -31,11 +31,10 @@ at::Tensor rows_of_teacher(
         batch.stretches.empty() ? at::empty({hidden_RG.size(0)}, at::kLong) : teacher_cache::token_keys(batch);
     source.keys_R = copy_to_device(keys_R, device);
   }
-  const int64_t unit = teacher.head_unit();
-  source.lm_head_VG = models::lm_head_weight(teacher.unit(unit).layout, teacher.weights(unit));
+  source.lm_head_VG = sharding::lm_head(teacher);
   at::Tensor rows_RW = teacher_cache::make_rows(format, source, chunks);
   source = {};
-  teacher.release(unit);
+  teacher.release(teacher.head_unit());
   return rows_RW;
 }
 

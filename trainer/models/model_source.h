@@ -1,0 +1,16 @@
+#pragma once
+
+#include <memory>
+
+#include "trainer/models/model_config.h"
+#include "trainer/models/weight_source.h"
+
+namespace distill::models {
+
+// A model whose weights are to be read.
+struct ModelSource {
+  ModelConfig config;
+  std::shared_ptr<const WeightSource> weights; // null: weights are not read, as in a simulated run
+};
+
+} // namespace distill::models

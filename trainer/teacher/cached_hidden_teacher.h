@@ -1,0 +1,25 @@
+#pragma once
+
+#include "trainer/teacher/teacher.h"
+
+namespace distill::trainer {
+
+// A teacher whose final hidden states come with the batch (Batch::teacher_rows_NW), and whose lm_head is loaded.
+class CachedHiddenTeacher : public Teacher {
+ public:
+  // `head`: a model without blocks, which outlives this object.
+  CachedHiddenTeacher(sharding::ModelShards& head, const teacher_cache::RowFormat& rows) : head_(head), rows_(rows) {}
+
+  void predict(
+      const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next,
+      losses::LinearHeadInputs& head) override;
+  void release() override;
+  void prefetch_first() override;
+  losses::MetricQualities quality(const losses::LossOptions& loss) const override;
+
+ private:
+  sharding::ModelShards& head_;
+  teacher_cache::RowFormat rows_;
+};
+
+} // namespace distill::trainer

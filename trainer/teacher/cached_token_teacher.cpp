@@ -1,0 +1,20 @@
+#include "trainer/teacher/cached_token_teacher.h"
+
+#include "trainer/teacher/token_batch.h"
+#include "trainer/teacher_cache/sparse_rows.h"
+
+namespace distill::trainer {
+
+void CachedTokenTeacher::predict(
+    const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next,
+    losses::LinearHeadInputs& head) {
+  const at::Tensor rows_NW = teacher_rows(batch, tokens.tokens_N.device());
+  sharding::prefetch_first(next);
+  teacher_cache::give_teacher(rows_, rows_NW, head);
+}
+
+losses::MetricQualities CachedTokenTeacher::quality(const losses::LossOptions& loss) const {
+  return losses::available_metrics(rows_.kind, loss);
+}
+
+} // namespace distill::trainer

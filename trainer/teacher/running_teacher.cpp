@@ -1,0 +1,54 @@
+#include "trainer/teacher/running_teacher.h"
+
+#include "trainer/device/memory_tracker.h"
+#include "trainer/teacher/token_batch.h"
+
+namespace distill::trainer {
+
+// Evaluation data without a teacher stream may be longer than training data with one.
+RunningTeacher::RunningTeacher(const config::Config& config, sharding::ModelShards& model, models::BlockFunctions block)
+    : model_(model),
+      rope_(models::make_rope_table(
+          model.config(), std::max(config.data.seq_len, config.data.teacher_length()), model.options().device)),
+      block_(std::move(block)),
+      whole_{model_, rope_} {}
+
+at::Tensor RunningTeacher::hidden(
+    const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next) {
+  if (!batch.teacher) {
+    return sharding::forward_hidden(model_, rope_, tokens, &next, block_);
+  }
+  const at::Device device = tokens.tokens_N.device();
+  const sharding::TokenBatch own = teacher_token_batch(batch, device);
+  const at::Tensor rows_N = copy_to_device(batch.teacher->rows_BS.flatten(), device);
+  const at::Tensor hidden_TG = sharding::forward_hidden(model_, rope_, own, &next, block_);
+  at::Tensor hidden_NG = hidden_TG.index_select(0, rows_N);
+  device::label(hidden_NG, device::Category::kHidden);
+  return hidden_NG;
+}
+
+void RunningTeacher::predict(
+    const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next,
+    losses::LinearHeadInputs& head) {
+  head.teacher_hidden_NG = hidden(batch, tokens, next);
+  head.teacher_weight_VG = sharding::lm_head(model_);
+}
+
+void RunningTeacher::release() {
+  model_.release(model_.head_unit());
+  model_.retire(model_.head_unit());
+}
+
+std::vector<sharding::Pass> RunningTeacher::passes() const {
+  return {{&model_}};
+}
+
+void RunningTeacher::prefetch_first() {
+  sharding::prefetch_first(model_);
+}
+
+losses::MetricQualities RunningTeacher::quality(const losses::LossOptions& loss) const {
+  return losses::available_metrics(losses::TeacherKind::kHidden, loss);
+}
+
+} // namespace distill::trainer

@@ -1,0 +1,35 @@
+#pragma once
+
+#include "trainer/teacher/teacher.h"
+
+namespace distill::trainer {
+
+// A model that runs. If it reads tokens of its own, each of the student's tokens with a target gets the hidden state
+// from which the teacher predicts the same target.
+class RunningTeacher : public Teacher {
+ public:
+  // `model` outlives this object.
+  RunningTeacher(const config::Config& config, sharding::ModelShards& model, models::BlockFunctions block);
+
+  void predict(
+      const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next,
+      losses::LinearHeadInputs& head) override;
+  void release() override;
+  std::vector<sharding::Pass> passes() const override;
+  void prefetch_first() override;
+  losses::MetricQualities quality(const losses::LossOptions& loss) const override;
+  const WholeModel* whole_model() const override {
+    return &whole_;
+  }
+
+ private:
+  at::Tensor hidden(
+      const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next); // [N, G]
+
+  sharding::ModelShards& model_;
+  models::RopeTable rope_;
+  models::BlockFunctions block_;
+  WholeModel whole_;
+};
+
+} // namespace distill::trainer

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "data/batch.h"
+#include "losses/head/inputs.h"
+#include "trainer/config/config.h"
+#include "trainer/models/block.h"
+#include "trainer/sharding/passes.h"
+#include "trainer/teacher/teacher_spec.h"
+
+// The teacher of a run, as its steps and evaluations see it. N tokens of the student's, G hidden size of the teacher.
+namespace distill::trainer {
+
+// A model that can read any tokens.
+struct WholeModel {
+  sharding::ModelShards& shards;
+  const models::RopeTable& rope;
+};
+
+class Teacher {
+ public:
+  Teacher() = default;
+  virtual ~Teacher() = default;
+  Teacher(const Teacher&) = delete;
+  Teacher& operator=(const Teacher&) = delete;
+
+  // Gives the loss head the prediction for each of the student's tokens with a target. `tokens`: the student's, on the
+  // device. `next`: the model whose pass follows; its first units are prefetched. All ranks that share the teacher call
+  // it together.
+  virtual void predict(
+      const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next,
+      losses::LinearHeadInputs& head) = 0;
+  // Gives back the weights that predict() has gathered. The head's inputs must not hold views of them any more.
+  virtual void release() {}
+  // The passes over decoder blocks that predict() makes.
+  virtual std::vector<sharding::Pass> passes() const {
+    return {};
+  }
+  // Starts gathering the first units of the next predict(). A teacher is frozen, so that the optimizer may be at work.
+  virtual void prefetch_first() {}
+  // What the token metrics of a loss are.
+  virtual losses::MetricQualities quality(const losses::LossOptions& loss) const = 0;
+  // The model that can continue a text; null: there is none.
+  virtual const WholeModel* whole_model() const {
+    return nullptr;
+  }
+};
+
+// A teacher with its weights.
+struct LoadedTeacher {
+  TeacherSpec spec;
+  std::unique_ptr<sharding::ModelShards> weights; // of spec.loaded(); null: nothing is loaded
+
+  int64_t bytes() const { // of the weights, on this rank's device
+    return weights != nullptr ? weights->bytes() : 0;
+  }
+};
+
+// `teacher` outlives the result. `block`: the functions that run a decoder block.
+std::unique_ptr<Teacher> make_teacher(
+    const config::Config& config, const LoadedTeacher& teacher, models::BlockFunctions block = {});
+
+} // namespace distill::trainer

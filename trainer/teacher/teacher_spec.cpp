@@ -1,0 +1,45 @@
+#include "trainer/teacher/teacher_spec.h"
+
+#include <ATen/ATen.h>
+#include <absl/strings/str_format.h>
+
+#include "trainer/teacher_cache/sparse_rows.h"
+
+namespace distill::trainer {
+
+using losses::TeacherKind;
+
+TeacherSpec TeacherSpec::running(models::ModelSource model, std::string folder) {
+  return {TeacherKind::kHidden, std::move(model), std::move(folder)};
+}
+
+TeacherSpec TeacherSpec::cached(models::ModelSource model, const teacher_cache::RowFormat& rows, std::string folder) {
+  TeacherSpec teacher(rows.kind, std::move(model), std::move(folder));
+  teacher.rows_ = rows;
+  return teacher;
+}
+
+metrics::TokenFlops TeacherSpec::flops(int64_t seq_len) const {
+  return loaded() != nullptr ? metrics::token_flops(model_.config, seq_len) : metrics::TokenFlops{};
+}
+
+void TeacherSpec::add_shapes(int64_t tokens, at::ScalarType dtype, losses::LinearHeadInputs& head) const {
+  const auto meta = [](std::initializer_list<int64_t> shape, at::ScalarType type) {
+    return at::empty(shape, at::TensorOptions().dtype(type).device(at::kMeta));
+  };
+  if (loaded() != nullptr) {
+    head.teacher_hidden_NG = meta({tokens, model_.config.hidden_size}, dtype);
+    head.teacher_weight_VG = meta({model_.config.vocab_size, model_.config.hidden_size}, dtype);
+  } else if (rows_) {
+    teacher_cache::give_teacher(*rows_, meta({tokens, row_bytes()}, at::kByte), head);
+  }
+}
+
+std::string TeacherSpec::text(at::ScalarType dtype) const {
+  if (rows_) {
+    return absl::StrFormat("from a cache, %s, %d bytes a token", teacher_cache::describe(*rows_), row_bytes());
+  }
+  return exists() ? models::precision_text(model_.config, dtype) : "none";
+}
+
+} // namespace distill::trainer

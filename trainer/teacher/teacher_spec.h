@@ -1,0 +1,88 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "losses/head/inputs.h"
+#include "losses/teacher_kind.h"
+#include "trainer/metrics/flops.h"
+#include "trainer/models/model_source.h"
+#include "trainer/teacher_cache/row_format.h"
+
+namespace distill::trainer {
+
+// What is known of a run's teacher before a weight is read. The plan, the loader, the reports and the metrics ask it
+// for quantities, which are zero where they do not apply, and not where the teacher's predictions come from.
+class TeacherSpec {
+ public:
+  // No teacher: the loss is that of the labels alone.
+  TeacherSpec() = default;
+  // A model that runs. `folder`: of the model, for messages.
+  static TeacherSpec running(models::ModelSource model, std::string folder = "");
+  // Predictions that are read from a cache with such rows. `model`: what the cache's folder has of the teacher, a model
+  // without blocks; it is loaded where the rows are hidden states.
+  static TeacherSpec cached(models::ModelSource model, const teacher_cache::RowFormat& rows, std::string folder = "");
+
+  // Where the weights of loaded() are read from.
+  void set_weights(std::shared_ptr<const models::WeightSource> weights) {
+    model_.weights = std::move(weights);
+  }
+
+  bool exists() const {
+    return kind_ != losses::TeacherKind::kNone;
+  }
+  // What a prediction is: a hidden state, a few tokens of the vocabulary, or nothing.
+  losses::TeacherKind kind() const {
+    return kind_;
+  }
+  // Of a teacher that exists.
+  const models::ModelSource& model() const {
+    return model_;
+  }
+  // What of it is loaded; null: nothing.
+  const models::ModelSource* loaded() const {
+    return kind_ == losses::TeacherKind::kHidden ? &model_ : nullptr;
+  }
+  // How its predictions are stored, where they are read.
+  const std::optional<teacher_cache::RowFormat>& rows() const {
+    return rows_;
+  }
+  // Bytes that are read for each token.
+  int64_t row_bytes() const {
+    return rows_ ? rows_->row_bytes() : 0;
+  }
+  // Decoder blocks that run for each micro-batch.
+  int64_t blocks() const {
+    return exists() ? model_.config.num_layers : 0;
+  }
+  // Width of the hidden states that the loss head multiplies by the teacher's lm_head.
+  int64_t head_width() const {
+    return loaded() != nullptr ? model_.config.hidden_size : 0;
+  }
+  // Columns of the logits of a student with this vocabulary.
+  int64_t columns(int64_t student_vocab) const {
+    return exists() ? std::min(student_vocab, model_.config.vocab_size) : student_vocab;
+  }
+  // Of one token in sequences of this length.
+  metrics::TokenFlops flops(int64_t seq_len) const;
+  // Gives the loss head the shapes of its predictions for `tokens` tokens, as meta tensors. `dtype`: the teacher's.
+  void add_shapes(int64_t tokens, at::ScalarType dtype, losses::LinearHeadInputs& head) const;
+
+  // The folder that its predictions or its weights are read from.
+  const std::string& folder() const {
+    return folder_;
+  }
+  // "bfloat16", or "from a cache, the 64 most probable tokens ..., 324 bytes a token"; "none". `dtype`: the teacher's.
+  std::string text(at::ScalarType dtype) const;
+
+ private:
+  TeacherSpec(losses::TeacherKind kind, models::ModelSource model, std::string folder)
+      : kind_(kind), model_(std::move(model)), folder_(std::move(folder)) {}
+
+  losses::TeacherKind kind_ = losses::TeacherKind::kNone;
+  models::ModelSource model_;
+  std::optional<teacher_cache::RowFormat> rows_;
+  std::string folder_;
+};
+
+} // namespace distill::trainer

@@ -54,30 +54,6 @@ int64_t own_pid_namespace() {
   return ::stat("/proc/self/ns/pid", &info) == 0 ? static_cast<int64_t>(info.st_ino) : 0;
 }
 
-// /proc/PID/stat, as proc(5) numbers its fields.
-struct ProcessStat {
-  char state = '?'; // field 3
-  int64_t flags = 0; // field 9
-  int64_t start = 0; // field 22
-};
-
-std::optional<ProcessStat> process_stat(int64_t pid) {
-  const std::string line = first_line(absl::StrCat("/proc/", pid, "/stat"));
-  const size_t name_end = line.rfind(')'); // the name may hold anything
-  if (name_end == std::string::npos) {
-    return std::nullopt;
-  }
-  const std::vector<std::string> fields = absl::StrSplit(line.substr(name_end + 1), ' ', absl::SkipEmpty());
-  constexpr size_t kFirst = 3, kFlags = 9, kStart = 22;
-  ProcessStat stat;
-  if (fields.size() <= kStart - kFirst || !absl::SimpleAtoi(fields[kFlags - kFirst], &stat.flags) ||
-      !absl::SimpleAtoi(fields[kStart - kFirst], &stat.start)) {
-    return std::nullopt;
-  }
-  stat.state = fields[0][0];
-  return stat;
-}
-
 std::string string_member(const Json& object, const char* key) {
   const auto found = object.find(key);
   return found != object.end() && found->is_string() ? found->get<std::string>() : "";
@@ -96,10 +72,7 @@ LockHolder LockHolder::this_process() {
   holder.pid = ::getpid();
   holder.since = absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", absl::Now(), absl::UTCTimeZone());
   holder.command = own_command();
-  holder.boot = first_line("/proc/sys/kernel/random/boot_id");
   holder.pid_namespace = own_pid_namespace();
-  const auto stat = process_stat(holder.pid);
-  holder.process_start = stat ? stat->start : 0;
   return holder;
 }
 
@@ -109,9 +82,7 @@ std::string LockHolder::json() const {
   json["pid"] = pid;
   json["since"] = since;
   json["command"] = command;
-  json["boot"] = boot;
   json["pid_namespace"] = pid_namespace;
-  json["process_start"] = process_start;
   return json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) + "\n";
 }
 
@@ -125,9 +96,7 @@ std::optional<LockHolder> LockHolder::parse(const std::string& text) {
   holder.pid = integer_member(*json, "pid");
   holder.since = string_member(*json, "since");
   holder.command = string_member(*json, "command");
-  holder.boot = string_member(*json, "boot");
   holder.pid_namespace = integer_member(*json, "pid_namespace");
-  holder.process_start = integer_member(*json, "process_start");
   return holder.pid > 0 && !holder.host.empty() ? std::optional(holder) : std::nullopt;
 }
 
@@ -136,21 +105,22 @@ std::string LockHolder::text() const {
   return absl::StrCat("process ", pid, " on host ", shown(host), " since ", shown(since), " (", shown(command), ")");
 }
 
-bool LockHolder::same_kernel() const {
-  return !boot.empty() && boot == first_line("/proc/sys/kernel/random/boot_id") && host == own_host();
+bool LockHolder::is_on_this_host() const {
+  return host == own_host();
 }
 
-ProcessState process_state(const LockHolder& holder) {
-  if (!holder.same_kernel() || holder.pid_namespace == 0 || holder.pid_namespace != own_pid_namespace()) {
-    return ProcessState::kUnknown;
+bool LockHolder::is_ending() const {
+  if (!is_on_this_host() || pid_namespace == 0 || pid_namespace != own_pid_namespace()) {
+    return false;
   }
-  const auto stat = process_stat(holder.pid);
-  if (!stat || stat->start != holder.process_start) {
-    return ProcessState::kGone;
-  }
+  // As proc(5) numbers the fields of /proc/PID/stat: the name, which may hold anything, ends with the last parenthesis.
+  const std::string line = first_line(absl::StrCat("/proc/", pid, "/stat"));
+  const std::vector<std::string> fields = absl::StrSplit(line.substr(line.rfind(')') + 1), ' ', absl::SkipEmpty());
+  constexpr size_t kState = 3, kFlags = 9;
   constexpr int64_t kExiting = 0x4; // PF_EXITING of linux/sched.h
-  const bool ending = (stat->flags & kExiting) != 0 || stat->state == 'Z' || stat->state == 'X';
-  return ending ? ProcessState::kEnding : ProcessState::kRunning;
+  int64_t flags = 0;
+  return fields.size() > kFlags - kState && absl::SimpleAtoi(fields[kFlags - kState], &flags) &&
+      ((flags & kExiting) != 0 || fields[0] == "Z" || fields[0] == "X");
 }
 
 } // namespace distill::trainer

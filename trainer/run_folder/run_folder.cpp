@@ -20,11 +20,6 @@ constexpr const char* kRunFiles[] = {
     "model",       "nccl-trace", "tensorboard",   "report.html",  "track-wandb.json", "track-mlflow.json"};
 constexpr const char* kReplayPrefix = "replay-";
 
-// .lock, and .lock.HOST.PID of a process that was killed while it took a lock over.
-bool is_lock_file(const std::string& name) {
-  return name == kLockFile || name.starts_with(absl::StrCat(kLockFile, "."));
-}
-
 bool is_run_file(const std::string& name) {
   if (name.starts_with("trace-rank") || name.starts_with("stacks-rank") || name.starts_with(kReplayPrefix)) {
     return true;
@@ -34,12 +29,12 @@ bool is_run_file(const std::string& name) {
   });
 }
 
-// Names in the folder, without lock files.
+// Names in the folder, without the lock file.
 std::vector<std::string> names_in(const std::string& dir) {
   std::vector<std::string> names;
   std::error_code error;
   for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
-    if (std::string name = it->path().filename().string(); !is_lock_file(name)) {
+    if (std::string name = it->path().filename().string(); name != kLockFile) {
       names.push_back(std::move(name));
     }
   }
@@ -120,8 +115,8 @@ absl::StatusOr<std::shared_ptr<RunFolder>> RunFolder::claim(
 
 absl::Status RunFolder::take(const std::string& folder, const LockOptions& options) {
   ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock, FolderLock::take(folder, options));
-  if (!lock->taken_over().empty()) {
-    notes_.push_back(lock->taken_over());
+  if (!lock->note().empty()) {
+    notes_.push_back(lock->note());
   }
   locks_.push_back(std::move(lock));
   return absl::OkStatus();

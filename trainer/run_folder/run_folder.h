@@ -40,7 +40,7 @@ class RunFolder {
   // With kOverwrite, removes the files of the earlier run, and no others.
   absl::Status remove_earlier_run() const;
 
-  // Log lines about the locks of dead processes that were taken over.
+  // Log lines about the locks: of dead processes that were taken over, or where the file system has none.
   const std::vector<std::string>& notes() const {
     return notes_;
   }

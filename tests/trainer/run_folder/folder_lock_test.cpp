@@ -1,10 +1,8 @@
 #include "trainer/run_folder/folder_lock.h"
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
-#include <fstream>
 #include <thread>
 
 #include "tests/trainer/hf/temporary_folder.h"
@@ -22,16 +20,8 @@ using ::testing::IsEmpty;
 using Milliseconds = std::chrono::milliseconds;
 using Held = std::unique_ptr<FolderLock>;
 
-// With locks, and as on a file system without them.
-class FolderLockTest : public hf::FolderTest, public ::testing::WithParamInterface<bool> {
+class FolderLockTest : public hf::FolderTest {
  protected:
-  void SetUp() override {
-    FolderTest::SetUp();
-    options_.advisory = GetParam();
-    options_.heartbeat = Milliseconds(50);
-    options_.silence = Milliseconds(500);
-    options_.busy = Milliseconds(100);
-  }
   absl::StatusOr<Held> take() const {
     return FolderLock::take(root(), options_);
   }
@@ -43,30 +33,20 @@ class FolderLockTest : public hf::FolderTest, public ::testing::WithParamInterfa
   std::string lock_text() const {
     return read(kLockFile);
   }
-  // Sets the time of the lock file to some seconds ago.
-  void age(int seconds) const {
-    const auto then = fs::file_time_type::clock::now() - std::chrono::seconds(seconds);
-    fs::last_write_time(path(kLockFile), then);
-  }
   static std::string other_host() {
     LockHolder holder = LockHolder::this_process();
     holder.host = "node7";
-    holder.boot = "another";
     holder.pid = 4711;
     return holder.json();
   }
 
-  LockOptions options_;
+  LockOptions options_{.busy = Milliseconds(100)};
 };
 
-INSTANTIATE_TEST_SUITE_P(Locks, FolderLockTest, ::testing::Values(true, false), [](const auto& tested) {
-  return std::string(tested.param ? "Advisory" : "Existence");
-});
-
-TEST_P(FolderLockTest, ASecondTakeIsRefusedAndNamesTheHolder) {
+TEST_F(FolderLockTest, ASecondTakeIsRefusedAndNamesTheHolder) {
   const auto held = take();
   ASSERT_TRUE(held.ok()) << held.status();
-  EXPECT_EQ((*held)->taken_over(), "");
+  EXPECT_EQ((*held)->note(), "");
   const auto holder = LockHolder::parse(lock_text());
   ASSERT_TRUE(holder.has_value()) << lock_text();
   const std::string named =
@@ -80,16 +60,16 @@ TEST_P(FolderLockTest, ASecondTakeIsRefusedAndNamesTheHolder) {
   EXPECT_TRUE(other.result());
 }
 
-TEST_P(FolderLockTest, ARegularEndLeavesNothing) {
+TEST_F(FolderLockTest, ARegularEndLeavesNothing) {
   ASSERT_TRUE(take().ok());
   EXPECT_THAT(names(), IsEmpty());
   EXPECT_TRUE(FolderLock::check_free(root(), options_).ok());
   const auto again = take();
   ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ((*again)->taken_over(), "");
+  EXPECT_EQ((*again)->note(), "");
 }
 
-TEST_P(FolderLockTest, ALockDiesWithItsHolderAndTheNextOneSaysWhoThatWas) {
+TEST_F(FolderLockTest, ALockDiesWithItsHolderAndTheNextOneSaysWhoThatWas) {
   LockProcess other([&] { return take_for_ever(); });
   ASSERT_TRUE(other.result());
   EXPECT_THAT(std::string(take().status().message()), HasSubstr("process " + std::to_string(other.pid())));
@@ -100,7 +80,7 @@ TEST_P(FolderLockTest, ALockDiesWithItsHolderAndTheNextOneSaysWhoThatWas) {
   const auto held = take();
   ASSERT_TRUE(held.ok()) << held.status();
   EXPECT_THAT(
-      (*held)->taken_over(),
+      (*held)->note(),
       AllOf(
           HasSubstr("process " + pid + " on host " + holder->host + " since " + holder->since),
           HasSubstr("taken over")));
@@ -108,7 +88,7 @@ TEST_P(FolderLockTest, ALockDiesWithItsHolderAndTheNextOneSaysWhoThatWas) {
   EXPECT_THAT(names(), ElementsAre(kLockFile));
 }
 
-TEST_P(FolderLockTest, AProgramThatTheHolderHasStartedDoesNotHoldTheLock) {
+TEST_F(FolderLockTest, AProgramThatTheHolderHasStartedDoesNotHoldTheLock) {
   int shared[2];
   ASSERT_EQ(::pipe(shared), 0);
   LockProcess other([&] {
@@ -133,7 +113,7 @@ TEST_P(FolderLockTest, AProgramThatTheHolderHasStartedDoesNotHoldTheLock) {
   ::close(shared[1]);
 }
 
-TEST_P(FolderLockTest, OneOfManyThatStartAtOnceWins) {
+TEST_F(FolderLockTest, OneOfManyThatStartAtOnceWins) {
   for (int round = 0; round < 10; ++round) {
     if (round % 2 == 1) { // left by a process that is dead
       LockProcess dead([&] { return take_for_ever(); });
@@ -159,59 +139,7 @@ TEST_P(FolderLockTest, OneOfManyThatStartAtOnceWins) {
   }
 }
 
-TEST_P(FolderLockTest, AnotherHostsHolderIsDeadOnceItIsSilent) {
-  write(kLockFile, other_host());
-  const auto began = std::chrono::steady_clock::now();
-  auto held = take();
-  ASSERT_TRUE(held.ok()) << held.status();
-  EXPECT_GE(std::chrono::steady_clock::now() - began, options_.silence) << "it was watched";
-  EXPECT_THAT((*held)->taken_over(), HasSubstr("process 4711 on host node7"));
-  held->reset();
-
-  write(kLockFile, other_host());
-  age(3600);
-  options_.silence = std::chrono::hours(1);
-  held = take();
-  ASSERT_TRUE(held.ok()) << held.status();
-  EXPECT_THAT((*held)->taken_over(), HasSubstr("process 4711 on host node7"));
-}
-
-TEST_P(FolderLockTest, AnotherHostsHolderThatRenewsItsFileIsAlive) {
-  const std::string text = other_host();
-  write(kLockFile, text);
-  std::atomic<bool> stop = false;
-  std::thread holder([&] {
-    while (!stop) {
-      ::utimensat(AT_FDCWD, path(kLockFile).c_str(), nullptr, 0);
-      std::this_thread::sleep_for(Milliseconds(20));
-    }
-  });
-  const auto held = take();
-  stop = true;
-  holder.join();
-  EXPECT_THAT(std::string(held.status().message()), HasSubstr("in use by process 4711 on host node7"));
-  EXPECT_EQ(lock_text(), text);
-}
-
-TEST_P(FolderLockTest, AHolderRenewsItsFile) {
-  const auto held = take();
-  ASSERT_TRUE(held.ok());
-  age(3600);
-  std::this_thread::sleep_for(4 * options_.heartbeat);
-  EXPECT_LT(fs::file_time_type::clock::now() - fs::last_write_time(path(kLockFile)), std::chrono::seconds(60));
-}
-
-TEST_P(FolderLockTest, AFileThatIsRemovedIsMadeAgain) {
-  const auto held = take();
-  ASSERT_TRUE(held.ok());
-  const std::string text = lock_text();
-  fs::remove(path(kLockFile));
-  std::this_thread::sleep_for(4 * options_.heartbeat);
-  EXPECT_EQ(lock_text(), text);
-  EXPECT_TRUE(absl::IsFailedPrecondition(take().status()));
-}
-
-TEST_P(FolderLockTest, AFileWithoutAHolderIsTakenOver) {
+TEST_F(FolderLockTest, AFileWithoutAHolderIsTakenOver) {
   for (const char* text : {"", "{\"host\": \"no", "garbage"}) {
     write(kLockFile, text);
     const auto held = take();
@@ -220,24 +148,47 @@ TEST_P(FolderLockTest, AFileWithoutAHolderIsTakenOver) {
   }
 }
 
-TEST_P(FolderLockTest, WhatIsNoRegularFileIsRefused) {
+TEST_F(FolderLockTest, WhatIsNoRegularFileIsRefused) {
   write("precious", "content");
   fs::create_symlink(path("precious"), path(kLockFile));
   EXPECT_THAT(std::string(take().status().message()), HasSubstr(path(kLockFile)));
   EXPECT_EQ(read("precious"), "content");
   fs::remove(path(kLockFile));
   ASSERT_EQ(::mkfifo(path(kLockFile).c_str(), 0600), 0);
-  EXPECT_THAT(std::string(take().status().message()), HasSubstr("not a regular file"));
+  EXPECT_THAT(std::string(take().status().message()), HasSubstr("expected a regular file"));
   EXPECT_TRUE(absl::IsNotFound(FolderLock::take(path("nowhere"), options_).status()));
 }
 
-TEST_P(FolderLockTest, SaysWhoHoldsIt) {
+TEST_F(FolderLockTest, SaysWhoHoldsIt) {
   EXPECT_EQ(FolderLock::holder(root()), std::nullopt);
   const auto held = take();
   ASSERT_TRUE(held.ok());
-  if (options_.advisory) {
-    EXPECT_THAT(*FolderLock::holder(root()), HasSubstr("process " + std::to_string(::getpid())));
-  }
+  EXPECT_THAT(*FolderLock::holder(root()), HasSubstr("process " + std::to_string(::getpid())));
+}
+
+TEST_F(FolderLockTest, AHolderOfAnotherHostThatIsNotSeenIsNamedInAWarning) {
+  write(kLockFile, other_host());
+  const auto held = take();
+  ASSERT_TRUE(held.ok()) << held.status();
+  EXPECT_THAT(
+      (*held)->note(),
+      AllOf(HasSubstr("process 4711 on host node7"), HasSubstr("If that process still runs, two jobs")));
+}
+
+TEST_F(FolderLockTest, AFileSystemWithoutLocksIsSaidToHaveNone) {
+  options_.supported = false;
+  auto held = take();
+  ASSERT_TRUE(held.ok()) << held.status();
+  EXPECT_THAT((*held)->note(), HasSubstr("has no locks, so that a second job in this folder is not refused"));
+  EXPECT_EQ(LockHolder::parse(lock_text())->pid, ::getpid());
+  EXPECT_TRUE(FolderLock::check_free(root(), options_).ok());
+  const auto second = take();
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_THAT(
+      (*second)->note(),
+      AllOf(HasSubstr("process " + std::to_string(::getpid())), HasSubstr("If that process still runs, two jobs")));
+  held->reset();
+  EXPECT_THAT(names(), IsEmpty());
 }
 
 } // namespace

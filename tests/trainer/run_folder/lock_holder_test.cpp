@@ -16,8 +16,8 @@ TEST(LockHolderTest, ReadsWhatItWrites) {
   ASSERT_TRUE(again.has_value());
   EXPECT_EQ(again->json(), own.json());
   EXPECT_EQ(again->pid, ::getpid());
-  EXPECT_TRUE(again->same_kernel());
-  EXPECT_EQ(process_state(*again), ProcessState::kRunning);
+  EXPECT_TRUE(again->is_on_this_host());
+  EXPECT_FALSE(again->is_ending());
   EXPECT_THAT(
       again->text(),
       AllOf(
@@ -39,10 +39,8 @@ TEST(LockHolderTest, ShowsAStrangersTextWithoutControlCharacters) {
   EXPECT_EQ(holder->text(), "process 4711 on host a\\033[2J since  (b\\nc)");
 }
 
-TEST(LockHolderTest, KnowsAProcessThatIsGoneFromALaterOneWithItsNumber) {
+TEST(LockHolderTest, SeesThatAProcessIsEnding) {
   LockHolder holder = LockHolder::this_process();
-  holder.process_start -= 1; // an earlier process
-  EXPECT_EQ(process_state(holder), ProcessState::kGone);
   const pid_t child = ::fork();
   if (child == 0) {
     ::_exit(0);
@@ -50,19 +48,15 @@ TEST(LockHolderTest, KnowsAProcessThatIsGoneFromALaterOneWithItsNumber) {
   siginfo_t ended;
   ::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT);
   holder.pid = child;
-  EXPECT_NE(process_state(holder), ProcessState::kRunning) << "a zombie";
+  EXPECT_TRUE(holder.is_ending()) << "a zombie";
+  LockHolder other = holder;
+  other.host = "node7";
+  EXPECT_FALSE(other.is_ending());
+  other = holder;
+  other.pid_namespace += 1; // another container on this host
+  EXPECT_FALSE(other.is_ending());
   ::waitpid(child, nullptr, 0);
-  EXPECT_EQ(process_state(holder), ProcessState::kGone);
-}
-
-TEST(LockHolderTest, AProcessOfAnotherHostCannotBeSeen) {
-  LockHolder holder = LockHolder::this_process();
-  holder.boot = "another";
-  EXPECT_EQ(process_state(holder), ProcessState::kUnknown);
-  holder = LockHolder::this_process();
-  holder.pid_namespace += 1; // another container on this host
-  EXPECT_EQ(process_state(holder), ProcessState::kUnknown);
-  EXPECT_TRUE(holder.same_kernel());
+  EXPECT_FALSE(holder.is_ending()) << "it is gone";
 }
 
 } // namespace

@@ -14,11 +14,11 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
   EvaluationResult result;
   const int64_t num_samples = data->num_samples();
   const int64_t samples = max_batches > 0 ? std::min(num_samples, max_batches * micro_batch_size) : num_samples;
-  const int64_t round_samples = mesh.world_size * micro_batch_size;
+  const int64_t round_samples = mesh.samples_together(micro_batch_size);
   const int64_t rounds = (samples + round_samples - 1) / round_samples;
   // A rank without samples in the last round computes one of padding: the others gather weights with it.
-  const auto range_of = [=, rank = mesh.rank](int64_t round) {
-    const int64_t own = round * round_samples + rank * micro_batch_size;
+  const auto range_of = [=, first = mesh.own_first(0, micro_batch_size)](int64_t round) {
+    const int64_t own = round * round_samples + first;
     return own < samples ? data::SampleRange{own, std::min(micro_batch_size, samples - own)}
                          : data::SampleRange{num_samples, 1};
   };
@@ -67,20 +67,16 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
 
 absl::StatusOr<std::vector<std::string>> sample_losses(
     MicroBatchRunner& micro, const data::Dataset& data, int64_t first, int64_t count, const sharding::Mesh& mesh) {
-  const int64_t share = count / mesh.world_size;
+  const int64_t share = count / mesh.data_size();
   at::Tensor own = at::zeros({share, 2}, at::kDouble); // tokens in the loss, mean loss
   for (int64_t i = 0; i < share; ++i) {
-    ASSIGN_OR_RETURN(const data::Batch batch, data.batch(first + mesh.rank * share + i, 1));
+    ASSIGN_OR_RETURN(const data::Batch batch, data.batch(mesh.own_first(first, share) + i, 1));
     at::Tensor sums_M = micro.zero_sums();
     micro.evaluate(batch, sums_M);
     own[i][0] = static_cast<double>(batch.valid_tokens);
     own[i][1] = sums_to_host(sums_M)[losses::kLoss] / static_cast<double>(std::max<int64_t>(1, batch.valid_tokens));
   }
-  at::Tensor all = own;
-  if (mesh.host != nullptr) {
-    all = at::empty({mesh.world_size * share, 2}, at::kDouble);
-    mesh.host->all_gather(all, own);
-  }
+  const at::Tensor all = sharding::gather_parts(mesh, own).view({count, 2});
   std::vector<std::string> lines;
   for (int64_t i = 0; i < all.size(0); ++i) {
     const auto tokens = static_cast<int64_t>(all[i][0].item<double>());

@@ -165,9 +165,9 @@ std::string TrainingRun::gathers_line() const {
 
 void TrainingRun::open_data() {
   const int64_t micro = config_.train.micro_batch_size;
-  const int64_t micro_batches = config_.train.global_batch_size / (micro * mesh_.world_size);
+  const int64_t micro_batches = config_.train.global_batch_size / mesh_.samples_together(micro);
   prefetcher_ = std::make_unique<data::Prefetcher>(
-      train_data_, data::BatchSchedule{state_.samples + mesh_.rank * micro, micro, mesh_.world_size * micro},
+      train_data_, data::BatchSchedule{mesh_.own_first(state_.samples, micro), micro, mesh_.samples_together(micro)},
       read_ahead(micro_batches, models_.teacher.spec.row_bytes()));
   BatchLoader::Hooks hooks;
   hooks.asked_to_stop = [this] { return stop_.received() != 0; };

@@ -47,12 +47,7 @@ std::string shortened(const std::string& text, bool keep_end) {
 
 // On every rank: all ranks' numbers, in the order of the ranks.
 std::vector<int64_t> SampleGenerator::exchange(const std::vector<int64_t>& own) const {
-  if (mesh_.host == nullptr) {
-    return own;
-  }
-  const at::Tensor mine = at::tensor(own, at::kLong);
-  const at::Tensor all = at::empty({mesh_.world_size * mine.numel()}, at::kLong);
-  mesh_.host->all_gather(all, mine);
+  const at::Tensor all = sharding::gather_parts(mesh_, at::tensor(own, at::kLong));
   return {all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel()};
 }
 
@@ -68,11 +63,11 @@ bool SampleGenerator::continue_group(
   std::vector<Ids> rows;
   size_t longest = 0;
   for (int64_t i = 0; i < share; ++i) {
-    rows.push_back(prompt_of(first + mesh_.rank * share + i));
+    rows.push_back(prompt_of(mesh_.own_first(first, share) + i));
     longest = std::max(longest, rows.back().size());
   }
   const int64_t length = static_cast<int64_t>(longest) + config_.eval.sample_tokens;
-  const int64_t in_group = std::min(mesh_.world_size * share, count - first);
+  const int64_t in_group = std::min(mesh_.samples_together(share), count - first);
   std::vector<bool> ended(static_cast<size_t>(in_group), false);
   for (int64_t token = 0; token < config_.eval.sample_tokens; ++token) {
     hooks.before_batch();
@@ -97,8 +92,8 @@ bool SampleGenerator::continue_group(
       }
       goes_on = goes_on || !ended[place];
     }
-    for (int64_t rank = 0; rank < mesh_.world_size; ++rank) {
-      if (next[static_cast<size_t>(rank * (share + 1) + share)] != 0) {
+    for (int64_t part = 0; part < mesh_.data_size(); ++part) {
+      if (next[static_cast<size_t>(part * (share + 1) + share)] != 0) {
         return false;
       }
     }
@@ -120,8 +115,8 @@ std::optional<std::vector<SampleGenerator::Ids>> SampleGenerator::continuations(
   const auto count = static_cast<int64_t>(inputs_.prompts.size());
   const int64_t length = static_cast<int64_t>(longest) + config_.eval.sample_tokens;
   const int64_t fit = std::max<int64_t>(1, config_.train.micro_batch_size * config_.data.seq_len / length);
-  const int64_t share = std::min(fit, (count + mesh_.world_size - 1) / mesh_.world_size);
-  const int64_t group = share * mesh_.world_size;
+  const int64_t share = std::min(fit, (count + mesh_.data_size() - 1) / mesh_.data_size());
+  const int64_t group = mesh_.samples_together(share);
   const char* name = model == WhichModel::kTeacher ? "teacher's samples" : "student's samples";
   std::optional<metrics::TaskProgress> progress;
   if (mesh_.is_main()) {

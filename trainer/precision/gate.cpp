@@ -54,7 +54,7 @@ absl::StatusOr<std::vector<data::Batch>> gate_batches(
   const auto most = static_cast<int64_t>(kMemoryShare * static_cast<double>(free)) / bytes;
   const int64_t wanted = num_sample_batches(data, micro_batch_size, tokens, mesh);
   if (wanted > most) {
-    const int64_t batch_tokens = mesh.world_size * micro_batch_size * length;
+    const int64_t batch_tokens = mesh.samples_together(micro_batch_size) * length;
     return absl::FailedPreconditionError(absl::StrFormat(
         "float8.gate_tokens: expected at most %d tokens, found %d: their hidden states, %s of each micro-batch, are held "
         "in %.0f%% of this rank's free memory, %s",

@@ -13,17 +13,14 @@ at::Tensor gather_values(const sharding::Mesh& mesh, const at::Tensor& own) {
   if (mesh.host == nullptr) {
     return own;
   }
-  at::Tensor counts = at::empty({mesh.world_size}, at::kLong);
-  mesh.host->all_gather(counts, at::full({1}, own.numel(), at::kLong));
+  const at::Tensor counts = sharding::gather_parts(mesh, at::full({1}, own.numel(), at::kLong));
   const int64_t most = counts.max().item<int64_t>();
   if (most == 0) {
     return own;
   }
   at::Tensor padded = at::zeros({most}, at::kFloat);
   padded.narrow(0, 0, own.numel()).copy_(own);
-  at::Tensor all = at::empty({mesh.world_size * most}, at::kFloat);
-  mesh.host->all_gather(all, padded);
-  return all.masked_select(at::arange(most).lt(counts.unsqueeze(1)).flatten());
+  return sharding::gather_parts(mesh, padded).masked_select(at::arange(most).lt(counts));
 }
 
 struct OwnTokens {
@@ -56,7 +53,7 @@ std::string TeacherError::text() const {
 
 int64_t num_sample_batches(
     const data::Dataset& data, int64_t micro_batch_size, int64_t tokens, const sharding::Mesh& mesh) {
-  const int64_t round_samples = mesh.world_size * micro_batch_size;
+  const int64_t round_samples = mesh.samples_together(micro_batch_size);
   const int64_t wanted = (tokens + data.options().seq_len - 1) / data.options().seq_len;
   const int64_t samples = std::max<int64_t>(1, std::min(wanted, data.num_samples()));
   return (samples + round_samples - 1) / round_samples;
@@ -67,9 +64,9 @@ absl::StatusOr<std::vector<data::Batch>> sample_batches(
   const int64_t rounds = num_sample_batches(data, micro_batch_size, tokens, mesh);
   std::vector<data::Batch> batches;
   for (int64_t round = 0; round < rounds; ++round) {
-    const int64_t first = round * mesh.world_size * micro_batch_size;
+    const int64_t first = mesh.own_first(round * mesh.samples_together(micro_batch_size), micro_batch_size);
     // Samples past the end of held-out data are padding without targets; training data has no end.
-    ASSIGN_OR_RETURN(data::Batch batch, data.batch(first + mesh.rank * micro_batch_size, micro_batch_size));
+    ASSIGN_OR_RETURN(data::Batch batch, data.batch(first, micro_batch_size));
     batches.push_back(std::move(batch));
   }
   return batches;

@@ -160,6 +160,17 @@ int64_t sum_over_ranks(const Mesh& mesh, int64_t value) {
   return total.item<int64_t>();
 }
 
+at::Tensor gather_parts(const Mesh& mesh, const at::Tensor& own) {
+  const at::Tensor flat = own.contiguous().flatten();
+  at::Tensor all = at::empty({mesh.data_size() * flat.numel()}, flat.options());
+  if (mesh.host == nullptr) {
+    all.copy_(flat);
+  } else {
+    mesh.host->all_gather(all, flat);
+  }
+  return all.view({mesh.data_size(), flat.numel()});
+}
+
 absl::Status agree(const Mesh& mesh, const absl::Status& status) {
   // One sum: how many ranks failed, and above that the sum of their codes.
   constexpr int64_t kCodeUnit = int64_t{1} << 32;

@@ -50,6 +50,24 @@ struct Mesh {
   bool is_main() const {
     return rank == 0;
   }
+
+  // The ranks as readers of data: data_size() parts, each of them read by rank data_rank() of these. Ranks that compute
+  // one sample together would have the same data_rank().
+  int64_t data_rank() const {
+    return rank;
+  }
+  int64_t data_size() const {
+    return world_size;
+  }
+  // How many samples are read together when each part has `own`.
+  int64_t samples_together(int64_t own) const {
+    return data_size() * own;
+  }
+  // The first of this rank's samples, of those that are read together from `first` on.
+  int64_t own_first(int64_t first, int64_t own) const {
+    return first + data_rank() * own;
+  }
+
   // Posts this rank's step and phase, which the other ranks report if they time out waiting for it.
   void report_progress(int64_t step, const char* phase) const {
     if (watch) {
@@ -76,6 +94,10 @@ bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds timeout);
 
 // The sum of `value` over all ranks, computed on the host; on one process, `value` itself.
 int64_t sum_over_ranks(const Mesh& mesh, int64_t value);
+
+// The host tensors of all parts of the data, which have the same size, in their order: [data_size, elements of `own`],
+// on every rank.
+at::Tensor gather_parts(const Mesh& mesh, const at::Tensor& own);
 
 // Called by all ranks with their own status. Returns this rank's error; if one other rank failed, an error with its
 // code, so that all ranks exit alike; if several did, Aborted; ok if no rank failed.

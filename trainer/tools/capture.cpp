@@ -244,13 +244,13 @@ absl::StatusOr<std::vector<CapturePart>> Capture::parts_to_write() const {
 
 // The micro-batches of this rank's share of the parts of one data set; as many on every rank.
 std::vector<Capture::Round> Capture::own_rounds(const std::vector<CapturePart>& parts, int64_t data) const {
-  std::vector<std::vector<Round>> of_rank(static_cast<size_t>(mesh_.world_size));
+  std::vector<std::vector<Round>> of_rank(static_cast<size_t>(mesh_.data_size()));
   int64_t next = 0;
   for (const CapturePart& part : parts) {
     if (part.data != data) {
       continue;
     }
-    std::vector<Round>& rounds = of_rank[static_cast<size_t>(next++ % mesh_.world_size)];
+    std::vector<Round>& rounds = of_rank[static_cast<size_t>(next++ % mesh_.data_size())];
     for (const data::SampleRange& range : part.micro_batches) {
       rounds.push_back({part.number, range, /*last=*/false});
     }
@@ -260,7 +260,7 @@ std::vector<Capture::Round> Capture::own_rounds(const std::vector<CapturePart>& 
   for (const std::vector<Round>& rounds : of_rank) {
     most = std::max(most, rounds.size());
   }
-  std::vector<Round> own = std::move(of_rank[static_cast<size_t>(mesh_.rank)]);
+  std::vector<Round> own = std::move(of_rank[static_cast<size_t>(mesh_.data_rank())]);
   const int64_t end = inputs_.data[static_cast<size_t>(data)]->num_samples(); // from here on there is padding alone
   own.resize(most, Round{-1, {end, 1}, false});
   return own;
@@ -315,7 +315,7 @@ absl::Status Capture::capture_data(const std::vector<CapturePart>& parts, int64_
       writer_->push(std::move(rows));
     }
     if (progress_) {
-      progress_->add(mesh_.world_size * config_.train.micro_batch_size);
+      progress_->add(mesh_.samples_together(config_.train.micro_batch_size));
     }
   }
   return absl::OkStatus();
@@ -333,7 +333,7 @@ std::vector<std::string> Capture::speed_lines(int64_t samples) const {
       config_.teacher.cache, samples, seconds, speed(samples, seconds))};
   if (times.batches > 1) {
     const double between = seconds_between(times.first, times.last);
-    const int64_t further = (times.batches - 1) * config_.train.micro_batch_size * mesh_.world_size;
+    const int64_t further = (times.batches - 1) * mesh_.samples_together(config_.train.micro_batch_size);
     lines.push_back(absl::StrFormat(
         "cache: the first rows came after %.2f s, the others at %.4g tok/s, and %.2f s after the last ones they were "
         "on the disk; the device waited %.2f s for the disk, this rank %.2f s for data",

@@ -121,5 +121,16 @@ TEST(Mesh, ARankThatDoesNotChooseItsGathersIsAnErrorOfTheOthers) {
   other.join();
 }
 
+TEST(Mesh, EveryRankReadsItsOwnSamples) {
+  Mesh mesh;
+  mesh.rank = 2;
+  mesh.world_size = 6;
+  EXPECT_EQ(mesh.samples_together(4), 24);
+  EXPECT_EQ(mesh.own_first(/*first=*/100, 4), 108);
+  const Mesh alone;
+  EXPECT_EQ(alone.own_first(100, 4), 100);
+  EXPECT_TRUE(at::equal(gather_parts(alone, at::arange(6).view({2, 3})), at::arange(6).view({1, 6})));
+}
+
 } // namespace
 } // namespace distill::sharding

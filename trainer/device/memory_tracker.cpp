@@ -14,8 +14,6 @@
 namespace distill::device {
 namespace {
 
-thread_local Category scope_category = Category::kWorkspace;
-
 struct LiveBlock {
   int64_t bytes = 0;
   Category category = Category::kWorkspace;
@@ -134,18 +132,6 @@ void label(const at::Tensor& tensor, Category category) {
   t.record(found->first, found->second.bytes, category);
 }
 
-Category current_category() {
-  return scope_category;
-}
-
-LabelScope::LabelScope(Category category) : before_(scope_category) {
-  scope_category = category;
-}
-
-LabelScope::~LabelScope() {
-  scope_category = before_;
-}
-
 void enter_phase(MemoryPhase phase) {
   if (Simulation* simulation = Simulation::current()) {
     simulation->enter_phase(phase);
@@ -236,9 +222,10 @@ void on_allocate(const void* address, int64_t bytes) {
   }
   Tracker& t = tracker();
   const std::lock_guard lock(t.mutex);
-  t.live[address] = {bytes, scope_category};
-  t.ledger.allocated(scope_category, bytes);
-  t.record(address, bytes, scope_category);
+  const Category category = current_category();
+  t.live[address] = {bytes, category};
+  t.ledger.allocated(category, bytes);
+  t.record(address, bytes, category);
 }
 
 void on_release(const void* address) {

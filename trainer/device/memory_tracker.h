@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "trainer/device/label_scope.h"
 #include "trainer/device/memory_use.h"
 
 // Counts a rank's device memory by category at each allocation: the allocator of the device reports every block, and
@@ -29,21 +30,6 @@ bool is_tracking();
 // Sets the category of a tensor's block, in this run's accounting or in that of the simulation that the tensor belongs
 // to. Does nothing for a tensor that is undefined or whose memory is not tracked.
 void label(const at::Tensor& tensor, Category category);
-
-// Blocks allocated by this thread while it lives are of this category, unless they are labelled.
-class LabelScope {
- public:
-  explicit LabelScope(Category category);
-  ~LabelScope();
-  LabelScope(const LabelScope&) = delete;
-  LabelScope& operator=(const LabelScope&) = delete;
-
- private:
-  Category before_;
-};
-
-// The category of the innermost LabelScope.
-Category current_category();
 
 // Begins a phase of the thread's simulation, or of this run if there is none.
 void enter_phase(MemoryPhase phase);

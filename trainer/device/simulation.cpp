@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-#include "trainer/device/memory_tracker.h"
+#include "trainer/device/label_scope.h"
 #include "trainer/device/meta_kernels.h"
 
 namespace distill::device {

@@ -55,7 +55,7 @@ absl::Status TrainingRun::load(PreparedRun prepared) {
   if (inputs.teacher.exists()) {
     ASSIGN_OR_RETURN(
         float8_error_,
-        precision::check_teacher(
+        float8_gate::check_teacher(
             config_, environment, mesh_, inputs.teacher.model(),
             inputs.eval_data ? *inputs.eval_data : *inputs.train_data));
     if (float8_error_) {

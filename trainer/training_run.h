@@ -9,9 +9,9 @@
 #include "data/prefetch.h"
 #include "trainer/checkpoint/resume.h"
 #include "trainer/checkpointer.h"
+#include "trainer/float8_gate/gate.h"
 #include "trainer/loader/batch_loader.h"
 #include "trainer/metrics/throughput.h"
-#include "trainer/precision/gate.h"
 #include "trainer/run_folder/journal.h"
 #include "trainer/sample_generator.h"
 #include "trainer/setup/prepared_run.h"
@@ -70,7 +70,7 @@ class TrainingRun {
   std::shared_ptr<const plan::Plan> plan_;
   std::vector<std::string> report_, warnings_; // what the run is about to do
   std::shared_ptr<data::Dataset> train_data_, eval_data_;
-  std::optional<precision::TeacherError> float8_error_; // of the teacher, before the run
+  std::optional<float8_gate::TeacherError> float8_error_; // of the teacher, before the run
   LoadedModels models_;
   std::unique_ptr<TrainStep> step_;
   std::unique_ptr<SampleGenerator> samples_; // null: the run has no eval.samples

@@ -45,7 +45,7 @@ ALLOWED = {
     "trainer/step": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/optim",
         "trainer/sharding", "trainer/teacher"},
-    "trainer/precision": {
+    "trainer/float8_gate": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models", "trainer/sharding",
         "trainer/step", "trainer/teacher"},
     "trainer/plan": {
@@ -60,8 +60,8 @@ ALLOWED = {
         "trainer/models", "trainer/plan", "trainer/sharding", "trainer/step", "trainer/teacher", "trainer/teacher_cache"},
     "trainer": {  # the files that are the run
         "data", "trainer/checkpoint", "trainer/config", "trainer/device", "trainer/launch", "trainer/loader",
-        "trainer/metrics", "trainer/optim", "trainer/plan", "trainer/precision", "trainer/report", "trainer/run_folder",
-        "trainer/setup", "trainer/sharding", "trainer/step", "trainer/teacher_cache"},
+        "trainer/float8_gate", "trainer/metrics", "trainer/optim", "trainer/plan", "trainer/report",
+        "trainer/run_folder", "trainer/setup", "trainer/sharding", "trainer/step", "trainer/teacher_cache"},
     "trainer/tools": {"data", "losses", "trainer"},
     "apps": {"data", "trainer"},
 }

@@ -176,7 +176,7 @@ absl::Status read_tokenizer_json(const uint8_t* data, size_t size) {
 
 absl::Status read_model_config(const uint8_t* data, size_t size) {
   const auto config = hf::parse_model_config(std::string(text(data, size)), kSource);
-  if (config.ok() && config->num_layers <= 1000) {
+  if (config.ok() && config->num_layers() <= 1000) {
     (void)models::parameter_count(models::unit_layouts(*config));
   }
   return config.status();

@@ -17,6 +17,7 @@
 #include "trainer/hf/folder_weights.h"
 #include "trainer/hf/safetensors.h"
 #include "trainer/hf/save_model.h"
+#include "trainer/models/block.h"
 #include "trainer/models/ops/embedding.h"
 #include "trainer/models/ops/linear.h"
 #include "trainer/models/units.h"
@@ -57,7 +58,7 @@ class Probe {
     const at::Tensor tokens = tensors.at("tokens");
     seq_ = tensors.contains("boundaries") ? packed(tokens, tensors.at("boundaries"))
                                           : dense_sequences(tokens.size(0), tokens.size(1), at::kCPU);
-    rope_ = rope_angles(make_rope_table(config_, seq_.seq_len, at::kCPU), seq_.positions_N);
+    ropes_ = rope_angles(make_rope_tables(config_.ropes, seq_.seq_len, at::kCPU), seq_.positions_N);
     const auto results = forward_backward(tokens.reshape({-1}), tensors.at("targets").reshape({-1}));
     const absl::Status status = hf::write_safetensors(output, results);
     TORCH_CHECK(status.ok(), status.message());
@@ -81,6 +82,10 @@ class Probe {
         tokens.size(0), tokens.size(1), absl::MakeConstSpan(data, static_cast<size_t>(boundaries.numel())), at::kCPU);
   }
 
+  BlockContext context(size_t unit) const {
+    return {config_.layer(layouts_[unit].block), seq_, ropes_};
+  }
+
   std::map<std::string, at::Tensor> forward_backward(const at::Tensor& tokens_N, const at::Tensor& targets_N) {
     const size_t first = embedding_unit(layouts_);
     const size_t last = head_unit(layouts_);
@@ -88,7 +93,7 @@ class Probe {
     at::Tensor x_NH = embedding_forward(tokens_N, embedding_weight(layouts_[first], weights_[first]));
     for (size_t i = 0; i < layouts_.size(); ++i) {
       if (layouts_[i].kind == UnitKind::kBlock) {
-        x_NH = block_forward(config_, seq_, rope_, block_params(layouts_[i], weights_[i]), x_NH, &saved[i]);
+        x_NH = block_forward(context(i), block_params(layouts_[i], weights_[i]), x_NH, &saved[i]);
       }
     }
     FinalNormSaved norm_saved;
@@ -115,8 +120,7 @@ class Probe {
     for (size_t i = layouts_.size(); i-- > 0;) {
       if (layouts_[i].kind == UnitKind::kBlock) {
         BlockParams grads = block_params(layouts_[i], grads_[i]);
-        dx_NH = block_backward(
-            config_, seq_, rope_, block_params(layouts_[i], weights_[i]), dx_NH, std::move(saved[i]), grads);
+        dx_NH = block_backward(context(i), block_params(layouts_[i], weights_[i]), dx_NH, std::move(saved[i]), grads);
       }
     }
     at::Tensor embedding_grad = embedding_weight(layouts_[first], grads_[first]);
@@ -138,7 +142,7 @@ class Probe {
   std::vector<at::Tensor> weights_;
   std::vector<at::Tensor> grads_;
   SequenceInfo seq_;
-  RopeAngles rope_;
+  std::vector<RopeAngles> ropes_;
 };
 
 } // namespace

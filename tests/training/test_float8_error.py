@@ -14,12 +14,14 @@ from float8_teacher import float8_config, reference_teacher
 
 
 @torch.no_grad()
-def reference_error(folder, float8, shard, seq_len=32):
+def reference_error(folder, float8, shard, seq_len=32, softcap=None):
     """(mean KL, 99th percentile, agreement, cross-entropy, the same in float8) over all tokens with a target."""
     tokens, targets = reference_training.concat_rows(shard, seq_len)
     valid = targets != reference_training.IGNORE
     exact = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     p, q = (model(tokens).logits[valid][:, : tiny.VOCAB + 1000].double() for model in (exact, float8))
+    if softcap is not None:
+        p, q = (softcap * torch.tanh(logits / softcap) for logits in (p, q))
     kl = reference_training.kl(p.log_softmax(-1), q.log_softmax(-1)).sort().values
     labels = targets[valid]
     return {
@@ -53,6 +55,17 @@ def test_the_error_is_that_of_the_formula_in_pytorch(tmp_path, models, ragged_sh
     assert found["agreement"] == pytest.approx(expected["agreement"], abs=0.02)
     assert found["cross_entropy"] == pytest.approx(expected["cross_entropy"], rel=1e-4)
     assert found["float8_cross_entropy"] == pytest.approx(expected["float8_cross_entropy"], rel=2e-3)
+
+
+def test_a_teacher_whose_logits_are_capped_is_measured_with_the_cap(tmp_path, models, ragged_shard):
+    teacher, cap = models["llama"][1], 0.05
+    expected = reference_error(teacher, reference_teacher(teacher), ragged_shard, softcap=cap)
+    uncapped = reference_error(teacher, reference_teacher(teacher), ragged_shard)
+    assert expected["mean_kl"] < 0.8 * uncapped["mean_kl"]  # the cap matters
+    sections = {"loss": {"teacher_softcap": cap}}
+    found = quantize(tmp_path, models["llama"], ragged_shard, "--limit", 100, **sections)["before"]
+    assert found["mean_kl"] == pytest.approx(expected["mean_kl"], rel=0.02)
+    assert found["cross_entropy"] == pytest.approx(expected["cross_entropy"], rel=1e-5)
 
 
 def test_the_effect_of_each_product_is_its_own(tmp_path, models, ragged_shard):

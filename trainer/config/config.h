@@ -210,7 +210,7 @@ struct CacheSection {
   OtherContexts other_contexts = OtherContexts::kRefuse;
 };
 
-// The check of a float8 teacher before the run (trainer/precision/gate.h), and of a float8 student during the run.
+// The check of a float8 teacher before the run (trainer/float8_gate/gate.h), and of a float8 student during the run.
 struct Float8Section {
   bool gate = true;
   int64_t gate_tokens = 0; // 0: 64 Ki on a GPU, 4 Ki on a CPU

@@ -31,9 +31,14 @@ class ConfigReader : private KeyReader {
     read_family();
     read_shape();
     read_dtype();
-    read_rope(*this, config_);
-    read_sliding_window();
+    read_rope(*this, config_.max_position_embeddings, rope_);
+    read_layers();
     refuse_other_keys();
+    RETURN_IF_ERROR(problems().status(absl::StatusCode::kInvalidArgument));
+    config_.ropes = {rope_};
+    if (const absl::Status status = models::check_computable(config_); !status.ok()) {
+      complain(std::string(status.message()));
+    }
     RETURN_IF_ERROR(problems().status(absl::StatusCode::kInvalidArgument));
     return config_;
   }
@@ -59,35 +64,37 @@ class ConfigReader : private KeyReader {
       return;
     }
     family_ = *family;
-    family_.describe(config_);
+    family_.describe(kind_);
   }
 
   void read_shape() {
     config_.vocab_size = required_integer("vocab_size", kMaxSize);
     config_.hidden_size = required_integer("hidden_size", kMaxSize);
-    config_.intermediate_size = required_integer("intermediate_size", kMaxSize);
-    config_.num_layers = required_integer("num_hidden_layers", kMaxLayers);
-    config_.num_heads = required_integer("num_attention_heads", kMaxSize);
+    kind_.mlp.ffn = required_integer("intermediate_size", kMaxSize);
+    num_layers_ = required_integer("num_hidden_layers", kMaxLayers);
+    models::AttentionSpec& attention = kind_.attention;
+    attention.heads = required_integer("num_attention_heads", kMaxSize);
     const bool kv_heads_absent = !json().contains("num_key_value_heads");
-    config_.num_kv_heads =
+    attention.kv_heads =
         optional_integer("num_key_value_heads", 1, kMaxSize)
-            .value_or(kv_heads_absent ? family_.default_kv_heads.value_or(config_.num_heads) : config_.num_heads);
-    if (config_.num_heads % config_.num_kv_heads != 0) {
+            .value_or(kv_heads_absent ? family_.default_kv_heads.value_or(attention.heads) : attention.heads);
+    if (attention.heads % attention.kv_heads != 0) {
       complain(
-          "num_attention_heads: a multiple of num_key_value_heads (", config_.num_kv_heads, ") is expected, found ",
-          config_.num_heads);
+          "num_attention_heads: a multiple of num_key_value_heads (", attention.kv_heads, ") is expected, found ",
+          attention.heads);
     }
     read_head_dim();
     config_.max_position_embeddings = required_integer("max_position_embeddings", int64_t{1} << 31);
-    config_.rms_norm_eps = required_number("rms_norm_eps", 0.0, 1.0);
+    kind_.norm_eps = required_number("rms_norm_eps", 0.0, 1.0);
+    config_.final_norm_eps = kind_.norm_eps;
     if (const Json* range = take("initializer_range")) {
       config_.initializer_range = number("initializer_range", *range, 0.0, 1.0, 0.02);
     }
     config_.tie_word_embeddings = boolean("tie_word_embeddings", false);
     const double block = static_cast<double>(config_.hidden_size) *
-        (3.0 * static_cast<double>(config_.intermediate_size) +
-         2.0 * static_cast<double>(config_.num_heads + config_.num_kv_heads) * static_cast<double>(config_.head_dim));
-    const double total = block * static_cast<double>(config_.num_layers) +
+        (3.0 * static_cast<double>(kind_.mlp.ffn) +
+         2.0 * static_cast<double>(attention.heads + attention.kv_heads) * static_cast<double>(attention.head_dim));
+    const double total = block * static_cast<double>(num_layers_) +
         2.0 * static_cast<double>(config_.vocab_size) * static_cast<double>(config_.hidden_size);
     if (total > kMaxParameters) {
       complain(
@@ -106,15 +113,17 @@ class ConfigReader : private KeyReader {
   }
 
   void read_head_dim() {
-    const int64_t derived = family_.default_head_dim.value_or(config_.hidden_size / config_.num_heads);
+    models::AttentionSpec& attention = kind_.attention;
+    const int64_t derived = family_.default_head_dim.value_or(config_.hidden_size / attention.heads);
     const std::optional<int64_t> given = optional_integer("head_dim", 1, 4096);
-    config_.head_dim = given.value_or(derived);
-    if (!given && !family_.default_head_dim && config_.hidden_size % config_.num_heads != 0) {
+    attention.head_dim = given.value_or(derived);
+    rope_.dim = attention.head_dim;
+    if (!given && !family_.default_head_dim && config_.hidden_size % attention.heads != 0) {
       complain(
-          "hidden_size: a multiple of num_attention_heads (", config_.num_heads,
+          "hidden_size: a multiple of num_attention_heads (", attention.heads,
           ") is expected where head_dim is not given, found ", config_.hidden_size);
-    } else if (config_.head_dim % 2 != 0) {
-      complain("head_dim: an even number is expected (RoPE rotates pairs), found ", config_.head_dim);
+    } else if (attention.head_dim % 2 != 0) {
+      complain("head_dim: an even number is expected (RoPE rotates pairs), found ", attention.head_dim);
     }
   }
 
@@ -140,7 +149,9 @@ class ConfigReader : private KeyReader {
     has_dtype_ = true;
   }
 
-  void read_sliding_window() {
+  // The kind of each layer. Layers differ only in whether they have a window.
+  void read_layers() {
+    config_.set_layers(kind_, num_layers_);
     const std::optional<int64_t> given = optional_integer("sliding_window", 1, int64_t{1} << 31);
     const bool switched = family_.window == SlidingWindow::kSwitched;
     const bool used = !switched || boolean("use_sliding_window", false);
@@ -148,7 +159,7 @@ class ConfigReader : private KeyReader {
         optional_integer("max_window_layers", 0, int64_t{1} << 31).value_or(kDefaultWindowLayers);
     const bool by_default = family_.window != SlidingWindow::kIgnored && !json().contains("sliding_window");
     const std::optional<int64_t> window = by_default ? std::optional(kDefaultWindow) : given;
-    const std::optional<bool> by_type = has_sliding_layer();
+    const std::optional<std::vector<bool>> by_type = sliding_layers();
     if (family_.window == SlidingWindow::kRefused) {
       if (window) {
         complain(
@@ -157,45 +168,63 @@ class ConfigReader : private KeyReader {
       }
       return;
     }
-    if (by_type.value_or(false) && !(window && used)) {
+    std::vector<bool> slides(static_cast<size_t>(num_layers_), family_.window == SlidingWindow::kAlways);
+    if (switched && full_layers < num_layers_) {
+      std::fill(slides.begin() + full_layers, slides.end(), true);
+    }
+    slides = by_type.value_or(std::move(slides));
+    const bool any = std::find(slides.begin(), slides.end(), true) != slides.end();
+    if (by_type && any && !(window && used)) {
       complain(
           "layer_types: full_attention is expected where no window is set (sliding_window",
           switched ? " with use_sliding_window: true" : "", "), found sliding_attention");
       return;
     }
-    const bool all_layers = family_.window == SlidingWindow::kAlways || (switched && full_layers < config_.num_layers);
-    if (window && used && by_type.value_or(all_layers)) {
-      config_.sliding_window = window;
+    if (window && used && any) {
+      set_windows(slides, *window);
     } else if (given && used) {
       note(
           "sliding_window ", *given, " has no effect, since no layer has a window (",
           by_type        ? "layer_types"
-              : switched ? absl::StrCat("max_window_layers ", full_layers, " of ", config_.num_layers, " layers")
+              : switched ? absl::StrCat("max_window_layers ", full_layers, " of ", num_layers_, " layers")
                          : absl::StrCat("model_type ", config_.model_type),
           ")");
     }
   }
 
-  // Whether layer_types names a layer with a window; nullopt: the key is not given.
-  std::optional<bool> has_sliding_layer() {
+  void set_windows(const std::vector<bool>& slides, int64_t window) {
+    models::LayerKind sliding = kind_;
+    sliding.attention.window = window;
+    config_.kinds.clear();
+    for (size_t layer = 0; layer < std::min(slides.size(), config_.layers.size()); ++layer) {
+      const models::LayerKind& kind = slides[layer] ? sliding : kind_;
+      const auto found = std::find(config_.kinds.begin(), config_.kinds.end(), kind);
+      config_.layers[layer] = found - config_.kinds.begin();
+      if (found == config_.kinds.end()) {
+        config_.kinds.push_back(kind);
+      }
+    }
+  }
+
+  // Which layers have a window, by layer_types; nullopt: the key is not given.
+  std::optional<std::vector<bool>> sliding_layers() {
     const Json* types = take("layer_types");
     if (types == nullptr) {
       return std::nullopt;
     }
-    bool found = false;
+    std::vector<bool> slides;
     for (const Json& type : *types) {
       if (type != "full_attention" && type != "sliding_attention") {
         complain("layer_types: full_attention or sliding_attention is expected, found ", text(type));
-        return found;
+        return slides;
       }
-      found = found || type == "sliding_attention";
+      slides.push_back(type == "sliding_attention");
     }
-    if (!types->is_array() || static_cast<int64_t>(types->size()) != config_.num_layers) {
+    if (!types->is_array() || static_cast<int64_t>(types->size()) != num_layers_) {
       complain(
-          "layer_types: an entry for each of num_hidden_layers, ", config_.num_layers, ", is expected, found ",
-          text(*types));
+          "layer_types: an entry for each of num_hidden_layers, ", num_layers_, ", is expected, found ", text(*types));
     }
-    return found;
+    return slides;
   }
 
   void refuse_other_keys() {
@@ -225,6 +254,9 @@ class ConfigReader : private KeyReader {
 
   absl::flat_hash_set<std::string> ignored_;
   models::ModelConfig config_;
+  int64_t num_layers_ = 1;
+  models::LayerKind kind_; // of all layers, but for the windows
+  models::RopeSpec rope_;
   Family family_{}; // llama's mathematics where the file names none that is supported
   bool has_dtype_ = false;
 };

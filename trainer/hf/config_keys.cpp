@@ -16,7 +16,7 @@ const absl::flat_hash_set<std::string>& ignored_keys() {
       "tokenizer_model_max_length", "tokenizer_padding_side",
       // initial values of training, and losses that are computed elsewhere
       "initializer_range", "loss_type", "tf_legacy_loss", "output_router_logits", "router_aux_loss_coef",
-      // windows: read_sliding_window allows no sequence that a window would change
+      // windows: read_layers; a sequence that a window would change is refused
       "max_window_layers", "layer_types",
       // heads for classification
       "id2label", "label2id", "num_labels", "problem_type", "task_specific_params", "finetuning_task",

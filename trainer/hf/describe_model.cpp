@@ -20,26 +20,40 @@ std::string with_commas(int64_t value) {
   return text;
 }
 
+void append_rope(std::string& text, const models::RopeSpec& rope) {
+  absl::StrAppendFormat(&text, "rope theta %g", rope.theta);
+  if (rope.llama3) {
+    absl::StrAppendFormat(
+        &text, ", llama3 scaling (factor %g, low %g, high %g, original context %d)", rope.llama3->factor,
+        rope.llama3->low_freq_factor, rope.llama3->high_freq_factor, rope.llama3->original_max_position_embeddings);
+  }
+  if (rope.linear_factor != 1.0) {
+    absl::StrAppendFormat(&text, ", linear scaling (factor %g)", rope.linear_factor);
+  }
+}
+
 void append_architecture(std::string& text, const models::ModelConfig& config) {
   absl::StrAppendFormat(
-      &text, "  %s, %d layers, hidden %d, ffn %d, vocabulary %d, %s embeddings\n", config.model_type, config.num_layers,
-      config.hidden_size, config.intermediate_size, config.vocab_size, config.tie_word_embeddings ? "tied" : "untied");
-  absl::StrAppendFormat(
-      &text, "  %d heads of %d, %d key/value heads%s%s\n", config.num_heads, config.head_dim, config.num_kv_heads,
-      config.qkv_bias ? ", qkv bias" : "", config.qk_norm ? ", q and k norms" : "");
-  absl::StrAppendFormat(&text, "  rope theta %g", config.rope_theta);
-  if (config.rope_scaling) {
+      &text, "  %s, %d layers, hidden %d, ffn %d, vocabulary %d, %s embeddings\n", config.model_type,
+      config.num_layers(), config.hidden_size, config.kinds.front().mlp.ffn, config.vocab_size,
+      config.tie_word_embeddings ? "tied" : "untied");
+  for (int64_t kind = 0; kind < static_cast<int64_t>(config.kinds.size()); ++kind) {
+    const models::AttentionSpec& attention = config.kinds[static_cast<size_t>(kind)].attention;
     absl::StrAppendFormat(
-        &text, ", llama3 scaling (factor %g, low %g, high %g, original context %d)", config.rope_scaling->factor,
-        config.rope_scaling->low_freq_factor, config.rope_scaling->high_freq_factor,
-        config.rope_scaling->original_max_position_embeddings);
+        &text, "  %d heads of %d, %d key/value heads%s%s", attention.heads, attention.head_dim, attention.kv_heads,
+        attention.qkv_bias ? ", qkv bias" : "", attention.qk_norm ? ", q and k norms" : "");
+    if (config.kinds.size() > 1) {
+      absl::StrAppendFormat(&text, ", in %d layers", config.count_of(kind));
+    }
+    absl::StrAppend(&text, "\n");
   }
-  if (config.rope_linear_factor != 1.0) {
-    absl::StrAppendFormat(&text, ", linear scaling (factor %g)", config.rope_linear_factor);
+  for (const models::RopeSpec& rope : config.ropes) {
+    absl::StrAppend(&text, &rope == &config.ropes.front() ? "  " : ", ");
+    append_rope(text, rope);
   }
   absl::StrAppendFormat(&text, ", context %d tokens", config.max_position_embeddings);
-  if (config.sliding_window) {
-    absl::StrAppendFormat(&text, ", of which sequences up to %d are computed (sliding window)", *config.sliding_window);
+  if (const int64_t longest = models::longest_sequence(config); longest < config.max_position_embeddings) {
+    absl::StrAppendFormat(&text, ", of which sequences up to %d are computed (sliding window)", longest);
   }
   absl::StrAppendFormat(
       &text, "\n  %s parameters\n", with_commas(models::parameter_count(models::unit_layouts(config))));
@@ -58,7 +72,7 @@ void append_shapes(std::string& text, const models::ModelConfig& config) {
   for (const models::UnitLayout& unit : models::unit_layouts(config)) {
     if (unit.block <= 0) {
       absl::StrAppend(
-          &text, "  ", unit.block == 0 ? absl::StrCat("each of ", config.num_layers, " blocks") : unit.name, "\n");
+          &text, "  ", unit.block == 0 ? absl::StrCat("each of ", config.num_layers(), " blocks") : unit.name, "\n");
       append_unit(text, unit);
     }
   }

@@ -7,23 +7,24 @@
 namespace distill::hf {
 namespace {
 
-using models::ModelConfig;
+using models::LayerKind;
+using models::NormSpec;
 
 constexpr Family kFamilies[] = {
-    {.model_type = "llama", .architecture = "LlamaForCausalLM", .describe = [](ModelConfig&) {}},
+    {.model_type = "llama", .architecture = "LlamaForCausalLM", .describe = [](LayerKind&) {}},
     {.model_type = "mistral",
      .architecture = "MistralForCausalLM",
-     .describe = [](ModelConfig&) {},
+     .describe = [](LayerKind&) {},
      .default_kv_heads = 8,
      .window = SlidingWindow::kAlways},
     {.model_type = "qwen2",
      .architecture = "Qwen2ForCausalLM",
-     .describe = [](ModelConfig& config) { config.qkv_bias = true; },
+     .describe = [](LayerKind& kind) { kind.attention.qkv_bias = true; },
      .default_kv_heads = 32,
      .window = SlidingWindow::kSwitched},
     {.model_type = "qwen3",
      .architecture = "Qwen3ForCausalLM",
-     .describe = [](ModelConfig& config) { config.qk_norm = true; },
+     .describe = [](LayerKind& kind) { kind.attention.qk_norm = true; },
      .default_head_dim = 128,
      .default_kv_heads = 32,
      .window = SlidingWindow::kSwitched},
@@ -31,11 +32,10 @@ constexpr Family kFamilies[] = {
     {.model_type = "exaone4",
      .architecture = "Exaone4ForCausalLM",
      .describe =
-         [](ModelConfig& config) {
-           config.qk_norm = true;
-           config.norm_placement = models::NormPlacement::kAfterSublayers;
-           config.attn_norm_tensor = "post_attention_layernorm";
-           config.mlp_norm_tensor = "post_feedforward_layernorm";
+         [](LayerKind& kind) {
+           kind.attention.qk_norm = true;
+           kind.attention_norms = {.before = {}, .after = NormSpec{"post_attention_layernorm"}};
+           kind.mlp_norms = {.before = {}, .after = NormSpec{"post_feedforward_layernorm"}};
          },
      .default_kv_heads = 32,
      .window = SlidingWindow::kRefused},

@@ -5,10 +5,10 @@
 #include <string>
 #include <string_view>
 
-#include "trainer/models/model_config.h"
+#include "trainer/models/layer_kind.h"
 
-// The supported model families, one row each. A family that differs from the others only in what ModelConfig can
-// express needs a row in families.cpp and nothing else.
+// The supported model families, one row each. A family that differs from the others only in what a LayerKind can
+// express, and the block computes (models::check_computable), needs a row in families.cpp and nothing else.
 namespace distill::hf {
 
 // What a config.json's sliding_window means. Where a family has windows, an absent key is one of kDefaultWindow tokens
@@ -25,7 +25,7 @@ inline constexpr int64_t kDefaultWindowLayers = 28; // max_window_layers where t
 struct Family {
   const char* model_type;
   const char* architecture; // transformers' class name
-  void (*describe)(models::ModelConfig&); // sets what differs from Llama
+  void (*describe)(models::LayerKind&); // sets what differs from Llama
   std::optional<int64_t> default_head_dim; // where config.json has none; nullopt: hidden_size / num_attention_heads
   std::optional<int64_t> default_kv_heads; // where the key is absent; nullopt, or a key that is null: all heads
   SlidingWindow window = SlidingWindow::kIgnored;

@@ -42,7 +42,7 @@ bool is_inside(const std::string& stored, const models::ModelConfig& config) {
   const std::vector<std::string> parts = absl::StrSplit(name, absl::MaxSplits('.', 2));
   int64_t layer = 0;
   return parts.size() == 3 && parts[0] == "layers" && absl::SimpleAtoi(parts[1], &layer) && layer >= 0 &&
-      layer < config.num_layers;
+      layer < config.num_layers();
 }
 
 // Compares a folder's tensors with those that the configuration describes.

@@ -7,14 +7,14 @@ using Json = KeyReader::Json;
 
 class RopeReader {
  public:
-  RopeReader(KeyReader& keys, models::ModelConfig& config) : keys_(keys), config_(config) {}
+  RopeReader(KeyReader& keys, int64_t context, models::RopeSpec& rope) : keys_(keys), context_(context), rope_(rope) {}
 
   // transformers takes rope_scaling or, where that is absent or empty, rope_parameters as a whole. A rope_theta inside
   // the one that is taken takes precedence over the key of config.json.
   void read() {
     const Json* theta = keys_.take("rope_theta");
     if (theta != nullptr) {
-      config_.rope_theta = keys_.number("rope_theta", *theta, 0.0, 1e12, 1e4);
+      rope_.theta = keys_.number("rope_theta", *theta, 0.0, 1e12, 1e4);
     }
     const Json* parameters = keys_.take("rope_parameters");
     const Json* scaling = keys_.take("rope_scaling");
@@ -40,7 +40,7 @@ class RopeReader {
     if (scaling != nullptr && parameters != nullptr && *scaling != *parameters) {
       keys_.note(
           "rope_scaling ", KeyReader::text(*scaling), " is used in the place of rope_parameters ",
-          KeyReader::text(*parameters), ", as by transformers; rope_theta is ", config_.rope_theta);
+          KeyReader::text(*parameters), ", as by transformers; rope_theta is ", rope_.theta);
     }
     const Json* inner = keys_.take(*rope, "rope_theta");
     if (theta != nullptr && inner != nullptr && *theta != *inner) {
@@ -69,14 +69,14 @@ class RopeReader {
       read_llama3(name, rope, outer_context);
       allowed.insert({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"});
     } else if (type == "linear") {
-      config_.rope_linear_factor = rope_number(name, rope, "factor", 1e6);
+      rope_.linear_factor = rope_number(name, rope, "factor", 1e6);
       allowed.insert({"factor"});
     } else if (type != "default") {
       keys_.complain(name, ".rope_type: \"", type, "\" is not supported; default, linear or llama3 is expected");
       return;
     }
     if (const Json* theta = keys_.take(rope, "rope_theta")) {
-      config_.rope_theta = keys_.number(name + ".rope_theta", *theta, 0.0, 1e12, 1e4);
+      rope_.theta = keys_.number(name + ".rope_theta", *theta, 0.0, 1e12, 1e4);
     }
     if (const Json* partial = keys_.take(rope, "partial_rotary_factor"); partial != nullptr && *partial != 1) {
       keys_.complain(name, ".partial_rotary_factor: only 1 is supported, found ", KeyReader::text(*partial));
@@ -104,7 +104,7 @@ class RopeReader {
     scaling.high_freq_factor = rope_number(name, rope, "high_freq_factor", 1e6);
     const std::string key = "original_max_position_embeddings";
     const Json* context = outer_context ? outer_context : keys_.take(rope, key);
-    scaling.original_max_position_embeddings = config_.max_position_embeddings;
+    scaling.original_max_position_embeddings = context_;
     if (context != nullptr) {
       scaling.original_max_position_embeddings =
           keys_.as_integer(absl::StrCat(name, ".", key), *context, 1, int64_t{1} << 31).value_or(1);
@@ -114,17 +114,18 @@ class RopeReader {
           name, ".high_freq_factor: a number above low_freq_factor (", scaling.low_freq_factor, ") is expected, found ",
           scaling.high_freq_factor);
     }
-    config_.rope_scaling = scaling;
+    rope_.llama3 = scaling;
   }
 
   KeyReader& keys_;
-  models::ModelConfig& config_;
+  int64_t context_; // max_position_embeddings
+  models::RopeSpec& rope_;
 };
 
 } // namespace
 
-void read_rope(KeyReader& keys, models::ModelConfig& config) {
-  RopeReader(keys, config).read();
+void read_rope(KeyReader& keys, int64_t context, models::RopeSpec& rope) {
+  RopeReader(keys, context, rope).read();
 }
 
 } // namespace distill::hf

@@ -8,7 +8,7 @@
 namespace distill::metrics {
 
 // Notices a student that has come so near to its float8 teacher that the teacher's own error, measured before the run
-// (trainer/precision/gate.h), is no longer small beside the distance.
+// (trainer/float8_gate/gate.h), is no longer small beside the distance.
 class Float8Check {
  public:
   static constexpr size_t kSteps = 50; // of training whose mean is compared

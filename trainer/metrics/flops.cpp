@@ -6,21 +6,19 @@ namespace distill::metrics {
 
 TokenFlops token_flops(const models::ModelConfig& config, int64_t seq_len) {
   const double hidden = config.hidden_size;
-  const double query = static_cast<double>(config.num_heads) * config.head_dim;
   TokenFlops flops;
   flops.matrices = 2 * config.vocab_size * hidden;
   flops.matrix_gradients = 2 * flops.matrices;
-  for (int64_t block = 0; block < config.num_layers; ++block) {
+  for (int64_t block = 0; block < config.num_layers(); ++block) {
     for (const models::ParamLayout& param : models::block_layout(config, block).params) {
-      const auto product = base::enum_named<models::Product>(param.name);
-      if (product) {
-        const double forward = (config.float8.contains(block, *product) ? 1 : 2) * static_cast<double>(param.numel());
+      if (param.is_matrix) {
+        const double forward = (config.float8.contains(block, param.name) ? 1 : 2) * static_cast<double>(param.numel());
         flops.matrices += forward;
         flops.matrix_gradients += forward + 2 * static_cast<double>(param.numel());
       }
     }
+    flops.attention_full += 4.0 * static_cast<double>(config.layer(block).attention.query_width()) * seq_len;
   }
-  flops.attention_full = 4.0 * config.num_layers * query * seq_len;
   flops.attention_causal = flops.attention_full / 2;
   return flops;
 }

@@ -12,7 +12,7 @@ namespace distill::metrics {
 struct TokenFlops {
   double matrices = 0; // 2 per matrix parameter, 1 where the product is in float8: blocks and lm_head
   double matrix_gradients = 0; // of the backward pass: inputs' gradients as above, weights' gradients never in float8
-  double attention_full = 0; // 4 * layers * heads * head_dim * seq_len: the whole square of scores (PaLM's convention)
+  double attention_full = 0; // 4 * heads * head_dim * seq_len a layer: the whole square of scores (PaLM's convention)
   double attention_causal = 0; // half of it: the scores that causal attention computes
 
   TokenFlops operator*(double factor) const {

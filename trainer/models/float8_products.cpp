@@ -27,24 +27,51 @@ std::optional<BlockRange> parse_blocks(const std::string& text) {
   return range;
 }
 
+// The names of all products, each once, in the order in which the blocks have them.
+std::vector<std::string> names_of(const BlockProducts& products) {
+  std::vector<std::string> names;
+  for (const std::vector<std::string>& block : products) {
+    for (const std::string& name : block) {
+      if (std::find(names.begin(), names.end(), name) == names.end()) {
+        names.push_back(name);
+      }
+    }
+  }
+  return names;
+}
+
+// "qkv, o or down", for errors.
+std::string choices(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) {
+    absl::StrAppend(&text, text.empty() ? "" : name == names.back() ? " or " : ", ", name);
+  }
+  return text;
+}
+
 std::string blocks_text(int64_t first, int64_t last) {
   return first == last ? absl::StrCat(first) : absl::StrCat(first, "-", last);
 }
 
 } // namespace
 
-absl::StatusOr<Float8Products> Float8Products::all_but(absl::Span<const std::string> exceptions, int64_t blocks) {
-  Float8Products products;
-  products.products_.assign(static_cast<size_t>(blocks), std::vector<bool>(kProducts, true));
+absl::StatusOr<Float8Products> Float8Products::all_but(
+    absl::Span<const std::string> exceptions, const BlockProducts& products) {
+  const auto blocks = static_cast<int64_t>(products.size());
+  const std::vector<std::string> names = names_of(products);
+  Float8Products float8;
+  for (const std::vector<std::string>& block : products) {
+    float8.blocks_.emplace_back(block.begin(), block.end());
+  }
   std::vector<std::string> unknown, beyond; // entries that are not understood, and those of blocks that there are not
   for (const std::string& exception : exceptions) {
     const std::pair<std::string, std::string> parts = absl::StrSplit(exception, absl::MaxSplits('.', 1));
     const bool has_dot = exception.find('.') != std::string::npos;
     BlockRange range{0, blocks - 1};
-    std::optional<Product> product = base::enum_named<Product>(has_dot ? parts.second : parts.first);
-    const bool names_blocks = has_dot || !product;
-    const auto named = names_blocks ? parse_blocks(parts.first) : std::optional(range);
-    if ((has_dot && !product) || !named) {
+    const std::string& product = has_dot ? parts.second : parts.first;
+    const bool is_product = std::find(names.begin(), names.end(), product) != names.end();
+    const auto named = has_dot || !is_product ? parse_blocks(parts.first) : std::optional(range);
+    if ((has_dot && !is_product) || !named) {
       unknown.push_back(absl::StrCat("'", exception, "'"));
       continue;
     }
@@ -54,17 +81,18 @@ absl::StatusOr<Float8Products> Float8Products::all_but(absl::Span<const std::str
       continue;
     }
     for (int64_t block = range.first; block <= range.last; ++block) {
-      for (int index = 0; index < kProducts; ++index) {
-        if (!product || static_cast<int>(*product) == index) {
-          products.remove({block, static_cast<Product>(index)});
-        }
+      std::set<std::string>& own = float8.blocks_[static_cast<size_t>(block)];
+      if (is_product) {
+        own.erase(product);
+      } else {
+        own.clear();
       }
     }
   }
   std::vector<std::string> problems;
   if (!unknown.empty()) {
     problems.push_back(absl::StrCat(
-        "expected a product (", base::enum_choices<Product>(),
+        "expected a product (", choices(names),
         "), a block or range of blocks (0, 0-3), or both (3.down, 0-3.qkv), found ", absl::StrJoin(unknown, ", ")));
   }
   if (!beyond.empty()) {
@@ -73,17 +101,17 @@ absl::StatusOr<Float8Products> Float8Products::all_but(absl::Span<const std::str
   if (!problems.empty()) {
     return absl::InvalidArgumentError(absl::StrJoin(problems, "; "));
   }
-  return products;
+  return float8;
 }
 
-bool Float8Products::contains(int64_t block, Product product) const {
+bool Float8Products::contains(int64_t block, const std::string& product) const {
   const auto at = static_cast<size_t>(block);
-  return at < products_.size() && products_[at][static_cast<size_t>(product)];
+  return at < blocks_.size() && blocks_[at].contains(product);
 }
 
 bool Float8Products::any_of(int64_t block) const {
   const auto at = static_cast<size_t>(block);
-  return at < products_.size() && std::find(products_[at].begin(), products_[at].end(), true) != products_[at].end();
+  return at < blocks_.size() && !blocks_[at].empty();
 }
 
 bool Float8Products::any() const {
@@ -92,28 +120,29 @@ bool Float8Products::any() const {
 
 int64_t Float8Products::count() const {
   int64_t count = 0;
-  for (const std::vector<bool>& block : products_) {
-    count += std::count(block.begin(), block.end(), true);
+  for (const std::set<std::string>& block : blocks_) {
+    count += static_cast<int64_t>(block.size());
   }
   return count;
 }
 
-void Float8Products::remove(BlockProduct product) {
-  products_.at(static_cast<size_t>(product.block)).at(static_cast<size_t>(product.product)) = false;
+void Float8Products::remove(const BlockProduct& product) {
+  blocks_.at(static_cast<size_t>(product.block)).erase(product.product);
 }
 
-void Float8Products::add(BlockProduct product) {
+void Float8Products::add(const BlockProduct& product) {
   const auto block = static_cast<size_t>(product.block);
-  if (products_.size() <= block) {
-    products_.resize(block + 1, std::vector<bool>(kProducts, false));
+  if (blocks_.size() <= block) {
+    blocks_.resize(block + 1);
   }
-  products_[block].at(static_cast<size_t>(product.product)) = true;
+  blocks_[block].insert(product.product);
 }
 
-std::vector<std::string> exceptions_of(const Float8Products& products, int64_t blocks) {
+std::vector<std::string> exceptions_of(const Float8Products& float8, const BlockProducts& all) {
+  const auto blocks = static_cast<int64_t>(all.size());
   std::vector<std::string> exceptions;
   // Whole blocks first, then each product's ranges in the other blocks.
-  const auto whole = [&](int64_t block) { return !products.any_of(block); };
+  const auto whole = [&](int64_t block) { return !float8.any_of(block); };
   const auto add_ranges = [&](const auto& left_out, const std::string& suffix) {
     for (int64_t block = 0; block < blocks; ++block) {
       if (left_out(block)) {
@@ -127,20 +156,21 @@ std::vector<std::string> exceptions_of(const Float8Products& products, int64_t b
     }
   };
   add_ranges(whole, "");
-  for (int index = 0; index < kProducts; ++index) {
-    const auto product = static_cast<Product>(index);
+  for (const std::string& product : names_of(all)) {
+    const auto left_out = [&](int64_t block) {
+      const std::vector<std::string>& own = all[static_cast<size_t>(block)];
+      return std::find(own.begin(), own.end(), product) != own.end() && !float8.contains(block, product);
+    };
     bool in_all = true, in_another = false; // left out of every block; of a block that is not left out as a whole
     for (int64_t block = 0; block < blocks; ++block) {
-      in_all = in_all && !products.contains(block, product);
-      in_another = in_another || (!whole(block) && !products.contains(block, product));
+      in_all = in_all && !float8.contains(block, product);
+      in_another = in_another || (!whole(block) && left_out(block));
     }
     if (in_all && in_another) {
-      exceptions.push_back(base::enum_name(product));
+      exceptions.push_back(product);
       continue;
     }
-    add_ranges(
-        [&](int64_t block) { return !whole(block) && !products.contains(block, product); },
-        absl::StrCat(".", base::enum_name(product)));
+    add_ranges([&](int64_t block) { return !whole(block) && left_out(block); }, absl::StrCat(".", product));
   }
   return exceptions;
 }

@@ -4,29 +4,20 @@
 #include <absl/types/span.h>
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
-#include "data/base/enum_names.h"
-
 namespace distill::models {
 
-// The matrix products of a decoder block, by the names of their weights in the block's layout.
-enum class Product {
-  kQkv,
-  kO,
-  kGateUp,
-  kDown,
-};
-constexpr auto enum_names(Product) {
-  return base::names_of<Product>("qkv", "o", "gate_up", "down");
-}
-inline constexpr int kProducts = enum_names(Product{}).size();
+// The matrix products of each block of a model, in the order of the block's layout, by the names of their weights
+// there: "qkv", "o", "gate_up", "down" (block_products in layout.h).
+using BlockProducts = std::vector<std::vector<std::string>>;
 
 // One product of one block.
 struct BlockProduct {
   int64_t block = 0;
-  Product product = Product::kQkv;
+  std::string product;
 
   bool operator==(const BlockProduct&) const = default;
 };
@@ -37,25 +28,26 @@ class Float8Products {
  public:
   Float8Products() = default; // none
 
-  // All products of `blocks` blocks but the exceptions, each a text that names a product in every block ("down"), all
+  // All of `products` but the exceptions, each a text that names a product in every block that has it ("down"), all
   // products of a block or of a range of blocks ("0", "0-3"), or both ("3.down", "0-3.qkv"). InvalidArgument says which
   // exception is not understood, or names no block of the model.
-  static absl::StatusOr<Float8Products> all_but(absl::Span<const std::string> exceptions, int64_t blocks);
+  static absl::StatusOr<Float8Products> all_but(
+      absl::Span<const std::string> exceptions, const BlockProducts& products);
 
   bool any() const;
-  bool contains(int64_t block, Product product) const;
+  bool contains(int64_t block, const std::string& product) const;
   bool any_of(int64_t block) const;
-  void remove(BlockProduct product);
-  void add(BlockProduct product);
+  void remove(const BlockProduct& product);
+  void add(const BlockProduct& product);
   int64_t count() const;
 
   bool operator==(const Float8Products&) const = default;
 
  private:
-  std::vector<std::vector<bool>> products_; // [blocks][kProducts]
+  std::vector<std::set<std::string>> blocks_;
 };
 
-// The exceptions that leave out exactly the products which are not in `products`, as short as they can be written.
-std::vector<std::string> exceptions_of(const Float8Products& products, int64_t blocks);
+// The exceptions that leave out exactly those of `all` which are not in `float8`, as short as they can be written.
+std::vector<std::string> exceptions_of(const Float8Products& float8, const BlockProducts& all);
 
 } // namespace distill::models

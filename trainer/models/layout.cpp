@@ -30,11 +30,10 @@ void add_param(UnitLayout& unit, std::string name, std::vector<int64_t> shape, s
 } // namespace
 
 UnitLayout block_layout(const ModelConfig& config, int64_t index) {
-  const int64_t hidden = config.hidden_size;
-  const int64_t ffn = config.intermediate_size;
-  const int64_t q_rows = config.num_heads * config.head_dim;
-  const int64_t kv_rows = config.num_kv_heads * config.head_dim;
-  const int64_t qkv_rows = q_rows + 2 * kv_rows;
+  const LayerKind& kind = config.layer(index);
+  const AttentionSpec& attention = kind.attention;
+  const int64_t hidden = config.hidden_size, ffn = kind.mlp.ffn;
+  const int64_t q_rows = attention.query_width(), kv_rows = attention.key_value_width();
   const std::string layer = absl::StrCat("model.layers.", index, ".");
   const auto qkv_parts = [&](const char* suffix) -> std::vector<ParamPart> {
     const std::string attn = layer + "self_attn.";
@@ -47,22 +46,45 @@ UnitLayout block_layout(const ModelConfig& config, int64_t index) {
   unit.name = absl::StrCat("block ", index);
   unit.kind = UnitKind::kBlock;
   unit.block = index;
-  add_param(unit, "attn_norm", {hidden}, absl::StrCat(layer, config.attn_norm_tensor, ".weight"));
-  if (config.qkv_bias) {
-    add_param(unit, "qkv_bias", {qkv_rows}, qkv_parts("bias"));
+  const auto add_norms = [&](const SublayerNorms& norms, const std::string& name) {
+    if (norms.before) {
+      add_param(unit, name + "_norm", {hidden}, absl::StrCat(layer, norms.before->tensor, ".weight"));
+    }
+    if (norms.after) { // a sublayer's only norm has one name wherever it stands; checkpoints hold it
+      add_param(
+          unit, name + (norms.before ? "_out_norm" : "_norm"), {hidden},
+          absl::StrCat(layer, norms.after->tensor, ".weight"));
+    }
+  };
+  add_norms(kind.attention_norms, "attn");
+  if (attention.qkv_bias) {
+    add_param(unit, "qkv_bias", {attention.qkv_width()}, qkv_parts("bias"));
   }
-  if (config.qk_norm) {
-    add_param(unit, "q_norm", {config.head_dim}, layer + "self_attn.q_norm.weight");
-    add_param(unit, "k_norm", {config.head_dim}, layer + "self_attn.k_norm.weight");
+  if (attention.qk_norm) {
+    add_param(unit, "q_norm", {attention.head_dim}, layer + "self_attn.q_norm.weight");
+    add_param(unit, "k_norm", {attention.head_dim}, layer + "self_attn.k_norm.weight");
   }
-  add_param(unit, "mlp_norm", {hidden}, absl::StrCat(layer, config.mlp_norm_tensor, ".weight"));
-  add_param(unit, "qkv", {qkv_rows, hidden}, qkv_parts("weight"));
+  add_norms(kind.mlp_norms, "mlp");
+  add_param(unit, "qkv", {attention.qkv_width(), hidden}, qkv_parts("weight"));
   add_param(unit, "o", {hidden, q_rows}, layer + "self_attn.o_proj.weight");
   add_param(
       unit, "gate_up", {2 * ffn, hidden},
       {ParamPart{layer + "mlp.gate_proj.weight", 0, ffn}, ParamPart{layer + "mlp.up_proj.weight", ffn, ffn}});
   add_param(unit, "down", {hidden, ffn}, layer + "mlp.down_proj.weight");
   return unit;
+}
+
+BlockProducts block_products(const ModelConfig& config) {
+  BlockProducts products;
+  for (int64_t block = 0; block < config.num_layers(); ++block) {
+    std::vector<std::string>& names = products.emplace_back();
+    for (const ParamLayout& param : block_layout(config, block).params) {
+      if (param.is_matrix) {
+        names.push_back(param.name);
+      }
+    }
+  }
+  return products;
 }
 
 int64_t ParamLayout::numel() const {
@@ -108,7 +130,7 @@ std::vector<UnitLayout> unit_layouts(const ModelConfig& config) {
   }
   add_param(first, "embedding", table, "model.embed_tokens.weight");
   units.push_back(std::move(first));
-  for (int64_t i = 0; i < config.num_layers; ++i) {
+  for (int64_t i = 0; i < config.num_layers(); ++i) {
     units.push_back(block_layout(config, i));
   }
   if (!config.tie_word_embeddings) {

@@ -63,6 +63,9 @@ inline constexpr const char* kScaleSuffix = ".scale";
 // The unit of a decoder block.
 UnitLayout block_layout(const ModelConfig& config, int64_t block);
 
+// The names of the matrix products of each block: of its matrices, in their order.
+BlockProducts block_products(const ModelConfig& config);
+
 // All units of a model in forward order: [embedding, block 0.., head], or [tied, block 0..].
 std::vector<UnitLayout> unit_layouts(const ModelConfig& config);
 

@@ -4,62 +4,55 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "trainer/models/float8_products.h"
+#include "trainer/models/layer_kind.h"
 
 namespace distill::models {
 
-// rope_type llama3 of transformers' modeling_rope_utils.
-struct Llama3RopeScaling {
-  double factor = 8.0;
-  double low_freq_factor = 1.0;
-  double high_freq_factor = 4.0;
-  int64_t original_max_position_embeddings = 8192;
-
-  bool operator==(const Llama3RopeScaling&) const = default;
-};
-
-// Where a block's two norms stand.
-enum class NormPlacement {
-  kBeforeSublayers, // x + attention(norm(x)), and so the MLP
-  kAfterSublayers, // x + norm(attention(x))
-};
-
-// Shape and mathematics of a decoder, read from a Hugging Face config.json.
+// The one description of a decoder: its shape and its mathematics, read from a Hugging Face config.json, and what the
+// run's configuration adds to it. Layout, loading, saving, passes, FLOPs and the plan read it kind by kind; none of
+// them asks for the family.
 struct ModelConfig {
-  std::string model_type; // a family's name in Hugging Face's config.json, such as llama
+  std::string model_type; // the family's name in Hugging Face's config.json, such as llama
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
-  int64_t intermediate_size = 0;
-  int64_t num_layers = 0;
-  int64_t num_heads = 0;
-  int64_t num_kv_heads = 0;
-  int64_t head_dim = 0;
   int64_t max_position_embeddings = 0;
-  double rms_norm_eps = 1e-6;
-  NormPlacement norm_placement = NormPlacement::kBeforeSublayers;
-  std::string attn_norm_tensor = "input_layernorm"; // the block's two norms, as tensors of a model folder
-  std::string mlp_norm_tensor = "post_attention_layernorm";
-  double rope_theta = 10000.0;
-  std::optional<Llama3RopeScaling> rope_scaling; // rope_type llama3
-  double rope_linear_factor = 1.0; // rope_type linear: frequencies are divided by it
-  // Set if some layer attends to a window of tokens only. Sequences up to that length are computed exactly; longer
-  // sequences are refused (check_sequence_length, and block_forward).
-  std::optional<int64_t> sliding_window;
   bool tie_word_embeddings = false;
-  bool qkv_bias = false;
-  bool qk_norm = false; // RMSNorm over head_dim on q and k before RoPE
+  double embedding_scale = 1; // the embedding's output is multiplied by it
+  double final_norm_eps = 1e-6;
+  double final_softcap = 0; // of the logits, cap * tanh(logits / cap); 0: none
+  std::vector<LayerKind> kinds;
+  std::vector<int64_t> layers; // the kind of each layer, an index into `kinds`
+  std::vector<RopeSpec> ropes;
+
   double initializer_range = 0.02; // standard deviation of randomly initialised matrices
   std::string dtype = "float32"; // of the stored weights: float32 | float16 | bfloat16
-  Float8Products float8; // of a run's configuration, not of the config.json
+
+  Float8Products float8; // of the run's configuration
+
+  int64_t num_layers() const {
+    return static_cast<int64_t>(layers.size());
+  }
+  const LayerKind& layer(int64_t index) const {
+    return kinds[static_cast<size_t>(layers[static_cast<size_t>(index)])];
+  }
+  // The number of layers of a kind.
+  int64_t count_of(int64_t kind) const;
+  // Gives the model `count` layers, all of this kind.
+  void set_layers(LayerKind kind, int64_t count);
 
   bool operator==(const ModelConfig&) const = default;
 };
 
-// Refuses sequences for which the result would not be the model's: longer than max_position_embeddings or the attention
-// window.
+// UnimplementedError names a part of the description that nothing computes yet.
+absl::Status check_computable(const ModelConfig& config);
+
+// The longest sequence for which the result is the model's: max_position_embeddings, or the shortest attention window.
+int64_t longest_sequence(const ModelConfig& config);
+// InvalidArgument: a sequence is longer; says which limit it exceeds.
 absl::Status check_sequence_length(const ModelConfig& config, int64_t seq_len);
 
 // The precision that the model computes in: "bfloat16", "bfloat16 with 120 of its 128 block products in float8".

@@ -68,10 +68,7 @@ UnitLayout packed_layout(const UnitLayout& layout, const Float8Products& float8,
   if (layout.kind != UnitKind::kBlock || !float8.any_of(layout.block)) {
     return layout;
   }
-  const auto in_float8 = [&](const ParamLayout& param) {
-    const auto product = base::enum_named<Product>(param.name);
-    return product && float8.contains(layout.block, *product);
-  };
+  const auto in_float8 = [&](const ParamLayout& param) { return float8.contains(layout.block, param.name); };
   UnitLayout packed = layout;
   packed.params.clear();
   packed.numel = 0;

@@ -1,6 +1,5 @@
 #include "trainer/models/units.h"
 
-#include "trainer/models/ops/embedding.h"
 #include "trainer/models/ops/rms_norm.h"
 
 namespace distill::models {
@@ -49,7 +48,7 @@ int64_t FinalNormSaved::bytes() const {
 
 at::Tensor final_norm_forward(
     const ModelConfig& config, const at::Tensor& norm_H, const at::Tensor& x_NH, FinalNormSaved* saved) {
-  RmsNormResult result = rms_norm_forward(x_NH, norm_H, config.rms_norm_eps);
+  RmsNormResult result = rms_norm_forward(x_NH, norm_H, config.final_norm_eps);
   if (saved != nullptr) {
     *saved = {x_NH, result.rstd_N};
   }
@@ -59,21 +58,6 @@ at::Tensor final_norm_forward(
 at::Tensor final_norm_backward(
     const at::Tensor& norm_H, const at::Tensor& dhidden_NH, const FinalNormSaved& saved, at::Tensor& grad_H) {
   return rms_norm_backward(dhidden_NH, saved.x_NH, saved.rstd_N, norm_H, grad_H);
-}
-
-at::Tensor model_forward_hidden(
-    const ModelConfig& config, const std::vector<UnitLayout>& layouts, const SequenceInfo& seq,
-    const RopeTable& rope_table, const at::Tensor& tokens_N, const UnitWeights& weights) {
-  const size_t first = embedding_unit(layouts);
-  const RopeAngles rope = rope_angles(rope_table, seq.positions_N);
-  at::Tensor x_NH = embedding_forward(tokens_N, embedding_weight(layouts[first], weights(first)));
-  for (size_t i = 0; i < layouts.size(); ++i) {
-    if (layouts[i].kind == UnitKind::kBlock) {
-      x_NH = block_forward(config, seq, rope, block_params(layouts[i], weights(i)), x_NH, /*saved=*/nullptr);
-    }
-  }
-  const size_t last = head_unit(layouts);
-  return final_norm_forward(config, final_norm_weight(layouts[last], weights(last)), x_NH, /*saved=*/nullptr);
 }
 
 } // namespace distill::models

@@ -2,13 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <vector>
 
-#include "trainer/models/block.h"
 #include "trainer/models/layout.h"
+#include "trainer/models/model_config.h"
 
-// The units around the decoder blocks, and a forward pass over all of them. V vocabulary; the rest as in block.h.
+// The units around the decoder blocks. V vocabulary; the rest as in block.h.
 namespace distill::models {
 
 // Token embedding [V, H] of an embedding unit (tied or not).
@@ -35,14 +34,5 @@ at::Tensor final_norm_forward(
 // Returns dx_NH; adds to grad_H unless it is undefined.
 at::Tensor final_norm_backward(
     const at::Tensor& norm_H, const at::Tensor& dhidden_NH, const FinalNormSaved& saved, at::Tensor& grad_H);
-
-// Flat weights of unit i, on the model's device in the compute dtype. Called in forward order, and with tied embeddings
-// once more for the first unit at the end; the returned tensor is used until the next call.
-using UnitWeights = std::function<at::Tensor(size_t unit)>;
-
-// Final hidden states [N, H] of tokens_N, for the teacher and for evaluation: nothing is saved for a backward pass.
-at::Tensor model_forward_hidden(
-    const ModelConfig& config, const std::vector<UnitLayout>& layouts, const SequenceInfo& seq,
-    const RopeTable& rope_table, const at::Tensor& tokens_N, const UnitWeights& weights);
 
 } // namespace distill::models

@@ -8,16 +8,17 @@ using models::BlockSaved;
 
 // Everything that the allocations of a pass depend on.
 struct BlockRecorder::Key {
-  models::ModelConfig config;
+  models::LayerKind kind;
   at::ScalarType dtype = at::kFloat;
   int64_t tokens = 0;
+  int64_t hidden = 0;
   int64_t seq_len = 0;
   bool packed = false;
   bool backward = false;
   bool saves = false; // forward: saves tensors for backward; backward: has all of them, not only the input
   bool matrices_are_new = false; // backward: the weight gradients are uninitialised
   // Of both passes. Blocks of one model may differ here, and a step's shadow runs all of them without float8.
-  std::array<bool, models::kProducts> float8{}; // the products that run in float8
+  std::vector<bool> float8; // by projection: whether it runs in float8
   bool counted = false; // what their rounding loses
 
   bool operator==(const Key&) const = default;
@@ -135,43 +136,32 @@ BlockRecorder::Recording* BlockRecorder::find(const Key& key) {
 }
 
 models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) {
+  const auto key_of = [](const models::BlockContext& context, const models::BlockParams& params, const at::Tensor& x_NH,
+                         bool backward, bool saves, bool matrices_are_new) {
+    Key key{context.kind,       x_NH.scalar_type(), x_NH.size(0), x_NH.size(1),     context.seq.seq_len,
+            context.seq.packed, backward,           saves,        matrices_are_new, {},
+            /*counted=*/false};
+    for (const auto& [name, projection] : params.projections()) {
+      key.float8.push_back(projection->is_float8());
+      key.counted = key.counted || projection->float8_counts.front().defined();
+    }
+    return key;
+  };
   models::BlockFunctions functions;
-  functions.forward = [this, &simulation](
-                          const models::ModelConfig& config, const models::SequenceInfo& seq,
-                          const models::RopeAngles& rope, const models::BlockParams& params, const at::Tensor& x_NH,
-                          BlockSaved* saved) {
-    const Key key{
-        config,
-        x_NH.scalar_type(),
-        x_NH.size(0),
-        seq.seq_len,
-        seq.packed,
-        /*backward=*/false,
-        /*saves=*/saved != nullptr,
-        /*matrices_are_new=*/false,
-        models::float8_weights(params),
-        params.float8_counts.front().defined()};
+  functions.forward = [this, &simulation, key_of](
+                          const models::BlockContext& context, const models::BlockParams& params,
+                          const at::Tensor& x_NH, BlockSaved* saved) {
+    const Key key = key_of(context, params, x_NH, /*backward=*/false, saved != nullptr, /*matrices_are_new=*/false);
     if (const Recording* recording = find(key)) {
       return recording->replay(simulation, x_NH, saved, {});
     }
     return recordings_.emplace_back(key).record(
-        simulation, x_NH, saved, {}, [&] { return models::block_forward(config, seq, rope, params, x_NH, saved); });
+        simulation, x_NH, saved, {}, [&] { return models::block_forward(context, params, x_NH, saved); });
   };
-  functions.backward = [this, &simulation](
-                           const models::ModelConfig& config, const models::SequenceInfo& seq,
-                           const models::RopeAngles& rope, const models::BlockParams& params, const at::Tensor& dy_NH,
-                           BlockSaved saved, models::BlockParams& grads) {
-    const Key key{
-        config,
-        dy_NH.scalar_type(),
-        dy_NH.size(0),
-        seq.seq_len,
-        seq.packed,
-        /*backward=*/true,
-        /*saves=*/!saved.input_only(),
-        grads.write_matrices,
-        models::float8_weights(params),
-        params.float8_counts.front().defined()};
+  functions.backward = [this, &simulation, key_of](
+                           const models::BlockContext& context, const models::BlockParams& params,
+                           const at::Tensor& dy_NH, BlockSaved saved, models::BlockParams& grads) {
+    const Key key = key_of(context, params, dy_NH, /*backward=*/true, !saved.input_only(), grads.mlp.down.is_new);
     if (const Recording* recording = find(key)) {
       return recording->replay(simulation, dy_NH, nullptr, saved.all());
     }
@@ -180,7 +170,7 @@ models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) 
       inputs.push_back(tensor->defined() ? tensor->storage().data() : nullptr);
     }
     return recordings_.emplace_back(key).record(simulation, dy_NH, nullptr, inputs, [&] {
-      return models::block_backward(config, seq, rope, params, dy_NH, std::move(saved), grads);
+      return models::block_backward(context, params, dy_NH, std::move(saved), grads);
     });
   };
   return functions;

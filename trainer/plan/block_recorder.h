@@ -8,9 +8,9 @@
 
 namespace distill::plan {
 
-// Makes simulated runs fast. All blocks of a model make the same allocations, so each kind of pass over a block runs
-// once on meta tensors while its allocations are recorded; from then on the recording is replayed, which costs a
-// fraction of dispatching the ops. A recorder may serve any number of runs for one target device.
+// Makes simulated runs fast. All blocks of one kind make the same allocations, so each kind of pass over each kind of
+// block runs once on meta tensors while its allocations are recorded; from then on the recording is replayed, which
+// costs a fraction of dispatching the ops. A recorder may serve any number of runs for one target device.
 class BlockRecorder {
  public:
   BlockRecorder();

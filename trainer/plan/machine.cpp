@@ -44,7 +44,7 @@ constexpr double kThreadBytes = 10e9; // streamed by one thread
 constexpr double kMostStreams = 12; // threads after which a CPU's memory is busy
 
 constexpr int64_t kMaxBytes = 1 << 20;
-constexpr double kMaxGib = 1 << 30; // so many GiB in bytes fit 64 bits
+constexpr double kMaxGib = 1 << 30; // the bytes of this many GiB fit 64 bits
 
 } // namespace
 

@@ -29,19 +29,19 @@ std::vector<std::string> overflows_of(const Plan& plan, int64_t host_bytes) {
   return overflows;
 }
 
-Excess excess_of(const Plan& plan, int64_t host_bytes) {
+LimitsExceeded limits_exceeded(const Plan& plan, int64_t host_bytes) {
   const MemoryPrediction& memory = plan.memory;
-  Excess excess;
+  LimitsExceeded exceeded;
   if (plan.device_bytes > 0) {
-    excess.tensors = memory.peak() + memory.communicators + memory.context - plan.device_bytes;
-    excess.device = memory.device_bytes() > plan.device_bytes;
+    exceeded.tensors = memory.peak() + memory.communicators + memory.context - plan.device_bytes;
+    exceeded.device = memory.device_bytes() > plan.device_bytes;
   }
   if (plan.budget_bytes > 0) {
-    excess.tensors = std::max(excess.tensors, memory.peak() - plan.budget_bytes);
+    exceeded.tensors = std::max(exceeded.tensors, memory.peak() - plan.budget_bytes);
   }
-  excess.device = excess.device || excess.tensors > 0;
-  excess.host = host_bytes > 0 && memory.host_bytes() > host_bytes;
-  return excess;
+  exceeded.device = exceeded.device || exceeded.tensors > 0;
+  exceeded.host = host_bytes > 0 && memory.host_bytes() > host_bytes;
+  return exceeded;
 }
 
 // Predicts memory, time and overflows for the shape's policies.
@@ -55,18 +55,18 @@ void choose_policies(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   const auto with = [&](const std::vector<models::ActivationPolicy>& policies) { plan.shape.policies = policies; };
   const PassTimer timer(plan.shape, plan.machine);
   const Solution solution = fastest_mix(
-      plan.shape.student.num_layers, saved_bytes(plan.shape),
+      plan.shape.student.layers, saved_bytes(plan.shape),
       [&](const std::vector<models::ActivationPolicy>& policies) { return timer.seconds(policies); },
       [&](const std::vector<models::ActivationPolicy>& policies) {
         with(policies);
         plan.memory = predict_memory(plan.shape, blocks);
-        return excess_of(plan, host_bytes);
+        return limits_exceeded(plan, host_bytes);
       });
   plan.mixes = solution.mixes;
   with(
       solution.policies.empty()
           ? std::vector<models::ActivationPolicy>(
-                static_cast<size_t>(plan.shape.student.num_layers), models::ActivationPolicy::kOffloadInput)
+                static_cast<size_t>(plan.shape.student.num_layers()), models::ActivationPolicy::kOffloadInput)
           : solution.policies);
 }
 

@@ -59,7 +59,7 @@ struct RunShape {
     return config.parallel.gather == config::Gather::kCopy;
   }
   int64_t gathered_blocks() const { // of all models whose units are gathered
-    return student.num_layers + (config.parallel.shard_teacher ? teacher.blocks() : 0);
+    return student.num_layers() + (config.parallel.shard_teacher ? teacher.blocks() : 0);
   }
   int64_t vocab() const { // columns of the logits
     return teacher.columns(student.vocab_size);

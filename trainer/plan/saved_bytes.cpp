@@ -7,23 +7,33 @@
 
 namespace distill::plan {
 
-BlockBytes saved_bytes(const RunShape& shape) {
+std::vector<BlockBytes> saved_bytes(const RunShape& shape) {
   const device::Simulation simulation(shape.environment.device.type());
-  const auto meta = at::TensorOptions().device(at::kMeta);
-  const auto compute = meta.dtype(shape.environment.student_dtype);
-  const models::UnitLayout layout = models::unit_layouts(shape.student)[1];
+  const models::ModelConfig& student = shape.student;
+  const auto compute = at::TensorOptions().device(at::kMeta).dtype(shape.environment.student_dtype);
   models::SequenceInfo seq;
   seq.batch = shape.config.train.micro_batch_size;
   seq.seq_len = shape.config.data.seq_len;
   seq.max_seqlen = seq.seq_len;
   seq.segments_host = {0, shape.tokens()};
-  const at::Tensor angles = at::empty({shape.tokens(), shape.student.head_dim / 2}, meta.dtype(at::kFloat));
-  const at::Tensor x_NH = at::empty({shape.tokens(), shape.student.hidden_size}, compute);
-  models::BlockSaved saved;
-  models::block_forward(
-      shape.student, seq, {angles, angles}, models::block_params(layout, at::empty({layout.numel}, compute)), x_NH,
-      &saved);
-  return {.all = saved.bytes(), .input = static_cast<int64_t>(x_NH.nbytes())};
+  const std::vector<models::RopeAngles> angles = models::rope_angles(
+      models::make_rope_tables(student.ropes, seq.seq_len, at::kMeta),
+      at::empty({shape.tokens()}, compute.dtype(at::kLong)));
+  const at::Tensor x_NH = at::empty({shape.tokens(), student.hidden_size}, compute);
+  std::vector<BlockBytes> bytes(student.kinds.size());
+  for (int64_t kind = 0; kind < static_cast<int64_t>(bytes.size()); ++kind) {
+    const auto layer = std::find(student.layers.begin(), student.layers.end(), kind) - student.layers.begin();
+    if (layer == student.num_layers()) {
+      continue;
+    }
+    const models::UnitLayout layout = models::block_layout(student, layer);
+    models::BlockSaved saved;
+    models::block_forward(
+        {student.layer(layer), seq, angles}, models::block_params(layout, at::empty({layout.numel}, compute)), x_NH,
+        &saved);
+    bytes[static_cast<size_t>(kind)] = {.all = saved.bytes(), .input = static_cast<int64_t>(x_NH.nbytes())};
+  }
+  return bytes;
 }
 
 } // namespace distill::plan

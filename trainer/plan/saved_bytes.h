@@ -1,16 +1,18 @@
 #pragma once
 
+#include <vector>
+
 #include "trainer/plan/run_shape.h"
 
 namespace distill::plan {
 
-// Bytes that one block of the student saves for its backward pass in one micro-batch.
+// Bytes that a block of the student saves for its backward pass in one micro-batch.
 struct BlockBytes {
   int64_t all = 0;
   int64_t input = 0; // the block's input alone, as for recomputation
 };
 
-// Measured on the block's own forward pass in a simulation.
-BlockBytes saved_bytes(const RunShape& shape);
+// For each of the student's kinds of layers, measured on the block's own forward pass in a simulation.
+std::vector<BlockBytes> saved_bytes(const RunShape& shape);
 
 } // namespace distill::plan

@@ -28,8 +28,8 @@ struct Solution {
   int64_t checked = 0; // mixes whose memory was simulated
 };
 
-// Why a mix does not fit.
-struct Excess {
+// The limits that a mix exceeds.
+struct LimitsExceeded {
   int64_t tensors = 0; // bytes by which the peak of tensors is too high for the device or its budget
   bool device = false; // the device's memory is exceeded, by tensors or by what the allocator takes for them
   bool host = false; // the host's memory is exceeded
@@ -39,14 +39,15 @@ struct Excess {
   }
 };
 
-// The fastest of all mixes that fit, over every combination of counts. `seconds` is called for all of them. `excess` is
-// called in order of time until a mix fits, except for mixes that cannot fit, given one that did not: mixes that leave
-// at least as much on the device, mixes whose saved tensors on the device are smaller by less than the excess of
-// tensors (the peak falls by no more than that), and mixes that leave at least as much on the host. Of equally fast
-// mixes, the one that leaves less on the device is tried first.
+// The fastest of all mixes that fit, over every combination of counts. `kinds`: the kind of each block; `saved`: what a
+// block of each kind saves. `seconds` is called for every mix. `exceeded` is called in order of time until a mix fits,
+// except for mixes that cannot fit, given one that did not: mixes that leave at least as much on the device, mixes
+// whose saved tensors on the device are smaller by less than LimitsExceeded::tensors (the peak falls by no more than
+// that), and mixes that leave at least as much on the host. Of equally fast mixes, the one that leaves less on the
+// device is tried first.
 Solution fastest_mix(
-    int64_t blocks, const BlockBytes& saved,
+    const std::vector<int64_t>& kinds, const std::vector<BlockBytes>& saved,
     const std::function<double(const std::vector<models::ActivationPolicy>&)>& seconds,
-    const std::function<Excess(const std::vector<models::ActivationPolicy>&)>& excess);
+    const std::function<LimitsExceeded(const std::vector<models::ActivationPolicy>&)>& exceeded);
 
 } // namespace distill::plan

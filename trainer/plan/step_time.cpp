@@ -12,16 +12,6 @@ constexpr double kKernelsBackward = 26;
 // against 0.33 to 0.41 ms for a block of 436 MB on four H200.
 constexpr double kCopiesCost = 0.5;
 
-struct Widths {
-  double hidden, query, key_value, ffn;
-};
-
-Widths widths_of(const models::ModelConfig& config) {
-  return {
-      static_cast<double>(config.hidden_size), static_cast<double>(config.num_heads * config.head_dim),
-      static_cast<double>(config.num_kv_heads * config.head_dim), static_cast<double>(config.intermediate_size)};
-}
-
 // [rows, inner] x [inner, columns].
 double product(const Machine& machine, double rows, double inner, double columns, double element, double out_element) {
   return 2 * rows * inner * columns / machine.matmul_flops +
@@ -32,20 +22,27 @@ double element_bytes(at::ScalarType dtype) {
   return static_cast<double>(c10::elementSize(dtype));
 }
 
-// Share of the blocks in which the product is in float8.
-double float8_share(const models::ModelConfig& config, models::Product kind) {
-  int64_t float8 = 0;
-  for (int64_t block = 0; block < config.num_layers; ++block) {
-    float8 += config.float8.contains(block, kind) ? 1 : 0;
-  }
-  return static_cast<double>(float8) / static_cast<double>(config.num_layers);
+const models::ModelConfig& model_of(const RunShape& shape, bool teacher) {
+  return teacher ? shape.teacher.model().config : shape.student;
 }
 
-// Seconds of one of a block's products, the mean over the blocks: a float8 product reads operands of one byte.
-double block_product(
-    const Machine& machine, const models::ModelConfig& config, models::Product kind, double rows, double inner,
-    double columns, double element) {
-  const double share = float8_share(config, kind);
+// The first layer of a kind; its layout is that of all others.
+int64_t first_layer(const models::ModelConfig& config, int64_t kind) {
+  return std::find(config.layers.begin(), config.layers.end(), kind) - config.layers.begin();
+}
+
+// Share of the blocks of a kind in which the product is in float8.
+double float8_share(const models::ModelConfig& config, int64_t kind, const std::string& product) {
+  int64_t float8 = 0;
+  for (int64_t block = 0; block < config.num_layers(); ++block) {
+    float8 += config.layers[static_cast<size_t>(block)] == kind && config.float8.contains(block, product) ? 1 : 0;
+  }
+  return static_cast<double>(float8) / static_cast<double>(config.count_of(kind));
+}
+
+// Seconds of one of a block's products, the mean over the blocks of its kind, of which `share` run it in float8: such a
+// product reads operands of one byte.
+double block_product(const Machine& machine, double share, double rows, double inner, double columns, double element) {
   Machine in_float8 = machine;
   in_float8.matmul_flops = machine.float8_flops;
   return share * product(in_float8, rows, inner, columns, 1, element) +
@@ -117,7 +114,7 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
 // not arrived. `teacher`, `forward`: seconds of the first micro-batch. `leaving`: seconds of the activations' copies to
 // the host, on the same link.
 double wait_for_updates(const RunShape& shape, const Machine& machine, double teacher, double forward, double leaving) {
-  const auto layers = static_cast<double>(shape.student.num_layers);
+  const auto layers = static_cast<double>(shape.student.num_layers());
   double now = teacher, arrived = 0;
   for (const models::UnitLayout& unit : models::unit_layouts(shape.student)) {
     arrived +=
@@ -129,68 +126,84 @@ double wait_for_updates(const RunShape& shape, const Machine& machine, double te
 
 } // namespace
 
-BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher) {
-  const models::ModelConfig& config = teacher ? shape.teacher.model().config : shape.student;
+BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher, int64_t kind_index) {
+  const models::ModelConfig& config = model_of(shape, teacher);
+  const models::LayerKind& kind = config.kinds[static_cast<size_t>(kind_index)];
   const at::ScalarType dtype = teacher ? shape.environment.teacher_dtype : shape.environment.student_dtype;
-  const Widths w = widths_of(config);
+  const models::UnitLayout layout = models::block_layout(config, first_layer(config, kind_index));
   const auto tokens = static_cast<double>(teacher ? shape.teacher_tokens() : shape.tokens());
   const auto seq_len = static_cast<double>(teacher ? shape.teacher_seq_len() : shape.config.data.seq_len);
   const double e = element_bytes(dtype);
-  const double qkv = w.query + 2 * w.key_value;
+  const auto hidden = static_cast<double>(config.hidden_size), ffn = static_cast<double>(kind.mlp.ffn);
+  const auto query = static_cast<double>(kind.attention.query_width());
+  const auto key_value = static_cast<double>(kind.attention.key_value_width());
+  const double qkv = query + 2 * key_value;
   BlockTime time;
-  const auto forward_product = [&](models::Product kind, double inner, double columns) {
-    return block_product(machine, config, kind, tokens, inner, columns, e);
-  };
-  const double down = forward_product(models::Product::kDown, w.ffn, w.hidden) +
-      tokens * (3 * w.ffn + 2 * w.hidden) * e / machine.memory_bytes;
-  const double products = forward_product(models::Product::kQkv, w.hidden, qkv) +
-      forward_product(models::Product::kO, w.query, w.hidden) +
-      forward_product(models::Product::kGateUp, w.hidden, 2 * w.ffn);
-  // Attention with heads of 64 is slower than with heads of 128.
-  const double efficiency = config.head_dim >= 128 ? 1.0 : 0.72;
-  const double attention = 2 * tokens * seq_len * w.query; // 4, halved (causal)
-  const double elementwise = tokens * (2 * w.hidden + 2 * (w.query + w.key_value) + 5 * w.hidden) * e;
-  time.rebuild = products + attention / (machine.attention_forward_flops * efficiency) +
-      elementwise / machine.memory_bytes + kKernelsForward * machine.launch_seconds;
-  time.forward = time.rebuild + down;
-
   // The backward pass has two products for each product of the forward pass. The weight gradient is written to an fp32
   // buffer by the first micro-batch and added to it by the others.
   const double gradient_traffic = 8 - 4 / static_cast<double>(std::max<int64_t>(1, shape.micro_batches));
-  const auto backward_of = [&](models::Product kind, double inner, double columns) {
+  double products = 0, last = 0,
+         backward = 0; // of the forward pass up to the last product, of that, of the backward pass
+  for (const models::ParamLayout& param : layout.params) {
+    if (!param.is_matrix) {
+      continue;
+    }
+    const auto columns = static_cast<double>(param.shape[0]), inner = static_cast<double>(param.shape[1]);
+    const double share = float8_share(config, kind_index, param.name);
+    products += last;
+    last = block_product(machine, share, tokens, inner, columns, e);
     // In float8 the gradient of the output is rounded, and the weight transposed.
-    const double rounding = float8_share(config, kind) * (tokens * columns * (e + 1) + 2 * inner * columns);
-    return block_product(machine, config, kind, tokens, columns, inner, e) +
+    const double rounding = share * (tokens * columns * (e + 1) + 2 * inner * columns);
+    backward += block_product(machine, share, tokens, columns, inner, e) +
         product(machine, inner, tokens, columns, e, gradient_traffic) + rounding / machine.memory_bytes;
-  };
-  time.backward = backward_of(models::Product::kQkv, w.hidden, qkv) +
-      backward_of(models::Product::kO, w.query, w.hidden) + backward_of(models::Product::kGateUp, w.hidden, 2 * w.ffn) +
-      backward_of(models::Product::kDown, w.ffn, w.hidden) +
-      2.5 * attention / (machine.attention_backward_flops * efficiency) +
-      tokens * (6 * w.ffn + 14 * w.hidden + 4 * qkv) * e / machine.memory_bytes +
-      kKernelsBackward * machine.launch_seconds;
-  time.reduce = unit_reduce(shape, machine, static_cast<double>(models::block_layout(config, 0).numel));
+  }
+  const double down = last + tokens * (3 * ffn + 2 * hidden) * e / machine.memory_bytes;
+  // Attention with heads of 64 is slower than with heads of 128.
+  const double efficiency = kind.attention.head_dim >= 128 ? 1.0 : 0.72;
+  const double attention = 2 * tokens * seq_len * query; // 4, halved (causal)
+  const double elementwise = tokens * (2 * hidden + 2 * (query + key_value) + 5 * hidden) * e;
+  time.rebuild = products + attention / (machine.attention_forward_flops * efficiency) +
+      elementwise / machine.memory_bytes + kKernelsForward * machine.launch_seconds;
+  time.forward = time.rebuild + down;
+  time.backward = backward + 2.5 * attention / (machine.attention_backward_flops * efficiency) +
+      tokens * (6 * ffn + 14 * hidden + 4 * qkv) * e / machine.memory_bytes + kKernelsBackward * machine.launch_seconds;
+  time.reduce = unit_reduce(shape, machine, static_cast<double>(layout.numel));
   return time;
 }
 
+std::vector<BlockTime> block_times(const RunShape& shape, const Machine& machine, bool teacher) {
+  const models::ModelConfig& config = model_of(shape, teacher);
+  std::vector<BlockTime> times(config.kinds.size());
+  for (int64_t kind = 0; kind < static_cast<int64_t>(times.size()); ++kind) {
+    if (config.count_of(kind) > 0) {
+      times[static_cast<size_t>(kind)] = block_time(shape, machine, teacher, kind);
+    }
+  }
+  return times;
+}
+
 PassTimer::PassTimer(const RunShape& shape, const Machine& machine)
-    : block_(block_time(shape, machine, /*teacher=*/false)),
+    : kinds_(shape.student.layers),
+      blocks_(block_times(shape, machine, /*teacher=*/false)),
       leaving_(machine.host_bytes / to_host_bytes(shape, machine)),
       copy_cost_(machine.copy_cost) {
-  const BlockBytes saved = saved_bytes(shape);
-  copy_all_ = static_cast<double>(saved.all) / machine.host_bytes;
-  copy_input_ = static_cast<double>(saved.input) / machine.host_bytes;
+  for (const BlockBytes& saved : saved_bytes(shape)) {
+    copies_.push_back(
+        {static_cast<double>(saved.all) / machine.host_bytes, static_cast<double>(saved.input) / machine.host_bytes});
+  }
 }
 
 PassTimer::PassTime PassTimer::time(const std::vector<models::ActivationPolicy>& policies) const {
   PassTime time;
   const auto copy_of = [&](size_t i) {
-    return models::is_offloaded(policies[i]) ? (models::keeps_input_only(policies[i]) ? copy_input_ : copy_all_) : 0.0;
+    const Copies& copies = copies_[static_cast<size_t>(kinds_[i])];
+    return models::is_offloaded(policies[i]) ? (models::keeps_input_only(policies[i]) ? copies.input : copies.all)
+                                             : 0.0;
   };
   double now = 0, channel = 0;
   double leaving_ends = 0; // of the last offloaded block
   for (size_t i = 0; i < policies.size(); ++i) {
-    now += block_.forward;
+    now += block_of(i).forward;
     if (const double copy = leaving_ * copy_of(i); copy > 0) {
       now = std::max(now, leaving_ends); // until the last one's device memory is free
       channel = std::max(channel, now) + copy;
@@ -215,7 +228,7 @@ PassTimer::PassTime PassTimer::time(const std::vector<models::ActivationPolicy>&
       arrives = channel;
       time.copies += copy_of(i - 1);
     }
-    now += block_.backward + (models::keeps_input_only(policies[i]) ? block_.rebuild : 0);
+    now += block_of(i).backward + (models::keeps_input_only(policies[i]) ? block_of(i).rebuild : 0);
   }
   time.backward = now;
   const double lost = copy_cost_ * time.copies / 2;
@@ -239,7 +252,6 @@ StepTime predict_time(const RunShape& shape, const Machine& machine, const Gathe
   const auto at_phase = [](StepTime& time, Phase phase) -> double& { return time.phases[static_cast<size_t>(phase)]; };
   StepTime time;
   const double head = head_seconds(shape, machine);
-  const BlockTime student = block_time(shape, machine, /*teacher=*/false);
   const double element = element_bytes(shape.environment.student_dtype);
   const PassTimer::PassTime pass = PassTimer(shape, machine).time(shape.policies);
   // Embedding, final norm.
@@ -250,14 +262,21 @@ StepTime predict_time(const RunShape& shape, const Machine& machine, const Gathe
   at_phase(time, Phase::kHead) = micro * head;
   time.copies = micro * pass.copies;
 
-  const auto layers = static_cast<double>(shape.student.num_layers);
+  double reduces = 0;
+  const std::vector<BlockTime> student = block_times(shape, machine, /*teacher=*/false);
+  for (size_t kind = 0; kind < student.size(); ++kind) {
+    reduces += static_cast<double>(shape.student.count_of(static_cast<int64_t>(kind))) * student[kind].reduce;
+  }
   const double table = static_cast<double>(shape.student.vocab_size) * hidden;
   const double tables = shape.student.tie_word_embeddings ? 1 : 2;
-  const double reduces = layers * student.reduce + tables * unit_reduce(shape, machine, table);
+  reduces += tables * unit_reduce(shape, machine, table);
   at_phase(time, Phase::kTeacher) = micro * static_cast<double>(shape.row_bytes()) / machine.host_bytes;
-  if (const auto teacher_blocks = static_cast<double>(shape.teacher.blocks()); teacher_blocks > 0) {
-    const BlockTime teacher = block_time(shape, machine, /*teacher=*/true);
-    at_phase(time, Phase::kTeacher) += micro * teacher_blocks * teacher.forward;
+  if (shape.teacher.blocks() > 0) {
+    const std::vector<BlockTime> teacher = block_times(shape, machine, /*teacher=*/true);
+    for (size_t kind = 0; kind < teacher.size(); ++kind) {
+      const int64_t count = shape.teacher.model().config.count_of(static_cast<int64_t>(kind));
+      at_phase(time, Phase::kTeacher) += micro * static_cast<double>(count) * teacher[kind].forward;
+    }
     if (shape.teacher_stream) { // the hidden states of the student's tokens are read and written
       at_phase(time, Phase::kTeacher) += micro * 2 * tokens * static_cast<double>(shape.teacher.head_width()) *
           element_bytes(shape.environment.teacher_dtype) / machine.memory_bytes;

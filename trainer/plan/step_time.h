@@ -18,14 +18,14 @@ struct StepTime {
   double tokens_per_second = 0; // of all ranks
 };
 
-// Seconds for one block of a model.
+// Seconds for one block of a model, the mean over the blocks of its kind.
 struct BlockTime {
   double forward = 0;
   double rebuild = 0; // recomputation: forward without the last product
   double backward = 0;
   double reduce = 0; // of its gradient
 };
-BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher);
+BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher, int64_t kind);
 
 // Each product counts its operations at machine.matmul_flops and the traffic of its operands at machine.memory_bytes,
 // every other kernel its traffic. The copies of offloaded blocks are simulated block by block on one channel.
@@ -48,8 +48,16 @@ class PassTimer {
   }
 
  private:
-  BlockTime block_;
-  double copy_all_ = 0, copy_input_ = 0; // seconds to copy one block from the host
+  struct Copies {
+    double all = 0, input = 0; // seconds to copy one block from the host
+  };
+  const BlockTime& block_of(size_t block) const {
+    return blocks_[static_cast<size_t>(kinds_[block])];
+  }
+
+  std::vector<int64_t> kinds_; // of each block
+  std::vector<BlockTime> blocks_; // by kind
+  std::vector<Copies> copies_; // by kind
   double leaving_ = 1; // a copy to the host takes this many times as long
   double copy_cost_ = 0;
 };

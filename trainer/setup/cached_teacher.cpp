@@ -60,11 +60,11 @@ absl::StatusOr<teacher_cache::RowFormat> sparse_format(
   rows.kind = kind_of(cache.kind);
   rows.columns = teacher.vocab_size;
   if (!config.student.path.empty()) {
-    ASSIGN_OR_RETURN(const models::ModelConfig student, read_model(config.student, "student"));
+    ASSIGN_OR_RETURN(const models::ModelConfig student, read_student(config));
     rows.columns = std::min(rows.columns, student.vocab_size);
   }
   rows.temperature = config.loss.temperature;
-  rows.softcap = config.loss.teacher_softcap;
+  rows.softcap = teacher.final_softcap;
   rows.encoding = Encoding::kFloat32;
   if (rows.kind == losses::TeacherKind::kTopK) {
     rows.encoding = cache.dtype == config::CacheDtype::kFloat32 ? Encoding::kFloat32 : Encoding::kFloat16;
@@ -85,7 +85,7 @@ absl::StatusOr<teacher_cache::RowFormat> sparse_format(
 // weights.
 std::string precision_of(const models::ModelConfig& teacher, at::ScalarType dtype) {
   const std::string text = models::precision_text(teacher, dtype);
-  const std::vector<std::string> exceptions = models::exceptions_of(teacher.float8, teacher.num_layers);
+  const std::vector<std::string> exceptions = models::exceptions_of(teacher.float8, models::block_products(teacher));
   return teacher.float8.any() && !exceptions.empty() ? absl::StrCat(text, ", all but ", absl::StrJoin(exceptions, ", "))
                                                      : text;
 }
@@ -152,7 +152,7 @@ absl::StatusOr<Manifest> make_manifest(
   const config::ModelSection& section = config.teacher;
   manifest.teacher_keys = {section.ignore_config_keys, section.tokenizer, teacher.float8.any(), {}};
   if (teacher.float8.any()) {
-    manifest.teacher_keys.float8_exceptions = models::exceptions_of(teacher.float8, teacher.num_layers);
+    manifest.teacher_keys.float8_exceptions = models::exceptions_of(teacher.float8, models::block_products(teacher));
   }
   manifest.teacher_shape = describe_shape(teacher);
   ASSIGN_OR_RETURN(manifest.teacher_hash, teacher_cache::teacher_hash(config));

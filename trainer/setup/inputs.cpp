@@ -38,7 +38,7 @@ absl::StatusOr<std::shared_ptr<const models::WeightSource>> open_weights(
 absl::StatusOr<models::ModelSource> open_student(const config::Config& config) {
   models::ModelSource student;
   hf::Notes notes;
-  ASSIGN_OR_RETURN(student.config, read_model(config.student, "student", &notes));
+  ASSIGN_OR_RETURN(student.config, read_student(config, &notes));
   RETURN_IF_ERROR(check_length(config.student, student.config, config.data.seq_len, "data.seq_len"));
   ASSIGN_OR_RETURN(student.weights, open_weights(config.student, student.config, config.train.seed, notes));
   log_notes(notes);

@@ -64,7 +64,7 @@ absl::StatusOr<plan::Plan> plan_run(
 
 absl::StatusOr<plan::Plan> plan_on_paper(
     const config::Config& config, int64_t world_size, int64_t ranks_per_node, double device_share) {
-  ASSIGN_OR_RETURN(const models::ModelConfig student, read_model(config.student, "student"));
+  ASSIGN_OR_RETURN(const models::ModelConfig student, read_student(config));
   ASSIGN_OR_RETURN(const TeacherSpec teacher, read_teacher(config));
   const auto check_length = [](const char* key, const models::ModelConfig& model, int64_t length) {
     const absl::Status status = models::check_sequence_length(model, length);
@@ -104,9 +104,9 @@ absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_si
   for (const config::ModelSection* section : {&config.student, &config.teacher}) {
     if (!section->folder().empty()) {
       ASSIGN_OR_RETURN(
-          const models::ModelConfig model, read_model(*section, section == &config.student ? "student" : "teacher"));
-      const int64_t limit =
-          std::min(model.max_position_embeddings, model.sliding_window.value_or(model.max_position_embeddings));
+          const models::ModelConfig model,
+          section == &config.student ? read_student(config) : read_teacher_model(config));
+      const int64_t limit = models::longest_sequence(model);
       if (limit < kStep) {
         return absl::InvalidArgumentError(absl::StrFormat(
             "--longest: expected models of at least %d positions, the length of the search's steps, found %d in "
@@ -221,7 +221,7 @@ std::string out_of_memory_report(
     }
   }
   const auto environment = resolve_environment(config, ranks.local_gpu);
-  const auto student = read_model(config.student, "student");
+  const auto student = read_student(config);
   const auto teacher = read_teacher(config);
   if (environment.ok() && student.ok() && teacher.ok()) {
     const auto plan_of = [&](const config::Config& changed) {

@@ -13,11 +13,9 @@ constexpr int64_t kTile = 16; // the sizes of a float8 weight are multiples of i
 // Float8 weights whose sizes the tensor cores' products do not take.
 absl::Status check_sizes(const models::ModelConfig& config, const std::string& name) {
   std::vector<std::string> found, exceptions; // a line for each kind of product, of the first block that has it
-  for (int64_t block = 0; block < config.num_layers; ++block) {
+  for (int64_t block = 0; block < config.num_layers(); ++block) {
     for (const models::ParamLayout& param : models::block_layout(config, block).params) {
-      const auto product = base::enum_named<models::Product>(param.name);
-      if (product && config.float8.contains(block, *product) &&
-          (param.shape[0] % kTile != 0 || param.shape[1] % kTile != 0)) {
+      if (config.float8.contains(block, param.name) && (param.shape[0] % kTile != 0 || param.shape[1] % kTile != 0)) {
         if (std::find(exceptions.begin(), exceptions.end(), param.name) == exceptions.end()) {
           exceptions.push_back(param.name);
           found.push_back(absl::StrFormat("%s of %d x %d", param.name, param.shape[0], param.shape[1]));
@@ -41,10 +39,10 @@ absl::Status check_whole_blocks(const models::ModelConfig& config, const std::st
   if (!config.float8.any()) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s.float8_exceptions: expected a block that stays in float8, found none of %d; set %s.dtype: auto", name,
-        config.num_layers, name));
+        config.num_layers(), name));
   }
   std::vector<std::string> partial;
-  for (const std::string& exception : models::exceptions_of(config.float8, config.num_layers)) {
+  for (const std::string& exception : models::exceptions_of(config.float8, models::block_products(config))) {
     if (exception.find_first_not_of("0123456789-") != std::string::npos) { // it names a product
       partial.push_back(exception);
     }
@@ -57,21 +55,20 @@ absl::Status check_whole_blocks(const models::ModelConfig& config, const std::st
             name, absl::StrJoin(partial, ", ")));
 }
 
-} // namespace
-
 absl::StatusOr<models::ModelConfig> read_model(
-    const config::ModelSection& section, const std::string& name, hf::Notes* notes) {
+    const config::ModelSection& section, const std::string& name, double softcap, hf::Notes* notes) {
   const bool with_weights = section.init == config::ModelInit::kPretrained || section.reads_cache();
   ASSIGN_OR_RETURN(
       models::ModelConfig config,
       hf::read_model_config(section.folder(), {section.ignore_config_keys, with_weights}, notes));
+  config.final_softcap = softcap;
   if (section.reads_cache()) {
     return teacher_cache::head_only(std::move(config));
   }
   if (section.dtype != config::ComputeDtype::kFloat8) {
     return config;
   }
-  auto products = models::Float8Products::all_but(section.float8_exceptions, config.num_layers);
+  auto products = models::Float8Products::all_but(section.float8_exceptions, models::block_products(config));
   if (!products.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, ".float8_exceptions: ", std::string(products.status().message())));
@@ -84,11 +81,21 @@ absl::StatusOr<models::ModelConfig> read_model(
   return config;
 }
 
+} // namespace
+
+absl::StatusOr<models::ModelConfig> read_student(const config::Config& config, hf::Notes* notes) {
+  return read_model(config.student, "student", config.loss.student_softcap, notes);
+}
+
+absl::StatusOr<models::ModelConfig> read_teacher_model(const config::Config& config, hf::Notes* notes) {
+  return read_model(config.teacher, "teacher", config.loss.teacher_softcap, notes);
+}
+
 absl::StatusOr<TeacherSpec> read_teacher(const config::Config& config, hf::Notes* notes) {
   if (!config.has_teacher()) {
     return TeacherSpec();
   }
-  ASSIGN_OR_RETURN(models::ModelConfig teacher, read_model(config.teacher, "teacher", notes));
+  ASSIGN_OR_RETURN(models::ModelConfig teacher, read_teacher_model(config, notes));
   if (!config.teacher.reads_cache()) {
     return TeacherSpec::running({std::move(teacher), nullptr}, config.teacher.path);
   }
@@ -97,11 +104,13 @@ absl::StatusOr<TeacherSpec> read_teacher(const config::Config& config, hf::Notes
 }
 
 std::string describe_shape(const models::ModelConfig& config) {
+  const models::LayerKind& kind = config.kinds.front();
+  const models::AttentionSpec& attention = kind.attention;
   return absl::StrFormat(
       "%s, vocabulary %d, hidden %d, ffn %d, %d layers, %d heads of %d, %d kv heads, %s embeddings%s%s",
-      config.model_type, config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers,
-      config.num_heads, config.head_dim, config.num_kv_heads, config.tie_word_embeddings ? "tied" : "untied",
-      config.qkv_bias ? ", qkv bias" : "", config.qk_norm ? ", qk norm" : "");
+      config.model_type, config.vocab_size, config.hidden_size, kind.mlp.ffn, config.num_layers(), attention.heads,
+      attention.head_dim, attention.kv_heads, config.tie_word_embeddings ? "tied" : "untied",
+      attention.qkv_bias ? ", qkv bias" : "", attention.qk_norm ? ", qk norm" : "");
 }
 
 std::string describe_model(

@@ -11,14 +11,15 @@
 
 namespace distill::trainer {
 
-// The shape of a model from its folder's config.json, with the precision that the run gives it. `name`: of the section,
-// for errors: "teacher". `notes`: lines for the user (hf/notes.h). InvalidArgument: the folder, or products that cannot
-// run in float8.
-absl::StatusOr<models::ModelConfig> read_model(
-    const config::ModelSection& section, const std::string& name, hf::Notes* notes = nullptr);
+// The description of a model from its folder's config.json, with what the run's configuration adds to it: its precision
+// and the softcap of its logits. `notes`: lines for the user (hf/notes.h). InvalidArgument: the folder, or products
+// that cannot run in float8.
+absl::StatusOr<models::ModelConfig> read_student(const config::Config& config, hf::Notes* notes = nullptr);
+// The same of the model in the teacher's folder, or of what the folder of a cache has of it.
+absl::StatusOr<models::ModelConfig> read_teacher_model(const config::Config& config, hf::Notes* notes = nullptr);
 
-// A run's teacher, without weights: the model in its folder, or what the folder of a cache has of it. `notes` and
-// errors as read_model; errors also as teacher_cache::read_manifest.
+// A run's teacher, without weights. `notes` and errors as read_teacher_model; errors also as
+// teacher_cache::read_manifest.
 absl::StatusOr<TeacherSpec> read_teacher(const config::Config& config, hf::Notes* notes = nullptr);
 
 // Text that identifies a model's shape in checkpoints, caches and messages.

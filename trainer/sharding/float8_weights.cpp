@@ -156,8 +156,10 @@ models::BlockParams Float8Weights::params(int64_t index, const at::Tensor& value
     }
     return vectors_.narrow(0, unit.begin + param->offset, param->numel()).view(param->shape);
   });
-  for (int64_t operand = 0; operand < models::kFloat8Operands; ++operand) {
-    params.float8_counts[static_cast<size_t>(operand)] = counts_[operand];
+  for (const auto& [name, projection] : params.projections()) {
+    for (int64_t operand = 0; operand < models::kFloat8Operands; ++operand) {
+      projection->float8_counts[static_cast<size_t>(operand)] = counts_[operand];
+    }
   }
   return params;
 }

@@ -2,54 +2,112 @@
 
 #include "trainer/device/memory_tracker.h"
 #include "trainer/models/ops/embedding.h"
+#include "trainer/sharding/unit_walk.h"
 
 namespace distill::sharding {
 namespace {
 
-at::Tensor embed(ModelShards& model, const at::Tensor& tokens_N) {
-  const int64_t unit = model.embedding_unit();
-  const at::Tensor weight = models::embedding_weight(model.unit(unit).layout, model.weights(unit));
-  model.prefetch(model.block_unit(0));
-  at::Tensor x_NH = models::embedding_forward(tokens_N, weight);
-  model.release(unit);
-  if (unit != model.head_unit()) {
-    model.retire(unit);
-  }
-  return x_NH;
-}
+// A walk over gathered shards. `store` and `norm_saved` get what a backward pass needs; null: none follows. `next`: the
+// model whose pass follows, or null.
+class ShardsWalk : public UnitWalk {
+ public:
+  ShardsWalk(
+      ModelShards& model, const models::SequenceInfo& seq, const std::vector<models::RopeAngles>& angles,
+      const models::BlockFunctions& functions, ModelShards* next, ActivationStore* store,
+      models::FinalNormSaved* norm_saved)
+      : model_(model),
+        seq_(seq),
+        angles_(angles),
+        functions_(functions),
+        next_(next),
+        store_(store),
+        norm_saved_(norm_saved) {}
 
-at::Tensor final_norm(ModelShards& model, const at::Tensor& x_NH, models::FinalNormSaved* saved) {
-  const int64_t unit = model.head_unit();
-  const at::Tensor norm_H = models::final_norm_weight(model.unit(unit).layout, model.weights(unit));
-  at::Tensor hidden_NH = models::final_norm_forward(model.config(), norm_H, x_NH, saved);
-  device::label(hidden_NH, device::Category::kHidden);
-  if (saved != nullptr) {
-    device::label(saved->x_NH, device::Category::kHidden);
-    device::label(saved->rstd_N, device::Category::kHidden);
+ private:
+  int64_t num_blocks() const override {
+    return model_.config().num_layers();
   }
-  model.release(unit);
-  return hidden_NH;
-}
 
-at::Tensor run_block(
-    const models::BlockFunctions& functions, ModelShards& model, int64_t block, const models::SequenceInfo& seq,
-    const models::RopeAngles& angles, const at::Tensor& x_NH, models::BlockSaved* saved, ModelShards* next = nullptr) {
-  const int64_t unit = model.block_unit(block);
-  const models::BlockParams params = model.block_params(unit);
-  const int64_t blocks = model.config().num_layers;
-  for (int64_t ahead = block + 1; ahead < std::min(blocks, block + 1 + model.prefetch_depth()); ++ahead) {
-    model.prefetch(model.block_unit(ahead));
+  at::Tensor begin_embedding() override {
+    const int64_t unit = model_.embedding_unit();
+    at::Tensor weight_VH = models::embedding_weight(model_.unit(unit).layout, model_.weights(unit));
+    model_.prefetch(model_.block_unit(0));
+    return weight_VH;
   }
-  if (block + 1 == blocks) {
-    model.prefetch(model.head_unit());
-    if (next != nullptr) {
-      prefetch_first(*next);
+
+  void end_embedding() override {
+    const int64_t unit = model_.embedding_unit();
+    model_.release(unit);
+    if (unit != model_.head_unit()) {
+      model_.retire(unit);
     }
   }
-  at::Tensor y_NH = functions.forward(model.config(), seq, angles, params, x_NH, saved);
-  model.release(unit);
-  return y_NH;
-}
+
+  void begin_block(int64_t block) override {
+    params_ = model_.block_params(model_.block_unit(block));
+    for (int64_t ahead = block + 1; ahead < std::min(num_blocks(), block + 1 + model_.prefetch_depth()); ++ahead) {
+      model_.prefetch(model_.block_unit(ahead));
+    }
+    if (block + 1 == num_blocks()) {
+      model_.prefetch(model_.head_unit());
+      if (next_ != nullptr) {
+        prefetch_first(*next_);
+      }
+    }
+  }
+
+  at::Tensor run_block(int64_t block, size_t /*batch*/, const at::Tensor& x_NH) override {
+    const models::BlockContext context{model_.config().layer(block), seq_, angles_};
+    if (store_ == nullptr) {
+      return functions_.forward(context, params_, x_NH, /*saved=*/nullptr);
+    }
+    if (models::keeps_input_only(store_->policy(block))) {
+      saved_ = models::save_input_only(x_NH);
+      return functions_.forward(context, params_, x_NH, /*saved=*/nullptr);
+    }
+    return functions_.forward(context, params_, x_NH, &saved_);
+  }
+
+  void end_block(int64_t block) override {
+    params_ = {};
+    model_.release(model_.block_unit(block));
+    if (store_ != nullptr) {
+      store_->put(block, std::exchange(saved_, {}));
+    }
+  }
+
+  at::Tensor begin_head() override {
+    if (store_ != nullptr) {
+      store_->finish_forward();
+    }
+    const int64_t unit = model_.head_unit();
+    return models::final_norm_weight(model_.unit(unit).layout, model_.weights(unit));
+  }
+
+  at::Tensor run_norm(const at::Tensor& norm_H, const at::Tensor& x_NH) override {
+    at::Tensor hidden_NH = models::final_norm_forward(model_.config(), norm_H, x_NH, norm_saved_);
+    device::label(hidden_NH, device::Category::kHidden);
+    if (norm_saved_ != nullptr) {
+      device::label(norm_saved_->x_NH, device::Category::kHidden);
+      device::label(norm_saved_->rstd_N, device::Category::kHidden);
+    }
+    return hidden_NH;
+  }
+
+  void end_head() override {
+    model_.release(model_.head_unit());
+  }
+
+  ModelShards& model_;
+  const models::SequenceInfo& seq_;
+  const std::vector<models::RopeAngles>& angles_;
+  const models::BlockFunctions& functions_;
+  ModelShards* next_;
+  ActivationStore* store_;
+  models::FinalNormSaved* norm_saved_;
+  models::BlockParams params_; // of the block that runs
+  models::BlockSaved saved_;
+};
 
 } // namespace
 
@@ -61,7 +119,7 @@ void expect_passes(const std::vector<Pass>& passes) {
       continue;
     }
     slots = model->weight_slots();
-    const int64_t blocks = model->config().num_layers;
+    const int64_t blocks = model->config().num_layers();
     for (int64_t i = 0; i < blocks; ++i) {
       uses.push_back(model->key(model->block_unit(backward ? blocks - 1 - i : i)));
     }
@@ -73,7 +131,7 @@ void expect_passes(const std::vector<Pass>& passes) {
 
 void prefetch_first(ModelShards& model) {
   model.prefetch(model.embedding_unit());
-  if (model.config().num_layers > 0) {
+  if (model.config().num_layers() > 0) {
     model.prefetch(model.block_unit(0));
   }
 }
@@ -84,32 +142,19 @@ at::Tensor lm_head(ModelShards& model) {
 }
 
 at::Tensor forward_hidden(
-    ModelShards& model, const models::RopeTable& rope, const TokenBatch& batch, ModelShards* next,
+    ModelShards& model, const std::vector<models::RopeTable>& ropes, const TokenBatch& batch, ModelShards* next,
     const models::BlockFunctions& functions) {
-  const models::RopeAngles angles = models::rope_angles(rope, batch.seq.positions_N);
-  at::Tensor x_NH = embed(model, batch.tokens_N);
-  for (int64_t block = 0; block < model.config().num_layers; ++block) {
-    x_NH = run_block(functions, model, block, batch.seq, angles, x_NH, /*saved=*/nullptr, next);
-  }
-  return final_norm(model, x_NH, /*saved=*/nullptr);
+  const std::vector<models::RopeAngles> angles = models::rope_angles(ropes, batch.seq.positions_N);
+  return ShardsWalk(model, batch.seq, angles, functions, next, /*store=*/nullptr, /*norm_saved=*/nullptr)
+      .run({batch.tokens_N})
+      .front();
 }
 
 at::Tensor TrainingPass::forward(const TokenBatch& batch) {
-  angles_ = models::rope_angles(rope_, batch.seq.positions_N);
-  at::Tensor x_NH = embed(model_, batch.tokens_N);
-  for (int64_t block = 0; block < model_.config().num_layers; ++block) {
-    if (models::keeps_input_only(store_.policy(block))) {
-      models::BlockSaved saved = models::save_input_only(x_NH);
-      x_NH = run_block(block_, model_, block, batch.seq, angles_, x_NH, /*saved=*/nullptr);
-      store_.put(block, std::move(saved));
-    } else {
-      models::BlockSaved saved;
-      x_NH = run_block(block_, model_, block, batch.seq, angles_, x_NH, &saved);
-      store_.put(block, std::move(saved));
-    }
-  }
-  store_.finish_forward();
-  return final_norm(model_, x_NH, &norm_saved_);
+  angles_ = models::rope_angles(ropes_, batch.seq.positions_N);
+  return ShardsWalk(model_, batch.seq, angles_, block_, /*next=*/nullptr, &store_, &norm_saved_)
+      .run({batch.tokens_N})
+      .front();
 }
 
 void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool last) {
@@ -129,7 +174,7 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
     model_.reduce(head, last);
   }
 
-  for (int64_t block = model_.config().num_layers - 1; block >= 0; --block) {
+  for (int64_t block = model_.config().num_layers() - 1; block >= 0; --block) {
     const int64_t unit = model_.block_unit(block);
     const models::UnitLayout& layout = model_.unit(unit).layout;
     const models::BlockParams params = model_.block_params(unit);
@@ -142,8 +187,11 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
     }
     const UnitGradient gradient = model_.gradient(unit);
     models::BlockParams gradients = models::block_params(layout, gradient.flat);
-    gradients.write_matrices = gradient.is_new;
-    dx_NH = block_.backward(model_.config(), batch.seq, angles_, params, dx_NH, std::move(saved), gradients);
+    for (const auto& [name, projection] : gradients.projections()) {
+      projection->is_new = gradient.is_new;
+    }
+    const models::BlockContext context{model_.config().layer(block), batch.seq, angles_};
+    dx_NH = block_.backward(context, params, dx_NH, std::move(saved), gradients);
     model_.release(unit);
     model_.reduce(unit, last);
   }

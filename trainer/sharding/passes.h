@@ -4,14 +4,15 @@
 
 #include <vector>
 
+#include "trainer/models/block.h"
 #include "trainer/models/ops/rope.h"
 #include "trainer/models/sequence.h"
 #include "trainer/models/units.h"
 #include "trainer/sharding/activation_store.h"
 #include "trainer/sharding/model_shards.h"
 
-// The passes over a model's units: plain loops that ask ModelShards for a unit, start the next one's gather, compute,
-// and give the unit back. N tokens, H hidden size.
+// The passes over a model's units (unit_walk.h): they ask ModelShards for a unit, start the next one's gather, compute,
+// and give the unit back. N tokens, H hidden size. `ropes`: the tables of the model's ropes.
 namespace distill::sharding {
 
 // The tokens of a micro-batch on the model's device.
@@ -40,18 +41,18 @@ at::Tensor lm_head(ModelShards& model);
 // pass. The head's unit stays in its slot for the loss head. `next` is the model whose pass follows, or null; its first
 // units are prefetched while the last block computes.
 at::Tensor forward_hidden(
-    ModelShards& model, const models::RopeTable& rope, const TokenBatch& batch, ModelShards* next = nullptr,
-    const models::BlockFunctions& block = {});
+    ModelShards& model, const std::vector<models::RopeTable>& ropes, const TokenBatch& batch,
+    ModelShards* next = nullptr, const models::BlockFunctions& block = {});
 
 // One forward and one backward pass of a trainable model over one micro-batch.
 class TrainingPass {
  public:
   // `policies`: one for each block; none if forward and backward are not called. `host`: as for ActivationStore.
   TrainingPass(
-      ModelShards& model, const models::RopeTable& rope, std::vector<models::ActivationPolicy> policies,
+      ModelShards& model, const std::vector<models::RopeTable>& ropes, std::vector<models::ActivationPolicy> policies,
       std::shared_ptr<device::HostSlab> host, models::BlockFunctions block = {})
       : model_(model),
-        rope_(rope),
+        ropes_(ropes),
         block_(std::move(block)),
         store_(std::move(policies), model.options().device, std::move(host)) {}
 
@@ -63,10 +64,10 @@ class TrainingPass {
 
  private:
   ModelShards& model_;
-  const models::RopeTable& rope_;
+  const std::vector<models::RopeTable>& ropes_;
   models::BlockFunctions block_;
   ActivationStore store_;
-  models::RopeAngles angles_;
+  std::vector<models::RopeAngles> angles_;
   models::FinalNormSaved norm_saved_;
 };
 

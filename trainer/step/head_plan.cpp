@@ -9,6 +9,14 @@ int64_t most_valid_tokens(const config::Config& config) {
   return config.data.packing == data::PackingMode::kPack ? tokens - 1 : tokens;
 }
 
+losses::LossOptions loss_of(
+    const config::Config& config, const models::ModelConfig& student, const TeacherSpec& teacher) {
+  losses::LossOptions loss = config.loss;
+  loss.student_softcap = student.final_softcap;
+  loss.teacher_softcap = teacher.exists() ? teacher.model().config.final_softcap : 0;
+  return loss;
+}
+
 absl::StatusOr<losses::ChunkPlan> plan_head(
     const config::Config& config, const models::ModelConfig& student, const TeacherSpec& teacher,
     const Environment& environment, bool needs_grad) {
@@ -23,7 +31,7 @@ absl::StatusOr<losses::ChunkPlan> plan_head(
   teacher.add_shapes(tokens, environment.teacher_dtype, head);
   head.valid_tokens = most_valid_tokens(config);
   head.meta_device = environment.device.type();
-  return losses::linear_head_plan(head, config.loss, config.chunks, needs_grad);
+  return losses::linear_head_plan(head, loss_of(config, student, teacher), config.chunks, needs_grad);
 }
 
 } // namespace distill::trainer

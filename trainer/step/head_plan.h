@@ -14,6 +14,10 @@ namespace distill::trainer {
 // document's last token has no target.
 int64_t most_valid_tokens(const config::Config& config);
 
+// The run's loss, with the softcaps of both models' logits.
+losses::LossOptions loss_of(
+    const config::Config& config, const models::ModelConfig& student, const TeacherSpec& teacher);
+
 // The loss head's chunks for such a micro-batch, from shapes alone. `environment`: its device need not exist.
 // InvalidArgument if loss.memory_cap_mb is too small.
 absl::StatusOr<losses::ChunkPlan> plan_head(

@@ -5,6 +5,7 @@
 #include "losses/head/products.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/device/simulation.h"
+#include "trainer/step/head_plan.h"
 #include "trainer/teacher/token_batch.h"
 
 namespace distill::trainer {
@@ -28,10 +29,11 @@ MicroBatchRunner::MicroBatchRunner(
     const config::Config& config, sharding::ModelShards& student, const LoadedTeacher& teacher, ActivationMemory memory,
     models::BlockFunctions block)
     : config_(config),
+      loss_(loss_of(config, student.config(), teacher.spec)),
       student_(student),
-      student_rope_(models::make_rope_table(student.config(), config.data.seq_len, student.options().device)),
+      student_ropes_(models::make_rope_tables(student.config().ropes, config.data.seq_len, student.options().device)),
       block_(std::move(block)),
-      pass_(student, student_rope_, std::move(memory.policies), std::move(memory.host), block_),
+      pass_(student, student_ropes_, std::move(memory.policies), std::move(memory.host), block_),
       teacher_(make_teacher(config, teacher, block_)),
       phases_(student.options().device) {}
 
@@ -48,7 +50,7 @@ losses::LinearHeadInputs MicroBatchRunner::predict(const data::Batch& batch, con
 losses::LinearHeadOutput MicroBatchRunner::run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads) {
   inputs.weight_VH = sharding::lm_head(student_);
   const device::LabelScope label(device::Category::kHead);
-  const losses::LossOptions loss = grads == nullptr ? evaluated(config_.loss) : config_.loss;
+  const losses::LossOptions loss = grads == nullptr ? evaluated(loss_) : loss_;
   losses::LinearHeadOutput out = losses::linear_head(inputs, loss, config_.chunks, grads);
   inputs = {}; // drops the views of the heads' units
   student_.release(student_.head_unit());
@@ -93,11 +95,11 @@ void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Te
 }
 
 losses::MetricQualities MicroBatchRunner::training_quality() const {
-  return teacher_->quality(config_.loss);
+  return teacher_->quality(loss_);
 }
 
 losses::MetricQualities MicroBatchRunner::evaluation_quality() const {
-  return teacher_->quality(evaluated(config_.loss));
+  return teacher_->quality(evaluated(loss_));
 }
 
 void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
@@ -106,9 +108,8 @@ void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
   expect(passes, passes);
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
   losses::LinearHeadInputs inputs = predict(batch, tokens);
-  inputs.hidden_NH = sharding::forward_hidden(student_, student_rope_, tokens, /*next=*/nullptr, block_);
-  const at::Tensor one_sided_N2 =
-      one_sided_mass_.log_sums(inputs, student_.config().vocab_size, config_.loss.teacher_softcap);
+  inputs.hidden_NH = sharding::forward_hidden(student_, student_ropes_, tokens, /*next=*/nullptr, block_);
+  const at::Tensor one_sided_N2 = one_sided_mass_.log_sums(inputs, student_.config().vocab_size, loss_.teacher_softcap);
   const at::Tensor targets_N = inputs.targets_N;
   const at::Tensor metrics_MN = run_head(inputs, /*grads=*/nullptr).metrics_MN;
   one_sided_mass_.add(one_sided_N2, metrics_MN[losses::kTeacherLse], targets_N);
@@ -117,11 +118,11 @@ void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
 
 std::vector<int64_t> MicroBatchRunner::next_tokens(
     const data::Batch& batch, const std::vector<int64_t>& rows, WhichModel which) {
-  const WholeModel student{student_, student_rope_};
-  const auto& [model, rope] = which == WhichModel::kStudent ? student : *teacher_->whole_model();
+  const WholeModel student{student_, student_ropes_};
+  const auto& [model, ropes] = which == WhichModel::kStudent ? student : *teacher_->whole_model();
   expect({{&model}}, {{&model}});
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
-  at::Tensor hidden_NH = sharding::forward_hidden(model, rope, tokens, /*next=*/nullptr, block_);
+  at::Tensor hidden_NH = sharding::forward_hidden(model, ropes, tokens, /*next=*/nullptr, block_);
   const auto count = static_cast<int64_t>(rows.size());
   at::Tensor next_R = at::empty({count}, tokens.tokens_N.options());
   {

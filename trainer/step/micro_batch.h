@@ -80,8 +80,9 @@ class MicroBatchRunner {
   at::Tensor head_with_gradients(losses::LinearHeadInputs& inputs, double grad_scale, at::Tensor& sums_M);
 
   const config::Config& config_;
+  losses::LossOptions loss_;
   sharding::ModelShards& student_;
-  models::RopeTable student_rope_;
+  std::vector<models::RopeTable> student_ropes_;
   models::BlockFunctions block_;
   sharding::TrainingPass pass_;
   std::unique_ptr<Teacher> teacher_;

@@ -15,13 +15,14 @@ CaptureStep::CaptureStep(
       teacher_(teacher),
       rows_(rows),
       block_(std::move(block)),
-      rope_(models::make_rope_table(
-          teacher.config(), std::max(config.data.seq_len, config.data.teacher_length()), teacher.options().device)) {}
+      ropes_(models::make_rope_tables(
+          teacher.config().ropes, std::max(config.data.seq_len, config.data.teacher_length()),
+          teacher.options().device)) {}
 
 at::Tensor CaptureStep::hidden(const data::Batch& batch, const at::Tensor& places_R) {
   const at::Device device = teacher_.options().device;
   const at::Tensor hidden_TG =
-      sharding::forward_hidden(teacher_, rope_, teacher_token_batch(batch, device), /*next=*/nullptr, block_);
+      sharding::forward_hidden(teacher_, ropes_, teacher_token_batch(batch, device), /*next=*/nullptr, block_);
   const at::Tensor teacher_places_R =
       batch.teacher ? batch.teacher->rows_BS.flatten().index_select(0, places_R) : places_R;
   at::Tensor hidden_RG = hidden_TG.index_select(0, copy_to_device(teacher_places_R, device));

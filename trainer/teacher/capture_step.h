@@ -33,7 +33,7 @@ class CaptureStep {
   sharding::ModelShards& teacher_;
   teacher_cache::RowFormat rows_;
   models::BlockFunctions block_;
-  models::RopeTable rope_;
+  std::vector<models::RopeTable> ropes_;
 };
 
 } // namespace distill::trainer

@@ -8,20 +8,20 @@ namespace distill::trainer {
 // Evaluation data without a teacher stream may be longer than training data with one.
 RunningTeacher::RunningTeacher(const config::Config& config, sharding::ModelShards& model, models::BlockFunctions block)
     : model_(model),
-      rope_(models::make_rope_table(
-          model.config(), std::max(config.data.seq_len, config.data.teacher_length()), model.options().device)),
+      ropes_(models::make_rope_tables(
+          model.config().ropes, std::max(config.data.seq_len, config.data.teacher_length()), model.options().device)),
       block_(std::move(block)),
-      whole_{model_, rope_} {}
+      whole_{model_, ropes_} {}
 
 at::Tensor RunningTeacher::hidden(
     const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next) {
   if (!batch.teacher) {
-    return sharding::forward_hidden(model_, rope_, tokens, &next, block_);
+    return sharding::forward_hidden(model_, ropes_, tokens, &next, block_);
   }
   const at::Device device = tokens.tokens_N.device();
   const sharding::TokenBatch own = teacher_token_batch(batch, device);
   const at::Tensor rows_N = copy_to_device(batch.teacher->rows_BS.flatten(), device);
-  const at::Tensor hidden_TG = sharding::forward_hidden(model_, rope_, own, &next, block_);
+  const at::Tensor hidden_TG = sharding::forward_hidden(model_, ropes_, own, &next, block_);
   at::Tensor hidden_NG = hidden_TG.index_select(0, rows_N);
   device::label(hidden_NG, device::Category::kHidden);
   return hidden_NG;

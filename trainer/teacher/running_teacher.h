@@ -27,7 +27,7 @@ class RunningTeacher : public Teacher {
       const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next); // [N, G]
 
   sharding::ModelShards& model_;
-  models::RopeTable rope_;
+  std::vector<models::RopeTable> ropes_;
   models::BlockFunctions block_;
   WholeModel whole_;
 };

@@ -16,7 +16,7 @@ namespace distill::trainer {
 // A model that can read any tokens.
 struct WholeModel {
   sharding::ModelShards& shards;
-  const models::RopeTable& rope;
+  const std::vector<models::RopeTable>& ropes;
 };
 
 class Teacher {

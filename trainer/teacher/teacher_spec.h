@@ -53,7 +53,7 @@ class TeacherSpec {
   }
   // Decoder blocks that run for each micro-batch.
   int64_t blocks() const {
-    return exists() ? model_.config.num_layers : 0;
+    return exists() ? model_.config.num_layers() : 0;
   }
   // Width of the hidden states that the loss head multiplies by the teacher's lm_head.
   int64_t head_width() const {

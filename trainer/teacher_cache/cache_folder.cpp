@@ -214,7 +214,7 @@ absl::StatusOr<std::optional<base::Digest>> write_head(
 }
 
 models::ModelConfig head_only(models::ModelConfig teacher) {
-  teacher.num_layers = 0;
+  teacher.layers.clear();
   teacher.tie_word_embeddings = true;
   teacher.float8 = {};
   return teacher;

@@ -11,10 +11,10 @@
 #include "trainer/config/dtypes.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/memory_tracker.h"
+#include "trainer/float8_gate/gate.h"
 #include "trainer/loader/batch_loader.h"
 #include "trainer/metrics/log.h"
 #include "trainer/metrics/task_progress.h"
-#include "trainer/precision/gate.h"
 #include "trainer/run_folder/folder_lock.h"
 #include "trainer/setup/disk_space.h"
 #include "trainer/setup/join_ranks.h"
@@ -159,7 +159,7 @@ void Capture::limit_memory() const {
 absl::Status Capture::check_precision() const {
   ASSIGN_OR_RETURN(
       const auto error,
-      precision::check_teacher(
+      float8_gate::check_teacher(
           config_, context_.environment(), mesh_, inputs_.teacher,
           *inputs_.data.back())); // data.eval, if there is some
   if (error && mesh_.is_main()) {

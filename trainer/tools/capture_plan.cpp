@@ -108,7 +108,7 @@ absl::StatusOr<std::optional<CapturePlan>> capture_on_paper(
     return std::optional<CapturePlan>();
   }
   const config::Config own = capture_config(config, world_size);
-  ASSIGN_OR_RETURN(const models::ModelConfig teacher, read_model(own.teacher, "teacher"));
+  ASSIGN_OR_RETURN(const models::ModelConfig teacher, read_teacher_model(own));
   const bool cuda = own.train.device != config::DeviceChoice::kCpu;
   const Environment environment = environment_on(own, cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
   CapturePlan plan;

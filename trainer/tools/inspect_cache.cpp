@@ -130,7 +130,7 @@ class RowReader {
     config.teacher.cache = cache;
     config.train.dtype = config::RunDtype::kFloat32;
     ModelSource head;
-    ASSIGN_OR_RETURN(head.config, read_model(config.teacher, "teacher"));
+    ASSIGN_OR_RETURN(head.config, read_teacher_model(config));
     ASSIGN_OR_RETURN(head.weights, hf::open_weights(config.teacher.folder(), head.config, /*notes=*/nullptr));
     ASSIGN_OR_RETURN(reader.teacher_, load_model(environment_on(config, at::kCPU), head, Role::kTeacher));
     return reader;

@@ -5,7 +5,7 @@
 
 #include "data/base/status_macros.h"
 #include "trainer/device/device_info.h"
-#include "trainer/precision/gate.h"
+#include "trainer/float8_gate/gate.h"
 #include "trainer/setup/inputs.h"
 #include "trainer/setup/resolve_environment.h"
 
@@ -17,7 +17,7 @@ constexpr size_t kRowsShown = 16; // of products that stay in float8
 
 using Json = nlohmann::ordered_json;
 
-Json error_json(const precision::TeacherError& error) {
+Json error_json(const float8_gate::TeacherError& error) {
   return {
       {"mean_kl", error.mean_kl},
       {"p99_kl", error.p99_kl},
@@ -40,7 +40,7 @@ absl::StatusOr<config::Config> teacher_config(EvaluationRequest request) {
 }
 
 std::string product_name(const models::BlockProduct& product) {
-  return absl::StrCat(product.block, ".", base::enum_name(product.product));
+  return absl::StrCat(product.block, ".", product.product);
 }
 
 } // namespace
@@ -60,16 +60,16 @@ absl::StatusOr<QuantizeReport> quantize_teacher(const QuantizeRequest& request) 
   const sharding::Mesh mesh;
   ASSIGN_OR_RETURN(
       const std::vector<data::Batch> batches,
-      precision::gate_batches(
+      float8_gate::gate_batches(
           config, environment, mesh, inputs.teacher.model().config,
           inputs.eval_data ? *inputs.eval_data : *inputs.train_data));
   const auto memory =
       static_cast<int64_t>(kMemoryShare * static_cast<double>(device::device_info(environment.device).memory_bytes));
   QuantizeReport report;
-  report.limits = precision::limits_of(config);
+  report.limits = float8_gate::limits_of(config);
   ASSIGN_OR_RETURN(
       report.search,
-      precision::find_exceptions(
+      float8_gate::find_exceptions(
           inputs.teacher.model(), environment, mesh, batches, report.limits, {config.chunks, config.run.progress},
           memory));
   report.what = absl::StrFormat(
@@ -85,7 +85,7 @@ std::string QuantizeReport::text() const {
   if (!search.effects.empty()) {
     absl::StrAppend(&text, "  product        mean KL alone   of operations\n");
     size_t kept = 0;
-    for (const precision::ProductError& effect : search.effects) {
+    for (const float8_gate::ProductError& effect : search.effects) {
       if (effect.kept && ++kept > kRowsShown) {
         continue;
       }
@@ -119,7 +119,7 @@ std::string QuantizeReport::json() const {
       {"found", search.found},
       {"float8_exceptions", search.exceptions},
       {"products", Json::array()}};
-  for (const precision::ProductError& effect : search.effects) {
+  for (const float8_gate::ProductError& effect : search.effects) {
     json["products"].push_back(
         {{"product", product_name(effect.product)},
          {"mean_kl", effect.mean_kl},

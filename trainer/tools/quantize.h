@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "trainer/precision/exceptions.h"
+#include "trainer/float8_gate/exceptions.h"
 #include "trainer/tools/evaluation_config.h"
 
 namespace distill::trainer {
@@ -18,16 +18,16 @@ struct QuantizeRequest {
 
 struct QuantizeReport {
   std::string what; // model, precision, device, for people
-  precision::Limits limits;
-  precision::ExceptionSearch search;
+  float8_gate::Limits limits;
+  float8_gate::ExceptionSearch search;
   double seconds = 0;
 
   std::string text() const; // a table for people, with the lines for the configuration
   std::string json() const;
 };
 
-// Measures the teacher in float8 on the text that a run would (precision::check_teacher), and finds the exceptions with
-// which it is within the limits. One process on one device. The teacher is never in memory as a whole.
+// Measures the teacher in float8 on the text that a run would (float8_gate::check_teacher), and finds the exceptions
+// with which it is within the limits. One process on one device. The teacher is never in memory as a whole.
 absl::StatusOr<QuantizeReport> quantize_teacher(const QuantizeRequest& request);
 
 } // namespace distill::trainer

@@ -3,23 +3,22 @@
 #include <ATen/Context.h>
 #include <ATen/ops/equal.h>
 
+#include "tests/trainer/models/llama_like.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/sharding/model_shards.h"
 
 namespace distill::checkpoint {
 
 inline models::ModelConfig tiny_config() {
-  models::ModelConfig config;
-  config.model_type = "llama";
-  config.vocab_size = 19;
-  config.hidden_size = 8;
-  config.intermediate_size = 12;
-  config.num_layers = 2;
-  config.num_heads = 2;
-  config.num_kv_heads = 1;
-  config.head_dim = 4;
-  config.max_position_embeddings = 32;
-  return config;
+  return models::llama_like(
+      {.vocab = 19,
+       .hidden = 8,
+       .ffn = 12,
+       .layers = 2,
+       .heads = 2,
+       .kv_heads = 1,
+       .head_dim = 4,
+       .max_positions = 32});
 }
 
 // A model and its optimizer after one step on random gradients.

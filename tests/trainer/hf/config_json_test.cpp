@@ -36,51 +36,62 @@ absl::StatusOr<models::ModelConfig> parse_with(const std::string& overrides, Not
   return parse_model_config(json.dump(), "config.json", {}, notes);
 }
 
+// The window of the layers that have one.
+std::optional<int64_t> window_of(const models::ModelConfig& config) {
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    if (const auto& window = config.layer(layer).attention.window) {
+      return window;
+    }
+  }
+  return std::nullopt;
+}
+
 TEST(ModelConfigTest, ReadsLlama3) {
   const auto config = parse_with("{}");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->model_type, "llama");
   EXPECT_EQ(config->vocab_size, 128256);
   EXPECT_EQ(config->hidden_size, 4096);
-  EXPECT_EQ(config->intermediate_size, 14336);
-  EXPECT_EQ(config->num_layers, 32);
-  EXPECT_EQ(config->num_kv_heads, 8);
-  EXPECT_EQ(config->head_dim, 128);
-  EXPECT_EQ(config->rope_theta, 500000.0);
-  EXPECT_EQ(config->rms_norm_eps, 1e-5);
+  EXPECT_EQ(config->kinds[0].mlp.ffn, 14336);
+  EXPECT_EQ(config->num_layers(), 32);
+  EXPECT_EQ(config->kinds[0].attention.kv_heads, 8);
+  EXPECT_EQ(config->kinds[0].attention.head_dim, 128);
+  EXPECT_EQ(config->ropes[0].theta, 500000.0);
+  EXPECT_EQ(config->final_norm_eps, 1e-5);
   EXPECT_EQ(config->dtype, "bfloat16");
   EXPECT_FALSE(
-      config->tie_word_embeddings || config->qkv_bias || config->qk_norm || config->rope_scaling ||
-      config->sliding_window);
+      config->tie_word_embeddings || config->kinds[0].attention.qkv_bias || config->kinds[0].attention.qk_norm ||
+      config->ropes[0].llama3 || config->kinds[0].attention.window);
 }
 
 TEST(ModelConfigTest, MissingOptionalKeysTakeTransformersDefaults) {
   const auto config =
       parse_with(R"({"num_key_value_heads": "REMOVED", "rope_theta": "REMOVED", "torch_dtype": "REMOVED"})");
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->num_kv_heads, 32);
-  EXPECT_EQ(config->rope_theta, 10000.0);
+  EXPECT_EQ(config->kinds[0].attention.kv_heads, 32);
+  EXPECT_EQ(config->ropes[0].theta, 10000.0);
   EXPECT_EQ(config->dtype, "float32");
 }
 
 TEST(ModelConfigTest, HeadDimNeedNotBeDerived) {
   const auto config = parse_with(R"({"head_dim": 96, "num_attention_heads": 24})");
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->head_dim, 96);
+  EXPECT_EQ(config->kinds[0].attention.head_dim, 96);
 }
 
 TEST(ModelConfigTest, FamiliesDiffer) {
   const auto qwen2 = parse_with(
       R"({"model_type": "qwen2", "use_sliding_window": false, "sliding_window": 32768, "max_window_layers": 28})");
   ASSERT_TRUE(qwen2.ok()) << qwen2.status();
-  EXPECT_TRUE(qwen2->qkv_bias && !qwen2->qk_norm && !qwen2->sliding_window);
+  EXPECT_TRUE(
+      qwen2->kinds[0].attention.qkv_bias && !qwen2->kinds[0].attention.qk_norm && !qwen2->kinds[0].attention.window);
   const auto qwen3 = parse_with(R"({"model_type": "qwen3"})");
   ASSERT_TRUE(qwen3.ok()) << qwen3.status();
-  EXPECT_TRUE(qwen3->qk_norm && !qwen3->qkv_bias);
-  EXPECT_EQ(qwen3->head_dim, 128);
+  EXPECT_TRUE(qwen3->kinds[0].attention.qk_norm && !qwen3->kinds[0].attention.qkv_bias);
+  EXPECT_EQ(qwen3->kinds[0].attention.head_dim, 128);
   const auto mistral = parse_with(R"({"model_type": "mistral", "sliding_window": null})");
   ASSERT_TRUE(mistral.ok()) << mistral.status();
-  EXPECT_FALSE(mistral->sliding_window);
+  EXPECT_FALSE(mistral->kinds[0].attention.window);
 }
 
 TEST(ModelConfigTest, BothSpellingsOfLlama3ScalingAgree) {
@@ -93,10 +104,10 @@ TEST(ModelConfigTest, BothSpellingsOfLlama3ScalingAgree) {
   ASSERT_TRUE(old_spelling.ok()) << old_spelling.status();
   ASSERT_TRUE(new_spelling.ok()) << new_spelling.status();
   for (const auto& config : {*old_spelling, *new_spelling}) {
-    ASSERT_TRUE(config.rope_scaling);
-    EXPECT_EQ(config.rope_scaling->factor, 32.0);
-    EXPECT_EQ(config.rope_scaling->original_max_position_embeddings, 8192);
-    EXPECT_EQ(config.rope_theta, 500000.0);
+    ASSERT_TRUE(config.ropes[0].llama3);
+    EXPECT_EQ(config.ropes[0].llama3->factor, 32.0);
+    EXPECT_EQ(config.ropes[0].llama3->original_max_position_embeddings, 8192);
+    EXPECT_EQ(config.ropes[0].theta, 500000.0);
   }
   EXPECT_EQ(new_spelling->dtype, "float16");
 }
@@ -104,7 +115,7 @@ TEST(ModelConfigTest, BothSpellingsOfLlama3ScalingAgree) {
 TEST(ModelConfigTest, LinearScalingAndTheOldNameOfItsType) {
   const auto config = parse_with(R"({"rope_scaling": {"type": "linear", "factor": 2.5}})");
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->rope_linear_factor, 2.5);
+  EXPECT_EQ(config->ropes[0].linear_factor, 2.5);
 }
 
 TEST(ModelConfigTest, AWindowLimitsTheSequenceLength) {
@@ -115,10 +126,21 @@ TEST(ModelConfigTest, AWindowLimitsTheSequenceLength) {
   EXPECT_THAT(models::check_sequence_length(*config, 131073).message(), HasSubstr("max_position_embeddings (131072)"));
   const auto absent = parse_with(R"({"model_type": "mistral"})");
   ASSERT_TRUE(absent.ok()) << absent.status();
-  EXPECT_EQ(absent->sliding_window, 4096);
+  EXPECT_EQ(window_of(*absent), 4096);
   const auto qwen = parse_with(R"({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": 1024})");
   ASSERT_TRUE(qwen.ok()) << qwen.status();
-  EXPECT_EQ(qwen->sliding_window, 1024);
+  EXPECT_EQ(window_of(*qwen), 1024);
+}
+
+TEST(ModelConfigTest, LayerTypesSayWhichLayersHaveAWindow) {
+  const auto config = parse_with(
+      R"({"model_type": "qwen2", "num_hidden_layers": 3, "use_sliding_window": true, "sliding_window": 1024,
+          "layer_types": ["full_attention", "sliding_attention", "full_attention"]})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->layers, (std::vector<int64_t>{0, 1, 0}));
+  EXPECT_FALSE(config->layer(0).attention.window);
+  EXPECT_EQ(config->layer(1).attention.window, 1024);
+  EXPECT_EQ(models::longest_sequence(*config), 1024);
 }
 
 TEST(ModelConfigTest, KeyValueHeadsThatAreNotGivenAreTheFamilys) {
@@ -129,8 +151,8 @@ TEST(ModelConfigTest, KeyValueHeadsThatAreNotGivenAreTheFamilys) {
     const auto absent = parse_with(absl::StrCat(keys, R"(, "num_key_value_heads": "REMOVED"})"));
     const auto null = parse_with(absl::StrCat(keys, R"(, "num_key_value_heads": null})"));
     ASSERT_TRUE(absent.ok() && null.ok()) << absent.status() << null.status();
-    EXPECT_EQ(absent->num_kv_heads, heads) << family;
-    EXPECT_EQ(null->num_kv_heads, 64) << family;
+    EXPECT_EQ(absent->kinds[0].attention.kv_heads, heads) << family;
+    EXPECT_EQ(null->kinds[0].attention.kv_heads, 64) << family;
   }
 }
 
@@ -175,8 +197,8 @@ TEST(ModelConfigTest, RopeInTwoPlacesIsReadAsTransformersReadsIt) {
     Notes notes;
     const auto config = parse_with(c.keys, &notes);
     ASSERT_TRUE(config.ok()) << c.keys << config.status();
-    EXPECT_EQ(config->rope_theta, c.theta) << c.keys;
-    EXPECT_EQ(config->rope_linear_factor, c.linear_factor) << c.keys;
+    EXPECT_EQ(config->ropes[0].theta, c.theta) << c.keys;
+    EXPECT_EQ(config->ropes[0].linear_factor, c.linear_factor) << c.keys;
     ASSERT_EQ(notes.size(), c.note ? 1U : 0U) << c.keys;
     if (c.note != nullptr) {
       EXPECT_THAT(notes[0].text, HasSubstr(c.note)) << c.keys;
@@ -223,7 +245,7 @@ TEST(ModelConfigTest, AWindowThatNoLayerHasIsNone) {
     Notes notes;
     const auto config = parse_with(keys.dump(), &notes);
     ASSERT_TRUE(config.ok()) << c.keys << config.status();
-    EXPECT_EQ(config->sliding_window, c.window) << c.keys;
+    EXPECT_EQ(window_of(*config), c.window) << c.keys;
     ASSERT_EQ(notes.size(), c.note ? 1U : 0U) << c.keys;
     if (c.note != nullptr) {
       EXPECT_THAT(notes[0].text, AllOf(HasSubstr("sliding_window 64 has no effect"), HasSubstr(c.note))) << c.keys;

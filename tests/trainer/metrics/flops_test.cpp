@@ -2,18 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/trainer/models/llama_like.h"
+#include "trainer/models/layout.h"
+
 namespace distill::metrics {
 namespace {
 
 TEST(TokenFlops, Llama8B) {
-  models::ModelConfig config;
-  config.vocab_size = 128256;
-  config.hidden_size = 4096;
-  config.intermediate_size = 14336;
-  config.num_layers = 32;
-  config.num_heads = 32;
-  config.num_kv_heads = 8;
-  config.head_dim = 128;
+  const models::ModelConfig config = models::llama_like(
+      {.vocab = 128256, .hidden = 4096, .ffn = 14336, .layers = 32, .heads = 32, .kv_heads = 8, .head_dim = 128});
   const TokenFlops flops = token_flops(config, 4096);
   // 32 blocks of 218.1 M matrix parameters and an lm_head of 525.3 M, two operations each.
   EXPECT_NEAR(flops.matrices / 2, 32 * 218103808.0 + 525336576.0, 1);
@@ -26,16 +23,9 @@ TEST(TokenFlops, Llama8B) {
 }
 
 TEST(FlopsTest, AFloat8OperationCountsHalf) {
-  models::ModelConfig config;
-  config.vocab_size = 100;
-  config.hidden_size = 16;
-  config.intermediate_size = 32;
-  config.num_layers = 2;
-  config.num_heads = 2;
-  config.num_kv_heads = 1;
-  config.head_dim = 8;
+  models::ModelConfig config = models::llama_like({.vocab = 100, .hidden = 16, .ffn = 32});
   const double plain = token_flops(config, 64).matrices;
-  config.float8 = *models::Float8Products::all_but({"0.down"}, 2);
+  config.float8 = *models::Float8Products::all_but({"0.down"}, models::block_products(config));
   const double blocks = plain - 2.0 * 100 * 16, down = 2.0 * 32 * 16;
   const TokenFlops flops = token_flops(config, 64);
   EXPECT_DOUBLE_EQ(flops.matrices, plain - (blocks - down) / 2);

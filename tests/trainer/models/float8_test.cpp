@@ -240,18 +240,22 @@ TEST_F(Float8Test, PartsThatCutRowsGiveTheBitsOfTheWholeMatrix) {
   }
 }
 
+BlockProducts blocks_of_four(int64_t blocks) {
+  return BlockProducts(static_cast<size_t>(blocks), {"qkv", "o", "gate_up", "down"});
+}
+
 std::vector<std::string> parsed(const std::vector<std::string>& exceptions, int64_t blocks) {
-  const auto products = Float8Products::all_but(exceptions, blocks);
+  const auto products = Float8Products::all_but(exceptions, blocks_of_four(blocks));
   EXPECT_TRUE(products.ok()) << products.status();
-  return exceptions_of(*products, blocks);
+  return exceptions_of(*products, blocks_of_four(blocks));
 }
 
 TEST(Float8ProductsTest, ExceptionsNameProductsBlocksAndRanges) {
-  const Float8Products products = *Float8Products::all_but({"down", "0", "2-3.qkv"}, 5);
+  const Float8Products products = *Float8Products::all_but({"down", "0", "2-3.qkv"}, blocks_of_four(5));
   for (int64_t block = 0; block < 5; ++block) {
-    EXPECT_FALSE(products.contains(block, Product::kDown));
-    EXPECT_EQ(products.contains(block, Product::kO), block != 0);
-    EXPECT_EQ(products.contains(block, Product::kQkv), block == 1 || block == 4);
+    EXPECT_FALSE(products.contains(block, "down"));
+    EXPECT_EQ(products.contains(block, "o"), block != 0);
+    EXPECT_EQ(products.contains(block, "qkv"), block == 1 || block == 4);
   }
   EXPECT_FALSE(products.any_of(0));
   EXPECT_EQ(products.count(), 4 * 3 - 2);
@@ -269,18 +273,21 @@ TEST(Float8ProductsTest, ExceptionsAreWrittenShort) {
 
 TEST(Float8ProductsTest, WhatIsNotUnderstoodIsNamed) {
   for (const char* text : {"dwon", "3.dwon", "a.down", "4-2", "1-2-3", "-1", "", ".down", "3."}) {
-    const auto products = Float8Products::all_but({text}, 5);
+    const auto products = Float8Products::all_but({text}, blocks_of_four(5));
     ASSERT_FALSE(products.ok()) << text;
     EXPECT_NE(products.status().message().find(std::string("found '") + text + "'"), std::string::npos)
         << products.status();
   }
   EXPECT_NE(
-      Float8Products::all_but({"5.down"}, 5).status().message().find("expected blocks from 0 to 4, found '5.down'"),
+      Float8Products::all_but({"5.down"}, blocks_of_four(5))
+          .status()
+          .message()
+          .find("expected blocks from 0 to 4, found '5.down'"),
       std::string::npos);
 }
 
 TEST(Float8ProductsTest, AllBadEntriesAreNamedTogether) {
-  const auto products = Float8Products::all_but({"dwon", "0.down", "7", "3.dwon", "5-9.qkv"}, 5);
+  const auto products = Float8Products::all_but({"dwon", "0.down", "7", "3.dwon", "5-9.qkv"}, blocks_of_four(5));
   ASSERT_FALSE(products.ok());
   EXPECT_NE(
       products.status().message().find("found 'dwon', '3.dwon'; expected blocks from 0 to 4, found '7', '5-9.qkv'"),

@@ -5,20 +5,16 @@
 
 #include <set>
 
+#include "tests/trainer/models/llama_like.h"
+
 namespace distill::models {
 namespace {
 
 ModelConfig make_config(bool tied) {
-  ModelConfig config;
-  config.vocab_size = 51;
-  config.hidden_size = 24;
-  config.intermediate_size = 40;
-  config.num_layers = 3;
-  config.num_heads = 4;
-  config.num_kv_heads = 2;
-  config.head_dim = 10;
-  config.qkv_bias = true;
-  config.qk_norm = true;
+  LayerKind kind;
+  kind.attention.qkv_bias = kind.attention.qk_norm = true;
+  ModelConfig config =
+      llama_like({.vocab = 51, .hidden = 24, .ffn = 40, .layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 10}, kind);
   config.tie_word_embeddings = tied;
   return config;
 }
@@ -105,6 +101,50 @@ TEST(LayoutTest, PiecesOfRangesAddUpToTheWhole) {
     }
     EXPECT_EQ(covered, parameter_count({block})) << shard;
   }
+}
+
+TEST(LayoutTest, ASublayersOnlyNormHasOneNameWhereverItStands) {
+  const auto norms = [](const LayerKind& kind) {
+    std::vector<std::string> names;
+    for (const ParamLayout& param : block_layout(llama_like({}, kind), 1).params) {
+      if (!param.is_matrix) {
+        names.push_back(param.name + " " + param.parts.front().hf_name);
+      }
+    }
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  const std::string layer = "model.layers.1.";
+  EXPECT_EQ(
+      norms({}),
+      (Names{
+          "attn_norm " + layer + "input_layernorm.weight", "mlp_norm " + layer + "post_attention_layernorm.weight"}));
+  EXPECT_EQ(
+      norms(with_norms_after()),
+      (Names{
+          "attn_norm " + layer + "post_attention_layernorm.weight",
+          "mlp_norm " + layer + "post_feedforward_layernorm.weight"}));
+  LayerKind both;
+  both.attention_norms = {.before = NormSpec{"a"}, .after = NormSpec{"b"}};
+  both.mlp_norms = {.before = NormSpec{"c"}, .after = NormSpec{"d"}};
+  EXPECT_EQ(
+      norms(both),
+      (Names{
+          "attn_norm " + layer + "a.weight", "attn_out_norm " + layer + "b.weight", "mlp_norm " + layer + "c.weight",
+          "mlp_out_norm " + layer + "d.weight"}));
+}
+
+TEST(LayoutTest, EachLayerHasTheShapesOfItsKind) {
+  ModelConfig config = llama_like({.ffn = 24, .layers = 3});
+  config.kinds.push_back(config.kinds[0]);
+  config.kinds[1].mlp.ffn = 40;
+  config.kinds[1].attention.kv_heads = 2;
+  config.layers = {0, 1, 0};
+  EXPECT_EQ(block_layout(config, 0).find("down")->shape, (std::vector<int64_t>{16, 24}));
+  EXPECT_EQ(block_layout(config, 1).find("down")->shape, (std::vector<int64_t>{16, 40}));
+  EXPECT_EQ(block_layout(config, 1).find("qkv")->shape, (std::vector<int64_t>{48, 16}));
+  EXPECT_EQ(block_layout(config, 2).numel, block_layout(config, 0).numel);
+  EXPECT_EQ(config.count_of(0), 2);
 }
 
 } // namespace

@@ -62,19 +62,6 @@ TEST_F(LinearTest, AWrittenWeightGradientDoesNotReadWhatWasThere) {
   }
 }
 
-TEST_F(LinearTest, ResidualIsAddedAndLeftAlone) {
-  const at::Tensor x = randn({4, 6});
-  const at::Tensor weight = randn({3, 6});
-  const at::Tensor residual = randn({4, 3});
-  const at::Tensor before = residual.clone();
-  const at::Tensor sum = linear_residual_forward(x, weight, residual);
-  EXPECT_LT(relative_error(sum, residual + at::matmul(x, weight.t())), kExact);
-  at::Tensor in_place = residual.clone();
-  EXPECT_TRUE(linear_residual_forward_(x, weight, in_place).is_same(in_place));
-  EXPECT_TRUE(at::equal(in_place, sum));
-  EXPECT_TRUE(at::equal(residual, before));
-}
-
 TEST_F(RmsNormTest, GradientsMatchAutogradForOddWidths) {
   for (const int64_t width : {1, 5, 16, 40, 257}) {
     const at::Tensor x = leaf(randn({19, width}));
@@ -147,10 +134,7 @@ TEST_F(RopeTest, LowPrecisionRoundsOnlyTheResult) {
 
 // Reference values: transformers 5.17, ROPE_INIT_FUNCTIONS["llama3"], head_dim 32, Llama 3.1's parameters.
 TEST_F(RopeTest, Llama3FrequenciesAreThoseOfTransformers) {
-  ModelConfig config;
-  config.head_dim = 32;
-  config.rope_theta = 500000.0;
-  config.rope_scaling = Llama3RopeScaling{8.0, 1.0, 4.0, 8192};
+  const RopeSpec rope{.theta = 500000.0, .dim = 32, .llama3 = Llama3RopeScaling{8.0, 1.0, 4.0, 8192}};
   const std::vector<double> expected{
       1.0,
       0.44036662578582764,
@@ -168,25 +152,20 @@ TEST_F(RopeTest, Llama3FrequenciesAreThoseOfTransformers) {
       2.927499735960737e-06,
       1.289173155782919e-06,
       5.677088097399974e-07};
-  const at::Tensor frequencies = rope_inverse_frequencies(config).to(at::kDouble);
+  const at::Tensor frequencies = rope_inverse_frequencies(rope).to(at::kDouble);
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_NEAR(frequencies[static_cast<int64_t>(i)].item<double>() / expected[i], 1.0, 2e-7) << i;
   }
 }
 
 TEST_F(RopeTest, LinearScalingStretchesPositions) {
-  ModelConfig config;
-  config.head_dim = 16;
-  const RopeTable plain = make_rope_table(config, 8, test_device());
-  config.rope_linear_factor = 2.0;
-  const RopeTable stretched = make_rope_table(config, 16, test_device());
+  const RopeTable plain = make_rope_table({.dim = 16}, 8, test_device());
+  const RopeTable stretched = make_rope_table({.dim = 16, .linear_factor = 2.0}, 16, test_device());
   EXPECT_LT(relative_error(stretched.sin_PR.slice(0, 0, 16, 2), plain.sin_PR), 1e-6);
 }
 
 TEST_F(RopeTest, AnglesFollowPositions) {
-  ModelConfig config;
-  config.head_dim = 8;
-  const RopeTable table = make_rope_table(config, 10, test_device());
+  const RopeTable table = make_rope_table({.dim = 8}, 10, test_device());
   const RopeAngles angles = rope_angles(table, at::tensor({0, 3, 0, 9}, options(at::kLong)));
   EXPECT_TRUE(at::equal(angles.cos_NR[1], table.cos_PR[3]));
   EXPECT_TRUE(at::equal(angles.sin_NR[3], table.sin_PR[9]));
@@ -269,6 +248,7 @@ class AttentionTest : public DeviceTest {
     const at::Tensor qkv = randn({tokens, width}, dtype).mul_(1.5);
     const at::Tensor dout = randn({tokens, shape.heads * shape.head_dim}, dtype);
     const SequenceInfo seq = sequences(shape);
+    const double scale = 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
     const auto views = [&](const at::Tensor& fused) {
       const auto parts = fused.unflatten(1, {shape.heads + 2 * shape.kv_heads, shape.head_dim})
                              .split_with_sizes({shape.heads, shape.kv_heads, shape.kv_heads}, 1);
@@ -285,11 +265,11 @@ class AttentionTest : public DeviceTest {
     auto grads = views(dqkv);
     AttentionResult result;
     if (math) {
-      result = attention_math_forward(inputs[0], inputs[1], inputs[2], seq);
-      attention_math_backward(dout, inputs[0], inputs[1], inputs[2], result, seq, grads[0], grads[1], grads[2]);
+      result = attention_math_forward(inputs[0], inputs[1], inputs[2], seq, scale);
+      attention_math_backward(dout, inputs[0], inputs[1], inputs[2], result, seq, scale, grads[0], grads[1], grads[2]);
     } else {
-      result = attention_forward(inputs[0], inputs[1], inputs[2], seq);
-      attention_backward(dout, inputs[0], inputs[1], inputs[2], result, seq, grads[0], grads[1], grads[2]);
+      result = attention_forward(inputs[0], inputs[1], inputs[2], seq, scale);
+      attention_backward(dout, inputs[0], inputs[1], inputs[2], result, seq, scale, grads[0], grads[1], grads[2]);
     }
     constexpr double kUnit = 1.0; // a lone token's score has no gradient at all
     return {
@@ -341,9 +321,9 @@ TEST_F(AttentionTest, CloseInLowPrecision) {
 
 TEST_F(AttentionTest, InputsThatDoNotFitAreRefused) {
   const SequenceInfo seq = dense_sequences(1, 4, test_device());
-  EXPECT_THROW(attention_forward(randn({4, 3, 8}), randn({4, 2, 8}), randn({4, 2, 8}), seq), c10::Error);
-  EXPECT_THROW(attention_forward(randn({5, 2, 8}), randn({5, 2, 8}), randn({5, 2, 8}), seq), c10::Error);
-  EXPECT_THROW(attention_forward(randn({4, 2, 8}), randn({4, 2, 6}), randn({4, 2, 6}), seq), c10::Error);
+  EXPECT_THROW(attention_forward(randn({4, 3, 8}), randn({4, 2, 8}), randn({4, 2, 8}), seq, 0.25), c10::Error);
+  EXPECT_THROW(attention_forward(randn({5, 2, 8}), randn({5, 2, 8}), randn({5, 2, 8}), seq, 0.25), c10::Error);
+  EXPECT_THROW(attention_forward(randn({4, 2, 8}), randn({4, 2, 6}), randn({4, 2, 6}), seq, 0.25), c10::Error);
 }
 
 using SequenceTest = DeviceTest;

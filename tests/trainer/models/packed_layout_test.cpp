@@ -1,6 +1,7 @@
 #include "trainer/models/packed_layout.h"
 
 #include "tests/trainer/models/counting_weights.h"
+#include "tests/trainer/models/llama_like.h"
 #include "tests/trainer/models/reference_model.h"
 #include "tests/trainer/models/test_device.h"
 #include "trainer/models/ops/float8.h"
@@ -9,20 +10,18 @@
 namespace distill::models {
 namespace {
 
-ModelConfig make_config(NormPlacement norms = NormPlacement::kBeforeSublayers) {
-  ModelConfig config;
-  config.model_type = "llama";
-  config.vocab_size = 37;
-  config.hidden_size = 64;
-  config.intermediate_size = 112;
-  config.num_layers = 2;
-  config.num_heads = 4;
-  config.num_kv_heads = 2;
-  config.head_dim = 16;
-  config.max_position_embeddings = 64;
-  config.qkv_bias = true;
-  config.qk_norm = true;
-  config.norm_placement = norms;
+ModelConfig make_config(LayerKind kind = {}) {
+  kind.attention.qkv_bias = kind.attention.qk_norm = true;
+  ModelConfig config = llama_like(
+      {.vocab = 37,
+       .hidden = 64,
+       .ffn = 112,
+       .layers = 2,
+       .heads = 4,
+       .kv_heads = 2,
+       .head_dim = 16,
+       .max_positions = 64},
+      kind);
   config.initializer_range = 0.2;
   return config;
 }
@@ -33,7 +32,7 @@ class PackedLayoutTest : public DeviceTest {
     return test_device().is_cuda() ? at::kBFloat16 : at::kFloat;
   }
   static ModelConfig with_exceptions(ModelConfig config, const std::vector<std::string>& exceptions) {
-    config.float8 = *Float8Products::all_but(exceptions, config.num_layers);
+    config.float8 = *Float8Products::all_but(exceptions, block_products(config));
     return config;
   }
   static UnitLayout packed(const ModelConfig& config) {
@@ -85,18 +84,18 @@ TEST_F(PackedLayoutTest, MatricesAreRoundedFromTheFoldersValues) {
   at::Tensor flat = at::empty({elements.numel}, options(at::kFloat));
   random_weights(config, 5)->copy_range(elements, 0, flat);
   const BlockParams exact = block_params(elements, flat);
-  const auto expect_rounded = [](const at::Tensor& values, const at::Tensor& scale, const at::Tensor& weight) {
-    const Float8Rows rows = float8_rows(weight);
-    EXPECT_TRUE(at::equal(values.view(at::kByte), rows.values_RC.view(at::kByte)));
-    EXPECT_TRUE(at::equal(scale, rows.scale_R));
+  const auto expect_rounded = [](const Projection& float8, const Projection& weight) {
+    const Float8Rows rows = float8_rows(weight.weight_OI);
+    EXPECT_TRUE(at::equal(float8.weight_OI.view(at::kByte), rows.values_RC.view(at::kByte)));
+    EXPECT_TRUE(at::equal(float8.scale_O, rows.scale_R));
   };
-  expect_rounded(params.qkv_AH, params.qkv_scale_A, exact.qkv_AH);
-  expect_rounded(params.gate_up_2FH, params.gate_up_scale_2F, exact.gate_up_2FH);
-  expect_rounded(params.down_HF, params.down_scale_H, exact.down_HF);
-  EXPECT_FALSE(params.o_scale_H.defined());
-  EXPECT_TRUE(at::equal(params.o_HQ, exact.o_HQ.to(compute_dtype())));
+  expect_rounded(params.attention.qkv, exact.attention.qkv);
+  expect_rounded(params.mlp.gate_up, exact.mlp.gate_up);
+  expect_rounded(params.mlp.down, exact.mlp.down);
+  EXPECT_FALSE(params.attention.o.is_float8());
+  EXPECT_TRUE(at::equal(params.attention.o.weight_OI, exact.attention.o.weight_OI.to(compute_dtype())));
   EXPECT_TRUE(at::equal(params.attn_norm_H, exact.attn_norm_H.to(compute_dtype())));
-  EXPECT_TRUE(at::equal(params.qkv_bias_A, exact.qkv_bias_A.to(compute_dtype())));
+  EXPECT_TRUE(at::equal(params.attention.qkv.bias_O, exact.attention.qkv.bias_O.to(compute_dtype())));
 }
 
 TEST_F(PackedLayoutTest, EveryRangeHasTheBytesOfTheWhole) {
@@ -158,10 +157,10 @@ class Float8BlockTest : public PackedLayoutTest {
   // The block on random tokens with the config's float8 products.
   static at::Tensor forward(const ModelConfig& config, const at::Tensor& x_NH) {
     const SequenceInfo seq = dense_sequences(2, kTokens / 2, test_device());
-    const RopeAngles rope = rope_angles(make_rope_table(config, kTokens / 2, test_device()), seq.positions_N);
+    const auto ropes = rope_angles(make_rope_tables(config.ropes, kTokens / 2, test_device()), seq.positions_N);
     const UnitLayout layout = packed(config);
     const at::Tensor flat = layout.packed() ? read(config, 0, layout.numel) : plain(config);
-    return block_forward(config, seq, rope, block_params(layout, flat), x_NH, /*saved=*/nullptr);
+    return block_forward({config.layer(1), seq, ropes}, block_params(layout, flat), x_NH, /*saved=*/nullptr);
   }
   static double error(const at::Tensor& y_NH, const at::Tensor& expected_NH, const at::Tensor& x_NH) {
     const at::Tensor added = expected_NH.to(at::kDouble) - x_NH.to(at::kDouble);
@@ -170,20 +169,21 @@ class Float8BlockTest : public PackedLayoutTest {
 };
 
 TEST_F(Float8BlockTest, EachProductAddsTheErrorOfItsRounding) {
-  for (const NormPlacement norms : {NormPlacement::kBeforeSublayers, NormPlacement::kAfterSublayers}) {
-    const ModelConfig config = make_config(norms);
+  for (const LayerKind& kind : {LayerKind{}, with_norms_after()}) {
+    const ModelConfig config = make_config(kind);
     const at::Tensor x = randn({kTokens, 64}, compute_dtype());
     const at::Tensor exact = forward(with_exceptions(config, {"qkv", "o", "gate_up", "down"}), x);
     const double all = error(forward(with_exceptions(config, {}), x), exact, x);
     EXPECT_GT(all, 5e-3);
     EXPECT_LT(all, 0.15);
     double squares = 0;
-    for (int index = 0; index < kProducts; ++index) {
+    const BlockProducts products = block_products(config);
+    for (const std::string& product : products[1]) {
       ModelConfig one = config;
-      one.float8.add({1, static_cast<Product>(index)});
+      one.float8.add({1, product});
       const double single = error(forward(one, x), exact, x);
-      EXPECT_GT(single, 1e-3) << base::enum_name(static_cast<Product>(index));
-      EXPECT_LT(single, all * 1.2) << base::enum_name(static_cast<Product>(index));
+      EXPECT_GT(single, 1e-3) << product;
+      EXPECT_LT(single, all * 1.2) << product;
       squares += single * single;
     }
     EXPECT_NEAR(std::sqrt(squares) / all, 1, 0.35);
@@ -198,20 +198,20 @@ TEST_F(Float8BlockTest, WithoutProductsItIsThePlainBlock) {
 
 TEST_F(Float8BlockTest, AProductEqualsItsFormula) {
   // Only gate and up in float8: the block's output from the formula on the same rounded operands.
-  const ModelConfig config = with_exceptions(make_config(NormPlacement::kAfterSublayers), {"qkv", "o", "down"});
+  const ModelConfig config = with_exceptions(make_config(with_norms_after()), {"qkv", "o", "down"});
   const at::Tensor x = randn({kTokens, 64}, compute_dtype());
   const SequenceInfo seq = dense_sequences(2, kTokens / 2, test_device());
-  const RopeAngles rope = rope_angles(make_rope_table(config, kTokens / 2, test_device()), seq.positions_N);
+  const auto ropes = rope_angles(make_rope_tables(config.ropes, kTokens / 2, test_device()), seq.positions_N);
   const UnitLayout layout = packed(config);
   const at::Tensor bytes = read(config, 0, layout.numel);
   const BlockParams params = block_params(layout, bytes);
   BlockSaved saved;
-  block_forward(config, seq, rope, params, x, &saved);
+  block_forward({config.layer(1), seq, ropes}, params, x, &saved);
   const Float8Rows input = float8_rows(saved.mid_NH);
   const at::Tensor expected = at::mm(
       float8_to_float(input).to(at::kDouble),
-      float8_to_float({params.gate_up_2FH, params.gate_up_scale_2F}).to(at::kDouble).t());
-  EXPECT_LT(relative_error(saved.gate_up_N2F, expected), test_device().is_cuda() ? 1e-2 : 1e-5);
+      float8_to_float({params.mlp.gate_up.weight_OI, params.mlp.gate_up.scale_O}).to(at::kDouble).t());
+  EXPECT_LT(relative_error(saved.mlp.gate_up_N2F, expected), test_device().is_cuda() ? 1e-2 : 1e-5);
 }
 
 } // namespace

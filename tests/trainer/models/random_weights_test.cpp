@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/PhiloxRNGEngine.h>
 
+#include "tests/trainer/models/llama_like.h"
 #include "tests/trainer/models/test_device.h"
 #include "trainer/models/ops/normal_math.h"
 #include "trainer/models/random_weights.h"
@@ -10,15 +11,8 @@ namespace distill::models {
 namespace {
 
 ModelConfig small_config() {
-  ModelConfig config;
-  config.model_type = "llama";
-  config.vocab_size = 1031; // no multiple of anything
-  config.hidden_size = 36;
-  config.intermediate_size = 52;
-  config.num_layers = 1;
-  config.num_heads = 3;
-  config.num_kv_heads = 1;
-  config.head_dim = 12;
+  ModelConfig config = llama_like( // a vocabulary that is a multiple of nothing
+      {.vocab = 1031, .hidden = 36, .ffn = 52, .layers = 1, .heads = 3, .kv_heads = 1, .head_dim = 12});
   config.initializer_range = 0.05;
   return config;
 }

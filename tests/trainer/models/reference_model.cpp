@@ -41,34 +41,44 @@ at::Tensor reference_swiglu(const at::Tensor& gate_up_N2F) {
   return halves[0] * at::sigmoid(halves[0]) * halves[1];
 }
 
-at::Tensor reference_block(
-    const ModelConfig& config, const SequenceInfo& seq, const RopeAngles& rope, const BlockParams& params,
-    const at::Tensor& x_NH) {
+at::Tensor reference_block(const BlockContext& context, const BlockParams& params, const at::Tensor& x_NH) {
+  const LayerKind& kind = context.kind;
+  const AttentionSpec& spec = kind.attention;
+  const RopeAngles& rope = context.ropes.at(static_cast<size_t>(*spec.rope));
   const int64_t tokens = x_NH.size(0);
-  const int64_t q_width = config.num_heads * config.head_dim;
-  const int64_t kv_width = config.num_kv_heads * config.head_dim;
-  const bool before = config.norm_placement == NormPlacement::kBeforeSublayers;
-  const auto norm_if = [&](bool wanted, const at::Tensor& x, const at::Tensor& weight_H) {
-    return wanted ? reference_rms_norm(x, weight_H, config.rms_norm_eps) : x;
+  const auto norm_if = [&](const std::optional<NormSpec>& norm, const at::Tensor& x, const at::Tensor& weight_H) {
+    return norm ? reference_rms_norm(x, weight_H, kind.norm_eps) : x;
   };
-  at::Tensor qkv = at::matmul(norm_if(before, x_NH, params.attn_norm_H), params.qkv_AH.t());
-  if (params.qkv_bias_A.defined()) {
-    qkv = qkv + params.qkv_bias_A;
+  // A sublayer's first norm has one weight wherever it stands.
+  const auto out_weight = [](const SublayerNorms& norms, const at::Tensor& first, const at::Tensor& second) {
+    return norms.before ? second : first;
+  };
+  const SublayerNorms &outer = kind.attention_norms, &inner = kind.mlp_norms;
+  at::Tensor qkv = at::matmul(norm_if(outer.before, x_NH, params.attn_norm_H), params.attention.qkv.weight_OI.t());
+  if (params.attention.qkv.bias_O.defined()) {
+    qkv = qkv + params.attention.qkv.bias_O;
   }
-  const auto parts = qkv.split_with_sizes({q_width, kv_width, kv_width}, 1);
-  at::Tensor q = parts[0].reshape({tokens, config.num_heads, config.head_dim});
-  at::Tensor k = parts[1].reshape({tokens, config.num_kv_heads, config.head_dim});
-  const at::Tensor v = parts[2].reshape({tokens, config.num_kv_heads, config.head_dim});
-  if (config.qk_norm) {
-    q = reference_rms_norm(q, params.q_norm_D, config.rms_norm_eps);
-    k = reference_rms_norm(k, params.k_norm_D, config.rms_norm_eps);
+  const auto parts = qkv.split_with_sizes({spec.query_width(), spec.key_value_width(), spec.key_value_width()}, 1);
+  at::Tensor q = parts[0].reshape({tokens, spec.heads, spec.head_dim});
+  at::Tensor k = parts[1].reshape({tokens, spec.kv_heads, spec.head_dim});
+  const at::Tensor v = parts[2].reshape({tokens, spec.kv_heads, spec.head_dim});
+  if (spec.qk_norm) {
+    q = reference_rms_norm(q, params.attention.q_norm_D, kind.norm_eps);
+    k = reference_rms_norm(k, params.attention.k_norm_D, kind.norm_eps);
+  }
+  if (spec.scale) { // the reference divides by the square root of head_dim
+    q = q * (*spec.scale * std::sqrt(static_cast<double>(spec.head_dim)));
   }
   q = reference_rope(q, rope.cos_NR, rope.sin_NR);
   k = reference_rope(k, rope.cos_NR, rope.sin_NR);
-  const at::Tensor attention = at::matmul(reference_attention(q, k, v, seq.segments_host), params.o_HQ.t());
-  const at::Tensor mid = x_NH + norm_if(!before, attention, params.attn_norm_H);
-  const at::Tensor gate_up = at::matmul(norm_if(before, mid, params.mlp_norm_H), params.gate_up_2FH.t());
-  return mid + norm_if(!before, at::matmul(reference_swiglu(gate_up), params.down_HF.t()), params.mlp_norm_H);
+  const at::Tensor attention =
+      at::matmul(reference_attention(q, k, v, context.seq.segments_host), params.attention.o.weight_OI.t());
+  const at::Tensor mid =
+      x_NH + norm_if(outer.after, attention, out_weight(outer, params.attn_norm_H, params.attn_out_norm_H));
+  const at::Tensor gate_up =
+      at::matmul(norm_if(inner.before, mid, params.mlp_norm_H), params.mlp.gate_up.weight_OI.t());
+  const at::Tensor mlp = at::matmul(reference_swiglu(gate_up), params.mlp.down.weight_OI.t());
+  return mid + norm_if(inner.after, mlp, out_weight(inner, params.mlp_norm_H, params.mlp_out_norm_H));
 }
 
 at::Tensor leaf(const at::Tensor& value) {

@@ -10,9 +10,7 @@ at::Tensor reference_rope(const at::Tensor& x_NAD, const at::Tensor& cos_NR, con
 at::Tensor reference_attention(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const std::vector<int64_t>& boundaries);
 at::Tensor reference_swiglu(const at::Tensor& gate_up_N2F);
-at::Tensor reference_block(
-    const ModelConfig& config, const SequenceInfo& seq, const RopeAngles& rope, const BlockParams& params,
-    const at::Tensor& x_NH);
+at::Tensor reference_block(const BlockContext& context, const BlockParams& params, const at::Tensor& x_NH);
 
 // Leaf copies that ask for a gradient.
 at::Tensor leaf(const at::Tensor& value);

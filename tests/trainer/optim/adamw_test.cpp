@@ -5,22 +5,24 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include "tests/trainer/models/llama_like.h"
+
 namespace distill::optim {
 namespace {
 
 models::ModelConfig tiny_config(bool tied) {
-  models::ModelConfig config;
-  config.model_type = "qwen3";
-  config.vocab_size = 37;
-  config.hidden_size = 24;
-  config.intermediate_size = 40;
-  config.num_layers = 2;
-  config.num_heads = 4;
-  config.num_kv_heads = 2;
-  config.head_dim = 6;
-  config.max_position_embeddings = 64;
-  config.qk_norm = true;
-  config.qkv_bias = true;
+  models::LayerKind kind;
+  kind.attention.qkv_bias = kind.attention.qk_norm = true;
+  models::ModelConfig config = models::llama_like(
+      {.vocab = 37,
+       .hidden = 24,
+       .ffn = 40,
+       .layers = 2,
+       .heads = 4,
+       .kv_heads = 2,
+       .head_dim = 6,
+       .max_positions = 64},
+      kind);
   config.tie_word_embeddings = tied;
   return config;
 }

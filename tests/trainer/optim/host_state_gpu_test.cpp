@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tests/trainer/models/llama_like.h"
 #include "trainer/models/random_weights.h"
 #include "trainer/optim/adamw.h"
 
@@ -10,17 +11,15 @@ namespace distill::optim {
 namespace {
 
 models::ModelConfig small_config() {
-  models::ModelConfig config;
-  config.model_type = "llama";
-  config.vocab_size = 5003;
-  config.hidden_size = 256;
-  config.intermediate_size = 704;
-  config.num_layers = 4;
-  config.num_heads = 4;
-  config.num_kv_heads = 2;
-  config.head_dim = 64;
-  config.max_position_embeddings = 64;
-  return config;
+  return models::llama_like(
+      {.vocab = 5003,
+       .hidden = 256,
+       .ffn = 704,
+       .layers = 4,
+       .heads = 4,
+       .kv_heads = 2,
+       .head_dim = 64,
+       .max_positions = 64});
 }
 
 class HostStateGpuTest : public ::testing::TestWithParam<at::ScalarType> {

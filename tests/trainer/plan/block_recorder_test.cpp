@@ -8,14 +8,14 @@
 namespace distill::plan {
 namespace {
 
-struct Seen {
+struct SimulatedMemory {
   device::MemoryUse use;
   int64_t reserved = 0;
 };
 
 // Two simulated steps of the tiny models on `ranks` ranks, the first with a shadow if the configuration asks for some;
 // `blocks` null: every op of every block is dispatched.
-Seen simulate(
+SimulatedMemory simulate(
     const config::Config& config, c10::DeviceType target, at::ScalarType dtype, int64_t ranks,
     const std::vector<models::ActivationPolicy>& policies, BlockRecorder* blocks,
     const models::ModelConfig& student_model = trainer::tiny_model(3)) {
@@ -34,7 +34,7 @@ Seen simulate(
   return {simulation.use(), simulation.reserved_peak()};
 }
 
-void expect_same(const Seen& replayed, const Seen& dispatched) {
+void expect_same(const SimulatedMemory& replayed, const SimulatedMemory& dispatched) {
   for (size_t phase = 0; phase < device::kNumMemoryPhases; ++phase) {
     EXPECT_EQ(replayed.use.phases[phase].bytes, dispatched.use.phases[phase].bytes);
     EXPECT_EQ(replayed.use.phases[phase].at_peak, dispatched.use.phases[phase].at_peak);
@@ -54,8 +54,8 @@ TEST(BlockRecorder, AReplayedRunIsTheDispatchedOne) {
       for (const auto& mix : mixes) {
         for (const int64_t ranks : {1, 2}) {
           const config::Config config = trainer::tiny_config(2);
-          const Seen dispatched = simulate(config, target, dtype, ranks, mix, nullptr);
-          const Seen replayed = simulate(config, target, dtype, ranks, mix, &blocks);
+          const SimulatedMemory dispatched = simulate(config, target, dtype, ranks, mix, nullptr);
+          const SimulatedMemory replayed = simulate(config, target, dtype, ranks, mix, &blocks);
           expect_same(replayed, dispatched);
         }
       }
@@ -72,18 +72,35 @@ TEST(BlockRecorder, PassesInFloat8AreToldApartFromOthers) {
       for (const int64_t shadow_every : {0, 1}) {
         SCOPED_TRACE(absl::StrCat(absl::StrJoin(exceptions, ","), ", shadow_every ", shadow_every));
         models::ModelConfig student = trainer::tiny_model(3, 64);
-        student.intermediate_size = 128;
-        student.float8 = *models::Float8Products::all_but(exceptions, student.num_layers);
+        student.kinds[0].mlp.ffn = 128;
+        student.float8 = *models::Float8Products::all_but(exceptions, models::block_products(student));
         config::Config config = trainer::tiny_config(4);
         config.data.seq_len = 128;
         config.float8.shadow_every = shadow_every;
         const std::vector<models::ActivationPolicy> policies{kKeep, kRecompute, kKeep};
         for (const int64_t ranks : {1, 2}) {
           BlockRecorder blocks;
-          const Seen dispatched = simulate(config, target, at::kBFloat16, ranks, policies, nullptr, student);
+          const SimulatedMemory dispatched = simulate(config, target, at::kBFloat16, ranks, policies, nullptr, student);
           expect_same(simulate(config, target, at::kBFloat16, ranks, policies, &blocks, student), dispatched);
         }
       }
+    }
+  }
+}
+
+// Layers of two kinds in turn: another width of the MLP, and norms of the sublayers' outputs.
+TEST(BlockRecorder, KindsOfLayersAreToldApart) {
+  using enum models::ActivationPolicy;
+  models::ModelConfig student = trainer::tiny_model(3);
+  student.kinds.push_back(models::with_norms_after(student.kinds[0]));
+  student.kinds[1].mlp.ffn = 40;
+  student.layers = {1, 0, 1};
+  for (const c10::DeviceType target : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
+    for (const auto& policies : {std::vector{kKeep, kKeep, kKeep}, std::vector{kRecompute, kOffload, kRecompute}}) {
+      const config::Config config = trainer::tiny_config(2);
+      BlockRecorder blocks;
+      const SimulatedMemory dispatched = simulate(config, target, at::kFloat, 1, policies, nullptr, student);
+      expect_same(simulate(config, target, at::kFloat, 1, policies, &blocks, student), dispatched);
     }
   }
 }
@@ -97,8 +114,8 @@ TEST(BlockRecorder, ServesRunsOfOtherShapes) {
       config::Config config = trainer::tiny_config(micro_batch);
       config.data.seq_len = length;
       const std::vector<models::ActivationPolicy> policies{kKeep, kRecompute, kKeep};
-      const Seen alone = simulate(config, c10::DeviceType::CUDA, at::kBFloat16, 1, policies, nullptr);
-      const Seen shared = simulate(config, c10::DeviceType::CUDA, at::kBFloat16, 1, policies, &blocks);
+      const SimulatedMemory alone = simulate(config, c10::DeviceType::CUDA, at::kBFloat16, 1, policies, nullptr);
+      const SimulatedMemory shared = simulate(config, c10::DeviceType::CUDA, at::kBFloat16, 1, policies, &blocks);
       EXPECT_EQ(shared.use.peak(), alone.use.peak()) << micro_batch << " x " << length;
     }
   }

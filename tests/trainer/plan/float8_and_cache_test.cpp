@@ -1,6 +1,8 @@
 // Plans of runs whose student is trained in float8, and of runs whose teacher is read from a cache.
 #include <gmock/gmock.h>
 
+#include "tests/trainer/models/llama_like.h"
+#include "trainer/models/layout.h"
 #include "trainer/plan/plan.h"
 
 namespace distill::plan {
@@ -9,17 +11,15 @@ namespace {
 constexpr double kGiB = 1 << 30;
 
 models::ModelConfig small_model() {
-  models::ModelConfig config;
-  config.model_type = "llama";
-  config.vocab_size = 32000;
-  config.hidden_size = 1024;
-  config.intermediate_size = 4096;
-  config.num_layers = 8;
-  config.num_heads = 16;
-  config.num_kv_heads = 4;
-  config.head_dim = 64;
-  config.max_position_embeddings = 8192;
-  return config;
+  return models::llama_like(
+      {.vocab = 32000,
+       .hidden = 1024,
+       .ffn = 4096,
+       .layers = 8,
+       .heads = 16,
+       .kv_heads = 4,
+       .head_dim = 64,
+       .max_positions = 8192});
 }
 
 config::Config settings(int64_t ranks, int64_t micro_batches = 1) {
@@ -34,7 +34,7 @@ config::Config settings(int64_t ranks, int64_t micro_batches = 1) {
 Plan plan_with_rows(const config::Config& config) {
   const models::ModelConfig student = small_model();
   models::ModelConfig teacher = small_model();
-  teacher.num_layers = 0;
+  teacher.layers.clear();
   const teacher_cache::RowFormat rows{
       .encoding = teacher_cache::Encoding::kBFloat16, .hidden_size = teacher.hidden_size};
   auto plan = make_plan({config, student, trainer::TeacherSpec::cached({teacher, nullptr}, rows), Target{}, h200()});
@@ -69,7 +69,7 @@ TEST(Plan, ChangesThatWouldFitAreOfTheSameTeachersRows) {
 Plan float8_plan(const config::Config& config, int64_t ranks) {
   models::ModelConfig student = small_model();
   const models::ModelConfig teacher = small_model();
-  student.float8 = *models::Float8Products::all_but({}, student.num_layers);
+  student.float8 = *models::Float8Products::all_but({}, models::block_products(student));
   Target target;
   target.world_size = ranks;
   auto plan = make_plan({config, student, trainer::TeacherSpec::running({teacher, nullptr}), target, h200()});

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "tests/trainer/models/llama_like.h"
 #include "trainer/plan/solver.h"
 
 namespace distill::plan {
@@ -15,17 +16,15 @@ constexpr double kGiB = 1 << 30;
 
 models::ModelConfig llama(
     int64_t hidden, int64_t ffn, int64_t layers, int64_t heads, int64_t kv_heads, int64_t head_dim) {
-  models::ModelConfig config;
-  config.model_type = "llama";
-  config.vocab_size = 128256;
-  config.hidden_size = hidden;
-  config.intermediate_size = ffn;
-  config.num_layers = layers;
-  config.num_heads = heads;
-  config.num_kv_heads = kv_heads;
-  config.head_dim = head_dim;
-  config.max_position_embeddings = 131072;
-  return config;
+  return models::llama_like(
+      {.vocab = 128256,
+       .hidden = hidden,
+       .ffn = ffn,
+       .layers = layers,
+       .heads = heads,
+       .kv_heads = kv_heads,
+       .head_dim = head_dim,
+       .max_positions = 131072});
 }
 models::ModelConfig llama_1b() {
   return llama(2048, 8192, 16, 32, 8, 64);
@@ -266,7 +265,7 @@ TEST(Plan, OptimizerStateOnTheHostCostsWhatTheNextStepDoesNotHide) {
 TEST(Plan, AutomaticPoliciesAreTheFastestOfAllMixesThatFit) {
   models::ModelConfig student = llama_8b();
   models::ModelConfig teacher = llama_1b();
-  student.num_layers = 6;
+  student.layers.resize(6);
   student.vocab_size = teacher.vocab_size = 8192; // the blocks are what decides
   config::Config config = settings(2);
   config.train.micro_batch_size = 8;

@@ -10,6 +10,10 @@ namespace {
 using models::ActivationPolicy;
 using Policies = std::vector<ActivationPolicy>;
 
+std::vector<int64_t> one_kind(int64_t blocks) {
+  return std::vector<int64_t>(static_cast<size_t>(blocks), 0);
+}
+
 // Seconds and bytes that depend on the counts alone.
 struct Prices {
   std::array<double, 4> seconds{};
@@ -55,10 +59,10 @@ TEST(FastestMix, IsWhatBruteForceFinds) {
     prices.seconds = {0, 1.0 + random() % 5, 0.5 + random() % 7, 1.5 + random() % 7};
     const int64_t blocks = 5, budget = random() % 500;
     const Solution solution = fastest_mix(
-        blocks, BlockBytes{prices.bytes[0], prices.bytes[1]}, [&](const Policies& p) { return prices.time(p); },
+        one_kind(blocks), {{prices.bytes[0], prices.bytes[1]}}, [&](const Policies& p) { return prices.time(p); },
         [&](const Policies& p) {
           const int64_t tensors = prices.memory(p) - budget;
-          return Excess{.tensors = tensors, .device = tensors > 0};
+          return LimitsExceeded{.tensors = tensors, .device = tensors > 0};
         });
     ASSERT_FALSE(solution.policies.empty());
     EXPECT_LE(prices.memory(solution.policies), budget);
@@ -67,9 +71,49 @@ TEST(FastestMix, IsWhatBruteForceFinds) {
   }
 }
 
+// Blocks of two kinds, of which one saves ten times as much: the fastest of all counts, arranged in forward order.
+TEST(FastestMix, CountsTheBytesOfEachKind) {
+  const std::vector<int64_t> kinds{0, 1, 1, 0, 1};
+  const std::vector<BlockBytes> saved{{1000, 20}, {100, 10}};
+  const auto seconds = [](const Policies& policies) {
+    double sum = 0;
+    for (const ActivationPolicy policy : policies) {
+      sum += policy == ActivationPolicy::kKeep ? 0 : policy == ActivationPolicy::kRecompute ? 1 : 10;
+    }
+    return sum;
+  };
+  const auto bytes = [&](const Policies& policies) {
+    int64_t sum = 0;
+    for (size_t i = 0; i < policies.size(); ++i) {
+      const BlockBytes& own = saved[static_cast<size_t>(kinds[i])];
+      sum += policies[i] == ActivationPolicy::kKeep     ? own.all
+          : policies[i] == ActivationPolicy::kRecompute ? own.input
+                                                        : 0;
+    }
+    return sum;
+  };
+  for (const int64_t budget : {0, 50, 150, 400, 1200, 1300, 2300}) {
+    double best = std::numeric_limits<double>::infinity();
+    for (int64_t keep = 0; keep <= 5; ++keep) {
+      for (int64_t recompute = 0; keep + recompute <= 5; ++recompute) {
+        for (int64_t offload = 0; keep + recompute + offload <= 5; ++offload) {
+          const Policies policies = arrange({keep, recompute, offload, 5 - keep - recompute - offload});
+          best = bytes(policies) <= budget ? std::min(best, seconds(policies)) : best;
+        }
+      }
+    }
+    const Solution solution = fastest_mix(kinds, saved, seconds, [&](const Policies& policies) {
+      const int64_t tensors = bytes(policies) - budget;
+      return LimitsExceeded{.tensors = tensors, .device = tensors > 0};
+    });
+    EXPECT_EQ(solution.seconds, best) << budget;
+  }
+}
+
 TEST(FastestMix, IsEmptyWhereNothingFits) {
   const Solution solution = fastest_mix(
-      3, {}, [](const Policies&) { return 1.0; }, [](const Policies&) { return Excess{.device = true}; });
+      one_kind(3), {{}}, [](const Policies&) { return 1.0; },
+      [](const Policies&) { return LimitsExceeded{.device = true}; });
   EXPECT_TRUE(solution.policies.empty());
 }
 
@@ -80,14 +124,14 @@ TEST(FastestMix, ChecksFewMixesOfManyBlocks) {
     return kRest + kAll * count(p, ActivationPolicy::kKeep) + kInput * count(p, ActivationPolicy::kRecompute);
   };
   const Solution solution = fastest_mix(
-      80, {kAll, kInput},
+      one_kind(80), {{kAll, kInput}},
       [&](const Policies& p) {
         return static_cast<double>(count(p, ActivationPolicy::kRecompute)) +
             0.7 * count(p, ActivationPolicy::kOffload) + 1.1 * count(p, ActivationPolicy::kOffloadInput);
       },
       [&](const Policies& p) {
         const int64_t tensors = memory(p) - 40'500;
-        return Excess{.tensors = tensors, .device = tensors > 0};
+        return LimitsExceeded{.tensors = tensors, .device = tensors > 0};
       });
   EXPECT_EQ(solution.mixes, 91'881);
   EXPECT_EQ(count(solution.policies, ActivationPolicy::kKeep), 35);
@@ -97,8 +141,8 @@ TEST(FastestMix, ChecksFewMixesOfManyBlocks) {
 TEST(FastestMix, AHostThatIsTooSmallRulesOutWhatOffloadsAsMuch) {
   const auto offloaded = [](const Policies& p) { return std::count(p.begin(), p.end(), ActivationPolicy::kOffload); };
   const Solution solution = fastest_mix(
-      10, {100, 10}, [&](const Policies& p) { return -static_cast<double>(offloaded(p)); },
-      [&](const Policies& p) { return Excess{.host = offloaded(p) > 4}; });
+      one_kind(10), {{100, 10}}, [&](const Policies& p) { return -static_cast<double>(offloaded(p)); },
+      [&](const Policies& p) { return LimitsExceeded{.host = offloaded(p) > 4}; });
   EXPECT_EQ(offloaded(solution.policies), 4);
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/trainer/hf/temporary_folder.h"
+#include "tests/trainer/models/llama_like.h"
 #include "trainer/models/layout.h"
 
 namespace distill::trainer {
@@ -18,13 +19,8 @@ class DiskSpaceTest : public hf::FolderTest {
     config_.checkpoint.every = 10;
     config_.checkpoint.keep = 2;
     config_.checkpoint.model_dtype = config::StoredDtype::kBFloat16;
-    student_.vocab_size = 128;
-    student_.hidden_size = 64;
-    student_.intermediate_size = 128;
-    student_.num_layers = 2;
-    student_.num_heads = 4;
-    student_.num_kv_heads = 2;
-    student_.head_dim = 16;
+    student_ = models::llama_like(
+        {.vocab = 128, .hidden = 64, .ffn = 128, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 16});
     parameters_ = models::parameter_count(models::unit_layouts(student_));
   }
   DiskNeed need() const {

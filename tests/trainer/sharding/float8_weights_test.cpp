@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/trainer/models/counting_weights.h"
+#include "tests/trainer/models/llama_like.h"
 #include "tests/trainer/sharding/rank_threads.h"
 #include "trainer/models/random_weights.h"
 #include "trainer/sharding/model_shards.h"
@@ -13,18 +14,19 @@ namespace {
 constexpr int64_t kRanks = 3;
 
 models::ModelConfig small_config() {
-  models::ModelConfig config;
-  config.model_type = "qwen2";
-  config.vocab_size = 37;
-  config.hidden_size = 20; // shards cut rows
-  config.intermediate_size = 28;
-  config.num_layers = 3;
-  config.num_heads = 2;
-  config.num_kv_heads = 1;
-  config.head_dim = 10;
-  config.max_position_embeddings = 64;
-  config.qkv_bias = true;
-  config.float8 = *models::Float8Products::all_but({"1"}, config.num_layers);
+  models::LayerKind kind;
+  kind.attention.qkv_bias = true;
+  models::ModelConfig config = models::llama_like( // shards cut rows
+      {.vocab = 37,
+       .hidden = 20,
+       .ffn = 28,
+       .layers = 3,
+       .heads = 2,
+       .kv_heads = 1,
+       .head_dim = 10,
+       .max_positions = 64},
+      kind);
+  config.float8 = *models::Float8Products::all_but({"1"}, models::block_products(config));
   return config;
 }
 
@@ -50,11 +52,13 @@ std::vector<models::BlockParams> blocks_of(Communicator* shard_axis, PeerMemory*
   }
   model.refresh_weights();
   std::vector<models::BlockParams> blocks;
-  for (int64_t block = 0; block < config.num_layers; ++block) {
+  for (int64_t block = 0; block < config.num_layers(); ++block) {
     models::BlockParams params = model.block_params(model.block_unit(block));
-    for (at::Tensor* tensor :
-         {&params.attn_norm_H, &params.qkv_AH, &params.qkv_bias_A, &params.o_HQ, &params.gate_up_2FH, &params.down_HF,
-          &params.qkv_scale_A, &params.o_scale_H, &params.gate_up_scale_2F, &params.down_scale_H}) {
+    std::vector<at::Tensor*> tensors{&params.attn_norm_H};
+    for (const auto& [name, projection] : params.projections()) {
+      tensors.insert(tensors.end(), {&projection->weight_OI, &projection->bias_O, &projection->scale_O});
+    }
+    for (at::Tensor* tensor : tensors) {
       if (tensor->defined()) {
         *tensor = tensor->clone(); // the slot is used again
       }
@@ -88,12 +92,14 @@ TEST(Float8Weights, AnyNumberOfRanksHasTheSameBits) {
         SCOPED_TRACE(testing::Message() << "rank " << rank << ", block " << block);
         const models::BlockParams& a = found[rank][block];
         const models::BlockParams& b = expected[block];
-        EXPECT_EQ(a.down_scale_H.defined(), block != 1); // the exception
-        EXPECT_TRUE(same(a.attn_norm_H, b.attn_norm_H) && same(a.qkv_bias_A, b.qkv_bias_A));
-        EXPECT_TRUE(same(a.qkv_AH, b.qkv_AH) && same(a.qkv_scale_A, b.qkv_scale_A));
-        EXPECT_TRUE(same(a.o_HQ, b.o_HQ) && same(a.o_scale_H, b.o_scale_H));
-        EXPECT_TRUE(same(a.gate_up_2FH, b.gate_up_2FH) && same(a.gate_up_scale_2F, b.gate_up_scale_2F));
-        EXPECT_TRUE(same(a.down_HF, b.down_HF) && same(a.down_scale_H, b.down_scale_H));
+        EXPECT_EQ(a.mlp.down.is_float8(), block != 1); // the exception
+        EXPECT_TRUE(same(a.attn_norm_H, b.attn_norm_H));
+        const auto own = a.projections(), others = b.projections();
+        for (size_t i = 0; i < own.size(); ++i) {
+          const models::Projection &x = *own[i].second, &y = *others[i].second;
+          EXPECT_TRUE(same(x.weight_OI, y.weight_OI) && same(x.bias_O, y.bias_O) && same(x.scale_O, y.scale_O))
+              << own[i].first;
+        }
       }
     }
   }
@@ -102,9 +108,9 @@ TEST(Float8Weights, AnyNumberOfRanksHasTheSameBits) {
 TEST(Float8Weights, RanksReadAFrozenModelTogether) {
   models::ModelConfig config = small_config();
   config.hidden_size = 80;
-  config.intermediate_size = 224;
-  config.num_heads = 4;
-  config.head_dim = 20;
+  config.kinds[0].mlp.ffn = 224;
+  config.kinds[0].attention.heads = 4;
+  config.kinds[0].attention.head_dim = 20;
   const models::CountingWeights all;
   ModelShards one(config, {});
   one.load(all);
@@ -121,7 +127,7 @@ TEST(Float8Weights, RanksReadAFrozenModelTogether) {
       const int64_t count = std::min(unit.shard.numel, whole.numel() - unit.shard.begin);
       EXPECT_TRUE(same(unit.weights.narrow(0, 0, count), whole.narrow(0, unit.shard.begin, count)))
           << unit.layout.name << " on rank " << rank;
-      most += unit.shard.numel + 2 * config.intermediate_size;
+      most += unit.shard.numel + 2 * config.kinds[0].mlp.ffn;
     }
     EXPECT_LE(weights.read(), most) << "rank " << rank;
     EXPECT_LT(most, 0.4 * static_cast<double>(all.read()));
@@ -135,8 +141,8 @@ TEST(Float8Weights, TheyAreTheMasterWeightsRounded) {
   const int64_t unit = model.block_unit(0);
   const models::BlockParams params = model.block_params(unit);
   const models::BlockParams exact = models::block_params(model.unit(unit).layout, model.unit(unit).master);
-  const models::Float8Rows expected = models::float8_rows(exact.down_HF, {.power_of_two = true});
-  EXPECT_TRUE(same(params.down_HF, expected.values_RC) && same(params.down_scale_H, expected.scale_R));
+  const models::Float8Rows expected = models::float8_rows(exact.mlp.down.weight_OI, {.power_of_two = true});
+  EXPECT_TRUE(same(params.mlp.down.weight_OI, expected.values_RC) && same(params.mlp.down.scale_O, expected.scale_R));
   EXPECT_TRUE(same(params.mlp_norm_H, exact.mlp_norm_H));
   EXPECT_EQ(model.unit(unit).weights.numel(), model.unit(unit).shard.numel); // a byte for each element
 }
@@ -146,14 +152,14 @@ TEST(Float8Weights, AModelCanLeaveFloat8AndComeBack) {
   ModelShards model(config, {.compute_dtype = at::kBFloat16, .trainable = true, .may_leave_float8 = true});
   model.load(*models::random_weights(config, 5));
   const int64_t unit = model.block_unit(2);
-  const at::Tensor float8 = model.block_params(unit).o_HQ.clone();
+  const at::Tensor float8 = model.block_params(unit).attention.o.weight_OI.clone();
   model.leave_float8(true);
   const models::BlockParams left = model.block_params(unit);
-  EXPECT_FALSE(left.o_scale_H.defined());
+  EXPECT_FALSE(left.attention.o.is_float8());
   const models::BlockParams exact = models::block_params(model.unit(unit).layout, model.unit(unit).master);
-  EXPECT_TRUE(same(left.o_HQ, exact.o_HQ.to(at::kBFloat16)));
+  EXPECT_TRUE(same(left.attention.o.weight_OI, exact.attention.o.weight_OI.to(at::kBFloat16)));
   model.leave_float8(false);
-  EXPECT_TRUE(same(model.block_params(unit).o_HQ, float8));
+  EXPECT_TRUE(same(model.block_params(unit).attention.o.weight_OI, float8));
 }
 
 } // namespace

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <thread>
 
+#include "tests/trainer/models/llama_like.h"
 #include "tests/trainer/sharding/rank_threads.h"
 #include "trainer/sharding/model_shards.h"
 
@@ -12,17 +13,15 @@ namespace {
 constexpr int64_t kRanks = 3;
 
 models::ModelConfig tiny_config() {
-  models::ModelConfig config;
-  config.model_type = "llama";
-  config.vocab_size = 37;
-  config.hidden_size = 20; // matrices whose sizes are no multiples of the alignment
-  config.intermediate_size = 28;
-  config.num_layers = 3;
-  config.num_heads = 2;
-  config.num_kv_heads = 1;
-  config.head_dim = 10;
-  config.max_position_embeddings = 64;
-  return config;
+  return models::llama_like( // matrices whose sizes are no multiples of the alignment
+      {.vocab = 37,
+       .hidden = 20,
+       .ffn = 28,
+       .layers = 3,
+       .heads = 2,
+       .kv_heads = 1,
+       .head_dim = 10,
+       .max_positions = 64});
 }
 
 double value_of(int64_t step, int64_t rank, int64_t unit) {

@@ -2,23 +2,25 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/trainer/models/llama_like.h"
 #include "tests/trainer/sharding/one_of_many.h"
 
 namespace distill::sharding {
 namespace {
 
 models::ModelConfig tiny_config(bool tied) {
-  models::ModelConfig config;
-  config.model_type = "qwen2";
-  config.vocab_size = 37;
-  config.hidden_size = 20; // matrices whose sizes are no multiples of the alignment
-  config.intermediate_size = 28;
-  config.num_layers = 2;
-  config.num_heads = 2;
-  config.num_kv_heads = 1;
-  config.head_dim = 10;
-  config.max_position_embeddings = 64;
-  config.qkv_bias = true;
+  models::LayerKind kind;
+  kind.attention.qkv_bias = true;
+  models::ModelConfig config = models::llama_like( // matrices whose sizes are no multiples of the alignment
+      {.vocab = 37,
+       .hidden = 20,
+       .ffn = 28,
+       .layers = 2,
+       .heads = 2,
+       .kv_heads = 1,
+       .head_dim = 10,
+       .max_positions = 64},
+      kind);
   config.tie_word_embeddings = tied;
   return config;
 }

@@ -2,23 +2,14 @@
 
 #include <ATen/ATen.h>
 
+#include "tests/trainer/models/llama_like.h"
 #include "trainer/models/random_weights.h"
 #include "trainer/step/train_step.h"
 
 namespace distill::trainer {
 
 inline models::ModelConfig tiny_model(int64_t layers, int64_t hidden = 16) {
-  models::ModelConfig config;
-  config.model_type = "llama";
-  config.vocab_size = 40;
-  config.hidden_size = hidden;
-  config.intermediate_size = 24;
-  config.num_layers = layers;
-  config.num_heads = 2;
-  config.num_kv_heads = 1;
-  config.head_dim = hidden / 2;
-  config.max_position_embeddings = 1024;
-  return config;
+  return models::llama_like({.hidden = hidden, .layers = layers, .head_dim = hidden / 2, .max_positions = 1024});
 }
 
 // One step takes four sequences of 12 tokens.

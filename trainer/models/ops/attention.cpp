@@ -6,10 +6,6 @@
 namespace distill::models {
 namespace {
 
-double softmax_scale(const at::Tensor& q_NAD) {
-  return 1.0 / std::sqrt(static_cast<double>(q_NAD.size(2)));
-}
-
 // [N, heads, D] or [N, heads * D] seen as [B, heads, S, D]; no copy.
 at::Tensor as_bhsd(const at::Tensor& x, const SequenceInfo& seq, int64_t heads) {
   return x.view({seq.batch, seq.seq_len, heads, -1}).transpose(1, 2);
@@ -21,10 +17,10 @@ at::Tensor from_bhsd(const at::Tensor& x_BASD) {
 }
 
 AttentionResult cudnn_forward(
-    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq) {
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq, double scale) {
   const auto [out, lse] = cudnn_attention(
       as_bhsd(q_NAD, seq, q_NAD.size(1)), as_bhsd(k_NKD, seq, k_NKD.size(1)), as_bhsd(v_NKD, seq, v_NKD.size(1)),
-      softmax_scale(q_NAD));
+      scale);
   return {from_bhsd(out), lse};
 }
 
@@ -35,11 +31,11 @@ struct Gradients {
 
 Gradients cudnn_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& saved, const SequenceInfo& seq) {
+    const AttentionResult& saved, const SequenceInfo& seq, double scale) {
   const int64_t heads = q_NAD.size(1);
   const auto [dq, dk, dv] = cudnn_attention_backward(
       as_bhsd(dout_NQ.contiguous(), seq, heads), as_bhsd(q_NAD, seq, heads), as_bhsd(k_NKD, seq, k_NKD.size(1)),
-      as_bhsd(v_NKD, seq, v_NKD.size(1)), as_bhsd(saved.out_NQ, seq, heads), saved.lse, softmax_scale(q_NAD));
+      as_bhsd(v_NKD, seq, v_NKD.size(1)), as_bhsd(saved.out_NQ, seq, heads), saved.lse, scale);
   const auto by_token = [](const at::Tensor& x_BASD, const at::Tensor& like) {
     return x_BASD.transpose(1, 2).reshape(like.sizes());
   };
@@ -58,21 +54,19 @@ int64_t flash_max_seqlen(const SequenceInfo& seq) {
 }
 
 AttentionResult flash_forward(
-    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq) {
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq, double scale) {
   const auto [out, lse] = flash_attention(
-      pad_head_dim(q_NAD), pad_head_dim(k_NKD), pad_head_dim(v_NKD), seq.cu_seqlens, flash_max_seqlen(seq),
-      softmax_scale(q_NAD));
+      pad_head_dim(q_NAD), pad_head_dim(k_NKD), pad_head_dim(v_NKD), seq.cu_seqlens, flash_max_seqlen(seq), scale);
   return {out.narrow(2, 0, q_NAD.size(2)).reshape({q_NAD.size(0), -1}), lse};
 }
 
 Gradients flash_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& saved, const SequenceInfo& seq) {
+    const AttentionResult& saved, const SequenceInfo& seq, double scale) {
   const int64_t head_dim = q_NAD.size(2);
   const auto [dq, dk, dv] = flash_attention_backward(
       pad_head_dim(dout_NQ.reshape(q_NAD.sizes())), pad_head_dim(q_NAD), pad_head_dim(k_NKD), pad_head_dim(v_NKD),
-      pad_head_dim(saved.out_NQ.view(q_NAD.sizes())), saved.lse, seq.cu_seqlens, flash_max_seqlen(seq),
-      softmax_scale(q_NAD));
+      pad_head_dim(saved.out_NQ.view(q_NAD.sizes())), saved.lse, seq.cu_seqlens, flash_max_seqlen(seq), scale);
   return {dq.narrow(2, 0, head_dim), dk.narrow(2, 0, head_dim), dv.narrow(2, 0, head_dim)};
 }
 
@@ -120,13 +114,13 @@ at::Tensor span_lse(const at::Tensor& lse_NA, const CpuSpan& span) {
 }
 
 AttentionResult cpu_forward(
-    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq) {
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq, double scale) {
   const auto lse_dtype = q_NAD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   at::Tensor out_NAD = at::empty(q_NAD.sizes(), q_NAD.options());
   at::Tensor lse_NA = at::empty({q_NAD.size(0), q_NAD.size(1)}, q_NAD.options().dtype(lse_dtype));
   for (const CpuSpan& span : cpu_spans(seq)) {
     const auto [out, lse] =
-        cpu_attention(span_bhsd(q_NAD, span), span_bhsd(k_NKD, span), span_bhsd(v_NKD, span), softmax_scale(q_NAD));
+        cpu_attention(span_bhsd(q_NAD, span), span_bhsd(k_NKD, span), span_bhsd(v_NKD, span), scale);
     span_bhsd(out_NAD, span).copy_(out);
     span_lse(lse_NA, span).copy_(lse);
   }
@@ -135,13 +129,14 @@ AttentionResult cpu_forward(
 
 void cpu_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& saved, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
+    const AttentionResult& saved, const SequenceInfo& seq, double scale, at::Tensor& dq_NAD, at::Tensor& dk_NKD,
+    at::Tensor& dv_NKD) {
   const at::Tensor dout_NAD = dout_NQ.contiguous().view(q_NAD.sizes());
   const at::Tensor out_NAD = saved.out_NQ.view(q_NAD.sizes());
   for (const CpuSpan& span : cpu_spans(seq)) {
     const auto [dq, dk, dv] = cpu_attention_backward(
         span_bhsd(dout_NAD, span), span_bhsd(q_NAD, span), span_bhsd(k_NKD, span), span_bhsd(v_NKD, span),
-        span_bhsd(out_NAD, span), span_lse(saved.lse, span), softmax_scale(q_NAD));
+        span_bhsd(out_NAD, span), span_lse(saved.lse, span), scale);
     span_bhsd(dq_NAD, span).copy_(dq);
     span_bhsd(dk_NKD, span).copy_(dk);
     span_bhsd(dv_NKD, span).copy_(dv);
@@ -168,36 +163,36 @@ void check_inputs(const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Te
 } // namespace
 
 AttentionResult attention_forward(
-    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq) {
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq, double scale) {
   check_inputs(q_NAD, k_NKD, v_NKD, seq);
   switch (attention_backend(q_NAD, seq)) {
     case AttentionBackend::kCudnn:
-      return cudnn_forward(q_NAD, k_NKD, v_NKD, seq);
+      return cudnn_forward(q_NAD, k_NKD, v_NKD, seq, scale);
     case AttentionBackend::kFlash:
-      return flash_forward(q_NAD, k_NKD, v_NKD, seq);
+      return flash_forward(q_NAD, k_NKD, v_NKD, seq, scale);
     case AttentionBackend::kCpuFlash:
-      return cpu_forward(q_NAD, k_NKD, v_NKD, seq);
+      return cpu_forward(q_NAD, k_NKD, v_NKD, seq, scale);
     case AttentionBackend::kMath:
       break;
   }
-  return attention_math_forward(q_NAD, k_NKD, v_NKD, seq);
+  return attention_math_forward(q_NAD, k_NKD, v_NKD, seq, scale);
 }
 
 void attention_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& saved, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD,
-    const RopeAngles* rope) {
+    const AttentionResult& saved, const SequenceInfo& seq, double scale, at::Tensor& dq_NAD, at::Tensor& dk_NKD,
+    at::Tensor& dv_NKD, const RopeAngles* rope) {
   check_inputs(q_NAD, k_NKD, v_NKD, seq);
   switch (attention_backend(q_NAD, seq)) {
     case AttentionBackend::kCudnn:
-      return store(cudnn_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq), rope, dq_NAD, dk_NKD, dv_NKD);
+      return store(cudnn_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, scale), rope, dq_NAD, dk_NKD, dv_NKD);
     case AttentionBackend::kFlash:
-      return store(flash_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq), rope, dq_NAD, dk_NKD, dv_NKD);
+      return store(flash_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, scale), rope, dq_NAD, dk_NKD, dv_NKD);
     case AttentionBackend::kCpuFlash:
-      cpu_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, dq_NAD, dk_NKD, dv_NKD);
+      cpu_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, scale, dq_NAD, dk_NKD, dv_NKD);
       break;
     case AttentionBackend::kMath:
-      attention_math_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, dq_NAD, dk_NKD, dv_NKD);
+      attention_math_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, scale, dq_NAD, dk_NKD, dv_NKD);
       break;
   }
   if (rope != nullptr) {

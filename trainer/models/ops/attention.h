@@ -6,7 +6,7 @@
 #include "trainer/models/sequence.h"
 
 // Causal attention within each segment, grouped queries. N tokens, A query heads, K key/value heads, D head_dim,
-// Q = A * D. Inputs are [N, heads, D] views whose last dimension is contiguous; the scale is 1 / sqrt(D).
+// Q = A * D. Inputs are [N, heads, D] views whose last dimension is contiguous; the scores are multiplied by `scale`.
 //
 //   CUDA, bf16/fp16, rows of one length   cuDNN (head_dim a multiple of 8, at most 128, rows of 128 tokens or more;
 //                                         not with deterministic algorithms)
@@ -21,14 +21,14 @@ struct AttentionResult {
 };
 
 AttentionResult attention_forward(
-    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq);
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq, double scale);
 
 // Writes the gradients into dq, dk, dv: views shaped like q, k, v, of the same dtype, wholly overwritten. With `rope`,
 // the angles by which q and k were rotated, dq and dk are the gradients before the rotation; on CUDA the kernel that
 // copies dq and dk into place also rotates them back.
 void attention_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& saved, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD,
-    const RopeAngles* rope = nullptr);
+    const AttentionResult& saved, const SequenceInfo& seq, double scale, at::Tensor& dq_NAD, at::Tensor& dk_NKD,
+    at::Tensor& dv_NKD, const RopeAngles* rope = nullptr);
 
 } // namespace distill::models

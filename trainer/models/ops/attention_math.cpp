@@ -64,11 +64,10 @@ at::Tensor keys_of(const at::Tensor& x_NKD, const QueryBlock& block, at::ScalarT
 } // namespace
 
 AttentionResult attention_math_forward(
-    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq) {
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq, double scale) {
   losses::prepare_vector_math();
   const int64_t heads = q_NAD.size(1);
   const int64_t kv_heads = k_NKD.size(1);
-  const double scale = 1.0 / std::sqrt(static_cast<double>(q_NAD.size(2)));
   const at::ScalarType dtype = math_dtype(q_NAD);
   at::Tensor out_NAD = at::empty(q_NAD.sizes(), q_NAD.options());
   at::Tensor lse_NA = at::empty({q_NAD.size(0), heads}, q_NAD.options().dtype(dtype));
@@ -86,11 +85,11 @@ AttentionResult attention_math_forward(
 
 void attention_math_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& saved, const SequenceInfo& seq, at::Tensor& dq_NAD, at::Tensor& dk_NKD, at::Tensor& dv_NKD) {
+    const AttentionResult& saved, const SequenceInfo& seq, double scale, at::Tensor& dq_NAD, at::Tensor& dk_NKD,
+    at::Tensor& dv_NKD) {
   losses::prepare_vector_math();
   const int64_t heads = q_NAD.size(1);
   const int64_t kv_heads = k_NKD.size(1);
-  const double scale = 1.0 / std::sqrt(static_cast<double>(q_NAD.size(2)));
   const at::ScalarType dtype = math_dtype(q_NAD);
   const at::Tensor dout_NAD = dout_NQ.reshape(q_NAD.sizes());
   const at::Tensor out_NAD = saved.out_NQ.reshape(q_NAD.sizes());

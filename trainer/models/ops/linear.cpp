@@ -1,22 +1,11 @@
 #include "trainer/models/ops/linear.h"
 
 #include "trainer/device/simulation.h"
-#include "trainer/models/ops/product_add.h"
 
 namespace distill::models {
 
 at::Tensor linear_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O) {
   return bias_O.defined() ? at::addmm(bias_O, x_NI, weight_OI.t()) : at::mm(x_NI, weight_OI.t());
-}
-
-at::Tensor linear_residual_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& residual_NO) {
-  at::Tensor y_NO = at::empty_like(residual_NO);
-  product_add_out(x_NI, weight_OI, residual_NO, y_NO);
-  return y_NO;
-}
-
-at::Tensor linear_residual_forward_(const at::Tensor& x_NI, const at::Tensor& weight_OI, at::Tensor& residual_NO) {
-  return residual_NO.addmm_(x_NI, weight_OI.t());
 }
 
 at::Tensor linear_backward_input(const at::Tensor& dy_NO, const at::Tensor& weight_OI) {

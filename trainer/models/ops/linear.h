@@ -8,12 +8,6 @@ namespace distill::models {
 // x W^T (+ bias). `bias_O` may be undefined.
 at::Tensor linear_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O = {});
 
-// residual + x W^T in one product; `residual_NO` is not changed.
-at::Tensor linear_residual_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& residual_NO);
-
-// The same, written into the residual; returns it. No copy of it is made.
-at::Tensor linear_residual_forward_(const at::Tensor& x_NI, const at::Tensor& weight_OI, at::Tensor& residual_NO);
-
 // dy W.
 at::Tensor linear_backward_input(const at::Tensor& dy_NO, const at::Tensor& weight_OI);
 

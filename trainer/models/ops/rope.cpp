@@ -137,17 +137,17 @@ void check_norm(const at::Tensor& weight_D, const at::Tensor& x_NAD) {
 
 } // namespace
 
-at::Tensor rope_inverse_frequencies(const ModelConfig& config) {
+at::Tensor rope_inverse_frequencies(const RopeSpec& rope) {
   const auto fp32 = at::TensorOptions().dtype(at::kFloat);
-  const at::Tensor exponents = at::arange(0, config.head_dim, 2, fp32).div_(static_cast<double>(config.head_dim));
-  at::Tensor frequencies = at::reciprocal(at::pow(at::Scalar(config.rope_theta), exponents));
-  if (config.rope_linear_factor != 1.0) {
-    frequencies.div_(config.rope_linear_factor);
+  const at::Tensor exponents = at::arange(0, rope.dim, 2, fp32).div_(static_cast<double>(rope.dim));
+  at::Tensor frequencies = at::reciprocal(at::pow(at::Scalar(rope.theta), exponents));
+  if (rope.linear_factor != 1.0) {
+    frequencies.div_(rope.linear_factor);
   }
-  if (!config.rope_scaling) {
+  if (!rope.llama3) {
     return frequencies;
   }
-  const Llama3RopeScaling& scaling = *config.rope_scaling;
+  const Llama3RopeScaling& scaling = *rope.llama3;
   const double context = static_cast<double>(scaling.original_max_position_embeddings);
   const double low_wavelength = context / scaling.low_freq_factor;
   const double high_wavelength = context / scaling.high_freq_factor;
@@ -162,21 +162,35 @@ at::Tensor rope_inverse_frequencies(const ModelConfig& config) {
       wavelength.gt(low_wavelength), slowed, at::where(wavelength.lt(high_wavelength), frequencies, blended));
 }
 
-RopeTable make_rope_table(const ModelConfig& config, int64_t num_positions, at::Device device) {
+RopeTable make_rope_table(const RopeSpec& rope, int64_t num_positions, at::Device device) {
   if (device.is_meta()) {
-    const auto table = [&] {
-      return at::empty({num_positions, config.head_dim / 2}, at::dtype(at::kFloat).device(device));
-    };
+    const auto table = [&] { return at::empty({num_positions, rope.dim / 2}, at::dtype(at::kFloat).device(device)); };
     return {table(), table()};
   }
   losses::prepare_vector_math();
   const at::Tensor positions = at::arange(num_positions, at::TensorOptions().dtype(at::kFloat));
-  const at::Tensor angles_PR = at::outer(positions, rope_inverse_frequencies(config));
+  const at::Tensor angles_PR = at::outer(positions, rope_inverse_frequencies(rope));
   return {angles_PR.cos().to(device), angles_PR.sin().to(device)};
 }
 
 RopeAngles rope_angles(const RopeTable& table, const at::Tensor& positions_N) {
   return {table.cos_PR.index_select(0, positions_N), table.sin_PR.index_select(0, positions_N)};
+}
+
+std::vector<RopeTable> make_rope_tables(const std::vector<RopeSpec>& ropes, int64_t num_positions, at::Device device) {
+  std::vector<RopeTable> tables;
+  for (const RopeSpec& rope : ropes) {
+    tables.push_back(make_rope_table(rope, num_positions, device));
+  }
+  return tables;
+}
+
+std::vector<RopeAngles> rope_angles(const std::vector<RopeTable>& tables, const at::Tensor& positions_N) {
+  std::vector<RopeAngles> angles;
+  for (const RopeTable& table : tables) {
+    angles.push_back(rope_angles(table, positions_N));
+  }
+  return angles;
 }
 
 void rope_forward_(at::Tensor& x_NAD, const RopeAngles& angles) {

@@ -2,7 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "trainer/models/model_config.h"
+#include <vector>
+
+#include "trainer/models/layer_kind.h"
 
 // Rotary position embedding in Hugging Face's convention: the pair of element i is element i + D/2 ("rotate_half").
 // N tokens, D head_dim, R = D / 2, P positions.
@@ -19,13 +21,16 @@ struct RopeAngles {
   at::Tensor sin_NR;
 };
 
-// fp32 [R], with the configuration's rope scaling applied; as transformers' modeling_rope_utils computes them.
-at::Tensor rope_inverse_frequencies(const ModelConfig& config);
+// fp32 [R], with the scaling applied; as transformers' modeling_rope_utils computes them.
+at::Tensor rope_inverse_frequencies(const RopeSpec& rope);
 
 // Positions 0 .. num_positions - 1.
-RopeTable make_rope_table(const ModelConfig& config, int64_t num_positions, at::Device device);
-
+RopeTable make_rope_table(const RopeSpec& rope, int64_t num_positions, at::Device device);
 RopeAngles rope_angles(const RopeTable& table, const at::Tensor& positions_N);
+
+// The same for each of a model's ropes.
+std::vector<RopeTable> make_rope_tables(const std::vector<RopeSpec>& ropes, int64_t num_positions, at::Device device);
+std::vector<RopeAngles> rope_angles(const std::vector<RopeTable>& tables, const at::Tensor& positions_N);
 
 // Rotates x [N, heads, D] in place; the last dimension must be contiguous, the others may be strided. fp32 mathematics.
 void rope_forward_(at::Tensor& x_NAD, const RopeAngles& angles);

@@ -1,10 +1,10 @@
-#include "trainer/precision/exceptions.h"
+#include "trainer/float8_gate/exceptions.h"
 
 #include <gmock/gmock.h>
 
 #include "tests/trainer/step/tiny_step.h"
 
-namespace distill::precision {
+namespace distill::float8_gate {
 namespace {
 
 constexpr int64_t kBlocks = 3;
@@ -19,7 +19,7 @@ struct Teacher {
   Teacher() {
     source.config = trainer::tiny_model(kBlocks, 32);
     source.weights = models::random_weights(source.config, 3);
-    source.config.float8 = *Variant::all_but({}, kBlocks);
+    source.config.float8 = *models::Float8Products::all_but({}, models::block_products(source.config));
     mesh.watch = [this](int64_t, const char* place) { places.emplace_back(place); };
   }
   absl::StatusOr<ExceptionSearch> search(
@@ -54,13 +54,13 @@ TEST(FindExceptions, SingleProductsAreMeasuredWhereThereAreTargets) {
   batches[0].valid_tokens = 0;
   const auto found = teacher.search(batches, {.mean_kl = all->before.mean_kl / 4});
   ASSERT_TRUE(found.ok()) << found.status();
-  ASSERT_EQ(found->effects.size(), kBlocks * models::kProducts);
+  ASSERT_EQ(found->effects.size(), kBlocks * 4);
   for (const ProductError& effect : found->effects) {
     EXPECT_GT(effect.mean_kl, 0) << effect.product.block;
   }
 }
 
-// Each walk over the blocks reports once for the embedding, for every block, and for the batch in the loss head.
+// Each comparison reports once for the embedding, for every block, and for the batch in the loss head.
 TEST(FindExceptions, EveryBlockIsProgress) {
   Teacher teacher;
   ASSERT_TRUE(teacher.search({tiny_batches().front()}, {.mean_kl = 100}).ok());
@@ -69,18 +69,18 @@ TEST(FindExceptions, EveryBlockIsProgress) {
 }
 
 // A teacher that reads 48 tokens where the student reads 12 holds four times the states, so that a quarter of the
-// variants are walked at a time.
+// products are measured at a time.
 TEST(FindExceptions, VariantsAtOnceFollowFromTheTokensThatTheTeacherReads) {
   const Limits unreachable{.mean_kl = 1e-30};
-  const auto walks = [&](const data::Batch& batch) {
+  const auto comparisons = [&](const data::Batch& batch) {
     Teacher teacher;
-    const int64_t states_of_six = int64_t{6} * 12 * 32 * 4; // variants, tokens, hidden, bytes
+    const int64_t states_of_six = int64_t{6} * 12 * 32 * 4; // products, tokens, hidden, bytes
     TORCH_CHECK(teacher.search({batch}, unreachable, states_of_six).ok());
     return static_cast<int64_t>(teacher.places.size()) / (1 + kBlocks + 1);
   };
   const data::Batch batch = tiny_batches().front();
-  const int64_t before_and_after = walks(batch) - 12 / 6;
-  EXPECT_EQ(walks(with_own_text(batch, 48)), before_and_after + 12 / 1);
+  const int64_t before_and_after = comparisons(batch) - 12 / 6;
+  EXPECT_EQ(comparisons(with_own_text(batch, 48)), before_and_after + 12 / 1);
 }
 
 TEST(Limits, TextNamesWhatDecides) {
@@ -91,4 +91,4 @@ TEST(Limits, TextNamesWhatDecides) {
 }
 
 } // namespace
-} // namespace distill::precision
+} // namespace distill::float8_gate

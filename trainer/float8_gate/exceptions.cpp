@@ -1,11 +1,11 @@
-#include "trainer/precision/exceptions.h"
+#include "trainer/float8_gate/exceptions.h"
 
 #include <algorithm>
 
 #include "data/base/status_macros.h"
 #include "trainer/models/layout.h"
 
-namespace distill::precision {
+namespace distill::float8_gate {
 namespace {
 
 constexpr double kMargin = 0.95; // of the limit, at which an estimate is measured
@@ -13,13 +13,12 @@ constexpr double kMargin = 0.95; // of the limit, at which an estimate is measur
 std::vector<ProductError> products_of(const models::ModelConfig& config) {
   std::vector<ProductError> effects;
   double total = 0;
-  for (int64_t block = 0; block < config.num_layers; ++block) {
+  for (int64_t block = 0; block < config.num_layers(); ++block) {
     for (const models::ParamLayout& param : models::block_layout(config, block).params) {
-      const auto product = base::enum_named<models::Product>(param.name);
-      if (product && config.float8.contains(block, *product)) {
-        effects.push_back({{block, *product}, 0, static_cast<double>(param.numel())});
+      if (config.float8.contains(block, param.name)) {
+        effects.push_back({{block, param.name}, 0, static_cast<double>(param.numel())});
       }
-      total += product ? static_cast<double>(param.numel()) : 0;
+      total += param.is_matrix ? static_cast<double>(param.numel()) : 0;
     }
   }
   for (ProductError& effect : effects) {
@@ -32,7 +31,7 @@ class Search {
  public:
   Search(
       const models::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
-      absl::Span<const data::Batch> batches, const Limits& limits, const WalkOptions& options, int64_t memory)
+      absl::Span<const data::Batch> batches, const Limits& limits, const ComparisonOptions& options, int64_t memory)
       : model_(model),
         environment_(environment),
         mesh_(mesh),
@@ -51,16 +50,16 @@ class Search {
       ASSIGN_OR_RETURN(search.effects, effects());
       RETURN_IF_ERROR(give_back(search));
     }
-    search.exceptions = exceptions_of(search.products, model_.config.num_layers);
+    search.exceptions = exceptions_of(search.products, models::block_products(model_.config));
     return search;
   }
 
  private:
-  absl::StatusOr<TeacherError> measure(const Variant& variant) const {
-    const std::vector<Variant> variants{variant};
+  absl::StatusOr<TeacherError> measure(const models::Float8Products& products) const {
+    const std::vector<models::Float8Products> choices{products};
     ASSIGN_OR_RETURN(
         const std::vector<TeacherError> errors,
-        teacher_errors(model_, environment_, mesh_, batches_, variants, options_));
+        teacher_errors(model_, environment_, mesh_, batches_, choices, options_));
     return errors.front();
   }
 
@@ -85,13 +84,13 @@ class Search {
     const auto at_once = static_cast<size_t>(std::max<int64_t>(1, memory_ / state));
     for (size_t begin = 0; begin < effects.size(); begin += at_once) {
       const size_t end = std::min(effects.size(), begin + at_once);
-      std::vector<Variant> variants(end - begin);
+      std::vector<models::Float8Products> choices(end - begin);
       for (size_t i = begin; i < end; ++i) {
-        variants[i - begin].add(effects[i].product);
+        choices[i - begin].add(effects[i].product);
       }
       ASSIGN_OR_RETURN(
           const std::vector<TeacherError> errors,
-          teacher_errors(model_, environment_, mesh_, first, variants, options_));
+          teacher_errors(model_, environment_, mesh_, first, choices, options_));
       for (size_t i = begin; i < end; ++i) {
         effects[i].mean_kl = errors[i - begin].mean_kl;
       }
@@ -133,7 +132,7 @@ class Search {
   const sharding::Mesh& mesh_;
   const absl::Span<const data::Batch> batches_;
   const Limits limits_;
-  const WalkOptions& options_;
+  const ComparisonOptions& options_;
   const int64_t memory_;
 };
 
@@ -149,8 +148,8 @@ std::string Limits::text() const {
 
 absl::StatusOr<ExceptionSearch> find_exceptions(
     const models::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
-    absl::Span<const data::Batch> batches, const Limits& limits, const WalkOptions& options, int64_t memory) {
+    absl::Span<const data::Batch> batches, const Limits& limits, const ComparisonOptions& options, int64_t memory) {
   return Search(model, environment, mesh, batches, limits, options, memory).run();
 }
 
-} // namespace distill::precision
+} // namespace distill::float8_gate

@@ -2,10 +2,10 @@
 
 #include <optional>
 
-#include "trainer/precision/exceptions.h"
+#include "trainer/float8_gate/exceptions.h"
 
 // The check of a float8 teacher before a run.
-namespace distill::precision {
+namespace distill::float8_gate {
 
 Limits limits_of(const config::Config& config);
 // Tokens to measure on, over all ranks.
@@ -25,4 +25,4 @@ absl::StatusOr<std::optional<TeacherError>> check_teacher(
     const config::Config& config, const trainer::Environment& environment, const sharding::Mesh& mesh,
     const models::ModelSource& teacher, const data::Dataset& data);
 
-} // namespace distill::precision
+} // namespace distill::float8_gate

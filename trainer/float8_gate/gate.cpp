@@ -1,4 +1,4 @@
-#include "trainer/precision/gate.h"
+#include "trainer/float8_gate/gate.h"
 
 #include <algorithm>
 
@@ -8,7 +8,7 @@
 #include "trainer/device/host_memory.h"
 #include "trainer/device/memory_use.h"
 
-namespace distill::precision {
+namespace distill::float8_gate {
 namespace {
 
 constexpr int64_t kTokensOnGpu = 64 * 1024;
@@ -47,7 +47,7 @@ absl::StatusOr<std::vector<data::Batch>> gate_batches(
   const int64_t tokens = gate_tokens(config, environment), micro_batch_size = config.train.micro_batch_size;
   const int64_t length = data.options().seq_len;
   const int64_t teacher_length = data.teacher_seq_len() > 0 ? data.teacher_seq_len() : length;
-  // The walk over the blocks holds every token's hidden state twice, in float8's products and without them.
+  // The comparison holds every token's hidden state twice, with float8 products and without them.
   const int64_t bytes = 2 * micro_batch_size * teacher_length * teacher.hidden_size *
       static_cast<int64_t>(c10::elementSize(environment.teacher_dtype));
   const int64_t free = free_bytes(config, environment, mesh);
@@ -72,10 +72,10 @@ absl::StatusOr<std::optional<TeacherError>> check_teacher(
   }
   const auto batches = gate_batches(config, environment, mesh, teacher.config, data);
   RETURN_IF_ERROR(sharding::agree(mesh, batches.status())); // the ranks gather weights together from here on
-  const std::vector<Variant> variants{teacher.config.float8};
-  const WalkOptions options{config.chunks, config.run.progress};
+  const std::vector<models::Float8Products> choices{teacher.config.float8};
+  const ComparisonOptions options{config.chunks, config.run.progress};
   ASSIGN_OR_RETURN(
-      const std::vector<TeacherError> errors, teacher_errors(teacher, environment, mesh, *batches, variants, options));
+      const std::vector<TeacherError> errors, teacher_errors(teacher, environment, mesh, *batches, choices, options));
   const TeacherError& error = errors.front();
   if (const Limits limits = limits_of(config); !limits.hold(error)) {
     return absl::FailedPreconditionError(absl::StrFormat(
@@ -87,4 +87,4 @@ absl::StatusOr<std::optional<TeacherError>> check_teacher(
   return error;
 }
 
-} // namespace distill::precision
+} // namespace distill::float8_gate

@@ -1,11 +1,11 @@
-#include "trainer/precision/teacher_error.h"
+#include "trainer/float8_gate/teacher_error.h"
 
 #include <algorithm>
 
 #include "data/base/status_macros.h"
 #include "trainer/teacher/token_batch.h"
 
-namespace distill::precision {
+namespace distill::float8_gate {
 namespace {
 
 // The values of all ranks, in a host tensor on every rank; NaN is a value like another.
@@ -74,8 +74,10 @@ absl::StatusOr<std::vector<data::Batch>> sample_batches(
 
 absl::StatusOr<std::vector<TeacherError>> teacher_errors(
     const models::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
-    absl::Span<const data::Batch> batches, absl::Span<const Variant> variants, const WalkOptions& options) {
-  ASSIGN_OR_RETURN(const std::vector<TokenMetrics> walked, walk(model, environment, mesh, batches, variants, options));
+    absl::Span<const data::Batch> batches, absl::Span<const models::Float8Products> choices,
+    const ComparisonOptions& options) {
+  ASSIGN_OR_RETURN(
+      const std::vector<TokenMetrics> walked, compare(model, environment, mesh, batches, choices, options));
   std::vector<TeacherError> errors;
   for (const TokenMetrics& metrics : walked) {
     const OwnTokens own = own_tokens(batches, metrics);
@@ -108,4 +110,4 @@ absl::StatusOr<std::vector<TeacherError>> teacher_errors(
   return errors;
 }
 
-} // namespace distill::precision
+} // namespace distill::float8_gate

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "data/dataset.h"
-#include "trainer/precision/block_walk.h"
+#include "trainer/float8_gate/comparison.h"
 
 // What float8 changes in a teacher's predictions, measured on text before a run.
-namespace distill::precision {
+namespace distill::float8_gate {
 
 // Over all tokens with a target; p is the teacher in its compute dtype, q the same teacher with float8 products.
 struct TeacherError {
@@ -33,10 +33,11 @@ int64_t num_sample_batches(
 absl::StatusOr<std::vector<data::Batch>> sample_batches(
     const data::Dataset& data, int64_t micro_batch_size, int64_t tokens, const sharding::Mesh& mesh);
 
-// The error of each variant over the tokens of all ranks. Every rank gets the same result. InvalidArgument: no token
-// has a target, the KL of some token is not finite, or weights that are not finite.
+// The error of each of `choices` over the tokens of all ranks. Every rank gets the same result. InvalidArgument: no
+// token has a target, the KL of some token is not finite, or weights that are not finite.
 absl::StatusOr<std::vector<TeacherError>> teacher_errors(
     const models::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
-    absl::Span<const data::Batch> batches, absl::Span<const Variant> variants, const WalkOptions& options);
+    absl::Span<const data::Batch> batches, absl::Span<const models::Float8Products> choices,
+    const ComparisonOptions& options);
 
-} // namespace distill::precision
+} // namespace distill::float8_gate

@@ -1,9 +1,9 @@
 #pragma once
 
-#include "trainer/precision/teacher_error.h"
+#include "trainer/float8_gate/teacher_error.h"
 
 // Which products of a teacher stay in the compute dtype, so that the float8 teacher is close enough to it.
-namespace distill::precision {
+namespace distill::float8_gate {
 
 // What a float8 teacher may differ by.
 struct Limits {
@@ -28,7 +28,7 @@ struct ProductError {
 struct ExceptionSearch {
   TeacherError before; // with all the products that were asked for
   TeacherError after; // with those that are left
-  Variant products; // those that are left
+  models::Float8Products products; // those that are left
   std::vector<ProductError> effects; // most KL for its operations first; empty: the limits hold without exceptions
   std::vector<std::string> exceptions; // for teacher.float8_exceptions
   bool found = false; // whether the limits hold
@@ -37,9 +37,9 @@ struct ExceptionSearch {
 // Greedy: measures every product of model.config.float8 alone, on the first micro-batch that has a target, then gives
 // back the one with the most KL for its operations until the limits hold. How many are given back at a time is
 // estimated from the single errors, which nearly add up, and the result is always measured. `memory`: bytes that the
-// hidden states of the variants may take.
+// hidden states of the models with single products may take.
 absl::StatusOr<ExceptionSearch> find_exceptions(
     const models::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
-    absl::Span<const data::Batch> batches, const Limits& limits, const WalkOptions& options, int64_t memory);
+    absl::Span<const data::Batch> batches, const Limits& limits, const ComparisonOptions& options, int64_t memory);
 
-} // namespace distill::precision
+} // namespace distill::float8_gate

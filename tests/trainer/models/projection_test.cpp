@@ -1,0 +1,77 @@
+#include "trainer/models/projection.h"
+
+#include "tests/trainer/models/reference_model.h"
+#include "tests/trainer/models/test_device.h"
+
+namespace distill::models {
+namespace {
+
+constexpr double kExact = 1e-12;
+
+using ProjectionTest = DeviceTest;
+
+TEST_F(ProjectionTest, ResidualIsAddedAndLeftAloneUnlessInPlace) {
+  const at::Tensor x = randn({4, 6});
+  const Projection projection{.weight_OI = randn({3, 6})};
+  const at::Tensor residual = randn({4, 3});
+  const at::Tensor before = residual.clone();
+  const Operand operand = operand_of(projection, x);
+  const at::Tensor sum = multiply_add(projection, operand, residual);
+  EXPECT_LT(relative_error(sum, residual + at::matmul(x, projection.weight_OI.t())), kExact);
+  EXPECT_TRUE(at::equal(residual, before));
+  const at::Tensor in_place = residual.clone();
+  EXPECT_TRUE(multiply_add(projection, operand, in_place, /*in_place=*/true).is_same(in_place));
+  EXPECT_TRUE(at::equal(in_place, sum));
+}
+
+TEST_F(ProjectionTest, TheNormOfAnInputAddsTheResidualToIt) {
+  const Projection projection{.weight_OI = randn({5, 6}), .bias_O = randn({5})};
+  const at::Tensor x = randn({4, 6}), residual = randn({4, 6}), norm = randn({6});
+  SublayerInput input{.x_NH = x.clone(), .norm_H = norm, .eps = 1e-5, .residual_NH = residual};
+  const at::Tensor y = multiply(projection, operand_of(projection, input));
+  EXPECT_TRUE(at::equal(input.x_NH, x + residual));
+  const at::Tensor normed = reference_rms_norm(x + residual, norm, 1e-5);
+  EXPECT_LT(relative_error(input.value(), normed), kExact);
+  EXPECT_LT(relative_error(y, at::matmul(normed, projection.weight_OI.t()) + projection.bias_O), kExact);
+}
+
+TEST_F(ProjectionTest, AFloat8WeightRoundsWhateverItsInputIs) {
+  const at::ScalarType dtype = test_device().is_cuda() ? at::kBFloat16 : at::kFloat;
+  const Projection exact{.weight_OI = randn({32, 64}, dtype)};
+  const Float8Rows rows = float8_rows(exact.weight_OI);
+  const Projection float8{.weight_OI = rows.values_RC, .scale_O = rows.scale_R};
+  const at::Tensor norm = randn({64}, dtype);
+  const auto normed = [&](const at::Tensor& x) { return SublayerInput{.x_NH = x, .norm_H = norm, .eps = 1e-5}; };
+  const at::Tensor x = randn({16, 64}, dtype), gate_up = randn({16, 128}, dtype), residual = randn({16, 32}, dtype);
+  SublayerInput input = normed(x), again = normed(x);
+  const auto expect_near = [](const at::Tensor& actual, const at::Tensor& expected) {
+    const double error = ((actual - expected).to(at::kDouble).norm() / expected.to(at::kDouble).norm()).item<double>();
+    EXPECT_LT(error, 0.06);
+    EXPECT_GT(error, 1e-3); // it was rounded
+  };
+  expect_near(multiply(float8, operand_of(float8, x)), multiply(exact, operand_of(exact, x)));
+  expect_near(multiply(float8, operand_of(float8, input)), multiply(exact, operand_of(exact, again)));
+  expect_near(
+      multiply_add(float8, operand_of_swiglu(float8, gate_up), residual),
+      multiply_add(exact, operand_of_swiglu(exact, gate_up), residual));
+  const at::Tensor dy = randn({16, 32}, dtype);
+  const Float8Rows powers = float8_rows(exact.weight_OI, {.power_of_two = true});
+  expect_near(
+      input_gradient({.weight_OI = powers.values_RC, .scale_O = powers.scale_R}, dy), input_gradient(exact, dy));
+}
+
+TEST_F(ProjectionTest, ANewGradientIsOverwritten) {
+  const at::Tensor x = randn({4, 6}), dy = randn({4, 3});
+  Projection gradient{
+      .weight_OI = at::full({3, 6}, 7.0, options()), .bias_O = at::zeros({3}, options()), .is_new = true};
+  add_weight_gradient(gradient, dy, x);
+  add_bias_gradient(gradient, dy);
+  EXPECT_LT(relative_error(gradient.weight_OI, at::matmul(dy.t(), x)), kExact);
+  EXPECT_LT(relative_error(gradient.bias_O, dy.sum(0)), kExact);
+  gradient.is_new = false;
+  add_weight_gradient(gradient, dy, x);
+  EXPECT_LT(relative_error(gradient.weight_OI, 2 * at::matmul(dy.t(), x)), kExact);
+}
+
+} // namespace
+} // namespace distill::models

@@ -1,0 +1,94 @@
+#include "trainer/models/attention_layer.h"
+
+#include "trainer/models/ops/attention.h"
+#include "trainer/models/ops/rms_norm.h"
+
+namespace distill::models {
+namespace {
+
+struct QkvViews {
+  at::Tensor q_NAD;
+  at::Tensor k_NKD;
+  at::Tensor v_NKD;
+};
+
+QkvViews split_qkv(const AttentionSpec& spec, const at::Tensor& qkv_NA) {
+  const int64_t q_width = spec.query_width(), kv_width = spec.key_value_width();
+  const auto heads = [&](int64_t first, int64_t width) {
+    return qkv_NA.narrow(1, first, width).unflatten(1, {width / spec.head_dim, spec.head_dim});
+  };
+  return {heads(0, q_width), heads(q_width, kv_width), heads(q_width + kv_width, kv_width)};
+}
+
+// Gradient with respect to the fused projection's output (before q/k norm and RoPE).
+at::Tensor qkv_backward(
+    const AttentionContext& context, const AttentionParams& params, const at::Tensor& dout_NQ, AttentionSaved& saved,
+    AttentionParams& grads) {
+  const AttentionSpec& spec = context.spec;
+  const QkvViews projected = split_qkv(spec, saved.qkv_NA);
+  QkvViews qkv = projected;
+  if (spec.qk_norm) {
+    NormRopeResult again = norm_rope_forward(
+        projected.q_NAD, projected.k_NKD, params.q_norm_D, params.k_norm_D, context.norm_eps, context.rope);
+    qkv.q_NAD = std::move(again.q_NAD);
+    qkv.k_NKD = std::move(again.k_NKD);
+  }
+  at::Tensor dqkv_NA = at::empty_like(saved.qkv_NA);
+  QkvViews grad = split_qkv(spec, dqkv_NA);
+  attention_backward(
+      dout_NQ, qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, {saved.out_NQ, saved.lse}, context.seq, spec.score_scale(), grad.q_NAD,
+      grad.k_NKD, grad.v_NKD, &context.rope);
+  if (spec.qk_norm) {
+    head_rms_norm_backward_(grad.q_NAD, projected.q_NAD, saved.q_rstd, params.q_norm_D, grads.q_norm_D);
+    head_rms_norm_backward_(grad.k_NKD, projected.k_NKD, saved.k_rstd, params.k_norm_D, grads.k_norm_D);
+  }
+  return dqkv_NA;
+}
+
+} // namespace
+
+std::vector<at::Tensor*> AttentionSaved::all() {
+  auto& [qkv, q, k, out, softmax] = *this; // a member that is missing here does not compile
+  return {&qkv, &q, &k, &out, &softmax};
+}
+
+at::Tensor attention_layer_forward(
+    const AttentionContext& context, const AttentionParams& params, SublayerInput& input, const at::Tensor& residual_NH,
+    AttentionSaved& saved) {
+  const AttentionSpec& spec = context.spec;
+  saved.qkv_NA = multiply(params.qkv, operand_of(params.qkv, input));
+  QkvViews qkv = split_qkv(spec, saved.qkv_NA);
+  if (spec.qk_norm) {
+    NormRopeResult result =
+        norm_rope_forward(qkv.q_NAD, qkv.k_NKD, params.q_norm_D, params.k_norm_D, context.norm_eps, context.rope);
+    qkv.q_NAD = std::move(result.q_NAD);
+    qkv.k_NKD = std::move(result.k_NKD);
+    saved.q_rstd = std::move(result.q_rstd);
+    saved.k_rstd = std::move(result.k_rstd);
+  } else {
+    rope_forward_(qkv.q_NAD, qkv.k_NKD, context.rope);
+  }
+  AttentionResult attention = attention_forward(qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, context.seq, spec.score_scale());
+  saved.out_NQ = std::move(attention.out_NQ);
+  saved.lse = std::move(attention.lse);
+  const Operand operand = operand_of(params.o, saved.out_NQ);
+  return residual_NH.defined() ? multiply_add(params.o, operand, residual_NH) : multiply(params.o, operand);
+}
+
+at::Tensor attention_layer_backward(
+    const AttentionContext& context, const AttentionParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH,
+    const SublayerInput& input, AttentionSaved& saved, AttentionParams& grads, at::Tensor& dnorm_H) {
+  add_weight_gradient(grads.o, dy_NH, saved.out_NQ);
+  const at::Tensor dout_NQ = input_gradient(params.o, dy_NH);
+  dy_NH.reset();
+  const at::Tensor dqkv_NA = qkv_backward(context, params, dout_NQ, saved, grads);
+  saved.qkv_NA.reset();
+  saved.out_NQ.reset();
+  add_bias_gradient(grads.qkv, dqkv_NA);
+  if (grads.qkv.weight_OI.defined()) {
+    add_weight_gradient(grads.qkv, dqkv_NA, input.value());
+  }
+  return input.gradient(input_gradient(params.qkv, dqkv_NA), dstream_NH, dnorm_H);
+}
+
+} // namespace distill::models

@@ -1,0 +1,39 @@
+#include "trainer/models/mlp_layer.h"
+
+#include "trainer/models/ops/swiglu.h"
+
+namespace distill::models {
+
+std::vector<at::Tensor*> MlpSaved::all() {
+  auto& [gate_up] = *this; // a member that is missing here does not compile
+  return {&gate_up};
+}
+
+void mlp_layer_rebuild(const MlpParams& params, SublayerInput& input, MlpSaved& saved) {
+  saved.gate_up_N2F = multiply(params.gate_up, operand_of(params.gate_up, input));
+}
+
+at::Tensor mlp_layer_output(
+    const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH, bool in_place) {
+  const Operand act = operand_of_swiglu(params.down, saved.gate_up_N2F);
+  return residual_NH.defined() ? multiply_add(params.down, act, residual_NH, in_place) : multiply(params.down, act);
+}
+
+at::Tensor mlp_layer_backward(
+    const MlpParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH, const SublayerInput& input,
+    MlpSaved& saved, MlpParams& grads, at::Tensor& dnorm_H) {
+  at::Tensor act_NF = input_gradient(params.down, dy_NH);
+  swiglu_backward_(act_NF, saved.gate_up_N2F, /*needs_act=*/grads.down.weight_OI.defined()); // from here on: act again
+  at::Tensor dgate_up_N2F = std::move(saved.gate_up_N2F);
+  add_weight_gradient(grads.down, dy_NH, act_NF);
+  act_NF.reset();
+  dy_NH.reset();
+  if (grads.gate_up.weight_OI.defined()) {
+    add_weight_gradient(grads.gate_up, dgate_up_N2F, input.value());
+  }
+  at::Tensor dinput_NH = input_gradient(params.gate_up, dgate_up_N2F);
+  dgate_up_N2F.reset();
+  return input.gradient(std::move(dinput_NH), dstream_NH, dnorm_H);
+}
+
+} // namespace distill::models

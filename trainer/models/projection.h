@@ -1,0 +1,69 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "trainer/models/float8_counts.h"
+#include "trainer/models/ops/float8.h"
+
+// One matrix product of a layer: y = x W^T (+ bias). N tokens, I inputs, O outputs, H hidden. Whether the weight is
+// float8, and which kernel makes its input, adds a residual or rounds, is decided here and nowhere else. An adapter
+// (LoRA) would be two more weights of Projection, which multiply(), multiply_add(), input_gradient() and
+// add_weight_gradient() take into account.
+namespace distill::models {
+
+// Views of a unit's flat buffer. The same struct names the parameters' gradients (fp32, or fp64 for fp64). An undefined
+// gradient is not computed.
+struct Projection {
+  at::Tensor weight_OI; // Hugging Face's layout
+  at::Tensor bias_O; // undefined: none
+  at::Tensor scale_O; // of the rows of a float8 weight (ops/float8.h); undefined: the weight is in the compute dtype
+  Float8CountsOf float8_counts; // of a model that is trained in float8
+  bool is_new = false; // of a gradient: the weight's is uninitialised, so that it is overwritten instead of added to
+
+  bool is_float8() const {
+    return scale_O.defined();
+  }
+};
+
+// What a sublayer reads: x, or its RMSNorm.
+struct SublayerInput {
+  at::Tensor x_NH;
+  at::Tensor norm_H; // the norm's weight; undefined: x is read as it is
+  double eps = 0;
+  // Forward only: the norm is that of x + residual, which is written into x (on CUDA by the norm's kernel). Undefined:
+  // of x.
+  at::Tensor residual_NH;
+  at::Tensor rstd_N; // 1/rms of the norm's input; written by operand_of, read by value() and gradient()
+
+  // What was read; with a norm it is computed again, bit for bit.
+  at::Tensor value() const;
+  // The gradient of x, given that of what was read and that of the stream which goes on past the sublayer; adds to the
+  // gradient of the norm's weight. Writes into dinput_NH where there is no norm.
+  at::Tensor gradient(at::Tensor dinput_NH, const at::Tensor& dstream_NH, at::Tensor& dnorm_H) const;
+};
+
+// The input of a projection in the form that its product multiplies.
+struct Operand {
+  at::Tensor values_NI; // undefined if the weight is float8
+  Float8Rows float8; // defined if the weight is float8
+  at::ScalarType dtype = at::kFloat; // of the result
+};
+
+Operand operand_of(const Projection& projection, const at::Tensor& x_NI);
+Operand operand_of(const Projection& projection, SublayerInput& input);
+// silu(gate) * up of [N, 2I].
+Operand operand_of_swiglu(const Projection& projection, const at::Tensor& gate_up_N2I);
+
+at::Tensor multiply(const Projection& projection, const Operand& operand);
+// residual + x W^T, of a projection without bias; `in_place`: written into the residual, which is returned.
+at::Tensor multiply_add(
+    const Projection& projection, const Operand& operand, const at::Tensor& residual_NO, bool in_place = false);
+
+// dy W.
+at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO);
+// Adds dy^T x to the weight's gradient, in the compute dtype even if the weight is float8.
+void add_weight_gradient(Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI);
+// Adds the sum of dy over tokens to the bias' gradient.
+void add_bias_gradient(Projection& gradient, const at::Tensor& dy_NO);
+
+} // namespace distill::models

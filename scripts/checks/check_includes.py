@@ -57,7 +57,8 @@ ALLOWED = {
     "trainer/loader": {"data", "trainer/sharding", "trainer/step"},
     "trainer/setup": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/hf", "trainer/launch", "trainer/metrics",
-        "trainer/models", "trainer/plan", "trainer/sharding", "trainer/step", "trainer/teacher", "trainer/teacher_cache"},
+        "trainer/models", "trainer/plan", "trainer/sharding", "trainer/step", "trainer/teacher",
+        "trainer/teacher_cache"},
     "trainer": {  # the files that are the run
         "data", "trainer/checkpoint", "trainer/config", "trainer/device", "trainer/launch", "trainer/loader",
         "trainer/float8_gate", "trainer/metrics", "trainer/optim", "trainer/plan", "trainer/report",

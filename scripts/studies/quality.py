@@ -20,13 +20,10 @@ COMMANDS = {
     "measure": ("calibration", "add_arguments", "main"),
     "plain": ("plain_loop", "add_arguments", "main"),
     "trl": ("trl_loop", "add_arguments", "main"),
-    "gradients": ("gradients", "add_arguments", "main"),
     "merge": ("results", "add_merge_arguments", "merge"),
     "report": ("report", "add_arguments", "main"),
     "check": ("report", "add_check_arguments", "check"),
     "compare": ("again", "add_arguments", "main"),
-    "pack": ("pieces", "add_pack_arguments", "pack"),
-    "unpack": ("pieces", "add_unpack_arguments", "unpack"),
 }
 
 

@@ -3,7 +3,6 @@
 #   scripts/studies/quality.sh cpu              a small version, about ten minutes on 2 cores: checks that distillation helps
 #   scripts/studies/quality.sh gpu [OPTIONS]    the whole table; OPTIONS of quality.py run: --minutes 8 --jobs 6 ...
 #   scripts/studies/quality.sh inputs           text, tokens, teacher and students, and no training
-#   scripts/studies/quality.sh pack             the inputs in dist/quality for a machine without a network (docs/quality.md)
 # A finished stage or run is skipped. Files: work/quality; results: work/quality/results-cpu, work/quality/results-gpu.
 set -Eeuo pipefail
 # shellcheck source=scripts/shared/usage.sh
@@ -16,8 +15,8 @@ python=.venv/bin/python
 mode=$1
 shift
 case "$mode" in
-  cpu | gpu | inputs | pack) ;;
-  *) refuse "expected cpu, gpu, inputs or pack, found '$mode'" ;;
+  cpu | gpu | inputs) ;;
+  *) refuse "expected cpu, gpu or inputs, found '$mode'" ;;
 esac
 force=0
 preset=${DISTILL_PRESET:-release}
@@ -31,17 +30,6 @@ tokenise() {
   for set in validation test-code test-reference test-prose; do
     "$python" scripts/tokenize.py "${options[@]}" --workers 1 --output "$work/data/$set" "$work/text/$set.jsonl"
   done
-}
-
-# Wheels that the other machine has not, for its Python (DISTILL_QUALITY_PYTHON, 3.12 by default).
-download_wheels() {
-  local platforms=() version
-  for version in 2_28 2_17; do platforms+=(--platform "manylinux_${version}_x86_64"); done
-  rm -rf "$work/wheels"
-  mkdir -p "$work/wheels"
-  "$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-    --python-version "${DISTILL_QUALITY_PYTHON:-3.12}" --implementation cp "${platforms[@]}" --dest "$work/wheels" \
-    gguf==0.19.0 trl==1.16.0 datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 liger-kernel==0.8.5
 }
 
 announce "set-up" "system packages, Python wheels (scripts/setup.sh)"
@@ -73,20 +61,12 @@ stage "students" "half and a third of the layers, and a narrower one" "$work/stu
   "scripts/prune_layers.py scripts/prune_width.py scripts/studies/quality/study.yaml $work/teacher" \
   "$python" scripts/studies/quality.py students --work "$work"
 
-case "$mode" in
-  cpu | gpu)
-    results=$work/results-$mode
-    announce "runs" "what is not in $results yet"
-    timed "$python" scripts/studies/quality.py run --profile "$mode" --program "$distill" --work "$work" --results "$results" "$@"
-    announce "tables" "$results/tables.md"
-    "$python" scripts/studies/quality.py report --results "$results" --profile "$mode" --out "$results/tables.md"
-    [ "$mode" = gpu ] || "$python" scripts/studies/quality.py check --results "$results" --profile cpu
-    ;;
-  pack)
-    announce "pack" "program, wheels and inputs for a machine without a network"
-    scripts/bundle.sh dist/bundle "$preset"
-    download_wheels
-    "$python" scripts/studies/quality.py pack --work "$work" --bundle dist/bundle --wheels "$work/wheels" --out dist/quality
-    ;;
-esac
+if [ "$mode" != inputs ]; then
+  results=$work/results-$mode
+  announce "runs" "what is not in $results yet"
+  timed "$python" scripts/studies/quality.py run --profile "$mode" --program "$distill" --work "$work" --results "$results" "$@"
+  announce "tables" "$results/tables.md"
+  "$python" scripts/studies/quality.py report --results "$results" --profile "$mode" --out "$results/tables.md"
+  [ "$mode" = gpu ] || "$python" scripts/studies/quality.py check --results "$results" --profile cpu
+fi
 echo "== quality.sh: done"

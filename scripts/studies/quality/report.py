@@ -7,8 +7,8 @@
 
 A table stands in the page between the lines `<!-- table NAME of PROFILE -->` and `<!-- end of table -->`; the results
 of a profile are in quality/PROFILE.json beside the page (docs/quality for README.md). docs/quality.md must have all
-tables. `check` fails unless forward KL has a lower held-out KL than labels alone, for every student and every kind of
-text.
+tables but `head`, which is for README.md. `check` fails unless forward KL has a lower held-out KL than labels alone,
+for every student and every kind of text.
 """
 
 import math
@@ -17,10 +17,9 @@ from pathlib import Path
 
 from shared.command_line import fail
 
-from .again import compared
 from .calibration import PARSE_KEY
 from .cells import NONE, listed, markdown, number, percent
-from .results import Figures, differences, mean, read, spread
+from .results import Figures, differences, mean, read
 from .scaling import plot, reached, table_tokens
 from .sources import KINDS
 from .study import TABLE, Study
@@ -76,25 +75,6 @@ def table_kl(figures):
 
 def table_cross_entropy(figures):
     return by_source(figures, "hard")
-
-
-def table_gains(figures):
-    """How far labels only are above a row, in parentheses where that is within the sum of the two spreads."""
-
-    def cell(student, row, metric, kind):
-        pair = [figures.values(student, name, "tests", kind, metric) for name in ("labels", row)]
-        if not all(pair):
-            return NONE
-        difference = mean(pair[0]) - mean(pair[1])
-        near = abs(difference) <= sum(spread(values) or 0.0 for values in pair)
-        return f"({difference:+.3f})" if near else f"{difference:+.3f}"
-
-    def rows_of(student, row):
-        return [cell(student, row, metric, kind) for metric in ("forward_kl", "hard") for kind in KINDS]
-
-    rows = titled(figures, rows_of, without=("labels",))
-    head = ["student", "row", *[f"{word}, {kind}" for word in ("KL", "cross-entropy") for kind in KINDS]]
-    return markdown(head, rows, left=2)
 
 
 def weighted(result, metric):
@@ -214,19 +194,6 @@ def loss_gap(result, other, steps):
     return max(abs(one - two) / two for one, two in list(zip(result["losses"], other["losses"]))[:steps])
 
 
-def table_again(figures):
-    """KL and cross-entropy of rows that were trained again."""
-    found = {}
-    for student, title, metric, kind, one, two, _ in compared(figures):
-        found.setdefault((student, title, kind), {})[metric] = [number(one, 4), number(two, 4)]
-    rows = [
-        [*(("", "") if kind != KINDS[0] else (student, title)), kind, *cells["forward_kl"], *cells["hard"]]
-        for (student, title, kind), cells in found.items()
-    ]
-    head = ["student", "row", "text", "KL", "KL again", "cross-entropy", "cross-entropy again"]
-    return markdown(head, rows, left=3)
-
-
 def table_head(figures):
     """The first student's main rows, for the README: over all kinds of held-out text together."""
     student, rows = next(iter(figures.study.cases)), []
@@ -244,12 +211,10 @@ TABLES = {
     "head": table_head,
     "kl": table_kl,
     "cross_entropy": table_cross_entropy,
-    "gains": table_gains,
     "others": table_others,
     "reached": table_reached,
     "tokens": table_tokens,
     "peers": table_peers,
-    "again": table_again,
 }
 
 
@@ -257,7 +222,7 @@ def page_with_tables(page, text, study_table):
     """The page with the tables as they must be."""
     blocks = [(match[2], match[3]) for match in BLOCK.finditer(text)]
     unknown = [f"{name} of {profile}" for name, profile in blocks if name not in TABLES]
-    needed = TABLES if page.name == "quality.md" else ()
+    needed = [name for name in TABLES if name != "head"] if page.name == "quality.md" else ()
     missing = [f"{name} of gpu" for name in needed if (name, "gpu") not in blocks]
     if unknown or missing:
         fail(f"{page}: missing tables: {', '.join(missing) or 'none'}; unknown ones: {', '.join(unknown) or 'none'}")

@@ -3,9 +3,10 @@
 scripts/studies/quality.py students --work work/quality
 """
 
+import subprocess
+import sys
 from pathlib import Path
 
-from .pieces import make_student
 from .study import TABLE, Study
 
 
@@ -16,5 +17,9 @@ def add_arguments(parser):
 
 def main(args):
     study = Study("gpu", table=args.study)
-    for name in study.students:
-        make_student(study, args.work, name, args.work / "text" / "train.jsonl")
+    scripts, train_text = Path(__file__).resolve().parents[2], args.work / "text" / "train.jsonl"
+    (args.work / "students").mkdir(parents=True, exist_ok=True)
+    for name, student in study.students.items():
+        arguments = [train_text if argument == "TRAIN_TEXT" else argument for argument in student["arguments"]]
+        paths = ["--teacher", args.work / "teacher", "--out", args.work / "students" / name, "--force"]
+        subprocess.run([sys.executable, scripts / student["script"], *map(str, paths + arguments)], check=True)

@@ -51,7 +51,6 @@ def kind_run(tmp_path, models, ragged_shard):
         train |= {"deterministic": tiny.DEVICE == "cuda"} | sections.pop("train", {})
         loss = cache_kinds.FORWARD_KL | sections.pop("loss", {})
         sections.setdefault("eval", {"every": 3})
-        tiny.need_devices(ranks)
         built = tiny.base_config(
             tmp_path / name, student, teacher, shard, data=data, train=train, parallel={"processes": ranks}, **sections
         )

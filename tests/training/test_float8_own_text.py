@@ -60,7 +60,6 @@ def test_the_gate_measures_the_text_that_the_teacher_reads(tmp_path, models):
     # The gate of a run says the same, on any number of ranks, and the run has this teacher's losses.
     lines = [gate_line(tiny.train(tmp_path / "run", config))]
     assert f"mean KL {found['mean_kl']:.4g} nats" in lines[0] and f"{found['tokens']} tokens" in lines[0]
-    tiny.need_devices(2)
     for name, parallel in (("ranks", {}), ("whole", {"shard_teacher": False})):
         ranks = own_text_config(
             tmp_path / name, (student, teacher), shard, train={"steps": 2}, parallel={"processes": 2} | parallel

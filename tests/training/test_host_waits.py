@@ -38,7 +38,6 @@ def reads_in_steps(trace):
     "micro_batches, memory", [(1, {}), (3, {}), (1, {"activation": "offload", "optimizer": "host"})]
 )
 def test_nothing_in_a_step_waits_for_the_device(tmp_path, models, ragged_shard, processes, micro_batches, memory):
-    tiny.need_devices(processes)
     config = tiny.base_config(
         tmp_path,
         *models["llama"],
@@ -73,7 +72,6 @@ def test_the_first_step_takes_as_much_memory_as_the_tenth(tmp_path, models, ragg
     [(1, {}), (1, {"activation": "offload", "optimizer": "host"}), pytest.param(2, {}, marks=tiny.LONG)],
 )
 def test_two_thousand_steps_leak_nothing(tmp_path, models, ragged_shard, processes, memory):
-    tiny.need_devices(processes)
     config = tiny.base_config(
         tmp_path,
         *models["llama"],

@@ -41,7 +41,6 @@ def config_of(folder, pair, shard, **sections):
 
 
 def profile(folder, config, *arguments):
-    tiny.need_devices(config.get("parallel", {}).get("processes", 1))
     path = tiny.write_config(folder, config)
     done = tiny.distill("profile-memory", "--config", path, "--out", folder / "profile", "--json", *arguments)
     return json.loads(done.stdout)

@@ -21,7 +21,6 @@ SEQ_LEN = 32
 
 
 def config_of(folder, pair, shard, **sections):
-    tiny.need_devices(sections.setdefault("parallel", {}).setdefault("processes", 1))
     # 12 sequences a step: divisible by 1, 2, 3 and 4 ranks.
     sections.setdefault("train", {"steps": 4, "micro_batch_size": 1, "global_batch_size": 12})
     return tiny.base_config(folder, *pair, shard, scheduler={"warmup_steps": 1}, **sections)
@@ -389,7 +388,6 @@ def test_ranks_with_other_files_are_refused(tmp_path, models, ragged_shard, othe
         weights = tiny.load_weights(folders[1] / other)
         weights["model.norm.weight"][3] += 1e-3
         save_file(weights, folders[1] / other / "model.safetensors", metadata={"format": "pt"})
-    tiny.need_devices(2)
     config = tiny.base_config(tiny.Path("."), "student", "teacher", "data.dtok")
     ranks = tiny.run_ranks([tiny.write_config(folder, config) for folder in folders], folders)
     assert all(code != 0 for code, _ in ranks), ranks

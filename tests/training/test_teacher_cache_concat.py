@@ -25,7 +25,6 @@ def stream(tmp_path, models, ragged_shard):
         train |= {"deterministic": tiny.DEVICE == "cuda"} | sections.pop("train", {})
         sections.setdefault("eval", {"every": 6})
         contexts = sections.pop("contexts", None)
-        tiny.need_devices(ranks)
         built = tiny.base_config(
             tmp_path / name, student, teacher, ragged_shard, data=data, train=train, parallel={"processes": ranks}
         )

@@ -42,6 +42,7 @@ def free_port():
 def run_ranks(paths, folders=None):
     """(exit code, standard error) of each rank, rank r with the configuration paths[r] in folders[r]. Nothing starts
     the ranks that would end one when another fails."""
+    need_devices(len(paths))
     launcher = {"WORLD_SIZE": str(len(paths)), "LOCAL_WORLD_SIZE": str(len(paths))}
     launcher |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     jobs = [
@@ -129,7 +130,8 @@ def make_shard(path, documents):
 
 
 def base_config(folder, student, teacher, shard, **sections):
-    """A config as a nested dictionary; `sections` are merged over the defaults of these tests."""
+    """A config as a nested dictionary; `sections` are merged over the defaults of these tests. A test that needs more
+    GPUs than there are is skipped here."""
     config = {
         "student": {"path": student},
         "teacher": {"path": teacher},
@@ -142,6 +144,7 @@ def base_config(folder, student, teacher, shard, **sections):
     }
     for section, values in sections.items():
         config.setdefault(section, {}).update(values)
+    need_devices(config.get("parallel", {}).get("processes", 1))
     return config
 
 

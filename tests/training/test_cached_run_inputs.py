@@ -11,14 +11,14 @@ def test_a_run_that_never_evaluates_may_name_other_evaluation_data(tmp_path, kin
     other = tiny.make_shard(tmp_path / "other.dtok", tiny.random_documents(8, [40, 50, 60]))
     data = {"eval": [{"path": other}]}
     off = {"every": 0}
-    tiny.train(tmp_path, kind_run("run", None, "cache", tmp_path / "cache", data=data, eval=off))
+    tiny.train(tmp_path, kind_run("run", None, tmp_path / "cache", data=data, eval=off))
     for index, section in enumerate(({"every": 2}, {"every": 0, "at_start": True})):
-        run = kind_run(f"refused{index}", None, "cache", tmp_path / "cache", data=data, eval=section)
+        run = kind_run(f"refused{index}", None, tmp_path / "cache", data=data, eval=section)
         folder = tmp_path / f"refused{index}"
         message = tiny.distill("--config", tiny.write_config(folder, run), code=tiny.BAD_INPUT).stderr
         assert f"data.eval: {other} is not in the cache {tmp_path / 'cache'}" in message
     # `distill eval` reads it, whatever eval.every says.
-    run = kind_run("evaluated", None, "cache", tmp_path / "cache", data=data, eval=off)
+    run = kind_run("evaluated", None, tmp_path / "cache", data=data, eval=off)
     path = tiny.write_config(tmp_path / "evaluated", run)
     assert "is not in the cache" in tiny.distill("eval", "--config", path, code=tiny.BAD_INPUT).stderr
 
@@ -30,7 +30,7 @@ def test_a_data_set_that_was_not_captured_is_not_called_a_changed_one(tmp_path, 
     data = {"train": [{"path": str(tmp_path / "a")}], "eval": []}
     off = {"every": 0}
     capture(kind_run("captured", data=data, eval=off), tmp_path / "cache")
-    run = kind_run("run", None, "cache", tmp_path / "cache", data=data, eval=off)
+    run = kind_run("run", None, tmp_path / "cache", data=data, eval=off)
     tiny.train(tmp_path, run)
 
     def refused():
@@ -56,7 +56,7 @@ def test_a_data_set_that_was_not_captured_is_not_called_a_changed_one(tmp_path, 
 def test_the_resolved_configuration_of_a_cached_run_serves_a_run_of_the_teacher(tmp_path, kind_run):
     captured = kind_run("captured")
     capture(captured, tmp_path / "cache")
-    run = kind_run("run", None, "cache", tmp_path / "cache", train={"steps": 4})
+    run = kind_run("run", None, tmp_path / "cache", train={"steps": 4})
     run["cache"] |= {"other_contexts": "allow"}
     folder = tiny.train(tmp_path, run)
     assert "other_contexts: allow" in (folder / "config.yaml").read_text()

@@ -1,11 +1,19 @@
 #include "losses/torch_ops/operator_arguments.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <variant>
+
 #include <ATen/Functions.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/strip.h>
 #include <c10/core/GradMode.h>
 
-#include <cmath>
-
 #include "losses/checks.h"
+#include "losses/option_ranges.h"
 
 namespace distill::losses {
 
@@ -17,51 +25,132 @@ OptionalTensor or_none(const at::Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
-Divergence divergence_named(std::string_view name) {
-  const std::optional<Divergence> divergence = base::enum_named<Divergence>(name);
-  TORCH_CHECK(divergence, "divergence: expected ", base::enum_choices<Divergence>(), ", found ", name);
-  return *divergence;
+namespace {
+
+using Option = std::variant<
+    Divergence LossOptions::*, double LossOptions::*, bool LossOptions::*, LogitsDtype LossOptions::*,
+    MetricSet LossOptions::*>;
+
+struct OptionArgument {
+  std::string_view name;
+  Option option;
+};
+
+// In the order of the schemas and of the inner operators' lists.
+constexpr std::array kOptionArguments{
+    OptionArgument{"divergence", &LossOptions::divergence},
+    OptionArgument{"beta", &LossOptions::beta},
+    OptionArgument{"skew_alpha", &LossOptions::skew_alpha},
+    OptionArgument{"temperature", &LossOptions::temperature},
+    OptionArgument{"scale_by_temperature_squared", &LossOptions::scale_by_temperature_squared},
+    OptionArgument{"hard_weight", &LossOptions::hard_weight},
+    OptionArgument{"soft_weight", &LossOptions::soft_weight},
+    OptionArgument{"label_smoothing", &LossOptions::label_smoothing},
+    OptionArgument{"z_loss", &LossOptions::z_loss},
+    OptionArgument{"student_softcap", &LossOptions::student_softcap},
+    OptionArgument{"teacher_softcap", &LossOptions::teacher_softcap},
+    OptionArgument{"bf16_logits", &LossOptions::logits_dtype},
+    OptionArgument{"metrics", &LossOptions::metrics},
+};
+// A cross-entropy has only one model, whose cap needs no further name.
+constexpr OptionArgument kOnlySoftcap{"softcap", &LossOptions::student_softcap};
+
+std::string declaration(std::string_view name, double value) {
+  return absl::StrFormat("float %s=%.17g, ", name, value);
+}
+std::string declaration(std::string_view name, bool value) {
+  return absl::StrFormat("bool %s=%s, ", name, value ? "True" : "False");
+}
+std::string declaration(std::string_view name, LogitsDtype value) {
+  return declaration(name, value == LogitsDtype::kBFloat16);
+}
+template <base::NamedEnum Enum>
+std::string declaration(std::string_view name, Enum value) {
+  return absl::StrFormat("str %s='%s', ", name, base::enum_name(value));
+}
+std::string declaration(const OptionArgument& argument, const LossOptions& defaults) {
+  return std::visit([&](auto option) { return declaration(argument.name, defaults.*option); }, argument.option);
 }
 
-MetricSet metrics_named(std::string_view name) {
-  const std::optional<MetricSet> metrics = base::enum_named<MetricSet>(name);
-  TORCH_CHECK(metrics, "metrics: expected ", base::enum_choices<MetricSet>(), ", found ", name);
-  return *metrics;
+void read(std::string_view, const c10::IValue& value, double& option) {
+  option = value.toDouble();
+}
+void read(std::string_view, const c10::IValue& value, bool& option) {
+  option = value.toBool();
+}
+void read(std::string_view, const c10::IValue& value, LogitsDtype& option) {
+  option = value.toBool() ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
+}
+template <base::NamedEnum Enum>
+void read(std::string_view name, const c10::IValue& value, Enum& option) {
+  const std::optional<Enum> found = base::enum_named<Enum>(value.toStringView());
+  TORCH_CHECK(found, name, ": expected ", base::enum_choices<Enum>(), ", found ", value.toStringView());
+  option = *found;
 }
 
-std::vector<double> options_list(const LossOptions& o) {
-  return {
-      static_cast<double>(o.divergence),
-      o.beta,
-      o.skew_alpha,
-      o.temperature,
-      o.scale_by_temperature_squared ? 1.0 : 0.0,
-      o.hard_weight,
-      o.soft_weight,
-      o.label_smoothing,
-      o.z_loss,
-      o.student_softcap,
-      o.teacher_softcap,
-      o.logits_dtype == LogitsDtype::kBFloat16 ? 1.0 : 0.0,
-      static_cast<double>(o.metrics)};
+} // namespace
+
+std::string declared(std::string_view first, std::string_view last, const LossOptions& defaults) {
+  const auto named = [](std::string_view name) { return [=](const OptionArgument& a) { return a.name == name; }; };
+  auto it = std::ranges::find_if(kOptionArguments, named(first));
+  const auto end = std::next(std::ranges::find_if(kOptionArguments, named(last)));
+  std::string text;
+  for (; it != end; ++it) {
+    text += declaration(*it, defaults);
+  }
+  return text;
+}
+
+std::string declared_soft_options() {
+  return declared("divergence", "teacher_softcap") + declared("metrics", "metrics");
+}
+
+std::string declared_hard_options() {
+  return declared("label_smoothing", "z_loss") + declaration(kOnlySoftcap, {}) + declared("metrics", "metrics");
+}
+
+std::string declared_reduction() {
+  return "str reduction='mean', float? num_tokens=None";
+}
+
+std::string declared_chunks() {
+  return absl::StrJoin(kIntegerOptions, ", ", [](std::string* out, const IntegerOption& option) {
+    absl::StrAppend(out, "int ", option.key, "=", ChunkOptions{}.*option.value);
+  });
+}
+
+std::string declared_sizes() {
+  const HeadSizes sizes;
+  return absl::StrCat(
+      "int vocab_size=", sizes.vocab_size, ", int valid_tokens=", sizes.valid_tokens, ", ", declared_chunks(), ", ",
+      absl::StripSuffix(declared("bf16_logits", "bf16_logits"), ", "));
+}
+
+std::vector<double> options_list(const LossOptions& options) {
+  std::vector<double> list;
+  list.reserve(kOptionArguments.size());
+  for (const OptionArgument& argument : kOptionArguments) {
+    list.push_back(std::visit([&](auto option) { return static_cast<double>(options.*option); }, argument.option));
+  }
+  return list;
 }
 
 LossOptions options_from(at::ArrayRef<double> list) {
-  TORCH_CHECK(list.size() == 13, "distill: expected 13 loss options, found ", list.size());
-  return {
-      .divergence = static_cast<Divergence>(static_cast<int>(list[0])),
-      .beta = list[1],
-      .skew_alpha = list[2],
-      .temperature = list[3],
-      .scale_by_temperature_squared = list[4] != 0,
-      .hard_weight = list[5],
-      .soft_weight = list[6],
-      .label_smoothing = list[7],
-      .z_loss = list[8],
-      .student_softcap = list[9],
-      .teacher_softcap = list[10],
-      .logits_dtype = list[11] != 0 ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32,
-      .metrics = static_cast<MetricSet>(static_cast<int>(list[12]))};
+  constexpr size_t kCount = kOptionArguments.size();
+  TORCH_CHECK(list.size() == kCount, "distill: expected ", kCount, " loss options, found ", list.size());
+  LossOptions options;
+  for (size_t i = 0; i < kCount; ++i) {
+    const auto set = [&](auto option) {
+      using Value = std::remove_reference_t<decltype(options.*option)>;
+      if constexpr (std::is_enum_v<Value>) {
+        options.*option = static_cast<Value>(static_cast<int>(list[i]));
+      } else {
+        options.*option = static_cast<Value>(list[i]);
+      }
+    };
+    std::visit(set, kOptionArguments[i].option);
+  }
+  return options;
 }
 
 std::vector<int64_t> sizes_list(const HeadSizes& sizes) {
@@ -78,34 +167,30 @@ HeadSizes sizes_from(at::IntArrayRef list) {
       .chunks = {.chunk_size = list[2], .memory_cap_mb = list[3], .min_chunk_size = list[4]}};
 }
 
-LossOptions soft_options(
-    std::string_view divergence, double beta, double skew_alpha, double temperature, bool scale_by_temperature_squared,
-    double hard_weight, double soft_weight, double label_smoothing, double z_loss, double student_softcap,
-    double teacher_softcap, std::string_view metrics) {
-  return {
-      .divergence = divergence_named(divergence),
-      .beta = beta,
-      .skew_alpha = skew_alpha,
-      .temperature = temperature,
-      .scale_by_temperature_squared = scale_by_temperature_squared,
-      .hard_weight = hard_weight,
-      .soft_weight = soft_weight,
-      .label_smoothing = label_smoothing,
-      .z_loss = z_loss,
-      .student_softcap = student_softcap,
-      .teacher_softcap = teacher_softcap,
-      .metrics = metrics_named(metrics)};
+const c10::IValue* OperatorCall::find(std::string_view name) const {
+  const std::optional<int> index = schema_.argumentIndexWithName(name);
+  return index.has_value() ? &values_[static_cast<size_t>(*index)] : nullptr;
 }
 
-LossOptions hard_options(double label_smoothing, double z_loss, double softcap, std::string_view metrics) {
-  return {
-      .divergence = Divergence::kNone,
-      .hard_weight = 1,
-      .soft_weight = 0,
-      .label_smoothing = label_smoothing,
-      .z_loss = z_loss,
-      .student_softcap = softcap,
-      .metrics = metrics_named(metrics)};
+LossOptions OperatorCall::loss_options(LossOptions otherwise) const {
+  const auto take = [&](const OptionArgument& argument) {
+    if (const c10::IValue* value = find(argument.name)) {
+      std::visit([&](auto option) { read(argument.name, *value, otherwise.*option); }, argument.option);
+    }
+  };
+  std::ranges::for_each(kOptionArguments, take);
+  take(kOnlySoftcap);
+  return otherwise;
+}
+
+HeadSizes OperatorCall::head_sizes() const {
+  HeadSizes sizes;
+  sizes.vocab_size = get("vocab_size", sizes.vocab_size);
+  sizes.valid_tokens = get("valid_tokens", sizes.valid_tokens);
+  for (const IntegerOption& option : kIntegerOptions) {
+    sizes.chunks.*option.value = get(option.key, sizes.chunks.*option.value);
+  }
+  return sizes;
 }
 
 at::TensorOptions sum_options(const at::Tensor& tensor) {
@@ -140,10 +225,11 @@ void refuse_second_derivative() {
       "a backward pass that records a graph");
 }
 
+namespace {
+
 at::Tensor reduced_loss(
-    const at::Tensor& metrics_MN, const at::Tensor& targets_N, std::string_view reduction,
+    const at::Tensor& loss_N, const OptionalTensor& targets_N, std::string_view reduction,
     std::optional<double> num_tokens) {
-  const at::Tensor loss_N = metrics_MN.select(0, kLoss);
   if (reduction == "none") {
     return loss_N;
   }
@@ -157,11 +243,20 @@ at::Tensor reduced_loss(
   if (num_tokens.has_value()) {
     return *num_tokens == 0 ? loss_N.sum() * 0 : loss_N.sum() / *num_tokens;
   }
-  if (!targets_N.defined()) {
-    // The number of tokens as a tensor: a compiled graph would hold only for one number on the host.
+  if (!targets_N.has_value()) {
+    // The number of tokens is a tensor: a compiled graph would hold only for one number on the host.
     return loss_N.sum() / at::ones_like(loss_N, at::kLong).sum().clamp_min(1);
   }
-  return loss_N.sum() / targets_N.ne(kIgnoreIndex).sum().clamp_min(1);
+  return loss_N.sum() / targets_N->ne(kIgnoreIndex).sum().clamp_min(1);
+}
+
+} // namespace
+
+std::tuple<at::Tensor, at::Tensor> loss_and_metrics(const OperatorCall& call, const at::Tensor& metrics_MN) {
+  const auto reduction = call.get<std::string>("reduction", "mean");
+  const auto num_tokens = call.get<std::optional<double>>("num_tokens", std::nullopt);
+  return {
+      reduced_loss(metrics_MN.select(0, kLoss), call.optional("targets"), reduction, num_tokens), metrics_MN.detach()};
 }
 
 } // namespace distill::losses

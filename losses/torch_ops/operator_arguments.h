@@ -1,16 +1,20 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "losses/head/linear_head.h"
 
-// Conversions of the PyTorch operators' arguments. The inner operators take options and sizes as lists, so that
-// autograd can save them and a graph can hold them.
+// Arguments of the PyTorch operators. An option is described once, in the table of operator_arguments.cpp: the schemas
+// declare it, calls are read and the inner operators' lists are made by this table. The inner operators take options
+// and sizes as lists, so that autograd can save them and a graph can hold them.
 namespace distill::losses {
 
 using OptionalTensor = std::optional<at::Tensor>;
@@ -18,9 +22,19 @@ using OptionalTensor = std::optional<at::Tensor>;
 at::Tensor or_undefined(const OptionalTensor& tensor);
 OptionalTensor or_none(const at::Tensor& tensor);
 
-// Throw for a name that is none of them, naming them.
-Divergence divergence_named(std::string_view name);
-MetricSet metrics_named(std::string_view name);
+// Declares the options from `first` to `last` of the table in a schema, each with its value in `defaults`:
+// "str divergence='jsd', float beta=0.5, ".
+std::string declared(std::string_view first, std::string_view last, const LossOptions& defaults = {});
+
+// What the schemas share.
+std::string declared_soft_options(); // of a loss with a whole teacher
+std::string declared_hard_options(); // of a cross-entropy
+std::string declared_reduction();
+std::string declared_chunks(); // "int chunk_size=0, int memory_cap_mb=1024, int min_chunk_size=256"
+std::string declared_sizes(); // of linear heads: the vocabulary, the valid tokens, the chunks, the logits' dtype
+
+// Cross-entropy alone.
+inline constexpr LossOptions kHardLabels{.divergence = Divergence::kNone, .hard_weight = 1, .soft_weight = 0};
 
 // The list form of the options, and back.
 std::vector<double> options_list(const LossOptions& options);
@@ -35,23 +49,51 @@ struct HeadSizes {
 std::vector<int64_t> sizes_list(const HeadSizes& sizes);
 HeadSizes sizes_from(at::IntArrayRef list);
 
-// The scalars that every operator with a soft loss takes, in the order of its schema.
-LossOptions soft_options(
-    std::string_view divergence, double beta, double skew_alpha, double temperature, bool scale_by_temperature_squared,
-    double hard_weight, double soft_weight, double label_smoothing, double z_loss, double student_softcap,
-    double teacher_softcap, std::string_view metrics);
+// The arguments of one call of an operator, by their names in its schema. Operators that differ in a few arguments
+// share their code: an argument that a schema lacks has the value `otherwise`.
+class OperatorCall {
+ public:
+  OperatorCall(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> values)
+      : schema_(schema), values_(values) {}
 
-// Cross-entropy alone.
-LossOptions hard_options(double label_smoothing, double z_loss, double softcap, std::string_view metrics);
+  template <typename T>
+  T get(std::string_view name, T otherwise) const {
+    const c10::IValue* value = find(name);
+    return value == nullptr ? otherwise : value->to<T>();
+  }
+  at::Tensor tensor(std::string_view name) const {
+    return get(name, at::Tensor());
+  }
+  OptionalTensor optional(std::string_view name) const {
+    return get(name, OptionalTensor());
+  }
+  // `otherwise`, with every option that the schema has. Throws for a name that is no divergence or set of metrics.
+  LossOptions loss_options(LossOptions otherwise) const;
+  HeadSizes head_sizes() const;
+
+ private:
+  const c10::IValue* find(std::string_view name) const;
+
+  const c10::FunctionSchema& schema_;
+  at::ArrayRef<c10::IValue> values_;
+};
+
+// `function` as the dispatcher calls an operator; it takes an OperatorCall and returns a tuple.
+template <auto* function>
+void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const size_t count = op.schema().arguments().size();
+  auto results = function(OperatorCall(op.schema(), torch::jit::last(*stack, count)));
+  torch::jit::drop(*stack, count);
+  std::apply([&](auto&... result) { torch::jit::push(*stack, std::move(result)...); }, results);
+}
 
 // Of tensors that hold sums: fp32 (fp64 for an fp64 tensor), on its device, without autograd.
 at::TensorOptions sum_options(const at::Tensor& tensor);
 
-// Reduces metrics_MN[kLoss]: none, sum, or mean over the valid tokens or over `num_tokens` where given. A mean over no
-// token is 0, and so is its gradient. Throws for a `num_tokens` that is negative or not finite.
-at::Tensor reduced_loss(
-    const at::Tensor& metrics_MN, const at::Tensor& targets_N, std::string_view reduction,
-    std::optional<double> num_tokens);
+// What a loss returns: metrics_MN[kLoss] reduced by the call's `reduction`, and the metrics without autograd. A mean is
+// over the valid tokens, or over `num_tokens` where given; over no token it is 0, and so is its gradient. Throws for a
+// `num_tokens` that is negative or not finite.
+std::tuple<at::Tensor, at::Tensor> loss_and_metrics(const OperatorCall& call, const at::Tensor& metrics_MN);
 
 // Keeps tensors for the backward pass. Autograd refuses to save those made under torch.inference_mode(), such as a
 // teacher's logits or labels; they are constants of the loss, and are kept as they are.
@@ -63,21 +105,3 @@ torch::autograd::variable_list kept_for_backward(torch::autograd::AutogradContex
 void refuse_second_derivative();
 
 } // namespace distill::losses
-
-#define DISTILL_SOFT_OPTIONS                                                                            \
-  "str divergence='jsd', float beta=0.5, float skew_alpha=0.1, float temperature=1.0, "                 \
-  "bool scale_by_temperature_squared=False, float hard_weight=0.0, float soft_weight=1.0, "             \
-  "float label_smoothing=0.0, float z_loss=0.0, float student_softcap=0.0, float teacher_softcap=0.0, " \
-  "str metrics='all', "
-#define DISTILL_HARD_OPTIONS "float label_smoothing=0.0, float z_loss=0.0, float softcap=0.0, str metrics='all', "
-// Of the operators whose teacher is a few tokens: its softcap, if any, is in its log-probabilities.
-#define DISTILL_ENTRY_OPTIONS                                                               \
-  "float temperature=1.0, bool scale_by_temperature_squared=False, float hard_weight=0.0, " \
-  "float soft_weight=1.0, float label_smoothing=0.0, float z_loss=0.0, float student_softcap=0.0, "
-// Top-k where there is a tail, otherwise samples: the inner operators' form.
-#define DISTILL_ENTRIES \
-  "Tensor? teacher_ids=None, Tensor? teacher_values=None, Tensor? teacher_tail=None, float teacher_temperature=1.0"
-#define DISTILL_REDUCTION "str reduction='mean', float? num_tokens=None"
-#define DISTILL_CHUNKS                                                                                          \
-  ", int vocab_size=0, int valid_tokens=-1, int chunk_size=0, int memory_cap_mb=1024, int min_chunk_size=256, " \
-  "bool bf16_logits=False"

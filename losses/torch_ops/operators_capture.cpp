@@ -64,16 +64,14 @@ std::tuple<at::Tensor, at::Tensor> samples_meta(
 
 } // namespace
 
-#define DISTILL_CAPTURE                                                                               \
-  "Tensor? bias=None, int vocab_size=0, float softcap=0.0, float temperature=1.0, int chunk_size=0, " \
-  "int memory_cap_mb=1024, int min_chunk_size=256"
-
 TORCH_LIBRARY_FRAGMENT(distill, m)
 {
-  m.def("capture_topk(Tensor hidden, Tensor weight, int k, *, " DISTILL_CAPTURE ") -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "capture_samples(Tensor hidden, Tensor weight, Tensor keys, int samples, *, int seed=0, float exponent=1.0, " DISTILL_CAPTURE
-      ") -> (Tensor, Tensor)");
+  const std::string options =
+      "Tensor? bias=None, int vocab_size=0, float softcap=0.0, float temperature=1.0, " + declared_chunks();
+  m.def(("capture_topk(Tensor hidden, Tensor weight, int k, *, " + options + ") -> (Tensor, Tensor, Tensor)").c_str());
+  m.def(("capture_samples(Tensor hidden, Tensor weight, Tensor keys, int samples, *, int seed=0, float exponent=1.0, " +
+         options + ") -> (Tensor, Tensor)")
+            .c_str());
 }
 
 TORCH_LIBRARY_IMPL(distill, CPU, m)

@@ -206,150 +206,101 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
   }
 };
 
-std::tuple<at::Tensor, at::Tensor> linear_jsd(
-    const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& teacher_hidden,
-    const at::Tensor& teacher_weight, const OptionalTensor& targets, const OptionalTensor& bias,
-    const OptionalTensor& teacher_bias, const OptionalTensor& token_weights, std::string_view divergence, double beta,
-    double skew_alpha, double temperature, bool scale_by_temperature_squared, double hard_weight, double soft_weight,
-    double label_smoothing, double z_loss, double student_softcap, double teacher_softcap, std::string_view metrics,
-    std::string_view reduction, std::optional<double> num_tokens, int64_t vocab_size, int64_t valid_tokens,
-    int64_t chunk_size, int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
-  LossOptions options = soft_options(
-      divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
-      label_smoothing, z_loss, student_softcap, teacher_softcap, metrics);
-  options.logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
-  const at::Tensor rows = LinearHeadFunction::apply(
-      hidden, weight, bias, OptionalTensor(teacher_hidden), OptionalTensor(teacher_weight), targets, teacher_bias,
-      token_weights, options_list(options),
-      sizes_list({vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}), reduction == "none",
-      needed_gradients(hidden, weight, bias), OptionalTensor(), OptionalTensor(), OptionalTensor(), 1.0);
-  return {reduced_loss(rows, or_undefined(targets), reduction, num_tokens), rows.detach()};
+using LossAndMetrics = std::tuple<at::Tensor, at::Tensor>;
+
+// An operator lacks the arguments of the other kinds of teacher. Of a teacher of which a few tokens are known, top-k
+// has a tail and samples have none.
+LossAndMetrics linear_loss(const OperatorCall& call, const LossOptions& otherwise) {
+  const at::Tensor hidden = call.tensor("hidden");
+  const at::Tensor weight = call.tensor("weight");
+  const OptionalTensor bias = call.optional("bias");
+  const OptionalTensor tail = call.optional("tail");
+  const at::Tensor metrics = LinearHeadFunction::apply(
+      hidden, weight, bias, call.optional("teacher_hidden"), call.optional("teacher_weight"), call.optional("targets"),
+      call.optional("teacher_bias"), call.optional("token_weights"), options_list(call.loss_options(otherwise)),
+      sizes_list(call.head_sizes()), call.get<std::string>("reduction", "mean") == "none",
+      needed_gradients(hidden, weight, bias), call.optional("ids"),
+      call.optional(tail.has_value() ? "log_probs" : "weights"), tail, call.get("teacher_temperature", 1.0));
+  return loss_and_metrics(call, metrics);
 }
 
-std::tuple<at::Tensor, at::Tensor> linear_cross_entropy(
-    const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets, const OptionalTensor& bias,
-    const OptionalTensor& token_weights, double label_smoothing, double z_loss, double softcap,
-    std::string_view metrics, std::string_view reduction, std::optional<double> num_tokens, int64_t vocab_size,
-    int64_t valid_tokens, int64_t chunk_size, int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
-  LossOptions options = hard_options(label_smoothing, z_loss, softcap, metrics);
-  options.logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
-  const at::Tensor rows = LinearHeadFunction::apply(
-      hidden, weight, bias, OptionalTensor(), OptionalTensor(), OptionalTensor(targets), OptionalTensor(),
-      token_weights, options_list(options),
-      sizes_list({vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}), reduction == "none",
-      needed_gradients(hidden, weight, bias), OptionalTensor(), OptionalTensor(), OptionalTensor(), 1.0);
-  return {reduced_loss(rows, targets, reduction, num_tokens), rows.detach()};
+LossAndMetrics linear_distillation(const OperatorCall& call) {
+  return linear_loss(call, {});
 }
 
-// There the loss kernel computes all metrics in any case.
-constexpr std::string_view kAllMetrics = base::enum_name(MetricSet::kAll);
-
-// A teacher of which a few tokens are known: top-k with a tail, or samples without one.
-std::tuple<at::Tensor, at::Tensor> linear_entries(
-    const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& values,
-    const OptionalTensor& tail, const OptionalTensor& targets, const OptionalTensor& bias,
-    const OptionalTensor& token_weights, double teacher_temperature, LossOptions options, const HeadSizes& sizes,
-    bool bf16_logits, std::string_view reduction, std::optional<double> num_tokens) {
-  options.logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
-  const at::Tensor rows = LinearHeadFunction::apply(
-      hidden, weight, bias, OptionalTensor(), OptionalTensor(), targets, OptionalTensor(), token_weights,
-      options_list(options), sizes_list(sizes), reduction == "none", needed_gradients(hidden, weight, bias),
-      OptionalTensor(ids), OptionalTensor(values), tail, teacher_temperature);
-  return {reduced_loss(rows, or_undefined(targets), reduction, num_tokens), rows.detach()};
+LossAndMetrics linear_cross_entropy(const OperatorCall& call) {
+  return linear_loss(call, kHardLabels);
 }
 
-std::tuple<at::Tensor, at::Tensor> linear_topk(
-    const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& log_probs,
-    const at::Tensor& tail, const OptionalTensor& targets, const OptionalTensor& bias,
-    const OptionalTensor& token_weights, double teacher_temperature, std::string_view divergence, double beta,
-    double skew_alpha, double temperature, bool scale_by_temperature_squared, double hard_weight, double soft_weight,
-    double label_smoothing, double z_loss, double student_softcap, std::string_view reduction,
-    std::optional<double> num_tokens, int64_t vocab_size, int64_t valid_tokens, int64_t chunk_size,
-    int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
-  const LossOptions options = soft_options(
-      divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
-      label_smoothing, z_loss, student_softcap, /*teacher_softcap=*/0, kAllMetrics);
-  return linear_entries(
-      hidden, weight, ids, log_probs, OptionalTensor(tail), targets, bias, token_weights, teacher_temperature, options,
-      {vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}, bf16_logits, reduction, num_tokens);
-}
-
-std::tuple<at::Tensor, at::Tensor> linear_sampled(
-    const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& weights,
-    const OptionalTensor& targets, const OptionalTensor& bias, const OptionalTensor& token_weights,
-    double teacher_temperature, double temperature, bool scale_by_temperature_squared, double hard_weight,
-    double soft_weight, double label_smoothing, double z_loss, double student_softcap, std::string_view reduction,
-    std::optional<double> num_tokens, int64_t vocab_size, int64_t valid_tokens, int64_t chunk_size,
-    int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits) {
-  const LossOptions options = soft_options(
-      base::enum_name(Divergence::kForwardKl), /*beta=*/0, /*skew_alpha=*/0, temperature, scale_by_temperature_squared,
-      hard_weight, soft_weight, label_smoothing, z_loss, student_softcap, /*teacher_softcap=*/0, kAllMetrics);
-  return linear_entries(
-      hidden, weight, ids, weights, OptionalTensor(), targets, bias, token_weights, teacher_temperature, options,
-      {vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}, bf16_logits, reduction, num_tokens);
+LossAndMetrics linear_sampled(const OperatorCall& call) {
+  return linear_loss(call, {.divergence = Divergence::kForwardKl, .beta = 0, .skew_alpha = 0});
 }
 
 // A trainer's form: gradients go where the caller says, without autograd.
-at::Tensor linear_head_into(
-    const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& teacher_hidden,
-    const OptionalTensor& teacher_weight, const OptionalTensor& targets, at::Tensor hidden_gradient,
-    const OptionalTensor& weight_gradient, const OptionalTensor& token_weights, double grad_scale, bool accumulate,
-    const OptionalTensor& arena, std::string_view divergence, double beta, double skew_alpha, double temperature,
-    bool scale_by_temperature_squared, double hard_weight, double soft_weight, double label_smoothing, double z_loss,
-    double student_softcap, double teacher_softcap, std::string_view metrics, int64_t vocab_size, int64_t valid_tokens,
-    int64_t chunk_size, int64_t memory_cap_mb, int64_t min_chunk_size, bool bf16_logits,
-    const OptionalTensor& teacher_ids, const OptionalTensor& teacher_values, const OptionalTensor& teacher_tail,
-    double teacher_temperature) {
-  LossOptions options = soft_options(
-      divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
-      label_smoothing, z_loss, student_softcap, teacher_softcap, metrics);
-  options.logits_dtype = bf16_logits ? LogitsDtype::kBFloat16 : LogitsDtype::kFloat32;
+std::tuple<at::Tensor> linear_head_into(const OperatorCall& call) {
   return call_linear_head_into().call(
-      hidden, weight, teacher_hidden, teacher_weight, targets, token_weights, options_list(options),
-      sizes_list({vocab_size, valid_tokens, {chunk_size, memory_cap_mb, min_chunk_size}}), grad_scale, accumulate,
-      std::move(hidden_gradient), weight_gradient, arena, teacher_ids, teacher_values, teacher_tail,
-      teacher_temperature);
+      call.tensor("hidden"), call.tensor("weight"), call.optional("teacher_hidden"), call.optional("teacher_weight"),
+      call.optional("targets"), call.optional("token_weights"), options_list(call.loss_options({})),
+      sizes_list(call.head_sizes()), call.get("grad_scale", 1.0), call.get("accumulate", true),
+      call.tensor("hidden_gradient"), call.optional("weight_gradient"), call.optional("arena"),
+      call.optional("teacher_ids"), call.optional("teacher_values"), call.optional("teacher_tail"),
+      call.get("teacher_temperature", 1.0));
+}
+
+// The inner operators' form of a teacher of a few tokens: top-k where there is a tail, otherwise samples.
+constexpr const char* kEntries =
+    "Tensor? teacher_ids=None, Tensor? teacher_values=None, Tensor? teacher_tail=None, float teacher_temperature=1.0";
+
+// `name`(`inputs`, and what every linear loss has): `options` are the declarations of its options.
+void define_linear_loss(
+    torch::Library& m, const std::string& name, const std::string& inputs, const std::string& options,
+    torch::CppFunction function) {
+  const std::string shared = declared_reduction() + ", " + declared_sizes();
+  m.def(
+      (name + "(Tensor hidden, Tensor weight, " + inputs + options + shared + ") -> (Tensor, Tensor)").c_str(),
+      std::move(function));
 }
 
 } // namespace
 
 TORCH_LIBRARY_FRAGMENT(distill, m)
 {
+  const std::string entries = kEntries;
+  m.def(("_linear_head(Tensor hidden, Tensor weight, Tensor? teacher_hidden, Tensor? teacher_weight, Tensor? targets, "
+         "Tensor? bias, Tensor? teacher_bias, Tensor? token_weights, float[] options, int[] sizes, int[] needed, " +
+         entries + ") -> (Tensor, Tensor, Tensor, Tensor)")
+            .c_str());
+  m.def(("_linear_head_into(Tensor hidden, Tensor weight, Tensor? teacher_hidden, Tensor? teacher_weight, "
+         "Tensor? targets, Tensor? token_weights, float[] options, int[] sizes, float grad_scale, bool accumulate, "
+         "Tensor(a!) hidden_gradient, Tensor(b!)? weight_gradient, Tensor(c!)? arena, " +
+         entries + ") -> Tensor")
+            .c_str());
   m.def(
-      "_linear_head(Tensor hidden, Tensor weight, Tensor? teacher_hidden, Tensor? teacher_weight, Tensor? targets, "
-      "Tensor? bias, Tensor? teacher_bias, Tensor? token_weights, float[] options, int[] sizes, int[] needed, " DISTILL_ENTRIES
-      ") -> (Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "_linear_head_into(Tensor hidden, Tensor weight, Tensor? teacher_hidden, Tensor? teacher_weight, "
-      "Tensor? targets, Tensor? token_weights, float[] options, int[] sizes, float grad_scale, bool accumulate, "
-      "Tensor(a!) hidden_gradient, Tensor(b!)? weight_gradient, Tensor(c!)? arena, " DISTILL_ENTRIES ") -> Tensor");
-  m.def(
-      "linear_jsd(Tensor hidden, Tensor weight, Tensor teacher_hidden, Tensor teacher_weight, Tensor? targets=None, *, "
-      "Tensor? bias=None, Tensor? teacher_bias=None, Tensor? token_weights=None, " DISTILL_SOFT_OPTIONS
-          DISTILL_REDUCTION DISTILL_CHUNKS ") -> (Tensor, Tensor)",
-      linear_jsd);
-  m.def(
-      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, *, Tensor? bias=None, "
-      "Tensor? token_weights=None, " DISTILL_HARD_OPTIONS DISTILL_REDUCTION DISTILL_CHUNKS ") -> (Tensor, Tensor)",
-      linear_cross_entropy);
-  m.def(
-      "linear_head_into(Tensor hidden, Tensor weight, Tensor? teacher_hidden, Tensor? teacher_weight, Tensor? targets, "
-      "*, Tensor(a!) hidden_gradient, Tensor(b!)? weight_gradient=None, Tensor? token_weights=None, "
-      "float grad_scale=1.0, bool accumulate=True, Tensor(c!)? arena=None, " DISTILL_SOFT_OPTIONS
-      "int vocab_size=0, int valid_tokens=-1, int chunk_size=0, int memory_cap_mb=1024, int min_chunk_size=256, "
-      "bool bf16_logits=False, " DISTILL_ENTRIES ") -> Tensor",
-      linear_head_into);
-  m.def(
-      "linear_topk(Tensor hidden, Tensor weight, Tensor ids, Tensor log_probs, Tensor tail, Tensor? targets=None, *, "
-      "Tensor? bias=None, Tensor? token_weights=None, float teacher_temperature=1.0, str divergence='forward_kl', "
-      "float beta=0.5, float skew_alpha=0.1, " DISTILL_ENTRY_OPTIONS DISTILL_REDUCTION DISTILL_CHUNKS
-      ") -> (Tensor, Tensor)",
-      linear_topk);
-  m.def(
-      "linear_sampled(Tensor hidden, Tensor weight, Tensor ids, Tensor weights, Tensor? targets=None, *, "
-      "Tensor? bias=None, Tensor? token_weights=None, float teacher_temperature=1.0, " DISTILL_ENTRY_OPTIONS
-          DISTILL_REDUCTION DISTILL_CHUNKS ") -> (Tensor, Tensor)",
-      linear_sampled);
+      ("linear_head_into(Tensor hidden, Tensor weight, Tensor? teacher_hidden, Tensor? teacher_weight, "
+       "Tensor? targets, *, Tensor(a!) hidden_gradient, Tensor(b!)? weight_gradient=None, Tensor? token_weights=None, "
+       "float grad_scale=1.0, bool accumulate=True, Tensor(c!)? arena=None, " +
+       declared_soft_options() + declared_sizes() + ", " + entries + ") -> Tensor")
+          .c_str(),
+      torch::CppFunction::makeFromBoxedFunction<boxed<linear_head_into>>());
+
+  const std::string weights = "*, Tensor? bias=None, Tensor? token_weights=None, ";
+  const std::string with_teacher = "*, Tensor? bias=None, Tensor? teacher_bias=None, Tensor? token_weights=None, ";
+  const std::string temperature = "float teacher_temperature=1.0, ";
+  define_linear_loss(
+      m, "linear_jsd", "Tensor teacher_hidden, Tensor teacher_weight, Tensor? targets=None, " + with_teacher,
+      declared_soft_options(), torch::CppFunction::makeFromBoxedFunction<boxed<linear_distillation>>());
+  define_linear_loss(
+      m, "linear_cross_entropy", "Tensor targets, " + weights, declared_hard_options(),
+      torch::CppFunction::makeFromBoxedFunction<boxed<linear_cross_entropy>>());
+  // A teacher of a few tokens has its softcap, if any, in its log-probabilities, and its kernel computes all metrics.
+  define_linear_loss(
+      m, "linear_topk", "Tensor ids, Tensor log_probs, Tensor tail, Tensor? targets=None, " + weights,
+      temperature + declared("divergence", "student_softcap", {.divergence = Divergence::kForwardKl}),
+      torch::CppFunction::makeFromBoxedFunction<boxed<linear_distillation>>());
+  define_linear_loss(
+      m, "linear_sampled", "Tensor ids, Tensor weights, Tensor? targets=None, " + weights,
+      temperature + declared("temperature", "student_softcap"),
+      torch::CppFunction::makeFromBoxedFunction<boxed<linear_sampled>>());
 }
 
 TORCH_LIBRARY_IMPL(distill, CPU, m)

@@ -115,30 +115,22 @@ bool writes_in_place(const at::Tensor& logits, const char* name, bool inplace) {
   return true;
 }
 
-std::tuple<at::Tensor, at::Tensor> jsd(
-    const at::Tensor& student, const at::Tensor& teacher, const OptionalTensor& targets,
-    const OptionalTensor& token_weights, std::string_view divergence, double beta, double skew_alpha,
-    double temperature, bool scale_by_temperature_squared, double hard_weight, double soft_weight,
-    double label_smoothing, double z_loss, double student_softcap, double teacher_softcap, std::string_view metrics,
-    std::string_view reduction, std::optional<double> num_tokens, bool inplace) {
-  const LossOptions options = soft_options(
-      divergence, beta, skew_alpha, temperature, scale_by_temperature_squared, hard_weight, soft_weight,
-      label_smoothing, z_loss, student_softcap, teacher_softcap, metrics);
-  const at::Tensor rows = LogitsFunction::apply(
-      student, OptionalTensor(teacher), targets, token_weights, options_list(options),
-      writes_in_place(student, "student", inplace));
-  return {reduced_loss(rows, or_undefined(targets), reduction, num_tokens), rows.detach()};
+using LossAndMetrics = std::tuple<at::Tensor, at::Tensor>;
+
+LossAndMetrics logits_operator(const OperatorCall& call, const char* student, const LossOptions& otherwise) {
+  const at::Tensor logits = call.tensor(student);
+  const at::Tensor metrics = LogitsFunction::apply(
+      logits, call.optional("teacher"), call.optional("targets"), call.optional("token_weights"),
+      options_list(call.loss_options(otherwise)), writes_in_place(logits, student, call.get("inplace", false)));
+  return loss_and_metrics(call, metrics);
 }
 
-std::tuple<at::Tensor, at::Tensor> cross_entropy(
-    const at::Tensor& logits, const at::Tensor& targets, const OptionalTensor& token_weights, double label_smoothing,
-    double z_loss, double softcap, std::string_view metrics, std::string_view reduction,
-    std::optional<double> num_tokens, bool inplace) {
-  const at::Tensor rows = LogitsFunction::apply(
-      logits, OptionalTensor(), OptionalTensor(targets), token_weights,
-      options_list(hard_options(label_smoothing, z_loss, softcap, metrics)),
-      writes_in_place(logits, "logits", inplace));
-  return {reduced_loss(rows, targets, reduction, num_tokens), rows.detach()};
+LossAndMetrics jsd(const OperatorCall& call) {
+  return logits_operator(call, "student", {});
+}
+
+LossAndMetrics cross_entropy(const OperatorCall& call) {
+  return logits_operator(call, "logits", kHardLabels);
 }
 
 } // namespace
@@ -151,14 +143,17 @@ TORCH_LIBRARY_FRAGMENT(distill, m)
   m.def(
       "_logits_gradient(Tensor student, Tensor? teacher, Tensor? targets, Tensor saved, Tensor scale, float[] options) "
       "-> Tensor");
+  const std::string shared = declared_reduction() + ", bool inplace=False) -> (Tensor, Tensor)";
   m.def(
-      "jsd(Tensor student, Tensor teacher, Tensor? targets=None, *, Tensor? token_weights=None, " DISTILL_SOFT_OPTIONS
-          DISTILL_REDUCTION ", bool inplace=False) -> (Tensor, Tensor)",
-      jsd);
+      ("jsd(Tensor student, Tensor teacher, Tensor? targets=None, *, Tensor? token_weights=None, " +
+       declared_soft_options() + shared)
+          .c_str(),
+      torch::CppFunction::makeFromBoxedFunction<boxed<jsd>>());
   m.def(
-      "cross_entropy(Tensor logits, Tensor targets, *, Tensor? token_weights=None, " DISTILL_HARD_OPTIONS
-          DISTILL_REDUCTION ", bool inplace=False) -> (Tensor, Tensor)",
-      cross_entropy);
+      ("cross_entropy(Tensor logits, Tensor targets, *, Tensor? token_weights=None, " + declared_hard_options() +
+       shared)
+          .c_str(),
+      torch::CppFunction::makeFromBoxedFunction<boxed<cross_entropy>>());
 }
 
 TORCH_LIBRARY_IMPL(distill, CPU, m)

@@ -4,18 +4,28 @@ Shapes: `...` stands for the leading dimensions (batch, sequence), whose product
 vocabulary, H and G are the hidden sizes of student and teacher. All functions work on CPU and CUDA, under autocast,
 torch.compile (fullgraph=True) and CUDA graphs; logits exist only for one chunk of tokens at a time in the linear_*
 functions. Dtypes: fp32, bf16 and fp64; fp16 is computed in fp32. Logits and losses are fp32 (fp64 for fp64), whatever
-the dtype of hidden states and weights.
+the dtype of hidden states and weights. The options of a function have names only; `_options.py` describes them.
 """
 
 import torch
+from typing_extensions import Unpack
 
 from . import _arguments
+from ._options import (
+    CrossEntropyOptions,
+    JSDOptions,
+    LinearCrossEntropyOptions,
+    LinearJSDOptions,
+    arguments,
+    with_options,
+)
 from .metrics import LossWithMetrics
 
 ops = torch.ops.distill
 Number = _arguments.Number
 
 
+@with_options(LinearJSDOptions, ops.linear_jsd)
 def linear_jsd(
     student_input: torch.Tensor,
     student_weight: torch.Tensor,
@@ -25,27 +35,9 @@ def linear_jsd(
     student_bias: torch.Tensor | None = None,
     teacher_bias: torch.Tensor | None = None,
     *,
-    weight_hard_loss: float = 0.0,
-    weight_soft_loss: float = 1.0,
-    beta: float = 0.5,
-    ignore_index: int = -100,
-    temperature: float = 1.0,
-    reduction: str = "mean",
-    divergence: str = "jsd",
-    skew_alpha: float = 0.1,
-    scale_by_temperature_squared: bool = False,
-    label_smoothing: float = 0.0,
-    lse_square_scale: float = 0.0,
-    softcap: float | None = None,
-    teacher_softcap: float | None = None,
-    vocab_size: int = 0,
-    chunk_size: int = 0,
-    memory_cap_mb: int = 1024,
-    min_chunk_size: int = 256,
-    bf16_logits: bool = False,
     token_weights: torch.Tensor | None = None,
     num_items_in_batch: Number | None = None,
-    return_metrics: bool = False,
+    **options: Unpack[LinearJSDOptions],
 ) -> torch.Tensor | LossWithMetrics:
     """Distils from hidden states: weight_soft_loss * divergence(teacher, student) + weight_hard_loss * cross-entropy.
 
@@ -58,27 +50,15 @@ def linear_jsd(
         true_labels: integers [...], already shifted; tokens with ignore_index have no loss, hard or soft. May be None
             where weight_hard_loss is 0, and then every token counts.
         student_bias, teacher_bias: [V] and [V'].
-        beta: of the generalised JSD, beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q; 0 is
-            forward KL(teacher || student), 1 is reverse KL.
-        temperature: divides both sides' logits in the divergence, not in the cross-entropy.
-        reduction: none, sum, or mean over the tokens that are not ignored.
-        divergence: jsd, forward_kl, reverse_kl, skew_forward_kl, skew_reverse_kl (with skew_alpha), total_variation.
-        lse_square_scale: weight of the square of the log-sum-exp beside the cross-entropy (z-loss).
-        softcap, teacher_softcap: logits = cap * tanh(logits / cap); None: off.
-        vocab_size: columns that exist on both sides; 0: the smaller number of rows of the two heads.
-        chunk_size: tokens whose logits exist at once; 0: as many as are fast and fit memory_cap_mb, but not below
-            min_chunk_size. memory_cap_mb (MiB) is hard and wins over both.
-        bf16_logits: rounds the logits to bf16, which halves them and their gradient's accuracy (docs/loss_head.md).
         token_weights: weights [...] of the tokens' losses; no gradient.
         num_items_in_batch: what reduction mean divides by instead: the tokens of all micro-batches, a tensor or number.
-        return_metrics: also return TokenMetrics.
 
     Returns:
         The loss, fp32 (fp64 for fp64 inputs): a scalar, or [...] with reduction none. It has gradients for
         student_input, student_weight and student_bias; they are computed in the forward pass. With reduction none,
         they are computed in the backward pass, at the cost of a second forward pass.
     """
-    _arguments.check_reduction(reduction)
+    _arguments.check_reduction(options["reduction"])
     shape = student_input.shape[:-1]
     if teacher_input.shape[:-1] != shape:
         raise ValueError(f"teacher_input: expected shape {[*shape, 'G']}, found {list(teacher_input.shape)}")
@@ -86,8 +66,8 @@ def linear_jsd(
     _arguments.check_device("teacher_input", teacher_input, hidden.device)
     with torch.no_grad():
         teacher = _arguments.linear_inputs(teacher_input.detach(), teacher_weight, teacher_bias, "teacher")
-    labels = _arguments.flat_labels(true_labels, ignore_index, shape, hidden.device)
-    divisor = _divisor(num_items_in_batch, reduction, hidden)
+    labels = _arguments.flat_labels(true_labels, options["ignore_index"], shape, hidden.device)
+    divisor = _divisor(num_items_in_batch, options["reduction"], hidden)
     loss, rows = ops.linear_jsd(
         hidden,
         weight,
@@ -97,28 +77,12 @@ def linear_jsd(
         bias=bias,
         teacher_bias=teacher[2],
         token_weights=_arguments.flat_token_weights(token_weights, labels, shape, hidden.dtype, hidden.device),
-        divergence=divergence,
-        beta=beta,
-        skew_alpha=skew_alpha,
-        temperature=temperature,
-        scale_by_temperature_squared=scale_by_temperature_squared,
-        hard_weight=weight_hard_loss,
-        soft_weight=weight_soft_loss,
-        label_smoothing=label_smoothing,
-        z_loss=lse_square_scale,
-        student_softcap=_arguments.checked_softcap("softcap", softcap),
-        teacher_softcap=_arguments.checked_softcap("teacher_softcap", teacher_softcap),
-        metrics=_arguments.metric_set(return_metrics),
-        reduction="sum" if divisor is not None else reduction,
-        vocab_size=vocab_size,
-        chunk_size=chunk_size,
-        memory_cap_mb=memory_cap_mb,
-        min_chunk_size=min_chunk_size,
-        bf16_logits=bf16_logits,
+        **arguments(LinearJSDOptions, options, divisor),
     )
-    return _arguments.finish(loss, rows, shape, divisor, return_metrics)
+    return _arguments.finish(loss, rows, shape, divisor, options["return_metrics"])
 
 
+@with_options(LinearCrossEntropyOptions, ops.linear_cross_entropy)
 def linear_cross_entropy(
     lin_weight: torch.Tensor,
     input: torch.Tensor,
@@ -126,19 +90,9 @@ def linear_cross_entropy(
     bias: torch.Tensor | None = None,
     *,
     ce_weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    lse_square_scale: float = 0.0,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-    softcap: float | None = None,
-    vocab_size: int = 0,
-    chunk_size: int = 0,
-    memory_cap_mb: int = 1024,
-    min_chunk_size: int = 256,
-    bf16_logits: bool = False,
     token_weights: torch.Tensor | None = None,
     num_items_in_batch: Number | None = None,
-    return_metrics: bool = False,
+    **options: Unpack[LinearCrossEntropyOptions],
 ) -> torch.Tensor | LossWithMetrics:
     """Cross-entropy from hidden states: -log softmax(input @ lin_weight.T + bias)[target].
 
@@ -149,27 +103,28 @@ def linear_cross_entropy(
         bias: [V].
         ce_weight: weights [V] of the classes, or [vocab_size], as in torch.nn.CrossEntropyLoss: reduction mean divides
             by the sum of the targets' weights. Not together with label_smoothing or lse_square_scale.
-        vocab_size: columns that exist; 0: all rows of the head.
 
     The other arguments, the result and its gradients (input, lin_weight, bias) are as in linear_jsd.
     """
-    _arguments.check_reduction(reduction)
+    _arguments.check_reduction(options["reduction"])
     shape = input.shape[:-1]
     hidden, weight, bias = _arguments.linear_inputs(input, lin_weight, bias, "lm_head's")
-    labels = _arguments.flat_labels(target, ignore_index, shape, hidden.device)
+    labels = _arguments.flat_labels(target, options["ignore_index"], shape, hidden.device)
     weights = _arguments.flat_token_weights(token_weights, labels, shape, hidden.dtype, hidden.device)
-    divisor = _divisor(num_items_in_batch, reduction, hidden)
+    divisor = _divisor(num_items_in_batch, options["reduction"], hidden)
     if ce_weight is not None:
-        if label_smoothing != 0 or lse_square_scale != 0:
+        if _needs_all_classes(options):
             raise ValueError(
                 "ce_weight: expected label_smoothing 0 and lse_square_scale 0 beside class weights, found "
-                f"{label_smoothing} and {lse_square_scale}; CrossEntropy, which is given the logits, has all of them"
+                f"{options['label_smoothing']} and {options['lse_square_scale']}; CrossEntropy, which is given the "
+                "logits, has all of them"
             )
         rows = lin_weight.shape[0]
-        ce_weight = _arguments.checked_class_weights("ce_weight", ce_weight, vocab_size or rows, rows, hidden.device)
+        classes = options["vocab_size"] or rows
+        ce_weight = _arguments.checked_class_weights("ce_weight", ce_weight, classes, rows, hidden.device)
         of_class = _class_weights(ce_weight, labels, hidden.dtype)
         weights = of_class if weights is None else weights * of_class
-        if reduction == "mean" and divisor is None:
+        if options["reduction"] == "mean" and divisor is None:
             divisor = _positive(of_class.sum())
     loss, rows = ops.linear_cross_entropy(
         hidden,
@@ -177,42 +132,20 @@ def linear_cross_entropy(
         labels,
         bias=bias,
         token_weights=weights,
-        label_smoothing=label_smoothing,
-        z_loss=lse_square_scale,
-        softcap=_arguments.checked_softcap("softcap", softcap),
-        metrics=_arguments.metric_set(return_metrics),
-        reduction="sum" if divisor is not None else reduction,
-        vocab_size=vocab_size,
-        chunk_size=chunk_size,
-        memory_cap_mb=memory_cap_mb,
-        min_chunk_size=min_chunk_size,
-        bf16_logits=bf16_logits,
+        **arguments(LinearCrossEntropyOptions, options, divisor),
     )
-    return _arguments.finish(loss, rows, shape, divisor, return_metrics)
+    return _arguments.finish(loss, rows, shape, divisor, options["return_metrics"])
 
 
+@with_options(JSDOptions, ops.jsd)
 def jsd(
     student_logits: torch.Tensor,
     teacher_logits: torch.Tensor,
     shift_labels: torch.Tensor | None = None,
     *,
-    beta: float = 0.5,
-    ignore_index: int = -100,
-    temperature: float = 1.0,
-    reduction: str = "mean",
-    weight_hard_loss: float = 0.0,
-    weight_soft_loss: float = 1.0,
-    divergence: str = "jsd",
-    skew_alpha: float = 0.1,
-    scale_by_temperature_squared: bool = False,
-    label_smoothing: float = 0.0,
-    lse_square_scale: float = 0.0,
-    softcap: float | None = None,
-    teacher_softcap: float | None = None,
-    inplace: bool = False,
     token_weights: torch.Tensor | None = None,
     num_items_in_batch: Number | None = None,
-    return_metrics: bool = False,
+    **options: Unpack[JSDOptions],
 ) -> torch.Tensor | LossWithMetrics:
     """The divergence of logits that the caller has, both of shape [..., V].
 
@@ -224,53 +157,35 @@ def jsd(
     they are is allocated for them then. A ValueError where that cannot be: for a leaf that requires a gradient, and for
     logits that would be copied. The other arguments and the result are as in linear_jsd.
     """
-    _arguments.check_reduction(reduction)
+    _arguments.check_reduction(options["reduction"])
     shape = student_logits.shape[:-1]
     if teacher_logits.shape[:-1] != shape:
         raise ValueError(f"teacher_logits: expected shape {[*shape, 'V']}, found {list(teacher_logits.shape)}")
-    _check_inplace("student_logits", student_logits, inplace)
+    _check_inplace("student_logits", student_logits, options["inplace"])
     _arguments.check_device("teacher_logits", teacher_logits, student_logits.device)
     _arguments.check_trainable("student_logits", student_logits)
     student = _flat_logits(student_logits)
-    labels = _arguments.flat_labels(shift_labels, ignore_index, shape, student.device)
-    divisor = _divisor(num_items_in_batch, reduction, student)
+    labels = _arguments.flat_labels(shift_labels, options["ignore_index"], shape, student.device)
+    divisor = _divisor(num_items_in_batch, options["reduction"], student)
     loss, rows = ops.jsd(
         student,
         _flat_logits(teacher_logits.detach()),
         labels,
         token_weights=_arguments.flat_token_weights(token_weights, labels, shape, student.dtype, student.device),
-        divergence=divergence,
-        beta=beta,
-        skew_alpha=skew_alpha,
-        temperature=temperature,
-        scale_by_temperature_squared=scale_by_temperature_squared,
-        hard_weight=weight_hard_loss,
-        soft_weight=weight_soft_loss,
-        label_smoothing=label_smoothing,
-        z_loss=lse_square_scale,
-        student_softcap=_arguments.checked_softcap("softcap", softcap),
-        teacher_softcap=_arguments.checked_softcap("teacher_softcap", teacher_softcap),
-        metrics=_arguments.metric_set(return_metrics),
-        reduction="sum" if divisor is not None else reduction,
-        inplace=inplace,
+        **arguments(JSDOptions, options, divisor),
     )
-    return _arguments.finish(loss, rows, shape, divisor, return_metrics)
+    return _arguments.finish(loss, rows, shape, divisor, options["return_metrics"])
 
 
+@with_options(CrossEntropyOptions, ops.cross_entropy)
 def cross_entropy(
     input: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
     *,
-    ignore_index: int = -100,
-    lse_square_scale: float = 0.0,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-    softcap: float | None = None,
-    inplace: bool = False,
     token_weights: torch.Tensor | None = None,
     num_items_in_batch: Number | None = None,
-    return_metrics: bool = False,
+    **options: Unpack[CrossEntropyOptions],
 ) -> torch.Tensor | LossWithMetrics:
     """Cross-entropy of logits that the caller has.
 
@@ -279,59 +194,48 @@ def cross_entropy(
         target: integers [...].
         weight: weights [V] of the classes, as in torch.nn.CrossEntropyLoss. Together with label_smoothing or
             lse_square_scale the sum over the classes is plain PyTorch, which allocates logits [N, V] in fp32, and there
-            are no metrics.
-        lse_square_scale: weight of the z-loss, which class weights leave as it is.
-        inplace: see jsd.
+            are no metrics. They leave the z-loss as it is.
 
     The other arguments and the result are as in linear_cross_entropy.
     """
-    _arguments.check_reduction(reduction)
+    _arguments.check_reduction(options["reduction"])
     shape = input.shape[:-1]
-    _check_inplace("input", input, inplace)
+    _check_inplace("input", input, options["inplace"])
     _arguments.check_trainable("input", input)
     logits = _flat_logits(input)
-    labels = _arguments.flat_labels(target, ignore_index, shape, logits.device)
+    labels = _arguments.flat_labels(target, options["ignore_index"], shape, logits.device)
     weights = _arguments.flat_token_weights(token_weights, labels, shape, logits.dtype, logits.device)
-    divisor = _divisor(num_items_in_batch, reduction, logits)
+    divisor = _divisor(num_items_in_batch, options["reduction"], logits)
     if weight is not None:
         classes = logits.shape[-1]
         weight = _arguments.checked_class_weights("weight", weight, classes, classes, logits.device)
         of_class = _class_weights(weight, labels, logits.dtype)
-        if label_smoothing != 0 or lse_square_scale != 0:
-            if return_metrics or inplace or weights is not None:
+        if _needs_all_classes(options):
+            if options["return_metrics"] or options["inplace"] or weights is not None:
                 raise ValueError(
                     "weight: expected neither return_metrics, inplace nor token_weights together with class weights "
                     "and label_smoothing or lse_square_scale"
                 )
-            # The operator, which checks their ranges, gets neither below.
-            ops.cross_entropy(logits[:0], labels[:0], label_smoothing=label_smoothing, z_loss=lse_square_scale)
             # Autocast would round the product with the class weights.
             with torch.autocast(logits.device.type, enabled=False):
-                loss_N, z_loss_N = _with_class_weights(
-                    logits, labels, weight, of_class, label_smoothing, lse_square_scale, softcap
-                )
-            if reduction == "mean":
+                loss_N, z_loss_N = _with_class_weights(logits, labels, weight, of_class, options)
+            if options["reduction"] == "mean":
                 # As in PyTorch, over the targets' weights; the z-loss has no weights and is over the targets.
                 count = _positive((labels != _arguments.IGNORED).sum())
                 by_weight = (divisor, divisor) if divisor is not None else (_positive(of_class.sum()), count)
                 return loss_N.sum() / by_weight[0] + z_loss_N.sum() / by_weight[1]
             total_N = loss_N + z_loss_N
-            return total_N.sum() if reduction == "sum" else total_N.reshape(shape)
+            return total_N.sum() if options["reduction"] == "sum" else total_N.reshape(shape)
         weights = of_class if weights is None else weights * of_class
-        if reduction == "mean" and divisor is None:
+        if options["reduction"] == "mean" and divisor is None:
             divisor = _positive(of_class.sum())
     loss, rows = ops.cross_entropy(
         logits,
         labels,
         token_weights=weights,
-        label_smoothing=label_smoothing,
-        z_loss=lse_square_scale,
-        softcap=_arguments.checked_softcap("softcap", softcap),
-        metrics=_arguments.metric_set(return_metrics),
-        reduction="sum" if divisor is not None else reduction,
-        inplace=inplace,
+        **arguments(CrossEntropyOptions, options, divisor),
     )
-    return _arguments.finish(loss, rows, shape, divisor, return_metrics)
+    return _arguments.finish(loss, rows, shape, divisor, options["return_metrics"])
 
 
 def _divisor(num_items_in_batch, reduction, logits):
@@ -384,15 +288,23 @@ def _positive(count):
     return torch.where(count == 0, 1, count)
 
 
-def _with_class_weights(logits, labels, weight, of_class, label_smoothing, lse_square_scale, softcap):
+def _needs_all_classes(options):
+    """Whether a term of the cross-entropy is a sum over all classes, which the kernels do not weigh."""
+    return options["label_smoothing"] != 0 or options["lse_square_scale"] != 0
+
+
+def _with_class_weights(logits, labels, weight, of_class, options):
     """(loss [N], z-loss [N]) of class weights together with terms that need a sum over all classes."""
+    smoothing, z_loss, softcap = (options[name] for name in ("label_smoothing", "lse_square_scale", "softcap"))
+    # The operator, which checks the ranges of both, gets neither below.
+    ops.cross_entropy(logits[:0], labels[:0], label_smoothing=smoothing, z_loss=z_loss)
     # Converted once, for all terms: their gradients cancel, and are added before they are rounded to the logits' dtype.
     dtype = _arguments.loss_dtype(logits.dtype)
     logits = logits.to(dtype)
     loss_N, _ = ops.cross_entropy(
         logits,
         labels,
-        token_weights=(1 - label_smoothing) * of_class,
+        token_weights=(1 - smoothing) * of_class,
         softcap=_arguments.checked_softcap("softcap", softcap),
         reduction="none",
     )
@@ -401,6 +313,6 @@ def _with_class_weights(logits, labels, weight, of_class, label_smoothing, lse_s
     weight_V = weight.to(dtype)
     if _arguments.made_under_inference(weight_V):
         weight_V = weight_V.clone()  # autograd saves it
-    smoothing_N = (label_smoothing / weight_V.numel()) * (lse_N * weight_V.sum() - capped_NV @ weight_V)
+    smoothing_N = (smoothing / weight_V.numel()) * (lse_N * weight_V.sum() - capped_NV @ weight_V)
     valid_N = labels != _arguments.IGNORED
-    return loss_N + torch.where(valid_N, smoothing_N, 0.0), torch.where(valid_N, lse_square_scale * lse_N.square(), 0.0)
+    return loss_N + torch.where(valid_N, smoothing_N, 0.0), torch.where(valid_N, z_loss * lse_N.square(), 0.0)

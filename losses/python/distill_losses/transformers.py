@@ -25,7 +25,7 @@ _OF_BOTH = (
 # Inputs that say what the body returns beside its hidden states; they are the student's.
 _OF_STUDENT = ("use_cache", "output_hidden_states", "output_attentions")
 # Options of LinearCrossEntropy whose other values make a loss that is not the model's own.
-_PLAIN = {"ignore_index": -100, "lse_square_scale": 0.0, "label_smoothing": 0.0, "reduction": "mean"}
+_OF_LOSS = ("ignore_index", "lse_square_scale", "label_smoothing", "reduction")
 
 
 def _next_tokens(labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
@@ -55,7 +55,8 @@ def _is_the_models_own(loss, teacher):
     """Whether the loss is what the model itself and other libraries compute: the cross-entropy of the next tokens."""
     if teacher is not None or loss.ce_weight is not None:
         return False
-    return all(loss.options[name] == value for name, value in _PLAIN.items())
+    plain = LinearCrossEntropy().options
+    return all(loss.options[name] == plain[name] for name in _OF_LOSS)
 
 
 def _without_inference_tensors(inputs):

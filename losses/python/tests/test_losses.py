@@ -227,27 +227,6 @@ def test_an_option_that_no_call_accepts_is_refused_at_once(options, message):
         LinearJSD(**options)
 
 
-POSITIONAL = {
-    LinearJSD: {},  # Liger has two losses, whose orders differ
-    LinearCrossEntropy: dict(
-        ce_weight=None, ignore_index=-1, lse_square_scale=0.0, label_smoothing=0.1, reduction="sum", softcap=30.0
-    ),
-    JSD: dict(beta=0.3, ignore_index=-1),
-    CrossEntropy: dict(
-        weight=None, ignore_index=-1, lse_square_scale=0.0, label_smoothing=0.1, reduction="sum", softcap=30.0
-    ),
-}
-
-
-@pytest.mark.parametrize("module", POSITIONAL)
-def test_an_option_has_a_position_only_where_ligers_has_the_same(module):
-    """A number that is meant for another option of Liger's would change the loss without an error."""
-    options = POSITIONAL[module]
-    assert repr(module(*options.values())) == repr(module(**options))
-    with pytest.raises(TypeError, match="positional"):
-        module(*options.values(), 1)
-
-
 def test_wrong_shapes_and_dtypes_are_named():
     p = Problem(torch.float32)
     with pytest.raises(ValueError, match=r"student weight: expected shape \[V, 16\].*found \[57, 24\]"):

@@ -1,6 +1,5 @@
 # Imports libtorch's four libraries and two include folders without find_package(Torch), which needs a CUDA toolkit
-# even for a build without CUDA, overwrites the CUDA architectures, and takes seconds. docs/design.md gives the
-# reasons.
+# even for a build without CUDA, overwrites the CUDA architectures, and takes seconds at each configure.
 set(DISTILL_TORCH_REQUIRED 2.11.0)
 # torch_dir is from scripts/cmake/torch_dir.cmake.
 if(NOT EXISTS "${torch_dir}/lib/libtorch_cpu.so")

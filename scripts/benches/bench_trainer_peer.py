@@ -18,7 +18,6 @@ the last line has the median time and the peak of the last half of the steps. Wi
 
 import script_path
 
-import argparse
 import contextlib
 import importlib.util
 import json
@@ -34,16 +33,9 @@ from torch.distributed.device_mesh import init_device_mesh
 import bench_inputs
 from peers_trainer.models import make_student, make_teacher
 from peers_trainer.steps import attention_kernels, measured_step, random_tokens, summary_of, train_step
-from shared.command_line import argument_parser, fail
+from shared.command_line import argument_parser, at_least, fail
 
 PACKAGES = {"transformers": "transformers", "liger_kernel": "liger-kernel", "torchao": "torchao"}  # module: for pip
-
-
-def positive(text):
-    """The positive integer of an argument."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
-    return int(text)
 
 
 def parse_arguments(arguments=None):
@@ -51,17 +43,17 @@ def parse_arguments(arguments=None):
     parser = argument_parser(__doc__)
     parser.add_argument("--student", choices=bench_inputs.SHAPES, default="1b")
     parser.add_argument("--teacher", choices=bench_inputs.SHAPES, default="8b")
-    parser.add_argument("--vocab", type=positive, default=128256)
-    parser.add_argument("--sequence", type=positive, default=4096, help="tokens of a sequence")
-    parser.add_argument("--batch", type=positive, default=2, help="sequences of each GPU in a step")
-    parser.add_argument("--steps", type=positive, default=8)
+    parser.add_argument("--vocab", type=at_least(1), default=128256)
+    parser.add_argument("--sequence", type=at_least(1), default=4096, help="tokens of a sequence")
+    parser.add_argument("--batch", type=at_least(1), default=2, help="sequences of each GPU in a step")
+    parser.add_argument("--steps", type=at_least(1), default=8)
     parser.add_argument(
         "--head",
         choices=("liger-chunked", "liger-fused", "plain"),
         default="liger-chunked",
         help="Liger's LigerFusedLinearJSDLoss, its LigerFusedLinearJSDFunction, or whole logits without Liger",
     )
-    parser.add_argument("--chunk", type=positive, default=1024, help="tokens of a chunk of liger-chunked")
+    parser.add_argument("--chunk", type=at_least(1), default=1024, help="tokens of a chunk of liger-chunked")
     parser.add_argument(
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="both models compute in it"
     )

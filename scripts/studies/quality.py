@@ -18,8 +18,6 @@ COMMANDS = {
     "students": ("students", "add_arguments", "main"),
     "run": ("schedule", "add_arguments", "main"),
     "measure": ("calibration", "add_arguments", "main"),
-    "plain": ("plain_loop", "add_arguments", "main"),
-    "trl": ("trl_loop", "add_arguments", "main"),
     "merge": ("results", "add_merge_arguments", "merge"),
     "report": ("report", "add_arguments", "main"),
     "check": ("report", "add_check_arguments", "check"),

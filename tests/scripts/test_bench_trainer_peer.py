@@ -133,8 +133,8 @@ def test_head_has_the_exact_loss_and_gradients(head):
             "--head=liger",
             "argument --head: invalid choice: 'liger' (choose from 'liger-chunked', 'liger-fused', 'plain')",
         ),
-        ("--steps=0", "argument --steps: expected a positive integer, found '0'"),
-        ("--sequence=4k", "argument --sequence: expected a positive integer, found '4k'"),
+        ("--steps=0", "argument --steps: expected an integer of at least 1, found '0'"),
+        ("--sequence=4k", "argument --sequence: expected an integer of at least 1, found '4k'"),
         ("--student-float8=e4m3", "argument --student-float8: invalid choice: 'e4m3'"),
         (
             "--device=cpu --head=liger-fused",

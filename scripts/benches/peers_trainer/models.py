@@ -3,14 +3,23 @@
 Shape suffixes: B sequences, S tokens of each, N = B * S, H and T the hidden sizes of student and teacher, V vocabulary.
 """
 
+import math
+
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 import bench_inputs
-from studies.quality.plain_loop import jsd
 
 STUDENT_SEED, TEACHER_SEED = 1, 2  # of the random weights
+
+
+def jsd(student_logits, teacher_logits, beta):
+    """Mean over tokens of beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q; p the teacher."""
+    q, p = student_logits.float().log_softmax(-1), teacher_logits.float().log_softmax(-1)
+    m = torch.logaddexp(p + math.log(beta), q + math.log(1 - beta))
+    kl = [(one.exp() * (one - m)).sum(-1) for one in (p, q)]
+    return (beta * kl[0] + (1 - beta) * kl[1]).mean()
 
 
 def loss_of(options):

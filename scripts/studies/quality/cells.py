@@ -18,11 +18,6 @@ def percent(values):
     return number([100 * value for value in values], 1)
 
 
-def listed(values, digits):
-    """Each seed's value: `1.234, 1.250`."""
-    return ", ".join(f"{value:.{digits}f}" for value in values)
-
-
 def markdown(head, rows, left=1):
     """A table whose first `left` columns are text."""
     if not rows:

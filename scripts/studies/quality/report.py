@@ -18,7 +18,7 @@ from pathlib import Path
 from shared.command_line import fail
 
 from .calibration import PARSE_KEY
-from .cells import NONE, listed, markdown, number, percent
+from .cells import NONE, markdown, number, percent
 from .results import Figures, differences, mean, read
 from .scaling import plot, reached, table_tokens
 from .sources import KINDS
@@ -150,50 +150,6 @@ def table_reached(figures):
     return markdown(head, rows, left=2)
 
 
-def table_peers(figures):
-    """Each seed for itself: the mean of runs of which one has collapsed says nothing."""
-    peers, rows = figures.peers(), []
-    for (student, lr, program), found in peers.items():
-        results = sorted(found, key=lambda result: result["seed"])
-        ends = [result["validation"][-1] for result in results]
-        ours = {result["seed"]: result for result in peers.get((student, lr, "distill"), [])}
-        pairs = [(one, ours[one["seed"]]) for one in results if program != "distill" and one["seed"] in ours]
-        gaps = [max((loss_gap(*pair, steps) for pair in pairs), default=None) for steps in GAP_STEPS]
-        alone = next((result for result in results if result["alone"]), None)
-        rows.append(
-            [
-                student,
-                f"{lr:g}",
-                results[0]["title"],
-                ", ".join(str(result["seed"]) for result in results),
-                *[listed([end[key] for end in ends], 2) for key in ("kl", "ce")],
-                *[NONE if gap is None else f"{gap:.1e}" for gap in gaps],
-                f"{alone['tokens_per_second']:.0f}" if alone else NONE,
-                f"{alone['steps'] * alone['batch_tokens'] / alone['tokens_per_second']:.1f}" if alone else NONE,
-            ]
-        )
-    head = [
-        "student",
-        "learning rate",
-        "program",
-        "seeds",
-        "KL of each",
-        "cross-entropy of each",
-        *[f"difference of a loss, {steps} steps" for steps in GAP_STEPS],
-        "tokens a second",
-        "seconds of steps",
-    ]
-    return markdown(head, rows, left=4)
-
-
-GAP_STEPS = (3, 100)
-
-
-def loss_gap(result, other, steps):
-    """The largest relative difference over the first steps."""
-    return max(abs(one - two) / two for one, two in list(zip(result["losses"], other["losses"]))[:steps])
-
-
 def table_head(figures):
     """The first student's main rows, for the README: over all kinds of held-out text together."""
     student, rows = next(iter(figures.study.cases)), []
@@ -214,7 +170,6 @@ TABLES = {
     "others": table_others,
     "reached": table_reached,
     "tokens": table_tokens,
-    "peers": table_peers,
 }
 
 

@@ -109,14 +109,6 @@ class Figures:
         """The measures of a model that was not trained here."""
         return self.results.get(f"model-{name}")
 
-    def peers(self):
-        """{(student, learning rate, program): its results, a part of the text each}"""
-        found = {}
-        for result in self.results.values():
-            if "peer" in result:
-                found.setdefault((result["student"], result["lr"], result["peer"]), []).append(result)
-        return dict(sorted(found.items()))
-
 
 def mean(values):
     return statistics.fmean(values)

@@ -23,11 +23,11 @@ from pathlib import Path
 from shared.command_line import fail
 from shared.gpus import visible_gpus
 
-from . import calibration, peers, results, training
+from . import calibration, results, training
 from .folders import Folders
 from .study import Run, Study, known_keys
 
-WORDS = ("capture", "models", "speed", "peers", "cases", "scaling", "again")
+WORDS = ("capture", "models", "speed", "cases", "scaling", "again")
 
 
 def add_arguments(parser):
@@ -100,9 +100,6 @@ class Schedule:
         self.left_out = {
             row.name: why for _, row in study.case_list() if (why := row.why_left_out(known_keys(program)))
         }
-        if study.peers:
-            peer_reasons = {f"peer-{name}": peers.why_left_out(study, name) for name in peers.LOOPS}
-            self.left_out |= {name: why for name, why in peer_reasons.items() if why}
         self.changed = threading.Condition()
         self.over = False  # whether the time is over, or a signal has come
         self._forget_lost_captures()
@@ -154,17 +151,7 @@ class Schedule:
         if self.wants("speed"):
             runs = [run for run in self.study.speed_runs() if run.row not in self.left_out]
             tasks += [self._run(run) for run in runs]
-        return tasks + self._peers(timed=True)
-
-    def _peers(self, timed):
-        if not self.wants("peers") or not self.study.peers:
-            return []
-
-        def task(job):
-            arguments = (self.study, self.folders, self.program, job)
-            return Task(job.name, lambda device: peers.run(*arguments, device, self.threads))
-
-        return [task(job) for job in peers.jobs(self.study, timed)]
+        return tasks
 
     def _capture(self, row):
         def work(device):
@@ -228,7 +215,7 @@ class Schedule:
                 # One of these may be a final run, which is measured more closely: it is then already in the list.
                 runs = [run for run in self.study.scaling_runs() if run.student == student]
                 tasks += [self._run(run) for run in runs if self.best_rate(student, self.study.rows[run.row])]
-        return tasks + self._peers(timed=False)
+        return tasks
 
     def _case(self, student, row):
         rate = self.best_rate(student, row)

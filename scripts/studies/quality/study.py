@@ -11,7 +11,7 @@ import yaml
 TABLE = Path(__file__).parent / "study.yaml"
 PROFILE_KEYS = {"device", "dtype", "seq_len", "batch", "tokens", "search_tokens", "shards", "lrs", "seeds"}
 PROFILE_KEYS |= {"evaluations", "prompts", "cases"}
-PROFILE_OPTIONS = {"eval_batches": 0, "scaling": None, "speed": None, "peers": None}
+PROFILE_OPTIONS = {"eval_batches": 0, "scaling": None, "speed": None}
 
 
 @dataclass(frozen=True)

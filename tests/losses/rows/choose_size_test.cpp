@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
 #include <utility>
 
 #include "losses/rows/cuda/launch_limits.h"
@@ -64,6 +65,21 @@ TEST(ClusterSize, WiderRowsCostNoLessAndNeighboursAboutTheSame) {
       }
       before = now;
     }
+  }
+}
+
+// Each takes minutes to compile in all modes: one that no vocabulary takes would be for nothing.
+TEST(ClusterSize, EveryNumberOfTilesIsThatOfSomeVocabulary) {
+  for (const Mode mode : kModes) {
+    std::set<int> chosen;
+    for (int64_t vocab = 1000; vocab <= 425984; vocab += 64) {
+      chosen.insert(cluster_plan(vocab, best_size(vocab, mode)).tiles);
+    }
+    std::set<int> compiled{kLongTiles};
+    for (int tiles = kMinTiles; tiles <= kMaxTiles; ++tiles) {
+      compiled.insert(tiles);
+    }
+    EXPECT_EQ(chosen, compiled) << static_cast<int>(mode);
   }
 }
 

@@ -7,8 +7,8 @@
 #include "losses/rows/cuda/device_functions.cuh"
 #include "losses/rows/sparse_math.h"
 
-// Device functions of rows with a sparse teacher. A block has one row; its first warp reads the entries, a lane every
-// 32nd, so that their sums need shuffles only and come out the same in every run.
+// These device functions are for rows with a sparse teacher. A block has one row; its first warp reads the entries, a
+// lane every 32nd, so that their sums need shuffles only and come out the same in every run.
 namespace distill::losses {
 
 template <typename T>
@@ -26,7 +26,7 @@ __device__ __forceinline__ T load_entry_value(const void* data, int64_t index, E
   return T(0);
 }
 
-// The entries of one row.
+// A RowEntries has the entries of one row.
 template <typename T>
 struct RowEntries {
   const SparseTeacher& teacher;
@@ -73,7 +73,7 @@ __device__ __forceinline__ EntrySums<T> warp_merge(const EntrySums<T>& mine) {
       warp_min(mine.student_best)};
 }
 
-// Both passes over a row's entries, by one warp; the results are the same in every lane. `entry(k)`: an Entry<T>.
+// One warp makes both passes over a row's entries; the results are the same in every lane. `entry(k)`: an Entry<T>.
 template <typename T, typename GetEntry>
 __device__ __forceinline__ void warp_entries(
     int count, int64_t label, const RowConstants<T>& c, const GetEntry& entry, EntryExtremes<T>& extremes,

@@ -4,7 +4,7 @@
 
 #include "losses/rows/sparse_args.h"
 
-// The stages of rows with a sparse teacher, one kernel each. Each returns null, or an error message.
+// Each function queues the kernel of one stage of rows with a sparse teacher, and returns null, or an error message.
 namespace distill::losses {
 
 const char* launch_take_entries(const SparseRowArgs& args, cudaStream_t stream);

@@ -1,6 +1,6 @@
-// Metrics and gradient of rows with a sparse teacher: one block for each row. The first warp computes the row's numbers
-// from its entries; all warps write the gradient of the columns, one read and one write of each; then the entries'
-// columns, and the label's, are written again.
+// Computes metrics and gradient of rows with a sparse teacher, one block for each row. The first warp computes the
+// row's numbers from its entries. All warps write the gradient of the columns, one read and one write of each; then the
+// columns of the entries and of the label are written again.
 #include <algorithm>
 
 #include "losses/rows/cuda/sparse/entries.cuh"
@@ -20,7 +20,7 @@ struct alignas(sizeof(Value) * kSize) Vector {
   Value values[kSize];
 };
 
-// One row, in every thread.
+// Every thread has the row.
 template <typename T, typename Logit, typename Gradient>
 struct Row {
   const SparseRowArgs& args;
@@ -38,7 +38,7 @@ struct Row {
   }
 };
 
-// What the first warp tells the others.
+// The first warp tells the others these numbers.
 template <typename T>
 struct SharedRow {
   ColumnSlopes<T> slopes;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void write_label(const Row<T, Logit, Gradient>& row, 
   }
 }
 
-// Over all columns: the first with the logit `max`, and sum (max - logit). By the whole block.
+// The whole block finds, over all columns, the first with the logit `max`, and sum (max - logit).
 template <typename T, typename Logit, typename Gradient>
 __device__ void scan_columns(const Row<T, Logit, Gradient>& row, T max, SharedRow<T>& shared) {
   int first = INT32_MAX;
@@ -157,7 +157,7 @@ __device__ TopKEpilogue<T> topk_epilogue(
   return end;
 }
 
-// The sums over the outcomes, by one warp.
+// One warp computes the sums over the outcomes.
 template <Divergence kDivergence, typename T>
 __device__ RowSums<T> warp_outcomes(
     const RowEntries<T>& entries, const Outcomes<T>& outcomes, const RowConstants<T>& c, const RowConstants<T>& oc) {
@@ -291,10 +291,10 @@ __device__ void write_sampled_entries(const Row<T, Logit, Gradient>& row, const 
   }
 }
 
-// args: see SparseRowArgs; block r takes row r.
-template <bool kTopK, typename T, typename Logit, typename Gradient, int kSize>
+// args: see SparseRowArgs; block r takes row r. `vectors`: logits and gradient begin at multiples of a vector.
+template <bool kTopK, typename T, typename Logit, typename Gradient>
 __global__ __launch_bounds__(kThreads) void sparse_loss(
-    const __grid_constant__ SparseRowArgs args, const __grid_constant__ RowConstants<T> c) {
+    const __grid_constant__ SparseRowArgs args, const __grid_constant__ RowConstants<T> c, bool vectors) {
   __shared__ __align__(16) unsigned char storage[sizeof(SharedRow<T>)];
   auto& shared = *reinterpret_cast<SharedRow<T>*>(storage);
   const int64_t index = blockIdx.x;
@@ -325,7 +325,11 @@ __global__ __launch_bounds__(kThreads) void sparse_loss(
   if (gradient == nullptr) {
     return;
   }
-  write_columns<kSize>(row, shared.slopes);
+  if (vectors) {
+    write_columns<kVectorBytes / sizeof(Logit)>(row, shared.slopes);
+  } else {
+    write_columns<1>(row, shared.slopes);
+  }
   __syncthreads(); // the columns are written; some are written again
   if constexpr (kTopK) {
     write_topk_entries(row, shared);
@@ -346,11 +350,8 @@ const char* launch(const SparseRowArgs& args, cudaStream_t stream) {
   const bool vectors = aligned(a.student, a.student_stride, sizeof(Logit), kVectorBytes) &&
       aligned(a.gradient, a.gradient_stride, sizeof(Gradient), sizeof(Gradient) * kSize);
   const bool topk = args.teacher.tail != nullptr;
-  auto kernel = topk ? sparse_loss<true, T, Logit, Gradient, 1> : sparse_loss<false, T, Logit, Gradient, 1>;
-  if (vectors) {
-    kernel = topk ? sparse_loss<true, T, Logit, Gradient, kSize> : sparse_loss<false, T, Logit, Gradient, kSize>;
-  }
-  kernel<<<static_cast<unsigned>(a.num_rows), kThreads, 0, stream>>>(args, sparse_constants<T>(args));
+  const auto kernel = topk ? sparse_loss<true, T, Logit, Gradient> : sparse_loss<false, T, Logit, Gradient>;
+  kernel<<<static_cast<unsigned>(a.num_rows), kThreads, 0, stream>>>(args, sparse_constants<T>(args), vectors);
   return launch_error();
 }
 
@@ -361,9 +362,9 @@ const char* launch_sparse_loss(const SparseRowArgs& args, cudaStream_t stream) {
   switch (args.rows.logits_type) {
     case ElementType::kFloat32:
       return rounds ? launch<float, float, __nv_bfloat16>(args, stream) : launch<float, float, float>(args, stream);
-    case ElementType::kBFloat16:
-      return rounds ? launch<float, __nv_bfloat16, __nv_bfloat16>(args, stream)
-                    : launch<float, __nv_bfloat16, float>(args, stream);
+    case ElementType::kBFloat16: // logits are rounded for bf16 students only
+      return rounds || args.rows.gradient == nullptr ? launch<float, __nv_bfloat16, __nv_bfloat16>(args, stream)
+                                                     : "bf16 logits with a gradient that is not bf16";
     case ElementType::kFloat64:
       return launch<double, double, double>(args, stream);
   }

@@ -1,4 +1,4 @@
-// Entries out of the logits, and log-probabilities of a teacher's own top-k. A warp or a small block for each row.
+// Takes entries out of the logits, and computes log-probabilities of a teacher's own top-k, with a small block a row.
 #include "losses/rows/cuda/sparse/kernels.h"
 
 #include "losses/rows/cuda/sparse/entries.cuh"
@@ -14,7 +14,7 @@ __device__ __forceinline__ Logit minus_infinity() {
   return static_cast<Logit>(-std::numeric_limits<float>::infinity());
 }
 
-// Numbers of entries as bits of a logit's width.
+// A Tag holds the number of an entry as bits of a logit's width.
 template <int kBytes>
 struct Tag;
 template <>

@@ -1,4 +1,4 @@
-// Which row kernel runs, and in which geometry.
+// This file chooses which row kernel runs, and in which geometry.
 #include "losses/rows/cuda/launch.h"
 
 #include <algorithm>
@@ -8,7 +8,6 @@
 #include "losses/rows/cuda/cluster/choose_mode.h"
 #include "losses/rows/cuda/cluster/choose_size.h"
 #include "losses/rows/cuda/cluster/occupancy.cuh"
-#include "losses/rows/cuda/device_functions.cuh"
 #include "losses/rows/cuda/launch_limits.h"
 #include "losses/rows/cuda/streaming/launch.h"
 
@@ -43,7 +42,7 @@ LaunchCluster* cluster_kernel(const RowArgs& args, bool shifted) {
   return launch_cluster_general;
 }
 
-// The cluster size of the rows on the current device, which is asked once; 0: none.
+// Returns the cluster size of the rows on the current device, which is asked once; 0: none.
 int automatic_cluster(const RowArgs& args) {
   struct Known {
     std::once_flag asked;

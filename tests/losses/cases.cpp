@@ -1,6 +1,8 @@
 #include "tests/losses/cases.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 namespace distill::losses::testing {
 
@@ -79,6 +81,39 @@ HeadResult run_head(
   result.grads = make_grads(in, grad_scale);
   result.metrics_MN = linear_head(in, options, chunks, &result.grads).metrics_MN;
   return result;
+}
+
+void PrintTo(const HeadCase& c, std::ostream* out) {
+  *out << c.name;
+}
+
+void set_known(LinearHeadInputs& in, bool known) {
+  in.valid_tokens = known && in.targets_N.defined() ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+}
+
+void take_teacher(LinearHeadInputs& in, const LinearHeadInputs& other) {
+  in.teacher_hidden_NG = other.teacher_hidden_NG;
+  in.teacher_weight_VG = other.teacher_weight_VG;
+  in.teacher_bias_V = other.teacher_bias_V;
+}
+
+void expect_same(const HeadResult& found, const HeadResult& expected) {
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.defined() == b.defined() && (!a.defined() || at::equal(a, b));
+  };
+  EXPECT_TRUE(same(found.metrics_MN, expected.metrics_MN));
+  EXPECT_TRUE(same(found.grads.hidden_NH, expected.grads.hidden_NH));
+  EXPECT_TRUE(same(found.grads.weight_VH, expected.grads.weight_VH));
+  EXPECT_TRUE(same(found.grads.bias_V, expected.grads.bias_V));
+}
+
+void expect_error(const std::function<void()>& call, const std::string& message) {
+  try {
+    call();
+    ADD_FAILURE() << "no error: " << message;
+  } catch (const c10::Error& error) {
+    EXPECT_THAT(std::string(error.what_without_backtrace()), ::testing::HasSubstr(message));
+  }
 }
 
 double relative_error(const at::Tensor& a, const at::Tensor& b) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +32,15 @@ struct ProblemSpec {
 
 LinearHeadInputs make_problem(const ProblemSpec& spec);
 
+// A call of the head, for parameterised tests.
+struct HeadCase {
+  std::string name;
+  LossOptions options;
+  ProblemSpec problem;
+};
+
+void PrintTo(const HeadCase& c, std::ostream* out);
+
 // Every divergence that compares two distributions, with a name for test cases.
 std::vector<std::pair<std::string, Divergence>> soft_divergences();
 
@@ -44,6 +55,18 @@ struct HeadResult {
 HeadResult run_head(
     const LinearHeadInputs& inputs, const LossOptions& options, const ChunkOptions& chunks = {},
     double grad_scale = 1.0);
+
+// Gives the head the number of tokens that count, or takes it away.
+void set_known(LinearHeadInputs& inputs, bool known);
+
+// Gives a problem the teacher of another one, which may have another dtype.
+void take_teacher(LinearHeadInputs& inputs, const LinearHeadInputs& other);
+
+// Expects the same bits in the metrics and in every gradient.
+void expect_same(const HeadResult& found, const HeadResult& expected);
+
+// Expects a c10::Error with this message.
+void expect_error(const std::function<void()>& call, const std::string& message);
 
 // ||a - b|| / ||b||, in fp64 on the CPU; the plain norm of a where b is 0. NaN or a shape mismatch gives infinity.
 double relative_error(const at::Tensor& a, const at::Tensor& b);

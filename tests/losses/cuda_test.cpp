@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <iostream>
 
 #include "losses/head/capture.h"
@@ -40,21 +41,35 @@ TEST(Cuda, MoreThanTwoToThe31Logits) {
 }
 
 LinearHeadInputs bf16_problem(int64_t tokens) {
-  LinearHeadInputs in =
-      make_problem({.tokens = tokens, .vocab = 32000, .hidden = 256, .teacher_hidden = 512, .dtype = at::kBFloat16});
-  return in;
+  return make_problem({.tokens = tokens, .vocab = 32000, .hidden = 256, .teacher_hidden = 512, .dtype = at::kBFloat16});
+}
+
+// Expects that the host does not wait for the device in the call.
+void expect_no_synchronisation(const std::function<void()>& call) {
+  c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
+  EXPECT_NO_THROW(call());
+  c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+}
+
+// Returns how many bytes more than before are allocated at the peak of the call.
+int64_t peak_bytes(const std::function<void()>& call) {
+  c10::cuda::device_synchronize();
+  const auto index = test_device().index();
+  const auto allocated = [&] { return c10::cuda::CUDACachingAllocator::getDeviceStats(index).allocated_bytes[0]; };
+  const int64_t before = allocated().current;
+  c10::cuda::CUDACachingAllocator::resetPeakStats(index);
+  call();
+  return allocated().peak - before;
 }
 
 TEST(Cuda, NeverSynchronisesWithTheHost) {
   LinearHeadInputs in = bf16_problem(600);
-  const int64_t valid = in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>();
   LinearHeadGrads grads = make_grads(in);
   linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = 64}, &grads);
-  for (const int64_t known : {int64_t{-1}, valid}) {
-    in.valid_tokens = known;
-    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
-    EXPECT_NO_THROW(linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = 64}, &grads)) << known;
-    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+  for (const bool known : {false, true}) {
+    set_known(in, known);
+    SCOPED_TRACE(known);
+    expect_no_synchronisation([&] { linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = 64}, &grads); });
   }
 }
 
@@ -66,19 +81,14 @@ TEST(Cuda, SparseTeachersNeitherSynchroniseNorBreakTheCap) {
       const LinearHeadInputs whole = bf16_problem(1200);
       LinearHeadInputs in =
           topk ? with_topk(whole, options, 64, at::kBFloat16) : with_samples(whole, options, 32, 1, at::kFloat);
-      in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+      set_known(in, known);
       LinearHeadGrads grads = make_grads(in);
       linear_head(in, options, {.memory_cap_mb = 64}, &grads);
-      c10::cuda::device_synchronize();
-      const auto index = test_device().index();
-      const auto allocated = [&] { return c10::cuda::CUDACachingAllocator::getDeviceStats(index).allocated_bytes[0]; };
-      const int64_t before = allocated().current;
-      c10::cuda::CUDACachingAllocator::resetPeakStats(index);
-      c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
-      EXPECT_NO_THROW(linear_head(in, options, {.memory_cap_mb = 64}, &grads)) << topk << known;
-      c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+      SCOPED_TRACE(::testing::Message() << topk << known);
+      const int64_t peak = peak_bytes(
+          [&] { expect_no_synchronisation([&] { linear_head(in, options, {.memory_cap_mb = 64}, &grads); }); });
       const int64_t small = 1200 * ((2 * kNumTokenMetrics + kNumSavedValues) * 4 + 64) + (1 << 16);
-      EXPECT_LE(allocated().peak - before, (64 << 20) + small) << topk << known;
+      EXPECT_LE(peak, (64 << 20) + small);
     }
   }
 }
@@ -90,11 +100,11 @@ TEST(Cuda, CaptureDoesNotSynchronise) {
   in.weight_VG = problem.weight_VH;
   const at::Tensor keys = at::arange(600, at::TensorOptions(at::kLong)).to(test_device());
   const TopK first = capture_topk(in, 64, {.memory_cap_mb = 64});
-  c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
   TopK second;
-  EXPECT_NO_THROW(second = capture_topk(in, 64, {.memory_cap_mb = 64}));
-  EXPECT_NO_THROW(capture_samples(in, keys, {.samples = 32}, {.memory_cap_mb = 64}));
-  c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+  expect_no_synchronisation([&] {
+    second = capture_topk(in, 64, {.memory_cap_mb = 64});
+    capture_samples(in, keys, {.samples = 32}, {.memory_cap_mb = 64});
+  });
   EXPECT_TRUE(at::equal(first.ids_NK, second.ids_NK));
   EXPECT_TRUE(at::equal(first.log_probs_NK, second.log_probs_NK));
   EXPECT_TRUE(at::equal(first.tail_N, second.tail_N));
@@ -122,27 +132,20 @@ TEST(Cuda, RunsInAGraphAndOnAnotherStream) {
     graph.replay();
     stream.synchronize();
   }
-  EXPECT_TRUE(at::equal(metrics, eager.metrics_MN));
-  EXPECT_TRUE(at::equal(grads.hidden_NH, eager.grads.hidden_NH));
-  EXPECT_TRUE(at::equal(grads.weight_VH, eager.grads.weight_VH));
+  expect_same({metrics, grads}, eager);
 }
 
 // The cap holds for what the allocator really hands out, beyond the metrics and compaction's small vectors.
 TEST(Cuda, PeakMemoryStaysUnderTheCap) {
   for (const auto& [tokens, known] : {std::pair{4096, false}, std::pair{4096, true}, std::pair{333, false}}) {
     LinearHeadInputs in = bf16_problem(tokens);
-    in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+    set_known(in, known);
     for (const int64_t cap : {16, 64, 256}) {
       LinearHeadGrads grads = make_grads(in);
       linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = cap}, &grads); // cuBLAS takes its workspace once
-      c10::cuda::device_synchronize();
-      const auto index = test_device().index();
-      const auto allocated = [&] { return c10::cuda::CUDACachingAllocator::getDeviceStats(index).allocated_bytes[0]; };
-      const int64_t before = allocated().current;
-      c10::cuda::CUDACachingAllocator::resetPeakStats(index);
-      linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = cap}, &grads);
+      const int64_t peak = peak_bytes([&] { linear_head(in, {.hard_weight = 1}, {.memory_cap_mb = cap}, &grads); });
       const int64_t small = tokens * (2 * kNumTokenMetrics * 4 + 64) + (1 << 16);
-      EXPECT_LE(allocated().peak - before, (cap << 20) + small) << "cap " << cap << " tokens " << tokens;
+      EXPECT_LE(peak, (cap << 20) + small) << "cap " << cap << " tokens " << tokens;
     }
   }
 }

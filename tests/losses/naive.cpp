@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include <gtest/gtest.h>
+
 namespace distill::losses::testing {
 
 namespace {
@@ -138,6 +140,34 @@ NaiveResult naive_head(const LinearHeadInputs& in, const LossOptions& o, double 
   result.d_weight_VH = grad_of(weight);
   result.d_bias_V = grad_of(bias);
   return result;
+}
+
+void expect_near(const HeadResult& ours, const NaiveResult& naive, double tolerance, double gradient_tolerance) {
+  const auto near = [&](TokenMetric metric, const at::Tensor& expected, const char* what) {
+    if (expected.defined()) {
+      EXPECT_LT(relative_error(ours.metrics_MN[metric], expected), tolerance) << what;
+    } else {
+      EXPECT_EQ(ours.metrics_MN[metric].abs().max().item<double>(), 0) << what << " should be 0";
+    }
+  };
+  near(kLoss, naive.loss_N, "loss");
+  near(kHard, naive.hard_N, "hard");
+  near(kSoft, naive.soft_N, "soft");
+  near(kZLoss, naive.student_lse_N.square(), "z-loss");
+  near(kForwardKl, naive.forward_kl_N, "forward KL");
+  near(kReverseKl, naive.reverse_kl_N, "reverse KL");
+  near(kStudentEntropy, naive.student_entropy_N, "student entropy");
+  near(kTeacherEntropy, naive.teacher_entropy_N, "teacher entropy");
+  near(kAgreement, naive.agreement_N, "agreement");
+  near(kAccuracy, naive.accuracy_N, "accuracy");
+  near(kStudentLse, naive.student_lse_N, "student log-sum-exp");
+  near(kTeacherLse, naive.teacher_lse_N, "teacher log-sum-exp");
+  near(kTeacherCe, naive.teacher_ce_N, "teacher's cross-entropy");
+  EXPECT_LT(relative_error(ours.grads.hidden_NH, naive.d_hidden_NH), gradient_tolerance) << "gradient of hidden";
+  EXPECT_LT(relative_error(ours.grads.weight_VH, naive.d_weight_VH), gradient_tolerance) << "gradient of weight";
+  if (naive.d_bias_V.defined()) {
+    EXPECT_LT(relative_error(ours.grads.bias_V, naive.d_bias_V), gradient_tolerance) << "gradient of bias";
+  }
 }
 
 } // namespace distill::losses::testing

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "losses/head/linear_head.h"
+#include "tests/losses/cases.h"
 
 // The textbook computation in fp64 on the full [N, V] logits, differentiated by autograd. Shares no code with losses/.
 namespace distill::losses::testing {
@@ -27,6 +28,10 @@ struct NaiveResult {
 NaiveResult naive_head(
     const LinearHeadInputs& inputs, const LossOptions& options, double grad_scale = 1.0,
     at::ScalarType compute = at::kDouble);
+
+// Expects relative errors of every metric below `tolerance`, and of the gradients below `gradient_tolerance`, which is
+// larger for a bf16 student: its gradient of the logits is rounded to bf16.
+void expect_near(const HeadResult& ours, const NaiveResult& naive, double tolerance, double gradient_tolerance);
 
 // The divergence of each row from log-probabilities of any outcomes, [N, O].
 at::Tensor naive_divergence(const LossOptions& options, const at::Tensor& lp_NO, const at::Tensor& lq_NO);

@@ -53,7 +53,7 @@ class ChunkGroups : public ::testing::TestWithParam<std::tuple<Case, bool>> {
          .token_weights = true,
          .biases = true,
          .dtype = c.dtype});
-    in_.valid_tokens = known ? in_.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+    set_known(in_, known);
     options_ = {
         .divergence = c.teacher ? Divergence::kJsd : Divergence::kNone,
         .hard_weight = 0.5,
@@ -88,9 +88,7 @@ TEST_P(ChunkGroups, MatchNaive) {
 TEST_P(ChunkGroups, RepeatBitForBitAndWithoutGradients) {
   const HeadResult a = run_head(in_, options_, chunks_);
   const HeadResult b = run_head(in_, options_, chunks_);
-  EXPECT_TRUE(at::equal(a.metrics_MN, b.metrics_MN));
-  EXPECT_TRUE(at::equal(a.grads.weight_VH, b.grads.weight_VH));
-  EXPECT_TRUE(at::equal(a.grads.hidden_NH, b.grads.hidden_NH));
+  expect_same(a, b);
   const at::Tensor alone = linear_head(in_, options_, chunks_, nullptr).metrics_MN;
   EXPECT_LT(relative_error(alone[kLoss], a.metrics_MN[kLoss]), 1e-6);
 }
@@ -113,7 +111,7 @@ TEST(ChunkGroupsOfACachedTeacher, AreLikeEqualChunks) {
     const LinearHeadInputs whole = make_problem({.tokens = 1500, .vocab = 1501, .hidden = 48, .dtype = at::kBFloat16});
     LinearHeadInputs in = topk ? with_topk(whole, options, 64, at::kFloat) : with_samples(whole, options, 40);
     for (const bool known : {false, true}) {
-      in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+      set_known(in, known);
       const HeadResult ours = run_head(in, options, shrinking_chunks(in, options));
       const HeadResult equal = run_head(in, options, {.chunk_size = 100});
       EXPECT_LT(relative_error(ours.metrics_MN, equal.metrics_MN), 1e-5);

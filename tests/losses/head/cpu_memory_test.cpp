@@ -69,11 +69,8 @@ TEST(CpuMemory, PeakStaysUnderTheCap) {
       student_spec.dtype = student;
       teacher_spec.dtype = teacher;
       LinearHeadInputs in = make_problem(student_spec);
-      const LinearHeadInputs other = make_problem(teacher_spec);
-      in.teacher_hidden_NG = other.teacher_hidden_NG;
-      in.teacher_weight_VG = other.teacher_weight_VG;
-      in.teacher_bias_V = other.teacher_bias_V;
-      in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+      take_teacher(in, make_problem(teacher_spec));
+      set_known(in, known);
       for (const int64_t cap : {4, 9, 64}) {
         LinearHeadGrads grads = make_grads(in);
         const auto plan = linear_head_plan(in, {.hard_weight = 1}, {.memory_cap_mb = cap}, /*needs_grad=*/true);
@@ -97,7 +94,7 @@ TEST(CpuMemory, TopKAndSamplesStayUnderTheCap) {
       const LinearHeadInputs whole = make_problem({.tokens = 700, .vocab = 6007, .biases = true, .dtype = dtype});
       LinearHeadInputs in = topk ? with_topk(whole, options, 512, dtype) : with_samples(whole, options, 256);
       for (const bool known : {false, true}) {
-        in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+        set_known(in, known);
         for (const int64_t cap : {4, 16}) {
           LinearHeadGrads grads = make_grads(in);
           const auto plan = linear_head_plan(in, options, {.memory_cap_mb = cap}, /*needs_grad=*/true);

@@ -8,46 +8,12 @@
 namespace distill::losses::testing {
 namespace {
 
-struct Case {
-  std::string name;
-  LossOptions options;
-  ProblemSpec problem;
-};
-
-void PrintTo(const Case& c, std::ostream* out) {
-  *out << c.name;
-}
+using Case = HeadCase;
 
 void expect_matches_naive(
     const LinearHeadInputs& in, const LossOptions& options, const ChunkOptions& chunks, double tolerance) {
   constexpr double kScale = 0.37;
-  const HeadResult ours = run_head(in, options, chunks, kScale);
-  const NaiveResult naive = naive_head(in, options, kScale);
-  const auto near = [&](TokenMetric metric, const at::Tensor& expected, const char* what) {
-    if (expected.defined()) {
-      EXPECT_LT(relative_error(ours.metrics_MN[metric], expected), tolerance) << what;
-    } else {
-      EXPECT_EQ(ours.metrics_MN[metric].abs().max().item<double>(), 0) << what << " should be 0";
-    }
-  };
-  near(kLoss, naive.loss_N, "loss");
-  near(kHard, naive.hard_N, "hard");
-  near(kSoft, naive.soft_N, "soft");
-  near(kZLoss, naive.student_lse_N.square(), "z-loss");
-  near(kForwardKl, naive.forward_kl_N, "forward KL");
-  near(kReverseKl, naive.reverse_kl_N, "reverse KL");
-  near(kStudentEntropy, naive.student_entropy_N, "student entropy");
-  near(kTeacherEntropy, naive.teacher_entropy_N, "teacher entropy");
-  near(kAgreement, naive.agreement_N, "agreement");
-  near(kAccuracy, naive.accuracy_N, "accuracy");
-  near(kStudentLse, naive.student_lse_N, "student log-sum-exp");
-  near(kTeacherLse, naive.teacher_lse_N, "teacher log-sum-exp");
-  near(kTeacherCe, naive.teacher_ce_N, "teacher's cross-entropy");
-  EXPECT_LT(relative_error(ours.grads.hidden_NH, naive.d_hidden_NH), tolerance) << "gradient of hidden";
-  EXPECT_LT(relative_error(ours.grads.weight_VH, naive.d_weight_VH), tolerance) << "gradient of weight";
-  if (in.bias_V.defined()) {
-    EXPECT_LT(relative_error(ours.grads.bias_V, naive.d_bias_V), tolerance) << "gradient of bias";
-  }
+  expect_near(run_head(in, options, chunks, kScale), naive_head(in, options, kScale), tolerance, tolerance);
 }
 
 std::vector<Case> cases() {
@@ -131,7 +97,7 @@ TEST_P(Head, CompactionChangesNothing) {
     GTEST_SKIP() << "every token counts";
   }
   const HeadResult all = run_head(in, GetParam().options, {.chunk_size = 4});
-  in.valid_tokens = in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>();
+  set_known(in, true);
   const HeadResult compact = run_head(in, GetParam().options, {.chunk_size = 4});
   EXPECT_LT(relative_error(compact.metrics_MN, all.metrics_MN), 1e-12);
   EXPECT_LT(relative_error(compact.grads.hidden_NH, all.grads.hidden_NH), 1e-12);
@@ -148,12 +114,9 @@ TEST_P(HeadDtypes, OfTeacherAndStudentMayDiffer) {
   const auto [student, teacher] = GetParam();
   for (const bool biases : {false, true}) {
     LinearHeadInputs in = make_problem({.ignored = 0.4, .biases = biases, .dtype = student});
-    LinearHeadInputs other = make_problem({.ignored = 0.4, .biases = biases, .dtype = teacher});
-    in.teacher_hidden_NG = other.teacher_hidden_NG;
-    in.teacher_weight_VG = other.teacher_weight_VG;
-    in.teacher_bias_V = other.teacher_bias_V;
+    take_teacher(in, make_problem({.ignored = 0.4, .biases = biases, .dtype = teacher}));
     for (const bool known : {false, true}) {
-      in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+      set_known(in, known);
       const HeadResult ours = run_head(in, {.hard_weight = 0.3}, {.chunk_size = 4});
       const NaiveResult naive = naive_head(in, {.hard_weight = 0.3});
       EXPECT_LT(relative_error(ours.metrics_MN[kSoft], naive.soft_N), 1e-5) << biases << known;
@@ -175,12 +138,10 @@ INSTANTIATE_TEST_SUITE_P(
 // bf16 logits are for two bf16 heads: an fp32 teacher's would be rounded.
 TEST(HeadDtypes, LogitsAreRoundedOnlyWhereBothSidesAreBf16) {
   LinearHeadInputs in = make_problem({.dtype = at::kBFloat16});
-  const LinearHeadInputs other = make_problem({.dtype = at::kFloat});
   const LossOptions rounded{.logits_dtype = LogitsDtype::kBFloat16};
   EXPECT_FALSE(
       at::equal(linear_head(in, rounded, {}, nullptr).metrics_MN, linear_head(in, {}, {}, nullptr).metrics_MN));
-  in.teacher_hidden_NG = other.teacher_hidden_NG;
-  in.teacher_weight_VG = other.teacher_weight_VG;
+  take_teacher(in, make_problem({.dtype = at::kFloat}));
   EXPECT_TRUE(at::equal(linear_head(in, rounded, {}, nullptr).metrics_MN, linear_head(in, {}, {}, nullptr).metrics_MN));
 }
 
@@ -271,16 +232,13 @@ TEST(HeadGradients, AreWrittenWhereTheyDoNotAccumulate) {
     for (const double ignored : {0.3, 1.0}) {
       LinearHeadInputs in =
           make_problem({.vocab = 120, .vocab_size = 101, .ignored = ignored, .biases = true, .dtype = dtype});
-      in.valid_tokens = in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>();
+      set_known(in, true);
       const HeadResult added = run_head(in, {.hard_weight = 1}, {.chunk_size = 4}, 0.37);
       LinearHeadGrads written = make_grads(in, 0.37);
       written.weight_VH.fill_(NAN);
       written.bias_V.fill_(NAN);
       written.accumulate = false;
-      linear_head(in, {.hard_weight = 1}, {.chunk_size = 4}, &written);
-      EXPECT_TRUE(at::equal(written.weight_VH, added.grads.weight_VH));
-      EXPECT_TRUE(at::equal(written.bias_V, added.grads.bias_V));
-      EXPECT_TRUE(at::equal(written.hidden_NH, added.grads.hidden_NH));
+      expect_same({linear_head(in, {.hard_weight = 1}, {.chunk_size = 4}, &written).metrics_MN, written}, added);
     }
   }
 }
@@ -339,32 +297,29 @@ TEST(HeadGradients, TokenWeightsAreIncomingGradients) {
 TEST(HeadGradients, ThatOfTheHiddenStatesMayBeLeftOut) {
   for (const bool known : {false, true}) {
     LinearHeadInputs in = make_problem({.tokens = 40, .biases = true, .dtype = at::kBFloat16});
-    in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+    set_known(in, known);
     const ChunkOptions chunks{.chunk_size = 8};
     const HeadResult whole = run_head(in, {.hard_weight = 0.5}, chunks);
     LinearHeadGrads grads = make_grads(in);
     grads.hidden_NH.reset();
     const at::Tensor metrics = linear_head(in, {.hard_weight = 0.5}, chunks, &grads).metrics_MN;
     EXPECT_FALSE(grads.hidden_NH.defined());
-    EXPECT_TRUE(at::equal(metrics, whole.metrics_MN));
-    EXPECT_TRUE(at::equal(grads.weight_VH, whole.grads.weight_VH));
-    EXPECT_TRUE(at::equal(grads.bias_V, whole.grads.bias_V));
+    grads.hidden_NH = whole.grads.hidden_NH;
+    expect_same({metrics, grads}, whole);
   }
 }
 
 TEST(HeadScratch, ArenaOfTheCallerGivesTheSameResult) {
   LinearHeadInputs in = make_problem({.tokens = 40, .dtype = at::kBFloat16});
   for (const bool known : {false, true}) {
-    in.valid_tokens = known ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+    set_known(in, known);
     const ChunkOptions chunks{.chunk_size = 8};
     const int64_t bytes = linear_head_plan(in, {}, chunks, /*needs_grad=*/true)->arena_bytes;
     const at::Tensor arena = at::full({bytes}, 255, in.hidden_NH.options().dtype(at::kByte));
     const HeadResult own = run_head(in, {}, chunks);
     LinearHeadGrads grads = make_grads(in);
     const at::Tensor metrics = linear_head(in, {}, chunks, &grads, arena).metrics_MN;
-    EXPECT_TRUE(at::equal(metrics, own.metrics_MN));
-    EXPECT_TRUE(at::equal(grads.weight_VH, own.grads.weight_VH));
-    EXPECT_TRUE(at::equal(grads.hidden_NH, own.grads.hidden_NH));
+    expect_same({metrics, grads}, own);
     EXPECT_THROW(linear_head(in, {}, chunks, &grads, arena.narrow(0, 0, 100)), c10::Error);
   }
 }
@@ -388,9 +343,7 @@ TEST(HeadRuns, AreDeterministic) {
   const LinearHeadInputs in = make_problem({.tokens = 64, .vocab = 3001, .dtype = at::kBFloat16});
   const HeadResult a = run_head(in, {.hard_weight = 1}, {.chunk_size = 16});
   const HeadResult b = run_head(in, {.hard_weight = 1}, {.chunk_size = 16});
-  EXPECT_TRUE(at::equal(a.metrics_MN, b.metrics_MN));
-  EXPECT_TRUE(at::equal(a.grads.weight_VH, b.grads.weight_VH));
-  EXPECT_TRUE(at::equal(a.grads.hidden_NH, b.grads.hidden_NH));
+  expect_same(a, b);
 }
 
 } // namespace

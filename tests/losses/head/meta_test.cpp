@@ -159,10 +159,7 @@ LinearHeadInputs inputs_of(const Case& c) {
   if (in.teacher_hidden_NG.defined()) {
     ProblemSpec teacher = c.spec;
     teacher.dtype = c.spec.dtype == at::kDouble ? at::kDouble : c.teacher;
-    const LinearHeadInputs other = make_problem(teacher);
-    in.teacher_hidden_NG = other.teacher_hidden_NG;
-    in.teacher_weight_VG = other.teacher_weight_VG;
-    in.teacher_bias_V = other.teacher_bias_V;
+    take_teacher(in, make_problem(teacher));
   }
   if (c.kind == TeacherKind::kTopK) {
     in = with_topk(in, {}, 300, at::kBFloat16);
@@ -173,7 +170,7 @@ LinearHeadInputs inputs_of(const Case& c) {
     in.hidden_NH = at::stack({in.hidden_NH, in.hidden_NH}, -1).select(-1, 1);
   }
   if (c.known) {
-    in.valid_tokens = in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>();
+    set_known(in, true);
   }
   return in;
 }

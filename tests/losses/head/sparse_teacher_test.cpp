@@ -7,53 +7,13 @@
 namespace distill::losses::testing {
 namespace {
 
-struct Case {
-  std::string name;
-  LossOptions options;
-  ProblemSpec problem;
-};
+using Case = HeadCase;
 
-void PrintTo(const Case& c, std::ostream* out) {
-  *out << c.name;
-}
-
-// A bf16 student's gradient of the logits is rounded to bf16: `gradient_tolerance`.
 void expect_matches_naive(
     const LinearHeadInputs& in, const LossOptions& options, const ChunkOptions& chunks, double tolerance,
     double gradient_tolerance) {
   constexpr double kScale = 0.37;
-  const HeadResult ours = run_head(in, options, chunks, kScale);
-  const NaiveResult naive = naive_sparse(in, options, kScale);
-  const auto near = [&](TokenMetric metric, const at::Tensor& expected, const char* what) {
-    if (expected.defined()) {
-      EXPECT_LT(relative_error(ours.metrics_MN[metric], expected), tolerance) << what;
-    } else {
-      EXPECT_EQ(ours.metrics_MN[metric].abs().max().item<double>(), 0) << what << " should be 0";
-    }
-  };
-  near(kLoss, naive.loss_N, "loss");
-  near(kHard, naive.hard_N, "hard");
-  near(kSoft, naive.soft_N, "soft");
-  near(kZLoss, naive.student_lse_N.square(), "z-loss");
-  near(kForwardKl, naive.forward_kl_N, "forward KL");
-  near(kReverseKl, naive.reverse_kl_N, "reverse KL");
-  near(kStudentEntropy, naive.student_entropy_N, "student entropy");
-  near(kTeacherEntropy, naive.teacher_entropy_N, "teacher entropy");
-  near(kAgreement, naive.agreement_N, "agreement");
-  near(kAccuracy, naive.accuracy_N, "accuracy");
-  near(kStudentLse, naive.student_lse_N, "student log-sum-exp");
-  near(kTeacherLse, naive.teacher_lse_N, "teacher log-sum-exp");
-  near(kTeacherCe, naive.teacher_ce_N, "teacher's cross-entropy");
-  EXPECT_LT(relative_error(ours.grads.hidden_NH, naive.d_hidden_NH), gradient_tolerance) << "gradient of hidden";
-  EXPECT_LT(relative_error(ours.grads.weight_VH, naive.d_weight_VH), gradient_tolerance) << "gradient of weight";
-  if (in.bias_V.defined()) {
-    EXPECT_LT(relative_error(ours.grads.bias_V, naive.d_bias_V), gradient_tolerance) << "gradient of bias";
-  }
-}
-
-void expect_matches_naive(
-    const LinearHeadInputs& in, const LossOptions& options, const ChunkOptions& chunks, double tolerance) {
-  expect_matches_naive(in, options, chunks, tolerance, tolerance);
+  expect_near(run_head(in, options, chunks, kScale), naive_sparse(in, options, kScale), tolerance, gradient_tolerance);
 }
 
 std::vector<Case> cases() {
@@ -109,10 +69,10 @@ TEST_P(TopKTeachers, MatchNaiveInFp64) {
   for (const int64_t k : {1, 7, 64}) {
     LinearHeadInputs in = with_topk(make_problem(problem), options, k);
     for (const bool known : {false, true}) {
-      in.valid_tokens = known && in.targets_N.defined() ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+      set_known(in, known);
       for (const int64_t chunk : {1, 4, 64}) {
         SCOPED_TRACE(::testing::Message() << "k " << k << " chunk " << chunk << " known " << known);
-        expect_matches_naive(in, options, {.chunk_size = chunk}, 1e-9);
+        expect_matches_naive(in, options, {.chunk_size = chunk}, 1e-9, 1e-9);
       }
     }
   }
@@ -140,7 +100,7 @@ TEST_P(SampledTeachers, MatchNaiveInEveryDtype) {
       LinearHeadInputs in =
           with_samples(make_problem(spec), options, samples, 0.7, student == at::kDouble ? student : at::kFloat);
       for (const bool known : {false, true}) {
-        in.valid_tokens = known && in.targets_N.defined() ? in.targets_N.ne(kIgnoreIndex).sum().item<int64_t>() : -1;
+        set_known(in, known);
         SCOPED_TRACE(::testing::Message() << student << ' ' << samples << ' ' << known);
         const double tolerance = student == at::kDouble ? 1e-10 : 2e-5;
         expect_matches_naive(in, options, {.chunk_size = 4}, tolerance, student == at::kBFloat16 ? 6e-3 : tolerance);

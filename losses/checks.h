@@ -8,7 +8,7 @@ namespace distill::losses {
 // [0, vocab): it would be read as another token's, or past the row.
 void assert_labels(const at::Tensor& targets_N, int64_t vocab);
 
-// The type of sums and metrics: fp64 for fp64 inputs, else fp32.
+// Returns the type of sums and metrics: fp64 for fp64 inputs, otherwise fp32.
 at::ScalarType compute_type(at::ScalarType input);
 
 } // namespace distill::losses

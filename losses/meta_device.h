@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-// Running the loss head on libtorch's meta device, whose tensors have shapes and no memory. Such a run makes the same
+// The loss head runs on libtorch's meta device, too, whose tensors have shapes and no memory. Such a run makes the same
 // allocations, in the same order and of the same sizes, as a run on the device that the meta tensors stand for, and
 // launches no kernel; the trainer's memory plan counts those allocations. (Not made: the buffers of a few bytes for
 // each token that libtorch's CUDA kernels take while they compact and reduce, and scalars on the host.) The code of the
@@ -10,20 +10,20 @@
 // meta kernel in libtorch.
 namespace distill::losses {
 
-// The device type whose kernels work on `tensor`: its own, or `planned` for a meta tensor.
+// Returns the device type whose kernels work on `tensor`: its own, or `planned` for a meta tensor.
 c10::DeviceType kernel_device(const at::Tensor& tensor, c10::DeviceType planned);
 
 // Throws `message` (on CUDA a device-side assertion, without a synchronisation) unless the bool scalar `condition` is
 // true. Does nothing for a meta tensor.
 void assert_async(const at::Tensor& condition, const char* message);
 
-// The number of true elements of mask_N: an int64 scalar. `kernels`, here and below: see kernel_device().
+// Returns the number of true elements of mask_N: an int64 scalar. `kernels`, here and below: see kernel_device().
 at::Tensor count_true(const at::Tensor& mask_N, c10::DeviceType kernels);
 
-// The positions of the true elements of mask_N, of which there are `count`: int64 [count], without a synchronisation.
+// Returns the positions of the `count` true elements of mask_N: int64 [count], without a synchronisation.
 at::Tensor true_positions(const at::Tensor& mask_N, int64_t count, c10::DeviceType kernels);
 
-// source[index]: the rows (or elements) of `source` that index_R names, as a new tensor or written into `out`.
+// Returns source[index], the rows (or elements) of `source` that index_R names, or writes them into `out`.
 at::Tensor gather_rows(const at::Tensor& source, const at::Tensor& index_R);
 void gather_rows_out(at::Tensor out, const at::Tensor& source, const at::Tensor& index_R);
 

@@ -6,8 +6,8 @@
 
 #include "losses/options.h"
 
-// The values that each number of the options may have: the one description of them, which validate() reads and, through
-// it, every operator and the Python package, and of which the trainer makes its keys, their help and their errors.
+// This is the one description of the values that each number of the options may have. validate() reads it, and through
+// validate() every operator and the Python package; the trainer makes its keys, their help and their errors of it.
 namespace distill::losses {
 
 struct RealRange {
@@ -78,7 +78,7 @@ consteval IntegerRange range_of(int64_t ChunkOptions::*value) {
   throw "an option without a range";
 }
 
-// False for NaN.
+// Return false for NaN.
 constexpr bool contains(const RealRange& range, double value) {
   return (range.or_zero && value == 0) ||
       (value >= range.min && value <= range.max && !(range.max_excluded && value == range.max));
@@ -87,7 +87,7 @@ constexpr bool contains(const IntegerRange& range, int64_t value) {
   return value >= range.min && value <= range.max;
 }
 
-// "a number in [0, 1)", "0 (off), or a number above 0, in [1e-10, 1e+10]".
+// Return a phrase such as "a number in [0, 1)" or "0 (off), or a number above 0, in [1e-10, 1e+10]".
 std::string expectation(const RealRange& range);
 std::string expectation(const IntegerRange& range);
 

@@ -8,11 +8,11 @@
 
 namespace distill::losses {
 
-// Divergence between the teacher p = softmax(teacher / T) and the student q = softmax(student / T).
+// A divergence compares the teacher p = softmax(teacher / T) with the student q = softmax(student / T).
 enum class Divergence {
   kNone, // hard labels only
-  // Generalised JSD. It tends to 0 as beta goes to 0 or 1, while beta = 0 is defined as forward KL(p || q) and beta = 1
-  // as reverse KL(q || p), as elsewhere in the field.
+  // Generalised JSD tends to 0 as beta goes to 0 or 1, while beta = 0 is defined as forward KL(p || q) and beta = 1 as
+  // reverse KL(q || p), as elsewhere in the field.
   kJsd,
   kForwardKl, // KL(p || q)
   kReverseKl, // KL(q || p)
@@ -33,11 +33,11 @@ constexpr auto enum_names(LogitsDtype) {
   return base::names_of<LogitsDtype>("float32", "bfloat16");
 }
 
-// Which numbers of a token are computed beside its gradient (TokenMetric in losses/token_metrics.h).
+// A set of metrics says which numbers of a token are computed besides its gradient (losses/token_metrics.h).
 enum class MetricSet {
   kAll,
-  // The loss, its parts and both log-sum-exps; the others are 0. Some calls have row kernels of their own for it, which
-  // are faster (losses/rows/cuda/cluster/choose_mode.h). Where the teacher is top-k or samples it means kAll.
+  // Only the loss, its parts and both log-sum-exps are computed; the others are 0. Some calls have faster kernels for
+  // this (losses/rows/cuda/cluster/choose_mode.h). Where the teacher is top-k or samples it means kAll.
   kLoss,
 };
 constexpr auto enum_names(MetricSet) {
@@ -47,7 +47,7 @@ constexpr auto enum_names(MetricSet) {
 // Targets with this value carry no loss, hard or soft.
 inline constexpr int64_t kIgnoreIndex = -100;
 
-// The loss of one token:
+// The options define the loss of one token:
 //   hard_weight * (CE(labels, label_smoothing) + z_loss * lse^2) + soft_weight * T^2? * divergence(p, q).
 struct LossOptions {
   Divergence divergence = Divergence::kJsd;
@@ -67,17 +67,17 @@ struct LossOptions {
   MetricSet metrics = MetricSet::kAll;
 };
 
-// How many tokens' logits exist at once. memory_cap_mb is hard and wins over the other two.
+// These options say how many tokens' logits exist at once. memory_cap_mb is hard and wins over the other two.
 struct ChunkOptions {
   int64_t chunk_size = 0; // tokens; 0: automatic
   int64_t memory_cap_mb = 1024; // MiB
   int64_t min_chunk_size = 256; // tokens; the automatic size is never below it
 };
 
-// The divergence, with a KL in place of the members of a family that are a KL: JSD at beta 0 and 1, skew KL at alpha 0.
+// Returns the divergence, or the KL that it is: JSD at beta 0 and 1, and skew KLs at alpha 0, are KLs.
 Divergence effective_divergence(const LossOptions& options);
 
-// InvalidArgument with every value out of its range: the key, what was expected, what was found.
+// Return InvalidArgument with every value out of its range: the key, what was expected, what was found.
 absl::Status validate(const LossOptions& options);
 absl::Status validate(const ChunkOptions& options);
 

@@ -14,7 +14,7 @@ bool has_soft_term(const LossOptions& options) {
   return options.divergence != Divergence::kNone && options.soft_weight > 0;
 }
 
-// Where all metrics are asked for.
+// Returns the qualities where all metrics are asked for.
 MetricQualities all_metrics(TeacherKind kind, const LossOptions& options) {
   MetricQualities quality{};
   quality.fill(kExact);

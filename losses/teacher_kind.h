@@ -8,7 +8,7 @@
 #include "losses/options.h"
 #include "losses/token_metrics.h"
 
-// What a loss knows of the teacher, and what follows: which divergences can be computed and what the token metrics are.
+// The kind of a teacher says what a loss knows of it: which divergences can be computed and what the token metrics are.
 namespace distill::losses {
 
 enum class TeacherKind {
@@ -31,7 +31,7 @@ constexpr auto enum_names(MetricQuality) {
   return base::names_of<MetricQuality>("exact", "lower_bound", "estimate", "unavailable");
 }
 
-// Whether the teacher is a few columns of the vocabulary.
+// Returns whether the teacher is a few columns of the vocabulary.
 constexpr bool is_sparse(TeacherKind kind) {
   return kind == TeacherKind::kTopK || kind == TeacherKind::kSampled;
 }
@@ -41,8 +41,8 @@ constexpr bool is_sparse(TeacherKind kind) {
 using MetricQualities = std::array<MetricQuality, kNumTokenMetrics>;
 MetricQualities available_metrics(TeacherKind kind, const LossOptions& options);
 
-// InvalidArgument for a loss that a teacher of this kind cannot give, naming the option and what can be had.
-// teacher_temperature: at which the log-probabilities or samples were taken (kTopK, kSampled).
+// Returns InvalidArgument for a loss that a teacher of this kind cannot give, naming the option and what can be had.
+// teacher_temperature: the temperature of the log-probabilities or samples (kTopK, kSampled).
 absl::Status validate_for_teacher(const LossOptions& options, TeacherKind kind, double teacher_temperature);
 
 } // namespace distill::losses

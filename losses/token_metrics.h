@@ -4,7 +4,7 @@
 
 namespace distill::losses {
 
-// The numbers that a loss returns for each token: the first index of a [kNumTokenMetrics, N] tensor (`metrics_MN`).
+// A loss returns these numbers for each token: the first index of a [kNumTokenMetrics, N] tensor (`metrics_MN`).
 // p is the teacher's distribution and q the student's, both at the loss's temperature. Losses, divergences and
 // entropies are in nats. Every number of an ignored token is 0.
 enum TokenMetric : int64_t {
@@ -25,8 +25,8 @@ enum TokenMetric : int64_t {
   kNumTokenMetrics
 };
 
-// Whether it belongs to MetricSet::kLoss (losses/options.h): the loss, its parts, and the log-sum-exps that every loss
-// needs.
+// Returns whether it belongs to MetricSet::kLoss (losses/options.h): the loss, its parts, and the log-sum-exps that
+// every loss needs.
 constexpr bool is_of_the_loss(int64_t metric) {
   return metric == kLoss || metric == kHard || metric == kSoft || metric == kZLoss || metric == kStudentLse ||
       metric == kTeacherLse;

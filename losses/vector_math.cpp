@@ -7,7 +7,7 @@
 namespace distill::losses {
 namespace {
 
-// With so few numbers that libtorch uses one thread, in memory that no allocator counts.
+// Calls a function with so few numbers that libtorch uses one thread, in memory that no allocator counts.
 template <typename T>
 void call_each_function(at::ScalarType dtype) {
   std::array<T, 8> numbers{};

@@ -16,7 +16,7 @@ namespace distill::losses {
 
 namespace {
 
-// The teacher as the student of a head without a teacher and without gradients.
+// Describes the teacher as the student of a head that has no teacher and no gradients.
 LinearHeadInputs as_head(const CaptureInputs& in) {
   LinearHeadInputs head;
   head.hidden_NH = in.hidden_NG;
@@ -32,7 +32,7 @@ LossOptions head_options(const CaptureInputs& in) {
       .divergence = Divergence::kNone, .temperature = in.temperature, .soft_weight = 0, .student_softcap = in.softcap};
 }
 
-// One call: the buffers of a chunk, and the loop over chunks.
+// A Capture is one call: it holds the buffers of a chunk and loops over the chunks.
 class Capture {
  public:
   Capture(const CaptureInputs& in, int64_t entries, const ChunkOptions& chunks) : in_(in) {
@@ -56,7 +56,7 @@ class Capture {
     entries_CK_ = scratch.matrix(chunk_rows_, entries, compute);
   }
 
-  // body(begin, count, logits_RV, entries_RK) for each chunk of tokens; logits after bias and softcap.
+  // Calls body(begin, count, logits_RV, entries_RK) for each chunk of tokens, with logits after bias and softcap.
   void for_chunks(const std::function<void(int64_t, int64_t, const at::Tensor&, const at::Tensor&)>& body) const {
     const int64_t tokens = in_.hidden_NG.size(0);
     for (int64_t begin = 0; begin < tokens; begin += chunk_rows_) {

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kRowAlignment = 256;
 
-// Logits of a chunk lie beside the gradients of the tokens before it and its own.
+// While the logits of a chunk exist, its own gradients and those of the group's earlier tokens exist, too.
 int64_t total_bytes(const ScratchTerms& terms, std::span<const int64_t> chunks) {
   int64_t tokens = 0;
   int64_t most = 0;

@@ -8,8 +8,8 @@ namespace distill::losses {
 
 namespace {
 
-// Means over five shapes on an H200 (docs/loss_head_notes.md), by losses/products/fp32_product.h. The logits products
-// have good and bad sizes: 384 rows are fast, 448 are not, and within the head nor are 640, 1280 and 1536.
+// The times are means over five shapes on an H200 (docs/loss_head_notes.md), by losses/products/fp32_product.h. Logits
+// products have good and bad sizes: 384 rows are fast, 448 are not, and within the head 640, 1280 and 1536 are not.
 constexpr std::array<MeasuredRows, 9> kLogitsProduct{{
     {128, 1.62},
     {192, 1.27},
@@ -21,8 +21,8 @@ constexpr std::array<MeasuredRows, 9> kLogitsProduct{{
     {2048, 1.02},
     {4096, 1.0},
 }};
-// Tokens whose logits products take as long as what a chunk costs besides them: launches, and the row kernel's first
-// and last rows, which leave multiprocessors idle. From the head's own times under two caps.
+// The logits products of this many tokens take as long as a chunk costs besides them: launches, and the row kernel's
+// first and last rows, which leave multiprocessors idle. The number is from the head's own times under two caps.
 constexpr double kTokensPerChunk = 32;
 constexpr std::array<MeasuredRows, 10> kWeightGradientProduct{{
     {256, 4.3},
@@ -37,8 +37,8 @@ constexpr std::array<MeasuredRows, 10> kWeightGradientProduct{{
     {4096, 1.0},
 }};
 
-// Between the measured numbers of rows on a line; below them a product takes as long as with the fewest rows, since it
-// has to read and write the weights all the same.
+// Interpolates between the measured numbers of rows. Below them a product takes as long as with the fewest rows, since
+// it has to read and write the weights all the same.
 double relative_time(std::span<const MeasuredRows> measured, int64_t rows) {
   const auto x = static_cast<double>(std::max<int64_t>(rows, 1));
   if (rows <= measured.front().rows) {
@@ -55,7 +55,7 @@ double relative_time(std::span<const MeasuredRows> measured, int64_t rows) {
   return measured.back().time;
 }
 
-// The first `tokens` tokens of a group, of whose chunks the last one may be cut.
+// Returns the cost of the first `tokens` tokens of a group, whose last chunk may be cut.
 double group_cost(const HeadShape& shape, std::span<const int64_t> chunks, int64_t tokens) {
   double logits = 0;
   int64_t left = tokens;

@@ -19,7 +19,7 @@ int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Chunks of one size for everything; the most of them whose gradients fit.
+// Returns chunks of one size: as many of them as have room for their gradients.
 std::vector<int64_t> chunks_of_size(int64_t chunk_size, const HeadShape& shape, int64_t cap_bytes) {
   const int64_t tokens = std::max<int64_t>(shape.tokens, 1);
   int64_t rows = std::min(chunk_size, tokens);
@@ -33,7 +33,7 @@ std::vector<int64_t> chunks_of_size(int64_t chunk_size, const HeadShape& shape, 
   return most_equal_chunks(shape, rows, std::max<int64_t>(limit, 1), cap_bytes);
 }
 
-// The first `tokens` of a group.
+// Keeps the first `tokens` tokens of a group.
 void cut(std::vector<int64_t>& chunks, int64_t tokens) {
   for (size_t k = 0; k < chunks.size(); ++k) {
     chunks[k] = std::min(chunks[k], tokens);

@@ -13,8 +13,8 @@ namespace distill::losses {
 
 namespace {
 
-constexpr double kAsFast = 1.001; // times differ more than that from run to run
-constexpr int64_t kStep = 64; // of which every measured number of rows is a multiple
+constexpr double kAsFast = 1.001; // times differ by more than that from run to run
+constexpr int64_t kStep = 64; // every measured number of rows is a multiple of it
 constexpr int64_t kGroupStep = 16;
 constexpr int64_t kMostGroups = 32; // with more of them in a call it does not matter how full the last one is
 // The last chunk of a group may have a number of tokens that was not measured, up to this: larger ones may be slow.
@@ -25,7 +25,7 @@ struct Size {
   double cost;
 };
 
-// The measured sizes from `least` to `most` tokens.
+// Returns the measured sizes from `least` to `most` tokens.
 std::vector<Size> measured_sizes(int64_t least, int64_t most) {
   std::vector<Size> sizes;
   for (const MeasuredRows& measured : measured_logits_products()) {
@@ -36,7 +36,7 @@ std::vector<Size> measured_sizes(int64_t least, int64_t most) {
   return sizes;
 }
 
-// Groups of chunks of measured sizes, and of a rest as the last one.
+// A GroupSearch finds groups whose chunks have measured sizes, with a rest as the last one.
 class GroupSearch {
  public:
   GroupSearch(const HeadShape& shape, int64_t min_chunk_size, int64_t longest, int64_t cap_bytes)
@@ -44,8 +44,8 @@ class GroupSearch {
         terms_(scratch_terms(shape, longest)),
         cap_bytes_(cap_bytes) {}
 
-  // The chunks of a group of `tokens`, at most kMaxAutomaticRows, that take the least time; empty where none fit.
-  // Fastest where it is asked for one number after another.
+  // Returns the fastest chunks of a group of `tokens`, at most kMaxAutomaticRows; empty where none fit.
+  // Calls are fastest where the number of tokens grows from call to call.
   std::vector<int64_t> fastest_group(int64_t tokens) {
     find_chunks((tokens + kStep - 1) / kStep);
     int64_t rest = tokens % kStep == 0 ? 0 : -1; // -1: none
@@ -65,7 +65,7 @@ class GroupSearch {
     for (int64_t k = (tokens - rest) / kStep; k > 0; k -= found_[k].last / kStep) {
       chunks.push_back(found_[k].last);
     }
-    // Chunks that fit in some order fit with the largest first.
+    // If the chunks fit in some order, they fit with the largest first.
     std::sort(chunks.begin(), chunks.end(), std::greater<>());
     if (rest > 0) {
       chunks.push_back(rest);
@@ -76,19 +76,19 @@ class GroupSearch {
  private:
   static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-  // The fastest chunks of measured sizes for some number of tokens.
+  // The fastest chunks of measured sizes for one number of tokens.
   struct Found {
     double cost = kInfinity;
     int64_t last = 0;
     int64_t smallest = 0;
   };
 
-  // The most tokens of a chunk that comes after k steps of others.
+  // Returns the most tokens that a chunk may have which comes after k steps of others.
   int64_t most_rows(int64_t k) const {
     return (room_ - terms_.gradient_row * k * kStep) / (terms_.gradient_row + terms_.logits_row);
   }
 
-  // For each number of tokens up to `steps`, in a group of so many.
+  // Finds the fastest chunks for each number of steps up to `steps`, for a group of that length.
   void find_chunks(int64_t steps) {
     if (std::exchange(steps_, steps) == steps) {
       return;
@@ -112,13 +112,13 @@ class GroupSearch {
   std::vector<Size> sizes_;
   ScratchTerms terms_;
   int64_t cap_bytes_;
-  int64_t steps_ = 0; // of which found_ holds the fastest chunks
-  int64_t room_ = 0; // bytes for gradients and logits
+  int64_t steps_ = 0; // found_ holds the fastest chunks for this many steps
+  int64_t room_ = 0; // bytes that gradients and logits may take
   std::array<Found, kMaxAutomaticRows / kStep + 1> found_;
 };
 
-// Numbers of tokens for a group, from large to small: all multiples of 16, and those that share the tokens of a call
-// evenly, so that no small group is left at the end.
+// Returns numbers of tokens for a group, from large to small: all multiples of 16, and those that share the tokens of a
+// call evenly, so that no small group is left at the end.
 std::vector<int64_t> group_sizes(int64_t tokens, int64_t longest) {
   std::vector<int64_t> sizes{longest};
   for (int64_t rows = kGroupStep; rows < longest; rows += kGroupStep) {
@@ -169,7 +169,7 @@ std::vector<int64_t> fastest_chunks(const HeadShape& shape, int64_t min_chunk_si
   };
   add_equal(longest);
   for (const Size& size : measured_sizes(min_chunk_size, longest)) {
-    // Groups of fewer chunks than fit may share the tokens of the call more evenly.
+    // Groups with fewer chunks than fit may share the tokens of the call more evenly.
     std::vector<int64_t> chunks = equal(size.rows);
     for (const size_t half = chunks.size() / 2; chunks.size() > half; chunks.pop_back()) {
       add(chunks);
@@ -188,7 +188,7 @@ std::vector<int64_t> fastest_chunks(const HeadShape& shape, int64_t min_chunk_si
       }
     }
   }
-  // Where no measured size fits, powers of two, below min_chunk_size if they have to be.
+  // Where no measured size fits, the sizes are powers of two, below min_chunk_size if they have to be.
   const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(longest)));
   if (fitting.empty()) {
     for (int64_t rows = power; rows >= min_chunk_size; rows /= 2) {

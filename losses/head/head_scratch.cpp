@@ -17,7 +17,7 @@ int64_t size_of(at::ScalarType type) {
   return static_cast<int64_t>(c10::elementSize(type));
 }
 
-// Biases in the row kernel's type, and the bias gradient of a chunk.
+// Returns the bytes of the biases that are converted to the row kernel's type, and of the bias gradient of a chunk.
 int64_t bias_bytes(const LinearHeadInputs& in, const LossOptions& options, int64_t vocab, bool needs_grad) {
   int64_t bytes = 0;
   for (const at::Tensor& bias : {in.bias_V, in.teacher_bias_V}) {

@@ -82,7 +82,7 @@ void check_entries(
       ": expected contiguous columns, found strides ", ids.strides(), " and ", values.strides());
 }
 
-// At most one teacher, and complete.
+// Checks that there is at most one teacher, and that it is complete.
 void check_cached_teacher(const LinearHeadInputs& in) {
   const bool topk = in.topk_ids_NK.defined();
   const bool sampled = in.sample_ids_NS.defined();

@@ -14,7 +14,7 @@ namespace distill::losses {
 
 namespace {
 
-// One call: the tokens that are computed, the buffers, and the results. A group of chunks has its gradients gathered.
+// A HeadRun is one call: the computed tokens, the buffers, and the results. A group of chunks gathers its gradients.
 class HeadRun {
  public:
   HeadRun(
@@ -37,7 +37,7 @@ class HeadRun {
   ChunkPlan plan_;
   c10::DeviceType kernels_; // the device type whose kernels run (losses/meta_device.h)
   int64_t vocab_;
-  int64_t num_tokens_; // that are computed: all, or those that are not ignored
+  int64_t num_tokens_; // computed tokens: all, or those that are not ignored
   at::Tensor index_; // positions of the computed tokens; undefined: all tokens are computed
   at::Tensor targets_; // of the computed tokens, contiguous
   at::Tensor token_weights_;
@@ -49,17 +49,17 @@ class HeadRun {
   at::Tensor student_bias_;
   at::Tensor teacher_bias_;
   Scratch scratch_;
-  // Of a group.
+  // These tensors belong to a group.
   at::Tensor gradient_;
   at::Tensor hidden_; // gathered hidden states; undefined where every token is computed
   at::Tensor hidden_gradient_; // likewise
   at::Tensor bias_gradient_;
-  // Of a chunk.
+  // These tensors belong to a chunk.
   at::Tensor student_logits_; // undefined where the gradient is written over them
   at::Tensor teacher_logits_;
   at::Tensor teacher_hidden_; // gathered
   at::Tensor entry_logits_; // the student's, where the teacher is top-k or samples
-  // Of the call.
+  // These tensors belong to the call.
   at::Tensor saved_; // [kNumSavedValues, computed tokens], where the teacher is top-k or samples
   at::Tensor metrics_; // [kNumTokenMetrics, computed tokens]
 };
@@ -130,8 +130,8 @@ HeadRun::HeadRun(
   }
 }
 
-// Hidden states of the computed tokens [begin, begin + count). Where ignored tokens are left out, `gathered` receives
-// them.
+// Returns the hidden states of the computed tokens [begin, begin + count). Where ignored tokens are left out, they are
+// gathered into `gathered`.
 at::Tensor HeadRun::tokens_of(
     const at::Tensor& source, int64_t begin, int64_t count, const at::Tensor& gathered) const {
   if (!index_.defined()) {
@@ -142,7 +142,7 @@ at::Tensor HeadRun::tokens_of(
   return destination;
 }
 
-// The buffers of a chunk of `count` tokens, at the back of the arena: what precedes them are the gradients of the
+// Cuts the buffers of a chunk of `count` tokens from the back of the arena. In front of them lie the gradients of the
 // group's `offset` tokens before, and the chunk's own.
 void HeadRun::cut_chunk(int64_t count, int64_t offset) {
   const at::ScalarType dtype = in_.hidden_NH.scalar_type();
@@ -164,8 +164,8 @@ void HeadRun::cut_chunk(int64_t count, int64_t offset) {
   }
 }
 
-// The student's and the teacher's logits of tokens [begin, begin + count), and the row kernel on them.
-// `offset`: the place of these tokens in the gradient buffer.
+// Computes the student's and the teacher's logits of tokens [begin, begin + count), and runs the row kernel on them.
+// `offset` is the place of these tokens in the gradient buffer.
 void HeadRun::logits_and_rows(int64_t begin, int64_t count, int64_t offset) {
   cut_chunk(count, offset);
   const at::Tensor hidden =
@@ -192,7 +192,7 @@ void HeadRun::logits_and_rows(int64_t begin, int64_t count, int64_t offset) {
   }
 }
 
-// Top-k or samples of computed tokens [begin, begin + count), read where they lie.
+// Returns the top-k or samples of the computed tokens [begin, begin + count), without a copy.
 SparseTensors HeadRun::sparse_teacher(int64_t begin, int64_t count) const {
   const bool topk = in_.topk_ids_NK.defined();
   SparseTensors teacher;
@@ -255,8 +255,8 @@ void HeadRun::zero_unwritten_gradients() {
   }
 }
 
-// The first token of the group after the one that begins at `begin`. Full groups make the same allocations, so that a
-// run on meta tensors goes from the sixteenth to the last one.
+// Returns the first token of the group after the one that begins at `begin`. All full groups make the same allocations,
+// so that a run on meta tensors goes from the sixteenth to the last one.
 int64_t HeadRun::next_group(int64_t begin) const {
   constexpr int64_t kMetaGroups = 16;
   const int64_t next = begin + plan_.gradient_rows;

@@ -8,7 +8,7 @@ namespace distill::losses {
 
 namespace {
 
-// Vocabulary rows that are converted from bf16 to fp32 at a time on the CPU.
+// On the CPU, this many vocabulary rows are converted from bf16 to fp32 at a time.
 constexpr int64_t kVocabularyBlock = 4096;
 
 // Calls body(begin, count) for blocks of the vocabulary.

@@ -1,4 +1,4 @@
-// One block for a stretch of one row: each side's logits are read once and the gradient written once, 16 bytes a thread
+// One block takes a stretch of a row. It reads each side's logits once and writes the gradient once, 16 bytes a thread
 // where all rows begin equally far from a multiple of 16 bytes.
 #pragma once
 
@@ -15,7 +15,7 @@ struct alignas(kSize == 1 ? sizeof(Logit) : kVectorBytes) Vector {
   Logit values[kSize];
 };
 
-// The terms of a row's gradient that do not depend on the column, from the numbers that the forward pass saved.
+// A SavedRow has the terms of a row's gradient that do not depend on the column, made from what the forward pass saved.
 template <typename T>
 struct SavedRow {
   int64_t label; // -1: none
@@ -45,12 +45,12 @@ __device__ __forceinline__ SavedRow<T> load_saved(const RowArgs& a, const RowCon
   return row;
 }
 
-// Whether T = 1 and there is no softcap: the kernel is compiled for that.
+// Returns whether T = 1 and there is no softcap: the kernel is compiled for that.
 inline bool is_plain(const LossOptions& o) {
   return o.temperature == 1 && o.student_softcap == 0 && o.teacher_softcap == 0;
 }
 
-// Whether the rows of both sides and of the gradient begin equally far from multiples of kVectorBytes.
+// Returns whether the rows of both sides and of the gradient begin equally far from multiples of kVectorBytes.
 inline bool begin_alike(const RowArgs& a) {
   const auto like_student = [&](const void* data, int64_t stride) {
     return rows_begin_alike(data, stride, a.student, a.student_stride, element_bytes(a.logits_type));
@@ -59,12 +59,12 @@ inline bool begin_alike(const RowArgs& a) {
       (a.teacher == nullptr || like_student(a.teacher, a.teacher_stride));
 }
 
-// Blocks of a row, whose first vector may begin up to a vector before the row.
+// Returns the number of blocks of a row, whose first vector may begin up to a vector before the row.
 inline int64_t blocks_of_row(int64_t vocab, int vector) {
   return (vocab + vector - 1 + kPerBlock - 1) / kPerBlock;
 }
 
-// Of a column that is the label's or not, in a row that counts. kPlain: is_plain().
+// Returns the gradient of a column, which is the label's or not, in a row that counts. kPlain: is_plain().
 template <Divergence kDivergence, bool kTeacher, bool kPlain, typename T, typename Logit>
 __device__ __forceinline__ T column_gradient(
     const SavedRow<T>& row, const RowConstants<T>& c, Logit student_logit, Logit teacher_logit, bool label) {

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <cublasLt.h>
 
-// cuBLASLt's descriptions, freed with their owners, and its errors as exceptions. For builds with CUDA only.
+// This file frees cuBLASLt's descriptions with their owners and turns its errors into exceptions. It needs CUDA.
 namespace distill::blas_lt {
 
 inline void check(cublasStatus_t status, const char* call) {
@@ -26,7 +26,7 @@ using Description = std::unique_ptr<cublasLtMatmulDesc_t, Destroy<cublasLtMatmul
 using Preference =
     std::unique_ptr<cublasLtMatmulPreference_t, Destroy<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>>;
 
-// Column-major: `stride` elements from one column to the next.
+// Describes a column-major matrix: `stride` elements lie from one column to the next.
 inline Layout make_layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t stride) {
   cublasLtMatrixLayout_t layout = nullptr;
   check(
@@ -35,7 +35,7 @@ inline Layout make_layout(cudaDataType_t type, int64_t rows, int64_t columns, in
   return Layout(layout);
 }
 
-// Accumulates in fp32.
+// Describes a product that accumulates in fp32.
 inline Description make_description() {
   cublasLtMatmulDesc_t created = nullptr;
   check(cublasLtMatmulDescCreate(&created, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
@@ -62,7 +62,7 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
       "cublasLtMatmulPreferenceSetAttribute");
 }
 
-// The largest power of two up to 256 that divides the address.
+// Returns the largest power of two up to 256 that divides the address.
 inline uint32_t alignment_of(const at::Tensor& tensor) {
   const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
   uint32_t alignment = 256;

@@ -4,8 +4,8 @@
 
 namespace distill::losses {
 
-// out_MN = scale * left_MK right_KN, added to the old out_MN where it `accumulates`; otherwise the old out_MN is never
-// read. On a CUDA device, on its current stream. left and right: bf16 or fp16, of one dtype, each with contiguous rows
+// Computes out_MN = scale * left_MK right_KN, plus the old out_MN where it `accumulates`; otherwise the old out_MN is
+// never read. It runs on a CUDA device's current stream. left and right: bf16 or fp16, of one dtype, contiguous rows
 // or contiguous columns. out: fp32, contiguous rows, which may be padded.
 //
 // On Hopper the algorithm is not cuBLAS's first choice, which has tiles of 128 x 256 for these results, but the first

@@ -17,7 +17,7 @@ namespace distill::losses {
 
 namespace {
 
-// Tiles of 14336 to 22528 results. Times with each of them differ little; those of 24576 and more take up to 1.4 times
+// These tiles have 14336 to 22528 results. Times with each of them differ little; larger tiles take up to 1.4 times
 // as long for sums of 1024 rows.
 constexpr std::array kTiles{CUBLASLT_MATMUL_TILE_128x128, CUBLASLT_MATMUL_TILE_112x128, CUBLASLT_MATMUL_TILE_128x112,
                             CUBLASLT_MATMUL_TILE_120x128, CUBLASLT_MATMUL_TILE_128x120, CUBLASLT_MATMUL_TILE_136x128,
@@ -26,7 +26,7 @@ constexpr std::array kTiles{CUBLASLT_MATMUL_TILE_128x128, CUBLASLT_MATMUL_TILE_1
                             CUBLASLT_MATMUL_TILE_128x160, CUBLASLT_MATMUL_TILE_168x128, CUBLASLT_MATMUL_TILE_128x168,
                             CUBLASLT_MATMUL_TILE_176x128, CUBLASLT_MATMUL_TILE_128x176};
 
-// A matrix as cuBLASLt sees the memory of a row-major one: its columns are our rows.
+// An Operand is a row-major matrix as cuBLASLt sees its memory: its columns are our rows.
 struct Operand {
   cublasOperation_t operation = CUBLAS_OP_N;
   int64_t rows = 0;
@@ -66,7 +66,7 @@ T attribute_of(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAt
   return value;
 }
 
-// out^T = right^T left^T, all column-major.
+// A Product is out^T = right^T left^T, all column-major.
 struct Product {
   Operand right;
   Operand left;
@@ -101,10 +101,10 @@ std::optional<Product> describe(const at::Tensor& out, const at::Tensor& left, c
   return product;
 }
 
-// The first algorithm offered that has such a tile, needs no workspace and sums in one piece. For weight gradients,
-// whose left operand is transposed, the first of these with clusters of two blocks along the hidden size, or with tiles
-// of 128 x 128: where that size is no multiple of two tiles the former are not offered, and the latter took 8 to 19 %
-// less time than the first (docs/loss_head_notes.md).
+// Returns the first algorithm offered that has such a tile, needs no workspace and sums in one piece. For a weight
+// gradient, whose left operand is transposed, it is the first with clusters of two blocks along the hidden size, or
+// with tiles of 128 x 128: where that size is no multiple of two tiles the former are not offered, and the latter took
+// 8 to 19 % less time than the first (docs/loss_head_notes.md).
 std::optional<cublasLtMatmulAlgo_t> choose(cublasLtHandle_t handle, const Product& product) {
   constexpr int kOffers = 32;
   const blas_lt::Preference preference = blas_lt::make_preference();
@@ -144,7 +144,7 @@ std::optional<cublasLtMatmulAlgo_t> choose(cublasLtHandle_t handle, const Produc
   return first;
 }
 
-// Choices by everything that they depend on: choosing takes longer than queueing the product.
+// Remembers choices by everything that they depend on: choosing takes longer than queueing the product.
 std::optional<cublasLtMatmulAlgo_t> chosen(cublasLtHandle_t handle, const Product& product, int device) {
   using OperandKey = decltype(product.right.key());
   using Key = std::tuple<int, cudaDataType_t, OperandKey, OperandKey, OperandKey, std::array<uint32_t, 3>>;
@@ -164,7 +164,7 @@ bool is_hopper(const at::Tensor& tensor) {
   return gpu.major == 9 && gpu.minor == 0;
 }
 
-// Whether there was an algorithm of our choice.
+// Returns whether there was an algorithm of our choice.
 bool blas_lt_product(at::Tensor& out, const at::Tensor& left, const at::Tensor& right, double scale, bool accumulates) {
   const std::optional<Product> product = describe(out, left, right);
   if (!product) {

@@ -5,10 +5,10 @@
 #include "losses/rows/row_functions.h"
 #include "losses/rows/sparse_args.h"
 
-// The arguments of the kernels that make a sparse teacher out of a teacher's logits.
+// The kernels that make a sparse teacher out of a teacher's logits take these arguments.
 namespace distill::losses {
 
-// R rows of V logits, after bias and softcap. Strides are in elements.
+// There are R rows of V logits, after bias and softcap. Strides are in elements.
 struct CaptureRowArgs {
   const void* logits = nullptr; // [R, V] fp32 or fp64
   ElementType logits_type = ElementType::kFloat32;
@@ -18,7 +18,7 @@ struct CaptureRowArgs {
   int32_t* ids = nullptr; // [R, K], written
   int64_t ids_stride = 0;
   int64_t entries = 0; // K: of top-k at most V
-  // Samples alone:
+  // Only samples have these:
   const int64_t* keys = nullptr; // [R], the tokens' keys
   float* weights = nullptr; // [R, K], written
   int64_t weights_stride = 0;
@@ -32,14 +32,14 @@ enum class CaptureStage {
   kSamples, // K draws with replacement and their weights p / (K times the probability of a draw)
 };
 
-// A row's sums are taken over segments of columns, in one order whatever the number of rows: at most kMaxSegments.
+// A row's sums are taken over at most kMaxSegments segments of columns, in one order whatever the number of rows.
 inline constexpr int64_t kMaxSegments = 1024;
 
 DISTILL_ROW_INLINE int64_t segment_columns(int64_t vocab) {
   return ((vocab + kMaxSegments - 1) / kMaxSegments + 31) / 32 * 32;
 }
 
-// Base-2 multipliers of (logit - max): of p, and of the draws.
+// These are base-2 multipliers of (logit - max): for p, and for the draws.
 template <typename T>
 struct SampleScales {
   T p;
@@ -52,7 +52,7 @@ DISTILL_ROW_INLINE SampleScales<T> sample_scales(const CaptureRowArgs& a) {
   return {static_cast<T>(p), static_cast<T>(p * a.exponent)};
 }
 
-// The weight of a draw `below` = logit - max. p_sum, draw_sum: of 2^(below * scale) over the row. NaN stays NaN.
+// Returns the weight of a draw. below: logit - max. p_sum, draw_sum: of 2^(below * scale) over the row. NaN stays NaN.
 template <typename T>
 DISTILL_ROW_INLINE float sample_weight(
     T below, const SampleScales<T>& scales, double p_sum, double draw_sum, int64_t draws) {

@@ -23,7 +23,7 @@ ElementType element_type(c10::ScalarType type) {
 
 namespace {
 
-// Memory of the CPU kernel while it runs; on the meta device only counted.
+// Returns memory for the CPU kernel while it runs; on the meta device it is only counted.
 at::Tensor cpu_scratch(int64_t num_rows, int64_t vocab, ElementType logits_type, c10::Device device) {
   return at::empty(
       {rows_cpu_scratch_bytes(num_rows, vocab, logits_type)}, at::TensorOptions().dtype(at::kByte).device(device));
@@ -81,7 +81,7 @@ void run_rows(const RowArgs& args, c10::Device device, const RowLaunch& launch) 
     rows_cpu(args, scratch.data_ptr());
     return;
   }
-  // Through the device-generic interface, so that this file is the same in builds without CUDA.
+  // The device-generic interface makes this file the same in builds without CUDA.
   const c10::impl::VirtualGuardImpl guard(device.type());
   const char* problem = launch_rows(args, guard.getStreamNativeHandle(guard.getStream(device)), launch);
   TORCH_CHECK(problem == nullptr, "row kernel: ", problem);

@@ -4,13 +4,13 @@
 
 #include "losses/rows/cuda/launch.h"
 
-// The row kernel of a device.
+// These functions run the row kernel of a device.
 namespace distill::losses {
 
 // Throws for types that the row kernels do not know.
 ElementType element_type(c10::ScalarType type);
 
-// RowArgs as tensors of one device: R rows of V columns, columns contiguous. The undefined ones are null in RowArgs.
+// RowTensors are RowArgs as tensors of one device: R rows of V contiguous columns. Undefined ones are null in RowArgs.
 struct RowTensors {
   at::Tensor student_RV; // logits: fp32, bf16 or fp64
   at::Tensor teacher_RV; // the student's dtype
@@ -23,7 +23,7 @@ struct RowTensors {
   at::Tensor saved_SR; // [kNumSavedValues, R] of the compute type; rows as far apart as those of metrics_MR
 };
 
-// Pointers into the tensors, which must outlive them.
+// Returns pointers into the tensors, which must outlive them.
 RowArgs row_args(const RowTensors& tensors, const LossOptions& options);
 
 // Runs the row kernel: on the CPU at once, on CUDA queued on the current stream. On meta tensors nothing runs, and the
@@ -31,7 +31,7 @@ RowArgs row_args(const RowTensors& tensors, const LossOptions& options);
 void run_rows(
     const RowTensors& tensors, const LossOptions& options, c10::DeviceType kernels, const RowLaunch& launch = {});
 
-// The same for rows that are no tensors.
+// Does the same for rows that are no tensors.
 void run_rows(const RowArgs& args, c10::Device device, const RowLaunch& launch = {});
 
 } // namespace distill::losses

@@ -25,7 +25,7 @@ DISTILL_ROW_INLINE PhiloxBlock philox(PhiloxBlock counter, uint32_t key0, uint32
   return counter;
 }
 
-// Number `draw` of the token `key` under `seed`: uniform on [0, 1), a multiple of 2^-53.
+// Returns number `draw` of the token `key` under `seed`: uniform on [0, 1), a multiple of 2^-53.
 DISTILL_ROW_INLINE double philox_uniform(uint64_t seed, uint64_t key, uint32_t draw) {
   const PhiloxBlock counter{{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32U), draw / 2, 0}};
   const PhiloxBlock block = philox(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32U));

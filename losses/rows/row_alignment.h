@@ -4,7 +4,7 @@
 
 #include "losses/rows/row_args.h"
 
-// Where rows begin in memory: kernels that move 16 bytes at a time depend on it.
+// Kernels that move 16 bytes at a time depend on where rows begin in memory.
 namespace distill::losses {
 
 constexpr int64_t kVectorBytes = 16;
@@ -13,8 +13,8 @@ constexpr int64_t element_bytes(ElementType type) {
   return type == ElementType::kFloat64 ? 8 : (type == ElementType::kFloat32 ? 4 : 2);
 }
 
-// Whether all rows of one matrix begin as far from a multiple of kVectorBytes as those of the other. Strides are in
-// elements of `bytes` bytes.
+// Returns whether all rows of one matrix begin as far from a multiple of kVectorBytes as those of the other. Strides
+// are in elements of `bytes` bytes.
 inline bool rows_begin_alike(
     const void* one, int64_t one_stride, const void* other, int64_t other_stride, int64_t bytes) {
   const intptr_t between = reinterpret_cast<intptr_t>(one) - reinterpret_cast<intptr_t>(other);

@@ -5,8 +5,8 @@
 #include "losses/options.h"
 #include "losses/token_metrics.h"
 
-// The arguments of the row kernels: logits in, the metrics of each token and the gradient with respect to the student's
-// logits out. A row is the logits of one token.
+// The row kernels take these arguments: logits in, the metrics of each token and the gradient with respect to the
+// student's logits out. A row is the logits of one token.
 namespace distill::losses {
 
 enum class ElementType {
@@ -15,7 +15,7 @@ enum class ElementType {
   kFloat64
 };
 
-// Numbers of each row that the forward pass saves for a backward pass over the same logits (losses/logits/).
+// The forward pass saves these numbers of each row for a backward pass over the same logits (losses/logits/).
 enum SavedValue : int64_t {
   kSavedStudentMax,
   kSavedStudentLog2Sum, // of 2^((logit - max) log2(e) / T)
@@ -26,7 +26,7 @@ enum SavedValue : int64_t {
   kNumSavedValues
 };
 
-// R rows of V columns. Strides are in elements. Computation is in fp32, or fp64 where the logits are fp64.
+// There are R rows of V columns. Strides are in elements. Computation is in fp32, or fp64 where the logits are fp64.
 struct RowArgs {
   const void* student = nullptr; // [R, V] logits
   const void* teacher = nullptr; // [R, V], null: no teacher

@@ -5,14 +5,14 @@
 
 #include "losses/rows/row_functions_fp32.h"
 
-// The scalar functions of the row mathematics, for host and device.
+// These are the scalar functions of the row mathematics, for host and device.
 namespace distill::losses {
 
 template <typename T>
 inline constexpr T kLog2E = static_cast<T>(1.4426950408889634074);
 template <typename T>
 inline constexpr T kLn2 = static_cast<T>(0.69314718055994530942);
-// Stands for log2(0): products with a probability of 0 stay 0.
+// This stands for log2(0): products with a probability of 0 stay 0.
 template <typename T>
 inline constexpr T kLogFloor = static_cast<T>(-1e30);
 // A sum above it has a term with log2(0) where the other side has probability: the loss is infinite.
@@ -31,11 +31,11 @@ DISTILL_ROW_INLINE double row_tanh(double x) {
   return tanh(x);
 }
 
-// log2(p / q) from here on gives the same terms: q is 0 there. 2^kMaxLogRatio is finite.
+// From this log2(p / q) on the terms are the same: q is 0 there. 2^kMaxLogRatio is finite.
 template <typename T>
 inline constexpr T kMaxLogRatio = static_cast<T>(sizeof(T) == 4 ? 126 : 1000);
 
-// b where a is NaN.
+// Returns b where a is NaN.
 DISTILL_ROW_INLINE double row_max(double a, double b) {
   return a > b ? a : b;
 }
@@ -48,7 +48,7 @@ DISTILL_ROW_INLINE float row_max(float a, float b) {
 #endif
 }
 
-// b where a is NaN.
+// Returns b where a is NaN.
 DISTILL_ROW_INLINE double row_min(double a, double b) {
   return a < b ? a : b;
 }

@@ -5,7 +5,7 @@
 
 #include "losses/rows/row_inline.h"
 
-// The fp32 functions of the row mathematics: one instruction each on the device, except tanh, and polynomials on the
+// The fp32 functions of the row mathematics are one instruction each on the device, except tanh, and polynomials on the
 // host. Absolute error of log2 on (0, 2] and relative error of exp2 on (-126, 1]: about 2e-7. exp2(0) = 1 and log2(1) =
 // 0 exactly; exp2(x < -126) = 0.
 namespace distill::losses {
@@ -39,7 +39,7 @@ DISTILL_ROW_INLINE float row_float(int32_t bits) {
   return x;
 }
 
-// Cephes' exp2f: 2^x = 2^n 2^f with n the nearest integer (found by adding 1.5 * 2^23) and a polynomial in f.
+// This is Cephes' exp2f: 2^x = 2^n 2^f with n the nearest integer (found by adding 1.5 * 2^23) and a polynomial in f.
 DISTILL_ROW_INLINE float row_exp2(float x) {
   const float bounded = x < -126.0F ? -126.0F : x;
   const float shifted = bounded + 12582912.0F;
@@ -55,7 +55,7 @@ DISTILL_ROW_INLINE float row_exp2(float x) {
   return x < -126.0F ? 0.0F : y * row_float(exponent);
 }
 
-// Cephes' logf on [sqrt(1/2), sqrt(2)) times 2^n. For normal x > 0.
+// This is Cephes' logf on [sqrt(1/2), sqrt(2)) times 2^n. For normal x > 0.
 DISTILL_ROW_INLINE float row_log2(float x) {
   const int32_t shifted = row_bits(x) - 0x3f3504f3;
   const int32_t n = shifted >> 23;
@@ -73,7 +73,7 @@ DISTILL_ROW_INLINE float row_log2(float x) {
   return (f + (y * f * square - 0.5F * square)) * 1.44269504F + static_cast<float>(n);
 }
 
-// The rational approximation that Eigen uses.
+// This is the rational approximation that Eigen uses.
 DISTILL_ROW_INLINE float row_tanh(float value) {
   const float x = value < -7.9F ? -7.9F : (value > 7.9F ? 7.9F : value);
   const float s = x * x;

@@ -5,7 +5,7 @@
 #include "losses/rows/row_args.h"
 #include "losses/rows/row_functions.h"
 
-// The mathematics of one row, shared by the CPU kernel and the CUDA kernels. T is float or double.
+// This is the mathematics of one row, which CPU kernel and CUDA kernels share. T is float or double.
 //
 // Everything is in base-2 logarithms of probabilities: lq = log2 q, lp = log2 p, d = lp - lq, r = 2^d = p / q. Every
 // term then needs three exponentials and one logarithm, neither log(0) nor 0 * inf can occur (log-probabilities have a
@@ -17,7 +17,7 @@
 //   gradient from a and q.
 namespace distill::losses {
 
-// Constants that follow from the options, computed once per launch.
+// These constants follow from the options and are computed once per launch.
 template <typename T>
 struct RowConstants {
   Divergence divergence = Divergence::kNone;
@@ -74,7 +74,7 @@ RowConstants<T> row_constants(const RowArgs& args) {
   }
   c.p_weight = static_cast<T>(p_weight);
   c.q_weight = T(1) - c.p_weight; // so that the two add up to exactly 1
-  // The cumulants of a coin that shows p with probability p_weight.
+  // These are the cumulants of a coin that shows p with probability p_weight.
   const double variance = p_weight * (1 - p_weight);
   c.near[0] = static_cast<T>(p_weight);
   c.near[1] = static_cast<T>(variance * kLn2<double> / 2);
@@ -107,7 +107,7 @@ DISTILL_ROW_INLINE T softcapped(T logit, T cap) {
   return cap > 0 ? cap * row_tanh(logit / cap) : logit;
 }
 
-// The running maximum and sums of one side; `sum` is of 2^((z - max) to_log2), `unit_sum` the same at T = 1 (used only
+// A side has a running maximum and sums; `sum` is of 2^((z - max) to_log2), `unit_sum` the same at T = 1 (used only
 // where the temperature is another).
 template <typename T>
 struct SideSums {
@@ -116,7 +116,7 @@ struct SideSums {
   T unit_sum = 0;
 };
 
-// The number that a sum over columns subtracts from the logits: their maximum, or 0 where all are -inf.
+// Returns the number that a sum over columns subtracts from the logits: their maximum, or 0 where all are -inf.
 template <typename T>
 DISTILL_ROW_INLINE T finite_max(T max) {
   return max == -std::numeric_limits<T>::infinity() ? T(0) : max;
@@ -144,7 +144,7 @@ struct SideStats {
   T lse = 0; // log-sum-exp at T = 1, nats
 };
 
-// Once per row, so with the library's log2, which is exact near 1, where the student is sure, and keeps a NaN.
+// This runs once per row: it takes the library's log2, which is exact near 1, where the student is sure, and keeps NaN.
 template <typename T>
 DISTILL_ROW_INLINE SideStats<T> side_stats(const SideSums<T>& sums, const RowConstants<T>& c) {
   SideStats<T> stats;
@@ -155,7 +155,7 @@ DISTILL_ROW_INLINE SideStats<T> side_stats(const SideSums<T>& sums, const RowCon
   return stats;
 }
 
-// Per-row multipliers of the columns; all hold the token's weight, and NaN where a normaliser is not finite, so that a
+// These multiply a row's columns; all hold the token's weight, and NaN where a normaliser is not finite, so that a
 // NaN logit is never hidden.
 template <typename T>
 struct RowFactors {
@@ -165,7 +165,7 @@ struct RowFactors {
   T label = 0; // taken from the label's column
 };
 
-// lse: SideStats::lse of the student and the teacher, 0 where there is none.
+// Returns the factors. lse: SideStats::lse of the student and the teacher, 0 where there is none.
 template <typename T>
 DISTILL_ROW_INLINE T poison(T lse, T teacher_lse) {
   return (lse - lse) + (teacher_lse - teacher_lse);
@@ -211,11 +211,11 @@ struct RowSums {
 template <Divergence kDivergence>
 inline constexpr bool kUsesQa = kDivergence != Divergence::kForwardKl&& kDivergence != Divergence::kNone;
 
-// Whether the divergence has terms other than those of the two KLs.
+// True where the divergence has terms other than those of the two KLs.
 template <Divergence kDivergence>
 inline constexpr bool kUsesLoss = kUsesQa<kDivergence>&& kDivergence != Divergence::kReverseKl;
 
-// Whether the divergence needs r.
+// True where the divergence needs r.
 template <Divergence kDivergence>
 inline constexpr bool kUsesRatio = kUsesLoss<kDivergence>&& kDivergence != Divergence::kTotalVariation;
 
@@ -275,14 +275,14 @@ DISTILL_ROW_INLINE SoftTerms<T> soft_terms(const ColumnPair<T>& x, const RowCons
   return out;
 }
 
-// sum q a, the mean of a. Skew forward KL's a is -1 throughout for identical models, and only a mean over the same
+// Returns sum q a, the mean of a. Skew forward KL's a is -1 for identical models, and only a mean over the same
 // rounded q is then exactly -1 too.
 template <Divergence kDivergence, typename T>
 DISTILL_ROW_INLINE T mean_a(T sum_q_a, T sum_q) {
   return kDivergence == Divergence::kSkewForwardKl ? sum_q_a / sum_q : sum_q_a;
 }
 
-// `call` with the divergence as a std::integral_constant: the one place where a divergence becomes a template argument.
+// Calls `call` with the divergence as an integral_constant: only here a divergence becomes a template argument.
 #ifdef __CUDACC__
 #pragma nv_exec_check_disable // `call` may be for one of host and device only
 #endif
@@ -308,13 +308,13 @@ DISTILL_ROW_INLINE auto with_divergence(Divergence divergence, F&& call) {
   return call(std::integral_constant<Divergence, kNone>());
 }
 
-// The difference from the maximum first: large logits keep their digits.
+// The difference from the maximum is taken first: large logits keep their digits.
 template <typename T>
 DISTILL_ROW_INLINE T log2_prob(T logit, const SideStats<T>& side, const RowConstants<T>& c) {
   return row_max((logit - side.max) * c.to_log2 - side.log2_sum, kLogFloor<T>);
 }
 
-// q at T = 1 where the temperature is another.
+// Returns q at T = 1 where the temperature is another.
 template <typename T>
 DISTILL_ROW_INLINE T unit_prob(T logit, const SideStats<T>& side) {
   return row_exp2(row_max((logit - side.max) * kLog2E<T> - side.unit_log2_sum, kLogFloor<T>));
@@ -341,7 +341,7 @@ DISTILL_ROW_INLINE void add_loss(const ColumnPair<T>& pair, const SoftTerms<T>& 
   }
 }
 
-// The sums without which soft_loss() has no value, where add_loss() does not add them.
+// Adds the sums without which soft_loss() has no value, where add_loss() does not add them.
 template <Divergence kDivergence, typename T>
 DISTILL_ROW_INLINE void add_kl(const ColumnPair<T>& pair, RowSums<T>& add) {
   if constexpr (kDivergence == Divergence::kForwardKl) {
@@ -354,8 +354,8 @@ DISTILL_ROW_INLINE void add_kl(const ColumnPair<T>& pair, RowSums<T>& add) {
   }
 }
 
-// One column with both sides, added to the row's sums (a reference for each, so that they may be lanes of a vector).
-// kSeriesNearZero: more exact in fp32 where p and q are close, and slower. kLossAlone: without what only metrics other
+// Adds a column with both sides to the row's sums (a reference for each, so that they may be lanes of a vector).
+// kSeriesNearZero: more exact in fp32 where p and q are close, and slower. kLossAlone: without what only other metrics
 // than the loss need.
 template <Divergence kDivergence, bool kSeriesNearZero, bool kLossAlone = false, typename T>
 DISTILL_ROW_INLINE ColumnResult<T> column_of_pair(
@@ -374,7 +374,7 @@ DISTILL_ROW_INLINE ColumnResult<T> column_of_pair(
   return {soft.a, pair.q, lq};
 }
 
-// The same from logits after bias and softcap.
+// Does the same from logits after bias and softcap.
 template <Divergence kDivergence, bool kSeriesNearZero, typename T>
 DISTILL_ROW_INLINE ColumnResult<T> column(
     T student_logit, T teacher_logit, const SideStats<T>& student, const SideStats<T>& teacher,
@@ -384,7 +384,7 @@ DISTILL_ROW_INLINE ColumnResult<T> column(
   return column_of_pair<kDivergence, kSeriesNearZero>(column_pair<kDivergence>(lp, lq), lp, lq, c, add);
 }
 
-// One column of the student alone.
+// Adds a column of the student alone.
 template <typename T>
 DISTILL_ROW_INLINE ColumnResult<T> column(
     T student_logit, const SideStats<T>& student, const RowConstants<T>& c, RowSums<T>& add) {
@@ -394,7 +394,7 @@ DISTILL_ROW_INLINE ColumnResult<T> column(
   return {T(0), q, lq};
 }
 
-// The gradient with respect to the logit without the label's part, where T = 1 and there is no softcap.
+// Returns the gradient with respect to the logit without the label's part, where T = 1 and there is no softcap.
 template <Divergence kDivergence, typename T>
 DISTILL_ROW_INLINE T unit_gradient(T a, T q, T mean, const RowFactors<T>& f) {
   if constexpr (kDivergence == Divergence::kNone) {
@@ -402,15 +402,15 @@ DISTILL_ROW_INLINE T unit_gradient(T a, T q, T mean, const RowFactors<T>& f) {
   } else if constexpr (!kUsesQa<kDivergence>) {
     return f.soft * a + (f.hard * q - f.uniform);
   } else if constexpr (kDivergence == Divergence::kJsd) {
-    // An operation less for each column. Other divergences need the difference first: their a and its mean may be far
-    // from 0 and close to each other.
+    // This is an operation less for each column. Other divergences need the difference first: their a and its mean may
+    // be far from 0 and close to each other.
     return q * (f.soft * a + (f.hard - f.soft * mean)) - f.uniform;
   } else {
     return q * (f.soft * (a - mean) + f.hard) - f.uniform;
   }
 }
 
-// The same in general. unit_q: q at T = 1; slope: of the softcap.
+// Returns the same in general. unit_q: q at T = 1; slope: of the softcap.
 template <Divergence kDivergence, typename T>
 DISTILL_ROW_INLINE T general_gradient(T a, T q, T unit_q, T slope, T mean, const RowFactors<T>& f) {
   const T hard = f.hard * unit_q - f.uniform;
@@ -423,7 +423,7 @@ DISTILL_ROW_INLINE T general_gradient(T a, T q, T unit_q, T slope, T mean, const
   }
 }
 
-// d capped logit / d logit.
+// Returns d capped logit / d logit.
 template <typename T>
 DISTILL_ROW_INLINE T softcap_slope(T capped_logit, T cap) {
   const T ratio = capped_logit / cap;

@@ -2,10 +2,10 @@
 
 #include "losses/rows/row_math.h"
 
-// What a row's sums become: the metrics of its token, and the numbers that a later backward pass needs.
+// A row's sums become the metrics of its token, and the numbers that a later backward pass needs.
 namespace distill::losses {
 
-// The divergence of a row from its sums, nats, before T^2.
+// Returns the divergence of a row from its sums, nats, before T^2.
 template <typename T>
 DISTILL_ROW_INLINE T soft_loss(Divergence divergence, const RowSums<T>& sums, const RowConstants<T>& c) {
   switch (divergence) {
@@ -27,13 +27,13 @@ DISTILL_ROW_INLINE T soft_loss(Divergence divergence, const RowSums<T>& sums, co
   return 0;
 }
 
-// A sum that only rounding can make negative: at least 0, and infinite beyond kInfiniteLoss. NaN stays NaN.
+// Returns a sum that only rounding can make negative: at least 0, and infinite beyond kInfiniteLoss. NaN stays NaN.
 template <typename T>
 DISTILL_ROW_INLINE T non_negative(T value) {
   return value <= 0 ? T(0) : (value > kInfiniteLoss<T> ? std::numeric_limits<T>::infinity() : value);
 }
 
-// The row's numbers that finish_row needs in addition to the sums.
+// finish_row needs these numbers of the row in addition to the sums.
 template <typename T>
 struct RowEpilogue {
   bool has_teacher = false;
@@ -47,7 +47,7 @@ struct RowEpilogue {
   T* saved = nullptr; // this row's column of RowArgs::saved
 };
 
-// kTeacherCe: the teacher's cross-entropy on the label at T = 1. label_logit: the teacher's, after bias and softcap.
+// Returns kTeacherCe, the teacher's cross-entropy on the label at T = 1. label_logit: its logit after bias and softcap.
 template <typename T>
 DISTILL_ROW_INLINE T
 teacher_ce(const RowConstants<T>& c, const SideStats<T>& student, const SideStats<T>& teacher, T label_logit) {

@@ -2,7 +2,7 @@
 
 #include "losses/rows/row_args.h"
 
-// The arguments of the row kernels whose teacher is a few columns of each row: top-k log-probabilities with a tail, or
+// Row kernels whose teacher is a few columns of each row take these arguments: top-k log-probabilities with a tail, or
 // samples with importance weights. Such a row takes three kernels: entries out of the logits (SparseStage::kTake), the
 // row kernel without a teacher for the normaliser (rows/dispatch.h), and the loss with its gradient (kLoss).
 namespace distill::losses {
@@ -38,13 +38,13 @@ struct SparseRowArgs {
 };
 
 enum class SparseStage {
-  // entry_logits is written. For top-k the entries' logits are replaced by -inf, so that the row kernel normalises the
-  // tail alone: 1 - sum of the entries' probabilities would lose a small tail to rounding.
+  // The stage writes entry_logits. For top-k it puts -inf in the place of the entries' logits, so that the row kernel
+  // normalises the tail alone: 1 - sum of the entries' probabilities would lose a small tail to rounding.
   kTake,
-  // Metrics and gradient; for top-k the logits are put back.
+  // The stage writes metrics and gradient; for top-k it puts the logits back.
   kLoss,
-  // Top-k of a teacher's own logits: replaces entry_logits by log-probabilities, and writes the tail's probability to
-  // rows.metrics [R]. Only `rows.saved`, sizes, options.temperature and entry_logits are read.
+  // For top-k of a teacher's own logits, the stage replaces entry_logits by log-probabilities, and writes the tail's
+  // probability to rows.metrics [R]. It reads only `rows.saved`, sizes, options.temperature and entry_logits.
   kLogProbs,
 };
 

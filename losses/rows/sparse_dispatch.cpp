@@ -44,8 +44,8 @@ void run_stage(const SparseRowArgs& args, SparseStage stage, c10::Device device)
   TORCH_CHECK(problem == nullptr, problem);
 }
 
-// The row kernel on logits that need neither bias nor softcap, without a teacher and a gradient. Top-k has taken the
-// entries out, so that label smoothing, which sums logits, comes later.
+// Runs the row kernel on logits that need neither bias nor softcap, without a teacher and a gradient. Top-k has taken
+// the entries out, so that label smoothing, which sums logits, comes later.
 void run_rows_alone(RowTensors rows, LossOptions options, bool topk, c10::DeviceType kernels) {
   rows.student_bias_V = at::Tensor();
   rows.gradient_RV = at::Tensor();

@@ -3,8 +3,8 @@
 #include "losses/rows/row_metrics.h"
 #include "losses/rows/sparse_args.h"
 
-// The mathematics of a row whose teacher is a few columns, for the CPU and CUDA kernels. Top-k: both distributions are
-// taken over k + 1 outcomes, the entries and the tail as one bucket, and an outcome is a column of row_math.h whose
+// This is the mathematics of a row whose teacher is a few columns, for CPU and CUDA kernels. With top-k, distributions
+// are taken over k + 1 outcomes, the entries and the tail as one bucket, and an outcome is a column of row_math.h whose
 // logits are its base-2 log-probabilities. By the data-processing inequality every divergence over the outcomes is at
 // most that over the vocabulary. Samples: sum w f(id) estimates sum p f, so that -sum w log q estimates the soft
 // cross-entropy.
@@ -17,7 +17,7 @@ struct Entry {
   T value = 0; // log-probability in nats, or weight
 };
 
-// First pass over a row's entries.
+// The first pass over a row's entries finds these.
 template <typename T>
 struct EntryExtremes {
   T max_logit = -std::numeric_limits<T>::infinity();
@@ -39,7 +39,7 @@ DISTILL_ROW_INLINE void add_entry(EntryExtremes<T>& e, const Entry<T>& entry, in
   e.label_entry = entry.id == label ? k : e.label_entry;
 }
 
-// Second pass: normalisers, and the first entry and column with the maxima.
+// The second pass finds the normalisers, and the first entry and column with the maxima.
 template <typename T>
 struct EntrySums {
   T sum = 0; // of 2^((logit - max) to_log2)
@@ -67,7 +67,7 @@ DISTILL_ROW_INLINE void add_entry(
   }
 }
 
-// What the row kernel saved of a row.
+// Returns the numbers that the row kernel saved of a row.
 template <typename T>
 DISTILL_ROW_INLINE SideStats<T> saved_student(const RowArgs& args, int64_t row) {
   const auto saved = [&](SavedValue k) { return static_cast<const T*>(args.saved)[k * args.metrics_stride + row]; };
@@ -79,7 +79,7 @@ DISTILL_ROW_INLINE SideStats<T> saved_student(const RowArgs& args, int64_t row) 
   return stats;
 }
 
-// The whole row's normalisers from the tail's and the entries'.
+// Returns the whole row's normalisers from the tail's and the entries'.
 template <typename T>
 DISTILL_ROW_INLINE SideStats<T> joined_stats(
     const SideStats<T>& tail, const EntryExtremes<T>& e, const EntrySums<T>& s, const RowConstants<T>& c) {
@@ -88,13 +88,13 @@ DISTILL_ROW_INLINE SideStats<T> joined_stats(
   return side_stats(merge(of_tail, of_entries, c.to_log2), c);
 }
 
-// log2 of the tail's share in the row's sum.
+// Returns log2 of the tail's share in the row's sum.
 template <typename T>
 DISTILL_ROW_INLINE T tail_log2_prob(const SideStats<T>& tail, const SideStats<T>& all, const RowConstants<T>& c) {
   return row_max((tail.max - all.max) * c.to_log2 + tail.log2_sum - all.log2_sum, kLogFloor<T>);
 }
 
-// For SparseStage::kLogProbs: an entry's log-probability in nats, and the tail's probability.
+// For SparseStage::kLogProbs these return an entry's log-probability in nats, and the tail's probability.
 template <typename T>
 DISTILL_ROW_INLINE T log_prob(T logit, const SideStats<T>& all, const RowConstants<T>& c) {
   return ((logit - all.max) * c.to_log2 - all.log2_sum) * kLn2<T>; // keeps NaN and -inf
@@ -107,14 +107,14 @@ DISTILL_ROW_INLINE T tail_prob(
   return e.count >= vocab ? T(0) : row_exp2(tail_log2_prob(tail, all, c)) + (all.lse - all.lse); // keeps NaN
 }
 
-// Constants for outcomes: their logits are base-2 log-probabilities already.
+// Returns constants for outcomes: their logits are base-2 log-probabilities already.
 template <typename T>
 DISTILL_ROW_INLINE RowConstants<T> outcome_constants(RowConstants<T> c) {
   c.to_log2 = 1;
   return c;
 }
 
-// Both sides' normalisers over the k + 1 outcomes.
+// An Outcomes has both sides' normalisers over the k + 1 outcomes.
 template <typename T>
 struct Outcomes {
   SideStats<T> student; // of the whole row
@@ -124,7 +124,7 @@ struct Outcomes {
   T tail_lp = 0;
 };
 
-// tail_mass: the teacher's. Where the entries are all columns there is no tail, whatever rounding left in it.
+// Returns the outcomes. tail_mass: the teacher's. Where the entries are all columns there is no tail, whatever rounding
 template <typename T>
 DISTILL_ROW_INLINE Outcomes<T> make_outcomes(
     const SideStats<T>& tail, T tail_mass, const EntryExtremes<T>& e, const EntrySums<T>& s, int64_t vocab,
@@ -144,7 +144,7 @@ DISTILL_ROW_INLINE T entry_log2_prob(T value, const Outcomes<T>& outcomes) {
   return row_max(value * kLog2E<T> - outcomes.mass_log2, kLogFloor<T>);
 }
 
-// One outcome, added to the row's sums. oc: outcome_constants().
+// Adds one outcome to the row's sums. oc: outcome_constants().
 template <Divergence kDivergence, typename T>
 DISTILL_ROW_INLINE ColumnResult<T> outcome(T lp, T lq, const RowConstants<T>& oc, RowSums<T>& add) {
   const SideStats<T> as_they_are;
@@ -159,14 +159,14 @@ DISTILL_ROW_INLINE ColumnResult<T> entry_outcome(
       entry_log2_prob(entry.value, outcomes), log2_prob(entry.logit, outcomes.student, c), oc, add);
 }
 
-// The soft term's part of the gradient at an entry, before the factor.
+// Returns the soft term's part of the gradient at an entry, before the factor.
 template <Divergence kDivergence, typename T>
 DISTILL_ROW_INLINE T entry_slope(const ColumnResult<T>& x, T mean) {
   return kUsesQa<kDivergence> ? x.q * (x.a - mean) : x.a;
 }
 
-// The same for a column of the tail, divided by the column's q: the bucket's gradient goes to its columns by their
-// share of it.
+// Returns the same for a column of the tail, divided by the column's q: the bucket's gradient goes to its columns by
+// their share of it.
 template <Divergence kDivergence, typename T>
 DISTILL_ROW_INLINE T tail_slope(const Outcomes<T>& outcomes, T mean, const RowConstants<T>& oc) {
   if constexpr (kDivergence == Divergence::kNone) {
@@ -179,7 +179,7 @@ DISTILL_ROW_INLINE T tail_slope(const Outcomes<T>& outcomes, T mean, const RowCo
   }
 }
 
-// The gradient with respect to a logit, without the label's part. `soft`: the soft term's slope.
+// Returns the gradient with respect to a logit, without the label's part. `soft`: the soft term's slope.
 template <typename T>
 DISTILL_ROW_INLINE T
 sparse_gradient(T soft, T q, T logit, const SideStats<T>& student, const RowFactors<T>& f, const RowConstants<T>& c) {
@@ -188,7 +188,7 @@ sparse_gradient(T soft, T q, T logit, const SideStats<T>& student, const RowFact
   return slope * (f.soft * soft + (f.hard * unit_q - f.uniform));
 }
 
-// What the gradient of the columns that are no entries needs.
+// The gradient of the columns that are no entries needs these.
 template <typename T>
 struct ColumnSlopes {
   SideStats<T> student;
@@ -202,7 +202,7 @@ DISTILL_ROW_INLINE T column_gradient(T logit, const ColumnSlopes<T>& row, const 
   return sparse_gradient(row.soft * q, q, logit, row.student, row.factors, c);
 }
 
-// A row's numbers that top-k's metrics need in addition to the sums.
+// Top-k's metrics need these numbers of a row in addition to the sums.
 template <typename T>
 struct TopKEpilogue {
   RowEpilogue<T> row; // student_best -1: a column of the tail, whose accuracy the row kernel has found
@@ -211,13 +211,13 @@ struct TopKEpilogue {
   T label_lp = 0; // the teacher's, base 2; a label that is no entry has at most the smallest entry's and the tail's
 };
 
-// An upper bound of log2 p of a label that is no entry. At least 2^-126: the bound of its cross-entropy stays finite.
+// Returns an upper bound of log2 p of a label that is no entry, at least -126: its cross-entropy's bound is finite.
 template <typename T>
 DISTILL_ROW_INLINE T unlisted_label_lp(const Outcomes<T>& outcomes, T min_value) {
   return row_max(row_min(outcomes.tail_lp, entry_log2_prob(min_value, outcomes)), T(-126));
 }
 
-// finish_row for top-k. `sums`: over the outcomes.
+// Does for top-k what finish_row() does. `sums`: over the outcomes.
 template <typename T>
 DISTILL_ROW_INLINE void finish_topk_row(
     T* out, int64_t stride, const RowConstants<T>& c, const RowConstants<T>& oc, const Outcomes<T>& outcomes,
@@ -236,7 +236,7 @@ DISTILL_ROW_INLINE void finish_topk_row(
       has_teacher_ce ? non_negative(-end.label_lp * kLn2<T>) + poison(outcomes.student, outcomes.teacher) : T(0);
 }
 
-// The sums of a row's samples.
+// These are the sums of a row's samples.
 template <typename T>
 struct SampleSums {
   T weight = 0;
@@ -259,7 +259,7 @@ DISTILL_ROW_INLINE void finish_sampled_row(
   }
 }
 
-// RowConstants of a row with a sparse teacher, whose RowArgs have none.
+// Returns the RowConstants of a row with a sparse teacher, whose RowArgs have none.
 template <typename T>
 RowConstants<T> sparse_constants(const SparseRowArgs& args) {
   RowArgs with_teacher = args.rows;

@@ -36,7 +36,7 @@ struct OptionArgument {
   Option option;
 };
 
-// In the order of the schemas and of the inner operators' lists.
+// The order is that of the schemas and of the inner operators' lists.
 constexpr std::array kOptionArguments{
     OptionArgument{"divergence", &LossOptions::divergence},
     OptionArgument{"beta", &LossOptions::beta},

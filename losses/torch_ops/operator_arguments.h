@@ -26,21 +26,21 @@ OptionalTensor or_none(const at::Tensor& tensor);
 // "str divergence='jsd', float beta=0.5, ".
 std::string declared(std::string_view first, std::string_view last, const LossOptions& defaults = {});
 
-// What the schemas share.
-std::string declared_soft_options(); // of a loss with a whole teacher
-std::string declared_hard_options(); // of a cross-entropy
+// The schemas share these declarations.
+std::string declared_soft_options(); // for a loss with a whole teacher
+std::string declared_hard_options(); // for a cross-entropy
 std::string declared_reduction();
 std::string declared_chunks(); // "int chunk_size=0, int memory_cap_mb=1024, int min_chunk_size=256"
-std::string declared_sizes(); // of linear heads: the vocabulary, the valid tokens, the chunks, the logits' dtype
+std::string declared_sizes(); // for linear heads: the vocabulary, the valid tokens, the chunks, the logits' dtype
 
-// Cross-entropy alone.
+// These options make a loss cross-entropy alone.
 inline constexpr LossOptions kHardLabels{.divergence = Divergence::kNone, .hard_weight = 1, .soft_weight = 0};
 
-// The list form of the options, and back.
+// These convert the options to their list form, and back.
 std::vector<double> options_list(const LossOptions& options);
 LossOptions options_from(at::ArrayRef<double> list);
 
-// {vocab_size, valid_tokens, chunk_size, memory_cap_mb, min_chunk_size}.
+// The list form of the sizes is {vocab_size, valid_tokens, chunk_size, memory_cap_mb, min_chunk_size}.
 struct HeadSizes {
   int64_t vocab_size = 0;
   int64_t valid_tokens = -1;
@@ -49,8 +49,8 @@ struct HeadSizes {
 std::vector<int64_t> sizes_list(const HeadSizes& sizes);
 HeadSizes sizes_from(at::IntArrayRef list);
 
-// The arguments of one call of an operator, by their names in its schema. Operators that differ in a few arguments
-// share their code: an argument that a schema lacks has the value `otherwise`.
+// An OperatorCall has the arguments of one call of an operator, by their names in its schema. Operators that differ in
+// a few arguments share their code: an argument that a schema lacks has the value `otherwise`.
 class OperatorCall {
  public:
   OperatorCall(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> values)
@@ -67,7 +67,7 @@ class OperatorCall {
   OptionalTensor optional(std::string_view name) const {
     return get(name, OptionalTensor());
   }
-  // `otherwise`, with every option that the schema has. Throws for a name that is no divergence or set of metrics.
+  // Returns `otherwise` with the options that the schema has. Throws for a name that is none of the expected ones.
   LossOptions loss_options(LossOptions otherwise) const;
   HeadSizes head_sizes() const;
 
@@ -78,7 +78,7 @@ class OperatorCall {
   at::ArrayRef<c10::IValue> values_;
 };
 
-// `function` as the dispatcher calls an operator; it takes an OperatorCall and returns a tuple.
+// Adapts `function`, which takes an OperatorCall and returns a tuple, to the dispatcher's calls of an operator.
 template <auto* function>
 void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t count = op.schema().arguments().size();
@@ -87,12 +87,12 @@ void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::apply([&](auto&... result) { torch::jit::push(*stack, std::move(result)...); }, results);
 }
 
-// Of tensors that hold sums: fp32 (fp64 for an fp64 tensor), on its device, without autograd.
+// Returns the options of tensors that hold sums: fp32 (fp64 for an fp64 tensor), on its device, without autograd.
 at::TensorOptions sum_options(const at::Tensor& tensor);
 
-// What a loss returns: metrics_MN[kLoss] reduced by the call's `reduction`, and the metrics without autograd. A mean is
-// over the valid tokens, or over `num_tokens` where given; over no token it is 0, and so is its gradient. Throws for a
-// `num_tokens` that is negative or not finite.
+// Returns a loss's results: metrics_MN[kLoss] reduced by the call's `reduction`, and the metrics without autograd. A
+// mean is over the valid tokens, or over `num_tokens` where given; over no token it is 0, and so is its gradient.
+// Throws for a `num_tokens` that is negative or not finite.
 std::tuple<at::Tensor, at::Tensor> loss_and_metrics(const OperatorCall& call, const at::Tensor& metrics_MN);
 
 // Keeps tensors for the backward pass. Autograd refuses to save those made under torch.inference_mode(), such as a
@@ -100,7 +100,7 @@ std::tuple<at::Tensor, at::Tensor> loss_and_metrics(const OperatorCall& call, co
 void keep_for_backward(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list tensors);
 torch::autograd::variable_list kept_for_backward(torch::autograd::AutogradContext* ctx);
 
-// Called by every backward pass: its results are no functions of its inputs to autograd, so that a second derivative
+// Every backward pass calls this: its results are no functions of its inputs to autograd, so that a second derivative
 // would silently be wrong. Throws where one may follow (create_graph=True).
 void refuse_second_derivative();
 

@@ -1,4 +1,4 @@
-// The operators that make top-k and samples out of a teacher's hidden states. docs/loss_head.md documents them.
+// These operators make top-k and samples out of a teacher's hidden states. docs/loss_head.md documents them.
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 

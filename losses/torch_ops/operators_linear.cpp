@@ -1,4 +1,4 @@
-// The operators that start from hidden states. docs/loss_head.md documents them.
+// These operators start from hidden states. docs/loss_head.md documents them.
 //
 // The public operators are composites around inner operators with kernels and shape functions; autograd's node sits
 // between, so that torch.compile sees only operators it can trace.
@@ -41,8 +41,8 @@ LinearHeadInputs inputs_of(
       .valid_tokens = sizes.valid_tokens};
 }
 
-// The metrics, and the gradients of sum(metrics[0]): hidden's, weight's (fp32) and bias's (fp32), empty where not
-// `needed`.
+// Returns the metrics, and the gradients of sum(metrics[0]): hidden's, weight's (fp32) and bias's (fp32), empty where
+// not `needed`.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_kernel(
     const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& teacher_hidden,
     const OptionalTensor& teacher_weight, const OptionalTensor& targets, const OptionalTensor& bias,
@@ -55,7 +55,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> linear_head_kernel(
   const LinearHeadInputs in = inputs_of(
       hidden, weight, teacher_hidden, teacher_weight, targets, bias, teacher_bias, token_weights, teacher_ids,
       teacher_values, teacher_tail, teacher_temperature, sizes);
-  // A new one each: no output of an operator may be another one.
+  // This makes a new tensor each time: no output of an operator may be another one.
   const auto none = [&] { return at::empty({0}, sum_options(hidden)); };
   if (needed[0] == 0 && needed[1] == 0 && needed[2] == 0) {
     return {linear_head(in, options_from(options), sizes.chunks, nullptr).metrics_MN, none(), none(), none()};
@@ -124,7 +124,7 @@ auto call_linear_head_into() {
   return op;
 }
 
-// Multiplied out of place: the saved gradient stays, so a second backward pass gives the same. The scale never reaches
+// Multiplies out of place: the saved gradient stays, so a second backward pass gives the same. The scale never reaches
 // the host.
 // It has one dimension, so that it counts in type promotion: CUDA would round a scalar to a bf16 gradient's type.
 at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& scale, at::ScalarType type) {
@@ -132,7 +132,7 @@ at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& scale, at::Scala
   return at::mul_out(out, gradient, scale.reshape({1}));
 }
 
-// Which of hidden, weight and bias want a gradient.
+// Returns which of hidden, weight and bias want a gradient.
 std::vector<int64_t> needed_gradients(const at::Tensor& hidden, const at::Tensor& weight, const OptionalTensor& bias) {
   const bool enabled = c10::GradMode::is_enabled();
   return {
@@ -140,7 +140,7 @@ std::vector<int64_t> needed_gradients(const at::Tensor& hidden, const at::Tensor
       enabled && bias.has_value() && bias->requires_grad() ? 1 : 0};
 }
 
-// linear head -> metrics, differentiable in hidden, weight and bias through metrics[0].
+// This function maps a linear head to metrics, differentiable in hidden, weight and bias through metrics[0].
 class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> {
  public:
   static at::Tensor forward(
@@ -149,7 +149,7 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
       const OptionalTensor& teacher_bias, const OptionalTensor& token_weights, std::vector<double> options,
       std::vector<int64_t> sizes, bool per_token, std::vector<int64_t> needed, const OptionalTensor& teacher_ids,
       const OptionalTensor& teacher_values, const OptionalTensor& teacher_tail, double teacher_temperature) {
-    // Reduction none: any gradient may come back for each token, so the backward pass computes the gradients.
+    // With reduction none any gradient may come back for each token, so the backward pass computes the gradients.
     const std::vector<int64_t> now = per_token ? std::vector<int64_t>(3) : needed;
     const auto [metrics, hidden_gradient, weight_gradient, bias_gradient] = call_linear_head().call(
         hidden, weight, teacher_hidden, teacher_weight, targets, bias, teacher_bias, token_weights, options, sizes, now,
@@ -193,7 +193,7 @@ class LinearHeadFunction : public torch::autograd::Function<LinearHeadFunction> 
       gradients = {h, w, b};
     } else {
       gradients = {saved[0], saved[1], saved[2]};
-      // The first token's; for no tokens an empty sum gives 0.
+      // All tokens have the first one's; for no tokens an empty sum gives 0.
       scale = incoming[0].select(0, kLoss).slice(0, 0, 1).sum();
     }
     variable_list out(16);
@@ -236,7 +236,7 @@ LossAndMetrics linear_sampled(const OperatorCall& call) {
   return linear_loss(call, {.divergence = Divergence::kForwardKl, .beta = 0, .skew_alpha = 0});
 }
 
-// A trainer's form: gradients go where the caller says, without autograd.
+// This is a trainer's form: gradients go where the caller says, without autograd.
 std::tuple<at::Tensor> linear_head_into(const OperatorCall& call) {
   return call_linear_head_into().call(
       call.tensor("hidden"), call.tensor("weight"), call.optional("teacher_hidden"), call.optional("teacher_weight"),
@@ -247,11 +247,11 @@ std::tuple<at::Tensor> linear_head_into(const OperatorCall& call) {
       call.get("teacher_temperature", 1.0));
 }
 
-// The inner operators' form of a teacher of a few tokens: top-k where there is a tail, otherwise samples.
+// The inner operators have one form of a teacher of a few tokens: top-k where there is a tail, otherwise samples.
 constexpr const char* kEntries =
     "Tensor? teacher_ids=None, Tensor? teacher_values=None, Tensor? teacher_tail=None, float teacher_temperature=1.0";
 
-// `name`(`inputs`, and what every linear loss has): `options` are the declarations of its options.
+// Defines `name`(`inputs`, and what every linear loss has). `options` are the declarations of its options.
 void define_linear_loss(
     torch::Library& m, const std::string& name, const std::string& inputs, const std::string& options,
     torch::CppFunction function) {

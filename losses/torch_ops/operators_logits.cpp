@@ -1,4 +1,4 @@
-// The operators on logits that the caller has. docs/loss_head.md documents them.
+// These operators work on logits that the caller has. docs/loss_head.md documents them.
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -12,7 +12,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The metrics of given logits, and the gradient of sum(metrics[0]) into `gradient`, which may be `student` itself.
+// Returns the metrics of logits, and writes the gradient of sum(metrics[0]) to `gradient`, which may be `student`.
 at::Tensor logits_rows(
     const at::Tensor& student, const OptionalTensor& teacher, const OptionalTensor& targets,
     const OptionalTensor& token_weights, at::ArrayRef<double> options, const OptionalTensor& gradient, int64_t strategy,
@@ -30,7 +30,7 @@ at::Tensor logits_rows_meta(
   return at::empty_symint({c10::SymInt(kNumTokenMetrics), student.sym_size(0)}, sum_options(student));
 }
 
-// From the numbers that _logits_rows saved. `scale`: the incoming gradient of each token times its weight.
+// Computes the gradient from what _logits_rows saved. `scale`: the incoming gradient of each token times its weight.
 at::Tensor logits_gradient(
     const at::Tensor& student, const OptionalTensor& teacher, const OptionalTensor& targets, const at::Tensor& saved,
     const at::Tensor& scale, at::ArrayRef<double> options) {
@@ -59,7 +59,7 @@ auto call_logits_rows() {
   return op;
 }
 
-// Logits -> metrics, differentiable in the student's logits through metrics[0]. Saved for backward:
+// Maps logits to metrics, differentiable in the student's logits through metrics[0]. It saves for backward:
 //   in place          the gradient itself, which the forward pass wrote over the logits
 //   otherwise         each side's logits (no copy) and six numbers for each row: the backward is one pass
 class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
@@ -104,7 +104,7 @@ class LogitsFunction : public torch::autograd::Function<LogitsFunction> {
   }
 };
 
-// In place only where there is a gradient to write.
+// Returns whether the gradient is written in place; it is only where there is one.
 bool writes_in_place(const at::Tensor& logits, const char* name, bool inplace) {
   if (!inplace || !c10::GradMode::is_enabled() || !logits.requires_grad()) {
     return false;

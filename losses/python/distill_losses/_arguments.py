@@ -1,4 +1,4 @@
-"""From what callers have (any leading dimensions, autocast, sharded weights) to what the operators take.
+"""Makes the operators' arguments of what callers have: any leading dimensions, autocast, sharded weights.
 
 Shapes: N tokens, V vocabulary, H hidden size; `...` stands for any leading dimensions, whose product is N.
 """
@@ -25,12 +25,12 @@ _WEIGHTS = "finite numbers of at least 0"
 
 
 def _is_known(tensor: torch.Tensor) -> bool:
-    """Whether Python may read the values: it must neither wait for a GPU nor look into a graph that is traced."""
+    """Returns whether Python may read the values: it must not wait for a GPU or look into a graph that is traced."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _require(holds: torch.Tensor, message: str, found: str) -> None:
-    """ValueError where `holds`, a bool of one element, is false; on a GPU a device-side assertion instead."""
+    """Raises ValueError where `holds`, a bool of one element, is false; on a GPU a device-side assertion instead."""
     if not _is_known(holds):
         torch._assert_async(holds, message)
     elif not holds:
@@ -43,12 +43,12 @@ def check_device(name: str, tensor: torch.Tensor | None, device: torch.device) -
 
 
 def made_under_inference(tensor: torch.Tensor) -> bool:
-    """Whether autograd refuses to save the tensor; a graph that is traced has none such."""
+    """Returns whether autograd refuses to save the tensor; a graph that is traced has no such tensor."""
     return not torch.compiler.is_compiling() and tensor.is_inference()
 
 
 def check_trainable(name: str, tensor: torch.Tensor | None) -> None:
-    """ValueError for a tensor that wants a gradient and cannot have one: made under torch.inference_mode()."""
+    """Raises ValueError for a tensor that wants a gradient and cannot have one: made under torch.inference_mode()."""
     if tensor is not None and torch.is_grad_enabled() and tensor.requires_grad and made_under_inference(tensor):
         raise ValueError(
             f"{name}: expected a tensor that autograd can differentiate, found one that was made under "
@@ -57,7 +57,7 @@ def check_trainable(name: str, tensor: torch.Tensor | None) -> None:
 
 
 def compute_dtype(hidden: torch.Tensor) -> torch.dtype:
-    """The dtype of the products over `hidden`.
+    """Returns the dtype of the products over `hidden`.
 
     Under autocast to bf16 it is bf16, as for torch.nn.functional.linear. fp16 has no kernels here: half-precision
     tensors, and those under autocast to fp16, are computed in fp32. fp64 stays.
@@ -71,7 +71,7 @@ def compute_dtype(hidden: torch.Tensor) -> torch.dtype:
 
 
 class _Gather(torch.autograd.Function):
-    """The whole weight of a parameter that FSDP2 shards; its gradient is averaged over the ranks, as FSDP2 does."""
+    """Gathers the whole of a parameter that FSDP2 shards, and averages its gradient over the ranks, as FSDP2 does."""
 
     @staticmethod
     def forward(ctx, weight, dtype):
@@ -95,7 +95,7 @@ def _check_placements(name, parameter):
 
 
 def operand(name: str, parameter: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """A weight or bias as the operators take it: whole, and of the products' dtype.
+    """Returns a weight or bias as the operators take it: whole, and of the products' dtype.
 
     A DTensor is gathered in `dtype`, so that the communication is as small as it can be.
     """
@@ -108,7 +108,7 @@ def operand(name: str, parameter: torch.Tensor | None, dtype: torch.dtype) -> to
 
 
 def linear_inputs(hidden, weight, bias, side):
-    """(hidden [N, H], weight [V, H], bias [V] or None), of one dtype.
+    """Returns (hidden [N, H], weight [V, H], bias [V] or None), of one dtype.
 
     Without autocast a weight of another dtype than the hidden states is a ValueError, as torch.nn.functional.linear
     refuses it. A DTensor is one that FSDP2 shards, in the dtype of the optimizer: it may have any.
@@ -147,7 +147,7 @@ def _check_ignore_index(ignore_index):
 def flat_labels(
     labels: torch.Tensor | None, ignore_index: int, shape: torch.Size, device: torch.device
 ) -> torch.Tensor | None:
-    """Labels [N] with the operators' ignore index; `shape` is what they must have before, of any integer dtype.
+    """Returns labels [N] with the operators' ignore index; `shape` is what they must have before, of any integer dtype.
 
     A label of -100 where `ignore_index` is another number is an error of the caller's, and stays one.
     """
@@ -173,8 +173,8 @@ def flat_token_weights(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor | None:
-    """Weights [N] of the tokens in the dtype of the losses. They may be negative; where `labels`, those of flat_labels,
-    are not ignored, they are finite, and elsewhere 0."""
+    """Returns weights [N] of the tokens in the dtype of the losses. They may be negative. Where `labels`, those of
+    flat_labels, are not ignored, they are finite, and elsewhere 0."""
     if token_weights is None:
         return None
     if token_weights.shape != shape:
@@ -190,8 +190,8 @@ def flat_token_weights(
 def checked_class_weights(
     name: str, weight: torch.Tensor, classes: int, rows: int, device: torch.device
 ) -> torch.Tensor:
-    """The weights without autograd: [classes], or [rows], one for each row of a padded head; finite, at least 0."""
-    # Not `in`, which torch.compile cannot tell for dynamic shapes.
+    """Returns the weights without autograd: [classes], or [rows], one for each row of a padded head; all at least 0."""
+    # The comparisons are not an `in`, which torch.compile cannot tell for dynamic shapes.
     if weight.dim() != 1 or not (weight.shape[0] == classes or weight.shape[0] == rows):
         expected = f"[{classes}]" if classes == rows else f"[{classes}] or [{rows}]"
         raise ValueError(f"{name}: expected one weight for each class, shape {expected}, found {list(weight.shape)}")
@@ -202,7 +202,7 @@ def checked_class_weights(
 
 
 def checked_softcap(name: str, softcap: float | None) -> float:
-    """The operators' form of a cap, in which 0 is none; their own check has the range of the others."""
+    """Returns the operators' form of a cap, in which 0 is none; their own check has the range of the others."""
     if softcap is None:
         return 0.0
     if softcap == 0:
@@ -211,7 +211,7 @@ def checked_softcap(name: str, softcap: float | None) -> float:
 
 
 def divisor_of(num_items_in_batch: Number | None, dtype: torch.dtype, device: torch.device) -> Number | None:
-    """What a sum of losses is divided by, so that it is a mean over `num_items_in_batch`; None stays None.
+    """Returns the number that divides a sum of losses, so that it is a mean over `num_items_in_batch`; None stays None.
 
     No items make it infinity: the quotient and its gradient are then 0.
 
@@ -241,7 +241,7 @@ def divisor_of(num_items_in_batch: Number | None, dtype: torch.dtype, device: to
 
 
 def loss_dtype(dtype: torch.dtype) -> torch.dtype:
-    """fp64 for fp64, else fp32."""
+    """Returns fp64 for fp64, otherwise fp32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -251,12 +251,12 @@ def check_reduction(reduction: str) -> None:
 
 
 def metric_set(return_metrics: bool) -> str:
-    """The operators' argument `metrics`: the row kernels are faster where nobody asks for more than the loss."""
+    """Returns the operators' argument `metrics`: the row kernels are faster if nobody asks for more than the loss."""
     return "all" if return_metrics else "loss"
 
 
 def finish(loss, rows, shape, divisor, return_metrics):
-    """The loss as the caller asked for it.
+    """Returns the loss as the caller asked for it.
 
     `divisor`: what a sum is still divided by, or None. Losses of reduction none get `shape`; so do the metrics.
     """

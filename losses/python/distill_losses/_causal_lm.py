@@ -1,4 +1,4 @@
-"""What the losses must know of a causal language model of transformers, and whether it is so.
+"""Reads what the losses must know of a causal language model of transformers, and checks that it is so.
 
 Shapes: B sequences of S tokens, H hidden size, V vocabulary.
 """
@@ -12,16 +12,16 @@ import torch.nn.functional as F
 
 from ._arguments import DTensor
 
-# What a config.json may say that changes logits in a way that the losses here do not know; value: what changes nothing.
+# These keys of a config.json scale logits in a way that the losses here do not know; the value leaves them as they are.
 _UNKNOWN_SCALES = {"logit_scale": 1.0, "logits_scaling": 1.0, "lm_head_multiplier": 1.0}
-# What configs call a cap on the logits: Gemma's, RecurrentGemma's, xLSTM's.
+# Configs of Gemma, RecurrentGemma and xLSTM have these keys for a cap on the logits.
 _SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 # Logits of the check have this root mean square, beyond every cap: a cap that is not known cannot hide in small logits.
 _LARGE = 50.0
 
 
 def softcap_of(model: torch.nn.Module) -> float | None:
-    """The cap on the model's logits, None without one; ValueError for logits that are scaled in another way."""
+    """Returns the cap on the model's logits, None without one; ValueError for logits that are scaled otherwise."""
     config = model.config.get_text_config()
     for key, neutral in _UNKNOWN_SCALES.items():
         found = getattr(config, key, None)
@@ -31,7 +31,7 @@ def softcap_of(model: torch.nn.Module) -> float | None:
 
 
 def hidden_and_head(model: torch.nn.Module, **inputs: Any) -> tuple[Any, torch.Tensor, torch.Tensor | None]:
-    """(the body's output, the lm_head's weight [V, H], its bias [V] or None); no logits are computed."""
+    """Returns (the body's output, the lm_head's weight [V, H], its bias [V] or None); computes no logits."""
     head = model.get_output_embeddings()
     if head is None or hasattr(head, "base_layer"):
         found = "none" if head is None else f"a {type(head).__name__}, an adapter around it"
@@ -40,7 +40,7 @@ def hidden_and_head(model: torch.nn.Module, **inputs: Any) -> tuple[Any, torch.T
 
 
 def check_no_auxiliary_loss(model: torch.nn.Module, output_router_logits: bool | None = None) -> None:
-    """ValueError where the model would add the loss of its routers, which the losses here do not."""
+    """Raises ValueError where the model would add the loss of its routers, which the losses here do not."""
     if output_router_logits is None:
         output_router_logits = getattr(model.config.get_text_config(), "output_router_logits", None)
     if output_router_logits:
@@ -51,7 +51,7 @@ def check_no_auxiliary_loss(model: torch.nn.Module, output_router_logits: bool |
 
 
 def is_checkable(model: torch.nn.Module) -> bool:
-    """Whether its parameters have values that one process can compute with outside of a training step."""
+    """Returns whether the model's parameters have values that one process can compute with at any time."""
     return not any(p.is_meta or isinstance(p, DTensor) for p in model.parameters())
 
 
@@ -70,7 +70,7 @@ def check_logits(model: torch.nn.Module, call: Callable[..., Any], with_loss: bo
     """
     found, expected, targets = _few_logits(model, call, with_loss)
     name = type(model).__name__
-    # Roundings of the logits' dtype; a wrong model is farther away by orders of magnitude.
+    # The tolerance is for roundings of the logits' dtype; a wrong model is farther away by orders of magnitude.
     tolerance = 3e-2 if found.logits.dtype in (torch.bfloat16, torch.float16) else 2e-3
     logits = found.logits.float()
     same_shape = logits.shape == expected.shape
@@ -92,9 +92,9 @@ def check_logits(model: torch.nn.Module, call: Callable[..., Any], with_loss: bo
 
 
 def _few_logits(model, call, with_loss):
-    """(the model's output, fp32 logits [1, S, V] as they are expected, tokens [1, S])"""
+    """Returns (the model's output, fp32 logits [1, S, V] as they are expected, tokens [1, S])"""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings().weight
-    # Two tokens; xLSTM trains with multiples of its chunk size only.
+    # Two tokens are enough; xLSTM trains with multiples of its chunk size only.
     length = max(2, getattr(model.config.get_text_config(), "chunk_size", None) or 0)
     rows = embedding.shape[0]
     tokens = (rows // 3 + torch.arange(length, device=embedding.device) * max(1, rows // 6))[None] % rows

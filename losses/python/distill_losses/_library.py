@@ -12,8 +12,8 @@ from ._torch_match import mismatch
 def load() -> None:
     """Registers the operators as torch.ops.distill; ImportError where they were built for another torch.
 
-    A build without kernels works on the CPU, beside any torch, and warns beside one that has CUDA: the first loss on a
-    GPU would fail. Its version ends in `.cpu`, but pip installs it beside any torch of that release.
+    A build without kernels works on the CPU with any torch. It warns where torch has CUDA, since the first loss on a
+    GPU would fail: its version ends in `.cpu`, but pip installs it with any torch of that release.
     """
     problem = mismatch(
         f"distill-losses {_build_info.VERSION}",

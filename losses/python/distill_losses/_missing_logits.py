@@ -1,4 +1,4 @@
-"""What a patched model returns in the place of logits that it has not computed."""
+"""A patched model returns this in the place of logits that it has not computed."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The options of the losses, each described once.
+"""Each option of the losses is described once, here.
 
 The functions and modules, their signatures and help, and the table of docs/python_package.md follow the classes below.
 A type checker knows the options of a call by these classes (Unpack); inspect.signature shows them with their defaults.
@@ -17,7 +17,7 @@ OF_OPERATOR = object()  # a default that the operator's schema has
 
 
 class Option(NamedTuple):
-    """What an option means, and the operators' argument that it becomes."""
+    """An option has a meaning, and becomes an argument of the operators."""
 
     meaning: str
     argument: str | None = ""
@@ -95,12 +95,12 @@ class CrossEntropyOptions(_CrossEntropy, _OfLogits): ...
 
 
 def described(options: type) -> dict[str, Option]:
-    """{name: what is said of it} of one of the classes above."""
+    """Returns {name: option} of one of the classes above."""
     hints = get_type_hints(options, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
 
 
-# {class: {option: the operators' argument}}.
+# The names of the operators' arguments: {class: {option: argument}}.
 _ARGUMENTS = {
     options: {
         name: option.argument or name for name, option in described(options).items() if option.argument is not None
@@ -110,7 +110,7 @@ _ARGUMENTS = {
 
 
 def arguments(options: type, values: dict[str, Any], divisor: _arguments.Number | None) -> dict[str, Any]:
-    """The options as the operator takes them; `divisor` is what the caller divides a sum of losses by."""
+    """Returns the options as the operator takes them. The caller divides a sum of losses by `divisor`, if any."""
     return {argument: _argument(name, values[name], divisor) for name, argument in _ARGUMENTS[options].items()}
 
 
@@ -123,7 +123,7 @@ def _argument(name, value, divisor):
 
 
 def parameters(options: type, operator: Any) -> list[inspect.Parameter]:
-    """The options as parameters that have names only, with their types and defaults."""
+    """Returns the options as parameters that have names only, with their types and defaults."""
     types = get_type_hints(options)
     of_operator = {argument.name: argument.default_value for argument in operator.default._schema.arguments}
     found = []
@@ -134,7 +134,7 @@ def parameters(options: type, operator: Any) -> list[inspect.Parameter]:
 
 
 def help_text(options: type) -> str:
-    """The part of a docstring that explains the options."""
+    """Returns the part of a docstring that explains the options."""
     entries = (f"{name}: {option.meaning}" for name, option in described(options).items())
     indents = dict(initial_indent=" " * 4, subsequent_indent=" " * 8)
     return "\n".join(("Options:", *(textwrap.fill(entry, 100, **indents) for entry in entries)))

@@ -1,10 +1,10 @@
-"""Whether a build fits the torch that is installed. The wheel of distill-cpp holds this file, too."""
+"""Checks that a build fits the torch that is installed. The wheel of distill-cpp holds this file, too."""
 
 
 def mismatch(
     what: str, built_torch: str, built_cuda: str | None, found_torch: str, found_cuda: str | None
 ) -> str | None:
-    """Why `what`, built for one torch, does not go with another one; None where it does.
+    """Returns why `what`, built for one torch, does not go with another one; None where it does.
 
     `found_torch` may have a local part (2.11.0+cu130). The interface of libtorch changes between releases, so that the
     release must be the same; CUDA's libraries keep theirs within a major version.

@@ -1,4 +1,4 @@
-"""The losses as functions, over the operators `torch.ops.distill`; the modules of this package call them.
+"""These functions are the losses, over the operators `torch.ops.distill`; the modules of this package call them.
 
 Shapes: `...` stands for the leading dimensions (batch, sequence), whose product is the number of tokens N; V is the
 vocabulary, H and G are the hidden sizes of student and teacher. All functions work on CPU and CUDA, under autocast,
@@ -220,7 +220,7 @@ def cross_entropy(
             with torch.autocast(logits.device.type, enabled=False):
                 loss_N, z_loss_N = _with_class_weights(logits, labels, weight, of_class, options)
             if options["reduction"] == "mean":
-                # As in PyTorch, over the targets' weights; the z-loss has no weights and is over the targets.
+                # As in PyTorch, the mean is over the targets' weights; the z-loss has none and is over the targets.
                 count = _positive((labels != _arguments.IGNORED).sum())
                 by_weight = (divisor, divisor) if divisor is not None else (_positive(of_class.sum()), count)
                 return loss_N.sum() / by_weight[0] + z_loss_N.sum() / by_weight[1]
@@ -239,14 +239,14 @@ def cross_entropy(
 
 
 def _divisor(num_items_in_batch, reduction, logits):
-    """What a sum of losses is divided by; None where the operator reduces as it is asked to."""
+    """Returns the number that divides a sum of losses; None where the operator reduces as it is asked to."""
     divisor = _arguments.divisor_of(num_items_in_batch, logits.dtype, logits.device)
     return divisor if reduction == "mean" else None
 
 
 def _check_inplace(name, logits, inplace):
-    """ValueError where a gradient cannot be written over the caller's own logits; _flat_logits hides them from the
-    operators, which check for leaves too."""
+    """Raises ValueError where a gradient cannot be written over the caller's own logits. _flat_logits hides them from
+    the operators, which check for leaves too."""
     if not (inplace and logits.requires_grad and torch.is_grad_enabled()):
         return
     if logits.is_leaf:
@@ -277,28 +277,28 @@ def _flat_logits(logits):
 
 
 def _class_weights(weight, labels, dtype):
-    """The weight [N] of each token's class, 0 where it is ignored."""
+    """Returns the weight [N] of each token's class, 0 where it is ignored."""
     valid = labels != _arguments.IGNORED
     of_class = weight.to(_arguments.loss_dtype(dtype))[torch.where(valid, labels, 0)]
     return torch.where(valid, of_class, 0.0)
 
 
 def _positive(count):
-    """`count`, and 1 in the place of 0: a mean over nothing is 0."""
+    """Returns `count`, and 1 in the place of 0: a mean over nothing is 0."""
     return torch.where(count == 0, 1, count)
 
 
 def _needs_all_classes(options):
-    """Whether a term of the cross-entropy is a sum over all classes, which the kernels do not weigh."""
+    """Returns whether a term of the cross-entropy is a sum over all classes, which the kernels do not weigh."""
     return options["label_smoothing"] != 0 or options["lse_square_scale"] != 0
 
 
 def _with_class_weights(logits, labels, weight, of_class, options):
-    """(loss [N], z-loss [N]) of class weights together with terms that need a sum over all classes."""
+    """Returns (loss [N], z-loss [N]) of class weights together with terms that need a sum over all classes."""
     smoothing, z_loss, softcap = (options[name] for name in ("label_smoothing", "lse_square_scale", "softcap"))
     # The operator, which checks the ranges of both, gets neither below.
     ops.cross_entropy(logits[:0], labels[:0], label_smoothing=smoothing, z_loss=z_loss)
-    # Converted once, for all terms: their gradients cancel, and are added before they are rounded to the logits' dtype.
+    # One conversion serves all terms: their gradients cancel, and are added before the rounding to the logits' dtype.
     dtype = _arguments.loss_dtype(logits.dtype)
     logits = logits.to(dtype)
     loss_N, _ = ops.cross_entropy(

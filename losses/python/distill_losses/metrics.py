@@ -1,4 +1,4 @@
-"""The numbers that every loss returns for each token beside the loss itself."""
+"""Every loss can return these numbers for each token, in addition to the loss itself."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ class TokenMetrics(NamedTuple):
     """
 
     loss: torch.Tensor
-    """What is reduced, with the token's weight."""
+    """The token's loss with its weight, which is then reduced."""
     hard: torch.Tensor
     """Cross-entropy on the label, with label smoothing."""
     soft: torch.Tensor
@@ -39,7 +39,7 @@ class TokenMetrics(NamedTuple):
 
 
 class LossWithMetrics(NamedTuple):
-    """What a loss returns with return_metrics=True."""
+    """A loss returns this with return_metrics=True."""
 
     loss: torch.Tensor
     metrics: TokenMetrics

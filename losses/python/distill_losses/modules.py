@@ -1,4 +1,4 @@
-"""The losses as modules, with the names and the order of arguments that users of Liger-Kernel know.
+"""These modules are the losses, with the names and the order of arguments that users of Liger-Kernel know.
 
 A module is a function of `functional` whose options are arguments of the constructor. Options that Liger has at another
 position, or not at all, have names only; docs/python_package.md lists what differs.
@@ -22,12 +22,12 @@ from ._options import (
 )
 
 _SELF = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-# Of the cross-entropies, behind the weights of the classes.
+# The cross-entropies have these options at Liger's positions, behind the weights of the classes.
 _LIGERS_ORDER = ("ignore_index", "lse_square_scale", "label_smoothing", "reduction", "softcap")
 
 
 class _Loss(torch.nn.Module):
-    """A function of `functional` with its options."""
+    """A loss is a function of `functional` with its options."""
 
     options: dict[str, Any]
     _function: Callable[..., Any]
@@ -76,7 +76,7 @@ class _Loss(torch.nn.Module):
         self._try_out(*self._trial(weight), device="cpu" if weight is None else weight.device)
 
     def _trial(self, weight: torch.Tensor | None) -> tuple[tuple[int, int], ...]:
-        """Shapes of inputs of one token."""
+        """Returns the shapes of inputs of one token."""
         raise NotImplementedError
 
     def _try_out(self, *shapes: tuple[int, int], device: torch.device | str) -> None:

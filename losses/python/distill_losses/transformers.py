@@ -12,7 +12,7 @@ from .modules import LinearCrossEntropy, LinearJSD
 
 __all__ = ["hidden_and_head", "patch_causal_lm", "softcap_of"]
 
-# Inputs that say which tokens there are and which of them see each other: student and teacher get the same.
+# These inputs say which tokens there are and which of them see each other: student and teacher get the same.
 _OF_BOTH = (
     "input_ids",
     "attention_mask",
@@ -22,27 +22,27 @@ _OF_BOTH = (
     "max_length_q",
     "max_length_k",
 )
-# Inputs that say what the body returns beside its hidden states; they are the student's.
+# These inputs say what else the body returns, in addition to its hidden states; only the student gets them.
 _OF_STUDENT = ("use_cache", "output_hidden_states", "output_attentions")
-# Options of LinearCrossEntropy whose other values make a loss that is not the model's own.
+# With other values of these options LinearCrossEntropy is not the model's own loss.
 _OF_LOSS = ("ignore_index", "lse_square_scale", "label_smoothing", "reduction")
 
 
 def _next_tokens(labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
-    """Labels [B, S] of the tokens that follow; the last token of a sequence has none."""
+    """Returns labels [B, S] of the tokens that follow; the last token of a sequence has none."""
     return torch.nn.functional.pad(labels[:, 1:], (0, 1), value=ignore_index)
 
 
 def _with_softcaps(loss, model, teacher):
-    """`loss`, or a new one, which must cap logits as the models do."""
+    """Returns `loss`, or a new one, which must cap logits as the models do."""
     caps = {"softcap": softcap_of(model)}
     if teacher is not None:
         caps["teacher_softcap"] = softcap_of(teacher)
     if loss is None:
         return LinearCrossEntropy(**caps) if teacher is None else LinearJSD(**caps)
-    expected, beside = (LinearCrossEntropy, "without a teacher") if teacher is None else (LinearJSD, "with a teacher")
+    expected, where = (LinearCrossEntropy, "without a teacher") if teacher is None else (LinearJSD, "with a teacher")
     if not isinstance(loss, expected):
-        raise ValueError(f"loss: expected a {expected.__name__} {beside}, found a {type(loss).__name__}")
+        raise ValueError(f"loss: expected a {expected.__name__} {where}, found a {type(loss).__name__}")
     if loss.options["return_metrics"]:
         raise ValueError("loss: return_metrics: expected False, found True; a model returns one number as its loss")
     for name, cap in caps.items():
@@ -52,7 +52,7 @@ def _with_softcaps(loss, model, teacher):
 
 
 def _is_the_models_own(loss, teacher):
-    """Whether the loss is what the model itself and other libraries compute: the cross-entropy of the next tokens."""
+    """Returns whether the loss is that of the model itself and of other libraries: the next tokens' cross-entropy."""
     if teacher is not None or loss.ce_weight is not None:
         return False
     plain = LinearCrossEntropy().options
@@ -60,7 +60,7 @@ def _is_the_models_own(loss, teacher):
 
 
 def _without_inference_tensors(inputs):
-    """Inputs of which autograd can save what it needs; it refuses tensors made under torch.inference_mode()."""
+    """Returns inputs of which autograd can save what it needs; it refuses tensors made under torch.inference_mode()."""
     if not torch.is_grad_enabled():
         return inputs
     return {
@@ -86,8 +86,7 @@ def _refuse_another_loss(model, why):
 
 
 def _named_inputs(model_class, names, args, kwargs):
-    """Positional arguments by the names that the model's forward has for them, beside the others; without those that
-    are None."""
+    """Returns the arguments that are not None by name; positional ones have the names of the model's forward."""
     if len(args) > len(names):
         raise TypeError(f"{model_class.__name__}: expected at most {len(names)} positional inputs, found {len(args)}")
     named = {**dict(zip(names, args)), **kwargs}
@@ -95,7 +94,7 @@ def _named_inputs(model_class, names, args, kwargs):
 
 
 def _check_models(model, plain_forward, teacher):
-    """ValueError where a loss from hidden states would not be the models' own."""
+    """Raises ValueError where a loss from hidden states would not be the models' own."""
     check_logits(model, lambda **inputs: plain_forward(model, **inputs), with_loss=True)
     if teacher is not None:
         check_logits(teacher, teacher, with_loss=False)
@@ -113,7 +112,7 @@ def _could_check(model, plain_forward, teacher):
 
 
 def _check_inputs(model, inputs, has_teacher):
-    """ValueError for an input that the loss would not follow."""
+    """Raises ValueError for an input that the loss would not follow."""
     model_class = type(model)
     check_no_auxiliary_loss(model, inputs.get("output_router_logits"))
     kept = inputs.pop("logits_to_keep", 0)
@@ -141,7 +140,7 @@ _REPLACED = (
 
 
 def _logits(model, hidden, eval_logits):
-    """Of a call with labels: None where it may be trained on, else what `eval_logits` says."""
+    """Returns the logits of a call with labels: None where it may be trained on, otherwise by `eval_logits`."""
     if model.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
     if not eval_logits:
@@ -195,8 +194,8 @@ def patch_causal_lm(
     is_own = _is_the_models_own(loss, teacher)
     check_no_auxiliary_loss(model)
     _check_parameters(model)
-    # Not a submodule of the student: its weights are neither trained nor saved with it.
-    # Of a model that is patched already, the class and the forward before that; FSDP2's class may lie between.
+    # The teacher is no submodule of the student: its weights are neither trained nor saved with it.
+    # A model that is patched already keeps the class and the forward before that; FSDP2's class may lie between.
     base = vars(type(model)).get("_class_before_patch", type(model))
     forward_of_class = getattr(type(model), "_forward_of_class", base.forward)
     signature = inspect.signature(forward_of_class)
@@ -278,8 +277,8 @@ def patch_causal_lm(
 
     # The Trainer of transformers keeps the columns of a data set that the signature names.
     forward.__signature__, forward.__doc__ = signature, forward_of_class.__doc__
-    # A class for this model, and no attribute of it: copies of the model then compute with their own weights. Its name
-    # stays, which transformers saves and by which it finds more.
+    # The model gets a class of its own, and no attribute: copies of it then compute with their own weights. The name of
+    # the class stays, which transformers saves and by which it finds more.
     own = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
     own.update(
         forward=forward, __call__=call, _fused_losses=0, _forward_of_class=forward_of_class, _class_before_patch=base

@@ -1,4 +1,4 @@
-"""scikit-build-core's back end, whose settings (`pip wheel -C ...`) the name of a wheel depends on.
+"""This back end is scikit-build-core's. The name of a wheel depends on its settings (`pip wheel -C ...`).
 
 scikit-build-core shows them to CMake and not to the provider of the version, distill_version.py.
 """

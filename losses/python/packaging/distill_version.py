@@ -1,11 +1,11 @@
-"""The versions in a wheel's metadata, for the back end (`[[tool.dynamic-metadata]]` in pyproject.toml).
+"""Makes the versions in a wheel's metadata for the back end (`[[tool.dynamic-metadata]]` in pyproject.toml).
 
 The project's version is the one of the root CMakeLists.txt. A wheel's version also names the torch that it was built
 for and whether it has kernels: 0.1.0+torch2.11.0.cu130 with them, 0.1.0+torch2.11.0.cpu without. It depends on that
 torch exactly: libtorch's C++ interface changes between releases.
 
-A wheel is named before CMake runs, so what is decided here is decided for CMake, too: scripts/cmake/cuda.cmake follows
-the name where DISTILL_CUDA is AUTO, and scripts/cmake/wheel_name.cmake refuses to build what the name does not say.
+A wheel is named before CMake runs, so that this file decides for CMake, too: scripts/cmake/cuda.cmake follows the name
+where DISTILL_CUDA is AUTO, and scripts/cmake/wheel_name.cmake refuses to build anything else.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 ROOTS = (HERE.parents[2], HERE.parent / "tree")
 SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 
-# What this build was called with (`-C cmake.define.DISTILL_CUDA=OFF`); distill_backend.py sets it.
+# The settings of this build (`-C cmake.define.DISTILL_CUDA=OFF`); distill_backend.py sets them.
 config_settings = {}
 
 

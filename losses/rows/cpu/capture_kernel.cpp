@@ -16,7 +16,7 @@ const T* logits_of(const CaptureRowArgs& args, int64_t row) {
   return static_cast<const T*>(args.logits) + row * args.logits_stride;
 }
 
-// Whether column a comes before column b: NaN before all numbers, so that it is not hidden.
+// Returns whether column a comes before column b: NaN comes before all numbers, so that it is not hidden.
 template <typename T>
 bool comes_before(const T* logits, int32_t a, int32_t b) {
   const bool a_is_nan = logits[a] != logits[a];
@@ -30,7 +30,7 @@ bool comes_before(const T* logits, int32_t a, int32_t b) {
   return a < b;
 }
 
-// A heap of the K columns that come first so far, the last of them on top.
+// A heap holds the K columns that come first so far; the last of them is on top.
 template <typename T>
 void top_k_of_row(const CaptureRowArgs& args, int64_t row) {
   const T* logits = logits_of<T>(args, row);
@@ -51,7 +51,7 @@ void top_k_of_row(const CaptureRowArgs& args, int64_t row) {
   std::sort_heap(ids, end, before);
 }
 
-// The sums of a row over segments of columns.
+// A row is summed over segments of columns.
 template <typename T>
 struct RowOfDraws {
   const T* logits;
@@ -80,7 +80,7 @@ struct RowOfDraws {
     return static_cast<double>(row_exp2((logits[v] - max) * scales.draw));
   }
 
-  // The column in which `target`, in [0, draw_sum), falls.
+  // Returns the column in which `target`, in [0, draw_sum), falls.
   int64_t column_at(double target, int64_t vocab) const {
     const auto next = std::upper_bound(before.begin() + 1, before.end(), target);
     const int64_t columns = segment_columns(vocab);
@@ -95,7 +95,7 @@ struct RowOfDraws {
         break;
       }
     }
-    return last; // where rounding leaves the target beyond the segment: its last column with any probability
+    return last; // rounding may leave the target beyond the segment: then it is its last column with any probability
   }
 };
 

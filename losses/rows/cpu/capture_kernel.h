@@ -4,7 +4,7 @@
 
 namespace distill::losses {
 
-// Top-k or samples of each row's logits on the CPU, with the rows spread over threads.
+// Computes top-k or samples of each row's logits on the CPU, with the rows spread over threads.
 void capture_rows_cpu(const CaptureRowArgs& args, CaptureStage stage);
 
 } // namespace distill::losses

@@ -8,12 +8,12 @@ namespace distill::losses {
 // `scratch`: rows_cpu_scratch_bytes() bytes, aligned for the compute type.
 void rows_cpu(const RowArgs& args, void* scratch);
 
-// Bytes of scratch for each thread of the kernel: two numbers of the compute type for each column.
+// Returns the bytes of scratch for each thread of the kernel: two numbers of the compute type for each column.
 int64_t rows_cpu_thread_bytes(int64_t vocab, ElementType logits_type);
-// Bytes of scratch for all threads. There are no more of them than rows.
+// Returns the bytes of scratch for all threads, of which there are no more than rows.
 int64_t rows_cpu_scratch_bytes(int64_t num_rows, int64_t vocab, ElementType logits_type);
 
-// Rows [begin, end) on this thread, for one instruction set each. `scratch`: rows_cpu_thread_bytes() bytes.
+// Each computes rows [begin, end) on this thread for one instruction set. `scratch`: rows_cpu_thread_bytes() bytes.
 namespace portable {
 void rows_range(const RowArgs& args, int64_t begin, int64_t end, void* scratch);
 }

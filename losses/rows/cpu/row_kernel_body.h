@@ -1,5 +1,5 @@
-// The CPU row kernel's body, compiled once per instruction set: the including file defines DISTILL_ROWS_NAMESPACE and
-// is built with that set's flags. Includes nothing whose inline functions could leak into other files with those flags.
+// The CPU row kernel's body is compiled once per instruction set: the including file defines DISTILL_ROWS_NAMESPACE and
+// is built with that set's flags. It includes nothing whose inline functions could leak into other files with them.
 #pragma once
 
 #include <type_traits>
@@ -37,7 +37,7 @@ DISTILL_ROW_INLINE void store(double x, double* out) {
   *out = x;
 }
 
-// Rounds to nearest, ties to even. NaN stays NaN.
+// This rounds to nearest, ties to even. NaN stays NaN.
 DISTILL_ROW_INLINE void store(float x, BFloat16* out) {
   const auto bits = static_cast<uint32_t>(row_bits(x));
   const uint32_t rounded = (bits + 0x7fffU + ((bits >> 16U) & 1U)) >> 16U;
@@ -47,7 +47,7 @@ DISTILL_ROW_INLINE void store(float x, BFloat16* out) {
 template <typename T>
 using Lanes = T[kLanes];
 
-// One side of one row.
+// A Side is one side of one row.
 template <typename T, typename Logit>
 struct Side {
   const Logit* logits = nullptr;
@@ -72,7 +72,7 @@ struct Side {
     return softcapped(logit, softcap);
   }
 
-  // Columns [v, v + count) after bias and softcap; lanes beyond are -inf.
+  // Loads columns [v, v + count) after bias and softcap; lanes beyond are -inf.
   DISTILL_ROW_INLINE void load(int64_t v, int64_t count, Lanes<T>& z) const {
     if (count == kLanes) {
       for (int64_t l = 0; l < kLanes; ++l) {
@@ -192,7 +192,7 @@ struct LaneSums {
   }
 };
 
-// Every column's a and q, and the row's sums.
+// Computes every column's a and q, and the row's sums.
 template <Divergence kDivergence, bool kTeacher, typename T, typename Logit>
 RowSums<T> columns(
     const Side<T, Logit>& student, const Side<T, Logit>& teacher, const SideStats<T>& student_stats,
@@ -237,7 +237,7 @@ RowSums<T> columns(
   return sums.total();
 }
 
-// The gradient of one column without the label's part.
+// Returns the gradient of one column without the label's part.
 template <Divergence kDivergence, typename T>
 DISTILL_ROW_INLINE T
 gradient_at(T z, T a, T q, T mean, const SideStats<T>& stats, const RowFactors<T>& f, const RowConstants<T>& c) {
@@ -246,7 +246,7 @@ gradient_at(T z, T a, T q, T mean, const SideStats<T>& stats, const RowFactors<T
   return general_gradient<kDivergence>(a, q, unit_q, slope, mean, f);
 }
 
-// The gradient of one row from its columns' a and q.
+// Writes the gradient of one row from its columns' a and q.
 template <Divergence kDivergence, typename T, typename Logit, typename Gradient>
 void write_gradient(
     const Side<T, Logit>& student, const SideStats<T>& stats, const RowFactors<T>& factors, const RowConstants<T>& c,
@@ -297,7 +297,7 @@ RowSums<T> columns_and_gradient(const Row<T, Logit>& row, T* a, T* q) {
   auto* out = static_cast<Gradient*>(args.gradient) + row.index * args.gradient_stride;
   T label_column = 0;
   if (row.end.has_label) {
-    // In full, so that the label's 1 is subtracted before the rounding.
+    // The label's column is computed in full, so that its 1 is subtracted before the rounding.
     const T z = row.end.label_logit;
     const T slope = row.c.student_softcap > 0 ? softcap_slope(z, row.c.student_softcap) : T(1);
     label_column =

@@ -47,7 +47,7 @@ class TakeRow {
     }
   }
 
-  // Each entry writes its number into its column: a number that another entry has overwritten is of a repeated column.
+  // Each entry writes its number into its column: where another entry has overwritten the number, a column is repeated.
   bool ids_are_distinct() const {
     for (int64_t k = 0; k < entries_; ++k) {
       if (ids_[k] >= 0) {

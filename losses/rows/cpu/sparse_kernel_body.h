@@ -1,4 +1,4 @@
-// The CPU kernel of rows with a sparse teacher, compiled once per instruction set with the lanes and conversions of
+// The CPU kernel of rows with a sparse teacher is compiled once per instruction set with the lanes and conversions of
 // row_kernel_body.h.
 #pragma once
 
@@ -14,7 +14,7 @@ struct Float16 {
   uint16_t bits;
 };
 
-// Exact: a float's exponent range holds all of them.
+// This is exact: a float's exponent range holds all of them.
 DISTILL_ROW_INLINE float to_compute(Float16 x) {
   const uint32_t magnitude = x.bits & 0x7fffU;
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000U) << 16U;
@@ -86,12 +86,12 @@ DISTILL_ROW_INLINE T label_part(bool is_label, T logit, const RowFactors<T>& f, 
   return is_label ? f.label * (c.student_softcap > 0 ? softcap_slope(logit, c.student_softcap) : T(1)) : T(0);
 }
 
-// The gradient of all columns as if none were an entry.
+// Writes the gradient of all columns as if none were an entry.
 template <typename T, typename Logit, typename Gradient>
 void write_columns(const SparseRow<T, Logit, Gradient>& row, const ColumnSlopes<T>& slopes) {
   const Logit* logits = row.logits();
   Gradient* out = row.gradient();
-  // Read before any gradient is written, since the gradient may overwrite the logits.
+  // The label is read before any gradient is written, since the gradient may overwrite the logits.
   const T label_logit = row.label >= 0 ? row.logit(row.label) : T(0);
   for_blocks(row.args.rows.vocab, [&](int64_t v, int64_t count) {
     Lanes<T> z;

@@ -7,7 +7,7 @@
 
 static_assert(__cplusplus >= 202002L, "CUDA sources are C++20");
 
-// Device functions that the CUDA row kernels share.
+// The CUDA row kernels share these device functions.
 namespace distill::losses {
 
 constexpr int kWarp = 32;
@@ -70,7 +70,7 @@ __device__ __forceinline__ T warp_max(T value) {
   return value;
 }
 
-// The sums over the warp. xor shuffles add in one fixed order, so all lanes agree to the last bit.
+// Returns the sums over the warp. xor shuffles add in one fixed order, so all lanes agree to the last bit.
 template <typename T>
 __device__ __forceinline__ RowSums<T> warp_merge(const RowSums<T>& mine) {
   return {warp_sum(mine.loss), warp_sum(mine.q_a),  warp_sum(mine.p_d),       warp_sum(mine.q_d), warp_sum(mine.mass),
@@ -82,7 +82,7 @@ __device__ __forceinline__ T label_slope(T label_logit, const RowConstants<T>& c
   return c.student_softcap > 0 ? softcap_slope(label_logit, c.student_softcap) : T(1);
 }
 
-// Null, or the message of the last launch's error.
+// Returns null, or the message of the last launch's error.
 inline const char* launch_error() {
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);

@@ -1,11 +1,11 @@
-// The probabilities of columns of both sides.
+// These functions compute the probabilities of columns of both sides.
 #pragma once
 
 #include "losses/rows/cuda/instructions.cuh"
 
 namespace distill::losses {
 
-// Of the values from kBegin to before kEnd.
+// Returns the smallest of the values from kBegin to before kEnd.
 template <int kBegin, int kEnd, int kCount>
 __device__ __forceinline__ float smallest_of(const float (&values)[kCount]) {
   if constexpr (kEnd - kBegin == 1) {
@@ -16,7 +16,7 @@ __device__ __forceinline__ float smallest_of(const float (&values)[kCount]) {
   }
 }
 
-// The pairs of a thread's columns, with two exponentials each where q is not too small for that.
+// Computes the pairs of a thread's columns, with two exponentials each where q is not too small for that.
 template <int kCount>
 __device__ __forceinline__ void pairs_from_ratio(
     const float (&lp)[kCount], const float (&lq)[kCount], ColumnPair<float> (&pairs)[kCount]) {

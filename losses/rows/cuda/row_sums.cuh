@@ -1,11 +1,11 @@
-// A row's sums as numbers that lanes and blocks hand each other.
+// Lanes and blocks hand each other a row's sums as an array of numbers.
 #pragma once
 
 #include "losses/rows/cuda/device_functions.cuh"
 
 namespace distill::losses {
 
-// The sums of a row that every divergence has (see RowSums), in the order in which lanes 0, 4, 8, ... hold them.
+// Every divergence has these sums of a row (see RowSums), in the order in which lanes 0, 4, 8, ... hold them.
 struct SumIndex {
   static constexpr int kLoss = 0;
   static constexpr int kQa = 1;
@@ -25,7 +25,7 @@ __device__ __forceinline__ RowSums<T> row_sums(const T (&numbers)[SumIndex::kCou
           numbers[N::kQlq],  numbers[N::kPlp], below_max,       numbers[N::kQ]};
 }
 
-// The sums over the warp: lane l gets number l / 4. Nine shuffles instead of forty.
+// Sums over the warp: lane l gets number l / 4. This takes nine shuffles instead of forty.
 template <typename T>
 __device__ __forceinline__ T warp_sum_of_numbers(const RowSums<T>& mine, int lane) {
   const T v[SumIndex::kCount] = {mine.loss, mine.q_a, mine.p_d, mine.q_d, mine.mass, mine.q_lq, mine.p_lp, mine.q};

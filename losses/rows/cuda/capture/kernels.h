@@ -4,7 +4,7 @@
 
 #include "losses/rows/capture_args.h"
 
-// The kernels that make a sparse teacher out of logits. Each returns null, or an error message.
+// These kernels make a sparse teacher out of logits. Each function returns null, or an error message.
 namespace distill::losses {
 
 const char* launch_topk(const CaptureRowArgs& args, cudaStream_t stream);

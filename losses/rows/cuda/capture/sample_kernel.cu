@@ -1,6 +1,6 @@
-// Draws with replacement from each row's distribution, one block for each row: the masses of segments of columns and
-// their running sum, then for each draw the segment and the column in which a uniform number falls. All sums have one
-// order, so that a row's draws do not depend on the rows beside it.
+// Draws with replacement from each row's distribution, one block for each row: it sums the masses of segments of
+// columns and finds, for each draw, the segment and the column in which a uniform number falls. All sums have one
+// order, so that a row's draws do not depend on which other rows there are.
 #include "losses/rows/cuda/capture/kernels.h"
 
 #include "losses/rows/cuda/device_functions.cuh"
@@ -16,7 +16,7 @@ constexpr int kWarps = kThreads / kWarp;
 template <typename T>
 struct Shared {
   T max_of_warp[kWarps];
-  double draw_before[kMaxSegments]; // first each segment's own mass
+  double draw_before[kMaxSegments]; // at first each segment's own mass
   double p_of_segment[kMaxSegments];
   double draw_sum;
   double p_sum;
@@ -51,7 +51,7 @@ __device__ T block_max(const T* logits, int64_t vocab, Shared<T>& shared) {
   return max;
 }
 
-// Each segment's masses, a warp for a segment.
+// Computes each segment's masses, a warp for a segment.
 template <typename T>
 __device__ void segment_masses(const Row<T>& row, Shared<T>& shared) {
   const int64_t columns = segment_columns(row.args.vocab);
@@ -74,7 +74,7 @@ __device__ void segment_masses(const Row<T>& row, Shared<T>& shared) {
   __syncthreads();
 }
 
-// Inclusive sums over the warp.
+// Returns the inclusive sums over the warp.
 __device__ __forceinline__ double warp_scan(double value) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
@@ -85,7 +85,7 @@ __device__ __forceinline__ double warp_scan(double value) {
   return value;
 }
 
-// The masses before each segment, by the first warp: each lane takes neighbouring segments.
+// The first warp computes the masses before each segment: each of its lanes takes neighbouring segments.
 template <typename T>
 __device__ void running_sums(int segments, Shared<T>& shared) {
   if (threadIdx.x < kWarp) {
@@ -115,7 +115,7 @@ __device__ void running_sums(int segments, Shared<T>& shared) {
   __syncthreads();
 }
 
-// The last segment that begins at or before `target`.
+// Returns the last segment that begins at or before `target`.
 template <typename T>
 __device__ __forceinline__ int segment_at(double target, int segments, const Shared<T>& shared) {
   int low = 0;
@@ -127,8 +127,8 @@ __device__ __forceinline__ int segment_at(double target, int segments, const Sha
   return low;
 }
 
-// The column in which `target` falls, by one warp. Where rounding leaves it beyond the segment: the segment's last
-// column with any probability.
+// One warp finds the column in which `target` falls. Where rounding leaves it beyond the segment, it is the segment's
+// last column with any probability.
 template <typename T>
 __device__ int64_t column_at(double target, int segment, const Row<T>& row, const Shared<T>& shared) {
   const int64_t columns = segment_columns(row.args.vocab);

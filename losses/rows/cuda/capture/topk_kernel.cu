@@ -1,5 +1,5 @@
-// The K largest logits of each row, one block for each row: radix select finds the K-th key, the columns at or above it
-// are collected and sorted. Equal logits go by column, so that the result is the same in every run.
+// Finds the K largest logits of each row, one block for each row: radix select finds the K-th key, the columns at or
+// above it are collected and sorted. Equal logits go by column, so that the result is the same in every run.
 #include "losses/rows/cuda/capture/kernels.h"
 
 #include "losses/rows/cuda/device_functions.cuh"
@@ -12,7 +12,7 @@ constexpr int kThreads = 512;
 constexpr int kDigitBits = 8;
 constexpr int kDigits = 1 << kDigitBits;
 
-// Unsigned keys in the order of the numbers; NaN above all, as on the CPU.
+// Unsigned keys have the order of the numbers; NaN is above all, as on the CPU.
 __device__ __forceinline__ unsigned key_of(float x) {
   const unsigned bits = __float_as_uint(x == 0 ? 0.0F : x);
   return x != x ? 0xffffffffU : ((bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U);
@@ -67,8 +67,8 @@ __device__ void select_key(const T* logits, int64_t vocab, int entries, Shared<K
   }
 }
 
-// Columns whose key is above the K-th one, and as many with that key as are wanted: the lowest ones, by one warp in
-// order where there are more.
+// Collects the columns whose key is above the K-th one, and as many with that key as are wanted: the lowest ones, which
+// one warp takes in order where there are more.
 template <typename T, typename Key>
 __device__ void collect(const T* logits, int64_t vocab, Shared<Key>& shared) {
   const Key last = shared.prefix;
@@ -107,7 +107,7 @@ __device__ void collect(const T* logits, int64_t vocab, Shared<Key>& shared) {
   __syncthreads();
 }
 
-// Bitonic sort of shared.keys and columns, the largest key and then the lowest column first.
+// A bitonic sort puts shared.keys and columns in order: the largest key first, of equal ones the lowest column.
 template <typename Key>
 __device__ void sort(int entries, Shared<Key>& shared) {
   int size = 1;

@@ -51,7 +51,7 @@ RowTimes row_times(bool teacher, cluster::Mode mode) {
   if (!teacher) {
     return {.waits_for_copies = 2.5};
   }
-  switch (mode) { // the less there is to compute of a column, the more a wait counts
+  switch (mode) { // the less there is to compute for a column, the more a wait counts
     case Mode::kUnitLoss:
       return {.waits_for_copies = 6, .least_last_tile = 0.8};
     case Mode::kCappedLoss:

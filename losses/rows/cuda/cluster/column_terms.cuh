@@ -1,4 +1,4 @@
-// From a column's probabilities to what is kept of it, and from that to its gradient.
+// These functions make of a column's probabilities what is kept of it, and of that its gradient.
 #pragma once
 
 #include "losses/rows/cuda/cluster/mode_traits.h"
@@ -9,13 +9,13 @@ namespace distill::losses::cluster {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// d capped logit / d logit of the student's column, where the mode has softcaps.
+// Returns d capped logit / d logit of the student's column, where the mode has softcaps.
 template <Mode kMode>
 __device__ __forceinline__ float slope_of(float capped_logit, const RowConstants<float>& c) {
   return kCaps<kMode> ? slope_at(capped_logit, c) : 1.0F;
 }
 
-// What is kept of a column's a for its gradient: most divergences compute -a, and keep it with no operation more.
+// Returns what is kept of a column's a for its gradient. Most divergences compute -a, and keep it at no further cost.
 __device__ __forceinline__ float kept_a(float a) {
   return -a;
 }
@@ -24,7 +24,7 @@ __device__ __forceinline__ float a_of(float kept) {
   return -kept;
 }
 
-// What is kept of a column's q for its gradient: q, with the softcap's slope; or log2 q, from which all else follows.
+// Returns what is kept of a column's q for its gradient: q, with the softcap's slope; or log2 q, from which q follows.
 template <Mode kMode>
 __device__ __forceinline__ float kept_q(const ColumnResult<float>& r, float slope) {
   if constexpr (kKeepsLog<kMode>) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ float kept_q(const ColumnResult<float>& r, float slop
   }
 }
 
-// The gradient of a column without the label's part, where it needs the mean slope of the row. `kept`: of kept_q.
+// Returns the gradient of a column without the label's part, where it needs the row's mean slope. `kept`: by kept_q.
 template <Divergence kDivergence, Mode kMode>
 __device__ __forceinline__ float gradient_of(
     float a, float kept, float mean, const SideStats<float>& student, const RowFactors<float>& f,
@@ -44,7 +44,7 @@ __device__ __forceinline__ float gradient_of(
   if constexpr (!kKeepsLog<kMode>) {
     return unit_gradient<kDivergence>(a, kept, mean, f);
   } else {
-    // kept + log2_sum is logit - max in base 2, over the temperature.
+    // The sum kept + log2_sum is logit - max in base 2, over the temperature.
     const float q = row_exp2(kept);
     float unit_q = q;
     if (kMode != Mode::kGeneral || !c.unit_temperature) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ float gradient_of(
   }
 }
 
-// The gradient of a column without the label's part, where it needs no mean.
+// Returns the gradient of a column without the label's part, where it needs no mean.
 template <Divergence kDivergence, Mode kMode>
 __device__ __forceinline__ float early_gradient(
     const ColumnResult<float>& r, float slope, const SideStats<float>& student, const RowFactors<float>& f,

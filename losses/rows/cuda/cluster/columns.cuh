@@ -1,4 +1,4 @@
-// A thread's columns of a row in the cluster row kernel: reading, summing, and writing their gradient.
+// This file reads, sums and writes the gradient of a thread's columns of a row in the cluster row kernel.
 #pragma once
 
 #include "losses/rows/cuda/cluster/online_sums.cuh"
@@ -6,18 +6,18 @@
 
 namespace distill::losses::cluster {
 
-// In place of the gradient's type where no gradient is asked for.
+// This type takes the place of the gradient's where no gradient is asked for.
 struct None {};
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// A thread's columns, row after row. Shared memory holds kSlots tiles of them as a ring of slots, which are given by
-// their bytes from its beginning.
+// A Columns has a thread's columns, row after row. Shared memory holds kSlots tiles of them as a ring of slots, which
+// are given by their bytes from its beginning.
 template <typename G, typename Logit, Mode kMode>
 struct Columns {
   static constexpr bool kGeneral = kMode == Mode::kGeneral;
   static constexpr bool kAdjusts = kCaps<kMode>;
-  // fp32 logits are replaced in shared memory by what bias and softcap make of them, so that it is done once.
+  // In shared memory, bias and softcap are applied to fp32 logits in place, so that it is done once.
   static constexpr bool kReplaces = kAdjusts && sizeof(Logit) == 4;
   // The first tiles of every slice are whole where the kernel is made for the number of tiles (cluster_plan); only the
   // last two have columns that do not exist.
@@ -29,16 +29,16 @@ struct Columns {
   const RowConstants<float>& c;
   const ClusterPlan& plan;
   const Share& share;
-  int tiles_of_warp; // in which a thread of the warp has columns; the same in all of its threads
+  int tiles_of_warp; // the tiles in which a thread of the warp has columns; the same in all of its threads
   uint32_t ring; // shared-memory address
-  uint32_t mine; // the same of this thread's columns in the first slot
-  uint32_t slot = 0; // of the row's first tile
-  uint32_t phase = 0; // of the full barrier of that slot
-  // How many elements behind the beginning of their tiles the columns begin, 4 bits each: the row's student and
-  // teacher, and those of the next row. In one register, of which there are none to spare.
+  uint32_t mine; // the address of this thread's columns in the first slot
+  uint32_t slot = 0; // the slot of the row's first tile
+  uint32_t phase = 0; // the phase of the full barrier of that slot
+  // The columns begin this many elements behind the beginning of their tiles, 4 bits each: the row's student and
+  // teacher, and those of the next row. One register has them all, since there are none to spare.
   uint32_t shifts = 0;
 
-  // Whether threads of this warp may have columns in the tile.
+  // Returns whether threads of this warp may have columns in the tile.
   __device__ __forceinline__ bool exists(int tile) const {
     if constexpr (kGeneral) {
       return tile < plan.tiles;
@@ -47,17 +47,17 @@ struct Columns {
     }
   }
 
-  // Whether all kVector columns of the tile exist.
+  // Returns whether all kVector columns of the tile exist.
   __device__ __forceinline__ bool whole(int tile) const {
     return tile < kWholeTiles || share.whole(tile);
   }
 
-  // Whether a tile of the row that begins in slot `from` lies behind the end of the ring, and so at its beginning.
+  // Returns whether a tile of the row that begins in slot `from` lies behind the ring's end, and so at its beginning.
   __device__ __forceinline__ bool wraps(uint32_t from, int tile) const {
     return from + static_cast<uint32_t>(tile) * G::kSlotStride > G::kRingBytes - 1U;
   }
 
-  // The slot of that tile; tiles kTiles and later are the next row's.
+  // Returns the slot of that tile; tiles kTiles and later are the next row's.
   __device__ __forceinline__ uint32_t slot_from(uint32_t from, int tile) const {
     return from + static_cast<uint32_t>(tile) * G::kSlotStride - (wraps(from, tile) ? G::kRingBytes : 0U);
   }
@@ -70,7 +70,7 @@ struct Columns {
     return place_from(slot, tile);
   }
 
-  // The row that next_slots() goes to.
+  // Sets the row that next_slots() goes to.
   __device__ __forceinline__ void next_row(int row) {
     if constexpr (G::kMayShift) {
       const uint32_t student = shift_of(args.student, args.student_stride, row);
@@ -95,12 +95,12 @@ struct Columns {
     barrier_wait_at(full_barrier<G>(ring + slot_from(slot, tile)), phase ^ (wraps(slot, tile) ? 1U : 0U));
   }
 
-  // The warp has read the tile of the row that begins in slot `from` for the last time.
+  // Tells that the warp has read the tile of the row that begins in slot `from` for the last time.
   __device__ __forceinline__ void release(uint32_t from, int tile, int lane) const {
     warp_arrive_at(empty_barrier<G>(ring + slot_from(from, tile)), lane);
   }
 
-  // Where a of a tile is stored that registers do not hold; q lies kStoredSideBytes behind it. `place`: the tile's.
+  // Returns where a is stored for a tile that is not in registers; q lies kStoredSideBytes behind. `place`: the tile's.
   __device__ __forceinline__ uint32_t store(uint32_t place, int tile) const {
     if constexpr (G::kStoredInSlots) {
       return place;
@@ -110,8 +110,8 @@ struct Columns {
     }
   }
 
-  // Both sides of a tile after bias and softcap; with kKeepsExponentials as they are read. Columns that do not exist
-  // are -inf. The first read of a row; kNext: not of the current one, but of the next.
+  // Reads both sides of a tile for the first time: after bias and softcap, or, with kKeepsExponentials, as they are.
+  // Columns that do not exist are -inf. kNext: the tile is not of the current row, but of the next.
   template <bool kTeacher, bool kNext>
   __device__ __forceinline__ void first_read(
       uint32_t place, int tile, float (&student)[kVector], float (&teacher)[kVector]) const {
@@ -121,7 +121,7 @@ struct Columns {
     }
   }
 
-  // The same from global memory.
+  // Reads the same from global memory.
   template <bool kTeacher>
   __device__ __forceinline__ void from_memory(
       int row, int tile, float (&student)[kVector], float (&teacher)[kVector]) const {
@@ -131,7 +131,7 @@ struct Columns {
     }
   }
 
-  // The same in later reads.
+  // Reads the same later on.
   __device__ __forceinline__ void student(int tile, float (&z)[kVector]) const {
     read(place(tile), tile, student_side(false), z);
   }
@@ -140,8 +140,8 @@ struct Columns {
     read(place(tile) + G::kSideBytes, tile, teacher_side(false), z);
   }
 
-  // The first of this thread's columns with `value`; side: student or teacher. All other threads wait for the few that
-  // search, so the tiles are read at once where registers allow it.
+  // Returns the first of this thread's columns with `value`; side: student or teacher. All other threads wait for the
+  // few that search, so the tiles are read at once where registers allow it.
   template <typename Side>
   __device__ __forceinline__ int first_of(float value, const Side& side) const {
     int best = INT32_MAX;
@@ -159,7 +159,7 @@ struct Columns {
     return best;
   }
 
-  // The warp's part of a side's normaliser.
+  // Returns the warp's part of a side's normaliser.
   template <typename Side>
   __device__ __forceinline__ SidePartial part(OnlineSums run, const Side& side) const {
     const float max = lanes_max(run.max);
@@ -182,7 +182,7 @@ struct Columns {
     return static_cast<Gradient*>(args.gradient) + static_cast<int64_t>(row) * args.gradient_stride + share.first;
   }
 
-  // `out`: gradient_at() of the row.
+  // Writes the gradient. `out`: gradient_at() of the row.
   template <typename Gradient>
   __device__ __forceinline__ void write_as(Gradient* out, int tile, const float (&g)[kVector]) const {
     Gradient* to = out + tile * kTileColumns;
@@ -210,7 +210,7 @@ struct Columns {
     store_as(args.gradient, at, args.gradient_type, g);
   }
 
-  // -inf for those of a tile's columns that do not exist.
+  // Puts -inf in the place of those of a tile's columns that do not exist.
   __device__ __forceinline__ void mask(int tile, float (&z)[kVector]) const {
     const int valid = share.valid(tile);
 #pragma unroll
@@ -226,9 +226,9 @@ struct Columns {
     return (first + static_cast<uint32_t>(row) * static_cast<uint32_t>(stride)) % kUnit;
   }
 
-  // What becomes of a side's logits; constants of the launch, which take no registers.
+  // A side's logits are changed by these; they are constants of the launch, which take no registers.
   struct Adjustment {
-    unsigned shift; // the bits of `shifts`
+    unsigned shift; // the bits of `shifts` that are this side's
     const void* bias;
     Softcap softcap;
   };
@@ -283,7 +283,7 @@ struct Columns {
     const bool partial = !whole(tile);
     constexpr bool kMasksLogits = kReplaces || kKeepsExponentials<kMode>;
     if (kMasksLogits && partial) {
-      mask(tile, z); // what lies there must not choose how a neighbour is capped
+      mask(tile, z); // the memory behind the last column must not choose how a neighbour is capped
     }
     if constexpr (kKeepsExponentials<kMode>) {
       return;
@@ -310,8 +310,8 @@ struct Columns {
     }
   }
 
-  // Bias and softcap; says whether there is one. What columns that do not exist become means nothing: mask() follows,
-  // which costs the others less than a comparison for each column here.
+  // Applies bias and softcap; returns whether there is one. Columns that do not exist may become anything: mask()
+  // follows, which costs the others less than a comparison for each column here.
   __device__ __forceinline__ bool adjust(int tile, const Adjustment& side, float (&z)[kVector]) const {
     bool adjusted = side.softcap.cap > 0;
     if constexpr (kGeneral) {

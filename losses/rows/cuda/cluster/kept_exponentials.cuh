@@ -1,4 +1,4 @@
-// What the modes that compute no metrics but the loss keep of a row in shared memory: in the place of the student's
+// Modes that compute no metrics but the loss keep exponentials of a row in shared memory: in the place of the student's
 // logits e = 2^x, and in the place of the teacher's y = log2(teacher / student), both as the first phase has computed
 // them anyway, relative to the bases of its sums (OnlineSums). In the second phase q = e * factor and log2(p / q) = y +
 // shift, with two numbers of the warp and the row: a column takes one exponential less there (with a softcap, whose
@@ -14,26 +14,26 @@ namespace distill::losses::cluster {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// The least e of both sides, and the least factor by its log2, with which p is computed as q r. Then q = e * factor >=
+// p is computed as q r only from these least e of both sides and least log2 of a factor on. Then q = e * factor >=
 // 2^-120 is a normal number and r = p / q <= 2^120 a finite one, and y is finite. Reverse KL's a is 1e30 where the
 // teacher rules out a column, and its sum of e a, with e <= 1 / factor, must stay finite.
 constexpr float kLeast = 0x1p-60F;
 template <Divergence kDivergence>
 inline constexpr float kLeastLog2 = kDivergence == Divergence::kReverseKl ? -26 : -60;
-constexpr float kMost = 0x1p80F; // a thread's sum of e (OnlineSums::kRoom), before the row is kept relative to others
+constexpr float kMost = 0x1p80F; // a thread's sum of e above it (OnlineSums::kRoom) makes the row relative to others
 
-// What turns e and y of a warp's columns into probabilities of the row.
+// With a KeptRow, e and y of a warp's columns become probabilities of the row.
 struct KeptRow {
   float unit = 1; // q = unit * what is kept of it: the factor, or 1 where that is too small
-  // log2 of q and p in units: x of the student + student_shift, x of the teacher + shift. Where the factor is the unit,
-  // student_shift is 0 and log2(p / q) = y + shift.
+  // These shifts are for log2 of q and p in units: x of the student + student_shift, x of the teacher + shift. Where
+  // the factor is the unit, student_shift is 0 and log2(p / q) = y + shift.
   float student_shift = 0;
   float shift = 0;
   uint32_t exponents = 0; // a bit for each tile in which the thread has left x of both sides
-  uint32_t slow = 0; // those, or all tiles where the factor is too small
-  float student_base = 0; // of a row with softcaps
+  uint32_t slow = 0; // the same tiles, or all tiles where the factor is too small
+  float student_base = 0; // only in a row with softcaps
 
-  // Sums of columns, and factors of their gradients, of numbers that are kept in units.
+  // These functions change sums of columns, and factors of their gradients, of numbers that are kept in units.
   __device__ __forceinline__ void finish(RowSums<float>& sums) const {
     sums.loss *= unit;
     sums.q_a *= unit;
@@ -49,7 +49,7 @@ struct KeptRow {
   }
 };
 
-// A thread's columns in the modes that keep exponentials.
+// A KeptExponentials has a thread's columns in the modes that keep exponentials.
 template <typename G, typename Logit, bool kTeacher, Divergence kDivergence, Mode kMode>
 struct KeptExponentials {
   using RowColumns = Columns<G, Logit, kMode>;
@@ -57,7 +57,7 @@ struct KeptExponentials {
   const RowConstants<float>& c;
   const RowColumns& columns;
 
-  // Bases for the sums of a row, from its first tile.
+  // Chooses bases for the sums of a row, from its first tile.
   __device__ __forceinline__ void begin(
       const float (&zs)[kVector], const float (&zt)[kVector], OnlineSums& student, OnlineSums& teacher) const {
     begin(lanes_max(largest_of(zs)), kTeacher ? lanes_max(largest_of(zt)) : 0.0F, student, teacher);
@@ -104,7 +104,7 @@ struct KeptExponentials {
     }
   }
 
-  // The warp's parts of both normalisers. Where a logit is so far above its base that e may overflow, the warp keeps
+  // Makes the warp's parts of both normalisers. Where a logit is so far above its base that e may overflow, it keeps
   // the row again, relative to its maxima, from its logits in global memory: no gradient has been written over them.
   // With a NaN the sums are NaN, whatever they are relative to.
   __device__ __forceinline__ void parts(
@@ -121,10 +121,10 @@ struct KeptExponentials {
     teacher_part = {reference(teacher_largest, teacher.base), kTeacher ? teacher.sum : 0.0F, 0, teacher.base};
   }
 
-  // `exponents`: of keep(); the bases are those of the row's sums.
+  // Returns the numbers of a row. `exponents`: from keep(); the bases are those of the row's sums.
   __device__ __forceinline__ KeptRow
   row(const RowNumbers& numbers, float student_base, float teacher_base, uint32_t exponents) const {
-    // The same rounded product as in the sums.
+    // This is the same rounded product as in the sums.
     const float of_student = fmaf(-numbers.student.max, c.to_log2, student_base * c.to_log2);
     const float log2_factor = of_student - numbers.student.log2_sum;
     KeptRow kept;
@@ -147,7 +147,7 @@ struct KeptExponentials {
     return kept;
   }
 
-  // Whether no thread of the warp has slow tiles.
+  // Returns whether no thread of the warp has slow tiles.
   __device__ __forceinline__ static bool fast(const KeptRow& kept) {
     return __reduce_max_sync(kAllLanes, kept.slow != 0 ? 1 : 0) == 0;
   }
@@ -165,7 +165,7 @@ struct KeptExponentials {
     }
   }
 
-  // One of the thread's columns of a tile, for its label.
+  // Computes one of the thread's columns of a tile, for its label.
   __device__ __forceinline__ ColumnResult<float> label(
       const KeptRow& kept, const RowConstants<float>& held, int tile, int at) const {
     RowSums<float> unused;
@@ -174,7 +174,7 @@ struct KeptExponentials {
     return slow_column(kept, held, tile, address, unused_slope, unused);
   }
 
-  // The columns of a tile, added to the sums. `finish` makes of a column and its slope the two numbers that are kept.
+  // Adds the columns of a tile to the sums. `finish` makes of a column and its slope the two numbers that are kept.
   template <typename Finish>
   __device__ __forceinline__ void visit(
       const KeptRow& kept, const RowConstants<float>& held, int tile, const Finish& finish, RowSums<float>& sums,
@@ -201,7 +201,7 @@ struct KeptExponentials {
     visit_fast(kept, held, of, finish, sums, first, second);
   }
 
-  // The same where fast().
+  // Does the same where fast() holds.
   template <typename Finish>
   __device__ __forceinline__ void visit_fast(
       const KeptRow& kept, const RowConstants<float>& held, const Tile& of, const Finish& finish, RowSums<float>& sums,
@@ -220,17 +220,17 @@ struct KeptExponentials {
   }
 
  private:
-  // Without a teacher: 0 where a NaN stands, which the factors of the row hold.
+  // Without a teacher a NaN becomes 0 here; the factors of the row hold it.
   __device__ __forceinline__ static float not_nan(float e) {
     return kTeacher ? e : fmaxf(e, 0.0F);
   }
 
-  // A logit that is not far from the log-sum-exp of a lane, from the largest sum of the lanes.
+  // Returns a logit that is not far from the log-sum-exp of a lane, from the largest sum of the lanes.
   __device__ __forceinline__ static float reference(float largest, float base) {
     return largest > 0 ? fmaf(row_log2(largest), kLn2<float>, base) : -INFINITY;
   }
 
-  // The largest logits: as they are read.
+  // Finds the largest logits, as they are read.
   __device__ __forceinline__ void begin(
       float student_largest, float teacher_largest, OnlineSums& student, OnlineSums& teacher) const {
     if constexpr (kCaps<kMode>) {
@@ -243,7 +243,7 @@ struct KeptExponentials {
     }
   }
 
-  // The logits after softcaps, in base 2 and relative to the bases; -inf where there is no column.
+  // Returns the logits after softcaps, in base 2 and relative to the bases; -inf where there is no column.
   __device__ __forceinline__ void to_exponents(
       int tile, const float (&zs)[kVector], const float (&zt)[kVector], const OnlineSums& student,
       const OnlineSums& teacher, float (&xs)[kVector], float (&xt)[kVector]) const {
@@ -290,7 +290,7 @@ struct KeptExponentials {
     });
   }
 
-  // Returns a.
+  // Adds a column to the sums and returns its a.
   template <bool kBounded>
   __device__ __forceinline__ float add(
       const ColumnPair<float>& pair, const RowConstants<float>& held, RowSums<float>& sums) const {
@@ -300,14 +300,14 @@ struct KeptExponentials {
     return soft.a;
   }
 
-  // d capped logit / d logit of the column with e = 2^x; without a teacher e may be 0, and so the gradient, whatever
+  // Returns d capped logit / d logit for e = 2^x. Without a teacher e may be 0, and so the gradient, whatever
   // the slope is, as long as it is finite.
   __device__ __forceinline__ float finite_slope(float x, const KeptRow& kept) const {
     constexpr float kLeastX = -150;
     return finite_slope_at(fmaf(kTeacher ? x : fmaxf(x, kLeastX), kLn2<float>, kept.student_base), c);
   }
 
-  // The column at an address of its slot, from x of both sides or from log2 e and y, and its softcap's slope.
+  // Reads the column at an address of its slot, from x of both sides or from log2 e and y, and its softcap's slope.
   __device__ __forceinline__ ColumnResult<float> slow_column(
       const KeptRow& kept, const RowConstants<float>& held, int tile, uint32_t address, float& slope,
       RowSums<float>& sums) const {

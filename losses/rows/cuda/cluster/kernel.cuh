@@ -1,6 +1,6 @@
-// The row kernel on a cluster of blocks: a row's logits are read once. One warp of each block copies the block's slice
-// of the next rows into shared memory, tile by tile (tiles.cuh); worker threads take the same columns of every tile. A
-// row passes three phases:
+// This kernel runs on a cluster of blocks and reads a row's logits once. One warp of each block copies the block's
+// slice of the next rows into shared memory, tile by tile (tiles.cuh); worker threads take the same columns of every
+// tile. A row passes three phases:
 //   1. normalise   maxima and sums of exponentials of the online softmax, from shared memory;
 //   2. columns     the row's sums, and a and q of each column (divergences that need no sum of q a write their gradient
 //                  here); the slots of tiles whose a and q stay in registers are free for the copies of later rows;
@@ -8,7 +8,7 @@
 // Phases 2 and 3 need numbers of the whole row. One more warp of each block, the reducer, merges them over the cluster
 // (reducer.cuh) while the workers work on other rows: the second part of the next row's normalise phase lies between a
 // row's columns and its gradient, the first part of the one after that between the gradient and the next columns.
-// Rows in the time of one worker:
+// This is how rows follow each other in the time of one worker:
 //
 //   time ------------------------------------------------------------------------------------------------------>
 //   row r      | columns |               | gradient |
@@ -43,18 +43,18 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     const __grid_constant__ RowArgs args, const __grid_constant__ RowConstants<float> c,
     const __grid_constant__ ClusterPlan plan, const __grid_constant__ int cluster_size) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  // Whether a and q are kept from phase 2 to phase 3; otherwise phase 2 writes the gradient.
+  // The constant says whether a and q are kept from phase 2 to phase 3; otherwise phase 2 writes the gradient.
   constexpr bool kKeeps = kUsesQa<kDivergence>;
   constexpr bool kGeneral = kMode == Mode::kGeneral;
   using G = Geometry<kTiles, Logit, kTeacher, kKeeps>;
   unsigned char* const shared = launched_memory();
   auto& slots = *reinterpret_cast<RowSlots*>(shared + G::kReduceOffset);
-  const int tid = static_cast<int>(threadIdx.x) - G::kHelpers; // of a worker; the helpers' are negative
+  const int tid = static_cast<int>(threadIdx.x) - G::kHelpers; // the number of a worker; the helpers' are negative
   const int rank = static_cast<int>(blockIdx.x) % cluster_size;
   const int first_row = static_cast<int>(blockIdx.x) / cluster_size;
   const int row_step = static_cast<int>(gridDim.x) / cluster_size;
   const int rows = static_cast<int>(args.num_rows);
-  // This block's slice of every row.
+  // Every row has a slice that is this block's.
   const int first_column = rank * plan.slice;
   const int existing = static_cast<int>(min(max(args.vocab - first_column, int64_t{0}), int64_t{plan.slice}));
   init_slots(slots);
@@ -65,7 +65,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     barrier_init_at(empty_barrier<G>(own), kWarps * kArrivalsOfWarp);
     publish_barriers();
   }
-  // The barriers exist and every block of the cluster runs before any block sends a number.
+  // After this, the barriers exist and every block of the cluster runs, before any block sends a number.
   cluster_barrier();
 
   const RowCursor rows_of_cluster(args, first_row, row_step);
@@ -136,11 +136,11 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   RowCursor cursor = rows_of_cluster;
   int row = cursor.next(zero);
 
-  // Phase 1: maxima and normalising sums of tiles [begin, end), all of them constants; `ahead`: 0 for the row at the
+  // Phase 1 finds maxima and sums of exponentials of tiles [begin, end), all constants; `ahead`: 0 for the row at the
   // current slot, kTiles for the one after it.
   OnlineSums student_sums;
   OnlineSums teacher_sums;
-  uint32_t next_exponents_tiles = 0; // of KeptExponentials::keep()
+  uint32_t next_exponents_tiles = 0; // from KeptExponentials::keep()
   const auto normalise = [&](auto begin, auto end, auto ahead) {
     constexpr int kBegin = decltype(begin)::value;
     for_constants<decltype(end)::value - kBegin>([&](auto step) {
@@ -179,7 +179,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
   using Early = std::integral_constant<int, G::kEarlyTiles>;
   using Middle = std::integral_constant<int, G::kMiddleTiles>;
   using Tiles = std::integral_constant<int, kTiles>;
-  // Of the row whose columns are next: this thread's maxima, or the bases that KeptExponentials::row() needs.
+  // These are of the row whose columns are next: this thread's maxima, or the bases that KeptExponentials::row() needs.
   float student_reference = 0;
   float teacher_reference = 0;
   uint32_t exponents_tiles = 0;
@@ -213,13 +213,13 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     const int parity = static_cast<int>(turn & 1U);
     const uint32_t phase = (turn >> 1U) & 1U;
     const int next = cursor.next(zero);
-    // The row after this one, whose first tiles are there.
+    // The first tiles of the row after this one are there.
     columns.next_row(next);
     if (next < rows) {
       normalise(First{}, Early{}, Tiles{});
     }
 
-    // Phase 2: the columns.
+    // Phase 2 computes the columns.
     barrier_wait(slots.row_ready + parity, phase);
     const RowNumbers& numbers = slots.row[parity];
     const SideStats<float> student = numbers.student;
@@ -267,18 +267,18 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         }
       }
     };
-    // What is kept of a column: kept_a(), or its gradient where that needs no sum of q a; and what gradient_of() calls
-    // `kept`.
+    // Two numbers are kept of a column: kept_a(), or its gradient where that needs no sum of q a; and `kept` of
+    // gradient_of().
     const auto finish_column = [&](const ColumnResult<float>& r, float slope, float& first, float& second) {
       second = kept_q<kMode>(r, slope);
       first = kKeeps ? kept_a(r.a) : early_gradient<kDivergence, kMode>(r, slope, student, early_factors, c);
     };
     [[maybe_unused]] KeptRow kept;
     if (kCaps<kMode> || kKeepsExponentials<kMode> || !columns.whole(kTiles - 1)) {
-      fence_before_copies(); // the stores of the first phase
+      fence_before_copies(); // it orders the stores of the first phase
     }
     if constexpr (kKeepsExponentials<kMode>) {
-      // From what the warp has handed in: up to 4 % faster than in registers, but with softcaps 10 % slower.
+      // Bases from what the warp has handed in are up to 4 % faster than from registers, but with softcaps 10 % slower.
       constexpr bool kReadsBases = kTeacher && !kCaps<kMode>;
       const float student_base = kReadsBases ? slots.stats_of_warp[parity][0][warp].base : student_reference;
       const float teacher_base = kReadsBases ? slots.stats_of_warp[parity][1][warp].base : teacher_reference;
@@ -305,7 +305,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         read_column<kTeacher>(columns, tile, at, label_logit, teacher_logit);
         RowSums<float> unused;
         r = visit_one(label_logit, teacher_logit, unused);
-        if constexpr (kTeacher) { // here, so that no block sends the teacher's logit to another one
+        if constexpr (kTeacher) { // a worker does it, so that no block sends the teacher's logit to another one
           static_cast<float*>(args.metrics)[kTeacherCe * args.metrics_stride + row] =
               teacher_ce(c, student, teacher, teacher_logit);
         }
@@ -319,7 +319,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
     const auto write = [&](auto type, int tile, const float(&g)[kVector]) {
       columns.write_as(columns.template gradient_at<decltype(type)>(row), tile, g);
     };
-    // Keeps or writes what has become of a tile's columns: a, or the gradient, and q.
+    // Keeps or writes the results of a tile's columns: a, or the gradient, and q.
     const auto finish_tile = [&](auto gradient_type, auto tile, const float(&first)[kVector],
                                  [[maybe_unused]] const float(&second)[kVector]) {
       using Gradient = decltype(gradient_type);
@@ -346,7 +346,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         columns.release(columns.slot, i, lane);
       }
     };
-    // Otherwise the compiler does not inline the longest of these, whose variables then lie in memory.
+    // Without this attribute the compiler does not inline the longest of these, whose variables then lie in memory.
     const auto columns_phase = [&](auto gradient_type) __attribute__((always_inline)) {
       if constexpr (kKeepsExponentials<kMode> && kTeacher) { // without a teacher it does not pay
         if (exponentials.fast(kept)) {
@@ -394,7 +394,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
         release(tile);
       });
     };
-    // Writes the label's column again, now with the label's part; called by the thread that wrote it without.
+    // Writes the label's column again, now with the label's part; the thread that wrote it without calls this.
     const auto write_label = [&](float g) { columns.write_one(row, numbers.label_column - mine, g); };
     if constexpr (kKeeps) {
       columns_phase(None{});
@@ -428,7 +428,7 @@ __launch_bounds__((Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>::kThr
       }
     }
 
-    // Phase 3: the gradient of `count` tiles from `begin` on, after the last tile the first one. mean: the row's, of a.
+    // Phase 3 writes the gradient of `count` tiles from `begin` on, the first after the last. mean: of the row's a.
     const auto factors_of_row = [&] {
       return kKeepsExponentials<kMode> ? kept.of_units(numbers.factors) : numbers.factors;
     };

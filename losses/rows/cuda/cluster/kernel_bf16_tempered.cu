@@ -1,4 +1,4 @@
-// bf16 logits at a temperature other than 1, without softcap, bias or label smoothing.
+// This kernel is for bf16 logits at a temperature other than 1, without softcap, bias or label smoothing.
 #include "losses/rows/cuda/cluster/launch.cuh"
 
 namespace distill::losses {

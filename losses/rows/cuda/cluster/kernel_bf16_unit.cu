@@ -1,4 +1,4 @@
-// bf16 logits at T = 1 without softcap, bias or label smoothing: logits that a model in bf16 returns.
+// This kernel is for bf16 logits at T = 1 without softcap, bias or label smoothing, as a model in bf16 returns them.
 #include "losses/rows/cuda/cluster/launch.cuh"
 
 namespace distill::losses {

@@ -1,4 +1,4 @@
-// fp32 logits at T = 1 with a softcap on one side or both, without bias or label smoothing: Gemma 2.
+// This kernel is for fp32 logits at T = 1 with a softcap on one side or both, without bias or label smoothing: Gemma 2.
 #include "losses/rows/cuda/cluster/launch.cuh"
 
 namespace distill::losses {

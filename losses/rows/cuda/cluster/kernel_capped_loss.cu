@@ -1,4 +1,4 @@
-// As kernel_capped.cu, where of the metrics only the loss is asked for.
+// This kernel is for the calls of kernel_capped.cu in which every side has a softcap and only the loss is asked for.
 #include "losses/rows/cuda/cluster/launch.cuh"
 
 namespace distill::losses {

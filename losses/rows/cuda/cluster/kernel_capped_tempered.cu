@@ -1,4 +1,4 @@
-// fp32 logits at temperatures other than 1 with a softcap on one side or both, without bias or label smoothing.
+// This kernel is for fp32 logits at T other than 1 with a softcap on one side or both, without bias or label smoothing.
 #include "losses/rows/cuda/cluster/launch.cuh"
 
 namespace distill::losses {

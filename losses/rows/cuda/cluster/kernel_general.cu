@@ -1,4 +1,4 @@
-// fp32 logits, any divergence, temperature, softcap, bias and label smoothing.
+// This kernel is for fp32 logits with any divergence, temperature, softcap, bias and label smoothing.
 #include "losses/rows/cuda/cluster/launch.cuh"
 
 namespace distill::losses {

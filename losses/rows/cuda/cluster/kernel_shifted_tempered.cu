@@ -1,4 +1,4 @@
-// bf16 logits as in kernel_bf16_tempered.cu, whose rows do not all start at multiples of 16 bytes.
+// This kernel is for the calls of kernel_bf16_tempered.cu whose rows do not all start at multiples of 16 bytes.
 #include "losses/rows/cuda/cluster/launch.cuh"
 
 namespace distill::losses {

@@ -1,5 +1,5 @@
-// fp32 logits at T = 1 without softcap, bias or label smoothing: JSD, forward and reverse KL, and labels alone,
-// the usual case in training.
+// This kernel is for fp32 logits at T = 1 without softcap, bias or label smoothing, with JSD, forward or reverse KL, or
+// labels alone: the usual case in training.
 #include "losses/rows/cuda/cluster/launch.cuh"
 
 namespace distill::losses {

@@ -1,4 +1,4 @@
-// As kernel_unit.cu, where of the metrics only the loss is asked for.
+// This kernel is for the calls of kernel_unit.cu in which only the loss is asked for.
 #include "losses/rows/cuda/cluster/launch.cuh"
 
 namespace distill::losses {

@@ -1,4 +1,4 @@
-// fp32 logits at T = 1 without softcap, bias or label smoothing: the skew KLs and total variation.
+// This kernel is for fp32 logits at T = 1 without softcap, bias or label smoothing: the skew KLs and total variation.
 #include "losses/rows/cuda/cluster/launch.cuh"
 
 namespace distill::losses {

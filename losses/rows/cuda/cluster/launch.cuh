@@ -14,7 +14,7 @@ template <int kTiles, typename Logit, Divergence kDivergence, bool kTeacher, Mod
 const char* launch_as(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
   const auto kernel = rows_cluster<kTiles, Logit, kDivergence, kTeacher, kMode>;
   using G = Geometry<kTiles, Logit, kTeacher, kUsesQa<kDivergence>>;
-  // How many clusters run at once, by device and size; asked once, which also sets the kernel's attributes there.
+  // This says how many clusters run at once, by device and size. It is asked once, which also sets the attributes.
   static std::array<std::array<std::atomic<int>, kMaxCluster + 1>, kMaxDevices> at_once{};
   const int device = current_device();
   if (device < 0) {
@@ -65,7 +65,7 @@ const char* launch(const RowArgs& args, const ClusterPlan& plan, int cluster_siz
   }
 }
 
-// Any divergence, temperature, softcap, bias and label smoothing.
+// Launches for any divergence, temperature, softcap, bias and label smoothing.
 template <typename Logit>
 const char* launch_general(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
   if (args.teacher == nullptr) {
@@ -76,7 +76,7 @@ const char* launch_general(const RowArgs& args, const ClusterPlan& plan, int clu
   });
 }
 
-// With a teacher, one of these divergences.
+// Launches for one of these divergences, with a teacher.
 template <typename Logit, Mode kMode, Divergence... kDivergences>
 const char* launch_one_of(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
   const char* problem = "row kernel: not compiled for this divergence";
@@ -88,7 +88,7 @@ const char* launch_one_of(const RowArgs& args, const ClusterPlan& plan, int clus
   return problem;
 }
 
-// Labels alone, JSD or a KL, the usual ones.
+// Launches for the usual calls: labels alone, JSD or a KL.
 template <typename Logit, Mode kMode>
 const char* launch_usual(const RowArgs& args, const ClusterPlan& plan, int cluster_size, void* stream) {
   if (args.teacher == nullptr) {

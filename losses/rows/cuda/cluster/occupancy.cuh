@@ -1,5 +1,5 @@
-// The attributes of a launch in clusters, and how many clusters a device runs at once. A kernel's own attributes, such
-// as its shared memory, belong to one device: a process that uses several sets them on each.
+// This file sets the attributes of a launch in clusters and asks how many clusters a device runs at once. A kernel's
+// own attributes, such as its shared memory, belong to one device: a process that uses several sets them on each.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,7 @@ namespace distill::losses::cluster {
 
 constexpr int kMaxDevices = 64; // of a process
 
-// The current device; -1 where there is none, or one beyond kMaxDevices.
+// Returns the current device; -1 where there is none, or one beyond kMaxDevices.
 inline int current_device() {
   int device = -1;
   return cudaGetDevice(&device) == cudaSuccess && device < kMaxDevices ? device : -1;
@@ -34,7 +34,7 @@ struct ClusterLaunch {
   cudaLaunchConfig_t config{};
 };
 
-// Allows the kernel its shared memory and its cluster size on the current device. 0 where that cannot run it.
+// Allows the kernel its shared memory and its cluster size on the current device. Returns 0 where that cannot run it.
 template <typename Kernel>
 int max_active_clusters(Kernel kernel, int threads, int shared_bytes, int cluster_size) {
   int clusters = 0;

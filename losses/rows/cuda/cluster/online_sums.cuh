@@ -11,7 +11,7 @@ __device__ __forceinline__ float largest_of(const float (&z)[kVector]) {
   return fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]));
 }
 
-// One side's sums of the online softmax in a thread, relative to the maximum of its warp's first tile. If a later logit
+// One side's sums of the online softmax in a thread are relative to the maximum of its warp's first tile. If a logit
 // is so far above that maximum that the sums may overflow, the warp sums its columns again relative to their maximum.
 struct OnlineSums {
   static constexpr float kRoom = 80; // powers of two
@@ -26,7 +26,7 @@ struct OnlineSums {
     begin(lanes_max(largest_of(z)), c);
   }
 
-  // new_base: the same in all lanes.
+  // Sets the base. new_base: the same in all lanes.
   __device__ __forceinline__ void begin(float new_base, const RowConstants<float>& c) {
     base = fmaxf(new_base, -kLargestLogit);
     scaled = base * c.to_log2;
@@ -34,7 +34,7 @@ struct OnlineSums {
     unit_sum = 0;
   }
 
-  // x: logits in base 2, relative to the base; e = 2^x.
+  // Adds a tile. x: logits in base 2, relative to the base; e = 2^x.
   __device__ __forceinline__ void add_exponentials(const float (&x)[kVector], float (&e)[kVector]) {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {

@@ -1,6 +1,6 @@
-// The warp of a block that reduces: it merges what the workers hand in, sends the block's part to all blocks of the
-// cluster (its own too) through distributed shared memory, merges what arrives and hands it out. All merges have one
-// fixed order, so every block gets the same bits. Workers spend no instruction on any of this.
+// One warp of a block reduces: it merges what the workers hand in, sends the block's part to all blocks of the cluster
+// (its own too) through distributed shared memory, merges the parts that arrive and hands the row's numbers out. All
+// merges have one fixed order, so every block gets the same bits. Workers spend no instruction on any of this.
 #pragma once
 
 #include "losses/rows/cuda/cluster/mode_traits.h"
@@ -12,7 +12,7 @@ namespace distill::losses::cluster {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// The sum over 16 lanes, separately for the lower and the upper half of the warp.
+// Returns the sum over 16 lanes, separately for the lower and the upper half of the warp.
 __device__ __forceinline__ float half_sum(float value) {
 #pragma unroll
   for (int offset = 8; offset > 0; offset /= 2) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ float half_sum(float value) {
   return value;
 }
 
-// The maximum likewise. Two instructions for the whole warp are faster than one for each half, which take turns.
+// Returns the maximum likewise. Two instructions for the whole warp are faster than one for each half, in turns.
 __device__ __forceinline__ float half_max(float value, int lane) {
   const float lower = lanes_max(lane < 16 ? value : -INFINITY);
   const float upper = lanes_max(lane < 16 ? -INFINITY : value);
@@ -35,12 +35,12 @@ struct Reducer {
   const RowConstants<float>& c;
   RowSlots& slots;
   const int cluster_size;
-  const int rank; // of this block
+  const int rank; // the rank of this block
   const int lane;
   const int first_column; // of the block's slice
   const int existing; // columns of the slice that exist
 
-  // One row. `before`: the metrics of the previous row are written while the workers compute this row's columns, when
+  // Reduces one row. `before` writes the metrics of the previous row while the workers compute this row's columns, when
   // nobody waits for the reducer.
   template <typename Before>
   __device__ __forceinline__ void reduce(int row, uint32_t turn, const Before& before) const {
@@ -50,7 +50,7 @@ struct Reducer {
     const float weight = args.token_weights == nullptr ? 1.0F : static_cast<const float*>(args.token_weights)[row];
     const int local = static_cast<int>(target) - first_column;
     const bool here = local >= 0 && local < existing;
-    // Read here, before any gradient is written, perhaps over it; needed only below.
+    // The label's logit is read here, before any gradient is written, perhaps over it; it is needed only below.
     const float label_logit = kKeepsExponentials<kMode> && here ? logit_of_label(row, target, local) : 0.0F;
     if (lane == 0) {
       barrier_expect(slots.stats_full + parity, static_cast<uint32_t>(cluster_size) * 2 * sizeof(SidePartial));
@@ -70,7 +70,7 @@ struct Reducer {
       send(part_there, part, barrier_there);
     }
     barrier_wait(slots.stats_full + parity, phase);
-    if (kKeepsExponentials<kMode> && lane == 0) { // before the workers may go on, so that it has been read
+    if (kKeepsExponentials<kMode> && lane == 0) { // it is read before the workers may go on
       slots.row[parity].label_logit = label_logit;
     }
     hand_out_row(parity, weight);
@@ -84,7 +84,7 @@ struct Reducer {
     }
   }
 
-  // The row's metrics, by one block of the cluster.
+  // Writes the row's metrics; one block of the cluster does it.
   __device__ __forceinline__ void write_metrics(int row, int parity) const {
     const float number = sum_of_parts(slots.numbers_of_block[parity][lane / 4]);
     const EpiloguePartial rest =
@@ -111,17 +111,17 @@ struct Reducer {
     end.saved = args.saved == nullptr ? nullptr : static_cast<float*>(args.saved) + row;
     float* out = static_cast<float*>(args.metrics) + row;
     finish_row(out, args.metrics_stride, c, slots.row[parity].student, slots.row[parity].teacher, sums, end);
-    if (!kTeacher || !end.has_label) { // otherwise finish_row() or the worker with the label's column does
+    if (!kTeacher || !end.has_label) { // otherwise finish_row() or the worker with the label's column writes it
       out[kTeacherCe * args.metrics_stride] = 0;
     }
   }
 
  private:
-  // The student's, after its softcap. local: its column in the slice.
+  // Returns the student's logit after its softcap. local: its column in the slice.
   __device__ __forceinline__ float logit_of_label(int row, int64_t label, int local) const {
     const int64_t at = row * args.student_stride + label;
     const float logit = load_as<float>(args.student, at, args.logits_type);
-    if constexpr (kCaps<kMode>) { // as its column is capped, with the logits that share the branch
+    if constexpr (kCaps<kMode>) { // it is capped as its column is, with the logits that share the branch
       const int other = (local ^ 1) - local;
       const auto pair_of = [&](const void* logits, int64_t first, float(&z)[kVector]) {
         const float second =
@@ -143,7 +143,7 @@ struct Reducer {
     return logit;
   }
 
-  // What the warps handed in of a side: the student's in the lower half of the warp, the teacher's in the upper one.
+  // Merges a side's parts of the warps: the student's in the lower half of the warp, the teacher's in the upper one.
   __device__ __forceinline__ float4 part_of_block(int parity) const {
     const SidePartial part = slots.stats_of_warp[parity][lane / 16][lane % 16];
     const float max = half_max(part.max, lane);
@@ -221,7 +221,7 @@ struct Reducer {
     warp_arrive(slots.mean_ready + parity, lane);
   }
 
-  // The sum of 16 numbers, the same in four consecutive lanes.
+  // Returns the sum of 16 numbers, the same in four consecutive lanes.
   __device__ __forceinline__ float sum_of_parts(const float (&parts)[kMaxCluster]) const {
     const float4 four = reinterpret_cast<const float4*>(parts)[lane % 4];
     float sum = (four.x + four.y) + (four.z + four.w);

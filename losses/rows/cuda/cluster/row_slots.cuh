@@ -1,5 +1,5 @@
-// What the warps of a block tell each other about a row, in shared memory. The workers hand in partial results; the
-// reducing warp hands out the row's normalisers and the mean slope.
+// The warps of a block tell each other about a row in shared memory. The workers hand in partial results; the reducing
+// warp hands out the row's normalisers and the mean slope.
 #pragma once
 
 #include "losses/rows/cuda/cluster/plan.h"
@@ -11,8 +11,8 @@ namespace distill::losses::cluster {
 constexpr int kWarps = kClusterThreads / kWarp; // of workers
 static_assert(kWarps == kMaxCluster, "merges are over 16 parts");
 
-// One side's maximum and sums in a warp, relative to `base`; or in a block, where `base` is the maximum. With
-// kKeepsExponentials there is a logit near the log-sum-exp in the place of the maximum.
+// A SidePartial is one side's maximum and sums in a warp, relative to `base`; or in a block, where `base` is the
+// maximum. With kKeepsExponentials a logit near the log-sum-exp takes the place of the maximum.
 struct alignas(16) SidePartial {
   float max = -INFINITY;
   float sum = 0;
@@ -20,8 +20,8 @@ struct alignas(16) SidePartial {
   float base = 0;
 };
 
-// A block's part of the numbers that only the row's metrics need. 0 and kNoColumn where the block has neither the label
-// nor a maximum.
+// A block's part has the numbers that only the row's metrics need. They are 0 and kNoColumn where the block has neither
+// the label nor a maximum.
 struct alignas(16) EpiloguePartial {
   float below_max;
   float label_logit;
@@ -30,7 +30,7 @@ struct alignas(16) EpiloguePartial {
 };
 constexpr int kNoColumn = INT32_MAX;
 
-// A row's numbers for the workers.
+// These are a row's numbers for the workers.
 struct alignas(16) RowNumbers {
   SideStats<float> student;
   SideStats<float> teacher;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void init_slots(RowSlots& slots) {
   }
 }
 
-// The sum over the warp of two numbers: lanes 0 to 15 get the first's, the others the second's.
+// Sums two numbers over the warp: lanes 0 to 15 get the first sum, the others the second.
 __device__ __forceinline__ float warp_sum_of_two(float first, float second, int lane) {
   const bool upper = lane >= 16;
   float sum = (upper ? second : first) + __shfl_xor_sync(kAllLanes, upper ? first : second, 16);

@@ -6,7 +6,7 @@ namespace distill::losses::cluster {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// The softcap of a side; constants of the launch, which take no registers.
+// A Softcap is that of one side; it has constants of the launch, which take no registers.
 struct Softcap {
   float cap; // 0: none
   float inverse;
@@ -25,7 +25,7 @@ struct Softcap {
     return fabsf(logit) < kSmall * cap;
   }
 
-  // The ratio of the capped logit to the logit, which is small; kToLog2: the ratio times log2(e).
+  // Returns the ratio of the capped logit to the logit, which is small; kToLog2: the ratio times log2(e).
   template <bool kToLog2>
   __device__ __forceinline__ float ratio_of_small(float logit) const {
     constexpr double kFactor = kToLog2 ? kLog2E<double> : 1.0;
@@ -39,8 +39,8 @@ struct Softcap {
     return fmaf(y, square, static_cast<float>(kFactor));
   }
 
-  // The capped logit is cap - 2 cap times this. From the errors of ex2.approx (2^-22) and rcp.approx (one unit in the
-  // last place), its absolute error is at most about 4e-7 times the cap.
+  // Returns a number of which the capped logit is cap - 2 cap times it. From the errors of ex2.approx (2^-22) and
+  // rcp.approx (one unit in the last place), its absolute error is at most about 4e-7 times the cap.
   __device__ __forceinline__ float reciprocal_of_any(float logit) const {
     return approximate_reciprocal(row_exp2(logit * to_log2) + 1.0F);
   }
@@ -61,7 +61,7 @@ struct Softcap {
     }
   }
 
-  // The capped logit times log2(e), minus `scaled`.
+  // Returns the capped logit times log2(e), minus `scaled`.
   __device__ __forceinline__ float exponent_of_small(float logit, float scaled) const {
     return fmaf(logit, ratio_of_small<true>(logit), -scaled);
   }
@@ -79,7 +79,7 @@ __device__ __forceinline__ Softcap teacher_softcap(const RowConstants<float>& c)
   return {c.teacher_softcap, c.teacher_inverse_cap, c.teacher_cap_to_log2};
 }
 
-// The logits of both sides, which have softcaps, after these, times log2(e) and minus the scaled bases. The pairs of
+// Makes of both sides' logits the capped ones, times log2(e) and minus the scaled bases. The pairs of
 // both sides take one branch: the polynomial where all four logits are small.
 template <bool kTeacher>
 __device__ __forceinline__ void softcap_exponents(
@@ -110,12 +110,12 @@ __device__ __forceinline__ void softcap_exponents(
   }
 }
 
-// d capped logit / d logit of the student, whose logit is finite.
+// Returns d capped logit / d logit of the student, whose logit is finite.
 __device__ __forceinline__ float finite_slope_at(float capped_logit, const RowConstants<float>& c) {
   return fmaf(-capped_logit * c.inverse_square_of_cap, capped_logit, 1.0F);
 }
 
-// The same of any logit; an infinite one stays one without a softcap.
+// Returns the same of any logit; an infinite one stays one without a softcap.
 __device__ __forceinline__ float slope_at(float capped_logit, const RowConstants<float>& c) {
   return c.student_softcap > 0 ? finite_slope_at(capped_logit, c) : 1.0F;
 }

@@ -1,4 +1,4 @@
-// Stages of the cluster row kernel; kernel.cuh draws how the phases follow each other.
+// These are stages of the cluster row kernel; kernel.cuh draws how the phases follow each other.
 #pragma once
 
 #include "losses/rows/cuda/cluster/kept_exponentials.cuh"
@@ -8,7 +8,7 @@ namespace distill::losses::cluster {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// The outputs of a row whose token is ignored. `first_thread`: of the cluster.
+// Writes the outputs of a row whose token is ignored. `first_thread`: of the cluster.
 template <typename G, typename Logit, Mode kMode>
 __device__ __forceinline__ void write_zeros(
     const RowArgs& args, const ClusterPlan& plan, const Columns<G, Logit, kMode>& columns, bool first_thread, int row) {
@@ -22,7 +22,7 @@ __device__ __forceinline__ void write_zeros(
   }
 }
 
-// Both sides' logits of one of this thread's columns.
+// Reads both sides' logits of one of this thread's columns.
 template <bool kTeacher, typename G, typename Logit, Mode kMode>
 __device__ __forceinline__ void read_column(
     const Columns<G, Logit, kMode>& columns, int tile, int at, float& student_logit, float& teacher_logit) {

@@ -1,4 +1,4 @@
-// The tiles of the rows in shared memory: how many there are, and the warp that copies them.
+// This file says how many tiles of the rows are in shared memory, and has the warp that copies them.
 #pragma once
 
 #include <algorithm>
@@ -13,19 +13,19 @@ constexpr int kVector = kClusterVector;
 constexpr int kWorkers = kClusterThreads;
 constexpr int kTileColumns = kWorkers * kVector;
 
-// Registers of a thread where they are moved. The block starts with 96 each: of the 480 of a scheduler's five warps,
+// Where registers are moved, a thread has these. The block starts with 96 each: of the 480 of a scheduler's five warps,
 // four workers get 104 and the warp of the reducer's group keeps 64.
 constexpr int kWorkerRegisters = 104;
 constexpr int kReducerRegisters = 64;
 
-// bf16 logits whose rows may start anywhere: tiles are copied from the multiple of 16 bytes before them.
+// ShiftedBf16 are bf16 logits whose rows may start anywhere: copies begin at the multiple of 16 bytes before a tile.
 struct ShiftedBf16 {
   __nv_bfloat16 value;
 };
 
 constexpr int kCopyBytes = 16; // bulk copies begin at multiples of it, and have a multiple of it
 
-// Sizes that follow from the slice of a row in a block; kTiles: the most tiles of a slice. kKeeps: whether a and q of a
+// These sizes follow from the slice of a row in a block. kTiles: the most tiles of it. kKeeps: whether a and q of a
 // row are kept from its columns phase to its gradient phase: in registers as far as they hold them, the rest in shared
 // memory. fp32 logits leave as much room as a and q need, bf16 logits do not.
 template <int kTilesOfSlice, typename Logit, bool kTeacher, bool kKeeps>
@@ -44,19 +44,19 @@ struct Geometry {
   static constexpr int kSlotBytes = kSideBytes * (kTeacher ? 2 : 1);
   static constexpr int kSlotStride = kSlotBytes + kBarrierBytes; // a slot's barriers follow its logits
   static constexpr int kRegisterTiles = !kKeeps || kTiles < kMaxRegisterTiles ? kTiles : kMaxRegisterTiles;
-  static constexpr int kStoredTiles = kTiles - kRegisterTiles; // whose a and q are stored in shared memory
+  static constexpr int kStoredTiles = kTiles - kRegisterTiles; // tiles whose a and q are stored in shared memory
   static constexpr bool kStoredInSlots = sizeof(Logit) == 4;
   static constexpr int kStoredSideBytes = kTileColumns * static_cast<int>(sizeof(float));
   static constexpr int kStoreBytes = kStoredInSlots ? 0 : kStoredTiles * 2 * kStoredSideBytes;
   static constexpr int kHeldTiles = kStoredInSlots ? kStoredTiles : 0; // slots that are free only after the gradient
   static constexpr int kFit =
       ((kBlocks == 1 ? 227 : 113) * 1024 - static_cast<int>(sizeof(RowSlots)) - kStoreBytes) / kSlotStride;
-  // Tiles in shared memory: a row, and as much of the next one as fits.
+  // Shared memory has the tiles of a row, and as many of the next one as fit.
   static constexpr int kSlots = kFit < 2 * kTiles ? kFit : 2 * kTiles;
-  // Tiles of the next row that are normalised before a row's columns phase, while the row's first reduction runs: as
+  // These tiles of the next row are normalised before a row's columns phase, while the row's first reduction runs: as
   // far as their copies need not wait for the slots that the gradient phase frees.
   static constexpr int kEarlyTiles = std::clamp(kSlots - kTiles - kHeldTiles, 0, 3);
-  // And before its gradient phase, while the second reduction runs; the others need those slots.
+  // These are before its gradient phase, while the second reduction runs; the others need those slots.
   static constexpr int kMiddleTiles = std::min(kTiles, kSlots - kHeldTiles);
   static constexpr int kRingBytes = kSlots * kSlotStride;
   static constexpr int kStoreOffset = kRingBytes;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void for_constants(const Body& body) {
   (std::make_integer_sequence<int, kCount>{});
 }
 
-// For read_vector and write_vector: what lies at the address are floats.
+// At the address of read_vector and write_vector lie floats.
 constexpr const float* kFloats = nullptr;
 
 __device__ __forceinline__ void read_vector(uint32_t address, float (&z)[kVector], const float*) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void read_vector(uint32_t address, float (&z)[kVector
   z[3] = __uint_as_float(v.y & 0xffff0000U);
 }
 
-// The columns begin `shift` elements, fewer than 8, behind the address, which is a multiple of 8 bytes.
+// Reads columns that begin `shift` elements, fewer than 8, behind the address, which is a multiple of 8 bytes.
 __device__ __forceinline__ void read_shifted(uint32_t address, uint32_t shift, float (&z)[kVector]) {
   const uint32_t even = address + (shift & 4U) * 2;
   const uint2 first = load_shared_uint2(even);
@@ -128,12 +128,12 @@ __device__ __forceinline__ void write_vector(uint32_t address, const float (&z)[
   store_shared(address, make_uint2(pack_bf16(z[0], z[1]), pack_bf16(z[2], z[3])));
 }
 
-// This thread's columns: kVector of them in each tile, as far as they exist in the block's slice.
+// A Share is this thread's columns: kVector of them in each tile, as far as they exist in the block's slice.
 struct Share {
   int first; // first column, in the first tile
-  int columns; // of the slice, from that one on; negative where it has none
+  int columns; // columns of the slice, from `first` on; negative where it has none
 
-  // Whether all kVector columns of the tile exist.
+  // Returns whether all kVector columns of the tile exist.
   __device__ __forceinline__ bool whole(int tile) const {
     return columns >= tile * kTileColumns + kVector;
   }
@@ -143,13 +143,13 @@ struct Share {
   }
 };
 
-// The rows of a cluster whose token is not ignored, one after the other. Targets are read one row before they are used.
+// A cursor visits the rows of a cluster whose token is not ignored. Targets are read one row before they are used.
 class RowCursor {
  public:
   __device__ RowCursor(const RowArgs& args, int first, int step)
       : args_(args), row_(first - step), step_(step), ahead_(target_of(first)) {}
 
-  // The next row, or one beyond the last; calls skipped(row) for the ignored rows before it.
+  // Returns the next row, or one beyond the last; calls skipped(row) for the ignored rows before it.
   template <typename Skipped>
   __device__ __forceinline__ int next(const Skipped& skipped) {
     row_ += step_;
@@ -178,7 +178,7 @@ class RowCursor {
   int ahead_;
 };
 
-// The barriers of the slot at a shared-memory address: full_barrier counts the bytes of its copies, empty_barrier the
+// A slot at a shared-memory address has two barriers: full_barrier counts the bytes of its copies, empty_barrier the
 // workers' warps that have read them.
 template <typename G>
 __device__ __forceinline__ uint32_t full_barrier(uint32_t slot) {
@@ -199,7 +199,7 @@ struct TileCopies {
   int first_column;
   int existing; // columns of the slice
 
-  // By one lane, whole units of kCopyBytes: with those that hold the tile's first and last column.
+  // One lane copies whole units of kCopyBytes, with those that hold the tile's first and last column.
   __device__ __forceinline__ void in_bulk(RowCursor cursor) const {
     for_tiles(cursor, [&](uint32_t to, uint32_t full, const Logit* student, const Logit* teacher, int columns) {
       const Units of_student = units(student, columns);
@@ -214,7 +214,7 @@ struct TileCopies {
     });
   }
 
-  // By all lanes, for rows that start at multiples of 4 bytes. A last column of 2 bytes is read with the 2 bytes after
+  // All lanes copy rows that start at multiples of 4 bytes. A last column of 2 bytes is read with the 2 bytes after
   // it.
   __device__ __forceinline__ void by_words(RowCursor cursor, int lane) const {
     constexpr int kPerWord = 4 / static_cast<int>(sizeof(Logit));
@@ -245,7 +245,7 @@ struct TileCopies {
     return {reinterpret_cast<const char*>(from) - before, all};
   }
 
-  // copy(slot's address, its full barrier, the student's and the teacher's first logit, columns that exist).
+  // Calls copy(slot's address, its full barrier, the student's and the teacher's first logit, columns that exist).
   template <typename Copy>
   __device__ __forceinline__ void for_tiles(RowCursor& cursor, const Copy& copy) const {
     uint32_t slot = slots;
@@ -270,7 +270,7 @@ struct TileCopies {
     }
   }
 
-  // Words first, first + kWarp, ... of a side's tile, kCount of them as far as they exist.
+  // Copies the words first, first + kWarp, ... of a side's tile, kCount of them as far as they exist.
   template <int kCount>
   __device__ __forceinline__ static void copy_words(uint32_t to, const Logit* from, int first, int words) {
     const char* bytes = reinterpret_cast<const char*>(from) + static_cast<int64_t>(first) * 4;

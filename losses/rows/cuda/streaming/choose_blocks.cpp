@@ -7,8 +7,8 @@ namespace distill::losses::streaming {
 
 namespace {
 
-// Fitted to times on H200s, docs/loss_head_notes.md; none of them can be measured alone.
-constexpr double kWaitBytes = 52 << 10; // of logits that a block would take in the time in which it waits for a row
+// These numbers are fitted to times on H200s, docs/loss_head_notes.md; none of them can be measured alone.
+constexpr double kWaitBytes = 52 << 10; // bytes of logits that a block would take while it waits for a row
 constexpr double kOfL2 = 1.85; // bytes in use for each byte of the L2 cache, beyond which passes read from memory
 constexpr double kGradients = 4; // a byte of a gradient takes as much of the cache as four of logits
 

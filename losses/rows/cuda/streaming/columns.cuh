@@ -1,4 +1,4 @@
-// A thread's columns of a row in the streaming row kernel: the passes over them, and writing their gradient.
+// This file makes the passes over a thread's columns of a row in the streaming row kernel, and writes their gradient.
 #pragma once
 
 #include <type_traits>
@@ -17,10 +17,10 @@ struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
   using S::exists;
   using S::index;
   using S::kCount;
-  // Whether a bias, a softcap or the conversion to T may change a logit, so that it is stored again.
+  // Returns whether a bias, a softcap or the conversion to T may change a logit, so that it is stored again.
   static constexpr bool kChanges = !Call::kPlain || sizeof(T) != sizeof(Logit);
 
-  // A group as a pass visits it. The two constants are for plain calls only; in others both are false.
+  // A pass visits groups. The two constants are for plain calls only; in others both are false.
   template <bool kThere, bool kStay>
   struct Group {
     static constexpr bool kWasThere = kThere; // since the pass before
@@ -34,8 +34,8 @@ struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
   __device__ Columns(const RowArgs& args, const RowConstants<T>& c, const Plan& plan, int rank, unsigned char* shared)
       : S(args, plan, rank, shared), c(c) {}
 
-  // Calls body(two numbers of each column, group) for each group of the row: the logits of student and teacher, or what
-  // keep() has put in their place in the pass before. Columns that do not exist are -inf.
+  // Calls body(two numbers of each column, group) for each group of the row: the logits of student and teacher, or the
+  // numbers that keep() has put in their place in the pass before. Columns that do not exist are -inf.
   //
   // Odd passes take the groups upwards, the others downwards, so that the last groups of a pass, as many as there are
   // slots, are the first ones of the next. place: the slot at which the pass begins, and then the next one. last: there
@@ -53,7 +53,7 @@ struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
       run<kPass, true, false>(row, at, place, there - copied, last, body);
       run<kPass, false, true>(row, at, place, copied - there, last, body);
       run<kPass, false, false>(row, at, place, row.groups - max(there, copied), last, body);
-    } else { // not four times, since a body has every divergence
+    } else { // this is not unrolled, since a body has every divergence
 #pragma unroll 1
       for (int n = 0; n < row.groups; ++n) {
         visit<kPass>(row, at, place, n < there, n < copied, last, body);
@@ -61,7 +61,7 @@ struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
     }
   }
 
-  // `best` or, where it is smaller, the first column of a group whose logit is the row's maximum.
+  // Keeps `best` or, where it is smaller, the first column of a group whose logit is the row's maximum.
   __device__ __forceinline__ void find_max(const T (&z)[kCount], T row_maximum, int first, int& best) const {
     if (largest_of(z) == row_maximum) {
       for_columns(z, [&](int k) { best = z[k] == row_maximum ? min(best, index(first, k)) : best; });
@@ -76,7 +76,7 @@ struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
     return finished(row.teacher[column], column, args.teacher_bias, c.teacher_softcap);
   }
 
-  // body(the divergence as an integral constant).
+  // Calls body(the divergence as an integral constant).
   template <typename Body>
   __device__ __forceinline__ auto with_divergence(const Body& body) const {
     if constexpr (Call::kPlain) {
@@ -88,7 +88,7 @@ struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
     }
   }
 
-  // -a and q of a group take the place of its logits: JSD computes -a.
+  // Puts -a and q of a group in the place of its logits: JSD computes -a.
   __device__ __forceinline__ void keep_terms(int place, const ColumnResult<T> (&terms)[kCount]) const {
     T a[kCount];
     T q[kCount];
@@ -99,7 +99,7 @@ struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
     this->keep(place, a, q);
   }
 
-  // What keep_terms() has kept, as for_each() hands it over.
+  // Reads the numbers of keep_terms() as for_each() hands them over.
   __device__ __forceinline__ static void take_terms(
       const T (&zs)[kCount], const T (&zt)[kCount], ColumnResult<T> (&terms)[kCount]) {
     for_columns(zs, [&](int k) { terms[k] = {-zs[k], zt[k], T(0)}; });
@@ -128,12 +128,12 @@ struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
 
  private:
   struct Cursor {
-    int first; // of the group that is next in the pass
+    int first; // the first column of the group that is next in the pass
     int place;
     int left; // groups
   };
 
-  // The next `count` groups of a pass, or none where that is negative.
+  // A walk has the next `count` groups of a pass, or none where that is negative.
   template <int kPass, bool kThere, bool kCopies, typename Body>
   __device__ __forceinline__ void run(
       const Row& row, Cursor& at, int& place, int count, bool last, const Body& body) const {
@@ -145,8 +145,8 @@ struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
     }
   }
 
-  // The next group of a pass. there: it is in its slot since the pass before. copies: another group takes its slot
-  // afterwards. std::true_type or std::false_type in plain calls, and bool in others.
+  // Visits the next group of a pass. there: it is in its slot since the pass before. copies: another group takes its
+  // slot afterwards. std::true_type or std::false_type in plain calls, and bool in others.
   template <int kPass, typename There, typename Copies, typename Body>
   __device__ __forceinline__ void visit(
       const Row& row, Cursor& at, int& place, There there, Copies copies, bool last, const Body& body) const {
@@ -198,7 +198,7 @@ struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
     }
   }
 
-  // The logits of a group that has been copied, after bias and softcap.
+  // Reads the logits of a group that has been copied, after bias and softcap.
   __device__ __forceinline__ void logits(const Cursor& at, T (&zs)[kCount], T (&zt)[kCount]) const {
     Logit of_student[kCount];
     Logit of_teacher[kCount];

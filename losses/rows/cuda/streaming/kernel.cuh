@@ -1,5 +1,5 @@
-// The streaming row kernel: any type and alignment, up to 2^30 columns, and any device. A row is spread over the blocks
-// of a cluster, or has one block where the device has no clusters. It is read for its normalisers, for its sums, and,
+// The streaming row kernel is for any type and alignment, up to 2^30 columns, and any device. A row is spread over the
+// blocks of a cluster, or has one block where the device has no clusters. It is read for its normalisers, for its sums,
 // where the gradient needs the mean of a, once more for its gradient; other gradients (forward KL, cross-entropy) are
 // written with the second reading. A block's shared memory holds the columns that were read last, with which the next
 // pass begins (columns.cuh); how many blocks a row has (choose_blocks.h) is such that the L2 cache holds the others.
@@ -30,7 +30,7 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
   const int blocks = plan.blocks;
   const int64_t n = blockIdx.x / static_cast<unsigned>(blocks);
   const int rank = static_cast<int>(blockIdx.x % static_cast<unsigned>(blocks));
-  const int writer = blocks - 1; // of the metrics: no block has fewer columns
+  const int writer = blocks - 1; // the rank that writes the metrics: no block has fewer columns
   const RowColumns columns(args, c, plan, rank, memory + partials_bytes<T, Call>());
   const Row row = columns.row_at(n);
   columns.copy_first(row); // before anything is known of the label, which takes as long to load
@@ -56,7 +56,7 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
   merger.expect_parts();
   int place = 0; // in the ring of slots
 
-  // First pass: normalisers.
+  // The first pass finds the normalisers.
   SideStats<T> stats[2];
   {
     typename RowTerms::Running running(c);
@@ -70,7 +70,7 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
   const RowTerms of_row{c, student, teacher};
   const RowFactors<T> factors = of_row.factors(row_factors(c, student, teacher, weight));
 
-  // A column's gradient without the label's part.
+  // Returns a column's gradient without the label's part.
   const auto gradient_of = [&](auto divergence, T z, const ColumnResult<T>& x, T mean) {
     constexpr Divergence kDivergence = decltype(divergence)::value;
     if constexpr (Call::kPlain) {
@@ -85,7 +85,7 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
     for_columns(zs, [&](int k) { gradient[k] = gradient_of(divergence, zs[k], terms[k], mean); });
     columns.write(row, gradient, first);
   };
-  // The label's column once more, by the thread that has written it.
+  // Writes the label's column once more, by the thread that has written it.
   const auto write_label = [&](auto divergence, T mean) {
     if (has_label && columns.has(row, target)) {
       const T zs[1] = {label_logit};
@@ -97,7 +97,7 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
     }
   };
 
-  // Second pass: the sums over the columns, the first columns with the maxima, and the gradient that needs no mean.
+  // The second pass finds the sums over the columns and the first columns with the maxima, and writes the gradient that
   {
     RowSums<T> mine;
     int best[2] = {INT32_MAX, INT32_MAX};
@@ -132,7 +132,7 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
     merger.share_sums(mine, best);
   }
 
-  // The metrics, by a warp that does not merge the block's parts.
+  // A warp that does not merge the block's parts writes the metrics.
   if (rank == writer && warp == merger.kWarps - 1) {
     const RowSums<T> sums = merger.row_sums();
     RowEpilogue<T> end;
@@ -152,7 +152,7 @@ __launch_bounds__(Geometry<T, kTeacher, Call>::kThreads, Geometry<T, kTeacher, C
     }
   }
 
-  // Third pass: the gradient that needs the mean.
+  // The third pass writes the gradient that needs the mean.
   if (has_gradient && needs_mean) {
     columns.with_divergence([&](auto divergence) {
       constexpr Divergence kDivergence = decltype(divergence)::value;

@@ -1,4 +1,4 @@
-// Launches the streaming row kernel that plan.h names.
+// This file launches the streaming row kernel that plan.h names.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -18,7 +18,7 @@ int attribute(cudaDeviceAttr name, int device) {
   return cudaDeviceGetAttribute(&value, name, device) == cudaSuccess ? value : 0;
 }
 
-// Shared memory of a block when `blocks` of them lie on a multiprocessor. The driver keeps some for each.
+// Returns the shared memory of a block when `blocks` of them lie on a multiprocessor. The driver keeps some for each.
 int shared_bytes_of_block(int device, int blocks) {
   const int of_multiprocessor = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   const int reserved = attribute(cudaDevAttrReservedSharedMemoryPerBlock, device);
@@ -31,7 +31,7 @@ streaming::Occupancy occupancy_of(Kernel kernel, int device, int shared_bytes) {
   streaming::Occupancy found;
   found.slot_bytes = (shared_bytes - streaming::partials_bytes<T, Call>()) / G::kGroupBytes * G::kGroupBytes;
   found.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
-  // Several blocks to a row are a cluster.
+  // If a row has several blocks, they are a cluster.
   for (int blocks = 2; blocks <= streaming::kMaxBlocks && attribute(cudaDevAttrClusterLaunch, device) != 0; ++blocks) {
     found.rows_at_once[static_cast<size_t>(blocks)] =
         cluster::max_active_clusters(kernel, G::kThreads, shared_bytes, blocks);
@@ -54,7 +54,7 @@ const char* launch_as(const RowArgs& args, const RowLaunch& launch, cudaStream_t
     return "the streaming row kernel needs a CUDA device";
   }
   const int most_bytes = shared_bytes_of_block(device, G::kBlocksAtOnce);
-  // Asked once for each device, which also sets the kernel's attributes there.
+  // The device is asked once, which also sets the kernel's attributes there.
   static std::array<std::once_flag, cluster::kMaxDevices> asked;
   static std::array<std::unique_ptr<streaming::Occupancy>, cluster::kMaxDevices> known;
   auto& occupancy = known[static_cast<size_t>(device)];
@@ -64,11 +64,11 @@ const char* launch_as(const RowArgs& args, const RowLaunch& launch, cudaStream_t
   streaming::Plan plan;
   plan.blocks = launch.cluster_size;
   if (plan.blocks == 0) {
-    const bool has_gradient = args.gradient != nullptr && args.gradient != args.student; // beside the logits
+    const bool has_gradient = args.gradient != nullptr && args.gradient != args.student; // not in place
     const streaming::RowBytes row{
         .logits = args.vocab * static_cast<int64_t>(sizeof(T)) * (kTeacher ? 2 : 1),
         .gradient = has_gradient ? args.vocab * element_bytes(args.gradient_type) : 0};
-    // Any call takes so many instructions for a column that it does not matter from where its logits come.
+    // AnyCall takes longer to compute a column than to read its logits from memory: one block has a row.
     const int64_t most = Call::kPlain ? G::most_groups(args.vocab, 1) : 1;
     const int64_t of_grid = INT32_MAX / args.num_rows;
     plan.blocks = streaming::best_blocks(*occupancy, row, static_cast<int>(std::min(most, of_grid)));

@@ -1,4 +1,4 @@
-// Merging what the threads of a row have: over a warp, over its block, and over the row's blocks.
+// The threads of a row merge their numbers over a warp, over its block, and over the row's blocks.
 #pragma once
 
 #include "losses/rows/cuda/instructions.cuh"
@@ -6,8 +6,8 @@
 
 namespace distill::losses::streaming {
 
-// Merging by all threads of the `blocks` blocks of a row, of which this one is number `rank`. expect_parts() comes
-// first.
+// All threads of the `blocks` blocks of a row merge; this block is number `rank` of them. expect_parts() comes first,
+// and then the others in their order.
 template <typename T, bool kTeacher, typename Call>
 struct Merger {
   static constexpr bool kLossAlone = Call::kLossAlone;
@@ -36,7 +36,7 @@ struct Merger {
     }
   }
 
-  // The sides' sums of all threads of the row, merged. The same bits in all of them.
+  // Returns the sides' sums of all threads of the row, merged. All of them get the same bits.
   __device__ __forceinline__ void share_sides(const SideSums<T> (&mine)[2], SideStats<T> (&of_row)[2]) const {
     const Sides of_warp = merged(mine);
     if (lane == 0) {
@@ -77,7 +77,7 @@ struct Merger {
     }
   }
 
-  // After share_sums(), by whole warps: sum q a over the row's columns, before finished_qa(), and sum q (for skew
+  // After share_sums(), whole warps ask for sum q a over the row's columns, before finished_qa(), and sum q (for skew
   // forward KL only).
   __device__ __forceinline__ T row_qa() const {
     return sum_of(shared.sums_of_block, blocks, Sums::kQa);
@@ -154,7 +154,7 @@ struct Merger {
     }
   }
 
-  // The sums over the warp of both sides' numbers, step by step together: each step waits for the one before.
+  // Sums both sides' numbers over the warp, step by step together: each step waits for the one before.
   __device__ __forceinline__ static void warp_sums(T (&values)[2]) {
 #pragma unroll
     for (int offset = kWarp / 2; offset > 0; offset /= 2) {
@@ -197,7 +197,7 @@ struct Merger {
     }
   }
 
-  // Over `count` parts, by a whole warp.
+  // A whole warp sums over `count` parts.
   __device__ __forceinline__ T sum_of(const Sums* parts, int count, int k) const {
     return warp_sum(lane < count ? parts[lane].numbers[k] : T(0));
   }

@@ -1,4 +1,4 @@
-// What the warps of a block, and the blocks of a row, hand each other in the streaming row kernel.
+// The warps of a block, and the blocks of a row, hand each other these in the streaming row kernel.
 #pragma once
 
 #include "losses/rows/cuda/row_sums.cuh"
@@ -9,7 +9,7 @@ namespace distill::losses::streaming {
 constexpr int kMostWarps = 16; // of a block
 static_assert(kMostWarps <= kWarp && kMaxBlocks <= kWarp, "a warp merges the parts, one to a lane");
 
-// The sums of exponentials of some of a row's columns: student, teacher. Plain calls have no unit_sum.
+// These are sums of exponentials of some of a row's columns: student, teacher. Plain calls have no unit_sum.
 template <typename T, bool kPlain>
 struct alignas(16) SidesPart {
   T max[2];
@@ -23,7 +23,7 @@ struct alignas(16) SidesPart<T, true> {
   T sum[2];
 };
 
-// The sums of terms of some of a row's columns.
+// These are the sums of terms of some of a row's columns.
 template <typename T, typename Call>
 struct alignas(16) SumsPart {
   static constexpr int kCount = SumIndex::kCount;
@@ -33,14 +33,14 @@ struct alignas(16) SumsPart {
   int best[2]; // the first column with the maximum: student, teacher
 };
 
-// For the loss alone: sum q a, the sum that the divergence is made of, and the mass.
+// For the loss alone there are sum q a, the sum that the divergence is made of, and the mass.
 template <typename T, Divergence kIts>
 struct alignas(16) SumsPart<T, PlainCall<kIts, true>> {
   static constexpr int kCount = 3;
   static constexpr int kQa = 0;
   T numbers[kCount];
 
-  // Which of the row's sums the number is. Sums: RowSums<T>, which may be const.
+  // Returns which of the row's sums the number is. Sums: RowSums<T>, which may be const.
   template <int kNumber, typename Sums>
   __device__ __forceinline__ static auto& member(Sums& sums) {
     if constexpr (kNumber == kQa) {
@@ -57,8 +57,8 @@ struct alignas(16) SumsPart<T, PlainCall<kIts, true>> {
   }
 };
 
-// In the shared memory of each block, before its slots. The warps' sums take the place of their sides, which are merged
-// by then.
+// Partials lie in the shared memory of each block, before its slots. The warps' sums take the place of their sides,
+// which are merged by then.
 template <typename T, typename Call>
 struct alignas(16) Partials {
   using Sides = SidesPart<T, Call::kPlain>;
@@ -73,13 +73,13 @@ struct alignas(16) Partials {
   uint64_t sums_barrier;
 };
 
-// Bytes of dynamic shared memory in front of the slots.
+// Returns the bytes of dynamic shared memory in front of the slots.
 template <typename T, typename Call>
 constexpr int partials_bytes() {
   return static_cast<int>((sizeof(Partials<T, Call>) + 127) / 128 * 128);
 }
 
-// Half of a Hopper multiprocessor's shared memory without what the driver keeps: 113 KiB.
+// This is half of a Hopper multiprocessor's shared memory without the driver's part: 113 KiB.
 static_assert(
     partials_bytes<float, PlainCall<Divergence::kJsd, true>>() +
             7 * Geometry<float, true, PlainCall<Divergence::kJsd, true>>::kGroupBytes <=

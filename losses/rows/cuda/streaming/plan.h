@@ -7,40 +7,40 @@
 #include "losses/rows/row_args.h"
 #include "losses/rows/row_math.h"
 
-// Which streaming row kernel a call takes, and how its threads share a row.
+// This file says which streaming row kernel a call takes, and how its threads share a row.
 namespace distill::losses::streaming {
 
 constexpr int kMaxBlocks = 16; // to a row
 
-// How a row is spread over the blocks of a cluster.
+// A Plan says how a row is spread over the blocks of a cluster.
 struct Plan {
   int blocks = 1; // to a row
   int slots = 1; // groups of columns of a thread for which its block has shared memory
 };
 
-// What a kernel is compiled for: any call, whose options are looked at for every column.
+// A kernel that is compiled for any call looks at the options for every column.
 struct AnyCall {
   static constexpr bool kPlain = false;
   static constexpr bool kLossAlone = false;
   static constexpr int kVectors = 1; // of a group, see Geometry
 };
 
-// A plain call: JSD, a KL or labels alone (kNone), at T = 1, without bias, softcap or label smoothing.
+// A plain call is JSD, a KL or labels alone (kNone), at T = 1, without bias, softcap or label smoothing.
 template <Divergence kIts, bool kLoss>
 struct PlainCall {
   static constexpr bool kPlain = true;
   static constexpr bool kLossAlone = kLoss; // MetricSet::kLoss
   static constexpr Divergence kDivergence = kIts;
-  // Two take fewer instructions. With one, seven groups of 16 KiB have room in JSD with the loss alone, and not three
-  // of 32, and registers hardly spill with all metrics. Forward KL is slower with one; reverse KL was not measured.
+  // Two vectors take fewer instructions. With one, JSD with the loss alone has room for seven groups of 16 KiB, not
+  // three of 32, and with all metrics hardly spills. Forward KL is slower with one; reverse KL was not measured.
   static constexpr int kVectors = kIts == Divergence::kJsd ? 1 : 2;
 };
 
-// The threads, and what each takes at a time, with numbers of type T: a group of vectors, each of 16 bytes of either
-// side.
+// A Geometry has the threads, and says what each takes at a time, with numbers of type T: a group of vectors, each of
+// 16 bytes of either side.
 template <typename T, bool kTeacher, typename Call>
 struct Geometry {
-  // Measured, docs/loss_head_notes.md. Any call with a teacher takes more registers, and fp64 takes two for a number.
+  // This was measured, docs/loss_head_notes.md. AnyCall takes more registers, and a number in fp64 takes two of them.
   static constexpr int kThreads = Call::kPlain ? 512 : 384; // of a block
   static constexpr int kBlocksAtOnce = // on a multiprocessor: while one waits, the others work
       sizeof(T) == 8 ? 1 : (Call::kPlain || kTeacher ? 2 : 3);
@@ -54,21 +54,21 @@ struct Geometry {
   static constexpr int kVectorStep = kThreads * kColumns; // columns from a thread's vector to its next one
   static constexpr int kGroupColumns = kVectorStep * kVectors; // of all threads
 
-  // The most groups that a thread has in a row of `vocab` columns, which may begin between two multiples of 16 bytes.
+  // Returns the most groups of a thread in a row of `vocab` columns, which may begin between multiples of 16 bytes.
   static int most_groups(int64_t vocab, int blocks) {
     const int64_t step = static_cast<int64_t>(kGroupColumns) * blocks;
     return static_cast<int>((vocab + kColumns - 1 + step - 1) / step);
   }
 };
 
-// Whether both sides' rows begin equally far from a multiple of 16 bytes.
+// Returns whether both sides' rows begin equally far from a multiple of 16 bytes.
 inline bool sides_begin_alike(const RowArgs& args) {
   return rows_begin_alike(
       args.student, args.student_stride, args.teacher, args.teacher_stride, element_bytes(args.logits_type));
 }
 
-// use(whether there is a teacher, columns of a vector, the kind of call) with the constants of the kernel that a call
-// with logits of type Logit takes. Vectors of one column are those of sides that do not begin alike.
+// Calls use(whether there is a teacher, columns of a vector, the kind of call) with the constants of the kernel for a
+// call with logits of type Logit. Vectors of one column are those of sides that do not begin alike.
 template <typename Logit, typename Use>
 auto with_kernel(const RowArgs& args, const Use& use) {
   constexpr bool kFp64 = sizeof(Logit) == sizeof(double);

@@ -1,4 +1,4 @@
-// The maximum and the normalising sums of the columns that a thread of the streaming row kernel has.
+// A thread of the streaming row kernel finds the maximum and the normalising sums of its columns.
 #pragma once
 
 #include <limits>
@@ -7,7 +7,7 @@
 
 namespace distill::losses::streaming {
 
-// body(k) for each index of the array, whose values are not read.
+// Calls body(k) for each index of the array, whose values are not read.
 template <typename T, int kCount, typename Body>
 __device__ __forceinline__ void for_columns(const T (&)[kCount], const Body& body) {
 #pragma unroll
@@ -23,8 +23,8 @@ __device__ __forceinline__ T largest_of(const T (&z)[kCount]) {
   return largest;
 }
 
-// One side's sums of any call, relative to a base that changes only where the maximum is far above it. The base is one
-// of the logits, so that the sums are at least 1.
+// One side's sums of any call are relative to a base that changes only where the maximum is far above it. The base is a
+// logit, so that the sums are at least 1.
 template <typename T>
 struct AnySums {
   T max = -std::numeric_limits<T>::infinity();
@@ -32,7 +32,7 @@ struct AnySums {
   T sum = 0;
   T unit_sum = 0; // at T = 1, where the temperature is another
 
-  // far: see far_above().
+  // Adds columns. far: see far_above().
   template <int kCount>
   __device__ __forceinline__ void add(const T (&z)[kCount], T far, const RowConstants<T>& c) {
     max = row_max(max, largest_of(z));
@@ -49,7 +49,7 @@ struct AnySums {
     }
   }
 
-  // Relative to the maximum.
+  // Returns the sums relative to the maximum.
   __device__ __forceinline__ SideSums<T> side_sums(const RowConstants<T>& c) const {
     if (!(sum > 0)) { // 0 where all logits count as -inf, NaN where one is NaN
       return {-std::numeric_limits<T>::infinity(), sum, unit_sum};
@@ -58,13 +58,13 @@ struct AnySums {
   }
 };
 
-// How far above the base a logit may be: 2^96 for it in a sum leaves room for the sum of 2^30 columns.
+// A logit may be this far above the base: 2^96 for it in a sum leaves room for the sum of 2^30 columns.
 template <typename T>
 __device__ __forceinline__ T far_above(const RowConstants<T>& c) {
   return T(96) / row_max(c.to_log2, kLog2E<T>);
 }
 
-// Both sides' sums of any call.
+// These are both sides' sums of any call.
 template <typename T, bool kTeacher>
 struct AnyRunning {
   const RowConstants<T>& c;
@@ -91,7 +91,7 @@ struct AnyRunning {
   }
 };
 
-// One side's sum of a plain call, of 2^(z log2(e) - scaled). A logit below -kLargestLogit counts as -inf, and
+// One side's sum of a plain call is of 2^(z log2(e) - scaled). A logit below -kLargestLogit counts as -inf, and
 // one above kLargestLogit makes the sum NaN.
 template <bool kFindsMax>
 struct PlainSum {
@@ -123,7 +123,7 @@ struct PlainSum {
     }
   }
 
-  // Relative to the maximum if it is found, otherwise to the columns' log-sum-exp, roughly.
+  // Returns the sum relative to the maximum if it is found, otherwise to the columns' log-sum-exp, roughly.
   __device__ __forceinline__ SideSums<float> side_sums() const {
     if (!(sum > 0)) { // 0 where all logits count as -inf, NaN where one is NaN
       return {-std::numeric_limits<float>::infinity(), sum, 0};
@@ -133,7 +133,7 @@ struct PlainSum {
   }
 };
 
-// Both sides' sums of a plain call.
+// These are both sides' sums of a plain call.
 template <bool kTeacher, bool kFindsMax>
 struct PlainRunning {
   static constexpr float kMost = 0x1p80F; // beyond that, and where it is infinite, a sum may need another base

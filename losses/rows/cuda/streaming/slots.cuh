@@ -1,4 +1,4 @@
-// The columns of one thread of the streaming row kernel, and the shared memory in which they lie.
+// This file has the columns of one thread of the streaming row kernel, and the shared memory in which they lie.
 #pragma once
 
 #include <limits>
@@ -14,7 +14,7 @@ namespace distill::losses::streaming {
 // may begin before the row. kVector == 1: the columns of a vector are G::kThreads apart. Where a group has no column,
 // before the row or beyond its end, its slot has -inf.
 //
-// There are slots for plan.slots groups of a thread, a ring: a group that leaves its slot leaves it to the one that is
+// A thread has slots for plan.slots groups, a ring: a group that leaves its slot leaves it to the one that is
 // `slots` groups further on in the pass.
 template <typename T, typename Logit, bool kTeacher, int kVector, typename Call>
 struct Slots {
@@ -36,7 +36,7 @@ struct Slots {
 
   const RowArgs& args;
   int vocab;
-  int rank; // of the block among those of the row
+  int rank; // the block's number among those of the row
   int step; // columns from one group to the next
   int whole_below; // the groups that begin from 0 to here have all of their columns
   int slots;
@@ -74,7 +74,7 @@ struct Slots {
     return row;
   }
 
-  // Column k of the group that begins at column `first`.
+  // Returns column k of the group that begins at column `first`.
   __device__ __forceinline__ static int index(int first, int k) {
     return first + k / kColumns * G::kVectorStep + k % kColumns * kBetween;
   }
@@ -83,7 +83,7 @@ struct Slots {
     return column >= 0 && column < vocab;
   }
 
-  // Whether all columns of a group exist.
+  // Returns whether all columns of a group exist.
   __device__ __forceinline__ bool whole(int first) const {
     return is_below(first, whole_below);
   }
@@ -92,7 +92,7 @@ struct Slots {
     return static_cast<unsigned>(first) < static_cast<unsigned>(end);
   }
 
-  // Whether the column is this thread's.
+  // Returns whether the column is this thread's.
   __device__ __forceinline__ bool has(const Row& row, int column) const {
     const int after = column - row.begin;
     const int of_step = after % step;
@@ -100,7 +100,7 @@ struct Slots {
     return after >= 0 && of_step < G::kGroupColumns && of_vector % kBetween == 0 && of_vector < kColumns * kBetween;
   }
 
-  // The slot after this one.
+  // Returns the slot after this one.
   template <bool kUp>
   __device__ __forceinline__ int next(int place) const {
     const int last = (slots - 1) * G::kGroupBytes;
@@ -137,7 +137,7 @@ struct Slots {
     }
   }
 
-  // The logits of a group that has been copied.
+  // Reads the logits of a group that has been copied.
   __device__ __forceinline__ void copied(int place, Logit (&student)[kCount], Logit (&teacher)[kCount]) const {
     read<Vector<Logit, kColumns>>(place, student, teacher);
   }
@@ -162,7 +162,7 @@ struct Slots {
     }
   }
 
-  // What keep() has put there; without a teacher `other` is not changed.
+  // Reads the numbers that keep() has put there; without a teacher `other` is not changed.
   __device__ __forceinline__ void take(int place, T (&one)[kCount], T (&other)[kCount]) const {
     read<Numbers>(place, one, other);
   }
@@ -217,7 +217,7 @@ struct Slots {
     }
   }
 
-  // A group of which some columns may not exist.
+  // Copies a group of which some columns may not exist.
   __device__ __forceinline__ void copy_edge(const Row& row, int first, int place) const {
     const auto none = static_cast<Logit>(-std::numeric_limits<float>::infinity());
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// What the streaming row kernel computes of a thread's columns once the row's normalisers are known.
+// The streaming row kernel computes these of a thread's columns once the row's normalisers are known.
 #pragma once
 
 #include "losses/rows/cuda/pairs.cuh"
@@ -7,7 +7,7 @@
 
 namespace distill::losses::streaming {
 
-// Of any call.
+// These are the terms of any call.
 template <typename T, bool kTeacher>
 struct AnyTerms {
   using Running = AnyRunning<T, kTeacher>; // what finds the normalisers
@@ -15,7 +15,7 @@ struct AnyTerms {
   const SideStats<T>& student;
   const SideStats<T>& teacher;
 
-  // The terms of columns, added to the thread's sums.
+  // Computes the terms of columns and adds them to the thread's sums.
   template <Divergence kDivergence, int kCount>
   __device__ __forceinline__ void add(
       const T (&zs)[kCount], const T (&zt)[kCount], RowSums<T>& sums, ColumnResult<T> (&terms)[kCount]) const {
@@ -28,7 +28,7 @@ struct AnyTerms {
     });
   }
 
-  // The same terms once more.
+  // Computes the same terms once more.
   template <Divergence kDivergence, int kCount>
   __device__ __forceinline__ void again(
       const T (&zs)[kCount], const T (&zt)[kCount], ColumnResult<T> (&terms)[kCount]) const {
@@ -44,14 +44,14 @@ struct AnyTerms {
     return q_a;
   }
 
-  // The factors of the gradient with these terms.
+  // Returns the factors of the gradient with these terms.
   __device__ __forceinline__ RowFactors<T> factors(const RowFactors<T>& of_row) const {
     return of_row;
   }
 };
 
-// The base-2 logarithm of a plain call's normaliser, max log2(e) + log2_sum, as a rounded number and the rounding
-// error.
+// This is the base-2 logarithm of a plain call's normaliser, max log2(e) + log2_sum, as a rounded number and the
+// rounding error.
 struct SplitNormaliser {
   float rounded;
   float rest;
@@ -63,14 +63,14 @@ struct SplitNormaliser {
     rest = ((product - (rounded - added)) + (side.log2_sum - added)) + fmaf(side.max, kLog2E<float>, -product);
   }
 
-  // log2 of the logit's probability, plus rest.
+  // Returns log2 of the logit's probability, plus rest.
   __device__ __forceinline__ float log2_prob(float logit) const {
     return fmaf(logit, kLog2E<float>, -rounded);
   }
 };
 
-// log(1 + x) and exp(x) - 1, quick where x is as small as a rounding error: the series' errors are below 2e-8 of the
-// result.
+// These compute log(1 + x) and exp(x) - 1 quickly for an x as small as a rounding error: the series' errors are below
+// 2e-8 of the result.
 __device__ __forceinline__ float log1p_near_0(float x) {
   return fabsf(x) < 1.0F / 64 ? x * fmaf(x, fmaf(x, fmaf(x, -0.25F, 1.0F / 3), -0.5F), 1.0F) : log1p(x);
 }
@@ -79,7 +79,7 @@ __device__ __forceinline__ float expm1_near_0(float x) {
   return fabsf(x) < 1.0F / 64 ? x * fmaf(x, fmaf(x, fmaf(x, 1.0F / 24, 1.0F / 6), 0.5F), 1.0F) : expm1(x);
 }
 
-// Of a plain call. log2 q takes one operation for each column, but is too large by rest, and so q by the factor 2^rest:
+// In a plain call log2 q takes one operation for each column, but is too large by rest, and so q by the factor 2^rest:
 // finished() and factors() correct that once for the row.
 template <bool kTeacher, Divergence kIts, bool kLossAlone>
 struct PlainTerms {
@@ -168,7 +168,7 @@ struct PlainTerms {
     sums.q_lq = sums.q_lq * unit - student.rest;
     sums.p_lp = sums.p_lp * teacher_unit - (kOwnUnits ? teacher.rest : student.rest);
     if constexpr (kOwnUnits) {
-      // log2 of the factor in p_weight, from the rounded product: near p = q the errors of the two cancel.
+      // This adds log2 of the factor in p_weight, from the rounded product: near p = q the errors of the two cancel.
       sums.loss += log1p_near_0((c.p_weight - of_launch.p_weight) / of_launch.p_weight) * kLog2E<float>;
       sums.p_d += shift;
       sums.q_d += shift;
@@ -193,7 +193,7 @@ struct PlainTerms {
     return row_max(log2_of, kLogFloor<float>);
   }
 
-  // log2 of the teacher's probability, plus its own rest with JSD, otherwise the student's.
+  // Returns log2 of the teacher's probability, plus its own rest with JSD, otherwise the student's.
   __device__ __forceinline__ float teacher_log2_prob(float logit) const {
     return kOwnUnits ? teacher.log2_prob(logit) : teacher.log2_prob(logit) + shift;
   }

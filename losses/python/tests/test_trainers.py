@@ -102,9 +102,10 @@ def test_the_steps_after_one_without_labels_train(kind, tmp_path):
     assert all(p.isfinite().all() for p in student.parameters())
 
 
-def test_a_run_with_batches_without_labels_has_the_losses_of_the_plain_model(tmp_path):
-    """One of the two micro-batches of each step has no label."""
-    records = [row for pair in zip(rows(8), rows(0)) for row in pair]
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_run_has_the_losses_of_the_plain_model(empty, tmp_path):
+    """Each step has two micro-batches; if `empty`, one of them has no label."""
+    records = [row for pair in zip(rows(8 if empty else 0), rows(0)) for row in pair]
     records = [records[i] for i in (0, 2, 1, 3, 4, 6, 5, 7)]
 
     def losses(student):

@@ -369,30 +369,3 @@ def test_the_last_patch_counts():
     patch_causal_lm(student, LinearJSD(), model(seed=2))
     torch.testing.assert_close(patch_causal_lm(student)(**inputs).loss, expected)
     assert student(inputs["input_ids"]).logits is not None
-
-
-def test_the_trainer_of_transformers(tmp_path):
-    """Two runs of Trainer, plain and patched, with gradient accumulation."""
-    pytest.importorskip("accelerate")
-    rows = [{name: row for name, row in zip(batch(), rows)} for rows in zip(*(t.tolist() for t in batch().values()))]
-
-    def losses(student):
-        arguments = transformers.TrainingArguments(
-            str(tmp_path),
-            max_steps=3,
-            per_device_train_batch_size=1,
-            gradient_accumulation_steps=2,
-            learning_rate=1e-2,
-            logging_steps=1,
-            use_cpu=True,
-            save_strategy="no",
-            report_to=[],
-        )
-        collate = transformers.default_data_collator
-        trainer = transformers.Trainer(student, arguments, train_dataset=rows, data_collator=collate)
-        trainer.train()
-        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-    plain, fused = losses(model()), losses(patch_causal_lm(model()))
-    assert len(plain) == 3 and len(set(plain)) == 3
-    assert fused == pytest.approx(plain, rel=1e-3)

@@ -13,12 +13,12 @@ import script_path
 
 import hashlib
 import importlib.util
-import json
 import os
 import sysconfig
 from pathlib import Path
 
 from shared.command_line import argument_parser, fail
+from shared.documents import excerpt, hash_fraction, write_jsonl
 from shared.folders import replaced_folder
 
 SKIPPED_FOLDERS = {
@@ -75,12 +75,6 @@ def why_skipped(text):
     return None
 
 
-def hash_fraction(name, salt):
-    """A number in [0, 1) that depends only on the name."""
-    digest = hashlib.sha256(f"{salt}:{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
-
-
 def read_documents(roots):
     """[(source, text)] in the order of the sources' hashes, and the number of skipped files for each reason."""
     documents, skipped, seen = [], {}, set()
@@ -103,16 +97,6 @@ def read_documents(roots):
     return documents, skipped
 
 
-def excerpt(source, text, limit):
-    """Consecutive whole lines of `text`, at most `limit` characters, from a start that depends only on the name."""
-    if len(text) <= limit:
-        return text
-    start = int(hash_fraction(source, "excerpt") * (len(text) - limit))
-    start = text.rfind("\n", 0, start) + 1
-    end = text.rfind("\n", start, start + limit) + 1
-    return text[start : end or start + limit]
-
-
 def take(documents, limit):
     """The first documents that fit `limit` bytes; all of them for 0."""
     taken, size = [], 0
@@ -122,12 +106,6 @@ def take(documents, limit):
             break
         taken.append((source, text))
     return taken
-
-
-def write_jsonl(path, documents):
-    with open(path, "w", encoding="utf-8") as file:
-        for source, text in documents:
-            file.write(json.dumps({"text": text, "source": source}, ensure_ascii=False) + "\n")
 
 
 def describe(documents):

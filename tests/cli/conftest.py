@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -35,3 +36,10 @@ def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     tiny_job.write_job(folder)
     return folder
+
+
+@pytest.fixture
+def place(job, tmp_path):
+    """A copy of the job in tmp_path, to run and to change."""
+    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+    return tmp_path

@@ -1,7 +1,6 @@
 """What the command line prints and returns when nothing is wrong."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -48,8 +47,7 @@ def test_dry_run_checks_a_good_job_and_writes_nothing(distill, job):
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "configs").glob("*.yaml")))
-def test_example_configs_pass_a_dry_run_on_tiny_models(distill, job, name, tmp_path):
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+def test_example_configs_pass_a_dry_run_on_tiny_models(distill, name, place):
     config = ROOT / "configs" / name
     overrides = [
         part
@@ -68,11 +66,11 @@ def test_example_configs_pass_a_dry_run_on_tiny_models(distill, job, name, tmp_p
         for part in ("--set", text)
     ]
     if "source: cache" in config.read_text():
-        captured = distill(tmp_path, "capture", "--config", str(config), *overrides)
+        captured = distill(place, "capture", "--config", str(config), *overrides)
         assert captured.returncode == 0, captured.stderr
-    done = distill(tmp_path, "--config", str(config), "--dry-run", *overrides)
+    done = distill(place, "--config", str(config), "--dry-run", *overrides)
     assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "run").exists()
+    assert not (place / "run").exists()
 
 
 @pytest.mark.parametrize(

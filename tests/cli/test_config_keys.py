@@ -1,17 +1,10 @@
 """What a model's config.json may hold: every key that transformers writes, and keys that the user allows."""
 
 import json
-import shutil
 
 import pytest
 
 import tiny_job
-
-
-@pytest.fixture
-def place(job, tmp_path):
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
-    return tmp_path
 
 
 @pytest.mark.parametrize("name", ["LlamaConfig", "MistralConfig", "Qwen2Config", "Qwen3Config"])

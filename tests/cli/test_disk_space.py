@@ -2,17 +2,10 @@
 
 import json
 import re
-import shutil
 
 import pytest
 
 import tiny_job
-
-
-@pytest.fixture
-def place(job, tmp_path):
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
-    return tmp_path
 
 
 def test_a_disk_that_is_too_small_is_a_warning(distill, place):

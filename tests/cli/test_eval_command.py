@@ -1,17 +1,10 @@
 """`distill eval` with a configuration, with options alone, with a teacher and without one."""
 
 import json
-import shutil
 
 import pytest
 
 CPU = ["train.device=cpu", "train.dtype=float32"]
-
-
-@pytest.fixture
-def place(job, tmp_path):
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
-    return tmp_path
 
 
 def evaluated(distill, place, *args):

@@ -1,7 +1,6 @@
 """A part of a launcher's variables is an error, and never a run of its own."""
 
 import os
-import shutil
 
 import pytest
 
@@ -13,12 +12,6 @@ def no_launcher(monkeypatch):
     for name in list(os.environ):
         if name.startswith(LAUNCHERS):
             monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def place(job, tmp_path):
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
-    return tmp_path
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Every path that a command writes is looked at before anything else, by a dry run as by a start: exit code 2."""
 
 import os
-import shutil
 import subprocess
 
 import pytest
@@ -12,8 +11,7 @@ from test_bad_inputs import snapshot
 
 
 @pytest.fixture
-def place(job, tmp_path):
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+def place(place, tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "dangling").symlink_to("nowhere")

@@ -6,10 +6,10 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 
+import jobs
 import run_folders
 from program import distill_program
 
@@ -188,16 +188,15 @@ def test_text_that_is_not_utf8_is_replaced(report, tmp_path):
     assert found["config"] == [["student.path", '"��"']]
 
 
-def test_every_run_ends_with_its_report_and_a_resumed_one_has_its_history(distill, job, tmp_path):
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+def test_every_run_ends_with_its_report_and_a_resumed_one_has_its_history(distill, place):
     train = ["--config", "config.yaml", "--set", "checkpoint.every=2", "eval.every=2"]
-    assert distill(tmp_path, *train, "train.steps=4").returncode == 0
-    run = tmp_path / "run"
+    assert distill(place, *train, "train.steps=4").returncode == 0
+    run = place / "run"
     (first,) = page_data(run / "report.html")["runs"]
     assert first["state"] == "finished" and first["last_step"] == 4 and first["model"] == "run/model"
     assert first["path"] == "run" and first["name"] == "run"
 
-    assert distill(tmp_path, *train, "train.steps=6", "--resume").returncode == 0
+    assert distill(place, *train, "train.steps=6", "--resume").returncode == 0
     (found,) = page_data(run / "report.html")["runs"]
     assert found["x"]["step"] == [1, 2, 3, 4, 5, 6]
     assert [e["step"] for e in found["evals"]] == [2, 4, 6]
@@ -206,66 +205,59 @@ def test_every_run_ends_with_its_report_and_a_resumed_one_has_its_history(distil
         (4, "end"), (4, "resumption"), (6, "end"),
     ]  # fmt: skip
 
-    assert distill(tmp_path, "report", "run").stdout == "run/report.html\n"
-    overwritten = distill(tmp_path, *train, "train.steps=2", "--overwrite")
+    assert distill(place, "report", "run").stdout == "run/report.html\n"
+    overwritten = distill(place, *train, "train.steps=2", "--overwrite")
     assert overwritten.returncode == 0, overwritten.stderr
     assert len(page_data(run / "report.html")["runs"][0]["sessions"]) == 1
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_run_that_loses_a_rank_has_a_report(job, tmp_path, victim):
+def test_a_run_that_loses_a_rank_has_a_report(place, victim):
     """Also where it was rank 0, which writes the report otherwise."""
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
     settings = ["scheduler.type=constant", "data.eval=null", "train.steps=1000000", "parallel.processes=2"]
-    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics = place / "run" / "metrics.jsonl"
     command = [str(distill_program()), "--config", "config.yaml", "--set", *settings]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 60
-        while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
-        os.kill(sorted(map(int, listed.stdout.split()))[victim], signal.SIGKILL)
+        jobs.until(lambda: jobs.steps_done(place / "run") >= 3, process)
+        os.kill(jobs.ranks_of(process)[victim], signal.SIGKILL)
         _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 1, errors
-    (found,) = page_data(tmp_path / "run" / "report.html")["runs"]
+    (found,) = page_data(place / "run" / "report.html")["runs"]
     assert found["last_step"] == metrics.read_text().count("\n") >= 3 and found["state"] == "unknown"
 
 
-def test_a_run_out_of_memory_has_a_report(distill, job, tmp_path):
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+def test_a_run_out_of_memory_has_a_report(distill, place):
     limit = [
         "memory.limit_gib=0.001",
         "memory.on_overflow=warn",
         "train.micro_batch_size=64",
         "train.global_batch_size=64",
     ]
-    failed = distill(tmp_path, "--config", "config.yaml", "--set", *limit)
+    failed = distill(place, "--config", "config.yaml", "--set", *limit)
     assert failed.returncode == 1 and "out of memory on rank 0" in failed.stderr
-    (found,) = page_data(tmp_path / "run" / "report.html")["runs"]
+    (found,) = page_data(place / "run" / "report.html")["runs"]
     assert "out of memory" in json.dumps([event for event in found["events"] if event["kind"] == "error"])
 
 
-def test_a_failed_run_has_a_report_and_one_that_cannot_be_written_fails_no_run(distill, job, tmp_path):
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
+def test_a_failed_run_has_a_report_and_one_that_cannot_be_written_fails_no_run(distill, place):
     failing = ["optimizer.lr=1e30", "optimizer.max_grad_norm=0", "train.steps=30", "train.max_skipped_steps=2"]
-    failed = distill(tmp_path, "--config", "config.yaml", "--set", *failing)
+    failed = distill(place, "--config", "config.yaml", "--set", *failing)
     assert failed.returncode == 1
-    (found,) = page_data(tmp_path / "run" / "report.html")["runs"]
+    (found,) = page_data(place / "run" / "report.html")["runs"]
     assert found["state"] == "failed" and "train.max_skipped_steps" in found["outcome"]
     assert "non_finite_step" in {event["kind"] for event in found["events"]}
 
-    (tmp_path / "run" / "report.html").unlink()
-    (tmp_path / "run" / "report.html").mkdir()
-    (tmp_path / "run" / "report.html" / "in the way").write_text("")
-    resumed = distill(tmp_path, "--config", "config.yaml", "--set", "run.dir=other", "train.steps=2")
+    (place / "run" / "report.html").unlink()
+    (place / "run" / "report.html").mkdir()
+    (place / "run" / "report.html" / "in the way").write_text("")
+    resumed = distill(place, "--config", "config.yaml", "--set", "run.dir=other", "train.steps=2")
     assert resumed.returncode == 0
-    blocked = tmp_path / "other"
+    blocked = place / "other"
     (blocked / "report.html").unlink()
     (blocked / "report.html").mkdir()
-    again = distill(tmp_path, "--config", "config.yaml", "--set", "run.dir=other", "train.steps=3", "--resume")
+    again = distill(place, "--config", "config.yaml", "--set", "run.dir=other", "train.steps=3", "--resume")
     assert again.returncode == 0
     assert "the report of this run was not written" in again.stderr

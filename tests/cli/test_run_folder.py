@@ -1,22 +1,7 @@
 """The life of a run folder: trained, refused, overwritten, stopped by a signal, resumed."""
 
 import json
-import os
 import re
-import shutil
-import signal
-import subprocess
-import time
-
-import pytest
-
-from program import distill_program
-
-
-@pytest.fixture
-def place(job, tmp_path):
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
-    return tmp_path
 
 
 def steps(run):
@@ -82,36 +67,6 @@ def test_inspect_describes_a_run_and_its_checkpoint(distill, place):
         "data stage       from sample 0: seq_len",
     ):
         assert text in done.stdout
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_the_state_and_exits_with_3(distill, place, number):
-    args = ["--config", "config.yaml", "--set", "scheduler.type=constant", "--set", "data.eval=null"]
-    process = subprocess.Popen(
-        [str(distill_program()), *args, "--set", "train.steps=1000000"],
-        cwd=place,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    metrics = place / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not (metrics.exists() and metrics.stat().st_size > 0):
-        assert time.monotonic() < deadline and process.poll() is None, process.stderr.read()
-        time.sleep(0.05)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 3, errors
-    assert "--resume" in errors
-    done = steps(place / "run")[-1]
-    assert (place / "run" / "checkpoints" / f"step-{done}" / "COMPLETE").exists()
-    assert not (place / "run" / "model").exists()
-    assert f"stopped by a signal after step {done}" in (place / "run" / "report.html").read_text()
-
-    resumed = distill(place, *args, "--set", f"train.steps={done + 2}", "--resume")
-    assert resumed.returncode == 0, resumed.stderr
-    assert steps(place / "run") == list(range(1, done + 3))
-    assert (place / "run" / "model" / "model.safetensors").exists()
 
 
 def test_a_damaged_checkpoint_is_an_error(distill, place):

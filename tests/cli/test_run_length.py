@@ -4,15 +4,7 @@ import json
 import re
 import shutil
 
-import pytest
-
 EPOCHS = ["--config", "config.yaml", "--set", "train.steps=null", "scheduler.min_lr_ratio=0.1"]
-
-
-@pytest.fixture
-def place(job, tmp_path):
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
-    return tmp_path
 
 
 def records(run):

@@ -2,7 +2,6 @@
 
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -11,17 +10,12 @@ from contextlib import contextmanager
 
 import pytest
 
+import jobs
 from program import distill_program
 
 TRAIN = ["--config", "config.yaml", "--set", "scheduler.type=constant", "--set", "data.eval=null"]
 FIRST = "distill: SIGINT: finishing the step and saving, then exit code 3; a second SIGINT (Ctrl-C) ends at once"
 SECOND = "distill: second SIGINT: ending at once"
-
-
-@pytest.fixture
-def place(job, tmp_path):
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
-    return tmp_path
 
 
 @contextmanager
@@ -40,29 +34,11 @@ def started(place, *arguments, processes=1, wait=True, **options):
     )
     try:
         if wait:
-            until(lambda: steps_done(place) > 0, process)
+            jobs.until(lambda: jobs.steps_done(place / "run") > 0, process)
         yield process
     finally:
         process.kill()
         process.communicate()
-
-
-def until(condition, process, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def steps_done(place):
-    metrics = place / "run" / "metrics.jsonl"
-    return metrics.read_text().count("\n") if metrics.exists() else 0
-
-
-def children(process):
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
-    return [int(pid) for pid in listed.stdout.split()]
 
 
 def is_stopped(pid):
@@ -75,10 +51,6 @@ def answers(address):
         return client.connect_ex(address) == 0
 
 
-def complete(place):
-    return list((place / "run" / "checkpoints").glob("step-*/COMPLETE"))
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_first_sigint_says_at_once_and_once_what_happens(place, processes):
     with started(place, processes=processes) as process:
@@ -86,14 +58,17 @@ def test_the_first_sigint_says_at_once_and_once_what_happens(place, processes):
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 3, errors
     assert errors.count(FIRST) == 1 and errors.count("distill: SIGINT") == 1, errors
-    assert SECOND not in errors
-    assert len(complete(place)) == 1
+    assert SECOND not in errors and "--resume" in errors
+    done = jobs.steps_done(place / "run")
+    assert f"stopped by a signal after step {done}" in (place / "run" / "report.html").read_text()
+    assert not (place / "run" / "model").exists()
+    assert len(jobs.complete_checkpoints(place / "run")) == 1
 
 
 def test_the_notice_does_not_wait_for_the_step(place):
     """It is there while the ranks cannot go on."""
     with started(place, processes=2) as process:
-        ranks = children(process)
+        ranks = jobs.ranks_of(process)
         for pid in ranks:
             os.kill(pid, signal.SIGSTOP)
         process.send_signal(signal.SIGINT)
@@ -110,14 +85,14 @@ def test_a_second_sigint_ends_at_once_and_says_so(place, distill, processes):
     # Steps that take about a second, so that the second signal arrives in the step of the first.
     long_steps = ["--set", "train.global_batch_size=4000"] if processes == 1 else []
     with started(place, "--set", "checkpoint.every=2", *long_steps, processes=processes) as process:
-        until(lambda: complete(place), process)
-        ranks = children(process) if processes > 1 else []
+        jobs.until(lambda: jobs.complete_checkpoints(place / "run"), process)
+        ranks = jobs.ranks_of(process) if processes > 1 else []
         for pid in ranks:  # they do not get to their next step
             os.kill(pid, signal.SIGSTOP)
         process.send_signal(signal.SIGINT)
         if processes == 1:  # both are handled, however fast the step is
             process.send_signal(signal.SIGSTOP)
-            until(lambda: is_stopped(process.pid), process)
+            jobs.until(lambda: is_stopped(process.pid), process)
             process.send_signal(signal.SIGINT)
             process.send_signal(signal.SIGCONT)
         else:
@@ -131,7 +106,7 @@ def test_a_second_sigint_ends_at_once_and_says_so(place, distill, processes):
     assert "failed first" not in errors
     for pid in ranks:
         assert not os.path.exists(f"/proc/{pid}")
-    done = steps_done(place)
+    done = jobs.steps_done(place / "run")
     resumed = distill(
         place, *TRAIN, *long_steps, "--set", f"train.steps={done + 2}", "--set", "checkpoint.every=2", "--resume"
     )
@@ -146,7 +121,7 @@ def test_sighup_saves_as_sigterm_does(place, processes):
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 3, errors
     assert errors.count("distill: SIGHUP: finishing the step and saving, then exit code 3\n") == 1, errors
-    assert len(complete(place)) == 1
+    assert len(jobs.complete_checkpoints(place / "run")) == 1
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -155,10 +130,10 @@ def test_sighup_stays_ignored_under_nohup(place, processes):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     with started(place, processes=processes, preexec_fn=ignore) as process:
-        for pid in [process.pid, *children(process)]:
+        for pid in [process.pid, *jobs.ranks_of(process)]:
             os.kill(pid, signal.SIGHUP)
-        before = steps_done(place)
-        until(lambda: steps_done(place) > before + 5, process)
+        before = jobs.steps_done(place / "run")
+        jobs.until(lambda: jobs.steps_done(place / "run") > before + 5, process)
         process.terminate()
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 3, errors
@@ -167,12 +142,12 @@ def test_sighup_stays_ignored_under_nohup(place, processes):
 
 def test_a_signal_while_starting_stops_before_the_first_step(place, distill):
     with started(place, processes=2, wait=False) as process:
-        until(lambda: len(children(process)) == 2, process)
+        jobs.until(lambda: len(jobs.ranks_of(process)) == 2, process)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 3, errors
     assert errors.count(FIRST) == 1
-    done = steps_done(place)
+    done = jobs.steps_done(place / "run")
     assert (place / "run" / "checkpoints" / f"step-{done}" / "COMPLETE").exists()
     resumed = distill(place, *TRAIN, "--set", f"train.steps={done + 2}", "--resume")
     assert resumed.returncode == 0, resumed.stderr
@@ -184,7 +159,7 @@ def test_a_rank_that_waits_for_others_ends_within_its_grace(place):
         address = listener.getsockname()
     variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address[0], "MASTER_PORT": str(address[1])}
     with started(place, "--set", "run.grace_s=1", wait=False, variables=variables) as process:
-        until(lambda: answers(address), process)  # rank 0 serves the store
+        jobs.until(lambda: answers(address), process)  # rank 0 serves the store
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 1, errors

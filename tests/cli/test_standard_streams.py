@@ -13,12 +13,6 @@ from program import distill_program
 TRAIN = ["--config", "config.yaml", "--set", "run.progress=lines", "--set", "eval.every=1"]
 
 
-@pytest.fixture
-def place(job, tmp_path):
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def trained(job, tmp_path_factory, distill):
     folder = tmp_path_factory.mktemp("trained")

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 
 import pytest
@@ -15,12 +14,6 @@ STEPS = 30
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 BAR = re.compile(r"^(\[#*\.*\] +)?(step )?\d+/\d+ ")
 STAMP = re.compile(r"^\d{4}-\d\d-\d\d ")
-
-
-@pytest.fixture
-def place(job, tmp_path):
-    shutil.copytree(job, tmp_path, dirs_exist_ok=True)
-    return tmp_path
 
 
 def train(place, columns, *settings, environment=None, steps=STEPS, **options):

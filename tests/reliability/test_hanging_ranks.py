@@ -7,18 +7,11 @@ import time
 
 import pytest
 
+import jobs
 import tiny
 
 pytestmark = pytest.mark.alone  # limits of 2 s, which a busy machine may take for a step
 LONG = {"steps": 100000, "micro_batch_size": 1, "global_batch_size": 4}
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    student = tiny.make_model(folder / "student", "llama", seed=1, tied=False)
-    teacher = tiny.make_model(folder / "teacher", "llama", seed=2, tied=False)
-    return student, teacher, tiny.make_shard(folder / "data.dtok", tiny.random_documents(3, [61, 17, 128, 90] * 5))
 
 
 @pytest.fixture
@@ -35,7 +28,6 @@ def job(tmp_path, parts):
             checkpoint={"every": 5},
             scheduler={"type": "constant", "warmup_steps": 0},
         )
-        del config["scheduler"]["min_lr_ratio"]
         config["run"] |= run
         process = subprocess.Popen(
             [tiny.binary(), "--config", tiny.write_config(tmp_path, config)],
@@ -45,12 +37,8 @@ def job(tmp_path, parts):
             env=tiny.environment(),
         )
         processes.append(process)
-        deadline = time.monotonic() + 60
-        while not list((tmp_path / "run" / "checkpoints").glob("step-*/COMPLETE")):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
-        children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
-        ranks = sorted(int(pid) for pid in children.stdout.split())
+        jobs.until(lambda: jobs.complete_checkpoints(tmp_path / "run"), process)
+        ranks = jobs.ranks_of(process)
         os.kill(ranks[1], signal.SIGSTOP)
         return process, ranks, tmp_path / "run"
 
@@ -60,7 +48,7 @@ def job(tmp_path, parts):
 
 
 def resumes(run, folder):
-    steps = [int(path.parent.name.split("-")[1]) for path in (run / "checkpoints").glob("step-*/COMPLETE")]
+    steps = [int(path.name.split("-")[1]) for path in jobs.complete_checkpoints(run)]
     done = tiny.distill("--config", folder / "config.yaml", "--resume", "--set", f"train.steps={max(steps) + 1}")
     assert f"after step {max(steps)}" in done.stderr
 

@@ -11,17 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import jobs
 import tiny
 
 STEPS = 60
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    student = tiny.make_model(folder / "student", "llama", seed=1, tied=False)
-    teacher = tiny.make_model(folder / "teacher", "llama", seed=2, tied=False)
-    return student, teacher, tiny.make_shard(folder / "data.dtok", tiny.random_documents(3, [61, 17, 128, 33, 90] * 20))
 
 
 @pytest.fixture
@@ -36,7 +29,6 @@ def config(tmp_path, parts):
             "scheduler": {"type": "constant", "warmup_steps": 0},
         }
         content = tiny.base_config(tmp_path, *parts, **sections)
-        del content["scheduler"]["min_lr_ratio"]
         return tiny.write_config(tmp_path, content)
 
     return write
@@ -57,8 +49,7 @@ class Started:
 
     def ranks(self):
         """Process ids of the ranks, rank 0 first."""
-        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True)
-        return [int(pid) for pid in listed.stdout.split()] or [self.process.pid]
+        return jobs.ranks_of(self.process) or [self.process.pid]
 
     def signal(self, number):
         for pid in self.ranks():
@@ -80,13 +71,6 @@ class Started:
             self.process.wait()
 
 
-def until(condition, job, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert job.process.poll() is None and time.monotonic() < deadline, job.output.read_text()[-3000:]
-        time.sleep(0.002)
-
-
 def content(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -106,9 +90,9 @@ def held_job(config, tmp_path, request):
     """A job with a checkpoint, whose ranks are stopped, so that nothing in its folder changes by itself."""
     job = Started(config(ranks=request.param))
     run = tmp_path / "run"
-    until(lambda: list((run / "checkpoints").glob("step-*/COMPLETE")), job)
+    jobs.until(lambda: jobs.complete_checkpoints(run), job.process, pause=0.002)
     job.signal(signal.SIGSTOP)
-    until(job.stopped, job)
+    jobs.until(job.stopped, job.process)
     yield job
     job.end()
 
@@ -119,7 +103,7 @@ def test_whatever_writes_to_a_folder_in_use_is_refused(tmp_path, config, held_jo
     before = content(run)
     holder = json.loads((run / ".lock").read_text())
     assert holder["pid"] == held_job.ranks()[0] and holder["host"] == socket.gethostname()
-    checkpoint = next((run / "checkpoints").glob("step-*/COMPLETE")).parent
+    checkpoint = jobs.complete_checkpoints(run)[0]
     for command in (
         ["--config", file],
         ["--config", file, "--overwrite"],
@@ -156,10 +140,8 @@ def test_whatever_writes_to_a_folder_in_use_is_refused(tmp_path, config, held_jo
 def test_ranks_of_a_launcher_are_refused_alike(tmp_path, config, held_job):
     run = tmp_path / "run"
     before = content(run)
-    with socket.socket() as port:
-        port.bind(("127.0.0.1", 0))
-        number = port.getsockname()[1]
-    environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(number)}
+    environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    environment["MASTER_PORT"] = tiny.free_port()
     ranks = [
         Started(str(tmp_path / "config.yaml"), "--overwrite", RANK=rank, LOCAL_RANK=rank, **environment)
         for rank in ("0", "1")
@@ -188,7 +170,7 @@ def test_reading_a_folder_in_use_works(tmp_path, held_job):
 def test_a_killed_job_leaves_no_lock(tmp_path, config, ranks, victim):
     run, file = tmp_path / "run", config(ranks)
     job = Started(file)
-    until(lambda: list((run / "checkpoints").glob("step-*/COMPLETE")), job)
+    jobs.until(lambda: jobs.complete_checkpoints(run), job.process, pause=0.002)
     pid = job.ranks()[0]
     os.kill(job.process.pid if victim == "launcher" else pid, signal.SIGKILL)
     # At once: ranks that are about to die must not stand in the way.
@@ -206,7 +188,7 @@ def test_a_signal_and_a_failed_start_release_the_folder(tmp_path, config):
     tiny.distill("--config", config(), "--set", "memory.limit_gib=0.0001", "--set", "memory.budget_gib=0.0001", code=4)
     assert not run.exists(), "nothing was written"
     job = Started(config(steps=100000))
-    until(lambda: (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size, job)
+    jobs.until(lambda: jobs.steps_done(run), job.process)
     job.signal(signal.SIGTERM)
     code, output = job.wait()
     assert code == tiny.STOPPED_BY_SIGNAL, output
@@ -218,8 +200,7 @@ def test_a_signal_and_a_failed_start_release_the_folder(tmp_path, config):
 def test_two_first_starts_leave_one_run(tmp_path, config, ranks):
     run, file = tmp_path / "run", config(ranks, steps=15)
     for _ in range(3):
-        jobs = [Started(file), Started(file)]
-        results = [job.wait() for job in jobs]
+        results = [job.wait() for job in (Started(file), Started(file))]
         assert sorted(code for code, _ in results) == [tiny.SUCCESS, tiny.BAD_INPUT], results
         refused = next(output for code, output in results if code == tiny.BAD_INPUT)
         assert "is in use by process" in refused or "is not empty" in refused, refused

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+import jobs
 import tiny
 
 ROUNDS = int(os.environ.get("DISTILL_END_ROUNDS", 6))
@@ -25,20 +26,11 @@ SAID = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [IW] |\[rank \d+ on \S+, \w+(
 LONG = {"steps": 100000, "micro_batch_size": 1, "global_batch_size": 12}
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    student = tiny.make_model(folder / "student", "llama", seed=1, tied=True)
-    teacher = tiny.make_model(folder / "teacher", "llama", seed=2, tied=False)
-    return student, teacher, tiny.make_shard(folder / "data.dtok", tiny.random_documents(3, [61, 17, 128, 90] * 5))
-
-
 def config_of(folder, parts, ranks, **train):
     config = tiny.base_config(
         folder, *parts, parallel={"processes": ranks}, scheduler={"type": "constant", "warmup_steps": 0}
     )
     config["train"] |= {"steps": 2, "micro_batch_size": 1, "global_batch_size": 12} | train
-    del config["scheduler"]["min_lr_ratio"]
     return config
 
 
@@ -52,23 +44,6 @@ def start(arguments, **variables):
     )
 
 
-def wait_until(condition, job=None, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end and (job is None or job.poll() is None), job and job.communicate()
-        time.sleep(0.01)
-
-
-def has_steps(config, steps):
-    metrics = tiny.Path(config["run"]["dir"]) / "metrics.jsonl"
-    return lambda: metrics.exists() and metrics.read_text().count("\n") >= steps
-
-
-def ranks_of(job):
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(job.pid)], capture_output=True, text=True)
-    return sorted(int(pid) for pid in found.stdout.split())
-
-
 def ends_by_itself(folder, parts, ranks, pick):
     return start(["--config", tiny.write_config(folder, config_of(folder, parts, ranks))]).communicate(timeout=100), 0
 
@@ -76,9 +51,9 @@ def ends_by_itself(folder, parts, ranks, pick):
 def ends_by_a_signal(folder, parts, ranks, pick):
     config = config_of(folder, parts, ranks, **LONG)
     job = start(["--config", tiny.write_config(folder, config)])
-    wait_until(has_steps(config, 1), job)
+    jobs.until(lambda: jobs.steps_done(config["run"]["dir"]) >= 1, job)
     time.sleep(pick.uniform(0, 0.6))  # at any place between two posts of the heartbeat
-    os.kill(pick.choice([job.pid, *ranks_of(job)]), signal.SIGTERM)
+    os.kill(pick.choice([job.pid, *jobs.ranks_of(job)]), signal.SIGTERM)
     return job.communicate(timeout=100), tiny.STOPPED_BY_SIGNAL
 
 
@@ -105,12 +80,12 @@ def started_by_a_launcher(folder, parts, ranks, pick):
         agent = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         port = str(agent.port)
         variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
-    jobs = [
+    started = [
         start(["--config", path], **variables, MASTER_PORT=port, RANK=str(rank), LOCAL_RANK=str(rank))
         for rank in range(ranks)
     ]
-    said = [job.communicate(timeout=100) for job in jobs]
-    assert all(job.returncode == 0 for job in jobs), said
+    said = [job.communicate(timeout=100) for job in started]
+    assert all(job.returncode == 0 for job in started), said
     return ("", "".join(error for _, error in said)), 0
 
 
@@ -139,8 +114,8 @@ def test_a_killed_rank_is_told_without_a_stack_trace(tmp_path, parts):
     tiny.need_devices(tiny.RANKS)
     config = config_of(tmp_path, parts, tiny.RANKS, **LONG)
     job = start(["--config", tiny.write_config(tmp_path, config)])
-    wait_until(has_steps(config, 2), job)
-    os.kill(ranks_of(job)[0], signal.SIGKILL)
+    jobs.until(lambda: jobs.steps_done(config["run"]["dir"]) >= 2, job)
+    os.kill(jobs.ranks_of(job)[0], signal.SIGKILL)
     _, errors = job.communicate(timeout=60)
     assert job.returncode == tiny.RUNTIME_FAILURE
     for trace in ("frame #", "Exception raised from", "TCPStore", "most recent call first", "[W"):
@@ -159,10 +134,10 @@ def test_a_killed_rank_is_told_without_a_stack_trace(tmp_path, parts):
 def test_a_rank_that_is_killed_while_starting_is_named_and_what_distill_ends_is_not(tmp_path, parts, victim):
     config = config_of(tmp_path, parts, 2, **LONG)
     job = start(["--config", tiny.write_config(tmp_path, config)])
-    wait_until(lambda: len(ranks_of(job)) == 2)
-    os.kill(ranks_of(job)[victim], signal.SIGSTOP)  # so that the others wait for it
+    jobs.until(lambda: len(jobs.ranks_of(job)) == 2, job)
+    os.kill(jobs.ranks_of(job)[victim], signal.SIGSTOP)  # so that the others wait for it
     time.sleep(0.2)
-    os.kill(ranks_of(job)[victim], signal.SIGKILL)
+    os.kill(jobs.ranks_of(job)[victim], signal.SIGKILL)
     _, errors = job.communicate(timeout=60)
     assert job.returncode == tiny.RUNTIME_FAILURE
     assert re.search(rf"distill: rank {victim} was killed by signal 9 \(SIGKILL: Killed\) while \w+", errors), errors
@@ -174,8 +149,8 @@ def test_what_distill_ends_itself_reads_differently(tmp_path, parts):
     """A rank that does not end after another one has failed: here it is stopped."""
     config = config_of(tmp_path, parts, 2, **LONG)
     job = start(["--config", tiny.write_config(tmp_path, config)])
-    wait_until(has_steps(config, 1), job)
-    ranks = ranks_of(job)
+    jobs.until(lambda: jobs.steps_done(config["run"]["dir"]) >= 1, job)
+    ranks = jobs.ranks_of(job)
     os.kill(ranks[1], signal.SIGSTOP)
     os.kill(ranks[0], signal.SIGKILL)
     _, errors = job.communicate(timeout=60)

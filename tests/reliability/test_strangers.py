@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import jobs
 import tiny
 
 LISTENS = "0A"  # the state in /proc/net/tcp
@@ -54,14 +55,6 @@ def is_loopback(address):
     return address in ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    student = tiny.make_model(folder / "student", "llama", seed=1, tied=False)
-    teacher = tiny.make_model(folder / "teacher", "llama", seed=2, tied=False)
-    return student, teacher, tiny.make_shard(folder / "data.dtok", tiny.random_documents(3, [61, 17, 128, 90] * 5))
-
-
 def start(folder, parts, steps, variables=None, processes=2):
     config = tiny.base_config(
         folder,
@@ -70,7 +63,6 @@ def start(folder, parts, steps, variables=None, processes=2):
         parallel={"processes": processes},
         scheduler={"type": "constant", "warmup_steps": 0},
     )
-    del config["scheduler"]["min_lr_ratio"]
     with open(folder / "output.txt", "a") as output:
         return subprocess.Popen(
             [tiny.binary(), "--config", tiny.write_config(folder, config)],
@@ -78,18 +70,6 @@ def start(folder, parts, steps, variables=None, processes=2):
             stderr=output,
             env=tiny.environment() | (variables or {}),
         )
-
-
-def ranks_of(process):
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
-    return [int(pid) for pid in listed.stdout.split()]
-
-
-def wait_for_steps(folder, process, count):
-    metrics, deadline = folder / "run" / "metrics.jsonl", time.monotonic() + 60
-    while not (metrics.exists() and metrics.read_text().count("\n") >= count):
-        assert process.poll() is None and time.monotonic() < deadline, (folder / "output.txt").read_text()
-        time.sleep(0.05)
 
 
 def listening_or_gone(pid):
@@ -130,8 +110,8 @@ class Stranger:
 def test_ranks_that_distill_starts_listen_on_loopback_alone(tmp_path, parts):
     process = start(tmp_path, parts, steps=1000000)
     try:
-        wait_for_steps(tmp_path, process, 2)
-        found = {pid: listening(pid) for pid in (process.pid, *ranks_of(process))}
+        jobs.until(lambda: jobs.steps_done(tmp_path / "run") >= 2, process)
+        found = {pid: listening(pid) for pid in (process.pid, *jobs.ranks_of(process))}
         assert found.pop(process.pid) == set()
         assert len(found) == 2 and all(found.values())
         for address, port in set().union(*found.values()):
@@ -151,7 +131,7 @@ def test_rank_0_of_any_launcher_listens_on_the_address_it_is_given(tmp_path, par
         for rank in range(2)
     ]
     try:
-        wait_for_steps(tmp_path, ranks[0], 2)
+        jobs.until(lambda: jobs.steps_done(tmp_path / "run") >= 2, ranks[0])
         found = set().union(*(listening(rank.pid) for rank in ranks))
         assert int(port) in {number for _, number in found}
         for host, number in found:
@@ -171,7 +151,7 @@ def test_strangers_and_garbage_do_not_end_a_run(tmp_path, parts):
     try:
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:  # from the first listening socket on
-            for pid in ranks_of(process):
+            for pid in jobs.ranks_of(process):
                 for _, port in listening_or_gone(pid):
                     stranger.visit(port, at_most=3 * len(PAYLOADS))
         assert process.wait(timeout=60) == 0, (tmp_path / "output.txt").read_text()

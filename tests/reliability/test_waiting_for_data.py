@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+import jobs
 import tiny
 from held_thread import HeldThread, NotAllowed, find_thread
 
@@ -17,15 +18,6 @@ pytestmark = pytest.mark.alone  # within half of GRACE_S
 RANKS, STEPS, GRACE_S, EVAL_EVERY = 4, 400, 30, 20
 TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes", "time_ms")
 TIMES += ("gathers", "gathered_bytes")  # the first step of a process has more
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    student = tiny.make_model(folder / "student", "llama", seed=1, tied=False)
-    teacher = tiny.make_model(folder / "teacher", "llama", seed=2, tied=False)
-    documents = tiny.random_documents(3, [5, 61, 17, 128, 2, 33, 90, 47] * 60)
-    return student, teacher, tiny.make_shard(folder / "data.dtok", documents)
 
 
 def configuration(folder, parts, steps=STEPS):
@@ -43,46 +35,30 @@ def configuration(folder, parts, steps=STEPS):
     return config
 
 
-def ranks_of(launcher):
+def ranks_of(process):
     """Process ids by rank."""
-    children = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(launcher)], capture_output=True, text=True, check=False
-    )
     found = {}
-    for pid in map(int, children.stdout.split()):
+    for pid in jobs.ranks_of(process):
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             if entry.startswith(b"RANK="):
                 found[int(entry[5:])] = pid
     return found
 
 
-def until(condition, process, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.001)
-    return result
-
-
 def wait_for_rest(run, seconds=3.0):
     """Waits until no step has ended for this long, which is hundreds of steps: then all wait for data."""
     before, since = -1, time.monotonic()
     while time.monotonic() < since + seconds:
-        if lines(run) != before:
-            before, since = lines(run), time.monotonic()
+        if jobs.steps_done(run) != before:
+            before, since = jobs.steps_done(run), time.monotonic()
         time.sleep(0.02)
-
-
-def lines(run):
-    path = run / "metrics.jsonl"
-    return path.read_text().count("\n") if path.exists() else 0
 
 
 def hold(pid, name, process):
     """The process's thread of this name, as soon as there is one."""
     while True:
         try:
-            return HeldThread(until(lambda: find_thread(pid, name), process))
+            return HeldThread(jobs.until(lambda: find_thread(pid, name), process, pause=0.001))
         except ProcessLookupError:
             continue  # it had ended before it was held
         except NotAllowed as error:
@@ -103,8 +79,8 @@ def test_a_rank_that_waits_for_its_data_stops_with_the_others(
             env=tiny.environment(),
         )
     try:
-        until(lambda: lines(run) > 6, process)
-        pids = ranks_of(process.pid)
+        jobs.until(lambda: jobs.steps_done(run) > 6, process)
+        pids = ranks_of(process)
         assert len(pids) == RANKS
         held = hold(pids[held_rank], thread, process)
         # What has been read ahead is used up; then all wait, however long.
@@ -117,7 +93,7 @@ def test_a_rank_that_waits_for_its_data_stops_with_the_others(
         code = process.wait(timeout=60)
         took = time.monotonic() - began
     finally:
-        for pid in ranks_of(process.pid).values():
+        for pid in ranks_of(process).values():
             os.kill(pid, signal.SIGKILL)
         process.kill()
     held.release()

@@ -33,7 +33,7 @@ def git_files(folder):
 def copy(tmp_path_factory):
     """The scripts in a folder of their own, in which anything that one writes can be seen."""
     folder = tmp_path_factory.mktemp("repository")
-    shutil.copytree(ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "scripts", folder / "scripts", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in (".venv", "tests"):  # the interpreter, and what scripts/checks/kill_test.py imports
         (folder / name).symlink_to(ROOT / name)
     return folder

@@ -3,10 +3,8 @@
 import json
 
 import pytest
-import torch
-import transformers
 import yaml
-from tokenizers import Tokenizer, models, pre_tokenizers
+from word_models import save_constant_model
 
 WORDS = ["<eos>", "sky", "grass", "snow", "is", "blue", "green", "white"]
 
@@ -16,29 +14,7 @@ def folders(tmp_path_factory):
     """Two models: one always says blue, the other always green."""
     folder = tmp_path_factory.mktemp("models")
     for favourite in ("blue", "green"):
-        config = transformers.LlamaConfig(
-            vocab_size=len(WORDS),
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            max_position_embeddings=64,
-            bos_token_id=None,
-            eos_token_id=0,
-            pad_token_id=None,
-        )
-        torch.manual_seed(0)
-        model = transformers.LlamaForCausalLM(config)
-        with torch.no_grad():
-            model.lm_head.weight.zero_()
-            model.model.embed_tokens.weight.fill_(1.0)
-            model.lm_head.weight[WORDS.index(favourite)] = 1.0
-        model.save_pretrained(folder / favourite)
-        words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<eos>"))
-        words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>").save_pretrained(
-            folder / favourite
-        )
+        save_constant_model(folder / favourite, WORDS, favourite)
     return folder
 
 

@@ -1,35 +1,13 @@
 """scripts/generate.py: the greedy text of each folder."""
 
 import pytest
-import torch
-import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from word_models import save_constant_model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    words = ["<eos>", "the", "cat", "sat", "on", "a", "mat"]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<eos>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
-    config = transformers.LlamaConfig(
-        vocab_size=len(words),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config)
-    with torch.no_grad():  # whatever came before, "mat" follows
-        model.lm_head.weight.zero_()
-        model.model.embed_tokens.weight.fill_(1.0)
-        model.lm_head.weight[words.index("mat")] = 1.0
-    model.save_pretrained(folder)
+    save_constant_model(folder, ["<eos>", "the", "cat", "sat", "on", "a", "mat"], "mat")
     return folder
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
+from word_models import save_tokenizer
 
 WORDS = ["<eos>"] + [f"w{number}" for number in range(63)]
 HEADS, KV_HEADS, HEAD_DIM, NEURONS, LAYERS = 6, 3, 8, 48, 3
@@ -50,9 +50,7 @@ def teachers(tmp_path_factory):
         randomise(model)
         folder = tmp_path_factory.mktemp(family) / "teacher"
         model.save_pretrained(folder, max_shard_size="20KB" if index % 2 else "1GB")
-        words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<eos>"))
-        words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>").save_pretrained(folder)
+        save_tokenizer(folder, WORDS)
         folders[family] = folder
     return folders
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import transformers
 import yaml
-from tokenizers import Tokenizer, models, pre_tokenizers
+from word_models import save_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("DISTILL_BUILD", ROOT / "build" / "release"))
@@ -32,14 +32,6 @@ def write_text(path, seed, count):
     rng = random.Random(seed)
     documents = [{"text": sentence(rng, language=3), "source": f"x/{number}"} for number in range(count)]
     path.write_text("".join(json.dumps(document) + "\n" for document in documents))
-
-
-def save_tokenizer(folder):
-    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="<eos>").save_pretrained(
-        folder
-    )
 
 
 def run(*command):
@@ -71,7 +63,7 @@ def save_model(folder, layers=4):
         pad_token_id=None,
     )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    save_tokenizer(folder)
+    save_tokenizer(folder, WORDS, "<unk>")
 
 
 def make(work):

@@ -2,7 +2,12 @@
 
 import hashlib
 import json
+import os
+import random
+import signal
 import struct
+import subprocess
+import time
 from pathlib import Path
 
 import xxhash
@@ -31,6 +36,37 @@ def capture(config, cache, *flags, code=tiny.SUCCESS, **settings):
     path = tiny.write_config(Path(config["run"]["dir"]).parent / "capture", config)
     sets += ["--set", "teacher.source=model", f"teacher.cache={cache}"]
     return tiny.distill("capture", "--config", path, *sets, *flags, code=code)
+
+
+def part_times(cache):
+    """{name: time of writing} of the complete parts."""
+    return {path.name: path.stat().st_mtime_ns for path in Path(cache).glob("part-*.dtc")}
+
+
+def killed_captures(path, cache, rounds, seed, *settings):
+    """Starts the capture of the configuration `path` again and again, and kills it once a few more parts are there.
+
+    Returns (what part_times was after each round, the number of rounds that were killed before their end)."""
+    random_of, times, kills = random.Random(seed), [], 0
+    command = [tiny.binary(), "capture", "--config", path, "--set", f"teacher.cache={cache}", *settings]
+    for _ in range(rounds):
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=tiny.environment(),
+            start_new_session=True,
+        )
+        limit, wanted = time.monotonic() + 20, len(part_times(cache)) + random_of.randrange(1, 7)
+        while process.poll() is None and time.monotonic() < limit and len(part_times(cache)) < wanted:
+            time.sleep(random_of.random() * 0.01)
+        if process.poll() is None:
+            kills += 1
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        times.append(part_times(cache))
+        time.sleep(0.2)  # for the ranks that it had started
+    return times, kills
 
 
 def change_manifest(cache, change):

@@ -75,7 +75,6 @@ def test_evaluating_a_training_batch_gives_the_training_loss(tmp_path, models, r
         scheduler={"type": "constant", "warmup_steps": 0},
         eval={"batches": 4, "at_start": True},
     )
-    del config["scheduler"]["min_lr_ratio"]
     steps, evaluations = tiny.read_metrics(tiny.train(tmp_path, config))
     command = tiny.evaluate(tmp_path, config)
     during = evaluations[0]["eval"]
@@ -150,7 +149,6 @@ def test_training_on_packed_documents_follows_the_documents_one_by_one(tmp_path,
         data={"packing": "pack", "seq_len": 36},
         scheduler={"type": "constant", "warmup_steps": 0},
     )
-    del config["scheduler"]["min_lr_ratio"]
     config["train"] |= {"steps": 3, "micro_batch_size": 1, "global_batch_size": packed_rows(short_documents, 36)}
     found, _ = tiny.read_metrics(tiny.train(tmp_path, config))
 

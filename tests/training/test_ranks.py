@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file
 
+import jobs
 import tiny
 
 STEPS = 20
@@ -261,21 +262,6 @@ def start(folder, config):
     )
 
 
-def wait_for_steps(config, steps, seconds=60):
-    metrics = tiny.Path(config["run"]["dir"]) / "metrics.jsonl"
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if metrics.exists() and metrics.read_text().count("\n") >= steps:
-            return
-        time.sleep(0.05)
-    pytest.fail(f"no {steps} steps within {seconds} s")
-
-
-def ranks_of(launcher):
-    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher.pid)], capture_output=True, text=True)
-    return [int(pid) for pid in children.stdout.split()]
-
-
 LONG = {"steps": 100000, "micro_batch_size": 1, "global_batch_size": 6}
 
 
@@ -285,8 +271,8 @@ def test_a_killed_rank_ends_the_job_with_its_name(tmp_path, models, ragged_shard
     parallel = {"processes": 3, "gather": gather}
     config = config_of(tmp_path, models["llama"], ragged_shard, parallel=parallel, train=LONG)
     job = start(tmp_path, config)
-    wait_for_steps(config, 2)
-    victim = ranks_of(job)[1]
+    jobs.until(lambda: jobs.steps_done(config["run"]["dir"]) >= 2, job)
+    victim = jobs.ranks_of(job)[1]
     began = time.monotonic()
     subprocess.run(["kill", "-9", str(victim)], check=True)
     _, errors = job.communicate(timeout=30)
@@ -301,8 +287,8 @@ def test_a_killed_rank_ends_the_job_with_its_name(tmp_path, models, ragged_shard
 def test_a_stopped_rank_is_named_when_the_others_have_waited_long_enough(tmp_path, models, ragged_shard, victim):
     config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"processes": 3, "timeout_s": 5}, train=LONG)
     job = start(tmp_path, config)
-    wait_for_steps(config, 2)
-    subprocess.run(["kill", "-STOP", str(ranks_of(job)[victim])], check=True)
+    jobs.until(lambda: jobs.steps_done(config["run"]["dir"]) >= 2, job)
+    subprocess.run(["kill", "-STOP", str(jobs.ranks_of(job)[victim])], check=True)
     began = time.monotonic()
     _, errors = job.communicate(timeout=60)
     assert time.monotonic() - began < 5 + 15
@@ -320,8 +306,8 @@ def test_log_lines_of_other_ranks_say_rank_host_and_device(tmp_path, models, rag
     config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"processes": 2}, train=LONG)
     config["run"]["step_timeout_s"] = 2
     job = start(tmp_path, config)
-    wait_for_steps(config, 2)
-    subprocess.run(["kill", "-STOP", str(ranks_of(job)[0])], check=True)  # the other one's watchdog says so
+    jobs.until(lambda: jobs.steps_done(config["run"]["dir"]) >= 2, job)
+    subprocess.run(["kill", "-STOP", str(jobs.ranks_of(job)[0])], check=True)  # the other one's watchdog says so
     _, errors = job.communicate(timeout=60)
     device = "cpu" if tiny.DEVICE == "cpu" else "cuda:1"
     logged = [line for line in errors.splitlines() if re.match(r"(\[.*\] )?\d{4}-\d\d-\d\d .* E ", line)]
@@ -338,8 +324,8 @@ def test_what_all_ranks_find_alike_is_said_once(tmp_path, models, ragged_shard):
 def test_sigterm_stops_all_ranks_at_one_step_and_saves(tmp_path, models, ragged_shard):
     config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"processes": 2}, train=LONG)
     job = start(tmp_path, config)
-    wait_for_steps(config, 2)
-    subprocess.run(["kill", "-TERM", str(ranks_of(job)[1])], check=True)  # one rank alone
+    jobs.until(lambda: jobs.steps_done(config["run"]["dir"]) >= 2, job)
+    subprocess.run(["kill", "-TERM", str(jobs.ranks_of(job)[1])], check=True)  # one rank alone
     _, errors = job.communicate(timeout=30)
     assert job.returncode == tiny.STOPPED_BY_SIGNAL, errors
     run = tiny.Path(config["run"]["dir"])

@@ -114,7 +114,6 @@ def test_the_ranks_may_change_from_one_part_of_a_run_to_the_next(tmp_path, confi
         )
         result["train"] |= {"micro_batch_size": micro, "global_batch_size": 12}
         result["eval"] = {"every": 3, "batches": 0}
-        del result["scheduler"]["min_lr_ratio"]
         return result
 
     expected = tiny.train(tmp_path / "whole", part("whole", {"processes": 1}, 2, steps))

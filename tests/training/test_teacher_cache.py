@@ -1,8 +1,6 @@
 """A teacher that was captured once trains, evaluates and is verified as the one that runs."""
 
 import json
-import os
-import random
 import re
 import shutil
 import signal
@@ -16,6 +14,7 @@ import pytest
 import teacher_texts
 import test_memory_plan
 import tiny
+from cache_kinds import content, killed_captures, part_times
 from run_results import steps_of, weights_of
 
 # Of the captures that tests share. A GPU's products depend on the number of rows, so that only equal micro-batches give
@@ -177,10 +176,6 @@ def test_a_cached_run_resumes_bit_for_bit(tmp_path, config, caches):
     assert weights_of(tiny.train(tmp_path, run("half", 8), "--resume")) == weights_of(expected)
 
 
-def content(cache):
-    return {str(path.relative_to(cache)): path.read_bytes() for path in sorted(cache.rglob("*")) if path.is_file()}
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_write_what_one_process_writes(tmp_path, config, caches, ranks):
     tiny.need_devices(ranks)
@@ -195,40 +190,19 @@ def test_a_capture_that_is_killed_goes_on_to_the_same_bytes(tmp_path, config, ra
     base = config("base", shard=shard, ranks=ranks)
     capture(tmp_path, base, tmp_path / "whole", cache_part_tokens=128)
     expected = content(tmp_path / "whole")
-    path = tiny.write_config(tmp_path, base)
-    cache = tmp_path / "cache"
-    command = [tiny.binary(), "capture", "--config", path]
-    command += ["--set", f"teacher.cache={cache}", "cache.part_tokens=128"]
-    rng = random.Random(ranks)
-    counts, kills = [], 0
-    for _ in range(8):
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=tiny.environment(),
-            start_new_session=True,
-        )
-        limit, before = time.monotonic() + 20, len(list(cache.glob("part-*.dtc")))
-        while process.poll() is None and time.monotonic() < limit:  # until a few more parts are there
-            if len(list(cache.glob("part-*.dtc"))) > before + rng.randrange(6):
-                break
-            time.sleep(rng.random() * 0.01)
-        if process.poll() is None:
-            kills += 1
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        counts.append({p.name: p.stat().st_mtime_ns for p in cache.glob("part-*.dtc")})
-        time.sleep(0.2)
+    path, cache = tiny.write_config(tmp_path, base), tmp_path / "cache"
+    settings = ("cache.part_tokens=128",)
+    times, kills = killed_captures(path, cache, 8, ranks, *settings)
     assert kills >= 3
-    for earlier, later in zip(counts, counts[1:], strict=False):  # what is complete is never written again
+    for earlier, later in zip(times, times[1:]):  # what is complete is never written again
         assert earlier.items() <= later.items()
-    tiny.distill(*command[1:])
+    command = ["capture", "--config", path, "--set", f"teacher.cache={cache}", *settings]
+    tiny.distill(*command)
     assert content(cache) == expected
-    times = {p.name: p.stat().st_mtime_ns for p in cache.glob("part-*.dtc")}
-    assert counts[-1].items() <= times.items()
-    tiny.distill(*command[1:])  # nothing is left to do
-    assert times == {p.name: p.stat().st_mtime_ns for p in cache.glob("part-*.dtc")}
+    finished = part_times(cache)
+    assert times[-1].items() <= finished.items()
+    tiny.distill(*command)  # nothing is left to do
+    assert part_times(cache) == finished
 
 
 def test_a_signal_stops_a_capture_with_what_is_complete(tmp_path, config):

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+import jobs
 import tiny
 
 HOSTS = {"a": "10.77.0.1", "b": "10.77.0.2"}
@@ -104,10 +105,7 @@ def test_a_host_that_is_cut_off_is_named_by_the_other(tmp_path, models, ragged_s
     config = config_of(tmp_path, models["llama"], ragged_shard, {"timeout_s": 5}, train={"steps": 100000})
     path = tiny.write_config(tmp_path, config)
     ranks = [start_rank(hosts, "ab"[rank // 2], rank, path, 4) for rank in range(4)]
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    end = time.monotonic() + 60
-    while not (metrics.exists() and metrics.read_text().count("\n") >= 2) and time.monotonic() < end:
-        time.sleep(0.1)
+    jobs.until(lambda: jobs.steps_done(tmp_path / "run") >= 2, ranks[0])
     ip("-n", hosts["a"], "link", "set", "cable", "down")
     began = time.monotonic()
     outputs = [rank.communicate(timeout=60)[1] for rank in ranks]

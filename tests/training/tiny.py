@@ -144,6 +144,8 @@ def base_config(folder, student, teacher, shard, **sections):
     }
     for section, values in sections.items():
         config.setdefault(section, {}).update(values)
+    if config["scheduler"]["type"] == "constant":
+        config["scheduler"].pop("min_lr_ratio", None)  # a key that has no effect is refused
     need_devices(config.get("parallel", {}).get("processes", 1))
     return config
 

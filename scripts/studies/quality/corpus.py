@@ -16,6 +16,7 @@ import json
 from pathlib import Path
 
 from shared.command_line import fail
+from shared.documents import excerpt, hash_fraction, write_jsonl
 from shared.folders import replaced_folder
 
 from . import documents as reading
@@ -32,12 +33,6 @@ def add_arguments(parser):
     parser.add_argument("--validation-kb", type=int, default=80, help="held-out text for choices, of each kind")
     parser.add_argument("--test-kb", type=int, default=240, help="held-out text for the figures, of each kind")
     parser.add_argument("--excerpt", type=int, default=6000, help="characters of a held-out document, at most")
-
-
-def hash_fraction(name, salt):
-    """A number in [0, 1) that depends only on the name."""
-    digest = hashlib.sha256(f"{salt}:{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def extract(source, archive, folder):
@@ -82,16 +77,6 @@ def unique(parts, dropped):
     return kept
 
 
-def excerpt(name, text, limit):
-    """Consecutive whole lines of `text`, at most `limit` characters, from a start that depends only on the name."""
-    if len(text) <= limit:
-        return text
-    start = int(hash_fraction(name, "excerpt") * (len(text) - limit))
-    start = text.rfind("\n", 0, start) + 1
-    end = text.rfind("\n", start, start + limit) + 1
-    return text[start : end or start + limit]
-
-
 def hold_out(kept, limits, excerpt_chars):
     """{"validation": ..., "test-code": ..., "train": ...}: lists of (source, text).
 
@@ -121,12 +106,6 @@ def hold_out(kept, limits, excerpt_chars):
     if not sets["train"]:
         fail("no document is left to train on; lower --validation-kb and --test-kb")
     return sets
-
-
-def write_jsonl(path, documents):
-    with open(path, "w", encoding="utf-8") as file:
-        for name, text in documents:
-            file.write(json.dumps({"text": text, "source": name}, ensure_ascii=False) + "\n")
 
 
 def by_kind(documents):

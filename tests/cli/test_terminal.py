@@ -8,7 +8,7 @@ import pytest
 
 import tiny_job
 from program import distill_program
-from shared.terminal import run_in_terminal, screen_of, set_columns
+from terminal import run_in_terminal, screen_of, set_columns
 
 STEPS = 30
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -43,9 +43,33 @@ def read(record, topk=4):
     return read_predictions("dump.jsonl: line 7", record, COLUMNS, topk, FLOOR)
 
 
+def remove(*place):
+    """An edit: record[place[0]][place[1]]... is taken out."""
+
+    def edit(record):
+        *keys, last = place
+        for key in keys:
+            record = record[key]
+        del record[last]
+
+    return edit
+
+
 @pytest.mark.parametrize(
     "record, edit, message",
     [
+        (in_lists, put("token_ids", "a text"), "token_ids: expected a list of integers, found a text"),
+        (in_lists, put("topk_ids", 1, 2, 1), "after token 1: expected every token once, found 1 twice"),
+        (in_lists, put("topk_log_probs", 1, 3, -0.1), "after token 1: expected log-probabilities in descending order"),
+        (in_lists, put("topk_log_probs", 1, [-0.1] * 4), "after token 1: expected probabilities whose sum is at most"),
+        (in_lists, put("topk_log_probs", 1, 0, 3.0), "expected log-probabilities (at most 0), found 3.0 of token 5"),
+        (in_lists, put("topk_log_probs", 1, [-1.0]), "token 1: expected as many ids as log-probabilities, found 4 and"),
+        (in_lists, put("tail", 1, 0.999), "after token 1: tail: expected 1 minus the sum of the others"),
+        (in_lists, remove("topk_ids", 2), "topk_ids: expected one entry for each of 3 tokens, found 2"),
+        (in_lists, remove("topk_ids"), "expected prompt_logprobs, or topk_ids with topk_log_probs"),
+        (of_vllm, remove("prompt_logprobs", 0), "expected a list of 2 entries, one for each token, the first of which"),
+        (of_vllm, put("prompt_logprobs", 1, None), "token 1: expected log-probabilities, found null"),
+        (of_vllm, put("prompt_logprobs", 1, {"3": "Logprob(-1.5)"}), "write the dictionaries of prompt_logprobs with"),
         (in_lists, put("token_ids", 2, 1.7), "token_ids: token 2: expected an integer of 0 or more, found 1.7"),
         (in_lists, put("token_ids", 2, None), "token_ids: token 2: expected an integer of 0 or more, found None"),
         (in_lists, put("token_ids", 2, 1 << 70), "token_ids: token 2: expected an integer of 0 or more, found 118059"),

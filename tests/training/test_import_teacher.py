@@ -1,8 +1,9 @@
 """scripts/import_teacher.py: hidden states that transformers computed, in the form of vLLM's dumps, as a teacher."""
 
+import contextlib
+import io
 import json
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -16,9 +17,9 @@ from token_shard import read_shard, write_shard
 
 sys.path.append(str(tiny.REPOSITORY / "scripts"))
 
+import import_teacher as script
 from token_shards.tokenizer_files import canonical_hash
 
-SCRIPT = tiny.REPOSITORY / "scripts" / "import_teacher.py"
 SEQ_LEN = 128  # longer than any document
 
 
@@ -46,12 +47,20 @@ def make_dumps(folder, teacher, shard, after_norm, edit=lambda tokens, states: (
 
 
 def import_teacher(teacher, shard, dumps, output, *arguments, code=0, errors=False):
-    """What the script says: on standard error, if it fails or `errors` asks for that, or else on standard output."""
-    command = [sys.executable, SCRIPT, "--teacher", teacher, "--data", shard, "--dumps", dumps, "--output", output]
-    done = subprocess.run([*map(str, command), *map(str, arguments)], capture_output=True, text=True)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr if code or errors else done.stdout
+    """What the script says: on standard error, if it fails or `errors` asks for that, or else on standard output. It
+    runs within this process, which has loaded torch already."""
+    command = ["import_teacher.py", "--teacher", teacher, "--data", shard, "--dumps", dumps, "--output", output]
+    output, problems, found = io.StringIO(), io.StringIO(), 0
+    redirected = contextlib.redirect_stdout(output), contextlib.redirect_stderr(problems)
+    with pytest.MonkeyPatch.context() as patch, redirected[0], redirected[1]:
+        patch.setattr(sys, "argv", [*map(str, command), *map(str, arguments)])
+        try:
+            script.main()
+        except SystemExit as end:
+            found = end.code if isinstance(end.code, int) else 1
+            problems.write("" if isinstance(end.code, int) else f"{end.code}\n")
+    assert found == code, output.getvalue() + problems.getvalue()
+    return (problems if code or errors else output).getvalue()
 
 
 def config_of(folder, pair, shard, **teacher):

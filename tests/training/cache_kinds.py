@@ -10,11 +10,14 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
+import torch
 import xxhash
 
 import tiny
 
 MICRO = 3  # of captures
+HEAD = FOOT = 64  # bytes of a part's file (docs/teacher_cache.md)
 COLUMNS = tiny.VOCAB  # of the teacher's 224, those that the student has too
 FORWARD_KL = {"divergence": "forward_kl", "hard_weight": 0.5, "soft_weight": 1.0}
 KINDS = {
@@ -84,6 +87,28 @@ def change_manifest(cache, change):
         data[-8:] = struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(data[:64]) + bytes(data[-64:-8])))
         part.unlink()
         part.with_name(f"part-{number:08d}.dtc").write_bytes(data)
+
+
+def as_float8(cache):
+    """Makes a cache of hidden states in float32 one of `cache.dtype: float8`, which earlier versions wrote."""
+    for path in sorted(cache.glob("part-*.dtc")):
+        data = path.read_bytes()
+        rows, count = struct.unpack_from("<QQ", data, len(data) - FOOT)
+        width, at, out, table = struct.unpack_from("<Q", data, 16)[0], HEAD, bytearray(), bytearray()
+        for i in range(count):
+            entry = struct.unpack_from("<IIQIIQ", data, HEAD + rows * width + 32 * i)
+            size = entry[4] * width
+            numbers = np.frombuffer(data, np.float32, size // 4, at).reshape(entry[4], width // 4)
+            states = torch.from_numpy(numbers.copy())
+            scales = states.abs().amax(1, keepdim=True) / 448  # the largest number of e4m3
+            values = (states / scales).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+            stored = np.concatenate([values, scales.numpy().view(np.uint8)], axis=1).tobytes()
+            table += struct.pack("<IIQIIQ", *entry[:5], xxhash.xxh3_64_intdigest(stored))
+            at, out = at + size, out + stored
+        size = HEAD + len(out) + len(table) + FOOT
+        foot = struct.pack("<QQQQ", rows, count, size, xxhash.xxh3_64_intdigest(bytes(table))) + data[32 - FOOT :]
+        path.write_bytes(data[:16] + struct.pack("<Q", width // 4 + 4) + data[24:HEAD] + out + table + foot)
+    change_manifest(cache, lambda manifest: manifest.update(encoding="float8"))
 
 
 def begun_by_a_run(cache, keep):

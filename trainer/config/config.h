@@ -162,11 +162,10 @@ enum class CacheDtype {
   kFloat32,
   kBFloat16,
   kInt8, // groups of 64 with a bfloat16 scale each
-  kFloat8, // e4m3 with a float32 scale for each token
   kFloat16, // of log-probabilities
 };
 constexpr auto enum_names(CacheDtype) {
-  return base::names_of<CacheDtype>("auto", "float32", "bfloat16", "int8", "float8", "float16");
+  return base::names_of<CacheDtype>("auto", "float32", "bfloat16", "int8", "float16");
 }
 
 // What happens to tokens whose left context differs from the one that was captured.

@@ -122,7 +122,7 @@ class Rules {
     if (!fits) {
       fail(
           {"cache.dtype", "cache.kind"},
-          kind == CacheKind::kHidden     ? "auto, float32, bfloat16, int8 or float8 for hidden states"
+          kind == CacheKind::kHidden     ? "auto, float32, bfloat16 or int8 for hidden states"
               : kind == CacheKind::kTopK ? "auto, float16 or float32 for log-probabilities (cache.kind: topk)"
                                          : "auto or float32 for the weights of draws (cache.kind: sampled)",
           base::enum_name(dtype));

@@ -29,15 +29,13 @@ absl::StatusOr<Encoding> encoding_of(config::CacheDtype dtype, at::ScalarType co
       return Encoding::kBFloat16;
     case config::CacheDtype::kInt8:
       return Encoding::kInt8;
-    case config::CacheDtype::kFloat8:
-      return Encoding::kFloat8;
     case config::CacheDtype::kAuto:
       break;
   }
   if (const auto exact = teacher_cache::exact_encoding(compute_dtype)) {
     return *exact;
   }
-  return absl::InvalidArgumentError("cache.dtype: expected float32, bfloat16, int8 or float8 for this teacher");
+  return absl::InvalidArgumentError("cache.dtype: expected float32, bfloat16 or int8 for this teacher");
 }
 
 losses::TeacherKind kind_of(config::CacheKind kind) {

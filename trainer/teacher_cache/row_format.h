@@ -19,7 +19,7 @@ enum class Encoding {
   kFloat32, // G values
   kBFloat16, // G values
   kInt8, // G integers, then a bfloat16 scale for each group of kGroup of them
-  kFloat8, // G values in e4m3, then one float32 scale
+  kFloat8, // G values in e4m3, then one float32 scale; captures of earlier versions wrote it
   kFloat16,
 };
 constexpr auto enum_names(Encoding) {

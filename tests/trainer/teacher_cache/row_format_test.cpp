@@ -79,6 +79,14 @@ TEST(RowFormat, AFloat8ValueIsWithinASixteenthOrASmallStepOfItsRow) {
   EXPECT_GT(error_RG.max().item<float>(), 0);
 }
 
+// In the bytes of a file: 1, -2, 448 and 0.0625 in e4m3, and a scale of 0.5.
+TEST(RowFormat, AFloat8RowOfAnEarlierVersionIsRead) {
+  const std::vector<uint8_t> row = {0x38, 0xc0, 0x7e, 0x18, 0x00, 0x00, 0x00, 0x3f};
+  const at::Tensor rows_RW = at::tensor(row, at::kByte).unsqueeze(0);
+  const at::Tensor found_RG = decode({Encoding::kFloat8, 4}, rows_RW, at::kFloat);
+  EXPECT_TRUE(at::equal(found_RG, at::tensor({0.5, -1.0, 224.0, 0.03125}, at::kFloat).unsqueeze(0))) << found_RG;
+}
+
 TEST(RowFormat, RowsOfAnotherWidthAreRefused) {
   const RowFormat format{Encoding::kBFloat16, 8};
   EXPECT_THROW(encode(format, at::zeros({2, 9})), c10::Error);

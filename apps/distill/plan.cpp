@@ -51,11 +51,11 @@ std::string capture_text(
   if (!*plan) {
     return "";
   }
-  std::string text = absl::StrCat("distill capture\n  ", (*plan)->text(config.teacher.cache), "\n");
-  for (const std::string& line : (*plan)->memory.lines()) {
+  std::string text = "distill capture\n";
+  for (const std::string& line : (*plan)->lines(config.teacher.cache)) {
     absl::StrAppend(&text, "  ", line, "\n");
   }
-  const absl::Status fits = plan::check_fits((*plan)->memory);
+  const absl::Status fits = (*plan)->check_fits();
   return fits.ok() ? text : absl::StrCat(text, "  ", std::string(fits.message()), "\n");
 }
 

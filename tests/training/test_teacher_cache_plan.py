@@ -81,7 +81,7 @@ def test_a_dry_run_of_a_capture_writes_nothing(tmp_path, long_run):
     message = tiny.distill(
         "capture", "--config", path, "--dry-run", "--set", "memory.limit_gib=0.0001", code=tiny.DOES_NOT_FIT
     ).stderr
-    assert "the memory plan does not fit: expected at most" in message and "train.micro_batch_size" in message
+    assert "the memory plan does not fit: device memory: " in message and "train.micro_batch_size" in message
     tight = ["--set", "memory.limit_gib=0.0001"]
     message = tiny.distill("capture", "--config", path, *tight, code=tiny.DOES_NOT_FIT).stderr
     assert "the memory plan does not fit" in message
@@ -116,7 +116,7 @@ def test_the_plan_says_what_the_capture_says(tmp_path, long_run, kind):
     assert f"cache: {tmp_path}/cache, {plan['bytes_per_token']} bytes for each token with a target (" in text
     config["memory"]["limit_gib"] = 0.0001
     text = tiny.distill("plan", "--config", tiny.write_config(tmp_path, config), code=tiny.DOES_NOT_FIT).stdout
-    assert "  the memory plan does not fit: expected at most" in text[text.index("distill capture\n") :]
+    assert "  the memory plan does not fit: device memory: " in text[text.index("distill capture\n") :]
 
 
 def test_a_plan_without_a_capture_does_not_speak_of_one(tmp_path, long_run):

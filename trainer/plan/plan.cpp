@@ -2,6 +2,7 @@
 
 #include "data/base/status_macros.h"
 #include "trainer/plan/advice.h"
+#include "trainer/plan/memory_limits.h"
 #include "trainer/plan/saved_bytes.h"
 #include "trainer/plan/solver.h"
 
@@ -12,21 +13,6 @@ constexpr double kGiB = 1 << 30;
 
 int64_t gib_to_bytes(double gib) {
   return static_cast<int64_t>(gib * kGiB);
-}
-
-// A sentence for each limit that the prediction exceeds.
-std::vector<std::string> overflows_of(const Plan& plan, int64_t host_bytes) {
-  std::vector<std::string> overflows;
-  const auto check = [&](int64_t needed, int64_t limit, const std::string& what) {
-    if (limit > 0 && needed > limit) {
-      overflows.push_back(absl::StrCat(
-          what, ": ", device::bytes_text(needed), " are predicted, ", device::bytes_text(limit), " are there"));
-    }
-  };
-  check(plan.memory.peak(), plan.budget_bytes, "memory.budget_gib");
-  check(plan.memory.device_bytes(), plan.device_bytes, "device memory");
-  check(plan.memory.host_bytes(), host_bytes, "host memory of a rank");
-  return overflows;
 }
 
 LimitsExceeded limits_exceeded(const Plan& plan, int64_t host_bytes) {
@@ -48,7 +34,7 @@ LimitsExceeded limits_exceeded(const Plan& plan, int64_t host_bytes) {
 void evaluate(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   plan.memory = predict_memory(plan.shape, blocks);
   plan.time = predict_time(plan.shape, plan.machine, plan.memory.gathers);
-  plan.overflows = overflows_of(plan, host_bytes);
+  plan.overflows = overflows_of(plan.memory, {plan.budget_bytes, plan.device_bytes, host_bytes});
 }
 
 void choose_policies(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
@@ -94,10 +80,8 @@ absl::StatusOr<Plan> plan_on(const PlanRequest& request, const Target& target, B
   plan.machine = request.machine;
   plan.automatic = std::holds_alternative<config::AutomaticPolicies>(memory.activation);
   plan.budget_bytes = gib_to_bytes(memory.budget_gib);
-  plan.device_bytes = request.device_bytes > 0 ? request.device_bytes : gib_to_bytes(request.machine.memory_gib);
-  if (memory.limit_gib > 0) {
-    plan.device_bytes = std::min(plan.device_bytes, gib_to_bytes(memory.limit_gib));
-  }
+  plan.device_bytes = usable_bytes(
+      memory, request.device_bytes > 0 ? request.device_bytes : gib_to_bytes(request.machine.memory_gib));
   if (plan.automatic) {
     choose_policies(plan, request.host_bytes, blocks);
   }

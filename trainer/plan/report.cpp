@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "trainer/plan/memory_limits.h"
 #include "trainer/plan/plan.h"
 
 namespace distill::plan {
@@ -69,26 +70,12 @@ std::string Change::text() const {
 }
 
 std::vector<std::string> Plan::lines() const {
-  const device::MemoryPhase phase = memory.use.peak_phase();
-  std::vector<std::string> lines;
-  lines.push_back(absl::StrFormat(
-      "memory plan: %s of tensors at the peak (%s), %s of %s of device memory%s; %s pinned on the host",
-      bytes_text(memory.peak()), device::phase_name(phase), bytes_text(memory.device_bytes()), bytes_text(device_bytes),
-      budget_bytes > 0 ? ", budget " + bytes_text(budget_bytes) : "", bytes_text(memory.host_bytes())));
+  std::vector<std::string> lines = memory_lines(memory, {budget_bytes, device_bytes});
   if (!shape.cuda()) {
-    lines.push_back(
+    lines.emplace_back(
         "memory plan: these are tensors alone; the rss in a step's line is the peak of the whole process, with the "
         "program, its libraries and the pages of files that it has read");
   }
-  std::vector<std::string> parts;
-  const device::PhasePeak& peak = memory.use.phases[static_cast<size_t>(phase)];
-  for (size_t i = 0; i < device::kNumCategories; ++i) {
-    if (peak.at_peak[i] > 0) {
-      parts.push_back(
-          absl::StrCat(device::category_name(static_cast<device::Category>(i)), " ", bytes_text(peak.at_peak[i])));
-    }
-  }
-  lines.push_back("memory plan: " + absl::StrJoin(parts, ", "));
   lines.push_back(shape.head.description);
   lines.push_back(absl::StrFormat(
       "activations: %s%s; predicted %.4g s a step, %.4g tok/s (%s)", models::policies_text(shape.policies),

@@ -4,9 +4,7 @@
 #include "trainer/step/head_plan.h"
 
 namespace distill::plan {
-namespace {
 
-// Divides the ranks into shard x replicate, and a step into micro-batches.
 absl::Status divide_ranks(const Target& target, RunShape& shape) {
   const config::ParallelSection& parallel = shape.config.parallel;
   if (target.world_size % parallel.replicate != 0) {
@@ -31,6 +29,8 @@ absl::Status divide_ranks(const Target& target, RunShape& shape) {
   shape.ranks_per_node = target.ranks_per_node;
   return absl::OkStatus();
 }
+
+namespace {
 
 // Decides parallel.gather, as the run does when its ranks have joined (trainer/sharding/choose_gather.h).
 absl::Status decide_gather(const Target& target, RunShape& shape) {

@@ -66,6 +66,9 @@ struct RunShape {
   }
 };
 
+// Divides the ranks into shape.shard x shape.replicate, and a step into micro-batches. InvalidArgument names the key.
+absl::Status divide_ranks(const Target& target, RunShape& shape);
+
 // `teacher_stream`: whether the training data has texts of the teacher's own, which matters with a teacher only.
 // `policies` is left empty if memory.activation is auto; where parallel.slots is auto, the slots are the fewest.
 // InvalidArgument names the key.

@@ -47,19 +47,34 @@ std::string changes_text(const plan::Plan& plan) {
 absl::StatusOr<plan::Plan> plan_run(
     const config::Config& config, const Environment& environment, const models::ModelConfig& student,
     const TeacherSpec& teacher, int64_t world_size, int64_t ranks_on_host, std::optional<bool> peer_memory) {
-  const bool cuda = environment.device.is_cuda();
-  ASSIGN_OR_RETURN(const plan::Machine machine, plan::machine_of(config, cuda));
+  ASSIGN_OR_RETURN(const plan::Machine machine, plan::machine_of(config, environment.device.is_cuda()));
   ranks_on_host = std::max<int64_t>(1, ranks_on_host);
-  const int64_t memory = device::device_info(environment.device).memory_bytes;
   return plan::make_plan(
       {config,
        student,
        teacher,
        {environment, world_size, ranks_on_host, peer_memory},
        machine,
-       /*device_bytes=*/cuda ? memory : memory / ranks_on_host,
+       device_bytes_of_rank(environment, ranks_on_host),
        /*host_bytes=*/device::available_host_bytes() / ranks_on_host,
        teacher_stream(config)});
+}
+
+int64_t device_bytes_of_rank(const Environment& environment, int64_t ranks_on_host) {
+  const int64_t memory = device::device_info(environment.device).memory_bytes;
+  return environment.device.is_cuda() ? memory : memory / std::max<int64_t>(1, ranks_on_host);
+}
+
+absl::StatusOr<PaperDevice> device_on_paper(const config::Config& config) {
+  const bool cuda = config.train.device != config::DeviceChoice::kCpu;
+  PaperDevice paper;
+  ASSIGN_OR_RETURN(paper.machine, plan::machine_of(config, cuda));
+  paper.environment = environment_on(config, cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
+  paper.here = cuda && device::cuda_device_count() > 0;
+  paper.memory_bytes = paper.here
+      ? static_cast<double>(device::device_info(paper.environment.device).memory_bytes)
+      : paper.machine.memory_gib * kGiB;
+  return paper;
 }
 
 absl::StatusOr<plan::Plan> plan_on_paper(
@@ -77,22 +92,17 @@ absl::StatusOr<plan::Plan> plan_on_paper(
     RETURN_IF_ERROR(check_length("data.seq_len", teacher.model().config, config.data.seq_len));
     RETURN_IF_ERROR(check_length("data.teacher_seq_len", teacher.model().config, config.data.teacher_length()));
   }
-  const bool cuda = config.train.device != config::DeviceChoice::kCpu;
-  ASSIGN_OR_RETURN(const plan::Machine machine, plan::machine_of(config, cuda));
-  const Environment environment = environment_on(config, cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
-  const bool here = cuda && device::cuda_device_count() > 0;
+  ASSIGN_OR_RETURN(const PaperDevice paper, device_on_paper(config));
   const int64_t sharing = std::max<int64_t>(1, std::min(world_size, ranks_per_node));
-  const auto host_bytes = static_cast<int64_t>(machine.host_gib * kGiB * kHostShare);
-  const double device_bytes =
-      here ? static_cast<double>(device::device_info(environment.device).memory_bytes) : machine.memory_gib * kGiB;
+  const auto host_bytes = static_cast<int64_t>(paper.machine.host_gib * kGiB * kHostShare);
   return plan::make_plan(
       {config,
        student,
        teacher,
-       {environment, world_size, ranks_per_node},
-       machine,
-       /*device_bytes=*/static_cast<int64_t>(device_share * device_bytes),
-       /*host_bytes=*/(here ? device::available_host_bytes() : host_bytes) / sharing,
+       {paper.environment, world_size, ranks_per_node},
+       paper.machine,
+       /*device_bytes=*/static_cast<int64_t>(device_share * paper.memory_bytes),
+       /*host_bytes=*/(paper.here ? device::available_host_bytes() : host_bytes) / sharing,
        teacher_stream(config)});
 }
 
@@ -176,15 +186,17 @@ absl::StatusOr<plan::Plan> plan_memory(
   return plan;
 }
 
-void limit_memory(const config::Config& config, const Environment& environment, const plan::Plan& plan) {
-  if (!plan.fits()) {
-    metrics::log_warning_rank0("the memory plan does not fit, trying anyway: " + absl::StrJoin(plan.overflows, "; "));
+void limit_memory(
+    const config::Config& config, const Environment& environment, const plan::MemoryPrediction& memory,
+    const std::vector<std::string>& overflows) {
+  if (!overflows.empty()) {
+    metrics::log_warning_rank0("the memory plan does not fit, trying anyway: " + absl::StrJoin(overflows, "; "));
   }
   if (environment.device.is_cuda() || config.memory.limit_gib > 0) {
     device::track_memory(environment.device);
   }
   if (config.memory.limit_gib > 0) {
-    const auto limit = static_cast<int64_t>(config.memory.limit_gib * kGiB) - plan.memory.peer_bytes;
+    const auto limit = static_cast<int64_t>(config.memory.limit_gib * kGiB) - memory.peer_bytes;
     if (environment.device.is_cuda()) {
       device::limit_device_memory(environment.device, limit);
     } else {

@@ -27,7 +27,19 @@ absl::StatusOr<plan::Plan> plan_run(
     const TeacherSpec& teacher, int64_t world_size, int64_t ranks_on_host,
     std::optional<bool> peer_memory = std::nullopt);
 
-// The same without a device, weights or data: for any number of ranks, on the machine that memory.machine or the
+// A rank's share of the memory of this machine's device.
+int64_t device_bytes_of_rank(const Environment& environment, int64_t ranks_on_host);
+
+// The device of a plan that is made without one.
+struct PaperDevice {
+  Environment environment;
+  plan::Machine machine; // of memory.machine or the built-in table
+  bool here = false; // this host has such a GPU
+  double memory_bytes = 0; // of this host's GPU, or else of the machine
+};
+absl::StatusOr<PaperDevice> device_on_paper(const config::Config& config);
+
+// A run's plan without a device, weights or data: for any number of ranks, on the machine that memory.machine or the
 // built-in table describes, with the memory of this host and its GPU where there is one. `device_share`: the part of
 // the device's memory that the plan may use.
 absl::StatusOr<plan::Plan> plan_on_paper(
@@ -52,9 +64,11 @@ absl::Status agree_on_gathers(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
     const sharding::Mesh& mesh, plan::Plan& plan);
 
-// Counts the device's memory from now on, and limits the allocator by memory.limit_gib less what the plan has in peer
-// memory. Call it with the plan that all ranks have agreed on. Warns if the plan does not fit.
-void limit_memory(const config::Config& config, const Environment& environment, const plan::Plan& plan);
+// Counts the device's memory from now on, and limits the allocator by memory.limit_gib less what the prediction has in
+// peer memory. Call it with what all ranks have agreed on. Warns of the limits that it exceeds (plan::overflows_of).
+void limit_memory(
+    const config::Config& config, const Environment& environment, const plan::MemoryPrediction& memory,
+    const std::vector<std::string>& overflows);
 
 // Takes the host memory that the plan predicts.
 absl::StatusOr<HostMemory> take_host_memory(const Environment& environment, const plan::Plan& plan);

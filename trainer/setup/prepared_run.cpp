@@ -36,7 +36,7 @@ absl::Status settle_plan(
     const config::Config& config, const Environment& environment, const launch::RankInfo& ranks,
     const sharding::Mesh& mesh, PreparedRun& prepared) {
   RETURN_IF_ERROR(agree_on_gathers(config, environment, prepared.inputs, ranks, mesh, prepared.plan));
-  limit_memory(config, environment, prepared.plan);
+  limit_memory(config, environment, prepared.plan.memory, prepared.plan.overflows);
   const std::vector<std::string> lines = prepared.plan.lines();
   prepared.report.insert(prepared.report.end(), lines.begin(), lines.end());
   return absl::OkStatus();

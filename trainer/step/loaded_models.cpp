@@ -23,6 +23,13 @@ absl::Status load_weights(
   return source.status();
 }
 
+sharding::SlotOptions slot_options(const config::Config& config, const Environment& environment) {
+  sharding::SlotOptions options;
+  options.prefetch = config.parallel.prefetch;
+  options.checks = config.parallel.debug_checks && !environment.device.is_meta();
+  return options;
+}
+
 } // namespace
 
 absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
@@ -45,29 +52,32 @@ absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
   return model;
 }
 
+LoadOptions load_options(const config::Config& config, const sharding::Mesh& mesh, bool whole) {
+  LoadOptions load;
+  load.progress = mesh.is_main() ? config.run.progress : config::ProgressStyle::kNone;
+  load.unit_loaded = [&mesh] { mesh.report_progress(0, "loading weights"); };
+  if (!whole) {
+    load.shard_rank = mesh.shard_rank;
+    load.shard_size = mesh.shard_size;
+    load.shard_axis = mesh.gather.get();
+    load.peers = config.parallel.gather != config::Gather::kNccl ? mesh.peers.get() : nullptr;
+  }
+  return load;
+}
+
 absl::StatusOr<LoadedModels> load_models(
     const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
     const ModelSource& student, const TeacherSpec& teacher, std::shared_ptr<device::HostSlab> host_state) {
   const config::ParallelSection& parallel = config.parallel;
-  LoadOptions load{mesh.shard_rank, mesh.shard_size};
-  load.shard_axis = mesh.gather.get();
-  load.progress = mesh.is_main() ? config.run.progress : config::ProgressStyle::kNone;
-  load.unit_loaded = [&mesh] { mesh.report_progress(0, "loading weights"); };
-  load.peers = parallel.gather != config::Gather::kNccl ? mesh.peers.get() : nullptr;
-  LoadOptions student_load = load;
+  LoadOptions student_load = load_options(config, mesh, /*whole=*/false);
   student_load.host_state = std::move(host_state);
   student_load.may_leave_float8 = config.float8.shadow_every > 0;
   // Both are read before either is judged, so that one error names the tensors of both.
   auto loaded_student = load_model(environment, student, Role::kStudent, std::move(student_load));
   absl::StatusOr<std::unique_ptr<sharding::ModelShards>> loaded_teacher = nullptr;
   if (teacher.loaded() != nullptr) {
-    if (!parallel.shard_teacher) {
-      load.shard_rank = 0;
-      load.shard_size = 1;
-      load.peers = nullptr;
-      load.shard_axis = nullptr;
-    }
-    loaded_teacher = load_model(environment, *teacher.loaded(), Role::kTeacher, std::move(load));
+    loaded_teacher = load_model(
+        environment, *teacher.loaded(), Role::kTeacher, load_options(config, mesh, !parallel.shard_teacher));
   }
   base::ProblemList problems;
   LoadedModels models;
@@ -77,16 +87,29 @@ absl::StatusOr<LoadedModels> load_models(
   models.teacher.weights = problems.take(std::move(loaded_teacher)).value_or(nullptr);
   // A rank that is alone in having read bad weights must not leave the others in the slots' first collective.
   RETURN_IF_ERROR(sharding::agree(mesh, problems.status()));
-  sharding::SlotOptions options;
-  options.prefetch = parallel.prefetch;
+  sharding::SlotOptions options = slot_options(config, environment);
   options.slots = parallel.slots;
   options.accumulation = parallel.accumulate == config::Accumulate::kKeepFull ? sharding::Accumulation::kKeepFull
                                                                               : sharding::Accumulation::kReduceEach;
   options.reduce_dtype = config::scalar_type(parallel.reduce_dtype);
-  options.checks = parallel.debug_checks && !environment.device.is_meta();
   models.slots = sharding::make_slots(
       options, mesh, *models.student, parallel.shard_teacher ? models.teacher.weights.get() : nullptr);
   return models;
+}
+
+absl::StatusOr<TeacherAlone> load_teacher_alone(
+    const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
+    const ModelSource& teacher) {
+  LoadOptions load = load_options(config, mesh, /*whole=*/!config.parallel.shard_teacher);
+  load.peers = nullptr;
+  auto weights = load_model(environment, teacher, Role::kTeacher, std::move(load));
+  RETURN_IF_ERROR(sharding::agree(mesh, weights.status()));
+  TeacherAlone loaded;
+  loaded.weights = *std::move(weights);
+  if (config.parallel.shard_teacher) {
+    loaded.slots = sharding::make_frozen_slots(slot_options(config, environment), mesh, *loaded.weights, "teacher");
+  }
+  return loaded;
 }
 
 } // namespace distill::trainer

@@ -35,6 +35,10 @@ struct LoadOptions {
   std::function<void()> unit_loaded = nullptr; // called after each unit that was read; may be empty
 };
 
+// How this rank of a run loads a model of which the ranks of the shard axis have a part each, or, if `whole`, each rank
+// all of it. Progress is reported to the mesh after every unit that was read. `mesh` outlives the result.
+LoadOptions load_options(const config::Config& config, const sharding::Mesh& mesh, bool whole);
+
 // This rank's shards of one model on the environment's device. InvalidArgument names the tensors whose weights are not
 // finite.
 absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
@@ -47,12 +51,23 @@ struct LoadedModels {
   LoadedTeacher teacher;
 };
 
-// `host_state` and errors as for load_model. Units are gathered by copies if the mesh has peer
-// memory and parallel.gather is not nccl. Progress is reported to the mesh after every unit that was read.
-// parallel.slots is a number, 0 included. All ranks call it together, and all of them get an error if one does
+// `host_state` and errors as for load_model. Units are gathered by copies if the mesh has peer memory and
+// parallel.gather is not nccl. Progress is reported as by load_options. parallel.slots is a number, 0 included. All ranks call it together, and all of them get an error if one does
 // (sharding::agree).
 absl::StatusOr<LoadedModels> load_models(
     const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
     const ModelSource& student, const TeacherSpec& teacher, std::shared_ptr<device::HostSlab> host_state);
+
+// A teacher without a student, and the slots that its gathered units pass through.
+struct TeacherAlone {
+  sharding::SlotSet slots;
+  std::unique_ptr<sharding::ModelShards> weights;
+};
+
+// The teacher of a capture, loaded and gathered like a run's, by all-gathers. All ranks call it together, and all of
+// them get an error if one does.
+absl::StatusOr<TeacherAlone> load_teacher_alone(
+    const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
+    const ModelSource& teacher);
 
 } // namespace distill::trainer

@@ -20,6 +20,7 @@ CaptureStep::CaptureStep(
           teacher.options().device)) {}
 
 at::Tensor CaptureStep::hidden(const data::Batch& batch, const at::Tensor& places_R) {
+  device::enter_phase(device::MemoryPhase::kTeacher);
   const at::Device device = teacher_.options().device;
   const at::Tensor hidden_TG =
       sharding::forward_hidden(teacher_, ropes_, teacher_token_batch(batch, device), /*next=*/nullptr, block_);
@@ -32,6 +33,7 @@ at::Tensor CaptureStep::hidden(const data::Batch& batch, const at::Tensor& place
 
 at::Tensor CaptureStep::run(const data::Batch& batch) {
   const at::Tensor hidden_RG = hidden(batch, places_with_target(batch));
+  device::enter_phase(device::MemoryPhase::kHead);
   at::Tensor rows_RW = rows_of_teacher(rows_, batch, teacher_, hidden_RG, config_.chunks);
   teacher_.retire(teacher_.head_unit());
   return rows_RW;

@@ -8,8 +8,6 @@
 
 #include "data/base/status_macros.h"
 #include "data/prefetch.h"
-#include "trainer/config/dtypes.h"
-#include "trainer/device/device_hooks.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/float8_gate/gate.h"
 #include "trainer/loader/batch_loader.h"
@@ -18,9 +16,10 @@
 #include "trainer/run_folder/folder_lock.h"
 #include "trainer/setup/disk_space.h"
 #include "trainer/setup/join_ranks.h"
+#include "trainer/setup/memory_setup.h"
 #include "trainer/setup/resolve_environment.h"
 #include "trainer/setup/run_context.h"
-#include "trainer/sharding/slot_set.h"
+#include "trainer/step/loaded_models.h"
 #include "trainer/teacher/capture_step.h"
 #include "trainer/teacher_cache/cache_folder.h"
 #include "trainer/teacher_cache/part_thread.h"
@@ -68,9 +67,7 @@ class Capture {
 
   absl::Status prepare();
   absl::Status look_at_earlier();
-  void limit_memory() const;
   absl::Status check_precision() const;
-  absl::Status load_teacher();
   absl::Status write_head();
   absl::StatusOr<std::vector<CapturePart>> missing_parts() const;
   absl::StatusOr<std::vector<CapturePart>> parts_to_write() const;
@@ -87,8 +84,7 @@ class Capture {
   CaptureInputs inputs_;
   CapturePlan plan_;
   std::unique_ptr<UnfinishedCache> unfinished_; // null: there is none, or one of an earlier capture
-  sharding::SlotSet slots_;
-  std::unique_ptr<sharding::ModelShards> teacher_;
+  TeacherAlone teacher_;
   std::unique_ptr<CaptureStep> step_;
   std::unordered_map<const data::Shard*, uint32_t> shard_number_;
   std::unique_ptr<teacher_cache::PartThread> writer_;
@@ -142,19 +138,6 @@ absl::Status Capture::look_at_earlier() {
   return absl::OkStatus();
 }
 
-// As a training run has it.
-void Capture::limit_memory() const {
-  const at::Device device = context_.environment().device;
-  if (device.is_cuda() || config_.memory.limit_gib > 0) {
-    device::track_memory(device);
-  }
-  if (config_.memory.limit_gib > 0) {
-    constexpr double kGiB = 1 << 30;
-    const auto limit = static_cast<int64_t>(config_.memory.limit_gib * kGiB);
-    device.is_cuda() ? device::limit_device_memory(device, limit) : device::limit_cpu_memory(limit);
-  }
-}
-
 // As a training run does: a float8 teacher that is too far from itself is not stored. All ranks call it.
 absl::Status Capture::check_precision() const {
   ASSIGN_OR_RETURN(
@@ -168,29 +151,9 @@ absl::Status Capture::check_precision() const {
   return absl::OkStatus();
 }
 
-absl::Status Capture::load_teacher() {
-  LoadOptions load{mesh_.shard_rank, mesh_.shard_size};
-  load.shard_axis = mesh_.gather.get();
-  load.progress = mesh_.is_main() ? config_.run.progress : config::ProgressStyle::kNone;
-  if (!config_.parallel.shard_teacher) {
-    load.shard_rank = 0;
-    load.shard_size = 1;
-    load.shard_axis = nullptr;
-  }
-  ASSIGN_OR_RETURN(teacher_, load_model(context_.environment(), inputs_.teacher, Role::kTeacher, load));
-  if (config_.parallel.shard_teacher) {
-    sharding::SlotOptions options;
-    options.prefetch = config_.parallel.prefetch;
-    options.checks = config_.parallel.debug_checks;
-    slots_ = sharding::make_frozen_slots(options, mesh_, *teacher_, "teacher");
-  }
-  step_ = std::make_unique<CaptureStep>(config_, *teacher_, plan_.manifest.rows);
-  return absl::OkStatus();
-}
-
 // All ranks gather the head of hidden states, and rank 0 writes it; then it makes the folder a cache.
 absl::Status Capture::write_head() {
-  const teacher_cache::TeacherHead head = gather_head(*teacher_, plan_.manifest.rows, mesh_.is_main());
+  const teacher_cache::TeacherHead head = gather_head(*teacher_.weights, plan_.manifest.rows, mesh_.is_main());
   if (!mesh_.is_main()) {
     return absl::OkStatus();
   }
@@ -351,8 +314,7 @@ absl::StatusOr<CaptureResult> Capture::run() {
   RETURN_IF_ERROR(agree(mesh_, look_at_earlier()));
   ASSIGN_OR_RETURN(const std::vector<CapturePart> parts, parts_to_write());
   if (mesh_.is_main()) {
-    metrics::log_info(plan_.text(folder));
-    for (const std::string& line : plan_.memory.lines()) {
+    for (const std::string& line : plan_.lines(folder)) {
       metrics::log_info(line);
     }
     if (unfinished_) {
@@ -364,9 +326,10 @@ absl::StatusOr<CaptureResult> Capture::run() {
           absl::StrFormat("cache: %d of %d parts are there and stay as they are", done, plan_.parts.size()));
     }
   }
-  limit_memory();
+  limit_memory(config_, context_.environment(), plan_.memory, plan_.overflows);
   RETURN_IF_ERROR(agree(mesh_, check_precision()));
-  RETURN_IF_ERROR(agree(mesh_, load_teacher()));
+  ASSIGN_OR_RETURN(teacher_, load_teacher_alone(config_, context_.environment(), mesh_, inputs_.teacher));
+  step_ = std::make_unique<CaptureStep>(config_, *teacher_.weights, plan_.manifest.rows);
   RETURN_IF_ERROR(agree(mesh_, write_head()));
   share_head(mesh_, plan_.manifest);
   writer_ = std::make_unique<teacher_cache::PartThread>(folder, plan_.manifest);
@@ -405,8 +368,7 @@ absl::Status capture_dry_run(const config::Config& config, const launch::RankInf
   const std::string& folder = own.teacher.cache;
   RETURN_IF_ERROR(UnfinishedCache::open(own, environment, inputs, plan.manifest).status());
   RETURN_IF_ERROR(earlier_capture(folder, plan.manifest).status());
-  std::puts(plan.text(folder).c_str());
-  for (const std::string& line : plan.memory.lines()) {
+  for (const std::string& line : plan.lines(folder)) {
     std::puts(line.c_str());
   }
   RETURN_IF_ERROR(check_space(plan, folder, bytes_below(folder)));

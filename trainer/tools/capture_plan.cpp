@@ -2,6 +2,7 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -10,13 +11,11 @@
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "data/shard.h"
-#include "trainer/device/device_hooks.h"
-#include "trainer/device/device_info.h"
-#include "trainer/plan/machine.h"
-#include "trainer/plan/plan.h"
+#include "trainer/plan/capture_memory.h"
+#include "trainer/plan/memory_limits.h"
 #include "trainer/setup/disk_space.h"
+#include "trainer/setup/memory_setup.h"
 #include "trainer/setup/read_model.h"
-#include "trainer/setup/resolve_environment.h"
 #include "trainer/teacher_cache/cache_folder.h"
 #include "trainer/teacher_cache/index.h"
 
@@ -73,11 +72,21 @@ void divide(
       manifest.parts * static_cast<int64_t>(sizeof(teacher_cache::PartHead) + sizeof(teacher_cache::PartFoot));
 }
 
+absl::Status plan_memory(
+    const config::Config& config, const models::ModelConfig& teacher, const plan::Target& target, bool teacher_stream,
+    int64_t device_bytes, CapturePlan& plan) {
+  ASSIGN_OR_RETURN(plan.memory, plan::predict_capture(config, teacher, plan.manifest.rows, target, teacher_stream));
+  plan.device_bytes = plan::usable_bytes(config.memory, device_bytes);
+  plan.overflows = plan::overflows_of(plan.memory, {.device = plan.device_bytes});
+  return absl::OkStatus();
+}
+
 } // namespace
 
 config::Config capture_config(config::Config config, int64_t world_size) {
   config.teacher.source = config::TeacherSource::kModel;
   config.run.dir = config.teacher.cache;
+  config.parallel.gather = config::Gather::kNccl;
   config.train.global_batch_size = config.train.micro_batch_size * world_size;
   return config;
 }
@@ -89,15 +98,11 @@ absl::StatusOr<CapturePlan> plan_capture(
   const models::ModelConfig& teacher = inputs.teacher.config;
   ASSIGN_OR_RETURN(plan.manifest, make_manifest(config, environment, teacher, inputs.data));
   divide(config, environment, teacher, inputs.data, plan);
-  const int64_t memory = device::device_info(environment.device).memory_bytes;
-  ASSIGN_OR_RETURN(
-      plan.memory,
-      plan::predict_capture(
-          config, teacher, plan.manifest.rows, {environment, world_size, ranks_on_host},
-          plan.manifest.teacher_seq_len > 0,
-          environment.device.is_cuda() ? memory : memory / std::max<int64_t>(1, ranks_on_host)));
+  RETURN_IF_ERROR(plan_memory(
+      config, teacher, {environment, world_size, ranks_on_host}, plan.manifest.teacher_seq_len > 0,
+      device_bytes_of_rank(environment, ranks_on_host), plan));
   if (config.memory.on_overflow == config::OnOverflow::kRefuse) {
-    RETURN_IF_ERROR(plan::check_fits(plan.memory));
+    RETURN_IF_ERROR(plan.check_fits());
   }
   return plan;
 }
@@ -109,8 +114,8 @@ absl::StatusOr<std::optional<CapturePlan>> capture_on_paper(
   }
   const config::Config own = capture_config(config, world_size);
   ASSIGN_OR_RETURN(const models::ModelConfig teacher, read_teacher_model(own));
-  const bool cuda = own.train.device != config::DeviceChoice::kCpu;
-  const Environment environment = environment_on(own, cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
+  ASSIGN_OR_RETURN(const PaperDevice paper, device_on_paper(own));
+  const Environment& environment = paper.environment;
   CapturePlan plan;
   ASSIGN_OR_RETURN(plan.manifest.rows, row_format(own, environment, teacher));
   plan.manifest.packing = own.data.packing;
@@ -130,27 +135,37 @@ absl::StatusOr<std::optional<CapturePlan>> capture_on_paper(
     divide(own, environment, teacher, data, plan);
     teacher_stream = std::any_of(data.begin(), data.end(), [](const auto& set) { return set->teacher_seq_len() > 0; });
   }
-  ASSIGN_OR_RETURN(const plan::Machine machine, plan::machine_of(own, cuda));
-  const bool here = cuda && device::cuda_device_count() > 0;
-  constexpr double kGiB = 1 << 30;
-  const int64_t device_bytes =
-      here ? device::device_info(environment.device).memory_bytes : static_cast<int64_t>(machine.memory_gib * kGiB);
-  ASSIGN_OR_RETURN(
-      plan.memory,
-      plan::predict_capture(
-          own, teacher, plan.manifest.rows, {environment, world_size, ranks_per_node}, teacher_stream, device_bytes));
+  RETURN_IF_ERROR(plan_memory(
+      own, teacher, {environment, world_size, ranks_per_node}, teacher_stream, static_cast<int64_t>(paper.memory_bytes),
+      plan));
   return std::optional(std::move(plan));
 }
 
-std::string CapturePlan::text(const std::string& folder) const {
+std::vector<std::string> CapturePlan::lines(const std::string& folder) const {
+  const int64_t width = manifest.rows.row_bytes();
+  const std::string row = describe(manifest.rows);
+  std::vector<std::string> lines;
   if (parts.empty()) {
-    return absl::StrFormat(
-        "cache: %s, %d bytes for each token with a target (%s)", folder, manifest.rows.row_bytes(),
-        describe(manifest.rows));
+    lines.push_back(absl::StrFormat("cache: %s, %d bytes for each token with a target (%s)", folder, width, row));
+  } else {
+    lines.push_back(absl::StrFormat(
+        "cache: %s, %d parts, %d tokens with a target of %d bytes each (%s), %s", folder, parts.size(), rows, width,
+        row, gigabytes(bytes)));
   }
-  return absl::StrFormat(
-      "cache: %s, %d parts, %d tokens with a target of %d bytes each (%s), %s", folder, parts.size(), rows,
-      manifest.rows.row_bytes(), describe(manifest.rows), gigabytes(bytes));
+  for (std::string& line : plan::memory_lines(memory, {.device = device_bytes})) {
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+absl::Status CapturePlan::check_fits() const {
+  return overflows.empty()
+      ? absl::OkStatus()
+      : absl::OutOfRangeError(absl::StrCat(
+            "the memory plan does not fit: ", absl::StrJoin(overflows, "; "),
+            "; smaller: train.micro_batch_size, loss.memory_cap_mb for the kinds topk and sampled, "
+            "teacher.dtype: float8, or more ranks with parallel.shard_teacher; "
+            "memory.on_overflow=warn tries anyway"));
 }
 
 std::string CapturePlan::json(const std::string& folder) const {
@@ -159,9 +174,9 @@ std::string CapturePlan::json(const std::string& folder) const {
       {"bytes_per_token", manifest.rows.row_bytes()},
       {"peak", memory.peak()},
       {"device", memory.device_bytes()},
-      {"device_available", memory.available_bytes},
-      {"host_rows", memory.host_rows},
-      {"fits", plan::check_fits(memory).ok()}};
+      {"device_available", device_bytes},
+      {"host_rows", memory.host_teacher},
+      {"fits", overflows.empty()}};
   if (!parts.empty()) {
     json.update({{"parts", parts.size()}, {"tokens", rows}, {"bytes", bytes}});
   }

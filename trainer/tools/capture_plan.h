@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "data/prefetch.h"
-#include "trainer/plan/capture_memory.h"
+#include "trainer/plan/memory_prediction.h"
 #include "trainer/setup/inputs.h"
 #include "trainer/teacher_cache/manifest.h"
 
@@ -26,19 +26,24 @@ struct CapturePlan {
   std::vector<CapturePart> parts; // of the whole cache
   int64_t rows = 0; // tokens with a target in the whole cache, at most
   int64_t bytes = 0; // of the whole cache, about
-  plan::CaptureMemory memory; // of one rank
+  plan::MemoryPrediction memory; // of one rank
+  int64_t device_bytes = 0; // of one rank's device, or memory.limit_gib
+  std::vector<std::string> overflows; // a sentence for each limit that is exceeded
 
-  // "cache: work/cache, 12 parts, 1234567 tokens with a target of 8192 bytes each (...), 10.1 GB"; without parts the
-  // data are not known.
-  std::string text(const std::string& folder) const;
+  // "cache: work/cache, 12 parts, 1234567 tokens with a target of 8192 bytes each (...), 10.1 GB", where data are
+  // known; and the memory plan.
+  std::vector<std::string> lines(const std::string& folder) const;
   std::string json(const std::string& folder) const;
+  // OutOfRange: the memory plan does not fit; the message has both numbers and what takes less.
+  absl::Status check_fits() const;
 };
 
-// A run needs a folder and a global batch; a capture has neither. The teacher runs, wherever the run will read it.
+// A run needs a folder and a global batch; a capture has neither. The teacher runs, wherever the run will read it, and
+// its units are gathered by all-gathers.
 config::Config capture_config(config::Config config, int64_t world_size);
 
 // `world_size`, `ranks_on_host`: of the capture. InvalidArgument: an encoding that does not suit the teacher.
-// FailedPrecondition: the device cannot hold what the capture takes, unless memory.on_overflow is warn.
+// OutOfRange: the device cannot hold what the capture takes (check_fits), unless memory.on_overflow is warn.
 absl::StatusOr<CapturePlan> plan_capture(
     const config::Config& config, const Environment& environment, const CaptureInputs& inputs, int64_t world_size,
     int64_t ranks_on_host);

@@ -111,8 +111,8 @@ def as_float8(cache):
     change_manifest(cache, lambda manifest: manifest.update(encoding="float8"))
 
 
-def begun_by_a_run(cache, keep):
-    """Makes a cache of data.train what a training run of an earlier version left: `keep` of its parts, by number."""
+def in_no_order(cache, keep=lambda number: True):
+    """Makes a cache of data.train one as an import or a run of an earlier version wrote: `keep` of its parts."""
     for number, part in enumerate(sorted(cache.glob("part-*.dtc"))):
         if not keep(number):
             part.unlink()

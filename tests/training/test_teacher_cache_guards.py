@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import teacher_rows
 import tiny
-from cache_kinds import begun_by_a_run, capture, change_manifest, content
+from cache_kinds import capture, change_manifest, content, in_no_order
 from run_results import steps_of, weights_of
 
 
@@ -219,10 +219,42 @@ def test_verify_takes_what_is_there_of_a_cache_that_has_not_all_documents(tmp_pa
     cache = tmp_path / "cache"
     off = {"eval": {"every": 0}, "scheduler": {"warmup_steps": 1}}
     capture(kind_run("base", kind, data={"packing": packing, "eval": []}, **off), cache)
-    begun_by_a_run(cache, keep=lambda number: number == 1)
+    in_no_order(cache, keep=lambda number: number == 1)
     stretches = len(teacher_rows.read_table((sorted(cache.glob("part-*.dtc"))[0]).read_bytes()))
     assert stretches > 0
     text = verified(cache, models["qwen3"][1])
     assert "(100%) are the same bit for bit" in text
     tokens = int(re.search(r": (\d+) tokens computed again", text)[1])
     assert tokens > 0
+
+
+@pytest.mark.parametrize("packing", ["pack", "concat"])
+def test_a_cache_that_a_run_of_an_earlier_version_wrote_is_read_and_left_as_it_is(tmp_path, kind_run, packing):
+    def run(name, cache=None):
+        return kind_run(name, "topk", cache, data={"packing": packing, "eval": []}, eval={"every": 0})
+
+    cache, other = tmp_path / "cache", tmp_path / "other"
+    capture(run("captured"), cache)
+    shutil.copytree(cache, other)
+    in_no_order(other)
+    before = content(other)
+    assert weights_of(tiny.train(tmp_path, run("again", other))) == weights_of(tiny.train(tmp_path, run("once", cache)))
+    assert "is the cache of something else" in capture(run("captured"), other, code=tiny.BAD_INPUT).stderr
+    assert content(other) == before
+    in_no_order(other, keep=lambda number: number == 0)
+    refused = tiny.distill("--config", tiny.write_config(tmp_path, run("some", other)), code=tiny.BAD_INPUT).stderr
+    assert "`distill capture` writes a cache of all of them, in another folder" in refused
+
+
+def test_a_run_no_longer_writes_a_cache_and_says_what_does(tmp_path, kind_run):
+    run = kind_run("run")
+    run["teacher"] |= {"source": "capture", "cache": str(tmp_path / "cache")}
+    path = tiny.write_config(tmp_path, run)
+    for command in ([], ["capture"]):
+        message = tiny.distill(*command, "--config", path, code=tiny.BAD_INPUT).stderr
+        assert f"{path}" in message and 'teacher.source: expected one of model, cache, found "capture"' in message
+        assert "set teacher.source: cache" in message and "`distill capture --config FILE`" in message
+    run["teacher"]["source"] = "cache"
+    path = tiny.write_config(tmp_path, run)
+    tiny.distill("capture", "--config", path)  # the two commands
+    tiny.distill("--config", path)

@@ -120,7 +120,7 @@ std::vector<Field> teacher_fields() {
        one_of<&Config::teacher, &ModelSection::source>(
            {{"capture",
              "a run no longer writes a cache: set teacher.source: cache; `distill capture --config FILE` then writes "
-             "teacher.cache, or completes one that a run began, and `distill --config FILE` trains from it"}}),
+             "teacher.cache, and `distill --config FILE` trains from it"}}),
        "",
        "Where the teacher's predictions come from. model: the teacher runs. cache: they are read from teacher.cache, which "
        "`distill capture` has written, and no teacher is loaded."});

@@ -80,8 +80,8 @@ absl::StatusOr<Plan> plan_on(const PlanRequest& request, const Target& target, B
   plan.machine = request.machine;
   plan.automatic = std::holds_alternative<config::AutomaticPolicies>(memory.activation);
   plan.budget_bytes = gib_to_bytes(memory.budget_gib);
-  plan.device_bytes = usable_bytes(
-      memory, request.device_bytes > 0 ? request.device_bytes : gib_to_bytes(request.machine.memory_gib));
+  plan.device_bytes =
+      usable_bytes(memory, request.device_bytes > 0 ? request.device_bytes : gib_to_bytes(request.machine.memory_gib));
   if (plan.automatic) {
     choose_policies(plan, request.host_bytes, blocks);
   }

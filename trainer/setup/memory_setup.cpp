@@ -71,9 +71,8 @@ absl::StatusOr<PaperDevice> device_on_paper(const config::Config& config) {
   ASSIGN_OR_RETURN(paper.machine, plan::machine_of(config, cuda));
   paper.environment = environment_on(config, cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
   paper.here = cuda && device::cuda_device_count() > 0;
-  paper.memory_bytes = paper.here
-      ? static_cast<double>(device::device_info(paper.environment.device).memory_bytes)
-      : paper.machine.memory_gib * kGiB;
+  paper.memory_bytes = paper.here ? static_cast<double>(device::device_info(paper.environment.device).memory_bytes)
+                                  : paper.machine.memory_gib * kGiB;
   return paper;
 }
 

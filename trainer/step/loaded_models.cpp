@@ -76,8 +76,8 @@ absl::StatusOr<LoadedModels> load_models(
   auto loaded_student = load_model(environment, student, Role::kStudent, std::move(student_load));
   absl::StatusOr<std::unique_ptr<sharding::ModelShards>> loaded_teacher = nullptr;
   if (teacher.loaded() != nullptr) {
-    loaded_teacher = load_model(
-        environment, *teacher.loaded(), Role::kTeacher, load_options(config, mesh, !parallel.shard_teacher));
+    loaded_teacher =
+        load_model(environment, *teacher.loaded(), Role::kTeacher, load_options(config, mesh, !parallel.shard_teacher));
   }
   base::ProblemList problems;
   LoadedModels models;

@@ -236,7 +236,7 @@ absl::Status CachedRows::check_stretches(const data::Dataset& data) const {
       ? first
       : absl::InvalidArgumentError(absl::StrCat(
             std::string(first.message()), "; the same with ", missing - 1, " more of ", all, " stretches",
-            index_->manifest().open_ended() ? "; if a training run began this cache, `distill capture` completes it"
+            index_->manifest().open_ended() ? "; `distill capture` writes a cache of all of them, in another folder"
                                             : ""));
 }
 

@@ -46,24 +46,16 @@ at::Tensor copy_to_host(const at::Tensor& rows_RW, std::shared_ptr<c10::Event>& 
 
 } // namespace
 
-RowsToWrite rows_to_write(const data::Batch& batch, const at::Tensor& rows_RW, const StretchesToWrite& stretches) {
+RowsToWrite rows_to_write(
+    const data::Batch& batch, const at::Tensor& rows_RW,
+    const std::function<uint32_t(const data::Shard& shard)>& shard_number) {
   RowsToWrite out;
-  std::vector<at::Tensor> chosen;
-  int64_t row = 0;
   const std::vector<uint64_t> contexts = contexts_of(batch);
   for (size_t i = 0; i < contexts.size(); ++i) {
     const data::Stretch& stretch = batch.stretches[i];
-    std::vector<int64_t> tokens;
-    const StretchEntry entry = entry_of(batch, stretch, stretches.shard_number(*stretch.shard), contexts[i], tokens);
-    if (!stretches.chooses || stretches.chooses(stretch, contexts[i])) {
-      out.stretches.push_back(entry);
-      out.tokens.insert(out.tokens.end(), tokens.begin(), tokens.end());
-      chosen.push_back(rows_RW.narrow(0, row, entry.rows));
-    }
-    row += entry.rows;
+    out.stretches.push_back(entry_of(batch, stretch, shard_number(*stretch.shard), contexts[i], out.tokens));
   }
-  const bool all = chosen.size() == contexts.size();
-  out.rows_RW = copy_to_host(all ? rows_RW : chosen.empty() ? rows_RW.narrow(0, 0, 0) : at::cat(chosen), out.copied);
+  out.rows_RW = copy_to_host(rows_RW, out.copied);
   return out;
 }
 

@@ -23,15 +23,10 @@ struct RowsToWrite {
   std::vector<int64_t> tokens; // of each row: its token, within its document; for messages
 };
 
-// Which stretches of a batch are to be written, and as what.
-struct StretchesToWrite {
-  std::function<uint32_t(const data::Shard& shard)> shard_number; // in the manifest
-  // Whether a stretch with this context (contexts.h) is written. Null: all are.
-  std::function<bool(const data::Stretch& stretch, uint64_t context)> chooses = nullptr;
-};
-
-// The rows [R, W] of a batch's tokens with a target, on any device, on their way to the host; does not wait for the
-// device. The part is not set.
-RowsToWrite rows_to_write(const data::Batch& batch, const at::Tensor& rows_RW, const StretchesToWrite& stretches);
+// Starts to copy the rows [R, W] of a batch's tokens with a target from any device to the host; does not wait for the
+// device. `shard_number`: of a token shard, its index in the manifest's data. The part is not set.
+RowsToWrite rows_to_write(
+    const data::Batch& batch, const at::Tensor& rows_RW,
+    const std::function<uint32_t(const data::Shard& shard)>& shard_number);
 
 } // namespace distill::teacher_cache

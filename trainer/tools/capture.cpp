@@ -25,7 +25,6 @@
 #include "trainer/teacher_cache/part_thread.h"
 #include "trainer/teacher_cache/rows_to_write.h"
 #include "trainer/tools/capture_plan.h"
-#include "trainer/tools/unfinished_cache.h"
 
 namespace distill::trainer {
 namespace {
@@ -70,10 +69,9 @@ class Capture {
   absl::Status check_precision() const;
   absl::Status write_head();
   absl::StatusOr<std::vector<CapturePart>> missing_parts() const;
-  absl::StatusOr<std::vector<CapturePart>> parts_to_write() const;
   std::vector<Round> own_rounds(const std::vector<CapturePart>& parts, int64_t data) const;
   absl::Status capture_data(const std::vector<CapturePart>& parts, int64_t data);
-  teacher_cache::RowsToWrite compute(const data::Batch& batch, const Round& round, int64_t data);
+  teacher_cache::RowsToWrite compute(const data::Batch& batch, const Round& round);
   std::vector<std::string> speed_lines(int64_t samples) const;
 
   const RunContext& context_;
@@ -83,7 +81,6 @@ class Capture {
   std::unique_ptr<FolderLock> lock_; // on rank 0
   CaptureInputs inputs_;
   CapturePlan plan_;
-  std::unique_ptr<UnfinishedCache> unfinished_; // null: there is none, or one of an earlier capture
   TeacherAlone teacher_;
   std::unique_ptr<CaptureStep> step_;
   std::unordered_map<const data::Shard*, uint32_t> shard_number_;
@@ -108,7 +105,6 @@ absl::Status Capture::prepare() {
   ASSIGN_OR_RETURN(
       plan_,
       plan_capture(config_, context_.environment(), inputs_, mesh_.world_size, context_.ranks().local_world_size));
-  ASSIGN_OR_RETURN(unfinished_, UnfinishedCache::open(config_, context_.environment(), inputs_, plan_.manifest));
   for (const auto& data : inputs_.data) {
     for (const data::Shard* shard : data->shards()) {
       const auto& files = plan_.manifest.data;
@@ -161,47 +157,25 @@ absl::Status Capture::write_head() {
   return teacher_cache::begin_cache(config_.teacher.cache, plan_.manifest);
 }
 
-// Those whose rows the folder lacks.
+// The parts that the folder lacks as rank 0 sees it, the same on every rank.
 absl::StatusOr<std::vector<CapturePart>> Capture::missing_parts() const {
-  if (unfinished_) {
-    return unfinished_->missing(plan_.parts);
-  }
-  ASSIGN_OR_RETURN(const std::vector<int64_t> found, teacher_cache::complete_parts(config_.teacher.cache));
-  std::vector<CapturePart> parts = plan_.parts;
-  std::erase_if(
-      parts, [&](const CapturePart& part) { return std::binary_search(found.begin(), found.end(), part.number); });
-  return parts;
-}
-
-// The missing parts as rank 0 sees them, the same on every rank.
-absl::StatusOr<std::vector<CapturePart>> Capture::parts_to_write() const {
-  std::vector<CapturePart> parts;
+  at::Tensor there = at::zeros({static_cast<int64_t>(plan_.parts.size())}, at::kLong); // 1 for each part that is
   absl::Status status;
   if (mesh_.is_main()) {
-    auto missing = missing_parts();
-    status = missing.status();
-    parts = std::move(missing).value_or(std::vector<CapturePart>());
+    const auto found = teacher_cache::complete_parts(config_.teacher.cache);
+    status = found.status();
+    for (const int64_t part : found.value_or(std::vector<int64_t>())) {
+      if (part < there.numel()) {
+        there[part] = 1;
+      }
+    }
   }
   RETURN_IF_ERROR(agree(mesh_, status));
-  std::vector<int64_t> numbers; // of each micro-batch: number of its part, data set, first sample, count
-  for (const CapturePart& part : parts) {
-    for (const data::SampleRange& range : part.micro_batches) {
-      numbers.insert(numbers.end(), {part.number, part.data, range.first, range.count});
-    }
-  }
-  at::Tensor all = at::zeros({sharding::sum_over_ranks(mesh_, static_cast<int64_t>(numbers.size()))}, at::kLong);
-  std::copy(numbers.begin(), numbers.end(), all.mutable_data_ptr<int64_t>());
   if (mesh_.host != nullptr) {
-    mesh_.host->all_reduce(all);
+    mesh_.host->all_reduce(there);
   }
-  parts.clear();
-  const int64_t* values = all.const_data_ptr<int64_t>();
-  for (const int64_t* at = values; at < values + all.numel(); at += 4) {
-    if (parts.empty() || parts.back().number != at[0]) {
-      parts.push_back({at[0], at[1], {}});
-    }
-    parts.back().micro_batches.push_back({at[2], at[3]});
-  }
+  std::vector<CapturePart> parts = plan_.parts;
+  std::erase_if(parts, [&](const CapturePart& part) { return there.const_data_ptr<int64_t>()[part.number] != 0; });
   return parts;
 }
 
@@ -230,19 +204,13 @@ std::vector<Capture::Round> Capture::own_rounds(const std::vector<CapturePart>& 
 }
 
 // The rows of a micro-batch on the way to the host.
-teacher_cache::RowsToWrite Capture::compute(const data::Batch& batch, const Round& round, int64_t data) {
+teacher_cache::RowsToWrite Capture::compute(const data::Batch& batch, const Round& round) {
   const at::Tensor rows_RW = step_->run(batch);
   if (round.part < 0) {
     return {};
   }
-  teacher_cache::StretchesToWrite stretches;
-  stretches.shard_number = [this](const data::Shard& shard) { return shard_number_.at(&shard); };
-  if (unfinished_) {
-    stretches.chooses = [this, data](const data::Stretch& stretch, uint64_t context) {
-      return !unfinished_->has(data, stretch, context);
-    };
-  }
-  teacher_cache::RowsToWrite out = teacher_cache::rows_to_write(batch, rows_RW, stretches);
+  teacher_cache::RowsToWrite out = teacher_cache::rows_to_write(
+      batch, rows_RW, [this](const data::Shard& shard) { return shard_number_.at(&shard); });
   out.part = round.part;
   out.last = round.last;
   return out;
@@ -273,7 +241,7 @@ absl::Status Capture::capture_data(const std::vector<CapturePart>& parts, int64_
       stopped_ = true;
       return absl::OkStatus();
     }
-    teacher_cache::RowsToWrite rows = compute(batch->micro_batches.front(), round, data);
+    teacher_cache::RowsToWrite rows = compute(batch->micro_batches.front(), round);
     if (round.part >= 0) {
       writer_->push(std::move(rows));
     }
@@ -312,16 +280,12 @@ absl::StatusOr<CaptureResult> Capture::run() {
   RETURN_IF_ERROR(
       sharding::check_equal_on_all_ranks(mesh_, "the manifest of the cache", teacher_cache::to_json(plan_.manifest)));
   RETURN_IF_ERROR(agree(mesh_, look_at_earlier()));
-  ASSIGN_OR_RETURN(const std::vector<CapturePart> parts, parts_to_write());
+  ASSIGN_OR_RETURN(const std::vector<CapturePart> parts, missing_parts());
   if (mesh_.is_main()) {
     for (const std::string& line : plan_.lines(folder)) {
       metrics::log_info(line);
     }
-    if (unfinished_) {
-      metrics::log_info(absl::StrFormat(
-          "cache: a training run began it; rows are missing in %d of %d sequences", samples_of(parts),
-          samples_of(plan_.parts)));
-    } else if (const size_t done = plan_.parts.size() - parts.size(); done > 0) {
+    if (const size_t done = plan_.parts.size() - parts.size(); done > 0) {
       metrics::log_info(
           absl::StrFormat("cache: %d of %d parts are there and stay as they are", done, plan_.parts.size()));
     }
@@ -364,9 +328,9 @@ absl::Status capture_dry_run(const config::Config& config, const launch::RankInf
   ASSIGN_OR_RETURN(const Environment environment, resolve_environment(own));
   ASSIGN_OR_RETURN(const CaptureInputs inputs, open_capture_inputs(own, environment));
   ASSIGN_OR_RETURN(
-      CapturePlan plan, plan_capture(own, environment, inputs, started, std::max(started, ranks.local_world_size)));
+      const CapturePlan plan,
+      plan_capture(own, environment, inputs, started, std::max(started, ranks.local_world_size)));
   const std::string& folder = own.teacher.cache;
-  RETURN_IF_ERROR(UnfinishedCache::open(own, environment, inputs, plan.manifest).status());
   RETURN_IF_ERROR(earlier_capture(folder, plan.manifest).status());
   for (const std::string& line : plan.lines(folder)) {
     std::puts(line.c_str());

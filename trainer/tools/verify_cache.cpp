@@ -189,8 +189,9 @@ Place next_of(const CaptureInputs& inputs, Place place, int64_t micro) {
                                                                 : Place((place.first + 1) % inputs.data.size(), 0);
 }
 
-// Leaves out the stretches whose rows are not there, of a cache that a run has begun to fill or that was imported for
-// some documents. Of concatenated documents, whose rows depend on all before, a batch is there as a whole or not.
+// Leaves out the stretches whose rows are not there, of a cache that was imported for some documents, or that a run of
+// an earlier version has begun to fill. Of concatenated documents, whose rows depend on all before, a batch is there as
+// a whole or not.
 absl::StatusOr<data::Batch> with_rows_alone(data::Batch batch, const teacher_cache::CachedRows& rows) {
   if (batch.teacher_rows_NW.defined()) {
     return batch;

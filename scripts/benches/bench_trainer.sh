@@ -3,7 +3,7 @@
 #   scripts/benches/bench_trainer.sh STUDENT TEACHER [STEPS] [distill arguments...]     STEPS: 8
 #   scripts/benches/bench_trainer.sh 1b 8b 8 --set train.micro_batch_size=2 --set train.global_batch_size=2
 # Shapes: tiny, 1b, 3b, 8b, 70b (scripts/benches/bench_inputs.py). DISTILL and PYTHON replace the build's and .venv's.
-# PLAN=RANKS prints the plan for so many GPUs, with 2 sequences on each, and runs nothing; it needs no GPU.
+# PLAN=RANKS prints the plan for this number of GPUs, with 2 sequences on each, and runs nothing; it needs no GPU.
 # CACHE=FOLDER captures the teacher to FOLDER first, says at what speed, and then trains from there; the arguments are
 # for both. ROWS: documents of SEQ_LEN tokens (64), of which every token but the last has a row. DIVERGENCE: jsd, or
 # forward_kl for a cache of samples.

@@ -29,7 +29,7 @@ SANITIZERS = {
 # A reader may allocate 64 bytes per byte of input, which has at most 64 KiB. The rss limit includes libtorch and
 # finds leaks.
 LIMITS = ["-max_len=65536", "-malloc_limit_mb=256", "-rss_limit_mb=3000", "-timeout=10"]
-MAX_FINDINGS = 5  # after so many findings a target gets no further slices
+MAX_FINDINGS = 5  # a target with this number of findings gets no further slices
 
 
 def parse_arguments():

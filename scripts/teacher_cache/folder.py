@@ -89,7 +89,7 @@ def teacher_hash(folder):
 def read_head(folder):
     """(lm_head [V, G], final norm [G]) of a Hugging Face folder, in the dtype that they are stored in.
 
-    A stored lm_head is the head, whatever config.json says; without one, that of a tied model is its embedding."""
+    A stored lm_head is the head, whatever config.json has; without one, that of a tied model is its embedding."""
     found = {}
     for path in weight_files(folder):
         with open_tensors(path) as file:

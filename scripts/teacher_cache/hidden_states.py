@@ -26,7 +26,7 @@ class Shape:
 
 
 def shape_of(file, path, hidden_size):
-    """What the head of an open dump says; none of its tensors is read. Exits where it is no dump of this model."""
+    """The shapes and dtypes in the head of an open dump; no tensor is read. Exits where it is no dump of this model."""
     names = set(file.keys())
     if not {"token_ids", "hidden_states"} <= names:
         fail(f"{path}: expected the tensors token_ids and hidden_states, found {', '.join(sorted(names))}")

@@ -1,4 +1,4 @@
-"""The tokens that the files beside a tokenizer.json name, added to it as transformers 5 adds them.
+"""The tokens that other files in the folder of a tokenizer.json name, added to it as transformers 5 adds them.
 
 tokenizer_config.json describes tokens in `added_tokens_decoder`, names some of them (bos_token, eos_token, ...) and
 lists further special ones (`extra_special_tokens`, in older files `additional_special_tokens`). Folders that older

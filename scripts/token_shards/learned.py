@@ -1,4 +1,4 @@
-"""What a record says about the loss: keys of its messages, masks beside the messages, keys of the record itself."""
+"""Which messages of a record are learned: by keys of the messages, by masks of the record, by keys of the record."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ REFUSED_KEYS = {
     "train_detail": "the loss is taken on whole turns, not on parts of one",
     "training_detail": "the loss is taken on whole turns, not on parts of one",
 }
-# Lists beside the messages, one entry for each message.
+# Lists of a record with one entry for each message.
 MASKS = (
     "loss_mask",
     "loss_masks",

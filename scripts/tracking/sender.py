@@ -45,7 +45,7 @@ class Sender:
             return datetime.datetime.now(datetime.UTC)
 
     def trust_the_service(self):
-        """A process that was killed has sent more than its state says; the service knows, where it can be asked."""
+        """A process that was killed may have sent more than its state has; the service knows, where it can be asked."""
         step, evaluation = self.service.last_sent()
         self.state.last_step = max(self.state.last_step, step)
         self.state.last_evaluation = max(self.state.last_evaluation, evaluation)

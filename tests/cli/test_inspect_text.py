@@ -149,7 +149,7 @@ def test_text_is_what_the_tokenizers_library_decodes(distill, tmp_path, kind):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_tokenizers_are_read_and_decoded_as_the_library_does(distill, tmp_path, seed):
-    """With the tokens of the files beside tokenizer.json, and the hash that scripts/tokenize.py writes."""
+    """With the tokens of the folder's other files, and the hash that scripts/tokenize.py writes."""
     folder, draw = tmp_path / "tokenizer", Draw(f"inspect {seed}")
     while True:
         draw.folder(folder)

@@ -48,7 +48,10 @@ def test_the_page_has_every_number_of_a_short_run(report, tmp_path):
     assert found["sessions"][0]["plan"]["bytes"]["peak"] == run_folders.PLAN["bytes"]["peak"]
 
 
-@pytest.mark.parametrize(("count", "steps"), [(1, 1_000_000), (4, 60_000)])
+LONG = 1_000_000 if os.environ.get("DISTILL_LONG_TESTS") else 150_000
+
+
+@pytest.mark.parametrize(("count", "steps"), [(1, LONG), (4, 40_000)])
 def test_long_runs_stay_below_two_megabytes_and_keep_their_extremes(report, tmp_path, count, steps):
     spike = steps * 7 // 9
     run = tmp_path / "run0"

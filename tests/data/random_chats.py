@@ -214,7 +214,7 @@ class Conversation:
         names = {"user": "human", "assistant": "gpt", "tool": "observation", "system": "system"}
         out = {"from": names[message["role"]], "value": message["content"]}
         if "tool_calls" in message:
-            message["content"] = None  # there is no place for a text beside a call
+            message["content"] = None  # there is no place for a text together with a call
             calls = [{**call["function"], "arguments": self.rng.choice((call["function"]["arguments"],
                       self._json(call["function"]["arguments"])))} for call in message["tool_calls"]]  # fmt: skip
             value = calls if len(calls) > 1 else self.rng.choice((calls, calls[0]))

@@ -239,7 +239,7 @@ class Draw:
         return {"content": content, **self.flags()}
 
     def config(self, described):
-        """The files beside tokenizer.json, by name."""
+        """The other files of the folder of tokenizer.json, by name."""
         files = {}
         config = {"add_bos_token": self.one(True, False), "clean_up_tokenization_spaces": self.chance(0.5)}
         config |= {"add_prefix_space": self.chance(0.5), "legacy": self.chance(0.5), "model_max_length": 8}

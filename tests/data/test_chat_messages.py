@@ -181,7 +181,7 @@ def test_calls_in_messages_of_their_own_are_one_turn():
         {"name": "weather", "arguments": {"city": "Rome"}})]  # fmt: skip
 
 
-# (a message, reason, what the error says)
+# (a message, reason, a part of the error)
 BAD = {
     "arguments: no JSON": (with_arguments("{'city': 1}"), "arguments are not", "[0]: function: arguments: exp"),
     "arguments: a text that is JSON": (with_arguments('"Paris"'), "arguments are not", "found"),

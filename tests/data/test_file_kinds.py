@@ -84,7 +84,7 @@ def xlsx():
     return out.getvalue()
 
 
-# (name, bytes, what the error says)
+# (name, bytes, a part of the error)
 REFUSED = [
     ("a.xlsx", xlsx(), "found a zip archive or a file of an office program (.xlsx): unpack the archive; of a"),
     ("a.csv", xlsx(), "found a zip archive"),

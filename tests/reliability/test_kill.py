@@ -18,26 +18,14 @@ def can_mount():
     )
 
 
-@pytest.mark.parametrize("mode, rounds", [("kill", 10), ("disk", 3), ("flip", 3), ("stop", 3), ("start", 6)])
-def test_disturbed_runs_equal_undisturbed_ones(tmp_path, mode, rounds):
+@pytest.mark.parametrize(
+    "mode, rounds, ranks", [("kill", 10, 4), ("disk", 3, 4), ("flip", 3, 2), ("stop", 3, 2), ("start", 4, 2)]
+)
+def test_disturbed_runs_equal_undisturbed_ones(tmp_path, mode, rounds, ranks):
     if mode == "disk" and not can_mount():
         pytest.skip("needs root or user namespaces, to mount a small tmpfs")
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(SCRIPT),
-            "--mode",
-            mode,
-            "--rounds",
-            str(rounds),
-            "--steps",
-            "30",
-            "--work",
-            str(tmp_path / "work"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    sizes = ["--mode", mode, "--rounds", rounds, "--ranks", ranks, "--steps", 30, "--work", tmp_path / "work"]
+    command = [sys.executable, SCRIPT, *sizes]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     assert f"passed: {rounds} disturbances" in done.stdout

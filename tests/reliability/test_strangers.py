@@ -26,7 +26,7 @@ PAYLOADS = [
     VALIDATE + b"\xff" * 60,  # no request of the protocol
     VALIDATE + b"\x01" + struct.pack("<Q", 1 << 62),  # a key of 4 exabytes
     VALIDATE + b"\x01" + struct.pack("<Q", 5) + b"ab",  # a key that is cut off
-    VALIDATE + b"\x0a" + struct.pack("<Q", 1 << 40),  # so many keys
+    VALIDATE + b"\x0a" + struct.pack("<Q", 1 << 40),  # a trillion keys
     struct.pack("<Q", 0),  # what a pair of Gloo begins with: its number
     struct.pack("<Q", 1),
 ]

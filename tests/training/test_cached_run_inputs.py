@@ -17,7 +17,7 @@ def test_a_run_that_never_evaluates_may_name_other_evaluation_data(tmp_path, kin
         folder = tmp_path / f"refused{index}"
         message = tiny.distill("--config", tiny.write_config(folder, run), code=tiny.BAD_INPUT).stderr
         assert f"data.eval: {other} is not in the cache {tmp_path / 'cache'}" in message
-    # `distill eval` reads it, whatever eval.every says.
+    # `distill eval` reads it, whatever eval.every is.
     run = kind_run("evaluated", None, tmp_path / "cache", data=data, eval=off)
     path = tiny.write_config(tmp_path / "evaluated", run)
     assert "is not in the cache" in tiny.distill("eval", "--config", path, code=tiny.BAD_INPUT).stderr

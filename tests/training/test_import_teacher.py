@@ -47,8 +47,8 @@ def make_dumps(folder, teacher, shard, after_norm, edit=lambda tokens, states: (
 
 
 def import_teacher(teacher, shard, dumps, output, *arguments, code=0, errors=False):
-    """What the script says: on standard error, if it fails or `errors` asks for that, or else on standard output. It
-    runs within this process, which has loaded torch already."""
+    """The script's standard error, if it fails or `errors` asks for that, or else its standard output. It runs within
+    this process, which has loaded torch already."""
     command = ["import_teacher.py", "--teacher", teacher, "--data", shard, "--dumps", dumps, "--output", output]
     output, problems, found = io.StringIO(), io.StringIO(), 0
     redirected = contextlib.redirect_stdout(output), contextlib.redirect_stderr(problems)

@@ -128,8 +128,8 @@ def test_a_run_from_imported_tokens_is_the_run_from_captured_ones(tmp_path, mode
 
 @pytest.mark.parametrize("longest_first", [False, True])
 def test_the_longest_record_of_a_document_counts(tmp_path, models, shard, predictions, longest_first):
-    """Records of its first tokens, as programs write that cut texts, beside the whole one; of vLLM's the last token's
-    prediction is missing, so that as many tokens in lists have one row more."""
+    """A document has a record of all tokens and two of the first 20, as programs write that cut texts. vLLM's record
+    has no prediction for its last token, so that the one in lists has one row more."""
     tokens, log_p = predictions[1]
     whole = [list_record(*each) for each in predictions]
     cut = [record(tokens[:count], log_p[:count]) for count, record in ((20, list_record), (20, vllm_record))]

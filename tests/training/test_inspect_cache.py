@@ -1,4 +1,4 @@
-"""`distill inspect` of a teacher's cache: what it holds, and what the teacher says at the tokens of a document."""
+"""`distill inspect` of a teacher's cache: what it holds, and the teacher's predictions at the tokens of a document."""
 
 import re
 import shutil

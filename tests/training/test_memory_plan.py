@@ -1,4 +1,4 @@
-"""The memory plan says what the trainer's allocations come to, and policies change memory and nothing else."""
+"""The memory plan predicts the trainer's allocations, and policies change memory and nothing else."""
 
 import json
 import os
@@ -316,7 +316,7 @@ def test_killing_a_run_leaves_no_memory_or_temporary_files_behind(tmp_path, mode
 
 
 def test_each_change_that_a_plan_names_fits(tmp_path, models, long_shard):
-    rows = 32  # so many that they take more than a GPU's product library, whose 32 MiB nothing makes smaller
+    rows = 32  # a number whose tensors take more than a GPU's product library, whose 32 MiB nothing makes smaller
     train = {"steps": 3, "micro_batch_size": rows, "global_batch_size": rows}
     config = tiny.write_config(tmp_path, config_of(tmp_path, models["llama"], long_shard, train=train))
 

@@ -41,7 +41,7 @@ def test_the_size_is_said_before_and_is_that_of_the_folder(tmp_path, kind_run):
 
 @pytest.fixture
 def long_run(tmp_path, models):
-    """A configuration whose sequences are all full, so that a capture takes what its plan says."""
+    """A configuration whose sequences are all full, so that a capture takes exactly the memory of its plan."""
     tokens = np.random.default_rng(5)
     documents = [(tokens.integers(0, tiny.VOCAB, 256), np.ones(256, dtype=bool)) for _ in range(24)]
     shard = tiny.make_shard(tmp_path / "long.dtok", documents)

@@ -89,7 +89,7 @@ class Figures:
         return found
 
     def trained(self, purpose_tokens, student, row):
-        """Every search, scaling and final run of so many tokens with the first seed, by learning rate."""
+        """Every search, scaling and final run of this number of tokens with the first seed, by learning rate."""
         return {
             result["lr"]: result
             for result in self.results.values()

@@ -201,7 +201,7 @@ class Schedule:
         return min(found)[1] if found else None
 
     def shared(self):
-        """Tasks that may run beside others, in the order of their importance, as far as they are known yet."""
+        """Tasks that may share a device, in the order of their importance, as far as they are known yet."""
         tasks = []
         if self.wants("models"):
             tasks.append(self._model("teacher", self.folders.teacher))

@@ -1,4 +1,4 @@
-"""The packages that the text comes from: what sources.yaml says, and their files, downloaded."""
+"""The packages that the text comes from: their table in sources.yaml, and their files, downloaded."""
 
 import hashlib
 import re

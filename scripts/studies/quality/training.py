@@ -104,7 +104,7 @@ def write_config(folder, config):
 
 
 def capture(program, study, folders, row, device, threads):
-    """Stores what the teacher says about the training text, for rows that read it from a folder."""
+    """Captures the teacher's predictions for the training text, for rows that read them from a folder."""
     shards = sorted(folders.data("train").glob("*.dtok"))[: study.shards]
     some = next(iter(study.students))
     config = merged(

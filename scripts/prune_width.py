@@ -9,10 +9,9 @@ What is kept is chosen in each layer by its measured contribution to the residua
 A key-value head and the query heads that share it are kept or dropped together. Layers, hidden size, head size,
 embeddings, norms and lm_head stay. The kept rows and columns are copied, nothing is scaled: the student's output is the
 teacher's with the dropped columns of o_proj and down_proj set to 0. kept.json of the student lists what was kept of
-each layer; with --kept, the same student is made again without measuring.
+each layer.
 
   scripts/prune_width.py --teacher teacher --out student --kv-heads 2 --intermediate 768 --text train.jsonl
-  scripts/prune_width.py --teacher teacher --out again --kept student/kept.json
 """
 
 import script_path
@@ -109,20 +108,6 @@ def choose(teacher, text, count, kv_heads, intermediate):
     return kept, tokens.numel()
 
 
-def read_kept(path, fields):
-    """What an earlier call kept; a PruneError unless it fits the teacher."""
-    kept = read_json(path)
-    for key, most in (("kv_heads", fields["num_key_value_heads"]), ("neurons", fields["intermediate_size"])):
-        layers = kept.get(key)
-        whole = isinstance(layers, list) and len(layers) == fields["num_hidden_layers"]
-        if not whole or len({len(layer) for layer in layers}) != 1:
-            raise PruneError(f"{path}: {key}: expected {fields['num_hidden_layers']} lists of one length")
-        for index, layer in enumerate(layers):
-            if not layer or layer != sorted(set(layer)) or not 0 <= layer[0] <= layer[-1] < most:
-                raise PruneError(f"{path}: {key}: layer {index}: expected increasing numbers from 0 to {most - 1}")
-    return kept
-
-
 def slices(fields, kept, head_dim):
     """{tensor name: (dimension, indices)} of what is kept of each sliced tensor."""
     import torch
@@ -187,15 +172,11 @@ def prune(args):
         if not isinstance(fields.get(key), int):
             raise PruneError(f"{config_file}: {key}: expected a number, found {fields.get(key)}")
     for flag, value in (("--kv-heads", args.kv_heads), ("--intermediate", args.intermediate)):
-        if args.kept is None and not 1 <= value <= fields[most[flag]]:
+        if not 1 <= value <= fields[most[flag]]:
             raise PruneError(f"{flag}: expected a number from 1 to {fields[most[flag]]} (the teacher's), found {value}")
     check_output(args.out, args.teacher, args.force)
-    if args.kept is None:
-        kept, tokens = choose(args.teacher, args.text, args.tokens, args.kv_heads, args.intermediate)
-        origin = f"chosen on {tokens} tokens"
-    else:
-        kept, origin = read_kept(args.kept, fields), f"as in {args.kept}"
-    write(args, fields, kept, origin)
+    kept, tokens = choose(args.teacher, args.text, args.tokens, args.kv_heads, args.intermediate)
+    write(args, fields, kept, tokens)
 
 
 def check_config(folder):
@@ -210,7 +191,7 @@ def check_config(folder):
         raise PruneError(f"--kv-heads, --intermediate: transformers refuses the student: {cause}") from None
 
 
-def write(args, fields, kept, origin):
+def write(args, fields, kept, tokens):
     from safetensors.torch import save_file
 
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
@@ -238,7 +219,8 @@ def write(args, fields, kept, origin):
     print(
         f"{args.out}: {heads} of {fields['num_attention_heads']} heads ({kv_heads} of "
         f"{fields['num_key_value_heads']} key-value heads), {intermediate} of {fields['intermediate_size']} neurons in "
-        f"each layer, {parameters[0] / 1e6:.1f} of {parameters[1] / 1e6:.1f} million parameters, {origin}"
+        f"each layer, {parameters[0] / 1e6:.1f} of {parameters[1] / 1e6:.1f} million parameters, chosen on "
+        f"{tokens} tokens"
     )
 
 
@@ -246,16 +228,16 @@ def main():
     parser = argument_parser(__doc__)
     parser.add_argument("--teacher", type=Path, required=True, help="Hugging Face folder of a decoder like Llama's")
     parser.add_argument("--out", type=Path, required=True, help="student folder to write")
-    parser.add_argument("--kv-heads", type=int, metavar="N", help="key-value heads to keep in each layer")
-    parser.add_argument("--intermediate", type=int, metavar="N", help="MLP neurons to keep in each layer")
-    parser.add_argument("--text", type=Path, metavar="FILE.jsonl", help="documents to measure on")
+    parser.add_argument(
+        "--kv-heads", type=int, required=True, metavar="N", help="key-value heads to keep in each layer"
+    )
+    parser.add_argument(
+        "--intermediate", type=int, required=True, metavar="N", help="MLP neurons to keep in each layer"
+    )
+    parser.add_argument("--text", type=Path, required=True, metavar="FILE.jsonl", help="documents to measure on")
     parser.add_argument("--tokens", type=at_least(1), default=16384, help="how much of them (default 16384)")
-    parser.add_argument("--kept", type=Path, metavar="FILE", help="kept.json of an earlier student, in place of these")
     parser.add_argument("--force", action="store_true", help="replace an existing --out")
     args = parser.parse_args()
-    measured = (args.kv_heads, args.intermediate, args.text)
-    if (None in measured) if args.kept is None else any(value is not None for value in measured):
-        parser.error("expected --kv-heads, --intermediate and --text, or --kept alone")
     try:
         prune(args)
     except PruneError as error:

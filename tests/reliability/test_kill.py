@@ -19,7 +19,7 @@ def can_mount():
 
 
 @pytest.mark.parametrize(
-    "mode, rounds, ranks", [("kill", 10, 4), ("disk", 3, 4), ("flip", 3, 2), ("stop", 3, 2), ("start", 4, 2)]
+    "mode, rounds, ranks", [("kill", 10, 4), ("disk", 3, 4), ("flip", 3, 2), ("stop", 3, 2), ("start", 6, 2)]
 )
 def test_disturbed_runs_equal_undisturbed_ones(tmp_path, mode, rounds, ranks):
     if mode == "disk" and not can_mount():

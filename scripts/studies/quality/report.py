@@ -20,7 +20,7 @@ from shared.command_line import fail
 from .calibration import PARSE_KEY
 from .cells import NONE, markdown, number, percent
 from .results import Figures, differences, mean, read
-from .scaling import plot, reached, table_tokens
+from .scaling import reached, table_tokens
 from .sources import KINDS
 from .study import TABLE, Study
 
@@ -38,7 +38,6 @@ def add_arguments(parser):
     parser.add_argument("--doc", type=Path, help="page whose tables are written")
     parser.add_argument("--check", action="store_true", help="compare the page's tables instead")
     parser.add_argument("--out", type=Path, help="file for all tables")
-    parser.add_argument("--plot", type=Path, help="PNG file for the plot of learning rates and tokens")
 
 
 def titled(figures, rows_of, without=()):
@@ -214,8 +213,6 @@ def main(args):
     tables = "\n\n".join(f"{name}\n\n{table(figures)}" for name, table in TABLES.items()) + "\n"
     if args.out:
         args.out.write_text(tables)
-    if args.plot:
-        plot(figures, args.plot)
     print(tables)
 
 

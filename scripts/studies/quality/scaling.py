@@ -84,38 +84,3 @@ def table_tokens(figures):
         "million tokens that labels need for the same cross-entropy",
     ]
     return markdown(head, rows, left=2)
-
-
-def plot(figures, path):
-    """Cross-entropy against the learning rate, a part for each number of tokens; in the last, the lowest of each."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    sizes = budgets(figures)
-    figure, axes = pyplot.subplots(1, len(sizes) + 1, figsize=(3.4 * (len(sizes) + 1), 3.6))
-    for number, name in enumerate(compared_rows(figures)):
-        style = {"marker": "o", "markersize": 4, "color": f"C{number}", "label": figures.study.rows[name].title}
-        for axis, size in zip(axes, sizes):
-            found = rates(figures, size, name)
-            axis.plot(list(found), [end["ce"] for end in found.values()], **style)
-        known = [size for size in sizes if rates(figures, size, name)]
-        axes[-1].plot(known, [best(figures, size, name)[1]["ce"] for size in known], **style)
-    for axis, size in zip(axes, sizes):
-        axis.set_title(f"{size / 1e6:.2f} million tokens", fontsize=10)
-        axis.set_xlabel("learning rate")
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(figures.study.lrs, [f"{lr:g}" for lr in figures.study.lrs])
-    axes[0].set_ylabel("cross-entropy on the validation text, nats")
-    axes[-1].set_title("best learning rate", fontsize=10)
-    axes[-1].set_xlabel("million training tokens")
-    axes[-1].set_xscale("log", base=2)
-    axes[-1].set_xticks(sizes, [f"{size / 1e6:.2f}" for size in sizes])
-    axes[-1].legend(fontsize=8)
-    for axis in axes:
-        axis.grid(alpha=0.3)
-        axis.minorticks_off()
-        axis.tick_params(labelsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=100, metadata={"Software": None})

@@ -200,5 +200,5 @@ def test_the_head_of_the_table_is_over_all_kinds_together(results):
 
 @pytest.mark.parametrize("page", ["docs/quality.md", "README.md"])
 def test_the_pages_of_this_repository_have_the_tables_of_its_results(script, page):
-    """Against docs/quality/gpu.json and cpu.json, all of this tree."""
+    """Against docs/quality/gpu.json of this tree."""
     script("studies/quality.py", "report", "--doc", ROOT / page, "--check")

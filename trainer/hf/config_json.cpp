@@ -92,7 +92,7 @@ class ConfigReader : private KeyReader {
     }
     config_.tie_word_embeddings = boolean("tie_word_embeddings", false);
     const double block = static_cast<double>(config_.hidden_size) *
-        (3.0 * static_cast<double>(kind_.mlp.ffn) +
+        (3.0 * static_cast<double>(kind_.mlp.width()) +
          2.0 * static_cast<double>(attention.heads + attention.kv_heads) * static_cast<double>(attention.head_dim));
     const double total = block * static_cast<double>(num_layers_) +
         2.0 * static_cast<double>(config_.vocab_size) * static_cast<double>(config_.hidden_size);

@@ -17,9 +17,10 @@ TokenFlops token_flops(const models::ModelConfig& config, int64_t seq_len) {
         flops.matrix_gradients += forward + 2 * static_cast<double>(param.numel());
       }
     }
-    flops.attention_full += 4.0 * static_cast<double>(config.layer(block).attention.query_width()) * seq_len;
+    const models::AttentionSpec& attention = config.layer(block).attention;
+    flops.attention_causal += 4.0 * static_cast<double>(attention.query_width()) * attention.attended_tokens(seq_len);
   }
-  flops.attention_causal = flops.attention_full / 2;
+  flops.attention_full = 2 * flops.attention_causal;
   return flops;
 }
 

@@ -56,6 +56,10 @@ at::Tensor attention_layer_forward(
     const AttentionContext& context, const AttentionParams& params, SublayerInput& input, const at::Tensor& residual_NH,
     AttentionSaved& saved) {
   const AttentionSpec& spec = context.spec;
+  TORCH_CHECK(
+      !spec.window || context.seq.max_seqlen <= *spec.window, "the model attends to a window of ", *spec.window,
+      " tokens; a sequence of ", context.seq.max_seqlen, " tokens is longer. Use sequences of at most ", *spec.window,
+      " tokens");
   saved.qkv_NA = multiply(params.qkv, operand_of(params.qkv, input));
   QkvViews qkv = split_qkv(spec, saved.qkv_NA);
   if (spec.qk_norm) {

@@ -170,11 +170,6 @@ BlockSaved save_input_only(const at::Tensor& x_NH) {
 at::Tensor block_forward(
     const BlockContext& context, const BlockParams& params, const at::Tensor& x_NH, BlockSaved* saved) {
   const LayerKind& kind = context.kind;
-  const std::optional<int64_t>& window = kind.attention.window;
-  TORCH_CHECK(
-      !window || context.seq.max_seqlen <= *window, "the model attends to a window of ", *window,
-      " tokens; a sequence of ", context.seq.max_seqlen, " tokens is longer. Use sequences of at most ", *window,
-      " tokens");
   BlockSaved all;
   forward_to_mlp(context, params, x_NH, all);
   // With nothing saved, nothing else reads the residual stream, so that the MLP's output is added to it in place.

@@ -33,7 +33,7 @@ struct AttentionSpec {
   int64_t head_dim = 0;
   std::optional<double> scale; // of the scores; nullopt: 1 / sqrt(head_dim)
   // A token attends to the last `window` tokens, itself included. Sequences of up to that length are computed exactly;
-  // longer ones are refused (longest_sequence, and block_forward).
+  // longer ones are refused (longest_sequence, and attention_layer_forward).
   std::optional<int64_t> window;
   double softcap = 0; // of the scores; 0: none
   bool qkv_bias = false;
@@ -50,6 +50,11 @@ struct AttentionSpec {
     return query_width() + 2 * key_value_width();
   }
   double score_scale() const;
+  // How many tokens a token of a sequence of this length attends to, on average: half of them. FLOPs and step times
+  // count by it.
+  double attended_tokens(int64_t seq_len) const {
+    return static_cast<double>(seq_len) / 2;
+  }
   bool operator==(const AttentionSpec&) const = default;
 };
 
@@ -65,6 +70,9 @@ struct MlpSpec {
   Activation activation = Activation::kSwiGlu;
   int64_t ffn = 0; // outputs of gate and of up
 
+  int64_t width() const { // elements of the gated product that a token has
+    return ffn;
+  }
   bool operator==(const MlpSpec&) const = default;
 };
 

@@ -132,9 +132,9 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher
   const at::ScalarType dtype = teacher ? shape.environment.teacher_dtype : shape.environment.student_dtype;
   const models::UnitLayout layout = models::block_layout(config, first_layer(config, kind_index));
   const auto tokens = static_cast<double>(teacher ? shape.teacher_tokens() : shape.tokens());
-  const auto seq_len = static_cast<double>(teacher ? shape.teacher_seq_len() : shape.config.data.seq_len);
+  const int64_t seq_len = teacher ? shape.teacher_seq_len() : shape.config.data.seq_len;
   const double e = element_bytes(dtype);
-  const auto hidden = static_cast<double>(config.hidden_size), ffn = static_cast<double>(kind.mlp.ffn);
+  const auto hidden = static_cast<double>(config.hidden_size), ffn = static_cast<double>(kind.mlp.width());
   const auto query = static_cast<double>(kind.attention.query_width());
   const auto key_value = static_cast<double>(kind.attention.key_value_width());
   const double qkv = query + 2 * key_value;
@@ -160,7 +160,7 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher
   const double down = last + tokens * (3 * ffn + 2 * hidden) * e / machine.memory_bytes;
   // Attention with heads of 64 is slower than with heads of 128.
   const double efficiency = kind.attention.head_dim >= 128 ? 1.0 : 0.72;
-  const double attention = 2 * tokens * seq_len * query; // 4, halved (causal)
+  const double attention = 4 * tokens * query * kind.attention.attended_tokens(seq_len);
   const double elementwise = tokens * (2 * hidden + 2 * (query + key_value) + 5 * hidden) * e;
   time.rebuild = products + attention / (machine.attention_forward_flops * efficiency) +
       elementwise / machine.memory_bytes + kKernelsForward * machine.launch_seconds;

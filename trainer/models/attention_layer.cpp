@@ -82,15 +82,15 @@ at::Tensor attention_layer_forward(
 at::Tensor attention_layer_backward(
     const AttentionContext& context, const AttentionParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH,
     const SublayerInput& input, AttentionSaved& saved, AttentionParams& grads, at::Tensor& dnorm_H) {
-  add_weight_gradient(grads.o, dy_NH, saved.out_NQ);
+  add_weight_gradient(params.o, grads.o, dy_NH, saved.out_NQ);
   const at::Tensor dout_NQ = input_gradient(params.o, dy_NH);
   dy_NH.reset();
   const at::Tensor dqkv_NA = qkv_backward(context, params, dout_NQ, saved, grads);
   saved.qkv_NA.reset();
   saved.out_NQ.reset();
   add_bias_gradient(grads.qkv, dqkv_NA);
-  if (grads.qkv.weight_OI.defined()) {
-    add_weight_gradient(grads.qkv, dqkv_NA, input.value());
+  if (grads.qkv.needs_input()) {
+    add_weight_gradient(params.qkv, grads.qkv, dqkv_NA, input.value());
   }
   return input.gradient(input_gradient(params.qkv, dqkv_NA), dstream_NH, dnorm_H);
 }

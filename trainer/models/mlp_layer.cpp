@@ -23,13 +23,13 @@ at::Tensor mlp_layer_backward(
     const MlpParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH, const SublayerInput& input,
     MlpSaved& saved, MlpParams& grads, at::Tensor& dnorm_H) {
   at::Tensor act_NF = input_gradient(params.down, dy_NH);
-  swiglu_backward_(act_NF, saved.gate_up_N2F, /*needs_act=*/grads.down.weight_OI.defined()); // from here on: act again
+  swiglu_backward_(act_NF, saved.gate_up_N2F, /*needs_act=*/grads.down.needs_input()); // from here on: act again
   at::Tensor dgate_up_N2F = std::move(saved.gate_up_N2F);
-  add_weight_gradient(grads.down, dy_NH, act_NF);
+  add_weight_gradient(params.down, grads.down, dy_NH, act_NF);
   act_NF.reset();
   dy_NH.reset();
-  if (grads.gate_up.weight_OI.defined()) {
-    add_weight_gradient(grads.gate_up, dgate_up_N2F, input.value());
+  if (grads.gate_up.needs_input()) {
+    add_weight_gradient(params.gate_up, grads.gate_up, dgate_up_N2F, input.value());
   }
   at::Tensor dinput_NH = input_gradient(params.gate_up, dgate_up_N2F);
   dgate_up_N2F.reset();

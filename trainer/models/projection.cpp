@@ -92,7 +92,12 @@ at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO)
       : linear_backward_input(dy_NO, projection.weight_OI);
 }
 
-void add_weight_gradient(Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI) {
+void add_weight_gradient(
+    const Projection& projection, Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI) {
+  TORCH_CHECK(
+      !gradient.weight_OI.defined() || gradient.weight_OI.sizes() == projection.weight_OI.sizes(),
+      "the gradient of a weight has its shape: expected ", projection.weight_OI.sizes(), ", found ",
+      gradient.weight_OI.sizes());
   linear_backward_weight(dy_NO, x_NI, gradient.weight_OI, /*accumulate=*/!gradient.is_new);
 }
 

@@ -7,8 +7,8 @@
 
 // One matrix product of a layer: y = x W^T (+ bias). N tokens, I inputs, O outputs, H hidden. Whether the weight is
 // float8, and which kernel makes its input, adds a residual or rounds, is decided here and nowhere else. An adapter
-// (LoRA) would be two more weights of Projection, which multiply(), multiply_add(), input_gradient() and
-// add_weight_gradient() take into account.
+// (LoRA) would be two more weights of Projection, which multiply(), multiply_add(), input_gradient(),
+// add_weight_gradient() and needs_input() take into account.
 namespace distill::models {
 
 // Views of a unit's flat buffer. The same struct names the parameters' gradients (fp32, or fp64 for fp64). An undefined
@@ -22,6 +22,10 @@ struct Projection {
 
   bool is_float8() const {
     return scale_O.defined();
+  }
+  // Of a gradient: whether add_weight_gradient() reads the product's input.
+  bool needs_input() const {
+    return weight_OI.defined();
   }
 };
 
@@ -61,8 +65,9 @@ at::Tensor multiply_add(
 
 // dy W.
 at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO);
-// Adds dy^T x to the weight's gradient, in the compute dtype even if the weight is float8.
-void add_weight_gradient(Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI);
+// Adds dy^T x to the weight's gradient, in the compute dtype even if the weight is float8. `gradient`: of `projection`.
+void add_weight_gradient(
+    const Projection& projection, Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI);
 // Adds the sum of dy over tokens to the bias' gradient.
 void add_bias_gradient(Projection& gradient, const at::Tensor& dy_NO);
 

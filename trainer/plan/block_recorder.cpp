@@ -161,7 +161,10 @@ models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) 
   functions.backward = [this, &simulation, key_of](
                            const models::BlockContext& context, const models::BlockParams& params,
                            const at::Tensor& dy_NH, BlockSaved saved, models::BlockParams& grads) {
-    const Key key = key_of(context, params, dy_NH, /*backward=*/true, !saved.input_only(), grads.mlp.down.is_new);
+    const auto products = grads.projections();
+    const bool are_new =
+        std::any_of(products.begin(), products.end(), [](const auto& product) { return product.second->is_new; });
+    const Key key = key_of(context, params, dy_NH, /*backward=*/true, !saved.input_only(), are_new);
     if (const Recording* recording = find(key)) {
       return recording->replay(simulation, dy_NH, nullptr, saved.all());
     }

@@ -62,15 +62,25 @@ TEST_F(ProjectionTest, AFloat8WeightRoundsWhateverItsInputIs) {
 
 TEST_F(ProjectionTest, ANewGradientIsOverwritten) {
   const at::Tensor x = randn({4, 6}), dy = randn({4, 3});
+  const Projection projection{.weight_OI = randn({3, 6}), .bias_O = randn({3})};
   Projection gradient{
       .weight_OI = at::full({3, 6}, 7.0, options()), .bias_O = at::zeros({3}, options()), .is_new = true};
-  add_weight_gradient(gradient, dy, x);
+  add_weight_gradient(projection, gradient, dy, x);
   add_bias_gradient(gradient, dy);
   EXPECT_LT(relative_error(gradient.weight_OI, at::matmul(dy.t(), x)), kExact);
   EXPECT_LT(relative_error(gradient.bias_O, dy.sum(0)), kExact);
   gradient.is_new = false;
-  add_weight_gradient(gradient, dy, x);
+  add_weight_gradient(projection, gradient, dy, x);
   EXPECT_LT(relative_error(gradient.weight_OI, 2 * at::matmul(dy.t(), x)), kExact);
+}
+
+TEST_F(ProjectionTest, AGradientOfAnotherProductIsRefused) {
+  const Projection projection{.weight_OI = randn({3, 6})};
+  const at::Tensor x = randn({4, 6}), dy = randn({4, 1});
+  Projection other{.weight_OI = at::zeros({1, 6}, options())}, none;
+  EXPECT_THROW(add_weight_gradient(projection, other, dy, x), c10::Error);
+  EXPECT_FALSE(none.needs_input());
+  EXPECT_NO_THROW(add_weight_gradient(projection, none, dy, x));
 }
 
 } // namespace

@@ -138,7 +138,7 @@ absl::Status TrainingRun::open_journal(const std::optional<checkpoint::Resumed>&
   if (mesh_.world_size > 1) {
     journal_->info(absl::StrFormat(
         "ranks: %d, sharded over %d, %d replica(s)%s", mesh_.world_size, mesh_.shard_size, mesh_.replicate_size,
-        models_.teacher.weights != nullptr && !config_.parallel.shard_teacher ? ", the teacher whole on each" : ""));
+        !models_.teacher.weights.empty() && !config_.parallel.shard_teacher ? ", the teacher whole on each" : ""));
     journal_->info(gathers_line());
   }
   if (resumed) {

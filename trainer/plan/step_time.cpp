@@ -22,8 +22,24 @@ double element_bytes(at::ScalarType dtype) {
   return static_cast<double>(c10::elementSize(dtype));
 }
 
-const models::ModelConfig& model_of(const RunShape& shape, bool teacher) {
-  return teacher ? shape.teacher.model().config : shape.student;
+// A model as it runs over a micro-batch.
+struct ModelRun {
+  const models::ModelConfig& config;
+  at::ScalarType dtype;
+  int64_t tokens = 0;
+  int64_t seq_len = 0;
+};
+
+ModelRun student_run(const RunShape& shape) {
+  return {shape.student, shape.environment.student_dtype, shape.tokens(), shape.config.data.seq_len};
+}
+
+std::vector<ModelRun> teacher_runs(const RunShape& shape) {
+  std::vector<ModelRun> runs;
+  for (const models::ModelSource* model : shape.teacher.loaded()) {
+    runs.push_back({model->config, shape.environment.teacher_dtype, shape.teacher_tokens(), shape.teacher_seq_len()});
+  }
+  return runs;
 }
 
 // The first layer of a kind; its layout is that of all others.
@@ -124,16 +140,12 @@ double wait_for_updates(const RunShape& shape, const Machine& machine, double te
   return std::max(now, arrived + leaving) - (teacher + forward);
 }
 
-} // namespace
-
-BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher, int64_t kind_index) {
-  const models::ModelConfig& config = model_of(shape, teacher);
+BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelRun& run, int64_t kind_index) {
+  const models::ModelConfig& config = run.config;
   const models::LayerKind& kind = config.kinds[static_cast<size_t>(kind_index)];
-  const at::ScalarType dtype = teacher ? shape.environment.teacher_dtype : shape.environment.student_dtype;
   const models::UnitLayout layout = models::block_layout(config, first_layer(config, kind_index));
-  const auto tokens = static_cast<double>(teacher ? shape.teacher_tokens() : shape.tokens());
-  const int64_t seq_len = teacher ? shape.teacher_seq_len() : shape.config.data.seq_len;
-  const double e = element_bytes(dtype);
+  const auto tokens = static_cast<double>(run.tokens);
+  const double e = element_bytes(run.dtype);
   const auto hidden = static_cast<double>(config.hidden_size), ffn = static_cast<double>(kind.mlp.width());
   const auto query = static_cast<double>(kind.attention.query_width());
   const auto key_value = static_cast<double>(kind.attention.key_value_width());
@@ -160,7 +172,7 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher
   const double down = last + tokens * (3 * ffn + 2 * hidden) * e / machine.memory_bytes;
   // Attention with heads of 64 is slower than with heads of 128.
   const double efficiency = kind.attention.head_dim >= 128 ? 1.0 : 0.72;
-  const double attention = 4 * tokens * query * kind.attention.attended_tokens(seq_len);
+  const double attention = 4 * tokens * query * kind.attention.attended_tokens(run.seq_len);
   const double elementwise = tokens * (2 * hidden + 2 * (query + key_value) + 5 * hidden) * e;
   time.rebuild = products + attention / (machine.attention_forward_flops * efficiency) +
       elementwise / machine.memory_bytes + kKernelsForward * machine.launch_seconds;
@@ -171,20 +183,21 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher
   return time;
 }
 
-std::vector<BlockTime> block_times(const RunShape& shape, const Machine& machine, bool teacher) {
-  const models::ModelConfig& config = model_of(shape, teacher);
-  std::vector<BlockTime> times(config.kinds.size());
+std::vector<BlockTime> block_times(const RunShape& shape, const Machine& machine, const ModelRun& run) {
+  std::vector<BlockTime> times(run.config.kinds.size());
   for (int64_t kind = 0; kind < static_cast<int64_t>(times.size()); ++kind) {
-    if (config.count_of(kind) > 0) {
-      times[static_cast<size_t>(kind)] = block_time(shape, machine, teacher, kind);
+    if (run.config.count_of(kind) > 0) {
+      times[static_cast<size_t>(kind)] = block_time(shape, machine, run, kind);
     }
   }
   return times;
 }
 
+} // namespace
+
 PassTimer::PassTimer(const RunShape& shape, const Machine& machine)
     : kinds_(shape.student.layers),
-      blocks_(block_times(shape, machine, /*teacher=*/false)),
+      blocks_(block_times(shape, machine, student_run(shape))),
       leaving_(machine.host_bytes / to_host_bytes(shape, machine)),
       copy_cost_(machine.copy_cost) {
   for (const BlockBytes& saved : saved_bytes(shape)) {
@@ -263,7 +276,7 @@ StepTime predict_time(const RunShape& shape, const Machine& machine, const Gathe
   time.copies = micro * pass.copies;
 
   double reduces = 0;
-  const std::vector<BlockTime> student = block_times(shape, machine, /*teacher=*/false);
+  const std::vector<BlockTime> student = block_times(shape, machine, student_run(shape));
   for (size_t kind = 0; kind < student.size(); ++kind) {
     reduces += static_cast<double>(shape.student.count_of(static_cast<int64_t>(kind))) * student[kind].reduce;
   }
@@ -271,16 +284,16 @@ StepTime predict_time(const RunShape& shape, const Machine& machine, const Gathe
   const double tables = shape.student.tie_word_embeddings ? 1 : 2;
   reduces += tables * unit_reduce(shape, machine, table);
   at_phase(time, Phase::kTeacher) = micro * static_cast<double>(shape.row_bytes()) / machine.host_bytes;
-  if (shape.teacher.blocks() > 0) {
-    const std::vector<BlockTime> teacher = block_times(shape, machine, /*teacher=*/true);
+  for (const ModelRun& run : teacher_runs(shape)) {
+    const std::vector<BlockTime> teacher = block_times(shape, machine, run);
     for (size_t kind = 0; kind < teacher.size(); ++kind) {
-      const int64_t count = shape.teacher.model().config.count_of(static_cast<int64_t>(kind));
+      const int64_t count = run.config.count_of(static_cast<int64_t>(kind));
       at_phase(time, Phase::kTeacher) += micro * static_cast<double>(count) * teacher[kind].forward;
     }
-    if (shape.teacher_stream) { // the hidden states of the student's tokens are read and written
-      at_phase(time, Phase::kTeacher) += micro * 2 * tokens * static_cast<double>(shape.teacher.head_width()) *
-          element_bytes(shape.environment.teacher_dtype) / machine.memory_bytes;
-    }
+  }
+  if (shape.teacher.blocks() > 0 && shape.teacher_stream) { // the student's tokens' hidden states are read and written
+    at_phase(time, Phase::kTeacher) += micro * 2 * tokens * static_cast<double>(shape.teacher.head_width()) *
+        element_bytes(shape.environment.teacher_dtype) / machine.memory_bytes;
   }
   // Communication overlaps with the compute stream and takes multiprocessors and bandwidth from it; the part that is
   // longer than the phase is exposed.

@@ -25,7 +25,6 @@ struct BlockTime {
   double backward = 0;
   double reduce = 0; // of its gradient
 };
-BlockTime block_time(const RunShape& shape, const Machine& machine, bool teacher, int64_t kind);
 
 // Each product counts its operations at machine.matmul_flops and the traffic of its operands at machine.memory_bytes,
 // every other kernel its traffic. The copies of offloaded blocks are simulated block by block on one channel.

@@ -56,10 +56,12 @@ absl::StatusOr<TeacherSpec> open_teacher(const config::Config& config) {
   RETURN_IF_ERROR(check_length(
       config.teacher, model, longer ? config.data.teacher_seq_len : config.data.seq_len,
       longer ? "data.teacher_seq_len" : "data.seq_len"));
-  if (teacher.loaded() != nullptr) {
-    ASSIGN_OR_RETURN(auto weights, open_weights(config.teacher, model, config.train.seed + 1, notes));
-    teacher.set_weights(std::move(weights));
+  std::vector<std::shared_ptr<const models::WeightSource>> weights;
+  for (const models::ModelSource* loaded : teacher.loaded()) {
+    ASSIGN_OR_RETURN(
+        weights.emplace_back(), open_weights(config.teacher, loaded->config, config.train.seed + 1, notes));
   }
+  teacher.set_weights(weights);
   log_notes(notes);
   return teacher;
 }

@@ -13,7 +13,8 @@ void name_units(SlotChecks& checks, const std::string& role, const ModelShards& 
 
 } // namespace
 
-SlotSet make_slots(const SlotOptions& options, const Mesh& mesh, ModelShards& student, ModelShards* teacher) {
+SlotSet make_slots(
+    const SlotOptions& options, const Mesh& mesh, ModelShards& student, const std::vector<ModelShards*>& teacher) {
   SlotSet slots;
   if (mesh.gather == nullptr) {
     return slots;
@@ -22,22 +23,24 @@ SlotSet make_slots(const SlotOptions& options, const Mesh& mesh, ModelShards& st
   SlotPlan plan;
   plan.block_slots = options.slots > 0 ? options.slots : options.prefetch + 1;
   plan.prefetch = options.prefetch;
+  // The head of each of the teacher's models is held until the loss head has run, and one unit of the student's.
+  plan.large_slots = std::max<int64_t>(plan.large_slots, 1 + std::ssize(teacher));
   student.add_to_plan(plan);
-  if (teacher != nullptr) {
-    teacher->add_to_plan(plan);
+  for (const ModelShards* model : teacher) {
+    model->add_to_plan(plan);
   }
   if (options.checks) {
     slots.checks = std::make_unique<SlotChecks>(device);
     name_units(*slots.checks, "student", student);
-    if (teacher != nullptr) {
-      name_units(*slots.checks, "teacher", *teacher);
+    for (const ModelShards* model : teacher) {
+      name_units(*slots.checks, "teacher", *model);
     }
   }
   slots.weights = std::make_unique<WeightSlots>(device, *mesh.gather, plan, slots.checks.get());
   slots.gradients = std::make_unique<GradientSlots>(device, *mesh.reduce, mesh.replicate.get(), options.reduce_dtype);
   student.use_slots(slots.weights.get(), slots.gradients.get(), options.accumulation);
-  if (teacher != nullptr) {
-    teacher->use_slots(slots.weights.get(), nullptr, options.accumulation);
+  for (ModelShards* model : teacher) {
+    model->use_slots(slots.weights.get(), nullptr, options.accumulation);
   }
   return slots;
 }

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "trainer/sharding/gradient_slots.h"
 #include "trainer/sharding/mesh.h"
@@ -26,8 +27,9 @@ struct SlotOptions {
   bool checks = false; // checksums of every gathered unit between its uses
 };
 
-// Makes the slots for both models and has the models use them. `teacher` null: none, or one that is not sharded.
-SlotSet make_slots(const SlotOptions& options, const Mesh& mesh, ModelShards& student, ModelShards* teacher);
+// Makes the slots for all models and has the models use them. `teacher`: the models of it that are sharded.
+SlotSet make_slots(
+    const SlotOptions& options, const Mesh& mesh, ModelShards& student, const std::vector<ModelShards*>& teacher);
 
 // The same for one frozen model alone, which has no gradients.
 SlotSet make_frozen_slots(const SlotOptions& options, const Mesh& mesh, ModelShards& model, const std::string& role);

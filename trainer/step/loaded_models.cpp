@@ -74,17 +74,23 @@ absl::StatusOr<LoadedModels> load_models(
   student_load.may_leave_float8 = config.float8.shadow_every > 0;
   // Both are read before either is judged, so that one error names the tensors of both.
   auto loaded_student = load_model(environment, student, Role::kStudent, std::move(student_load));
-  absl::StatusOr<std::unique_ptr<sharding::ModelShards>> loaded_teacher = nullptr;
-  if (teacher.loaded() != nullptr) {
-    loaded_teacher =
-        load_model(environment, *teacher.loaded(), Role::kTeacher, load_options(config, mesh, !parallel.shard_teacher));
+  std::vector<absl::StatusOr<std::unique_ptr<sharding::ModelShards>>> loaded_teacher;
+  for (const ModelSource* model : teacher.loaded()) {
+    loaded_teacher.push_back(
+        load_model(environment, *model, Role::kTeacher, load_options(config, mesh, !parallel.shard_teacher)));
   }
   base::ProblemList problems;
   LoadedModels models;
   models.student = problems.take(std::move(loaded_student)).value_or(nullptr);
   models.teacher.spec = teacher;
-  models.teacher.spec.set_weights(nullptr); // they have been read, and the files need not stay mapped
-  models.teacher.weights = problems.take(std::move(loaded_teacher)).value_or(nullptr);
+  models.teacher.spec.set_weights({}); // they have been read, and the files need not stay mapped
+  std::vector<sharding::ModelShards*> sharded_teacher;
+  for (auto& model : loaded_teacher) {
+    models.teacher.weights.push_back(problems.take(std::move(model)).value_or(nullptr));
+    if (parallel.shard_teacher) {
+      sharded_teacher.push_back(models.teacher.weights.back().get());
+    }
+  }
   // A rank that is alone in having read bad weights must not leave the others in the slots' first collective.
   RETURN_IF_ERROR(sharding::agree(mesh, problems.status()));
   sharding::SlotOptions options = slot_options(config, environment);
@@ -92,8 +98,7 @@ absl::StatusOr<LoadedModels> load_models(
   options.accumulation = parallel.accumulate == config::Accumulate::kKeepFull ? sharding::Accumulation::kKeepFull
                                                                               : sharding::Accumulation::kReduceEach;
   options.reduce_dtype = config::scalar_type(parallel.reduce_dtype);
-  models.slots = sharding::make_slots(
-      options, mesh, *models.student, parallel.shard_teacher ? models.teacher.weights.get() : nullptr);
+  models.slots = sharding::make_slots(options, mesh, *models.student, sharded_teacher);
   return models;
 }
 

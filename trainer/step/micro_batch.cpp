@@ -6,6 +6,7 @@
 #include "trainer/device/memory_tracker.h"
 #include "trainer/device/simulation.h"
 #include "trainer/step/head_plan.h"
+#include "trainer/step/loss_head.h"
 #include "trainer/teacher/token_batch.h"
 
 namespace distill::trainer {
@@ -37,35 +38,44 @@ MicroBatchRunner::MicroBatchRunner(
       teacher_(make_teacher(config, teacher, block_)),
       phases_(student.options().device) {}
 
-losses::LinearHeadInputs MicroBatchRunner::predict(const data::Batch& batch, const sharding::TokenBatch& tokens) {
-  losses::LinearHeadInputs inputs;
+std::vector<Prediction> MicroBatchRunner::predict(const data::Batch& batch, const sharding::TokenBatch& tokens) {
   const at::Device device = tokens.tokens_N.device();
-  inputs.targets_N = copy_to_device(batch.targets_BS.flatten(), device);
-  inputs.valid_tokens = batch.valid_tokens;
-  inputs.meta_device = device::kernel_device(device);
-  teacher_->predict(batch, tokens, student_, inputs);
-  return inputs;
+  const at::Tensor targets_N = copy_to_device(batch.targets_BS.flatten(), device);
+  std::vector<Prediction> predictions = teacher_->predict(batch, tokens, student_);
+  int64_t begin = 0;
+  for (auto& [count, head] : predictions) {
+    head.targets_N = targets_N.narrow(0, begin, count);
+    head.meta_device = device::kernel_device(device);
+    begin += count;
+  }
+  TORCH_CHECK(begin == targets_N.size(0), "the teacher predicted ", begin, " of ", targets_N.size(0), " tokens");
+  return predictions;
 }
 
-losses::LinearHeadOutput MicroBatchRunner::run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads) {
-  inputs.weight_VH = sharding::lm_head(student_);
+at::Tensor MicroBatchRunner::run_head(
+    std::vector<Prediction> predictions, at::Tensor hidden_NH, losses::LinearHeadGrads* grads) {
+  at::Tensor weight_VH = sharding::lm_head(student_);
   const device::LabelScope label(device::Category::kHead);
   const losses::LossOptions loss = grads == nullptr ? evaluated(loss_) : loss_;
-  losses::LinearHeadOutput out = losses::linear_head(inputs, loss, config_.chunks, grads);
-  inputs = {}; // drops the views of the heads' units
+  const at::Tensor metrics_MN = run_loss_head(predictions, hidden_NH, weight_VH, loss, config_.chunks, grads);
+  hidden_NH.reset();
+  weight_VH.reset();
+  for (Prediction& prediction : predictions) {
+    prediction.head = {}; // drops the views of the heads' units
+  }
   student_.release(student_.head_unit());
   if (grads == nullptr) { // with gradients, the backward pass needs the unit once more
     student_.retire(student_.head_unit());
   }
   teacher_->release();
-  return out;
+  return metrics_MN;
 }
 
 at::Tensor MicroBatchRunner::head_with_gradients(
-    losses::LinearHeadInputs& inputs, double grad_scale, at::Tensor& sums_M) {
+    std::vector<Prediction> predictions, at::Tensor hidden_NH, double grad_scale, at::Tensor& sums_M) {
   const int64_t head = student_.head_unit();
   losses::LinearHeadGrads grads;
-  grads.hidden_NH = at::empty_like(inputs.hidden_NH);
+  grads.hidden_NH = at::empty_like(hidden_NH);
   device::label(grads.hidden_NH, device::Category::kHidden);
   {
     const sharding::UnitGradient gradient = student_.gradient(head);
@@ -73,7 +83,7 @@ at::Tensor MicroBatchRunner::head_with_gradients(
     grads.accumulate = !gradient.is_new;
   }
   grads.grad_scale = grad_scale;
-  sums_M += run_head(inputs, &grads).metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
+  sums_M += run_head(std::move(predictions), std::move(hidden_NH), &grads).sum(1, /*keepdim=*/false, at::kDouble);
   return std::move(grads.hidden_NH); // `grads` holds a view of the head's gradient, which must not outlive this
 }
 
@@ -85,11 +95,11 @@ void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Te
   passes.insert(passes.end(), {{&student_}, {&student_, /*backward=*/true}});
   expect(passes, /*then=*/last ? predicting : passes);
   begin(metrics::Phase::kTeacher);
-  losses::LinearHeadInputs inputs = predict(batch, tokens);
+  std::vector<Prediction> predictions = predict(batch, tokens);
   begin(metrics::Phase::kForward);
-  inputs.hidden_NH = pass_.forward(tokens);
+  at::Tensor hidden_NH = pass_.forward(tokens);
   begin(metrics::Phase::kHead);
-  at::Tensor dhidden_NH = head_with_gradients(inputs, grad_scale, sums_M);
+  at::Tensor dhidden_NH = head_with_gradients(std::move(predictions), std::move(hidden_NH), grad_scale, sums_M);
   begin(metrics::Phase::kBackward);
   pass_.backward(tokens, std::move(dhidden_NH), last);
 }
@@ -107,12 +117,20 @@ void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
   passes.push_back({&student_});
   expect(passes, passes);
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
-  losses::LinearHeadInputs inputs = predict(batch, tokens);
-  inputs.hidden_NH = sharding::forward_hidden(student_, student_ropes_, tokens, /*next=*/nullptr, block_);
-  const at::Tensor one_sided_N2 = one_sided_mass_.log_sums(inputs, student_.config().vocab_size, loss_.teacher_softcap);
-  const at::Tensor targets_N = inputs.targets_N;
-  const at::Tensor metrics_MN = run_head(inputs, /*grads=*/nullptr).metrics_MN;
-  one_sided_mass_.add(one_sided_N2, metrics_MN[losses::kTeacherLse], targets_N);
+  std::vector<Prediction> predictions = predict(batch, tokens);
+  at::Tensor hidden_NH = sharding::forward_hidden(student_, student_ropes_, tokens, /*next=*/nullptr, block_);
+  std::vector<std::pair<at::Tensor, at::Tensor>> one_sided; // of each prediction: log-sum-exps, targets
+  for (const auto& [count, head] : predictions) {
+    one_sided.emplace_back(
+        one_sided_mass_.log_sums(head, student_.config().vocab_size, loss_.teacher_softcap), head.targets_N);
+  }
+  const at::Tensor metrics_MN = run_head(std::move(predictions), std::move(hidden_NH), /*grads=*/nullptr);
+  int64_t begin = 0;
+  for (const auto& [log_sums_N2, targets_N] : one_sided) {
+    const int64_t count = targets_N.size(0);
+    one_sided_mass_.add(log_sums_N2, metrics_MN[losses::kTeacherLse].narrow(0, begin, count), targets_N);
+    begin += count;
+  }
   sums_M += metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
 }
 

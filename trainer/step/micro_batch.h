@@ -72,12 +72,15 @@ class MicroBatchRunner {
   at::Tensor zero_sums() const; // fp64 [M] on the device
 
  private:
-  // The targets and the teacher's prediction, whose gathered weights stay until run_head gives them back.
-  losses::LinearHeadInputs predict(const data::Batch& batch, const sharding::TokenBatch& tokens);
-  losses::LinearHeadOutput run_head(losses::LinearHeadInputs& inputs, losses::LinearHeadGrads* grads);
+  // The teacher's predictions with the targets. Their gathered weights stay until run_head gives them back.
+  std::vector<Prediction> predict(const data::Batch& batch, const sharding::TokenBatch& tokens);
+  // The loss head over each prediction's tokens, of the student's hidden states [N, H]. Returns metrics_MN of all
+  // tokens.
+  at::Tensor run_head(std::vector<Prediction> predictions, at::Tensor hidden_NH, losses::LinearHeadGrads* grads);
   // The head with gradients: adds to sums_M and to the lm_head's gradient, and returns the gradient of the hidden
   // states.
-  at::Tensor head_with_gradients(losses::LinearHeadInputs& inputs, double grad_scale, at::Tensor& sums_M);
+  at::Tensor head_with_gradients(
+      std::vector<Prediction> predictions, at::Tensor hidden_NH, double grad_scale, at::Tensor& sums_M);
 
   const config::Config& config_;
   losses::LossOptions loss_;

@@ -5,17 +5,19 @@
 
 namespace distill::trainer {
 
-void CachedHiddenTeacher::predict(
-    const data::Batch& batch, const sharding::TokenBatch& /*tokens*/, sharding::ModelShards& next,
-    losses::LinearHeadInputs& head) {
+std::vector<Prediction> CachedHiddenTeacher::predict(
+    const data::Batch& batch, const sharding::TokenBatch& /*tokens*/, sharding::ModelShards& next) {
+  Prediction all = of_all_tokens(batch);
   const sharding::ShardOptions& options = head_.options();
   const at::Tensor rows_NW = teacher_rows(batch, options.device);
   sharding::prefetch_first(next);
-  head.teacher_hidden_NG = teacher_cache::decode(rows_, rows_NW, options.compute_dtype);
-  if (!head.teacher_hidden_NG.is_alias_of(batch.teacher_rows_NW)) { // on the CPU they may be the batch's own
-    device::label(head.teacher_hidden_NG, device::Category::kHidden);
+  at::Tensor& hidden_NG = all.head.teacher_hidden_NG;
+  hidden_NG = teacher_cache::decode(rows_, rows_NW, options.compute_dtype);
+  if (!hidden_NG.is_alias_of(batch.teacher_rows_NW)) { // on the CPU they may be the batch's own
+    device::label(hidden_NG, device::Category::kHidden);
   }
-  head.teacher_weight_VG = sharding::lm_head(head_);
+  all.head.teacher_weight_VG = sharding::lm_head(head_);
+  return {std::move(all)};
 }
 
 void CachedHiddenTeacher::release() {

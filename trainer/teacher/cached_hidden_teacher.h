@@ -10,9 +10,8 @@ class CachedHiddenTeacher : public Teacher {
   // `head`: a model without blocks, which outlives this object.
   CachedHiddenTeacher(sharding::ModelShards& head, const teacher_cache::RowFormat& rows) : head_(head), rows_(rows) {}
 
-  void predict(
-      const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next,
-      losses::LinearHeadInputs& head) override;
+  std::vector<Prediction> predict(
+      const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next) override;
   void release() override;
   void prefetch_first() override;
   losses::MetricQualities quality(const losses::LossOptions& loss) const override;

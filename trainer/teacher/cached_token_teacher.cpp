@@ -5,12 +5,13 @@
 
 namespace distill::trainer {
 
-void CachedTokenTeacher::predict(
-    const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next,
-    losses::LinearHeadInputs& head) {
+std::vector<Prediction> CachedTokenTeacher::predict(
+    const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next) {
+  Prediction all = of_all_tokens(batch);
   const at::Tensor rows_NW = teacher_rows(batch, tokens.tokens_N.device());
   sharding::prefetch_first(next);
-  teacher_cache::give_teacher(rows_, rows_NW, head);
+  teacher_cache::give_teacher(rows_, rows_NW, all.head);
+  return {std::move(all)};
 }
 
 losses::MetricQualities CachedTokenTeacher::quality(const losses::LossOptions& loss) const {

@@ -10,9 +10,8 @@ class CachedTokenTeacher : public Teacher {
  public:
   explicit CachedTokenTeacher(const teacher_cache::RowFormat& rows) : rows_(rows) {}
 
-  void predict(
-      const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next,
-      losses::LinearHeadInputs& head) override;
+  std::vector<Prediction> predict(
+      const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next) override;
   losses::MetricQualities quality(const losses::LossOptions& loss) const override;
 
  private:

@@ -27,11 +27,12 @@ at::Tensor RunningTeacher::hidden(
   return hidden_NG;
 }
 
-void RunningTeacher::predict(
-    const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next,
-    losses::LinearHeadInputs& head) {
-  head.teacher_hidden_NG = hidden(batch, tokens, next);
-  head.teacher_weight_VG = sharding::lm_head(model_);
+std::vector<Prediction> RunningTeacher::predict(
+    const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next) {
+  Prediction all = of_all_tokens(batch);
+  all.head.teacher_hidden_NG = hidden(batch, tokens, next);
+  all.head.teacher_weight_VG = sharding::lm_head(model_);
+  return {std::move(all)};
 }
 
 void RunningTeacher::release() {

@@ -11,9 +11,8 @@ class RunningTeacher : public Teacher {
   // `model` outlives this object.
   RunningTeacher(const config::Config& config, sharding::ModelShards& model, models::BlockFunctions block);
 
-  void predict(
-      const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next,
-      losses::LinearHeadInputs& head) override;
+  std::vector<Prediction> predict(
+      const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next) override;
   void release() override;
   std::vector<sharding::Pass> passes() const override;
   void prefetch_first() override;

@@ -10,9 +10,10 @@ namespace {
 // The labels alone.
 class NoTeacher : public Teacher {
  public:
-  void predict(
-      const data::Batch& /*batch*/, const sharding::TokenBatch& /*tokens*/, sharding::ModelShards& /*next*/,
-      losses::LinearHeadInputs& /*head*/) override {}
+  std::vector<Prediction> predict(
+      const data::Batch& batch, const sharding::TokenBatch& /*tokens*/, sharding::ModelShards& /*next*/) override {
+    return {of_all_tokens(batch)};
+  }
   losses::MetricQualities quality(const losses::LossOptions& loss) const override {
     return losses::available_metrics(losses::TeacherKind::kNone, loss);
   }
@@ -20,17 +21,24 @@ class NoTeacher : public Teacher {
 
 } // namespace
 
+Prediction of_all_tokens(const data::Batch& batch) {
+  Prediction all{.tokens = batch.targets_BS.numel()};
+  all.head.valid_tokens = batch.valid_tokens;
+  return all;
+}
+
 std::unique_ptr<Teacher> make_teacher(
     const config::Config& config, const LoadedTeacher& teacher, models::BlockFunctions block) {
   if (!teacher.spec.exists()) {
     return std::make_unique<NoTeacher>();
   }
   if (!teacher.spec.rows()) {
-    return std::make_unique<RunningTeacher>(config, *teacher.weights, std::move(block));
+    return std::make_unique<RunningTeacher>(config, *teacher.weights.front(), std::move(block));
   }
-  return teacher.weights != nullptr
-      ? std::unique_ptr<Teacher>(std::make_unique<CachedHiddenTeacher>(*teacher.weights, *teacher.spec.rows()))
-      : std::make_unique<CachedTokenTeacher>(*teacher.spec.rows());
+  if (teacher.weights.empty()) {
+    return std::make_unique<CachedTokenTeacher>(*teacher.spec.rows());
+  }
+  return std::make_unique<CachedHiddenTeacher>(*teacher.weights.front(), *teacher.spec.rows());
 }
 
 } // namespace distill::trainer

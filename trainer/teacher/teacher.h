@@ -19,6 +19,15 @@ struct WholeModel {
   const std::vector<models::RopeTable>& ropes;
 };
 
+// What a teacher gives the loss head for consecutive tokens of a micro-batch.
+struct Prediction {
+  int64_t tokens = 0; // how many
+  losses::LinearHeadInputs head; // the teacher's members, and valid_tokens where it is known of these tokens
+};
+
+// Of all tokens of the batch; the teacher's members are not set.
+Prediction of_all_tokens(const data::Batch& batch);
+
 class Teacher {
  public:
   Teacher() = default;
@@ -26,13 +35,12 @@ class Teacher {
   Teacher(const Teacher&) = delete;
   Teacher& operator=(const Teacher&) = delete;
 
-  // Gives the loss head the prediction for each of the student's tokens with a target. `tokens`: the student's, on the
-  // device. `next`: the model whose pass follows; its first units are prefetched. All ranks that share the teacher call
-  // it together.
-  virtual void predict(
-      const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next,
-      losses::LinearHeadInputs& head) = 0;
-  // Gives back the weights that predict() has gathered. The head's inputs must not hold views of them any more.
+  // The prediction for each of the student's tokens with a target: of one part of the batch's tokens after the other,
+  // which together are all of them. `tokens`: the student's, on the device. `next`: the model whose pass follows; its
+  // first units are prefetched. All ranks that share the teacher call it together.
+  virtual std::vector<Prediction> predict(
+      const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next) = 0;
+  // Gives back the weights that predict() has gathered. No prediction may hold views of them any more.
   virtual void release() {}
   // The passes over decoder blocks that predict() makes.
   virtual std::vector<sharding::Pass> passes() const {
@@ -51,10 +59,14 @@ class Teacher {
 // A teacher with its weights.
 struct LoadedTeacher {
   TeacherSpec spec;
-  std::unique_ptr<sharding::ModelShards> weights; // of spec.loaded(); null: nothing is loaded
+  std::vector<std::unique_ptr<sharding::ModelShards>> weights; // one for each of spec.loaded()
 
   int64_t bytes() const { // of the weights, on this rank's device
-    return weights != nullptr ? weights->bytes() : 0;
+    int64_t bytes = 0;
+    for (const auto& model : weights) {
+      bytes += model->bytes();
+    }
+    return bytes;
   }
 };
 

@@ -20,14 +20,14 @@ TeacherSpec TeacherSpec::cached(models::ModelSource model, const teacher_cache::
 }
 
 metrics::TokenFlops TeacherSpec::flops(int64_t seq_len) const {
-  return loaded() != nullptr ? metrics::token_flops(model_.config, seq_len) : metrics::TokenFlops{};
+  return kind_ == TeacherKind::kHidden ? metrics::token_flops(model_.config, seq_len) : metrics::TokenFlops{};
 }
 
 void TeacherSpec::add_shapes(int64_t tokens, at::ScalarType dtype, losses::LinearHeadInputs& head) const {
   const auto meta = [](std::initializer_list<int64_t> shape, at::ScalarType type) {
     return at::empty(shape, at::TensorOptions().dtype(type).device(at::kMeta));
   };
-  if (loaded() != nullptr) {
+  if (kind_ == TeacherKind::kHidden) {
     head.teacher_hidden_NG = meta({tokens, model_.config.hidden_size}, dtype);
     head.teacher_weight_VG = meta({model_.config.vocab_size, model_.config.hidden_size}, dtype);
   } else if (rows_) {

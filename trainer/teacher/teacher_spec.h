@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "losses/head/inputs.h"
 #include "losses/teacher_kind.h"
@@ -23,9 +24,9 @@ class TeacherSpec {
   // without blocks; it is loaded where the rows are hidden states.
   static TeacherSpec cached(models::ModelSource model, const teacher_cache::RowFormat& rows, std::string folder = "");
 
-  // Where the weights of loaded() are read from.
-  void set_weights(std::shared_ptr<const models::WeightSource> weights) {
-    model_.weights = std::move(weights);
+  // Where the weights of loaded() are read from, one for each; an empty list: nowhere.
+  void set_weights(const std::vector<std::shared_ptr<const models::WeightSource>>& weights) {
+    model_.weights = weights.empty() ? nullptr : weights.front();
   }
 
   bool exists() const {
@@ -39,9 +40,9 @@ class TeacherSpec {
   const models::ModelSource& model() const {
     return model_;
   }
-  // What of it is loaded; null: nothing.
-  const models::ModelSource* loaded() const {
-    return kind_ == losses::TeacherKind::kHidden ? &model_ : nullptr;
+  // The models of it that are loaded.
+  std::vector<const models::ModelSource*> loaded() const {
+    return kind_ == losses::TeacherKind::kHidden ? std::vector{&model_} : std::vector<const models::ModelSource*>();
   }
   // How its predictions are stored, where they are read.
   const std::optional<teacher_cache::RowFormat>& rows() const {
@@ -57,7 +58,7 @@ class TeacherSpec {
   }
   // Width of the hidden states that the loss head multiplies by the teacher's lm_head.
   int64_t head_width() const {
-    return loaded() != nullptr ? model_.config.hidden_size : 0;
+    return kind_ == losses::TeacherKind::kHidden ? model_.config.hidden_size : 0;
   }
   // Columns of the logits of a student with this vocabulary.
   int64_t columns(int64_t student_vocab) const {

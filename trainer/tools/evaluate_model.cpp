@@ -35,9 +35,9 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
   RETURN_IF_ERROR(check_cache_head(config));
   const LoadOptions load{.progress = config.run.progress};
   ASSIGN_OR_RETURN(const auto student, load_model(environment, inputs.student, Role::kFrozenStudent, load));
-  LoadedTeacher teacher{inputs.teacher, nullptr};
-  if (teacher.spec.loaded() != nullptr) {
-    ASSIGN_OR_RETURN(teacher.weights, load_model(environment, *teacher.spec.loaded(), Role::kTeacher, load));
+  LoadedTeacher teacher{inputs.teacher, {}};
+  for (const models::ModelSource* model : teacher.spec.loaded()) {
+    ASSIGN_OR_RETURN(teacher.weights.emplace_back(), load_model(environment, *model, Role::kTeacher, load));
   }
   const launch::StopSignal stop("ending the evaluation without a result, then exit code 1");
   const auto start = std::chrono::steady_clock::now();

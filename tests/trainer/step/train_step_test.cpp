@@ -88,8 +88,8 @@ TEST(TrainStep, AStepThatIsNotFiniteChangesNothing) {
   const GlobalBatch batch = tiny_batch(tiny.config);
   tiny.run(batch);
   const at::Tensor before = tiny.weights();
-  tiny.models.teacher.weights->unit(tiny.models.teacher.weights->head_unit())
-      .weights.fill_(std::numeric_limits<float>::infinity());
+  sharding::ModelShards& teacher = *tiny.models.teacher.weights.front();
+  teacher.unit(teacher.head_unit()).weights.fill_(std::numeric_limits<float>::infinity());
   const TrainStep::Results results = tiny.run(batch);
   EXPECT_TRUE(results.record.skipped);
   EXPECT_TRUE(at::equal(tiny.weights(), before));

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data/base/enum_names.h"
@@ -351,6 +352,10 @@ struct Config {
 
   bool has_teacher() const {
     return !teacher.folder().empty();
+  }
+  // The models that a run may have, with the names of their sections.
+  std::vector<std::pair<const char*, const ModelSection*>> models() const {
+    return {{"student", &student}, {"teacher", &teacher}};
   }
 };
 

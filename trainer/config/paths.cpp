@@ -40,11 +40,11 @@ class Paths {
 
   std::vector<Problem> run() {
     const bool capturing = context_.purpose == Purpose::kCapture;
-    if (!capturing || !config_.student.path.empty()) {
-      model("student", config_.student);
-    }
-    if (!config_.teacher.path.empty()) {
-      model("teacher", config_.teacher);
+    for (const auto& [name, section] : config_.models()) {
+      const bool may_be_absent = capturing || section != &config_.student;
+      if (!may_be_absent || !section->path.empty()) {
+        model(name, *section);
+      }
     }
     if (config_.teacher.reads_cache() && !capturing) {
       teacher_cache();

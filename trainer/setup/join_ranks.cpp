@@ -70,7 +70,7 @@ absl::Status check_same_inputs(
   }
   absl::Status status =
       sharding::check_equal_on_all_ranks(mesh, "configuration", absl::StrCat(config::dump(config), run));
-  for (const auto& [name, section] : {std::pair("student", &config.student), std::pair("teacher", &config.teacher)}) {
+  for (const auto& [name, section] : config.models()) {
     if (!status.ok() || section->folder().empty()) {
       continue;
     }

@@ -6,6 +6,7 @@
 #include "trainer/device/device_info.h"
 #include "trainer/device/host_memory.h"
 #include "trainer/device/memory_tracker.h"
+#include "trainer/hf/config_json.h"
 #include "trainer/metrics/log.h"
 #include "trainer/setup/read_model.h"
 #include "trainer/setup/resolve_environment.h"
@@ -110,11 +111,11 @@ absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_si
   constexpr int64_t kSearched = int64_t{1} << 26;
   constexpr double kSpare = 0.98;
   int64_t longest = 0, beyond = kSearched;
-  for (const config::ModelSection* section : {&config.student, &config.teacher}) {
+  for (const auto& [name, section] : config.models()) {
     if (!section->folder().empty()) {
       ASSIGN_OR_RETURN(
           const models::ModelConfig model,
-          section == &config.student ? read_student(config) : read_teacher_model(config));
+          hf::read_model_config(section->folder(), {section->ignore_config_keys, /*with_weights=*/false}));
       const int64_t limit = models::longest_sequence(model);
       if (limit < kStep) {
         return absl::InvalidArgumentError(absl::StrFormat(

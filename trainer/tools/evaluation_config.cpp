@@ -18,7 +18,7 @@ void set_path(std::string& path, const std::string& key, const std::string& opti
 // The largest length up to `wanted` that the models can read. A model that cannot be read is reported when it is
 // opened.
 int64_t readable_length(const config::Config& config, int64_t wanted) {
-  for (const config::ModelSection* section : {&config.student, &config.teacher}) {
+  for (const auto& [name, section] : config.models()) {
     if (section->path.empty()) {
       continue;
     }

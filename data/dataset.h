@@ -44,8 +44,8 @@ struct DataOptions {
   bool verify = false; // check the payload hash and all token ids of every shard, which reads it completely
 };
 
-// A range of a run's samples with one length and packing: from `first_sample` up to the next stage. Each resumption
-// with another seq_len or packing begins a new stage.
+// A range of a run's samples that are read from one data set with one length and packing: from `first_sample` of the
+// run up to the next stage. Each resumption with another seq_len or packing begins a new stage.
 struct Stage {
   int64_t first_sample = 0;
   int64_t seq_len = 0; // tokens
@@ -79,10 +79,11 @@ class Dataset {
   // Reports every problem of every source in one error.
   static absl::StatusOr<std::unique_ptr<Dataset>> open(const DataOptions& options);
 
-  // For a run that has used other lengths or packings before; to be called before samples are read. The last of the
-  // `stages` must have the length and packing of the options; only its samples can be read from now on. It begins with
-  // the unread tokens of each source: those that have not been an input in the current epoch. Returns log lines that
-  // say how many these are. Not for options.once. InvalidArgument: the stages are not in order.
+  // For a run that has read this data set before with other lengths or packings, or other data before it; to be called
+  // before samples are read. `stages`: of this data set, whose order begins anew with the first one. The last of them
+  // must have the length and packing of the options; only its samples can be read from now on. It begins with the
+  // unread tokens of each source: those that have not been an input in the current epoch. Returns log lines that say
+  // how many these are. Not for options.once. InvalidArgument: the stages are not in order.
   absl::StatusOr<std::vector<std::string>> continue_from(const std::vector<Stage>& stages);
 
   // Samples [first, first + count), count >= 1. DataLoss: a token id that is not below the shard's vocab_size.
@@ -195,7 +196,8 @@ class Dataset {
   std::shared_ptr<TeacherRows> teacher_rows_; // null: none
   int64_t teacher_len_ = 0; // tokens of the teacher's sequences; 0: no teacher stream
   int64_t num_samples_ = 0;
-  int64_t first_sample_ = 0; // the first one that can be read: where the last stage begins
+  int64_t origin_ = 0; // the run's sample that is the first one of this data set
+  int64_t first_sample_ = 0; // the run's first one that can be read: where the last stage begins
 };
 
 } // namespace distill::data

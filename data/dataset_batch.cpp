@@ -338,7 +338,7 @@ absl::StatusOr<Batch> Dataset::batch(int64_t first, int64_t count) const {
     sequence.rows_S = batch.teacher->rows_BS.mutable_data_ptr<int64_t>();
   }
   for (int64_t b = 0; b < count; ++b) {
-    RETURN_IF_ERROR(fill_sequence(first + b, sequence));
+    RETURN_IF_ERROR(fill_sequence(first - origin_ + b, sequence));
     batch.valid_tokens += seq_len - std::count(sequence.targets_S, sequence.targets_S + seq_len, kIgnoreIndex);
     sequence.next_sequence();
   }

@@ -16,8 +16,8 @@ constexpr uint64_t kRestKey = 0x7265737400000000; // makes the order of a rest d
 
 // `teacher_len`: tokens of the teacher's sequences; 0: no teacher stream.
 absl::Status check_stages(const std::vector<Stage>& stages, const DataOptions& options, int64_t teacher_len) {
-  if (stages.empty() || stages[0].first_sample != 0) {
-    return absl::InvalidArgumentError("data stages: expected the first one to begin with sample 0");
+  if (stages.empty() || stages[0].first_sample < 0) {
+    return absl::InvalidArgumentError("data stages: expected at least one, the first from sample 0 or a later one on");
   }
   for (size_t i = 0; i < stages.size(); ++i) {
     const Stage& stage = stages[i];
@@ -130,6 +130,7 @@ absl::StatusOr<std::vector<std::string>> Dataset::continue_from(const std::vecto
   TORCH_CHECK(!options_.once, "an evaluation has no stages");
   RETURN_IF_ERROR(check_stages(stages, options_, teacher_len_));
   std::vector<std::string> lines;
+  origin_ = stages.front().first_sample;
   for (size_t s = 0; s < sources_.size(); ++s) {
     Source& source = sources_[s];
     const std::vector<int64_t> lengths = document_lengths(source);
@@ -137,8 +138,8 @@ absl::StatusOr<std::vector<std::string>> Dataset::continue_from(const std::vecto
     source.rest.reset();
     for (size_t i = 0; i + 1 < stages.size(); ++i) {
       const auto index = static_cast<int64_t>(s);
-      const int64_t samples =
-          mixer_->count_before(stages[i + 1].first_sample, index) - mixer_->count_before(stages[i].first_sample, index);
+      const int64_t samples = mixer_->count_before(stages[i + 1].first_sample - origin_, index) -
+          mixer_->count_before(stages[i].first_sample - origin_, index);
       end_stage(
           source, lengths, plan_stage(source, lengths, stages[i]), samples, stages[i + 1], static_cast<int64_t>(i) + 1);
     }

@@ -6,7 +6,6 @@
 #include "trainer/config/reader.h"
 #include "trainer/device/host_slab.h"
 #include "trainer/metrics/log.h"
-#include "trainer/setup/inputs.h"
 
 namespace distill::trainer {
 namespace {
@@ -55,35 +54,28 @@ std::string describe_no_step_left(int64_t step, int64_t total_steps) {
 }
 
 Checkpointer::Checkpointer(
-    const config::Config& config, checkpoint::RunIdentity identity, int64_t teacher_seq_len,
-    sharding::ModelShards& student, optim::AdamW& optimizer, const sharding::Mesh& mesh)
-    : config_(config), teacher_seq_len_(teacher_seq_len), student_(student), optimizer_(optimizer), mesh_(mesh) {
+    const config::Config& config, checkpoint::RunIdentity identity, TrainingData& data, sharding::ModelShards& student,
+    optim::AdamW& optimizer, const sharding::Mesh& mesh)
+    : config_(config), data_(data), student_(student), optimizer_(optimizer), mesh_(mesh) {
   info_.identity = std::move(identity);
   info_.config = config::dump(config);
   info_.program = "distill " DISTILL_VERSION;
   info_.student_folder = absolute_path(config.student.path);
-  data_stages_ = {configured_stage(0, 0)};
 }
 
-// The stage that begins after `step` steps, with sample `first_sample`.
-checkpoint::DataStage Checkpointer::configured_stage(int64_t step, int64_t first_sample) const {
-  return {step, first_sample, config_.data.seq_len, config_.data.packing, teacher_seq_len_};
-}
-
-absl::StatusOr<checkpoint::Resumed> Checkpointer::resume(const std::string& folder, data::Dataset& data) {
-  const auto identity = [&](const checkpoint::DataStage& stage) {
-    checkpoint::RunIdentity own = info_.identity;
-    own.data = describe_data(data, {stage.first_sample, stage.seq_len, stage.packing, stage.teacher_seq_len});
-    return own;
-  };
-  auto resumed = folder.empty() ? checkpoint::resume_newest(config_.run.dir, identity, student_, optimizer_, mesh_)
-                                : checkpoint::resume_from(folder, identity, student_, optimizer_, mesh_);
+absl::StatusOr<checkpoint::Resumed> Checkpointer::resume(const std::string& folder, bool other_data_allowed) {
+  const checkpoint::ResumingRun run{
+      info_.identity, [this](const checkpoint::DataStage& stage) { return data_.identity(stage); }, other_data_allowed};
+  auto resumed = folder.empty() ? checkpoint::resume_newest(config_.run.dir, run, student_, optimizer_, mesh_)
+                                : checkpoint::resume_from(folder, run, student_, optimizer_, mesh_);
   if (!resumed.ok()) {
     return resumed.status();
   }
-  if (absl::Status status = sharding::agree(mesh_, continue_data(*resumed, data)); !status.ok()) {
+  auto lines = data_.continue_from(resumed->state, resumed->folder);
+  if (absl::Status status = sharding::agree(mesh_, lines.status()); !status.ok()) {
     return status;
   }
+  resumed->data_lines = *std::move(lines);
   auto moved = mesh_.is_main() ? checkpoint::set_aside_after(config_.run.dir, resumed->state.step)
                                : absl::StatusOr<std::vector<std::string>>(std::vector<std::string>());
   if (absl::Status status = sharding::agree(mesh_, moved.status()); !status.ok()) {
@@ -97,38 +89,6 @@ absl::StatusOr<checkpoint::Resumed> Checkpointer::resume(const std::string& fold
     saved_step_ = resumed->state.step;
   }
   return resumed;
-}
-
-// Where lengths or packing are others than in the stage before, the next one begins here.
-absl::Status Checkpointer::continue_data(checkpoint::Resumed& resumed, data::Dataset& data) {
-  std::vector<checkpoint::DataStage>& stages = resumed.state.data_stages;
-  const auto same = [&] {
-    const checkpoint::DataStage own = configured_stage(0, 0);
-    return !stages.empty() && stages.back().seq_len == own.seq_len && stages.back().packing == own.packing &&
-        stages.back().teacher_seq_len == own.teacher_seq_len;
-  };
-  if (!same()) {
-    if (!stages.empty() && stages.back().first_sample == resumed.state.samples) {
-      stages.pop_back(); // nothing was read in it
-    }
-    if (!same()) {
-      stages.push_back(configured_stage(resumed.state.step, resumed.state.samples));
-    }
-  }
-  data_stages_ = stages;
-  std::vector<data::Stage> data_stages;
-  for (const checkpoint::DataStage& stage : stages) {
-    data_stages.push_back({stage.first_sample, stage.seq_len, stage.packing, stage.teacher_seq_len});
-  }
-  auto lines = data.continue_from(data_stages);
-  if (!lines.ok()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(resumed.folder, "/index.json: ", std::string(lines.status().message())));
-  }
-  if (stages.back().first_sample == resumed.state.samples && stages.size() > 1) {
-    resumed.data_lines = *std::move(lines);
-  }
-  return absl::OkStatus();
 }
 
 at::Tensor Checkpointer::copy_memory(int64_t processes_on_host) const {
@@ -187,13 +147,13 @@ absl::Status Checkpointer::finish() {
   return ended ? report(*ended, config_.checkpoint.on_error == config::OnSaveError::kContinue) : absl::OkStatus();
 }
 
-absl::Status Checkpointer::advance(const checkpoint::Saver::Vote& sums) {
-  const auto ended = saver_->advance(sums);
+absl::Status Checkpointer::advance(const sharding::WritingRanks& ranks) {
+  const auto ended = saver_ ? saver_->advance(ranks) : std::nullopt;
   return ended ? report(*ended, config_.checkpoint.on_error == config::OnSaveError::kContinue) : absl::OkStatus();
 }
 
 absl::Status Checkpointer::begin(checkpoint::TrainState state) {
-  state.data_stages = data_stages_;
+  state.data_stages = data_.stages();
   return saver_->begin(state);
 }
 

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "data/dataset.h"
 #include "trainer/checkpoint/resume.h"
 #include "trainer/checkpoint/saver.h"
 #include "trainer/config/config.h"
 #include "trainer/metrics/task_progress.h"
 #include "trainer/run_folder/journal.h"
+#include "trainer/training_data.h"
 
 namespace distill::trainer {
 
@@ -24,16 +24,17 @@ std::string describe_no_step_left(int64_t step, int64_t total_steps);
 // A run's checkpoints: when one is saved, what a failure means, what is said about it. All ranks call these together.
 class Checkpointer {
  public:
-  // All of them outlive this. `teacher_seq_len`: of the training data (data::Dataset::teacher_seq_len).
+  // All of them outlive this.
   Checkpointer(
-      const config::Config& config, checkpoint::RunIdentity identity, int64_t teacher_seq_len,
+      const config::Config& config, checkpoint::RunIdentity identity, TrainingData& data,
       sharding::ModelShards& student, optim::AdamW& optimizer, const sharding::Mesh& mesh);
 
   // Continues from the folder, or where it is empty from the newest complete checkpoint of the run folder, and takes
-  // the training data to where the run stands; with other lengths or packing a new stage of it begins.
-  // Changes no file, but sets checkpoints aside: those that turn out to be damaged, and those beyond the one that is
-  // resumed, before a line about their steps is dropped from metrics.jsonl.
-  absl::StatusOr<checkpoint::Resumed> resume(const std::string& folder, data::Dataset& data);
+  // the training data to where the run stands. Changes no file, but sets checkpoints aside: those that turn out to be
+  // damaged, and those beyond the one that is resumed, before a line about their steps is dropped from metrics.jsonl.
+  // FailedPrecondition: the checkpoint belongs to another run, or, unless `other_data_allowed`, was made with other
+  // data.
+  absl::StatusOr<checkpoint::Resumed> resume(const std::string& folder, bool other_data_allowed);
 
   // Call before the first save. With checkpoint.async, takes the host memory for the copies; if there is not enough,
   // logs that, and training waits for each checkpoint.
@@ -46,11 +47,12 @@ class Checkpointer {
   // Waits for what is being written.
   absl::Status finish();
 
-  // Once for each step: what this rank contributes to sums over all ranks, and what follows from the sums.
-  checkpoint::Saver::Vote vote() {
-    return saver_ ? saver_->vote() : checkpoint::Saver::Vote{};
+  // Once for each step: how the checkpoint that is being written stands on this rank, and what follows from the sums
+  // over all ranks.
+  sharding::WritingRanks own_writing() {
+    return saver_ ? saver_->own_writing() : sharding::WritingRanks{};
   }
-  absl::Status advance(const checkpoint::Saver::Vote& sums);
+  absl::Status advance(const sharding::WritingRanks& ranks);
   // Before the optimizer changes the state.
   void before_update() {
     if (saver_) {
@@ -59,20 +61,17 @@ class Checkpointer {
   }
 
  private:
-  checkpoint::DataStage configured_stage(int64_t step, int64_t first_sample) const;
-  absl::Status continue_data(checkpoint::Resumed& resumed, data::Dataset& data);
   absl::Status begin(checkpoint::TrainState state);
   at::Tensor copy_memory(int64_t processes_on_host) const;
   void show_waiting(int64_t bytes, int64_t total);
   absl::Status report(const absl::StatusOr<checkpoint::Saved>& saved, bool tolerated);
 
   const config::Config& config_;
-  const int64_t teacher_seq_len_;
+  TrainingData& data_;
   checkpoint::RunInfo info_;
   sharding::ModelShards& student_;
   optim::AdamW& optimizer_;
   const sharding::Mesh& mesh_;
-  std::vector<checkpoint::DataStage> data_stages_;
   RunJournal* journal_ = nullptr;
   std::optional<metrics::TaskProgress> waiting_; // for the writing of a checkpoint
   std::unique_ptr<checkpoint::Saver> saver_;

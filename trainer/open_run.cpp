@@ -1,184 +1,208 @@
-// What a run does before its first step: folder, ranks, plan, models, checkpoint, journal, data.
+#include "trainer/open_run.h"
+
 #include <chrono>
 
 #include "data/base/status_macros.h"
-#include "trainer/checkpoint/folder.h"
-#include "trainer/config/run_length.h"
 #include "trainer/device/device_hooks.h"
+#include "trainer/float8_gate/gate.h"
 #include "trainer/session.h"
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/memory_setup.h"
+#include "trainer/setup/prepared_run.h"
 #include "trainer/setup/read_model.h"
-#include "trainer/training_run.h"
 
 namespace distill::trainer {
 namespace {
 
-std::vector<checkpoint::DataSetSize> data_set_sizes(const data::Dataset& data) {
-  std::vector<checkpoint::DataSetSize> sizes;
-  for (const data::SourceStats& stats : data.stats()) {
-    sizes.push_back({stats.path, stats.documents, stats.tokens});
+using sharding::agree;
+
+// What the journal has to know of the start.
+struct StartNotes {
+  std::vector<std::string> lines, warnings; // the first ones of the log
+  double float8_error = 0; // mean KL of a float8 teacher to itself without float8, nats; 0: not measured
+};
+
+// Measures how far a float8 teacher is from the same teacher without float8; an error above the limits ends the run.
+absl::Status check_float8_teacher(const RunContext& context, const Inputs& inputs, StartNotes& notes) {
+  if (!inputs.teacher.exists()) {
+    return absl::OkStatus();
   }
-  return sizes;
-}
-
-} // namespace
-
-absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::build(
-    std::unique_ptr<RunContext> context, const StartOptions& start, const launch::StopSignal& stop) {
-  std::unique_ptr<TrainingRun> trainer(new TrainingRun(std::move(context), start, stop));
-  const sharding::Mesh& mesh = trainer->mesh_;
-  RETURN_IF_ERROR(sharding::agree(mesh, mesh.is_main() ? trainer->claim_folder() : absl::OkStatus()));
-  auto prepared = prepare_run(*trainer->context_);
-  RETURN_IF_ERROR(sharding::agree(mesh, prepared.status()));
-  const RunContext& ready = *trainer->context_;
-  RETURN_IF_ERROR(
-      sharding::agree(mesh, settle_plan(ready.config(), ready.environment(), ready.ranks(), mesh, *prepared)));
-  // Every rank has seen how much host memory is free before one takes its part.
-  RETURN_IF_ERROR(sharding::agree(mesh, trainer->load(*std::move(prepared))));
-  RETURN_IF_ERROR(trainer->open());
-  return trainer;
-}
-
-absl::Status TrainingRun::claim_folder() {
-  ASSIGN_OR_RETURN(folder_, RunFolder::claim(config_.run.dir, start_.mode, start_.parent_run));
+  ASSIGN_OR_RETURN(
+      const std::optional<float8_gate::TeacherError> error,
+      float8_gate::check_teacher(
+          context.config(), context.environment(), context.mesh(), inputs.teacher.model(),
+          inputs.eval_data ? *inputs.eval_data : *inputs.train_data));
+  if (error) {
+    notes.float8_error = error->mean_kl;
+    notes.lines.push_back(absl::StrCat("float8 teacher against the same in its compute dtype: ", error->text()));
+  }
   return absl::OkStatus();
 }
 
 // Takes host memory and reads the weights. The input files are no longer mapped afterwards.
-absl::Status TrainingRun::load(PreparedRun prepared) {
-  plan_ = std::make_shared<plan::Plan>(std::move(prepared.plan));
-  report_ = std::move(prepared.report);
-  warnings_ = std::move(prepared.warnings);
-  const Environment& environment = context_->environment();
+absl::Status load(PreparedRun prepared, OpenedRun& run, StartNotes& notes) {
+  const RunContext& context = *run.context;
+  const config::Config& config = context.config();
+  const sharding::Mesh& mesh = context.mesh();
+  const Environment& environment = context.environment();
   Inputs& inputs = prepared.inputs;
-  if (inputs.teacher.exists()) {
-    ASSIGN_OR_RETURN(
-        float8_error_,
-        float8_gate::check_teacher(
-            config_, environment, mesh_, inputs.teacher.model(),
-            inputs.eval_data ? *inputs.eval_data : *inputs.train_data));
-    if (float8_error_) {
-      report_.push_back(absl::StrCat("float8 teacher against the same in its compute dtype: ", float8_error_->text()));
-    }
-  }
-  auto memory = take_host_memory(environment, *plan_);
-  RETURN_IF_ERROR(sharding::agree(mesh_, memory.status())); // the ranks read a float8 teacher together
+  run.plan = std::make_shared<plan::Plan>(std::move(prepared.plan));
+  notes = {std::move(prepared.report), std::move(prepared.warnings)};
+  RETURN_IF_ERROR(check_float8_teacher(context, inputs, notes));
+  auto memory = take_host_memory(environment, *run.plan);
+  RETURN_IF_ERROR(agree(mesh, memory.status())); // the ranks read a float8 teacher together
+  const plan::RunShape& shape = run.plan->shape;
   const auto began = std::chrono::steady_clock::now();
   ASSIGN_OR_RETURN(
-      models_,
-      load_models(
-          plan_->shape.config, environment, mesh_, inputs.student, inputs.teacher, std::move(memory->optimizer)));
+      LoadedModels models,
+      load_models(shape.config, environment, mesh, inputs.student, inputs.teacher, std::move(memory->optimizer)));
+  run.models = std::make_unique<LoadedModels>(std::move(models));
   device::synchronize(environment.device);
   const std::chrono::duration<double> loading = std::chrono::steady_clock::now() - began;
-  report_.push_back(absl::StrFormat("models: loaded or initialised in %.1f s", loading.count()));
-  step_ = std::make_unique<TrainStep>(
-      config_, mesh_, models_, ActivationMemory{plan_->shape.policies, std::move(memory->activations)});
-  throughput_ = std::make_unique<metrics::Throughput>(
-      environment.device, models_.student->config(), models_.teacher.spec.flops(plan_->shape.teacher_seq_len()),
-      config_.data.seq_len, plan_->shape.teacher_seq_len(), config_.train.global_batch_size * config_.data.seq_len,
-      mesh_.world_size);
-  step_->micro_batches().watch_teacher_tokens(std::move(inputs.teacher_tokens));
-  train_data_ = std::move(inputs.train_data);
-  eval_data_ = std::move(inputs.eval_data);
+  notes.lines.push_back(absl::StrFormat("models: loaded or initialised in %.1f s", loading.count()));
+  run.step = std::make_unique<TrainStep>(
+      config, mesh, *run.models, ActivationMemory{shape.policies, std::move(memory->activations)});
+  run.throughput = std::make_unique<metrics::Throughput>(
+      environment.device, run.models->student->config(), run.models->teacher.spec.flops(shape.teacher_seq_len()),
+      config.data.seq_len, shape.teacher_seq_len(), config.train.global_batch_size * config.data.seq_len,
+      mesh.world_size);
+  run.step->micro_batches().watch_teacher_tokens(std::move(inputs.teacher_tokens));
+  run.data = std::make_unique<TrainingData>(std::move(inputs.train_data));
+  run.eval_data = std::move(inputs.eval_data);
   if (inputs.samples) {
-    samples_ = std::make_unique<SampleGenerator>(config_, *std::move(inputs.samples), step_->micro_batches(), mesh_);
+    run.samples =
+        std::make_unique<SampleGenerator>(config, *std::move(inputs.samples), run.step->micro_batches(), mesh);
   }
   return absl::OkStatus();
 }
 
-// From here on the run folder changes.
-absl::Status TrainingRun::open() {
+// Continues from a checkpoint where the run is to be resumed; nullopt: it begins. From here on the run folder changes.
+absl::StatusOr<std::optional<checkpoint::Resumed>> resume(OpenedRun& run) {
+  const config::Config& config = run.context->config();
+  const sharding::Mesh& mesh = run.context->mesh();
   const checkpoint::RunIdentity own{
-      describe_shape(models_.student->config()), "AdamW, float32 moments", describe_data(*train_data_),
-      base::hex(train_data_->tokenizer_hash()), data_set_sizes(*train_data_)};
+      describe_shape(run.models->student->config()), "AdamW, float32 moments",
+      base::hex(run.data->set().tokenizer_hash())};
   RETURN_IF_ERROR(check_same_inputs(
-      config_, mesh_, absl::StrCat(own.data, own.tokenizer),
-      absl::StrCat(own.model, own.optimizer, start_.resume_from)));
-  if (samples_ && mesh_.host != nullptr) {
-    RETURN_IF_ERROR(
-        sharding::check_equal_on_all_ranks(mesh_, "data.eval (the prompts of eval.samples)", samples_->fingerprint()));
+      config, mesh, absl::StrCat(run.data->stages().back().data.text, own.tokenizer),
+      absl::StrCat(own.model, own.optimizer, run.start.resume_from)));
+  if (run.samples && mesh.host != nullptr) {
+    RETURN_IF_ERROR(sharding::check_equal_on_all_ranks(
+        mesh, "data.eval (the prompts of eval.samples)", run.samples->fingerprint()));
   }
-  RETURN_IF_ERROR(sharding::agree(mesh_, folder_ ? folder_->remove_earlier_run() : absl::OkStatus()));
-  checkpointer_ = std::make_unique<Checkpointer>(
-      config_, own, train_data_->teacher_seq_len(), *models_.student, step_->optimizer(), mesh_);
-  std::optional<checkpoint::Resumed> resumed;
-  if (start_.mode == StartMode::kResume || !start_.resume_from.empty()) {
-    ASSIGN_OR_RETURN(resumed, checkpointer_->resume(start_.resume_from, *train_data_));
-    state_ = resumed->state;
-    RETURN_IF_ERROR(sharding::agree(mesh_, train_data_->check_teacher_rows()));
+  RETURN_IF_ERROR(agree(mesh, run.folder ? run.folder->remove_earlier_run() : absl::OkStatus()));
+  run.checkpointer =
+      std::make_unique<Checkpointer>(config, own, *run.data, *run.models->student, run.step->optimizer(), mesh);
+  if (run.start.mode != StartMode::kResume && run.start.resume_from.empty()) {
+    return std::optional<checkpoint::Resumed>();
   }
-  first_step_ = state_.step;
-  total_steps_ = config::total_steps(config_, train_data_->num_samples(), {state_.step, state_.tokens});
-  if (start_.last_step > total_steps_) {
+  ASSIGN_OR_RETURN(
+      checkpoint::Resumed resumed, run.checkpointer->resume(run.start.resume_from, run.start.other_data_allowed));
+  run.state = resumed.state;
+  RETURN_IF_ERROR(agree(mesh, run.data->set().check_teacher_rows()));
+  return std::optional(std::move(resumed));
+}
+
+absl::Status set_length(OpenedRun& run) {
+  run.total_steps = run.data->total_steps(run.context->config(), run.state);
+  const int64_t last = run.start.last_step;
+  if (last > run.total_steps) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("--step: expected a step of the run, 1 to %d, found %d", total_steps_, start_.last_step));
+        absl::StrFormat("--step: expected a step of the run, 1 to %d, found %d", run.total_steps, last));
   }
-  last_step_ = start_.last_step > 0 ? std::min(start_.last_step, total_steps_) : total_steps_;
-  RETURN_IF_ERROR(sharding::agree(mesh_, open_journal(resumed)));
-  checkpointer_->open(*journal_, context_->ranks().local_world_size);
-  open_data();
+  run.last_step = last > 0 ? last : run.total_steps;
   return absl::OkStatus();
 }
 
-absl::Status TrainingRun::open_journal(const std::optional<checkpoint::Resumed>& resumed) {
-  ASSIGN_OR_RETURN(
-      journal_,
-      RunJournal::open(
-          config_, mesh_.is_main(), {state_.step, state_.evaluated_step}, float8_error_ ? float8_error_->mean_kl : 0));
-  for (const std::string& note : folder_ ? folder_->notes() : std::vector<std::string>()) {
-    journal_->warning(note);
-  }
-  for (const std::string& line : report_) {
-    journal_->info(line);
-  }
-  for (const std::string& line : warnings_) {
-    journal_->warning(line);
-  }
-  if (mesh_.world_size > 1) {
-    journal_->info(absl::StrFormat(
-        "ranks: %d, sharded over %d, %d replica(s)%s", mesh_.world_size, mesh_.shard_size, mesh_.replicate_size,
-        !models_.teacher.weights.empty() && !config_.parallel.shard_teacher ? ", the teacher whole on each" : ""));
-    journal_->info(gathers_line());
-  }
-  if (resumed) {
-    for (const std::string& line : describe_resumption(*resumed, config_)) {
-      journal_->info(line);
-    }
-  }
-  return mesh_.is_main() ? begin_session(
-                               *context_,
-                               {.first_step = state_.step,
-                                .total_steps = total_steps_,
-                                .resumed_from = resumed ? resumed->folder : "",
-                                .plan = plan_->json()})
-                         : absl::OkStatus();
-}
-
-std::string TrainingRun::gathers_line() const {
-  const bool without_room = mesh_.peers != nullptr && !plan_->shape.copies();
+// How units are gathered, and why.
+std::string gathers_line(const sharding::Mesh& mesh, const plan::RunShape& shape) {
+  const bool without_room = mesh.peers != nullptr && !shape.copies();
   return absl::StrFormat(
       "gathers: %s; %d blocks are held at a time",
-      without_room ? "by all-gathers: there is no room for copies, or a better use for it" : mesh_.gather_note,
-      plan_->shape.config.parallel.slots);
+      without_room ? "by all-gathers: there is no room for copies, or a better use for it" : mesh.gather_note,
+      shape.config.parallel.slots);
 }
 
-void TrainingRun::open_data() {
-  const int64_t micro = config_.train.micro_batch_size;
-  const int64_t micro_batches = config_.train.global_batch_size / mesh_.samples_together(micro);
-  prefetcher_ = std::make_unique<data::Prefetcher>(
-      train_data_, data::BatchSchedule{mesh_.own_first(state_.samples, micro), micro, mesh_.samples_together(micro)},
-      read_ahead(micro_batches, models_.teacher.spec.row_bytes()));
+absl::Status open_journal(const StartNotes& notes, const std::optional<checkpoint::Resumed>& resumed, OpenedRun& run) {
+  const config::Config& config = run.context->config();
+  const sharding::Mesh& mesh = run.context->mesh();
+  ASSIGN_OR_RETURN(
+      RunJournal journal,
+      RunJournal::open(config, mesh.is_main(), {run.state.step, run.state.evaluated_step}, notes.float8_error));
+  run.journal = std::make_unique<RunJournal>(std::move(journal));
+  for (const std::string& note : run.folder ? run.folder->notes() : std::vector<std::string>()) {
+    run.journal->warning(note);
+  }
+  for (const std::string& line : notes.lines) {
+    run.journal->info(line);
+  }
+  for (const std::string& line : notes.warnings) {
+    run.journal->warning(line);
+  }
+  if (mesh.world_size > 1) {
+    const bool whole = !run.models->teacher.weights.empty() && !config.parallel.shard_teacher;
+    run.journal->info(absl::StrFormat(
+        "ranks: %d, sharded over %d, %d replica(s)%s", mesh.world_size, mesh.shard_size, mesh.replicate_size,
+        whole ? ", the teacher whole on each" : ""));
+    run.journal->info(gathers_line(mesh, run.plan->shape));
+  }
+  if (resumed) {
+    for (const std::string& line : describe_resumption(*resumed, config)) {
+      run.journal->info(line);
+    }
+  }
+  return mesh.is_main() ? begin_session(
+                              *run.context,
+                              {.first_step = run.state.step,
+                               .total_steps = run.total_steps,
+                               .resumed_from = resumed ? resumed->folder : "",
+                               .plan = run.plan->json()})
+                        : absl::OkStatus();
+}
+
+void open_data(const launch::StopSignal& stop, OpenedRun& run) {
+  const sharding::Mesh& mesh = run.context->mesh();
+  const config::TrainSection& train = run.context->config().train;
+  const int64_t micro = train.micro_batch_size, together = mesh.samples_together(micro);
+  const int64_t micro_batches = train.global_batch_size / together;
+  run.prefetcher = std::make_unique<data::Prefetcher>(
+      run.data->shared_set(), data::BatchSchedule{mesh.own_first(run.state.samples, micro), micro, together},
+      read_ahead(micro_batches, run.models->teacher.spec.row_bytes()));
   BatchLoader::Hooks hooks;
-  hooks.asked_to_stop = [this] { return stop_.received() != 0; };
-  hooks.own_writers = [this] {
-    const checkpoint::Saver::Vote vote = checkpointer_->vote();
-    return BatchLoader::Writers{vote.writing, vote.failed};
-  };
-  hooks.take_writers = [this](const BatchLoader::Writers& sums) {
-    return checkpointer_->advance({sums.writing, sums.failed});
-  };
-  loader_ = std::make_unique<BatchLoader>(mesh_, *prefetcher_, micro_batches, std::move(hooks));
+  hooks.asked_to_stop = [&stop] { return stop.received() != 0; };
+  Checkpointer* checkpointer = run.checkpointer.get();
+  hooks.own_writing = [checkpointer] { return checkpointer->own_writing(); };
+  hooks.take_writing = [checkpointer](const sharding::WritingRanks& ranks) { return checkpointer->advance(ranks); };
+  run.loader = std::make_unique<BatchLoader>(mesh, *run.prefetcher, micro_batches, std::move(hooks));
+}
+
+absl::Status claim_folder(OpenedRun& run) {
+  ASSIGN_OR_RETURN(run.folder, RunFolder::claim(run.context->config().run.dir, run.start.mode, run.start.parent_run));
+  return absl::OkStatus();
+}
+
+} // namespace
+
+absl::StatusOr<OpenedRun> open_run(
+    std::unique_ptr<RunContext> context, const StartOptions& start, const launch::StopSignal& stop) {
+  OpenedRun run;
+  run.start = start;
+  run.context = std::move(context);
+  const RunContext& own = *run.context;
+  const sharding::Mesh& mesh = own.mesh();
+  RETURN_IF_ERROR(agree(mesh, mesh.is_main() ? claim_folder(run) : absl::OkStatus()));
+  auto prepared = prepare_run(own);
+  RETURN_IF_ERROR(agree(mesh, prepared.status()));
+  RETURN_IF_ERROR(agree(mesh, settle_plan(own.config(), own.environment(), own.ranks(), mesh, *prepared)));
+  // Every rank has seen how much host memory is free before one takes its part.
+  StartNotes notes;
+  RETURN_IF_ERROR(agree(mesh, load(*std::move(prepared), run, notes)));
+  ASSIGN_OR_RETURN(const std::optional<checkpoint::Resumed> resumed, resume(run));
+  RETURN_IF_ERROR(set_length(run));
+  RETURN_IF_ERROR(agree(mesh, open_journal(notes, resumed, run)));
+  run.checkpointer->open(*run.journal, own.ranks().local_world_size);
+  open_data(stop, run);
+  return run;
 }
 
 } // namespace distill::trainer

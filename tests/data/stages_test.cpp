@@ -194,13 +194,20 @@ TEST_F(StagesTest, OneStageIsARunAsEver) {
   EXPECT_NE(plain->fingerprint({0, 64, kPack}), plain->fingerprint());
 }
 
+TEST_F(StagesTest, ADataSetMayBeginWithALaterSampleOfTheRun) {
+  const std::vector<Stage> from_zero{{0, 16, kPack}, {21, 64, kPack}}, later{{50, 16, kPack}, {71, 64, kPack}};
+  const auto expected = at(from_zero), found = at(later);
+  EXPECT_EQ(values(get(*found, 71, 300).tokens_BS), values(get(*expected, 21, 300).tokens_BS));
+  EXPECT_FALSE(found->batch(70, 1).ok());
+}
+
 TEST_F(StagesTest, RefusesStagesThatCannotBe) {
   const auto dataset = open(options({0, 16, kPack}));
   const auto error = [&](const std::vector<Stage>& stages) {
     return std::string(dataset->continue_from(stages).status().message());
   };
-  EXPECT_THAT(error({}), HasSubstr("begin with sample 0"));
-  EXPECT_THAT(error({{3, 16, kPack}}), HasSubstr("begin with sample 0"));
+  EXPECT_THAT(error({}), HasSubstr("expected at least one"));
+  EXPECT_THAT(error({{-1, 16, kPack}}), HasSubstr("from sample 0 or a later one on"));
   EXPECT_THAT(error({{0, 1, kPack}, {3, 16, kPack}}), HasSubstr("found sample 0, seq_len 1"));
   EXPECT_THAT(error({{0, 32, kPack}, {0, 16, kPack}}), HasSubstr("a later sample"));
   EXPECT_THAT(

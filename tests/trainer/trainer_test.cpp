@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/data/fixtures.h"
+#include "trainer/checkpoint/folder.h"
 
 namespace distill::trainer {
 namespace {
@@ -24,14 +25,7 @@ class TrainerTest : public data::testing::FolderTest {
         "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
         "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false,
         "initializer_range": 0.2})");
-    std::vector<std::vector<uint32_t>> documents;
-    for (uint32_t d = 0; d < 30; ++d) {
-      auto& document = documents.emplace_back();
-      for (uint32_t i = 0; i < 20; ++i) {
-        document.push_back((d * 7 + i * 3) % 64);
-      }
-    }
-    const std::string shard = data::testing::write_shard(path("a.dtok"), data::testing::spec(64), documents);
+    const std::string shard = write_data("a.dtok", 7);
     config_.student = {.path = path("model"), .init = config::ModelInit::kRandom};
     config_.teacher = {.path = path("model"), .init = config::ModelInit::kRandom};
     config_.data.train = config_.data.eval = {{shard, 1.0}};
@@ -47,6 +41,16 @@ class TrainerTest : public data::testing::FolderTest {
     config_.run.progress = config::ProgressStyle::kNone;
   }
 
+  std::string write_data(const std::string& name, uint32_t stride) const {
+    std::vector<std::vector<uint32_t>> documents;
+    for (uint32_t d = 0; d < 30; ++d) {
+      auto& document = documents.emplace_back();
+      for (uint32_t i = 0; i < 20; ++i) {
+        document.push_back((d * stride + i * 3) % 64);
+      }
+    }
+    return data::testing::write_shard(path(name), data::testing::spec(64), documents);
+  }
   absl::StatusOr<RunResult> run(const StartOptions& start = {}) {
     return train(config_, launch::RankInfo{}, start, stop_);
   }
@@ -98,6 +102,49 @@ TEST_F(TrainerTest, TwoHalvesAreTheWhole) {
     const auto& b = evaluation ? halves[i]["eval"] : halves[i];
     EXPECT_EQ(a["loss"], b["loss"]) << i;
   }
+}
+
+// The second data set is written after the first stage has ended.
+TEST_F(TrainerTest, ALaterStageBringsDataThatDidNotExistWhenTheRunBegan) {
+  ASSERT_TRUE(run().ok());
+  const auto first_stage = config_.data.train;
+  config_.data.train = {{write_data("b.dtok", 5), 1.0}};
+  config_.train.steps = 8;
+  const auto refused = run({.mode = StartMode::kResume});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("data.train is not what it was when the run began:"));
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("b.dtok: 30 documents, 600 tokens now"));
+
+  // The second stage at once, and in two halves of which the latter resumes within it.
+  fs::copy(path("run"), path("whole"), fs::copy_options::recursive);
+  for (const int64_t last_step : {6, 0}) {
+    const StartOptions start{.mode = StartMode::kResume, .other_data_allowed = last_step > 0, .last_step = last_step};
+    const auto half = run(start);
+    ASSERT_TRUE(half.ok()) << half.status();
+  }
+  const auto halves = records();
+  const auto weights = checkpoint::read_index(path("run/checkpoints/step-8"))->files[0].block_sums;
+  fs::rename(path("run"), path("halves"));
+  fs::rename(path("whole"), path("run"));
+  ASSERT_TRUE(run({.mode = StartMode::kResume, .other_data_allowed = true}).ok());
+  const auto whole = records();
+  ASSERT_EQ(halves.size(), whole.size());
+  for (size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_EQ(whole[i].value("loss", 0.0), halves[i].value("loss", 0.0)) << i;
+  }
+  const auto index = checkpoint::read_index(path("run/checkpoints/step-8"));
+  ASSERT_TRUE(index.ok()) << index.status();
+  EXPECT_EQ(index->files[0].block_sums, weights);
+  const std::vector<checkpoint::DataStage>& stages = index->state.data_stages;
+  ASSERT_EQ(stages.size(), 2U);
+  EXPECT_EQ(stages[1].step, 4);
+  EXPECT_EQ(stages[1].first_sample, 16);
+  EXPECT_EQ(stages[0].data.sets[0].path, path("a.dtok"));
+  EXPECT_EQ(stages[1].data.sets[0].path, path("b.dtok"));
+
+  // The run is now one of the second data, and no longer one of the first.
+  config_.data.train = first_stage;
+  EXPECT_FALSE(run({.mode = StartMode::kResume}).ok());
 }
 
 TEST_F(TrainerTest, EvaluatingTheTrainingBatchGivesTheTrainingLoss) {

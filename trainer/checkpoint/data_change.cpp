@@ -71,13 +71,12 @@ bool same_paths(const Sets& then, const Sets& now) {
 
 } // namespace
 
-std::string data_change(const std::string& folder, const RunInfo& saved, const RunIdentity& current) {
-  const Sets &then = saved.identity.data_sets, &now = current.data_sets;
+std::string data_change(const std::string& folder, const std::string& config, const Sets& then, const Sets& now) {
   const fs::path checkpoint = fs::path(folder).lexically_normal();
   const std::string run = checkpoint.parent_path().parent_path().string();
   const std::string model = absl::StrCat(run, "-", checkpoint.filename().string());
   std::vector<std::string> keys{absl::StrCat("student.path=", model), absl::StrCat("run.dir=", run, "-continued")};
-  if (config::read(saved.config, "config", {}).config.student.init == config::ModelInit::kRandom) {
+  if (config::read(config, "config", {}).config.student.init == config::ModelInit::kRandom) {
     keys.emplace_back("student.init=pretrained");
   }
   if (!then.empty() && !same_paths(then, now)) {

@@ -5,6 +5,7 @@
 
 #include "data/base/checksum.h"
 #include "data/base/json.h"
+#include "trainer/config/reader.h"
 
 namespace distill::checkpoint {
 namespace {
@@ -108,21 +109,28 @@ class Reader {
   absl::Status status_;
 };
 
-// Not in the index of programs before 0.9.
-std::vector<DataSetSize> read_data_sets(const Json& index, Reader& reader) {
-  std::vector<DataSetSize> sets;
-  if (!index.contains("data_sets")) {
-    return sets;
+DataIdentity read_data(const Json& object, const std::string& where, Reader& reader) {
+  DataIdentity data{reader.text(object, where, "data")};
+  if (!object.contains("data_sets")) { // written by a program before 0.9
+    return data;
   }
-  for (const Json& entry : reader.list(index, "", "data_sets")) {
-    const std::string where = absl::StrCat("data_sets[", sets.size(), "].");
+  for (const Json& entry : reader.list(object, where, "data_sets")) {
+    const std::string place = absl::StrCat(where, "data_sets[", data.sets.size(), "].");
     DataSetSize set;
-    set.path = reader.text(entry, where, "path");
-    set.documents = reader.integer(entry, where, "documents", 0, kMaxElements);
-    set.tokens = reader.integer(entry, where, "tokens", 0, kMaxElements);
-    sets.push_back(std::move(set));
+    set.path = reader.text(entry, place, "path");
+    set.documents = reader.integer(entry, place, "documents", 0, kMaxElements);
+    set.tokens = reader.integer(entry, place, "tokens", 0, kMaxElements);
+    data.sets.push_back(std::move(set));
   }
-  return sets;
+  return data;
+}
+
+Json sets_json(const std::vector<DataSetSize>& sets) {
+  Json json = Json::array();
+  for (const DataSetSize& set : sets) {
+    json.push_back({{"path", set.path}, {"documents", set.documents}, {"tokens", set.tokens}});
+  }
+  return json;
 }
 
 std::vector<Unit> read_units(const Json& index, Reader& reader) {
@@ -169,12 +177,21 @@ std::vector<DataStage> read_stages(const Json& index, Reader& reader, const Trai
           where + "packing",
           absl::StrCat("expected ", base::enum_choices<data::PackingMode>(), ", found ", Reader::brief(packing)));
     }
+    if (entry.contains("data")) { // only where the next stage has other data
+      stage.data = read_data(entry, where, reader);
+    }
     stages.push_back(stage);
   }
   if (stages.empty()) {
     reader.fail("data_stages", "expected at least one");
   }
   return stages;
+}
+
+// The stage of a checkpoint without data_stages: the length and packing of its configuration.
+DataStage only_stage(const std::string& config) {
+  const config::DataSection data = config::read(config, "config", {}).config.data;
+  return {0, 0, data.seq_len, data.packing};
 }
 
 // Whether this is the name of a file in the folder of the index, without a path.
@@ -299,17 +316,19 @@ std::string to_json(const Index& index) {
       if (stage.teacher_seq_len > 0) {
         entry["teacher_seq_len"] = stage.teacher_seq_len;
       }
+      if (!stage.data.text.empty() && &stage != &index.state.data_stages.back()) {
+        entry["data"] = stage.data.text;
+        entry["data_sets"] = sets_json(stage.data.sets);
+      }
       json["data_stages"].push_back(std::move(entry));
     }
   }
   json["model"] = index.info.identity.model;
   json["optimizer"] = index.info.identity.optimizer;
-  json["data"] = index.info.identity.data;
+  const DataIdentity data = index.state.data_stages.empty() ? DataIdentity() : index.state.data_stages.back().data;
+  json["data"] = data.text;
   json["tokenizer"] = index.info.identity.tokenizer;
-  json["data_sets"] = Json::array();
-  for (const DataSetSize& set : index.info.identity.data_sets) {
-    json["data_sets"].push_back({{"path", set.path}, {"documents", set.documents}, {"tokens", set.tokens}});
-  }
+  json["data_sets"] = sets_json(data.sets);
   json["student_folder"] = index.info.student_folder;
   json["layout"] = {{"shard", index.shard}, {"replicate", index.replicate}};
   json["units"] = Json::array();
@@ -359,17 +378,17 @@ absl::StatusOr<Index> parse_index(std::string_view text, const std::string& sour
     }
     index.state.*key.member = reader.integer(*json, "", key.name, key.least, std::numeric_limits<int64_t>::max() / 2);
   }
-  if (version > kOldestVersion) {
-    index.state.data_stages = read_stages(*json, reader, index.state);
-  }
   index.info.program = reader.text(*json, "", "program");
   index.info.identity.model = reader.text(*json, "", "model");
   index.info.identity.optimizer = reader.text(*json, "", "optimizer");
-  index.info.identity.data = reader.text(*json, "", "data");
   index.info.identity.tokenizer = reader.text(*json, "", "tokenizer");
-  index.info.identity.data_sets = read_data_sets(*json, reader);
   index.info.student_folder = reader.text(*json, "", "student_folder");
   index.info.config = reader.text(*json, "", "config");
+  index.state.data_stages = version > kOldestVersion ? read_stages(*json, reader, index.state)
+                                                     : std::vector<DataStage>{only_stage(index.info.config)};
+  if (!index.state.data_stages.empty()) {
+    index.state.data_stages.back().data = read_data(*json, "", reader);
+  }
   if (const auto layout = json->find("layout"); layout != json->end()) {
     index.shard = reader.integer(*layout, "layout.", "shard", 1, kMaxRanks);
     index.replicate = reader.integer(*layout, "layout.", "replicate", 1, kMaxRanks);

@@ -13,8 +13,8 @@
 namespace distill::checkpoint {
 
 inline constexpr int64_t kFormatVersion = 3;
-inline constexpr int64_t kOldestVersion =
-    2; // the oldest one that is read; it has no data_stages: its only stage has the length and packing of its config
+// The oldest one that is read. It has no data_stages: its only stage has the length and packing of its configuration.
+inline constexpr int64_t kOldestVersion = 2;
 inline constexpr int64_t kBlockBytes = int64_t{4} << 20; // the bytes that one checksum covers
 
 struct Param {

@@ -3,7 +3,6 @@
 #include "data/base/status_macros.h"
 #include "trainer/checkpoint/data_change.h"
 #include "trainer/checkpoint/run_state.h"
-#include "trainer/config/reader.h"
 #include "trainer/metrics/log.h"
 
 namespace distill::checkpoint {
@@ -15,8 +14,10 @@ bool same_reading(const std::string& saved, const std::string& current) {
   return saved.substr(0, saved.find(kHash)) == current.substr(0, current.find(kHash));
 }
 
-absl::Status check_identity(const std::string& folder, const RunInfo& info, const RunIdentity& current) {
-  const RunIdentity& saved = info.identity;
+absl::Status check_identity(const std::string& folder, const Index& index, const ResumingRun& run) {
+  const RunIdentity &saved = index.info.identity, &current = run.identity;
+  const DataStage& stage = index.state.data_stages.back();
+  const DataIdentity data = run.other_data_allowed ? stage.data : run.data_in(stage);
   struct Part {
     const char* what;
     const std::string& saved;
@@ -25,7 +26,7 @@ absl::Status check_identity(const std::string& folder, const RunInfo& info, cons
   const Part parts[] = {
       {"model", saved.model, current.model},
       {"optimizer", saved.optimizer, current.optimizer},
-      {"data", saved.data, current.data},
+      {"data", stage.data.text, data.text},
       {"tokenizer", saved.tokenizer, current.tokenizer}};
   std::string message;
   for (const Part& part : parts) {
@@ -37,11 +38,9 @@ absl::Status check_identity(const std::string& folder, const RunInfo& info, cons
   if (message.empty()) {
     return absl::OkStatus();
   }
-  const bool others_differ =
-      saved.model != current.model || saved.optimizer != current.optimizer || saved.tokenizer != current.tokenizer;
-  if (!others_differ && (saved.data_sets != current.data_sets || same_reading(saved.data, current.data))) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(folder, ": cannot be continued:", data_change(folder, info, current)));
+  if (saved == current && (stage.data.sets != data.sets || same_reading(stage.data.text, data.text))) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder, ": cannot be continued:", data_change(folder, index.info.config, stage.data.sets, data.sets)));
   }
   return absl::FailedPreconditionError(absl::StrCat(
       folder, ": this checkpoint belongs to another run:", message,
@@ -62,22 +61,12 @@ absl::Status check_units(const std::string& folder, const Index& index, const sh
   return absl::OkStatus();
 }
 
-// The stage of a checkpoint without data_stages: the length and packing of its configuration.
-DataStage only_stage(const std::string& config) {
-  const config::DataSection data = config::read(config, "config", {}).config.data;
-  return {0, 0, data.seq_len, data.packing};
-}
-
 // The part of resuming that needs no communication.
 absl::Status read_on_this_rank(
-    const std::string& folder, const IdentityAt& identity, sharding::ModelShards& model, optim::AdamW& optimizer,
+    const std::string& folder, const ResumingRun& run, sharding::ModelShards& model, optim::AdamW& optimizer,
     const sharding::Mesh& mesh, Resumed& resumed) {
-  ASSIGN_OR_RETURN(Index index, read_index(folder));
-  if (index.version == kOldestVersion) {
-    index.state.data_stages = {only_stage(index.info.config)};
-  }
-  const RunIdentity own = identity(index.state.data_stages.back());
-  RETURN_IF_ERROR(check_identity(folder, index.info, own));
+  ASSIGN_OR_RETURN(const Index index, read_index(folder));
+  RETURN_IF_ERROR(check_identity(folder, index, run));
   RETURN_IF_ERROR(check_units(folder, index, model));
   StateReader reader(folder, index);
   RETURN_IF_ERROR(read_state(reader, index, model, optimizer, mesh));
@@ -112,11 +101,10 @@ int64_t newest_step(const std::string& run_dir, const sharding::Mesh& mesh) {
 } // namespace
 
 absl::StatusOr<Resumed> resume_from(
-    const std::string& folder, const IdentityAt& identity, sharding::ModelShards& model, optim::AdamW& optimizer,
+    const std::string& folder, const ResumingRun& run, sharding::ModelShards& model, optim::AdamW& optimizer,
     const sharding::Mesh& mesh) {
   Resumed resumed;
-  const absl::Status status =
-      agree_on_damage(mesh, read_on_this_rank(folder, identity, model, optimizer, mesh, resumed));
+  const absl::Status status = agree_on_damage(mesh, read_on_this_rank(folder, run, model, optimizer, mesh, resumed));
   if (!status.ok()) {
     return status;
   }
@@ -126,12 +114,12 @@ absl::StatusOr<Resumed> resume_from(
 }
 
 absl::StatusOr<Resumed> resume_newest(
-    const std::string& run_dir, const IdentityAt& identity, sharding::ModelShards& model, optim::AdamW& optimizer,
+    const std::string& run_dir, const ResumingRun& run, sharding::ModelShards& model, optim::AdamW& optimizer,
     const sharding::Mesh& mesh) {
   std::string damaged;
   for (int64_t step = 0; (step = newest_step(run_dir, mesh)) >= 0;) {
     const std::string folder = checkpoint_folder(run_dir, step).string();
-    auto resumed = resume_from(folder, identity, model, optimizer, mesh);
+    auto resumed = resume_from(folder, run, model, optimizer, mesh);
     if (resumed.ok()) {
       resumed->damaged = damaged;
     }

@@ -14,9 +14,14 @@
 // result.
 namespace distill::checkpoint {
 
-// Returns the identity of this run as if its training data were in the given stage, the last one of a checkpoint: the
-// two are compared, but length and packing may differ.
-using IdentityAt = std::function<RunIdentity(const DataStage& stage)>;
+// A run that resumes, as far as it must be the one that saved.
+struct ResumingRun {
+  RunIdentity identity;
+  // Returns the identity of its training data in the lengths and packing of a stage, the last one of the checkpoint, so
+  // that these may differ.
+  std::function<DataIdentity(const DataStage& stage)> data_in;
+  bool other_data_allowed = false; // whether the run may go on with other data, which begin a stage of their own
+};
 
 struct Resumed {
   std::string folder;
@@ -24,20 +29,19 @@ struct Resumed {
   RunInfo info; // of the run that saved
   std::string damaged; // newer checkpoints that were found damaged and renamed, and why; a line each
   std::vector<std::string> superseded; // later checkpoints that were renamed
-  std::vector<std::string>
-      data_lines; // log lines about the data at the start of a new stage; empty: the stage continues
+  std::vector<std::string> data_lines; // log lines about the data at the start of a stage; empty: the stage continues
 };
 
 // Continues from the newest complete checkpoint of a run folder. A checkpoint that turns out to be damaged is renamed,
 // a warning describes the damage, and the checkpoint before it is used. NotFound: there is no undamaged checkpoint.
 absl::StatusOr<Resumed> resume_newest(
-    const std::string& run_dir, const IdentityAt& identity, sharding::ModelShards& model, optim::AdamW& optimizer,
+    const std::string& run_dir, const ResumingRun& run, sharding::ModelShards& model, optim::AdamW& optimizer,
     const sharding::Mesh& mesh);
 
 // Continues from this checkpoint only. FailedPrecondition: it belongs to another run; the message shows both
 // identities. DataLoss: it is incomplete or damaged; model and optimizer may have been changed already.
 absl::StatusOr<Resumed> resume_from(
-    const std::string& folder, const IdentityAt& identity, sharding::ModelShards& model, optim::AdamW& optimizer,
+    const std::string& folder, const ResumingRun& run, sharding::ModelShards& model, optim::AdamW& optimizer,
     const sharding::Mesh& mesh);
 
 } // namespace distill::checkpoint

@@ -143,7 +143,7 @@ void Saver::collect_result() {
   }
 }
 
-Saver::Vote Saver::vote() {
+sharding::WritingRanks Saver::own_writing() {
   if (!saving_) {
     return {};
   }
@@ -156,14 +156,12 @@ std::vector<std::vector<uint64_t>> Saver::exchange_sums() {
   if (mesh_.host == nullptr) {
     return {saving_->block_sums};
   }
-  at::Tensor size = at::tensor({saving_->file_bytes, static_cast<int64_t>(saving_->block_sums.size())}, at::kLong);
-  mesh_.host->broadcast(size, /*root=*/0);
+  const int64_t own_bytes = saving_->file_bytes;
+  mesh_.host->broadcast(at::from_blob(&saving_->file_bytes, {1}, at::kLong), /*root=*/0);
   TORCH_CHECK(
-      mesh_.replicate_rank != 0 || saving_->file_bytes == size[0].item<int64_t>(),
-      "the ranks' shards differ in size: ", saving_->file_bytes, " bytes on rank ", mesh_.rank, ", ",
-      size[0].item<int64_t>(), " on rank 0");
-  saving_->file_bytes = size[0].item<int64_t>();
-  const int64_t blocks = size[1].item<int64_t>();
+      mesh_.replicate_rank != 0 || own_bytes == saving_->file_bytes, "the ranks' shards differ in size: ", own_bytes,
+      " bytes on rank ", mesh_.rank, ", ", saving_->file_bytes, " on rank 0");
+  const int64_t blocks = (saving_->file_bytes + kBlockBytes - 1) / kBlockBytes;
   saving_->block_sums.resize(static_cast<size_t>(blocks));
   const at::Tensor own = at::from_blob(saving_->block_sums.data(), {blocks}, at::kLong);
   at::Tensor all = at::empty({mesh_.world_size * blocks}, at::kLong);
@@ -206,14 +204,14 @@ absl::Status Saver::publish_on_main(const std::vector<std::vector<uint64_t>>& su
   return absl::OkStatus();
 }
 
-std::optional<absl::StatusOr<Saved>> Saver::advance(const Vote& sums) {
-  if (!saving_ || sums.writing > 0) {
+std::optional<absl::StatusOr<Saved>> Saver::advance(const sharding::WritingRanks& ranks) {
+  if (!saving_ || ranks.writing > 0) {
     return std::nullopt;
   }
-  if (sums.failed > 0) {
+  if (ranks.failed > 0) {
     return end(
         saving_->result.ok()
-            ? absl::AbortedError(absl::StrFormat("%d other rank(s) failed; their messages say why", sums.failed))
+            ? absl::AbortedError(absl::StrFormat("%d other rank(s) failed; their messages say why", ranks.failed))
             : saving_->result);
   }
   if (saving_->publishing) {
@@ -254,9 +252,9 @@ std::optional<absl::StatusOr<Saved>> Saver::finish() {
     while (saving_->work.valid() && saving_->work.wait_for(kReport) != std::future_status::ready) {
       report_waiting();
     }
-    const int64_t failed = sharding::sum_over_ranks(mesh_, vote().failed);
+    const int64_t failed = sharding::sum_over_ranks(mesh_, own_writing().failed);
     saving_->wait_seconds = seconds_since(began);
-    if (auto result = advance({0, failed})) {
+    if (auto result = advance({.writing = 0, .failed = failed})) {
       return result;
     }
   }

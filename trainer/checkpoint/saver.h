@@ -14,6 +14,7 @@
 #include "trainer/checkpoint/index.h"
 #include "trainer/checkpoint/run_state.h"
 #include "trainer/checkpoint/snapshot.h"
+#include "trainer/sharding/writing_ranks.h"
 
 namespace distill::checkpoint {
 
@@ -63,14 +64,10 @@ class Saver {
   // To be called before the optimizer changes the state: waits until the state has been copied.
   void before_update();
 
-  // The state of the save on this rank, to be summed over all ranks for advance(). Zeros: no save is in flight.
-  struct Vote {
-    int64_t writing = 0;
-    int64_t failed = 0;
-  };
-  Vote vote();
-  // Continues the save, given the sums of the votes over all ranks. Returns its result; nullopt: it is not finished.
-  std::optional<absl::StatusOr<Saved>> advance(const Vote& sums);
+  // How the save stands on this rank. Zeros: no save is in flight.
+  sharding::WritingRanks own_writing();
+  // Continues the save, given the sums over all ranks. Returns its result; nullopt: it is not finished.
+  std::optional<absl::StatusOr<Saved>> advance(const sharding::WritingRanks& ranks);
 
   // Waits for the end of the save that is in flight and returns its result; nullopt: there was none.
   std::optional<absl::StatusOr<Saved>> finish();

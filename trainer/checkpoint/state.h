@@ -8,13 +8,33 @@
 
 namespace distill::checkpoint {
 
-// From optimizer step `step` and training sample `first_sample` on, sequences had these lengths and packing.
+// A data set of data.train.
+struct DataSetSize {
+  std::string path;
+  int64_t documents = 0;
+  int64_t tokens = 0;
+
+  bool operator==(const DataSetSize&) const = default;
+};
+
+// What identifies training data: a run that is resumed must read the same.
+struct DataIdentity {
+  std::string text; // the data and the order of their samples, in the lengths and packing of a stage; errors show it
+  // How large the data sets are, for errors. Empty: the program that wrote the checkpoint did not record it.
+  std::vector<DataSetSize> sets = {};
+
+  bool operator==(const DataIdentity&) const = default;
+};
+
+// From optimizer step `step` and training sample `first_sample` on, the run read this data in sequences of these
+// lengths and this packing.
 struct DataStage {
   int64_t step = 0; // steps done before this stage
   int64_t first_sample = 0;
   int64_t seq_len = 0;
   data::PackingMode packing = data::PackingMode::kPack;
   int64_t teacher_seq_len = 0; // of the sequences that the teacher reads; 0: the data has no teacher stream
+  DataIdentity data = {}; // empty: the next stage reads the same data in other lengths; never empty in the last stage
 
   bool operator==(const DataStage&) const = default;
 };
@@ -33,23 +53,12 @@ struct TrainState {
   bool operator==(const TrainState&) const = default;
 };
 
-// A data set of data.train.
-struct DataSetSize {
-  std::string path;
-  int64_t documents = 0;
-  int64_t tokens = 0;
-
-  bool operator==(const DataSetSize&) const = default;
-};
-
-// Must be equal in the run that saved and the run that resumes. Each is a text, which errors show.
+// What must be equal in the run that saved and the run that resumes, apart from the data. Each is a text, which errors
+// show.
 struct RunIdentity {
   std::string model; // shape of the student
   std::string optimizer; // its name, and the dtype of its state
-  std::string data; // the training set and its order
   std::string tokenizer; // hash; empty where no tokenizer is known
-  // How large the training set was, for errors about `data`; empty: written by a program that did not record it.
-  std::vector<DataSetSize> data_sets = {};
 
   bool operator==(const RunIdentity&) const = default;
 };

@@ -1,5 +1,9 @@
 #include "trainer/loader/batch_loader.h"
 
+#include <ATen/ops/from_blob.h>
+
+#include <type_traits>
+
 #include "data/base/status_macros.h"
 
 namespace distill::trainer {
@@ -7,15 +11,16 @@ namespace {
 
 constexpr std::chrono::milliseconds kRetry{100}; // between two all-reduces of ranks that wait for data
 
-enum Sum : int64_t {
-  kStop, // ranks that were asked to stop
-  kMissing, // ranks without their data
-  kFailed, // ranks whose data cannot be read
-  kValidTokens,
-  kWriting, // BatchLoader::Writers, as is the next one
-  kFailedToWrite,
-  kNumSums
+// What the ranks tell each other before a global batch. Each gives its own numbers, and the sums replace them.
+struct RankSums {
+  int64_t asked_to_stop = 0; // ranks
+  int64_t without_data = 0; // ranks whose micro-batches are not all there yet
+  int64_t unreadable = 0; // ranks whose data cannot be read
+  int64_t valid_tokens = 0;
+  sharding::WritingRanks writing;
 };
+constexpr int64_t kNumSums = sizeof(RankSums) / sizeof(int64_t);
+static_assert(std::is_trivially_copyable_v<RankSums> && kNumSums == 6);
 
 } // namespace
 
@@ -34,31 +39,28 @@ absl::Status BatchLoader::collect() {
 absl::StatusOr<std::optional<GlobalBatch>> BatchLoader::next() {
   while (true) {
     const absl::Status own = collect();
-    const Writers writers = hooks_.own_writers();
-    at::Tensor sums = at::zeros({kNumSums}, at::kLong);
-    int64_t* values = sums.mutable_data_ptr<int64_t>();
-    values[kStop] = hooks_.asked_to_stop() ? 1 : 0;
-    values[kMissing] = complete() ? 0 : 1;
-    values[kFailed] = own.ok() ? 0 : 1;
+    RankSums ranks;
+    ranks.asked_to_stop = hooks_.asked_to_stop() ? 1 : 0;
+    ranks.without_data = complete() ? 0 : 1;
+    ranks.unreadable = own.ok() ? 0 : 1;
     for (const data::Batch& batch : collected_) {
-      values[kValidTokens] += batch.valid_tokens;
+      ranks.valid_tokens += batch.valid_tokens;
     }
-    values[kWriting] = writers.writing;
-    values[kFailedToWrite] = writers.failed;
+    ranks.writing = hooks_.own_writing();
     if (mesh_.host != nullptr) {
-      mesh_.host->all_reduce(sums);
+      mesh_.host->all_reduce(at::from_blob(&ranks, {kNumSums}, at::kLong));
     }
-    RETURN_IF_ERROR(hooks_.take_writers({values[kWriting], values[kFailedToWrite]}));
-    if (values[kFailed] > 0) {
+    RETURN_IF_ERROR(hooks_.take_writing(ranks.writing));
+    if (ranks.unreadable > 0) {
       return own.ok() ? absl::AbortedError(absl::StrFormat(
-                            "%d other rank(s) could not read their data; their messages say why", values[kFailed]))
+                            "%d other rank(s) could not read their data; their messages say why", ranks.unreadable))
                       : own;
     }
-    if (values[kStop] > 0) {
+    if (ranks.asked_to_stop > 0) {
       return std::optional<GlobalBatch>();
     }
-    if (values[kMissing] == 0) {
-      return std::optional(GlobalBatch{std::exchange(collected_, {}), values[kValidTokens]});
+    if (ranks.without_data == 0) {
+      return std::optional(GlobalBatch{std::exchange(collected_, {}), ranks.valid_tokens});
     }
   }
 }

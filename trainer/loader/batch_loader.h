@@ -8,6 +8,7 @@
 
 #include "data/prefetch.h"
 #include "trainer/sharding/mesh.h"
+#include "trainer/sharding/writing_ranks.h"
 #include "trainer/step/train_step.h"
 
 namespace distill::trainer {
@@ -17,16 +18,14 @@ namespace distill::trainer {
 // in these all-reduces, so that a signal to any rank is seen by all of them at the same batch.
 class BatchLoader {
  public:
-  // How many ranks have files that are being written (of a checkpoint, or of a cache), and how many have failed to
-  // write one. A rank gives its own share, 0 or 1, and receives the sums of the same all-reduce.
-  struct Writers {
-    int64_t writing = 0;
-    int64_t failed = 0;
-  };
   struct Hooks {
     std::function<bool()> asked_to_stop; // whether this rank was asked to stop; called often
-    std::function<Writers()> own_writers = [] { return Writers{}; };
-    std::function<absl::Status(const Writers&)> take_writers = [](const Writers&) { return absl::OkStatus(); };
+    // What this rank writes (a checkpoint, a cache), and what follows from the sums over all ranks, which the same
+    // all-reduce brings.
+    std::function<sharding::WritingRanks()> own_writing = [] { return sharding::WritingRanks{}; };
+    std::function<absl::Status(const sharding::WritingRanks&)> take_writing = [](const sharding::WritingRanks&) {
+      return absl::OkStatus();
+    };
   };
 
   // `mesh` and `batches` outlive this. `micro_batches`: of a global batch, on each rank.

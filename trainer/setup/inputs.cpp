@@ -200,19 +200,4 @@ absl::StatusOr<CaptureInputs> open_capture_inputs(const config::Config& config, 
   return inputs;
 }
 
-std::string describe_data(const data::Dataset& data) {
-  const data::DataOptions& options = data.options();
-  return describe_data(data, {0, options.seq_len, options.packing, options.teacher_seq_len});
-}
-
-std::string describe_data(const data::Dataset& data, const data::Stage& stage) {
-  const data::DataOptions& options = data.options();
-  const int64_t teacher_seq_len = stage.teacher_seq_len > 0 ? stage.teacher_seq_len : stage.seq_len;
-  return absl::StrFormat(
-      "%d sources, seq_len %d, %s%s, %s, seed %d, sha256 %s", options.sources.size(), stage.seq_len,
-      data.teacher_seq_len() > 0 ? absl::StrFormat("teacher_seq_len %d, ", teacher_seq_len) : "",
-      base::enum_name(stage.packing), options.shuffle ? "shuffled" : "in order", options.seed,
-      base::hex(data.fingerprint(stage)));
-}
-
 } // namespace distill::trainer

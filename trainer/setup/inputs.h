@@ -44,9 +44,4 @@ absl::StatusOr<std::vector<std::shared_ptr<data::Dataset>>> open_capture_data(
     const config::Config& config, const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits,
     bool pin_memory);
 
-// Text that identifies a data set in checkpoints and messages.
-std::string describe_data(const data::Dataset& data);
-// The text for the same data with the lengths and packing of a stage.
-std::string describe_data(const data::Dataset& data, const data::Stage& stage);
-
 } // namespace distill::trainer

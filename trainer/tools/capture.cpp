@@ -223,9 +223,9 @@ absl::Status Capture::capture_data(const std::vector<CapturePart>& parts, int64_
       static_cast<int64_t>(rounds.size()), kPrefetched, "capture data");
   BatchLoader::Hooks hooks;
   hooks.asked_to_stop = [this] { return stop_.received() != 0; };
-  hooks.own_writers = [this] { return BatchLoader::Writers{.failed = writer_->status().ok() ? 0 : 1}; };
-  hooks.take_writers = [this](const BatchLoader::Writers& sums) {
-    if (sums.failed == 0) {
+  hooks.own_writing = [this] { return sharding::WritingRanks{.failed = writer_->status().ok() ? 0 : 1}; };
+  hooks.take_writing = [this](const sharding::WritingRanks& ranks) {
+    if (ranks.failed == 0) {
       return absl::OkStatus();
     }
     const absl::Status own = writer_->status();

@@ -38,7 +38,7 @@ absl::StatusOr<std::string> inspect_checkpoint(const std::string& folder) {
   line("ranks", absl::StrCat("sharded over ", index.shard, ", ", index.replicate, " replica(s)"));
   line("model", index.info.identity.model);
   line("optimizer", index.info.identity.optimizer);
-  line("data", index.info.identity.data);
+  line("data", index.state.data_stages.back().data.text);
   for (const checkpoint::DataStage& stage : index.state.data_stages) {
     line(
         "data stage",

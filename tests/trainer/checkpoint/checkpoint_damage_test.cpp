@@ -115,7 +115,7 @@ TEST_P(CheckpointDamageTest, AVanishedFolderIsAnErrorThatNamesIt) {
   state_.step = 3;
   Saver saver({.run_dir = dir_, .copy_memory = copy_memory(run, true)}, info_, run.model, run.optimizer, mesh_);
   ASSERT_TRUE(saver.begin(state_).ok());
-  while (saver.vote().writing > 0) { // the shards are written
+  while (saver.own_writing().writing > 0) { // the shards are written
   }
   fs::remove_all(fs::path(dir_) / "checkpoints");
   const auto vanished = *saver.finish();

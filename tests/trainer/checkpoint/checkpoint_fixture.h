@@ -20,11 +20,7 @@ namespace fs = std::filesystem;
 class CheckpointTest : public testing::TestWithParam<bool> {
  protected:
   std::string dir_ = testing::TempDir() + "checkpoint_test";
-  RunInfo info_{
-      {"a model", "an optimizer", "a data set", "a tokenizer"},
-      "run: {dir: x}\n",
-      "distill test",
-      "/student"};
+  RunInfo info_{{"a model", "an optimizer", "a tokenizer"}, "run: {dir: x}\n", "distill test", "/student"};
   TrainState state_{
       .step = 7,
       .samples = 56,
@@ -32,7 +28,7 @@ class CheckpointTest : public testing::TestWithParam<bool> {
       .skipped_total = 2,
       .skipped_in_row = 1,
       .evaluated_step = 5,
-      .data_stages = {{0, 0, 100, data::PackingMode::kPack}}};
+      .data_stages = {{0, 0, 100, data::PackingMode::kPack, 0, {"a data set"}}}};
   sharding::Mesh mesh_;
 
   void SetUp() override {
@@ -57,14 +53,14 @@ class CheckpointTest : public testing::TestWithParam<bool> {
     EXPECT_TRUE(saved.ok()) << saved.status();
     return saved.ok() ? saved->folder : "";
   }
-  IdentityAt identity() const {
-    return [own = info_.identity](const DataStage&) { return own; };
+  ResumingRun same_run() const {
+    return {info_.identity, [](const DataStage&) { return DataIdentity{"a data set"}; }};
   }
   absl::StatusOr<Resumed> load(const std::string& folder, TrainedModel& run) {
-    return resume_from(folder, identity(), run.model, run.optimizer, mesh_);
+    return resume_from(folder, same_run(), run.model, run.optimizer, mesh_);
   }
   absl::StatusOr<Resumed> load_newest(TrainedModel& run) {
-    return resume_newest(dir_, identity(), run.model, run.optimizer, mesh_);
+    return resume_newest(dir_, same_run(), run.model, run.optimizer, mesh_);
   }
   std::set<std::string> checkpoints() const {
     std::set<std::string> names;

@@ -90,14 +90,12 @@ TEST_P(CheckpointTest, RetentionCountsOnlyWhatLiesBeforeTheNewOne) {
 
 TEST_P(CheckpointTest, TheDataIsComparedAsOfTheStageItWasSavedIn) {
   TrainedModel run(1);
-  state_.data_stages = {{0, 0, 32, data::PackingMode::kPack}, {3, 24, 64, data::PackingMode::kConcat, 80}};
+  state_.data_stages = {
+      {0, 0, 32, data::PackingMode::kPack}, {3, 24, 64, data::PackingMode::kConcat, 80, {"a data set"}}};
   const std::string folder = save(run, 7);
-  const auto at_stage = [&](const DataStage& stage) {
-    RunIdentity own = info_.identity;
-    own.data = stage.teacher_seq_len == 80 && stage.seq_len == 64 && stage.packing == data::PackingMode::kConcat
-        ? own.data
-        : "data of another stage";
-    return own;
+  ResumingRun at_stage = same_run();
+  at_stage.data_in = [&](const DataStage& stage) {
+    return DataIdentity{stage == state_.data_stages.back() ? "a data set" : "data of another stage"};
   };
   const auto resumed = resume_from(folder, at_stage, run.model, run.optimizer, mesh_);
   ASSERT_TRUE(resumed.ok()) << resumed.status();
@@ -119,21 +117,20 @@ TEST_P(CheckpointTest, TheFormatBeforeIsReadWithTheStageOfItsConfiguration) {
       << "\n";
   const auto resumed = load(folder, run);
   ASSERT_TRUE(resumed.ok()) << resumed.status();
-  EXPECT_EQ(resumed->state.data_stages, (std::vector<DataStage>{{0, 0, 48, data::PackingMode::kConcat}}));
+  EXPECT_EQ(
+      resumed->state.data_stages, (std::vector<DataStage>{{0, 0, 48, data::PackingMode::kConcat, 0, {"a data set"}}}));
 }
 
 TEST_P(CheckpointTest, AnotherRunIsRefusedWithBothValuesOfEverythingThatDiffers) {
   TrainedModel run(1), untouched(1);
   const std::string folder = save(run, 1);
-  const RunIdentity own = info_.identity;
-  const RunIdentity others[] = {
-      {"model B", own.optimizer, own.data, own.tokenizer},
-      {own.model, "optimizer B", own.data, own.tokenizer},
-      {own.model, own.optimizer, "data B", own.tokenizer},
-      {own.model, own.optimizer, own.data, "tokenizer B"}};
-  for (const RunIdentity& other : others) {
-    const auto resumed = resume_from(
-        folder, [&](const DataStage&) { return other; }, run.model, run.optimizer, mesh_);
+  std::vector<ResumingRun> others(4, same_run());
+  others[0].identity.model = "model B";
+  others[1].identity.optimizer = "optimizer B";
+  others[2].identity.tokenizer = "tokenizer B";
+  others[3].data_in = [](const DataStage&) { return DataIdentity{"data B"}; };
+  for (const ResumingRun& other : others) {
+    const auto resumed = resume_from(folder, other, run.model, run.optimizer, mesh_);
     EXPECT_EQ(resumed.status().code(), absl::StatusCode::kFailedPrecondition);
     const std::string message(resumed.status().message());
     EXPECT_THAT(message, HasSubstr(" B\n"));
@@ -141,6 +138,20 @@ TEST_P(CheckpointTest, AnotherRunIsRefusedWithBothValuesOfEverythingThatDiffers)
   }
   EXPECT_TRUE(run.same_as(untouched));
   EXPECT_TRUE(fs::exists(folder)) << "it is not damaged and must stay";
+}
+
+TEST_P(CheckpointTest, ARunThatMayGoOnWithOtherDataIsNotRefusedForThem) {
+  TrainedModel run(1);
+  const std::string folder = save(run, 7);
+  ResumingRun other = same_run();
+  other.data_in = [](const DataStage&) { return DataIdentity{"data B"}; };
+  EXPECT_FALSE(resume_from(folder, other, run.model, run.optimizer, mesh_).ok());
+  other.other_data_allowed = true;
+  const auto resumed = resume_from(folder, other, run.model, run.optimizer, mesh_);
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_EQ(resumed->state.data_stages, state_.data_stages);
+  other.identity.tokenizer = "tokenizer B";
+  EXPECT_FALSE(resume_from(folder, other, run.model, run.optimizer, mesh_).ok());
 }
 
 TEST_P(CheckpointTest, WhatBelongsToTheCheckpointIsSyncedBeforeItCounts) {

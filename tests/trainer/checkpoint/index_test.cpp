@@ -16,10 +16,11 @@ using testing::HasSubstr;
 // Two ranks, units of 100 and 70 elements.
 Index sample_index() {
   Index index;
-  index.state = {12, 96, 3072, 1,
-                 0,  2,  10,   {{0, 0, 32, data::PackingMode::kPack}, {7, 56, 64, data::PackingMode::kConcat}}};
-  index.info = {
-      {"m", "o", "d", "t", {{"data/a", 3, 500}, {"data/b", 0, 0}}}, "run:\n  dir: x\n", "distill 1", "/models/s"};
+  const DataIdentity data{"d", {{"data/a", 3, 500}, {"data/b", 0, 0}}};
+  index.state = {
+      12, 96, 3072, 1,
+      0,  2,  10,   {{0, 0, 32, data::PackingMode::kPack}, {7, 56, 64, data::PackingMode::kConcat, 0, data}}};
+  index.info = {{"m", "o", "t"}, "run:\n  dir: x\n", "distill 1", "/models/s"};
   index.shard = 2;
   index.replicate = 3;
   index.units = {
@@ -50,10 +51,25 @@ TEST(IndexTest, OlderOnesDoNotSayHowLargeTheDataWere) {
   json.erase("data_sets");
   const auto read = parse_index(json.dump(), "index.json");
   ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_TRUE(read->info.identity.data_sets.empty());
+  EXPECT_EQ(read->state.data_stages.back().data, DataIdentity{"d"});
   json["data_sets"] = {{{"path", "a"}, {"documents", -1}, {"tokens", 5}}};
   EXPECT_THAT(
       std::string(parse_index(json.dump(), "index.json").status().message()), HasSubstr("data_sets[0].documents"));
+}
+
+// The stages of one data set name it once, where programs look for it that know no others.
+TEST(IndexTest, AStageOfOtherDataKeepsItsIdentity) {
+  Index index = sample_index();
+  const auto one = nlohmann::json::parse(to_json(index));
+  EXPECT_EQ(one["data"], "d");
+  for (const auto& stage : one["data_stages"]) {
+    EXPECT_FALSE(stage.contains("data") || stage.contains("data_sets")) << stage;
+  }
+  index.state.data_stages[0].data = {"others", {{"data/c", 7, 70}}};
+  const auto read = parse_index(to_json(index), "index.json");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->state, index.state);
+  EXPECT_EQ(nlohmann::json::parse(to_json(index))["data"], "d");
 }
 
 TEST(IndexTest, WhatDoesNotFitIsNamed) {
@@ -119,11 +135,11 @@ TEST(IndexTest, AnotherVersionIsNotDamage) {
 TEST(IndexTest, TheVersionBeforeIsRead) {
   Index index = sample_index();
   index.version = 2;
+  index.info.config = "data: {seq_len: 48, packing: concat}\n";
   const auto read = parse_index(to_json(index), "index.json");
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->version, 2);
-  EXPECT_TRUE(read->state.data_stages.empty());
-  index.state.data_stages.clear();
+  index.state.data_stages = {{0, 0, 48, data::PackingMode::kConcat, 0, index.state.data_stages.back().data}};
   EXPECT_EQ(read->state, index.state);
 }
 

@@ -65,12 +65,12 @@ TEST_F(BatchLoaderTest, DataThatEndsIsAnError) {
 TEST_F(BatchLoaderTest, TheStateOfWritersTravelsWithEachBatchAndMayEndTheRun) {
   data::Prefetcher prefetcher(dataset_, data::BatchSchedule{0, 2, 2});
   BatchLoader::Hooks hooks{.asked_to_stop = [] { return false; }};
-  BatchLoader::Writers own{.writing = 1};
+  sharding::WritingRanks own{.writing = 1};
   std::vector<std::pair<int64_t, int64_t>> seen;
-  hooks.own_writers = [&] { return own; };
-  hooks.take_writers = [&](const BatchLoader::Writers& sums) {
-    seen.emplace_back(sums.writing, sums.failed);
-    return sums.failed > 0 ? absl::DataLossError("the disk is gone") : absl::OkStatus();
+  hooks.own_writing = [&] { return own; };
+  hooks.take_writing = [&](const sharding::WritingRanks& ranks) {
+    seen.emplace_back(ranks.writing, ranks.failed);
+    return ranks.failed > 0 ? absl::DataLossError("the disk is gone") : absl::OkStatus();
   };
   BatchLoader batches = loader(prefetcher, std::move(hooks));
   EXPECT_TRUE(batches.next()->has_value());

@@ -1,0 +1,270 @@
+#include "trainer/training_run.h"
+
+#include "data/base/status_macros.h"
+#include "trainer/evaluator.h"
+#include "trainer/metrics/log.h"
+#include "trainer/metrics/trace.h"
+#include "trainer/optim/lr_schedule.h"
+#include "trainer/run_folder/trained_model.h"
+#include "trainer/session.h"
+
+namespace distill::trainer {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+} // namespace
+
+TrainingRun::TrainingRun(OpenedRun opened, const launch::StopSignal& stop)
+    : opened_(std::move(opened)),
+      config_(opened_.context->config()),
+      mesh_(opened_.context->mesh()),
+      step_(*opened_.step),
+      journal_(*opened_.journal),
+      checkpointer_(*opened_.checkpointer),
+      state_(opened_.state),
+      stop_(stop),
+      first_step_(opened_.state.step) {}
+
+absl::StatusOr<RunResult> TrainingRun::run() {
+  try {
+    absl::Status status = run_steps();
+    if (status.ok()) {
+      status = close();
+    }
+    if (mesh_.is_main()) {
+      end_session(config_.run.dir, status, stopped_, state_.step, opened_.start.parent_run.empty(), journal_);
+    }
+    RETURN_IF_ERROR(status);
+    RunResult result{stopped_, state_.step, opened_.plan, opened_.context->outside(), opened_.folder};
+    result.outside.end = outside_allocator(opened_.context->environment().device);
+    opened_.context->leave();
+    return result;
+  } catch (const sharding::CommunicationError& error) {
+    return opened_.context->lost_ranks(state_.step, error.what());
+  } catch (const metrics::DeviceTimeout& error) {
+    return opened_.context->lost_ranks(state_.step, error.what());
+  }
+}
+
+absl::Status TrainingRun::run_steps() {
+  started_ = Clock::now();
+  metrics::TraceRecorder trace(
+      config_.profile.trace_start, config_.profile.trace_steps, opened_.context->environment().device.is_cuda(),
+      absl::StrCat(config_.run.dir, "/trace-rank", mesh_.rank, ".json"));
+  // An evaluation that was due when the run was stopped comes now.
+  if (state_.step == 0 ? config_.eval.at_start : state_.step < opened_.total_steps && due(config_.eval.every)) {
+    RETURN_IF_ERROR(evaluate());
+  }
+  step_.micro_batches().phases().begin_step();
+  while (state_.step < opened_.last_step && !stopped_) {
+    ASSIGN_OR_RETURN(const std::optional<GlobalBatch> batch, next_batch());
+    if (!batch) { // a signal
+      stopped_ = true;
+      break;
+    }
+    trace.before_step(state_.step + 1);
+    train_step(*batch);
+    if (trace.after_step(state_.step)) {
+      journal_.message("wrote the trace to " + trace.path());
+    }
+    RETURN_IF_ERROR(handle_results(/*all=*/false));
+    RETURN_IF_ERROR(evaluate_and_save());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<GlobalBatch>> TrainingRun::next_batch() {
+  mesh_.report_progress(state_.step + 1, "data");
+  ASSIGN_OR_RETURN(std::optional<GlobalBatch> batch, opened_.loader->next());
+  if (batch && opened_.start.show_samples && state_.step + 1 == opened_.last_step) {
+    RETURN_IF_ERROR(show_samples());
+  }
+  return batch;
+}
+
+void TrainingRun::train_step(const GlobalBatch& batch) {
+  metrics::StepRecord record;
+  TrainStep::Options options;
+  record.lr = options.lr =
+      optim::learning_rate(config_.scheduler, config_.optimizer.lr, state_.step, opened_.total_steps);
+  record.first_sample = state_.samples;
+  record.num_samples = config_.train.global_batch_size;
+  state_.step += 1;
+  state_.samples += config_.train.global_batch_size;
+  state_.tokens += config_.train.global_batch_size * config_.data.seq_len;
+  record.step = state_.step;
+  record.total_steps = opened_.total_steps;
+  record.means.valid_tokens = batch.valid_tokens;
+  record.means.quality = step_.micro_batches().training_quality();
+  record.tokens = state_.tokens;
+  const data::TeacherRows::Reading reading = opened_.data->set().take_teacher_reading();
+  record.teacher_read_bytes = reading.bytes;
+  record.teacher_read_seconds = reading.seconds;
+  options.failed = !journal_status_.ok();
+  options.more = state_.step < opened_.last_step;
+  const int64_t shadow_every = config_.float8.shadow_every;
+  options.shadow = shadow_every > 0 && (state_.step - 1) % shadow_every == 0;
+  options.before_update = [this] { checkpointer_.before_update(); };
+  step_.enqueue(batch, options, record);
+}
+
+// Reads the results that are due, in order; `all`: of every step that has been queued.
+absl::Status TrainingRun::handle_results(bool all) {
+  while (auto done = step_.results(all)) {
+    RETURN_IF_ERROR(handle(*std::move(done)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::handle(TrainStep::Results done) {
+  metrics::StepRecord& record = done.record;
+  state_.skipped_total += record.skipped ? 1 : 0;
+  if (!record.empty()) { // an empty step neither continues nor ends a row of skipped ones
+    state_.skipped_in_row = record.skipped ? state_.skipped_in_row + 1 : 0;
+  }
+  state_.empty_steps += record.empty() ? 1 : 0;
+  record.skipped_total = state_.skipped_total;
+  record.empty_steps = state_.empty_steps;
+  opened_.throughput->complete(record);
+  record.eta_seconds = seconds_since(started_) / static_cast<double>(record.step - first_step_) *
+      static_cast<double>(opened_.total_steps - record.step);
+  if (const absl::Status status = journal_.step(record); journal_status_.ok()) {
+    journal_status_ = status;
+  }
+  if (!done.changed_unit.empty()) {
+    return absl::InternalError(absl::StrFormat(
+        "step %d: parallel.debug_checks: the gathered weights of %s changed between two uses", record.step,
+        done.changed_unit));
+  }
+  if (done.failed_ranks > 0) {
+    return journal_status_.ok() ? absl::AbortedError("another rank failed; its message says why") : journal_status_;
+  }
+  if (record.skipped && state_.skipped_in_row >= config_.train.max_skipped_steps) {
+    if (absl::Status status = checkpointer_.finish(); !status.ok()) { // one that is still being written counts
+      metrics::log_error(std::string(status.message()));
+    }
+    return absl::AbortedError(absl::StrFormat(
+        "step %d: %d steps in a row had gradients that are not finite (train.max_skipped_steps: %d); lower "
+        "optimizer.lr, or look at the samples before %d",
+        record.step, state_.skipped_in_row, config_.train.max_skipped_steps,
+        record.step * config_.train.global_batch_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::evaluate_and_save() {
+  const bool evaluates = due(config_.eval.every), saves = due(config_.checkpoint.every);
+  if (evaluates) {
+    RETURN_IF_ERROR(evaluate());
+  }
+  if (saves) {
+    RETURN_IF_ERROR(save_checkpoint(/*periodic=*/true));
+  }
+  if (evaluates || saves) {
+    step_.micro_batches().phases().begin_step(); // what they took is no step's time
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::evaluate() {
+  if (opened_.eval_data == nullptr || state_.evaluated_step == state_.step) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(handle_results(/*all=*/true));
+  mesh_.report_progress(state_.step, "evaluation");
+  const EvaluationHooks hooks = {
+      .asked_to_stop = [this] { return stop_.received() != 0; },
+      .before_batch = [this] { opened_.context->watchdog().report_progress(state_.step, "evaluation"); },
+      .progress = config_.run.progress};
+  ASSIGN_OR_RETURN(
+      const EvaluationResult result,
+      evaluate_dataset(
+          step_.micro_batches(), opened_.eval_data, config_.train.micro_batch_size, config_.eval.batches, mesh_,
+          hooks));
+  stopped_ = result.interrupted;
+  const Clock::time_point begun = Clock::now();
+  const std::vector<Sample> samples =
+      opened_.samples && !stopped_ ? opened_.samples->generate(hooks) : std::vector<Sample>();
+  stopped_ = stopped_ || (opened_.samples && samples.empty());
+  if (stopped_) { // the evaluation comes again after the resumption, with its samples
+    return absl::OkStatus();
+  }
+  state_.evaluated_step = state_.step;
+  absl::Status status = journal_.evaluation(state_.step, result.means);
+  return sharding::agree(
+      mesh_, status.ok() ? record_samples(journal_, state_.step, samples, seconds_since(begun)) : status);
+}
+
+absl::Status TrainingRun::save_checkpoint(bool periodic) {
+  RETURN_IF_ERROR(handle_results(/*all=*/true)); // the numbers of skipped steps are part of the state
+  mesh_.report_progress(state_.step, "checkpoint");
+  return periodic ? checkpointer_.save_periodic(state_) : checkpointer_.save_final(state_);
+}
+
+// What each sample of the next step loses by itself.
+absl::Status TrainingRun::show_samples() {
+  const auto lines =
+      sample_losses(step_.micro_batches(), opened_.data->set(), state_.samples, config_.train.global_batch_size, mesh_);
+  step_.micro_batches().phases().begin_step();
+  RETURN_IF_ERROR(sharding::agree(mesh_, lines.status()));
+  for (const std::string& line : *lines) {
+    journal_.message(line);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::close() {
+  absl::Status status = handle_results(/*all=*/true);
+  RETURN_IF_ERROR(sharding::agree(mesh_, status.ok() ? journal_status_ : status));
+  if (!stopped_ && config_.eval.every > 0) {
+    RETURN_IF_ERROR(evaluate());
+  }
+  const bool finished = !stopped_; // a signal may have cut the last evaluation short: that comes after the resumption
+  const bool write = !finished || config_.checkpoint.at_end;
+  if (write) {
+    RETURN_IF_ERROR(save_checkpoint(/*periodic=*/false));
+  }
+  RETURN_IF_ERROR(checkpointer_.finish());
+  if (!finished) {
+    journal_.info(
+        absl::StrFormat("stopped by a signal after step %d; the state is saved, continue with --resume", state_.step));
+    return absl::OkStatus();
+  }
+  if (first_step_ >= opened_.last_step) {
+    return end_complete_run(/*write_model=*/write);
+  }
+  return write ? save_model() : absl::OkStatus();
+}
+
+// No step was left to do when the run was resumed.
+absl::Status TrainingRun::end_complete_run(bool write_model) {
+  journal_.info(describe_no_step_left(state_.step, opened_.total_steps));
+  if (!write_model) {
+    return absl::OkStatus();
+  }
+  const auto checkpoint = checkpoint::checkpoint_folder(config_.run.dir, state_.step);
+  const absl::Status current = sharding::agree(
+      mesh_,
+      mesh_.is_main() ? check_trained_model(config_, (checkpoint / checkpoint::kMarkerFile).string())
+                      : absl::OkStatus());
+  if (!current.ok()) {
+    return save_model();
+  }
+  journal_.message("the model in " + trained_model_folder(config_) + " is that of the last step, and stays as it is");
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::save_model() {
+  mesh_.report_progress(state_.step, "model");
+  step_.optimizer().wait();
+  RETURN_IF_ERROR(save_trained_model(config_, *opened_.models->student, mesh_));
+  journal_.message("wrote the model to " + trained_model_folder(config_));
+  return absl::OkStatus();
+}
+
+} // namespace distill::trainer

@@ -27,7 +27,7 @@ constexpr int kMaxDepth = 100;
 constexpr std::array<const char*, 7> kNamed = {"bos_token", "eos_token", "unk_token", "sep_token",
                                                "pad_token", "cls_token", "mask_token"};
 constexpr const char* kExtra = "extra_special_tokens";
-constexpr const char* kType = "__type"; // of an object that stands for a token
+constexpr const char* kType = "__type"; // the key that marks an object as a token
 constexpr const char* kAddedToken = "AddedToken";
 
 bool is_named(const std::string& key) {
@@ -57,7 +57,7 @@ absl::Status unexpected(
   return absl::InvalidArgumentError(absl::StrCat(file, ": `", key, "`: expected ", expected, ", found ", text));
 }
 
-// The tokens that the files beside a tokenizer.json name, in the order in which transformers adds them.
+// The tokens that the other files of a tokenizer.json's folder name, in the order in which transformers adds them.
 class ConfigReader {
  public:
   // `tokenizer`: the content of tokenizer.json without its vocabulary.

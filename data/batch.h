@@ -10,14 +10,15 @@ namespace distill::data {
 
 class Shard;
 
-// Consecutive tokens of one document in a batch. Of whole documents (PackingMode::kPack), what a model says about them
-// depends on nothing before the first one; with a text of the teacher's own, on all of that text that comes before.
+// Consecutive tokens of one document in a batch. With whole documents (PackingMode::kPack), a model's predictions for
+// them depend on nothing before the first one; where the teacher has a text of its own, they depend on all of that text
+// that comes before.
 struct Stretch {
   const Shard* shard = nullptr; // of the data set, which outlives the batch
   int64_t document = 0; // within the shard
   int64_t begin = 0; // first token, within the document
   int64_t tokens = 0;
-  int64_t at = 0; // of the first token, in the flattened batch
+  int64_t at = 0; // position of the first token in the flattened batch
 };
 
 // What the teacher reads in place of a micro-batch's tokens: B sequences of T tokens.
@@ -43,8 +44,8 @@ struct Batch {
   bool packed = false; // false: each sequence is one segment
   std::optional<TeacherBatch> teacher; // with a teacher stream; else the teacher reads the same tokens
   std::vector<Stretch> stretches; // in order; without padding
-  // uint8 [N, bytes of a row]: what the data set's TeacherRows have for each token with a target; other rows are
-  // undefined. Undefined tensor: the data set has none, or they lack some token.
+  // uint8 [N, bytes of a row]: the row that the data set's TeacherRows hold for each token with a target; the other
+  // rows have any content. Undefined tensor: the data set has no TeacherRows, or these lack some token.
   at::Tensor teacher_rows_NW;
 };
 

@@ -29,7 +29,7 @@ struct DataOptions {
   std::vector<DataSource> sources;
   int64_t seq_len = 2048; // tokens
   int64_t teacher_seq_len = 0; // of the sequences that the teacher reads, with a teacher stream; 0: seq_len
-  // false: documents with a text of the teacher's own are read without it, by a run that has no teacher.
+  // false, for a run that has no teacher: documents with a text of the teacher's own are read without that text.
   bool teacher_stream = true;
   PackingMode packing = PackingMode::kPack;
   bool shuffle = true;
@@ -37,7 +37,7 @@ struct DataOptions {
   // For evaluation: reads the sources one after the other, every document exactly once, and ignores the weights.
   // Samples from num_samples() on are padding without targets, so that every rank can read the same number of batches.
   bool once = false;
-  // Of the tokenizers that the shards may have been written with; empty: all must have been written with one.
+  // The hashes of the tokenizers with which the shards may have been written; empty: any tokenizer, the same for all.
   std::vector<base::Digest> tokenizer_hashes;
   TokenLimits limits; // which tokens the documents may have
   bool pin_memory = false; // allocate batches in page-locked memory (needs CUDA)
@@ -64,9 +64,9 @@ struct SourceStats {
   bool loss_mask = false;
   // With a teacher stream.
   int64_t teacher_padding = 0; // tokens of padding in the teacher's sequences
-  int64_t teacher_texts = 0; // documents with a text of the teacher's own, of which
-  int64_t cut_documents = 0; // so many are cut at the end, since a text is longer than its sequence, and
-  int64_t left_out_documents = 0; // so many are left out, since no token of the completion fits
+  int64_t teacher_texts = 0; // documents with a text of the teacher's own
+  int64_t cut_documents = 0; // those of them that are cut at the end, since a text is longer than its sequence
+  int64_t left_out_documents = 0; // those of them that are left out, since no token of the completion fits
 };
 
 // Random access to an endless, deterministic series of samples. A sample is a packed sequence of seq_len tokens. It
@@ -79,11 +79,11 @@ class Dataset {
   // Reports every problem of every source in one error.
   static absl::StatusOr<std::unique_ptr<Dataset>> open(const DataOptions& options);
 
-  // For a run that has read this data set before with other lengths or packings, or other data before it; to be called
-  // before samples are read. `stages`: of this data set, whose order begins anew with the first one. The last of them
-  // must have the length and packing of the options; only its samples can be read from now on. It begins with the
-  // unread tokens of each source: those that have not been an input in the current epoch. Returns log lines that say
-  // how many these are. Not for options.once. InvalidArgument: the stages are not in order.
+  // For a run that has read this data set before with other lengths or packings, or other data before it. Must be
+  // called before samples are read, and not with options.once. `stages`: those in which the run reads this data set;
+  // its first sample is the first one of stages[0]. The last stage must have the length and packing of the options, and
+  // only its samples can be read from now on. It begins with the unread tokens of each source: those that have not been
+  // an input in the current epoch. Returns log lines with their number. InvalidArgument: the stages are not in order.
   absl::StatusOr<std::vector<std::string>> continue_from(const std::vector<Stage>& stages);
 
   // Samples [first, first + count), count >= 1. DataLoss: a token id that is not below the shard's vocab_size.
@@ -93,25 +93,25 @@ class Dataset {
   void read_teacher_rows(std::shared_ptr<TeacherRows> rows) {
     teacher_rows_ = std::move(rows);
   }
-  // Whether they have all that this data set may hold, which another stage may change.
+  // Checks that the TeacherRows have the rows of all tokens that a batch of the current stage may hold.
   absl::Status check_teacher_rows() const {
     return teacher_rows_ ? teacher_rows_->check_stretches(*this) : absl::OkStatus();
   }
-  // How much of them has been read since the last call.
+  // Returns how much of the TeacherRows has been read since the last call.
   TeacherRows::Reading take_teacher_reading() const {
     return teacher_rows_ ? teacher_rows_->take_reading() : TeacherRows::Reading{};
   }
 
-  // Calls `visit` for every stretch that a sample of this stage may hold, source by source, once each; of concatenated
-  // documents sequence by sequence, with `at` within the sequence. Else `at` is not set.
+  // Calls `visit` once for every stretch that a sample of this stage may hold, source by source. Concatenated documents
+  // are visited sequence by sequence, and `at` is then the position within the sequence; otherwise it is not set.
   void for_each_stretch(const std::function<void(const Stretch&)>& visit) const;
 
   // All shards, source by source.
   std::vector<const Shard*> shards() const;
-  // The path in the options of the source that one of them belongs to.
+  // The path, as the options have it, of the source to which a shard belongs.
   const std::string& source_of(const Shard& shard) const;
 
-  // The samples of one epoch of every source. With options.once: the number of samples that are not padding.
+  // The number of samples in one epoch of every source. With options.once: the number of those that are not padding.
   int64_t num_samples() const {
     return num_samples_;
   }
@@ -139,9 +139,9 @@ class Dataset {
   struct Source {
     std::vector<Shard> shards;
     std::vector<int64_t> first_document; // [shards + 1]
-    SequencePlan epoch; // of every whole epoch
+    SequencePlan epoch; // the plan of every whole epoch
     uint64_t key = 0; // seeds the shuffles of this source
-    // Where this stage begins. All zero, and no rest, in a run with a single stage.
+    // These say where this stage begins. In a run with a single stage all are zero, and there is no rest.
     int64_t first_sample = 0; // number within this source
     int64_t first_epoch = 0; // the first whole epoch
     std::optional<SequencePlan> rest; // unread tokens of the epoch before; its samples come first
@@ -197,7 +197,7 @@ class Dataset {
   int64_t teacher_len_ = 0; // tokens of the teacher's sequences; 0: no teacher stream
   int64_t num_samples_ = 0;
   int64_t origin_ = 0; // the run's sample that is the first one of this data set
-  int64_t first_sample_ = 0; // the run's first one that can be read: where the last stage begins
+  int64_t first_sample_ = 0; // the run's sample with which the last stage begins, the first one that can be read
 };
 
 } // namespace distill::data

@@ -8,7 +8,7 @@
 
 #include "data/random.h"
 
-// From a sample's number to its tokens in a batch.
+// This file finds the tokens of a sample and puts them into a batch.
 namespace distill::data {
 
 namespace {
@@ -55,8 +55,8 @@ struct TokenRow {
   }
 };
 
-// The tokens that a sequence has of the stream's document `entry`: those after its first `skip` ones, from position
-// `at` of the sequence on.
+// The part of a sequence that comes from the stream's document `entry`: the document's tokens after the first `skip`
+// ones, which begin at position `at` of the sequence.
 struct Cut {
   size_t entry;
   int64_t skip, tokens, at;

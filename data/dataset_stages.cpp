@@ -7,12 +7,13 @@
 #include "data/dataset.h"
 #include "data/random.h"
 
-// Continuing a run with another sequence length or packing.
+// This file lets a run go on with another sequence length or packing.
 namespace distill::data {
 
 namespace {
 
-constexpr uint64_t kRestKey = 0x7265737400000000; // makes the order of a rest differ from the order of every epoch
+// Part of the key that shuffles what is left of an epoch, so that its order differs from the order of every epoch.
+constexpr uint64_t kRestKey = 0x7265737400000000;
 
 // `teacher_len`: tokens of the teacher's sequences; 0: no teacher stream.
 absl::Status check_stages(const std::vector<Stage>& stages, const DataOptions& options, int64_t teacher_len) {

@@ -1,6 +1,6 @@
 #include "data/dataset.h"
 
-// How long documents are in samples that student and teacher read.
+// This file computes how many tokens of each document go into samples that have a text of the teacher's own.
 namespace distill::data {
 
 namespace {

@@ -2,7 +2,8 @@
 
 #include "data/sequence_plan.h"
 
-// Plans for fragments of documents, and the fragments that the unread sequences of a plan consist of.
+// This file plans sequences of fragments of documents, and finds the fragments of which a plan's unread sequences
+// consist.
 namespace distill::data {
 
 namespace {

@@ -64,7 +64,8 @@ std::string id_text(int64_t id) {
   return id < 0 ? "none" : absl::StrCat(id);
 }
 
-// Ids, those that are not `marked` in brackets. `length`: of the whole text.
+// The ids as text, with those that are not `marked` in brackets. `length`: tokens of the whole text, of which these are
+// the first.
 std::string id_list(const std::vector<int64_t>& ids, int64_t length, const std::function<bool(int64_t)>& marked) {
   std::string out;
   for (size_t j = 0; j < ids.size(); ++j) {

@@ -24,7 +24,7 @@ class Mixer {
   explicit Mixer(absl::Span<const double> weights);
 
   Place locate(int64_t sample) const;
-  // How many of the samples before `sample` are of this source.
+  // Returns the number of samples before `sample` that are of this source.
   int64_t count_before(int64_t sample, int64_t source) const;
 
  private:

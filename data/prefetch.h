@@ -17,8 +17,8 @@
 
 namespace distill::data {
 
-// Which samples each batch has: batch i has samples [first_sample + i * stride, first_sample + i * stride +
-// batch_size). For rank r of k with micro-batches of b samples: first_sample = position + r * b, stride = k * b.
+// The samples of each batch: batch i has samples [first_sample + i * stride, first_sample + i * stride + batch_size).
+// For rank r of k with micro-batches of b samples: first_sample = position + r * b, stride = k * b.
 struct BatchSchedule {
   int64_t first_sample = 0;
   int64_t batch_size = 1; // samples

@@ -8,7 +8,8 @@
 namespace distill::data {
 namespace {
 
-// Where the prompt ends and where its target ends, in the document; an empty target: the document has no prompt.
+// Finds the ends of the prompt and of its target in the document. An empty target means that the document has no
+// prompt.
 struct Cut {
   int64_t prompt = 0;
   int64_t end = 0;

@@ -47,7 +47,7 @@ class CapacitySet {
     }
   }
 
-  // -1: none.
+  // Returns -1 if there is none.
   int64_t at_least(size_t value) const {
     for (size_t depth = 0; depth < levels_.size(); ++depth) {
       const size_t word = value / 64;
@@ -92,7 +92,7 @@ class OpenSequences {
   int64_t resolution() const {
     return resolution_;
   }
-  // Of a piece. Without a teacher stream: its tokens.
+  // The size of a piece. Without a teacher stream that is its number of tokens.
   int64_t size(const Tokens& piece) const {
     if (capacity_.teacher == 0) {
       return piece.student;
@@ -229,7 +229,7 @@ void pack_windows(
   }
   const WindowSize least = shuffle_key ? kShuffledWindow : kOrderedWindow;
   // No sequence needs more room than all pieces take, which keeps the packer's memory small. With room for the sum of
-  // both streams in each, every piece fits beside all others.
+  // both streams in each, every piece fits together with all others.
   const int64_t most = total.student + total.teacher;
   WindowPacker<TokensOf> packer(tokens_of, {std::min(capacity.student, most), std::min(capacity.teacher, most)});
   size_t begin = 0;

@@ -17,7 +17,8 @@ struct Piece {
   uint32_t document;
   uint32_t part;
 
-  // In place of a part: the document with its teacher's text, of which fit_texts (teacher_text.h) says how much.
+  // The value of `part` for a document that is read with its teacher's text, as much as fit_texts (teacher_text.h)
+  // fits.
   static constexpr uint32_t kBothTexts = UINT32_MAX;
   bool both_texts() const {
     return part == kBothTexts;
@@ -31,7 +32,7 @@ struct PackedSequences {
   std::vector<Piece> pieces;
   std::vector<uint64_t> sequence_begin; // [sequences + 1] into pieces
   int64_t padding = 0; // tokens, sum over all sequences
-  int64_t teacher_padding = 0; // the same of the teacher's sequences; 0 without a teacher stream
+  int64_t teacher_padding = 0; // tokens of padding in all of the teacher's sequences; 0 without a teacher stream
 
   int64_t count() const {
     return static_cast<int64_t>(sequence_begin.size()) - 1;
@@ -50,13 +51,13 @@ PackedSequences pack_documents(absl::Span<const int64_t> lengths, int64_t seq_le
 // The tokens of a document that student and teacher read.
 struct DocumentSize {
   static constexpr int64_t kSameText = -1;
-  int64_t tokens = 0; // 0, with a text of the teacher's own: the document is left out
+  int64_t tokens = 0; // 0: the document is left out, since nothing of it fits with the teacher's own text
   int64_t teacher_tokens = kSameText; // kSameText: the teacher reads the document's tokens
 };
 
-// The same with a teacher stream: the tokens that the student reads fit into seq_len, and those that the teacher reads
-// into teacher_seq_len. Documents with a text of the teacher's own are one piece, both of whose sizes must fit. A
-// piece's length is then the larger of its shares of the two sequences.
+// Packs documents of which some have a text of the teacher's own: the tokens that the student reads fit into seq_len,
+// and those that the teacher reads into teacher_seq_len. Documents with a text of the teacher's own are one piece, both
+// of whose sizes must fit. A piece's length is then the larger of its shares of the two sequences.
 PackedSequences pack_documents(
     absl::Span<const DocumentSize> sizes, int64_t seq_len, int64_t teacher_seq_len,
     std::optional<uint64_t> shuffle_key);
@@ -103,13 +104,13 @@ struct SequencePlan {
 SequencePlan plan_sequences(
     absl::Span<const int64_t> lengths, int64_t seq_len, bool pack, std::optional<uint64_t> shuffle_key);
 
-// The same with a teacher stream. `fragments`: the fragments whose sizes these are; empty: `sizes` are those of the
-// source's documents.
+// Plans documents of which some have a text of the teacher's own. `fragments`: the fragments to which `sizes` belong;
+// empty: `sizes` are those of the source's documents.
 SequencePlan plan_sequences(
     absl::Span<const DocumentSize> sizes, int64_t seq_len, int64_t teacher_seq_len, std::optional<uint64_t> shuffle_key,
     std::vector<Fragment> fragments = {});
 
-// The same for at least one fragment. Every token of the fragments is an input once, also with concatenation.
+// Plans at least one fragment. Every token of the fragments is an input once, also with concatenation.
 SequencePlan plan_sequences(
     std::vector<Fragment> fragments, int64_t seq_len, bool pack, std::optional<uint64_t> shuffle_key);
 

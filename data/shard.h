@@ -61,11 +61,11 @@ class Shard {
   int64_t teacher_begin(int64_t document) const {
     return offset(layout_.teacher_offsets_at, document);
   }
-  // 0: the document has no text of the teacher's own, which reads the document's tokens.
+  // Returns 0 if the document has no text of the teacher's own; the teacher then reads the document's tokens.
   int64_t teacher_length(int64_t document) const {
     return has_teacher_stream() ? teacher_begin(document + 1) - teacher_begin(document) : 0;
   }
-  // As read_tokens, of the teacher stream.
+  // Does the same as read_tokens for the teacher stream.
   absl::Status read_teacher_tokens(int64_t begin, absl::Span<int64_t> out) const;
   // Whether this token of the teacher stream belongs to its document's completion.
   bool in_teacher_completion(int64_t token) const {

@@ -18,12 +18,12 @@ class Completion {
         tokens_(tokens),
         teacher_tokens_(teacher_tokens) {}
 
-  // Moves both positions to the next token of the completion. false: one of the texts has no further one.
+  // Moves both positions to the next token of the completion. Returns false if one of the texts has no further one.
   bool next() {
     advance();
     return token_ < tokens_ && teacher_token_ < teacher_tokens_;
   }
-  // After next() has returned false: whether the other text has a further one.
+  // Returns, after next() has returned false, whether the other text has a further token of the completion.
   bool other_goes_on() const {
     return token_ < tokens_ || teacher_token_ < teacher_tokens_;
   }

@@ -15,11 +15,11 @@ namespace distill::data {
 // O(1) memory.
 absl::Status check_completion(const Shard& shard, int64_t document);
 
-// How much of a document a sample of these lengths holds.
+// The part of a document that fits into a sample.
 struct TextLengths {
   int64_t tokens = 0; // of the document; 0: no target is left, and the document is left out
   int64_t teacher_tokens = 0; // of the teacher's text
-  bool cut = false; // not all of it
+  bool cut = false; // whether a part of the document is left out
 };
 
 // A document whose texts fit into seq_len and teacher_seq_len tokens is taken whole. Otherwise both texts end with the

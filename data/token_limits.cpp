@@ -17,7 +17,7 @@ constexpr int64_t kBlock = 1 << 16; // tokens that are read at a time
 struct Found {
   int64_t token; // position in the stream
   int64_t id;
-  int64_t count = 1; // of all tokens that cannot be read
+  int64_t count = 1; // how many tokens cannot be read, this one included
 };
 
 // The first token of a stream that cannot be read; `read` fills a block from a position on.

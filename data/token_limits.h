@@ -18,7 +18,7 @@ struct TokenLimits {
     int64_t rows = 0; // ids from here on have no row in a model; 0: not checked
     std::vector<int64_t> absent; // further ids, sorted: tokens that one of the models' tokenizers lacks
   };
-  Stream documents; // which the student reads, and the teacher where a document has no text of the teacher's own
+  Stream documents; // read by the student, and by the teacher where a document has no text of the teacher's own
   Stream teacher_texts;
   std::function<std::string(int64_t id)> token_text; // for messages; empty: not known
 };

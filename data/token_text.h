@@ -68,7 +68,7 @@ class TokenText {
     std::string from; // Metaspace: the character; Replace: the text; Strip: the character; BPE: the suffix
     std::string to; // Replace
     bool drops_first = false; // Metaspace: the characters of the first token become nothing
-    int64_t start = 0, stop = 0; // Strip: at most so many characters
+    int64_t start = 0, stop = 0; // Strip: the largest number of characters that are removed at the start and the end
   };
   struct Chunk;
   struct Run;

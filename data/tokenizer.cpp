@@ -274,7 +274,7 @@ namespace {
 
 constexpr int64_t kShown = 5;
 
-// One line for each id whose texts differ, up to kShown, and how many there are.
+// Lists the ids whose texts differ, one on a line, up to kShown of them, and their number.
 std::string token_differences(const Tokenizer& teacher, const Tokenizer& student) {
   std::vector<std::string> lines;
   int64_t differences = 0;

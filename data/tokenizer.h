@@ -11,7 +11,7 @@
 
 namespace distill::data {
 
-// A token beside the model's vocabulary, of `added_tokens` or of the files beside tokenizer.json (data/added_tokens.h).
+// A token outside the model's vocabulary, from `added_tokens` or from another file of the folder (data/added_tokens.h).
 struct AddedToken {
   int64_t id = 0;
   std::string text;
@@ -19,7 +19,7 @@ struct AddedToken {
 };
 
 // The parts of a tokenizer.json (Hugging Face tokenizers) that decide what ids mean and how text becomes ids, with the
-// added tokens of the files beside it.
+// added tokens of the other files of its folder.
 struct Tokenizer {
   std::string path; // the file
   std::string model; // BPE | Unigram | WordPiece | WordLevel

@@ -16,7 +16,7 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
   const int64_t samples = max_batches > 0 ? std::min(num_samples, max_batches * micro_batch_size) : num_samples;
   const int64_t round_samples = mesh.samples_together(micro_batch_size);
   const int64_t rounds = (samples + round_samples - 1) / round_samples;
-  // A rank without samples in the last round computes one of padding: the others gather weights with it.
+  // A rank without samples in the last round computes one of padding, since the others gather weights together with it.
   const auto range_of = [=, first = mesh.own_first(0, micro_batch_size)](int64_t round) {
     const int64_t own = round * round_samples + first;
     return own < samples ? data::SampleRange{own, std::min(micro_batch_size, samples - own)}

@@ -17,8 +17,7 @@
 namespace distill::trainer {
 
 struct EvaluationResult {
-  // Over all valid tokens: the same numbers that training reports for the same tokens. Not a number, where there are
-  // none.
+  // Means over all valid tokens: the same numbers that training reports for the same tokens. NaN if there are none.
   metrics::LossMeans means;
   // Mean probability that the teacher puts on tokens that the student's tokenizer lacks, at temperature 1; nullopt:
   // there are none, or the teacher's hidden states are not known. Rank 0 writes it into the log.
@@ -27,11 +26,11 @@ struct EvaluationResult {
   bool interrupted = false; // a rank was asked to stop; the means cover the samples so far
 };
 
-// What an evaluation asks of the run around it.
+// What an evaluation needs from the run that calls it.
 struct EvaluationHooks {
-  std::function<bool()> asked_to_stop; // whether this rank was; may be called often, while it waits for its data
-  std::function<void()> before_batch = [] {}; // before each micro-batch is computed
-  config::ProgressStyle progress = config::ProgressStyle::kNone; // of rank 0, where it takes long
+  std::function<bool()> asked_to_stop; // whether this rank was asked to stop; called often while it waits for its data
+  std::function<void()> before_batch = [] {}; // called before each micro-batch is computed
+  config::ProgressStyle progress = config::ProgressStyle::kNone; // how rank 0 shows an evaluation that takes long
 };
 
 // Runs over the first max_batches * micro_batch_size samples of `data` (0: all of them) without gradients, the ranks
@@ -40,8 +39,8 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
     MicroBatchRunner& micro, const std::shared_ptr<const data::Dataset>& data, int64_t micro_batch_size,
     int64_t max_batches, const sharding::Mesh& mesh, const EvaluationHooks& hooks);
 
-// The loss of each sample [first, first + count) by itself; all ranks take part, each with an equal share of the
-// samples. Lines for people, on every rank.
+// Computes the loss of each sample [first, first + count) separately, and returns a line of text for each, the same
+// ones on every rank. All ranks take part, each with an equal share of the samples.
 absl::StatusOr<std::vector<std::string>> sample_losses(
     MicroBatchRunner& micro, const data::Dataset& data, int64_t first, int64_t count, const sharding::Mesh& mesh);
 

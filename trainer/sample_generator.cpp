@@ -30,7 +30,7 @@ data::Batch right_padded(const std::vector<std::vector<int64_t>>& rows, int64_t 
   return batch;
 }
 
-// The last or the first characters of a text, in one line.
+// The last or the first characters of a text, as one line.
 std::string shortened(const std::string& text, bool keep_end) {
   std::vector<size_t> starts; // of characters
   for (size_t at = 0; at < text.size(); at += base::utf8_step(text, at).bytes) {
@@ -45,7 +45,7 @@ std::string shortened(const std::string& text, bool keep_end) {
 
 } // namespace
 
-// On every rank: all ranks' numbers, in the order of the ranks.
+// Returns, on every rank, the numbers of all ranks in the order of the ranks.
 std::vector<int64_t> SampleGenerator::exchange(const std::vector<int64_t>& own) const {
   const at::Tensor all = sharding::gather_parts(mesh_, at::tensor(own, at::kLong));
   return {all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel()};
@@ -105,7 +105,7 @@ bool SampleGenerator::continue_group(
   return true;
 }
 
-// nullopt: a rank was asked to stop.
+// Returns nullopt if a rank was asked to stop.
 std::optional<std::vector<SampleGenerator::Ids>> SampleGenerator::continuations(
     WhichModel model, const EvaluationHooks& hooks) {
   size_t longest = 0;
@@ -204,7 +204,7 @@ std::string sample_line(int64_t step, int64_t index, const Sample& sample) {
 
 std::string sample_markdown(const Sample& sample) {
   const auto quoted = [](const char* name, const std::string& text) {
-    // Four spaces before each line: text as it is, in a block of its own.
+    // With four spaces before each line Markdown shows the text as it is, in a block of its own.
     return absl::StrCat("**", name, "**\n\n    ", absl::StrReplaceAll(text, {{"\n", "\n    "}}), "\n\n");
   };
   return absl::StrCat(

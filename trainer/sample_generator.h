@@ -24,7 +24,7 @@ struct Sample {
   const data::Prompt* prompt = nullptr;
   std::string prompt_text, target_text;
   Continuation student;
-  std::optional<Continuation> teacher; // nullopt: there is none
+  std::optional<Continuation> teacher; // nullopt: the run has no teacher that can continue a text
 };
 
 // The greedy continuations of held-out prompts (eval.samples). There is no cache of keys and values: every new token is
@@ -37,8 +37,8 @@ class SampleGenerator {
       const config::Config& config, SampleInputs inputs, MicroBatchRunner& micro, const sharding::Mesh& mesh)
       : config_(config), inputs_(std::move(inputs)), micro_(micro), mesh_(mesh) {}
 
-  // One for each prompt, the same on every rank. The teacher never changes: its continuations are computed the first
-  // time. Empty: a rank was asked to stop.
+  // Returns a sample for each prompt, the same ones on every rank; none if a rank was asked to stop. The teacher's
+  // continuations never change and are computed the first time.
   std::vector<Sample> generate(const EvaluationHooks& hooks);
 
   // Text that is equal on two ranks if they continue the same prompts.

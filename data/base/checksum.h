@@ -38,7 +38,7 @@ std::optional<uint64_t> parse_checksum(std::string_view text);
 // Receives every byte of a file in order while it is written.
 using ByteSink = std::function<void(const char* data, size_t size)>;
 
-// Told of the bytes that have been read since it was told last.
+// Is called with the number of bytes that have been read since its last call.
 using ReadProgress = std::function<void(int64_t bytes)>;
 
 // The checksum of a whole file. Errors: NotFound or DataLoss, which name the file.

@@ -32,7 +32,7 @@ class DurableFile {
   void start_writeback() const;
   // May run on another thread than write(): then it covers the writes that have returned.
   absl::Status sync() const;
-  // Syncs and closes. The file is closed on an error, too.
+  // Syncs the file and closes it, also where an error occurs.
   absl::Status close();
 
  private:

@@ -68,7 +68,7 @@ std::string in_folder(const fs::path& folder) {
                                 : absl::StrCat(folder.string(), " is a file, where a folder is needed");
 }
 
-// Without a slash at the end. Not made normal otherwise: "link/.." is not where the link is.
+// The path without a slash at its end. It is not normalised further, since "link/.." need not be the link's folder.
 fs::path absolute(const std::string& path) {
   std::error_code error;
   fs::path whole = fs::absolute(path, error);

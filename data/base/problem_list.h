@@ -16,7 +16,7 @@ class ProblemList {
   void add(std::string message);
   // Adds an error's message and remembers its code. A status that is ok is no problem.
   void add(const absl::Status& status);
-  // The value; nullopt: its error has been added.
+  // Returns the value, or adds its error and returns nullopt.
   template <typename T>
   std::optional<T> take(absl::StatusOr<T> result) {
     add(result.status());
@@ -31,9 +31,9 @@ class ProblemList {
   }
   // All messages, each on a line of its own.
   std::string text() const;
-  // Ok without problems, else the text with this code.
+  // Returns ok if there are no problems, and otherwise their text with this code.
   absl::Status status(absl::StatusCode code) const;
-  // The same with the code of the last status that was added; InvalidArgument where none was.
+  // Returns the same with the code of the last status that was added, or InvalidArgument if none was.
   absl::Status status() const {
     return status(code_);
   }

@@ -39,7 +39,7 @@ Sets::const_iterator find(const Sets& sets, const std::string& path) {
   return std::find_if(sets.begin(), sets.end(), [&](const DataSetSize& set) { return set.path == path; });
 }
 
-// A line for each data set that is other than it was. Of equal sets, their order or weights have changed.
+// A line for each data set that has changed. If all of them are equal, their order or weights have changed.
 std::vector<std::string> set_lines(const Sets& then, const Sets& now) {
   std::vector<std::string> lines;
   for (const DataSetSize& set : now) {

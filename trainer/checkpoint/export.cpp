@@ -13,12 +13,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What the run was told of its student.
+// The student's section of the run's configuration.
 config::ModelSection student_section(const Index& index) {
   return config::read(index.info.config, "config", {}).config.student;
 }
 
-// What the run read the student's tokenizer from; empty: the model's own folder, as where it is gone.
+// The folder from which the run read the student's tokenizer; empty: the model's own folder, or one that is gone.
 std::string tokenizer_source(const Index& index) {
   const std::string path = student_section(index).tokenizer;
   std::error_code error;

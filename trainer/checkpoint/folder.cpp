@@ -148,7 +148,8 @@ absl::StatusOr<Index> read_index(const std::string& folder) {
   if (!text.ok()) {
     return absl::DataLossError(text.status().message());
   }
-  // With another format version, both the index and the marker say so. Every other mismatch between the two is damage.
+  // If both the index and the marker have another format version, it is that. Every other mismatch of the two is
+  // damage.
   auto index = parse_index(*text, index_file);
   if (absl::IsFailedPrecondition(index.status()) && !is_known_marker(*marker)) {
     return index.status();

@@ -36,7 +36,7 @@ absl::Status make_partial(const std::string& run_dir, int64_t step);
 absl::Status publish(const std::string& run_dir, const Index& index);
 
 // Reads and checks the index of a complete checkpoint. DataLoss: the checkpoint is incomplete or damaged, or belongs to
-// another step than its name says. FailedPrecondition: this program does not read its format version.
+// another step than that of its name. FailedPrecondition: this program does not read its format version.
 absl::StatusOr<Index> read_index(const std::string& folder);
 
 // Keeps the checkpoint of `saved_step` and the newest complete ones before it, `keep` in all. Removes older checkpoints

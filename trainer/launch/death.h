@@ -10,7 +10,7 @@ namespace distill::launch {
 // does not say.
 std::optional<int64_t> out_of_memory_kills();
 
-// A process of ours that a signal has ended.
+// The end by a signal of a process that distill has started.
 struct Death {
   std::string process; // "rank 1"
   int signal = 0;
@@ -19,7 +19,7 @@ struct Death {
   std::optional<int64_t> out_of_memory_kills; // on this machine while the process ran; nullopt: not known
 };
 
-// The same number less `before`, which out_of_memory_kills() has returned earlier.
+// The number of such kills since out_of_memory_kills() returned `before`.
 std::optional<int64_t> out_of_memory_kills_since(const std::optional<int64_t>& before);
 
 // What is printed when a process was killed by a signal that distill has not sent: the process, the signal, what it was

@@ -29,7 +29,7 @@ struct Place {
 // Zeros stand for a rank that has not reported yet. The place that is not current is written, so that a rank that is
 // killed meanwhile leaves a whole one.
 struct Slot {
-  std::atomic<uint32_t> reports{0}; // the current place is that of the newest one
+  std::atomic<uint32_t> reports{0}; // number of reports; the newest one has the current place
   std::array<Place, 2> places;
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free);

@@ -8,8 +8,8 @@
 
 namespace distill::launch {
 
-// Where each rank of this host is. The ranks write it into memory that they share with the process that has started
-// them, which can then say what a rank was doing when it was killed.
+// The place of each rank of this host in the run: its step and phase. The ranks write it into memory that they share
+// with the process that has started them, which can then say what a rank was doing when it was killed.
 class RankPlaces {
  public:
   static absl::StatusOr<std::unique_ptr<RankPlaces>> create(int64_t ranks);
@@ -30,8 +30,8 @@ class RankPlaces {
   int64_t ranks_;
 };
 
-// Writes where this rank is, for the process that has started it; does nothing if that was not distill. For one thread
-// at a time.
+// Writes the place of this rank, for the process that has started it; does nothing if that was not distill. Only one
+// thread may call it at a time.
 void report_place(int64_t step, const char* phase);
 
 } // namespace distill::launch

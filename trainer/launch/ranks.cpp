@@ -40,7 +40,7 @@ absl::StatusOr<int64_t> integer(const Environ& environ, const char* name, int64_
   return value;
 }
 
-// Rank, size and GPU as one launcher's variables say.
+// Rank, size and GPU as one launcher's variables give them.
 absl::StatusOr<RankInfo> read_variables(const Environ& environ, const Variables& names) {
   constexpr int64_t kMaxRanks = 1 << 20;
   RankInfo info;
@@ -74,8 +74,8 @@ bool is_plain_slurm_shell(const Environ& environ) {
   return !environ("SLURM_PROCID") || (environ("SLURM_JOB_ID") && !environ("SLURM_STEP_ID"));
 }
 
-// An error if a part of a launcher's variables is set without both its rank and its size. `local`: also for a local one
-// alone.
+// An error if a part of a launcher's variables is set without both its rank and its size. `local`: whether a local rank
+// or local size alone is an error, too.
 absl::Status check_no_half(const Environ& environ, const Variables& names, bool local) {
   if (environ(names.rank) && environ(names.size)) {
     return absl::OkStatus();

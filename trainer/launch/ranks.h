@@ -11,7 +11,7 @@
 
 namespace distill::launch {
 
-// What started this process as one rank of many.
+// The program that has started this process as one rank of many.
 enum class Launcher {
   kNone, // a single process, which may start its own ranks
   kTorchrun,
@@ -41,7 +41,8 @@ struct RankInfo {
   int64_t launched() const {
     return launcher == Launcher::kNone ? 0 : world_size;
   }
-  // Whether this process says what a signal leads to: rank 0, unless distill has started it; then its parent does.
+  // Whether this process prints what a signal leads to. Rank 0 does, unless distill has started it; its parent does
+  // then.
   bool tells_the_user() const {
     return rank == 0 && master_listen_fd < 0;
   }

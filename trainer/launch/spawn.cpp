@@ -75,7 +75,7 @@ struct Child {
   int error_fd = -1;
   bool running = true;
   int exit_code = 0;
-  int last_signal = 0; // that this process has sent to end the rank, since another one had failed
+  int last_signal = 0; // the last signal with which this process has ended the rank, since another one had failed
   std::string pending; // a line whose end has not been read yet
   std::deque<std::string> last_lines;
 };
@@ -98,7 +98,7 @@ class RankProcesses {
   void block_signals();
   void wait_for_news() const;
   void send_signal(int number) const; // to every rank that still runs
-  void end_running(int number); // the same, since a rank has failed
+  void end_running(int number); // sends the signal to every rank that still runs, since a rank has failed
   void collect_exits();
   void forward_signals();
   [[noreturn]] void end_at_once();
@@ -297,7 +297,7 @@ void RankProcesses::forward_signals() {
   }
 }
 
-// By SIGINT's default, when no rank runs any more.
+// Kills the ranks, and then ends this process by SIGINT's default.
 void RankProcesses::end_at_once() {
   ending_at_once_ = true;
   write_notice(kSecondInterruptNotice);

@@ -27,7 +27,7 @@ bool is_open(int descriptor) {
 void only_interrupt_the_write(int number) {
   struct sigaction action {};
   if (::sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) {
-    return; // whoever started this process has chosen the same
+    return; // the parent process has chosen the same
   }
   action = {};
   action.sa_handler = [](int) {};
@@ -55,7 +55,7 @@ void prepare_standard_streams() {
     }
   }
   if (::isatty(STDOUT_FILENO) != 1) {
-    // A result fits into the buffer: its one write, at the end, then says why it has failed.
+    // A result fits into the buffer, so that the one write at the end reports why it has failed.
     std::setvbuf(stdout, output_buffer.data(), _IOFBF, output_buffer.size());
   }
   only_interrupt_the_write(SIGPIPE);

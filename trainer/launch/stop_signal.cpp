@@ -72,7 +72,7 @@ void write_notice(const char* text) {
   }
 }
 
-struct StopSignal::Former {
+struct StopSignal::EarlierHandler {
   int number;
   struct sigaction action;
 };
@@ -92,17 +92,17 @@ StopSignal::StopSignal(const std::string& consequence) {
     if (!consequence.empty()) {
       first_signal_notice(number, consequence).copy(notice.data(), notice.size() - 1);
     }
-    Former former{number, {}};
-    sigaction(number, &action, &former.action);
-    former_.push_back(former);
+    EarlierHandler earlier{number, {}};
+    sigaction(number, &action, &earlier.action);
+    earlier_handlers_.push_back(earlier);
     sigaddset(&handled, number);
   }
   pthread_sigmask(SIG_UNBLOCK, &handled, nullptr);
 }
 
 StopSignal::~StopSignal() {
-  for (const Former& former : former_) {
-    sigaction(former.number, &former.action, nullptr);
+  for (const EarlierHandler& earlier : earlier_handlers_) {
+    sigaction(earlier.number, &earlier.action, nullptr);
   }
 }
 

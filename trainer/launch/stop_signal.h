@@ -18,12 +18,12 @@ void write_notice(const char* text);
 
 // Turns the stop signals into a request to stop after the current step. A second SIGINT ends the process at once, by
 // SIGINT's default. The constructor unblocks the signals: distill starts its ranks with them blocked, so that an early
-// signal waits until it is handled here. The destructor restores the former handlers. At most one object at a time may
+// signal waits until it is handled here. The destructor restores the earlier handlers. At most one object at a time may
 // exist in a process.
 class StopSignal {
  public:
   // `consequence`: see first_signal_notice; the handler prints the notice. Empty: it prints nothing, since another
-  // process does.
+  // process prints it.
   explicit StopSignal(const std::string& consequence = "");
   ~StopSignal();
   StopSignal(const StopSignal&) = delete;
@@ -33,8 +33,8 @@ class StopSignal {
   int received() const;
 
  private:
-  struct Former;
-  std::vector<Former> former_;
+  struct EarlierHandler;
+  std::vector<EarlierHandler> earlier_handlers_;
 };
 
 // The consequence of a signal to a training run.

@@ -51,7 +51,7 @@ std::string read_line(const std::string& path) {
   return line;
 }
 
-// Abseil's demangler does not know all names.
+// Demangles with the C++ library, since Abseil's demangler does not know all names.
 std::string demangled(const char* symbol) {
   int status = 0;
   char* name = symbol[0] == '_' ? abi::__cxa_demangle(symbol, nullptr, nullptr, &status) : nullptr;

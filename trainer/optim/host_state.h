@@ -53,12 +53,12 @@ class HostState {
     });
     send_back(stage, host);
   }
-  // The update's stream waits for the work queued on the current stream.
+  // Makes the update's stream wait for the work that is queued on the current stream.
   void begin_update();
   // Call after a step's last piece: later fetches wait until this step's state is back in host memory.
   void end_update();
 
-  // The host waits until all state is back in host memory.
+  // Blocks the host until all state is back in host memory.
   void wait() const;
 
  private:

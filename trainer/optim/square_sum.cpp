@@ -11,9 +11,10 @@
 namespace distill::optim {
 namespace {
 
-constexpr int64_t kLanes = 8; // running sums: vectorises, and loses less than one
-// Parts of a tensor that threads sum apart. Their number depends on the size alone, and so does the order of the sum.
-constexpr int64_t kPart = 1 << 16; // elements
+constexpr int64_t kLanes = 8; // running sums in parallel, which vectorise, and round less than a single one
+// Elements of the parts that threads sum separately. The number of parts, and so the order of the sum, depends on the
+// tensor's size alone.
+constexpr int64_t kPart = 1 << 16;
 
 double square_sum_of(const float* values, int64_t count) {
   std::array<double, kLanes> lanes{};

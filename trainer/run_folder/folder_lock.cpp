@@ -91,9 +91,9 @@ class OpenFile {
 };
 
 enum class Lock {
-  kFree, // and after F_OFD_SETLK: held by this open file
-  kHeld, // by another open file
-  kNotSupported, // by the file system
+  kFree, // after F_OFD_SETLK: this open file holds the lock now
+  kHeld, // another open file holds the lock
+  kNotSupported, // the file system has no such locks
 };
 
 // `command`: F_OFD_SETLK, or F_OFD_GETLK, which takes nothing.
@@ -196,7 +196,7 @@ absl::Status FolderLock::check_free(const std::string& folder, const LockOptions
   for (;;) {
     const auto file = OpenFile::open(lock_path(folder), O_RDONLY);
     if (!file.ok() || lock(*file, F_OFD_GETLK, options) != Lock::kHeld) {
-      return absl::OkStatus(); // take() says what is wrong with a file that cannot be opened
+      return absl::OkStatus(); // take() reports why the file cannot be opened
     }
     RETURN_IF_ERROR(wait_for(folder, *file, began, options));
   }

@@ -19,11 +19,11 @@ struct LockOptions {
 
 // A lock on a folder, from take() to the destructor or to the end of the process, however that comes: an
 // open-file-description lock (fcntl(2), F_OFD_SETLK) on the file .lock, which children that are started with exec do
-// not inherit. The file says who holds it, and is removed at a regular end. A file that is there and not locked was
+// not inherit. The file names the holder, and is removed at a regular end. A file that is there and not locked was
 // left by a process that died, and the lock is taken over.
 //
 // Where the file system has no such locks, or shares them among the processes of one host alone, nothing keeps a second
-// job out; note() then says what was seen.
+// job out; note() then describes what was found.
 class FolderLock {
  public:
   // The folder exists. FailedPrecondition: another process holds the lock; the message names it. NotFound: the folder
@@ -31,10 +31,10 @@ class FolderLock {
   // for what the options name.
   static absl::StatusOr<std::unique_ptr<FolderLock>> take(const std::string& folder, const LockOptions& options = {});
 
-  // The same error where the lock is seen to be held; changes nothing.
+  // Returns the same error if another process is known to hold the lock. Changes nothing.
   static absl::Status check_free(const std::string& folder, const LockOptions& options = {});
 
-  // Who holds the lock now, as text; nullopt: nobody is seen to.
+  // Describes the process that holds the lock now; nullopt: none is known.
   static std::optional<std::string> holder(const std::string& folder);
 
   ~FolderLock();

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kEmptyStepsForAWarning = 100;
 
-// The first step without a target, and then every hundredth of them.
+// Warns of the first step in which no token has a target, and then of every hundredth.
 void warn_of_empty_step(const metrics::StepRecord& record) {
   if (record.empty() && record.empty_steps % kEmptyStepsForAWarning == 1) {
     metrics::log_warning(absl::StrFormat(

@@ -48,7 +48,7 @@ std::string own_command() {
   return shortened(command, kMaxCommand);
 }
 
-// 0: not known.
+// The PID namespace of this process; 0: it is not known.
 int64_t own_pid_namespace() {
   struct stat info {};
   return ::stat("/proc/self/ns/pid", &info) == 0 ? static_cast<int64_t>(info.st_ino) : 0;

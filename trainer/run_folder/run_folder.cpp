@@ -55,7 +55,7 @@ absl::Status check_overwritten(const std::string& dir, const std::vector<std::st
   return absl::OkStatus();
 }
 
-// What is wrong with the folder's content.
+// An error if a run may not start in the folder because of the files in it.
 absl::Status check_content(const std::string& dir, StartMode mode) {
   std::error_code error;
   const bool exists = fs::exists(dir, error);

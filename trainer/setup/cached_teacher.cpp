@@ -50,7 +50,7 @@ losses::TeacherKind kind_of(config::CacheKind kind) {
   return losses::TeacherKind::kHidden;
 }
 
-// Rows of a few tokens: of those that the student has, too, where it is named.
+// The format of rows of a few tokens. Where the configuration names a student, these are tokens that it has, too.
 absl::StatusOr<teacher_cache::RowFormat> sparse_format(
     const config::Config& config, const models::ModelConfig& teacher) {
   const config::CacheSection& cache = config.cache;
@@ -79,8 +79,8 @@ absl::StatusOr<teacher_cache::RowFormat> sparse_format(
   return rows;
 }
 
-// What a teacher computes in, and which products of a float8 teacher do not: all that decides its rows besides the
-// weights.
+// The precision in which a teacher computes, with the products that a float8 teacher computes in another one: all that
+// decides its rows apart from the weights.
 std::string precision_of(const models::ModelConfig& teacher, at::ScalarType dtype) {
   const std::string text = models::precision_text(teacher, dtype);
   const std::vector<std::string> exceptions = models::exceptions_of(teacher.float8, models::block_products(teacher));
@@ -88,7 +88,7 @@ std::string precision_of(const models::ModelConfig& teacher, at::ScalarType dtyp
                                                      : text;
 }
 
-// What of a cache of a few tokens does not fit a run's loss and student.
+// Adds a problem for each property of a cache of a few tokens that does not fit the run's loss or student.
 void check_sparse(
     const config::Config& config, const teacher_cache::RowFormat& rows, int64_t student_vocab,
     base::ProblemList& problems) {
@@ -110,7 +110,7 @@ void check_sparse(
   }
 }
 
-// Every token shard once.
+// Lists every token shard once.
 std::vector<teacher_cache::DataFile> data_files(absl::Span<const std::shared_ptr<data::Dataset>> data) {
   std::vector<teacher_cache::DataFile> files;
   for (size_t i = 0; i < data.size(); ++i) {

@@ -29,20 +29,20 @@ absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
 absl::StatusOr<teacher_cache::RowFormat> row_format(
     const config::Config& config, const Environment& environment, const models::ModelConfig& teacher);
 
-// The manifest of what a teacher says about data sets; how a capture is divided is not set.
+// The manifest of a teacher's predictions for data sets. The division of a capture into parts is not set.
 absl::StatusOr<teacher_cache::Manifest> make_manifest(
     const config::Config& config, const Environment& environment, const models::ModelConfig& teacher,
     absl::Span<const std::shared_ptr<data::Dataset>> data);
 
-// Of a run that reads its teacher from a cache: DataLoss where head/ in teacher.cache is damaged or not this cache's
-// (check_head). It reads all of it, so that one rank of a run suffices.
+// Checks the head/ of the cache if the run reads its teacher from one. DataLoss: head/ is damaged, or belongs to
+// another cache (check_head). Reads all of head/, so that it suffices to call it on one rank.
 absl::Status check_cache_head(const config::Config& config);
 
 // Gives all ranks the Manifest::head of rank 0. All ranks call it together.
 void share_head(const sharding::Mesh& mesh, teacher_cache::Manifest& manifest);
 
-// What a cache with such rows keeps of a teacher; all ranks that share the teacher call it together. `keep`: on this
-// rank.
+// Gathers the part of a teacher that a cache with such rows keeps. All ranks that share the teacher call it together.
+// `keep`: whether this rank gets the result.
 teacher_cache::TeacherHead gather_head(sharding::ModelShards& teacher, const teacher_cache::RowFormat& rows, bool keep);
 
 // Lets `data` read its teacher's rows from the cache. `key`: of the data set, for messages. `partial`: rows may be

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kStateBytes = 12; // of a parameter: float32 master weight and two moments
+constexpr int64_t kStateBytes = 12; // for each parameter: the float32 master weight and two moments
 
 std::string gigabytes(int64_t bytes) {
   return absl::StrFormat("%.3g GB", 1e-9 * static_cast<double>(bytes));

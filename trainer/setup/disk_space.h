@@ -23,8 +23,8 @@ struct DiskNeed {
 
 struct DiskSpace {
   std::string place; // the run folder, or the nearest folder above it that exists
-  int64_t available_bytes = 0; // for this user, as the file system says; -1: it does not say
-  int64_t reused_bytes = 0; // of complete checkpoints in the run folder, which new ones replace
+  int64_t available_bytes = 0; // free space for this user, as the file system reports it; -1: it does not
+  int64_t reused_bytes = 0; // size of complete checkpoints in the run folder, which new ones replace
 };
 
 // The most that a run of `steps` steps writes. Logs and metrics are not counted, nor are checkpoints that were set
@@ -35,13 +35,13 @@ DiskSpace disk_space(const std::string& run_dir);
 // The sizes of all files below a folder; 0: there is none.
 int64_t bytes_below(const std::string& folder);
 
-// FailedPrecondition: the disk cannot hold so many more bytes of the cache teacher.cache; both numbers are named.
+// FailedPrecondition: the disk has no room for `needed` more bytes in the cache `folder`; the message has both numbers.
 absl::Status check_cache_space(const std::string& folder, int64_t needed);
 
 // A line of the start report.
 std::string disk_line(const DiskNeed& need, const DiskSpace& space);
-// What is wrong where the disk cannot hold it; empty: nothing. It is no error: the space may be freed while the run
-// trains, and a file system's numbers may be far from what a quota or an object store lets one write.
+// A warning if the disk cannot hold what the run needs; empty: it can. This is no error, since space may be freed while
+// the run trains, and a file system's numbers may be far from what a quota or an object store lets one write.
 std::string disk_warning(const DiskNeed& need, const DiskSpace& space);
 
 } // namespace distill::trainer

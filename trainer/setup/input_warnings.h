@@ -8,8 +8,8 @@
 
 namespace distill::trainer {
 
-// What of a training run's configuration and data is allowed and probably not meant: a line each. The inputs are those
-// of config::Purpose::kTrain.
+// Lines about parts of a training run's configuration and data that are allowed, but probably not meant. The inputs are
+// those of config::Purpose::kTrain.
 std::vector<std::string> input_warnings(const config::Config& config, const Inputs& inputs);
 
 } // namespace distill::trainer

@@ -66,7 +66,7 @@ absl::StatusOr<TeacherSpec> open_teacher(const config::Config& config) {
   return teacher;
 }
 
-// `once`: every document once, in the order of the data; `shuffle`: all the same, in the shuffled order.
+// `once`: every document is read once, in the order of the data, or with `shuffle` in the shuffled order.
 absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
     const config::Config& config, const std::vector<config::DataSet>& sets, bool once,
     const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits, bool pin_memory,
@@ -88,7 +88,7 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
   return data::Dataset::open(options);
 }
 
-// Of a teacher that is read from a cache: checks it against the run, and lets the data sets read their rows.
+// Opens the cache of the teacher, checks it against the run, and lets the data sets read their rows from it.
 absl::Status open_teacher_rows(
     const config::Config& config, const Environment& environment, config::Purpose purpose,
     absl::Span<const base::Digest> tokenizers, Inputs& inputs) {
@@ -128,7 +128,7 @@ absl::StatusOr<Inputs> open_inputs(
   auto student = problems.take(open_student(config));
   auto teacher = problems.take(open_teacher(config));
   const RunTokenizers tokenizers = problems.take(check_tokenizers(config)).value_or(RunTokenizers{});
-  data::TokenLimits limits; // of models that cannot be read: nothing is checked
+  data::TokenLimits limits; // stay empty where the models cannot be read: nothing is checked then
   if (student && teacher) {
     limits = tokenizers.limits(student->config.vocab_size, teacher->exists() ? teacher->model().config.vocab_size : 0);
   }

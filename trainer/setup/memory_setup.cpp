@@ -16,15 +16,15 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
-// Share of a host's memory that may be pinned if nothing is known of its other users.
+// The share of a host's memory that may be pinned if nothing is known about other programs that use it.
 constexpr double kHostShare = 0.8;
 
 double gib(int64_t bytes) {
   return static_cast<double>(bytes) / kGiB;
 }
 
-// Whether the plan counts a teacher stream: the training data has one, or will have one as far as the configuration
-// tells where the data are not here yet.
+// Whether the plan counts a teacher stream: the training data have one, or, if they do not exist yet, the configuration
+// asks for one.
 bool teacher_stream(const config::Config& config) {
   const std::vector<config::DataSet>& train = config.data.train;
   const auto is_there = [](const config::DataSet& set) { return data::is_token_data(set.path); };

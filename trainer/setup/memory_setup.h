@@ -39,17 +39,16 @@ struct PaperDevice {
 };
 absl::StatusOr<PaperDevice> device_on_paper(const config::Config& config);
 
-// A run's plan without a device, weights or data: for any number of ranks, on the machine that memory.machine or the
+// Plans a run without a device, weights or data: for any number of ranks, on the machine that memory.machine or the
 // built-in table describes, with the memory of this host and its GPU where there is one. `device_share`: the part of
 // the device's memory that the plan may use.
 absl::StatusOr<plan::Plan> plan_on_paper(
     const config::Config& config, int64_t world_size, int64_t ranks_per_node, double device_share = 1);
 
-// The largest data.seq_len, a multiple of 1024, that the plan says fits with two per cent to spare; 0: none does.
+// The largest data.seq_len, a multiple of 1024, that fits by the plan with two per cent to spare; 0: none does.
 absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_size, int64_t ranks_per_node);
 
-// OutOfRange if the plan does not fit and memory.on_overflow is refuse; the message names changes that would
-// fit.
+// OutOfRange if the plan does not fit and memory.on_overflow is refuse; the message names changes that would fit.
 absl::Status check_fits(const config::Config& config, const plan::Plan& plan);
 
 // Plans, and refuses what does not fit. The plan divides the host memory that is free now among the ranks of this host:
@@ -58,8 +57,8 @@ absl::StatusOr<plan::Plan> plan_memory(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
     const sharding::Mesh& mesh);
 
-// Ranks gather units together, so that they must do it alike. Where their plans decide differently, since one of them
-// has less memory, `plan` becomes the plan for what all of them can do. All ranks call it.
+// Ranks gather units together, and must do it alike. If their plans differ in this, since one of them has less memory,
+// `plan` becomes the plan for what all of them can do. All ranks call it.
 absl::Status agree_on_gathers(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
     const sharding::Mesh& mesh, plan::Plan& plan);

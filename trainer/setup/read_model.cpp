@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kTile = 16; // the sizes of a float8 weight are multiples of it
 
-// Float8 weights whose sizes the tensor cores' products do not take.
+// Float8 weights that have sizes for which the tensor cores have no product.
 absl::Status check_sizes(const models::ModelConfig& config, const std::string& name) {
   std::vector<std::string> found, exceptions; // a line for each kind of product, of the first block that has it
   for (int64_t block = 0; block < config.num_layers(); ++block) {

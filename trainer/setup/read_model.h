@@ -15,7 +15,7 @@ namespace distill::trainer {
 // and the softcap of its logits. `notes`: lines for the user (hf/notes.h). InvalidArgument: the folder, or products
 // that cannot run in float8.
 absl::StatusOr<models::ModelConfig> read_student(const config::Config& config, hf::Notes* notes = nullptr);
-// The same of the model in the teacher's folder, or of what the folder of a cache has of it.
+// The description of the teacher, from its folder or from the part of it that the folder of a cache holds.
 absl::StatusOr<models::ModelConfig> read_teacher_model(const config::Config& config, hf::Notes* notes = nullptr);
 
 // A run's teacher, without weights. `notes` and errors as read_teacher_model; errors also as

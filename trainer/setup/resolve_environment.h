@@ -7,13 +7,13 @@
 
 namespace distill::trainer {
 
-// The precisions for a device, which need not exist here.
+// The device and the dtypes of the models on it. The device need not exist here.
 Environment environment_on(const config::Config& config, at::Device device);
 
 // `local_gpu` is an index into the visible GPUs. Error if the config asks for a GPU and none is visible.
 absl::StatusOr<Environment> resolve_environment(const config::Config& config, int64_t local_gpu = 0);
 
-// Global switches of libtorch that the run needs (current device, seed, deterministic algorithms).
+// Sets the global switches of libtorch that the run needs: current device, seed, deterministic algorithms.
 void configure_libtorch(const config::TrainSection& train, at::Device device);
 
 } // namespace distill::trainer

@@ -14,7 +14,7 @@
 namespace distill::trainer {
 namespace {
 
-// A text that names the ranks that the others wait for; empty on one process.
+// A text that names the ranks for which the others wait; empty on one process.
 std::string laggards(const sharding::Mesh& mesh) {
   if (mesh.heartbeat == nullptr) {
     return "";
@@ -23,7 +23,7 @@ std::string laggards(const sharding::Mesh& mesh) {
   return absl::StrCat("ranks ", found.empty() ? "that hold the others up: none is seen" : found);
 }
 
-// For what is needed to debug a rank: the stacks of its threads, and of an exception.
+// The file for the stacks of this rank's threads, and for that of an exception, from which a rank can be debugged.
 std::string stacks_file(const config::RunSection& run, int64_t rank) {
   return absl::StrCat(run.dir, "/stacks-rank", rank, ".txt");
 }

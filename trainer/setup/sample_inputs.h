@@ -11,12 +11,12 @@
 
 namespace distill::trainer {
 
-// What eval.samples needs: the prompts that are continued, what ends a continuation, and the text of ids.
+// The inputs of eval.samples: the prompts that are continued, the tokens that end a continuation, and the text of ids.
 struct SampleInputs {
   std::vector<data::Prompt> prompts;
-  std::vector<int64_t> end_ids; // of the student's generation configuration and of the shards
+  std::vector<int64_t> end_ids; // those of the student's generation configuration and of the shards
   data::TokenText text; // of the student's tokenizer
-  std::string warning; // there are fewer prompts than eval.samples; empty: as many
+  std::string warning; // says that there are fewer prompts than eval.samples; empty: there are not
 
   // Text that is equal on two ranks if they have the same prompts.
   std::string fingerprint() const;

@@ -14,7 +14,7 @@ namespace distill::trainer {
 
 // The tokenizers of a run's models, which agree but for added tokens that one of them lacks.
 struct RunTokenizers {
-  std::vector<base::Digest> hashes; // of each, the student's first; empty: neither model has a tokenizer
+  std::vector<base::Digest> hashes; // one for each tokenizer, the student's first; empty: neither model has one
   data::OneSidedTokens one_sided;
   std::function<std::string(int64_t id)> token_text; // "" for an id that is not known
 
@@ -24,7 +24,7 @@ struct RunTokenizers {
 };
 
 // A teacher whose tokenizer differs from the student's in more than added tokens that one of them lacks is an error
-// with the first tokens that differ. Says which tokens are those of one side alone. Warns where only one model has a
+// with the first tokens that differ. Logs which tokens only one of the two has, and warns if only one model has a
 // tokenizer.
 absl::StatusOr<RunTokenizers> check_tokenizers(const config::Config& config);
 

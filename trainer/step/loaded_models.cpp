@@ -91,7 +91,7 @@ absl::StatusOr<LoadedModels> load_models(
       sharded_teacher.push_back(models.teacher.weights.back().get());
     }
   }
-  // A rank that is alone in having read bad weights must not leave the others in the slots' first collective.
+  // If one rank alone has read bad weights, it must not leave the others in the first collective of the slots.
   RETURN_IF_ERROR(sharding::agree(mesh, problems.status()));
   sharding::SlotOptions options = slot_options(config, environment);
   options.slots = parallel.slots;

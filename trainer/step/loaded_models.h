@@ -51,9 +51,9 @@ struct LoadedModels {
   LoadedTeacher teacher;
 };
 
-// `host_state` and errors as for load_model. Units are gathered by copies if the mesh has peer memory and
-// parallel.gather is not nccl. Progress is reported as by load_options. parallel.slots is a number, 0 included. All
-// ranks call it together, and all of them get an error if one does (sharding::agree).
+// Loads both models; `host_state` and errors are those of load_model. Units are gathered by copies if the mesh has peer
+// memory and parallel.gather is not nccl. Progress is reported as by load_options. parallel.slots must be a number, 0
+// included. All ranks call it together, and all of them get an error if one does (sharding::agree).
 absl::StatusOr<LoadedModels> load_models(
     const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
     const ModelSource& student, const TeacherSpec& teacher, std::shared_ptr<device::HostSlab> host_state);

@@ -12,13 +12,13 @@
 namespace distill::trainer {
 namespace {
 
-// The passes of a micro-batch, and those that follow it: every block's next use is in one of them.
+// The passes of a micro-batch and of the next one: each block is used next in one of them.
 void expect(std::vector<sharding::Pass> passes, const std::vector<sharding::Pass>& then) {
   passes.insert(passes.end(), then.begin(), then.end());
   sharding::expect_passes(passes);
 }
 
-// An evaluation has all metrics, whatever the steps have.
+// An evaluation computes all metrics, whatever loss.metrics is.
 losses::LossOptions evaluated(losses::LossOptions loss) {
   loss.metrics = losses::MetricSet::kAll;
   return loss;

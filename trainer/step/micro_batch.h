@@ -37,7 +37,7 @@ class MicroBatchRunner {
   // Accumulates the gradients of grad_scale * sum of the tokens' losses into the student's units and adds the sums of
   // every metric over the tokens to sums_M (fp64, on the device). `last`: this is the step's last micro-batch.
   void train(const data::Batch& batch, double grad_scale, at::Tensor& sums_M, bool last);
-  // The same losses without gradients, and all metrics, whatever loss.metrics is.
+  // Computes the same losses without gradients, and all metrics, whatever loss.metrics is.
   void evaluate(const data::Batch& batch, at::Tensor& sums_M);
   // The most probable next token after each of the tokens `rows` (places among the flattened tokens), computed with one
   // forward pass and one token's logits at a time. Waits for the device. The batch's targets are not used.
@@ -49,7 +49,7 @@ class MicroBatchRunner {
   OneSidedMass& one_sided_mass() {
     return one_sided_mass_;
   }
-  // What the token metrics of train() are, and of evaluate(), which has all metrics.
+  // How exact the token metrics of train() are, and those of evaluate(), which computes all of them.
   losses::MetricQualities training_quality() const;
   losses::MetricQualities evaluation_quality() const;
   // Whether next_tokens() can ask the teacher.

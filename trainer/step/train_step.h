@@ -25,13 +25,13 @@ struct GlobalBatch {
   int64_t valid_tokens = 0; // over all ranks
 };
 
-// How many micro-batches a rank's data thread has ready at most, for steps of `micro_batches`. Where each brings rows
-// of the teacher, of `row_bytes` for each token, the next step's are enough.
+// The largest number of micro-batches that a rank's data thread has ready, for steps of `micro_batches`. If each brings
+// rows of the teacher, of `row_bytes` for each token, those of the next step are enough.
 constexpr int64_t read_ahead(int64_t micro_batches, int64_t row_bytes) {
   return row_bytes > 0 ? micro_batches + 1 : 2 * micro_batches;
 }
 
-// How many of them are in host memory at most: those of a step, those that are ready, one that is being read.
+// The largest number of micro-batches in host memory: those of a step, those that are ready, one that is being read.
 constexpr int64_t most_in_memory(int64_t micro_batches, int64_t row_bytes) {
   return micro_batches + read_ahead(micro_batches, row_bytes) + 1;
 }
@@ -80,7 +80,7 @@ class TrainStep {
   sharding::GatherCount gathered() const; // so far
   void accumulate_gradients(const GlobalBatch& batch, at::Tensor sums_M);
   GradientProbe shadow_gradients(const GlobalBatch& batch);
-  // What the step's numbers say of a float8 student.
+  // Adds the numbers about a float8 student to the step's numbers.
   void add_float8_numbers(at::Tensor numbers, const std::optional<GradientProbe>& shadow);
   void reduce_gradients(bool more);
   optim::GradNorm global_norm(at::Tensor numbers, bool failed);

@@ -4,8 +4,9 @@
 
 #include "data/base/status_macros.h"
 #include "trainer/device/device_hooks.h"
+#include "trainer/device/device_info.h"
 #include "trainer/float8_gate/gate.h"
-#include "trainer/session.h"
+#include "trainer/run_folder/sessions.h"
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/memory_setup.h"
 #include "trainer/setup/prepared_run.h"
@@ -91,13 +92,13 @@ absl::StatusOr<std::optional<checkpoint::Resumed>> resume(OpenedRun& run) {
         mesh, "data.eval (the prompts of eval.samples)", run.samples->fingerprint()));
   }
   RETURN_IF_ERROR(agree(mesh, run.folder ? run.folder->remove_earlier_run() : absl::OkStatus()));
-  run.checkpointer =
-      std::make_unique<Checkpointer>(config, own, *run.data, *run.models->student, run.step->optimizer(), mesh);
+  run.checkpoints =
+      std::make_unique<RunCheckpoints>(config, own, *run.data, *run.models->student, run.step->optimizer(), mesh);
   if (run.start.mode != StartMode::kResume && run.start.resume_from.empty()) {
     return std::optional<checkpoint::Resumed>();
   }
   ASSIGN_OR_RETURN(
-      checkpoint::Resumed resumed, run.checkpointer->resume(run.start.resume_from, run.start.other_data_allowed));
+      checkpoint::Resumed resumed, run.checkpoints->resume(run.start.resume_from, run.start.other_data_allowed));
   run.state = resumed.state;
   RETURN_IF_ERROR(agree(mesh, run.data->set().check_teacher_rows()));
   return std::optional(std::move(resumed));
@@ -112,6 +113,21 @@ absl::Status set_length(OpenedRun& run) {
   }
   run.last_step = last > 0 ? last : run.total_steps;
   return absl::OkStatus();
+}
+
+// Adds the line of this start to sessions.jsonl.
+absl::Status record_start(const OpenedRun& run, const std::optional<checkpoint::Resumed>& resumed) {
+  const at::Device device = run.context->environment().device;
+  return record_session_start(
+      run.context->config().run.dir,
+      {.program = "distill " DISTILL_VERSION,
+       .host = host_name(),
+       .device = absl::StrFormat("%s (%s)", device.str(), device::device_info(device).name),
+       .ranks = run.context->mesh().world_size,
+       .first_step = run.state.step,
+       .total_steps = run.total_steps,
+       .resumed_from = resumed ? resumed->folder : "",
+       .plan = run.plan->json()});
 }
 
 // How units are gathered, and why.
@@ -151,13 +167,7 @@ absl::Status open_journal(const StartNotes& notes, const std::optional<checkpoin
       run.journal->info(line);
     }
   }
-  return mesh.is_main() ? begin_session(
-                              *run.context,
-                              {.first_step = run.state.step,
-                               .total_steps = run.total_steps,
-                               .resumed_from = resumed ? resumed->folder : "",
-                               .plan = run.plan->json()})
-                        : absl::OkStatus();
+  return mesh.is_main() ? record_start(run, resumed) : absl::OkStatus();
 }
 
 void open_data(const launch::StopSignal& stop, OpenedRun& run) {
@@ -170,9 +180,9 @@ void open_data(const launch::StopSignal& stop, OpenedRun& run) {
       read_ahead(micro_batches, run.models->teacher.spec.row_bytes()));
   BatchLoader::Hooks hooks;
   hooks.asked_to_stop = [&stop] { return stop.received() != 0; };
-  Checkpointer* checkpointer = run.checkpointer.get();
-  hooks.own_writing = [checkpointer] { return checkpointer->own_writing(); };
-  hooks.take_writing = [checkpointer](const sharding::WritingRanks& ranks) { return checkpointer->advance(ranks); };
+  RunCheckpoints* checkpoints = run.checkpoints.get();
+  hooks.own_writing = [checkpoints] { return checkpoints->own_writing(); };
+  hooks.take_writing = [checkpoints](const sharding::WritingRanks& ranks) { return checkpoints->advance(ranks); };
   run.loader = std::make_unique<BatchLoader>(mesh, *run.prefetcher, micro_batches, std::move(hooks));
 }
 
@@ -200,7 +210,7 @@ absl::StatusOr<OpenedRun> open_run(
   ASSIGN_OR_RETURN(const std::optional<checkpoint::Resumed> resumed, resume(run));
   RETURN_IF_ERROR(set_length(run));
   RETURN_IF_ERROR(agree(mesh, open_journal(notes, resumed, run)));
-  run.checkpointer->open(*run.journal, own.ranks().local_world_size);
+  run.checkpoints->open(*run.journal, own.ranks().local_world_size);
   open_data(stop, run);
   return run;
 }

@@ -6,10 +6,10 @@
 #include <optional>
 
 #include "data/prefetch.h"
-#include "trainer/checkpointer.h"
 #include "trainer/loader/batch_loader.h"
 #include "trainer/metrics/throughput.h"
 #include "trainer/plan/plan.h"
+#include "trainer/run_checkpoints.h"
 #include "trainer/run_folder/journal.h"
 #include "trainer/run_folder/run_folder.h"
 #include "trainer/sample_generator.h"
@@ -33,7 +33,7 @@ struct OpenedRun {
   std::unique_ptr<SampleGenerator> samples; // null: the run has no eval.samples
   std::unique_ptr<metrics::Throughput> throughput;
   std::unique_ptr<RunJournal> journal;
-  std::unique_ptr<Checkpointer> checkpointer; // after all that it saves and tells
+  std::unique_ptr<RunCheckpoints> checkpoints; // after all that it saves and tells
   std::unique_ptr<data::Prefetcher> prefetcher;
   std::unique_ptr<BatchLoader> loader;
   checkpoint::TrainState state; // where the run stands

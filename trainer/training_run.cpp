@@ -5,8 +5,9 @@
 #include "trainer/metrics/log.h"
 #include "trainer/metrics/trace.h"
 #include "trainer/optim/lr_schedule.h"
+#include "trainer/report/page.h"
+#include "trainer/run_folder/sessions.h"
 #include "trainer/run_folder/trained_model.h"
-#include "trainer/session.h"
 
 namespace distill::trainer {
 namespace {
@@ -25,7 +26,7 @@ TrainingRun::TrainingRun(OpenedRun opened, const launch::StopSignal& stop)
       mesh_(opened_.context->mesh()),
       step_(*opened_.step),
       journal_(*opened_.journal),
-      checkpointer_(*opened_.checkpointer),
+      checkpoints_(*opened_.checkpoints),
       state_(opened_.state),
       stop_(stop),
       first_step_(opened_.state.step) {}
@@ -37,7 +38,7 @@ absl::StatusOr<RunResult> TrainingRun::run() {
       status = close();
     }
     if (mesh_.is_main()) {
-      end_session(config_.run.dir, status, stopped_, state_.step, opened_.start.parent_run.empty(), journal_);
+      record_end(status);
     }
     RETURN_IF_ERROR(status);
     RunResult result{stopped_, state_.step, opened_.plan, opened_.context->outside(), opened_.folder};
@@ -48,6 +49,25 @@ absl::StatusOr<RunResult> TrainingRun::run() {
     return opened_.context->lost_ranks(state_.step, error.what());
   } catch (const metrics::DeviceTimeout& error) {
     return opened_.context->lost_ranks(state_.step, error.what());
+  }
+}
+
+// Adds the line of this process's end to sessions.jsonl and, unless this is a replay, writes the run's report. A
+// failure of either is a warning, and no failure of the run.
+void TrainingRun::record_end(const absl::Status& status) {
+  const SessionState state = !status.ok() ? SessionState::kFailed
+      : stopped_                          ? SessionState::kStopped
+                                          : SessionState::kFinished;
+  const std::string outcome = !status.ok()
+      ? std::string(status.message())
+      : absl::StrFormat("%s after step %d", stopped_ ? "stopped by a signal" : "finished", state_.step);
+  const std::string& dir = config_.run.dir;
+  absl::Status written = record_session_end(dir, state_.step, state, outcome);
+  if (written.ok() && opened_.start.parent_run.empty()) {
+    written = report::write_report({dir}, absl::StrCat(dir, "/", report::kReportFile));
+  }
+  if (!written.ok()) {
+    journal_.warning("the report of this run was not written: " + std::string(written.message()));
   }
 }
 
@@ -109,7 +129,7 @@ void TrainingRun::train_step(const GlobalBatch& batch) {
   options.more = state_.step < opened_.last_step;
   const int64_t shadow_every = config_.float8.shadow_every;
   options.shadow = shadow_every > 0 && (state_.step - 1) % shadow_every == 0;
-  options.before_update = [this] { checkpointer_.before_update(); };
+  options.before_update = [this] { checkpoints_.before_update(); };
   step_.enqueue(batch, options, record);
 }
 
@@ -145,7 +165,7 @@ absl::Status TrainingRun::handle(TrainStep::Results done) {
     return journal_status_.ok() ? absl::AbortedError("another rank failed; its message says why") : journal_status_;
   }
   if (record.skipped && state_.skipped_in_row >= config_.train.max_skipped_steps) {
-    if (absl::Status status = checkpointer_.finish(); !status.ok()) { // one that is still being written counts
+    if (absl::Status status = checkpoints_.finish(); !status.ok()) { // one that is still being written counts
       metrics::log_error(std::string(status.message()));
     }
     return absl::AbortedError(absl::StrFormat(
@@ -203,7 +223,7 @@ absl::Status TrainingRun::evaluate() {
 absl::Status TrainingRun::save_checkpoint(bool periodic) {
   RETURN_IF_ERROR(handle_results(/*all=*/true)); // the numbers of skipped steps are part of the state
   mesh_.report_progress(state_.step, "checkpoint");
-  return periodic ? checkpointer_.save_periodic(state_) : checkpointer_.save_final(state_);
+  return periodic ? checkpoints_.save_periodic(state_) : checkpoints_.save_final(state_);
 }
 
 // What each sample of the next step loses by itself.
@@ -229,7 +249,7 @@ absl::Status TrainingRun::close() {
   if (write) {
     RETURN_IF_ERROR(save_checkpoint(/*periodic=*/false));
   }
-  RETURN_IF_ERROR(checkpointer_.finish());
+  RETURN_IF_ERROR(checkpoints_.finish());
   if (!finished) {
     journal_.info(
         absl::StrFormat("stopped by a signal after step %d; the state is saved, continue with --resume", state_.step));

@@ -21,6 +21,7 @@ class TrainingRun {
 
  private:
   absl::Status run_steps();
+  void record_end(const absl::Status& status);
   absl::StatusOr<std::optional<GlobalBatch>> next_batch();
   void train_step(const GlobalBatch& batch);
   absl::Status handle_results(bool all);
@@ -43,7 +44,7 @@ class TrainingRun {
   const sharding::Mesh& mesh_;
   TrainStep& step_;
   RunJournal& journal_;
-  Checkpointer& checkpointer_;
+  RunCheckpoints& checkpoints_;
   checkpoint::TrainState& state_;
 
   const launch::StopSignal& stop_;

@@ -4,7 +4,7 @@
 #include "apps/distill/ranked_run.h"
 #include "data/base/status_macros.h"
 #include "trainer/launch/exit_code.h"
-#include "trainer/run_folder/records.h"
+#include "trainer/run_folder/recorded_metrics.h"
 #include "trainer/tools/replay.h"
 
 namespace distill::cli {

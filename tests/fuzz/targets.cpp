@@ -32,7 +32,7 @@
 #include "trainer/models/model_config.h"
 #include "trainer/plan/machine.h"
 #include "trainer/run_folder/events.h"
-#include "trainer/run_folder/records.h"
+#include "trainer/run_folder/recorded_metrics.h"
 
 namespace distill::fuzz {
 namespace {

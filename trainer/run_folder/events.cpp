@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/base/status_macros.h"
-#include "trainer/run_folder/records.h"
+#include "trainer/run_folder/recorded_metrics.h"
 
 namespace distill::trainer {
 namespace {

@@ -7,7 +7,7 @@
 
 namespace distill::trainer {
 
-// A line of sessions.jsonl for each start of a run: what ran where, from which step, and what the plan predicted.
+// The line of sessions.jsonl for a start of a run: the program and where it ran, from which step, and the plan.
 struct SessionStart {
   std::string program; // with its version
   std::string host;

@@ -113,12 +113,13 @@ TEST_P(CheckpointDamageTest, AVanishedFolderIsAnErrorThatNamesIt) {
 
   fs::create_directories(dir_);
   state_.step = 3;
-  Saver saver({.run_dir = dir_, .copy_memory = copy_memory(run, true)}, info_, run.model, run.optimizer, mesh_);
-  ASSERT_TRUE(saver.begin(state_).ok());
-  while (saver.own_writing().writing > 0) { // the shards are written
+  CheckpointWriter writer(
+      {.run_dir = dir_, .copy_memory = copy_memory(run, true)}, info_, run.model, run.optimizer, mesh_);
+  ASSERT_TRUE(writer.begin(state_).ok());
+  while (writer.own_writing().writing > 0) { // the shards are written
   }
   fs::remove_all(fs::path(dir_) / "checkpoints");
-  const auto vanished = *saver.finish();
+  const auto vanished = *writer.finish();
   EXPECT_THAT(std::string(vanished.status().message()), HasSubstr("step-3"));
 }
 
@@ -126,15 +127,15 @@ TEST_P(CheckpointDamageTest, AMarkerThatCannotBeWrittenLeavesNothingOnTheDisk) {
   TrainedModel run(1);
   save(run, 1);
   // A folder in the marker's place.
-  SaverOptions options{.run_dir = dir_, .copy_memory = copy_memory(run, GetParam())};
+  CheckpointWriterOptions options{.run_dir = dir_, .copy_memory = copy_memory(run, GetParam())};
   options.before_publish = [&] {
     fs::create_directory(partial_folder(dir_, 2) / kMarkerFile);
     return absl::OkStatus();
   };
   state_.step = 2;
-  Saver saver(options, info_, run.model, run.optimizer, mesh_);
-  ASSERT_TRUE(saver.begin(state_).ok());
-  const auto saved = *saver.finish();
+  CheckpointWriter writer(options, info_, run.model, run.optimizer, mesh_);
+  ASSERT_TRUE(writer.begin(state_).ok());
+  const auto saved = *writer.finish();
   EXPECT_THAT(std::string(saved.status().message()), HasSubstr("step-2/COMPLETE: cannot create"));
   EXPECT_EQ(checkpoints(), std::set<std::string>{"step-1"});
 }

@@ -8,9 +8,9 @@
 #include <set>
 
 #include "tests/trainer/checkpoint/tiny_run.h"
+#include "trainer/checkpoint/checkpoint_writer.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/resume.h"
-#include "trainer/checkpoint/saver.h"
 
 namespace distill::checkpoint {
 
@@ -40,13 +40,13 @@ class CheckpointTest : public testing::TestWithParam<bool> {
   }
   absl::StatusOr<Saved> try_save(TrainedModel& run, int64_t step, int64_t keep = 2) {
     state_.step = step;
-    Saver saver(
+    CheckpointWriter writer(
         {.run_dir = dir_, .keep = keep, .copy_memory = copy_memory(run, GetParam())}, info_, run.model, run.optimizer,
         mesh_);
-    if (absl::Status status = saver.begin(state_); !status.ok()) {
+    if (absl::Status status = writer.begin(state_); !status.ok()) {
       return status;
     }
-    return *saver.finish();
+    return *writer.finish();
   }
   std::string save(TrainedModel& run, int64_t step, int64_t keep = 2) {
     const auto saved = try_save(run, step, keep);

@@ -39,14 +39,15 @@ TEST_P(CheckpointTest, RoundTripIsBitForBit) {
 
 TEST_P(CheckpointTest, WhatIsSavedIsTheStateAtTheBegin) {
   TrainedModel run(1), as_it_was(1), resumed(3);
-  Saver saver({.run_dir = dir_, .copy_memory = copy_memory(run, true)}, info_, run.model, run.optimizer, mesh_);
-  ASSERT_TRUE(saver.begin(state_).ok());
-  saver.before_update();
+  CheckpointWriter writer(
+      {.run_dir = dir_, .copy_memory = copy_memory(run, true)}, info_, run.model, run.optimizer, mesh_);
+  ASSERT_TRUE(writer.begin(state_).ok());
+  writer.before_update();
   for (int64_t i = 0; i < run.model.num_units(); ++i) {
     run.model.unit(i).master.fill_(0); // the next steps
     run.optimizer.moments(i).exp_avg.fill_(0);
   }
-  const auto saved = *saver.finish();
+  const auto saved = *writer.finish();
   ASSERT_TRUE(saved.ok()) << saved.status();
   ASSERT_TRUE(load(saved->folder, resumed).ok());
   EXPECT_TRUE(resumed.same_as(as_it_was));
@@ -157,14 +158,14 @@ TEST_P(CheckpointTest, ARunThatMayGoOnWithOtherDataIsNotRefusedForThem) {
 TEST_P(CheckpointTest, WhatBelongsToTheCheckpointIsSyncedBeforeItCounts) {
   TrainedModel run(1);
   bool complete_before = true;
-  SaverOptions options{.run_dir = dir_, .copy_memory = copy_memory(run, GetParam())};
+  CheckpointWriterOptions options{.run_dir = dir_, .copy_memory = copy_memory(run, GetParam())};
   options.before_publish = [&] {
     complete_before = newest_complete(dir_).has_value();
     return absl::InternalError("metrics.jsonl: cannot sync");
   };
-  Saver saver(options, info_, run.model, run.optimizer, mesh_);
-  ASSERT_TRUE(saver.begin(state_).ok());
-  const auto saved = *saver.finish();
+  CheckpointWriter writer(options, info_, run.model, run.optimizer, mesh_);
+  ASSERT_TRUE(writer.begin(state_).ok());
+  const auto saved = *writer.finish();
   EXPECT_THAT(std::string(saved.status().message()), HasSubstr("metrics.jsonl"));
   EXPECT_FALSE(complete_before);
   EXPECT_FALSE(newest_complete(dir_).has_value());

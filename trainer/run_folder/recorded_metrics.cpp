@@ -1,4 +1,4 @@
-#include "trainer/run_folder/records.h"
+#include "trainer/run_folder/recorded_metrics.h"
 
 #include <nlohmann/json.hpp>
 

@@ -1,4 +1,4 @@
-#include "trainer/checkpointer.h"
+#include "trainer/run_checkpoints.h"
 
 #include <chrono>
 
@@ -53,7 +53,7 @@ std::string describe_no_step_left(int64_t step, int64_t total_steps) {
             total_steps);
 }
 
-Checkpointer::Checkpointer(
+RunCheckpoints::RunCheckpoints(
     const config::Config& config, checkpoint::RunIdentity identity, TrainingData& data, sharding::ModelShards& student,
     optim::AdamW& optimizer, const sharding::Mesh& mesh)
     : config_(config), data_(data), student_(student), optimizer_(optimizer), mesh_(mesh) {
@@ -63,7 +63,7 @@ Checkpointer::Checkpointer(
   info_.student_folder = absolute_path(config.student.path);
 }
 
-absl::StatusOr<checkpoint::Resumed> Checkpointer::resume(const std::string& folder, bool other_data_allowed) {
+absl::StatusOr<checkpoint::Resumed> RunCheckpoints::resume(const std::string& folder, bool other_data_allowed) {
   const checkpoint::ResumingRun run{
       info_.identity, [this](const checkpoint::DataStage& stage) { return data_.identity(stage); }, other_data_allowed};
   auto resumed = folder.empty() ? checkpoint::resume_newest(config_.run.dir, run, student_, optimizer_, mesh_)
@@ -91,7 +91,7 @@ absl::StatusOr<checkpoint::Resumed> Checkpointer::resume(const std::string& fold
   return resumed;
 }
 
-at::Tensor Checkpointer::copy_memory(int64_t processes_on_host) const {
+at::Tensor RunCheckpoints::copy_memory(int64_t processes_on_host) const {
   if (!config_.checkpoint.async || config_.checkpoint.every == 0 || mesh_.replicate_rank > 0) {
     return {};
   }
@@ -106,9 +106,9 @@ at::Tensor Checkpointer::copy_memory(int64_t processes_on_host) const {
   return device::HostSlab::take(*slab, bytes);
 }
 
-void Checkpointer::open(RunJournal& journal, int64_t processes_on_host) {
+void RunCheckpoints::open(RunJournal& journal, int64_t processes_on_host) {
   journal_ = &journal;
-  checkpoint::SaverOptions options;
+  checkpoint::CheckpointWriterOptions options;
   options.run_dir = config_.run.dir;
   options.keep = config_.checkpoint.keep;
   options.copy_memory = copy_memory(processes_on_host);
@@ -116,17 +116,17 @@ void Checkpointer::open(RunJournal& journal, int64_t processes_on_host) {
   if (mesh_.is_main()) {
     options.waiting = [this](int64_t bytes, int64_t total) { show_waiting(bytes, total); };
   }
-  saver_ = std::make_unique<checkpoint::Saver>(std::move(options), info_, student_, optimizer_, mesh_);
+  writer_ = std::make_unique<checkpoint::CheckpointWriter>(std::move(options), info_, student_, optimizer_, mesh_);
 }
 
-void Checkpointer::show_waiting(int64_t bytes, int64_t total) {
+void RunCheckpoints::show_waiting(int64_t bytes, int64_t total) {
   if (!waiting_) {
     waiting_.emplace("writing the checkpoint", total, "bytes", config_.run.progress);
   }
   waiting_->update(bytes);
 }
 
-absl::Status Checkpointer::report(const absl::StatusOr<checkpoint::Saved>& saved, bool tolerated) {
+absl::Status RunCheckpoints::report(const absl::StatusOr<checkpoint::Saved>& saved, bool tolerated) {
   waiting_.reset();
   if (saved.ok()) {
     saved_step_ = saved->step;
@@ -142,23 +142,23 @@ absl::Status Checkpointer::report(const absl::StatusOr<checkpoint::Saved>& saved
   return absl::OkStatus();
 }
 
-absl::Status Checkpointer::finish() {
-  const auto ended = saver_->finish();
+absl::Status RunCheckpoints::finish() {
+  const auto ended = writer_->finish();
   return ended ? report(*ended, config_.checkpoint.on_error == config::OnSaveError::kContinue) : absl::OkStatus();
 }
 
-absl::Status Checkpointer::advance(const sharding::WritingRanks& ranks) {
-  const auto ended = saver_ ? saver_->advance(ranks) : std::nullopt;
+absl::Status RunCheckpoints::advance(const sharding::WritingRanks& ranks) {
+  const auto ended = writer_ ? writer_->advance(ranks) : std::nullopt;
   return ended ? report(*ended, config_.checkpoint.on_error == config::OnSaveError::kContinue) : absl::OkStatus();
 }
 
-absl::Status Checkpointer::begin(checkpoint::TrainState state) {
+absl::Status RunCheckpoints::begin(checkpoint::TrainState state) {
   state.data_stages = data_.stages();
-  return saver_->begin(state);
+  return writer_->begin(state);
 }
 
-absl::Status Checkpointer::save_periodic(const checkpoint::TrainState& state) {
-  if (saver_->in_flight()) {
+absl::Status RunCheckpoints::save_periodic(const checkpoint::TrainState& state) {
+  if (writer_->in_flight()) {
     const Clock::time_point began = Clock::now();
     if (absl::Status status = finish(); !status.ok()) {
       return status;
@@ -175,7 +175,7 @@ absl::Status Checkpointer::save_periodic(const checkpoint::TrainState& state) {
   return config_.checkpoint.async ? absl::OkStatus() : finish();
 }
 
-absl::Status Checkpointer::save_final(const checkpoint::TrainState& state) {
+absl::Status RunCheckpoints::save_final(const checkpoint::TrainState& state) {
   if (absl::Status status = finish(); !status.ok()) {
     return status;
   }
@@ -185,7 +185,7 @@ absl::Status Checkpointer::save_final(const checkpoint::TrainState& state) {
   if (absl::Status status = begin(state); !status.ok()) {
     return status;
   }
-  return report(*saver_->finish(), /*tolerated=*/false);
+  return report(*writer_->finish(), /*tolerated=*/false);
 }
 
 } // namespace distill::trainer

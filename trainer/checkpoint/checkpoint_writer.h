@@ -18,7 +18,7 @@
 
 namespace distill::checkpoint {
 
-struct SaverOptions {
+struct CheckpointWriterOptions {
   std::string run_dir;
   int64_t keep = 2; // complete checkpoints to keep, the new one included
   // Host memory of state_bytes() bytes, to which the state is copied; a thread then writes the copy. Undefined: begin()
@@ -45,16 +45,16 @@ struct Saved {
 // Saves checkpoints, one at a time. All ranks must call begin(), advance() and finish() together. A checkpoint is
 // complete once the shards of every rank are on the disk and rank 0 has published the folder. If any rank fails, all
 // ranks get an error, the unfinished folder is removed, and earlier checkpoints remain.
-class Saver {
+class CheckpointWriter {
  public:
   // `model`, `optimizer` and `mesh` outlive this.
-  Saver(
-      SaverOptions options, RunInfo info, sharding::ModelShards& model, optim::AdamW& optimizer,
+  CheckpointWriter(
+      CheckpointWriterOptions options, RunInfo info, sharding::ModelShards& model, optim::AdamW& optimizer,
       const sharding::Mesh& mesh);
   // Waits for the thread that is writing.
-  ~Saver();
-  Saver(const Saver&) = delete;
-  Saver& operator=(const Saver&) = delete;
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   // Starts a save. To be called between two steps, with no save in flight. On an error, no rank has started one.
   absl::Status begin(const TrainState& state);
@@ -95,7 +95,7 @@ class Saver {
   absl::Status publish_on_main(const std::vector<std::vector<uint64_t>>& sums);
   absl::StatusOr<Saved> end(absl::Status status);
 
-  SaverOptions options_;
+  CheckpointWriterOptions options_;
   RunInfo info_;
   sharding::ModelShards& model_;
   optim::AdamW& optimizer_;

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "trainer/checkpoint/checkpoint_writer.h"
 #include "trainer/checkpoint/resume.h"
-#include "trainer/checkpoint/saver.h"
 #include "trainer/config/config.h"
 #include "trainer/metrics/task_progress.h"
 #include "trainer/run_folder/journal.h"
@@ -15,17 +15,18 @@
 
 namespace distill::trainer {
 
-// Lines that say where a resumed run goes on, and what is not as it was when the checkpoint was made.
+// Log lines about where a resumed run goes on, and about keys that have changed since the checkpoint was made.
 std::vector<std::string> describe_resumption(const checkpoint::Resumed& resumed, const config::Config& config);
 
-// What a resumed run says when its state, of `step`, leaves none of its steps to do.
+// The log line of a resumed run that has done `step` steps already, and thereby all of them.
 std::string describe_no_step_left(int64_t step, int64_t total_steps);
 
-// A run's checkpoints: when one is saved, what a failure means, what is said about it. All ranks call these together.
-class Checkpointer {
+// The checkpoints of a run: from which one it goes on, when one is written, what a failure to write means, and the
+// lines about it in the log. All ranks call these functions together.
+class RunCheckpoints {
  public:
   // All of them outlive this.
-  Checkpointer(
+  RunCheckpoints(
       const config::Config& config, checkpoint::RunIdentity identity, TrainingData& data,
       sharding::ModelShards& student, optim::AdamW& optimizer, const sharding::Mesh& mesh);
 
@@ -50,13 +51,13 @@ class Checkpointer {
   // Once for each step: how the checkpoint that is being written stands on this rank, and what follows from the sums
   // over all ranks.
   sharding::WritingRanks own_writing() {
-    return saver_ ? saver_->own_writing() : sharding::WritingRanks{};
+    return writer_ ? writer_->own_writing() : sharding::WritingRanks{};
   }
   absl::Status advance(const sharding::WritingRanks& ranks);
   // Before the optimizer changes the state.
   void before_update() {
-    if (saver_) {
-      saver_->before_update();
+    if (writer_) {
+      writer_->before_update();
     }
   }
 
@@ -74,7 +75,7 @@ class Checkpointer {
   const sharding::Mesh& mesh_;
   RunJournal* journal_ = nullptr;
   std::optional<metrics::TaskProgress> waiting_; // for the writing of a checkpoint
-  std::unique_ptr<checkpoint::Saver> saver_;
+  std::unique_ptr<checkpoint::CheckpointWriter> writer_;
   int64_t saved_step_ = -1; // a complete checkpoint of this step exists
 };
 

@@ -1,4 +1,4 @@
-#include "trainer/checkpoint/saver.h"
+#include "trainer/checkpoint/checkpoint_writer.h"
 
 #include "data/base/status_macros.h"
 #include "trainer/checkpoint/folder.h"
@@ -43,8 +43,8 @@ std::string Saved::text() const {
       wait_seconds < 0.01 ? "" : absl::StrFormat(" and then waited %.2f s for the end of the writing", wait_seconds));
 }
 
-Saver::Saver(
-    SaverOptions options, RunInfo info, sharding::ModelShards& model, optim::AdamW& optimizer,
+CheckpointWriter::CheckpointWriter(
+    CheckpointWriterOptions options, RunInfo info, sharding::ModelShards& model, optim::AdamW& optimizer,
     const sharding::Mesh& mesh)
     : options_(std::move(options)), info_(std::move(info)), model_(model), optimizer_(optimizer), mesh_(mesh) {
   if (options_.copy_memory.defined()) {
@@ -52,13 +52,13 @@ Saver::Saver(
   }
 }
 
-Saver::~Saver() {
+CheckpointWriter::~CheckpointWriter() {
   if (saving_ && saving_->work.valid()) {
     saving_->work.wait();
   }
 }
 
-absl::Status Saver::begin(const TrainState& state) {
+absl::Status CheckpointWriter::begin(const TrainState& state) {
   TORCH_CHECK(!saving_, "a checkpoint is being saved already");
   const Clock::time_point began = Clock::now();
   const absl::Status made =
@@ -86,7 +86,7 @@ absl::Status Saver::begin(const TrainState& state) {
   return absl::OkStatus();
 }
 
-void Saver::start(std::function<absl::Status()> work) {
+void CheckpointWriter::start(std::function<absl::Status()> work) {
   if (snapshot_) {
     saving_->work = std::async(std::launch::async, [work = std::move(work)] { return guarded(work); });
   } else {
@@ -95,7 +95,7 @@ void Saver::start(std::function<absl::Status()> work) {
 }
 
 // Writes the snapshot, if there is one; otherwise the tensors themselves.
-absl::Status Saver::write_shards(const std::vector<NamedTensor>& tensors) {
+absl::Status CheckpointWriter::write_shards(const std::vector<NamedTensor>& tensors) {
   const fs::path folder = partial_folder(options_.run_dir, saving_->state.step);
   ASSIGN_OR_RETURN(const auto entries, file_entries(tensors));
   BlockSums sums;
@@ -124,26 +124,26 @@ absl::Status Saver::write_shards(const std::vector<NamedTensor>& tensors) {
   return status;
 }
 
-void Saver::report_waiting() const {
+void CheckpointWriter::report_waiting() const {
   if (options_.waiting) {
     options_.waiting(saving_->written, saving_->tensor_bytes);
   }
 }
 
-void Saver::before_update() {
+void CheckpointWriter::before_update() {
   if (snapshot_) {
     snapshot_->before_update();
   }
 }
 
 // Takes the thread's result, if it has ended.
-void Saver::collect_result() {
+void CheckpointWriter::collect_result() {
   if (saving_->work.valid() && saving_->work.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
     saving_->result = saving_->work.get();
   }
 }
 
-sharding::WritingRanks Saver::own_writing() {
+sharding::WritingRanks CheckpointWriter::own_writing() {
   if (!saving_) {
     return {};
   }
@@ -152,7 +152,7 @@ sharding::WritingRanks Saver::own_writing() {
 }
 
 // All-gathers the checksums of the ranks' files.
-std::vector<std::vector<uint64_t>> Saver::exchange_sums() {
+std::vector<std::vector<uint64_t>> CheckpointWriter::exchange_sums() {
   if (mesh_.host == nullptr) {
     return {saving_->block_sums};
   }
@@ -174,7 +174,7 @@ std::vector<std::vector<uint64_t>> Saver::exchange_sums() {
   return sums;
 }
 
-absl::Status Saver::publish_on_main(const std::vector<std::vector<uint64_t>>& sums) {
+absl::Status CheckpointWriter::publish_on_main(const std::vector<std::vector<uint64_t>>& sums) {
   Index index;
   index.state = saving_->state;
   index.info = info_;
@@ -204,7 +204,7 @@ absl::Status Saver::publish_on_main(const std::vector<std::vector<uint64_t>>& su
   return absl::OkStatus();
 }
 
-std::optional<absl::StatusOr<Saved>> Saver::advance(const sharding::WritingRanks& ranks) {
+std::optional<absl::StatusOr<Saved>> CheckpointWriter::advance(const sharding::WritingRanks& ranks) {
   if (!saving_ || ranks.writing > 0) {
     return std::nullopt;
   }
@@ -225,7 +225,7 @@ std::optional<absl::StatusOr<Saved>> Saver::advance(const sharding::WritingRanks
   return std::nullopt;
 }
 
-absl::StatusOr<Saved> Saver::end(absl::Status status) {
+absl::StatusOr<Saved> CheckpointWriter::end(absl::Status status) {
   Saved saved;
   saved.step = saving_->state.step;
   saved.folder = checkpoint_folder(options_.run_dir, saved.step).string();
@@ -245,7 +245,7 @@ absl::StatusOr<Saved> Saver::end(absl::Status status) {
       status.code(), absl::StrCat("checkpoint of step ", saved.step, ": ", std::string(status.message())));
 }
 
-std::optional<absl::StatusOr<Saved>> Saver::finish() {
+std::optional<absl::StatusOr<Saved>> CheckpointWriter::finish() {
   const Clock::time_point began = Clock::now();
   while (saving_) {
     constexpr std::chrono::milliseconds kReport{100};

@@ -10,7 +10,7 @@
 
 #include "data/dataset.h"
 #include "trainer/config/config.h"
-#include "trainer/metrics/step_record.h"
+#include "trainer/metrics/step_metrics.h"
 #include "trainer/sharding/mesh.h"
 #include "trainer/step/micro_batch.h"
 

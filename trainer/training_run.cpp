@@ -108,7 +108,7 @@ absl::StatusOr<std::optional<GlobalBatch>> TrainingRun::next_batch() {
 }
 
 void TrainingRun::train_step(const GlobalBatch& batch) {
-  metrics::StepRecord record;
+  metrics::StepMetrics record;
   TrainStep::Options options;
   record.lr = options.lr =
       optim::learning_rate(config_.scheduler, config_.optimizer.lr, state_.step, opened_.total_steps);
@@ -142,7 +142,7 @@ absl::Status TrainingRun::handle_results(bool all) {
 }
 
 absl::Status TrainingRun::handle(TrainStep::Results done) {
-  metrics::StepRecord& record = done.record;
+  metrics::StepMetrics& record = done.record;
   state_.skipped_total += record.skipped ? 1 : 0;
   if (!record.empty()) { // an empty step neither continues nor ends a row of skipped ones
     state_.skipped_in_row = record.skipped ? state_.skipped_in_row + 1 : 0;

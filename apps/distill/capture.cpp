@@ -1,4 +1,4 @@
-#include "trainer/tools/capture.h"
+#include "trainer/tools/write_cache.h"
 
 #include "apps/distill/commands.h"
 #include "apps/distill/ranked_run.h"
@@ -14,7 +14,7 @@ absl::StatusOr<int> run_capture(const CaptureCommand& command) {
   ASSIGN_OR_RETURN(const RankedRun run, load_ranked_run(command.config, command.overrides, config::Purpose::kCapture));
   RETURN_IF_ERROR(base::check_output_folder("teacher.cache", run.config.teacher.cache));
   if (command.dry_run) {
-    RETURN_IF_ERROR(trainer::capture_dry_run(run.config, run.ranks));
+    RETURN_IF_ERROR(trainer::write_cache_dry_run(run.config, run.ranks));
     return launch::kSuccess;
   }
   ASSIGN_OR_RETURN(const std::optional<int> code, start_ranks(run));
@@ -24,7 +24,7 @@ absl::StatusOr<int> run_capture(const CaptureCommand& command) {
   // Lives until the process ends, as that of a training run.
   static const auto* stop = new launch::StopSignal(
       run.ranks.tells_the_user() ? "what is complete stays, exit code 3; the same command goes on" : "");
-  const absl::StatusOr<trainer::CaptureResult> result = trainer::capture(run.config, run.ranks, *stop);
+  const absl::StatusOr<trainer::CaptureResult> result = trainer::write_cache(run.config, run.ranks, *stop);
   if (!result.ok()) { // into the log, which names the rank
     metrics::log_error(std::string(result.status().message()));
     return launch::exit_code(result.status());

@@ -6,8 +6,8 @@
 
 namespace distill::cli {
 
-// Each runs one command and returns the exit code of the process (launch::ExitCode), or an error that has not been
-// printed yet.
+// Each function runs one command and returns the exit code of the process (launch::ExitCode), or an error that has not
+// been printed yet.
 absl::StatusOr<int> run_train(const TrainCommand& command);
 absl::StatusOr<int> run_capture(const CaptureCommand& command);
 absl::StatusOr<int> run_eval(const EvalCommand& command);

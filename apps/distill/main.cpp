@@ -43,8 +43,8 @@ void print_error(const char* message) {
   std::fprintf(stderr, "distill: error: %s\n", message);
 }
 
-// Whether standard output is what the command is for. A training run prints its progress there, which log.txt and
-// metrics.jsonl have, too: the run does not end when nobody reads it any more.
+// Tells whether the command exists for what it prints to standard output. A training run prints its progress there,
+// which log.txt and metrics.jsonl have, too: the run does not end when nobody reads it any more.
 bool prints_a_result(const CommandLine& line) {
   const TrainCommand* train = line.command ? std::get_if<TrainCommand>(&*line.command) : nullptr;
   return train == nullptr || train->dry_run;

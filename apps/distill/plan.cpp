@@ -42,7 +42,7 @@ absl::StatusOr<config::Config> with_longest_sequence(config::Config config, int6
   return config;
 }
 
-// What `distill capture` takes with the same configuration, for the end of the plan; where it cannot be planned, why.
+// The end of the plan: what `distill capture` takes with the same configuration, or why it cannot be planned.
 std::string capture_text(
     const config::Config& config, const absl::StatusOr<std::optional<trainer::CapturePlan>>& plan) {
   if (!plan.ok()) {

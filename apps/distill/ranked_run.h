@@ -13,7 +13,7 @@
 
 namespace distill::cli {
 
-// What a command that runs on one or many ranks begins with.
+// The processes and the configuration of a command that runs on one or many ranks.
 struct RankedRun {
   launch::RankInfo ranks; // read from the launcher's environment, once for the process
   config::Config config; // checked against the number of ranks
@@ -23,13 +23,13 @@ struct RankedRun {
 absl::StatusOr<RankedRun> load_ranked_run(
     const std::string& config_file, const std::vector<std::string>& overrides, config::Purpose purpose);
 
-// Whether start_ranks() will start the ranks as processes of their own.
+// Tells whether start_ranks() will start the ranks as processes of their own.
 bool starts_ranks(const RankedRun& run);
 
 // Starts the ranks where the run has several and no launcher has started them, waits for their end and returns their
 // exit code. nullopt: this process is a rank itself.
 absl::StatusOr<std::optional<int>> start_ranks(const RankedRun& run);
-// The same for `count` ranks. `log_file`: see launch::SpawnOptions.
+// Starts `count` ranks in the same way. `log_file`: see launch::SpawnOptions.
 absl::StatusOr<std::optional<int>> start_ranks(
     const launch::RankInfo& ranks, int64_t count, const std::string& log_file = "");
 

@@ -47,8 +47,8 @@ absl::StatusOr<trainer::StartOptions> start_options(const TrainCommand& command,
   return start;
 }
 
-// Of a run that failed after `started`, where rank 0 has written no report: it was killed, lost another rank, or ran
-// out of memory.
+// Writes the report of a run that failed after `started` without one from rank 0, which was killed, lost another rank,
+// or ran out of memory.
 void write_missing_report(const fs::path& run_dir, fs::file_time_type started) {
   std::error_code error;
   const fs::file_time_type recorded = fs::last_write_time(run_dir / "metrics.jsonl", error);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kLeastPrefix = 3;
 
-// What other tools call a command or an option, and our name.
+// Names that other tools have for a command or an option, each with our name.
 constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"run", "train"},
     {"fit", "train"},

@@ -55,7 +55,7 @@ def losses(step):
     }
 
 
-def step_record(step, **changes):
+def step_metrics(step, **changes):
     seconds = {name: 0.01 * (i + 1) * (1 + 0.2 * math.sin(step)) for i, name in enumerate(PHASES)}
     record = {
         "step": step,
@@ -102,7 +102,7 @@ def write_run(folder, steps=50, lr="0.001", changes=None, ended=True):
     changes = changes or {}
     records = [eval_record(0)]
     for step in range(1, steps + 1):
-        records.append(step_record(step, **changes.get(step, {})))
+        records.append(step_metrics(step, **changes.get(step, {})))
         if step in (steps // 2, steps):
             records.append(eval_record(step))
     write_lines(folder / "metrics.jsonl", records)

@@ -56,7 +56,7 @@ def test_long_runs_stay_below_two_megabytes_and_keep_their_extremes(report, tmp_
     spike = steps * 7 // 9
     run = tmp_path / "run0"
     run_folders.write_run(run, steps=3)
-    record = run_folders.step_record(1)
+    record = run_folders.step_metrics(1)
     text = json.dumps(record)
     with open(run / "metrics.jsonl", "w") as file:
         for step in range(1, steps + 1):

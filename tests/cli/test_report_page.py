@@ -170,7 +170,7 @@ def test_the_controls_change_the_curves(show, tmp_path):
 def test_one_spike_among_many_steps_is_seen(show, tmp_path):
     """A point stands for 32 steps: without the stroke, the spike is a tip of the band that fades into the page."""
     run = run_folders.write_run(tmp_path / "run", steps=3)
-    text = json.dumps(run_folders.step_record(1))
+    text = json.dumps(run_folders.step_metrics(1))
     loss = run_folders.losses(1)["loss"]
     with open(run / "metrics.jsonl", "w") as file:
         for step in range(1, 20001):

@@ -119,14 +119,14 @@ def test_warnings_have_colour_where_it_is_forced(place):
             assert part in step
 
 
-class Seen(Exception):
+class PatternShown(Exception):
     pass
 
 
 def until(pattern):
     def look(output, _):
         if re.search(pattern, COLOUR.sub("", output.decode(errors="replace"))):
-            raise Seen
+            raise PatternShown
 
     return look
 
@@ -134,7 +134,7 @@ def until(pattern):
 def test_a_long_evaluation_shows_how_far_it_is(place):
     tiny_job.write_shard(place / "eval.dtok", documents=40_000)
     command = [distill_program(), "eval", "--config", "config.yaml", "--set", "run.progress=auto"]
-    with pytest.raises(Seen):
+    with pytest.raises(PatternShown):
         pattern = r"\r\x1b\[K\[#*\.*\]  evaluation  \d+%  \d+/\d+ sequences  eta \d+:\d\d"
         run_in_terminal(command, 80, {"OMP_NUM_THREADS": "1"}, cwd=place, on_output=until(pattern))
 
@@ -143,7 +143,7 @@ def test_a_long_verification_shows_how_far_it_is(place):
     with open(place / "student" / "large", "wb") as file:
         file.truncate(1 << 38)  # sparse
     (place / "student" / "checksums.xxh3").write_text("XXH3 (large) = 0123456789abcdef\n")
-    with pytest.raises(Seen):
+    with pytest.raises(PatternShown):
         pattern = r"\r\x1b\[Kverifying +\d+% +eta \d+"
         run_in_terminal([distill_program(), "verify", "student"], 30, {}, cwd=place, on_output=until(pattern))
 

@@ -15,7 +15,7 @@
 #include "tests/fuzz/input_file.h"
 #include "tests/fuzz/targets.h"
 #include "trainer/teacher_cache/cache_folder.h"
-#include "trainer/teacher_cache/cached_rows.h"
+#include "trainer/teacher_cache/cache_reader.h"
 #include "trainer/teacher_cache/manifest.h"
 #include "trainer/teacher_cache/part_file.h"
 #include "trainer/teacher_cache/sparse_format.h"
@@ -82,7 +82,7 @@ absl::Status read_rows_of(const std::string& part) {
   for (const bool other_contexts : {false, true}) {
     ASSIGN_OR_RETURN(
         const auto rows,
-        teacher_cache::CachedRows::open(index, *cached.data, {kSource, /*partial=*/true, other_contexts}));
+        teacher_cache::CacheReader::open(index, *cached.data, {kSource, /*partial=*/true, other_contexts}));
     for (int64_t sample = 0; sample < cached.data->num_samples(); ++sample) {
       ASSIGN_OR_RETURN(const data::Batch batch, cached.data->batch(sample, 1));
       const auto read = rows->read(batch);

@@ -93,7 +93,7 @@ def lengthen(run, first, last, keep_to):
     ]
     added = []
     for step in range(first, last + 1):
-        added += [run_folders.step_record(step)] + ([run_folders.eval_record(step)] if step in (30, last) else [])
+        added += [run_folders.step_metrics(step)] + ([run_folders.eval_record(step)] if step in (30, last) else [])
     (run / "new").write_text("".join(json.dumps(line) + "\n" for line in kept + added))
     (run / "new").rename(run / "metrics.jsonl")
 
@@ -197,7 +197,7 @@ def test_follow_ends_with_the_run(track, tmp_path):
             time.sleep(4)
             with open(run / "metrics.jsonl", "a") as file:
                 for step in range(11, 31):
-                    file.write(json.dumps(run_folders.step_record(step)) + "\n")
+                    file.write(json.dumps(run_folders.step_metrics(step)) + "\n")
             with open(run / "sessions.jsonl", "a") as file:
                 file.write(json.dumps(run_folders.end(30, "stopped")) + "\n")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-import teacher_rows
+import read_cache
 import tiny
 from test_import_teacher import config_of, import_teacher
 from token_shard import read_shard
@@ -63,7 +63,7 @@ def edited(predictions, edit):
 
 
 def rows_of(cache):
-    return {place: rows for place, rows in teacher_rows.read_rows(cache).stretches.items()}
+    return {place: rows for place, rows in read_cache.read_rows(cache).stretches.items()}
 
 
 def test_the_shapes_of_a_dump_give_the_same_rows_and_those_of_the_model(tmp_path, models, shard, predictions):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-import teacher_rows
+import read_cache
 import tiny
 from cache_kinds import COLUMNS, KINDS, capture
 from reference_training import load
@@ -39,7 +39,7 @@ def stored_rows(cache):
     """{place: row} of the document, by the documentation of the files alone."""
     document = read_shard(shard_of(cache))[DOCUMENT]
     found = {}
-    for (_, index, begin, length), own in teacher_rows.read_rows(cache).stretches.items():
+    for (_, index, begin, length), own in read_cache.read_rows(cache).stretches.items():
         if index == DOCUMENT:
             marks = np.append(document.in_loss[1:], False)[begin : begin + length]
             found |= dict(zip(begin + np.flatnonzero(marks), own, strict=True))
@@ -96,10 +96,10 @@ def test_hidden_states_are_shown_as_what_the_head_makes_of_them(hidden_cache, mo
 def test_a_cache_is_described(tmp_path, cache_of):
     cache = shutil.copytree(cache_of("topk"), tmp_path / "cache")
     text = tiny.distill("inspect", cache).stdout
-    rows = teacher_rows.read_rows(cache)
+    rows = read_cache.read_rows(cache)
     assert f"the 8 most probable tokens of {COLUMNS}" in text
     # data.train and data.eval are the same shard here, whose rows are there twice.
-    count = sum(stretch[4] for part in cache.glob("part-*") for stretch in teacher_rows.read_table(part.read_bytes()))
+    count = sum(stretch[4] for part in cache.glob("part-*") for stretch in read_cache.read_table(part.read_bytes()))
     assert re.search(rf"^rows +{count} of \d+ bytes .* in {rows.manifest['parts']} parts$", text, re.MULTILINE), text
     assert rows.manifest["teacher"] in text and rows.manifest["tokenizer_hash"] in text
     assert f"{count} rows of 40 documents" in text, text

@@ -6,7 +6,7 @@ import struct
 import pytest
 import xxhash
 
-import teacher_rows
+import read_cache
 import tiny
 from cache_kinds import FORWARD_KL, KINDS, capture, content
 from run_results import steps_of, weights_of
@@ -106,7 +106,7 @@ def test_ranks_write_what_one_process_writes_and_verify_computes_it_again(tmp_pa
 
 
 def tables(cache):
-    return [entry for path in sorted(cache.glob("part-*.dtc")) for entry in teacher_rows.read_table(path.read_bytes())]
+    return [entry for path in sorted(cache.glob("part-*.dtc")) for entry in read_cache.read_table(path.read_bytes())]
 
 
 def test_contexts_are_those_that_the_format_says(tmp_path, stream):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-import teacher_rows
+import read_cache
 import tiny
 from cache_kinds import capture, change_manifest, content, in_no_order
 from run_results import steps_of, weights_of
@@ -150,7 +150,7 @@ def test_a_capture_goes_on_only_from_parts_that_are_its_own(tmp_path, kind_run, 
     assert content(cache) == whole
     (cache / "manifest.json").unlink()
     message = capture(base, cache, code=tiny.BAD_INPUT).stderr
-    assert "expected manifest.json beside the parts of a cache" in message and "part-00000000.dtc" in message
+    assert "expected manifest.json next to the parts of a cache" in message and "part-00000000.dtc" in message
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_verify_takes_what_is_there_of_a_cache_that_has_not_all_documents(tmp_pa
     off = {"eval": {"every": 0}, "scheduler": {"warmup_steps": 1}}
     capture(kind_run("base", kind, data={"packing": packing, "eval": []}, **off), cache)
     in_no_order(cache, keep=lambda number: number == 1)
-    stretches = len(teacher_rows.read_table((sorted(cache.glob("part-*.dtc"))[0]).read_bytes()))
+    stretches = len(read_cache.read_table((sorted(cache.glob("part-*.dtc"))[0]).read_bytes()))
     assert stretches > 0
     text = verified(cache, models["qwen3"][1])
     assert "(100%) are the same bit for bit" in text

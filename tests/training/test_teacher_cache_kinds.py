@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-import teacher_rows
+import read_cache
 import tiny
 from cache_kinds import COLUMNS, KINDS
 from reference_training import load
@@ -19,7 +19,7 @@ TEACHER_MEANS = {"soft", "forward_kl", "reverse_kl", "teacher_entropy", "agreeme
 
 def reference(config, cache, kind):
     """Loss and gradient norm of the first batch in fp64, from the rows in the files."""
-    rows = teacher_rows.read_rows(cache).stretches
+    rows = read_cache.read_rows(cache).stretches
     student = load(config["student"]["path"]).double()
     documents = read_shard(config["data"]["train"][0]["path"])
     temperature, total, count = config["loss"].get("temperature", 1.0), 0.0, 0

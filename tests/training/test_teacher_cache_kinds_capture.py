@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-import teacher_rows
+import read_cache
 import tiny
 from cache_kinds import KINDS, capture, content, killed_captures
 
@@ -29,15 +29,15 @@ def test_ranks_and_kills_write_what_one_process_writes(tmp_path, kind_run, kind)
 
 @pytest.mark.skipif(tiny.DEVICE == "cuda", reason="other micro-batches: equal bits on a CPU only")
 def test_draws_depend_on_their_place_and_seed_alone(tmp_path, kind_run, cache_of, ragged_shard):
-    rows = teacher_rows.read_rows(cache_of("sampled")).stretches
+    rows = read_cache.read_rows(cache_of("sampled")).stretches
     # Other sequences: the documents in another shard's company, in other micro-batches.
     other = kind_run("other", "sampled", micro=5, data={"seed": 9, "eval": []})
     capture(other, tmp_path / "other")
-    assert teacher_rows.read_rows(tmp_path / "other").stretches.items() >= {}.items()
-    for place, expected in teacher_rows.read_rows(tmp_path / "other").stretches.items():
+    assert read_cache.read_rows(tmp_path / "other").stretches.items() >= {}.items()
+    for place, expected in read_cache.read_rows(tmp_path / "other").stretches.items():
         assert [ids for ids, _ in rows[place]] == [ids for ids, _ in expected]
     capture(other | {"cache": other["cache"] | {"seed": 4}}, tmp_path / "seed")
-    reseeded = teacher_rows.read_rows(tmp_path / "seed").stretches
+    reseeded = read_cache.read_rows(tmp_path / "seed").stretches
     assert any([r[0] for r in reseeded[place]] != [r[0] for r in rows[place]] for place in reseeded if rows[place])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xxhash
 
-import teacher_rows
+import read_cache
 import tiny
 from cache_kinds import COLUMNS, KINDS, capture, content
 
@@ -70,22 +70,20 @@ def rewrite(cache, edit):
     """Edits the first part's rows and makes every checksum fit again."""
     path = cache / "part-00000000.dtc"
     data = bytearray(path.read_bytes())
-    width = teacher_rows.HEAD.unpack_from(data)[3]
-    rows, count, size, _, magic, _ = teacher_rows.FOOT.unpack_from(data, len(data) - teacher_rows.FOOT.size)
-    edit(data, teacher_rows.HEAD.size, width)
-    at, table = teacher_rows.HEAD.size, teacher_rows.HEAD.size + rows * width
+    width = read_cache.HEAD.unpack_from(data)[3]
+    rows, count, size, _, magic, _ = read_cache.FOOT.unpack_from(data, len(data) - read_cache.FOOT.size)
+    edit(data, read_cache.HEAD.size, width)
+    at, table = read_cache.HEAD.size, read_cache.HEAD.size + rows * width
     for i in range(count):
-        place = table + i * teacher_rows.STRETCH.size
-        entry = list(teacher_rows.STRETCH.unpack_from(data, place))
+        place = table + i * read_cache.STRETCH.size
+        entry = list(read_cache.STRETCH.unpack_from(data, place))
         entry[5] = xxhash.xxh3_64_intdigest(bytes(data[at : at + entry[4] * width]))
-        teacher_rows.STRETCH.pack_into(data, place, *entry)
+        read_cache.STRETCH.pack_into(data, place, *entry)
         at += entry[4] * width
-    end = len(data) - teacher_rows.FOOT.size
-    teacher_rows.FOOT.pack_into(
-        data, end, rows, count, size, xxhash.xxh3_64_intdigest(bytes(data[table:end])), magic, 0
-    )
-    sum_ = xxhash.xxh3_64_intdigest(bytes(data[: teacher_rows.HEAD.size]) + bytes(data[end : end + 56]))
-    teacher_rows.FOOT.pack_into(
+    end = len(data) - read_cache.FOOT.size
+    read_cache.FOOT.pack_into(data, end, rows, count, size, xxhash.xxh3_64_intdigest(bytes(data[table:end])), magic, 0)
+    sum_ = xxhash.xxh3_64_intdigest(bytes(data[: read_cache.HEAD.size]) + bytes(data[end : end + 56]))
+    read_cache.FOOT.pack_into(
         data, end, rows, count, size, xxhash.xxh3_64_intdigest(bytes(data[table:end])), magic, sum_
     )
     path.write_bytes(data)

@@ -21,7 +21,8 @@ struct AutomaticPolicies {
 // `auto`, one policy for all blocks, or a policy for each block in forward order.
 using Activation = std::variant<AutomaticPolicies, models::ActivationPolicy, std::vector<models::ActivationPolicy>>;
 
-// What parse_activation expects, for errors: "auto, keep, ..., or a list of them such as recompute*24,keep*8".
+// The syntax that parse_activation accepts, for errors: "auto, keep, ..., or a list of them such as
+// recompute*24,keep*8".
 std::string activation_syntax();
 
 // nullopt: the text is none of these. In a list, "name" is "name*1".

@@ -5,7 +5,7 @@
 #include "trainer/config/config.h"
 #include "trainer/models/model_config.h"
 
-// What the configuration's dtypes are in ATen.
+// The ATen dtypes of the configuration's dtypes.
 namespace distill::config {
 
 // `automatic`: what auto stands for.

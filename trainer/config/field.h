@@ -9,7 +9,7 @@
 
 #include "trainer/config/config.h"
 
-// The description of one key of the configuration. trainer/config/fields.cpp lists all keys; reading, overrides, help,
+// The description of one key of the configuration. sections() lists all keys; reading, overrides, help,
 // dump and suggestions are loops over that list.
 namespace distill::config {
 
@@ -45,7 +45,7 @@ struct Texts {
   Ref<std::vector<std::string>> value;
 };
 
-// One of an enumeration's names, in the order of its enumerators.
+// The field has one of an enumeration's names, in the order of its enumerators.
 struct Choice {
   std::vector<std::string> names;
   size_t (*get)(const Config&); // an index into names
@@ -54,7 +54,7 @@ struct Choice {
   std::vector<std::pair<std::string, std::string>> removed = {};
 };
 
-// What parse_activation reads.
+// A value that parse_activation reads.
 struct ActivationPolicies {
   Ref<Activation> value;
 };
@@ -104,7 +104,7 @@ const Field* find_field(const std::string& key);
 
 // "integer", "number", "true or false", "text", "texts", "choice", "data sets".
 std::string type_name(const Field& field);
-// What a value of the field must be, for errors: "an integer from 1 to 100", "one of pack, concat".
+// The values that a field may have, for errors: "an integer from 1 to 100", "one of pack, concat".
 std::string expectation(const Field& field);
 // The value as YAML that reads back equal.
 std::string to_yaml(const Field& field, const Config& config);

@@ -11,7 +11,7 @@
 
 namespace distill::config {
 
-// What a configuration is loaded for, which decides what it must name.
+// The purpose for which a configuration is loaded decides which keys it must have.
 enum class Purpose {
   kTrain,
   // data.eval is needed; data.train, the run's length and run.dir are not. Without a teacher the loss is the
@@ -28,7 +28,7 @@ enum class Purpose {
 absl::StatusOr<Config> load(
     const std::string& path, absl::Span<const std::string> overrides, Purpose purpose, int64_t ranks = 0);
 
-// The same for what has been read already. `source` is named by problems of keys that were not given.
+// Checks a configuration that has been read already. `source` is named by problems of keys that were not given.
 absl::StatusOr<Config> check(ReadResult read, const std::string& source, Purpose purpose, int64_t ranks = 0);
 
 } // namespace distill::config

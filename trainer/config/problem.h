@@ -21,10 +21,10 @@ struct Problem {
 // "FILE:LINE: KEY: expected ..., found ...", and the hint on a line of its own.
 std::string format(const Problem& problem);
 
-// All problems below a line with their number.
+// Lists all problems below a line with their number.
 std::string report(absl::Span<const Problem> problems);
 
-// Where the value of a key was given. Keys that were not given have no origin.
+// The place where the value of a key was given. Keys that were not given have no origin.
 struct Origin {
   std::string file; // as Problem::file
   int64_t line = 0;

@@ -17,7 +17,7 @@ struct CheckContext {
   std::set<std::string, std::less<>>
       suspect; // keys whose value is not what the author meant; no rule is checked on them
   int64_t ranks = 0; // that a launcher has started; 0: none has
-  bool is_dump = false; // the file was written by dump(): that it gives a key says nothing of what the user wants
+  bool is_dump = false; // the file was written by dump(): the keys in it need not be those that the user wants
 };
 
 // The keys that the reader's problems are about, and the keys that misspelt keys probably stand for.

@@ -18,7 +18,7 @@ namespace distill::config {
 
 namespace {
 
-// What other trainers call a key, and our key.
+// Names that other trainers have for a key, each with our key.
 constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"learning_rate", "optimizer.lr"},
     {"max_lr", "optimizer.lr"},
@@ -76,7 +76,7 @@ constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"kl_type", "loss.divergence"},
     {"temp", "loss.temperature"},
     {"chunk", "loss.chunk_size"},
-    // What other trainers call a value of a choice, and our value.
+    // Other trainers have these names for values of a choice; ours follow.
     {"kl", "forward_kl"},
     {"fkl", "forward_kl"},
     {"rkl", "reverse_kl"},

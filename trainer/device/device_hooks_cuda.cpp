@@ -45,7 +45,7 @@ ForbidSynchronization::~ForbidSynchronization() {
 void hook_device_allocator(at::Device device) {
   at::globalContext().lazyInitDevice(at::kCUDA); // there is no allocator before this call
   using Entry = c10::CachingDeviceAllocator::TraceEntry;
-  // Called under the allocator's lock: nothing here may allocate device memory.
+  // The allocator calls this under its lock: nothing here may allocate device memory.
   allocator::attachAllocatorTraceTracker([index = device.index()](const Entry& entry) {
     if (entry.device_ != index) {
       return;

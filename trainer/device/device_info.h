@@ -14,8 +14,8 @@ struct DeviceInfo {
 };
 DeviceInfo device_info(c10::Device device);
 
-// Whether the device computes products of float8 matrices itself: a GPU of compute capability 8.9 or newer (Ada,
-// Hopper, Blackwell).
+// Tells whether the device computes products of float8 matrices itself: a GPU of compute capability 8.9 or newer (Ada,
+// Hopper, Blackwell) does.
 bool computes_float8(c10::Device device);
 
 // Highest memory use so far. CUDA: bytes allocated by tensors since the peaks were reset. CPU: resident bytes of the

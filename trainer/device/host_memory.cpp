@@ -40,7 +40,7 @@ int64_t read_statistic(const std::string& path, const std::string& key) {
   return 0;
 }
 
-// What the control group, version 2 or 1, still allows; nullopt: it sets no limit.
+// The bytes that the control group, version 2 or 1, still allows; nullopt: it sets no limit.
 std::optional<int64_t> group_available() {
   constexpr std::array<const char*, 4> kFiles[] = {
       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "inactive_file"},

@@ -4,7 +4,7 @@
 
 namespace distill::device {
 
-// Of this host.
+// These functions count the memory of this host.
 int64_t host_memory_bytes();
 
 // Host memory that this process may still take: the memory that the system reports as available, or less if a control

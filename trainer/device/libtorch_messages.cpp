@@ -32,7 +32,7 @@ class WarningsToUser : public c10::WarningHandler {
   std::function<void(const std::string&)> warn_;
 };
 
-// Called where an exception is made, for the trace in its text.
+// Libtorch calls this where an exception is made, for the trace in its text.
 c10::Backtrace keep_trace() {
   constexpr size_t kFramesOfLibtorch = 3; // this function, its caller and the exception's constructor
   NewestTrace& kept = newest();

@@ -4,13 +4,13 @@
 #include <functional>
 #include <string>
 
-// What libtorch says to the user: messages without stack traces, which are kept for the log.
+// The messages of libtorch to the user, without stack traces, which are kept for the log.
 namespace distill::device {
 
-// To be called once, before other threads exist. From then on the text of libtorch's exceptions has no stack trace,
+// Call this once, before other threads exist. From then on the text of libtorch's exceptions has no stack trace,
 // wherever it is printed, and newest_trace() has it; libtorch's own log shows errors alone (its warnings about
-// connections repeat what the exceptions say), unless TORCH_CPP_LOG_LEVEL asks for another level; and its warnings to
-// users are given to `warn`. `warn` is called by the thread that meets the warning.
+// connections repeat the exceptions), unless TORCH_CPP_LOG_LEVEL asks for another level; and its warnings to users are
+// given to `warn`. The thread that meets a warning calls `warn`.
 void prepare_libtorch_messages(std::function<void(const std::string&)> warn);
 
 // The message of an exception, without a stack trace.

@@ -13,7 +13,7 @@
 // the code that makes a tensor labels it with its category. The memory plan predicts the same categories.
 namespace distill::device {
 
-// One allocation or release, for timelines. A tensor that is labelled leaves its category and enters another at once.
+// An allocation or a release, for timelines. A tensor that is labelled leaves its category and enters another at once.
 struct MemoryEvent {
   int64_t time_us = 0; // since the tracker began
   uint64_t address = 0;
@@ -22,8 +22,9 @@ struct MemoryEvent {
   MemoryPhase phase = MemoryPhase::kStart;
 };
 
-// From here on every block that the device's allocator hands out is counted. CUDA: costs a table entry per block. CPU:
-// replaces libtorch's allocator by one that counts. Once for a process; later calls for the same device do nothing.
+// Counts every block that the device's allocator hands out from now on. CUDA: costs a table entry per block. CPU:
+// replaces libtorch's allocator by one that counts. A process calls it once; later calls for the same device do
+// nothing.
 void track_memory(at::Device device);
 bool is_tracking();
 
@@ -42,8 +43,8 @@ void reset_memory_peaks();
 void record_memory_events(size_t max_events);
 std::vector<MemoryEvent> memory_events();
 
-// On the CPU: an allocation that would take the tracked total beyond `bytes` throws c10::OutOfMemoryError, as a device
-// that is full does. 0: no limit.
+// Limits the CPU's tensors: an allocation that would take the tracked total beyond `bytes` throws
+// c10::OutOfMemoryError, as a device that is full does. 0: no limit.
 void limit_cpu_memory(int64_t bytes);
 
 // Counts a tensor's memory on the device that its allocator does not hand out: in the current LabelScope's category,
@@ -60,7 +61,7 @@ struct FailedRequest {
 };
 FailedRequest failed_request();
 
-// Called by the allocators.
+// The allocators call these functions.
 namespace hooks {
 void on_allocate(const void* address, int64_t bytes);
 void on_release(const void* address);

@@ -26,7 +26,7 @@ struct AllocationTrace {
   std::vector<const void*> blocks; // one for each slot, while recording
 };
 
-// At most one at a time on a thread. Tensors that outlive it are no longer counted.
+// A thread has at most one simulation at a time. Tensors that outlive it are no longer counted.
 class Simulation {
  public:
   // `target`: the device type whose allocations are predicted, CPU or CUDA.
@@ -59,7 +59,7 @@ class Simulation {
     ledger_.enter(phase);
   }
 
-  // Also writes further allocations and releases to `trace`, until record(nullptr).
+  // Copies further allocations and releases to `trace`, until record(nullptr).
   void record(AllocationTrace* trace) {
     trace_ = trace;
   }
@@ -105,8 +105,8 @@ inline bool runs_on_cpu(const at::Tensor& tensor) {
   return kernel_device(tensor.device()) == c10::DeviceType::CPU;
 }
 
-// Whether work on the device is queued on streams, so that the host continues before it is complete. False on the CPU
-// and in a simulation, where work is complete on return.
+// Tells whether work on the device is queued on streams, so that the host continues before it is complete. False on the
+// CPU and in a simulation, where work is complete on return.
 inline bool has_streams(at::Device device) {
   return device.is_cuda();
 }

@@ -27,10 +27,10 @@ struct ComparisonOptions {
   config::ProgressStyle progress = config::ProgressStyle::kNone; // of rank 0
 };
 
-// Every rank calls it with batches of its own, as many as the other ranks have; the weights of a block are read in
-// parts by the ranks of the shard axis and gathered. A choice costs computing only from its first float8 product on.
-// The result has one member for each of `choices`, which say which products run in float8. Progress is reported to the
-// mesh after every block. InvalidArgument: weights that are not finite.
+// Every rank calls it with its own batches, whose number is equal on all ranks; the ranks of the shard axis read the
+// weights of a block in parts and gather them. A choice costs computing only from its first float8 product on. The
+// result has one member for each of `choices`, each a set of the products that run in float8. Progress is reported to
+// the mesh after every block. InvalidArgument: weights that are not finite.
 absl::StatusOr<std::vector<TokenMetrics>> compare(
     const models::ModelSource& model, const trainer::Environment& environment, const sharding::Mesh& mesh,
     absl::Span<const data::Batch> batches, absl::Span<const models::Float8Products> choices,

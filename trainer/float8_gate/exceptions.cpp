@@ -101,7 +101,7 @@ class Search {
     return effects;
   }
 
-  // By how much the error must shrink for the limits to hold, as a factor.
+  // The factor by which the error must shrink for the limits to hold.
   double wanted(const TeacherError& error) const {
     const double mean = limits_.mean_kl / error.mean_kl;
     return std::min(mean, limits_.p99_kl == 0 ? mean : limits_.p99_kl / error.p99_kl);

@@ -2,10 +2,11 @@
 
 #include "trainer/float8_gate/teacher_error.h"
 
-// Which products of a teacher stay in the compute dtype, so that the float8 teacher is close enough to it.
+// The search for the products of a teacher that must stay in the compute dtype, so that the float8 teacher is close
+// enough to the exact one.
 namespace distill::float8_gate {
 
-// What a float8 teacher may differ by.
+// The limits of what float8 may change in a teacher.
 struct Limits {
   double mean_kl = 0; // nats
   double p99_kl = 0; // nats; 0: not limited

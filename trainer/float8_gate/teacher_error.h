@@ -8,7 +8,7 @@
 #include "data/dataset.h"
 #include "trainer/float8_gate/comparison.h"
 
-// What float8 changes in a teacher's predictions, measured on text before a run.
+// The error of a float8 teacher's predictions, measured on text before a run.
 namespace distill::float8_gate {
 
 // Over all tokens with a target; p is the teacher in its compute dtype, q the same teacher with float8 products.
@@ -24,7 +24,7 @@ struct TeacherError {
   std::string text() const;
 };
 
-// How many micro-batches sample_batches gives each rank.
+// The number of micro-batches that sample_batches gives each rank.
 int64_t num_sample_batches(
     const data::Dataset& data, int64_t micro_batch_size, int64_t tokens, const sharding::Mesh& mesh);
 

@@ -11,8 +11,8 @@
 // express, and the block computes (models::check_computable), needs a row in families.cpp and nothing else.
 namespace distill::hf {
 
-// What a config.json's sliding_window means. Where a family has windows, an absent key is one of kDefaultWindow tokens
-// and null none; layer_types, where it is given, says which layers have them.
+// The meaning of sliding_window in a config.json. In a family that has windows, an absent key means a window of
+// kDefaultWindow tokens and null means none; layer_types, if it is given, lists the layers that have them.
 enum class SlidingWindow {
   kIgnored, // no layer has a window
   kRefused, // its layers with and without a window differ in more than the window

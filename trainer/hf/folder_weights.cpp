@@ -31,8 +31,8 @@ bool is_computed(const std::string& name) {
       absl::EndsWith(name, "rotary_emb.sin_cached") || absl::EndsWith(name, "position_ids");
 }
 
-// Whether a tensor stands in a part of the model, whose result it would change: one of its blocks, its embedding, final
-// norm or head. Others, such as those of a further layer, cannot be reached from the input.
+// Tells whether a tensor belongs to a part of the model whose result it would change: one of its blocks, its embedding,
+// final norm or head. Others, such as those of a further layer, cannot be reached from the input.
 bool is_inside(const std::string& stored, const models::ModelConfig& config) {
   const std::string name(absl::StripPrefix(stored, "model."));
   if (absl::StartsWith(name, "embed_tokens.") || absl::StartsWith(name, "norm.") ||
@@ -88,7 +88,7 @@ class TensorCheck {
         absl::StrCat(folder, ": its tensors are not those of its config.json (", config_.model_type, "):", message));
   }
 
-  // Where the files have the model's tensors under another name: the model's name -> theirs.
+  // The names by which the files have tensors of the model that are named otherwise there: the model's name -> theirs.
   std::map<std::string, std::string> take_renamed() {
     return std::move(renamed_);
   }

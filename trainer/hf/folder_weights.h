@@ -18,8 +18,9 @@ struct ModelFiles {
   const TensorInfo* find(const std::string& name) const; // null: no such tensor
 };
 
-// The weight_map of a model.safetensors.index.json: tensor name -> name of a file in the same folder. The text is not
-// trusted; a path out of the folder is an error. Errors name `source` and the tensor, and say what was found.
+// Parses the weight_map of a model.safetensors.index.json: tensor name -> name of a file in the same folder. The text
+// is not trusted; a path out of the folder is an error. Errors name `source` and the tensor, and show the value that
+// was found.
 absl::StatusOr<std::map<std::string, std::string>> parse_weight_map(std::string_view text, const std::string& source);
 
 // Opens folder/model.safetensors if it exists, else the shards that folder/model.safetensors.index.json lists, with all

@@ -30,7 +30,7 @@ class KeyReader {
   const base::ProblemList& problems() const {
     return problems_;
   }
-  // Whether the key was taken.
+  // Tells whether the key was taken.
   bool is_known(const std::string& key) const {
     return known_.contains(key);
   }

@@ -18,7 +18,7 @@ constexpr std::string_view kPrefix = "XXH3 (", kMiddle = ") = ";
 constexpr size_t kDigits = 16;
 constexpr size_t kMaxProblems = 20; // listed in an error
 
-// Whether a name, of the form a or a/b, stays in the folder.
+// Tells whether a name, of the form a or a/b, stays in the folder.
 bool is_inside(std::string_view name) {
   if (name.find('\0') != std::string_view::npos) {
     return false;

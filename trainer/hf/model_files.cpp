@@ -35,7 +35,7 @@ absl::Status add_file(ModelFiles& model, const std::string& path, std::vector<st
   return absl::OkStatus();
 }
 
-// Whether it is a file name without a path: an index must not lead out of its folder.
+// Tells whether this is a file name without a path: an index must not lead out of its folder.
 bool is_plain_file_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
       name.find('\\') == std::string::npos && name.find('\0') == std::string::npos;

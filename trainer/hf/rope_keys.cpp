@@ -9,8 +9,8 @@ class RopeReader {
  public:
   RopeReader(KeyReader& keys, int64_t context, models::RopeSpec& rope) : keys_(keys), context_(context), rope_(rope) {}
 
-  // transformers takes rope_scaling or, where that is absent or empty, rope_parameters as a whole. A rope_theta inside
-  // the one that is taken takes precedence over the key of config.json.
+  // Reads rope's keys as transformers does: it takes rope_scaling or, if that is absent or empty, rope_parameters as a
+  // whole. A rope_theta inside the one that it takes takes precedence over the key of config.json.
   void read() {
     const Json* theta = keys_.take("rope_theta");
     if (theta != nullptr) {
@@ -51,7 +51,7 @@ class RopeReader {
   }
 
  private:
-  // What is false for Python.
+  // Tells whether a value is false for Python.
   static bool is_empty(const Json& value) {
     return value.empty() || value == false || value == 0 || value == "";
   }

@@ -15,8 +15,8 @@
 #include "data/base/mapped_file.h"
 #include "trainer/hf/non_finite.h"
 
-// The safetensors format: the length of the header (8 bytes, little-endian), a JSON header, the tensors' bytes one
-// after the other. Errors name the file and the tensor, and say what was expected and what was found.
+// The safetensors format has the length of the header (8 bytes, little-endian), a JSON header, and the tensors' bytes
+// one after the other. Errors name the file and the tensor, what was expected and what was found.
 namespace distill::hf {
 
 struct TensorInfo {

@@ -58,7 +58,7 @@ std::string brief(const Json& value) {
   return text;
 }
 
-// A non-negative integer of 63 bits. An error says what was found.
+// Reads a non-negative integer of 63 bits. An error shows the value that was found.
 absl::StatusOr<int64_t> as_size(const Json& value) {
   if (!value.is_number_unsigned() || value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
     return absl::InvalidArgumentError(absl::StrCat("a non-negative integer is expected, found ", brief(value)));

@@ -174,7 +174,7 @@ absl::Status write_config(const Path& folder, const models::ModelConfig& config,
     TORCH_CHECK(family != nullptr, "save_model: model_type ", config.model_type, " is not supported");
     json["architectures"] = {family->architecture};
   }
-  // A source whose tensors say otherwise than its config.json (stored_model.h) is saved as the model that was read.
+  // If a folder's tensors contradicted its config.json (stored_model.h), the saved model is the one that was read.
   if (json.contains("tie_word_embeddings") || config.tie_word_embeddings) {
     json["tie_word_embeddings"] = config.tie_word_embeddings;
   }

@@ -7,8 +7,8 @@
 #include "trainer/hf/notes.h"
 #include "trainer/models/model_config.h"
 
-// What the tensors of a model folder say of the model where its config.json is silent or wrong, decided as transformers
-// decides it when it loads the folder.
+// Corrections of a model's configuration by the folder's tensors, if its config.json is silent or wrong. transformers
+// decides in the same way when it loads the folder.
 namespace distill::hf {
 
 inline constexpr const char* kEmbeddingTensor = "model.embed_tokens.weight";
@@ -20,12 +20,12 @@ bool is_weight_dtype(std::string_view safetensors_dtype); // F32, F16, BF16: the
 // which folders saved from the bare decoder lack. Empty: they do not have it.
 std::string stored_name(const ModelFiles& files, const std::string& name);
 
-// Whether two tensors of weights have the same shape and equal values. Reads both, up to the first difference.
+// Tells whether two tensors of weights have the same shape and equal values. Reads both, up to the first difference.
 bool equal_tensors(
     const SafetensorsFile& one_file, const TensorInfo& one, const SafetensorsFile& other_file, const TensorInfo& other);
 
 // Corrects `config`, which was read from the folder's config.json: a model whose files have an embedding and an lm_head
-// of different values is untied, whatever tie_word_embeddings says; and without `has_dtype` its dtype is that of its
+// of different values is untied, whatever tie_word_embeddings is; and without `has_dtype` its dtype is that of its
 // embedding. A folder whose weights are missing or cannot be opened is left to open_weights, which reports it.
 void settle_by_tensors(const std::string& folder, bool has_dtype, models::ModelConfig& config, Notes* notes);
 

@@ -7,12 +7,12 @@
 
 namespace distill::metrics {
 
-// Notices a student that has come so near to its float8 teacher that the teacher's own error, measured before the run
-// (trainer/float8_gate/gate.h), is no longer small beside the distance.
+// Notices a student that has come near its float8 teacher: the teacher's own error, measured before the run
+// (trainer/float8_gate/gate.h), is then no longer small compared with the distance between the two.
 class Float8Check {
  public:
   static constexpr size_t kSteps = 50; // of training whose mean is compared
-  static constexpr double kFactor = 10; // the distance should be at least so many times the error
+  static constexpr double kFactor = 10; // the least ratio of the distance to the error
 
   // `error`: mean KL(teacher || float8 teacher), nats; 0: nothing is checked.
   explicit Float8Check(double error) : error_(error) {}

@@ -14,7 +14,7 @@
 
 namespace distill::metrics {
 
-// Keys of the records of metrics.jsonl and events.jsonl that say which record it is.
+// The keys of metrics.jsonl and events.jsonl that tell one kind of record from another.
 inline constexpr const char* kStepKey = "step"; // the step that it describes or follows
 // Names of the means that are lower bounds, or estimates, of the exact numbers (losses/teacher_kind.h), where there
 // are.
@@ -33,12 +33,13 @@ absl::Status for_each_record(
 // The record's "step"; nullopt: it has none.
 std::optional<int64_t> record_step(const nlohmann::ordered_json& record);
 
-// What the mean `name` of a step's or an evaluation's object is, as its lists of lower bounds and estimates say.
+// The quality of the mean `name` of a step's or an evaluation's object, by the object's lists of lower bounds and
+// estimates.
 losses::MetricQuality recorded_quality(const nlohmann::ordered_json& values, const std::string& name);
-// The same for a reader, behind the number: "  (lower bound)", "  (estimate)"; empty: it is exact.
+// Returns a text on the quality for a reader, behind the number: "  (lower bound)", "  (estimate)"; empty: it is exact.
 const char* quality_text(const nlohmann::ordered_json& values, const std::string& name);
 
-// Which records of an earlier part of the run are kept when it is resumed.
+// The records of an earlier part of the run that are kept when it is resumed.
 struct KeptSteps {
   int64_t last_step = 0; // of steps
   int64_t last_evaluation = -1; // of evaluations: the step that they follow

@@ -14,7 +14,7 @@ constexpr const char* kBriefGap = " ";
 constexpr int kBarPriority = kAlwaysShown + 2;
 constexpr int64_t kWideColumns = 120;
 
-// What is chosen of each field so far; null: nothing.
+// The form of each field that is chosen so far; null: the field is left out.
 class Choice {
  public:
   Choice(const std::vector<LineField>& fields, int64_t columns)
@@ -72,8 +72,8 @@ class Choice {
     return true;
   }
 
-  // Whether all of the fields that are always shown fit. In brief, those with the lowest priorities are chosen, at
-  // least one.
+  // Chooses the fields that are always shown, and tells whether all of them fit. If `brief`, those with the lowest
+  // priorities are chosen, at least one.
   bool choose_required(bool brief) {
     std::fill(texts_.begin(), texts_.end(), nullptr);
     bool first = true;

@@ -21,12 +21,12 @@ struct LineField {
   Colour colour = Colour::kNone;
 };
 
-// All fields in their order, without colour.
+// Makes the line of all fields in their order, without colour.
 std::string whole_line(const std::vector<LineField>& fields);
 
-// The fields that fit into so many columns, in their order. Where those that are always shown do not fit, they are
-// shown in brief; where these do not fit either, the ones with the lowest priorities. Never longer than `columns`
-// characters, escape sequences apart.
+// Makes the line of the fields that fit into `columns`, in their order. If those that are always shown do not fit, they
+// are shown in brief; if these do not fit either, the ones with the lowest priorities are. The line is never longer
+// than `columns` characters, escape sequences apart.
 std::string fitting_line(const std::vector<LineField>& fields, int64_t columns, bool colour);
 
 // "[####......]" for a fraction from 0 to 1, wider where there is room.

@@ -16,7 +16,7 @@ void set_log_prefix(std::string prefix);
 void log_info(std::string_view message);
 void log_warning(std::string_view message);
 void log_error(std::string_view message);
-// For warnings that are the same on all ranks: only the rank without a prefix, rank 0, logs the message.
+// Logs a warning that is the same on all ranks: only the rank without a prefix, rank 0, writes it.
 void log_warning_rank0(std::string_view message);
 
 // The file for what a reader of the log needs only to debug this rank: stack traces.

@@ -18,7 +18,7 @@ void print(const std::string& line) {
   });
 }
 
-std::string bar_line(const StepRecord& record, int64_t columns, bool colour) {
+std::string bar_line(const StepMetrics& record, int64_t columns, bool colour) {
   std::vector<LineField> fields = step_fields(record);
   const double done = static_cast<double>(record.step) / static_cast<double>(std::max<int64_t>(1, record.total_steps));
   fields.insert(fields.begin(), bar_field(done, columns));
@@ -40,7 +40,7 @@ ProgressPrinter::~ProgressPrinter() {
   }
 }
 
-void ProgressPrinter::step(const StepRecord& record) {
+void ProgressPrinter::step(const StepMetrics& record) {
   const bool due = record.step % every_ == 0 || record.step == record.total_steps || record.skipped || record.empty();
   if (lines_ && due) {
     print_line(record);
@@ -50,13 +50,13 @@ void ProgressPrinter::step(const StepRecord& record) {
   }
 }
 
-void ProgressPrinter::print_line(const StepRecord& record) const {
+void ProgressPrinter::print_line(const StepMetrics& record) const {
   const int64_t columns = terminal_columns(STDOUT_FILENO);
   constexpr int64_t kEverything = std::numeric_limits<int64_t>::max();
   print(fitting_line(step_fields(record), columns > 0 ? columns - 1 : kEverything, colour_));
 }
 
-void ProgressPrinter::show_bar(const StepRecord& record) const {
+void ProgressPrinter::show_bar(const StepMetrics& record) const {
   show_status_line(LineOwner::kRun, stdout, [record, colour = colour_](int64_t columns) {
     return bar_line(record, columns, colour);
   });

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "trainer/config/config.h"
-#include "trainer/metrics/step_record.h"
+#include "trainer/metrics/step_metrics.h"
 
 namespace distill::metrics {
 
@@ -19,13 +19,13 @@ class ProgressPrinter {
   ProgressPrinter(const ProgressPrinter&) = delete;
   ProgressPrinter& operator=(const ProgressPrinter&) = delete;
 
-  void step(const StepRecord& record);
+  void step(const StepMetrics& record);
   // Prints a line that stays, for instance the result of an evaluation.
   void message(const std::string& line);
 
  private:
-  void print_line(const StepRecord& record) const;
-  void show_bar(const StepRecord& record) const;
+  void print_line(const StepMetrics& record) const;
+  void show_bar(const StepMetrics& record) const;
 
   bool bar_ = false;
   bool lines_ = false;

@@ -33,7 +33,7 @@ class MessageReader {
 
   // nullopt: the end, or bytes that are no field.
   std::optional<MessageField> next();
-  // Whether all that has been read was well-formed.
+  // Tells whether all that has been read was well-formed.
   bool ok() const {
     return ok_;
   }

@@ -44,7 +44,7 @@ void draw(State& s) {
   if (line.stream == nullptr) {
     return;
   }
-  // One character less than the width: some terminals go on to the next line after the last column.
+  // The text is one character shorter than the width: some terminals go on to the next line after the last column.
   const std::string text = line.text(terminal_columns(fileno(line.stream)) - 1);
   std::fprintf(line.stream, "%s%s", kEraseLine, text.c_str());
   std::fflush(line.stream);

@@ -15,8 +15,8 @@ enum class LineOwner {
   kTask
 }; // a task's line stands in the place of the run's
 
-// The line for so many columns, escape sequences included. Asked for again whenever the line is drawn: the terminal may
-// have another width then.
+// Makes the line for a terminal of this many columns, escape sequences included. It is called whenever the line is
+// drawn: the terminal may have another width then.
 using LineText = std::function<std::string(int64_t columns)>;
 
 // Shows the owner's line on `stream`, a terminal that rewrites lines.

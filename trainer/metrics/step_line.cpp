@@ -8,7 +8,7 @@
 namespace distill::metrics {
 namespace {
 
-// What stands behind the name of a number that is not exact: ">" of a lower bound, "~" of an estimate.
+// The mark behind the name of a number that is not exact: ">" of a lower bound, "~" of an estimate.
 const char* mark(const LossMeans& means, losses::TokenMetric metric) {
   switch (means.quality[metric]) {
     case losses::MetricQuality::kLowerBound:
@@ -30,7 +30,7 @@ std::string mean_text(const LossMeans& means, losses::TokenMetric metric, const 
   return scale == 1 ? absl::StrFormat("%s %.4f", name, value) : absl::StrFormat("%s %.1f%%", name, value);
 }
 
-// For a narrow terminal, without a name.
+// The loss for a narrow terminal, without a name.
 std::string brief_loss(const LossMeans& means) {
   return means.valid_tokens == 0 ? "-"
                                  : absl::StrFormat("%s%.4g", mark(means, losses::kLoss), means.metrics[losses::kLoss]);
@@ -83,7 +83,7 @@ std::vector<LineField> mean_fields(const LossMeans& means) {
 
 } // namespace
 
-std::vector<LineField> step_fields(const StepRecord& r) {
+std::vector<LineField> step_fields(const StepMetrics& r) {
   std::vector<LineField> fields{
       {"step", 1, absl::StrFormat("step %d/%d", r.step, r.total_steps),
        absl::StrFormat("%d/%d", r.step, r.total_steps)}};
@@ -114,7 +114,7 @@ std::vector<LineField> step_fields(const StepRecord& r) {
   return fields;
 }
 
-std::string step_line(const StepRecord& record) {
+std::string step_line(const StepMetrics& record) {
   return whole_line(step_fields(record));
 }
 

@@ -4,16 +4,16 @@
 #include <vector>
 
 #include "trainer/metrics/line_fields.h"
-#include "trainer/metrics/step_record.h"
+#include "trainer/metrics/step_metrics.h"
 
 namespace distill::metrics {
 
-// All that a progress line may say of a step. The bar and the lines are made from these. The name of a number that is a
-// lower bound ends with ">", that of an estimate with "~".
-std::vector<LineField> step_fields(const StepRecord& record);
+// Everything that a progress line may show of a step. The bar and the lines are made from these. The name of a number
+// that is a lower bound ends with ">", that of an estimate with "~".
+std::vector<LineField> step_fields(const StepMetrics& record);
 
 // The line with all fields.
-std::string step_line(const StepRecord& record);
+std::string step_line(const StepMetrics& record);
 
 // The progress line of an evaluation after `step` steps.
 std::string eval_line(int64_t step, const LossMeans& means);

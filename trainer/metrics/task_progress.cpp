@@ -23,7 +23,7 @@ std::string count_text(int64_t done, int64_t total, const std::string& unit) {
       : absl::StrFormat("%d/%d %s", done, total, unit);
 }
 
-// Where a bar can stand: standard error, which holds no results, or else standard output.
+// The stream on which a bar can stand: standard error, which holds no results, or else standard output.
 std::FILE* bar_stream(config::ProgressStyle style) {
   if (style == config::ProgressStyle::kLines) {
     return nullptr;

@@ -10,11 +10,10 @@
 
 namespace distill::metrics {
 
-// How far a task is that may take long: reading weights, an evaluation, writing a checkpoint. Prints nothing for two
-// seconds; then shows a bar on a terminal, rewritten at most five times a second and erased at the end, or where there
-// is none writes a line to the log every ten seconds. Ranks other than 0 have the
-// style none. An update costs one reading of the
-// clock, and nothing waits for a device.
+// Shows the progress of a task that may take long: reading weights, an evaluation, writing a checkpoint. It prints
+// nothing for two seconds; then it shows a bar on a terminal, rewritten at most five times a second and erased at the
+// end, or without a terminal writes a line to the log every ten seconds. Ranks other than 0 have the style none. An
+// update costs one reading of the clock, and nothing waits for a device.
 class TaskProgress {
  public:
   // `unit`: what is counted; "bytes" are shown as GB. `style` as run.progress.
@@ -33,7 +32,7 @@ class TaskProgress {
 
   std::string name_, unit_;
   int64_t total_, done_ = 0;
-  std::optional<int64_t> first_; // what the first update said: some of it may have been done before
+  std::optional<int64_t> first_; // the value of the first update: some of it may have been done before
   std::FILE* stream_ = nullptr; // of the bar; null: lines in the log
   bool silent_ = false;
   bool shown_ = false;

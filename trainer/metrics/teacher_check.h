@@ -22,13 +22,13 @@ class TeacherCheck {
     double student_ce = 0;
   };
 
-  // The means of the next step. Found once: at the first step where the teacher's mean over the last kSteps steps is
-  // larger than the student's by more than kMargin, and by more than kStandardErrors of the mean difference of a step.
-  // Steps whose numbers are not finite are left out.
+  // Checks the means of the next step. There is one finding at most: at the first step at which the teacher's mean over
+  // the last kSteps steps is larger than the student's by more than kMargin, and by more than kStandardErrors of the
+  // mean difference of a step. Steps whose numbers are not finite are left out.
   std::optional<Finding> step(double student_ce, double teacher_ce);
 
-  // The means of an evaluation over so many tokens. Found once: at the first evaluation of at least kTokens tokens
-  // where the teacher's is larger by more than kMargin.
+  // Checks the means of an evaluation over `tokens` tokens. There is one finding at most: at the first evaluation of at
+  // least kTokens tokens whose teacher's mean is larger by more than kMargin.
   std::optional<Finding> evaluation(double student_ce, double teacher_ce, int64_t tokens);
 
  private:

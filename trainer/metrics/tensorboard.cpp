@@ -67,7 +67,7 @@ std::string next_name(const std::vector<fs::path>& earlier) {
   return absl::StrFormat("%s%010d.%s.%d", kPrefix, seconds, host.data(), ::getpid());
 }
 
-// What a tag ends with, so that a number that is not exact never shares a chart with one that is.
+// The ending of a tag: a number that is not exact never shares a chart with one that is.
 const char* tag_ending(losses::MetricQuality quality) {
   switch (quality) {
     case losses::MetricQuality::kLowerBound:

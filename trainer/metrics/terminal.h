@@ -4,15 +4,15 @@
 #include <string>
 #include <string_view>
 
-// What a terminal shows, and how. The environment decides: TERM, NO_COLOR, CLICOLOR_FORCE, COLUMNS.
+// The abilities of a terminal. The environment decides: TERM, NO_COLOR, CLICOLOR_FORCE, COLUMNS.
 namespace distill::metrics {
 
-// Whether lines of the file descriptor can be rewritten in place: a terminal that interprets escape sequences, which
-// one with TERM=dumb or without TERM does not.
+// Tells whether lines of the file descriptor can be rewritten in place: it is a terminal that interprets escape
+// sequences, which one with TERM=dumb or without TERM does not.
 bool rewrites_lines(int fd);
 
-// Whether text for the file descriptor has colour: never with a NO_COLOR that is not empty; always with a
-// CLICOLOR_FORCE that is neither empty nor 0; else where lines can be rewritten.
+// Tells whether text for the file descriptor has colour: never with a NO_COLOR that is not empty; always with a
+// CLICOLOR_FORCE that is neither empty nor 0; else if lines can be rewritten.
 bool shows_colour(int fd);
 
 // The terminal's width at this moment; where it has none, COLUMNS, or else 80. 0: not a terminal.

@@ -17,7 +17,7 @@ Throughput::Throughput(
   full_flops_ = step_flops_per_token(student_flops, teacher_flops, /*causal=*/false);
 }
 
-void Throughput::complete(StepRecord& record) const {
+void Throughput::complete(StepMetrics& record) const {
   record.tokens_per_second = tokens_per_step_ / record.seconds;
   if (peak_flops_ > 0) {
     record.mfu_causal = causal_flops_ * record.tokens_per_second / peak_flops_;

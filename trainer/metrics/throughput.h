@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "trainer/metrics/flops.h"
-#include "trainer/metrics/step_record.h"
+#include "trainer/metrics/step_metrics.h"
 
 namespace distill::metrics {
 
@@ -16,7 +16,7 @@ class Throughput {
       at::Device device, const models::ModelConfig& student, const TokenFlops& teacher, int64_t seq_len,
       int64_t teacher_seq_len, int64_t tokens_per_step, int64_t world_size);
 
-  void complete(StepRecord& record) const;
+  void complete(StepMetrics& record) const;
 
  private:
   at::Device device_;

@@ -15,8 +15,8 @@ class TraceRecorder {
   TraceRecorder& operator=(const TraceRecorder&) = delete;
 
   void before_step(int64_t step);
-  // To be called when the step has been queued. After the last recorded step it waits for the device, writes the file
-  // and returns true.
+  // Call this when the step has been queued. After the last recorded step it waits for the device, writes the file and
+  // returns true.
   bool after_step(int64_t step);
   const std::string& path() const {
     return path_;

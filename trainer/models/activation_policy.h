@@ -7,7 +7,8 @@
 
 namespace distill::models {
 
-// Which tensors one block saves for its backward pass, and where they are stored until then.
+// The choice of the tensors that one block saves for its backward pass, and of the memory in which they are stored
+// until then.
 enum class ActivationPolicy {
   kKeep, // everything that the backward pass reads, on the device
   kRecompute, // the block's input on the device; its forward pass runs again

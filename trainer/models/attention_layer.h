@@ -27,11 +27,11 @@ struct AttentionSaved {
   at::Tensor out_NQ; // attention's output, which the projection o reads
   at::Tensor lse;
 
-  // In the order in which BlockSaved::all() lists them.
+  // Lists the tensors in the order of BlockSaved::all().
   std::vector<at::Tensor*> all();
 };
 
-// What attention computes with, of one layer and one micro-batch.
+// The kind of a layer and the micro-batch with which its attention computes.
 struct AttentionContext {
   const AttentionSpec& spec;
   double norm_eps; // of the norms of q and k

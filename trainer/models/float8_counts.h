@@ -9,8 +9,8 @@
 
 namespace distill::models {
 
-// What is counted while a model is trained in float8. Of the activations those that RMSNorm makes are left out: its own
-// kernel rounds them.
+// The operands whose rounding is counted while a model is trained in float8. The activations that RMSNorm makes are
+// left out: its own kernel rounds them.
 enum class Float8Operand {
   kActivations,
   kGradients,
@@ -20,7 +20,7 @@ constexpr auto enum_names(Float8Operand) {
 }
 inline constexpr int kFloat8Operands = enum_names(Float8Operand{}).size();
 
-// For each operand a tensor that ops/float8.h adds to; undefined: not counted.
+// For each operand, the tensor that ops/float8.h adds to; undefined: the operand is not counted.
 using Float8CountsOf = std::array<at::Tensor, kFloat8Operands>;
 
 inline const at::Tensor& counts_of(const Float8CountsOf& counts, Float8Operand operand) {

@@ -63,7 +63,7 @@ absl::StatusOr<Float8Products> Float8Products::all_but(
   for (const std::vector<std::string>& block : products) {
     float8.blocks_.emplace_back(block.begin(), block.end());
   }
-  std::vector<std::string> unknown, beyond; // entries that are not understood, and those of blocks that there are not
+  std::vector<std::string> unknown, beyond; // entries that are not understood, and blocks beyond the last
   for (const std::string& exception : exceptions) {
     const std::pair<std::string, std::string> parts = absl::StrSplit(exception, absl::MaxSplits('.', 1));
     const bool has_dot = exception.find('.') != std::string::npos;
@@ -141,7 +141,7 @@ void Float8Products::add(const BlockProduct& product) {
 std::vector<std::string> exceptions_of(const Float8Products& float8, const BlockProducts& all) {
   const auto blocks = static_cast<int64_t>(all.size());
   std::vector<std::string> exceptions;
-  // Whole blocks first, then each product's ranges in the other blocks.
+  // Whole blocks come first, then each product's ranges in the other blocks.
   const auto whole = [&](int64_t block) { return !float8.any_of(block); };
   const auto add_ranges = [&](const auto& left_out, const std::string& suffix) {
     for (int64_t block = 0; block < blocks; ++block) {

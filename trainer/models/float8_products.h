@@ -22,15 +22,15 @@ struct BlockProduct {
   bool operator==(const BlockProduct&) const = default;
 };
 
-// Which of a model's products run in float8 (trainer/models/ops/float8.h). All others, embedding, attention, norms and
+// The products of a model that run in float8 (trainer/models/ops/float8.h). All others, embedding, attention, norms and
 // lm_head run in the compute dtype.
 class Float8Products {
  public:
   Float8Products() = default; // none
 
-  // All of `products` but the exceptions, each a text that names a product in every block that has it ("down"), all
-  // products of a block or of a range of blocks ("0", "0-3"), or both ("3.down", "0-3.qkv"). InvalidArgument says which
-  // exception is not understood, or names no block of the model.
+  // Makes the choice of all of `products` but the exceptions. Each is a text that names a product in every block that
+  // has it ("down"), all products of a block or of a range of blocks ("0", "0-3"), or both ("3.down", "0-3.qkv").
+  // InvalidArgument names an exception that is not understood, or that names no block of the model.
   static absl::StatusOr<Float8Products> all_but(
       absl::Span<const std::string> exceptions, const BlockProducts& products);
 
@@ -47,7 +47,8 @@ class Float8Products {
   std::vector<std::set<std::string>> blocks_;
 };
 
-// The exceptions that leave out exactly those of `all` which are not in `float8`, as short as they can be written.
+// Returns the exceptions that leave out exactly those of `all` which are not in `float8`, as short as they can be
+// written.
 std::vector<std::string> exceptions_of(const Float8Products& float8, const BlockProducts& all);
 
 } // namespace distill::models

@@ -50,32 +50,35 @@ struct UnitLayout {
   }
 
   const ParamLayout* find(std::string_view param) const; // null: no such parameter
-  // View of one parameter in a flat buffer [numel or more] of any dtype; undefined if the unit has no such parameter.
+  // Returns a view of one parameter in a flat buffer [numel or more] of any dtype; undefined if the unit has no such
+  // parameter.
   at::Tensor view(const at::Tensor& flat, std::string_view param) const;
 };
 
-// In elements; 128 bytes in bf16, so that every parameter starts aligned in each dtype.
+// Parameters start at multiples of this number of elements. It is 128 bytes in bf16, so that every start is aligned in
+// each dtype.
 inline constexpr int64_t kParamAlignment = 64;
 
 // A float8 matrix "down" of a packed unit has its scales in "down.scale".
 inline constexpr const char* kScaleSuffix = ".scale";
 
-// The unit of a decoder block.
+// Returns the unit of a decoder block.
 UnitLayout block_layout(const ModelConfig& config, int64_t block);
 
-// The names of the matrix products of each block: of its matrices, in their order.
+// Returns the names of the matrix products of each block: of its matrices, in their order.
 BlockProducts block_products(const ModelConfig& config);
 
-// All units of a model in forward order: [embedding, block 0.., head], or [tied, block 0..].
+// Lists all units of a model in forward order: [embedding, block 0.., head], or [tied, block 0..].
 std::vector<UnitLayout> unit_layouts(const ModelConfig& config);
 
-// Parameters of the whole model, alignment gaps not counted.
+// Counts the parameters of the whole model, alignment gaps left out.
 int64_t parameter_count(const std::vector<UnitLayout>& layouts);
 
-// Shape of the Hugging Face tensor: the parameter's shape, with the part's number of rows.
+// Returns the shape of the Hugging Face tensor: the parameter's shape, with the part's number of rows.
 std::vector<int64_t> part_shape(const ParamLayout& param, const ParamPart& part);
 
-// Elements [tensor_begin, tensor_begin + count) of one Hugging Face tensor, which lie at flat_begin of the flat buffer.
+// The elements [tensor_begin, tensor_begin + count) of one Hugging Face tensor, which lie at flat_begin of the flat
+// buffer.
 struct FlatPiece {
   const ParamLayout* param = nullptr;
   const ParamPart* part = nullptr;
@@ -84,8 +87,8 @@ struct FlatPiece {
   int64_t count = 0;
 };
 
-// The pieces of Hugging Face tensors in elements [begin, end) of the unit's flat buffer, in order; alignment gaps are
-// left out.
+// Lists the pieces of Hugging Face tensors in elements [begin, end) of the unit's flat buffer, in order; alignment gaps
+// are left out.
 std::vector<FlatPiece> flat_pieces(const UnitLayout& layout, int64_t begin, int64_t end);
 
 } // namespace distill::models

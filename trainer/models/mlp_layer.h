@@ -18,14 +18,14 @@ struct MlpParams {
 struct MlpSaved {
   at::Tensor gate_up_N2F;
 
-  // In the order in which BlockSaved::all() lists them.
+  // Lists the tensors in the order of BlockSaved::all().
   std::vector<at::Tensor*> all();
 };
 
-// The forward pass up to the last matrix product. Fills `saved` and input.rstd_N.
+// Runs the forward pass up to the last matrix product. Fills `saved` and input.rstd_N.
 void mlp_layer_rebuild(const MlpParams& params, SublayerInput& input, MlpSaved& saved);
 
-// The last matrix product [N, H]. With a defined `residual_NH` it is added to that; `in_place`: the sum is written into
+// Returns the last matrix product [N, H]. A defined `residual_NH` is added to it; `in_place`: the sum is written into
 // the residual, which is returned.
 at::Tensor mlp_layer_output(
     const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH = {}, bool in_place = false);

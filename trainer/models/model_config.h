@@ -52,10 +52,11 @@ absl::Status check_computable(const ModelConfig& config);
 
 // The longest sequence for which the result is the model's: max_position_embeddings, or the shortest attention window.
 int64_t longest_sequence(const ModelConfig& config);
-// InvalidArgument: a sequence is longer; says which limit it exceeds.
+// Refuses a sequence that is longer than the model allows. InvalidArgument names the limit.
 absl::Status check_sequence_length(const ModelConfig& config, int64_t seq_len);
 
-// The precision that the model computes in: "bfloat16", "bfloat16 with 120 of its 128 block products in float8".
+// Describes the precision that the model computes in: "bfloat16", "bfloat16 with 120 of its 128 block products in
+// float8".
 std::string precision_text(const ModelConfig& config, c10::ScalarType compute_dtype);
 
 } // namespace distill::models

@@ -27,12 +27,12 @@ struct Range {
   int64_t size() const {
     return end - begin;
   }
-  // Of no size where there is none.
+  // Returns the overlap of two ranges; its size is 0 if there is none.
   Range overlap(int64_t other_begin, int64_t other_end) const {
     const int64_t first = std::max(begin, other_begin);
     return {first, std::max(first, std::min(end, other_end))};
   }
-  // The rows of `row_bytes` bytes each of which some bytes are in this range; the first begins at byte `at`.
+  // Returns the rows of `row_bytes` bytes each of which some bytes are in this range; the first begins at byte `at`.
   Range rows_at(int64_t at, int64_t rows, int64_t row_bytes) const {
     const Range own = overlap(at, at + rows * row_bytes);
     if (own.size() == 0) {
@@ -42,7 +42,7 @@ struct Range {
   }
 };
 
-// From the first scale of a packed unit to the last one's end.
+// Returns the range from the first scale of a packed unit to the end of the last one.
 Range range_of_scales(const UnitLayout& packed) {
   Range found{packed.numel, 0};
   for (const ParamLayout& param : packed.params) {

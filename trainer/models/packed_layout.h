@@ -10,7 +10,7 @@
 // "<parameter>.scale"), then matrices, in the compute dtype or in float8 (trainer/models/ops/float8.h).
 namespace distill::models {
 
-// The unit's layout with the model's float8 products packed; the layout as it is if it has none.
+// Returns the unit's layout with the model's float8 products packed; the layout itself if it has none.
 UnitLayout packed_layout(const UnitLayout& layout, const Float8Products& float8, at::ScalarType compute_dtype);
 
 // Replaces each element by the largest of those that the readers of a unit's other ranges have, who all call it.

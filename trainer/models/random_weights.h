@@ -7,9 +7,9 @@
 
 namespace distill::models {
 
-// Matrices from normal(0, config.initializer_range), norms 1, biases 0. A value depends on the seed, the Hugging Face
-// name and the element alone: not on ranks, ranges, order or dtype (before rounding). A GPU generates its own values;
-// they differ from the CPU's in the last bits.
+// Makes matrices from normal(0, config.initializer_range), norms 1, biases 0. A value depends on the seed, the Hugging
+// Face name and the element alone: not on ranks, ranges, order or dtype (before rounding). A GPU generates its own
+// values; they differ from the CPU's in the last bits.
 std::unique_ptr<WeightSource> random_weights(const ModelConfig& config, uint64_t seed);
 
 } // namespace distill::models

@@ -7,7 +7,7 @@
 
 namespace distill::models {
 
-// Where sequences begin and end among the N flattened tokens of a micro-batch, on the model's device.
+// The boundaries of the sequences among the N flattened tokens of a micro-batch, on the model's device.
 struct SequenceInfo {
   int64_t batch = 0; // B; N = batch * seq_len
   int64_t seq_len = 0; // S
@@ -18,11 +18,11 @@ struct SequenceInfo {
   bool packed = false; // false: every row is one segment
 };
 
-// Every row is one segment.
+// Makes sequences of which every row is one segment.
 SequenceInfo dense_sequences(int64_t batch, int64_t seq_len, at::Device device);
 
-// Segments [boundaries[i], boundaries[i + 1]) over the flattened tokens; boundaries run from 0 to batch * seq_len,
-// never decrease, and hold every row's start, so that attention never crosses a row.
+// Makes the segments [boundaries[i], boundaries[i + 1]) over the flattened tokens; boundaries run from 0 to batch *
+// seq_len, never decrease, and hold every row's start, so that attention never crosses a row.
 SequenceInfo packed_sequences(int64_t batch, int64_t seq_len, absl::Span<const int64_t> boundaries, at::Device device);
 
 } // namespace distill::models

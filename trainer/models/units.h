@@ -10,13 +10,14 @@
 // The units around the decoder blocks. V vocabulary; the rest as in block.h.
 namespace distill::models {
 
-// Token embedding [V, H] of an embedding unit (tied or not).
+// Returns the token embedding [V, H] of an embedding unit (tied or not).
 at::Tensor embedding_weight(const UnitLayout& layout, const at::Tensor& flat);
-// Final norm [H] and lm_head [V, H] of a head unit; with tied embeddings, the lm_head is the embedding.
+// Returns the final norm [H] and lm_head [V, H] of a head unit; with tied embeddings, the lm_head is the embedding.
 at::Tensor final_norm_weight(const UnitLayout& layout, const at::Tensor& flat);
 at::Tensor lm_head_weight(const UnitLayout& layout, const at::Tensor& flat);
 
-// Which of `layouts` holds the embedding, and which the final norm and head: the same with tied embeddings.
+// The indices in `layouts` of the unit with the embedding and of the one with the final norm and head: the same with
+// tied embeddings.
 size_t embedding_unit(const std::vector<UnitLayout>& layouts);
 size_t head_unit(const std::vector<UnitLayout>& layouts);
 
@@ -27,7 +28,7 @@ struct FinalNormSaved {
   int64_t bytes() const;
 };
 
-// The final norm: returns the lm_head's input. A null `saved` means that no backward pass follows.
+// Applies the final norm: returns the lm_head's input. A null `saved` means that no backward pass follows.
 at::Tensor final_norm_forward(
     const ModelConfig& config, const at::Tensor& norm_H, const at::Tensor& x_NH, FinalNormSaved* saved);
 

@@ -6,7 +6,7 @@ namespace {
 constexpr size_t kMaxChanges = 3;
 constexpr int64_t kGpusOfANode = 8;
 
-// One key and a value with which the run may fit.
+// A key and a value with which the run may fit.
 struct Candidate {
   std::string key;
   std::string value;
@@ -60,7 +60,7 @@ std::vector<Candidate> candidates_of(const PlanRequest& request) {
   }
   if (config.parallel.replicate == 1 && config.parallel.shard == 0) {
     for (int64_t ranks = request.target.world_size * 2; ranks <= request.target.world_size * 8; ranks *= 2) {
-      // The same micro-batch on more ranks; the global batch is rounded up to a multiple of theirs.
+      // This candidate is the same micro-batch on more ranks; the global batch is rounded up to a multiple of theirs.
       Candidate more{
           ranks <= kGpusOfANode ? "parallel.processes" : "ranks", absl::StrCat(ranks), [ranks](config::Config& c) {
             const int64_t samples = ranks * c.train.micro_batch_size;

@@ -12,7 +12,7 @@
 namespace distill::plan {
 namespace {
 
-// The memory cap against a single token's logits.
+// Checks that the logits of a single token fit into the memory cap.
 absl::Status check_cap(
     const config::Config& config, const models::ModelConfig& teacher, const teacher_cache::RowFormat& rows,
     const trainer::Environment& environment) {
@@ -66,7 +66,7 @@ absl::StatusOr<MemoryPrediction> predict_capture(
   }
   prediction.use = simulation.use();
   prediction.reserved_peak = std::max(simulation.reserved_peak(), prediction.use.peak());
-  // Rows that are queued, being written, and being copied.
+  // There are rows that are queued, being written, and being copied.
   prediction.host_teacher =
       static_cast<int64_t>(teacher_cache::PartThread::kQueued + 2) * batch.valid_tokens * rows.row_bytes();
   return prediction;

@@ -33,8 +33,8 @@ constexpr Member kMembers[] = {
     {"copy_cost", &Machine::copy_cost},
     {"launch_seconds", &Machine::launch_seconds},
 };
-// What a thread reaches with an instruction set, fp32. AVX512 on an AMD EPYC with 2 cores, where the quickstart ran at
-// 280 to 300 tok/s; the others from the width of their vectors.
+// The speed of one thread with an instruction set, in fp32. That of AVX512 is of an AMD EPYC with 2 cores, where the
+// quickstart ran at 280 to 300 tok/s; the others follow from the width of their vectors.
 struct CpuSpeed {
   const char* capability; // as ATen names it
   double matmul_flops, attention_flops;

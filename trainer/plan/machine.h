@@ -26,10 +26,10 @@ struct Machine {
   double launch_seconds = 0; // host time to launch a kernel, exposed at small shapes
 };
 
-// Measured on an H200 with NVLink (docs/performance.md).
+// A GPU of an H200 host with NVLink, as measured (docs/performance.md).
 Machine h200();
-// The CPU this runs on, by its instruction set and the number of threads: nothing is measured, so that two plans can be
-// compared. Within a factor of two; `distill plan --calibrate` measures.
+// The CPU that this program runs on, by its instruction set and the number of threads. Nothing is measured, so that two
+// plans can be compared; the speeds are right within a factor of two. `distill plan --calibrate` measures.
 Machine generic_cpu();
 
 // Reads a file that write_machine wrote: JSON with the members' names. NotFound or InvalidArgument names the file and

@@ -6,10 +6,10 @@
 #include "trainer/config/config.h"
 #include "trainer/plan/memory_prediction.h"
 
-// A prediction of memory against what there is, of a training run and of a capture.
+// Comparison of a memory prediction with the memory that there is, for training runs and captures.
 namespace distill::plan {
 
-// Bytes that one rank may take; 0: there is no limit.
+// Limits of the bytes that one rank may take; 0: there is no limit.
 struct MemoryLimits {
   int64_t tensors = 0; // at the peak, memory.budget_gib
   int64_t device = 0;

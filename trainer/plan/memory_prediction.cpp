@@ -35,7 +35,8 @@ class GatherObserver {
   GatherObserver(const GatherObserver&) = delete;
   GatherObserver& operator=(const GatherObserver&) = delete;
 
-  // Of a step of `micro_batches`; one or two of them were observed. The second is like all further ones.
+  // Predicts the gathers of a step of `micro_batches`, of which one or two were observed. The second is like all
+  // further ones.
   GatherPrediction of_step(int64_t micro_batches) {
     if (slots_ != nullptr) {
       count();
@@ -93,7 +94,7 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   MemoryPrediction prediction;
 
   const trainer::ModelSource student{shape.student, nullptr};
-  // Nothing is read, and nothing can fail.
+  // This cannot fail, since nothing is read.
   trainer::LoadedModels models = *trainer::load_models(
       config, environment, *mesh, student, shape.teacher, state_on_host ? device::HostSlab::simulated() : nullptr);
   trainer::TrainStep step(config, *mesh, models, {shape.policies, host_activations}, blocks.functions(simulation));

@@ -56,7 +56,7 @@ void choose_policies(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
           : solution.policies);
 }
 
-// As many slots as fit and save gathers: every further one saves some until all blocks stay gathered.
+// Takes as many slots as fit and save gathers: every further one saves some until all blocks stay gathered.
 void add_slots(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   const auto evaluate_with = [&](int64_t slots) {
     plan.shape.config.parallel.slots = slots;
@@ -92,14 +92,15 @@ absl::StatusOr<Plan> plan_on(const PlanRequest& request, const Target& target, B
   return plan;
 }
 
-// Whether a plan has reason to do without the memory that gathers by copies take.
+// Tells whether a plan has reason to do without the memory that gathers by copies take.
 bool lacks_memory(const Plan& plan) {
   const auto keeps = [](models::ActivationPolicy policy) { return policy == models::ActivationPolicy::kKeep; };
   return !plan.fits() ||
       (plan.automatic && !std::all_of(plan.shape.policies.begin(), plan.shape.policies.end(), keeps));
 }
 
-// parallel.gather: auto takes copies, unless they do not fit or the memory that they take is worth more elsewhere.
+// If parallel.gather is auto, takes copies, unless they do not fit or the memory that they take is worth more
+// elsewhere.
 absl::StatusOr<Plan> plan_alone(const PlanRequest& request, BlockRecorder& blocks) {
   ASSIGN_OR_RETURN(Plan plan, plan_on(request, request.target, blocks));
   if (request.config.parallel.gather != config::Gather::kAuto || !plan.shape.copies() || !lacks_memory(plan)) {

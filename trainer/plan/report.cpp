@@ -22,7 +22,7 @@ void add_row(std::string& text, const std::string& name, const std::string& valu
   absl::StrAppendFormat(&text, "  %-34s %s\n", name, value);
 }
 
-// Of all ranks, at most: where every token has a target.
+// The bytes that all ranks read in a step at most: every token has a target then.
 double cached_step_bytes(const RunShape& shape) {
   return static_cast<double>(shape.ranks() * shape.micro_batches * shape.row_bytes());
 }

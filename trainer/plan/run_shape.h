@@ -19,7 +19,7 @@ struct Target {
   trainer::Environment environment{at::Device(at::kCUDA, 0), at::kBFloat16, at::kBFloat16};
   int64_t world_size = 1;
   int64_t ranks_per_node = 8;
-  // Whether the ranks of a copy of the models can map each other's memory; nullopt: if they are on one node.
+  // True if the ranks of a copy of the models can map each other's memory; nullopt: they can if they are on one node.
   std::optional<bool> peer_memory = std::nullopt;
 };
 

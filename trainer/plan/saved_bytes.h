@@ -12,7 +12,7 @@ struct BlockBytes {
   int64_t input = 0; // the block's input alone, as for recomputation
 };
 
-// For each of the student's kinds of layers, measured on the block's own forward pass in a simulation.
+// Measures what each of the student's kinds of layers saves, on the block's own forward pass in a simulation.
 std::vector<BlockBytes> saved_bytes(const RunShape& shape);
 
 } // namespace distill::plan

@@ -60,8 +60,8 @@ CountsByKind by_kind(const PolicyCounts& counts, const std::vector<int64_t>& kin
   return counted;
 }
 
-// Whether `mix` leaves at least as much on the device as `other`, of every kind. A block under keep leaves more than
-// one under recompute, which leaves its input; an offloaded block leaves nothing.
+// Tells whether `mix` leaves at least as much on the device as `other`, of every kind. A block under keep leaves more
+// than one under recompute, which leaves its input; an offloaded block leaves nothing.
 bool keeps_as_much(const CountsByKind& mix, const CountsByKind& other) {
   for (size_t kind = 0; kind < mix.size(); ++kind) {
     const PolicyCounts &a = mix[kind], &b = other[kind];
@@ -82,7 +82,7 @@ int64_t bytes_on_device(const CountsByKind& counts, const std::vector<BlockBytes
   return bytes;
 }
 
-// At most this much is on its way to the host or back at one time: the tensors of two blocks.
+// Returns the most bytes that are on their way to the host or back at one time: the tensors of two blocks.
 int64_t bytes_in_flight(const CountsByKind& counts, const std::vector<BlockBytes>& saved) {
   int64_t most = 0; // of one block
   for (size_t kind = 0; kind < counts.size(); ++kind) {
@@ -102,7 +102,7 @@ int64_t bytes_on_host(const CountsByKind& counts, const std::vector<BlockBytes>&
   return bytes;
 }
 
-// Whether `mix` cannot fit, given that `other` does not.
+// Tells whether `mix` cannot fit, given that `other` does not.
 bool cannot_fit(
     const CountsByKind& mix, const CountsByKind& other, const LimitsExceeded& exceeded,
     const std::vector<BlockBytes>& saved) {

@@ -39,12 +39,12 @@ struct LimitsExceeded {
   }
 };
 
-// The fastest of all mixes that fit, over every combination of counts. `kinds`: the kind of each block; `saved`: what a
-// block of each kind saves. `seconds` is called for every mix. `exceeded` is called in order of time until a mix fits,
-// except for mixes that cannot fit, given one that did not: mixes that leave at least as much on the device, mixes
-// whose saved tensors on the device are smaller by less than LimitsExceeded::tensors (the peak falls by no more than
-// that), and mixes that leave at least as much on the host. Of equally fast mixes, the one that leaves less on the
-// device is tried first.
+// Finds the fastest of all mixes that fit, over every combination of counts. `kinds`: the kind of each block; `saved`:
+// the bytes that a block of each kind saves. `seconds` is called for every mix. `exceeded` is called in order of time
+// until a mix fits, except for mixes that cannot fit, given one that did not: mixes that leave at least as much on the
+// device, mixes whose saved tensors on the device are smaller by less than LimitsExceeded::tensors (the peak falls by
+// no more than that), and mixes that leave at least as much on the host. Of equally fast mixes, the one that leaves
+// less on the device is tried first.
 Solution fastest_mix(
     const std::vector<int64_t>& kinds, const std::vector<BlockBytes>& saved,
     const std::function<double(const std::vector<models::ActivationPolicy>&)>& seconds,

@@ -5,7 +5,7 @@
 #include <cctype>
 
 #include "data/base/status_macros.h"
-#include "trainer/report/record_lines.h"
+#include "trainer/report/line_reader.h"
 
 namespace distill::report {
 namespace {
@@ -13,8 +13,8 @@ namespace {
 constexpr size_t kTimeLength = 19; // 2026-11-22 16:19:23
 constexpr size_t kTextAt = kTimeLength + 3; // after the level and its spaces
 
-// Whether a line begins with a time and a level, as trainer/metrics/log.cpp writes them. Others continue the one
-// before.
+// Tells whether a line begins with a time and a level, as trainer/metrics/log.cpp writes them. Other lines continue the
+// one before.
 bool begins_message(const std::string& line) {
   return line.size() >= kTextAt && line[4] == '-' && line[10] == ' ' && line[13] == ':' && line[kTimeLength] == ' ' &&
       line[kTimeLength + 2] == ' ' && std::isdigit(static_cast<unsigned char>(line[0])) != 0;

@@ -8,13 +8,13 @@
 
 namespace distill::report {
 
-// What a run's log.txt says beside its steps.
+// The messages of a run's log.txt other than the lines of its steps.
 struct LogScan {
   struct Message {
     std::string time; // local time of the machine that wrote it
     char level = 'W'; // or E, or I of a resumption
     std::string text;
-    int64_t step = 0; // the one that the message names at its begin, else the last one that was logged before it
+    int64_t step = 0; // the step that the message names at its begin, else the last one that was logged before it
   };
   bool found = false; // whether there is a log
   std::string first_time, last_time;

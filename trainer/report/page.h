@@ -7,8 +7,8 @@
 
 namespace distill::report {
 
-// One HTML page with the runs of these folders: data, style and scripts are in it, and it loads nothing else. Errors:
-// see run_data.
+// Makes one HTML page with the runs of these folders: data, style and scripts are in it, and it loads nothing else. Its
+// errors are those of run_data.
 absl::StatusOr<std::string> report_page(const std::vector<std::string>& run_folders);
 
 // Writes the page whole or not at all.

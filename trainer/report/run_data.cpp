@@ -7,8 +7,8 @@
 #include <deque>
 
 #include "data/base/status_macros.h"
+#include "trainer/report/line_reader.h"
 #include "trainer/report/log_scan.h"
-#include "trainer/report/record_lines.h"
 #include "trainer/report/run_events.h"
 #include "trainer/report/step_series.h"
 #include "trainer/run_folder/folder_lock.h"
@@ -42,7 +42,7 @@ struct Metrics {
   StepSeries steps;
   std::vector<Json> evaluations;
   std::vector<RunEvent> empty_steps; // the first ones
-  // What the means by these names are, where some line says that they are not exact.
+  // The quality of the means by these names, if some line lists them as not exact.
   Json inexact_steps = Json::object(), inexact_evaluations = Json::object();
 };
 
@@ -179,7 +179,7 @@ Json checkpoint_names(const fs::path& folder) {
   return names;
 }
 
-// train.steps of the configuration; 0: it says something else.
+// Returns train.steps of the configuration; 0 if another key decides the run's length.
 int64_t configured_steps(const Json& config) {
   for (const Json& pair : config) {
     int64_t steps = 0;

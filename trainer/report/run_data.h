@@ -7,7 +7,7 @@
 
 namespace distill::report {
 
-// How much of a run the page has room for.
+// The number of steps, runs and events that the page has room for.
 struct DataLimits {
   size_t points = 1200; // of the x axis
   size_t evaluations = 400;

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "data/base/status_macros.h"
-#include "trainer/report/record_lines.h"
+#include "trainer/report/line_reader.h"
 
 namespace distill::report {
 namespace {
@@ -27,7 +27,7 @@ int64_t integer(const Json& object, const char* key) {
   return found != object.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
 }
 
-// What a line of events.jsonl says, in words.
+// Writes a line of events.jsonl in words.
 std::string event_text(const std::string& kind, const Json& line) {
   const bool evaluated = line.contains("eval") && line["eval"].is_object();
   if (evaluated || line.contains("teacher_ce")) {

@@ -11,7 +11,7 @@
 
 namespace distill::report {
 
-// What happened in a run, for the time axis and the table.
+// An event in a run, for the time axis and the table.
 struct RunEvent {
   int64_t step = 0;
   std::string kind; // as in events.jsonl, or empty_step, resumption, warning, error, end
@@ -35,10 +35,10 @@ absl::StatusOr<Sessions> read_sessions(const std::string& path);
 // events.jsonl. nullopt: there is none.
 absl::StatusOr<std::optional<std::vector<RunEvent>>> read_step_events(const std::string& path);
 
-// All events in the order of their steps. A warning of the log that says what a step's event says is left out.
+// Lists all events in the order of their steps. A warning of the log that repeats an event of its step is left out.
 std::vector<RunEvent> merged_events(std::vector<RunEvent> of_steps, const Sessions& sessions, const LogScan& log);
 
-// At most `most` events as JSON for the page, the first and the last ones; long texts are cut.
+// Writes `most` events at the most as JSON for the page, the first and the last ones; long texts are cut.
 nlohmann::ordered_json events_json(const std::vector<RunEvent>& events, size_t most);
 
 } // namespace distill::report

@@ -7,7 +7,7 @@
 
 namespace distill::report {
 
-// The numbers of any number of steps in at most so many points. Each point stands for the same number of consecutive
+// A series of any number of steps in a limited number of points. Each point stands for the same number of consecutive
 // steps, a power of two: for every metric it has the mean of the values that are known, the smallest and the largest.
 class StepSeries {
  public:

@@ -67,7 +67,7 @@ absl::StatusOr<RunEvents> RunEvents::open(
   return events;
 }
 
-absl::StatusOr<std::vector<std::string>> RunEvents::step(const metrics::StepRecord& record) {
+absl::StatusOr<std::vector<std::string>> RunEvents::step(const metrics::StepMetrics& record) {
   std::vector<std::string> lines;
   ASSIGN_OR_RETURN(std::string spoiled, spoiled_step(record));
   if (!spoiled.empty()) {
@@ -117,7 +117,7 @@ absl::StatusOr<std::vector<std::string>> RunEvents::evaluation(int64_t step, con
   return lines;
 }
 
-absl::StatusOr<std::string> RunEvents::spoiled_step(const metrics::StepRecord& record) {
+absl::StatusOr<std::string> RunEvents::spoiled_step(const metrics::StepMetrics& record) {
   const double loss = record.means.metrics[losses::kLoss];
   SpikeDetector::Spike spike; // not an optional: GCC 12 warns that its value is uninitialised
   bool spiked = false;

@@ -9,7 +9,7 @@
 
 #include "trainer/metrics/float8_check.h"
 #include "trainer/metrics/json_lines.h"
-#include "trainer/metrics/step_record.h"
+#include "trainer/metrics/step_metrics.h"
 #include "trainer/metrics/teacher_check.h"
 
 namespace distill::trainer {
@@ -45,7 +45,7 @@ class RunEvents {
       const std::string& run_dir, const metrics::KeptSteps& kept, double spike_sigmas, double float8_error = 0);
 
   // Records the step's events and returns a line for the log for each.
-  absl::StatusOr<std::vector<std::string>> step(const metrics::StepRecord& record);
+  absl::StatusOr<std::vector<std::string>> step(const metrics::StepMetrics& record);
   // The same for an evaluation after `step` steps.
   absl::StatusOr<std::vector<std::string>> evaluation(int64_t step, const metrics::LossMeans& means);
 
@@ -58,7 +58,7 @@ class RunEvents {
   RunEvents(std::string run_dir, metrics::JsonLines file, double spike_sigmas, double float8_error)
       : run_dir_(std::move(run_dir)), file_(std::move(file)), spikes_(spike_sigmas), float8_(float8_error) {}
 
-  absl::StatusOr<std::string> spoiled_step(const metrics::StepRecord& record); // empty: it is not
+  absl::StatusOr<std::string> spoiled_step(const metrics::StepMetrics& record); // empty: it is not
 
   std::string run_dir_;
   metrics::JsonLines file_;

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kEmptyStepsForAWarning = 100;
 
 // Warns of the first step in which no token has a target, and then of every hundredth.
-void warn_of_empty_step(const metrics::StepRecord& record) {
+void warn_of_empty_step(const metrics::StepMetrics& record) {
   if (record.empty() && record.empty_steps % kEmptyStepsForAWarning == 1) {
     metrics::log_warning(absl::StrFormat(
         "step %d: no token of its %d samples (%d to %d) has a target: nothing was learned from them and no weight was "
@@ -87,7 +87,7 @@ void RunJournal::warning(const std::string& line) {
   }
 }
 
-absl::Status RunJournal::step(const metrics::StepRecord& record) {
+absl::Status RunJournal::step(const metrics::StepMetrics& record) {
   if (!is_main_) {
     return absl::OkStatus();
   }

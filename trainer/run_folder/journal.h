@@ -9,7 +9,7 @@
 #include "trainer/config/config.h"
 #include "trainer/metrics/json_lines.h"
 #include "trainer/metrics/progress_printer.h"
-#include "trainer/metrics/step_record.h"
+#include "trainer/metrics/step_metrics.h"
 #include "trainer/metrics/tensorboard.h"
 #include "trainer/run_folder/events.h"
 
@@ -27,7 +27,7 @@ class RunJournal {
 
   void info(const std::string& line); // writes to the log
   void warning(const std::string& line);
-  absl::Status step(const metrics::StepRecord& record);
+  absl::Status step(const metrics::StepMetrics& record);
   absl::Status evaluation(int64_t step, const metrics::LossMeans& means);
   // A text (Markdown) of the evaluation after `step` steps, for TensorBoard; ignored without run.tensorboard.
   absl::Status text(const std::string& tag, int64_t step, const std::string& text);

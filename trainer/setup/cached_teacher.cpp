@@ -265,7 +265,7 @@ absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
   return index;
 }
 
-absl::StatusOr<std::shared_ptr<teacher_cache::CachedRows>> attach_rows(
+absl::StatusOr<std::shared_ptr<teacher_cache::CacheReader>> attach_rows(
     const config::Config& config, const Environment& environment, std::shared_ptr<const teacher_cache::Index> index,
     data::Dataset& data, const std::string& key, bool partial) {
   teacher_cache::RowsOptions options;
@@ -274,8 +274,8 @@ absl::StatusOr<std::shared_ptr<teacher_cache::CachedRows>> attach_rows(
   options.other_contexts = config.cache.other_contexts == config::OtherContexts::kAllow;
   options.pin_memory = environment.device.is_cuda();
   ASSIGN_OR_RETURN(
-      std::shared_ptr<teacher_cache::CachedRows> rows,
-      teacher_cache::CachedRows::open(std::move(index), data, options));
+      std::shared_ptr<teacher_cache::CacheReader> rows,
+      teacher_cache::CacheReader::open(std::move(index), data, options));
   data.read_teacher_rows(rows);
   return rows;
 }

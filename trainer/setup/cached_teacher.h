@@ -12,7 +12,7 @@
 #include "trainer/sharding/model_shards.h"
 #include "trainer/step/environment.h"
 #include "trainer/teacher_cache/cache_folder.h"
-#include "trainer/teacher_cache/cached_rows.h"
+#include "trainer/teacher_cache/cache_reader.h"
 
 // A teacher whose predictions are read from the folder teacher.cache.
 namespace distill::trainer {
@@ -46,8 +46,8 @@ void share_head(const sharding::Mesh& mesh, teacher_cache::Manifest& manifest);
 teacher_cache::TeacherHead gather_head(sharding::ModelShards& teacher, const teacher_cache::RowFormat& rows, bool keep);
 
 // Lets `data` read its teacher's rows from the cache. `key`: of the data set, for messages. `partial`: rows may be
-// missing. Errors as CachedRows::open.
-absl::StatusOr<std::shared_ptr<teacher_cache::CachedRows>> attach_rows(
+// missing. Errors as CacheReader::open.
+absl::StatusOr<std::shared_ptr<teacher_cache::CacheReader>> attach_rows(
     const config::Config& config, const Environment& environment, std::shared_ptr<const teacher_cache::Index> index,
     data::Dataset& data, const std::string& key, bool partial = false);
 

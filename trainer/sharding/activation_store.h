@@ -29,17 +29,17 @@ class ActivationStore {
     return policies_[block];
   }
 
-  // Call after each block's forward pass, in forward order.
+  // Call this after each block's forward pass, in forward order.
   void put(int64_t block, models::BlockSaved saved);
-  // Call after the last block: no offloaded tensor is on the device any more.
+  // Call this after the last block: no offloaded tensor is on the device any more.
   void finish_forward();
   // Starts copying an offloaded block back to the device; does nothing for other blocks.
   void prefetch(int64_t block);
-  // Call before a block's backward pass: returns its tensors, which the store then forgets.
+  // Call this before a block's backward pass: returns its tensors, which the store then forgets.
   models::BlockSaved take(int64_t block);
 
  private:
-  // One offloaded tensor in host memory.
+  // A tensor that was offloaded to host memory.
   struct Away {
     at::Tensor bytes; // uint8, a piece of the slab
     at::ScalarType dtype = at::kFloat;

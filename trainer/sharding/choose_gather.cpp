@@ -9,7 +9,7 @@
 namespace distill::sharding {
 namespace {
 
-// What a rank tells the others: its host, and the number of its GPU there.
+// The place of a rank: its host, and the number of its GPU there.
 struct Place {
   std::string host;
   int64_t gpu = -1;
@@ -27,7 +27,8 @@ struct Place {
   }
 };
 
-// Why this rank cannot map the memory of the others of its shard axis, as far as it knows by itself; empty: it can.
+// Explains why this rank cannot map the memory of the others of its shard axis, as far as it knows by itself; empty: it
+// can.
 std::string own_problem(const std::vector<Place>& places, const std::vector<int64_t>& shard_axis, at::Device device) {
   if (!device.is_cuda()) {
     return "";
@@ -40,7 +41,7 @@ std::string own_problem(const std::vector<Place>& places, const std::vector<int6
   return peer_access_problem(device, gpus);
 }
 
-// The first text that is not empty, with its rank.
+// Returns the first text that is not empty, with its rank.
 std::string first_problem(const std::vector<std::string>& problems) {
   for (size_t rank = 0; rank < problems.size(); ++rank) {
     if (!problems[rank].empty()) {
@@ -50,7 +51,7 @@ std::string first_problem(const std::vector<std::string>& problems) {
   return "";
 }
 
-// Ranks of one shard axis that are on different hosts; empty: there are none.
+// Names ranks of one shard axis that are on different hosts; empty: there are none.
 std::string different_hosts(const Mesh& mesh, const std::vector<Place>& places) {
   for (int64_t rank = 0; rank < mesh.world_size; ++rank) {
     const int64_t first = rank - rank % mesh.shard_size;
@@ -61,7 +62,8 @@ std::string different_hosts(const Mesh& mesh, const std::vector<Place>& places) 
   return "";
 }
 
-// Why the ranks of some shard axis cannot map each other's memory: the same text on all ranks; empty if they have.
+// Explains why the ranks of some shard axis cannot map each other's memory, with the same text on all ranks; empty:
+// they have.
 std::string map_peers(Mesh& mesh, const std::vector<int64_t>& shard_axis, at::Device device) {
   const Place own{host_identity(), device.is_cuda() ? device.index() : -1};
   std::vector<Place> places;
@@ -71,7 +73,7 @@ std::string map_peers(Mesh& mesh, const std::vector<int64_t>& shard_axis, at::De
   if (std::string problem = different_hosts(mesh, places); !problem.empty()) {
     return problem;
   }
-  // First what each rank can tell by itself, then what they have to try together.
+  // Each rank first finds the problems that it can find by itself; then the ranks try the rest together.
   std::string problem =
       first_problem(mesh.rendezvous->exchange("gather/access", own_problem(places, shard_axis, device)));
   if (!problem.empty()) {

@@ -16,7 +16,7 @@
 namespace distill::sharding {
 namespace {
 
-// For the ranks of a group to find out whether they can map each other's memory.
+// The time in which the ranks of a group must find out whether they can map each other's memory.
 constexpr std::chrono::seconds kPeerMemoryTimeout{60};
 
 // A c10d backend behind our interface.
@@ -132,7 +132,7 @@ class StoreBoard : public Board {
   c10::intrusive_ptr<c10d::Store> store_;
 };
 
-// The texts of all of `size` ranks under `key`.
+// Returns the texts of all of `size` ranks under `key`.
 std::vector<std::string> exchange_texts(
     c10d::Store& store, const std::string& key, int64_t rank, int64_t size, const std::string& text) {
   const auto key_of = [&key](int64_t other) { return absl::StrCat(key, "/", other); };
@@ -236,7 +236,7 @@ class StoreRendezvous : public Rendezvous {
       return false;
     }
   }
-  // Counts this rank under `key`. The last one of `count` ranks says so to those that wait.
+  // Counts this rank under `key`. The last one of `count` ranks posts it to those that wait.
   bool arrive(const std::string& key, int64_t count, bool waits, std::chrono::milliseconds timeout) {
     try {
       if (store_->add(key, 1) == count) {
@@ -262,8 +262,8 @@ bool is_bound_to(int fd, int64_t port) {
       address.sin_family == AF_INET && ntohs(address.sin_port) == port;
 }
 
-// The store's socket: the inherited one, or one that is bound to rank 0's address alone. nullopt: the store makes one
-// of its own, on all addresses.
+// Returns the store's socket: the inherited one, or one that is bound to rank 0's address alone. nullopt: the store
+// makes one of its own, on all addresses.
 std::optional<int> listening_socket(const RendezvousOptions& options) {
   if (is_bound_to(options.master_listen_fd, options.master_port)) {
     return options.master_listen_fd;
@@ -276,7 +276,7 @@ std::string arrived_key(int64_t rank) {
   return absl::StrCat("arrived/", rank);
 }
 
-// Ranks that have not registered in the store.
+// Lists the ranks that have not registered in the store.
 std::vector<int64_t> missing_ranks(c10d::Store& store, int64_t world_size) {
   std::vector<int64_t> missing;
   for (int64_t rank = 0; rank < world_size; ++rank) {
@@ -303,7 +303,7 @@ absl::StatusOr<std::unique_ptr<Rendezvous>> Rendezvous::join(const RendezvousOpt
     if (store_options.isServer) {
       store_options.masterListenFd = listening_socket(options);
     }
-    // A launcher's store outlives a failed attempt, whose keys are of no use to the next one.
+    // The store of a launcher outlives a failed attempt, whose keys are of no use to the next one.
     store = c10::make_intrusive<c10d::PrefixStore>(
         absl::StrCat("distill/attempt-", options.attempt),
         c10::make_intrusive<c10d::TCPStore>(options.master_addr, store_options));

@@ -23,8 +23,8 @@ class Communicator {
   virtual int64_t rank() const = 0;
   virtual int64_t size() const = 0;
 
-  // CUDA: queued on the current stream, the caller owns the tensors' lifetimes. CPU: done on return. Errors of the
-  // transport are thrown (CommunicationError).
+  // On CUDA an operation is queued on the current stream, and the caller owns the tensors' lifetimes. On the CPU it is
+  // done on return. Errors of the transport are thrown (CommunicationError).
   virtual void all_gather(at::Tensor full, const at::Tensor& shard) = 0; // full: [size * shard.numel]
   virtual void reduce_scatter(at::Tensor shard, const at::Tensor& full) = 0; // sums
   virtual void all_reduce(at::Tensor tensor) = 0; // sums, in place
@@ -36,7 +36,8 @@ class Communicator {
   virtual void shutdown() = 0;
 };
 
-// A store of short texts by key that all ranks share. For one thread at a time. Throws c10::Error when rank 0 is gone.
+// A store of short texts by key that all ranks share. One thread at a time uses it. Throws c10::Error when rank 0 is
+// gone.
 class Board {
  public:
   virtual ~Board() = default;
@@ -44,8 +45,8 @@ class Board {
   virtual std::optional<std::string> get(const std::string& key) = 0; // nullopt: not set
 };
 
-// A collective that failed, or did not end in time: another rank is gone, stopped or late. The message has no stack
-// trace.
+// This is thrown if a collective failed, or did not end in time: another rank is gone, stopped or late. The message has
+// no stack trace.
 class CommunicationError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -77,23 +78,23 @@ class Rendezvous {
   virtual std::unique_ptr<Communicator> nccl_group(
       const std::string& name, const std::vector<int64_t>& members, at::Device device) = 0;
 
-  // Memory that all members have mapped; they call it together (trainer/sharding/peer_memory.h). `name` must differ
-  // between groups. Throws if it cannot be had.
+  // Returns memory that all members have mapped; they call it together (trainer/sharding/peer_memory.h). `name` must
+  // differ between groups. Throws if it cannot be had.
   virtual std::unique_ptr<PeerMemory> peer_memory(
       const std::string& name, const std::vector<int64_t>& members, at::Device device) = 0;
 
-  // Every rank's text, in the order of the ranks; all call it together. `key` must differ between calls.
+  // Returns every rank's text, in the order of the ranks; all call it together. `key` must differ between calls.
   virtual std::vector<std::string> exchange(const std::string& key, const std::string& text) = 0;
 
-  // A new connection to the store, for one thread.
+  // Makes a new connection to the store, for one thread.
   virtual std::unique_ptr<Board> board() const = 0;
 
   // Returns true when every rank has called it with this `key`; false: that took longer than `timeout`, or the store is
   // gone.
   virtual bool meet(const std::string& key, std::chrono::milliseconds timeout) = 0;
-  // The last use of the store by this rank, which has ended all of its threads and connections that use it. Rank 0,
-  // which may serve the store, returns when all other ranks have called it, so that no rank ever talks to a store that
-  // is gone. False: as for meet().
+  // Call this as the last use of the store by this rank, which has ended all of its threads and connections that use
+  // it. Rank 0, which may serve the store, returns when all other ranks have called it, so that no rank ever talks to a
+  // store that is gone. It returns false as meet() does.
   virtual bool leave(std::chrono::milliseconds timeout) = 0;
 
   virtual int64_t rank() const = 0;

@@ -15,8 +15,8 @@ namespace {
 
 namespace symmetric = c10d::symmetric_memory;
 
-// To free this memory waits for the device, which would not return where another rank is gone in the middle of a
-// collective. The end of the process frees it.
+// The end of the process frees this memory. Freeing it earlier would wait for the device, which does not return if
+// another rank is gone in the middle of a collective.
 std::vector<std::pair<at::Tensor, c10::intrusive_ptr<symmetric::SymmetricMemory>>>& never_freed() {
   static auto* const memory = new std::vector<std::pair<at::Tensor, c10::intrusive_ptr<symmetric::SymmetricMemory>>>;
   return *memory;

@@ -74,7 +74,7 @@ void Float8Weights::allocate() {
   vectors_ = at::empty({numel_}, options.dtype(compute_dtype_));
 }
 
-// One pass over each matrix, which finds a row's scale and rounds it.
+// Finds each row's scale and rounds the row in one pass over the matrix.
 void Float8Weights::round_whole_units(const std::vector<Part>& parts) {
   for (size_t i = 0; i < units_.size(); ++i) {
     const Unit& unit = units_[i];

@@ -32,7 +32,7 @@ class Float8Weights {
     return index < static_cast<int64_t>(units_.size()) && units_[index].used;
   }
 
-  // One rank's part of a unit.
+  // The part of a unit that this rank has.
   struct Part {
     at::Tensor master; // fp32 [shard.numel]
     at::Tensor values; // kByte [shard.numel], written by refresh()
@@ -44,7 +44,7 @@ class Float8Weights {
   // The unit's parameters. `values`: the whole unit's, gathered.
   models::BlockParams params(int64_t index, const at::Tensor& values) const;
 
-  // What rounding lost since clear_counts(), by models::Float8Operand and models::Float8Count: int64.
+  // Counts of what rounding lost since clear_counts(), by models::Float8Operand and models::Float8Count: int64.
   const at::Tensor& counts() const {
     return counts_;
   }

@@ -52,7 +52,7 @@ class GradientSlots {
     Slot(UnitKey unit, SlotSize unit_size, at::Device device) : key(unit), size(unit_size), events(device) {}
   };
   Slot* find_open(UnitKey key);
-  // Called before a buffer of this size is allocated, and before its reduction is queued.
+  // The class calls this before it allocates a buffer of this size, and before it queues the buffer's reduction.
   void make_room(SlotSize size);
   // Waits for the oldest reductions of this size until at most `limit` are left. Reductions queued before those are
   // then over too, whatever their size, and their buffers are freed without another wait.

@@ -37,7 +37,7 @@ class Heartbeat {
   std::shared_ptr<State> state_;
 };
 
-// One rank's post.
+// The post of a rank.
 struct Beat {
   int64_t rank = 0;
   int64_t count = 0; // number of posts

@@ -25,7 +25,7 @@ std::vector<std::unique_ptr<Communicator>> take_device_groups(Mesh& mesh) {
   return groups;
 }
 
-// A rank that has used up its time at the end still says that it leaves.
+// A rank that has used up its time at the end still posts that it leaves.
 constexpr std::chrono::milliseconds kShortestWait{100};
 
 // A thread may be stuck in the driver, and destructors that run at exit could wait for it.
@@ -172,7 +172,7 @@ at::Tensor gather_parts(const Mesh& mesh, const at::Tensor& own) {
 }
 
 absl::Status agree(const Mesh& mesh, const absl::Status& status) {
-  // One sum: how many ranks failed, and above that the sum of their codes.
+  // The ranks make one sum: the number of ranks that failed, and above it the sum of their codes.
   constexpr int64_t kCodeUnit = int64_t{1} << 32;
   const int64_t sum = sum_over_ranks(mesh, status.ok() ? 0 : 1 + kCodeUnit * static_cast<int64_t>(status.raw_code()));
   if (sum == 0 || !status.ok()) {

@@ -11,7 +11,7 @@
 
 namespace distill::sharding {
 
-// How units are gathered.
+// The way in which units are gathered.
 enum class GatherWay {
   kAuto, // kCopy where the ranks of every shard axis can map each other's memory, else kCollective
   kCopy, // plain copies out of peer memory
@@ -59,7 +59,7 @@ struct Mesh {
   int64_t data_size() const {
     return world_size;
   }
-  // How many samples are read together when each part has `own`.
+  // The number of samples that are read together when each part has `own`.
   int64_t samples_together(int64_t own) const {
     return data_size() * own;
   }
@@ -85,11 +85,11 @@ absl::StatusOr<std::unique_ptr<Mesh>> make_mesh(
     const RendezvousOptions& options, int64_t shard, int64_t replicate, at::Device device,
     GatherWay gather = GatherWay::kAuto);
 
-// Called by all ranks at the end of a successful run, in which no rank talks to another one, or to the store, that is
-// gone: every rank closes the device groups, which must not be used afterwards, and ends its heartbeat; when all have,
-// every rank closes the host's group and says that it leaves; rank 0, which serves the store, returns when all others
-// have. False if that took longer than `timeout` or failed: groups may then be owned by a thread that hangs, and the
-// program must end without running destructors.
+// Every rank calls this at the end of a successful run. No rank talks to another one, or to the store, that is gone:
+// every rank closes the device groups, which must not be used afterwards, and ends its heartbeat; when all have, every
+// rank closes the host's group and posts that it leaves; rank 0, which serves the store, returns when all others have.
+// It returns false if that took longer than `timeout` or failed: groups may then be owned by a thread that hangs, and
+// the program must end without running destructors.
 bool leave(Mesh& mesh, at::Device device, std::chrono::milliseconds timeout);
 
 // The sum of `value` over all ranks, computed on the host; on one process, `value` itself.
@@ -99,12 +99,12 @@ int64_t sum_over_ranks(const Mesh& mesh, int64_t value);
 // on every rank.
 at::Tensor gather_parts(const Mesh& mesh, const at::Tensor& own);
 
-// Called by all ranks with their own status. Returns this rank's error; if one other rank failed, an error with its
-// code, so that all ranks exit alike; if several did, Aborted; ok if no rank failed.
+// Gives all ranks one verdict; all of them call it with their own status. Returns this rank's error; if one other rank
+// failed, an error with its code, so that all ranks exit alike; if several did, Aborted; ok if no rank failed.
 absl::Status agree(const Mesh& mesh, const absl::Status& status);
 
-// Called by all ranks. FailedPrecondition, with both hashes, on ranks whose `content` differs from rank 0's; `what`
-// names the content in the message.
+// Compares `content` on all ranks, which all call it. FailedPrecondition, with both hashes, on ranks whose content
+// differs from rank 0's; `what` names the content in the message.
 absl::Status check_equal_on_all_ranks(const Mesh& mesh, const std::string& what, const std::string& content);
 
 } // namespace distill::sharding

@@ -37,7 +37,7 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
   }
 }
 
-// Zeros, so that alignment gaps and the padded tail stay zero in both weights and moments.
+// The weights begin as zeros, so that alignment gaps and the padded tail stay zero in both weights and moments.
 void ModelShards::allocate_weights() {
   if (options_.peers == nullptr) {
     for (int64_t i = 0; i < num_units(); ++i) {

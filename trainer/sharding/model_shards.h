@@ -18,15 +18,16 @@
 
 namespace distill::sharding {
 
-// One unit's state on this rank. All tensors are flat, [shard.numel].
+// The state of a unit on this rank. All tensors are flat, [shard.numel].
 struct UnitShard {
   models::UnitLayout layout;
   ShardRange shard;
-  // In the compute dtype; bytes of a packed unit (trainer/models/packed_layout.h) or of a unit that is trained in
-  // float8 (float8_weights.h). Undefined if gathers round the master weights instead (a trainable model with slots,
-  // whose compute dtype is not fp32, without peer memory).
+  // The shard in the compute dtype; the bytes of a packed unit (trainer/models/packed_layout.h) or of a unit that is
+  // trained in float8 (float8_weights.h). It is undefined if gathers round the master weights instead (a trainable
+  // model with slots, whose compute dtype is not fp32, without peer memory).
   at::Tensor weights;
-  // With peer memory: `weights` of every rank of the shard axis, this rank's included, which only reads the others.
+  // With peer memory, `weights` of every rank of the shard axis, this rank's included; this rank only reads those of
+  // the others.
   std::vector<at::Tensor> peer_weights;
   at::Tensor master; // fp32, updated by the optimizer; the same tensor as `weights` in fp32; undefined: frozen
   // fp32, the sum over micro-batches. Allocated in the unit's first backward pass of a step; freed by drop_gradients(),
@@ -41,7 +42,7 @@ struct UnitGradient {
   bool is_new = false; // matrices are uninitialised, to be overwritten; everything else is zero
 };
 
-// How the gradients of a step's micro-batches are summed over ranks.
+// The way in which the gradients of a step's micro-batches are summed over ranks.
 enum class Accumulation {
   kReduceEach, // every micro-batch is reduced into the shards: memory stays flat
   kKeepFull, // whole fp32 gradients stay on every rank and are reduced once: 4 bytes per parameter, communication once
@@ -71,7 +72,7 @@ class ModelShards {
   // reads all of the rows that they belong to.
   // `loaded`: told of the bytes of each unit that has been read, as they are stored on the device.
   void load(const models::WeightSource& source, const std::function<void(int64_t bytes)>& loaded = {});
-  // Of this rank's weights, as gathers read them.
+  // Counts the bytes of this rank's weights, as gathers read them.
   int64_t bytes() const;
 
   const models::ModelConfig& config() const {
@@ -103,13 +104,13 @@ class ModelShards {
     return config_.tie_word_embeddings ? 0 : num_units() - 1;
   }
 
-  // From now on whole units are gathered into `weights`, and gradients are reduced through `gradients`, null for a
-  // frozen model. Both must outlive this object.
+  // Gathers whole units into `weights` from now on, and reduces gradients through `gradients`, null for a frozen model.
+  // Both must outlive this object.
   void use_slots(WeightSlots* weights, GradientSlots* gradients, Accumulation accumulation);
   // Raises the slot sizes of a plan to those that this model's units need.
   void add_to_plan(SlotPlan& weights) const;
 
-  // Which unit this is among those of all models.
+  // The unit's key among the units of all models.
   UnitKey key(int64_t index) const {
     return {this, index};
   }
@@ -120,7 +121,7 @@ class ModelShards {
 
   // The whole unit's flat weights, in the compute dtype or packed. Valid until release().
   at::Tensor weights(int64_t index);
-  // The same of a decoder block as its parameters, in whatever form it computes.
+  // Returns the weights of a decoder block as its parameters, in whatever form it computes.
   models::BlockParams block_params(int64_t index);
   void release(int64_t index);
   // The unit has been released and is not needed again soon: its slot may free its memory.
@@ -135,24 +136,25 @@ class ModelShards {
   // last micro-batch.
   UnitGradient gradient(int64_t index);
   void reduce(int64_t index, bool last);
-  // After the last backward pass: the compute stream waits until the gradient shards hold the sums over all ranks, and
-  // until none of this rank's gathers reads the shards any more. With peer memory the caller then lets all ranks of the
-  // shard axis meet on the compute stream before the update: only after that does no rank read this rank's weights.
+  // Call this after the last backward pass. The compute stream waits until the gradient shards hold the sums over all
+  // ranks, and until none of this rank's gathers reads the shards any more. With peer memory the caller then lets all
+  // ranks of the shard axis meet on the compute stream before the update: only after that does no rank read this rank's
+  // weights.
   void finish_gradients();
-  // After the optimizer: frees the gradient shards, except those of units whose update is under way.
+  // Frees the gradient shards after the optimizer's update, except those of units whose update is under way.
   void drop_gradients();
 
-  // Called by an optimizer that runs on a stream of its own, with that stream current, when the unit's update has been
-  // queued. The compute stream waits for the update at the unit's next use, and the gradient is freed then.
+  // An optimizer that runs on a stream of its own calls this with that stream current when it has queued the unit's
+  // update. The compute stream waits for the update at the unit's next use, and the gradient is freed then.
   void unit_updated(int64_t index);
   // The compute stream waits for all updates that it has not waited for yet.
   void finish_updates();
-  // Called around the waits for updates.
+  // The observer is called around the waits for updates.
   void observe_updates(WaitObserver observer) {
     update_observer_ = std::move(observer);
   }
 
-  // Zeros of the unit's master weights' size, dtype and place (device or host), for the optimizer's moments.
+  // Returns zeros of the unit's master weights' size, dtype and place (device or host), for the optimizer's moments.
   at::Tensor zeros_beside_master(int64_t index) const;
 
   // The whole unit's fp32 master weights; all ranks of the shard axis call it together. `shard_axis` null: this rank
@@ -164,7 +166,7 @@ class ModelShards {
   // Call if the compute copies have been updated too, but for those in float8.
   void weights_changed();
 
-  // Of a model that is trained in float8; null: of none.
+  // The weights of a model that is trained in float8; null: it is not.
   Float8Weights* float8() {
     return float8_.get();
   }
@@ -173,7 +175,7 @@ class ModelShards {
   void leave_float8(bool leave);
 
  private:
-  // Of a unit's flat buffer.
+  // The dtype of a unit's flat buffer.
   at::ScalarType flat_dtype(int64_t index) const {
     return units_[index].layout.packed() || in_float8(index) ? at::kByte : options_.compute_dtype;
   }
@@ -188,7 +190,7 @@ class ModelShards {
   }
   void refresh_float8();
   SlotSize slot_size(int64_t index) const;
-  // Zeros for every unit's weights, in memory of this rank alone or in peer memory.
+  // Makes every unit's weights, zeros, in memory of this rank alone or in peer memory.
   void allocate_weights();
   at::Tensor zeros_of_state(int64_t numel) const; // fp32, on the device or in host memory
   UnitSource source(int64_t index) const;

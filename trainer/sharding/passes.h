@@ -44,7 +44,7 @@ at::Tensor forward_hidden(
     ModelShards& model, const std::vector<models::RopeTable>& ropes, const TokenBatch& batch,
     ModelShards* next = nullptr, const models::BlockFunctions& block = {});
 
-// One forward and one backward pass of a trainable model over one micro-batch.
+// A forward and a backward pass of a trainable model over one micro-batch.
 class TrainingPass {
  public:
   // `policies`: one for each block; none if forward and backward are not called. `host`: as for ActivationStore.

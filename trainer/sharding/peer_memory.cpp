@@ -35,7 +35,7 @@ class FileDescriptor {
   int fd_;
 };
 
-// Shared by the processes that map the same file, of which there need be no other trace.
+// A mapping that the processes share which map the same file; the file needs no other trace.
 class Mapping {
  public:
   Mapping(int fd, int64_t bytes, int protection)
@@ -69,8 +69,8 @@ at::Tensor tensor_of(const std::shared_ptr<Mapping>& mapping, int64_t bytes, boo
   return at::from_blob(mapping->data(), {bytes}, release, at::TensorOptions().dtype(at::kByte));
 }
 
-// An anonymous file: the others open it through this process's descriptor while this process waits for them, and it is
-// gone with the last mapping.
+// The memory is an anonymous file: the others open it through this process's descriptor while this process waits for
+// them, and it is gone with the last mapping.
 class HostPeerMemory : public PeerMemory {
  public:
   HostPeerMemory(int64_t rank, Exchange exchange) : rank_(rank), exchange_(std::move(exchange)) {}
@@ -80,7 +80,7 @@ class HostPeerMemory : public PeerMemory {
     TORCH_CHECK(
         bytes <= available, "cannot take ", bytes, " bytes of shared host memory, ", available, " are available");
     const FileDescriptor own(::memfd_create("distill-shards", MFD_CLOEXEC));
-    // Reserves the pages: where there are none left, this is an error, and not a signal at the first write.
+    // The pages are reserved: if there are none left, this is an error, and not a signal at the first write.
     const int error = own.get() < 0 ? errno : ::posix_fallocate(own.get(), 0, bytes);
     TORCH_CHECK(error == 0, "cannot take ", bytes, " bytes of shared host memory: ", std::strerror(error));
     const auto mapping = std::make_shared<Mapping>(own.get(), bytes, PROT_READ | PROT_WRITE);

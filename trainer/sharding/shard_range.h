@@ -4,7 +4,7 @@
 
 namespace distill::sharding {
 
-// One rank's equal slice of a unit's flat buffer. The buffer's end is padded so that all slices have the same size.
+// A rank's slice of a unit's flat buffer. The buffer's end is padded so that all slices have the same size.
 struct ShardRange {
   int64_t begin = 0; // elements
   int64_t numel = 0; // of every rank's slice

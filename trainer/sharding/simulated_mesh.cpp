@@ -33,7 +33,7 @@ class SimulatedCommunicator : public Communicator {
   int64_t size_;
 };
 
-// Counted once: the other ranks' memory is theirs.
+// This memory is counted once: the other ranks' memory is theirs.
 class SimulatedPeerMemory : public PeerMemory {
  public:
   explicit SimulatedPeerMemory(int64_t size) : size_(size) {}

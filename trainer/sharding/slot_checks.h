@@ -10,8 +10,8 @@
 
 namespace distill::sharding {
 
-// Debugging: checks that a gathered unit is bit for bit the same at each of its uses (in the forward pass, in the
-// backward pass, when it is released) until its weights change. Checksums are computed and compared on the device,
+// A debugging aid that checks that a gathered unit is bit for bit the same at each of its uses (in the forward pass, in
+// the backward pass, when it is released) until its weights change. Checksums are computed and compared on the device,
 // without a wait on the host.
 class SlotChecks {
  public:
@@ -22,14 +22,14 @@ class SlotChecks {
 
   // Queues, on the current stream, the comparison of the unit's checksum with the previous one.
   void check(UnitKey key, const at::Tensor& whole);
-  // Call when the model's weights change.
+  // Call this when the model's weights change.
   void forget(const void* model);
 
   // int64 [1] on the device: 0 as long as all checksums agreed, else 1 + the number of the first unit that differed.
   const at::Tensor& failed_unit() const {
     return failed_unit_;
   }
-  // Name of the unit that a value of failed_unit() stands for.
+  // Returns the name of the unit that a value of failed_unit() stands for.
   std::string describe(int64_t failed_unit) const;
 
  private:

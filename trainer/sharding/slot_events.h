@@ -34,12 +34,12 @@ class SlotEvents {
     read_.record();
     state_ = State::kRead;
   }
-  // The current stream waits for the work queued on both sides; called before the memory returns to its allocator.
+  // Makes the current stream wait for the work queued on both sides; called before the memory returns to its allocator.
   void wait() const {
     written_.wait();
     read_.wait();
   }
-  // Whether the slot has been written and not read since.
+  // Tells whether the slot has been written and not read since.
   bool unread() const {
     return state_ == State::kWritten;
   }

@@ -5,7 +5,7 @@
 // Types that WeightSlots and GradientSlots share.
 namespace distill::sharding {
 
-// Which unit of which model a slot holds.
+// The model and the unit that a slot holds.
 struct UnitKey {
   const void* model = nullptr;
   int64_t unit = -1;

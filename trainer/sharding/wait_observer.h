@@ -4,7 +4,8 @@
 
 namespace distill::sharding {
 
-// Called with true when the compute stream begins to wait for communication, and with false when it continues.
+// An observer is called with true when the compute stream begins to wait for communication, and with false when it
+// continues.
 using WaitObserver = std::function<void(bool waiting)>;
 
 // Reports to the observer that the compute stream waits for communication, from construction to destruction.

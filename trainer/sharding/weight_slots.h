@@ -15,7 +15,7 @@
 
 namespace distill::sharding {
 
-// Where a unit's gathered weights come from.
+// The place from which a unit's weights are gathered.
 struct UnitSource {
   UnitKey key;
   SlotSize size = SlotSize::kBlock;
@@ -32,18 +32,19 @@ struct GatherCount {
   int64_t bytes = 0; // of the whole units
 };
 
-// Gathered weights. A collective, or copies from peer memory, write straight into a slot; parameters are views of it.
-// Slots of blocks are fixed buffers for the life of the process. A large slot takes its memory from the compute
-// stream's allocator for the gather and gives it back when the unit is retired, so that tensors with other lifetimes
-// can share it. All functions are called from the compute thread, with the compute stream current.
+// The slots of gathered weights. A collective, or copies from peer memory, write straight into a slot; parameters are
+// views of it. Slots of blocks are fixed buffers for the life of the process. A large slot takes its memory from the
+// compute stream's allocator for the gather and gives it back when the unit is retired, so that tensors with other
+// lifetimes can share it. All functions are called from the compute thread, with the compute stream current.
 //
 // A new unit takes the free slot whose unit is needed farthest in the future (Belady's rule), as far as expect() has
-// said; of units whose next use is not known, the one that was used least recently. All ranks take the same decisions:
-// they depend only on the order of the calls.
+// announced it; of units whose next use is not known, it takes that of the one that was used least recently. All ranks
+// take the same decisions: they depend only on the order of the calls.
 //
-// With peer memory, a rank copies the other ranks' shards itself, so it must know that they are written, and they that
-// it has read them. Written: before the first copy of a model (of a unit, where units are updated one by one) since
-// invalidate(), all ranks meet in an all-reduce of one number on the gather's stream. Read: see wait_for_gathers().
+// With peer memory, a rank copies the other ranks' shards itself, so it must know that they are written, and the others
+// that it has read them. Written: before the first copy of a model (of a unit, where units are updated one by one)
+// since invalidate(), all ranks meet in an all-reduce of one number on the gather's stream. Read: see
+// wait_for_gathers().
 class WeightSlots {
  public:
   // `checks` null: no checksums.
@@ -52,23 +53,23 @@ class WeightSlots {
   // Starts the gather, unless the unit is already in a slot or every slot is in use or holds a unit that is needed
   // before this one.
   void prefetch(const UnitSource& unit);
-  // The whole unit [world_size * shard.numel()]; the compute stream waits for its gather. Stays in its slot until
-  // release(), and after that until the slot is needed or the unit is retired.
+  // Returns the whole unit [world_size * shard.numel()]; the compute stream waits for its gather. The unit stays in its
+  // slot until release(), and after that until the slot is needed or the unit is retired.
   at::Tensor acquire(const UnitSource& unit);
   void release(UnitKey key);
-  // The unit, already released, will not be used for long: a large slot frees its memory. Does nothing if no slot holds
-  // the unit.
+  // Announces that the unit, already released, will not be used for long: a large slot frees its memory. Does nothing
+  // if no slot holds the unit.
   void retire(UnitKey key);
-  // Which blocks will be used from now on, in this order; replaces what was said before. Uses that turn out otherwise
-  // cost gathers and are no error.
+  // Announces the blocks that will be used from now on, in this order, and forgets what was announced before. Uses that
+  // turn out otherwise cost gathers and are no error.
   void expect(std::vector<UnitKey> uses);
 
-  // Call before the model's shards change: the compute stream waits for every gather of this rank that reads them. With
-  // peer memory the other ranks read this rank's shards too: they may change once all ranks have made this call and met
-  // in a collective on the compute stream after it.
+  // Call this before the model's shards change: the compute stream waits for every gather of this rank that reads them.
+  // With peer memory the other ranks read this rank's shards too: they may change once all ranks have made this call
+  // and met in a collective on the compute stream after it.
   void wait_for_gathers(const void* model);
-  // Call when the changes have been queued: the gathered units of this model are out of date, and later gathers wait
-  // for the changes.
+  // Call this when the changes have been queued: the gathered units of this model are out of date, and later gathers
+  // wait for the changes.
   void invalidate(const void* model);
 
   // The ranks that units are gathered from.
@@ -97,15 +98,15 @@ class WeightSlots {
 
     Slot(at::Tensor buffer, at::Device device) : bytes(std::move(buffer)), events(device) {}
   };
-  // Uses of blocks from now on until the unit is used; kNever: it is not expected.
+  // Counts the uses of blocks from now on until the unit is used; kNever: it is not expected.
   static constexpr size_t kNever = std::numeric_limits<size_t>::max();
   size_t next_use(UnitKey key) const;
   void used(UnitKey key);
-  // The same of the unit in a slot; a prefetched unit that nothing was said of is needed at once.
+  // Returns next_use() of the unit in a slot; a prefetched unit that was not announced is needed at once.
   size_t next_use_of(const Slot& slot) const;
 
   Slot* find(UnitKey key);
-  // The slot not in use whose unit is needed last; null if all are in use.
+  // Returns the slot not in use whose unit is needed last; null if all are in use.
   Slot* slot_needed_last(SlotSize size);
   void gather(Slot& slot, const UnitSource& unit);
   // Queue the gather into the slot on the current stream.
@@ -118,7 +119,7 @@ class WeightSlots {
   SlotChecks* checks_;
   SideStream stream_;
   Fence allocated_; // kernels that used a large slot's memory before are done
-  // For the shards of each model: the last change, and the last gather that read them.
+  // The fences of each model's shards: the last change, and the last gather that read them.
   struct ShardFences {
     Fence changed, gathered;
     std::set<int64_t> met; // with peer memory: units that all ranks have written since the change; kAllUnits: all

@@ -146,7 +146,7 @@ sharding::GatherCount TrainStep::gathered() const {
   return models_.slots.weights != nullptr ? models_.slots.weights->gathered() : sharding::GatherCount{};
 }
 
-void TrainStep::enqueue(const GlobalBatch& batch, const Options& options, metrics::StepRecord record) {
+void TrainStep::enqueue(const GlobalBatch& batch, const Options& options, metrics::StepMetrics record) {
   RECORD_USER_SCOPE("distill::step");
   const device::ForbidSynchronization forbid(config_.parallel.debug_checks);
   micro_.observe_phases([this, &record](const char* phase) { mesh_.report_progress(record.step, phase); });

@@ -9,7 +9,7 @@
 #include "data/batch.h"
 #include "trainer/config/config.h"
 #include "trainer/metrics/async_readback.h"
-#include "trainer/metrics/step_record.h"
+#include "trainer/metrics/step_metrics.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/sharding/mesh.h"
 #include "trainer/step/gradient_probe.h"
@@ -55,10 +55,10 @@ class TrainStep {
     std::function<void()> before_update = [] {}; // called just before the optimizer's work is queued
   };
   // Queues one step. `record`: the fields that the host knows already.
-  void enqueue(const GlobalBatch& batch, const Options& options, metrics::StepRecord record);
+  void enqueue(const GlobalBatch& batch, const Options& options, metrics::StepMetrics record);
 
   struct Results {
-    metrics::StepRecord record; // with losses, gradient norm, phases and seconds
+    metrics::StepMetrics record; // with losses, gradient norm, phases and seconds
     int64_t failed_ranks = 0;
     std::string changed_unit; // unit whose checksum changed (parallel.debug_checks); empty: none
   };
@@ -91,7 +91,7 @@ class TrainStep {
   MicroBatchRunner micro_;
   optim::AdamW optimizer_;
   metrics::AsyncReadback readback_;
-  std::deque<metrics::StepRecord> queued_;
+  std::deque<metrics::StepMetrics> queued_;
 };
 
 } // namespace distill::trainer

@@ -9,7 +9,7 @@ std::vector<Prediction> CachedHiddenTeacher::predict(
     const data::Batch& batch, const sharding::TokenBatch& /*tokens*/, sharding::ModelShards& next) {
   Prediction all = of_all_tokens(batch);
   const sharding::ShardOptions& options = head_.options();
-  const at::Tensor rows_NW = teacher_rows(batch, options.device);
+  const at::Tensor rows_NW = cached_rows_on_device(batch, options.device);
   sharding::prefetch_first(next);
   at::Tensor& hidden_NG = all.head.teacher_hidden_NG;
   hidden_NG = teacher_cache::decode(rows_, rows_NW, options.compute_dtype);

@@ -17,11 +17,11 @@ class CaptureStep {
       const config::Config& config, sharding::ModelShards& teacher, teacher_cache::RowFormat rows,
       models::BlockFunctions block = {});
 
-  // Rows [R, W] on the device, uint8. All ranks that share the teacher call this together.
+  // Makes the rows [R, W] on the device, uint8. All ranks that share the teacher call this together.
   at::Tensor run(const data::Batch& batch);
 
-  // Final hidden states [places, G] of the student's tokens at these places (places_with_target). The head's unit stays
-  // in its slot until it is retired.
+  // Computes the final hidden states [places, G] of the student's tokens at these places (places_with_target). The
+  // head's unit stays in its slot until it is retired.
   at::Tensor hidden(const data::Batch& batch, const at::Tensor& places_R);
 
   const teacher_cache::RowFormat& format() const {

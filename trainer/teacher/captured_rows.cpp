@@ -6,7 +6,7 @@
 #include "trainer/device/simulation.h"
 #include "trainer/sharding/passes.h"
 #include "trainer/teacher/token_batch.h"
-#include "trainer/teacher_cache/sparse_rows.h"
+#include "trainer/teacher_cache/row_conversion.h"
 
 namespace distill::trainer {
 

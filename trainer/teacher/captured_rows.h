@@ -5,15 +5,16 @@
 #include "trainer/sharding/model_shards.h"
 #include "trainer/teacher_cache/row_format.h"
 
-// What a cache stores of a micro-batch: the teacher's rows of the tokens with a target. N tokens, R of them with a
-// target, W bytes of a row.
+// The rows that a cache stores of a micro-batch, those of the tokens with a target. N tokens, R of them with a target,
+// W bytes of a row.
 namespace distill::trainer {
 
-// Their places among the flattened tokens, int64 [R] on the host; of a simulated batch, as many as it says.
+// Returns the places of the tokens with a target among the flattened tokens, int64 [R] on the host. A simulated batch
+// has no tokens: its places are Batch::valid_tokens zeros.
 at::Tensor places_with_target(const data::Batch& batch);
 
-// Rows [R, W] on the device, from the teacher's final hidden states [R, G] at these places. All ranks that share the
-// teacher call this together: for a few tokens of the vocabulary its lm_head is gathered.
+// Makes the rows [R, W] on the device from the teacher's final hidden states [R, G] at these places. All ranks that
+// share the teacher call this together: for a few tokens of the vocabulary its lm_head is gathered.
 at::Tensor rows_of_teacher(
     const teacher_cache::RowFormat& format, const data::Batch& batch, sharding::ModelShards& teacher,
     const at::Tensor& hidden_RG, const losses::ChunkOptions& chunks);

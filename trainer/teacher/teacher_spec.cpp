@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <absl/strings/str_format.h>
 
-#include "trainer/teacher_cache/sparse_rows.h"
+#include "trainer/teacher_cache/row_conversion.h"
 
 namespace distill::trainer {
 

@@ -7,7 +7,7 @@
 namespace distill::trainer {
 namespace {
 
-// Tokens [B, S] with their positions and segments.
+// Copies tokens [B, S] to the device, with their positions and segments.
 sharding::TokenBatch on_device(
     const at::Tensor& tokens_BS, const at::Tensor& positions_BS, const at::Tensor& cu_seqlens, int64_t max_seqlen,
     at::Device device) {
@@ -20,7 +20,7 @@ sharding::TokenBatch on_device(
   const int32_t* boundaries = cu_seqlens.const_data_ptr<int32_t>();
   tokens.seq.segments_host.assign(boundaries, boundaries + cu_seqlens.numel());
   tokens.seq.max_seqlen = max_seqlen;
-  // Segments that are exactly the rows need no document mask.
+  // If every row is one segment, no document mask is needed.
   tokens.seq.packed = cu_seqlens.numel() != tokens.seq.batch + 1;
   return tokens;
 }
@@ -47,7 +47,7 @@ sharding::TokenBatch teacher_token_batch(const data::Batch& batch, at::Device de
   return on_device(own.tokens_BT, own.positions_BT, own.cu_seqlens, own.max_seqlen, device);
 }
 
-at::Tensor teacher_rows(const data::Batch& batch, at::Device device) {
+at::Tensor cached_rows_on_device(const data::Batch& batch, at::Device device) {
   TORCH_CHECK(
       batch.teacher_rows_NW.defined(), "the teacher is read from a cache: expected rows in the batch, found none");
   return copy_to_device(batch.teacher_rows_NW, device);

@@ -5,19 +5,20 @@
 
 namespace distill::trainer {
 
-// The student's tokens of a micro-batch on the device.
+// Copies the student's tokens of a micro-batch to the device.
 sharding::TokenBatch token_batch(const data::Batch& batch, at::Device device);
 
-// The tokens that the teacher reads: its own where the batch has some, else the student's.
+// Copies the tokens that the teacher reads: its own if the batch has some, else the student's.
 sharding::TokenBatch teacher_token_batch(const data::Batch& batch, at::Device device);
-// The targets [N] of the teacher's tokens: of each token of its own from which it predicts a target of the student,
-// that target; kIgnoreIndex for all others. Without tokens of its own, the student's targets. On the host.
+// Returns the targets [N] of the teacher's tokens on the host: for each token of its own from which it predicts a
+// target of the student, that target; kIgnoreIndex for all others. Without tokens of its own they are the student's
+// targets.
 at::Tensor teacher_targets(const data::Batch& batch);
 
-// The rows [N, W] that a cache has of the batch's tokens, on the device. Throws if the batch has none.
-at::Tensor teacher_rows(const data::Batch& batch, at::Device device);
+// Copies the rows [N, W] that a cache has of the batch's tokens to the device. Throws if the batch has none.
+at::Tensor cached_rows_on_device(const data::Batch& batch, at::Device device);
 
-// One tensor of a micro-batch on the device; its copy there is not waited for.
+// Copies a tensor of a micro-batch to the device, without waiting for the copy there.
 at::Tensor copy_to_device(const at::Tensor& tensor, at::Device device);
 
 } // namespace distill::trainer

@@ -36,7 +36,7 @@ absl::Status failed(const fs::path& path, const char* action, const std::error_c
   return absl::InternalError(absl::StrCat(path.string(), ": cannot ", action, ": ", error.message()));
 }
 
-// The number of a complete part's file; -1: the name is another.
+// Returns the number of a complete part's file; -1: the file is another.
 int64_t part_number(const std::string& name) {
   if (!name.starts_with(kPartPrefix) || !name.ends_with(kPartSuffix)) {
     return -1;
@@ -48,7 +48,7 @@ int64_t part_number(const std::string& name) {
   return plain && fs::path(part_path("", number)).filename() == name ? number : -1;
 }
 
-// config.json without the keys that the run was told to ignore: a run from the cache need not be told again.
+// Returns config.json without the keys that the run was told to ignore: a run from the cache need not be told again.
 absl::StatusOr<std::string> config_text(const config::ModelSection& teacher) {
   const std::string path = teacher.path + "/config.json";
   ASSIGN_OR_RETURN(const std::string text, base::read_text_file(path, kMaxConfigBytes));
@@ -69,7 +69,7 @@ absl::Status copy_tokenizer(const config::ModelSection& teacher, const fs::path&
   return hf::copy_tokenizer_files(named.string(), target.string());
 }
 
-// The rows of every stretch of a part against their checksums.
+// Compares the rows of every stretch of a part with their checksums.
 absl::Status verify_part(
     const std::string& path, int64_t part, const Manifest& manifest, VerifiedCache& verified,
     const base::ReadProgress& progress) {

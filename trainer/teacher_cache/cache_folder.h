@@ -21,48 +21,48 @@ inline constexpr const char* kHeadFolder = "head";
 
 std::string part_path(const std::string& folder, int64_t part);
 
-// The numbers of the parts that are complete, ascending, by their names alone.
+// Lists the numbers of the parts that are complete, ascending, by their names alone.
 absl::StatusOr<std::vector<int64_t>> complete_parts(const std::string& folder);
 
-// NotFound: the folder is no cache. Else as parse_manifest.
+// NotFound: the folder is no cache. Other errors are those of parse_manifest.
 absl::StatusOr<Manifest> read_manifest(const std::string& folder);
 
-// A hash that tells the model in teacher.path from others: of its config.json and weights, of which only samples are
-// read (hf::folder_fingerprint: of a file above 1 MiB both ends and blocks in between), and of the seed of random ones.
-// A change of a few weights may go unseen. NotFound or DataLoss: the folder.
+// Returns a hash that tells the model in teacher.path from others: of its config.json and weights, of which only
+// samples are read (hf::folder_fingerprint: of a file above 1 MiB both ends and blocks in between), and of the seed of
+// random ones. A change of a few weights may go unseen. NotFound or DataLoss: the folder.
 absl::StatusOr<base::Digest> teacher_hash(const config::Config& config);
 
-// Makes the folder a cache with this manifest; the head is there already, and is the manifest's. If it is one, its
-// manifest must be the same but for paths: FailedPrecondition says what differs, with both values.
+// Makes the folder a cache with this manifest; the head is there already, and is the manifest's. If it is a cache, its
+// manifest must be the same but for paths: FailedPrecondition lists the differences, with both values.
 absl::Status begin_cache(const std::string& folder, const Manifest& manifest);
 
-// What a cache of hidden states keeps of a teacher, in its compute dtype, on the CPU; undefined for other kinds, whose
-// rows are read without it.
+// The weights that a cache of hidden states keeps of a teacher, in its compute dtype, on the CPU; undefined for other
+// kinds, whose rows are read without them.
 struct TeacherHead {
   at::Tensor lm_head_VG;
   at::Tensor final_norm_G;
 };
-// Writes head/, with the config.json and the tokenizer of the teacher's folder, whatever was there before; a folder
-// that is a cache already keeps its own, which is checked. Returns Manifest::head. Errors as check_head, or name the
-// file.
+// Writes head/ anew, with the config.json and the tokenizer of the teacher's folder; a folder that is a cache already
+// keeps its own, which is checked. Returns Manifest::head. Errors are those of check_head, or name the file.
 absl::StatusOr<std::optional<base::Digest>> write_head(
     const std::string& folder, const config::ModelSection& teacher, const TeacherHead& head);
 
-// The SHA-256 of the bytes of head/checksums.xxh3, which has a checksum of each other file. NotFound or DataLoss: the
-// list.
+// Returns the SHA-256 of the bytes of head/checksums.xxh3, which has a checksum of each other file. NotFound or
+// DataLoss: the list.
 absl::StatusOr<base::Digest> head_hash(const std::string& folder);
 
-// DataLoss: head/ is not the one that was written with this cache. Reads its list alone; manifests without
-// Manifest::head have nothing to compare.
+// Compares head/ with the one that was written with this cache by its list of checksums alone; manifests without
+// Manifest::head have nothing to compare. DataLoss: it is another.
 absl::Status check_head_list(const std::string& folder, const Manifest& manifest);
 
-// The same, and reads all files of head/. DataLoss also names each that is missing or damaged.
+// Checks head/ as check_head_list does, and reads all of its files. DataLoss also names each that is missing or
+// damaged.
 absl::Status check_head(const std::string& folder, const Manifest& manifest, const base::ReadProgress& progress = {});
 
-// The model in head/: the teacher without its blocks, whose final norm and lm_head are one unit.
+// Returns the model in head/: the teacher without its blocks, whose final norm and lm_head are one unit.
 models::ModelConfig head_only(models::ModelConfig teacher);
 
-// DataLoss: a part that belongs to another cache, or to other data: documents or tokens that its shards do not have.
+// DataLoss: a part belongs to another cache, or to other data, with documents or tokens that its shards do not have.
 // `path` is named.
 absl::Status check_part(const PartIndex& index, const Manifest& manifest, int64_t part, const std::string& path);
 

@@ -56,7 +56,7 @@ Json rows_json(const RowFormat& rows) {
   return json;
 }
 
-// Only what is set.
+// Writes the keys that are set, and no others.
 Json keys_json(const TeacherKeys& keys) {
   Json json = Json::object();
   if (!keys.ignore_config_keys.empty()) {
@@ -332,7 +332,7 @@ absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string
 std::vector<std::string> differences(const Manifest& expected, const Manifest& found) {
   const Json wanted = json_of(expected, /*paths=*/false), has = json_of(found, /*paths=*/false);
   std::vector<std::string> lines;
-  // Members of another kind's rows are found by `kind` alone.
+  // The members of another kind's rows differ because `kind` does.
   const bool same_kind = expected.rows.kind == found.rows.kind;
   if (!same_kind) {
     lines.push_back(absl::StrCat(
@@ -343,7 +343,7 @@ std::vector<std::string> differences(const Manifest& expected, const Manifest& f
         "packing: expected ", base::enum_name(expected.packing), ", found ", base::enum_name(found.packing)));
   }
   for (const auto& [key, value] : wanted.items()) {
-    // What follows from the kind and the packing.
+    // These keys follow from the kind and the packing.
     if (!has.contains(key) || has.at(key) == value || key == "version" || key == "kind") {
       continue;
     }

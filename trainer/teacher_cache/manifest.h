@@ -13,16 +13,16 @@
 #include "trainer/teacher_cache/part_file.h"
 #include "trainer/teacher_cache/row_format.h"
 
-// manifest.json of a cache: what its rows are, and of what.
+// The manifest.json of a cache: the form of its rows, the teacher and the data that they are of.
 namespace distill::teacher_cache {
 
-// Of caches of hidden states; those of a few tokens, which came later, have the next one, and those of concatenated
-// documents, of any kind, the third.
+// The format version of caches of hidden states; those of a few tokens, which came later, have the next one, and those
+// of concatenated documents, of any kind, the third.
 inline constexpr int64_t kFormatVersion = 1;
 inline constexpr int64_t kSparseVersion = 2;
 inline constexpr int64_t kConcatVersion = 3;
 
-// What of the configuration's teacher section `distill verify` needs to compute rows again.
+// The keys of the configuration's teacher section that `distill verify` needs to compute rows again.
 struct TeacherKeys {
   std::vector<std::string> ignore_config_keys;
   std::string tokenizer; // path; empty: the teacher's folder
@@ -34,7 +34,7 @@ struct TeacherKeys {
 
 // A token shard whose documents may be in the cache.
 struct DataFile {
-  std::string path; // where it was
+  std::string path; // the path at the time of the capture
   std::string source; // the item of data.train or data.eval that it belongs to
   bool eval = false; // of data.eval
   base::Digest header_hash{}; // which covers a hash of all tokens and loss masks
@@ -44,15 +44,15 @@ struct DataFile {
 
 struct Manifest {
   RowFormat rows;
-  int64_t vocab_size = 0; // rows of the teacher's lm_head, which lies beside hidden states
+  int64_t vocab_size = 0; // rows of the teacher's lm_head, which a cache of hidden states has in head/
   std::string teacher; // folder that it was read from
   TeacherKeys teacher_keys; // no part of the identity, like paths
   std::string teacher_shape; // text
   base::Digest teacher_hash{}; // of samples of the model's files (teacher_hash() in cache_folder.h)
   std::string precision; // text: what the teacher computed in
-  std::string compute_dtype; // float32 or bfloat16: of the lm_head that lies beside the rows
+  std::string compute_dtype; // float32 or bfloat16: of the lm_head in head/
   std::string tokenizer_hash; // of the token shards
-  std::optional<base::Digest> head; // head_hash() of the folder; nullopt: written by a program that did not say
+  std::optional<base::Digest> head; // head_hash() of the folder; nullopt: the program that wrote it did not record it
   int64_t seq_len = 0; // of the sequences that were captured, tokens
   int64_t teacher_seq_len = 0; // of those that the teacher read, with a teacher stream; 0: it read the same
   int64_t micro_batch_size = 0; // samples that were computed at once; 0: not in the order of the data
@@ -66,26 +66,26 @@ struct Manifest {
   bool concat() const {
     return packing == data::PackingMode::kConcat;
   }
-  // Written in no order of the data, by an import or by a training run of an earlier version (teacher.source: capture):
-  // which documents are there is known from the parts alone.
+  // True: the rows were written in no order of the data, by an import or by a training run of an earlier version
+  // (teacher.source: capture). Then the parts alone tell which documents are there.
   bool open_ended() const {
     return parts == 0;
   }
   uint32_t part_version() const { // of its files
     return concat() ? kContextVersion : kPartVersion;
   }
-  // A hash of everything but paths.
+  // Returns a hash of everything but paths.
   base::Digest id() const;
 };
 
 std::string to_json(const Manifest& manifest);
 
-// Reads a manifest that is not trusted. DataLoss names `source` and the problem. FailedPrecondition: another format
-// version, with both.
+// Reads a manifest that is not trusted. DataLoss names `source` and the problem. FailedPrecondition: it has another
+// format version; both are named.
 absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string& source);
 
-// A line "key: expected ..., found ..." for everything but paths in which the two differ. The data is compared as a
-// whole.
+// Returns a line "key: expected ..., found ..." for everything but paths in which the two differ. The data is compared
+// as a whole.
 std::vector<std::string> differences(const Manifest& expected, const Manifest& found);
 
 } // namespace distill::teacher_cache

@@ -32,7 +32,7 @@ struct PartHead {
 };
 static_assert(sizeof(PartHead) == 64);
 
-// The rows of a stretch: of each of its tokens that has a target, in order.
+// A stretch and its rows, one for each of its tokens that has a target, in order.
 struct StretchEntry {
   uint32_t shard; // index in the manifest's data
   uint32_t document; // within the shard
@@ -44,7 +44,7 @@ struct StretchEntry {
 };
 static_assert(sizeof(StretchEntry) == 40);
 
-// Of an entry in the table of a part.
+// The bytes of an entry in the table of a part.
 constexpr size_t stretch_bytes(uint32_t version) {
   return version == kContextVersion ? sizeof(StretchEntry) : offsetof(StretchEntry, context);
 }

@@ -31,7 +31,8 @@ PartThread::~PartThread() {
   drop();
 }
 
-// The device is idle, if it has made the newest of the rows that it was asked for.
+// Waits for room in the queue. The device is idle meanwhile, if it has made the newest of the rows that it was asked
+// for.
 void PartThread::wait_for_room(std::unique_lock<std::mutex>& lock) {
   constexpr std::chrono::milliseconds kLook{1};
   const auto has_room = [this] { return queue_.size() < kQueued || !status_.ok(); };

@@ -31,19 +31,19 @@ class PartThread {
 
   // Queues rows; waits while kQueued are queued already. Nothing is written after an error. One thread calls it.
   void push(RowsToWrite rows);
-  // The first error so far; it names the file, or the document and the token.
+  // Returns the first error so far; it names the file, or the document and the token.
   absl::Status status() const;
   // Waits until everything that was queued is on the disk. Returns the first error.
   absl::Status finish();
-  // Parts that have been completed.
+  // Counts the parts that have been completed.
   int64_t parts() const;
   int64_t bytes() const; // of rows, written so far
 
   using Clock = std::chrono::steady_clock;
   struct Times {
-    int64_t batches = 0; // given to push() whose rows have been on the host
-    Clock::time_point first, last; // when the first and the last of them were there
-    double idle_seconds = 0; // push() waited although the device had finished all that it was given
+    int64_t batches = 0; // number of the batches given to push() whose rows have been on the host
+    Clock::time_point first, last; // when the rows of the first and the last of them were there
+    double idle_seconds = 0; // time that push() waited although the device had finished all that it was given
   };
   Times times() const;
 
@@ -60,15 +60,15 @@ class PartThread {
   const Manifest manifest_;
   const base::Digest cache_id_;
   const int64_t row_bytes_;
-  std::optional<PartWriter> writer_; // of the thread, as is the next one
-  int64_t writing_ = -1; // its part
+  std::optional<PartWriter> writer_; // used by the thread alone, as is the next one
+  int64_t writing_ = -1; // number of the part that writer_ writes
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<RowsToWrite> queue_; // guarded by mutex_, as are the members below
   bool busy_ = false, stop_ = false;
   int64_t parts_ = 0, bytes_ = 0;
   Times times_;
-  std::shared_ptr<c10::Event> newest_; // of the rows that were queued last; null: they were complete
+  std::shared_ptr<c10::Event> newest_; // of the rows that were queued last; null: their copy was complete
   absl::Status status_;
   std::thread thread_;
 };

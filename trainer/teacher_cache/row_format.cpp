@@ -22,7 +22,7 @@ int64_t groups(const RowFormat& format) {
   return (format.hidden_size + RowFormat::kGroup - 1) / RowFormat::kGroup;
 }
 
-// The largest magnitude along the last dimension; abs() has no meta kernel.
+// Returns the largest magnitude along the last dimension; abs() has no meta kernel.
 at::Tensor largest(const at::Tensor& values, bool keepdim) {
   return at::maximum(values.amax(-1, keepdim), values.amin(-1, keepdim).neg());
 }
@@ -31,7 +31,7 @@ at::Tensor encode_int8(const RowFormat& format, const at::Tensor& hidden_RG) {
   const int64_t rows = hidden_RG.size(0), padded = groups(format) * RowFormat::kGroup;
   const at::Tensor values_RG = at::constant_pad_nd(hidden_RG.to(at::kFloat), {0, padded - format.hidden_size});
   const at::Tensor values = values_RG.view({rows, groups(format), RowFormat::kGroup});
-  // Rounded up to bfloat16 (a part in 128), so that no value is cut off at 127.
+  // Scales are rounded up to bfloat16 (by a part in 128), so that no value is cut off at 127.
   const at::Tensor scales =
       (largest(values, /*keepdim=*/false) * ((1 + 1.0 / 128) / kInt8Max)).clamp_min(kTiny).to(at::kBFloat16);
   const at::Tensor steps = values.div(scales.to(at::kFloat).unsqueeze(-1)).round().clamp(-kInt8Max, kInt8Max);
@@ -60,8 +60,8 @@ at::Tensor decode_float8(const RowFormat& format, const at::Tensor& rows_RW) {
   return values_RG.mul(values_of(rows_RW, format.hidden_size, sizeof(float), at::kFloat));
 }
 
-// Whether so many floating-point numbers have an exponent other than the one of all bits, `exponent`, which infinity
-// and NaN have.
+// Tells whether none of `count` floating-point numbers has all bits of the exponent set, `exponent`, as infinity and
+// NaN have.
 template <typename Bits>
 bool all_finite(const uint8_t* bytes, int64_t count, Bits exponent) {
   bool finite = true;
@@ -106,7 +106,7 @@ at::Tensor bytes_of(const at::Tensor& values_RX) {
 }
 
 at::Tensor values_of(const at::Tensor& rows_RW, int64_t begin, int64_t count, at::ScalarType dtype) {
-  // A copy always: a single row is contiguous as it is, at an offset that may not fit the dtype.
+  // This must be a copy: a single row is contiguous as it is, at an offset that may not fit the dtype.
   return rows_RW.narrow(1, begin, count).clone(at::MemoryFormat::Contiguous).view(dtype);
 }
 

@@ -10,11 +10,12 @@
 #include "data/base/enum_names.h"
 #include "losses/teacher_kind.h"
 
-// The bytes that a cache stores for one token: what the teacher says about the token that follows. R tokens, W bytes of
+// The bytes that a cache stores for one token: the teacher's prediction of the token that follows. R tokens, W bytes of
 // a row, G hidden size.
 namespace distill::teacher_cache {
 
-// Of hidden states: all but float16. Of log-probabilities: float16 or float32. Of the weights of samples: float32.
+// The encoding of the numbers of a row. Hidden states have any but float16; log-probabilities float16 or float32;
+// weights of samples float32.
 enum class Encoding {
   kFloat32, // G values
   kBFloat16, // G values
@@ -31,7 +32,8 @@ struct RowFormat {
 
   Encoding encoding = Encoding::kBFloat16;
   int64_t hidden_size = 0; // G, of a teacher's final hidden state after the last norm (kHidden)
-  losses::TeacherKind kind = losses::TeacherKind::kHidden; // or kTopK, kSampled: the rest of the members describe them
+  losses::TeacherKind kind = losses::TeacherKind::kHidden;
+  // The members below describe rows of kTopK and kSampled.
   int64_t entries = 0; // tokens of a row: K of top-k, S draws
   int64_t columns = 0; // of the vocabulary that they are from
   double temperature = 1; // of the distribution
@@ -46,29 +48,29 @@ struct RowFormat {
   bool operator==(const RowFormat&) const = default;
 };
 
-// "hidden states of 4096 in bfloat16", "the 64 most probable tokens of 128256, log-probabilities in float16, ..."
+// Describes the rows: "hidden states of 4096 in bfloat16", "the 64 most probable tokens of 128256, log-probabilities in
+// float16, ..."
 std::string describe(const RowFormat& format);
 
-// InvalidArgument: members that contradict each other or are out of their range; names the key of the manifest.
+// Checks the members of a format. InvalidArgument names the key of the manifest: they contradict each other or are out
+// of their range.
 absl::Status validate(const RowFormat& format);
 
-// The encoding that stores a dtype as it is; nullopt: there is none.
+// Returns the encoding that stores a dtype as it is; nullopt: there is none.
 std::optional<Encoding> exact_encoding(at::ScalarType dtype);
 
-// Rows [R, W], uint8, of hidden states [R, G] of any floating dtype, on their device (or meta). Exact where the
-// encoding is the states' own dtype.
+// Makes the rows [R, W], uint8, of hidden states [R, G] of any floating dtype, on their device (or meta). They are
+// exact if the encoding is the states' own dtype.
 at::Tensor encode(const RowFormat& format, const at::Tensor& hidden_RG);
 
-// Hidden states [R, G] of this dtype from rows [R, W].
+// Makes hidden states [R, G] of this dtype from rows [R, W].
 at::Tensor decode(const RowFormat& format, const at::Tensor& rows_RW, at::ScalarType dtype);
 
-// The same for tokens and their numbers: sparse_format.h.
-
-// What is wrong with a row in host memory that a teacher has just made: as row_problem (sparse_format.h), or hidden
-// states that are not finite. Empty: nothing.
+// Explains what is wrong with a row in host memory that a teacher has just made: the problems of row_problem
+// (sparse_format.h), or hidden states that are not finite. The text is empty if nothing is.
 std::string new_row_problem(const RowFormat& format, const uint8_t* row);
 
-// Bytes [R, ...] of the values of each row, and back: `count` bytes from `begin` on.
+// Returns the bytes [R, ...] of the values of each row, and back: `count` bytes from `begin` on.
 at::Tensor bytes_of(const at::Tensor& values_RX);
 at::Tensor values_of(const at::Tensor& rows_RW, int64_t begin, int64_t count, at::ScalarType dtype);
 

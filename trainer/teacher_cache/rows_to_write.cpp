@@ -10,7 +10,7 @@
 namespace distill::teacher_cache {
 namespace {
 
-// All of an entry but its checksum. Adds the tokens that have a row to `tokens`.
+// Makes an entry but for its checksum. Adds the tokens that have a row to `tokens`.
 StretchEntry entry_of(
     const data::Batch& batch, const data::Stretch& stretch, uint32_t shard, uint64_t context,
     std::vector<int64_t>& tokens) {
@@ -31,8 +31,8 @@ StretchEntry entry_of(
   return entry;
 }
 
-// A copy in host memory, page-locked where it comes from a GPU, and the event after which it is complete; null: at
-// once.
+// Starts a copy to host memory, page-locked if it comes from a GPU. `copied`: the event after which it is complete;
+// null: it is complete at once.
 at::Tensor copy_to_host(const at::Tensor& rows_RW, std::shared_ptr<c10::Event>& copied) {
   const at::Device device = rows_RW.device();
   at::Tensor host_RW = at::empty(rows_RW.sizes(), at::TensorOptions().dtype(at::kByte).pinned_memory(device.is_cuda()));

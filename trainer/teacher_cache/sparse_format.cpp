@@ -34,7 +34,7 @@ int64_t value_bytes(const RowFormat& format) {
       : 0;
 }
 
-// The lowest bytes of each id; of -1 they are all ones.
+// Returns the lowest bytes of each id; those of -1 are all ones.
 at::Tensor encode_ids(const RowFormat& format, const at::Tensor& ids_RK) {
   const int64_t rows = ids_RK.size(0), entries = ids_RK.size(1), bytes = id_bytes(format);
   return bytes_of(ids_RK).view({rows, entries, 4}).narrow(2, 0, bytes).reshape({rows, entries * bytes});
@@ -79,7 +79,7 @@ double value_at(const uint8_t* at, bool half) {
   return value;
 }
 
-// Which ids a row has had: the number of the row that named each last.
+// The ids that a row has had. For each id it remembers the number of the row that named it last.
 class SeenIds {
  public:
   explicit SeenIds(int64_t columns) : last_(static_cast<size_t>(columns), -1) {}

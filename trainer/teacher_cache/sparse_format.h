@@ -12,7 +12,7 @@ namespace distill::teacher_cache {
 
 inline constexpr int64_t kMaxColumns = int64_t{1} << 31;
 
-// What the rows of R tokens hold.
+// The contents of the rows of R tokens.
 struct SparseRows {
   at::Tensor ids_RK; // int32; -1: none
   at::Tensor values_RK; // log-probabilities in nats, or weights; floating
@@ -21,15 +21,16 @@ struct SparseRows {
 
 int64_t sparse_row_bytes(const RowFormat& format);
 
-// Rows [R, W], uint8, on the device of the tensors (or meta), and back: values in the stored dtype.
+// Makes rows [R, W], uint8, on the device of the tensors (or meta), and reads them: values in the stored dtype.
 at::Tensor encode_sparse(const RowFormat& format, const SparseRows& rows);
 SparseRows decode_sparse(const RowFormat& format, const at::Tensor& rows_RW);
 
-// What is wrong with a row in host memory that no teacher can have written: ids outside of the vocabulary or twice in a
-// row of top-k, numbers that are no probabilities, no draw at all. Empty: nothing, and always for hidden states.
+// Explains what is wrong with a row in host memory that no teacher can have written: ids outside of the vocabulary or
+// twice in a row of top-k, numbers that are no probabilities, no draw at all. The text is empty if nothing is, and
+// always for hidden states.
 std::string row_problem(const RowFormat& format, const uint8_t* row);
 
-// DataLoss: the first of `count` rows with a problem, by its number, and what it is.
+// DataLoss: one of `count` rows has a problem. The message has the number of the first one, and the problem.
 absl::Status check_rows(const RowFormat& format, const uint8_t* rows, int64_t count);
 
 } // namespace distill::teacher_cache

@@ -31,7 +31,7 @@ class Stopwatch {
  public:
   explicit Stopwatch(at::Device device) : device_(device) {}
 
-  // Seconds of one run of `work`: the median of five timings, each of enough repetitions to be timed.
+  // Measures the seconds of one run of `work`: the median of five timings, each of enough repetitions to be timed.
   template <typename Work>
   double seconds(const Work& work) const {
     work();
@@ -116,7 +116,8 @@ void Calibration::products() {
   }
 }
 
-// Of a product that took `seconds` and read `operand_bytes`. The plan counts operations and traffic separately.
+// Returns the speed of a product that took `seconds` and read `operand_bytes`. The plan counts operations and traffic
+// separately.
 double Calibration::flops_of(double seconds, size_t operand_bytes) const {
   const auto element = static_cast<double>(c10::elementSize(dtype_));
   const double result_bytes = static_cast<double>(sizes_.rows * sizes_.columns) * element;
@@ -153,14 +154,14 @@ absl::Status Calibration::host_copies() {
   const double out = watch_.seconds([&] { host.copy_(on_device, /*non_blocking=*/true); });
   const double in = watch_.seconds([&] { on_device.copy_(host, /*non_blocking=*/true); });
   const auto bytes = static_cast<double>(sizes_.copy_bytes);
-  // Several ranks copy at the same time: copies to the host share the host memory's bandwidth.
+  // If several ranks copy at the same time, they share the host memory's bandwidth.
   machine_.host_bytes = bytes / (mesh_.world_size > 1 ? in : std::max(out, in));
   machine_.host_store_bytes = bytes / out * static_cast<double>(mesh_.world_size);
   if (!device_.is_cuda()) {
     machine_.copy_cost = 1; // one after the other
     return absl::OkStatus();
   }
-  // Products with and without overlapped copies.
+  // The products are timed with and without overlapped copies.
   const at::Tensor a = at::randn({sizes_.rows, sizes_.inner}, options());
   const at::Tensor b = at::randn({sizes_.inner, sizes_.columns}, options());
   at::Tensor c = at::empty({sizes_.rows, sizes_.columns}, options());
@@ -194,7 +195,7 @@ void Calibration::collectives() {
   const at::Tensor part = at::zeros({shard}, options());
   at::Tensor whole = at::zeros({shard * ranks}, options());
   const auto gather = [&] { mesh_.gather->all_gather(whole, part); };
-  // A fixed number of rounds on every rank: collectives must match.
+  // Every rank makes the same number of rounds, since collectives must match.
   const auto time = [&](const auto& work, int rounds) {
     work();
     device::synchronize(device_);

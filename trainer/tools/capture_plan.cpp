@@ -26,7 +26,8 @@ std::string gigabytes(int64_t bytes) {
   return absl::StrFormat("%.3g GB", 1e-9 * static_cast<double>(bytes));
 }
 
-// Tokens of a document's stretch that may have a target. `followed`: also its last one, by the next document.
+// Counts the tokens of a document's stretch that may have a target. `followed`: the last one may have one too, the
+// first token of the next document.
 int64_t count_rows(const data::Stretch& stretch, bool followed) {
   const data::Shard& shard = *stretch.shard;
   const int64_t begin = shard.document_begin(stretch.document) + stretch.begin;
@@ -42,7 +43,7 @@ int64_t count_rows(const data::Stretch& stretch, bool followed) {
   return rows;
 }
 
-// What the files will hold, for the manifest's rows and packing.
+// Divides the data into the files of the cache, and counts their rows and bytes.
 void divide(
     const config::Config& config, const Environment& environment, const models::ModelConfig& teacher,
     absl::Span<const std::shared_ptr<data::Dataset>> data, CapturePlan& plan) {
@@ -193,7 +194,7 @@ absl::StatusOr<std::optional<teacher_cache::Manifest>> earlier_capture(
   const auto found = teacher_cache::read_manifest(folder);
   if (absl::IsNotFound(found.status()) && !parts.empty()) {
     return absl::FailedPreconditionError(absl::StrFormat(
-        "%s: expected %s beside the parts of a cache, found %d parts without it, the first one %s; remove them, or "
+        "%s: expected %s next to the parts of a cache, found %d parts without it, the first one %s; remove them, or "
         "name another teacher.cache",
         folder, teacher_cache::kManifestFile, parts.size(), teacher_cache::part_path(folder, parts.front())));
   }

@@ -11,7 +11,7 @@
 #include "trainer/setup/inputs.h"
 #include "trainer/teacher_cache/manifest.h"
 
-// What a capture is going to write.
+// The plan of a capture: the files that it writes, and the memory that it takes.
 namespace distill::trainer {
 
 // The micro-batches of one of the data sets whose rows one file of the cache holds.
@@ -30,16 +30,16 @@ struct CapturePlan {
   int64_t device_bytes = 0; // of one rank's device, or memory.limit_gib
   std::vector<std::string> overflows; // a sentence for each limit that is exceeded
 
-  // "cache: work/cache, 12 parts, 1234567 tokens with a target of 8192 bytes each (...), 10.1 GB", where data are
-  // known; and the memory plan.
+  // The first line is "cache: work/cache, 12 parts, 1234567 tokens with a target of 8192 bytes each (...), 10.1 GB", or
+  // without numbers of parts and tokens if the data are not known; the others are the memory plan.
   std::vector<std::string> lines(const std::string& folder) const;
   std::string json(const std::string& folder) const;
   // OutOfRange: the memory plan does not fit; the message has both numbers and what takes less.
   absl::Status check_fits() const;
 };
 
-// A run needs a folder and a global batch; a capture has neither. The teacher runs, wherever the run will read it, and
-// its units are gathered by all-gathers.
+// Completes a run's configuration for a capture, which has neither a run folder nor a global batch. The teacher runs,
+// whatever the run will read it from, and its units are gathered by all-gathers.
 config::Config capture_config(config::Config config, int64_t world_size);
 
 // `world_size`, `ranks_on_host`: of the capture. InvalidArgument: an encoding that does not suit the teacher.
@@ -48,19 +48,20 @@ absl::StatusOr<CapturePlan> plan_capture(
     const config::Config& config, const Environment& environment, const CaptureInputs& inputs, int64_t world_size,
     int64_t ranks_on_host);
 
-// The same of `distill capture` with a run's configuration, without a device, weights or, where they are not here,
-// data; whether it fits is not checked. nullopt: the configuration has no teacher.path or no teacher.cache.
+// Plans `distill capture` with a run's configuration on paper: without a device, weights or, if they are not here,
+// data. It does not check whether the plan fits. nullopt: the configuration has no teacher.path or no teacher.cache.
 absl::StatusOr<std::optional<CapturePlan>> capture_on_paper(
     const config::Config& config, int64_t world_size, int64_t ranks_per_node);
 
-// What an earlier capture of the same has left in the folder; nullopt: it is no cache yet. Of its parts head, table and
-// foot are read. FailedPrecondition: it is the cache of something else, with both values, or has parts and no manifest.
-// DataLoss: parts that are damaged, or of another cache; removed, they are computed again.
+// Looks for the files that an earlier capture with the same result has left in the folder; nullopt: it is no cache yet.
+// Of its parts head, table and foot are read. FailedPrecondition: it is the cache of something else, with both values,
+// or has parts and no manifest. DataLoss: parts that are damaged, or of another cache; if they are removed, the capture
+// computes them again.
 absl::StatusOr<std::optional<teacher_cache::Manifest>> earlier_capture(
     const std::string& folder, const teacher_cache::Manifest& manifest);
 
-// FailedPrecondition: the disk cannot hold what is not there yet; both numbers are named. `found`: bytes of the cache
-// that are there.
+// FailedPrecondition: the disk cannot hold the files that are not there yet; both numbers are named. `found`: bytes of
+// the cache that are there.
 absl::Status check_space(const CapturePlan& plan, const std::string& folder, int64_t found);
 
 } // namespace distill::trainer

@@ -66,7 +66,7 @@ std::string marked_up(const std::string& text) {
   return out;
 }
 
-// One element for a token, or for several that share a character.
+// Makes one element for a token, or for several that share a character.
 std::string element(absl::Span<const ShownToken> tokens) {
   const ShownToken& last = tokens.back();
   std::string about;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kReset = "\033[0m";
 
-// How a token is shown: the text between two changes of it is a run.
+// The look of a token. The text between two changes of it is a run.
 struct Look {
   bool in_loss = false;
   bool special = false;

@@ -11,10 +11,10 @@
 namespace distill::trainer {
 namespace {
 
-// Tokens that are decoded beyond those that are shown, so that a character at the end is whole.
+// The number of tokens that are decoded beyond those that are shown, so that a character at the end is whole.
 constexpr int64_t kBeyond = 16;
 
-// One of a document's two series of tokens in its shard.
+// The place of one of a document's two series of tokens in its shard.
 struct StreamPlace {
   std::string name;
   int64_t begin = 0, length = 0; // in the shard's tokens, or in its teacher tokens

@@ -23,7 +23,7 @@ struct ShownToken {
   std::string token; // as tokenizer.json spells it
 };
 
-// One series of ids of a document.
+// A series of ids of a document.
 struct ShownStream {
   std::string name; // empty: the document has only one
   int64_t length = 0; // tokens; more than are shown, where the document is cut
@@ -43,15 +43,15 @@ struct DocumentRange {
   int64_t max_tokens = 0; // of each document; 0: all
 };
 
-// The range's documents, as far as there are that many. `text` null: ids only. DataLoss: a damaged token.
+// Reads the documents of the range that exist. `text` null: ids only. DataLoss: a damaged token.
 absl::StatusOr<std::vector<ShownDocument>> read_documents(
     absl::Span<const data::Shard> shards, const data::TokenText* text, const DocumentRange& range);
 
-// What a token consists of, for people: `id 262 "Ġthe"`.
+// Describes the id and the spelling of a token for people: `id 262 "Ġthe"`.
 std::string describe_token(const ShownToken& token);
 
-// How a character is shown that would not be seen, or would disturb what is around it. nullopt: as it is.
-// Line ends are not among them.
+// Returns the visible form of a character that would not be seen, or would disturb the text around it; nullopt: the
+// character is shown as it is. Line ends have no such form.
 std::optional<std::string> visible_form(char32_t character);
 
 } // namespace distill::trainer

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "trainer/config/config.h"
-#include "trainer/metrics/step_record.h"
+#include "trainer/metrics/step_metrics.h"
 
 namespace distill::trainer {
 

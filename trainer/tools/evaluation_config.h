@@ -10,18 +10,18 @@
 
 namespace distill::trainer {
 
-// What `distill eval` was asked for.
+// The options of `distill eval`.
 struct EvaluationRequest {
   std::string config; // file; empty: none, and every key has its default
   std::vector<std::string> overrides; // "section.key=VALUE"
-  // These take precedence over the file and the overrides.
+  // These members take precedence over the file and the overrides.
   std::string student; // folder; empty: student.path
   std::string teacher; // folder; empty: teacher.path
   std::vector<std::string> data; // token shards or folders of them; empty: data.eval
   config::Purpose purpose = config::Purpose::kEvaluate; // or kQuantize
 };
 
-// The checked configuration of an evaluation. Where data.seq_len is not given it is the largest length up to its
+// Makes the checked configuration of an evaluation. If data.seq_len is not given, it is the largest length up to its
 // default that all models can read. InvalidArgument: one report of all problems.
 absl::StatusOr<config::Config> evaluation_config(const EvaluationRequest& request);
 

@@ -32,14 +32,14 @@ absl::StatusOr<std::string> tokenizer_line(const std::string& folder) {
       " tokens)\n");
 }
 
-// The folder's tensors are checked against its config.json.
+// Describes a model folder, whose tensors are checked against its config.json.
 absl::StatusOr<std::string> inspect_model(const std::string& folder) {
   ASSIGN_OR_RETURN(const std::string model, hf::describe_model(folder));
   ASSIGN_OR_RETURN(const std::string tokenizer, tokenizer_line(folder));
   return model + tokenizer;
 }
 
-// The options that choose and show documents, for a path that has none.
+// Refuses the options that choose and show documents, for a path that has none.
 absl::Status no_document_options(const InspectRequest& request) {
   const char* given = !request.tokenizer.empty() ? "--tokenizer"
       : !request.documents.empty()               ? "--documents"

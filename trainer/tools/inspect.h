@@ -9,7 +9,7 @@ namespace distill::trainer {
 
 struct InspectRequest {
   std::string path;
-  // For token shards, and all but `html` for a teacher's cache.
+  // The remaining options are for token shards, and all but `html` for a teacher's cache.
   std::string tokenizer; // model folder or tokenizer.json: documents are shown as text; empty: as ids
   std::string documents; // "N": the first N; "A-B": from A to B, both included; empty: the first 3
   std::optional<int64_t> document; // this one alone

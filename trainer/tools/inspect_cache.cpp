@@ -40,7 +40,7 @@ std::string line(const char* name, const std::string& text) {
   return absl::StrFormat("%-16s %s\n", name, text);
 }
 
-// The shard that a file of the manifest was; what is wrong where it is not that any more.
+// Opens the shard that a file of the manifest was; the error tells what is wrong if it is not that any more.
 absl::StatusOr<data::Shard> open_captured(const DataFile& file) {
   auto shard = data::Shard::open(file.path);
   if (!shard.ok()) {
@@ -53,7 +53,7 @@ absl::StatusOr<data::Shard> open_captured(const DataFile& file) {
 }
 
 struct Covered {
-  int64_t documents = 0; // that have a row, or a stretch without a target
+  int64_t documents = 0; // those that have a row, or a stretch without a target
   int64_t rows = 0;
 };
 
@@ -111,7 +111,7 @@ std::string describe_cache_folder(const teacher_cache::Index& index) {
   return text;
 }
 
-// What a row says of the token that follows.
+// The prediction of the next token in a row.
 struct Prediction {
   std::vector<std::pair<int64_t, double>> likely; // ids with their probabilities, the largest first
   std::string rest;
@@ -209,7 +209,7 @@ class RowReader {
   std::unique_ptr<sharding::ModelShards> teacher_; // of hidden states: its lm_head
 };
 
-// A document of the cache's data, by its number among all documents of the manifest.
+// A document of the cache's data, found by its number among all documents of the manifest.
 struct CachedDocument {
   int64_t number = 0;
   uint32_t shard = 0;
@@ -272,8 +272,8 @@ class DocumentPrinter {
     return rows_RW;
   }
 
-  // A row belongs to a token with a target: the next one is in the loss. Of a document that another one follows in the
-  // stream, the last token may have one, too.
+  // Prints the tokens of a stretch with their predictions. A row belongs to a token with a target: the next token is in
+  // the loss. The last token of a document that another one follows in the stream may have one, too.
   absl::Status print_stretch(
       const data::Shard& shard, int64_t document, const StretchPlace& stretch, const std::vector<int64_t>& ids,
       int64_t limit, std::string& out) {
@@ -318,7 +318,7 @@ class DocumentPrinter {
   RowReader reader_;
 };
 
-// The tokenizer that was named, or else the cache's own, where it has one.
+// Opens the tokenizer that was named, or else the cache's own, if it has one.
 absl::StatusOr<std::optional<data::TokenText>> tokenizer_of(const InspectRequest& request, const Manifest& manifest) {
   const fs::path own = fs::path(request.path) / teacher_cache::kHeadFolder / "tokenizer.json";
   std::error_code error;
@@ -354,7 +354,7 @@ absl::StatusOr<std::string> inspect_cache(const InspectRequest& request) {
   if (!chosen) {
     return absl::StrCat(
         describe_cache_folder(*index),
-        "hint: --document I shows a document with what the teacher says at each token\n");
+        "hint: --document I shows a document with the teacher's prediction at each token\n");
   }
   const Manifest& manifest = index->manifest();
   int64_t total = 0;

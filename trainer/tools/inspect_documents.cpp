@@ -14,7 +14,7 @@
 namespace distill::trainer {
 namespace {
 
-constexpr int64_t kDocuments = 3; // shown where nothing is said
+constexpr int64_t kDocuments = 3; // the number that is shown without an option
 constexpr int64_t kMaxTokens = 2000;
 constexpr const char* kHint = "hint: --tokenizer MODEL_FOLDER shows the documents as text\n";
 

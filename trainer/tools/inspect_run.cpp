@@ -66,14 +66,14 @@ std::string checkpoints_text(const fs::path& folder) {
     const bool used = name.find('.') == std::string::npos; // step-N.damaged and the like
     names.push_back(absl::StrCat(name, complete ? (used ? "" : " (not used)") : " (incomplete)"));
   }
-  // step-9 before step-10.
+  // The name step-9 comes before step-10.
   std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
     return std::make_pair(a.size(), a) < std::make_pair(b.size(), b);
   });
   return absl::StrFormat("%-24s %s\n", "checkpoints", names.empty() ? "none" : absl::StrJoin(names, ", "));
 }
 
-// A member as text, whatever its type; "?" where there is none.
+// Returns a member as text, whatever its type; "?" if there is none.
 std::string member_text(const Json& object, const char* key) {
   if (!object.is_object() || !object.contains(key)) {
     return "?";

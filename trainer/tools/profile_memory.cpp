@@ -21,7 +21,8 @@ using device::Category;
 constexpr size_t kMaxEvents = 400'000;
 constexpr double kGiB = 1 << 30;
 
-// Steps without validation, checkpoints or a model at the end, in a run folder of the profile's own.
+// Makes the configuration of some steps without validation, checkpoints or a model at the end, in a run folder of the
+// profile's own.
 config::Config profiled(config::Config config, const ProfileOptions& options) {
   config.train.steps = options.steps;
   config.train.tokens = 0;

@@ -21,7 +21,7 @@ struct ProfileOptions {
 absl::StatusOr<std::string> profile_memory(
     config::Config config, const launch::RankInfo& ranks, const ProfileOptions& options);
 
-// The readable table of a report.
+// Makes the readable table of a report.
 std::string profile_text(const std::string& report_json);
 
 } // namespace distill::trainer

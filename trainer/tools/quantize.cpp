@@ -27,7 +27,7 @@ Json error_json(const float8_gate::TeacherError& error) {
       {"tokens", error.tokens}};
 }
 
-// The request as an evaluation of the teacher against itself, in float8 as the configuration has it.
+// Makes the configuration of an evaluation of the teacher against itself, in float8 as the file has it.
 absl::StatusOr<config::Config> teacher_config(EvaluationRequest request) {
   std::vector<std::string> overrides{"teacher.dtype=float8"};
   overrides.insert(overrides.end(), request.overrides.begin(), request.overrides.end());

@@ -9,7 +9,7 @@
 
 namespace distill::trainer {
 
-// What `distill quantize` was asked for.
+// The options of `distill quantize`.
 struct QuantizeRequest {
   EvaluationRequest models; // `teacher` and `data` as for `distill eval`; `student` is not read
   double max_mean_kl = 0; // nats; 0: float8.max_mean_kl
@@ -26,8 +26,9 @@ struct QuantizeReport {
   std::string json() const;
 };
 
-// Measures the teacher in float8 on the text that a run would (float8_gate::check_teacher), and finds the exceptions
-// with which it is within the limits. One process on one device. The teacher is never in memory as a whole.
+// Measures the teacher in float8 on the text that a run would use (float8_gate::check_teacher), and finds the
+// exceptions with which it is within the limits. It needs one process on one device. The teacher is never in memory as
+// a whole.
 absl::StatusOr<QuantizeReport> quantize_teacher(const QuantizeRequest& request);
 
 } // namespace distill::trainer

@@ -12,7 +12,8 @@ absl::StatusOr<Replay> plan_replay(const config::Config& config, int64_t step) {
   }
   const auto checkpoints = checkpoint::complete_checkpoints(config.run.dir);
   const int64_t newest = checkpoints.empty() ? 0 : checkpoints.rbegin()->first;
-  // With train.epochs the data say how many steps there are, and the trainer compares once it has opened them.
+  // If the run's length is train.epochs, the data decide how many steps there are, and the trainer compares once it has
+  // opened them.
   const std::optional<int64_t> steps = config::known_steps(config);
   const int64_t last = std::max(steps.value_or(step), newest);
   if (step < 1 || step > last) {

@@ -16,7 +16,7 @@ struct Replay {
   StartOptions start; // from the newest complete checkpoint before the step, or from the run's start
 };
 
-// NotFound: the run folder is not there. InvalidArgument: the run has no such step.
+// Plans the replay of a step. NotFound: the run folder is not there. InvalidArgument: the run has no such step.
 absl::StatusOr<Replay> plan_replay(const config::Config& config, int64_t step);
 
 } // namespace distill::trainer

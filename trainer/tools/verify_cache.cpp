@@ -17,7 +17,7 @@
 #include "trainer/teacher/captured_rows.h"
 #include "trainer/teacher/token_batch.h"
 #include "trainer/teacher_cache/cache_folder.h"
-#include "trainer/teacher_cache/sparse_rows.h"
+#include "trainer/teacher_cache/row_conversion.h"
 #include "trainer/tools/verify.h"
 
 namespace distill::trainer {
@@ -25,7 +25,7 @@ namespace {
 
 using teacher_cache::Manifest;
 
-// The capture's configuration, as far as the manifest has it.
+// Rebuilds the capture's configuration, as far as the manifest has it.
 config::Config config_of(const CacheCheckRequest& request, const Manifest& manifest) {
   config::Config config;
   config.teacher.path = request.teacher;
@@ -58,7 +58,7 @@ config::Config config_of(const CacheCheckRequest& request, const Manifest& manif
   return config;
 }
 
-// What the rows of a cache are against those that the teacher makes now.
+// The comparison of a cache's rows with those that the teacher makes now.
 struct Difference {
   int64_t tokens = 0;
   int64_t equal = 0; // tokens whose row is the same bit for bit
@@ -101,7 +101,7 @@ class Recomputation {
     return losses::linear_head(inputs, options, config_.chunks, nullptr).metrics_MN.to(at::kDouble);
   }
 
-  // The cache's states are the head's student.
+  // Compares hidden states. The loss head reads the cache's states as its student.
   void compare_hidden(
       losses::LinearHeadInputs& inputs, const at::Tensor& hidden_RG, const at::Tensor& stored_RW,
       Difference& difference) const {
@@ -111,7 +111,7 @@ class Recomputation {
     add_kl(metrics(inputs, losses::LossOptions{})[losses::kForwardKl], difference);
   }
 
-  // The teacher is the head's student, and the cache its teacher.
+  // Compares a few tokens. The loss head reads the teacher as its student, and the cache as its teacher.
   void compare_tokens(
       losses::LinearHeadInputs& inputs, const at::Tensor& hidden_RG, const at::Tensor& stored_RW,
       Difference& difference) const {
@@ -127,7 +127,7 @@ class Recomputation {
       difference.tail_sum += inputs.tail_N.clamp_min(0).sum(at::kDouble).item<double>();
       return;
     }
-    // -sum w log p of draws from p is an unbiased estimate of its entropy.
+    // The mean of -w log p over draws from p is an unbiased estimate of the entropy of p.
     const at::Tensor gap_N = metrics_MN[losses::kSoft] - metrics_MN[losses::kStudentEntropy];
     difference.entropy_sum += metrics_MN[losses::kStudentEntropy].sum().item<double>();
     difference.gap_sum += gap_N.sum().item<double>();
@@ -164,7 +164,7 @@ std::string describe(const teacher_cache::RowFormat& rows, const Difference& fou
 
 using Place = std::pair<size_t, int64_t>; // of a micro-batch: data set and first sample
 
-// The micro-batches of all data sets that hold the drawn samples.
+// Chooses the micro-batches of all data sets that hold the drawn samples.
 std::set<Place> draw(const CaptureInputs& inputs, const CacheCheckRequest& request, int64_t micro) {
   std::vector<int64_t> ends;
   ends.reserve(inputs.data.size());
@@ -182,17 +182,17 @@ std::set<Place> draw(const CaptureInputs& inputs, const CacheCheckRequest& reque
   return batches;
 }
 
-// The micro-batch that follows; after the last one the first.
+// Returns the micro-batch that follows; after the last one the first.
 Place next_of(const CaptureInputs& inputs, Place place, int64_t micro) {
   place.second += micro;
   return place.second < inputs.data[place.first]->num_samples() ? place
                                                                 : Place((place.first + 1) % inputs.data.size(), 0);
 }
 
-// Leaves out the stretches whose rows are not there, of a cache that was imported for some documents, or that a run of
-// an earlier version has begun to fill. Of concatenated documents, whose rows depend on all before, a batch is there as
-// a whole or not.
-absl::StatusOr<data::Batch> with_rows_alone(data::Batch batch, const teacher_cache::CachedRows& rows) {
+// Leaves out the stretches whose rows are not in the cache, because it was imported for some documents, or because a
+// run of an earlier version began to fill it. In a stream of concatenated documents rows depend on all tokens before
+// them, so that a batch is in the cache as a whole or not.
+absl::StatusOr<data::Batch> with_rows_alone(data::Batch batch, const teacher_cache::CacheReader& rows) {
   if (batch.teacher_rows_NW.defined()) {
     return batch;
   }
@@ -227,7 +227,7 @@ absl::Status recompute(
   configure_libtorch(config.train, environment.device);
   ASSIGN_OR_RETURN(CaptureInputs inputs, open_capture_inputs(config, environment));
   ASSIGN_OR_RETURN(const auto index, teacher_cache::Index::open(request.cache));
-  std::vector<std::shared_ptr<teacher_cache::CachedRows>> rows;
+  std::vector<std::shared_ptr<teacher_cache::CacheReader>> rows;
   for (const auto& data : inputs.data) {
     ASSIGN_OR_RETURN(
         rows.emplace_back(), attach_rows(config, environment, index, *data, "the cache's data", /*partial=*/true));
@@ -247,7 +247,7 @@ absl::Status recompute(
       "computing again", static_cast<int64_t>(batches.size()), "micro-batches", config::ProgressStyle::kAuto);
   std::set<Place> seen;
   for (Place place : batches) {
-    // From the place that was drawn on, the next one that has rows and was not compared.
+    // The search goes from the place that was drawn to the next one that has rows and was not compared.
     for (int64_t compared = 0; compared == 0 && seen.size() < all;) {
       if (seen.insert(place).second) {
         const auto& [data, first] = place;

@@ -51,7 +51,7 @@ def check_version(torch: Path) -> None:
 
 
 def library_path(torch: Path) -> str:
-    """Where the loader looks: the wheel's own libraries, torch's, those of the CUDA wheels beside torch."""
+    """Where the loader looks: the wheel's own libraries, torch's, those of the CUDA wheels next to torch."""
     nvidia = sorted(str(folder) for folder in torch.parent.glob("nvidia/*/lib"))
     before = os.environ.get("LD_LIBRARY_PATH")
     return ":".join([str(HERE / "lib"), str(torch / "lib"), *nvidia, *([before] if before else [])])

@@ -11,7 +11,7 @@ int64_t now(Category category) {
   return memory_use().now[static_cast<size_t>(category)];
 }
 
-// One process, one tracker: each test looks at differences.
+// A process has one tracker, so that each test looks at differences.
 class MemoryTracker : public testing::Test {
  protected:
   void SetUp() override {

@@ -334,7 +334,7 @@ TEST(ModelConfigTest, AnUnknownKeyIsIgnoredWhenTheUserSaysSo) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("student.ignore_config_keys"));
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("[my_note]"));
   EXPECT_TRUE(parse_model_config(json.dump(), "config.json", {"my_note", "absent"}).ok());
-  // What is known to change the mathematics stays refused.
+  // A key that is known to change the mathematics stays refused.
   json["attention_bias"] = true;
   json["hidden_size"] = -4;
   const auto changed = parse_model_config(json.dump(), "config.json", {"my_note", "attention_bias", "hidden_size"});

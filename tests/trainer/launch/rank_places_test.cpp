@@ -9,7 +9,7 @@
 namespace distill::launch {
 namespace {
 
-// What the places say of rank 1 after a process that became it has done `work` and was killed.
+// Returns the place of rank 1 after a process that became it has done `work` and was killed.
 std::string place_after(const std::function<void()>& work) {
   const auto places = RankPlaces::create(3).value();
   const pid_t pid = ::fork();

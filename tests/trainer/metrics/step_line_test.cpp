@@ -8,8 +8,8 @@ namespace {
 
 using testing::HasSubstr;
 
-StepRecord record() {
-  StepRecord r;
+StepMetrics record() {
+  StepMetrics r;
   r.step = 1234;
   r.total_steps = 20000;
   std::array<double, losses::kNumTokenMetrics> sums{};

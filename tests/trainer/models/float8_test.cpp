@@ -68,7 +68,8 @@ TEST_F(Float8Test, AProductHasOnlyTheErrorOfItsAccumulation) {
     const at::Tensor x64 = x.values_RC.to(at::kDouble) * x.scale_R.to(at::kDouble).unsqueeze(1);
     const at::Tensor w64 = weight.values_RC.to(at::kDouble) * weight.scale_R.to(at::kDouble).unsqueeze(1);
     const at::Tensor exact = at::mm(x64, w64.t());
-    // Each element against the size of its terms; the tensor cores' fast accumulation holds about 14 bits.
+    // The error of each element is compared with the size of its terms: the tensor cores' fast accumulation holds about
+    // 14 bits.
     const at::Tensor terms = at::mm(x64.abs(), w64.abs().t());
     const double error = ((y.to(at::kDouble) - exact).abs() / terms).max().item<double>();
     EXPECT_LT(error, test_device().is_cuda() ? 8e-3 : 1e-6) << tokens << " x " << inner << " x " << outputs;
@@ -209,7 +210,7 @@ TEST_F(Float8Test, TheGradientOfAnInputHasOnlyTheErrorOfItsAccumulation) {
     const double tolerance = test_device().is_cuda() ? 8e-3 : 1e-6;
     EXPECT_LT(((dx.to(at::kDouble) - exact).abs() / at::mm(dy64.abs(), w64.abs())).max().item<double>(), tolerance);
     EXPECT_LT(((dx.to(at::kDouble) - exact).norm() / exact.norm()).item<double>(), tolerance);
-    // And it is the gradient: only the operand dy has been rounded beside the weight.
+    // The result is the gradient: besides the weight, only the operand dy has been rounded.
     const at::Tensor unrounded = at::mm(dy.to(at::kDouble), float8_to_float(weight).to(at::kDouble));
     EXPECT_LT(((dx.to(at::kDouble) - unrounded).norm() / unrounded.norm()).item<double>(), 0.05);
   }

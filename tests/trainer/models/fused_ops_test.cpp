@@ -18,7 +18,7 @@ class FusedOpsTest : public DeviceTest {
     return {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16};
   }
 
-  // One rounding of the result, relative to the largest element.
+  // The result is rounded once. The tolerance is relative to the largest element.
   static double tolerance(at::ScalarType dtype) {
     switch (dtype) {
       case at::kDouble:
@@ -31,7 +31,7 @@ class FusedOpsTest : public DeviceTest {
         return 5e-3;
     }
   }
-  // Of sums in the gradient's dtype.
+  // This is the tolerance of sums in the gradient's dtype.
   static double sum_tolerance(at::ScalarType dtype) {
     return dtype == at::kDouble ? 1e-12 : 1e-5;
   }
@@ -86,7 +86,8 @@ TEST_F(FusedOpsTest, RmsNormOfAnyWidth) {
   }
 }
 
-// Beyond what a block's threads hold: 8192 bf16 elements, 512 or 1024 where 16-byte accesses do not fit.
+// These rows are longer than the threads of a block hold: 8192 bf16 elements, 512 or 1024 where 16-byte accesses do not
+// fit.
 TEST_F(FusedOpsTest, RmsNormOfVeryLongRows) {
   for (const at::ScalarType dtype : dtypes()) {
     for (const int64_t width : {9001, 16384}) {
@@ -169,7 +170,7 @@ TEST_F(FusedHeadsTest, RopeTurnsQueriesAndKeysOfOneBuffer) {
       EXPECT_LT(relative_error(c.q, expected(original[0])), tolerance(dtype));
       EXPECT_LT(relative_error(c.k, expected(original[1])), tolerance(dtype));
       EXPECT_TRUE(at::equal(c.v, original[2]));
-      // From buffers of their own into one that is shared.
+      // The parts are copied from buffers of their own into one that is shared.
       const at::Tensor elsewhere = at::full_like(c.fused, 7);
       auto parts = split(elsewhere, shape);
       rope_backward(c.q.contiguous(), c.k.contiguous(), parts[0], parts[1], c.angles);

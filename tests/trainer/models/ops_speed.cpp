@@ -1,4 +1,4 @@
-// Time and bandwidth of the elementwise kernels at Llama's shapes, beside the ATen calls they stand for.
+// Measures time and bandwidth of the elementwise kernels at Llama's shapes, and of the ATen calls that they replace.
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>

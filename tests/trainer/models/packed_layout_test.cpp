@@ -133,7 +133,7 @@ TEST_F(PackedLayoutTest, ReadersThatShareTheScalesReadOnlyTheRowsOfTheirRange) {
         use(begin, std::min(part, layout.numel - begin));
       }
     };
-    // What every reader knows of the scales, and then all of them.
+    // Every reader knows these scales; then follow all of them.
     at::Tensor scales;
     each_range([&](int64_t begin, int64_t count) {
       read_range(begin, count, CountingWeights(), [&](const at::Tensor& own) {
@@ -197,7 +197,7 @@ TEST_F(Float8BlockTest, WithoutProductsItIsThePlainBlock) {
 }
 
 TEST_F(Float8BlockTest, AProductEqualsItsFormula) {
-  // Only gate and up in float8: the block's output from the formula on the same rounded operands.
+  // Only gate and up are in float8: the block's output must be that of the formula on the same rounded operands.
   const ModelConfig config = with_exceptions(make_config(with_norms_after()), {"qkv", "o", "down"});
   const at::Tensor x = randn({kTokens, 64}, compute_dtype());
   const SequenceInfo seq = dense_sequences(2, kTokens / 2, test_device());

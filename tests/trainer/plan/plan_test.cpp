@@ -425,7 +425,7 @@ TEST(Plan, CountsTheTokensThatTheTeacherReads) {
   EXPECT_EQ(
       twice.time.phases[static_cast<size_t>(metrics::Phase::kForward)],
       none.time.phases[static_cast<size_t>(metrics::Phase::kForward)]);
-  // In the teacher's pass: the gathered hidden states, and twice as many of all others.
+  // During the teacher's pass the gathered hidden states exist, and twice their bytes of all others.
   const int64_t hidden = int64_t{2} * 4096 * 2048 * 2;
   EXPECT_GE(teacher_peak(same), teacher_peak(none));
   EXPECT_GT(teacher_peak(twice), teacher_peak(none) + 2 * hidden);

@@ -28,7 +28,7 @@ double value_of(int64_t step, int64_t rank, int64_t unit) {
   return static_cast<double>(100 * step + 10 * rank + unit);
 }
 
-// One rank's model with slots, whose weights the test writes as an optimizer does.
+// The model of one rank with slots, whose weights the test writes as an optimizer does.
 struct Rank {
   std::unique_ptr<PeerMemory> memory;
   ThreadCommunicator gather;
@@ -107,7 +107,7 @@ TEST(GatherCopies, AFrozenModelMeetsOnce) {
   });
 }
 
-// With the optimizer's state in host memory units are updated one by one: none waits for another one's update.
+// If the optimizer's state is in host memory, units are updated one by one, and none waits for another one's update.
 TEST(GatherCopies, UnitsThatAreUpdatedOneByOneMeetOneByOne) {
   RankThreads ranks(kRanks);
   ranks.run([&](int64_t number) {

@@ -14,7 +14,7 @@
 namespace distill::sharding {
 namespace {
 
-// Of two ranks that are threads, who meet at a port that is free.
+// The options of two ranks that are threads and meet at a free port.
 std::array<RendezvousOptions, 2> two_ranks(std::chrono::milliseconds timeout) {
   RendezvousOptions options;
   options.world_size = 2;

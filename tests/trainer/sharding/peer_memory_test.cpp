@@ -89,7 +89,7 @@ TEST(PeerMemory, TheOwnPartIsCountedUntilItIsReleased) {
   EXPECT_EQ(device::outside_bytes(), before);
 }
 
-// Says what it has read, and what it was told to read.
+// This peer posts what it has read, and what the test told it to have read.
 class WrongPeer : public PeerMemory {
  public:
   std::vector<at::Tensor> allocate(int64_t bytes) override {

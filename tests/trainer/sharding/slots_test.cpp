@@ -121,7 +121,7 @@ TEST_F(WeightSlotsTest, AWriteIntoASlotBetweenForwardAndBackwardIsFound) {
 TEST_F(WeightSlotsTest, AWriteIntoASlotInUseIsFound) {
   const at::Tensor shard = at::ones({kShard});
   at::Tensor whole = slots_.acquire(block(1, shard, &model_b));
-  // The same numbers in another order.
+  // These are the same numbers in another order.
   whole.copy_(at::cat({whole.narrow(0, kShard, 2 * kShard), whole.narrow(0, 0, kShard)}));
   slots_.release(block(1, shard, &model_b).key);
   EXPECT_EQ(failed_unit(), "teacher block 0");
@@ -204,7 +204,7 @@ TEST_P(GradientSlotsTest, WhatWasReducedBeforeABlockThatIsWaitedForGivesItsMemor
   EXPECT_FALSE(alive(large));
   EXPECT_FALSE(alive(blocks[0]));
   EXPECT_TRUE(alive(blocks[2]));
-  // A large unit leaves one block's reduction beside it, as a block does.
+  // A large unit leaves one block's reduction in flight, as a block does.
   slots_.acquire({&model_a, 8}, SlotSize::kLarge, kRanks * kShard);
   EXPECT_FALSE(alive(blocks[1]));
   EXPECT_TRUE(alive(blocks[2]));

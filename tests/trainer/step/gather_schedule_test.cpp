@@ -44,7 +44,7 @@ int64_t gathers_of(const Case& c) {
   return models.slots.weights->gathered().units - large;
 }
 
-// What must be in the slots at the same time, as a set of bits: the teacher's blocks, then the student's.
+// The units that must be in the slots at the same time, as a set of bits: the teacher's blocks, then the student's.
 struct Moment {
   uint32_t needed = 0;
   bool student_changes = false; // afterwards

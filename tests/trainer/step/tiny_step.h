@@ -23,7 +23,7 @@ inline config::Config tiny_config(int64_t micro_batch_size) {
   return config;
 }
 
-// The same four sequences whatever the micro-batches; every third token has no target.
+// Makes the same four sequences whatever the micro-batches; every third token has no target.
 inline GlobalBatch tiny_batch(const config::Config& config, uint64_t seed = 7) {
   const int64_t sequences = config.train.global_batch_size, length = config.data.seq_len;
   at::manual_seed(seed);

@@ -58,7 +58,7 @@ TEST(Manifest, OfConcatenatedDocumentsReadsBackAsWritten) {
   }
 }
 
-// What earlier versions of the program wrote, byte for byte: their caches stay what they are.
+// Earlier versions of the program wrote these bytes: their caches keep their identity.
 TEST(Manifest, OfHiddenStatesHasTheIdentityThatItAlwaysHad) {
   EXPECT_EQ(base::hex(tiny_manifest().id()), "b62b93148aa50ddebb2cededabcc7fc3e38ffbe06cced814581ed09506edded7");
 }

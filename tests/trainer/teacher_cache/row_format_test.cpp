@@ -79,7 +79,7 @@ TEST(RowFormat, AFloat8ValueIsWithinASixteenthOrASmallStepOfItsRow) {
   EXPECT_GT(error_RG.max().item<float>(), 0);
 }
 
-// In the bytes of a file: 1, -2, 448 and 0.0625 in e4m3, and a scale of 0.5.
+// The bytes of a file hold 1, -2, 448 and 0.0625 in e4m3, and a scale of 0.5.
 TEST(RowFormat, AFloat8RowOfAnEarlierVersionIsRead) {
   const std::vector<uint8_t> row = {0x38, 0xc0, 0x7e, 0x18, 0x00, 0x00, 0x00, 0x3f};
   const at::Tensor rows_RW = at::tensor(row, at::kByte).unsqueeze(0);

@@ -6,9 +6,9 @@
 
 #include "trainer/models/sequence.h"
 
-// The libraries behind attention.h: which one handles an input, and the calls to it. None of them has a kernel for meta
-// tensors, so in a simulated run (device/simulation.h) each call allocates the tensors that the library would: results
-// and, during the call, scratch.
+// The libraries behind attention.h: the choice of the one that handles an input, and the calls to it. None of them has
+// a kernel for meta tensors, so in a simulated run (device/simulation.h) each call allocates the tensors that the
+// library would: results and, during the call, scratch.
 namespace distill::models {
 
 enum class AttentionBackend {

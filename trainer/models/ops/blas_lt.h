@@ -10,7 +10,8 @@ struct BlasLtOperand {
   at::Tensor scale; // undefined: bf16 or fp16
 };
 
-// Whether cuBLASLt multiplies float8 matrices with a scale for each row: on GPUs of compute capability 9.0 (Hopper).
+// Tells whether cuBLASLt multiplies float8 matrices with a scale for each row. It does on GPUs of compute capability
+// 9.0 (Hopper).
 bool blas_lt_scales_rows(at::Device device);
 
 // out = x W^T + residual on the current stream. Float8 operands are accumulated with the tensor cores' fast

@@ -11,7 +11,7 @@
 
 static_assert(__cplusplus >= 202002L, "CUDA sources are C++20");
 
-// What the elementwise kernels share: 16-byte accesses, arithmetic types, sums over a group of lanes.
+// The common parts of the elementwise kernels: 16-byte accesses, arithmetic types, sums over a group of lanes.
 namespace distill::models {
 
 constexpr int kWarp = 32;
@@ -146,7 +146,7 @@ inline int element_bytes(ElementType type) {
   return type == ElementType::kFloat64 ? 8 : (type == ElementType::kFloat32 ? 4 : 2);
 }
 
-// Whether `count` elements are a whole number of 16-byte accesses.
+// Tells whether `count` elements are a whole number of 16-byte accesses.
 inline bool whole_packs(ElementType type, int64_t count) {
   return count * element_bytes(type) % kAccessBytes == 0;
 }

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// First index after `begin` whose token differs.
+// Finds the first index after `begin` whose token differs.
 __device__ __forceinline__ int64_t run_end(const int64_t* sorted, int64_t begin, int64_t count) {
   const int64_t token = sorted[begin];
   int64_t low = begin + 1;

@@ -40,7 +40,7 @@ void count_by_ops(const at::Tensor& x, const Float8Rows& out, at::Tensor counts)
   counts[kFloat8BadRows].add_(out.scale_R.isfinite().bitwise_not_().sum());
 }
 
-// Where the kernels do not run: the same arithmetic by ops.
+// Makes the rows by ATen's ops on a device that has no such kernels. The arithmetic is the same.
 void rows_by_ops(const at::Tensor& x_RC, const Float8Rows& out, const Float8Rounding& rounding) {
   const at::Tensor x = rounding.factor_C.defined() ? x_RC.to(at::kFloat) * rounding.factor_C : x_RC.to(at::kFloat);
   at::Tensor scale = x.abs().amax(1, /*keepdim=*/true);

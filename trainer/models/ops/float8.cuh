@@ -10,7 +10,7 @@
 // Rounding a row to e4m3 with one scale. trainer/models/ops/float8.h defines the format.
 namespace distill::models {
 
-// NaN if one of them is.
+// The result is NaN if one of the numbers is.
 __device__ __forceinline__ float larger(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
@@ -48,7 +48,7 @@ __device__ __forceinline__ float float8_scale(float largest) {
   return scale < kFloat8SmallestScale ? kFloat8SmallestScale : scale; // NaN stays
 }
 
-// magnitudes_to_scales_ of float8_shard.h for one row.
+// Does for one row what magnitudes_to_scales_ of float8_shard.h does.
 __device__ __forceinline__ float float8_power_of_two_scale(float largest) {
   const float clamped = fmaxf(largest, kFloat8Max * kFloat8SmallestScale);
   const float scale = __int_as_float((__float_as_int(clamped) + 0x001fffff) & 0x7f800000) * 0x1p-8F;

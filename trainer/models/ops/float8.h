@@ -31,27 +31,27 @@ struct Float8Rounding {
 
 // Rounds each row to nearest even. x_RC: bf16, fp16, fp32 or fp64. A row of zeros has a tiny scale.
 Float8Rows float8_rows(const at::Tensor& x_RC, const Float8Rounding& rounding = {});
-// The same into existing tensors, contiguous.
+// Rounds each row into existing tensors, contiguous.
 void float8_rows_out(const at::Tensor& x_RC, const Float8Rows& out, const Float8Rounding& rounding = {});
-// Not initialised. `options`: its device.
+// Allocates rows without initialising them. `options`: the device.
 Float8Rows empty_float8_rows(int64_t rows, int64_t columns, const at::TensorOptions& options);
 
-// The values as numbers, fp32.
+// Returns the values as numbers, fp32.
 at::Tensor float8_to_float(const Float8Rows& rows);
 
-// x W^T (+ bias), accumulated in fp32 (on CUDA with the tensor cores' fast accumulation, whose error is about a tenth
-// of the rounding error of e4m3: docs/float8.md), result in `dtype`. On CUDA the inner size and the number of outputs
+// Returns x W^T (+ bias), accumulated in fp32 (on CUDA with the tensor cores' fast accumulation, whose error is about a
+// tenth of the rounding error of e4m3: docs/float8.md), in `dtype`. On CUDA the inner size and the number of outputs
 // must be multiples of 16.
 at::Tensor float8_linear(
     const Float8Rows& x_NI, const Float8Rows& weight_OI, at::ScalarType dtype, const at::Tensor& bias_O = {});
 
-// dy W, in dy's dtype: dy times the weight's scales is rounded to float8, and multiplied by the same values of the
-// weight that the forward pass used. Sizes and accumulation as for float8_linear. `counts`: of rounding dy; may be
-// undefined.
+// Returns dy W, in dy's dtype: dy times the weight's scales is rounded to float8, and multiplied by the same values of
+// the weight that the forward pass used. Sizes and accumulation are those of float8_linear. `counts`: of rounding dy;
+// may be undefined.
 at::Tensor float8_linear_backward_input(
     const at::Tensor& dy_NO, const Float8Rows& weight_OI, const at::Tensor& counts = {});
 
-// The transposed matrix, contiguous. bytes_RC: float8_e4m3fn, contiguous, sizes that are multiples of 4.
+// Returns the transposed matrix, contiguous. bytes_RC: float8_e4m3fn, contiguous, sizes that are multiples of 4.
 at::Tensor float8_transpose(const at::Tensor& values_RC);
 
 } // namespace distill::models

@@ -23,7 +23,8 @@ struct Float8RowsArgs {
 // values = e4m3(x / scale).
 const char* launch_float8_rows(const Float8RowsArgs& args, CUstream_st* stream);
 
-// The same of silu(gate) * up, rounded to `type` first: what swiglu_forward gives. One pass over memory.
+// Rounds silu(gate) * up in the same way, after it was rounded to `type`, as swiglu_forward does. It takes one pass
+// over memory.
 const char* launch_float8_swiglu(const Float8RowsArgs& args, CUstream_st* stream);
 
 constexpr int64_t kTransposeUnit = 4; // sizes are multiples of it

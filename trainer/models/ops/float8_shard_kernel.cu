@@ -50,7 +50,7 @@ __global__ __launch_bounds__(kThreads) void round_part(const __grid_constant__ F
   const float inverse = 1.0F / args.scale[part.row];
   auto* values = static_cast<uint8_t*>(args.values);
   const int64_t head = part.unaligned(args.elements);
-  // Elements and bytes are aligned together where the whole buffers are; otherwise one element at a time.
+  // If both buffers are aligned, so are the row's elements and bytes together; otherwise they are moved one by one.
   const bool wide = reinterpret_cast<uintptr_t>(values + part.begin + head) % kPackElements == 0;
   const int64_t packs = wide ? (part.end - part.begin - head) / kPackElements : 0;
   const auto round_one = [&](int64_t i) { store_float8(values + i, Pack<float, 1>{{args.elements[i]}}, inverse); };

@@ -21,8 +21,8 @@ __device__ __forceinline__ void transpose_words(const uint32_t (&in)[4], uint32_
   out[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-// One tile for each block. In the tile's transpose, the word of group g in row r is at place g ^ (r / 4) of its row, so
-// that neither the writes (one g, every fourth r) nor the reads (one r, all g) of a warp share a bank.
+// A thread block transposes one tile. In the tile's transpose, the word of group g in row r is at place g ^ (r / 4) of
+// its row, so that neither the writes (one g, every fourth r) nor the reads (one r, all g) of a warp share a bank.
 __global__ __launch_bounds__(kWarpsPerBlock* kWarp) void transpose(const __grid_constant__ Float8TransposeArgs args) {
   __shared__ uint32_t tile[kTileBytes][kTileWords];
   const int lane = threadIdx.x, warp = threadIdx.y;

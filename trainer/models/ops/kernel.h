@@ -1,6 +1,6 @@
 #pragma once
 
-// What a CUDA kernel's header needs. Kernels take plain pointers and know nothing of ATen.
+// The declarations that the header of a CUDA kernel needs. Kernels take plain pointers and know nothing of ATen.
 struct CUstream_st; // cudaStream_t is a pointer to it; this spelling compiles without a CUDA toolkit
 
 namespace distill::models {

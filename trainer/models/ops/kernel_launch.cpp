@@ -20,7 +20,7 @@ ElementType element_type(at::ScalarType type) {
 }
 
 CUstream_st* current_stream(at::Device device) {
-  // Through the device-generic interface, so that this file is the same in builds without CUDA.
+  // The device-generic interface makes this file the same in builds without CUDA.
   const c10::impl::VirtualGuardImpl guard(device.type());
   return static_cast<CUstream_st*>(guard.getStreamNativeHandle(guard.getStream(device)));
 }

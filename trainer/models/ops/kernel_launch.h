@@ -5,8 +5,8 @@
 
 #include "trainer/models/ops/kernel.h"
 
-// How an op's .cpp runs a kernel. The same source serves builds without CUDA, where kernels_no_cuda.cpp supplies the
-// launch functions.
+// The functions with which an op's .cpp runs a kernel. The same source serves builds without CUDA, where
+// kernels_no_cuda.cpp supplies the launch functions.
 namespace distill::models {
 
 // bf16, fp16, fp32, fp64; anything else is an error.

@@ -10,11 +10,12 @@
 // follows the product, which is then rounded twice.
 namespace distill::models {
 
-// x and the weight in one dtype, bf16 or fp16 on CUDA. `out`: [N, O] of that dtype, may be the residual itself.
+// Multiplies x and a weight of one dtype, bf16 or fp16 on CUDA. `out`: [N, O] of that dtype, may be the residual
+// itself.
 void product_add_out(
     const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& residual_NO, at::Tensor& out_NO);
 
-// The same in float8, accumulated as float8_linear does. The residual and `out` have one dtype, bf16 on CUDA.
+// Multiplies in float8, accumulated as float8_linear does. The residual and `out` have one dtype, bf16 on CUDA.
 void product_add_out(
     const Float8Rows& x_NI, const Float8Rows& weight_OI, const at::Tensor& residual_NO, at::Tensor& out_NO);
 

@@ -103,7 +103,7 @@ void backward_input_cpu(
   });
 }
 
-// Columns are split over threads and rows summed in order: the same result on any number of threads.
+// Columns are split over threads and rows are summed in order, so that any number of threads gives the same result.
 template <typename T>
 void backward_weight_cpu(
     const at::Tensor& dy_NH, const at::Tensor& x_NH, const at::Tensor& rstd_N, at::Tensor& grad_H) {
@@ -176,7 +176,7 @@ Float8RmsNormResult empty_float8_result(const at::Tensor& x_NH) {
   return {empty_float8_rows(x_NH.size(0), x_NH.size(1), x_NH.options()), empty_rstd(x_NH)};
 }
 
-// Everything but the results and the residual.
+// Sets all arguments but the results and the residual.
 RmsNormArgs kernel_args(const at::Tensor& x_NH, const at::Tensor& weight_H, double eps) {
   RmsNormArgs args{};
   args.x = x_NH.const_data_ptr();

@@ -18,8 +18,8 @@ RmsNormResult rms_norm_forward(const at::Tensor& x_NH, const at::Tensor& weight_
 RmsNormResult add_rms_norm_forward_(
     at::Tensor& x_NH, const at::Tensor& residual_NH, const at::Tensor& weight_H, double eps);
 
-// The same two with y rounded to its own dtype and then to float8_rows: bit for bit what the ops give one after the
-// other, in one pass on CUDA.
+// The results of these two ops with y rounded to its own dtype and then by float8_rows: bit for bit those of the ops
+// one after the other, in one pass on CUDA.
 struct Float8RmsNormResult {
   Float8Rows y_NH;
   at::Tensor rstd_N;

@@ -73,7 +73,7 @@ RopeHeads kernel_heads(const at::Tensor& in, const at::Tensor& out) {
   return heads;
 }
 
-// Everything but the heads.
+// Sets all arguments but the heads.
 RopeArgs kernel_args(const at::Tensor& x_NAD, const RopeAngles& angles) {
   RopeArgs args{};
   args.cos = angles.cos_NR.const_data_ptr<float>();

@@ -21,21 +21,21 @@ struct RopeAngles {
   at::Tensor sin_NR;
 };
 
-// fp32 [R], with the scaling applied; as transformers' modeling_rope_utils computes them.
+// Returns the frequencies, fp32 [R], with the scaling applied, as transformers' modeling_rope_utils computes them.
 at::Tensor rope_inverse_frequencies(const RopeSpec& rope);
 
-// Positions 0 .. num_positions - 1.
+// Makes the table of positions 0 .. num_positions - 1.
 RopeTable make_rope_table(const RopeSpec& rope, int64_t num_positions, at::Device device);
 RopeAngles rope_angles(const RopeTable& table, const at::Tensor& positions_N);
 
-// The same for each of a model's ropes.
+// Makes the table of each of a model's ropes.
 std::vector<RopeTable> make_rope_tables(const std::vector<RopeSpec>& ropes, int64_t num_positions, at::Device device);
 std::vector<RopeAngles> rope_angles(const std::vector<RopeTable>& tables, const at::Tensor& positions_N);
 
 // Rotates x [N, heads, D] in place; the last dimension must be contiguous, the others may be strided. fp32 mathematics.
 void rope_forward_(at::Tensor& x_NAD, const RopeAngles& angles);
 
-// q and k of one fused buffer: a single launch on CUDA.
+// Rotates q and k of one fused buffer, in a single launch on CUDA.
 void rope_forward_(at::Tensor& q_NAD, at::Tensor& k_NKD, const RopeAngles& angles);
 
 // The inverse rotation, in place: turns the gradient with respect to the output into the gradient with respect to the
@@ -43,7 +43,7 @@ void rope_forward_(at::Tensor& q_NAD, at::Tensor& k_NKD, const RopeAngles& angle
 void rope_backward_(at::Tensor& dx_NAD, const RopeAngles& angles);
 void rope_backward_(at::Tensor& dq_NAD, at::Tensor& dk_NKD, const RopeAngles& angles);
 
-// The same out of place: views [N, heads, D] of the same sizes that do not overlap.
+// Rotates backwards out of place: views [N, heads, D] of the same sizes that do not overlap.
 void rope_backward(
     const at::Tensor& dq_NAD, const at::Tensor& dk_NKD, at::Tensor& dq_out_NAD, at::Tensor& dk_out_NKD,
     const RopeAngles& angles);
@@ -55,8 +55,8 @@ struct NormRopeResult {
   at::Tensor k_rstd; // [N * kv heads]
 };
 
-// RMSNorm over each head of q and k, then the rotation; q and k are not changed. One launch on CUDA, where the norm's
-// output is not rounded in between. Results are bit for bit the same every time.
+// Applies RMSNorm to each head of q and k, then the rotation; q and k are not changed. It is one launch on CUDA, where
+// the norm's output is not rounded in between. Results are bit for bit the same every time.
 NormRopeResult norm_rope_forward(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& q_norm_D, const at::Tensor& k_norm_D,
     double eps, const RopeAngles& angles);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// One head of one token.
+// Rotates one head of one token.
 template <typename T>
 struct Head {
   const T* in;
@@ -29,7 +29,7 @@ __device__ __forceinline__ Head<T> head_of(const RopeHeads& part, int64_t token,
   return result;
 }
 
-// q's heads come first, then k's.
+// The heads of q come first, then those of k.
 template <typename T>
 __device__ __forceinline__ Head<T> head_of(const RopeArgs& args, int64_t token, int64_t head) {
   return head < args.q.heads ? head_of<T>(args.q, token, head) : head_of<T>(args.k, token, head - args.q.heads);
@@ -46,8 +46,8 @@ __device__ __forceinline__ Halves<T, V> load_halves(const T* head, int64_t at, i
   return {load_pack<T, V>(head + at), load_pack<T, V>(head + half + at)};
 }
 
-// One block for each token. threadIdx.x: packs of half a head; threadIdx.y: heads. A thread reads its angles once for
-// all heads.
+// A thread block has one token. threadIdx.x: packs of half a head; threadIdx.y: heads. A thread reads its angles once
+// for all heads.
 template <typename T, int V>
 __global__ __launch_bounds__(kThreads) void rope(const __grid_constant__ RopeArgs args) {
   using acc_t = acc_type<T>;
@@ -76,8 +76,8 @@ __global__ __launch_bounds__(kThreads) void rope(const __grid_constant__ RopeArg
   }
 }
 
-// As above, but threadIdx.x runs over a power of two of lanes of one warp, which sum a head's squares together. A head
-// is read twice, the second time from the cache.
+// This kernel works like the one above, but threadIdx.x runs over a power of two of lanes of one warp, which sum a
+// head's squares together. A head is read twice, the second time from the cache.
 template <typename T, int V>
 __global__ __launch_bounds__(kThreads) void norm_rope(const __grid_constant__ RopeArgs args) {
   using acc_t = acc_type<T>;
@@ -146,7 +146,7 @@ const char* launch_rope(const RopeArgs& args, CUstream_st* stream) {
   const int64_t packs = args.head_dim / 2 / pack;
   const int64_t heads = args.q.heads + args.k.heads;
   const int64_t width = std::min<int64_t>(packs, kThreads);
-  // As many heads at a time as leave the last round full.
+  // The number of heads at a time is the one that leaves the last round full.
   const int64_t rounds = ceil_div<int64_t>(heads, kThreads / width);
   const dim3 block(static_cast<unsigned>(width), static_cast<unsigned>(ceil_div(heads, rounds)));
   const dim3 grid(static_cast<unsigned>(args.tokens));

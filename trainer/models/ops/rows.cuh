@@ -4,8 +4,8 @@
 
 #include "trainer/models/ops/device.cuh"
 
-// How kernels share the rows of a matrix among threads: threadIdx.x runs over a row, threadIdx.y over the block's rows.
-// A row is handled by a power of two of lanes of one warp, or by a whole block, which reduces through shared memory.
+// The division of a matrix's rows among threads: threadIdx.x runs over a row, threadIdx.y over the block's rows. A row
+// is handled by a power of two of lanes of one warp, or by a whole block, which reduces through shared memory.
 namespace distill::models {
 
 constexpr int kMaxRowThreads = 512;
@@ -24,8 +24,8 @@ inline dim3 row_block_shape(int64_t packs, int held, int64_t max_threads = kMaxR
   return dim3(lanes, kMinRowThreads / lanes);
 }
 
-// One value for each warp of a row's threads. Consecutive reductions of a block need two of them in turn: one warp may
-// still read the first while another warp writes the second.
+// Each warp of a row's threads has one value here. Consecutive reductions of a block need two of these in turn: one
+// warp may still read the first while another warp writes the second.
 template <typename acc_t>
 using RowScratch = acc_t[kMaxRowThreads / kWarp];
 

@@ -9,12 +9,13 @@ namespace distill::models {
 
 at::Tensor swiglu_forward(const at::Tensor& gate_up_N2F);
 
-// The same rounded to its own dtype and then to float8_rows, in one pass on CUDA. `counts`: of rounding (float8.h); may
-// be undefined.
+// Computes act rounded to its own dtype and then by float8_rows, in one pass on CUDA. `counts`: of rounding (float8.h);
+// may be undefined.
 Float8Rows swiglu_forward_float8(const at::Tensor& gate_up_N2F, const at::Tensor& counts = {});
 
-// In place, so that the widest tensors of a block exist once: gate_up becomes its own gradient. dact becomes act again,
-// for the gradient of the down projection, where `needs_act`; otherwise it is left as it is. Both must be contiguous.
+// Computes the gradient in place, so that the widest tensors of a block exist once: gate_up becomes its own gradient.
+// If `needs_act`, dact becomes act again, for the gradient of the down projection; otherwise it is left as it is. Both
+// must be contiguous.
 void swiglu_backward_(at::Tensor& dact_NF, at::Tensor& gate_up_N2F, bool needs_act);
 
 } // namespace distill::models

@@ -1,4 +1,4 @@
-#include "trainer/metrics/step_record.h"
+#include "trainer/metrics/step_metrics.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 namespace distill::metrics {
 namespace {
 
-StepRecord record() {
-  StepRecord r;
+StepMetrics record() {
+  StepMetrics r;
   r.step = 3;
   r.total_steps = 10;
   std::array<double, losses::kNumTokenMetrics> sums{};

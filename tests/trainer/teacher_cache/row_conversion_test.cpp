@@ -1,4 +1,4 @@
-#include "trainer/teacher_cache/sparse_rows.h"
+#include "trainer/teacher_cache/row_conversion.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -43,7 +43,7 @@ losses::LinearHeadInputs given(const RowFormat& format, const at::Tensor& rows_R
   return inputs;
 }
 
-TEST(SparseRows, ASingleRowReadsBack) {
+TEST(RowConversion, ASingleRowReadsBack) {
   const RowFormat format = topk_format(3, 70000);
   const at::Tensor ids = at::tensor({4, 69999, -1}, at::kInt).view({1, 3});
   const SparseRows back =
@@ -53,7 +53,7 @@ TEST(SparseRows, ASingleRowReadsBack) {
 }
 
 // The vocabularies at which an id takes another byte, and the last id of each.
-TEST(SparseRows, IdsOfEverySizeReadBack) {
+TEST(RowConversion, IdsOfEverySizeReadBack) {
   for (const int64_t columns : {int64_t{50}, int64_t{65534}, int64_t{65535}, int64_t{16777214}, int64_t{16777215}}) {
     const RowFormat format = topk_format(3, columns);
     const int64_t bytes = columns < 65535 ? 2 : columns < 16777215 ? 3 : 4;
@@ -71,7 +71,7 @@ TEST(SparseRows, IdsOfEverySizeReadBack) {
   }
 }
 
-TEST(SparseRows, TopKOfHiddenStatesAreThoseOfTheirDistribution) {
+TEST(RowConversion, TopKOfHiddenStatesAreThoseOfTheirDistribution) {
   const RowSource in = source(37, 90);
   RowFormat format = topk_format(11, 80); // the last ten columns are padding
   format.temperature = 1.5;
@@ -86,7 +86,7 @@ TEST(SparseRows, TopKOfHiddenStatesAreThoseOfTheirDistribution) {
   EXPECT_EQ(inputs.teacher_temperature, 1.5);
 }
 
-TEST(SparseRows, ARowIsTheSameWhateverIsBesideIt) {
+TEST(RowConversion, ARowIsTheSameWhateverIsBesideIt) {
   const RowSource all = source(100, 211);
   RowSource some = all;
   some.hidden_RG = all.hidden_RG.slice(0, 17, 30);
@@ -97,7 +97,7 @@ TEST(SparseRows, ARowIsTheSameWhateverIsBesideIt) {
   }
 }
 
-TEST(SparseRows, DrawsWeighWhatMakesThemUnbiased) {
+TEST(RowConversion, DrawsWeighWhatMakesThemUnbiased) {
   const RowSource one = source(1, 30);
   const at::Tensor p = one.hidden_RG.to(at::kDouble).matmul(one.lm_head_VG.to(at::kDouble).t()).softmax(1)[0];
   for (const double exponent : {1.0, 0.5}) {
@@ -118,7 +118,7 @@ TEST(SparseRows, DrawsWeighWhatMakesThemUnbiased) {
   }
 }
 
-TEST(SparseRows, ShapesAreTheSameOnMetaTensors) {
+TEST(RowConversion, ShapesAreTheSameOnMetaTensors) {
   RowSource meta = source(40, 211);
   for (at::Tensor* tensor : {&meta.hidden_RG, &meta.lm_head_VG, &meta.keys_R}) {
     *tensor = at::empty(tensor->sizes(), tensor->options().device(at::kMeta));
@@ -136,7 +136,7 @@ TEST(SparseRows, ShapesAreTheSameOnMetaTensors) {
   }
 }
 
-TEST(SparseRows, WhatATeacherWritesIsFineAndAnyOtherNumberIsNamed) {
+TEST(RowConversion, WhatATeacherWritesIsFineAndAnyOtherNumberIsNamed) {
   const RowFormat format = topk_format(3, 50, Encoding::kFloat16);
   const auto check = [&](const at::Tensor& ids, const std::vector<float>& values, float tail) {
     const at::Tensor rows =
@@ -160,8 +160,8 @@ TEST(SparseRows, WhatATeacherWritesIsFineAndAnyOtherNumberIsNamed) {
   }
 }
 
-// With exponent 1 no weight is stored that could be NaN.
-TEST(SparseRows, ATeacherThatIsNotFiniteIsSeenInItsRows) {
+// Rows with exponent 1 store no weight that could be NaN.
+TEST(RowConversion, ATeacherThatIsNotFiniteIsSeenInItsRows) {
   for (const float wrong : {NAN, INFINITY}) {
     RowSource in = source(5, 50);
     in.hidden_RG[2][3] = wrong;

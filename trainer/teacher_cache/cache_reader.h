@@ -21,31 +21,31 @@ struct RowsOptions {
   bool pin_memory = false; // rows are read into page-locked memory (needs CUDA)
 };
 
-// The rows of a data set's tokens in a cache.
-class CachedRows : public data::TeacherRows {
+// Reads the rows of a data set's tokens from a cache.
+class CacheReader : public data::TeacherRows {
  public:
   // Checks the data set against the cache: every token shard must be in it as it was, and unless `partial`, every
-  // stretch that the data set may hold with the context that it has there. InvalidArgument says what was expected and
-  // found. `data` must outlive this object.
-  static absl::StatusOr<std::shared_ptr<CachedRows>> open(
+  // stretch that the data set may hold with the context that it has there. InvalidArgument names what was expected and
+  // what was found. `data` must outlive this object.
+  static absl::StatusOr<std::shared_ptr<CacheReader>> open(
       std::shared_ptr<const Index> index, const data::Dataset& data, const RowsOptions& options);
 
   absl::StatusOr<at::Tensor> read(const data::Batch& batch) const override;
 
   absl::Status check_stretches(const data::Dataset& data) const override;
 
-  // Whether the rows of a stretch with this context (contexts.h) are there.
+  // Tells whether the rows of a stretch with this context (contexts.h) are there.
   bool has(const data::Stretch& stretch, uint64_t context) const;
   Reading take_reading() override;
 
  private:
-  // Tokens [begin, begin + tokens) of a document, and where their rows are.
+  // The tokens [begin, begin + tokens) of a document, and the place of their rows.
   struct Piece {
     StretchPlace place;
     int64_t begin = 0, tokens = 0;
   };
 
-  CachedRows(std::shared_ptr<const Index> index, RowsOptions options)
+  CacheReader(std::shared_ptr<const Index> index, RowsOptions options)
       : options_(std::move(options)), index_(std::move(index)) {}
   absl::Status map_shards(const data::Dataset& data);
   bool find(const data::Stretch& stretch, uint64_t context, std::vector<Piece>& pieces) const;

@@ -1,4 +1,4 @@
-#include "trainer/metrics/step_record.h"
+#include "trainer/metrics/step_metrics.h"
 
 #include <absl/strings/str_cat.h>
 
@@ -85,7 +85,7 @@ LossMeans loss_means(
   return means;
 }
 
-Json step_json(const StepRecord& r) {
+Json step_json(const StepMetrics& r) {
   Json json;
   json[kStepKey] = r.step;
   add_means(json, r.means);

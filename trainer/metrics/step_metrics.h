@@ -31,7 +31,7 @@ LossMeans loss_means(
     const std::array<double, losses::kNumTokenMetrics>& sums, int64_t valid_tokens,
     const losses::MetricQualities& quality);
 
-// What float8 cost a student that is trained in it, in one step.
+// The losses by rounding to float8 in one step of a student that is trained in it.
 struct Float8Losses {
   std::array<double, models::kFloat8Operands>
       underflow{}; // by Float8Operand: share of the values that became zero, in a sample of rows
@@ -39,8 +39,8 @@ struct Float8Losses {
   std::optional<double> gradient_cosine; // between its gradients and those in the compute dtype (float8.shadow_every)
 };
 
-// What is known of an optimizer step after it has run.
-struct StepRecord {
+// The numbers of one optimizer step, known after it has run.
+struct StepMetrics {
   int64_t step = 0; // counted from 1
   int64_t total_steps = 0;
   LossMeans means;
@@ -72,7 +72,7 @@ struct StepRecord {
 
 // A line of metrics.jsonl: without means that are not available (losses/teacher_kind.h), and with the names of those
 // that are lower bounds or estimates. The numbers that are added here are also TensorBoard's (metrics/tensorboard.h).
-nlohmann::ordered_json step_json(const StepRecord& record);
+nlohmann::ordered_json step_json(const StepMetrics& record);
 
 // The means alone as a JSON object, with the same names.
 std::string means_json(const LossMeans& means);

@@ -1,4 +1,4 @@
-#include "trainer/tools/capture.h"
+#include "trainer/tools/write_cache.h"
 
 #include <ATen/ATen.h>
 
@@ -57,11 +57,11 @@ class Capture {
   absl::StatusOr<CaptureResult> run();
 
  private:
-  // One micro-batch of a part.
+  // A micro-batch of a part.
   struct Round {
-    int64_t part = -1; // number of its file; -1: of padding, since other ranks have more
+    int64_t part = -1; // number of the part's file; -1: this is padding, since other ranks have more
     data::SampleRange samples;
-    bool last = false; // of the part
+    bool last = false; // of the part's micro-batches
   };
 
   absl::Status prepare();
@@ -86,8 +86,8 @@ class Capture {
   std::unordered_map<const data::Shard*, uint32_t> shard_number_;
   std::unique_ptr<teacher_cache::PartThread> writer_;
   std::unique_ptr<metrics::TaskProgress> progress_; // on rank 0
-  Clock::time_point start_; // of the first micro-batch
-  double data_seconds_ = 0; // that this thread waited for micro-batches
+  Clock::time_point start_; // when the first micro-batch was asked for
+  double data_seconds_ = 0; // time that this thread waited for micro-batches
   bool stopped_ = false;
 };
 
@@ -117,7 +117,8 @@ absl::Status Capture::prepare() {
   return mesh_.is_main() ? check_space(plan_, folder, bytes_below(folder)) : absl::OkStatus();
 }
 
-// On rank 0, before the teacher is read: what is there stays as it is, so that it must be of this capture.
+// Checks on rank 0, before the teacher is read, that the files in the folder are of this capture: they stay as they
+// are.
 absl::Status Capture::look_at_earlier() {
   if (!mesh_.is_main()) {
     return absl::OkStatus();
@@ -127,14 +128,14 @@ absl::Status Capture::look_at_earlier() {
   plan_.manifest.head = found ? found->head : std::nullopt;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; found && !error && it != end; it.increment(error)) {
-    if (it->path().extension() == ".partial" && it->is_regular_file(error)) { // of a process that was killed
+    if (it->path().extension() == ".partial" && it->is_regular_file(error)) { // a process that was killed has left it
       fs::remove(it->path(), error);
     }
   }
   return absl::OkStatus();
 }
 
-// As a training run does: a float8 teacher that is too far from itself is not stored. All ranks call it.
+// Refuses a float8 teacher that is too far from the exact one, as a training run does. All ranks call it.
 absl::Status Capture::check_precision() const {
   ASSIGN_OR_RETURN(
       const auto error,
@@ -179,7 +180,7 @@ absl::StatusOr<std::vector<CapturePart>> Capture::missing_parts() const {
   return parts;
 }
 
-// The micro-batches of this rank's share of the parts of one data set; as many on every rank.
+// Lists the micro-batches of this rank's share of the parts of one data set. Every rank has the same number of them.
 std::vector<Capture::Round> Capture::own_rounds(const std::vector<CapturePart>& parts, int64_t data) const {
   std::vector<std::vector<Round>> of_rank(static_cast<size_t>(mesh_.data_size()));
   int64_t next = 0;
@@ -203,7 +204,7 @@ std::vector<Capture::Round> Capture::own_rounds(const std::vector<CapturePart>& 
   return own;
 }
 
-// The rows of a micro-batch on the way to the host.
+// Computes the rows of a micro-batch, which are then on their way to the host.
 teacher_cache::RowsToWrite Capture::compute(const data::Batch& batch, const Round& round) {
   const at::Tensor rows_RW = step_->run(batch);
   if (round.part < 0) {
@@ -252,7 +253,8 @@ absl::Status Capture::capture_data(const std::vector<CapturePart>& parts, int64_
   return absl::OkStatus();
 }
 
-// All in, and of the time in which rows came one micro-batch after the other. `samples`: of all ranks.
+// Reports the speed of the whole capture, and of the time in which rows came one micro-batch after the other.
+// `samples`: of all ranks.
 std::vector<std::string> Capture::speed_lines(int64_t samples) const {
   const double seconds = seconds_between(start_, Clock::now());
   const teacher_cache::PartThread::Times times = writer_->times();
@@ -322,7 +324,7 @@ absl::StatusOr<CaptureResult> Capture::run() {
 
 } // namespace
 
-absl::Status capture_dry_run(const config::Config& config, const launch::RankInfo& ranks) {
+absl::Status write_cache_dry_run(const config::Config& config, const launch::RankInfo& ranks) {
   const int64_t started = std::max(ranks_to_start(config, ranks), ranks.world_size);
   const config::Config own = capture_config(config, started);
   ASSIGN_OR_RETURN(const Environment environment, resolve_environment(own));
@@ -340,7 +342,7 @@ absl::Status capture_dry_run(const config::Config& config, const launch::RankInf
   return absl::OkStatus();
 }
 
-absl::StatusOr<CaptureResult> capture(
+absl::StatusOr<CaptureResult> write_cache(
     const config::Config& config, const launch::RankInfo& ranks, const launch::StopSignal& stop) {
   const config::Config own = capture_config(config, ranks.world_size);
   ASSIGN_OR_RETURN(const std::unique_ptr<RunContext> context, RunContext::join(own, ranks, stop));

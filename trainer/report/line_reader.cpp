@@ -1,4 +1,4 @@
-#include "trainer/report/record_lines.h"
+#include "trainer/report/line_reader.h"
 
 #include <cerrno>
 #include <cstring>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMaxDepth = 16;
 
-// Whether brackets outside of texts are nested so deeply that writing the value out could use up the stack.
+// Tells whether brackets outside of texts are nested so deeply that writing the value out could use up the stack.
 bool too_deep(const std::string& line) {
   int depth = 0;
   bool in_text = false;

@@ -1,4 +1,4 @@
-#include "trainer/report/record_lines.h"
+#include "trainer/report/line_reader.h"
 
 #include <gmock/gmock.h>
 

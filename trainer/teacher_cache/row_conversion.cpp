@@ -1,4 +1,4 @@
-#include "trainer/teacher_cache/sparse_rows.h"
+#include "trainer/teacher_cache/row_conversion.h"
 
 #include <ATen/ATen.h>
 
@@ -17,8 +17,8 @@ namespace {
 using losses::kIgnoreIndex;
 using losses::TeacherKind;
 
-// The rows are computed in multiples of so many: a matrix product on the CPU rounds the last few rows otherwise, and
-// what a token's row is would depend on the tokens beside it.
+// Rows are computed in multiples of this number. A matrix product on the CPU rounds its last few rows differently, so
+// that a token's row would otherwise depend on how many tokens are computed with it.
 constexpr int64_t kRowGroup = 32;
 
 } // namespace
@@ -69,7 +69,7 @@ at::Tensor make_rows(const RowFormat& format, const RowSource& source, const los
   const losses::Samples draws = losses::capture_samples(
       inputs, padding == 0 ? source.keys_R : at::constant_pad_nd(source.keys_R, {0, padding}),
       {.samples = format.entries, .seed = static_cast<uint64_t>(format.seed), .exponent = format.exponent}, chunks);
-  // The weights of 1 / S are not stored: that they are NaN must be seen in the ids.
+  // Weights of 1 / S are not stored, so that the ids must show that they are NaN.
   draws.ids_NS.masked_fill_(draws.weights_NS.ne(draws.weights_NS), -1);
   return encode_sparse(format, {draws.ids_NS.narrow(0, 0, rows), draws.weights_NS.narrow(0, 0, rows), {}});
 }

@@ -1,4 +1,4 @@
-#include "trainer/teacher_cache/cached_rows.h"
+#include "trainer/teacher_cache/cache_reader.h"
 
 #include <ATen/ATen.h>
 #include <absl/strings/str_cat.h>
@@ -64,7 +64,7 @@ class OpenFile {
   int fd_;
 };
 
-// How many of the tokens [begin, end) of a document have a target, as far as the document itself decides.
+// Counts the tokens [begin, end) of a document that have a target, as far as the document itself decides.
 int64_t count_targets(const data::Shard& shard, int64_t document, int64_t begin, int64_t end) {
   const int64_t first = shard.document_begin(document), length = shard.document_length(document);
   int64_t count = 0;
@@ -74,7 +74,7 @@ int64_t count_targets(const data::Shard& shard, int64_t document, int64_t begin,
   return count;
 }
 
-// Every stretch that a data set may hold, with its context.
+// Calls a function with every stretch that a data set may hold, and its context.
 void for_each_context(
     const data::Dataset& data, const std::function<void(const data::Stretch& stretch, uint64_t context)>& visit) {
   uint64_t next = 0; // context of the stretch that follows in the same sequence
@@ -86,7 +86,7 @@ void for_each_context(
   });
 }
 
-// Of the documents in a stream.
+// Describes the order of a stream of documents.
 std::string order_text(bool shuffle, int64_t seed) {
   return shuffle ? absl::StrCat("data.seed ", seed) : "data.shuffle: false";
 }
@@ -97,7 +97,7 @@ std::string full_path(const std::string& path) {
   return error ? path : full.string();
 }
 
-// The data sets of a cache.
+// Lists the data sets of a cache.
 std::string sources_text(const std::vector<DataFile>& files) {
   std::vector<std::string> sources;
   for (const DataFile& file : files) {
@@ -114,9 +114,9 @@ std::string place_text(const data::Stretch& stretch) {
 
 } // namespace
 
-absl::StatusOr<std::shared_ptr<CachedRows>> CachedRows::open(
+absl::StatusOr<std::shared_ptr<CacheReader>> CacheReader::open(
     std::shared_ptr<const Index> index, const data::Dataset& data, const RowsOptions& options) {
-  std::shared_ptr<CachedRows> rows(new CachedRows(std::move(index), options));
+  std::shared_ptr<CacheReader> rows(new CacheReader(std::move(index), options));
   rows->seq_len_ = data.options().seq_len;
   rows->order_ = order_text(data.options().shuffle, data.options().seed);
   RETURN_IF_ERROR(rows->map_shards(data));
@@ -124,7 +124,7 @@ absl::StatusOr<std::shared_ptr<CachedRows>> CachedRows::open(
   return rows;
 }
 
-absl::Status CachedRows::map_shards(const data::Dataset& data) {
+absl::Status CacheReader::map_shards(const data::Dataset& data) {
   const std::vector<DataFile>& files = index_->manifest().data;
   base::ProblemList problems;
   if (data.options().packing != index_->manifest().packing) {
@@ -158,13 +158,14 @@ absl::Status CachedRows::map_shards(const data::Dataset& data) {
   return problems.status(absl::StatusCode::kInvalidArgument);
 }
 
-// False: some token of the stretch is not there, or has another left context.
-bool CachedRows::find(const data::Stretch& stretch, uint64_t context, std::vector<Piece>& pieces) const {
+// Finds the pieces of a stretch. False: some token of the stretch is not there, or has another left context.
+bool CacheReader::find(const data::Stretch& stretch, uint64_t context, std::vector<Piece>& pieces) const {
   pieces.clear();
   const auto places = index_->document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
   const int64_t end = stretch.begin + stretch.tokens;
   for (const StretchPlace& place : places) { // the longest of those that begin with the same token comes first
-    // Of a document that others follow, the last token may have a target: only as a whole it is what was captured.
+    // The last token of a document that others follow may have a target: only as a whole the stretch is what was
+    // captured.
     const bool long_enough = context == 0 ? place.entry.tokens >= stretch.tokens
                                           : static_cast<int64_t>(place.entry.tokens) == stretch.tokens;
     if (static_cast<int64_t>(place.entry.begin) == stretch.begin && place.entry.context == context && long_enough) {
@@ -186,12 +187,12 @@ bool CachedRows::find(const data::Stretch& stretch, uint64_t context, std::vecto
   return at == end;
 }
 
-bool CachedRows::has(const data::Stretch& stretch, uint64_t context) const {
+bool CacheReader::has(const data::Stretch& stretch, uint64_t context) const {
   std::vector<Piece> pieces;
   return find(stretch, context, pieces);
 }
 
-absl::Status CachedRows::no_rows(const data::Stretch& stretch) const {
+absl::Status CacheReader::no_rows(const data::Stretch& stretch) const {
   const auto places = index_->document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
   const Manifest& manifest = index_->manifest();
   if (places.empty()) {
@@ -219,7 +220,7 @@ absl::Status CachedRows::no_rows(const data::Stretch& stretch) const {
       near->entry.tokens, near->entry.begin, manifest.seq_len));
 }
 
-absl::Status CachedRows::check_stretches(const data::Dataset& data) const {
+absl::Status CacheReader::check_stretches(const data::Dataset& data) const {
   if (options_.partial) {
     return absl::OkStatus();
   }
@@ -241,11 +242,11 @@ absl::Status CachedRows::check_stretches(const data::Dataset& data) const {
 }
 
 // Reads the rows of a piece to the rows of its tokens in the batch.
-absl::Status CachedRows::read_piece(
+absl::Status CacheReader::read_piece(
     const data::Stretch& stretch, const Piece& piece, const int64_t* targets_N, uint8_t* rows_NW) const {
   const auto width = static_cast<uint64_t>(index_->manifest().rows.row_bytes());
   const int64_t at = stretch.at + piece.begin - stretch.begin;
-  std::vector<int64_t> rows; // of the batch, of the tokens with a target
+  std::vector<int64_t> rows; // indices in the batch of the tokens with a target
   for (int64_t row = at; row < at + piece.tokens; ++row) {
     if (targets_N[row] != kIgnoreIndex) {
       rows.push_back(row);
@@ -293,7 +294,7 @@ absl::Status CachedRows::read_piece(
   return absl::OkStatus();
 }
 
-absl::StatusOr<at::Tensor> CachedRows::read(const data::Batch& batch) const {
+absl::StatusOr<at::Tensor> CacheReader::read(const data::Batch& batch) const {
   const Clock::time_point start = Clock::now();
   std::vector<std::vector<Piece>> pieces(batch.stretches.size());
   const std::vector<uint64_t> contexts = contexts_of(batch);
@@ -315,7 +316,7 @@ absl::StatusOr<at::Tensor> CachedRows::read(const data::Batch& batch) const {
   return rows_NW;
 }
 
-CachedRows::Reading CachedRows::take_reading() {
+CacheReader::Reading CacheReader::take_reading() {
   return {bytes_.exchange(0), 1e-9 * static_cast<double>(nanoseconds_.exchange(0))};
 }
 

@@ -17,8 +17,8 @@ using Json = nlohmann::ordered_json;
 absl::StatusOr<bool> for_each_line(
     const std::string& path, const std::function<absl::Status(int64_t number, const std::string& line)>& visit);
 
-// The same for a file of JSON objects. A line that is none is an InvalidArgument error that names the file and the
-// line.
+// Calls `visit` for every whole line of a file of JSON objects. A line that is none is an InvalidArgument error that
+// names the file and the line.
 absl::StatusOr<bool> for_each_object(
     const std::string& path, const std::function<absl::Status(int64_t number, Json& object)>& visit);
 

@@ -1,4 +1,4 @@
-#include "trainer/teacher_cache/cached_rows.h"
+#include "trainer/teacher_cache/cache_reader.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -12,12 +12,12 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-class CachedRowsTest : public CacheTest {
+class CacheReaderTest : public CacheTest {
  protected:
-  absl::StatusOr<std::shared_ptr<CachedRows>> open(RowsOptions options = {}) {
+  absl::StatusOr<std::shared_ptr<CacheReader>> open(RowsOptions options = {}) {
     options.data_key = "data.train";
     auto index = Index::open(folder_.string(), options.partial);
-    return index.ok() ? CachedRows::open(*index, *data_, options) : index.status();
+    return index.ok() ? CacheReader::open(*index, *data_, options) : index.status();
   }
 
   // Every token with a target has the row of its own id.
@@ -39,7 +39,7 @@ class CachedRowsTest : public CacheTest {
 
 const std::vector<int64_t> kLengths = {5, 20, 1, 9, 8, 3, 17, 2, 2, 6};
 
-TEST_F(CachedRowsTest, EveryTokenFindsItsRowInAnyOrderAndBatch) {
+TEST_F(CacheReaderTest, EveryTokenFindsItsRowInAnyOrderAndBatch) {
   for (const auto& [shuffle, count] : {std::pair(false, 1), std::pair(true, 3), std::pair(true, 1)}) {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
@@ -49,14 +49,14 @@ TEST_F(CachedRowsTest, EveryTokenFindsItsRowInAnyOrderAndBatch) {
     ASSERT_TRUE(rows.ok()) << rows.status();
     data_->read_teacher_rows(*rows);
     expect_own_rows(3 * data_->num_samples(), count); // over three epochs
-    const CachedRows::Reading reading = (*rows)->take_reading();
+    const CacheReader::Reading reading = (*rows)->take_reading();
     EXPECT_GE(reading.bytes, 3 * 8 * 60); // 63 tokens with a target, 3 epochs
     EXPECT_GT(reading.seconds, 0);
     EXPECT_EQ((*rows)->take_reading().bytes, 0);
   }
 }
 
-TEST_F(CachedRowsTest, ALongerSequenceUsesTheRowsOfDocumentsThatWereNotCut) {
+TEST_F(CacheReaderTest, ALongerSequenceUsesTheRowsOfDocumentsThatWereNotCut) {
   open_data({5, 7, 3, 8}, {.seq_len = 16});
   write_cache(8);
   const auto rows = open();
@@ -65,7 +65,7 @@ TEST_F(CachedRowsTest, ALongerSequenceUsesTheRowsOfDocumentsThatWereNotCut) {
   expect_own_rows(data_->num_samples(), 1);
 }
 
-TEST_F(CachedRowsTest, AShorterStretchUsesTheFirstRowsOfALongerOne) {
+TEST_F(CacheReaderTest, AShorterStretchUsesTheFirstRowsOfALongerOne) {
   open_data({5, 7, 3, 8});
   write_cache(100);
   ASSERT_TRUE(open().ok());
@@ -80,7 +80,7 @@ TEST_F(CachedRowsTest, AShorterStretchUsesTheFirstRowsOfALongerOne) {
           HasSubstr("captured with data.seq_len 8"), HasSubstr("the same with 1 more of 6 stretches")));
 }
 
-TEST_F(CachedRowsTest, OtherContextsAreUsedWhereThatIsAllowed) {
+TEST_F(CacheReaderTest, OtherContextsAreUsedWhereThatIsAllowed) {
   for (const auto& [captured, length] : {std::pair(8, 6), std::pair(6, 8), std::pair(5, 16)}) {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
@@ -94,7 +94,7 @@ TEST_F(CachedRowsTest, OtherContextsAreUsedWhereThatIsAllowed) {
   }
 }
 
-TEST_F(CachedRowsTest, WhatIsMissingIsAnErrorOrNoRows) {
+TEST_F(CacheReaderTest, WhatIsMissingIsAnErrorOrNoRows) {
   open_data(kLengths);
   write_cache(8);
   std::filesystem::remove(part_path(folder_.string(), 1));
@@ -113,7 +113,7 @@ TEST_F(CachedRowsTest, WhatIsMissingIsAnErrorOrNoRows) {
   EXPECT_LT(with, data_->num_samples());
 }
 
-TEST_F(CachedRowsTest, ChangedAndForeignDataAreNamedWithBothHashes) {
+TEST_F(CacheReaderTest, ChangedAndForeignDataAreNamedWithBothHashes) {
   open_data(kLengths);
   write_cache(8);
   const std::string before = base::hex(manifest_.data[0].header_hash);
@@ -127,7 +127,7 @@ TEST_F(CachedRowsTest, ChangedAndForeignDataAreNamedWithBothHashes) {
 }
 
 // The rows of the stream's sequences, as a capture writes them.
-class ConcatRowsTest : public CachedRowsTest {
+class ConcatRowsTest : public CacheReaderTest {
  protected:
   void write_stream() {
     manifest_.packing = data::PackingMode::kConcat;
@@ -213,7 +213,7 @@ TEST_F(ConcatRowsTest, AContextIsAllThatIsToTheLeft) {
   EXPECT_NE(contexts[1], context_after(kSequenceStart + 1, batch.stretches[0]));
 }
 
-TEST_F(CachedRowsTest, ADamagedRowIsFoundWhenItIsRead) {
+TEST_F(CacheReaderTest, ADamagedRowIsFoundWhenItIsRead) {
   open_data(kLengths);
   write_cache(8);
   const std::string file = part_path(folder_.string(), 0);
@@ -231,7 +231,7 @@ TEST_F(CachedRowsTest, ADamagedRowIsFoundWhenItIsRead) {
   EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(file), HasSubstr("are damaged: expected checksum ")));
 }
 
-TEST_F(CachedRowsTest, APartOfAnotherCacheIsRefused) {
+TEST_F(CacheReaderTest, APartOfAnotherCacheIsRefused) {
   open_data(kLengths);
   write_cache(8);
   manifest_.seq_len = 9;
@@ -243,8 +243,8 @@ TEST_F(CachedRowsTest, APartOfAnotherCacheIsRefused) {
       std::string(status.message()), HasSubstr("part-00000000.dtc: is a part of another cache: expected part 0"));
 }
 
-// As an int64 the first of them is -5: before the document.
-TEST_F(CachedRowsTest, StretchesOutsideOfTheirShardAreRefused) {
+// Read as an int64, the first of these numbers is -5, which is before the document.
+TEST_F(CacheReaderTest, StretchesOutsideOfTheirShardAreRefused) {
   open_data(kLengths);
   for (const auto& [begin, tokens] : std::vector<std::pair<uint64_t, uint32_t>>{
            {std::numeric_limits<uint64_t>::max() - 4, 20}, {70, 4}, {74, 1}, {0, 74}}) {
@@ -264,7 +264,7 @@ TEST_F(CachedRowsTest, StretchesOutsideOfTheirShardAreRefused) {
   }
 }
 
-TEST_F(CachedRowsTest, AFolderThatIsNoCacheIsSaidToBeNone) {
+TEST_F(CacheReaderTest, AFolderThatIsNoCacheIsSaidToBeNone) {
   open_data(kLengths);
   EXPECT_TRUE(absl::IsNotFound(open().status()));
   ASSERT_TRUE(begin_cache(folder_.string(), manifest_).ok());

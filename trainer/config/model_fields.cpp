@@ -1,0 +1,148 @@
+#include "trainer/config/model_fields.h"
+
+#include <absl/strings/str_cat.h>
+
+#include "losses/rows/sparse_args.h"
+#include "trainer/config/field_kinds.h"
+
+namespace distill::config {
+namespace {
+
+const Condition kCached = {
+    [](const Config& c) { return c.teacher.reads_cache(); }, "teacher.source is cache", "teacher.source"};
+const Condition kTopKCache = {
+    [](const Config& c) { return c.cache.kind == CacheKind::kTopK; }, "cache.kind is topk", "cache.kind"};
+const Condition kSampledCache = {
+    [](const Config& c) { return c.cache.kind == CacheKind::kSampled; }, "cache.kind is sampled", "cache.kind"};
+const Condition kFloat8Teacher = {
+    [](const Config& c) { return c.teacher.dtype == ComputeDtype::kFloat8; }, "teacher.dtype is float8",
+    "teacher.dtype"};
+const Condition kFloat8Student = {
+    [](const Config& c) { return c.student.dtype == ComputeDtype::kFloat8; }, "student.dtype is float8",
+    "student.dtype"};
+
+template <auto kModel>
+std::vector<Field> model_fields(const std::string& section, Condition condition) {
+  return {
+      {section, "path", Text{member<kModel, &ModelSection::path>}, "folder",
+       section == "student"
+           ? "Hugging Face folder of the model that is trained. Required."
+           : "Hugging Face folder of the frozen teacher. May be empty with teacher.source: cache, with "
+             "loss.divergence: none, and in `distill eval`."},
+      {section, "tokenizer", Text{member<kModel, &ModelSection::tokenizer>}, "path",
+       "Folder that holds tokenizer.json, or that file itself. Empty: the model's folder.", condition},
+      {section, "init", one_of<kModel, &ModelSection::init>(), "",
+       "pretrained: the weights of the folder. random: config.json alone is read, and the weights are drawn at random "
+       "from train.seed.",
+       condition},
+      {section, "dtype", one_of<kModel, &ModelSection::dtype>(), "",
+       absl::StrCat(
+           "Dtype that the model computes in. auto: train.dtype. float8: the matrix products of the decoder blocks in "
+           "e4m3 with a scale for each row, everything else in train.dtype",
+           section == "student" ? ", the gradients of weights too; master weights and moments are fp32 as always" : "",
+           " (docs/float8.md)."),
+       condition},
+      {section, "ignore_config_keys", Texts{member<kModel, &ModelSection::ignore_config_keys>}, "",
+       "Keys of the model's config.json that distill does not know and that do not change the mathematics, a list. An "
+       "unknown key that is not listed is an error.",
+       condition},
+  };
+}
+
+} // namespace
+
+std::vector<Field> student_fields() {
+  std::vector<Field> fields = model_fields<&Config::student>("student", {});
+  fields.push_back(
+      {"student", "float8_exceptions", Texts{member<&Config::student, &ModelSection::float8_exceptions>}, "",
+       "Decoder blocks that stay in train.dtype, a list of blocks and ranges of blocks: 0, 0-3.", kFloat8Student});
+  return fields;
+}
+
+std::vector<Field> teacher_fields() {
+  std::vector<Field> fields = model_fields<&Config::teacher>("teacher", kTeacher);
+  fields.push_back(
+      {"teacher", "float8_exceptions", Texts{member<&Config::teacher, &ModelSection::float8_exceptions>}, "",
+       "Products that stay in train.dtype, a list: a product in every block (qkv, o, gate_up, down), a block or a range "
+       "of blocks (0, 0-3), or both (3.down, 0-3.qkv). `distill quantize` finds them.",
+       kFloat8Teacher});
+  fields.push_back(
+      {"teacher", "source",
+       one_of<&Config::teacher, &ModelSection::source>(
+           {{"capture",
+             "a run no longer writes a cache: set teacher.source: cache; `distill capture --config FILE` then writes "
+             "teacher.cache, and `distill --config FILE` trains from it"}}),
+       "",
+       "Where the teacher's predictions come from. model: the teacher runs. cache: they are read from teacher.cache, which "
+       "`distill capture` has written, and no teacher is loaded."});
+  fields.push_back(
+      {"teacher", "cache", Text{member<&Config::teacher, &ModelSection::cache>}, "folder",
+       "Folder of the teacher's stored predictions (docs/teacher_cache.md), for teacher.source: cache and for "
+       "`distill capture`."});
+  return fields;
+}
+
+std::vector<Field> cache_fields() {
+  constexpr auto kCache = &Config::cache;
+  return {
+      {"cache", "kind", one_of<kCache, &CacheSection::kind>(), "",
+       "What a cache has of each token; a run that reads it names the same kind. hidden: the teacher's hidden state, of "
+       "which the loss head makes the logits of the whole vocabulary. topk: the most probable tokens, and the "
+       "probability of all others as one number; divergences are lower bounds. sampled: draws from the teacher's "
+       "distribution; the loss and its gradient are unbiased estimates, of forward_kl only. topk and sampled hold at the "
+       "loss.temperature at which they were captured."},
+      {"cache", "dtype",
+       one_of<kCache, &CacheSection::dtype>(
+           {{"float8",
+             "int8 is nearer to the teacher at 3 % more bytes; a cache in float8 is read as before: remove the key"}}),
+       "",
+       "Dtype that is stored. Of hidden states, auto: the one that the teacher computes in, which is exact; int8: groups "
+       "of 64 with a scale each. Of the log-probabilities of topk: auto or float16, or float32, which is exact. The "
+       "weights of sampled are float32."},
+      {"cache", "topk", Integer{member<kCache, &CacheSection::topk>, 1, losses::kMaxEntries}, "tokens",
+       "How many of the most probable tokens `distill capture` stores.", kTopKCache},
+      {"cache", "samples", Integer{member<kCache, &CacheSection::samples>, 1, losses::kMaxEntries}, "draws",
+       "How many draws `distill capture` stores for a token, with repetitions.", kSampledCache},
+      {"cache", "exponent", Real{member<kCache, &CacheSection::exponent>, 0, 1, true}, "",
+       "Draws are taken from the teacher's probabilities to this power. Below 1 rare tokens are drawn more often and "
+       "weigh less, and the weights are stored; 1: all weights are equal, and none is stored.",
+       kSampledCache},
+      {"cache", "seed", Integer{member<kCache, &CacheSection::seed>, 0, kMaxInt}, "",
+       "Of the draws, which follow from it and from the token's shard, document and place alone.", kSampledCache},
+      {"cache", "part_tokens", Integer{member<kCache, &CacheSection::part_tokens>, 1, kMaxTokens}, "tokens",
+       "Tokens that a file of the cache covers, rounded up to whole micro-batches. A capture that is killed loses at most "
+       "one unfinished file of each rank."},
+      {"cache", "other_contexts", one_of<kCache, &CacheSection::other_contexts>(), "",
+       "What to do if a document is cut at other places than it was when the cache was written, so that some tokens have "
+       "another left context. refuse: an error that names the first such document. allow: their stored predictions are "
+       "used; `distill verify --cache` measures how far they are from those of a run. Of concatenated documents only "
+       "equal contexts are used.",
+       kCached},
+  };
+}
+
+std::vector<Field> float8_fields() {
+  constexpr auto kFloat8 = &Config::float8;
+  return {
+      {"float8", "gate", Boolean{member<kFloat8, &Float8Section::gate>}, "",
+       "Before the run, measure what float8 changes in the teacher's predictions, and refuse the run above the limits.",
+       kFloat8Teacher},
+      {"float8", "gate_tokens", Integer{member<kFloat8, &Float8Section::gate_tokens>, 0, kMaxTokens}, "tokens",
+       "How much text is measured, the first of data.eval, or of data.train without it. 0: 65536 on a GPU, 4096 on a "
+       "CPU.",
+       kFloat8Teacher},
+      {"float8", "max_mean_kl", Real{member<kFloat8, &Float8Section::max_mean_kl>, 0, kInf, true}, "nats",
+       "Largest mean of KL(teacher || float8 teacher) over the measured tokens. What it means depends on how far the "
+       "student is from the teacher: a hundredth of that distance is negligible.",
+       kFloat8Teacher},
+      {"float8", "max_p99_kl", Real{member<kFloat8, &Float8Section::max_p99_kl>, 0, kInf}, "nats",
+       "Largest 99th percentile of the same over the tokens. 0: not limited.", kFloat8Teacher},
+      {"float8", "shadow_every", Integer{member<kFloat8, &Float8Section::shadow_every>, 0, kMaxSteps}, "steps",
+       "Number of steps from one check of the student's gradients to the next; the first step has one. A check computes "
+       "them once more in train.dtype and logs the cosine between the two, so that its step takes twice the time. 0: "
+       "never.",
+       kFloat8Student},
+  };
+}
+
+} // namespace distill::config

@@ -105,7 +105,8 @@ def test_planned_bytes_are_those_allocated_without_a_teacher(tmp_path, models, l
 
 
 def test_the_plan_lists_the_chunks_of_the_head(tmp_path, models, long_shard):
-    path = tiny.write_config(tmp_path, config_of(tmp_path, models["llama"], long_shard))
+    train = {"steps": 3, "micro_batch_size": 8, "global_batch_size": 8}  # more tokens than one chunk has on any device
+    path = tiny.write_config(tmp_path, config_of(tmp_path, models["llama"], long_shard, train=train))
     head = json.loads(tiny.distill("plan", "--config", path, "--json").stdout)["head"]
     assert len(head["chunks"]) > 1 and head["chunks"] == sorted(head["chunks"], reverse=True)
     assert head["chunk_size"] == head["chunks"][0] and head["gradient_rows"] == sum(head["chunks"])

@@ -131,7 +131,8 @@ def test_ranks_train_as_one_process_does(
     for found, expected in zip(steps, expected_steps, strict=True):
         assert found["valid_tokens"] == expected["valid_tokens"]
         for name in ("loss", "hard", "soft", "forward_kl", "agreement", "grad_norm"):
-            assert found[name] == pytest.approx(expected[name], rel=5e-5, abs=1e-7), f"step {found['step']}: {name}"
+            same = expected[name] if expected[name] is None else pytest.approx(expected[name], rel=5e-5, abs=1e-7)
+            assert found[name] == same, f"step {found['step']}: {name}"
     if tiny.DEVICE == "cpu":
         assert tiny.relative_difference(weights, expected_weights) < 5e-6
     else:

@@ -41,7 +41,7 @@ struct Batch {
       cu_seqlens; // int32 [segments + 1]: segment boundaries in the flattened tokens, which attention never crosses
   int64_t max_seqlen = 0; // of the longest segment, tokens
   int64_t valid_tokens = 0; // targets that are not -100
-  bool packed = false; // false: each sequence is one segment
+  bool packed = false; // whether documents are packed; a packed sequence may be one segment all the same
   std::optional<TeacherBatch> teacher; // with a teacher stream; else the teacher reads the same tokens
   std::vector<Stretch> stretches; // in order; without padding
   // uint8 [N, bytes of a row]: the row that the data set's TeacherRows hold for each token with a target; the other

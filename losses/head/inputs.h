@@ -14,7 +14,8 @@ struct LinearHeadInputs {
   at::Tensor hidden_NH; // fp32, bf16 or fp64
   at::Tensor weight_VH; // the same dtype
   at::Tensor bias_V; // undefined: none; the same dtype
-  at::Tensor teacher_hidden_NG; // undefined: no teacher, hard loss only; fp32 or bf16 (fp64 with an fp64 student)
+  at::Tensor
+      teacher_hidden_NG; // undefined: no teacher, or one of the two below; fp32 or bf16 (fp64 with an fp64 student)
   at::Tensor teacher_weight_VG; // teacher_hidden's dtype; may have another number of rows than weight_VH
   at::Tensor teacher_bias_V; // undefined: none; teacher_hidden's dtype
   // These replace teacher_hidden where the teacher is top-k (TeacherKind::kTopK): its k most probable tokens, at most
@@ -48,7 +49,7 @@ struct LinearHeadGrads {
 // Throws c10::Error naming the tensor, what was expected and what was found.
 void check_linear_head(const LinearHeadInputs& inputs, const LossOptions& options, const LinearHeadGrads* grads);
 
-// Returns which of the three kinds of teacher the inputs give.
+// Returns which kind of teacher the inputs give.
 TeacherKind teacher_kind(const LinearHeadInputs& inputs);
 
 // Returns the number of columns that exist on both sides.

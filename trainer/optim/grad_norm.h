@@ -9,7 +9,7 @@ namespace distill::optim {
 // All fp32 [1] tensors on the model's device, so that no step waits for the host.
 struct GradNorm {
   at::Tensor norm; // global L2 norm over all units
-  at::Tensor grad_scale; // gradients are divided by it: max(1, norm / max_norm)
+  at::Tensor grad_scale; // gradients are divided by it (libtorch's name): max(1, norm / max_norm)
   at::Tensor found_inf; // 1 where the norm is not finite, else 0
 };
 

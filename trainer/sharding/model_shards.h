@@ -24,7 +24,7 @@ struct UnitShard {
   ShardRange shard;
   // The shard in the compute dtype; the bytes of a packed unit (trainer/models/packed_layout.h) or of a unit that is
   // trained in float8 (float8_weights.h). It is undefined if gathers round the master weights instead (a trainable
-  // model with slots, whose compute dtype is not fp32, without peer memory).
+  // model with slots, whose compute dtype is not fp32, without peer memory and without a state in host memory).
   at::Tensor weights;
   // With peer memory, `weights` of every rank of the shard axis, this rank's included; this rank only reads those of
   // the others.
@@ -135,6 +135,8 @@ class ModelShards {
   // The whole unit's flat fp32 gradient. reduce() hands it over when the unit's backward is done; `last`: in the step's
   // last micro-batch.
   UnitGradient gradient(int64_t index);
+  // It does nothing on one process, and with kKeepFull before the last micro-batch: the sum then stays in the whole
+  // gradient.
   void reduce(int64_t index, bool last);
   // Call this after the last backward pass. The compute stream waits until the gradient shards hold the sums over all
   // ranks, and until none of this rank's gathers reads the shards any more. With peer memory the caller then lets all

@@ -38,8 +38,8 @@ void prefetch_first(ModelShards& model);
 at::Tensor lm_head(ModelShards& model);
 
 // Final hidden states [N, H] after the last norm, for the teacher and for evaluation: nothing is saved for a backward
-// pass. The head's unit stays in its slot for the loss head. `next` is the model whose pass follows, or null; its first
-// units are prefetched while the last block computes.
+// pass. The head's unit is released but not retired, so that lm_head() finds it in its slot. `next` is the model whose
+// pass follows, or null; its first units are prefetched while the last block computes.
 at::Tensor forward_hidden(
     ModelShards& model, const std::vector<models::RopeTable>& ropes, const TokenBatch& batch,
     ModelShards* next = nullptr, const models::BlockFunctions& block = {});

@@ -90,8 +90,8 @@ void TrainStep::add_float8_numbers(at::Tensor numbers, const std::optional<Gradi
   }
 }
 
-// Waits for the last reductions, and for the last gathers of the student; the next step's first gathers, which are the
-// teacher's, overlap with the update.
+// The backward pass has queued the reduction of every unit. Waits for the last ones, and for the last gathers of the
+// student; the next step's first gathers, which are the teacher's, overlap with the update.
 void TrainStep::reduce_gradients(bool more) {
   models_.student->finish_gradients();
   if (more) {

@@ -25,7 +25,8 @@ struct GlobalBatch {
   int64_t valid_tokens = 0; // over all ranks
 };
 
-// The largest number of micro-batches that a rank's data thread has ready, for steps of `micro_batches`. If each brings
+// The largest number of micro-batches that a rank's data thread has ready, for steps of `micro_batches`. The plan
+// needs it, too. If each brings
 // rows of the teacher, of `row_bytes` for each token, those of the next step are enough.
 constexpr int64_t read_ahead(int64_t micro_batches, int64_t row_bytes) {
   return row_bytes > 0 ? micro_batches + 1 : 2 * micro_batches;

@@ -5,7 +5,8 @@
 
 namespace distill::trainer {
 
-// Copies the student's tokens of a micro-batch to the device.
+// Copies the student's tokens of a micro-batch to the device. It is here and not in step/, because teachers copy
+// tokens, too.
 sharding::TokenBatch token_batch(const data::Batch& batch, at::Device device);
 
 // Copies the tokens that the teacher reads: its own if the batch has some, else the student's.

@@ -65,7 +65,7 @@ def test_hard_labels_alone_without_a_teacher(tmp_path, models, ragged_shard):
     config["loss"] = {"hard_weight": 1.0, "soft_weight": 0.0}
     expected, _ = reference_training.train(config)  # the reference looks at the teacher, with weight 0
     config["loss"] = {"divergence": "none", "hard_weight": 1.0}
-    del config["teacher"], config["scheduler"]["min_lr_ratio"]
+    del config["teacher"]
     found, _ = tiny.read_metrics(tiny.train(tmp_path, config))
     for step, reference in zip(found, expected, strict=True):
         assert step["loss"] == pytest.approx(reference["hard"], rel=1e-4)

@@ -14,53 +14,41 @@ void name_units(SlotChecks& checks, const std::string& role, const ModelShards& 
 } // namespace
 
 SlotSet make_slots(
-    const SlotOptions& options, const Mesh& mesh, ModelShards& student, const std::vector<ModelShards*>& teacher) {
+    const SlotOptions& options, const Mesh& mesh, ModelShards* student, const std::vector<ModelShards*>& teacher) {
   SlotSet slots;
   if (mesh.gather == nullptr) {
     return slots;
   }
-  const at::Device device = student.options().device;
+  std::vector<std::pair<const char*, ModelShards*>> models; // with their roles
+  if (student != nullptr) {
+    models.emplace_back("student", student);
+  }
+  for (ModelShards* model : teacher) {
+    models.emplace_back("teacher", model);
+  }
+  TORCH_CHECK(!models.empty(), "make_slots: expected a student or a teacher");
+  const at::Device device = models.front().second->options().device;
   SlotPlan plan;
   plan.block_slots = options.slots > 0 ? options.slots : options.prefetch + 1;
   plan.prefetch = options.prefetch;
   // The head of each of the teacher's models is held until the loss head has run, and one unit of the student's.
   plan.large_slots = std::max<int64_t>(plan.large_slots, 1 + std::ssize(teacher));
-  student.add_to_plan(plan);
-  for (const ModelShards* model : teacher) {
-    model->add_to_plan(plan);
-  }
   if (options.checks) {
     slots.checks = std::make_unique<SlotChecks>(device);
-    name_units(*slots.checks, "student", student);
-    for (const ModelShards* model : teacher) {
-      name_units(*slots.checks, "teacher", *model);
+  }
+  for (const auto& [role, model] : models) {
+    model->add_to_plan(plan);
+    if (slots.checks != nullptr) {
+      name_units(*slots.checks, role, *model);
     }
   }
   slots.weights = std::make_unique<WeightSlots>(device, *mesh.gather, plan, slots.checks.get());
-  slots.gradients = std::make_unique<GradientSlots>(device, *mesh.reduce, mesh.replicate.get(), options.reduce_dtype);
-  student.use_slots(slots.weights.get(), slots.gradients.get(), options.accumulation);
-  for (ModelShards* model : teacher) {
-    model->use_slots(slots.weights.get(), nullptr, options.accumulation);
+  if (student != nullptr) {
+    slots.gradients = std::make_unique<GradientSlots>(device, *mesh.reduce, mesh.replicate.get(), options.reduce_dtype);
   }
-  return slots;
-}
-
-SlotSet make_frozen_slots(const SlotOptions& options, const Mesh& mesh, ModelShards& model, const std::string& role) {
-  SlotSet slots;
-  if (mesh.gather == nullptr) {
-    return slots;
+  for (const auto& [role, model] : models) {
+    model->use_slots(slots.weights.get(), model == student ? slots.gradients.get() : nullptr, options.accumulation);
   }
-  const at::Device device = model.options().device;
-  SlotPlan plan;
-  plan.block_slots = options.slots > 0 ? options.slots : options.prefetch + 1;
-  plan.prefetch = options.prefetch;
-  model.add_to_plan(plan);
-  if (options.checks) {
-    slots.checks = std::make_unique<SlotChecks>(device);
-    name_units(*slots.checks, role, model);
-  }
-  slots.weights = std::make_unique<WeightSlots>(device, *mesh.gather, plan, slots.checks.get());
-  model.use_slots(slots.weights.get(), nullptr, options.accumulation);
   return slots;
 }
 

@@ -27,11 +27,9 @@ struct SlotOptions {
   bool checks = false; // checksums of every gathered unit between its uses
 };
 
-// Makes the slots for all models and has the models use them. `teacher`: the models of it that are sharded.
+// Makes the slots for all models and has the models use them. `student`: null where a teacher runs alone; `teacher`:
+// the models of it that are sharded. At least one model is given.
 SlotSet make_slots(
-    const SlotOptions& options, const Mesh& mesh, ModelShards& student, const std::vector<ModelShards*>& teacher);
-
-// The same for one frozen model alone, which has no gradients.
-SlotSet make_frozen_slots(const SlotOptions& options, const Mesh& mesh, ModelShards& model, const std::string& role);
+    const SlotOptions& options, const Mesh& mesh, ModelShards* student, const std::vector<ModelShards*>& teacher);
 
 } // namespace distill::sharding

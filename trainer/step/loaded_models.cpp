@@ -98,7 +98,7 @@ absl::StatusOr<LoadedModels> load_models(
   options.accumulation = parallel.accumulate == config::Accumulate::kKeepFull ? sharding::Accumulation::kKeepFull
                                                                               : sharding::Accumulation::kReduceEach;
   options.reduce_dtype = config::scalar_type(parallel.reduce_dtype);
-  models.slots = sharding::make_slots(options, mesh, *models.student, sharded_teacher);
+  models.slots = sharding::make_slots(options, mesh, models.student.get(), sharded_teacher);
   return models;
 }
 
@@ -112,7 +112,8 @@ absl::StatusOr<TeacherAlone> load_teacher_alone(
   TeacherAlone loaded;
   loaded.weights = *std::move(weights);
   if (config.parallel.shard_teacher) {
-    loaded.slots = sharding::make_frozen_slots(slot_options(config, environment), mesh, *loaded.weights, "teacher");
+    loaded.slots =
+        sharding::make_slots(slot_options(config, environment), mesh, /*student=*/nullptr, {loaded.weights.get()});
   }
   return loaded;
 }

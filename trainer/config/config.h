@@ -250,7 +250,7 @@ struct TrainSection {
   RunDtype dtype = RunDtype::kAuto;
   int64_t max_skipped_steps = 10; // non-finite steps in a row before the run fails
   bool deterministic = false;
-  double spike_sigmas = 6; // a loss so many standard deviations above the recent losses is recorded; 0: never
+  double spike_sigmas = 6; // a loss this many standard deviations above the recent ones is recorded; 0: never
 };
 
 struct OptimizerSection {

@@ -198,7 +198,12 @@ def tokenise(args, outputs, started):
     names = conversion.run()
     tally = conversion.tally
     for name in sorted(tally.templates):
-        print(chat_encoder(options, name).description)
+        encoder = chat_encoder(options, name, options.tokenizer)
+        print(encoder.description)
+        for token_id in encoder.turn_end_ids():
+            remedy = "Add it to those of the student's folder"
+            for note in files.ends.note("turns end in the chat template", token_id, options.tokenizer, remedy):
+                print(f"tokenize.py: warning: {note}", file=sys.stderr)
     print("records: " + ", ".join(f"{count:,} {name}" for name, count in sorted(tally.formats.items())))
     for output, shards in zip(outputs, names):
         teacher = f", {output.teacher_tokens:,} more that the teacher reads" if output.teacher_tokens else ""

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from . import chat_locate, chat_marks
+from .chat_content import THINK_TAGS
 from .chat_render import Template, names_variable
 from .errors import BadDocument, InputError, check_unicode
 from .learned import wanted_turns
@@ -130,7 +131,7 @@ class ChatEncoder:
             self.template = Template(chat_marks.marked(template, self.family), variables)
         check_template_arguments(options, [template])
         self.turn_ends = []
-        if self.family is None and not self.template.has_marks:
+        if self.family is None:
             self.turn_ends = chat_locate.find_turn_ends(lambda probe: self.template.render(probe, None, "a probe"))
         self.description = f"chat template{f' {name}' if name else ''}: {self._describe()}"
         as_generated = {"as_generated": True} if self.family and options.turns == "each" else {}
@@ -149,7 +150,7 @@ class ChatEncoder:
         ends = "" if self.turn_ends else "; it writes no end of a turn after the last one, so that none has a loss"
         return "not a known one, masks by finding the assistant's texts in the rendering" + ends
 
-    def fit(self, messages, where):
+    def fit(self, messages, tools, where):
         """Messages that `check_messages` returned as the template takes them."""
         if self.template is None:
             raise InputError(
@@ -157,7 +158,7 @@ class ChatEncoder:
                 "chat_template.jinja or a chat_template in tokenizer_config.json. Give one with --chat-template FILE "
                 "(that of the model's instruction-tuned version), or convert the conversations to plain text"
             )
-        return self.form.fit(messages, where)
+        return self.form.fit(messages, tools, where)
 
     def samples(self, messages, tools, where, loss_from=0, learned=None):
         """[(ids as uint32, bool array of the tokens with loss, or None: all)] of messages that `fit` returned. The
@@ -178,6 +179,20 @@ class ChatEncoder:
             spans = self._spans_of(turns, spans, messages, tools, where)
         encoding = self._encode(text, where)
         return [(np.array(encoding.ids, dtype=np.uint32), _in_spans(encoding, spans))]
+
+    def turn_end_ids(self):
+        """The ids of the tokens with which the assistant's turns end, a first one and the last one. Empty where the
+        template does not render the probe, or writes no end."""
+        if self.template is None:
+            return []
+        probe = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}] * 2
+        try:
+            text, spans = self._spans(probe, None, "a probe")
+        except BadDocument:
+            return []
+        turns = [text[begin:end].rstrip() for begin, end in spans]
+        ends = [self._encode(turn, "a probe").ids[-1] for turn in turns if not turn.endswith("answer")]
+        return list(dict.fromkeys(ends))
 
     def _turn(self, messages, tools, where):
         """The sample of the last message: the prompt as inference has it, then what the model is to write."""
@@ -217,10 +232,12 @@ class ChatEncoder:
         prompts = self._prompts(messages, tools, where)
         if self.template.has_marks:
             text, spans = self.template.render_marked(messages, tools, where)
+            if self.options.mask_generation_prompt:
+                spans = [(begin, chat_locate.without_space(text, begin, end, self.turn_ends)) for begin, end in spans]
         else:
 
-            def render(messages):
-                return self.template.render(messages, tools, where)
+            def render(messages, **more):
+                return self.template.render(messages, tools, where, **more)
 
             text, spans = chat_locate.locate(render, messages, prompts[0], self.turn_ends, where)
         if self.options.mask_generation_prompt:
@@ -272,14 +289,15 @@ class ChatEncoder:
 
 def _check_thinking(prompt, completion, where):
     """A template that rewrites its last turn must not make a sample with a think block that no inference has."""
-    opened = "<think>" in prompt and "</think>" not in prompt.rpartition("<think>")[2]
-    closed = prompt.rstrip().endswith("</think>")
-    if (opened and "</think>" not in completion) or (closed and "</think>" in completion):
-        raise BadDocument(
-            "the rendering does not continue the generation prompt",
-            f"{where}: the generation prompt ends with {prompt[-20:]!r}, the chat template renders the turn as "
-            f"{completion[:40]!r}: the think block {'is never closed' if opened else 'is closed already'}",
-        )
+    for begin, end in THINK_TAGS:
+        opened = begin in prompt and end not in prompt.rpartition(begin)[2]
+        closed = prompt.rstrip().endswith(end)
+        if (opened and end not in completion) or (closed and end in completion):
+            raise BadDocument(
+                "the rendering does not continue the generation prompt",
+                f"{where}: the generation prompt ends with {prompt[-20:]!r}, the chat template renders the turn as "
+                f"{completion[:40]!r}: the think block {'is never closed' if opened else 'is closed already'}",
+            )
 
 
 def _in_spans(encoding, spans):

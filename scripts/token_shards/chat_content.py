@@ -10,6 +10,8 @@ from .json_values import found_text, json_name, keys_text, short_text
 
 # The members of a message that hold its thinking, in the order in which a template is asked for them.
 THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
+# What stands around thinking in the texts of models: most; Mistral and Ministral; Gemma 4.
+THINK_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>", "<channel|>"))
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 _THINKING_PARTS = ("thinking", "reasoning")
 _THINK_BLOCK = re.compile(r"\A\s*(?:<think>)?(.*?)</think>", re.DOTALL)

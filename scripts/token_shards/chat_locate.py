@@ -5,7 +5,9 @@ not white space. Without the sentinels, the rendering must be that of the conver
 the texts, and the sentinels tell where they stand. Nothing is assumed about the rendering of a part of a conversation.
 
 A turn begins where the generation prompt before its first sentinel ends, and ends with the template's end of a turn
-after its last sentinel.
+after its last sentinel. Where the template has no prompt or no end there, because several messages are one turn, a
+rendering of fewer messages tells: what it has after its last text is, with a generation prompt, how the next turn
+begins, and without one, how this turn ends.
 """
 
 import collections
@@ -13,13 +15,15 @@ import itertools
 import os
 import re
 
-from .chat_content import THINKING_KEYS
+from .chat_content import THINK_TAGS, THINKING_KEYS
 from .errors import BadDocument
 
 # Noncharacters of Unicode: an opening one, the numbers of the message and of the text in it, a closing one.
 _SENTINEL = re.compile("\ufdd0([\ufde0-\ufde9]+)\ufdea([\ufde0-\ufde9]+)\ufdd1")
 _RESERVED = re.compile("[\ufdd0\ufdd1\ufde0-\ufdea]")
-_TAG = re.compile(r"(</?think>)")
+_TAG = re.compile("(" + "|".join(re.escape(tag) for tags in THINK_TAGS for tag in tags) + ")")
+# The members of a message whose texts the model writes; the last one is a text with calls, in OLMo's conversations.
+_WRITTEN = ("content", *THINKING_KEYS, "function_calls")
 _TOKEN = re.compile(r"<\|?[^<>\s]+\|?>")
 _ADVICE = (
     "Give a template with {% generation %} marks (--chat-template FILE), or take the loss on everything (--loss-on all)"
@@ -27,8 +31,8 @@ _ADVICE = (
 
 
 def locate(render, messages, prompt, turn_ends, where):
-    """(text, the [begin, end) of each assistant message). `render(messages)` renders; `prompt` is the generation
-    prompt of this conversation; `turn_ends` is what `find_turn_ends` returns."""
+    """(text, the [begin, end) of each assistant message). `render(messages, generation_prompt=False)` renders; `prompt`
+    is the generation prompt of this conversation; `turn_ends` is what `find_turn_ends` returns."""
     text = render(messages)
     if _RESERVED.search(text):
         raise BadDocument(
@@ -46,11 +50,23 @@ def locate(render, messages, prompt, turn_ends, where):
                     f"{where}: messages[{index}]: the text of this turn is not in the rendering of the conversation, "
                     f"so that the assistant's tokens cannot be told apart. {_ADVICE}",
                 )
-            limit = min((places[i][0] for i in places if i > index), default=len(text))
+            others = [place[0] for i, place in places.items() if i != index]
+            if any(first < at < last for at in others):
+                raise BadDocument(
+                    "the text of another message stands within a turn",
+                    f"{where}: messages[{index}]: the chat template writes another message within this turn, so that "
+                    f"the assistant's tokens cannot be told apart. {_ADVICE}",
+                )
+            limit = min((at for at in others if at >= last), default=len(text))
             begin = _begin(text, message, before, first, prompt)
-            if not prompt:
-                begin = _begin_after(render, messages[:index], text, before, first, begin)
-            end = _end(text, message, last, limit, turn_ends)
+            if begin is None:
+                begin = _begin_after(render, messages[:index], places, text, before, first)
+            if begin is None and not _has_calls(message):  # then the turn begins with its text
+                begin = first - len(_space_before(message, text, first))
+            bounded = index + 1 in places or index + 1 == len(messages)  # the limit is that of the next message
+            end = _end(text, message, last, limit, bounded, turn_ends)
+            if end is None:
+                end = _end_of_rendering(render, messages[: index + 1], places, text, last, limit)
             if begin is None or end is None:
                 raise BadDocument(
                     "the ends of a tool call are not found",
@@ -99,16 +115,7 @@ def _places(render, messages, text, where):
             continue
         if _SENTINEL.sub("", rendered) != text:
             continue
-        places, removed, seen = {}, 0, collections.Counter()
-        for match in _SENTINEL.finditer(rendered):
-            at = match.start() - removed
-            removed += len(match[0])
-            seen[match[0]] += 1
-            if seen[match[0]] <= 2:  # one before a text and one after it; later ones are repetitions of the text
-                index = int(match[1].translate(_FROM_DIGITS))
-                first, last = places.get(index, (at, at))
-                places[index] = (min(first, at), max(last, at))
-        return places
+        return _marked_places(rendered)
     raise BadDocument(
         "the assistant's turns cannot be found in the rendering",
         f"{where}: the chat template does more with the texts than to copy them{f' ({error})' if error else ''}, so "
@@ -116,49 +123,101 @@ def _places(render, messages, text, where):
     )
 
 
+def _marked_places(rendered):
+    """{message: (first character, after the last character)} of a rendering with sentinels, counted without these."""
+    places, removed, seen = {}, 0, collections.Counter()
+    for match in _SENTINEL.finditer(rendered):
+        at = match.start() - removed
+        removed += len(match[0])
+        seen[match[0]] += 1
+        if seen[match[0]] <= 2:  # one before a text and one after it; later ones are repetitions of the text
+            index = int(match[1].translate(_FROM_DIGITS))
+            first, last = places.get(index, (at, at))
+            places[index] = (min(first, at), max(last, at))
+    return places
+
+
 def _begin(text, message, before, first, prompt):
-    """Where the generation prompt before the turn ends. Without one, the turn begins with its text; None: with a tool
-    call, of which the template writes the beginning."""
+    """Where the generation prompt before the turn ends. None: there is none."""
     at = text.rfind(prompt, before, first) if prompt else -1
     if at >= 0:  # what stands between the generation prompt and the content is for the model to write
         return at + len(prompt)
     for length in range(len(prompt) - 1, 0, -1):
         # Turns that are not the last may lack the end of the prompt: its think block.
-        if prompt[length - 1] not in "\n>]" or "<think>" in prompt[:length]:
+        if prompt[length - 1] not in "\n>]" or any(begin in prompt[:length] for begin, _ in THINK_TAGS):
             continue
         at = text.rfind(prompt[:length], before, first)
-        if at >= 0 and (message.get("tool_calls") or not _TAG.sub("", text[at + length : first]).strip()):
+        if at >= 0 and (_has_calls(message) or not _TAG.sub("", text[at + length : first]).strip()):
             return at + length
         if at >= 0:
             break
-    if message.get("tool_calls"):
-        return None
-    content = message.get("content") or ""
-    space = content[: len(content) - len(content.lstrip())]
-    return first - len(space) if text.endswith(space, before, first) else first
+    return None
 
 
-def _begin_after(render, before_turn, text, before, first, begin):
-    """Of a template without generation prompt: where the rendering of the earlier messages ends, if the sentinels
-    allow it."""
+def _begin_after(render, earlier, places, text, before, first):
+    """Where the rendering of the earlier messages with a generation prompt ends. None: the sentinels do not allow it,
+    or the template writes the end of it in another way before this turn."""
     try:
-        end = len(prefix) if text.startswith(prefix := render(before_turn)) else -1
+        prefix = render(earlier, generation_prompt=True)
     except BadDocument:
-        return begin
-    return end if before <= end <= first else begin
+        return None
+    end = len(prefix) if text.startswith(prefix) else -1
+    if end < 0 and (after := _after_last_text(render, earlier, places, generation_prompt=True)) is not None:
+        end = before + len(after) if text.startswith(after, before) else -1
+    return end if before <= end <= first else None
 
 
-def _end(text, message, last, limit, turn_ends):
-    """After the turn's end token, where the template writes one here. None: not found."""
+def _end(text, message, last, limit, bounded, turn_ends):
+    """After the turn's end token, where the template writes one here. None: not found after a tool call, and what the
+    template writes after the last text of a call is the assistant's. `bounded`: no other message ends before
+    `limit`."""
     for turn_end in turn_ends:
         at = text.find(turn_end, last, limit)
-        if at >= 0 and (message.get("tool_calls") or not text[last:at].strip()):
+        if at >= 0 and (bounded or _has_calls(message) or not text[last:at].strip()):
             return at + len(turn_end)
-    if message.get("tool_calls"):
-        return None  # what the template writes after the last text of a call is the assistant's
-    content = message.get("content") or ""
-    space = content[len(content.rstrip()) :]
+    if _has_calls(message):
+        return None
+    content = message.get("content")
+    space = content[len(content.rstrip()) :] if isinstance(content, str) else ""
     return last + len(space) if text.startswith(space, last, limit) else last
+
+
+def _end_of_rendering(render, messages, places, text, last, limit):
+    """Where a turn ends with which no conversation ends, because the results of tools belong to it: after what the
+    template also writes where the conversation ends here."""
+    after = _after_last_text(render, messages, places) or ""
+    common = os.path.commonprefix([after, text[last:limit]]).rstrip()
+    return last + len(common) if common else None
+
+
+def _after_last_text(render, messages, places, **more):
+    """What the template writes after the last text of these messages, in so far as `places` has them. None: it has no
+    text of them."""
+    try:
+        rendered = render([_Marker(i, False).message(m) if i in places else m for i, m in enumerate(messages)], **more)
+    except BadDocument:
+        return None
+    found = _marked_places(rendered)
+    return _SENTINEL.sub("", rendered)[max(last for _, last in found.values()) :] if found else None
+
+
+def without_space(text, begin, end, turn_ends):
+    """`end`, or the end of the turn before it, if nothing but white space is between the two."""
+    core = text[begin:end].rstrip()
+    return begin + len(core) if any(core.endswith(turn_end) for turn_end in turn_ends) else end
+
+
+def _has_calls(message):
+    return bool(message.get("tool_calls") or message.get("function_calls"))
+
+
+def _space_before(message, text, first):
+    """The white space at the beginning of the content, if the template writes it."""
+    content = message.get("content")
+    if not isinstance(content, str) or not content.strip():  # a sentinel stands before white space alone
+        return ""
+    space = content[: len(content) - len(content.lstrip())]
+    return space if text.endswith(space, 0, first) else ""
 
 
 _TO_DIGITS = {ord(str(digit)): 0xFDE0 + digit for digit in range(10)}
@@ -178,12 +237,23 @@ class _Marker:
 
     def message(self, message):
         out = dict(message)
-        for name in ("content", *THINKING_KEYS):
-            if isinstance(message.get(name), str) and (message[name] or not message.get("tool_calls")):
-                out[name] = self.text(message[name])
+        for name in _WRITTEN:
+            if isinstance(message.get(name), str) and (message[name] or not _has_calls(message)):
+                blank = message["role"] == "assistant" and not (message[name].strip() or _has_calls(message))
+                out[name] = self._next() + message[name] if blank else self.text(message[name])
+        if message["role"] == "tool" and isinstance(message["content"], (dict, list)):
+            out["content"] = self.value(message["content"])
+        elif isinstance(message.get("content"), list):
+            out["content"] = [self.part(part) for part in message["content"]]
         if isinstance(message.get("tool_calls"), list):
             out["tool_calls"] = [self.call(call) for call in message["tool_calls"]]
         return out
+
+    def part(self, part):
+        if not isinstance(part, dict):
+            return part
+        marked = {name: self.text(part[name]) for name in ("thinking", "text") if isinstance(part.get(name), str)}
+        return {**part, **marked}
 
     def call(self, call):
         if not isinstance(call, dict):

@@ -95,6 +95,8 @@ def _message(message, place):
     if any(not isinstance(run, str) for run in content.runs):
         return [_run(run, role, rest) for run in content.runs]
     text = None if given is None else content.text
+    if text is None and message.get("function_calls"):  # OLMo's: a text with the calls, which its templates write
+        text = ""
     if text is None and not calls:
         found = "null" if "content" in message else f"no such key ({keys_text(message)})"
         found = found if given is None else f"a list of {len(given)} parts without a text"

@@ -1,6 +1,6 @@
 """The roles of messages: those of the chat templates, and what other formats call them."""
 
-# What other formats call a role. The last names of `tool` are those of Llama's and Mistral's templates.
+# What other formats call a role. `ipython` and `environment` are the names of `tool` in Llama's and OLMo's templates.
 ALIASES = {
     "user": ("human",),
     "assistant": ("gpt", "chatgpt", "model", "bot", "ai", "bing", "bard"),
@@ -14,6 +14,7 @@ ALIASES = {
         "tool_result",
         "tool_results",
         "ipython",
+        "environment",
     ),
 }
 # The assistant's role where the content is a tool call: ShareGPT's and ms-swift's name.

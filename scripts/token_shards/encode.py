@@ -176,7 +176,7 @@ class Encoder:
         keys that are not used are added to `unused`."""
         try:
             encoder = self.chat(template, self._chat_options(chat.template_arguments, template, where))
-            messages, learned, loss_from = self._messages(chat.messages, chat.loss_from, encoder, where)
+            messages, learned, loss_from = self._messages(chat, chat.messages, chat.loss_from, encoder, where)
             turns = wanted_turns(messages, learned, loss_from, self.options.chat.loss_on, where)
             if not turns and any(one["role"] == "assistant" for one in messages[loss_from:]):
                 return None
@@ -190,12 +190,12 @@ class Encoder:
             raise BadDocument(error.reason, f"{error}{_roles(chat.messages)}") from error
 
     @staticmethod
-    def _messages(messages, loss_from, encoder, where):
+    def _messages(chat, messages, loss_from, encoder, where):
         """(the messages of a record as the template takes them, which note what it reads of them; the Learned of each,
         or None; the number of the first whose turn may have a loss)"""
         pieces = read_messages(messages, where)
         first = sum(map(len, pieces[:loss_from]))
-        fitted = encoder.fit([one for several in pieces for one in several], where)
+        fitted = encoder.fit([one for several in pieces for one in several], chat.tools, where)
         learned = take_learned(fitted)
         return [watched_message(one) for one in fitted], learned, first
 
@@ -225,7 +225,7 @@ class Encoder:
     def _with_teacher(self, chat, encoder, samples, completion, learned, where):
         """The samples, each with what the teacher reads: other messages before the same completion. `learned`: of the
         messages of the completion."""
-        before, its_learned, _ = self._messages(chat.teacher_messages, 0, encoder, f"{where}: teacher_messages")
+        before, its_learned, _ = self._messages(chat, chat.teacher_messages, 0, encoder, f"{where}: teacher_messages")
         theirs = encoder.samples([*before, *completion], chat.tools, where, len(before), [*its_learned, *learned])
         if len(theirs) != len(samples):
             raise BadDocument(

@@ -21,16 +21,21 @@ def special_ids(args, files, tokenizer):
     elif args.bos == "never":
         before = []
     eos_token = args.eos_token or files.special_tokens.get("eos_token")
-    eos_id = token_id(eos_token, "--eos-token" if args.eos_token else "eos_token") if eos_token else files.eos_id
+    eos_id = next(iter(files.ends.ids), None)  # where tokenizer_config.json names none
+    if eos_token:
+        eos_id = token_id(eos_token, "--eos-token" if args.eos_token else "eos_token")
     if eos_id is None and not args.no_eos and not after:
         raise InputError(
             f"{files.file.parent}: no end-of-text token: expected eos_token in tokenizer_config.json or "
-            "eos_token_id in config.json, found neither (--eos-token TOKEN or --no-eos)"
+            "eos_token_id in generation_config.json or config.json, found neither (--eos-token TOKEN or --no-eos)"
         )
     if args.no_eos:
         after = []
     elif eos_id is not None and after[-1:] != [eos_id]:
         after = [*after, eos_id]
+    files.notes += files.ends.unknown_note(tokenizer)
+    if after:
+        files.notes += files.ends.note("text documents end", after[-1], tokenizer, "--eos-token names another one")
     bos_id = tokenizer.token_to_id(bos_token) if bos_token else None
     return before, after, -1 if bos_id is None else bos_id, -1 if eos_id is None else eos_id
 

@@ -1,8 +1,9 @@
 """What a chat template takes, and messages in that form.
 
 Templates differ in what they read: the arguments of a tool call as an object or as its JSON text, the key of the
-thinking, the content of a message that has tool calls only. A template says none of it; so it renders probes, and what
-is in the rendering tells. What a template has no place for is an error where it would change what is learned.
+thinking, the content of a message that has tool calls only, where the tools stand. A template says none of it; so it
+renders probes, and what is in the rendering tells. What a template has no place for is an error where it would change
+what is learned.
 """
 
 import re
@@ -27,6 +28,7 @@ _TOOLS = [
     }
 ]
 _ID = "qz0123456"  # some templates want nine letters and digits
+_TOOLS_KEYS = ("tools", "functions")  # of a system message: those of Phi-4-mini's and OLMo 3's templates
 THINKING = {
     "template": "where the template has its place",
     "content": "in think tags before the content",
@@ -41,13 +43,25 @@ class TemplateForm:
         self._render, self._source, self._option = render, source, thinking
         self._known_roles = {}
 
-    def fit(self, messages, where):
-        """The messages (`chat_messages`) as the template takes them. BadDocument: it has no place for one."""
-        return [self._message(message, f"{where}: messages[{index}]") for index, message in enumerate(messages)]
+    def fit(self, messages, tools, where):
+        """The messages (`chat_messages`) as the template takes them, with the tools where it reads them in a message.
+        BadDocument: it has no place for one."""
+        out = [self._message(message, f"{where}: messages[{index}]") for index, message in enumerate(messages)]
+        for index, (message, later) in enumerate(zip(out, out[1:])):
+            beside = message.get("tool_calls") and message["content"]
+            result = later["role"] not in ("system", "user", "assistant")
+            if beside and result and self._writes_results_before_text:
+                raise BadDocument(
+                    "the chat template writes the text beside tool calls after their results",
+                    f"{where}: messages[{index}]: content: the chat template writes this text after the results of "
+                    "the tool calls, where the model has not written it. Leave it out, or give a template that writes "
+                    "it before the calls (--chat-template FILE)",
+                )
+        return self._with_tools(out, tools, where) if tools and self._tools_place in _TOOLS_KEYS else out
 
     def left_out(self, messages, tools):
         """What the template leaves out of the rendering of this conversation, in words."""
-        if tools and not self._shows_tools:
+        if tools and self._tools_place is None:
             yield "tools"
         for message in messages:
             if message["role"] in ("system", "developer") and not self._shows_system:
@@ -67,6 +81,8 @@ class TemplateForm:
             out = self._with_thinking(out, place)
         if message.get("tool_calls"):
             out = self._with_calls(out, place)
+        if message.get("function_calls") and not self._shows_function_calls:
+            _refuse_calls(f"{place}: function_calls")
         return out
 
     # Roles.
@@ -113,16 +129,36 @@ class TemplateForm:
     def _result(self, content):
         """A tool's result: some templates write an object as JSON; the others get the JSON text."""
         kind = type(content)
-        return content if kind in (dict, list) and self._writes_json(kind) else as_text(content)
+        return content if kind in (dict, list) and self._writes_values(kind) else as_text(content)
 
-    def _writes_json(self, kind):
+    def _writes_values(self, kind):
+        """Whether the template writes an object or a list in a form of its own: as JSON, or as Gemma 4's."""
         value = {_KEY: _VALUE} if kind is dict else [_VALUE]
         result = {"role": self._role("tool", ""), "content": value, "tool_call_id": _ID, "name": _NAME}
-        return self._shows([_USER, self._probe_call, result], as_text(value))
+        text = self._rendering([_USER, self._probe_call, result], *([_KEY] if kind is dict else []), _VALUE)
+        return text is not None and str(value) not in text  # Python's own text of it
+
+    # Tools.
 
     @cached_property
-    def _shows_tools(self):
-        return self._shows([_USER], "qztool", tools=_TOOLS)
+    def _tools_place(self):
+        """`variable`, the key of a system message that has them as a JSON text, or None: they are left out."""
+        if self._shows([_USER], "qztool", tools=_TOOLS):
+            return "variable"
+        system = {"role": "system", "content": _TEXT}
+        return next((key for key in _TOOLS_KEYS if self._shows([{**system, key: "qztool"}, _USER], "qztool")), None)
+
+    def _with_tools(self, messages, tools, where):
+        first, key = messages[0], self._tools_place
+        if first["role"] != "system":
+            raise BadDocument(
+                "no system message for the tools",
+                f"{where}: tools: the chat template writes tools in the system message only: expected one, found the "
+                f"role {first['role']}",
+            )
+        if first.get(key) is not None:
+            raise BadDocument("tools under two keys", f"{where}: tools: expected no {key} in messages[0] beside them")
+        return [{**first, key: as_text([tool["function"] for tool in tools])}, *messages[1:]]
 
     @cached_property
     def _shows_system(self):
@@ -134,15 +170,11 @@ class TemplateForm:
 
     def _with_calls(self, message, place):
         if self._calls is None:
-            raise BadDocument(
-                "the chat template has no place for tool calls",
-                f"{place}: tool_calls: the chat template leaves tool calls out. Give a template that writes them "
-                "(--chat-template FILE), or write the calls into the content",
-            )
+            _refuse_calls(f"{place}: tool_calls")
         as_json_text, empty = self._calls
         content = message["content"] or empty
         if content and not self._shows_calls_beside_text:
-            if content.strip():
+            if not isinstance(content, str) or content.strip():
                 raise BadDocument(
                     "the chat template has no place for tool calls beside a text",
                     f"{place}: tool_calls: the chat template leaves the tool calls of a message out that has a "
@@ -174,6 +206,10 @@ class TemplateForm:
                 return as_json_text, min(found, key=lambda content: len(found[content]))
         return None
 
+    @cached_property
+    def _shows_function_calls(self):
+        return self._shows([_USER, {"role": "assistant", "content": "", "function_calls": _VALUE}], _VALUE)
+
     @property
     def _probe_call(self):
         """A message with a tool call alone, as the template takes it, if it does."""
@@ -187,6 +223,14 @@ class TemplateForm:
     @cached_property
     def _shows_text_beside_calls(self):
         return self._beside_text(_TEXT)
+
+    @cached_property
+    def _writes_results_before_text(self):
+        as_json_text = self._calls is not None and self._calls[0]
+        call = self._call(_NAME, _TEXT, "{}" if as_json_text else {})
+        result = {"role": self._role("tool", ""), "content": _VALUE, "tool_call_id": _ID, "name": _NAME}
+        text = self._rendering([_USER, call, result], _TEXT, _VALUE)
+        return text is not None and text.index(_VALUE) < text.index(_TEXT)
 
     def _beside_text(self, *shown):
         arguments = {_KEY: _VALUE}
@@ -210,6 +254,8 @@ class TemplateForm:
             return message
         if kind == "content":
             return {**rest, "content": _in_tags(thinking, message["content"])}
+        if kind == "parts":
+            return {**rest, "content": _in_parts(thinking, message["content"])}
         if kind is None:
             raise BadDocument(
                 "the chat template has no place for thinking",
@@ -221,11 +267,15 @@ class TemplateForm:
 
     @cached_property
     def _thinking(self):
-        """A key of the message; `content`: in think tags; `left out`: the template cuts it off; None: it has no place
-        for it."""
+        """A key of the message; `parts`: a part of the content, as Mistral's; `content`: in think tags; `left out`: the
+        template cuts it off; None: it has no place for it."""
         for key in THINKING_KEYS:
             if any(self._shows_key(key, message) for message in (_ANSWER, self._probe_call)):
                 return key
+        parts = _in_parts(_THOUGHT, _TEXT)
+        text = self._rendering([_USER, {**_ANSWER, "content": parts}], _THOUGHT, _TEXT)
+        if text is not None and str(parts[0]) not in text and as_text(parts[0]) not in text:
+            return "parts"
         if "think>" not in self._source:
             return None
         text = self._try([_USER, {**_ANSWER, "content": _in_tags(_THOUGHT, _TEXT)}])
@@ -243,6 +293,8 @@ class TemplateForm:
         return self._shows_key(self._thinking, self._probe_call)
 
     def _shows_key(self, key, message):
+        if key == "parts":
+            return self._shows([_USER, {**message, "content": _in_parts(_THOUGHT, message["content"])}], _THOUGHT)
         return key in THINKING_KEYS and self._shows([_USER, {**message, key: _THOUGHT}], _THOUGHT)
 
     # Rendering.
@@ -263,6 +315,18 @@ class TemplateForm:
 
     def _shows(self, messages, *shown, tools=None):
         return self._rendering(messages, *shown, tools=tools) is not None
+
+
+def _refuse_calls(place):
+    raise BadDocument(
+        "the chat template has no place for tool calls",
+        f"{place}: the chat template leaves tool calls out. Give a template that writes them (--chat-template FILE), "
+        "or write the calls into the content",
+    )
+
+
+def _in_parts(thinking, content):
+    return [{"type": "thinking", "thinking": thinking}, *([{"type": "text", "text": content}] if content else [])]
 
 
 def _in_tags(thinking, content):

@@ -10,6 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from .config_tokens import read_object
+from .end_of_text import EndIds
 from .errors import InputError
 from .template_files import read_templates
 from .transformers_tokenizer import (
@@ -51,7 +52,7 @@ class TokenizerFiles:
     vocab_size: int  # largest id + 1
     special_tokens: dict = field(default_factory=dict)  # bos_token: text, ...
     chat_templates: dict = field(default_factory=dict)  # by name
-    eos_id: int | None = None  # from config.json, where tokenizer_config.json names no eos_token
+    ends: EndIds = EndIds()  # of generation
     notes: list = field(default_factory=list)  # what a user should know: a line for each
     _pairs: set = field(default_factory=set)  # (id, token)
     _whole: Tokenizer | None = None
@@ -80,8 +81,7 @@ class TokenizerFiles:
         out._pairs, out._whole, out._split_special = pairs, tokenizer, tokens.split_special
         folder = file.parent
         config = read_object(folder / "special_tokens_map.json") | read_object(folder / "tokenizer_config.json")
-        eos = (read_object(folder / "config.json") | read_object(folder / "generation_config.json")).get("eos_token_id")
-        out.eos_id = eos[0] if isinstance(eos, list) and eos else eos
+        out.ends = EndIds.read(folder)
         out.chat_templates = read_templates(folder, config, read_object)
         return out
 

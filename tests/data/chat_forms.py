@@ -10,8 +10,11 @@ class Form:
     calls: str | None = None  # the arguments: object | text; None: the template leaves tool calls out
     alone: str | None = ""  # the content of a message with tool calls alone
     beside_text: bool = True  # whether the calls of a message with a text are written
-    thinking: str | None = None  # a key of the message | content: in tags | cut: cut off by the template | None
+    # A key of the message | parts: of the content | content: in tags | cut: cut off by the template | None
+    thinking: str | None = None
     objects: bool = False  # whether the result of a tool may be an object
+    text_after_results: bool = False  # whether the text beside calls is written after their results
+    tools: str | None = None  # the key of the system message that has the tools as JSON text
 
 
 FORMS = {
@@ -32,6 +35,13 @@ FORMS = {
     "qwen3_instruct_2507": Form("object"),
     "smollm2": Form(),
     "smollm3_unsloth": Form(thinking="content"),
+    "gemma4": Form("object", thinking="reasoning_content", objects=True, text_after_results=True),
+    "ministral3": Form("object", thinking="parts"),
+    "olmo2": Form(),
+    "olmo3": Form("object"),
+    "olmo3_think": Form(thinking="content", tools="functions"),
+    "phi4_mini": Form(tools="tools"),
+    "qwen3_5": Form("object", thinking="reasoning_content"),
 }
 
 
@@ -39,15 +49,25 @@ class NoPlace(Exception):
     """The template has no place for something in the conversation."""
 
 
-def cleaned(name, messages):
+def cleaned(name, messages, tools=None):
     """The messages, whose shape is that of OpenAI's interface with objects as arguments or their JSON text and the
     thinking as reasoning_content, as the template `name` takes them. NoPlace: it does not."""
-    return [_cleaned(FORMS[name], message) for message in messages]
+    form = FORMS[name]
+    for message, later in zip(messages, messages[1:]):
+        beside = message.get("tool_calls") and message["content"]
+        if beside and later["role"] == "tool" and form.text_after_results:
+            raise NoPlace
+    out = [_cleaned(form, message) for message in messages]
+    if tools and form.tools:
+        if out[0]["role"] != "system":
+            raise NoPlace
+        out[0][form.tools] = _json([tool["function"] for tool in tools])
+    return out
 
 
-def has_place(name, messages):
+def has_place(name, messages, tools=None):
     try:
-        return bool(cleaned(name, messages))
+        return bool(cleaned(name, messages, tools))
     except NoPlace:
         return False
 
@@ -65,6 +85,9 @@ def _cleaned(form, message):
         if form.thinking == "content":
             thinking = out.pop("reasoning_content").strip("\n")
             out["content"] = f"<think>\n{thinking}\n</think>\n\n{out['content'] or ''}"
+        if form.thinking == "parts":
+            text = [{"type": "text", "text": out["content"]}] if out["content"] else []
+            out["content"] = [{"type": "thinking", "thinking": out.pop("reasoning_content")}, *text]
     if out.get("tool_calls"):
         if not form.beside_text and not (out["content"] or "").strip():
             out["content"] = None

@@ -7,7 +7,7 @@ from pathlib import Path
 import chat_shapes
 import numpy as np
 from chat_forms import cleaned
-from chat_shapes import STOCK, special_tokens
+from chat_shapes import OWN, PUBLISHED, STOCK, special_tokens
 from transformers import PreTrainedTokenizerFast
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -16,7 +16,7 @@ from token_shards import chat_marks
 from token_shards.chat import ChatEncoder, ChatOptions
 from token_shards.chat_messages import check_messages
 
-KNOWN = [name for name in STOCK if chat_marks.recognise(STOCK[name])]
+KNOWN = [name for name in PUBLISHED if chat_marks.recognise(PUBLISHED[name])]
 TOKENIZER = chat_shapes.make_tokenizer()
 
 
@@ -24,6 +24,12 @@ def reference(name, template=None):
     wrapped = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER, **special_tokens(name))
     wrapped.chat_template = template or STOCK[name]
     return wrapped
+
+
+def marked_text(name):
+    """The template with marks, or None: nobody has marked it."""
+    family = chat_marks.recognise(STOCK[name])
+    return chat_marks.marked(STOCK[name], family) if family else OWN.get(name)
 
 
 def encoder(name, template=None, **options):
@@ -36,7 +42,7 @@ def arguments(**values):
 
 def samples(encoder, messages, tools=None, **kwargs):
     messages, tools = check_messages({"messages": messages, "tools": tools}, "x:1")
-    return encoder.samples(encoder.fit(messages, "x:1"), tools, "x:1", **kwargs)
+    return encoder.samples(encoder.fit(messages, tools, "x:1"), tools, "x:1", **kwargs)
 
 
 def text(ids):
@@ -54,7 +60,7 @@ def by_transformers(wrapped, messages, tools, form=None, as_text=False, **kwargs
     """(ids, mask), or the text; None where transformers raises. `form`: the template for which the messages are
     cleaned before; None, too, where it has no place for something in them."""
     try:
-        messages = cleaned(form, messages) if form else messages
+        messages = cleaned(form, messages, tools) if form else messages
         out = wrapped.apply_chat_template(messages, tools=tools, tokenize=not as_text, return_dict=True, **kwargs)
     except Exception:
         return None

@@ -1,16 +1,26 @@
 """Conversations of many shapes, chat templates of many families, and a tokenizer that has all their special tokens."""
 
+import re
 from pathlib import Path
 
 import tokenizers
 
 TEMPLATES = Path(__file__).parent / "templates"
-STOCK = {path.stem: path.read_text(encoding="utf-8") for path in sorted(TEMPLATES.glob("*.jinja"))}
+# Published texts, and our own with the structure of other families, which have marks around what the model writes.
+PUBLISHED = {path.stem: path.read_text(encoding="utf-8") for path in sorted(TEMPLATES.glob("*.jinja"))}
+OWN = {path.stem: path.read_text(encoding="utf-8") for path in sorted((TEMPLATES / "own").glob("*.jinja"))}
+# As models' folders have them: without marks.
+STOCK = PUBLISHED | {
+    name: re.sub(r"{%(-?) (?:end)?generation (-?)%}", r"{#\1 \2#}", text) for name, text in OWN.items()
+}
 # (bos_token, eos_token) that the models' tokenizers have
 TOKENS = {
     "llama": ("<|begin_of_text|>", "<|eot_id|>"),
     "gemma": ("<bos>", "<eos>"),
     "mistral": ("<s>", "</s>"),
+    "ministral": ("<s>", "</s>"),
+    "olmo": ("<|endoftext|>", "<|endoftext|>"),
+    "phi": ("<|endoftext|>", "<|endoftext|>"),
     "deepseek": ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
     "": ("<|endoftext|>", "<|im_end|>"),
 }
@@ -44,6 +54,26 @@ MARKERS = [
     "<｜tool▁output▁begin｜>",
     "<｜tool▁output▁end｜>",
     "<｜tool▁outputs▁end｜>",
+    "<|turn>",
+    "<turn|>",
+    "<|channel>",
+    "<channel|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_response>",
+    "<tool_response|>",
+    '<|"|>',
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "[THINK]",
+    "[/THINK]",
+    "[ARGS]",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+    "<|tool|>",
+    "<|/tool|>",
 ]
 
 

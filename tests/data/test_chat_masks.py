@@ -86,7 +86,7 @@ def test_own_marks_lose_the_generation_prompt_or_are_those_of_transformers(think
     template = wide_marks()
     ours = encoder("smollm3", template, template_args=args)
     assert "its own {% generation %} marks" in ours.description
-    assert in_loss(samples(ours, chat)[0]) == ["b<|im_end|>\n", "d<|im_end|>\n"]
+    assert in_loss(samples(ours, chat)[0]) == ["b<|im_end|>", "d<|im_end|>"]
     [(ids, mask)] = samples(encoder("smollm3", template, template_args=args, mask_generation_prompt=False), chat)
     wrapped = reference("smollm3", template)
     expected = by_transformers(wrapped, chat, None, return_assistant_tokens_mask=True, enable_thinking=thinking)
@@ -127,7 +127,7 @@ REFUSED = [
     ("mistral_nemo", [user("a"), assistant("", tool_calls=[call("a", "short")])], "length 9", "refuses"),
     ("qwen3", [user("a"), assistant("\ud800")], "lone surrogate", "surrogate"),
     ("chatml", [user("\ufdd0"), assistant("a")], "noncharacter", "noncharacters"),
-    ("chatml", [user("a"), assistant(" ")], "not in the rendering", "not in the rendering"),
+    ("no answers", [user("a"), assistant("b")], "not in the rendering", "not in the rendering"),
     ("chatml", [user("a"), assistant("b"), answer("c"), {"role": "critic", "content": 3}], "text", "not text"),
 ]
 CHATML = (
@@ -139,6 +139,7 @@ CHATML = (
 @pytest.mark.parametrize("name, messages, message, reason", REFUSED, ids=[row[2] for row in REFUSED])
 def test_a_conversation_that_the_template_refuses_is_a_bad_document(name, messages, message, reason):
     own = {"chatml": CHATML, "undefined": CHATML + "{{ messages[1].a.b }}"}
+    own["no answers"] = CHATML.replace("in messages", "in messages if m.role != 'assistant'")
     with pytest.raises(BadDocument) as error:
         samples(encoder(name, own.get(name)), messages)
     assert message in str(error.value) and str(error.value).startswith("x:1") and reason in error.value.reason
@@ -163,6 +164,19 @@ def test_a_template_without_an_end_of_turn_is_reported():
         " d",
     ]  # a token that reaches over the beginning, as in transformers
     assert "writes no end" not in encoder("x", CHATML).description
+
+
+def test_white_space_alone_is_an_answer():
+    [sample] = samples(encoder("x", CHATML), [user("a"), assistant(" "), user("c"), assistant("\t")])
+    assert in_loss(sample) == [" <|im_end|>", "\t<|im_end|>"]
+    [sample] = samples(encoder("x", CHATML.replace("m.content", "m.content | trim")), [user("a"), assistant(" ")])
+    assert in_loss(sample) == ["<|im_end|>"]
+
+
+def test_what_a_template_writes_of_a_turn_after_its_text_has_loss():
+    template = CHATML.replace("{{ m.content }}", "{{ m.content }}{% if m.source %} [{{ m.source }}]{% endif %}")
+    [sample] = samples(encoder("x", template), [user("a"), assistant("b", source="c"), user("d"), assistant("e")])
+    assert in_loss(sample) == ["b [c]<|im_end|>", "e<|im_end|>"]
 
 
 # Another end after the last turn, as in Phi 3 and gpt-oss; and no generation prompt, as in Mistral's.

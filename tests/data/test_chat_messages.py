@@ -304,7 +304,10 @@ def test_what_a_template_takes_is_found_as_its_text_says(name):
         assert found == (expected.calls == "text", expected.alone)
         assert form._shows_calls_beside_text == expected.beside_text
     assert form._thinking == {"cut": "left out"}.get(expected.thinking, expected.thinking)
-    assert form._writes_json(dict) == expected.objects
+    assert form._writes_values(dict) == expected.objects
+    assert (expected.tools or "variable") == (form._tools_place or "variable")
+    if expected.calls is not None:
+        assert form._writes_results_before_text == expected.text_after_results
 
 
 def test_what_a_template_has_no_place_for_is_a_bad_document():
@@ -385,7 +388,7 @@ def test_a_template_that_writes_pythons_text_of_an_object_gets_json_text():
 def left_out(name, messages, tools=None, template=None):
     ours = encoder(name, template)
     messages, tools = check_messages({"messages": messages, "tools": tools}, "x:1")
-    return set(ours.form.left_out(ours.fit(messages, "x:1"), tools))
+    return set(ours.form.left_out(ours.fit(messages, tools, "x:1"), tools))
 
 
 def test_what_a_template_leaves_out_by_design_is_named():

@@ -27,14 +27,22 @@ from token_shards.tokenizer_files import TokenizerFiles
 ROOT = Path(__file__).resolve().parents[2]
 _IM = r"<\|im_start\|>assistant\n(?:<think>\n\n</think>\n\n?)?(.*?<\|im_end\|>)"
 _LLAMA = r"<\|start_header_id\|>assistant<\|end_header_id\|>\n\n(.*?<\|eot_id\|>)"
+_MISTRAL = r"(?:\[/INST\]|\[/TOOL_RESULTS\](?!\[TOOL_RESULTS\]))(.*?</s>)"
 # Where the assistant's turns stand in a rendering, read off the templates; an empty think block is the prompt's.
 TURNS = {
+    "qwen3_5": r"<\|im_start\|>assistant\n(?:<think>\n(?:\n</think>\n\n)?)?(.*?<\|im_end\|>)",
     "qwen": _IM,
     "smol": _IM,
     "llama": _LLAMA,
+    "gemma4": r"(?:<\|turn>model\n|<tool_response\|>(?!<\|tool_response>))(.*?(?:<turn\|>|<\|tool_response>))",
     "gemma": r"<start_of_turn>model\n(.*?<end_of_turn>)",
     "mistral_v": r"\[/INST\](.*?</s>)",
-    "mistral_nemo": r"(?:\[/INST\]|\[/TOOL_RESULTS\](?!\[TOOL_RESULTS\]))(.*?</s>)",
+    "mistral_nemo": _MISTRAL,
+    "ministral": _MISTRAL,
+    "olmo2": r"<\|assistant\|>\n(.*?<\|endoftext\|>)",
+    "olmo3_think": r"<\|im_start\|>assistant\n(?:<think>)?(.*?(?:<\|im_end\|>|<\|endoftext\|>))",
+    "olmo3": r"<\|im_start\|>assistant\n(.*?(?:<\|im_end\|>|<\|endoftext\|>))",
+    "phi": r"<\|assistant\|>(.*?<\|end\|>)",
     "deepseek": r"<｜Assistant｜>(.*?<｜end▁of▁sentence｜>)",
 }
 
@@ -94,7 +102,7 @@ def compare(count, seed, folder):
 
 def compare_one(name, chat, encoder, wrapped):
     out = encoder.encode(Chunk("items", "x", 1, [("x:1", json.loads(json.dumps(chat.record)))]))
-    place = has_place(name, chat.messages)
+    place = has_place(name, chat.messages, chat.tools)
     expected = by_transformers(wrapped, chat.messages, chat.tools, form=name)
     if expected is None:
         reason = "transformers refuses" if place else "no place"

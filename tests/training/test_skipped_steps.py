@@ -88,6 +88,7 @@ def config_with_an_empty_step(tmp_path, models):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_step_without_any_target_changes_nothing(tmp_path, models, processes):
+    tiny.need_devices(processes)
     config = config_with_an_empty_step(tmp_path, models)
     expected, model = reference_training.train(config)  # does not step the optimizer there
     config["parallel"] = {"processes": processes}
@@ -136,6 +137,7 @@ def test_an_evaluation_without_any_target_measures_nothing(tmp_path, models):
 def test_weights_that_are_not_finite_are_named_before_anything_starts(tmp_path, models, role, processes):
     import shutil
 
+    tiny.need_devices(processes)
     config = config_with_an_empty_step(tmp_path, models)
     folder = tmp_path / "bad"
     shutil.copytree(config[role]["path"], folder)

@@ -345,7 +345,8 @@ def test_float8_rows_of_earlier_versions_are_read_and_no_longer_written(tmp_path
     as_float8(cache)
     assert "hidden states of 64 in float8" in tiny.distill("inspect", cache).stdout
     verified = tiny.distill("verify", "--cache", cache, "--teacher", models["qwen3"][1], "--samples", 9).stdout
-    assert "(100%) are the same bit for bit" in verified  # as the teacher is in these bytes
+    if tiny.DEVICE == "cpu":  # as_float8 rounds on a CPU; a GPU may round a value to the neighbouring one
+        assert "(100%) are the same bit for bit" in verified
     assert 1e-5 < float(re.search(r"mean ([\d.e+-]+),", verified).group(1)) < 0.05
     online = tiny.train(tmp_path, config("online"))
     cached = tiny.train(tmp_path, from_cache(config("cached"), cache))

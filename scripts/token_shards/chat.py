@@ -118,6 +118,7 @@ class ChatEncoder:
         self.options, self.tokenizer = options, tokenizer
         self.template = None
         self.description = None
+        self.left_out = set()  # of the last conversation, in words
         if template is None:
             if options.template_args:
                 raise InputError("--template-arg: the tokenizer's folder has no chat template (--chat-template FILE)")
@@ -133,7 +134,8 @@ class ChatEncoder:
         self.turn_ends = []
         if self.family is None:
             self.turn_ends = chat_locate.find_turn_ends(lambda probe: self.template.render(probe, None, "a probe"))
-        self.description = f"chat template{f' {name}' if name else ''}: {self._describe()}"
+        date = "; it writes the date of today" if self._writes_date() else ""
+        self.description = f"chat template{f' {name}' if name else ''}: {self._describe()}{date}"
         as_generated = {"as_generated": True} if self.family and options.turns == "each" else {}
         self.form = TemplateForm(partial(self.template.render, **as_generated), template, options.thinking)
 
@@ -150,6 +152,14 @@ class ChatEncoder:
         ends = "" if self.turn_ends else "; it writes no end of a turn after the last one, so that none has a loss"
         return "not a known one, masks by finding the assistant's texts in the rendering" + ends
 
+    def _writes_date(self):
+        date, question = "qzdate", {"role": "user", "content": "question"}
+        try:
+            text = self.template.render([question], None, "a probe", strftime_now=lambda _: date)
+        except BadDocument:
+            return False
+        return date in text
+
     def fit(self, messages, tools, where):
         """Messages that `check_messages` returned as the template takes them."""
         if self.template is None:
@@ -165,6 +175,7 @@ class ChatEncoder:
         assistant's turns before the message `loss_from` have no loss, nor have those that the Learned or None of each
         message in `learned` excludes."""
         learned = learned or [None] * len(messages)
+        self.left_out = set()
         turns = wanted_turns(messages, learned, loss_from, self.options.loss_on, where)
         if self.options.turns == "each" and turns:
             return [self._turn(messages[: index + 1], tools, where) for index in turns]
@@ -239,7 +250,8 @@ class ChatEncoder:
             def render(messages, **more):
                 return self.template.render(messages, tools, where, **more)
 
-            text, spans = chat_locate.locate(render, messages, prompts[0], self.turn_ends, where)
+            text, spans, left_out = chat_locate.locate(render, messages, prompts[0], self.turn_ends, where)
+            self.left_out |= {f"content of the role {role}" for role in left_out}
         if self.options.mask_generation_prompt:
             spans = [(_after_prompt(text, begin, end, prompts), end) for begin, end in spans]
         return text, [(begin, end) for begin, end in spans if end > begin]

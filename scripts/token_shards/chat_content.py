@@ -63,6 +63,24 @@ def read_content(content, role, place):
     return out
 
 
+def has_thinking(content):
+    return _is_parts(content) and any(part["type"] in _THINKING_PARTS for part in content)
+
+
+def read_parts(content, place):
+    """The parts of a content that `has_thinking`, each of type text or thinking, in their order."""
+    out = []
+    for index, part in enumerate(content):
+        kind, value = _part(part, "assistant", f"{place}[{index}]")
+        if kind not in ("text", "thinking"):
+            raise BadDocument(
+                "content has a part that is not text",
+                f"{place}[{index}]: expected a part of type text or thinking, found type {short_text(part['type'])}",
+            )
+        out.append({"type": kind, kind: value})
+    return out
+
+
 def read_thinking(message, parts, place):
     """The thinking of a message from its members and the parts of its content, or None."""
     found = {}

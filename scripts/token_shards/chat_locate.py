@@ -31,15 +31,16 @@ _ADVICE = (
 
 
 def locate(render, messages, prompt, turn_ends, where):
-    """(text, the [begin, end) of each assistant message). `render(messages, generation_prompt=False)` renders; `prompt`
-    is the generation prompt of this conversation; `turn_ends` is what `find_turn_ends` returns."""
+    """(text, the [begin, end) of each assistant message, the roles whose texts the template has left out).
+    `render(messages, generation_prompt=False)` renders; `prompt` is the generation prompt of this conversation;
+    `turn_ends` is what `find_turn_ends` returns."""
     text = render(messages)
     if _RESERVED.search(text):
         raise BadDocument(
             "the conversation has noncharacters",
             f"{where}: expected text, found a noncharacter of Unicode (U+FDD0 to U+FDEA)",
         )
-    places = _places(render, messages, text, where)
+    places, marked = _places(render, messages, text, where)
     spans, before = [], 0
     for index, message in enumerate(messages):
         first, last = places.get(index, (None, None))
@@ -75,7 +76,8 @@ def locate(render, messages, prompt, turn_ends, where):
                 )
             spans.append((begin, end))
         before = max(before, last or 0)
-    return text, spans
+    left_out = [messages[i] for i in marked if i not in places]
+    return text, spans, {one["role"] for one in left_out if isinstance(one["content"], str) and one["content"].strip()}
 
 
 def find_turn_ends(render):
@@ -101,7 +103,8 @@ def find_turn_ends(render):
 
 
 def _places(render, messages, text, where):
-    """{message: (first character, after the last character)} of the messages that are in the rendering."""
+    """({message: (first character, after the last character)} of the messages that are in the rendering, the numbers of
+    those that were looked for)."""
     error = None
     assistants = {index for index, message in enumerate(messages) if message["role"] == "assistant"}
     # Templates look at the texts of questions and tool answers, or for a think tag at the beginning; then fewer
@@ -115,7 +118,7 @@ def _places(render, messages, text, where):
             continue
         if _SENTINEL.sub("", rendered) != text:
             continue
-        return _marked_places(rendered)
+        return _marked_places(rendered), chosen
     raise BadDocument(
         "the assistant's turns cannot be found in the rendering",
         f"{where}: the chat template does more with the texts than to copy them{f' ({error})' if error else ''}, so "

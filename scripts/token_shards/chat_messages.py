@@ -2,12 +2,20 @@
 they come from. `template_form` then adapts them to a template.
 
 A message has a `role` (system, developer, user, assistant, tool, or one that only a template knows), a `content` (a
-text; None beside tool calls that have none; any value of JSON as a tool's result), and where it has them `tool_calls`
-(`chat_calls` has their shape) and the thinking as `reasoning_content`. Its other members are kept, but for null ones.
+text; None beside tool calls that have none; any value of JSON as a tool's result; a list of parts in a system message
+with thinking), and where it has them `tool_calls` (`chat_calls` has their shape) and the thinking as
+`reasoning_content`. Its other members are kept, but for null ones.
 """
 
 from .chat_calls import read_call, read_calls, read_tools
-from .chat_content import THINKING_KEYS, read_content, read_thinking, without_think_block
+from .chat_content import (
+    THINKING_KEYS,
+    has_thinking,
+    read_content,
+    read_parts,
+    read_thinking,
+    without_think_block,
+)
 from .chat_roles import CALL_ROLES, canonical_role
 from .errors import BadDocument
 from .json_values import found_text, json_name, keys_text, load_json, short_text
@@ -84,6 +92,8 @@ def _message(message, place):
             )
         calls = [read_call(message["function_call"], f"{place}: function_call")]
     given = message.get("content")
+    if role == "system" and has_thinking(given):  # Mistral's: how to think stands in the prompt
+        return [{"role": role, "content": read_parts(given, f"{place}: content"), **rest}]
     content = read_content("" if given is None else given, role, f"{place}: content")
     calls += content.calls
     thinking = read_thinking(message, content.thinking, place)

@@ -203,7 +203,7 @@ class Encoder:
     def _not_rendered(chat, encoder, messages):
         """The paths of what the template does not look at, and what else it leaves out."""
         paths = unread_paths(messages, chat.place) | unread_parts(chat.messages, chat.place)
-        left_out = set(encoder.form.left_out(messages, chat.tools))
+        left_out = set(encoder.form.left_out(messages, chat.tools)) | encoder.left_out
         if "thinking" in left_out:
             paths.discard(f"{chat.place}[].reasoning_content")
         if "content beside tool_calls" in left_out:

@@ -77,6 +77,12 @@ class TemplateForm:
         out = {**message, "role": self._role(message["role"], place)}
         if message["role"] == "tool":
             out["content"] = self._result(message["content"])
+        if out["role"] == "system" and isinstance(message["content"], list) and not self._shows_system_thinking:
+            raise BadDocument(
+                "the chat template has no place for thinking",
+                f"{place}: content: expected text, found a part of type thinking, which the chat template does not "
+                "write in a system message",
+            )
         if message.get("reasoning_content"):
             out = self._with_thinking(out, place)
         if message.get("tool_calls"):
@@ -272,9 +278,7 @@ class TemplateForm:
         for key in THINKING_KEYS:
             if any(self._shows_key(key, message) for message in (_ANSWER, self._probe_call)):
                 return key
-        parts = _in_parts(_THOUGHT, _TEXT)
-        text = self._rendering([_USER, {**_ANSWER, "content": parts}], _THOUGHT, _TEXT)
-        if text is not None and str(parts[0]) not in text and as_text(parts[0]) not in text:
+        if self._writes_parts(lambda parts: [_USER, {**_ANSWER, "content": parts}]):
             return "parts"
         if "think>" not in self._source:
             return None
@@ -283,6 +287,16 @@ class TemplateForm:
             return None if text is None else "left out"
         before = text[text.rfind(_QUESTION) : text.index(_THOUGHT)]
         return "content" if before.count("<think>") == 1 else None  # not after an empty think block of the template
+
+    @cached_property
+    def _shows_system_thinking(self):
+        return self._writes_parts(lambda parts: [{"role": "system", "content": parts}, _USER])
+
+    def _writes_parts(self, probe):
+        """Whether the template writes a content with a part of type thinking, and not as Python's or JSON's text."""
+        parts = _in_parts(_THOUGHT, _TEXT)
+        text = self._rendering(probe(parts), _THOUGHT, _TEXT)
+        return text is not None and str(parts[0]) not in text and as_text(parts[0]) not in text
 
     @cached_property
     def _shows_thinking_of_answers(self):

@@ -96,7 +96,9 @@ def load_with_transformers(file):
             (folder / "tokenizer.json").unlink(missing_ok=True)
             (folder / "tokenizer.json").symlink_to(file.resolve())
         try:
-            loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            # Not with mistral-common, which does not read tokenizer.json, where it is installed.
+            only = {"local_files_only": True, "trust_remote_code": False, "mistral_format": False}
+            loaded = AutoTokenizer.from_pretrained(str(folder), **only)
         except Exception as error:  # whatever the code of a tokenizer's class raises
             raise InputError(
                 f"{file.parent}: transformers {transformers.__version__} cannot load the tokenizer: "

@@ -271,6 +271,40 @@ def test_the_tools_of_phi_4_mini_stand_in_the_system_turn():
     assert text(sample[0]).endswith("<|assistant|>sunny<|end|><|endoftext|>") and in_loss(sample) == ["sunny<|end|>"]
 
 
+def test_ministral_3_is_told_how_to_think():
+    parts = [
+        {"type": "text", "text": "First "},
+        {"type": "thinking", "thinking": "thoughts", "closed": True},
+        {"type": "text", "text": "then the answer."},
+    ]
+    chat = [{"role": "system", "content": parts}, user("a"), assistant("b")]
+    [sample] = samples(encoder("ministral3"), chat)
+    assert text(sample[0]) == (
+        "<s>[SYSTEM_PROMPT]First [THINK]thoughts[/THINK]then the answer.[/SYSTEM_PROMPT][INST]a[/INST]b</s>"
+    )
+    assert in_loss(sample) == ["b</s>"]
+    with pytest.raises(BadDocument, match=r"messages\[0\]: content: expected text, found a part of type thinking"):
+        samples(encoder("qwen3"), chat)
+    chat[0]["content"].append({"type": "image"})
+    with pytest.raises(BadDocument, match=r'content\[3\]: expected a part of type text, found type "image"'):
+        samples(encoder("ministral3"), chat)
+
+
+def test_tekken_json_beside_tokenizer_json_changes_nothing(tmp_path, monkeypatch):
+    """Where mistral-common is installed, transformers would read tekken.json, and our programs never do."""
+    from transformers.integrations.mistral import tokenizer
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    folder = write_folder(tmp_path / "model", "ministral3")
+    chat = write_jsonl(tmp_path / "chat.jsonl", [{"messages": [user("a"), assistant("b")]}])
+    convert(folder, tmp_path / "out", chat)
+    (folder / "tekken.json").write_text("{}")
+    monkeypatch.setattr(tokenizer, "resolve_mistral_format", lambda *_, **__: (True, str(folder / "tekken.json")))
+    monkeypatch.setitem(TOKENIZER_MAPPING_NAMES, "mistral3", "MistralCommonBackend")
+    convert(folder, tmp_path / "other", chat)
+    assert documents(tmp_path / "other") == documents(tmp_path / "out")
+
+
 @pytest.mark.parametrize("name", ["gemma3", "gemma4", "ministral3", "qwen3_5"])
 def test_images_are_refused_with_file_and_line(tmp_path, name):
     folder = write_folder(tmp_path / "model", name)

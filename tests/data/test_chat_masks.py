@@ -166,6 +166,30 @@ def test_a_template_without_an_end_of_turn_is_reported():
     assert "writes no end" not in encoder("x", CHATML).description
 
 
+def test_a_template_that_writes_the_date_is_reported():
+    dated = "{{ strftime_now('%d %b %Y') if date_string is not defined else date_string }}" + CHATML
+    assert encoder("x", dated).description.endswith("in the rendering; it writes the date of today")
+    assert "date" not in encoder("x", dated, template_args=arguments(date_string="1 May 2025")).description
+    assert "date" not in encoder("x", CHATML).description
+
+
+def test_messages_that_a_template_leaves_out_are_named():
+    ours = encoder("x", CHATML.replace("in messages", "in messages if m.name != 'hidden'"))
+    chat = [user("a"), assistant("b"), {**user("c"), "name": "hidden"}, user("d"), assistant("e")]
+    [sample] = samples(ours, chat)
+    assert in_loss(sample) == ["b<|im_end|>", "e<|im_end|>"] and ours.left_out == {"content of the role user"}
+    samples(ours, chat[:2])
+    assert ours.left_out == set()
+
+
+def test_a_turn_with_another_message_within_is_refused():
+    within = CHATML.replace("in messages", "in messages if m.role == 'assistant'").replace(
+        "{{ m.content }}", "{{ m.thinking }}{{ messages[0].content if loop.first }}{{ m.content }}"
+    )
+    with pytest.raises(BadDocument, match=r"messages\[1\]: the chat template writes another message within this turn"):
+        samples(encoder("x", within), [user("a"), assistant("b", thinking="c")])
+
+
 def test_white_space_alone_is_an_answer():
     [sample] = samples(encoder("x", CHATML), [user("a"), assistant(" "), user("c"), assistant("\t")])
     assert in_loss(sample) == [" <|im_end|>", "\t<|im_end|>"]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-r"""Converts texts and conversations into token shards, the training files of `distill` (docs/data.md).
+r"""Converts texts and conversations into token shards, the training files of `distill` (docs/tokenize.md).
 
   scripts/tokenize.py --tokenizer MODEL_FOLDER --output data/train corpus.jsonl
   scripts/tokenize.py --tokenizer MODEL_FOLDER --output data/train --eval-output data/eval \

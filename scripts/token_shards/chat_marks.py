@@ -10,7 +10,7 @@ Two variables are read by the marked templates alone:
                            generation prompt may have written it
   as_generated             (false if undefined) --turns each: the last turn is written as the model generates it after
                            the generation prompt, where the stock template writes it in another way
-docs/data.md has the table of the families.
+docs/tokenize.md has the table of the families.
 """
 
 import hashlib

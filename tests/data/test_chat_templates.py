@@ -37,7 +37,7 @@ def test_the_stock_templates_of_all_families_are_here_and_recognised():
         assert chat_marks.recognise(STOCK[name].replace("\n", "\r\n") + "\n") is family
         assert f"recognised as {family.name}, masks by our marked template" in encoder(name).description
         assert chat_marks.recognise(unknown(STOCK[name])) is None
-    documented = (ROOT / "docs" / "data.md").read_text().partition("## Chat templates")[2]
+    documented = (ROOT / "docs" / "tokenize.md").read_text().partition("## Chat templates")[2]
     for family in chat_marks.FAMILIES:
         assert re.search(rf"[|,] {re.escape(family.name)} ?[|,]", documented), family.name
 

@@ -58,7 +58,7 @@ class Probe {
     const at::Tensor tokens = tensors.at("tokens");
     seq_ = tensors.contains("boundaries") ? packed(tokens, tensors.at("boundaries"))
                                           : dense_sequences(tokens.size(0), tokens.size(1), at::kCPU);
-    ropes_ = rope_angles(make_rope_tables(config_.ropes, seq_.seq_len, at::kCPU), seq_.positions_N);
+    ropes_ = rope_angles(make_rope_tables(config_.ropes, seq_.seq_len, at::kCPU), seq_);
     const auto results = forward_backward(tokens.reshape({-1}), tensors.at("targets").reshape({-1}));
     const absl::Status status = hf::write_safetensors(output, results);
     TORCH_CHECK(status.ok(), status.message());
@@ -90,7 +90,8 @@ class Probe {
     const size_t first = embedding_unit(layouts_);
     const size_t last = head_unit(layouts_);
     std::vector<BlockSaved> saved(layouts_.size());
-    at::Tensor x_NH = embedding_forward(tokens_N, embedding_weight(layouts_[first], weights_[first]));
+    at::Tensor x_NH =
+        embedding_forward(tokens_N, embedding_weight(layouts_[first], weights_[first]), config_.embedding_scale);
     for (size_t i = 0; i < layouts_.size(); ++i) {
       if (layouts_[i].kind == UnitKind::kBlock) {
         x_NH = block_forward(context(i), block_params(layouts_[i], weights_[i]), x_NH, &saved[i]);
@@ -100,7 +101,13 @@ class Probe {
     const at::Tensor norm_H = final_norm_weight(layouts_[last], weights_[last]);
     const at::Tensor lm_head_VH = lm_head_weight(layouts_[last], weights_[last]);
     const at::Tensor hidden_NH = final_norm_forward(config_, norm_H, x_NH, &norm_saved);
-    const at::Tensor logits_NV = linear_forward(hidden_NH, lm_head_VH);
+    at::Tensor logits_NV = linear_forward(hidden_NH, lm_head_VH);
+    at::Tensor slope_NV = at::ones_like(logits_NV); // of the softcap
+    if (const double cap = config_.final_softcap; cap > 0) {
+      const at::Tensor tanh_NV = at::tanh(logits_NV / cap);
+      logits_NV = cap * tanh_NV;
+      slope_NV = 1 - tanh_NV.square();
+    }
 
     const at::Tensor valid_N = targets_N.ge(0);
     const double count = valid_N.sum().item<double>();
@@ -110,13 +117,13 @@ class Probe {
     const at::Tensor loss = -log_probs_NV.index({rows, labels}).sum() / count;
     at::Tensor dlogits_NV = log_probs_NV.exp();
     dlogits_NV.index_put_({rows, labels}, dlogits_NV.index({rows, labels}) - 1);
-    dlogits_NV.mul_(valid_N.unsqueeze(1).to(dlogits_NV.scalar_type())).div_(count);
+    dlogits_NV.mul_(valid_N.unsqueeze(1).to(dlogits_NV.scalar_type())).div_(count).mul_(slope_NV);
 
     at::Tensor lm_head_grad = lm_head_weight(layouts_[last], grads_[last]);
     linear_backward_weight(dlogits_NV, hidden_NH, lm_head_grad);
     at::Tensor norm_grad = final_norm_weight(layouts_[last], grads_[last]);
     at::Tensor dx_NH =
-        final_norm_backward(norm_H, linear_backward_input(dlogits_NV, lm_head_VH), norm_saved, norm_grad);
+        final_norm_backward(config_, norm_H, linear_backward_input(dlogits_NV, lm_head_VH), norm_saved, norm_grad);
     for (size_t i = layouts_.size(); i-- > 0;) {
       if (layouts_[i].kind == UnitKind::kBlock) {
         BlockParams grads = block_params(layouts_[i], grads_[i]);
@@ -124,7 +131,7 @@ class Probe {
       }
     }
     at::Tensor embedding_grad = embedding_weight(layouts_[first], grads_[first]);
-    embedding_backward(tokens_N, dx_NH, embedding_grad);
+    embedding_backward(tokens_N, dx_NH, embedding_grad, config_.embedding_scale);
 
     std::map<std::string, at::Tensor> results{{"logits", logits_NV}, {"loss", loss}};
     for (size_t i = 0; i < layouts_.size(); ++i) {

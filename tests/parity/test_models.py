@@ -15,8 +15,13 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     Exaone4Config,
+    Gemma3TextConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
 )
@@ -34,6 +39,7 @@ SMALL = dict(
     max_position_embeddings=256,
     initializer_range=0.15,
     rms_norm_eps=1e-5,
+    pad_token_id=None,  # transformers gives the row of a padding token no gradient
 )
 LLAMA3_ROPE = dict(
     rope_type="llama3",
@@ -42,6 +48,15 @@ LLAMA3_ROPE = dict(
     low_freq_factor=1.0,
     high_freq_factor=4.0,
     original_max_position_embeddings=64,
+)
+YARN_ROPE = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64)
+SCALED_QUERIES = dict(llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0)
+LONGROPE = dict(
+    rope_type="longrope",
+    rope_theta=10000.0,
+    partial_rotary_factor=0.75,
+    short_factor=[1.0, 1.1, 1.3, 1.5, 2.0, 3.0],
+    long_factor=[1.0, 2.0, 3.0, 5.0, 8.0, 9.0],
 )
 FULL_ATTENTION = dict(sliding_window=None, layer_types=["full_attention"] * 3)
 
@@ -70,12 +85,118 @@ MODELS = {
     ),
     "llama_wide_heads": (LlamaConfig(**small(head_dim=40)), torch.float32, None, False),
     "mistral": (MistralConfig(**small(sliding_window=None)), torch.float32, None, False),
-    "mistral_window": (MistralConfig(**small(sliding_window=128, head_dim=24)), torch.bfloat16, None, False),
+    "mistral_window": (MistralConfig(**small(sliding_window=16, head_dim=24)), torch.bfloat16, None, False),
+    "llama_yarn": (LlamaConfig(**small(rope_parameters=YARN_ROPE)), torch.float32, None, True),
+    "qwen2_later_windows": (
+        Qwen2Config(**small(use_sliding_window=True, sliding_window=8, max_window_layers=1)),
+        torch.float32,
+        None,
+        False,
+    ),
+    "qwen3_windows_yarn": (
+        Qwen3Config(
+            **small(
+                head_dim=32,
+                use_sliding_window=True,
+                sliding_window=7,
+                layer_types=["full_attention", "sliding_attention", "full_attention"],
+                rope_parameters=YARN_ROPE | dict(mscale=1.2, mscale_all_dim=0.7, beta_fast=12, truncate=False),
+            )
+        ),
+        torch.float32,
+        None,
+        False,
+    ),
+    "exaone4_windows": (
+        Exaone4Config(**small(num_hidden_layers=4, sliding_window=9, sliding_window_pattern=4)),
+        torch.float32,
+        None,
+        False,
+    ),
     "qwen2": (Qwen2Config(**small()), torch.float32, None, False),
     "qwen2_tied": (Qwen2Config(**small(tie_word_embeddings=True)), torch.bfloat16, "60KB", True),
     "qwen3": (Qwen3Config(**small(head_dim=32)), torch.float32, None, False),
     "exaone4": (Exaone4Config(**small(**FULL_ATTENTION)), torch.float32, None, False),
     "exaone4_tied": (Exaone4Config(**small(**FULL_ATTENTION, tie_word_embeddings=True)), torch.float32, None, False),
+    "olmo2": (Olmo2Config(**small()), torch.float32, None, True),
+    "olmo3": (
+        Olmo3Config(
+            **small(
+                num_hidden_layers=4,
+                sliding_window=9,
+                rope_parameters=dict(full_attention=dict(YARN_ROPE), sliding_attention=dict(rope_type="default")),
+            )
+        ),
+        torch.bfloat16,
+        "60KB",
+        False,
+    ),
+    "ministral3": (
+        Ministral3Config(
+            **small(head_dim=24, rope_parameters=YARN_ROPE | SCALED_QUERIES | dict(original_max_position_embeddings=16))
+        ),
+        torch.float32,
+        None,
+        False,
+    ),
+    "ministral3_mscale": (
+        Ministral3Config(
+            **small(
+                head_dim=32, sliding_window=9, rope_parameters=YARN_ROPE | SCALED_QUERIES | dict(mscale_all_dim=0.6)
+            )
+        ),
+        torch.float32,
+        None,
+        False,
+    ),
+    "gemma3": (
+        Gemma3TextConfig(
+            **small(
+                num_hidden_layers=7,
+                head_dim=24,
+                sliding_window=9,
+                query_pre_attn_scalar=20,
+                rope_parameters=dict(
+                    full_attention=dict(rope_type="linear", factor=8.0), sliding_attention=dict(rope_theta=500.0)
+                ),
+            )
+        ),
+        torch.bfloat16,
+        None,
+        False,
+    ),
+    "gemma3_softcap": (
+        Gemma3TextConfig(
+            **small(
+                head_dim=16,
+                sliding_window=64,
+                final_logit_softcapping=2.0,
+                tie_word_embeddings=False,
+                layer_types=["sliding_attention", "full_attention", "full_attention"],
+            )
+        ),
+        torch.float32,
+        None,
+        False,
+    ),
+    "phi3": (
+        Phi3Config(**small(sliding_window=9, rope_parameters=dict(rope_type="default", partial_rotary_factor=0.5))),
+        torch.float32,
+        "60KB",
+        False,
+    ),
+    "phi3_longrope": (
+        Phi3Config(**small(tie_word_embeddings=True, original_max_position_embeddings=32, rope_parameters=LONGROPE)),
+        torch.float32,
+        None,
+        False,
+    ),
+    "phi3_longrope_short": (
+        Phi3Config(**small(original_max_position_embeddings=64, rope_parameters=dict(LONGROPE, factor=3.0))),
+        torch.float32,
+        None,
+        False,
+    ),
     "qwen3_tied": (Qwen3Config(**small(head_dim=80, tie_word_embeddings=True)), torch.float32, None, False),
 }
 
@@ -258,7 +379,15 @@ EDITED = {
         without_listing("model.norm.weight", "model.layers.1.mlp.up_proj.weight"),
     ),
 }
-PACKED = "llama31_rope_scaling"  # run as packed documents as well
+PACKED = [  # run as packed documents as well
+    "llama31_rope_scaling",
+    "mistral_window",
+    "exaone4_windows",
+    "olmo3",
+    "ministral3",
+    "gemma3",
+    "phi3_longrope",
+]
 
 
 def perturb(model):
@@ -282,11 +411,29 @@ def use_old_spelling(folder):
 def reference(folder, tokens, targets):
     """Logits, loss and gradients in fp32 from the stored weights."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return run(model, tokens, targets)
+
+
+def run(model, tokens, targets):
     logits = model(tokens).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
     loss.backward()
     grads = {name: parameter.grad for name, parameter in model.named_parameters()}
     return logits.detach().flatten(0, 1), loss.detach(), grads
+
+
+def reference_in_fp64(folder, tokens, targets):
+    """The same in fp64 throughout: transformers' norms and its eager softmax compute in fp32 whatever the dtype is."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa").eval()
+    for module in model.modules():
+        name = type(module).__name__
+        if name.endswith("RMSNorm"):
+            eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
+            offset = 1.0 if name.startswith("Gemma") else 0.0
+            module.forward = lambda x, module=module, eps=eps, offset=offset: (
+                x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (module.weight + offset)
+            )
+    return run(model, tokens, targets)
 
 
 def tokens_and_targets(vocab_size, seed):
@@ -326,17 +473,22 @@ def results(tmp_path_factory):
                 "save_dtype": save_dtype,
             }
         )
+        if name in MODELS:
+            expected[name, "float64"] = reference_in_fp64(folder, tokens, targets)
+            output = str(root / f"{name}.float64.safetensors")
+            jobs.append({"model": jobs[-1]["model"], "input": jobs[-1]["input"], "output": output, "dtype": "float64"})
     boundaries = [0, 5, 48, 49, 80, 96]
-    tokens, targets = tokens_and_targets(SMALL["vocab_size"], list(MODELS).index(PACKED))
-    packed_input = {"tokens": tokens, "targets": targets, "boundaries": torch.tensor(boundaries)}
-    save_file(packed_input, root / "packed.in.safetensors")
-    jobs.append(
-        {
-            "model": str(root / PACKED),
-            "input": str(root / "packed.in.safetensors"),
-            "output": str(root / "packed.out.safetensors"),
-        }
-    )
+    for name in PACKED:
+        tokens, targets = tokens_and_targets(SMALL["vocab_size"], list(MODELS).index(name))
+        packed_input = {"tokens": tokens, "targets": targets, "boundaries": torch.tensor(boundaries)}
+        save_file(packed_input, root / f"{name}.packed.safetensors")
+        jobs.append(
+            {
+                "model": str(root / name),
+                "input": str(root / f"{name}.packed.safetensors"),
+                "output": str(root / f"{name}.packed.out.safetensors"),
+            }
+        )
     (root / "jobs.json").write_text(json.dumps(jobs))
     subprocess.run([PROBE, root / "jobs.json"], check=True)
     return root, expected, boundaries
@@ -357,15 +509,28 @@ def test_logits_equal_transformers(results, name):
     assert abs(actual["loss"] - loss) < 1e-5 * loss
 
 
+def gradients_of(path):
+    return {key.removeprefix("grad."): value for key, value in load_file(path).items() if key.startswith("grad.")}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fp64_equals_transformers_in_fp64(results, name):
+    root, expected, _ = results
+    logits, loss, grads = expected[name, "float64"]
+    path = root / f"{name}.float64.safetensors"
+    actual = load_file(path)
+    assert logits.dtype == torch.float64
+    assert relative_error(actual["logits"], logits) < 1e-11
+    assert abs(actual["loss"] - loss) < 1e-12 * loss
+    for parameter, gradient in gradients_of(path).items():
+        assert relative_error(gradient, grads[parameter]) < 1e-10, parameter
+
+
 @pytest.mark.parametrize("name", MODELS | EDITED)
 def test_every_gradient_equals_autograd(results, name):
     root, expected, _ = results
     grads = expected[name][2]
-    actual = {
-        key.removeprefix("grad."): value
-        for key, value in load_file(root / f"{name}.out.safetensors").items()
-        if key.startswith("grad.")
-    }
+    actual = gradients_of(root / f"{name}.out.safetensors")
     assert actual.keys() == grads.keys()
     for parameter, grad in grads.items():
         assert grad.abs().max() > 1e-8, parameter
@@ -412,11 +577,12 @@ def test_a_saved_folder_is_the_model_that_was_read(results, name):
     assert json.loads((saved / "config.json").read_text())["tie_word_embeddings"] is tied
 
 
-def test_packed_documents_equal_the_documents_one_by_one(results):
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_documents_equal_the_documents_one_by_one(results, name):
     root, _, boundaries = results
-    model = AutoModelForCausalLM.from_pretrained(root / PACKED, dtype=torch.float32, attn_implementation="eager").eval()
-    packed = load_file(root / "packed.out.safetensors")["logits"]
-    tokens = load_file(root / "packed.in.safetensors")["tokens"].flatten()
+    model = AutoModelForCausalLM.from_pretrained(root / name, dtype=torch.float32, attn_implementation="eager").eval()
+    packed = load_file(root / f"{name}.packed.out.safetensors")["logits"]
+    tokens = load_file(root / f"{name}.packed.safetensors")["tokens"].flatten()
     for begin, end in zip(boundaries, boundaries[1:]):
         with torch.no_grad():
             logits = model(tokens[None, begin:end]).logits[0]

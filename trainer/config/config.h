@@ -13,6 +13,9 @@
 // The whole configuration as plain structs with their defaults. trainer/config/fields.cpp names every key once.
 namespace distill::config {
 
+// The value of a number for which the word auto was given.
+inline constexpr int64_t kAutomatic = -1;
+
 enum class ModelInit {
   kPretrained,
   kRandom, // config.json alone is read
@@ -300,9 +303,6 @@ struct MemorySection {
   std::string machine; // speeds measured by `distill plan --calibrate`; empty: the built-in table
 };
 
-// The value of an integer for which the word auto was given.
-inline constexpr int64_t kAutomatic = -1;
-
 struct ParallelSection {
   int64_t processes = 0; // ranks that distill starts on this host itself; 0: one per visible GPU, or 1 on a CPU
   int64_t shard = 0; // ranks that hold one copy of the models between them; 0: all of them / replicate
@@ -332,13 +332,20 @@ struct RunSection {
   int64_t grace_s = 300; // from a signal to the end of the process; 0: no limit
 };
 
+// Soft caps of the logits; 0: none; kAutomatic: the one of the model's config.json.
+struct Softcaps {
+  double student = kAutomatic;
+  double teacher = kAutomatic;
+};
+
 struct Config {
   ModelSection student;
   ModelSection teacher;
   Float8Section float8;
   CacheSection cache;
   DataSection data;
-  losses::LossOptions loss;
+  losses::LossOptions loss; // without the softcaps, which are the models' (models::ModelConfig::final_softcap)
+  Softcaps softcaps; // keys loss.student_softcap, loss.teacher_softcap
   losses::ChunkOptions chunks; // keys loss.chunk_size, loss.memory_cap_mb, loss.min_chunk_size
   TrainSection train;
   OptimizerSection optimizer;

@@ -55,6 +55,11 @@ std::string describe(const Integer& kind) {
 }
 
 std::string describe(const Real& kind) {
+  if (kind.or_auto) {
+    Real others = kind;
+    others.or_auto = false;
+    return absl::StrCat("auto, ", describe(others));
+  }
   if (kind.or_zero) {
     Real others = kind;
     others.or_zero = false;
@@ -132,7 +137,10 @@ std::string to_yaml(const Field& field, const Config& config) {
             const int64_t value = kind.value(values);
             return kind.or_auto && value == kAutomatic ? "auto" : absl::StrCat(value);
           },
-          [&](const Real& kind) -> std::string { return shortest(kind.value(values)); },
+          [&](const Real& kind) -> std::string {
+            const double value = kind.value(values);
+            return kind.or_auto && value == kAutomatic ? "auto" : shortest(value);
+          },
           [&](const Text& kind) -> std::string { return in_quotes(kind.value(values)); },
           [&](const Texts& kind) -> std::string {
             std::vector<std::string> items;

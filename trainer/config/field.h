@@ -34,6 +34,7 @@ struct Real {
   bool min_excluded = false;
   bool max_excluded = false;
   bool or_zero = false; // 0 is a value, too, though it is below the minimum
+  bool or_auto = false; // as of an Integer
 };
 
 struct Text {

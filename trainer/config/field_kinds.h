@@ -51,6 +51,15 @@ Real real_of() {
       .or_zero = kRange.or_zero};
 }
 
+// A softcap, whose range is that of the loss's options.
+template <auto kMember>
+Real softcap_of() {
+  Real kind = real_of<&Config::loss, &losses::LossOptions::student_softcap>();
+  kind.value = member<&Config::softcaps, kMember>;
+  kind.or_auto = true;
+  return kind;
+}
+
 template <auto kSection, auto kMember>
 Integer integer_of() {
   constexpr losses::IntegerRange kRange = losses::range_of(kMember);

@@ -69,10 +69,11 @@ std::vector<Field> loss_fields() {
        "Part of the label's probability that is spread evenly over the vocabulary.", kHardLoss},
       {"loss", "z_loss", real_of<kLoss, &LossOptions::z_loss>(), "",
        "Coefficient of logsumexp(logits)^2, which is added to the cross-entropy.", kHardLoss},
-      {"loss", "student_softcap", real_of<kLoss, &LossOptions::student_softcap>(), "",
-       "Soft cap of the student's logits: cap * tanh(logits / cap). 0: none."},
-      {"loss", "teacher_softcap", real_of<kLoss, &LossOptions::teacher_softcap>(), "",
-       "Soft cap of the teacher's logits. 0: none.", kTeacher},
+      {"loss", "student_softcap", softcap_of<&Softcaps::student>(), "",
+       "Soft cap of the student's logits: cap * tanh(logits / cap). auto: final_logit_softcapping of its config.json. "
+       "0: none."},
+      {"loss", "teacher_softcap", softcap_of<&Softcaps::teacher>(), "",
+       "Soft cap of the teacher's logits. auto: as student_softcap. 0: none.", kTeacher},
       {"loss", "logits_dtype", one_of<kLoss, &LossOptions::logits_dtype>(), "",
        "Dtype of the logits. bfloat16 halves the memory of the loss head, but its gradients are wrong by tens of per "
        "cent once the student is close to the teacher."},

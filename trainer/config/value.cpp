@@ -41,7 +41,7 @@ class Assignment {
   }
 
   void operator()(const Integer& kind) {
-    if (kind.or_auto && node_.IsScalar() && node_.Scalar() == "auto") { // a text, with or without quotes
+    if (kind.or_auto && is_auto()) {
       kind.value(config_) = kAutomatic;
       return;
     }
@@ -61,6 +61,10 @@ class Assignment {
   }
 
   void operator()(const Real& kind) {
+    if (kind.or_auto && is_auto()) {
+      kind.value(config_) = kAutomatic;
+      return;
+    }
     const std::string* text = plain_scalar();
     if (text == nullptr) {
       return;
@@ -157,6 +161,10 @@ class Assignment {
   }
 
  private:
+  bool is_auto() const { // a text, with or without quotes
+    return node_.IsScalar() && node_.Scalar() == "auto";
+  }
+
   // The text of a scalar without quotes; null, with a problem, for other nodes.
   const std::string* plain_scalar() {
     if (!node_.IsScalar() || is_quoted(node_)) {

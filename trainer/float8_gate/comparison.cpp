@@ -72,7 +72,7 @@ class ComparingWalk : public sharding::UnitWalk {
     const std::vector<models::RopeTable> ropes =
         models::make_rope_tables(model.config.ropes, longest, environment.device);
     for (Batch& batch : batches_) {
-      batch.angles = models::rope_angles(ropes, batch.tokens.seq.positions_N);
+      batch.angles = models::rope_angles(ropes, batch.tokens.seq);
     }
   }
 
@@ -128,8 +128,8 @@ class ComparingWalk : public sharding::UnitWalk {
     return layouts_[models::head_unit(layouts_)];
   }
 
-  int64_t num_blocks() const override {
-    return model_.config.num_layers();
+  const models::ModelConfig& config() const override {
+    return model_.config;
   }
 
   at::Tensor begin_embedding() override {

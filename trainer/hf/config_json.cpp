@@ -31,11 +31,13 @@ class ConfigReader : private KeyReader {
     read_family();
     read_shape();
     read_dtype();
-    read_rope(*this, config_.max_position_embeddings, rope_);
+    if (family_.describe != nullptr) {
+      family_.describe(*this, config_, kind_);
+    }
+    config_.ropes = read_ropes(*this, family_.rope, config_.max_position_embeddings, kind_.attention.head_dim);
     read_layers();
     refuse_other_keys();
     RETURN_IF_ERROR(problems().status(absl::StatusCode::kInvalidArgument));
-    config_.ropes = {rope_};
     if (const absl::Status status = models::check_computable(config_); !status.ok()) {
       complain(std::string(status.message()));
     }
@@ -64,7 +66,7 @@ class ConfigReader : private KeyReader {
       return;
     }
     family_ = *family;
-    family_.describe(kind_);
+    add_defaults(Json::parse(family_.defaults));
   }
 
   void read_shape() {
@@ -74,10 +76,7 @@ class ConfigReader : private KeyReader {
     num_layers_ = required_integer("num_hidden_layers", kMaxLayers);
     models::AttentionSpec& attention = kind_.attention;
     attention.heads = required_integer("num_attention_heads", kMaxSize);
-    const bool kv_heads_absent = !json().contains("num_key_value_heads");
-    attention.kv_heads =
-        optional_integer("num_key_value_heads", 1, kMaxSize)
-            .value_or(kv_heads_absent ? family_.default_kv_heads.value_or(attention.heads) : attention.heads);
+    attention.kv_heads = optional_integer("num_key_value_heads", 1, kMaxSize).value_or(attention.heads);
     if (attention.heads % attention.kv_heads != 0) {
       complain(
           "num_attention_heads: a multiple of num_key_value_heads (", attention.kv_heads, ") is expected, found ",
@@ -114,11 +113,9 @@ class ConfigReader : private KeyReader {
 
   void read_head_dim() {
     models::AttentionSpec& attention = kind_.attention;
-    const int64_t derived = family_.default_head_dim.value_or(config_.hidden_size / attention.heads);
     const std::optional<int64_t> given = optional_integer("head_dim", 1, 4096);
-    attention.head_dim = given.value_or(derived);
-    rope_.dim = attention.head_dim;
-    if (!given && !family_.default_head_dim && config_.hidden_size % attention.heads != 0) {
+    attention.head_dim = given.value_or(config_.hidden_size / attention.heads);
+    if (!given && config_.hidden_size % attention.heads != 0) {
       complain(
           "hidden_size: a multiple of num_attention_heads (", attention.heads,
           ") is expected where head_dim is not given, found ", config_.hidden_size);
@@ -149,65 +146,91 @@ class ConfigReader : private KeyReader {
     has_dtype_ = true;
   }
 
-  // The kind of each layer. Layers differ only in whether they have a window.
+  // The kind of each layer: layers differ in whether they have a window, and in their rope.
   void read_layers() {
-    config_.set_layers(kind_, num_layers_);
-    const std::optional<int64_t> given = optional_integer("sliding_window", 1, int64_t{1} << 31);
-    const bool switched = family_.window == SlidingWindow::kSwitched;
-    const bool used = !switched || boolean("use_sliding_window", false);
-    const int64_t full_layers =
-        optional_integer("max_window_layers", 0, int64_t{1} << 31).value_or(kDefaultWindowLayers);
-    const bool by_default = family_.window != SlidingWindow::kIgnored && !json().contains("sliding_window");
-    const std::optional<int64_t> window = by_default ? std::optional(kDefaultWindow) : given;
-    const std::optional<std::vector<bool>> by_type = sliding_layers();
-    if (family_.window == SlidingWindow::kRefused) {
-      if (window) {
-        complain(
-            "sliding_window: null is expected for model_type \"", config_.model_type, "\", found ",
-            by_default ? absl::StrCat("no such key, which means ", *window) : absl::StrCat(*window));
-      }
-      return;
+    const std::optional<int64_t> window = optional_integer("sliding_window", 1, int64_t{1} << 31);
+    const bool switched = family_.windows == WindowLayers::kLater || family_.windows == WindowLayers::kListed;
+    const bool is_on = !switched || boolean("use_sliding_window", false);
+    const bool has_window = window && is_on && family_.windows != WindowLayers::kNone;
+    if (family_.windows == WindowLayers::kPattern) {
+      take("sliding_window_pattern"); // which layer_types overrules
     }
-    std::vector<bool> slides(static_cast<size_t>(num_layers_), family_.window == SlidingWindow::kAlways);
-    if (switched && full_layers < num_layers_) {
-      std::fill(slides.begin() + full_layers, slides.end(), true);
-    }
-    slides = by_type.value_or(std::move(slides));
+    const std::optional<std::vector<bool>> listed = listed_windows();
+    std::vector<bool> slides = listed ? *listed : default_windows(has_window);
     const bool any = std::find(slides.begin(), slides.end(), true) != slides.end();
-    if (by_type && any && !(window && used)) {
+    if (listed && any && !has_window) {
       complain(
-          "layer_types: full_attention is expected where no window is set (sliding_window",
-          switched ? " with use_sliding_window: true" : "", "), found sliding_attention");
-      return;
-    }
-    if (window && used && any) {
-      set_windows(slides, *window);
-    } else if (given && used) {
+          "layer_types: full_attention is expected ",
+          family_.windows == WindowLayers::kNone
+              ? absl::StrCat("for model_type \"", config_.model_type, "\", whose layers have no window")
+              : absl::StrCat(
+                    "where no window is set (sliding_window", switched ? " with use_sliding_window: true" : "", ")"),
+          ", found sliding_attention");
+    } else if (listed && has_window && family_.windows == WindowLayers::kAll && slides != default_windows(true)) {
+      complain(
+          "layer_types: sliding_attention is expected for model_type \"", config_.model_type,
+          "\", all of whose layers have the window, found full_attention");
+    } else if (window && !is_default("sliding_window") && is_on && !any) {
       note(
-          "sliding_window ", *given, " has no effect, since no layer has a window (",
-          by_type        ? "layer_types"
-              : switched ? absl::StrCat("max_window_layers ", full_layers, " of ", num_layers_, " layers")
-                         : absl::StrCat("model_type ", config_.model_type),
+          "sliding_window ", *window, " has no effect, since no layer has a window (",
+          listed ? "layer_types"
+              : family_.windows == WindowLayers::kLater
+              ? absl::StrCat("max_window_layers ", later_windows(), " of ", num_layers_, " layers")
+              : absl::StrCat("model_type ", config_.model_type),
           ")");
+    }
+    slides.resize(static_cast<size_t>(num_layers_)); // of another size after a complaint
+    const bool all_rotate = family_.rotates == nullptr;
+    const std::vector<bool> rotates =
+        all_rotate ? std::vector<bool>(slides.size(), true) : family_.rotates(*this, has_window, slides);
+    set_layers(has_window ? window : std::nullopt, slides, rotates);
+  }
+
+  void set_layers(std::optional<int64_t> window, const std::vector<bool>& slides, const std::vector<bool>& rotates) {
+    for (size_t layer = 0; layer < slides.size(); ++layer) {
+      models::LayerKind kind = kind_;
+      kind.attention.window = slides[layer] ? window : std::nullopt;
+      kind.attention.rope = family_.rope.by_layer_type && slides[layer] ? 1 : 0;
+      if (!rotates[layer]) {
+        kind.attention.rope.reset();
+      }
+      const auto found = std::find(config_.kinds.begin(), config_.kinds.end(), kind);
+      config_.layers.push_back(found - config_.kinds.begin());
+      if (found == config_.kinds.end()) {
+        config_.kinds.push_back(std::move(kind));
+      }
     }
   }
 
-  void set_windows(const std::vector<bool>& slides, int64_t window) {
-    models::LayerKind sliding = kind_;
-    sliding.attention.window = window;
-    config_.kinds.clear();
-    for (size_t layer = 0; layer < std::min(slides.size(), config_.layers.size()); ++layer) {
-      const models::LayerKind& kind = slides[layer] ? sliding : kind_;
-      const auto found = std::find(config_.kinds.begin(), config_.kinds.end(), kind);
-      config_.layers[layer] = found - config_.kinds.begin();
-      if (found == config_.kinds.end()) {
-        config_.kinds.push_back(kind);
+  // The first layer with a window in a family whose later layers have one.
+  int64_t later_windows() {
+    return optional_integer("max_window_layers", 0, int64_t{1} << 31).value_or(num_layers_);
+  }
+
+  // Which layers have a window where layer_types is not given.
+  std::vector<bool> default_windows(bool has_window) {
+    std::vector<bool> slides(static_cast<size_t>(num_layers_), family_.windows == WindowLayers::kAll && has_window);
+    if (!has_window) {
+      return slides;
+    }
+    if (family_.windows == WindowLayers::kListed) {
+      complain(
+          "layer_types: missing; a list of full_attention and sliding_attention is expected with a sliding_window");
+    } else if (family_.windows == WindowLayers::kLater) {
+      for (int64_t layer = later_windows(); layer < num_layers_; ++layer) {
+        slides[static_cast<size_t>(layer)] = true;
+      }
+    } else if (family_.windows == WindowLayers::kPattern) {
+      const int64_t pattern = optional_integer("sliding_window_pattern", 1, kMaxLayers).value_or(1);
+      for (int64_t layer = 0; layer < num_layers_; ++layer) {
+        slides[static_cast<size_t>(layer)] = (layer + 1) % pattern != 0;
       }
     }
+    return slides;
   }
 
   // Which layers have a window, by layer_types; nullopt: the key is not given.
-  std::optional<std::vector<bool>> sliding_layers() {
+  std::optional<std::vector<bool>> listed_windows() {
     const Json* types = take("layer_types");
     if (types == nullptr) {
       return std::nullopt;
@@ -255,8 +278,7 @@ class ConfigReader : private KeyReader {
   absl::flat_hash_set<std::string> ignored_;
   models::ModelConfig config_;
   int64_t num_layers_ = 1;
-  models::LayerKind kind_; // of all layers, but for the windows
-  models::RopeSpec rope_;
+  models::LayerKind kind_; // of all layers, but for windows and ropes
   Family family_{}; // llama's mathematics where the file names none that is supported
   bool has_dtype_ = false;
 };

@@ -16,8 +16,8 @@ const absl::flat_hash_set<std::string>& ignored_keys() {
       "tokenizer_model_max_length", "tokenizer_padding_side",
       // initial values of training, and losses that are computed elsewhere
       "initializer_range", "loss_type", "tf_legacy_loss", "output_router_logits", "router_aux_loss_coef",
-      // windows: read_layers; a sequence that a window would change is refused
-      "max_window_layers", "layer_types",
+      // windows: read_layers; transformers writes the last one beside layer_types, and does not read it
+      "max_window_layers", "layer_types", "_sliding_window_pattern",
       // heads for classification
       "id2label", "label2id", "num_labels", "problem_type", "task_specific_params", "finetuning_task",
       "classifier_dropout", "classifier_activation",
@@ -57,6 +57,10 @@ const std::map<std::string, nlohmann::ordered_json>& neutral_values() {
       {"hidden_dropout", 0},
       {"resid_pdrop", 0},
       {"embd_pdrop", 0},
+      {"lm_head_bias", false},
+      {"full_attn_mod", 1},
+      {"interpolate_factor", 1},
+      {"attn_logit_softcapping", nullptr},
       {"residual_dropout", 0},
       {"embedding_dropout", 0},
       {"pretraining_tp", 1},

@@ -30,6 +30,21 @@ void append_rope(std::string& text, const models::RopeSpec& rope) {
   if (rope.linear_factor != 1.0) {
     absl::StrAppendFormat(&text, ", linear scaling (factor %g)", rope.linear_factor);
   }
+  if (rope.yarn) {
+    absl::StrAppendFormat(
+        &text, ", yarn scaling (factor %g, beta %g to %g, original context %d, attention factor %g)", rope.yarn->factor,
+        rope.yarn->beta_fast, rope.yarn->beta_slow, rope.yarn->original_max_position_embeddings, rope.attention_factor);
+  }
+  if (rope.longrope) {
+    absl::StrAppendFormat(
+        &text, ", longrope scaling (original context %d, attention factor %g)",
+        rope.longrope->original_max_position_embeddings, rope.attention_factor);
+  }
+  if (rope.query_scaling) {
+    absl::StrAppendFormat(
+        &text, ", queries scaled beyond %d tokens (beta %g)", rope.query_scaling->original_max_position_embeddings,
+        rope.query_scaling->beta);
+  }
 }
 
 void append_architecture(std::string& text, const models::ModelConfig& config) {
@@ -42,6 +57,12 @@ void append_architecture(std::string& text, const models::ModelConfig& config) {
     absl::StrAppendFormat(
         &text, "  %d heads of %d, %d key/value heads%s%s", attention.heads, attention.head_dim, attention.kv_heads,
         attention.qkv_bias ? ", qkv bias" : "", attention.qk_norm ? ", q and k norms" : "");
+    if (attention.window) {
+      absl::StrAppendFormat(&text, ", window of %d tokens", *attention.window);
+    }
+    if (attention.rope != config.kinds.front().attention.rope || !attention.rope) {
+      absl::StrAppend(&text, attention.rope ? absl::StrCat(", rope ", *attention.rope + 1) : ", no rope");
+    }
     if (config.kinds.size() > 1) {
       absl::StrAppendFormat(&text, ", in %d layers", config.count_of(kind));
     }
@@ -52,9 +73,6 @@ void append_architecture(std::string& text, const models::ModelConfig& config) {
     append_rope(text, rope);
   }
   absl::StrAppendFormat(&text, ", context %d tokens", config.max_position_embeddings);
-  if (const int64_t longest = models::longest_sequence(config); longest < config.max_position_embeddings) {
-    absl::StrAppendFormat(&text, ", of which sequences up to %d are computed (sliding window)", longest);
-  }
   absl::StrAppendFormat(
       &text, "\n  %s parameters\n", with_commas(models::parameter_count(models::unit_layouts(config))));
 }

@@ -3,42 +3,101 @@
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace distill::hf {
 namespace {
 
 using models::LayerKind;
+using models::ModelConfig;
 using models::NormSpec;
 
+LayerKind& norms_after(LayerKind& kind) {
+  kind.attention_norms = {.before = {}, .after = NormSpec{"post_attention_layernorm"}};
+  kind.mlp_norms = {.before = {}, .after = NormSpec{"post_feedforward_layernorm"}};
+  return kind;
+}
+
+void describe_olmo(KeyReader&, ModelConfig&, LayerKind& kind) {
+  norms_after(kind).attention.qk_norm = {.whole = true};
+}
+
+void describe_gemma3(KeyReader& keys, ModelConfig& model, LayerKind& kind) {
+  kind.attention_norms = {.before = NormSpec{"input_layernorm", 1}, .after = NormSpec{"post_attention_layernorm", 1}};
+  kind.mlp_norms = {
+      .before = NormSpec{"pre_feedforward_layernorm", 1}, .after = NormSpec{"post_feedforward_layernorm", 1}};
+  model.final_norm_offset = 1;
+  model.embedding_scale = std::sqrt(static_cast<double>(model.hidden_size));
+  kind.attention.qk_norm = {.offset = 1};
+  kind.mlp.activation = models::Activation::kGeGlu;
+  const KeyReader::Json* activation = keys.take("hidden_activation");
+  if (activation != nullptr && *activation != "gelu_pytorch_tanh") {
+    keys.complain("hidden_activation: \"gelu_pytorch_tanh\" is expected, found ", KeyReader::text(*activation));
+  }
+  if (const KeyReader::Json* scalar = keys.take("query_pre_attn_scalar")) {
+    kind.attention.scale = 1 / std::sqrt(keys.number("query_pre_attn_scalar", *scalar, 0.0, 1e9, 1.0));
+  }
+  if (const KeyReader::Json* cap = keys.take("final_logit_softcapping")) {
+    model.final_softcap = keys.number("final_logit_softcapping", *cap, 0.0, 1e10, 1.0);
+  }
+  if (keys.boolean("use_bidirectional_attention", false)) {
+    keys.complain("use_bidirectional_attention: false is expected, found true");
+  }
+}
+
 constexpr Family kFamilies[] = {
-    {.model_type = "llama", .architecture = "LlamaForCausalLM", .describe = [](LayerKind&) {}},
+    {.model_type = "llama", .architecture = "LlamaForCausalLM"},
     {.model_type = "mistral",
      .architecture = "MistralForCausalLM",
-     .describe = [](LayerKind&) {},
-     .default_kv_heads = 8,
-     .window = SlidingWindow::kAlways},
+     .defaults = R"({"num_key_value_heads": 8, "sliding_window": 4096})",
+     .windows = WindowLayers::kAll},
     {.model_type = "qwen2",
      .architecture = "Qwen2ForCausalLM",
-     .describe = [](LayerKind& kind) { kind.attention.qkv_bias = true; },
-     .default_kv_heads = 32,
-     .window = SlidingWindow::kSwitched},
+     .defaults = R"({"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28})",
+     .describe = [](KeyReader&, ModelConfig&, LayerKind& kind) { kind.attention.qkv_bias = true; },
+     .windows = WindowLayers::kLater},
     {.model_type = "qwen3",
      .architecture = "Qwen3ForCausalLM",
-     .describe = [](LayerKind& kind) { kind.attention.qk_norm = true; },
-     .default_head_dim = 128,
-     .default_kv_heads = 32,
-     .window = SlidingWindow::kSwitched},
-    // Without windows; with them, its layers of full attention have no RoPE.
+     .defaults = R"({"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "max_window_layers": 28})",
+     .describe = [](KeyReader&, ModelConfig&, LayerKind& kind) { kind.attention.qk_norm.emplace(); },
+     .windows = WindowLayers::kLater},
     {.model_type = "exaone4",
      .architecture = "Exaone4ForCausalLM",
-     .describe =
-         [](LayerKind& kind) {
-           kind.attention.qk_norm = true;
-           kind.attention_norms = {.before = {}, .after = NormSpec{"post_attention_layernorm"}};
-           kind.mlp_norms = {.before = {}, .after = NormSpec{"post_feedforward_layernorm"}};
-         },
-     .default_kv_heads = 32,
-     .window = SlidingWindow::kRefused},
+     .defaults = R"({"num_key_value_heads": 32, "sliding_window": 4096, "sliding_window_pattern": 4})",
+     .describe = [](KeyReader&, ModelConfig&, LayerKind& kind) { norms_after(kind).attention.qk_norm.emplace(); },
+     .windows = WindowLayers::kPattern,
+     // In a model with windows, the layers without one have no RoPE.
+     .rotates =
+         [](KeyReader&, bool has_window, const std::vector<bool>& slides) {
+           return has_window ? slides : std::vector<bool>(slides.size(), true);
+         }},
+    {.model_type = "olmo2", .architecture = "Olmo2ForCausalLM", .describe = describe_olmo},
+    {.model_type = "olmo3",
+     .architecture = "Olmo3ForCausalLM",
+     .defaults = R"({"sliding_window": 4096, "sliding_window_pattern": 4})",
+     .describe = describe_olmo,
+     .windows = WindowLayers::kPattern,
+     .rope = {.theta = 500000, .by_layer_type = true, .sliding_theta = 500000}},
+    {.model_type = "ministral3",
+     .architecture = "Ministral3ForCausalLM",
+     .defaults = R"({"num_key_value_heads": 8, "head_dim": 128})",
+     .windows = WindowLayers::kAll,
+     .rope = {.scaled_queries = true}},
+    {.model_type = "gemma3_text",
+     .architecture = "Gemma3ForCausalLM",
+     .defaults = R"({"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+       "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
+       "rms_norm_eps": 1e-6, "tie_word_embeddings": true, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+       "sliding_window_pattern": 6})",
+     .describe = describe_gemma3,
+     .windows = WindowLayers::kPattern,
+     .rope = {.theta = 1e6, .by_layer_type = true, .sliding_theta = 1e4, .sliding_theta_key = "rope_local_base_freq"}},
+    {.model_type = "phi3",
+     .architecture = "Phi3ForCausalLM",
+     .defaults = R"({"original_max_position_embeddings": 4096})",
+     .describe = [](KeyReader&, ModelConfig&, LayerKind& kind) { kind.fused_tensors = true; },
+     .windows = WindowLayers::kAll,
+     .rope = {.partial = true, .all_long = true}},
 };
 
 } // namespace

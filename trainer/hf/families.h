@@ -1,34 +1,51 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "trainer/models/layer_kind.h"
+#include "trainer/hf/key_reader.h"
+#include "trainer/models/model_config.h"
 
 // The supported model families, one row each. A family that differs from the others only in what a LayerKind can
 // express, and the block computes (models::check_computable), needs a row in families.cpp and nothing else.
 namespace distill::hf {
 
-// The meaning of sliding_window in a config.json. In a family that has windows, an absent key means a window of
-// kDefaultWindow tokens and null means none; layer_types, if it is given, lists the layers that have them.
-enum class SlidingWindow {
-  kIgnored, // no layer has a window
-  kRefused, // its layers with and without a window differ in more than the window
-  kAlways, // all layers
-  kSwitched, // with use_sliding_window: true, the layers from max_window_layers on
+// The layers that have a window, if sliding_window is a number, where config.json has no layer_types.
+enum class WindowLayers {
+  kNone, // no layer, whatever config.json has
+  kAll, // all layers, whatever layer_types has
+  kLater, // with use_sliding_window: true, those from max_window_layers on
+  kPattern, // all but each sliding_window_pattern-th
+  kListed, // with use_sliding_window: true, none: layer_types must list them
 };
-inline constexpr int64_t kDefaultWindow = 4096;
-inline constexpr int64_t kDefaultWindowLayers = 28; // max_window_layers where the key is absent
+
+// What differs in a family's reading of RoPE's keys.
+struct FamilyRope {
+  double theta = 10000; // where config.json has none
+  // One rope for layers without a window and one for those with it: rope_parameters has an object for each layer type,
+  // rope_theta and rope_scaling are those of full_attention.
+  bool by_layer_type = false;
+  double sliding_theta = 10000; // of the layers with a window, where config.json has none
+  const char* sliding_theta_key = nullptr; // its key beside rope_theta in older files
+  bool partial = false; // partial_rotary_factor is computed
+  bool all_long = false; // the types su and yarn mean longrope
+  bool scaled_queries = false; // llama_4_scaling_beta is required
+};
 
 struct Family {
   const char* model_type;
   const char* architecture; // transformers' class name
-  void (*describe)(models::LayerKind&); // sets what differs from Llama
-  std::optional<int64_t> default_head_dim; // where config.json has none; nullopt: hidden_size / num_attention_heads
-  std::optional<int64_t> default_kv_heads; // where the key is absent; nullopt, or a key that is null: all heads
-  SlidingWindow window = SlidingWindow::kIgnored;
+  // The values of keys that config.json does not have, as transformers' configuration class has them. A key that is
+  // null has none.
+  const char* defaults = "{}";
+  // Sets what differs from Llama, after the sizes were read; null: nothing does.
+  void (*describe)(KeyReader&, models::ModelConfig&, models::LayerKind&) = nullptr;
+  WindowLayers windows = WindowLayers::kNone;
+  // Returns which layers have RoPE; null: all. `slides`: which layers have a window.
+  std::vector<bool> (*rotates)(KeyReader&, bool has_window, const std::vector<bool>& slides) = nullptr;
+  FamilyRope rope = {};
 };
 
 // Null: not supported.

@@ -30,6 +30,18 @@ class KeyReader {
   const base::ProblemList& problems() const {
     return problems_;
   }
+  // Gives the keys that the file does not have these values.
+  void add_defaults(const Json& defaults) {
+    for (const auto& [key, value] : defaults.items()) {
+      if (!json_.contains(key)) {
+        json_[key] = value;
+        defaults_.insert(key);
+      }
+    }
+  }
+  bool is_default(const std::string& key) const {
+    return defaults_.contains(key);
+  }
   // Tells whether the key was taken.
   bool is_known(const std::string& key) const {
     return known_.contains(key);
@@ -116,6 +128,7 @@ class KeyReader {
   std::string source_;
   Notes* notes_;
   absl::flat_hash_set<std::string> known_;
+  absl::flat_hash_set<std::string> defaults_;
   base::ProblemList problems_;
 };
 

@@ -1,11 +1,14 @@
 #pragma once
 
-#include "trainer/hf/key_reader.h"
-#include "trainer/models/layer_kind.h"
+#include <vector>
+
+#include "trainer/hf/families.h"
 
 namespace distill::hf {
 
-// Reads rope_theta, rope_parameters and rope_scaling. `context`: max_position_embeddings.
-void read_rope(KeyReader& keys, int64_t context, models::RopeSpec& rope);
+// Reads the keys about RoPE of a config.json, in the spellings of transformers 4 and 5: the rope of all layers or, in a
+// family with a rope by layer type, that of full_attention, then that of sliding_attention. `context`:
+// max_position_embeddings.
+std::vector<models::RopeSpec> read_ropes(KeyReader& keys, const FamilyRope& family, int64_t context, int64_t head_dim);
 
 } // namespace distill::hf

@@ -29,18 +29,20 @@ at::Tensor qkv_backward(
   QkvViews qkv = projected;
   if (spec.qk_norm) {
     NormRopeResult again = norm_rope_forward(
-        projected.q_NAD, projected.k_NKD, params.q_norm_D, params.k_norm_D, context.norm_eps, context.rope);
+        projected.q_NAD, projected.k_NKD, params.q_norm, params.k_norm, context.norm_eps, context.rope,
+        spec.qk_norm->offset);
     qkv.q_NAD = std::move(again.q_NAD);
     qkv.k_NKD = std::move(again.k_NKD);
   }
   at::Tensor dqkv_NA = at::empty_like(saved.qkv_NA);
   QkvViews grad = split_qkv(spec, dqkv_NA);
   attention_backward(
-      dout_NQ, qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, {saved.out_NQ, saved.lse}, context.seq, spec.score_scale(), grad.q_NAD,
+      dout_NQ, qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, {saved.out_NQ, saved.lse}, context.seq, spec.options(), grad.q_NAD,
       grad.k_NKD, grad.v_NKD, &context.rope);
   if (spec.qk_norm) {
-    head_rms_norm_backward_(grad.q_NAD, projected.q_NAD, saved.q_rstd, params.q_norm_D, grads.q_norm_D);
-    head_rms_norm_backward_(grad.k_NKD, projected.k_NKD, saved.k_rstd, params.k_norm_D, grads.k_norm_D);
+    const double offset = spec.qk_norm->offset;
+    head_rms_norm_backward_(grad.q_NAD, projected.q_NAD, saved.q_rstd, params.q_norm, grads.q_norm, offset);
+    head_rms_norm_backward_(grad.k_NKD, projected.k_NKD, saved.k_rstd, params.k_norm, grads.k_norm, offset);
   }
   return dqkv_NA;
 }
@@ -56,15 +58,11 @@ at::Tensor attention_layer_forward(
     const AttentionContext& context, const AttentionParams& params, SublayerInput& input, const at::Tensor& residual_NH,
     AttentionSaved& saved) {
   const AttentionSpec& spec = context.spec;
-  TORCH_CHECK(
-      !spec.window || context.seq.max_seqlen <= *spec.window, "the model attends to a window of ", *spec.window,
-      " tokens; a sequence of ", context.seq.max_seqlen, " tokens is longer. Use sequences of at most ", *spec.window,
-      " tokens");
   saved.qkv_NA = multiply(params.qkv, operand_of(params.qkv, input));
   QkvViews qkv = split_qkv(spec, saved.qkv_NA);
   if (spec.qk_norm) {
-    NormRopeResult result =
-        norm_rope_forward(qkv.q_NAD, qkv.k_NKD, params.q_norm_D, params.k_norm_D, context.norm_eps, context.rope);
+    NormRopeResult result = norm_rope_forward(
+        qkv.q_NAD, qkv.k_NKD, params.q_norm, params.k_norm, context.norm_eps, context.rope, spec.qk_norm->offset);
     qkv.q_NAD = std::move(result.q_NAD);
     qkv.k_NKD = std::move(result.k_NKD);
     saved.q_rstd = std::move(result.q_rstd);
@@ -72,7 +70,7 @@ at::Tensor attention_layer_forward(
   } else {
     rope_forward_(qkv.q_NAD, qkv.k_NKD, context.rope);
   }
-  AttentionResult attention = attention_forward(qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, context.seq, spec.score_scale());
+  AttentionResult attention = attention_forward(qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, context.seq, spec.options());
   saved.out_NQ = std::move(attention.out_NQ);
   saved.lse = std::move(attention.lse);
   const Operand operand = operand_of(params.o, saved.out_NQ);

@@ -16,14 +16,14 @@ namespace distill::models {
 struct AttentionParams {
   Projection qkv; // [A, H], biases [A] if the kind has some
   Projection o; // [H, Q]
-  at::Tensor q_norm_D; // undefined without q/k norms
-  at::Tensor k_norm_D;
+  at::Tensor q_norm; // [D] or, over all heads, [Q]; undefined without q/k norms
+  at::Tensor k_norm;
 };
 
 struct AttentionSaved {
   at::Tensor qkv_NA; // after RoPE; with q/k norms: before norm and RoPE
-  at::Tensor q_rstd; // [N * heads], with q/k norms only
-  at::Tensor k_rstd; // [N * kv heads]
+  at::Tensor q_rstd; // [N * heads], over all heads [N]; with q/k norms only
+  at::Tensor k_rstd; // [N * kv heads], or [N]
   at::Tensor out_NQ; // attention's output, which the projection o reads
   at::Tensor lse;
 
@@ -36,7 +36,7 @@ struct AttentionContext {
   const AttentionSpec& spec;
   double norm_eps; // of the norms of q and k
   const SequenceInfo& seq;
-  const RopeAngles& rope;
+  RopeAngles rope; // undefined: none
 };
 
 // Returns the output projection [N, H], added to `residual_NH` where that is defined. Fills `saved` and input.rstd_N.

@@ -23,23 +23,25 @@ SublayerInput input_of(
       .x_NH = x_NH,
       .norm_H = norms.before ? norm_H : at::Tensor(),
       .eps = kind.norm_eps,
+      .offset = norms.before ? norms.before->offset : 0,
       .residual_NH = {},
       .rstd_N = rstd_N};
 }
 
 // The stream plus the norm of a sublayer's output.
 at::Tensor add_norm(
-    const LayerKind& kind, const at::Tensor& out_NH, const at::Tensor& norm_H, const at::Tensor& stream_NH,
-    at::Tensor& rstd_N) {
-  RmsNormResult norm = rms_norm_forward(out_NH, norm_H, kind.norm_eps);
+    const LayerKind& kind, const SublayerNorms& norms, const at::Tensor& out_NH, const at::Tensor& norm_H,
+    const at::Tensor& stream_NH, at::Tensor& rstd_N) {
+  RmsNormResult norm = rms_norm_forward(out_NH, norm_H, kind.norm_eps, norms.after->offset);
   rstd_N = std::move(norm.rstd_N);
   return norm.y_NH.add_(stream_NH);
 }
 
 AttentionContext attention_context(const BlockContext& context) {
   const AttentionSpec& spec = context.kind.attention;
-  TORCH_CHECK(spec.rope.has_value(), "a layer without RoPE is not supported");
-  return {spec, context.kind.norm_eps, context.seq, context.ropes.at(static_cast<size_t>(*spec.rope))};
+  return {
+      spec, context.kind.norm_eps, context.seq,
+      spec.rope ? context.ropes.at(static_cast<size_t>(*spec.rope)) : RopeAngles()};
 }
 
 // The forward pass up to the MLP's last matrix product.
@@ -58,7 +60,7 @@ void forward_to_mlp(const BlockContext& context, const BlockParams& params, cons
   if (norms.after) {
     saved.attn_out_NH = std::move(out_NH);
     saved.mid_NH = add_norm(
-        kind, saved.attn_out_NH, out_norm(norms, params.attn_norm_H, params.attn_out_norm_H), x_NH,
+        kind, norms, saved.attn_out_NH, out_norm(norms, params.attn_norm_H, params.attn_out_norm_H), x_NH,
         saved.attn_out_rstd_N);
   } else {
     saved.mid_NH = std::move(out_NH);
@@ -73,17 +75,18 @@ void forward_to_mlp(const BlockContext& context, const BlockParams& params, cons
 
 // The rest of the forward pass where the MLP's output has a norm.
 at::Tensor norm_of_mlp(const LayerKind& kind, const BlockParams& params, BlockSaved& saved) {
-  saved.mlp_out_NH = mlp_layer_output(params.mlp, saved.mlp);
+  saved.mlp_out_NH = mlp_layer_output(kind.mlp, params.mlp, saved.mlp);
   return add_norm(
-      kind, saved.mlp_out_NH, out_norm(kind.mlp_norms, params.mlp_norm_H, params.mlp_out_norm_H), saved.mid_NH,
-      saved.mlp_out_rstd_N);
+      kind, kind.mlp_norms, saved.mlp_out_NH, out_norm(kind.mlp_norms, params.mlp_norm_H, params.mlp_out_norm_H),
+      saved.mid_NH, saved.mlp_out_rstd_N);
 }
 
 // The gradient of a sublayer's output, given that of the stream to which its norm is added; `out_NH` is released.
 at::Tensor out_norm_backward(
-    const at::Tensor& dstream_NH, at::Tensor& out_NH, const at::Tensor& rstd_N, const at::Tensor& norm_H,
-    at::Tensor& dnorm_H) {
-  at::Tensor dout_NH = rms_norm_backward(dstream_NH, out_NH, rstd_N, norm_H, dnorm_H);
+    const SublayerNorms& norms, const at::Tensor& dstream_NH, at::Tensor& out_NH, const at::Tensor& rstd_N,
+    const at::Tensor& norm_H, at::Tensor& dnorm_H) {
+  at::Tensor dout_NH =
+      rms_norm_backward(dstream_NH, out_NH, rstd_N, norm_H, dnorm_H, /*dresidual_NH=*/{}, norms.after->offset);
   out_NH.reset();
   return dout_NH;
 }
@@ -111,8 +114,8 @@ BlockParams block_params(const std::function<at::Tensor(const std::string& name)
   BlockParams params;
   params.attn_norm_H = find("attn_norm");
   params.attn_out_norm_H = find("attn_out_norm");
-  params.attention.q_norm_D = find("q_norm");
-  params.attention.k_norm_D = find("k_norm");
+  params.attention.q_norm = find("q_norm");
+  params.attention.k_norm = find("k_norm");
   params.mlp_norm_H = find("mlp_norm");
   params.mlp_out_norm_H = find("mlp_out_norm");
   for (const auto& [name, projection] : params.projections()) {
@@ -175,7 +178,7 @@ at::Tensor block_forward(
   // With nothing saved, nothing else reads the residual stream, so that the MLP's output is added to it in place.
   at::Tensor y_NH = kind.mlp_norms.after
       ? norm_of_mlp(kind, params, all)
-      : mlp_layer_output(params.mlp, all.mlp, all.mid_NH, /*in_place=*/saved == nullptr);
+      : mlp_layer_output(kind.mlp, params.mlp, all.mlp, all.mid_NH, /*in_place=*/saved == nullptr);
   if (saved != nullptr) {
     *saved = std::move(all);
   }
@@ -195,12 +198,12 @@ at::Tensor block_backward(
   at::Tensor dout_NH = dy_NH;
   if (kind.mlp_norms.after) {
     dout_NH = out_norm_backward(
-        dy_NH, saved.mlp_out_NH, saved.mlp_out_rstd_N,
+        kind.mlp_norms, dy_NH, saved.mlp_out_NH, saved.mlp_out_rstd_N,
         out_norm(kind.mlp_norms, params.mlp_norm_H, params.mlp_out_norm_H),
         out_norm(kind.mlp_norms, grads.mlp_norm_H, grads.mlp_out_norm_H));
   }
   const at::Tensor dmid_NH = mlp_layer_backward(
-      params.mlp, std::move(dout_NH), dy_NH,
+      kind.mlp, params.mlp, std::move(dout_NH), dy_NH,
       input_of(kind.mlp_norms, kind, saved.mid_NH, params.mlp_norm_H, saved.mlp_rstd_N), saved.mlp, grads.mlp,
       grads.mlp_norm_H);
   saved.mid_NH.reset();
@@ -208,7 +211,7 @@ at::Tensor block_backward(
   dout_NH = dmid_NH;
   if (kind.attention_norms.after) {
     dout_NH = out_norm_backward(
-        dmid_NH, saved.attn_out_NH, saved.attn_out_rstd_N,
+        kind.attention_norms, dmid_NH, saved.attn_out_NH, saved.attn_out_rstd_N,
         out_norm(kind.attention_norms, params.attn_norm_H, params.attn_out_norm_H),
         out_norm(kind.attention_norms, grads.attn_norm_H, grads.attn_out_norm_H));
   }

@@ -39,8 +39,8 @@ BlockParams block_params(const std::function<at::Tensor(const std::string& name)
 // from this struct alone: a new tensor needs a member here or in a sublayer's struct, its name in all() there, and
 // nothing in the plan. It holds no weight and no view of a slot. In bf16 a Llama-8B block saves 92 KiB per token: the
 // two residual streams (16), q, k, v (12), attention output (8), gate and up (56), and fp32 statistics. The normalised
-// inputs, the SwiGLU product and, with q/k norms, q and k after norm and RoPE are recomputed in the backward pass,
-// which takes elementwise work only and no matrix product.
+// inputs, the activation's product and, with q/k norms, q and k after norm and RoPE are recomputed in the backward
+// pass, which takes elementwise work only and no matrix product.
 struct BlockSaved {
   at::Tensor x_NH; // block input; the only tensor that the recompute policy saves
   at::Tensor attn_rstd_N; // with a norm of attention's input

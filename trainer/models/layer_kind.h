@@ -1,10 +1,13 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "data/base/enum_names.h"
+#include "trainer/models/ops/attention_options.h"
 
 // What a decoder layer computes. A layer has two sublayers, attention and MLP; each reads the residual stream, or an
 // RMSNorm of it, and adds its output, or an RMSNorm of its output, to the stream.
@@ -26,18 +29,24 @@ struct SublayerNorms {
   bool operator==(const SublayerNorms&) const = default;
 };
 
+// RMSNorms on q and k before RoPE.
+struct QkNormSpec {
+  bool whole = false; // over all of a token's heads at once; false: over each head
+  double offset = 0; // as of a NormSpec
+
+  bool operator==(const QkNormSpec&) const = default;
+};
+
 // Causal attention with grouped queries.
 struct AttentionSpec {
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   std::optional<double> scale; // of the scores; nullopt: 1 / sqrt(head_dim)
-  // A token attends to the last `window` tokens, itself included. Sequences of up to that length are computed exactly;
-  // longer ones are refused (longest_sequence, and attention_layer_forward).
-  std::optional<int64_t> window;
+  std::optional<int64_t> window; // a token attends to itself and the window - 1 tokens before it; nullopt: to all
   double softcap = 0; // of the scores; 0: none
   bool qkv_bias = false;
-  bool qk_norm = false; // RMSNorm over head_dim on q and k before RoPE
+  std::optional<QkNormSpec> qk_norm;
   std::optional<int64_t> rope = 0; // index into ModelConfig::ropes; nullopt: the layer has no RoPE
 
   int64_t query_width() const {
@@ -49,20 +58,24 @@ struct AttentionSpec {
   int64_t qkv_width() const {
     return query_width() + 2 * key_value_width();
   }
-  double score_scale() const;
-  // How many tokens a token of a sequence of this length attends to, on average: half of them. FLOPs and step times
-  // count by it.
+  AttentionOptions options() const;
+  // How many tokens a token of a sequence of this length attends to, on average: half of them, or with a shorter window
+  // w of n tokens w - w^2 / 2n. FLOPs and step times count by it.
   double attended_tokens(int64_t seq_len) const {
-    return static_cast<double>(seq_len) / 2;
+    const auto length = static_cast<double>(seq_len);
+    const double seen = window ? std::min(length, static_cast<double>(*window)) : length;
+    return seen - seen * seen / (2 * length);
   }
   bool operator==(const AttentionSpec&) const = default;
 };
 
+// The activation of a gated MLP, gate and up being its two inputs.
 enum class Activation {
   kSwiGlu, // silu(gate) * up
+  kGeGlu, // gelu(gate) * up, gelu by its approximation with tanh
 };
 constexpr auto enum_names(Activation) {
-  return base::names_of<Activation>("swiglu");
+  return base::names_of<Activation>("swiglu", "geglu");
 }
 
 // A gated MLP: down(activation(gate, up)).
@@ -83,6 +96,7 @@ struct LayerKind {
   SublayerNorms mlp_norms{.before = NormSpec{"post_attention_layernorm"}, .after = {}};
   MlpSpec mlp;
   double norm_eps = 1e-6; // of all of the layer's norms, those of q and k included
+  bool fused_tensors = false; // in a model folder q, k, v are one tensor, qkv_proj, and gate, up another, gate_up_proj
 
   bool operator==(const LayerKind&) const = default;
 };
@@ -97,12 +111,45 @@ struct Llama3RopeScaling {
   bool operator==(const Llama3RopeScaling&) const = default;
 };
 
-// A rotary position embedding.
+// rope_type yarn of transformers' modeling_rope_utils (Peng et al. 2023).
+struct YarnRopeScaling {
+  double factor = 1.0;
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  bool truncate = true; // the ramp between the two begins and ends at whole elements
+  int64_t original_max_position_embeddings = 0;
+
+  bool operator==(const YarnRopeScaling&) const = default;
+};
+
+// rope_type longrope of transformers' modeling_rope_utils (Ding et al. 2024): each frequency is divided by its factor.
+// A document of more than original_max_position_embeddings tokens takes long_factors, a shorter one short_factors.
+struct LongRopeScaling {
+  std::vector<double> short_factors; // [dim / 2]
+  std::vector<double> long_factors;
+  int64_t original_max_position_embeddings = 0;
+
+  bool operator==(const LongRopeScaling&) const = default;
+};
+
+// After the rotation q is multiplied by 1 + beta log(1 + floor(position / original_max_position_embeddings)).
+struct QueryScaling {
+  double beta = 0;
+  int64_t original_max_position_embeddings = 0;
+
+  bool operator==(const QueryScaling&) const = default;
+};
+
+// A rotary position embedding. At most one of the scalings is set.
 struct RopeSpec {
   double theta = 10000.0;
   int64_t dim = 0; // elements of a head that are rotated, the first ones
   double linear_factor = 1.0; // rope_type linear: frequencies are divided by it
   std::optional<Llama3RopeScaling> llama3;
+  std::optional<YarnRopeScaling> yarn;
+  std::optional<LongRopeScaling> longrope;
+  double attention_factor = 1.0; // cosines and sines are multiplied by it
+  std::optional<QueryScaling> query_scaling;
 
   bool operator==(const RopeSpec&) const = default;
 };

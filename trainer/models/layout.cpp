@@ -10,21 +10,29 @@ int64_t align(int64_t elements) {
   return (elements + kParamAlignment - 1) / kParamAlignment * kParamAlignment;
 }
 
-void add_param(UnitLayout& unit, std::string name, std::vector<int64_t> shape, std::vector<ParamPart> parts) {
+void add_param(
+    UnitLayout& unit, std::string name, std::vector<int64_t> shape, std::vector<ParamPart> parts, double initial = 0) {
   ParamLayout param;
   param.name = std::move(name);
   param.is_matrix = shape.size() > 1;
   param.shape = std::move(shape);
   param.offset = unit.numel;
   param.parts = std::move(parts);
+  param.initial = initial;
   unit.numel = align(unit.numel + param.numel());
   unit.params.push_back(std::move(param));
 }
 
 // One parameter that is one Hugging Face tensor.
-void add_param(UnitLayout& unit, std::string name, std::vector<int64_t> shape, std::string hf_name) {
+void add_param(
+    UnitLayout& unit, std::string name, std::vector<int64_t> shape, std::string hf_name, double initial = 0) {
   const int64_t rows = shape.front();
-  add_param(unit, std::move(name), std::move(shape), {ParamPart{std::move(hf_name), 0, rows}});
+  add_param(unit, std::move(name), std::move(shape), {ParamPart{std::move(hf_name), 0, rows}}, initial);
+}
+
+// The weight of an RMSNorm, which multiplies by weight + offset: at first by 1.
+void add_norm(UnitLayout& unit, std::string name, int64_t size, std::string hf_name, double offset) {
+  add_param(unit, std::move(name), {size}, std::move(hf_name), 1 - offset);
 }
 
 } // namespace
@@ -37,6 +45,9 @@ UnitLayout block_layout(const ModelConfig& config, int64_t index) {
   const std::string layer = absl::StrCat("model.layers.", index, ".");
   const auto qkv_parts = [&](const char* suffix) -> std::vector<ParamPart> {
     const std::string attn = layer + "self_attn.";
+    if (kind.fused_tensors) {
+      return {{absl::StrCat(attn, "qkv_proj.", suffix), 0, attention.qkv_width()}};
+    }
     return {
         {absl::StrCat(attn, "q_proj.", suffix), 0, q_rows},
         {absl::StrCat(attn, "k_proj.", suffix), q_rows, kv_rows},
@@ -48,28 +59,32 @@ UnitLayout block_layout(const ModelConfig& config, int64_t index) {
   unit.block = index;
   const auto add_norms = [&](const SublayerNorms& norms, const std::string& name) {
     if (norms.before) {
-      add_param(unit, name + "_norm", {hidden}, absl::StrCat(layer, norms.before->tensor, ".weight"));
+      add_norm(
+          unit, name + "_norm", hidden, absl::StrCat(layer, norms.before->tensor, ".weight"), norms.before->offset);
     }
     if (norms.after) { // a sublayer's only norm has one name wherever it stands; checkpoints hold it
-      add_param(
-          unit, name + (norms.before ? "_out_norm" : "_norm"), {hidden},
-          absl::StrCat(layer, norms.after->tensor, ".weight"));
+      add_norm(
+          unit, name + (norms.before ? "_out_norm" : "_norm"), hidden,
+          absl::StrCat(layer, norms.after->tensor, ".weight"), norms.after->offset);
     }
   };
   add_norms(kind.attention_norms, "attn");
   if (attention.qkv_bias) {
     add_param(unit, "qkv_bias", {attention.qkv_width()}, qkv_parts("bias"));
   }
-  if (attention.qk_norm) {
-    add_param(unit, "q_norm", {attention.head_dim}, layer + "self_attn.q_norm.weight");
-    add_param(unit, "k_norm", {attention.head_dim}, layer + "self_attn.k_norm.weight");
+  if (const auto& norm = attention.qk_norm) {
+    const auto size = [&](int64_t width) { return norm->whole ? width : attention.head_dim; };
+    add_norm(unit, "q_norm", size(attention.query_width()), layer + "self_attn.q_norm.weight", norm->offset);
+    add_norm(unit, "k_norm", size(attention.key_value_width()), layer + "self_attn.k_norm.weight", norm->offset);
   }
   add_norms(kind.mlp_norms, "mlp");
   add_param(unit, "qkv", {attention.qkv_width(), hidden}, qkv_parts("weight"));
   add_param(unit, "o", {hidden, q_rows}, layer + "self_attn.o_proj.weight");
   add_param(
       unit, "gate_up", {2 * ffn, hidden},
-      {ParamPart{layer + "mlp.gate_proj.weight", 0, ffn}, ParamPart{layer + "mlp.up_proj.weight", ffn, ffn}});
+      kind.fused_tensors
+          ? std::vector<ParamPart>{{layer + "mlp.gate_up_proj.weight", 0, 2 * ffn}}
+          : std::vector<ParamPart>{{layer + "mlp.gate_proj.weight", 0, ffn}, {layer + "mlp.up_proj.weight", ffn, ffn}});
   add_param(unit, "down", {hidden, ffn}, layer + "mlp.down_proj.weight");
   return unit;
 }
@@ -126,7 +141,7 @@ std::vector<UnitLayout> unit_layouts(const ModelConfig& config) {
   first.kind = config.tie_word_embeddings ? UnitKind::kTiedEmbeddingHead : UnitKind::kEmbedding;
   first.name = config.tie_word_embeddings ? "tied embedding and head" : "embedding";
   if (config.tie_word_embeddings) {
-    add_param(first, "final_norm", {config.hidden_size}, "model.norm.weight");
+    add_norm(first, "final_norm", config.hidden_size, "model.norm.weight", config.final_norm_offset);
   }
   add_param(first, "embedding", table, "model.embed_tokens.weight");
   units.push_back(std::move(first));
@@ -137,7 +152,7 @@ std::vector<UnitLayout> unit_layouts(const ModelConfig& config) {
     UnitLayout head;
     head.kind = UnitKind::kHead;
     head.name = "head";
-    add_param(head, "final_norm", {config.hidden_size}, "model.norm.weight");
+    add_norm(head, "final_norm", config.hidden_size, "model.norm.weight", config.final_norm_offset);
     add_param(head, "lm_head", table, "lm_head.weight");
     units.push_back(std::move(head));
   }

@@ -25,6 +25,7 @@ struct ParamLayout {
   std::vector<int64_t> shape;
   int64_t offset = 0; // elements from the unit's start; a multiple of kParamAlignment. Of a packed unit: bytes
   bool is_matrix = false; // weight decay applies
+  double initial = 0; // of a vector of random weights: the value of its elements
   std::vector<ParamPart> parts;
   std::optional<at::ScalarType> stored; // of a packed unit (packed_layout.h); nullopt: the flat buffer's dtype
 

@@ -1,6 +1,6 @@
 #include "trainer/models/mlp_layer.h"
 
-#include "trainer/models/ops/swiglu.h"
+#include "trainer/models/ops/glu.h"
 
 namespace distill::models {
 
@@ -14,16 +14,17 @@ void mlp_layer_rebuild(const MlpParams& params, SublayerInput& input, MlpSaved& 
 }
 
 at::Tensor mlp_layer_output(
-    const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH, bool in_place) {
-  const Operand act = operand_of_swiglu(params.down, saved.gate_up_N2F);
+    const MlpSpec& spec, const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH, bool in_place) {
+  const Operand act = operand_of_glu(params.down, saved.gate_up_N2F, spec.activation);
   return residual_NH.defined() ? multiply_add(params.down, act, residual_NH, in_place) : multiply(params.down, act);
 }
 
 at::Tensor mlp_layer_backward(
-    const MlpParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH, const SublayerInput& input,
-    MlpSaved& saved, MlpParams& grads, at::Tensor& dnorm_H) {
+    const MlpSpec& spec, const MlpParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH,
+    const SublayerInput& input, MlpSaved& saved, MlpParams& grads, at::Tensor& dnorm_H) {
   at::Tensor act_NF = input_gradient(params.down, dy_NH);
-  swiglu_backward_(act_NF, saved.gate_up_N2F, /*needs_act=*/grads.down.needs_input()); // from here on: act again
+  glu_backward_(
+      act_NF, saved.gate_up_N2F, spec.activation, /*needs_act=*/grads.down.needs_input()); // from here on: act again
   at::Tensor dgate_up_N2F = std::move(saved.gate_up_N2F);
   add_weight_gradient(params.down, grads.down, dy_NH, act_NF);
   act_NF.reset();

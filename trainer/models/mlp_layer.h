@@ -28,12 +28,13 @@ void mlp_layer_rebuild(const MlpParams& params, SublayerInput& input, MlpSaved& 
 // Returns the last matrix product [N, H]. A defined `residual_NH` is added to it; `in_place`: the sum is written into
 // the residual, which is returned.
 at::Tensor mlp_layer_output(
-    const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH = {}, bool in_place = false);
+    const MlpSpec& spec, const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH = {},
+    bool in_place = false);
 
 // Returns the gradient of input.x; arguments as for attention_layer_backward. Gate and up become their own gradient, so
 // that the widest tensors of a block exist once.
 at::Tensor mlp_layer_backward(
-    const MlpParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH, const SublayerInput& input,
-    MlpSaved& saved, MlpParams& grads, at::Tensor& dnorm_H);
+    const MlpSpec& spec, const MlpParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH,
+    const SublayerInput& input, MlpSaved& saved, MlpParams& grads, at::Tensor& dnorm_H);
 
 } // namespace distill::models

@@ -23,6 +23,7 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   double embedding_scale = 1; // the embedding's output is multiplied by it
   double final_norm_eps = 1e-6;
+  double final_norm_offset = 0; // as of a NormSpec
   double final_softcap = 0; // of the logits, cap * tanh(logits / cap); 0: none
   std::vector<LayerKind> kinds;
   std::vector<int64_t> layers; // the kind of each layer, an index into `kinds`
@@ -50,9 +51,7 @@ struct ModelConfig {
 // UnimplementedError names a part of the description that nothing computes yet.
 absl::Status check_computable(const ModelConfig& config);
 
-// The longest sequence for which the result is the model's: max_position_embeddings, or the shortest attention window.
-int64_t longest_sequence(const ModelConfig& config);
-// Refuses a sequence that is longer than the model allows. InvalidArgument names the limit.
+// Refuses a sequence that is longer than max_position_embeddings. InvalidArgument names the limit.
 absl::Status check_sequence_length(const ModelConfig& config, int64_t seq_len);
 
 // Describes the precision that the model computes in: "bfloat16", "bfloat16 with 120 of its 128 block products in

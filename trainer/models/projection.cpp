@@ -1,9 +1,9 @@
 #include "trainer/models/projection.h"
 
+#include "trainer/models/ops/glu.h"
 #include "trainer/models/ops/linear.h"
 #include "trainer/models/ops/product_add.h"
 #include "trainer/models/ops/rms_norm.h"
-#include "trainer/models/ops/swiglu.h"
 
 namespace distill::models {
 namespace {
@@ -19,11 +19,11 @@ Float8Rows float8_weight(const Projection& projection) {
 } // namespace
 
 at::Tensor SublayerInput::value() const {
-  return norm_H.defined() ? rms_norm_apply(x_NH, rstd_N, norm_H) : x_NH;
+  return norm_H.defined() ? rms_norm_apply(x_NH, rstd_N, norm_H, offset) : x_NH;
 }
 
 at::Tensor SublayerInput::gradient(at::Tensor dinput_NH, const at::Tensor& dstream_NH, at::Tensor& dnorm_H) const {
-  return norm_H.defined() ? rms_norm_backward(dinput_NH, x_NH, rstd_N, norm_H, dnorm_H, dstream_NH)
+  return norm_H.defined() ? rms_norm_backward(dinput_NH, x_NH, rstd_N, norm_H, dnorm_H, dstream_NH, offset)
                           : dinput_NH.add_(dstream_NH);
 }
 
@@ -42,23 +42,24 @@ Operand operand_of(const Projection& projection, SublayerInput& input) {
   const at::ScalarType dtype = input.x_NH.scalar_type();
   if (projection.is_float8()) {
     Float8RmsNormResult norm = adds
-        ? add_rms_norm_forward_float8_(input.x_NH, input.residual_NH, input.norm_H, input.eps)
-        : rms_norm_forward_float8(input.x_NH, input.norm_H, input.eps);
+        ? add_rms_norm_forward_float8_(input.x_NH, input.residual_NH, input.norm_H, input.eps, input.offset)
+        : rms_norm_forward_float8(input.x_NH, input.norm_H, input.eps, input.offset);
     input.rstd_N = std::move(norm.rstd_N);
     return {{}, std::move(norm.y_NH), dtype};
   }
-  RmsNormResult norm = adds ? add_rms_norm_forward_(input.x_NH, input.residual_NH, input.norm_H, input.eps)
-                            : rms_norm_forward(input.x_NH, input.norm_H, input.eps);
+  RmsNormResult norm = adds
+      ? add_rms_norm_forward_(input.x_NH, input.residual_NH, input.norm_H, input.eps, input.offset)
+      : rms_norm_forward(input.x_NH, input.norm_H, input.eps, input.offset);
   input.rstd_N = std::move(norm.rstd_N);
   return {std::move(norm.y_NH), {}, dtype};
 }
 
-Operand operand_of_swiglu(const Projection& projection, const at::Tensor& gate_up_N2I) {
+Operand operand_of_glu(const Projection& projection, const at::Tensor& gate_up_N2I, Activation activation) {
   const at::ScalarType dtype = gate_up_N2I.scalar_type();
   if (projection.is_float8()) {
-    return {{}, swiglu_forward_float8(gate_up_N2I, activation_counts(projection)), dtype};
+    return {{}, glu_forward_float8(gate_up_N2I, activation, activation_counts(projection)), dtype};
   }
-  return {swiglu_forward(gate_up_N2I), {}, dtype};
+  return {glu_forward(gate_up_N2I, activation), {}, dtype};
 }
 
 at::Tensor multiply(const Projection& projection, const Operand& operand) {

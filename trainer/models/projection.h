@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "trainer/models/float8_counts.h"
+#include "trainer/models/layer_kind.h"
 #include "trainer/models/ops/float8.h"
 
 // One matrix product of a layer: y = x W^T (+ bias). N tokens, I inputs, O outputs, H hidden. Whether the weight is
@@ -34,6 +35,7 @@ struct SublayerInput {
   at::Tensor x_NH;
   at::Tensor norm_H; // the norm's weight; undefined: x is read as it is
   double eps = 0;
+  double offset = 0; // of the norm, as of a NormSpec
   // Forward only: the norm is that of x + residual, which is written into x (on CUDA by the norm's kernel). Undefined:
   // of x.
   at::Tensor residual_NH;
@@ -55,8 +57,8 @@ struct Operand {
 
 Operand operand_of(const Projection& projection, const at::Tensor& x_NI);
 Operand operand_of(const Projection& projection, SublayerInput& input);
-// silu(gate) * up of [N, 2I].
-Operand operand_of_swiglu(const Projection& projection, const at::Tensor& gate_up_N2I);
+// The activation of [N, 2I], gate and up.
+Operand operand_of_glu(const Projection& projection, const at::Tensor& gate_up_N2I, Activation activation);
 
 at::Tensor multiply(const Projection& projection, const Operand& operand);
 // residual + x W^T, of a projection without bias; `in_place`: written into the residual, which is returned.

@@ -1,7 +1,6 @@
 #include "trainer/models/random_weights.h"
 
 #include <ATen/Parallel.h>
-#include <absl/strings/match.h>
 
 #include "trainer/models/ops/kernel_launch.h"
 #include "trainer/models/ops/normal_kernel.h"
@@ -37,7 +36,7 @@ class RandomWeights : public WeightSource {
  protected:
   void copy_tensor(const FlatPiece& piece, int64_t first, at::Tensor dst) const override {
     if (!piece.param->is_matrix) {
-      dst.fill_(absl::StrContains(piece.param->name, "bias") ? 0.0 : 1.0);
+      dst.fill_(piece.param->initial);
       return;
     }
     const uint64_t key = mix(mix(seed_) ^ fnv1a(piece.part->hf_name));

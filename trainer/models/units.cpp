@@ -48,7 +48,7 @@ int64_t FinalNormSaved::bytes() const {
 
 at::Tensor final_norm_forward(
     const ModelConfig& config, const at::Tensor& norm_H, const at::Tensor& x_NH, FinalNormSaved* saved) {
-  RmsNormResult result = rms_norm_forward(x_NH, norm_H, config.final_norm_eps);
+  RmsNormResult result = rms_norm_forward(x_NH, norm_H, config.final_norm_eps, config.final_norm_offset);
   if (saved != nullptr) {
     *saved = {x_NH, result.rstd_N};
   }
@@ -56,8 +56,10 @@ at::Tensor final_norm_forward(
 }
 
 at::Tensor final_norm_backward(
-    const at::Tensor& norm_H, const at::Tensor& dhidden_NH, const FinalNormSaved& saved, at::Tensor& grad_H) {
-  return rms_norm_backward(dhidden_NH, saved.x_NH, saved.rstd_N, norm_H, grad_H);
+    const ModelConfig& config, const at::Tensor& norm_H, const at::Tensor& dhidden_NH, const FinalNormSaved& saved,
+    at::Tensor& grad_H) {
+  return rms_norm_backward(
+      dhidden_NH, saved.x_NH, saved.rstd_N, norm_H, grad_H, /*dresidual_NH=*/{}, config.final_norm_offset);
 }
 
 } // namespace distill::models

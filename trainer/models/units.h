@@ -34,6 +34,7 @@ at::Tensor final_norm_forward(
 
 // Returns dx_NH; adds to grad_H unless it is undefined.
 at::Tensor final_norm_backward(
-    const at::Tensor& norm_H, const at::Tensor& dhidden_NH, const FinalNormSaved& saved, at::Tensor& grad_H);
+    const ModelConfig& config, const at::Tensor& norm_H, const at::Tensor& dhidden_NH, const FinalNormSaved& saved,
+    at::Tensor& grad_H);
 
 } // namespace distill::models

@@ -16,9 +16,9 @@ std::vector<BlockBytes> saved_bytes(const RunShape& shape) {
   seq.seq_len = shape.config.data.seq_len;
   seq.max_seqlen = seq.seq_len;
   seq.segments_host = {0, shape.tokens()};
-  const std::vector<models::RopeAngles> angles = models::rope_angles(
-      models::make_rope_tables(student.ropes, seq.seq_len, at::kMeta),
-      at::empty({shape.tokens()}, compute.dtype(at::kLong)));
+  seq.positions_N = at::empty({shape.tokens()}, compute.dtype(at::kLong));
+  const std::vector<models::RopeAngles> angles =
+      models::rope_angles(models::make_rope_tables(student.ropes, seq.seq_len, at::kMeta), seq);
   const at::Tensor x_NH = at::empty({shape.tokens(), student.hidden_size}, compute);
   std::vector<BlockBytes> bytes(student.kinds.size());
   for (int64_t kind = 0; kind < static_cast<int64_t>(bytes.size()); ++kind) {

@@ -101,7 +101,9 @@ void check_sparse(
     }
   };
   same("loss.temperature", config.loss.temperature, rows.temperature);
-  same("loss.teacher_softcap", config.loss.teacher_softcap, rows.softcap);
+  if (config.softcaps.teacher != config::kAutomatic) {
+    same("loss.teacher_softcap", config.softcaps.teacher, rows.softcap);
+  }
   if (student_vocab > 0 && rows.columns > student_vocab) {
     problems.add(absl::StrFormat(
         "teacher.cache: %s: expected tokens of the student's vocabulary, %d, found those of %d; capture with "

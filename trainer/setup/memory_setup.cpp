@@ -116,7 +116,7 @@ absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_si
       ASSIGN_OR_RETURN(
           const models::ModelConfig model,
           hf::read_model_config(section->folder(), {section->ignore_config_keys, /*with_weights=*/false}));
-      const int64_t limit = models::longest_sequence(model);
+      const int64_t limit = model.max_position_embeddings;
       if (limit < kStep) {
         return absl::InvalidArgumentError(absl::StrFormat(
             "--longest: expected models of at least %d positions, the length of the search's steps, found %d in "

@@ -61,7 +61,9 @@ absl::StatusOr<models::ModelConfig> read_model(
   ASSIGN_OR_RETURN(
       models::ModelConfig config,
       hf::read_model_config(section.folder(), {section.ignore_config_keys, with_weights}, notes));
-  config.final_softcap = softcap;
+  if (softcap != config::kAutomatic) {
+    config.final_softcap = softcap;
+  }
   if (section.reads_cache()) {
     return teacher_cache::head_only(std::move(config));
   }
@@ -84,11 +86,11 @@ absl::StatusOr<models::ModelConfig> read_model(
 } // namespace
 
 absl::StatusOr<models::ModelConfig> read_student(const config::Config& config, hf::Notes* notes) {
-  return read_model(config.student, "student", config.loss.student_softcap, notes);
+  return read_model(config.student, "student", config.softcaps.student, notes);
 }
 
 absl::StatusOr<models::ModelConfig> read_teacher_model(const config::Config& config, hf::Notes* notes) {
-  return read_model(config.teacher, "teacher", config.loss.teacher_softcap, notes);
+  return read_model(config.teacher, "teacher", config.softcaps.teacher, notes);
 }
 
 absl::StatusOr<TeacherSpec> read_teacher(const config::Config& config, hf::Notes* notes) {
@@ -106,11 +108,20 @@ absl::StatusOr<TeacherSpec> read_teacher(const config::Config& config, hf::Notes
 std::string describe_shape(const models::ModelConfig& config) {
   const models::LayerKind& kind = config.kinds.front();
   const models::AttentionSpec& attention = kind.attention;
-  return absl::StrFormat(
+  std::string text = absl::StrFormat(
       "%s, vocabulary %d, hidden %d, ffn %d, %d layers, %d heads of %d, %d kv heads, %s embeddings%s%s",
       config.model_type, config.vocab_size, config.hidden_size, kind.mlp.ffn, config.num_layers(), attention.heads,
       attention.head_dim, attention.kv_heads, config.tie_word_embeddings ? "tied" : "untied",
       attention.qkv_bias ? ", qkv bias" : "", attention.qk_norm ? ", qk norm" : "");
+  for (size_t i = 0; i < config.kinds.size(); ++i) {
+    const models::AttentionSpec& spec = config.kinds[i].attention;
+    if (spec.window || !spec.rope) {
+      absl::StrAppendFormat(
+          &text, ", %s%s in %d layers", spec.window ? absl::StrFormat("windows of %d", *spec.window) : "",
+          spec.rope ? "" : (spec.window ? " without rope" : "no rope"), config.count_of(static_cast<int64_t>(i)));
+    }
+  }
+  return text;
 }
 
 std::string describe_model(

@@ -24,8 +24,8 @@ class ShardsWalk : public UnitWalk {
         norm_saved_(norm_saved) {}
 
  private:
-  int64_t num_blocks() const override {
-    return model_.config().num_layers();
+  const models::ModelConfig& config() const override {
+    return model_.config();
   }
 
   at::Tensor begin_embedding() override {
@@ -144,14 +144,14 @@ at::Tensor lm_head(ModelShards& model) {
 at::Tensor forward_hidden(
     ModelShards& model, const std::vector<models::RopeTable>& ropes, const TokenBatch& batch, ModelShards* next,
     const models::BlockFunctions& functions) {
-  const std::vector<models::RopeAngles> angles = models::rope_angles(ropes, batch.seq.positions_N);
+  const std::vector<models::RopeAngles> angles = models::rope_angles(ropes, batch.seq);
   return ShardsWalk(model, batch.seq, angles, functions, next, /*store=*/nullptr, /*norm_saved=*/nullptr)
       .run({batch.tokens_N})
       .front();
 }
 
 at::Tensor TrainingPass::forward(const TokenBatch& batch) {
-  angles_ = models::rope_angles(ropes_, batch.seq.positions_N);
+  angles_ = models::rope_angles(ropes_, batch.seq);
   return ShardsWalk(model_, batch.seq, angles_, block_, /*next=*/nullptr, &store_, &norm_saved_)
       .run({batch.tokens_N})
       .front();
@@ -164,7 +164,8 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
   { // a scope of their own: views keep the large buffers alive
     at::Tensor norm_gradient = models::final_norm_weight(head_layout, model_.gradient(head).flat);
     dx_NH = models::final_norm_backward(
-        models::final_norm_weight(head_layout, model_.weights(head)), dhidden_NH, norm_saved_, norm_gradient);
+        model_.config(), models::final_norm_weight(head_layout, model_.weights(head)), dhidden_NH, norm_saved_,
+        norm_gradient);
   }
   norm_saved_ = {};
   dhidden_NH.reset();
@@ -203,7 +204,7 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
     if (gradient.is_new) { // the op only adds to rows
       embedding_gradient.zero_();
     }
-    models::embedding_backward(batch.tokens_N, dx_NH, embedding_gradient);
+    models::embedding_backward(batch.tokens_N, dx_NH, embedding_gradient, model_.config().embedding_scale);
   }
   model_.reduce(embedding, last);
 }

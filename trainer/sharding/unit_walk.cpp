@@ -9,7 +9,7 @@ std::vector<at::Tensor> UnitWalk::run(const std::vector<at::Tensor>& tokens) {
   { // a scope of its own: views of a unit keep its memory
     const at::Tensor weight_VH = begin_embedding();
     for (const at::Tensor& tokens_N : tokens) {
-      states.push_back(models::embedding_forward(tokens_N, weight_VH));
+      states.push_back(models::embedding_forward(tokens_N, weight_VH, config().embedding_scale));
     }
     end_embedding();
   }

@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "trainer/models/model_config.h"
+
 namespace distill::sharding {
 
 // A forward pass over a model's units, whole, in forward order: embedding, each block, final norm. This is the one loop
@@ -18,6 +20,10 @@ class UnitWalk {
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& tokens);
 
  protected:
+  virtual const models::ModelConfig& config() const = 0;
+  int64_t num_blocks() const {
+    return config().num_layers();
+  }
   // [V, H]
   virtual at::Tensor begin_embedding() = 0;
   virtual void end_embedding() = 0;
@@ -25,7 +31,6 @@ class UnitWalk {
   // Returns the block's output; x_NH: its input.
   virtual at::Tensor run_block(int64_t block, size_t batch, const at::Tensor& x_NH) = 0;
   virtual void end_block(int64_t block) = 0;
-  virtual int64_t num_blocks() const = 0;
   // Returns the final norm's weight [H].
   virtual at::Tensor begin_head() = 0;
   virtual at::Tensor run_norm(const at::Tensor& norm_H, const at::Tensor& x_NH) = 0;

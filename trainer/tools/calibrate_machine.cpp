@@ -137,11 +137,11 @@ void Calibration::attention() {
   const double scale = 1.0 / std::sqrt(static_cast<double>(kHeadDim));
   models::AttentionResult out;
   machine_.attention_forward_flops =
-      flops / watch_.seconds([&] { out = models::attention_forward(q, k, v, seq, scale); });
+      flops / watch_.seconds([&] { out = models::attention_forward(q, k, v, seq, {scale}); });
   const at::Tensor dout = at::randn_like(out.out_NQ);
   at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
   machine_.attention_backward_flops =
-      2.5 * flops / watch_.seconds([&] { models::attention_backward(dout, q, k, v, out, seq, scale, dq, dk, dv); });
+      2.5 * flops / watch_.seconds([&] { models::attention_backward(dout, q, k, v, out, seq, {scale}, dq, dk, dv); });
 }
 
 absl::Status Calibration::host_copies() {

@@ -23,7 +23,7 @@ int64_t readable_length(const config::Config& config, int64_t wanted) {
       continue;
     }
     if (const auto model = hf::read_model_config(section->path, {section->ignore_config_keys}); model.ok()) {
-      wanted = std::min(wanted, models::longest_sequence(*model));
+      wanted = std::min(wanted, model->max_position_embeddings);
     }
   }
   return wanted;

@@ -108,7 +108,9 @@ class Recomputation {
     inputs.teacher_hidden_NG = hidden_RG;
     inputs.teacher_weight_VG = inputs.weight_VH;
     inputs.hidden_NH = teacher_cache::decode(rows_, stored_RW, hidden_RG.scalar_type());
-    add_kl(metrics(inputs, losses::LossOptions{})[losses::kForwardKl], difference);
+    losses::LossOptions options;
+    options.student_softcap = options.teacher_softcap = teacher_.config().final_softcap;
+    add_kl(metrics(inputs, options)[losses::kForwardKl], difference);
   }
 
   // Compares a few tokens. The loss head reads the teacher as its student, and the cache as its teacher.

@@ -118,11 +118,11 @@ TEST(ModelConfigTest, LinearScalingAndTheOldNameOfItsType) {
   EXPECT_EQ(config->ropes[0].linear_factor, 2.5);
 }
 
-TEST(ModelConfigTest, AWindowLimitsTheSequenceLength) {
+TEST(ModelConfigTest, AWindowDoesNotLimitTheSequenceLength) {
   const auto config = parse_with(R"({"model_type": "mistral", "sliding_window": 4096})");
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_TRUE(models::check_sequence_length(*config, 4096).ok());
-  EXPECT_THAT(models::check_sequence_length(*config, 4097).message(), HasSubstr("sliding_window (4096)"));
+  EXPECT_EQ(window_of(*config), 4096);
+  EXPECT_TRUE(models::check_sequence_length(*config, 131072).ok());
   EXPECT_THAT(models::check_sequence_length(*config, 131073).message(), HasSubstr("max_position_embeddings (131072)"));
   const auto absent = parse_with(R"({"model_type": "mistral"})");
   ASSERT_TRUE(absent.ok()) << absent.status();
@@ -140,7 +140,40 @@ TEST(ModelConfigTest, LayerTypesSayWhichLayersHaveAWindow) {
   EXPECT_EQ(config->layers, (std::vector<int64_t>{0, 1, 0}));
   EXPECT_FALSE(config->layer(0).attention.window);
   EXPECT_EQ(config->layer(1).attention.window, 1024);
-  EXPECT_EQ(models::longest_sequence(*config), 1024);
+}
+
+// As transformers computes EXAONE 4, whose layers of full attention have no RoPE if others have a window.
+TEST(ModelConfigTest, LayersMayDifferInTheirRope) {
+  const std::string keys = R"({"model_type": "exaone4", "num_hidden_layers": 8)";
+  const auto windows = parse_with(keys + R"(, "sliding_window_pattern": 4})");
+  ASSERT_TRUE(windows.ok()) << windows.status();
+  EXPECT_EQ(windows->layers, (std::vector<int64_t>{0, 0, 0, 1, 0, 0, 0, 1}));
+  EXPECT_EQ(windows->kinds[0].attention.window, 4096);
+  EXPECT_TRUE(windows->kinds[0].attention.rope && !windows->kinds[1].attention.rope);
+  EXPECT_FALSE(windows->kinds[1].attention.window);
+  const auto full = parse_with(keys + R"(, "sliding_window": null, "sliding_window_pattern": 4})");
+  ASSERT_TRUE(full.ok()) << full.status();
+  EXPECT_EQ(full->kinds.size(), 1U);
+  EXPECT_TRUE(full->kinds[0].attention.rope && !full->kinds[0].attention.window);
+}
+
+TEST(ModelConfigTest, ReadsYarn) {
+  const auto config = parse_with(
+      R"({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768,
+          "beta_fast": 16, "beta_slow": null}})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto& yarn = config->ropes[0].yarn;
+  ASSERT_TRUE(yarn);
+  EXPECT_EQ(yarn->factor, 4);
+  EXPECT_EQ(yarn->original_max_position_embeddings, 32768);
+  EXPECT_EQ(yarn->beta_fast, 16);
+  EXPECT_EQ(yarn->beta_slow, 1);
+  EXPECT_DOUBLE_EQ(config->ropes[0].attention_factor, 0.1 * std::log(4) + 1);
+  const auto scaled =
+      parse_with(R"({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.8}})");
+  ASSERT_TRUE(scaled.ok()) << scaled.status();
+  EXPECT_EQ(scaled->ropes[0].yarn->original_max_position_embeddings, 131072);
+  EXPECT_DOUBLE_EQ(scaled->ropes[0].attention_factor, (0.1 * std::log(4) + 1) / (0.08 * std::log(4) + 1));
 }
 
 TEST(ModelConfigTest, KeyValueHeadsThatAreNotGivenAreTheFamilys) {
@@ -216,10 +249,8 @@ TEST(ModelConfigTest, AWindowThatNoLayerHasIsNone) {
   const std::vector<Window> cases{
       {R"({"sliding_window": 64})", {}, "model_type llama"},
       {R"({"sliding_window": 64, "layer_types": ["full_attention", "full_attention"]})", {}, "layer_types"},
-      {R"({"sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"]})", 64, nullptr},
-      {R"({"model_type": "mistral", "sliding_window": 64, "layer_types": ["full_attention", "full_attention"]})",
-       {},
-       "layer_types"},
+      {R"({"model_type": "mistral", "sliding_window": 64, "layer_types": ["sliding_attention", "sliding_attention"]})",
+       64, nullptr},
       {R"({"model_type": "mistral", "sliding_window": 64})", 64, nullptr},
       {R"({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": false})", {}, nullptr},
       {R"({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": true})", {}, "max_window_layers 28 of 2"},
@@ -270,7 +301,12 @@ TEST(ModelConfigTest, WhatIsNotSupportedIsNamed) {
       {R"({"attention_dropout": 0.1})", "attention_dropout", "0.1"},
       {R"({"pretraining_tp": 2})", "pretraining_tp", "2"},
       {R"({"quantization_config": {"quant_method": "gptq"}})", "quantization_config", "gptq"},
-      {R"({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})", "rope_scaling.rope_type", "yarn"},
+      {R"({"rope_scaling": {"rope_type": "yarn"}})", "rope_scaling.factor", "missing"},
+      {R"({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "long_factor": [1]}})", "rope_scaling.long_factor",
+       "not known"},
+      {R"({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": 1}})", "rope_scaling.truncate", "1"},
+      {R"({"rope_scaling": {"rope_type": "longrope", "short_factor": [1, 2]}})", "rope_scaling.short_factor",
+       "a list of 64 numbers"},
       {R"({"rope_scaling": {"type": "dynamic", "factor": 4.0}})", "rope_scaling.rope_type", "dynamic"},
       {R"({"rope_scaling": "llama3"})", "rope_scaling", "object"},
       {R"({"rope_scaling": {"rope_type": "linear"}})", "rope_scaling.factor", "missing"},
@@ -303,8 +339,10 @@ TEST(ModelConfigTest, WhatIsNotSupportedIsNamed) {
       {R"({"tie_word_embeddings": "yes"})", "tie_word_embeddings", "yes"},
       {R"({"torch_dtype": "int8"})", "torch_dtype", "int8"},
       {R"({"dtype": 16})", "dtype", "16"},
-      {R"({"model_type": "exaone4"})", "sliding_window: null is expected", "no such key, which means 4096"},
-      {R"({"model_type": "exaone4", "sliding_window": 64})", "sliding_window: null is expected", "64"},
+      {R"({"model_type": "exaone4", "sliding_window_pattern": "LLLG"})", "sliding_window_pattern", "LLLG"},
+      {R"({"num_hidden_layers": 1, "layer_types": ["sliding_attention"]})", "layer_types", "no window"},
+      {R"({"model_type": "mistral", "num_hidden_layers": 1, "layer_types": ["full_attention"]})", "layer_types",
+       "all of whose layers have the window"},
       {R"({"model_type": "qwen2", "sliding_window": 64, "num_hidden_layers": 1, "layer_types": ["sliding_attention"]})",
        "layer_types", "use_sliding_window: true"},
       {R"({"layer_types": ["full_attention"]})", "layer_types: an entry for each of num_hidden_layers, 32", "found"},

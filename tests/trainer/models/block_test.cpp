@@ -9,15 +9,30 @@ namespace distill::models {
 namespace {
 
 struct Shape {
-  const char* name;
+  const char* name = nullptr;
   DecoderShape sizes;
   LayerKind kind;
   std::vector<int64_t> boundaries = {}; // of a batch of 2 x 24 tokens; empty: dense
+  RopeSpec rope = {}; // dim 0: all of a head, by Llama's frequencies
 };
+
+Shape with_rope(
+    RopeSpec rope, const char* name, const DecoderShape& sizes, const LayerKind& kind,
+    std::vector<int64_t> boundaries) {
+  Shape shape;
+  shape.name = name;
+  shape.sizes = sizes;
+  shape.kind = kind;
+  shape.boundaries = std::move(boundaries);
+  shape.rope = std::move(rope);
+  return shape;
+}
 
 LayerKind kind_of(bool qkv_bias, bool qk_norm, LayerKind kind = {}) {
   kind.attention.qkv_bias = qkv_bias;
-  kind.attention.qk_norm = qk_norm;
+  if (qk_norm) {
+    kind.attention.qk_norm.emplace();
+  }
   return kind;
 }
 
@@ -34,6 +49,34 @@ LayerKind with_scale(double scale) {
   return kind;
 }
 
+LayerKind with_window(int64_t window, LayerKind kind = {}) {
+  kind.attention.window = window;
+  return kind;
+}
+
+// Gemma 3's: norms that multiply by 1 + weight, GeGLU.
+LayerKind gemma_kind() {
+  LayerKind kind = with_all_norms(with_window(7, kind_of(false, true)));
+  for (SublayerNorms* norms : {&kind.attention_norms, &kind.mlp_norms}) {
+    norms->before->offset = norms->after->offset = 1;
+  }
+  kind.attention.qk_norm->offset = 1;
+  kind.mlp.activation = Activation::kGeGlu;
+  return kind;
+}
+
+// OLMo's: norms of all heads at once.
+LayerKind olmo_kind() {
+  LayerKind kind = with_norms_after(kind_of(false, true));
+  kind.attention.qk_norm->whole = true;
+  return kind;
+}
+
+LayerKind without_rope(LayerKind kind = {}) {
+  kind.attention.rope.reset();
+  return kind;
+}
+
 LayerKind attention_norm_only() {
   LayerKind kind;
   kind.mlp_norms = {};
@@ -44,12 +87,16 @@ ModelConfig make_config(const Shape& shape) {
   DecoderShape sizes = shape.sizes;
   sizes.vocab = 37;
   sizes.max_positions = 64;
-  return llama_like(sizes, shape.kind);
+  ModelConfig config = llama_like(sizes, shape.kind);
+  if (shape.rope.dim > 0) {
+    config.ropes = {shape.rope};
+  }
+  return config;
 }
 
 std::vector<at::Tensor*> fields(BlockParams& params) {
-  std::vector<at::Tensor*> tensors{&params.attn_norm_H,        &params.attn_out_norm_H, &params.attention.q_norm_D,
-                                   &params.attention.k_norm_D, &params.mlp_norm_H,      &params.mlp_out_norm_H};
+  std::vector<at::Tensor*> tensors{&params.attn_norm_H,      &params.attn_out_norm_H, &params.attention.q_norm,
+                                   &params.attention.k_norm, &params.mlp_norm_H,      &params.mlp_out_norm_H};
   for (const auto& [name, projection] : params.projections()) {
     tensors.insert(tensors.end(), {&projection->weight_OI, &projection->bias_O});
   }
@@ -76,6 +123,18 @@ class BlockTest : public DeviceTest {
         {"norms before and after", sizes(32, 48, 4, 2, 8), with_all_norms({})},
         {"norm before attention only", sizes(32, 48, 4, 2, 8), attention_norm_only()},
         {"another scale of the scores", sizes(32, 48, 4, 2, 8), with_scale(0.2)},
+        {"norms of 1 + weight, GeGLU", sizes(32, 48, 4, 2, 8), gemma_kind()},
+        {"norms of all heads", sizes(24, 36, 2, 1, 16), olmo_kind(), {0, 24, 30, 48}},
+        {"no rope", sizes(32, 48, 4, 2, 8), without_rope()},
+        {"no rope, q/k norm", sizes(32, 48, 4, 2, 8), without_rope(kind_of(false, true))},
+        with_rope(
+            {.dim = 12}, "part of a head rotated", sizes(32, 48, 4, 2, 20), kind_of(false, false), {0, 5, 24, 25, 48}),
+        with_rope({.dim = 12}, "part of a head rotated, q/k norm", sizes(32, 48, 4, 2, 20), kind_of(false, true), {}),
+        with_rope(
+            {.dim = 8, .query_scaling = QueryScaling{0.5, 3}}, "scaled queries", sizes(32, 48, 4, 2, 8),
+            kind_of(false, false), {0, 5, 24, 25, 48}),
+        {"window", sizes(32, 48, 4, 2, 8), with_window(5)},
+        {"window, packed", sizes(32, 48, 4, 2, 8), with_window(6, kind_of(false, true)), {0, 6, 24, 40, 48}},
     };
   }
 
@@ -99,7 +158,7 @@ class BlockTest : public DeviceTest {
     c.layout = unit_layouts(c.config)[1];
     c.seq = shape.boundaries.empty() ? dense_sequences(kBatch, kSeqLen, test_device())
                                      : packed_sequences(kBatch, kSeqLen, shape.boundaries, test_device());
-    c.ropes = rope_angles(make_rope_tables(c.config.ropes, kSeqLen, test_device()), c.seq.positions_N);
+    c.ropes = rope_angles(make_rope_tables(c.config.ropes, kSeqLen, test_device()), c.seq);
     c.flat = at::zeros({c.layout.numel}, options(dtype));
     BlockParams params = block_params(c.layout, c.flat);
     for (at::Tensor* param : fields(params)) {
@@ -286,7 +345,7 @@ TEST_F(BlockTest, PackedDocumentsEqualTheSameDocumentsOneByOne) {
       const int64_t begin = shape.boundaries[s];
       const int64_t length = shape.boundaries[s + 1] - begin;
       document.seq = dense_sequences(1, length, test_device());
-      document.ropes = rope_angles(make_rope_tables(c.config.ropes, length, test_device()), document.seq.positions_N);
+      document.ropes = rope_angles(make_rope_tables(c.config.ropes, length, test_device()), document.seq);
       document.x_NH = c.x_NH.narrow(0, begin, length);
       document.dy_NH = c.dy_NH.narrow(0, begin, length);
       const Gradients alone = run(document);
@@ -339,13 +398,15 @@ TEST_F(BlockTest, ALlama8BBlockSaves92KiBPerToken) {
   EXPECT_NEAR(static_cast<double>(saved.bytes()) / kTokens / 1024.0, 92.0, 0.5);
 }
 
-TEST_F(BlockTest, SequencesLongerThanTheAttentionWindowAreRefused) {
-  Case c = make_case(shapes()[0]);
-  const BlockParams params = block_params(c.layout, c.flat);
+// The same kernels run, so that models whose window never matters keep their bits.
+TEST_F(BlockTest, AWindowOfTheWholeSequenceChangesNoBit) {
+  Case c = make_case(shapes()[0], at::kFloat);
+  const Gradients plain = run(c);
   c.config.kinds[0].attention.window = kSeqLen;
-  EXPECT_NO_THROW(block_forward(c.context(), params, c.x_NH, nullptr));
-  c.config.kinds[0].attention.window = kSeqLen - 1;
-  EXPECT_THROW(block_forward(c.context(), params, c.x_NH, nullptr), c10::Error);
+  const Gradients windowed = run(c);
+  EXPECT_TRUE(at::equal(windowed.y_NH, plain.y_NH));
+  EXPECT_TRUE(at::equal(windowed.dx_NH, plain.dx_NH));
+  EXPECT_TRUE(at::equal(windowed.flat, plain.flat));
 }
 
 // The whole model over flat units: forward hidden states, and the gradient of every unit through units' own functions.
@@ -353,9 +414,11 @@ TEST_F(BlockTest, AWholeModelMatchesAutograd) {
   for (const bool tied : {false, true}) {
     ModelConfig config = make_config(shapes()[1]);
     config.tie_word_embeddings = tied;
+    config.embedding_scale = tied ? 5.5 : 1;
+    config.final_norm_offset = tied ? 1 : 0;
     const std::vector<UnitLayout> layouts = unit_layouts(config);
     const SequenceInfo seq = dense_sequences(kBatch, kSeqLen, test_device());
-    const auto ropes = rope_angles(make_rope_tables(config.ropes, kSeqLen, test_device()), seq.positions_N);
+    const auto ropes = rope_angles(make_rope_tables(config.ropes, kSeqLen, test_device()), seq);
     const BlockContext context{config.layer(0), seq, ropes};
     const at::Tensor tokens = at::randint(0, config.vocab_size, {kBatch * kSeqLen}, at::kLong).to(test_device());
     std::vector<at::Tensor> flats, leaves, grads;
@@ -367,18 +430,19 @@ TEST_F(BlockTest, AWholeModelMatchesAutograd) {
     const size_t first = embedding_unit(layouts);
     const size_t last = head_unit(layouts);
 
-    at::Tensor expected = embedding_weight(layouts[first], leaves[first]).index({tokens});
+    at::Tensor expected = embedding_weight(layouts[first], leaves[first]).index({tokens}) * config.embedding_scale;
     for (size_t i = 0; i < layouts.size(); ++i) {
       if (layouts[i].kind == UnitKind::kBlock) {
         expected = reference_block(context, block_params(layouts[i], leaves[i]), expected);
       }
     }
-    expected = reference_rms_norm(expected, final_norm_weight(layouts[last], leaves[last]), config.final_norm_eps);
+    expected = reference_rms_norm(
+        expected, final_norm_weight(layouts[last], leaves[last]), config.final_norm_eps, config.final_norm_offset);
     const at::Tensor dhidden = randn(expected.sizes());
     const auto expected_grads = reference_gradients(expected, dhidden, leaves);
 
     std::vector<BlockSaved> saved(layouts.size());
-    at::Tensor x = embedding_forward(tokens, embedding_weight(layouts[first], flats[first]));
+    at::Tensor x = embedding_forward(tokens, embedding_weight(layouts[first], flats[first]), config.embedding_scale);
     for (size_t i = 0; i < layouts.size(); ++i) {
       if (layouts[i].kind == UnitKind::kBlock) {
         x = block_forward(context, block_params(layouts[i], flats[i]), x, &saved[i]);
@@ -388,7 +452,7 @@ TEST_F(BlockTest, AWholeModelMatchesAutograd) {
     const at::Tensor norm = final_norm_weight(layouts[last], flats[last]);
     EXPECT_LT(relative_error(final_norm_forward(config, norm, x, &norm_saved), expected), 1e-11);
     at::Tensor norm_grad = final_norm_weight(layouts[last], grads[last]);
-    at::Tensor dx = final_norm_backward(norm, dhidden, norm_saved, norm_grad);
+    at::Tensor dx = final_norm_backward(config, norm, dhidden, norm_saved, norm_grad);
     for (size_t i = layouts.size(); i-- > 0;) {
       if (layouts[i].kind == UnitKind::kBlock) {
         BlockParams block_grads = block_params(layouts[i], grads[i]);
@@ -396,7 +460,7 @@ TEST_F(BlockTest, AWholeModelMatchesAutograd) {
       }
     }
     at::Tensor table_grad = embedding_weight(layouts[first], grads[first]);
-    embedding_backward(tokens, dx, table_grad);
+    embedding_backward(tokens, dx, table_grad, config.embedding_scale);
     for (size_t i = 0; i < layouts.size(); ++i) {
       EXPECT_LT(relative_error(grads[i], expected_grads[i]), 1e-10) << layouts[i].name << (tied ? ", tied" : "");
     }

@@ -1,11 +1,11 @@
 #include "trainer/models/ops/float8.h"
+#include "trainer/models/ops/glu.h"
 
 #include "tests/trainer/models/test_device.h"
 #include "trainer/models/float8_products.h"
 #include "trainer/models/ops/float8_shard.h"
 #include "trainer/models/ops/product_add.h"
 #include "trainer/models/ops/rms_norm.h"
-#include "trainer/models/ops/swiglu.h"
 
 namespace distill::models {
 namespace {
@@ -116,19 +116,22 @@ TEST_F(Float8Test, FusedOpsGiveTheBitsOfTheOpsOneAfterTheOther) {
     for (const int64_t tokens : {1, 7, 33}) {
       const at::Tensor x = matrix(tokens, hidden), residual = matrix(tokens, hidden);
       const at::Tensor weight = matrix(1, hidden).squeeze(0);
-      const RmsNormResult norm = rms_norm_forward(x, weight, 1e-5);
-      const Float8RmsNormResult norm8 = rms_norm_forward_float8(x, weight, 1e-5);
+      const double offset = tokens == 7 ? 1 : 0;
+      const RmsNormResult norm = rms_norm_forward(x, weight, 1e-5, offset);
+      const Float8RmsNormResult norm8 = rms_norm_forward_float8(x, weight, 1e-5, offset);
       expect_equal(norm8.y_NH, float8_rows(norm.y_NH));
       EXPECT_TRUE(at::equal(norm8.rstd_N, norm.rstd_N));
 
       at::Tensor sum = x.clone(), sum8 = x.clone();
-      const RmsNormResult added = add_rms_norm_forward_(sum, residual, weight, 1e-5);
-      const Float8RmsNormResult added8 = add_rms_norm_forward_float8_(sum8, residual, weight, 1e-5);
+      const RmsNormResult added = add_rms_norm_forward_(sum, residual, weight, 1e-5, offset);
+      const Float8RmsNormResult added8 = add_rms_norm_forward_float8_(sum8, residual, weight, 1e-5, offset);
       expect_equal(added8.y_NH, float8_rows(added.y_NH));
       EXPECT_TRUE(at::equal(sum8, sum));
 
       const at::Tensor gate_up = matrix(tokens, 2 * hidden);
-      expect_equal(swiglu_forward_float8(gate_up), float8_rows(swiglu_forward(gate_up)));
+      for (const Activation activation : {Activation::kSwiGlu, Activation::kGeGlu}) {
+        expect_equal(glu_forward_float8(gate_up, activation), float8_rows(glu_forward(gate_up, activation)));
+      }
     }
   }
 }
@@ -184,8 +187,8 @@ TEST_F(Float8Test, WhatRoundingLosesIsCounted) {
 
     counts.zero_();
     const at::Tensor gate_up = matrix(rows, 2 * columns);
-    const Float8Rows act = swiglu_forward_float8(gate_up, counts);
-    EXPECT_EQ(counts[kFloat8Lost].item<int64_t>(), lost_of(swiglu_forward(gate_up), act));
+    const Float8Rows act = glu_forward_float8(gate_up, Activation::kSwiGlu, counts);
+    EXPECT_EQ(counts[kFloat8Lost].item<int64_t>(), lost_of(glu_forward(gate_up, Activation::kSwiGlu), act));
   }
 }
 

@@ -12,7 +12,8 @@ namespace {
 
 ModelConfig make_config(bool tied) {
   LayerKind kind;
-  kind.attention.qkv_bias = kind.attention.qk_norm = true;
+  kind.attention.qkv_bias = true;
+  kind.attention.qk_norm.emplace();
   ModelConfig config =
       llama_like({.vocab = 51, .hidden = 24, .ffn = 40, .layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 10}, kind);
   config.tie_word_embeddings = tied;

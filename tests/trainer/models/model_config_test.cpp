@@ -16,24 +16,20 @@ TEST(ModelConfigTest, WhatNothingComputesIsNamed) {
     return std::string(check_computable(config).message());
   };
   EXPECT_EQ(message([](ModelConfig&) {}), "");
-  EXPECT_THAT(message([](ModelConfig& c) { c.embedding_scale = 4; }), HasSubstr("multiplied by 4"));
-  EXPECT_THAT(
-      message([](ModelConfig& c) { c.kinds[0].mlp_norms.before->offset = 1; }),
-      HasSubstr("weight + 1 (post_attention_layernorm)"));
   EXPECT_THAT(message([](ModelConfig& c) { c.kinds[0].attention.softcap = 50; }), HasSubstr("capped at 50"));
-  EXPECT_THAT(message([](ModelConfig& c) { c.kinds[0].attention.rope.reset(); }), HasSubstr("without RoPE"));
-  EXPECT_THAT(message([](ModelConfig& c) { c.ropes[0].dim = 2; }), HasSubstr("RoPE of 2 of the 8 elements"));
 }
 
-TEST(ModelConfigTest, TheShortestWindowOfTheLayersLimitsSequences) {
-  ModelConfig config = llama_like({.max_positions = 64});
-  EXPECT_EQ(longest_sequence(config), 64);
-  config.kinds.push_back(config.kinds[0]);
-  config.kinds[1].attention.window = 16;
-  EXPECT_EQ(longest_sequence(config), 64); // no layer is of that kind
-  config.layers = {0, 1};
-  EXPECT_EQ(longest_sequence(config), 16);
-  EXPECT_THAT(check_sequence_length(config, 17).message(), HasSubstr("sliding_window (16)"));
+TEST(ModelConfigTest, AttendedTokensAreTheMeanOverTheQueries) {
+  for (const int64_t window : {1, 3, 10, 11}) {
+    AttentionSpec spec;
+    spec.window = window;
+    double sum = 0; // of continuous time, in which a token has half of itself before it
+    for (int64_t token = 0; token < 10; ++token) {
+      sum += token < window ? static_cast<double>(token) + 0.5 : static_cast<double>(window);
+    }
+    EXPECT_DOUBLE_EQ(spec.attended_tokens(10), sum / 10) << window;
+  }
+  EXPECT_EQ(AttentionSpec().attended_tokens(10), 5);
 }
 
 } // namespace

@@ -7,9 +7,9 @@
 #include <cstdio>
 
 #include "trainer/models/ops/embedding.h"
+#include "trainer/models/ops/glu.h"
 #include "trainer/models/ops/rms_norm.h"
 #include "trainer/models/ops/rope.h"
-#include "trainer/models/ops/swiglu.h"
 
 namespace distill::models {
 namespace {
@@ -122,7 +122,7 @@ TEST_P(OpsSpeed, Rope) {
     k.push_back(parts[1]);
   }
   const at::Tensor angle = at::randn({kTokens, head_dim / 2}, bf16().dtype(at::kFloat));
-  const RopeAngles angles{angle.cos(), angle.sin()};
+  const RopeAngles angles{angle.cos(), angle.sin(), {}};
   const at::Tensor weight = at::randn({head_dim}, bf16());
   const double elements = static_cast<double>(kTokens) * (heads + kv_heads) * head_dim;
   report(
@@ -130,6 +130,14 @@ TEST_P(OpsSpeed, Rope) {
       [&](int i) {
         aten_rotate(q[i], angles);
         aten_rotate(k[i], angles);
+      });
+  const at::Tensor part = angle.narrow(1, 0, head_dim * 3 / 8);
+  const RopeAngles partial{part.cos(), part.sin(), {}}; // three quarters of a head
+  report(
+      "partial rope", 1.5 * elements, [&](int i) { rope_forward_(q[i], k[i], partial); },
+      [&](int i) {
+        aten_rotate(q[i].narrow(2, 0, head_dim * 3 / 4), partial);
+        aten_rotate(k[i].narrow(2, 0, head_dim * 3 / 4), partial);
       });
   const auto aten_norm = [&](const at::Tensor& x) {
     return std::get<0>(at::_fused_rms_norm(x.contiguous(), {head_dim}, weight, 1e-5));
@@ -158,26 +166,38 @@ TEST_P(OpsSpeed, Rope) {
       });
 }
 
-TEST_P(OpsSpeed, Swiglu) {
+TEST_P(OpsSpeed, Glu) {
   const int64_t ffn = GetParam().ffn;
   const double row = static_cast<double>(kTokens) * ffn;
   auto gate_up = sets({kTokens, 2 * ffn});
   auto dact = sets({kTokens, ffn});
   const auto halves = [&](int i) { return gate_up[i].chunk(2, 1); };
   report(
-      "swiglu", 3 * row, [&](int i) { swiglu_forward(gate_up[i]); },
+      "swiglu", 3 * row, [&](int i) { glu_forward(gate_up[i], Activation::kSwiGlu); },
       [&](int i) { at::silu(halves(i)[0]).mul_(halves(i)[1]); });
   report(
-      "swiglu backward + act", 6 * row, [&](int i) { swiglu_backward_(dact[i], gate_up[i], /*needs_act=*/true); },
-      [&](int i) {
-        const auto parts = halves(i);
-        at::Tensor result = at::empty_like(gate_up[i]);
-        at::Tensor gated = at::silu(parts[0]);
-        at::Tensor dgate = result.narrow(1, 0, ffn), dup = result.narrow(1, ffn, ffn);
-        at::mul_out(dup, dact[i], gated);
-        gated.mul_(parts[1]);
-        at::silu_backward_out(dgate, at::mul(dact[i], parts[1]), parts[0]);
-      });
+      "geglu", 3 * row, [&](int i) { glu_forward(gate_up[i], Activation::kGeGlu); },
+      [&](int i) { at::gelu(halves(i)[0], "tanh").mul_(halves(i)[1]); });
+  for (const Activation activation : {Activation::kSwiGlu, Activation::kGeGlu}) {
+    const bool gelu = activation == Activation::kGeGlu;
+    report(
+        gelu ? "geglu backward + act" : "swiglu backward + act", 6 * row,
+        [&](int i) { glu_backward_(dact[i], gate_up[i], activation, /*needs_act=*/true); },
+        [&](int i) {
+          const auto parts = halves(i);
+          at::Tensor result = at::empty_like(gate_up[i]);
+          at::Tensor gated = gelu ? at::gelu(parts[0], "tanh") : at::silu(parts[0]);
+          at::Tensor dgate = result.narrow(1, 0, ffn), dup = result.narrow(1, ffn, ffn);
+          at::mul_out(dup, dact[i], gated);
+          gated.mul_(parts[1]);
+          const at::Tensor dgated = at::mul(dact[i], parts[1]);
+          if (gelu) {
+            at::gelu_backward_out(dgate, dgated, parts[0], "tanh");
+          } else {
+            at::silu_backward_out(dgate, dgated, parts[0]);
+          }
+        });
+  }
 }
 
 TEST_P(OpsSpeed, EmbeddingBackward) {

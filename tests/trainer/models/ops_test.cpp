@@ -3,9 +3,9 @@
 #include "trainer/models/ops/attention.h"
 #include "trainer/models/ops/attention_math.h"
 #include "trainer/models/ops/embedding.h"
+#include "trainer/models/ops/glu.h"
 #include "trainer/models/ops/linear.h"
 #include "trainer/models/ops/rms_norm.h"
-#include "trainer/models/ops/swiglu.h"
 
 namespace distill::models {
 namespace {
@@ -15,7 +15,7 @@ constexpr double kExact = 1e-12; // fp64
 using LinearTest = DeviceTest;
 using RmsNormTest = DeviceTest;
 using RopeTest = DeviceTest;
-using SwigluTest = DeviceTest;
+using GluTest = DeviceTest;
 using EmbeddingTest = DeviceTest;
 
 TEST_F(LinearTest, GradientsMatchAutogradAndAccumulate) {
@@ -166,24 +166,73 @@ TEST_F(RopeTest, LinearScalingStretchesPositions) {
 
 TEST_F(RopeTest, AnglesFollowPositions) {
   const RopeTable table = make_rope_table({.dim = 8}, 10, test_device());
-  const RopeAngles angles = rope_angles(table, at::tensor({0, 3, 0, 9}, options(at::kLong)));
-  EXPECT_TRUE(at::equal(angles.cos_NR[1], table.cos_PR[3]));
-  EXPECT_TRUE(at::equal(angles.sin_NR[3], table.sin_PR[9]));
-  EXPECT_TRUE(at::equal(angles.cos_NR[2], at::ones({4}, options(at::kFloat))));
+  const SequenceInfo seq = packed_sequences(1, 14, std::vector<int64_t>{0, 4, 14}, test_device());
+  const RopeAngles angles = rope_angles(table, seq);
+  EXPECT_TRUE(at::equal(angles.cos_NR[3], table.cos_PR[3]));
+  EXPECT_TRUE(at::equal(angles.sin_NR[13], table.sin_PR[9]));
+  EXPECT_TRUE(at::equal(angles.cos_NR[4], at::ones({4}, options(at::kFloat))));
+  EXPECT_FALSE(angles.query_scale_N.defined());
 }
 
-TEST_F(SwigluTest, GradientsMatchAutograd) {
-  const at::Tensor gate_up = leaf(randn({5, 14}));
-  const at::Tensor dact = randn({5, 7});
-  const at::Tensor expected_act = reference_swiglu(gate_up);
-  const auto expected = reference_gradients(expected_act, dact, {gate_up});
-  EXPECT_LT(relative_error(swiglu_forward(gate_up.detach()), expected_act), kExact);
-  for (const bool needs_act : {true, false}) {
-    at::Tensor gradient = gate_up.detach().clone();
-    at::Tensor act = dact.clone();
-    swiglu_backward_(act, gradient, needs_act);
-    EXPECT_LT(relative_error(gradient, expected[0]), kExact);
-    EXPECT_LT(relative_error(act, needs_act ? expected_act : dact), kExact);
+// Reference values: transformers 5.17, ROPE_INIT_FUNCTIONS["yarn"], head_dim 16, theta 1e4, factor 8, original context
+// 64.
+TEST_F(RopeTest, YarnFrequenciesAreThoseOfTransformers) {
+  RopeSpec rope{
+      .theta = 10000.0, .dim = 16, .yarn = YarnRopeScaling{.factor = 8, .original_max_position_embeddings = 64}};
+  const auto expect = [&](const std::vector<double>& expected) {
+    const at::Tensor frequencies = rope_inverse_frequencies(rope).to(at::kDouble);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_NEAR(frequencies[static_cast<int64_t>(i)].item<double>() / expected[i], 1.0, 2e-7) << i;
+    }
+  };
+  expect(
+      {1.0, 0.2239946573972702, 0.0416666641831398, 0.0039528473280370235, 0.0012499999720603228,
+       0.00039528473280370235, 0.0001250000059371814, 3.9528473280370235e-05});
+  rope.yarn->truncate = false;
+  expect(
+      {1.0, 0.1789761483669281, 0.01319445762783289, 0.0039528473280370235, 0.0012499999720603228,
+       0.00039528473280370235, 0.0001250000059371814, 3.9528473280370235e-05});
+}
+
+TEST_F(RopeTest, ADocumentIsLongOrShortByItsOwnLength) {
+  const RopeSpec rope{.dim = 8, .longrope = LongRopeScaling{{1, 1, 2, 2}, {3, 4, 5, 6}, 4}, .attention_factor = 1.25};
+  const auto alone = [&](int64_t length) {
+    return rope_angles(make_rope_table(rope, length, test_device()), dense_sequences(1, length, test_device()));
+  };
+  const SequenceInfo seq = packed_sequences(1, 14, std::vector<int64_t>{0, 4, 14}, test_device());
+  const RopeAngles angles = rope_angles(make_rope_table(rope, 14, test_device()), seq);
+  EXPECT_TRUE(at::equal(angles.sin_NR.slice(0, 0, 4), alone(4).sin_NR));
+  EXPECT_TRUE(at::equal(angles.sin_NR.slice(0, 4), alone(10).sin_NR));
+  EXPECT_NEAR(alone(4).sin_NR[1][2].item<double>(), 1.25 * std::sin(0.01 / 2), 1e-7);
+  EXPECT_NEAR(alone(10).sin_NR[1][2].item<double>(), 1.25 * std::sin(0.01 / 5), 1e-7);
+}
+
+TEST_F(RopeTest, QueriesAreScaledBeyondTheOriginalContext) {
+  const RopeSpec rope{.dim = 8, .query_scaling = QueryScaling{0.5, 4}};
+  const auto scale = [&](int64_t length) {
+    return rope_angles(make_rope_table(rope, length, test_device()), dense_sequences(1, length, test_device()))
+        .query_scale_N;
+  };
+  EXPECT_FALSE(scale(4).defined());
+  EXPECT_EQ(scale(9)[3].item<double>(), 1);
+  EXPECT_NEAR(scale(9)[4].item<double>(), 1 + 0.5 * std::log(2), 1e-6);
+  EXPECT_NEAR(scale(9)[8].item<double>(), 1 + 0.5 * std::log(3), 1e-6);
+}
+
+TEST_F(GluTest, GradientsMatchAutograd) {
+  for (const Activation activation : {Activation::kSwiGlu, Activation::kGeGlu}) {
+    const at::Tensor gate_up = leaf(randn({5, 14}));
+    const at::Tensor dact = randn({5, 7});
+    const at::Tensor expected_act = reference_glu(gate_up, activation);
+    const auto expected = reference_gradients(expected_act, dact, {gate_up});
+    EXPECT_LT(relative_error(glu_forward(gate_up.detach(), activation), expected_act), kExact);
+    for (const bool needs_act : {true, false}) {
+      at::Tensor gradient = gate_up.detach().clone();
+      at::Tensor act = dact.clone();
+      glu_backward_(act, gradient, activation, needs_act);
+      EXPECT_LT(relative_error(gradient, expected[0]), kExact);
+      EXPECT_LT(relative_error(act, needs_act ? expected_act : dact), kExact);
+    }
   }
 }
 
@@ -196,6 +245,18 @@ TEST_F(EmbeddingTest, RepeatedTokensAddUp) {
   embedding_backward(tokens, dx, grad);
   EXPECT_TRUE(at::equal(embedding_forward(tokens, weight.detach()), weight.detach().index({tokens})));
   EXPECT_LT(relative_error(grad, expected[0] + 1), kExact);
+}
+
+// As transformers does it: sqrt(3072) is 55.5 in bf16.
+TEST_F(EmbeddingTest, AScaleIsRoundedToTheWeightsDtype) {
+  const at::Tensor tokens = at::tensor({3, 0, 3}, options(at::kLong));
+  const at::Tensor weight = randn({6, 5}, at::kBFloat16);
+  const double scale = std::sqrt(3072.0);
+  EXPECT_TRUE(at::equal(embedding_forward(tokens, weight, scale), weight.index({tokens}) * 55.5));
+  const at::Tensor dx = randn({3, 5}, at::kBFloat16);
+  at::Tensor grad = at::zeros({6, 5}, options(at::kFloat));
+  embedding_backward(tokens, dx, grad, scale);
+  EXPECT_TRUE(at::equal(grad[0], 55.5 * dx[1].to(at::kFloat)));
 }
 
 TEST_F(EmbeddingTest, LowPrecisionAddsInFp32AndRepeatsBitForBit) {
@@ -225,7 +286,13 @@ TEST_F(EmbeddingTest, TokensOutsideTheVocabularyAreRefused) {
 struct AttentionShape {
   int64_t heads, kv_heads, head_dim, batch, seq_len;
   std::vector<int64_t> boundaries; // empty: dense
+  std::optional<int64_t> window = {};
 };
+
+std::ostream& operator<<(std::ostream& out, const AttentionShape& shape) {
+  return out << shape.heads << " heads of " << shape.head_dim << ", " << shape.seq_len << " tokens, window "
+             << shape.window.value_or(0);
+}
 
 class AttentionTest : public DeviceTest {
  protected:
@@ -248,7 +315,7 @@ class AttentionTest : public DeviceTest {
     const at::Tensor qkv = randn({tokens, width}, dtype).mul_(1.5);
     const at::Tensor dout = randn({tokens, shape.heads * shape.head_dim}, dtype);
     const SequenceInfo seq = sequences(shape);
-    const double scale = 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
+    const AttentionOptions options{1.0 / std::sqrt(static_cast<double>(shape.head_dim)), shape.window};
     const auto views = [&](const at::Tensor& fused) {
       const auto parts = fused.unflatten(1, {shape.heads + 2 * shape.kv_heads, shape.head_dim})
                              .split_with_sizes({shape.heads, shape.kv_heads, shape.kv_heads}, 1);
@@ -258,18 +325,19 @@ class AttentionTest : public DeviceTest {
     const at::Tensor q = leaf(inputs[0].to(at::kDouble));
     const at::Tensor k = leaf(inputs[1].to(at::kDouble));
     const at::Tensor v = leaf(inputs[2].to(at::kDouble));
-    const at::Tensor expected_out = reference_attention(q, k, v, seq.segments_host);
+    const at::Tensor expected_out = reference_attention(q, k, v, seq.segments_host, options);
     const auto expected = reference_gradients(expected_out, dout.to(at::kDouble), {q, k, v});
 
     at::Tensor dqkv = at::full_like(qkv, std::numeric_limits<double>::quiet_NaN());
     auto grads = views(dqkv);
     AttentionResult result;
     if (math) {
-      result = attention_math_forward(inputs[0], inputs[1], inputs[2], seq, scale);
-      attention_math_backward(dout, inputs[0], inputs[1], inputs[2], result, seq, scale, grads[0], grads[1], grads[2]);
+      result = attention_math_forward(inputs[0], inputs[1], inputs[2], seq, options);
+      attention_math_backward(
+          dout, inputs[0], inputs[1], inputs[2], result, seq, options, grads[0], grads[1], grads[2]);
     } else {
-      result = attention_forward(inputs[0], inputs[1], inputs[2], seq, scale);
-      attention_backward(dout, inputs[0], inputs[1], inputs[2], result, seq, scale, grads[0], grads[1], grads[2]);
+      result = attention_forward(inputs[0], inputs[1], inputs[2], seq, options);
+      attention_backward(dout, inputs[0], inputs[1], inputs[2], result, seq, options, grads[0], grads[1], grads[2]);
     }
     constexpr double kUnit = 1.0; // a lone token's score has no gradient at all
     return {
@@ -287,6 +355,11 @@ class AttentionTest : public DeviceTest {
         {6, 2, 40, 1, 40, {0, 1, 18, 18, 40}},
         {4, 2, 64, 2, 130, {0, 100, 130, 131, 260}},
         {2, 1, 128, 1, 600, {0, 590, 600}},
+        {4, 2, 16, 2, 33, {}, 1},
+        {6, 2, 40, 2, 150, {}, 7},
+        {2, 1, 16, 1, 1100, {}, 520}, // queries and keys of several blocks
+        {4, 2, 256, 2, 130, {0, 100, 130, 131, 260}, 100}, // segments longer than, as long as and shorter than it
+        {2, 2, 64, 1, 600, {0, 590, 600}, 64},
     };
   }
 };
@@ -294,36 +367,36 @@ class AttentionTest : public DeviceTest {
 TEST_F(AttentionTest, ExactInFp64) {
   for (const AttentionShape& shape : shapes()) {
     const Errors error = errors(shape, at::kDouble, /*math=*/false);
-    EXPECT_LT(error.worst(), 1e-11) << shape.heads << " heads of " << shape.head_dim << ", " << shape.seq_len;
+    EXPECT_LT(error.worst(), 1e-11) << shape;
   }
 }
 
 TEST_F(AttentionTest, MathBackendIsExactInFp64) {
   for (const AttentionShape& shape : shapes()) {
     const Errors error = errors(shape, at::kDouble, /*math=*/true);
-    EXPECT_LT(error.worst(), 1e-11) << shape.heads << " heads of " << shape.head_dim << ", " << shape.seq_len;
+    EXPECT_LT(error.worst(), 1e-11) << shape;
   }
 }
 
 TEST_F(AttentionTest, CloseInFp32) {
   for (const AttentionShape& shape : shapes()) {
-    EXPECT_LT(errors(shape, at::kFloat, /*math=*/false).worst(), 1e-5) << shape.head_dim << ", " << shape.seq_len;
+    EXPECT_LT(errors(shape, at::kFloat, /*math=*/false).worst(), 1e-5) << shape;
   }
 }
 
 // bf16 rounds inputs of the products to 8 bits: about 2^-8 of the largest value.
 TEST_F(AttentionTest, CloseInLowPrecision) {
   for (const AttentionShape& shape : shapes()) {
-    EXPECT_LT(errors(shape, at::kBFloat16, /*math=*/false).worst(), 2e-2) << shape.head_dim << ", " << shape.seq_len;
-    EXPECT_LT(errors(shape, at::kHalf, /*math=*/false).worst(), 3e-3) << shape.head_dim << ", " << shape.seq_len;
+    EXPECT_LT(errors(shape, at::kBFloat16, /*math=*/false).worst(), 2e-2) << shape;
+    EXPECT_LT(errors(shape, at::kHalf, /*math=*/false).worst(), 3e-3) << shape;
   }
 }
 
 TEST_F(AttentionTest, InputsThatDoNotFitAreRefused) {
   const SequenceInfo seq = dense_sequences(1, 4, test_device());
-  EXPECT_THROW(attention_forward(randn({4, 3, 8}), randn({4, 2, 8}), randn({4, 2, 8}), seq, 0.25), c10::Error);
-  EXPECT_THROW(attention_forward(randn({5, 2, 8}), randn({5, 2, 8}), randn({5, 2, 8}), seq, 0.25), c10::Error);
-  EXPECT_THROW(attention_forward(randn({4, 2, 8}), randn({4, 2, 6}), randn({4, 2, 6}), seq, 0.25), c10::Error);
+  EXPECT_THROW(attention_forward(randn({4, 3, 8}), randn({4, 2, 8}), randn({4, 2, 8}), seq, {0.25}), c10::Error);
+  EXPECT_THROW(attention_forward(randn({5, 2, 8}), randn({5, 2, 8}), randn({5, 2, 8}), seq, {0.25}), c10::Error);
+  EXPECT_THROW(attention_forward(randn({4, 2, 8}), randn({4, 2, 6}), randn({4, 2, 6}), seq, {0.25}), c10::Error);
 }
 
 using SequenceTest = DeviceTest;

@@ -11,7 +11,8 @@ namespace distill::models {
 namespace {
 
 ModelConfig make_config(LayerKind kind = {}) {
-  kind.attention.qkv_bias = kind.attention.qk_norm = true;
+  kind.attention.qkv_bias = true;
+  kind.attention.qk_norm.emplace();
   ModelConfig config = llama_like(
       {.vocab = 37,
        .hidden = 64,
@@ -157,7 +158,7 @@ class Float8BlockTest : public PackedLayoutTest {
   // The block on random tokens with the config's float8 products.
   static at::Tensor forward(const ModelConfig& config, const at::Tensor& x_NH) {
     const SequenceInfo seq = dense_sequences(2, kTokens / 2, test_device());
-    const auto ropes = rope_angles(make_rope_tables(config.ropes, kTokens / 2, test_device()), seq.positions_N);
+    const auto ropes = rope_angles(make_rope_tables(config.ropes, kTokens / 2, test_device()), seq);
     const UnitLayout layout = packed(config);
     const at::Tensor flat = layout.packed() ? read(config, 0, layout.numel) : plain(config);
     return block_forward({config.layer(1), seq, ropes}, block_params(layout, flat), x_NH, /*saved=*/nullptr);
@@ -201,7 +202,7 @@ TEST_F(Float8BlockTest, AProductEqualsItsFormula) {
   const ModelConfig config = with_exceptions(make_config(with_norms_after()), {"qkv", "o", "down"});
   const at::Tensor x = randn({kTokens, 64}, compute_dtype());
   const SequenceInfo seq = dense_sequences(2, kTokens / 2, test_device());
-  const auto ropes = rope_angles(make_rope_tables(config.ropes, kTokens / 2, test_device()), seq.positions_N);
+  const auto ropes = rope_angles(make_rope_tables(config.ropes, kTokens / 2, test_device()), seq);
   const UnitLayout layout = packed(config);
   const at::Tensor bytes = read(config, 0, layout.numel);
   const BlockParams params = block_params(layout, bytes);

@@ -52,8 +52,8 @@ TEST_F(ProjectionTest, AFloat8WeightRoundsWhateverItsInputIs) {
   expect_near(multiply(float8, operand_of(float8, x)), multiply(exact, operand_of(exact, x)));
   expect_near(multiply(float8, operand_of(float8, input)), multiply(exact, operand_of(exact, again)));
   expect_near(
-      multiply_add(float8, operand_of_swiglu(float8, gate_up), residual),
-      multiply_add(exact, operand_of_swiglu(exact, gate_up), residual));
+      multiply_add(float8, operand_of_glu(float8, gate_up, Activation::kSwiGlu), residual),
+      multiply_add(exact, operand_of_glu(exact, gate_up, Activation::kSwiGlu), residual));
   const at::Tensor dy = randn({16, 32}, dtype);
   const Float8Rows powers = float8_rows(exact.weight_OI, {.power_of_two = true});
   expect_near(

@@ -12,7 +12,8 @@ namespace {
 
 models::ModelConfig tiny_config(bool tied) {
   models::LayerKind kind;
-  kind.attention.qkv_bias = kind.attention.qk_norm = true;
+  kind.attention.qkv_bias = true;
+  kind.attention.qk_norm.emplace();
   models::ModelConfig config = models::llama_like(
       {.vocab = 37,
        .hidden = 24,

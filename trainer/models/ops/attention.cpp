@@ -54,19 +54,20 @@ int64_t flash_max_seqlen(const SequenceInfo& seq) {
 }
 
 AttentionResult flash_forward(
-    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq, double scale) {
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq,
+    const AttentionOptions& options) {
   const auto [out, lse] = flash_attention(
-      pad_head_dim(q_NAD), pad_head_dim(k_NKD), pad_head_dim(v_NKD), seq.cu_seqlens, flash_max_seqlen(seq), scale);
+      pad_head_dim(q_NAD), pad_head_dim(k_NKD), pad_head_dim(v_NKD), seq.cu_seqlens, flash_max_seqlen(seq), options);
   return {out.narrow(2, 0, q_NAD.size(2)).reshape({q_NAD.size(0), -1}), lse};
 }
 
 Gradients flash_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& saved, const SequenceInfo& seq, double scale) {
+    const AttentionResult& saved, const SequenceInfo& seq, const AttentionOptions& options) {
   const int64_t head_dim = q_NAD.size(2);
   const auto [dq, dk, dv] = flash_attention_backward(
       pad_head_dim(dout_NQ.reshape(q_NAD.sizes())), pad_head_dim(q_NAD), pad_head_dim(k_NKD), pad_head_dim(v_NKD),
-      pad_head_dim(saved.out_NQ.view(q_NAD.sizes())), saved.lse, seq.cu_seqlens, flash_max_seqlen(seq), scale);
+      pad_head_dim(saved.out_NQ.view(q_NAD.sizes())), saved.lse, seq.cu_seqlens, flash_max_seqlen(seq), options);
   return {dq.narrow(2, 0, head_dim), dk.narrow(2, 0, head_dim), dv.narrow(2, 0, head_dim)};
 }
 
@@ -160,39 +161,51 @@ void check_inputs(const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Te
       "attention: segments from 0 to ", q_NAD.size(0), " are expected");
 }
 
+// The options without a window that no segment is longer than.
+AttentionOptions effective(AttentionOptions options, const SequenceInfo& seq) {
+  if (options.window && *options.window >= seq.max_seqlen) {
+    options.window.reset();
+  }
+  return options;
+}
+
 } // namespace
 
 AttentionResult attention_forward(
-    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq, double scale) {
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq,
+    const AttentionOptions& given) {
   check_inputs(q_NAD, k_NKD, v_NKD, seq);
-  switch (attention_backend(q_NAD, seq)) {
+  const AttentionOptions options = effective(given, seq);
+  switch (attention_backend(q_NAD, seq, options)) {
     case AttentionBackend::kCudnn:
-      return cudnn_forward(q_NAD, k_NKD, v_NKD, seq, scale);
+      return cudnn_forward(q_NAD, k_NKD, v_NKD, seq, options.scale);
     case AttentionBackend::kFlash:
-      return flash_forward(q_NAD, k_NKD, v_NKD, seq, scale);
+      return flash_forward(q_NAD, k_NKD, v_NKD, seq, options);
     case AttentionBackend::kCpuFlash:
-      return cpu_forward(q_NAD, k_NKD, v_NKD, seq, scale);
+      return cpu_forward(q_NAD, k_NKD, v_NKD, seq, options.scale);
     case AttentionBackend::kMath:
       break;
   }
-  return attention_math_forward(q_NAD, k_NKD, v_NKD, seq, scale);
+  return attention_math_forward(q_NAD, k_NKD, v_NKD, seq, options);
 }
 
 void attention_backward(
     const at::Tensor& dout_NQ, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const AttentionResult& saved, const SequenceInfo& seq, double scale, at::Tensor& dq_NAD, at::Tensor& dk_NKD,
-    at::Tensor& dv_NKD, const RopeAngles* rope) {
+    const AttentionResult& saved, const SequenceInfo& seq, const AttentionOptions& given, at::Tensor& dq_NAD,
+    at::Tensor& dk_NKD, at::Tensor& dv_NKD, const RopeAngles* rope) {
   check_inputs(q_NAD, k_NKD, v_NKD, seq);
-  switch (attention_backend(q_NAD, seq)) {
+  const AttentionOptions options = effective(given, seq);
+  switch (attention_backend(q_NAD, seq, options)) {
     case AttentionBackend::kCudnn:
-      return store(cudnn_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, scale), rope, dq_NAD, dk_NKD, dv_NKD);
+      return store(
+          cudnn_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, options.scale), rope, dq_NAD, dk_NKD, dv_NKD);
     case AttentionBackend::kFlash:
-      return store(flash_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, scale), rope, dq_NAD, dk_NKD, dv_NKD);
+      return store(flash_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, options), rope, dq_NAD, dk_NKD, dv_NKD);
     case AttentionBackend::kCpuFlash:
-      cpu_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, scale, dq_NAD, dk_NKD, dv_NKD);
+      cpu_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, options.scale, dq_NAD, dk_NKD, dv_NKD);
       break;
     case AttentionBackend::kMath:
-      attention_math_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, scale, dq_NAD, dk_NKD, dv_NKD);
+      attention_math_backward(dout_NQ, q_NAD, k_NKD, v_NKD, saved, seq, options, dq_NAD, dk_NKD, dv_NKD);
       break;
   }
   if (rope != nullptr) {

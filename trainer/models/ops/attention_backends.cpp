@@ -49,20 +49,25 @@ struct CpuTiles {
         keys(std::min<int64_t>(length, 512)) {}
 };
 
+// FlashAttention-2 counts the tokens before a token; the token itself is always seen.
+std::optional<int64_t> window_left(const AttentionOptions& options) {
+  return options.window ? std::optional(*options.window - 1) : std::nullopt;
+}
+
 } // namespace
 
-AttentionBackend attention_backend(const at::Tensor& q_NAD, const SequenceInfo& seq) {
+AttentionBackend attention_backend(const at::Tensor& q_NAD, const SequenceInfo& seq, const AttentionOptions& options) {
   const int64_t head_dim = q_NAD.size(2);
   const bool half = q_NAD.scalar_type() == at::kBFloat16 || q_NAD.scalar_type() == at::kHalf;
   if (device::runs_on_cpu(q_NAD)) {
-    return AttentionBackend::kCpuFlash;
+    return options.window ? AttentionBackend::kMath : AttentionBackend::kCpuFlash;
   }
   if (!device::runs_on_cuda(q_NAD) || !half || head_dim > kFlashMaxHeadDim) {
     return AttentionBackend::kMath;
   }
   // cuDNN's backward pass adds with atomics.
   const bool deterministic = at::globalContext().deterministicAlgorithms();
-  if (!seq.packed && !deterministic && head_dim % 8 == 0 && head_dim <= kCudnnMaxHeadDim &&
+  if (!seq.packed && !options.window && !deterministic && head_dim % 8 == 0 && head_dim <= kCudnnMaxHeadDim &&
       seq.seq_len >= kCudnnMinLength) {
     return AttentionBackend::kCudnn;
   }
@@ -99,20 +104,21 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn_attention_backward(
 
 std::tuple<at::Tensor, at::Tensor> flash_attention(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const at::Tensor& cu_seqlens,
-    int64_t max_seqlen, double scale) {
+    int64_t max_seqlen, const AttentionOptions& options) {
   if (q_NAD.is_meta()) {
     at::Tensor out = at::empty(q_NAD.sizes(), q_NAD.options());
     return {std::move(out), floats({q_NAD.size(1), q_NAD.size(0)}, q_NAD)};
   }
   const auto result = at::_flash_attention_forward(
       q_NAD, k_NKD, v_NKD, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, /*dropout_p=*/0.0, /*is_causal=*/true,
-      /*return_debug_mask=*/false, scale);
+      /*return_debug_mask=*/false, options.scale, window_left(options), /*window_size_right=*/std::nullopt);
   return {std::get<0>(result), std::get<1>(result)};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_attention_backward(
     const at::Tensor& dout_NAD, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const at::Tensor& out_NAD, const at::Tensor& lse, const at::Tensor& cu_seqlens, int64_t max_seqlen, double scale) {
+    const at::Tensor& out_NAD, const at::Tensor& lse, const at::Tensor& cu_seqlens, int64_t max_seqlen,
+    const AttentionOptions& options) {
   if (q_NAD.is_meta()) {
     const auto like = [](const at::Tensor& x) { return at::empty(x.sizes(), x.options()); };
     std::tuple gradients{like(q_NAD), like(k_NKD), like(v_NKD)};
@@ -128,7 +134,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_attention_backward(
   const at::Tensor unused = at::empty({}, q_NAD.options().dtype(at::kUInt64));
   return at::_flash_attention_backward(
       dout_NAD, q_NAD, k_NKD, v_NKD, out_NAD, lse, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, /*dropout_p=*/0.0,
-      /*is_causal=*/true, rng_state, unused, scale);
+      /*is_causal=*/true, rng_state, unused, options.scale, window_left(options), /*window_size_right=*/std::nullopt);
 }
 
 std::tuple<at::Tensor, at::Tensor> cpu_attention(

@@ -4,6 +4,7 @@
 
 #include <tuple>
 
+#include "trainer/models/ops/attention.h"
 #include "trainer/models/sequence.h"
 
 // The libraries behind attention.h: the choice of the one that handles an input, and the calls to it. None of them has
@@ -18,7 +19,7 @@ enum class AttentionBackend {
   kMath, // matrix products and an exact softmax: attention_math.h
 };
 
-AttentionBackend attention_backend(const at::Tensor& q_NAD, const SequenceInfo& seq);
+AttentionBackend attention_backend(const at::Tensor& q_NAD, const SequenceInfo& seq, const AttentionOptions& options);
 
 // Causal attention over whole rows, [B, heads, S, D] as views of [B, S, heads, D]. Returns the output, laid out like q,
 // and the log-sum-exp of the scores, fp32.
@@ -32,10 +33,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn_attention_backward(
 // Causal attention within the segments of cu_seqlens, [N, heads, D].
 std::tuple<at::Tensor, at::Tensor> flash_attention(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const at::Tensor& cu_seqlens,
-    int64_t max_seqlen, double scale);
+    int64_t max_seqlen, const AttentionOptions& options);
 std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_attention_backward(
     const at::Tensor& dout_NAD, const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD,
-    const at::Tensor& out_NAD, const at::Tensor& lse, const at::Tensor& cu_seqlens, int64_t max_seqlen, double scale);
+    const at::Tensor& out_NAD, const at::Tensor& lse, const at::Tensor& cu_seqlens, int64_t max_seqlen,
+    const AttentionOptions& options);
 
 // Causal attention over whole rows, [B, heads, S, D].
 std::tuple<at::Tensor, at::Tensor> cpu_attention(

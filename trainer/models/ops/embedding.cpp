@@ -19,8 +19,13 @@ std::tuple<at::Tensor, at::Tensor> sort_tokens(const at::Tensor& tokens_N) {
   return sorted;
 }
 
+// The factor by which embeddings in `dtype` are multiplied: in fp32 first, as transformers keeps it.
+double rounded_scale(double scale, at::ScalarType dtype) {
+  return at::scalar_tensor(static_cast<float>(scale), dtype).item<double>();
+}
+
 template <typename T, typename G>
-void backward_cpu(const at::Tensor& tokens_N, const at::Tensor& dx_NH, at::Tensor& grad_VH) {
+void backward_cpu(const at::Tensor& tokens_N, const at::Tensor& dx_NH, at::Tensor& grad_VH, double scale) {
   const auto [sorted, order] = sort_tokens(tokens_N);
   const int64_t* token = sorted.template const_data_ptr<int64_t>();
   const int64_t* source = order.template const_data_ptr<int64_t>();
@@ -41,14 +46,14 @@ void backward_cpu(const at::Tensor& tokens_N, const at::Tensor& dx_NH, at::Tenso
       for (int64_t n = starts[run]; n < starts[run + 1]; ++n) {
         const T* values = dx + source[n] * size;
         for (int64_t h = 0; h < size; ++h) {
-          row[h] += static_cast<G>(values[h]);
+          row[h] += static_cast<G>(scale) * static_cast<G>(values[h]);
         }
       }
     }
   });
 }
 
-void backward_cuda(const at::Tensor& tokens_N, const at::Tensor& dx_NH, at::Tensor& grad_VH) {
+void backward_cuda(const at::Tensor& tokens_N, const at::Tensor& dx_NH, at::Tensor& grad_VH, double scale) {
   const at::ScalarType expected = dx_NH.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   TORCH_CHECK(
       grad_VH.scalar_type() == expected, "embedding_backward: a gradient of dtype ", expected, " is expected, found ",
@@ -63,17 +68,20 @@ void backward_cuda(const at::Tensor& tokens_N, const at::Tensor& dx_NH, at::Tens
   args.tokens = dx_NH.size(0);
   args.hidden = dx_NH.size(1);
   args.vocab = grad_VH.size(0);
+  args.scale = scale;
   args.type = element_type(dx_NH.scalar_type());
   run_kernel("embedding_backward", launch_embedding_backward, args, dx_NH.device());
 }
 
 } // namespace
 
-at::Tensor embedding_forward(const at::Tensor& tokens_N, const at::Tensor& weight_VH) {
-  return weight_VH.index_select(0, tokens_N);
+at::Tensor embedding_forward(const at::Tensor& tokens_N, const at::Tensor& weight_VH, double scale) {
+  at::Tensor x_NH = weight_VH.index_select(0, tokens_N);
+  return scale == 1 ? x_NH : x_NH.mul_(rounded_scale(scale, weight_VH.scalar_type()));
 }
 
-void embedding_backward(const at::Tensor& tokens_N, const at::Tensor& dx_in, at::Tensor& grad_VH) {
+void embedding_backward(
+    const at::Tensor& tokens_N, const at::Tensor& dx_in, at::Tensor& grad_VH, double unrounded_scale) {
   if (!grad_VH.defined() || tokens_N.numel() == 0) {
     return;
   }
@@ -82,8 +90,9 @@ void embedding_backward(const at::Tensor& tokens_N, const at::Tensor& dx_in, at:
       "embedding_backward: dx [", tokens_N.numel(), ", ", grad_VH.size(1), "] is expected, found ", dx_in.sizes());
   TORCH_CHECK(grad_VH.stride(1) == 1, "embedding_backward: rows of the gradient must be contiguous");
   const at::Tensor dx_NH = dx_in.contiguous();
+  const double scale = rounded_scale(unrounded_scale, dx_NH.scalar_type());
   if (device::runs_on_cuda(grad_VH)) {
-    backward_cuda(tokens_N, dx_NH, grad_VH);
+    backward_cuda(tokens_N, dx_NH, grad_VH, scale);
     return;
   }
   if (tokens_N.is_meta()) {
@@ -95,9 +104,9 @@ void embedding_backward(const at::Tensor& tokens_N, const at::Tensor& dx_in, at:
       "embedding_backward: token ids in [0, ", grad_VH.size(0), ") are expected");
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dx_NH.scalar_type(), "embedding_backward", [&] {
     if (grad_VH.scalar_type() == at::kDouble) {
-      backward_cpu<scalar_t, double>(tokens_N, dx_NH, grad_VH);
+      backward_cpu<scalar_t, double>(tokens_N, dx_NH, grad_VH, scale);
     } else {
-      backward_cpu<scalar_t, float>(tokens_N, dx_NH, grad_VH);
+      backward_cpu<scalar_t, float>(tokens_N, dx_NH, grad_VH, scale);
     }
   });
 }

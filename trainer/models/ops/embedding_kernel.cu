@@ -56,7 +56,7 @@ __global__ __launch_bounds__(kThreads) void embedding_backward(
   acc_t* grad = static_cast<acc_t*>(args.grad) + token * args.grad_stride + column;
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    grad[i] += sums[i];
+    grad[i] += static_cast<acc_t>(args.scale) * sums[i];
   }
 }
 

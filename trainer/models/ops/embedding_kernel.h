@@ -15,10 +15,11 @@ struct EmbeddingBackwardArgs {
   int64_t tokens; // N
   int64_t hidden; // H
   int64_t vocab; // V; a token id outside [0, V) stops the kernel with a trap
+  double scale; // rows are multiplied by it
   ElementType type; // of dx
 };
 
-// grad[token] += sum of the token's rows, in the order of `order`, without atomics.
+// grad[token] += scale * sum of the token's rows, in the order of `order`, without atomics.
 const char* launch_embedding_backward(const EmbeddingBackwardArgs& args, CUstream_st* stream);
 
 } // namespace distill::models

@@ -9,7 +9,7 @@
 // so that nothing overflows. In a product x W^T a row of x is a token and a row of W is an output, so that both scales
 // are factors of the result.
 //
-// rms_norm.h and swiglu.h have ops that give their result in this form, in one pass on CUDA.
+// rms_norm.h and glu.h have ops that give their result in this form, in one pass on CUDA.
 //
 // A weight that is trained has scales that are powers of two. The same values then serve both of its products: x W^T,
 // and dy W, whose operand is dy times the weight's scales, which changes no mantissa.

@@ -1,7 +1,7 @@
 #include "trainer/models/ops/float8_kernel.h"
 
 #include "trainer/models/ops/float8.cuh"
-#include "trainer/models/ops/swiglu.cuh"
+#include "trainer/models/ops/glu.cuh"
 
 namespace distill::models {
 
@@ -43,18 +43,23 @@ struct ScaledRow {
   }
 };
 
-template <typename T, int V>
-struct SwigluRow {
+template <GluActivation kActivation, typename T, int V>
+struct GluRow {
   using Values = Pack<T, V>;
   const T* gate;
   const T* up;
 
-  __device__ SwigluRow(const Float8RowsArgs& args, int64_t row)
+  __device__ GluRow(const Float8RowsArgs& args, int64_t row)
       : gate(static_cast<const T*>(args.x) + row * 2 * args.columns), up(gate + args.columns) {}
   __device__ __forceinline__ Values operator()(int64_t at) const {
-    return swiglu_pack(load_pack<T, V>(gate + at), load_pack<T, V>(up + at));
+    return glu_pack<kActivation>(load_pack<T, V>(gate + at), load_pack<T, V>(up + at));
   }
 };
+
+template <typename T, int V>
+using SwigluRow = GluRow<GluActivation::kSilu, T, V>;
+template <typename T, int V>
+using GegluRow = GluRow<GluActivation::kGelu, T, V>;
 
 // Adds what a block's sampled rows lost to args.counts. All threads of the block call it.
 __device__ void add_losses(const Float8RowsArgs& args, int64_t row, unsigned lost) {
@@ -165,6 +170,10 @@ const char* launch_float8_rows(const Float8RowsArgs& args, CUstream_st* stream) 
 
 const char* launch_float8_swiglu(const Float8RowsArgs& args, CUstream_st* stream) {
   return launch<SwigluRow>(args, stream);
+}
+
+const char* launch_float8_geglu(const Float8RowsArgs& args, CUstream_st* stream) {
+  return launch<GegluRow>(args, stream);
 }
 
 } // namespace distill::models

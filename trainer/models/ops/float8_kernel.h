@@ -9,23 +9,24 @@
 namespace distill::models {
 
 struct Float8RowsArgs {
-  const void* x; // [R, C] contiguous; SwiGLU: [R, 2C], the gate in columns [0, C)
+  const void* x; // [R, C] contiguous; GLU: [R, 2C], the gate in columns [0, C)
   void* values; // [R, C] e4m3, contiguous
   float* scale; // [R]
   int64_t rows; // R
   int64_t columns; // C
   ElementType type; // of x
   bool power_of_two; // scales are rounded up to powers of two
-  const float* factor; // [C]: x * factor is rounded; null: x. Not for SwiGLU
+  const float* factor; // [C]: x * factor is rounded; null: x. Not for GLU
   int64_t* counts; // [3] as Float8Count, added to; null: not counted
 };
 
 // values = e4m3(x / scale).
 const char* launch_float8_rows(const Float8RowsArgs& args, CUstream_st* stream);
 
-// Rounds silu(gate) * up in the same way, after it was rounded to `type`, as swiglu_forward does. It takes one pass
-// over memory.
+// Rounds silu(gate) * up or gelu(gate) * up in the same way, after it was rounded to `type`, as glu_forward does. It
+// takes one pass over memory.
 const char* launch_float8_swiglu(const Float8RowsArgs& args, CUstream_st* stream);
+const char* launch_float8_geglu(const Float8RowsArgs& args, CUstream_st* stream);
 
 constexpr int64_t kTransposeUnit = 4; // sizes are multiples of it
 

@@ -6,7 +6,7 @@
 
 namespace distill::models {
 
-// `x`: contiguous, [R, C], or [R, 2C] for SwiGLU. `out`: [R, C], contiguous.
+// `x`: contiguous, [R, C], or [R, 2C] for GLU. `out`: [R, C], contiguous.
 inline Float8RowsArgs float8_rows_args(const at::Tensor& x, const Float8Rows& out, const Float8Rounding& rounding) {
   return {
       .x = x.const_data_ptr(),

@@ -1,9 +1,9 @@
 #include "trainer/models/ops/embedding_kernel.h"
 #include "trainer/models/ops/float8_kernel.h"
+#include "trainer/models/ops/glu_kernel.h"
 #include "trainer/models/ops/normal_kernel.h"
 #include "trainer/models/ops/rms_norm_kernel.h"
 #include "trainer/models/ops/rope_kernel.h"
-#include "trainer/models/ops/swiglu_kernel.h"
 
 namespace distill::models {
 namespace {
@@ -36,11 +36,11 @@ const char* launch_norm_rope(const RopeArgs&, CUstream_st*) {
   return kNoKernels;
 }
 
-const char* launch_swiglu_forward(const SwigluArgs&, CUstream_st*) {
+const char* launch_glu_forward(const GluArgs&, CUstream_st*) {
   return kNoKernels;
 }
 
-const char* launch_swiglu_backward(const SwigluBackwardArgs&, CUstream_st*) {
+const char* launch_glu_backward(const GluBackwardArgs&, CUstream_st*) {
   return kNoKernels;
 }
 
@@ -49,6 +49,10 @@ const char* launch_float8_rows(const Float8RowsArgs&, CUstream_st*) {
 }
 
 const char* launch_float8_swiglu(const Float8RowsArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_float8_geglu(const Float8RowsArgs&, CUstream_st*) {
   return kNoKernels;
 }
 

@@ -43,14 +43,16 @@ acc_t row_sum(int64_t size, const F& term) {
 }
 
 template <typename T, typename acc_t>
-void apply_row(const T* x, const T* weight, acc_t rstd, T* y, int64_t size) {
+void apply_row(const T* x, const T* weight, acc_t offset, acc_t rstd, T* y, int64_t size) {
   for (int64_t h = 0; h < size; ++h) {
-    y[h] = static_cast<T>(static_cast<acc_t>(x[h]) * rstd * static_cast<acc_t>(weight[h]));
+    y[h] = static_cast<T>(static_cast<acc_t>(x[h]) * rstd * (static_cast<acc_t>(weight[h]) + offset));
   }
 }
 
 template <typename T>
-void forward_cpu(const at::Tensor& x_NH, const at::Tensor& weight_H, double eps, at::Tensor& y_NH, at::Tensor& rstd_N) {
+void forward_cpu(
+    const at::Tensor& x_NH, const at::Tensor& weight_H, double eps, double offset, at::Tensor& y_NH,
+    at::Tensor& rstd_N) {
   using acc_t = at::opmath_type<T>;
   const int64_t size = x_NH.size(1);
   const T* x = x_NH.const_data_ptr<T>();
@@ -65,7 +67,7 @@ void forward_cpu(const at::Tensor& x_NH, const at::Tensor& weight_H, double eps,
         return value * value;
       });
       rstd[n] = acc_t(1) / std::sqrt(squares / static_cast<acc_t>(size) + static_cast<acc_t>(eps));
-      apply_row(row, weight, rstd[n], y + n * size, size);
+      apply_row(row, weight, static_cast<acc_t>(offset), rstd[n], y + n * size, size);
     }
   });
 }
@@ -73,8 +75,9 @@ void forward_cpu(const at::Tensor& x_NH, const at::Tensor& weight_H, double eps,
 template <typename T>
 void backward_input_cpu(
     const at::Tensor& dy_NH, const at::Tensor& x_NH, const at::Tensor& rstd_N, const at::Tensor& weight_H,
-    const T* dresidual, at::Tensor& dx_NH) {
+    double weight_offset, const T* dresidual, at::Tensor& dx_NH) {
   using acc_t = at::opmath_type<T>;
+  const auto offset = static_cast<acc_t>(weight_offset);
   const int64_t size = x_NH.size(1);
   const T* weight = weight_H.const_data_ptr<T>();
   const acc_t* rstd = rstd_N.const_data_ptr<acc_t>();
@@ -87,13 +90,13 @@ void backward_input_cpu(
       const T* x = x_all + n * size;
       T* dx = dx_all + n * size;
       const acc_t dot = row_sum<acc_t>(size, [&](int64_t h) {
-        return static_cast<acc_t>(dy[h]) * static_cast<acc_t>(weight[h]) * static_cast<acc_t>(x[h]);
+        return static_cast<acc_t>(dy[h]) * (static_cast<acc_t>(weight[h]) + offset) * static_cast<acc_t>(x[h]);
       });
       const acc_t scale = dot * rstd[n] * rstd[n] * rstd[n] / static_cast<acc_t>(size);
       const T* residual = dresidual ? dresidual + n * size : nullptr;
       for (int64_t h = 0; h < size; ++h) {
-        acc_t value =
-            rstd[n] * static_cast<acc_t>(weight[h]) * static_cast<acc_t>(dy[h]) - scale * static_cast<acc_t>(x[h]);
+        acc_t value = rstd[n] * (static_cast<acc_t>(weight[h]) + offset) * static_cast<acc_t>(dy[h]) -
+            scale * static_cast<acc_t>(x[h]);
         if (residual) {
           value += static_cast<acc_t>(residual[h]);
         }
@@ -169,7 +172,7 @@ at::Tensor empty_rstd(const at::Tensor& x_NH) {
 }
 
 RmsNormResult empty_result(const at::Tensor& x_NH) {
-  return {at::empty_like(x_NH), empty_rstd(x_NH)};
+  return {at::empty(x_NH.sizes(), x_NH.options()), empty_rstd(x_NH)};
 }
 
 Float8RmsNormResult empty_float8_result(const at::Tensor& x_NH) {
@@ -177,13 +180,15 @@ Float8RmsNormResult empty_float8_result(const at::Tensor& x_NH) {
 }
 
 // Sets all arguments but the results and the residual.
-RmsNormArgs kernel_args(const at::Tensor& x_NH, const at::Tensor& weight_H, double eps) {
+RmsNormArgs kernel_args(const at::Tensor& x_NH, const at::Tensor& weight_H, double eps, double offset) {
   RmsNormArgs args{};
   args.x = x_NH.const_data_ptr();
   args.weight = weight_H.const_data_ptr();
   args.rows = x_NH.size(0);
   args.hidden = x_NH.size(1);
+  args.x_stride = x_NH.stride(0);
   args.eps = eps;
+  args.offset = offset;
   args.type = element_type(x_NH.scalar_type());
   return args;
 }
@@ -235,38 +240,40 @@ void backward_cuda(
 
 } // namespace
 
-RmsNormResult rms_norm_forward(const at::Tensor& x_in, const at::Tensor& weight_in, double eps) {
+RmsNormResult rms_norm_forward(const at::Tensor& x_in, const at::Tensor& weight_in, double eps, double offset) {
   check_input(x_in, weight_in);
-  const at::Tensor x_NH = x_in.contiguous();
+  const bool reads_strides = device::runs_on_cuda(x_in) && x_in.stride(1) == 1;
+  const at::Tensor x_NH = reads_strides ? x_in : x_in.contiguous();
   const at::Tensor weight_H = weight_in.contiguous();
   RmsNormResult result = empty_result(x_NH);
   if (x_NH.numel() == 0) {
     return result;
   }
   if (device::runs_on_cuda(x_NH)) {
-    RmsNormArgs args = kernel_args(x_NH, weight_H, eps);
+    RmsNormArgs args = kernel_args(x_NH, weight_H, eps, offset);
     args.y = result.y_NH.mutable_data_ptr();
     args.rstd = result.rstd_N.mutable_data_ptr();
     run_kernel("rms_norm_forward", launch_rms_norm_forward, args, x_NH.device());
     return result;
   }
-  DISTILL_DISPATCH(
-      x_NH, "rms_norm_forward", [&] { forward_cpu<scalar_t>(x_NH, weight_H, eps, result.y_NH, result.rstd_N); });
+  DISTILL_DISPATCH(x_NH, "rms_norm_forward", [&] {
+    forward_cpu<scalar_t>(x_NH, weight_H, eps, offset, result.y_NH, result.rstd_N);
+  });
   return result;
 }
 
 RmsNormResult add_rms_norm_forward_(
-    at::Tensor& x_NH, const at::Tensor& residual_in, const at::Tensor& weight_in, double eps) {
+    at::Tensor& x_NH, const at::Tensor& residual_in, const at::Tensor& weight_in, double eps, double offset) {
   check_input(x_NH, weight_in);
   check_like_input(residual_in, x_NH);
   if (!device::runs_on_cuda(x_NH) || x_NH.numel() == 0) {
-    return rms_norm_forward(x_NH.add_(residual_in), weight_in, eps);
+    return rms_norm_forward(x_NH.add_(residual_in), weight_in, eps, offset);
   }
   TORCH_CHECK(x_NH.is_contiguous(), "rms_norm: an input that is added to must be contiguous");
   const at::Tensor residual_NH = residual_in.contiguous();
   const at::Tensor weight_H = weight_in.contiguous();
   RmsNormResult result = empty_result(x_NH);
-  RmsNormArgs args = kernel_args(x_NH, weight_H, eps);
+  RmsNormArgs args = kernel_args(x_NH, weight_H, eps, offset);
   args.residual = residual_NH.const_data_ptr();
   args.sum = x_NH.mutable_data_ptr();
   args.y = result.y_NH.mutable_data_ptr();
@@ -275,33 +282,34 @@ RmsNormResult add_rms_norm_forward_(
   return result;
 }
 
-Float8RmsNormResult rms_norm_forward_float8(const at::Tensor& x_in, const at::Tensor& weight_in, double eps) {
+Float8RmsNormResult rms_norm_forward_float8(
+    const at::Tensor& x_in, const at::Tensor& weight_in, double eps, double offset) {
   if (!device::runs_on_cuda(x_in) || x_in.numel() == 0) {
-    RmsNormResult norm = rms_norm_forward(x_in, weight_in, eps);
+    RmsNormResult norm = rms_norm_forward(x_in, weight_in, eps, offset);
     return {float8_rows(norm.y_NH), std::move(norm.rstd_N)};
   }
   check_input(x_in, weight_in);
   const at::Tensor x_NH = x_in.contiguous();
   const at::Tensor weight_H = weight_in.contiguous();
   Float8RmsNormResult result = empty_float8_result(x_NH);
-  RmsNormArgs args = kernel_args(x_NH, weight_H, eps);
+  RmsNormArgs args = kernel_args(x_NH, weight_H, eps, offset);
   set_float8_result(args, result);
   run_kernel("rms_norm_forward_float8", launch_rms_norm_forward, args, x_NH.device());
   return result;
 }
 
 Float8RmsNormResult add_rms_norm_forward_float8_(
-    at::Tensor& x_NH, const at::Tensor& residual_in, const at::Tensor& weight_in, double eps) {
+    at::Tensor& x_NH, const at::Tensor& residual_in, const at::Tensor& weight_in, double eps, double offset) {
   check_input(x_NH, weight_in);
   check_like_input(residual_in, x_NH);
   if (!device::runs_on_cuda(x_NH) || x_NH.numel() == 0) {
-    return rms_norm_forward_float8(x_NH.add_(residual_in), weight_in, eps);
+    return rms_norm_forward_float8(x_NH.add_(residual_in), weight_in, eps, offset);
   }
   TORCH_CHECK(x_NH.is_contiguous(), "rms_norm: an input that is added to must be contiguous");
   const at::Tensor residual_NH = residual_in.contiguous();
   const at::Tensor weight_H = weight_in.contiguous();
   Float8RmsNormResult result = empty_float8_result(x_NH);
-  RmsNormArgs args = kernel_args(x_NH, weight_H, eps);
+  RmsNormArgs args = kernel_args(x_NH, weight_H, eps, offset);
   args.residual = residual_NH.const_data_ptr();
   args.sum = x_NH.mutable_data_ptr();
   set_float8_result(args, result);
@@ -309,7 +317,8 @@ Float8RmsNormResult add_rms_norm_forward_float8_(
   return result;
 }
 
-at::Tensor rms_norm_apply(const at::Tensor& x_in, const at::Tensor& rstd_N, const at::Tensor& weight_in) {
+at::Tensor rms_norm_apply(
+    const at::Tensor& x_in, const at::Tensor& rstd_N, const at::Tensor& weight_in, double offset) {
   check_input(x_in, weight_in);
   check_rstd(rstd_N, x_in, x_in.size(0));
   const at::Tensor x_NH = x_in.contiguous();
@@ -319,7 +328,7 @@ at::Tensor rms_norm_apply(const at::Tensor& x_in, const at::Tensor& rstd_N, cons
     return y_NH;
   }
   if (device::runs_on_cuda(x_NH)) {
-    RmsNormArgs args = kernel_args(x_NH, weight_H, /*eps=*/0);
+    RmsNormArgs args = kernel_args(x_NH, weight_H, /*eps=*/0, offset);
     args.y = y_NH.mutable_data_ptr();
     args.rstd = const_cast<void*>(rstd_N.const_data_ptr()); // this kernel only reads it
     run_kernel("rms_norm_apply", launch_rms_norm_apply, args, x_NH.device());
@@ -334,7 +343,7 @@ at::Tensor rms_norm_apply(const at::Tensor& x_in, const at::Tensor& rstd_N, cons
     scalar_t* y = y_NH.mutable_data_ptr<scalar_t>();
     at::parallel_for(0, x_NH.size(0), kRowsPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; ++n) {
-        apply_row(x + n * size, weight, rstd[n], y + n * size, size);
+        apply_row(x + n * size, weight, static_cast<acc_t>(offset), rstd[n], y + n * size, size);
       }
     });
   });
@@ -343,7 +352,7 @@ at::Tensor rms_norm_apply(const at::Tensor& x_in, const at::Tensor& rstd_N, cons
 
 at::Tensor rms_norm_backward(
     const at::Tensor& dy_in, const at::Tensor& x_in, const at::Tensor& rstd_N, const at::Tensor& weight_H,
-    at::Tensor& grad_H, const at::Tensor& dresidual_NH) {
+    at::Tensor& grad_H, const at::Tensor& dresidual_NH, double offset) {
   check_input(x_in, weight_H);
   check_like_input(dy_in, x_in);
   if (dresidual_NH.defined()) {
@@ -365,12 +374,13 @@ at::Tensor rms_norm_backward(
     args.rows = x_NH.size(0);
     args.inner = 1;
     args.dy_strides = args.x_strides = args.dx_strides = {x_NH.size(1), 0};
+    args.offset = offset;
     backward_cuda(args, x_NH, rstd_N, weight_H, grad_H);
     return dx_NH;
   }
   DISTILL_DISPATCH(x_NH, "rms_norm_backward", [&] {
     backward_input_cpu<scalar_t>(
-        dy_NH, x_NH, rstd_N, weight_H.contiguous(),
+        dy_NH, x_NH, rstd_N, weight_H.contiguous(), offset,
         dresidual.defined() ? dresidual.const_data_ptr<scalar_t>() : nullptr, dx_NH);
     if (grad_H.defined()) {
       backward_weight_cpu<scalar_t>(dy_NH, x_NH, rstd_N, grad_H);
@@ -380,18 +390,22 @@ at::Tensor rms_norm_backward(
 }
 
 void head_rms_norm_backward_(
-    at::Tensor& dy_NAD, const at::Tensor& x_NAD, const at::Tensor& rstd, const at::Tensor& weight_D,
-    at::Tensor& grad_D) {
-  TORCH_CHECK(x_NAD.dim() == 3, "rms_norm: heads [N, heads, D] are expected, found ", x_NAD.sizes());
-  check_like_input(dy_NAD, x_NAD);
-  const int64_t head_dim = x_NAD.size(2);
+    at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& weight, at::Tensor& grad,
+    double offset) {
+  TORCH_CHECK(x.dim() == 3, "rms_norm: heads [N, heads, D] are expected, found ", x.sizes());
+  check_like_input(dy, x);
+  const bool whole = weight.numel() != x.size(2);
+  at::Tensor dy_NAD = whole ? dy.flatten(1).unsqueeze(1) : dy; // all heads as one
+  const at::Tensor x_NAD = whole ? x.flatten(1).unsqueeze(1) : x;
+  const int64_t size = x_NAD.size(2);
   if (device::runs_on_cuda(x_NAD) && x_NAD.numel() > 0) {
     TORCH_CHECK(
-        dy_NAD.stride(2) == 1 && x_NAD.stride(2) == 1 && weight_D.numel() == head_dim &&
-            weight_D.scalar_type() == x_NAD.scalar_type(),
-        "rms_norm: contiguous heads and a weight [", head_dim, "] of dtype ", x_NAD.scalar_type(),
-        " are expected, found strides ", dy_NAD.strides(), " and ", x_NAD.strides(), ", weight ", weight_D.sizes(),
-        " of dtype ", weight_D.scalar_type());
+        dy_NAD.stride(2) == 1 && x_NAD.stride(2) == 1 && weight.numel() == size &&
+            weight.scalar_type() == x_NAD.scalar_type(),
+        "rms_norm: contiguous heads and a weight [", size, "] of dtype ", x_NAD.scalar_type(),
+        " are expected, found strides ", dy_NAD.strides(), " and ", x_NAD.strides(), ", weight ", weight.sizes(),
+        " of dtype ", weight.scalar_type());
+    TORCH_CHECK(dy_NAD.is_alias_of(dy), "rms_norm: heads that follow one another are expected, found ", dy.strides());
     RmsNormBackwardArgs args{};
     args.dy = dy_NAD.const_data_ptr();
     args.x = x_NAD.const_data_ptr();
@@ -400,11 +414,12 @@ void head_rms_norm_backward_(
     args.inner = x_NAD.size(1);
     args.dy_strides = args.dx_strides = {dy_NAD.stride(0), dy_NAD.stride(1)};
     args.x_strides = {x_NAD.stride(0), x_NAD.stride(1)};
-    backward_cuda(args, x_NAD, rstd, weight_D, grad_D);
+    args.offset = offset;
+    backward_cuda(args, x_NAD, rstd, weight, grad);
     return;
   }
-  const at::Tensor dx =
-      rms_norm_backward(dy_NAD.reshape({-1, head_dim}), x_NAD.reshape({-1, head_dim}), rstd, weight_D, grad_D);
+  const at::Tensor dx = rms_norm_backward(
+      dy_NAD.reshape({-1, size}), x_NAD.reshape({-1, size}), rstd, weight, grad, /*dresidual_NH=*/{}, offset);
   dy_NAD.copy_(dx.view(x_NAD.sizes()));
 }
 

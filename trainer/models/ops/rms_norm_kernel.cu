@@ -14,11 +14,12 @@ constexpr int kBackwardHeld = 2;
 constexpr int kBackwardThreadsPerMultiprocessor = 768; // also bounds a thread's registers, at 80
 
 template <typename T, int V>
-__device__ __forceinline__ Pack<T, V> scaled(const Pack<T, V>& x, acc_type<T> rstd, const Pack<T, V>& weight) {
+__device__ __forceinline__ Pack<T, V> scaled(
+    const Pack<T, V>& x, acc_type<T> rstd, const Pack<T, V>& weight, acc_type<T> offset) {
   Pack<T, V> y;
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    y.set(i, x[i] * rstd * weight[i]);
+    y.set(i, x[i] * rstd * (weight[i] + offset));
   }
   return y;
 }
@@ -62,12 +63,13 @@ __global__ __launch_bounds__(kMaxRowThreads) void rms_norm_forward(const __grid_
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool active = row < args.rows;
   const int packs = active ? static_cast<int>(args.hidden / V) : 0;
-  const int64_t offset = row * args.hidden;
-  const T* x = static_cast<const T*>(args.x) + offset;
-  const T* residual = static_cast<const T*>(args.residual) + offset;
+  const int64_t first = row * args.hidden;
+  const acc_t offset = static_cast<acc_t>(args.offset);
+  const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+  const T* residual = static_cast<const T*>(args.residual) + first;
   const T* weight = static_cast<const T*>(args.weight);
-  T* sum = static_cast<T*>(args.sum) + offset;
-  T* y = static_cast<T*>(args.y) + offset;
+  T* sum = static_cast<T*>(args.sum) + first;
+  T* y = static_cast<T*>(args.y) + first;
   acc_t* rstd_N = static_cast<acc_t*>(args.rstd);
 
   Pack<T, V> held[kForwardHeld];
@@ -110,19 +112,20 @@ __global__ __launch_bounds__(kMaxRowThreads) void rms_norm_forward(const __grid_
     for (int j = 0; j < kForwardHeld; ++j) {
       const int p = threadIdx.x + j * blockDim.x;
       if (p < packs) {
-        held[j] = scaled(held[j], rstd, load_pack<T, V>(weight + p * V));
+        held[j] = scaled(held[j], rstd, load_pack<T, V>(weight + p * V), offset);
         largest = larger(largest, largest_of(held[j]));
       }
     }
     for (int p = first_again; p < packs; p += blockDim.x) {
       largest = larger(
-          largest, largest_of(scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V))));
+          largest,
+          largest_of(scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V), offset)));
     }
     const float scale = float8_scale(row_max(largest, largest_shared));
     if (active && threadIdx.x == 0) {
       args.float8_scale[row] = scale;
     }
-    uint8_t* y8 = static_cast<uint8_t*>(args.y) + offset;
+    uint8_t* y8 = static_cast<uint8_t*>(args.y) + first;
     const float inverse = 1.0F / scale;
 #pragma unroll
     for (int j = 0; j < kForwardHeld; ++j) {
@@ -133,18 +136,19 @@ __global__ __launch_bounds__(kMaxRowThreads) void rms_norm_forward(const __grid_
     }
     for (int p = first_again; p < packs; p += blockDim.x) {
       store_float8(
-          y8 + p * V, scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V)), inverse);
+          y8 + p * V, scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V), offset),
+          inverse);
     }
   } else {
 #pragma unroll
     for (int j = 0; j < kForwardHeld; ++j) {
       const int p = threadIdx.x + j * blockDim.x;
       if (p < packs) {
-        store_pack(y + p * V, scaled(held[j], rstd, load_pack<T, V>(weight + p * V)));
+        store_pack(y + p * V, scaled(held[j], rstd, load_pack<T, V>(weight + p * V), offset));
       }
     }
     for (int p = first_again; p < packs; p += blockDim.x) {
-      store_pack(y + p * V, scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V)));
+      store_pack(y + p * V, scaled(load_pack<T, V>(normalised + p * V), rstd, load_pack<T, V>(weight + p * V), offset));
     }
   }
 }
@@ -154,11 +158,12 @@ __device__ __forceinline__ int64_t row_offset(int64_t row, int64_t inner, const 
 }
 
 template <typename T, int V>
-__device__ __forceinline__ acc_type<T> dot_of(const Pack<T, V>& dy, const Pack<T, V>& x, const Pack<T, V>& weight) {
+__device__ __forceinline__ acc_type<T> dot_of(
+    const Pack<T, V>& dy, const Pack<T, V>& x, const Pack<T, V>& weight, acc_type<T> offset) {
   acc_type<T> sum = 0;
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    sum += dy[i] * weight[i] * x[i];
+    sum += dy[i] * (weight[i] + offset) * x[i];
   }
   return sum;
 }
@@ -166,12 +171,12 @@ __device__ __forceinline__ acc_type<T> dot_of(const Pack<T, V>& dy, const Pack<T
 // dx of one pack, and the terms of the weight's gradient added to `sums`.
 template <typename T, int V>
 __device__ __forceinline__ Pack<T, V> input_gradient(
-    const Pack<T, V>& dy, const Pack<T, V>& x, const Pack<T, V>& weight, const Pack<T, V>& dresidual, acc_type<T> rstd,
-    acc_type<T> scale, acc_type<T> (&sums)[V]) {
+    const Pack<T, V>& dy, const Pack<T, V>& x, const Pack<T, V>& weight, acc_type<T> offset,
+    const Pack<T, V>& dresidual, acc_type<T> rstd, acc_type<T> scale, acc_type<T> (&sums)[V]) {
   Pack<T, V> dx;
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    dx.set(i, rstd * weight[i] * dy[i] - scale * x[i] + dresidual[i]);
+    dx.set(i, rstd * (weight[i] + offset) * dy[i] - scale * x[i] + dresidual[i]);
     sums[i] += dy[i] * (x[i] * rstd);
   }
   return dx;
@@ -217,6 +222,7 @@ __global__ __launch_bounds__(kLong ? kMaxRowThreads : kBackwardThreadsPerMultipr
   const int packs = static_cast<int>(args.hidden / V);
   const int first_again = threadIdx.x + kBackwardHeld * blockDim.x;
   const T* weight = static_cast<const T*>(args.weight);
+  const acc_t offset = static_cast<acc_t>(args.offset);
   acc_t* partial = static_cast<acc_t*>(args.partials) + static_cast<int64_t>(blockIdx.x) * args.hidden;
 
   Pack<T, V> held_weight[kBackwardHeld];
@@ -262,11 +268,11 @@ __global__ __launch_bounds__(kLong ? kMaxRowThreads : kBackwardThreadsPerMultipr
 #pragma unroll
     for (int j = 0; j < kBackwardHeld; ++j) {
       if (static_cast<int>(threadIdx.x + j * blockDim.x) < row_packs) {
-        dot += dot_of(held_dy[j], held_x[j], held_weight[j]);
+        dot += dot_of(held_dy[j], held_x[j], held_weight[j], offset);
       }
     }
     for (int p = first_again; kLong && p < row_packs; p += blockDim.x) {
-      dot += dot_of(load_pack<T, V>(dy + p * V), load_pack<T, V>(x + p * V), load_pack<T, V>(weight + p * V));
+      dot += dot_of(load_pack<T, V>(dy + p * V), load_pack<T, V>(x + p * V), load_pack<T, V>(weight + p * V), offset);
     }
     dot = row_sum(dot, shared[parity]);
 #pragma unroll
@@ -282,7 +288,8 @@ __global__ __launch_bounds__(kLong ? kMaxRowThreads : kBackwardThreadsPerMultipr
       const int p = threadIdx.x + j * blockDim.x;
       if (p < row_packs) {
         store_pack(
-            dx + p * V, input_gradient(held_dy[j], held_x[j], held_weight[j], held_residual[j], rstd, scale, sums[j]));
+            dx + p * V,
+            input_gradient(held_dy[j], held_x[j], held_weight[j], offset, held_residual[j], rstd, scale, sums[j]));
       }
     }
     for (int p = first_again; kLong && p < row_packs; p += blockDim.x) {
@@ -294,8 +301,8 @@ __global__ __launch_bounds__(kLong ? kMaxRowThreads : kBackwardThreadsPerMultipr
       }
       const Pack<T, V> residual = dresidual == nullptr ? Pack<T, V>{} : load_pack<T, V>(dresidual + p * V);
       const Pack<T, V> result = input_gradient(
-          load_pack<T, V>(dy + p * V), load_pack<T, V>(x + p * V), load_pack<T, V>(weight + p * V), residual, rstd,
-          scale, terms);
+          load_pack<T, V>(dy + p * V), load_pack<T, V>(x + p * V), load_pack<T, V>(weight + p * V), offset, residual,
+          rstd, scale, terms);
       store_pack(dx + p * V, result);
       if (args.partials != nullptr) {
 #pragma unroll
@@ -341,8 +348,8 @@ __global__ __launch_bounds__(kSumColumns* kSumRows) void add_partials(
 
 // Elements per pack.
 int pack_size(const RmsNormArgs& args) {
-  const bool wide =
-      whole_packs(args.type, args.hidden) && aligned(args.x, args.residual, args.weight, args.sum, args.y);
+  const bool wide = whole_packs(args.type, args.hidden) && whole_packs(args.type, args.x_stride) &&
+      aligned(args.x, args.residual, args.weight, args.sum, args.y);
   return wide ? kAccessBytes / element_bytes(args.type) : 1;
 }
 

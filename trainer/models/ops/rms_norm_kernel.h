@@ -9,7 +9,7 @@
 namespace distill::models {
 
 struct RmsNormArgs {
-  const void* x; // [N, H]
+  const void* x; // [N, H]; rows are x_stride elements apart
   const void* residual; // [N, H] or null: sum = x + residual is written and normalised
   const void* weight; // [H]
   void* sum; // [N, H], with residual only; may be x
@@ -18,14 +18,16 @@ struct RmsNormArgs {
   float* float8_scale; // [N] or null: y is rounded to `type` and then to e4m3, forward only (float8.h)
   int64_t rows; // N
   int64_t hidden; // H
+  int64_t x_stride; // H with a residual
   double eps;
+  double offset; // added to the weight
   ElementType type;
 };
 
-// y = x / sqrt(mean(x^2) + eps) * weight, and rstd.
+// y = x / sqrt(mean(x^2) + eps) * (weight + offset), and rstd.
 const char* launch_rms_norm_forward(const RmsNormArgs& args, CUstream_st* stream);
 
-// y = x * rstd * weight: bit for bit the forward pass's y. Takes no residual.
+// y = x * rstd * (weight + offset): bit for bit the forward pass's y. Takes no residual.
 const char* launch_rms_norm_apply(const RmsNormArgs& args, CUstream_st* stream);
 
 // Row n lies at element (n / inner) * outer_stride + (n % inner) * inner_stride: rows of a matrix (inner 1), or heads
@@ -50,6 +52,7 @@ struct RmsNormBackwardArgs {
   RowStrides dy_strides;
   RowStrides x_strides;
   RowStrides dx_strides;
+  double offset; // added to the weight
   ElementType type;
 };
 

@@ -15,11 +15,16 @@
 namespace distill::models {
 namespace {
 
+// Number of pairs of elements of a head that are rotated.
+int64_t rotated_pairs(const RopeAngles& angles) {
+  return angles.cos_NR.defined() ? angles.cos_NR.size(1) : 0;
+}
+
 template <typename T>
 void rotate_cpu(at::Tensor& x_NAD, const RopeAngles& angles, float direction) {
   using acc_t = at::opmath_type<T>;
   const int64_t heads = x_NAD.size(1);
-  const int64_t half = x_NAD.size(2) / 2;
+  const int64_t half = rotated_pairs(angles);
   const int64_t token_stride = x_NAD.stride(0);
   const int64_t head_stride = x_NAD.stride(1);
   const float* cos_all = angles.cos_NR.const_data_ptr<float>();
@@ -46,11 +51,14 @@ void rotate_cpu(at::Tensor& x_NAD, const RopeAngles& angles, float direction) {
 }
 
 void check_heads(const at::Tensor& x_NAD, const RopeAngles& angles) {
+  const int64_t half = rotated_pairs(angles);
   TORCH_CHECK(
-      x_NAD.dim() == 3 && x_NAD.size(2) % 2 == 0 && x_NAD.stride(2) == 1,
-      "rope: [N, heads, head_dim] with an even, contiguous head_dim is expected, found sizes ", x_NAD.sizes(),
-      ", strides ", x_NAD.strides());
-  const int64_t half = x_NAD.size(2) / 2;
+      x_NAD.dim() == 3 && x_NAD.size(2) % 2 == 0 && x_NAD.size(2) >= 2 * half && x_NAD.stride(2) == 1,
+      "rope: [N, heads, head_dim] with an even, contiguous head_dim of at least ", 2 * half,
+      " is expected, found sizes ", x_NAD.sizes(), ", strides ", x_NAD.strides());
+  if (half == 0) {
+    return;
+  }
   for (const at::Tensor* table : {&angles.cos_NR, &angles.sin_NR}) {
     TORCH_CHECK(
         table->dim() == 2 && table->size(0) == x_NAD.size(0) && table->size(1) == half && table->is_contiguous() &&
@@ -76,8 +84,14 @@ RopeHeads kernel_heads(const at::Tensor& in, const at::Tensor& out) {
 // Sets all arguments but the heads.
 RopeArgs kernel_args(const at::Tensor& x_NAD, const RopeAngles& angles) {
   RopeArgs args{};
-  args.cos = angles.cos_NR.const_data_ptr<float>();
-  args.sin = angles.sin_NR.const_data_ptr<float>();
+  args.rotary_dim = 2 * rotated_pairs(angles);
+  if (args.rotary_dim > 0) {
+    args.cos = angles.cos_NR.const_data_ptr<float>();
+    args.sin = angles.sin_NR.const_data_ptr<float>();
+  }
+  if (angles.query_scale_N.defined()) {
+    args.query_scale = angles.query_scale_N.const_data_ptr<float>();
+  }
   args.tokens = x_NAD.size(0);
   args.head_dim = x_NAD.size(2);
   args.type = element_type(x_NAD.scalar_type());
@@ -99,7 +113,7 @@ void rotate(at::Tensor& q_NAD, at::Tensor* k_NKD, const RopeAngles& angles, floa
     check_heads(*k_NKD, angles);
     check_pair(q_NAD, *k_NKD);
   }
-  if (q_NAD.numel() == 0 || q_NAD.is_meta()) {
+  if (q_NAD.numel() == 0 || q_NAD.is_meta() || rotated_pairs(angles) == 0) {
     return;
   }
   if (q_NAD.is_cpu()) {
@@ -109,38 +123,76 @@ void rotate(at::Tensor& q_NAD, at::Tensor* k_NKD, const RopeAngles& angles, floa
         rotate_cpu<scalar_t>(*k_NKD, angles, direction);
       }
     });
+    if (k_NKD != nullptr && angles.query_scale_N.defined()) {
+      q_NAD.mul_(angles.query_scale_N.to(q_NAD.scalar_type()).view({-1, 1, 1}));
+    }
     return;
   }
   RopeArgs args = kernel_args(q_NAD, angles);
   args.q = kernel_heads(q_NAD, q_NAD);
   if (k_NKD != nullptr) {
     args.k = kernel_heads(*k_NKD, *k_NKD);
+  } else {
+    args.query_scale = nullptr;
   }
   args.inverse = direction < 0;
   run_kernel("rope", launch_rope, args, q_NAD.device());
 }
 
-// RMSNorm over head_dim of every head; contiguous result, rstd [N * heads].
-at::Tensor head_norm(const at::Tensor& x_NAD, const at::Tensor& weight_D, double eps, at::Tensor& rstd) {
-  RmsNormResult result = rms_norm_forward(x_NAD.reshape({-1, x_NAD.size(2)}), weight_D, eps);
+// RMSNorm over as many elements as the weight has: those of every head, or of all heads of a token. Contiguous result,
+// rstd [N * heads] or [N].
+at::Tensor head_norm(const at::Tensor& x_NAD, const at::Tensor& weight, double eps, double offset, at::Tensor& rstd) {
+  const at::Tensor rows = weight.numel() == x_NAD.size(2) ? x_NAD.reshape({-1, x_NAD.size(2)}) : x_NAD.flatten(1);
+  RmsNormResult result = rms_norm_forward(rows, weight, eps, offset);
   rstd = result.rstd_N;
   return result.y_NH.view(x_NAD.sizes());
 }
 
-void check_norm(const at::Tensor& weight_D, const at::Tensor& x_NAD) {
+void check_norm(const at::Tensor& weight, const at::Tensor& x_NAD) {
+  const int64_t head = x_NAD.size(2), all = x_NAD.size(1) * head;
   TORCH_CHECK(
-      weight_D.dim() == 1 && weight_D.size(0) == x_NAD.size(2) && weight_D.is_contiguous() &&
-          weight_D.scalar_type() == x_NAD.scalar_type(),
-      "rope: a contiguous norm weight [", x_NAD.size(2), "] of dtype ", x_NAD.scalar_type(), " is expected, found ",
-      weight_D.sizes(), " of dtype ", weight_D.scalar_type());
+      weight.dim() == 1 && (weight.size(0) == head || weight.size(0) == all) && weight.is_contiguous() &&
+          weight.scalar_type() == x_NAD.scalar_type(),
+      "rope: a contiguous norm weight [", head, "] or [", all, "] of dtype ", x_NAD.scalar_type(),
+      " is expected, found ", weight.sizes(), " of dtype ", weight.scalar_type());
+}
+
+// YaRN's share of the frequencies that stay as they are, [R]: 1 for the quick ones, 0 for the slow ones, a ramp
+// between.
+at::Tensor yarn_kept(const YarnRopeScaling& scaling, double theta, int64_t dim) {
+  const auto size = static_cast<double>(dim);
+  const auto element = [&](double rotations) { // that makes so many rotations in the original context
+    const auto context = static_cast<double>(scaling.original_max_position_embeddings);
+    return size * std::log(context / (rotations * 2 * std::numbers::pi)) / (2 * std::log(theta));
+  };
+  double low = element(scaling.beta_fast), high = element(scaling.beta_slow);
+  if (scaling.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, size - 1);
+  high += low == high ? 0.001 : 0; // so that the quotient exists
+  const at::Tensor ramp =
+      at::arange(dim / 2, at::TensorOptions().dtype(at::kFloat)).sub_(low).div_(high - low).clamp_(0, 1);
+  return 1 - ramp;
 }
 
 } // namespace
 
-at::Tensor rope_inverse_frequencies(const RopeSpec& rope) {
+at::Tensor rope_inverse_frequencies(const RopeSpec& rope, bool is_long) {
   const auto fp32 = at::TensorOptions().dtype(at::kFloat);
   const at::Tensor exponents = at::arange(0, rope.dim, 2, fp32).div_(static_cast<double>(rope.dim));
-  at::Tensor frequencies = at::reciprocal(at::pow(at::Scalar(rope.theta), exponents));
+  const at::Tensor wavelengths = at::pow(at::Scalar(rope.theta), exponents); // over 2 pi
+  if (rope.longrope) {
+    const std::vector<double>& factors = is_long ? rope.longrope->long_factors : rope.longrope->short_factors;
+    return at::reciprocal(at::tensor(factors, fp32) * wavelengths);
+  }
+  at::Tensor frequencies = at::reciprocal(wavelengths);
+  if (rope.yarn) {
+    const at::Tensor kept = yarn_kept(*rope.yarn, rope.theta, rope.dim);
+    return at::reciprocal(wavelengths * rope.yarn->factor) * (1 - kept) + frequencies * kept;
+  }
   if (rope.linear_factor != 1.0) {
     frequencies.div_(rope.linear_factor);
   }
@@ -163,18 +215,48 @@ at::Tensor rope_inverse_frequencies(const RopeSpec& rope) {
 }
 
 RopeTable make_rope_table(const RopeSpec& rope, int64_t num_positions, at::Device device) {
+  RopeTable table;
+  const bool has_long = rope.longrope && num_positions > rope.longrope->original_max_position_embeddings;
+  table.long_after = has_long ? rope.longrope->original_max_position_embeddings : 0;
+  const bool scales = rope.query_scaling && num_positions > rope.query_scaling->original_max_position_embeddings;
   if (device.is_meta()) {
-    const auto table = [&] { return at::empty({num_positions, rope.dim / 2}, at::dtype(at::kFloat).device(device)); };
-    return {table(), table()};
+    const auto options = at::dtype(at::kFloat).device(device);
+    table.cos_PR = at::empty({(has_long ? 2 : 1) * num_positions, rope.dim / 2}, options);
+    table.sin_PR = at::empty_like(table.cos_PR);
+    table.query_scale_P = scales ? at::empty({num_positions}, options) : at::Tensor();
+    return table;
   }
   losses::prepare_vector_math();
   const at::Tensor positions = at::arange(num_positions, at::TensorOptions().dtype(at::kFloat));
-  const at::Tensor angles_PR = at::outer(positions, rope_inverse_frequencies(rope));
-  return {angles_PR.cos().to(device), angles_PR.sin().to(device)};
+  at::Tensor angles_PR = at::outer(positions, rope_inverse_frequencies(rope));
+  if (has_long) {
+    angles_PR = at::cat({angles_PR, at::outer(positions, rope_inverse_frequencies(rope, /*is_long=*/true))});
+  }
+  table.cos_PR = angles_PR.cos().mul_(rope.attention_factor).to(device);
+  table.sin_PR = angles_PR.sin().mul_(rope.attention_factor).to(device);
+  if (scales) {
+    const auto context = static_cast<double>(rope.query_scaling->original_max_position_embeddings);
+    const at::Tensor log = at::log(1 + at::floor(positions / context));
+    table.query_scale_P = (1 + rope.query_scaling->beta * log).to(device);
+  }
+  return table;
 }
 
-RopeAngles rope_angles(const RopeTable& table, const at::Tensor& positions_N) {
-  return {table.cos_PR.index_select(0, positions_N), table.sin_PR.index_select(0, positions_N)};
+RopeAngles rope_angles(const RopeTable& table, const SequenceInfo& seq) {
+  at::Tensor rows_N = seq.positions_N;
+  if (table.long_after > 0 && seq.max_seqlen > table.long_after && !rows_N.is_meta()) {
+    std::vector<int64_t> skipped(static_cast<size_t>(rows_N.numel())); // rows of short documents before a long one's
+    for (size_t s = 0; s + 1 < seq.segments_host.size(); ++s) {
+      const int64_t begin = seq.segments_host[s], end = seq.segments_host[s + 1];
+      std::fill(
+          skipped.begin() + begin, skipped.begin() + end,
+          end - begin > table.long_after ? table.cos_PR.size(0) / 2 : 0);
+    }
+    rows_N = rows_N + at::tensor(skipped, at::kLong).to(rows_N.device());
+  }
+  return {
+      table.cos_PR.index_select(0, rows_N), table.sin_PR.index_select(0, rows_N),
+      table.query_scale_P.defined() ? table.query_scale_P.index_select(0, seq.positions_N) : at::Tensor()};
 }
 
 std::vector<RopeTable> make_rope_tables(const std::vector<RopeSpec>& ropes, int64_t num_positions, at::Device device) {
@@ -185,10 +267,10 @@ std::vector<RopeTable> make_rope_tables(const std::vector<RopeSpec>& ropes, int6
   return tables;
 }
 
-std::vector<RopeAngles> rope_angles(const std::vector<RopeTable>& tables, const at::Tensor& positions_N) {
+std::vector<RopeAngles> rope_angles(const std::vector<RopeTable>& tables, const SequenceInfo& seq) {
   std::vector<RopeAngles> angles;
   for (const RopeTable& table : tables) {
-    angles.push_back(rope_angles(table, positions_N));
+    angles.push_back(rope_angles(table, seq));
   }
   return angles;
 }
@@ -217,7 +299,7 @@ void rope_backward(
           dq_NAD.scalar_type() == dq_out_NAD.scalar_type() && dk_NKD.scalar_type() == dk_out_NKD.scalar_type(),
       "rope: gradients of sizes ", dq_NAD.sizes(), " and ", dk_NKD.sizes(), " do not fit into ", dq_out_NAD.sizes(),
       " and ", dk_out_NKD.sizes());
-  if (device::runs_on_cpu(dq_NAD)) {
+  if (device::runs_on_cpu(dq_NAD) || rotated_pairs(angles) == 0) {
     dq_out_NAD.copy_(dq_NAD);
     dk_out_NKD.copy_(dk_NKD);
     rope_backward_(dq_out_NAD, dk_out_NKD, angles);
@@ -238,17 +320,18 @@ void rope_backward(
 }
 
 NormRopeResult norm_rope_forward(
-    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& q_norm_D, const at::Tensor& k_norm_D,
-    double eps, const RopeAngles& angles) {
+    const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& q_norm, const at::Tensor& k_norm, double eps,
+    const RopeAngles& angles, double offset) {
   check_heads(q_NAD, angles);
   check_heads(k_NKD, angles);
   check_pair(q_NAD, k_NKD);
-  check_norm(q_norm_D, q_NAD);
-  check_norm(k_norm_D, k_NKD);
+  check_norm(q_norm, q_NAD);
+  check_norm(k_norm, k_NKD);
   NormRopeResult result;
-  if (device::runs_on_cpu(q_NAD)) {
-    result.q_NAD = head_norm(q_NAD, q_norm_D, eps, result.q_rstd);
-    result.k_NKD = head_norm(k_NKD, k_norm_D, eps, result.k_rstd);
+  const int64_t head_dim = q_NAD.size(2);
+  if (device::runs_on_cpu(q_NAD) || q_norm.numel() != head_dim || k_norm.numel() != head_dim) {
+    result.q_NAD = head_norm(q_NAD, q_norm, eps, offset, result.q_rstd);
+    result.k_NKD = head_norm(k_NKD, k_norm, eps, offset, result.k_rstd);
     rope_forward_(result.q_NAD, result.k_NKD, angles);
     return result;
   }
@@ -262,12 +345,13 @@ NormRopeResult norm_rope_forward(
   }
   RopeArgs args = kernel_args(q_NAD, angles);
   args.q = kernel_heads(q_NAD, result.q_NAD);
-  args.q.norm_weight = q_norm_D.const_data_ptr();
+  args.q.norm_weight = q_norm.const_data_ptr();
   args.q.rstd = result.q_rstd.mutable_data_ptr();
   args.k = kernel_heads(k_NKD, result.k_NKD);
-  args.k.norm_weight = k_norm_D.const_data_ptr();
+  args.k.norm_weight = k_norm.const_data_ptr();
   args.k.rstd = result.k_rstd.mutable_data_ptr();
   args.eps = eps;
+  args.norm_offset = offset;
   run_kernel("norm_rope", launch_norm_rope, args, q_NAD.device());
   return result;
 }

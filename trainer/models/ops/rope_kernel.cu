@@ -35,6 +35,13 @@ __device__ __forceinline__ Head<T> head_of(const RopeArgs& args, int64_t token, 
   return head < args.q.heads ? head_of<T>(args.q, token, head) : head_of<T>(args.k, token, head - args.q.heads);
 }
 
+// The factor of a head's elements: heads of q come first.
+template <typename T>
+__device__ __forceinline__ acc_type<T> scale_of(const RopeArgs& args, int64_t token, int64_t head) {
+  return args.query_scale != nullptr && head < args.q.heads ? static_cast<acc_type<T>>(args.query_scale[token])
+                                                            : acc_type<T>(1);
+}
+
 template <typename T, int V>
 struct Halves {
   Pack<T, V> low;
@@ -52,7 +59,7 @@ template <typename T, int V>
 __global__ __launch_bounds__(kThreads) void rope(const __grid_constant__ RopeArgs args) {
   using acc_t = acc_type<T>;
   const int64_t token = blockIdx.x;
-  const int64_t half = args.head_dim / 2;
+  const int64_t half = args.rotary_dim / 2;
   const int64_t heads = args.q.heads + args.k.heads;
   const acc_t direction = args.inverse ? acc_t(-1) : acc_t(1);
   for (int64_t at = threadIdx.x * V; at < half; at += static_cast<int64_t>(blockDim.x) * V) {
@@ -60,6 +67,7 @@ __global__ __launch_bounds__(kThreads) void rope(const __grid_constant__ RopeArg
     const Pack<float, V> sin = load_pack<float, V>(args.sin + token * half + at);
     for (int64_t h = threadIdx.y; h < heads; h += blockDim.y) {
       const Head<T> head = head_of<T>(args, token, h);
+      const acc_t scale = scale_of<T>(args, token, h);
       Halves<T, V> x = load_halves<T, V>(head.in, at, half);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
@@ -67,11 +75,24 @@ __global__ __launch_bounds__(kThreads) void rope(const __grid_constant__ RopeArg
         const acc_t s = direction * static_cast<acc_t>(sin[i]);
         const acc_t a = x.low[i];
         const acc_t b = x.high[i];
-        x.low.set(i, a * c - b * s);
-        x.high.set(i, b * c + a * s);
+        x.low.set(i, (a * c - b * s) * scale);
+        x.high.set(i, (b * c + a * s) * scale);
       }
       store_pack(head.out + at, x.low);
       store_pack(head.out + half + at, x.high);
+    }
+  }
+  // The rest of a head is copied.
+  for (int64_t at = args.rotary_dim + threadIdx.x * V; at < args.head_dim; at += static_cast<int64_t>(blockDim.x) * V) {
+    for (int64_t h = threadIdx.y; h < heads; h += blockDim.y) {
+      const Head<T> head = head_of<T>(args, token, h);
+      const acc_t scale = scale_of<T>(args, token, h);
+      Pack<T, V> x = load_pack<T, V>(head.in + at);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        x.set(i, x[i] * scale);
+      }
+      store_pack(head.out + at, x);
     }
   }
 }
@@ -85,6 +106,8 @@ __global__ __launch_bounds__(kThreads) void norm_rope(const __grid_constant__ Ro
   const int64_t half = args.head_dim / 2;
   const int64_t heads = args.q.heads + args.k.heads;
   const int64_t step = static_cast<int64_t>(blockDim.x) * V;
+  const int64_t rotated = args.rotary_dim / 2; // pairs of elements
+  const acc_t offset = static_cast<acc_t>(args.norm_offset);
   // All lanes of a warp run the same number of rounds, since sums are over lanes.
   for (int64_t base = 0; base < heads; base += blockDim.y) {
     const int64_t h = base + threadIdx.y;
@@ -103,22 +126,35 @@ __global__ __launch_bounds__(kThreads) void norm_rope(const __grid_constant__ Ro
     if (h < heads && threadIdx.x == 0) {
       *head.rstd = rstd;
     }
-    for (int64_t at = threadIdx.x * V; at < end; at += step) {
-      const Pack<float, V> cos = load_pack<float, V>(args.cos + token * half + at);
-      const Pack<float, V> sin = load_pack<float, V>(args.sin + token * half + at);
-      const Halves<T, V> weight = load_halves<T, V>(head.norm_weight, at, half);
-      Halves<T, V> x = load_halves<T, V>(head.in, at, half);
+    const acc_t scale = scale_of<T>(args, token, h);
+    const int64_t rotated_end = h < heads ? rotated : 0;
+    for (int64_t at = threadIdx.x * V; at < rotated_end; at += step) {
+      const Pack<float, V> cos = load_pack<float, V>(args.cos + token * rotated + at);
+      const Pack<float, V> sin = load_pack<float, V>(args.sin + token * rotated + at);
+      const Halves<T, V> weight = load_halves<T, V>(head.norm_weight, at, rotated);
+      Halves<T, V> x = load_halves<T, V>(head.in, at, rotated);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         const acc_t c = cos[i];
         const acc_t s = sin[i];
-        const acc_t a = x.low[i] * rstd * weight.low[i];
-        const acc_t b = x.high[i] * rstd * weight.high[i];
-        x.low.set(i, a * c - b * s);
-        x.high.set(i, b * c + a * s);
+        const acc_t a = x.low[i] * rstd * (weight.low[i] + offset);
+        const acc_t b = x.high[i] * rstd * (weight.high[i] + offset);
+        x.low.set(i, (a * c - b * s) * scale);
+        x.high.set(i, (b * c + a * s) * scale);
       }
       store_pack(head.out + at, x.low);
-      store_pack(head.out + half + at, x.high);
+      store_pack(head.out + rotated + at, x.high);
+    }
+    // The rest of a head is normalised alone.
+    const int64_t head_end = h < heads ? args.head_dim : 0;
+    for (int64_t at = args.rotary_dim + threadIdx.x * V; at < head_end; at += step) {
+      const Pack<T, V> weight = load_pack<T, V>(head.norm_weight + at);
+      Pack<T, V> x = load_pack<T, V>(head.in + at);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        x.set(i, x[i] * rstd * (weight[i] + offset) * scale);
+      }
+      store_pack(head.out + at, x);
     }
   }
 }
@@ -134,8 +170,8 @@ bool wide(ElementType type, const RopeHeads& part) {
 
 // Elements per pack.
 int pack_size(const RopeArgs& args) {
-  const bool all_wide = whole_packs(args.type, args.head_dim / 2) && wide(args.type, args.q) &&
-      wide(args.type, args.k) && aligned(args.cos, args.sin);
+  const bool all_wide = whole_packs(args.type, args.head_dim / 2) && whole_packs(args.type, args.rotary_dim / 2) &&
+      wide(args.type, args.q) && wide(args.type, args.k) && aligned(args.cos, args.sin);
   return all_wide ? kAccessBytes / element_bytes(args.type) : 1;
 }
 
@@ -143,7 +179,7 @@ int pack_size(const RopeArgs& args) {
 
 const char* launch_rope(const RopeArgs& args, CUstream_st* stream) {
   const int pack = pack_size(args);
-  const int64_t packs = args.head_dim / 2 / pack;
+  const int64_t packs = args.rotary_dim / 2 / pack;
   const int64_t heads = args.q.heads + args.k.heads;
   const int64_t width = std::min<int64_t>(packs, kThreads);
   // The number of heads at a time is the one that leaves the last round full.

@@ -5,8 +5,8 @@
 #include "trainer/models/ops/kernel.h"
 
 // Rotary position embedding of q and k in one launch, with RMSNorm over each head in front of it where the model has
-// one. The pair of element i is element i + D/2. Arithmetic is fp32 (fp64 for fp64); the norm's output is not rounded
-// before it is rotated.
+// one. Of the R rotated elements of a head, the first ones, the pair of element i is element i + R/2. Arithmetic is
+// fp32 (fp64 for fp64); the norm's output is not rounded before it is rotated.
 namespace distill::models {
 
 // Heads of one kind: strided [N, heads, D] views with contiguous D; strides count elements.
@@ -25,11 +25,14 @@ struct RopeHeads {
 struct RopeArgs {
   RopeHeads q;
   RopeHeads k; // heads may be 0
-  const float* cos; // [N, D/2]
-  const float* sin; // [N, D/2]
+  const float* cos; // [N, R/2]
+  const float* sin; // [N, R/2]
+  const float* query_scale; // [N] or null: q is multiplied by it
   int64_t tokens; // N
   int64_t head_dim; // D, even
+  int64_t rotary_dim; // R, even, at most D; 0 in launch_norm_rope only
   double eps; // launch_norm_rope only
+  double norm_offset; // added to norm_weight
   bool inverse; // launch_rope only: the rotation backwards
   ElementType type;
 };

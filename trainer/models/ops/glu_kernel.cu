@@ -1,6 +1,8 @@
-#include "trainer/models/ops/swiglu_kernel.h"
+#include "trainer/models/ops/glu_kernel.h"
 
-#include "trainer/models/ops/swiglu.cuh"
+#include <type_traits>
+
+#include "trainer/models/ops/glu.cuh"
 
 namespace distill::models {
 
@@ -24,8 +26,8 @@ __device__ __forceinline__ PackPosition pack_position(int j, int64_t ffn) {
   return {first_row + pack / row_packs, static_cast<int64_t>(pack % row_packs) * V};
 }
 
-template <typename T, int V>
-__global__ __launch_bounds__(kThreads) void swiglu_forward(const __grid_constant__ SwigluArgs args) {
+template <GluActivation kActivation, typename T, int V>
+__global__ __launch_bounds__(kThreads) void glu_forward(const __grid_constant__ GluArgs args) {
   Pack<T, V> gate[kPacksPerThread], up[kPacksPerThread];
 #pragma unroll
   for (int j = 0; j < kPacksPerThread; ++j) {
@@ -40,13 +42,13 @@ __global__ __launch_bounds__(kThreads) void swiglu_forward(const __grid_constant
   for (int j = 0; j < kPacksPerThread; ++j) {
     const PackPosition at = pack_position<V>(j, args.ffn);
     if (at.row < args.rows) {
-      store_pack(static_cast<T*>(args.act) + at.row * args.ffn + at.column, swiglu_pack(gate[j], up[j]));
+      store_pack(static_cast<T*>(args.act) + at.row * args.ffn + at.column, glu_pack<kActivation>(gate[j], up[j]));
     }
   }
 }
 
-template <typename T, int V>
-__global__ __launch_bounds__(kThreads) void swiglu_backward(const __grid_constant__ SwigluBackwardArgs args) {
+template <GluActivation kActivation, typename T, int V>
+__global__ __launch_bounds__(kThreads) void glu_backward(const __grid_constant__ GluBackwardArgs args) {
   using acc_t = acc_type<T>;
   Pack<T, V> gate[kPacksPerThread], up[kPacksPerThread], dact[kPacksPerThread];
 #pragma unroll
@@ -70,9 +72,9 @@ __global__ __launch_bounds__(kThreads) void swiglu_backward(const __grid_constan
         const acc_t g = gate[j][i];
         const acc_t u = up[j][i];
         const acc_t d = dact[j][i];
-        const acc_t s = sigmoid<T>(g);
+        const acc_t s = sigmoid<T>(sigmoid_argument<kActivation>(g));
         act.set(i, g * s * u);
-        gate[j].set(i, d * u * s * (acc_t(1) + g * (acc_t(1) - s)));
+        gate[j].set(i, d * u * s * (acc_t(1) + argument_slope<kActivation>(g) * (acc_t(1) - s)));
         up[j].set(i, d * (g * s));
       }
       T* row = static_cast<T*>(args.dgate_up) + at.row * 2 * args.ffn + at.column;
@@ -89,32 +91,46 @@ dim3 grid_of(int64_t rows, int64_t ffn, int pack) {
   return dim3(static_cast<unsigned>(ceil_div<int64_t>(rows * (ffn / pack), kThreads * kPacksPerThread)));
 }
 
+// Calls f with the activation as a constant.
+template <typename F>
+void with_activation(GluActivation activation, const F& f) {
+  if (activation == GluActivation::kGelu) {
+    f(std::integral_constant<GluActivation, GluActivation::kGelu>{});
+  } else {
+    f(std::integral_constant<GluActivation, GluActivation::kSilu>{});
+  }
+}
+
 } // namespace
 
-const char* launch_swiglu_forward(const SwigluArgs& args, CUstream_st* stream) {
+const char* launch_glu_forward(const GluArgs& args, CUstream_st* stream) {
   const bool wide = whole_packs(args.type, args.ffn) && aligned(args.gate_up, args.act);
   with_type(args.type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     constexpr int kPack = kAccessBytes / sizeof(T);
-    if (wide) {
-      swiglu_forward<T, kPack><<<grid_of(args.rows, args.ffn, kPack), kThreads, 0, stream>>>(args);
-    } else {
-      swiglu_forward<T, 1><<<grid_of(args.rows, args.ffn, 1), kThreads, 0, stream>>>(args);
-    }
+    with_activation(args.activation, [&](auto activation) {
+      if (wide) {
+        glu_forward<activation, T, kPack><<<grid_of(args.rows, args.ffn, kPack), kThreads, 0, stream>>>(args);
+      } else {
+        glu_forward<activation, T, 1><<<grid_of(args.rows, args.ffn, 1), kThreads, 0, stream>>>(args);
+      }
+    });
   });
   return launch_problem();
 }
 
-const char* launch_swiglu_backward(const SwigluBackwardArgs& args, CUstream_st* stream) {
+const char* launch_glu_backward(const GluBackwardArgs& args, CUstream_st* stream) {
   const bool wide = whole_packs(args.type, args.ffn) && aligned(args.dact, args.gate_up, args.dgate_up, args.act);
   with_type(args.type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     constexpr int kPack = kAccessBytes / sizeof(T);
-    if (wide) {
-      swiglu_backward<T, kPack><<<grid_of(args.rows, args.ffn, kPack), kThreads, 0, stream>>>(args);
-    } else {
-      swiglu_backward<T, 1><<<grid_of(args.rows, args.ffn, 1), kThreads, 0, stream>>>(args);
-    }
+    with_activation(args.activation, [&](auto activation) {
+      if (wide) {
+        glu_backward<activation, T, kPack><<<grid_of(args.rows, args.ffn, kPack), kThreads, 0, stream>>>(args);
+      } else {
+        glu_backward<activation, T, 1><<<grid_of(args.rows, args.ffn, 1), kThreads, 0, stream>>>(args);
+      }
+    });
   });
   return launch_problem();
 }

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace distill::models {
+
+// How the tokens of causal attention (attention.h) see one another.
+struct AttentionOptions {
+  double scale = 1; // of the scores
+  std::optional<int64_t> window; // a token attends to itself and the window - 1 tokens before it; nullopt: to all
+};
+
+} // namespace distill::models

@@ -24,6 +24,7 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -193,6 +194,21 @@ MODELS = {
     ),
     "phi3_longrope_short": (
         Phi3Config(**small(original_max_position_embeddings=64, rope_parameters=dict(LONGROPE, factor=3.0))),
+        torch.float32,
+        None,
+        False,
+    ),
+    "smollm3": (SmolLM3Config(**small(num_hidden_layers=5)), torch.bfloat16, None, True),
+    "smollm3_windows": (
+        SmolLM3Config(
+            **small(
+                use_sliding_window=True,
+                sliding_window=9,
+                no_rope_layers=[1, 0, 0],
+                layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+                tie_word_embeddings=False,
+            )
+        ),
         torch.float32,
         None,
         False,
@@ -387,6 +403,7 @@ PACKED = [  # run as packed documents as well
     "ministral3",
     "gemma3",
     "phi3_longrope",
+    "smollm3_windows",
 ]
 
 

@@ -45,6 +45,25 @@ void describe_gemma3(KeyReader& keys, ModelConfig& model, LayerKind& kind) {
   }
 }
 
+// SmolLM3's layers with RoPE: those with a 1 in no_rope_layers or, without that list, all but each
+// no_rope_layer_interval-th.
+std::vector<bool> smollm3_ropes(KeyReader& keys, bool, const std::vector<bool>& slides) {
+  std::vector<bool> rotates;
+  const int64_t interval = keys.optional_integer("no_rope_layer_interval", 1, int64_t{1} << 31).value_or(1);
+  const KeyReader::Json* listed = keys.take("no_rope_layers");
+  for (size_t layer = 0; layer < slides.size(); ++layer) {
+    const bool has_entry = listed != nullptr && listed->is_array() && layer < listed->size();
+    rotates.push_back(has_entry ? (*listed)[layer] == 1 : (static_cast<int64_t>(layer) + 1) % interval != 0);
+    if (listed != nullptr && (!has_entry || ((*listed)[layer] != 0 && (*listed)[layer] != 1))) {
+      keys.complain(
+          "no_rope_layers: 0 or 1 for each of num_hidden_layers, ", slides.size(), ", is expected, found ",
+          KeyReader::text(*listed));
+      return std::vector<bool>(slides.size(), true);
+    }
+  }
+  return rotates;
+}
+
 constexpr Family kFamilies[] = {
     {.model_type = "llama", .architecture = "LlamaForCausalLM"},
     {.model_type = "mistral",
@@ -92,6 +111,12 @@ constexpr Family kFamilies[] = {
      .describe = describe_gemma3,
      .windows = WindowLayers::kPattern,
      .rope = {.theta = 1e6, .by_layer_type = true, .sliding_theta = 1e4, .sliding_theta_key = "rope_local_base_freq"}},
+    {.model_type = "smollm3",
+     .architecture = "SmolLM3ForCausalLM",
+     .defaults = R"({"num_key_value_heads": 4, "tie_word_embeddings": true, "no_rope_layer_interval": 4})",
+     .windows = WindowLayers::kListed,
+     .rotates = smollm3_ropes,
+     .rope = {.theta = 2e6}},
     {.model_type = "phi3",
      .architecture = "Phi3ForCausalLM",
      .defaults = R"({"original_max_position_embeddings": 4096})",

@@ -30,25 +30,23 @@ class Template:
         return text, [(begin, end) for begin, end in spans if end > begin]
 
     def _render(self, messages, tools, where, generation_prompt, marks, more):
+        # render_jinja_template of transformers 5.24 gives a template copies of the messages, which hide the keys that it
+        # looks at (unused_keys.Watched), and no function as a variable.
         from jinja2.exceptions import TemplateError, UndefinedError
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from transformers.utils.chat_template_utils import _render_with_assistant_indices
 
+        given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": generation_prompt}
+        given |= {**self.variables, **more}
         try:
-            texts, spans = render_jinja_template(
-                [messages],
-                tools=tools,
-                chat_template=self.source,
-                add_generation_prompt=generation_prompt,
-                return_assistant_tokens_mask=marks,
-                **{**self.variables, **more},
-            )
+            if marks:
+                return _render_with_assistant_indices(self._compiled, **given)
+            return self._compiled.render(**given), []
         except MemoryError:
             raise
         except Exception as error:  # a template can raise whatever an expression in it raises
             refused = type(error) is TemplateError and not isinstance(error, UndefinedError)
             reason = f"the chat template {'refuses' if refused else 'fails on'} the conversation"
             raise BadDocument(reason, f"{where}: {reason}: {error}") from error
-        return texts[0], (spans[0] if marks else [])
 
 
 def names_variable(source, name):

@@ -256,7 +256,7 @@ def test_every_mask_is_followed(tmp_path, key):
 
 
 def test_the_documentation_has_every_key():
-    text = (ROOT / "docs" / "data.md").read_text()
+    text = (ROOT / "docs" / "tokenize.md").read_text()
     assert [
         key for key in (*LEARNED_KEYS, *MASKS, *WANTED_KEYS, "mask", "train_detail") if f"`{key}`" not in text
     ] == []

@@ -220,7 +220,7 @@ def test_a_teachers_template_argument_that_changes_the_completion_is_a_bad_docum
 def test_every_example_of_the_documentation_is_that_formats(tmp_path, model):
     from token_shards.record_formats import formats
 
-    text = (ROOT / "docs" / "data.md").read_text()
+    text = (ROOT / "docs" / "tokenize.md").read_text()
     for one in formats():
         assert f"| `{one.name}` | `{one.example}` |" in text, one.name
         source = tmp_path / f"{one.name}.jsonl"

@@ -30,8 +30,8 @@ class Template:
         return text, [(begin, end) for begin, end in spans if end > begin]
 
     def _render(self, messages, tools, where, generation_prompt, marks, more):
-        # render_jinja_template of transformers 5.24 gives a template copies of the messages, which hide the keys that it
-        # looks at (unused_keys.Watched), and no function as a variable.
+        # render_jinja_template of transformers 5.24 gives a template copies of the messages, which hide the keys that
+        # it looks at (unused_keys.Watched), and no function as a variable.
         from jinja2.exceptions import TemplateError, UndefinedError
         from transformers.utils.chat_template_utils import _render_with_assistant_indices
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Makes a student from some of a teacher's layers: reads a Hugging Face folder and writes another.
 
-The script copies the embeddings, the final norm, the lm_head and the chosen decoder layers byte for byte, one tensor
-at a time, so that a folder of any size and dtype needs almost no memory. config.json gets the new number of layers,
-and of every list with one entry per layer the chosen entries. The tokenizer and generation files are copied too.
+The script copies the embeddings, the final norm, the lm_head and the chosen decoder layers byte for byte, one tensor at
+a time, so that a folder of any size and dtype needs almost no memory. config.json gets the new number of layers, and of
+every list with one entry per layer, those that its class derives included, the chosen entries. The tokenizer and
+generation files are copied too.
 
   scripts/prune_layers.py --teacher teacher --out student --every 3
   scripts/prune_layers.py --teacher teacher --out student --layers 0,1,2,14,29
@@ -130,6 +131,25 @@ def parse_layers(text, every, count):
     return layers
 
 
+def derived_lists(folder, config):
+    """The lists with one entry per layer that config.json leaves to its class in transformers, which makes them of the
+    layers' numbers: windows in each sixth layer, layers without RoPE."""
+    hints = {
+        "layer_types": ("sliding_window", "sliding_window_pattern"),
+        "no_rope_layers": ("no_rope_layer_interval",),
+    }
+    missing = [key for key, keys in hints.items() if key not in config and any(config.get(hint) for hint in keys)]
+    if not missing:
+        return {}
+    import transformers
+
+    try:
+        complete = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception:  # not a model that transformers knows: it has no class that derives anything
+        return {}
+    return {key: value for key in missing if isinstance(value := getattr(complete, key, None), list)}
+
+
 def prune_config(config, layers):
     """config.json of the student. A list with one entry per layer (layer_types, ...) keeps the chosen entries."""
     count = config["num_hidden_layers"]
@@ -245,10 +265,17 @@ def prune(args):
     if not args.max_shard_gb > 0:
         raise PruneError(f"--max-shard-gb: expected a positive number, found {args.max_shard_gb:g}")
     layers = parse_layers(args.layers, args.every, count)
+    config |= derived_lists(args.teacher, config)
     kept, beyond = prune_tensors(read_tensors(args.teacher), layers, count)
     check_output(args.out, args.teacher, args.force)
     with replaced_folder(args.out) as partial:
-        write_folder(partial, args.teacher, prune_config(config, layers), kept, int(args.max_shard_gb * 1e9))
+        write_folder(
+            partial,
+            args.teacher,
+            prune_config(config | derived_lists(args.teacher, config), layers),
+            kept,
+            int(args.max_shard_gb * 1e9),
+        )
     if beyond:
         print(f"left out, since config.json says {count} layers ({len(beyond)}): {', '.join(beyond[:6])}")
     parameters = [sum(elements(t) for t in tensors) for tensors in ((t for _, t in kept), read_tensors(args.teacher))]

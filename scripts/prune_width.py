@@ -99,6 +99,13 @@ def rows_of_heads(chosen, size):
 def choose(teacher, text, count, kv_heads, intermediate):
     """{"kv_heads": [layers][kv_heads], "neurons": [layers][intermediate]}, measured; and on how many tokens."""
     model, tokenizer = load(teacher)
+    norm = getattr(model.model.layers[0].self_attn, "q_norm", None)
+    head_dim = model.model.layers[0].self_attn.head_dim
+    if kv_heads < model.config.num_key_value_heads and norm is not None and norm.weight.numel() > head_dim:
+        raise PruneError(
+            f"--kv-heads: expected {model.config.num_key_value_heads}, all of the teacher's, since {teacher} "
+            f"normalises q and k over all heads at once; found {kv_heads}"
+        )
     tokens = calibration_tokens(tokenizer, text, count)
     heads, neurons = measure(model, tokens)
     kept = {
@@ -126,6 +133,12 @@ def slices(fields, kept, head_dim):
             result[f"{prefix}.mlp.{name}_proj.weight"] = (0, columns)
             result[f"{prefix}.mlp.{name}_proj.bias"] = (0, columns)
         result[f"{prefix}.mlp.down_proj.weight"] = (1, columns)
+        # One tensor for q, k, v and one for gate, up, as Phi-4-mini has them.
+        first_key = fields["num_attention_heads"] * head_dim
+        first_value = first_key + fields["num_key_value_heads"] * head_dim
+        fused = torch.cat([queries, first_key + keys, first_value + keys])
+        result[f"{prefix}.self_attn.qkv_proj.weight"] = (0, fused)
+        result[f"{prefix}.mlp.gate_up_proj.weight"] = (0, torch.cat([columns, fields["intermediate_size"] + columns]))
     return result
 
 
@@ -156,11 +169,13 @@ def load(folder):
     except (OSError, ValueError) as error:
         raise PruneError(f"{folder}: transformers cannot read it ({str(error).splitlines()[0]})") from None
     layers = getattr(getattr(model, "model", None), "layers", None)
-    for path in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+    for path, other in (("self_attn.o_proj",) * 2, ("mlp.up_proj", "mlp.gate_up_proj"), ("mlp.down_proj",) * 2):
         try:
-            layers[0].get_submodule(path)
+            names = {name for name, _ in layers[0].named_modules()}
         except (TypeError, AttributeError):
-            raise PruneError(f"{folder}: no model.layers.0.{path}; expected a decoder like Llama's") from None
+            names = set()
+        if not {path, other} & names:
+            raise PruneError(f"{folder}: no model.layers.0.{path}; expected a decoder like Llama's")
     return model.eval(), tokenizer
 
 

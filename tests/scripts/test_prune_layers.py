@@ -15,6 +15,9 @@ FAMILIES = {
     "mistral": (transformers.MistralConfig, {"sliding_window": None}),
     "qwen2": (transformers.Qwen2Config, {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}),
     "qwen3": (transformers.Qwen3Config, {}),
+    "gemma3": (transformers.Gemma3TextConfig, {"sliding_window": 8, "sliding_window_pattern": 3, "pad_token_id": None}),
+    "smollm3": (transformers.SmolLM3Config, {"pad_token_id": None}),
+    "phi3": (transformers.Phi3Config, {"pad_token_id": None, "sliding_window": 8}),
 }
 
 
@@ -80,6 +83,17 @@ def test_the_student_is_the_teacher_without_the_other_layers(tmp_path, teachers,
         assert student.config.layer_types == kinds
         teacher.config.layer_types = kinds
     assert torch.equal(logits(student), logits(teacher))
+
+
+@pytest.mark.parametrize("family, key", [("gemma3", "layer_types"), ("smollm3", "no_rope_layers")])
+def test_what_the_class_derives_of_the_layers_numbers_is_written_out(tmp_path, teachers, script, family, key):
+    shutil.copytree(teachers[family], tmp_path / "teacher")
+    config = json.loads((teachers[family] / "config.json").read_text())
+    entries = config.pop(key)
+    (tmp_path / "teacher" / "config.json").write_text(json.dumps(config | {"sliding_window_pattern": 3}))
+    script("prune_layers.py", "--teacher", tmp_path / "teacher", "--out", tmp_path / "student", "--layers", "2,3,5")
+    assert json.loads((tmp_path / "student" / "config.json").read_text())[key] == [entries[i] for i in (2, 3, 5)]
+    assert len(set(entries)) == 2
 
 
 def test_a_teacher_whose_files_say_more_than_its_config(tmp_path, teachers, script):

@@ -15,6 +15,9 @@ FAMILIES = {
     "mistral": (transformers.MistralConfig, {"sliding_window": None}),
     "qwen2": (transformers.Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (transformers.Qwen3Config, {"tie_word_embeddings": True}),
+    "gemma3": (transformers.Gemma3TextConfig, {"sliding_window": 8, "layer_types": ["sliding_attention"] * LAYERS}),
+    "phi3": (transformers.Phi3Config, {"sliding_window": 8}),
+    "smollm3": (transformers.SmolLM3Config, {}),
 }
 
 
@@ -103,6 +106,25 @@ def test_the_student_is_the_teacher_with_the_other_parts_silenced(tmp_path, teac
     expected = logits(silenced(load(teachers[family]), kept))
     torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
     assert (logits(load(teachers[family])) - expected).abs().max() > 0.05, "the dropped parts had a say"
+
+
+def test_norms_over_all_heads_need_all_heads(tmp_path, text, script):
+    config = transformers.Olmo2Config(
+        vocab_size=len(WORDS),
+        hidden_size=48,
+        intermediate_size=NEURONS,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        pad_token_id=None,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "teacher")
+    save_tokenizer(tmp_path / "teacher", WORDS)
+    arguments = ("--teacher", tmp_path / "teacher", "--out", tmp_path / "student", "--text", text)
+    message = script("prune_width.py", *arguments, "--kv-heads", 2, "--intermediate", 20, code=1)
+    assert "--kv-heads: expected 3" in message and "over all heads at once" in message
+    script("prune_width.py", *arguments, "--kv-heads", 3, "--intermediate", 20)
+    assert load(tmp_path / "student").config.intermediate_size == 20
 
 
 def test_all_parts_give_the_teacher(tmp_path, teachers, text, script):

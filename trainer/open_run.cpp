@@ -56,7 +56,8 @@ absl::Status load(PreparedRun prepared, OpenedRun& run, StartNotes& notes) {
   const auto began = std::chrono::steady_clock::now();
   ASSIGN_OR_RETURN(
       LoadedModels models,
-      load_models(shape.config, environment, mesh, inputs.student, inputs.teacher, std::move(memory->optimizer)));
+      load_models(
+          shape.config, environment, mesh, inputs.student, inputs.teacher, shape.state(std::move(memory->optimizer))));
   run.models = std::make_unique<LoadedModels>(std::move(models));
   device::synchronize(environment.device);
   const std::chrono::duration<double> loading = std::chrono::steady_clock::now() - began;

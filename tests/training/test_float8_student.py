@@ -225,6 +225,7 @@ def test_the_plan_is_what_the_run_allocates(tmp_path, models, ragged_shard, shad
         ),
         ("student", "dtype", "float32", ["student.float8_exceptions", "student.dtype is float8"]),
         ("memory", "optimizer", "host", ["student.dtype", "memory.optimizer", "found host"]),
+        ("memory", "optimizer", "device,host", ["student.dtype", "memory.optimizer", "found device,host"]),
         ("float8", "shadow_every", -1, ["float8.shadow_every", "found -1"]),
         ("float8", "max_mean_kl", 0.1, ["float8.max_mean_kl", "teacher.dtype is float8"]),
     ],

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ import tiny
 RELATIVE, BLOCKS = 0.01, 8192 if tiny.DEVICE == "cpu" else 1 << 20
 # Vectors of a few bytes, read-ahead batches and step counters are not in the plan.
 UNPLANNED = 120_000 if tiny.DEVICE == "cpu" else 120_000 + BLOCKS
+PLACES = ["host", "host,device", "device,host"]  # of the optimizer's state
 POLICIES = ["keep", "recompute", "offload", "offload_input", "auto", "recompute,keep", "offload,offload_input"]
 
 
@@ -87,6 +89,9 @@ def test_planned_bytes_are_those_allocated(tmp_path, models, long_shard, family,
         {"parallel": {"processes": 2, "reduce_dtype": "bfloat16"}, "memory": {"activation": "offload"}},
         {"parallel": {"processes": 2}, "memory": {"optimizer": "host", "activation": "offload_input"}},
         {"memory": {"optimizer": "host"}},
+        {"memory": {"optimizer": "host,device"}},
+        {"parallel": {"processes": 2}, "memory": {"optimizer": "device,host", "activation": "keep,offload"}},
+        {"parallel": {"processes": 2, "gather": "copy"}, "memory": {"optimizer": "device,host"}},
         # Groups of 384 tokens, which a batch's ignored tokens do not make smaller.
         {"data": {"seq_len": 256, "packing": "pack"}, "loss": {"memory_cap_mb": 1, "chunk_size": 192}},
     ],
@@ -128,21 +133,42 @@ def test_every_policy_trains_bit_for_bit_alike(tmp_path, models, ragged_shard, f
     for policy in POLICIES[1:]:
         found = losses(tmp_path / policy, models[family], ragged_shard, data=data, memory={"activation": policy})
         assert found == expected, policy
-    host = losses(
-        tmp_path / "host",
-        models[family],
-        ragged_shard,
-        data=data,
-        memory={"activation": "offload", "optimizer": "host"},
-    )
-    assert host == expected
+    for places in PLACES:
+        memory = {"activation": "offload", "optimizer": places}
+        assert losses(tmp_path / places, models[family], ragged_shard, data=data, memory=memory) == expected, places
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_automatic_places_are_the_least_on_the_host_that_fits_and_change_no_bit(
+    tmp_path, models, ragged_shard, processes
+):
+    tiny.need_devices(processes)
+    sections = {"data": {"seq_len": 32}, "parallel": {"processes": processes, "gather": "nccl"}}
+
+    def plan(**memory):
+        config = config_of(tmp_path, models["qwen3"], ragged_shard, **sections, memory=memory)
+        path = tiny.write_config(tmp_path, config)
+        return json.loads(tiny.distill("plan", "--config", path, "--ranks", processes, "--json").stdout)
+
+    def trained(name, **memory):
+        return losses(tmp_path / name, models["qwen3"], ragged_shard, **sections, memory=memory)
+
+    peaks = {places: plan(optimizer=places)["bytes"]["peak"] for places in ("device", "device,host", "host")}
+    assert peaks["device"] > peaks["device,host"] > peaks["host"], peaks
+    expected = trained("device")
+    for places, peak in peaks.items():
+        memory = {"optimizer": "auto", "budget_gib": (peak + 0.5) / 2**30}
+        found = plan(**memory)
+        assert found["fits"] and found["optimizer"] == places
+        assert found["bytes"]["host_optimizer"] == plan(optimizer=places)["bytes"]["host_optimizer"]
+        assert trained(f"auto-{places}", **memory) == expected
 
 
 @pytest.mark.parametrize("processes, asynchronous", [(1, True), (1, False), (2, True)])
 def test_state_in_host_memory_is_saved_and_resumed_bit_for_bit(tmp_path, models, ragged_shard, processes, asynchronous):
     tiny.need_devices(processes)
     weights, evaluations = [], []
-    for optimizer in ("device", "host"):
+    for optimizer, later in (("device", "device,host"), ("host", "host"), ("device,host", "host,device")):
         config = config_of(
             tmp_path / optimizer,
             models["llama"],
@@ -157,14 +183,12 @@ def test_state_in_host_memory_is_saved_and_resumed_bit_for_bit(tmp_path, models,
         run = tiny.train(tmp_path / optimizer, config)
         weights.append(tiny.load_weights(run / "model"))
         evaluations.append([found["eval"]["loss"] for found in tiny.read_metrics(run)[1]])
-        if optimizer == "host":
-            import shutil
-
-            shutil.rmtree(run / "checkpoints" / "step-4")
-            weights.append(tiny.load_weights(tiny.train(tmp_path / optimizer, config, "--resume") / "model"))
-    assert evaluations[1] == evaluations[0] and len(evaluations[0]) == 4  # right after the update
-    assert tiny.relative_difference(weights[1], weights[0]) == 0
-    assert tiny.relative_difference(weights[2], weights[0]) == 0
+        shutil.rmtree(run / "checkpoints" / "step-4")
+        config["memory"]["optimizer"] = later  # checkpoints do not depend on where the state is
+        weights.append(tiny.load_weights(tiny.train(tmp_path / optimizer, config, "--resume") / "model"))
+    assert evaluations[1] == evaluations[2] == evaluations[0]  # right after the update
+    assert len(evaluations[0]) == 4
+    assert [tiny.relative_difference(found, weights[0]) for found in weights] == [0] * 6
 
 
 @pytest.mark.parametrize("parallel", [{"processes": 2}, {"processes": 3}, {"processes": 4, "replicate": 2}])
@@ -173,9 +197,16 @@ def test_every_policy_trains_bit_for_bit_alike_on_any_ranks(tmp_path, models, ra
     sections = {"data": {"seq_len": 32, "packing": "pack"}, "parallel": parallel}
     expected = losses(tmp_path / "keep", models["llama"], ragged_shard, **sections, memory={"activation": "keep"})
     assert len(expected) == 3
-    for activation, optimizer in [("recompute", "device"), ("offload", "device"), ("offload_input,offload", "host")]:
+    for activation, optimizer in [
+        ("recompute", "device"),
+        ("offload", "device"),
+        ("offload_input,offload", "host"),
+        ("keep", "device,host"),
+        ("keep,offload", "host,device"),
+    ]:
         memory = {"activation": activation, "optimizer": optimizer}
-        found = losses(tmp_path / activation, models["llama"], ragged_shard, **sections, memory=memory)
+        folder = tmp_path / f"{activation}-{optimizer}"
+        found = losses(folder, models["llama"], ragged_shard, **sections, memory=memory)
         assert found == expected, memory
 
 
@@ -244,8 +275,9 @@ def test_out_of_memory_says_what_was_held_and_what_would_fit(tmp_path, models, l
     ):
         assert text in report, report
     # The first change that is named fits.
-    setting = report.split("the fastest first:")[1].split()[0]
-    plan = tiny.distill("plan", "--config", tiny.write_config(tmp_path, config), "--set", setting, "--json")
+    settings, numbers = report.split("the fastest first:")[1].strip().splitlines()[0].split("  (")
+    assert re.fullmatch(r"predicted peak [\d.]+ \w+, \d+ tok/s\)", numbers)
+    plan = tiny.distill("plan", "--config", tiny.write_config(tmp_path, config), "--set", *settings.split(), "--json")
     assert json.loads(plan.stdout)["fits"]
 
 
@@ -346,6 +378,7 @@ def test_each_change_that_a_plan_names_fits(tmp_path, models, long_shard):
             sets.append(f"train.global_batch_size={rows * ranks}")
         changed = plan(limit, *sets, ranks=ranks)
         assert changed["fits"] and changed["bytes"]["peak"] == change["peak_bytes"], change
+        assert changed["tokens_per_second"] == pytest.approx(change["tokens_per_second"], rel=0.01), change
         speed = changed["tokens_per_second"] / found["tokens_per_second"] / ranks
         assert speed == pytest.approx(change["speed"], rel=0.01), change
 

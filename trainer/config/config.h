@@ -8,7 +8,7 @@
 #include "data/base/enum_names.h"
 #include "data/packing_mode.h"
 #include "losses/options.h"
-#include "trainer/config/activation.h"
+#include "trainer/config/by_block.h"
 
 // The whole configuration as plain structs with their defaults. trainer/config/fields.cpp names every key once.
 namespace distill::config {
@@ -83,15 +83,6 @@ enum class StoredDtype {
 };
 constexpr auto enum_names(StoredDtype) {
   return base::names_of<StoredDtype>("auto", "float32", "bfloat16", "float16");
-}
-
-// Where fp32 master weights and moments lie.
-enum class OptimizerMemory {
-  kDevice,
-  kHost,
-};
-constexpr auto enum_names(OptimizerMemory) {
-  return base::names_of<OptimizerMemory>("device", "host");
 }
 
 // What happens when the memory plan does not fit.
@@ -295,8 +286,8 @@ struct CheckpointSection {
 };
 
 struct MemorySection {
-  Activation activation = models::ActivationPolicy::kKeep;
-  OptimizerMemory optimizer = OptimizerMemory::kDevice;
+  ByBlock<models::ActivationPolicy> activation = models::ActivationPolicy::kKeep;
+  ByBlock<models::StatePlace> optimizer = models::StatePlace::kDevice; // of other units: models::places_of_units
   double budget_gib = 0; // what tensors may take at the peak; 0: all that the device has
   double limit_gib = 0; // what the allocator may take; 0: all that the device has
   OnOverflow on_overflow = OnOverflow::kRefuse;

@@ -109,7 +109,7 @@ std::string type_name(const Field& field) {
           [](const Boolean&) { return "boolean"; }, [](const Integer&) { return "integer"; },
           [](const Real&) { return "number"; }, [](const Text&) { return "text"; },
           [](const Texts&) { return "texts"; }, [](const Choice&) { return "choice"; },
-          [](const ActivationPolicies&) { return "text"; }, [](const DataSets&) { return "data sets"; }},
+          [](const BlockPolicies&) { return "text"; }, [](const DataSets&) { return "data sets"; }},
       field.kind);
 }
 
@@ -122,7 +122,7 @@ std::string expectation(const Field& field) {
           [](const Text&) -> std::string { return "text"; },
           [](const Texts&) -> std::string { return "a text, or a list of texts"; },
           [](const Choice& kind) { return absl::StrCat("one of ", absl::StrJoin(kind.names, ", ")); },
-          [](const ActivationPolicies&) { return activation_syntax(); },
+          [](const BlockPolicies& kind) { return kind.syntax; },
           [](const DataSets&) -> std::string { return "a path, {path, weight}, or a list of these"; }},
       field.kind);
 }
@@ -150,7 +150,7 @@ std::string to_yaml(const Field& field, const Config& config) {
             return absl::StrCat("[", absl::StrJoin(items, ", "), "]");
           },
           [&](const Choice& kind) -> std::string { return kind.names[kind.get(values)]; },
-          [&](const ActivationPolicies& kind) -> std::string { return in_quotes(activation_text(kind.value(values))); },
+          [&](const BlockPolicies& kind) -> std::string { return in_quotes(kind.text(values)); },
           [&](const DataSets& kind) -> std::string {
             std::vector<std::string> items;
             for (const DataSet& set : kind.value(values)) {

@@ -55,9 +55,12 @@ struct Choice {
   std::vector<std::pair<std::string, std::string>> removed = {};
 };
 
-// A value that parse_activation reads.
-struct ActivationPolicies {
-  Ref<Activation> value;
+// A policy for each decoder block of the student (by_block.h).
+struct BlockPolicies {
+  std::string syntax; // of the texts that are read, for errors
+  std::string example; // one of them
+  std::string (*text)(const Config&); // the shortest text that reads back equal
+  bool (*read)(Config&, const std::string&); // false: the text is none of these
 };
 
 // A path, a mapping of path and weight, or a list of either.
@@ -65,7 +68,7 @@ struct DataSets {
   Ref<std::vector<DataSet>> value;
 };
 
-using Kind = std::variant<Boolean, Integer, Real, Text, Texts, Choice, ActivationPolicies, DataSets>;
+using Kind = std::variant<Boolean, Integer, Real, Text, Texts, Choice, BlockPolicies, DataSets>;
 
 // When a key has an effect. To give it otherwise is an error, and the dump leaves it out.
 struct Condition {

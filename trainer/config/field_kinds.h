@@ -39,6 +39,22 @@ Choice one_of(std::vector<std::pair<std::string, std::string>> removed = {}) {
       std::move(removed)};
 }
 
+// A key whose member is a ByBlock.
+template <auto kSection, auto kMember>
+BlockPolicies by_block() {
+  using Policy = std::variant_alternative_t<1, std::remove_cvref_t<decltype(Config{}.*kSection.*kMember)>>;
+  return {
+      by_block_syntax<Policy>(), by_block_example<Policy>(),
+      [](const Config& config) { return by_block_text<Policy>(config.*kSection.*kMember); },
+      [](Config& config, const std::string& text) {
+        auto value = parse_by_block<Policy>(text);
+        if (value) {
+          config.*kSection.*kMember = *std::move(value);
+        }
+        return value.has_value();
+      }};
+}
+
 // A number of the loss's options, whose range losses/option_ranges.h has.
 template <auto kSection, auto kMember>
 Real real_of() {

@@ -209,14 +209,17 @@ std::vector<Field> checkpoint_fields() {
 std::vector<Field> memory_fields() {
   constexpr auto kMemory = &Config::memory;
   return {
-      {"memory", "activation", ActivationPolicies{member<kMemory, &MemorySection::activation>}, "",
+      {"memory", "activation", by_block<kMemory, &MemorySection::activation>(), "",
        "What each decoder block saves for its backward pass. keep: all its activations, on the device. recompute: its "
        "input; the block's forward pass runs again. offload: all its activations, in host memory. offload_input: its "
        "input, in host memory. recompute*24,keep*8: a policy for each block in forward order. auto: the fastest mix of "
        "policies that fits."},
-      {"memory", "optimizer", one_of<kMemory, &MemorySection::optimizer>(), "",
+      {"memory", "optimizer", by_block<kMemory, &MemorySection::optimizer>(), "",
        "Where float32 master weights and AdamW's moments are stored. host: in pinned host memory; the update streams "
-       "them through the device, overlapped with the next step."},
+       "them through the device, overlapped with the next step. host*24,device*8: a place for each block in forward "
+       "order; the embedding's is the first block's, that of the final norm and lm_head the last block's. auto: as few "
+       "blocks on the host as the memory plan needs; it chooses them together with memory.activation where that is "
+       "auto, by predicted time. A float8 student's are on the device."},
       {"memory", "budget_gib", Real{member<kMemory, &MemorySection::budget_gib>, 0, kMostGib}, "GiB",
        "Device memory that tensors may take at the peak of a step, according to the memory plan. 0: all of the device."},
       {"memory", "limit_gib", Real{member<kMemory, &MemorySection::limit_gib>, 0, kMostGib}, "GiB",

@@ -143,10 +143,10 @@ class Rules {
   }
 
   void dtypes() {
-    if (config_.student.dtype == ComputeDtype::kFloat8 && config_.memory.optimizer == OptimizerMemory::kHost) {
+    if (config_.student.dtype == ComputeDtype::kFloat8 && gives(config_.memory.optimizer, models::StatePlace::kHost)) {
       fail(
-          {"student.dtype", "memory.optimizer"}, "memory.optimizer: device for a float8 student", "host",
-          "its weights are rounded from master weights on the device");
+          {"student.dtype", "memory.optimizer"}, "memory.optimizer: device or auto for a float8 student",
+          by_block_text(config_.memory.optimizer), "its weights are rounded from master weights on the device");
     }
   }
 

@@ -136,13 +136,10 @@ class Assignment {
     fail(describe(node_), close.empty() ? "" : absl::StrCat("did you mean ", close, "?"));
   }
 
-  void operator()(const ActivationPolicies& kind) {
-    const auto activation = node_.IsScalar() ? parse_activation(node_.Scalar()) : std::nullopt;
-    if (!activation) {
+  void operator()(const BlockPolicies& kind) {
+    if (!node_.IsScalar() || !kind.read(config_, node_.Scalar())) {
       fail(describe(node_));
-      return;
     }
-    kind.value(config_) = *activation;
   }
 
   void operator()(const DataSets& kind) {

@@ -1,9 +1,6 @@
 #pragma once
 
-#include <string>
-#include <vector>
-
-#include "data/base/enum_names.h"
+#include "trainer/models/policies_text.h"
 
 namespace distill::models {
 
@@ -25,8 +22,5 @@ constexpr bool keeps_input_only(ActivationPolicy policy) {
 constexpr bool is_offloaded(ActivationPolicy policy) {
   return policy == ActivationPolicy::kOffload || policy == ActivationPolicy::kOffloadInput;
 }
-
-// The policies of blocks in forward order, "recompute*24,keep*8"; a single name where all blocks have the same policy.
-std::string policies_text(const std::vector<ActivationPolicy>& policies);
 
 } // namespace distill::models

@@ -27,8 +27,8 @@ AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& optio
   int64_t largest = 0;
   for (int64_t i = 0; i < model.num_units(); ++i) {
     const sharding::UnitShard& unit = model.unit(i);
-    moments_.push_back({model.zeros_beside_master(i), model.zeros_beside_master(i)});
-    largest = std::max(largest, unit.shard.numel);
+    moments_.push_back({model.zeros_of_state(i), model.zeros_of_state(i)});
+    largest = model.state_on_host(i) ? std::max(largest, unit.shard.numel) : largest;
     // A unit's vectors come before its matrices, so that weight decay divides it into two slices at most.
     int64_t first_matrix = unit.layout.numel;
     for (const models::ParamLayout& param : unit.layout.params) {
@@ -39,16 +39,18 @@ AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& optio
     first_matrix_.push_back(first_matrix);
   }
   step_count_ = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(model.options().device));
-  if (model.options().host_state == nullptr) {
+  if (largest == 0) {
     return;
   }
-  const int64_t stage = HostState::stage_numel(largest, piece);
-  host_state_ = std::make_unique<HostState>(model.options().device, stage);
+  const int64_t stage = piece > 0 ? std::min(largest, piece) : sharding::StateMemory::piece_numel(largest);
   for (int64_t i = 0; i < model.num_units(); ++i) {
-    for (int64_t begin = 0; begin < model.unit(i).shard.numel; begin += stage) {
-      pieces_.push_back({i, begin, std::min(stage, model.unit(i).shard.numel - begin)});
+    const int64_t numel = model.state_on_host(i) ? model.unit(i).shard.numel : 0;
+    for (int64_t begin = 0; begin < numel; begin += stage) {
+      pieces_.push_back({i, begin, std::min(stage, numel - begin)});
     }
   }
+  const int64_t stages = std::min(model.options().state.stages, static_cast<int64_t>(pieces_.size()));
+  host_state_ = std::make_unique<HostState>(model.options().device, stage, stages);
 }
 
 void AdamW::add_slice(Group& group, const Piece& piece, const OptimizerState& state, int64_t begin, int64_t end) {
@@ -74,13 +76,16 @@ void AdamW::wait() {
 void AdamW::step(double lr, const GradNorm& grad_norm) {
   model_.finish_updates(); // waits for the last update, which reads step_count_ on a stream of its own
   step_count_.add_(1.0 - grad_norm.found_inf);
-  if (host_state_ != nullptr) {
-    step_through_device(lr, grad_norm);
-  } else if (runs_on_cuda(model_)) {
-    step_on_gpu(lr, grad_norm);
-  } else {
-    step_with_aten(lr, grad_norm);
+  if (host_state_ != nullptr) { // before the updates on the device, for which those from the host need not wait
+    fetch_ahead();
+    decision_ = grad_norm; // kept alive for kernels on another stream
+    host_state_->begin_update();
   }
+  step_on_device(lr, grad_norm);
+  if (host_state_ != nullptr) {
+    step_through_device(lr);
+  }
+  model_.weights_changed();
 }
 
 void AdamW::update_on_gpu(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm) {
@@ -109,13 +114,6 @@ void AdamW::update_on_gpu(const Piece& piece, const OptimizerState& state, doubl
   models::run_kernel("AdamW", launch_adamw, args, model_.options().device);
 }
 
-void AdamW::step_on_gpu(double lr, const GradNorm& grad_norm) {
-  for (int64_t i = 0; i < model_.num_units(); ++i) {
-    update_on_gpu(whole(i), state(whole(i)), lr, grad_norm);
-  }
-  model_.weights_changed();
-}
-
 void AdamW::update_with_aten(const Group& group, double lr, const GradNorm& grad_norm) {
   if (group.params.empty() || group.params.front().is_meta()) { // the fused op has no meta kernel
     return;
@@ -128,16 +126,31 @@ void AdamW::update_with_aten(const Group& group, double lr, const GradNorm& grad
       grad_norm.found_inf);
 }
 
-void AdamW::step_with_aten(double lr, const GradNorm& grad_norm) {
+void AdamW::step_on_device(double lr, const GradNorm& grad_norm) {
+  const bool on_gpu = runs_on_cuda(model_);
   Group vectors, matrices;
   matrices.weight_decay = options_.weight_decay;
   for (int64_t i = 0; i < model_.num_units(); ++i) {
-    add_slice(vectors, whole(i), state(whole(i)), 0, first_matrix_[i]);
-    add_slice(matrices, whole(i), state(whole(i)), first_matrix_[i], model_.unit(i).layout.numel);
+    if (model_.state_on_host(i)) {
+      continue;
+    }
+    if (on_gpu) {
+      update_on_gpu(whole(i), state(whole(i)), lr, grad_norm);
+    } else {
+      add_slice(vectors, whole(i), state(whole(i)), 0, first_matrix_[i]);
+      add_slice(matrices, whole(i), state(whole(i)), first_matrix_[i], model_.unit(i).layout.numel);
+    }
+  }
+  if (on_gpu) {
+    return;
   }
   update_with_aten(vectors, lr, grad_norm);
   update_with_aten(matrices, lr, grad_norm);
-  model_.refresh_weights();
+  for (int64_t i = 0; i < model_.num_units(); ++i) {
+    if (!model_.state_on_host(i)) {
+      model_.round_master(i);
+    }
+  }
 }
 
 void AdamW::update_staged(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm) {
@@ -158,15 +171,12 @@ void AdamW::update_staged(const Piece& piece, const OptimizerState& state, doubl
 }
 
 void AdamW::fetch_ahead() {
-  while (host_state_ != nullptr && fetched_ < std::min<size_t>(HostState::kStages, pieces_.size())) {
+  while (host_state_ != nullptr && static_cast<int64_t>(fetched_) < host_state_->stages()) {
     host_state_->fetch(state(pieces_[fetched_++]));
   }
 }
 
-void AdamW::step_through_device(double lr, const GradNorm& grad_norm) {
-  fetch_ahead();
-  decision_ = grad_norm; // kept alive for kernels on another stream
-  host_state_->begin_update();
+void AdamW::step_through_device(double lr) {
   for (size_t i = 0; i < pieces_.size(); ++i) {
     const Piece& piece = pieces_[i];
     host_state_->update(state(piece), [&](const OptimizerState& staged) {
@@ -181,7 +191,6 @@ void AdamW::step_through_device(double lr, const GradNorm& grad_norm) {
   }
   fetched_ = 0;
   host_state_->end_update();
-  model_.weights_changed();
 }
 
 } // namespace distill::optim

@@ -14,20 +14,22 @@ namespace distill::optim {
 // AdamW (Loshchilov and Hutter, 2019) on the flat fp32 master shards of every unit. Decay applies to matrices only, not
 // to norms and biases. A step whose gradients are not finite changes nothing, its step counter included.
 //
-// If the model's master weights are in host memory, so are the moments, and the state passes through the device piece
-// by piece, overlapped with the compute stream: step() returns once the pieces are queued, and each unit waits for its
-// own update where it is used next (ModelShards::unit_updated). Meanwhile the next step's teacher runs.
+// The moments of a unit are where its master weights are. Units whose state is on the device are updated on the compute
+// stream. The state of the others is in host memory and passes through the device piece by piece, overlapped with the
+// compute stream: step() returns once the pieces are queued, and each of these units waits for its own update where it
+// is used next (ModelShards::unit_updated). Meanwhile the next step's teacher runs.
 class AdamW {
  public:
-  // `piece`: elements of state in host memory that pass through the device together.
-  AdamW(sharding::ModelShards& model, const config::OptimizerSection& options, int64_t piece = HostState::kPiece);
+  // `piece`: the elements of state in host memory that pass through the device together; 0:
+  // sharding::StateMemory::piece_numel().
+  AdamW(sharding::ModelShards& model, const config::OptimizerSection& options, int64_t piece = 0);
 
-  // Starts copying the next step's first pieces to the device, after the last step's pieces have left it. Does nothing
-  // if the state is on the device.
+  // Starts copying the next step's first pieces to the device, one for each stage, after the last step's pieces have
+  // left it. Does nothing if all state is on the device.
   void fetch_ahead();
   // Updates the master weights and the compute copies from the units' gradients.
   void step(double lr, const GradNorm& grad_norm);
-  // The host waits until the master weights and moments are those of the last step. Does nothing if they are on the
+  // The host waits until the master weights and moments are those of the last step. Does nothing if they are all on the
   // device.
   void wait();
 
@@ -46,11 +48,11 @@ class AdamW {
   }
 
  private:
-  // One fused pass over each unit's shard, the bf16 copies included.
-  void step_on_gpu(double lr, const GradNorm& grad_norm);
-  void step_with_aten(double lr, const GradNorm& grad_norm);
-  // The step for state in host memory.
-  void step_through_device(double lr, const GradNorm& grad_norm);
+  // The step of units whose state is on the device: on a GPU one fused pass over each unit's shard, which writes the
+  // bf16 copy too.
+  void step_on_device(double lr, const GradNorm& grad_norm);
+  // The step of the units whose state is in host memory.
+  void step_through_device(double lr);
 
   // Elements of a unit's shard that are updated together.
   struct Piece {
@@ -83,7 +85,7 @@ class AdamW {
   std::vector<Moments> moments_;
   std::vector<int64_t> first_matrix_; // for each unit, the element from which weight decay applies
   at::Tensor step_count_;
-  std::unique_ptr<HostState> host_state_; // null: the state is on the device
+  std::unique_ptr<HostState> host_state_; // null: all state is on the device
   std::vector<Piece> pieces_; // of state in host memory, in forward order
   size_t fetched_ = 0; // number of the next step's pieces that have been fetched
   GradNorm decision_; // of the last step, kept alive while its pieces are updated

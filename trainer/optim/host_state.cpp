@@ -4,18 +4,13 @@
 
 namespace distill::optim {
 
-HostState::HostState(at::Device device, int64_t stage_numel)
-    : in_(device),
-      update_(device),
-      out_(device),
-      decided_(device),
-      all_left_(device),
-      stages_{Stage(device), Stage(device), Stage(device)} {
+HostState::HostState(at::Device device, int64_t stage_numel, int64_t stages)
+    : in_(device), update_(device), out_(device), decided_(device), all_left_(device) {
   const device::LabelScope label(device::Category::kStaging);
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
   const auto buffer = [&] { return at::empty({stage_numel}, options); };
-  for (Stage& stage : stages_) {
-    stage.buffers = {buffer(), buffer(), buffer()};
+  for (int64_t i = 0; i < stages; ++i) {
+    stages_.emplace_back(device).buffers = {buffer(), buffer(), buffer()};
   }
 }
 
@@ -36,8 +31,8 @@ void HostState::copy(const OptimizerState& to, const OptimizerState& from) {
 }
 
 void HostState::fetch(const OptimizerState& host) {
-  TORCH_CHECK(fetched_ < updated_ + kStages, "optimizer state is fetched into a stage that is not free");
-  Stage& stage = stages_[fetched_++ % kStages];
+  TORCH_CHECK(fetched_ < updated_ + stages(), "optimizer state is fetched into a stage that is not free");
+  Stage& stage = stage_of(fetched_++);
   in_.run([&] {
     all_left_.wait(); // the last step's results are in host memory
     stage.left.wait(); // the stage's previous piece has left it

@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
+#include <vector>
 
 #include "trainer/sharding/side_stream.h"
 
@@ -19,33 +19,28 @@ struct OptimizerState {
   }
 };
 
-// Passes state in host memory through the device piece by piece: while one piece is updated, the next one is copied in
-// and the previous one out, each on a stream of its own, overlapped with the compute stream. On the CPU the copies are
-// made at once, by the same code.
+// Passes state in host memory through the device piece by piece: while one piece is updated, the next ones are copied
+// in and the previous one out, each on a stream of its own, overlapped with the compute stream. There are as many
+// pieces on the device at a time as there are stages. On the CPU the copies are made at once, by the same code.
 class HostState {
  public:
-  static constexpr int64_t kStages = 3; // pieces on the device at a time
-
-  // Elements of a stage's tensors, if the largest unit has `largest` elements. A piece has at most `piece` elements:
-  // enough for full copy bandwidth, and fewer than an embedding.
-  static constexpr int64_t kPiece = int64_t{1} << 25;
-  static int64_t stage_numel(int64_t largest, int64_t piece = kPiece) {
-    return std::min(largest, piece);
-  }
-
-  HostState(at::Device device, int64_t stage_numel);
+  // `stage_numel`: the elements of the largest piece.
+  HostState(at::Device device, int64_t stage_numel, int64_t stages);
   // Waits for the copies: the host memory may be freed next.
   ~HostState();
   HostState(const HostState&) = delete;
   HostState& operator=(const HostState&) = delete;
 
-  // Starts the copy of the next piece to the device; at most kStages pieces may be fetched and not updated.
+  int64_t stages() const {
+    return static_cast<int64_t>(stages_.size());
+  }
+  // Starts the copy of the next piece to the device; at most stages() pieces may be fetched and not updated.
   void fetch(const OptimizerState& host);
   // Calls `update` with the oldest fetched piece, on the device; work that it queues runs on the update's stream, after
   // the piece has arrived. The piece is then copied back to `host`.
   template <typename Update>
   void update(const OptimizerState& host, Update&& update) {
-    Stage& stage = stages_[updated_++ % kStages];
+    Stage& stage = stage_of(updated_++);
     update_.run([&] {
       stage.arrived.wait();
       update(stage.buffers.narrow(0, host.master.numel()));
@@ -53,7 +48,7 @@ class HostState {
     });
     send_back(stage, host);
   }
-  // Makes the update's stream wait for the work that is queued on the current stream.
+  // Makes the update's stream wait for the work that has been queued on the current stream.
   void begin_update();
   // Call after a step's last piece: later fetches wait until this step's state is back in host memory.
   void end_update();
@@ -68,13 +63,16 @@ class HostState {
 
     explicit Stage(at::Device device) : arrived(device), updated(device), left(device) {}
   };
+  Stage& stage_of(int64_t piece) {
+    return stages_[static_cast<size_t>(piece % stages())];
+  }
   static void copy(const OptimizerState& to, const OptimizerState& from);
   void send_back(Stage& stage, const OptimizerState& host);
 
   sharding::SideStream in_, update_, out_;
   sharding::Fence decided_; // recorded when the update's inputs are ready
   sharding::Fence all_left_; // recorded when the last step's pieces have left the device
-  std::array<Stage, kStages> stages_;
+  std::vector<Stage> stages_;
   int64_t fetched_ = 0, updated_ = 0; // number of pieces since the start of the run
 };
 

@@ -4,6 +4,8 @@ namespace distill::plan {
 namespace {
 
 constexpr size_t kMaxChanges = 3;
+constexpr char kActivation[] = "memory.activation";
+constexpr char kOptimizer[] = "memory.optimizer";
 constexpr int64_t kGpusOfANode = 8;
 
 // A key and a value with which the run may fit.
@@ -23,12 +25,12 @@ std::vector<Candidate> candidates_of(const PlanRequest& request) {
   const auto add_number = [&](std::string key, int64_t value, std::function<void(config::Config&)> apply) {
     add(std::move(key), absl::StrCat(value), std::move(apply));
   };
-  if (config.memory.activation != config::Activation(config::AutomaticPolicies{})) {
-    add("memory.activation", "auto", [](config::Config& c) { c.memory.activation = config::AutomaticPolicies{}; });
+  if (!std::holds_alternative<config::Automatic>(config.memory.activation)) {
+    add(kActivation, "auto", [](config::Config& c) { c.memory.activation = config::Automatic{}; });
   }
-  if (config.memory.optimizer == config::OptimizerMemory::kDevice &&
+  if (!std::holds_alternative<config::Automatic>(config.memory.optimizer) &&
       config.student.dtype != config::ComputeDtype::kFloat8) {
-    add("memory.optimizer", "host", [](config::Config& c) { c.memory.optimizer = config::OptimizerMemory::kHost; });
+    add(kOptimizer, "auto", [](config::Config& c) { c.memory.optimizer = config::Automatic{}; });
   }
   for (int64_t cap = config.chunks.memory_cap_mb / 2; cap >= 64; cap /= 2) {
     add_number("loss.memory_cap_mb", cap, [cap](config::Config& c) { c.chunks.memory_cap_mb = cap; });
@@ -88,15 +90,20 @@ std::optional<Change> attempt(
   if (!plan.ok() || !plan->fits()) {
     return std::nullopt;
   }
-  for (auto& [key, value] : change.settings) {
-    if (key == "memory.activation") { // suggest the policies that auto chose, rather than auto
-      value = models::policies_text(plan->shape.policies);
-    }
-  }
   change.peak_bytes = plan->memory.peak();
+  change.tokens_per_second = plan->time.tokens_per_second;
   change.seconds_per_token = 1 / plan->time.tokens_per_second * static_cast<double>(plan->shape.ranks()) /
       static_cast<double>(request.target.world_size);
   return change;
+}
+
+// Whether a change of one of the two keys of a pair is as fast as the pair, but for rounding.
+bool one_is_as_fast(const std::vector<Change>& changes, const Change& pair) {
+  return std::any_of(changes.begin(), changes.end(), [&](const Change& other) {
+    return other.settings.size() == 1 &&
+        std::find(pair.settings.begin(), pair.settings.end(), other.settings.front()) != pair.settings.end() &&
+        other.seconds_per_token <= 1.0001 * pair.seconds_per_token;
+  });
 }
 
 } // namespace
@@ -113,19 +120,20 @@ std::vector<Change> cheapest_changes(const PlanRequest& request, const Planner& 
       }
     }
   }
-  if (changes.empty()) {
-    std::vector<std::pair<std::string, std::string>> solved_pairs;
-    for (size_t i = 0; i < candidates.size(); ++i) {
-      for (size_t k = i + 1; k < candidates.size(); ++k) {
-        const std::pair keys(candidates[i].key, candidates[k].key);
-        if (keys.first == keys.second ||
-            std::find(solved_pairs.begin(), solved_pairs.end(), keys) != solved_pairs.end()) {
-          continue;
-        }
-        if (auto change = attempt(request, {&candidates[i], &candidates[k]}, planner)) {
-          changes.push_back(*std::move(change));
-          solved_pairs.push_back(keys);
-        }
+  const bool alone_is_enough = !changes.empty();
+  std::vector<std::pair<std::string, std::string>> solved_pairs;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    for (size_t k = i + 1; k < candidates.size(); ++k) {
+      const std::pair keys(candidates[i].key, candidates[k].key);
+      const bool changes_memory_alone = keys == std::pair<std::string, std::string>(kActivation, kOptimizer);
+      if (keys.first == keys.second || (alone_is_enough && !changes_memory_alone) ||
+          std::find(solved_pairs.begin(), solved_pairs.end(), keys) != solved_pairs.end()) {
+        continue;
+      }
+      auto change = attempt(request, {&candidates[i], &candidates[k]}, planner);
+      if (change && !one_is_as_fast(changes, *change)) {
+        changes.push_back(*std::move(change));
+        solved_pairs.push_back(keys);
       }
     }
   }

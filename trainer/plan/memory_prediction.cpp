@@ -11,7 +11,7 @@
 namespace distill::plan {
 namespace {
 
-// Bytes of the optimizer's state in host memory: fp32 master weights and two moments.
+// Bytes of the optimizer's state of all units, wherever it is: fp32 master weights and two moments.
 int64_t state_bytes(const sharding::ModelShards& student) {
   int64_t bytes = 0;
   for (int64_t unit = 0; unit < student.num_units(); ++unit) {
@@ -89,14 +89,14 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   trainer::Environment environment = shape.environment;
   environment.device = at::kMeta;
   const std::unique_ptr<sharding::Mesh> mesh = sharding::simulated_mesh(shape.shard, shape.replicate, shape.copies());
-  const bool state_on_host = config.memory.optimizer == config::OptimizerMemory::kHost;
   const auto host_activations = device::HostSlab::simulated();
+  const auto host_state = shape.state_on_host() ? device::HostSlab::simulated() : nullptr;
   MemoryPrediction prediction;
 
   const trainer::ModelSource student{shape.student, nullptr};
   // This cannot fail, since nothing is read.
-  trainer::LoadedModels models = *trainer::load_models(
-      config, environment, *mesh, student, shape.teacher, state_on_host ? device::HostSlab::simulated() : nullptr);
+  trainer::LoadedModels models =
+      *trainer::load_models(config, environment, *mesh, student, shape.teacher, shape.state(host_state));
   trainer::TrainStep step(config, *mesh, models, {shape.policies, host_activations}, blocks.functions(simulation));
   prediction.static_bytes = simulation.allocated();
   if (shape.copies()) {
@@ -126,13 +126,13 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   prediction.use = simulation.use();
   prediction.reserved_peak = simulation.reserved_peak();
   prediction.host_activations = host_activations->used();
-  const int64_t state = state_bytes(*models.student);
-  prediction.host_optimizer = state_on_host ? state : 0;
+  prediction.host_optimizer = host_state != nullptr ? host_state->used() : 0;
   if (shape.row_bytes() > 0) { // pinned memory comes in powers of two
     prediction.host_teacher = trainer::most_in_memory(shape.micro_batches, shape.row_bytes()) *
         static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(shape.row_bytes())));
   }
-  prediction.host_checkpoint = config.checkpoint.async && config.checkpoint.every > 0 ? state : 0;
+  prediction.host_checkpoint =
+      config.checkpoint.async && config.checkpoint.every > 0 ? state_bytes(*models.student) : 0;
   return prediction;
 }
 

@@ -1,15 +1,19 @@
 #include "trainer/plan/plan.h"
 
+#include <numeric>
+
 #include "data/base/status_macros.h"
 #include "trainer/plan/advice.h"
 #include "trainer/plan/memory_limits.h"
 #include "trainer/plan/saved_bytes.h"
 #include "trainer/plan/solver.h"
+#include "trainer/sharding/shard_range.h"
 
 namespace distill::plan {
 namespace {
 
 constexpr double kGiB = 1 << 30;
+constexpr int64_t kStateBytes = 12; // of a parameter's fp32 master weight and moments
 
 int64_t gib_to_bytes(double gib) {
   return static_cast<int64_t>(gib * kGiB);
@@ -21,6 +25,8 @@ LimitsExceeded limits_exceeded(const Plan& plan, int64_t host_bytes) {
   if (plan.device_bytes > 0) {
     exceeded.tensors = memory.peak() + memory.communicators + memory.context - plan.device_bytes;
     exceeded.device = memory.device_bytes() > plan.device_bytes;
+    // The allocator's slack differs from mix to mix; a mix whose tensors need little less will hardly fit.
+    exceeded.tensors = std::max(exceeded.tensors, (memory.device_bytes() - plan.device_bytes) / 2);
   }
   if (plan.budget_bytes > 0) {
     exceeded.tensors = std::max(exceeded.tensors, memory.peak() - plan.budget_bytes);
@@ -37,33 +43,70 @@ void evaluate(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   plan.overflows = overflows_of(plan.memory, {plan.budget_bytes, plan.device_bytes, host_bytes});
 }
 
-void choose_policies(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
-  const auto with = [&](const std::vector<models::ActivationPolicy>& policies) { plan.shape.policies = policies; };
-  const PassTimer timer(plan.shape, plan.machine);
+Placement placement_of(const RunShape& shape, std::vector<models::StatePlace> places) {
+  const std::vector<models::UnitLayout> layouts = models::unit_layouts(shape.student);
+  const auto units = models::places_of_units(places, shape.student.tie_word_embeddings);
+  Placement placement{std::move(places)};
+  for (size_t unit = 0; unit < layouts.size(); ++unit) {
+    const bool on_host = units[unit] == models::StatePlace::kHost;
+    (on_host ? placement.host_bytes : placement.device_bytes) += kStateBytes * layouts[unit].numel / shape.shard;
+  }
+  return placement;
+}
+
+// Chooses what memory.activation and memory.optimizer leave open. If nothing fits, takes what leaves least on the
+// device.
+void choose_mix(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
+  RunShape& shape = plan.shape;
+  const auto all_blocks = [&](auto policy) {
+    return std::vector<decltype(policy)>(static_cast<size_t>(shape.student.num_layers()), policy);
+  };
+  Choices choices{.kinds = shape.student.layers, .saved = saved_bytes(shape), .policies = shape.policies};
+  if (!plan.automatic_state) {
+    choices.placements = {placement_of(shape, shape.places)};
+  } else if (shape.student.float8.any()) {
+    choices.placements = {placement_of(shape, all_blocks(models::StatePlace::kDevice))};
+  } else {
+    for (std::vector<models::StatePlace>& places : state_placements(shape.student.num_layers())) {
+      choices.placements.push_back(placement_of(shape, std::move(places)));
+    }
+  }
+  const auto with = [&](const Mix& mix) {
+    shape.policies = mix.policies;
+    shape.places = choices.placements[mix.placement].places;
+  };
+  if (choices.policies.empty()) {
+    with({all_blocks(models::ActivationPolicy::kKeep), 0});
+  } else {
+    with({choices.policies, 0});
+  }
+  // Every mix gathers alike.
+  const StepTimer timer(shape, plan.machine, predict_memory(shape, blocks).gathers);
   const Solution solution = fastest_mix(
-      plan.shape.student.layers, saved_bytes(plan.shape),
-      [&](const std::vector<models::ActivationPolicy>& policies) { return timer.seconds(policies); },
-      [&](const std::vector<models::ActivationPolicy>& policies) {
-        with(policies);
-        plan.memory = predict_memory(plan.shape, blocks);
+      choices,
+      [&](const Mix& mix) { return timer.time(mix.policies, choices.placements[mix.placement].places).total(); },
+      [&](const Mix& mix) {
+        with(mix);
+        plan.memory = predict_memory(shape, blocks);
         return limits_exceeded(plan, host_bytes);
       });
   plan.mixes = solution.mixes;
-  with(
-      solution.policies.empty()
-          ? std::vector<models::ActivationPolicy>(
-                static_cast<size_t>(plan.shape.student.num_layers()), models::ActivationPolicy::kOffloadInput)
-          : solution.policies);
+  if (!solution.mix.policies.empty()) {
+    with(solution.mix);
+  } else {
+    with(
+        {choices.policies.empty() ? all_blocks(models::ActivationPolicy::kOffloadInput) : choices.policies,
+         choices.placements.size() - 1});
+  }
 }
 
-// Takes as many slots as fit and save gathers: every further one saves some until all blocks stay gathered.
-void add_slots(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
-  const auto evaluate_with = [&](int64_t slots) {
-    plan.shape.config.parallel.slots = slots;
+// Raises a number of buffers, with which the plan fits, to the largest one below `beyond` that fits.
+void take_most(int64_t& number, int64_t beyond, Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
+  const auto evaluate_with = [&](int64_t value) {
+    number = value;
     evaluate(plan, host_bytes, blocks);
   };
-  int64_t most = plan.shape.config.parallel.slots; // that fit
-  int64_t beyond = std::max(most, plan.shape.gathered_blocks()) + 1;
+  int64_t most = number; // that fits
   while (beyond - most > 1) {
     const int64_t middle = most + (beyond - most) / 2;
     evaluate_with(middle);
@@ -72,22 +115,58 @@ void add_slots(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   evaluate_with(most);
 }
 
+// Takes as many slots as fit and save gathers: every further one saves some until all blocks stay gathered.
+void add_slots(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
+  int64_t& slots = plan.shape.config.parallel.slots;
+  take_most(slots, std::max(slots, plan.shape.gathered_blocks()) + 1, plan, host_bytes, blocks);
+}
+
+// Counts the pieces in which the state passes through the device.
+int64_t pieces_on_host(const RunShape& shape) {
+  const sharding::StateMemory state = shape.state(nullptr);
+  const std::vector<models::UnitLayout> layouts = models::unit_layouts(shape.student);
+  std::vector<int64_t> shards; // on the host
+  for (size_t unit = 0; unit < layouts.size(); ++unit) {
+    if (state.on_host(static_cast<int64_t>(unit))) {
+      shards.push_back(sharding::shard_range(layouts[unit].numel, 0, shape.shard).numel);
+    }
+  }
+  const int64_t piece = sharding::StateMemory::piece_numel(*std::max_element(shards.begin(), shards.end()));
+  return std::accumulate(shards.begin(), shards.end(), int64_t{0}, [&](int64_t pieces, int64_t shard) {
+    return pieces + (shard + piece - 1) / piece;
+  });
+}
+
+// Takes as many stages for state from the host as fit, if the next step waits for updates: what is in a stage when the
+// update begins need not be waited for.
+void add_stages(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
+  RunShape more = plan.shape;
+  more.state_stages = pieces_on_host(plan.shape);
+  if (predict_time(more, plan.machine, plan.memory.gathers).total() < plan.time.total()) {
+    take_most(plan.shape.state_stages, more.state_stages + 1, plan, host_bytes, blocks);
+  }
+}
+
 absl::StatusOr<Plan> plan_on(const PlanRequest& request, const Target& target, BlockRecorder& blocks) {
   const config::MemorySection& memory = request.config.memory;
   Plan plan;
   ASSIGN_OR_RETURN(
       plan.shape, run_shape(request.config, request.student, request.teacher, target, request.teacher_stream));
   plan.machine = request.machine;
-  plan.automatic = std::holds_alternative<config::AutomaticPolicies>(memory.activation);
+  plan.automatic = std::holds_alternative<config::Automatic>(memory.activation);
+  plan.automatic_state = std::holds_alternative<config::Automatic>(memory.optimizer);
   plan.budget_bytes = gib_to_bytes(memory.budget_gib);
   plan.device_bytes =
       usable_bytes(memory, request.device_bytes > 0 ? request.device_bytes : gib_to_bytes(request.machine.memory_gib));
-  if (plan.automatic) {
-    choose_policies(plan, request.host_bytes, blocks);
+  if (plan.automatic || plan.automatic_state) {
+    choose_mix(plan, request.host_bytes, blocks);
   }
   evaluate(plan, request.host_bytes, blocks);
   if (request.config.parallel.slots == config::kAutomatic && plan.shape.shard > 1 && plan.fits()) {
     add_slots(plan, request.host_bytes, blocks);
+  }
+  if (plan.automatic_state && plan.shape.state_on_host() && plan.fits()) {
+    add_stages(plan, request.host_bytes, blocks);
   }
   return plan;
 }
@@ -95,7 +174,7 @@ absl::StatusOr<Plan> plan_on(const PlanRequest& request, const Target& target, B
 // Tells whether a plan has reason to do without the memory that gathers by copies take.
 bool lacks_memory(const Plan& plan) {
   const auto keeps = [](models::ActivationPolicy policy) { return policy == models::ActivationPolicy::kKeep; };
-  return !plan.fits() ||
+  return !plan.fits() || (plan.automatic_state && plan.shape.state_on_host()) ||
       (plan.automatic && !std::all_of(plan.shape.policies.begin(), plan.shape.policies.end(), keeps));
 }
 

@@ -18,18 +18,20 @@ namespace distill::plan {
 struct Change {
   std::vector<std::pair<std::string, std::string>> settings; // key and value
   int64_t peak_bytes = 0;
-  double seconds_per_token = 0; // of all ranks
+  double seconds_per_token = 0; // of all ranks, as if they were those of the plan without the change
+  double tokens_per_second = 0; // of all ranks
 
   std::string text() const; // "memory.activation=recompute"
 };
 
 struct Plan {
-  RunShape shape; // with a policy for every block
+  RunShape shape; // with a policy for every block, and a place for its optimizer state
   Machine machine;
   MemoryPrediction memory;
   StepTime time;
   bool automatic = false; // memory.activation: auto
-  int64_t mixes = 0; // number of mixes that memory.activation: auto chose from
+  bool automatic_state = false; // memory.optimizer: auto
+  int64_t mixes = 0; // number of mixes that were chosen from
   int64_t budget_bytes = 0; // limit of tensors' bytes at the peak; 0: none
   int64_t device_bytes = 0; // the device's memory, or memory.limit_gib
   std::vector<std::string> overflows; // a sentence for each limit that is exceeded
@@ -54,8 +56,8 @@ struct PlanRequest {
   bool teacher_stream = false; // the training data has texts of the teacher's own
 };
 
-// InvalidArgument names the key. If no mix fits under memory.activation: auto, the plan is for the mix with least
-// memory and lists the limits that it exceeds.
+// InvalidArgument names the key. If no mix fits where memory.activation or memory.optimizer is auto, the plan is for
+// the mix with least memory on the device and lists the limits that it exceeds.
 absl::StatusOr<Plan> make_plan(const PlanRequest& request);
 
 // The machine in the file config.memory.machine, or the built-in table's entry.

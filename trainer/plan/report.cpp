@@ -12,10 +12,20 @@ using Json = nlohmann::ordered_json;
 
 using device::bytes_text;
 
-// Peak of a change, and its speed per rank relative to the plan without it.
+// Peak and speed of a change, and its speed per rank relative to the plan without it.
 std::string speed_text(const Change& change, const Plan& plan) {
   const double factor = 1 / (change.seconds_per_token * plan.time.tokens_per_second);
-  return absl::StrFormat("peak %s, %.0f%% of the speed", bytes_text(change.peak_bytes), 100 * factor);
+  return absl::StrFormat(
+      "peak %s, %.0f tok/s, %.0f%% of the speed of this plan", bytes_text(change.peak_bytes), change.tokens_per_second,
+      100 * factor);
+}
+
+// Policies of blocks, and how they were chosen.
+template <typename Policy>
+std::string chosen_text(const std::vector<Policy>& policies, bool automatic, int64_t mixes) {
+  return absl::StrCat(
+      models::policies_text(policies),
+      automatic ? absl::StrFormat(" (auto, of the fastest of %d mixes that fits)", mixes) : "");
 }
 
 void add_row(std::string& text, const std::string& name, const std::string& value) {
@@ -78,8 +88,8 @@ std::vector<std::string> Plan::lines() const {
   }
   lines.push_back(shape.head.description);
   lines.push_back(absl::StrFormat(
-      "activations: %s%s; predicted %.4g s a step, %.4g tok/s (%s)", models::policies_text(shape.policies),
-      automatic ? absl::StrFormat(" (auto, the fastest of %d mixes that fits)", mixes) : "", time.total(),
+      "activations: %s; optimizer state: %s; predicted %.4g s a step, %.4g tok/s (%s)",
+      chosen_text(shape.policies, automatic, mixes), chosen_text(shape.places, automatic_state, mixes), time.total(),
       time.tokens_per_second, machine.name));
   if (shape.row_bytes() > 0) {
     lines.push_back("teacher's rows: " + reading_text(*this));
@@ -122,11 +132,8 @@ std::string Plan::text() const {
                                      ", which reads %d x %d tokens of its own", shape.config.train.micro_batch_size,
                                      shape.teacher_seq_len())
                                : ""));
-  add_row(
-      text, "blocks",
-      absl::StrCat(
-          models::policies_text(shape.policies),
-          automatic ? absl::StrFormat("  (auto: the fastest of %d mixes that fits)", mixes) : ""));
+  add_row(text, "activations of blocks", chosen_text(shape.policies, automatic, mixes));
+  add_row(text, "optimizer state of blocks", chosen_text(shape.places, automatic_state, mixes));
   add_row(text, "loss head", std::string(absl::StripPrefix(shape.head.description, "loss head: ")));
   absl::StrAppendFormat(&text, "time, predicted for %s\n", machine.name);
   for (size_t i = 0; i < time.phases.size(); ++i) {
@@ -181,6 +188,8 @@ std::string Plan::json() const {
   }
   json["activation"] = models::policies_text(shape.policies);
   json["policies"] = policies;
+  json["optimizer"] = models::policies_text(shape.places);
+  json["state_stages"] = shape.state_on_host() ? shape.state_stages : 0;
   json["mixes_considered"] = mixes;
   const std::vector<int64_t>& chunks = shape.head.logits_rows; // the first one is the largest
   json["head"] = {
@@ -230,6 +239,7 @@ std::string Plan::json() const {
     json["changes"].push_back(
         {{"settings", settings},
          {"peak_bytes", change.peak_bytes},
+         {"tokens_per_second", change.tokens_per_second},
          {"speed", 1 / (change.seconds_per_token * time.tokens_per_second)}});
   }
   return json.dump(1);

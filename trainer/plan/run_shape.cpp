@@ -63,7 +63,9 @@ absl::StatusOr<RunShape> run_shape(
   RETURN_IF_ERROR(decide_gather(target, shape));
   shape.config.parallel.slots = std::max(config.parallel.slots, config.parallel.prefetch + 1);
   ASSIGN_OR_RETURN(shape.head, trainer::plan_head(config, student, teacher, target.environment, /*needs_grad=*/true));
-  ASSIGN_OR_RETURN(shape.policies, config::policies_of_blocks(config.memory.activation, student.num_layers()));
+  const int64_t blocks = student.num_layers();
+  ASSIGN_OR_RETURN(shape.policies, config::policies_of_blocks(config.memory.activation, blocks, "memory.activation"));
+  ASSIGN_OR_RETURN(shape.places, config::policies_of_blocks(config.memory.optimizer, blocks, "memory.optimizer"));
   return shape;
 }
 

@@ -9,6 +9,7 @@
 #include "trainer/config/config.h"
 #include "trainer/models/activation_policy.h"
 #include "trainer/models/model_config.h"
+#include "trainer/sharding/state_memory.h"
 #include "trainer/step/environment.h"
 #include "trainer/teacher/teacher_spec.h"
 
@@ -36,6 +37,8 @@ struct RunShape {
   bool teacher_stream = false; // the teacher reads tokens of its own, in sequences of data.teacher_seq_len
   losses::ChunkPlan head;
   std::vector<models::ActivationPolicy> policies; // one for each of the student's blocks
+  std::vector<models::StatePlace> places; // of the optimizer's state, one for each of the student's blocks
+  int64_t state_stages = sharding::StateMemory::kLeastStages; // pieces of state from the host on the device at a time
 
   bool cuda() const {
     return environment.device.is_cuda();
@@ -61,6 +64,12 @@ struct RunShape {
   int64_t gathered_blocks() const { // of all models whose units are gathered
     return student.num_layers() + (config.parallel.shard_teacher ? teacher.blocks() : 0);
   }
+  bool state_on_host() const { // of any block
+    return std::find(places.begin(), places.end(), models::StatePlace::kHost) != places.end();
+  }
+  sharding::StateMemory state(std::shared_ptr<device::HostSlab> host) const {
+    return {models::places_of_units(places, student.tie_word_embeddings), std::move(host), state_stages};
+  }
   int64_t vocab() const { // columns of the logits
     return teacher.columns(student.vocab_size);
   }
@@ -70,8 +79,8 @@ struct RunShape {
 absl::Status divide_ranks(const Target& target, RunShape& shape);
 
 // `teacher_stream`: whether the training data has texts of the teacher's own, which matters with a teacher only.
-// `policies` is left empty if memory.activation is auto; where parallel.slots is auto, the slots are the fewest.
-// InvalidArgument names the key.
+// `policies` is left empty if memory.activation is auto, `places` if memory.optimizer is; where parallel.slots is auto,
+// the slots are the fewest. InvalidArgument names the key.
 absl::StatusOr<RunShape> run_shape(
     const config::Config& config, const models::ModelConfig& student, const trainer::TeacherSpec& teacher,
     const Target& target, bool teacher_stream);

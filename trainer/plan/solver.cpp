@@ -25,23 +25,26 @@ std::vector<ActivationPolicy> arrange(const PolicyCounts& counts) {
   return policies;
 }
 
-namespace {
+std::vector<std::vector<models::StatePlace>> state_placements(int64_t blocks) {
+  using enum models::StatePlace;
+  std::vector<std::vector<models::StatePlace>> placements;
+  for (int64_t on_host = 0; on_host <= blocks; ++on_host) {
+    std::vector<models::StatePlace> places(static_cast<size_t>(blocks), kDevice);
+    const int64_t end = std::min(blocks, std::max(blocks - 1, on_host + 1));
+    std::fill(places.begin() + (end - on_host), places.begin() + end, kHost);
+    placements.push_back(std::move(places));
+  }
+  return placements;
+}
 
-struct TimedMix {
-  PolicyCounts counts; // of all blocks
-  double seconds = 0;
-};
+namespace {
 
 using CountsByKind = std::vector<PolicyCounts>;
 
-CountsByKind by_kind(const PolicyCounts& counts, const std::vector<int64_t>& kinds, size_t num_kinds) {
-  if (num_kinds == 1) {
-    return {counts};
-  }
-  CountsByKind counted(num_kinds);
-  const std::vector<ActivationPolicy> policies = arrange(counts);
+CountsByKind by_kind(const std::vector<ActivationPolicy>& policies, const Choices& choices) {
+  CountsByKind counted(choices.saved.size());
   for (size_t block = 0; block < policies.size(); ++block) {
-    PolicyCounts& own = counted[static_cast<size_t>(kinds[block])];
+    PolicyCounts& own = counted[static_cast<size_t>(choices.kinds[block])];
     switch (policies[block]) {
       case ActivationPolicy::kKeep:
         ++own.keep;
@@ -102,63 +105,139 @@ int64_t bytes_on_host(const CountsByKind& counts, const std::vector<BlockBytes>&
   return bytes;
 }
 
-// Tells whether `mix` cannot fit, given that `other` does not.
+// A mix of policies in numbers.
+struct Counted {
+  PolicyCounts counts; // of all blocks; nothing if the policies are given
+  CountsByKind by_kind;
+  int64_t on_device = 0, in_flight = 0, on_host = 0; // bytes of activations
+  double least_seconds = 0; // with any placement that is still to come
+};
+
+// Tells whether `mix` cannot fit, given that `other` does not. `other_placement` has no more on the host.
 bool cannot_fit(
-    const CountsByKind& mix, const CountsByKind& other, const LimitsExceeded& exceeded,
-    const std::vector<BlockBytes>& saved) {
-  if (exceeded.device && keeps_as_much(mix, other)) {
-    return true;
-  }
-  const int64_t others = bytes_on_device(other, saved) + bytes_in_flight(other, saved);
-  if (exceeded.tensors > 0 && others - bytes_on_device(mix, saved) < exceeded.tensors) {
-    return true;
-  }
-  return exceeded.host && bytes_on_host(mix, saved) >= bytes_on_host(other, saved);
+    const Counted& mix, const Placement& placement, const Counted& other, const Placement& other_placement,
+    const LimitsExceeded& exceeded) {
+  const int64_t moved = other_placement.device_bytes - placement.device_bytes; // from the device to the host
+  // A mix that saves more may have the same peak, where its tensors are not alive.
+  const int64_t saved_less = std::max<int64_t>(0, other.on_device + other.in_flight - mix.on_device);
+  return (exceeded.device && moved == 0 && keeps_as_much(mix.by_kind, other.by_kind)) ||
+      (exceeded.tensors > 0 && saved_less + moved < exceeded.tensors) ||
+      (exceeded.host && mix.on_host + placement.host_bytes >= other.on_host + other_placement.host_bytes);
 }
+
+// All policies that are given, or all counts of them that add up to the number of blocks.
+std::vector<PolicyCounts> all_counts(const Choices& choices) {
+  if (!choices.policies.empty()) {
+    return {{}}; // their counts are those of the policies
+  }
+  const auto blocks = static_cast<int64_t>(choices.kinds.size());
+  std::vector<PolicyCounts> all;
+  for (int64_t keep = 0; keep <= blocks; ++keep) {
+    for (int64_t recompute = 0; keep + recompute <= blocks; ++recompute) {
+      for (int64_t offload = 0; keep + recompute + offload <= blocks; ++offload) {
+        all.push_back({keep, recompute, offload, blocks - keep - recompute - offload});
+      }
+    }
+  }
+  return all;
+}
+
+struct Failure {
+  size_t mix = 0; // number of the mix of policies
+  size_t placement = 0;
+  LimitsExceeded exceeded;
+};
+
+// The search over the mixes of policies, for one placement after the other.
+class Search {
+ public:
+  explicit Search(const Choices& choices) : choices_(choices) {
+    for (const PolicyCounts& counts : all_counts(choices)) {
+      CountsByKind own = by_kind(policies(counts), choices);
+      const int64_t on_device = bytes_on_device(own, choices.saved), in_flight = bytes_in_flight(own, choices.saved);
+      const int64_t on_host = bytes_on_host(own, choices.saved);
+      all_.push_back({counts, std::move(own), on_device, in_flight, on_host});
+    }
+  }
+
+  Solution run(
+      const std::function<double(const Mix&)>& seconds, const std::function<LimitsExceeded(const Mix&)>& exceeded) {
+    Solution best;
+    const PolicyCounts fastest{.keep = static_cast<int64_t>(choices_.kinds.size())};
+    for (size_t placement = 0; placement < choices_.placements.size(); ++placement) {
+      const bool found = !best.mix.policies.empty();
+      if (found && seconds({policies(fastest), placement}) >= best.seconds) {
+        break;
+      }
+      if (!found && all_.size() > 1 && !is_hopeless(kLeanest, placement)) { // tells at once where nothing can fit
+        try_mix(kLeanest, placement, best, exceeded);
+        if (failed_.back().exceeded.tensors <= 0) { // it fits, or fails for reasons that others need not have
+          failed_.pop_back();
+        }
+      }
+      for (const auto& [time, mix] : in_order_of_time(placement, found ? best.seconds : kNever, seconds)) {
+        if (!is_hopeless(mix, placement) && try_mix(mix, placement, best, exceeded)) {
+          best.mix = {policies(all_[mix].counts), placement};
+          best.seconds = time;
+          break;
+        }
+      }
+    }
+    best.mixes = static_cast<int64_t>(all_.size() * choices_.placements.size());
+    return best;
+  }
+
+ private:
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+  static constexpr size_t kLeanest = 0; // number of the mix that saves least: all_counts() begins with offload_input
+
+  std::vector<ActivationPolicy> policies(const PolicyCounts& counts) const {
+    return choices_.policies.empty() ? arrange(counts) : choices_.policies;
+  }
+  bool is_hopeless(size_t mix, size_t placement) const {
+    return std::any_of(failed_.begin(), failed_.end(), [&](const Failure& other) {
+      return cannot_fit(
+          all_[mix], choices_.placements[placement], all_[other.mix], choices_.placements[other.placement],
+          other.exceeded);
+    });
+  }
+  // Whether the mix fits. Notes what it exceeds.
+  bool try_mix(
+      size_t mix, size_t placement, Solution& solution, const std::function<LimitsExceeded(const Mix&)>& exceeded) {
+    ++solution.checked;
+    failed_.push_back({mix, placement, exceeded({policies(all_[mix].counts), placement})});
+    return failed_.back().exceeded.fits();
+  }
+  // The mixes that may fit and take less than `most` seconds, by number; of equally fast ones, that which saves less is
+  // first.
+  std::vector<std::pair<double, size_t>> in_order_of_time(
+      size_t placement, double most, const std::function<double(const Mix&)>& seconds) {
+    std::vector<std::pair<double, size_t>> timed;
+    for (size_t mix = 0; mix < all_.size(); ++mix) {
+      // With less of the state on the host the mix took no more.
+      if (all_[mix].least_seconds >= most || is_hopeless(mix, placement)) {
+        continue;
+      }
+      all_[mix].least_seconds = seconds({policies(all_[mix].counts), placement});
+      if (all_[mix].least_seconds < most) {
+        timed.emplace_back(all_[mix].least_seconds, mix);
+      }
+    }
+    std::sort(timed.begin(), timed.end()); // mixes that keep less have lower numbers
+    return timed;
+  }
+
+  const Choices& choices_;
+  std::vector<Counted> all_;
+  std::vector<Failure> failed_;
+};
 
 } // namespace
 
 Solution fastest_mix(
-    const std::vector<int64_t>& kinds, const std::vector<BlockBytes>& saved,
-    const std::function<double(const std::vector<ActivationPolicy>&)>& seconds,
-    const std::function<LimitsExceeded(const std::vector<ActivationPolicy>&)>& exceeded) {
-  const auto blocks = static_cast<int64_t>(kinds.size());
-  std::vector<TimedMix> mixes;
-  for (int64_t keep = 0; keep <= blocks; ++keep) {
-    for (int64_t recompute = 0; keep + recompute <= blocks; ++recompute) {
-      for (int64_t offload = 0; keep + recompute + offload <= blocks; ++offload) {
-        TimedMix mix{{keep, recompute, offload, blocks - keep - recompute - offload}};
-        mix.seconds = seconds(arrange(mix.counts));
-        mixes.push_back(mix);
-      }
-    }
-  }
-  std::stable_sort(mixes.begin(), mixes.end(), [](const TimedMix& a, const TimedMix& b) {
-    return std::tie(a.seconds, a.counts.keep, a.counts.recompute) <
-        std::tie(b.seconds, b.counts.keep, b.counts.recompute);
-  });
-  Solution solution;
-  solution.mixes = static_cast<int64_t>(mixes.size());
-  std::vector<std::pair<CountsByKind, LimitsExceeded>> failed;
-  for (const TimedMix& mix : mixes) {
-    CountsByKind counts = by_kind(mix.counts, kinds, saved.size());
-    const bool hopeless = std::any_of(failed.begin(), failed.end(), [&](const auto& other) {
-      return cannot_fit(counts, other.first, other.second, saved);
-    });
-    if (hopeless) {
-      continue;
-    }
-    std::vector<ActivationPolicy> policies = arrange(mix.counts);
-    ++solution.checked;
-    const LimitsExceeded found = exceeded(policies);
-    if (found.fits()) {
-      solution.policies = std::move(policies);
-      solution.seconds = mix.seconds;
-      break;
-    }
-    failed.emplace_back(std::move(counts), found);
-  }
-  return solution;
+    const Choices& choices, const std::function<double(const Mix&)>& seconds,
+    const std::function<LimitsExceeded(const Mix&)>& exceeded) {
+  return Search(choices).run(seconds, exceeded);
 }
 
 } // namespace distill::plan

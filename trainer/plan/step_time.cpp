@@ -8,6 +8,8 @@ namespace {
 constexpr double kKernelsForward = 12; // of a block
 constexpr double kKernelsBackward = 26;
 
+constexpr double kStateBytes = 12; // of a parameter's fp32 master weight and moments
+
 // What gathers by copies cost the products that they overlap with, as a share of what NCCL's all-gathers do: 0.18 ms
 // against 0.33 to 0.41 ms for a block of 436 MB on four H200.
 constexpr double kCopiesCost = 0.5;
@@ -123,21 +125,6 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
       + 3 * tokens * vocab * element // their gradient, written once, read by two products
       + groups * vocab * hidden * (element + 8); // weights for d_hidden, d_weight read and written
   return flops / machine.matmul_flops + bytes / machine.memory_bytes;
-}
-
-// Seconds that the student's forward pass waits for updates when the optimizer's state is in host memory. The state's
-// copies begin at the end of the previous step, unit by unit, and the forward pass waits at each unit whose update has
-// not arrived. `teacher`, `forward`: seconds of the first micro-batch. `leaving`: seconds of the activations' copies to
-// the host, on the same link.
-double wait_for_updates(const RunShape& shape, const Machine& machine, double teacher, double forward, double leaving) {
-  const auto layers = static_cast<double>(shape.student.num_layers());
-  double now = teacher, arrived = 0;
-  for (const models::UnitLayout& unit : models::unit_layouts(shape.student)) {
-    arrived +=
-        12 * static_cast<double>(unit.numel) / static_cast<double>(shape.shard) / both_ways_bytes(shape, machine);
-    now = std::max(now, arrived) + (unit.kind == models::UnitKind::kBlock ? forward / layers : 0);
-  }
-  return std::max(now, arrived + leaving) - (teacher + forward);
 }
 
 BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelRun& run, int64_t kind_index) {
@@ -258,68 +245,34 @@ double StepTime::total() const {
   return sum;
 }
 
-StepTime predict_time(const RunShape& shape, const Machine& machine, const GatherPrediction& gathers) {
-  using metrics::Phase;
-  const auto micro = static_cast<double>(shape.micro_batches);
-  const auto tokens = static_cast<double>(shape.tokens());
-  const auto at_phase = [](StepTime& time, Phase phase) -> double& { return time.phases[static_cast<size_t>(phase)]; };
-  StepTime time;
-  const double head = head_seconds(shape, machine);
-  const double element = element_bytes(shape.environment.student_dtype);
-  const PassTimer::PassTime pass = PassTimer(shape, machine).time(shape.policies);
-  // Embedding, final norm.
-  const double hidden = static_cast<double>(shape.student.hidden_size);
-  const double around = tokens * hidden * element * 6 / machine.memory_bytes;
-  at_phase(time, Phase::kForward) = micro * (pass.forward + around);
-  at_phase(time, Phase::kBackward) = micro * (pass.backward + 2 * around);
-  at_phase(time, Phase::kHead) = micro * head;
-  time.copies = micro * pass.copies;
+using metrics::Phase;
 
-  double reduces = 0;
-  const std::vector<BlockTime> student = block_times(shape, machine, student_run(shape));
-  for (size_t kind = 0; kind < student.size(); ++kind) {
-    reduces += static_cast<double>(shape.student.count_of(static_cast<int64_t>(kind))) * student[kind].reduce;
-  }
-  const double table = static_cast<double>(shape.student.vocab_size) * hidden;
-  const double tables = shape.student.tie_word_embeddings ? 1 : 2;
-  reduces += tables * unit_reduce(shape, machine, table);
-  at_phase(time, Phase::kTeacher) = micro * static_cast<double>(shape.row_bytes()) / machine.host_bytes;
+namespace {
+
+double& at_phase(StepTime& time, Phase phase) {
+  return time.phases[static_cast<size_t>(phase)];
+}
+
+double teacher_seconds(const RunShape& shape, const Machine& machine) {
+  double seconds = static_cast<double>(shape.row_bytes()) / machine.host_bytes;
   for (const ModelRun& run : teacher_runs(shape)) {
     const std::vector<BlockTime> teacher = block_times(shape, machine, run);
     for (size_t kind = 0; kind < teacher.size(); ++kind) {
-      const int64_t count = run.config.count_of(static_cast<int64_t>(kind));
-      at_phase(time, Phase::kTeacher) += micro * static_cast<double>(count) * teacher[kind].forward;
+      seconds += static_cast<double>(run.config.count_of(static_cast<int64_t>(kind))) * teacher[kind].forward;
     }
   }
   if (shape.teacher.blocks() > 0 && shape.teacher_stream) { // the student's tokens' hidden states are read and written
-    at_phase(time, Phase::kTeacher) += micro * 2 * tokens * static_cast<double>(shape.teacher.head_width()) *
+    seconds += 2 * static_cast<double>(shape.tokens() * shape.teacher.head_width()) *
         element_bytes(shape.environment.teacher_dtype) / machine.memory_bytes;
   }
-  // Communication overlaps with the compute stream and takes multiprocessors and bandwidth from it; the part that is
-  // longer than the phase is exposed.
-  metrics::PhaseSeconds waits{};
-  const double gather_cost = machine.overlap_cost * (shape.copies() ? kCopiesCost : 1);
-  const auto gather_of = [&](Phase phase) {
-    return gather_seconds(shape, machine, gathers.bytes[static_cast<size_t>(phase)]);
-  };
-  const auto overlap = [&](Phase phase, double gathering, double reducing) {
-    double& compute = at_phase(time, phase);
-    const double slower = gather_cost * gathering + machine.overlap_cost * reducing;
-    const double lost = std::max({0.0, slower, gathering + reducing - compute});
-    waits[static_cast<size_t>(phase)] = std::max(0.0, lost - slower);
-    time.communication += gathering + reducing;
-    time.exposed += lost;
-    compute += lost;
-  };
-  if (shape.ranks() > 1) {
-    // The next step's first units are gathered from the optimizer's phase on.
-    overlap(Phase::kTeacher, gather_of(Phase::kTeacher) + gather_of(Phase::kOptimizer), 0);
-    overlap(Phase::kForward, gather_of(Phase::kForward) + gather_of(Phase::kHead), 0);
-    overlap(Phase::kBackward, gather_of(Phase::kBackward), micro * reduces);
-  }
-  // AdamW: master, moments and gradient read, master and moments written, and the compute copy where gathers do not
-  // make it; the norm reads the gradient. Float8 weights are made from the master weights, which several ranks read
-  // twice.
+  return seconds;
+}
+
+// Seconds of the updates of all units on the device. AdamW: master, moments and gradient read, master and moments
+// written, and the compute copy where gathers do not make it; the norm reads the gradient. Float8 weights are made from
+// the master weights, which several ranks read twice.
+double update_seconds(const RunShape& shape, const Machine& machine) {
+  const double element = element_bytes(shape.environment.student_dtype);
   double parameters = 0, float8_parameters = 0;
   for (const models::UnitLayout& layout : models::unit_layouts(shape.student)) {
     const double shard = static_cast<double>(layout.numel) / static_cast<double>(shape.shard);
@@ -328,26 +281,122 @@ StepTime predict_time(const RunShape& shape, const Machine& machine, const Gathe
         layout.kind == models::UnitKind::kBlock && shape.student.float8.any_of(layout.block) ? shard : 0;
   }
   const double copy = (shape.ranks() == 1 || shape.copies()) && element < 4 ? element : 0;
-  double& optimizer = at_phase(time, Phase::kOptimizer);
-  optimizer = (parameters * (28 + 4) + (parameters - float8_parameters) * copy +
-               float8_parameters * (shape.shard == 1 ? 5 : 9)) /
+  return (parameters * (28 + 4) + (parameters - float8_parameters) * copy +
+          float8_parameters * (shape.shard == 1 ? 5 : 9)) /
       machine.memory_bytes;
-  if (shape.config.memory.optimizer == config::OptimizerMemory::kHost) {
-    const double copies = parameters * 12 / both_ways_bytes(shape, machine); // in each direction, at the same time
-    time.copies += 2 * copies;
-    optimizer += machine.copy_cost * copies +
-        std::max(0.0,
-                 wait_for_updates(
-                     shape, machine, at_phase(time, Phase::kTeacher) / micro, at_phase(time, Phase::kForward) / micro,
-                     pass.copies / 2));
+}
+
+} // namespace
+
+StepTimer::StepTimer(const RunShape& shape, const Machine& machine, const GatherPrediction& gathers)
+    : shape_(shape), machine_(machine), gathers_(gathers), pass_(shape, machine) {
+  const auto micro = static_cast<double>(shape.micro_batches);
+  const auto hidden = static_cast<double>(shape.student.hidden_size);
+  const double element = element_bytes(shape.environment.student_dtype);
+  around_ = static_cast<double>(shape.tokens()) * hidden * element * 6 / machine.memory_bytes;
+  at_phase(fixed_, Phase::kTeacher) = micro * teacher_seconds(shape, machine);
+  at_phase(fixed_, Phase::kHead) = micro * head_seconds(shape, machine);
+  at_phase(fixed_, Phase::kOptimizer) = update_seconds(shape, machine);
+  const std::vector<BlockTime> student = block_times(shape, machine, student_run(shape));
+  for (size_t kind = 0; kind < student.size(); ++kind) {
+    reduces_ += static_cast<double>(shape.student.count_of(static_cast<int64_t>(kind))) * student[kind].reduce;
   }
+  const double tables = shape.student.tie_word_embeddings ? 1 : 2;
+  reduces_ += tables * unit_reduce(shape, machine, static_cast<double>(shape.student.vocab_size) * hidden);
+  for (const models::UnitLayout& unit : models::unit_layouts(shape.student)) {
+    const double numel = static_cast<double>(unit.numel) / static_cast<double>(shape.shard);
+    states_.push_back({kStateBytes * numel, unit.kind == models::UnitKind::kBlock});
+  }
+}
+
+std::vector<StepTimer::UnitState> StepTimer::state_on_host(const std::vector<models::StatePlace>& places) const {
+  std::vector<UnitState> states = states_;
+  const auto units = models::places_of_units(places, shape_.student.tie_word_embeddings);
+  for (size_t unit = 0; unit < states.size(); ++unit) {
+    states[unit].bytes = units[unit] == models::StatePlace::kHost ? states[unit].bytes : 0;
+  }
+  return states;
+}
+
+// Communication overlaps with the compute stream and takes multiprocessors and bandwidth from it; the part that is
+// longer than the phase is exposed.
+metrics::PhaseSeconds StepTimer::add_communication(StepTime& time) const {
+  metrics::PhaseSeconds waits{};
+  if (shape_.ranks() == 1) {
+    return waits;
+  }
+  const double gather_cost = machine_.overlap_cost * (shape_.copies() ? kCopiesCost : 1);
+  const auto gather_of = [&](Phase phase) {
+    return gather_seconds(shape_, machine_, gathers_.bytes[static_cast<size_t>(phase)]);
+  };
+  const auto overlap = [&](Phase phase, double gathering, double reducing) {
+    double& compute = at_phase(time, phase);
+    const double slower = gather_cost * gathering + machine_.overlap_cost * reducing;
+    const double lost = std::max({0.0, slower, gathering + reducing - compute});
+    waits[static_cast<size_t>(phase)] = std::max(0.0, lost - slower);
+    time.communication += gathering + reducing;
+    time.exposed += lost;
+    compute += lost;
+  };
+  // The next step's first units are gathered from the optimizer's phase on.
+  overlap(Phase::kTeacher, gather_of(Phase::kTeacher) + gather_of(Phase::kOptimizer), 0);
+  overlap(Phase::kForward, gather_of(Phase::kForward) + gather_of(Phase::kHead), 0);
+  overlap(Phase::kBackward, gather_of(Phase::kBackward), static_cast<double>(shape_.micro_batches) * reduces_);
+  return waits;
+}
+
+// The state in host memory passes through the device from the end of a step on, unit by unit, less what has arrived in
+// the stages before. The next step's teacher runs meanwhile, and its forward pass waits at each unit whose update is
+// not there yet. `leaving`: seconds of the activations' copies to the host in a forward pass, on the same link.
+void StepTimer::add_updates(const std::vector<models::StatePlace>& places, double leaving, StepTime& time) const {
+  if (std::find(places.begin(), places.end(), models::StatePlace::kHost) == places.end()) {
+    return;
+  }
+  const auto micro = static_cast<double>(shape_.micro_batches);
+  const double teacher = at_phase(time, Phase::kTeacher) / micro, forward = at_phase(time, Phase::kForward) / micro;
+  const double bandwidth = both_ways_bytes(shape_, machine_);
+  const std::vector<UnitState> states = state_on_host(places);
+  double bytes = 0, largest = 0;
+  for (const UnitState& state : states) {
+    bytes += state.bytes;
+    largest = std::max(largest, state.bytes);
+  }
+  const int64_t piece = sharding::StateMemory::piece_numel(static_cast<int64_t>(largest / kStateBytes));
+  const double staged = std::min(bytes, kStateBytes * static_cast<double>(shape_.state_stages * piece));
+  double now = teacher, passed = 0, arrived = 0;
+  for (const UnitState& state : states) {
+    passed += state.bytes;
+    arrived = std::max(0.0, passed - staged) / bandwidth;
+    now = (state.bytes > 0 ? std::max(now, arrived) : now) +
+        (state.is_block ? forward / static_cast<double>(places.size()) : 0);
+  }
+  const double copies = bytes / bandwidth; // in each direction, at the same time
+  time.copies += 2 * copies;
+  at_phase(time, Phase::kOptimizer) +=
+      machine_.copy_cost * copies + std::max(0.0, std::max(now, arrived + leaving) - (teacher + forward));
+}
+
+StepTime StepTimer::time(
+    const std::vector<models::ActivationPolicy>& policies, const std::vector<models::StatePlace>& places) const {
+  const auto micro = static_cast<double>(shape_.micro_batches);
+  const PassTimer::PassTime pass = pass_.time(policies);
+  StepTime time = fixed_;
+  at_phase(time, Phase::kForward) = micro * (pass.forward + around_);
+  at_phase(time, Phase::kBackward) = micro * (pass.backward + 2 * around_);
+  time.copies = micro * pass.copies;
+  const metrics::PhaseSeconds waits = add_communication(time);
+  add_updates(places, pass.copies / 2, time);
   // As metrics.jsonl has it: what is waited for is no part of the phase that waits.
   for (size_t i = 0; i < waits.size(); ++i) {
     time.phases[i] -= waits[i];
     at_phase(time, Phase::kCommunication) += waits[i];
   }
-  time.tokens_per_second = tokens * micro * static_cast<double>(shape.ranks()) / time.total();
+  time.tokens_per_second = static_cast<double>(shape_.tokens() * shape_.ranks()) * micro / time.total();
   return time;
+}
+
+StepTime predict_time(const RunShape& shape, const Machine& machine, const GatherPrediction& gathers) {
+  return StepTimer(shape, machine, gathers).time(shape.policies, shape.places);
 }
 
 } // namespace distill::plan

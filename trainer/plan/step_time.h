@@ -26,10 +26,6 @@ struct BlockTime {
   double reduce = 0; // of its gradient
 };
 
-// Each product counts its operations at machine.matmul_flops and the traffic of its operands at machine.memory_bytes,
-// every other kernel its traffic. The copies of offloaded blocks are simulated block by block on one channel.
-StepTime predict_time(const RunShape& shape, const Machine& machine, const GatherPrediction& gathers);
-
 // The student's forward and backward passes over one micro-batch under any policies.
 class PassTimer {
  public:
@@ -41,10 +37,6 @@ class PassTimer {
     double copies = 0; // seconds that they run
   };
   PassTime time(const std::vector<models::ActivationPolicy>& policies) const;
-  double seconds(const std::vector<models::ActivationPolicy>& policies) const {
-    const PassTime t = time(policies);
-    return t.forward + t.backward;
-  }
 
  private:
   struct Copies {
@@ -60,5 +52,41 @@ class PassTimer {
   double leaving_ = 1; // a copy to the host takes this many times as long
   double copy_cost_ = 0;
 };
+
+// Predicts a step under any policies and places of the optimizer's state. Each product counts its operations at
+// machine.matmul_flops and the traffic of its operands at machine.memory_bytes, every other kernel its traffic. The
+// copies of offloaded blocks are simulated block by block on one channel, and those of state in host memory unit by
+// unit.
+class StepTimer {
+ public:
+  // `shape` and `machine` must outlive this object; the shape's own policies and places are not read.
+  StepTimer(const RunShape& shape, const Machine& machine, const GatherPrediction& gathers);
+
+  StepTime time(
+      const std::vector<models::ActivationPolicy>& policies, const std::vector<models::StatePlace>& places) const;
+
+ private:
+  // State of a unit that passes through the device in a step.
+  struct UnitState {
+    double bytes = 0; // of this rank's shard; 0: the state is on the device
+    bool is_block = false;
+  };
+  std::vector<UnitState> state_on_host(const std::vector<models::StatePlace>& places) const;
+  // Returns the part of each phase in which it waits.
+  metrics::PhaseSeconds add_communication(StepTime& time) const;
+  void add_updates(const std::vector<models::StatePlace>& places, double leaving, StepTime& time) const;
+
+  const RunShape& shape_;
+  const Machine& machine_;
+  GatherPrediction gathers_;
+  PassTimer pass_;
+  StepTime fixed_; // what does not depend on policies and places
+  double around_ = 0; // seconds of embedding and final norm in a forward pass
+  double reduces_ = 0; // seconds of reductions in a micro-batch
+  std::vector<UnitState> states_; // of all units
+};
+
+// The step of the shape's policies and places.
+StepTime predict_time(const RunShape& shape, const Machine& machine, const GatherPrediction& gathers);
 
 } // namespace distill::plan

@@ -8,6 +8,7 @@
 #include "trainer/device/memory_tracker.h"
 #include "trainer/hf/config_json.h"
 #include "trainer/metrics/log.h"
+#include "trainer/plan/solver.h"
 #include "trainer/setup/read_model.h"
 #include "trainer/setup/resolve_environment.h"
 
@@ -38,7 +39,9 @@ bool teacher_stream(const config::Config& config) {
 std::string changes_text(const plan::Plan& plan) {
   std::string text;
   for (const plan::Change& change : plan.changes) {
-    absl::StrAppend(&text, "\n  ", change.text(), "  (predicted peak ", device::bytes_text(change.peak_bytes), ")");
+    absl::StrAppendFormat(
+        &text, "\n  %s  (predicted peak %s, %.0f tok/s)", change.text(), device::bytes_text(change.peak_bytes),
+        change.tokens_per_second);
   }
   return text;
 }
@@ -163,8 +166,12 @@ absl::Status agree_on_gathers(
   if (mesh.host == nullptr) {
     return absl::OkStatus();
   }
+  // The rank with the most blocks' state on the host decides where those of all ranks are: each unit's gathers wait for
+  // its own update there, on all ranks alike.
+  const std::vector<models::StatePlace>& places = plan.shape.places;
+  const int64_t on_host = std::count(places.begin(), places.end(), models::StatePlace::kHost);
   const at::Tensor own =
-      at::tensor({static_cast<int64_t>(plan.shape.copies()), plan.shape.config.parallel.slots}, at::kLong);
+      at::tensor({static_cast<int64_t>(plan.shape.copies()), plan.shape.config.parallel.slots, -on_host}, at::kLong);
   at::Tensor all = at::empty({mesh.world_size * own.numel()}, at::kLong);
   mesh.host->all_gather(all, own);
   const at::Tensor least = all.view({mesh.world_size, own.numel()}).amin(0);
@@ -174,6 +181,10 @@ absl::Status agree_on_gathers(
   config::Config agreed = config;
   agreed.parallel.gather = least[0].item<int64_t>() != 0 ? config::Gather::kCopy : config::Gather::kNccl;
   agreed.parallel.slots = least[1].item<int64_t>();
+  if (plan.automatic_state) {
+    agreed.memory.optimizer =
+        plan::state_placements(plan.shape.student.num_layers())[static_cast<size_t>(-least[2].item<int64_t>())];
+  }
   ASSIGN_OR_RETURN(plan, plan_of_ranks(agreed, environment, inputs, ranks, mesh));
   return check_fits(config, plan);
 }

@@ -17,7 +17,7 @@ namespace distill::trainer {
 // Host memory that a run takes for tensors that are not stored on the device.
 struct HostMemory {
   std::shared_ptr<device::HostSlab> activations; // null: no block's activations are offloaded
-  std::shared_ptr<device::HostSlab> optimizer; // for master weights and moments; null: they are on the device
+  std::shared_ptr<device::HostSlab> optimizer; // for master weights and moments; null: all are on the device
 };
 
 // The plan of a run on `world_size` ranks, `ranks_on_host` of them on each host, if it started now: on this device,
@@ -57,8 +57,9 @@ absl::StatusOr<plan::Plan> plan_memory(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
     const sharding::Mesh& mesh);
 
-// Ranks gather units together, and must do it alike. If their plans differ in this, since one of them has less memory,
-// `plan` becomes the plan for what all of them can do. All ranks call it.
+// Ranks gather units together, and must do it alike, which depends on where the optimizer's state is. If their plans
+// differ in this, since one of them has less memory, `plan` becomes the plan for what all of them can do. All ranks
+// call it.
 absl::Status agree_on_gathers(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
     const sharding::Mesh& mesh, plan::Plan& plan);

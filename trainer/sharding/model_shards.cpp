@@ -8,7 +8,7 @@ namespace distill::sharding {
 ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options)
     : config_(std::move(config)), options_(options) {
   if (options.trainable && config_.float8.any()) {
-    TORCH_CHECK(options.host_state == nullptr, "the state of a model that is trained in float8 is on the device");
+    TORCH_CHECK(options.state.host == nullptr, "the state of a model that is trained in float8 is on the device");
     float8_ = std::make_unique<Float8Weights>(options.device, options.compute_dtype);
   }
   for (models::UnitLayout& layout : models::unit_layouts(config_)) {
@@ -22,14 +22,15 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
     updates_.emplace_back(options.device);
   }
   allocate_weights();
-  for (UnitShard& unit : units_) {
-    if (options.trainable) {
-      unit.master = unit.weights.scalar_type() == at::kFloat && options.host_state == nullptr
-          ? unit.weights
-          : zeros_of_state(unit.shard.numel);
-      if (!unit.master.is_same(unit.weights)) {
-        device::label(unit.master, device::Category::kMaster);
-      }
+  TORCH_CHECK(
+      options.state.places.empty() || options.state.places.size() == units_.size(), "places of state for ",
+      options.state.places.size(), " units, of which there are ", units_.size());
+  for (int64_t i = 0; options.trainable && i < num_units(); ++i) {
+    UnitShard& unit = units_[i];
+    const bool is_weights = unit.weights.scalar_type() == at::kFloat && !state_on_host(i);
+    unit.master = is_weights ? unit.weights : zeros_of_state(i);
+    if (!is_weights) {
+      device::label(unit.master, device::Category::kMaster);
     }
   }
   if (float8_ != nullptr) {
@@ -106,7 +107,7 @@ void ModelShards::use_slots(WeightSlots* weights, GradientSlots* gradients, Accu
   for (int64_t i = 0; i < num_units(); ++i) {
     UnitShard& unit = units_[i];
     const bool rounds_master = unit.master.defined() && !unit.master.is_same(unit.weights) && !in_float8(i);
-    if (weights != nullptr && rounds_master && options_.host_state == nullptr && options_.peers == nullptr) {
+    if (weights != nullptr && rounds_master && !state_on_host(i) && options_.peers == nullptr) {
       unit.weights.reset();
     }
   }
@@ -133,7 +134,7 @@ UnitSource ModelShards::source(int64_t index) const {
   source.dtype = flat_dtype(index);
   source.peers = rounds_master || unit.peer_weights.empty() ? nullptr : &unit.peer_weights;
   // The gather's stream waits for the unit's newest update even if the compute stream has waited for it already.
-  source.updated = options_.host_state != nullptr ? &updates_[index].done : nullptr;
+  source.updated = state_on_host(index) ? &updates_[index].done : nullptr;
   return source;
 }
 
@@ -261,16 +262,13 @@ void ModelShards::finish_updates() {
   }
 }
 
-at::Tensor ModelShards::zeros_of_state(int64_t numel) const {
-  if (options_.host_state == nullptr) {
+at::Tensor ModelShards::zeros_of_state(int64_t index) const {
+  const int64_t numel = units_[index].shard.numel;
+  if (!state_on_host(index)) {
     return at::zeros({numel}, at::TensorOptions().dtype(at::kFloat).device(options_.device));
   }
   const auto bytes = numel * static_cast<int64_t>(sizeof(float));
-  return device::HostSlab::take(options_.host_state, bytes).view(at::kFloat).zero_();
-}
-
-at::Tensor ModelShards::zeros_beside_master(int64_t index) const {
-  return zeros_of_state(units_[index].shard.numel);
+  return device::HostSlab::take(options_.state.host, bytes).view(at::kFloat).zero_();
 }
 
 at::Tensor ModelShards::gather_master(int64_t index, Communicator* shard_axis) const {
@@ -284,12 +282,16 @@ at::Tensor ModelShards::gather_master(int64_t index, Communicator* shard_axis) c
   return whole;
 }
 
+void ModelShards::round_master(int64_t index) {
+  UnitShard& unit = units_[index];
+  if (unit.master.defined() && unit.weights.defined() && !unit.master.is_same(unit.weights) && !in_float8(index)) {
+    unit.weights.copy_(unit.master);
+  }
+}
+
 void ModelShards::refresh_weights() {
   for (int64_t i = 0; i < num_units(); ++i) {
-    UnitShard& unit = units_[i];
-    if (unit.master.defined() && unit.weights.defined() && !unit.master.is_same(unit.weights) && !in_float8(i)) {
-      unit.weights.copy_(unit.master);
-    }
+    round_master(i);
   }
   weights_changed();
 }

@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "trainer/device/host_slab.h"
 #include "trainer/models/block.h"
 #include "trainer/models/layout.h"
 #include "trainer/models/weight_source.h"
@@ -14,6 +13,7 @@
 #include "trainer/sharding/gradient_slots.h"
 #include "trainer/sharding/peer_memory.h"
 #include "trainer/sharding/shard_range.h"
+#include "trainer/sharding/state_memory.h"
 #include "trainer/sharding/weight_slots.h"
 
 namespace distill::sharding {
@@ -24,7 +24,7 @@ struct UnitShard {
   ShardRange shard;
   // The shard in the compute dtype; the bytes of a packed unit (trainer/models/packed_layout.h) or of a unit that is
   // trained in float8 (float8_weights.h). It is undefined if gathers round the master weights instead (a trainable
-  // model with slots, whose compute dtype is not fp32, without peer memory and without a state in host memory).
+  // model with slots, whose compute dtype is not fp32, without peer memory and with the unit's state on the device).
   at::Tensor weights;
   // With peer memory, `weights` of every rank of the shard axis, this rank's included; this rank only reads those of
   // the others.
@@ -55,7 +55,7 @@ struct ShardOptions {
   bool trainable = false;
   int64_t rank = 0;
   int64_t world_size = 1;
-  std::shared_ptr<device::HostSlab> host_state; // holds master weights and moments; null: they are on the device
+  StateMemory state; // of the optimizer: master weights and moments
   bool may_leave_float8 = false; // slots must hold units in the compute dtype too
   PeerMemory* peers = nullptr; // of the shard axis: weights lie there, and gathers copy them; null: collectives gather
   Communicator* shard_axis = nullptr; // load() is then called by all ranks, which share the scales of packed units
@@ -156,13 +156,19 @@ class ModelShards {
     update_observer_ = std::move(observer);
   }
 
-  // Returns zeros of the unit's master weights' size, dtype and place (device or host), for the optimizer's moments.
-  at::Tensor zeros_beside_master(int64_t index) const;
+  // Whether the unit's master weights are in host memory, and so its moments.
+  bool state_on_host(int64_t index) const {
+    return options_.state.on_host(index);
+  }
+  // Returns fp32 zeros of the unit's shard where its master weights are, for the optimizer's moments.
+  at::Tensor zeros_of_state(int64_t index) const;
 
   // The whole unit's fp32 master weights; all ranks of the shard axis call it together. `shard_axis` null: this rank
   // holds the whole unit.
   at::Tensor gather_master(int64_t index, Communicator* shard_axis) const;
 
+  // Rounds the unit's master weights into its compute copy, if it has one that is not in float8.
+  void round_master(int64_t index);
   // Call after the master weights changed: updates the compute copies.
   void refresh_weights();
   // Call if the compute copies have been updated too, but for those in float8.
@@ -194,7 +200,6 @@ class ModelShards {
   SlotSize slot_size(int64_t index) const;
   // Makes every unit's weights, zeros, in memory of this rank alone or in peer memory.
   void allocate_weights();
-  at::Tensor zeros_of_state(int64_t numel) const; // fp32, on the device or in host memory
   UnitSource source(int64_t index) const;
   at::Tensor new_gradient_shard(const UnitShard& unit) const; // not initialised
   void finish_update(int64_t index);

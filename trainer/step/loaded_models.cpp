@@ -40,7 +40,7 @@ absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
   options.trainable = role == Role::kStudent;
   options.rank = load.shard_rank;
   options.world_size = load.shard_size;
-  options.host_state = std::move(load.host_state);
+  options.state = std::move(load.state);
   options.may_leave_float8 = load.may_leave_float8;
   options.peers = load.peers;
   options.shard_axis = load.shard_axis;
@@ -67,10 +67,10 @@ LoadOptions load_options(const config::Config& config, const sharding::Mesh& mes
 
 absl::StatusOr<LoadedModels> load_models(
     const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
-    const ModelSource& student, const TeacherSpec& teacher, std::shared_ptr<device::HostSlab> host_state) {
+    const ModelSource& student, const TeacherSpec& teacher, sharding::StateMemory state) {
   const config::ParallelSection& parallel = config.parallel;
   LoadOptions student_load = load_options(config, mesh, /*whole=*/false);
-  student_load.host_state = std::move(host_state);
+  student_load.state = std::move(state);
   student_load.may_leave_float8 = config.float8.shadow_every > 0;
   // Both are read before either is judged, so that one error names the tensors of both.
   auto loaded_student = load_model(environment, student, Role::kStudent, std::move(student_load));

@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "trainer/config/config.h"
-#include "trainer/device/host_slab.h"
 #include "trainer/models/model_source.h"
 #include "trainer/sharding/mesh.h"
 #include "trainer/sharding/model_shards.h"
@@ -27,7 +26,7 @@ enum class Role {
 // Which part of a model a rank loads, and how.
 struct LoadOptions {
   int64_t shard_rank = 0, shard_size = 1;
-  std::shared_ptr<device::HostSlab> host_state = nullptr; // master weights and moments are stored there
+  sharding::StateMemory state = {}; // sharding::ShardOptions
   bool may_leave_float8 = false; // sharding::ShardOptions
   config::ProgressStyle progress = config::ProgressStyle::kNone; // of loads that take long
   sharding::PeerMemory* peers = nullptr; // shards lie there; null: in memory of this rank alone
@@ -51,12 +50,12 @@ struct LoadedModels {
   LoadedTeacher teacher;
 };
 
-// Loads both models; `host_state` and errors are those of load_model. Units are gathered by copies if the mesh has peer
-// memory and parallel.gather is not nccl. Progress is reported as by load_options. parallel.slots must be a number, 0
-// included. All ranks call it together, and all of them get an error if one does (sharding::agree).
+// Loads both models; `state` is the student's, and errors are those of load_model. Units are gathered by copies if the
+// mesh has peer memory and parallel.gather is not nccl. Progress is reported as by load_options. parallel.slots must be
+// a number, 0 included. All ranks call it together, and all of them get an error if one does (sharding::agree).
 absl::StatusOr<LoadedModels> load_models(
     const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
-    const ModelSource& student, const TeacherSpec& teacher, std::shared_ptr<device::HostSlab> host_state);
+    const ModelSource& student, const TeacherSpec& teacher, sharding::StateMemory state);
 
 // A teacher without a student, and the slots that its gathered units pass through.
 struct TeacherAlone {

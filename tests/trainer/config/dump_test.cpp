@@ -39,8 +39,8 @@ std::string another_value(const Field& field) {
   if (const auto* choice = std::get_if<Choice>(&field.kind)) {
     return choice->names.back() == to_yaml(field, {}) ? choice->names.front() : choice->names.back();
   }
-  if (std::holds_alternative<ActivationPolicies>(field.kind)) {
-    return "recompute*24,keep*8";
+  if (const auto* policies = std::get_if<BlockPolicies>(&field.kind)) {
+    return policies->example;
   }
   return "[one, {path: \"two, three\", weight: 0.1}]";
 }

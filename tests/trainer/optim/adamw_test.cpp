@@ -30,9 +30,9 @@ models::ModelConfig tiny_config(bool tied) {
 
 // A model whose parameters and gradients are random, gaps and padding zero.
 std::unique_ptr<sharding::ModelShards> random_model(
-    bool tied, int64_t rank = 0, int64_t world_size = 1, std::shared_ptr<device::HostSlab> host_state = nullptr) {
+    bool tied, int64_t rank = 0, int64_t world_size = 1, sharding::StateMemory state = {}) {
   sharding::ShardOptions options;
-  options.host_state = std::move(host_state);
+  options.state = std::move(state);
   options.trainable = true;
   options.rank = rank;
   options.world_size = world_size;
@@ -176,6 +176,11 @@ TEST(AdamW, ShardsUpdateLikeTheWholeUnit) {
   }
 }
 
+// State of tiny_config()'s units, of which the places of two blocks are given, in new host memory.
+sharding::StateMemory host_memory(bool tied, std::vector<models::StatePlace> blocks, int64_t stages = 4) {
+  return {models::places_of_units(blocks, tied), *device::HostSlab::allocate(1 << 20, at::kCPU, 1, "test"), stages};
+}
+
 // Masters, moments and compute copies of both, once the host one's update has ended.
 void expect_equal(
     sharding::ModelShards& device, AdamW& device_optimizer, sharding::ModelShards& host, AdamW& optimizer) {
@@ -188,13 +193,27 @@ void expect_equal(
   EXPECT_TRUE(at::equal(optimizer.step_count(), device_optimizer.step_count()));
 }
 
+// Ways to store the state of two blocks, the size of pieces, and the number of stages.
+struct OnHost {
+  std::vector<models::StatePlace> blocks;
+  int64_t piece = 0;
+  int64_t stages = 4;
+};
+
 TEST_P(AdamWTest, StateInHostMemoryIsUpdatedBitForBitInPiecesOfAnySize) {
-  for (const int64_t piece : {int64_t{64}, int64_t{192}, HostState::kPiece}) {
+  using enum models::StatePlace;
+  const OnHost cases[] = {{{kHost, kHost}, 64},    {{kHost, kHost}, 192},       {{kHost, kHost}},
+                          {{kHost, kDevice}, 64},  {{kDevice, kHost}},          {{kDevice, kHost}, 64, 1},
+                          {{kHost, kHost}, 64, 7}, {{kHost, kDevice}, 64, 1000}};
+  for (const auto& [blocks, piece, stages] : cases) {
     for (const int64_t rank : {0, 2}) {
-      const auto slab = device::HostSlab::allocate(1 << 20, at::kCPU, 1, "test");
-      ASSERT_TRUE(slab.ok());
       const int64_t ranks = rank == 0 ? 1 : 3;
-      auto host = random_model(GetParam(), rank, ranks, *slab), device = random_model(GetParam(), rank, ranks);
+      auto host = random_model(GetParam(), rank, ranks, host_memory(GetParam(), blocks, stages));
+      auto device = random_model(GetParam(), rank, ranks);
+      EXPECT_EQ(host->state_on_host(1), blocks[0] == kHost);
+      EXPECT_EQ(host->state_on_host(2), blocks[1] == kHost);
+      EXPECT_EQ(host->state_on_host(host->embedding_unit()), blocks[0] == kHost);
+      EXPECT_EQ(host->state_on_host(host->head_unit()), blocks[GetParam() ? 0 : 1] == kHost);
       AdamW host_optimizer(*host, optimizer_options(), piece), device_optimizer(*device, optimizer_options());
       for (int step = 0; step < 4; ++step) {
         const auto gradients = random_model(GetParam(), rank, ranks);
@@ -218,9 +237,8 @@ TEST_P(AdamWTest, StateInHostMemoryIsUpdatedBitForBitInPiecesOfAnySize) {
 }
 
 TEST(AdamW, GradientsLiveUntilTheirUnitIsAskedForAfterAnUpdateBesideTheNextStep) {
-  const auto slab = device::HostSlab::allocate(1 << 20, at::kCPU, 1, "test");
-  ASSERT_TRUE(slab.ok());
-  auto model = random_model(false, 0, 1, *slab);
+  using enum models::StatePlace;
+  auto model = random_model(false, 0, 1, host_memory(false, {kHost, kHost}));
   AdamW optimizer(*model, optimizer_options());
   std::vector<bool> waits;
   model->observe_updates([&](bool begins) { waits.push_back(begins); });
@@ -236,6 +254,26 @@ TEST(AdamW, GradientsLiveUntilTheirUnitIsAskedForAfterAnUpdateBesideTheNextStep)
   EXPECT_EQ(waits.size(), 2U) << "once a step";
   model->finish_updates();
   EXPECT_FALSE(model->unit(2).gradient.defined());
+}
+
+// The compute stream waits for units on the host alone, and for none of them where a unit on the device is used.
+TEST(AdamW, UnitsOnTheDeviceDoNotWaitForThoseOnTheHost) {
+  using enum models::StatePlace;
+  auto model = random_model(false, 0, 1, host_memory(false, {kDevice, kHost}));
+  AdamW optimizer(*model, optimizer_options());
+  std::vector<bool> waits;
+  model->observe_updates([&](bool begins) { waits.push_back(begins); });
+  optimizer.step(0.1, measure(*model, 1.0));
+  model->drop_gradients();
+  for (const int64_t unit : {0, 1}) { // the embedding and the first block
+    EXPECT_FALSE(model->unit(unit).gradient.defined()) << "updated on the compute stream";
+    model->weights(unit);
+  }
+  EXPECT_TRUE(waits.empty());
+  EXPECT_TRUE(model->unit(2).gradient.defined());
+  model->weights(2);
+  EXPECT_EQ(waits.size(), 2U);
+  EXPECT_TRUE(model->unit(3).gradient.defined()) << "the head's";
 }
 
 TEST(GradNorm, NoClippingWithoutAMaximum) {

@@ -31,13 +31,13 @@ class HostStateGpuTest : public ::testing::TestWithParam<at::ScalarType> {
     at::manual_seed(5);
   }
 
-  // Two models with the same master weights: state in host memory, and on the device.
-  static std::unique_ptr<sharding::ModelShards> make_model(std::shared_ptr<device::HostSlab> slab) {
+  // Models with the same master weights, whose state is in host memory or on the device.
+  static std::unique_ptr<sharding::ModelShards> make_model(sharding::StateMemory state) {
     sharding::ShardOptions options;
     options.device = at::Device(at::kCUDA, 0);
     options.compute_dtype = GetParam();
     options.trainable = true;
-    options.host_state = std::move(slab);
+    options.state = std::move(state);
     auto model = std::make_unique<sharding::ModelShards>(small_config(), options);
     model->load(*models::random_weights(small_config(), /*seed=*/7));
     return model;
@@ -54,10 +54,8 @@ INSTANTIATE_TEST_SUITE_P(ComputeDtype, HostStateGpuTest, testing::Values(at::kBF
 
 // The compute stream is busy before each update and uses units right after it; memory of gradients that are freed is
 // written to at once.
-TEST_P(HostStateGpuTest, PassesThroughTheDeviceBitForBitBesideTheComputeStream) {
-  const auto slab = device::HostSlab::allocate(int64_t{256} << 20, at::Device(at::kCUDA, 0), 1, "test");
-  ASSERT_TRUE(slab.ok()) << slab.status();
-  auto host = make_model(*slab), device = make_model(nullptr);
+void expect_same_steps(
+    sharding::ModelShards* host, sharding::ModelShards* device, const std::function<void()>& keep_busy) {
   config::OptimizerSection options;
   options.weight_decay = 0.1;
   AdamW host_optimizer(*host, options, /*piece=*/1 << 16), device_optimizer(*device, options);
@@ -86,9 +84,24 @@ TEST_P(HostStateGpuTest, PassesThroughTheDeviceBitForBitBesideTheComputeStream) 
   }
   host_optimizer.wait();
   for (int64_t i = 0; i < host->num_units(); ++i) {
-    EXPECT_TRUE(at::equal(host->unit(i).master, device->unit(i).master.cpu())) << i;
-    EXPECT_TRUE(at::equal(host_optimizer.moments(i).exp_avg, device_optimizer.moments(i).exp_avg.cpu())) << i;
-    EXPECT_TRUE(at::equal(host_optimizer.moments(i).exp_avg_sq, device_optimizer.moments(i).exp_avg_sq.cpu())) << i;
+    EXPECT_TRUE(at::equal(host->unit(i).master.cpu(), device->unit(i).master.cpu())) << i;
+    EXPECT_TRUE(at::equal(host_optimizer.moments(i).exp_avg.cpu(), device_optimizer.moments(i).exp_avg.cpu())) << i;
+    EXPECT_TRUE(at::equal(host_optimizer.moments(i).exp_avg_sq.cpu(), device_optimizer.moments(i).exp_avg_sq.cpu()))
+        << i;
+  }
+}
+
+TEST_P(HostStateGpuTest, PassesThroughTheDeviceBitForBitBesideTheComputeStream) {
+  using enum models::StatePlace;
+  for (const auto& blocks : std::vector<std::vector<models::StatePlace>>{
+           {kHost, kHost, kHost, kHost}, {kDevice, kHost, kHost, kDevice}, {kHost, kDevice, kDevice, kHost}}) {
+    for (const int64_t stages : {1, 4, 50}) {
+      const auto slab = device::HostSlab::allocate(int64_t{256} << 20, at::Device(at::kCUDA, 0), 1, "test");
+      ASSERT_TRUE(slab.ok()) << slab.status();
+      const auto host = make_model({models::places_of_units(blocks, /*tied_embeddings=*/false), *slab, stages});
+      const auto device = make_model({});
+      expect_same_steps(host.get(), device.get(), keep_busy);
+    }
   }
 }
 

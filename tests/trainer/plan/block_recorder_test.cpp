@@ -24,7 +24,7 @@ SimulatedMemory simulate(
   const trainer::ModelSource student{student_model, nullptr}, teacher{trainer::tiny_model(2, 32), nullptr};
   trainer::LoadedModels models = *trainer::load_models(
       config, {at::Device(at::kMeta), dtype, dtype}, *mesh, student, trainer::TeacherSpec::running(teacher),
-      /*host_state=*/nullptr);
+      /*state=*/{});
   trainer::TrainStep step(
       config, *mesh, models, {policies, device::HostSlab::simulated()},
       blocks != nullptr ? blocks->functions(simulation) : models::BlockFunctions{});

@@ -107,22 +107,30 @@ TEST(GatherCopies, AFrozenModelMeetsOnce) {
   });
 }
 
-// If the optimizer's state is in host memory, units are updated one by one, and none waits for another one's update.
+// Units whose optimizer state is in host memory are updated one by one, and none waits for another one's update; the
+// others are updated together.
 TEST(GatherCopies, UnitsThatAreUpdatedOneByOneMeetOneByOne) {
-  RankThreads ranks(kRanks);
-  ranks.run([&](int64_t number) {
-    auto slab = device::HostSlab::allocate(1 << 20, at::kCPU, 1, "test");
-    ASSERT_TRUE(slab.ok()) << slab.status();
-    Rank rank(ranks, number, {.compute_dtype = at::kBFloat16, .trainable = true, .host_state = *slab});
-    for (int64_t step = 0; step < 2; ++step) {
-      write_slowly(rank, step);
-      rank.model.weights_changed();
-      rank.expect_units_of(step);
-      rank.expect_units_of(step);
-      ranks.meet();
-    }
-    EXPECT_EQ(rank.gather.meetings, 2 * rank.model.num_units());
-  });
+  using enum models::StatePlace;
+  for (const auto& blocks : std::vector<std::vector<models::StatePlace>>{
+           {kHost, kHost, kHost}, {kDevice, kHost, kDevice}, {kDevice, kHost, kHost}}) {
+    const std::vector<models::StatePlace> places = models::places_of_units(blocks, /*tied_embeddings=*/false);
+    const int64_t on_host = std::count(places.begin(), places.end(), kHost);
+    RankThreads ranks(kRanks);
+    ranks.run([&](int64_t number) {
+      auto slab = device::HostSlab::allocate(1 << 20, at::kCPU, 1, "test");
+      ASSERT_TRUE(slab.ok()) << slab.status();
+      Rank rank(ranks, number, {.compute_dtype = at::kBFloat16, .trainable = true, .state = {places, *slab}});
+      for (int64_t step = 0; step < 2; ++step) {
+        write_slowly(rank, step);
+        rank.model.weights_changed();
+        rank.expect_units_of(step);
+        rank.expect_units_of(step);
+        ranks.meet();
+      }
+      const int64_t together = on_host < rank.model.num_units() ? 1 : 0;
+      EXPECT_EQ(rank.gather.meetings, 2 * (on_host + together));
+    });
+  }
 }
 
 TEST(GatherCopies, TheComputeCopyStaysBesideTheMasterWeights) {

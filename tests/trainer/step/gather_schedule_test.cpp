@@ -31,7 +31,7 @@ int64_t gathers_of(const Case& c) {
   const auto mesh = sharding::simulated_mesh(2, 1, /*shared_memory=*/true);
   const ModelSource student{tiny_model(c.student_blocks), nullptr}, teacher{tiny_model(c.teacher_blocks), nullptr};
   LoadedModels models = *load_models(
-      config, {at::Device(at::kMeta), at::kFloat, at::kFloat}, *mesh, student, TeacherSpec::running(teacher), nullptr);
+      config, {at::Device(at::kMeta), at::kFloat, at::kFloat}, *mesh, student, TeacherSpec::running(teacher), {});
   const std::vector<models::ActivationPolicy> policies(
       static_cast<size_t>(c.student_blocks), models::ActivationPolicy::kKeep);
   TrainStep step(config, *mesh, models, {policies, device::HostSlab::simulated()});

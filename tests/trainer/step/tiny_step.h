@@ -63,7 +63,7 @@ struct TinyStep {
       return ModelSource{model, models::random_weights(model, seed)};
     };
     const ModelSource student = source(tiny_model(2), 1), teacher = source(tiny_model(1, 32), 2);
-    models = *load_models(config, Environment{}, mesh, student, TeacherSpec::running(teacher), nullptr);
+    models = *load_models(config, Environment{}, mesh, student, TeacherSpec::running(teacher), {});
     step = std::make_unique<TrainStep>(config, mesh, models, ActivationMemory{std::move(policies), std::move(host)});
   }
 

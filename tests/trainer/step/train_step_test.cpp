@@ -29,7 +29,7 @@ TEST(LoadModels, EveryUnitThatWasReadIsProgress) {
   mesh.watch = [&](int64_t, const char* place) { places.emplace_back(place); };
   const ModelSource student{tiny_model(2), models::random_weights(tiny_model(2), 1)};
   const ModelSource teacher{tiny_model(3, 32), models::random_weights(tiny_model(3, 32), 2)};
-  ASSERT_TRUE(load_models(tiny_config(2), Environment{}, mesh, student, TeacherSpec::running(teacher), nullptr).ok());
+  ASSERT_TRUE(load_models(tiny_config(2), Environment{}, mesh, student, TeacherSpec::running(teacher), {}).ok());
   EXPECT_EQ(places, std::vector<std::string>((2 + 2) + (3 + 2), "loading weights")); // embedding, blocks, head
 }
 

@@ -1,11 +1,18 @@
-#include "trainer/models/activation_policy.h"
+#pragma once
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
+#include <string>
+#include <vector>
+
+#include "data/base/enum_names.h"
+
 namespace distill::models {
 
-std::string policies_text(const std::vector<ActivationPolicy>& policies) {
+// The policies of blocks in forward order, "recompute*24,keep*8"; a single name where all blocks have the same policy.
+template <base::NamedEnum Policy>
+std::string policies_text(const std::vector<Policy>& policies) {
   std::vector<std::string> runs;
   for (size_t i = 0; i < policies.size();) {
     size_t end = i;

@@ -157,6 +157,65 @@ TEST(ModelConfigTest, LayersMayDifferInTheirRope) {
   EXPECT_TRUE(full->kinds[0].attention.rope && !full->kinds[0].attention.window);
 }
 
+// The text_config of Gemma-3-4b, which leaves the rest to its class.
+TEST(ModelConfigTest, ASparseGemmaHasItsClassesDefaults) {
+  const auto config = parse_model_config(
+      R"({"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+          "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024})",
+      "config.json");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->vocab_size, 262208);
+  EXPECT_TRUE(config->tie_word_embeddings);
+  EXPECT_EQ(config->final_softcap, 0);
+  EXPECT_EQ(config->final_norm_offset, 1);
+  EXPECT_DOUBLE_EQ(config->embedding_scale, std::sqrt(2560.0));
+  ASSERT_EQ(config->kinds.size(), 2U);
+  EXPECT_EQ(config->count_of(0), 29);
+  const models::AttentionSpec &sliding = config->kinds[0].attention, &full = config->kinds[1].attention;
+  EXPECT_EQ(config->layers[5], 1);
+  EXPECT_EQ(sliding.head_dim, 256);
+  EXPECT_EQ(sliding.kv_heads, 4);
+  EXPECT_DOUBLE_EQ(*sliding.scale, 1.0 / 16);
+  EXPECT_EQ(sliding.window, 1024);
+  EXPECT_FALSE(full.window);
+  const models::RopeSpec& global = config->ropes.at(static_cast<size_t>(*full.rope));
+  const models::RopeSpec& local = config->ropes.at(static_cast<size_t>(*sliding.rope));
+  EXPECT_EQ(global.theta, 1e6);
+  EXPECT_EQ(global.linear_factor, 8);
+  EXPECT_EQ(local.theta, 1e4);
+  EXPECT_EQ(local.linear_factor, 1);
+}
+
+// rope_theta of a family with two ropes is that of full_attention alone, for transformers.
+TEST(ModelConfigTest, RopesByLayerTypeAreReadAsTransformersReadsThem) {
+  Notes notes;
+  const auto config = parse_with(
+      R"({"model_type": "olmo3", "rope_theta": 7.0, "num_hidden_layers": 4,
+          "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}})",
+      &notes);
+  ASSERT_TRUE(config.ok()) << config.status();
+  ASSERT_EQ(config->ropes.size(), 2U);
+  EXPECT_EQ(config->ropes[0].theta, 7);
+  EXPECT_TRUE(config->ropes[0].yarn);
+  EXPECT_EQ(config->ropes[1].theta, 500000);
+  EXPECT_FALSE(config->ropes[1].yarn);
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_THAT(notes[0].text, HasSubstr("that of full_attention alone"));
+}
+
+TEST(ModelConfigTest, PhiRotatesAPartOfEachHead) {
+  const auto config = parse_with(
+      R"({"model_type": "phi3", "head_dim": 16, "partial_rotary_factor": 0.25, "max_position_embeddings": 16384,
+          "sliding_window": 262144,
+          "rope_scaling": {"type": "longrope", "short_factor": [1, 2], "long_factor": [3, 4]}})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->ropes[0].dim, 4);
+  EXPECT_TRUE(config->kinds[0].fused_tensors);
+  ASSERT_TRUE(config->ropes[0].longrope);
+  EXPECT_EQ(config->ropes[0].longrope->original_max_position_embeddings, 4096);
+  EXPECT_DOUBLE_EQ(config->ropes[0].attention_factor, std::sqrt(1 + std::log(4) / std::log(4096)));
+}
+
 TEST(ModelConfigTest, ReadsYarn) {
   const auto config = parse_with(
       R"({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768,
@@ -354,6 +413,15 @@ TEST(ModelConfigTest, WhatIsNotSupportedIsNamed) {
       {R"({"auto_map": {"AutoModel": "x.y"}})", "auto_map", "unknown key"},
       {R"({"hidden_size": 16777216, "intermediate_size": 16777216})", "hidden_size", "parameters"},
       {R"({"layer_types": ["full_attention", "linear_attention"]})", "layer_types", "linear_attention"},
+      {R"({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0})", "attn_logit_softcapping", "50.0"},
+      {R"({"model_type": "gemma3_text", "use_bidirectional_attention": true})", "use_bidirectional_attention", "true"},
+      {R"({"model_type": "gemma3_text", "hidden_activation": "gelu"})", "hidden_activation", "gelu"},
+      {R"({"model_type": "ministral3"})", "llama_4_scaling_beta", "missing"},
+      {R"({"model_type": "olmo3", "rope_parameters": {"rope_type": "default"}})", "rope_parameters.rope_type",
+       "full_attention and sliding_attention"},
+      {R"({"model_type": "phi3", "partial_rotary_factor": 0.26})", "partial_rotary_factor", "found 33"},
+      {R"({"model_type": "smollm3", "no_rope_layers": [1, 0]})", "no_rope_layers", "32"},
+      {R"({"model_type": "smollm3", "use_sliding_window": true, "sliding_window": 8})", "layer_types", "missing"},
       {R"({"initializer_range": 7})", "initializer_range", "7"},
   };
   for (const Refused& c : cases) {

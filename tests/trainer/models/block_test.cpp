@@ -398,6 +398,31 @@ TEST_F(BlockTest, ALlama8BBlockSaves92KiBPerToken) {
   EXPECT_NEAR(static_cast<double>(saved.bytes()) / kTokens / 1024.0, 92.0, 0.5);
 }
 
+// A plan runs both passes on meta tensors, for which not every op of ATen has a kernel.
+TEST_F(BlockTest, EveryKindOfBlockIsSimulated) {
+  for (const Shape& shape : shapes()) {
+    SCOPED_TRACE(shape.name);
+    const device::Simulation simulation(test_device().type());
+    const ModelConfig config = make_config(shape);
+    const UnitLayout layout = unit_layouts(config)[1];
+    const auto meta = [](at::IntArrayRef sizes, at::ScalarType dtype) {
+      return at::empty(sizes, at::TensorOptions().device(at::kMeta).dtype(dtype));
+    };
+    SequenceInfo seq = shape.boundaries.empty() ? dense_sequences(kBatch, kSeqLen, at::kCPU)
+                                                : packed_sequences(kBatch, kSeqLen, shape.boundaries, at::kCPU);
+    seq.positions_N = meta({kBatch * kSeqLen}, at::kLong);
+    seq.cu_seqlens = meta(seq.cu_seqlens.sizes(), at::kInt);
+    const auto ropes = rope_angles(make_rope_tables(config.ropes, kSeqLen, at::kMeta), seq);
+    const BlockContext context{config.layer(0), seq, ropes};
+    const BlockParams params = block_params(layout, meta({layout.numel}, at::kBFloat16));
+    BlockParams grads = block_params(layout, meta({layout.numel}, at::kFloat));
+    const at::Tensor x_NH = meta({kBatch * kSeqLen, config.hidden_size}, at::kBFloat16);
+    BlockSaved saved;
+    EXPECT_EQ(block_forward(context, params, x_NH, &saved).sizes(), x_NH.sizes());
+    EXPECT_EQ(block_backward(context, params, x_NH, std::move(saved), grads).sizes(), x_NH.sizes());
+  }
+}
+
 // The same kernels run, so that models whose window never matters keep their bits.
 TEST_F(BlockTest, AWindowOfTheWholeSequenceChangesNoBit) {
   Case c = make_case(shapes()[0], at::kFloat);

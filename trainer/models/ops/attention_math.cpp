@@ -53,7 +53,7 @@ at::Tensor masked_scores(
   const at::Tensor all = at::ones({block.count, block.keys()}, scores.options().dtype(at::kBool));
   at::Tensor hidden = at::triu(all, /*diagonal=*/offset + 1);
   if (options.window) {
-    hidden.logical_or_(at::tril(all, /*diagonal=*/offset - *options.window));
+    hidden.bitwise_or_(at::tril(all, /*diagonal=*/offset - *options.window));
   }
   return scores.masked_fill_(hidden, -std::numeric_limits<double>::infinity());
 }

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from shared.command_line import argument_parser, at_least, fail, name_and_path
+from shared.text_model import is_multimodal, load_text_model
 
 
 def parse_model(text):
@@ -59,9 +60,16 @@ def reachable(names, manager):
 def evaluate(folder, names, manager, args):
     """{task: {metric: value}}"""
     import lm_eval
+    import transformers
     from lm_eval.models.huggingface import HFLM
 
-    model = HFLM(pretrained=folder, device=args.device, dtype=args.dtype, batch_size=args.batch)
+    if is_multimodal(json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))):
+        # The harness does not know how to load such a folder for tasks of text.
+        loaded = load_text_model(folder, dtype=args.dtype).to(args.device).eval()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = HFLM(pretrained=loaded, tokenizer=tokenizer, batch_size=args.batch)
+    else:
+        model = HFLM(pretrained=folder, device=args.device, dtype=args.dtype, batch_size=args.batch)
     done = lm_eval.simple_evaluate(
         model=model, tasks=names, task_manager=manager, limit=args.limit, num_fewshot=args.shots, bootstrap_iters=1000
     )

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 from shared.command_line import argument_parser, at_least, fail, name_and_path
+from shared.text_model import load_text_model
 
 PROMPTS = (
     'def read_json(path):\n    """Read',
@@ -28,11 +29,11 @@ def parse_model(text):
 def continue_prompts(folder, prompts, tokens, device):
     """The greedy continuation of each prompt, without the prompt."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).to(device).eval()
+    model = load_text_model(folder, dtype=dtype).to(device).eval()
     texts = []
     for prompt in prompts:
         inputs = tokenizer(prompt, return_tensors="pt").to(device)

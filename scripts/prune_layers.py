@@ -3,8 +3,9 @@
 
 The script copies the embeddings, the final norm, the lm_head and the chosen decoder layers byte for byte, one tensor at
 a time, so that a folder of any size and dtype needs almost no memory. config.json gets the new number of layers, and of
-every list with one entry per layer, those that its class derives included, the chosen entries. The tokenizer and
-generation files are copied too.
+every list with one entry per layer, those that its class derives included, the chosen entries. The tokenizer, processor
+and generation files are copied too. Of a multimodal folder the layers of the text model are chosen, and the other parts
+are copied whole.
 
   scripts/prune_layers.py --teacher teacher --out student --every 3
   scripts/prune_layers.py --teacher teacher --out student --layers 0,1,2,14,29
@@ -22,9 +23,9 @@ from pathlib import Path
 
 from shared.command_line import argument_parser, fail
 from shared.folders import replaced_folder
+from shared.text_model import text_fields, text_prefixes, with_text_fields
 from shared.weight_files import INDEX, weight_files, weight_map
 
-LAYER = re.compile(r"^((?:model\.)?layers\.)(\d+)\.")
 COPIED = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -34,6 +35,7 @@ COPIED = (
     "chat_template*",
     "additional_chat_templates/*.jinja",
     "generation_config.json",
+    "*processor_config.json",
     "LICENSE*",
 )
 
@@ -150,24 +152,35 @@ def derived_lists(folder, config):
     return {key: value for key in missing if isinstance(value := getattr(complete, key, None), list)}
 
 
-def prune_config(config, layers):
-    """config.json of the student. A list with one entry per layer (layer_types, ...) keeps the chosen entries."""
-    count = config["num_hidden_layers"]
-    pruned = dict(config, num_hidden_layers=len(layers))
-    for key, value in config.items():
-        if isinstance(value, list) and len(value) == count and key != "architectures":
+def prune_config(config, fields, layers):
+    """config.json of the student. A list with one entry per layer (layer_types, ...) keeps the chosen entries.
+    `fields`: the keys of the text model."""
+    count = fields["num_hidden_layers"]
+    pruned = {"num_hidden_layers": len(layers)}
+    for key, value in fields.items():
+        if isinstance(value, list) and len(value) == count and key not in ("architectures", "eos_token_id"):
             pruned[key] = [value[layer] for layer in layers]
-    if isinstance(config.get("max_window_layers"), int):  # Qwen2, Qwen3: the first layers, without a sliding window
-        pruned["max_window_layers"] = sum(layer < config["max_window_layers"] for layer in layers)
-    return pruned
+    if isinstance(fields.get("max_window_layers"), int):  # Qwen2, Qwen3: the first layers, without a sliding window
+        pruned["max_window_layers"] = sum(layer < fields["max_window_layers"] for layer in layers)
+    return with_text_fields(config, pruned)
+
+
+def decoder_prefix(names):
+    """What the names of the decoder's tensors begin with, of all names of a folder."""
+    try:
+        return text_prefixes(names)[0]
+    except ValueError as error:
+        raise PruneError(str(error)) from None
 
 
 def prune_tensors(tensors, layers, count):
     """([(new name, tensor)] of the student, in the teacher's order; names of layers beyond the teacher's `count`)."""
     position = {layer: index for index, layer in enumerate(layers)}
+    prefix = decoder_prefix(tensor.name for tensor in tensors)
+    pattern = re.compile(rf"^((?:{re.escape(prefix)}){'?' if prefix == 'model.' else ''}layers\.)(\d+)\.")
     kept, beyond, found = [], [], set()
     for tensor in tensors:
-        match = LAYER.match(tensor.name)
+        match = pattern.match(tensor.name)
         if match is None:
             kept.append((tensor.name, tensor))
             continue
@@ -257,7 +270,11 @@ def write_folder(folder, teacher, config, kept, shard_bytes):
 
 def prune(args):
     config = read_json(args.teacher / "config.json")
-    count = config.get("num_hidden_layers")
+    try:
+        fields = text_fields(args.teacher, config)
+    except ValueError as error:
+        raise PruneError(str(error)) from None
+    count = fields.get("num_hidden_layers")
     if not isinstance(count, int) or count < 1:
         raise PruneError(
             f"{args.teacher / 'config.json'}: num_hidden_layers: expected a positive number, found {count}"
@@ -269,13 +286,8 @@ def prune(args):
     kept, beyond = prune_tensors(read_tensors(args.teacher), layers, count)
     check_output(args.out, args.teacher, args.force)
     with replaced_folder(args.out) as partial:
-        write_folder(
-            partial,
-            args.teacher,
-            prune_config(config | derived_lists(args.teacher, config), layers),
-            kept,
-            int(args.max_shard_gb * 1e9),
-        )
+        pruned = prune_config(config, fields | derived_lists(args.teacher, fields), layers)
+        write_folder(partial, args.teacher, pruned, kept, int(args.max_shard_gb * 1e9))
     if beyond:
         print(f"left out, since config.json says {count} layers ({len(beyond)}): {', '.join(beyond[:6])}")
     parameters = [sum(elements(t) for t in tensors) for tensors in ((t for _, t in kept), read_tensors(args.teacher))]

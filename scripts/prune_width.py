@@ -19,9 +19,10 @@ import script_path
 import json
 from pathlib import Path
 
-from prune_layers import PruneError, check_output, copy_side_files, read_json
+from prune_layers import PruneError, check_output, copy_side_files, decoder_prefix, read_json
 from shared.command_line import argument_parser, at_least, fail
 from shared.folders import replaced_folder
+from shared.text_model import load_text_model, text_fields, with_text_fields
 from shared.weight_files import weight_files
 
 SEQUENCE = 512  # tokens
@@ -54,12 +55,13 @@ def measure(model, tokens):
     """([layers][kv heads], [layers][neurons]): the contributions that the head of this file defines."""
     import torch
 
-    config = model.config
+    config = model.config.get_text_config()
+    layers = model.get_decoder().layers
     groups = config.num_key_value_heads
-    heads = [torch.zeros(groups, dtype=torch.float64) for _ in model.model.layers]
-    neurons = [torch.zeros(config.intermediate_size, dtype=torch.float64) for _ in model.model.layers]
+    heads = [torch.zeros(groups, dtype=torch.float64) for _ in layers]
+    neurons = [torch.zeros(config.intermediate_size, dtype=torch.float64) for _ in layers]
     handles = []
-    for index, layer in enumerate(model.model.layers):
+    for index, layer in enumerate(layers):
 
         def attention(module, inputs, index=index):
             outputs = inputs[0].flatten(0, -2).double()
@@ -77,7 +79,7 @@ def measure(model, tokens):
     with torch.inference_mode():
         for row in tokens:
             model(row[None], use_cache=False)
-        for index, layer in enumerate(model.model.layers):
+        for index, layer in enumerate(layers):
             neurons[index] = neurons[index].sqrt() * layer.mlp.down_proj.weight.double().norm(dim=0)
     for handle in handles:
         handle.remove()
@@ -99,12 +101,12 @@ def rows_of_heads(chosen, size):
 def choose(teacher, text, count, kv_heads, intermediate):
     """{"kv_heads": [layers][kv_heads], "neurons": [layers][intermediate]}, measured; and on how many tokens."""
     model, tokenizer = load(teacher)
-    norm = getattr(model.model.layers[0].self_attn, "q_norm", None)
-    head_dim = model.model.layers[0].self_attn.head_dim
-    if kv_heads < model.config.num_key_value_heads and norm is not None and norm.weight.numel() > head_dim:
+    attention, groups = model.get_decoder().layers[0].self_attn, model.config.get_text_config().num_key_value_heads
+    norm = getattr(attention, "q_norm", None)
+    if kv_heads < groups and norm is not None and norm.weight.numel() > attention.head_dim:
         raise PruneError(
-            f"--kv-heads: expected {model.config.num_key_value_heads}, all of the teacher's, since {teacher} "
-            f"normalises q and k over all heads at once; found {kv_heads}"
+            f"--kv-heads: expected {groups}, all of the teacher's, since {teacher} normalises q and k over all heads "
+            f"at once; found {kv_heads}"
         )
     tokens = calibration_tokens(tokenizer, text, count)
     heads, neurons = measure(model, tokens)
@@ -115,14 +117,14 @@ def choose(teacher, text, count, kv_heads, intermediate):
     return kept, tokens.numel()
 
 
-def slices(fields, kept, head_dim):
-    """{tensor name: (dimension, indices)} of what is kept of each sliced tensor."""
+def slices(fields, kept, head_dim, decoder):
+    """{tensor name: (dimension, indices)} of what is kept of each sliced tensor. `decoder`: the prefix of the names."""
     import torch
 
     group = fields["num_attention_heads"] // fields["num_key_value_heads"] * head_dim  # rows of q for a key-value head
     result = {}
     for index, (heads, neurons) in enumerate(zip(kept["kv_heads"], kept["neurons"], strict=True)):
-        prefix = f"model.layers.{index}"
+        prefix = f"{decoder}layers.{index}"
         heads, columns = torch.tensor(heads), torch.tensor(neurons)
         queries, keys = rows_of_heads(heads, group), rows_of_heads(heads, head_dim)
         for name, rows in (("q", queries), ("k", keys), ("v", keys)):
@@ -164,24 +166,28 @@ def load(folder):
     import torch
 
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        model = load_text_model(folder, dtype=torch.float32)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise PruneError(f"{folder}: transformers cannot read it ({str(error).splitlines()[0]})") from None
-    layers = getattr(getattr(model, "model", None), "layers", None)
+    layers = getattr(model.get_decoder(), "layers", None)
     for path, other in (("self_attn.o_proj",) * 2, ("mlp.up_proj", "mlp.gate_up_proj"), ("mlp.down_proj",) * 2):
         try:
             names = {name for name, _ in layers[0].named_modules()}
         except (TypeError, AttributeError):
             names = set()
         if not {path, other} & names:
-            raise PruneError(f"{folder}: no model.layers.0.{path}; expected a decoder like Llama's")
+            raise PruneError(f"{folder}: no layers.0.{path}; expected a decoder like Llama's")
     return model.eval(), tokenizer
 
 
 def prune(args):
     config_file = args.teacher / "config.json"
-    fields = read_json(config_file)
+    config = read_json(config_file)
+    try:
+        fields = text_fields(args.teacher, config)
+    except ValueError as error:
+        raise PruneError(str(error)) from None
     most = {"--kv-heads": "num_key_value_heads", "--intermediate": "intermediate_size"}
     for key in (*most.values(), "num_hidden_layers", "num_attention_heads", "hidden_size"):
         if not isinstance(fields.get(key), int):
@@ -191,7 +197,7 @@ def prune(args):
             raise PruneError(f"{flag}: expected a number from 1 to {fields[most[flag]]} (the teacher's), found {value}")
     check_output(args.out, args.teacher, args.force)
     kept, tokens = choose(args.teacher, args.text, args.tokens, args.kv_heads, args.intermediate)
-    write(args, fields, kept, tokens)
+    write(args, config, fields, kept, tokens)
 
 
 def check_config(folder):
@@ -206,18 +212,18 @@ def check_config(folder):
         raise PruneError(f"--kv-heads, --intermediate: transformers refuses the student: {cause}") from None
 
 
-def write(args, fields, kept, tokens):
+def write(args, config, fields, kept, tokens):
     from safetensors.torch import save_file
 
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
-    kept_slices = slices(fields, kept, head_dim)
     before, after = stored_tensors(args.teacher), {}
+    kept_slices = slices(fields, kept, head_dim, decoder_prefix(before))
     for name, tensor in before.items():
         dimension, indices = kept_slices.get(name, (0, None))
         after[name] = tensor if indices is None else tensor.index_select(dimension, indices).contiguous()
     kv_heads, intermediate = len(kept["kv_heads"][0]), len(kept["neurons"][0])
     heads = fields["num_attention_heads"] // fields["num_key_value_heads"] * kv_heads
-    student = fields | {
+    changes = {
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
@@ -226,7 +232,7 @@ def write(args, fields, kept, tokens):
     with replaced_folder(args.out) as partial:
         save_file(after, partial / "model.safetensors", metadata={"format": "pt"})
         (partial / "model.safetensors").chmod(0o644)
-        (partial / "config.json").write_text(json.dumps(student, indent=2) + "\n")
+        (partial / "config.json").write_text(json.dumps(with_text_fields(config, changes), indent=2) + "\n")
         (partial / KEPT).write_text(json.dumps(kept) + "\n")
         copy_side_files(args.teacher, partial)
         check_config(partial)

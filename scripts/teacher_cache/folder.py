@@ -8,6 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from shared.text_model import is_multimodal, text_prefixes
 from shared.weight_files import weight_files
 from teacher_cache.part_file import checksum
 from teacher_cache.reading import open_tensors
@@ -86,18 +87,38 @@ def teacher_hash(folder):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _is_tied(folder):
+    config = json.loads((Path(folder) / "config.json").read_text())
+    if not is_multimodal(config):
+        return config.get("tie_word_embeddings", False)
+    from transformers import AutoConfig
+
+    whole = AutoConfig.from_pretrained(folder, local_files_only=True)
+    return any(getattr(each, "tie_word_embeddings", False) for each in (whole, whole.get_text_config()))
+
+
 def read_head(folder):
     """(lm_head [V, G], final norm [G]) of a Hugging Face folder, in the dtype that they are stored in.
 
     A stored lm_head is the head, whatever config.json has; without one, that of a tied model is its embedding."""
     found = {}
-    for path in weight_files(folder):
+    files = weight_files(folder)
+    names = []
+    for path in files:
         with open_tensors(path) as file:
-            for name in ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"):
-                if name in file.keys():  # noqa: SIM118 - a file of safetensors is no dictionary
-                    found[name] = file.get_tensor(name)
+            names += file.keys()
+    decoder, head = text_prefixes(names)
+    stored = {
+        f"{head}weight": "lm_head.weight",
+        f"{decoder}embed_tokens.weight": "model.embed_tokens.weight",
+        f"{decoder}norm.weight": "model.norm.weight",
+    }
+    for path in files:
+        with open_tensors(path) as file:
+            for name in stored.keys() & set(file.keys()):
+                found[stored[name]] = file.get_tensor(name)
     lm_head = found.get("lm_head.weight")
-    tied = json.loads((Path(folder) / "config.json").read_text()).get("tie_word_embeddings", False)
+    tied = _is_tied(folder)
     if lm_head is None and not tied:
         raise ValueError(
             f"{folder}: expected lm_head.weight, found none; a model whose head is its embedding has "

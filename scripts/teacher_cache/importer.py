@@ -3,6 +3,7 @@
 import sys
 
 from shared.command_line import fail
+from shared.text_model import text_fields
 from teacher_cache import folder as cache_folder
 from teacher_cache.part_file import write_part
 from teacher_cache.reading import read_object
@@ -34,7 +35,11 @@ class Importer:
 
     def __init__(self, arguments, documents):
         self.arguments, self.documents = arguments, documents
-        self.config = read_object(arguments.teacher / "config.json")
+        config = read_object(arguments.teacher / "config.json")
+        try:
+            self.config = text_fields(arguments.teacher, config)
+        except ValueError as error:
+            fail(error)
         self.seen = {}  # shard and document -> how many of its first tokens have their rows
         self.longest = 2  # tokens of a sequence
 

@@ -3,8 +3,11 @@
 import json
 
 import pytest
+import transformers
 import yaml
-from word_models import save_constant_model
+from word_models import save_constant_model, save_tokenizer
+
+import multimodal_models
 
 WORDS = ["<eos>", "sky", "grass", "snow", "is", "blue", "green", "white"]
 
@@ -70,6 +73,18 @@ def test_a_limit_takes_the_first_documents(script, folders, tasks):
         ["task", "metric", "blue"],
         ["colours", "acc", "1.0000"],
     ]
+
+
+def test_the_text_model_of_a_multimodal_folder_is_evaluated(script, folders, tasks, tmp_path):
+    text = transformers.AutoModelForCausalLM.from_pretrained(folders / "blue")
+    config = multimodal_models.llava(text.config)
+    whole = transformers.AutoModelForImageTextToText.from_config(config)
+    whole.get_decoder().load_state_dict(text.model.state_dict())
+    whole.lm_head.load_state_dict(text.lm_head.state_dict())
+    whole.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, WORDS)
+    shown = script("eval_tasks.py", f"blue={tmp_path}", "--tasks", "colours", "--include", tasks, "--device", "cpu")
+    assert ["colours", "acc", "0.7500"] in [line.split()[:3] for line in shown.splitlines()]
 
 
 @pytest.mark.parametrize(

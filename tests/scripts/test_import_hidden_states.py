@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+import multimodal_models
 from teacher_cache import folder, hidden_states, reading
 from teacher_cache.documents import Document
 
@@ -84,6 +86,18 @@ def test_the_head_of_a_folder_is_the_one_that_transformers_takes(tmp_path):
     # Files that are not the model's are not read.
     save_file({"lm_head.weight": embedding}, tmp_path / "z-adapter.safetensors")
     assert torch.equal(read(True, weights | {"lm_head.weight": head}), head)
+
+
+@pytest.mark.parametrize("spelling", multimodal_models.SPELLINGS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_of_a_multimodal_folder_is_that_of_its_text(tmp_path, spelling, tied):
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    text = transformers.MistralConfig(vocab_size=VOCAB, num_key_value_heads=2, **sizes)
+    config = multimodal_models.mistral3(text, tie_word_embeddings=tied)
+    multimodal_models.save(tmp_path, config, 1, spelling=spelling)
+    model, _ = multimodal_models.load(tmp_path)
+    head, norm = folder.read_head(tmp_path)
+    assert torch.equal(head, model.lm_head.weight) and torch.equal(norm, model.get_decoder().norm.weight)
 
 
 def test_only_what_is_measured_is_read_twice(monkeypatch, importer):

@@ -9,6 +9,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import multimodal_models
+
 LAYERS = 6
 FAMILIES = {
     "llama": (transformers.LlamaConfig, {}),
@@ -94,6 +96,40 @@ def test_what_the_class_derives_of_the_layers_numbers_is_written_out(tmp_path, t
     script("prune_layers.py", "--teacher", tmp_path / "teacher", "--out", tmp_path / "student", "--layers", "2,3,5")
     assert json.loads((tmp_path / "student" / "config.json").read_text())[key] == [entries[i] for i in (2, 3, 5)]
     assert len(set(entries)) == 2
+
+
+@pytest.mark.parametrize("spelling", multimodal_models.SPELLINGS)
+def test_of_a_multimodal_teacher_the_text_loses_layers_and_the_other_parts_stay(tmp_path, script, spelling):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    text = transformers.Qwen3Config(
+        vocab_size=64,
+        num_hidden_layers=4,
+        head_dim=8,
+        use_sliding_window=True,
+        sliding_window=8,
+        max_window_layers=2,
+        initializer_range=0.3,
+        **sizes,
+    )
+    teacher, student = tmp_path / "teacher", tmp_path / "student"
+    multimodal_models.save(teacher, multimodal_models.mistral3(text, tie_word_embeddings=False), 1, spelling=spelling)
+    script("prune_layers.py", "--teacher", teacher, "--out", student, "--layers", "0,3")
+    pruned, report = multimodal_models.load(student)
+    assert not any(report.values()), report
+    expected, _ = multimodal_models.load(teacher)
+    decoder = expected.get_decoder()
+    decoder.layers = torch.nn.ModuleList(decoder.layers[layer] for layer in (0, 3))
+    for index, layer in enumerate(decoder.layers):
+        layer.self_attn.layer_idx = index
+    kinds = [decoder.config.layer_types[layer] for layer in (0, 3)]
+    decoder.config.num_hidden_layers, decoder.config.layer_types = 2, kinds
+    assert kinds == ["full_attention", "sliding_attention"] == pruned.get_decoder().config.layer_types
+    assert torch.equal(multimodal_models.with_image(pruned), multimodal_models.with_image(expected))
+    before, after = (multimodal_models.all_tensors(folder) for folder in (teacher, student))
+    for name, values in before.items():
+        if not multimodal_models.is_text(name):
+            assert multimodal_models.same_bytes(values, after[name]), name
+    assert (student / "preprocessor_config.json").is_file() and (student / "processor_config.json").is_file()
 
 
 def test_a_teacher_whose_files_say_more_than_its_config(tmp_path, teachers, script):

@@ -8,6 +8,8 @@ import transformers
 from safetensors.torch import load_file
 from word_models import save_tokenizer
 
+import multimodal_models
+
 WORDS = ["<eos>"] + [f"w{number}" for number in range(63)]
 HEADS, KV_HEADS, HEAD_DIM, NEURONS, LAYERS = 6, 3, 8, 48, 3
 FAMILIES = {
@@ -82,14 +84,18 @@ def logits(model):
 
 def silenced(teacher, kept):
     """The teacher whose dropped heads and neurons write nothing into the residual stream."""
+    silenced_layers(teacher.model.layers, kept)
+    return teacher
+
+
+def silenced_layers(layers, kept):
     group = HEADS // KV_HEADS * HEAD_DIM
     with torch.no_grad():
-        for layer, heads, neurons in zip(teacher.model.layers, kept["kv_heads"], kept["neurons"], strict=True):
+        for layer, heads, neurons in zip(layers, kept["kv_heads"], kept["neurons"], strict=True):
             for head in set(range(KV_HEADS)) - set(heads):
                 layer.self_attn.o_proj.weight[:, head * group : (head + 1) * group] = 0
             for neuron in set(range(NEURONS)) - set(neurons):
                 layer.mlp.down_proj.weight[:, neuron] = 0
-    return teacher
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -125,6 +131,38 @@ def test_norms_over_all_heads_need_all_heads(tmp_path, text, script):
     assert "--kv-heads: expected 3" in message and "over all heads at once" in message
     script("prune_width.py", *arguments, "--kv-heads", 3, "--intermediate", 20)
     assert load(tmp_path / "student").config.intermediate_size == 20
+
+
+@pytest.mark.parametrize("spelling", multimodal_models.SPELLINGS)
+def test_of_a_multimodal_teacher_the_text_is_pruned_and_the_other_parts_stay(tmp_path, text, script, spelling):
+    config = transformers.LlamaConfig(
+        vocab_size=len(WORDS),
+        hidden_size=48,
+        intermediate_size=NEURONS,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        initializer_range=0.3,
+        eos_token_id=0,
+        bos_token_id=None,
+    )
+    teacher, student = tmp_path / "teacher", tmp_path / "student"
+    multimodal_models.save(teacher, multimodal_models.llava(config), 1, spelling=spelling)
+    save_tokenizer(teacher, WORDS)
+    arguments = ("--teacher", teacher, "--out", student, "--text", text, "--tokens", 400)
+    script("prune_width.py", *arguments, "--kv-heads", 2, "--intermediate", 20)
+    pruned, report = multimodal_models.load(student)
+    assert not any(report.values()), report
+    assert pruned.config.text_config.num_attention_heads == 4 and pruned.config.text_config.intermediate_size == 20
+    expected, _ = multimodal_models.load(teacher)
+    silenced_layers(expected.get_decoder().layers, json.loads((student / "kept.json").read_text()))
+    results = [multimodal_models.with_image(model) for model in (pruned, expected)]
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    before, after = (multimodal_models.all_tensors(folder) for folder in (teacher, student))
+    for name, values in before.items():
+        if not multimodal_models.is_text(name):
+            assert multimodal_models.same_bytes(values, after[name]), name
 
 
 def test_all_parts_give_the_teacher(tmp_path, teachers, text, script):

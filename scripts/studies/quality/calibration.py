@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from shared.text_model import load_text_model
 from token_shards import shard_file
 
 from .prompts import parses
@@ -147,7 +148,7 @@ def main(args):
     transformers.utils.logging.disable_progress_bar()
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model, local_files_only=True)
     dtype = getattr(torch, args.dtype)
-    model = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, local_files_only=True)
+    model = load_text_model(args.model, dtype=dtype)
     model = model.to(args.device).eval()
     prompts = json.loads(args.prompts.read_text())[: args.count or None]
     result = {

@@ -1,0 +1,131 @@
+"""Tiny random multimodal models, in the namings of tensors that folders of the hub have."""
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+IMAGE_TOKEN = 7
+IMAGE = 16  # pixels of a side
+PATCH = 8
+VISION = dict(
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    image_size=IMAGE,
+    patch_size=PATCH,
+)
+
+
+def llava(text_config, **keys):
+    vision = transformers.CLIPVisionConfig(**VISION)
+    return transformers.LlavaConfig(
+        text_config=text_config, vision_config=vision, image_token_index=IMAGE_TOKEN, vision_feature_layer=-1, **keys
+    )
+
+
+def mistral3(text_config, **keys):
+    vision = transformers.PixtralVisionConfig(**VISION, head_dim=16)
+    return transformers.Mistral3Config(
+        text_config=text_config, vision_config=vision, image_token_index=IMAGE_TOKEN, spatial_merge_size=1, **keys
+    )
+
+
+def gemma3(text_config, **keys):
+    vision = transformers.SiglipVisionConfig(**VISION, vision_use_head=False)
+    patches = (IMAGE // PATCH) ** 2
+    return transformers.Gemma3Config(
+        text_config=text_config,
+        vision_config=vision,
+        image_token_index=IMAGE_TOKEN,
+        mm_tokens_per_image=patches,
+        **keys,
+    )
+
+
+# How the tensors of a folder are named: what a name begins with in what transformers writes -> in the folder.
+SPELLINGS = {
+    "as published": {},
+    "transformers 5": {
+        "language_model.model.": "model.language_model.",
+        "language_model.lm_head.": "lm_head.",
+        "vision_tower.": "model.vision_tower.",
+        "multi_modal_projector.": "model.multi_modal_projector.",
+    },
+}
+
+
+def renamed(name, spelling):
+    for old, new in SPELLINGS[spelling].items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def save(folder, config, seed, dtype=torch.float32, spelling="as published", shard_size=None):
+    """Writes a random model with norms and biases that are not ones and zeros, and files of a processor."""
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    model.to(dtype).save_pretrained(folder, **({"max_shard_size": shard_size} if shard_size else {}))
+    folder = Path(folder)
+    for path in folder.glob("*.safetensors"):
+        tensors = {renamed(name, spelling): tensor for name, tensor in load_file(path).items()}
+        save_file(tensors, path, metadata={"format": "pt"})
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        content = json.loads(index.read_text())
+        content["weight_map"] = {renamed(name, spelling): file for name, file in content["weight_map"].items()}
+        index.write_text(json.dumps(content))
+    (folder / "preprocessor_config.json").write_text('{"size": 16}')
+    (folder / "processor_config.json").write_text('{"processor_class": "PixtralProcessor"}')
+    return str(folder)
+
+
+def load(folder):
+    """(model in fp32, what transformers reports about the files)"""
+    return transformers.AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+
+
+def with_image(model):
+    """The logits of a text with an image in it."""
+    patches = (IMAGE // PATCH) ** 2
+    tokens = torch.tensor([[3, 4, *[IMAGE_TOKEN] * patches, 5, 6, 9]])
+    generator = torch.Generator().manual_seed(1)
+    inputs = {"pixel_values": torch.randn(1, 3, IMAGE, IMAGE, generator=generator)}
+    if model.config.model_type == "mistral3":
+        inputs["image_sizes"] = torch.tensor([[IMAGE, IMAGE]])
+    with torch.no_grad():
+        return model(tokens, **inputs).logits
+
+
+def all_tensors(folder):
+    tensors = {}
+    for path in Path(folder).glob("*.safetensors"):
+        tensors |= load_file(path)
+    return tensors
+
+
+def is_text(name):
+    return "language_model" in name or name.startswith("lm_head.")
+
+
+def own_name(name):
+    """The name of a text model's tensor in a folder of the text model alone."""
+    for prefix in ("model.language_model.", "language_model.model."):
+        if name.startswith(prefix):
+            return "model." + name.removeprefix(prefix)
+    return name.removeprefix("language_model.")
+
+
+def same_bytes(one, other):
+    bytes_of = (tensor.flatten().view(torch.uint8) for tensor in (one, other))
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*bytes_of)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import yaml
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 sys.path.insert(0, str(Path(__file__).parent))
 from token_shard import read_shard
@@ -125,7 +125,9 @@ def make_optimizer(model, options):
 
 
 def load(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    is_multimodal = "text_config" in json.loads((Path(folder) / "config.json").read_text())
+    kind = AutoModelForImageTextToText if is_multimodal else AutoModelForCausalLM
+    return kind.from_pretrained(folder, dtype=torch.float32)
 
 
 def train(config):

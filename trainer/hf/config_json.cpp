@@ -10,13 +10,13 @@
 #include "trainer/hf/key_reader.h"
 #include "trainer/hf/rope_keys.h"
 #include "trainer/hf/stored_model.h"
+#include "trainer/hf/text_config.h"
 
 namespace distill::hf {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kMaxConfigBytes = 8 << 20;
 constexpr int64_t kMaxSize = int64_t{1} << 24; // of any one dimension
 constexpr int64_t kMaxLayers = 4096;
 constexpr double kMaxParameters = 1e13;
@@ -24,8 +24,8 @@ constexpr double kMaxParameters = 1e13;
 // Reads one configuration and collects the problems in it.
 class ConfigReader : private KeyReader {
  public:
-  ConfigReader(Json json, std::string source, const std::vector<std::string>& ignored, Notes* notes)
-      : KeyReader(std::move(json), std::move(source), notes), ignored_(ignored.begin(), ignored.end()) {}
+  ConfigReader(TextConfig text, const absl::flat_hash_set<std::string>& ignored, Notes* notes)
+      : KeyReader(std::move(text.json), std::move(text.source), notes), ignored_(ignored) {}
 
   absl::StatusOr<models::ModelConfig> read() {
     read_family();
@@ -36,7 +36,7 @@ class ConfigReader : private KeyReader {
     }
     config_.ropes = read_ropes(*this, family_.rope, config_.max_position_embeddings, kind_.attention.head_dim);
     read_layers();
-    refuse_other_keys();
+    refuse_other_keys(*this, ignored_);
     RETURN_IF_ERROR(problems().status(absl::StatusCode::kInvalidArgument));
     if (const absl::Status status = models::check_computable(config_); !status.ok()) {
       complain(std::string(status.message()));
@@ -250,32 +250,7 @@ class ConfigReader : private KeyReader {
     return slides;
   }
 
-  void refuse_other_keys() {
-    if (const Json* quantization = take("quantization_config")) {
-      complain(
-          "quantization_config: quantised weights are not supported (", text(*quantization),
-          "); save the model in bf16, fp16 or fp32 first");
-    }
-    for (const auto& [key, value] : json().items()) {
-      if (is_known(key) || ignored_keys().contains(key) || value.is_null()) {
-        continue;
-      }
-      const auto neutral = neutral_values().find(key);
-      if (neutral == neutral_values().end()) {
-        if (!ignored_.contains(key)) {
-          complain(
-              key, ": unknown key (value ", text(value),
-              "), which may change the mathematics; if it does not: student.ignore_config_keys (or "
-              "teacher.ignore_config_keys): [",
-              key, "]");
-        }
-      } else if (value != neutral->second) {
-        complain(key, ": only ", neutral->second.dump(), " is supported, found ", text(value));
-      }
-    }
-  }
-
-  absl::flat_hash_set<std::string> ignored_;
+  const absl::flat_hash_set<std::string>& ignored_;
   models::ModelConfig config_;
   int64_t num_layers_ = 1;
   models::LayerKind kind_; // of all layers, but for windows and ropes
@@ -289,12 +264,10 @@ struct ParsedConfig {
 };
 
 absl::StatusOr<ParsedConfig> parse(
-    const std::string& json_text, const std::string& source, const std::vector<std::string>& ignored, Notes* notes) {
-  ASSIGN_OR_RETURN(Json json, base::parse_json(json_text, source, /*max_depth=*/16));
-  if (!json.is_object()) {
-    return absl::InvalidArgumentError(absl::StrCat(source, ": a JSON object is expected, found ", json.type_name()));
-  }
-  ConfigReader reader(std::move(json), source, ignored, notes);
+    Json json, const std::string& source, const std::vector<std::string>& ignored, Notes* notes) {
+  const absl::flat_hash_set<std::string> keys(ignored.begin(), ignored.end());
+  ASSIGN_OR_RETURN(TextConfig text, text_config(std::move(json), source, keys, notes));
+  ConfigReader reader(std::move(text), keys, notes);
   ASSIGN_OR_RETURN(models::ModelConfig config, reader.read());
   return ParsedConfig{std::move(config), reader.has_dtype()};
 }
@@ -303,7 +276,8 @@ absl::StatusOr<ParsedConfig> parse(
 
 absl::StatusOr<models::ModelConfig> parse_model_config(
     const std::string& json_text, const std::string& source, const std::vector<std::string>& ignored, Notes* notes) {
-  ASSIGN_OR_RETURN(ParsedConfig parsed, parse(json_text, source, ignored, notes));
+  ASSIGN_OR_RETURN(Json json, parse_config_json(json_text, source));
+  ASSIGN_OR_RETURN(ParsedConfig parsed, parse(std::move(json), source, ignored, notes));
   return std::move(parsed.config);
 }
 
@@ -314,8 +288,16 @@ absl::StatusOr<models::ModelConfig> read_model_config(
     return absl::NotFoundError(absl::StrCat(folder, ": no such folder; a Hugging Face model folder is expected"));
   }
   const std::string path = (std::filesystem::path(folder) / "config.json").string();
-  ASSIGN_OR_RETURN(const std::string text, base::read_text_file(path, kMaxConfigBytes));
-  ASSIGN_OR_RETURN(ParsedConfig parsed, parse(text, path, options.ignored, notes));
+  ASSIGN_OR_RETURN(Json json, read_config_json(folder));
+  const bool is_multimodal = multimodal_family(json) != nullptr;
+  ASSIGN_OR_RETURN(ParsedConfig parsed, parse(std::move(json), path, options.ignored, notes));
+  if (is_multimodal && notes != nullptr && !has_weights(folder)) {
+    notes->push_back(
+        {absl::StrCat(
+             folder, ": it has no weights, so that a saved model has none of the other parts: it is a folder of the ",
+             "text model alone"),
+         /*is_warning=*/true});
+  }
   if (options.with_weights) {
     settle_by_tensors(folder, parsed.has_dtype, parsed.config, notes);
   }

@@ -83,4 +83,29 @@ const std::map<std::string, nlohmann::ordered_json>& neutral_values() {
   return values;
 }
 
+void refuse_other_keys(KeyReader& keys, const absl::flat_hash_set<std::string>& ignored) {
+  if (const auto* quantization = keys.take("quantization_config")) {
+    keys.complain(
+        "quantization_config: quantised weights are not supported (", KeyReader::text(*quantization),
+        "); save the model in bf16, fp16 or fp32 first");
+  }
+  for (const auto& [key, value] : keys.json().items()) {
+    if (keys.is_known(key) || ignored_keys().contains(key) || value.is_null()) {
+      continue;
+    }
+    const auto neutral = neutral_values().find(key);
+    if (neutral == neutral_values().end()) {
+      if (!ignored.contains(key)) {
+        keys.complain(
+            key, ": unknown key (value ", KeyReader::text(value),
+            "), which may change the mathematics; if it does not: student.ignore_config_keys (or "
+            "teacher.ignore_config_keys): [",
+            key, "]");
+      }
+    } else if (value != neutral->second) {
+      keys.complain(key, ": only ", neutral->second.dump(), " is supported, found ", KeyReader::text(value));
+    }
+  }
+}
+
 } // namespace distill::hf

@@ -40,6 +40,9 @@ struct Family {
   // The values of keys that config.json does not have, as transformers' configuration class has them. A key that is
   // null has none.
   const char* defaults = "{}";
+  // The same for further keys, which a config.json of the text model alone must have and the text_config of a
+  // multimodal folder may lack (text_config.h).
+  const char* part_defaults = "{}";
   // Sets what differs from Llama, after the sizes were read; null: nothing does.
   void (*describe)(KeyReader&, models::ModelConfig&, models::LayerKind&) = nullptr;
   WindowLayers windows = WindowLayers::kNone;
@@ -48,10 +51,23 @@ struct Family {
   FamilyRope rope = {};
 };
 
+// A kind of model whose text model is one part of several. Its config.json has an object for each part, that of the
+// text is text_config.
+struct MultimodalFamily {
+  const char* model_type; // of the whole folder
+  const char* architecture;
+  const char* text_type; // model_type of a text_config that names none
+  bool tied_by_default; // tie_word_embeddings where the whole config.json has no such key
+};
+
 // Null: not supported.
 const Family* find_family(std::string_view model_type);
+// Null: a folder with this model_type is not multimodal, or not supported.
+const MultimodalFamily* find_multimodal_family(std::string_view model_type);
 
 // "llama, mistral, ... or qwen3", for errors.
 std::string family_names();
+// The same of the multimodal families whose text model is supported.
+std::string multimodal_family_names();
 
 } // namespace distill::hf

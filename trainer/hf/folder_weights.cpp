@@ -2,12 +2,10 @@
 
 #include <absl/container/flat_hash_set.h>
 #include <absl/strings/match.h>
-#include <absl/strings/numbers.h>
-#include <absl/strings/str_split.h>
-#include <absl/strings/strip.h>
 
 #include "data/base/status_macros.h"
 #include "trainer/hf/stored_model.h"
+#include "trainer/hf/text_config.h"
 
 namespace distill::hf {
 namespace {
@@ -31,24 +29,11 @@ bool is_computed(const std::string& name) {
       absl::EndsWith(name, "rotary_emb.sin_cached") || absl::EndsWith(name, "position_ids");
 }
 
-// Tells whether a tensor belongs to a part of the model whose result it would change: one of its blocks, its embedding,
-// final norm or head. Others, such as those of a further layer, cannot be reached from the input.
-bool is_inside(const std::string& stored, const models::ModelConfig& config) {
-  const std::string name(absl::StripPrefix(stored, "model."));
-  if (absl::StartsWith(name, "embed_tokens.") || absl::StartsWith(name, "norm.") ||
-      absl::StartsWith(name, "lm_head.")) {
-    return true;
-  }
-  const std::vector<std::string> parts = absl::StrSplit(name, absl::MaxSplits('.', 2));
-  int64_t layer = 0;
-  return parts.size() == 3 && parts[0] == "layers" && absl::SimpleAtoi(parts[1], &layer) && layer >= 0 &&
-      layer < config.num_layers();
-}
-
 // Compares a folder's tensors with those that the configuration describes.
 class TensorCheck {
  public:
-  TensorCheck(const ModelFiles& files, const models::ModelConfig& config) : files_(files), config_(config) {}
+  TensorCheck(const ModelFiles& files, const models::ModelConfig& config, bool is_multimodal)
+      : files_(files), config_(config), is_multimodal_(is_multimodal) {}
 
   absl::Status run(const std::string& folder, Notes* notes) {
     for (const models::UnitLayout& unit : models::unit_layouts(config_)) {
@@ -63,6 +48,11 @@ class TensorCheck {
         classify_extra(name);
       }
     }
+    if (is_multimodal_ && used_.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          folder, ": no tensor of its text model (", config_.model_type, "): one of these prefixes is expected: ",
+          decoder_prefixes(), "; found (", outside_.size(), "): ", names_text(outside_, kNamesListed)));
+    }
     if (notes != nullptr) {
       add_notes(folder, *notes);
     }
@@ -74,7 +64,7 @@ class TensorCheck {
     if (message.empty()) {
       return absl::OkStatus();
     }
-    if (std::find(missing_.begin(), missing_.end(), kHeadTensor) != missing_.end()) {
+    if (std::find(missing_.begin(), missing_.end(), files_.text.stored(kHeadTensor)) != missing_.end()) {
       absl::StrAppend(
           &message, "\n  a model whose head is its embedding has tie_word_embeddings: true in its config.json");
     }
@@ -103,7 +93,7 @@ class TensorCheck {
       equal_head_ = stored_name(files_, kHeadTensor);
     }
     if (stored.empty()) {
-      missing_.push_back(name);
+      missing_.push_back(files_.text.stored(name));
       return;
     }
     used_.insert(stored);
@@ -126,8 +116,10 @@ class TensorCheck {
     if (name == equal_head_) {
       return; // the embedding, which is the head, has the same values
     }
-    std::vector<std::string>& list = is_computed(name)                ? computed_
-        : is_inside(name, config_) && !files_.unlisted.contains(name) ? inside_
+    const std::optional<std::string> own = files_.text.own(name);
+    std::vector<std::string>& list = !own                             ? outside_
+        : is_computed(name)                                           ? computed_
+        : is_inside(*own, config_) && !files_.unlisted.contains(name) ? inside_
                                                                       : outside_;
     list.push_back(name);
   }
@@ -140,9 +132,13 @@ class TensorCheck {
       }
     };
     note(computed_, "stored tensors that are not read, since they are computed from config.json", /*is_warning=*/false);
-    note(
-        outside_, "tensors left out, since no part of the model that config.json describes has them",
-        /*is_warning=*/true);
+    if (is_multimodal_) {
+      note(outside_, "tensors that are not of the text model, and that saved models keep", /*is_warning=*/false);
+    } else {
+      note(
+          outside_, "tensors left out, since no part of the model that config.json describes has them",
+          /*is_warning=*/true);
+    }
     note(
         unlisted_,
         "tensors of the model that model.safetensors.index.json does not list, and that are read all the same",
@@ -153,7 +149,9 @@ class TensorCheck {
     }
     std::vector<std::string> renamed;
     for (const auto& [name, stored] : renamed_) {
-      if (name != kEmbeddingTensor || stored != kHeadTensor) { // of a tied model, both are names of one tensor
+      const bool is_expected = is_multimodal_ && stored == files_.text.stored(name);
+      // In the files of a tied model, embedding and head are names of one tensor.
+      if (!is_expected && stored != files_.text.stored(kHeadTensor)) {
         renamed.push_back(absl::StrCat(name, " from ", stored));
       }
     }
@@ -162,6 +160,7 @@ class TensorCheck {
 
   const ModelFiles& files_;
   const models::ModelConfig& config_;
+  bool is_multimodal_;
   absl::flat_hash_set<std::string> used_; // names in the files
   std::map<std::string, std::string> renamed_;
   std::string equal_head_; // of a tied model that has both; empty: it has not
@@ -230,7 +229,7 @@ class HfWeights : public models::WeightSource {
 absl::StatusOr<std::unique_ptr<models::WeightSource>> open_weights(
     const std::string& folder, const models::ModelConfig& config, Notes* notes) {
   ASSIGN_OR_RETURN(ModelFiles files, open_model_files(folder, notes));
-  TensorCheck check(files, config);
+  TensorCheck check(files, config, is_multimodal_folder(folder));
   RETURN_IF_ERROR(check.run(folder, notes));
   return std::make_unique<HfWeights>(std::move(files), check.take_renamed());
 }

@@ -5,6 +5,7 @@
 
 #include "trainer/hf/notes.h"
 #include "trainer/hf/safetensors.h"
+#include "trainer/hf/text_names.h"
 #include "trainer/models/weight_source.h"
 
 namespace distill::hf {
@@ -14,6 +15,7 @@ struct ModelFiles {
   std::vector<SafetensorsFile> files;
   absl::flat_hash_map<std::string, size_t> file_of; // tensor name -> index into files
   absl::flat_hash_set<std::string> unlisted; // tensors that the folder's index does not list
+  TextNames text; // how the files name the tensors of the text model
 
   const TensorInfo* find(const std::string& name) const; // null: no such tensor
 };
@@ -25,14 +27,19 @@ absl::StatusOr<std::map<std::string, std::string>> parse_weight_map(std::string_
 
 // Opens folder/model.safetensors if it exists, else the shards that folder/model.safetensors.index.json lists, with all
 // tensors in them, as transformers and vLLM do: also those that the index does not list, or lists for another shard. It
-// is an error if no shard has a listed tensor, or if two shards have a tensor with different values. `notes`: lines for
-// the user.
+// is an error if no shard has a listed tensor, if two shards have a tensor with different values, or if there are two
+// text models. NotFound: the folder has no weights (has_weights), or a listed shard is missing. `notes`: lines for the
+// user.
 absl::StatusOr<ModelFiles> open_model_files(const std::string& folder, Notes* notes = nullptr);
+
+// Tells whether a folder has a file of weights, or an index of such files.
+bool has_weights(const std::string& folder);
 
 // Opens the folder's files and checks every tensor against `config`. One error lists the names of all tensors that are
 // missing, or of another shape or dtype, or that stand inside a part of the model (a block, the embedding, the final
 // norm, the head) whose config.json does not describe them. Tensors outside the model (more layers, heads for other
-// tasks) and those that it computes (rotary inv_freq) are left out, with a line in `notes`.
+// tasks) and those that it computes (rotary inv_freq) are left out, with a line in `notes`; so are the other parts of a
+// multimodal folder (other_parts.h).
 absl::StatusOr<std::unique_ptr<models::WeightSource>> open_weights(
     const std::string& folder, const models::ModelConfig& config, Notes* notes = nullptr);
 

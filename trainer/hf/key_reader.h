@@ -53,6 +53,13 @@ class KeyReader {
       notes_->push_back({absl::StrCat(source_, ": ", args...), /*is_warning=*/true});
     }
   }
+  // A note about what is as it should be.
+  template <typename... Args>
+  void inform(const Args&... args) {
+    if (notes_ != nullptr) {
+      notes_->push_back({absl::StrCat(source_, ": ", args...), /*is_warning=*/false});
+    }
+  }
 
   template <typename... Args>
   void complain(const Args&... args) {

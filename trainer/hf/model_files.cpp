@@ -96,6 +96,31 @@ absl::StatusOr<ModelFiles> open_shards(const Path& folder, Notes* notes) {
   return model;
 }
 
+absl::StatusOr<ModelFiles> open_all(const std::string& folder, Notes* notes) {
+  const Path root(folder);
+  std::error_code error;
+  const bool has_index = std::filesystem::exists(root / kIndexFile, error);
+  if (std::filesystem::exists(root / kSingleFile, error)) {
+    ModelFiles model;
+    std::vector<std::string> twice; // a file's names are distinct
+    RETURN_IF_ERROR(add_file(model, (root / kSingleFile).string(), twice));
+    if (has_index && notes != nullptr) {
+      notes->push_back(
+          {absl::StrCat(folder, ": ", kSingleFile, " is read, and ", kIndexFile, " with its shards is not"),
+           /*is_warning=*/true});
+    }
+    return model;
+  }
+  if (has_index) {
+    return open_shards(root, notes);
+  }
+  const bool pickled = std::filesystem::exists(root / "pytorch_model.bin", error) ||
+      std::filesystem::exists(root / "pytorch_model.bin.index.json", error);
+  return absl::NotFoundError(absl::StrCat(
+      folder, ": neither ", kSingleFile, " nor ", kIndexFile,
+      pickled ? "; pytorch_model.bin is not read, save the model as safetensors first" : ""));
+}
+
 } // namespace
 
 absl::StatusOr<std::map<std::string, std::string>> parse_weight_map(std::string_view text, const std::string& source) {
@@ -122,29 +147,21 @@ const TensorInfo* ModelFiles::find(const std::string& name) const {
   return found == file_of.end() ? nullptr : files[found->second].find(name);
 }
 
-absl::StatusOr<ModelFiles> open_model_files(const std::string& folder, Notes* notes) {
-  const Path root(folder);
+bool has_weights(const std::string& folder) {
   std::error_code error;
-  const bool has_index = std::filesystem::exists(root / kIndexFile, error);
-  if (std::filesystem::exists(root / kSingleFile, error)) {
-    ModelFiles model;
-    std::vector<std::string> twice; // a file's names are distinct
-    RETURN_IF_ERROR(add_file(model, (root / kSingleFile).string(), twice));
-    if (has_index && notes != nullptr) {
-      notes->push_back(
-          {absl::StrCat(folder, ": ", kSingleFile, " is read, and ", kIndexFile, " with its shards is not"),
-           /*is_warning=*/true});
-    }
-    return model;
+  return std::filesystem::exists(Path(folder) / kSingleFile, error) ||
+      std::filesystem::exists(Path(folder) / kIndexFile, error);
+}
+
+absl::StatusOr<ModelFiles> open_model_files(const std::string& folder, Notes* notes) {
+  ASSIGN_OR_RETURN(ModelFiles model, open_all(folder, notes));
+  std::vector<std::string_view> names;
+  for (const auto& [name, file] : model.file_of) {
+    names.push_back(name);
   }
-  if (has_index) {
-    return open_shards(root, notes);
-  }
-  const bool pickled = std::filesystem::exists(root / "pytorch_model.bin", error) ||
-      std::filesystem::exists(root / "pytorch_model.bin.index.json", error);
-  return absl::NotFoundError(absl::StrCat(
-      folder, ": neither ", kSingleFile, " nor ", kIndexFile,
-      pickled ? "; pytorch_model.bin is not read, save the model as safetensors first" : ""));
+  std::sort(names.begin(), names.end());
+  ASSIGN_OR_RETURN(model.text, find_text_names(names, folder));
+  return model;
 }
 
 } // namespace distill::hf

@@ -9,6 +9,7 @@ namespace distill::hf {
 namespace {
 
 constexpr int64_t kReleaseChunk = int64_t{1} << 22; // elements after which the file's pages are released
+constexpr uint64_t kBytesChunk = uint64_t{1} << 24; // bytes written at a time
 constexpr int64_t kCopyChunk = int64_t{1} << 17; // elements converted at a time: still in a cache when they are checked
 
 } // namespace
@@ -60,6 +61,17 @@ void SafetensorsFile::copy_elements(const TensorInfo& tensor, int64_t first, at:
   }
 }
 
+absl::Status SafetensorsFile::copy_bytes(const TensorInfo& tensor, SafetensorsWriter& writer) const {
+  const auto end = static_cast<uint64_t>(header_.data_begin + tensor.end);
+  for (auto begin = static_cast<uint64_t>(header_.data_begin + tensor.begin); begin < end;) {
+    const uint64_t next = std::min(end, begin + kBytesChunk);
+    RETURN_IF_ERROR(writer.append_bytes(file_.text().substr(begin, next - begin)));
+    file_.release(begin, next);
+    begin = next;
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
     const std::string& path, std::vector<Entry> entries, const std::map<std::string, std::string>& metadata,
     base::ByteSink sink) {
@@ -69,14 +81,14 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
   }
   int64_t offset = 0;
   for (auto& [name, tensor] : entries) {
-    const std::optional<at::ScalarType> dtype = scalar_type_of(tensor.dtype);
-    if (!dtype || name == "__metadata__" || json.contains(name)) {
+    const std::optional<int64_t> bytes = element_bytes(tensor.dtype);
+    if (!bytes || name == "__metadata__" || json.contains(name)) {
       return absl::InvalidArgumentError(absl::StrCat(
           path, ": tensor \"", name, "\" of dtype ", tensor.dtype,
-          dtype ? " has a name that is taken" : " cannot be written"));
+          bytes ? " has a name that is taken" : " cannot be written"));
     }
     tensor.begin = offset;
-    offset += tensor.numel() * static_cast<int64_t>(at::elementSize(*dtype));
+    offset += tensor.numel() * *bytes;
     tensor.end = offset;
     json[name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}};
   }
@@ -102,12 +114,14 @@ absl::Status SafetensorsWriter::write(std::string_view bytes) {
 
 absl::Status SafetensorsWriter::append(const at::Tensor& values) {
   TORCH_CHECK(values.is_cpu() && values.is_contiguous(), file_.path(), ": a contiguous CPU tensor is expected");
-  const auto bytes = static_cast<int64_t>(values.nbytes());
-  TORCH_CHECK(
-      written_ + bytes <= data_bytes_, file_.path(), ": more data than announced: ", written_ + bytes, " of ",
-      data_bytes_);
-  written_ += bytes;
-  return write({static_cast<const char*>(values.const_data_ptr()), static_cast<size_t>(bytes)});
+  return append_bytes({static_cast<const char*>(values.const_data_ptr()), values.nbytes()});
+}
+
+absl::Status SafetensorsWriter::append_bytes(std::string_view bytes) {
+  const int64_t written = written_ + static_cast<int64_t>(bytes.size());
+  TORCH_CHECK(written <= data_bytes_, file_.path(), ": more data than announced: ", written, " of ", data_bytes_);
+  written_ = written;
+  return write(bytes);
 }
 
 absl::Status SafetensorsWriter::finish() {

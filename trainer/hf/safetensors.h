@@ -36,6 +36,8 @@ struct SafetensorsHeader {
 
 // ATen's dtype; nullopt: ATen has no such type.
 std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype);
+// The bytes of an element; nullopt: the format does not have this dtype.
+std::optional<int64_t> element_bytes(std::string_view safetensors_dtype);
 // The format's spelling of a dtype. InvalidArgument: the format does not have it.
 absl::StatusOr<std::string> safetensors_dtype(at::ScalarType dtype);
 
@@ -61,6 +63,8 @@ class SafetensorsFile {
   // Releases the file's pages afterwards. `bad`: receives those that are not finite after the conversion, by their
   // index in the tensor.
   void copy_elements(const TensorInfo& tensor, int64_t first, at::Tensor dst, NonFinite* bad = nullptr) const;
+  // Writes the bytes of a tensor of any dtype as they are, as the writer's next tensor. Releases the file's pages.
+  absl::Status copy_bytes(const TensorInfo& tensor, class SafetensorsWriter& writer) const;
 
  private:
   SafetensorsFile(base::MappedFile file, SafetensorsHeader header)
@@ -83,6 +87,7 @@ class SafetensorsWriter {
 
   // Writes the next tensor of `entries`, or the next part of one. A contiguous CPU tensor of the entry's dtype.
   absl::Status append(const at::Tensor& values);
+  absl::Status append_bytes(std::string_view bytes);
   // Checks that all bytes have been written, syncs and closes.
   absl::Status finish();
 

@@ -231,6 +231,11 @@ std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype)
   return dtype ? dtype->scalar : std::nullopt;
 }
 
+std::optional<int64_t> element_bytes(std::string_view safetensors_dtype) {
+  const Dtype* dtype = find_dtype(safetensors_dtype);
+  return dtype ? std::optional(dtype->bytes) : std::nullopt;
+}
+
 absl::StatusOr<std::string> safetensors_dtype(at::ScalarType scalar) {
   for (const Dtype& dtype : dtypes()) {
     if (dtype.scalar == scalar) {

@@ -1,11 +1,12 @@
 #include "trainer/hf/save_model.h"
 
 #include "data/base/durable_file.h"
-#include "data/base/json.h"
 #include "data/base/status_macros.h"
 #include "trainer/hf/families.h"
 #include "trainer/hf/model_checksums.h"
+#include "trainer/hf/other_parts.h"
 #include "trainer/hf/safetensors.h"
+#include "trainer/hf/text_config.h"
 
 namespace distill::hf {
 namespace {
@@ -42,28 +43,43 @@ absl::Status failed(const Path& path, const char* action, const std::string& why
   return absl::InternalError(absl::StrCat(path.string(), ": cannot ", action, ": ", why));
 }
 
+absl::Status copy_synced(const Path& source, const Path& target) {
+  std::error_code error;
+  std::filesystem::copy_file(source, target, error);
+  return error ? failed(source, "copy", error.message()) : base::sync_file(target.string());
+}
+
 struct Shard {
   std::string file;
   std::vector<SafetensorsWriter::Entry> entries;
   int64_t bytes = 0;
 };
 
-// Distributes the tensors, in the order of the units, to shards of at most max_shard_bytes (or of one larger tensor).
+// Distributes the tensors, those of the units in their order and then `others` (null: none), to shards of at most
+// max_shard_bytes (or of one larger tensor).
 absl::StatusOr<std::vector<Shard>> plan_shards(
-    const std::vector<models::UnitLayout>& layouts, const SaveOptions& options) {
+    const std::vector<models::UnitLayout>& layouts, const OtherParts* others, const SaveOptions& options) {
   ASSIGN_OR_RETURN(const std::string dtype, safetensors_dtype(options.dtype));
   std::vector<Shard> shards(1);
+  const auto add = [&](std::string name, TensorInfo info) {
+    const int64_t bytes = info.numel() * element_bytes(info.dtype).value();
+    if (!shards.back().entries.empty() && shards.back().bytes + bytes > options.max_shard_bytes) {
+      shards.emplace_back();
+    }
+    shards.back().bytes += bytes;
+    shards.back().entries.emplace_back(std::move(name), std::move(info));
+  };
+  const TextNames names = others ? others->files.text : TextNames();
   for (const models::UnitLayout& layout : layouts) {
     for (const models::ParamLayout& param : layout.params) {
       for (const models::ParamPart& part : param.parts) {
-        TensorInfo info{dtype, models::part_shape(param, part), 0, 0};
-        const int64_t bytes = info.numel() * static_cast<int64_t>(at::elementSize(options.dtype));
-        if (!shards.back().entries.empty() && shards.back().bytes + bytes > options.max_shard_bytes) {
-          shards.emplace_back();
-        }
-        shards.back().bytes += bytes;
-        shards.back().entries.emplace_back(part.hf_name, std::move(info));
+        add(names.stored(part.hf_name), {dtype, models::part_shape(param, part), 0, 0});
       }
+    }
+  }
+  if (others != nullptr) {
+    for (const OtherParts::Tensor& tensor : others->tensors) {
+      add(tensor.name, *tensor.info);
     }
   }
   for (size_t i = 0; i < shards.size(); ++i) {
@@ -87,7 +103,7 @@ absl::Status write_index(const Path& folder, const std::vector<Shard>& shards) {
   return base::write_file((folder / "model.safetensors.index.json").string(), index.dump(2) + "\n");
 }
 
-// Writes the units one after the other and begins new shards as planned.
+// Writes the units and the tensors after them one after the other, and begins new shards as planned.
 class WeightStream {
  public:
   WeightStream(Path folder, const std::vector<Shard>& shards, at::ScalarType dtype)
@@ -105,6 +121,11 @@ class WeightStream {
     return absl::OkStatus();
   }
 
+  absl::Status write_other(const OtherParts::Tensor& tensor) {
+    RETURN_IF_ERROR(begin_tensor());
+    return tensor.file->copy_bytes(*tensor.info, *writer_);
+  }
+
   absl::Status finish() {
     return writer_ ? finish_shard() : absl::OkStatus();
   }
@@ -115,11 +136,16 @@ class WeightStream {
   }
 
  private:
-  absl::Status write_tensor(const at::Tensor& values) {
+  absl::Status begin_tensor() {
     if (!writer_ || entry_ == shards_[shard_].entries.size()) {
       RETURN_IF_ERROR(next_shard());
     }
     ++entry_;
+    return absl::OkStatus();
+  }
+
+  absl::Status write_tensor(const at::Tensor& values) {
+    RETURN_IF_ERROR(begin_tensor());
     for (int64_t done = 0; done < values.numel(); done += kConvertChunk) {
       const int64_t count = std::min(kConvertChunk, values.numel() - done);
       const at::Tensor chunk = values.narrow(0, done, count).to(at::kCPU, dtype_).contiguous();
@@ -157,27 +183,26 @@ class WeightStream {
   size_t entry_ = 0;
 };
 
-absl::Status write_config(const Path& folder, const models::ModelConfig& config, const SaveOptions& options) {
-  const std::string source = (Path(options.config_folder) / "config.json").string();
-  ASSIGN_OR_RETURN(const std::string text, base::read_text_file(source, /*max_bytes=*/8 << 20));
-  ASSIGN_OR_RETURN(Json json, base::parse_json(text, source, /*max_depth=*/16));
-  const std::string dtype = options.dtype == at::kBFloat16 ? "bfloat16"
-      : options.dtype == at::kHalf                         ? "float16"
-                                                           : "float32";
-  // transformers 5 writes dtype; transformers 4 wrote torch_dtype, which older readers need.
-  json[json.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
-  if (json.contains("torch_dtype")) {
-    json["torch_dtype"] = dtype;
+// `others`: null: the folder's text model is saved alone.
+absl::Status write_config(
+    const Path& folder, const models::ModelConfig& config, const OtherParts* others, const SaveOptions& options) {
+  ASSIGN_OR_RETURN(Json json, read_config_json(options.config_folder));
+  if (others == nullptr) {
+    json = text_keys(json);
   }
+  set_text_dtype(
+      json,
+      options.dtype == at::kBFloat16   ? "bfloat16"
+          : options.dtype == at::kHalf ? "float16"
+                                       : "float32");
   if (!json.contains("architectures") || json["architectures"].is_null()) {
+    const MultimodalFamily* whole = multimodal_family(json);
     const Family* family = find_family(config.model_type);
     TORCH_CHECK(family != nullptr, "save_model: model_type ", config.model_type, " is not supported");
-    json["architectures"] = {family->architecture};
+    json["architectures"] = {whole ? whole->architecture : family->architecture};
   }
   // If a folder's tensors contradicted its config.json (stored_model.h), the saved model is the one that was read.
-  if (json.contains("tie_word_embeddings") || config.tie_word_embeddings) {
-    json["tie_word_embeddings"] = config.tie_word_embeddings;
-  }
+  set_tied(json, config.tie_word_embeddings);
   json.erase("_name_or_path");
   return base::write_file((folder / "config.json").string(), json.dump(2) + "\n");
 }
@@ -185,14 +210,25 @@ absl::Status write_config(const Path& folder, const models::ModelConfig& config,
 absl::Status write_folder(
     const Path& folder, const models::ModelConfig& config, const UnitFlat& units, const SaveOptions& options) {
   const std::vector<models::UnitLayout> layouts = models::unit_layouts(config);
-  ASSIGN_OR_RETURN(const std::vector<Shard> shards, plan_shards(layouts, options));
-  RETURN_IF_ERROR(write_config(folder, config, options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<OtherParts> others, open_other_parts(options.config_folder, config));
+  ASSIGN_OR_RETURN(const std::vector<Shard> shards, plan_shards(layouts, others.get(), options));
+  RETURN_IF_ERROR(write_config(folder, config, others.get(), options));
   RETURN_IF_ERROR(
       copy_tokenizer_files(options.tokenizer.empty() ? options.config_folder : options.tokenizer, folder.string()));
+  if (others) {
+    for (const std::string& name : processor_files(options.config_folder)) {
+      RETURN_IF_ERROR(copy_synced(Path(options.config_folder) / name, folder / name));
+    }
+  }
   WeightStream stream(folder, shards, options.dtype);
   for (size_t i = 0; i < layouts.size(); ++i) {
     ASSIGN_OR_RETURN(const at::Tensor flat, units(i));
     RETURN_IF_ERROR(stream.write_unit(layouts[i], flat));
+  }
+  if (others) {
+    for (const OtherParts::Tensor& tensor : others->tensors) {
+      RETURN_IF_ERROR(stream.write_other(tensor));
+    }
   }
   RETURN_IF_ERROR(stream.finish());
   if (shards.size() > 1) {
@@ -238,18 +274,12 @@ absl::Status copy_tokenizer_files(const std::string& from, const std::string& to
   bool has_named = false;
   for (const std::string& name : names) {
     const Path source = is_file && name == kTokenizer ? Path(from) : folder / name, target = Path(to) / name;
-    std::error_code error;
     if (name.find('/') != std::string::npos) {
       has_named = true;
-      std::filesystem::create_directories(target.parent_path(), error);
+      std::error_code unmade; // copy_synced reports a folder that is missing
+      std::filesystem::create_directories(target.parent_path(), unmade);
     }
-    if (!error) {
-      std::filesystem::copy_file(source, target, error);
-    }
-    if (error) {
-      return failed(source, "copy", error.message());
-    }
-    RETURN_IF_ERROR(base::sync_file(target.string()));
+    RETURN_IF_ERROR(copy_synced(source, target));
   }
   return has_named ? base::sync_folder((Path(to) / kNamedTemplates).string()) : absl::OkStatus();
 }

@@ -13,7 +13,9 @@
 namespace distill::hf {
 
 struct SaveOptions {
-  std::string config_folder; // config.json is copied from here, with its dtype set to `dtype`
+  // config.json is copied from here, with its dtype set to `dtype`, and so are the other parts of a multimodal folder
+  // (other_parts.h) with their names. Without their weights, the text model is saved alone.
+  std::string config_folder;
   std::string tokenizer; // a folder or a tokenizer.json, see copy_tokenizer_files(); empty: config_folder
   at::ScalarType dtype = at::kBFloat16; // of the stored weights: float32, float16 or bfloat16
   int64_t max_shard_bytes = 5'000'000'000; // a larger model is written as shards of this size at most, with an index

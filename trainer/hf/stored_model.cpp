@@ -37,8 +37,8 @@ bool is_weight_dtype(std::string_view safetensors_dtype) {
 }
 
 std::string stored_name(const ModelFiles& files, const std::string& name) {
-  const std::string bare(absl::StripPrefix(name, kPrefix));
-  for (const std::string& candidate : {name, bare, absl::StrCat(kPrefix, name)}) {
+  const std::string stored = files.text.stored(name), bare(absl::StripPrefix(name, kPrefix));
+  for (const std::string& candidate : {stored, bare, absl::StrCat(kPrefix, name)}) {
     if (files.file_of.contains(candidate)) {
       return candidate;
     }

@@ -16,8 +16,9 @@ inline constexpr const char* kHeadTensor = "lm_head.weight";
 
 bool is_weight_dtype(std::string_view safetensors_dtype); // F32, F16, BF16: the dtypes that weights are read from
 
-// The name under which the files have a tensor of the model: its own, or the one without or with the prefix "model.",
-// which folders saved from the bare decoder lack. Empty: they do not have it.
+// The name under which the files have a tensor of the model: with the prefix that they give to the text model, or its
+// own name without or with the prefix "model.", which folders saved from the bare decoder lack. Empty: they do not have
+// it.
 std::string stored_name(const ModelFiles& files, const std::string& name);
 
 // Tells whether two tensors of weights have the same shape and equal values. Reads both, up to the first difference.

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "trainer/config/dtypes.h"
+#include "trainer/hf/other_parts.h"
 #include "trainer/models/layout.h"
 
 namespace distill::trainer {
@@ -49,6 +50,10 @@ DiskNeed disk_need(const config::Config& config, const models::ModelConfig& stud
   if (config.checkpoint.at_end) {
     const at::ScalarType dtype = config::scalar_type(config.checkpoint.model_dtype, student);
     need.model_bytes = models::parameter_count(layouts) * static_cast<int64_t>(c10::elementSize(dtype));
+    // A folder that cannot be read is reported where its weights are opened.
+    if (const auto others = hf::open_other_parts(config.student.path, student); others.ok() && *others) {
+      need.model_bytes += (*others)->bytes();
+    }
   }
   return need;
 }

@@ -47,7 +47,8 @@ class AgreeOnGathers : public testing::Test {
     config_.parallel.slots = config::kAutomatic;
     inputs_.student.config = tiny_model(5);
   }
-  // This rank's plan, and the one after the other rank has said its decision: whether it copies, and its slots.
+  // This rank's plan, and the one after the other rank has said its decision: whether it copies, its slots, and minus
+  // the number of blocks whose optimizer state it has on the host.
   std::pair<plan::Plan, plan::Plan> plans(std::vector<int64_t> decision) {
     const auto own = plan_memory(config_, environment_, inputs_, ranks_, *mesh_);
     TORCH_CHECK(own.ok(), std::string(own.status().message()));
@@ -60,7 +61,7 @@ class AgreeOnGathers : public testing::Test {
 };
 
 TEST_F(AgreeOnGathers, NothingChangesWhereAllDecideAlike) {
-  const auto [own, agreed] = plans({1, 5});
+  const auto [own, agreed] = plans({1, 5, 0});
   EXPECT_TRUE(own.shape.copies());
   EXPECT_EQ(own.shape.config.parallel.slots, 5); // all blocks
   EXPECT_TRUE(agreed.shape.copies());
@@ -69,11 +70,19 @@ TEST_F(AgreeOnGathers, NothingChangesWhereAllDecideAlike) {
 }
 
 TEST_F(AgreeOnGathers, TheRankWithTheLeastRoomDecides) {
-  const auto [own, agreed] = plans({0, 3});
+  const auto [own, agreed] = plans({0, 3, 0});
   EXPECT_TRUE(own.shape.copies());
   EXPECT_FALSE(agreed.shape.copies());
   EXPECT_EQ(agreed.shape.config.parallel.slots, 3);
   EXPECT_LT(agreed.memory.peak(), own.memory.peak());
+}
+
+TEST_F(AgreeOnGathers, TheRankWithTheMostStateOnTheHostDecides) {
+  config_.memory.optimizer = config::Automatic{};
+  const auto [own, agreed] = plans({1, 5, -2});
+  EXPECT_FALSE(own.shape.state_on_host());
+  EXPECT_EQ(models::policies_text(agreed.shape.places), "device*2,host*2,device");
+  EXPECT_GT(agreed.memory.host_optimizer, 0);
 }
 
 TEST_F(AgreeOnGathers, WhatIsReportedIsThePlanThatTheRanksAgreedOn) {
@@ -81,7 +90,7 @@ TEST_F(AgreeOnGathers, WhatIsReportedIsThePlanThatTheRanksAgreedOn) {
   prepared.plan = *plan_memory(config_, environment_, inputs_, ranks_, *mesh_);
   prepared.inputs = inputs_;
   const std::vector<std::string> own = prepared.plan.lines();
-  mesh_->host = std::make_unique<OtherRank>(std::vector<int64_t>{0, 3});
+  mesh_->host = std::make_unique<OtherRank>(std::vector<int64_t>{0, 3, 0});
   const absl::Status status = settle_plan(config_, environment_, ranks_, *mesh_, prepared);
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_FALSE(prepared.plan.shape.copies());
@@ -91,7 +100,7 @@ TEST_F(AgreeOnGathers, WhatIsReportedIsThePlanThatTheRanksAgreedOn) {
 
 TEST_F(AgreeOnGathers, ARankThatCannotDoMoreLeavesItsPlanAlone) {
   config_.parallel.slots = 2;
-  const auto [own, agreed] = plans({1, 5});
+  const auto [own, agreed] = plans({1, 5, 0});
   EXPECT_TRUE(agreed.shape.copies());
   EXPECT_EQ(agreed.shape.config.parallel.slots, 2);
   EXPECT_EQ(agreed.memory.peak(), own.memory.peak());

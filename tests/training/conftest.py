@@ -20,16 +20,20 @@ def program():
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    """Folders of a student and a teacher by family. The teacher is larger and padded to a wider vocabulary."""
+    """Folders of a student and a teacher by family, made when they are first asked for. The teacher is larger, padded
+    to a wider vocabulary."""
     folder = tmp_path_factory.mktemp("models")
-    result = {}
-    for family, tied in (("llama", False), ("qwen3", True), ("exaone4", False)):
-        student = tiny.make_model(folder / f"{family}-student", family, seed=1, tied=tied)
-        teacher = tiny.make_model(
-            folder / f"{family}-teacher", family, seed=2, tied=tied, vocab=tiny.TEACHER_VOCAB, hidden=64, layers=3
-        )
-        result[family] = (student, teacher)
-    return result
+
+    class Models(dict):
+        def __missing__(self, family):
+            tied = family in ("qwen3", "gemma3")
+            student = tiny.make_model(folder / f"{family}-student", family, seed=1, tied=tied)
+            teacher = tiny.make_model(
+                folder / f"{family}-teacher", family, seed=2, tied=tied, vocab=tiny.TEACHER_VOCAB, hidden=64, layers=3
+            )
+            return self.setdefault(family, (student, teacher))
+
+    return Models()
 
 
 @pytest.fixture(scope="session")

@@ -34,9 +34,9 @@ class Float8Linear(torch.nn.Module):
 
 
 NAMES = {
-    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj"),
     "o": ("o_proj",),
-    "gate_up": ("gate_proj", "up_proj"),
+    "gate_up": ("gate_proj", "up_proj", "gate_up_proj"),
     "down": ("down_proj",),
 }
 
@@ -48,8 +48,9 @@ def reference_teacher(folder, products=tuple(NAMES), blocks=None):
         if blocks is not None and index not in blocks:
             continue
         for name in (name for product in products for name in NAMES[product]):
-            owner = layer.self_attn if hasattr(layer.self_attn, name) else layer.mlp
-            setattr(owner, name, Float8Linear(getattr(owner, name)))
+            for owner in (layer.self_attn, layer.mlp):
+                if hasattr(owner, name):  # a family has them fused, or one by one
+                    setattr(owner, name, Float8Linear(getattr(owner, name)))
     return model
 
 

@@ -40,8 +40,9 @@ def test_k_ranks_equal_one(tmp_path, models, ragged_shard, ranks):
     assert gate_many == gate_one and gate_whole == gate_one
 
 
-def test_a_run_follows_pytorch_with_the_same_rounding(tmp_path, models, ragged_shard, monkeypatch):
-    student, teacher = models["llama"]
+@pytest.mark.parametrize("family", [family for family in tiny.FAMILIES if family != "exaone4"])
+def test_a_run_follows_pytorch_with_the_same_rounding(tmp_path, models, ragged_shard, monkeypatch, family):
+    student, teacher = models[family]
     config = float8_config(tmp_path, (student, teacher), ragged_shard, train={"steps": 6})
     load = transformers.AutoModelForCausalLM.from_pretrained
 
@@ -61,11 +62,13 @@ def test_a_run_follows_pytorch_with_the_same_rounding(tmp_path, models, ragged_s
         tmp_path / "plain", student, teacher, ragged_shard, train={"steps": 6}, scheduler={"warmup_steps": 1}
     )
     without, _ = tiny.read_metrics(tiny.train(tmp_path / "plain", plain))
+    missed = changed = 0.0  # over the steps, since the change of one step's mean loss may be 0
     for step, reference_step, exact in zip(found, expected, without):
         # The tensor cores' fast accumulation has an error of its own.
         assert step["soft"] == pytest.approx(reference_step["soft"], rel=5e-3 if tiny.DEVICE == "cuda" else 2e-3)
-        share = 0.5 if tiny.DEVICE == "cuda" else 0.2
-        assert abs(step["soft"] - reference_step["soft"]) < share * abs(step["soft"] - exact["soft"])
+        missed += abs(step["soft"] - reference_step["soft"])
+        changed += abs(step["soft"] - exact["soft"])
+    assert missed < (0.5 if tiny.DEVICE == "cuda" else 0.2) * changed
 
 
 def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, models, ragged_shard):

@@ -78,14 +78,67 @@ def need_devices(ranks):
         pytest.skip(f"needs {ranks} GPUs, {torch.cuda.device_count()} are visible")
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def half_windows(layers):
+    """Every other layer has a window of 9 tokens, the last one has none."""
+    types = ["full_attention" if (layers - i) % 2 else "sliding_attention" for i in range(layers)]
+    return {"layer_types": types, "sliding_window": 9}
+
+
+def phi3_keys(layers, hidden):
+    pairs = hidden // 16  # that are rotated: half of a head
+    factors = {
+        name: [base + 0.5 * i for i in range(pairs)] for name, base in (("short_factor", 1.0), ("long_factor", 3.0))
+    }
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5} | factors
+    return {
+        "head_dim": hidden // 4,
+        "rope_parameters": rope,
+        "original_max_position_embeddings": 16,
+        "sliding_window": 9,
+    }
+
+
+# The configuration class of each family, and its keys beside those of make_model by the number of layers and the width.
+# Windows and original contexts are shorter than the tests' sequences of 32 tokens.
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, lambda layers, hidden: {}),
+    "qwen3": (transformers.Qwen3Config, lambda layers, hidden: {}),
+    "exaone4": (
+        transformers.Exaone4Config,
+        lambda layers, hidden: {"sliding_window": None, "layer_types": ["full_attention"] * layers},
+    ),
+    "mistral": (transformers.MistralConfig, lambda layers, hidden: {"sliding_window": 9}),
+    "olmo3": (
+        transformers.Olmo3Config,
+        lambda layers, hidden: (
+            half_windows(layers)
+            | {"rope_parameters": {"full_attention": dict(YARN), "sliding_attention": {"rope_type": "default"}}}
+        ),
+    ),
+    "ministral3": (
+        transformers.Ministral3Config,
+        lambda layers, hidden: {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.3}},
+    ),
+    "gemma3": (
+        transformers.Gemma3TextConfig,
+        lambda layers, hidden: (
+            half_windows(layers)
+            | {"query_pre_attn_scalar": 24, "final_logit_softcapping": 3.0}
+            | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0}}}
+        ),
+    ),
+    "smollm3": (transformers.SmolLM3Config, lambda layers, hidden: {"no_rope_layers": [1, 0, 1][:layers]}),
+    "phi3": (transformers.Phi3Config, phi3_keys),
+}
+
+
 def make_model(folder, family, seed, tied, vocab=VOCAB, hidden=48, layers=2):
     """Writes a random model in fp32; weights larger than usual, so that its predictions are far from uniform."""
-    kind = {
-        "llama": transformers.LlamaConfig,
-        "qwen3": transformers.Qwen3Config,
-        "exaone4": transformers.Exaone4Config,
-    }[family]
-    config = kind(
+    kind, keys = FAMILIES[family]
+    shape = dict(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=2 * hidden,
@@ -96,17 +149,17 @@ def make_model(folder, family, seed, tied, vocab=VOCAB, hidden=48, layers=2):
         max_position_embeddings=256,
         tie_word_embeddings=tied,
         initializer_range=0.15,
-        **({"sliding_window": None, "layer_types": ["full_attention"] * layers} if family == "exaone4" else {}),
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
     )
+    config = kind(**(shape | keys(layers, hidden)))
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim == 1:  # norms that are not all ones
-                parameter.normal_(1.0, 0.2)
+            if parameter.ndim == 1:  # norms that do not all multiply by one
+                parameter.normal_(0.0 if family == "gemma3" else 1.0, 0.2)
     model.save_pretrained(folder)
     return str(folder)
 

@@ -82,7 +82,10 @@ __global__ __launch_bounds__(kThreads) void rope(const __grid_constant__ RopeArg
       store_pack(head.out + half + at, x.high);
     }
   }
-  // The rest of a head is copied.
+  // The rest of a head is copied, unless it is in its place.
+  if (args.q.in == args.q.out && args.query_scale == nullptr) {
+    return;
+  }
   for (int64_t at = args.rotary_dim + threadIdx.x * V; at < args.head_dim; at += static_cast<int64_t>(blockDim.x) * V) {
     for (int64_t h = threadIdx.y; h < heads; h += blockDim.y) {
       const Head<T> head = head_of<T>(args, token, h);

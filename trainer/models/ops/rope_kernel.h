@@ -12,7 +12,7 @@ namespace distill::models {
 // Heads of one kind: strided [N, heads, D] views with contiguous D; strides count elements.
 struct RopeHeads {
   const void* in;
-  void* out; // may be `in`
+  void* out; // may be `in`, for q and k alike
   int64_t heads;
   int64_t in_token_stride;
   int64_t in_head_stride;

@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "trainer/device/allocator_kind.h"
+
 // Functions that need CUDA: device_hooks_cuda.cpp or device_hooks_no_cuda.cpp.
 namespace distill::device {
 
@@ -16,6 +18,13 @@ struct GpuProperties {
   int compute_capability = 0; // 10 * major + minor
 };
 GpuProperties gpu_properties(at::Device device);
+
+// Makes the allocator of the settings the one of this process, and returns what it has become: where the driver cannot
+// map memory by pages, kExpandable becomes kSegments, and the note says why. Settings by the user are left alone, and
+// so is everything on the CPU. Call it before the device is used.
+AllocatorSettings use_allocator(at::Device device, AllocatorSettings settings);
+// Returns all free memory of the allocator to the device.
+void empty_allocator_cache(at::Device device);
 
 // Waits until the device has finished all queued work. Nothing on the CPU.
 void synchronize(at::Device device);
@@ -55,6 +64,12 @@ AllocatorBytes allocator_bytes(at::Device device); // zeros on the CPU
 void reset_allocator_peaks(at::Device device);
 // Bytes in use on the device by all processes; 0 on the CPU.
 int64_t used_device_bytes(at::Device device);
+// Bytes in use on the device by everything but this process's allocator and count_outside(): the driver, libraries,
+// communicators, other processes; 0 on the CPU.
+int64_t bytes_outside_allocator(at::Device device);
+// Bytes that other processes had on the device before this one came to it. The first call decides, which has to come
+// before all other uses of the device. 0: none, or unknown, as on the CPU and without NVIDIA's management library.
+int64_t bytes_of_other_processes(at::Device device);
 
 // The allocator takes no more than this from the device.
 void limit_device_memory(at::Device device, int64_t bytes);

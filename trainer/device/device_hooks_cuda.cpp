@@ -1,13 +1,17 @@
 #include <ATen/Context.h>
+#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/cuda/memory_snapshot.h>
 
 #include <fstream>
+#include <map>
 
 #include "trainer/device/device_hooks.h"
+#include "trainer/device/libtorch_messages.h"
 #include "trainer/device/memory_tracker.h"
+#include "trainer/device/nvml.h"
 
 namespace distill::device {
 
@@ -21,6 +25,50 @@ GpuProperties gpu_properties(at::Device device) {
   cudaDeviceProp properties{};
   C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
   return {properties.name, static_cast<int64_t>(properties.totalGlobalMem), 10 * properties.major + properties.minor};
+}
+
+namespace {
+
+// Takes a first block from expandable segments; returns what is in the way of it, or nothing.
+std::string expandable_problem(at::Device device) {
+  try {
+    const at::Tensor probe = at::empty({1}, at::TensorOptions().device(device));
+    return allocator::getExpandableSegmentSizes(device.index()).empty() ? "libtorch has none on this platform" : "";
+  } catch (const c10::Error& error) {
+    const std::string text = error_text(error);
+    return text.substr(0, text.find('\n'));
+  }
+}
+
+std::string pci_bus_id(at::Device device) {
+  std::array<char, 32> id{};
+  return cudaDeviceGetPCIBusId(id.data(), id.size(), device.index()) == cudaSuccess ? id.data() : "";
+}
+
+} // namespace
+
+AllocatorSettings use_allocator(at::Device device, AllocatorSettings settings) {
+  if (!device.is_cuda() || settings.by_user) {
+    return settings;
+  }
+  at::globalContext().lazyInitDevice(at::kCUDA); // there is no allocator before this call
+  c10::CachingAllocator::setAllocatorSettings(settings.text);
+  if (settings.kind != AllocatorKind::kExpandable) {
+    return settings;
+  }
+  const std::string problem = expandable_problem(device);
+  if (!problem.empty()) {
+    settings = allocator_settings(AllocatorKind::kSegments);
+    settings.note = absl::StrCat("expandable segments cannot be had: ", problem);
+    c10::CachingAllocator::setAllocatorSettings(settings.text);
+  }
+  return settings;
+}
+
+void empty_allocator_cache(at::Device device) {
+  if (device.is_cuda()) {
+    allocator::emptyCache();
+  }
 }
 
 void synchronize(at::Device device) {
@@ -74,11 +122,10 @@ void unpin_host_memory(void* data) {
 }
 
 std::optional<int> numa_node(at::Device device) {
-  char id[32] = {};
-  if (!device.is_cuda() || cudaDeviceGetPCIBusId(id, sizeof(id), device.index()) != cudaSuccess) {
+  std::string name = device.is_cuda() ? pci_bus_id(device) : "";
+  if (name.empty()) {
     return std::nullopt;
   }
-  std::string name = id;
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
   std::ifstream file("/sys/bus/pci/devices/" + name + "/numa_node");
   int node = -1;
@@ -110,6 +157,22 @@ int64_t used_device_bytes(at::Device device) {
   size_t free = 0, total = 0;
   C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
   return static_cast<int64_t>(total - free);
+}
+
+int64_t bytes_outside_allocator(at::Device device) {
+  return used_device_bytes(device) - allocator_bytes(device).reserved;
+}
+
+int64_t bytes_of_other_processes(at::Device device) {
+  static std::map<c10::DeviceIndex, int64_t> first;
+  if (!device.is_cuda()) {
+    return 0;
+  }
+  const auto [found, is_new] = first.try_emplace(device.index(), 0);
+  if (is_new && !c10::cuda::hasPrimaryContext(device.index())) {
+    found->second = nvml_used_bytes(pci_bus_id(device)).value_or(0);
+  }
+  return found->second;
 }
 
 void limit_device_memory(at::Device device, int64_t bytes) {

@@ -9,6 +9,10 @@ int64_t cuda_device_count() {
 GpuProperties gpu_properties(at::Device device) {
   TORCH_CHECK(false, "this build has no CUDA: ", device, " is not there");
 }
+AllocatorSettings use_allocator(at::Device, AllocatorSettings settings) {
+  return settings;
+}
+void empty_allocator_cache(at::Device) {}
 void synchronize(at::Device) {}
 ForbidSynchronization::ForbidSynchronization(bool active) : active_(active) {}
 ForbidSynchronization::~ForbidSynchronization() = default;
@@ -28,6 +32,12 @@ AllocatorBytes allocator_bytes(at::Device) {
 }
 void reset_allocator_peaks(at::Device) {}
 int64_t used_device_bytes(at::Device) {
+  return 0;
+}
+int64_t bytes_outside_allocator(at::Device) {
+  return 0;
+}
+int64_t bytes_of_other_processes(at::Device) {
   return 0;
 }
 void limit_device_memory(at::Device, int64_t) {}

@@ -15,6 +15,8 @@ constexpr std::pair<std::string_view, double> kPeakFlops[] = {
     {"B200", 2250e12},     {"B300", 2250e12},    {"A100", 312e12}, {"A800", 312e12},     {"H800", 989e12},
     {"L40S", 362e12},      {"L4", 121e12},       {"A10G", 70e12},  {"RTX 4090", 165e12}, {"RTX 3090", 71e12}};
 
+} // namespace
+
 double peak_bf16_flops(std::string_view device_name) {
   for (const auto& [name, flops] : kPeakFlops) {
     if (device_name.find(name) != std::string_view::npos) {
@@ -23,8 +25,6 @@ double peak_bf16_flops(std::string_view device_name) {
   }
   return 0;
 }
-
-} // namespace
 
 DeviceInfo device_info(c10::Device device) {
   if (!device.is_cuda()) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace distill::device {
 
@@ -13,6 +14,8 @@ struct DeviceInfo {
   int64_t memory_bytes = 0; // of the GPU, or of the host for the CPU
 };
 DeviceInfo device_info(c10::Device device);
+// The same figure for a device with this name; 0: unknown.
+double peak_bf16_flops(std::string_view device_name);
 
 // Tells whether the device computes products of float8 matrices itself: a GPU of compute capability 8.9 or newer (Ada,
 // Hopper, Blackwell) does.

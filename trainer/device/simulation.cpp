@@ -12,6 +12,7 @@ namespace {
 
 thread_local Simulation* current_simulation = nullptr;
 thread_local bool uncounted = false;
+thread_local bool past_allocator = false;
 
 // A block's address, which is never read or written. The low bits hold the entry, with the allocators' alignment, the
 // high bits the simulation.
@@ -28,7 +29,7 @@ class MetaAllocator : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     void* block = nullptr;
     if (current_simulation != nullptr && !uncounted) {
-      block = const_cast<void*>(current_simulation->allocate(static_cast<int64_t>(bytes)));
+      block = const_cast<void*>(current_simulation->allocate(static_cast<int64_t>(bytes), past_allocator));
     }
     return {block, block, &release, c10::Device(c10::kMeta)};
   }
@@ -57,8 +58,9 @@ void install_allocator() {
 
 } // namespace
 
-Simulation::Simulation(c10::DeviceType target)
-    : target_(target), allocator_(target == c10::DeviceType::CUDA ? caching_allocator() : exact_allocator()) {
+Simulation::Simulation(c10::DeviceType target, AllocatorKind kind, int64_t capacity)
+    : target_(target),
+      allocator_(target == c10::DeviceType::CUDA ? caching_allocator(kind, capacity) : exact_allocator()) {
   TORCH_CHECK(current_simulation == nullptr, "a thread runs one simulation at a time");
   static std::atomic<uint64_t> simulations = 0;
   id_ = ++simulations;
@@ -82,7 +84,7 @@ Simulation::Live* Simulation::find(const void* block) {
   return own ? &live_[entry] : nullptr;
 }
 
-const void* Simulation::allocate(int64_t bytes) {
+const void* Simulation::allocate(int64_t bytes, bool directly) {
   if (bytes == 0) {
     return nullptr;
   }
@@ -94,7 +96,10 @@ const void* Simulation::allocate(int64_t bytes) {
   unused_.pop_back();
   const void* block = address_of(id_, entry);
   Live& live = live_[entry];
-  live = {.block = allocator_->allocate(bytes), .category = current_category(), .in_use = true};
+  live = {
+      .block = directly ? allocator_->allocate_directly(bytes) : allocator_->allocate(bytes),
+      .category = current_category(),
+      .in_use = true};
   if (trace_ != nullptr) {
     live.slot = static_cast<int64_t>(trace_->blocks.size());
     trace_->blocks.push_back(block);
@@ -138,6 +143,14 @@ UncountedScope::UncountedScope() : before_(uncounted) {
 
 UncountedScope::~UncountedScope() {
   uncounted = before_;
+}
+
+DirectMemoryScope::DirectMemoryScope() : before_(past_allocator) {
+  past_allocator = true;
+}
+
+DirectMemoryScope::~DirectMemoryScope() {
+  past_allocator = before_;
 }
 
 c10::DeviceType kernel_device(at::Device device) {

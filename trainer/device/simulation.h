@@ -29,8 +29,9 @@ struct AllocationTrace {
 // A thread has at most one simulation at a time. Tensors that outlive it are no longer counted.
 class Simulation {
  public:
-  // `target`: the device type whose allocations are predicted, CPU or CUDA.
-  explicit Simulation(c10::DeviceType target);
+  // `target`: the device type whose allocations are predicted, CPU or CUDA. `kind`, `capacity`: of the allocator on
+  // CUDA (allocator_model.h).
+  explicit Simulation(c10::DeviceType target, AllocatorKind kind = AllocatorKind::kExpandable, int64_t capacity = 0);
   ~Simulation();
   Simulation(const Simulation&) = delete;
   Simulation& operator=(const Simulation&) = delete;
@@ -47,12 +48,15 @@ class Simulation {
   int64_t allocated() const { // bytes now
     return ledger_.now();
   }
-  int64_t reserved_peak() const { // bytes that the allocator has taken from the device
+  int64_t reserved_peak() const { // bytes taken from the device; beyond the capacity if a request could not be met
     return reserved_peak_;
   }
+  int64_t give_backs() const { // so far, AllocatorModel::give_backs
+    return allocator_->give_backs();
+  }
 
-  // Allocates a block in the current LabelScope's category; null for 0 bytes.
-  const void* allocate(int64_t bytes);
+  // Allocates a block in the current LabelScope's category; null for 0 bytes. `directly`: past the allocator.
+  const void* allocate(int64_t bytes, bool directly = false);
   void release(const void* block);
   void label(const void* block, Category category);
   void enter_phase(MemoryPhase phase) {
@@ -91,6 +95,18 @@ class UncountedScope {
   ~UncountedScope();
   UncountedScope(const UncountedScope&) = delete;
   UncountedScope& operator=(const UncountedScope&) = delete;
+
+ private:
+  bool before_;
+};
+
+// Meta tensors that are made while this lives are taken from the device past the allocator, as peer memory is.
+class DirectMemoryScope {
+ public:
+  DirectMemoryScope();
+  ~DirectMemoryScope();
+  DirectMemoryScope(const DirectMemoryScope&) = delete;
+  DirectMemoryScope& operator=(const DirectMemoryScope&) = delete;
 
  private:
   bool before_;

@@ -39,6 +39,7 @@ class SimulatedPeerMemory : public PeerMemory {
   explicit SimulatedPeerMemory(int64_t size) : size_(size) {}
 
   std::vector<at::Tensor> allocate(int64_t bytes) override {
+    const device::DirectMemoryScope directly;
     const at::Tensor own = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(at::kMeta));
     return std::vector<at::Tensor>(static_cast<size_t>(size_), own);
   }

@@ -4,6 +4,7 @@
   scripts/benches/bench_inputs.py --out work/bench --shapes 1b,8b --seq-len 4096 --rows 64
 
 It writes OUT/SHAPE/config.json for each shape, and OUT/tokens.dtok with --rows documents of --seq-len random tokens.
+With --varied there are more documents, of random lengths up to --seq-len, and as many tokens in all.
 Train with `--set student.init=random --set teacher.init=random`, as scripts/benches/bench_trainer.sh does.
 """
 
@@ -56,6 +57,7 @@ def main():
     parser.add_argument("--vocab", default=128256, type=int)
     parser.add_argument("--seq-len", default=4096, type=int, help="tokens")
     parser.add_argument("--rows", default=64, type=int, help="documents of seq-len tokens")
+    parser.add_argument("--varied", action="store_true", help="documents of random lengths up to seq-len tokens")
     options = parser.parse_args()
     shapes = options.shapes.split(",")
     unknown = [shape for shape in shapes if shape not in SHAPES]
@@ -67,8 +69,11 @@ def main():
         (folder / "config.json").write_text(json.dumps(config(shape, options.vocab), indent=1) + "\n")
     random = np.random.default_rng(0)
     shard = Shard(ShardSpec(options.vocab, bytes(32)))
-    for _ in range(options.rows):
-        shard.add(random.integers(0, options.vocab, options.seq_len, dtype=np.uint32), None)
+    left = options.rows * options.seq_len
+    while left > 0:
+        length = min(left, int(random.integers(16, options.seq_len + 1)) if options.varied else options.seq_len)
+        shard.add(random.integers(0, options.vocab, length, dtype=np.uint32), None)
+        left -= length
     shard.write(options.out / "tokens.dtok")
 
 

@@ -12,7 +12,9 @@ Groups: plan    predicted against measured peak memory, and tokens per second
         auto    memory.activation: auto against the uniform policies, under four budgets
         long    one long sequence; the longest sequence that fits a limit of device memory, according to the plan
         bits    losses under every policy equal those under keep bit for bit, in deterministic mode
-        flat    2000 steps with offload: memory of an early step and of the last step
+        flat    memory of an early step and of the last one: 2000 steps with offload; 320 with packed documents of
+                changing lengths, under both allocators
+        allocator   reserved memory under both allocators, which has to be within 0.5 GiB of the plan
         calibrate   this machine's speeds, for memory.machine
 
 Each row is a few steps of a process of its own, with random weights made on the GPU. When a row fails, the script says
@@ -85,7 +87,7 @@ def main():
     total = sum(row.estimate_s() * (1 if options.one_by_one else row.gpus / machine.gpus) for row in usable)
     total += (
         {1: 40, 2: 50}.get(machine.gpus, 60) * ("bits" in others)
-        + 45 * ("flat" in others)
+        + (45 + 300) * ("flat" in others)
         + 30 * ("calibrate" in others)
     )
     for row in usable:
@@ -103,7 +105,8 @@ def main():
     if usable:
         machine.say(
             "\n| row | models | GPUs | V | tokens of a rank's step | blocks | peak, GiB: predicted / measured "
-            "| reserved | outside the allocator | tok/s: predicted / measured | took |\n|" + " --- |" * 11
+            "| reserved: predicted / measured | outside the allocator: predicted / measured alone, with the ranks, at "
+            "the end | tok/s: predicted / measured | took |\n|" + " --- |" * 11
         )
 
     def job(row):

@@ -19,6 +19,8 @@ class Row:
     micro_batches: int = 1
     steps: int = 5
     settings: tuple = ()
+    varied: bool = False  # documents of random lengths
+    documents: int = 0  # sequences of data; 0: those of two steps
     start_s: float = 14  # estimated seconds to load libraries, start the device and make the weights
     limit_s: int = 120
     plan: dict = field(default_factory=dict)
@@ -36,6 +38,31 @@ class Row:
     def host_bytes(self):
         found = self.plan.get("bytes", {})
         return self.gpus * (found.get("host_activations", 0) + found.get("host_optimizer", 0))
+
+
+def flat_rows(gpus):
+    """Long runs whose memory must not grow: name, row and the step after which it has to stay as it is."""
+    offload = ("memory.activation=offload", "memory.optimizer=host")
+    # The last row of an epoch holds a token without a target, for which the loss head allocates an index: all sizes
+    # have occurred after the first epoch (4 steps here).
+    yield Row("1g-flat", "flat", 1, "tiny", "tiny", vocab=32000, seq_len=1024, steps=2000, settings=offload), 100
+    student = "1b" if gpus == 1 else "8b"
+    for allocator in ("expandable", "segments"):
+        settings = ("data.packing=pack", f"memory.allocator={allocator}", "memory.on_overflow=warn")
+        yield (
+            Row(
+                f"{gpus}g-flat-{allocator}",
+                "flat",
+                gpus,
+                student,
+                "8b",
+                steps=320,
+                varied=True,
+                documents=1280 * gpus,
+                settings=settings,
+            ),
+            100,
+        )
 
 
 def rows():
@@ -77,6 +104,15 @@ def rows():
         Row("4g-3b-8b-hsdp-acc2", "plan", 4, "3b", "8b", micro_batches=2, settings=("parallel.replicate=2",)),
         Row("4g-8b-8b-keep-16k-v32k", "plan", 4, "8b", "8b", vocab=32000, batch=4),
     ]
+    # Reserved memory under both of libtorch's ways to take it, predicted and measured.
+    for allocator in ("expandable", "segments"):
+        for name, gpus, student, more in (("1b-8b", 1, "1b", ()), ("3b-8b", 1, "3b", ()),
+                                          ("3b-8b-offload", 1, "3b", (activation("offload"),)),
+                                          ("8b-8b", 2, "8b", ("parallel.gather=nccl",)),
+                                          ("8b-8b-copy", 2, "8b", ("parallel.gather=copy",)),
+                                          ("8b-8b-default", 2, "8b", ("parallel.gather=auto", activation("auto")))):
+            found.append(Row(f"{gpus}g-{name}-{allocator}", "allocator", gpus, student, "8b",
+                             settings=(f"memory.allocator={allocator}", "memory.on_overflow=warn", *more)))
     # The cost of each policy, and the mix that auto finds, at one shape for each number of GPUs.
     shapes = {1: ("3b", "8b", 2, 76.5), 2: ("8b", "8b", 2, 76), 4: ("8b", "8b", 2, 50)}
     for gpus, (student, teacher, batch, gib) in shapes.items():

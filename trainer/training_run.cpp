@@ -1,6 +1,7 @@
 #include "trainer/training_run.h"
 
 #include "data/base/status_macros.h"
+#include "trainer/device/device_hooks.h"
 #include "trainer/evaluator.h"
 #include "trainer/metrics/log.h"
 #include "trainer/metrics/trace.h"
@@ -42,7 +43,7 @@ absl::StatusOr<RunResult> TrainingRun::run() {
     }
     RETURN_IF_ERROR(status);
     RunResult result{stopped_, state_.step, opened_.plan, opened_.context->outside(), opened_.folder};
-    result.outside.end = outside_allocator(opened_.context->environment().device);
+    result.outside.end = device::bytes_outside_allocator(opened_.context->environment().device);
     opened_.context->leave();
     return result;
   } catch (const sharding::CommunicationError& error) {

@@ -29,7 +29,7 @@ ALLOWED = {
     "trainer/device": {"data/base"},
     "trainer/models": {"data/base", "losses/.", "losses/products", "trainer/device"},
     "trainer/hf": {"data/base", "trainer/models"},
-    "trainer/config": {"data", "losses", "trainer/hf", "trainer/models"},
+    "trainer/config": {"data", "losses", "trainer/device", "trainer/hf", "trainer/models"},
     "trainer/sharding": {"data/base", "trainer/device", "trainer/models"},
     "trainer/optim": {"data/base", "trainer/config", "trainer/device", "trainer/models", "trainer/sharding"},
     "trainer/metrics": {"data/base", "losses", "trainer/config", "trainer/device", "trainer/models"},

@@ -479,4 +479,23 @@ def test_calibration_writes_speeds_that_plan_reads(tmp_path, models, long_shard,
     plan = tiny.distill(
         "plan", "--config", config, "--ranks", 1, "--json", "--set", f"memory.machine={tmp_path / 'machine.json'}"
     )
-    assert json.loads(plan.stdout)["machine"] == machine["name"]
+    plan = json.loads(plan.stdout)
+    assert plan["machine"] == machine["name"] and machine["measured"]["date"] in plan["machine_source"]
+    assert machine["measured"]["device"] in machine["name"] and machine["measured"]["libtorch"]
+
+
+def test_a_plan_for_a_named_machine_has_its_memory_and_says_that_it_was_not_measured(
+    tmp_path, models, long_shard, monkeypatch
+):
+    config = tiny.write_config(
+        tmp_path, config_of(tmp_path, models["llama"], long_shard, train={"device": "auto", "steps": 1})
+    )
+    plan = ["plan", "--config", config, "--ranks", 1, "--set", "memory.machine=a100-sxm-80"]
+    text = tiny.distill(*plan).stdout
+    assert "NVIDIA A100-SXM4-80GB (data sheet, not measured; memory.machine)" in text and "of 79.1 GiB" in text
+    assert "expandable segments" in text and "assumed, as on NVIDIA A100-SXM4-80GB" in text
+    small = json.loads(tiny.distill(*plan, "--json").stdout)["bytes"]
+    segments = json.loads(tiny.distill(*plan, "--json", "--set", "memory.allocator=segments").stdout)
+    assert segments["allocator"] == "segments" and segments["bytes"]["peak"] == small["peak"]
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
+    assert json.loads(tiny.distill(*plan, "--json").stdout)["allocator"] == "segments"

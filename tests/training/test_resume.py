@@ -18,6 +18,7 @@ TIMES = (
     "tokens_per_second",
     "peak_memory_bytes",
     "peak_reserved_bytes",
+    "outside_allocator_bytes",
     "gathers",
     "gathered_bytes",
     "mfu_causal",

@@ -9,6 +9,7 @@
 #include "data/packing_mode.h"
 #include "losses/options.h"
 #include "trainer/config/by_block.h"
+#include "trainer/device/allocator_kind.h"
 
 // The whole configuration as plain structs with their defaults. trainer/config/fields.cpp names every key once.
 namespace distill::config {
@@ -288,10 +289,11 @@ struct CheckpointSection {
 struct MemorySection {
   ByBlock<models::ActivationPolicy> activation = models::ActivationPolicy::kKeep;
   ByBlock<models::StatePlace> optimizer = models::StatePlace::kDevice; // of other units: models::places_of_units
+  device::AllocatorKind allocator = device::AllocatorKind::kExpandable; // on a GPU, unless libtorch's variables say
   double budget_gib = 0; // what tensors may take at the peak; 0: all that the device has
   double limit_gib = 0; // what the allocator may take; 0: all that the device has
   OnOverflow on_overflow = OnOverflow::kRefuse;
-  std::string machine; // speeds measured by `distill plan --calibrate`; empty: the built-in table
+  std::string machine; // a file of `distill plan --calibrate`, or a name of the built-in table; empty: the device's
 };
 
 struct ParallelSection {

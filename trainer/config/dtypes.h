@@ -1,5 +1,6 @@
 #pragma once
 
+#include <absl/status/status.h>
 #include <c10/core/ScalarType.h>
 
 #include "trainer/config/config.h"
@@ -14,5 +15,8 @@ at::ScalarType scalar_type(ComputeDtype dtype, at::ScalarType automatic);
 at::ScalarType scalar_type(ReduceDtype dtype);
 // auto stands for the dtype that the model's folder is stored in.
 at::ScalarType scalar_type(StoredDtype dtype, const models::ModelConfig& model);
+
+// FailedPrecondition where a model's dtype is float8 and the device has no float8 products. `device`: its name.
+absl::Status check_float8_products(const Config& config, bool has_float8, const std::string& device);
 
 } // namespace distill::config

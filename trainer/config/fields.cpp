@@ -220,6 +220,10 @@ std::vector<Field> memory_fields() {
        "order; the embedding's is the first block's, that of the final norm and lm_head the last block's. auto: as few "
        "blocks on the host as the memory plan needs; it chooses them together with memory.activation where that is "
        "auto, by predicted time. A float8 student's are on the device."},
+      {"memory", "allocator", one_of<kMemory, &MemorySection::allocator>(), "",
+       "How libtorch's allocator takes memory from a GPU. expandable: in pages that are mapped one after the other, so "
+       "that little is lost between tensors; where the driver cannot do that, the run says so and uses segments. segments: "
+       "in pieces of fixed size. PYTORCH_CUDA_ALLOC_CONF with expandable_segments comes before this key."},
       {"memory", "budget_gib", Real{member<kMemory, &MemorySection::budget_gib>, 0, kMostGib}, "GiB",
        "Device memory that tensors may take at the peak of a step, according to the memory plan. 0: all of the device."},
       {"memory", "limit_gib", Real{member<kMemory, &MemorySection::limit_gib>, 0, kMostGib}, "GiB",
@@ -227,8 +231,10 @@ std::vector<Field> memory_fields() {
       {"memory", "on_overflow", one_of<kMemory, &MemorySection::on_overflow>(), "",
        "What happens when the memory plan does not fit. refuse: the run does not start. warn: the run logs a warning and "
        "starts."},
-      {"memory", "machine", Text{member<kMemory, &MemorySection::machine>}, "file",
-       "Speeds measured by `distill plan --calibrate`, for the plan's times. Empty: the built-in table."},
+      {"memory", "machine", Text{member<kMemory, &MemorySection::machine>}, "name or file",
+       "The machine whose speeds the plan predicts times with: a name of the built-in table, such as H100-SXM (an unknown "
+       "name lists them), or a file that `distill plan --calibrate` has written. Empty: the row of this host's GPU; where "
+       "there is none, H200."},
   };
 }
 

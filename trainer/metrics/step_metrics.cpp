@@ -115,6 +115,7 @@ Json step_json(const StepMetrics& r) {
   json["peak_memory_bytes"] = r.peak_memory_bytes;
   if (r.peak_reserved_bytes > 0) {
     json["peak_reserved_bytes"] = r.peak_reserved_bytes;
+    json["outside_allocator_bytes"] = r.outside_allocator_bytes;
   }
   if (r.gathers > 0) {
     json["gathers"] = r.gathers;

@@ -60,6 +60,7 @@ struct StepMetrics {
   double mfu_causal = 0, mfu_full = 0; // model FLOPs utilisation, fractions (metrics/flops.h); 0: unknown device
   int64_t peak_memory_bytes = 0; // of tensors; on the CPU, of the process
   int64_t peak_reserved_bytes = 0; // by the caching allocator; 0: CPU
+  int64_t outside_allocator_bytes = 0; // in use on the device now, other processes' included; 0: CPU
   int64_t gathers = 0; // whole units that rank 0 gathered from the shards of all ranks; 0: one process
   int64_t gathered_bytes = 0; // of these units
   double eta_seconds = 0; // until the end of the run

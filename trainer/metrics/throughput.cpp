@@ -25,6 +25,7 @@ void Throughput::complete(StepMetrics& record) const {
   }
   record.peak_memory_bytes = device::peak_memory_bytes(device_);
   record.peak_reserved_bytes = device::allocator_bytes(device_).reserved_peak;
+  record.outside_allocator_bytes = device::bytes_outside_allocator(device_);
 }
 
 } // namespace distill::metrics

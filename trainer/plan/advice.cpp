@@ -32,6 +32,15 @@ std::vector<Candidate> candidates_of(const PlanRequest& request) {
       config.student.dtype != config::ComputeDtype::kFloat8) {
     add(kOptimizer, "auto", [](config::Config& c) { c.memory.optimizer = config::Automatic{}; });
   }
+  const device::AllocatorSettings& allocator = request.target.environment.allocator;
+  if (config.memory.allocator == device::AllocatorKind::kSegments && !allocator.by_user &&
+      request.target.environment.device.is_cuda()) {
+    Candidate pages{"memory.allocator", base::enum_name(device::AllocatorKind::kExpandable), [](config::Config& c) {
+                      c.memory.allocator = device::AllocatorKind::kExpandable;
+                    }};
+    pages.apply_target = [](Target& target) { target.environment.allocator.kind = device::AllocatorKind::kExpandable; };
+    candidates.push_back(std::move(pages));
+  }
   for (int64_t cap = config.chunks.memory_cap_mb / 2; cap >= 64; cap /= 2) {
     add_number("loss.memory_cap_mb", cap, [cap](config::Config& c) { c.chunks.memory_cap_mb = cap; });
   }

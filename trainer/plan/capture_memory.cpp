@@ -33,7 +33,7 @@ absl::Status check_cap(
 
 absl::StatusOr<MemoryPrediction> predict_capture(
     const config::Config& config, const models::ModelConfig& teacher, const teacher_cache::RowFormat& rows,
-    const Target& target, bool teacher_stream) {
+    const Target& target, bool teacher_stream, const Machine& machine, int64_t device_bytes) {
   RunShape shape;
   shape.config = config;
   shape.teacher = trainer::TeacherSpec::running({teacher, nullptr});
@@ -43,22 +43,23 @@ absl::StatusOr<MemoryPrediction> predict_capture(
   RETURN_IF_ERROR(check_cap(config, teacher, rows, target.environment));
   const DeterministicScope deterministic(config.train.deterministic);
   BlockRecorder blocks;
-  device::Simulation simulation(target.environment.device.type());
+  MemoryPrediction prediction;
+  if (shape.cuda()) { // the teacher's gathers, and sums over replicas
+    const int64_t communicators = shape.ranks() == 1 ? 0 : shape.replicate > 1 ? 2 : 1;
+    prediction.outside = target.environment.outside.value_or(assumed_outside(machine, communicators));
+  }
+  device::Simulation simulation(
+      target.environment.device.type(), target.environment.allocator.kind,
+      device_bytes > 0 ? std::max<int64_t>(1, device_bytes - prediction.outside.total()) : 0);
+  const at::Tensor workspace = shape.cuda() ? blas_workspace() : at::Tensor(); // since the libraries were loaded
   trainer::Environment environment = target.environment;
   environment.device = at::kMeta;
   const std::unique_ptr<sharding::Mesh> mesh =
       sharding::simulated_mesh(shape.shard, shape.replicate, /*shared_memory=*/false);
-  MemoryPrediction prediction;
   ASSIGN_OR_RETURN(
       const trainer::TeacherAlone teacher_alone,
       trainer::load_teacher_alone(config, environment, *mesh, shape.teacher.model()));
   prediction.static_bytes = simulation.allocated();
-  at::Tensor workspace;
-  if (shape.cuda()) {
-    workspace = blas_workspace();
-    prediction.context = kContext;
-    prediction.communicators = shape.ranks() == 1 ? 0 : kCommunicator * (shape.replicate > 1 ? 2 : 1);
-  }
   const data::Batch batch = simulated_batch(shape);
   trainer::CaptureStep step(config, *teacher_alone.weights, rows, blocks.functions(simulation));
   for (int i = 0; i < 2; ++i) {

@@ -15,12 +15,13 @@ namespace {
 struct Member {
   const char* name;
   double Machine::*value;
+  bool may_be_zero = false;
 };
 constexpr Member kMembers[] = {
     {"memory_gib", &Machine::memory_gib},
     {"host_gib", &Machine::host_gib},
     {"matmul_flops", &Machine::matmul_flops},
-    {"float8_flops", &Machine::float8_flops},
+    {"float8_flops", &Machine::float8_flops, /*may_be_zero=*/true},
     {"attention_forward_flops", &Machine::attention_forward_flops},
     {"attention_backward_flops", &Machine::attention_backward_flops},
     {"memory_bytes", &Machine::memory_bytes},
@@ -29,10 +30,22 @@ constexpr Member kMembers[] = {
     {"gather_bytes", &Machine::gather_bytes},
     {"reduce_bytes", &Machine::reduce_bytes},
     {"node_bytes", &Machine::node_bytes},
-    {"overlap_cost", &Machine::overlap_cost},
-    {"copy_cost", &Machine::copy_cost},
+    {"overlap_cost", &Machine::overlap_cost, /*may_be_zero=*/true},
+    {"copy_cost", &Machine::copy_cost, /*may_be_zero=*/true},
     {"launch_seconds", &Machine::launch_seconds},
+    {"context_gib", &Machine::context_gib, /*may_be_zero=*/true},
+    {"communicator_gib", &Machine::communicator_gib, /*may_be_zero=*/true},
 };
+struct MeasurementMember {
+  const char* name;
+  std::string Measurement::*value;
+};
+constexpr MeasurementMember kMeasurementMembers[] = {
+    {"device", &Measurement::device},
+    {"driver", &Measurement::driver},
+    {"libtorch", &Measurement::libtorch},
+    {"date", &Measurement::date}};
+
 // The speed of one thread with an instruction set, in fp32. That of AVX512 is of an AMD EPYC with 2 cores, where the
 // quickstart ran at 280 to 300 tok/s; the others follow from the width of their vectors.
 struct CpuSpeed {
@@ -48,26 +61,6 @@ constexpr double kMaxGib = 1 << 30; // the bytes of this many GiB fit 64 bits
 
 } // namespace
 
-Machine h200() {
-  return {
-      .name = "NVIDIA H200",
-      .memory_gib = 139.8,
-      .host_gib = 1024,
-      .matmul_flops = 740e12,
-      .float8_flops = 1480e12,
-      .attention_forward_flops = 560e12,
-      .attention_backward_flops = 450e12,
-      .memory_bytes = 3.9e12,
-      .host_bytes = 54e9,
-      .host_store_bytes = 150e9,
-      .gather_bytes = 334e9,
-      .reduce_bytes = 344e9,
-      .node_bytes = 45e9,
-      .overlap_cost = 0.6,
-      .copy_cost = 0.05,
-      .launch_seconds = 4e-6};
-}
-
 Machine generic_cpu() {
   const double threads = at::get_num_threads();
   const std::string capability = at::get_cpu_capability();
@@ -77,7 +70,8 @@ Machine generic_cpu() {
   }
   const double memory_bytes = kThreadBytes * std::min(threads, kMostStreams);
   return {
-      .name = absl::StrFormat("CPU, %s, %d thread(s), not calibrated", capability, at::get_num_threads()),
+      .name = absl::StrFormat("CPU, %s, %d thread(s)", capability, at::get_num_threads()),
+      .source = "not calibrated",
       .memory_gib = static_cast<double>(device::host_memory_bytes()) / (1 << 30),
       .host_gib = static_cast<double>(device::host_memory_bytes()) / (1 << 30),
       .matmul_flops = speed->matmul_flops * threads,
@@ -93,6 +87,22 @@ Machine generic_cpu() {
       .overlap_cost = 1,
       .copy_cost = 1,
       .launch_seconds = 5e-6};
+}
+
+std::string Measurement::text() const {
+  return absl::StrCat(
+      "measured on ", date, driver.empty() ? "" : absl::StrCat(", driver ", driver), ", libtorch ", libtorch);
+}
+
+std::string Machine::text() const {
+  return absl::StrCat(name, " (", source, choice.empty() ? "" : "; ", choice, ")");
+}
+
+device::OutsideMemory assumed_outside(const Machine& machine, int64_t communicators) {
+  constexpr double kGiB = 1 << 30;
+  return {
+      .context = static_cast<int64_t>(machine.context_gib * kGiB),
+      .communicators = communicators * static_cast<int64_t>(machine.communicator_gib * kGiB)};
 }
 
 absl::StatusOr<Machine> read_machine(const std::string& path) {
@@ -112,8 +122,7 @@ absl::StatusOr<Machine> read_machine(const std::string& path) {
   machine.name = (*json)["name"];
   for (const Member& member : kMembers) {
     const auto found = json->find(member.name);
-    const bool is_cost = member.value == &Machine::overlap_cost || member.value == &Machine::copy_cost;
-    if (found == json->end() || !found->is_number() || !(is_cost ? *found >= 0.0 : *found > 0.0)) {
+    if (found == json->end() || !found->is_number() || !(member.may_be_zero ? *found >= 0.0 : *found > 0.0)) {
       return absl::InvalidArgumentError(absl::StrCat(
           path, ": ", member.name, ": expected a positive number, found ",
           found == json->end() ? "none" : found->dump(), "; `distill plan --calibrate` writes such a file"));
@@ -126,6 +135,21 @@ absl::StatusOr<Machine> read_machine(const std::string& path) {
           absl::StrCat(path, ": ", member.name, ": expected at most ", kMaxGib, ", found ", machine.*member.value));
     }
   }
+  machine.source = "measured";
+  if (const auto found = json->find("measured"); found != json->end()) {
+    Measurement measurement;
+    for (const MeasurementMember& member : kMeasurementMembers) {
+      const auto value = found->find(member.name);
+      if (value == found->end() || !value->is_string()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            path, ": measured.", member.name, ": expected a text, found ",
+            value == found->end() ? "none" : value->dump()));
+      }
+      measurement.*member.value = *value;
+    }
+    machine.source = measurement.text();
+    machine.measurement = std::move(measurement);
+  }
   return machine;
 }
 
@@ -133,6 +157,11 @@ absl::Status write_machine(const Machine& machine, const std::string& path) {
   nlohmann::ordered_json json{{"name", machine.name}};
   for (const Member& member : kMembers) {
     json[member.name] = machine.*member.value;
+  }
+  if (machine.measurement) {
+    for (const MeasurementMember& member : kMeasurementMembers) {
+      json["measured"][member.name] = (*machine.measurement).*member.value;
+    }
   }
   std::ofstream file(path);
   file << json.dump(1) << "\n";

@@ -38,13 +38,23 @@ std::vector<std::string> memory_lines(const MemoryPrediction& memory, const Memo
           absl::StrCat(device::category_name(static_cast<device::Category>(i)), " ", bytes_text(peak.at_peak[i])));
     }
   }
-  return {
+  std::vector<std::string> lines = {
       absl::StrFormat(
           "memory plan: %s of tensors at the peak (%s), %s of %s of device memory%s; %s pinned on the host",
           bytes_text(memory.peak()), device::phase_name(phase), bytes_text(memory.device_bytes()),
           bytes_text(limits.device), limits.tensors > 0 ? ", budget " + bytes_text(limits.tensors) : "",
           bytes_text(memory.host_bytes())),
       "memory plan: " + absl::StrJoin(parts, ", ")};
+  if (memory.outside.total() > 0) {
+    lines.push_back("memory plan: " + memory.outside.text());
+  }
+  if (memory.give_backs > 0) {
+    lines.push_back(absl::StrFormat(
+        "memory plan: the device is full %d time(s) in a step, when all free memory of the allocator goes back to it: "
+        "that takes time, which is not predicted",
+        memory.give_backs));
+  }
+  return lines;
 }
 
 } // namespace distill::plan

@@ -85,13 +85,16 @@ double GatherPrediction::total_bytes() const {
 MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   const config::Config& config = shape.config;
   const DeterministicScope deterministic(config.train.deterministic);
-  device::Simulation simulation(shape.environment.device.type());
+  device::Simulation simulation(
+      shape.environment.device.type(), shape.environment.allocator.kind, shape.allocator_limit);
   trainer::Environment environment = shape.environment;
   environment.device = at::kMeta;
   const std::unique_ptr<sharding::Mesh> mesh = sharding::simulated_mesh(shape.shard, shape.replicate, shape.copies());
   const auto host_activations = device::HostSlab::simulated();
   const auto host_state = shape.state_on_host() ? device::HostSlab::simulated() : nullptr;
   MemoryPrediction prediction;
+  prediction.outside = shape.outside;
+  const at::Tensor workspace = shape.cuda() ? blas_workspace() : at::Tensor(); // since the libraries were loaded
 
   const trainer::ModelSource student{shape.student, nullptr};
   // This cannot fail, since nothing is read.
@@ -103,13 +106,6 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
     prediction.peer_bytes = models.student->bytes() + (config.parallel.shard_teacher ? models.teacher.bytes() : 0);
   }
 
-  at::Tensor workspace;
-  if (shape.cuda()) {
-    workspace = blas_workspace();
-    prediction.context = kContext;
-    const int64_t communicators = shape.ranks() == 1 ? 0 : shape.replicate > 1 ? 4 : 3;
-    prediction.communicators = communicators * kCommunicator;
-  }
   const int64_t micro_batches = std::min<int64_t>(shape.micro_batches, 2);
   const std::vector<data::Batch> batches(static_cast<size_t>(micro_batches), simulated_batch(shape));
   const auto run = [&](bool shadow) { step.run({batches, /*valid_tokens=*/1}, {.shadow = shadow}); };
@@ -120,7 +116,9 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   }
   {
     GatherObserver gathers(step.micro_batches(), models.slots.weights.get());
+    const int64_t before = simulation.give_backs();
     run(/*shadow=*/false);
+    prediction.give_backs = simulation.give_backs() - before;
     prediction.gathers = gathers.of_step(shape.micro_batches);
   }
   prediction.use = simulation.use();

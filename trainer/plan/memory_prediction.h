@@ -24,8 +24,8 @@ struct MemoryPrediction {
   int64_t static_bytes = 0; // allocated for the whole run: shards, optimizer state, slots
   int64_t reserved_peak = 0; // taken from the device by the allocator, slack included
   int64_t peer_bytes = 0; // of reserved_peak, in memory that other ranks map; a run's allocator does not have them
-  int64_t communicators = 0; // outside the allocator
-  int64_t context = 0; // the driver's and the libraries' own
+  int64_t give_backs = 0; // in a step: times that the device was full, and all free memory went back to it
+  device::OutsideMemory outside; // as the shape has it
   int64_t host_activations = 0; // pinned
   int64_t host_optimizer = 0; // pinned
   int64_t host_checkpoint = 0; // pinned, made with the first periodic checkpoint
@@ -42,7 +42,7 @@ struct MemoryPrediction {
     return reserved_peak - peak();
   }
   int64_t device_bytes() const { // all memory that is taken from the device
-    return reserved_peak + communicators + context;
+    return reserved_peak + outside.total();
   }
 };
 

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "data/base/status_macros.h"
+#include "trainer/config/dtypes.h"
 #include "trainer/plan/advice.h"
 #include "trainer/plan/memory_limits.h"
 #include "trainer/plan/saved_bytes.h"
@@ -23,7 +24,7 @@ LimitsExceeded limits_exceeded(const Plan& plan, int64_t host_bytes) {
   const MemoryPrediction& memory = plan.memory;
   LimitsExceeded exceeded;
   if (plan.device_bytes > 0) {
-    exceeded.tensors = memory.peak() + memory.communicators + memory.context - plan.device_bytes;
+    exceeded.tensors = memory.peak() + memory.outside.total() - plan.device_bytes;
     exceeded.device = memory.device_bytes() > plan.device_bytes;
     // The allocator's slack differs from mix to mix; a mix whose tensors need little less will hardly fit.
     exceeded.tensors = std::max(exceeded.tensors, (memory.device_bytes() - plan.device_bytes) / 2);
@@ -41,6 +42,12 @@ void evaluate(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   plan.memory = predict_memory(plan.shape, blocks);
   plan.time = predict_time(plan.shape, plan.machine, plan.memory.gathers);
   plan.overflows = overflows_of(plan.memory, {plan.budget_bytes, plan.device_bytes, host_bytes});
+}
+
+// A plan with room fits, and no step returns the allocator's free memory to the device to take it again. That would
+// cost time which is not predicted, so that nothing is chosen that needs it if there is something else.
+bool has_room(const Plan& plan) {
+  return plan.fits() && plan.memory.give_backs == 0;
 }
 
 Placement placement_of(const RunShape& shape, std::vector<models::StatePlace> places) {
@@ -82,14 +89,26 @@ void choose_mix(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   }
   // Every mix gathers alike.
   const StepTimer timer(shape, plan.machine, predict_memory(shape, blocks).gathers);
-  const Solution solution = fastest_mix(
-      choices,
-      [&](const Mix& mix) { return timer.time(mix.policies, choices.placements[mix.placement].places).total(); },
-      [&](const Mix& mix) {
-        with(mix);
-        plan.memory = predict_memory(shape, blocks);
-        return limits_exceeded(plan, host_bytes);
-      });
+  bool some_fit_without_room = false;
+  const auto search = [&](bool without_room) {
+    return fastest_mix(
+        choices,
+        [&](const Mix& mix) { return timer.time(mix.policies, choices.placements[mix.placement].places).total(); },
+        [&](const Mix& mix) {
+          with(mix);
+          plan.memory = predict_memory(shape, blocks);
+          LimitsExceeded exceeded = limits_exceeded(plan, host_bytes);
+          if (plan.memory.give_backs > 0 && !without_room) {
+            some_fit_without_room = some_fit_without_room || exceeded.fits();
+            exceeded.device = true;
+          }
+          return exceeded;
+        });
+  };
+  Solution solution = search(/*without_room=*/false);
+  if (solution.mix.policies.empty() && some_fit_without_room) {
+    solution = search(/*without_room=*/true);
+  }
   plan.mixes = solution.mixes;
   if (!solution.mix.policies.empty()) {
     with(solution.mix);
@@ -110,7 +129,7 @@ void take_most(int64_t& number, int64_t beyond, Plan& plan, int64_t host_bytes, 
   while (beyond - most > 1) {
     const int64_t middle = most + (beyond - most) / 2;
     evaluate_with(middle);
-    (plan.fits() ? most : beyond) = middle;
+    (has_room(plan) ? most : beyond) = middle;
   }
   evaluate_with(most);
 }
@@ -156,16 +175,23 @@ absl::StatusOr<Plan> plan_on(const PlanRequest& request, const Target& target, B
   plan.automatic = std::holds_alternative<config::Automatic>(memory.activation);
   plan.automatic_state = std::holds_alternative<config::Automatic>(memory.optimizer);
   plan.budget_bytes = gib_to_bytes(memory.budget_gib);
-  plan.device_bytes =
-      usable_bytes(memory, request.device_bytes > 0 ? request.device_bytes : gib_to_bytes(request.machine.memory_gib));
+  RETURN_IF_ERROR(
+      plan.shape.cuda()
+          ? config::check_float8_products(request.config, request.machine.float8_flops > 0, request.machine.name)
+          : absl::OkStatus());
+  device::OutsideMemory& outside = plan.shape.outside;
+  outside = target.environment.outside.value_or(assumed_outside(request.machine, plan.shape.communicators()));
+  const int64_t device = request.device_bytes > 0 ? request.device_bytes : gib_to_bytes(request.machine.memory_gib);
+  plan.device_bytes = usable_bytes(memory, device - outside.others);
+  plan.shape.allocator_limit = std::max<int64_t>(1, plan.device_bytes - outside.total());
   if (plan.automatic || plan.automatic_state) {
     choose_mix(plan, request.host_bytes, blocks);
   }
   evaluate(plan, request.host_bytes, blocks);
-  if (request.config.parallel.slots == config::kAutomatic && plan.shape.shard > 1 && plan.fits()) {
+  if (request.config.parallel.slots == config::kAutomatic && plan.shape.shard > 1 && has_room(plan)) {
     add_slots(plan, request.host_bytes, blocks);
   }
-  if (plan.automatic_state && plan.shape.state_on_host() && plan.fits()) {
+  if (plan.automatic_state && plan.shape.state_on_host() && has_room(plan)) {
     add_stages(plan, request.host_bytes, blocks);
   }
   return plan;
@@ -174,7 +200,7 @@ absl::StatusOr<Plan> plan_on(const PlanRequest& request, const Target& target, B
 // Tells whether a plan has reason to do without the memory that gathers by copies take.
 bool lacks_memory(const Plan& plan) {
   const auto keeps = [](models::ActivationPolicy policy) { return policy == models::ActivationPolicy::kKeep; };
-  return !plan.fits() || (plan.automatic_state && plan.shape.state_on_host()) ||
+  return !has_room(plan) || (plan.automatic_state && plan.shape.state_on_host()) ||
       (plan.automatic && !std::all_of(plan.shape.policies.begin(), plan.shape.policies.end(), keeps));
 }
 
@@ -188,7 +214,7 @@ absl::StatusOr<Plan> plan_alone(const PlanRequest& request, BlockRecorder& block
   Target target = request.target;
   target.peer_memory = false;
   ASSIGN_OR_RETURN(Plan other, plan_on(request, target, blocks));
-  const bool better = other.fits() && (!plan.fits() || other.time.total() < plan.time.total());
+  const bool better = other.fits() && (!has_room(plan) || other.time.total() < plan.time.total());
   return better || (!plan.fits() && !other.fits()) ? other : plan;
 }
 
@@ -202,13 +228,6 @@ absl::StatusOr<Plan> make_plan(const PlanRequest& request) {
         cheapest_changes(request, [&blocks](const PlanRequest& changed) { return plan_alone(changed, blocks); });
   }
   return plan;
-}
-
-absl::StatusOr<Machine> machine_of(const config::Config& config, bool cuda) {
-  if (!config.memory.machine.empty()) {
-    return read_machine(config.memory.machine);
-  }
-  return cuda ? h200() : generic_cpu();
 }
 
 } // namespace distill::plan

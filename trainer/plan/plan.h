@@ -60,7 +60,4 @@ struct PlanRequest {
 // the mix with least memory on the device and lists the limits that it exceeds.
 absl::StatusOr<Plan> make_plan(const PlanRequest& request);
 
-// The machine in the file config.memory.machine, or the built-in table's entry.
-absl::StatusOr<Machine> machine_of(const config::Config& config, bool cuda);
-
 } // namespace distill::plan

@@ -62,12 +62,30 @@ std::string category_table(const Plan& plan) {
     }
   }
   add_row(text, "tensors, in all", absl::StrFormat("%18s", bytes_text(plan.memory.peak())));
-  add_row(text, "allocator slack", absl::StrFormat("%18s", bytes_text(plan.memory.slack())));
-  add_row(text, "communicators", absl::StrFormat("%18s", bytes_text(plan.memory.communicators)));
-  add_row(text, "driver and libraries", absl::StrFormat("%18s", bytes_text(plan.memory.context)));
+  add_row(
+      text, "allocator slack",
+      absl::StrFormat(
+          "%18s%s", bytes_text(plan.memory.slack()),
+          plan.shape.cuda() ? absl::StrCat("  (", device::allocator_text(plan.shape.environment.allocator.kind), ")")
+                            : ""));
+  if (const std::string& note = plan.shape.environment.allocator.note; plan.shape.cuda() && !note.empty()) {
+    add_row(text, "", note);
+  }
+  const device::OutsideMemory& outside = plan.memory.outside;
+  const std::string known = outside.measured ? "measured" : absl::StrCat("assumed, as on ", plan.machine.name);
+  if (plan.shape.cuda()) {
+    add_row(text, "communicators", absl::StrFormat("%18s  (%s)", bytes_text(outside.communicators), known));
+    add_row(text, "driver and libraries", absl::StrFormat("%18s  (%s)", bytes_text(outside.context), known));
+  }
   add_row(
       text, "the device, in all",
-      absl::StrFormat("%18s of %s", bytes_text(plan.memory.device_bytes()), bytes_text(plan.device_bytes)));
+      absl::StrFormat(
+          "%18s of %s%s", bytes_text(plan.memory.device_bytes()), bytes_text(plan.device_bytes),
+          outside.others > 0 ? absl::StrCat(", beside ", bytes_text(outside.others), " of other processes") : ""));
+  if (plan.memory.give_backs > 0) {
+    add_row(
+        text, "the device is full", absl::StrFormat("%18d time(s) in a step, which slows it", plan.memory.give_backs));
+  }
   return text;
 }
 
@@ -90,7 +108,7 @@ std::vector<std::string> Plan::lines() const {
   lines.push_back(absl::StrFormat(
       "activations: %s; optimizer state: %s; predicted %.4g s a step, %.4g tok/s (%s)",
       chosen_text(shape.policies, automatic, mixes), chosen_text(shape.places, automatic_state, mixes), time.total(),
-      time.tokens_per_second, machine.name));
+      time.tokens_per_second, machine.text()));
   if (shape.row_bytes() > 0) {
     lines.push_back("teacher's rows: " + reading_text(*this));
   }
@@ -135,7 +153,10 @@ std::string Plan::text() const {
   add_row(text, "activations of blocks", chosen_text(shape.policies, automatic, mixes));
   add_row(text, "optimizer state of blocks", chosen_text(shape.places, automatic_state, mixes));
   add_row(text, "loss head", std::string(absl::StripPrefix(shape.head.description, "loss head: ")));
-  absl::StrAppendFormat(&text, "time, predicted for %s\n", machine.name);
+  absl::StrAppendFormat(&text, "time, predicted for %s\n", machine.text());
+  if (!machine.warning.empty()) {
+    absl::StrAppend(&text, "  ", machine.warning, "\n");
+  }
   for (size_t i = 0; i < time.phases.size(); ++i) {
     add_row(text, metrics::phase_name(static_cast<metrics::Phase>(i)), absl::StrFormat("%18.4f s", time.phases[i]));
   }
@@ -201,8 +222,9 @@ std::string Plan::json() const {
   bytes["peak"] = memory.peak();
   bytes["static"] = memory.static_bytes;
   bytes["allocator_slack"] = memory.slack();
-  bytes["communicators"] = memory.communicators;
-  bytes["context"] = memory.context;
+  bytes["communicators"] = memory.outside.communicators;
+  bytes["context"] = memory.outside.context;
+  bytes["other_processes"] = memory.outside.others;
   bytes["device"] = memory.device_bytes();
   bytes["device_available"] = device_bytes;
   bytes["budget"] = budget_bytes;
@@ -228,7 +250,12 @@ std::string Plan::json() const {
   json["seconds"]["communication_overlapped"] = time.communication;
   json["seconds"]["copies"] = time.copies;
   json["tokens_per_second"] = time.tokens_per_second;
+  json["outside_measured"] = memory.outside.measured;
+  json["allocator"] = base::enum_name(shape.environment.allocator.kind);
+  json["give_backs"] = memory.give_backs;
   json["machine"] = machine.name;
+  json["machine_source"] = machine.source;
+  json["machine_choice"] = machine.choice;
   json["overflows"] = overflows;
   json["changes"] = Json::array();
   for (const Change& change : changes) {

@@ -7,6 +7,7 @@
 
 #include "losses/head/chunk_policy.h"
 #include "trainer/config/config.h"
+#include "trainer/device/outside_memory.h"
 #include "trainer/models/activation_policy.h"
 #include "trainer/models/model_config.h"
 #include "trainer/sharding/state_memory.h"
@@ -36,6 +37,8 @@ struct RunShape {
   int64_t micro_batches = 1; // in a step, on one rank
   bool teacher_stream = false; // the teacher reads tokens of its own, in sequences of data.teacher_seq_len
   losses::ChunkPlan head;
+  device::OutsideMemory outside;
+  int64_t allocator_limit = 0; // bytes that the allocator and peer memory may have; 0: unknown
   std::vector<models::ActivationPolicy> policies; // one for each of the student's blocks
   std::vector<models::StatePlace> places; // of the optimizer's state, one for each of the student's blocks
   int64_t state_stages = sharding::StateMemory::kLeastStages; // pieces of state from the host on the device at a time
@@ -57,6 +60,9 @@ struct RunShape {
   }
   int64_t ranks() const {
     return shard * replicate;
+  }
+  int64_t communicators() const { // between devices: Mesh's gather, reduce, world and, with replicas, replicate
+    return ranks() == 1 ? 0 : replicate > 1 ? 4 : 3;
   }
   bool copies() const { // gathers are copies from other ranks' memory
     return config.parallel.gather == config::Gather::kCopy;

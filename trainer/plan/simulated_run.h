@@ -9,13 +9,6 @@
 namespace distill::plan {
 
 inline constexpr int64_t kMiB = 1 << 20;
-// Memory in use on an H200 outside the allocator after a run's last step: driver, kernels' code, cuBLAS and cuDNN
-// handles.
-inline constexpr int64_t kContext = 780 * kMiB;
-// Memory in use on two GPUs outside the allocator, minus kContext, for each communicator. NCCL's buffers account for
-// it: 9.2 MiB for each connection (4 simple, 4.7 LL128, 0.5 LL), up to 32 channels, ring and tree.
-inline constexpr int64_t kCommunicator = 577 * kMiB;
-
 // cuBLAS's scratch on Hopper, taken from the allocator at the first product; a meta tensor.
 at::Tensor blas_workspace();
 

@@ -62,7 +62,7 @@ double float8_share(const models::ModelConfig& config, int64_t kind, const std::
 // product reads operands of one byte.
 double block_product(const Machine& machine, double share, double rows, double inner, double columns, double element) {
   Machine in_float8 = machine;
-  in_float8.matmul_flops = machine.float8_flops;
+  in_float8.matmul_flops = machine.float8_flops > 0 ? machine.float8_flops : machine.matmul_flops; // 0: share is, too
   return share * product(in_float8, rows, inner, columns, 1, element) +
       (1 - share) * product(machine, rows, inner, columns, element, element);
 }

@@ -37,6 +37,7 @@ const METRICS = {
   "teacher_read.bytes": { title: "Bytes read from the teacher's cache since the step before", unit: "bytes", group: "Speed", quiet: true },
   "teacher_read.bytes_per_second": { title: "Speed at which the teacher's cache is read", unit: "bytes/s", group: "Speed" },
   peak_memory_bytes: { title: "Peak memory", unit: "bytes", group: "Memory" },
+  outside_allocator_bytes: { title: "In use outside the allocator", unit: "bytes", group: "Memory" },
   peak_reserved_bytes: { title: "Peak reserved by the allocator", unit: "bytes", group: "Memory" },
 };
 

@@ -39,9 +39,9 @@ double number_at(const Json& object, const char* name) {
 // Whether the value differs from run to run: times, speed, memory, and gathers, of which the first step of a process
 // has more.
 bool is_time(const std::string& name) {
-  constexpr const char* kTimes[] = {"seconds",        "phase_seconds", "tokens_per_second",   "peak_memory_bytes",
-                                    "mfu_causal",     "mfu_full",      "peak_reserved_bytes", "gathers",
-                                    "gathered_bytes", "teacher_read",  metrics::kTimeKey};
+  constexpr const char* kTimes[] = {"seconds",        "phase_seconds", "tokens_per_second",       "peak_memory_bytes",
+                                    "mfu_causal",     "mfu_full",      "peak_reserved_bytes",     "gathers",
+                                    "gathered_bytes", "teacher_read",  "outside_allocator_bytes", metrics::kTimeKey};
   return std::find(std::begin(kTimes), std::end(kTimes), name) != std::end(kTimes);
 }
 

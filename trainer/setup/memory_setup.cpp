@@ -51,7 +51,9 @@ std::string changes_text(const plan::Plan& plan) {
 absl::StatusOr<plan::Plan> plan_run(
     const config::Config& config, const Environment& environment, const models::ModelConfig& student,
     const TeacherSpec& teacher, int64_t world_size, int64_t ranks_on_host, std::optional<bool> peer_memory) {
-  ASSIGN_OR_RETURN(const plan::Machine machine, plan::machine_of(config, environment.device.is_cuda()));
+  const std::string device_name = device::device_info(environment.device).name;
+  ASSIGN_OR_RETURN(
+      const plan::Machine machine, plan::choose_machine(config, environment.device.is_cuda(), device_name));
   ranks_on_host = std::max<int64_t>(1, ranks_on_host);
   return plan::make_plan(
       {config,
@@ -72,11 +74,13 @@ int64_t device_bytes_of_rank(const Environment& environment, int64_t ranks_on_ho
 absl::StatusOr<PaperDevice> device_on_paper(const config::Config& config) {
   const bool cuda = config.train.device != config::DeviceChoice::kCpu;
   PaperDevice paper;
-  ASSIGN_OR_RETURN(paper.machine, plan::machine_of(config, cuda));
   paper.environment = environment_on(config, cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
-  paper.here = cuda && device::cuda_device_count() > 0;
-  paper.memory_bytes = paper.here ? static_cast<double>(device::device_info(paper.environment.device).memory_bytes)
-                                  : paper.machine.memory_gib * kGiB;
+  const device::DeviceInfo here =
+      cuda && device::cuda_device_count() > 0 ? device::device_info(paper.environment.device) : device::DeviceInfo();
+  ASSIGN_OR_RETURN(paper.machine, plan::choose_machine(config, cuda, here.name));
+  // A machine that was asked for by name or by file is planned for with its own memory.
+  paper.here = here.memory_bytes > 0 && config.memory.machine.empty();
+  paper.memory_bytes = paper.here ? static_cast<double>(here.memory_bytes) : paper.machine.memory_gib * kGiB;
   return paper;
 }
 

@@ -7,6 +7,7 @@
 
 #include "trainer/device/host_slab.h"
 #include "trainer/launch/ranks.h"
+#include "trainer/plan/machine_table.h"
 #include "trainer/plan/plan.h"
 #include "trainer/setup/inputs.h"
 #include "trainer/sharding/mesh.h"
@@ -33,15 +34,15 @@ int64_t device_bytes_of_rank(const Environment& environment, int64_t ranks_on_ho
 // The device of a plan that is made without one.
 struct PaperDevice {
   Environment environment;
-  plan::Machine machine; // of memory.machine or the built-in table
-  bool here = false; // this host has such a GPU
+  plan::Machine machine; // plan::choose_machine
+  bool here = false; // it is this host's GPU
   double memory_bytes = 0; // of this host's GPU, or else of the machine
 };
 absl::StatusOr<PaperDevice> device_on_paper(const config::Config& config);
 
-// Plans a run without a device, weights or data: for any number of ranks, on the machine that memory.machine or the
-// built-in table describes, with the memory of this host and its GPU where there is one. `device_share`: the part of
-// the device's memory that the plan may use.
+// Plans a run without a device, weights or data: for any number of ranks, on the machine that memory.machine names, or
+// on this host with the memory that it and its GPU have. `device_share`: the part of the device's memory that the plan
+// may use.
 absl::StatusOr<plan::Plan> plan_on_paper(
     const config::Config& config, int64_t world_size, int64_t ranks_per_node, double device_share = 1);
 

@@ -39,6 +39,13 @@ absl::Status settle_plan(
   limit_memory(config, environment, prepared.plan.memory, prepared.plan.overflows);
   const std::vector<std::string> lines = prepared.plan.lines();
   prepared.report.insert(prepared.report.end(), lines.begin(), lines.end());
+  if (const std::string& warning = prepared.plan.machine.warning; !warning.empty()) {
+    prepared.warnings.push_back(warning);
+  }
+  if (const int64_t others = prepared.plan.memory.outside.others; others > 0) {
+    prepared.warnings.push_back(
+        absl::StrFormat("other processes use %s of the device's memory", device::bytes_text(others)));
+  }
   return absl::OkStatus();
 }
 

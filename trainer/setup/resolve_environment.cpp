@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "data/base/status_macros.h"
 #include "trainer/config/dtypes.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/device_info.h"
@@ -17,6 +18,7 @@ Environment environment_on(const config::Config& config, at::Device device) {
       config::scalar_type(config.train.dtype, device.is_cuda() ? at::kBFloat16 : at::kFloat);
   environment.student_dtype = config::scalar_type(config.student.dtype, run_dtype);
   environment.teacher_dtype = config::scalar_type(config.teacher.dtype, run_dtype);
+  environment.allocator = device::allocator_settings(config.memory.allocator);
   return environment;
 }
 
@@ -34,13 +36,8 @@ absl::StatusOr<Environment> resolve_environment(const config::Config& config, in
           gpus));
     }
     const at::Device gpu(at::kCUDA, static_cast<c10::DeviceIndex>(local_gpu));
+    RETURN_IF_ERROR(config::check_float8_products(config, device::computes_float8(gpu), device::device_info(gpu).name));
     for (const auto& [name, dtype] : {std::pair("teacher", config.teacher.dtype), {"student", config.student.dtype}}) {
-      if (dtype == config::ComputeDtype::kFloat8 && !device::computes_float8(gpu)) {
-        return absl::FailedPreconditionError(absl::StrFormat(
-            "%s.dtype: float8: expected a GPU of compute capability 8.9 or newer, found %s, which has no float8 "
-            "products; set %s.dtype to bfloat16",
-            name, device::device_info(gpu).name, name));
-      }
       if (dtype == config::ComputeDtype::kFloat8 && !models::blas_lt_scales_rows(gpu) &&
           config::scalar_type(config.train.dtype, at::kBFloat16) == at::kFloat) {
         return absl::FailedPreconditionError(absl::StrFormat(
@@ -54,9 +51,11 @@ absl::StatusOr<Environment> resolve_environment(const config::Config& config, in
   return environment_on(config, at::kCPU);
 }
 
-void configure_libtorch(const config::TrainSection& train, at::Device device) {
-  if (!device.is_cpu()) {
+void configure_libtorch(const config::TrainSection& train, Environment& environment) {
+  if (const at::Device device = environment.device; !device.is_cpu()) {
+    device::bytes_of_other_processes(device); // later it would count this process, too
     c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+    environment.allocator = device::use_allocator(device, std::move(environment.allocator));
   }
   at::manual_seed(static_cast<uint64_t>(train.seed));
   at::globalContext().setDeterministicAlgorithms(train.deterministic, /*warn_only=*/false);

@@ -6,10 +6,12 @@
 #include "data/base/status_macros.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/libtorch_messages.h"
+#include "trainer/device/memory_tracker.h"
 #include "trainer/metrics/log.h"
 #include "trainer/setup/flight_recorder.h"
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/resolve_environment.h"
+#include "trainer/setup/warm_up.h"
 
 namespace distill::trainer {
 namespace {
@@ -30,10 +32,6 @@ std::string stacks_file(const config::RunSection& run, int64_t rank) {
 
 } // namespace
 
-int64_t outside_allocator(at::Device device) {
-  return device::used_device_bytes(device) - device::allocator_bytes(device).reserved;
-}
-
 absl::StatusOr<std::unique_ptr<RunContext>> RunContext::join(
     const config::Config& config, const launch::RankInfo& ranks, const launch::StopSignal& stop) {
   ASSIGN_OR_RETURN(const Environment environment, resolve_environment(config, ranks.local_gpu));
@@ -48,9 +46,11 @@ absl::Status RunContext::join_others(const launch::StopSignal& stop) {
     metrics::set_log_prefix(absl::StrFormat("[rank %d on %s, %s] ", ranks_.rank, host_name(), device.str()));
   }
   metrics::set_trace_file(stacks_file(config_.run, ranks_.rank));
-  configure_libtorch(config_.train, device);
+  configure_libtorch(config_.train, environment_);
   enable_flight_recorder(config_.run.dir);
-  outside_.start = outside_allocator(device);
+  load_libraries(environment_);
+  outside_.start = device::bytes_outside_allocator(device);
+  outside_.others = std::min(device::bytes_of_other_processes(device), outside_.start);
   {
     // Until all ranks are there, a signal cannot be agreed upon.
     launch::Watchdog joining(
@@ -58,9 +58,30 @@ absl::Status RunContext::join_others(const launch::StopSignal& stop) {
     joining.report_progress(0, "joining the other ranks");
     ASSIGN_OR_RETURN(mesh_, join_ranks(config_, ranks_, device));
   }
-  outside_.joined = outside_allocator(device);
   start_watchdog(stop);
+  measure_device();
   return absl::OkStatus();
+}
+
+// Measures what is in use on the device before the first weight is read. All ranks call it together, and then plan with
+// the most that any of them has found.
+void RunContext::measure_device() {
+  if (!environment_.device.is_cuda()) {
+    return;
+  }
+  open_communicators(*mesh_, environment_.device);
+  outside_.joined = device::bytes_outside_allocator(environment_.device);
+  const at::Tensor bytes = at::tensor(
+      {outside_.start - outside_.others, std::max<int64_t>(0, outside_.joined - outside_.start), outside_.others},
+      at::kLong);
+  if (mesh_->host != nullptr) {
+    mesh_->host->all_reduce_max(bytes);
+  }
+  const auto* most = bytes.const_data_ptr<int64_t>();
+  environment_.outside = device::OutsideMemory{
+      .context = most[0] + device::kLoadedLater, .communicators = most[1], .others = most[2], .measured = true};
+  device::reset_allocator_peaks(environment_.device);
+  device::reset_memory_peaks();
 }
 
 void RunContext::start_watchdog(const launch::StopSignal& stop) {

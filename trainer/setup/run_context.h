@@ -13,13 +13,13 @@
 
 namespace distill::trainer {
 
-// Bytes of the device that are taken outside the allocator: the driver, libraries, communicators. 0 on the CPU.
+// Bytes of this rank's device that are in use outside the allocator (device::bytes_outside_allocator). 0 on the CPU.
 struct OutsideAllocator {
-  int64_t start = 0; // before the ranks are joined
-  int64_t joined = 0; // with the communicators
+  int64_t start = 0; // with the driver, libraries' handles and their first kernels
+  int64_t joined = 0; // with the communicators, each of which has run a collective
   int64_t end = 0; // after the last step
+  int64_t others = 0; // of other processes, part of all of these
 };
-int64_t outside_allocator(at::Device device); // at this moment
 
 // The basis of a run on one rank, before any model is opened: its configuration, its device, its place among the other
 // ranks, and a watchdog that finds a rank that hangs.
@@ -59,6 +59,7 @@ class RunContext {
   RunContext(const config::Config& config, const launch::RankInfo& ranks, const Environment& environment)
       : config_(config), environment_(environment), ranks_(ranks) {}
   absl::Status join_others(const launch::StopSignal& stop);
+  void measure_device();
   void start_watchdog(const launch::StopSignal& stop);
 
   config::Config config_;

@@ -35,6 +35,12 @@ std::vector<std::string> start_report(
   lines.push_back(absl::StrFormat(
       "device: %s (%s), %.1f GiB", environment.device.str(), device.name,
       static_cast<double>(device.memory_bytes) / (1 << 30)));
+  if (environment.device.is_cuda()) {
+    const device::AllocatorSettings& allocator = environment.allocator;
+    lines.push_back(absl::StrCat(
+        "allocator: ", device::allocator_text(allocator.kind),
+        allocator.note.empty() ? "" : absl::StrCat(" (", allocator.note, ")")));
+  }
   lines.push_back(describe_model("student", config.student, inputs.student.config, environment.student_dtype));
   if (!inputs.teacher_text.empty()) {
     lines.push_back(inputs.teacher_text);

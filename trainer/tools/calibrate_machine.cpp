@@ -1,15 +1,21 @@
 #include "trainer/tools/calibrate_machine.h"
 
+#include <absl/time/clock.h>
+#include <absl/time/time.h>
+#include <torch/headeronly/version.h>
+
 #include <chrono>
 
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/device_info.h"
 #include "trainer/device/host_slab.h"
+#include "trainer/device/nvml.h"
 #include "trainer/models/ops/attention.h"
 #include "trainer/models/ops/float8.h"
-#include "trainer/plan/machine.h"
+#include "trainer/plan/machine_table.h"
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/resolve_environment.h"
+#include "trainer/setup/warm_up.h"
 #include "trainer/sharding/mesh.h"
 #include "trainer/sharding/side_stream.h"
 
@@ -73,12 +79,14 @@ class Calibration {
         sizes_(device_.is_cuda() ? kDevice : kHost),
         watch_(device_) {}
 
-  absl::StatusOr<plan::Machine> run(const std::string& file);
+  // `outside`: bytes of the device outside the allocator before the ranks joined.
+  absl::StatusOr<plan::Machine> run(const std::string& file, int64_t outside);
 
  private:
   at::TensorOptions options() const {
     return at::TensorOptions().device(device_).dtype(dtype_);
   }
+  void outside_memory(int64_t before_join);
   void streaming();
   void products();
   double flops_of(double seconds, size_t operand_bytes) const;
@@ -91,8 +99,24 @@ class Calibration {
   const sharding::Mesh& mesh_;
   Sizes sizes_;
   Stopwatch watch_;
+  plan::Machine likely_machine_; // has what cannot be measured here: collectives of one rank, other nodes
   plan::Machine machine_;
 };
+
+void Calibration::outside_memory(int64_t before_join) {
+  constexpr double kGiB = 1 << 30;
+  constexpr int kCommunicators = 3; // gather, reduce, world
+  if (!device_.is_cuda()) {
+    return;
+  }
+  open_communicators(mesh_, device_);
+  const int64_t joined = device::bytes_outside_allocator(device_);
+  const int64_t others = device::bytes_of_other_processes(device_);
+  machine_.context_gib = static_cast<double>(before_join - others + device::kLoadedLater) / kGiB;
+  machine_.communicator_gib = mesh_.world == nullptr
+      ? likely_machine_.communicator_gib
+      : static_cast<double>(joined - before_join) / kGiB / kCommunicators;
+}
 
 void Calibration::streaming() {
   const at::Tensor from = at::zeros({sizes_.copy_bytes}, options().dtype(at::kByte));
@@ -107,7 +131,7 @@ void Calibration::products() {
   const at::Tensor b = at::randn({sizes_.columns, sizes_.inner}, options());
   at::Tensor c = at::empty({sizes_.rows, sizes_.columns}, options());
   machine_.matmul_flops = flops_of(watch_.seconds([&] { at::mm_out(c, a, b.t()); }), a.nbytes() + b.nbytes());
-  machine_.float8_flops = machine_.matmul_flops;
+  machine_.float8_flops = device_.is_cuda() ? 0 : machine_.matmul_flops; // a CPU computes them in fp32
   if (device::computes_float8(device_)) {
     const models::Float8Rows a8 = models::float8_rows(a), b8 = models::float8_rows(b);
     machine_.float8_flops = flops_of(
@@ -182,11 +206,10 @@ absl::Status Calibration::host_copies() {
 
 void Calibration::collectives() {
   if (mesh_.gather == nullptr) { // cannot be measured on one rank
-    const plan::Machine other = device_.is_cuda() ? plan::h200() : plan::generic_cpu();
-    machine_.gather_bytes = other.gather_bytes;
-    machine_.reduce_bytes = other.reduce_bytes;
-    machine_.node_bytes = other.node_bytes;
-    machine_.overlap_cost = other.overlap_cost;
+    machine_.gather_bytes = likely_machine_.gather_bytes;
+    machine_.reduce_bytes = likely_machine_.reduce_bytes;
+    machine_.node_bytes = likely_machine_.node_bytes;
+    machine_.overlap_cost = likely_machine_.overlap_cost;
     return;
   }
   const int64_t ranks = mesh_.shard_size;
@@ -212,7 +235,7 @@ void Calibration::collectives() {
   at::Tensor sum = at::zeros({shard}, options().dtype(at::kFloat));
   const double reduce_seconds = time([&] { mesh_.reduce->reduce_scatter(sum, full); }, 20);
   machine_.reduce_bytes = share * static_cast<double>(full.nbytes()) / reduce_seconds;
-  machine_.node_bytes = std::min(machine_.gather_bytes, plan::h200().node_bytes);
+  machine_.node_bytes = std::min(machine_.gather_bytes, likely_machine_.node_bytes);
   if (!device_.is_cuda()) {
     machine_.overlap_cost = 1; // one after the other
     return;
@@ -236,11 +259,20 @@ void Calibration::collectives() {
   machine_.overlap_cost = std::clamp((both - alone) / gather_seconds, 0.0, 2.0);
 }
 
-absl::StatusOr<plan::Machine> Calibration::run(const std::string& file) {
+absl::StatusOr<plan::Machine> Calibration::run(const std::string& file, int64_t outside) {
   const device::DeviceInfo info = device::device_info(device_);
-  machine_.name = absl::StrFormat("%s, measured on %d rank(s)", info.name, mesh_.world_size);
+  machine_.name = absl::StrFormat("%s, %d rank(s)", info.name, mesh_.world_size);
+  machine_.measurement = plan::Measurement{
+      .device = info.name,
+      .driver = device_.is_cuda() ? device::nvidia_driver_version() : "",
+      .libtorch = TORCH_VERSION,
+      .date = absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone())};
+  machine_.source = machine_.measurement->text();
+  likely_machine_ =
+      device_.is_cuda() ? plan::machine_with_device(info.name).value_or(plan::h200()) : plan::generic_cpu();
   machine_.memory_gib = static_cast<double>(info.memory_bytes) / (1 << 30);
   machine_.host_gib = static_cast<double>(device::device_info(at::kCPU).memory_bytes) / (1 << 30);
+  outside_memory(outside);
   streaming();
   products();
   attention();
@@ -261,11 +293,13 @@ absl::StatusOr<plan::Machine> Calibration::run(const std::string& file) {
 
 absl::StatusOr<std::string> calibrate_machine(
     const config::Config& config, const launch::RankInfo& ranks, const std::string& file) {
-  const auto environment = resolve_environment(config, ranks.local_gpu);
+  auto environment = resolve_environment(config, ranks.local_gpu);
   if (!environment.ok()) {
     return environment.status();
   }
-  configure_libtorch(config.train, environment->device);
+  configure_libtorch(config.train, *environment);
+  load_libraries(*environment);
+  const int64_t outside = device::bytes_outside_allocator(environment->device);
   config::Config all = config; // every rank, one after the other in one shard axis
   all.parallel.shard = 0;
   all.parallel.replicate = 1;
@@ -275,20 +309,23 @@ absl::StatusOr<std::string> calibrate_machine(
   if (!mesh.ok()) {
     return mesh.status();
   }
-  const auto machine = Calibration(*environment, **mesh).run(file);
+  const auto machine = Calibration(*environment, **mesh).run(file, outside);
   if (!machine.ok()) {
     return machine.status();
   }
   sharding::leave(**mesh, environment->device, kLeaveTimeout); // what was measured is written, however the ranks end
   return absl::StrFormat(
-      "%s\n  products            %10.2f TFLOP/s\n  attention forward   %10.2f TFLOP/s\n"
+      "%s (%s)\n  products            %10.2f TFLOP/s\n  float8 products     %10.2f TFLOP/s\n"
+      "  attention forward   %10.2f TFLOP/s\n"
       "  attention backward  %10.2f TFLOP/s\n  device memory       %10.2f GB/s\n  host copies         %10.2f GB/s\n"
       "  to the host, all    %10.2f GB/s\n"
-      "  all-gather          %10.2f GB/s\n  reduce-scatter      %10.2f GB/s\nwritten to %s; use it with "
+      "  all-gather          %10.2f GB/s\n  reduce-scatter      %10.2f GB/s\n"
+      "  driver, libraries   %10.2f GiB\n  a communicator      %10.2f GiB\nwritten to %s; use it with "
       "memory.machine=%s\n",
-      machine->name, machine->matmul_flops / 1e12, machine->attention_forward_flops / 1e12,
-      machine->attention_backward_flops / 1e12, machine->memory_bytes / 1e9, machine->host_bytes / 1e9,
-      machine->host_store_bytes / 1e9, machine->gather_bytes / 1e9, machine->reduce_bytes / 1e9, file, file);
+      machine->name, machine->source, machine->matmul_flops / 1e12, machine->float8_flops / 1e12,
+      machine->attention_forward_flops / 1e12, machine->attention_backward_flops / 1e12, machine->memory_bytes / 1e9,
+      machine->host_bytes / 1e9, machine->host_store_bytes / 1e9, machine->gather_bytes / 1e9,
+      machine->reduce_bytes / 1e9, machine->context_gib, machine->communicator_gib, file, file);
 }
 
 } // namespace distill::trainer

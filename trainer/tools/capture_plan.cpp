@@ -11,6 +11,7 @@
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "data/shard.h"
+#include "trainer/device/device_info.h"
 #include "trainer/plan/capture_memory.h"
 #include "trainer/plan/memory_limits.h"
 #include "trainer/setup/disk_space.h"
@@ -75,9 +76,12 @@ void divide(
 
 absl::Status plan_memory(
     const config::Config& config, const models::ModelConfig& teacher, const plan::Target& target, bool teacher_stream,
-    int64_t device_bytes, CapturePlan& plan) {
-  ASSIGN_OR_RETURN(plan.memory, plan::predict_capture(config, teacher, plan.manifest.rows, target, teacher_stream));
-  plan.device_bytes = plan::usable_bytes(config.memory, device_bytes);
+    const plan::Machine& machine, int64_t device_bytes, CapturePlan& plan) {
+  const int64_t others = target.environment.outside ? target.environment.outside->others : 0;
+  plan.device_bytes = plan::usable_bytes(config.memory, device_bytes - others);
+  ASSIGN_OR_RETURN(
+      plan.memory,
+      plan::predict_capture(config, teacher, plan.manifest.rows, target, teacher_stream, machine, plan.device_bytes));
   plan.overflows = plan::overflows_of(plan.memory, {.device = plan.device_bytes});
   return absl::OkStatus();
 }
@@ -99,8 +103,11 @@ absl::StatusOr<CapturePlan> plan_capture(
   const models::ModelConfig& teacher = inputs.teacher.config;
   ASSIGN_OR_RETURN(plan.manifest, make_manifest(config, environment, teacher, inputs.data));
   divide(config, environment, teacher, inputs.data, plan);
+  ASSIGN_OR_RETURN(
+      const plan::Machine machine,
+      plan::choose_machine(config, environment.device.is_cuda(), device::device_info(environment.device).name));
   RETURN_IF_ERROR(plan_memory(
-      config, teacher, {environment, world_size, ranks_on_host}, plan.manifest.teacher_seq_len > 0,
+      config, teacher, {environment, world_size, ranks_on_host}, plan.manifest.teacher_seq_len > 0, machine,
       device_bytes_of_rank(environment, ranks_on_host), plan));
   if (config.memory.on_overflow == config::OnOverflow::kRefuse) {
     RETURN_IF_ERROR(plan.check_fits());
@@ -137,8 +144,8 @@ absl::StatusOr<std::optional<CapturePlan>> capture_on_paper(
     teacher_stream = std::any_of(data.begin(), data.end(), [](const auto& set) { return set->teacher_seq_len() > 0; });
   }
   RETURN_IF_ERROR(plan_memory(
-      own, teacher, {environment, world_size, ranks_per_node}, teacher_stream, static_cast<int64_t>(paper.memory_bytes),
-      plan));
+      own, teacher, {environment, world_size, ranks_per_node}, teacher_stream, paper.machine,
+      static_cast<int64_t>(paper.memory_bytes), plan));
   return std::optional(std::move(plan));
 }
 

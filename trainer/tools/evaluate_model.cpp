@@ -29,8 +29,8 @@ std::string describe(const config::Config& config, const Environment& environmen
 } // namespace
 
 absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
-  ASSIGN_OR_RETURN(const Environment environment, resolve_environment(config));
-  configure_libtorch(config.train, environment.device);
+  ASSIGN_OR_RETURN(Environment environment, resolve_environment(config));
+  configure_libtorch(config.train, environment);
   ASSIGN_OR_RETURN(const Inputs inputs, open_inputs(config, environment, config::Purpose::kEvaluate));
   RETURN_IF_ERROR(check_cache_head(config));
   const LoadOptions load{.progress = config.run.progress};

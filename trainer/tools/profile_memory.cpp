@@ -158,7 +158,7 @@ Json report_json(
 absl::StatusOr<std::string> profile_memory(
     config::Config config, const launch::RankInfo& ranks, const ProfileOptions& options) {
   config = profiled(std::move(config), options);
-  const auto environment = resolve_environment(config, ranks.local_gpu);
+  auto environment = resolve_environment(config, ranks.local_gpu);
   if (!environment.ok()) {
     return environment.status();
   }
@@ -168,7 +168,7 @@ absl::StatusOr<std::string> profile_memory(
   if (error) {
     return absl::InvalidArgumentError(absl::StrCat("--out: cannot create ", options.folder, ": ", error.message()));
   }
-  configure_libtorch(config.train, device);
+  configure_libtorch(config.train, *environment);
   device::track_memory(device);
   device::record_memory_events(ranks.rank == 0 ? kMaxEvents : 0);
   if (device.is_cuda()) {

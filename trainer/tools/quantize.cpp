@@ -53,8 +53,8 @@ absl::StatusOr<QuantizeReport> quantize_teacher(const QuantizeRequest& request) 
   }
   config.float8.max_mean_kl = request.max_mean_kl > 0 ? request.max_mean_kl : config.float8.max_mean_kl;
   config.float8.gate_tokens = request.tokens > 0 ? request.tokens : config.float8.gate_tokens;
-  ASSIGN_OR_RETURN(const Environment environment, resolve_environment(config));
-  configure_libtorch(config.train, environment.device);
+  ASSIGN_OR_RETURN(Environment environment, resolve_environment(config));
+  configure_libtorch(config.train, environment);
   ASSIGN_OR_RETURN(const Inputs inputs, open_inputs(config, environment, config::Purpose::kQuantize));
   const auto start = std::chrono::steady_clock::now();
   const sharding::Mesh mesh;

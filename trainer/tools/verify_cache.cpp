@@ -225,8 +225,8 @@ absl::Status recompute(
         request.cache, ": teacher_hash: expected ", base::hex(hash), " (", request.teacher, "), found ",
         base::hex(manifest.teacher_hash), " (captured from ", manifest.teacher, ")"));
   }
-  ASSIGN_OR_RETURN(const Environment environment, resolve_environment(config));
-  configure_libtorch(config.train, environment.device);
+  ASSIGN_OR_RETURN(Environment environment, resolve_environment(config));
+  configure_libtorch(config.train, environment);
   ASSIGN_OR_RETURN(CaptureInputs inputs, open_capture_inputs(config, environment));
   ASSIGN_OR_RETURN(const auto index, teacher_cache::Index::open(request.cache));
   std::vector<std::shared_ptr<teacher_cache::CacheReader>> rows;

@@ -3,6 +3,7 @@
 
 #include "tests/trainer/models/llama_like.h"
 #include "trainer/models/layout.h"
+#include "trainer/plan/machine_table.h"
 #include "trainer/plan/plan.h"
 
 namespace distill::plan {

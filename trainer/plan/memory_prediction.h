@@ -35,6 +35,11 @@ struct MemoryPrediction {
     return host_activations + host_optimizer + host_checkpoint + host_teacher;
   }
 
+  // A GPU's page tables for pinned host memory: 8 bytes for each page of 4 KiB. They come after outside.context was
+  // measured. 8B <- 8B with its state on the host, 90 GiB, had 0.91 GiB outside the allocator on one H100.
+  int64_t page_tables() const {
+    return outside.context > 0 ? host_bytes() / 512 : 0;
+  }
   int64_t peak() const { // of the bytes that tensors have allocated
     return use.peak();
   }
@@ -42,7 +47,7 @@ struct MemoryPrediction {
     return reserved_peak - peak();
   }
   int64_t device_bytes() const { // all memory that is taken from the device
-    return reserved_peak + outside.total();
+    return reserved_peak + outside.total() + page_tables();
   }
 };
 

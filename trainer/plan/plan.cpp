@@ -24,7 +24,7 @@ LimitsExceeded limits_exceeded(const Plan& plan, int64_t host_bytes) {
   const MemoryPrediction& memory = plan.memory;
   LimitsExceeded exceeded;
   if (plan.device_bytes > 0) {
-    exceeded.tensors = memory.peak() + memory.outside.total() - plan.device_bytes;
+    exceeded.tensors = memory.peak() + memory.outside.total() + memory.page_tables() - plan.device_bytes;
     exceeded.device = memory.device_bytes() > plan.device_bytes;
     // The allocator's slack differs from mix to mix; a mix whose tensors need little less will hardly fit.
     exceeded.tensors = std::max(exceeded.tensors, (memory.device_bytes() - plan.device_bytes) / 2);

@@ -76,6 +76,7 @@ std::string category_table(const Plan& plan) {
   if (plan.shape.cuda()) {
     add_row(text, "communicators", absl::StrFormat("%18s  (%s)", bytes_text(outside.communicators), known));
     add_row(text, "driver and libraries", absl::StrFormat("%18s  (%s)", bytes_text(outside.context), known));
+    add_row(text, "page tables of host memory", absl::StrFormat("%18s", bytes_text(plan.memory.page_tables())));
   }
   add_row(
       text, "the device, in all",
@@ -224,6 +225,7 @@ std::string Plan::json() const {
   bytes["allocator_slack"] = memory.slack();
   bytes["communicators"] = memory.outside.communicators;
   bytes["context"] = memory.outside.context;
+  bytes["page_tables"] = memory.page_tables();
   bytes["other_processes"] = memory.outside.others;
   bytes["device"] = memory.device_bytes();
   bytes["device_available"] = device_bytes;

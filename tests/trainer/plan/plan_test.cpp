@@ -461,6 +461,19 @@ TEST(Plan, WhatOtherProcessesUseIsNotThere) {
   EXPECT_THAT(beside.text(), testing::HasSubstr("beside 30.0 GiB of other processes"));
 }
 
+TEST(Plan, PinnedHostMemoryTakesPageTablesOnTheDevice) {
+  config::Config config = settings(1);
+  config.memory.optimizer = models::StatePlace::kHost;
+  const Plan plan = plan_of(config, 1, llama_1b(), llama_8b());
+  double parameters = 0;
+  for (const models::UnitLayout& unit : models::unit_layouts(llama_1b())) {
+    parameters += static_cast<double>(unit.numel);
+  }
+  EXPECT_NEAR(static_cast<double>(plan.memory.page_tables()), 12 * parameters / 4096 * 8, 1e4);
+  EXPECT_EQ(
+      plan.memory.device_bytes(), plan.memory.reserved_peak + plan.memory.outside.total() + plan.memory.page_tables());
+}
+
 TEST(Plan, Float8NeedsAMachineThatHasIt) {
   config::Config config = settings(1);
   config.teacher.dtype = config::ComputeDtype::kFloat8;

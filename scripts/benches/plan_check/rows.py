@@ -108,8 +108,8 @@ def rows():
     for allocator in ("expandable", "segments"):
         for name, gpus, student, more in (("1b-8b", 1, "1b", ()), ("3b-8b", 1, "3b", ()),
                                           ("3b-8b-offload", 1, "3b", (activation("offload"),)),
-                                          ("8b-8b", 2, "8b", ("parallel.gather=nccl",)),
-                                          ("8b-8b-copy", 2, "8b", ("parallel.gather=copy",)),
+                                          ("8b-8b", 2, "8b", ("parallel.gather=nccl", activation("recompute"))),
+                                          ("3b-8b-copy", 2, "3b", ("parallel.gather=copy",)),
                                           ("8b-8b-default", 2, "8b", ("parallel.gather=auto", activation("auto")))):
             found.append(Row(f"{gpus}g-{name}-{allocator}", "allocator", gpus, student, "8b",
                              settings=(f"memory.allocator={allocator}", "memory.on_overflow=warn", *more)))

@@ -18,14 +18,36 @@ import numpy as np
 from shared.command_line import argument_parser
 from token_shards.shard_file import Shard, ShardSpec
 
-# hidden, ffn, layers, heads, kv heads, head_dim. Apart from tiny, the shapes of Llama 3.2 and 3.1, with untied
-# embeddings.
+# hidden, ffn, layers, heads, kv heads, head_dim. The shapes of Llama 3.2 and 3.1, with untied embeddings, and of Qwen3,
+# whose vocabulary is 151936; tiny is nobody's.
 SHAPES = {
     "tiny": (512, 1408, 4, 8, 4, 64),
     "1b": (2048, 8192, 16, 32, 8, 64),
     "3b": (3072, 8192, 28, 24, 8, 128),
     "8b": (4096, 14336, 32, 32, 8, 128),
     "70b": (8192, 28672, 80, 64, 8, 128),
+    "qwen3-4b": (2560, 9728, 36, 32, 8, 128),
+    "qwen3-30b-a3b": (2048, 6144, 48, 32, 4, 128),
+}
+# Keys of config.json that differ from Llama's.
+QWEN3 = {"rope_theta": 1000000.0, "rms_norm_eps": 1e-6}
+MORE_KEYS = {
+    "qwen3-4b": QWEN3
+    | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-30b-a3b": QWEN3
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    },
 }
 
 
@@ -47,7 +69,7 @@ def config(shape, vocab):
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "initializer_range": 0.02,
-    }
+    } | MORE_KEYS.get(shape, {})
 
 
 def main():

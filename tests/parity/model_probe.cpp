@@ -5,7 +5,8 @@
 // The job is a list of {"model": folder, "input": tokens.safetensors, "output": out.safetensors, "dtype": "float32",
 // "save": folder, "save_dtype": "bfloat16"}; "save" is optional. tokens.safetensors holds tokens [B, S] and targets
 // [B, S] (int64, -100: ignored) and optionally boundaries [segments + 1] of packed documents. The output holds `logits`
-// [B * S, V], `loss` (mean cross-entropy) and the loss's gradient by every Hugging Face name as `grad.<name>`.
+// [B * S, V], `loss` (mean cross-entropy, and the routers' loss that config.json asks for) and the loss's gradient by
+// every Hugging Face name as `grad.<name>`.
 
 #include <ATen/ATen.h>
 
@@ -82,20 +83,29 @@ class Probe {
         tokens.size(0), tokens.size(1), absl::MakeConstSpan(data, static_cast<size_t>(boundaries.numel())), at::kCPU);
   }
 
-  BlockContext context(size_t unit) const {
-    return {config_.layer(layouts_[unit].block), seq_, ropes_};
+  BlockContext context(size_t unit) {
+    return {config_.layer(layouts_[unit].block), seq_, ropes_, balance_ ? &*balance_ : nullptr};
   }
 
   std::map<std::string, at::Tensor> forward_backward(const at::Tensor& tokens_N, const at::Tensor& targets_N) {
     const size_t first = embedding_unit(layouts_);
     const size_t last = head_unit(layouts_);
     std::vector<BlockSaved> saved(layouts_.size());
+    const at::Tensor router_sums_R = at::zeros({router_sums(config_)}, at::kDouble);
+    if (router_count(config_) > 0) {
+      balance_.emplace(
+          config_, router_sums_R, at::ones({tokens_N.numel()}, weights_[0].options()), tokens_N.numel(),
+          config_.router_aux_loss);
+    }
     at::Tensor x_NH =
         embedding_forward(tokens_N, embedding_weight(layouts_[first], weights_[first]), config_.embedding_scale);
     for (size_t i = 0; i < layouts_.size(); ++i) {
       if (layouts_[i].kind == UnitKind::kBlock) {
         x_NH = block_forward(context(i), block_params(layouts_[i], weights_[i]), x_NH, &saved[i]);
       }
+    }
+    if (balance_) {
+      balance_->finish_forward();
     }
     FinalNormSaved norm_saved;
     const at::Tensor norm_H = final_norm_weight(layouts_[last], weights_[last]);
@@ -114,7 +124,10 @@ class Probe {
     const at::Tensor log_probs_NV = at::log_softmax(logits_NV, 1);
     const at::Tensor rows = valid_N.nonzero().squeeze(1);
     const at::Tensor labels = targets_N.index_select(0, rows);
-    const at::Tensor loss = -log_probs_NV.index({rows, labels}).sum() / count;
+    at::Tensor loss = -log_probs_NV.index({rows, labels}).sum() / count;
+    if (balance_) {
+      loss.add_(router_sums_R[kBalanceLoss], config_.router_aux_loss);
+    }
     at::Tensor dlogits_NV = log_probs_NV.exp();
     dlogits_NV.index_put_({rows, labels}, dlogits_NV.index({rows, labels}) - 1);
     dlogits_NV.mul_(valid_N.unsqueeze(1).to(dlogits_NV.scalar_type())).div_(count).mul_(slope_NV);
@@ -150,6 +163,7 @@ class Probe {
   std::vector<at::Tensor> grads_;
   SequenceInfo seq_;
   std::vector<RopeAngles> ropes_;
+  std::optional<RouterBalance> balance_;
 };
 
 } // namespace

@@ -3,6 +3,7 @@
 One process of model_probe runs all models; the C++ side never sees transformers and this side never sees the C++ code.
 """
 
+import functools
 import json
 import os
 import subprocess
@@ -24,6 +25,7 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 from transformers.utils import logging as transformers_logging
@@ -59,6 +61,7 @@ LONGROPE = dict(
     short_factor=[1.0, 1.1, 1.3, 1.5, 2.0, 3.0],
     long_factor=[1.0, 2.0, 3.0, 5.0, 8.0, 9.0],
 )
+EXPERTS = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=40)
 FULL_ATTENTION = dict(sliding_window=None, layer_types=["full_attention"] * 3)
 
 
@@ -117,6 +120,35 @@ MODELS = {
     "qwen2": (Qwen2Config(**small()), torch.float32, None, False),
     "qwen2_tied": (Qwen2Config(**small(tie_word_embeddings=True)), torch.bfloat16, "60KB", True),
     "qwen3": (Qwen3Config(**small(head_dim=32)), torch.float32, None, False),
+    "qwen3_moe": (
+        Qwen3MoeConfig(**small(head_dim=32, **EXPERTS, norm_topk_prob=True)),
+        torch.float32,
+        None,
+        False,
+    ),
+    # Experts in layer 1 alone; the loss has the routers' part.
+    "qwen3_moe_balanced": (
+        Qwen3MoeConfig(
+            **small(**EXPERTS, norm_topk_prob=False),
+            decoder_sparse_step=2,
+            output_router_logits=True,
+            router_aux_loss_coef=0.3,
+        ),
+        torch.bfloat16,
+        "60KB",
+        True,
+    ),
+    "qwen3_moe_tied_balanced": (
+        Qwen3MoeConfig(
+            **small(**EXPERTS, tie_word_embeddings=True),
+            mlp_only_layers=[1],
+            output_router_logits=True,
+            router_aux_loss_coef=0.1,
+        ),
+        torch.float32,
+        None,
+        False,
+    ),
     "exaone4": (Exaone4Config(**small(**FULL_ATTENTION)), torch.float32, None, False),
     "exaone4_tied": (Exaone4Config(**small(**FULL_ATTENTION, tie_word_embeddings=True)), torch.float32, None, False),
     "olmo2": (Olmo2Config(**small()), torch.float32, None, True),
@@ -342,6 +374,13 @@ EDITED = {
         None,
         with_keys(num_key_value_heads=None),
     ),
+    "experts_under_their_old_name": (
+        Qwen3MoeConfig(**small(**EXPERTS)),
+        torch.float32,
+        None,
+        with_keys(num_experts=6, num_local_experts=REMOVED, mlp_only_layers=REMOVED),
+    ),
+    "no_experts": (Qwen3MoeConfig(**small(num_experts=0)), torch.float32, None, with_keys(mlp_only_layers=[0])),
     "head_dim_null": (LlamaConfig(**small()), torch.float32, None, with_keys(head_dim=None)),
     "tokens_null": (
         LlamaConfig(**small()),
@@ -404,6 +443,7 @@ PACKED = [  # run as packed documents as well
     "gemma3",
     "phi3_longrope",
     "smollm3_windows",
+    "qwen3_moe",
 ]
 
 
@@ -425,25 +465,67 @@ def use_old_spelling(folder):
     path.write_text(json.dumps(config, indent=2))
 
 
+def of_experts(name, stacked):
+    """The tensors of a folder, expert by expert, that transformers holds as one."""
+    parts = {}
+    prefix, kind = name.rsplit(".", 1)
+    for expert, value in enumerate(stacked):
+        if kind == "gate_up_proj":
+            gate, up = value.chunk(2)
+            parts |= {f"{prefix}.{expert}.gate_proj.weight": gate, f"{prefix}.{expert}.up_proj.weight": up}
+        else:
+            parts[f"{prefix}.{expert}.{kind}.weight"] = value
+    return parts
+
+
 def reference(folder, tokens, targets):
     """Logits, loss and gradients in fp32 from the stored weights."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     return run(model, tokens, targets)
 
 
+def balance_loss(router_logits, config):
+    """transformers' load_balancing_loss_func without its conversions to fp32."""
+    probabilities = torch.cat(router_logits).softmax(-1)
+    chosen = probabilities.topk(config.num_experts_per_tok).indices
+    visits = torch.zeros_like(probabilities).scatter(1, chosen, 1.0)
+    return config.num_experts * (visits.mean(0) * probabilities.mean(0)).sum()
+
+
 def run(model, tokens, targets):
-    logits = model(tokens).logits
+    outputs = model(tokens)
+    logits = outputs.logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+    if getattr(outputs, "aux_loss", None) is not None:
+        in_fp64 = logits.dtype == torch.float64
+        aux_loss = balance_loss(outputs.router_logits, model.config) if in_fp64 else outputs.aux_loss
+        loss = loss + model.config.router_aux_loss_coef * aux_loss
     loss.backward()
-    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+    grads = {}
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            grads |= of_experts(name, parameter.grad)
+        else:
+            grads[name] = parameter.grad
     return logits.detach().flatten(0, 1), loss.detach(), grads
+
+
+def route_in_fp64(router, hidden_states):
+    """Qwen3MoeTopKRouter.forward, whose softmax is in fp32."""
+    logits = torch.nn.functional.linear(hidden_states, router.weight)
+    scores, indices = logits.softmax(-1).topk(router.top_k, dim=-1)
+    return logits, scores / scores.sum(-1, keepdim=True) if router.norm_topk_prob else scores, indices
 
 
 def reference_in_fp64(folder, tokens, targets):
     """The same in fp64 throughout: transformers' norms and its eager softmax compute in fp32 whatever the dtype is."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa").eval()
+    if hasattr(model.config, "num_experts"):
+        model.set_experts_implementation("eager")  # the others have no fp64
     for module in model.modules():
         name = type(module).__name__
+        if name.endswith("TopKRouter"):
+            module.forward = functools.partial(route_in_fp64, module)
         if name.endswith("RMSNorm"):
             eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
             offset = 1.0 if name.startswith("Gemma") else 0.0

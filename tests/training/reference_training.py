@@ -139,6 +139,8 @@ def train(config):
     micro, batch = options["micro_batch_size"], options["global_batch_size"]
     max_norm = config["optimizer"].get("max_grad_norm", 1.0)
     optimizer = make_optimizer(student, config["optimizer"])
+    balance = []  # of a student with experts whose config.json asks for the routers' loss
+    student.register_forward_hook(lambda model, inputs, outputs: balance.append(getattr(outputs, "aux_loss", None)))
     records = []
     for step in range(options["steps"]):
         rows = torch.arange(step * batch, (step + 1) * batch) % len(tokens)
@@ -147,7 +149,12 @@ def train(config):
         optimizer.zero_grad()
         for part in rows.split(micro):
             values = token_losses(student, teacher, tokens[part], targets[part], loss)
-            (values["loss"].sum() / valid).backward()
+            total = values["loss"].sum() / valid
+            if (aux_loss := balance.pop()) is not None:
+                aux_loss = aux_loss * micro / batch
+                total = total + student.config.router_aux_loss_coef * aux_loss
+                means["router_aux_loss"] = means.get("router_aux_loss", 0.0) + aux_loss.item()
+            total.backward()
             for name, value in values.items():
                 means[name] = means.get(name, 0.0) + value.detach().double().sum().item() / valid
         norm = torch.nn.utils.clip_grad_norm_(student.parameters(), max_norm if max_norm > 0 else math.inf)

@@ -132,6 +132,19 @@ FAMILIES = {
     ),
     "smollm3": (transformers.SmolLM3Config, lambda layers, hidden: {"no_rope_layers": [1, 0, 1][:layers]}),
     "phi3": (transformers.Phi3Config, phi3_keys),
+    # Every other layer has experts.
+    "qwen3_moe": (
+        transformers.Qwen3MoeConfig,
+        lambda layers, hidden: {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "router_aux_loss_coef": 0.05,
+            "output_router_logits": True,
+        },
+    ),
 }
 
 

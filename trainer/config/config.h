@@ -181,6 +181,7 @@ struct ModelSection {
   ComputeDtype dtype = ComputeDtype::kAuto;
   std::vector<std::string> float8_exceptions; // products that stay in train.dtype (trainer/models/float8_products.h)
   std::vector<std::string> ignore_config_keys; // of config.json, which are known not to change the mathematics
+  double router_aux_loss = kAutomatic; // of the student: coefficient; kAutomatic: that of config.json
   TeacherSource source = TeacherSource::kModel; // of the teacher, as the next key
   std::string cache; // folder
 

@@ -56,6 +56,13 @@ std::vector<Field> student_fields() {
   fields.push_back(
       {"student", "float8_exceptions", Texts{member<&Config::student, &ModelSection::float8_exceptions>}, "",
        "Decoder blocks that stay in train.dtype, a list of blocks and ranges of blocks: 0, 0-3.", kFloat8Student});
+  Real aux_loss{member<&Config::student, &ModelSection::router_aux_loss>, 0, kMost};
+  aux_loss.or_auto = true;
+  fields.push_back(
+      {"student", "router_aux_loss", aux_loss, "",
+       "Coefficient of the loss that asks the routers of a student with experts to share the tokens evenly "
+       "(docs/models.md). It is added to the gradients, and not to the loss that is reported. 0: none. auto: "
+       "router_aux_loss_coef of config.json if output_router_logits is true there, else 0."});
   return fields;
 }
 

@@ -16,9 +16,9 @@ std::vector<ProductError> products_of(const models::ModelConfig& config) {
   for (int64_t block = 0; block < config.num_layers(); ++block) {
     for (const models::ParamLayout& param : models::block_layout(config, block).params) {
       if (config.float8.contains(block, param.name)) {
-        effects.push_back({{block, param.name}, 0, static_cast<double>(param.numel())});
+        effects.push_back({{block, param.name}, 0, static_cast<double>(param.active_numel())});
       }
-      total += param.is_matrix ? static_cast<double>(param.numel()) : 0;
+      total += param.is_matrix ? static_cast<double>(param.active_numel()) : 0;
     }
   }
   for (ProductError& effect : effects) {

@@ -35,6 +35,7 @@ class ConfigReader : private KeyReader {
       family_.describe(*this, config_, kind_);
     }
     config_.ropes = read_ropes(*this, family_.rope, config_.max_position_embeddings, kind_.attention.head_dim);
+    check_size();
     read_layers();
     refuse_other_keys(*this, ignored_);
     RETURN_IF_ERROR(problems().status(absl::StatusCode::kInvalidArgument));
@@ -72,7 +73,7 @@ class ConfigReader : private KeyReader {
   void read_shape() {
     config_.vocab_size = required_integer("vocab_size", kMaxSize);
     config_.hidden_size = required_integer("hidden_size", kMaxSize);
-    kind_.mlp.ffn = required_integer("intermediate_size", kMaxSize);
+    kind_.mlp.ffn = dense_ffn_ = required_integer("intermediate_size", kMaxSize);
     num_layers_ = required_integer("num_hidden_layers", kMaxLayers);
     models::AttentionSpec& attention = kind_.attention;
     attention.heads = required_integer("num_attention_heads", kMaxSize);
@@ -90,8 +91,14 @@ class ConfigReader : private KeyReader {
       config_.initializer_range = number("initializer_range", *range, 0.0, 1.0, 0.02);
     }
     config_.tie_word_embeddings = boolean("tie_word_embeddings", false);
+  }
+
+  // Of a model all of whose layers have experts, if one has.
+  void check_size() {
+    const models::AttentionSpec& attention = kind_.attention;
+    const std::optional<models::ExpertsSpec>& experts = kind_.mlp.experts;
     const double block = static_cast<double>(config_.hidden_size) *
-        (3.0 * static_cast<double>(kind_.mlp.width()) +
+        (3.0 * static_cast<double>(kind_.mlp.ffn) * static_cast<double>(experts ? experts->count : 1) +
          2.0 * static_cast<double>(attention.heads + attention.kv_heads) * static_cast<double>(attention.head_dim));
     const double total = block * static_cast<double>(num_layers_) +
         2.0 * static_cast<double>(config_.vocab_size) * static_cast<double>(config_.hidden_size);
@@ -146,10 +153,12 @@ class ConfigReader : private KeyReader {
     has_dtype_ = true;
   }
 
-  // The kind of each layer: layers differ in whether they have a window, and in their rope.
+  // The kind of each layer: layers differ in whether they have a window, in their rope, and in whether they have
+  // experts.
   void read_layers() {
     const std::optional<int64_t> window = optional_integer("sliding_window", 1, int64_t{1} << 31);
-    const bool switched = family_.windows == WindowLayers::kLater || family_.windows == WindowLayers::kListed;
+    const bool switched = family_.windows == WindowLayers::kLater || family_.windows == WindowLayers::kSwitched ||
+        family_.windows == WindowLayers::kListed;
     const bool is_on = !switched || boolean("use_sliding_window", false);
     const bool has_window = window && is_on && family_.windows != WindowLayers::kNone;
     if (family_.windows == WindowLayers::kPattern) {
@@ -166,7 +175,9 @@ class ConfigReader : private KeyReader {
               : absl::StrCat(
                     "where no window is set (sliding_window", switched ? " with use_sliding_window: true" : "", ")"),
           ", found sliding_attention");
-    } else if (listed && has_window && family_.windows == WindowLayers::kAll && slides != default_windows(true)) {
+    } else if (
+        listed && has_window && (family_.windows == WindowLayers::kAll || family_.windows == WindowLayers::kSwitched) &&
+        slides != default_windows(true)) {
       complain(
           "layer_types: sliding_attention is expected for model_type \"", config_.model_type,
           "\", all of whose layers have the window, found full_attention");
@@ -183,23 +194,22 @@ class ConfigReader : private KeyReader {
     const bool all_rotate = family_.rotates == nullptr;
     const std::vector<bool> rotates =
         all_rotate ? std::vector<bool>(slides.size(), true) : family_.rotates(*this, has_window, slides);
-    set_layers(has_window ? window : std::nullopt, slides, rotates);
-  }
-
-  void set_layers(std::optional<int64_t> window, const std::vector<bool>& slides, const std::vector<bool>& rotates) {
-    for (size_t layer = 0; layer < slides.size(); ++layer) {
-      models::LayerKind kind = kind_;
-      kind.attention.window = slides[layer] ? window : std::nullopt;
+    const std::vector<bool> has_experts = family_.has_experts == nullptr ? std::vector<bool>(slides.size(), true)
+                                                                         : family_.has_experts(*this, num_layers_);
+    std::vector<models::LayerKind> each(slides.size(), kind_);
+    for (size_t layer = 0; layer < each.size(); ++layer) {
+      models::LayerKind& kind = each[layer];
+      kind.attention.window = slides[layer] && has_window ? window : std::nullopt;
       kind.attention.rope = family_.rope.by_layer_type && slides[layer] ? 1 : 0;
       if (!rotates[layer]) {
         kind.attention.rope.reset();
       }
-      const auto found = std::find(config_.kinds.begin(), config_.kinds.end(), kind);
-      config_.layers.push_back(found - config_.kinds.begin());
-      if (found == config_.kinds.end()) {
-        config_.kinds.push_back(std::move(kind));
+      if (!has_experts[layer] && kind.mlp.experts) {
+        kind.mlp.experts.reset();
+        kind.mlp.ffn = dense_ffn_;
       }
     }
+    config_.set_layers(each);
   }
 
   // The first layer with a window in a family whose later layers have one.
@@ -209,7 +219,8 @@ class ConfigReader : private KeyReader {
 
   // Which layers have a window where layer_types is not given.
   std::vector<bool> default_windows(bool has_window) {
-    std::vector<bool> slides(static_cast<size_t>(num_layers_), family_.windows == WindowLayers::kAll && has_window);
+    const bool all = family_.windows == WindowLayers::kAll || family_.windows == WindowLayers::kSwitched;
+    std::vector<bool> slides(static_cast<size_t>(num_layers_), all && has_window);
     if (!has_window) {
       return slides;
     }
@@ -253,7 +264,8 @@ class ConfigReader : private KeyReader {
   const absl::flat_hash_set<std::string>& ignored_;
   models::ModelConfig config_;
   int64_t num_layers_ = 1;
-  models::LayerKind kind_; // of all layers, but for windows and ropes
+  models::LayerKind kind_; // of all layers, but for windows, ropes and experts
+  int64_t dense_ffn_ = 1; // of layers without experts
   Family family_{}; // llama's mathematics where the file names none that is supported
   bool has_dtype_ = false;
 };

@@ -49,9 +49,8 @@ void append_rope(std::string& text, const models::RopeSpec& rope) {
 
 void append_architecture(std::string& text, const models::ModelConfig& config) {
   absl::StrAppendFormat(
-      &text, "  %s, %d layers, hidden %d, ffn %d, vocabulary %d, %s embeddings\n", config.model_type,
-      config.num_layers(), config.hidden_size, config.kinds.front().mlp.ffn, config.vocab_size,
-      config.tie_word_embeddings ? "tied" : "untied");
+      &text, "  %s, %d layers, hidden %d, %s, vocabulary %d, %s embeddings\n", config.model_type, config.num_layers(),
+      config.hidden_size, models::mlp_text(config), config.vocab_size, config.tie_word_embeddings ? "tied" : "untied");
   for (int64_t kind = 0; kind < static_cast<int64_t>(config.kinds.size()); ++kind) {
     const models::AttentionSpec& attention = config.kinds[static_cast<size_t>(kind)].attention;
     absl::StrAppendFormat(
@@ -73,24 +72,32 @@ void append_architecture(std::string& text, const models::ModelConfig& config) {
     append_rope(text, rope);
   }
   absl::StrAppendFormat(&text, ", context %d tokens", config.max_position_embeddings);
+  const std::vector<models::UnitLayout> units = models::unit_layouts(config);
+  const int64_t all = models::parameter_count(units), active = models::active_parameter_count(units);
   absl::StrAppendFormat(
-      &text, "\n  %s parameters\n", with_commas(models::parameter_count(models::unit_layouts(config))));
+      &text, "\n  %s parameters%s\n", with_commas(all),
+      active < all ? absl::StrCat(", ", with_commas(active), " of them for each token") : std::string());
 }
 
 void append_unit(std::string& text, const models::UnitLayout& unit) {
   for (const models::ParamLayout& param : unit.params) {
-    for (const models::ParamPart& part : param.parts) {
+    // Of experts, the first one.
+    const std::string others = param.groups > 1 ? absl::StrFormat(" and %d more", param.groups - 1) : std::string();
+    for (size_t i = 0; i < param.parts.size() / static_cast<size_t>(param.groups); ++i) {
+      const models::ParamPart& part = param.parts[i];
       absl::StrAppendFormat(
-          &text, "    %-50s [%s]\n", part.hf_name, absl::StrJoin(models::part_shape(param, part), ", "));
+          &text, "    %-50s [%s]%s\n", part.hf_name, absl::StrJoin(models::part_shape(param, part), ", "), others);
     }
   }
 }
 
 void append_shapes(std::string& text, const models::ModelConfig& config) {
   for (const models::UnitLayout& unit : models::unit_layouts(config)) {
-    if (unit.block <= 0) {
+    const auto kind = unit.block < 0 ? -1 : config.layers[static_cast<size_t>(unit.block)];
+    const auto first = std::find(config.layers.begin(), config.layers.end(), kind) - config.layers.begin();
+    if (unit.block < 0 || first == unit.block) {
       absl::StrAppend(
-          &text, "  ", unit.block == 0 ? absl::StrCat("each of ", config.num_layers(), " blocks") : unit.name, "\n");
+          &text, "  ", unit.block < 0 ? unit.name : absl::StrCat("each of ", config.count_of(kind), " blocks"), "\n");
       append_unit(text, unit);
     }
   }

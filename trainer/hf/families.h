@@ -17,6 +17,7 @@ enum class WindowLayers {
   kNone, // no layer, whatever config.json has
   kAll, // all layers, whatever layer_types has
   kLater, // with use_sliding_window: true, those from max_window_layers on
+  kSwitched, // with use_sliding_window: true, all layers
   kPattern, // all but each sliding_window_pattern-th
   kListed, // with use_sliding_window: true, none: layer_types must list them
 };
@@ -48,6 +49,8 @@ struct Family {
   WindowLayers windows = WindowLayers::kNone;
   // Returns which layers have RoPE; null: all. `slides`: which layers have a window.
   std::vector<bool> (*rotates)(KeyReader&, bool has_window, const std::vector<bool>& slides) = nullptr;
+  // Returns which of the layers have experts, where `describe` gives the layers experts; null: all.
+  std::vector<bool> (*has_experts)(KeyReader&, int64_t layers) = nullptr;
   FamilyRope rope = {};
 };
 

@@ -12,9 +12,10 @@ TokenFlops token_flops(const models::ModelConfig& config, int64_t seq_len) {
   for (int64_t block = 0; block < config.num_layers(); ++block) {
     for (const models::ParamLayout& param : models::block_layout(config, block).params) {
       if (param.is_matrix) {
-        const double forward = (config.float8.contains(block, param.name) ? 1 : 2) * static_cast<double>(param.numel());
+        const auto elements = static_cast<double>(param.active_numel());
+        const double forward = (config.float8.contains(block, param.name) ? 1 : 2) * elements;
         flops.matrices += forward;
-        flops.matrix_gradients += forward + 2 * static_cast<double>(param.numel());
+        flops.matrix_gradients += forward + 2 * elements;
       }
     }
     const models::AttentionSpec& attention = config.layer(block).attention;

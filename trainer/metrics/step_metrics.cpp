@@ -2,9 +2,12 @@
 
 #include <absl/strings/str_cat.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "trainer/metrics/json_lines.h"
+#include "trainer/models/router_balance.h"
 
 namespace distill::metrics {
 namespace {
@@ -70,7 +73,32 @@ void add_float8(Json& json, const Float8Losses& losses) {
   }
 }
 
+void add_routers(Json& json, const RouterMeans& routers) {
+  json["router_aux_loss"] = number(routers.aux_loss);
+  json["router_entropy"] = number(routers.entropy);
+  json["router_load"] = number(routers.load);
+  json["router_highest_load"] = number(routers.highest_load);
+  json["router_unused_experts"] = routers.unused_experts;
+}
+
 } // namespace
+
+RouterMeans router_means(absl::Span<const double> sums, int64_t routers) {
+  RouterMeans means;
+  means.aux_loss = sums[models::kBalanceLoss] / sums[models::kBalancedMicroBatches];
+  means.entropy = sums[models::kRouterEntropy] / sums[models::kRoutedTokens];
+  const absl::Span<const double> visits = sums.subspan(models::kVisits);
+  const size_t experts = visits.size() / static_cast<size_t>(routers);
+  for (int64_t router = 0; router < routers; ++router) {
+    const auto own = visits.subspan(static_cast<size_t>(router) * experts, experts);
+    const double total = std::accumulate(own.begin(), own.end(), 0.0);
+    const double load = *std::max_element(own.begin(), own.end()) * static_cast<double>(experts) / total;
+    means.load += load / static_cast<double>(routers);
+    means.highest_load = std::max(means.highest_load, load);
+    means.unused_experts += std::count(own.begin(), own.end(), 0.0);
+  }
+  return means;
+}
 
 LossMeans loss_means(
     const std::array<double, losses::kNumTokenMetrics>& sums, int64_t valid_tokens,
@@ -95,6 +123,9 @@ Json step_json(const StepMetrics& r) {
   json["empty_steps"] = r.empty_steps;
   if (r.float8) {
     add_float8(json, *r.float8);
+  }
+  if (r.routers) {
+    add_routers(json, *r.routers);
   }
   json["lr"] = r.lr;
   json["tokens"] = r.tokens;

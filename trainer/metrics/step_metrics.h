@@ -1,5 +1,7 @@
 #pragma once
 
+#include <absl/types/span.h>
+
 #include <array>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -39,6 +41,17 @@ struct Float8Losses {
   std::optional<double> gradient_cosine; // between its gradients and those in the compute dtype (float8.shadow_every)
 };
 
+// The routers of a student with experts in one step, over all tokens that are no padding.
+struct RouterMeans {
+  double aux_loss = 0; // of balance, before its coefficient; mean over micro-batches (models/router_balance.h)
+  double entropy = 0; // of a router's probabilities, nats; mean over tokens and layers
+  double load = 0; // the tokens of a layer's busiest expert, divided by the mean over its experts; mean over layers
+  double highest_load = 0; // of the layer in which it is largest
+  int64_t unused_experts = 0; // those of all layers that no token visited
+};
+// `sums`: models::RouterSum of `routers` layers.
+RouterMeans router_means(absl::Span<const double> sums, int64_t routers);
+
 // The numbers of one optimizer step, known after it has run.
 struct StepMetrics {
   int64_t step = 0; // counted from 1
@@ -49,6 +62,7 @@ struct StepMetrics {
   int64_t skipped_total = 0;
   int64_t empty_steps = 0; // so far, this one included: see empty()
   std::optional<Float8Losses> float8; // nullopt: the student is not in float8
+  std::optional<RouterMeans> routers; // nullopt: the student has no experts
   double lr = 0; // of the schedule
   int64_t first_sample = 0, num_samples = 0; // of the global batch
   int64_t tokens = 0; // since the start of the run, padding included

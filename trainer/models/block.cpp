@@ -69,13 +69,13 @@ void forward_to_mlp(const BlockContext& context, const BlockParams& params, cons
   if (!norms.after && norm_adds) {
     mlp_input.residual_NH = x_NH;
   }
-  mlp_layer_rebuild(params.mlp, mlp_input, saved.mlp);
+  mlp_layer_rebuild({kind.mlp}, params.mlp, mlp_input, saved.mlp);
   saved.mlp_rstd_N = std::move(mlp_input.rstd_N);
 }
 
 // The rest of the forward pass where the MLP's output has a norm.
 at::Tensor norm_of_mlp(const LayerKind& kind, const BlockParams& params, BlockSaved& saved) {
-  saved.mlp_out_NH = mlp_layer_output(kind.mlp, params.mlp, saved.mlp);
+  saved.mlp_out_NH = mlp_layer_output({kind.mlp}, params.mlp, saved.mlp);
   return add_norm(
       kind, kind.mlp_norms, saved.mlp_out_NH, out_norm(kind.mlp_norms, params.mlp_norm_H, params.mlp_out_norm_H),
       saved.mid_NH, saved.mlp_out_rstd_N);
@@ -96,6 +96,7 @@ std::vector<std::pair<std::string, Pointer>> projections_of(Params& params) {
   return {
       {"qkv", &params.attention.qkv},
       {"o", &params.attention.o},
+      {"router", &params.mlp.router},
       {"gate_up", &params.mlp.gate_up},
       {"down", &params.mlp.down}};
 }
@@ -175,10 +176,13 @@ at::Tensor block_forward(
   const LayerKind& kind = context.kind;
   BlockSaved all;
   forward_to_mlp(context, params, x_NH, all);
+  if (context.balance != nullptr && kind.mlp.experts) {
+    context.balance->observe(all.mlp.routing);
+  }
   // With nothing saved, nothing else reads the residual stream, so that the MLP's output is added to it in place.
   at::Tensor y_NH = kind.mlp_norms.after
       ? norm_of_mlp(kind, params, all)
-      : mlp_layer_output(kind.mlp, params.mlp, all.mlp, all.mid_NH, /*in_place=*/saved == nullptr);
+      : mlp_layer_output({kind.mlp}, params.mlp, all.mlp, all.mid_NH, /*in_place=*/saved == nullptr);
   if (saved != nullptr) {
     *saved = std::move(all);
   }
@@ -203,7 +207,7 @@ at::Tensor block_backward(
         out_norm(kind.mlp_norms, grads.mlp_norm_H, grads.mlp_out_norm_H));
   }
   const at::Tensor dmid_NH = mlp_layer_backward(
-      kind.mlp, params.mlp, std::move(dout_NH), dy_NH,
+      {kind.mlp, context.balance}, params.mlp, std::move(dout_NH), dy_NH,
       input_of(kind.mlp_norms, kind, saved.mid_NH, params.mlp_norm_H, saved.mlp_rstd_N), saved.mlp, grads.mlp,
       grads.mlp_norm_H);
   saved.mid_NH.reset();

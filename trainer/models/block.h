@@ -66,12 +66,13 @@ struct BlockSaved {
 // Saves the input alone: block_backward then runs the forward pass again first.
 BlockSaved save_input_only(const at::Tensor& x_NH);
 
-// What a block computes with that its weights are not: its kind, the micro-batch's sequences, and the angles of every
-// rope of the model.
+// What a block computes with that its weights are not: its kind, the micro-batch's sequences, the angles of every rope
+// of the model.
 struct BlockContext {
   const LayerKind& kind;
   const SequenceInfo& seq;
   const std::vector<RopeAngles>& ropes;
+  RouterBalance* balance = nullptr; // of a micro-batch that is trained on: block_forward tells it what the router did
 };
 
 // Returns y_NH. A null `saved` means that no backward pass follows and nothing is saved.

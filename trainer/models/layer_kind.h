@@ -78,13 +78,25 @@ constexpr auto enum_names(Activation) {
   return base::names_of<Activation>("swiglu", "geglu");
 }
 
+// Several MLPs of one shape in the place of one. A router ranks them for each token, and the token's output is the sum
+// of those of the experts that it ranks first, each times the router's probability of it. No token is left out, however
+// many choose one expert.
+struct ExpertsSpec {
+  int64_t count = 0;
+  int64_t per_token = 0; // experts that a token visits
+  bool normalise = false; // the probabilities of a token's experts are divided by their sum
+
+  bool operator==(const ExpertsSpec&) const = default;
+};
+
 // A gated MLP: down(activation(gate, up)).
 struct MlpSpec {
   Activation activation = Activation::kSwiGlu;
-  int64_t ffn = 0; // outputs of gate and of up
+  int64_t ffn = 0; // outputs of gate and of up; of each expert, if there are experts
+  std::optional<ExpertsSpec> experts; // nullopt: one MLP for all tokens
 
   int64_t width() const { // elements of the gated product that a token has
-    return ffn;
+    return ffn * (experts ? experts->per_token : 1);
   }
   bool operator==(const MlpSpec&) const = default;
 };

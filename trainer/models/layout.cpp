@@ -35,12 +35,46 @@ void add_norm(UnitLayout& unit, std::string name, int64_t size, std::string hf_n
   add_param(unit, std::move(name), {size}, std::move(hf_name), 1 - offset);
 }
 
+int64_t sum_over_params(const std::vector<UnitLayout>& layouts, int64_t (ParamLayout::*count)() const) {
+  int64_t total = 0;
+  for (const UnitLayout& layout : layouts) {
+    for (const ParamLayout& param : layout.params) {
+      total += (param.*count)();
+    }
+  }
+  return total;
+}
+
+// The MLP's matrices; those of experts are one below the other.
+void add_mlp(UnitLayout& unit, const LayerKind& kind, int64_t hidden, const std::string& prefix) {
+  const MlpSpec& mlp = kind.mlp;
+  const int64_t groups = mlp.experts ? mlp.experts->count : 1, ffn = mlp.ffn;
+  std::vector<ParamPart> gate_up, down;
+  for (int64_t group = 0; group < groups; ++group) {
+    const std::string name = mlp.experts ? absl::StrCat(prefix, "experts.", group, ".") : prefix;
+    if (kind.fused_tensors) {
+      gate_up.push_back({name + "gate_up_proj.weight", 2 * group * ffn, 2 * ffn});
+    } else {
+      gate_up.push_back({name + "gate_proj.weight", 2 * group * ffn, ffn});
+      gate_up.push_back({name + "up_proj.weight", (2 * group + 1) * ffn, ffn});
+    }
+    down.push_back({name + "down_proj.weight", group * hidden, hidden});
+  }
+  const auto add = [&](std::string name, std::vector<int64_t> shape, std::vector<ParamPart> parts) {
+    add_param(unit, std::move(name), std::move(shape), std::move(parts));
+    unit.params.back().groups = groups;
+    unit.params.back().groups_per_token = mlp.experts ? mlp.experts->per_token : 1;
+  };
+  add("gate_up", {groups * 2 * ffn, hidden}, std::move(gate_up));
+  add("down", {groups * hidden, ffn}, std::move(down));
+}
+
 } // namespace
 
 UnitLayout block_layout(const ModelConfig& config, int64_t index) {
   const LayerKind& kind = config.layer(index);
   const AttentionSpec& attention = kind.attention;
-  const int64_t hidden = config.hidden_size, ffn = kind.mlp.ffn;
+  const int64_t hidden = config.hidden_size;
   const int64_t q_rows = attention.query_width(), kv_rows = attention.key_value_width();
   const std::string layer = absl::StrCat("model.layers.", index, ".");
   const auto qkv_parts = [&](const char* suffix) -> std::vector<ParamPart> {
@@ -80,12 +114,13 @@ UnitLayout block_layout(const ModelConfig& config, int64_t index) {
   add_norms(kind.mlp_norms, "mlp");
   add_param(unit, "qkv", {attention.qkv_width(), hidden}, qkv_parts("weight"));
   add_param(unit, "o", {hidden, q_rows}, layer + "self_attn.o_proj.weight");
-  add_param(
-      unit, "gate_up", {2 * ffn, hidden},
-      kind.fused_tensors
-          ? std::vector<ParamPart>{{layer + "mlp.gate_up_proj.weight", 0, 2 * ffn}}
-          : std::vector<ParamPart>{{layer + "mlp.gate_proj.weight", 0, ffn}, {layer + "mlp.up_proj.weight", ffn, ffn}});
-  add_param(unit, "down", {hidden, ffn}, layer + "mlp.down_proj.weight");
+  if (kind.mlp.experts) {
+    add_param(unit, "router", {kind.mlp.experts->count, hidden}, layer + "mlp.gate.weight");
+  }
+  add_mlp(unit, kind, hidden, layer + "mlp.");
+  for (ParamLayout& param : unit.params) {
+    param.may_be_float8 = param.is_matrix && param.name != "router";
+  }
   return unit;
 }
 
@@ -94,7 +129,7 @@ BlockProducts block_products(const ModelConfig& config) {
   for (int64_t block = 0; block < config.num_layers(); ++block) {
     std::vector<std::string>& names = products.emplace_back();
     for (const ParamLayout& param : block_layout(config, block).params) {
-      if (param.is_matrix) {
+      if (param.may_be_float8) {
         names.push_back(param.name);
       }
     }
@@ -160,13 +195,11 @@ std::vector<UnitLayout> unit_layouts(const ModelConfig& config) {
 }
 
 int64_t parameter_count(const std::vector<UnitLayout>& layouts) {
-  int64_t total = 0;
-  for (const UnitLayout& layout : layouts) {
-    for (const ParamLayout& param : layout.params) {
-      total += param.numel();
-    }
-  }
-  return total;
+  return sum_over_params(layouts, &ParamLayout::numel);
+}
+
+int64_t active_parameter_count(const std::vector<UnitLayout>& layouts) {
+  return sum_over_params(layouts, &ParamLayout::active_numel);
 }
 
 std::vector<int64_t> part_shape(const ParamLayout& param, const ParamPart& part) {

@@ -24,12 +24,24 @@ struct ParamLayout {
   std::string name; // within the unit: "qkv", "down", "attn_norm", ...
   std::vector<int64_t> shape;
   int64_t offset = 0; // elements from the unit's start; a multiple of kParamAlignment. Of a packed unit: bytes
-  bool is_matrix = false; // weight decay applies
+  bool is_matrix = false; // weight decay applies, and a model without weights draws it at random
   double initial = 0; // of a vector of random weights: the value of its elements
+  bool may_be_float8 = false; // a matrix product of a block that float8 may round
+  // Matrices that are one below the other, of equally many rows: those of the experts. A token multiplies only
+  // `groups_per_token` of them.
+  int64_t groups = 1;
+  int64_t groups_per_token = 1;
   std::vector<ParamPart> parts;
   std::optional<at::ScalarType> stored; // of a packed unit (packed_layout.h); nullopt: the flat buffer's dtype
 
   int64_t numel() const;
+  int64_t group_rows() const {
+    return shape.front() / groups;
+  }
+  // Elements with which a token is multiplied.
+  int64_t active_numel() const {
+    return numel() / groups * groups_per_token;
+  }
 };
 
 enum class UnitKind {
@@ -66,7 +78,7 @@ inline constexpr const char* kScaleSuffix = ".scale";
 // Returns the unit of a decoder block.
 UnitLayout block_layout(const ModelConfig& config, int64_t block);
 
-// Returns the names of the matrix products of each block: of its matrices, in their order.
+// Returns the names of the matrix products of each block that may run in float8, in the order of its layout.
 BlockProducts block_products(const ModelConfig& config);
 
 // Lists all units of a model in forward order: [embedding, block 0.., head], or [tied, block 0..].
@@ -74,6 +86,8 @@ std::vector<UnitLayout> unit_layouts(const ModelConfig& config);
 
 // Counts the parameters of the whole model, alignment gaps left out.
 int64_t parameter_count(const std::vector<UnitLayout>& layouts);
+// Counts those of them with which each token is computed: of experts, as many as a token visits.
+int64_t active_parameter_count(const std::vector<UnitLayout>& layouts);
 
 // Returns the shape of the Hugging Face tensor: the parameter's shape, with the part's number of rows.
 std::vector<int64_t> part_shape(const ParamLayout& param, const ParamPart& part);

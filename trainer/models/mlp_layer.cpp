@@ -1,30 +1,43 @@
 #include "trainer/models/mlp_layer.h"
 
+#include "trainer/models/moe_layer.h"
 #include "trainer/models/ops/glu.h"
 
 namespace distill::models {
 
 std::vector<at::Tensor*> MlpSaved::all() {
-  auto& [gate_up] = *this; // a member that is missing here does not compile
-  return {&gate_up};
+  auto& [gate_up, routing] = *this; // a member that is missing here does not compile
+  auto& [probs, experts, visits, places, ends] = routing;
+  return {&gate_up, &probs, &experts, &visits, &places, &ends};
 }
 
-void mlp_layer_rebuild(const MlpParams& params, SublayerInput& input, MlpSaved& saved) {
+void mlp_layer_rebuild(const MlpContext& context, const MlpParams& params, SublayerInput& input, MlpSaved& saved) {
+  if (context.spec.experts) {
+    return moe_layer_rebuild(context, params, input, saved);
+  }
   saved.gate_up_N2F = multiply(params.gate_up, operand_of(params.gate_up, input));
 }
 
 at::Tensor mlp_layer_output(
-    const MlpSpec& spec, const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH, bool in_place) {
-  const Operand act = operand_of_glu(params.down, saved.gate_up_N2F, spec.activation);
+    const MlpContext& context, const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH,
+    bool in_place) {
+  if (context.spec.experts) {
+    return moe_layer_output(context, params, saved, residual_NH, in_place);
+  }
+  const Operand act = operand_of_glu(params.down, saved.gate_up_N2F, context.spec.activation);
   return residual_NH.defined() ? multiply_add(params.down, act, residual_NH, in_place) : multiply(params.down, act);
 }
 
 at::Tensor mlp_layer_backward(
-    const MlpSpec& spec, const MlpParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH,
+    const MlpContext& context, const MlpParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH,
     const SublayerInput& input, MlpSaved& saved, MlpParams& grads, at::Tensor& dnorm_H) {
+  if (context.spec.experts) {
+    return moe_layer_backward(context, params, std::move(dy_NH), dstream_NH, input, saved, grads, dnorm_H);
+  }
   at::Tensor act_NF = input_gradient(params.down, dy_NH);
   glu_backward_(
-      act_NF, saved.gate_up_N2F, spec.activation, /*needs_act=*/grads.down.needs_input()); // from here on: act again
+      act_NF, saved.gate_up_N2F, context.spec.activation,
+      /*needs_act=*/grads.down.needs_input()); // from here on: act again
   at::Tensor dgate_up_N2F = std::move(saved.gate_up_N2F);
   add_weight_gradient(params.down, grads.down, dy_NH, act_NF);
   act_NF.reset();

@@ -22,6 +22,18 @@ void ModelConfig::set_layers(LayerKind kind, int64_t count) {
   layers.assign(static_cast<size_t>(count), 0);
 }
 
+void ModelConfig::set_layers(const std::vector<LayerKind>& each) {
+  kinds.clear();
+  layers.clear();
+  for (const LayerKind& kind : each) {
+    const auto found = std::find(kinds.begin(), kinds.end(), kind);
+    layers.push_back(found - kinds.begin());
+    if (found == kinds.end()) {
+      kinds.push_back(kind);
+    }
+  }
+}
+
 absl::Status check_computable(const ModelConfig& config) {
   const auto missing = [](auto... what) {
     return absl::UnimplementedError(absl::StrCat(what..., " is not supported"));
@@ -43,6 +55,30 @@ absl::Status check_sequence_length(const ModelConfig& config, int64_t seq_len) {
   return absl::OkStatus();
 }
 
+std::string mlp_text(const ModelConfig& config) {
+  std::vector<std::pair<MlpSpec, int64_t>> kinds; // and in how many layers
+  for (const int64_t layer : config.layers) {
+    const MlpSpec& mlp = config.kinds[static_cast<size_t>(layer)].mlp;
+    const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) { return kind.first == mlp; });
+    found == kinds.end() ? static_cast<void>(kinds.emplace_back(mlp, 1)) : static_cast<void>(++found->second);
+  }
+  std::string text;
+  for (const auto& [mlp, layers] : kinds) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ");
+    if (mlp.experts) {
+      absl::StrAppend(&text, mlp.experts->count, " experts of ");
+    }
+    absl::StrAppend(&text, "ffn ", mlp.ffn);
+    if (kinds.size() > 1) {
+      absl::StrAppend(&text, " in ", layers, " layers");
+    }
+    if (mlp.experts) {
+      absl::StrAppend(&text, ", ", mlp.experts->per_token, " for each token");
+    }
+  }
+  return text;
+}
+
 std::string precision_text(const ModelConfig& config, c10::ScalarType compute_dtype) {
   std::string text = compute_dtype == c10::ScalarType::Float ? "float32" : "bfloat16";
   if (config.float8.any()) {
@@ -53,6 +89,9 @@ std::string precision_text(const ModelConfig& config, c10::ScalarType compute_dt
     const int64_t float8 = config.float8.count();
     const std::string count = float8 == all ? absl::StrCat("all ", all) : absl::StrCat(float8, " of its ", all);
     absl::StrAppend(&text, " with ", count, " block products in float8");
+  }
+  if (std::any_of(config.kinds.begin(), config.kinds.end(), [](const LayerKind& kind) { return kind.mlp.experts; })) {
+    absl::StrAppend(&text, ", routers in float32");
   }
   return text;
 }

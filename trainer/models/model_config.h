@@ -29,6 +29,8 @@ struct ModelConfig {
   std::vector<int64_t> layers; // the kind of each layer, an index into `kinds`
   std::vector<RopeSpec> ropes;
 
+  // What config.json asks the loss that balances the experts' load to be multiplied by; 0: there is none.
+  double router_aux_loss = 0;
   double initializer_range = 0.02; // standard deviation of randomly initialised matrices
   std::string dtype = "float32"; // of the stored weights: float32 | float16 | bfloat16
 
@@ -44,6 +46,8 @@ struct ModelConfig {
   int64_t count_of(int64_t kind) const;
   // Gives the model `count` layers, all of this kind.
   void set_layers(LayerKind kind, int64_t count);
+  // Gives the model these layers.
+  void set_layers(const std::vector<LayerKind>& each);
 
   bool operator==(const ModelConfig&) const = default;
 };
@@ -53,6 +57,9 @@ absl::Status check_computable(const ModelConfig& config);
 
 // Refuses a sequence that is longer than max_position_embeddings. InvalidArgument names the limit.
 absl::Status check_sequence_length(const ModelConfig& config, int64_t seq_len);
+
+// Describes the MLPs: "ffn 6144", "128 experts of ffn 768 in 46 layers, 8 for each token, ffn 6144 in 2 layers".
+std::string mlp_text(const ModelConfig& config);
 
 // Describes the precision that the model computes in: "bfloat16", "bfloat16 with 120 of its 128 block products in
 // float8".

@@ -1,6 +1,7 @@
 #include "trainer/models/projection.h"
 
 #include "trainer/models/ops/glu.h"
+#include "trainer/models/ops/grouped_linear.h"
 #include "trainer/models/ops/linear.h"
 #include "trainer/models/ops/product_add.h"
 #include "trainer/models/ops/rms_norm.h"
@@ -14,6 +15,13 @@ const at::Tensor& activation_counts(const Projection& projection) {
 
 Float8Rows float8_weight(const Projection& projection) {
   return {projection.weight_OI, projection.scale_O};
+}
+
+void check_gradient(const Projection& projection, const Projection& gradient) {
+  TORCH_CHECK(
+      !gradient.weight_OI.defined() || gradient.weight_OI.sizes() == projection.weight_OI.sizes(),
+      "the gradient of a weight has its shape: expected ", projection.weight_OI.sizes(), ", found ",
+      gradient.weight_OI.sizes());
 }
 
 } // namespace
@@ -95,15 +103,42 @@ at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO)
 
 void add_weight_gradient(
     const Projection& projection, Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI) {
-  TORCH_CHECK(
-      !gradient.weight_OI.defined() || gradient.weight_OI.sizes() == projection.weight_OI.sizes(),
-      "the gradient of a weight has its shape: expected ", projection.weight_OI.sizes(), ", found ",
-      gradient.weight_OI.sizes());
+  check_gradient(projection, gradient);
   linear_backward_weight(dy_NO, x_NI, gradient.weight_OI, /*accumulate=*/!gradient.is_new);
 }
 
 void add_bias_gradient(Projection& gradient, const at::Tensor& dy_NO) {
   linear_backward_bias(dy_NO, gradient.bias_O);
+}
+
+Operand operand_of_rows(const Projection& projection, const at::Tensor& x_NI, const at::Tensor& rows_M) {
+  Operand operand = operand_of(projection, x_NI);
+  if (projection.is_float8()) { // a row is rounded once, however many groups multiply it
+    Float8Rows& rows = operand.float8;
+    rows.values_RC = rows.values_RC.view(at::kByte).index_select(0, rows_M).view(rows.values_RC.scalar_type());
+    rows.scale_R = rows.scale_R.index_select(0, rows_M);
+  } else {
+    operand.values_NI = operand.values_NI.index_select(0, rows_M);
+  }
+  return operand;
+}
+
+at::Tensor multiply_groups(const Projection& projection, const Operand& operand, const at::Tensor& ends_G) {
+  return projection.is_float8()
+      ? grouped_float8_linear(operand.float8, float8_weight(projection), ends_G, operand.dtype)
+      : grouped_linear_forward(operand.values_NI, projection.weight_OI, ends_G);
+}
+
+at::Tensor input_gradient_of_groups(const Projection& projection, const at::Tensor& dy_MO, const at::Tensor& ends_G) {
+  TORCH_CHECK(!projection.is_float8(), "experts in float8 have no backward pass");
+  return grouped_linear_backward_input(dy_MO, projection.weight_OI, ends_G);
+}
+
+void add_weight_gradient_of_groups(
+    const Projection& projection, Projection& gradient, const at::Tensor& dy_MO, const at::Tensor& x_MI,
+    const at::Tensor& ends_G) {
+  check_gradient(projection, gradient);
+  grouped_linear_backward_weight(dy_MO, x_MI, ends_G, gradient.weight_OI, /*accumulate=*/!gradient.is_new);
 }
 
 } // namespace distill::models

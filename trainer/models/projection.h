@@ -73,4 +73,14 @@ void add_weight_gradient(
 // Adds the sum of dy over tokens to the bias' gradient.
 void add_bias_gradient(Projection& gradient, const at::Tensor& dy_NO);
 
+// The same of a projection whose weight is those of several groups, one below the other: rows that are sorted by group
+// are multiplied by their group's (ops/grouped_linear.h). M rows, G groups.
+// The operand of rows that `rows_M` (int32) chooses from x.
+Operand operand_of_rows(const Projection& projection, const at::Tensor& x_NI, const at::Tensor& rows_M);
+at::Tensor multiply_groups(const Projection& projection, const Operand& operand, const at::Tensor& ends_G);
+at::Tensor input_gradient_of_groups(const Projection& projection, const at::Tensor& dy_MO, const at::Tensor& ends_G);
+void add_weight_gradient_of_groups(
+    const Projection& projection, Projection& gradient, const at::Tensor& dy_MO, const at::Tensor& x_MI,
+    const at::Tensor& ends_G);
+
 } // namespace distill::models

@@ -19,6 +19,7 @@ struct BlockRecorder::Key {
   bool matrices_are_new = false; // backward: the weight gradients are uninitialised
   // Of both passes. Blocks of one model may differ here, and a step's shadow runs all of them without float8.
   std::vector<bool> float8; // by projection: whether it runs in float8
+  bool balances = false; // a router's part in the loss
   bool counted = false; // what their rounding loses
 
   bool operator==(const Key&) const = default;
@@ -138,9 +139,18 @@ BlockRecorder::Recording* BlockRecorder::find(const Key& key) {
 models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) {
   const auto key_of = [](const models::BlockContext& context, const models::BlockParams& params, const at::Tensor& x_NH,
                          bool backward, bool saves, bool matrices_are_new) {
-    Key key{context.kind,       x_NH.scalar_type(), x_NH.size(0), x_NH.size(1),     context.seq.seq_len,
-            context.seq.packed, backward,           saves,        matrices_are_new, {},
-            /*counted=*/false};
+    Key key{
+        context.kind,
+        x_NH.scalar_type(),
+        x_NH.size(0),
+        x_NH.size(1),
+        context.seq.seq_len,
+        context.seq.packed,
+        backward,
+        saves,
+        matrices_are_new,
+        {},
+        /*balances=*/context.balance != nullptr};
     for (const auto& [name, projection] : params.projections()) {
       key.float8.push_back(projection->is_float8());
       key.counted = key.counted || projection->float8_counts.front().defined();

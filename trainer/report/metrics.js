@@ -1,6 +1,6 @@
 // Titles, units and groups of the names in metrics.jsonl. A name that is not listed is shown as it is, in group "Other".
 
-const GROUPS = ["Loss", "Teacher and student", "Optimizer", "Speed", "Other"];
+const GROUPS = ["Loss", "Teacher and student", "Optimizer", "Experts", "Speed", "Other"];
 
 // unit "%": a fraction that is shown in per cent. better: which way is an improvement, -1 down, 1 up. exact: never
 // smoothed. quiet: no chart where the value is always 0.
@@ -23,6 +23,11 @@ const METRICS = {
   float8_underflow_gradients: { title: "Gradients that float8 rounds to zero", unit: "%", group: "Optimizer" },
   float8_bad_rows: { exact: true, title: "Rows with an infinite value or NaN, rounded to float8", unit: "rows", group: "Optimizer", quiet: true },
   float8_gradient_cosine: { title: "Cosine between the gradients in float8 and in the compute dtype", unit: "", group: "Optimizer", better: 1 },
+  router_aux_loss: { title: "Routers' balance loss before its coefficient", unit: "", group: "Experts", better: -1 },
+  router_entropy: { title: "Entropy of the routers' probabilities", unit: "nats/token", group: "Experts" },
+  router_load: { title: "Tokens of a layer's busiest expert over the mean, mean over layers", unit: "", group: "Experts", better: -1 },
+  router_highest_load: { title: "Tokens of a layer's busiest expert over the mean, worst layer", unit: "", group: "Experts", better: -1 },
+  router_unused_experts: { exact: true, title: "Experts that no token of the step visited", unit: "experts", group: "Experts", better: -1, quiet: true },
   lr: { exact: true, title: "Learning rate", unit: "", group: "Optimizer" },
   skipped: { exact: true, title: "Skipped step: gradients not finite", unit: "0 or 1", group: "Optimizer", quiet: true },
   skipped_total: { exact: true, title: "Skipped steps so far", unit: "steps", group: "Optimizer", quiet: true },

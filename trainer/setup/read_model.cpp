@@ -3,6 +3,7 @@
 #include "data/base/status_macros.h"
 #include "trainer/hf/config_json.h"
 #include "trainer/models/layout.h"
+#include "trainer/models/router_balance.h"
 #include "trainer/teacher_cache/cache_folder.h"
 
 namespace distill::trainer {
@@ -15,10 +16,11 @@ absl::Status check_sizes(const models::ModelConfig& config, const std::string& n
   std::vector<std::string> found, exceptions; // a line for each kind of product, of the first block that has it
   for (int64_t block = 0; block < config.num_layers(); ++block) {
     for (const models::ParamLayout& param : models::block_layout(config, block).params) {
-      if (config.float8.contains(block, param.name) && (param.shape[0] % kTile != 0 || param.shape[1] % kTile != 0)) {
+      if (config.float8.contains(block, param.name) &&
+          (param.group_rows() % kTile != 0 || param.shape[1] % kTile != 0)) {
         if (std::find(exceptions.begin(), exceptions.end(), param.name) == exceptions.end()) {
           exceptions.push_back(param.name);
-          found.push_back(absl::StrFormat("%s of %d x %d", param.name, param.shape[0], param.shape[1]));
+          found.push_back(absl::StrFormat("%s of %d x %d", param.name, param.group_rows(), param.shape[1]));
         }
       }
     }
@@ -55,6 +57,21 @@ absl::Status check_whole_blocks(const models::ModelConfig& config, const std::st
             name, absl::StrJoin(partial, ", ")));
 }
 
+// Takes the coefficient of the routers' loss from the run's configuration.
+absl::Status set_router_loss(
+    const config::ModelSection& section, const std::string& name, models::ModelConfig& config) {
+  if (section.router_aux_loss == config::kAutomatic) {
+    return absl::OkStatus();
+  }
+  if (models::router_count(config) == 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s.router_aux_loss: expected auto, since the model in %s has no experts, found %g", name, section.path,
+        section.router_aux_loss));
+  }
+  config.router_aux_loss = section.router_aux_loss;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<models::ModelConfig> read_model(
     const config::ModelSection& section, const std::string& name, double softcap, hf::Notes* notes) {
   const bool with_weights = section.init == config::ModelInit::kPretrained || section.reads_cache();
@@ -64,6 +81,7 @@ absl::StatusOr<models::ModelConfig> read_model(
   if (softcap != config::kAutomatic) {
     config.final_softcap = softcap;
   }
+  RETURN_IF_ERROR(set_router_loss(section, name, config));
   if (section.reads_cache()) {
     return teacher_cache::head_only(std::move(config));
   }
@@ -78,6 +96,11 @@ absl::StatusOr<models::ModelConfig> read_model(
   config.float8 = *std::move(products);
   RETURN_IF_ERROR(check_sizes(config, name));
   if (name == "student") {
+    if (models::router_count(config) > 0) {
+      return absl::InvalidArgumentError(
+          "student.dtype: float8: expected a model without experts, whose gradients have no product in float8, found " +
+          describe_shape(config) + "; set student.dtype: auto");
+    }
     RETURN_IF_ERROR(check_whole_blocks(config, name));
   }
   return config;
@@ -109,8 +132,8 @@ std::string describe_shape(const models::ModelConfig& config) {
   const models::LayerKind& kind = config.kinds.front();
   const models::AttentionSpec& attention = kind.attention;
   std::string text = absl::StrFormat(
-      "%s, vocabulary %d, hidden %d, ffn %d, %d layers, %d heads of %d, %d kv heads, %s embeddings%s%s",
-      config.model_type, config.vocab_size, config.hidden_size, kind.mlp.ffn, config.num_layers(), attention.heads,
+      "%s, vocabulary %d, hidden %d, %s, %d layers, %d heads of %d, %d kv heads, %s embeddings%s%s", config.model_type,
+      config.vocab_size, config.hidden_size, models::mlp_text(config), config.num_layers(), attention.heads,
       attention.head_dim, attention.kv_heads, config.tie_word_embeddings ? "tied" : "untied",
       attention.qkv_bias ? ", qkv bias" : "", attention.qk_norm ? ", qk norm" : "");
   for (size_t i = 0; i < config.kinds.size(); ++i) {
@@ -126,9 +149,12 @@ std::string describe_shape(const models::ModelConfig& config) {
 
 std::string describe_model(
     const char* role, const config::ModelSection& section, const models::ModelConfig& config, at::ScalarType dtype) {
+  const std::vector<models::UnitLayout> units = models::unit_layouts(config);
+  const auto millions = [](int64_t parameters) { return static_cast<double>(parameters) / 1e6; };
+  const int64_t all = models::parameter_count(units), active = models::active_parameter_count(units);
   return absl::StrFormat(
-      "%s: %s (%s), %.1f M parameters, computes in %s; %s", role, section.path, base::enum_name(section.init),
-      static_cast<double>(models::parameter_count(models::unit_layouts(config))) / 1e6,
+      "%s: %s (%s), %.1f M parameters%s, computes in %s; %s", role, section.path, base::enum_name(section.init),
+      millions(all), active < all ? absl::StrFormat(" (%.1f M of them for each token)", millions(active)) : "",
       models::precision_text(config, dtype), describe_shape(config));
 }
 

@@ -8,20 +8,21 @@ namespace distill::sharding {
 namespace {
 
 // A walk over gathered shards. `store` and `norm_saved` get what a backward pass needs; null: none follows. `next`: the
-// model whose pass follows, or null.
+// model whose pass follows, or null. `balance`: of routers that are trained, or null.
 class ShardsWalk : public UnitWalk {
  public:
   ShardsWalk(
       ModelShards& model, const models::SequenceInfo& seq, const std::vector<models::RopeAngles>& angles,
       const models::BlockFunctions& functions, ModelShards* next, ActivationStore* store,
-      models::FinalNormSaved* norm_saved)
+      models::FinalNormSaved* norm_saved, models::RouterBalance* balance)
       : model_(model),
         seq_(seq),
         angles_(angles),
         functions_(functions),
         next_(next),
         store_(store),
-        norm_saved_(norm_saved) {}
+        norm_saved_(norm_saved),
+        balance_(balance) {}
 
  private:
   const models::ModelConfig& config() const override {
@@ -57,7 +58,7 @@ class ShardsWalk : public UnitWalk {
   }
 
   at::Tensor run_block(int64_t block, size_t /*batch*/, const at::Tensor& x_NH) override {
-    const models::BlockContext context{model_.config().layer(block), seq_, angles_};
+    const models::BlockContext context{model_.config().layer(block), seq_, angles_, balance_};
     if (store_ == nullptr) {
       return functions_.forward(context, params_, x_NH, /*saved=*/nullptr);
     }
@@ -105,6 +106,7 @@ class ShardsWalk : public UnitWalk {
   ModelShards* next_;
   ActivationStore* store_;
   models::FinalNormSaved* norm_saved_;
+  models::RouterBalance* balance_;
   models::BlockParams params_; // of the block that runs
   models::BlockSaved saved_;
 };
@@ -145,19 +147,20 @@ at::Tensor forward_hidden(
     ModelShards& model, const std::vector<models::RopeTable>& ropes, const TokenBatch& batch, ModelShards* next,
     const models::BlockFunctions& functions) {
   const std::vector<models::RopeAngles> angles = models::rope_angles(ropes, batch.seq);
-  return ShardsWalk(model, batch.seq, angles, functions, next, /*store=*/nullptr, /*norm_saved=*/nullptr)
+  return ShardsWalk(
+             model, batch.seq, angles, functions, next, /*store=*/nullptr, /*norm_saved=*/nullptr, /*balance=*/nullptr)
       .run({batch.tokens_N})
       .front();
 }
 
-at::Tensor TrainingPass::forward(const TokenBatch& batch) {
+at::Tensor TrainingPass::forward(const TokenBatch& batch, models::RouterBalance* balance) {
   angles_ = models::rope_angles(ropes_, batch.seq);
-  return ShardsWalk(model_, batch.seq, angles_, block_, /*next=*/nullptr, &store_, &norm_saved_)
+  return ShardsWalk(model_, batch.seq, angles_, block_, /*next=*/nullptr, &store_, &norm_saved_, balance)
       .run({batch.tokens_N})
       .front();
 }
 
-void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool last) {
+void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool last, models::RouterBalance* balance) {
   const int64_t head = model_.head_unit();
   const models::UnitLayout& head_layout = model_.unit(head).layout;
   at::Tensor dx_NH;
@@ -191,7 +194,7 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
     for (const auto& [name, projection] : gradients.projections()) {
       projection->is_new = gradient.is_new;
     }
-    const models::BlockContext context{model_.config().layer(block), batch.seq, angles_};
+    const models::BlockContext context{model_.config().layer(block), batch.seq, angles_, balance};
     dx_NH = block_.backward(context, params, dx_NH, std::move(saved), gradients);
     model_.release(unit);
     model_.reduce(unit, last);

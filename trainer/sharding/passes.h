@@ -56,11 +56,11 @@ class TrainingPass {
         block_(std::move(block)),
         store_(std::move(policies), model.options().device, std::move(host)) {}
 
-  // Final hidden states [N, H].
-  at::Tensor forward(const TokenBatch& batch);
+  // Final hidden states [N, H]. `balance`: of the model's routers; null: it has none.
+  at::Tensor forward(const TokenBatch& batch, models::RouterBalance* balance = nullptr);
   // Accumulates every unit's gradient, given the gradient of the hidden states. The loss head has accumulated the
-  // lm_head's gradient already. `last`: this is the step's last micro-batch.
-  void backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool last);
+  // lm_head's gradient already. `last`: this is the step's last micro-batch. `balance`: that of the forward pass.
+  void backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool last, models::RouterBalance* balance = nullptr);
 
  private:
   ModelShards& model_;

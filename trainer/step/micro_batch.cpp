@@ -88,7 +88,7 @@ at::Tensor MicroBatchRunner::head_with_gradients(
 }
 
 // The teacher runs first, while the student's activations do not exist yet.
-void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Tensor& sums_M, bool last) {
+void MicroBatchRunner::train(const data::Batch& batch, Sums& sums, bool last) {
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
   const std::vector<sharding::Pass> predicting = teacher_->passes();
   std::vector<sharding::Pass> passes = predicting;
@@ -97,11 +97,20 @@ void MicroBatchRunner::train(const data::Batch& batch, double grad_scale, at::Te
   begin(metrics::Phase::kTeacher);
   std::vector<Prediction> predictions = predict(batch, tokens);
   begin(metrics::Phase::kForward);
-  at::Tensor hidden_NH = pass_.forward(tokens);
+  std::optional<models::RouterBalance> routers;
+  if (models::router_count(student_.config()) > 0) {
+    const auto [real_N, count] = real_tokens(batch, tokens.tokens_N.device());
+    routers.emplace(student_.config(), sums.routers, real_N, count, sums.router_scale);
+  }
+  models::RouterBalance* balance = routers ? &*routers : nullptr;
+  at::Tensor hidden_NH = pass_.forward(tokens, balance);
+  if (routers) {
+    routers->finish_forward();
+  }
   begin(metrics::Phase::kHead);
-  at::Tensor dhidden_NH = head_with_gradients(std::move(predictions), std::move(hidden_NH), grad_scale, sums_M);
+  at::Tensor dhidden_NH = head_with_gradients(std::move(predictions), std::move(hidden_NH), sums.scale, sums.metrics_M);
   begin(metrics::Phase::kBackward);
-  pass_.backward(tokens, std::move(dhidden_NH), last);
+  pass_.backward(tokens, std::move(dhidden_NH), last, balance);
 }
 
 losses::MetricQualities MicroBatchRunner::training_quality() const {
@@ -176,6 +185,10 @@ void MicroBatchRunner::prefetch_first() {
 at::Tensor MicroBatchRunner::zero_sums() const {
   return at::zeros(
       {losses::kNumTokenMetrics}, at::TensorOptions().dtype(at::kDouble).device(student_.options().device));
+}
+
+at::Tensor MicroBatchRunner::zero_router_sums() const {
+  return at::zeros({models::router_sums(student_.config())}, zero_sums().options());
 }
 
 std::array<double, losses::kNumTokenMetrics> sums_to_host(const at::Tensor& sums_M) {

@@ -34,9 +34,15 @@ class MicroBatchRunner {
       const config::Config& config, sharding::ModelShards& student, const LoadedTeacher& teacher,
       ActivationMemory memory = {}, models::BlockFunctions block = {});
 
-  // Accumulates the gradients of grad_scale * sum of the tokens' losses into the student's units and adds the sums of
-  // every metric over the tokens to sums_M (fp64, on the device). `last`: this is the step's last micro-batch.
-  void train(const data::Batch& batch, double grad_scale, at::Tensor& sums_M, bool last);
+  // Where a training micro-batch adds its numbers, fp64 on the device, and the scales of its losses in the gradients.
+  struct Sums {
+    at::Tensor metrics_M; // of every metric over the tokens
+    double scale = 0; // of the sum of the tokens' losses
+    at::Tensor routers; // models::RouterSum, of a student with experts
+    double router_scale = 0; // of the routers' loss
+  };
+  // Accumulates the gradients into the student's units. `last`: this is the step's last micro-batch.
+  void train(const data::Batch& batch, Sums& sums, bool last);
   // Computes the same losses without gradients, and all metrics, whatever loss.metrics is.
   void evaluate(const data::Batch& batch, at::Tensor& sums_M);
   // The most probable next token after each of the tokens `rows` (places among the flattened tokens), computed with one
@@ -70,6 +76,7 @@ class MicroBatchRunner {
   }
 
   at::Tensor zero_sums() const; // fp64 [M] on the device
+  at::Tensor zero_router_sums() const; // fp64; of no elements if the student has no experts
 
  private:
   // The teacher's predictions with the targets. Their gathered weights stay until run_head gives them back.

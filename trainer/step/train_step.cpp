@@ -8,8 +8,8 @@
 namespace distill::trainer {
 namespace {
 
-// The numbers of a step that the host reads, fp64: the sums of the token metrics, then these. All but the last are
-// summed over ranks.
+// The numbers of a step that the host reads, fp64: the sums of the token metrics, then these, then models::RouterSum of
+// a student with experts. All but kChangedUnit are summed over ranks.
 enum StepNumber : int64_t {
   kGradNormSquare = losses::kNumTokenMetrics,
   kFailedRanks,
@@ -45,7 +45,7 @@ TrainStep::TrainStep(
       micro_(config, *models.student, models.teacher, std::move(memory), std::move(block)),
       optimizer_(*models.student, config.optimizer),
       readback_(
-          models.student->options().device, kStepNumbers,
+          models.student->options().device, kStepNumbers + models::router_sums(models.student->config()),
           /*lag=*/device::has_streams(models.student->options().device) ? 1 : 0,
           std::chrono::seconds(config.parallel.timeout_s)) {
   metrics::PhaseTimer& phases = micro_.phases();
@@ -57,11 +57,14 @@ TrainStep::TrainStep(
   models.student->observe_updates([&phases](bool waits) { phases.waiting(waits, metrics::Phase::kOptimizer); });
 }
 
-void TrainStep::accumulate_gradients(const GlobalBatch& batch, at::Tensor sums_M) {
-  const double grad_scale = 1.0 / static_cast<double>(std::max<int64_t>(1, batch.valid_tokens));
+void TrainStep::accumulate_gradients(const GlobalBatch& batch, MicroBatchRunner::Sums sums) {
+  sums.scale = 1.0 / static_cast<double>(std::max<int64_t>(1, batch.valid_tokens));
+  // The routers' loss is the mean of those of the global batch's micro-batches.
+  sums.router_scale = models_.student->config().router_aux_loss /
+      static_cast<double>(mesh_.samples_together(static_cast<int64_t>(batch.micro_batches.size())));
   for (size_t i = 0; i < batch.micro_batches.size(); ++i) {
     const bool last = i + 1 == batch.micro_batches.size();
-    micro_.train(batch.micro_batches[i], grad_scale, sums_M, last);
+    micro_.train(batch.micro_batches[i], sums, last);
     if (!last) {
       micro_.prefetch_first();
     }
@@ -71,7 +74,7 @@ void TrainStep::accumulate_gradients(const GlobalBatch& batch, at::Tensor sums_M
 GradientProbe TrainStep::shadow_gradients(const GlobalBatch& batch) {
   sharding::ModelShards& student = *models_.student;
   student.leave_float8(true);
-  accumulate_gradients(batch, micro_.zero_sums());
+  accumulate_gradients(batch, {.metrics_M = micro_.zero_sums(), .routers = micro_.zero_router_sums()});
   student.finish_gradients();
   GradientProbe probe(student);
   student.drop_gradients();
@@ -114,7 +117,8 @@ optim::GradNorm TrainStep::global_norm(at::Tensor numbers, bool failed) {
 }
 
 at::Tensor TrainStep::run(const GlobalBatch& batch, const Options& options) {
-  at::Tensor numbers = at::zeros({kStepNumbers}, micro_.zero_sums().options());
+  const int64_t router_sums = models::router_sums(models_.student->config());
+  at::Tensor numbers = at::zeros({kStepNumbers + router_sums}, micro_.zero_sums().options());
   optimizer_.fetch_ahead();
   if (models_.student->float8() != nullptr) {
     models_.student->float8()->clear_counts(); // of evaluations
@@ -123,7 +127,10 @@ at::Tensor TrainStep::run(const GlobalBatch& batch, const Options& options) {
   if (options.shadow) {
     shadow = shadow_gradients(batch);
   }
-  accumulate_gradients(batch, numbers.narrow(0, 0, losses::kNumTokenMetrics));
+  accumulate_gradients(
+      batch,
+      {.metrics_M = numbers.narrow(0, 0, losses::kNumTokenMetrics),
+       .routers = numbers.narrow(0, kStepNumbers, router_sums)});
   micro_.begin(metrics::Phase::kOptimizer);
   reduce_gradients(options.more);
   add_float8_numbers(numbers, shadow);
@@ -174,6 +181,10 @@ std::optional<TrainStep::Results> TrainStep::results(bool all) {
   done.record.skipped = !done.record.empty() && !finite;
   if (models_.student->float8() != nullptr) {
     done.record.float8 = float8_losses(*numbers);
+  }
+  if (numbers->size() > kStepNumbers) {
+    done.record.routers = metrics::router_means(
+        absl::MakeConstSpan(*numbers).subspan(kStepNumbers), models::router_count(models_.student->config()));
   }
   done.record.phases = micro_.phases().take();
   done.record.seconds = metrics::total(done.record.phases);

@@ -79,7 +79,7 @@ class TrainStep {
 
  private:
   sharding::GatherCount gathered() const; // so far
-  void accumulate_gradients(const GlobalBatch& batch, at::Tensor sums_M);
+  void accumulate_gradients(const GlobalBatch& batch, MicroBatchRunner::Sums sums);
   GradientProbe shadow_gradients(const GlobalBatch& batch);
   // Adds the numbers about a float8 student to the step's numbers.
   void add_float8_numbers(at::Tensor numbers, const std::optional<GradientProbe>& shadow);

@@ -47,6 +47,21 @@ sharding::TokenBatch teacher_token_batch(const data::Batch& batch, at::Device de
   return on_device(own.tokens_BT, own.positions_BT, own.cu_seqlens, own.max_seqlen, device);
 }
 
+RealTokens real_tokens(const data::Batch& batch, at::Device device) {
+  const int64_t tokens = batch.tokens_BS.numel();
+  const auto host = at::TensorOptions().dtype(at::kFloat).pinned_memory(batch.tokens_BS.is_pinned());
+  if (batch.stretches.empty()) {
+    return {copy_to_device(at::ones({tokens}, host), device), tokens};
+  }
+  at::Tensor real_N = at::zeros({tokens}, host);
+  int64_t count = 0;
+  for (const data::Stretch& stretch : batch.stretches) {
+    real_N.narrow(0, stretch.at, stretch.tokens).fill_(1);
+    count += stretch.tokens;
+  }
+  return {copy_to_device(real_N, device), count};
+}
+
 at::Tensor cached_rows_on_device(const data::Batch& batch, at::Device device) {
   TORCH_CHECK(
       batch.teacher_rows_NW.defined(), "the teacher is read from a cache: expected rows in the batch, found none");

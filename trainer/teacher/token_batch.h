@@ -16,6 +16,13 @@ sharding::TokenBatch teacher_token_batch(const data::Batch& batch, at::Device de
 // targets.
 at::Tensor teacher_targets(const data::Batch& batch);
 
+// Which of the batch's tokens are no padding. Batches that were not read from data have no padding.
+struct RealTokens {
+  at::Tensor real_N; // fp32, 1 or 0, on the device
+  int64_t count = 0;
+};
+RealTokens real_tokens(const data::Batch& batch, at::Device device);
+
 // Copies the rows [N, W] that a cache has of the batch's tokens to the device. Throws if the batch has none.
 at::Tensor cached_rows_on_device(const data::Batch& batch, at::Device device);
 

@@ -474,5 +474,61 @@ TEST(ModelConfigTest, AMissingFolderIsNamed) {
   EXPECT_THAT(std::string(config.status().message()), HasSubstr("/nonexistent/folder"));
 }
 
+const char* const kExperts = R"("model_type": "qwen3_moe", "num_hidden_layers": 6, "num_experts": 16,
+  "num_experts_per_tok": 4, "moe_intermediate_size": 768, "norm_topk_prob": true)";
+
+std::vector<bool> layers_with_experts(const models::ModelConfig& config) {
+  std::vector<bool> found;
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    found.push_back(config.layer(layer).mlp.experts.has_value());
+    EXPECT_EQ(config.layer(layer).mlp.ffn, found.back() ? 768 : 14336);
+  }
+  return found;
+}
+
+TEST(ModelConfigTest, ReadsExperts) {
+  const auto with = [](const std::string& more) { return parse_with(absl::StrCat("{", kExperts, more, "}")); };
+  const auto config = with("");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->kinds.size(), 1U);
+  EXPECT_EQ(config->kinds[0].mlp.experts, (models::ExpertsSpec{.count = 16, .per_token = 4, .normalise = true}));
+  EXPECT_EQ(config->kinds[0].mlp.width(), 4 * 768);
+  EXPECT_TRUE(config->kinds[0].attention.qk_norm);
+  EXPECT_EQ(config->router_aux_loss, 0);
+  EXPECT_EQ(layers_with_experts(*config), std::vector<bool>(6, true));
+  EXPECT_EQ(
+      layers_with_experts(*with(R"(, "decoder_sparse_step": 2, "mlp_only_layers": [3])")),
+      (std::vector<bool>{false, true, false, false, false, true}));
+  EXPECT_EQ(with(R"(, "output_router_logits": true, "router_aux_loss_coef": 0.02)")->router_aux_loss, 0.02);
+  EXPECT_EQ(with(R"(, "output_router_logits": true, "router_aux_loss_coef": 0)")->router_aux_loss, 0);
+  EXPECT_EQ(with(R"(, "output_router_logits": true)")->router_aux_loss, 0.001);
+  EXPECT_EQ(with(R"(, "router_aux_loss_coef": 0.02)")->router_aux_loss, 0);
+}
+
+TEST(ModelConfigTest, ExpertsHaveTheDefaultsOfTransformers) {
+  const auto config = parse_with(R"({"model_type": "qwen3_moe"})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->kinds[0].mlp.experts, (models::ExpertsSpec{.count = 128, .per_token = 8, .normalise = false}));
+  EXPECT_EQ(config->kinds[0].mlp.ffn, 768);
+  EXPECT_EQ(
+      parse_with(R"({"model_type": "qwen3_moe", "num_key_value_heads": "REMOVED"})")->kinds[0].attention.kv_heads, 4);
+}
+
+TEST(ModelConfigTest, ExpertsThatCannotBeAreRefused) {
+  const auto refusal = [](const std::string& more) {
+    return std::string(parse_with(absl::StrCat("{", kExperts, more, "}")).status().message());
+  };
+  EXPECT_THAT(
+      refusal(R"(, "num_experts_per_tok": 17)"), HasSubstr("num_experts_per_tok: at most the number of experts"));
+  EXPECT_THAT(refusal(R"(, "num_local_experts": 8)"), HasSubstr("num_experts: as num_local_experts, 8, is expected"));
+  EXPECT_THAT(refusal(R"(, "mlp_only_layers": [6])"), HasSubstr("mlp_only_layers: layers in [0, 5] are expected"));
+  EXPECT_THAT(refusal(R"(, "mlp_only_layers": 3)"), HasSubstr("mlp_only_layers: a list of layers is expected"));
+  EXPECT_THAT(refusal(R"(, "decoder_sparse_step": 0)"), HasSubstr("decoder_sparse_step"));
+  EXPECT_THAT(refusal(R"(, "moe_intermediate_size": 0)"), HasSubstr("moe_intermediate_size"));
+  // A family without experts does not know the keys.
+  EXPECT_THAT(
+      std::string(parse_with(R"({"num_experts": 4})").status().message()), HasSubstr("num_experts: unknown key"));
+}
+
 } // namespace
 } // namespace distill::hf

@@ -35,5 +35,17 @@ TEST(FlopsTest, AFloat8OperationCountsHalf) {
       step_flops_per_token(flops, {}, /*causal=*/true), 3 * plain - (blocks - down) + 3 * flops.attention_causal);
 }
 
+TEST(TokenFlops, OfExpertsCountsThoseThatATokenVisits) {
+  models::LayerKind kind;
+  kind.mlp.experts = models::ExpertsSpec{.count = 128, .per_token = 8};
+  // Qwen3-30B-A3B
+  const models::ModelConfig config = models::llama_like(
+      {.vocab = 151936, .hidden = 2048, .ffn = 768, .layers = 48, .heads = 32, .kv_heads = 4, .head_dim = 128}, kind);
+  const double attention = 2048.0 * (32 + 2 * 4 + 32) * 128, experts = 8 * 3 * 2048.0 * 768, router = 128 * 2048.0;
+  const TokenFlops flops = token_flops(config, 4096);
+  EXPECT_NEAR(flops.matrices / 2, 48 * (attention + router + experts) + 151936 * 2048.0, 1);
+  EXPECT_DOUBLE_EQ(flops.matrix_gradients, 2 * flops.matrices);
+}
+
 } // namespace
 } // namespace distill::metrics

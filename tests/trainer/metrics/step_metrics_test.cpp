@@ -104,5 +104,21 @@ TEST(StepJson, AStepWithoutATargetHasNoPointOnAnyCurve) {
   EXPECT_EQ(json["skipped"], false);
 }
 
+TEST(RouterMeans, AreThoseOfTheSums) {
+  // Entropy, routed tokens, loss, micro-batches; then the visits of 3 experts of each of 2 routers.
+  const std::vector<double> sums{12, 8, 6, 2, /*router 0*/ 4, 4, 4, /*router 1*/ 0, 3, 9};
+  const RouterMeans means = router_means(sums, 2);
+  EXPECT_DOUBLE_EQ(means.entropy, 1.5);
+  EXPECT_DOUBLE_EQ(means.aux_loss, 3);
+  EXPECT_DOUBLE_EQ(means.load, (1 + 2.25) / 2);
+  EXPECT_DOUBLE_EQ(means.highest_load, 2.25);
+  EXPECT_EQ(means.unused_experts, 1);
+  StepMetrics r = record();
+  EXPECT_FALSE(step_json(r).contains("router_load"));
+  r.routers = means;
+  EXPECT_EQ(step_json(r)["router_highest_load"], 2.25);
+  EXPECT_EQ(step_json(r)["router_unused_experts"], 1);
+}
+
 } // namespace
 } // namespace distill::metrics

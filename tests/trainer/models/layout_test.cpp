@@ -148,5 +148,33 @@ TEST(LayoutTest, EachLayerHasTheShapesOfItsKind) {
   EXPECT_EQ(config.count_of(0), 2);
 }
 
+TEST(LayoutTest, ExpertsLieOneBelowTheOther) {
+  LayerKind dense, sparse;
+  sparse.mlp.experts = ExpertsSpec{.count = 3, .per_token = 2};
+  ModelConfig config = llama_like({.hidden = 16, .ffn = 24});
+  dense.mlp.ffn = 40;
+  sparse.mlp.ffn = 24;
+  dense.attention = sparse.attention = config.kinds[0].attention;
+  config.set_layers({dense, sparse, sparse});
+  EXPECT_EQ(config.kinds.size(), 2U);
+  EXPECT_EQ(block_layout(config, 0).find("router"), nullptr);
+  const UnitLayout block = block_layout(config, 1);
+  EXPECT_EQ(block.find("router")->shape, (std::vector<int64_t>{3, 16}));
+  EXPECT_EQ(block.find("router")->parts[0].hf_name, "model.layers.1.mlp.gate.weight");
+  const ParamLayout& gate_up = *block.find("gate_up");
+  EXPECT_EQ(gate_up.shape, (std::vector<int64_t>{3 * 48, 16}));
+  EXPECT_EQ(gate_up.parts[3].hf_name, "model.layers.1.mlp.experts.1.up_proj.weight");
+  EXPECT_EQ(gate_up.parts[3].first_row, 48 + 24);
+  EXPECT_EQ(block.find("down")->parts[2].first_row, 2 * 16);
+  EXPECT_EQ(gate_up.group_rows(), 48);
+  EXPECT_EQ(gate_up.active_numel(), 2 * 48 * 16);
+  const int64_t one = 3 * 24 * 16; // an expert's
+  const auto units = unit_layouts(config);
+  EXPECT_EQ(parameter_count(units) - active_parameter_count(units), 2 * one);
+  // The router is trained and decays, but is never rounded to float8.
+  EXPECT_TRUE(block.find("router")->is_matrix);
+  EXPECT_EQ(block_products(config)[1], (std::vector<std::string>{"qkv", "o", "gate_up", "down"}));
+}
+
 } // namespace
 } // namespace distill::models

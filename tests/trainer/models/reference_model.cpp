@@ -52,6 +52,26 @@ at::Tensor reference_glu(const at::Tensor& gate_up_N2F, Activation activation) {
   return 0.5 * gate * (1 + at::tanh(inner)) * halves[1];
 }
 
+at::Tensor reference_mlp(const MlpSpec& spec, const MlpParams& params, const at::Tensor& x_NH) {
+  const auto one = [&](const at::Tensor& gate_up, const at::Tensor& down) {
+    return at::matmul(reference_glu(at::matmul(x_NH, gate_up.t()), spec.activation), down.t());
+  };
+  if (!spec.experts) {
+    return one(params.gate_up.weight_OI, params.down.weight_OI);
+  }
+  const at::Tensor probs_NE = at::softmax(at::matmul(x_NH, params.router.weight_OI.t()), -1);
+  const auto [weights_NK, experts_NK] = probs_NE.topk(spec.experts->per_token, 1);
+  const at::Tensor chosen_NK = spec.experts->normalise ? weights_NK / weights_NK.sum(1, /*keepdim=*/true) : weights_NK;
+  const int64_t count = spec.experts->count;
+  const auto gate_ups = params.gate_up.weight_OI.chunk(count), downs = params.down.weight_OI.chunk(count);
+  at::Tensor y_NH = at::zeros_like(x_NH);
+  for (int64_t expert = 0; expert < count; ++expert) {
+    const at::Tensor weight_N1 = (chosen_NK * experts_NK.eq(expert)).sum(1, /*keepdim=*/true);
+    y_NH = y_NH + weight_N1 * one(gate_ups[static_cast<size_t>(expert)], downs[static_cast<size_t>(expert)]);
+  }
+  return y_NH;
+}
+
 at::Tensor reference_block(const BlockContext& context, const BlockParams& params, const at::Tensor& x_NH) {
   const LayerKind& kind = context.kind;
   const AttentionSpec& spec = kind.attention;
@@ -95,9 +115,7 @@ at::Tensor reference_block(const BlockContext& context, const BlockParams& param
       params.attention.o.weight_OI.t());
   const at::Tensor mid =
       x_NH + norm_if(outer.after, attention, out_weight(outer, params.attn_norm_H, params.attn_out_norm_H));
-  const at::Tensor gate_up =
-      at::matmul(norm_if(inner.before, mid, params.mlp_norm_H), params.mlp.gate_up.weight_OI.t());
-  const at::Tensor mlp = at::matmul(reference_glu(gate_up, kind.mlp.activation), params.mlp.down.weight_OI.t());
+  const at::Tensor mlp = reference_mlp(kind.mlp, params.mlp, norm_if(inner.before, mid, params.mlp_norm_H));
   return mid + norm_if(inner.after, mlp, out_weight(inner, params.mlp_norm_H, params.mlp_out_norm_H));
 }
 

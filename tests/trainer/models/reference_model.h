@@ -12,6 +12,8 @@ at::Tensor reference_attention(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const std::vector<int64_t>& boundaries,
     const AttentionOptions& options);
 at::Tensor reference_glu(const at::Tensor& gate_up_N2F, Activation activation);
+// The MLP, or the experts, each of which is computed for all tokens.
+at::Tensor reference_mlp(const MlpSpec& spec, const MlpParams& params, const at::Tensor& x_NH);
 at::Tensor reference_block(const BlockContext& context, const BlockParams& params, const at::Tensor& x_NH);
 
 // Leaf copies that ask for a gradient.

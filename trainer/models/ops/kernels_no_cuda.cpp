@@ -1,3 +1,4 @@
+#include "trainer/models/ops/combine_kernel.h"
 #include "trainer/models/ops/embedding_kernel.h"
 #include "trainer/models/ops/float8_kernel.h"
 #include "trainer/models/ops/glu_kernel.h"
@@ -69,6 +70,10 @@ const char* launch_float8_round_part(const Float8PartArgs&, CUstream_st*) {
 }
 
 const char* launch_normal(const NormalArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_combine(const CombineArgs&, CUstream_st*) {
   return kNoKernels;
 }
 

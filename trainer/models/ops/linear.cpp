@@ -8,6 +8,18 @@ at::Tensor linear_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, c
   return bias_O.defined() ? at::addmm(bias_O, x_NI, weight_OI.t()) : at::mm(x_NI, weight_OI.t());
 }
 
+at::Tensor linear_forward_fp32(const at::Tensor& x_NI, const at::Tensor& weight_OI) {
+  if (x_NI.scalar_type() == at::kFloat || x_NI.scalar_type() == at::kDouble) {
+    return at::mm(x_NI, weight_OI.t());
+  }
+  if (!device::runs_on_cuda(x_NI)) {
+    return at::mm(x_NI.to(at::kFloat), weight_OI.to(at::kFloat).t());
+  }
+  at::Tensor y_NO = at::empty({x_NI.size(0), weight_OI.size(0)}, x_NI.options().dtype(at::kFloat));
+  at::addmm_out(y_NO, y_NO, x_NI, weight_OI.t(), at::kFloat, /*beta=*/0);
+  return y_NO;
+}
+
 at::Tensor linear_backward_input(const at::Tensor& dy_NO, const at::Tensor& weight_OI) {
   return at::mm(dy_NO, weight_OI);
 }

@@ -8,6 +8,9 @@ namespace distill::models {
 // x W^T (+ bias). `bias_O` may be undefined.
 at::Tensor linear_forward(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O = {});
 
+// x W^T in fp32 (fp64 for fp64), without rounding to the operands' dtype.
+at::Tensor linear_forward_fp32(const at::Tensor& x_NI, const at::Tensor& weight_OI);
+
 // dy W.
 at::Tensor linear_backward_input(const at::Tensor& dy_NO, const at::Tensor& weight_OI);
 

@@ -1,0 +1,80 @@
+#include "trainer/models/moe_layer.h"
+
+#include <ATen/ATen.h>
+
+#include "trainer/models/ops/glu.h"
+#include "trainer/models/ops/linear.h"
+
+namespace distill::models {
+namespace {
+
+// The weight of each visit, sorted by expert: [M, 1].
+at::Tensor sorted_weights(const Routing& routing, const ExpertsSpec& experts) {
+  return visit_weights(routing, experts.normalise).flatten().index_select(0, routing.visits_M).unsqueeze(1);
+}
+
+} // namespace
+
+void moe_layer_rebuild(const MlpContext& context, const MlpParams& params, SublayerInput& input, MlpSaved& saved) {
+  const at::Tensor x_NH = operand_of(params.router, input).values_NI;
+  saved.routing = route(linear_forward_fp32(x_NH, params.router.weight_OI), context.spec.experts->per_token);
+  const Operand rows = operand_of_rows(params.gate_up, x_NH, visiting_tokens(saved.routing));
+  saved.gate_up_N2F = multiply_groups(params.gate_up, rows, saved.routing.ends_E);
+}
+
+at::Tensor moe_layer_output(
+    const MlpContext& context, const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH,
+    bool in_place) {
+  const Routing& routing = saved.routing;
+  at::Tensor act_MF = glu_forward(saved.gate_up_N2F, context.spec.activation);
+  act_MF.mul_(sorted_weights(routing, *context.spec.experts));
+  const at::Tensor rows_MH = multiply_groups(params.down, operand_of(params.down, act_MF), routing.ends_E);
+  act_MF.reset();
+  return combine_visits(rows_MH, routing.places_NK, residual_NH, in_place);
+}
+
+at::Tensor moe_layer_backward(
+    const MlpContext& context, const MlpParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH,
+    const SublayerInput& input, MlpSaved& saved, MlpParams& grads, at::Tensor& dnorm_H) {
+  const ExpertsSpec& experts = *context.spec.experts;
+  Routing& routing = saved.routing;
+  const at::Tensor tokens_M = visiting_tokens(routing);
+  const at::Tensor weights_M1 = sorted_weights(routing, experts);
+  at::Tensor drows_MH = dy_NH.index_select(0, tokens_M);
+  dy_NH.reset();
+  at::Tensor dact_MF = input_gradient_of_groups(params.down, drows_MH, routing.ends_E); // of the weighted product
+  at::Tensor act_MF = glu_forward(saved.gate_up_N2F, context.spec.activation);
+  const at::Tensor dweights_M = (dact_MF * act_MF).sum(1, /*keepdim=*/false, routing.probs_NE.scalar_type());
+  if (grads.down.needs_input()) {
+    act_MF.mul_(weights_M1);
+    add_weight_gradient_of_groups(params.down, grads.down, drows_MH, act_MF, routing.ends_E);
+  }
+  act_MF.reset();
+  drows_MH.reset();
+  dact_MF.mul_(weights_M1);
+  glu_backward_(dact_MF, saved.gate_up_N2F, context.spec.activation, /*needs_act=*/false);
+  at::Tensor dgate_up_M2F = std::move(saved.gate_up_N2F);
+  dact_MF.reset();
+  const at::Tensor x_NH = input.value();
+  if (grads.gate_up.needs_input()) {
+    add_weight_gradient_of_groups(
+        params.gate_up, grads.gate_up, dgate_up_M2F, x_NH.index_select(0, tokens_M), routing.ends_E);
+  }
+  at::Tensor dvisits_MH = input_gradient_of_groups(params.gate_up, dgate_up_M2F, routing.ends_E);
+  dgate_up_M2F.reset();
+
+  const at::Tensor dweights_NK = dweights_M.index_select(0, routing.places_NK.flatten()).view_as(routing.places_NK);
+  const at::Tensor dlogits_NE =
+      routing_backward(
+          routing, experts.normalise, dweights_NK,
+          context.balance != nullptr ? context.balance->probability_gradient(routing) : at::Tensor())
+          .to(x_NH.scalar_type());
+  add_weight_gradient(params.router, grads.router, dlogits_NE, x_NH);
+  at::Tensor dinput_NH =
+      combine_visits(dvisits_MH, routing.places_NK, input_gradient(params.router, dlogits_NE), /*in_place=*/true);
+  dvisits_MH.reset();
+  routing = {};
+  return input.gradient(std::move(dinput_NH), dstream_NH, dnorm_H);
+}
+
+} // namespace distill::models

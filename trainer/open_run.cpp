@@ -83,7 +83,8 @@ absl::StatusOr<std::optional<checkpoint::Resumed>> resume(OpenedRun& run) {
   const config::Config& config = run.context->config();
   const sharding::Mesh& mesh = run.context->mesh();
   const checkpoint::RunIdentity own{
-      describe_shape(run.models->student->config()), "AdamW, float32 moments",
+      describe_shape(run.models->student->config()),
+      absl::StrFormat("AdamW, %s moments", base::enum_name(config.optimizer.moments)),
       base::hex(run.data->set().tokenizer_hash())};
   RETURN_IF_ERROR(check_same_inputs(
       config, mesh, absl::StrCat(run.data->stages().back().data.text, own.tokenizer),

@@ -90,6 +90,8 @@ def test_planned_bytes_are_those_allocated(tmp_path, models, long_shard, family,
         {"parallel": {"processes": 2}, "memory": {"optimizer": "host", "activation": "offload_input"}},
         {"memory": {"optimizer": "host"}},
         {"memory": {"optimizer": "host,device"}},
+        {"optimizer": {"moments": "bfloat16"}},
+        {"optimizer": {"moments": "bfloat16"}, "memory": {"optimizer": "host"}},
         {"parallel": {"processes": 2}, "memory": {"optimizer": "device,host", "activation": "keep,offload"}},
         {"parallel": {"processes": 2, "gather": "copy"}, "memory": {"optimizer": "device,host"}},
         # Groups of 384 tokens, which a batch's ignored tokens do not make smaller.

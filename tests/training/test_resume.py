@@ -61,19 +61,21 @@ def state_files(run, step):
 
 
 @pytest.mark.parametrize(
-    "threads, parallel",
+    "threads, parallel, moments",
     [
-        (1, {"processes": 1}),
-        (2, {"processes": 1}),
-        (1, {"processes": 2}),
-        (1, {"processes": 4}),
-        (1, {"processes": 4, "shard": 2, "replicate": 2}),
+        (1, {"processes": 1}, "float32"),
+        (2, {"processes": 1}, "float32"),
+        (1, {"processes": 2}, "float32"),
+        (1, {"processes": 4}, "float32"),
+        (1, {"processes": 4, "shard": 2, "replicate": 2}, "float32"),
+        (2, {"processes": 1}, "bfloat16"),
+        (1, {"processes": 4, "shard": 2, "replicate": 2}, "bfloat16"),
     ],
 )
-def test_two_halves_equal_the_whole_bit_for_bit(tmp_path, config, threads, parallel):
+def test_two_halves_equal_the_whole_bit_for_bit(tmp_path, config, threads, parallel, moments):
     if tiny.DEVICE == "cuda" and parallel["processes"] > torch.cuda.device_count():
         pytest.skip(f"needs {parallel['processes']} GPUs, {torch.cuda.device_count()} are visible")
-    sections = {"checkpoint": {"every": 6}, "parallel": parallel}
+    sections = {"checkpoint": {"every": 6}, "parallel": parallel, "optimizer": {"moments": moments}}
     whole = config("whole", 12, **sections)
     whole["train"]["micro_batch_size"] = 1
     run = tiny.train(tmp_path / "whole", whole, threads=threads)
@@ -93,6 +95,20 @@ def test_two_halves_equal_the_whole_bit_for_bit(tmp_path, config, threads, paral
     assert state_files(run, 12) == state
     for found, reference in zip(tiny.read_metrics(run), metrics, strict=True):
         assert timeless(found) == timeless(reference)
+
+
+def test_moments_of_another_dtype_are_refused(tmp_path, config):
+    before = config("run", 2)
+    run = tiny.train(tmp_path / "run", before)
+    sizes = {path.stat().st_size for path in (run / "checkpoints" / "step-2").glob("rank-*")}
+    after = config("run", 4, optimizer={"moments": "bfloat16"})
+    path = tiny.write_config(tmp_path / "run", after)
+    message = tiny.distill("--config", path, "--resume", code=tiny.BAD_INPUT).stderr
+    assert "checkpoint: AdamW, float32 moments" in message and "this run:   AdamW, bfloat16 moments" in message
+    small = config("small", 2, optimizer={"moments": "bfloat16"})
+    run = tiny.train(tmp_path / "small", small)
+    halves = {path.stat().st_size for path in (run / "checkpoints" / "step-2").glob("rank-*")}
+    assert 0.6 < max(halves) / max(sizes) < 0.75  # 8 bytes for each parameter instead of 12, and what else there is
 
 
 def test_the_ranks_may_change_from_one_part_of_a_run_to_the_next(tmp_path, config):

@@ -69,6 +69,7 @@ absl::Status StateReader::read_elements(File& file, const hf::TensorInfo& tensor
 absl::Status StateReader::read(int64_t unit, const char* what, int64_t begin, at::Tensor dst) {
   const int64_t end = std::min(begin + dst.numel(), index_.units[static_cast<size_t>(unit)].numel);
   const std::string name = tensor_name(unit, what);
+  ASSIGN_OR_RETURN(const std::string dtype, hf::safetensors_dtype(dst.scalar_type()));
   for (size_t i = 0; i < index_.files.size(); ++i) {
     const Range& range = index_.files[i].ranges[static_cast<size_t>(unit)];
     const int64_t from = std::max(begin, range.begin), to = std::min(end, range.begin + range.numel);
@@ -78,10 +79,10 @@ absl::Status StateReader::read(int64_t unit, const char* what, int64_t begin, at
     ASSIGN_OR_RETURN(File* const file, open(static_cast<int64_t>(i)));
     const auto found = file->header.tensors.find(name);
     const bool fits =
-        found != file->header.tensors.end() && found->second.dtype == "F32" && found->second.numel() == range.numel;
+        found != file->header.tensors.end() && found->second.dtype == dtype && found->second.numel() == range.numel;
     if (!fits) {
       return absl::DataLossError(absl::StrCat(
-          file->bytes->path(), ": tensor ", name, ": expected F32 with ", range.numel, " elements, found ",
+          file->bytes->path(), ": tensor ", name, ": expected ", dtype, " with ", range.numel, " elements, found ",
           found == file->header.tensors.end() ? "none"
                                               : absl::StrCat(found->second.dtype, " with ", found->second.numel())));
     }

@@ -24,7 +24,7 @@ class StateReader {
   StateReader(std::string folder, const Index& index) : folder_(std::move(folder)), index_(index) {}
 
   // Reads elements [begin, begin + dst.numel()) of a unit's flat buffer; sets elements past the unit's end to zero.
-  // dst: fp32, one-dimensional, contiguous, on any device.
+  // dst: one-dimensional, contiguous, on any device; its dtype is the one that must be stored.
   absl::Status read(int64_t unit, const char* what, int64_t begin, at::Tensor dst);
 
   // Reads a whole tensor of one rank's file: the step counter or a generator's state. Returns an undefined tensor if

@@ -104,6 +104,15 @@ constexpr auto enum_names(ReduceDtype) {
   return base::names_of<ReduceDtype>("float32", "bfloat16");
 }
 
+// Of AdamW's moments, which are updated in fp32.
+enum class MomentsDtype {
+  kFloat32,
+  kBFloat16, // rounded stochastically
+};
+constexpr auto enum_names(MomentsDtype) {
+  return base::names_of<MomentsDtype>("float32", "bfloat16");
+}
+
 // How the gradients of a step's micro-batches are added up over ranks.
 enum class Accumulate {
   kReduceEach, // every micro-batch is reduced into the shards
@@ -256,6 +265,7 @@ struct OptimizerSection {
   double eps = 1e-8;
   double weight_decay = 0.1; // on matrices only
   double max_grad_norm = 1.0; // 0: no clipping
+  MomentsDtype moments = MomentsDtype::kFloat32;
 };
 
 struct SchedulerSection {

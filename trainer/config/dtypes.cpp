@@ -31,6 +31,14 @@ at::ScalarType scalar_type(ReduceDtype dtype) {
   return dtype == ReduceDtype::kBFloat16 ? at::kBFloat16 : at::kFloat;
 }
 
+at::ScalarType scalar_type(MomentsDtype dtype) {
+  return dtype == MomentsDtype::kBFloat16 ? at::kBFloat16 : at::kFloat;
+}
+
+int64_t state_bytes(const OptimizerSection& optimizer) {
+  return static_cast<int64_t>(c10::elementSize(at::kFloat) + 2 * c10::elementSize(scalar_type(optimizer.moments)));
+}
+
 at::ScalarType scalar_type(StoredDtype dtype, const models::ModelConfig& model) {
   switch (dtype == StoredDtype::kAuto ? *base::enum_named<StoredDtype>(model.dtype) : dtype) {
     case StoredDtype::kAuto:

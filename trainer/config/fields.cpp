@@ -140,6 +140,9 @@ std::vector<Field> optimizer_fields() {
       {"optimizer", "max_grad_norm",
        Real{member<kOptimizer, &OptimizerSection::max_grad_norm>, kLeast, kMost, false, false, /*or_zero=*/true}, "",
        "Global L2 norm that gradients are clipped to. 0: no clipping."},
+      {"optimizer", "moments", one_of<kOptimizer, &OptimizerSection::moments>(), "",
+       "Dtype of the moments in memory and in checkpoints. bfloat16: 4 bytes less for each parameter; moments are updated "
+       "in float32 and rounded stochastically, alike on any number of ranks and after a resumption."},
   };
 }
 
@@ -193,7 +196,7 @@ std::vector<Field> checkpoint_fields() {
        "Number of checkpoints that are kept; older ones are deleted. One more is on the disk while the next one is "
        "being written."},
       {"checkpoint", "async", Boolean{member<kCheckpoint, &CheckpointSection::async>}, "",
-       "Copy the state to host memory (12 bytes for each parameter of this rank's shard) and write it while training "
+       "Copy the state to host memory (master weights and moments of this rank's shard) and write it while training "
        "continues. false: training waits until the checkpoint is written."},
       {"checkpoint", "on_error", one_of<kCheckpoint, &CheckpointSection::on_error>(), "",
        "What happens when a periodic checkpoint cannot be written (full disk, missing folder). stop: the run ends with "

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/_fused_adamw.h>
 
+#include "trainer/config/dtypes.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/device/simulation.h"
 #include "trainer/models/ops/kernel_launch.h"
@@ -24,10 +25,11 @@ bool runs_on_cuda(const sharding::ModelShards& model) {
 AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& options, int64_t piece)
     : model_(model), options_(options) {
   const device::LabelScope label(device::Category::kMoments);
-  int64_t largest = 0;
+  const at::ScalarType moments = config::scalar_type(options.moments);
+  int64_t largest = 0; // shard on the host
   for (int64_t i = 0; i < model.num_units(); ++i) {
     const sharding::UnitShard& unit = model.unit(i);
-    moments_.push_back({model.zeros_of_state(i), model.zeros_of_state(i)});
+    moments_.push_back({model.zeros_of_state(i, moments), model.zeros_of_state(i, moments)});
     largest = model.state_on_host(i) ? std::max(largest, unit.shard.numel) : largest;
     // A unit's vectors come before its matrices, so that weight decay divides it into two slices at most.
     int64_t first_matrix = unit.layout.numel;
@@ -50,7 +52,11 @@ AdamW::AdamW(sharding::ModelShards& model, const config::OptimizerSection& optio
     }
   }
   const int64_t stages = std::min(model.options().state.stages, static_cast<int64_t>(pieces_.size()));
-  host_state_ = std::make_unique<HostState>(model.options().device, stage, stages);
+  host_state_ = std::make_unique<HostState>(model.options().device, moments, stage, stages);
+}
+
+bool AdamW::uses_kernel() const {
+  return runs_on_cuda(model_) || options_.moments == config::MomentsDtype::kBFloat16;
 }
 
 void AdamW::add_slice(Group& group, const Piece& piece, const OptimizerState& state, int64_t begin, int64_t end) {
@@ -88,7 +94,7 @@ void AdamW::step(double lr, const GradNorm& grad_norm) {
   model_.weights_changed();
 }
 
-void AdamW::update_on_gpu(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm) {
+void AdamW::update_with_kernel(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm) {
   const sharding::UnitShard& unit = model_.unit(piece.unit);
   const int64_t begin = unit.shard.begin + piece.begin; // position in the whole unit
   const int64_t count = std::min(begin + piece.count, unit.layout.numel) - begin;
@@ -98,9 +104,14 @@ void AdamW::update_on_gpu(const Piece& piece, const OptimizerState& state, doubl
   AdamWArgs args{};
   args.params = state.master.mutable_data_ptr<float>();
   args.gradient = unit.gradient.const_data_ptr<float>() + piece.begin;
-  args.exp_avg = state.exp_avg.mutable_data_ptr<float>();
-  args.exp_avg_sq = state.exp_avg_sq.mutable_data_ptr<float>();
-  args.bf16_copy = has_bf16_copy(unit) ? unit.weights.mutable_data_ptr<at::BFloat16>() + piece.begin : nullptr;
+  args.exp_avg = state.exp_avg.mutable_data_ptr();
+  args.exp_avg_sq = state.exp_avg_sq.mutable_data_ptr();
+  args.bf16_moments = state.exp_avg.scalar_type() == at::kBFloat16;
+  args.unit = piece.unit;
+  args.first = begin;
+  args.bf16_copy = runs_on_cuda(model_) && has_bf16_copy(unit)
+      ? unit.weights.mutable_data_ptr<at::BFloat16>() + piece.begin
+      : nullptr;
   args.n = count;
   args.decay_begin = std::clamp<int64_t>(first_matrix_[piece.unit] - begin, 0, count);
   args.lr = lr;
@@ -111,7 +122,11 @@ void AdamW::update_on_gpu(const Piece& piece, const OptimizerState& state, doubl
   args.step_count = step_count_.const_data_ptr<float>();
   args.grad_scale = grad_norm.grad_scale.const_data_ptr<float>();
   args.found_inf = grad_norm.found_inf.const_data_ptr<float>();
-  models::run_kernel("AdamW", launch_adamw, args, model_.options().device);
+  if (runs_on_cuda(model_)) {
+    models::run_kernel("AdamW", launch_adamw, args, model_.options().device);
+  } else if (!state.master.is_meta()) {
+    adamw_on_cpu(args);
+  }
 }
 
 void AdamW::update_with_aten(const Group& group, double lr, const GradNorm& grad_norm) {
@@ -127,21 +142,20 @@ void AdamW::update_with_aten(const Group& group, double lr, const GradNorm& grad
 }
 
 void AdamW::step_on_device(double lr, const GradNorm& grad_norm) {
-  const bool on_gpu = runs_on_cuda(model_);
   Group vectors, matrices;
   matrices.weight_decay = options_.weight_decay;
   for (int64_t i = 0; i < model_.num_units(); ++i) {
     if (model_.state_on_host(i)) {
       continue;
     }
-    if (on_gpu) {
-      update_on_gpu(whole(i), state(whole(i)), lr, grad_norm);
+    if (uses_kernel()) {
+      update_with_kernel(whole(i), state(whole(i)), lr, grad_norm);
     } else {
       add_slice(vectors, whole(i), state(whole(i)), 0, first_matrix_[i]);
       add_slice(matrices, whole(i), state(whole(i)), first_matrix_[i], model_.unit(i).layout.numel);
     }
   }
-  if (on_gpu) {
+  if (runs_on_cuda(model_)) {
     return;
   }
   update_with_aten(vectors, lr, grad_norm);
@@ -155,8 +169,8 @@ void AdamW::step_on_device(double lr, const GradNorm& grad_norm) {
 
 void AdamW::update_staged(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm) {
   sharding::UnitShard& unit = model_.unit(piece.unit);
-  if (runs_on_cuda(model_)) {
-    update_on_gpu(piece, state, lr, grad_norm);
+  if (uses_kernel()) {
+    update_with_kernel(piece, state, lr, grad_norm);
   } else {
     Group vectors, matrices;
     matrices.weight_decay = options_.weight_decay;

@@ -11,8 +11,9 @@
 
 namespace distill::optim {
 
-// AdamW (Loshchilov and Hutter, 2019) on the flat fp32 master shards of every unit. Decay applies to matrices only, not
-// to norms and biases. A step whose gradients are not finite changes nothing, its step counter included.
+// AdamW (Loshchilov and Hutter, 2019) on the flat fp32 master shards of every unit, with moments in fp32 or bf16. Decay
+// applies to matrices only, not to norms and biases. A step whose gradients are not finite changes nothing, its step
+// counter included.
 //
 // The moments of a unit are where its master weights are. Units whose state is on the device are updated on the compute
 // stream. The state of the others is in host memory and passes through the device piece by piece, overlapped with the
@@ -33,7 +34,7 @@ class AdamW {
   // device.
   void wait();
 
-  // Moments of one unit: flat fp32, stored where its master weights are.
+  // Moments of one unit: flat, stored where its master weights are.
   struct Moments {
     at::Tensor exp_avg;
     at::Tensor exp_avg_sq;
@@ -67,8 +68,10 @@ class AdamW {
     return OptimizerState{model_.unit(piece.unit).master, moments_[piece.unit].exp_avg, moments_[piece.unit].exp_avg_sq}
         .narrow(piece.begin, piece.count);
   }
+  // Whether the units are updated by the kernel of adamw_kernel.h, or by ATen's.
+  bool uses_kernel() const;
   // Queue the update of a piece whose state is on the device.
-  void update_on_gpu(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm);
+  void update_with_kernel(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm);
   void update_staged(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm);
 
   // Tensors of all units that share one weight decay.

@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
+
+#include "trainer/optim/adamw_math.h"
 
 static_assert(__cplusplus >= 202002L, "CUDA sources are C++20");
 
@@ -15,44 +18,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kVector = 4;
 constexpr int64_t kMaxBlocks = 8192; // for more elements, each block loops
-
-// Values that all elements share, in fp32 as in at::_fused_adamw_.
-struct Factors {
-  float lr;
-  float beta1;
-  float beta2;
-  float eps;
-  float weight_decay;
-  float grad_scale;
-  float step_size;
-  float bias_correction2_sqrt;
-};
-
-__device__ __forceinline__ Factors factors_of(const AdamWArgs& args) {
-  Factors f;
-  f.lr = static_cast<float>(args.lr);
-  f.beta1 = static_cast<float>(args.beta1);
-  f.beta2 = static_cast<float>(args.beta2);
-  f.eps = static_cast<float>(args.eps);
-  f.weight_decay = static_cast<float>(args.weight_decay);
-  f.grad_scale = args.grad_scale == nullptr ? 1.0F : *args.grad_scale;
-  const float step = *args.step_count;
-  f.step_size = f.lr / (1.0F - powf(f.beta1, step));
-  f.bias_correction2_sqrt = sqrtf(1.0F - powf(f.beta2, step));
-  return f;
-}
-
-__device__ __forceinline__ void update(
-    const Factors& f, bool decays, float gradient, float& param, float& exp_avg, float& exp_avg_sq) {
-  gradient /= f.grad_scale;
-  if (decays) {
-    param -= f.lr * f.weight_decay * param;
-  }
-  exp_avg = fmaf(f.beta1, exp_avg, fmaf(-f.beta1, gradient, gradient));
-  const float square = gradient * gradient;
-  exp_avg_sq = fmaf(f.beta2, exp_avg_sq, fmaf(-f.beta2, square, square));
-  param -= f.step_size * exp_avg / (sqrtf(exp_avg_sq) / f.bias_correction2_sqrt + f.eps);
-}
 
 // kVector elements, or one, at `i`.
 template <int V>
@@ -90,43 +55,93 @@ struct Elements {
   }
 };
 
+// Moments of V elements, stored as `Moment`: float, or uint16_t for the bits of bf16.
 template <int V>
-__device__ __forceinline__ void step_at(const AdamWArgs& args, const Factors& f, int64_t i) {
-  Elements<V> param, gradient, exp_avg, exp_avg_sq;
-  param.load(args.params, i);
-  gradient.load(args.gradient, i);
-  exp_avg.load(args.exp_avg, i);
-  exp_avg_sq.load(args.exp_avg_sq, i);
+__device__ __forceinline__ void load_moments(Elements<V>& values, const float* data, int64_t i) {
+  values.load(data, i);
+}
+template <int V>
+__device__ __forceinline__ void load_moments(Elements<V>& values, const uint16_t* data, int64_t i) {
+  uint16_t bits[V];
+  if constexpr (V == 1) {
+    bits[0] = data[i];
+  } else {
+    const uint2 words = *reinterpret_cast<const uint2*>(data + i);
+    memcpy(bits, &words, sizeof(words));
+  }
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    update(
+    values.value[j] = widen(bits[j]);
+  }
+}
+
+template <int V>
+__device__ __forceinline__ void store_rounded(
+    const Elements<V>& values, const uint32_t* words, int shift, uint16_t* data, int64_t i) {
+  uint16_t bits[V];
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    bits[j] = round_stochastically(values.value[j], words[j] >> shift & 0xFFFFU);
+  }
+  if constexpr (V == 1) {
+    data[i] = bits[0];
+  } else {
+    uint2 packed;
+    memcpy(&packed, bits, sizeof(packed));
+    *reinterpret_cast<uint2*>(data + i) = packed;
+  }
+}
+
+template <int V, typename Moment>
+__device__ __forceinline__ void step_at(const AdamWArgs& args, const AdamWFactors& f, int64_t i) {
+  Elements<V> param, gradient, exp_avg, exp_avg_sq;
+  auto* const first_moments = static_cast<Moment*>(args.exp_avg);
+  auto* const second_moments = static_cast<Moment*>(args.exp_avg_sq);
+  param.load(args.params, i);
+  gradient.load(args.gradient, i);
+  load_moments(exp_avg, first_moments, i);
+  load_moments(exp_avg_sq, second_moments, i);
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    update_element(
         f, f.weight_decay != 0 && i + j >= args.decay_begin, gradient.value[j], param.value[j], exp_avg.value[j],
         exp_avg_sq.value[j]);
   }
   param.store(args.params, i);
-  exp_avg.store(args.exp_avg, i);
-  exp_avg_sq.store(args.exp_avg_sq, i);
+  if constexpr (std::is_same_v<Moment, float>) {
+    exp_avg.store(first_moments, i);
+    exp_avg_sq.store(second_moments, i);
+  } else {
+    const int64_t element = args.first + i;
+    uint32_t words[kRoundingGroup];
+    rounding_words(f.step, args.unit, element / kRoundingGroup, words);
+    if constexpr (V == 1) {
+      words[0] = words[element % kRoundingGroup];
+    }
+    store_rounded(exp_avg, words, 0, first_moments, i);
+    store_rounded(exp_avg_sq, words, 16, second_moments, i);
+  }
   if (args.bf16_copy != nullptr) {
     param.store(static_cast<__nv_bfloat16*>(args.bf16_copy), i);
   }
 }
 
-template <int V>
+template <int V, typename Moment>
 __global__ __launch_bounds__(kThreads) void adamw(const __grid_constant__ AdamWArgs args) {
   if (args.found_inf != nullptr && *args.found_inf != 0) {
     return;
   }
-  const Factors f = factors_of(args);
+  const AdamWFactors f = factors_of(args);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   const int64_t vectors = args.n / V;
   for (int64_t v = first; v < vectors; v += step) {
-    step_at<V>(args, f, v * V);
+    step_at<V, Moment>(args, f, v * V);
   }
   if constexpr (V > 1) {
     const int64_t rest = vectors * V + first;
     if (rest < args.n) {
-      step_at<1>(args, f, rest);
+      step_at<1, Moment>(args, f, rest);
     }
   }
 }
@@ -135,21 +150,28 @@ bool aligned(const void* pointer, uintptr_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
 
+template <typename Moment>
+void launch(const AdamWArgs& args, CUstream_st* stream) {
+  constexpr uintptr_t kMoments = sizeof(Moment) * kVector;
+  static_assert(kVector == kRoundingGroup);
+  const bool wide = args.first % kRoundingGroup == 0 && aligned(args.params, 16) && aligned(args.gradient, 16) &&
+      aligned(args.exp_avg, kMoments) && aligned(args.exp_avg_sq, kMoments) && aligned(args.bf16_copy, 8);
+  const int64_t per_block = kThreads * (wide ? kVector : 1);
+  const unsigned blocks = static_cast<unsigned>(std::min<int64_t>((args.n + per_block - 1) / per_block, kMaxBlocks));
+  if (wide) {
+    adamw<kVector, Moment><<<blocks, kThreads, 0, stream>>>(args);
+  } else {
+    adamw<1, Moment><<<blocks, kThreads, 0, stream>>>(args);
+  }
+}
+
 } // namespace
 
 const char* launch_adamw(const AdamWArgs& args, CUstream_st* stream) {
   if (args.n == 0) {
     return nullptr;
   }
-  const bool wide = aligned(args.params, 16) && aligned(args.gradient, 16) && aligned(args.exp_avg, 16) &&
-      aligned(args.exp_avg_sq, 16) && aligned(args.bf16_copy, 8);
-  const int64_t per_block = kThreads * (wide ? kVector : 1);
-  const unsigned blocks = static_cast<unsigned>(std::min<int64_t>((args.n + per_block - 1) / per_block, kMaxBlocks));
-  if (wide) {
-    adamw<kVector><<<blocks, kThreads, 0, stream>>>(args);
-  } else {
-    adamw<1><<<blocks, kThreads, 0, stream>>>(args);
-  }
+  args.bf16_moments ? launch<uint16_t>(args, stream) : launch<float>(args, stream);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

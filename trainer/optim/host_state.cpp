@@ -4,13 +4,14 @@
 
 namespace distill::optim {
 
-HostState::HostState(at::Device device, int64_t stage_numel, int64_t stages)
+HostState::HostState(at::Device device, at::ScalarType moments, int64_t stage_numel, int64_t stages)
     : in_(device), update_(device), out_(device), decided_(device), all_left_(device) {
   const device::LabelScope label(device::Category::kStaging);
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
-  const auto buffer = [&] { return at::empty({stage_numel}, options); };
+  const auto buffer = [&](at::ScalarType dtype) {
+    return at::empty({stage_numel}, at::TensorOptions().dtype(dtype).device(device));
+  };
   for (int64_t i = 0; i < stages; ++i) {
-    stages_.emplace_back(device).buffers = {buffer(), buffer(), buffer()};
+    stages_.emplace_back(device).buffers = {buffer(at::kFloat), buffer(moments), buffer(moments)};
   }
 }
 

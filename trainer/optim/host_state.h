@@ -8,10 +8,10 @@
 
 namespace distill::optim {
 
-// Optimizer state, flat fp32: of a unit, or of a piece of one.
+// Optimizer state, flat: of a unit, or of a piece of one.
 struct OptimizerState {
-  at::Tensor master;
-  at::Tensor exp_avg;
+  at::Tensor master; // fp32
+  at::Tensor exp_avg; // the moments: fp32 or bf16
   at::Tensor exp_avg_sq;
 
   OptimizerState narrow(int64_t begin, int64_t count) const {
@@ -24,8 +24,8 @@ struct OptimizerState {
 // pieces on the device at a time as there are stages. On the CPU the copies are made at once, by the same code.
 class HostState {
  public:
-  // `stage_numel`: the elements of the largest piece.
-  HostState(at::Device device, int64_t stage_numel, int64_t stages);
+  // `stage_numel`: the elements of the largest piece. `moments`: their dtype.
+  HostState(at::Device device, at::ScalarType moments, int64_t stage_numel, int64_t stages);
   // Waits for the copies: the host memory may be freed next.
   ~HostState();
   HostState(const HostState&) = delete;

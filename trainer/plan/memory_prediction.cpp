@@ -3,6 +3,7 @@
 #include <bit>
 #include <numeric>
 
+#include "trainer/config/dtypes.h"
 #include "trainer/device/simulation.h"
 #include "trainer/plan/simulated_run.h"
 #include "trainer/sharding/simulated_mesh.h"
@@ -11,13 +12,13 @@
 namespace distill::plan {
 namespace {
 
-// Bytes of the optimizer's state of all units, wherever it is: fp32 master weights and two moments.
-int64_t state_bytes(const sharding::ModelShards& student) {
-  int64_t bytes = 0;
+// Bytes of the optimizer's state of all units, wherever it is.
+int64_t state_bytes(const config::Config& config, const sharding::ModelShards& student) {
+  int64_t elements = 0;
   for (int64_t unit = 0; unit < student.num_units(); ++unit) {
-    bytes += 3 * device::HostSlab::aligned(student.unit(unit).shard.numel * static_cast<int64_t>(sizeof(float)));
+    elements += student.unit(unit).shard.numel;
   }
-  return bytes;
+  return elements * config::state_bytes(config.optimizer);
 }
 
 // Counts the gathers of a simulated step by phase, and those of its first micro-batch apart from those of the others.
@@ -130,7 +131,7 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
         static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(shape.row_bytes())));
   }
   prediction.host_checkpoint =
-      config.checkpoint.async && config.checkpoint.every > 0 ? state_bytes(*models.student) : 0;
+      config.checkpoint.async && config.checkpoint.every > 0 ? state_bytes(config, *models.student) : 0;
   return prediction;
 }
 

@@ -14,7 +14,6 @@ namespace distill::plan {
 namespace {
 
 constexpr double kGiB = 1 << 30;
-constexpr int64_t kStateBytes = 12; // of a parameter's fp32 master weight and moments
 
 int64_t gib_to_bytes(double gib) {
   return static_cast<int64_t>(gib * kGiB);
@@ -53,10 +52,11 @@ bool has_room(const Plan& plan) {
 Placement placement_of(const RunShape& shape, std::vector<models::StatePlace> places) {
   const std::vector<models::UnitLayout> layouts = models::unit_layouts(shape.student);
   const auto units = models::places_of_units(places, shape.student.tie_word_embeddings);
+  const int64_t parameter = config::state_bytes(shape.config.optimizer);
   Placement placement{std::move(places)};
   for (size_t unit = 0; unit < layouts.size(); ++unit) {
     const bool on_host = units[unit] == models::StatePlace::kHost;
-    (on_host ? placement.host_bytes : placement.device_bytes) += kStateBytes * layouts[unit].numel / shape.shard;
+    (on_host ? placement.host_bytes : placement.device_bytes) += parameter * layouts[unit].numel / shape.shard;
   }
   return placement;
 }

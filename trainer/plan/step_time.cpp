@@ -1,5 +1,6 @@
 #include "trainer/plan/step_time.h"
 
+#include "trainer/config/dtypes.h"
 #include "trainer/plan/saved_bytes.h"
 
 namespace distill::plan {
@@ -7,8 +8,6 @@ namespace {
 
 constexpr double kKernelsForward = 12; // of a block
 constexpr double kKernelsBackward = 26;
-
-constexpr double kStateBytes = 12; // of a parameter's fp32 master weight and moments
 
 // What gathers by copies cost the products that they overlap with, as a share of what NCCL's all-gathers do: 0.18 ms
 // against 0.33 to 0.41 ms for a block of 436 MB on four H200.
@@ -278,6 +277,11 @@ double& at_phase(StepTime& time, Phase phase) {
   return time.phases[static_cast<size_t>(phase)];
 }
 
+// Bytes of the optimizer's state for each parameter.
+double state_bytes(const RunShape& shape) {
+  return static_cast<double>(config::state_bytes(shape.config.optimizer));
+}
+
 double teacher_seconds(const RunShape& shape, const Machine& machine) {
   double seconds = static_cast<double>(shape.row_bytes()) / machine.host_bytes;
   for (const ModelRun& run : teacher_runs(shape)) {
@@ -293,8 +297,8 @@ double teacher_seconds(const RunShape& shape, const Machine& machine) {
   return seconds;
 }
 
-// Seconds of the updates of all units on the device. AdamW: master, moments and gradient read, master and moments
-// written, and the compute copy where gathers do not make it; the norm reads the gradient. Float8 weights are made from
+// Seconds of the updates of all units on the device. AdamW reads and writes master and moments, reads the gradient,
+// which the norm has read too, and writes the compute copy where gathers do not make it. Float8 weights are made from
 // the master weights, which several ranks read twice.
 double update_seconds(const RunShape& shape, const Machine& machine) {
   const double element = element_bytes(shape.environment.student_dtype);
@@ -306,7 +310,7 @@ double update_seconds(const RunShape& shape, const Machine& machine) {
         layout.kind == models::UnitKind::kBlock && shape.student.float8.any_of(layout.block) ? shard : 0;
   }
   const double copy = (shape.ranks() == 1 || shape.copies()) && element < 4 ? element : 0;
-  return (parameters * (28 + 4) + (parameters - float8_parameters) * copy +
+  return (parameters * (2 * state_bytes(shape) + 8) + (parameters - float8_parameters) * copy +
           float8_parameters * (shape.shard == 1 ? 5 : 9)) /
       machine.memory_bytes;
 }
@@ -330,7 +334,7 @@ StepTimer::StepTimer(const RunShape& shape, const Machine& machine, const Gather
   reduces_ += tables * unit_reduce(shape, machine, static_cast<double>(shape.student.vocab_size) * hidden);
   for (const models::UnitLayout& unit : models::unit_layouts(shape.student)) {
     const double numel = static_cast<double>(unit.numel) / static_cast<double>(shape.shard);
-    states_.push_back({kStateBytes * numel, unit.kind == models::UnitKind::kBlock});
+    states_.push_back({state_bytes(shape) * numel, unit.kind == models::UnitKind::kBlock});
   }
 }
 
@@ -386,8 +390,8 @@ void StepTimer::add_updates(const std::vector<models::StatePlace>& places, doubl
     bytes += state.bytes;
     largest = std::max(largest, state.bytes);
   }
-  const int64_t piece = sharding::StateMemory::piece_numel(static_cast<int64_t>(largest / kStateBytes));
-  const double staged = std::min(bytes, kStateBytes * static_cast<double>(shape_.state_stages * piece));
+  const int64_t piece = sharding::StateMemory::piece_numel(static_cast<int64_t>(largest / state_bytes(shape_)));
+  const double staged = std::min(bytes, state_bytes(shape_) * static_cast<double>(shape_.state_stages * piece));
   double now = teacher, passed = 0, arrived = 0;
   for (const UnitState& state : states) {
     passed += state.bytes;

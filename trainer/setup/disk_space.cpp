@@ -15,8 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kStateBytes = 12; // for each parameter: the float32 master weight and two moments
-
 std::string gigabytes(int64_t bytes) {
   return absl::StrFormat("%.3g GB", 1e-9 * static_cast<double>(bytes));
 }
@@ -41,7 +39,7 @@ DiskNeed disk_need(const config::Config& config, const models::ModelConfig& stud
   const std::vector<models::UnitLayout> layouts = models::unit_layouts(student);
   DiskNeed need;
   for (const models::UnitLayout& layout : layouts) {
-    need.checkpoint_bytes += layout.numel * kStateBytes;
+    need.checkpoint_bytes += layout.numel * config::state_bytes(config.optimizer);
   }
   const int64_t every = config.checkpoint.every;
   const int64_t periodic = every > 0 ? steps / every : 0;

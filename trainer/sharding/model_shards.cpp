@@ -28,7 +28,7 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
   for (int64_t i = 0; options.trainable && i < num_units(); ++i) {
     UnitShard& unit = units_[i];
     const bool is_weights = unit.weights.scalar_type() == at::kFloat && !state_on_host(i);
-    unit.master = is_weights ? unit.weights : zeros_of_state(i);
+    unit.master = is_weights ? unit.weights : zeros_of_state(i, at::kFloat);
     if (!is_weights) {
       device::label(unit.master, device::Category::kMaster);
     }
@@ -262,13 +262,13 @@ void ModelShards::finish_updates() {
   }
 }
 
-at::Tensor ModelShards::zeros_of_state(int64_t index) const {
+at::Tensor ModelShards::zeros_of_state(int64_t index, at::ScalarType dtype) const {
   const int64_t numel = units_[index].shard.numel;
   if (!state_on_host(index)) {
-    return at::zeros({numel}, at::TensorOptions().dtype(at::kFloat).device(options_.device));
+    return at::zeros({numel}, at::TensorOptions().dtype(dtype).device(options_.device));
   }
-  const auto bytes = numel * static_cast<int64_t>(sizeof(float));
-  return device::HostSlab::take(options_.state.host, bytes).view(at::kFloat).zero_();
+  const auto bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  return device::HostSlab::take(options_.state.host, bytes).view(dtype).zero_();
 }
 
 at::Tensor ModelShards::gather_master(int64_t index, Communicator* shard_axis) const {

@@ -160,8 +160,8 @@ class ModelShards {
   bool state_on_host(int64_t index) const {
     return options_.state.on_host(index);
   }
-  // Returns fp32 zeros of the unit's shard where its master weights are, for the optimizer's moments.
-  at::Tensor zeros_of_state(int64_t index) const;
+  // Returns zeros of the unit's shard where its master weights are, for the optimizer's moments.
+  at::Tensor zeros_of_state(int64_t index, at::ScalarType dtype) const;
 
   // The whole unit's fp32 master weights; all ranks of the shard axis call it together. `shard_axis` null: this rank
   // holds the whole unit.

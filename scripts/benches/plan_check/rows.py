@@ -94,6 +94,8 @@ def rows():
         Row("2g-1b-8b-replicas", "plan", 2, "1b", "8b", settings=("parallel.replicate=2",)),
         Row("2g-1b-70b-keep", "plan", 2, "1b", "70b", steps=4, start_s=25),
         Row("2g-3b-8b-host", "plan", 2, "3b", "8b", settings=(host,)),
+        Row("2g-8b-8b-auto-state", "plan", 2, "8b", "8b",
+            settings=(activation("auto"), "memory.optimizer=auto", budget(75))),
         Row("4g-8b-8b-keep", "plan", 4, "8b", "8b"),
         Row("4g-8b-8b-copy", "plan", 4, "8b", "8b", settings=("parallel.gather=copy",)),
         Row("4g-8b-8b-recompute", "plan", 4, "8b", "8b", settings=(activation("recompute"),)),

@@ -45,15 +45,22 @@ class AdamWKernelTest : public ::testing::Test {
     return {s.params.clone(), s.gradient.clone(), s.exp_avg.clone(), s.exp_avg_sq.clone()};
   }
 
-  // From element `first` on, so that pointers need not be aligned.
+  static void* at_element(at::Tensor tensor, int64_t element) {
+    return static_cast<char*>(tensor.mutable_data_ptr()) + element * static_cast<int64_t>(tensor.element_size());
+  }
+
+  // From element `first` on, so that pointers need not be aligned. On the state's device.
   static void step(
       State& s, at::Tensor bf16, int64_t first, double decay, int64_t decay_begin, const at::Tensor& count,
       const at::Tensor& scale, const at::Tensor& found_inf) {
     AdamWArgs args{};
     args.params = s.params.mutable_data_ptr<float>() + first;
     args.gradient = s.gradient.const_data_ptr<float>() + first;
-    args.exp_avg = s.exp_avg.mutable_data_ptr<float>() + first;
-    args.exp_avg_sq = s.exp_avg_sq.mutable_data_ptr<float>() + first;
+    args.exp_avg = at_element(s.exp_avg, first);
+    args.exp_avg_sq = at_element(s.exp_avg_sq, first);
+    args.bf16_moments = s.exp_avg.scalar_type() == at::kBFloat16;
+    args.unit = 7;
+    args.first = 640 + first;
     args.bf16_copy = bf16.defined() ? bf16.mutable_data_ptr<at::BFloat16>() + first : nullptr;
     args.n = s.params.numel() - first;
     args.decay_begin = decay_begin;
@@ -65,7 +72,11 @@ class AdamWKernelTest : public ::testing::Test {
     args.step_count = count.const_data_ptr<float>();
     args.grad_scale = scale.const_data_ptr<float>();
     args.found_inf = found_inf.const_data_ptr<float>();
-    models::run_kernel("adamw", launch_adamw, args, at::Device(at::kCUDA, 0));
+    if (s.params.is_cpu()) {
+      adamw_on_cpu(args);
+    } else {
+      models::run_kernel("adamw", launch_adamw, args, at::Device(at::kCUDA, 0));
+    }
   }
 
   static void aten_step(
@@ -142,6 +153,28 @@ TEST_F(AdamWKernelTest, ASkippedStepWritesNothing) {
   EXPECT_TRUE(at::equal(ours.exp_avg, start.exp_avg));
   EXPECT_TRUE(at::equal(ours.exp_avg_sq, start.exp_avg_sq));
   EXPECT_TRUE(bf16.eq(7).all().item<bool>());
+}
+
+// The same random numbers; where a moment differs in the last bit of its fp32 value, it may be rounded the other way.
+TEST_F(AdamWKernelTest, MomentsInBFloat16AreRoundedAsOnTheCpu) {
+  for (const int64_t n : {3, 1027, 100'003}) {
+    for (const int64_t first : {0, 1}) {
+      State ours = random_state(n);
+      ours.exp_avg = ours.exp_avg.to(at::kBFloat16);
+      ours.exp_avg_sq = ours.exp_avg_sq.to(at::kBFloat16);
+      State cpu{ours.params.cpu(), ours.gradient.cpu(), ours.exp_avg.cpu(), ours.exp_avg_sq.cpu()};
+      const at::Tensor scale = at::full({1}, 2.5), finite = at::zeros({1});
+      for (int count = 1; count <= 3; ++count) {
+        const at::Tensor step_count = at::full({1}, count);
+        step(ours, {}, first, 0.1, 5, step_count.cuda(), scale.cuda(), finite.cuda());
+        step(cpu, {}, first, 0.1, 5, step_count, scale, finite);
+      }
+      const auto differ = [](const at::Tensor& a, const at::Tensor& b) { return a.cpu().ne(b).sum().item<int64_t>(); };
+      EXPECT_LE(differ(ours.exp_avg, cpu.exp_avg), n / 1000) << n;
+      EXPECT_LE(differ(ours.exp_avg_sq, cpu.exp_avg_sq), n / 1000) << n;
+      EXPECT_LT((ours.params.cpu() - cpu.params).abs().max().item<double>(), 1e-4);
+    }
+  }
 }
 
 // Prints time and bandwidth at a quarter of a Llama-8B block, beside ATen's step and cast.

@@ -55,8 +55,11 @@ GradNorm measure(const sharding::ModelShards& model, double max_norm) {
   return grad_norm_of_square(grad_norm_square(model), max_norm);
 }
 
-config::OptimizerSection optimizer_options() {
+using config::MomentsDtype;
+
+config::OptimizerSection optimizer_options(MomentsDtype moments = MomentsDtype::kFloat32) {
   config::OptimizerSection options;
+  options.moments = moments;
   options.beta1 = 0.9;
   options.beta2 = 0.95;
   options.eps = 1e-8;
@@ -155,25 +158,104 @@ TEST(AdamW, NonFiniteGradientsChangeNothing) {
   EXPECT_EQ(optimizer.step_count().item<float>(), 1);
 }
 
+// Moments in bf16 too: how they are rounded does not depend on the ranks.
 TEST(AdamW, ShardsUpdateLikeTheWholeUnit) {
-  auto whole = random_model(false);
-  AdamW whole_optimizer(*whole, optimizer_options());
-  const GradNorm grad_norm = measure(*whole, 0);
-  whole_optimizer.step(0.05, grad_norm);
-  constexpr int64_t kRanks = 3;
-  for (int64_t rank = 0; rank < kRanks; ++rank) {
-    auto part = random_model(false, rank, kRanks);
-    AdamW optimizer(*part, optimizer_options());
-    optimizer.step(0.05, grad_norm);
-    for (int64_t i = 0; i < part->num_units(); ++i) {
-      const sharding::ShardRange& shard = part->unit(i).shard;
-      const int64_t count = std::min(shard.end(), whole->unit(i).layout.numel) - shard.begin;
-      if (count > 0) {
-        EXPECT_TRUE(
-            at::equal(part->unit(i).master.narrow(0, 0, count), whole->unit(i).master.narrow(0, shard.begin, count)));
+  for (const MomentsDtype moments : {MomentsDtype::kFloat32, MomentsDtype::kBFloat16}) {
+    auto whole = random_model(false);
+    AdamW whole_optimizer(*whole, optimizer_options(moments));
+    const GradNorm grad_norm = measure(*whole, 0);
+    constexpr int kSteps = 3;
+    const auto steps = [&](AdamW& optimizer) { // the gradients stay, unless ATen's kernel divides them by 1
+      for (int step = 0; step < kSteps; ++step) {
+        optimizer.step(0.05, grad_norm);
+      }
+    };
+    steps(whole_optimizer);
+    constexpr int64_t kRanks = 3;
+    for (int64_t rank = 0; rank < kRanks; ++rank) {
+      auto part = random_model(false, rank, kRanks);
+      AdamW optimizer(*part, optimizer_options(moments));
+      steps(optimizer);
+      for (int64_t i = 0; i < part->num_units(); ++i) {
+        const sharding::ShardRange& shard = part->unit(i).shard;
+        const int64_t count = std::min(shard.end(), whole->unit(i).layout.numel) - shard.begin;
+        if (count <= 0) {
+          continue;
+        }
+        const auto same = [&](const at::Tensor& own, const at::Tensor& all) {
+          return at::equal(own.narrow(0, 0, count), all.narrow(0, shard.begin, count));
+        };
+        EXPECT_TRUE(same(part->unit(i).master, whole->unit(i).master));
+        EXPECT_TRUE(same(optimizer.moments(i).exp_avg, whole_optimizer.moments(i).exp_avg));
+        EXPECT_TRUE(same(optimizer.moments(i).exp_avg_sq, whole_optimizer.moments(i).exp_avg_sq));
       }
     }
   }
+}
+
+// The error of a step with bf16 moments is that of their rounding: 2^-8 of each moment, whose expectation is exact.
+TEST_P(AdamWTest, MomentsInBFloat16StayNearTheAlgorithmInFp64) {
+  constexpr int kSteps = 60;
+  constexpr double kLr = 0.01;
+  const auto difference = [&](MomentsDtype moments) {
+    auto model = random_model(GetParam());
+    AdamW optimizer(*model, optimizer_options(moments));
+    const int64_t unit = model->block_unit(0);
+    const models::UnitLayout& layout = model->unit(unit).layout;
+    Reference reference{{model->unit(unit).master.to(at::kDouble)}, {}, {}};
+    reference.exp_avg = reference.exp_avg_sq = {at::zeros_like(reference.params[0])};
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(3);
+    const GradNorm norm = measure(*model, 0);
+    for (int step = 0; step < kSteps; ++step) {
+      const at::Tensor gradient = at::zeros({layout.numel}).normal_(0.5, 1, generator);
+      for (int64_t i = 0; i < model->num_units(); ++i) {
+        model->unit(i).gradient = at::zeros_like(model->unit(i).master);
+      }
+      model->unit(unit).gradient.narrow(0, 0, layout.numel).copy_(gradient);
+      optimizer.step(kLr, norm);
+      reference.step({gradient.to(at::kDouble)}, {true}, kLr);
+    }
+    const int64_t begin = layout.find("qkv")->offset, end = layout.numel; // matrices, which decay
+    const at::Tensor moved = model->unit(unit).master.narrow(0, begin, end - begin).to(at::kDouble);
+    const at::Tensor error = moved - reference.params[0].narrow(0, begin, end - begin);
+    return std::pair(error.abs().mean().item<double>(), std::abs(error.mean().item<double>()));
+  };
+  const auto [fp32, fp32_bias] = difference(MomentsDtype::kFloat32);
+  const auto [bf16, bf16_bias] = difference(MomentsDtype::kBFloat16);
+  EXPECT_LT(fp32, 5e-6);
+  EXPECT_GT(bf16, fp32) << "they are rounded";
+  EXPECT_LT(bf16, 0.01 * kLr * kSteps) << "of the distance that a parameter may go";
+  EXPECT_LT(bf16_bias, 0.3 * bf16) << "errors in both directions";
+}
+
+// With beta2 = 0.999 the second moment moves by less than bf16 resolves in each step: rounding to the nearest value
+// would leave it where it is.
+TEST(AdamW, StochasticRoundingKeepsTheExpectationOfTheSecondMoment) {
+  config::OptimizerSection options = optimizer_options(MomentsDtype::kBFloat16);
+  options.beta2 = 0.999;
+  auto model = random_model(false);
+  AdamW optimizer(*model, options);
+  const GradNorm norm = measure(*model, 0);
+  constexpr int kSteps = 300;
+  double exact = 0, nearest = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    const double gradient = step < 3 ? 1 : 2; // the moment grows from 0.003 towards 4
+    for (int64_t i = 0; i < model->num_units(); ++i) {
+      model->unit(i).gradient = at::full_like(model->unit(i).master, gradient);
+    }
+    optimizer.step(0, norm);
+    exact = 0.999 * exact + 0.001 * gradient * gradient;
+    nearest = static_cast<double>(
+        static_cast<float>(at::BFloat16(static_cast<float>(0.999 * nearest + 0.001 * gradient * gradient))));
+  }
+  const int64_t unit = model->block_unit(0);
+  const at::Tensor moment =
+      optimizer.moments(unit).exp_avg_sq.narrow(0, 0, model->unit(unit).layout.numel).to(at::kDouble);
+  EXPECT_EQ(optimizer.moments(unit).exp_avg_sq.scalar_type(), at::kBFloat16);
+  const double mean = moment.mean().item<double>();
+  const double error_of_mean = moment.std().item<double>() / std::sqrt(static_cast<double>(moment.numel()));
+  EXPECT_NEAR(mean, exact, 5 * error_of_mean);
+  EXPECT_GT(std::abs(nearest - exact), 20 * error_of_mean) << "the test can tell";
 }
 
 // State of tiny_config()'s units, of which the places of two blocks are given, in new host memory.
@@ -198,14 +280,23 @@ struct OnHost {
   std::vector<models::StatePlace> blocks;
   int64_t piece = 0;
   int64_t stages = 4;
+  MomentsDtype moments = MomentsDtype::kFloat32;
 };
 
 TEST_P(AdamWTest, StateInHostMemoryIsUpdatedBitForBitInPiecesOfAnySize) {
   using enum models::StatePlace;
-  const OnHost cases[] = {{{kHost, kHost}, 64},    {{kHost, kHost}, 192},       {{kHost, kHost}},
-                          {{kHost, kDevice}, 64},  {{kDevice, kHost}},          {{kDevice, kHost}, 64, 1},
-                          {{kHost, kHost}, 64, 7}, {{kHost, kDevice}, 64, 1000}};
-  for (const auto& [blocks, piece, stages] : cases) {
+  const OnHost cases[] = {
+      {{kHost, kHost}, 64},
+      {{kHost, kHost}, 192},
+      {{kHost, kHost}},
+      {{kHost, kDevice}, 64},
+      {{kDevice, kHost}},
+      {{kDevice, kHost}, 64, 1},
+      {{kHost, kHost}, 64, 7},
+      {{kHost, kDevice}, 64, 1000},
+      {{kHost, kDevice}, 64, 4, MomentsDtype::kBFloat16},
+      {{kHost, kHost}, 0, 4, MomentsDtype::kBFloat16}};
+  for (const auto& [blocks, piece, stages, moments] : cases) {
     for (const int64_t rank : {0, 2}) {
       const int64_t ranks = rank == 0 ? 1 : 3;
       auto host = random_model(GetParam(), rank, ranks, host_memory(GetParam(), blocks, stages));
@@ -214,7 +305,8 @@ TEST_P(AdamWTest, StateInHostMemoryIsUpdatedBitForBitInPiecesOfAnySize) {
       EXPECT_EQ(host->state_on_host(2), blocks[1] == kHost);
       EXPECT_EQ(host->state_on_host(host->embedding_unit()), blocks[0] == kHost);
       EXPECT_EQ(host->state_on_host(host->head_unit()), blocks[GetParam() ? 0 : 1] == kHost);
-      AdamW host_optimizer(*host, optimizer_options(), piece), device_optimizer(*device, optimizer_options());
+      AdamW host_optimizer(*host, optimizer_options(moments), piece);
+      AdamW device_optimizer(*device, optimizer_options(moments));
       for (int step = 0; step < 4; ++step) {
         const auto gradients = random_model(GetParam(), rank, ranks);
         for (int64_t i = 0; i < host->num_units(); ++i) {

@@ -50,14 +50,16 @@ def test_a_70b_teacher_is_planned_within_the_memory_of_h200s(tmp_path, student, 
     config["data"] |= {"seq_len": 4096}
     config["train"] |= {"global_batch_size": 2 * ranks, "device": "cuda", "dtype": "bfloat16"}
     path = tiny.write_config(tmp_path, config)
-    settings = [*settings, "teacher.dtype=float8", "float8.gate=false"]
+    settings = [*settings, "teacher.dtype=float8", "float8.gate=false", "memory.machine=H200"]
     done = tiny.distill("plan", "--config", path, "--ranks", ranks, "--json", "--set", *settings)
     plan = json.loads(done.stdout)
     assert plan["fits"] and plan["gather"] == "nccl"
     assert plan["bytes"]["peak"] <= most_gib * 2**30
     # bf16 instead of float8 is 1 byte more for each element of the blocks' matrices, on each rank its share.
     codes = (tiny.SUCCESS, tiny.DOES_NOT_FIT)
-    done = tiny.distill("plan", "--config", path, "--ranks", ranks, "--json", "--set", settings[0], code=codes)
+    done = tiny.distill(
+        "plan", "--config", path, "--ranks", ranks, "--json", "--set", settings[0], settings[-1], code=codes
+    )
     other = json.loads(done.stdout)
     teacher = [each["phases"]["teacher"]["highest"]["teacher"] for each in (other, plan)]
     matrices = 80 * (10240 * 8192 + 8192 * 8192 + 2 * 28672 * 8192 + 28672 * 8192)

@@ -41,6 +41,18 @@ class ForbidSynchronization {
   bool active_;
 };
 
+// While an object exists, the host may wait for a GPU all the same: for a way of computing that cannot do without.
+class AllowSynchronization {
+ public:
+  AllowSynchronization();
+  ~AllowSynchronization();
+  AllowSynchronization(const AllowSynchronization&) = delete;
+  AllowSynchronization& operator=(const AllowSynchronization&) = delete;
+
+ private:
+  int previous_; // libtorch's mode
+};
+
 // The device's allocator reports to hooks:: (memory_tracker.h) from now on, failed requests included.
 void hook_device_allocator(at::Device device);
 

@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/cuda/memory_snapshot.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 
@@ -33,7 +34,11 @@ namespace {
 std::string expandable_problem(at::Device device) {
   try {
     const at::Tensor probe = at::empty({1}, at::TensorOptions().device(device));
-    return allocator::getExpandableSegmentSizes(device.index()).empty() ? "libtorch has none on this platform" : "";
+    const auto segments = allocator::snapshot().segments;
+    const bool found = std::any_of(segments.begin(), segments.end(), [&](const auto& segment) {
+      return segment.device == device.index() && segment.is_expandable;
+    });
+    return found ? "" : "libtorch has none on this platform";
   } catch (const c10::Error& error) {
     const std::string text = error_text(error);
     return text.substr(0, text.find('\n'));
@@ -88,6 +93,15 @@ ForbidSynchronization::~ForbidSynchronization() {
   if (active_) {
     c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
   }
+}
+
+AllowSynchronization::AllowSynchronization()
+    : previous_(static_cast<int>(c10::cuda::warning_state().get_sync_debug_mode())) {
+  c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+}
+
+AllowSynchronization::~AllowSynchronization() {
+  c10::cuda::warning_state().set_sync_debug_mode(static_cast<c10::cuda::SyncDebugMode>(previous_));
 }
 
 void hook_device_allocator(at::Device device) {

@@ -16,6 +16,8 @@ void empty_allocator_cache(at::Device) {}
 void synchronize(at::Device) {}
 ForbidSynchronization::ForbidSynchronization(bool active) : active_(active) {}
 ForbidSynchronization::~ForbidSynchronization() = default;
+AllowSynchronization::AllowSynchronization() : previous_(0) {}
+AllowSynchronization::~AllowSynchronization() = default;
 
 void hook_device_allocator(at::Device device) {
   TORCH_CHECK(device.is_cpu(), "this build has no CUDA: ", device, " cannot be tracked");

@@ -165,7 +165,7 @@ TEST_F(AdamWKernelTest, MomentsInBFloat16AreRoundedAsOnTheCpu) {
       State cpu{ours.params.cpu(), ours.gradient.cpu(), ours.exp_avg.cpu(), ours.exp_avg_sq.cpu()};
       const at::Tensor scale = at::full({1}, 2.5), finite = at::zeros({1});
       for (int count = 1; count <= 3; ++count) {
-        const at::Tensor step_count = at::full({1}, count);
+        const at::Tensor step_count = at::full({1}, static_cast<float>(count));
         step(ours, {}, first, 0.1, 5, step_count.cuda(), scale.cuda(), finite.cuda());
         step(cpu, {}, first, 0.1, 5, step_count, scale, finite);
       }

@@ -2,6 +2,7 @@
 
 #include "tests/trainer/models/llama_like.h"
 #include "trainer/models/layout.h"
+#include "trainer/plan/machine_table.h"
 #include "trainer/plan/plan.h"
 
 // Plans of models with experts.
@@ -64,7 +65,7 @@ TEST(ExpertsPlan, GathersEachBlockIntoOneSlot) {
   const int64_t table = int64_t{2} * 151936 * 2048;
   const int64_t slots = highest(plan, device::MemoryPhase::kTeacher, Category::kSlots);
   EXPECT_GE(slots, 2 * block); // the one that runs, and the next
-  EXPECT_LT(slots, 2 * block + 2 * table);
+  EXPECT_LT(slots, 2 * block + 2 * table + (1 << 20)); // embedding, and the head with its norm
 }
 
 // What a layer with experts saves is in docs/models.md.

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "trainer/device/device_hooks.h"
 #include "trainer/device/simulation.h"
 #include "trainer/models/ops/blas_lt.h"
 #include "trainer/models/ops/linear.h"
@@ -28,6 +29,7 @@ void for_each_group(const at::Tensor& ends_G, int64_t rows, const std::function<
   if (ends_G.is_meta()) {
     return;
   }
+  const device::AllowSynchronization allowed;
   const at::Tensor ends = ends_G.cpu();
   const int32_t* end = ends.const_data_ptr<int32_t>();
   int64_t first_row = 0;
@@ -49,6 +51,17 @@ int64_t outputs_of(const at::Tensor& weights, const at::Tensor& ends_G) {
 bool has_kernel(const at::Tensor& rows_MX, int64_t inputs, int64_t outputs) {
   return device::runs_on_cuda(rows_MX) && rows_MX.scalar_type() == at::kBFloat16 && inputs % 8 == 0 &&
       outputs % 8 == 0 && rows_MX.size(0) > 0;
+}
+
+// A copy of a group's rows, with rows of zeros up to a multiple of 16: cuBLAS refuses other numbers of float8 rows and
+// scales that do not begin at a multiple of 16 bytes.
+Float8Rows aligned_rows(const Float8Rows& rows_MI, const Group& group) {
+  const int64_t rows = (group.rows + 15) / 16 * 16, columns = rows_MI.values_RC.size(1);
+  const at::Tensor bytes = at::zeros({rows, columns}, rows_MI.values_RC.options().dtype(at::kByte));
+  bytes.narrow(0, 0, group.rows).copy_(group.of_rows(rows_MI.values_RC).view(at::kByte));
+  const at::Tensor scale = at::zeros({rows}, rows_MI.scale_R.options());
+  scale.narrow(0, 0, group.rows).copy_(group.of_rows(rows_MI.scale_R));
+  return {bytes.view(rows_MI.values_RC.scalar_type()), scale};
 }
 
 // [G, O, I]
@@ -90,9 +103,9 @@ at::Tensor grouped_float8_linear(
   }
   for_each_group(ends_G, x.size(0), [&](const Group& group) {
     if (group.rows > 0) {
-      const Float8Rows rows{group.of_rows(x), group.of_rows(x_MI.scale_R)};
       const Float8Rows weight{group.of_weights(weights.values_RC, outputs), group.of_weights(weights.scale_R, outputs)};
-      group.of_rows(y_MO).copy_(float8_linear(rows, weight, dtype));
+      const at::Tensor y = float8_linear(aligned_rows(x_MI, group), weight, dtype);
+      group.of_rows(y_MO).copy_(y.narrow(0, 0, group.rows));
     }
   });
   return y_MO;

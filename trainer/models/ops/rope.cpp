@@ -252,7 +252,10 @@ RopeAngles rope_angles(const RopeTable& table, const SequenceInfo& seq) {
           skipped.begin() + begin, skipped.begin() + end,
           end - begin > table.long_after ? table.cos_PR.size(0) / 2 : 0);
     }
-    rows_N = rows_N + at::tensor(skipped, at::kLong).to(rows_N.device());
+    const at::Tensor skipped_N = at::tensor(skipped, at::kLong);
+    // From pinned memory, the host does not wait for the copy.
+    rows_N =
+        rows_N + (rows_N.is_cuda() ? skipped_N.pin_memory() : skipped_N).to(rows_N.device(), /*non_blocking=*/true);
   }
   return {
       table.cos_PR.index_select(0, rows_N), table.sin_PR.index_select(0, rows_N),

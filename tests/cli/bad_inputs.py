@@ -248,7 +248,7 @@ MODEL_FOLDERS = [
         model_config(num_attention_heads=3, num_key_value_heads=2)),
     Row("odd head_dim", ["head_dim"], model_config(head_dim=7)),
     Row("unsupported activation", ["hidden_act", "gelu"], model_config(hidden_act="gelu")),
-    Row("unsupported rope", ["rope", "yarn"], model_config(rope_scaling={"rope_type": "yarn", "factor": 4.0})),
+    Row("unsupported rope", ["rope", "spiral"], model_config(rope_scaling={"rope_type": "spiral", "factor": 4.0})),
     Row("quantised model", ["quantization_config"], model_config(quantization_config={"quant_method": "gptq"})),
     Row("mlp bias", ["mlp_bias"], model_config(mlp_bias=True)),
     Row("negative epsilon", ["rms_norm_eps"], model_config(rms_norm_eps=-1.0)),

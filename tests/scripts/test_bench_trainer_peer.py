@@ -128,7 +128,7 @@ def test_head_has_the_exact_loss_and_gradients(head):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ("--student=2b", "argument --student: invalid choice: '2b' (choose from 'tiny', '1b', '3b', '8b', '70b')"),
+        ("--student=2b", "argument --student: invalid choice: '2b' (choose from 'tiny', '1b', '3b', '8b', '70b'"),
         (
             "--head=liger",
             "argument --head: invalid choice: 'liger' (choose from 'liger-chunked', 'liger-fused', 'plain')",

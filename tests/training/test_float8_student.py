@@ -78,6 +78,8 @@ def float8_student(folder, **options):
             part = None
             for name in names:
                 owner = layer.self_attn if hasattr(layer.self_attn, name) else layer.mlp
+                if not hasattr(owner, name):  # a name of families that have the parts in one
+                    continue
                 part = PartOfProduct(getattr(owner, name), part)
                 setattr(owner, name, part)
     return model

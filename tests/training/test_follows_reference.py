@@ -20,7 +20,9 @@ MAX_GRAD_NORM = {"llama": 2.0, "qwen3": 1.0}  # some steps are above, some below
 MEANS = ("loss", "hard", "soft", "forward_kl", "reverse_kl", "student_entropy", "teacher_entropy", "teacher_ce")
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+# test_experts.py follows transformers with experts: a token on the edge between two of them may go to either, which
+# moves the gradient by more than rounding does.
+@pytest.mark.parametrize("family", [family for family in tiny.FAMILIES if family != "qwen3_moe"])
 def test_twenty_steps_with_accumulation_follow_the_reference(tmp_path, models, ragged_shard, family):
     student, teacher = models[family]
     config = tiny.base_config(

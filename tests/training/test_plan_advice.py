@@ -41,6 +41,8 @@ def test_a_pair_that_is_too_large_for_two_cards_is_advised_the_fastest_that_fits
         "overlap_cost": 0.6,
         "copy_cost": 0.05,
         "launch_seconds": 4e-6,
+        "context_gib": 0.8,
+        "communicator_gib": 0.6,
     }
     for model in ("student", "teacher"):
         (tmp_path / model).mkdir()

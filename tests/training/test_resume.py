@@ -98,16 +98,16 @@ def test_two_halves_equal_the_whole_bit_for_bit(tmp_path, config, threads, paral
 
 
 def test_moments_of_another_dtype_are_refused(tmp_path, config):
-    before = config("run", 2)
+    before = config("run", 4)
     run = tiny.train(tmp_path / "run", before)
-    sizes = {path.stat().st_size for path in (run / "checkpoints" / "step-2").glob("rank-*")}
-    after = config("run", 4, optimizer={"moments": "bfloat16"})
+    sizes = {path.stat().st_size for path in (run / "checkpoints" / "step-4").glob("rank-*")}
+    after = config("run", 6, optimizer={"moments": "bfloat16"})
     path = tiny.write_config(tmp_path / "run", after)
     message = tiny.distill("--config", path, "--resume", code=tiny.BAD_INPUT).stderr
     assert "checkpoint: AdamW, float32 moments" in message and "this run:   AdamW, bfloat16 moments" in message
-    small = config("small", 2, optimizer={"moments": "bfloat16"})
+    small = config("small", 4, optimizer={"moments": "bfloat16"})
     run = tiny.train(tmp_path / "small", small)
-    halves = {path.stat().st_size for path in (run / "checkpoints" / "step-2").glob("rank-*")}
+    halves = {path.stat().st_size for path in (run / "checkpoints" / "step-4").glob("rank-*")}
     assert 0.6 < max(halves) / max(sizes) < 0.75  # 8 bytes for each parameter instead of 12, and what else there is
 
 

@@ -21,7 +21,7 @@ std::tuple<at::Tensor, at::Tensor> sort_tokens(const at::Tensor& tokens_N) {
 
 // The factor by which embeddings in `dtype` are multiplied: in fp32 first, as transformers keeps it.
 double rounded_scale(double scale, at::ScalarType dtype) {
-  return at::scalar_tensor(static_cast<float>(scale), dtype).item<double>();
+  return scale == 1 ? 1 : at::scalar_tensor(static_cast<float>(scale), dtype).item<double>();
 }
 
 template <typename T, typename G>

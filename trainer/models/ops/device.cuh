@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "trainer/models/ops/kernel.h"
 
@@ -140,6 +141,19 @@ void with_type(ElementType type, const F& f) {
     case ElementType::kFloat64:
       return f(TypeTag<double>{});
   }
+}
+
+// The same with the number of elements that a thread reads at once, as an integral constant: those of one access where
+// `wide`, otherwise one.
+template <typename F>
+void with_packs(ElementType type, bool wide, const F& f) {
+  with_type(type, [&](auto tag) {
+    if (wide) {
+      f(tag, std::integral_constant<int, static_cast<int>(kAccessBytes / sizeof(typename decltype(tag)::type))>{});
+    } else {
+      f(tag, std::integral_constant<int, 1>{});
+    }
+  });
 }
 
 inline int element_bytes(ElementType type) {

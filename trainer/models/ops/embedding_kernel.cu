@@ -64,16 +64,10 @@ __global__ __launch_bounds__(kThreads) void embedding_backward(
 
 const char* launch_embedding_backward(const EmbeddingBackwardArgs& args, CUstream_st* stream) {
   const bool wide = whole_packs(args.type, args.hidden) && aligned(args.dx);
-  const int64_t pack = wide ? kAccessBytes / element_bytes(args.type) : 1;
-  const int64_t tiles = ceil_div<int64_t>(args.hidden / pack, kThreads);
-  const dim3 grid(static_cast<unsigned>(args.tokens * tiles));
-  with_type(args.type, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    if (wide) {
-      embedding_backward<T, kAccessBytes / sizeof(T)><<<grid, kThreads, 0, stream>>>(args, tiles);
-    } else {
-      embedding_backward<T, 1><<<grid, kThreads, 0, stream>>>(args, tiles);
-    }
+  with_packs(args.type, wide, [&](auto tag, auto pack) {
+    const int64_t tiles = ceil_div<int64_t>(args.hidden / pack, kThreads);
+    const dim3 grid(static_cast<unsigned>(args.tokens * tiles));
+    embedding_backward<typename decltype(tag)::type, pack><<<grid, kThreads, 0, stream>>>(args, tiles);
   });
   return launch_problem();
 }

@@ -142,17 +142,11 @@ __global__ __launch_bounds__(kMaxThreads) void float8_rows(const __grid_constant
 template <template <typename, int> typename Row, bool kCounts>
 const char* launch(const Float8RowsArgs& args, CUstream_st* stream) {
   const bool wide = whole_packs(args.type, args.columns) && aligned(args.x, args.values, args.factor);
-  const int pack = wide ? kAccessBytes / element_bytes(args.type) : 1;
-  const dim3 block = row_block_shape(args.columns / pack, kHeld, kMaxThreads);
-  const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(args.rows, block.y)));
-  with_type(args.type, [&](auto tag) {
+  with_packs(args.type, wide, [&](auto tag, auto pack) {
     using T = typename decltype(tag)::type;
-    constexpr int kPack = kAccessBytes / sizeof(T);
-    if (wide) {
-      float8_rows<T, kPack, Row<T, kPack>, kCounts><<<grid, block, 0, stream>>>(args);
-    } else {
-      float8_rows<T, 1, Row<T, 1>, kCounts><<<grid, block, 0, stream>>>(args);
-    }
+    const dim3 block = row_block_shape(args.columns / pack, kHeld, kMaxThreads);
+    const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(args.rows, block.y)));
+    float8_rows<T, pack, Row<T, pack>, kCounts><<<grid, block, 0, stream>>>(args);
   });
   return launch_problem();
 }

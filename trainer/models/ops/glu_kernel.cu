@@ -105,15 +105,11 @@ void with_activation(GluActivation activation, const F& f) {
 
 const char* launch_glu_forward(const GluArgs& args, CUstream_st* stream) {
   const bool wide = whole_packs(args.type, args.ffn) && aligned(args.gate_up, args.act);
-  with_type(args.type, [&](auto tag) {
+  with_packs(args.type, wide, [&](auto tag, auto pack) {
     using T = typename decltype(tag)::type;
-    constexpr int kPack = kAccessBytes / sizeof(T);
+    constexpr int kPack = pack;
     with_activation(args.activation, [&](auto activation) {
-      if (wide) {
-        glu_forward<activation, T, kPack><<<grid_of(args.rows, args.ffn, kPack), kThreads, 0, stream>>>(args);
-      } else {
-        glu_forward<activation, T, 1><<<grid_of(args.rows, args.ffn, 1), kThreads, 0, stream>>>(args);
-      }
+      glu_forward<activation, T, kPack><<<grid_of(args.rows, args.ffn, kPack), kThreads, 0, stream>>>(args);
     });
   });
   return launch_problem();
@@ -121,15 +117,11 @@ const char* launch_glu_forward(const GluArgs& args, CUstream_st* stream) {
 
 const char* launch_glu_backward(const GluBackwardArgs& args, CUstream_st* stream) {
   const bool wide = whole_packs(args.type, args.ffn) && aligned(args.dact, args.gate_up, args.dgate_up, args.act);
-  with_type(args.type, [&](auto tag) {
+  with_packs(args.type, wide, [&](auto tag, auto pack) {
     using T = typename decltype(tag)::type;
-    constexpr int kPack = kAccessBytes / sizeof(T);
+    constexpr int kPack = pack;
     with_activation(args.activation, [&](auto activation) {
-      if (wide) {
-        glu_backward<activation, T, kPack><<<grid_of(args.rows, args.ffn, kPack), kThreads, 0, stream>>>(args);
-      } else {
-        glu_backward<activation, T, 1><<<grid_of(args.rows, args.ffn, 1), kThreads, 0, stream>>>(args);
-      }
+      glu_backward<activation, T, kPack><<<grid_of(args.rows, args.ffn, kPack), kThreads, 0, stream>>>(args);
     });
   });
   return launch_problem();

@@ -111,6 +111,7 @@ TEST(Expandable, AStepThatRepeatsTakesNothingMore) {
   const std::vector<int64_t> sizes = {7 * kMiB, 300, 45 * kMiB + 512, kMiB, 19 * kMiB, 2 * kMiB};
   const auto step = [&] {
     std::vector<BlockId> blocks;
+    blocks.reserve(blocks.size() + sizes.size());
     for (const int64_t size : sizes) {
       blocks.push_back(allocator->allocate(size));
     }

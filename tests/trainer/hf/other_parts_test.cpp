@@ -108,7 +108,7 @@ TEST_F(OtherPartsTest, ASavedModelKeepsTheOtherPartsAndTheNamesOfTheFolder) {
       EXPECT_EQ(tensors.size(), text + others().size());
       for (const auto& [name, values] : others()) {
         ASSERT_TRUE(tensors.contains(name)) << name;
-        const at::Tensor found = tensors.at(name);
+        const at::Tensor& found = tensors.at(name);
         EXPECT_EQ(found.scalar_type(), values.scalar_type()) << name;
         EXPECT_EQ(found.sizes(), values.sizes()) << name;
         EXPECT_TRUE(at::equal(found.view(at::kByte), values.view(at::kByte))) << name;

@@ -7,7 +7,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from test_models import FULL_ATTENTION, PROBE, relative_error, small, tokens_and_targets
+from small_models import FULL_ATTENTION, small
+from test_models import PROBE, relative_error, tokens_and_targets
 
 import multimodal_models as multimodal
 

@@ -1,0 +1,233 @@
+"""Configurations of tiny models, with every feature of their families."""
+
+import torch
+from transformers import (
+    Exaone4Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    Ministral3Config,
+    MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+)
+
+SMALL = dict(
+    vocab_size=211,
+    hidden_size=64,
+    intermediate_size=112,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    initializer_range=0.15,
+    rms_norm_eps=1e-5,
+    pad_token_id=None,  # transformers gives the row of a padding token no gradient
+)
+LLAMA3_ROPE = dict(
+    rope_type="llama3",
+    rope_theta=500000.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=64,
+)
+YARN_ROPE = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64)
+SCALED_QUERIES = dict(llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0)
+LONGROPE = dict(
+    rope_type="longrope",
+    rope_theta=10000.0,
+    partial_rotary_factor=0.75,
+    short_factor=[1.0, 1.1, 1.3, 1.5, 2.0, 3.0],
+    long_factor=[1.0, 2.0, 3.0, 5.0, 8.0, 9.0],
+)
+EXPERTS = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=40)
+FULL_ATTENTION = dict(sliding_window=None, layer_types=["full_attention"] * 3)
+
+
+def small(**overrides):
+    return {**SMALL, **overrides}
+
+
+# name -> (configuration, dtype of the files, shard size, rewrite config.json in transformers 4's spelling)
+MODELS = {
+    "llama2": (LlamaConfig(**small(num_key_value_heads=4)), torch.float32, None, False),
+    "llama2_old_spelling": (LlamaConfig(**small(num_key_value_heads=4)), torch.float16, None, True),
+    "llama3_grouped": (LlamaConfig(**small(num_attention_heads=8, num_key_value_heads=2)), torch.bfloat16, None, False),
+    "llama31_rope_scaling": (LlamaConfig(**small(rope_parameters=LLAMA3_ROPE)), torch.float32, "60KB", False),
+    "llama32_tied_old_spelling": (
+        LlamaConfig(**small(rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True)),
+        torch.bfloat16,
+        None,
+        True,
+    ),
+    "llama_linear_rope": (
+        LlamaConfig(**small(rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0))),
+        torch.float32,
+        None,
+        False,
+    ),
+    "llama_wide_heads": (LlamaConfig(**small(head_dim=40)), torch.float32, None, False),
+    "mistral": (MistralConfig(**small(sliding_window=None)), torch.float32, None, False),
+    "mistral_window": (MistralConfig(**small(sliding_window=16, head_dim=24)), torch.bfloat16, None, False),
+    "llama_yarn": (LlamaConfig(**small(rope_parameters=YARN_ROPE)), torch.float32, None, True),
+    "qwen2_later_windows": (
+        Qwen2Config(**small(use_sliding_window=True, sliding_window=8, max_window_layers=1)),
+        torch.float32,
+        None,
+        False,
+    ),
+    "qwen3_windows_yarn": (
+        Qwen3Config(
+            **small(
+                head_dim=32,
+                use_sliding_window=True,
+                sliding_window=7,
+                layer_types=["full_attention", "sliding_attention", "full_attention"],
+                rope_parameters=YARN_ROPE | dict(mscale=1.2, mscale_all_dim=0.7, beta_fast=12, truncate=False),
+            )
+        ),
+        torch.float32,
+        None,
+        False,
+    ),
+    "exaone4_windows": (
+        Exaone4Config(**small(num_hidden_layers=4, sliding_window=9, sliding_window_pattern=4)),
+        torch.float32,
+        None,
+        False,
+    ),
+    "qwen2": (Qwen2Config(**small()), torch.float32, None, False),
+    "qwen2_tied": (Qwen2Config(**small(tie_word_embeddings=True)), torch.bfloat16, "60KB", True),
+    "qwen3": (Qwen3Config(**small(head_dim=32)), torch.float32, None, False),
+    "qwen3_moe": (
+        Qwen3MoeConfig(**small(head_dim=32, **EXPERTS, norm_topk_prob=True)),
+        torch.float32,
+        None,
+        False,
+    ),
+    # Experts in layer 1 alone; the loss has the routers' part.
+    "qwen3_moe_balanced": (
+        Qwen3MoeConfig(
+            **small(**EXPERTS, norm_topk_prob=False),
+            decoder_sparse_step=2,
+            output_router_logits=True,
+            router_aux_loss_coef=0.3,
+        ),
+        torch.bfloat16,
+        "60KB",
+        True,
+    ),
+    "qwen3_moe_tied_balanced": (
+        Qwen3MoeConfig(
+            **small(**EXPERTS, tie_word_embeddings=True),
+            mlp_only_layers=[1],
+            output_router_logits=True,
+            router_aux_loss_coef=0.1,
+        ),
+        torch.float32,
+        None,
+        False,
+    ),
+    "exaone4": (Exaone4Config(**small(**FULL_ATTENTION)), torch.float32, None, False),
+    "exaone4_tied": (Exaone4Config(**small(**FULL_ATTENTION, tie_word_embeddings=True)), torch.float32, None, False),
+    "olmo2": (Olmo2Config(**small()), torch.float32, None, True),
+    "olmo3": (
+        Olmo3Config(
+            **small(
+                num_hidden_layers=4,
+                sliding_window=9,
+                rope_parameters=dict(full_attention=dict(YARN_ROPE), sliding_attention=dict(rope_type="default")),
+            )
+        ),
+        torch.bfloat16,
+        "60KB",
+        False,
+    ),
+    "ministral3": (
+        Ministral3Config(
+            **small(head_dim=24, rope_parameters=YARN_ROPE | SCALED_QUERIES | dict(original_max_position_embeddings=16))
+        ),
+        torch.float32,
+        None,
+        False,
+    ),
+    "ministral3_mscale": (
+        Ministral3Config(
+            **small(
+                head_dim=32, sliding_window=9, rope_parameters=YARN_ROPE | SCALED_QUERIES | dict(mscale_all_dim=0.6)
+            )
+        ),
+        torch.float32,
+        None,
+        False,
+    ),
+    "gemma3": (
+        Gemma3TextConfig(
+            **small(
+                num_hidden_layers=7,
+                head_dim=24,
+                sliding_window=9,
+                query_pre_attn_scalar=20,
+                rope_parameters=dict(
+                    full_attention=dict(rope_type="linear", factor=8.0), sliding_attention=dict(rope_theta=500.0)
+                ),
+            )
+        ),
+        torch.bfloat16,
+        None,
+        False,
+    ),
+    "gemma3_softcap": (
+        Gemma3TextConfig(
+            **small(
+                head_dim=16,
+                sliding_window=64,
+                final_logit_softcapping=2.0,
+                tie_word_embeddings=False,
+                layer_types=["sliding_attention", "full_attention", "full_attention"],
+            )
+        ),
+        torch.float32,
+        None,
+        False,
+    ),
+    "phi3": (
+        Phi3Config(**small(sliding_window=9, rope_parameters=dict(rope_type="default", partial_rotary_factor=0.5))),
+        torch.float32,
+        "60KB",
+        False,
+    ),
+    "phi3_longrope": (
+        Phi3Config(**small(tie_word_embeddings=True, original_max_position_embeddings=32, rope_parameters=LONGROPE)),
+        torch.float32,
+        None,
+        False,
+    ),
+    "phi3_longrope_short": (
+        Phi3Config(**small(original_max_position_embeddings=64, rope_parameters=dict(LONGROPE, factor=3.0))),
+        torch.float32,
+        None,
+        False,
+    ),
+    "smollm3": (SmolLM3Config(**small(num_hidden_layers=5)), torch.bfloat16, None, True),
+    "smollm3_windows": (
+        SmolLM3Config(
+            **small(
+                use_sliding_window=True,
+                sliding_window=9,
+                no_rope_layers=[1, 0, 0],
+                layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+                tie_word_embeddings=False,
+            )
+        ),
+        torch.float32,
+        None,
+        False,
+    ),
+    "qwen3_tied": (Qwen3Config(**small(head_dim=80, tie_word_embeddings=True)), torch.float32, None, False),
+}

@@ -1,0 +1,68 @@
+#pragma once
+
+#include "tests/trainer/models/llama_like.h"
+
+// Kinds of layers as the families have them, for tests.
+namespace distill::models {
+
+inline LayerKind kind_of(bool qkv_bias, bool qk_norm, LayerKind kind = {}) {
+  kind.attention.qkv_bias = qkv_bias;
+  if (qk_norm) {
+    kind.attention.qk_norm.emplace();
+  }
+  return kind;
+}
+
+// Norms before and after each sublayer.
+inline LayerKind with_all_norms(LayerKind kind) {
+  kind.attention_norms.after = NormSpec{"post_self_attention_layernorm"};
+  kind.mlp_norms.after = NormSpec{"post_feedforward_layernorm"};
+  return kind;
+}
+
+inline LayerKind with_scale(double scale) {
+  LayerKind kind;
+  kind.attention.scale = scale;
+  return kind;
+}
+
+inline LayerKind with_window(int64_t window, LayerKind kind = {}) {
+  kind.attention.window = window;
+  return kind;
+}
+
+// Gemma 3's: norms that multiply by 1 + weight, GeGLU.
+inline LayerKind gemma_kind() {
+  LayerKind kind = with_all_norms(with_window(7, kind_of(false, true)));
+  for (SublayerNorms* norms : {&kind.attention_norms, &kind.mlp_norms}) {
+    norms->before->offset = norms->after->offset = 1;
+  }
+  kind.attention.qk_norm->offset = 1;
+  kind.mlp.activation = Activation::kGeGlu;
+  return kind;
+}
+
+// OLMo's: norms of all heads at once.
+inline LayerKind olmo_kind() {
+  LayerKind kind = with_norms_after(kind_of(false, true));
+  kind.attention.qk_norm->whole = true;
+  return kind;
+}
+
+inline LayerKind without_rope(LayerKind kind = {}) {
+  kind.attention.rope.reset();
+  return kind;
+}
+
+inline LayerKind with_experts(ExpertsSpec experts, LayerKind kind = {}) {
+  kind.mlp.experts = experts;
+  return kind;
+}
+
+inline LayerKind attention_norm_only() {
+  LayerKind kind;
+  kind.mlp_norms = {};
+  return kind;
+}
+
+} // namespace distill::models

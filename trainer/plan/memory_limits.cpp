@@ -50,8 +50,8 @@ std::vector<std::string> memory_lines(const MemoryPrediction& memory, const Memo
   }
   if (memory.give_backs > 0) {
     lines.push_back(absl::StrFormat(
-        "memory plan: the device is full %d time(s) in a step, when all free memory of the allocator goes back to it: "
-        "that takes time, which is not predicted",
+        "memory plan: the device is full %d time(s) in a step; the allocator then returns its free memory to the device, "
+        "which takes time that is not predicted",
         memory.give_backs));
   }
   return lines;

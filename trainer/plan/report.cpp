@@ -25,7 +25,7 @@ template <typename Policy>
 std::string chosen_text(const std::vector<Policy>& policies, bool automatic, int64_t mixes) {
   return absl::StrCat(
       models::policies_text(policies),
-      automatic ? absl::StrFormat(" (auto, of the fastest of %d mixes that fits)", mixes) : "");
+      automatic ? absl::StrFormat(" (auto: part of the fastest of %d mixes that fits)", mixes) : "");
 }
 
 void add_row(std::string& text, const std::string& name, const std::string& value) {

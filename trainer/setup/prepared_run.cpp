@@ -8,6 +8,13 @@
 #include "trainer/setup/start_report.h"
 
 namespace distill::trainer {
+namespace {
+
+// Less than this is what idle processes and the driver itself take; the log has it without a warning.
+constexpr int64_t kWorthAWarning = int64_t{256} << 20;
+
+} // namespace
+
 absl::StatusOr<PreparedRun> prepare_run(const RunContext& context) {
   const config::Config& config = context.config();
   PreparedRun prepared;
@@ -42,7 +49,7 @@ absl::Status settle_plan(
   if (const std::string& warning = prepared.plan.machine.warning; !warning.empty()) {
     prepared.warnings.push_back(warning);
   }
-  if (const int64_t others = prepared.plan.memory.outside.others; others > 0) {
+  if (const int64_t others = prepared.plan.memory.outside.others; others >= kWorthAWarning) {
     prepared.warnings.push_back(
         absl::StrFormat("other processes use %s of the device's memory", device::bytes_text(others)));
   }

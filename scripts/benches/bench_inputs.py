@@ -18,8 +18,8 @@ import numpy as np
 from shared.command_line import argument_parser
 from token_shards.shard_file import Shard, ShardSpec
 
-# hidden, ffn, layers, heads, kv heads, head_dim. The shapes of Llama 3.2 and 3.1, with untied embeddings, and of Qwen3,
-# whose vocabulary is 151936; tiny is nobody's.
+# hidden, ffn, layers, heads, kv heads, head_dim. The shapes of Llama 3.2 and 3.1, with untied embeddings, and those of
+# other families, whose names they begin with; tiny ones are nobody's.
 SHAPES = {
     "tiny": (512, 1408, 4, 8, 4, 64),
     "1b": (2048, 8192, 16, 32, 8, 64),
@@ -28,35 +28,78 @@ SHAPES = {
     "70b": (8192, 28672, 80, 64, 8, 128),
     "qwen3-4b": (2560, 9728, 36, 32, 8, 128),
     "qwen3-30b-a3b": (2048, 6144, 48, 32, 4, 128),
+    "qwen3-tiny-moe": (256, 512, 4, 4, 2, 64),
+    "gemma3-tiny": (256, 512, 6, 4, 2, 64),
+    "gemma3-4b": (2560, 10240, 34, 8, 4, 256),
+    "gemma3-12b": (3840, 15360, 48, 16, 8, 256),
+    "ministral3-tiny": (256, 512, 4, 4, 2, 64),
+    "ministral3-3b": (3072, 9216, 26, 32, 8, 128),
+    "ministral3-14b": (5120, 16384, 40, 32, 8, 128),
 }
 # Keys of config.json that differ from Llama's.
-QWEN3 = {"rope_theta": 1000000.0, "rms_norm_eps": 1e-6}
+FAMILIES = {
+    "qwen3": {"vocab_size": 151936, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6},
+    "gemma3": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "vocab_size": 262208,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 1024,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
+    "ministral3": {
+        "architectures": ["Ministral3ForCausalLM"],
+        "model_type": "ministral3",
+        "vocab_size": 131072,
+        "sliding_window": None,
+        "max_position_embeddings": 1 << 18,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+}
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+# Keys that differ from the family's.
 MORE_KEYS = {
-    "qwen3-4b": QWEN3
-    | {
+    "qwen3-4b": {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "sliding_window": None,
         "tie_word_embeddings": True,
     },
-    "qwen3-30b-a3b": QWEN3
-    | {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": True,
-    },
+    "qwen3-30b-a3b": QWEN3_MOE,
+    "qwen3-tiny-moe": QWEN3_MOE | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
+    "ministral3-3b": {"tie_word_embeddings": True},
 }
 
 
-def config(shape, vocab):
+def config(shape, vocab=None):
+    """The config.json of a shape, with its family's vocabulary or one of `vocab` tokens."""
     hidden, ffn, layers, heads, kv_heads, head_dim = SHAPES[shape]
-    return {
+    keys = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": vocab,
+        "vocab_size": 128256,
         "hidden_size": hidden,
         "intermediate_size": ffn,
         "num_hidden_layers": layers,
@@ -69,14 +112,16 @@ def config(shape, vocab):
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "initializer_range": 0.02,
-    } | MORE_KEYS.get(shape, {})
+    }
+    keys |= FAMILIES.get(shape.split("-")[0], {}) | MORE_KEYS.get(shape, {})
+    return keys | ({"vocab_size": vocab} if vocab else {})
 
 
 def main():
     parser = argument_parser(__doc__)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--shapes", default="1b,8b", help="comma-separated: " + ", ".join(SHAPES))
-    parser.add_argument("--vocab", default=128256, type=int)
+    parser.add_argument("--vocab", type=int, help="default: that of the first shape's family")
     parser.add_argument("--seq-len", default=4096, type=int, help="tokens")
     parser.add_argument("--rows", default=64, type=int, help="documents of seq-len tokens")
     parser.add_argument("--varied", action="store_true", help="documents of random lengths up to seq-len tokens")
@@ -85,16 +130,17 @@ def main():
     unknown = [shape for shape in shapes if shape not in SHAPES]
     if unknown:
         parser.error(f"--shapes: expected some of {', '.join(SHAPES)}, found {', '.join(unknown)}")
+    vocab = options.vocab or config(shapes[0])["vocab_size"]
     for shape in shapes:
         folder = options.out / shape
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config(shape, options.vocab), indent=1) + "\n")
+        (folder / "config.json").write_text(json.dumps(config(shape, vocab), indent=1) + "\n")
     random = np.random.default_rng(0)
-    shard = Shard(ShardSpec(options.vocab, bytes(32)))
+    shard = Shard(ShardSpec(vocab, bytes(32)))
     left = options.rows * options.seq_len
     while left > 0:
         length = min(left, int(random.integers(16, options.seq_len + 1)) if options.varied else options.seq_len)
-        shard.add(random.integers(0, options.vocab, length, dtype=np.uint32), None)
+        shard.add(random.integers(0, vocab, length, dtype=np.uint32), None)
         left -= length
     shard.write(options.out / "tokens.dtok")
 

@@ -2,7 +2,8 @@
 # Measures training with random weights of named shapes on random tokens, and prints the lines of the steps.
 #   scripts/benches/bench_trainer.sh STUDENT TEACHER [STEPS] [distill arguments...]     STEPS: 8
 #   scripts/benches/bench_trainer.sh 1b 8b 8 --set train.micro_batch_size=2 --set train.global_batch_size=2
-# Shapes: tiny, 1b, 3b, 8b, 70b, qwen3-4b, qwen3-30b-a3b (scripts/benches/bench_inputs.py); VOCAB: 128256, Qwen3 151936. DISTILL and PYTHON replace the build's and .venv's.
+# Shapes: those of scripts/benches/bench_inputs.py, such as tiny, 1b, 8b, 70b, qwen3-4b and qwen3-30b-a3b; VOCAB replaces
+# the vocabulary of the student's family. DISTILL and PYTHON replace the build's and .venv's.
 # PLAN=RANKS prints the plan for this number of GPUs, with 2 sequences on each, and runs nothing; it needs no GPU.
 # CACHE=FOLDER captures the teacher to FOLDER first, says at what speed, and then trains from there; the arguments are
 # for both. ROWS: documents of SEQ_LEN tokens (64), of which every token but the last has a row. DIVERGENCE: jsd, or
@@ -21,9 +22,9 @@ fi
 distill=${DISTILL:-build/release/apps/distill/distill}
 python=${PYTHON:-.venv/bin/python}
 seq_len=${SEQ_LEN:-4096}
-work=work/bench-$seq_len${VOCAB:+-$VOCAB}
+work=work/bench-$seq_len-$student${VOCAB:+-$VOCAB}
 "$python" scripts/benches/bench_inputs.py --out "$work" --shapes "$student,$teacher" --seq-len "$seq_len" --rows "${ROWS:-64}" \
-  --vocab "${VOCAB:-128256}"
+  ${VOCAB:+--vocab "$VOCAB"}
 packing=concat source=model
 [ -z "${CACHE:-}" ] || packing=pack source=cache
 cat >"$work/bench.yaml" <<YAML

@@ -4,10 +4,11 @@
   scripts/benches/bench_trainer_peer.py --student 1b --teacher 8b          # one GPU
   torchrun --nproc-per-node 2 bench_trainer_peer.py --student 8b --teacher 8b --no-checkpointing --json OUT
 
-The models are transformers' LlamaForCausalLM with random weights, on random tokens. The student has fp32 weights under
-FSDP2 (bf16 parameters, fp32 reduction), activation checkpointing and torch.compile of each block, and fused AdamW. The
-teacher is frozen, in bf16 and sharded by FSDP2 too; it is whole on the only GPU, and on each with --teacher-float8. The
-loss is JSD(0.5), computed in the forward of lm_head. A global batch has the same tokens on any number of ranks.
+The models are those of transformers with random weights, on random tokens; experts take its grouped products. The
+student has fp32 weights under FSDP2 (bf16 parameters, fp32 reduction), activation checkpointing and torch.compile of
+each block, and fused AdamW. The teacher is frozen, in bf16 and sharded by FSDP2 too; it is whole on the only GPU, and
+on each with --teacher-float8. The loss is JSD(0.5), computed in the forward of lm_head. A global batch has the same
+tokens on any number of ranks.
 
 Each step prints its time (of the slowest rank), tokens per second of a GPU, loss and peak memory (of the fullest GPU);
 the last line has the median time and the peak of the last half of the steps. Without a GPU, for tests:
@@ -43,7 +44,7 @@ def parse_arguments(arguments=None):
     parser = argument_parser(__doc__)
     parser.add_argument("--student", choices=bench_inputs.SHAPES, default="1b")
     parser.add_argument("--teacher", choices=bench_inputs.SHAPES, default="8b")
-    parser.add_argument("--vocab", type=at_least(1), default=128256)
+    parser.add_argument("--vocab", type=at_least(1), help="tokens; default: those of the student's family")
     parser.add_argument("--sequence", type=at_least(1), default=4096, help="tokens of a sequence")
     parser.add_argument("--batch", type=at_least(1), default=2, help="sequences of each GPU in a step")
     parser.add_argument("--steps", type=at_least(1), default=8)
@@ -65,11 +66,18 @@ def parse_arguments(arguments=None):
         choices=("rowwise", "rowwise_with_gw_hp", "tensorwise"),
         help="torchao's recipe for the student's blocks",
     )
+    parser.add_argument(
+        "--attention",
+        choices=("sdpa", "flex_attention"),
+        default="sdpa",
+        help="transformers' implementation; sdpa computes windows with a mask",
+    )
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--no-checkpointing", dest="checkpointing", action="store_false", help="keep activations")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the steps and their summary to this file too")
     options = parser.parse_args(arguments)
+    options.vocab = options.vocab or bench_inputs.config(options.student)["vocab_size"]
     if options.json and options.json.is_dir():
         parser.error(f"--json: expected a file, found the folder {options.json}")
     if options.device == "cpu":

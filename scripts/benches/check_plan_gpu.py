@@ -14,6 +14,7 @@ Groups: plan    predicted against measured peak memory, and tokens per second
         bits    losses under every policy equal those under keep bit for bit, in deterministic mode
         flat    memory of an early step and of the last one: 2000 steps with offload; 320 with packed documents of
                 changing lengths, under both allocators
+        families    a mixture of experts, Gemma 3 and Ministral 3, with a teacher in bf16 and in float8
         allocator   reserved memory under both allocators, which has to be within 0.5 GiB of the plan
         calibrate   this machine's speeds, for memory.machine
 

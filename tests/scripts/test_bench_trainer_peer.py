@@ -17,23 +17,33 @@ transformers = pytest.importorskip("transformers", reason="transformers (scripts
 
 STEPS, BATCH = 3, 4
 # Two ranks have different shares of an odd vocabulary.
-SIZES = ["--vocab=1001", "--sequence=16", f"--steps={STEPS}", "--student=tiny", "--teacher=tiny"]
+SIZES = ["--vocab=1001", "--sequence=16", f"--steps={STEPS}"]
+PAIRS = {"llama": ("tiny", "tiny"), "gemma3": ("gemma3-tiny",) * 2, "experts": ("ministral3-tiny", "qwen3-tiny-moe")}
 ON_CPU = ["--device=cpu", "--head=plain", "--no-compile", "--dtype=float32"]
 
 
-def run(out, ranks):
+def shapes(pair):
+    return [f"--{model}={shape}" for model, shape in zip(("student", "teacher"), PAIRS[pair])]
+
+
+def run(pair, out, ranks):
     """Trains on one rank without torchrun or on several with it; returns (report of --json, printed lines)."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    options = [*SIZES, *ON_CPU, f"--batch={BATCH // ranks}", f"--json={out}"]
+    options = [*SIZES, *shapes(pair), *ON_CPU, f"--batch={BATCH // ranks}", f"--json={out}"]
     command = [sys.executable, *torchrun, bench_trainer_peer.__file__, *options]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(out.read_text()), done.stdout.splitlines()
 
 
+@pytest.fixture(scope="module", params=PAIRS)
+def pair(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def one_rank(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("one") / "new" / "peer.json", 1)
+def one_rank(tmp_path_factory, pair):
+    return run(pair, tmp_path_factory.mktemp("one") / "new" / "peer.json", 1)
 
 
 def losses(report):
@@ -47,17 +57,21 @@ def exact_jsd(student_logits, teacher_logits):
     return sum((one * (one / m).log()).sum(-1) / 2 for one in (p, q)).mean()
 
 
-def fp64_model(options, seed):
+def fp64_model(shape, vocab, seed):
     """A transformers model with the script's weights for this seed, which are drawn in fp32."""
-    config = transformers.LlamaConfig(**bench_inputs.config("tiny", options.vocab))
-    model = transformers.LlamaForCausalLM(config)
+    keys = bench_inputs.config(shape, vocab)
+    model_class = getattr(transformers, keys["architectures"][0])
+    config = model_class.config_class(**keys)
+    config._experts_implementation = "eager"
+    model = model_class(config)
     models.set_random_weights(model, seed)
     return model.double()
 
 
-def test_losses_are_those_of_a_plain_fp64_loop(one_rank):
+def test_losses_are_those_of_a_plain_fp64_loop(one_rank, pair):
     options = bench_trainer_peer.parse_arguments([*SIZES, f"--batch={BATCH}"])
-    student, teacher = (fp64_model(options, seed) for seed in (models.STUDENT_SEED, models.TEACHER_SEED))
+    seeds = models.STUDENT_SEED, models.TEACHER_SEED
+    student, teacher = (fp64_model(shape, options.vocab, seed) for shape, seed in zip(PAIRS[pair], seeds))
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-5)
     expected = []
     for step in range(STEPS):
@@ -74,8 +88,8 @@ def test_losses_are_those_of_a_plain_fp64_loop(one_rank):
     assert losses(one_rank[0]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_two_ranks_have_the_losses_of_one(one_rank, tmp_path):
-    two_ranks, lines = run(tmp_path / "peer.json", 2)
+def test_two_ranks_have_the_losses_of_one(one_rank, pair, tmp_path):
+    two_ranks, lines = run(pair, tmp_path / "peer.json", 2)
     assert two_ranks["ranks"] == 2
     assert losses(two_ranks) == pytest.approx(losses(one_rank[0]), rel=1e-5)
     assert len([line for line in lines if line.startswith("step ")]) == STEPS  # of the first rank alone
@@ -87,7 +101,7 @@ def test_every_rank_and_step_has_its_own_sequences():
     assert len(torch.cat(drawn).unique(dim=0)) == 3 * 2 * 2
 
 
-def test_output_is_a_line_for_each_step_and_the_summary(one_rank):
+def test_output_is_a_line_for_each_step_and_the_summary(one_rank, pair):
     report, lines = one_rank
     assert [line.split(":")[0] for line in lines[1:]] == [f"step {i + 1}" for i in range(STEPS)] + [
         "median of the last 2 steps"
@@ -95,7 +109,7 @@ def test_output_is_a_line_for_each_step_and_the_summary(one_rank):
     step = report["steps"][1]
     assert step["tokens_per_second_per_gpu"] == pytest.approx(BATCH * 16 / step["seconds"])
     assert report["summary"] == pytest.approx(steps.summary_of(report["steps"], BATCH * 16))
-    assert report["arguments"]["student"] == "tiny" and set(report["versions"]) >= {"torch", "transformers"}
+    assert report["arguments"]["student"] == PAIRS[pair][0] and set(report["versions"]) >= {"torch", "transformers"}
 
 
 def test_summary_is_the_median_and_the_peak_of_the_last_half():

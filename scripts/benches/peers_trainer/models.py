@@ -1,4 +1,4 @@
-"""The peer's models: transformers' Llama without memory, then sharded by FSDP2, then given random weights.
+"""The peer's models: those of transformers without memory, then sharded by FSDP2, then given random weights.
 
 Shape suffixes: B sequences, S tokens of each, N = B * S, H and T the hidden sizes of student and teacher, V vocabulary.
 """
@@ -63,61 +63,85 @@ class WeightHead(torch.nn.Linear):
 
 
 class Trunk(torch.nn.Module):
-    """Calls a LlamaForCausalLM's lm_head on the final hidden states of all tokens; the root of FSDP2."""
+    """Calls a causal model's lm_head on the final hidden states of all tokens; the root of FSDP2."""
 
-    def __init__(self, llama):
+    def __init__(self, causal):
         super().__init__()
-        self.llama = llama
+        self.causal = causal
 
     def forward(self, tokens_BS, *of_head):
-        states = self.llama.model(tokens_BS, use_cache=False).last_hidden_state
-        return self.llama.lm_head(states.flatten(0, 1), *of_head)
+        states = self.causal.model(tokens_BS, use_cache=False).last_hidden_state
+        return self.causal.lm_head(states.flatten(0, 1), *of_head)
+
+    def tie_head(self):
+        """Makes lm_head use the embedding's weight where the model's config asks for it."""
+        if self.causal.config.tie_word_embeddings:
+            self.causal.lm_head.weight = self.causal.model.embed_tokens.weight
 
 
-def llama_on_meta(shape, vocab, make_head, dtype):
-    """A LlamaForCausalLM without memory for its weights, whose lm_head is make_head(hidden size, vocab)."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def trunk_on_meta(shape, options, make_head, dtype):
+    """A Trunk without memory for its weights, whose lm_head is make_head(hidden size, vocab)."""
+    import transformers
 
-    config = LlamaConfig(**bench_inputs.config(shape, vocab), use_cache=False, attn_implementation="sdpa")
+    keys = bench_inputs.config(shape, options.vocab)
+    model_class = getattr(transformers, keys["architectures"][0])
+    config = model_class.config_class(**keys, use_cache=False, attn_implementation=options.attention)
+    if getattr(config, "num_experts", None):
+        config._experts_implementation = "grouped_mm"
     with torch.device("meta"):
-        llama = LlamaForCausalLM(config)
-        llama.lm_head = make_head(config.hidden_size, vocab)
-    return llama.to(dtype)
+        causal = model_class(config)
+        causal.lm_head = make_head(config.hidden_size, config.vocab_size)
+    trunk = Trunk(causal.to(dtype))
+    trunk.tie_head()
+    return trunk
 
 
-def use_float8(llama, recipe):
+def use_float8(causal, recipe):
     """Replaces the linear layers of the blocks by torchao's, which round weights and inputs in each call."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     convert_to_float8_training(
-        llama,
+        causal,
         config=Float8LinearConfig.from_recipe_name(recipe),
         module_filter_fn=lambda module, name: "lm_head" not in name,
     )
 
 
-def compile_blocks(llama):
+def compile_blocks(causal):
     """torch.compile of each block, in place, inside its checkpointing."""
-    for block in llama.model.layers:
+    for block in causal.model.layers:
         block.compile()
 
 
 def shard(trunk, mesh, policy):
-    """FSDP2 over the ranks, a unit for each block, the embedding and lm_head, which stays gathered until backward."""
-    llama = trunk.llama
-    for module in (*llama.model.layers, llama.model.embed_tokens):
+    """FSDP2 over the ranks, a unit for each block, the embedding and lm_head, which stays gathered until backward.
+
+    Where the two share a weight, they are one unit.
+    """
+    causal = trunk.causal
+    ends = [causal.model.embed_tokens, causal.lm_head]
+    for module in causal.model.layers:
         fully_shard(module, mesh=mesh, mp_policy=policy)
-    fully_shard(llama.lm_head, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    if causal.config.tie_word_embeddings:
+        fully_shard(ends, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    else:
+        fully_shard(ends[0], mesh=mesh, mp_policy=policy)
+        fully_shard(ends[1], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     fully_shard(trunk, mesh=mesh, mp_policy=policy)
 
 
 @torch.no_grad()
 def set_random_weights(module, seed):
-    """Norms of 1, other weights normal with standard deviation 0.02: the same whether the module is sharded or not."""
-    weights = list(module.parameters())
-    generator = torch.Generator(weights[0].device).manual_seed(seed)
-    for weight in weights:
-        whole = torch.ones(weight.shape, dtype=weight.dtype, device=weight.device)
+    """Norms that multiply by 1, other weights normal with standard deviation 0.02.
+
+    They are the same whether the module is sharded or not. Gemma's norms multiply by 1 + weight.
+    """
+    weights = dict(module.named_parameters())
+    generator = torch.Generator(next(iter(weights.values())).device).manual_seed(seed)
+    for name, weight in weights.items():
+        norm = module.get_submodule(name.rpartition(".")[0])
+        one = 0.0 if type(norm).__name__.startswith("Gemma3RMSNorm") else 1.0
+        whole = torch.full(weight.shape, one, dtype=weight.dtype, device=weight.device)
         if whole.dim() > 1:
             whole.normal_(0, 0.02, generator=generator)
         if isinstance(weight, DTensor):
@@ -126,12 +150,17 @@ def set_random_weights(module, seed):
 
 
 def materialize(trunk, device, seed):
-    """Gives a model of the meta device memory, random weights and its rotary frequencies; returns it."""
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
+    """Gives a model of the meta device memory, random weights and its buffers; returns it."""
     trunk.to_empty(device=device)
+    trunk.tie_head()
+    model = trunk.causal.model
     with device:
-        trunk.llama.model.rotary_emb = LlamaRotaryEmbedding(trunk.llama.config)
+        model.rotary_emb = type(model.rotary_emb)(trunk.causal.config)
+    for name, buffer in model.named_buffers():
+        if name == "embed_tokens.embed_scale":
+            buffer.fill_(model.embed_tokens.scalar_embed_scale)
+        elif not name.startswith("rotary_emb."):
+            raise RuntimeError(f"{type(model).__name__}: no value is known for the buffer {name}")
     set_random_weights(trunk, seed)
     return trunk
 
@@ -139,15 +168,15 @@ def materialize(trunk, device, seed):
 def make_student(options, mesh, device):
     """A Trunk whose forward (tokens_BS, teacher_hidden_NT, teacher_weight_VT, labels_N) is the loss of the options."""
     loss = loss_of(options)
-    llama = llama_on_meta(options.student, options.vocab, lambda *sizes: LossHead(*sizes, loss), torch.float32)
-    llama.train()
+    trunk = trunk_on_meta(options.student, options, lambda *sizes: LossHead(*sizes, loss), torch.float32)
+    causal = trunk.causal
+    causal.train()
     if options.checkpointing:
-        llama.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if options.student_float8:
-        use_float8(llama, options.student_float8)
+        use_float8(causal, options.student_float8)
     if options.compile:
-        compile_blocks(llama)
-    trunk = Trunk(llama)
+        compile_blocks(causal)
     dtype = getattr(torch, options.dtype)
     shard(trunk, mesh, MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
     return materialize(trunk, device, STUDENT_SEED)
@@ -155,13 +184,13 @@ def make_student(options, mesh, device):
 
 def make_teacher(options, mesh, device):
     """A frozen Trunk whose forward (tokens_BS) is (hidden_NT, weight_VT); in float8 it is whole on each GPU."""
-    llama = llama_on_meta(options.teacher, options.vocab, WeightHead, getattr(torch, options.dtype))
-    llama.eval().requires_grad_(False)
+    trunk = trunk_on_meta(options.teacher, options, WeightHead, getattr(torch, options.dtype))
+    causal = trunk.causal
+    causal.eval().requires_grad_(False)
     if options.teacher_float8:
-        use_float8(llama, options.teacher_float8)
+        use_float8(causal, options.teacher_float8)
     if options.compile:
-        compile_blocks(llama)
-    trunk = Trunk(llama)
+        compile_blocks(causal)
     if mesh.size() > 1 and not options.teacher_float8:
         shard(trunk, mesh, MixedPrecisionPolicy())
     return materialize(trunk, device, TEACHER_SEED)

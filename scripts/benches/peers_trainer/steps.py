@@ -36,8 +36,8 @@ def train_step(student, teacher, optimizer, tokens_BS):
         teacher_hidden_NT, teacher_weight_VT = teacher(tokens_BS)
     labels_N = tokens_BS.roll(-1, 1).flatten()
     loss = student(tokens_BS, teacher_hidden_NT, teacher_weight_VT, labels_N)
-    if isinstance(teacher.llama.lm_head, FSDPModule):
-        teacher.llama.lm_head.reshard()
+    if isinstance(teacher.causal.lm_head, FSDPModule):
+        teacher.causal.lm_head.reshard()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
     optimizer.step()

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import bench_inputs
+
 GIB = 2**30
 POLICIES = ("keep", "recompute", "offload", "offload_input")
 
@@ -13,7 +15,7 @@ class Row:
     gpus: int
     student: str
     teacher: str  # "none": the loss uses the labels only
-    vocab: int = 128256
+    vocab: int = 0  # 0: that of the student's family
     seq_len: int = 4096
     batch: int = 2
     micro_batches: int = 1
@@ -25,6 +27,9 @@ class Row:
     limit_s: int = 120
     plan: dict = field(default_factory=dict)
     report: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.vocab = self.vocab or bench_inputs.config(self.student)["vocab_size"]
 
     def setting(self, key, otherwise=""):
         return next((s.split("=", 1)[1] for s in self.settings if s.startswith(key + "=")), otherwise)
@@ -115,6 +120,14 @@ def rows():
                                           ("8b-8b-default", 2, "8b", ("parallel.gather=auto", activation("auto")))):
             found.append(Row(f"{gpus}g-{name}-{allocator}", "allocator", gpus, student, "8b",
                              settings=(f"memory.allocator={allocator}", "memory.on_overflow=warn", *more)))
+    # Models of other families, with a teacher in bf16 and in float8.
+    for student, teacher in (("qwen3-4b", "qwen3-30b-a3b"), ("gemma3-4b", "gemma3-12b"),
+                             ("ministral3-3b", "ministral3-14b")):
+        for gpus in (1, 2):
+            for dtype in ("bfloat16", "float8"):
+                found.append(Row(f"{gpus}g-{student}-{teacher.split('-', 1)[1]}-{dtype}", "families", gpus, student,
+                                 teacher, steps=8, start_s=25, limit_s=200,
+                                 settings=(f"teacher.dtype={dtype}", "float8.gate=false", activation("auto"))))
     # The cost of each policy, and the mix that auto finds, at one shape for each number of GPUs.
     shapes = {1: ("3b", "8b", 2, 76.5), 2: ("8b", "8b", 2, 76), 4: ("8b", "8b", 2, 50)}
     for gpus, (student, teacher, batch, gib) in shapes.items():

@@ -10,6 +10,8 @@
 Groups: plan    predicted against measured peak memory, and tokens per second
         speeds  uniform policies at one shape: the cost of offloading
         auto    memory.activation: auto against the uniform policies, under four budgets
+        mixes   memory.activation and memory.optimizer: auto against mixes by hand, for six pairs of shapes and lengths;
+                mixes that do not fit are left out
         long    one long sequence; the longest sequence that fits a limit of device memory, according to the plan
         bits    losses under every policy equal those under keep bit for bit, in deterministic mode
         flat    memory of an early step and of the last one: 2000 steps with offload; 320 with packed documents of
@@ -78,6 +80,8 @@ def main():
     for row in chosen:
         if row.gpus > machine.gpus:
             print(f"{row.name}: needs {row.gpus} GPUs")
+        elif row.pair and row.plan.get("overflows"):
+            machine.say(f"| {row.name} | {' '.join(row.settings)} | does not fit |")
         elif not row.plan.get("seconds"):
             machine.failed.append(row.name)
             machine.say(f"| {row.name} | FAILED: {'; '.join(row.plan.get('overflows', ['no plan']))} |")

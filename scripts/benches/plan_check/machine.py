@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from .hardware import visible_gpus
-from .rows import GIB, POLICIES, Row, flat_rows
+from .rows import GIB, MIX_PAIRS, POLICIES, Row, flat_rows
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -240,6 +240,16 @@ class Machine:
                         f"\n{gpus} GPU(s), {gib} GiB: auto {speed[auto]:.0f} tok/s at {peak[auto]:.2f} GiB, the best "
                         f"uniform policy {best} {speed[best]:.0f}: {100 * speed[auto] / speed[best]:.1f} %"
                     )
+
+        for pair in MIX_PAIRS:
+            auto, *by_hand = [row for row in chosen if row.pair == pair and row.report] or [None]
+            if by_hand and auto.setting("memory.activation") == "auto":
+                best = max(by_hand, key=lambda row: speed[row.name])
+                self.say(
+                    f"\n{pair}: auto {speed[auto.name]:.0f} tok/s ({auto.report['plan']['activation']}), the best of "
+                    f"{len(by_hand)} mixes by hand {speed[best.name]:.0f} ({' '.join(best.settings)}): "
+                    f"{100 * speed[auto.name] / speed[best.name]:.1f} %"
+                )
 
     def train(self, row, devices, arguments, limit_s=240):
         """Trains, and returns the step records; None if the run failed."""

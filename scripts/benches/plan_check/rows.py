@@ -6,6 +6,15 @@ import bench_inputs
 
 GIB = 2**30
 POLICIES = ("keep", "recompute", "offload", "offload_input")
+# Pairs for which auto is compared with mixes by hand on one GPU: student, teacher, sequence, sequences, blocks.
+MIX_PAIRS = {
+    "3b-8b-2x4096": ("3b", "8b", 4096, 2, 28),
+    "1b-8b-8x4096": ("1b", "8b", 4096, 8, 16),
+    "1b-8b-2x16384": ("1b", "8b", 16384, 2, 16),
+    "3b-8b-1x16384": ("3b", "8b", 16384, 1, 28),
+    "1b-8b-1x32768": ("1b", "8b", 32768, 1, 16),
+    "8b-8b-2x4096": ("8b", "8b", 4096, 2, 32),
+}
 
 
 @dataclass
@@ -25,6 +34,7 @@ class Row:
     documents: int = 0  # sequences of data; 0: those of two steps
     start_s: float = 14  # estimated seconds to load libraries, start the device and make the weights
     limit_s: int = 120
+    pair: str = ""  # of MIX_PAIRS
     plan: dict = field(default_factory=dict)
     report: dict = field(default_factory=dict)
 
@@ -43,6 +53,38 @@ class Row:
     def host_bytes(self):
         found = self.plan.get("bytes", {})
         return self.gpus * (found.get("host_activations", 0) + found.get("host_optimizer", 0))
+
+
+def hand_mixes(blocks):
+    """Values of memory.activation for `blocks` blocks that a user may try, in forward order."""
+    quarter, half = blocks // 4, blocks // 2
+    yield from POLICIES
+    for first, policy in ((quarter, "recompute"), (half, "recompute"), (half, "offload_input"), (quarter, "offload")):
+        yield f"{policy}*{first},keep*{blocks - first}"
+
+
+def mix_rows():
+    """Rows of the pairs above: auto first, then each mix by hand; where the state has to leave the device, that too."""
+    for pair, (student, teacher, length, batch, blocks) in MIX_PAIRS.items():
+        choices = [("auto", "auto")] + [(mix, "device") for mix in hand_mixes(blocks)]
+        if student == "8b":
+            states = ("host", f"host*{blocks - 4},device*4", f"host*{blocks - 8},device*8")
+            choices = [("auto", "auto")] + [
+                (mix, state) for state in states for mix in ("recompute", f"recompute*{blocks // 2},keep*{blocks // 2}")
+            ]
+        for number, (mix, state) in enumerate(choices):
+            yield Row(
+                f"1g-mix-{pair}-{number}",
+                "mixes",
+                1,
+                student,
+                teacher,
+                seq_len=length,
+                batch=batch,
+                steps=5,
+                settings=("memory.activation=" + mix, "memory.optimizer=" + state),
+                pair=pair,
+            )
 
 
 def flat_rows(gpus):
@@ -155,6 +197,7 @@ def rows():
         found.append(Row(f"{gpus}g-{student}-{teacher}-longest-in-{gib}", "long", gpus, student, teacher, seq_len=0,
                          batch=1, steps=2, settings=(activation("auto"), f"memory.limit_gib={gib}"), limit_s=400))
     # fmt: on
+    found += mix_rows()
     # The figures of docs/memory.md with several GPUs are those of NCCL's gathers. The default, auto, gathers by copies
     # where it can, which takes more memory.
     for row in found:

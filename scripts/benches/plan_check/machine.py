@@ -124,7 +124,7 @@ class Machine:
         return config
 
     def make_plan(self, row):
-        """Asks the program for the row's plan, without a GPU; for seq_len 0 also for the longest length that fits."""
+        """Asks the program for the row's plan for this machine; for seq_len 0 also for the longest length that fits."""
         arguments = ["plan", "--config", self.inputs(row), "--ranks", row.gpus, "--json"]
         arguments += [part for setting in row.settings for part in ("--set", setting)]
         if row.seq_len == 0:
@@ -140,7 +140,6 @@ class Machine:
             capture_output=True,
             text=True,
             timeout=120,
-            env=dict(os.environ, CUDA_VISIBLE_DEVICES=""),
         )
         try:
             return json.loads(done.stdout)

@@ -7,6 +7,8 @@
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/simulation.h"
 #include "trainer/models/ops/blas_lt.h"
+#include "trainer/models/ops/group_gradient_kernel.h"
+#include "trainer/models/ops/kernel_launch.h"
 #include "trainer/models/ops/linear.h"
 
 namespace distill::models {
@@ -131,13 +133,20 @@ void grouped_linear_backward_weight(
   }
   const int64_t outputs = outputs_of(grads, ends_G), inputs = x_MI.size(1);
   if (has_kernel(x_MI, inputs, outputs)) {
-    at::Tensor parts = x_MI.is_meta() ? at::empty({ends_G.numel(), outputs, inputs}, x_MI.options())
-                                      : at::_grouped_mm(dy_MO.t(), x_MI, ends_G);
-    // What the kernel writes for a group without rows is zero on some GPUs and undefined on others.
-    const at::Tensor rows_G = at::diff(ends_G, 1, 0, at::zeros({1}, ends_G.options()));
-    parts.masked_fill_(rows_G.eq(0).view({-1, 1, 1}), 0);
-    at::Tensor views = stacked(grads, outputs);
-    accumulate ? views.add_(parts) : views.copy_(parts);
+    TORCH_CHECK(
+        grads.is_contiguous() && (grads.scalar_type() == at::kFloat || grads.scalar_type() == at::kBFloat16),
+        "grouped product: contiguous gradients in fp32 or bf16 are expected, found ", grads.scalar_type());
+    const at::Tensor parts = x_MI.is_meta() ? at::empty({ends_G.numel(), outputs, inputs}, x_MI.options())
+                                            : at::_grouped_mm(dy_MO.t(), x_MI, ends_G);
+    const GroupGradientArgs args{
+        .parts = parts.const_data_ptr(),
+        .ends = ends_G.const_data_ptr<int32_t>(),
+        .grads = grads.mutable_data_ptr(),
+        .groups = ends_G.numel(),
+        .size = outputs * inputs,
+        .accumulate = accumulate,
+        .type = element_type(grads.scalar_type())};
+    run_kernel("group_gradient", launch_group_gradient, args, grads.device());
     return;
   }
   for_each_group(ends_G, x_MI.size(0), [&](const Group& group) {

@@ -2,6 +2,7 @@
 #include "trainer/models/ops/embedding_kernel.h"
 #include "trainer/models/ops/float8_kernel.h"
 #include "trainer/models/ops/glu_kernel.h"
+#include "trainer/models/ops/group_gradient_kernel.h"
 #include "trainer/models/ops/normal_kernel.h"
 #include "trainer/models/ops/rms_norm_kernel.h"
 #include "trainer/models/ops/rope_kernel.h"
@@ -74,6 +75,10 @@ const char* launch_normal(const NormalArgs&, CUstream_st*) {
 }
 
 const char* launch_combine(const CombineArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_group_gradient(const GroupGradientArgs&, CUstream_st*) {
   return kNoKernels;
 }
 

@@ -10,13 +10,15 @@ from .rows import GIB
 
 
 def visible_gpus():
+    """The ids of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len([device for device in visible.split(",") if device])
+        return [device for device in visible.split(",") if device]
     try:
-        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+        return [str(device) for device in range(listed.count("GPU "))]
     except FileNotFoundError:
-        return 0
+        return []
 
 
 def available_host_bytes():

@@ -13,6 +13,7 @@ from pathlib import Path
 from .hardware import visible_gpus
 from .rows import GIB, MIX_PAIRS, POLICIES, Row, flat_rows
 
+DOES_NOT_FIT = 4  # exit code of a run that the plan refuses
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
@@ -24,7 +25,8 @@ class Machine:
         self.out = Path(options.out)
         self.work = REPOSITORY / "work" / "check-plan"
         self.distill = os.environ.get("DISTILL", str(REPOSITORY / "build/release/apps/distill/distill"))
-        self.gpus = options.gpus or visible_gpus()
+        self.visible = visible_gpus()
+        self.gpus = options.gpus or len(self.visible)
         self.lock = threading.RLock()
         self.failed = []
         self.began = time.monotonic()
@@ -37,8 +39,9 @@ class Machine:
                 stream.write(text + "\n")
 
     def run(self, arguments, log, devices, limit_s):
-        """Runs distill and returns its exit code; 124 after a timeout."""
-        environment = dict(os.environ, CUDA_VISIBLE_DEVICES=devices)
+        """Runs distill on `devices`, numbers of visible GPUs; returns its exit code, 124 after a timeout."""
+        ids = ",".join(self.visible[int(device)] for device in devices.split(","))
+        environment = dict(os.environ, CUDA_VISIBLE_DEVICES=ids)
         with open(log, "w") as stream:
             process = subprocess.Popen(
                 [self.distill, *map(str, arguments)],
@@ -157,6 +160,9 @@ class Machine:
             began = time.monotonic()
             log = config.parent / "run.log"
             code = self.run(arguments, log, devices, row.limit_s)
+            if code == DOES_NOT_FIT and row.pair:
+                self.say(f"| {name} | {' '.join(row.settings)} | does not fit |")
+                return
             if code != 0:
                 self.fail(name, log, code)
                 return

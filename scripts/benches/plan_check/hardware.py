@@ -1,24 +1,11 @@
 """The GPUs and the host memory of this machine."""
 
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from .rows import GIB
-
-
-def visible_gpus():
-    """The ids of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [device for device in visible.split(",") if device]
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
-        return [str(device) for device in range(listed.count("GPU "))]
-    except FileNotFoundError:
-        return []
 
 
 def available_host_bytes():

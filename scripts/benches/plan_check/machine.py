@@ -10,7 +10,8 @@ import threading
 import time
 from pathlib import Path
 
-from .hardware import visible_gpus
+from shared.gpus import visible_gpus
+
 from .rows import GIB, MIX_PAIRS, POLICIES, Row, flat_rows
 
 DOES_NOT_FIT = 4  # exit code of a run that the plan refuses

@@ -9,10 +9,10 @@ POLICIES = ("keep", "recompute", "offload", "offload_input")
 # Pairs for which auto is compared with mixes by hand on one GPU: student, teacher, sequence, sequences, blocks.
 MIX_PAIRS = {
     "3b-8b-2x4096": ("3b", "8b", 4096, 2, 28),
-    "1b-8b-8x4096": ("1b", "8b", 4096, 8, 16),
-    "1b-8b-2x16384": ("1b", "8b", 16384, 2, 16),
+    "1b-8b-16x4096": ("1b", "8b", 4096, 16, 16),
+    "1b-8b-4x16384": ("1b", "8b", 16384, 4, 16),
     "3b-8b-1x16384": ("3b", "8b", 16384, 1, 28),
-    "1b-8b-1x32768": ("1b", "8b", 32768, 1, 16),
+    "1b-8b-1x65536": ("1b", "8b", 65536, 1, 16),
     "8b-8b-2x4096": ("8b", "8b", 4096, 2, 32),
 }
 

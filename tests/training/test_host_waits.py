@@ -35,7 +35,8 @@ def reads_in_steps(trace):
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize(
-    "micro_batches, memory", [(1, {}), (3, {}), (1, {"activation": "offload", "optimizer": "host"})]
+    "micro_batches, memory",
+    [(1, {}), (3, {}), (1, {"activation": "offload", "optimizer": "host"}), (1, {"optimizer": "cpu,host"})],
 )
 def test_nothing_in_a_step_waits_for_the_device(tmp_path, models, ragged_shard, processes, micro_batches, memory):
     config = tiny.base_config(

@@ -22,7 +22,7 @@ import tiny
 RELATIVE, BLOCKS = 0.01, 8192 if tiny.DEVICE == "cpu" else 1 << 20
 # Vectors of a few bytes, read-ahead batches and step counters are not in the plan.
 UNPLANNED = 120_000 if tiny.DEVICE == "cpu" else 120_000 + BLOCKS
-PLACES = ["host", "host,device", "device,host"]  # of the optimizer's state
+PLACES = ["host", "host,device", "device,host", "cpu", "host,cpu"]  # of the optimizer's state
 POLICIES = ["keep", "recompute", "offload", "offload_input", "auto", "recompute,keep", "offload,offload_input"]
 
 
@@ -90,6 +90,8 @@ def test_planned_bytes_are_those_allocated(tmp_path, models, long_shard, family,
         {"parallel": {"processes": 2}, "memory": {"optimizer": "host", "activation": "offload_input"}},
         {"memory": {"optimizer": "host"}},
         {"memory": {"optimizer": "host,device"}},
+        {"memory": {"optimizer": "cpu,device"}},
+        {"parallel": {"processes": 2}, "memory": {"optimizer": "host,cpu"}},
         {"optimizer": {"moments": "bfloat16"}},
         {"optimizer": {"moments": "bfloat16"}, "memory": {"optimizer": "host"}},
         {"parallel": {"processes": 2}, "memory": {"optimizer": "device,host", "activation": "keep,offload"}},
@@ -170,7 +172,7 @@ def test_automatic_places_are_the_least_on_the_host_that_fits_and_change_no_bit(
 def test_state_in_host_memory_is_saved_and_resumed_bit_for_bit(tmp_path, models, ragged_shard, processes, asynchronous):
     tiny.need_devices(processes)
     weights, evaluations = [], []
-    for optimizer, later in (("device", "device,host"), ("host", "host"), ("device,host", "host,device")):
+    for optimizer, later in (("device", "device,cpu"), ("host", "cpu"), ("device,cpu", "host,device")):
         config = config_of(
             tmp_path / optimizer,
             models["llama"],

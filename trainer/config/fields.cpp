@@ -219,10 +219,11 @@ std::vector<Field> memory_fields() {
        "policies that fits."},
       {"memory", "optimizer", by_block<kMemory, &MemorySection::optimizer>(), "",
        "Where float32 master weights and AdamW's moments are stored. host: in pinned host memory; the update streams "
-       "them through the device, overlapped with the next step. host*24,device*8: a place for each block in forward "
-       "order; the embedding's is the first block's, that of the final norm and lm_head the last block's. auto: as few "
-       "blocks on the host as the memory plan needs; it chooses them together with memory.activation where that is "
-       "auto, by predicted time. A float8 student's are on the device."},
+       "them through the device, overlapped with the next step. cpu: there too, and the host's cores update them. "
+       "host*24,device*8: a place for each block in forward order; the embedding's is the first block's, that of the "
+       "final norm and lm_head the last block's. auto: as few blocks on the host as the memory plan needs; it chooses "
+       "them, and which of them the CPU updates, together with memory.activation where that is auto, by predicted time. "
+       "A float8 student's are on the device."},
       {"memory", "allocator", one_of<kMemory, &MemorySection::allocator>(), "",
        "How libtorch's allocator takes memory from a GPU. expandable: in pages that are mapped one after the other, so "
        "that little is lost between tensors; where the driver cannot do that, the run says so and uses segments. segments: "

@@ -143,7 +143,9 @@ class Rules {
   }
 
   void dtypes() {
-    if (config_.student.dtype == ComputeDtype::kFloat8 && gives(config_.memory.optimizer, models::StatePlace::kHost)) {
+    if (config_.student.dtype == ComputeDtype::kFloat8 &&
+        (gives(config_.memory.optimizer, models::StatePlace::kHost) ||
+         gives(config_.memory.optimizer, models::StatePlace::kCpu))) {
       fail(
           {"student.dtype", "memory.optimizer"}, "memory.optimizer: device or auto for a float8 student",
           by_block_text(config_.memory.optimizer), "its weights are rounded from master weights on the device");

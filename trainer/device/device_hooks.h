@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -60,6 +61,11 @@ void hook_device_allocator(at::Device device);
 // null, or the driver's error message.
 const char* pin_host_memory(void* data, size_t bytes);
 void unpin_host_memory(void* data);
+
+// Queues work of the host on the device's current stream: what was queued before is complete when it begins, and what
+// is queued after waits for it. On a GPU a thread of the driver runs it, one such work at a time; it must not use the
+// device, and what it throws ends the process. On the CPU it is complete on return.
+void run_on_host(at::Device device, std::function<void()> work);
 
 // NUMA node of the device; nullopt: unknown.
 std::optional<int> numa_node(at::Device device);

@@ -135,6 +135,20 @@ void unpin_host_memory(void* data) {
   (void)cudaHostUnregister(data);
 }
 
+void run_on_host(at::Device device, std::function<void()> work) {
+  if (!device.is_cuda()) {
+    work();
+    return;
+  }
+  const auto run = [](void* data) noexcept {
+    const std::unique_ptr<std::function<void()>> owned(static_cast<std::function<void()>*>(data));
+    (*owned)();
+  };
+  auto owned = std::make_unique<std::function<void()>>(std::move(work));
+  C10_CUDA_CHECK(cudaLaunchHostFunc(c10::cuda::getCurrentCUDAStream(device.index()), run, owned.get()));
+  (void)owned.release(); // `run` owns it now
+}
+
 std::optional<int> numa_node(at::Device device) {
   std::string name = device.is_cuda() ? pci_bus_id(device) : "";
   if (name.empty()) {

@@ -26,6 +26,9 @@ const char* pin_host_memory(void*, size_t) {
   return nullptr;
 }
 void unpin_host_memory(void*) {}
+void run_on_host(at::Device, std::function<void()> work) {
+  work();
+}
 std::optional<int> numa_node(at::Device) {
   return std::nullopt;
 }

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "trainer/config/config.h"
+#include "trainer/optim/adamw_kernel.h"
+#include "trainer/optim/cpu_update.h"
 #include "trainer/optim/grad_norm.h"
 #include "trainer/optim/host_state.h"
 #include "trainer/sharding/model_shards.h"
@@ -16,18 +18,20 @@ namespace distill::optim {
 // counter included.
 //
 // The moments of a unit are where its master weights are. Units whose state is on the device are updated on the compute
-// stream. The state of the others is in host memory and passes through the device piece by piece, overlapped with the
-// compute stream: step() returns once the pieces are queued, and each of these units waits for its own update where it
-// is used next (ModelShards::unit_updated). Meanwhile the next step's teacher runs.
+// stream. The state of the others is in host memory: it passes through the device piece by piece (HostState), or the
+// host's cores update it (CpuUpdate), overlapped with the compute stream. Such an update is queued where its unit is
+// used next, and the compute stream waits for it there (ModelShards::update_later). Meanwhile the next step's teacher
+// runs. Wherever a unit is updated, the results are the same, bit for bit.
 class AdamW {
  public:
   // `piece`: the elements of state in host memory that pass through the device together; 0:
   // sharding::StateMemory::piece_numel().
   AdamW(sharding::ModelShards& model, const config::OptimizerSection& options, int64_t piece = 0);
+  // Queues what is left of the last step, and waits for it.
+  ~AdamW();
+  AdamW(const AdamW&) = delete;
+  AdamW& operator=(const AdamW&) = delete;
 
-  // Starts copying the next step's first pieces to the device, one for each stage, after the last step's pieces have
-  // left it. Does nothing if all state is on the device.
-  void fetch_ahead();
   // Updates the master weights and the compute copies from the units' gradients.
   void step(double lr, const GradNorm& grad_norm);
   // The host waits until the master weights and moments are those of the last step. Does nothing if they are all on the
@@ -49,11 +53,18 @@ class AdamW {
   }
 
  private:
-  // The step of units whose state is on the device: on a GPU one fused pass over each unit's shard, which writes the
-  // bf16 copy too.
-  void step_on_device(double lr, const GradNorm& grad_norm);
-  // The step of the units whose state is in host memory.
-  void step_through_device(double lr);
+  // Where the units' moments are, and pieces of those that pass through the device.
+  void allocate_state(int64_t piece);
+  void make_factors(double lr, const GradNorm& grad_norm);
+  // The step of units whose state is on the device: one fused pass over each unit's shard, which writes the bf16 copy
+  // of a GPU too.
+  void step_on_device();
+  // Queues the updates of the units in host memory, in forward order, up to this one.
+  void queue_until(int64_t unit);
+  void queue_through_device(int64_t unit);
+  // Starts copying up to `most` of the step's first pieces to the device, one for each stage at most, after the last
+  // step's pieces have left it.
+  void fetch_ahead(int64_t most);
 
   // Elements of a unit's shard that are updated together.
   struct Piece {
@@ -68,30 +79,22 @@ class AdamW {
     return OptimizerState{model_.unit(piece.unit).master, moments_[piece.unit].exp_avg, moments_[piece.unit].exp_avg_sq}
         .narrow(piece.begin, piece.count);
   }
-  // Whether the units are updated by the kernel of adamw_kernel.h, or by ATen's.
-  bool uses_kernel() const;
-  // Queue the update of a piece whose state is on the device.
-  void update_with_kernel(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm);
-  void update_staged(const Piece& piece, const OptimizerState& state, double lr, const GradNorm& grad_norm);
-
-  // Tensors of all units that share one weight decay.
-  struct Group {
-    double weight_decay = 0;
-    std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs;
-  };
-  // Adds the part of the unit's elements [begin, end) that is in the piece.
-  void add_slice(Group& group, const Piece& piece, const OptimizerState& state, int64_t begin, int64_t end);
-  void update_with_aten(const Group& group, double lr, const GradNorm& grad_norm);
+  // The update of a piece, but for its gradient, the copy and the factors. n is not positive where it is only padding.
+  AdamWArgs args_of(const Piece& piece, const OptimizerState& state) const;
+  // Queues the update of a piece whose state is on the device.
+  void update(const Piece& piece, const OptimizerState& state);
 
   sharding::ModelShards& model_;
   config::OptimizerSection options_;
   std::vector<Moments> moments_;
   std::vector<int64_t> first_matrix_; // for each unit, the element from which weight decay applies
   at::Tensor step_count_;
-  std::unique_ptr<HostState> host_state_; // null: all state is on the device
-  std::vector<Piece> pieces_; // of state in host memory, in forward order
-  size_t fetched_ = 0; // number of the next step's pieces that have been fetched
-  GradNorm decision_; // of the last step, kept alive while its pieces are updated
+  at::Tensor factors_; // AdamWFactors of the last step, as bytes
+  int64_t next_unit_ = 0; // of the last step: the first unit whose update is not queued
+  std::unique_ptr<HostState> host_state_; // null: no state passes through the device
+  std::vector<Piece> pieces_; // of state that passes through the device, in forward order
+  size_t fetched_ = 0, updated_ = 0; // number of the step's pieces that have been fetched, and whose update is queued
+  std::unique_ptr<CpuUpdate> cpu_update_; // null: the host updates nothing
 };
 
 } // namespace distill::optim

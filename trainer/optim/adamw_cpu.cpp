@@ -1,33 +1,45 @@
-#include <ATen/Parallel.h>
+#include "trainer/optim/adamw_cpu.h"
+
+#include <algorithm>
 
 #include "trainer/optim/adamw_math.h"
 
 namespace distill::optim {
+namespace {
 
-void adamw_on_cpu(const AdamWArgs& args) {
-  TORCH_CHECK(args.bf16_moments, "moments in fp32 are updated by at::_fused_adamw_");
-  if (args.found_inf != nullptr && *args.found_inf != 0) {
+using Range = void (*)(const AdamWArgs&, int64_t, int64_t);
+
+Range best_for_this_machine() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl")) {
+    return avx512::adamw_range;
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    return avx2::adamw_range;
+  }
+#endif
+  return portable::adamw_range;
+}
+
+} // namespace
+
+void adamw_factors_on_cpu(const AdamWStep& step) {
+  *step.factors = factors_of(step);
+}
+
+// The threads' shares do not decide any result, so that their number need not be that of at::parallel_for.
+void adamw_on_cpu(const AdamWArgs& args, int threads) {
+  static const Range range = best_for_this_machine();
+  if (args.n == 0 || args.factors->skipped != 0) {
     return;
   }
   constexpr int64_t kGrain = 1 << 14; // elements
-  const AdamWFactors f = factors_of(args);
-  auto* const exp_avgs = static_cast<uint16_t*>(args.exp_avg);
-  auto* const exp_avg_sqs = static_cast<uint16_t*>(args.exp_avg_sq);
-  at::parallel_for(0, args.n, kGrain, [&](int64_t begin, int64_t end) {
-    uint32_t words[kRoundingGroup];
-    for (int64_t i = begin; i < end; ++i) {
-      float exp_avg = widen(exp_avgs[i]), exp_avg_sq = widen(exp_avg_sqs[i]);
-      const bool decays = f.weight_decay != 0 && i >= args.decay_begin;
-      update_element(f, decays, args.gradient[i], args.params[i], exp_avg, exp_avg_sq);
-      const int64_t element = args.first + i;
-      if (i == begin || element % kRoundingGroup == 0) {
-        rounding_words(f.step, args.unit, element / kRoundingGroup, words);
-      }
-      const uint32_t word = words[element % kRoundingGroup];
-      exp_avgs[i] = round_stochastically(exp_avg, word & 0xFFFFU);
-      exp_avg_sqs[i] = round_stochastically(exp_avg_sq, word >> 16);
-    }
-  });
+  const int64_t parts = (args.n + kGrain - 1) / kGrain;
+#pragma omp parallel for schedule(static) num_threads(std::max(1, threads)) if (threads > 1 && parts > 1)
+  for (int64_t part = 0; part < parts; ++part) {
+    range(args, part * kGrain, std::min(args.n, (part + 1) * kGrain));
+  }
 }
 
 } // namespace distill::optim

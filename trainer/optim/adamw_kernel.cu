@@ -7,6 +7,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "trainer/models/ops/device.cuh"
 #include "trainer/optim/adamw_math.h"
 
 static_assert(__cplusplus >= 202002L, "CUDA sources are C++20");
@@ -55,13 +56,13 @@ struct Elements {
   }
 };
 
-// Moments of V elements, stored as `Moment`: float, or uint16_t for the bits of bf16.
+// V elements that are stored as float, or as uint16_t, the bits of bf16.
 template <int V>
-__device__ __forceinline__ void load_moments(Elements<V>& values, const float* data, int64_t i) {
+__device__ __forceinline__ void load_wide(Elements<V>& values, const float* data, int64_t i) {
   values.load(data, i);
 }
 template <int V>
-__device__ __forceinline__ void load_moments(Elements<V>& values, const uint16_t* data, int64_t i) {
+__device__ __forceinline__ void load_wide(Elements<V>& values, const uint16_t* data, int64_t i) {
   uint16_t bits[V];
   if constexpr (V == 1) {
     bits[0] = data[i];
@@ -92,19 +93,19 @@ __device__ __forceinline__ void store_rounded(
   }
 }
 
-template <int V, typename Moment>
+template <int V, typename Moment, typename Gradient>
 __device__ __forceinline__ void step_at(const AdamWArgs& args, const AdamWFactors& f, int64_t i) {
   Elements<V> param, gradient, exp_avg, exp_avg_sq;
   auto* const first_moments = static_cast<Moment*>(args.exp_avg);
   auto* const second_moments = static_cast<Moment*>(args.exp_avg_sq);
   param.load(args.params, i);
-  gradient.load(args.gradient, i);
-  load_moments(exp_avg, first_moments, i);
-  load_moments(exp_avg_sq, second_moments, i);
+  load_wide(gradient, static_cast<const Gradient*>(args.gradient), i);
+  load_wide(exp_avg, first_moments, i);
+  load_wide(exp_avg_sq, second_moments, i);
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     update_element(
-        f, f.weight_decay != 0 && i + j >= args.decay_begin, gradient.value[j], param.value[j], exp_avg.value[j],
+        f, f.decay != 0 && i + j >= args.decay_begin, gradient.value[j], param.value[j], exp_avg.value[j],
         exp_avg_sq.value[j]);
   }
   param.store(args.params, i);
@@ -126,22 +127,26 @@ __device__ __forceinline__ void step_at(const AdamWArgs& args, const AdamWFactor
   }
 }
 
-template <int V, typename Moment>
+__global__ void adamw_factors(const __grid_constant__ AdamWStep step) {
+  *step.factors = factors_of(step);
+}
+
+template <int V, typename Moment, typename Gradient>
 __global__ __launch_bounds__(kThreads) void adamw(const __grid_constant__ AdamWArgs args) {
-  if (args.found_inf != nullptr && *args.found_inf != 0) {
+  const AdamWFactors f = *args.factors;
+  if (f.skipped != 0) {
     return;
   }
-  const AdamWFactors f = factors_of(args);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   const int64_t vectors = args.n / V;
   for (int64_t v = first; v < vectors; v += step) {
-    step_at<V, Moment>(args, f, v * V);
+    step_at<V, Moment, Gradient>(args, f, v * V);
   }
   if constexpr (V > 1) {
     const int64_t rest = vectors * V + first;
     if (rest < args.n) {
-      step_at<1, Moment>(args, f, rest);
+      step_at<1, Moment, Gradient>(args, f, rest);
     }
   }
 }
@@ -150,30 +155,40 @@ bool aligned(const void* pointer, uintptr_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
 
-template <typename Moment>
+template <typename Moment, typename Gradient>
 void launch(const AdamWArgs& args, CUstream_st* stream) {
-  constexpr uintptr_t kMoments = sizeof(Moment) * kVector;
+  constexpr uintptr_t kMoments = sizeof(Moment) * kVector, kGradients = sizeof(Gradient) * kVector;
   static_assert(kVector == kRoundingGroup);
-  const bool wide = args.first % kRoundingGroup == 0 && aligned(args.params, 16) && aligned(args.gradient, 16) &&
-      aligned(args.exp_avg, kMoments) && aligned(args.exp_avg_sq, kMoments) && aligned(args.bf16_copy, 8);
+  const bool wide = args.first % kRoundingGroup == 0 && aligned(args.params, 16) &&
+      aligned(args.gradient, kGradients) && aligned(args.exp_avg, kMoments) && aligned(args.exp_avg_sq, kMoments) &&
+      aligned(args.bf16_copy, 8);
   const int64_t per_block = kThreads * (wide ? kVector : 1);
   const unsigned blocks = static_cast<unsigned>(std::min<int64_t>((args.n + per_block - 1) / per_block, kMaxBlocks));
   if (wide) {
-    adamw<kVector, Moment><<<blocks, kThreads, 0, stream>>>(args);
+    adamw<kVector, Moment, Gradient><<<blocks, kThreads, 0, stream>>>(args);
   } else {
-    adamw<1, Moment><<<blocks, kThreads, 0, stream>>>(args);
+    adamw<1, Moment, Gradient><<<blocks, kThreads, 0, stream>>>(args);
   }
 }
 
+template <typename Moment>
+void launch_with_moments(const AdamWArgs& args, CUstream_st* stream) {
+  args.bf16_gradient ? launch<Moment, uint16_t>(args, stream) : launch<Moment, float>(args, stream);
+}
+
 } // namespace
+
+const char* launch_adamw_factors(const AdamWStep& step, CUstream_st* stream) {
+  adamw_factors<<<1, 1, 0, stream>>>(step);
+  return models::launch_problem();
+}
 
 const char* launch_adamw(const AdamWArgs& args, CUstream_st* stream) {
   if (args.n == 0) {
     return nullptr;
   }
-  args.bf16_moments ? launch<uint16_t>(args, stream) : launch<float>(args, stream);
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  args.bf16_moments ? launch_with_moments<uint16_t>(args, stream) : launch_with_moments<float>(args, stream);
+  return models::launch_problem();
 }
 
 } // namespace distill::optim

@@ -5,35 +5,32 @@
 #include "trainer/models/ops/normal_math.h"
 #include "trainer/optim/adamw_kernel.h"
 
-// The mathematics of one element of an AdamW step, which the CPU and CUDA share.
+// The mathematics of one element of an AdamW step, which the CPU and CUDA share. Every sum of a product is an explicit
+// fmaf, so that no compiler decides how it is rounded.
 namespace distill::optim {
 
-// Values that all elements share, in fp32 as in at::_fused_adamw_.
-struct AdamWFactors {
-  float lr, beta1, beta2, eps, weight_decay, grad_scale, step_size, bias_correction2_sqrt;
-  uint64_t step; // this step's number, from 1
-};
-
-DISTILL_HOST_DEVICE inline AdamWFactors factors_of(const AdamWArgs& args) {
-  AdamWFactors f;
-  f.lr = static_cast<float>(args.lr);
-  f.beta1 = static_cast<float>(args.beta1);
-  f.beta2 = static_cast<float>(args.beta2);
-  f.eps = static_cast<float>(args.eps);
-  f.weight_decay = static_cast<float>(args.weight_decay);
-  f.grad_scale = args.grad_scale == nullptr ? 1.0F : *args.grad_scale;
-  const float step = *args.step_count;
-  f.step_size = f.lr / (1.0F - powf(f.beta1, step));
-  f.bias_correction2_sqrt = sqrtf(1.0F - powf(f.beta2, step));
-  f.step = static_cast<uint64_t>(step);
+DISTILL_HOST_DEVICE_INLINE AdamWFactors factors_of(const AdamWStep& step) {
+  AdamWFactors f{};
+  const auto lr = static_cast<float>(step.lr);
+  const float count = *step.step_count;
+  f.beta1 = static_cast<float>(step.beta1);
+  f.beta2 = static_cast<float>(step.beta2);
+  f.eps = static_cast<float>(step.eps);
+  f.decay = lr * static_cast<float>(step.weight_decay);
+  f.grad_scale = *step.grad_scale;
+  f.step_size = lr / (1.0F - powf(f.beta1, count));
+  f.bias_correction2_sqrt = sqrtf(1.0F - powf(f.beta2, count));
+  f.skipped = *step.found_inf != 0 ? 1 : 0;
+  f.step = static_cast<uint64_t>(count);
   return f;
 }
 
-DISTILL_HOST_DEVICE inline void update_element(
+// `decays`: whether weight decay applies to the element.
+DISTILL_HOST_DEVICE_INLINE void update_element(
     const AdamWFactors& f, bool decays, float gradient, float& param, float& exp_avg, float& exp_avg_sq) {
   gradient /= f.grad_scale;
   if (decays) {
-    param -= f.lr * f.weight_decay * param;
+    param = fmaf(-f.decay, param, param);
   }
   exp_avg = fmaf(f.beta1, exp_avg, fmaf(-f.beta1, gradient, gradient));
   const float square = gradient * gradient;
@@ -46,23 +43,26 @@ constexpr int64_t kRoundingGroup = 4; // elements that share the words of one ca
 // Random words for elements kRoundingGroup * group and the following ones, a word for each: the low half is for the
 // first moment, the high half for the second. They depend on the step, the unit and the position in the whole unit
 // alone, so that any number of ranks, any pieces and a resumed run round alike.
-DISTILL_HOST_DEVICE inline void rounding_words(
+DISTILL_HOST_DEVICE_INLINE void rounding_words(
     uint64_t step, int64_t unit, int64_t group, uint32_t words[kRoundingGroup]) {
   models::philox(static_cast<uint64_t>(unit) << 44 ^ step, static_cast<uint64_t>(group), words);
 }
 
 // Rounds a finite value to one of its two neighbours in bf16, up in magnitude with the probability of what truncation
 // would lose, so that the expected value is the value. Returns the bits of the bf16. `random`: 16 random bits.
-DISTILL_HOST_DEVICE inline uint16_t round_stochastically(float value, uint32_t random) {
+DISTILL_HOST_DEVICE_INLINE uint16_t round_stochastically(float value, uint32_t random) {
   uint32_t bits = 0;
   memcpy(&bits, &value, sizeof(bits));
   return static_cast<uint16_t>((bits + random) >> 16);
 }
 
-DISTILL_HOST_DEVICE inline float widen(uint16_t bf16) {
+DISTILL_HOST_DEVICE_INLINE float widen(uint16_t bf16) {
   const uint32_t bits = static_cast<uint32_t>(bf16) << 16;
   float value = 0;
   memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+DISTILL_HOST_DEVICE_INLINE float widen(float value) {
   return value;
 }
 

@@ -16,6 +16,7 @@ struct Member {
   const char* name;
   double Machine::*value;
   bool may_be_zero = false;
+  bool may_be_missing = false; // from older files
 };
 constexpr Member kMembers[] = {
     {"memory_gib", &Machine::memory_gib},
@@ -27,6 +28,7 @@ constexpr Member kMembers[] = {
     {"memory_bytes", &Machine::memory_bytes},
     {"host_bytes", &Machine::host_bytes},
     {"host_store_bytes", &Machine::host_store_bytes},
+    {"host_update_bytes", &Machine::host_update_bytes, /*may_be_zero=*/true, /*may_be_missing=*/true},
     {"gather_bytes", &Machine::gather_bytes},
     {"reduce_bytes", &Machine::reduce_bytes},
     {"node_bytes", &Machine::node_bytes},
@@ -122,6 +124,9 @@ absl::StatusOr<Machine> read_machine(const std::string& path) {
   machine.name = (*json)["name"];
   for (const Member& member : kMembers) {
     const auto found = json->find(member.name);
+    if (found == json->end() && member.may_be_missing) {
+      continue;
+    }
     if (found == json->end() || !found->is_number() || !(member.may_be_zero ? *found >= 0.0 : *found > 0.0)) {
       return absl::InvalidArgumentError(absl::StrCat(
           path, ": ", member.name, ": expected a positive number, found ",

@@ -38,6 +38,9 @@ struct Machine {
   double memory_bytes = 0; // a kernel that streams through device memory
   double host_bytes = 0; // pinned copies of one device, each way
   double host_store_bytes = 0; // pinned copies to the host of all devices of a node together
+  // What the cores of a node's host read and write of state, gradients and weights when they update parameters, while
+  // the devices copy in both directions; 0: not known, and no plan chooses such updates by itself.
+  double host_update_bytes = 0;
   double gather_bytes = 0; // all-gather within a node: bytes of the whole tensor that a rank receives
   double reduce_bytes = 0; // reduce-scatter within a node
   double node_bytes = 0; // collectives that leave the node, per rank

@@ -14,6 +14,7 @@ namespace distill::plan {
 namespace {
 
 constexpr double kGiB = 1 << 30;
+constexpr int64_t kGradientBytes = 4; // of a parameter that the CPU updates, on the host
 
 int64_t gib_to_bytes(double gib) {
   return static_cast<int64_t>(gib * kGiB);
@@ -55,10 +56,30 @@ Placement placement_of(const RunShape& shape, std::vector<models::StatePlace> pl
   const int64_t parameter = config::state_bytes(shape.config.optimizer);
   Placement placement{std::move(places)};
   for (size_t unit = 0; unit < layouts.size(); ++unit) {
-    const bool on_host = units[unit] == models::StatePlace::kHost;
-    (on_host ? placement.host_bytes : placement.device_bytes) += parameter * layouts[unit].numel / shape.shard;
+    const int64_t shard = layouts[unit].numel / shape.shard;
+    (models::is_on_host(units[unit]) ? placement.host_bytes : placement.device_bytes) += parameter * shard;
+    placement.host_bytes += units[unit] == models::StatePlace::kCpu ? kGradientBytes * shard : 0;
   }
   return placement;
+}
+
+// Lets the CPU update as many of the blocks on the host as make the step shortest, for each placement.
+void share_with_cpu(const StepTimer& timer, const RunShape& shape, Choices& choices) {
+  const auto blocks = static_cast<int64_t>(choices.kinds.size());
+  const std::vector<models::ActivationPolicy> policies = choices.policies.empty()
+      ? std::vector<models::ActivationPolicy>(choices.kinds.size(), models::ActivationPolicy::kKeep)
+      : choices.policies;
+  for (int64_t on_host = 1; on_host < static_cast<int64_t>(choices.placements.size()); ++on_host) {
+    Placement& placement = choices.placements[static_cast<size_t>(on_host)];
+    double least = timer.time(policies, placement.places).total();
+    for (int64_t by_cpu = 1; by_cpu <= on_host; ++by_cpu) {
+      std::vector<models::StatePlace> places = state_placement(blocks, on_host, by_cpu);
+      if (const double seconds = timer.time(policies, places).total(); seconds < least) {
+        least = seconds;
+        placement = placement_of(shape, std::move(places));
+      }
+    }
+  }
 }
 
 // Chooses what memory.activation and memory.optimizer leave open. If nothing fits, takes what leaves least on the
@@ -89,6 +110,9 @@ void choose_mix(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   }
   // Every mix gathers alike.
   const StepTimer timer(shape, plan.machine, predict_memory(shape, blocks).gathers);
+  if (plan.automatic_state && shape.cuda() && plan.machine.host_update_bytes > 0) {
+    share_with_cpu(timer, shape, choices);
+  }
   bool some_fit_without_room = false;
   const auto search = [&](bool without_room) {
     return fastest_mix(
@@ -146,7 +170,7 @@ int64_t pieces_on_host(const RunShape& shape) {
   const std::vector<models::UnitLayout> layouts = models::unit_layouts(shape.student);
   std::vector<int64_t> shards; // on the host
   for (size_t unit = 0; unit < layouts.size(); ++unit) {
-    if (state.on_host(static_cast<int64_t>(unit))) {
+    if (state.place(static_cast<int64_t>(unit)) == models::StatePlace::kHost) {
       shards.push_back(sharding::shard_range(layouts[unit].numel, 0, shape.shard).numel);
     }
   }
@@ -191,7 +215,7 @@ absl::StatusOr<Plan> plan_on(const PlanRequest& request, const Target& target, B
   if (request.config.parallel.slots == config::kAutomatic && plan.shape.shard > 1 && has_room(plan)) {
     add_slots(plan, request.host_bytes, blocks);
   }
-  if (plan.automatic_state && plan.shape.state_on_host() && has_room(plan)) {
+  if (plan.automatic_state && plan.shape.passes_through_device() && has_room(plan)) {
     add_stages(plan, request.host_bytes, blocks);
   }
   return plan;

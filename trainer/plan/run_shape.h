@@ -71,10 +71,15 @@ struct RunShape {
     return student.num_layers() + (config.parallel.shard_teacher ? teacher.blocks() : 0);
   }
   bool state_on_host() const { // of any block
+    return std::any_of(places.begin(), places.end(), models::is_on_host);
+  }
+  bool passes_through_device() const { // state of any block, from the host
     return std::find(places.begin(), places.end(), models::StatePlace::kHost) != places.end();
   }
   sharding::StateMemory state(std::shared_ptr<device::HostSlab> host) const {
-    return {models::places_of_units(places, student.tie_word_embeddings), std::move(host), state_stages};
+    return {
+        models::places_of_units(places, student.tie_word_embeddings), std::move(host), state_stages,
+        std::min(ranks(), ranks_per_node)};
   }
   int64_t vocab() const { // columns of the logits
     return teacher.columns(student.vocab_size);

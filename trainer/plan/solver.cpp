@@ -25,14 +25,21 @@ std::vector<ActivationPolicy> arrange(const PolicyCounts& counts) {
   return policies;
 }
 
-std::vector<std::vector<models::StatePlace>> state_placements(int64_t blocks) {
+std::vector<models::StatePlace> state_placement(int64_t blocks, int64_t on_host, int64_t by_cpu) {
   using enum models::StatePlace;
+  std::vector<models::StatePlace> places(static_cast<size_t>(blocks), kDevice);
+  const int64_t end = std::min(blocks, std::max(blocks - 1, on_host + 1));
+  for (int64_t i = 0; i < on_host; ++i) {
+    const bool cpu = (i + 1) * by_cpu / on_host > i * by_cpu / on_host;
+    places[static_cast<size_t>(end - on_host + i)] = cpu ? kCpu : kHost;
+  }
+  return places;
+}
+
+std::vector<std::vector<models::StatePlace>> state_placements(int64_t blocks) {
   std::vector<std::vector<models::StatePlace>> placements;
   for (int64_t on_host = 0; on_host <= blocks; ++on_host) {
-    std::vector<models::StatePlace> places(static_cast<size_t>(blocks), kDevice);
-    const int64_t end = std::min(blocks, std::max(blocks - 1, on_host + 1));
-    std::fill(places.begin() + (end - on_host), places.begin() + end, kHost);
-    placements.push_back(std::move(places));
+    placements.push_back(state_placement(blocks, on_host));
   }
   return placements;
 }

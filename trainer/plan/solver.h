@@ -29,10 +29,14 @@ struct Placement {
   int64_t host_bytes = 0;
 };
 
-// Places for the blocks' state, with none on the host, then one block more each time, to all of them. Blocks on the
-// host are those before the last one, since the next step uses late blocks last, and their updates have until then. The
-// last block, whose place is also that of the lm_head, comes to the host when all between it and the first block are
-// there, and the first one, whose place is also that of the embedding, after it.
+// Places for the blocks' state, `on_host` of it on the host. Blocks on the host are those before the last one, since
+// the next step uses late blocks last, and their updates have until then. The last block, whose place is also that of
+// the lm_head, comes to the host when all between it and the first block are there, and the first one, whose place is
+// also that of the embedding, after it. Of the blocks on the host the CPU updates `by_cpu`, spread evenly, since its
+// updates and those through the device run at the same time, both in forward order.
+std::vector<models::StatePlace> state_placement(int64_t blocks, int64_t on_host, int64_t by_cpu = 0);
+
+// With none on the host, then one block more each time, to all of them.
 std::vector<std::vector<models::StatePlace>> state_placements(int64_t blocks);
 
 // What is chosen for every block.

@@ -9,6 +9,8 @@ namespace {
 constexpr double kKernelsForward = 12; // of a block
 constexpr double kKernelsBackward = 26;
 
+constexpr double kGradient = 4; // bytes of a parameter's gradient shard
+
 // What gathers by copies cost the products that they overlap with, as a share of what NCCL's all-gathers do: 0.18 ms
 // against 0.33 to 0.41 ms for a block of 436 MB on four H200.
 constexpr double kCopiesCost = 0.5;
@@ -334,17 +336,8 @@ StepTimer::StepTimer(const RunShape& shape, const Machine& machine, const Gather
   reduces_ += tables * unit_reduce(shape, machine, static_cast<double>(shape.student.vocab_size) * hidden);
   for (const models::UnitLayout& unit : models::unit_layouts(shape.student)) {
     const double numel = static_cast<double>(unit.numel) / static_cast<double>(shape.shard);
-    states_.push_back({state_bytes(shape) * numel, unit.kind == models::UnitKind::kBlock});
+    states_.push_back({numel, unit.kind == models::UnitKind::kBlock});
   }
-}
-
-std::vector<StepTimer::UnitState> StepTimer::state_on_host(const std::vector<models::StatePlace>& places) const {
-  std::vector<UnitState> states = states_;
-  const auto units = models::places_of_units(places, shape_.student.tie_word_embeddings);
-  for (size_t unit = 0; unit < states.size(); ++unit) {
-    states[unit].bytes = units[unit] == models::StatePlace::kHost ? states[unit].bytes : 0;
-  }
-  return states;
 }
 
 // Communication overlaps with the compute stream and takes multiprocessors and bandwidth from it; the part that is
@@ -374,35 +367,51 @@ metrics::PhaseSeconds StepTimer::add_communication(StepTime& time) const {
   return waits;
 }
 
-// The state in host memory passes through the device from the end of a step on, unit by unit, less what has arrived in
-// the stages before. The next step's teacher runs meanwhile, and its forward pass waits at each unit whose update is
-// not there yet. `leaving`: seconds of the activations' copies to the host in a forward pass, on the same link.
+// From the end of a step on, the state in host memory passes through the device, unit by unit, less what has arrived in
+// the stages before; at the same time the CPU updates its units, whose gradients it has got during the backward pass.
+// The next step's teacher runs meanwhile, and its forward pass waits at each unit whose update is not there yet.
+// `leaving`: seconds of the activations' copies to the host in a forward pass, on the same link.
 void StepTimer::add_updates(const std::vector<models::StatePlace>& places, double leaving, StepTime& time) const {
-  if (std::find(places.begin(), places.end(), models::StatePlace::kHost) == places.end()) {
+  if (std::none_of(places.begin(), places.end(), models::is_on_host)) {
     return;
   }
   const auto micro = static_cast<double>(shape_.micro_batches);
   const double teacher = at_phase(time, Phase::kTeacher) / micro, forward = at_phase(time, Phase::kForward) / micro;
-  const double bandwidth = both_ways_bytes(shape_, machine_);
-  const std::vector<UnitState> states = state_on_host(places);
-  double bytes = 0, largest = 0;
-  for (const UnitState& state : states) {
-    bytes += state.bytes;
-    largest = std::max(largest, state.bytes);
+  const double bandwidth = both_ways_bytes(shape_, machine_), state = state_bytes(shape_);
+  const double weight = element_bytes(shape_.environment.student_dtype);
+  const auto sharing = static_cast<double>(std::min(shape_.ranks(), shape_.ranks_per_node));
+  const double cpu_bytes = machine_.host_update_bytes > 0 ? machine_.host_update_bytes : machine_.host_store_bytes;
+  const double cpu_parameters = cpu_bytes / sharing / (2 * state + kGradient + weight); // in a second
+  const std::vector<models::StatePlace> units = models::places_of_units(places, shape_.student.tie_word_embeddings);
+  double through = 0, largest = 0; // parameters whose state passes through the device
+  for (size_t unit = 0; unit < states_.size(); ++unit) {
+    if (units[unit] == models::StatePlace::kHost) {
+      through += states_[unit].parameters;
+      largest = std::max(largest, states_[unit].parameters);
+    }
   }
-  const int64_t piece = sharding::StateMemory::piece_numel(static_cast<int64_t>(largest / state_bytes(shape_)));
-  const double staged = std::min(bytes, state_bytes(shape_) * static_cast<double>(shape_.state_stages * piece));
-  double now = teacher, passed = 0, arrived = 0;
-  for (const UnitState& state : states) {
-    passed += state.bytes;
-    arrived = std::max(0.0, passed - staged) / bandwidth;
-    now = (state.bytes > 0 ? std::max(now, arrived) : now) +
-        (state.is_block ? forward / static_cast<double>(places.size()) : 0);
+  const int64_t piece = sharding::StateMemory::piece_numel(static_cast<int64_t>(largest));
+  const double staged = std::min(through, static_cast<double>(shape_.state_stages * piece)) * state;
+  double now = teacher, passed = 0, last = 0; // `passed`: bytes that are copied to the device
+  double computed = 0; // seconds of the CPU
+  double returned = 0; // bytes that are copied from the device
+  for (size_t unit = 0; unit < states_.size(); ++unit) {
+    const double parameters = states_[unit].parameters;
+    if (models::is_on_host(units[unit])) {
+      const bool by_cpu = units[unit] == models::StatePlace::kCpu;
+      passed += parameters * (by_cpu ? weight : state);
+      returned += parameters * (by_cpu ? kGradient : state);
+      computed += by_cpu ? parameters / cpu_parameters : 0;
+      const double copied = std::max(0.0, passed - staged) / bandwidth;
+      const double updated = by_cpu ? std::max(computed, copied) : copied;
+      last = std::max(last, updated);
+      now = std::max(now, updated);
+    }
+    now += states_[unit].is_block ? forward / static_cast<double>(places.size()) : 0;
   }
-  const double copies = bytes / bandwidth; // in each direction, at the same time
-  time.copies += 2 * copies;
-  at_phase(time, Phase::kOptimizer) +=
-      machine_.copy_cost * copies + std::max(0.0, std::max(now, arrived + leaving) - (teacher + forward));
+  time.copies += (passed + returned) / bandwidth;
+  at_phase(time, Phase::kOptimizer) += machine_.copy_cost * std::max(passed, returned) / bandwidth +
+      std::max(0.0, std::max(now, last + leaving) - (teacher + forward));
 }
 
 StepTime StepTimer::time(

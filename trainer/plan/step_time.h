@@ -55,8 +55,8 @@ class PassTimer {
 
 // Predicts a step under any policies and places of the optimizer's state. Each product counts its operations at
 // machine.matmul_flops and the traffic of its operands at machine.memory_bytes, every other kernel its traffic. The
-// copies of offloaded blocks are simulated block by block on one channel, and those of state in host memory unit by
-// unit.
+// copies of offloaded blocks are simulated block by block on one channel, and the updates of state in host memory unit
+// by unit.
 class StepTimer {
  public:
   // `shape` and `machine` must outlive this object; the shape's own policies and places are not read.
@@ -66,12 +66,10 @@ class StepTimer {
       const std::vector<models::ActivationPolicy>& policies, const std::vector<models::StatePlace>& places) const;
 
  private:
-  // State of a unit that passes through the device in a step.
   struct UnitState {
-    double bytes = 0; // of this rank's shard; 0: the state is on the device
+    double parameters = 0; // of this rank's shard
     bool is_block = false;
   };
-  std::vector<UnitState> state_on_host(const std::vector<models::StatePlace>& places) const;
   // Returns the part of each phase in which it waits.
   metrics::PhaseSeconds add_communication(StepTime& time) const;
   void add_updates(const std::vector<models::StatePlace>& places, double leaving, StepTime& time) const;

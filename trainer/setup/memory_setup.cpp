@@ -173,9 +173,10 @@ absl::Status agree_on_gathers(
   // The rank with the most blocks' state on the host decides where those of all ranks are: each unit's gathers wait for
   // its own update there, on all ranks alike.
   const std::vector<models::StatePlace>& places = plan.shape.places;
-  const int64_t on_host = std::count(places.begin(), places.end(), models::StatePlace::kHost);
-  const at::Tensor own =
-      at::tensor({static_cast<int64_t>(plan.shape.copies()), plan.shape.config.parallel.slots, -on_host}, at::kLong);
+  const int64_t on_host = std::count_if(places.begin(), places.end(), models::is_on_host);
+  const int64_t by_cpu = std::count(places.begin(), places.end(), models::StatePlace::kCpu);
+  const at::Tensor own = at::tensor(
+      {static_cast<int64_t>(plan.shape.copies()), plan.shape.config.parallel.slots, -on_host, -by_cpu}, at::kLong);
   at::Tensor all = at::empty({mesh.world_size * own.numel()}, at::kLong);
   mesh.host->all_gather(all, own);
   const at::Tensor least = all.view({mesh.world_size, own.numel()}).amin(0);
@@ -187,7 +188,7 @@ absl::Status agree_on_gathers(
   agreed.parallel.slots = least[1].item<int64_t>();
   if (plan.automatic_state) {
     agreed.memory.optimizer =
-        plan::state_placements(plan.shape.student.num_layers())[static_cast<size_t>(-least[2].item<int64_t>())];
+        plan::state_placement(plan.shape.student.num_layers(), -least[2].item<int64_t>(), -least[3].item<int64_t>());
   }
   ASSIGN_OR_RETURN(plan, plan_of_ranks(agreed, environment, inputs, ranks, mesh));
   return check_fits(config, plan);

@@ -124,7 +124,8 @@ void ModelShards::add_to_plan(SlotPlan& weights) const {
   }
 }
 
-UnitSource ModelShards::source(int64_t index) const {
+UnitSource ModelShards::source(int64_t index) {
+  queue_update(index);
   const UnitShard& unit = units_[index];
   UnitSource source;
   source.key = key(index);
@@ -212,7 +213,16 @@ void ModelShards::zero_all_but_matrices(int64_t index, at::Tensor flat) const {
 }
 
 void ModelShards::reduce(int64_t index, bool last) {
-  if (gradient_slots_ == nullptr || (accumulation_ == Accumulation::kKeepFull && !last)) {
+  if (last) {
+    hooks_.backward_is_queued(index);
+  }
+  if (gradient_slots_ == nullptr) {
+    if (last) {
+      hooks_.gradient_is_final(index);
+    }
+    return;
+  }
+  if (accumulation_ == Accumulation::kKeepFull && !last) {
     return; // not reduced yet: the sum stays in the whole gradient
   }
   UnitShard& unit = units_[index];
@@ -227,6 +237,9 @@ void ModelShards::finish_gradients() {
   if (gradient_slots_ != nullptr) {
     gradient_slots_->finish();
     weight_slots_->wait_for_gathers(this);
+    for (int64_t i = 0; i < num_units(); ++i) {
+      hooks_.gradient_is_final(i);
+    }
   }
 }
 
@@ -240,7 +253,12 @@ void ModelShards::drop_gradients() {
 
 void ModelShards::unit_updated(int64_t index) {
   updates_[index].done.record();
-  updates_[index].pending = true;
+}
+
+void ModelShards::queue_update(int64_t index) {
+  if (updates_[index].pending) {
+    hooks_.queue_update(index);
+  }
 }
 
 void ModelShards::finish_update(int64_t index) {
@@ -250,6 +268,7 @@ void ModelShards::finish_update(int64_t index) {
   }
   {
     const Waiting waiting(update_observer_);
+    queue_update(index);
     update.done.wait();
   }
   update.pending = false;

@@ -49,6 +49,17 @@ enum class Accumulation {
              // a step
 };
 
+// What an optimizer does for single units while the passes are queued, with the compute stream current. The host
+// queues no more than is needed soon: a stream takes about a thousand entries before the host has to wait.
+struct OptimizerHooks {
+  // The unit is needed next, and its update is not queued yet.
+  std::function<void(int64_t unit)> queue_update = [](int64_t) {};
+  // The unit's backward pass of the step's last micro-batch has been queued.
+  std::function<void(int64_t unit)> backward_is_queued = [](int64_t) {};
+  // The unit's gradient shard of this step is complete on the compute stream.
+  std::function<void(int64_t unit)> gradient_is_final = [](int64_t) {};
+};
+
 struct ShardOptions {
   at::Device device = at::kCPU;
   at::ScalarType compute_dtype = at::kFloat;
@@ -146,9 +157,17 @@ class ModelShards {
   // Frees the gradient shards after the optimizer's update, except those of units whose update is under way.
   void drop_gradients();
 
-  // An optimizer that runs on a stream of its own calls this with that stream current when it has queued the unit's
-  // update. The compute stream waits for the update at the unit's next use, and the gradient is freed then.
+  // An optimizer that runs on streams of its own calls this for each unit that it will update there. It calls
+  // unit_updated() with the update's stream current when it has queued the unit's update, at the latest when
+  // OptimizerHooks::queue_update is called. The compute stream waits for the update at the unit's next use, and the
+  // gradient is freed then.
+  void update_later(int64_t index) {
+    updates_[index].pending = true;
+  }
   void unit_updated(int64_t index);
+  void hook_optimizer(OptimizerHooks hooks) {
+    hooks_ = std::move(hooks);
+  }
   // The compute stream waits for all updates that it has not waited for yet.
   void finish_updates();
   // The observer is called around the waits for updates.
@@ -158,7 +177,11 @@ class ModelShards {
 
   // Whether the unit's master weights are in host memory, and so its moments.
   bool state_on_host(int64_t index) const {
-    return options_.state.on_host(index);
+    return models::is_on_host(options_.state.place(index));
+  }
+  // Whether the host updates them there.
+  bool updated_by_cpu(int64_t index) const {
+    return options_.state.place(index) == models::StatePlace::kCpu;
   }
   // Returns zeros of the unit's shard where its master weights are, for the optimizer's moments.
   at::Tensor zeros_of_state(int64_t index, at::ScalarType dtype) const;
@@ -200,7 +223,9 @@ class ModelShards {
   SlotSize slot_size(int64_t index) const;
   // Makes every unit's weights, zeros, in memory of this rank alone or in peer memory.
   void allocate_weights();
-  UnitSource source(int64_t index) const;
+  UnitSource source(int64_t index);
+  // Makes the optimizer queue the unit's pending update.
+  void queue_update(int64_t index);
   at::Tensor new_gradient_shard(const UnitShard& unit) const; // not initialised
   void finish_update(int64_t index);
   // Zeroes the elements that no matrix product writes: vectors, alignment gaps, the padded tail.
@@ -219,6 +244,7 @@ class ModelShards {
   bool left_float8_ = false;
   std::vector<Update> updates_; // one for each unit
   WaitObserver update_observer_;
+  OptimizerHooks hooks_;
   WeightSlots* weight_slots_ = nullptr;
   GradientSlots* gradient_slots_ = nullptr;
   Accumulation accumulation_ = Accumulation::kReduceEach;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "trainer/device/host_slab.h"
@@ -26,9 +27,17 @@ struct StateMemory {
   std::vector<models::StatePlace> places; // of each unit; empty: all are on the device
   std::shared_ptr<device::HostSlab> host; // holds what is on the host; null: nothing is
   int64_t stages = kLeastStages; // more of them arrive during the backward pass, before the update begins
+  int64_t processes = 1; // ranks that share the host's cores
 
-  bool on_host(int64_t unit) const {
-    return !places.empty() && places[static_cast<size_t>(unit)] == models::StatePlace::kHost;
+  models::StatePlace place(int64_t unit) const {
+    return places.empty() ? models::StatePlace::kDevice : places[static_cast<size_t>(unit)];
+  }
+  // Threads of this rank for units that the CPU updates: its share of the cores, of which two are left to the threads
+  // that queue work and read data.
+  int64_t update_threads() const {
+    constexpr int64_t kOthers = 2;
+    const int64_t share = static_cast<int64_t>(std::thread::hardware_concurrency()) / processes;
+    return std::max<int64_t>(1, share > 2 * kOthers ? share - kOthers : share);
   }
 };
 

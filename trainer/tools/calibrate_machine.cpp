@@ -12,6 +12,7 @@
 #include "trainer/device/nvml.h"
 #include "trainer/models/ops/attention.h"
 #include "trainer/models/ops/float8.h"
+#include "trainer/optim/adamw_kernel.h"
 #include "trainer/plan/machine_table.h"
 #include "trainer/setup/join_ranks.h"
 #include "trainer/setup/resolve_environment.h"
@@ -28,10 +29,11 @@ struct Sizes {
   int64_t tokens, heads, key_heads; // of an attention of head_dim 128
   int64_t copy_bytes; // moved by a streaming kernel and by a copy to the host
   int64_t unit; // elements that a collective moves
+  int64_t updated; // parameters that the host updates
 };
 constexpr std::chrono::seconds kLeaveTimeout{30};
-constexpr Sizes kDevice{8192, 4096, 14336, 4096, 32, 8, int64_t{1} << 30, int64_t{220'000'000}};
-constexpr Sizes kHost{512, 1024, 2048, 512, 8, 2, int64_t{1} << 26, int64_t{4'000'000}};
+constexpr Sizes kDevice{8192, 4096, 14336, 4096, 32, 8, int64_t{1} << 30, int64_t{220'000'000}, int64_t{1} << 26};
+constexpr Sizes kHost{512, 1024, 2048, 512, 8, 2, int64_t{1} << 26, int64_t{4'000'000}, int64_t{1} << 20};
 
 class Stopwatch {
  public:
@@ -92,6 +94,7 @@ class Calibration {
   double flops_of(double seconds, size_t operand_bytes) const;
   void attention();
   absl::Status host_copies();
+  absl::Status host_updates();
   void collectives();
 
   at::Device device_;
@@ -204,6 +207,54 @@ absl::Status Calibration::host_copies() {
   return absl::OkStatus();
 }
 
+// The host updates parameters in the memory that a run uses, on as many threads, while copies run in both directions.
+absl::Status Calibration::host_updates() {
+  const int64_t n = sizes_.updated;
+  auto slab = device::HostSlab::allocate(
+      16 * n + 2 * n + 2 * sizes_.copy_bytes + 8 * device::HostSlab::kAlignment, device_, mesh_.world_size,
+      "--calibrate");
+  if (!slab.ok()) {
+    return slab.status();
+  }
+  const auto take = [&](int64_t bytes) { return device::HostSlab::take(*slab, bytes); };
+  const at::Tensor copy = take(2 * n);
+  std::vector<at::Tensor> values; // parameters, gradient, moments
+  for (int i = 0; i < 4; ++i) {
+    values.push_back(take(4 * n).view(at::kFloat).fill_(0.5));
+  }
+  const float one = 1, zero = 0;
+  optim::AdamWFactors factors{};
+  optim::adamw_factors_on_cpu({1e-6, 0.9, 0.95, 1e-8, 0.1, &one, &one, &zero, &factors});
+  optim::AdamWArgs args{};
+  args.params = values[0].mutable_data_ptr<float>();
+  args.gradient = values[1].const_data_ptr();
+  args.exp_avg = values[2].mutable_data_ptr();
+  args.exp_avg_sq = values[3].mutable_data_ptr();
+  args.bf16_copy = copy.mutable_data_ptr();
+  args.n = n;
+  args.factors = &factors;
+  const sharding::StateMemory shared{.processes = mesh_.world_size};
+  const auto update = [&] { optim::adamw_on_cpu(args, static_cast<int>(shared.update_threads())); };
+  update();
+  const sharding::SideStream in(device_), out(device_);
+  const at::Tensor from = take(sizes_.copy_bytes), on_device = at::empty_like(from, options().dtype(at::kByte));
+  at::Tensor to = take(sizes_.copy_bytes), arrives = at::empty_like(on_device);
+  for (int i = 0; device_.is_cuda() && i < 30; ++i) { // longer than the updates
+    in.run([&] { arrives.copy_(from, /*non_blocking=*/true); });
+    out.run([&] { to.copy_(on_device, /*non_blocking=*/true); });
+  }
+  constexpr int kUpdates = 6;
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < kUpdates; ++i) {
+    update();
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / kUpdates;
+  device::synchronize(device_);
+  constexpr double kBytes = 7 * 4 + 2; // of a parameter: three are read and written, one read, one written
+  machine_.host_update_bytes = kBytes * static_cast<double>(n * mesh_.world_size) / seconds;
+  return absl::OkStatus();
+}
+
 void Calibration::collectives() {
   if (mesh_.gather == nullptr) { // cannot be measured on one rank
     machine_.gather_bytes = likely_machine_.gather_bytes;
@@ -277,6 +328,7 @@ absl::StatusOr<plan::Machine> Calibration::run(const std::string& file, int64_t 
   products();
   attention();
   absl::Status status = host_copies();
+  status = status.ok() ? host_updates() : status;
   status = sharding::agree(mesh_, status);
   if (!status.ok()) {
     return status;
@@ -318,14 +370,15 @@ absl::StatusOr<std::string> calibrate_machine(
       "%s (%s)\n  products            %10.2f TFLOP/s\n  float8 products     %10.2f TFLOP/s\n"
       "  attention forward   %10.2f TFLOP/s\n"
       "  attention backward  %10.2f TFLOP/s\n  device memory       %10.2f GB/s\n  host copies         %10.2f GB/s\n"
-      "  to the host, all    %10.2f GB/s\n"
+      "  to the host, all    %10.2f GB/s\n  updates on the host %10.2f GB/s\n"
       "  all-gather          %10.2f GB/s\n  reduce-scatter      %10.2f GB/s\n"
       "  driver, libraries   %10.2f GiB\n  a communicator      %10.2f GiB\nwritten to %s; use it with "
       "memory.machine=%s\n",
       machine->name, machine->source, machine->matmul_flops / 1e12, machine->float8_flops / 1e12,
       machine->attention_forward_flops / 1e12, machine->attention_backward_flops / 1e12, machine->memory_bytes / 1e9,
-      machine->host_bytes / 1e9, machine->host_store_bytes / 1e9, machine->gather_bytes / 1e9,
-      machine->reduce_bytes / 1e9, machine->context_gib, machine->communicator_gib, file, file);
+      machine->host_bytes / 1e9, machine->host_store_bytes / 1e9, machine->host_update_bytes / 1e9,
+      machine->gather_bytes / 1e9, machine->reduce_bytes / 1e9, machine->context_gib, machine->communicator_gib, file,
+      file);
 }
 
 } // namespace distill::trainer

@@ -55,7 +55,8 @@ class AdamWKernelTest : public ::testing::Test {
       const at::Tensor& scale, const at::Tensor& found_inf) {
     AdamWArgs args{};
     args.params = s.params.mutable_data_ptr<float>() + first;
-    args.gradient = s.gradient.const_data_ptr<float>() + first;
+    args.gradient = at_element(s.gradient, first);
+    args.bf16_gradient = s.gradient.scalar_type() == at::kBFloat16;
     args.exp_avg = at_element(s.exp_avg, first);
     args.exp_avg_sq = at_element(s.exp_avg_sq, first);
     args.bf16_moments = s.exp_avg.scalar_type() == at::kBFloat16;
@@ -64,16 +65,23 @@ class AdamWKernelTest : public ::testing::Test {
     args.bf16_copy = bf16.defined() ? bf16.mutable_data_ptr<at::BFloat16>() + first : nullptr;
     args.n = s.params.numel() - first;
     args.decay_begin = decay_begin;
-    args.lr = kLr;
-    args.beta1 = kBeta1;
-    args.beta2 = kBeta2;
-    args.eps = kEps;
-    args.weight_decay = decay;
-    args.step_count = count.const_data_ptr<float>();
-    args.grad_scale = scale.const_data_ptr<float>();
-    args.found_inf = found_inf.const_data_ptr<float>();
+    // A CPU's step reads the factors that the device has made.
+    const at::Tensor factors = at::empty({sizeof(AdamWFactors)}, options(at::kByte));
+    const AdamWStep shared{
+        kLr,
+        kBeta1,
+        kBeta2,
+        kEps,
+        decay,
+        count.const_data_ptr<float>(),
+        scale.const_data_ptr<float>(),
+        found_inf.const_data_ptr<float>(),
+        static_cast<AdamWFactors*>(factors.mutable_data_ptr())};
+    models::run_kernel("factors", launch_adamw_factors, shared, at::Device(at::kCUDA, 0));
+    const at::Tensor here = s.params.is_cpu() ? factors.cpu() : factors;
+    args.factors = static_cast<const AdamWFactors*>(here.const_data_ptr());
     if (s.params.is_cpu()) {
-      adamw_on_cpu(args);
+      adamw_on_cpu(args, /*threads=*/3);
     } else {
       models::run_kernel("adamw", launch_adamw, args, at::Device(at::kCUDA, 0));
     }
@@ -155,24 +163,29 @@ TEST_F(AdamWKernelTest, ASkippedStepWritesNothing) {
   EXPECT_TRUE(bf16.eq(7).all().item<bool>());
 }
 
-// The same random numbers; where a moment differs in the last bit of its fp32 value, it may be rounded the other way.
-TEST_F(AdamWKernelTest, MomentsInBFloat16AreRoundedAsOnTheCpu) {
-  for (const int64_t n : {3, 1027, 100'003}) {
-    for (const int64_t first : {0, 1}) {
-      State ours = random_state(n);
-      ours.exp_avg = ours.exp_avg.to(at::kBFloat16);
-      ours.exp_avg_sq = ours.exp_avg_sq.to(at::kBFloat16);
-      State cpu{ours.params.cpu(), ours.gradient.cpu(), ours.exp_avg.cpu(), ours.exp_avg_sq.cpu()};
-      const at::Tensor scale = at::full({1}, 2.5), finite = at::zeros({1});
-      for (int count = 1; count <= 3; ++count) {
-        const at::Tensor step_count = at::full({1}, static_cast<float>(count));
-        step(ours, {}, first, 0.1, 5, step_count.cuda(), scale.cuda(), finite.cuda());
-        step(cpu, {}, first, 0.1, 5, step_count, scale, finite);
+// Every combination of dtypes: the host's cores may update a part of the parameters.
+TEST_F(AdamWKernelTest, TheCpuComputesTheSameBits) {
+  for (const auto moments : {at::kFloat, at::kBFloat16}) {
+    for (const auto gradients : {at::kFloat, at::kBFloat16}) {
+      for (const auto& [n, first] : {std::pair{3, 0}, {1027, 1}, {100'003, 0}, {3'000'001, 1}}) {
+        State ours = random_state(n);
+        ours.gradient = ours.gradient.mul(at::exp(at::randn({n}, options()).mul(4))).to(gradients);
+        ours.exp_avg = ours.exp_avg.to(moments);
+        ours.exp_avg_sq = ours.exp_avg_sq.to(moments);
+        State cpu{ours.params.cpu(), ours.gradient.cpu(), ours.exp_avg.cpu(), ours.exp_avg_sq.cpu()};
+        const at::Tensor bf16 = at::zeros({n}, options(at::kBFloat16)), cpu_bf16 = bf16.cpu();
+        for (int count = 1; count <= 3; ++count) {
+          const at::Tensor step_count = at::full({1}, count, options()), scale = at::full({1}, 2.7, options());
+          const at::Tensor finite = at::zeros({1}, options());
+          step(ours, bf16, first, 0.1, 5, step_count, scale, finite);
+          step(cpu, cpu_bf16, first, 0.1, 5, step_count, scale, finite);
+        }
+        SCOPED_TRACE(absl::StrCat(n, c10::toString(moments), c10::toString(gradients)));
+        EXPECT_TRUE(at::equal(ours.params.cpu(), cpu.params));
+        EXPECT_TRUE(at::equal(ours.exp_avg.cpu(), cpu.exp_avg));
+        EXPECT_TRUE(at::equal(ours.exp_avg_sq.cpu(), cpu.exp_avg_sq));
+        EXPECT_TRUE(at::equal(bf16.cpu(), cpu_bf16));
       }
-      const auto differ = [](const at::Tensor& a, const at::Tensor& b) { return a.cpu().ne(b).sum().item<int64_t>(); };
-      EXPECT_LE(differ(ours.exp_avg, cpu.exp_avg), n / 1000) << n;
-      EXPECT_LE(differ(ours.exp_avg_sq, cpu.exp_avg_sq), n / 1000) << n;
-      EXPECT_LT((ours.params.cpu() - cpu.params).abs().max().item<double>(), 1e-4);
     }
   }
 }

@@ -124,11 +124,6 @@ TEST_P(AdamWTest, FollowsTheAlgorithmInFp64WithDecayOnMatricesOnly) {
     for (const at::Tensor& gradient : gradients) {
       clipped.push_back(gradient / 3);
     }
-    // The fused CPU kernel writes the clipped gradient back, so every step gets a fresh copy.
-    auto fresh = random_model(GetParam());
-    for (int64_t i = 0; i < model->num_units(); ++i) {
-      model->unit(i).gradient.copy_(fresh->unit(i).gradient);
-    }
     const GradNorm grad_norm = measure(*model, max_norm);
     EXPECT_NEAR(grad_norm.norm.item<float>() / norm, 1, 1e-6);
     optimizer.step(0.01 * (step + 1), grad_norm);
@@ -165,7 +160,7 @@ TEST(AdamW, ShardsUpdateLikeTheWholeUnit) {
     AdamW whole_optimizer(*whole, optimizer_options(moments));
     const GradNorm grad_norm = measure(*whole, 0);
     constexpr int kSteps = 3;
-    const auto steps = [&](AdamW& optimizer) { // the gradients stay, unless ATen's kernel divides them by 1
+    const auto steps = [&](AdamW& optimizer) {
       for (int step = 0; step < kSteps; ++step) {
         optimizer.step(0.05, grad_norm);
       }
@@ -295,16 +290,20 @@ TEST_P(AdamWTest, StateInHostMemoryIsUpdatedBitForBitInPiecesOfAnySize) {
       {{kHost, kHost}, 64, 7},
       {{kHost, kDevice}, 64, 1000},
       {{kHost, kDevice}, 64, 4, MomentsDtype::kBFloat16},
-      {{kHost, kHost}, 0, 4, MomentsDtype::kBFloat16}};
+      {{kHost, kHost}, 0, 4, MomentsDtype::kBFloat16},
+      {{kCpu, kCpu}},
+      {{kCpu, kDevice}, 64},
+      {{kHost, kCpu}, 192, 2},
+      {{kCpu, kHost}, 64, 4, MomentsDtype::kBFloat16}};
   for (const auto& [blocks, piece, stages, moments] : cases) {
     for (const int64_t rank : {0, 2}) {
       const int64_t ranks = rank == 0 ? 1 : 3;
       auto host = random_model(GetParam(), rank, ranks, host_memory(GetParam(), blocks, stages));
       auto device = random_model(GetParam(), rank, ranks);
-      EXPECT_EQ(host->state_on_host(1), blocks[0] == kHost);
-      EXPECT_EQ(host->state_on_host(2), blocks[1] == kHost);
-      EXPECT_EQ(host->state_on_host(host->embedding_unit()), blocks[0] == kHost);
-      EXPECT_EQ(host->state_on_host(host->head_unit()), blocks[GetParam() ? 0 : 1] == kHost);
+      EXPECT_EQ(host->state_on_host(1), blocks[0] != kDevice);
+      EXPECT_EQ(host->updated_by_cpu(2), blocks[1] == kCpu);
+      EXPECT_EQ(host->state_on_host(host->embedding_unit()), blocks[0] != kDevice);
+      EXPECT_EQ(host->updated_by_cpu(host->head_unit()), blocks[GetParam() ? 0 : 1] == kCpu);
       AdamW host_optimizer(*host, optimizer_options(moments), piece);
       AdamW device_optimizer(*device, optimizer_options(moments));
       for (int step = 0; step < 4; ++step) {
@@ -316,8 +315,9 @@ TEST_P(AdamWTest, StateInHostMemoryIsUpdatedBitForBitInPiecesOfAnySize) {
             host->unit(i).gradient[0] = device->unit(i).gradient[0] = std::nan("");
           }
         }
-        if (step % 2 == 1) {
-          host_optimizer.fetch_ahead();
+        if (step % 2 == 1) { // as in a backward pass; otherwise the step itself does what is left
+          host->reduce(host->num_units() - 1, /*last=*/true);
+          host->reduce(1, /*last=*/true);
         }
         host_optimizer.step(0.01 * (step + 1), measure(*host, 0.5));
         device_optimizer.step(0.01 * (step + 1), measure(*device, 0.5));
@@ -325,6 +325,30 @@ TEST_P(AdamWTest, StateInHostMemoryIsUpdatedBitForBitInPiecesOfAnySize) {
         expect_equal(*device, device_optimizer, *host, host_optimizer);
       }
     }
+  }
+}
+
+TEST(AdamW, UpdatesAreQueuedNoEarlierThanTheirUnitsAreNeeded) {
+  using enum models::StatePlace;
+  for (const models::StatePlace place : {kHost, kCpu}) {
+    auto model = random_model(false, 0, 1, host_memory(false, {place, place}));
+    AdamW optimizer(*model, optimizer_options(), /*piece=*/64);
+    const at::Tensor before = model->unit(2).master.clone();
+    optimizer.step(0.1, measure(*model, 1.0));
+    model->weights(1);
+    EXPECT_TRUE(at::equal(model->unit(2).master, before));
+    optimizer.wait();
+    EXPECT_FALSE(at::equal(model->unit(2).master, before));
+  }
+}
+
+TEST(AdamW, AnOptimizerThatIsGoneHasFinishedItsLastStep) {
+  using enum models::StatePlace;
+  auto model = random_model(false, 0, 1, host_memory(false, {kHost, kCpu})), same = random_model(false);
+  std::make_unique<AdamW>(*model, optimizer_options())->step(0.1, measure(*model, 1.0));
+  std::make_unique<AdamW>(*same, optimizer_options())->step(0.1, measure(*same, 1.0));
+  for (int64_t i = 0; i < model->num_units(); ++i) {
+    EXPECT_TRUE(at::equal(model->weights(i), same->weights(i)));
   }
 }
 

@@ -39,11 +39,11 @@ inline config::Config settings(int64_t ranks, const std::string& activation = "k
 }
 
 inline Plan plan_of(
-    const config::Config& config, int64_t ranks, const models::ModelConfig& student,
-    const models::ModelConfig& teacher) {
+    const config::Config& config, int64_t ranks, const models::ModelConfig& student, const models::ModelConfig& teacher,
+    const Machine& machine = h200()) {
   Target target;
   target.world_size = ranks;
-  const auto plan = make_plan({config, student, trainer::TeacherSpec::running({teacher, nullptr}), target, h200()});
+  const auto plan = make_plan({config, student, trainer::TeacherSpec::running({teacher, nullptr}), target, machine});
   TORCH_CHECK(plan.ok(), std::string(plan.status().message()));
   return *plan;
 }

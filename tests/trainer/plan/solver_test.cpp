@@ -174,6 +174,22 @@ TEST(StatePlacements, MoveOneBlockAfterTheOtherToTheHostAndTheOuterOnesLast) {
   }
 }
 
+TEST(StatePlacements, TheCpuUpdatesSomeOfTheBlocksOnTheHostEvenlySpread) {
+  const auto text = [](int64_t on_host, int64_t by_cpu) {
+    return models::policies_text(state_placement(6, on_host, by_cpu));
+  };
+  EXPECT_EQ(text(4, 2), "device,host,cpu,host,cpu,device");
+  EXPECT_EQ(text(4, 4), "device,cpu*4,device");
+  EXPECT_EQ(text(6, 1), "host*5,cpu");
+  for (int64_t on_host = 0; on_host <= 6; ++on_host) {
+    for (int64_t by_cpu = 0; by_cpu <= on_host; ++by_cpu) {
+      const auto places = state_placement(6, on_host, by_cpu);
+      EXPECT_EQ(std::count(places.begin(), places.end(), models::StatePlace::kCpu), by_cpu);
+      EXPECT_EQ(std::count_if(places.begin(), places.end(), models::is_on_host), on_host);
+    }
+  }
+}
+
 // Mixes of policies and places of the state, with prices of both.
 class StateOnTheHost : public testing::Test {
  protected:

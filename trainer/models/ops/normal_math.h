@@ -5,8 +5,11 @@
 
 #ifdef __CUDACC__
 #define DISTILL_HOST_DEVICE __host__ __device__
+#define DISTILL_HOST_DEVICE_INLINE __host__ __device__ __forceinline__
 #else
 #define DISTILL_HOST_DEVICE
+// A source that is built with the flags of one instruction set must not leave a function with them to other sources.
+#define DISTILL_HOST_DEVICE_INLINE __attribute__((always_inline)) inline
 #endif
 
 // Random normal values that depend on a key and a position alone, for the host and for kernels.
@@ -16,7 +19,7 @@ constexpr int kNormalGroup = 4;
 
 // The first four words of stream `stream` of Philox 4x32-10 (Salmon et al., 2011) with this key: at::Philox4_32(key,
 // stream) gives the same.
-DISTILL_HOST_DEVICE inline void philox(uint64_t key, uint64_t stream, uint32_t words[kNormalGroup]) {
+DISTILL_HOST_DEVICE_INLINE void philox(uint64_t key, uint64_t stream, uint32_t words[kNormalGroup]) {
   uint32_t counter[4] = {0, 0, static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32)};
   uint32_t keys[2] = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
   for (int round = 0; round < 10; ++round) {

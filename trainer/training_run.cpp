@@ -126,6 +126,7 @@ void TrainingRun::train_step(const GlobalBatch& batch) {
   const data::TeacherRows::Reading reading = opened_.data->set().take_teacher_reading();
   record.teacher_read_bytes = reading.bytes;
   record.teacher_read_seconds = reading.seconds;
+  options.step = state_.step;
   options.failed = !journal_status_.ok();
   options.more = state_.step < opened_.last_step;
   const int64_t shadow_every = config_.float8.shadow_every;

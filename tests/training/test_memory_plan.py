@@ -94,6 +94,10 @@ def test_planned_bytes_are_those_allocated(tmp_path, models, long_shard, family,
         {"parallel": {"processes": 2}, "memory": {"optimizer": "host,cpu"}},
         {"optimizer": {"moments": "bfloat16"}},
         {"optimizer": {"moments": "bfloat16"}, "memory": {"optimizer": "host"}},
+        {"optimizer": {"gradients": "bfloat16"}},
+        {"optimizer": {"gradients": "bfloat16"}, "memory": {"optimizer": "cpu,device"}},
+        {"optimizer": {"gradients": "bfloat16"}, "parallel": {"processes": 2, "accumulate": "keep_full"}},
+        {"optimizer": {"gradients": "bfloat16"}, "parallel": {"processes": 4, "replicate": 2}},
         {"parallel": {"processes": 2}, "memory": {"optimizer": "device,host", "activation": "keep,offload"}},
         {"parallel": {"processes": 2, "gather": "copy"}, "memory": {"optimizer": "device,host"}},
         # Groups of 384 tokens, which a batch's ignored tokens do not make smaller.
@@ -168,8 +172,13 @@ def test_automatic_places_are_the_least_on_the_host_that_fits_and_change_no_bit(
         assert trained(f"auto-{places}", **memory) == expected
 
 
-@pytest.mark.parametrize("processes, asynchronous", [(1, True), (1, False), (2, True)])
-def test_state_in_host_memory_is_saved_and_resumed_bit_for_bit(tmp_path, models, ragged_shard, processes, asynchronous):
+BF16 = {"moments": "bfloat16", "gradients": "bfloat16"}
+
+
+@pytest.mark.parametrize("processes, asynchronous, dtypes", [(1, True, {}), (1, False, BF16), (2, True, BF16)])
+def test_state_in_host_memory_is_saved_and_resumed_bit_for_bit(
+    tmp_path, models, ragged_shard, processes, asynchronous, dtypes
+):
     tiny.need_devices(processes)
     weights, evaluations = [], []
     for optimizer, later in (("device", "device,cpu"), ("host", "cpu"), ("device,cpu", "host,device")):
@@ -178,6 +187,7 @@ def test_state_in_host_memory_is_saved_and_resumed_bit_for_bit(tmp_path, models,
             models["llama"],
             ragged_shard,
             memory={"optimizer": optimizer},
+            optimizer=dtypes,
             train={"steps": 4, "micro_batch_size": 2, "global_batch_size": 4 * processes},
             data={"seq_len": 32, "eval": [{"path": ragged_shard}]},
             eval={"every": 1, "batches": 2},

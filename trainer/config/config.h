@@ -104,13 +104,13 @@ constexpr auto enum_names(ReduceDtype) {
   return base::names_of<ReduceDtype>("float32", "bfloat16");
 }
 
-// Of AdamW's moments, which are updated in fp32.
-enum class MomentsDtype {
+// Of AdamW's moments and of gradient shards, which are computed in fp32.
+enum class RoundedDtype {
   kFloat32,
   kBFloat16, // rounded stochastically
 };
-constexpr auto enum_names(MomentsDtype) {
-  return base::names_of<MomentsDtype>("float32", "bfloat16");
+constexpr auto enum_names(RoundedDtype) {
+  return base::names_of<RoundedDtype>("float32", "bfloat16");
 }
 
 // How the gradients of a step's micro-batches are added up over ranks.
@@ -265,7 +265,8 @@ struct OptimizerSection {
   double eps = 1e-8;
   double weight_decay = 0.1; // on matrices only
   double max_grad_norm = 1.0; // 0: no clipping
-  MomentsDtype moments = MomentsDtype::kFloat32;
+  RoundedDtype moments = RoundedDtype::kFloat32;
+  RoundedDtype gradients = RoundedDtype::kFloat32; // of shards, in which they wait for the update
 };
 
 struct SchedulerSection {

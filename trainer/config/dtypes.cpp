@@ -31,8 +31,12 @@ at::ScalarType scalar_type(ReduceDtype dtype) {
   return dtype == ReduceDtype::kBFloat16 ? at::kBFloat16 : at::kFloat;
 }
 
-at::ScalarType scalar_type(MomentsDtype dtype) {
-  return dtype == MomentsDtype::kBFloat16 ? at::kBFloat16 : at::kFloat;
+at::ScalarType scalar_type(RoundedDtype dtype) {
+  return dtype == RoundedDtype::kBFloat16 ? at::kBFloat16 : at::kFloat;
+}
+
+int64_t gradient_bytes(const OptimizerSection& optimizer) {
+  return static_cast<int64_t>(c10::elementSize(scalar_type(optimizer.gradients)));
 }
 
 int64_t state_bytes(const OptimizerSection& optimizer) {

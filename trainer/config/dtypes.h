@@ -13,7 +13,7 @@ namespace distill::config {
 at::ScalarType scalar_type(RunDtype dtype, at::ScalarType automatic);
 at::ScalarType scalar_type(ComputeDtype dtype, at::ScalarType automatic);
 at::ScalarType scalar_type(ReduceDtype dtype);
-at::ScalarType scalar_type(MomentsDtype dtype);
+at::ScalarType scalar_type(RoundedDtype dtype);
 // auto stands for the dtype that the model's folder is stored in.
 at::ScalarType scalar_type(StoredDtype dtype, const models::ModelConfig& model);
 
@@ -22,5 +22,8 @@ absl::Status check_float8_products(const Config& config, bool has_float8, const 
 
 // Bytes of the optimizer's state for each parameter: its fp32 master weight and both moments.
 int64_t state_bytes(const OptimizerSection& optimizer);
+
+// Bytes of the gradient shard for each parameter.
+int64_t gradient_bytes(const OptimizerSection& optimizer);
 
 } // namespace distill::config

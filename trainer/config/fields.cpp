@@ -143,6 +143,9 @@ std::vector<Field> optimizer_fields() {
       {"optimizer", "moments", one_of<kOptimizer, &OptimizerSection::moments>(), "",
        "Dtype of the moments in memory and in checkpoints. bfloat16: 4 bytes less for each parameter; moments are updated "
        "in float32 and rounded stochastically, alike on any number of ranks and after a resumption."},
+      {"optimizer", "gradients", one_of<kOptimizer, &OptimizerSection::gradients>(), "",
+       "Dtype of the gradient shards. bfloat16: 2 bytes less for each parameter; every micro-batch's gradient is computed "
+       "and reduced as ever, added in float32 and rounded stochastically. Norm and clipping are those of what is stored."},
   };
 }
 

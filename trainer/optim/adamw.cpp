@@ -70,7 +70,7 @@ void AdamW::allocate_state(int64_t piece) {
     first_matrix_.push_back(first_matrix);
   }
   if (on_cpu) {
-    cpu_update_ = std::make_unique<CpuUpdate>(model_, at::kFloat, piece);
+    cpu_update_ = std::make_unique<CpuUpdate>(model_, piece);
   }
   if (largest == 0) {
     return;

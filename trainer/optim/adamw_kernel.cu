@@ -115,7 +115,7 @@ __device__ __forceinline__ void step_at(const AdamWArgs& args, const AdamWFactor
   } else {
     const int64_t element = args.first + i;
     uint32_t words[kRoundingGroup];
-    rounding_words(f.step, args.unit, element / kRoundingGroup, words);
+    models::rounding_words(f.step, args.unit, kMomentsDraw, element / kRoundingGroup, words);
     if constexpr (V == 1) {
       words[0] = words[element % kRoundingGroup];
     }

@@ -35,7 +35,7 @@ DISTILL_HOST_DEVICE_INLINE const uint32_t* words_of(
   const int64_t group = first / kRoundingGroup;
   const int64_t groups = (first + count - 1) / kRoundingGroup - group + 1;
   for (int64_t g = 0; g < groups; ++g) {
-    rounding_words(f.step, unit, group + g, words + g * kRoundingGroup);
+    models::rounding_words(f.step, unit, kMomentsDraw, group + g, words + g * kRoundingGroup);
   }
   return words + first % kRoundingGroup;
 }

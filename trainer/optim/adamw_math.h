@@ -1,8 +1,6 @@
 #pragma once
 
-#include <cstring>
-
-#include "trainer/models/ops/normal_math.h"
+#include "trainer/models/ops/rounding_math.h"
 #include "trainer/optim/adamw_kernel.h"
 
 // The mathematics of one element of an AdamW step, which the CPU and CUDA share. Every sum of a product is an explicit
@@ -38,32 +36,10 @@ DISTILL_HOST_DEVICE_INLINE void update_element(
   param -= f.step_size * exp_avg / (sqrtf(exp_avg_sq) / f.bias_correction2_sqrt + f.eps);
 }
 
-constexpr int64_t kRoundingGroup = 4; // elements that share the words of one call
-
-// Random words for elements kRoundingGroup * group and the following ones, a word for each: the low half is for the
-// first moment, the high half for the second. They depend on the step, the unit and the position in the whole unit
-// alone, so that any number of ranks, any pieces and a resumed run round alike.
-DISTILL_HOST_DEVICE_INLINE void rounding_words(
-    uint64_t step, int64_t unit, int64_t group, uint32_t words[kRoundingGroup]) {
-  models::philox(static_cast<uint64_t>(unit) << 44 ^ step, static_cast<uint64_t>(group), words);
-}
-
-// Rounds a finite value to one of its two neighbours in bf16, up in magnitude with the probability of what truncation
-// would lose, so that the expected value is the value. Returns the bits of the bf16. `random`: 16 random bits.
-DISTILL_HOST_DEVICE_INLINE uint16_t round_stochastically(float value, uint32_t random) {
-  uint32_t bits = 0;
-  memcpy(&bits, &value, sizeof(bits));
-  return static_cast<uint16_t>((bits + random) >> 16);
-}
-
-DISTILL_HOST_DEVICE_INLINE float widen(uint16_t bf16) {
-  const uint32_t bits = static_cast<uint32_t>(bf16) << 16;
-  float value = 0;
-  memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-DISTILL_HOST_DEVICE_INLINE float widen(float value) {
-  return value;
-}
+// The words that moments are rounded with: the low half is for the first moment, the high half for the second.
+constexpr int64_t kMomentsDraw = 0;
+using models::kRoundingGroup;
+using models::round_stochastically;
+using models::widen;
 
 } // namespace distill::optim

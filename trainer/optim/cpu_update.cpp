@@ -14,7 +14,7 @@ at::Tensor host_memory(const sharding::ModelShards& model, int64_t numel, at::Sc
 
 } // namespace
 
-CpuUpdate::CpuUpdate(sharding::ModelShards& model, at::ScalarType gradients, int64_t piece)
+CpuUpdate::CpuUpdate(sharding::ModelShards& model, int64_t piece)
     : model_(model),
       threads_(static_cast<int>(model.options().state.update_threads())),
       down_(model.options().device),
@@ -27,7 +27,7 @@ CpuUpdate::CpuUpdate(sharding::ModelShards& model, at::ScalarType gradients, int
     Unit& unit = units_.emplace_back(model.options().device);
     if (model.updated_by_cpu(i)) {
       largest = std::max(largest, model.unit(i).shard.numel);
-      unit.gradient = host_memory(model, model.unit(i).shard.numel, gradients);
+      unit.gradient = host_memory(model, model.unit(i).shard.numel, model.options().gradient_dtype);
     }
   }
   piece_ = std::min(largest, piece > 0 ? piece : kPiece);

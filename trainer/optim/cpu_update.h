@@ -21,7 +21,7 @@ class CpuUpdate {
  public:
   // `model`: has units that the CPU updates. `piece`: elements that are updated at a time; 0: kPiece. Memory for
   // gradients and weights on their way comes from the model's host memory.
-  CpuUpdate(sharding::ModelShards& model, at::ScalarType gradients, int64_t piece);
+  CpuUpdate(sharding::ModelShards& model, int64_t piece);
   // Waits for the host's work.
   ~CpuUpdate();
   CpuUpdate(const CpuUpdate&) = delete;

@@ -8,7 +8,8 @@ namespace distill::optim {
 
 // The first stage of a sum of squares: each block of threads writes the sum of its part.
 struct SquareSumArgs {
-  const float* values; // [count]
+  const void* values; // [count], fp32 or bf16
+  bool bf16;
   double* partials; // [kSquareSumParts], all written
   int64_t count;
 };

@@ -84,6 +84,21 @@ std::vector<Candidate> candidates_of(const PlanRequest& request) {
   return candidates;
 }
 
+// Dtypes with which the run may fit, and trains a little differently.
+std::vector<Candidate> rounding_candidates(const config::Config& config) {
+  std::vector<Candidate> candidates;
+  const auto add = [&](const char* key, config::RoundedDtype config::OptimizerSection::*dtype) {
+    constexpr auto kRounded = config::RoundedDtype::kBFloat16;
+    if (config.optimizer.*dtype != kRounded) {
+      candidates.push_back(
+          {key, base::enum_name(kRounded), [dtype](config::Config& c) { c.optimizer.*dtype = kRounded; }});
+    }
+  };
+  add("optimizer.gradients", &config::OptimizerSection::gradients);
+  add("optimizer.moments", &config::OptimizerSection::moments);
+  return candidates;
+}
+
 std::optional<Change> attempt(
     const PlanRequest& request, const std::vector<const Candidate*>& together, const Planner& planner) {
   PlanRequest changed = request;
@@ -150,6 +165,16 @@ std::vector<Change> cheapest_changes(const PlanRequest& request, const Planner& 
     return a.seconds_per_token < b.seconds_per_token;
   });
   changes.resize(std::min(changes.size(), kMaxChanges));
+  std::optional<Change> rounding;
+  for (const Candidate& candidate : rounding_candidates(request.config)) {
+    auto change = attempt(request, {&candidate}, planner);
+    if (change && (!rounding || change->seconds_per_token < rounding->seconds_per_token)) {
+      rounding = std::move(change);
+    }
+  }
+  if (rounding) {
+    changes.push_back(*std::move(rounding));
+  }
   return changes;
 }
 

@@ -35,7 +35,7 @@ struct Plan {
   int64_t budget_bytes = 0; // limit of tensors' bytes at the peak; 0: none
   int64_t device_bytes = 0; // the device's memory, or memory.limit_gib
   std::vector<std::string> overflows; // a sentence for each limit that is exceeded
-  std::vector<Change> changes; // if it does not fit: up to three, the cheapest first
+  std::vector<Change> changes; // if it does not fit: those of cheapest_changes()
 
   bool fits() const {
     return overflows.empty();

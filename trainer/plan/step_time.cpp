@@ -9,8 +9,6 @@ namespace {
 constexpr double kKernelsForward = 12; // of a block
 constexpr double kKernelsBackward = 26;
 
-constexpr double kGradient = 4; // bytes of a parameter's gradient shard
-
 // What gathers by copies cost the products that they overlap with, as a share of what NCCL's all-gathers do: 0.18 ms
 // against 0.33 to 0.41 ms for a block of 436 MB on four H200.
 constexpr double kCopiesCost = 0.5;
@@ -140,6 +138,22 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
   return flops / machine.matmul_flops + bytes / machine.memory_bytes;
 }
 
+bool rounds_gradients(const RunShape& shape) {
+  return config::gradient_bytes(shape.config.optimizer) < 4;
+}
+
+// Seconds for a micro-batch's gradients to be rounded into the shards: fp32 is read, bf16 written, and by all but the
+// first one read.
+double rounding_seconds(const RunShape& shape, const Machine& machine) {
+  const double bytes =
+      rounds_gradients(shape) ? 8 - 2 / static_cast<double>(std::max<int64_t>(1, shape.micro_batches)) : 0;
+  double parameters = 0;
+  for (const models::UnitLayout& layout : models::unit_layouts(shape.student)) {
+    parameters += static_cast<double>(layout.numel) / static_cast<double>(shape.shard);
+  }
+  return bytes * parameters / machine.memory_bytes;
+}
+
 BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelRun& run, int64_t kind_index) {
   const models::ModelConfig& config = run.config;
   const models::LayerKind& kind = config.kinds[static_cast<size_t>(kind_index)];
@@ -152,8 +166,9 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelR
   const double qkv = query + 2 * key_value;
   BlockTime time;
   // The backward pass has two products for each product of the forward pass. The weight gradient is written to an fp32
-  // buffer by the first micro-batch and added to it by the others.
-  const double gradient_traffic = 8 - 4 / static_cast<double>(std::max<int64_t>(1, shape.micro_batches));
+  // buffer by the first micro-batch and added to it by the others; by each of them, where it is then rounded.
+  const double gradient_traffic =
+      rounds_gradients(shape) ? 4 : 8 - 4 / static_cast<double>(std::max<int64_t>(1, shape.micro_batches));
   double products = 0, last = 0,
          backward = 0; // of the forward pass up to the last product, of that, of the backward pass
   for (const models::ParamLayout& param : layout.params) {
@@ -279,9 +294,12 @@ double& at_phase(StepTime& time, Phase phase) {
   return time.phases[static_cast<size_t>(phase)];
 }
 
-// Bytes of the optimizer's state for each parameter.
+// Bytes of the optimizer's state for each parameter, and of its gradient.
 double state_bytes(const RunShape& shape) {
   return static_cast<double>(config::state_bytes(shape.config.optimizer));
+}
+double gradient_bytes(const RunShape& shape) {
+  return static_cast<double>(config::gradient_bytes(shape.config.optimizer));
 }
 
 double teacher_seconds(const RunShape& shape, const Machine& machine) {
@@ -312,7 +330,7 @@ double update_seconds(const RunShape& shape, const Machine& machine) {
         layout.kind == models::UnitKind::kBlock && shape.student.float8.any_of(layout.block) ? shard : 0;
   }
   const double copy = (shape.ranks() == 1 || shape.copies()) && element < 4 ? element : 0;
-  return (parameters * (2 * state_bytes(shape) + 8) + (parameters - float8_parameters) * copy +
+  return (parameters * (2 * state_bytes(shape) + 2 * gradient_bytes(shape)) + (parameters - float8_parameters) * copy +
           float8_parameters * (shape.shard == 1 ? 5 : 9)) /
       machine.memory_bytes;
 }
@@ -324,6 +342,7 @@ StepTimer::StepTimer(const RunShape& shape, const Machine& machine, const Gather
   const auto micro = static_cast<double>(shape.micro_batches);
   const auto hidden = static_cast<double>(shape.student.hidden_size);
   const double element = element_bytes(shape.environment.student_dtype);
+  rounding_ = rounding_seconds(shape, machine);
   around_ = static_cast<double>(shape.tokens()) * hidden * element * 6 / machine.memory_bytes;
   at_phase(fixed_, Phase::kTeacher) = micro * teacher_seconds(shape, machine);
   at_phase(fixed_, Phase::kHead) = micro * head_seconds(shape, machine);
@@ -378,10 +397,10 @@ void StepTimer::add_updates(const std::vector<models::StatePlace>& places, doubl
   const auto micro = static_cast<double>(shape_.micro_batches);
   const double teacher = at_phase(time, Phase::kTeacher) / micro, forward = at_phase(time, Phase::kForward) / micro;
   const double bandwidth = both_ways_bytes(shape_, machine_), state = state_bytes(shape_);
-  const double weight = element_bytes(shape_.environment.student_dtype);
+  const double weight = element_bytes(shape_.environment.student_dtype), gradient = gradient_bytes(shape_);
   const auto sharing = static_cast<double>(std::min(shape_.ranks(), shape_.ranks_per_node));
   const double cpu_bytes = machine_.host_update_bytes > 0 ? machine_.host_update_bytes : machine_.host_store_bytes;
-  const double cpu_parameters = cpu_bytes / sharing / (2 * state + kGradient + weight); // in a second
+  const double cpu_parameters = cpu_bytes / sharing / (2 * state + gradient + weight); // in a second
   const std::vector<models::StatePlace> units = models::places_of_units(places, shape_.student.tie_word_embeddings);
   double through = 0, largest = 0; // parameters whose state passes through the device
   for (size_t unit = 0; unit < states_.size(); ++unit) {
@@ -400,7 +419,7 @@ void StepTimer::add_updates(const std::vector<models::StatePlace>& places, doubl
     if (models::is_on_host(units[unit])) {
       const bool by_cpu = units[unit] == models::StatePlace::kCpu;
       passed += parameters * (by_cpu ? weight : state);
-      returned += parameters * (by_cpu ? kGradient : state);
+      returned += parameters * (by_cpu ? gradient : state);
       computed += by_cpu ? parameters / cpu_parameters : 0;
       const double copied = std::max(0.0, passed - staged) / bandwidth;
       const double updated = by_cpu ? std::max(computed, copied) : copied;
@@ -420,7 +439,7 @@ StepTime StepTimer::time(
   const PassTimer::PassTime pass = pass_.time(policies);
   StepTime time = fixed_;
   at_phase(time, Phase::kForward) = micro * (pass.forward + around_);
-  at_phase(time, Phase::kBackward) = micro * (pass.backward + 2 * around_);
+  at_phase(time, Phase::kBackward) = micro * (pass.backward + 2 * around_ + rounding_);
   time.copies = micro * pass.copies;
   const metrics::PhaseSeconds waits = add_communication(time);
   add_updates(places, pass.copies / 2, time);

@@ -80,6 +80,7 @@ class StepTimer {
   PassTimer pass_;
   StepTime fixed_; // what does not depend on policies and places
   double around_ = 0; // seconds of embedding and final norm in a forward pass
+  double rounding_ = 0; // seconds for a micro-batch's gradients to be rounded into shards
   double reduces_ = 0; // seconds of reductions in a micro-batch
   std::vector<UnitState> states_; // of all units
 };

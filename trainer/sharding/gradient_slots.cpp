@@ -75,8 +75,8 @@ void GradientSlots::reduce(UnitKey key, at::Tensor shard, const Reduction& optio
   make_room(slot->size);
   {
     const device::LabelScope label(device::Category::kSlots);
-    if (options.accumulate) {
-      slot->staged = at::empty({shard.numel()}, shard.options());
+    if (options.accumulate || shard.scalar_type() != at::kFloat) {
+      slot->staged = at::empty({shard.numel()}, shard.options().dtype(at::kFloat));
     }
     if (reduce_dtype_ != at::kFloat) {
       slot->low_precision = at::empty({slot->gradient.numel() + shard.numel()}, shard.options().dtype(reduce_dtype_));
@@ -85,7 +85,7 @@ void GradientSlots::reduce(UnitKey key, at::Tensor shard, const Reduction& optio
   slot->events.write_ends();
   const auto run = [&] {
     slot->events.read_begins(); // the unit's backward has written the buffer
-    at::Tensor target = options.accumulate ? slot->staged : shard;
+    at::Tensor target = slot->staged.defined() ? slot->staged : shard;
     if (reduce_dtype_ == at::kFloat) {
       reduce_.reduce_scatter(target, slot->gradient);
     } else {
@@ -95,12 +95,7 @@ void GradientSlots::reduce(UnitKey key, at::Tensor shard, const Reduction& optio
       reduce_.reduce_scatter(part, whole);
       target.copy_(part);
     }
-    if (options.accumulate) {
-      shard.add_(target);
-    }
-    if (replicate_ != nullptr && options.last) {
-      replicate_->all_reduce(shard);
-    }
+    store(shard, target, options);
     slot->events.read_ends();
   };
   if (!device::has_streams(device_)) { // complete on return: all of it counts as waiting
@@ -110,6 +105,24 @@ void GradientSlots::reduce(UnitKey key, at::Tensor shard, const Reduction& optio
     stream_.run(run);
   }
   slot->reduction = ++reductions_;
+}
+
+void GradientSlots::store(at::Tensor shard, at::Tensor sum, const Reduction& options) {
+  const bool over_replicas = replicate_ != nullptr && options.last;
+  if (shard.scalar_type() != at::kFloat) { // is rounded once, after the last sum
+    if (over_replicas) {
+      sum = options.accumulate ? sum.add_(shard) : sum;
+      replicate_->all_reduce(sum);
+    }
+    models::add_rounded(shard, sum, options.accumulate && !over_replicas, options.rounding);
+    return;
+  }
+  if (options.accumulate) {
+    shard.add_(sum);
+  }
+  if (over_replicas) {
+    replicate_->all_reduce(shard);
+  }
 }
 
 void GradientSlots::finish() {

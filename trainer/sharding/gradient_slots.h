@@ -4,6 +4,7 @@
 
 #include <list>
 
+#include "trainer/models/ops/rounded_sum.h"
 #include "trainer/sharding/communicator.h"
 #include "trainer/sharding/slot_events.h"
 #include "trainer/sharding/slots.h"
@@ -29,8 +30,10 @@ class GradientSlots {
   struct Reduction {
     bool accumulate = false; // add to the shard, which holds earlier micro-batches; false: overwrite it
     bool last = true; // last reduction of the step: replicas then sum their shards
+    models::RoundingKey rounding = {}; // of a shard in bf16
   };
-  // Queues the sum over all ranks into `shard`, on a stream of its own.
+  // Queues the sum over all ranks into `shard`, on a stream of its own. Where the shard is bf16, sums are computed in
+  // fp32 and rounded stochastically.
   void reduce(UnitKey key, at::Tensor shard, const Reduction& options);
   // The compute stream waits for every queued reduction.
   void finish();
@@ -45,7 +48,7 @@ class GradientSlots {
     SlotSize size;
     at::Tensor gradient; // fp32
     at::Tensor low_precision; // whole unit and shard in the reduction's dtype; undefined if that is fp32
-    at::Tensor staged; // fp32 shard: this micro-batch's sum, before it is added to earlier ones
+    at::Tensor staged; // fp32 shard: this micro-batch's sum, before it is added to earlier ones or rounded
     int64_t reduction = 0; // number of its reduction, from 1; 0: none is queued yet
     SlotEvents events;
 
@@ -57,6 +60,9 @@ class GradientSlots {
   // Waits for the oldest reductions of this size until at most `limit` are left. Reductions queued before those are
   // then over too, whatever their size, and their buffers are freed without another wait.
   void leave_reducing(SlotSize size, int64_t limit);
+  // Adds `sum`, this micro-batch's over the shard axis, to `shard`, and sums the shards of the replicas in the step's
+  // last reduction. `sum` may be overwritten; it is the shard itself where nothing is added or rounded.
+  void store(at::Tensor shard, at::Tensor sum, const Reduction& options);
 
   Communicator& reduce_;
   Communicator* replicate_;

@@ -20,6 +20,8 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
       float8_->add(index, unit.layout, unit.shard);
     }
     updates_.emplace_back(options.device);
+    whole_gradients_.emplace_back();
+    sums_.push_back(0);
   }
   allocate_weights();
   TORCH_CHECK(
@@ -177,6 +179,14 @@ UnitGradient ModelShards::gradient(int64_t index) {
   if (gradient_slots_ != nullptr) {
     const auto slot = gradient_slots_->acquire(key(index), slot_size(index), unit.shard.padded_numel);
     gradient = {slot.flat, slot.is_new};
+  } else if (rounds_gradients()) {
+    at::Tensor& whole = whole_gradients_[index];
+    gradient.is_new = !whole.defined();
+    if (gradient.is_new) {
+      const device::LabelScope label(device::Category::kSlots);
+      whole = at::empty({unit.shard.numel}, at::TensorOptions().dtype(at::kFloat).device(options_.device));
+    }
+    gradient.flat = whole;
   } else {
     gradient.is_new = !unit.gradient.defined();
     if (gradient.is_new) {
@@ -191,9 +201,14 @@ UnitGradient ModelShards::gradient(int64_t index) {
 }
 
 at::Tensor ModelShards::new_gradient_shard(const UnitShard& unit) const {
-  at::Tensor gradient = at::empty({unit.shard.numel}, at::TensorOptions().dtype(at::kFloat).device(options_.device));
+  at::Tensor gradient =
+      at::empty({unit.shard.numel}, at::TensorOptions().dtype(options_.gradient_dtype).device(options_.device));
   device::label(gradient, device::Category::kGradients);
   return gradient;
+}
+
+models::RoundingKey ModelShards::next_rounding(int64_t index) {
+  return {step_, index, /*draw=*/++sums_[index], units_[index].shard.begin};
 }
 
 void ModelShards::zero_all_but_matrices(int64_t index, at::Tensor flat) const {
@@ -216,7 +231,14 @@ void ModelShards::reduce(int64_t index, bool last) {
   if (last) {
     hooks_.backward_is_queued(index);
   }
+  UnitShard& unit = units_[index];
+  const bool accumulate = unit.gradient.defined();
+  sums_[index] = accumulate ? sums_[index] : 0;
   if (gradient_slots_ == nullptr) {
+    if (at::Tensor whole = std::exchange(whole_gradients_[index], {}); whole.defined()) {
+      unit.gradient = accumulate ? unit.gradient : new_gradient_shard(unit);
+      models::add_rounded(unit.gradient, whole, accumulate, next_rounding(index));
+    }
     if (last) {
       hooks_.gradient_is_final(index);
     }
@@ -225,12 +247,10 @@ void ModelShards::reduce(int64_t index, bool last) {
   if (accumulation_ == Accumulation::kKeepFull && !last) {
     return; // not reduced yet: the sum stays in the whole gradient
   }
-  UnitShard& unit = units_[index];
-  const bool accumulate = unit.gradient.defined();
   if (!accumulate) {
     unit.gradient = new_gradient_shard(unit);
   }
-  gradient_slots_->reduce(key(index), unit.gradient, {accumulate, last});
+  gradient_slots_->reduce(key(index), unit.gradient, {accumulate, last, next_rounding(index)});
 }
 
 void ModelShards::finish_gradients() {

@@ -8,6 +8,7 @@
 
 #include "trainer/models/block.h"
 #include "trainer/models/layout.h"
+#include "trainer/models/ops/rounded_sum.h"
 #include "trainer/models/weight_source.h"
 #include "trainer/sharding/float8_weights.h"
 #include "trainer/sharding/gradient_slots.h"
@@ -30,9 +31,9 @@ struct UnitShard {
   // the others.
   std::vector<at::Tensor> peer_weights;
   at::Tensor master; // fp32, updated by the optimizer; the same tensor as `weights` in fp32; undefined: frozen
-  // fp32, the sum over micro-batches. Allocated in the unit's first backward pass of a step; freed by drop_gradients(),
-  // or, if the update overlaps with the next step, at the unit's next use. At other times activations and the loss
-  // head's buffers can use the same memory.
+  // The sum over micro-batches, in ShardOptions::gradient_dtype. Allocated in the unit's first backward pass of a step;
+  // freed by drop_gradients(), or, if the update overlaps with the next step, at the unit's next use. At other times
+  // activations and the loss head's buffers can use the same memory.
   at::Tensor gradient;
 };
 
@@ -67,6 +68,8 @@ struct ShardOptions {
   int64_t rank = 0;
   int64_t world_size = 1;
   StateMemory state; // of the optimizer: master weights and moments
+  // Of gradient shards: fp32, or bf16, in which sums are rounded stochastically. The gradients of whole units are fp32.
+  at::ScalarType gradient_dtype = at::kFloat;
   bool may_leave_float8 = false; // slots must hold units in the compute dtype too
   PeerMemory* peers = nullptr; // of the shard axis: weights lie there, and gathers copy them; null: collectives gather
   Communicator* shard_axis = nullptr; // load() is then called by all ranks, which share the scales of packed units
@@ -143,11 +146,16 @@ class ModelShards {
   int64_t prefetch_depth() const {
     return weight_slots_ != nullptr ? weight_slots_->prefetch_depth() : 0;
   }
+  // Number of the step whose gradients come next, since the start of the run: gradient shards in bf16 are rounded with
+  // its random numbers.
+  void begin_step(int64_t step) {
+    step_ = step;
+  }
   // The whole unit's flat fp32 gradient. reduce() hands it over when the unit's backward is done; `last`: in the step's
   // last micro-batch.
   UnitGradient gradient(int64_t index);
-  // It does nothing on one process, and with kKeepFull before the last micro-batch: the sum then stays in the whole
-  // gradient.
+  // On one process it only rounds gradients that are stored in bf16. With kKeepFull it does nothing before the last
+  // micro-batch: the sum then stays in the whole gradient.
   void reduce(int64_t index, bool last);
   // Call this after the last backward pass. The compute stream waits until the gradient shards hold the sums over all
   // ranks, and until none of this rank's gathers reads the shards any more. With peer memory the caller then lets all
@@ -227,6 +235,11 @@ class ModelShards {
   // Makes the optimizer queue the unit's pending update.
   void queue_update(int64_t index);
   at::Tensor new_gradient_shard(const UnitShard& unit) const; // not initialised
+  bool rounds_gradients() const {
+    return options_.gradient_dtype != at::kFloat;
+  }
+  // What the next sum of a unit's gradient shard is rounded with.
+  models::RoundingKey next_rounding(int64_t index);
   void finish_update(int64_t index);
   // Zeroes the elements that no matrix product writes: vectors, alignment gaps, the padded tail.
   void zero_all_but_matrices(int64_t index, at::Tensor flat) const;
@@ -240,6 +253,9 @@ class ModelShards {
     explicit Update(at::Device device) : done(device) {}
   };
   std::vector<UnitShard> units_;
+  std::vector<at::Tensor> whole_gradients_; // of each unit, on one process that rounds them; undefined: it is rounded
+  std::vector<int64_t> sums_; // of each unit: the micro-batches in its gradient shard
+  int64_t step_ = 0;
   std::unique_ptr<Float8Weights> float8_; // null: the model is frozen, or trained in the compute dtype
   bool left_float8_ = false;
   std::vector<Update> updates_; // one for each unit

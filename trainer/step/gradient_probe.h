@@ -26,7 +26,7 @@ class GradientProbe {
   at::Tensor products(sharding::ModelShards& model) const;
 
  private:
-  std::vector<at::Tensor> samples_; // fp32, one for each unit
+  std::vector<at::Tensor> samples_; // one for each unit
 };
 
 // The cosine of the angle between two gradients, from products summed over ranks. NaN if one of them is zero.

@@ -41,6 +41,7 @@ absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
   options.rank = load.shard_rank;
   options.world_size = load.shard_size;
   options.state = std::move(load.state);
+  options.gradient_dtype = load.gradient_dtype;
   options.may_leave_float8 = load.may_leave_float8;
   options.peers = load.peers;
   options.shard_axis = load.shard_axis;
@@ -71,6 +72,7 @@ absl::StatusOr<LoadedModels> load_models(
   const config::ParallelSection& parallel = config.parallel;
   LoadOptions student_load = load_options(config, mesh, /*whole=*/false);
   student_load.state = std::move(state);
+  student_load.gradient_dtype = config::scalar_type(config.optimizer.gradients);
   student_load.may_leave_float8 = config.float8.shadow_every > 0;
   // Both are read before either is judged, so that one error names the tensors of both.
   auto loaded_student = load_model(environment, student, Role::kStudent, std::move(student_load));

@@ -27,6 +27,7 @@ enum class Role {
 struct LoadOptions {
   int64_t shard_rank = 0, shard_size = 1;
   sharding::StateMemory state = {}; // sharding::ShardOptions
+  at::ScalarType gradient_dtype = at::kFloat; // sharding::ShardOptions
   bool may_leave_float8 = false; // sharding::ShardOptions
   config::ProgressStyle progress = config::ProgressStyle::kNone; // of loads that take long
   sharding::PeerMemory* peers = nullptr; // shards lie there; null: in memory of this rank alone

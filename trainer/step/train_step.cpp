@@ -119,6 +119,7 @@ optim::GradNorm TrainStep::global_norm(at::Tensor numbers, bool failed) {
 at::Tensor TrainStep::run(const GlobalBatch& batch, const Options& options) {
   const int64_t router_sums = models::router_sums(models_.student->config());
   at::Tensor numbers = at::zeros({kStepNumbers + router_sums}, micro_.zero_sums().options());
+  models_.student->begin_step(options.step);
   if (models_.student->float8() != nullptr) {
     models_.student->float8()->clear_counts(); // of evaluations
   }

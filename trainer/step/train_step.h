@@ -50,6 +50,7 @@ class TrainStep {
 
   struct Options {
     double lr = 0;
+    int64_t step = 0; // its number since the start of the run
     bool failed = false; // this rank cannot go on; all ranks learn this from the step's numbers
     bool more = true; // further steps follow
     bool shadow = false; // of a float8 student: compute the gradients in the compute dtype first, and compare

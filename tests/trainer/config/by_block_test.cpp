@@ -65,7 +65,7 @@ TEST(ByBlock, PlacesOfTheOptimizersStateAreReadTheSameWay) {
   EXPECT_EQ(parse_by_block<StatePlace>("host"), ByBlock<StatePlace>(StatePlace::kHost));
   EXPECT_EQ(by_block_text(*parse_by_block<StatePlace>("host,host,device")), "host*2,device");
   EXPECT_EQ(parse_by_block<StatePlace>("disk"), std::nullopt);
-  EXPECT_EQ(by_block_syntax<StatePlace>(), "auto, device, host, or a list of them such as host*24,device*8");
+  EXPECT_EQ(by_block_syntax<StatePlace>(), "auto, device, host, cpu, or a list of them such as host*24,device*8");
 }
 
 } // namespace

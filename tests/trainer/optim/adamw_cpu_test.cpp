@@ -59,7 +59,7 @@ void plain_step(const State& s, const AdamWFactors& f, int64_t decay_begin) {
     float param = value_of(s.params, i), first = value_of(s.exp_avg, i), second = value_of(s.exp_avg_sq, i);
     update_element(f, i >= decay_begin, value_of(s.gradient, i), param, first, second);
     uint32_t words[kRoundingGroup];
-    rounding_words(f.step, args.unit, (args.first + i) / kRoundingGroup, words);
+    models::rounding_words(f.step, args.unit, kMomentsDraw, (args.first + i) / kRoundingGroup, words);
     const uint32_t word = words[(args.first + i) % kRoundingGroup];
     s.params[i] = param;
     s.exp_avg[i] = args.bf16_moments ? widen(round_stochastically(first, word & 0xFFFFU)) : first;

@@ -55,9 +55,9 @@ GradNorm measure(const sharding::ModelShards& model, double max_norm) {
   return grad_norm_of_square(grad_norm_square(model), max_norm);
 }
 
-using config::MomentsDtype;
+using config::RoundedDtype;
 
-config::OptimizerSection optimizer_options(MomentsDtype moments = MomentsDtype::kFloat32) {
+config::OptimizerSection optimizer_options(RoundedDtype moments = RoundedDtype::kFloat32) {
   config::OptimizerSection options;
   options.moments = moments;
   options.beta1 = 0.9;
@@ -155,7 +155,7 @@ TEST(AdamW, NonFiniteGradientsChangeNothing) {
 
 // Moments in bf16 too: how they are rounded does not depend on the ranks.
 TEST(AdamW, ShardsUpdateLikeTheWholeUnit) {
-  for (const MomentsDtype moments : {MomentsDtype::kFloat32, MomentsDtype::kBFloat16}) {
+  for (const RoundedDtype moments : {RoundedDtype::kFloat32, RoundedDtype::kBFloat16}) {
     auto whole = random_model(false);
     AdamW whole_optimizer(*whole, optimizer_options(moments));
     const GradNorm grad_norm = measure(*whole, 0);
@@ -192,7 +192,7 @@ TEST(AdamW, ShardsUpdateLikeTheWholeUnit) {
 TEST_P(AdamWTest, MomentsInBFloat16StayNearTheAlgorithmInFp64) {
   constexpr int kSteps = 60;
   constexpr double kLr = 0.01;
-  const auto difference = [&](MomentsDtype moments) {
+  const auto difference = [&](RoundedDtype moments) {
     auto model = random_model(GetParam());
     AdamW optimizer(*model, optimizer_options(moments));
     const int64_t unit = model->block_unit(0);
@@ -215,8 +215,8 @@ TEST_P(AdamWTest, MomentsInBFloat16StayNearTheAlgorithmInFp64) {
     const at::Tensor error = moved - reference.params[0].narrow(0, begin, end - begin);
     return std::pair(error.abs().mean().item<double>(), std::abs(error.mean().item<double>()));
   };
-  const auto [fp32, fp32_bias] = difference(MomentsDtype::kFloat32);
-  const auto [bf16, bf16_bias] = difference(MomentsDtype::kBFloat16);
+  const auto [fp32, fp32_bias] = difference(RoundedDtype::kFloat32);
+  const auto [bf16, bf16_bias] = difference(RoundedDtype::kBFloat16);
   EXPECT_LT(fp32, 5e-6);
   EXPECT_GT(bf16, fp32) << "they are rounded";
   EXPECT_LT(bf16, 0.01 * kLr * kSteps) << "of the distance that a parameter may go";
@@ -226,7 +226,7 @@ TEST_P(AdamWTest, MomentsInBFloat16StayNearTheAlgorithmInFp64) {
 // With beta2 = 0.999 the second moment moves by less than bf16 resolves in each step: rounding to the nearest value
 // would leave it where it is.
 TEST(AdamW, StochasticRoundingKeepsTheExpectationOfTheSecondMoment) {
-  config::OptimizerSection options = optimizer_options(MomentsDtype::kBFloat16);
+  config::OptimizerSection options = optimizer_options(RoundedDtype::kBFloat16);
   options.beta2 = 0.999;
   auto model = random_model(false);
   AdamW optimizer(*model, options);
@@ -275,7 +275,7 @@ struct OnHost {
   std::vector<models::StatePlace> blocks;
   int64_t piece = 0;
   int64_t stages = 4;
-  MomentsDtype moments = MomentsDtype::kFloat32;
+  RoundedDtype moments = RoundedDtype::kFloat32;
 };
 
 TEST_P(AdamWTest, StateInHostMemoryIsUpdatedBitForBitInPiecesOfAnySize) {
@@ -289,12 +289,12 @@ TEST_P(AdamWTest, StateInHostMemoryIsUpdatedBitForBitInPiecesOfAnySize) {
       {{kDevice, kHost}, 64, 1},
       {{kHost, kHost}, 64, 7},
       {{kHost, kDevice}, 64, 1000},
-      {{kHost, kDevice}, 64, 4, MomentsDtype::kBFloat16},
-      {{kHost, kHost}, 0, 4, MomentsDtype::kBFloat16},
+      {{kHost, kDevice}, 64, 4, RoundedDtype::kBFloat16},
+      {{kHost, kHost}, 0, 4, RoundedDtype::kBFloat16},
       {{kCpu, kCpu}},
       {{kCpu, kDevice}, 64},
       {{kHost, kCpu}, 192, 2},
-      {{kCpu, kHost}, 64, 4, MomentsDtype::kBFloat16}};
+      {{kCpu, kHost}, 64, 4, RoundedDtype::kBFloat16}};
   for (const auto& [blocks, piece, stages, moments] : cases) {
     for (const int64_t rank : {0, 2}) {
       const int64_t ranks = rank == 0 ? 1 : 3;

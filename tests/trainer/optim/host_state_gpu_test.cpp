@@ -56,7 +56,7 @@ INSTANTIATE_TEST_SUITE_P(ComputeDtype, HostStateGpuTest, testing::Values(at::kBF
 // written to at once.
 void expect_same_steps(
     sharding::ModelShards* host, sharding::ModelShards* device, const std::function<void()>& keep_busy,
-    config::MomentsDtype moments) {
+    config::RoundedDtype moments) {
   config::OptimizerSection options;
   options.moments = moments;
   options.weight_decay = 0.1;
@@ -106,7 +106,7 @@ TEST_P(HostStateGpuTest, IsUpdatedBitForBitBesideTheComputeStream) {
            {kDevice, kCpu, kHost, kCpu},
            {kCpu, kHost, kCpu, kDevice}}) {
     for (const int64_t stages : {1, 4, 50}) {
-      const auto moments = stages == 4 ? config::MomentsDtype::kBFloat16 : config::MomentsDtype::kFloat32;
+      const auto moments = stages == 4 ? config::RoundedDtype::kBFloat16 : config::RoundedDtype::kFloat32;
       const auto slab = device::HostSlab::allocate(int64_t{256} << 20, at::Device(at::kCUDA, 0), 1, "test");
       ASSERT_TRUE(slab.ok()) << slab.status();
       const auto host = make_model({models::places_of_units(blocks, /*tied_embeddings=*/false), *slab, stages});

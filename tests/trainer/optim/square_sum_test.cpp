@@ -55,6 +55,13 @@ TEST(SquareSum, OfHalfABillionElementsIsExactToFp64Rounding) {
   EXPECT_NEAR(found / expected, 1, 1e-13);
 }
 
+TEST(SquareSum, OfBFloat16IsThatOfWhatIsStored) {
+  at::manual_seed(4);
+  const at::Tensor stored = at::randn({(1 << 17) + 5}).to(at::kBFloat16);
+  const double expected = exact(stored) + exact(stored.to(at::kFloat));
+  EXPECT_NEAR(square_sum({stored, stored.to(at::kFloat)}).item<double>() / expected, 1, 1e-13);
+}
+
 // fp32 would lose the small values next to the large one (6.6e-12 of the sum), and overflow for the largest.
 TEST(SquareSum, KeepsSmallValuesNextToLargeOnes) {
   at::Tensor values = at::full({1 << 16}, 1e-4F);

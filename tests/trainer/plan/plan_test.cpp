@@ -305,6 +305,32 @@ TEST(Plan, WhatDoesNotFitComesWithChangesThatDo) {
   }
 }
 
+TEST(Plan, WhatTrainsDifferentlyIsAdvisedLast) {
+  config::Config config = settings(2);
+  config.memory.budget_gib = 72; // less than 80, by more than the gradients' 7 and less than the moments' 15
+  const Plan plan = plan_of(config, 2, llama_8b(), llama_8b());
+  ASSERT_FALSE(plan.fits());
+  ASSERT_GT(plan.changes.size(), 1U);
+  EXPECT_EQ(plan.changes.back().text(), "optimizer.moments=bfloat16");
+  for (size_t i = 0; i + 1 < plan.changes.size(); ++i) {
+    EXPECT_THAT(plan.changes[i].text(), testing::Not(testing::HasSubstr("bfloat16")));
+  }
+}
+
+TEST(Plan, GradientsInBFloat16TakeHalfTheMemoryAndAUnitOfFp32) {
+  config::Config config = settings(1);
+  config.train.global_batch_size = 8; // four micro-batches
+  const Plan fp32 = plan_of(config, 1, llama_1b(), llama_8b());
+  config.optimizer.gradients = config::RoundedDtype::kBFloat16;
+  const Plan bf16 = plan_of(config, 1, llama_1b(), llama_8b());
+  using device::Category;
+  EXPECT_NEAR(highest(bf16, Category::kGradients), 0.5 * highest(fp32, Category::kGradients), 1 << 16);
+  EXPECT_EQ(highest(fp32, Category::kSlots), 0);
+  EXPECT_NEAR(highest(bf16, Category::kSlots), 4.0 * 128256 * 2048, 1 << 20) << "the lm_head's";
+  EXPECT_LT(bf16.memory.peak(), fp32.memory.peak());
+  EXPECT_NEAR(bf16.time.total() / fp32.time.total(), 1, 0.02);
+}
+
 TEST(Plan, AccumulationHoldsGradientShardsBesideActivations) {
   config::Config config = settings(4);
   config.train.global_batch_size = 32; // four micro-batches

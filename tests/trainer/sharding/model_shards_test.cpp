@@ -1,5 +1,6 @@
 #include "trainer/sharding/model_shards.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
 #include "tests/trainer/models/llama_like.h"
@@ -96,6 +97,50 @@ TEST(ModelShards, FullGradientsAreReducedInTheLastMicroBatchAlone) {
     model.finish_gradients();
     EXPECT_EQ(ranks.reductions, accumulation == Accumulation::kKeepFull ? 1 : 3);
     EXPECT_TRUE(model.unit(1).gradient.eq(3 * 2).all().item<bool>());
+  }
+}
+
+// In bf16, on one process and on several with one sum over all of them, and however many replicas there are.
+TEST(ModelShards, GradientShardsInBFloat16AreRoundedAlikeOnAnyRanks) {
+  constexpr int64_t kBatches = 3;
+  const auto gradient_of = [](int64_t numel, int64_t batch) { // of the whole unit, exact in fp32 when summed
+    at::Tensor whole = at::zeros({numel});
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(batch);
+    whole.narrow(0, 0, 3000).random_(1 << 12, generator);
+    return whole;
+  };
+  const auto train = [&](ModelShards& model, double share) {
+    model.begin_step(11);
+    for (int64_t batch = 0; batch < kBatches; ++batch) {
+      const UnitGradient gradient = model.gradient(1);
+      EXPECT_TRUE(gradient.is_new) << "of each micro-batch";
+      EXPECT_EQ(gradient.flat.scalar_type(), at::kFloat);
+      gradient.flat.copy_(gradient_of(gradient.flat.numel(), batch) * share);
+      model.reduce(1, /*last=*/batch == kBatches - 1);
+    }
+    model.finish_gradients();
+    EXPECT_EQ(model.unit(1).gradient.scalar_type(), at::kBFloat16);
+    return model.unit(1).gradient;
+  };
+  ModelShards alone(tiny_config(false), {.trainable = true, .gradient_dtype = at::kBFloat16});
+  const at::Tensor expected = train(alone, 1).narrow(0, 0, 3000);
+  const at::Tensor exact = gradient_of(3000, 0) + gradient_of(3000, 1) + gradient_of(3000, 2);
+  EXPECT_FALSE(at::equal(expected.to(at::kFloat), exact)) << "they are rounded";
+  EXPECT_LT((expected.to(at::kFloat) - exact).norm().item<double>(), 0.01 * exact.norm().item<double>());
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    OneOfMany ranks(rank, 2);
+    ModelShards model(
+        tiny_config(false), {.trainable = true, .rank = rank, .world_size = 2, .gradient_dtype = at::kBFloat16});
+    SlotPlan plan;
+    model.add_to_plan(plan);
+    WeightSlots weight_slots(at::kCPU, ranks, plan);
+    GradientSlots gradient_slots(at::kCPU, ranks, nullptr, at::kFloat);
+    model.use_slots(&weight_slots, &gradient_slots, Accumulation::kReduceEach);
+    const ShardRange shard = model.unit(1).shard;
+    const int64_t count = std::min<int64_t>(3000, shard.end()) - shard.begin;
+    ASSERT_GT(count, 0);
+    const at::Tensor found = train(model, 0.5).narrow(0, 0, count);
+    EXPECT_TRUE(at::equal(found, expected.narrow(0, shard.begin, count))) << rank;
   }
 }
 

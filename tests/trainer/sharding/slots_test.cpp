@@ -171,6 +171,17 @@ TEST_P(GradientSlotsTest, MicroBatchesAddUpAndReplicasOnlyAtTheEnd) {
   EXPECT_TRUE(at::equal(shard_, at::full({kShard}, 2.0 * kRanks * 2 * 2)));
 }
 
+TEST_P(GradientSlotsTest, AShardInBFloat16HasTheSumOverMicroBatchesAndReplicas) {
+  at::Tensor shard = at::full({kShard}, 100.0F, at::kBFloat16);
+  for (int64_t batch = 0; batch < 2; ++batch) {
+    slots_.acquire({&model_a, 1}, SlotSize::kBlock, kRanks * kShard).flat.fill_(2.0);
+    slots_.reduce({&model_a, 1}, shard, {.accumulate = batch > 0, .last = batch == 1});
+    EXPECT_EQ(replicas_.sums, batch);
+  }
+  slots_.finish();
+  EXPECT_TRUE(at::equal(shard, at::full({kShard}, 2.0 * kRanks * 2 * 2, at::kBFloat16))) << "exact in bf16";
+}
+
 TEST_P(GradientSlotsTest, AnOpenGradientIsKeptAndItsMemoryGoesWhenItIsReduced) {
   const UnitKey key{&model_a, 1};
   at::Tensor whole = slots_.acquire(key, SlotSize::kBlock, kRanks * kShard).flat;

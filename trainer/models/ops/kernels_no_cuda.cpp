@@ -6,6 +6,7 @@
 #include "trainer/models/ops/normal_kernel.h"
 #include "trainer/models/ops/rms_norm_kernel.h"
 #include "trainer/models/ops/rope_kernel.h"
+#include "trainer/models/ops/rounded_sum_kernel.h"
 
 namespace distill::models {
 namespace {
@@ -71,6 +72,10 @@ const char* launch_float8_round_part(const Float8PartArgs&, CUstream_st*) {
 }
 
 const char* launch_normal(const NormalArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_rounded_sum(const RoundedSumArgs&, CUstream_st*) {
   return kNoKernels;
 }
 

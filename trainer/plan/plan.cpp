@@ -1,6 +1,7 @@
 #include "trainer/plan/plan.h"
 
 #include <numeric>
+#include <set>
 
 #include "data/base/status_macros.h"
 #include "trainer/config/dtypes.h"
@@ -14,7 +15,6 @@ namespace distill::plan {
 namespace {
 
 constexpr double kGiB = 1 << 30;
-constexpr int64_t kGradientBytes = 4; // of a parameter that the CPU updates, on the host
 
 int64_t gib_to_bytes(double gib) {
   return static_cast<int64_t>(gib * kGiB);
@@ -58,7 +58,8 @@ Placement placement_of(const RunShape& shape, std::vector<models::StatePlace> pl
   for (size_t unit = 0; unit < layouts.size(); ++unit) {
     const int64_t shard = layouts[unit].numel / shape.shard;
     (models::is_on_host(units[unit]) ? placement.host_bytes : placement.device_bytes) += parameter * shard;
-    placement.host_bytes += units[unit] == models::StatePlace::kCpu ? kGradientBytes * shard : 0;
+    placement.host_bytes +=
+        units[unit] == models::StatePlace::kCpu ? config::gradient_bytes(shape.config.optimizer) * shard : 0;
   }
   return placement;
 }
@@ -158,12 +159,6 @@ void take_most(int64_t& number, int64_t beyond, Plan& plan, int64_t host_bytes, 
   evaluate_with(most);
 }
 
-// Takes as many slots as fit and save gathers: every further one saves some until all blocks stay gathered.
-void add_slots(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
-  int64_t& slots = plan.shape.config.parallel.slots;
-  take_most(slots, std::max(slots, plan.shape.gathered_blocks()) + 1, plan, host_bytes, blocks);
-}
-
 // Counts the pieces in which the state passes through the device.
 int64_t pieces_on_host(const RunShape& shape) {
   const sharding::StateMemory state = shape.state(nullptr);
@@ -212,13 +207,45 @@ absl::StatusOr<Plan> plan_on(const PlanRequest& request, const Target& target, B
     choose_mix(plan, request.host_bytes, blocks);
   }
   evaluate(plan, request.host_bytes, blocks);
-  if (request.config.parallel.slots == config::kAutomatic && plan.shape.shard > 1 && has_room(plan)) {
-    add_slots(plan, request.host_bytes, blocks);
-  }
   if (plan.automatic_state && plan.shape.passes_through_device() && has_room(plan)) {
     add_stages(plan, request.host_bytes, blocks);
   }
   return plan;
+}
+
+// If parallel.slots is auto, takes the number with which the plan is fastest, each with the mix that is fastest then.
+// Every further slot saves gathers, until all blocks stay gathered, and takes memory from activations and state. A few
+// numbers are tried, then ever nearer neighbours of the best one.
+absl::StatusOr<Plan> plan_with_slots(const PlanRequest& request, const Target& target, BlockRecorder& blocks) {
+  constexpr int64_t kTried = 8;
+  ASSIGN_OR_RETURN(Plan best, plan_on(request, target, blocks));
+  const int64_t least = best.shape.config.parallel.slots, most = best.shape.gathered_blocks();
+  if (request.config.parallel.slots != config::kAutomatic || best.shape.shard == 1 || !has_room(best)) {
+    return best;
+  }
+  std::set<int64_t> tried{least};
+  const auto attempt = [&](int64_t slots) -> absl::Status {
+    if (slots < least || slots > most || !tried.insert(slots).second) {
+      return absl::OkStatus();
+    }
+    PlanRequest with_slots = request;
+    with_slots.config.parallel.slots = slots;
+    ASSIGN_OR_RETURN(Plan plan, plan_on(with_slots, target, blocks));
+    if (has_room(plan) && plan.time.total() < best.time.total()) {
+      best = std::move(plan);
+    }
+    return absl::OkStatus();
+  };
+  int64_t step = std::max<int64_t>(1, (most - least + kTried - 1) / kTried);
+  for (int64_t slots = least + step; slots < most + step; slots += step) {
+    RETURN_IF_ERROR(attempt(std::min(slots, most)));
+  }
+  for (step /= 2; step > 0; step /= 2) {
+    const int64_t middle = best.shape.config.parallel.slots;
+    RETURN_IF_ERROR(attempt(middle - step));
+    RETURN_IF_ERROR(attempt(middle + step));
+  }
+  return best;
 }
 
 // Tells whether a plan has reason to do without the memory that gathers by copies take.
@@ -231,13 +258,13 @@ bool lacks_memory(const Plan& plan) {
 // If parallel.gather is auto, takes copies, unless they do not fit or the memory that they take is worth more
 // elsewhere.
 absl::StatusOr<Plan> plan_alone(const PlanRequest& request, BlockRecorder& blocks) {
-  ASSIGN_OR_RETURN(Plan plan, plan_on(request, request.target, blocks));
+  ASSIGN_OR_RETURN(Plan plan, plan_with_slots(request, request.target, blocks));
   if (request.config.parallel.gather != config::Gather::kAuto || !plan.shape.copies() || !lacks_memory(plan)) {
     return plan;
   }
   Target target = request.target;
   target.peer_memory = false;
-  ASSIGN_OR_RETURN(Plan other, plan_on(request, target, blocks));
+  ASSIGN_OR_RETURN(Plan other, plan_with_slots(request, target, blocks));
   const bool better = other.fits() && (!has_room(plan) || other.time.total() < plan.time.total());
   return better || (!plan.fits() && !other.fits()) ? other : plan;
 }

@@ -225,5 +225,55 @@ TEST(OptimizerStatePlan, AutomaticPoliciesAreTheFastestOfAllMixesThatFit) {
   EXPECT_GE(found.size(), 5U); // the budgets ask for different mixes
 }
 
+// Policies, places, slots and gathers of every combination by itself, on cards too small for the fastest one.
+TEST(OptimizerStatePlan, AutomaticPoliciesPlacesSlotsAndGathersAreTheFastestOfAllThatFit) {
+  models::ModelConfig student = llama_8b(), teacher = llama_8b();
+  student.layers.resize(3);
+  teacher.layers.resize(3);
+  student.vocab_size = teacher.vocab_size = 8192;
+  config::Config config = settings(2);
+  std::vector<std::pair<int64_t, double>> all; // peak and seconds
+  for (const config::Gather gather : {config::Gather::kCopy, config::Gather::kNccl}) {
+    config.parallel.gather = gather;
+    for (int64_t slots = 2; slots <= 6; ++slots) {
+      config.parallel.slots = slots;
+      for (const auto& places : state_placements(3)) {
+        config.memory.optimizer = places;
+        for (int64_t keep = 0; keep <= 3; ++keep) {
+          for (int64_t recompute = 0; keep + recompute <= 3; ++recompute) {
+            for (int64_t offload = 0; keep + recompute + offload <= 3; ++offload) {
+              config.memory.activation = arrange({keep, recompute, offload, 3 - keep - recompute - offload});
+              const Plan plan = plan_of(config, 2, student, teacher);
+              all.emplace_back(plan.memory.peak(), plan.time.total());
+            }
+          }
+        }
+      }
+    }
+  }
+  ASSERT_EQ(all.size(), 2U * 5 * 4 * 20);
+  const auto [least, most] = std::minmax_element(all.begin(), all.end());
+  config.parallel.gather = config::Gather::kAuto;
+  config.parallel.slots = config::kAutomatic;
+  config.memory.activation = config::Automatic{};
+  config.memory.optimizer = config::Automatic{};
+  std::set<std::string> found;
+  for (int64_t i = 0; i <= 12; ++i) {
+    const int64_t budget = least->first + (most->first - least->first) * i / 12;
+    config.memory.budget_gib = (static_cast<double>(budget) + 0.5) / kGiB;
+    const Plan plan = plan_of(config, 2, student, teacher);
+    ASSERT_TRUE(plan.fits()) << i;
+    double fastest = std::numeric_limits<double>::infinity();
+    for (const auto& [peak, seconds] : all) {
+      fastest = peak <= budget ? std::min(fastest, seconds) : fastest;
+    }
+    EXPECT_LE(plan.time.total(), 1.002 * fastest) << i;
+    found.insert(absl::StrCat(
+        models::policies_text(plan.shape.policies), " ", models::policies_text(plan.shape.places), " ",
+        plan.shape.config.parallel.slots, plan.shape.copies()));
+  }
+  EXPECT_GE(found.size(), 5U) << "the budgets ask for different combinations";
+}
+
 } // namespace
 } // namespace distill::plan

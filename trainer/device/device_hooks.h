@@ -67,6 +67,9 @@ void unpin_host_memory(void* data);
 // device, and what it throws ends the process. On the CPU it is complete on return.
 void run_on_host(at::Device device, std::function<void()> work);
 
+// Copies between pinned host memory and a GPU with a kernel on the GPU's current stream (small_copy.h).
+void copy_by_kernel(at::Tensor to, const at::Tensor& from);
+
 // NUMA node of the device; nullopt: unknown.
 std::optional<int> numa_node(at::Device device);
 

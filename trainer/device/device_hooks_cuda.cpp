@@ -1,4 +1,5 @@
 #include <ATen/Context.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -13,6 +14,7 @@
 #include "trainer/device/libtorch_messages.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/device/nvml.h"
+#include "trainer/device/small_copy_kernel.h"
 
 namespace distill::device {
 
@@ -147,6 +149,18 @@ void run_on_host(at::Device device, std::function<void()> work) {
   auto owned = std::make_unique<std::function<void()>>(std::move(work));
   C10_CUDA_CHECK(cudaLaunchHostFunc(c10::cuda::getCurrentCUDAStream(device.index()), run, owned.get()));
   (void)owned.release(); // `run` owns it now
+}
+
+void copy_by_kernel(at::Tensor to, const at::Tensor& from) {
+  const at::Tensor& host = to.is_cpu() ? to : from;
+  const c10::cuda::CUDAGuard guard(to.is_cpu() ? from.device() : to.device());
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
+  const char* problem =
+      launch_small_copy(to.mutable_data_ptr(), from.const_data_ptr(), static_cast<int64_t>(from.nbytes()), stream);
+  TORCH_CHECK(problem == nullptr, "copy_small: ", problem);
+  // Pinned memory that is freed is not used again before the kernel has ended.
+  at::getHostAllocator(at::kCUDA)->record_event(
+      const_cast<void*>(host.const_data_ptr()), host.storage().data_ptr().get_context(), stream.unwrap());
 }
 
 std::optional<int> numa_node(at::Device device) {

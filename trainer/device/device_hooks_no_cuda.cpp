@@ -29,6 +29,9 @@ void unpin_host_memory(void*) {}
 void run_on_host(at::Device, std::function<void()> work) {
   work();
 }
+void copy_by_kernel(at::Tensor to, const at::Tensor& from) {
+  to.copy_(from);
+}
 std::optional<int> numa_node(at::Device) {
   return std::nullopt;
 }

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "trainer/device/simulation.h"
+#include "trainer/device/small_copy.h"
 
 namespace distill::metrics {
 
@@ -40,7 +41,7 @@ void AsyncReadback::push(const at::Tensor& numbers) {
   }
   Slot slot = std::move(free_.front());
   free_.pop_front();
-  slot.host.copy_(numbers, /*non_blocking=*/true);
+  device::copy_small(slot.host, numbers);
   if (slot.copied) {
     slot.copied->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   }

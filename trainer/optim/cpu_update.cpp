@@ -17,9 +17,9 @@ at::Tensor host_memory(const sharding::ModelShards& model, int64_t numel, at::Sc
 CpuUpdate::CpuUpdate(sharding::ModelShards& model, int64_t piece)
     : model_(model),
       threads_(static_cast<int>(model.options().state.update_threads())),
-      down_(model.options().device),
+      down_(model.options().device, sharding::StreamPriority::kAsCompute),
       work_(model.options().device),
-      up_(model.options().device),
+      up_(model.options().device, sharding::StreamPriority::kAsCompute),
       decided_(model.options().device),
       worked_(model.options().device) {
   int64_t largest = 0;

@@ -5,7 +5,11 @@
 namespace distill::optim {
 
 HostState::HostState(at::Device device, at::ScalarType moments, int64_t stage_numel, int64_t stages)
-    : in_(device), update_(device), out_(device), decided_(device), all_left_(device) {
+    : in_(device, sharding::StreamPriority::kAsCompute),
+      update_(device),
+      out_(device, sharding::StreamPriority::kAsCompute),
+      decided_(device),
+      all_left_(device) {
   const device::LabelScope label(device::Category::kStaging);
   const auto buffer = [&](at::ScalarType dtype) {
     return at::empty({stage_numel}, at::TensorOptions().dtype(dtype).device(device));

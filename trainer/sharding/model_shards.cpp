@@ -341,6 +341,7 @@ void ModelShards::refresh_float8() {
     return;
   }
   std::vector<Float8Weights::Part> parts;
+  parts.reserve(units_.size());
   for (const UnitShard& unit : units_) {
     parts.push_back({unit.master, unit.weights});
   }

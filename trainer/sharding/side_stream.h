@@ -46,12 +46,19 @@ class Fence {
   bool recorded_ = false;
 };
 
+// Of a stream of large copies that many others may wait behind: as the compute stream's.
+enum class StreamPriority {
+  kHigh,
+  kAsCompute
+};
+
 // A stream for collectives and copies that overlap with the compute stream.
 class SideStream {
  public:
-  explicit SideStream(at::Device device) {
+  explicit SideStream(at::Device device, StreamPriority priority = StreamPriority::kHigh) {
     if (device::has_streams(device)) {
-      stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+      stream_ = c10::impl::VirtualGuardImpl(device.type())
+                    .getStreamFromGlobalPool(device, /*isHighPriority=*/priority == StreamPriority::kHigh);
     }
   }
   // Runs `work` with this stream current.

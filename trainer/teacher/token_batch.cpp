@@ -3,6 +3,7 @@
 #include "losses/options.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/device/simulation.h"
+#include "trainer/device/small_copy.h"
 
 namespace distill::trainer {
 namespace {
@@ -32,7 +33,12 @@ at::Tensor copy_to_device(const at::Tensor& tensor, at::Device device) {
   if (device.is_meta() && device::kernel_device(device) == c10::DeviceType::CPU) {
     stays.emplace();
   }
-  return tensor.to(device, /*non_blocking=*/true);
+  if (!device.is_cuda() || !tensor.is_contiguous()) {
+    return tensor.to(device, /*non_blocking=*/true);
+  }
+  const at::Tensor copy = at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(device));
+  device::copy_small(copy, tensor);
+  return copy;
 }
 
 sharding::TokenBatch token_batch(const data::Batch& batch, at::Device device) {

@@ -5,6 +5,7 @@
 #include "trainer/device/libtorch_messages.h"
 #include "trainer/launch/exit_code.h"
 #include "trainer/launch/standard_streams.h"
+#include "trainer/launch/supervised_process.h"
 #include "trainer/metrics/log.h"
 
 namespace distill::cli {
@@ -85,6 +86,9 @@ int run(int argc, const char* const* argv) {
 
 // All exceptions end here.
 int main(int argc, char** argv) {
+  if (const std::optional<int> code = distill::launch::run_supervisor(argc, argv)) {
+    return *code;
+  }
   distill::launch::prepare_standard_streams();
   distill::device::prepare_libtorch_messages(distill::metrics::log_warning);
   try {

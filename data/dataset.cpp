@@ -140,6 +140,9 @@ void Dataset::plan(Source& source, SourceStats& stats, int64_t index) {
   const std::vector<int64_t> lengths = document_lengths(source);
   source.key = derive_key(static_cast<uint64_t>(options_.seed), static_cast<uint64_t>(index));
   source.epoch = plan_stage(source, lengths, {0, options_.seq_len, options_.packing, options_.teacher_seq_len}, &stats);
+  if (auto* packed = std::get_if<PackedSequences>(&source.epoch.sequences)) {
+    spread(*packed, options_.least_sequences);
+  }
   stats.shards = static_cast<int64_t>(source.shards.size());
   stats.documents = static_cast<int64_t>(lengths.size());
   stats.tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
@@ -181,6 +184,9 @@ base::Digest Dataset::fingerprint(const Stage& stage) const {
   add(static_cast<uint8_t>(options_.once));
   if (teacher_len_ > 0) {
     add(teacher_length(stage));
+  }
+  if (options_.least_sequences > 0) {
+    add(options_.least_sequences);
   }
   for (size_t i = 0; i < sources_.size(); ++i) {
     add(options_.sources[i].weight);

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "data/batch.h"
+#include "data/batch_source.h"
 #include "data/mixer.h"
 #include "data/packing_mode.h"
 #include "data/sequence_plan.h"
@@ -37,6 +37,9 @@ struct DataOptions {
   // For evaluation: reads the sources one after the other, every document exactly once, and ignores the weights.
   // Samples from num_samples() on are padding without targets, so that every rank can read the same number of batches.
   bool once = false;
+  // Above 0, with PackingMode::kPack: documents that fill fewer sequences than this are spread over this many, each
+  // document in one of them.
+  int64_t least_sequences = 0;
   // The hashes of the tokenizers with which the shards may have been written; empty: any tokenizer, the same for all.
   std::vector<base::Digest> tokenizer_hashes;
   TokenLimits limits; // which tokens the documents may have
@@ -74,7 +77,7 @@ struct SourceStats {
 // numbers read together the samples that one rank would, and a resumed run continues at the number where it stopped.
 // If a document has a text of the teacher's own, all batches have the teacher's tokens.
 // Thread-safe.
-class Dataset {
+class Dataset : public BatchSource {
  public:
   // Reports every problem of every source in one error.
   static absl::StatusOr<std::unique_ptr<Dataset>> open(const DataOptions& options);
@@ -87,7 +90,7 @@ class Dataset {
   absl::StatusOr<std::vector<std::string>> continue_from(const std::vector<Stage>& stages);
 
   // Samples [first, first + count), count >= 1. DataLoss: a token id that is not below the shard's vocab_size.
-  absl::StatusOr<Batch> batch(int64_t first, int64_t count) const;
+  absl::StatusOr<Batch> batch(int64_t first, int64_t count) const override;
 
   // From now on batch() fills Batch::teacher_rows_NW.
   void read_teacher_rows(std::shared_ptr<TeacherRows> rows) {

@@ -25,14 +25,14 @@ std::function<SampleRange(int64_t)> ranges(const BatchSchedule& schedule) {
 } // namespace
 
 Prefetcher::Prefetcher(
-    std::shared_ptr<const Dataset> dataset, const BatchSchedule& schedule, int64_t depth, const char* name)
-    : Prefetcher(std::move(dataset), ranges(schedule), schedule.batches, depth, name) {}
+    std::shared_ptr<const BatchSource> source, const BatchSchedule& schedule, int64_t depth, const char* name)
+    : Prefetcher(std::move(source), ranges(schedule), schedule.batches, depth, name) {}
 
 Prefetcher::Prefetcher(
-    std::shared_ptr<const Dataset> dataset, std::function<SampleRange(int64_t)> range_of, int64_t batches,
+    std::shared_ptr<const BatchSource> source, std::function<SampleRange(int64_t)> range_of, int64_t batches,
     int64_t depth, const char* name)
     : shared_(std::make_shared<Shared>()) {
-  shared_->dataset = std::move(dataset);
+  shared_->source = std::move(source);
   shared_->range_of = std::move(range_of);
   shared_->batches = batches;
   shared_->depth = static_cast<size_t>(std::max<int64_t>(depth, 1));
@@ -65,7 +65,7 @@ void Prefetcher::work(Shared& shared) {
   try {
     for (int64_t i = 0; shared.batches < 0 || i < shared.batches; ++i) {
       const SampleRange range = shared.range_of(i);
-      absl::StatusOr<Batch> batch = shared.dataset->batch(range.first, range.count);
+      absl::StatusOr<Batch> batch = shared.source->batch(range.first, range.count);
       if (!batch.ok()) {
         end = batch.status();
         break;

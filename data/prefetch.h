@@ -13,7 +13,7 @@
 #include <optional>
 #include <thread>
 
-#include "data/dataset.h"
+#include "data/batch_source.h"
 
 namespace distill::data {
 
@@ -37,11 +37,11 @@ class Prefetcher {
  public:
   // `depth`: batches that are prefetched, at least 1. `name`: the name of the thread, at most 15 characters.
   Prefetcher(
-      std::shared_ptr<const Dataset> dataset, const BatchSchedule& schedule, int64_t depth = 2,
+      std::shared_ptr<const BatchSource> source, const BatchSchedule& schedule, int64_t depth = 2,
       const char* name = "data");
   // Batch i has samples range_of(i). `batches`: how many there are.
   Prefetcher(
-      std::shared_ptr<const Dataset> dataset, std::function<SampleRange(int64_t)> range_of, int64_t batches,
+      std::shared_ptr<const BatchSource> source, std::function<SampleRange(int64_t)> range_of, int64_t batches,
       int64_t depth, const char* name);
   // Waits until the thread has finished its current batch, but no longer than kJoinTimeout, since storage may not
   // answer. After the timeout the thread keeps the data set and is detached, and the process will exit without running
@@ -61,7 +61,7 @@ class Prefetcher {
  private:
   // Shared with the thread, which may outlive the prefetcher.
   struct Shared {
-    std::shared_ptr<const Dataset> dataset;
+    std::shared_ptr<const BatchSource> source;
     std::function<SampleRange(int64_t)> range_of;
     int64_t batches = -1;
     size_t depth = 1;

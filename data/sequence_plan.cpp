@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <numeric>
+#include <queue>
 
 #include "data/random.h"
 
@@ -295,12 +296,45 @@ PackedSequences pack_documents(
   return plan;
 }
 
+void spread(PackedSequences& plan, int64_t count) {
+  const int64_t before = plan.count(), wanted = std::min(count, static_cast<int64_t>(plan.pieces.size()));
+  if (before >= wanted) {
+    return;
+  }
+  struct Range {
+    uint64_t begin, end;
+    bool operator<(const Range& other) const { // the largest first, and of equal ones the earliest
+      const uint64_t own = end - begin, others = other.end - other.begin;
+      return own != others ? own < others : begin > other.begin;
+    }
+  };
+  std::priority_queue<Range> ranges;
+  for (int64_t i = 0; i < before; ++i) {
+    ranges.push({plan.sequence_begin[i], plan.sequence_begin[i + 1]});
+  }
+  while (static_cast<int64_t>(ranges.size()) < wanted) {
+    const Range range = ranges.top();
+    ranges.pop();
+    const uint64_t middle = range.begin + (range.end - range.begin) / 2;
+    ranges.push({range.begin, middle});
+    ranges.push({middle, range.end});
+  }
+  plan.sequence_begin = {plan.pieces.size()};
+  for (; !ranges.empty(); ranges.pop()) {
+    plan.sequence_begin.push_back(ranges.top().begin);
+  }
+  std::sort(plan.sequence_begin.begin(), plan.sequence_begin.end());
+  plan.padding += (plan.count() - before) * plan.seq_len;
+  plan.teacher_padding += (plan.count() - before) * plan.teacher_seq_len;
+}
+
 PackedSequences pack_documents(
     absl::Span<const DocumentSize> sizes, int64_t seq_len, int64_t teacher_seq_len,
     std::optional<uint64_t> shuffle_key) {
   check_sizes(std::min(seq_len, teacher_seq_len), sizes.size());
   PackedSequences plan;
   plan.seq_len = seq_len;
+  plan.teacher_seq_len = teacher_seq_len;
   const int64_t part_len = plan.part_len = std::min(seq_len, teacher_seq_len);
   Tokens total{0, 0};
   for (const DocumentSize& size : sizes) {

@@ -28,6 +28,7 @@ struct Piece {
 // Sequences of whole documents. Documents longer than part_len are cut into parts of part_len and a shorter last part.
 struct PackedSequences {
   int64_t seq_len = 0;
+  int64_t teacher_seq_len = 0; // 0: no teacher stream
   int64_t part_len = 0; // seq_len; with a teacher stream the smaller of seq_len and teacher_seq_len
   std::vector<Piece> pieces;
   std::vector<uint64_t> sequence_begin; // [sequences + 1] into pieces
@@ -47,6 +48,10 @@ struct PackedSequences {
 // of its window that still has room. O(pieces log window). With `shuffle_key` the pieces are shuffled first; without
 // it the windows are small, so that the sequences follow the order of the documents closely.
 PackedSequences pack_documents(absl::Span<const int64_t> lengths, int64_t seq_len, std::optional<uint64_t> shuffle_key);
+
+// Moves pieces to new sequences until there are `count` of them, or as many as pieces: each time half of those of the
+// sequence that has the most.
+void spread(PackedSequences& plan, int64_t count);
 
 // The tokens of a document that student and teacher read.
 struct DocumentSize {

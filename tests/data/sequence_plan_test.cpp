@@ -1,6 +1,6 @@
 #include "data/sequence_plan.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <chrono>
 #include <cstdio>
@@ -287,6 +287,31 @@ TEST(Mixer, RefusesWeightsThatMakeNoSense) {
     EXPECT_ANY_THROW(Mixer({1.0, weight})) << weight;
   }
   EXPECT_ANY_THROW(Mixer({}));
+}
+
+// Every piece once, in at least so many sequences, none of them empty, of about the same number of pieces.
+TEST(Spread, PiecesAreDividedOverMoreSequences) {
+  const std::vector<int64_t> lengths = testing::mixed_lengths(100, 60);
+  PackedSequences packed = pack_documents(lengths, 1024, 3);
+  const PackedSequences before = packed;
+  ASSERT_LT(before.count(), 40);
+  spread(packed, 40);
+  EXPECT_EQ(packed.count(), 40);
+  EXPECT_EQ(packed.pieces.size(), before.pieces.size());
+  EXPECT_EQ(packed.padding, before.padding + (40 - before.count()) * 1024);
+  std::set<uint32_t> seen;
+  for (int64_t i = 0; i < packed.count(); ++i) {
+    EXPECT_THAT(packed.sequence(i), ::testing::SizeIs(::testing::AllOf(::testing::Ge(1U), ::testing::Le(6U))));
+    for (const Piece& piece : packed.sequence(i)) {
+      EXPECT_TRUE(seen.insert(piece.document).second);
+    }
+  }
+  EXPECT_EQ(seen.size(), lengths.size());
+  spread(packed, 1000); // there are not more sequences than pieces
+  EXPECT_EQ(packed.count(), 100);
+  PackedSequences same = before;
+  spread(same, before.count() - 1);
+  EXPECT_EQ(same.sequence_begin, before.sequence_begin);
 }
 
 } // namespace

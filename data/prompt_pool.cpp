@@ -1,0 +1,116 @@
+#include "data/prompt_pool.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+
+#include "data/base/problem_list.h"
+#include "data/base/status_macros.h"
+#include "data/random.h"
+
+namespace distill::data {
+
+PromptPool::Cut PromptPool::cut(const Shard& shard, int64_t document) const {
+  const int64_t begin = shard.document_begin(document), length = shard.document_length(document);
+  int64_t answer = 0;
+  while (answer < length && !shard.in_loss(begin + answer)) {
+    ++answer;
+  }
+  Cut cut;
+  cut.tokens = answer > 0 ? answer : std::min(length / 2, options_.room);
+  if (options_.teacher_stream && shard.teacher_length(document) > 0) {
+    const int64_t teacher_begin = shard.teacher_begin(document), teacher_length = shard.teacher_length(document);
+    while (cut.teacher_tokens < teacher_length && !shard.in_teacher_completion(teacher_begin + cut.teacher_tokens)) {
+      ++cut.teacher_tokens;
+    }
+  }
+  return cut.tokens <= options_.room && cut.teacher_tokens <= options_.teacher_room ? cut : Cut{};
+}
+
+absl::StatusOr<std::unique_ptr<PromptPool>> PromptPool::open(const PromptPoolOptions& options) {
+  base::ProblemList problems;
+  std::unique_ptr<PromptPool> pool(new PromptPool());
+  pool->options_ = options;
+  std::vector<double> weights;
+  for (const DataSource& spec : options.sources) {
+    std::optional<std::vector<Shard>> shards = problems.take(open_shards(spec.path));
+    if (!shards) {
+      continue;
+    }
+    Source source;
+    source.shards = *std::move(shards);
+    const base::Digest hash = source.shards[0].tokenizer_hash();
+    if (!pool->sources_.empty() && hash != pool->sources_[0].shards[0].tokenizer_hash()) {
+      problems.add(absl::StrCat(
+          spec.path, ": expected shards of the same tokenizer as ", pool->sources_[0].shards[0].path(), ", ",
+          base::hex(pool->sources_[0].shards[0].tokenizer_hash()), ", found ", base::hex(hash)));
+    }
+    int64_t documents = 0;
+    for (size_t i = 0; i < source.shards.size(); ++i) {
+      const Shard& shard = source.shards[i];
+      documents += shard.documents();
+      for (int64_t document = 0; document < shard.documents(); ++document) {
+        if (pool->cut(shard, document).tokens > 0) {
+          source.usable.push_back(static_cast<uint64_t>(i) << 32 | static_cast<uint64_t>(document));
+        }
+      }
+      pool->header_.vocab_size = std::max(pool->header_.vocab_size, shard.header().vocab_size);
+    }
+    const auto usable = static_cast<int64_t>(source.usable.size());
+    if (usable == 0) {
+      problems.add(absl::StrCat(
+          spec.path, ": expected documents with a prompt of at most ", options.room, " tokens",
+          options.teacher_stream ? absl::StrCat(" (of the teacher's own text: ", options.teacher_room, ")") : "",
+          ", found none among ", documents));
+    }
+    pool->prompts_ += usable;
+    pool->without_room_ += documents - usable;
+    pool->sources_.push_back(std::move(source));
+    weights.push_back(spec.weight);
+  }
+  RETURN_IF_ERROR(problems.status(absl::StatusCode::kInvalidArgument));
+  const uint64_t vocab_size = pool->header_.vocab_size;
+  pool->header_ = pool->sources_[0].shards[0].header();
+  pool->header_.vocab_size = vocab_size;
+  pool->mixer_ = std::make_unique<Mixer>(weights);
+  return pool;
+}
+
+absl::StatusOr<PooledPrompt> PromptPool::prompt(int64_t number) const {
+  const Mixer::Place place = mixer_->locate(number);
+  const Source& source = sources_[static_cast<size_t>(place.source)];
+  const auto size = static_cast<int64_t>(source.usable.size());
+  const uint64_t key = derive_key(static_cast<uint64_t>(options_.seed), static_cast<uint64_t>(place.source));
+  const Permutation order(size, derive_key(key, static_cast<uint64_t>(place.sample / size) + 1));
+  const uint64_t found = source.usable[order(static_cast<uint64_t>(place.sample % size))];
+  const Shard& shard = source.shards[found >> 32];
+  const auto document = static_cast<int64_t>(found & UINT32_MAX);
+  const Cut lengths = cut(shard, document);
+  PooledPrompt prompt;
+  std::vector<int64_t> ids(static_cast<size_t>(lengths.tokens));
+  RETURN_IF_ERROR(shard.read_tokens(shard.document_begin(document), absl::MakeSpan(ids)));
+  prompt.ids.assign(ids.begin(), ids.end());
+  ids.resize(static_cast<size_t>(lengths.teacher_tokens));
+  if (!ids.empty()) {
+    RETURN_IF_ERROR(shard.read_teacher_tokens(shard.teacher_begin(document), absl::MakeSpan(ids)));
+    prompt.teacher_ids.assign(ids.begin(), ids.end());
+  }
+  return prompt;
+}
+
+base::Digest PromptPool::fingerprint() const {
+  base::Sha256 hash;
+  const auto add = [&](auto value) { hash.update(&value, sizeof(value)); };
+  add(options_.seed);
+  add(options_.room);
+  add(options_.teacher_stream ? options_.teacher_room : int64_t{0});
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    add(options_.sources[i].weight);
+    for (const Shard& shard : sources_[i].shards) {
+      hash.update(shard.header().header_hash, sizeof(ShardHeader::header_hash));
+    }
+  }
+  return hash.finish();
+}
+
+} // namespace distill::data

@@ -115,6 +115,13 @@ def arguments(argv):
     add("--no-eos", action="store_true", help="no end-of-text token after text documents")
     add("--eos-token", metavar="TOKEN", help="the end-of-text token (default: the tokenizer's eos_token)")
     add_chat_arguments(parser)
+    add(
+        "--prompts",
+        action="store_true",
+        help="for onpolicy.prompts: of each record what a model is to continue, without any loss: a conversation up to "
+        "the last answer, with the generation prompt; a prompt without its completion; a text as a whole, without an "
+        "end-of-text token",
+    )
     add("--eval-output", metavar="FOLDER", help="for the held-out documents")
     held_out = parser.add_mutually_exclusive_group()
     held_out.add_argument("--eval-fraction", type=float, metavar="F", help="hold out this share of the documents")
@@ -166,6 +173,7 @@ def encode_options(args, files):
         text_key=args.text_key,
         messages_key=args.messages_key,
         ignored_keys=tuple(args.ignore_key),
+        prompts=args.prompts,
     )
     return options, bos_id, eos_id
 

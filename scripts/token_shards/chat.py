@@ -191,6 +191,11 @@ class ChatEncoder:
         encoding = self._encode(text, where)
         return [(np.array(encoding.ids, dtype=np.uint32), _in_spans(encoding, spans))]
 
+    def prompt_ids(self, messages, tools, where):
+        """The ids of messages that `fit` returned and of the generation prompt after them, as at inference."""
+        text = self.template.render(messages, tools, where, generation_prompt=True)
+        return np.array(self._encode(text, where).ids, dtype=np.uint32)
+
     def turn_end_ids(self):
         """The ids of the tokens with which the assistant's turns end, a first one and the last one. Empty where the
         template does not render the probe, or writes no end."""

@@ -43,6 +43,7 @@ class EncodeOptions:
     text_key: str
     messages_key: str
     ignored_keys: tuple = ()
+    prompts: bool = False  # documents are prompts, without any token in the loss
 
 
 class Encoder:
@@ -88,7 +89,7 @@ class Encoder:
             for tokens, in_loss, teacher in samples:
                 if len(tokens) == 0:
                     out.empty += 1
-                elif in_loss is not None and not in_loss.any():
+                elif in_loss is not None and not in_loss.any() and not self.options.prompts:
                     out.no_assistant += 1
                 else:
                     out.documents.append((tokens, in_loss, teacher))
@@ -129,7 +130,13 @@ class Encoder:
         if not check_text(text, self.options.text_key, where).strip():
             return [(np.zeros(0, np.uint32), None, None)]
         number = pending.add(text, where)
+        if self.options.prompts:
+            return lambda ids: [(*self._prompt(ids[number]), None)]
         return lambda ids: [(np.concatenate(self._framed(ids[number])), None, None)]
+
+    def _prompt(self, ids):
+        tokens = np.concatenate(self._framed(ids)[:2])
+        return tokens, np.zeros(len(tokens), bool)
 
     def _pair(self, pair, where, pending):
         """Prompt and completion as transformers tokenises them, in one text. Where a token would reach over the end
@@ -140,6 +147,9 @@ class Encoder:
         teacher_prompt = None
         if pair.teacher_prompt is not None:
             teacher_prompt = pending.add(pair.teacher_prompt, f"{where}: teacher_prompt")
+
+        def made_prompt(ids):
+            return [(*self._prompt(ids[prompt]), None if teacher_prompt is None else self._prompt(ids[teacher_prompt]))]
 
         def made(ids):
             given = ids[prompt]
@@ -152,7 +162,7 @@ class Encoder:
             return [(tokens, in_loss, teacher)]
 
         self._check_loss_on(pair.teacher_prompt, where)
-        return made
+        return made_prompt if self.options.prompts else made
 
     def _framed(self, ids):
         """[bos, ids, eos]; the first is empty where `ids` begin with the begin token already, and the last where they
@@ -177,6 +187,9 @@ class Encoder:
         try:
             encoder = self.chat(template, self._chat_options(chat.template_arguments, template, where))
             messages, learned, loss_from = self._messages(chat, chat.messages, chat.loss_from, encoder, where)
+            if self.options.prompts:
+                unused |= self._not_rendered(chat, encoder, messages)
+                return self._chat_prompt(chat, encoder, messages, loss_from, where)
             turns = wanted_turns(messages, learned, loss_from, self.options.chat.loss_on, where)
             if not turns and any(one["role"] == "assistant" for one in messages[loss_from:]):
                 return None
@@ -188,6 +201,21 @@ class Encoder:
             return self._with_teacher(chat, encoder, samples, messages[loss_from:], learned[loss_from:], where)
         except BadDocument as error:
             raise BadDocument(error.reason, f"{error}{_roles(chat.messages)}") from error
+
+    def _chat_prompt(self, chat, encoder, messages, loss_from, where):
+        """What the model gets before it answers: all but the assistant's last messages, and the generation prompt."""
+        end = len(messages)
+        while end > 0 and messages[end - 1]["role"] == "assistant":
+            end -= 1
+        if end == 0:
+            raise BadDocument("no prompt", f"{where}: expected a message before the assistant's, found none")
+        ids = encoder.prompt_ids(messages[:end], chat.tools, where)
+        teacher = None
+        if chat.teacher_messages is not None:
+            before, _, _ = self._messages(chat, chat.teacher_messages, 0, encoder, f"{where}: teacher_messages")
+            theirs = encoder.prompt_ids([*before, *messages[loss_from:end]], chat.tools, where)
+            teacher = theirs, np.zeros(len(theirs), bool)
+        return [(ids, np.zeros(len(ids), bool), teacher)]
 
     @staticmethod
     def _messages(chat, messages, loss_from, encoder, where):
@@ -243,6 +271,9 @@ class Encoder:
 
     def _ids(self, ids, in_loss, where):
         check_vocabulary(ids, self.options.vocab_size, where)
+        if self.options.prompts:  # what comes before the first token in the loss
+            end = int(np.argmax(in_loss)) if in_loss is not None and np.any(in_loss) else len(ids)
+            return [(ids[:end].astype(np.uint32), np.zeros(end, bool), None)]
         return [(ids.astype(np.uint32), in_loss, None)]
 
 

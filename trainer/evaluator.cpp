@@ -66,7 +66,8 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
 }
 
 absl::StatusOr<std::vector<std::string>> sample_losses(
-    MicroBatchRunner& micro, const data::Dataset& data, int64_t first, int64_t count, const sharding::Mesh& mesh) {
+    MicroBatchRunner& micro, const data::BatchSource& data, int64_t first, int64_t count, int64_t number,
+    const sharding::Mesh& mesh) {
   const int64_t share = count / mesh.data_size();
   at::Tensor own = at::zeros({share, 2}, at::kDouble); // tokens in the loss, mean loss
   for (int64_t i = 0; i < share; ++i) {
@@ -82,8 +83,8 @@ absl::StatusOr<std::vector<std::string>> sample_losses(
     const auto tokens = static_cast<int64_t>(all[i][0].item<double>());
     const double loss = all[i][1].item<double>();
     lines.push_back(
-        tokens == 0 ? absl::StrFormat("sample %d: no token has a target", first + i)
-                    : absl::StrFormat("sample %d: loss %.6g over %d tokens", first + i, loss, tokens));
+        tokens == 0 ? absl::StrFormat("sample %d: no token has a target", number + i)
+                    : absl::StrFormat("sample %d: loss %.6g over %d tokens", number + i, loss, tokens));
   }
   return lines;
 }

@@ -40,8 +40,10 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
     int64_t max_batches, const sharding::Mesh& mesh, const EvaluationHooks& hooks);
 
 // Computes the loss of each sample [first, first + count) separately, and returns a line of text for each, the same
-// ones on every rank. All ranks take part, each with an equal share of the samples.
+// ones on every rank; the text calls them samples from `number` on. All ranks take part, each with an equal share of
+// the samples.
 absl::StatusOr<std::vector<std::string>> sample_losses(
-    MicroBatchRunner& micro, const data::Dataset& data, int64_t first, int64_t count, const sharding::Mesh& mesh);
+    MicroBatchRunner& micro, const data::BatchSource& data, int64_t first, int64_t count, int64_t number,
+    const sharding::Mesh& mesh);
 
 } // namespace distill::trainer

@@ -1,8 +1,10 @@
 #include "trainer/open_run.h"
 
 #include <chrono>
+#include <filesystem>
 
 #include "data/base/status_macros.h"
+#include "trainer/checkpoint/folder.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/device_info.h"
 #include "trainer/float8_gate/gate.h"
@@ -71,11 +73,28 @@ absl::Status load(PreparedRun prepared, OpenedRun& run, StartNotes& notes) {
   run.step->micro_batches().watch_teacher_tokens(std::move(inputs.teacher_tokens));
   run.data = std::make_unique<TrainingData>(std::move(inputs.train_data));
   run.eval_data = std::move(inputs.eval_data);
+  if (inputs.onpolicy) {
+    run.rounds = std::make_unique<onpolicy::Rounds>(config, *std::move(inputs.onpolicy), mesh, run.start.parent_run);
+  }
   if (inputs.samples) {
     run.samples =
         std::make_unique<SampleGenerator>(config, *std::move(inputs.samples), run.step->micro_batches(), mesh);
   }
   return absl::OkStatus();
+}
+
+// Whether a run that is resumed was ended in its first round, before there was a checkpoint: it begins again, and goes
+// on with the completions that are there.
+bool begins_with_its_rounds(const OpenedRun& run) {
+  namespace fs = std::filesystem;
+  const std::string& dir = run.context->config().run.dir;
+  int64_t without = 0;
+  if (run.rounds != nullptr && run.start.resume_from.empty() && run.context->mesh().is_main()) {
+    std::error_code error;
+    without =
+        checkpoint::complete_checkpoints(dir).empty() && fs::exists(fs::path(dir) / onpolicy::kRoundsFolder, error);
+  }
+  return sharding::sum_over_ranks(run.context->mesh(), without) > 0;
 }
 
 // Continues from a checkpoint where the run is to be resumed; nullopt: it begins. From here on the run folder changes.
@@ -99,8 +118,14 @@ absl::StatusOr<std::optional<checkpoint::Resumed>> resume(OpenedRun& run) {
   if (run.start.mode != StartMode::kResume && run.start.resume_from.empty()) {
     return std::optional<checkpoint::Resumed>();
   }
-  ASSIGN_OR_RETURN(
-      checkpoint::Resumed resumed, run.checkpoints->resume(run.start.resume_from, run.start.other_data_allowed));
+  // On-policy rounds may follow other data, those of an earlier phase, but data.train is the same in all rounds.
+  const auto other_data_allowed = [&](const checkpoint::TrainState& state) {
+    return run.start.other_data_allowed || (config.onpolicy.enabled() && !state.round.begun());
+  };
+  if (begins_with_its_rounds(run)) {
+    return std::optional<checkpoint::Resumed>();
+  }
+  ASSIGN_OR_RETURN(checkpoint::Resumed resumed, run.checkpoints->resume(run.start.resume_from, other_data_allowed));
   run.state = resumed.state;
   RETURN_IF_ERROR(agree(mesh, run.data->set().check_teacher_rows()));
   return std::optional(std::move(resumed));
@@ -172,20 +197,23 @@ absl::Status open_journal(const StartNotes& notes, const std::optional<checkpoin
   return mesh.is_main() ? record_start(run, resumed) : absl::OkStatus();
 }
 
-void open_data(const launch::StopSignal& stop, OpenedRun& run) {
-  const sharding::Mesh& mesh = run.context->mesh();
-  const config::TrainSection& train = run.context->config().train;
-  const int64_t micro = train.micro_batch_size, together = mesh.samples_together(micro);
-  const int64_t micro_batches = train.global_batch_size / together;
-  run.prefetcher = std::make_unique<data::Prefetcher>(
-      run.data->shared_set(), data::BatchSchedule{mesh.own_first(run.state.samples, micro), micro, together},
-      read_ahead(micro_batches, run.models->teacher.spec.row_bytes()));
+// The data of the run where it stands. In a round, its token shard must be there; where a round is due, it is written
+// when the run begins.
+absl::Status open_data(const launch::StopSignal& stop, OpenedRun& run) {
   BatchLoader::Hooks hooks;
   hooks.asked_to_stop = [&stop] { return stop.received() != 0; };
   RunCheckpoints* checkpoints = run.checkpoints.get();
   hooks.own_writing = [checkpoints] { return checkpoints->own_writing(); };
   hooks.take_writing = [checkpoints](const sharding::WritingRanks& ranks) { return checkpoints->advance(ranks); };
-  run.loader = std::make_unique<BatchLoader>(mesh, *run.prefetcher, micro_batches, std::move(hooks));
+  run.batches = std::make_unique<RunBatches>(
+      run.context->config(), run.context->mesh(), *run.data, run.models->teacher.spec.row_bytes(), std::move(hooks));
+  if (run.rounds == nullptr) {
+    run.batches->read_train(run.state);
+  } else if (!run.batches->round_is_due(run.state)) {
+    ASSIGN_OR_RETURN(const onpolicy::Round round, run.rounds->reopen(run.state.round));
+    run.batches->read_round(run.state, round.data);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status claim_folder(OpenedRun& run) {
@@ -213,7 +241,7 @@ absl::StatusOr<OpenedRun> open_run(
   RETURN_IF_ERROR(set_length(run));
   RETURN_IF_ERROR(agree(mesh, open_journal(notes, resumed, run)));
   run.checkpoints->open(*run.journal, own.ranks().local_world_size);
-  open_data(stop, run);
+  RETURN_IF_ERROR(open_data(stop, run));
   return run;
 }
 

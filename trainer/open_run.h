@@ -5,10 +5,10 @@
 #include <memory>
 #include <optional>
 
-#include "data/prefetch.h"
-#include "trainer/loader/batch_loader.h"
 #include "trainer/metrics/throughput.h"
+#include "trainer/onpolicy/rounds.h"
 #include "trainer/plan/plan.h"
+#include "trainer/run_batches.h"
 #include "trainer/run_checkpoints.h"
 #include "trainer/run_folder/journal.h"
 #include "trainer/run_folder/run_folder.h"
@@ -34,8 +34,8 @@ struct OpenedRun {
   std::unique_ptr<metrics::Throughput> throughput;
   std::unique_ptr<RunJournal> journal;
   std::unique_ptr<RunCheckpoints> checkpoints; // after all that it saves and tells
-  std::unique_ptr<data::Prefetcher> prefetcher;
-  std::unique_ptr<BatchLoader> loader;
+  std::unique_ptr<onpolicy::Rounds> rounds; // null: the run is not on-policy
+  std::unique_ptr<RunBatches> batches;
   checkpoint::TrainState state; // where the run stands
   int64_t total_steps = 0;
   int64_t last_step = 0; // after which this process ends the run; total_steps but for a replay

@@ -63,7 +63,8 @@ RunCheckpoints::RunCheckpoints(
   info_.student_folder = absolute_path(config.student.path);
 }
 
-absl::StatusOr<checkpoint::Resumed> RunCheckpoints::resume(const std::string& folder, bool other_data_allowed) {
+absl::StatusOr<checkpoint::Resumed> RunCheckpoints::resume(
+    const std::string& folder, const std::function<bool(const checkpoint::TrainState&)>& other_data_allowed) {
   const checkpoint::ResumingRun run{
       info_.identity, [this](const checkpoint::DataStage& stage) { return data_.identity(stage); }, other_data_allowed};
   auto resumed = folder.empty() ? checkpoint::resume_newest(config_.run.dir, run, student_, optimizer_, mesh_)

@@ -33,9 +33,10 @@ class RunCheckpoints {
   // Continues from the folder, or where it is empty from the newest complete checkpoint of the run folder, and takes
   // the training data to where the run stands. Changes no file, but sets checkpoints aside: those that turn out to be
   // damaged, and those beyond the one that is resumed, before a line about their steps is dropped from metrics.jsonl.
-  // FailedPrecondition: the checkpoint belongs to another run, or, unless `other_data_allowed`, was made with other
-  // data.
-  absl::StatusOr<checkpoint::Resumed> resume(const std::string& folder, bool other_data_allowed);
+  // FailedPrecondition: the checkpoint belongs to another run, or, unless `other_data_allowed` of its state, was made
+  // with other data.
+  absl::StatusOr<checkpoint::Resumed> resume(
+      const std::string& folder, const std::function<bool(const checkpoint::TrainState&)>& other_data_allowed);
 
   // Call before the first save. With checkpoint.async, takes the host memory for the copies; if there is not enough,
   // logs that, and training waits for each checkpoint.

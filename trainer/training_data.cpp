@@ -69,11 +69,11 @@ size_t TrainingData::first_stage_of_set() const {
 absl::StatusOr<std::vector<std::string>> TrainingData::continue_from(
     const checkpoint::TrainState& state, const std::string& folder) {
   stages_ = state.data_stages;
-  const DataStage own = own_stage(state.step, state.samples);
+  const DataStage own = own_stage(state.step, state.train_samples);
   const auto continues = [&] {
     return !stages_.empty() && reads_set(stages_.back()) && same_lengths(stages_.back(), own);
   };
-  if (!continues() && stages_.back().first_sample == state.samples) {
+  if (!continues() && stages_.back().first_sample == state.train_samples) {
     drop_last_stage(); // nothing was read in it
   }
   if (!continues()) {
@@ -91,23 +91,28 @@ absl::StatusOr<std::vector<std::string>> TrainingData::continue_from(
   if (!lines.ok()) {
     return absl::FailedPreconditionError(absl::StrCat(folder, "/index.json: ", std::string(lines.status().message())));
   }
-  if (stages_.back().first_sample < state.samples || stages_.size() == 1) {
+  if (stages_.back().first_sample < state.train_samples || stages_.size() == 1) {
     return std::vector<std::string>();
   }
   if (of_this_set.size() == 1) {
     lines->insert(
         lines->begin(),
-        absl::StrFormat("data.train: other data than before from sample %d on: %s", state.samples, own.data.text));
+        absl::StrFormat(
+            "data.train: other data than before from sample %d on: %s", state.train_samples, own.data.text));
   }
   return lines;
 }
 
 int64_t TrainingData::total_steps(const config::Config& config, const checkpoint::TrainState& state) const {
-  int64_t tokens_before = 0; // of other data sets
-  for (size_t i = 0; i < first_stage_of_set() && config.train.epochs > 0; ++i) {
-    tokens_before += (stages_[i + 1].first_sample - stages_[i].first_sample) * stages_[i].seq_len;
+  int64_t tokens = state.tokens;
+  if (config.train.epochs > 0) { // those of this data set alone count
+    tokens = 0;
+    for (size_t i = first_stage_of_set(); i < stages_.size(); ++i) {
+      const int64_t end = i + 1 < stages_.size() ? stages_[i + 1].first_sample : state.train_samples;
+      tokens += (end - stages_[i].first_sample) * stages_[i].seq_len;
+    }
   }
-  return config::total_steps(config, set_->num_samples(), {state.step, state.tokens - tokens_before});
+  return config::total_steps(config, set_->num_samples(), {state.step, tokens});
 }
 
 } // namespace distill::trainer

@@ -14,7 +14,8 @@ namespace distill::trainer {
 
 // The training data of a run: the stages that it has been through, each with the identity of its data, and the data set
 // that the last stage reads. A stage begins where a resumed run has other lengths, another packing or other data than
-// before. The samples of a run are numbered through all stages.
+// before. The samples of data.train that a run has read are numbered through all stages; its on-policy ones do not
+// count.
 class TrainingData {
  public:
   // At the start of a run, whose only stage reads `set`.

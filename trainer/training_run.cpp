@@ -7,6 +7,7 @@
 #include "trainer/metrics/trace.h"
 #include "trainer/optim/lr_schedule.h"
 #include "trainer/report/page.h"
+#include "trainer/round_check.h"
 #include "trainer/run_folder/sessions.h"
 #include "trainer/run_folder/trained_model.h"
 
@@ -83,6 +84,10 @@ absl::Status TrainingRun::run_steps() {
   }
   step_.micro_batches().phases().begin_step();
   while (state_.step < opened_.last_step && !stopped_) {
+    if (opened_.batches->round_is_due(state_)) {
+      RETURN_IF_ERROR(begin_round());
+      continue;
+    }
     ASSIGN_OR_RETURN(const std::optional<GlobalBatch> batch, next_batch());
     if (!batch) { // a signal
       stopped_ = true;
@@ -99,9 +104,58 @@ absl::Status TrainingRun::run_steps() {
   return absl::OkStatus();
 }
 
+// Lets the student write the next round, and compares what the engine says about it with the student's own
+// predictions. nullopt: a rank was asked to stop.
+absl::StatusOr<std::optional<onpolicy::Round>> TrainingRun::write_round() {
+  const onpolicy::RoundHooks hooks = {
+      .asked_to_stop = [this] { return stop_.received() != 0; },
+      .waits = [this] { mesh_.report_progress(state_.step + 1, "on-policy round"); },
+      .message = [this](const std::string& line) { journal_.message(line); },
+      .warning = [this](const std::string& line) { journal_.warning(line); }};
+  hooks.waits();
+  ASSIGN_OR_RETURN(
+      std::optional<onpolicy::Round> round,
+      opened_.rounds->write(
+          opened_.rounds->next_position(state_.round, state_.step, opened_.total_steps), *opened_.models->student,
+          hooks));
+  if (!round || !opened_.start.parent_run.empty()) {
+    return round;
+  }
+  ASSIGN_OR_RETURN(
+      const RoundCheck check, check_round(step_.micro_batches(), *round, config_.train.micro_batch_size, mesh_));
+  const std::string name = absl::StrFormat("round %d: ", round->position.number);
+  journal_.info(name + check.line());
+  const absl::Status verdict = sharding::agree(mesh_, check.verdict(config_.onpolicy.max_logprob_gap));
+  if (!verdict.ok()) {
+    opened_.rounds->reject(round->position);
+    return absl::Status(verdict.code(), absl::StrCat(name, std::string(verdict.message())));
+  }
+  return round;
+}
+
+// Begins the next round. Where that fails, the state is saved first: nothing that was trained is lost.
+absl::Status TrainingRun::begin_round() {
+  RETURN_IF_ERROR(handle_results(/*all=*/true));
+  step_.optimizer().wait();
+  const auto round = write_round();
+  if (!round.ok()) {
+    if (state_.step > first_step_ && opened_.start.parent_run.empty()) {
+      RETURN_IF_ERROR(save_checkpoint(/*periodic=*/false));
+    }
+    return round.status();
+  }
+  stopped_ = !round->has_value();
+  if (!stopped_) {
+    state_.round = (*round)->position;
+    opened_.batches->read_round(state_, (*round)->data);
+    step_.micro_batches().phases().begin_step();
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::optional<GlobalBatch>> TrainingRun::next_batch() {
   mesh_.report_progress(state_.step + 1, "data");
-  ASSIGN_OR_RETURN(std::optional<GlobalBatch> batch, opened_.loader->next());
+  ASSIGN_OR_RETURN(std::optional<GlobalBatch> batch, opened_.batches->next());
   if (batch && opened_.start.show_samples && state_.step + 1 == opened_.last_step) {
     RETURN_IF_ERROR(show_samples());
   }
@@ -117,6 +171,7 @@ void TrainingRun::train_step(const GlobalBatch& batch) {
   record.num_samples = config_.train.global_batch_size;
   state_.step += 1;
   state_.samples += config_.train.global_batch_size;
+  state_.train_samples += opened_.batches->train_sequences();
   state_.tokens += config_.train.global_batch_size * config_.data.seq_len;
   record.step = state_.step;
   record.total_steps = opened_.total_steps;
@@ -230,8 +285,9 @@ absl::Status TrainingRun::save_checkpoint(bool periodic) {
 
 // What each sample of the next step loses by itself.
 absl::Status TrainingRun::show_samples() {
-  const auto lines =
-      sample_losses(step_.micro_batches(), opened_.data->set(), state_.samples, config_.train.global_batch_size, mesh_);
+  const auto lines = sample_losses(
+      step_.micro_batches(), opened_.batches->source(), opened_.batches->position(state_),
+      config_.train.global_batch_size, state_.samples, mesh_);
   step_.micro_batches().phases().begin_step();
   RETURN_IF_ERROR(sharding::agree(mesh_, lines.status()));
   for (const std::string& line : *lines) {

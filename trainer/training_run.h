@@ -22,6 +22,8 @@ class TrainingRun {
  private:
   absl::Status run_steps();
   void record_end(const absl::Status& status);
+  absl::Status begin_round();
+  absl::StatusOr<std::optional<onpolicy::Round>> write_round();
   absl::StatusOr<std::optional<GlobalBatch>> next_batch();
   void train_step(const GlobalBatch& batch);
   absl::Status handle_results(bool all);

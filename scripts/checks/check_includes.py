@@ -55,13 +55,16 @@ ALLOWED = {
         "data/base", "losses", "trainer/config", "trainer/hf", "trainer/metrics", "trainer/sharding"},
     "trainer/report": {"data/base", "trainer/run_folder"},
     "trainer/loader": {"data", "trainer/sharding", "trainer/step"},
+    "trainer/onpolicy": {
+        "data", "trainer/checkpoint", "trainer/config", "trainer/hf", "trainer/launch", "trainer/metrics",
+        "trainer/sharding"},
     "trainer/setup": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/hf", "trainer/launch", "trainer/metrics",
-        "trainer/models", "trainer/plan", "trainer/sharding", "trainer/step", "trainer/teacher",
+        "trainer/models", "trainer/onpolicy", "trainer/plan", "trainer/sharding", "trainer/step", "trainer/teacher",
         "trainer/teacher_cache"},
     "trainer": {  # the files that are the run
         "data", "trainer/checkpoint", "trainer/config", "trainer/device", "trainer/launch", "trainer/loader",
-        "trainer/float8_gate", "trainer/metrics", "trainer/optim", "trainer/plan", "trainer/report",
+        "trainer/float8_gate", "trainer/metrics", "trainer/onpolicy", "trainer/optim", "trainer/plan", "trainer/report",
         "trainer/run_folder", "trainer/setup", "trainer/sharding", "trainer/step", "trainer/teacher_cache"},
     "trainer/tools": {"data", "losses", "trainer"},
     "apps": {"data", "trainer"},

@@ -185,6 +185,53 @@ OVERRIDES = [
         args=dry_run("loss.memory_cap_mb=1")),
 ]
 
+ENGINE = "onpolicy.command=run {prompts} {output}"
+
+
+def on_policy(*overrides):
+    return dry_run("onpolicy.prompts=train", ENGINE, "data.train=null", "onpolicy.max_new_tokens=4", *overrides)
+
+
+ON_POLICY = [
+    Row("on-policy without a command", ["onpolicy.command", "the command that writes", "found none"],
+        args=dry_run("onpolicy.prompts=train", "data.train=null", "onpolicy.max_new_tokens=4")),
+    Row("on-policy without a teacher", ["teacher.source", "a teacher that runs"],
+        replaced("teacher:\n  path: teacher\n", ""), args=on_policy()),
+    Row("on-policy from a cache", ["teacher.source", "a teacher that runs", "a cache, which has other texts"],
+        args=on_policy("teacher.source=cache", "teacher.cache=teacher")),
+    Row("unknown placeholder", ["onpolicy.command", "{model}, {prompts}, {output}", "found {promts}"],
+        args=on_policy("onpolicy.command=run {promts} {output}")),
+    Row("command without output", ["onpolicy.command", "a command with {prompts} and {output}"],
+        args=on_policy("onpolicy.command=run {prompts}")),
+    Row("cross-entropy on own words", ["onpolicy_loss.hard_weight", "what it says already", "found 0.5"],
+        args=on_policy("onpolicy_loss.hard_weight=0.5")),
+    Row("no divergence on own words", ["onpolicy_loss.divergence", "a divergence from the teacher", "found none"],
+        args=on_policy("onpolicy_loss.divergence=none")),
+    Row("completions as long as a sequence", ["onpolicy.max_new_tokens", "fewer than data.seq_len, 16", "found 16"],
+        args=on_policy("onpolicy.max_new_tokens=16")),
+    Row("on-policy epochs", ["train.epochs", "train.steps or train.tokens"],
+        args=on_policy("train.steps=0", "train.epochs=1")),
+    Row("training data beside on-policy alone", ["onpolicy.fraction", "below 1 where there is data.train"],
+        args=on_policy("data.train=train")),
+    Row("half a micro-batch on-policy", ["onpolicy.fraction", "a multiple of micro_batch_size, 2", "0.25, 1 sequences"],
+        args=on_policy("data.train=train", "onpolicy.fraction=0.25")),
+    Row("a mixture without training data", ["data.train", "token shards to train on"],
+        args=on_policy("onpolicy.fraction=0.5")),
+    Row("samples that do not divide", ["onpolicy.samples", "a divisor of the round's 64 completions", "found 3"],
+        args=on_policy("onpolicy.samples=3")),
+    Row("too few completions", ["onpolicy.completions", "at least one for each", "64", "found 8"],
+        args=on_policy("onpolicy.completions=8")),
+    Row("on-policy keys without prompts", ["onpolicy.every", "only when onpolicy.prompts is given"],
+        args=dry_run("onpolicy.every=4")),
+    Row("no room for a prompt", ["onpolicy.prompts", "a prompt of at most 1 tokens", "found none"],
+        lambda job: tiny_job.write_shard(job / "train" / "shard-00000.dtok", masked=True),
+        args=on_policy("onpolicy.max_new_tokens=15")),
+    Row("prompts of another tokenizer", ["onpolicy.prompts", "shards of the student's tokenizer"],
+        lambda job: tiny_job.write_shard(job / "other.dtok", tokenizer_json=tiny_job.tokenizer(70)),
+        args=on_policy("onpolicy.prompts=other.dtok")),
+    Row("prompts are missing", ["onpolicy.prompts", "nothing at gone"], args=on_policy("onpolicy.prompts=gone")),
+]
+
 PATHS = [
     Row("student is missing", ["config.yaml:2", "student.path", "nothing at student"], removed("student")),
     Row("student is a file", ["student.path", "found the file"], args=dry_run("student.path=eval.dtok")),
@@ -486,6 +533,7 @@ GROUPS = {
     "command line": COMMAND_LINE,
     "config file": CONFIG_FILES,
     "override": OVERRIDES,
+    "on-policy": ON_POLICY,
     "path": PATHS,
     "run folder": RUN_FOLDERS,
     "model folder": MODEL_FOLDERS,

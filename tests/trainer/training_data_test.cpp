@@ -45,7 +45,7 @@ TEST_F(TrainingDataTest, ARunBeginsWithOneStageThatNamesItsData) {
 }
 
 TEST_F(TrainingDataTest, AnotherLengthBeginsAStageAndTheSameOneGoesOn) {
-  const TrainState state{.step = 2, .samples = 4, .data_stages = open(16).stages()};
+  const TrainState state{.step = 2, .samples = 4, .data_stages = open(16).stages(), .train_samples = 4};
   TrainingData same = open(16), longer = open(32);
   EXPECT_TRUE(same.continue_from(state, "step-2")->empty());
   EXPECT_EQ(same.stages(), state.data_stages);
@@ -55,7 +55,8 @@ TEST_F(TrainingDataTest, AnotherLengthBeginsAStageAndTheSameOneGoesOn) {
   EXPECT_EQ(longer.stages()[1].data, open(32).stages()[0].data);
   // A stage in which nothing was read gives way to one of the first length.
   TrainingData back = open(16);
-  ASSERT_TRUE(back.continue_from({.step = 2, .samples = 4, .data_stages = longer.stages()}, "step-2").ok());
+  ASSERT_TRUE(
+      back.continue_from({.step = 2, .samples = 4, .data_stages = longer.stages(), .train_samples = 4}, "step-2").ok());
   EXPECT_EQ(back.stages(), state.data_stages);
 }
 
@@ -65,7 +66,7 @@ TEST_F(TrainingDataTest, OtherDataBeginAStageWithTheirOwnOrderAndEpochs) {
       path("b.dtok"), data::testing::spec(4000), data::testing::distinct_documents({25, 60, 35, 20, 30, 10}));
   shard_ = "b.dtok";
   TrainingData alone = open(), later = open();
-  TrainState state{.step = 5, .samples = 10, .tokens = 10 * 32, .data_stages = first};
+  TrainState state{.step = 5, .samples = 10, .tokens = 10 * 32, .data_stages = first, .train_samples = 10};
   const auto lines = later.continue_from(state, "step-5");
   ASSERT_TRUE(lines.ok()) << lines.status();
   EXPECT_THAT(*lines, testing::ElementsAre(testing::HasSubstr("other data than before from sample 10 on")));
@@ -81,7 +82,7 @@ TEST_F(TrainingDataTest, OtherDataBeginAStageWithTheirOwnOrderAndEpochs) {
   EXPECT_FALSE(later.set().batch(9, 1).ok());
 
   // The stage goes on, and has two epochs of this data, of which four samples have been read.
-  state = {.step = 7, .samples = 14, .tokens = 10 * 32 + 4 * 16, .data_stages = later.stages()};
+  state = {.step = 7, .samples = 14, .tokens = 10 * 32 + 4 * 16, .data_stages = later.stages(), .train_samples = 14};
   TrainingData again = open();
   EXPECT_TRUE(again.continue_from(state, "step-7")->empty());
   EXPECT_EQ(again.stages(), later.stages());
@@ -105,7 +106,8 @@ TEST_F(TrainingDataTest, OtherDataBeginAStageWithTheirOwnOrderAndEpochs) {
   EXPECT_EQ(longer.stages()[1].data, checkpoint::DataIdentity());
   EXPECT_FALSE(longer.set().batch(13, 1).ok());
   TrainingData rest = open(32);
-  ASSERT_TRUE(rest.continue_from({.step = 2, .samples = 4, .data_stages = alone.stages()}, "step-2").ok());
+  ASSERT_TRUE(
+      rest.continue_from({.step = 2, .samples = 4, .data_stages = alone.stages(), .train_samples = 4}, "step-2").ok());
   EXPECT_TRUE(
       at::equal(data::testing::get(longer.set(), 14, 8).tokens_BS, data::testing::get(rest.set(), 4, 8).tokens_BS));
 }
@@ -113,12 +115,16 @@ TEST_F(TrainingDataTest, OtherDataBeginAStageWithTheirOwnOrderAndEpochs) {
 // The stage that is dropped leaves the identity of its data to the stage of the same data before it.
 TEST_F(TrainingDataTest, OtherDataReplaceAStageInWhichNothingWasRead) {
   TrainingData longer = open(32);
-  ASSERT_TRUE(longer.continue_from({.step = 2, .samples = 4, .data_stages = open(16).stages()}, "step-2").ok());
+  ASSERT_TRUE(
+      longer.continue_from({.step = 2, .samples = 4, .data_stages = open(16).stages(), .train_samples = 4}, "step-2")
+          .ok());
   data::testing::write_shard(
       path("b.dtok"), data::testing::spec(4000), data::testing::distinct_documents({25, 60, 35}));
   shard_ = "b.dtok";
   TrainingData other = open(16);
-  ASSERT_TRUE(other.continue_from({.step = 2, .samples = 4, .data_stages = longer.stages()}, "step-2").ok());
+  ASSERT_TRUE(
+      other.continue_from({.step = 2, .samples = 4, .data_stages = longer.stages(), .train_samples = 4}, "step-2")
+          .ok());
   EXPECT_EQ(lengths(other.stages()), (std::vector<DataStage>{{0, 0, 16, kPack}, {2, 4, 16, kPack}}));
   EXPECT_EQ(other.stages()[0].data.sets, longer.stages()[1].data.sets);
   EXPECT_EQ(other.stages()[1].data, open(16).stages()[0].data);

@@ -32,6 +32,7 @@ constexpr StateKey kStateKeys[] = {
     {"skipped_total", &TrainState::skipped_total, 0},
     {"skipped_in_row", &TrainState::skipped_in_row, 0},
     {"empty_steps", &TrainState::empty_steps, 0, /*optional=*/true},
+    {"train_samples", &TrainState::train_samples, 0, /*optional=*/true},
     {"evaluated_step", &TrainState::evaluated_step, -1}};
 
 // Reads members of JSON that is not trusted, and remembers the first error.
@@ -123,6 +124,41 @@ DataIdentity read_data(const Json& object, const std::string& where, Reader& rea
     data.sets.push_back(std::move(set));
   }
   return data;
+}
+
+struct RoundKey {
+  const char* name;
+  int64_t RoundPosition::*member;
+};
+constexpr RoundKey kRoundKeys[] = {
+    {"number", &RoundPosition::number},
+    {"first_step", &RoundPosition::first_step},
+    {"steps", &RoundPosition::steps},
+    {"sequences", &RoundPosition::sequences},
+    {"first_prompt", &RoundPosition::first_prompt},
+    {"prompts", &RoundPosition::prompts}};
+
+// A checkpoint that was saved before the first round of on-policy data has no `round`.
+RoundPosition read_round(const Json& index, Reader& reader) {
+  RoundPosition round;
+  const auto found = index.find("round");
+  if (found == index.end()) {
+    return round;
+  }
+  for (const RoundKey& key : kRoundKeys) {
+    round.*key.member = reader.integer(*found, "round.", key.name, 0, kMaxElements);
+  }
+  round.data = reader.text(*found, "round.", "data");
+  return round;
+}
+
+Json round_json(const RoundPosition& round) {
+  Json json;
+  for (const RoundKey& key : kRoundKeys) {
+    json[key.name] = round.*key.member;
+  }
+  json["data"] = round.data;
+  return json;
 }
 
 Json sets_json(const std::vector<DataSetSize>& sets) {
@@ -305,6 +341,9 @@ std::string to_json(const Index& index) {
   for (const StateKey& key : kStateKeys) {
     json[key.name] = index.state.*key.member;
   }
+  if (index.state.round.begun()) {
+    json["round"] = round_json(index.state.round);
+  }
   if (index.version > kOldestVersion) {
     json["data_stages"] = Json::array();
     for (const DataStage& stage : index.state.data_stages) {
@@ -378,6 +417,10 @@ absl::StatusOr<Index> parse_index(std::string_view text, const std::string& sour
     }
     index.state.*key.member = reader.integer(*json, "", key.name, key.least, std::numeric_limits<int64_t>::max() / 2);
   }
+  if (!json->contains("train_samples")) { // written by a program without on-policy data
+    index.state.train_samples = index.state.samples;
+  }
+  index.state.round = read_round(*json, reader);
   index.info.program = reader.text(*json, "", "program");
   index.info.identity.model = reader.text(*json, "", "model");
   index.info.identity.optimizer = reader.text(*json, "", "optimizer");

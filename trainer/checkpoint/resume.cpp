@@ -17,7 +17,8 @@ bool same_reading(const std::string& saved, const std::string& current) {
 absl::Status check_identity(const std::string& folder, const Index& index, const ResumingRun& run) {
   const RunIdentity &saved = index.info.identity, &current = run.identity;
   const DataStage& stage = index.state.data_stages.back();
-  const DataIdentity data = run.other_data_allowed ? stage.data : run.data_in(stage);
+  const bool any_data = run.other_data_allowed && run.other_data_allowed(index.state);
+  const DataIdentity data = any_data ? stage.data : run.data_in(stage);
   struct Part {
     const char* what;
     const std::string& saved;

@@ -20,7 +20,8 @@ struct ResumingRun {
   // Returns the identity of its training data in the lengths and packing of a stage, the last one of the checkpoint, so
   // that these may differ.
   std::function<DataIdentity(const DataStage& stage)> data_in;
-  bool other_data_allowed = false; // whether the run may go on with other data, which begin a stage of their own
+  // Whether the run may go on from this state with other data, which begin a stage of their own; null: never.
+  std::function<bool(const TrainState&)> other_data_allowed = {};
 };
 
 struct Resumed {

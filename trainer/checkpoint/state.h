@@ -26,7 +26,7 @@ struct DataIdentity {
   bool operator==(const DataIdentity&) const = default;
 };
 
-// From optimizer step `step` and training sample `first_sample` on, the run read this data in sequences of these
+// From optimizer step `step` and sample `first_sample` of data.train on, the run read this data in sequences of these
 // lengths and this packing.
 struct DataStage {
   int64_t step = 0; // steps done before this stage
@@ -39,6 +39,22 @@ struct DataStage {
   bool operator==(const DataStage&) const = default;
 };
 
+// The round of on-policy data that a run is in (trainer/onpolicy/).
+struct RoundPosition {
+  int64_t number = -1; // from 0; -1: none has begun
+  int64_t first_step = 0; // steps done before it
+  int64_t steps = 0; // that it lasts
+  int64_t sequences = 0; // on-policy ones in each of its steps
+  int64_t first_prompt = 0; // its prompts are those from this number on, and the next round's come after them
+  int64_t prompts = 0;
+  std::string data; // identity of its token shard
+
+  bool begun() const {
+    return number >= 0;
+  }
+  bool operator==(const RoundPosition&) const = default;
+};
+
 // The position of a run: its state without the tensors.
 struct TrainState {
   int64_t step = 0; // optimizer steps done, skipped and empty ones included
@@ -49,6 +65,8 @@ struct TrainState {
   int64_t empty_steps = 0; // steps in which no token had a target
   int64_t evaluated_step = -1; // step of the last recorded evaluation; -1: there was none
   std::vector<DataStage> data_stages; // in order, the first one from sample 0
+  int64_t train_samples = 0; // those of `samples` that were of data.train, and not on-policy
+  RoundPosition round = {}; // on-policy
 
   bool operator==(const TrainState&) const = default;
 };

@@ -243,6 +243,34 @@ struct DataSection {
   }
 };
 
+// The student's own words as training data (trainer/onpolicy/).
+struct OnPolicySection {
+  std::vector<DataSet> prompts; // token shards; none: the run is not on-policy
+  std::string command; // a shell command with placeholders (trainer/onpolicy/command_engine.h)
+  int64_t every = 16; // steps of a round
+  double fraction = 1; // share of on-policy sequences in a batch
+  int64_t completions = 0; // of a round; 0: one for each on-policy sequence of its steps
+  int64_t samples = 1; // completions of a prompt
+  int64_t max_new_tokens = 512; // of a completion
+  double temperature = 1;
+  double top_p = 1;
+  std::vector<std::string> stop; // texts that end a completion
+  int64_t seed = 0; // of the prompts' order, and of what is sampled
+  int64_t timeout_s = 3600; // for the engine to write one round
+  double max_logprob_gap = 0.1; // nats, between the engine's log-probabilities and the student's own; 0: no limit
+  double max_bad = 0.05; // share of a round's completions that may be unusable
+  int64_t keep_rounds = 0; // 0: all
+  std::string weights_dir; // folder for the weights that the engine reads; empty: in the run folder
+
+  bool enabled() const {
+    return !prompts.empty();
+  }
+  // Whether batches have sequences of data.train, too.
+  bool mixes() const {
+    return fraction < 1;
+  }
+};
+
 struct TrainSection {
   // Exactly one of these is above 0 and says how long the run is (trainer/config/run_length.h).
   int64_t steps = 0; // optimizer steps
@@ -349,7 +377,10 @@ struct Config {
   Float8Section float8;
   CacheSection cache;
   DataSection data;
+  OnPolicySection onpolicy;
   losses::LossOptions loss; // without the softcaps, which are the models' (models::ModelConfig::final_softcap)
+  // Of on-policy sequences; logits_dtype, metrics and softcaps are those of `loss`.
+  losses::LossOptions onpolicy_loss = {.divergence = losses::Divergence::kReverseKl};
   Softcaps softcaps; // keys loss.student_softcap, loss.teacher_softcap
   losses::ChunkOptions chunks; // keys loss.chunk_size, loss.memory_cap_mb, loss.min_chunk_size
   TrainSection train;
@@ -364,6 +395,20 @@ struct Config {
 
   bool has_teacher() const {
     return !teacher.folder().empty();
+  }
+  // The data that a training run reads in order: data.train, or, where every sequence is on-policy, the prompts, whose
+  // identity stands for the run's.
+  const std::vector<DataSet>& train_sets() const {
+    return data.train.empty() && onpolicy.enabled() ? onpolicy.prompts : data.train;
+  }
+  // The on-policy sequences of a step.
+  int64_t onpolicy_sequences() const {
+    const double share = onpolicy.enabled() ? onpolicy.fraction : 0;
+    return static_cast<int64_t>(share * static_cast<double>(train.global_batch_size) + 0.5);
+  }
+  // The completions of a round.
+  int64_t onpolicy_completions() const {
+    return onpolicy.completions > 0 ? onpolicy.completions : onpolicy.every * onpolicy_sequences();
   }
   // The models that a run may have, with the names of their sections.
   std::vector<std::pair<const char*, const ModelSection*>> models() const {

@@ -1,8 +1,9 @@
 #include "trainer/config/field_kinds.h"
 #include "trainer/config/model_fields.h"
+#include "trainer/config/onpolicy_fields.h"
 
-// The keys of the remaining sections, and the list of all sections. Every key is described once, here or in
-// model_fields.cpp.
+// The keys of the remaining sections, and the list of all sections. Every key is described once, here, in
+// model_fields.cpp or in onpolicy_fields.cpp.
 namespace distill::config {
 
 namespace {
@@ -12,7 +13,7 @@ std::vector<Field> data_fields() {
   return {
       {"data", "train", DataSets{member<kData, &DataSection::train>}, "",
        "Token shards to train on, written by scripts/tokenize.py: a file, or a folder of files. Several data sets are "
-       "mixed in proportion to their weights (default 1). Required."},
+       "mixed in proportion to their weights (default 1). Required, unless onpolicy.fraction is 1."},
       {"data", "eval", DataSets{member<kData, &DataSection::eval>}, "", "Held-out token shards for evaluation."},
       {"data", "seq_len", Integer{member<kData, &DataSection::seq_len>, 2, kMaxSeqLen}, "tokens",
        "Length of a training sequence."},
@@ -328,7 +329,10 @@ std::vector<Section> make_sections() {
        float8_fields()},
       {"cache", "the teacher's predictions in a folder (docs/teacher_cache.md)", cache_fields()},
       {"data", "token shards and how documents become sequences", data_fields()},
+      {"onpolicy", "the student's own words as training data, judged by the teacher (docs/onpolicy.md)",
+       onpolicy_fields()},
       {"loss", "hard_weight x cross-entropy + soft_weight x divergence, per token in nats", loss_fields()},
+      {"onpolicy_loss", "the loss of on-policy sequences", onpolicy_loss_fields()},
       {"train", "length, batch, device and precision of the run", train_fields()},
       {"optimizer", "AdamW", optimizer_fields()},
       {"scheduler", "the learning rate over the run", scheduler_fields()},

@@ -53,6 +53,9 @@ class Paths {
       data_sets("data.train", config_.data.train);
       run_folder();
     }
+    if (context_.purpose == Purpose::kTrain) {
+      data_sets("onpolicy.prompts", config_.onpolicy.prompts);
+    }
     if (context_.purpose == Purpose::kQuantize && config_.data.eval.empty()) {
       data_sets("data.train", config_.data.train);
     }

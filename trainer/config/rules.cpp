@@ -7,6 +7,7 @@
 
 #include "losses/teacher_kind.h"
 #include "trainer/config/field.h"
+#include "trainer/config/onpolicy_rules.h"
 #include "trainer/config/run_length.h"
 
 namespace distill::config {
@@ -27,6 +28,7 @@ class Rules {
       loss();
     }
     if (training()) {
+      check_on_policy(config_, [this](auto... texts) { fail(std::move(texts)...); });
       length_and_batch();
       mesh();
       scheduler();
@@ -81,8 +83,9 @@ class Rules {
     if (config_.student.path.empty() && !capturing()) {
       fail({"student.path"}, "the folder of the model to train", "none");
     }
-    if ((training() || capturing()) && config_.data.train.empty()) {
-      fail({"data.train"}, "token shards to train on", "none", "scripts/tokenize.py writes them");
+    const bool own_words_alone = training() && config_.onpolicy.enabled() && !config_.onpolicy.mixes();
+    if ((training() || capturing()) && config_.data.train.empty() && !own_words_alone) {
+      fail({"data.train", "onpolicy.fraction"}, "token shards to train on", "none", "scripts/tokenize.py writes them");
     }
     if (training() && config_.run.dir.empty()) {
       fail({"run.dir"}, "the run folder", "none");

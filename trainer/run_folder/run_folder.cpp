@@ -15,9 +15,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kRunFiles[] = {
-    "config.yaml", "log.txt",    "metrics.jsonl", "events.jsonl", "samples.jsonl",    "sessions.jsonl",   "checkpoints",
-    "model",       "nccl-trace", "tensorboard",   "report.html",  "track-wandb.json", "track-mlflow.json"};
+constexpr const char* kRunFiles[] = {"config.yaml",      "log.txt",          "metrics.jsonl", "events.jsonl",
+                                     "samples.jsonl",    "sessions.jsonl",   "checkpoints",   "model",
+                                     "onpolicy",         "nccl-trace",       "tensorboard",   "report.html",
+                                     "track-wandb.json", "track-mlflow.json"};
 constexpr const char* kReplayPrefix = "replay-";
 
 bool is_run_file(const std::string& name) {

@@ -6,6 +6,7 @@
 #include "trainer/hf/folder_weights.h"
 #include "trainer/metrics/log.h"
 #include "trainer/models/random_weights.h"
+#include "trainer/setup/onpolicy_inputs.h"
 #include "trainer/setup/read_model.h"
 #include "trainer/setup/tokenizers.h"
 #include "trainer/step/head_plan.h"
@@ -140,7 +141,10 @@ absl::StatusOr<Inputs> open_inputs(
     return data ? *std::move(data) : nullptr;
   };
   if (purpose == config::Purpose::kTrain) {
-    inputs.train_data = open(config.data.train, /*once=*/false);
+    inputs.train_data = open(config.train_sets(), /*once=*/false);
+    if (config.onpolicy.enabled()) {
+      inputs.onpolicy = problems.take(open_onpolicy_inputs(config, tokenizers.hashes, limits, pin_memory));
+    }
     if (inputs.train_data) {
       problems.add(check_schedule(config, *inputs.train_data));
     }

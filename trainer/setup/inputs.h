@@ -10,6 +10,7 @@
 #include "losses/head/chunk_policy.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load.h"
+#include "trainer/onpolicy/round_data.h"
 #include "trainer/setup/cached_teacher.h"
 #include "trainer/setup/sample_inputs.h"
 #include "trainer/step/environment.h"
@@ -26,6 +27,7 @@ struct Inputs {
   std::string teacher_text; // the teacher's line of the start report
   losses::ChunkPlan head; // for one micro-batch
   std::vector<int64_t> teacher_tokens; // ids of tokens that the student's tokenizer lacks
+  std::optional<onpolicy::RoundInputs> onpolicy; // of an on-policy run, for training
   std::optional<SampleInputs> samples; // with eval.samples, for training
 };
 

@@ -27,7 +27,7 @@ double gib(int64_t bytes) {
 // Whether the plan counts a teacher stream: the training data have one, or, if they do not exist yet, the configuration
 // asks for one.
 bool teacher_stream(const config::Config& config) {
-  const std::vector<config::DataSet>& train = config.data.train;
+  const std::vector<config::DataSet>& train = config.train_sets();
   const auto is_there = [](const config::DataSet& set) { return data::is_token_data(set.path); };
   if (std::any_of(train.begin(), train.end(), is_there)) {
     return std::any_of(

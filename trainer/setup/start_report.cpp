@@ -2,6 +2,7 @@
 
 #include "trainer/config/run_length.h"
 #include "trainer/device/device_info.h"
+#include "trainer/setup/onpolicy_inputs.h"
 #include "trainer/setup/read_model.h"
 
 namespace distill::trainer {
@@ -45,7 +46,10 @@ std::vector<std::string> start_report(
   if (!inputs.teacher_text.empty()) {
     lines.push_back(inputs.teacher_text);
   }
-  if (inputs.train_data) {
+  if (inputs.onpolicy) {
+    lines.push_back(describe_rounds(config, *inputs.onpolicy));
+  }
+  if (inputs.train_data && !config.data.train.empty()) {
     add_data_lines("data.train", *inputs.train_data, lines);
   }
   if (inputs.eval_data) {
@@ -54,11 +58,12 @@ std::vector<std::string> start_report(
   if (inputs.train_data) {
     const int64_t steps = config::total_steps(config, inputs.train_data->num_samples());
     const int64_t tokens = config.train.global_batch_size * config.data.seq_len;
+    const int64_t of_data = config.train.global_batch_size - config.onpolicy_sequences();
     lines.push_back(absl::StrFormat(
         "run: %d steps of %d tokens (%d micro-batches of %d x %d), %.1f M tokens, %.2f epochs", steps, tokens,
         config.train.global_batch_size / config.train.micro_batch_size, config.train.micro_batch_size,
         config.data.seq_len, static_cast<double>(steps * tokens) / 1e6,
-        static_cast<double>(steps * config.train.global_batch_size) /
+        static_cast<double>(steps * of_data) /
             static_cast<double>(std::max<int64_t>(1, inputs.train_data->num_samples()))));
   }
   return lines;

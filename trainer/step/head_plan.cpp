@@ -17,6 +17,17 @@ losses::LossOptions loss_of(
   return loss;
 }
 
+losses::LossOptions onpolicy_loss_of(
+    const config::Config& config, const models::ModelConfig& student, const TeacherSpec& teacher) {
+  const losses::LossOptions common = loss_of(config, student, teacher);
+  losses::LossOptions loss = config.onpolicy_loss;
+  loss.student_softcap = common.student_softcap;
+  loss.teacher_softcap = common.teacher_softcap;
+  loss.logits_dtype = common.logits_dtype;
+  loss.metrics = common.metrics;
+  return loss;
+}
+
 absl::StatusOr<losses::ChunkPlan> plan_head(
     const config::Config& config, const models::ModelConfig& student, const TeacherSpec& teacher,
     const Environment& environment, bool needs_grad) {

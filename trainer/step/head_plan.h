@@ -18,8 +18,12 @@ int64_t most_valid_tokens(const config::Config& config);
 losses::LossOptions loss_of(
     const config::Config& config, const models::ModelConfig& student, const TeacherSpec& teacher);
 
-// The loss head's chunks for such a micro-batch, from shapes alone. `environment`: its device need not exist.
-// InvalidArgument if loss.memory_cap_mb is too small.
+// The loss of sequences that the student has written itself.
+losses::LossOptions onpolicy_loss_of(
+    const config::Config& config, const models::ModelConfig& student, const TeacherSpec& teacher);
+
+// The loss head's chunks for such a micro-batch, from shapes alone; they do not depend on the divergence.
+// `environment`: its device need not exist. InvalidArgument if loss.memory_cap_mb is too small.
 absl::StatusOr<losses::ChunkPlan> plan_head(
     const config::Config& config, const models::ModelConfig& student, const TeacherSpec& teacher,
     const Environment& environment, bool needs_grad);

@@ -31,6 +31,7 @@ MicroBatchRunner::MicroBatchRunner(
     models::BlockFunctions block)
     : config_(config),
       loss_(loss_of(config, student.config(), teacher.spec)),
+      onpolicy_loss_(onpolicy_loss_of(config, student.config(), teacher.spec)),
       student_(student),
       student_ropes_(models::make_rope_tables(student.config().ropes, config.data.seq_len, student.options().device)),
       block_(std::move(block)),
@@ -53,10 +54,10 @@ std::vector<Prediction> MicroBatchRunner::predict(const data::Batch& batch, cons
 }
 
 at::Tensor MicroBatchRunner::run_head(
-    std::vector<Prediction> predictions, at::Tensor hidden_NH, losses::LinearHeadGrads* grads) {
+    std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss,
+    losses::LinearHeadGrads* grads) {
   at::Tensor weight_VH = sharding::lm_head(student_);
   const device::LabelScope label(device::Category::kHead);
-  const losses::LossOptions loss = grads == nullptr ? evaluated(loss_) : loss_;
   const at::Tensor metrics_MN = run_loss_head(predictions, hidden_NH, weight_VH, loss, config_.chunks, grads);
   hidden_NH.reset();
   weight_VH.reset();
@@ -72,7 +73,8 @@ at::Tensor MicroBatchRunner::run_head(
 }
 
 at::Tensor MicroBatchRunner::head_with_gradients(
-    std::vector<Prediction> predictions, at::Tensor hidden_NH, double grad_scale, at::Tensor& sums_M) {
+    std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss, double grad_scale,
+    at::Tensor& sums_M) {
   const int64_t head = student_.head_unit();
   losses::LinearHeadGrads grads;
   grads.hidden_NH = at::empty_like(hidden_NH);
@@ -83,7 +85,7 @@ at::Tensor MicroBatchRunner::head_with_gradients(
     grads.accumulate = !gradient.is_new;
   }
   grads.grad_scale = grad_scale;
-  sums_M += run_head(std::move(predictions), std::move(hidden_NH), &grads).sum(1, /*keepdim=*/false, at::kDouble);
+  sums_M += run_head(std::move(predictions), std::move(hidden_NH), loss, &grads).sum(1, /*keepdim=*/false, at::kDouble);
   return std::move(grads.hidden_NH); // `grads` holds a view of the head's gradient, which must not outlive this
 }
 
@@ -108,7 +110,8 @@ void MicroBatchRunner::train(const data::Batch& batch, Sums& sums, bool last) {
     routers->finish_forward();
   }
   begin(metrics::Phase::kHead);
-  at::Tensor dhidden_NH = head_with_gradients(std::move(predictions), std::move(hidden_NH), sums.scale, sums.metrics_M);
+  at::Tensor dhidden_NH = head_with_gradients(
+      std::move(predictions), std::move(hidden_NH), loss_of_batch(batch), sums.scale, sums.metrics_M);
   begin(metrics::Phase::kBackward);
   pass_.backward(tokens, std::move(dhidden_NH), last, balance);
 }
@@ -133,7 +136,8 @@ void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
     one_sided.emplace_back(
         one_sided_mass_.log_sums(head, student_.config().vocab_size, loss_.teacher_softcap), head.targets_N);
   }
-  const at::Tensor metrics_MN = run_head(std::move(predictions), std::move(hidden_NH), /*grads=*/nullptr);
+  const at::Tensor metrics_MN =
+      run_head(std::move(predictions), std::move(hidden_NH), evaluated(loss_of_batch(batch)), /*grads=*/nullptr);
   int64_t begin = 0;
   for (const auto& [log_sums_N2, targets_N] : one_sided) {
     const int64_t count = targets_N.size(0);

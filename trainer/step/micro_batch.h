@@ -83,14 +83,20 @@ class MicroBatchRunner {
   std::vector<Prediction> predict(const data::Batch& batch, const sharding::TokenBatch& tokens);
   // The loss head over each prediction's tokens, of the student's hidden states [N, H]. Returns metrics_MN of all
   // tokens.
-  at::Tensor run_head(std::vector<Prediction> predictions, at::Tensor hidden_NH, losses::LinearHeadGrads* grads);
+  at::Tensor run_head(
+      std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss,
+      losses::LinearHeadGrads* grads);
   // The head with gradients: adds to sums_M and to the lm_head's gradient, and returns the gradient of the hidden
   // states.
   at::Tensor head_with_gradients(
-      std::vector<Prediction> predictions, at::Tensor hidden_NH, double grad_scale, at::Tensor& sums_M);
+      std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss, double grad_scale,
+      at::Tensor& sums_M);
+  const losses::LossOptions& loss_of_batch(const data::Batch& batch) const {
+    return batch.on_policy ? onpolicy_loss_ : loss_;
+  }
 
   const config::Config& config_;
-  losses::LossOptions loss_;
+  losses::LossOptions loss_, onpolicy_loss_;
   sharding::ModelShards& student_;
   std::vector<models::RopeTable> student_ropes_;
   models::BlockFunctions block_;

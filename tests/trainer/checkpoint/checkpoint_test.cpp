@@ -147,7 +147,7 @@ TEST_P(CheckpointTest, ARunThatMayGoOnWithOtherDataIsNotRefusedForThem) {
   ResumingRun other = same_run();
   other.data_in = [](const DataStage&) { return DataIdentity{"data B"}; };
   EXPECT_FALSE(resume_from(folder, other, run.model, run.optimizer, mesh_).ok());
-  other.other_data_allowed = true;
+  other.other_data_allowed = [](const TrainState&) { return true; };
   const auto resumed = resume_from(folder, other, run.model, run.optimizer, mesh_);
   ASSERT_TRUE(resumed.ok()) << resumed.status();
   EXPECT_EQ(resumed->state.data_stages, state_.data_stages);

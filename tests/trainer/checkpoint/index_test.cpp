@@ -46,6 +46,24 @@ TEST(IndexTest, RoundTrip) {
   EXPECT_EQ(read->files[1].block_sums, index.files[1].block_sums);
 }
 
+TEST(IndexTest, ARoundOfOnPolicyDataIsPartOfTheState) {
+  Index index = sample_index();
+  index.state.train_samples = 60;
+  index.state.round = {2, 8, 6, 4, 48, 24, "sha256 ab"};
+  const auto read = parse_index(to_json(index), "index.json");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->state, index.state);
+  nlohmann::json json = nlohmann::json::parse(to_json(index));
+  json["round"]["steps"] = -1;
+  EXPECT_THAT(std::string(parse_index(json.dump(), "index.json").status().message()), HasSubstr("round.steps"));
+  json.erase("round");
+  json.erase("train_samples"); // as programs without on-policy data write it
+  const auto older = parse_index(json.dump(), "index.json");
+  ASSERT_TRUE(older.ok()) << older.status();
+  EXPECT_EQ(older->state.train_samples, 96);
+  EXPECT_FALSE(older->state.round.begun());
+}
+
 TEST(IndexTest, OlderOnesDoNotSayHowLargeTheDataWere) {
   nlohmann::json json = nlohmann::json::parse(to_json(sample_index()));
   json.erase("data_sets");

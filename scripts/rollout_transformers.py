@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Writes the completions of an on-policy round with transformers: a command for onpolicy.command (docs/onpolicy.md).
+
+  onpolicy:
+    command: .venv/bin/python scripts/rollout_transformers.py --model {model} --prompts {prompts} --output {output}
+
+Each request has a seed of its own, so that a completion does not depend on the others in its batch, up to rounding.
+A completion is written as soon as it ends. Log-probabilities are those of the model's own distribution: of the logits
+as they are, before temperature and top_p.
+"""
+
+import script_path
+
+import time
+
+from rollout.exchange import read_requests
+from shared.command_line import argument_parser, at_least
+
+
+def batches_of(rows, size):
+    """Rows of similar length together, since a batch is as long as its longest prompt."""
+    ordered = sorted(rows, key=lambda row: (len(row.prompt_ids), row.id))
+    return [ordered[begin : begin + size] for begin in range(0, len(ordered), size)]
+
+
+def next_ids(logits_BV, rows, uniform_B):
+    """The id that each row continues with, and its log-probability: inverse transform sampling with a uniform number
+    for each row, so that a row's choice depends on its own distribution and seed alone."""
+    import torch
+
+    logprobs_BV = torch.log_softmax(logits_BV.float(), -1)
+    chosen = []
+    for row, logits_V, uniform in zip(rows, logits_BV.float(), uniform_B):
+        if row.temperature == 0:
+            chosen.append(int(logits_V.argmax()))
+            continue
+        probabilities_V = torch.softmax(logits_V.double() / row.temperature, -1)
+        order_V = None
+        if row.top_p < 1:
+            probabilities_V, order_V = probabilities_V.sort(descending=True)
+            before_V = probabilities_V.cumsum(0) - probabilities_V
+            probabilities_V = torch.where(before_V < row.top_p, probabilities_V, 0.0)
+        sums_V = probabilities_V.cumsum(0)
+        place = int(torch.searchsorted(sums_V, uniform.to(sums_V) * sums_V[-1], right=True))
+        # Rounding may bring the number to the very end, where there may be tokens of probability 0.
+        place = min(place, int(probabilities_V.nonzero()[-1]))
+        chosen.append(place if order_V is None else int(order_V[place]))
+    ids_B = torch.tensor(chosen, device=logits_BV.device)
+    return chosen, logprobs_BV.gather(1, ids_B[:, None])[:, 0].tolist()
+
+
+def write_batch(model, tokenizer, rows, write):
+    """Continues all rows together, and writes each one when it ends."""
+    import torch
+
+    device = model.device
+    length = max(len(row.prompt_ids) for row in rows)
+    ids_BT = torch.zeros(len(rows), length, dtype=torch.long)
+    mask_BT = torch.zeros(len(rows), length, dtype=torch.long)
+    uniform = []
+    for index, row in enumerate(rows):
+        ids_BT[index, length - len(row.prompt_ids) :] = torch.tensor(row.prompt_ids)
+        mask_BT[index, length - len(row.prompt_ids) :] = 1
+        generator = torch.Generator().manual_seed(row.seed)
+        uniform.append(torch.rand(row.max_new_tokens, generator=generator, dtype=torch.float64))
+    ids_BT, mask_BT = ids_BT.to(device), mask_BT.to(device)
+    positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
+    past = None
+    going_on = list(rows)
+    while going_on:
+        with torch.inference_mode():
+            output = model(
+                input_ids=ids_BT,
+                attention_mask=mask_BT,
+                position_ids=positions_BT,
+                past_key_values=past,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        past = output.past_key_values
+        uniform_B = [own[min(len(row.ids), len(own) - 1)] for row, own in zip(rows, uniform)]
+        chosen, logprobs = next_ids(output.logits[:, -1], rows, uniform_B)
+        for row, token, logprob in zip(rows, chosen, logprobs):
+            if row.finish_reason:
+                continue
+            row.ids.append(token)
+            row.logprobs.append(min(logprob, 0.0))
+            text = tokenizer.decode(row.ids) if row.stop else ""
+            if token in row.stop_token_ids or any(stop in text for stop in row.stop):
+                row.finish_reason = "stop"
+            elif len(row.ids) == row.max_new_tokens:
+                row.finish_reason = "length"
+            if row.finish_reason:
+                row.written_by = row.weight_version
+                write(row)
+        going_on = [row for row in rows if not row.finish_reason]
+        ids_BT = torch.tensor(chosen, device=device)[:, None]
+        mask_BT = torch.cat([mask_BT, torch.ones_like(ids_BT)], 1)
+        positions_BT = positions_BT[:, -1:] + 1
+
+
+def main():
+    parser = argument_parser(__doc__)
+    add = parser.add_argument
+    add("--model", required=True, metavar="FOLDER", help="the student: a Hugging Face folder")
+    add("--prompts", required=True, metavar="FILE", help="requests, a line of JSON each")
+    add("--output", required=True, metavar="FILE", help="completions, a line of JSON each; lines are added")
+    add("--batch-size", type=at_least(1), default=32, metavar="N", help="completions written together (default 32)")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: cuda where a GPU is visible")
+    add(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16"],
+        default="auto",
+        help="of the computation; auto: bfloat16 on a GPU, float32 on a CPU",
+    )
+    args = parser.parse_args()
+    rows = read_requests(args.prompts)
+
+    import torch
+    import transformers
+
+    from shared.text_model import load_text_model
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    device = args.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = {"auto": torch.bfloat16 if device == "cuda" else torch.float32}.get(args.dtype) or getattr(
+        torch, args.dtype
+    )
+    model = load_text_model(args.model, dtype=dtype).to(device).eval()
+    tokenizer = None
+    if any(row.stop for row in rows):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(args.model, local_files_only=True)
+    began, tokens, done = time.monotonic(), 0, 0
+    with open(args.output, "a", encoding="utf-8") as output:
+
+        def write(row):
+            output.write(row.line() + "\n")
+            output.flush()
+
+        for batch in batches_of(rows, args.batch_size):
+            write_batch(model, tokenizer, batch, write)
+            tokens += sum(len(row.ids) for row in batch)
+            done += len(batch)
+            speed = tokens / (time.monotonic() - began)
+            print(f"{done} of {len(rows)} completions, {tokens} tokens, {speed:.0f} tokens/s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+#include "trainer/config/onpolicy_rules.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <cmath>
+
+#include "trainer/config/command_template.h"
+#include "trainer/config/field.h"
+
+namespace distill::config {
+namespace {
+
+// A micro-batch has sequences of one kind, since it has one loss.
+void check_batch(const Config& config, const ReportProblem& fail) {
+  const int64_t micro = config.train.micro_batch_size, global = config.train.global_batch_size;
+  const double share = config.onpolicy.fraction * static_cast<double>(global);
+  const int64_t own = config.onpolicy_sequences();
+  if (std::abs(share - static_cast<double>(own)) > 1e-6 * static_cast<double>(global) || own % micro != 0 || own == 0) {
+    fail(
+        {"onpolicy.fraction", "train.global_batch_size", "train.micro_batch_size"},
+        absl::StrCat(
+            "a share of train.global_batch_size, ", global, ", that is a multiple of micro_batch_size, ", micro),
+        absl::StrCat(config.onpolicy.fraction, ", ", share, " sequences"), "");
+  }
+}
+
+void check_completions(const Config& config, const ReportProblem& fail) {
+  const int64_t completions = config.onpolicy_completions(), samples = config.onpolicy.samples;
+  const int64_t sequences = config.onpolicy.every * config.onpolicy_sequences();
+  if (completions % samples != 0) {
+    fail(
+        {"onpolicy.samples", "onpolicy.completions", "onpolicy.every"},
+        absl::StrCat("a divisor of the round's ", completions, " completions"), absl::StrCat(samples), "");
+  }
+  if (completions < sequences) {
+    fail(
+        {"onpolicy.completions", "onpolicy.every"},
+        absl::StrCat("at least one for each of the round's ", sequences, " on-policy sequences"),
+        absl::StrCat(completions), "");
+  }
+}
+
+void check_command(const std::string& command, const ReportProblem& fail) {
+  const auto unknown = unknown_placeholder(command);
+  if (command.empty()) {
+    fail({"onpolicy.command", "onpolicy.prompts"}, "the command that writes the completions of a round", "none", "");
+  } else if (unknown) {
+    fail(
+        {"onpolicy.command"}, absl::StrCat("placeholders of ", placeholder_names()), *unknown,
+        "{{ and }} stand for single braces");
+  } else if (!has_placeholder(command, "prompts") || !has_placeholder(command, "output")) {
+    fail({"onpolicy.command"}, "a command with {prompts} and {output}", command, "");
+  }
+}
+
+} // namespace
+
+void check_on_policy(const Config& config, const ReportProblem& fail) {
+  const OnPolicySection& own = config.onpolicy;
+  if (!own.enabled()) {
+    return;
+  }
+  if (!config.has_teacher() || config.teacher.reads_cache()) {
+    fail(
+        {"teacher.source", "teacher.path", "onpolicy.prompts"}, "a teacher that runs, to judge what the student writes",
+        config.has_teacher() ? "a cache, which has other texts" : "none", "");
+  }
+  check_command(own.command, fail);
+  if (config.onpolicy_loss.hard_weight > 0) {
+    fail(
+        {"onpolicy_loss.hard_weight"}, "0", to_yaml(*find_field("onpolicy_loss.hard_weight"), config),
+        "the labels of on-policy sequences are the student's own words: cross-entropy on them would teach it what it "
+        "says already");
+  }
+  if (config.onpolicy_loss.divergence == losses::Divergence::kNone || config.onpolicy_loss.soft_weight == 0) {
+    fail(
+        {"onpolicy_loss.divergence", "onpolicy_loss.soft_weight"},
+        "a divergence from the teacher, with a weight above 0",
+        absl::StrCat(
+            base::enum_name(config.onpolicy_loss.divergence), ", soft_weight ", config.onpolicy_loss.soft_weight),
+        "");
+  }
+  if (own.max_new_tokens >= config.data.seq_len) {
+    fail(
+        {"onpolicy.max_new_tokens", "data.seq_len"},
+        absl::StrCat("fewer than data.seq_len, ", config.data.seq_len, ", with room for a prompt"),
+        absl::StrCat(own.max_new_tokens), "");
+  }
+  if (config.train.epochs > 0) {
+    fail({"train.epochs", "onpolicy.prompts"}, "train.steps or train.tokens for an on-policy run", "train.epochs", "");
+  }
+  if (!own.mixes() && !config.data.train.empty()) {
+    fail(
+        {"onpolicy.fraction", "data.train"}, "below 1 where there is data.train", "1",
+        "with 1 all sequences are on-policy: remove data.train, or say how much of a batch it is");
+  }
+  check_batch(config, fail);
+  check_completions(config, fail);
+}
+
+} // namespace distill::config

@@ -1,0 +1,47 @@
+#include "trainer/onpolicy/command_engine.h"
+
+#include <absl/strings/str_cat.h>
+
+#include "data/base/status_macros.h"
+#include "trainer/config/command_template.h"
+
+namespace distill::onpolicy {
+namespace {
+
+constexpr int kShownLines = 20;
+
+} // namespace
+
+std::string last_output(const EngineJob& job) {
+  const std::string lines = launch::last_lines(job.log, kShownLines);
+  return lines.empty() ? absl::StrCat("it has printed nothing (", job.log, ")")
+                       : absl::StrCat("its last output (", job.log, "):", lines);
+}
+
+absl::Status CommandEngine::start(const EngineJob& job) {
+  job_ = job;
+  const std::string command = config::fill_placeholders(
+      config_.command,
+      {{"model", job.model},
+       {"prompts", job.requests},
+       {"output", job.output},
+       {"round", absl::StrCat(job.round)},
+       {"version", job.version}});
+  ASSIGN_OR_RETURN(process_, launch::SupervisedProcess::start(command, job.log));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> CommandEngine::poll() {
+  const std::optional<int> code = process_->poll();
+  if (!code) {
+    return false;
+  }
+  process_.reset();
+  if (*code == 0) {
+    return true;
+  }
+  return absl::AbortedError(absl::StrCat(
+      "onpolicy.command ended with ", launch::exit_text(*code), " in round ", job_.round, "; ", last_output(job_)));
+}
+
+} // namespace distill::onpolicy

@@ -1,0 +1,77 @@
+#include "trainer/onpolicy/round_data.h"
+
+#include "data/base/status_macros.h"
+#include "data/random.h"
+#include "data/shard_writer.h"
+
+namespace distill::onpolicy {
+namespace {
+
+constexpr uint64_t kSeedMask = (uint64_t{1} << 53) - 1;
+
+} // namespace
+
+absl::StatusOr<std::vector<Request>> round_requests(
+    const config::OnPolicySection& config, const data::PromptPool& prompts, int64_t round, int64_t first_prompt,
+    int64_t completions) {
+  const uint64_t key = data::derive_key(static_cast<uint64_t>(config.seed), static_cast<uint64_t>(round));
+  std::vector<Request> requests;
+  requests.reserve(static_cast<size_t>(completions));
+  for (int64_t id = 0; id < completions; ++id) {
+    Request request;
+    request.id = id;
+    ASSIGN_OR_RETURN(request.prompt, prompts.prompt(first_prompt + id / config.samples));
+    request.seed = data::derive_key(key, static_cast<uint64_t>(id)) & kSeedMask;
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+absl::Status write_round_shard(
+    const std::string& path, const std::vector<Request>& requests, const std::map<int64_t, Completion>& completions,
+    const data::ShardHeader& prompts) {
+  data::ShardSpec spec;
+  spec.vocab_size = prompts.vocab_size;
+  std::copy_n(prompts.tokenizer_hash, spec.tokenizer_hash.size(), spec.tokenizer_hash.begin());
+  spec.bos_id = prompts.bos_id;
+  spec.eos_id = prompts.eos_id;
+  spec.loss_mask = true;
+  data::ShardWriter writer(spec);
+  for (const auto& [id, completion] : completions) {
+    const data::PooledPrompt& prompt = requests[static_cast<size_t>(id)].prompt;
+    const auto text_after = [&](std::vector<uint32_t> tokens, std::vector<uint8_t>& mask) {
+      mask.assign(tokens.size(), 0);
+      tokens.insert(tokens.end(), completion.ids.begin(), completion.ids.end());
+      mask.resize(tokens.size(), 1);
+      return tokens;
+    };
+    std::vector<uint8_t> in_loss, in_completion;
+    const std::vector<uint32_t> tokens = text_after(prompt.ids, in_loss);
+    std::vector<uint32_t> teacher;
+    if (!prompt.teacher_ids.empty()) {
+      teacher = text_after(prompt.teacher_ids, in_completion);
+    }
+    RETURN_IF_ERROR(writer.add(tokens, in_loss, {teacher, in_completion}));
+  }
+  return writer.write(path);
+}
+
+absl::StatusOr<std::shared_ptr<data::Dataset>> open_round_data(
+    const config::Config& config, const RoundInputs& inputs, const std::string& shard, int64_t round,
+    int64_t sequences) {
+  data::DataOptions options;
+  options.sources.push_back({shard, 1.0});
+  options.seq_len = config.data.seq_len;
+  options.teacher_seq_len = config.data.teacher_seq_len;
+  options.seed = static_cast<int64_t>(
+      data::derive_key(static_cast<uint64_t>(config.onpolicy.seed), static_cast<uint64_t>(round)) & kSeedMask);
+  options.least_sequences = sequences;
+  options.tokenizer_hashes = inputs.tokenizer_hashes;
+  options.limits = inputs.limits;
+  options.pin_memory = inputs.pin_memory;
+  options.verify = true; // a round is small, and a damaged one must not be learned
+  ASSIGN_OR_RETURN(std::unique_ptr<data::Dataset> set, data::Dataset::open(options));
+  return std::shared_ptr<data::Dataset>(std::move(set));
+}
+
+} // namespace distill::onpolicy

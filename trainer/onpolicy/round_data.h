@@ -1,0 +1,43 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/dataset.h"
+#include "data/prompt_pool.h"
+#include "trainer/config/config.h"
+#include "trainer/onpolicy/exchange.h"
+
+namespace distill::onpolicy {
+
+// What the rounds of a run are made from, besides the student.
+struct RoundInputs {
+  std::shared_ptr<const data::PromptPool> prompts;
+  data::TokenLimits limits; // which tokens the models can read
+  std::vector<base::Digest> tokenizer_hashes; // as DataOptions::tokenizer_hashes
+  std::vector<int64_t> end_ids; // tokens that end a text, ascending
+  bool pin_memory = false;
+};
+
+// The requests of a round, by id: `completions` of them, onpolicy.samples for each prompt from number `first_prompt`
+// on.
+absl::StatusOr<std::vector<Request>> round_requests(
+    const config::OnPolicySection& config, const data::PromptPool& prompts, int64_t round, int64_t first_prompt,
+    int64_t completions);
+
+// Writes prompts and completions as a token shard: a document for each completion, in the order of the ids, with the
+// completion in the loss. After a truncated completion there is no further token, so that nothing is learned about
+// where the text ends.
+absl::Status write_round_shard(
+    const std::string& path, const std::vector<Request>& requests, const std::map<int64_t, Completion>& completions,
+    const data::ShardHeader& prompts);
+
+// The data set of a round's folder: at least `sequences` sequences, over which the completions are spread.
+absl::StatusOr<std::shared_ptr<data::Dataset>> open_round_data(
+    const config::Config& config, const RoundInputs& inputs, const std::string& shard, int64_t round,
+    int64_t sequences);
+
+} // namespace distill::onpolicy

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+// The folder of a round, RUN/onpolicy/round-00003 (docs/onpolicy.md). round.json says what was asked for, and, once all
+// is there, what came of it; a folder without that is a round that is being written.
+namespace distill::onpolicy {
+
+inline constexpr const char* kRoundsFolder = "onpolicy"; // in the run folder
+inline constexpr const char* kRoundFile = "round.json";
+inline constexpr const char* kRequestsFile = "requests.jsonl"; // for the engine: what is still missing
+inline constexpr const char* kOutputFile = "output.jsonl"; // the engine's
+inline constexpr const char* kLogFile = "engine.log"; // what the engine prints
+inline constexpr const char* kCompletionsFile = "completions.jsonl"; // those that are good, by id
+inline constexpr const char* kShardFile = "shard-00000.dtok";
+
+class RoundFolder {
+ public:
+  RoundFolder(const std::string& run_dir, int64_t number);
+
+  const std::string& path() const {
+    return path_;
+  }
+  std::string file(const char* name) const {
+    return path_ + "/" + name;
+  }
+
+  // Goes on with the folder if it is of this request, and begins it anew otherwise; what was there is then renamed, and
+  // `set_aside` says where to. `request`: a JSON object with all that decides what the round is.
+  absl::Status begin(const nlohmann::ordered_json& request, std::string& set_aside) const;
+  // Renames the folder, and returns its new name.
+  absl::StatusOr<std::string> set_aside() const;
+  // The request and the result of the round. NotFound: there is no such round, or it is not complete. DataLoss: the
+  // file is damaged.
+  struct Contents {
+    nlohmann::ordered_json request, result;
+  };
+  absl::StatusOr<Contents> read_complete() const;
+  // Adds the result: the round is complete.
+  absl::Status complete(const nlohmann::ordered_json& request, const nlohmann::ordered_json& result) const;
+
+ private:
+  absl::StatusOr<nlohmann::ordered_json> read() const;
+
+  std::string path_;
+};
+
+// Removes the oldest rounds, so that `keep` of those up to `newest` are left, but none that ends after `step`: a
+// checkpoint of that step is resumed in it. Returns the folders that were removed.
+std::vector<std::string> remove_old_rounds(const std::string& run_dir, int64_t newest, int64_t keep, int64_t step);
+
+} // namespace distill::onpolicy

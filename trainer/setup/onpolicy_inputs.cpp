@@ -1,0 +1,63 @@
+#include "trainer/setup/onpolicy_inputs.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include <algorithm>
+
+#include "data/base/status_macros.h"
+#include "trainer/hf/end_of_text.h"
+
+namespace distill::trainer {
+
+absl::StatusOr<onpolicy::RoundInputs> open_onpolicy_inputs(
+    const config::Config& config, const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits,
+    bool pin_memory) {
+  const config::OnPolicySection& own = config.onpolicy;
+  data::PromptPoolOptions options;
+  for (const config::DataSet& set : own.prompts) {
+    options.sources.push_back({set.path, set.weight});
+  }
+  options.room = config.data.seq_len - own.max_new_tokens;
+  options.teacher_room = config.data.teacher_length() - own.max_new_tokens;
+  options.seed = own.seed;
+  auto pool = data::PromptPool::open(options);
+  if (!pool.ok()) {
+    return absl::Status(
+        pool.status().code(),
+        absl::StrFormat(
+            "onpolicy.prompts (data.seq_len %d, onpolicy.max_new_tokens %d): %s", config.data.seq_len,
+            own.max_new_tokens, pool.status().message()));
+  }
+  const data::ShardHeader& header = (*pool)->header();
+  base::Digest hash;
+  std::copy_n(header.tokenizer_hash, hash.size(), hash.begin());
+  if (!tokenizers.empty() && std::find(tokenizers.begin(), tokenizers.end(), hash) == tokenizers.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "onpolicy.prompts: expected shards of the student's tokenizer, ", base::hex(tokenizers.front()), ", found ",
+        base::hex(hash), "; tokenise the prompts again with the model's tokenizer"));
+  }
+  onpolicy::RoundInputs inputs;
+  ASSIGN_OR_RETURN(inputs.end_ids, hf::end_of_text_ids(config.student.path));
+  if (header.eos_id >= 0) {
+    inputs.end_ids.push_back(header.eos_id);
+  }
+  std::sort(inputs.end_ids.begin(), inputs.end_ids.end());
+  inputs.end_ids.erase(std::unique(inputs.end_ids.begin(), inputs.end_ids.end()), inputs.end_ids.end());
+  inputs.prompts = *std::move(pool);
+  inputs.limits = limits;
+  inputs.tokenizer_hashes = tokenizers;
+  inputs.pin_memory = pin_memory;
+  return inputs;
+}
+
+std::string describe_rounds(const config::Config& config, const onpolicy::RoundInputs& inputs) {
+  const int64_t room = config.data.seq_len - config.onpolicy.max_new_tokens;
+  return absl::StrFormat(
+      "onpolicy: %d prompts of at most %d tokens (%d documents have none, or a longer one); a round is %d steps with %d "
+      "completions, %d of the %d sequences of a step are on-policy",
+      inputs.prompts->prompts(), room, inputs.prompts->without_room(), config.onpolicy.every,
+      config.onpolicy_completions(), config.onpolicy_sequences(), config.train.global_batch_size);
+}
+
+} // namespace distill::trainer

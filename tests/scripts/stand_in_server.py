@@ -1,0 +1,133 @@
+"""A server that answers as vLLM's or SGLang's does, for scripts/rollout_http.py: written after their documentation and
+sources (vLLM 0.33, SGLang 0.5). What it writes follows from a request's seed; `fault` makes it break."""
+
+import json
+import random
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+END = 2
+
+
+class StandIn:
+    """`kind`: vllm or sglang. `calls`: what was asked, in order; `loaded`: the folders of weights."""
+
+    def __init__(self, kind, fault="", vocab=100):
+        self.kind, self.fault, self.vocab = kind, fault, vocab
+        self.calls, self.loaded, self.version = [], [], "default"
+        self.failures = 0
+        self.asleep = False
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_):
+                pass
+
+            def do_GET(self):
+                owner.answer(self, None)
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                owner.answer(self, json.loads(body) if body else None)
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+    def answer(self, handler, body):
+        path = handler.path
+        self.calls.append(path)
+        status, answer = getattr(self, self.kind)(path, body)
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        generating = path in ("/v1/completions", "/generate")
+        if generating and self.fault == "once" and self.failures < 3:
+            self.failures += 1
+            status, data = 500, b"CUDA error"
+        elif generating and self.fault == "500":
+            status, data = 500, b"CUDA out of memory"
+        elif generating and self.fault == "garbage":
+            data = b"<html>"
+        elif generating and self.fault == "hang":
+            time.sleep(30)
+        elif generating and self.fault == "crash":
+            handler.connection.shutdown(socket.SHUT_RDWR)
+            return
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        for byte in range(len(data)) if generating and self.fault == "drip" else ():
+            handler.wfile.write(data[byte : byte + 1])
+            handler.wfile.flush()
+            time.sleep(0.3)
+        if not (generating and self.fault == "drip"):
+            handler.wfile.write(data)
+
+    def completion(self, seed, most):
+        numbers = random.Random(seed)
+        ids = [numbers.randint(3, self.vocab - 1) for _ in range(numbers.randint(1, most))]
+        stopped = len(ids) < most
+        return [*ids, END] if stopped else ids, "stop" if stopped else "length"
+
+    def vllm(self, path, body):
+        if path == "/health":
+            return 200, b""
+        if path == "/version":
+            return 200, {"version": "0.33.0"}
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "student"}]}
+        if path == "/is_sleeping":
+            return 200, {"is_sleeping": self.asleep}
+        if path == "/v1/completions":
+            assert body["model"] == "student" and body["return_token_ids"] and body["stop_token_ids"] == [END]
+            ids, reason = self.completion(body["seed"], body["max_tokens"])
+            choice = {"finish_reason": reason, "logprobs": {"token_logprobs": [-0.5] * len(ids)}, "token_ids": ids}
+            if self.fault == "old":
+                del choice["token_ids"]
+            if self.fault == "template":
+                choice["prompt_token_ids"] = [1, *body["prompt"]]
+            return 200, {"choices": [choice]}
+        if self.fault == "no dev mode":
+            return 404, {"detail": "Not Found"}
+        if path == "/collective_rpc":
+            assert body["method"] == "reload_weights"
+            self.loaded.append(body["kwargs"]["weights_path"])
+            return 200, {"results": [None]}
+        if path.startswith("/sleep") or path.startswith("/wake_up"):
+            self.asleep = path.startswith("/sleep")
+            return 200, b""
+        return (200, b"") if path == "/reset_prefix_cache" else (404, {"detail": "Not Found"})
+
+    def sglang(self, path, body):
+        if path == "/health":
+            return 200, b""
+        if path == "/get_model_info":
+            return 200, {"model_path": "student"}
+        if path == "/update_weights_from_disk":
+            self.loaded.append(body["model_path"])
+            assert body["flush_cache"]
+            if self.fault == "refused":
+                return 200, {"success": False, "message": "The shape of lm_head.weight differs"}
+            if self.fault != "stale":
+                self.version = body["weight_version"]
+            return 200, {"success": True, "message": "ok"}
+        if path in ("/release_memory_occupation", "/resume_memory_occupation"):
+            return 200, b""
+        if path == "/generate":
+            most = body["sampling_params"]["max_new_tokens"]
+            ids, reason = self.completion(body["sampling_params"]["sampling_seed"], most)
+            info = {"finish_reason": {"type": reason}, "weight_version": self.version}
+            info["output_token_logprobs"] = [[-0.5, token, None] for token in ids]
+            return 200, {"text": "", "output_ids": ids, "meta_info": info}
+        return 404, {"detail": "Not Found"}

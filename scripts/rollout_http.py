@@ -38,6 +38,7 @@ def arguments():
     add("--concurrency", type=at_least(1), default=64, metavar="N", help="requests at a time (default 64)")
     add("--wait", type=float, default=900, metavar="S", help="seconds in which the server must be ready (default 900)")
     add("--timeout", type=float, default=600, metavar="S", help="seconds for one answer (default 600)")
+    add("--no-load", action="store_true", help="the server keeps its weights: to see that this is noticed")
     add("--sleep", action="store_true", help="free the server's GPU memory after the round, and take it again before")
     return parser.parse_args()
 
@@ -71,7 +72,8 @@ def main():
         connection = Connection(args.url, args.timeout)
         wait_for(Connection(args.url, min(args.timeout, 10)), args.wait)
         server = (SERVERS[args.kind] if args.kind != "auto" else recognise(connection))(connection)
-        load_weights(server, connection, args)
+        if not args.no_load:
+            load_weights(server, connection, args)
         with open(args.output, "a", encoding="utf-8") as output, ThreadPoolExecutor(args.concurrency) as pool:
 
             def write(row):

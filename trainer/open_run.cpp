@@ -74,7 +74,8 @@ absl::Status load(PreparedRun prepared, OpenedRun& run, StartNotes& notes) {
   run.data = std::make_unique<TrainingData>(std::move(inputs.train_data));
   run.eval_data = std::move(inputs.eval_data);
   if (inputs.onpolicy) {
-    run.rounds = std::make_unique<onpolicy::Rounds>(config, *std::move(inputs.onpolicy), mesh, run.start.parent_run);
+    run.rounds = std::make_unique<onpolicy::Rounds>(
+        config, *std::move(inputs.onpolicy), *run.models->student, mesh, run.start.parent_run);
   }
   if (inputs.samples) {
     run.samples =
@@ -139,6 +140,9 @@ absl::Status set_length(OpenedRun& run) {
         absl::StrFormat("--step: expected a step of the run, 1 to %d, found %d", run.total_steps, last));
   }
   run.last_step = last > 0 ? last : run.total_steps;
+  if (run.rounds != nullptr) {
+    run.rounds->set_length(run.total_steps);
+  }
   return absl::OkStatus();
 }
 

@@ -82,6 +82,9 @@ absl::Status TrainingRun::run_steps() {
   if (state_.step == 0 ? config_.eval.at_start : state_.step < opened_.total_steps && due(config_.eval.every)) {
     RETURN_IF_ERROR(evaluate());
   }
+  if (opened_.rounds != nullptr && !opened_.batches->round_is_due(state_)) { // in a round
+    RETURN_IF_ERROR(opened_.rounds->write_ahead_again(state_.round, state_.step, round_hooks()));
+  }
   step_.micro_batches().phases().begin_step();
   while (state_.step < opened_.last_step && !stopped_) {
     if (opened_.batches->round_is_due(state_)) {
@@ -104,20 +107,20 @@ absl::Status TrainingRun::run_steps() {
   return absl::OkStatus();
 }
 
-// Lets the student write the next round, and compares what the engine says about it with the student's own
-// predictions. nullopt: a rank was asked to stop.
-absl::StatusOr<std::optional<onpolicy::Round>> TrainingRun::write_round() {
-  const onpolicy::RoundHooks hooks = {
+onpolicy::RoundHooks TrainingRun::round_hooks() {
+  return {
       .asked_to_stop = [this] { return stop_.received() != 0; },
       .waits = [this] { mesh_.report_progress(state_.step + 1, "on-policy round"); },
       .message = [this](const std::string& line) { journal_.message(line); },
       .warning = [this](const std::string& line) { journal_.warning(line); }};
+}
+
+// Lets the student write the next round, and compares what the engine says about it with the student's own
+// predictions. nullopt: a rank was asked to stop.
+absl::StatusOr<std::optional<onpolicy::Round>> TrainingRun::write_round() {
+  const onpolicy::RoundHooks hooks = round_hooks();
   hooks.waits();
-  ASSIGN_OR_RETURN(
-      std::optional<onpolicy::Round> round,
-      opened_.rounds->write(
-          opened_.rounds->next_position(state_.round, state_.step, opened_.total_steps), *opened_.models->student,
-          hooks));
+  ASSIGN_OR_RETURN(std::optional<onpolicy::Round> round, opened_.rounds->write(state_.round, state_.step, hooks));
   if (!round || !opened_.start.parent_run.empty()) {
     return round;
   }
@@ -125,7 +128,9 @@ absl::StatusOr<std::optional<onpolicy::Round>> TrainingRun::write_round() {
       const RoundCheck check, check_round(step_.micro_batches(), *round, config_.train.micro_batch_size, mesh_));
   const std::string name = absl::StrFormat("round %d: ", round->position.number);
   journal_.info(name + check.line());
-  const absl::Status verdict = sharding::agree(mesh_, check.verdict(config_.onpolicy.max_logprob_gap));
+  // A round of an earlier student differs from the present one by what was learned since.
+  const double limit = round->weights_step == state_.step ? config_.onpolicy.max_logprob_gap : 0;
+  const absl::Status verdict = sharding::agree(mesh_, check.verdict(limit));
   if (!verdict.ok()) {
     opened_.rounds->reject(round->position);
     return absl::Status(verdict.code(), absl::StrCat(name, std::string(verdict.message())));

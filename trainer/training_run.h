@@ -23,6 +23,7 @@ class TrainingRun {
   absl::Status run_steps();
   void record_end(const absl::Status& status);
   absl::Status begin_round();
+  onpolicy::RoundHooks round_hooks();
   absl::StatusOr<std::optional<onpolicy::Round>> write_round();
   absl::StatusOr<std::optional<GlobalBatch>> next_batch();
   void train_step(const GlobalBatch& batch);

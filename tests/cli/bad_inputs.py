@@ -203,6 +203,8 @@ ON_POLICY = [
         args=on_policy("onpolicy.command=run {promts} {output}")),
     Row("command without output", ["onpolicy.command", "a command with {prompts} and {output}"],
         args=on_policy("onpolicy.command=run {prompts}")),
+    Row("server with the requests", ["onpolicy.server", "no placeholder but {model}", "found {prompts}"],
+        args=on_policy("onpolicy.server=serve {model} {prompts}")),
     Row("cross-entropy on own words", ["onpolicy_loss.hard_weight", "what it says already", "found 0.5"],
         args=on_policy("onpolicy_loss.hard_weight=0.5")),
     Row("no divergence on own words", ["onpolicy_loss.divergence", "a divergence from the teacher", "found none"],

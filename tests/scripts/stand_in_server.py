@@ -1,7 +1,11 @@
+#!/usr/bin/env python3
 """A server that answers as vLLM's or SGLang's does, for scripts/rollout_http.py: written after their documentation and
-sources (vLLM 0.33, SGLang 0.5). What it writes follows from a request's seed; `fault` makes it break."""
+sources (vLLM 0.33, SGLang 0.5). What it writes follows from a request's seed; `fault` makes it break. Started as a
+program, it serves until it is killed."""
 
+import argparse
 import json
+import os
 import random
 import socket
 import threading
@@ -14,8 +18,8 @@ END = 2
 class StandIn:
     """`kind`: vllm or sglang. `calls`: what was asked, in order; `loaded`: the folders of weights."""
 
-    def __init__(self, kind, fault="", vocab=100):
-        self.kind, self.fault, self.vocab = kind, fault, vocab
+    def __init__(self, kind, fault="", vocab=100, port=0, logprob=-0.5):
+        self.kind, self.fault, self.vocab, self.logprob = kind, fault, vocab, logprob
         self.calls, self.loaded, self.version = [], [], "default"
         self.failures = 0
         self.asleep = False
@@ -34,7 +38,7 @@ class StandIn:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 owner.answer(self, json.loads(body) if body else None)
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -74,11 +78,14 @@ class StandIn:
         if not (generating and self.fault == "drip"):
             handler.wfile.write(data)
 
-    def completion(self, seed, most):
+    def completion(self, seed, most, end=END):
         numbers = random.Random(seed)
         ids = [numbers.randint(3, self.vocab - 1) for _ in range(numbers.randint(1, most))]
         stopped = len(ids) < most
-        return [*ids, END] if stopped else ids, "stop" if stopped else "length"
+        return [*ids, end] if stopped else ids, "stop" if stopped else "length"
+
+    def logprobs(self, ids):
+        return None if self.logprob is None else [self.logprob] * len(ids)
 
     def vllm(self, path, body):
         if path == "/health":
@@ -90,9 +97,9 @@ class StandIn:
         if path == "/is_sleeping":
             return 200, {"is_sleeping": self.asleep}
         if path == "/v1/completions":
-            assert body["model"] == "student" and body["return_token_ids"] and body["stop_token_ids"] == [END]
-            ids, reason = self.completion(body["seed"], body["max_tokens"])
-            choice = {"finish_reason": reason, "logprobs": {"token_logprobs": [-0.5] * len(ids)}, "token_ids": ids}
+            assert body["model"] == "student" and body["return_token_ids"] and body["logprobs"] == 0
+            ids, reason = self.completion(body["seed"], body["max_tokens"], body["stop_token_ids"][0])
+            choice = {"finish_reason": reason, "logprobs": {"token_logprobs": self.logprobs(ids)}, "token_ids": ids}
             if self.fault == "old":
                 del choice["token_ids"]
             if self.fault == "template":
@@ -116,6 +123,9 @@ class StandIn:
             return 200, {"model_path": "student"}
         if path == "/update_weights_from_disk":
             self.loaded.append(body["model_path"])
+            if self.fault == "dies" and len(self.loaded) == 2:
+                print("server: CUDA error: an illegal memory access", flush=True)
+                os._exit(7)
             assert body["flush_cache"]
             if self.fault == "refused":
                 return 200, {"success": False, "message": "The shape of lm_head.weight differs"}
@@ -125,9 +135,26 @@ class StandIn:
         if path in ("/release_memory_occupation", "/resume_memory_occupation"):
             return 200, b""
         if path == "/generate":
-            most = body["sampling_params"]["max_new_tokens"]
-            ids, reason = self.completion(body["sampling_params"]["sampling_seed"], most)
+            given = body["sampling_params"]
+            ids, reason = self.completion(given["sampling_seed"], given["max_new_tokens"], given["stop_token_ids"][0])
             info = {"finish_reason": {"type": reason}, "weight_version": self.version}
-            info["output_token_logprobs"] = [[-0.5, token, None] for token in ids]
+            if self.logprob is not None:
+                info["output_token_logprobs"] = [[self.logprob, token, None] for token in ids]
             return 200, {"text": "", "output_ids": ids, "meta_info": info}
         return 404, {"detail": "Not Found"}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kind", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--vocab", type=int, required=True)
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--mark", default="")  # stands in the command line
+    args = parser.parse_args()
+    StandIn(args.kind, args.fault, args.vocab, args.port, logprob=None)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,8 @@ END = 1
 MOST = 8  # onpolicy.max_new_tokens
 LOGPROBS = r"mean log-probability (-[0-9.]+) nats, the engine's (-[0-9.]+)"
 SCRIPT = tiny.REPOSITORY / "scripts" / "rollout_transformers.py"
+HTTP = tiny.REPOSITORY / "scripts" / "rollout_http.py"
+SERVER = tiny.REPOSITORY / "tests" / "scripts" / "stand_in_server.py"
 
 
 def command(*arguments):
@@ -205,15 +207,21 @@ def test_a_few_bad_completions_are_left_out_with_a_warning(tmp_path, config):
     run = tiny.train(tmp_path, settings)
     assert description(run, 0)["result"]["completions"] == 6 and description(run, 0)["result"]["left_out"] == 2
     log = (run / "log.txt").read_text()
-    assert "2 of 8 completions are missing or cannot be used" in log and "output.jsonl:1: completion_ids[0]: expected an id below 211" in log
+    assert (
+        "2 of 8 completions are missing or cannot be used" in log
+        and "output.jsonl:1: completion_ids[0]: expected an id below 211" in log
+    )
 
 
-def test_killed_runs_go_on_with_the_completions_that_are_there(tmp_path, config):
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_killed_runs_go_on_with_the_completions_that_are_there(tmp_path, config, staleness):
     """Killed while the engine writes and while steps run: the losses are those of a run that nobody disturbed, and the
     engine dies with the run."""
-    undisturbed = tiny.train(tmp_path, config("undisturbed"))
+    own = {"staleness": staleness}
+    undisturbed = tiny.train(tmp_path, config("undisturbed", onpolicy=own))
     mark = f"mark-{tmp_path.name}"
-    settings = config("run", command("--slow", 0.1, "--mark", mark), checkpoint={"every": 1, "async": False})
+    slow = command("--slow", 0.1, "--mark", mark)
+    settings = config("run", slow, onpolicy=own, checkpoint={"every": 1, "async": False})
     path, run = tiny.write_config(tmp_path, settings), Path(settings["run"]["dir"])
     output = [round_folder(run, number) / "output.jsonl" for number in range(3)]
 
@@ -246,9 +254,75 @@ def test_killed_runs_go_on_with_the_completions_that_are_there(tmp_path, config)
     log = (run / "log.txt").read_text()
     assert "completions are there already" in log
     for number in range(3):
-        assert [line["prompt_ids"] for line in completions(run, number)] == [
-            line["prompt_ids"] for line in completions(undisturbed, number)
-        ]
+        assert description(run, number)["request"] == description(undisturbed, number)["request"]
+        assert completions(run, number) == completions(undisturbed, number)
+
+
+def test_with_staleness_a_round_is_written_while_the_one_before_it_is_trained_on(tmp_path, config):
+    """By the student as it was then: rounds 0 and 1 have the weights of the start, round 2 those before round 1."""
+    run = tiny.train(tmp_path, config("run", onpolicy={"staleness": 1}))
+    versions = [description(run, number)["request"]["weight_version"] for number in range(3)]
+    assert versions[0] == versions[1] and versions[2].startswith("step-2-")
+    assert [description(run, number)["request"]["first_prompt"] for number in range(3)] == [0, 8, 16]
+    assert not (run / "onpolicy" / "weights").exists()
+
+
+def test_a_stopped_run_goes_on_with_the_round_that_it_was_writing_ahead(tmp_path, config):
+    undisturbed = tiny.train(tmp_path, config("undisturbed", onpolicy={"staleness": 1}))
+    settings = config("run", command("--slow", 0.1), onpolicy={"staleness": 1})
+    path, run = tiny.write_config(tmp_path, settings), Path(settings["run"]["dir"])
+    job = subprocess.Popen([tiny.binary(), "--config", path], stdout=subprocess.DEVNULL, env=tiny.environment())
+    jobs.until(lambda: (round_folder(run, 1) / "output.jsonl").exists(), job)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(timeout=60) == tiny.STOPPED_BY_SIGNAL
+    tiny.distill("--config", path, "--resume")
+    assert losses(run) == losses(undisturbed)
+    assert description(run, 1)["request"] == description(undisturbed, 1)["request"]
+
+
+def http_settings(config, name, kind, mark, fault=""):
+    """A run whose server distill starts."""
+    port = tiny.free_port()
+    server = f"{sys.executable} {SERVER} --kind {kind} --port {port} --vocab {tiny.VOCAB} --mark {mark}"
+    rollout = f"{sys.executable} {HTTP} --url http://127.0.0.1:{port} --model {{model}} --version {{version}}"
+    settings = config(name, f"{rollout} --prompts {{prompts}} --output {{output}} --wait 20 --timeout 20")
+    settings["onpolicy"]["server"] = f"{server} --fault {fault}" if fault else server
+    return settings
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_lives_through_all_rounds_and_ends_with_the_run(tmp_path, config, kind):
+    mark = f"mark-{tmp_path.name}"
+    run = tiny.train(tmp_path, http_settings(config, "run", kind, mark))
+    assert not processes_with(mark)
+    for number in range(3):
+        assert len(completions(run, number)) == 8
+        log = (round_folder(run, number) / "engine.log").read_text()
+        assert f"{kind} has loaded {description(run, number)['request']['weight_version']}" in log
+
+
+def test_a_server_ends_when_the_run_is_killed(tmp_path, config):
+    mark = f"mark-{tmp_path.name}"
+    settings = http_settings(config, "run", "vllm", mark)
+    settings["train"]["steps"] = 1000
+    path, run = tiny.write_config(tmp_path, settings), Path(settings["run"]["dir"])
+    job = subprocess.Popen([tiny.binary(), "--config", path], stdout=subprocess.DEVNULL, env=tiny.environment())
+    jobs.until(lambda: jobs.steps_done(run) >= 1, job)
+    assert processes_with(mark)
+    job.kill()
+    job.wait()
+    jobs.until(lambda: not processes_with(mark))
+
+
+def test_a_server_that_dies_or_keeps_its_weights_is_named(tmp_path, config):
+    mark = f"mark-{tmp_path.name}"
+    dies = tiny.write_config(tmp_path / "dies", http_settings(config, "dies", "sglang", mark, "dies"))
+    error = tiny.distill("--config", dies, code=tiny.RUNTIME_FAILURE).stderr
+    assert "onpolicy.server ended with exit code 7" in error and "illegal memory access" in error
+    stale = tiny.write_config(tmp_path / "stale", http_settings(config, "stale", "sglang", mark, "stale"))
+    error = tiny.distill("--config", stale, code=tiny.RUNTIME_FAILURE).stderr
+    assert "weight_version: expected step-0-" in error and 'found "default"' in error
+    assert not processes_with(mark)
 
 
 def test_a_signal_ends_the_engine_and_the_run_goes_on_later(tmp_path, config):
@@ -307,6 +381,22 @@ def test_a_replay_repeats_a_step_with_the_rounds_that_are_there(tmp_path, config
     done = tiny.distill("replay", "--config", tmp_path / "config.yaml", "--step", 4)
     assert losses(run / "replay-4")[-1] == losses(run)[3]
     assert "sample 15: loss" in done.stdout
+
+
+def test_verify_reads_the_rounds_and_a_round_is_training_data(tmp_path, config):
+    run = tiny.train(tmp_path, config("run"))
+    said = tiny.distill("verify", run).stdout
+    assert said.count("on-policy round, 8 completions") == 3
+    again = config(
+        "again", onpolicy={"fraction": 0.5}, data={"train": [str(round_folder(run, 0)), str(round_folder(run, 1))]}
+    )
+    del again["onpolicy"]
+    assert tiny.read_metrics(tiny.train(tmp_path, again))[0]
+    shard = round_folder(run, 1) / "shard-00000.dtok"
+    data = bytearray(shard.read_bytes())
+    data[-3] ^= 1
+    shard.write_bytes(data)
+    assert "round-00001" in tiny.distill("verify", run, code=tiny.RUNTIME_FAILURE).stderr
 
 
 def test_old_rounds_are_removed_but_not_those_of_a_checkpoint(tmp_path, config):

@@ -247,6 +247,7 @@ struct DataSection {
 struct OnPolicySection {
   std::vector<DataSet> prompts; // token shards; none: the run is not on-policy
   std::string command; // a shell command with placeholders (trainer/onpolicy/command_engine.h)
+  std::string server; // a shell command that lives through all rounds, likewise; empty: none
   int64_t every = 16; // steps of a round
   double fraction = 1; // share of on-policy sequences in a batch
   int64_t completions = 0; // of a round; 0: one for each on-policy sequence of its steps
@@ -256,6 +257,7 @@ struct OnPolicySection {
   double top_p = 1;
   std::vector<std::string> stop; // texts that end a completion
   int64_t seed = 0; // of the prompts' order, and of what is sampled
+  int64_t staleness = 0; // 1: a round is written while the one before it is trained on
   int64_t timeout_s = 3600; // for the engine to write one round
   double max_logprob_gap = 0.1; // nats, between the engine's log-probabilities and the student's own; 0: no limit
   double max_bad = 0.05; // share of a round's completions that may be unusable

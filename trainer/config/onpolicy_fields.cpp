@@ -35,6 +35,10 @@ std::vector<Field> onpolicy_fields() {
        "Shell command that writes the completions of a round, with {model} (folder of the student's weights), {prompts} "
        "and {output} (JSONL files), {round} and {version} (docs/onpolicy.md). scripts/rollout_transformers.py is one.",
        kOnPolicy},
+      {"onpolicy", "server", Text{member<kOwn, &Own::server>}, "",
+       "Shell command of an inference server, with {model}, which is started before the first round, lives through all of "
+       "them, and is ended with the run. Empty: onpolicy.command needs none, or the user starts it.",
+       kOnPolicy},
       {"onpolicy", "every", Integer{member<kOwn, &Own::every>, 1, kMaxSteps}, "steps",
        "Length of a round: before it the student's weights are given to the engine, which writes the round's completions.",
        kOnPolicy},
@@ -59,6 +63,10 @@ std::vector<Field> onpolicy_fields() {
        "Texts that end a completion, a list, beside the tokens that end a text for the student.", kOnPolicy},
       {"onpolicy", "seed", Integer{member<kOwn, &Own::seed>, 0, kMaxInt}, "",
        "Seed of the prompts' order and of the sampling.", kOnPolicy},
+      {"onpolicy", "staleness", Integer{member<kOwn, &Own::staleness>, 0, 1}, "rounds",
+       "0: training waits while a round is written. 1: each round is written while the one before it is trained on, by the "
+       "student as it was at the beginning of that one.",
+       kOnPolicy},
       {"onpolicy", "timeout_s", Integer{member<kOwn, &Own::timeout_s>, 1, 31536000}, "seconds",
        "Time in which the engine must write a round.", kOnPolicy},
       {"onpolicy", "max_logprob_gap", Real{member<kOwn, &Own::max_logprob_gap>, 0, kMost}, "nats",

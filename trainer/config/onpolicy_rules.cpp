@@ -53,6 +53,17 @@ void check_command(const std::string& command, const ReportProblem& fail) {
   }
 }
 
+// The server is started once, before there are requests.
+void check_server(const std::string& command, const ReportProblem& fail) {
+  std::optional<std::string> wrong = unknown_placeholder(command);
+  for (const char* name : {"prompts", "output", "round", "version"}) {
+    wrong = wrong ? wrong : has_placeholder(command, name) ? std::optional(absl::StrCat("{", name, "}")) : std::nullopt;
+  }
+  if (wrong) {
+    fail({"onpolicy.server"}, "no placeholder but {model}", *wrong, "{{ and }} stand for single braces");
+  }
+}
+
 } // namespace
 
 void check_on_policy(const Config& config, const ReportProblem& fail) {
@@ -66,6 +77,7 @@ void check_on_policy(const Config& config, const ReportProblem& fail) {
         config.has_teacher() ? "a cache, which has other texts" : "none", "");
   }
   check_command(own.command, fail);
+  check_server(own.server, fail);
   if (config.onpolicy_loss.hard_weight > 0) {
     fail(
         {"onpolicy_loss.hard_weight"}, "0", to_yaml(*find_field("onpolicy_loss.hard_weight"), config),

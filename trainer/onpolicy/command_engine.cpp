@@ -10,6 +10,10 @@ namespace {
 
 constexpr int kShownLines = 20;
 
+std::string server_log(const std::string& folder) {
+  return folder + "/server.log";
+}
+
 } // namespace
 
 std::string last_output(const EngineJob& job) {
@@ -18,8 +22,18 @@ std::string last_output(const EngineJob& job) {
                        : absl::StrCat("its last output (", job.log, "):", lines);
 }
 
+absl::Status CommandEngine::start_server(const EngineJob& job) {
+  if (config_.server.empty() || server_ != nullptr) {
+    return absl::OkStatus();
+  }
+  const std::string command = config::fill_placeholders(config_.server, {{"model", job.model}});
+  ASSIGN_OR_RETURN(server_, launch::SupervisedProcess::start(command, server_log(folder_)));
+  return absl::OkStatus();
+}
+
 absl::Status CommandEngine::start(const EngineJob& job) {
   job_ = job;
+  RETURN_IF_ERROR(start_server(job));
   const std::string command = config::fill_placeholders(
       config_.command,
       {{"model", job.model},
@@ -32,6 +46,14 @@ absl::Status CommandEngine::start(const EngineJob& job) {
 }
 
 absl::StatusOr<bool> CommandEngine::poll() {
+  if (const auto ended = server_ != nullptr ? server_->poll() : std::nullopt) {
+    server_.reset();
+    process_.reset();
+    const std::string log = server_log(folder_);
+    return absl::AbortedError(absl::StrCat(
+        "onpolicy.server ended with ", launch::exit_text(*ended), "; its last output (", log,
+        "):", launch::last_lines(log, kShownLines)));
+  }
   const std::optional<int> code = process_->poll();
   if (!code) {
     return false;

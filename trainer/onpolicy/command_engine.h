@@ -8,11 +8,14 @@
 
 namespace distill::onpolicy {
 
-// onpolicy.command: one run of a shell command writes one round. Its placeholders are those of
+// onpolicy.command: one run of a shell command writes one round. onpolicy.server is another command, which is started
+// before the first round and lives until the engine ends. Their placeholders are those of
 // trainer/config/command_template.h.
 class CommandEngine : public Engine {
  public:
-  explicit CommandEngine(const config::OnPolicySection& config) : config_(config) {}
+  // `folder`: for the log of onpolicy.server.
+  CommandEngine(const config::OnPolicySection& config, std::string folder)
+      : config_(config), folder_(std::move(folder)) {}
 
   absl::Status start(const EngineJob& job) override;
   absl::StatusOr<bool> poll() override;
@@ -21,8 +24,12 @@ class CommandEngine : public Engine {
   }
 
  private:
+  absl::Status start_server(const EngineJob& job);
+
   const config::OnPolicySection& config_;
+  std::string folder_;
   EngineJob job_;
+  std::unique_ptr<launch::SupervisedProcess> server_; // null: there is none
   std::unique_ptr<launch::SupervisedProcess> process_;
 };
 

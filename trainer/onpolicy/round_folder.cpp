@@ -1,8 +1,11 @@
 #include "trainer/onpolicy/round_folder.h"
 
+#include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "data/base/durable_file.h"
@@ -67,6 +70,11 @@ absl::StatusOr<RoundFolder::Contents> RoundFolder::read_complete() const {
   return Contents{json["request"], *result};
 }
 
+absl::StatusOr<Json> RoundFolder::read_request() const {
+  ASSIGN_OR_RETURN(const Json json, read());
+  return json["request"];
+}
+
 absl::Status RoundFolder::begin(const Json& request, std::string& set_aside) const {
   std::error_code error;
   if (fs::exists(path_, error)) {
@@ -96,6 +104,23 @@ absl::StatusOr<std::string> RoundFolder::set_aside() const {
 
 absl::Status RoundFolder::complete(const Json& request, const Json& result) const {
   return base::replace_file(file(kRoundFile), text_of(request, result));
+}
+
+std::vector<int64_t> complete_rounds(const std::string& run_dir) {
+  constexpr absl::string_view kPrefix = "round-";
+  std::vector<int64_t> numbers;
+  std::error_code error;
+  for (fs::directory_iterator it(fs::path(run_dir) / kRoundsFolder, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    int64_t number = 0;
+    if (absl::StartsWith(name, kPrefix) && absl::SimpleAtoi(name.substr(kPrefix.size()), &number) &&
+        RoundFolder(run_dir, number).read_complete().ok()) {
+      numbers.push_back(number);
+    }
+  }
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
 }
 
 std::vector<std::string> remove_old_rounds(const std::string& run_dir, int64_t newest, int64_t keep, int64_t step) {

@@ -41,6 +41,8 @@ class RoundFolder {
     nlohmann::ordered_json request, result;
   };
   absl::StatusOr<Contents> read_complete() const;
+  // The request alone, of a round that need not be complete.
+  absl::StatusOr<nlohmann::ordered_json> read_request() const;
   // Adds the result: the round is complete.
   absl::Status complete(const nlohmann::ordered_json& request, const nlohmann::ordered_json& result) const;
 
@@ -49,6 +51,9 @@ class RoundFolder {
 
   std::string path_;
 };
+
+// The numbers of the run's complete rounds, ascending.
+std::vector<int64_t> complete_rounds(const std::string& run_dir);
 
 // Removes the oldest rounds, so that `keep` of those up to `newest` are left, but none that ends after `step`: a
 // checkpoint of that step is resumed in it. Returns the folders that were removed.

@@ -1,43 +1,21 @@
 #include "trainer/onpolicy/rounds.h"
 
 #include <ATen/ops/from_blob.h>
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
-#include <absl/strings/str_join.h>
 
-#include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <numeric>
 #include <thread>
 
-#include "data/base/durable_file.h"
 #include "data/base/status_macros.h"
-#include "trainer/checkpoint/folder.h"
 #include "trainer/onpolicy/command_engine.h"
-#include "trainer/onpolicy/round_stats.h"
 
 namespace distill::onpolicy {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using Json = nlohmann::ordered_json;
-
 constexpr std::chrono::milliseconds kPoll{50};
-constexpr size_t kShownProblems = 5;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-std::string first_problems(const std::vector<std::string>& problems) {
-  std::string text;
-  for (size_t i = 0; i < std::min(problems.size(), kShownProblems); ++i) {
-    absl::StrAppend(&text, "\n  ", problems[i]);
-  }
-  return problems.size() > kShownProblems ? absl::StrCat(text, "\n  and ", problems.size() - kShownProblems, " more")
-                                          : text;
-}
 
 std::string identity_of(const data::Dataset& data) {
   base::Digest hash;
@@ -45,49 +23,47 @@ std::string identity_of(const data::Dataset& data) {
   return "sha256 " + base::hex(hash);
 }
 
+// Of each completion the sum of its log-probabilities; NaN where there are none.
+std::vector<double> logprob_sums(const std::map<int64_t, Completion>& completions) {
+  std::vector<double> sums;
+  for (const auto& [id, completion] : completions) {
+    const std::vector<double>& own = completion.logprobs;
+    sums.push_back(own.empty() ? NAN : std::accumulate(own.begin(), own.end(), 0.0));
+  }
+  return sums;
+}
+
 } // namespace
 
-struct Rounds::Work {
-  checkpoint::RoundPosition position;
-  StudentWeights weights;
-  double weights_seconds = 0;
-  RoundFolder folder;
-  Json request;
-  std::vector<Request> requests;
-  std::map<int64_t, Completion> completions; // the good ones
-  std::vector<std::string> bad; // lines of the engine that are not used, and why
-  bool complete = false; // an earlier process has finished it
-  bool running = false; // the engine writes
-  EngineJob job;
-  Clock::time_point started = Clock::now(); // of the engine
-  double engine_seconds = 0;
-};
-
 Rounds::Rounds(
-    const config::Config& config, RoundInputs inputs, const sharding::Mesh& mesh, const std::string& parent_run)
+    const config::Config& config, RoundInputs inputs, const sharding::ModelShards& student, const sharding::Mesh& mesh,
+    const std::string& parent_run)
     : config_(config),
       replays_(!parent_run.empty()),
       run_dir_(replays_ ? parent_run : config.run.dir),
       inputs_(std::move(inputs)),
+      student_(student),
       mesh_(mesh) {
   if (mesh_.is_main() && !replays_) {
-    engine_ = std::make_unique<CommandEngine>(config_.onpolicy);
+    engine_ = std::make_unique<CommandEngine>(config_.onpolicy, absl::StrCat(run_dir_, "/", kRoundsFolder));
   }
 }
 
 Rounds::~Rounds() {
+  writer_.reset();
   if (engine_ != nullptr) {
     engine_.reset();
-    remove_student_weights(config_);
+    if (!begun_) {
+      remove_student_weights(config_);
+    }
   }
 }
 
-checkpoint::RoundPosition Rounds::next_position(
-    const checkpoint::RoundPosition& last, int64_t step, int64_t total_steps) const {
+checkpoint::RoundPosition Rounds::position_after(const checkpoint::RoundPosition& last, int64_t step) const {
   checkpoint::RoundPosition next;
   next.number = last.number + 1;
   next.first_step = step;
-  next.steps = std::min(config_.onpolicy.every, total_steps - step);
+  next.steps = std::min(config_.onpolicy.every, total_steps_ - step);
   next.sequences = config_.onpolicy_sequences();
   next.first_prompt = last.first_prompt + last.prompts;
   // The last round of a run may be shorter than the others.
@@ -96,130 +72,28 @@ checkpoint::RoundPosition Rounds::next_position(
   return next;
 }
 
-Json Rounds::request_of(const checkpoint::RoundPosition& position, const std::string& version) const {
-  const config::OnPolicySection& own = config_.onpolicy;
-  return {
-      {"round", position.number},
-      {"first_step", position.first_step},
-      {"steps", position.steps},
-      {"sequences", position.sequences},
-      {"first_prompt", position.first_prompt},
-      {"prompts", position.prompts},
-      {"samples", own.samples},
-      {"prompts_sha256", base::hex(inputs_.prompts->fingerprint())},
-      {"weight_version", version},
-      {"max_new_tokens", own.max_new_tokens},
-      {"temperature", own.temperature},
-      {"top_p", own.top_p},
-      {"stop", own.stop},
-      {"seed", own.seed}};
-}
-
-CompletionRules Rounds::rules_of(const Work& work) const {
-  return {
-      work.requests,
-      config_.onpolicy.max_new_tokens,
-      static_cast<int64_t>(inputs_.prompts->header().vocab_size),
-      inputs_.limits.documents,
-      inputs_.end_ids,
-      work.weights.version};
-}
-
-// Moves the good completions of the engine's output to kCompletionsFile. Whenever it is interrupted, the next call
-// finds what is good in the two files.
-absl::Status Rounds::collect(Work& work) const {
-  const std::string kept = work.folder.file(kCompletionsFile), output = work.folder.file(kOutputFile);
-  const CompletionRules rules = rules_of(work);
-  if (auto read = read_completions(kept, rules); read.ok()) {
-    work.completions = std::move(read->completions);
+// Begins a round with the student after `step` steps: as it is now, or as it was when the weights were written.
+absl::Status Rounds::start(const checkpoint::RoundPosition& position, int64_t step, const RoundHooks& hooks) {
+  if (weights_step_ != step) {
+    weights_step_ = -1;
+    ASSIGN_OR_RETURN(weights_, write_student_weights(config_, student_, mesh_, step));
+    weights_step_ = step;
   }
-  auto fresh = read_completions(output, rules);
-  if (!fresh.ok()) {
-    return absl::OkStatus(); // the engine has written nothing
+  absl::Status status;
+  if (mesh_.is_main()) {
+    writer_ = std::make_unique<RoundWriter>(config_, inputs_, *engine_, position, weights_);
+    status = writer_->begin(hooks);
   }
-  work.bad = std::move(fresh->bad);
-  work.completions.merge(std::move(fresh->completions));
-  std::string lines;
-  for (const auto& [id, completion] : work.completions) {
-    lines += completion_line(work.requests[static_cast<size_t>(id)], completion, work.weights.version);
-  }
-  RETURN_IF_ERROR(base::replace_file(kept, lines));
-  std::error_code ignored;
-  std::filesystem::remove(output, ignored);
+  RETURN_IF_ERROR(sharding::agree(mesh_, status));
+  begun_ = position;
   return absl::OkStatus();
-}
-
-absl::Status Rounds::begin(Work& work, const RoundHooks& hooks) {
-  const checkpoint::RoundPosition& position = work.position;
-  work.request = request_of(position, work.weights.version);
-  std::string set_aside;
-  RETURN_IF_ERROR(work.folder.begin(work.request, set_aside));
-  if (!set_aside.empty()) {
-    hooks.message(absl::StrFormat(
-        "round %d is written anew: what was there is of other weights or settings, and is now %s", position.number,
-        set_aside));
-  }
-  work.complete = work.folder.read_complete().ok();
-  ASSIGN_OR_RETURN(
-      work.requests,
-      round_requests(
-          config_.onpolicy, *inputs_.prompts, position.number, position.first_prompt,
-          position.prompts * config_.onpolicy.samples));
-  RETURN_IF_ERROR(collect(work));
-  work.bad.clear(); // they are asked for again
-  if (work.complete) {
-    hooks.message(absl::StrFormat("round %d is there, by the same weights, and is used again", position.number));
-    return absl::OkStatus();
-  }
-  if (!work.completions.empty()) {
-    hooks.message(absl::StrFormat(
-        "round %d: %d of %d completions are there already", position.number, work.completions.size(),
-        work.requests.size()));
-  }
-  return work.completions.size() < work.requests.size() ? start_engine(work) : absl::OkStatus();
-}
-
-absl::Status Rounds::start_engine(Work& work) {
-  std::vector<const Request*> missing;
-  for (const Request& request : work.requests) {
-    if (!work.completions.contains(request.id)) {
-      missing.push_back(&request);
-    }
-  }
-  const config::OnPolicySection& own = config_.onpolicy;
-  const Sampling sampling{own.max_new_tokens, own.temperature, own.top_p, own.stop, inputs_.end_ids};
-  std::error_code ignored;
-  const auto absolute = [&](const char* name) {
-    return std::filesystem::absolute(work.folder.file(name), ignored).lexically_normal().string();
-  };
-  work.job = {work.position.number,    work.weights.folder,   work.weights.version,
-              absolute(kRequestsFile), absolute(kOutputFile), absolute(kLogFile)};
-  RETURN_IF_ERROR(base::replace_file(work.job.requests, request_lines(missing, sampling, work.weights.version)));
-  work.started = Clock::now();
-  RETURN_IF_ERROR(engine_->start(work.job));
-  work.running = true;
-  return absl::OkStatus();
-}
-
-absl::StatusOr<bool> Rounds::engine_ended(Work& work) {
-  if (!work.running) {
-    return true;
-  }
-  ASSIGN_OR_RETURN(const bool ended, engine_->poll());
-  if (!ended && seconds_since(work.started) > static_cast<double>(config_.onpolicy.timeout_s)) {
-    engine_->stop();
-    return absl::DeadlineExceededError(absl::StrFormat(
-        "onpolicy.timeout_s: the engine has not ended within %d s in round %d, and was killed; %s",
-        config_.onpolicy.timeout_s, work.position.number, last_output(work.job)));
-  }
-  return ended;
 }
 
 // Waits until the engine has ended; false: a rank was asked to stop. The ranks exchange small numbers all the time, so
 // that no collective waits for the engine.
-absl::StatusOr<bool> Rounds::wait(Work& work, const RoundHooks& hooks) {
+absl::StatusOr<bool> Rounds::wait(const RoundHooks& hooks) {
   while (true) {
-    const absl::StatusOr<bool> ended = mesh_.is_main() ? engine_ended(work) : absl::StatusOr<bool>(false);
+    const absl::StatusOr<bool> ended = mesh_.is_main() ? writer_->ended() : absl::StatusOr<bool>(false);
     enum : int64_t {
       kStop,
       kEnded,
@@ -230,17 +104,13 @@ absl::StatusOr<bool> Rounds::wait(Work& work, const RoundHooks& hooks) {
     if (mesh_.host != nullptr) {
       mesh_.host->all_reduce(at::from_blob(ranks, {kCount}, at::kLong));
     }
-    if (ranks[kFailed] > 0 && ranks[kStop] == 0) {
-      return mesh_.is_main() ? ended.status() : absl::AbortedError("the engine failed; the message of rank 0 says how");
-    }
     if (ranks[kStop] > 0) {
-      if (engine_ != nullptr) {
-        engine_->stop();
-      }
       return false;
     }
+    if (ranks[kFailed] > 0) {
+      return mesh_.is_main() ? ended.status() : absl::AbortedError("the engine failed; the message of rank 0 says how");
+    }
     if (ranks[kEnded] > 0) {
-      work.engine_seconds = work.running ? seconds_since(work.started) : 0;
       return true;
     }
     hooks.waits();
@@ -248,74 +118,21 @@ absl::StatusOr<bool> Rounds::wait(Work& work, const RoundHooks& hooks) {
   }
 }
 
-// Adds a line for the completions that are missing without a bad line of their own.
-void Rounds::check_missing(Work& work) const {
-  const auto missing = static_cast<int64_t>(work.requests.size() - work.completions.size());
-  const auto bad = static_cast<int64_t>(work.bad.size());
-  if (missing > bad) {
-    work.bad.push_back(absl::StrFormat("%d prompts have no completion at all", missing - bad));
-  }
-}
-
-absl::Status Rounds::finish(Work& work, const RoundHooks& hooks) const {
-  if (work.complete) {
-    return absl::OkStatus();
-  }
-  RETURN_IF_ERROR(collect(work));
-  const size_t wanted = work.requests.size(), missing = wanted - work.completions.size();
-  check_missing(work);
-  const std::string counts = absl::StrFormat(
-      "round %d: %d of %d completions are missing or cannot be used", work.position.number, missing, wanted);
-  if (static_cast<double>(missing) > config_.onpolicy.max_bad * static_cast<double>(wanted) ||
-      work.completions.empty()) {
-    return absl::AbortedError(absl::StrCat(
-        counts, ", more than onpolicy.max_bad, ", config_.onpolicy.max_bad, ":", first_problems(work.bad),
-        "\nthe engine: ", last_output(work.job)));
-  }
-  if (missing > 0) {
-    hooks.warning(absl::StrCat(counts, ", and are left out:", first_problems(work.bad)));
-  }
-  const Clock::time_point began = Clock::now();
-  RETURN_IF_ERROR(
-      write_round_shard(work.folder.file(kShardFile), work.requests, work.completions, inputs_.prompts->header()));
-  const double shard_seconds = seconds_since(began);
-  const RoundStats stats = round_stats(work.completions);
-  Json result = stats_json(stats);
-  result["left_out"] = missing;
-  result["seconds"] = {{"weights", work.weights_seconds}, {"engine", work.engine_seconds}, {"shard", shard_seconds}};
-  RETURN_IF_ERROR(work.folder.complete(work.request, result));
-  const std::string round = absl::StrFormat("round %d: ", work.position.number);
-  hooks.message(absl::StrFormat(
-      "%s%s, by the weights %s (%.1f s to write them, %.1f s for the engine, %.1f s for the shard)", round,
-      stats_line(stats), work.weights.version, work.weights_seconds, work.engine_seconds, shard_seconds));
-  for (const std::string& warning : stats_warnings(stats)) {
-    hooks.warning(round + warning);
-  }
-  if (config_.onpolicy.keep_rounds > 0) {
-    const auto checkpoints = checkpoint::complete_checkpoints(run_dir_);
-    remove_old_rounds(
-        run_dir_, work.position.number, config_.onpolicy.keep_rounds,
-        checkpoints.empty() ? 0 : checkpoints.begin()->first);
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::optional<Round>> Rounds::write(
-    checkpoint::RoundPosition position, const sharding::ModelShards& student, const RoundHooks& hooks) {
+    const checkpoint::RoundPosition& last, int64_t step, const RoundHooks& hooks) {
+  const checkpoint::RoundPosition position = position_after(last, step);
   if (replays_) {
     ASSIGN_OR_RETURN(Round round, identified(position));
     return std::optional(std::move(round));
   }
-  Work work{.position = position, .folder = RoundFolder(run_dir_, position.number)};
-  const Clock::time_point began = Clock::now();
-  ASSIGN_OR_RETURN(work.weights, write_student_weights(config_, student, mesh_, position.first_step));
-  work.weights_seconds = seconds_since(began);
-  RETURN_IF_ERROR(sharding::agree(mesh_, mesh_.is_main() ? begin(work, hooks) : absl::OkStatus()));
-  ASSIGN_OR_RETURN(const bool ended, wait(work, hooks));
+  if (begun_ != position) {
+    RETURN_IF_ERROR(begin(last, position, step, hooks));
+  }
+  ASSIGN_OR_RETURN(const bool ended, wait(hooks));
   if (!ended) {
     return std::optional<Round>();
   }
-  RETURN_IF_ERROR(sharding::agree(mesh_, mesh_.is_main() ? finish(work, hooks) : absl::OkStatus()));
+  RETURN_IF_ERROR(sharding::agree(mesh_, mesh_.is_main() ? writer_->finish(hooks) : absl::OkStatus()));
   ASSIGN_OR_RETURN(Round round, identified(position));
   if (const int64_t read = position.steps * position.sequences; round.data->num_samples() > read) {
     hooks.warning(absl::StrFormat(
@@ -323,10 +140,15 @@ absl::StatusOr<std::optional<Round>> Rounds::write(
         "onpolicy.every or data.seq_len",
         position.number, round.data->num_samples(), position.steps, read));
   }
-  for (const auto& [id, completion] : work.completions) { // the documents are in their order
-    round.engine_logprobs.push_back(
-        completion.logprobs.empty() ? NAN
-                                    : std::accumulate(completion.logprobs.begin(), completion.logprobs.end(), 0.0));
+  round.weights_step = weights_step_;
+  if (mesh_.is_main()) {
+    round.engine_logprobs = logprob_sums(writer_->completions());
+  }
+  writer_.reset();
+  begun_.reset();
+  const int64_t end = position.first_step + position.steps;
+  if (config_.onpolicy.staleness > 0 && end < total_steps_) {
+    RETURN_IF_ERROR(start(position_after(position, end), step, hooks));
   }
   return std::optional(std::move(round));
 }
@@ -378,6 +200,49 @@ absl::StatusOr<Round> Rounds::reopen(const checkpoint::RoundPosition& position) 
   }
   RETURN_IF_ERROR(sharding::agree(mesh_, status));
   return *std::move(round);
+}
+
+// The weights with which an earlier process began the round, those after `step` steps, if the round can go on with
+// them: it is complete, or they are still where they were written.
+std::optional<StudentWeights> Rounds::weights_of(const checkpoint::RoundPosition& position, int64_t step) const {
+  const RoundFolder folder(run_dir_, position.number);
+  const auto request = folder.read_request();
+  const std::string version = request.ok() ? request->value("weight_version", std::string()) : "";
+  const bool usable = absl::StartsWith(version, absl::StrCat("step-", step, "-")) &&
+      (folder.read_complete().ok() || is_written(config_, version));
+  return usable ? std::optional(StudentWeights{weights_folder(config_), version}) : std::nullopt;
+}
+
+// Begins the round after `last` with the student after `step` steps. With onpolicy.staleness 1 an earlier process has
+// begun it together with `last`, and it goes on with that student's weights.
+absl::Status Rounds::begin(
+    const checkpoint::RoundPosition& last, const checkpoint::RoundPosition& position, int64_t step,
+    const RoundHooks& hooks) {
+  if (config_.onpolicy.staleness == 0 || !last.begun()) {
+    return start(position, step, hooks);
+  }
+  std::optional<StudentWeights> there;
+  if (mesh_.is_main()) {
+    there = weights_of(position, last.first_step);
+  }
+  if (sharding::sum_over_ranks(mesh_, there ? 1 : 0) == 0) {
+    hooks.message(absl::StrFormat(
+        "round %d is written by the student after %d steps: the weights after %d, with which it would have been begun, "
+        "are not there",
+        position.number, step, last.first_step));
+    return start(position, step, hooks);
+  }
+  weights_ = there.value_or(StudentWeights{});
+  weights_step_ = last.first_step;
+  return start(position, weights_step_, hooks);
+}
+
+absl::Status Rounds::write_ahead_again(
+    const checkpoint::RoundPosition& position, int64_t step, const RoundHooks& hooks) {
+  const int64_t end = position.first_step + position.steps;
+  return !replays_ && config_.onpolicy.staleness > 0 && end < total_steps_
+      ? begin(position, position_after(position, end), step, hooks)
+      : absl::OkStatus();
 }
 
 } // namespace distill::onpolicy

@@ -3,6 +3,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 
+#include <chrono>
 #include <filesystem>
 
 #include "data/base/checksum.h"
@@ -41,6 +42,7 @@ std::string weights_folder(const config::Config& config) {
 
 absl::StatusOr<StudentWeights> write_student_weights(
     const config::Config& config, const sharding::ModelShards& student, const sharding::Mesh& mesh, int64_t step) {
+  const auto began = std::chrono::steady_clock::now();
   StudentWeights weights;
   int64_t gathered = 0;
   metrics::TaskProgress progress(
@@ -70,7 +72,14 @@ absl::StatusOr<StudentWeights> write_student_weights(
     weights.version = std::move(version).value_or("");
   }
   RETURN_IF_ERROR(sharding::agree(mesh, status));
+  weights.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   return weights;
+}
+
+bool is_written(const config::Config& config, const std::string& version) {
+  const auto own = version_of(weights_folder(config), /*step=*/0);
+  const auto hash = [](const std::string& text) { return text.substr(text.rfind('-') + 1); };
+  return own.ok() && !version.empty() && hash(*own) == hash(version);
 }
 
 void remove_student_weights(const config::Config& config) {

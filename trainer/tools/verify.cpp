@@ -7,11 +7,13 @@
 
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
+#include "data/shard.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/verify.h"
 #include "trainer/hf/model_checksums.h"
 #include "trainer/metrics/status_line.h"
 #include "trainer/metrics/task_progress.h"
+#include "trainer/onpolicy/round_folder.h"
 #include "trainer/setup/disk_space.h"
 #include "trainer/teacher_cache/cache_folder.h"
 
@@ -54,10 +56,39 @@ absl::Status verify_cache(const std::string& folder, const Output& out) {
   return absl::OkStatus();
 }
 
+// A complete round of an on-policy run: its token shard, and that it has the completions which round.json counts.
+absl::Status verify_round(const onpolicy::RoundFolder& folder, const Output& out) {
+  ASSIGN_OR_RETURN(const onpolicy::RoundFolder::Contents contents, folder.read_complete());
+  ASSIGN_OR_RETURN(const data::Shard shard, data::Shard::open(folder.file(onpolicy::kShardFile)));
+  RETURN_IF_ERROR(shard.verify());
+  const int64_t completions = contents.result.value("completions", int64_t{0});
+  if (shard.documents() != completions) {
+    return absl::DataLossError(absl::StrFormat(
+        "%s: expected the %d completions of %s, found %d documents", shard.path(), completions, onpolicy::kRoundFile,
+        shard.documents()));
+  }
+  out.report(absl::StrFormat(
+      "%s: on-policy round, %d completions, %d tokens: every checksum fits", folder.path(), completions,
+      shard.tokens()));
+  return absl::OkStatus();
+}
+
+// Of the run's rounds, those that are being written are left out.
+std::vector<absl::Status> verify_rounds(const std::string& run_dir, const Output& out) {
+  std::vector<absl::Status> results;
+  for (const int64_t number : onpolicy::complete_rounds(run_dir)) {
+    results.push_back(verify_round(onpolicy::RoundFolder(run_dir, number), out));
+  }
+  return results;
+}
+
 absl::Status verify_run(const std::string& folder, const Output& out) {
   std::vector<absl::Status> results;
   for (const auto& [step, path] : checkpoint::complete_checkpoints(folder)) {
     results.push_back(verify_checkpoint(path.string(), out));
+  }
+  for (absl::Status& result : verify_rounds(folder, out)) {
+    results.push_back(std::move(result));
   }
   if (const fs::path model = fs::path(folder) / "model"; holds(model, "config.json")) {
     results.push_back(verify_model(model.string(), out));

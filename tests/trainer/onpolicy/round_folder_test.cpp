@@ -74,6 +74,9 @@ TEST_F(RoundFolderTest, OldRoundsAreRemovedUnlessACheckpointEndsBeforeThem) {
       remove_old_rounds(run(), 4, 2, /*step=*/4),
       ::testing::ElementsAre(RoundFolder(run(), 1).path(), RoundFolder(run(), 0).path()));
   EXPECT_TRUE(RoundFolder(run(), 2).read_complete().ok());
+  std::string aside;
+  ASSERT_TRUE(RoundFolder(run(), 5).begin(request("a"), aside).ok()); // not complete
+  EXPECT_THAT(complete_rounds(run()), ::testing::ElementsAre(2, 3, 4));
   EXPECT_TRUE(RoundFolder(run(), 4).read_complete().ok());
 }
 

@@ -1,0 +1,218 @@
+#include "trainer/onpolicy/round_writer.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include <filesystem>
+
+#include "data/base/durable_file.h"
+#include "data/base/status_macros.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/onpolicy/command_engine.h"
+#include "trainer/onpolicy/round_stats.h"
+
+namespace distill::onpolicy {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kShownProblems = 5;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::string first_problems(const std::vector<std::string>& problems) {
+  std::string text;
+  for (size_t i = 0; i < std::min(problems.size(), kShownProblems); ++i) {
+    absl::StrAppend(&text, "\n  ", problems[i]);
+  }
+  return problems.size() > kShownProblems ? absl::StrCat(text, "\n  and ", problems.size() - kShownProblems, " more")
+                                          : text;
+}
+
+} // namespace
+
+RoundWriter::RoundWriter(
+    const config::Config& config, const RoundInputs& inputs, Engine& engine, const checkpoint::RoundPosition& position,
+    StudentWeights weights)
+    : config_(config),
+      inputs_(inputs),
+      engine_(engine),
+      position_(position),
+      weights_(std::move(weights)),
+      folder_(config.run.dir, position.number) {}
+
+Json RoundWriter::make_request() const {
+  const config::OnPolicySection& own = config_.onpolicy;
+  return {
+      {"round", position_.number},
+      {"first_step", position_.first_step},
+      {"steps", position_.steps},
+      {"sequences", position_.sequences},
+      {"first_prompt", position_.first_prompt},
+      {"prompts", position_.prompts},
+      {"samples", own.samples},
+      {"prompts_sha256", base::hex(inputs_.prompts->fingerprint())},
+      {"weight_version", weights_.version},
+      {"max_new_tokens", own.max_new_tokens},
+      {"temperature", own.temperature},
+      {"top_p", own.top_p},
+      {"stop", own.stop},
+      {"seed", own.seed}};
+}
+
+CompletionRules RoundWriter::rules() const {
+  return {
+      requests_,
+      config_.onpolicy.max_new_tokens,
+      static_cast<int64_t>(inputs_.prompts->header().vocab_size),
+      inputs_.limits.documents,
+      inputs_.end_ids,
+      weights_.version};
+}
+
+// Moves the good completions of the engine's output to kCompletionsFile. Whenever it is interrupted, the next call
+// finds what is good in the two files.
+absl::Status RoundWriter::collect() {
+  const std::string kept = folder_.file(kCompletionsFile), output = folder_.file(kOutputFile);
+  const CompletionRules own = rules();
+  if (auto read = read_completions(kept, own); read.ok()) {
+    completions_ = std::move(read->completions);
+  }
+  auto fresh = read_completions(output, own);
+  if (!fresh.ok()) {
+    return absl::OkStatus(); // the engine has written nothing
+  }
+  bad_ = std::move(fresh->bad);
+  completions_.merge(std::move(fresh->completions));
+  std::string lines;
+  for (const auto& [id, completion] : completions_) {
+    lines += completion_line(requests_[static_cast<size_t>(id)], completion, weights_.version);
+  }
+  RETURN_IF_ERROR(base::replace_file(kept, lines));
+  std::error_code ignored;
+  std::filesystem::remove(output, ignored);
+  return absl::OkStatus();
+}
+
+absl::Status RoundWriter::begin(const RoundHooks& hooks) {
+  request_ = make_request();
+  std::string set_aside;
+  RETURN_IF_ERROR(folder_.begin(request_, set_aside));
+  if (!set_aside.empty()) {
+    hooks.message(absl::StrFormat(
+        "round %d is written anew: what was there is of other weights or settings, and is now %s", position_.number,
+        set_aside));
+  }
+  complete_ = folder_.read_complete().ok();
+  ASSIGN_OR_RETURN(
+      requests_,
+      round_requests(
+          config_.onpolicy, *inputs_.prompts, position_.number, position_.first_prompt,
+          position_.prompts * config_.onpolicy.samples));
+  RETURN_IF_ERROR(collect());
+  bad_.clear(); // they are asked for again
+  if (complete_) {
+    hooks.message(absl::StrFormat("round %d is there, by the same weights, and is used again", position_.number));
+    return absl::OkStatus();
+  }
+  if (!completions_.empty()) {
+    hooks.message(absl::StrFormat(
+        "round %d: %d of %d completions are there already", position_.number, completions_.size(), requests_.size()));
+  }
+  return completions_.size() < requests_.size() ? start_engine() : absl::OkStatus();
+}
+
+absl::Status RoundWriter::start_engine() {
+  std::vector<const Request*> missing;
+  for (const Request& request : requests_) {
+    if (!completions_.contains(request.id)) {
+      missing.push_back(&request);
+    }
+  }
+  const config::OnPolicySection& own = config_.onpolicy;
+  const Sampling sampling{own.max_new_tokens, own.temperature, own.top_p, own.stop, inputs_.end_ids};
+  std::error_code ignored;
+  const auto absolute = [&](const char* name) {
+    return std::filesystem::absolute(folder_.file(name), ignored).lexically_normal().string();
+  };
+  job_ = {position_.number,        weights_.folder,       weights_.version,
+          absolute(kRequestsFile), absolute(kOutputFile), absolute(kLogFile)};
+  RETURN_IF_ERROR(base::replace_file(job_.requests, request_lines(missing, sampling, weights_.version)));
+  started_ = Clock::now();
+  RETURN_IF_ERROR(engine_.start(job_));
+  running_ = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> RoundWriter::ended() {
+  if (!running_) {
+    return true;
+  }
+  ASSIGN_OR_RETURN(const bool done, engine_.poll());
+  if (!done && seconds_since(started_) > static_cast<double>(config_.onpolicy.timeout_s)) {
+    engine_.stop();
+    return absl::DeadlineExceededError(absl::StrFormat(
+        "onpolicy.timeout_s: the engine has not ended within %d s in round %d, and was killed; %s",
+        config_.onpolicy.timeout_s, position_.number, last_output(job_)));
+  }
+  if (done) {
+    running_ = false;
+    engine_seconds_ = seconds_since(started_);
+  }
+  return done;
+}
+
+// Adds a line for the completions that are missing without a bad line of their own.
+void RoundWriter::check_missing() {
+  const auto missing = static_cast<int64_t>(requests_.size() - completions_.size());
+  const auto bad = static_cast<int64_t>(bad_.size());
+  if (missing > bad) {
+    bad_.push_back(absl::StrFormat("%d prompts have no completion at all", missing - bad));
+  }
+}
+
+absl::Status RoundWriter::finish(const RoundHooks& hooks) {
+  if (complete_) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(collect());
+  const size_t wanted = requests_.size(), missing = wanted - completions_.size();
+  check_missing();
+  const std::string counts = absl::StrFormat(
+      "round %d: %d of %d completions are missing or cannot be used", position_.number, missing, wanted);
+  if (static_cast<double>(missing) > config_.onpolicy.max_bad * static_cast<double>(wanted) || completions_.empty()) {
+    return absl::AbortedError(absl::StrCat(
+        counts, ", more than onpolicy.max_bad, ", config_.onpolicy.max_bad, ":", first_problems(bad_),
+        "\nthe engine: ", last_output(job_)));
+  }
+  if (missing > 0) {
+    hooks.warning(absl::StrCat(counts, ", and are left out:", first_problems(bad_)));
+  }
+  const Clock::time_point began = Clock::now();
+  RETURN_IF_ERROR(write_round_shard(folder_.file(kShardFile), requests_, completions_, inputs_.prompts->header()));
+  const double shard_seconds = seconds_since(began);
+  const RoundStats stats = round_stats(completions_);
+  Json result = stats_json(stats);
+  result["left_out"] = missing;
+  result["seconds"] = {{"weights", weights_.seconds}, {"engine", engine_seconds_}, {"shard", shard_seconds}};
+  RETURN_IF_ERROR(folder_.complete(request_, result));
+  const std::string round = absl::StrFormat("round %d: ", position_.number);
+  hooks.message(absl::StrFormat(
+      "%s%s, by the weights %s (%.1f s to write them, %.1f s for the engine, %.1f s for the shard)", round,
+      stats_line(stats), weights_.version, weights_.seconds, engine_seconds_, shard_seconds));
+  for (const std::string& warning : stats_warnings(stats)) {
+    hooks.warning(round + warning);
+  }
+  if (config_.onpolicy.keep_rounds > 0) {
+    const auto checkpoints = checkpoint::complete_checkpoints(config_.run.dir);
+    remove_old_rounds(
+        config_.run.dir, position_.number, config_.onpolicy.keep_rounds,
+        checkpoints.empty() ? 0 : checkpoints.begin()->first);
+  }
+  return absl::OkStatus();
+}
+
+} // namespace distill::onpolicy

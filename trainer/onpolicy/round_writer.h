@@ -1,0 +1,69 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "trainer/checkpoint/state.h"
+#include "trainer/onpolicy/engine.h"
+#include "trainer/onpolicy/round_data.h"
+#include "trainer/onpolicy/round_folder.h"
+#include "trainer/onpolicy/student_weights.h"
+
+namespace distill::onpolicy {
+
+struct RoundHooks {
+  std::function<bool()> asked_to_stop; // whether this rank was asked to stop
+  std::function<void()> waits; // called again and again while the engine writes
+  std::function<void(const std::string&)> message, warning; // lines for the log
+};
+
+// One round that is being written, on rank 0: its folder, what is still missing, the engine's job, the token shard.
+class RoundWriter {
+ public:
+  // All but the position and the weights outlive this. `engine` has no other job meanwhile.
+  RoundWriter(
+      const config::Config& config, const RoundInputs& inputs, Engine& engine,
+      const checkpoint::RoundPosition& position, StudentWeights weights);
+
+  // Goes on with the round's folder if it is of the same request, keeps its good completions, and lets the engine write
+  // the others.
+  absl::Status begin(const RoundHooks& hooks);
+  // Whether the engine has ended. DeadlineExceeded: it takes longer than onpolicy.timeout_s, and was killed.
+  absl::StatusOr<bool> ended();
+  // Call when the engine has ended: checks the completions and completes the round.
+  absl::Status finish(const RoundHooks& hooks);
+
+  const std::map<int64_t, Completion>& completions() const {
+    return completions_;
+  }
+
+ private:
+  nlohmann::ordered_json make_request() const;
+  CompletionRules rules() const;
+  absl::Status collect();
+  absl::Status start_engine();
+  void check_missing();
+
+  const config::Config& config_;
+  const RoundInputs& inputs_;
+  Engine& engine_;
+  checkpoint::RoundPosition position_;
+  StudentWeights weights_;
+  RoundFolder folder_;
+  nlohmann::ordered_json request_;
+  std::vector<Request> requests_;
+  std::map<int64_t, Completion> completions_; // the good ones
+  std::vector<std::string> bad_; // lines of the engine that are not used, and why
+  bool complete_ = false; // an earlier process has finished it
+  bool running_ = false; // the engine writes
+  EngineJob job_;
+  std::chrono::steady_clock::time_point started_; // of the engine
+  double engine_seconds_ = 0;
+};
+
+} // namespace distill::onpolicy

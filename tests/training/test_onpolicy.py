@@ -333,7 +333,7 @@ def test_a_signal_ends_the_engine_and_the_run_goes_on_later(tmp_path, config):
     jobs.until(lambda: (round_folder(run, 0) / "output.jsonl").exists(), job)
     job.send_signal(signal.SIGTERM)
     assert job.wait(timeout=60) == tiny.STOPPED_BY_SIGNAL
-    assert not processes_with(mark)
+    assert not processes_with(mark) and not (run / "onpolicy" / "weights").exists()
     settings["onpolicy"]["command"] = command()
     tiny.train(tmp_path, settings, "--resume")
     assert losses(run) == losses(tiny.train(tmp_path, config("undisturbed")))

@@ -54,6 +54,7 @@ absl::StatusOr<bool> CommandEngine::poll() {
         "onpolicy.server ended with ", launch::exit_text(*ended), "; its last output (", log,
         "):", launch::last_lines(log, kShownLines)));
   }
+  TORCH_CHECK(process_ != nullptr, "the engine has no job");
   const std::optional<int> code = process_->poll();
   if (!code) {
     return false;

@@ -53,7 +53,7 @@ Rounds::~Rounds() {
   writer_.reset();
   if (engine_ != nullptr) {
     engine_.reset();
-    if (!begun_) {
+    if (!begun_ || config_.onpolicy.staleness == 0) { // else the next process goes on with them
       remove_student_weights(config_);
     }
   }
@@ -105,6 +105,9 @@ absl::StatusOr<bool> Rounds::wait(const RoundHooks& hooks) {
       mesh_.host->all_reduce(at::from_blob(ranks, {kCount}, at::kLong));
     }
     if (ranks[kStop] > 0) {
+      if (engine_ != nullptr) {
+        engine_->stop();
+      }
       return false;
     }
     if (ranks[kFailed] > 0) {

@@ -258,6 +258,40 @@ def test_killed_runs_go_on_with_the_completions_that_are_there(tmp_path, config,
         assert completions(run, number) == completions(undisturbed, number)
 
 
+@tiny.LONG
+@pytest.mark.parametrize("kind", ["command", "server"])
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_killed_thirty_times_at_random_instants(tmp_path, config, staleness, kind):
+    mark, random = f"mark-{tmp_path.name}", np.random.default_rng(5)
+
+    def settings(name, **more):
+        if kind == "command":
+            made = config(name, command("--slow", 0.02, "--mark", mark), **more)
+        else:
+            made = http_settings(config, name, "sglang", mark) | more
+        made["onpolicy"]["staleness"] = staleness
+        made["train"]["steps"] = 40
+        return made
+
+    undisturbed = tiny.train(tmp_path, settings("undisturbed"))
+    made = settings("run", checkpoint={"every": 1, "async": False})
+    path, run = tiny.write_config(tmp_path, made), Path(made["run"]["dir"])
+    for number in range(30):
+        resumes = ["--resume"] if number and any(run.iterdir()) else []
+        job = subprocess.Popen([tiny.binary(), "--config", path, *resumes], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, env=tiny.environment())  # fmt: skip
+        try:
+            job.wait(timeout=random.uniform(0.5, 4))
+            break
+        except subprocess.TimeoutExpired:
+            job.kill()
+            job.wait()
+        jobs.until(lambda: not processes_with(mark))
+    tiny.distill("--config", path, "--resume")
+    assert losses(run) == losses(undisturbed)
+    assert not processes_with(mark)
+
+
 def test_with_staleness_a_round_is_written_while_the_one_before_it_is_trained_on(tmp_path, config):
     """By the student as it was then: rounds 0 and 1 have the weights of the start, round 2 those before round 1."""
     run = tiny.train(tmp_path, config("run", onpolicy={"staleness": 1}))

@@ -276,9 +276,10 @@ def test_killed_thirty_times_at_random_instants(tmp_path, config, staleness, kin
     undisturbed = tiny.train(tmp_path, settings("undisturbed"))
     made = settings("run", checkpoint={"every": 1, "async": False})
     path, run = tiny.write_config(tmp_path, made), Path(made["run"]["dir"])
-    for number in range(30):
-        resumes = ["--resume"] if number and any(run.iterdir()) else []
-        job = subprocess.Popen([tiny.binary(), "--config", path, *resumes], stdout=subprocess.DEVNULL,
+    for _ in range(30):
+        begun = (run / "onpolicy").exists() or jobs.complete_checkpoints(run)
+        how = "--resume" if begun else "--overwrite"
+        job = subprocess.Popen([tiny.binary(), "--config", path, how], stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL, env=tiny.environment())  # fmt: skip
         try:
             job.wait(timeout=random.uniform(0.5, 4))

@@ -215,6 +215,9 @@ std::optional<int> run_supervisor(int argc, char** argv) {
   if (argc != 4 || std::strcmp(argv[1], kSuperviseArgument) != 0 || !absl::SimpleAtoi(argv[2], &pipe)) {
     return std::nullopt;
   }
+  // Of this program's files, the command gets those of the standard streams alone.
+  ::close_range(STDERR_FILENO + 1, static_cast<unsigned>(pipe) - 1, 0);
+  ::close_range(static_cast<unsigned>(pipe) + 1, ~0U, 0);
   ::fcntl(pipe, F_SETFD, FD_CLOEXEC);
   return supervise(pipe, argv[3]);
 }

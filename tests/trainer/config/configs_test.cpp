@@ -23,7 +23,8 @@ TEST(Configs, EveryExampleReadsAndKeepsTheRules) {
   EXPECT_THAT(
       names,
       ::testing::UnorderedElementsAre(
-          "quickstart", "onpolicy", "onpolicy_vllm", "llama8b", "llama1b", "llama1b_cached", "qwen3", "qwen3_4b_from_30b_a3b", "self_distillation"));
+          "quickstart", "onpolicy", "onpolicy_vllm", "llama8b", "llama1b", "llama1b_cached", "qwen3",
+          "qwen3_4b_from_30b_a3b", "self_distillation"));
 }
 
 } // namespace
